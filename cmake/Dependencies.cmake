@@ -1,0 +1,39 @@
+# Found on the system (cmake/install-deps.sh installs them on Debian and Ubuntu); fetched where a
+# network exists and the package does not.
+include(FetchContent)
+
+function(moert_dependency package target version url)
+  if(TARGET ${target})
+    return()
+  endif()
+  find_package(${package} ${version} QUIET GLOBAL)
+  if(NOT TARGET ${target})
+    message(STATUS "${package} not found, fetching ${url} (or run cmake/install-deps.sh)")
+    FetchContent_Declare(${package} URL ${url})
+    FetchContent_MakeAvailable(${package})
+  endif()
+endfunction()
+
+if(POLICY CMP0135)
+  cmake_policy(SET CMP0135 NEW)
+endif()
+set(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL ON)
+find_package(Threads REQUIRED)
+set(ABSL_PROPAGATE_CXX_STD ON)
+moert_dependency(absl absl::status ""
+                 https://github.com/abseil/abseil-cpp/archive/refs/tags/20230802.1.tar.gz)
+moert_dependency(fmt fmt::fmt "9" https://github.com/fmtlib/fmt/archive/refs/tags/10.1.1.tar.gz)
+moert_dependency(nlohmann_json nlohmann_json::nlohmann_json "3.9"
+                 https://github.com/nlohmann/json/archive/refs/tags/v3.11.3.tar.gz)
+if(MOERT_BUILD_TESTS)
+  moert_dependency(Catch2 Catch2::Catch2 ""
+                   https://github.com/catchorg/Catch2/archive/refs/tags/v2.13.10.tar.gz)
+endif()
+if(MOERT_BUILD_EXAMPLES)
+  find_path(PCRE2_INCLUDE_DIR pcre2.h)
+  find_library(PCRE2_LIBRARY pcre2-8)
+  if(NOT PCRE2_INCLUDE_DIR OR NOT PCRE2_LIBRARY)
+    message(FATAL_ERROR "PCRE2 (8 bit) is needed by the example tokenizer: run "
+                        "cmake/install-deps.sh, or configure with -DMOERT_BUILD_EXAMPLES=OFF")
+  endif()
+endif()

@@ -1,0 +1,31 @@
+# Warnings, sanitizers, and the flags of per-ISA files.
+set(MOERT_WARNING_FLAGS -Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers)
+
+function(moert_warnings target)
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:C,CXX>:${MOERT_WARNING_FLAGS}>)
+endfunction()
+
+if(MOERT_SANITIZE)
+  add_compile_options($<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${MOERT_SANITIZE}>
+                      $<$<COMPILE_LANGUAGE:C,CXX>:-fno-omit-frame-pointer>
+                      $<$<COMPILE_LANGUAGE:C,CXX>:-fno-sanitize-recover=all>)
+  add_link_options(-fsanitize=${MOERT_SANITIZE})
+endif()
+
+# A file named x_<isa>.cc is compiled for that ISA and must include no shared inline code: an inline
+# function instantiated there could be the copy the linker keeps for everybody.
+function(moert_isa_flags)
+  if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+    return()
+  endif()
+  set(avx2 -mavx2 -mfma -mf16c -mbmi2)
+  set(avx512 ${avx2} -mavx512f -mavx512bw -mavx512vl -mavx512dq)
+  set(avx512bf16 ${avx512} -mavx512bf16)
+  set(vnni ${avx512} -mavx512vnni -mavx512vbmi)
+  set(amx ${avx512bf16} -mavx512vnni -mamx-tile -mamx-int8 -mamx-bf16)
+  foreach(source ${ARGN})
+    if(source MATCHES "_(avx2|avx512|avx512bf16|vnni|amx)\\.cc$")
+      set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${${CMAKE_MATCH_1}}")
+    endif()
+  endforeach()
+endfunction()

@@ -1,0 +1,71 @@
+// MixedGroupGemm: every ready expert of a layer in one grouped problem, whatever their schemes.
+//
+// For expert problem p with n tokens: h = act(gate x) * (up x), out = down h, for its n rows of x.
+// Two fused jobs a call: gate+up of all problems, then down of all problems (MxMoE Sec. 5; design
+// "multiply"). The arithmetic of one (token, expert) pair depends on the expert's record and the
+// token's row only, never on which other problems, threads or waves run beside it, so results are
+// bit-identical however a layer is cut into calls.
+#ifndef MOERT_MIXED_GROUP_GEMM_H_
+#define MOERT_MIXED_GROUP_GEMM_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "moert/model.h"
+#include "moert/scheme.h"
+
+namespace moert {
+
+class ThreadPool;
+
+/// How activations enter the product (part of a scheme's contract per executor, design rule 6).
+enum class ActivationNumerics : int32_t {
+  kBF16 = 0,  // x and h rounded to bf16, fp32 accumulation
+  kF32 = 1,   // not rounded: for parity with fp32 references
+  kInt8 = 2,  // CPU only: int8 per 128 channels, the arithmetic of the a8 schemes
+};
+
+/// One expert and the tokens that chose it. Borrowed for the call.
+struct ExpertProblem {
+  const std::byte* record = nullptr;     // 64-byte aligned
+  const RecordLayout* layout = nullptr;
+  Activation activation = Activation::kSilu;
+  absl::Span<const int32_t> tokens;      // rows of x
+  absl::Span<const int32_t> out_rows;    // rows of out, same length, each written once, no overlap
+};
+
+/// CPU implementation. Not thread-safe: one call at a time per object.
+class MixedGroupGemm {
+ public:
+  /// `kernels`: "auto" or a name of KernelNames(). `pool` is borrowed.
+  static absl::StatusOr<std::unique_ptr<MixedGroupGemm>> Create(ThreadPool* pool,
+                                                                absl::string_view kernels,
+                                                                ActivationNumerics numerics);
+  virtual ~MixedGroupGemm() = default;
+
+  /// x: fp32 [rows, hidden] (stride hidden). out: fp32 [*, hidden] (stride hidden). Both aligned to
+  /// 64 bytes. All problems share hidden. Returns Unimplemented naming scheme and kernel set when no
+  /// kernel serves a problem.
+  virtual absl::Status Run(const float* x, int64_t rows, int64_t hidden,
+                           absl::Span<const ExpertProblem> problems, float* out) = 0;
+
+  /// Bytes of scratch a Run needs for `rows` tokens in x, `slots` (token, expert) pairs, and the
+  /// widest expert; Run never holds more.
+  virtual int64_t WorkspaceBytes(int64_t rows, int64_t slots, int64_t hidden,
+                                 int64_t max_intermediate) const = 0;
+  /// Name of the chosen kernel set.
+  virtual absl::string_view kernels() const = 0;
+
+  /// Kernel sets this CPU can run, best first; "reference" is always last.
+  static std::vector<std::string> KernelNames();
+};
+
+}  // namespace moert
+
+#endif  // MOERT_MIXED_GROUP_GEMM_H_

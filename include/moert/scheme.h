@@ -1,0 +1,87 @@
+// Schemes: in which precision a linear block is stored and multiplied, and the layout of one expert.
+//
+// A scheme is named `w<bits>a<bits>[_g<group>][_asym]` after MxMoE (Sec. 4 of the paper): weight bits,
+// activation bits, group size along the input dimension (-1: one group per output channel), and
+// whether groups carry a zero point. `bf16` is the unquantized scheme. Everything about a scheme that
+// the rest of the library needs (name, stored bits, sizes, legality) follows from this one description.
+#ifndef MOERT_SCHEME_H_
+#define MOERT_SCHEME_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace moert {
+
+struct Scheme {
+  int weight_bits = 16;
+  int act_bits = 16;
+  int group = -1;          // -1: per output channel; ignored for bf16
+  bool symmetric = true;
+  bool fp8 = false;        // w8a8_fp8
+
+  bool is_bf16() const { return weight_bits == 16; }
+  std::string Name() const;
+  /// The error lists the legal names.
+  static absl::StatusOr<Scheme> Parse(absl::string_view name);
+  /// Every scheme of this build, most bits first.
+  static const std::vector<Scheme>& All();
+
+  friend bool operator==(const Scheme&, const Scheme&) = default;
+};
+
+/// The schemes of one expert's three linear blocks. Gate and up share one in every shipped kernel.
+struct ExpertFormat {
+  Scheme gate;
+  Scheme up;
+  Scheme down;
+
+  static ExpertFormat Uniform(const Scheme& s) { return {s, s, s}; }
+  bool uniform() const { return gate == up && gate == down; }
+  friend bool operator==(const ExpertFormat&, const ExpertFormat&) = default;
+};
+
+// Weights are the A operand of a matrix product: rows are output channels, K is the input dimension.
+// Both are padded to these tiles with zeros, for every scheme (docs/layout.md).
+inline constexpr int64_t kRowTile = 16;
+inline constexpr int64_t kKTile = 64;
+// Sections of a record start at multiples of this; records in a file and in a pool start at
+// multiples of kRecordAlignment so that each is one direct-I/O read.
+inline constexpr int64_t kSectionAlignment = 256;
+inline constexpr int64_t kRecordAlignment = 4096;
+
+/// One packed matrix inside a record: `rows` x `k` logical, padded to tiles.
+struct MatrixLayout {
+  Scheme scheme;
+  int64_t rows = 0;
+  int64_t k = 0;
+  int64_t padded_rows = 0;
+  int64_t padded_k = 0;
+  int64_t group = 0;           // effective group size: min(scheme.group, k); k when per channel
+  int64_t weight_offset = 0;   // bytes from the start of the record
+  int64_t weight_bytes = 0;
+  int64_t scale_offset = 0;    // [groups][padded_rows] bf16 scales, then (asym) the same of scale*zero
+  int64_t scale_bytes = 0;     // 0 for bf16
+};
+
+/// One expert as one contiguous blob: gate, up, down, each weights then scales, `bytes` long
+/// (a multiple of kSectionAlignment). The same bytes on disk, in RAM and in HBM.
+struct RecordLayout {
+  ExpertFormat format;
+  MatrixLayout gate, up, down;  // gate, up: [intermediate, hidden]; down: [hidden, intermediate]
+  int64_t bytes = 0;
+
+  /// Stored bits per weight, scales and padding included.
+  double stored_bits() const;
+};
+
+/// Fails when a dimension is not positive or a size would overflow.
+absl::StatusOr<RecordLayout> MakeRecordLayout(int64_t hidden, int64_t intermediate,
+                                              const ExpertFormat& format);
+
+}  // namespace moert
+
+#endif  // MOERT_SCHEME_H_
