@@ -1,0 +1,282 @@
+#include "examples/cli/common/args.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstdio>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+
+namespace moert::cli {
+namespace {
+
+std::string Str(absl::string_view s) { return std::string(s); }
+
+template <typename T>
+absl::StatusOr<T> ParseInteger(absl::string_view text, T min, T max) {
+  T value;
+  if (!absl::SimpleAtoi(text, &value)) {
+    return absl::InvalidArgumentError(fmt::format("'{}' is not an integer", Str(text)));
+  }
+  if (value < min || value > max) {
+    return absl::InvalidArgumentError(
+        fmt::format("{} is out of range, legal: {} to {}", value, min, max));
+  }
+  return value;
+}
+
+}  // namespace
+
+void ArgParser::Add(std::string name, std::string shape, std::string initial, std::string help,
+                    std::function<absl::Status(absl::string_view)> set) {
+  Flag flag;
+  flag.name = std::move(name);
+  flag.shape = std::move(shape);
+  flag.initial = std::move(initial);
+  flag.help = std::move(help);
+  flag.set = std::move(set);
+  flags_.push_back(std::move(flag));
+}
+
+void ArgParser::AddString(std::string name, std::string* value, std::string help) {
+  Add(std::move(name), "TEXT", *value, std::move(help), [value](absl::string_view text) {
+    *value = Str(text);
+    return absl::OkStatus();
+  });
+}
+
+void ArgParser::AddInt(std::string name, int* value, std::string help, int min, int max) {
+  Add(std::move(name), "N", fmt::format("{}", *value), std::move(help),
+      [value, min, max](absl::string_view text) {
+        const auto parsed = ParseInteger<int>(text, min, max);
+        if (parsed.ok()) *value = *parsed;
+        return parsed.status();
+      });
+}
+
+void ArgParser::AddInt64(std::string name, int64_t* value, std::string help, int64_t min,
+                         int64_t max) {
+  Add(std::move(name), "N", fmt::format("{}", *value), std::move(help),
+      [value, min, max](absl::string_view text) {
+        const auto parsed = ParseInteger<int64_t>(text, min, max);
+        if (parsed.ok()) *value = *parsed;
+        return parsed.status();
+      });
+}
+
+void ArgParser::AddDouble(std::string name, double* value, std::string help) {
+  Add(std::move(name), "X", fmt::format("{}", *value), std::move(help),
+      [value](absl::string_view text) {
+        double parsed;
+        if (!absl::SimpleAtod(text, &parsed) || !std::isfinite(parsed)) {
+          return absl::InvalidArgumentError(fmt::format("'{}' is not a number", Str(text)));
+        }
+        *value = parsed;
+        return absl::OkStatus();
+      });
+}
+
+void ArgParser::AddIntList(std::string name, std::vector<int>* value, std::string help, int min) {
+  Add(std::move(name), "N,N,...", fmt::format("{}", fmt::join(*value, ",")), std::move(help),
+      [value, min](absl::string_view text) {
+        std::vector<int> parsed;
+        for (absl::string_view part : absl::StrSplit(text, ',')) {
+          const auto item = ParseInteger<int>(part, min, INT32_MAX);
+          if (!item.ok()) return item.status();
+          parsed.push_back(*item);
+        }
+        *value = std::move(parsed);
+        return absl::OkStatus();
+      });
+}
+
+void ArgParser::AddSize(std::string name, int64_t* bytes, std::string help) {
+  Add(std::move(name), "SIZE", *bytes > 0 ? fmt::format("{} bytes", *bytes) : "", std::move(help),
+      [bytes](absl::string_view text) {
+        const auto parsed = ParseSize(text);
+        if (parsed.ok()) *bytes = *parsed;
+        return parsed.status();
+      });
+}
+
+void ArgParser::AddChoice(std::string name, std::string* value, std::vector<std::string> choices,
+                          std::string help) {
+  std::string shape = absl::StrJoin(choices, "|");
+  Add(std::move(name), std::move(shape), *value, std::move(help),
+      [value, choices = std::move(choices)](absl::string_view text) {
+        for (const std::string& choice : choices) {
+          if (choice == text) {
+            *value = choice;
+            return absl::OkStatus();
+          }
+        }
+        return absl::InvalidArgumentError(fmt::format("'{}' is unknown, legal values: {}",
+                                                      Str(text), absl::StrJoin(choices, ", ")));
+      });
+}
+
+void ArgParser::AddSwitch(std::string name, bool* value, std::string help) {
+  Add(std::move(name), "", "", std::move(help), [value](absl::string_view) {
+    *value = true;
+    return absl::OkStatus();
+  });
+}
+
+void ArgParser::AddPositional(std::string name, std::string* value, std::string help,
+                              bool required) {
+  positionals_.push_back({std::move(name), std::move(help), value, required});
+}
+
+void ArgParser::Require(absl::string_view name) {
+  if (Flag* flag = Find(name)) flag->required = true;
+}
+
+bool ArgParser::Given(absl::string_view name) const {
+  for (const Flag& flag : flags_) {
+    if (flag.name == name) return flag.given;
+  }
+  return false;
+}
+
+ArgParser::Flag* ArgParser::Find(absl::string_view name) {
+  for (Flag& flag : flags_) {
+    if (flag.name == name) return &flag;
+  }
+  return nullptr;
+}
+
+absl::Status ArgParser::UnknownFlag(absl::string_view name) const {
+  std::vector<std::string> legal;
+  for (const Flag& flag : flags_) legal.push_back("--" + flag.name);
+  legal.push_back("--help");
+  return absl::InvalidArgumentError(
+      fmt::format("unknown flag --{}, legal flags: {}", Str(name), absl::StrJoin(legal, ", ")));
+}
+
+absl::Status ArgParser::Parse(int argc, const char* const* argv) {
+  size_t next_positional = 0;
+  bool flags_ended = false;
+  for (int i = 0; i < argc; ++i) {
+    absl::string_view arg = argv[i];
+    if (!flags_ended && arg == "--") {
+      flags_ended = true;
+      continue;
+    }
+    if (flags_ended || !absl::ConsumePrefix(&arg, "--")) {
+      if (next_positional == positionals_.size()) {
+        return absl::InvalidArgumentError(fmt::format("unexpected argument '{}'", Str(arg)));
+      }
+      *positionals_[next_positional++].value = Str(arg);
+      continue;
+    }
+    const size_t equals = arg.find('=');
+    const bool inline_value = equals != absl::string_view::npos;
+    const absl::string_view name = arg.substr(0, equals);
+    if (name == "help") {
+      help_requested_ = true;
+      return absl::OkStatus();
+    }
+    Flag* flag = Find(name);
+    if (flag == nullptr) return UnknownFlag(name);
+    if (flag->given) {
+      return absl::InvalidArgumentError(fmt::format("--{} is given twice", flag->name));
+    }
+    flag->given = true;
+    absl::string_view value;
+    if (inline_value) {
+      if (flag->shape.empty()) {
+        return absl::InvalidArgumentError(fmt::format("--{} takes no value", flag->name));
+      }
+      value = arg.substr(equals + 1);
+    } else if (!flag->shape.empty()) {
+      if (i + 1 == argc) {
+        return absl::InvalidArgumentError(
+            fmt::format("--{} needs a value: {}", flag->name, flag->shape));
+      }
+      value = argv[++i];
+    }
+    const absl::Status status = flag->set(value);
+    if (!status.ok()) {
+      return absl::InvalidArgumentError(fmt::format("--{}: {}", flag->name, Str(status.message())));
+    }
+  }
+  for (const Flag& flag : flags_) {
+    if (flag.required && !flag.given) {
+      return absl::InvalidArgumentError(
+          fmt::format("--{} {} is required: {}", flag.name, flag.shape, flag.help));
+    }
+  }
+  for (size_t i = next_positional; i < positionals_.size(); ++i) {
+    if (positionals_[i].required) {
+      return absl::InvalidArgumentError(
+          fmt::format("{} is required: {}", positionals_[i].name, positionals_[i].help));
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::string ArgParser::Help() const {
+  std::string out = fmt::format("{}: {}\n\nusage: {}", command_, summary_, command_);
+  for (const Positional& p : positionals_) {
+    out += p.required ? " " + p.name : fmt::format(" [{}]", p.name);
+  }
+  out += " [flags]\n";
+  for (const Positional& p : positionals_) out += fmt::format("  {}\n      {}\n", p.name, p.help);
+  for (const Flag& flag : flags_) {
+    out += fmt::format("  --{}{}{}\n      {}", flag.name, flag.shape.empty() ? "" : " ", flag.shape,
+                       flag.help);
+    if (flag.required) out += " (required)";
+    if (!flag.initial.empty()) out += fmt::format(" (default: {})", flag.initial);
+    out += "\n";
+  }
+  return out;
+}
+
+absl::StatusOr<int64_t> ParseSize(absl::string_view text) {
+  static constexpr struct {
+    const char* suffix;
+    double scale;
+  } kUnits[] = {
+      {"KiB", 1024.0}, {"MiB", 1048576.0}, {"GiB", 1073741824.0}, {"TiB", 1099511627776.0},
+      {"KB", 1e3},     {"MB", 1e6},        {"GB", 1e9},           {"TB", 1e12},
+      {"B", 1.0}};
+  absl::string_view number = text;
+  double scale = 1.0;
+  for (const auto& unit : kUnits) {
+    if (absl::ConsumeSuffix(&number, unit.suffix)) {
+      scale = unit.scale;
+      break;
+    }
+  }
+  int64_t whole;
+  if (scale == 1.0 && absl::SimpleAtoi(number, &whole) && whole >= 0) return whole;
+  double value;
+  // 2^63 is exact as a double; every smaller product fits an int64.
+  if (scale == 1.0 || !absl::SimpleAtod(number, &value) || !(value >= 0) ||
+      !(value * scale < 9223372036854775808.0)) {
+    return absl::InvalidArgumentError(fmt::format(
+        "'{}' is not a size: a number of bytes, or one with KiB, MiB, GiB, TiB, KB, MB, GB or TB",
+        Str(text)));
+  }
+  return static_cast<int64_t>(value * scale);
+}
+
+int ReportError(absl::string_view command, const absl::Status& status) {
+  fmt::print(stderr, "{}: {}\n", Str(command), Str(status.message()));
+  switch (status.code()) {
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kNotFound:
+    case absl::StatusCode::kOutOfRange:
+    case absl::StatusCode::kDataLoss:
+    case absl::StatusCode::kUnimplemented:
+      return kExitUsage;
+    default:
+      return kExitFailure;
+  }
+}
+
+}  // namespace moert::cli

@@ -1,0 +1,99 @@
+// A declarative flag parser for the command line tools: a flag is a name, where its value goes and
+// a help line. Errors name the legal flags or values; the tools exit with status 2 on them.
+#ifndef MOERT_EXAMPLES_CLI_COMMON_ARGS_H_
+#define MOERT_EXAMPLES_CLI_COMMON_ARGS_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace moert::cli {
+
+/// Exit status of the tools (stable, users script against it).
+inline constexpr int kExitOk = 0;
+inline constexpr int kExitFailure = 1;
+inline constexpr int kExitUsage = 2;
+
+/// Parses `--name VALUE`, `--name=VALUE`, bare `--switch` and positional arguments. Every Add*
+/// borrows its destination, which keeps its value (the default) when the flag is absent. A flag may
+/// be given once. `--` ends the flags. Not thread-safe.
+class ArgParser {
+ public:
+  /// `command` as the user types it ("moert-bench gemm"), `summary` one line.
+  ArgParser(std::string command, std::string summary)
+      : command_(std::move(command)), summary_(std::move(summary)) {}
+
+  void AddString(std::string name, std::string* value, std::string help);
+  /// An integer in [min, max].
+  void AddInt(std::string name, int* value, std::string help, int min = INT32_MIN,
+              int max = INT32_MAX);
+  void AddInt64(std::string name, int64_t* value, std::string help, int64_t min = INT64_MIN,
+                int64_t max = INT64_MAX);
+  void AddDouble(std::string name, double* value, std::string help);
+  /// A comma-separated list of integers >= min.
+  void AddIntList(std::string name, std::vector<int>* value, std::string help, int min = INT32_MIN);
+  /// Bytes: see ParseSize.
+  void AddSize(std::string name, int64_t* bytes, std::string help);
+  /// One of `choices`; the error lists them.
+  void AddChoice(std::string name, std::string* value, std::vector<std::string> choices,
+                 std::string help);
+  /// Takes no value: present means true.
+  void AddSwitch(std::string name, bool* value, std::string help);
+  /// Positional arguments are filled in the order they were added.
+  void AddPositional(std::string name, std::string* value, std::string help, bool required = true);
+  /// Parse fails unless the flag was given.
+  void Require(absl::string_view name);
+
+  /// argv without the program's (and subcommand's) name. InvalidArgument on anything unknown,
+  /// repeated, missing or out of range. After `--help` it returns OK with help_requested() set and
+  /// leaves required arguments unchecked.
+  absl::Status Parse(int argc, const char* const* argv);
+  bool help_requested() const { return help_requested_; }
+  /// True when the flag was given.
+  bool Given(absl::string_view name) const;
+  std::string Help() const;
+
+ private:
+  struct Flag {
+    std::string name;
+    std::string help;
+    std::string shape;  // how the value looks in help: "N", "SIZE", "a|b"; empty for a switch
+    std::string initial;
+    std::function<absl::Status(absl::string_view)> set;
+    bool given = false;
+    bool required = false;
+  };
+  struct Positional {
+    std::string name;
+    std::string help;
+    std::string* value;
+    bool required;
+  };
+
+  void Add(std::string name, std::string shape, std::string initial, std::string help,
+           std::function<absl::Status(absl::string_view)> set);
+  Flag* Find(absl::string_view name);
+  absl::Status UnknownFlag(absl::string_view name) const;
+
+  std::string command_;
+  std::string summary_;
+  std::vector<Flag> flags_;
+  std::vector<Positional> positionals_;
+  bool help_requested_ = false;
+};
+
+/// Bytes from "4096", "512KiB", "512MiB", "8GiB", "1.5GiB" or decimal "8GB". Never negative.
+absl::StatusOr<int64_t> ParseSize(absl::string_view text);
+
+/// Prints "command: message" to stderr and returns the exit status for it: kExitUsage for
+/// InvalidArgument, NotFound and other errors of the input, kExitFailure for the rest.
+int ReportError(absl::string_view command, const absl::Status& status);
+
+}  // namespace moert::cli
+
+#endif  // MOERT_EXAMPLES_CLI_COMMON_ARGS_H_

@@ -1,0 +1,256 @@
+#include "base/thread_pool.h"
+
+#include <fmt/format.h>
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+#include "base/status_macros.h"
+
+namespace moert {
+namespace {
+
+void Pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Jobs [begin, end) that a worker still has to start, in one word so that its owner (from the
+// front) and thieves (half, from the back) take from it with one compare-and-swap.
+struct alignas(64) JobRange {
+  std::atomic<uint64_t> packed{0};
+};
+
+constexpr uint64_t Pack(uint32_t begin, uint32_t end) {
+  return static_cast<uint64_t>(begin) << 32 | end;
+}
+constexpr uint32_t Begin(uint64_t packed) { return static_cast<uint32_t>(packed >> 32); }
+constexpr uint32_t End(uint64_t packed) { return static_cast<uint32_t>(packed); }
+
+// One Run is one epoch. state_ = epoch << 32 | open << 31 | workers inside. A worker enters an
+// epoch only while it is open; the caller closes it when no job is left and waits for those inside.
+// So a worker that wakes late costs nothing and can never touch the jobs of another epoch.
+constexpr uint64_t kOpen = uint64_t{1} << 31;
+constexpr uint64_t kInside = kOpen - 1;
+constexpr uint32_t Epoch(uint64_t state) { return static_cast<uint32_t>(state >> 32); }
+
+class WorkStealingPool final : public ThreadPool {
+ public:
+  WorkStealingPool(int threads, std::chrono::microseconds spin)
+      : num_threads_(threads), spin_(spin), ranges_(static_cast<size_t>(threads)) {}
+
+  ~WorkStealingPool() override {
+    {
+      const std::lock_guard<std::mutex> lock(sleep_mutex_);
+      stop_.store(true, std::memory_order_release);
+    }
+    wake_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  absl::Status Start(const std::vector<int>& cpus) {
+    threads_.reserve(static_cast<size_t>(num_threads_) - 1);
+    for (int worker = 1; worker < num_threads_; ++worker) {
+      try {
+        threads_.emplace_back([this, worker] { WorkerLoop(worker); });
+      } catch (const std::system_error& error) {
+        return absl::ResourceExhaustedError(
+            fmt::format("cannot start thread {} of {}: {}", worker, num_threads_, error.what()));
+      }
+      if (cpus.empty()) continue;
+      const int cpu = cpus[static_cast<size_t>(worker) % cpus.size()];
+      cpu_set_t set;
+      CPU_ZERO(&set);
+      CPU_SET(static_cast<size_t>(cpu), &set);
+      if (pthread_setaffinity_np(threads_.back().native_handle(), sizeof(set), &set) != 0) {
+        return absl::InvalidArgumentError(
+            fmt::format("cannot pin a thread to CPU {}: not usable by this process", cpu));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  int num_threads() const override { return num_threads_; }
+
+  void Run(int64_t num_jobs, Job job) override {
+    if (num_jobs <= 0) return;
+    const std::lock_guard<std::mutex> one_at_a_time(run_mutex_);
+    if (num_threads_ == 1 || num_jobs == 1) {
+      for (int64_t i = 0; i < num_jobs; ++i) job(i, 0);
+      return;
+    }
+    // Indexes are 32 bits inside an epoch.
+    constexpr int64_t kMostJobs = int64_t{1} << 30;
+    for (int64_t first = 0; first < num_jobs; first += kMostJobs) {
+      RunEpoch(first, std::min(kMostJobs, num_jobs - first), job);
+    }
+  }
+
+ private:
+  void RunEpoch(int64_t first, int64_t num_jobs, Job job) {
+    for (int w = 0; w < num_threads_; ++w) {
+      const auto begin = static_cast<uint32_t>(num_jobs * w / num_threads_);
+      const auto end = static_cast<uint32_t>(num_jobs * (w + 1) / num_threads_);
+      range(w).store(Pack(begin, end), std::memory_order_relaxed);
+    }
+    first_job_ = first;
+    job_ = &job;
+    const uint32_t epoch = Epoch(state_.load(std::memory_order_relaxed)) + 1;
+    // Sequentially consistent, like the sleeper's own sequence of "count me, look once more":
+    // either it sees the new epoch or we see it asleep.
+    state_.store(static_cast<uint64_t>(epoch) << 32 | kOpen);
+    if (sleepers_.load() > 0) {
+      { const std::lock_guard<std::mutex> lock(sleep_mutex_); }
+      wake_.notify_all();
+    }
+    WorkOn(0);
+    // Jobs are all started; those inside are finishing their last.
+    state_.fetch_and(~kOpen, std::memory_order_acq_rel);
+    for (int spins = 0; (state_.load(std::memory_order_acquire) & kInside) != 0; ++spins) {
+      if (spins < 2000) {
+        Pause();
+      } else {
+        // Only where threads outnumber CPUs or a worker was descheduled: give it ours.
+        std::this_thread::yield();
+      }
+    }
+    job_ = nullptr;
+  }
+
+  void WorkerLoop(int worker) {
+    uint32_t seen = 0;
+    while (WaitForEpoch(&seen)) {
+      uint64_t state = state_.load(std::memory_order_relaxed);
+      bool entered = false;
+      while (Epoch(state) == seen && (state & kOpen) != 0 && !entered) {
+        entered = state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel,
+                                               std::memory_order_relaxed);
+      }
+      if (!entered) continue;
+      WorkOn(worker);
+      state_.fetch_sub(1, std::memory_order_release);
+    }
+  }
+
+  // Returns false when the pool stops, else true with *seen the newest epoch, not seen before.
+  bool WaitForEpoch(uint32_t* seen) {
+    const auto fresh = [this, seen] {
+      const uint32_t epoch = Epoch(state_.load());
+      if (epoch == *seen) return false;
+      *seen = epoch;
+      return true;
+    };
+    if (spin_.count() > 0) {
+      const auto deadline = std::chrono::steady_clock::now() + spin_;
+      do {
+        for (int i = 0; i < 64; ++i) {
+          if (fresh()) return true;
+          Pause();
+        }
+        if (stop_.load(std::memory_order_acquire)) return false;
+      } while (std::chrono::steady_clock::now() < deadline);
+    }
+    std::unique_lock<std::mutex> lock(sleep_mutex_);
+    sleepers_.fetch_add(1);
+    bool found = false;
+    while (!(found = fresh()) && !stop_.load(std::memory_order_acquire)) wake_.wait(lock);
+    sleepers_.fetch_sub(1);
+    return found;
+  }
+
+  void WorkOn(int worker) {
+    const Job& job = *job_;
+    for (;;) {
+      uint64_t own = range(worker).load(std::memory_order_acquire);
+      while (Begin(own) < End(own)) {
+        if (range(worker).compare_exchange_weak(own, Pack(Begin(own) + 1, End(own)),
+                                                std::memory_order_acq_rel)) {
+          job(first_job_ + Begin(own), worker);
+          own = range(worker).load(std::memory_order_acquire);
+        }
+      }
+      if (!Steal(worker)) return;
+    }
+  }
+
+  // Moves the later half of somebody's jobs to our own (empty) range: owners keep going forward
+  // through memory. Jobs in the hands of another thief at this moment are that thief's to run.
+  bool Steal(int worker) {
+    for (int i = 1; i < num_threads_; ++i) {
+      std::atomic<uint64_t>& victim = range((worker + i) % num_threads_);
+      uint64_t theirs = victim.load(std::memory_order_acquire);
+      while (Begin(theirs) < End(theirs)) {
+        const uint32_t middle = Begin(theirs) + (End(theirs) - Begin(theirs)) / 2;
+        if (victim.compare_exchange_weak(theirs, Pack(Begin(theirs), middle),
+                                         std::memory_order_acq_rel)) {
+          range(worker).store(Pack(middle, End(theirs)), std::memory_order_release);
+          return true;
+        }
+      }
+    }
+    return false;
+  }
+
+  std::atomic<uint64_t>& range(int worker) { return ranges_[static_cast<size_t>(worker)].packed; }
+
+  const int num_threads_;
+  const std::chrono::microseconds spin_;
+  std::vector<JobRange> ranges_;
+  std::vector<std::thread> threads_;
+  std::mutex run_mutex_;
+
+  // Written by the caller while no worker is inside an epoch.
+  const Job* job_ = nullptr;
+  int64_t first_job_ = 0;
+
+  alignas(64) std::atomic<uint64_t> state_{0};
+  alignas(64) std::atomic<int> sleepers_{0};
+  std::atomic<bool> stop_{false};
+  std::mutex sleep_mutex_;
+  std::condition_variable wake_;
+};
+
+}  // namespace
+
+int UsableCpus() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0 && CPU_COUNT(&set) > 0) return CPU_COUNT(&set);
+  const unsigned count = std::thread::hardware_concurrency();
+  return count > 0 ? static_cast<int>(count) : 1;
+}
+
+absl::StatusOr<std::unique_ptr<ThreadPool>> CreateThreadPool(const ThreadPoolOptions& options) {
+  constexpr int kMostThreads = 4096;
+  if (options.threads < 0 || options.threads > kMostThreads) {
+    return absl::InvalidArgumentError(
+        fmt::format("{} threads: legal are 0 (one per CPU) to {}", options.threads, kMostThreads));
+  }
+  if (options.spin_microseconds < 0) {
+    return absl::InvalidArgumentError(
+        fmt::format("spin_microseconds is {}, must not be negative", options.spin_microseconds));
+  }
+  for (const int cpu : options.cpus) {
+    if (cpu < 0 || cpu >= CPU_SETSIZE) {
+      return absl::InvalidArgumentError(
+          fmt::format("CPU {} to pin to: legal are 0 to {}", cpu, CPU_SETSIZE - 1));
+    }
+  }
+  const int usable = UsableCpus();
+  const int threads = options.threads == 0 ? usable : options.threads;
+  const int spin = threads <= usable ? options.spin_microseconds : 0;
+  auto pool = std::make_unique<WorkStealingPool>(threads, std::chrono::microseconds(spin));
+  MOERT_RETURN_IF_ERROR(pool->Start(options.cpus));
+  return std::unique_ptr<ThreadPool>(std::move(pool));
+}
+
+}  // namespace moert

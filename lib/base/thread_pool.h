@@ -1,0 +1,50 @@
+// The pool that executes the CPU kernels: fixed threads, ranges of jobs with work stealing.
+#ifndef MOERT_LIB_BASE_THREAD_POOL_H_
+#define MOERT_LIB_BASE_THREAD_POOL_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
+
+namespace moert {
+
+/// Runs independent jobs on num_threads() threads, the caller among them. The interface is small
+/// enough for a host to put its own pool behind it.
+class ThreadPool {
+ public:
+  /// Called as job(index, worker), worker in [0, num_threads()): no two jobs that run at the same
+  /// time see the same worker. Must not throw and must not call Run of the same pool.
+  using Job = absl::FunctionRef<void(int64_t index, int worker)>;
+
+  virtual ~ThreadPool() = default;
+
+  virtual int num_threads() const = 0;
+  /// Runs jobs 0..num_jobs-1, each exactly once, in no promised order, and returns when all are
+  /// done; what they wrote is then visible to the caller. Calls from several threads take turns.
+  virtual void Run(int64_t num_jobs, Job job) = 0;
+};
+
+struct ThreadPoolOptions {
+  /// Threads that work, the caller of Run included; 0: one per usable CPU. 1 starts none.
+  int threads = 0;
+  /// How long an idle thread spins before it sleeps. Longer wakes faster between the layers of a
+  /// decode step and burns more CPU when idle. Not used when there are more threads than CPUs.
+  int spin_microseconds = 50;
+  /// Started thread i (1..threads-1) is pinned to cpus[i % size]; empty: not pinned. The caller's
+  /// own thread is never touched.
+  std::vector<int> cpus;
+};
+
+/// A pool of our own threads. Run does not allocate. Destroy it from a thread that is not its own
+/// and when no Run is under way. Fails if a thread cannot be started or pinned.
+absl::StatusOr<std::unique_ptr<ThreadPool>> CreateThreadPool(const ThreadPoolOptions& options);
+
+/// CPUs this process may run on (its affinity mask), at least 1.
+int UsableCpus();
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_BASE_THREAD_POOL_H_
