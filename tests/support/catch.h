@@ -5,6 +5,11 @@
 #if __has_include(<catch2/catch_all.hpp>)
 #include <catch2/catch_all.hpp>
 using Catch::Approx;
+namespace Catch {
+using Matchers::EndsWith;
+using Matchers::StartsWith;
+inline auto Contains(const std::string& s) { return Matchers::ContainsSubstring(s); }
+}  // namespace Catch
 #else
 #include <catch2/catch.hpp>
 #endif
