@@ -1,0 +1,97 @@
+// Engine: the object a host holds. It owns the experts of one model under one byte budget and answers,
+// layer by layer, with the output of the MoE block.
+//
+//   step = engine->BeginStep({Phase::kDecode, rows});
+//   for each MoE layer l:  engine->Forward(step, l, hidden, out);
+//   engine->EndStep(step);
+//
+// Thread-safety: every method may be called from any thread. Layer calls of one engine run one at a
+// time on the CPU backend (each uses all threads); several steps may be open.
+// Errors: a failed load makes Forward return the error; the output of that step is then undefined and
+// the engine stays usable for what is resident and for later steps.
+#ifndef MOERT_ENGINE_H_
+#define MOERT_ENGINE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "moert/expert_source.h"
+#include "moert/options.h"
+#include "moert/policy.h"
+#include "moert/stats.h"
+#include "moert/tensor.h"
+
+namespace moert {
+
+/// One pass over all MoE layers (design "The step"). Spans are copied.
+struct StepInfo {
+  Phase phase = Phase::kPrefill;
+  int64_t rows = 0;                        // tokens of every layer call of this step
+  absl::Span<const int64_t> request_ids;   // [rows] or empty
+  absl::Span<const int32_t> positions;     // [rows] or empty
+};
+
+/// Identifies an open step; never reused within an engine.
+using StepId = int64_t;
+
+/// What a budget must pay for, and what is left for experts. See Engine::Plan.
+struct MemoryPlan {
+  int64_t budget_bytes = 0;
+  int64_t constant_bytes = 0;   // gates, shared experts
+  int64_t table_bytes = 0;      // residency and bookkeeping
+  int64_t workspace_bytes = 0;  // activations, sized from max_tokens_per_forward
+  int64_t block_bytes = 0;      // one expert in the version served
+  int64_t slots = 0;            // experts the rest holds
+  int64_t total_experts = 0;
+  int64_t minimum_bytes = 0;    // smallest legal budget
+
+  int64_t fixed_bytes() const { return constant_bytes + table_bytes + workspace_bytes; }
+  /// "64.0 KiB gates and shared experts + ... = ...", for messages.
+  std::string ToString() const;
+};
+
+class Engine {
+ public:
+  /// Reads the constants, reserves the pools and, for preloading strategies, loads every expert.
+  /// Refuses a budget below the minimum with the arithmetic in the message.
+  static absl::StatusOr<std::unique_ptr<Engine>> Create(std::shared_ptr<const ExpertSource> source,
+                                                        const EngineOptions& options);
+  /// The memory a given source and options would take; allocates nothing.
+  static absl::StatusOr<MemoryPlan> Plan(const ExpertSource& source, const EngineOptions& options);
+
+  virtual ~Engine() = default;
+
+  virtual absl::StatusOr<StepId> BeginStep(const StepInfo& info) = 0;
+
+  /// hidden, out: [rows, hidden] of MoE layer `layer` (0-based over MoE layers). out gets the block's
+  /// output (routed plus shared experts, before the residual addition); it may alias hidden. Blocks
+  /// until done on the CPU backend.
+  virtual absl::Status Forward(StepId step, int layer, const MatrixView& hidden,
+                               const MutableMatrixView& out) = 0;
+
+  virtual absl::Status EndStep(StepId step) = 0;
+  /// The first error of an open step, or OK.
+  virtual absl::Status StepStatus(StepId step) = 0;
+
+  /// Changes the budget live. Shrinking evicts to fit before it returns; refused, with nothing
+  /// changed, below the minimum.
+  virtual absl::Status SetBudget(const Budget& budget) = 0;
+
+  virtual EngineStats stats() const = 0;
+  virtual MemoryPlan memory() const = 0;
+  /// The engine's clock: wall time, or logical time under ClockKind::kVirtual.
+  virtual int64_t now_ns() const = 0;
+
+  virtual const MoeModelSpec& model() const = 0;
+  virtual const std::string& strategy() const = 0;
+  /// False when the strategy is lossy: output may depend on residency.
+  virtual bool exact() const = 0;
+};
+
+}  // namespace moert
+
+#endif  // MOERT_ENGINE_H_

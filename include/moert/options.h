@@ -1,0 +1,61 @@
+// EngineOptions: a plain aggregate; every field has a default that most hosts should leave alone.
+#ifndef MOERT_OPTIONS_H_
+#define MOERT_OPTIONS_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "moert/mixed_group_gemm.h"
+#include "moert/profile.h"
+
+namespace moert {
+
+enum class ClockKind : int32_t {
+  kWall = 0,
+  kVirtual = 1,  // logical times from the profile: reproducible to the bit
+};
+
+/// A byte budget: bytes for everything (pools and fixed parts), or a share of all routed experts in
+/// the best version served, fixed parts added.
+struct Budget {
+  std::optional<int64_t> bytes;
+  double fraction = 1.0;  // in (0, 1]; used when `bytes` is empty
+
+  static Budget Bytes(int64_t b) { return {b, 0}; }
+  static Budget Fraction(double f) { return {std::nullopt, f}; }
+};
+
+struct EngineOptions {
+  // Options that change results or memory.
+
+  /// Strategy spec, "name[:key=value,...]", composed as "A+B.seam" (strategy.h). The default is exact.
+  std::string strategy = "on-demand";
+  /// Hard limit of the fast tier (design rule 1).
+  Budget budget;
+  /// Rows of the largest layer call. Workspace is sized from it and is part of the budget.
+  int64_t max_tokens_per_forward = 512;
+  ActivationNumerics activation = ActivationNumerics::kBF16;
+  ClockKind clock = ClockKind::kWall;
+  HardwareProfile profile;
+  /// Paces transfers to this rate, GB/s (1e9); 0: the device's own speed (wall) or the profile's.
+  double link_gbps = 0;
+  uint64_t seed = 0;
+
+  // Options that change speed only.
+
+  /// Compute threads, the caller's included; 0: one per core this process may use.
+  int threads = 0;
+  /// Threads that read experts from their source. 1..16.
+  int io_threads = 2;
+  /// CPU kernel set: "auto" or a name of MixedGroupGemm::KernelNames().
+  std::string kernels = "auto";
+
+  /// Names the first field out of range, its value and the legal range.
+  absl::Status Validate() const;
+};
+
+}  // namespace moert
+
+#endif  // MOERT_OPTIONS_H_

@@ -1,0 +1,219 @@
+// The five policy seams. A policy answers one question from a snapshot and does nothing else: no I/O,
+// no locks, no clocks, no device calls; `now_ns` and `step` come in the snapshot (design rule 5).
+//
+// A policy object may remember what it was told (ARC's ghosts, learned co-activation), so its answers
+// are a function of the sequence of its inputs: the same sequence gives the same decisions, online, in
+// moert-sim and in a test. An engine calls one policy object from one thread at a time, under the
+// engine's lock. Spans are borrowed for the call. An invalid answer is replaced by the seam's default
+// and counted (EngineStats::policy_fallbacks).
+#ifndef MOERT_POLICY_H_
+#define MOERT_POLICY_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "moert/model.h"
+
+namespace moert {
+
+enum class Phase : int32_t { kPrefill = 0, kDecode = 1 };
+
+struct ExpertKey {
+  int32_t layer = 0;
+  int32_t expert = 0;
+  friend bool operator==(const ExpertKey&, const ExpertKey&) = default;
+};
+
+/// When and where a decision is asked.
+struct PolicyContext {
+  const MoeModelSpec* model = nullptr;
+  int64_t step = 0;    // steps begun before this one
+  Phase phase = Phase::kPrefill;
+  int64_t now_ns = 0;  // the engine's clock
+  int layer = 0;
+};
+
+/// The true routing of one layer call: T tokens, k experts each, highest weight first.
+struct RoutingView {
+  int64_t tokens = 0;
+  int top_k = 0;
+  absl::Span<const int32_t> ids;      // [T, k]
+  absl::Span<const float> weights;    // [T, k], as they enter the sum
+  absl::Span<const float> scores;     // [T, E], over all experts
+  absl::Span<const int32_t> counts;   // [E], tokens of each expert
+};
+
+/// What the store holds of one layer's experts in their best served version.
+struct LayerResidency {
+  absl::Span<const uint8_t> resident;   // [E], usable now
+  absl::Span<const uint8_t> in_flight;  // [E], being brought
+  int capacity = 0;                     // slots the residency policy gave the layer
+};
+
+// ---------------------------------------------------------------------------------------------------
+// Routing: which experts does a token use?
+
+enum class RoutingRuleKind : int32_t {
+  kTopK = 0,         // the model's own routing
+  kExpertCache = 1,  // Algorithm 1 of the importance paper, against the residency table
+};
+
+struct RoutingRule {
+  RoutingRuleKind kind = RoutingRuleKind::kTopK;
+  float alpha = 0;           // kExpertCache: half width of the substitution band around beta
+  bool second_pass = false;  // kExpertCache: also substitute by experts other tokens force in
+  float max_slot_share = 1;  // at most this share of a call's slots may be substituted
+  float max_mass_share = 1;  // ... and of its routing mass
+  bool own_score_weights = true;  // substitutes weigh their own gate score, then the model's norm
+};
+
+class RoutingPolicy {
+ public:
+  virtual ~RoutingPolicy() = default;
+  virtual absl::string_view name() const = 0;
+  /// The rule the router executes for this layer call.
+  virtual RoutingRule Rule(const PolicyContext& context) = 0;
+};
+
+// ---------------------------------------------------------------------------------------------------
+// Prefetch: what comes next?
+
+struct PrefetchSnapshot {
+  PolicyContext context;  // layer = the layer whose routing just became known
+  int target_layer = 0;   // the layer predictions are wanted for (context.layer + 1, or 0 on wrap)
+  RoutingView routing;
+  absl::Span<const float> predicted_scores;  // [T, E'] of the next layer's gate, or empty
+  LayerResidency target;
+};
+
+struct PrefetchCandidate {
+  ExpertKey key;
+  float score = 0;  // higher is fetched earlier
+};
+
+class PrefetchPolicy {
+ public:
+  virtual ~PrefetchPolicy() = default;
+  virtual absl::string_view name() const = 0;
+  /// True when the router should also run the next layer's gate on this layer's input.
+  virtual bool wants_next_gate() const { return false; }
+  /// The experts to have in the fast tier for the target layer, best first, resident ones included
+  /// (they are kept, not fetched again). The prefetcher admits what fits the compute window.
+  virtual std::vector<PrefetchCandidate> Rank(const PrefetchSnapshot& snapshot) = 0;
+  /// Called with every layer's true routing, in layer order, before Rank of that layer.
+  virtual void Observe(const PolicyContext& context, const RoutingView& routing) {}
+};
+
+// ---------------------------------------------------------------------------------------------------
+// Residency: how many slots has a layer, and who leaves?
+
+struct CapacitySnapshot {
+  const MoeModelSpec* model = nullptr;
+  int64_t slots = 0;  // blocks of the pool
+};
+
+/// One expert that may be evicted.
+struct VictimCandidate {
+  ExpertKey key;
+  int64_t last_used = 0;   // tick of the last layer call that used it; 0: never since it came
+  int64_t inserted = 0;    // tick it became resident
+  int64_t uses = 0;        // layer calls that used it since it came
+  bool unused_prefetch = false;  // brought by a prefetch and not used yet
+};
+
+struct VictimSnapshot {
+  PolicyContext context;
+  ExpertKey incoming;
+  bool for_prefetch = false;
+  absl::Span<const VictimCandidate> candidates;  // never pinned ones
+};
+
+class ResidencyPolicy {
+ public:
+  virtual ~ResidencyPolicy() = default;
+  virtual absl::string_view name() const = 0;
+  /// Slots of each layer; each in [0, E], the sum at most `slots`. Asked at open and when the budget
+  /// changes. Default: uniform.
+  virtual std::vector<int> Capacity(const CapacitySnapshot& snapshot);
+  /// Every layer call's true routing, before any victim of that call is asked.
+  virtual void OnRouting(const PolicyContext& context, const RoutingView& routing) {}
+  virtual void OnInsert(ExpertKey key, bool prefetch) {}
+  virtual void OnEvict(ExpertKey key) {}
+  /// Index into candidates (never empty), or negative to refuse, which only a prefetch may be.
+  virtual int Victim(const VictimSnapshot& snapshot) = 0;
+};
+
+/// Index of the candidate unused for longest, the first of equals: the seam's default.
+int LeastRecentlyUsed(absl::Span<const VictimCandidate> candidates);
+
+/// Uniform capacities: `slots` dealt evenly, the remainder to the first layers, at most E each.
+std::vector<int> UniformCapacity(const MoeModelSpec& model, int64_t slots);
+
+// ---------------------------------------------------------------------------------------------------
+// Precision: which version of an expert should be resident, and which is moved?
+
+struct PrecisionSnapshot {
+  PolicyContext context;  // layer unused: asked once a step, at its beginning
+  // Since the last call, per expert, [sum over layers of E]: tokens that selected it.
+  absl::Span<const int64_t> selections;
+  absl::Span<const uint8_t> high;          // 1: the high version is resident or on its way
+  absl::Span<const int32_t> high_capacity;  // [L], experts of a layer that fit in high
+};
+
+struct PrecisionDecision {
+  std::vector<ExpertKey> promote;  // best first
+  std::vector<ExpertKey> demote;   // coldest first
+};
+
+/// Why bytes are about to be moved.
+struct TransferSnapshot {
+  PolicyContext context;
+  ExpertKey key;
+  bool prefetch = false;
+  int32_t tokens = 0;       // tokens that want it (predicted ones for a prefetch)
+  int64_t layer_tokens = 0;  // token x k slots of the layer
+  int num_versions = 0;
+};
+
+class PrecisionPolicy {
+ public:
+  virtual ~PrecisionPolicy() = default;
+  virtual absl::string_view name() const = 0;
+  virtual PrecisionDecision Decide(const PrecisionSnapshot& snapshot) { return {}; }
+  /// The version (index into the strategy's versions, 0 = most bits) a load should bring.
+  virtual int TransferVersion(const TransferSnapshot& snapshot) { return 0; }
+};
+
+// ---------------------------------------------------------------------------------------------------
+// Placement: what to do with a miss?
+
+enum class Placement : int32_t { kLoad = 0, kCpu = 1, kLow = 2 };
+
+struct MissView {
+  int32_t expert = 0;
+  int32_t tokens = 0;
+  float mass = 0;             // summed routing weight
+  bool low_resident = false;  // a lower version is usable
+  int64_t bytes = 0;          // of the transfer
+  int64_t load_ns = 0;        // modelled
+  int64_t cpu_ns = 0;         // modelled; negative: no CPU executor beside the fast tier
+};
+
+struct PlacementSnapshot {
+  PolicyContext context;
+  absl::Span<const MissView> misses;
+};
+
+class PlacementPolicy {
+ public:
+  virtual ~PlacementPolicy() = default;
+  virtual absl::string_view name() const = 0;
+  /// One placement a miss, in order.
+  virtual std::vector<Placement> Place(const PlacementSnapshot& snapshot) = 0;
+};
+
+}  // namespace moert
+
+#endif  // MOERT_POLICY_H_

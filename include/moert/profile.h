@@ -1,0 +1,45 @@
+// HardwareProfile: the rates every cost model reads (design rule 8: measure, don't assume).
+//
+// `moert-bench probe --json FILE` measures one and `--profile FILE` uses it. The shipped profile
+// "reference" is the logical machine of the virtual clock: quality tables are made with it, so that a
+// run is reproducible to the bit on any machine.
+#ifndef MOERT_PROFILE_H_
+#define MOERT_PROFILE_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace moert {
+
+struct HardwareProfile {
+  std::string name = "reference";
+  // Transfers into the fast tier (CPU backend: disk reads; CUDA: pinned host to device).
+  double link_bytes_per_s = 16e9;
+  int64_t link_latency_ns = 5000;  // per transfer
+  // One layer of a decode step, attention included, with every expert resident.
+  int64_t decode_layer_ns = 500'000;
+  // Added to decode_layer_ns per token of a prefill step.
+  int64_t prefill_token_ns = 2'000;
+  // CPU execution of one expert beside a GPU (placement decisions).
+  double cpu_weight_bytes_per_s = 40e9;
+  int64_t cpu_expert_latency_ns = 10'000;
+
+  /// Time a transfer of `bytes` occupies the link.
+  int64_t TransferNs(int64_t bytes) const {
+    return link_latency_ns + static_cast<int64_t>(1e9 * static_cast<double>(bytes) / link_bytes_per_s);
+  }
+  /// Time of one layer with nothing to wait for.
+  int64_t LayerNs(bool prefill, int64_t tokens) const {
+    return decode_layer_ns + (prefill ? prefill_token_ns * tokens : 0);
+  }
+};
+
+/// Reads a profile written by `moert-bench probe --json`. Errors name the file, field and range.
+absl::StatusOr<HardwareProfile> LoadProfile(const std::string& path);
+
+}  // namespace moert
+
+#endif  // MOERT_PROFILE_H_

@@ -1,0 +1,71 @@
+// Router: hidden states -> the k experts of every token, their weights, and the tokens grouped by
+// expert. Runs gate(l+1) on the same input when the prefetch policy wants it (Fate Sec. 4.1).
+//
+// fp32 throughout. Of equal scores the lower expert index wins. A token's result depends on its row
+// alone, never on the batch (except under the expert-cache rule, which is defined over a batch).
+#ifndef MOERT_ROUTER_H_
+#define MOERT_ROUTER_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "moert/model.h"
+#include "moert/policy.h"
+
+namespace moert {
+
+class ThreadPool;
+
+/// Routing of one layer call. Vectors keep their capacity from call to call.
+struct RoutingResult {
+  int64_t tokens = 0;
+  int top_k = 0;
+  int num_experts = 0;
+  std::vector<int32_t> ids;      // [T, k], highest score first
+  std::vector<float> weights;    // [T, k], as they enter the sum
+  std::vector<float> scores;     // [T, E]
+  std::vector<int32_t> counts;   // [E]
+  std::vector<int32_t> offsets;  // [E + 1] into grouped_*
+  std::vector<int32_t> grouped_tokens;  // [T * k] rows of x, by expert, ascending
+  std::vector<int32_t> grouped_slots;   // [T * k] t * k + j of each
+  std::vector<float> next_scores;       // [T, E'] of the next layer, or empty
+  int64_t substituted = 0;       // slots changed by the expert-cache rule
+  double mass = 0, mass_substituted = 0;
+
+  RoutingView view() const { return {tokens, top_k, ids, weights, scores, counts}; }
+};
+
+class Router {
+ public:
+  /// gates[l]: [E, hidden] fp32; biases[l]: [E] or empty. Borrowed, as is the pool.
+  Router(const MoeModelSpec* model, std::vector<absl::Span<const float>> gates,
+         std::vector<absl::Span<const float>> biases, ThreadPool* pool);
+
+  /// x: [tokens, hidden] fp32. `residency` is read by the expert-cache rule only. With `next_gate`,
+  /// also scores layer + 1 (layer 0 after the last) on the same input.
+  absl::Status Route(int layer, const float* x, int64_t tokens, const RoutingRule& rule,
+                     const LayerResidency& residency, bool next_gate, RoutingResult* result);
+
+  /// The grouping of a routing the host supplies: fills counts, offsets and grouped_* from ids.
+  static void Group(RoutingResult* result);
+
+ private:
+  void Logits(int layer, const float* x, int64_t tokens, float* logits);
+
+  const MoeModelSpec* model_;
+  std::vector<absl::Span<const float>> gates_;
+  std::vector<absl::Span<const float>> biases_;
+  ThreadPool* pool_;
+  std::vector<float> logits_;
+};
+
+/// Turns one token's logits into scores over all experts and the k chosen with their weights.
+/// scores: [E]; ids, weights: [k]. Exposed for tests and for hosts that route themselves.
+absl::Status RouteToken(const RoutingSpec& spec, absl::Span<const float> logits,
+                        absl::Span<const float> bias, float* scores, int32_t* ids, float* weights);
+
+}  // namespace moert
+
+#endif  // MOERT_ROUTER_H_

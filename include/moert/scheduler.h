@@ -1,0 +1,43 @@
+// Scheduler: what happens to each expert a layer needs (design "plan").
+#ifndef MOERT_SCHEDULER_H_
+#define MOERT_SCHEDULER_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "moert/expert_store.h"
+#include "moert/policy.h"
+#include "moert/profile.h"
+#include "moert/router.h"
+#include "moert/stats.h"
+
+namespace moert {
+
+/// Expert indices of one layer call; every expert with tokens is in exactly one list.
+struct LayerPlan {
+  std::vector<int32_t> ready;  // resident: the first wave
+  std::vector<int32_t> load;   // missing or in flight, in the order they are fetched
+};
+
+class Scheduler {
+ public:
+  /// All borrowed; a null policy loads every miss.
+  Scheduler(const MoeModelSpec* model, PlacementPolicy* policy, const HardwareProfile* profile,
+            ExpertStore* store, EngineStats* stats);
+
+  /// Classifies the experts of a routing and counts lookups and hits. Ready experts are pinned; the
+  /// caller unpins them when they are multiplied. Misses with more tokens are fetched earlier
+  /// (Fate Sec. 4.3), equal ones by index.
+  void Plan(const PolicyContext& context, const RoutingResult& routing, LayerPlan* plan);
+
+ private:
+  const MoeModelSpec* model_;
+  PlacementPolicy* policy_;
+  const HardwareProfile* profile_;
+  ExpertStore* store_;
+  EngineStats* stats_;
+};
+
+}  // namespace moert
+
+#endif  // MOERT_SCHEDULER_H_

@@ -1,0 +1,80 @@
+// What an engine counted since it was opened. A snapshot: plain values, owned by the caller.
+//
+// A lookup is one distinct (layer, expert) a layer call needs. It is a hit when the intended version is
+// usable at the moment the layer asks: `hits_resident` were there before, `hits_prefetched` were
+// brought by a prefetch and are used for the first time. A prefetch still in flight is `late`, not a
+// hit. With substitution, lookups count the experts finally used.
+#ifndef MOERT_STATS_H_
+#define MOERT_STATS_H_
+
+#include <cstdint>
+
+namespace moert {
+
+struct EngineStats {
+  // Memory, bytes. budget = what may be held now; peak = the most that was.
+  int64_t budget_bytes = 0;
+  int64_t peak_bytes = 0;
+  int64_t fixed_bytes = 0;  // constants, tables, workspace
+  int64_t pool_bytes = 0;   // expert blocks held now
+
+  // Experts.
+  int64_t lookups = 0;
+  int64_t hits_resident = 0;
+  int64_t hits_prefetched = 0;
+  int64_t late = 0;
+  int64_t loads = 0;         // demand loads completed
+  int64_t bytes_loaded = 0;  // demand and prefetch and promotion
+  int64_t evictions = 0;
+  int64_t low_answers = 0;   // lookups answered by a lower version than intended
+  int64_t cpu_computed = 0;  // lookups computed by the CPU beside a GPU
+
+  // Prefetch.
+  int64_t prefetch_issued = 0;
+  int64_t prefetch_useful = 0;     // used before eviction, in time or late
+  int64_t prefetch_bytes = 0;
+  int64_t prefetch_predicted = 0;  // experts of layers that a prediction was made for...
+  int64_t prefetch_recalled = 0;   // ...and that were in it
+  bool prefetch_disabled = false;
+
+  // Routing (slots are token x k).
+  int64_t slots = 0;
+  int64_t slots_substituted = 0;
+  double mass = 0;              // sum of routing weights
+  double mass_substituted = 0;
+
+  // Precision.
+  int64_t promotions = 0;
+  int64_t demotions = 0;
+  int64_t deferred = 0;
+
+  // CPU-load balance: modelled time of the two sides, summed over layers.
+  int64_t balance_load_ns = 0;
+  int64_t balance_cpu_ns = 0;
+
+  int64_t policy_fallbacks = 0;
+
+  // Stalls: time a layer could not go on, by reason, in the engine's clock.
+  int64_t stall_miss_ns = 0;     // waiting for a demand load's own transfer
+  int64_t stall_queue_ns = 0;    // waiting behind other transfers
+  int64_t stall_staging_ns = 0;  // waiting for space to load into
+  int64_t stall_cpu_ns = 0;      // waiting for experts computed by the CPU
+
+  int64_t host_syncs = 0;
+  bool graph_captured = false;
+
+  double hit_ratio() const {
+    return lookups == 0 ? 1.0
+                        : static_cast<double>(hits_resident + hits_prefetched) /
+                              static_cast<double>(lookups);
+  }
+};
+
+/// Time layers could not go on, for any reason.
+inline int64_t StalledNs(const EngineStats& stats) {
+  return stats.stall_miss_ns + stats.stall_queue_ns + stats.stall_staging_ns + stats.stall_cpu_ns;
+}
+
+}  // namespace moert
+
+#endif  // MOERT_STATS_H_

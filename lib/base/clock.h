@@ -1,0 +1,47 @@
+// The engine's clock: wall time, or a logical time that only the engine itself advances.
+#ifndef MOERT_LIB_BASE_CLOCK_H_
+#define MOERT_LIB_BASE_CLOCK_H_
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+namespace moert {
+
+class Clock {
+ public:
+  virtual ~Clock() = default;
+  virtual int64_t now_ns() const = 0;
+  virtual bool is_virtual() const = 0;
+};
+
+class WallClock final : public Clock {
+ public:
+  int64_t now_ns() const override {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(
+               std::chrono::steady_clock::now() - start_)
+        .count();
+  }
+  bool is_virtual() const override { return false; }
+
+ private:
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+/// Read from any thread; advanced under the engine's lock.
+class VirtualClock final : public Clock {
+ public:
+  int64_t now_ns() const override { return now_.load(std::memory_order_relaxed); }
+  bool is_virtual() const override { return true; }
+  /// Never goes back.
+  void AdvanceTo(int64_t ns) {
+    if (ns > now_ns()) now_.store(ns, std::memory_order_relaxed);
+  }
+
+ private:
+  std::atomic<int64_t> now_{0};
+};
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_BASE_CLOCK_H_

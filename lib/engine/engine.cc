@@ -1,0 +1,433 @@
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/bytes_text.h"
+#include "base/fmt_absl.h"
+#include "base/rows.h"
+#include "base/status_macros.h"
+#include "engine/layer.h"
+#include "fmt/format.h"
+#include "moert/engine.h"
+#include "store/block_pool.h"
+#include "store/budget_tracker.h"
+#include "store/transfer_queue.h"
+#include "strategies/builtin.h"
+
+namespace moert {
+namespace {
+
+int64_t RoundUpTo(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+/// The version of the source a strategy serves.
+absl::StatusOr<int> ServedVersion(const ExpertSource& source, const Strategy& strategy) {
+  if (strategy.versions.empty()) return 0;
+  std::string known;
+  for (int v = 0; v < source.num_versions(); ++v) {
+    if (source.version_name(v) == strategy.versions[0]) return v;
+    absl::StrAppend(&known, v == 0 ? "" : ", ", source.version_name(v));
+  }
+  return absl::InvalidArgumentError(fmt::format("{} has no version '{}'; it has: {}", source.name(),
+                                                strategy.versions[0], known));
+}
+
+int64_t ConstantBytes(const LayerConstants& c) {
+  return static_cast<int64_t>(
+      (c.gate.size() + c.selection_bias.size() + c.shared_gate.size()) * sizeof(float) +
+      c.shared_expert.size());
+}
+
+/// The same from the model alone, before anything is read.
+absl::StatusOr<int64_t> ConstantBytes(const MoeModelSpec& model) {
+  int64_t bytes = 0;
+  for (const MoeLayerSpec& l : model.layers) {
+    bytes += 4 * l.num_experts * (l.hidden + (l.routing.selection_bias ? 1 : 0));
+    if (l.shared_gate) bytes += 4 * l.hidden;
+    if (l.shared_intermediate == 0) continue;
+    MOERT_ASSIGN_OR_RETURN(
+        const RecordLayout shared,
+        MakeRecordLayout(l.hidden, l.shared_intermediate, ExpertFormat::Uniform(Scheme{})));
+    bytes += shared.bytes;
+  }
+  return bytes;
+}
+
+/// Objects whose sizes a plan needs; a created engine goes on with them.
+struct Blueprint {
+  Strategy strategy;
+  int version = 0;
+  std::unique_ptr<ThreadPool> pool;
+  std::unique_ptr<MixedGroupGemm> gemm;
+  MemoryPlan plan;
+};
+
+absl::Status ApplyBudget(const Budget& budget, const std::string& strategy, bool preload,
+                         MemoryPlan* plan) {
+  const int64_t all = plan->total_experts * plan->block_bytes;
+  if (budget.bytes.has_value()) {
+    plan->budget_bytes = *budget.bytes;
+  } else if (budget.fraction > 0 && budget.fraction <= 1) {
+    plan->budget_bytes =
+        plan->fixed_bytes() + static_cast<int64_t>(budget.fraction * static_cast<double>(all));
+  } else {
+    return absl::InvalidArgumentError(
+        fmt::format("budget fraction {}: must be in (0, 1]", budget.fraction));
+  }
+  if (plan->budget_bytes < plan->minimum_bytes) {
+    return absl::InvalidArgumentError(
+        fmt::format("budget of {} is below the minimum of {}: {}", BytesText(plan->budget_bytes),
+                    BytesText(plan->minimum_bytes), plan->ToString()));
+  }
+  plan->slots = std::min(plan->total_experts,
+                         (plan->budget_bytes - plan->fixed_bytes()) / plan->block_bytes);
+  if (preload && plan->slots < plan->total_experts) {
+    return absl::InvalidArgumentError(fmt::format(
+        "strategy {} holds all {} experts: it needs {} and the budget is {}: {}", strategy,
+        plan->total_experts, BytesText(plan->fixed_bytes() + all), BytesText(plan->budget_bytes),
+        plan->ToString()));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Blueprint> MakeBlueprint(const ExpertSource& source, const EngineOptions& options) {
+  MOERT_RETURN_IF_ERROR(options.Validate());
+  const MoeModelSpec& model = source.model();
+  MOERT_RETURN_IF_ERROR(model.Validate());
+  Blueprint b;
+  MOERT_ASSIGN_OR_RETURN(b.strategy, MakeStrategy(options.strategy));
+  MOERT_ASSIGN_OR_RETURN(b.version, ServedVersion(source, b.strategy));
+  ThreadPoolOptions threads;
+  threads.threads = options.threads;
+  MOERT_ASSIGN_OR_RETURN(b.pool, CreateThreadPool(threads));
+  MOERT_ASSIGN_OR_RETURN(b.gemm,
+                         MixedGroupGemm::Create(b.pool.get(), options.kernels, options.activation));
+
+  MemoryPlan& plan = b.plan;
+  const int64_t tokens = options.max_tokens_per_forward;
+  int64_t gemm_bytes = 0;
+  int64_t hidden = 0;
+  for (int l = 0; l < model.num_layers(); ++l) {
+    const MoeLayerSpec& layer = model.layers[l];
+    hidden = std::max(hidden, layer.hidden);
+    gemm_bytes = std::max(gemm_bytes, b.gemm->WorkspaceBytes(
+                                          tokens, tokens * (layer.routing.top_k + 1), layer.hidden,
+                                          std::max(layer.intermediate, layer.shared_intermediate)));
+    for (int e = 0; e < layer.num_experts; ++e) {
+      plan.block_bytes = std::max(plan.block_bytes, source.layout(l, e, b.version).bytes);
+    }
+    plan.total_experts += layer.num_experts;
+  }
+  plan.block_bytes = RoundUpTo(plan.block_bytes, kRecordAlignment);
+  MOERT_ASSIGN_OR_RETURN(plan.constant_bytes, ConstantBytes(model));
+  plan.table_bytes = plan.total_experts * ExpertStore::kBytesPerExpert;
+  plan.workspace_bytes =
+      gemm_bytes + LayerRunner::WorkspaceBytes(model, tokens) + 2 * tokens * hidden * 4;
+  plan.minimum_bytes = plan.fixed_bytes() + plan.block_bytes;
+  MOERT_RETURN_IF_ERROR(
+      ApplyBudget(options.budget, b.strategy.spec, b.strategy.preload, &plan));
+  return b;
+}
+
+class EngineImpl final : public Engine {
+ public:
+  EngineImpl(std::shared_ptr<const ExpertSource> source, const EngineOptions& options, Blueprint b)
+      : source_(std::move(source)),
+        options_(options),
+        strategy_(std::move(b.strategy)),
+        default_residency_(MakeLru()),
+        plan_(b.plan),
+        budget_(b.plan.budget_bytes),
+        pool_(std::move(b.pool)),
+        gemm_(std::move(b.gemm)),
+        version_(b.version) {}
+
+  absl::Status Init();
+
+  absl::StatusOr<StepId> BeginStep(const StepInfo& info) override;
+  absl::Status Forward(StepId step, int layer, const MatrixView& hidden,
+                       const MutableMatrixView& out) override;
+  absl::Status EndStep(StepId step) override;
+  absl::Status StepStatus(StepId step) override;
+  absl::Status SetBudget(const Budget& budget) override;
+
+  EngineStats stats() const override {
+    std::lock_guard<std::mutex> lock(published_mu_);
+    return published_;
+  }
+  MemoryPlan memory() const override {
+    std::lock_guard<std::mutex> lock(published_mu_);
+    return plan_;
+  }
+  int64_t now_ns() const override { return clock_->now_ns(); }
+  const MoeModelSpec& model() const override { return source_->model(); }
+  const std::string& strategy() const override { return strategy_.spec; }
+  bool exact() const override { return strategy_.exact; }
+
+ private:
+  struct Step {
+    Phase phase = Phase::kPrefill;
+    int64_t rows = 0;
+    int64_t number = 0;
+    absl::Status status;
+  };
+
+  absl::Status Preload();
+  absl::Status CheckViews(const Step& step, int layer, const MatrixView& hidden,
+                          const MutableMatrixView& out) const;
+  void Publish();
+
+  const std::shared_ptr<const ExpertSource> source_;
+  const EngineOptions options_;
+  Strategy strategy_;
+  const std::unique_ptr<ResidencyPolicy> default_residency_;
+  MemoryPlan plan_;
+  BudgetTracker budget_;
+  std::unique_ptr<Clock> clock_;
+  HardwareProfile profile_;
+  std::unique_ptr<ThreadPool> pool_;
+  std::unique_ptr<MixedGroupGemm> gemm_;
+  const int version_;
+  std::vector<LayerConstants> constants_;
+  EngineStats stats_;
+
+  std::unique_ptr<ExpertStore> store_;
+  std::unique_ptr<Router> router_;
+  std::unique_ptr<Prefetcher> prefetcher_;
+  std::unique_ptr<Scheduler> scheduler_;
+  std::unique_ptr<LayerRunner> runner_;
+  AlignedBuffer<float> x_, y_;
+
+  std::mutex mu_;  // everything above but plan_ and what is const
+  std::map<StepId, Step> steps_;
+  StepId next_step_ = 1;
+
+  mutable std::mutex published_mu_;
+  EngineStats published_;
+};
+
+absl::Status EngineImpl::Init() {
+  profile_ = options_.profile;
+  if (options_.link_gbps > 0) profile_.link_bytes_per_s = options_.link_gbps * 1e9;
+  if (!budget_.TryReserve(plan_.fixed_bytes())) {
+    return absl::InternalError("fixed parts exceed a budget that was checked to hold them");
+  }
+  const MoeModelSpec& model = source_->model();
+  for (int l = 0; l < model.num_layers(); ++l) {
+    MOERT_ASSIGN_OR_RETURN(LayerConstants constants, source_->ReadConstants(l));
+    constants_.push_back(std::move(constants));
+  }
+
+  VirtualClock* virtual_clock = nullptr;
+  std::unique_ptr<TransferQueue> transfers;
+  if (options_.clock == ClockKind::kVirtual) {
+    auto clock = std::make_unique<VirtualClock>();
+    virtual_clock = clock.get();
+    clock_ = std::move(clock);
+    transfers = MakeVirtualLink(source_.get(), virtual_clock, &profile_);
+  } else {
+    clock_ = std::make_unique<WallClock>();
+    transfers = MakeReaderQueue(source_.get(), clock_.get(), options_.io_threads,
+                                options_.link_gbps * 1e9);
+  }
+  MOERT_ASSIGN_OR_RETURN(std::unique_ptr<BlockPool> blocks,
+                         MakeRamBlockPool(plan_.block_bytes, plan_.total_experts, plan_.slots,
+                                          &budget_));
+  ResidencyPolicy* residency =
+      strategy_.residency ? strategy_.residency.get() : default_residency_.get();
+  store_ = std::make_unique<ExpertStore>(source_.get(), version_, std::move(blocks),
+                                         std::move(transfers), residency, &stats_);
+
+  std::vector<absl::Span<const float>> gates, biases;
+  for (const LayerConstants& c : constants_) {
+    gates.push_back(c.gate);
+    biases.push_back(c.selection_bias);
+  }
+  router_ = std::make_unique<Router>(&model, std::move(gates), std::move(biases), pool_.get());
+  prefetcher_ = std::make_unique<Prefetcher>(&model, strategy_.prefetch.get(), &profile_,
+                                             store_.get(), &stats_);
+  scheduler_ = std::make_unique<Scheduler>(&model, strategy_.placement.get(), &profile_,
+                                           store_.get(), &stats_);
+  LayerParts parts;
+  parts.model = &model;
+  parts.profile = &profile_;
+  parts.constants = &constants_;
+  parts.strategy = &strategy_;
+  parts.residency = residency;
+  parts.router = router_.get();
+  parts.store = store_.get();
+  parts.prefetcher = prefetcher_.get();
+  parts.scheduler = scheduler_.get();
+  parts.gemm = gemm_.get();
+  parts.pool = pool_.get();
+  parts.clock = clock_.get();
+  parts.virtual_clock = virtual_clock;
+  parts.stats = &stats_;
+  runner_ = std::make_unique<LayerRunner>(parts, options_.max_tokens_per_forward);
+  int64_t hidden = 0;
+  for (const MoeLayerSpec& layer : model.layers) hidden = std::max(hidden, layer.hidden);
+  x_ = AlignedBuffer<float>(options_.max_tokens_per_forward * hidden);
+  y_ = AlignedBuffer<float>(options_.max_tokens_per_forward * hidden);
+  if (strategy_.preload) MOERT_RETURN_IF_ERROR(Preload());
+  Publish();
+  return absl::OkStatus();
+}
+
+absl::Status EngineImpl::Preload() {
+  PolicyContext context;
+  context.model = &source_->model();
+  for (int l = 0; l < context.model->num_layers(); ++l) {
+    context.layer = l;
+    const int experts = context.model->layers[l].num_experts;
+    for (int e = 0; e < experts; ++e) {
+      if (!store_->StartLoad({l, e}, LoadReason::kBackground, context)) {
+        return absl::ResourceExhaustedError(
+            fmt::format("no memory for layer {} expert {} within the budget", l, e));
+      }
+    }
+    while (store_->Wait()) {
+    }
+    for (int e = 0; e < experts; ++e) MOERT_RETURN_IF_ERROR(store_->TakeFailure({l, e}));
+  }
+  return absl::OkStatus();
+}
+
+void EngineImpl::Publish() {
+  stats_.budget_bytes = budget_.limit();
+  stats_.peak_bytes = budget_.peak();
+  stats_.fixed_bytes = plan_.fixed_bytes();
+  stats_.pool_bytes = budget_.used() - plan_.fixed_bytes();
+  std::lock_guard<std::mutex> lock(published_mu_);
+  published_ = stats_;
+}
+
+absl::StatusOr<StepId> EngineImpl::BeginStep(const StepInfo& info) {
+  if (info.rows < 1 || info.rows > options_.max_tokens_per_forward) {
+    return absl::InvalidArgumentError(
+        fmt::format("step of {} rows: must be in [1, {}] (max_tokens_per_forward)", info.rows,
+                    options_.max_tokens_per_forward));
+  }
+  std::lock_guard<std::mutex> lock(mu_);
+  const StepId id = next_step_++;
+  steps_[id] = {info.phase, info.rows, id - 1, absl::OkStatus()};
+  return id;
+}
+
+absl::Status EngineImpl::CheckViews(const Step& step, int layer, const MatrixView& hidden,
+                                    const MutableMatrixView& out) const {
+  const MoeModelSpec& model = source_->model();
+  if (layer < 0 || layer >= model.num_layers()) {
+    return absl::InvalidArgumentError(
+        fmt::format("layer {}: must be in [0, {})", layer, model.num_layers()));
+  }
+  const auto check = [&](absl::string_view what, const void* data, DType dtype, int64_t rows,
+                         int64_t cols, int64_t stride) -> absl::Status {
+    if (data == nullptr || rows != step.rows || cols != model.layers[layer].hidden ||
+        stride < cols) {
+      return absl::InvalidArgumentError(
+          fmt::format("{}: [{}, {}] with row stride {}{}; layer {} of this step takes [{}, {}]",
+                      what, rows, cols, stride, data == nullptr ? " at null" : "",
+                      layer, step.rows, model.layers[layer].hidden));
+    }
+    if (dtype != DType::kF32 && dtype != DType::kBF16 && dtype != DType::kF16) {
+      return absl::InvalidArgumentError(fmt::format(
+          "{}: dtype {}; legal: f32, bf16, f16", what, DTypeName(dtype)));
+    }
+    return absl::OkStatus();
+  };
+  MOERT_RETURN_IF_ERROR(
+      check("hidden", hidden.data, hidden.dtype, hidden.rows, hidden.cols, hidden.row_stride));
+  return check("out", out.data, out.dtype, out.rows, out.cols, out.row_stride);
+}
+
+absl::Status EngineImpl::Forward(StepId step_id, int layer, const MatrixView& hidden,
+                                 const MutableMatrixView& out) {
+  std::lock_guard<std::mutex> lock(mu_);
+  const auto it = steps_.find(step_id);
+  if (it == steps_.end()) {
+    return absl::InvalidArgumentError(fmt::format("step {} is not open", step_id));
+  }
+  Step& step = it->second;
+  MOERT_RETURN_IF_ERROR(CheckViews(step, layer, hidden, out));
+  PolicyContext context;
+  context.model = &source_->model();
+  context.step = step.number;
+  context.phase = step.phase;
+  context.now_ns = clock_->now_ns();
+  context.layer = layer;
+  WidenRows(hidden, x_.data());
+  const absl::Status status = runner_->Forward(context, x_.data(), hidden.rows, y_.data());
+  if (status.ok()) {
+    NarrowRows(y_.data(), out);
+  } else if (step.status.ok()) {
+    step.status = status;
+  }
+  Publish();
+  return status;
+}
+
+absl::Status EngineImpl::EndStep(StepId step) {
+  std::lock_guard<std::mutex> lock(mu_);
+  const auto it = steps_.find(step);
+  if (it == steps_.end()) {
+    return absl::InvalidArgumentError(fmt::format("step {} is not open", step));
+  }
+  const absl::Status status = it->second.status;
+  steps_.erase(it);
+  return status;
+}
+
+absl::Status EngineImpl::StepStatus(StepId step) {
+  std::lock_guard<std::mutex> lock(mu_);
+  const auto it = steps_.find(step);
+  if (it == steps_.end()) {
+    return absl::InvalidArgumentError(fmt::format("step {} is not open", step));
+  }
+  return it->second.status;
+}
+
+absl::Status EngineImpl::SetBudget(const Budget& budget) {
+  std::lock_guard<std::mutex> lock(mu_);
+  MemoryPlan plan = plan_;
+  MOERT_RETURN_IF_ERROR(ApplyBudget(budget, strategy_.spec, strategy_.preload, &plan));
+  // Growing: the limit first, so that blocks may be taken; shrinking: after they were given back.
+  if (plan.budget_bytes > plan_.budget_bytes) budget_.SetLimit(plan.budget_bytes);
+  MOERT_RETURN_IF_ERROR(store_->SetSlots(plan.slots));
+  budget_.SetLimit(plan.budget_bytes);
+  {
+    std::lock_guard<std::mutex> published(published_mu_);
+    plan_ = plan;
+  }
+  Publish();
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::string MemoryPlan::ToString() const {
+  return fmt::format(
+      "{} gates and shared experts + {} tables + {} workspace + at least one expert of {} = {}; "
+      "all {} experts take {}",
+      BytesText(constant_bytes), BytesText(table_bytes), BytesText(workspace_bytes),
+      BytesText(block_bytes), BytesText(minimum_bytes), total_experts,
+      BytesText(total_experts * block_bytes));
+}
+
+absl::StatusOr<MemoryPlan> Engine::Plan(const ExpertSource& source, const EngineOptions& options) {
+  MOERT_ASSIGN_OR_RETURN(const Blueprint blueprint, MakeBlueprint(source, options));
+  return blueprint.plan;
+}
+
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(std::shared_ptr<const ExpertSource> source,
+                                                       const EngineOptions& options) {
+  if (source == nullptr) return absl::InvalidArgumentError("source: must not be null");
+  MOERT_ASSIGN_OR_RETURN(Blueprint blueprint, MakeBlueprint(*source, options));
+  auto engine = std::make_unique<EngineImpl>(std::move(source), options, std::move(blueprint));
+  MOERT_RETURN_IF_ERROR(engine->Init());
+  return engine;
+}
+
+}  // namespace moert

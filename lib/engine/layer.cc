@@ -1,0 +1,199 @@
+// The path of a token batch through one MoE layer.
+#include "engine/layer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "base/status_macros.h"
+
+namespace moert {
+
+absl::Status LayerRunner::Forward(PolicyContext context, const float* x, int64_t tokens,
+                                  float* out) {
+  const int64_t begin_ns = parts_.clock->now_ns();
+  const int64_t stalled_ns = StalledNs(*parts_.stats);
+  parts_.store->BeginLayerCall();
+  parts_.store->Pump();
+
+  MOERT_RETURN_IF_ERROR(Route(context, x, tokens));
+  Plan(context);
+  MOERT_RETURN_IF_ERROR(FetchAndMultiply(context, x, tokens));
+  Combine(context.layer, x, tokens, out);
+
+  parts_.store->EndLayerCall(context);
+  if (parts_.virtual_clock != nullptr) {
+    parts_.virtual_clock->AdvanceTo(
+        parts_.clock->now_ns() +
+        parts_.profile->LayerNs(context.phase == Phase::kPrefill, tokens));
+  }
+  parts_.prefetcher->ObserveLayerTime(parts_.clock->now_ns() - begin_ns -
+                                      (StalledNs(*parts_.stats) - stalled_ns));
+  return absl::OkStatus();
+}
+
+absl::Status LayerRunner::Route(const PolicyContext& context, const float* x, int64_t tokens) {
+  const RoutingRule rule =
+      parts_.strategy->routing ? parts_.strategy->routing->Rule(context) : RoutingRule{};
+  MOERT_RETURN_IF_ERROR(parts_.router->Route(context.layer, x, tokens, rule,
+                                             parts_.store->Layer(context.layer),
+                                             parts_.prefetcher->wants_next_gate(), &routing_));
+  EngineStats& stats = *parts_.stats;
+  stats.slots += tokens * routing_.top_k;
+  stats.slots_substituted += routing_.substituted;
+  stats.mass += routing_.mass;
+  stats.mass_substituted += routing_.mass_substituted;
+  return absl::OkStatus();
+}
+
+void LayerRunner::Plan(const PolicyContext& context) {
+  // What was predicted for this layer and has not started moving is forgotten before the misses are
+  // known, so that a demand load never waits behind a wrong guess.
+  parts_.prefetcher->Resolve(context, routing_);
+  parts_.residency->OnRouting(context, routing_.view());
+  parts_.scheduler->Plan(context, routing_, &plan_);
+}
+
+absl::Status LayerRunner::FetchAndMultiply(const PolicyContext& context, const float* x,
+                                           int64_t tokens) {
+  wave_ = plan_.ready;
+  flying_.clear();
+  auto next = plan_.load.begin();
+  bool first_wave = true;
+  bool predicted = false;
+  absl::Status failure;
+  while (true) {
+    // As many loads as there are blocks: the rest follows when this wave frees some.
+    while (failure.ok() && next != plan_.load.end() &&
+           parts_.store->StartLoad({context.layer, *next}, LoadReason::kDemand, context)) {
+      flying_.push_back(*next++);
+    }
+    const bool all_queued = next == plan_.load.end();
+    if (all_queued && !predicted) {
+      parts_.prefetcher->Predict(context, routing_);
+      predicted = true;
+    }
+    if (first_wave || !wave_.empty()) {
+      const absl::Status status = Multiply(context, x, tokens, first_wave);
+      first_wave = false;
+      if (failure.ok()) failure = status;
+      continue;
+    }
+    if (flying_.empty() && (all_queued || !failure.ok())) return failure;
+    const int64_t begin_ns = parts_.clock->now_ns();
+    if (!parts_.store->Wait()) {
+      return absl::ResourceExhaustedError("no block of the budget is free for a missing expert");
+    }
+    const absl::Status status = CollectArrived(context);
+    if (failure.ok()) failure = status;
+    CountStall(begin_ns, context.layer);
+  }
+}
+
+absl::Status LayerRunner::CollectArrived(const PolicyContext& context) {
+  absl::Status failure;
+  auto arrived = std::stable_partition(flying_.begin(), flying_.end(), [&](int32_t e) {
+    return parts_.store->InFlight({context.layer, e});
+  });
+  for (auto it = arrived; it != flying_.end(); ++it) {
+    const ExpertKey key{context.layer, *it};
+    if (parts_.store->Resident(key) == nullptr) {
+      const absl::Status status = parts_.store->TakeFailure(key);
+      if (failure.ok()) failure = status;
+      continue;
+    }
+    parts_.stats->prefetch_useful += parts_.store->Touch(key);
+    parts_.store->Pin(key);
+    wave_.push_back(*it);
+  }
+  flying_.erase(arrived, flying_.end());
+  return failure;
+}
+
+void LayerRunner::CountStall(int64_t begin_ns, int layer) {
+  // What the last arrival spent on the link is the miss itself; the rest of the wait it stood in line.
+  const int64_t waited = parts_.clock->now_ns() - begin_ns;
+  int64_t moved = 0;
+  for (const int32_t e : wave_) moved = std::max(moved, parts_.store->moved_ns({layer, e}));
+  parts_.stats->stall_miss_ns += std::min(waited, moved);
+  parts_.stats->stall_queue_ns += waited - std::min(waited, moved);
+}
+
+absl::Status LayerRunner::Multiply(const PolicyContext& context, const float* x, int64_t tokens,
+                                   bool first) {
+  const MoeLayerSpec& spec = parts_.model->layers[context.layer];
+  problems_.clear();
+  for (const int32_t e : wave_) {
+    const ExpertKey key{context.layer, e};
+    const int32_t begin = routing_.offsets[e];
+    const int32_t count = routing_.counts[e];
+    problems_.push_back({parts_.store->Resident(key), &parts_.store->layout(key), spec.activation,
+                         absl::MakeConstSpan(routing_.grouped_tokens).subspan(begin, count),
+                         absl::MakeConstSpan(routing_.grouped_slots).subspan(begin, count)});
+  }
+  const LayerConstants& constants = (*parts_.constants)[context.layer];
+  if (first && !constants.shared_expert.empty()) {
+    // The shared expert is one more problem of the grouped GEMM; its rows follow the routed slots.
+    const int64_t pairs = tokens * routing_.top_k;
+    for (int64_t t = 0; t < tokens; ++t) shared_rows_[t] = static_cast<int32_t>(pairs + t);
+    problems_.push_back({constants.shared_expert.data(), &constants.shared_layout, spec.activation,
+                         absl::MakeConstSpan(all_tokens_).first(tokens),
+                         absl::MakeConstSpan(shared_rows_).first(tokens)});
+  }
+  const absl::Status status =
+      parts_.gemm->Run(x, tokens, spec.hidden, problems_, slots_.data());
+  for (const int32_t e : wave_) parts_.store->Unpin({context.layer, e});
+  wave_.clear();
+  return status;
+}
+
+void LayerRunner::Combine(int layer, const float* x, int64_t tokens, float* out) {
+  const MoeLayerSpec& spec = parts_.model->layers[layer];
+  const LayerConstants& constants = (*parts_.constants)[layer];
+  const int64_t hidden = spec.hidden;
+  const int k = routing_.top_k;
+  parts_.pool->Run(tokens, [&](int64_t t, int) {
+    float shared_weight = 1;
+    if (!constants.shared_gate.empty()) {
+      double dot = 0;
+      for (int64_t i = 0; i < hidden; ++i) dot += x[t * hidden + i] * constants.shared_gate[i];
+      shared_weight = static_cast<float>(1 / (1 + std::exp(-dot)));
+    }
+    float* row = out + t * hidden;
+    // In k order, whatever the order of arrival.
+    const float* slot = slots_.data() + t * k * hidden;
+    for (int64_t i = 0; i < hidden; ++i) row[i] = routing_.weights[t * k] * slot[i];
+    for (int j = 1; j < k; ++j) {
+      const float weight = routing_.weights[t * k + j];
+      for (int64_t i = 0; i < hidden; ++i) row[i] += weight * slot[j * hidden + i];
+    }
+    if (!constants.shared_expert.empty()) {
+      const float* shared = slots_.data() + (tokens * k + t) * hidden;
+      for (int64_t i = 0; i < hidden; ++i) row[i] += shared_weight * shared[i];
+    }
+  });
+}
+
+int64_t LayerRunner::WorkspaceBytes(const MoeModelSpec& model, int64_t max_tokens) {
+  int64_t bytes = 0;
+  for (const MoeLayerSpec& layer : model.layers) {
+    const int64_t k = layer.routing.top_k;
+    const int64_t slot_rows = max_tokens * (k + 1);
+    // Slots; ids, weights and two groupings of each pair; scores of this and the next layer, logits.
+    bytes = std::max(bytes, slot_rows * layer.hidden * 4 + max_tokens * k * 16 + max_tokens * 8 +
+                                max_tokens * int64_t{model.max_experts()} * 12);
+  }
+  return bytes;
+}
+
+LayerRunner::LayerRunner(const LayerParts& parts, int64_t max_tokens)
+    : parts_(parts), all_tokens_(max_tokens), shared_rows_(max_tokens) {
+  std::iota(all_tokens_.begin(), all_tokens_.end(), 0);
+  int64_t slot_floats = 0;
+  for (const MoeLayerSpec& layer : parts.model->layers) {
+    slot_floats = std::max(slot_floats, max_tokens * (layer.routing.top_k + 1) * layer.hidden);
+  }
+  slots_ = AlignedBuffer<float>(slot_floats);
+}
+
+}  // namespace moert

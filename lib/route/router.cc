@@ -1,0 +1,107 @@
+#include "moert/router.h"
+
+#include <algorithm>
+
+#include "base/thread_pool.h"
+
+namespace moert {
+namespace {
+
+/// Fixed-lane dot product: the order of additions depends on n alone.
+float Dot(const float* a, const float* b, int64_t n) {
+  constexpr int kLanes = 16;
+  float lanes[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (int j = 0; j < kLanes; ++j) lanes[j] += a[i + j] * b[i + j];
+  }
+  float tail = 0;
+  for (; i < n; ++i) tail += a[i] * b[i];
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int j = 0; j < width; ++j) lanes[j] += lanes[j + width];
+  }
+  return lanes[0] + tail;
+}
+
+}  // namespace
+
+Router::Router(const MoeModelSpec* model, std::vector<absl::Span<const float>> gates,
+               std::vector<absl::Span<const float>> biases, ThreadPool* pool)
+    : model_(model), gates_(std::move(gates)), biases_(std::move(biases)), pool_(pool) {}
+
+void Router::Logits(int layer, const float* x, int64_t tokens, float* logits) {
+  const MoeLayerSpec& spec = model_->layers[layer];
+  const float* gate = gates_[layer].data();
+  const int experts = spec.num_experts;
+  pool_->Run(tokens, [&](int64_t t, int) {
+    const float* row = x + t * spec.hidden;
+    for (int e = 0; e < experts; ++e) {
+      logits[t * experts + e] = Dot(row, gate + e * spec.hidden, spec.hidden);
+    }
+  });
+}
+
+absl::Status Router::Route(int layer, const float* x, int64_t tokens, const RoutingRule& rule,
+                           const LayerResidency& residency, bool next_gate, RoutingResult* r) {
+  const MoeLayerSpec& spec = model_->layers[layer];
+  const int k = spec.routing.top_k;
+  const int experts = spec.num_experts;
+  if (rule.kind != RoutingRuleKind::kTopK) {
+    return absl::UnimplementedError("this build routes by plain top-k only");
+  }
+  r->tokens = tokens;
+  r->top_k = k;
+  r->num_experts = experts;
+  r->ids.resize(tokens * k);
+  r->weights.resize(tokens * k);
+  r->scores.resize(tokens * experts);
+  logits_.resize(tokens * experts);
+  Logits(layer, x, tokens, logits_.data());
+  for (int64_t t = 0; t < tokens; ++t) {
+    const absl::Status status =
+        RouteToken(spec.routing, absl::MakeConstSpan(logits_).subspan(t * experts, experts),
+                   biases_[layer], &r->scores[t * experts], &r->ids[t * k], &r->weights[t * k]);
+    if (!status.ok()) return status;
+  }
+  r->substituted = 0;
+  r->mass = r->mass_substituted = 0;
+  for (const float w : r->weights) r->mass += w;
+  Group(r);
+
+  r->next_scores.clear();
+  if (next_gate) {
+    const int next = (layer + 1) % model_->num_layers();
+    const MoeLayerSpec& next_spec = model_->layers[next];
+    const int n = next_spec.num_experts;
+    r->next_scores.resize(tokens * n);
+    logits_.resize(tokens * n);
+    Logits(next, x, tokens, logits_.data());
+    std::vector<int32_t> ids(next_spec.routing.top_k);
+    std::vector<float> weights(next_spec.routing.top_k);
+    for (int64_t t = 0; t < tokens; ++t) {
+      const absl::Status status = RouteToken(
+          next_spec.routing, absl::MakeConstSpan(logits_).subspan(t * n, n), biases_[next],
+          &r->next_scores[t * n], ids.data(), weights.data());
+      if (!status.ok()) return status;
+    }
+  }
+  return absl::OkStatus();
+}
+
+void Router::Group(RoutingResult* r) {
+  const int64_t pairs = r->tokens * r->top_k;
+  r->counts.assign(r->num_experts, 0);
+  for (const int32_t e : r->ids) ++r->counts[e];
+  r->offsets.assign(r->num_experts + 1, 0);
+  for (int e = 0; e < r->num_experts; ++e) r->offsets[e + 1] = r->offsets[e] + r->counts[e];
+  r->grouped_tokens.resize(pairs);
+  r->grouped_slots.resize(pairs);
+  std::vector<int32_t> at(r->offsets.begin(), r->offsets.end() - 1);
+  for (int64_t slot = 0; slot < pairs; ++slot) {
+    const int32_t i = at[r->ids[slot]]++;
+    r->grouped_tokens[i] = static_cast<int32_t>(slot / r->top_k);
+    r->grouped_slots[i] = static_cast<int32_t>(slot);
+  }
+}
+
+}  // namespace moert

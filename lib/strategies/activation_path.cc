@@ -1,0 +1,94 @@
+// activation-path: the expert-activation-path predictor (EAP) that Fate is compared with. Which
+// experts of layer l+1 tokens used that used expert i of layer l, counted online; the prediction is the
+// sum over the layer's active experts.
+#include <algorithm>
+
+#include "strategies/builtin.h"
+
+namespace moert {
+namespace {
+
+class ActivationPath final : public PrefetchPolicy {
+ public:
+  explicit ActivationPath(int width) : width_(width) {}
+
+  absl::string_view name() const override { return "activation-path"; }
+
+  void Observe(const PolicyContext& context, const RoutingView& routing) override {
+    const MoeModelSpec& model = *context.model;
+    if (follows_.empty()) {
+      follows_.resize(model.layers.size());
+      for (size_t l = 0; l + 1 < model.layers.size(); ++l) {
+        follows_[l].assign(model.layers[l].num_experts * model.layers[l + 1].num_experts, 0);
+      }
+    }
+    // Token by token: who followed whom. Rows of two layers of one step are the same tokens.
+    if (context.layer > 0 && previous_step_ == context.step &&
+        previous_layer_ == context.layer - 1 && previous_tokens_ == routing.tokens) {
+      std::vector<float>& follows = follows_[context.layer - 1];
+      const int experts = model.layers[context.layer].num_experts;
+      for (int64_t t = 0; t < routing.tokens; ++t) {
+        for (int i = 0; i < previous_k_; ++i) {
+          float* row = &follows[int64_t{previous_ids_[t * previous_k_ + i]} * experts];
+          for (int j = 0; j < routing.top_k; ++j) row[routing.ids[t * routing.top_k + j]] += 1;
+        }
+      }
+    }
+    previous_ids_.assign(routing.ids.begin(), routing.ids.end());
+    previous_tokens_ = routing.tokens;
+    previous_k_ = routing.top_k;
+    previous_layer_ = context.layer;
+    previous_step_ = context.step;
+  }
+
+  std::vector<PrefetchCandidate> Rank(const PrefetchSnapshot& snapshot) override {
+    const PolicyContext& context = snapshot.context;
+    if (snapshot.target_layer != context.layer + 1) return {};
+    const int experts = context.model->layers[snapshot.target_layer].num_experts;
+    std::vector<float> score(experts, 0);
+    int active = 0;
+    for (size_t i = 0; i < snapshot.routing.counts.size(); ++i) {
+      const int32_t count = snapshot.routing.counts[i];
+      if (count == 0) continue;
+      ++active;
+      const float* row = &follows_[context.layer][i * experts];
+      float total = 0;
+      for (int e = 0; e < experts; ++e) total += row[e];
+      if (total == 0) continue;
+      const float share = static_cast<float>(count) / total;
+      for (int e = 0; e < experts; ++e) score[e] += share * row[e];
+    }
+    std::vector<PrefetchCandidate> ranked;
+    for (int e = 0; e < experts; ++e) {
+      if (score[e] > 0) ranked.push_back({{snapshot.target_layer, e}, score[e]});
+    }
+    std::stable_sort(ranked.begin(), ranked.end(),
+                     [](const auto& a, const auto& b) { return a.score > b.score; });
+    // As many as the layer in front uses, widened: paths share experts, so the union is no larger.
+    const size_t wanted = static_cast<size_t>(std::max(1, active * width_ / 100));
+    if (ranked.size() > wanted) ranked.resize(wanted);
+    return ranked;
+  }
+
+ private:
+  const int width_;
+  std::vector<std::vector<float>> follows_;  // [L - 1][E * E']
+  std::vector<int32_t> previous_ids_;
+  int64_t previous_tokens_ = 0;
+  int64_t previous_step_ = -1;
+  int previous_k_ = 0;
+  int previous_layer_ = -1;
+};
+
+}  // namespace
+
+absl::StatusOr<Strategy> BuildActivationPath(const Params& params) {
+  Strategy strategy;
+  if (params.Has("scheme")) strategy.versions = {params.Text("scheme", "")};
+  const absl::StatusOr<int64_t> width = params.Integer("width", 100, 1, 1000);
+  if (!width.ok()) return width.status();
+  strategy.prefetch = std::make_unique<ActivationPath>(static_cast<int>(*width));
+  return strategy;
+}
+
+}  // namespace moert

@@ -1,0 +1,23 @@
+// The built-in strategies, one readable file each. A new one: write its file, declare its builder
+// here, add its row to registry.cc.
+#ifndef MOERT_LIB_STRATEGIES_BUILTIN_H_
+#define MOERT_LIB_STRATEGIES_BUILTIN_H_
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "moert/strategy.h"
+#include "strategies/params.h"
+
+namespace moert {
+
+absl::StatusOr<Strategy> BuildResident(const Params& params);
+absl::StatusOr<Strategy> BuildOnDemand(const Params& params);
+absl::StatusOr<Strategy> BuildLoadOnDemand(const Params& params);
+absl::StatusOr<Strategy> BuildActivationPath(const Params& params);
+
+std::unique_ptr<ResidencyPolicy> MakeLru();
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_STRATEGIES_BUILTIN_H_

@@ -1,0 +1,28 @@
+// load-on-demand: no routed expert outlives its layer call. The papers' LoD baseline; its speed does
+// not depend on the budget.
+#include "strategies/builtin.h"
+
+namespace moert {
+namespace {
+
+class KeepNothing final : public ResidencyPolicy {
+ public:
+  absl::string_view name() const override { return "none"; }
+  std::vector<int> Capacity(const CapacitySnapshot& snapshot) override {
+    return std::vector<int>(snapshot.model->layers.size(), 0);
+  }
+  int Victim(const VictimSnapshot& snapshot) override {
+    return LeastRecentlyUsed(snapshot.candidates);
+  }
+};
+
+}  // namespace
+
+absl::StatusOr<Strategy> BuildLoadOnDemand(const Params& params) {
+  Strategy strategy;
+  if (params.Has("scheme")) strategy.versions = {params.Text("scheme", "")};
+  strategy.residency = std::make_unique<KeepNothing>();
+  return strategy;
+}
+
+}  // namespace moert

@@ -1,0 +1,51 @@
+// Least recently used, uniform capacity: the default of the residency seam.
+#include <algorithm>
+
+#include "strategies/builtin.h"
+
+namespace moert {
+
+std::vector<int> UniformCapacity(const MoeModelSpec& model, int64_t slots) {
+  std::vector<int> capacity(model.layers.size(), 0);
+  // Dealt one by one, shallow layers first: layers that are full leave theirs to the others.
+  bool dealt = true;
+  while (slots > 0 && dealt) {
+    dealt = false;
+    for (size_t l = 0; l < capacity.size() && slots > 0; ++l) {
+      if (capacity[l] == model.layers[l].num_experts) continue;
+      ++capacity[l];
+      --slots;
+      dealt = true;
+    }
+  }
+  return capacity;
+}
+
+int LeastRecentlyUsed(absl::Span<const VictimCandidate> candidates) {
+  return static_cast<int>(std::min_element(candidates.begin(), candidates.end(),
+                                           [](const VictimCandidate& a, const VictimCandidate& b) {
+                                             return std::max(a.last_used, a.inserted) <
+                                                    std::max(b.last_used, b.inserted);
+                                           }) -
+                          candidates.begin());
+}
+
+std::vector<int> ResidencyPolicy::Capacity(const CapacitySnapshot& snapshot) {
+  return UniformCapacity(*snapshot.model, snapshot.slots);
+}
+
+namespace {
+
+class Lru final : public ResidencyPolicy {
+ public:
+  absl::string_view name() const override { return "lru"; }
+  int Victim(const VictimSnapshot& snapshot) override {
+    return LeastRecentlyUsed(snapshot.candidates);
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<ResidencyPolicy> MakeLru() { return std::make_unique<Lru>(); }
+
+}  // namespace moert

@@ -1,0 +1,65 @@
+#include "strategies/params.h"
+
+#include <algorithm>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "fmt/format.h"
+#include "fmt/ranges.h"
+
+namespace moert {
+
+absl::StatusOr<Params> Params::Parse(absl::string_view strategy, absl::string_view text,
+                                     const std::vector<std::string>& legal) {
+  Params params;
+  params.strategy_ = std::string(strategy);
+  if (text.empty()) return params;
+  for (const absl::string_view item : absl::StrSplit(text, ',')) {
+    const std::pair<std::string, std::string> kv = absl::StrSplit(item, absl::MaxSplits('=', 1));
+    if (std::find(legal.begin(), legal.end(), kv.first) == legal.end()) {
+      return absl::InvalidArgumentError(
+          fmt::format("strategy {}: unknown key '{}'; it takes {}", params.strategy_, kv.first,
+                      legal.empty() ? "none" : fmt::format("{}", fmt::join(legal, ", "))));
+    }
+    if (kv.second.empty()) {
+      return absl::InvalidArgumentError(
+          fmt::format("strategy {}: key '{}' needs a value", params.strategy_, kv.first));
+    }
+    if (!params.values_.emplace(kv.first, kv.second).second) {
+      return absl::InvalidArgumentError(
+          fmt::format("strategy {}: key '{}' is given twice", params.strategy_, kv.first));
+    }
+  }
+  return params;
+}
+
+std::string Params::Text(const std::string& key, std::string fallback) const {
+  const auto it = values_.find(key);
+  return it == values_.end() ? std::move(fallback) : it->second;
+}
+
+absl::StatusOr<double> Params::Number(const std::string& key, double fallback, double low,
+                                      double high) const {
+  const auto it = values_.find(key);
+  if (it == values_.end()) return fallback;
+  double value = 0;
+  if (!absl::SimpleAtod(it->second, &value) || !(value >= low && value <= high)) {
+    return absl::InvalidArgumentError(fmt::format("strategy {}: {}={}: must be a number in [{}, {}]",
+                                                  strategy_, key, it->second, low, high));
+  }
+  return value;
+}
+
+absl::StatusOr<int64_t> Params::Integer(const std::string& key, int64_t fallback, int64_t low,
+                                        int64_t high) const {
+  const auto it = values_.find(key);
+  if (it == values_.end()) return fallback;
+  int64_t value = 0;
+  if (!absl::SimpleAtoi(it->second, &value) || value < low || value > high) {
+    return absl::InvalidArgumentError(fmt::format("strategy {}: {}={}: must be an integer in [{}, {}]",
+                                                  strategy_, key, it->second, low, high));
+  }
+  return value;
+}
+
+}  // namespace moert

@@ -1,0 +1,37 @@
+// The key=value part of a strategy spec, read with checked ranges.
+#ifndef MOERT_LIB_STRATEGIES_PARAMS_H_
+#define MOERT_LIB_STRATEGIES_PARAMS_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace moert {
+
+class Params {
+ public:
+  Params() = default;
+  /// `legal`: the keys a strategy documents. Unknown and repeated keys are errors.
+  static absl::StatusOr<Params> Parse(absl::string_view strategy, absl::string_view text,
+                                      const std::vector<std::string>& legal);
+
+  bool Has(const std::string& key) const { return values_.count(key) != 0; }
+  std::string Text(const std::string& key, std::string fallback) const;
+  absl::StatusOr<double> Number(const std::string& key, double fallback, double low,
+                                double high) const;
+  absl::StatusOr<int64_t> Integer(const std::string& key, int64_t fallback, int64_t low,
+                                  int64_t high) const;
+
+ private:
+  std::string strategy_;
+  std::map<std::string, std::string> values_;
+};
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_STRATEGIES_PARAMS_H_

@@ -1,0 +1,147 @@
+// Names -> strategies, and the composition grammar of strategy.h.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_split.h"
+#include "base/fmt_absl.h"
+#include "base/status_macros.h"
+#include "fmt/format.h"
+#include "fmt/ranges.h"
+#include "strategies/builtin.h"
+
+namespace moert {
+namespace {
+
+struct Key {
+  const char* name;
+  const char* help;
+};
+
+struct Row {
+  const char* name;
+  const char* summary;
+  std::vector<Key> keys;
+  absl::StatusOr<Strategy> (*build)(const Params&);
+};
+
+constexpr Key kScheme = {"scheme", "version of the pack to serve, by name (default: most bits)"};
+
+const std::vector<Row>& Rows() {
+  static const auto* rows = new std::vector<Row>{
+      {"resident", "every expert loaded at open", {kScheme}, &BuildResident},
+      {"on-demand", "LRU cache, misses are loaded; the exact default", {kScheme}, &BuildOnDemand},
+      {"load-on-demand", "no routed expert is kept", {kScheme}, &BuildLoadOnDemand},
+      {"activation-path",
+       "LRU cache and prefetch by co-activation of adjacent layers, learned online",
+       {kScheme, {"width", "predicted experts, percent of the active ones (100)"}},
+       &BuildActivationPath},
+  };
+  return *rows;
+}
+
+absl::StatusOr<Strategy> BuildOne(absl::string_view spec) {
+  const std::pair<std::string, std::string> parts = absl::StrSplit(spec, absl::MaxSplits(':', 1));
+  std::vector<std::string> names;
+  for (const Row& row : Rows()) {
+    names.push_back(row.name);
+    if (parts.first != row.name) continue;
+    std::vector<std::string> keys;
+    for (const Key& key : row.keys) keys.push_back(key.name);
+    MOERT_ASSIGN_OR_RETURN(const Params params, Params::Parse(row.name, parts.second, keys));
+    return row.build(params);
+  }
+  return absl::InvalidArgumentError(fmt::format("unknown strategy '{}'; there are: {}", parts.first,
+                                                fmt::join(names, ", ")));
+}
+
+const std::vector<std::string>& SeamNames() {
+  static const auto* names = new std::vector<std::string>{"routing", "prefetch", "residency",
+                                                          "precision", "placement"};
+  return *names;
+}
+
+/// Moves one seam of `from` into `into`.
+absl::Status TakeSeam(absl::string_view seam, Strategy* from, Strategy* into) {
+  const auto take = [&](auto& source, auto& target) -> absl::Status {
+    if (source == nullptr) {
+      return absl::InvalidArgumentError(
+          fmt::format("strategy '{}' leaves its {} seam at the default", from->spec, seam));
+    }
+    target = std::move(source);
+    return absl::OkStatus();
+  };
+  if (seam == "routing") {
+    into->exact = into->exact && from->exact;
+    return take(from->routing, into->routing);
+  }
+  if (seam == "prefetch") return take(from->prefetch, into->prefetch);
+  if (seam == "residency") return take(from->residency, into->residency);
+  if (seam == "precision") {
+    into->exact = into->exact && from->exact;
+    into->versions = from->versions;
+    return take(from->precision, into->precision);
+  }
+  if (seam == "placement") {
+    into->exact = into->exact && from->exact;
+    return take(from->placement, into->placement);
+  }
+  return absl::InvalidArgumentError(
+      fmt::format("unknown seam '{}'; seams are: {}", seam, fmt::join(SeamNames(), ", ")));
+}
+
+/// "A+B" without a seam: everything B fills, refused where A fills it too.
+absl::Status Merge(Strategy* from, Strategy* into) {
+  const auto merge = [&](absl::string_view seam, auto& source, auto& target) -> absl::Status {
+    if (source == nullptr) return absl::OkStatus();
+    if (target != nullptr) {
+      return absl::InvalidArgumentError(
+          fmt::format("strategies '{0}' and '{1}' both fill the {2} seam; name one, as in "
+                      "'{0}+{1}.{2}'",
+                      into->spec, from->spec, seam));
+    }
+    return TakeSeam(seam, from, into);
+  };
+  MOERT_RETURN_IF_ERROR(merge("routing", from->routing, into->routing));
+  MOERT_RETURN_IF_ERROR(merge("prefetch", from->prefetch, into->prefetch));
+  MOERT_RETURN_IF_ERROR(merge("residency", from->residency, into->residency));
+  MOERT_RETURN_IF_ERROR(merge("precision", from->precision, into->precision));
+  return merge("placement", from->placement, into->placement);
+}
+
+/// Splits "name.seam:params" into the strategy's spec and the seam.
+std::pair<std::string, std::string> SplitSeam(absl::string_view part) {
+  const size_t colon = std::min(part.find(':'), part.size());
+  const size_t dot = part.substr(0, colon).find('.');
+  if (dot == absl::string_view::npos) return {std::string(part), ""};
+  return {fmt::format("{}{}", std::string(part.substr(0, dot)), std::string(part.substr(colon))),
+          std::string(part.substr(dot + 1, colon - dot - 1))};
+}
+
+}  // namespace
+
+absl::StatusOr<Strategy> MakeStrategy(absl::string_view spec) {
+  const std::vector<std::string> parts = absl::StrSplit(spec, '+');
+  MOERT_ASSIGN_OR_RETURN(Strategy strategy, BuildOne(parts[0]));
+  strategy.spec = parts[0];
+  for (size_t i = 1; i < parts.size(); ++i) {
+    const auto [name, seam] = SplitSeam(parts[i]);
+    MOERT_ASSIGN_OR_RETURN(Strategy other, BuildOne(name));
+    other.spec = name;
+    MOERT_RETURN_IF_ERROR(seam.empty() ? Merge(&other, &strategy)
+                                       : TakeSeam(seam, &other, &strategy));
+  }
+  strategy.spec = std::string(spec);
+  return strategy;
+}
+
+std::vector<StrategyInfo> ListStrategies() {
+  std::vector<StrategyInfo> list;
+  for (const Row& row : Rows()) {
+    StrategyInfo info{row.name, row.summary, {}};
+    for (const Key& key : row.keys) info.keys.push_back(fmt::format("{}: {}", key.name, key.help));
+    list.push_back(std::move(info));
+  }
+  return list;
+}
+
+}  // namespace moert

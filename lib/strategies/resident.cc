@@ -1,0 +1,14 @@
+// resident: every expert is loaded at open; the bound every other strategy is measured against.
+#include "strategies/builtin.h"
+
+namespace moert {
+
+absl::StatusOr<Strategy> BuildResident(const Params& params) {
+  Strategy strategy;
+  strategy.graph_safe = true;
+  strategy.preload = true;
+  if (params.Has("scheme")) strategy.versions = {params.Text("scheme", "")};
+  return strategy;
+}
+
+}  // namespace moert
