@@ -37,7 +37,7 @@ struct HardwareProfile {
   }
 };
 
-/// Reads a profile written by `moert-bench probe --json`. Errors name the file, field and range.
+/// "reference", or the path of a profile written by `moert-bench probe --json`. Errors name the file, field and range.
 absl::StatusOr<HardwareProfile> LoadProfile(const std::string& path);
 
 }  // namespace moert
