@@ -1,0 +1,37 @@
+// One model family: which fields of config.json it has, and how its tensors are called. To add a
+// family, write a file beside this one and list it in registry.cc.
+#ifndef MOERT_LIB_FORMAT_ARCHITECTURES_ARCHITECTURE_H_
+#define MOERT_LIB_FORMAT_ARCHITECTURES_ARCHITECTURE_H_
+
+#include "absl/types/span.h"
+#include "format/config_fields.h"
+#include "format/hf_config.h"
+
+namespace moert {
+
+struct Architecture {
+  const char* model_type;
+  /// Fills moe, names and whatever differs from the defaults of a decoder. The fields that all
+  /// families share are already in `config`. Errors stay in `fields`.
+  void (*read)(ConfigFields& fields, HfConfig& config);
+};
+
+extern const Architecture kQwen2Moe;
+
+absl::Span<const Architecture* const> Architectures();
+
+// Ranges shared by the readers.
+inline constexpr int64_t kMaxLayerCount = 4096;
+inline constexpr int64_t kMaxExpertCount = 65536;
+inline constexpr int64_t kMaxWidth = int64_t{1} << 20;
+inline constexpr int64_t kMaxFfnWidth = int64_t{1} << 22;
+
+/// is_moe of the Qwen families: every decoder_sparse_step-th layer but for mlp_only_layers.
+void ReadSparseStep(ConfigFields& fields, HfConfig& config);
+
+/// Appends `layer` to the spec for each layer with is_moe, with its number filled in.
+void AddMoeLayers(const MoeLayerSpec& layer, HfConfig& config);
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_FORMAT_ARCHITECTURES_ARCHITECTURE_H_

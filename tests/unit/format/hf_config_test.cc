@@ -1,0 +1,146 @@
+#include "format/hf_config.h"
+
+#include <nlohmann/json.hpp>
+
+#include "support/catch.h"
+#include "support/temp_dir.h"
+
+namespace moert {
+namespace {
+
+using nlohmann::json;
+
+const std::string kTiny = std::string(MOERT_SOURCE_DIR) + "/examples/models/tiny-moe";
+
+json TinyJson() { return json::parse(test::ReadFile(kTiny + "/config.json")); }
+
+TEST_CASE("tiny-moe's config") {
+  const auto c = LoadHfConfig(kTiny);
+  REQUIRE_OK(c.status());
+  CHECK(c->model_type == "qwen2_moe");
+  CHECK(c->vocab_size == 4096);
+  CHECK(c->hidden_size == 128);
+  CHECK(c->num_hidden_layers == 8);
+  CHECK(c->num_attention_heads == 4);
+  CHECK(c->num_key_value_heads == 2);
+  CHECK(c->head_dim == 32);
+  CHECK(c->norm_eps == 1e-6);
+  CHECK(c->rope.theta == 1e6);
+  CHECK(c->rope.type == "default");
+  CHECK(c->max_position_embeddings == 2048);
+  CHECK(c->tie_word_embeddings);
+  CHECK(c->qkv_bias);
+  CHECK_FALSE(c->attention_output_bias);
+  CHECK(c->eos_token_ids == std::vector<int64_t>{0});
+  CHECK(c->dense_intermediate == 0);
+  CHECK(c->sliding_window == std::vector<int64_t>(8, 0));
+  REQUIRE(c->moe.num_layers() == 8);
+  MoeLayerSpec expected;
+  expected.model_layer = 5;
+  expected.num_experts = 32;
+  expected.hidden = 128;
+  expected.intermediate = 64;
+  expected.shared_intermediate = 128;
+  expected.shared_gate = true;
+  expected.routing.top_k = 4;
+  CHECK(c->moe.layers[5] == expected);
+  CHECK(c->names.Expert(3, 17, Projection::kDown) ==
+        "model.layers.3.mlp.experts.17.down_proj.weight");
+  CHECK(c->names.Router(3) == "model.layers.3.mlp.gate.weight");
+  CHECK(c->names.SharedExpert(3, Projection::kUp) ==
+        "model.layers.3.mlp.shared_expert.up_proj.weight");
+  CHECK(c->names.SharedGate(3) == "model.layers.3.mlp.shared_expert_gate.weight");
+}
+
+TEST_CASE("dense layers, RoPE variants, windows and ids") {
+  json j = TinyJson();
+  j["decoder_sparse_step"] = 2;
+  j["mlp_only_layers"] = {5};
+  j["use_sliding_window"] = true;
+  j["max_window_layers"] = 6;
+  j["eos_token_id"] = {3, 4};
+  j["head_dim"] = 64;
+  j["rope_parameters"] = {{"rope_theta", 5e5}, {"rope_type", "yarn"}, {"factor", 4.0}};
+  const auto c = ParseHfConfig(j.dump(), "c");
+  REQUIRE_OK(c.status());
+  CHECK(c->is_moe == std::vector<bool>{false, true, false, true, false, false, false, true});
+  REQUIRE(c->moe.num_layers() == 3);
+  CHECK(c->moe.layers[2].model_layer == 7);
+  CHECK(c->MoeLayerIndex(7) == 2);
+  CHECK(c->MoeLayerIndex(5) == -1);
+  CHECK(c->dense_intermediate == 256);
+  CHECK(c->sliding_window == std::vector<int64_t>{0, 0, 0, 0, 0, 0, 2048, 2048});
+  CHECK(c->eos_token_ids == std::vector<int64_t>{3, 4});
+  CHECK(c->head_dim == 64);
+  CHECK(c->rope.theta == 5e5);
+  CHECK(c->rope.type == "yarn");
+  CHECK(json::parse(c->rope.scaling_json)["factor"] == 4.0);
+}
+
+TEST_CASE("an illegal field is named with file, value and range") {
+  struct Case {
+    const char* field;
+    json value;
+    const char* message;
+  };
+  const Case cases[] = {
+      {"model_type", "gpt2",
+       "c: model_type is \"gpt2\", which is not supported; supported are: qwen2_moe"},
+      {"model_type", nullptr, "c: model_type is missing, legal is a string"},
+      {"hidden_size", -128, "c: hidden_size is -128, legal is an integer from 1 to 1048576"},
+      {"hidden_size", 128.5, "c: hidden_size is 128.5, legal is an integer from 1 to 1048576"},
+      {"hidden_size", 18446744073709551615u, "c: hidden_size is 18446744073709551615, legal is"},
+      {"hidden_size", nullptr, "c: hidden_size is missing, legal is"},
+      {"num_experts", 0, "c: num_experts is 0, legal is an integer from 1 to 65536"},
+      {"num_experts_per_tok", 33, "c: num_experts_per_tok is 33, legal is an integer from 1 to 32"},
+      {"moe_intermediate_size", "64", "c: moe_intermediate_size is \"64\", legal is"},
+      {"num_key_value_heads", 3,
+       "c: num_key_value_heads is 3, legal is a divisor of num_attention_heads (4)"},
+      {"head_dim", 33, "c: head_dim is 33, legal is an even number"},
+      {"rope_theta", 0, "c: rope_theta is 0, legal is a number from 1 to"},
+      {"rope_scaling", 7, "c: rope_scaling is 7, legal is an object"},
+      {"hidden_act", "relu", "c: hidden_act is \"relu\", legal are silu"},
+      {"norm_topk_prob", 1, "c: norm_topk_prob is 1, legal is true or false"},
+      {"mlp_only_layers", {8}, "c: mlp_only_layers is [8], legal is a list of at most 65536"},
+      {"mlp_only_layers", {0, 1, 2, 3, 4, 5, 6, 7}, "c: number of MoE layers is 0"},
+      {"eos_token_id", 4096, "c: eos_token_id is 4096, legal is an integer from 0 to 4095"},
+      {"quantization_config",
+       {{"quant_method", "gptq"}},
+       "quantized checkpoints are not supported"},
+      {"num_hidden_layers", 1000000, "legal is an integer from 1 to 4096"},
+  };
+  for (const Case& k : cases) {
+    json j = TinyJson();
+    j[k.field] = k.value;
+    const auto c = ParseHfConfig(j.dump(), "c");
+    INFO(k.field << " = " << k.value.dump());
+    REQUIRE_FALSE(c.ok());
+    CHECK_THAT(std::string(c.status().message()), Catch::Contains(k.message));
+  }
+  // 131 is prime: no head size follows from it.
+  json j = TinyJson();
+  j["hidden_size"] = 131;
+  CHECK_THAT(std::string(ParseHfConfig(j.dump(), "c").status().message()),
+             Catch::Contains("head_dim is missing"));
+}
+
+TEST_CASE("a folder without config.json") {
+  test::TempDir dir;
+  const auto c = LoadHfConfig(dir.path());
+  CHECK(c.status().code() == absl::StatusCode::kNotFound);
+  CHECK_THAT(std::string(c.status().message()), Catch::Contains(dir / "config.json"));
+}
+
+TEST_CASE("generation_config.json decides where a text ends") {
+  test::TempDir dir;
+  test::WriteFile(dir / "config.json", TinyJson().dump());
+  test::WriteFile(dir / "generation_config.json", R"({"eos_token_id": [7, 9]})");
+  const auto c = LoadHfConfig(dir.path());
+  REQUIRE_OK(c.status());
+  CHECK(c->eos_token_ids == std::vector<int64_t>{7, 9});
+  test::WriteFile(dir / "generation_config.json", "{");
+  CHECK_FALSE(LoadHfConfig(dir.path()).ok());
+}
+
+}  // namespace
+}  // namespace moert
