@@ -1,0 +1,37 @@
+// Continues a prompt.
+#ifndef MOERT_EXAMPLES_HOST_GENERATE_H_
+#define MOERT_EXAMPLES_HOST_GENERATE_H_
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "examples/host/model.h"
+
+namespace moert::host {
+
+struct GenerateOptions {
+  int64_t max_tokens = 64;
+  double temperature = 0.0;  // 0: greedy
+  uint64_t seed = 0;
+  /// Generation ends before one of these, which is not part of the result.
+  std::vector<int32_t> stop_tokens;
+  /// Called with every token as it comes; returning an error ends the generation with it.
+  std::function<absl::Status(int32_t token)> on_token;
+};
+
+struct GenerateResult {
+  std::vector<int32_t> tokens;
+  double ttft_ms = 0.0;         // begin of prefill to the first token, in the MoE runner's clock
+  std::vector<double> step_ms;  // decode steps
+};
+
+/// The prompt is prefilled in as few steps as the MoE runner allows, then decoded token by token.
+absl::StatusOr<GenerateResult> Generate(Decoder* decoder, absl::Span<const int32_t> prompt,
+                                        const GenerateOptions& options);
+
+}  // namespace moert::host
+
+#endif  // MOERT_EXAMPLES_HOST_GENERATE_H_

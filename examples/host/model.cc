@@ -1,0 +1,125 @@
+#include "examples/host/model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+
+#include "base/status_macros.h"
+
+namespace moert::host {
+
+Decoder::Decoder(const DecoderConfig& config, ThreadPool* pool, MoeRunner* moe)
+    : config_(config), pool_(pool), moe_(moe), rope_(config.head_dim, config.rope_theta) {}
+
+absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Load(const Checkpoint& checkpoint,
+                                                       const DecoderConfig& config,
+                                                       ThreadPool* pool, MoeRunner* moe) {
+  std::unique_ptr<Decoder> d(new Decoder(config, pool, moe));
+  const auto norm = [&](const std::string& name) {
+    return Norm::Load(checkpoint, name, config.norm, config.hidden, config.norm_eps);
+  };
+  MOERT_ASSIGN_OR_RETURN(d->embedding_, Linear::Load(checkpoint, "model.embed_tokens", config.vocab,
+                                                     config.hidden, false));
+  if (!config.tied_embeddings) {
+    MOERT_ASSIGN_OR_RETURN(d->head_, Linear::Load(checkpoint, "lm_head", config.vocab,
+                                                  config.hidden, config.lm_head_bias));
+  }
+  MOERT_ASSIGN_OR_RETURN(d->final_norm_, norm("model.norm"));
+  d->layers_.resize(config.num_layers);
+  for (int i = 0; i < config.num_layers; ++i) {
+    Layer& layer = d->layers_[i];
+    const std::string name = "model.layers." + std::to_string(i) + ".";
+    MOERT_ASSIGN_OR_RETURN(layer.attention_norm, norm(name + "input_layernorm"));
+    MOERT_ASSIGN_OR_RETURN(layer.mlp_norm, norm(name + "post_attention_layernorm"));
+    MOERT_ASSIGN_OR_RETURN(layer.attention, Attention::Load(checkpoint, config, i, &d->rope_));
+    layer.moe_layer = config.moe_layer[i];
+    if (layer.moe_layer < 0) {
+      MOERT_ASSIGN_OR_RETURN(layer.mlp, Mlp::Load(checkpoint, name + "mlp", config.hidden,
+                                                  config.dense_intermediate, config.activation));
+    }
+  }
+  return d;
+}
+
+absl::Status Decoder::CheckInputs(absl::Span<const SequenceInput> inputs) const {
+  int64_t rows = 0;
+  for (const SequenceInput& input : inputs) {
+    const int64_t length = input.cache->length(), added = static_cast<int64_t>(input.tokens.size());
+    rows += added;
+    if (length + added > input.cache->capacity()) {
+      return absl::InvalidArgumentError(fmt::format("a sequence of {} tokens; its cache holds {}",
+                                                    length + added, input.cache->capacity()));
+    }
+    for (const int32_t token : input.tokens) {
+      if (token < 0 || token >= config_.vocab) {
+        return absl::InvalidArgumentError(
+            fmt::format("token id {} is not in 0..{}", token, config_.vocab - 1));
+      }
+    }
+  }
+  if (rows < 1 || rows > moe_->max_rows()) {
+    return absl::InvalidArgumentError(
+        fmt::format("a step of {} tokens; allowed are 1..{}", rows, moe_->max_rows()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Decoder::Step(StepPhase phase, absl::Span<const SequenceInput> inputs,
+                           AlignedVector<float>* hidden) {
+  MOERT_RETURN_IF_ERROR(CheckInputs(inputs));
+  std::vector<RowGroup> groups;
+  std::vector<int64_t> request_ids;
+  std::vector<int32_t> positions;
+  int64_t rows = 0, longest = 0;
+  for (const SequenceInput& input : inputs) {
+    const int64_t added = static_cast<int64_t>(input.tokens.size());
+    groups.push_back({input.cache, rows, added});
+    residual_.resize((rows + added) * config_.hidden);
+    for (int64_t i = 0; i < added; ++i) {
+      embedding_.Row(input.tokens[i], residual_.data() + (rows + i) * config_.hidden);
+      request_ids.push_back(input.request_id);
+      positions.push_back(static_cast<int32_t>(input.cache->length() + i));
+    }
+    rows += added;
+    longest = std::max(longest, input.cache->length() + added);
+  }
+  rope_.Extend(longest);
+  normed_.resize(rows * config_.hidden);
+  delta_.resize(rows * config_.hidden);
+
+  MOERT_RETURN_IF_ERROR(moe_->BeginStep(phase, request_ids, positions));
+  absl::Status status = RunLayers(groups, rows);
+  status.Update(moe_->EndStep());
+  MOERT_RETURN_IF_ERROR(status);
+
+  hidden->resize(rows * config_.hidden);
+  final_norm_.Forward(pool_, residual_.data(), rows, hidden->data());
+  for (const RowGroup& group : groups) group.cache->set_length(group.cache->length() + group.rows);
+  return absl::OkStatus();
+}
+
+absl::Status Decoder::RunLayers(absl::Span<const RowGroup> groups, int64_t rows) {
+  const auto add_delta = [&] {
+    for (size_t i = 0; i < delta_.size(); ++i) residual_[i] += delta_[i];
+  };
+  for (Layer& layer : layers_) {
+    layer.attention_norm.Forward(pool_, residual_.data(), rows, normed_.data());
+    layer.attention.Forward(pool_, groups, normed_.data(), rows, delta_.data());
+    add_delta();
+    layer.mlp_norm.Forward(pool_, residual_.data(), rows, normed_.data());
+    if (layer.moe_layer >= 0) {
+      MOERT_RETURN_IF_ERROR(moe_->Forward(layer.moe_layer, normed_.data(), rows, delta_.data()));
+    } else {
+      layer.mlp.Forward(pool_, normed_.data(), rows, delta_.data());
+    }
+    add_delta();
+  }
+  return absl::OkStatus();
+}
+
+void Decoder::Logits(const float* hidden, int64_t rows, float* logits) const {
+  (head_.empty() ? embedding_ : head_).Forward(pool_, hidden, rows, logits);
+}
+
+}  // namespace moert::host

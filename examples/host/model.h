@@ -1,0 +1,81 @@
+// The forward pass of a decoder-only transformer whose MoE blocks somebody else computes.
+#ifndef MOERT_EXAMPLES_HOST_MODEL_H_
+#define MOERT_EXAMPLES_HOST_MODEL_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "base/thread_pool.h"
+#include "examples/host/aligned.h"
+#include "examples/host/attention.h"
+#include "examples/host/decoder_config.h"
+#include "examples/host/kv_cache.h"
+#include "examples/host/linear.h"
+#include "examples/host/mlp.h"
+#include "examples/host/moe_runner.h"
+#include "examples/host/norm.h"
+
+namespace moert::host {
+
+/// The tokens that one sequence adds in a step, behind those in its cache.
+struct SequenceInput {
+  KvCache* cache = nullptr;  // not the cache of another input of the same step
+  int64_t request_id = 0;
+  absl::Span<const int32_t> tokens;
+};
+
+/// Embedding, layers of attention and (MoE or dense) feed-forward, final norm, head; fp32
+/// arithmetic throughout. A token's result does not depend on what else is in its step. One thread
+/// at a time.
+class Decoder {
+ public:
+  /// Reads all but the routed and shared experts and routers of `checkpoint`. `pool` and `moe` are
+  /// borrowed for the object's life.
+  static absl::StatusOr<std::unique_ptr<Decoder>> Load(const Checkpoint& checkpoint,
+                                                       const DecoderConfig& config,
+                                                       ThreadPool* pool, MoeRunner* moe);
+
+  /// Runs all tokens of all inputs and appends them to the caches. On an error the caches keep
+  /// their lengths and the step can be repeated. `hidden` receives the final norm's output [rows,
+  /// config().hidden], rows in the order of the inputs.
+  absl::Status Step(StepPhase phase, absl::Span<const SequenceInput> inputs,
+                    AlignedVector<float>* hidden);
+
+  /// hidden: [rows, hidden] -> logits [rows, vocab].
+  void Logits(const float* hidden, int64_t rows, float* logits) const;
+
+  const DecoderConfig& config() const { return config_; }
+  ThreadPool* pool() const { return pool_; }
+  MoeRunner* moe() const { return moe_; }
+
+ private:
+  struct Layer {
+    Norm attention_norm, mlp_norm;
+    Attention attention;
+    int moe_layer = -1;
+    Mlp mlp;  // where moe_layer is -1
+  };
+
+  Decoder(const DecoderConfig& config, ThreadPool* pool, MoeRunner* moe);
+  absl::Status CheckInputs(absl::Span<const SequenceInput> inputs) const;
+  absl::Status RunLayers(absl::Span<const RowGroup> groups, int64_t rows);
+
+  const DecoderConfig config_;
+  ThreadPool* const pool_;
+  MoeRunner* const moe_;
+  Rope rope_;
+  Linear embedding_;
+  Linear head_;  // empty when tied to the embedding
+  Norm final_norm_;
+  std::vector<Layer> layers_;
+
+  AlignedVector<float> residual_, normed_, delta_;  // [rows, hidden]
+};
+
+}  // namespace moert::host
+
+#endif  // MOERT_EXAMPLES_HOST_MODEL_H_

@@ -1,0 +1,43 @@
+// The seam between the decoder and whatever computes its MoE blocks: libmoert's engine, or the
+// plain oracle of the tests.
+#ifndef MOERT_EXAMPLES_HOST_MOE_RUNNER_H_
+#define MOERT_EXAMPLES_HOST_MOE_RUNNER_H_
+
+#include <chrono>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+
+namespace moert::host {
+
+enum class StepPhase { kPrefill, kDecode };
+
+/// One step: BeginStep, Forward for MoE layers 0, 1, ... in order, EndStep. Used by one thread.
+class MoeRunner {
+ public:
+  virtual ~MoeRunner() = default;
+
+  /// One request id and position a row; rows of one request are adjacent, in ascending position.
+  virtual absl::Status BeginStep(StepPhase phase, absl::Span<const int64_t> request_ids,
+                                 absl::Span<const int32_t> positions) = 0;
+  /// The block's output, routed and shared experts, before the residual addition. x and out are
+  /// fp32 [rows, hidden], dense, 64-byte aligned, not overlapping. `moe_layer` counts MoE layers
+  /// only.
+  virtual absl::Status Forward(int moe_layer, const float* x, int64_t rows, float* out) = 0;
+  /// Called after every successful BeginStep, also when a Forward failed.
+  virtual absl::Status EndStep() = 0;
+
+  /// Most rows that one step may have.
+  virtual int64_t max_rows() const = 0;
+
+  /// The clock that latencies are reported in; a runner under a virtual clock overrides it.
+  virtual double NowMs() const {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return std::chrono::duration<double, std::milli>(now).count();
+  }
+};
+
+}  // namespace moert::host
+
+#endif  // MOERT_EXAMPLES_HOST_MOE_RUNNER_H_

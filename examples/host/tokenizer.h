@@ -1,0 +1,96 @@
+// Byte-level BPE from a tokenizer.json in the format of the Hugging Face tokenizers library.
+#ifndef MOERT_EXAMPLES_HOST_TOKENIZER_H_
+#define MOERT_EXAMPLES_HOST_TOKENIZER_H_
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "examples/host/pre_tokenizer.h"
+
+namespace moert::host {
+
+/// Text <-> token ids. Encoding is lossless for any bytes: DecodeBytes(Encode(text)) == text,
+/// invalid UTF-8 included, unless an added token strips white space. Thread-safe after Load.
+class Tokenizer {
+ public:
+  /// Reads DIR/tokenizer.json. Errors name the file and the field. Supported: model BPE without
+  /// byte fallback or dropout; normalizer none or NFC; pre-tokenizers ByteLevel, Split (Isolated)
+  /// and Digits, alone or in a Sequence; added tokens without single_word.
+  static absl::StatusOr<Tokenizer> Load(const std::string& path);
+
+  /// The same from the text of the file; `name` is for messages.
+  static absl::StatusOr<Tokenizer> Parse(absl::string_view json, const std::string& name);
+
+  Tokenizer(Tokenizer&&) = default;
+  Tokenizer& operator=(Tokenizer&&) = default;
+
+  /// Added (special) tokens in `text` are recognized first, leftmost and longest.
+  absl::StatusOr<std::vector<int32_t>> Encode(absl::string_view text) const;
+
+  /// The exact bytes of the tokens; not necessarily UTF-8. InvalidArgument names an unknown id.
+  absl::StatusOr<std::string> DecodeBytes(absl::Span<const int32_t> ids) const;
+
+  /// DecodeBytes with what is not UTF-8 replaced by U+FFFD.
+  absl::StatusOr<std::string> Decode(absl::Span<const int32_t> ids) const;
+
+  /// One more than the highest id.
+  int32_t size() const { return static_cast<int32_t>(bytes_.size()); }
+
+ private:
+  friend class TokenizerJsonReader;
+  struct Merge {
+    int32_t rank;
+    int32_t result;
+  };
+  struct AddedToken {
+    std::string content;
+    int32_t id;
+    bool lstrip, rstrip;
+  };
+
+  Tokenizer() = default;
+  absl::Status EncodePlain(absl::string_view text, std::vector<int32_t>* ids) const;
+  absl::Status EncodePiece(absl::string_view piece, std::vector<int32_t>* ids) const;
+  // The longest added token at the front of `text`, or null.
+  const AddedToken* MatchAdded(absl::string_view text) const;
+
+  PreTokenizer pre_tokenizer_;
+  bool nfc_ = false;
+  bool add_prefix_space_ = false;
+  bool ignore_merges_ = false;
+  std::vector<std::string> bytes_;                   // by id
+  std::vector<bool> known_;                          // by id: ids may have holes
+  std::array<int32_t, 256> byte_ids_{};              // the token of each single byte; -1: none
+  absl::flat_hash_map<std::string, int32_t> whole_;  // bytes -> id, when ignore_merges
+  absl::flat_hash_map<uint64_t, Merge> merges_;      // left id << 32 | right id
+  std::vector<AddedToken> added_;                    // longest first
+  std::array<std::vector<int32_t>, 256> added_by_first_byte_;  // indices of added_
+};
+
+/// Turns tokens that come one by one into text that is valid UTF-8 at every moment: a character
+/// whose bytes are spread over tokens is held back until it is complete. The concatenation of all
+/// returned pieces equals Tokenizer::Decode of all ids.
+class StreamDecoder {
+ public:
+  /// `tokenizer` is borrowed.
+  explicit StreamDecoder(const Tokenizer* tokenizer) : tokenizer_(tokenizer) {}
+
+  absl::StatusOr<std::string> Push(int32_t id);
+  /// What was held back, as U+FFFD: it can no longer become a character.
+  std::string Finish();
+
+ private:
+  const Tokenizer* tokenizer_;
+  std::string held_;
+};
+
+}  // namespace moert::host
+
+#endif  // MOERT_EXAMPLES_HOST_TOKENIZER_H_
