@@ -1,0 +1,50 @@
+// The contract of the CPU kernels: plain data and plain functions, so that files compiled for one
+// ISA can include it. Nothing here may be inline code (cmake/Flags.cmake says why).
+//
+// A weight matrix is a sequence of row blocks, 16 output channels each; a row block is `k16s`
+// pieces of 16 input channels in fragment order (docs/layout.md; bf16: 512 B). A kernel multiplies
+// one or two row blocks by up to 8 activation rows ("columns" of the product).
+//
+// Every element of the product is summed in an order over k that the kernel alone fixes: it never
+// depends on how many columns or blocks are computed beside it.
+#ifndef MOERT_KERNELS_CPU_BLOCK_GEMM_H_
+#define MOERT_KERNELS_CPU_BLOCK_GEMM_H_
+
+#include <cstdint>
+
+namespace moert::kernels {
+
+constexpr int kBlockRows = 16;
+constexpr int kPieceK = 16;
+constexpr int kMaxBlocks = 2;
+constexpr int kMaxColumns = 8;
+constexpr int kBf16PieceBytes = 512;
+
+struct BlockGemmArgs {
+  const uint8_t* weights[kMaxBlocks];  // row blocks, 64-byte aligned
+  int blocks;                          // 1..kMaxBlocks
+  int columns;                         // 1..kMaxColumns
+  int64_t k16s;                        // pieces a row block; a multiple of 4
+  const uint8_t* x[kMaxColumns];       // packed activation rows (PackFn), 64-byte aligned
+  float* out;                          // [blocks][kMaxColumns][kBlockRows], 64-byte aligned
+  const uint8_t* next;  // weights read after these: fetched ahead, never used; must not be null
+};
+using BlockGemmFn = void (*)(const BlockGemmArgs& args);
+
+/// Packs `k16s` pieces of an activation row, of which the first `valid` channels are read from `x`
+/// and the others are zero, into the operand form of the kernels that it is paired with.
+using PackFn = void (*)(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
+
+/// out[i] = act(gate[i]) * up[i], i < count; count is a multiple of 16. out may be gate or up.
+using GluFn = void (*)(const float* gate, const float* up, int64_t count, float* out);
+
+void BlockGemmBf16Reference(const BlockGemmArgs& args);
+void PackF32Reference(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
+void PackBf16Reference(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
+void GluSiluReference(const float* gate, const float* up, int64_t count, float* out);
+void GluGeluReference(const float* gate, const float* up, int64_t count, float* out);
+void GluGeluTanhReference(const float* gate, const float* up, int64_t count, float* out);
+
+}  // namespace moert::kernels
+
+#endif  // MOERT_KERNELS_CPU_BLOCK_GEMM_H_
