@@ -38,12 +38,31 @@ using PackFn = void (*)(const float* x, int64_t valid, int64_t k16s, uint8_t* ou
 /// out[i] = act(gate[i]) * up[i], i < count; count is a multiple of 16. out may be gate or up.
 using GluFn = void (*)(const float* gate, const float* up, int64_t count, float* out);
 
+// Reference (baseline ISA).
 void BlockGemmBf16Reference(const BlockGemmArgs& args);
 void PackF32Reference(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
 void PackBf16Reference(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
 void GluSiluReference(const float* gate, const float* up, int64_t count, float* out);
 void GluGeluReference(const float* gate, const float* up, int64_t count, float* out);
 void GluGeluTanhReference(const float* gate, const float* up, int64_t count, float* out);
+
+// Widened bf16 weights, fp32 multiply-add. The operand is fp32, split into even and odd channels;
+// `Rounded` packs values rounded to bf16 first.
+void BlockGemmBf16F32Avx2(const BlockGemmArgs& args);
+void PackF32Avx2(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
+void PackRoundedAvx2(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
+void GluSiluAvx2(const float* gate, const float* up, int64_t count, float* out);
+void GluGeluTanhAvx2(const float* gate, const float* up, int64_t count, float* out);
+
+void BlockGemmBf16F32Avx512(const BlockGemmArgs& args);
+void PackF32Avx512(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
+void PackRoundedAvx512(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
+void GluSiluAvx512(const float* gate, const float* up, int64_t count, float* out);
+void GluGeluTanhAvx512(const float* gate, const float* up, int64_t count, float* out);
+
+// bf16 pairs, vdpbf16ps.
+void BlockGemmBf16Avx512Bf16(const BlockGemmArgs& args);
+void PackBf16Avx512(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
 
 }  // namespace moert::kernels
 

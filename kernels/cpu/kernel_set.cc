@@ -7,10 +7,40 @@
 namespace moert::kernels {
 namespace {
 
+#if defined(__x86_64__)
+// The compiler's runtime also checks that the operating system saves the wide registers.
+bool HasAvx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("bmi2");
+}
+bool HasAvx512() {
+  return HasAvx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+bool HasAvx512Bf16() { return HasAvx512() && __builtin_cpu_supports("avx512bf16"); }
+#endif
+
 constexpr int64_t kFloatPiece = kPieceK * 4;
 
 std::vector<KernelSet> AllKernelSets() {
   std::vector<KernelSet> sets;
+#if defined(__x86_64__)
+  const ActivationKernels f32_avx512 = {2 * kFloatPiece, PackF32Avx512, BlockGemmBf16F32Avx512};
+  sets.push_back({"avx512bf16",
+                  HasAvx512Bf16(),
+                  {{kFloatPiece, PackBf16Avx512, BlockGemmBf16Avx512Bf16}, f32_avx512, {}},
+                  {GluSiluAvx512, GluGeluReference, GluGeluTanhAvx512}});
+  sets.push_back({"avx512",
+                  HasAvx512(),
+                  {{2 * kFloatPiece, PackRoundedAvx512, BlockGemmBf16F32Avx512}, f32_avx512, {}},
+                  {GluSiluAvx512, GluGeluReference, GluGeluTanhAvx512}});
+  sets.push_back({"avx2",
+                  HasAvx2(),
+                  {{2 * kFloatPiece, PackRoundedAvx2, BlockGemmBf16F32Avx2},
+                   {2 * kFloatPiece, PackF32Avx2, BlockGemmBf16F32Avx2},
+                   {}},
+                  {GluSiluAvx2, GluGeluReference, GluGeluTanhAvx2}});
+#endif
   sets.push_back({"reference",
                   true,
                   {{kFloatPiece, PackBf16Reference, BlockGemmBf16Reference},

@@ -1,0 +1,65 @@
+// Packing of activations into the operand forms of the AVX-512 kernels.
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include "kernels/cpu/block_gemm.h"
+
+namespace moert::kernels {
+namespace {
+
+// Rounds to bf16 (to nearest, ties to even, NaN stays NaN), as bits in the high half of each lane.
+// Not vcvtneps2bf16: that flushes subnormals, and every kernel set shall round alike.
+__m512i RoundToBf16(__m512i bits) {
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, odd), _mm512_set1_epi32(0x7fff));
+  const __m512i magnitude = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff));
+  const __mmask16 nan = _mm512_cmpgt_epi32_mask(magnitude, _mm512_set1_epi32(0x7f800000));
+  const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x00400000));
+  return _mm512_and_si512(_mm512_mask_mov_epi32(rounded, nan, quiet),
+                          _mm512_set1_epi32(static_cast<int>(0xffff0000u)));
+}
+
+__m512i LoadPiece(const float* x, int64_t valid, int64_t piece) {
+  const int64_t left = valid - piece * kPieceK;
+  const __mmask16 mask = left >= kPieceK ? 0xffff
+                         : left <= 0     ? 0
+                                         : static_cast<__mmask16>((1u << left) - 1);
+  return _mm512_castps_si512(_mm512_maskz_loadu_ps(mask, x + piece * kPieceK));
+}
+
+// fp32 operand: even channels, then odd ones, each as {2t, 2t, 2t+8, 2t+8} for t = 0..3.
+template <bool kRound>
+void PackF32(const float* x, int64_t valid, int64_t k16s, uint8_t* out) {
+  const __m512i even = _mm512_setr_epi32(0, 0, 8, 8, 2, 2, 10, 10, 4, 4, 12, 12, 6, 6, 14, 14);
+  const __m512i odd = _mm512_setr_epi32(1, 1, 9, 9, 3, 3, 11, 11, 5, 5, 13, 13, 7, 7, 15, 15);
+  for (int64_t i = 0; i < k16s; ++i) {
+    __m512i piece = LoadPiece(x, valid, i);
+    if (kRound) piece = RoundToBf16(piece);
+    _mm512_store_si512(out + i * 128, _mm512_permutexvar_epi32(even, piece));
+    _mm512_store_si512(out + i * 128 + 64, _mm512_permutexvar_epi32(odd, piece));
+  }
+}
+
+}  // namespace
+
+void PackF32Avx512(const float* x, int64_t valid, int64_t k16s, uint8_t* out) {
+  PackF32<false>(x, valid, k16s, out);
+}
+
+void PackRoundedAvx512(const float* x, int64_t valid, int64_t k16s, uint8_t* out) {
+  PackF32<true>(x, valid, k16s, out);
+}
+
+// bf16 operand: channel pairs {2t, 2t+1} twice, {2t+8, 2t+9} twice, for t = 0..3.
+void PackBf16Avx512(const float* x, int64_t valid, int64_t k16s, uint8_t* out) {
+  const __m512i even = _mm512_setr_epi32(0, 0, 8, 8, 2, 2, 10, 10, 4, 4, 12, 12, 6, 6, 14, 14);
+  const __m512i odd = _mm512_setr_epi32(1, 1, 9, 9, 3, 3, 11, 11, 5, 5, 13, 13, 7, 7, 15, 15);
+  for (int64_t i = 0; i < k16s; ++i) {
+    const __m512i piece = RoundToBf16(LoadPiece(x, valid, i));
+    const __m512i low = _mm512_srli_epi32(_mm512_permutexvar_epi32(even, piece), 16);
+    _mm512_store_si512(out + i * 64, _mm512_or_si512(low, _mm512_permutexvar_epi32(odd, piece)));
+  }
+}
+
+}  // namespace moert::kernels
+#endif
