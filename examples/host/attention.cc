@@ -46,31 +46,32 @@ void Rope::Rotate(int64_t position, float* x) const {
   }
 }
 
-absl::StatusOr<Attention> Attention::Load(const Checkpoint& checkpoint, const DecoderConfig& config,
+absl::StatusOr<Attention> Attention::Load(const Checkpoint& checkpoint, const HfConfig& config,
                                           int layer, const Rope* rope) {
   Attention a;
   a.layer_ = layer;
-  a.heads_ = config.num_heads;
-  a.kv_heads_ = config.num_kv_heads;
+  a.heads_ = config.num_attention_heads;
+  a.kv_heads_ = config.num_key_value_heads;
   a.head_dim_ = config.head_dim;
-  a.window_ = config.sliding_window;
-  a.clip_ = config.clip_qkv;
+  a.window_ = config.sliding_window[layer];
+  a.clip_ = static_cast<float>(config.clip_qkv);
   a.qk_norm_ = config.qk_norm;
   a.rope_ = rope;
   const std::string name = "model.layers." + std::to_string(layer) + ".self_attn.";
-  const int64_t q = config.num_heads * config.head_dim, kv = config.num_kv_heads * config.head_dim;
+  const int64_t q = config.num_attention_heads * config.head_dim,
+                kv = config.num_key_value_heads * config.head_dim;
   const auto load = [&](const char* part, int64_t out, int64_t in, bool bias) {
     return Linear::Load(checkpoint, name + part, out, in, bias);
   };
-  MOERT_ASSIGN_OR_RETURN(a.q_, load("q_proj", q, config.hidden, config.qkv_bias));
-  MOERT_ASSIGN_OR_RETURN(a.k_, load("k_proj", kv, config.hidden, config.qkv_bias));
-  MOERT_ASSIGN_OR_RETURN(a.v_, load("v_proj", kv, config.hidden, config.qkv_bias));
-  MOERT_ASSIGN_OR_RETURN(a.o_, load("o_proj", config.hidden, q, config.o_bias));
+  MOERT_ASSIGN_OR_RETURN(a.q_, load("q_proj", q, config.hidden_size, config.qkv_bias));
+  MOERT_ASSIGN_OR_RETURN(a.k_, load("k_proj", kv, config.hidden_size, config.qkv_bias));
+  MOERT_ASSIGN_OR_RETURN(a.v_, load("v_proj", kv, config.hidden_size, config.qkv_bias));
+  MOERT_ASSIGN_OR_RETURN(a.o_, load("o_proj", config.hidden_size, q, config.attention_output_bias));
   if (config.qk_norm != QkNorm::kNone) {
     const bool per_head = config.qk_norm == QkNorm::kPerHead;
     const auto norm = [&](const char* part, int64_t full) {
       return Norm::Load(checkpoint, name + part, NormKind::kRms, per_head ? config.head_dim : full,
-                        config.norm_eps);
+                        static_cast<float>(config.norm_eps));
     };
     MOERT_ASSIGN_OR_RETURN(a.q_norm_, norm("q_norm", q));
     MOERT_ASSIGN_OR_RETURN(a.k_norm_, norm("k_norm", kv));
@@ -126,7 +127,7 @@ void Attention::Prepare(const RowGroup& group, int64_t index) {
     for (int64_t i = 0; i < k_.out(); ++i) k[i] = std::clamp(k[i], -clip_, clip_);
     for (int64_t i = 0; i < k_.out(); ++i) v[i] = std::clamp(v[i], -clip_, clip_);
   }
-  if (qk_norm_ == QkNorm::kFullWidth) {
+  if (qk_norm_ == QkNorm::kFull) {
     q_norm_.Apply(q, q);
     k_norm_.Apply(k, k);
   }

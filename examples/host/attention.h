@@ -10,10 +10,10 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "base/thread_pool.h"
-#include "examples/host/decoder_config.h"
 #include "examples/host/kv_cache.h"
 #include "examples/host/linear.h"
 #include "examples/host/norm.h"
+#include "format/hf_config.h"
 
 namespace moert::host {
 
@@ -44,7 +44,7 @@ struct RowGroup {
 class Attention {
  public:
   /// Reads model.layers.N.self_attn.*. `rope` is borrowed.
-  static absl::StatusOr<Attention> Load(const Checkpoint& checkpoint, const DecoderConfig& config,
+  static absl::StatusOr<Attention> Load(const Checkpoint& checkpoint, const HfConfig& config,
                                         int layer, const Rope* rope);
 
   /// x, out: [rows, hidden], all rows of all groups; may not overlap. The rope must reach the last

@@ -11,21 +11,21 @@ namespace moert::host {
 
 absl::StatusOr<GenerateResult> Generate(Decoder* decoder, absl::Span<const int32_t> prompt,
                                         const GenerateOptions& options) {
-  const DecoderConfig& config = decoder->config();
+  const HfConfig& config = decoder->config();
   const int64_t prompt_size = static_cast<int64_t>(prompt.size());
   if (prompt_size == 0) return absl::InvalidArgumentError("the prompt is empty");
-  if (options.max_tokens < 1 || options.max_tokens > config.max_positions - prompt_size) {
+  if (options.max_tokens < 1 || options.max_tokens > config.max_position_embeddings - prompt_size) {
     return absl::InvalidArgumentError(
         fmt::format("a prompt of {} tokens and {} more do not fit the model's {} positions",
-                    prompt_size, options.max_tokens, config.max_positions));
+                    prompt_size, options.max_tokens, config.max_position_embeddings));
   }
   GenerateResult result;
   KvCache cache(config, prompt_size + options.max_tokens);
   Sampler sampler(options.temperature, options.seed);
-  AlignedVector<float> hidden, logits(config.vocab);
+  AlignedVector<float> hidden, logits(config.vocab_size);
   const auto next = [&]() {
-    const int64_t rows = static_cast<int64_t>(hidden.size()) / config.hidden;
-    decoder->Logits(hidden.data() + (rows - 1) * config.hidden, 1, logits.data());
+    const int64_t rows = static_cast<int64_t>(hidden.size()) / config.hidden_size;
+    decoder->Logits(hidden.data() + (rows - 1) * config.hidden_size, 1, logits.data());
     return sampler.Next(logits);
   };
 

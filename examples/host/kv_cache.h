@@ -6,8 +6,8 @@
 #include <cstdint>
 
 #include "examples/host/aligned.h"
-#include "examples/host/decoder_config.h"
 #include "examples/host/panel_gemm.h"
+#include "format/hf_config.h"
 
 namespace moert::host {
 
@@ -15,12 +15,12 @@ namespace moert::host {
 /// may be written at the same time.
 class KvCache {
  public:
-  KvCache(const DecoderConfig& config, int64_t max_tokens)
+  KvCache(const HfConfig& config, int64_t max_tokens)
       : capacity_((max_tokens + kPanelWidth - 1) / kPanelWidth * kPanelWidth),
-        kv_heads_(config.num_kv_heads),
+        kv_heads_(config.num_key_value_heads),
         head_dim_(config.head_dim),
-        keys_(config.num_layers * kv_heads_ * head_stride()),
-        values_(config.num_layers * kv_heads_ * head_stride()) {}
+        keys_(config.num_hidden_layers * kv_heads_ * head_stride()),
+        values_(config.num_hidden_layers * kv_heads_ * head_stride()) {}
 
   /// Tokens stored, that is the position of the next one.
   int64_t length() const { return length_; }

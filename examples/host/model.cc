@@ -8,34 +8,55 @@
 #include "base/status_macros.h"
 
 namespace moert::host {
+namespace {
 
-Decoder::Decoder(const DecoderConfig& config, ThreadPool* pool, MoeRunner* moe)
-    : config_(config), pool_(pool), moe_(moe), rope_(config.head_dim, config.rope_theta) {}
+// What a config may legally say but this decoder has no code for.
+absl::Status CheckRunnable(const HfConfig& config) {
+  if (config.rope.type != "default") {
+    return absl::UnimplementedError(fmt::format(
+        "config.json: rope scaling \"{}\" is not implemented by the example decoder; it "
+        "runs models with none",
+        config.rope.type));
+  }
+  if (config.head_dim % kPanelWidth != 0) {
+    return absl::UnimplementedError(
+        fmt::format("config.json: head_dim {}; the example decoder runs multiples of {}",
+                    config.head_dim, kPanelWidth));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Decoder::Decoder(const HfConfig& config, ThreadPool* pool, MoeRunner* moe)
+    : config_(config), pool_(pool), moe_(moe), rope_(config.head_dim, config.rope.theta) {}
 
 absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Load(const Checkpoint& checkpoint,
-                                                       const DecoderConfig& config,
-                                                       ThreadPool* pool, MoeRunner* moe) {
+                                                       const HfConfig& config, ThreadPool* pool,
+                                                       MoeRunner* moe) {
+  MOERT_RETURN_IF_ERROR(CheckRunnable(config));
   std::unique_ptr<Decoder> d(new Decoder(config, pool, moe));
   const auto norm = [&](const std::string& name) {
-    return Norm::Load(checkpoint, name, config.norm, config.hidden, config.norm_eps);
+    return Norm::Load(checkpoint, name, config.norm, config.hidden_size,
+                      static_cast<float>(config.norm_eps));
   };
-  MOERT_ASSIGN_OR_RETURN(d->embedding_, Linear::Load(checkpoint, "model.embed_tokens", config.vocab,
-                                                     config.hidden, false));
-  if (!config.tied_embeddings) {
-    MOERT_ASSIGN_OR_RETURN(d->head_, Linear::Load(checkpoint, "lm_head", config.vocab,
-                                                  config.hidden, config.lm_head_bias));
+  MOERT_ASSIGN_OR_RETURN(d->embedding_, Linear::Load(checkpoint, "model.embed_tokens",
+                                                     config.vocab_size, config.hidden_size, false));
+  if (!config.tie_word_embeddings) {
+    MOERT_ASSIGN_OR_RETURN(d->head_, Linear::Load(checkpoint, "lm_head", config.vocab_size,
+                                                  config.hidden_size, config.lm_head_bias));
   }
   MOERT_ASSIGN_OR_RETURN(d->final_norm_, norm("model.norm"));
-  d->layers_.resize(config.num_layers);
-  for (int i = 0; i < config.num_layers; ++i) {
+  d->layers_.resize(config.num_hidden_layers);
+  for (int i = 0; i < config.num_hidden_layers; ++i) {
     Layer& layer = d->layers_[i];
     const std::string name = "model.layers." + std::to_string(i) + ".";
     MOERT_ASSIGN_OR_RETURN(layer.attention_norm, norm(name + "input_layernorm"));
     MOERT_ASSIGN_OR_RETURN(layer.mlp_norm, norm(name + "post_attention_layernorm"));
     MOERT_ASSIGN_OR_RETURN(layer.attention, Attention::Load(checkpoint, config, i, &d->rope_));
-    layer.moe_layer = config.moe_layer[i];
+    layer.moe_layer = config.MoeLayerIndex(i);
     if (layer.moe_layer < 0) {
-      MOERT_ASSIGN_OR_RETURN(layer.mlp, Mlp::Load(checkpoint, name + "mlp", config.hidden,
+      MOERT_ASSIGN_OR_RETURN(layer.mlp, Mlp::Load(checkpoint, name + "mlp", config.hidden_size,
                                                   config.dense_intermediate, config.activation));
     }
   }
@@ -52,9 +73,9 @@ absl::Status Decoder::CheckInputs(absl::Span<const SequenceInput> inputs) const 
                                                     length + added, input.cache->capacity()));
     }
     for (const int32_t token : input.tokens) {
-      if (token < 0 || token >= config_.vocab) {
+      if (token < 0 || token >= config_.vocab_size) {
         return absl::InvalidArgumentError(
-            fmt::format("token id {} is not in 0..{}", token, config_.vocab - 1));
+            fmt::format("token id {} is not in 0..{}", token, config_.vocab_size - 1));
       }
     }
   }
@@ -75,9 +96,9 @@ absl::Status Decoder::Step(StepPhase phase, absl::Span<const SequenceInput> inpu
   for (const SequenceInput& input : inputs) {
     const int64_t added = static_cast<int64_t>(input.tokens.size());
     groups.push_back({input.cache, rows, added});
-    residual_.resize((rows + added) * config_.hidden);
+    residual_.resize((rows + added) * config_.hidden_size);
     for (int64_t i = 0; i < added; ++i) {
-      embedding_.Row(input.tokens[i], residual_.data() + (rows + i) * config_.hidden);
+      embedding_.Row(input.tokens[i], residual_.data() + (rows + i) * config_.hidden_size);
       request_ids.push_back(input.request_id);
       positions.push_back(static_cast<int32_t>(input.cache->length() + i));
     }
@@ -85,15 +106,15 @@ absl::Status Decoder::Step(StepPhase phase, absl::Span<const SequenceInput> inpu
     longest = std::max(longest, input.cache->length() + added);
   }
   rope_.Extend(longest);
-  normed_.resize(rows * config_.hidden);
-  delta_.resize(rows * config_.hidden);
+  normed_.resize(rows * config_.hidden_size);
+  delta_.resize(rows * config_.hidden_size);
 
   MOERT_RETURN_IF_ERROR(moe_->BeginStep(phase, request_ids, positions));
   absl::Status status = RunLayers(groups, rows);
   status.Update(moe_->EndStep());
   MOERT_RETURN_IF_ERROR(status);
 
-  hidden->resize(rows * config_.hidden);
+  hidden->resize(rows * config_.hidden_size);
   final_norm_.Forward(pool_, residual_.data(), rows, hidden->data());
   for (const RowGroup& group : groups) group.cache->set_length(group.cache->length() + group.rows);
   return absl::OkStatus();

@@ -12,12 +12,12 @@
 #include "base/thread_pool.h"
 #include "examples/host/aligned.h"
 #include "examples/host/attention.h"
-#include "examples/host/decoder_config.h"
 #include "examples/host/kv_cache.h"
 #include "examples/host/linear.h"
 #include "examples/host/mlp.h"
 #include "examples/host/moe_runner.h"
 #include "examples/host/norm.h"
+#include "format/hf_config.h"
 
 namespace moert::host {
 
@@ -36,19 +36,19 @@ class Decoder {
   /// Reads all but the routed and shared experts and routers of `checkpoint`. `pool` and `moe` are
   /// borrowed for the object's life.
   static absl::StatusOr<std::unique_ptr<Decoder>> Load(const Checkpoint& checkpoint,
-                                                       const DecoderConfig& config,
-                                                       ThreadPool* pool, MoeRunner* moe);
+                                                       const HfConfig& config, ThreadPool* pool,
+                                                       MoeRunner* moe);
 
   /// Runs all tokens of all inputs and appends them to the caches. On an error the caches keep
   /// their lengths and the step can be repeated. `hidden` receives the final norm's output [rows,
-  /// config().hidden], rows in the order of the inputs.
+  /// config().hidden_size], rows in the order of the inputs.
   absl::Status Step(StepPhase phase, absl::Span<const SequenceInput> inputs,
                     AlignedVector<float>* hidden);
 
   /// hidden: [rows, hidden] -> logits [rows, vocab].
   void Logits(const float* hidden, int64_t rows, float* logits) const;
 
-  const DecoderConfig& config() const { return config_; }
+  const HfConfig& config() const { return config_; }
   ThreadPool* pool() const { return pool_; }
   MoeRunner* moe() const { return moe_; }
 
@@ -60,11 +60,11 @@ class Decoder {
     Mlp mlp;  // where moe_layer is -1
   };
 
-  Decoder(const DecoderConfig& config, ThreadPool* pool, MoeRunner* moe);
+  Decoder(const HfConfig& config, ThreadPool* pool, MoeRunner* moe);
   absl::Status CheckInputs(absl::Span<const SequenceInput> inputs) const;
   absl::Status RunLayers(absl::Span<const RowGroup> groups, int64_t rows);
 
-  const DecoderConfig config_;
+  const HfConfig config_;
   ThreadPool* const pool_;
   MoeRunner* const moe_;
   Rope rope_;

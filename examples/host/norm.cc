@@ -32,7 +32,7 @@ absl::StatusOr<Norm> Norm::Load(const Checkpoint& checkpoint, const std::string&
   norm.kind_ = kind;
   norm.eps_ = eps;
   MOERT_ASSIGN_OR_RETURN(norm.weight_, checkpoint.ReadF32(name + ".weight", {width}));
-  if (kind == NormKind::kLayerNorm) {
+  if (kind == NormKind::kLayer) {
     MOERT_ASSIGN_OR_RETURN(norm.bias_, checkpoint.ReadF32(name + ".bias", {width}));
   }
   return norm;
@@ -40,8 +40,7 @@ absl::StatusOr<Norm> Norm::Load(const Checkpoint& checkpoint, const std::string&
 
 void Norm::Apply(const float* x, float* y) const {
   const int64_t n = static_cast<int64_t>(weight_.size());
-  const float mean =
-      kind_ == NormKind::kLayerNorm ? Sum(x, n, [](float v) { return v; }) / n : 0.0f;
+  const float mean = kind_ == NormKind::kLayer ? Sum(x, n, [](float v) { return v; }) / n : 0.0f;
   const float square = Sum(x, n, [mean](float v) { return (v - mean) * (v - mean); }) / n;
   const float scale = 1.0f / std::sqrt(square + eps_);
   for (int64_t i = 0; i < n; ++i) y[i] = (x[i] - mean) * scale * weight_[i];

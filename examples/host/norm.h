@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/thread_pool.h"
-#include "examples/host/decoder_config.h"
+#include "format/hf_config.h"
 #include "format/safetensors.h"
 
 namespace moert::host {

@@ -15,7 +15,7 @@ namespace {
 // -ln p(targets[i] | hidden row i), rows in blocks so that the logits of a long window and a large
 // vocabulary need not be in memory at once.
 void Score(Decoder* decoder, const float* hidden, absl::Span<const int32_t> targets, double* nll) {
-  const int64_t vocab = decoder->config().vocab, width = decoder->config().hidden;
+  const int64_t vocab = decoder->config().vocab_size, width = decoder->config().hidden_size;
   const int64_t rows = static_cast<int64_t>(targets.size());
   const int64_t block = std::clamp<int64_t>((int64_t{1} << 22) / vocab, 8, 512);
   AlignedVector<float> logits(std::min(rows, block) * vocab);
@@ -53,7 +53,7 @@ absl::Status ScoreWindows(Decoder* decoder, absl::Span<const int32_t> tokens, in
     // A window's last token predicts nothing that counts.
     const int64_t scored = std::min(n, window - 1 - at);
     for (int64_t i = 0; i < count && scored > 0; ++i) {
-      Score(decoder, hidden.data() + i * n * decoder->config().hidden,
+      Score(decoder, hidden.data() + i * n * decoder->config().hidden_size,
             tokens.subspan((first + i) * window + at + 1, scored),
             nll->data() + i * (window - 1) + at);
     }
@@ -67,9 +67,9 @@ absl::StatusOr<PerplexityResult> Perplexity(Decoder* decoder, absl::Span<const i
                                             const PerplexityOptions& options) {
   const int64_t window = options.window;
   const int64_t windows = window >= 2 ? static_cast<int64_t>(tokens.size()) / window : 0;
-  if (window < 2 || window > decoder->config().max_positions) {
-    return absl::InvalidArgumentError(
-        fmt::format("window {}: the model allows 2..{}", window, decoder->config().max_positions));
+  if (window < 2 || window > decoder->config().max_position_embeddings) {
+    return absl::InvalidArgumentError(fmt::format("window {}: the model allows 2..{}", window,
+                                                  decoder->config().max_position_embeddings));
   }
   if (windows < 1) {
     return absl::InvalidArgumentError(

@@ -1,0 +1,131 @@
+// The host's matrix product: every kernel set, row count and odd size against fp64, and
+// bit-identity.
+#include "examples/host/linear.h"
+
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "examples/host/attention.h"
+#include "examples/host/panel_gemm.h"
+#include "support/catch.h"
+
+namespace moert::host {
+namespace {
+
+std::vector<float> RandomFloats(std::mt19937* random, size_t n) {
+  std::normal_distribution<float> normal;
+  std::vector<float> v(n);
+  for (float& x : v) x = normal(*random);
+  return v;
+}
+
+TEST_CASE("products of odd shapes equal fp64 ones, and rows do not depend on their number") {
+  std::mt19937 random(3);
+  auto pool = CreateThreadPool({.threads = 3});
+  REQUIRE_OK(pool.status());
+  for (const int64_t out : {1, 15, 16, 17, 130, 700}) {
+    for (const int64_t in : {1, 7, 64, 129}) {
+      const bool bias = (out + in) % 2 == 0;
+      const auto w = RandomFloats(&random, out * in);
+      const auto b = RandomFloats(&random, out);
+      const Linear linear = Linear::FromF32(w.data(), out, in, bias ? b.data() : nullptr);
+      const int64_t most = 131;
+      const auto x = RandomFloats(&random, most * in);
+      std::vector<float> all(most * out);
+      linear.Forward(pool->get(), x.data(), most, all.data());
+      for (int64_t i = 0; i < most * out; ++i) {
+        double sum = bias ? b[i % out] : 0.0, magnitude = 1.0;
+        for (int64_t k = 0; k < in; ++k) {
+          const double product = double{x[i / out * in + k]} * w[i % out * in + k];
+          sum += product;
+          magnitude += std::fabs(product);
+        }
+        REQUIRE(std::fabs(all[i] - sum) <= 1e-6 * magnitude);
+      }
+      for (const int64_t rows : {1, 2, 3, 4, 5, 8, 9, 13, 64, 65}) {
+        std::vector<float> some(rows * out);
+        linear.Forward(pool->get(), x.data(), rows, some.data());
+        REQUIRE(std::memcmp(some.data(), all.data(), some.size() * sizeof(float)) == 0);
+      }
+      std::vector<float> row(in);
+      linear.Row(out - 1, row.data());
+      REQUIRE(std::memcmp(row.data(), &w[(out - 1) * in], in * sizeof(float)) == 0);
+    }
+  }
+}
+
+TEST_CASE("all vector kernels give the same bits, the portable one the same within rounding") {
+  std::mt19937 random(4);
+  const int64_t k = 100, panels = 11, rows = 14;
+  const auto x = RandomFloats(&random, rows * k);
+  const auto f32 = RandomFloats(&random, panels * k * kPanelWidth);
+  std::vector<uint16_t> bf16(f32.size());
+  for (size_t i = 0; i < f32.size(); ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, &f32[i], 4);
+    bf16[i] = static_cast<uint16_t>(bits >> 16);
+  }
+  const auto bias = RandomFloats(&random, panels * kPanelWidth);
+  for (const bool narrow : {false, true}) {
+    for (const int64_t n : {int64_t{1}, int64_t{3}, int64_t{6}, rows}) {
+      PanelGemm g{};
+      g.x = x.data();
+      g.x_stride = k;
+      g.rows = n;
+      g.k = k;
+      g.panels = narrow ? static_cast<const void*>(bf16.data()) : f32.data();
+      g.panel_stride = k * kPanelWidth;
+      g.num_panels = panels;
+      g.bias = n == 3 ? nullptr : bias.data();
+      g.y_stride = panels * kPanelWidth;
+      const auto run = [&](const PanelKernels& kernels) {
+        std::vector<float> y(n * g.y_stride);
+        g.y = y.data();
+        (narrow ? kernels.bf16 : kernels.f32)(g);
+        return y;
+      };
+      const std::vector<float> portable = run(*PanelKernelsPortable());
+      std::vector<std::vector<float>> vector_results;
+      for (const PanelKernels* kernels : {PanelKernelsAvx512(), PanelKernelsAvx2()}) {
+        if (kernels == nullptr) continue;
+        vector_results.push_back(run(*kernels));
+        for (size_t i = 0; i < portable.size(); ++i) {
+          REQUIRE(std::fabs(vector_results.back()[i] - portable[i]) < 1e-4f);
+        }
+        REQUIRE(vector_results.back() == vector_results.front());
+      }
+    }
+  }
+}
+
+TEST_CASE("rotary embedding: a rotation, and scores depend on the distance of positions only") {
+  std::mt19937 random(5);
+  Rope rope(32, 1e6);
+  rope.Extend(600);
+  const auto q = RandomFloats(&random, 32), k = RandomFloats(&random, 32);
+  const auto score = [&](int64_t at_q, int64_t at_k) {
+    auto a = q, b = k;
+    rope.Rotate(at_q, a.data());
+    rope.Rotate(at_k, b.data());
+    double dot = 0.0;
+    for (int i = 0; i < 32; ++i) dot += double{a[i]} * b[i];
+    return dot;
+  };
+  REQUIRE(score(5, 2) == Approx(score(503, 500)).margin(1e-3));
+  REQUIRE(score(0, 0) == Approx(score(400, 400)).margin(1e-3));
+  REQUIRE(std::fabs(score(5, 2) - score(6, 2)) > 1e-3);
+  auto a = q;
+  rope.Rotate(0, a.data());
+  REQUIRE(a == q);
+  // Channels 0 and 16 turn by one radian a position, channels 1 and 17 by theta^(-1/16).
+  std::vector<float> unit(32);
+  unit[0] = unit[1] = 1.0f;
+  rope.Rotate(1, unit.data());
+  REQUIRE(unit[16] == Approx(std::sin(1.0)));
+  REQUIRE(unit[17] == Approx(std::sin(std::pow(1e6, -1.0 / 16))));
+}
+
+}  // namespace
+}  // namespace moert::host
