@@ -1,0 +1,61 @@
+#include "moert/strategy.h"
+#include "support/catch.h"
+
+namespace moert {
+namespace {
+
+std::string Message(const char* spec) {
+  return std::string(MakeStrategy(spec).status().message());
+}
+
+TEST_CASE("strategy specs parse and compose") {
+  auto s = MakeStrategy("on-demand+activation-path.prefetch:width=200");
+  REQUIRE_OK(s.status());
+  CHECK(s->prefetch != nullptr);
+  CHECK(s->residency == nullptr);
+  CHECK(s->exact);
+  CHECK(s->spec == "on-demand+activation-path.prefetch:width=200");
+
+  s = MakeStrategy("load-on-demand+activation-path");
+  REQUIRE_OK(s.status());
+  CHECK(s->residency != nullptr);
+  CHECK(s->prefetch != nullptr);
+
+  s = MakeStrategy("resident:scheme=w4a16_g128");
+  REQUIRE_OK(s.status());
+  CHECK(s->preload);
+  CHECK(s->versions == std::vector<std::string>{"w4a16_g128"});
+}
+
+TEST_CASE("illegal specs list what is legal") {
+  CHECK_THAT(Message("lru"), Catch::Contains("unknown strategy 'lru'") &&
+                                 Catch::Contains("on-demand") && Catch::Contains("resident"));
+  CHECK_THAT(Message("activation-path:depth=3"),
+             Catch::Contains("unknown key 'depth'") && Catch::Contains("width"));
+  CHECK_THAT(Message("activation-path:width=0"), Catch::Contains("[1, 1000]"));
+  CHECK_THAT(Message("activation-path:width=x"), Catch::Contains("width=x"));
+  CHECK_THAT(Message("activation-path:width=1,width=2"), Catch::Contains("given twice"));
+  CHECK_THAT(Message("on-demand+activation-path.taste"),
+             Catch::Contains("unknown seam 'taste'") && Catch::Contains("prefetch"));
+  CHECK_THAT(Message("activation-path+activation-path"), Catch::Contains("both fill the prefetch"));
+  CHECK_THAT(Message("on-demand+resident.prefetch"), Catch::Contains("leaves its prefetch seam"));
+  CHECK(!MakeStrategy("").ok());
+  CHECK(!MakeStrategy("+").ok());
+}
+
+TEST_CASE("uniform capacity deals every slot once and never more than a layer has experts") {
+  MoeModelSpec model;
+  for (const int experts : {4, 16, 16}) {
+    MoeLayerSpec layer;
+    layer.num_experts = experts;
+    model.layers.push_back(layer);
+  }
+  CHECK(UniformCapacity(model, 0) == std::vector<int>{0, 0, 0});
+  CHECK(UniformCapacity(model, 2) == std::vector<int>{1, 1, 0});
+  CHECK(UniformCapacity(model, 20) == std::vector<int>{4, 8, 8});
+  CHECK(UniformCapacity(model, 21) == std::vector<int>{4, 9, 8});
+  CHECK(UniformCapacity(model, 100) == std::vector<int>{4, 16, 16});
+}
+
+}  // namespace
+}  // namespace moert
