@@ -1,5 +1,5 @@
-// Engine: the object a host holds. It owns the experts of one model under one byte budget and answers,
-// layer by layer, with the output of the MoE block.
+// Engine: the object a host holds. It owns the experts of one model under one byte budget and
+// answers, layer by layer, with the output of the MoE block.
 //
 //   step = engine->BeginStep({Phase::kDecode, rows});
 //   for each MoE layer l:  engine->Forward(step, l, hidden, out);
@@ -7,8 +7,8 @@
 //
 // Thread-safety: every method may be called from any thread. Layer calls of one engine run one at a
 // time on the CPU backend (each uses all threads); several steps may be open.
-// Errors: a failed load makes Forward return the error; the output of that step is then undefined and
-// the engine stays usable for what is resident and for later steps.
+// Errors: a failed load makes Forward return the error; the output of that step is then undefined
+// and the engine stays usable for what is resident and for later steps.
 #ifndef MOERT_ENGINE_H_
 #define MOERT_ENGINE_H_
 
@@ -30,9 +30,9 @@ namespace moert {
 /// One pass over all MoE layers (design "The step"). Spans are copied.
 struct StepInfo {
   Phase phase = Phase::kPrefill;
-  int64_t rows = 0;                        // tokens of every layer call of this step
-  absl::Span<const int64_t> request_ids;   // [rows] or empty
-  absl::Span<const int32_t> positions;     // [rows] or empty
+  int64_t rows = 0;                       // tokens of every layer call of this step
+  absl::Span<const int64_t> request_ids;  // [rows] or empty
+  absl::Span<const int32_t> positions;    // [rows] or empty
 };
 
 /// Identifies an open step; never reused within an engine.
@@ -47,7 +47,7 @@ struct MemoryPlan {
   int64_t block_bytes = 0;      // one expert in the version served
   int64_t slots = 0;            // experts the rest holds
   int64_t total_experts = 0;
-  int64_t minimum_bytes = 0;    // smallest legal budget
+  int64_t minimum_bytes = 0;  // smallest legal budget
 
   int64_t fixed_bytes() const { return constant_bytes + table_bytes + workspace_bytes; }
   /// "64.0 KiB gates and shared experts + ... = ...", for messages.
@@ -67,9 +67,9 @@ class Engine {
 
   virtual absl::StatusOr<StepId> BeginStep(const StepInfo& info) = 0;
 
-  /// hidden, out: [rows, hidden] of MoE layer `layer` (0-based over MoE layers). out gets the block's
-  /// output (routed plus shared experts, before the residual addition); it may alias hidden. Blocks
-  /// until done on the CPU backend.
+  /// hidden, out: [rows, hidden] of MoE layer `layer` (0-based over MoE layers). out gets the
+  /// block's output (routed plus shared experts, before the residual addition); it may alias
+  /// hidden. Blocks until done on the CPU backend.
   virtual absl::Status Forward(StepId step, int layer, const MatrixView& hidden,
                                const MutableMatrixView& out) = 0;
 

@@ -1,5 +1,5 @@
-// Where expert bytes come from: an expert pack, an HF checkpoint through its cached pack, memory, or
-// the host's own read callback.
+// Where expert bytes come from: an expert pack, an HF checkpoint through its cached pack, memory,
+// or the host's own read callback.
 #ifndef MOERT_EXPERT_SOURCE_H_
 #define MOERT_EXPERT_SOURCE_H_
 
@@ -19,15 +19,15 @@ namespace moert {
 
 /// The parts of a layer that always stay in the fast tier (the "fixed" part of a budget).
 struct LayerConstants {
-  std::vector<float> gate;            // [num_experts, hidden], fp32
-  std::vector<float> selection_bias;  // [num_experts] or empty
-  std::vector<float> shared_gate;     // [hidden] or empty
+  std::vector<float> gate;               // [num_experts, hidden], fp32
+  std::vector<float> selection_bias;     // [num_experts] or empty
+  std::vector<float> shared_gate;        // [hidden] or empty
   std::vector<std::byte> shared_expert;  // a bf16 record (shared_layout) or empty
   RecordLayout shared_layout;
 };
 
-/// Every expert exists in `num_versions()` stored versions. Version 0 is the one with the most bits.
-/// Thread-safe after construction: ReadRecord is called from I/O threads, concurrently.
+/// Every expert exists in `num_versions()` stored versions. Version 0 is the one with the most
+/// bits. Thread-safe after construction: ReadRecord is called from I/O threads, concurrently.
 class ExpertSource {
  public:
   virtual ~ExpertSource() = default;
@@ -43,8 +43,8 @@ class ExpertSource {
   virtual const RecordLayout& layout(int layer, int expert, int version) const = 0;
 
   /// Reads one whole record. `dst` is kRecordAlignment-aligned and at least
-  /// RoundUp(layout.bytes, kRecordAlignment) long; bytes past layout.bytes are unspecified. Blocking.
-  /// The first read of each record verifies its checksum where the source stores one.
+  /// RoundUp(layout.bytes, kRecordAlignment) long; bytes past layout.bytes are unspecified.
+  /// Blocking. The first read of each record verifies its checksum where the source stores one.
   virtual absl::Status ReadRecord(int layer, int expert, int version,
                                   absl::Span<std::byte> dst) const = 0;
 
@@ -57,8 +57,8 @@ absl::StatusOr<std::unique_ptr<ExpertSource>> OpenExpertPack(const std::string& 
 
 /// Opens an HF checkpoint directory through a bf16 pack in `cache_dir` (empty: the user's cache
 /// folder, $XDG_CACHE_HOME/moert or ~/.cache/moert), which is written on the first open: streamed,
-/// atomic, rebuilt when its format version or the checkpoint changed. `log` receives one line saying
-/// place and size; may be null.
+/// atomic, rebuilt when its format version or the checkpoint changed. `log` receives one line
+/// saying place and size; may be null.
 struct OpenModelOptions {
   std::string cache_dir;
   void (*log)(void* user, absl::string_view line) = nullptr;

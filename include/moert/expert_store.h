@@ -2,7 +2,8 @@
 //
 // Owns the pools, the residency table and the transfers. One expert version is kAbsent, kLoading or
 // kResident; it becomes visible only when its copy is complete, and its block is reused only when
-// nobody has it pinned: a resident pointer is always a complete, usable record (VER, DynaExq Sec. 4).
+// nobody has it pinned: a resident pointer is always a complete, usable record (VER, DynaExq Sec.
+// 4).
 //
 // Not thread-safe: the engine calls it under its lock. Transfers run on other threads and meet the
 // store in Pump and Wait only.
@@ -41,7 +42,8 @@ class ExpertStore {
 
   // Lookup.
 
-  /// The complete record of an expert, or null. Valid while pinned, or until the next call that loads.
+  /// The complete record of an expert, or null. Valid while pinned, or until the next call that
+  /// loads.
   const std::byte* Resident(ExpertKey key) const;
   bool InFlight(ExpertKey key) const;
   const RecordLayout& layout(ExpertKey key) const;
@@ -63,11 +65,11 @@ class ExpertStore {
   // Movement.
 
   /// Begins bringing an expert. False when there is no block for it now (all others pinned or in
-  /// flight, or the policy refused a prefetch). An expert that is resident or in flight is left alone
-  /// (a prefetch in flight is raised to demand) and counts as true.
+  /// flight, or the policy refused a prefetch). An expert that is resident or in flight is left
+  /// alone (a prefetch in flight is raised to demand) and counts as true.
   bool StartLoad(ExpertKey key, LoadReason reason, const PolicyContext& context);
-  /// Forgets prefetches of a layer that have not started moving and that `counts` [E] (tokens of each
-  /// expert in the true routing) does not want.
+  /// Forgets prefetches of a layer that have not started moving and that `counts` [E] (tokens of
+  /// each expert in the true routing) does not want.
   void CancelPrefetches(int layer, absl::Span<const int32_t> counts);
   /// Publishes what has arrived.
   void Pump();
@@ -78,8 +80,8 @@ class ExpertStore {
   /// Ends a layer call: a layer over its capacity gives its surplus back.
   void EndLayerCall(const PolicyContext& context);
 
-  /// Changes the number of blocks; evicts to fit, waiting for transfers in flight. FailedPrecondition
-  /// if pinned experts hold more.
+  /// Changes the number of blocks; evicts to fit, waiting for transfers in flight.
+  /// FailedPrecondition if pinned experts hold more.
   absl::Status SetSlots(int64_t slots);
   /// Bookkeeping of one expert, for the budget's arithmetic.
   static const int64_t kBytesPerExpert;
@@ -111,8 +113,7 @@ class ExpertStore {
   void Drop(ExpertKey key);
   /// Frees a block for `incoming`, or returns -1.
   int32_t MakeRoom(ExpertKey incoming, LoadReason reason, const PolicyContext& context);
-  bool EvictOneOf(int layer, ExpertKey incoming, LoadReason reason,
-                  const PolicyContext& context);
+  bool EvictOneOf(int layer, ExpertKey incoming, LoadReason reason, const PolicyContext& context);
   void SetVisible(ExpertKey key, bool resident, bool in_flight);
 
   static constexpr int kAnyLayer = -1;
@@ -124,12 +125,12 @@ class ExpertStore {
   ResidencyPolicy* residency_;
   EngineStats* stats_;
 
-  std::vector<int64_t> first_;       // index of each layer's expert 0
+  std::vector<int64_t> first_;  // index of each layer's expert 0
   std::vector<Entry> entries_;
-  std::vector<uint8_t> resident_;    // the residency table's visible bits
+  std::vector<uint8_t> resident_;  // the residency table's visible bits
   std::vector<uint8_t> in_flight_;
-  std::vector<int> capacity_;        // per layer
-  std::vector<int> held_;            // blocks per layer, loading ones included
+  std::vector<int> capacity_;                // per layer
+  std::vector<int> held_;                    // blocks per layer, loading ones included
   std::vector<VictimCandidate> candidates_;  // scratch
   std::vector<TransferDone> done_;           // scratch
   int64_t slots_ = 0;

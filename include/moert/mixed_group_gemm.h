@@ -33,11 +33,11 @@ enum class ActivationNumerics : int32_t {
 
 /// One expert and the tokens that chose it. Borrowed for the call.
 struct ExpertProblem {
-  const std::byte* record = nullptr;     // 64-byte aligned
+  const std::byte* record = nullptr;  // 64-byte aligned
   const RecordLayout* layout = nullptr;
   Activation activation = Activation::kSilu;
-  absl::Span<const int32_t> tokens;      // rows of x
-  absl::Span<const int32_t> out_rows;    // rows of out, same length, each written once, no overlap
+  absl::Span<const int32_t> tokens;    // rows of x
+  absl::Span<const int32_t> out_rows;  // rows of out, same length, each written once, no overlap
 };
 
 /// CPU implementation. Not thread-safe: one call at a time per object.
@@ -50,8 +50,8 @@ class MixedGroupGemm {
   virtual ~MixedGroupGemm() = default;
 
   /// x: fp32 [rows, hidden] (stride hidden). out: fp32 [*, hidden] (stride hidden). Both aligned to
-  /// 64 bytes. All problems share hidden. Returns Unimplemented naming scheme and kernel set when no
-  /// kernel serves a problem.
+  /// 64 bytes. All problems share hidden. Returns Unimplemented naming scheme and kernel set when
+  /// no kernel serves a problem.
   virtual absl::Status Run(const float* x, int64_t rows, int64_t hidden,
                            absl::Span<const ExpertProblem> problems, float* out) = 0;
 

@@ -1,5 +1,6 @@
-// What libmoert needs to know of a model: its MoE layers. Attention, embeddings and sampling are the
-// host's. Layers are numbered 0..L-1 over the MoE layers only; `model_layer` is the host's number.
+// What libmoert needs to know of a model: its MoE layers. Attention, embeddings and sampling are
+// the host's. Layers are numbered 0..L-1 over the MoE layers only; `model_layer` is the host's
+// number.
 #ifndef MOERT_MODEL_H_
 #define MOERT_MODEL_H_
 
@@ -24,12 +25,12 @@ enum class RoutingKind : int32_t {
 struct RoutingSpec {
   RoutingKind kind = RoutingKind::kSoftmaxTopK;
   int top_k = 1;
-  bool renormalize = false;      // divide the k weights by their sum
-  float scaling = 1.0f;          // routed_scaling_factor
-  int num_groups = 1;            // kSigmoidGrouped: groups of E / num_groups experts
-  int top_groups = 1;            // of which this many stay eligible
-  bool selection_bias = false;   // e_score_correction_bias: selects, never weighs
-  float sparsemixer_eps = 0.01f; // kSparseMixer: 2 * jitter_eps is the masking threshold
+  bool renormalize = false;       // divide the k weights by their sum
+  float scaling = 1.0f;           // routed_scaling_factor
+  int num_groups = 1;             // kSigmoidGrouped: groups of E / num_groups experts
+  int top_groups = 1;             // of which this many stay eligible
+  bool selection_bias = false;    // e_score_correction_bias: selects, never weighs
+  float sparsemixer_eps = 0.01f;  // kSparseMixer: 2 * jitter_eps is the masking threshold
 
   friend bool operator==(const RoutingSpec&, const RoutingSpec&) = default;
 };

@@ -30,7 +30,8 @@ struct Budget {
 struct EngineOptions {
   // Options that change results or memory.
 
-  /// Strategy spec, "name[:key=value,...]", composed as "A+B.seam" (strategy.h). The default is exact.
+  /// Strategy spec, "name[:key=value,...]", composed as "A+B.seam" (strategy.h). The default is
+  /// exact.
   std::string strategy = "on-demand";
   /// Hard limit of the fast tier (design rule 1).
   Budget budget;

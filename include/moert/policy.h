@@ -1,11 +1,12 @@
-// The five policy seams. A policy answers one question from a snapshot and does nothing else: no I/O,
-// no locks, no clocks, no device calls; `now_ns` and `step` come in the snapshot (design rule 5).
+// The five policy seams. A policy answers one question from a snapshot and does nothing else: no
+// I/O, no locks, no clocks, no device calls; `now_ns` and `step` come in the snapshot (design rule
+// 5).
 //
-// A policy object may remember what it was told (ARC's ghosts, learned co-activation), so its answers
-// are a function of the sequence of its inputs: the same sequence gives the same decisions, online, in
-// moert-sim and in a test. An engine calls one policy object from one thread at a time, under the
-// engine's lock. Spans are borrowed for the call. An invalid answer is replaced by the seam's default
-// and counted (EngineStats::policy_fallbacks).
+// A policy object may remember what it was told (ARC's ghosts, learned co-activation), so its
+// answers are a function of the sequence of its inputs: the same sequence gives the same decisions,
+// online, in moert-sim and in a test. An engine calls one policy object from one thread at a time,
+// under the engine's lock. Spans are borrowed for the call. An invalid answer is replaced by the
+// seam's default and counted (EngineStats::policy_fallbacks).
 #ifndef MOERT_POLICY_H_
 #define MOERT_POLICY_H_
 
@@ -29,7 +30,7 @@ struct ExpertKey {
 /// When and where a decision is asked.
 struct PolicyContext {
   const MoeModelSpec* model = nullptr;
-  int64_t step = 0;    // steps begun before this one
+  int64_t step = 0;  // steps begun before this one
   Phase phase = Phase::kPrefill;
   int64_t now_ns = 0;  // the engine's clock
   int layer = 0;
@@ -39,10 +40,10 @@ struct PolicyContext {
 struct RoutingView {
   int64_t tokens = 0;
   int top_k = 0;
-  absl::Span<const int32_t> ids;      // [T, k]
-  absl::Span<const float> weights;    // [T, k], as they enter the sum
-  absl::Span<const float> scores;     // [T, E], over all experts
-  absl::Span<const int32_t> counts;   // [E], tokens of each expert
+  absl::Span<const int32_t> ids;     // [T, k]
+  absl::Span<const float> weights;   // [T, k], as they enter the sum
+  absl::Span<const float> scores;    // [T, E], over all experts
+  absl::Span<const int32_t> counts;  // [E], tokens of each expert
 };
 
 /// What the store holds of one layer's experts in their best served version.
@@ -62,10 +63,10 @@ enum class RoutingRuleKind : int32_t {
 
 struct RoutingRule {
   RoutingRuleKind kind = RoutingRuleKind::kTopK;
-  float alpha = 0;           // kExpertCache: half width of the substitution band around beta
-  bool second_pass = false;  // kExpertCache: also substitute by experts other tokens force in
-  float max_slot_share = 1;  // at most this share of a call's slots may be substituted
-  float max_mass_share = 1;  // ... and of its routing mass
+  float alpha = 0;                // kExpertCache: half width of the substitution band around beta
+  bool second_pass = false;       // kExpertCache: also substitute by experts other tokens force in
+  float max_slot_share = 1;       // at most this share of a call's slots may be substituted
+  float max_mass_share = 1;       // ... and of its routing mass
   bool own_score_weights = true;  // substitutes weigh their own gate score, then the model's norm
 };
 
@@ -117,9 +118,9 @@ struct CapacitySnapshot {
 /// One expert that may be evicted.
 struct VictimCandidate {
   ExpertKey key;
-  int64_t last_used = 0;   // tick of the last layer call that used it; 0: never since it came
-  int64_t inserted = 0;    // tick it became resident
-  int64_t uses = 0;        // layer calls that used it since it came
+  int64_t last_used = 0;         // tick of the last layer call that used it; 0: never since it came
+  int64_t inserted = 0;          // tick it became resident
+  int64_t uses = 0;              // layer calls that used it since it came
   bool unused_prefetch = false;  // brought by a prefetch and not used yet
 };
 
@@ -134,8 +135,8 @@ class ResidencyPolicy {
  public:
   virtual ~ResidencyPolicy() = default;
   virtual absl::string_view name() const = 0;
-  /// Slots of each layer; each in [0, E], the sum at most `slots`. Asked at open and when the budget
-  /// changes. Default: uniform.
+  /// Slots of each layer; each in [0, E], the sum at most `slots`. Asked at open and when the
+  /// budget changes. Default: uniform.
   virtual std::vector<int> Capacity(const CapacitySnapshot& snapshot);
   /// Every layer call's true routing, before any victim of that call is asked.
   virtual void OnRouting(const PolicyContext& context, const RoutingView& routing) {}
@@ -158,7 +159,7 @@ struct PrecisionSnapshot {
   PolicyContext context;  // layer unused: asked once a step, at its beginning
   // Since the last call, per expert, [sum over layers of E]: tokens that selected it.
   absl::Span<const int64_t> selections;
-  absl::Span<const uint8_t> high;          // 1: the high version is resident or on its way
+  absl::Span<const uint8_t> high;           // 1: the high version is resident or on its way
   absl::Span<const int32_t> high_capacity;  // [L], experts of a layer that fit in high
 };
 
@@ -172,7 +173,7 @@ struct TransferSnapshot {
   PolicyContext context;
   ExpertKey key;
   bool prefetch = false;
-  int32_t tokens = 0;       // tokens that want it (predicted ones for a prefetch)
+  int32_t tokens = 0;        // tokens that want it (predicted ones for a prefetch)
   int64_t layer_tokens = 0;  // token x k slots of the layer
   int num_versions = 0;
 };

@@ -1,8 +1,8 @@
 // Prefetcher: admits what a prefetch policy ranks, as far as it pays.
 //
-// A prefetch is admitted while the bytes in flight fit the compute window, the time until the target
-// layer asks (Fate Sec. 4.2: N = floor(T_window / T_io)). It never goes ahead of a demand load and is
-// forgotten, if it has not started, when the true routing arrives.
+// A prefetch is admitted while the bytes in flight fit the compute window, the time until the
+// target layer asks (Fate Sec. 4.2: N = floor(T_window / T_io)). It never goes ahead of a demand
+// load and is forgotten, if it has not started, when the true routing arrives.
 #ifndef MOERT_PREFETCHER_H_
 #define MOERT_PREFETCHER_H_
 
@@ -25,8 +25,8 @@ class Prefetcher {
 
   bool wants_next_gate() const { return policy_ != nullptr && policy_->wants_next_gate(); }
 
-  /// The true routing of a layer is known: account for the predictions made for it, and forget those
-  /// that have not started.
+  /// The true routing of a layer is known: account for the predictions made for it, and forget
+  /// those that have not started.
   void Resolve(const PolicyContext& context, const RoutingResult& routing);
   /// Ranks and admits for the next layer. Called after the layer's own demand loads are queued.
   void Predict(const PolicyContext& context, const RoutingResult& routing);

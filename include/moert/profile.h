@@ -1,8 +1,8 @@
 // HardwareProfile: the rates every cost model reads (design rule 8: measure, don't assume).
 //
 // `moert-bench probe --json FILE` measures one and `--profile FILE` uses it. The shipped profile
-// "reference" is the logical machine of the virtual clock: quality tables are made with it, so that a
-// run is reproducible to the bit on any machine.
+// "reference" is the logical machine of the virtual clock: quality tables are made with it, so that
+// a run is reproducible to the bit on any machine.
 #ifndef MOERT_PROFILE_H_
 #define MOERT_PROFILE_H_
 
@@ -29,7 +29,8 @@ struct HardwareProfile {
 
   /// Time a transfer of `bytes` occupies the link.
   int64_t TransferNs(int64_t bytes) const {
-    return link_latency_ns + static_cast<int64_t>(1e9 * static_cast<double>(bytes) / link_bytes_per_s);
+    return link_latency_ns +
+           static_cast<int64_t>(1e9 * static_cast<double>(bytes) / link_bytes_per_s);
   }
   /// Time of one layer with nothing to wait for.
   int64_t LayerNs(bool prefill, int64_t tokens) const {
@@ -37,7 +38,8 @@ struct HardwareProfile {
   }
 };
 
-/// "reference", or the path of a profile written by `moert-bench probe --json`. Errors name the file, field and range.
+/// "reference", or the path of a profile written by `moert-bench probe --json`. Errors name the
+/// file, field and range.
 absl::StatusOr<HardwareProfile> LoadProfile(const std::string& path);
 
 }  // namespace moert

@@ -23,15 +23,15 @@ struct RoutingResult {
   int64_t tokens = 0;
   int top_k = 0;
   int num_experts = 0;
-  std::vector<int32_t> ids;      // [T, k], highest score first
-  std::vector<float> weights;    // [T, k], as they enter the sum
-  std::vector<float> scores;     // [T, E]
-  std::vector<int32_t> counts;   // [E]
-  std::vector<int32_t> offsets;  // [E + 1] into grouped_*
+  std::vector<int32_t> ids;             // [T, k], highest score first
+  std::vector<float> weights;           // [T, k], as they enter the sum
+  std::vector<float> scores;            // [T, E]
+  std::vector<int32_t> counts;          // [E]
+  std::vector<int32_t> offsets;         // [E + 1] into grouped_*
   std::vector<int32_t> grouped_tokens;  // [T * k] rows of x, by expert, ascending
   std::vector<int32_t> grouped_slots;   // [T * k] t * k + j of each
   std::vector<float> next_scores;       // [T, E'] of the next layer, or empty
-  int64_t substituted = 0;       // slots changed by the expert-cache rule
+  int64_t substituted = 0;              // slots changed by the expert-cache rule
   double mass = 0, mass_substituted = 0;
 
   RoutingView view() const { return {tokens, top_k, ids, weights, scores, counts}; }

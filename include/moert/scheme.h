@@ -1,9 +1,11 @@
-// Schemes: in which precision a linear block is stored and multiplied, and the layout of one expert.
+// Schemes: in which precision a linear block is stored and multiplied, and the layout of one
+// expert.
 //
-// A scheme is named `w<bits>a<bits>[_g<group>][_asym]` after MxMoE (Sec. 4 of the paper): weight bits,
-// activation bits, group size along the input dimension (-1: one group per output channel), and
-// whether groups carry a zero point. `bf16` is the unquantized scheme. Everything about a scheme that
-// the rest of the library needs (name, stored bits, sizes, legality) follows from this one description.
+// A scheme is named `w<bits>a<bits>[_g<group>][_asym]` after MxMoE (Sec. 4 of the paper): weight
+// bits, activation bits, group size along the input dimension (-1: one group per output channel),
+// and whether groups carry a zero point. `bf16` is the unquantized scheme. Everything about a
+// scheme that the rest of the library needs (name, stored bits, sizes, legality) follows from this
+// one description.
 #ifndef MOERT_SCHEME_H_
 #define MOERT_SCHEME_H_
 
@@ -19,9 +21,9 @@ namespace moert {
 struct Scheme {
   int weight_bits = 16;
   int act_bits = 16;
-  int group = -1;          // -1: per output channel; ignored for bf16
+  int group = -1;  // -1: per output channel; ignored for bf16
   bool symmetric = true;
-  bool fp8 = false;        // w8a8_fp8
+  bool fp8 = false;  // w8a8_fp8
 
   bool is_bf16() const { return weight_bits == 16; }
   std::string Name() const;
@@ -44,8 +46,8 @@ struct ExpertFormat {
   friend bool operator==(const ExpertFormat&, const ExpertFormat&) = default;
 };
 
-// Weights are the A operand of a matrix product: rows are output channels, K is the input dimension.
-// Both are padded to these tiles with zeros, for every scheme (docs/layout.md).
+// Weights are the A operand of a matrix product: rows are output channels, K is the input
+// dimension. Both are padded to these tiles with zeros, for every scheme (docs/layout.md).
 inline constexpr int64_t kRowTile = 16;
 inline constexpr int64_t kKTile = 64;
 // Sections of a record start at multiples of this; records in a file and in a pool start at
@@ -60,11 +62,12 @@ struct MatrixLayout {
   int64_t k = 0;
   int64_t padded_rows = 0;
   int64_t padded_k = 0;
-  int64_t group = 0;           // effective group size: min(scheme.group, k); k when per channel
-  int64_t weight_offset = 0;   // bytes from the start of the record
+  int64_t group = 0;          // effective group size: min(scheme.group, k); k when per channel
+  int64_t weight_offset = 0;  // bytes from the start of the record
   int64_t weight_bytes = 0;
-  int64_t scale_offset = 0;    // [groups][padded_rows] bf16 scales, then (asym) the same of scale*zero
-  int64_t scale_bytes = 0;     // 0 for bf16
+  int64_t scale_offset =
+      0;                    // [groups][padded_rows] bf16 scales, then (asym) the same of scale*zero
+  int64_t scale_bytes = 0;  // 0 for bf16
 };
 
 /// One expert as one contiguous blob: gate, up, down, each weights then scales, `bytes` long

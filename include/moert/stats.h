@@ -1,9 +1,9 @@
 // What an engine counted since it was opened. A snapshot: plain values, owned by the caller.
 //
-// A lookup is one distinct (layer, expert) a layer call needs. It is a hit when the intended version is
-// usable at the moment the layer asks: `hits_resident` were there before, `hits_prefetched` were
-// brought by a prefetch and are used for the first time. A prefetch still in flight is `late`, not a
-// hit. With substitution, lookups count the experts finally used.
+// A lookup is one distinct (layer, expert) a layer call needs. It is a hit when the intended
+// version is usable at the moment the layer asks: `hits_resident` were there before,
+// `hits_prefetched` were brought by a prefetch and are used for the first time. A prefetch still in
+// flight is `late`, not a hit. With substitution, lookups count the experts finally used.
 #ifndef MOERT_STATS_H_
 #define MOERT_STATS_H_
 
@@ -31,7 +31,7 @@ struct EngineStats {
 
   // Prefetch.
   int64_t prefetch_issued = 0;
-  int64_t prefetch_useful = 0;     // used before eviction, in time or late
+  int64_t prefetch_useful = 0;  // used before eviction, in time or late
   int64_t prefetch_bytes = 0;
   int64_t prefetch_predicted = 0;  // experts of layers that a prediction was made for...
   int64_t prefetch_recalled = 0;   // ...and that were in it
@@ -40,7 +40,7 @@ struct EngineStats {
   // Routing (slots are token x k).
   int64_t slots = 0;
   int64_t slots_substituted = 0;
-  double mass = 0;              // sum of routing weights
+  double mass = 0;  // sum of routing weights
   double mass_substituted = 0;
 
   // Precision.

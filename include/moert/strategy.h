@@ -1,8 +1,8 @@
 // A strategy is a named bundle of policies; a null seam means its default.
 //
 // Spec grammar: `name[:key=value,...]`, composed as `A+B.seam[:...]`: everything from A, that seam
-// from B. Two strategies that fill the same seam without naming one are an error. Unknown names, seams
-// or keys are errors that list the legal ones.
+// from B. Two strategies that fill the same seam without naming one are an error. Unknown names,
+// seams or keys are errors that list the legal ones.
 #ifndef MOERT_STRATEGY_H_
 #define MOERT_STRATEGY_H_
 

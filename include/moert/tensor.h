@@ -1,8 +1,8 @@
 // Element types and the plain views that cross the API.
 //
 // Shapes are written [rows, cols], row-major, and every size is in elements unless the name says
-// bytes. Views borrow: the caller keeps the memory alive for as long as the call that takes the view
-// documents.
+// bytes. Views borrow: the caller keeps the memory alive for as long as the call that takes the
+// view documents.
 #ifndef MOERT_TENSOR_H_
 #define MOERT_TENSOR_H_
 
@@ -44,8 +44,8 @@ constexpr int64_t DTypeBytes(DType t) {
 /// "f32", "bf16", ...
 absl::string_view DTypeName(DType t);
 
-/// A borrowed matrix of hidden states: `rows` tokens of `cols` channels, `row_stride` elements apart.
-/// Host memory on the CPU backend, device memory on CUDA.
+/// A borrowed matrix of hidden states: `rows` tokens of `cols` channels, `row_stride` elements
+/// apart. Host memory on the CPU backend, device memory on CUDA.
 struct MatrixView {
   const void* data = nullptr;
   DType dtype = DType::kF32;

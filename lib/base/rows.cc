@@ -25,8 +25,7 @@ void WidenRows(const MatrixView& in, float* out) {
 void NarrowRows(const float* in, const MutableMatrixView& out) {
   for (int64_t r = 0; r < out.rows; ++r, in += out.cols) {
     if (out.dtype == DType::kF32) {
-      std::memcpy(static_cast<float*>(out.data) + r * out.row_stride, in,
-                  out.cols * sizeof(float));
+      std::memcpy(static_cast<float*>(out.data) + r * out.row_stride, in, out.cols * sizeof(float));
       continue;
     }
     uint16_t* row = static_cast<uint16_t*>(out.data) + r * out.row_stride;

@@ -1,3 +1,5 @@
+#include "moert/engine.h"
+
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -10,7 +12,6 @@
 #include "base/status_macros.h"
 #include "engine/layer.h"
 #include "fmt/format.h"
-#include "moert/engine.h"
 #include "store/block_pool.h"
 #include "store/budget_tracker.h"
 #include "store/transfer_queue.h"
@@ -35,13 +36,7 @@ absl::StatusOr<int> ServedVersion(const ExpertSource& source, const Strategy& st
                                                 strategy.versions[0], known));
 }
 
-int64_t ConstantBytes(const LayerConstants& c) {
-  return static_cast<int64_t>(
-      (c.gate.size() + c.selection_bias.size() + c.shared_gate.size()) * sizeof(float) +
-      c.shared_expert.size());
-}
-
-/// The same from the model alone, before anything is read.
+/// Gates, biases and shared experts of a model.
 absl::StatusOr<int64_t> ConstantBytes(const MoeModelSpec& model) {
   int64_t bytes = 0;
   for (const MoeLayerSpec& l : model.layers) {
@@ -82,13 +77,13 @@ absl::Status ApplyBudget(const Budget& budget, const std::string& strategy, bool
         fmt::format("budget of {} is below the minimum of {}: {}", BytesText(plan->budget_bytes),
                     BytesText(plan->minimum_bytes), plan->ToString()));
   }
-  plan->slots = std::min(plan->total_experts,
-                         (plan->budget_bytes - plan->fixed_bytes()) / plan->block_bytes);
+  plan->slots =
+      std::min(plan->total_experts, (plan->budget_bytes - plan->fixed_bytes()) / plan->block_bytes);
   if (preload && plan->slots < plan->total_experts) {
-    return absl::InvalidArgumentError(fmt::format(
-        "strategy {} holds all {} experts: it needs {} and the budget is {}: {}", strategy,
-        plan->total_experts, BytesText(plan->fixed_bytes() + all), BytesText(plan->budget_bytes),
-        plan->ToString()));
+    return absl::InvalidArgumentError(
+        fmt::format("strategy {} holds all {} experts: it needs {} and the budget is {}: {}",
+                    strategy, plan->total_experts, BytesText(plan->fixed_bytes() + all),
+                    BytesText(plan->budget_bytes), plan->ToString()));
   }
   return absl::OkStatus();
 }
@@ -127,8 +122,7 @@ absl::StatusOr<Blueprint> MakeBlueprint(const ExpertSource& source, const Engine
   plan.workspace_bytes =
       gemm_bytes + LayerRunner::WorkspaceBytes(model, tokens) + 2 * tokens * hidden * 4;
   plan.minimum_bytes = plan.fixed_bytes() + plan.block_bytes;
-  MOERT_RETURN_IF_ERROR(
-      ApplyBudget(options.budget, b.strategy.spec, b.strategy.preload, &plan));
+  MOERT_RETURN_IF_ERROR(ApplyBudget(options.budget, b.strategy.spec, b.strategy.preload, &plan));
   return b;
 }
 
@@ -192,6 +186,7 @@ class EngineImpl final : public Engine {
   std::unique_ptr<MixedGroupGemm> gemm_;
   const int version_;
   std::vector<LayerConstants> constants_;
+  std::vector<AlignedBuffer<std::byte>> shared_records_;
   EngineStats stats_;
 
   std::unique_ptr<ExpertStore> store_;
@@ -218,6 +213,10 @@ absl::Status EngineImpl::Init() {
   const MoeModelSpec& model = source_->model();
   for (int l = 0; l < model.num_layers(); ++l) {
     MOERT_ASSIGN_OR_RETURN(LayerConstants constants, source_->ReadConstants(l));
+    shared_records_.emplace_back(static_cast<int64_t>(constants.shared_expert.size()));
+    std::copy(constants.shared_expert.begin(), constants.shared_expert.end(),
+              shared_records_.back().data());
+    constants.shared_expert = {};
     constants_.push_back(std::move(constants));
   }
 
@@ -230,12 +229,12 @@ absl::Status EngineImpl::Init() {
     transfers = MakeVirtualLink(source_.get(), virtual_clock, &profile_);
   } else {
     clock_ = std::make_unique<WallClock>();
-    transfers = MakeReaderQueue(source_.get(), clock_.get(), options_.io_threads,
-                                options_.link_gbps * 1e9);
+    transfers =
+        MakeReaderQueue(source_.get(), clock_.get(), options_.io_threads, options_.link_gbps * 1e9);
   }
-  MOERT_ASSIGN_OR_RETURN(std::unique_ptr<BlockPool> blocks,
-                         MakeRamBlockPool(plan_.block_bytes, plan_.total_experts, plan_.slots,
-                                          &budget_));
+  MOERT_ASSIGN_OR_RETURN(
+      std::unique_ptr<BlockPool> blocks,
+      MakeRamBlockPool(plan_.block_bytes, plan_.total_experts, plan_.slots, &budget_));
   ResidencyPolicy* residency =
       strategy_.residency ? strategy_.residency.get() : default_residency_.get();
   store_ = std::make_unique<ExpertStore>(source_.get(), version_, std::move(blocks),
@@ -255,6 +254,9 @@ absl::Status EngineImpl::Init() {
   parts.model = &model;
   parts.profile = &profile_;
   parts.constants = &constants_;
+  for (const AlignedBuffer<std::byte>& record : shared_records_) {
+    parts.shared_records.push_back(record.size() > 0 ? record.data() : nullptr);
+  }
   parts.strategy = &strategy_;
   parts.residency = residency;
   parts.router = router_.get();
@@ -329,12 +331,12 @@ absl::Status EngineImpl::CheckViews(const Step& step, int layer, const MatrixVie
         stride < cols) {
       return absl::InvalidArgumentError(
           fmt::format("{}: [{}, {}] with row stride {}{}; layer {} of this step takes [{}, {}]",
-                      what, rows, cols, stride, data == nullptr ? " at null" : "",
-                      layer, step.rows, model.layers[layer].hidden));
+                      what, rows, cols, stride, data == nullptr ? " at null" : "", layer, step.rows,
+                      model.layers[layer].hidden));
     }
     if (dtype != DType::kF32 && dtype != DType::kBF16 && dtype != DType::kF16) {
-      return absl::InvalidArgumentError(fmt::format(
-          "{}: dtype {}; legal: f32, bf16, f16", what, DTypeName(dtype)));
+      return absl::InvalidArgumentError(
+          fmt::format("{}: dtype {}; legal: f32, bf16, f16", what, DTypeName(dtype)));
     }
     return absl::OkStatus();
   };

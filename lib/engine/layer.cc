@@ -24,8 +24,7 @@ absl::Status LayerRunner::Forward(PolicyContext context, const float* x, int64_t
   parts_.store->EndLayerCall(context);
   if (parts_.virtual_clock != nullptr) {
     parts_.virtual_clock->AdvanceTo(
-        parts_.clock->now_ns() +
-        parts_.profile->LayerNs(context.phase == Phase::kPrefill, tokens));
+        parts_.clock->now_ns() + parts_.profile->LayerNs(context.phase == Phase::kPrefill, tokens));
   }
   parts_.prefetcher->ObserveLayerTime(parts_.clock->now_ns() - begin_ns -
                                       (StalledNs(*parts_.stats) - stalled_ns));
@@ -111,7 +110,8 @@ absl::Status LayerRunner::CollectArrived(const PolicyContext& context) {
 }
 
 void LayerRunner::CountStall(int64_t begin_ns, int layer) {
-  // What the last arrival spent on the link is the miss itself; the rest of the wait it stood in line.
+  // What the last arrival spent on the link is the miss itself; the rest of the wait it stood in
+  // line.
   const int64_t waited = parts_.clock->now_ns() - begin_ns;
   int64_t moved = 0;
   for (const int32_t e : wave_) moved = std::max(moved, parts_.store->moved_ns({layer, e}));
@@ -132,16 +132,16 @@ absl::Status LayerRunner::Multiply(const PolicyContext& context, const float* x,
                          absl::MakeConstSpan(routing_.grouped_slots).subspan(begin, count)});
   }
   const LayerConstants& constants = (*parts_.constants)[context.layer];
-  if (first && !constants.shared_expert.empty()) {
+  const std::byte* shared_record = parts_.shared_records[context.layer];
+  if (first && shared_record != nullptr) {
     // The shared expert is one more problem of the grouped GEMM; its rows follow the routed slots.
     const int64_t pairs = tokens * routing_.top_k;
     for (int64_t t = 0; t < tokens; ++t) shared_rows_[t] = static_cast<int32_t>(pairs + t);
-    problems_.push_back({constants.shared_expert.data(), &constants.shared_layout, spec.activation,
+    problems_.push_back({shared_record, &constants.shared_layout, spec.activation,
                          absl::MakeConstSpan(all_tokens_).first(tokens),
                          absl::MakeConstSpan(shared_rows_).first(tokens)});
   }
-  const absl::Status status =
-      parts_.gemm->Run(x, tokens, spec.hidden, problems_, slots_.data());
+  const absl::Status status = parts_.gemm->Run(x, tokens, spec.hidden, problems_, slots_.data());
   for (const int32_t e : wave_) parts_.store->Unpin({context.layer, e});
   wave_.clear();
   return status;
@@ -167,7 +167,7 @@ void LayerRunner::Combine(int layer, const float* x, int64_t tokens, float* out)
       const float weight = routing_.weights[t * k + j];
       for (int64_t i = 0; i < hidden; ++i) row[i] += weight * slot[j * hidden + i];
     }
-    if (!constants.shared_expert.empty()) {
+    if (parts_.shared_records[layer] != nullptr) {
       const float* shared = slots_.data() + (tokens * k + t) * hidden;
       for (int64_t i = 0; i < hidden; ++i) row[i] += shared_weight * shared[i];
     }
@@ -179,7 +179,8 @@ int64_t LayerRunner::WorkspaceBytes(const MoeModelSpec& model, int64_t max_token
   for (const MoeLayerSpec& layer : model.layers) {
     const int64_t k = layer.routing.top_k;
     const int64_t slot_rows = max_tokens * (k + 1);
-    // Slots; ids, weights and two groupings of each pair; scores of this and the next layer, logits.
+    // Slots; ids, weights and two groupings of each pair; scores of this and the next layer,
+    // logits.
     bytes = std::max(bytes, slot_rows * layer.hidden * 4 + max_tokens * k * 16 + max_tokens * 8 +
                                 max_tokens * int64_t{model.max_experts()} * 12);
   }

@@ -26,6 +26,8 @@ struct LayerParts {
   const MoeModelSpec* model = nullptr;
   const HardwareProfile* profile = nullptr;
   const std::vector<LayerConstants>* constants = nullptr;
+  // [L] shared expert records, 64-byte aligned as the kernels need them; null where there is none.
+  std::vector<const std::byte*> shared_records;
   Strategy* strategy = nullptr;
   ResidencyPolicy* residency = nullptr;  // the strategy's, or the default
   Router* router = nullptr;
@@ -63,12 +65,12 @@ class LayerRunner {
   const LayerParts parts_;
   RoutingResult routing_;
   LayerPlan plan_;
-  std::vector<int32_t> wave_;     // experts ready to be multiplied, pinned
-  std::vector<int32_t> flying_;   // experts on their way
+  std::vector<int32_t> wave_;    // experts ready to be multiplied, pinned
+  std::vector<int32_t> flying_;  // experts on their way
   std::vector<ExpertProblem> problems_;
   std::vector<int32_t> all_tokens_;
   std::vector<int32_t> shared_rows_;
-  AlignedBuffer<float> slots_;    // [T * k + T, hidden]: routed outputs by slot, then shared ones
+  AlignedBuffer<float> slots_;  // [T * k + T, hidden]: routed outputs by slot, then shared ones
 };
 
 }  // namespace moert

@@ -16,8 +16,8 @@ absl::Status ReadNumber(const nlohmann::json& json, const std::string& path, con
   const auto it = json.find(name);
   if (it == json.end()) return absl::OkStatus();
   if (!it->is_number() || !(it->get<double>() >= low && it->get<double>() <= high)) {
-    return absl::InvalidArgumentError(fmt::format("{}: field '{}' is {}: must be a number in [{}, {}]",
-                                                  path, name, it->dump(), low, high));
+    return absl::InvalidArgumentError(fmt::format(
+        "{}: field '{}' is {}: must be a number in [{}, {}]", path, name, it->dump(), low, high));
   }
   *value = it->get<double>();
   return absl::OkStatus();
@@ -37,8 +37,7 @@ absl::StatusOr<HardwareProfile> LoadProfile(const std::string& path) {
   double decode = static_cast<double>(p.decode_layer_ns);
   double prefill = static_cast<double>(p.prefill_token_ns);
   double cpu_latency = static_cast<double>(p.cpu_expert_latency_ns);
-  MOERT_RETURN_IF_ERROR(
-      ReadNumber(json, path, "link_bytes_per_s", 1, 1e15, &p.link_bytes_per_s));
+  MOERT_RETURN_IF_ERROR(ReadNumber(json, path, "link_bytes_per_s", 1, 1e15, &p.link_bytes_per_s));
   MOERT_RETURN_IF_ERROR(ReadNumber(json, path, "link_latency_ns", 0, 1e12, &latency));
   MOERT_RETURN_IF_ERROR(ReadNumber(json, path, "decode_layer_ns", 0, 1e12, &decode));
   MOERT_RETURN_IF_ERROR(ReadNumber(json, path, "prefill_token_ns", 0, 1e12, &prefill));

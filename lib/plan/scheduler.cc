@@ -26,9 +26,8 @@ void Scheduler::Plan(const PolicyContext& context, const RoutingResult& routing,
     store_->Pin(key);
     plan->ready.push_back(e);
   }
-  std::stable_sort(plan->load.begin(), plan->load.end(), [&](int32_t a, int32_t b) {
-    return routing.counts[a] > routing.counts[b];
-  });
+  std::stable_sort(plan->load.begin(), plan->load.end(),
+                   [&](int32_t a, int32_t b) { return routing.counts[a] > routing.counts[b]; });
 }
 
 }  // namespace moert

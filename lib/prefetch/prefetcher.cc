@@ -24,20 +24,18 @@ void Prefetcher::Resolve(const PolicyContext& context, const RoutingResult& rout
 void Prefetcher::Predict(const PolicyContext& context, const RoutingResult& routing) {
   if (policy_ == nullptr) return;
   const int target = (context.layer + 1) % model_->num_layers();
-  const std::vector<PrefetchCandidate> ranked = policy_->Rank(
-      {context, target, routing.view(), routing.next_scores, store_->Layer(target)});
+  const std::vector<PrefetchCandidate> ranked =
+      policy_->Rank({context, target, routing.view(), routing.next_scores, store_->Layer(target)});
 
   predicted_layer_ = target;
   predicted_.assign(model_->layers[target].num_experts, 0);
-  const double window_ns =
-      layer_ns_ > 0 ? layer_ns_
-                    : static_cast<double>(profile_->LayerNs(context.phase == Phase::kPrefill,
-                                                            routing.tokens));
+  const double window_ns = layer_ns_ > 0 ? layer_ns_
+                                         : static_cast<double>(profile_->LayerNs(
+                                               context.phase == Phase::kPrefill, routing.tokens));
   double used_ns = 0;
   for (const PrefetchCandidate& candidate : ranked) {
     const ExpertKey key = candidate.key;
-    if (key.layer != target || key.expert < 0 ||
-        key.expert >= model_->layers[target].num_experts) {
+    if (key.layer != target || key.expert < 0 || key.expert >= model_->layers[target].num_experts) {
       ++stats_->policy_fallbacks;
       continue;
     }

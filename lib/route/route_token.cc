@@ -54,9 +54,9 @@ absl::Status RouteToken(const RoutingSpec& spec, absl::Span<const float> logits,
       Renormalize(k, weights);
       break;
     default:
-      return absl::UnimplementedError(fmt::format(
-          "routing kind {}: the CPU router has softmax_topk, topk_softmax",
-          RoutingKindName(spec.kind)));
+      return absl::UnimplementedError(
+          fmt::format("routing kind {}: the CPU router has softmax_topk, topk_softmax",
+                      RoutingKindName(spec.kind)));
   }
   if (spec.scaling != 1.0f) {
     for (int j = 0; j < k; ++j) weights[j] *= spec.scaling;

@@ -79,9 +79,9 @@ absl::Status Router::Route(int layer, const float* x, int64_t tokens, const Rout
     std::vector<int32_t> ids(next_spec.routing.top_k);
     std::vector<float> weights(next_spec.routing.top_k);
     for (int64_t t = 0; t < tokens; ++t) {
-      const absl::Status status = RouteToken(
-          next_spec.routing, absl::MakeConstSpan(logits_).subspan(t * n, n), biases_[next],
-          &r->next_scores[t * n], ids.data(), weights.data());
+      const absl::Status status =
+          RouteToken(next_spec.routing, absl::MakeConstSpan(logits_).subspan(t * n, n),
+                     biases_[next], &r->next_scores[t * n], ids.data(), weights.data());
       if (!status.ok()) return status;
     }
   }

@@ -86,8 +86,8 @@ absl::StatusOr<std::unique_ptr<BlockPool>> MakeRamBlockPool(int64_t block_bytes,
   void* base = mmap(nullptr, reserved, PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) {
-    return absl::ResourceExhaustedError(fmt::format("reserving {} bytes of address space: {}",
-                                                    reserved, std::strerror(errno)));
+    return absl::ResourceExhaustedError(
+        fmt::format("reserving {} bytes of address space: {}", reserved, std::strerror(errno)));
   }
   return std::make_unique<RamBlockPool>(static_cast<std::byte*>(base), reserved, block_bytes,
                                         max_blocks, limit, budget);

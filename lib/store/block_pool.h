@@ -40,8 +40,8 @@ class BlockPool {
   int64_t taken_ = 0;
 };
 
-/// Blocks of RAM, kRecordAlignment-aligned when block_bytes is a multiple of it. `budget` is borrowed
-/// and charged for every held block.
+/// Blocks of RAM, kRecordAlignment-aligned when block_bytes is a multiple of it. `budget` is
+/// borrowed and charged for every held block.
 absl::StatusOr<std::unique_ptr<BlockPool>> MakeRamBlockPool(int64_t block_bytes, int64_t max_blocks,
                                                             int64_t limit, BudgetTracker* budget);
 

@@ -114,9 +114,10 @@ bool ExpertStore::StartLoad(ExpertKey key, LoadReason reason, const PolicyContex
 }
 
 int32_t ExpertStore::MakeRoom(ExpertKey incoming, LoadReason reason, const PolicyContext& context) {
-  // A layer under its capacity takes a free block, one at its capacity replaces one of its own. When
-  // that fails (a layer with no slots, or all of them pinned) it borrows: what is free, then from
-  // layers over their capacity, then from anybody. What it borrows it returns when its call ends.
+  // A layer under its capacity takes a free block, one at its capacity replaces one of its own.
+  // When that fails (a layer with no slots, or all of them pinned) it borrows: what is free, then
+  // from layers over their capacity, then from anybody. What it borrows it returns when its call
+  // ends.
   if (held_[incoming.layer] >= capacity_[incoming.layer] &&
       EvictOneOf(incoming.layer, incoming, reason, context)) {
     return pool_->Take();
@@ -233,9 +234,8 @@ absl::Status ExpertStore::SetSlots(int64_t slots) {
   int64_t pinned = 0;
   for (const Entry& entry : entries_) pinned += entry.pins > 0;
   if (pinned > slots) {
-    return absl::FailedPreconditionError(
-        fmt::format("{} experts are in use by open layer calls, the new budget holds {}", pinned,
-                    slots));
+    return absl::FailedPreconditionError(fmt::format(
+        "{} experts are in use by open layer calls, the new budget holds {}", pinned, slots));
   }
   SetCapacity(slots);
   PolicyContext context;

@@ -1,6 +1,6 @@
-// TransferQueue: the link between the slow and the fast tier. Demand goes ahead of prefetch, prefetch
-// ahead of background; within a class first come, first served. A transfer that has started is never
-// interrupted.
+// TransferQueue: the link between the slow and the fast tier. Demand goes ahead of prefetch,
+// prefetch ahead of background; within a class first come, first served. A transfer that has
+// started is never interrupted.
 //
 // Two of them: on the wall clock I/O threads read from the source; on the virtual clock a simulated
 // link carries one transfer at a time, in logical time, and the bytes are read when it completes.

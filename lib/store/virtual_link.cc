@@ -66,8 +66,8 @@ class VirtualLink final : public TransferQueue {
       active_.reset();
       const Transfer& t = a.job.transfer;
       finished_.push_back({t.key, t.version,
-                           source_->ReadRecord(t.key.layer, t.key.expert, t.version, t.dst), t.bytes,
-                           a.job.submitted_ns, a.started_ns, a.finished_ns});
+                           source_->ReadRecord(t.key.layer, t.key.expert, t.version, t.dst),
+                           t.bytes, a.job.submitted_ns, a.started_ns, a.finished_ns});
       Start(a.finished_ns);
     }
   }

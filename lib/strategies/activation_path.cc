@@ -1,6 +1,6 @@
 // activation-path: the expert-activation-path predictor (EAP) that Fate is compared with. Which
-// experts of layer l+1 tokens used that used expert i of layer l, counted online; the prediction is the
-// sum over the layer's active experts.
+// experts of layer l+1 tokens used that used expert i of layer l, counted online; the prediction is
+// the sum over the layer's active experts.
 #include <algorithm>
 
 #include "strategies/builtin.h"

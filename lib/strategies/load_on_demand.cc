@@ -1,5 +1,5 @@
-// load-on-demand: no routed expert outlives its layer call. The papers' LoD baseline; its speed does
-// not depend on the budget.
+// load-on-demand: no routed expert outlives its layer call. The papers' LoD baseline; its speed
+// does not depend on the budget.
 #include "strategies/builtin.h"
 
 namespace moert {

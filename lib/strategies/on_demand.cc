@@ -1,4 +1,5 @@
-// on-demand: a miss is loaded, the least recently used expert of its layer leaves. The exact default.
+// on-demand: a miss is loaded, the least recently used expert of its layer leaves. The exact
+// default.
 #include "strategies/builtin.h"
 
 namespace moert {

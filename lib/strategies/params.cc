@@ -44,8 +44,8 @@ absl::StatusOr<double> Params::Number(const std::string& key, double fallback, d
   if (it == values_.end()) return fallback;
   double value = 0;
   if (!absl::SimpleAtod(it->second, &value) || !(value >= low && value <= high)) {
-    return absl::InvalidArgumentError(fmt::format("strategy {}: {}={}: must be a number in [{}, {}]",
-                                                  strategy_, key, it->second, low, high));
+    return absl::InvalidArgumentError(fmt::format(
+        "strategy {}: {}={}: must be a number in [{}, {}]", strategy_, key, it->second, low, high));
   }
   return value;
 }
@@ -56,8 +56,9 @@ absl::StatusOr<int64_t> Params::Integer(const std::string& key, int64_t fallback
   if (it == values_.end()) return fallback;
   int64_t value = 0;
   if (!absl::SimpleAtoi(it->second, &value) || value < low || value > high) {
-    return absl::InvalidArgumentError(fmt::format("strategy {}: {}={}: must be an integer in [{}, {}]",
-                                                  strategy_, key, it->second, low, high));
+    return absl::InvalidArgumentError(
+        fmt::format("strategy {}: {}={}: must be an integer in [{}, {}]", strategy_, key,
+                    it->second, low, high));
   }
   return value;
 }

@@ -50,13 +50,13 @@ absl::StatusOr<Strategy> BuildOne(absl::string_view spec) {
     MOERT_ASSIGN_OR_RETURN(const Params params, Params::Parse(row.name, parts.second, keys));
     return row.build(params);
   }
-  return absl::InvalidArgumentError(fmt::format("unknown strategy '{}'; there are: {}", parts.first,
-                                                fmt::join(names, ", ")));
+  return absl::InvalidArgumentError(
+      fmt::format("unknown strategy '{}'; there are: {}", parts.first, fmt::join(names, ", ")));
 }
 
 const std::vector<std::string>& SeamNames() {
-  static const auto* names = new std::vector<std::string>{"routing", "prefetch", "residency",
-                                                          "precision", "placement"};
+  static const auto* names =
+      new std::vector<std::string>{"routing", "prefetch", "residency", "precision", "placement"};
   return *names;
 }
 

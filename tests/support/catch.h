@@ -15,11 +15,11 @@ inline auto Contains(const std::string& s) { return Matchers::ContainsSubstring(
 #endif
 
 /// Requires an absl::Status (or StatusOr's status) to be OK and shows its message if not.
-#define REQUIRE_OK(expr)                      \
-  do {                                        \
-    const absl::Status require_ok_ = (expr);  \
-    INFO(require_ok_.ToString());             \
-    REQUIRE(require_ok_.ok());                \
+#define REQUIRE_OK(expr)                     \
+  do {                                       \
+    const absl::Status require_ok_ = (expr); \
+    INFO(require_ok_.ToString());            \
+    REQUIRE(require_ok_.ok());               \
   } while (false)
 
 #endif  // MOERT_TESTS_SUPPORT_CATCH_H_

@@ -1,6 +1,7 @@
 // The engine's contract: budgets, errors, live changes, element types.
-#include "base/bf16.h"
 #include "moert/engine.h"
+
+#include "base/bf16.h"
 #include "support/catch.h"
 #include "support/run_engine.h"
 #include "support/synthetic_source.h"
@@ -18,8 +19,8 @@ TEST_CASE("a budget below the minimum is refused with the arithmetic") {
   EngineOptions options;
   const auto plan = Engine::Plan(*source, options);
   REQUIRE_OK(plan.status());
-  CHECK(plan->minimum_bytes == plan->constant_bytes + plan->table_bytes + plan->workspace_bytes +
-                                   plan->block_bytes);
+  CHECK(plan->minimum_bytes ==
+        plan->constant_bytes + plan->table_bytes + plan->workspace_bytes + plan->block_bytes);
   options.budget = Budget::Bytes(plan->minimum_bytes - 1);
   const absl::Status status = Engine::Create(source, options).status();
   CHECK(status.code() == absl::StatusCode::kInvalidArgument);

@@ -108,7 +108,7 @@ TEST_CASE("a run on the virtual clock is reproducible to the nanosecond") {
   options.strategy = "activation-path";
   options.budget = Budget::Fraction(0.4);
   options.clock = ClockKind::kVirtual;
-  options.link_gbps = 0.01;
+  options.link_gbps = 0.1;
   EngineStats stats[2];
   int64_t now[2];
   for (int run = 0; run < 2; ++run) {

@@ -1,4 +1,5 @@
-// The simulated link serves demand before prefetch before background, one at a time, in logical time.
+// The simulated link serves demand before prefetch before background, one at a time, in logical
+// time.
 #include "store/transfer_queue.h"
 #include "support/catch.h"
 #include "support/synthetic_source.h"

@@ -4,9 +4,7 @@
 namespace moert {
 namespace {
 
-std::string Message(const char* spec) {
-  return std::string(MakeStrategy(spec).status().message());
-}
+std::string Message(const char* spec) { return std::string(MakeStrategy(spec).status().message()); }
 
 TEST_CASE("strategy specs parse and compose") {
   auto s = MakeStrategy("on-demand+activation-path.prefetch:width=200");
