@@ -1,0 +1,26 @@
+#include "examples/host/engine_runner.h"
+
+#include "base/status_macros.h"
+
+namespace moert::host {
+
+absl::Status EngineRunner::BeginStep(StepPhase phase, absl::Span<const int64_t> request_ids,
+                                     absl::Span<const int32_t> positions) {
+  StepInfo info;
+  info.phase = phase == StepPhase::kPrefill ? Phase::kPrefill : Phase::kDecode;
+  info.rows = static_cast<int64_t>(positions.size());
+  info.request_ids = request_ids;
+  info.positions = positions;
+  MOERT_ASSIGN_OR_RETURN(step_, engine_->BeginStep(info));
+  return absl::OkStatus();
+}
+
+absl::Status EngineRunner::Forward(int moe_layer, const float* x, int64_t rows, float* out) {
+  const int64_t hidden = engine_->model().layers[moe_layer].hidden;
+  return engine_->Forward(step_, moe_layer, {x, DType::kF32, rows, hidden, hidden},
+                          {out, DType::kF32, rows, hidden, hidden});
+}
+
+absl::Status EngineRunner::EndStep() { return engine_->EndStep(step_); }
+
+}  // namespace moert::host

@@ -1,0 +1,33 @@
+// The decoder's MoE blocks computed by a libmoert engine: all that a host has to write.
+#ifndef MOERT_EXAMPLES_HOST_ENGINE_RUNNER_H_
+#define MOERT_EXAMPLES_HOST_ENGINE_RUNNER_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "examples/host/moe_runner.h"
+#include "moert/engine.h"
+
+namespace moert::host {
+
+class EngineRunner : public MoeRunner {
+ public:
+  /// `engine` is borrowed. max_rows: EngineOptions::max_tokens_per_forward.
+  EngineRunner(Engine* engine, int64_t max_rows) : engine_(engine), max_rows_(max_rows) {}
+
+  absl::Status BeginStep(StepPhase phase, absl::Span<const int64_t> request_ids,
+                         absl::Span<const int32_t> positions) override;
+  absl::Status Forward(int moe_layer, const float* x, int64_t rows, float* out) override;
+  absl::Status EndStep() override;
+  int64_t max_rows() const override { return max_rows_; }
+  double NowMs() const override { return static_cast<double>(engine_->now_ns()) * 1e-6; }
+
+ private:
+  Engine* const engine_;
+  const int64_t max_rows_;
+  StepId step_ = 0;
+};
+
+}  // namespace moert::host
+
+#endif  // MOERT_EXAMPLES_HOST_ENGINE_RUNNER_H_
