@@ -46,7 +46,7 @@ void GluSiluReference(const float* gate, const float* up, int64_t count, float* 
 void GluGeluReference(const float* gate, const float* up, int64_t count, float* out);
 void GluGeluTanhReference(const float* gate, const float* up, int64_t count, float* out);
 
-// Widened bf16 weights, fp32 multiply-add. The operand is fp32, split into even and odd channels;
+// Widened bf16 weights, fp32 multiply-add. The operand is fp32, in the order of the weights;
 // `Rounded` packs values rounded to bf16 first.
 void BlockGemmBf16F32Avx2(const BlockGemmArgs& args);
 void PackF32Avx2(const float* x, int64_t valid, int64_t k16s, uint8_t* out);

@@ -9,24 +9,17 @@
 namespace moert::kernels {
 namespace {
 
-constexpr int kGroups = 8;         // accumulators of a row block: rows g and g + 8
-constexpr int64_t kOperand = 128;  // bytes of an operand piece: even channels, odd channels
-constexpr int64_t kAhead = 6;      // pieces of weights fetched ahead (3 KiB)
-constexpr int64_t kChunk = 16;     // pieces that stay in L1 while more than 1 column uses them
-
-// Where the weights come from that are needed kAhead pieces later.
-struct Ahead {
-  const uint8_t* here;
-  const uint8_t* next;
-  int64_t switch_at;
-};
+constexpr int kGroups = 8;        // accumulators of a row block: rows g and g + 8
+constexpr int64_t kOperand = 64;  // bytes of an operand piece: {2t, 2t+8, 2t+1, 2t+9} for t = 0..3
+constexpr int64_t kChunk = 16;    // pieces (8 KiB) that stay in L1 until all columns have used them
 
 const float* Floats(const uint8_t* p) { return reinterpret_cast<const float*>(p); }
 
 // Columns [0, C) x groups [g0, g0 + G) over `k16s` pieces; `resume` continues earlier sums.
-template <int G, int C, bool kPrefetch>
+// Meanwhile fetches kLines cache lines a piece from `ahead`: weights of the next chunk.
+template <int G, int C, int kLines>
 void Tile(const uint8_t* weights, int64_t k16s, const uint8_t* const* x, int64_t x_offset,
-          bool resume, int g0, __m256 (*sums)[kGroups], const Ahead& ahead) {
+          bool resume, int g0, __m256 (*sums)[kGroups], const uint8_t* ahead) {
   const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
   __m256 acc[G][C];
   const uint8_t* column[C];
@@ -38,18 +31,18 @@ void Tile(const uint8_t* weights, int64_t k16s, const uint8_t* const* x, int64_t
   }
   const uint8_t* w = weights + g0 * 64;
   for (int64_t i = 0; i < k16s; ++i) {
-    if (kPrefetch) {
-      const uint8_t* p = (i < ahead.switch_at ? ahead.here : ahead.next) + i * kBf16PieceBytes;
 #pragma GCC unroll 8
-      for (int g = 0; g < G; ++g) _mm_prefetch((const char*)(p + (g0 + g) * 64), _MM_HINT_T0);
+    for (int line = 0; line < kLines; ++line) {
+      _mm_prefetch(reinterpret_cast<const char*>(ahead + (i * kLines + line) * 64), _MM_HINT_T0);
     }
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
       __m256 even[C], odd[C];
 #pragma GCC unroll 8
       for (int c = 0; c < C; ++c) {
-        even[c] = _mm256_load_ps(Floats(column[c] + i * kOperand + half * 32));
-        odd[c] = _mm256_load_ps(Floats(column[c] + i * kOperand + 64 + half * 32));
+        const __m256 x4 = _mm256_load_ps(Floats(column[c] + i * kOperand + half * 32));
+        even[c] = _mm256_unpacklo_ps(x4, x4);
+        odd[c] = _mm256_unpackhi_ps(x4, x4);
       }
 #pragma GCC unroll 8
       for (int g = 0; g < G; ++g) {
@@ -71,14 +64,19 @@ void Tile(const uint8_t* weights, int64_t k16s, const uint8_t* const* x, int64_t
   }
 }
 
-template <bool kPrefetch>
+// All groups of up to 2 columns, fetching kLines lines a piece of the weights from `ahead`.
+template <int kLines>
 void Columns(int count, const uint8_t* weights, int64_t k16s, const uint8_t* const* x,
-             int64_t x_offset, bool resume, __m256 (*sums)[kGroups], const Ahead& ahead) {
-  if (count == 1) {
-    Tile<8, 1, kPrefetch>(weights, k16s, x, x_offset, resume, 0, sums, ahead);
-  } else {
-    Tile<4, 2, kPrefetch>(weights, k16s, x, x_offset, resume, 0, sums, ahead);
-    Tile<4, 2, kPrefetch>(weights, k16s, x, x_offset, resume, 4, sums, ahead);
+             int64_t x_offset, bool resume, __m256 (*sums)[kGroups], const uint8_t* ahead) {
+  switch (count) {
+    case 1:
+      Tile<8, 1, kLines>(weights, k16s, x, x_offset, resume, 0, sums, ahead);
+      break;
+    default:
+      Tile<4, 2, kLines / 2>(weights, k16s, x, x_offset, resume, 0, sums, ahead);
+      Tile<4, 2, kLines / 2>(weights, k16s, x, x_offset, resume, 4, sums,
+                             ahead + k16s * kLines / 2 * 64);
+      break;
   }
 }
 
@@ -96,30 +94,28 @@ void Reduce(const __m256* groups, float* out) {
 }  // namespace
 
 void BlockGemmBf16F32Avx2(const BlockGemmArgs& args) {
-  __m256 sums[kMaxBlocks][kMaxColumns][kGroups];
-  const int64_t chunk = args.columns == 1 ? args.k16s : kChunk;
-  for (int64_t begin = 0; begin < args.k16s; begin += chunk) {
-    const int64_t end = begin + chunk < args.k16s ? begin + chunk : args.k16s;
-    for (int b = 0; b < args.blocks; ++b) {
+  // Block after block: the weights of both are then one long sequential read each.
+  __m256 sums[kMaxColumns][kGroups];
+  for (int b = 0; b < args.blocks; ++b) {
+    for (int64_t begin = 0; begin < args.k16s; begin += kChunk) {
+      const int64_t end = begin + kChunk < args.k16s ? begin + kChunk : args.k16s;
       const uint8_t* weights = args.weights[b] + begin * kBf16PieceBytes;
-      const uint8_t* after = b + 1 < args.blocks ? args.weights[b + 1] + begin * kBf16PieceBytes
-                             : end < args.k16s   ? args.weights[0] + end * kBf16PieceBytes
-                                                 : args.next;
+      const uint8_t* ahead = end < args.k16s       ? args.weights[b] + end * kBf16PieceBytes
+                             : b + 1 < args.blocks ? args.weights[b + 1]
+                                                   : args.next;
       const int64_t k16s = end - begin;
-      const Ahead ahead = {weights + kAhead * kBf16PieceBytes,
-                           after + (kAhead - k16s) * kBf16PieceBytes, k16s - kAhead};
-      int width = args.columns < 2 ? args.columns : 2;
-      Columns<true>(width, weights, k16s, args.x, begin * kOperand, begin > 0, sums[b], ahead);
-      for (int c = width; c < args.columns; c += width) {
-        width = args.columns - c < 2 ? args.columns - c : 2;
-        Columns<false>(width, weights, k16s, args.x + c, begin * kOperand, begin > 0, sums[b] + c,
-                       ahead);
+      const int64_t x_offset = begin * kOperand;
+      const bool resume = begin > 0;
+      // The first columns fetch: AVX2 is bound by arithmetic after that.
+      Columns<8>(args.columns < 2 ? args.columns : 2, weights, k16s, args.x, x_offset, resume, sums,
+                 ahead);
+      for (int c = 2; c < args.columns; c += 2) {
+        Columns<0>(args.columns - c < 2 ? args.columns - c : 2, weights, k16s, args.x + c, x_offset,
+                   resume, sums + c, ahead);
       }
     }
-  }
-  for (int b = 0; b < args.blocks; ++b) {
     for (int c = 0; c < args.columns; ++c) {
-      Reduce(sums[b][c], args.out + (b * kMaxColumns + c) * kBlockRows);
+      Reduce(sums[c], args.out + (b * kMaxColumns + c) * kBlockRows);
     }
   }
 }

@@ -1,6 +1,7 @@
 // bf16 weights x bf16 activations, AVX512-BF16. One 64-byte load of a piece holds rows g and g + 8
-// for all 16 channels; the operand repeats each channel pair for both rows, so that one operand
-// load serves the 8 loads of a piece. An output row is the sum of 8 of an accumulator's 16 lanes.
+// for all 16 channels. The operand is kept short, 32 bytes a piece, since its reads compete with
+// those of the weights, and is spread over the lanes in registers: once for the 8 loads of a piece.
+// An output row is the sum of 8 of an accumulator's 16 lanes.
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -10,21 +11,16 @@ namespace moert::kernels {
 namespace {
 
 constexpr int kGroups = 8;        // accumulators of a row block: rows g and g + 8
-constexpr int64_t kOperand = 64;  // bytes of an operand piece: channel pairs
-constexpr int64_t kAhead = 6;     // pieces of weights fetched ahead (3 KiB)
-constexpr int64_t kChunk = 16;    // pieces that stay in L1 while more than 3 columns use them
-
-// Where the weights come from that are needed kAhead pieces later.
-struct Ahead {
-  const uint8_t* here;
-  const uint8_t* next;
-  int64_t switch_at;
-};
+constexpr int64_t kOperand = 32;  // bytes of an operand piece: 8 channel pairs in order
+constexpr int64_t kChunk = 16;    // pieces (8 KiB) that stay in L1 until all columns have used them
 
 // Columns [0, C) x groups [g0, g0 + G) over `k16s` pieces; `resume` continues earlier sums.
-template <int G, int C, bool kPrefetch>
+// Meanwhile fetches kLines cache lines a piece from `ahead`: weights of the next chunk.
+template <int G, int C, int kLines>
 void Tile(const uint8_t* weights, int64_t k16s, const uint8_t* const* x, int64_t x_offset,
-          bool resume, int g0, __m512 (*sums)[kGroups], const Ahead& ahead) {
+          bool resume, int g0, __m512 (*sums)[kGroups], const uint8_t* ahead) {
+  // Lane t * 4 + r: pair t for rows g and g + 8, then pair t + 4 for both.
+  const __m512i repeat = _mm512_setr_epi32(0, 0, 4, 4, 1, 1, 5, 5, 2, 2, 6, 6, 3, 3, 7, 7);
   __m512 acc[G][C];
   const uint8_t* column[C];
 #pragma GCC unroll 8
@@ -35,15 +31,16 @@ void Tile(const uint8_t* weights, int64_t k16s, const uint8_t* const* x, int64_t
   }
   const uint8_t* w = weights + g0 * 64;
   for (int64_t i = 0; i < k16s; ++i) {
-    if (kPrefetch) {
-      const uint8_t* p = (i < ahead.switch_at ? ahead.here : ahead.next) + i * kBf16PieceBytes;
 #pragma GCC unroll 8
-      for (int g = 0; g < G; ++g) _mm_prefetch((const char*)(p + (g0 + g) * 64), _MM_HINT_T0);
+    for (int line = 0; line < kLines; ++line) {
+      _mm_prefetch(reinterpret_cast<const char*>(ahead + (i * kLines + line) * 64), _MM_HINT_T0);
     }
     __m512bh operand[C];
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
-      operand[c] = (__m512bh)_mm512_load_si512(column[c] + i * kOperand);
+      const auto* pairs = reinterpret_cast<const __m256i*>(column[c] + i * kOperand);
+      operand[c] = (__m512bh)_mm512_permutexvar_epi32(
+          repeat, _mm512_castsi256_si512(_mm256_load_si256(pairs)));
     }
 #pragma GCC unroll 8
     for (int g = 0; g < G; ++g) {
@@ -59,22 +56,24 @@ void Tile(const uint8_t* weights, int64_t k16s, const uint8_t* const* x, int64_t
   }
 }
 
-template <bool kPrefetch>
+// All groups of up to 4 columns, fetching kLines lines a piece of the weights from `ahead`.
+template <int kLines>
 void Columns(int count, const uint8_t* weights, int64_t k16s, const uint8_t* const* x,
-             int64_t x_offset, bool resume, __m512 (*sums)[kGroups], const Ahead& ahead) {
+             int64_t x_offset, bool resume, __m512 (*sums)[kGroups], const uint8_t* ahead) {
   switch (count) {
     case 1:
-      Tile<8, 1, kPrefetch>(weights, k16s, x, x_offset, resume, 0, sums, ahead);
+      Tile<8, 1, kLines>(weights, k16s, x, x_offset, resume, 0, sums, ahead);
       break;
     case 2:
-      Tile<8, 2, kPrefetch>(weights, k16s, x, x_offset, resume, 0, sums, ahead);
+      Tile<8, 2, kLines>(weights, k16s, x, x_offset, resume, 0, sums, ahead);
       break;
     case 3:
-      Tile<8, 3, kPrefetch>(weights, k16s, x, x_offset, resume, 0, sums, ahead);
+      Tile<8, 3, kLines>(weights, k16s, x, x_offset, resume, 0, sums, ahead);
       break;
     default:
-      Tile<4, 4, kPrefetch>(weights, k16s, x, x_offset, resume, 0, sums, ahead);
-      Tile<4, 4, kPrefetch>(weights, k16s, x, x_offset, resume, 4, sums, ahead);
+      Tile<4, 4, kLines / 2>(weights, k16s, x, x_offset, resume, 0, sums, ahead);
+      Tile<4, 4, kLines / 2>(weights, k16s, x, x_offset, resume, 4, sums,
+                             ahead + k16s * kLines / 2 * 64);
       break;
   }
 }
@@ -100,31 +99,28 @@ void Reduce(const __m512* groups, float* out) {
 }  // namespace
 
 void BlockGemmBf16Avx512Bf16(const BlockGemmArgs& args) {
-  __m512 sums[kMaxBlocks][kMaxColumns][kGroups];
-  // Up to three columns fit in registers for the whole of k.
-  const int64_t chunk = args.columns <= 3 ? args.k16s : kChunk;
-  for (int64_t begin = 0; begin < args.k16s; begin += chunk) {
-    const int64_t end = begin + chunk < args.k16s ? begin + chunk : args.k16s;
-    for (int b = 0; b < args.blocks; ++b) {
+  // Block after block: the weights of both are then one long sequential read each.
+  __m512 sums[kMaxColumns][kGroups];
+  for (int b = 0; b < args.blocks; ++b) {
+    for (int64_t begin = 0; begin < args.k16s; begin += kChunk) {
+      const int64_t end = begin + kChunk < args.k16s ? begin + kChunk : args.k16s;
       const uint8_t* weights = args.weights[b] + begin * kBf16PieceBytes;
-      const uint8_t* after = b + 1 < args.blocks ? args.weights[b + 1] + begin * kBf16PieceBytes
-                             : end < args.k16s   ? args.weights[0] + end * kBf16PieceBytes
-                                                 : args.next;
+      const uint8_t* ahead = end < args.k16s       ? args.weights[b] + end * kBf16PieceBytes
+                             : b + 1 < args.blocks ? args.weights[b + 1]
+                                                   : args.next;
       const int64_t k16s = end - begin;
-      const Ahead ahead = {weights + kAhead * kBf16PieceBytes,
-                           after + (kAhead - k16s) * kBf16PieceBytes, k16s - kAhead};
-      int width = args.columns < 4 ? args.columns : 4;
-      Columns<true>(width, weights, k16s, args.x, begin * kOperand, begin > 0, sums[b], ahead);
-      for (int c = width; c < args.columns; c += width) {
-        width = args.columns - c < 4 ? args.columns - c : 4;
-        Columns<false>(width, weights, k16s, args.x + c, begin * kOperand, begin > 0, sums[b] + c,
-                       ahead);
+      const int64_t x_offset = begin * kOperand;
+      const bool resume = begin > 0;
+      if (args.columns <= 4) {
+        Columns<8>(args.columns, weights, k16s, args.x, x_offset, resume, sums, ahead);
+      } else {
+        Columns<4>(4, weights, k16s, args.x, x_offset, resume, sums, ahead);
+        Columns<4>(args.columns - 4, weights, k16s, args.x + 4, x_offset, resume, sums + 4,
+                   ahead + k16s * 4 * 64);
       }
     }
-  }
-  for (int b = 0; b < args.blocks; ++b) {
     for (int c = 0; c < args.columns; ++c) {
-      Reduce(sums[b][c], args.out + (b * kMaxColumns + c) * kBlockRows);
+      Reduce(sums[c], args.out + (b * kMaxColumns + c) * kBlockRows);
     }
   }
 }

@@ -25,19 +25,19 @@ constexpr int64_t kFloatPiece = kPieceK * 4;
 std::vector<KernelSet> AllKernelSets() {
   std::vector<KernelSet> sets;
 #if defined(__x86_64__)
-  const ActivationKernels f32_avx512 = {2 * kFloatPiece, PackF32Avx512, BlockGemmBf16F32Avx512};
+  const ActivationKernels f32_avx512 = {kFloatPiece, PackF32Avx512, BlockGemmBf16F32Avx512};
   sets.push_back({"avx512bf16",
                   HasAvx512Bf16(),
-                  {{kFloatPiece, PackBf16Avx512, BlockGemmBf16Avx512Bf16}, f32_avx512, {}},
+                  {{kFloatPiece / 2, PackBf16Avx512, BlockGemmBf16Avx512Bf16}, f32_avx512, {}},
                   {GluSiluAvx512, GluGeluReference, GluGeluTanhAvx512}});
   sets.push_back({"avx512",
                   HasAvx512(),
-                  {{2 * kFloatPiece, PackRoundedAvx512, BlockGemmBf16F32Avx512}, f32_avx512, {}},
+                  {{kFloatPiece, PackRoundedAvx512, BlockGemmBf16F32Avx512}, f32_avx512, {}},
                   {GluSiluAvx512, GluGeluReference, GluGeluTanhAvx512}});
   sets.push_back({"avx2",
                   HasAvx2(),
-                  {{2 * kFloatPiece, PackRoundedAvx2, BlockGemmBf16F32Avx2},
-                   {2 * kFloatPiece, PackF32Avx2, BlockGemmBf16F32Avx2},
+                  {{kFloatPiece, PackRoundedAvx2, BlockGemmBf16F32Avx2},
+                   {kFloatPiece, PackF32Avx2, BlockGemmBf16F32Avx2},
                    {}},
                   {GluSiluAvx2, GluGeluReference, GluGeluTanhAvx2}});
 #endif

@@ -18,7 +18,7 @@ __m256i RoundToBf16(__m256i bits) {
                           _mm256_set1_epi32(static_cast<int>(0xffff0000u)));
 }
 
-// Even channels, then odd ones, each as {2t, 2t, 2t+8, 2t+8} for t = 0..3.
+// {2t, 2t+8, 2t+1, 2t+9} for t = 0..3.
 template <bool kRound>
 void PackF32(const float* x, int64_t valid, int64_t k16s, uint8_t* out) {
   const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
@@ -32,17 +32,12 @@ void PackF32(const float* x, int64_t valid, int64_t k16s, uint8_t* out) {
       half[h] = _mm256_castps_si256(_mm256_maskload_ps(count > 0 ? x + first : x, mask));
       if (kRound) half[h] = RoundToBf16(half[h]);
     }
-    // 64-bit pairs {2t of both halves} and {2t+1 of both halves}, then each value twice.
-    for (int parity = 0; parity < 2; ++parity) {
-      for (int t2 = 0; t2 < 2; ++t2) {  // t = 2 t2 and 2 t2 + 1
-        const int a = 4 * t2 + parity;
-        const __m256i from_low = _mm256_setr_epi32(a, a, a, a, a + 2, a + 2, a + 2, a + 2);
-        const __m256i low = _mm256_permutevar8x32_epi32(half[0], from_low);
-        const __m256i high = _mm256_permutevar8x32_epi32(half[1], from_low);
-        _mm256_store_si256(reinterpret_cast<__m256i*>(out + i * 128 + parity * 64 + t2 * 32),
-                           _mm256_blend_epi32(low, high, 0xcc));
-      }
-    }
+    // Interleaved, in 128-bit lanes: t = 0 and 2, t = 1 and 3.
+    const __m256i t02 = _mm256_unpacklo_epi32(half[0], half[1]);
+    const __m256i t13 = _mm256_unpackhi_epi32(half[0], half[1]);
+    auto* to = reinterpret_cast<__m256i*>(out + i * 64);
+    _mm256_store_si256(to, _mm256_permute2x128_si256(t02, t13, 0x20));
+    _mm256_store_si256(to + 1, _mm256_permute2x128_si256(t02, t13, 0x31));
   }
 }
 

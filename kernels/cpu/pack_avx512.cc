@@ -27,16 +27,14 @@ __m512i LoadPiece(const float* x, int64_t valid, int64_t piece) {
   return _mm512_castps_si512(_mm512_maskz_loadu_ps(mask, x + piece * kPieceK));
 }
 
-// fp32 operand: even channels, then odd ones, each as {2t, 2t, 2t+8, 2t+8} for t = 0..3.
+// fp32 operand: {2t, 2t+8, 2t+1, 2t+9} for t = 0..3.
 template <bool kRound>
 void PackF32(const float* x, int64_t valid, int64_t k16s, uint8_t* out) {
-  const __m512i even = _mm512_setr_epi32(0, 0, 8, 8, 2, 2, 10, 10, 4, 4, 12, 12, 6, 6, 14, 14);
-  const __m512i odd = _mm512_setr_epi32(1, 1, 9, 9, 3, 3, 11, 11, 5, 5, 13, 13, 7, 7, 15, 15);
+  const __m512i order = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
   for (int64_t i = 0; i < k16s; ++i) {
     __m512i piece = LoadPiece(x, valid, i);
     if (kRound) piece = RoundToBf16(piece);
-    _mm512_store_si512(out + i * 128, _mm512_permutexvar_epi32(even, piece));
-    _mm512_store_si512(out + i * 128 + 64, _mm512_permutexvar_epi32(odd, piece));
+    _mm512_store_si512(out + i * 64, _mm512_permutexvar_epi32(order, piece));
   }
 }
 
@@ -50,14 +48,11 @@ void PackRoundedAvx512(const float* x, int64_t valid, int64_t k16s, uint8_t* out
   PackF32<true>(x, valid, k16s, out);
 }
 
-// bf16 operand: channel pairs {2t, 2t+1} twice, {2t+8, 2t+9} twice, for t = 0..3.
+// bf16 operand: the channels in order.
 void PackBf16Avx512(const float* x, int64_t valid, int64_t k16s, uint8_t* out) {
-  const __m512i even = _mm512_setr_epi32(0, 0, 8, 8, 2, 2, 10, 10, 4, 4, 12, 12, 6, 6, 14, 14);
-  const __m512i odd = _mm512_setr_epi32(1, 1, 9, 9, 3, 3, 11, 11, 5, 5, 13, 13, 7, 7, 15, 15);
   for (int64_t i = 0; i < k16s; ++i) {
-    const __m512i piece = RoundToBf16(LoadPiece(x, valid, i));
-    const __m512i low = _mm512_srli_epi32(_mm512_permutexvar_epi32(even, piece), 16);
-    _mm512_store_si512(out + i * 64, _mm512_or_si512(low, _mm512_permutexvar_epi32(odd, piece)));
+    const __m512i high = _mm512_srli_epi32(RoundToBf16(LoadPiece(x, valid, i)), 16);
+    _mm256_store_si256(reinterpret_cast<__m256i*>(out + i * 32), _mm512_cvtepi32_epi16(high));
   }
 }
 

@@ -1,0 +1,12 @@
+// The subcommands of moert-bench. Each gets argv from its own name on and returns the exit status.
+#ifndef MOERT_EXAMPLES_CLI_BENCH_BENCH_H_
+#define MOERT_EXAMPLES_CLI_BENCH_BENCH_H_
+
+namespace moert::cli {
+
+/// Expert products alone, per kernel set and number of tokens.
+int BenchGemm(int argc, const char* const* argv);
+
+}  // namespace moert::cli
+
+#endif  // MOERT_EXAMPLES_CLI_BENCH_BENCH_H_

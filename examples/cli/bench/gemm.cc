@@ -1,0 +1,243 @@
+// moert-bench gemm: MixedGroupGemm on random experts that are read from memory, not from caches.
+//
+// One pass runs every expert once with n tokens, a few experts a call as a layer would. Each pass
+// is paired with a plain read of the same bytes by the same threads, so that the ratio of the two
+// means something on a machine that others use as well.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "base/aligned_buffer.h"
+#include "base/status_macros.h"
+#include "base/thread_pool.h"
+#include "examples/cli/bench/bench.h"
+#include "examples/cli/bench/read_bandwidth.h"
+#include "examples/cli/common/args.h"
+#include "examples/cli/common/report.h"
+#include "moert/mixed_group_gemm.h"
+#include "moert/scheme.h"
+
+namespace moert::cli {
+namespace {
+
+struct Options {
+  std::string backend = "cpu";
+  std::string kernels = "all";
+  std::string numerics = "bf16";
+  int hidden = 2048;
+  int intermediate = 768;
+  int experts_per_call = 8;
+  std::vector<int> tokens = {1, 2, 4, 8, 32, 128};
+  int64_t bytes = int64_t{512} << 20;
+  int threads = 0;
+  int repeats = 7;
+  std::string json;
+  bool quiet = false;
+};
+
+struct Experts {
+  RecordLayout layout;
+  AlignedBuffer bytes;
+  int64_t count = 0;
+  int64_t stride = 0;
+};
+
+// Random bf16 weights of magnitude below 2^-4: timing does not depend on more.
+absl::Status MakeExperts(const Options& options, Experts* experts) {
+  MOERT_ASSIGN_OR_RETURN(experts->layout, MakeRecordLayout(options.hidden, options.intermediate,
+                                                           ExpertFormat::Uniform(Scheme{})));
+  experts->stride =
+      (experts->layout.bytes + kRecordAlignment - 1) / kRecordAlignment * kRecordAlignment;
+  experts->count = std::max<int64_t>(options.experts_per_call,
+                                     (options.bytes + experts->stride - 1) / experts->stride);
+  MOERT_RETURN_IF_ERROR(experts->bytes.Reset(experts->count * experts->stride));
+  std::mt19937_64 rng(1);
+  for (int64_t i = 0; i < experts->bytes.size(); i += 8) {
+    const uint64_t word = (rng() & 0x83ff83ff83ff83ffu) | 0x3800380038003800u;
+    std::memcpy(experts->bytes.data() + i, &word, 8);
+  }
+  return absl::OkStatus();
+}
+
+struct Case {
+  std::string kernels;
+  int tokens = 0;
+  Spread gigabytes_per_second;  // of expert records
+  Spread ratio;                 // to the plain read measured right before
+  Spread milliseconds;          // per expert
+  double gigaflops = 0;         // at the median
+};
+
+// Seconds of one pass over all experts.
+absl::StatusOr<double> Pass(MixedGroupGemm* gemm, const Experts& experts, const Options& options,
+                            const std::vector<float>& x, int tokens, std::vector<float>* out) {
+  std::vector<int32_t> rows(static_cast<size_t>(tokens));
+  std::iota(rows.begin(), rows.end(), 0);
+  const int per_call = options.experts_per_call;
+  std::vector<int32_t> out_rows(static_cast<size_t>(tokens) * static_cast<size_t>(per_call));
+  std::iota(out_rows.begin(), out_rows.end(), 0);
+  std::vector<ExpertProblem> problems(static_cast<size_t>(per_call));
+  const auto start = std::chrono::steady_clock::now();
+  for (int64_t first = 0; first < experts.count; first += per_call) {
+    const int64_t count = std::min<int64_t>(per_call, experts.count - first);
+    for (int64_t i = 0; i < count; ++i) {
+      ExpertProblem& p = problems[static_cast<size_t>(i)];
+      p.record = experts.bytes.data() + (first + i) * experts.stride;
+      p.layout = &experts.layout;
+      p.tokens = rows;
+      p.out_rows = absl::MakeConstSpan(out_rows).subspan(static_cast<size_t>(i * tokens),
+                                                         static_cast<size_t>(tokens));
+    }
+    MOERT_RETURN_IF_ERROR(gemm->Run(x.data(), tokens, options.hidden,
+                                    {problems.data(), static_cast<size_t>(count)}, out->data()));
+  }
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+absl::StatusOr<Case> Measure(MixedGroupGemm* gemm, ThreadPool* pool, const Experts& experts,
+                             const Options& options, int tokens, std::vector<double>* reads) {
+  const auto rows = static_cast<size_t>(tokens);
+  const auto hidden = static_cast<size_t>(options.hidden);
+  std::vector<float> x(rows * hidden);
+  std::vector<float> out(rows * hidden * static_cast<size_t>(options.experts_per_call));
+  std::mt19937 rng(2);
+  for (float& value : x) value = static_cast<float>(static_cast<int32_t>(rng())) * 0x1p-31f;
+  const auto bytes = static_cast<double>(experts.count * experts.layout.bytes);
+
+  MOERT_RETURN_IF_ERROR(Pass(gemm, experts, options, x, tokens, &out).status());  // warm-up
+  std::vector<double> rates, ratios, times;
+  for (int i = 0; i < options.repeats; ++i) {
+    const double read = ReadBandwidth(pool, experts.bytes.data(), experts.bytes.size());
+    MOERT_ASSIGN_OR_RETURN(const double seconds, Pass(gemm, experts, options, x, tokens, &out));
+    reads->push_back(read * 1e-9);
+    rates.push_back(bytes / seconds * 1e-9);
+    ratios.push_back(bytes / seconds / read);
+    times.push_back(seconds / static_cast<double>(experts.count) * 1e3);
+  }
+  Case c;
+  c.kernels = std::string(gemm->kernels());
+  c.tokens = tokens;
+  c.gigabytes_per_second = SpreadOf(rates);
+  c.ratio = SpreadOf(ratios);
+  c.milliseconds = SpreadOf(times);
+  c.gigaflops = 6.0 * options.hidden * options.intermediate * tokens / c.milliseconds.median * 1e-6;
+  return c;
+}
+
+// "all" is every set but the reference, which takes minutes.
+std::vector<std::string> KernelSets(const Options& options) {
+  if (options.kernels != "all") return {options.kernels};
+  std::vector<std::string> names = MixedGroupGemm::KernelNames();
+  if (names.size() > 1) names.pop_back();
+  return names;
+}
+
+absl::Status RunBench(const Options& options, const std::string& command) {
+  const auto numerics =
+      options.numerics == "f32" ? ActivationNumerics::kF32 : ActivationNumerics::kBF16;
+  ThreadPoolOptions pool_options;
+  pool_options.threads = options.threads;
+  MOERT_ASSIGN_OR_RETURN(const std::unique_ptr<ThreadPool> pool, CreateThreadPool(pool_options));
+  // Names are checked before a gigabyte of weights is made up.
+  std::vector<std::unique_ptr<MixedGroupGemm>> gemms;
+  for (const std::string& name : KernelSets(options)) {
+    MOERT_ASSIGN_OR_RETURN(auto gemm, MixedGroupGemm::Create(pool.get(), name, numerics));
+    gemms.push_back(std::move(gemm));
+  }
+  Experts experts;
+  MOERT_RETURN_IF_ERROR(MakeExperts(options, &experts));
+
+  const nlohmann::json machine = DescribeMachine();
+  if (!options.quiet) {
+    fmt::print("machine  {}, {} CPUs, huge pages {}\n", machine["cpu"].get<std::string>(),
+               machine["cpus"].get<int>(), machine["huge_pages"].get<std::string>());
+    fmt::print("command  {}\n", command);
+    fmt::print(
+        "shape    hidden {}, intermediate {}, bf16 weights, {} activations; {} experts ({:.0f} "
+        "MiB), "
+        "{} a call, {} threads, {} passes\n\n",
+        options.hidden, options.intermediate, options.numerics, experts.count,
+        static_cast<double>(experts.bytes.size()) / 1048576.0, options.experts_per_call,
+        pool->num_threads(), options.repeats);
+    fmt::print("{:<12}{:>7}{:>12}{:>18}{:>10}{:>16}{:>10}\n", "kernels", "tokens", "weights GB/s",
+               "(min .. max)", "of read", "ms an expert", "GFLOP/s");
+  }
+  std::vector<double> reads;
+  nlohmann::json results = nlohmann::json::array();
+  for (const auto& gemm : gemms) {
+    for (const int tokens : options.tokens) {
+      MOERT_ASSIGN_OR_RETURN(const Case c,
+                             Measure(gemm.get(), pool.get(), experts, options, tokens, &reads));
+      if (!options.quiet) {
+        fmt::print("{:<12}{:>7}{:>12.2f}{:>18}{:>9.1f}%{:>16.4f}{:>10.1f}\n", c.kernels, c.tokens,
+                   c.gigabytes_per_second.median,
+                   fmt::format("({:.2f} .. {:.2f})", c.gigabytes_per_second.min,
+                               c.gigabytes_per_second.max),
+                   100 * c.ratio.median, c.milliseconds.median, c.gigaflops);
+        std::fflush(stdout);
+      }
+      results.push_back({{"kernels", c.kernels},
+                         {"tokens", c.tokens},
+                         {"weights_gbps", ToJson(c.gigabytes_per_second)},
+                         {"of_read", ToJson(c.ratio)},
+                         {"ms_per_expert", ToJson(c.milliseconds)},
+                         {"gflops", c.gigaflops}});
+    }
+  }
+  const Spread read = SpreadOf(reads);
+  if (!options.quiet) {
+    fmt::print("\nplain read of the same bytes, same threads: {:.2f} GB/s ({:.2f} .. {:.2f})\n",
+               read.median, read.min, read.max);
+  }
+  if (options.json.empty()) return absl::OkStatus();
+  return WriteJson(options.json, {{"command", command},
+                                  {"backend", options.backend},
+                                  {"machine", machine},
+                                  {"threads", pool->num_threads()},
+                                  {"numerics", options.numerics},
+                                  {"shape",
+                                   {{"hidden", options.hidden},
+                                    {"intermediate", options.intermediate},
+                                    {"experts", experts.count},
+                                    {"experts_per_call", options.experts_per_call},
+                                    {"record_bytes", experts.layout.bytes}}},
+                                  {"repeats", options.repeats},
+                                  {"read_gbps", ToJson(read)},
+                                  {"results", results}});
+}
+
+}  // namespace
+
+int BenchGemm(int argc, const char* const* argv) {
+  Options o;
+  ArgParser parser("moert-bench gemm", "weight streaming and arithmetic rates of expert products");
+  std::vector<std::string> names = MixedGroupGemm::KernelNames();
+  names.insert(names.begin(), {"all", "auto"});
+  parser.AddChoice("backend", &o.backend, {"cpu"}, "where the experts execute");
+  parser.AddChoice("kernels", &o.kernels, names, "kernel sets; all leaves out the reference");
+  parser.AddChoice("numerics", &o.numerics, {"bf16", "f32"}, "how activations enter the product");
+  parser.AddInt("hidden", &o.hidden, "hidden size", 1, 1 << 20);
+  parser.AddInt("intermediate", &o.intermediate, "intermediate size", 1, 1 << 20);
+  parser.AddInt("experts-per-call", &o.experts_per_call, "experts a call", 1, 1024);
+  parser.AddIntList("tokens", &o.tokens, "tokens an expert", 1);
+  parser.AddSize("bytes", &o.bytes, "at least so many bytes of experts, in turn");
+  parser.AddInt("threads", &o.threads, "threads, 0: one per CPU", 0, 4096);
+  parser.AddInt("repeats", &o.repeats, "passes over all experts", 1, 1000);
+  parser.AddString("json", &o.json, "write the figures as JSON to a file, or to - (stdout)");
+  parser.AddSwitch("quiet", &o.quiet, "no table");
+  absl::Status status = parser.Parse(argc - 1, argv + 1);
+  if (status.ok() && parser.help_requested()) {
+    fmt::print("{}", parser.Help());
+    return kExitOk;
+  }
+  if (status.ok()) status = RunBench(o, "moert-bench " + CommandLine(argc, argv));
+  return status.ok() ? kExitOk : ReportError("moert-bench gemm", status);
+}
+
+}  // namespace moert::cli
