@@ -1,0 +1,120 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "base/status_macros.h"
+#include "examples/cli/common/progress.h"
+#include "examples/cli/common/token_file.h"
+#include "examples/cli/run/commands.h"
+#include "examples/cli/run/report.h"
+#include "examples/cli/run/session.h"
+#include "examples/host/perplexity.h"
+
+namespace moert::cli {
+namespace {
+
+constexpr char kCommand[] = "moert-run ppl";
+constexpr int64_t kMaxPrefillRows = 512;
+constexpr int64_t kMaxDecodeRows = 65536;
+
+struct Arguments {
+  RunOptions run;
+  std::string tokens;
+  int64_t window = 512;
+  int64_t step_tokens = 0;
+  int64_t batch = 1;
+  int64_t limit = 0;
+};
+
+struct Opened {
+  std::vector<int32_t> tokens;
+  Session session;
+};
+
+absl::StatusOr<Opened> Open(const Arguments& args, const ArgParser& parser) {
+  if (args.batch > 1 && !parser.Given("step-tokens")) {
+    return absl::InvalidArgumentError(
+        "--batch needs --step-tokens: without it each window is one prefill step");
+  }
+  MOERT_ASSIGN_OR_RETURN(HfConfig config, LoadHfConfig(args.run.model));
+  MOERT_ASSIGN_OR_RETURN(std::vector<int32_t> tokens,
+                         ReadTokenFile(args.tokens, config.vocab_size, args.limit));
+  if (args.window > config.max_position_embeddings) {
+    return absl::InvalidArgumentError(fmt::format("--window {}: the model has {} positions",
+                                                  args.window, config.max_position_embeddings));
+  }
+  const int64_t windows = static_cast<int64_t>(tokens.size()) / args.window;
+  if (windows < 1) {
+    return absl::InvalidArgumentError(fmt::format("{}: {} tokens are fewer than one window of {}",
+                                                  args.tokens, tokens.size(), args.window));
+  }
+  int64_t rows = std::min(args.window, kMaxPrefillRows);
+  if (args.step_tokens > 0) {
+    rows = std::min(args.step_tokens, args.window) * std::min(args.batch, windows);
+    if (rows > kMaxDecodeRows) {
+      return absl::InvalidArgumentError(fmt::format(
+          "--step-tokens and --batch: {} rows a step, at most {}", rows, kMaxDecodeRows));
+    }
+  }
+  MOERT_ASSIGN_OR_RETURN(Session session, Session::Open(args.run, std::move(config), rows));
+  return Opened{std::move(tokens), std::move(session)};
+}
+
+absl::Status Run(const Arguments& args, Opened& opened) {
+  host::PerplexityOptions options;
+  options.window = args.window;
+  options.step_tokens = args.step_tokens;
+  options.batch = args.batch;
+  absl::StatusOr<host::PerplexityResult> result;
+  {
+    Progress progress("tokens", !args.run.quiet);
+    options.progress = [&](int64_t done, int64_t total) { progress.Update(done, total); };
+    result = host::Perplexity(opened.session.decoder.get(), opened.tokens, options);
+  }
+  MOERT_RETURN_IF_ERROR(result.status());
+  RunReport report;
+  report.command = "ppl";
+  report.nll = result->nll;
+  report.ppl = result->ppl;
+  report.tokens_scored = result->tokens_scored;
+  if (args.step_tokens > 0) report.decode_ms = std::move(result->step_ms);
+  if (!args.run.json_alone()) {
+    fmt::print("nll {}  ppl {}  tokens_scored {}\n", result->nll, result->ppl,
+               result->tokens_scored);
+  }
+  return WriteReport(report, args.run, *opened.session.engine);
+}
+
+}  // namespace
+
+int PplMain(int argc, const char* const* argv) {
+  Arguments args;
+  ArgParser parser(kCommand,
+                   "Scores a file of token ids in windows that do not overlap; the first token of "
+                   "a window is not scored, a shorter rest at the end is not used.");
+  parser.AddString("tokens", &args.tokens, "little-endian uint16 token ids");
+  parser.Require("tokens");
+  parser.AddInt64("window", &args.window, "tokens a window", 2, int64_t{1} << 31);
+  parser.AddInt64("step-tokens", &args.step_tokens,
+                  "decode instead of prefill: this many tokens of a sequence a step", 1,
+                  int64_t{1} << 31);
+  parser.AddInt64("batch", &args.batch, "windows that decode side by side", 1, int64_t{1} << 31);
+  parser.AddInt64("limit", &args.limit, "uses only the first tokens of the file", 1);
+  AddRunFlags(&parser, &args.run);
+  const absl::Status parsed = parser.Parse(argc, argv);
+  if (!parsed.ok()) return ReportError(kCommand, parsed);
+  if (parser.help_requested()) {
+    fmt::print("{}", parser.Help());
+    return kExitOk;
+  }
+  absl::StatusOr<Opened> opened = Open(args, parser);
+  if (!opened.ok()) {
+    ReportError(kCommand, opened.status());
+    return SetupExitStatus(opened.status());
+  }
+  const absl::Status status = Run(args, *opened);
+  return status.ok() ? kExitOk : ReportError(kCommand, status);
+}
+
+}  // namespace moert::cli

@@ -1,0 +1,163 @@
+#include "examples/cli/run/report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "base/bytes_text.h"
+#include "examples/host/utf8.h"
+
+namespace moert::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Latency {
+  std::optional<double> mean, p50, p99;
+};
+
+// Nearest-rank percentiles.
+Latency Summarize(std::vector<double> ms) {
+  if (ms.empty()) return {};
+  std::sort(ms.begin(), ms.end());
+  const auto rank = [&](double p) {
+    const double index = std::ceil(p * static_cast<double>(ms.size())) - 1.0;
+    return ms[static_cast<size_t>(std::max(0.0, index))];
+  };
+  const double sum = std::accumulate(ms.begin(), ms.end(), 0.0);
+  return {sum / static_cast<double>(ms.size()), rank(0.5), rank(0.99)};
+}
+
+// null where there is nothing to say.
+Json OrNull(const std::optional<double>& value) { return value ? Json(*value) : Json(nullptr); }
+
+std::optional<double> Ratio(double part, double whole) {
+  if (whole == 0.0) return std::nullopt;
+  return part / whole;
+}
+
+double Ms(int64_t ns) { return static_cast<double>(ns) * 1e-6; }
+
+std::string Percent(const std::optional<double>& ratio) {
+  return ratio ? fmt::format("{:.1f} %", 100.0 * *ratio) : "-";
+}
+
+}  // namespace
+
+std::string ReportJson(const RunReport& r, const RunOptions& options, const Engine& engine) {
+  const EngineStats s = engine.stats();
+  const Latency tpot = Summarize(r.decode_ms);
+  Json j;
+  j["command"] = r.command;
+  j["model"] = host::ToValidUtf8(options.model);
+  j["backend"] = "cpu";
+  j["strategy"] = engine.strategy();
+  j["budget_bytes"] = s.budget_bytes;
+  j["peak_bytes"] = s.peak_bytes;
+  j["nll"] = OrNull(r.nll);
+  j["ppl"] = OrNull(r.ppl);
+  j["tokens_scored"] = r.tokens_scored;
+  j["text"] = r.text ? Json(*r.text) : Json(nullptr);
+  j["tokens"] = r.tokens;
+  j["ttft_ms"] = OrNull(r.ttft_ms);
+  j["tpot_ms"] = {
+      {"mean", OrNull(tpot.mean)}, {"p50", OrNull(tpot.p50)}, {"p99", OrNull(tpot.p99)}};
+  j["version"] = MOERT_VERSION;
+  j["seed"] = options.seed;
+  j["pool_bytes"] = s.pool_bytes;
+  j["experts"] = {{"lookups", s.lookups},
+                  {"hits", {{"resident", s.hits_resident}, {"prefetched", s.hits_prefetched}}},
+                  {"late", s.late},
+                  {"hit_ratio", s.hit_ratio()},
+                  {"loads", s.loads},
+                  {"bytes_loaded", s.bytes_loaded},
+                  {"evictions", s.evictions},
+                  {"low_answers", s.low_answers},
+                  {"cpu_computed", s.cpu_computed}};
+  j["prefetch"] = {{"issued", s.prefetch_issued},
+                   {"useful", s.prefetch_useful},
+                   {"accuracy", OrNull(Ratio(s.prefetch_useful, s.prefetch_issued))},
+                   {"recall", OrNull(Ratio(s.prefetch_recalled, s.prefetch_predicted))},
+                   {"bytes", s.prefetch_bytes},
+                   {"disabled", s.prefetch_disabled}};
+  j["routing"] = {{"substituted", s.slots_substituted},
+                  {"slots", s.slots},
+                  {"mass_substituted", Ratio(s.mass_substituted, s.mass).value_or(0.0)}};
+  j["precision"] = {
+      {"promotions", s.promotions}, {"demotions", s.demotions}, {"deferred", s.deferred}};
+  j["balance"] = {{"t_load_ms", Ms(s.balance_load_ns)}, {"t_cpu_ms", Ms(s.balance_cpu_ns)}};
+  j["policy_fallbacks"] = s.policy_fallbacks;
+  j["stall_ms"] = {{"total", Ms(StalledNs(s))},
+                   {"miss", Ms(s.stall_miss_ns)},
+                   {"queue", Ms(s.stall_queue_ns)},
+                   {"staging", Ms(s.stall_staging_ns)},
+                   {"cpu", Ms(s.stall_cpu_ns)}};
+  j["host_syncs"] = s.host_syncs;
+  j["graph_captured"] = s.graph_captured;
+  return j.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+std::string ReportTable(const RunReport& r, const RunOptions& options, const Engine& engine) {
+  const EngineStats s = engine.stats();
+  const MemoryPlan m = engine.memory();
+  const Latency tpot = Summarize(r.decode_ms);
+  std::string out;
+  const auto line = [&](const char* name, const std::string& value) {
+    out += fmt::format("  {:<12} {}\n", name, value);
+  };
+  line("strategy", fmt::format("{} ({})", engine.strategy(), engine.exact() ? "exact" : "lossy"));
+  line("budget", fmt::format("{}: {} fixed, room for {} of {} experts", BytesText(s.budget_bytes),
+                             BytesText(m.fixed_bytes()), m.slots, m.total_experts));
+  line("peak", BytesText(s.peak_bytes));
+  line("lookups", fmt::format("{}: {} resident, {} prefetched, {} loaded on demand, {} late",
+                              s.lookups, s.hits_resident, s.hits_prefetched, s.loads, s.late));
+  line("hit ratio", Percent(s.hit_ratio()));
+  line("loaded", fmt::format("{}, {} evictions", BytesText(s.bytes_loaded), s.evictions));
+  if (s.prefetch_issued > 0) {
+    line("prefetch", fmt::format("{} issued, accuracy {}, recall {}{}", s.prefetch_issued,
+                                 Percent(Ratio(s.prefetch_useful, s.prefetch_issued)),
+                                 Percent(Ratio(s.prefetch_recalled, s.prefetch_predicted)),
+                                 s.prefetch_disabled ? ", disabled itself" : ""));
+  }
+  if (s.slots_substituted > 0) {
+    line("substituted", fmt::format("{} of {} routing slots", s.slots_substituted, s.slots));
+  }
+  line("stalled", fmt::format("{:.1f} ms", Ms(StalledNs(s))));
+  if (r.ttft_ms) line("first token", fmt::format("{:.1f} ms", *r.ttft_ms));
+  if (tpot.mean) {
+    line("per step", fmt::format("{:.2f} ms mean, {:.2f} p50, {:.2f} p99{}", *tpot.mean, *tpot.p50,
+                                 *tpot.p99, options.clock == "virtual" ? " (virtual clock)" : ""));
+  }
+  return out;
+}
+
+absl::Status WriteReport(const RunReport& report, const RunOptions& options, const Engine& engine) {
+  if (!options.quiet) fmt::print("\n{}", ReportTable(report, options, engine));
+  if (!options.json.empty()) {
+    const std::string json = ReportJson(report, options, engine) + "\n";
+    if (options.json == "-") {
+      std::fwrite(json.data(), 1, json.size(), stdout);
+    } else {
+      FILE* file = std::fopen(options.json.c_str(), "wb");
+      bool ok = file != nullptr;
+      if (ok) ok = std::fwrite(json.data(), 1, json.size(), file) == json.size();
+      if (file != nullptr) ok = std::fclose(file) == 0 && ok;
+      if (!ok) {
+        return absl::UnavailableError(
+            fmt::format("--json {}: {}", options.json, std::strerror(errno)));
+      }
+    }
+  }
+  if (std::fflush(stdout) != 0 || std::ferror(stdout)) {
+    return absl::UnavailableError(fmt::format("writing to stdout: {}", std::strerror(errno)));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace moert::cli

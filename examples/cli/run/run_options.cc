@@ -1,0 +1,62 @@
+#include "examples/cli/run/run_options.h"
+
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "examples/cli/common/budget_flag.h"
+
+namespace moert::cli {
+
+void AddRunFlags(ArgParser* parser, RunOptions* o) {
+  parser->AddString("model", &o->model, "directory of a Hugging Face checkpoint");
+  parser->Require("model");
+  parser->AddString("experts", &o->experts,
+                    "expert pack to use instead of the checkpoint's experts");
+  parser->AddString("strategy", &o->strategy, "offloading strategy, name[:key=value,...]");
+  parser->AddString("budget", &o->budget,
+                    "memory for experts: 512MiB, 8GiB (everything), or 25% of the experts");
+  parser->AddSize("host-budget", &o->host_budget, "pinned host memory of the cuda backend");
+  parser->AddChoice("backend", &o->backend, {"cpu", "cuda", "auto"}, "where experts execute");
+  parser->AddInt("threads", &o->threads, "compute threads; 0: one a core", 0, 1024);
+  parser->AddDouble("link-gbps", &o->link_gbps, "paces transfers to this rate, GB/s");
+  parser->AddChoice("clock", &o->clock, {"wall", "virtual"},
+                    "virtual: logical times, reproducible");
+  parser->AddString("profile", &o->profile,
+                    "hardware profile: reference, or a file of moert-bench");
+  parser->AddString("cache", &o->cache, "folder of cached packs");
+  parser->AddInt64("seed", &o->seed, "seed of sampling and of strategies that draw", 0);
+  parser->AddChoice("dtype", &o->dtype, {"bf16", "f32"},
+                    "activations of the experts; the rest of the model computes in f32");
+  parser->AddString("kernels", &o->kernels, "CPU kernel set: auto or a name");
+  parser->AddString("json", &o->json, "writes the run's numbers to a file, or - for stdout");
+  parser->AddSwitch("quiet", &o->quiet, "no statistics table, no progress, no notes");
+}
+
+absl::StatusOr<EngineOptions> MakeEngineOptions(const RunOptions& o) {
+  if (o.backend == "cuda") {
+    return absl::InvalidArgumentError(
+        "--backend cuda: this build has no CUDA backend; legal are cpu and auto");
+  }
+  if (!std::isfinite(o.link_gbps) || o.link_gbps < 0.0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--link-gbps: ", o.link_gbps, " is not a rate; 0 or more, 0: not paced"));
+  }
+  EngineOptions e;
+  const absl::StatusOr<Budget> budget = ParseBudget(o.budget);
+  if (!budget.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--budget: ", budget.status().message()));
+  }
+  e.budget = *budget;
+  e.strategy = o.strategy;
+  e.activation = o.dtype == "f32" ? ActivationNumerics::kF32 : ActivationNumerics::kBF16;
+  e.clock = o.clock == "virtual" ? ClockKind::kVirtual : ClockKind::kWall;
+  MOERT_ASSIGN_OR_RETURN(e.profile, LoadProfile(o.profile));
+  e.link_gbps = o.link_gbps;
+  e.seed = static_cast<uint64_t>(o.seed);
+  e.threads = o.threads;
+  e.kernels = o.kernels;
+  return e;
+}
+
+}  // namespace moert::cli

@@ -1,0 +1,44 @@
+// The flags of moert-run that generate and ppl share.
+#ifndef MOERT_EXAMPLES_CLI_RUN_RUN_OPTIONS_H_
+#define MOERT_EXAMPLES_CLI_RUN_RUN_OPTIONS_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "examples/cli/common/args.h"
+#include "moert/options.h"
+
+namespace moert::cli {
+
+struct RunOptions {
+  std::string model;
+  std::string experts;
+  std::string strategy = "on-demand";
+  std::string budget = "100%";
+  int64_t host_budget = -1;
+  std::string backend = "auto";
+  int threads = 0;
+  double link_gbps = 0.0;
+  std::string clock = "wall";
+  std::string profile = "reference";
+  std::string cache;
+  int64_t seed = 0;
+  std::string dtype = "bf16";
+  std::string kernels = "auto";
+  std::string json;
+  bool quiet = false;
+
+  /// Only the JSON object may go to stdout.
+  bool json_alone() const { return quiet && json == "-"; }
+};
+
+/// Registers them with `parser`; `options` is borrowed until it has parsed.
+void AddRunFlags(ArgParser* parser, RunOptions* options);
+
+/// The engine's options: everything but the sizes of steps.
+absl::StatusOr<EngineOptions> MakeEngineOptions(const RunOptions& options);
+
+}  // namespace moert::cli
+
+#endif  // MOERT_EXAMPLES_CLI_RUN_RUN_OPTIONS_H_

@@ -1,0 +1,68 @@
+#include "examples/cli/run/session.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "base/status_macros.h"
+#include "examples/cli/common/progress.h"
+#include "format/safetensors.h"
+#include "moert/expert_source.h"
+
+namespace moert::cli {
+namespace {
+
+absl::StatusOr<std::shared_ptr<const ExpertSource>> OpenExperts(const RunOptions& options,
+                                                                const HfConfig& config) {
+  if (!options.experts.empty()) {
+    MOERT_ASSIGN_OR_RETURN(std::shared_ptr<const ExpertSource> pack,
+                           OpenExpertPack(options.experts));
+    // The two directories are given separately: a pack of another model would compute nonsense.
+    if (pack->model().layers != config.moe.layers) {
+      return absl::InvalidArgumentError(fmt::format(
+          "--experts {}: its MoE layers are not those of {}", options.experts, options.model));
+    }
+    return pack;
+  }
+  Progress progress("packing experts", !options.quiet);
+  OpenModelOptions open;
+  open.cache_dir = options.cache;
+  open.user = &progress;
+  if (!options.quiet) {
+    open.log = [](void*, absl::string_view line) { fmt::print(stderr, "{}\n", std::string(line)); };
+    open.progress = [](void* user, int64_t done, int64_t total) {
+      static_cast<Progress*>(user)->Update(done, total);
+    };
+  }
+  return OpenModel(options.model, open);
+}
+
+}  // namespace
+
+absl::StatusOr<Session> Session::Open(const RunOptions& options, HfConfig config,
+                                      int64_t max_rows) {
+  if (options.host_budget >= 0 && !options.quiet) {
+    fmt::print(stderr, "note: --host-budget has no effect on the cpu backend\n");
+  }
+  Session s;
+  s.config = std::move(config);
+  MOERT_ASSIGN_OR_RETURN(EngineOptions engine_options, MakeEngineOptions(options));
+  engine_options.max_tokens_per_forward = max_rows;
+  MOERT_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(options.model));
+  MOERT_ASSIGN_OR_RETURN(auto experts, OpenExperts(options, s.config));
+  // The host and the engine take turns: their pools are as large, but only one of them works.
+  ThreadPoolOptions pool_options;
+  pool_options.threads = options.threads;
+  MOERT_ASSIGN_OR_RETURN(s.pool, CreateThreadPool(pool_options));
+  MOERT_ASSIGN_OR_RETURN(s.engine, Engine::Create(std::move(experts), engine_options));
+  s.runner = std::make_unique<host::EngineRunner>(s.engine.get(), max_rows);
+  MOERT_ASSIGN_OR_RETURN(s.decoder,
+                         host::Decoder::Load(*checkpoint, s.config, s.pool.get(), s.runner.get()));
+  return s;
+}
+
+int SetupExitStatus(const absl::Status& status) {
+  return status.code() == absl::StatusCode::kInternal ? kExitFailure : kExitUsage;
+}
+
+}  // namespace moert::cli

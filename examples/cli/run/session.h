@@ -1,0 +1,36 @@
+// A model opened for one command: its dense parts, its experts behind an engine, and the decoder.
+#ifndef MOERT_EXAMPLES_CLI_RUN_SESSION_H_
+#define MOERT_EXAMPLES_CLI_RUN_SESSION_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "base/thread_pool.h"
+#include "examples/cli/run/run_options.h"
+#include "examples/host/engine_runner.h"
+#include "examples/host/model.h"
+#include "format/hf_config.h"
+#include "moert/engine.h"
+
+namespace moert::cli {
+
+struct Session {
+  HfConfig config;
+  std::unique_ptr<ThreadPool> pool;
+  std::unique_ptr<Engine> engine;
+  std::unique_ptr<host::EngineRunner> runner;
+  std::unique_ptr<host::Decoder> decoder;
+
+  /// `config` is the model's. Notes and progress go to stderr, as `options` allows. `max_rows`:
+  /// tokens of the largest step; the engine's workspace is sized from it.
+  static absl::StatusOr<Session> Open(const RunOptions& options, HfConfig config, int64_t max_rows);
+};
+
+/// The exit status of an error that came before the first step: what the user gave is wrong, unless
+/// it is the machine or the library.
+int SetupExitStatus(const absl::Status& status);
+
+}  // namespace moert::cli
+
+#endif  // MOERT_EXAMPLES_CLI_RUN_SESSION_H_
