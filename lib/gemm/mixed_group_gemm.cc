@@ -283,8 +283,13 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
           const int64_t count = std::min<int64_t>(kBlockRows, hidden_ - first);
           for (int c = 0; c < args.columns; ++c) {
             const int64_t row = problem.out_rows[static_cast<size_t>(column + c)];
-            std::memcpy(out_ + row * hidden_ + first, product + (b * kMaxColumns + c) * kBlockRows,
-                        static_cast<size_t>(count) * sizeof(float));
+            float* to = out_ + row * hidden_ + first;
+            const float* from = product + (b * kMaxColumns + c) * kBlockRows;
+            if (count == kBlockRows) {
+              std::memcpy(to, from, kBlockRows * sizeof(float));  // a few moves, not a call
+            } else {
+              std::memcpy(to, from, static_cast<size_t>(count) * sizeof(float));
+            }
           }
         }
       }
