@@ -14,9 +14,10 @@
 namespace moert {
 
 /// How router logits become k experts and their weights (design: "Routing kinds"). fp32 throughout;
-/// of equal scores the lower expert index wins.
+/// of equal scores the lower expert index wins. Every kind has scores over all E experts, which
+/// policies read: the full softmax of the logits, or kSigmoidGrouped's sigmoid without the bias.
 enum class RoutingKind : int32_t {
-  kSoftmaxTopK = 0,     // softmax over all E, then the k highest (Qwen-MoE, DeepSeek-V1, OLMoE)
+  kSoftmaxTopK = 0,     // softmax over all E, then the k highest (Qwen-MoE, DeepSeek-V1/V2, OLMoE)
   kTopKSoftmax = 1,     // the k highest logits, then softmax over them (Mixtral)
   kSigmoidGrouped = 2,  // sigmoid + selection bias, best groups, then top-k (DeepSeek-V3 family)
   kSparseMixer = 3,     // two masked-softmax picks (Phi-3.5-MoE)
@@ -25,11 +26,15 @@ enum class RoutingKind : int32_t {
 struct RoutingSpec {
   RoutingKind kind = RoutingKind::kSoftmaxTopK;
   int top_k = 1;
-  bool renormalize = false;       // divide the k weights by their sum
-  float scaling = 1.0f;           // routed_scaling_factor
-  int num_groups = 1;             // kSigmoidGrouped: groups of E / num_groups experts
-  int top_groups = 1;             // of which this many stay eligible
-  bool selection_bias = false;    // e_score_correction_bias: selects, never weighs
+  bool renormalize = false;  // divide the k weights by their sum
+  float scaling = 1.0f;      // routed_scaling_factor
+  // Group-limited selection (kSigmoidGrouped, kSoftmaxTopK): of num_groups groups of
+  // E / num_groups neighbouring experts, the top_groups best stay eligible. A group is ranked by
+  // the sum of its two highest selection scores (kSigmoidGrouped: DeepSeek-V3) or by its highest
+  // (kSoftmaxTopK: DeepSeek-V2); of equal groups the lower index wins.
+  int num_groups = 1;
+  int top_groups = 1;
+  bool selection_bias = false;    // e_score_correction_bias: selects, never weighs (same kinds)
   float sparsemixer_eps = 0.01f;  // kSparseMixer: 2 * jitter_eps is the masking threshold
 
   friend bool operator==(const RoutingSpec&, const RoutingSpec&) = default;

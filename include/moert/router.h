@@ -23,7 +23,7 @@ struct RoutingResult {
   int64_t tokens = 0;
   int top_k = 0;
   int num_experts = 0;
-  std::vector<int32_t> ids;             // [T, k], highest score first
+  std::vector<int32_t> ids;             // [T, k], in the order the model's rule chooses them
   std::vector<float> weights;           // [T, k], as they enter the sum
   std::vector<float> scores;            // [T, E]
   std::vector<int32_t> counts;          // [E]
@@ -62,7 +62,8 @@ class Router {
 };
 
 /// Turns one token's logits into scores over all experts and the k chosen with their weights.
-/// scores: [E]; ids, weights: [k]. Exposed for tests and for hosts that route themselves.
+/// bias: [E] or empty; scores: [E]; ids, weights: [k]. The spec is one that
+/// MoeModelSpec::Validate accepts. Exposed for tests and for hosts that route themselves.
 absl::Status RouteToken(const RoutingSpec& spec, absl::Span<const float> logits,
                         absl::Span<const float> bias, float* scores, int32_t* ids, float* weights);
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/fmt_absl.h"
 #include "base/status_macros.h"
 
 namespace moert {
@@ -47,6 +48,14 @@ absl::Status ValidateRouting(size_t i, const MoeLayerSpec& layer) {
     return absl::InvalidArgumentError(
         fmt::format("MoE layer {}: top_k is {}, but {} of {} groups hold only {} experts", i,
                     r.top_k, r.top_groups, r.num_groups, eligible));
+  }
+  if (r.kind == RoutingKind::kTopKSoftmax || r.kind == RoutingKind::kSparseMixer) {
+    const absl::string_view kind = RoutingKindName(r.kind);
+    if (r.num_groups != 1 || r.selection_bias) {
+      return absl::InvalidArgumentError(fmt::format(
+          "MoE layer {}: {} is set, but {} routing knows neither groups nor a selection bias", i,
+          r.num_groups != 1 ? "num_groups" : "selection_bias", kind));
+    }
   }
   if (r.kind == RoutingKind::kSparseMixer) {
     MOERT_RETURN_IF_ERROR(CheckRange(i, "top_k of sparsemixer routing", r.top_k, 2, 2));

@@ -1,14 +1,22 @@
 // One token: logits -> scores, k experts, weights, for every routing kind.
+#include "route/route_token.h"
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
+#include "absl/container/inlined_vector.h"
 #include "base/fmt_absl.h"
 #include "fmt/format.h"
 #include "moert/router.h"
 
 namespace moert {
 namespace {
+
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+
+/// Models up to this many experts route without touching the heap.
+using ExpertFloats = absl::InlinedVector<float, 256>;
 
 void Softmax(absl::Span<const float> logits, float* out) {
   const float top = *std::max_element(logits.begin(), logits.end());
@@ -17,7 +25,49 @@ void Softmax(absl::Span<const float> logits, float* out) {
   for (size_t i = 0; i < logits.size(); ++i) out[i] /= sum;
 }
 
-/// The k highest of `values`, highest first, lower index first among equals.
+void Sigmoid(absl::Span<const float> logits, float* out) {
+  for (size_t i = 0; i < logits.size(); ++i) out[i] = 1.0f / (1.0f + std::exp(-logits[i]));
+}
+
+/// What a group is ranked by: the sum of its two highest keys (DeepSeek-V3) or its highest key
+/// (DeepSeek-V2, which routes by softmax).
+float GroupScore(RoutingKind kind, absl::Span<const float> keys) {
+  int32_t best[2] = {0, 0};
+  const int wanted = kind == RoutingKind::kSigmoidGrouped && keys.size() > 1 ? 2 : 1;
+  TopK(keys, wanted, best);
+  return wanted == 2 ? keys[best[0]] + keys[best[1]] : keys[best[0]];
+}
+
+/// One pick of sparsemixer: the highest of the logits not yet `taken`, and its softmax weight among
+/// the logits that are close to it. Closeness is relative: (max - logit) / max(|logit|, max), over
+/// all logits, the taken one included, as the model was trained.
+int32_t SparseMixerPick(absl::Span<const float> logits, int32_t taken, float threshold,
+                        float* weight) {
+  int32_t best = taken == 0 ? 1 : 0;
+  for (int32_t e = 0; e < static_cast<int32_t>(logits.size()); ++e) {
+    if (e != taken && logits[e] > logits[best]) best = e;
+  }
+  const float top = logits[best];
+  float sum = 0;
+  for (int32_t e = 0; e < static_cast<int32_t>(logits.size()); ++e) {
+    if (e == taken) continue;
+    const float distance = (top - logits[e]) / std::max(std::abs(logits[e]), top);
+    // Written so that 0 / 0, a logit equal to a top of 0, counts as close.
+    if (!(distance > threshold)) sum += std::exp(logits[e] - top);
+  }
+  *weight = 1.0f / sum;
+  return best;
+}
+
+/// Writes the keys experts are chosen by: [E], those of unselected groups at -inf.
+void SelectionKeys(const RoutingSpec& spec, absl::Span<const float> values,
+                   absl::Span<const float> bias, absl::Span<float> keys) {
+  for (size_t e = 0; e < values.size(); ++e) keys[e] = values[e] + (bias.empty() ? 0 : bias[e]);
+  MaskUnselectedGroups(spec, keys);
+}
+
+}  // namespace
+
 void TopK(absl::Span<const float> values, int k, int32_t* ids) {
   int held = 0;
   for (int32_t e = 0; e < static_cast<int32_t>(values.size()); ++e) {
@@ -28,39 +78,71 @@ void TopK(absl::Span<const float> values, int k, int32_t* ids) {
   }
 }
 
-void Renormalize(int k, float* weights) {
-  float sum = 0;
-  for (int j = 0; j < k; ++j) sum += weights[j];
-  for (int j = 0; j < k; ++j) weights[j] /= sum;
+void MaskUnselectedGroups(const RoutingSpec& spec, absl::Span<float> keys) {
+  if (spec.top_groups == spec.num_groups) return;
+  const int groups = spec.num_groups;
+  const size_t size = keys.size() / groups;
+  absl::InlinedVector<float, 64> group_scores(groups);
+  absl::InlinedVector<int32_t, 64> selected(spec.top_groups);
+  for (int g = 0; g < groups; ++g) {
+    group_scores[g] = GroupScore(spec.kind, keys.subspan(g * size, size));
+  }
+  TopK(group_scores, spec.top_groups, selected.data());
+  std::sort(selected.begin(), selected.end());
+  for (int g = 0; g < groups; ++g) {
+    if (std::binary_search(selected.begin(), selected.end(), g)) continue;
+    std::fill_n(keys.begin() + g * size, size, kMinusInfinity);
+  }
 }
 
-}  // namespace
+void NormalizeWeights(const RoutingSpec& spec, absl::Span<float> weights) {
+  // Softmax over the k chosen logits equals the full softmax renormalized over them.
+  if (spec.renormalize || spec.kind == RoutingKind::kTopKSoftmax) {
+    float sum = 0;
+    for (const float w : weights) sum += w;
+    // Sigmoids may all underflow; the published models guard the division like this.
+    sum += 1e-20f;
+    for (float& w : weights) w /= sum;
+  }
+  if (spec.scaling != 1.0f) {
+    for (float& w : weights) w *= spec.scaling;
+  }
+}
 
 absl::Status RouteToken(const RoutingSpec& spec, absl::Span<const float> logits,
                         absl::Span<const float> bias, float* scores, int32_t* ids, float* weights) {
   const int k = spec.top_k;
+  const absl::Span<const float> all_scores(scores, logits.size());
   switch (spec.kind) {
     case RoutingKind::kSoftmaxTopK:
-      Softmax(logits, scores);
-      TopK(absl::MakeConstSpan(scores, logits.size()), k, ids);
-      for (int j = 0; j < k; ++j) weights[j] = scores[ids[j]];
-      if (spec.renormalize) Renormalize(k, weights);
+    case RoutingKind::kSigmoidGrouped: {
+      spec.kind == RoutingKind::kSoftmaxTopK ? Softmax(logits, scores) : Sigmoid(logits, scores);
+      ExpertFloats keys(logits.size());
+      SelectionKeys(spec, all_scores, bias, absl::MakeSpan(keys));
+      TopK(keys, k, ids);
       break;
+    }
     case RoutingKind::kTopKSoftmax:
-      // Softmax over the k chosen equals the full softmax renormalized over them.
+      // By logits: distinct ones may have equal softmax scores.
       Softmax(logits, scores);
       TopK(logits, k, ids);
-      for (int j = 0; j < k; ++j) weights[j] = scores[ids[j]];
-      Renormalize(k, weights);
       break;
+    case RoutingKind::kSparseMixer: {
+      Softmax(logits, scores);
+      const float threshold = 2 * spec.sparsemixer_eps;
+      ids[0] = SparseMixerPick(logits, -1, threshold, &weights[0]);
+      ids[1] = SparseMixerPick(logits, ids[0], threshold, &weights[1]);
+      for (int j = 0; j < k; ++j) weights[j] *= spec.scaling;
+      return absl::OkStatus();
+    }
     default:
-      return absl::UnimplementedError(
-          fmt::format("routing kind {}: the CPU router has softmax_topk, topk_softmax",
-                      RoutingKindName(spec.kind)));
+      return absl::InvalidArgumentError(
+          fmt::format("routing kind {} is none of softmax_topk, topk_softmax, sigmoid_grouped, "
+                      "sparsemixer",
+                      static_cast<int32_t>(spec.kind)));
   }
-  if (spec.scaling != 1.0f) {
-    for (int j = 0; j < k; ++j) weights[j] *= spec.scaling;
-  }
+  for (int j = 0; j < k; ++j) weights[j] = scores[ids[j]];
+  NormalizeWeights(spec, absl::MakeSpan(weights, k));
   return absl::OkStatus();
 }
 

@@ -69,6 +69,18 @@ TEST_CASE("an illegal field is named with its value and its range") {
          s.layers[0].routing.top_k = 1;
        },
        "MoE layer 0: top_k of sparsemixer routing is 1, legal is 2 to 2"},
+      {[](MoeModelSpec& s) {
+         s.layers[0].routing.kind = RoutingKind::kTopKSoftmax;
+         s.layers[0].routing.num_groups = s.layers[0].routing.top_groups = 2;
+       },
+       "MoE layer 0: num_groups is set, but topk_softmax routing knows neither groups nor a "
+       "selection bias"},
+      {[](MoeModelSpec& s) {
+         s.layers[1].routing.kind = RoutingKind::kSparseMixer;
+         s.layers[1].routing.selection_bias = true;
+       },
+       "MoE layer 1: selection_bias is set, but sparsemixer routing knows neither groups nor a "
+       "selection bias"},
   };
   for (const Case& c : cases) {
     MoeModelSpec spec = Good();

@@ -1,0 +1,27 @@
+// The parts of RouteToken that the expert-cache rule shares with it.
+#ifndef MOERT_LIB_ROUTE_ROUTE_TOKEN_H_
+#define MOERT_LIB_ROUTE_ROUTE_TOKEN_H_
+
+#include <cstdint>
+
+#include "absl/types/span.h"
+#include "moert/model.h"
+
+namespace moert {
+
+/// The k highest of `values` (at least k of them), highest first, lower index first among equals.
+/// NaNs lose against nothing and win against nothing: the ids are distinct and in range whatever
+/// the values.
+void TopK(absl::Span<const float> values, int k, int32_t* ids);
+
+/// Sets keys[e] = -inf for the experts of groups that a group-limited spec does not select. keys
+/// [E]: scores plus selection bias.
+void MaskUnselectedGroups(const RoutingSpec& spec, absl::Span<float> keys);
+
+/// weights [k], the raw scores of the chosen experts: the model's normalization and scaling.
+/// Not for sparsemixer, whose weights are not a function of the scores.
+void NormalizeWeights(const RoutingSpec& spec, absl::Span<float> weights);
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_ROUTE_ROUTE_TOKEN_H_
