@@ -1,22 +1,32 @@
 // ExpertStore: where every expert is, in which version, and how it moves.
 //
-// Owns the pools, the residency table and the transfers. One expert version is kAbsent, kLoading or
-// kResident; it becomes visible only when its copy is complete, and its block is reused only when
-// nobody has it pinned: a resident pointer is always a complete, usable record (VER, DynaExq Sec.
-// 4).
+// Owns the pools, the residency table and the transfers. A version of an expert is kAbsent,
+// kLoading or kResident. The *handle* of an expert names its active version, and one invariant
+// holds: a handle resolves to a complete, usable record (versioned expert residency, DynaExq
+// Sec. 4.1). So
+//   - a version becomes visible only when its copy is complete;
+//   - absent -> present is visible at once, within the step too;
+//   - a switch between two versions is visible to steps that begin after it, never within a step;
+//   - a block is reused only when nobody can read it any more: its expert is not pinned, and no
+//   open
+//     step still resolves to it.
+// In the paper's words an expert is ResidentHi or ResidentLo (one version, or the low one always
+// kept), Promoting or Demoting (another version is kLoading, the handle unmoved) or Evicting (the
+// handle has moved, the old version waits for its last reader).
 //
 // Not thread-safe: the engine calls it under its lock. Transfers run on other threads and meet the
 // store in Pump and Wait only.
 #ifndef MOERT_EXPERT_STORE_H_
 #define MOERT_EXPERT_STORE_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "moert/expert_source.h"
 #include "moert/policy.h"
@@ -32,42 +42,74 @@ enum class VersionState : uint8_t { kAbsent = 0, kLoading = 1, kResident = 2 };
 
 enum class LoadReason : int32_t { kDemand = 0, kPrefetch = 1, kBackground = 2 };
 
+/// Versions of one expert that an engine can serve.
+inline constexpr int kMaxVersions = 4;
+
+/// A served version: which of the source's, and from which pool its blocks come.
+struct ServedVersion {
+  int source_version = 0;
+  int pool = 0;
+};
+
+/// What the compute path reads of an expert.
+struct ExpertHandle {
+  const std::byte* record = nullptr;  // null: absent
+  const RecordLayout* layout = nullptr;
+  int version = -1;  // index into the served versions
+};
+
 class ExpertStore {
  public:
-  /// All borrowed but the pool and the queue.
-  ExpertStore(const ExpertSource* source, int version, std::unique_ptr<BlockPool> pool,
+  /// Versions most bits first. Pool 0 is the one a residency policy's capacities speak of.
+  ExpertStore(const ExpertSource* source, std::vector<ServedVersion> versions,
+              std::vector<std::unique_ptr<BlockPool>> pools,
               std::unique_ptr<TransferQueue> transfers, ResidencyPolicy* residency,
               EngineStats* stats);
   ~ExpertStore();
 
+  // Steps.
+
+  /// Applies the switches that wait for a boundary, and opens a step. The epoch it returns says
+  /// which handles the step sees.
+  int64_t OpenStep();
+  void CloseStep(int64_t epoch);
+
   // Lookup.
 
-  /// The complete record of an expert, or null. Valid while pinned, or until the next call that
-  /// loads.
-  const std::byte* Resident(ExpertKey key) const;
-  bool InFlight(ExpertKey key) const;
-  const RecordLayout& layout(ExpertKey key) const;
+  /// The handle as a step of `epoch` sees it. Valid while pinned.
+  ExpertHandle Resolve(ExpertKey key, int64_t epoch) const;
+  /// The handle as the next step will see it.
+  ExpertHandle Latest(ExpertKey key) const { return Resolve(key, epoch_); }
+  /// Absent, and a version is on its way.
+  bool Arriving(ExpertKey key) const;
+  VersionState State(ExpertKey key, int version) const { return At(key).versions[version].state; }
+  const RecordLayout& layout(ExpertKey key, int version) const;
+  int num_versions() const { return static_cast<int>(versions_.size()); }
   LayerResidency Layer(int layer) const;
 
-  /// A pinned expert is never evicted. Counted: each Pin needs an Unpin.
-  void Pin(ExpertKey key);
-  void Unpin(ExpertKey key);
+  /// The version the strategy wants an expert to be answered with; a lower one is a low answer.
+  int intended(ExpertKey key) const { return At(key).intended; }
+  void set_intended(ExpertKey key, int version) { At(key).intended = static_cast<int8_t>(version); }
 
-  /// Marks a use for the policies: sets last_used to this layer call. True when it is the first use
-  /// since a prefetch brought it.
+  /// A pinned expert is never evicted. Counted: each Pin needs an Unpin.
+  void Pin(ExpertKey key) { ++At(key).pins; }
+  void Unpin(ExpertKey key) { --At(key).pins; }
+
+  /// Begins a layer call: advances the tick that Touch records.
+  void BeginLayerCall() { ++tick_; }
+  /// Marks a use for the policies. True when it is the first use since a prefetch brought the
+  /// expert.
   bool Touch(ExpertKey key);
   /// How long the transfer that brought a resident expert waited for the link, and took on it.
   int64_t queued_ns(ExpertKey key) const { return At(key).queued_ns; }
   int64_t moved_ns(ExpertKey key) const { return At(key).moved_ns; }
-  /// Begins a layer call: advances the tick that Touch records.
-  void BeginLayerCall() { ++tick_; }
 
-  // Movement.
+  // Movement of a cache: experts come and go.
 
-  /// Begins bringing an expert. False when there is no block for it now (all others pinned or in
-  /// flight, or the policy refused a prefetch). An expert that is resident or in flight is left
-  /// alone (a prefetch in flight is raised to demand) and counts as true.
-  bool StartLoad(ExpertKey key, LoadReason reason, const PolicyContext& context);
+  /// Begins bringing an absent expert, evicting by the residency policy. False when there is no
+  /// block for it now (all others pinned or in flight, or the policy refused a prefetch). An expert
+  /// that is present or arriving is left alone (a prefetch in flight is raised) and counts as true.
+  bool StartLoad(ExpertKey key, int version, LoadReason reason, const PolicyContext& context);
   /// Forgets prefetches of a layer that have not started moving and that `counts` [E] (tokens of
   /// each expert in the true routing) does not want.
   void CancelPrefetches(int layer, absl::Span<const int32_t> counts);
@@ -80,25 +122,54 @@ class ExpertStore {
   /// Ends a layer call: a layer over its capacity gives its surplus back.
   void EndLayerCall(const PolicyContext& context);
 
-  /// Changes the number of blocks; evicts to fit, waiting for transfers in flight.
+  // Movement between versions: an expert stays present throughout.
+
+  /// Begins bringing a second version beside the active one, from free blocks only: nothing is
+  /// evicted for it. False when there is none.
+  bool StartVersion(ExpertKey key, int version, LoadReason reason);
+  /// From the next boundary on the handle is `version`, which is resident; with `drop_old`, the
+  /// version it leaves is reclaimed after its last reader.
+  void Switch(ExpertKey key, int version, bool drop_old);
+  /// The policy's choice among the experts of `layer` (all layers if negative) whose latest version
+  /// is in pool 0 and that nobody switches; expert -1 when there is none or it refuses.
+  ExpertKey ChooseVictim(int layer, ExpertKey incoming, LoadReason reason,
+                         const PolicyContext& context);
+
+  // Size.
+
+  /// Changes the blocks of pool 0 of a cache; evicts to fit, waiting for transfers in flight.
   /// FailedPrecondition if pinned experts hold more.
   absl::Status SetSlots(int64_t slots);
+  BlockPool& pool(int index) { return *pools_[index]; }
+  int capacity(int layer) const { return capacity_[layer]; }
+  int held(int layer) const { return held_[layer]; }
+  /// Recomputes the capacities for `slots` blocks of pool 0.
+  void SetCapacity(int64_t slots);
+
   /// Bookkeeping of one expert, for the budget's arithmetic.
   static const int64_t kBytesPerExpert;
-  int64_t slots() const { return slots_; }
-  int64_t resident_experts() const { return resident_count_; }
 
  private:
-  struct Entry {
+  struct Version {
     VersionState state = VersionState::kAbsent;
-    bool unused_prefetch = false;
     LoadReason reason = LoadReason::kDemand;
     int32_t block = -1;
+  };
+  struct Entry {
+    std::array<Version, kMaxVersions> versions;
+    int8_t active = -1;    // of steps since `since`
+    int8_t previous = -1;  // of older steps; -1: no older step differs
+    int8_t next = -1;      // waits for the boundary
+    bool drop_previous = false;
+    bool drop_next = false;
+    int8_t intended = 0;
+    bool unused_prefetch = false;
     int32_t pins = 0;
+    int64_t since = 0;
     int64_t last_used = 0;
     int64_t inserted = 0;
     int64_t uses = 0;
-    int64_t queued_ns = 0;  // of the transfer that brought it
+    int64_t queued_ns = 0;
     int64_t moved_ns = 0;
     absl::Status failure;
   };
@@ -106,35 +177,41 @@ class ExpertStore {
   int64_t Index(ExpertKey key) const { return first_[key.layer] + key.expert; }
   Entry& At(ExpertKey key) { return entries_[Index(key)]; }
   const Entry& At(ExpertKey key) const { return entries_[Index(key)]; }
+  BlockPool& PoolOf(int version) { return *pools_[versions_[version].pool]; }
+  void Submit(ExpertKey key, int version, int32_t block, LoadReason reason);
   void Publish();
-  void SetCapacity(int64_t slots);
+  void UpdateVisible(ExpertKey key);
+  /// Gives a version's block back.
+  void Drop(ExpertKey key, int version);
   void Evict(ExpertKey key);
-  /// Gives the block back and forgets the entry.
-  void Drop(ExpertKey key);
-  /// Frees a block for `incoming`, or returns -1.
-  int32_t MakeRoom(ExpertKey incoming, LoadReason reason, const PolicyContext& context);
+  int32_t MakeRoom(ExpertKey incoming, int pool, LoadReason reason, const PolicyContext& context);
   bool EvictOneOf(int layer, ExpertKey incoming, LoadReason reason, const PolicyContext& context);
-  void SetVisible(ExpertKey key, bool resident, bool in_flight);
+  /// Frees what the oldest open step can no longer see.
+  void Reclaim();
 
   static constexpr int kAnyLayer = -1;
 
   const ExpertSource* source_;
-  const int version_;
-  std::unique_ptr<BlockPool> pool_;
+  const std::vector<ServedVersion> versions_;
+  std::vector<std::unique_ptr<BlockPool>> pools_;
   std::unique_ptr<TransferQueue> transfers_;
   ResidencyPolicy* residency_;
   EngineStats* stats_;
 
   std::vector<int64_t> first_;  // index of each layer's expert 0
   std::vector<Entry> entries_;
-  std::vector<uint8_t> resident_;  // the residency table's visible bits
-  std::vector<uint8_t> in_flight_;
-  std::vector<int> capacity_;                // per layer
-  std::vector<int> held_;                    // blocks per layer, loading ones included
+  std::vector<uint8_t> resident_;            // version 0 is active
+  std::vector<uint8_t> usable_;              // some version is active
+  std::vector<uint8_t> in_flight_;           // a version is on its way
+  std::vector<int> capacity_;                // per layer, of pool 0
+  std::vector<int> held_;                    // blocks of pool 0 per layer, loading ones included
   std::vector<VictimCandidate> candidates_;  // scratch
   std::vector<TransferDone> done_;           // scratch
-  int64_t slots_ = 0;
-  int64_t resident_count_ = 0;
+
+  int64_t epoch_ = 0;
+  std::multiset<int64_t> open_epochs_;
+  std::vector<ExpertKey> switching_;   // wait for the boundary
+  std::vector<ExpertKey> reclaiming_;  // have a previous version
   int64_t tick_ = 0;
 };
 

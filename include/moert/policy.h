@@ -46,10 +46,11 @@ struct RoutingView {
   absl::Span<const int32_t> counts;  // [E], tokens of each expert
 };
 
-/// What the store holds of one layer's experts in their best served version.
+/// What the store holds of one layer's experts.
 struct LayerResidency {
-  absl::Span<const uint8_t> resident;   // [E], usable now
-  absl::Span<const uint8_t> in_flight;  // [E], being brought
+  absl::Span<const uint8_t> resident;   // [E], usable in the version with the most bits
+  absl::Span<const uint8_t> usable;     // [E], usable in some version
+  absl::Span<const uint8_t> in_flight;  // [E], a version is being brought
   int capacity = 0;                     // slots the residency policy gave the layer
 };
 

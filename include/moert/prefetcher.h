@@ -17,11 +17,14 @@
 
 namespace moert {
 
+class VersionManager;
+
 class Prefetcher {
  public:
-  /// All borrowed; a null policy prefetches nothing.
+  /// All borrowed; a null policy prefetches nothing. Where every expert is present in some version
+  /// (`versions` not null), a prediction is a wish for the high one, served between steps.
   Prefetcher(const MoeModelSpec* model, PrefetchPolicy* policy, const HardwareProfile* profile,
-             ExpertStore* store, EngineStats* stats);
+             ExpertStore* store, VersionManager* versions, EngineStats* stats);
 
   bool wants_next_gate() const { return policy_ != nullptr && policy_->wants_next_gate(); }
 
@@ -38,6 +41,7 @@ class Prefetcher {
   PrefetchPolicy* policy_;
   const HardwareProfile* profile_;
   ExpertStore* store_;
+  VersionManager* versions_;
   EngineStats* stats_;
   double layer_ns_ = 0;  // running mean
   int predicted_layer_ = -1;

@@ -15,7 +15,7 @@ namespace moert {
 
 /// Expert indices of one layer call; every expert with tokens is in exactly one list.
 struct LayerPlan {
-  std::vector<int32_t> ready;  // resident: the first wave
+  std::vector<int32_t> ready;  // present in some version: the first wave
   std::vector<int32_t> load;   // missing or in flight, in the order they are fetched
 };
 
@@ -25,10 +25,12 @@ class Scheduler {
   Scheduler(const MoeModelSpec* model, PlacementPolicy* policy, const HardwareProfile* profile,
             ExpertStore* store, EngineStats* stats);
 
-  /// Classifies the experts of a routing and counts lookups and hits. Ready experts are pinned; the
+  /// Classifies the experts of a routing as a step of `epoch` sees them, and counts lookups, hits and
+  /// low answers. Ready experts are pinned; the
   /// caller unpins them when they are multiplied. Misses with more tokens are fetched earlier
   /// (Fate Sec. 4.3), equal ones by index.
-  void Plan(const PolicyContext& context, const RoutingResult& routing, LayerPlan* plan);
+  void Plan(const PolicyContext& context, int64_t epoch, const RoutingResult& routing,
+            LayerPlan* plan);
 
  private:
   const MoeModelSpec* model_;

@@ -17,15 +17,37 @@
 
 namespace moert {
 
+/// How the fast tier is used.
+enum class Serving : int32_t {
+  /// A cache: experts come and go, a miss waits (or is placed elsewhere).
+  kCache = 0,
+  /// Every expert is resident in one of two versions; the precision policy owns who is high.
+  kHotSet = 1,
+  /// Every expert is resident in the low version; what is left is a cache of high versions.
+  kLowPlusCache = 2,
+};
+
+/// Kinds kHotSet and kLowPlusCache: how versions change.
+struct TransitionOptions {
+  int64_t interval_ns = 200'000'000;  // kHotSet: between two decisions
+  double hi_fraction =
+      -1;               // kHotSet: share of a layer's experts held high; < 0: what the budget holds
+  int spare = 4;        // kHotSet: spare blocks of each pool, so that full pools can swap
+  double max_gbps = 0;  // limit of transition bytes, GB/s; 0: none
+};
+
 struct Strategy {
   std::string spec;
+  Serving serving = Serving::kCache;
+  TransitionOptions transitions;
   /// Bit-identical output at any budget (design rule 6).
   bool exact = true;
   /// Guarantees a usable version of every expert, so layers can be captured in a CUDA graph.
   bool graph_safe = false;
   /// Every expert is loaded at open; a budget that cannot hold them is refused.
   bool preload = false;
-  /// Names of the versions it serves, most bits first; empty: the source's first.
+  /// Names of the versions it serves, most bits first; empty: the source's first. kHotSet and
+  /// kLowPlusCache serve two.
   std::vector<std::string> versions;
 
   std::unique_ptr<RoutingPolicy> routing;      // null: the model's own top-k

@@ -5,13 +5,14 @@
 #include <mutex>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "base/bytes_text.h"
 #include "base/fmt_absl.h"
 #include "base/rows.h"
 #include "base/status_macros.h"
 #include "engine/layer.h"
+#include "engine/memory_plan.h"
 #include "fmt/format.h"
+#include "fmt/ranges.h"
 #include "store/block_pool.h"
 #include "store/budget_tracker.h"
 #include "store/transfer_queue.h"
@@ -24,16 +25,25 @@ int64_t RoundUpTo(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-/// The version of the source a strategy serves.
-absl::StatusOr<int> ServedVersion(const ExpertSource& source, const Strategy& strategy) {
-  if (strategy.versions.empty()) return 0;
-  std::string known;
+/// The versions of the source a strategy serves, most bits first.
+absl::StatusOr<std::vector<int>> ServedVersions(const ExpertSource& source,
+                                                const Strategy& strategy) {
+  if (strategy.versions.empty()) return std::vector<int>{0};
+  std::vector<std::string> known;
   for (int v = 0; v < source.num_versions(); ++v) {
-    if (source.version_name(v) == strategy.versions[0]) return v;
-    absl::StrAppend(&known, v == 0 ? "" : ", ", source.version_name(v));
+    known.push_back(std::string(source.version_name(v)));
   }
-  return absl::InvalidArgumentError(fmt::format("{} has no version '{}'; it has: {}", source.name(),
-                                                strategy.versions[0], known));
+  std::vector<int> served;
+  for (const std::string& name : strategy.versions) {
+    const auto it = std::find(known.begin(), known.end(), name);
+    if (it == known.end()) {
+      return absl::InvalidArgumentError(
+          fmt::format("strategy {}: {} has no version '{}'; it has: {}", strategy.spec,
+                      source.name(), name, fmt::join(known, ", ")));
+    }
+    served.push_back(static_cast<int>(it - known.begin()));
+  }
+  return served;
 }
 
 /// Gates, biases and shared experts of a model.
@@ -54,39 +64,11 @@ absl::StatusOr<int64_t> ConstantBytes(const MoeModelSpec& model) {
 /// Objects whose sizes a plan needs; a created engine goes on with them.
 struct Blueprint {
   Strategy strategy;
-  int version = 0;
+  std::vector<int> versions;  // of the source
   std::unique_ptr<ThreadPool> pool;
   std::unique_ptr<MixedGroupGemm> gemm;
   MemoryPlan plan;
 };
-
-absl::Status ApplyBudget(const Budget& budget, const std::string& strategy, bool preload,
-                         MemoryPlan* plan) {
-  const int64_t all = plan->total_experts * plan->block_bytes;
-  if (budget.bytes.has_value()) {
-    plan->budget_bytes = *budget.bytes;
-  } else if (budget.fraction > 0 && budget.fraction <= 1) {
-    plan->budget_bytes =
-        plan->fixed_bytes() + static_cast<int64_t>(budget.fraction * static_cast<double>(all));
-  } else {
-    return absl::InvalidArgumentError(
-        fmt::format("budget fraction {}: must be in (0, 1]", budget.fraction));
-  }
-  if (plan->budget_bytes < plan->minimum_bytes) {
-    return absl::InvalidArgumentError(
-        fmt::format("budget of {} is below the minimum of {}: {}", BytesText(plan->budget_bytes),
-                    BytesText(plan->minimum_bytes), plan->ToString()));
-  }
-  plan->slots =
-      std::min(plan->total_experts, (plan->budget_bytes - plan->fixed_bytes()) / plan->block_bytes);
-  if (preload && plan->slots < plan->total_experts) {
-    return absl::InvalidArgumentError(
-        fmt::format("strategy {} holds all {} experts: it needs {} and the budget is {}: {}",
-                    strategy, plan->total_experts, BytesText(plan->fixed_bytes() + all),
-                    BytesText(plan->budget_bytes), plan->ToString()));
-  }
-  return absl::OkStatus();
-}
 
 absl::StatusOr<Blueprint> MakeBlueprint(const ExpertSource& source, const EngineOptions& options) {
   MOERT_RETURN_IF_ERROR(options.Validate());
@@ -94,7 +76,7 @@ absl::StatusOr<Blueprint> MakeBlueprint(const ExpertSource& source, const Engine
   MOERT_RETURN_IF_ERROR(model.Validate());
   Blueprint b;
   MOERT_ASSIGN_OR_RETURN(b.strategy, MakeStrategy(options.strategy));
-  MOERT_ASSIGN_OR_RETURN(b.version, ServedVersion(source, b.strategy));
+  MOERT_ASSIGN_OR_RETURN(b.versions, ServedVersions(source, b.strategy));
   ThreadPoolOptions threads;
   threads.threads = options.threads;
   MOERT_ASSIGN_OR_RETURN(b.pool, CreateThreadPool(threads));
@@ -112,17 +94,21 @@ absl::StatusOr<Blueprint> MakeBlueprint(const ExpertSource& source, const Engine
                                           tokens, tokens * (layer.routing.top_k + 1), layer.hidden,
                                           std::max(layer.intermediate, layer.shared_intermediate)));
     for (int e = 0; e < layer.num_experts; ++e) {
-      plan.block_bytes = std::max(plan.block_bytes, source.layout(l, e, b.version).bytes);
+      plan.block_bytes = std::max(plan.block_bytes, source.layout(l, e, b.versions[0]).bytes);
+      if (b.strategy.serving == Serving::kCache) continue;
+      plan.low_block_bytes =
+          std::max(plan.low_block_bytes, source.layout(l, e, b.versions[1]).bytes);
     }
     plan.total_experts += layer.num_experts;
   }
   plan.block_bytes = RoundUpTo(plan.block_bytes, kRecordAlignment);
+  plan.low_block_bytes = RoundUpTo(plan.low_block_bytes, kRecordAlignment);
+  if (b.strategy.serving == Serving::kHotSet) plan.spare = b.strategy.transitions.spare;
   MOERT_ASSIGN_OR_RETURN(plan.constant_bytes, ConstantBytes(model));
   plan.table_bytes = plan.total_experts * ExpertStore::kBytesPerExpert;
   plan.workspace_bytes =
       gemm_bytes + LayerRunner::WorkspaceBytes(model, tokens) + 2 * tokens * hidden * 4;
-  plan.minimum_bytes = plan.fixed_bytes() + plan.block_bytes;
-  MOERT_RETURN_IF_ERROR(ApplyBudget(options.budget, b.strategy.spec, b.strategy.preload, &plan));
+  MOERT_RETURN_IF_ERROR(ApplyBudget(options.budget, b.strategy, model, &plan));
   return b;
 }
 
@@ -137,7 +123,7 @@ class EngineImpl final : public Engine {
         budget_(b.plan.budget_bytes),
         pool_(std::move(b.pool)),
         gemm_(std::move(b.gemm)),
-        version_(b.version) {}
+        versions_(std::move(b.versions)) {}
 
   absl::Status Init();
 
@@ -166,10 +152,16 @@ class EngineImpl final : public Engine {
     Phase phase = Phase::kPrefill;
     int64_t rows = 0;
     int64_t number = 0;
+    int64_t epoch = 0;
     absl::Status status;
   };
 
   absl::Status Preload();
+  PolicyContext ContextOf(const Step& step, int layer) const {
+    return {&source_->model(), step.number, step.phase, clock_->now_ns(), layer};
+  }
+  /// Blocks of address space a pool reserves: every expert, and what is spare.
+  int64_t MaxBlocks() const { return plan_.total_experts + plan_.spare; }
   absl::Status CheckViews(const Step& step, int layer, const MatrixView& hidden,
                           const MutableMatrixView& out) const;
   void Publish();
@@ -184,12 +176,13 @@ class EngineImpl final : public Engine {
   HardwareProfile profile_;
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<MixedGroupGemm> gemm_;
-  const int version_;
+  const std::vector<int> versions_;
   std::vector<LayerConstants> constants_;
   std::vector<AlignedBuffer<std::byte>> shared_records_;
   EngineStats stats_;
 
   std::unique_ptr<ExpertStore> store_;
+  std::unique_ptr<VersionManager> manager_;
   std::unique_ptr<Router> router_;
   std::unique_ptr<Prefetcher> prefetcher_;
   std::unique_ptr<Scheduler> scheduler_;
@@ -232,13 +225,27 @@ absl::Status EngineImpl::Init() {
     transfers =
         MakeReaderQueue(source_.get(), clock_.get(), options_.io_threads, options_.link_gbps * 1e9);
   }
-  MOERT_ASSIGN_OR_RETURN(
-      std::unique_ptr<BlockPool> blocks,
-      MakeRamBlockPool(plan_.block_bytes, plan_.total_experts, plan_.slots, &budget_));
+  std::vector<ServedVersion> served = {{versions_[0], 0}};
+  std::vector<std::unique_ptr<BlockPool>> pools(1);
+  MOERT_ASSIGN_OR_RETURN(pools[0],
+                         MakeRamBlockPool(plan_.block_bytes, MaxBlocks(), plan_.slots, &budget_));
+  if (strategy_.serving != Serving::kCache) {
+    served.push_back({versions_[1], 1});
+    MOERT_ASSIGN_OR_RETURN(
+        std::unique_ptr<BlockPool> low,
+        MakeRamBlockPool(plan_.low_block_bytes, MaxBlocks(), plan_.low_slots, &budget_));
+    pools.push_back(std::move(low));
+  }
   ResidencyPolicy* residency =
       strategy_.residency ? strategy_.residency.get() : default_residency_.get();
-  store_ = std::make_unique<ExpertStore>(source_.get(), version_, std::move(blocks),
+  store_ = std::make_unique<ExpertStore>(source_.get(), std::move(served), std::move(pools),
                                          std::move(transfers), residency, &stats_);
+  if (strategy_.serving == Serving::kHotSet) {
+    manager_ =
+        MakeHotSet(&model, strategy_.precision.get(), strategy_.transitions, store_.get(), &stats_);
+  } else if (strategy_.serving == Serving::kLowPlusCache) {
+    manager_ = MakeHighCache(&model, strategy_.transitions, &profile_, store_.get(), &stats_);
+  }
 
   std::vector<absl::Span<const float>> gates, biases;
   for (const LayerConstants& c : constants_) {
@@ -247,7 +254,7 @@ absl::Status EngineImpl::Init() {
   }
   router_ = std::make_unique<Router>(&model, std::move(gates), std::move(biases), pool_.get());
   prefetcher_ = std::make_unique<Prefetcher>(&model, strategy_.prefetch.get(), &profile_,
-                                             store_.get(), &stats_);
+                                             store_.get(), manager_.get(), &stats_);
   scheduler_ = std::make_unique<Scheduler>(&model, strategy_.placement.get(), &profile_,
                                            store_.get(), &stats_);
   LayerParts parts;
@@ -263,6 +270,7 @@ absl::Status EngineImpl::Init() {
   parts.store = store_.get();
   parts.prefetcher = prefetcher_.get();
   parts.scheduler = scheduler_.get();
+  parts.versions = manager_.get();
   parts.gemm = gemm_.get();
   parts.pool = pool_.get();
   parts.clock = clock_.get();
@@ -273,7 +281,12 @@ absl::Status EngineImpl::Init() {
   for (const MoeLayerSpec& layer : model.layers) hidden = std::max(hidden, layer.hidden);
   x_ = AlignedBuffer<float>(options_.max_tokens_per_forward * hidden);
   y_ = AlignedBuffer<float>(options_.max_tokens_per_forward * hidden);
-  if (strategy_.preload) MOERT_RETURN_IF_ERROR(Preload());
+  if (manager_ != nullptr) {
+    MOERT_RETURN_IF_ERROR(manager_->Preload(HighExperts(plan_)));
+  } else if (strategy_.preload) {
+    MOERT_RETURN_IF_ERROR(Preload());
+  }
+  stats_ = EngineStats{};  // what opening took is not what running does
   Publish();
   return absl::OkStatus();
 }
@@ -285,7 +298,7 @@ absl::Status EngineImpl::Preload() {
     context.layer = l;
     const int experts = context.model->layers[l].num_experts;
     for (int e = 0; e < experts; ++e) {
-      if (!store_->StartLoad({l, e}, LoadReason::kBackground, context)) {
+      if (!store_->StartLoad({l, e}, 0, LoadReason::kBackground, context)) {
         return absl::ResourceExhaustedError(
             fmt::format("no memory for layer {} expert {} within the budget", l, e));
       }
@@ -314,7 +327,14 @@ absl::StatusOr<StepId> EngineImpl::BeginStep(const StepInfo& info) {
   }
   std::lock_guard<std::mutex> lock(mu_);
   const StepId id = next_step_++;
-  steps_[id] = {info.phase, info.rows, id - 1, absl::OkStatus()};
+  Step& step = steps_[id];
+  step.phase = info.phase;
+  step.rows = info.rows;
+  step.number = id - 1;
+  const PolicyContext context = ContextOf(step, 0);
+  if (manager_ != nullptr) manager_->BeforeStep(context);
+  step.epoch = store_->OpenStep();
+  if (manager_ != nullptr) manager_->AfterStepOpened(context);
   return id;
 }
 
@@ -354,14 +374,9 @@ absl::Status EngineImpl::Forward(StepId step_id, int layer, const MatrixView& hi
   }
   Step& step = it->second;
   MOERT_RETURN_IF_ERROR(CheckViews(step, layer, hidden, out));
-  PolicyContext context;
-  context.model = &source_->model();
-  context.step = step.number;
-  context.phase = step.phase;
-  context.now_ns = clock_->now_ns();
-  context.layer = layer;
   WidenRows(hidden, x_.data());
-  const absl::Status status = runner_->Forward(context, x_.data(), hidden.rows, y_.data());
+  const absl::Status status =
+      runner_->Forward({ContextOf(step, layer), step.epoch, x_.data(), hidden.rows}, y_.data());
   if (status.ok()) {
     NarrowRows(y_.data(), out);
   } else if (step.status.ok()) {
@@ -378,6 +393,7 @@ absl::Status EngineImpl::EndStep(StepId step) {
     return absl::InvalidArgumentError(fmt::format("step {} is not open", step));
   }
   const absl::Status status = it->second.status;
+  store_->CloseStep(it->second.epoch);
   steps_.erase(it);
   return status;
 }
@@ -394,10 +410,17 @@ absl::Status EngineImpl::StepStatus(StepId step) {
 absl::Status EngineImpl::SetBudget(const Budget& budget) {
   std::lock_guard<std::mutex> lock(mu_);
   MemoryPlan plan = plan_;
-  MOERT_RETURN_IF_ERROR(ApplyBudget(budget, strategy_.spec, strategy_.preload, &plan));
+  MOERT_RETURN_IF_ERROR(ApplyBudget(budget, strategy_, source_->model(), &plan));
+  if (manager_ != nullptr && !steps_.empty()) {
+    return absl::FailedPreconditionError(
+        fmt::format("the budget of strategy {} changes between steps; {} are open", strategy_.spec,
+                    steps_.size()));
+  }
   // Growing: the limit first, so that blocks may be taken; shrinking: after they were given back.
   if (plan.budget_bytes > plan_.budget_bytes) budget_.SetLimit(plan.budget_bytes);
-  MOERT_RETURN_IF_ERROR(store_->SetSlots(plan.slots));
+  MOERT_RETURN_IF_ERROR(manager_ == nullptr
+                            ? store_->SetSlots(plan.slots)
+                            : manager_->Resize(HighExperts(plan), plan.slots, plan.low_slots));
   budget_.SetLimit(plan.budget_bytes);
   {
     std::lock_guard<std::mutex> published(published_mu_);
@@ -408,15 +431,6 @@ absl::Status EngineImpl::SetBudget(const Budget& budget) {
 }
 
 }  // namespace
-
-std::string MemoryPlan::ToString() const {
-  return fmt::format(
-      "{} gates and shared experts + {} tables + {} workspace + at least one expert of {} = {}; "
-      "all {} experts take {}",
-      BytesText(constant_bytes), BytesText(table_bytes), BytesText(workspace_bytes),
-      BytesText(block_bytes), BytesText(minimum_bytes), total_experts,
-      BytesText(total_experts * block_bytes));
-}
 
 absl::StatusOr<MemoryPlan> Engine::Plan(const ExpertSource& source, const EngineOptions& options) {
   MOERT_ASSIGN_OR_RETURN(const Blueprint blueprint, MakeBlueprint(source, options));

@@ -9,52 +9,55 @@
 
 namespace moert {
 
-absl::Status LayerRunner::Forward(PolicyContext context, const float* x, int64_t tokens,
-                                  float* out) {
+absl::Status LayerRunner::Forward(const LayerCall& call, float* out) {
   const int64_t begin_ns = parts_.clock->now_ns();
   const int64_t stalled_ns = StalledNs(*parts_.stats);
   parts_.store->BeginLayerCall();
   parts_.store->Pump();
 
-  MOERT_RETURN_IF_ERROR(Route(context, x, tokens));
-  Plan(context);
-  MOERT_RETURN_IF_ERROR(FetchAndMultiply(context, x, tokens));
-  Combine(context.layer, x, tokens, out);
+  MOERT_RETURN_IF_ERROR(Route(call));
+  Plan(call);
+  MOERT_RETURN_IF_ERROR(FetchAndMultiply(call));
+  Combine(call, out);
 
-  parts_.store->EndLayerCall(context);
+  if (parts_.versions == nullptr) parts_.store->EndLayerCall(call.context);
   if (parts_.virtual_clock != nullptr) {
     parts_.virtual_clock->AdvanceTo(
-        parts_.clock->now_ns() + parts_.profile->LayerNs(context.phase == Phase::kPrefill, tokens));
+        parts_.clock->now_ns() +
+        parts_.profile->LayerNs(call.context.phase == Phase::kPrefill, call.tokens));
   }
   parts_.prefetcher->ObserveLayerTime(parts_.clock->now_ns() - begin_ns -
                                       (StalledNs(*parts_.stats) - stalled_ns));
   return absl::OkStatus();
 }
 
-absl::Status LayerRunner::Route(const PolicyContext& context, const float* x, int64_t tokens) {
+absl::Status LayerRunner::Route(const LayerCall& call) {
+  const PolicyContext& context = call.context;
   const RoutingRule rule =
       parts_.strategy->routing ? parts_.strategy->routing->Rule(context) : RoutingRule{};
-  MOERT_RETURN_IF_ERROR(parts_.router->Route(context.layer, x, tokens, rule,
+  MOERT_RETURN_IF_ERROR(parts_.router->Route(context.layer, call.x, call.tokens, rule,
                                              parts_.store->Layer(context.layer),
                                              parts_.prefetcher->wants_next_gate(), &routing_));
   EngineStats& stats = *parts_.stats;
-  stats.slots += tokens * routing_.top_k;
+  stats.slots += call.tokens * routing_.top_k;
   stats.slots_substituted += routing_.substituted;
   stats.mass += routing_.mass;
   stats.mass_substituted += routing_.mass_substituted;
   return absl::OkStatus();
 }
 
-void LayerRunner::Plan(const PolicyContext& context) {
+void LayerRunner::Plan(const LayerCall& call) {
+  const PolicyContext& context = call.context;
   // What was predicted for this layer and has not started moving is forgotten before the misses are
   // known, so that a demand load never waits behind a wrong guess.
   parts_.prefetcher->Resolve(context, routing_);
   parts_.residency->OnRouting(context, routing_.view());
-  parts_.scheduler->Plan(context, routing_, &plan_);
+  if (parts_.versions != nullptr) parts_.versions->OnRouting(context, routing_.view());
+  parts_.scheduler->Plan(context, call.epoch, routing_, &plan_);
 }
 
-absl::Status LayerRunner::FetchAndMultiply(const PolicyContext& context, const float* x,
-                                           int64_t tokens) {
+absl::Status LayerRunner::FetchAndMultiply(const LayerCall& call) {
+  const PolicyContext& context = call.context;
   wave_ = plan_.ready;
   flying_.clear();
   auto next = plan_.load.begin();
@@ -64,7 +67,7 @@ absl::Status LayerRunner::FetchAndMultiply(const PolicyContext& context, const f
   while (true) {
     // As many loads as there are blocks: the rest follows when this wave frees some.
     while (failure.ok() && next != plan_.load.end() &&
-           parts_.store->StartLoad({context.layer, *next}, LoadReason::kDemand, context)) {
+           parts_.store->StartLoad({context.layer, *next}, 0, LoadReason::kDemand, context)) {
       flying_.push_back(*next++);
     }
     const bool all_queued = next == plan_.load.end();
@@ -73,7 +76,7 @@ absl::Status LayerRunner::FetchAndMultiply(const PolicyContext& context, const f
       predicted = true;
     }
     if (first_wave || !wave_.empty()) {
-      const absl::Status status = Multiply(context, x, tokens, first_wave);
+      const absl::Status status = Multiply(call, first_wave);
       first_wave = false;
       if (failure.ok()) failure = status;
       continue;
@@ -83,20 +86,20 @@ absl::Status LayerRunner::FetchAndMultiply(const PolicyContext& context, const f
     if (!parts_.store->Wait()) {
       return absl::ResourceExhaustedError("no block of the budget is free for a missing expert");
     }
-    const absl::Status status = CollectArrived(context);
+    const absl::Status status = CollectArrived(call);
     if (failure.ok()) failure = status;
     CountStall(begin_ns, context.layer);
   }
 }
 
-absl::Status LayerRunner::CollectArrived(const PolicyContext& context) {
+absl::Status LayerRunner::CollectArrived(const LayerCall& call) {
   absl::Status failure;
   auto arrived = std::stable_partition(flying_.begin(), flying_.end(), [&](int32_t e) {
-    return parts_.store->InFlight({context.layer, e});
+    return parts_.store->Arriving({call.context.layer, e});
   });
   for (auto it = arrived; it != flying_.end(); ++it) {
-    const ExpertKey key{context.layer, *it};
-    if (parts_.store->Resident(key) == nullptr) {
+    const ExpertKey key{call.context.layer, *it};
+    if (parts_.store->Resolve(key, call.epoch).record == nullptr) {
       const absl::Status status = parts_.store->TakeFailure(key);
       if (failure.ok()) failure = status;
       continue;
@@ -119,35 +122,39 @@ void LayerRunner::CountStall(int64_t begin_ns, int layer) {
   parts_.stats->stall_queue_ns += waited - std::min(waited, moved);
 }
 
-absl::Status LayerRunner::Multiply(const PolicyContext& context, const float* x, int64_t tokens,
-                                   bool first) {
-  const MoeLayerSpec& spec = parts_.model->layers[context.layer];
+absl::Status LayerRunner::Multiply(const LayerCall& call, bool first) {
+  const int layer = call.context.layer;
+  const MoeLayerSpec& spec = parts_.model->layers[layer];
   problems_.clear();
   for (const int32_t e : wave_) {
-    const ExpertKey key{context.layer, e};
+    const ExpertHandle handle = parts_.store->Resolve({layer, e}, call.epoch);
     const int32_t begin = routing_.offsets[e];
     const int32_t count = routing_.counts[e];
-    problems_.push_back({parts_.store->Resident(key), &parts_.store->layout(key), spec.activation,
+    problems_.push_back({handle.record, handle.layout, spec.activation,
                          absl::MakeConstSpan(routing_.grouped_tokens).subspan(begin, count),
                          absl::MakeConstSpan(routing_.grouped_slots).subspan(begin, count)});
   }
-  const LayerConstants& constants = (*parts_.constants)[context.layer];
-  const std::byte* shared_record = parts_.shared_records[context.layer];
+  const LayerConstants& constants = (*parts_.constants)[layer];
+  const std::byte* shared_record = parts_.shared_records[layer];
   if (first && shared_record != nullptr) {
     // The shared expert is one more problem of the grouped GEMM; its rows follow the routed slots.
-    const int64_t pairs = tokens * routing_.top_k;
-    for (int64_t t = 0; t < tokens; ++t) shared_rows_[t] = static_cast<int32_t>(pairs + t);
+    const int64_t pairs = call.tokens * routing_.top_k;
+    for (int64_t t = 0; t < call.tokens; ++t) shared_rows_[t] = static_cast<int32_t>(pairs + t);
     problems_.push_back({shared_record, &constants.shared_layout, spec.activation,
-                         absl::MakeConstSpan(all_tokens_).first(tokens),
-                         absl::MakeConstSpan(shared_rows_).first(tokens)});
+                         absl::MakeConstSpan(all_tokens_).first(call.tokens),
+                         absl::MakeConstSpan(shared_rows_).first(call.tokens)});
   }
-  const absl::Status status = parts_.gemm->Run(x, tokens, spec.hidden, problems_, slots_.data());
-  for (const int32_t e : wave_) parts_.store->Unpin({context.layer, e});
+  const absl::Status status =
+      parts_.gemm->Run(call.x, call.tokens, spec.hidden, problems_, slots_.data());
+  for (const int32_t e : wave_) parts_.store->Unpin({layer, e});
   wave_.clear();
   return status;
 }
 
-void LayerRunner::Combine(int layer, const float* x, int64_t tokens, float* out) {
+void LayerRunner::Combine(const LayerCall& call, float* out) {
+  const int layer = call.context.layer;
+  const int64_t tokens = call.tokens;
+  const float* x = call.x;
   const MoeLayerSpec& spec = parts_.model->layers[layer];
   const LayerConstants& constants = (*parts_.constants)[layer];
   const int64_t hidden = spec.hidden;

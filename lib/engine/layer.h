@@ -18,6 +18,7 @@
 #include "moert/router.h"
 #include "moert/scheduler.h"
 #include "moert/strategy.h"
+#include "store/version_manager.h"
 
 namespace moert {
 
@@ -34,6 +35,7 @@ struct LayerParts {
   ExpertStore* store = nullptr;
   Prefetcher* prefetcher = nullptr;
   Scheduler* scheduler = nullptr;
+  VersionManager* versions = nullptr;  // null for a plain cache
   MixedGroupGemm* gemm = nullptr;
   ThreadPool* pool = nullptr;
   Clock* clock = nullptr;
@@ -41,25 +43,33 @@ struct LayerParts {
   EngineStats* stats = nullptr;
 };
 
+/// One call: which layer, for which step, over which rows.
+struct LayerCall {
+  PolicyContext context;
+  int64_t epoch = 0;         // of the step, see ExpertStore::OpenStep
+  const float* x = nullptr;  // [tokens, hidden] fp32, contiguous
+  int64_t tokens = 0;
+};
+
 /// Runs layer calls, one at a time. Its workspace is sized once for max_tokens rows.
 class LayerRunner {
  public:
   LayerRunner(const LayerParts& parts, int64_t max_tokens);
 
-  /// x, out: [tokens, hidden] fp32, contiguous; out may be x. context.layer says which layer.
-  absl::Status Forward(PolicyContext context, const float* x, int64_t tokens, float* out);
+  /// out: [tokens, hidden] fp32, contiguous; may be call.x.
+  absl::Status Forward(const LayerCall& call, float* out);
 
   /// Bytes of workspace for max_tokens rows of any layer, MixedGroupGemm's own excluded.
   static int64_t WorkspaceBytes(const MoeModelSpec& model, int64_t max_tokens);
 
  private:
-  absl::Status Route(const PolicyContext& context, const float* x, int64_t tokens);
-  void Plan(const PolicyContext& context);
-  absl::Status FetchAndMultiply(const PolicyContext& context, const float* x, int64_t tokens);
-  void Combine(int layer, const float* x, int64_t tokens, float* out);
+  absl::Status Route(const LayerCall& call);
+  void Plan(const LayerCall& call);
+  absl::Status FetchAndMultiply(const LayerCall& call);
+  void Combine(const LayerCall& call, float* out);
 
-  absl::Status Multiply(const PolicyContext& context, const float* x, int64_t tokens, bool first);
-  absl::Status CollectArrived(const PolicyContext& context);
+  absl::Status Multiply(const LayerCall& call, bool first);
+  absl::Status CollectArrived(const LayerCall& call);
   void CountStall(int64_t begin_ns, int layer);
 
   const LayerParts parts_;

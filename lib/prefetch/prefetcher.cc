@@ -2,11 +2,19 @@
 
 #include <algorithm>
 
+#include "store/version_manager.h"
+
 namespace moert {
 
 Prefetcher::Prefetcher(const MoeModelSpec* model, PrefetchPolicy* policy,
-                       const HardwareProfile* profile, ExpertStore* store, EngineStats* stats)
-    : model_(model), policy_(policy), profile_(profile), store_(store), stats_(stats) {}
+                       const HardwareProfile* profile, ExpertStore* store, VersionManager* versions,
+                       EngineStats* stats)
+    : model_(model),
+      policy_(policy),
+      profile_(profile),
+      store_(store),
+      versions_(versions),
+      stats_(stats) {}
 
 void Prefetcher::Resolve(const PolicyContext& context, const RoutingResult& routing) {
   if (policy_ == nullptr) return;
@@ -40,10 +48,15 @@ void Prefetcher::Predict(const PolicyContext& context, const RoutingResult& rout
       continue;
     }
     predicted_[key.expert] = 1;
-    if (store_->Resident(key) != nullptr || store_->InFlight(key)) continue;
-    used_ns += static_cast<double>(profile_->TransferNs(store_->layout(key).bytes));
+    if (versions_ != nullptr) {
+      versions_->Want(context, key, candidate.score);
+      continue;
+    }
+    if (store_->Latest(key).record != nullptr || store_->Arriving(key)) continue;
+    constexpr int kVersion = 0;
+    used_ns += static_cast<double>(profile_->TransferNs(store_->layout(key, kVersion).bytes));
     if (used_ns > window_ns) continue;
-    if (store_->StartLoad(key, LoadReason::kPrefetch, context)) ++stats_->prefetch_issued;
+    if (store_->StartLoad(key, kVersion, LoadReason::kPrefetch, context)) ++stats_->prefetch_issued;
   }
 }
 

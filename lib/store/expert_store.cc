@@ -8,20 +8,20 @@
 
 namespace moert {
 
-// Entry, the two visible bits, a place in the pool's lists, one in the candidates.
+// Entry, the three visible bits, a place in the pools' lists, one in the candidates.
 const int64_t ExpertStore::kBytesPerExpert =
-    sizeof(Entry) + 2 + 2 * sizeof(int32_t) + sizeof(VictimCandidate);
+    sizeof(Entry) + 3 + 2 * sizeof(int32_t) + sizeof(VictimCandidate);
 
-ExpertStore::ExpertStore(const ExpertSource* source, int version, std::unique_ptr<BlockPool> pool,
+ExpertStore::ExpertStore(const ExpertSource* source, std::vector<ServedVersion> versions,
+                         std::vector<std::unique_ptr<BlockPool>> pools,
                          std::unique_ptr<TransferQueue> transfers, ResidencyPolicy* residency,
                          EngineStats* stats)
     : source_(source),
-      version_(version),
-      pool_(std::move(pool)),
+      versions_(std::move(versions)),
+      pools_(std::move(pools)),
       transfers_(std::move(transfers)),
       residency_(residency),
-      stats_(stats),
-      slots_(pool_->limit()) {
+      stats_(stats) {
   int64_t total = 0;
   for (const MoeLayerSpec& layer : source->model().layers) {
     first_.push_back(total);
@@ -29,13 +29,14 @@ ExpertStore::ExpertStore(const ExpertSource* source, int version, std::unique_pt
   }
   entries_.resize(total);
   resident_.resize(total, 0);
+  usable_.resize(total, 0);
   in_flight_.resize(total, 0);
   held_.resize(source->model().num_layers(), 0);
-  SetCapacity(slots_);
+  SetCapacity(pools_[0]->limit());
 }
 
 ExpertStore::~ExpertStore() {
-  // Readers write into the pool: they must be gone before it is.
+  // Readers write into the pools: they must be gone before those are.
   transfers_.reset();
 }
 
@@ -53,26 +54,81 @@ void ExpertStore::SetCapacity(int64_t slots) {
   capacity_ = UniformCapacity(model, slots);
 }
 
-const std::byte* ExpertStore::Resident(ExpertKey key) const {
-  const Entry& entry = At(key);
-  return entry.state == VersionState::kResident ? pool_->Address(entry.block) : nullptr;
+// --------------------------------------------------------------------------------------------------
+// Steps.
+
+int64_t ExpertStore::OpenStep() {
+  if (!switching_.empty()) ++epoch_;
+  std::vector<ExpertKey> blocked;
+  for (const ExpertKey key : switching_) {
+    Entry& entry = At(key);
+    if (entry.previous >= 0) {
+      // An older step still reads the version before the last switch: one at a time.
+      blocked.push_back(key);
+      continue;
+    }
+    entry.previous = entry.active;
+    entry.drop_previous = entry.drop_next;
+    entry.active = entry.next;
+    entry.next = -1;
+    entry.since = epoch_;
+    entry.inserted = tick_;
+    reclaiming_.push_back(key);
+    if (versions_[entry.active].pool == 0) residency_->OnInsert(key, false);
+    if (versions_[entry.previous].pool == 0) residency_->OnEvict(key);
+    UpdateVisible(key);
+  }
+  switching_ = std::move(blocked);
+  Reclaim();
+  open_epochs_.insert(epoch_);
+  return epoch_;
 }
 
-bool ExpertStore::InFlight(ExpertKey key) const { return At(key).state == VersionState::kLoading; }
+void ExpertStore::CloseStep(int64_t epoch) {
+  const auto it = open_epochs_.find(epoch);
+  if (it != open_epochs_.end()) open_epochs_.erase(it);
+  Reclaim();
+}
 
-const RecordLayout& ExpertStore::layout(ExpertKey key) const {
-  return source_->layout(key.layer, key.expert, version_);
+void ExpertStore::Reclaim() {
+  const auto unread = [&](ExpertKey key) {
+    Entry& entry = At(key);
+    const bool read = !open_epochs_.empty() && *open_epochs_.begin() < entry.since;
+    if (read || entry.pins > 0) return false;
+    if (entry.drop_previous) Drop(key, entry.previous);
+    entry.previous = -1;
+    return true;
+  };
+  reclaiming_.erase(std::remove_if(reclaiming_.begin(), reclaiming_.end(), unread),
+                    reclaiming_.end());
+}
+
+// --------------------------------------------------------------------------------------------------
+// Lookup.
+
+ExpertHandle ExpertStore::Resolve(ExpertKey key, int64_t epoch) const {
+  const Entry& entry = At(key);
+  const int version = entry.previous >= 0 && epoch < entry.since ? entry.previous : entry.active;
+  if (version < 0) return {};
+  return {pools_[versions_[version].pool]->Address(entry.versions[version].block),
+          &layout(key, version), version};
+}
+
+bool ExpertStore::Arriving(ExpertKey key) const {
+  return At(key).active < 0 && in_flight_[Index(key)];
+}
+
+const RecordLayout& ExpertStore::layout(ExpertKey key, int version) const {
+  return source_->layout(key.layer, key.expert, versions_[version].source_version);
 }
 
 LayerResidency ExpertStore::Layer(int layer) const {
   const int64_t first = first_[layer];
   const int64_t count = source_->model().layers[layer].num_experts;
   return {absl::MakeConstSpan(resident_).subspan(first, count),
+          absl::MakeConstSpan(usable_).subspan(first, count),
           absl::MakeConstSpan(in_flight_).subspan(first, count), capacity_[layer]};
 }
-
-void ExpertStore::Pin(ExpertKey key) { ++At(key).pins; }
-void ExpertStore::Unpin(ExpertKey key) { --At(key).pins; }
 
 bool ExpertStore::Touch(ExpertKey key) {
   Entry& entry = At(key);
@@ -83,100 +139,139 @@ bool ExpertStore::Touch(ExpertKey key) {
   return first_use_of_prefetch;
 }
 
-void ExpertStore::SetVisible(ExpertKey key, bool resident, bool in_flight) {
-  resident_[Index(key)] = resident;
-  in_flight_[Index(key)] = in_flight;
+void ExpertStore::UpdateVisible(ExpertKey key) {
+  const int64_t i = Index(key);
+  const Entry& entry = entries_[i];
+  resident_[i] = entry.active == 0;
+  usable_[i] = entry.active >= 0;
+  in_flight_[i] = std::any_of(entry.versions.begin(), entry.versions.end(),
+                              [](const Version& v) { return v.state == VersionState::kLoading; });
 }
 
-bool ExpertStore::StartLoad(ExpertKey key, LoadReason reason, const PolicyContext& context) {
+// --------------------------------------------------------------------------------------------------
+// Movement of a cache.
+
+bool ExpertStore::StartLoad(ExpertKey key, int version, LoadReason reason,
+                            const PolicyContext& context) {
   Entry& entry = At(key);
-  if (entry.state == VersionState::kResident) return true;
-  if (entry.state == VersionState::kLoading) {
-    if (reason < entry.reason) {
-      transfers_->Raise(key, version_, reason);
-      entry.reason = reason;
+  if (entry.active >= 0) return true;
+  for (int v = 0; v < num_versions(); ++v) {
+    Version& other = entry.versions[v];
+    if (other.state != VersionState::kLoading) continue;
+    if (reason < other.reason) {
+      transfers_->Raise(key, v, reason);
+      other.reason = reason;
     }
     return true;
   }
-  const int32_t block = MakeRoom(key, reason, context);
+  const int32_t block = MakeRoom(key, versions_[version].pool, reason, context);
   if (block < 0) return false;
-  entry.state = VersionState::kLoading;
-  entry.reason = reason;
-  entry.unused_prefetch = reason == LoadReason::kPrefetch;
-  entry.block = block;
   entry.failure = absl::OkStatus();
-  ++held_[key.layer];
-  SetVisible(key, false, true);
-  transfers_->Submit({key, version_, reason,
-                      absl::MakeSpan(pool_->Address(block), pool_->block_bytes()),
-                      layout(key).bytes});
+  entry.unused_prefetch = reason == LoadReason::kPrefetch;
+  Submit(key, version, block, reason);
   return true;
 }
 
-int32_t ExpertStore::MakeRoom(ExpertKey incoming, LoadReason reason, const PolicyContext& context) {
+void ExpertStore::Submit(ExpertKey key, int version, int32_t block, LoadReason reason) {
+  BlockPool& pool = PoolOf(version);
+  At(key).versions[version] = {VersionState::kLoading, reason, block};
+  if (versions_[version].pool == 0) ++held_[key.layer];
+  UpdateVisible(key);
+  transfers_->Submit({key, version, versions_[version].source_version, reason,
+                      absl::MakeSpan(pool.Address(block), pool.block_bytes()),
+                      layout(key, version).bytes});
+}
+
+int32_t ExpertStore::MakeRoom(ExpertKey incoming, int pool, LoadReason reason,
+                              const PolicyContext& context) {
+  BlockPool& blocks = *pools_[pool];
+  if (pool != 0) return blocks.Take();
   // A layer under its capacity takes a free block, one at its capacity replaces one of its own.
   // When that fails (a layer with no slots, or all of them pinned) it borrows: what is free, then
   // from layers over their capacity, then from anybody. What it borrows it returns when its call
   // ends.
   if (held_[incoming.layer] >= capacity_[incoming.layer] &&
       EvictOneOf(incoming.layer, incoming, reason, context)) {
-    return pool_->Take();
+    return blocks.Take();
   }
-  if (const int32_t block = pool_->Take(); block >= 0) return block;
+  if (const int32_t block = blocks.Take(); block >= 0) return block;
   for (int layer = 0; layer < static_cast<int>(held_.size()); ++layer) {
     if (held_[layer] > capacity_[layer] && EvictOneOf(layer, incoming, reason, context)) {
-      return pool_->Take();
+      return blocks.Take();
     }
   }
-  return EvictOneOf(kAnyLayer, incoming, reason, context) ? pool_->Take() : -1;
+  return EvictOneOf(kAnyLayer, incoming, reason, context) ? blocks.Take() : -1;
 }
 
-bool ExpertStore::EvictOneOf(int layer, ExpertKey incoming, LoadReason reason,
-                             const PolicyContext& context) {
+ExpertKey ExpertStore::ChooseVictim(int layer, ExpertKey incoming, LoadReason reason,
+                                    const PolicyContext& context) {
+  constexpr ExpertKey kNobody{0, -1};
   candidates_.clear();
-  const int first = layer == kAnyLayer ? 0 : layer;
-  const int end = layer == kAnyLayer ? source_->model().num_layers() : layer + 1;
+  const int first = layer < 0 ? 0 : layer;
+  const int end = layer < 0 ? source_->model().num_layers() : layer + 1;
   for (int l = first; l < end; ++l) {
+    if (held_[l] == 0) continue;
     for (int e = 0; e < source_->model().layers[l].num_experts; ++e) {
       const Entry& entry = At({l, e});
-      if (entry.state != VersionState::kResident || entry.pins > 0) continue;
+      if (entry.active < 0 || versions_[entry.active].pool != 0 || entry.pins > 0 ||
+          entry.next >= 0 || entry.previous >= 0) {
+        continue;
+      }
       candidates_.push_back(
           {{l, e}, entry.last_used, entry.inserted, entry.uses, entry.unused_prefetch});
     }
   }
-  if (candidates_.empty()) return false;
+  if (candidates_.empty()) return kNobody;
   const bool prefetch = reason == LoadReason::kPrefetch;
   int victim = residency_->Victim({context, incoming, prefetch, candidates_});
-  if (victim < 0 && prefetch) return false;
+  if (victim < 0 && prefetch) return kNobody;
   if (victim < 0 || victim >= static_cast<int>(candidates_.size())) {
     ++stats_->policy_fallbacks;
     victim = LeastRecentlyUsed(candidates_);
   }
-  Evict(candidates_[victim].key);
+  return candidates_[victim].key;
+}
+
+bool ExpertStore::EvictOneOf(int layer, ExpertKey incoming, LoadReason reason,
+                             const PolicyContext& context) {
+  const ExpertKey victim = ChooseVictim(layer, incoming, reason, context);
+  if (victim.expert < 0) return false;
+  Evict(victim);
   return true;
 }
 
 void ExpertStore::Evict(ExpertKey key) {
+  Entry& entry = At(key);
+  const int version = entry.active;
+  const int8_t intended = entry.intended;
   ++stats_->evictions;
-  --resident_count_;
-  Drop(key);
+  entry.active = -1;
+  Drop(key, version);
+  entry = Entry{};
+  entry.intended = intended;
   residency_->OnEvict(key);
 }
 
-void ExpertStore::Drop(ExpertKey key) {
-  Entry& entry = At(key);
-  SetVisible(key, false, false);
-  pool_->Give(entry.block);
-  --held_[key.layer];
-  entry = Entry{};
+void ExpertStore::Drop(ExpertKey key, int version) {
+  Version& v = At(key).versions[version];
+  PoolOf(version).Give(v.block);
+  if (versions_[version].pool == 0) --held_[key.layer];
+  v = Version{};
+  UpdateVisible(key);
 }
 
 void ExpertStore::CancelPrefetches(int layer, absl::Span<const int32_t> counts) {
   for (int e = 0; e < source_->model().layers[layer].num_experts; ++e) {
-    const Entry& entry = At({layer, e});
-    if (counts[e] > 0) continue;
-    if (entry.state != VersionState::kLoading || entry.reason != LoadReason::kPrefetch) continue;
-    if (transfers_->Cancel({layer, e}, version_)) Drop({layer, e});
+    const ExpertKey key{layer, e};
+    if (counts[e] > 0 || !Arriving(key)) continue;
+    for (int v = 0; v < num_versions(); ++v) {
+      const Version& version = At(key).versions[v];
+      if (version.state == VersionState::kLoading && version.reason == LoadReason::kPrefetch &&
+          transfers_->Cancel(key, v)) {
+        At(key).unused_prefetch = false;
+        Drop(key, v);
+      }
+    }
   }
 }
 
@@ -194,24 +289,28 @@ bool ExpertStore::Wait() {
 void ExpertStore::Publish() {
   for (const TransferDone& done : done_) {
     Entry& entry = At(done.key);
+    Version& version = entry.versions[done.version];
     if (!done.status.ok()) {
-      Drop(done.key);
+      Drop(done.key, done.version);
+      entry.unused_prefetch = false;
       entry.failure = done.status;
       continue;
     }
     stats_->bytes_loaded += done.bytes;
-    if (entry.unused_prefetch) {
-      stats_->prefetch_bytes += done.bytes;
-    } else {
-      ++stats_->loads;
+    version.state = VersionState::kResident;
+    if (entry.active < 0) {
+      if (entry.unused_prefetch) {
+        stats_->prefetch_bytes += done.bytes;
+      } else {
+        ++stats_->loads;
+      }
+      entry.active = static_cast<int8_t>(done.version);
+      entry.inserted = tick_;
+      entry.queued_ns = done.started_ns - done.submitted_ns;
+      entry.moved_ns = done.finished_ns - done.started_ns;
+      residency_->OnInsert(done.key, entry.unused_prefetch);
     }
-    entry.state = VersionState::kResident;
-    entry.inserted = tick_;
-    entry.queued_ns = done.started_ns - done.submitted_ns;
-    entry.moved_ns = done.finished_ns - done.started_ns;
-    ++resident_count_;
-    SetVisible(done.key, true, false);
-    residency_->OnInsert(done.key, entry.unused_prefetch);
+    UpdateVisible(done.key);
   }
   done_.clear();
 }
@@ -229,10 +328,32 @@ void ExpertStore::EndLayerCall(const PolicyContext& context) {
   }
 }
 
+// --------------------------------------------------------------------------------------------------
+// Movement between versions.
+
+bool ExpertStore::StartVersion(ExpertKey key, int version, LoadReason reason) {
+  if (At(key).versions[version].state != VersionState::kAbsent) return true;
+  const int32_t block = PoolOf(version).Take();
+  if (block < 0) return false;
+  At(key).failure = absl::OkStatus();
+  Submit(key, version, block, reason);
+  return true;
+}
+
+void ExpertStore::Switch(ExpertKey key, int version, bool drop_old) {
+  Entry& entry = At(key);
+  if (entry.next < 0) switching_.push_back(key);
+  entry.next = static_cast<int8_t>(version);
+  entry.drop_next = drop_old;
+}
+
+// --------------------------------------------------------------------------------------------------
+// Size.
+
 absl::Status ExpertStore::SetSlots(int64_t slots) {
   Pump();
-  int64_t pinned = 0;
-  for (const Entry& entry : entries_) pinned += entry.pins > 0;
+  const int64_t pinned = std::count_if(entries_.begin(), entries_.end(),
+                                       [](const Entry& entry) { return entry.pins > 0; });
   if (pinned > slots) {
     return absl::FailedPreconditionError(fmt::format(
         "{} experts are in use by open layer calls, the new budget holds {}", pinned, slots));
@@ -240,7 +361,7 @@ absl::Status ExpertStore::SetSlots(int64_t slots) {
   SetCapacity(slots);
   PolicyContext context;
   context.model = &source_->model();
-  while (pool_->taken() > slots) {
+  while (pools_[0]->taken() > slots) {
     bool evicted = false;
     for (int layer = 0; layer < static_cast<int>(held_.size()) && !evicted; ++layer) {
       context.layer = layer;
@@ -251,8 +372,7 @@ absl::Status ExpertStore::SetSlots(int64_t slots) {
     // Only transfers in flight are left: they land, then leave.
     if (!Wait()) break;
   }
-  slots_ = slots;
-  pool_->SetLimit(slots);
+  pools_[0]->SetLimit(slots);
   return absl::OkStatus();
 }
 

@@ -73,7 +73,7 @@ class ReaderQueue final : public TransferQueue {
   absl::Status Read(const Transfer& transfer) {
     // A host's own source must not take the reader thread down with it.
     try {
-      return source_->ReadRecord(transfer.key.layer, transfer.key.expert, transfer.version,
+      return source_->ReadRecord(transfer.key.layer, transfer.key.expert, transfer.source_version,
                                  transfer.dst);
     } catch (const std::exception& e) {
       return absl::InternalError(fmt::format("reading layer {} expert {}: {}", transfer.key.layer,

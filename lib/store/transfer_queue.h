@@ -27,7 +27,8 @@ namespace moert {
 
 struct Transfer {
   ExpertKey key;
-  int version = 0;
+  int version = 0;         // the store's index, returned with the result
+  int source_version = 0;  // what is read
   LoadReason reason = LoadReason::kDemand;
   absl::Span<std::byte> dst;
   int64_t bytes = 0;  // of the record

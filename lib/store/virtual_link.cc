@@ -66,7 +66,7 @@ class VirtualLink final : public TransferQueue {
       active_.reset();
       const Transfer& t = a.job.transfer;
       finished_.push_back({t.key, t.version,
-                           source_->ReadRecord(t.key.layer, t.key.expert, t.version, t.dst),
+                           source_->ReadRecord(t.key.layer, t.key.expert, t.source_version, t.dst),
                            t.bytes, a.job.submitted_ns, a.started_ns, a.finished_ns});
       Start(a.finished_ns);
     }

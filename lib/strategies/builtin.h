@@ -15,6 +15,8 @@ absl::StatusOr<Strategy> BuildResident(const Params& params);
 absl::StatusOr<Strategy> BuildOnDemand(const Params& params);
 absl::StatusOr<Strategy> BuildLoadOnDemand(const Params& params);
 absl::StatusOr<Strategy> BuildActivationPath(const Params& params);
+absl::StatusOr<Strategy> BuildDynaExq(const Params& params);
+absl::StatusOr<Strategy> BuildNeverStall(const Params& params);
 
 std::unique_ptr<ResidencyPolicy> MakeLru();
 

@@ -35,6 +35,25 @@ const std::vector<Row>& Rows() {
        "LRU cache and prefetch by co-activation of adjacent layers, learned online",
        {kScheme, {"width", "predicted experts, percent of the active ones (100)"}},
        &BuildActivationPath},
+      {"dynaexq",
+       "every expert resident, the hottest of each layer in the high version",
+       {{"hi", "high version (bf16)"},
+        {"lo", "low version (w4a16_g128)"},
+        {"interval_ms", "between two decisions, ms (200)"},
+        {"hi_fraction", "share of each layer's experts held high (what the budget holds)"},
+        {"beta", "weight of the past in the exponential mean of selections (0.7)"},
+        {"margin",
+         "a newcomer must be hotter than the weakest member by this share of the mean (0.2)"},
+        {"slack", "and this many ranks inside the target set (0)"},
+        {"spare", "free blocks of each pool, so that full pools can swap (4)"},
+        {"max_gbps", "limit of transition bytes, GB/s; 0: none (0)"}},
+       &BuildDynaExq},
+      {"never-stall",
+       "a low version of every expert answers misses, high ones are cached behind it",
+       {{"hi", "high version (bf16)"},
+        {"lo", "low version (w2a16_g64_asym)"},
+        {"max_gbps", "limit of transition bytes, GB/s; 0: none (0)"}},
+       &BuildNeverStall},
   };
   return *rows;
 }
@@ -79,6 +98,8 @@ absl::Status TakeSeam(absl::string_view seam, Strategy* from, Strategy* into) {
   if (seam == "precision") {
     into->exact = into->exact && from->exact;
     into->versions = from->versions;
+    into->serving = from->serving;
+    into->transitions = from->transitions;
     return take(from->precision, into->precision);
   }
   if (seam == "placement") {

@@ -24,7 +24,7 @@ struct Fixture {
     link = MakeVirtualLink(&source, &clock, &profile);
   }
   void Submit(int expert, LoadReason reason, int64_t bytes) {
-    link->Submit({{0, expert}, 0, reason, absl::MakeSpan(memory), bytes});
+    link->Submit({{0, expert}, 0, 0, reason, absl::MakeSpan(memory), bytes});
   }
   std::vector<int> Experts() const {
     std::vector<int> experts;

@@ -1,0 +1,107 @@
+#include "engine/memory_plan.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/bytes_text.h"
+#include "base/status_macros.h"
+#include "fmt/format.h"
+
+namespace moert {
+namespace {
+
+int64_t ExpertsAtFraction(const MoeModelSpec& model, double fraction) {
+  int64_t high = 0;
+  for (const MoeLayerSpec& layer : model.layers) {
+    high += static_cast<int64_t>(std::floor(fraction * layer.num_experts + 1e-9));
+  }
+  return high;
+}
+
+/// Bytes of the smallest pools that keep the strategy's promise.
+int64_t MinimumPoolBytes(const Strategy& strategy, const MoeModelSpec& model,
+                         const MemoryPlan& plan) {
+  const int64_t total = plan.total_experts;
+  switch (strategy.serving) {
+    case Serving::kCache:
+      return strategy.preload ? total * plan.block_bytes : plan.block_bytes;
+    case Serving::kHotSet: {
+      const int64_t high = strategy.transitions.hi_fraction < 0
+                               ? 0
+                               : ExpertsAtFraction(model, strategy.transitions.hi_fraction);
+      return (high + plan.spare) * plan.block_bytes +
+             (total - high + plan.spare) * plan.low_block_bytes;
+    }
+    case Serving::kLowPlusCache:
+      return total * plan.low_block_bytes + plan.block_bytes;
+  }
+  return 0;
+}
+
+void DealSlots(const Strategy& strategy, const MoeModelSpec& model, MemoryPlan* plan) {
+  const int64_t pool = plan->budget_bytes - plan->fixed_bytes();
+  const int64_t total = plan->total_experts;
+  switch (strategy.serving) {
+    case Serving::kCache:
+      plan->slots = std::min(total, pool / plan->block_bytes);
+      break;
+    case Serving::kHotSet: {
+      // n S_hi + (total - n) S_lo + h (S_hi + S_lo) <= pool, solved for n.
+      const int64_t base =
+          total * plan->low_block_bytes + plan->spare * (plan->block_bytes + plan->low_block_bytes);
+      int64_t high = std::min(
+          total, (pool - base) / std::max<int64_t>(1, plan->block_bytes - plan->low_block_bytes));
+      if (strategy.transitions.hi_fraction >= 0) {
+        high = ExpertsAtFraction(model, strategy.transitions.hi_fraction);
+      }
+      plan->slots = high + plan->spare;
+      plan->low_slots = total - high + plan->spare;
+      break;
+    }
+    case Serving::kLowPlusCache:
+      plan->low_slots = total;
+      plan->slots = std::min(total, (pool - total * plan->low_block_bytes) / plan->block_bytes);
+      break;
+  }
+}
+
+}  // namespace
+
+absl::Status ApplyBudget(const Budget& budget, const Strategy& strategy, const MoeModelSpec& model,
+                         MemoryPlan* plan) {
+  plan->minimum_bytes = plan->fixed_bytes() + MinimumPoolBytes(strategy, model, *plan);
+  if (budget.bytes.has_value()) {
+    plan->budget_bytes = *budget.bytes;
+  } else if (budget.fraction > 0 && budget.fraction <= 1) {
+    const double all = static_cast<double>(plan->total_experts * plan->block_bytes);
+    plan->budget_bytes = plan->fixed_bytes() + static_cast<int64_t>(budget.fraction * all);
+  } else {
+    return absl::InvalidArgumentError(
+        fmt::format("budget fraction {}: must be in (0, 1]", budget.fraction));
+  }
+  if (plan->budget_bytes < plan->minimum_bytes) {
+    return absl::InvalidArgumentError(fmt::format(
+        "strategy {}: budget of {} is below the minimum of {}: {}", strategy.spec,
+        BytesText(plan->budget_bytes), BytesText(plan->minimum_bytes), plan->ToString()));
+  }
+  DealSlots(strategy, model, plan);
+  return absl::OkStatus();
+}
+
+int64_t HighExperts(const MemoryPlan& plan) { return plan.slots - plan.spare; }
+
+std::string MemoryPlan::ToString() const {
+  std::string text = fmt::format(
+      "{} gates and shared experts + {} tables + {} workspace + {} smallest pools = {}; {} experts "
+      "of {} take {}",
+      BytesText(constant_bytes), BytesText(table_bytes), BytesText(workspace_bytes),
+      BytesText(minimum_bytes - fixed_bytes()), BytesText(minimum_bytes), total_experts,
+      BytesText(block_bytes), BytesText(total_experts * block_bytes));
+  if (low_block_bytes > 0) {
+    text += fmt::format(", of {} (low version) {}", BytesText(low_block_bytes),
+                        BytesText(total_experts * low_block_bytes));
+  }
+  return text;
+}
+
+}  // namespace moert

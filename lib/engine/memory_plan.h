@@ -1,0 +1,22 @@
+// What a byte budget buys: fixed parts first, experts from the rest (design rule 1).
+#ifndef MOERT_LIB_ENGINE_MEMORY_PLAN_H_
+#define MOERT_LIB_ENGINE_MEMORY_PLAN_H_
+
+#include "absl/status/status.h"
+#include "moert/engine.h"
+#include "moert/strategy.h"
+
+namespace moert {
+
+/// Given the sizes in `plan` (constants, tables, workspace, blocks, experts), fills budget_bytes,
+/// minimum_bytes and the slots. Refuses a budget below the minimum with the arithmetic.
+absl::Status ApplyBudget(const Budget& budget, const Strategy& strategy, const MoeModelSpec& model,
+                         MemoryPlan* plan);
+
+/// kHotSet: experts that are high, of all layers (DynaExq Sec. 4.3: the spare blocks are not
+/// theirs).
+int64_t HighExperts(const MemoryPlan& plan);
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_ENGINE_MEMORY_PLAN_H_

@@ -1,0 +1,241 @@
+// The update pipeline of DynaExq (Sec. 4.4): a queue of promotions and one of demotions, admission
+// by a free block of the target pool, publish-then-switch, reclaim after the last reader.
+#include <algorithm>
+#include <deque>
+#include <vector>
+
+#include "base/status_macros.h"
+#include "fmt/format.h"
+#include "store/block_pool.h"
+#include "store/version_manager.h"
+
+namespace moert {
+namespace {
+
+constexpr int kHigh = 0;
+constexpr int kLow = 1;
+
+class HotSet final : public VersionManager {
+ public:
+  HotSet(const MoeModelSpec* model, PrecisionPolicy* policy, const TransitionOptions& options,
+         ExpertStore* store, EngineStats* stats)
+      : model_(model),
+        policy_(policy),
+        options_(options),
+        store_(store),
+        stats_(stats),
+        pacer_(options.max_gbps) {
+    int64_t total = 0;
+    for (const MoeLayerSpec& layer : model->layers) {
+      first_.push_back(total);
+      total += layer.num_experts;
+    }
+    selections_.resize(total, 0);
+    high_.resize(total, 0);
+  }
+
+  absl::Status Preload(int64_t high) override {
+    capacity_ = Capacities(high);
+    for (int l = 0; l < model_->num_layers(); ++l) {
+      for (int e = 0; e < model_->layers[l].num_experts; ++e) {
+        const ExpertKey key{l, e};
+        const int version = e < capacity_[l] ? kHigh : kLow;
+        SetTarget(key, version);
+        if (!store_->StartVersion(key, version, LoadReason::kBackground)) {
+          return absl::ResourceExhaustedError(
+              fmt::format("no memory for layer {} expert {} within the budget", l, e));
+        }
+      }
+      MOERT_RETURN_IF_ERROR(WaitForLayer(l));
+    }
+    return absl::OkStatus();
+  }
+
+  void BeforeStep(const PolicyContext& context) override {
+    store_->Pump();
+    SwitchArrived();
+    if (context.now_ns - decided_ns_ < options_.interval_ns) return;
+    decided_ns_ = context.now_ns;
+    Decide(context);
+  }
+
+  void AfterStepOpened(const PolicyContext& context) override { StartQueued(context.now_ns); }
+
+  void OnRouting(const PolicyContext& context, const RoutingView& routing) override {
+    int64_t* selections = &selections_[first_[context.layer]];
+    for (size_t e = 0; e < routing.counts.size(); ++e) selections[e] += routing.counts[e];
+  }
+
+  absl::Status Resize(int64_t high, int64_t slots, int64_t low_slots) override {
+    capacity_ = Capacities(high);
+    promotions_.clear();
+    demotions_.clear();
+    // Growing pools first: a demotion needs its low block before it gives the high one back. The
+    // bytes are the budget tracker's to refuse, so limits may overlap for a moment.
+    store_->pool(kHigh).SetLimit(std::max(slots, store_->pool(kHigh).limit()));
+    store_->pool(kLow).SetLimit(std::max(low_slots, store_->pool(kLow).limit()));
+    MOERT_RETURN_IF_ERROR(Drain());
+    for (int l = 0; l < model_->num_layers(); ++l) {
+      for (int e = model_->layers[l].num_experts - 1; e >= 0 && HighOf(l) > capacity_[l]; --e) {
+        const ExpertKey key{l, e};
+        if (!high_[Index(key)]) continue;
+        SetTarget(key, kLow);
+        if (!store_->StartVersion(key, kLow, LoadReason::kDemand)) {
+          return absl::ResourceExhaustedError("no spare block to demote an expert into");
+        }
+        moving_.push_back(key);
+        MOERT_RETURN_IF_ERROR(Drain());
+        ++stats_->demotions;
+      }
+    }
+    store_->pool(kHigh).SetLimit(slots);
+    store_->pool(kLow).SetLimit(low_slots);
+    return absl::OkStatus();
+  }
+
+ private:
+  int64_t Index(ExpertKey key) const { return first_[key.layer] + key.expert; }
+  int TargetOf(ExpertKey key) const { return high_[Index(key)] ? kHigh : kLow; }
+  void SetTarget(ExpertKey key, int version) {
+    high_[Index(key)] = version == kHigh;
+    store_->set_intended(key, version);
+  }
+  int HighOf(int layer) const {
+    const auto begin = high_.begin() + first_[layer];
+    return static_cast<int>(std::count(begin, begin + model_->layers[layer].num_experts, 1));
+  }
+  std::vector<int32_t> Capacities(int64_t high) const {
+    const std::vector<int> dealt = UniformCapacity(*model_, high);
+    return {dealt.begin(), dealt.end()};
+  }
+
+  absl::Status WaitForLayer(int layer) {
+    while (store_->Wait()) {
+    }
+    for (int e = 0; e < model_->layers[layer].num_experts; ++e) {
+      MOERT_RETURN_IF_ERROR(store_->TakeFailure({layer, e}));
+    }
+    return absl::OkStatus();
+  }
+
+  /// Lands, switches and reclaims everything that moves; no step is open.
+  absl::Status Drain() {
+    while (store_->Wait()) {
+    }
+    absl::Status failure;
+    for (const ExpertKey key : moving_) failure.Update(store_->TakeFailure(key));
+    SwitchArrived();
+    store_->CloseStep(store_->OpenStep());
+    return failure;
+  }
+
+  /// What has arrived switches at the coming boundary; what failed keeps its old version.
+  void SwitchArrived() {
+    const auto settled = [&](ExpertKey key) {
+      const int target = TargetOf(key);
+      const VersionState state = store_->State(key, target);
+      if (state == VersionState::kLoading) return false;
+      if (state == VersionState::kResident) {
+        store_->Switch(key, target, /*drop_old=*/true);
+      } else {
+        (void)store_->TakeFailure(key);
+        ++stats_->deferred;
+        SetTarget(key, target == kHigh ? kLow : kHigh);
+      }
+      return true;
+    };
+    moving_.erase(std::remove_if(moving_.begin(), moving_.end(), settled), moving_.end());
+  }
+
+  void Decide(PolicyContext context) {
+    // What is still queued was never started: the new decision replaces it.
+    for (const ExpertKey key : promotions_) SetTarget(key, kLow);
+    for (const ExpertKey key : demotions_) SetTarget(key, kHigh);
+    promotions_.clear();
+    demotions_.clear();
+    const PrecisionDecision decision = policy_->Decide({context, selections_, high_, capacity_});
+    std::fill(selections_.begin(), selections_.end(), 0);
+    // Per layer the set may never exceed its capacity; what would is dropped and counted.
+    std::vector<int> high(model_->num_layers());
+    for (int l = 0; l < model_->num_layers(); ++l) high[l] = HighOf(l);
+    for (const ExpertKey key : decision.demote) {
+      if (!Legal(key) || !high_[Index(key)] || Moving(key)) {
+        ++stats_->policy_fallbacks;
+        continue;
+      }
+      --high[key.layer];
+      SetTarget(key, kLow);
+      demotions_.push_back(key);
+    }
+    for (const ExpertKey key : decision.promote) {
+      if (!Legal(key) || high_[Index(key)] || Moving(key) ||
+          high[key.layer] >= capacity_[key.layer]) {
+        ++stats_->policy_fallbacks;
+        continue;
+      }
+      ++high[key.layer];
+      SetTarget(key, kHigh);
+      promotions_.push_back(key);
+    }
+  }
+
+  bool Legal(ExpertKey key) const {
+    return key.layer >= 0 && key.layer < model_->num_layers() && key.expert >= 0 &&
+           key.expert < model_->layers[key.layer].num_experts;
+  }
+  bool Moving(ExpertKey key) const {
+    return std::find(moving_.begin(), moving_.end(), key) != moving_.end();
+  }
+
+  void StartQueued(int64_t now_ns) {
+    bool progress = true;
+    while (progress && pacer_.Allows(now_ns)) {
+      // A demotion gives high bytes back, so it goes first (evictions first when the budget is
+      // tight).
+      progress = StartOne(&demotions_, kLow, now_ns, &stats_->demotions);
+      if (pacer_.Allows(now_ns)) {
+        progress = StartOne(&promotions_, kHigh, now_ns, &stats_->promotions) || progress;
+      }
+    }
+  }
+
+  bool StartOne(std::deque<ExpertKey>* queue, int version, int64_t now_ns, int64_t* counter) {
+    if (queue->empty()) return false;
+    const ExpertKey key = queue->front();
+    // The old version must have been reclaimed: a block of each pool is all an expert may hold.
+    if (store_->State(key, version) != VersionState::kAbsent) return false;
+    if (!store_->StartVersion(key, version, LoadReason::kBackground)) {
+      ++stats_->deferred;
+      return false;
+    }
+    queue->pop_front();
+    moving_.push_back(key);
+    pacer_.Spend(now_ns, store_->layout(key, version).bytes);
+    ++*counter;
+    return true;
+  }
+
+  const MoeModelSpec* model_;
+  PrecisionPolicy* policy_;
+  const TransitionOptions options_;
+  ExpertStore* store_;
+  EngineStats* stats_;
+  TransitionPacer pacer_;
+  std::vector<int64_t> first_;
+  std::vector<int64_t> selections_;  // since the last decision
+  std::vector<uint8_t> high_;        // where each expert is, or is going
+  std::vector<int32_t> capacity_;
+  std::deque<ExpertKey> promotions_, demotions_;
+  std::vector<ExpertKey> moving_;  // target version loading
+  int64_t decided_ns_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<VersionManager> MakeHotSet(const MoeModelSpec* model, PrecisionPolicy* policy,
+                                           const TransitionOptions& options, ExpertStore* store,
+                                           EngineStats* stats) {
+  return std::make_unique<HotSet>(model, policy, options, store, stats);
+}
+
+}  // namespace moert

@@ -1,0 +1,65 @@
+// VersionManager: moves experts between two versions behind stable handles (DynaExq Sec. 4). It
+// drives the store's version calls; who should be high is decided by policies.
+#ifndef MOERT_LIB_STORE_VERSION_MANAGER_H_
+#define MOERT_LIB_STORE_VERSION_MANAGER_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "moert/expert_store.h"
+#include "moert/policy.h"
+#include "moert/profile.h"
+#include "moert/stats.h"
+#include "moert/strategy.h"
+
+namespace moert {
+
+/// Served version 0 is the high one, 1 the low one. Called under the engine's lock.
+class VersionManager {
+ public:
+  virtual ~VersionManager() = default;
+  /// Brings every expert, in one version. `high` experts may be high.
+  virtual absl::Status Preload(int64_t high) = 0;
+  /// Before the store opens a step: hands over the switches that are ready.
+  virtual void BeforeStep(const PolicyContext& context) = 0;
+  /// After it: blocks have been reclaimed; starts what fits.
+  virtual void AfterStepOpened(const PolicyContext& context) = 0;
+  /// A layer's true routing.
+  virtual void OnRouting(const PolicyContext& context, const RoutingView& routing) = 0;
+  /// A prefetch policy would like this expert high.
+  virtual void Want(const PolicyContext& context, ExpertKey key, float score) {}
+  /// Fits the pools to a new plan; no step is open. `high` experts may be high.
+  virtual absl::Status Resize(int64_t high, int64_t slots, int64_t low_slots) = 0;
+};
+
+/// Every expert in exactly one version, the hottest high (kHotSet). Borrows all; spare >= 1.
+std::unique_ptr<VersionManager> MakeHotSet(const MoeModelSpec* model, PrecisionPolicy* policy,
+                                           const TransitionOptions& options, ExpertStore* store,
+                                           EngineStats* stats);
+
+/// Every expert low, and a cache of high versions fed by low answers (kLowPlusCache).
+std::unique_ptr<VersionManager> MakeHighCache(const MoeModelSpec* model,
+                                              const TransitionOptions& options,
+                                              const HardwareProfile* profile, ExpertStore* store,
+                                              EngineStats* stats);
+
+/// Paces transitions: bytes allowed by `now` at a byte rate, with one transfer of credit.
+class TransitionPacer {
+ public:
+  explicit TransitionPacer(double max_gbps) : bytes_per_ns_(max_gbps) {}
+  bool Allows(int64_t now_ns) const { return bytes_per_ns_ <= 0 || now_ns >= free_ns_; }
+  void Spend(int64_t now_ns, int64_t bytes) {
+    if (bytes_per_ns_ <= 0) return;
+    free_ns_ = std::max(now_ns, free_ns_) + static_cast<int64_t>(bytes / bytes_per_ns_);
+  }
+
+ private:
+  const double bytes_per_ns_;
+  int64_t free_ns_ = 0;
+};
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_STORE_VERSION_MANAGER_H_
