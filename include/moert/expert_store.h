@@ -127,9 +127,10 @@ class ExpertStore {
   /// Begins bringing a second version beside the active one, from free blocks only: nothing is
   /// evicted for it. False when there is none.
   bool StartVersion(ExpertKey key, int version, LoadReason reason);
-  /// From the next boundary on the handle is `version`, which is resident; with `drop_old`, the
-  /// version it leaves is reclaimed after its last reader.
-  void Switch(ExpertKey key, int version, bool drop_old);
+  /// From the next boundary on the handle is `version`; with `drop_old`, the version it leaves is
+  /// reclaimed after its last reader. The last call before the boundary counts. False, and nothing
+  /// changes, when `version` is not resident.
+  bool Switch(ExpertKey key, int version, bool drop_old);
   /// The policy's choice among the experts of `layer` (all layers if negative) whose latest version
   /// is in pool 0 and that nobody switches; expert -1 when there is none or it refuses.
   ExpertKey ChooseVictim(int layer, ExpertKey incoming, LoadReason reason,

@@ -25,10 +25,9 @@ class Scheduler {
   Scheduler(const MoeModelSpec* model, PlacementPolicy* policy, const HardwareProfile* profile,
             ExpertStore* store, EngineStats* stats);
 
-  /// Classifies the experts of a routing as a step of `epoch` sees them, and counts lookups, hits and
-  /// low answers. Ready experts are pinned; the
-  /// caller unpins them when they are multiplied. Misses with more tokens are fetched earlier
-  /// (Fate Sec. 4.3), equal ones by index.
+  /// Classifies the experts of a routing as a step of `epoch` sees them, and counts lookups, hits
+  /// and low answers. Ready experts are pinned; the caller unpins them when they are multiplied.
+  /// Misses with more tokens are fetched earlier (Fate Sec. 4.3), equal ones by index.
   void Plan(const PolicyContext& context, int64_t epoch, const RoutingResult& routing,
             LayerPlan* plan);
 

@@ -62,6 +62,7 @@ int64_t ExpertStore::OpenStep() {
   std::vector<ExpertKey> blocked;
   for (const ExpertKey key : switching_) {
     Entry& entry = At(key);
+    if (entry.next < 0) continue;
     if (entry.previous >= 0) {
       // An older step still reads the version before the last switch: one at a time.
       blocked.push_back(key);
@@ -340,11 +341,19 @@ bool ExpertStore::StartVersion(ExpertKey key, int version, LoadReason reason) {
   return true;
 }
 
-void ExpertStore::Switch(ExpertKey key, int version, bool drop_old) {
+bool ExpertStore::Switch(ExpertKey key, int version, bool drop_old) {
   Entry& entry = At(key);
+  if (entry.versions[version].state != VersionState::kResident) return false;
+  if (version == entry.active) {
+    entry.next = -1;  // back before the boundary: nothing to switch
+    return true;
+  }
+  // Back to a version that only waits for its last reader: it is kept.
+  if (version == entry.previous) entry.drop_previous = false;
   if (entry.next < 0) switching_.push_back(key);
   entry.next = static_cast<int8_t>(version);
   entry.drop_next = drop_old;
+  return true;
 }
 
 // --------------------------------------------------------------------------------------------------

@@ -70,10 +70,10 @@ class HotSet final : public VersionManager {
     capacity_ = Capacities(high);
     promotions_.clear();
     demotions_.clear();
-    // Growing pools first: a demotion needs its low block before it gives the high one back. The
-    // bytes are the budget tracker's to refuse, so limits may overlap for a moment.
-    store_->pool(kHigh).SetLimit(std::max(slots, store_->pool(kHigh).limit()));
-    store_->pool(kLow).SetLimit(std::max(low_slots, store_->pool(kLow).limit()));
+    // Blocks above a lowered limit stay with who has them and are freed when given back, which pays
+    // for the low blocks the demotions below take.
+    store_->pool(kHigh).SetLimit(slots);
+    store_->pool(kLow).SetLimit(low_slots);
     MOERT_RETURN_IF_ERROR(Drain());
     for (int l = 0; l < model_->num_layers(); ++l) {
       for (int e = model_->layers[l].num_experts - 1; e >= 0 && HighOf(l) > capacity_[l]; --e) {
@@ -88,8 +88,6 @@ class HotSet final : public VersionManager {
         ++stats_->demotions;
       }
     }
-    store_->pool(kHigh).SetLimit(slots);
-    store_->pool(kLow).SetLimit(low_slots);
     return absl::OkStatus();
   }
 

@@ -23,6 +23,8 @@ struct SyntheticShape {
   int64_t shared_intermediate = 32;
   bool shared_gate = true;
   bool renormalize = false;
+  // With a low version: the same expert with half of its intermediate channels.
+  bool low_version = false;
 };
 
 class SyntheticSource final : public ExpertSource {
@@ -41,10 +43,17 @@ class SyntheticSource final : public ExpertSource {
       layer.routing.renormalize = shape.renormalize;
       model_.layers.push_back(layer);
     }
-    layout_ = *MakeRecordLayout(shape.hidden, shape.intermediate, ExpertFormat::Uniform(Scheme{}));
+    layouts_.push_back(
+        *MakeRecordLayout(shape.hidden, shape.intermediate, ExpertFormat::Uniform(Scheme{})));
+    if (shape.low_version) {
+      layouts_.push_back(
+          *MakeRecordLayout(shape.hidden, shape.intermediate / 2, ExpertFormat::Uniform(Scheme{})));
+    }
     std::mt19937_64 rng(seed);
-    for (int i = 0; i < shape.layers * shape.experts; ++i) {
-      records_.push_back(RandomRecord(layout_, &rng));
+    for (const RecordLayout& layout : layouts_) {
+      for (int i = 0; i < shape.layers * shape.experts; ++i) {
+        records_.push_back(RandomRecord(layout, &rng));
+      }
     }
     for (int l = 0; l < shape.layers; ++l) {
       LayerConstants c;
@@ -61,17 +70,23 @@ class SyntheticSource final : public ExpertSource {
 
   const MoeModelSpec& model() const override { return model_; }
   const std::string& name() const override { return name_; }
-  int num_versions() const override { return 1; }
-  absl::string_view version_name(int) const override { return "bf16"; }
-  const RecordLayout& layout(int, int, int) const override { return layout_; }
+  int num_versions() const override { return static_cast<int>(layouts_.size()); }
+  absl::string_view version_name(int v) const override { return v == 0 ? "bf16" : "low"; }
+  const RecordLayout& layout(int, int, int version) const override { return layouts_[version]; }
+  /// What a complete record of this version begins with.
+  const std::vector<std::byte>& record(int layer, int expert, int version) const {
+    const int per_layer = model_.layers[0].num_experts;
+    return records_[(version * model_.num_layers() + layer) * per_layer + expert];
+  }
 
-  absl::Status ReadRecord(int layer, int expert, int, absl::Span<std::byte> dst) const override {
+  absl::Status ReadRecord(int layer, int expert, int version,
+                          absl::Span<std::byte> dst) const override {
     reads_.fetch_add(1);
     if (broken_.load()) {
       return absl::DataLossError(fmt::format("injected: layer {} expert {}", layer, expert));
     }
-    const auto& record = records_[layer * model_.layers[0].num_experts + expert];
-    std::memcpy(dst.data(), record.data(), record.size());
+    const std::vector<std::byte>& bytes = record(layer, expert, version);
+    std::memcpy(dst.data(), bytes.data(), bytes.size());
     return absl::OkStatus();
   }
 
@@ -102,7 +117,7 @@ class SyntheticSource final : public ExpertSource {
 
   MoeModelSpec model_;
   std::string name_ = "synthetic";
-  RecordLayout layout_;
+  std::vector<RecordLayout> layouts_;
   std::vector<std::vector<std::byte>> records_;
   std::vector<LayerConstants> constants_;
   std::atomic<bool> broken_{false};

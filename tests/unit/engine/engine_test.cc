@@ -37,7 +37,8 @@ TEST_CASE("resident refuses a budget that cannot hold every expert") {
   options.budget = Budget::Fraction(0.5);
   const absl::Status status = Engine::Create(source, options).status();
   CHECK(status.code() == absl::StatusCode::kInvalidArgument);
-  CHECK_THAT(std::string(status.message()), Catch::Contains("all 24 experts"));
+  CHECK_THAT(std::string(status.message()),
+             Catch::Contains("24 experts of 20.0 KiB take 480.0 KiB"));
 }
 
 TEST_CASE("illegal options name field, value and range") {

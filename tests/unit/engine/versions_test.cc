@@ -1,0 +1,131 @@
+// dynaexq and never-stall end to end: nothing waits, quality follows the budget, budgets change
+// live.
+#include "support/catch.h"
+#include "support/run_engine.h"
+#include "support/synthetic_source.h"
+
+namespace moert {
+namespace {
+
+using testing::HiddenProcess;
+using testing::RunStep;
+using testing::SyntheticShape;
+using testing::SyntheticSource;
+
+std::shared_ptr<SyntheticSource> TwoVersions() {
+  return std::make_shared<SyntheticSource>(
+      SyntheticShape{3, 12, 2, 128, 96, 0, false, false, true});
+}
+
+EngineOptions Virtual(const char* strategy, double share) {
+  EngineOptions options;
+  options.strategy = strategy;
+  options.clock = ClockKind::kVirtual;
+  options.budget = Budget::Fraction(share);
+  options.threads = 1;
+  return options;
+}
+
+TEST_CASE("no step ever waits, and hot experts become high") {
+  const auto source = TwoVersions();
+  const std::string strategy =
+      GENERATE("dynaexq:hi=bf16,lo=low,interval_ms=5,spare=2", "never-stall:hi=bf16,lo=low");
+  auto engine = Engine::Create(source, Virtual(strategy.c_str(), 0.8));
+  REQUIRE_OK(engine.status());
+  // A skewed stream: the same few hidden states over and over.
+  HiddenProcess process(128, 9);
+  const std::vector<float> x = process.Next(1);
+  std::vector<float> out;
+  for (int s = 0; s < 60; ++s) {
+    REQUIRE_OK(RunStep(engine->get(), Phase::kDecode, x, 1, &out));
+    CHECK((*engine)->stats().peak_bytes <= (*engine)->stats().budget_bytes);
+  }
+  const EngineStats early = (*engine)->stats();
+  CHECK(StalledNs(early) == 0);
+  CHECK(early.lookups == early.hits_resident + early.low_answers);
+  CHECK(early.promotions > 0);
+  for (int s = 0; s < 20; ++s) REQUIRE_OK(RunStep(engine->get(), Phase::kDecode, x, 1, &out));
+  // Settled: everything the stream uses is answered as intended.
+  CHECK((*engine)->stats().low_answers == early.low_answers);
+}
+
+TEST_CASE("the settled output is the high version's own") {
+  const auto source = TwoVersions();
+  EngineOptions resident = Virtual("resident:scheme=bf16", 1.0);
+  auto reference = Engine::Create(source, resident);
+  REQUIRE_OK(reference.status());
+  auto engine = Engine::Create(source, Virtual("never-stall:hi=bf16,lo=low", 0.9));
+  REQUIRE_OK(engine.status());
+  HiddenProcess process(128, 9);
+  const std::vector<float> x = process.Next(1);
+  std::vector<float> expected, first, out;
+  REQUIRE_OK(RunStep(reference->get(), Phase::kDecode, x, 1, &expected));
+  REQUIRE_OK(RunStep(engine->get(), Phase::kDecode, x, 1, &first));
+  CHECK(first != expected);
+  CHECK((*engine)->stats().low_answers == 6);
+  // A high version that feeds the next layer may change its routing: a few rounds settle it.
+  for (int s = 0; s < 30; ++s) {
+    out.clear();
+    REQUIRE_OK(RunStep(engine->get(), Phase::kDecode, x, 1, &out));
+  }
+  CHECK(out == expected);
+}
+
+TEST_CASE("budgets change live, both ways, and hold") {
+  const auto source = TwoVersions();
+  const std::string strategy =
+      GENERATE("dynaexq:hi=bf16,lo=low,interval_ms=5,spare=2", "never-stall:hi=bf16,lo=low");
+  auto engine = Engine::Create(source, Virtual(strategy.c_str(), 0.95));
+  REQUIRE_OK(engine.status());
+  HiddenProcess process(128, 11);
+  std::vector<float> out;
+  for (const double share : {0.95, 0.8, 0.75, 0.9, 0.78}) {
+    INFO(strategy << " " << share);
+    REQUIRE_OK((*engine)->SetBudget(Budget::Fraction(share)));
+    EngineStats stats = (*engine)->stats();
+    CHECK(stats.fixed_bytes + stats.pool_bytes <= stats.budget_bytes);
+    for (int s = 0; s < 25; ++s) {
+      REQUIRE_OK(RunStep(engine->get(), Phase::kDecode, process.Next(4), 4, &out));
+      stats = (*engine)->stats();
+      REQUIRE(stats.fixed_bytes + stats.pool_bytes <= stats.budget_bytes);
+      REQUIRE(StalledNs(stats) == 0);
+    }
+  }
+  CHECK((*engine)->stats().demotions > 0);
+  CHECK((*engine)->SetBudget(Budget::Fraction(0.1)).code() == absl::StatusCode::kInvalidArgument);
+}
+
+TEST_CASE("budgets that cannot hold the promise are refused, unknown versions are named") {
+  const auto source = TwoVersions();
+  CHECK_THAT(
+      std::string(
+          Engine::Create(source, Virtual("never-stall:hi=bf16,lo=low", 0.2)).status().message()),
+      Catch::Contains("below the minimum") && Catch::Contains("low version"));
+  CHECK_THAT(
+      std::string(Engine::Create(source, Virtual("dynaexq:hi=bf16,lo=w9", 1.0)).status().message()),
+      Catch::Contains("no version 'w9'") && Catch::Contains("bf16, low"));
+  CHECK(!Engine::Create(source, Virtual("dynaexq:hi=bf16,lo=low,hi_fraction=0.9", 0.7)).ok());
+}
+
+TEST_CASE("hysteresis: a noisy stream moves fewer experts with a margin than without") {
+  const auto source = TwoVersions();
+  int64_t transitions[2];
+  for (int i = 0; i < 2; ++i) {
+    auto engine = Engine::Create(
+        source, Virtual(i == 0 ? "dynaexq:hi=bf16,lo=low,interval_ms=3,spare=2,margin=0,beta=0"
+                               : "dynaexq:hi=bf16,lo=low,interval_ms=3,spare=2,margin=1,beta=0.9",
+                        0.85));
+    REQUIRE_OK(engine.status());
+    HiddenProcess process(128, 13);
+    std::vector<float> out;
+    for (int s = 0; s < 200; ++s) {
+      REQUIRE_OK(RunStep(engine->get(), Phase::kDecode, process.Next(4), 4, &out));
+    }
+    transitions[i] = (*engine)->stats().promotions + (*engine)->stats().demotions;
+  }
+  CHECK(transitions[0] > 50);
+  CHECK(transitions[1] * 3 < transitions[0]);
+}
+
+}  // namespace
+}  // namespace moert
