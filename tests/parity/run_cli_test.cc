@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -215,6 +216,57 @@ TEST_CASE("bad arguments and input: status 2, one message on stderr, nothing on 
     CHECK(outcome.out.empty());
     CHECK_THAT(outcome.err, Catch::Contains(message));
   }
+}
+
+TEST_CASE("damaged models: status 2, the file named") {
+  const std::string dir = Cache() / "damaged";
+  const auto fresh = [&] {
+    std::filesystem::remove_all(dir);
+    std::filesystem::copy(TinyModelDir(), dir);
+  };
+  const auto check = [&](const std::string& message) {
+    const Outcome outcome = Run("generate --model " + dir + " --cache " + Cache().path() +
+                                "/damaged-cache --prompt Hello --max-tokens 2");
+    INFO(outcome.err);
+    CHECK(outcome.status == 2);
+    CHECK(outcome.out.empty());
+    CHECK_THAT(outcome.err, Catch::Contains(message));
+  };
+  for (const char* name : {"config.json", "tokenizer.json", "model.safetensors"}) {
+    fresh();
+    std::filesystem::remove(dir + "/" + name);
+    check(std::string(name) == "model.safetensors" ? dir : dir + "/" + name);
+    fresh();
+    test::WriteFile(dir + "/" + name, "");
+    check(name);
+    const std::string whole = ReadWholeFile(TinyModelDir() + "/" + name);
+    test::WriteFile(dir + "/" + name, whole.substr(0, whole.size() / 2));
+    check(name);
+    test::WriteFile(dir + "/" + name, "\xFF\xFF" + whole);
+    check(name);
+    std::filesystem::remove(dir + "/" + name);
+    std::filesystem::create_directory(dir + "/" + name);
+    check(name);
+  }
+  fresh();  // a dense tensor of another name, then of another shape
+  std::string file = ReadWholeFile(dir + "/model.safetensors");
+  const size_t at = file.find("model.norm.weight");
+  REQUIRE(at != std::string::npos);
+  file[at + 6] = 'N';
+  test::WriteFile(dir + "/model.safetensors", file);
+  check("model.norm.weight");
+  fresh();
+  Json config = Json::parse(ReadWholeFile(dir + "/config.json"));
+  config["vocab_size"] = 4097;
+  test::WriteFile(dir + "/config.json", config.dump());
+  check("model.embed_tokens.weight is [4096, 128], expected [4097, 128]");
+  config["vocab_size"] = 4096;
+  config["rope_scaling"] = {{"rope_type", "yarn"}, {"factor", 4.0}};
+  test::WriteFile(dir + "/config.json", config.dump());
+  check("rope scaling \"yarn\"");
+  config["model_type"] = "no_such_moe";
+  test::WriteFile(dir + "/config.json", config.dump());
+  check("qwen2_moe");
 }
 
 TEST_CASE("help and version") {
