@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 
@@ -40,18 +41,26 @@ absl::Status CheckBf16(const MatrixLayout& m, size_t count) {
   return absl::OkStatus();
 }
 
+// Row by row of a block: the 16 values of a row go, in pairs, to two registers of four lanes each.
 template <typename T, typename ToBf16>
 void Pack(const MatrixLayout& m, const T* weights, std::byte* record, ToBf16 to_bf16) {
   std::byte* out = record + m.weight_offset;
-  uint16_t block[kBlockValues];
+  uint32_t block[kLanes * 4];
   for (int64_t row0 = 0; row0 < m.padded_rows; row0 += kRowTile) {
     for (int64_t k0 = 0; k0 < m.padded_k; k0 += kBlockK) {
-      for (int64_t lane = 0; lane < kLanes; ++lane) {
-        for (int64_t v = 0; v < 8; ++v) {
-          const Place p = FragmentPlace(lane, v);
-          const int64_t row = row0 + p.row, k = k0 + p.k;
-          block[lane * 8 + v] =
-              row < m.rows && k < m.k ? to_bf16(weights[row * m.k + k]) : uint16_t{0};
+      const int64_t count = std::clamp<int64_t>(m.k - k0, 0, kBlockK);
+      for (int64_t r = 0; r < kRowTile; ++r) {
+        uint16_t values[kBlockK] = {};
+        if (row0 + r < m.rows) {
+          const T* row = weights + (row0 + r) * m.k + k0;
+          for (int64_t i = 0; i < count; ++i) values[i] = to_bf16(row[i]);
+        }
+        uint32_t pairs[kBlockK / 2];
+        std::memcpy(pairs, values, sizeof(pairs));
+        uint32_t* lanes = block + (r % 8) * 16 + r / 8;
+        for (int64_t t = 0; t < 4; ++t) {
+          lanes[t * 4] = pairs[t];
+          lanes[t * 4 + 2] = pairs[t + 4];
         }
       }
       std::memcpy(out, block, sizeof(block));
