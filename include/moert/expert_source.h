@@ -48,6 +48,9 @@ class ExpertSource {
   virtual absl::Status ReadRecord(int layer, int expert, int version,
                                   absl::Span<std::byte> dst) const = 0;
 
+  /// Memory one ReadRecord call holds besides `dst`, bytes. Part of the budget, once an I/O thread.
+  virtual int64_t scratch_bytes() const { return 0; }
+
   /// Reads gate, biases and the shared expert of a layer.
   virtual absl::StatusOr<LayerConstants> ReadConstants(int layer) const = 0;
 };

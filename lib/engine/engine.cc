@@ -107,7 +107,8 @@ absl::StatusOr<Blueprint> MakeBlueprint(const ExpertSource& source, const Engine
   MOERT_ASSIGN_OR_RETURN(plan.constant_bytes, ConstantBytes(model));
   plan.table_bytes = plan.total_experts * ExpertStore::kBytesPerExpert;
   plan.workspace_bytes =
-      gemm_bytes + LayerRunner::WorkspaceBytes(model, tokens) + 2 * tokens * hidden * 4;
+      gemm_bytes + LayerRunner::WorkspaceBytes(model, tokens) + 2 * tokens * hidden * 4 +
+      options.io_threads * source.scratch_bytes();
   MOERT_RETURN_IF_ERROR(ApplyBudget(options.budget, b.strategy, model, &plan));
   return b;
 }

@@ -1,0 +1,438 @@
+/* libmoert: Mixture-of-Experts layers bigger than the memory they run in. C API.
+ *
+ * This header is C99 and is the library's only binary promise (docs/abi.md). In short:
+ *
+ *   moert_source *source;  moert_source_open("model-dir", NULL, &source, &error);
+ *   moert_engine *engine;  moert_engine_create(source, &options, &engine, &error);
+ *   moert_step *step;      moert_step_begin(engine, &info, NULL, NULL, &step, &error);
+ *   for each MoE layer:    moert_layer_forward(step, layer, x, stride, MOERT_F32, rows, y, NULL, &error);
+ *   moert_step_end(step, &error);
+ *
+ * Conventions, true of every function unless it says otherwise:
+ *  - Handles are opaque. A create function returns one through an out-parameter, which is untouched
+ *    on failure; the destroy function accepts NULL.
+ *  - The return value is MOERT_OK or a negative moert_code. The last parameter `error` may be NULL;
+ *    otherwise it receives an object to free on failure, and NULL on success.
+ *  - Structs begin with struct_size, set by their _init function and never by hand. Fields are only
+ *    ever appended; reserved fields are zero.
+ *  - Strings are UTF-8 and NUL-terminated. Strings passed in are copied.
+ *  - No function aborts, prints or lets an exception out.
+ *  - "Thread-safe": may be called from any thread at any time, on the same handle too. "Not
+ *    thread-safe": calls on one handle must not overlap.
+ *  - Callbacks must return normally (no longjmp, exception, panic) and must not call back into the
+ *    engine they serve.
+ */
+#ifndef MOERT_H_
+#define MOERT_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define MOERT_VERSION_MAJOR 0
+#define MOERT_VERSION_MINOR 1
+#define MOERT_VERSION_PATCH 0
+
+#if defined(__GNUC__)
+#define MOERT_API __attribute__((visibility("default")))
+#else
+#define MOERT_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ------------------------------------------------------------------------------------------------
+ * Types. Each has a fixed-width parameter type and an enum that names its values; a value that the
+ * enum does not name is an error, never a default. */
+
+/* Abseil's status codes, negated. */
+typedef int32_t moert_code;
+enum moert_code_values {
+  MOERT_OK = 0,
+  MOERT_CANCELLED = -1,
+  MOERT_UNKNOWN = -2,
+  MOERT_INVALID_ARGUMENT = -3,
+  MOERT_DEADLINE_EXCEEDED = -4,
+  MOERT_NOT_FOUND = -5,
+  MOERT_ALREADY_EXISTS = -6,
+  MOERT_PERMISSION_DENIED = -7,
+  MOERT_RESOURCE_EXHAUSTED = -8,
+  MOERT_FAILED_PRECONDITION = -9,
+  MOERT_ABORTED = -10,
+  MOERT_OUT_OF_RANGE = -11,
+  MOERT_UNIMPLEMENTED = -12,
+  MOERT_INTERNAL = -13,
+  MOERT_UNAVAILABLE = -14,
+  MOERT_DATA_LOSS = -15,
+  MOERT_UNAUTHENTICATED = -16
+};
+
+/* Element type of hidden states and of weights a host supplies. */
+typedef int32_t moert_dtype;
+enum moert_dtype_values {
+  MOERT_DTYPE_INVALID = -1,
+  MOERT_F32 = 0,
+  MOERT_BF16 = 1,
+  MOERT_F16 = 2,
+  MOERT_U8 = 4 /* packed records only */
+};
+
+typedef int32_t moert_phase;
+enum moert_phase_values { MOERT_PHASE_INVALID = -1, MOERT_PREFILL = 0, MOERT_DECODE = 1 };
+
+/* How router logits become the experts of a token and their weights. */
+typedef int32_t moert_routing;
+enum moert_routing_values {
+  MOERT_ROUTING_INVALID = -1,
+  MOERT_ROUTING_SOFTMAX_TOPK = 0,    /* softmax over all, then the k highest (Qwen, OLMoE) */
+  MOERT_ROUTING_TOPK_SOFTMAX = 1,    /* the k highest, then softmax over them (Mixtral) */
+  MOERT_ROUTING_SIGMOID_GROUPED = 2, /* sigmoid + bias, best groups, top-k (DeepSeek-V3) */
+  MOERT_ROUTING_SPARSEMIXER = 3      /* two masked-softmax picks (Phi-3.5-MoE) */
+};
+
+typedef int32_t moert_activation;
+enum moert_activation_values {
+  MOERT_ACTIVATION_INVALID = -1,
+  MOERT_SILU = 0,
+  MOERT_GELU = 1,
+  MOERT_GELU_TANH = 2
+};
+
+/* How activations enter the matrix products. */
+typedef int32_t moert_numerics;
+enum moert_numerics_values {
+  MOERT_NUMERICS_INVALID = -1,
+  MOERT_NUMERICS_BF16 = 0, /* rounded to bf16, fp32 accumulation */
+  MOERT_NUMERICS_F32 = 1,  /* not rounded */
+  MOERT_NUMERICS_INT8 = 2  /* int8 per 128 channels */
+};
+
+typedef int32_t moert_clock;
+enum moert_clock_values {
+  MOERT_CLOCK_INVALID = -1,
+  MOERT_CLOCK_WALL = 0,
+  MOERT_CLOCK_VIRTUAL = 1 /* logical times from the profile: reproducible to the bit */
+};
+
+typedef struct moert_error moert_error;
+typedef struct moert_source moert_source;
+typedef struct moert_engine moert_engine;
+typedef struct moert_step moert_step;
+/* Where a callback says why it failed. */
+typedef struct moert_failure moert_failure;
+/* A cudaStream_t or CUstream. NULL on the CPU backend. */
+typedef struct CUstream_st *moert_stream;
+
+/* ------------------------------------------------------------------------------------------------
+ * Version and errors. Since 0.1. */
+
+/* major * 10000 + minor * 100 + patch of the library that runs. Thread-safe. */
+MOERT_API int32_t moert_version(void);
+/* "0.1.0". Static. Thread-safe. */
+MOERT_API const char *moert_version_string(void);
+/* "INVALID_ARGUMENT", or "UNKNOWN" for a number that is no code. Static. Thread-safe. */
+MOERT_API const char *moert_code_name(moert_code code);
+
+/* The getters may be called concurrently on one error. Strings live as long as the error. */
+MOERT_API moert_code moert_error_code(const moert_error *error);
+MOERT_API const char *moert_error_message(const moert_error *error);
+/* Name of the function that failed. */
+MOERT_API const char *moert_error_origin(const moert_error *error);
+/* Accepts NULL. Not thread-safe. */
+MOERT_API void moert_error_destroy(moert_error *error);
+
+/* Inside a callback that is about to return a code other than MOERT_OK: the reason, copied. */
+MOERT_API void moert_failure_set(moert_failure *failure, const char *message);
+
+/* ------------------------------------------------------------------------------------------------
+ * This machine and this build. Since 0.1. */
+
+typedef struct moert_probe_info {
+  uint64_t struct_size;
+  int32_t cpus;                   /* CPUs this process may run on */
+  int32_t cuda_built;             /* 1: this library has the CUDA backend */
+  int64_t memory_bytes;           /* RAM of the machine */
+  int64_t memory_available_bytes; /* RAM that can be had without swapping */
+  const char *kernels;            /* CPU kernel sets that run here, best first, comma separated. Static */
+} moert_probe_info;
+
+MOERT_API void moert_probe_info_init(moert_probe_info *info, uint64_t size);
+/* What there is, without measuring. Thread-safe. */
+MOERT_API moert_code moert_probe(moert_probe_info *info, moert_error **error);
+
+typedef struct moert_strategy_info {
+  uint64_t struct_size;
+  const char *name;    /* static */
+  const char *summary; /* static */
+  const char *keys;    /* "key: meaning" lines, separated by newlines. Static */
+} moert_strategy_info;
+
+MOERT_API void moert_strategy_info_init(moert_strategy_info *info, uint64_t size);
+/* Built-in strategies. Thread-safe. */
+MOERT_API int32_t moert_strategy_count(void);
+/* index in [0, moert_strategy_count()). Thread-safe. */
+MOERT_API moert_code moert_strategy_at(int32_t index, moert_strategy_info *info,
+                                       moert_error **error);
+
+/* ------------------------------------------------------------------------------------------------
+ * Sources: where experts come from. Since 0.1. */
+
+/* One MoE layer. Layers are numbered 0..L-1 over the MoE layers only. */
+typedef struct moert_layer_spec {
+  uint64_t struct_size;
+  int64_t hidden;
+  int64_t intermediate;
+  int64_t shared_intermediate; /* 0: no shared expert; several are one wide one */
+  int32_t model_layer;         /* the host's own number, ascending */
+  int32_t num_experts;
+  int32_t top_k;
+  moert_routing routing;
+  moert_activation activation;
+  int32_t shared_gate;    /* 1: sigmoid(w . x) times the shared expert's output */
+  int32_t renormalize;    /* 1: divide the k weights by their sum */
+  int32_t selection_bias; /* 1: a bias per expert that selects and never weighs */
+  int32_t num_groups;     /* MOERT_ROUTING_SIGMOID_GROUPED: groups of experts, else 1 */
+  int32_t top_groups;     /* of which this many stay eligible, else 1 */
+  float scaling;          /* of the weights, usually 1 */
+  float sparsemixer_eps;  /* MOERT_ROUTING_SPARSEMIXER: 2 * jitter_eps masks; usually 0.01 */
+} moert_layer_spec;
+
+/* Defaults: silu, softmax then top-k of 1, no renormalization, no shared expert. */
+MOERT_API void moert_layer_spec_init(moert_layer_spec *spec, uint64_t size);
+
+/* Both callbacks may be NULL. They run on the thread that opens. */
+typedef struct moert_open_options {
+  uint64_t struct_size;
+  const char *cache_dir; /* NULL: $XDG_CACHE_HOME/moert or ~/.cache/moert */
+  void *user_data;
+  void (*log)(void *user_data, const char *line);
+  void (*progress)(void *user_data, int64_t done_bytes, int64_t total_bytes);
+} moert_open_options;
+
+MOERT_API void moert_open_options_init(moert_open_options *options, uint64_t size);
+
+/* What a host's source is asked for: rows [first_row, first_row + rows) of a row-major matrix. */
+typedef int32_t moert_part;
+enum moert_part_values {
+  MOERT_PART_INVALID = -1,
+  MOERT_PART_GATE_PROJ = 0,      /* of an expert: [intermediate, hidden], in weights_dtype */
+  MOERT_PART_UP_PROJ = 1,        /* of an expert: [intermediate, hidden], in weights_dtype */
+  MOERT_PART_DOWN_PROJ = 2,      /* of an expert: [hidden, intermediate], in weights_dtype */
+  MOERT_PART_ROUTER = 3,         /* of a layer: [num_experts, hidden], f32 */
+  MOERT_PART_SELECTION_BIAS = 4, /* of a layer: [1, num_experts], f32 */
+  MOERT_PART_SHARED_GATE = 5,    /* of a layer: [1, hidden], f32 */
+  MOERT_PART_RECORD = 6          /* of an expert: [1, bytes], a packed record (docs/layout.md) */
+};
+
+/* `expert` of the parts of the shared expert. */
+enum moert_expert_values { MOERT_SHARED_EXPERT = -1 };
+
+typedef struct moert_read {
+  uint64_t struct_size;
+  int32_t layer;
+  int32_t expert; /* MOERT_SHARED_EXPERT, or an expert; 0 for parts of a layer */
+  moert_part part;
+  int32_t version;   /* which of the schemes, for MOERT_PART_RECORD; else 0 */
+  int64_t first_row; /* a multiple of 16 */
+  int64_t rows;
+  int64_t cols;
+  void *dst;          /* to be filled with rows * cols elements, contiguous */
+  uint64_t dst_bytes; /* exactly their size */
+  moert_dtype dtype;  /* in which dst is to be filled */
+  int32_t reserved0;
+} moert_read;
+
+/* A host's own weights. `read` is called from several of the library's threads at once, and with the
+ * virtual clock from the thread of the layer call. */
+typedef struct moert_source_callbacks {
+  uint64_t struct_size;
+  void *user_data;
+  /* MOERT_OK, or the code that the layer call which needed the weights shall return. */
+  moert_code (*read)(void *user_data, const moert_read *read, moert_failure *failure);
+  /* Once, when the last user of the source is gone; may be NULL. */
+  void (*destroy)(void *user_data);
+  /* NULL: experts are read by rows and kept as bf16. Else the schemes of packed records the host has,
+   * most bits first, comma separated, e.g. "bf16,w4a16_g128"; `read` gets MOERT_PART_RECORD. */
+  const char *schemes;
+  moert_dtype weights_dtype; /* of the three projections: f32, bf16 or f16 */
+  int32_t reserved0;
+} moert_source_callbacks;
+
+MOERT_API void moert_source_callbacks_init(moert_source_callbacks *callbacks, uint64_t size);
+
+/* A source over a host's own weights. `layers` are num_layers consecutive specs; `name` is for
+ * messages. On success user_data belongs to the source, until destroy is called. Thread-safe. */
+MOERT_API moert_code moert_source_create(const char *name, const moert_layer_spec *layers,
+                                         uint64_t num_layers,
+                                         const moert_source_callbacks *callbacks,
+                                         moert_source **source, moert_error **error);
+/* Sources are counted: an engine keeps its own reference. Accepts NULL. Not thread-safe. */
+MOERT_API void moert_source_destroy(moert_source *source);
+
+/* Thread-safe. 0 for NULL. */
+MOERT_API int32_t moert_source_layer_count(const moert_source *source);
+/* Thread-safe. */
+MOERT_API moert_code moert_source_layer(const moert_source *source, int32_t layer,
+                                        moert_layer_spec *spec, moert_error **error);
+/* Lives as long as the source. Thread-safe. */
+MOERT_API const char *moert_source_name(const moert_source *source);
+
+/* ------------------------------------------------------------------------------------------------
+ * Engines. Since 0.1. */
+
+typedef struct moert_engine_options {
+  uint64_t struct_size;
+  /* "name[:key=value,...]", composed as "A+B.seam" (docs/strategies.md). NULL: "on-demand". */
+  const char *strategy;
+  /* Hard limit of everything the engine holds; 0: budget_fraction decides. */
+  int64_t budget_bytes;
+  /* Pools for this share of the bytes of all routed experts, fixed parts added. In (0, 1]. */
+  double budget_fraction;
+  /* Rows of the largest layer call; the workspace is sized from it. */
+  int64_t max_tokens_per_forward;
+  moert_numerics numerics;
+  moert_clock clock;
+  /* "reference" or a file of `moert-bench probe --json`. NULL: "reference". */
+  const char *profile;
+  double link_gbps; /* paces transfers, GB/s; 0: no pacing */
+  uint64_t seed;
+  int32_t threads;     /* compute threads, the caller's included; 0: one per usable CPU */
+  int32_t io_threads;  /* threads that read experts, 1..16 */
+  const char *kernels; /* CPU kernel set (moert_probe); NULL: the best */
+} moert_engine_options;
+
+MOERT_API void moert_engine_options_init(moert_engine_options *options, uint64_t size);
+
+/* What a budget pays for. Bytes unless the name says otherwise. */
+typedef struct moert_memory {
+  uint64_t struct_size;
+  int64_t budget_bytes;
+  int64_t constant_bytes;  /* gates, shared experts */
+  int64_t table_bytes;     /* residency and bookkeeping */
+  int64_t workspace_bytes; /* activations */
+  int64_t block_bytes;     /* one expert in the version served */
+  int64_t slots;           /* experts that the rest holds */
+  int64_t total_experts;
+  int64_t minimum_bytes; /* the smallest legal budget */
+} moert_memory;
+
+MOERT_API void moert_memory_init(moert_memory *memory, uint64_t size);
+/* What an engine would take; allocates nothing. `options` NULL: the defaults. Thread-safe. */
+MOERT_API moert_code moert_plan(const moert_source *source, const moert_engine_options *options,
+                                moert_memory *memory, moert_error **error);
+
+/* Reads the fixed parts, reserves the pools, and loads experts where the strategy preloads them.
+ * Blocks meanwhile. `options` NULL: the defaults. Thread-safe. */
+MOERT_API moert_code moert_engine_create(const moert_source *source,
+                                         const moert_engine_options *options,
+                                         moert_engine **engine, moert_error **error);
+/* Steps still open stay usable and keep the engine's memory until they end. Accepts NULL. Not
+ * thread-safe. */
+MOERT_API void moert_engine_destroy(moert_engine *engine);
+
+/* A new hard limit, in bytes (or, with bytes 0, as a fraction: see moert_engine_options). Shrinking
+ * evicts before it returns; below the minimum it is refused and nothing changes. Waits for a layer
+ * call in progress. Thread-safe. */
+MOERT_API moert_code moert_engine_set_budget(moert_engine *engine, int64_t bytes, double fraction,
+                                             moert_error **error);
+/* Thread-safe, never blocks for long. */
+MOERT_API moert_code moert_engine_memory(const moert_engine *engine, moert_memory *memory,
+                                         moert_error **error);
+/* Thread-safe. 0 for NULL. */
+MOERT_API int32_t moert_engine_layer_count(const moert_engine *engine);
+/* Thread-safe. */
+MOERT_API moert_code moert_engine_layer(const moert_engine *engine, int32_t layer,
+                                        moert_layer_spec *spec, moert_error **error);
+/* Time of the engine's clock, which all times in its statistics are in. Thread-safe. 0 for NULL. */
+MOERT_API int64_t moert_engine_now_ns(const moert_engine *engine);
+/* 1: the output is the same at any budget and thread count. Thread-safe. 0 for NULL. */
+MOERT_API int32_t moert_engine_exact(const moert_engine *engine);
+/* The strategy's spec. Lives as long as the engine. Thread-safe. */
+MOERT_API const char *moert_engine_strategy(const moert_engine *engine);
+
+/* ------------------------------------------------------------------------------------------------
+ * Steps: one pass over all MoE layers. Several may be open. Since 0.1. */
+
+typedef struct moert_step_info {
+  uint64_t struct_size;
+  int64_t rows; /* tokens of every layer call of this step */
+  moert_phase phase;
+  int32_t reserved0;
+} moert_step_info;
+
+/* Default: decode of one row. */
+MOERT_API void moert_step_info_init(moert_step_info *info, uint64_t size);
+
+/* request_ids, positions: [rows], or NULL. Thread-safe. */
+MOERT_API moert_code moert_step_begin(moert_engine *engine, const moert_step_info *info,
+                                      const int64_t *request_ids, const int32_t *positions,
+                                      moert_step **step, moert_error **error);
+/* The first error of the step so far, or MOERT_OK. Thread-safe. */
+MOERT_API moert_code moert_step_status(const moert_step *step, moert_error **error);
+/* Frees the step and returns its first error. NULL is MOERT_OK. Not thread-safe: after all other
+ * calls on the step have returned. */
+MOERT_API moert_code moert_step_end(moert_step *step, moert_error **error);
+
+/* hidden, out: [n_tokens, hidden size of the layer] of `dtype` (f32, bf16, f16), rows row_stride
+ * elements apart; out may be hidden. out gets what the MoE block adds to the residual stream. On the
+ * CPU backend it blocks until done and stream must be NULL. Layer calls of one engine take turns. A
+ * failed call leaves out undefined and the engine usable. Thread-safe. */
+MOERT_API moert_code moert_layer_forward(moert_step *step, int32_t layer, const void *hidden,
+                                         int64_t row_stride, moert_dtype dtype, int64_t n_tokens,
+                                         void *out, moert_stream stream, moert_error **error);
+
+/* ------------------------------------------------------------------------------------------------
+ * Statistics since the engine was created. Since 0.1. */
+
+/* A lookup is one distinct (layer, expert) a layer call needs; a hit is one that was usable when the
+ * layer asked. docs/statistics.md defines every number. */
+typedef struct moert_stats {
+  uint64_t struct_size;
+  int64_t budget_bytes;
+  int64_t peak_bytes;
+  int64_t fixed_bytes;
+  int64_t pool_bytes;
+  int64_t lookups;
+  int64_t hits_resident;
+  int64_t hits_prefetched;
+  int64_t late;
+  int64_t loads;
+  int64_t bytes_loaded;
+  int64_t evictions;
+  int64_t low_answers;
+  int64_t cpu_computed;
+  int64_t prefetch_issued;
+  int64_t prefetch_useful;
+  int64_t prefetch_bytes;
+  int64_t prefetch_predicted;
+  int64_t prefetch_recalled;
+  int64_t slots; /* token x k */
+  int64_t slots_substituted;
+  double mass;
+  double mass_substituted;
+  int64_t promotions;
+  int64_t demotions;
+  int64_t deferred;
+  int64_t balance_load_ns;
+  int64_t balance_cpu_ns;
+  int64_t policy_fallbacks;
+  int64_t stall_miss_ns;
+  int64_t stall_queue_ns;
+  int64_t stall_staging_ns;
+  int64_t stall_cpu_ns;
+  int64_t host_syncs;
+  int32_t prefetch_disabled;
+  int32_t graph_captured;
+} moert_stats;
+
+MOERT_API void moert_stats_init(moert_stats *stats, uint64_t size);
+/* A consistent snapshot of the last finished layer call. Thread-safe, never blocks for long. */
+MOERT_API moert_code moert_engine_stats(const moert_engine *engine, moert_stats *stats,
+                                        moert_error **error);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* MOERT_H_ */

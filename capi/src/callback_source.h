@@ -1,0 +1,20 @@
+// An ExpertSource over a host's own weights.
+#ifndef MOERT_CAPI_SRC_CALLBACK_SOURCE_H_
+#define MOERT_CAPI_SRC_CALLBACK_SOURCE_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "moert.h"
+#include "moert/expert_source.h"
+
+namespace moert::capi {
+
+/// `model` is valid. On failure the callbacks' destroy has not been called and will not be.
+absl::StatusOr<std::shared_ptr<const ExpertSource>> MakeCallbackSource(
+    std::string name, MoeModelSpec model, const moert_source_callbacks& callbacks);
+
+}  // namespace moert::capi
+
+#endif  // MOERT_CAPI_SRC_CALLBACK_SOURCE_H_

@@ -1,0 +1,53 @@
+#include "memory.h"
+
+#include "base/status_macros.h"
+#include "guard.h"
+#include "handles.h"
+#include "options.h"
+#include "struct_io.h"
+
+namespace moert::capi {
+
+moert_memory ToC(const MemoryPlan& plan) {
+  moert_memory memory{};
+  memory.budget_bytes = plan.budget_bytes;
+  memory.constant_bytes = plan.constant_bytes;
+  memory.table_bytes = plan.table_bytes;
+  memory.workspace_bytes = plan.workspace_bytes;
+  memory.block_bytes = plan.block_bytes;
+  memory.slots = plan.slots;
+  memory.total_experts = plan.total_experts;
+  memory.minimum_bytes = plan.minimum_bytes;
+  return memory;
+}
+
+}  // namespace moert::capi
+
+using namespace moert::capi;
+
+extern "C" {
+
+void moert_memory_init(moert_memory* memory, uint64_t size) {
+  InitStruct(memory, size, moert_memory{});
+}
+
+moert_code moert_plan(const moert_source* source, const moert_engine_options* options,
+                      moert_memory* memory, moert_error** error) {
+  return Guard(__func__, error, [&]() -> absl::Status {
+    MOERT_REQUIRE_NOT_NULL(source);
+    MOERT_ASSIGN_OR_RETURN(const moert::EngineOptions parsed, ReadOptions(options));
+    MOERT_ASSIGN_OR_RETURN(const moert::MemoryPlan plan,
+                           moert::Engine::Plan(*source->source, parsed));
+    return WriteStruct(ToC(plan), memory, "memory");
+  });
+}
+
+moert_code moert_engine_memory(const moert_engine* engine, moert_memory* memory,
+                               moert_error** error) {
+  return Guard(__func__, error, [&]() -> absl::Status {
+    MOERT_REQUIRE_NOT_NULL(engine);
+    return WriteStruct(ToC(engine->engine->memory()), memory, "memory");
+  });
+}
+
+}  // extern "C"

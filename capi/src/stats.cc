@@ -1,0 +1,64 @@
+#include "guard.h"
+#include "handles.h"
+#include "struct_io.h"
+
+namespace moert::capi {
+namespace {
+
+moert_stats ToC(const EngineStats& s) {
+  moert_stats c{};
+  c.budget_bytes = s.budget_bytes;
+  c.peak_bytes = s.peak_bytes;
+  c.fixed_bytes = s.fixed_bytes;
+  c.pool_bytes = s.pool_bytes;
+  c.lookups = s.lookups;
+  c.hits_resident = s.hits_resident;
+  c.hits_prefetched = s.hits_prefetched;
+  c.late = s.late;
+  c.loads = s.loads;
+  c.bytes_loaded = s.bytes_loaded;
+  c.evictions = s.evictions;
+  c.low_answers = s.low_answers;
+  c.cpu_computed = s.cpu_computed;
+  c.prefetch_issued = s.prefetch_issued;
+  c.prefetch_useful = s.prefetch_useful;
+  c.prefetch_bytes = s.prefetch_bytes;
+  c.prefetch_predicted = s.prefetch_predicted;
+  c.prefetch_recalled = s.prefetch_recalled;
+  c.slots = s.slots;
+  c.slots_substituted = s.slots_substituted;
+  c.mass = s.mass;
+  c.mass_substituted = s.mass_substituted;
+  c.promotions = s.promotions;
+  c.demotions = s.demotions;
+  c.deferred = s.deferred;
+  c.balance_load_ns = s.balance_load_ns;
+  c.balance_cpu_ns = s.balance_cpu_ns;
+  c.policy_fallbacks = s.policy_fallbacks;
+  c.stall_miss_ns = s.stall_miss_ns;
+  c.stall_queue_ns = s.stall_queue_ns;
+  c.stall_staging_ns = s.stall_staging_ns;
+  c.stall_cpu_ns = s.stall_cpu_ns;
+  c.host_syncs = s.host_syncs;
+  c.prefetch_disabled = s.prefetch_disabled;
+  c.graph_captured = s.graph_captured;
+  return c;
+}
+
+}  // namespace
+}  // namespace moert::capi
+
+using namespace moert::capi;
+
+extern "C" {
+
+void moert_stats_init(moert_stats* stats, uint64_t size) { InitStruct(stats, size, moert_stats{}); }
+
+moert_code moert_engine_stats(const moert_engine* engine, moert_stats* stats, moert_error** error) {
+  return Guard(__func__, error, [&]() -> absl::Status {
+    MOERT_REQUIRE_NOT_NULL(engine);
+    return WriteStruct(ToC(engine->engine->stats()), stats, "stats");
+  });
+}
+
+}  // extern "C"

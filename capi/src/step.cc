@@ -1,0 +1,75 @@
+#include <memory>
+
+#include "base/status_macros.h"
+#include "guard.h"
+#include "handles.h"
+#include "struct_io.h"
+
+namespace moert::capi {
+namespace {
+
+moert_step_info DefaultStep() {
+  moert_step_info info{};
+  info.rows = 1;
+  info.phase = MOERT_DECODE;
+  return info;
+}
+
+}  // namespace
+}  // namespace moert::capi
+
+using namespace moert::capi;
+
+extern "C" {
+
+void moert_step_info_init(moert_step_info* info, uint64_t size) {
+  InitStruct(info, size, DefaultStep());
+}
+
+moert_code moert_step_begin(moert_engine* engine, const moert_step_info* info,
+                            const int64_t* request_ids, const int32_t* positions, moert_step** step,
+                            moert_error** error) {
+  return Guard(__func__, error, [&]() -> absl::Status {
+    MOERT_REQUIRE_NOT_NULL(engine);
+    MOERT_REQUIRE_NOT_NULL(step);
+    moert_step_info checked = DefaultStep();
+    MOERT_RETURN_IF_ERROR(ReadStruct(info, "info", &checked));
+    if (checked.phase != MOERT_PREFILL && checked.phase != MOERT_DECODE) {
+      return absl::InvalidArgumentError(absl::StrCat("info.phase is ", checked.phase,
+                                                     ", legal is MOERT_PREFILL or MOERT_DECODE"));
+    }
+    if (checked.reserved0 != 0) return absl::InvalidArgumentError("info.reserved0: must be 0");
+    if (checked.rows < 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("info.rows is ", checked.rows, ", legal is 1 or more"));
+    }
+    moert::StepInfo cpp;
+    cpp.phase = static_cast<moert::Phase>(checked.phase);
+    cpp.rows = checked.rows;
+    const size_t rows = static_cast<size_t>(checked.rows);
+    if (request_ids != nullptr) cpp.request_ids = absl::MakeConstSpan(request_ids, rows);
+    if (positions != nullptr) cpp.positions = absl::MakeConstSpan(positions, rows);
+    auto handle = std::make_unique<moert_step>();
+    handle->engine = engine->engine;
+    MOERT_ASSIGN_OR_RETURN(handle->id, engine->engine->BeginStep(cpp));
+    *step = handle.release();
+    return absl::OkStatus();
+  });
+}
+
+moert_code moert_step_status(const moert_step* step, moert_error** error) {
+  return Guard(__func__, error, [&]() -> absl::Status {
+    MOERT_REQUIRE_NOT_NULL(step);
+    return step->engine->StepStatus(step->id);
+  });
+}
+
+moert_code moert_step_end(moert_step* step, moert_error** error) {
+  return Guard(__func__, error, [&]() -> absl::Status {
+    if (step == nullptr) return absl::OkStatus();
+    const std::unique_ptr<moert_step> owned(step);
+    return owned->engine->EndStep(owned->id);
+  });
+}
+
+}  // extern "C"

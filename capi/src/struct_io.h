@@ -1,0 +1,92 @@
+// Structs that cross the C ABI: they say their size, only ever grow, and are copied up to the
+// smaller of the caller's size and ours.
+#ifndef MOERT_CAPI_SRC_STRUCT_IO_H_
+#define MOERT_CAPI_SRC_STRUCT_IO_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "moert.h"
+
+namespace moert::capi {
+
+/// The size a struct had when it was first released; a smaller struct_size was never legal.
+template <typename T>
+inline constexpr uint64_t kFirstSize = 0;
+template <>
+inline constexpr uint64_t kFirstSize<moert_probe_info> = 40;
+template <>
+inline constexpr uint64_t kFirstSize<moert_strategy_info> = 32;
+template <>
+inline constexpr uint64_t kFirstSize<moert_layer_spec> = 80;
+template <>
+inline constexpr uint64_t kFirstSize<moert_open_options> = 40;
+template <>
+inline constexpr uint64_t kFirstSize<moert_source_callbacks> = 48;
+template <>
+inline constexpr uint64_t kFirstSize<moert_engine_options> = 88;
+template <>
+inline constexpr uint64_t kFirstSize<moert_memory> = 72;
+template <>
+inline constexpr uint64_t kFirstSize<moert_step_info> = 24;
+template <>
+inline constexpr uint64_t kFirstSize<moert_stats> = 280;
+
+template <typename T>
+concept SizedStruct = std::is_standard_layout_v<T> && std::is_trivially_copyable_v<T> &&
+                      (kFirstSize<T> > 0) &&
+                      (kFirstSize<T> <= sizeof(T));
+
+/// The body of a _init function: `defaults` into the caller's struct of `size` bytes, zeros after.
+template <SizedStruct T>
+void InitStruct(T* out, uint64_t size, T defaults) {
+  if (out == nullptr || size < sizeof(out->struct_size)) return;
+  std::memset(static_cast<void*>(out), 0, size);
+  std::memcpy(static_cast<void*>(out), &defaults, std::min<uint64_t>(size, sizeof(T)));
+  out->struct_size = size;
+}
+
+template <SizedStruct T>
+absl::Status CheckSize(const T& in, const char* name) {
+  if (in.struct_size >= kFirstSize<T>) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(name, ".struct_size is ", in.struct_size,
+                                                 ", legal is ", kFirstSize<T>,
+                                                 " or more: call its _init function"));
+}
+
+/// Overwrites `value`, which holds defaults, with what the caller's struct has. Bytes beyond ours
+/// belong to a newer header: they may only be zero, because we would ignore what they ask for.
+template <SizedStruct T>
+absl::Status ReadStruct(const T* in, const char* name, T* value) {
+  if (in == nullptr) return absl::InvalidArgumentError(absl::StrCat(name, ": must not be NULL"));
+  if (absl::Status status = CheckSize(*in, name); !status.ok()) return status;
+  const uint64_t size = in->struct_size;
+  const auto* bytes = reinterpret_cast<const unsigned char*>(in);
+  for (uint64_t i = sizeof(T); i < size; ++i) {
+    if (bytes[i] != 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(name, ": byte ", i, " is set, but this library (", moert_version_string(),
+                       ") knows only the first ", sizeof(T)));
+    }
+  }
+  std::memcpy(static_cast<void*>(value), bytes, std::min<uint64_t>(size, sizeof(T)));
+  value->struct_size = sizeof(T);
+  return absl::OkStatus();
+}
+
+/// Fills the caller's struct as far as it reaches, zeros what is newer than us.
+template <SizedStruct T>
+absl::Status WriteStruct(const T& value, T* out, const char* name) {
+  if (out == nullptr) return absl::InvalidArgumentError(absl::StrCat(name, ": must not be NULL"));
+  if (absl::Status status = CheckSize(*out, name); !status.ok()) return status;
+  InitStruct(out, out->struct_size, value);
+  return absl::OkStatus();
+}
+
+}  // namespace moert::capi
+
+#endif  // MOERT_CAPI_SRC_STRUCT_IO_H_
