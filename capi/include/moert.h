@@ -5,7 +5,7 @@
  *   moert_source *source;  moert_source_open("model-dir", NULL, &source, &error);
  *   moert_engine *engine;  moert_engine_create(source, &options, &engine, &error);
  *   moert_step *step;      moert_step_begin(engine, &info, NULL, NULL, &step, &error);
- *   for each MoE layer:    moert_layer_forward(step, layer, x, stride, MOERT_F32, rows, y, NULL, &error);
+ *   for each MoE layer:    moert_layer_forward(step, layer, x, stride, MOERT_F32, rows, y, NULL, e);
  *   moert_step_end(step, &error);
  *
  * Conventions, true of every function unless it says otherwise:
@@ -154,7 +154,7 @@ typedef struct moert_probe_info {
   int32_t cuda_built;             /* 1: this library has the CUDA backend */
   int64_t memory_bytes;           /* RAM of the machine */
   int64_t memory_available_bytes; /* RAM that can be had without swapping */
-  const char *kernels;            /* CPU kernel sets that run here, best first, comma separated. Static */
+  const char *kernels; /* CPU kernel sets that run here, best first, comma separated. Static */
 } moert_probe_info;
 
 MOERT_API void moert_probe_info_init(moert_probe_info *info, uint64_t size);
@@ -212,6 +212,15 @@ typedef struct moert_open_options {
 
 MOERT_API void moert_open_options_init(moert_open_options *options, uint64_t size);
 
+/* A checkpoint directory as published on Hugging Face (config.json and safetensors shards), through a
+ * bf16 expert pack in the cache folder, which the first open writes. `options` NULL: the defaults.
+ * Blocks meanwhile. Thread-safe. */
+MOERT_API moert_code moert_source_open(const char *model_dir, const moert_open_options *options,
+                                       moert_source **source, moert_error **error);
+/* An expert pack directory, as moert-pack writes them. Thread-safe. */
+MOERT_API moert_code moert_source_open_pack(const char *pack_dir, moert_source **source,
+                                            moert_error **error);
+
 /* What a host's source is asked for: rows [first_row, first_row + rows) of a row-major matrix. */
 typedef int32_t moert_part;
 enum moert_part_values {
@@ -243,8 +252,8 @@ typedef struct moert_read {
   int32_t reserved0;
 } moert_read;
 
-/* A host's own weights. `read` is called from several of the library's threads at once, and with the
- * virtual clock from the thread of the layer call. */
+/* A host's own weights. `read` is called from several of the library's threads at once, and with
+ * the virtual clock from the thread of the layer call. */
 typedef struct moert_source_callbacks {
   uint64_t struct_size;
   void *user_data;
@@ -252,8 +261,8 @@ typedef struct moert_source_callbacks {
   moert_code (*read)(void *user_data, const moert_read *read, moert_failure *failure);
   /* Once, when the last user of the source is gone; may be NULL. */
   void (*destroy)(void *user_data);
-  /* NULL: experts are read by rows and kept as bf16. Else the schemes of packed records the host has,
-   * most bits first, comma separated, e.g. "bf16,w4a16_g128"; `read` gets MOERT_PART_RECORD. */
+  /* NULL: experts are read by rows and kept as bf16. Else the schemes of packed records the host
+   * has, most bits first, comma separated ("bf16,w4a16_g128"): `read` gets MOERT_PART_RECORD. */
   const char *schemes;
   moert_dtype weights_dtype; /* of the three projections: f32, bf16 or f16 */
   int32_t reserved0;
@@ -375,9 +384,9 @@ MOERT_API moert_code moert_step_status(const moert_step *step, moert_error **err
 MOERT_API moert_code moert_step_end(moert_step *step, moert_error **error);
 
 /* hidden, out: [n_tokens, hidden size of the layer] of `dtype` (f32, bf16, f16), rows row_stride
- * elements apart; out may be hidden. out gets what the MoE block adds to the residual stream. On the
- * CPU backend it blocks until done and stream must be NULL. Layer calls of one engine take turns. A
- * failed call leaves out undefined and the engine usable. Thread-safe. */
+ * elements apart; out may be hidden. out gets what the MoE block adds to the residual stream. On
+ * the CPU backend it blocks until done and stream must be NULL. Layer calls of one engine take
+ * turns. A failed call leaves out undefined and the engine usable. Thread-safe. */
 MOERT_API moert_code moert_layer_forward(moert_step *step, int32_t layer, const void *hidden,
                                          int64_t row_stride, moert_dtype dtype, int64_t n_tokens,
                                          void *out, moert_stream stream, moert_error **error);
@@ -385,8 +394,8 @@ MOERT_API moert_code moert_layer_forward(moert_step *step, int32_t layer, const 
 /* ------------------------------------------------------------------------------------------------
  * Statistics since the engine was created. Since 0.1. */
 
-/* A lookup is one distinct (layer, expert) a layer call needs; a hit is one that was usable when the
- * layer asked. docs/statistics.md defines every number. */
+/* A lookup is one distinct (layer, expert) a layer call needs; a hit is one that was usable when
+ * the layer asked. The fields are EngineStats of moert/stats.h, which defines every one. */
 typedef struct moert_stats {
   uint64_t struct_size;
   int64_t budget_bytes;

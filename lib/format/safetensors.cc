@@ -154,7 +154,7 @@ absl::Status Checkpoint::OpenSharded(const std::string& dir, const std::string& 
                                       names.front(), View(file.status().message())));
     }
     MOERT_ASSIGN_OR_RETURN(SafetensorsHeader header, ReadSafetensorsHeader(**file));
-    absl::flat_hash_map<absl::string_view, TensorInfo*> found;
+    std::map<absl::string_view, TensorInfo*> found;
     for (TensorInfo& t : header.tensors) found.emplace(t.name, &t);
     std::vector<TensorInfo*> wanted;
     for (const std::string& name : names) {
@@ -176,7 +176,6 @@ absl::Status Checkpoint::OpenSharded(const std::string& dir, const std::string& 
 }
 
 void Checkpoint::BuildIndex() {
-  by_name_.reserve(tensors_.size());
   for (size_t i = 0; i < tensors_.size(); ++i) by_name_.emplace(tensors_[i].name, i);
 }
 

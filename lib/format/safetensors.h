@@ -5,11 +5,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -34,7 +34,7 @@ struct TensorInfo {
 /// without gap or overlap, and the last ends where the file does.
 struct SafetensorsHeader {
   std::vector<TensorInfo> tensors;  // by offset; `file` is 0
-  absl::flat_hash_map<std::string, std::string> metadata;
+  std::map<std::string, std::string> metadata;
   int64_t data_offset = 0;
 };
 absl::StatusOr<SafetensorsHeader> ReadSafetensorsHeader(const RandomAccessFile& file);
@@ -75,7 +75,7 @@ class Checkpoint {
   std::string path_;
   std::vector<std::unique_ptr<RandomAccessFile>> files_;
   std::vector<TensorInfo> tensors_;
-  absl::flat_hash_map<absl::string_view, size_t> by_name_;
+  std::map<absl::string_view, size_t> by_name_;
 };
 
 /// "[4, 128]"

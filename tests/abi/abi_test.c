@@ -98,7 +98,7 @@ static moert_step *begin(moert_engine *engine, int64_t rows) {
 static float weight(const host_model *model, int32_t layer, int32_t expert, int32_t part,
                     int64_t index) {
   const float w = tiny_weight(layer, expert, part, index);
-  return model->dtype == MOERT_F16 ? from_bf16(to_bf16(from_f16(to_f16(w)))) : from_bf16(to_bf16(w));
+  return from_bf16(to_bf16(model->dtype == MOERT_F16 ? from_f16(to_f16(w)) : w));
 }
 
 static void plain_expert(const host_model *model, int32_t layer, int32_t expert, int intermediate,
@@ -470,6 +470,37 @@ static void test_failing_reads(void) {
   CHECK(model.destroyed == 1);
 }
 
+static int log_lines;
+static void count_line(void *user_data, const char *line) {
+  CHECK(user_data == &log_lines);
+  CHECK(strlen(line) > 0);
+  ++log_lines;
+}
+
+static void test_open(const char *model_dir, const char *cache_dir) {
+  moert_source *source = NULL;
+  moert_open_options options;
+  moert_layer_spec spec;
+  moert_open_options_init(&options, sizeof(options));
+  options.cache_dir = cache_dir;
+  options.log = count_line;
+  options.user_data = &log_lines;
+  CHECK_FAILS(moert_source_open(cache_dir, &options, &source, &error), MOERT_NOT_FOUND,
+              "config.json", "moert_source_open");
+  CHECK_FAILS(moert_source_open_pack(cache_dir, &source, &error), MOERT_NOT_FOUND, "moert.json",
+              "moert_source_open_pack");
+  CHECK_FAILS(moert_source_open(NULL, &options, &source, &error), MOERT_INVALID_ARGUMENT,
+              "model_dir", "moert_source_open");
+  CHECK(source == NULL);
+  CHECK_OK(moert_source_open(model_dir, &options, &source, &error));
+  CHECK(log_lines > 0);
+  CHECK(moert_source_layer_count(source) > 1);
+  moert_layer_spec_init(&spec, sizeof(spec));
+  CHECK_OK(moert_source_layer(source, 0, &spec, &error));
+  CHECK(spec.num_experts > spec.top_k && spec.hidden > 0);
+  moert_source_destroy(source);
+}
+
 static void test_lists(void) {
   moert_probe_info probe;
   moert_strategy_info strategy;
@@ -496,13 +527,18 @@ static void test_lists(void) {
               "moert_strategy_at");
 }
 
-int main(void) {
+int main(int argc, char **argv) {
   test_version_and_codes();
   test_struct_sizes();
   test_source_errors();
   test_engine_errors();
   test_failing_reads();
   test_lists();
+  if (argc != 3) {
+    fprintf(stderr, "usage: abi_test MODEL_DIR EMPTY_DIR\n");
+    return 2;
+  }
+  test_open(argv[1], argv[2]);
   test_forward(MOERT_F32);
   test_forward(MOERT_BF16);
   test_forward(MOERT_F16);
