@@ -320,8 +320,11 @@ typedef struct moert_memory {
   int64_t constant_bytes;  /* gates, shared experts */
   int64_t table_bytes;     /* residency and bookkeeping */
   int64_t workspace_bytes; /* activations */
-  int64_t block_bytes;     /* one expert in the version served */
-  int64_t slots;           /* experts that the rest holds */
+  int64_t block_bytes;     /* one expert in the best version served */
+  int64_t slots;           /* blocks of that size that the rest holds */
+  int64_t low_block_bytes; /* one expert in the low version, where two are served */
+  int64_t low_slots;
+  int64_t spare_slots; /* blocks of each size kept free so that full pools can swap */
   int64_t total_experts;
   int64_t minimum_bytes; /* the smallest legal budget */
 } moert_memory;

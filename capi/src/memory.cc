@@ -16,6 +16,9 @@ moert_memory ToC(const MemoryPlan& plan) {
   memory.workspace_bytes = plan.workspace_bytes;
   memory.block_bytes = plan.block_bytes;
   memory.slots = plan.slots;
+  memory.low_block_bytes = plan.low_block_bytes;
+  memory.low_slots = plan.low_slots;
+  memory.spare_slots = plan.spare;
   memory.total_experts = plan.total_experts;
   memory.minimum_bytes = plan.minimum_bytes;
   return memory;

@@ -30,7 +30,7 @@ inline constexpr uint64_t kFirstSize<moert_source_callbacks> = 48;
 template <>
 inline constexpr uint64_t kFirstSize<moert_engine_options> = 88;
 template <>
-inline constexpr uint64_t kFirstSize<moert_memory> = 72;
+inline constexpr uint64_t kFirstSize<moert_memory> = 96;
 template <>
 inline constexpr uint64_t kFirstSize<moert_step_info> = 24;
 template <>

@@ -101,15 +101,18 @@ ABI_FIELD(moert_engine_options, io_threads, 76);
 ABI_FIELD(moert_engine_options, kernels, 80);
 ABI_LAST(moert_engine_options, kernels, 8);
 
-ABI_SIZE(moert_memory, 72);
+ABI_SIZE(moert_memory, 96);
 ABI_FIELD(moert_memory, budget_bytes, 8);
 ABI_FIELD(moert_memory, constant_bytes, 16);
 ABI_FIELD(moert_memory, table_bytes, 24);
 ABI_FIELD(moert_memory, workspace_bytes, 32);
 ABI_FIELD(moert_memory, block_bytes, 40);
 ABI_FIELD(moert_memory, slots, 48);
-ABI_FIELD(moert_memory, total_experts, 56);
-ABI_FIELD(moert_memory, minimum_bytes, 64);
+ABI_FIELD(moert_memory, low_block_bytes, 56);
+ABI_FIELD(moert_memory, low_slots, 64);
+ABI_FIELD(moert_memory, spare_slots, 72);
+ABI_FIELD(moert_memory, total_experts, 80);
+ABI_FIELD(moert_memory, minimum_bytes, 88);
 ABI_LAST(moert_memory, minimum_bytes, 8);
 
 ABI_SIZE(moert_step_info, 24);
