@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "base/bf16.h"
+#include "quant/quantized_matrix.h"
 
 namespace moert {
 namespace {
@@ -106,8 +107,10 @@ absl::Status PackMatrixBf16(const MatrixLayout& layout, absl::Span<const float> 
 absl::Status UnpackMatrix(const MatrixLayout& layout, const std::byte* record,
                           std::vector<float>* out) {
   if (!layout.scheme.is_bf16()) {
-    return absl::UnimplementedError(
-        fmt::format("unpacking scheme {} is not supported, legal is bf16", layout.scheme.Name()));
+    QuantizedMatrix codes;
+    if (absl::Status s = UnpackCodes(layout, record, &codes); !s.ok()) return s;
+    *out = Dequantize(layout.scheme, codes);
+    return absl::OkStatus();
   }
   out->assign(static_cast<size_t>(layout.rows * layout.k), 0.0f);
   UnpackBf16(layout, record, out->data());

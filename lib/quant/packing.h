@@ -30,8 +30,7 @@ absl::Status PackMatrixBf16(const MatrixLayout& layout, absl::Span<const uint16_
 absl::Status PackMatrixBf16(const MatrixLayout& layout, absl::Span<const float> weights,
                             std::byte* record);
 
-/// Widens one matrix of a record to row-major fp32 [rows, k], without padding. Unimplemented for a
-/// scheme that has no unpacker.
+/// Widens one matrix of a record, of any scheme, to row-major fp32 [rows, k], without padding.
 absl::Status UnpackMatrix(const MatrixLayout& layout, const std::byte* record,
                           std::vector<float>* out);
 

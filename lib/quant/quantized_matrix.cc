@@ -1,0 +1,196 @@
+#include "quant/quantized_matrix.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "base/bf16.h"
+#include "fmt/format.h"
+
+namespace moert {
+namespace {
+
+// Where the code of (row, k), both inside a tile of 16 rows x 64 k, lies in that tile's bytes: the
+// byte and the lowest bit. 3-bit codes are two low bits in the 2-bit plane and a third in a plane
+// of its own.
+//
+// A word is a little-endian u32 of one lane; byte b of it holds k = {2t, 2t+8, 2t+1, 2t+9}[b] of a
+// k16.
+struct Place {
+  int64_t byte;
+  int bit;
+};
+
+constexpr int64_t kLanes = 32;
+
+/// Byte inside a word that holds position k (0..15) of a k16, and the lane's t.
+constexpr int ByteOfK(int64_t k) { return static_cast<int>((k % 2) * 2 + k / 8); }
+constexpr int64_t LaneOf(int64_t row, int64_t k) { return (row % 8) * 4 + (k % 8) / 2; }
+
+constexpr Place PlaceOf8(int64_t row, int64_t k) {
+  const int64_t k16 = k / 16;
+  return {((k16 * kLanes + LaneOf(row, k % 16)) * 2 + row / 8) * 4 + ByteOfK(k % 16), 0};
+}
+constexpr Place PlaceOf4(int64_t row, int64_t k) {
+  const int64_t k16 = k / 16;
+  return {(k16 * kLanes + LaneOf(row, k % 16)) * 4 + ByteOfK(k % 16),
+          static_cast<int>(row / 8) * 4};
+}
+constexpr Place PlaceOf2(int64_t row, int64_t k) {
+  const int64_t k32 = k / 32;
+  const int field = static_cast<int>(2 * ((k % 32) / 16) + row / 8);
+  return {(k32 * kLanes + LaneOf(row, k % 16)) * 4 + ByteOfK(k % 16), 2 * field};
+}
+constexpr int64_t kPlaneOffset3 = 2 * kLanes * 4;  // after the two 2-bit blocks of a k64
+constexpr Place PlaceOfThirdBit(int64_t row, int64_t k) {
+  return {kPlaneOffset3 + LaneOf(row, k % 16) * 4 + ByteOfK(k % 16),
+          static_cast<int>(2 * (k / 16) + row / 8)};
+}
+
+void PutCode(int bits, int64_t row, int64_t k, unsigned code, uint8_t* tile) {
+  const auto put = [&](Place p, unsigned value) {
+    tile[p.byte] = static_cast<uint8_t>(tile[p.byte] | (value << p.bit));
+  };
+  switch (bits) {
+    case 8:
+      return put(PlaceOf8(row, k), code);
+    case 4:
+      return put(PlaceOf4(row, k), code);
+    case 3:
+      put(PlaceOf2(row, k), code & 3);
+      return put(PlaceOfThirdBit(row, k), code >> 2);
+    case 2:
+      return put(PlaceOf2(row, k), code);
+  }
+}
+
+unsigned GetCode(int bits, int64_t row, int64_t k, const uint8_t* tile) {
+  const auto get = [&](Place p, unsigned mask) { return (tile[p.byte] >> p.bit) & mask; };
+  switch (bits) {
+    case 8:
+      return get(PlaceOf8(row, k), 255);
+    case 4:
+      return get(PlaceOf4(row, k), 15);
+    case 3:
+      return get(PlaceOf2(row, k), 3) | (get(PlaceOfThirdBit(row, k), 1) << 2);
+    default:
+      return get(PlaceOf2(row, k), 3);
+  }
+}
+
+absl::Status CheckMatrix(const MatrixLayout& m, const QuantizedMatrix& q) {
+  const auto bad = [&](const std::string& what) {
+    return absl::InvalidArgumentError(
+        fmt::format("packing a {} x {} matrix as {}: {}", m.rows, m.k, m.scheme.Name(), what));
+  };
+  if (m.scheme.is_bf16()) return bad("bf16 matrices have no codes");
+  const size_t groups = static_cast<size_t>(q.rows * q.groups());
+  if (q.rows != m.rows || q.k != m.k || q.group != m.group ||
+      q.codes.size() != static_cast<size_t>(m.rows * m.k) || q.scales.size() != groups ||
+      q.offsets.size() != (m.scheme.symmetric ? 0 : groups)) {
+    return bad(fmt::format("was given {} x {} in groups of {} with {} codes, {} scales, {} offsets",
+                           q.rows, q.k, q.group, q.codes.size(), q.scales.size(),
+                           q.offsets.size()));
+  }
+  const unsigned limit = 1u << m.scheme.weight_bits;
+  for (size_t i = 0; i < q.codes.size(); ++i) {
+    if (q.codes[i] >= limit) {
+      return bad(fmt::format("code {} at row {}, k {}: must be in [0, {})", q.codes[i],
+                             i / static_cast<size_t>(m.k), i % static_cast<size_t>(m.k), limit));
+    }
+  }
+  for (size_t i = 0; i < groups; ++i) {
+    if (!std::isfinite(q.scales[i]) || (!q.offsets.empty() && !std::isfinite(q.offsets[i]))) {
+      return bad(fmt::format("the scale of row {}, group {} is not finite",
+                             i / static_cast<size_t>(q.groups()),
+                             i % static_cast<size_t>(q.groups())));
+    }
+  }
+  return absl::OkStatus();
+}
+
+int64_t TileBytes(const MatrixLayout& m) { return kRowTile * kKTile * m.scheme.weight_bits / 8; }
+
+}  // namespace
+
+QuantizedMatrix MakeQuantizedMatrix(const MatrixLayout& layout) {
+  QuantizedMatrix q;
+  q.rows = layout.rows;
+  q.k = layout.k;
+  q.group = layout.group;
+  q.codes.assign(static_cast<size_t>(q.rows * q.k), 0);
+  q.scales.assign(static_cast<size_t>(q.rows * q.groups()), 0);
+  if (!layout.scheme.symmetric) q.offsets.assign(q.scales.size(), 0);
+  return q;
+}
+
+std::vector<float> Dequantize(const Scheme& scheme, const QuantizedMatrix& q) {
+  std::vector<float> out(q.codes.size());
+  const float middle = static_cast<float>(1 << (scheme.weight_bits - 1));
+  for (int64_t r = 0; r < q.rows; ++r) {
+    for (int64_t c = 0; c < q.k; ++c) {
+      const int64_t i = r * q.k + c;
+      const int64_t g = r * q.groups() + c / q.group;
+      const float u = static_cast<float>(q.codes[i]);
+      if (scheme.fp8) {
+        out[i] = q.scales[g] * F8E4M3ToF32(q.codes[i]);
+      } else if (scheme.symmetric) {
+        out[i] = q.scales[g] * (u - middle);
+      } else {
+        out[i] = q.scales[g] * u - q.offsets[g];
+      }
+    }
+  }
+  return out;
+}
+
+absl::Status PackMatrix(const MatrixLayout& m, const QuantizedMatrix& q, std::byte* record) {
+  if (absl::Status s = CheckMatrix(m, q); !s.ok()) return s;
+  std::memset(record + m.weight_offset, 0, m.weight_bytes);
+  std::memset(record + m.scale_offset, 0, m.scale_bytes);
+  uint8_t* tiles = reinterpret_cast<uint8_t*>(record + m.weight_offset);
+  const int64_t tiles_per_row = m.padded_k / kKTile;
+  for (int64_t r = 0; r < m.rows; ++r) {
+    for (int64_t c = 0; c < m.k; ++c) {
+      uint8_t* tile = tiles + (r / kRowTile * tiles_per_row + c / kKTile) * TileBytes(m);
+      PutCode(m.scheme.weight_bits, r % kRowTile, c % kKTile, q.codes[r * m.k + c], tile);
+    }
+  }
+  uint16_t* scales = reinterpret_cast<uint16_t*>(record + m.scale_offset);
+  uint16_t* offsets = scales + q.groups() * m.padded_rows;
+  for (int64_t r = 0; r < m.rows; ++r) {
+    for (int64_t g = 0; g < q.groups(); ++g) {
+      scales[g * m.padded_rows + r] = F32ToBf16(q.scales[r * q.groups() + g]);
+      if (q.offsets.empty()) continue;
+      offsets[g * m.padded_rows + r] = F32ToBf16(q.offsets[r * q.groups() + g]);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status UnpackCodes(const MatrixLayout& m, const std::byte* record, QuantizedMatrix* q) {
+  if (m.scheme.is_bf16()) {
+    return absl::InvalidArgumentError("a bf16 matrix has no codes");
+  }
+  *q = MakeQuantizedMatrix(m);
+  const uint8_t* tiles = reinterpret_cast<const uint8_t*>(record + m.weight_offset);
+  const int64_t tiles_per_row = m.padded_k / kKTile;
+  for (int64_t r = 0; r < m.rows; ++r) {
+    for (int64_t c = 0; c < m.k; ++c) {
+      const uint8_t* tile = tiles + (r / kRowTile * tiles_per_row + c / kKTile) * TileBytes(m);
+      q->codes[r * m.k + c] =
+          static_cast<uint8_t>(GetCode(m.scheme.weight_bits, r % kRowTile, c % kKTile, tile));
+    }
+  }
+  const uint16_t* scales = reinterpret_cast<const uint16_t*>(record + m.scale_offset);
+  const uint16_t* offsets = scales + q->groups() * m.padded_rows;
+  for (int64_t r = 0; r < m.rows; ++r) {
+    for (int64_t g = 0; g < q->groups(); ++g) {
+      q->scales[r * q->groups() + g] = Bf16ToF32(scales[g * m.padded_rows + r]);
+      if (m.scheme.symmetric) continue;
+      q->offsets[r * q->groups() + g] = Bf16ToF32(offsets[g * m.padded_rows + r]);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace moert

@@ -1,0 +1,48 @@
+// A quantized weight matrix before it is packed: what every quantizer produces and every record
+// stores.
+#ifndef MOERT_LIB_QUANT_QUANTIZED_MATRIX_H_
+#define MOERT_LIB_QUANT_QUANTIZED_MATRIX_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "moert/scheme.h"
+
+namespace moert {
+
+/// Codes u in [0, 2^bits) and one scale (asymmetric: also one offset) per row and group of k.
+/// Scales and offsets are bf16 values held as float. A weight is
+///   symmetric:   scale * (u - 2^(bits - 1))        asymmetric:   scale * u - offset
+/// fp8 codes are e4m3 bits, and a weight is scale * value(u).
+struct QuantizedMatrix {
+  int64_t rows = 0;
+  int64_t k = 0;
+  int64_t group = 0;
+  std::vector<uint8_t> codes;  // [rows, k]
+  std::vector<float> scales;   // [rows, groups]
+  std::vector<float> offsets;  // [rows, groups], asymmetric only
+
+  int64_t groups() const { return (k + group - 1) / group; }
+};
+
+/// Sized for a matrix of `layout`, all zero.
+QuantizedMatrix MakeQuantizedMatrix(const MatrixLayout& layout);
+
+/// Row-major fp32 [rows, k].
+std::vector<float> Dequantize(const Scheme& scheme, const QuantizedMatrix& matrix);
+
+/// Writes the weight and scale sections of one matrix (docs/layout.md). `record` is the start of
+/// the record. Padding rows get scale 0, padding k code 0. InvalidArgument names what does not fit
+/// the layout (shape, a code out of range, a scale that is not finite).
+absl::Status PackMatrix(const MatrixLayout& layout, const QuantizedMatrix& matrix,
+                        std::byte* record);
+/// The inverse of PackMatrix, without padding.
+absl::Status UnpackCodes(const MatrixLayout& layout, const std::byte* record,
+                         QuantizedMatrix* matrix);
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_QUANT_QUANTIZED_MATRIX_H_

@@ -1,0 +1,162 @@
+// Codes of every width survive packing, land where docs/layout.md says, and rounding loses what it
+// must.
+#include "quant/quantized_matrix.h"
+
+#include <cmath>
+#include <random>
+
+#include "quant/packing.h"
+#include "quant/rtn.h"
+#include "support/catch.h"
+
+namespace moert {
+namespace {
+
+std::vector<Scheme> QuantizedSchemes() {
+  std::vector<Scheme> schemes;
+  for (const Scheme& s : Scheme::All()) {
+    if (!s.is_bf16()) schemes.push_back(s);
+  }
+  return schemes;
+}
+
+std::vector<float> Normal(int64_t n, uint64_t seed) {
+  std::mt19937_64 rng(seed);
+  std::normal_distribution<float> normal(0, 0.05f);
+  std::vector<float> values(n);
+  for (float& v : values) v = normal(rng);
+  return values;
+}
+
+TEST_CASE("codes and scales of every scheme and odd shapes survive a record") {
+  for (const Scheme& scheme : QuantizedSchemes()) {
+    for (const auto& [hidden, intermediate] :
+         std::vector<std::pair<int64_t, int64_t>>{{128, 64}, {256, 128}, {72, 40}, {200, 17}}) {
+      const RecordLayout layout =
+          *MakeRecordLayout(hidden, intermediate, ExpertFormat::Uniform(scheme));
+      std::vector<std::byte> record(layout.bytes, std::byte{0xee});
+      for (const MatrixLayout* m : {&layout.gate, &layout.up, &layout.down}) {
+        std::mt19937_64 rng(m->weight_offset + 3);
+        QuantizedMatrix q = MakeQuantizedMatrix(*m);
+        // 0x7f and 0xff are the NaNs of e4m3.
+        const unsigned codes = scheme.fp8 ? 0x7f : 1u << scheme.weight_bits;
+        for (uint8_t& c : q.codes) c = static_cast<uint8_t>(rng() % codes);
+        for (float& s : q.scales) s = static_cast<float>(1 + rng() % 100) / 128;
+        for (float& s : q.offsets) s = static_cast<float>(rng() % 100) / 64;
+        REQUIRE_OK(PackMatrix(*m, q, record.data()));
+        QuantizedMatrix back;
+        REQUIRE_OK(UnpackCodes(*m, record.data(), &back));
+        INFO(scheme.Name() << " " << m->rows << " x " << m->k);
+        CHECK(back.codes == q.codes);
+        CHECK(back.scales == q.scales);
+        CHECK(back.offsets == q.offsets);
+        std::vector<float> widened;
+        REQUIRE_OK(UnpackMatrix(*m, record.data(), &widened));
+        CHECK(widened == Dequantize(scheme, q));
+      }
+    }
+  }
+}
+
+TEST_CASE("single codes land where the layout says") {
+  const auto where = [](const char* name, int64_t row, int64_t k) {
+    const Scheme scheme = *Scheme::Parse(name);
+    const RecordLayout layout = *MakeRecordLayout(128, 32, ExpertFormat::Uniform(scheme));
+    std::vector<std::byte> record(layout.bytes);
+    QuantizedMatrix q = MakeQuantizedMatrix(layout.gate);
+    q.codes[row * q.k + k] = static_cast<uint8_t>((1 << scheme.weight_bits) - 1);
+    REQUIRE_OK(PackMatrix(layout.gate, q, record.data()));
+    std::vector<std::pair<int, int>> bytes;
+    for (int64_t i = 0; i < layout.gate.weight_bytes; ++i) {
+      const int value = static_cast<int>(record[layout.gate.weight_offset + i]);
+      if (value != 0) bytes.push_back({static_cast<int>(i), value});
+    }
+    return bytes;
+  };
+  using Bytes = std::vector<std::pair<int, int>>;
+  // Row 9 = row g + 8 of g = 1; k = 35 = k16 number 2, position 3: t = 1, byte 2. Lane 1 * 4 + 1
+  // = 5.
+  CHECK(where("w4a16_g128", 9, 35) == Bytes{{(2 * 32 + 5) * 4 + 2, 0xf0}});
+  CHECK(where("w8a16_g128", 9, 35) == Bytes{{(2 * 32 + 5) * 8 + 4 + 2, 0xff}});
+  // k32 number 1, its first half, upper row: field 1.
+  CHECK(where("w2a16_g64_asym", 9, 35) == Bytes{{(32 + 5) * 4 + 2, 0x0c}});
+  // The same two bits, and bit 2 * 2 + 1 of the third plane.
+  CHECK(where("w3a16_g128_asym", 9, 35) ==
+        Bytes{{(32 + 5) * 4 + 2, 0x0c}, {256 + 5 * 4 + 2, 0x20}});
+  // The second tile of 64 k, and the second row block, follow whole tiles.
+  CHECK(where("w4a16_g128", 9, 64 + 35) == Bytes{{512 + (2 * 32 + 5) * 4 + 2, 0xf0}});
+  CHECK(where("w4a16_g128", 16, 0) == Bytes{{1024, 0x0f}});
+}
+
+TEST_CASE("rounding to nearest is within half a step without clipping, and better with it") {
+  const std::vector<float> weights = Normal(64 * 256, 5);
+  double previous = 0;
+  for (const char* name :
+       {"w8a16_g128", "w4a16_g128_asym", "w4a16_g128", "w3a16_g128_asym", "w2a16_g128_asym"}) {
+    const Scheme scheme = *Scheme::Parse(name);
+    const RecordLayout layout = *MakeRecordLayout(256, 64, ExpertFormat::Uniform(scheme));
+    RtnOptions plain;
+    plain.grid = 1;
+    double error[2] = {0, 0};
+    for (const int clipped : {0, 1}) {
+      const QuantizedMatrix q = QuantizeRtn(layout.gate, weights, clipped ? RtnOptions{} : plain);
+      const std::vector<float> back = Dequantize(scheme, q);
+      for (size_t i = 0; i < weights.size(); ++i) {
+        const double e = std::fabs(back[i] - weights[i]);
+        error[clipped] += std::pow(e, 2.4);
+        // bf16 rounding of scale and offset moves a step by at most 2^-8 of the range.
+        const float scale = q.scales[i / 256 * q.groups() + i % 256 / q.group];
+        if (!clipped) REQUIRE(e <= 0.5 * scale + 0.005 * (1 << scheme.weight_bits) * scale);
+      }
+    }
+    INFO(name << " " << error[0] << " " << error[1]);
+    CHECK(error[1] <= error[0]);
+    if (scheme.weight_bits <= 3) CHECK(error[1] < 0.9 * error[0]);
+    CHECK(error[1] > previous);
+    previous = error[1];
+  }
+}
+
+TEST_CASE("degenerate groups: zeros, one value, one sign") {
+  for (const Scheme& scheme : QuantizedSchemes()) {
+    const RecordLayout layout = *MakeRecordLayout(64, 16, ExpertFormat::Uniform(scheme));
+    std::vector<float> weights(64 * 16, 0);
+    for (int64_t c = 0; c < 64; ++c) {
+      weights[64 + c] = 0.25f;                       // row 1: constant
+      weights[2 * 64 + c] = 0.01f * (float)(c + 1);  // row 2: positive
+      weights[3 * 64 + c] = -0.01f * (float)(c + 1);
+    }
+    weights[4 * 64 + 7] = 3.0f;  // row 4: one outlier
+    const QuantizedMatrix q = QuantizeRtn(layout.gate, weights);
+    std::vector<std::byte> record(layout.bytes);
+    REQUIRE_OK(PackMatrix(layout.gate, q, record.data()));
+    const std::vector<float> back = Dequantize(scheme, q);
+    INFO(scheme.Name());
+    for (int64_t c = 0; c < 64; ++c) {
+      CHECK(std::isfinite(back[64 + c]));
+      CHECK(back[c] == 0);
+      CHECK(std::fabs(back[64 + c] - 0.25f) < 0.04f);
+    }
+    CHECK(std::fabs(back[4 * 64 + 7] - 3.0f) < 1.6f);
+  }
+}
+
+TEST_CASE("what does not fit a layout is refused by name") {
+  const Scheme scheme = *Scheme::Parse("w4a16_g128");
+  const RecordLayout layout = *MakeRecordLayout(128, 32, ExpertFormat::Uniform(scheme));
+  std::vector<std::byte> record(layout.bytes);
+  QuantizedMatrix q = MakeQuantizedMatrix(layout.gate);
+  q.codes[5 * 128 + 9] = 16;
+  CHECK_THAT(std::string(PackMatrix(layout.gate, q, record.data()).message()),
+             Catch::Contains("code 16 at row 5, k 9"));
+  q = MakeQuantizedMatrix(layout.gate);
+  q.scales[3] = std::nanf("");
+  CHECK_THAT(std::string(PackMatrix(layout.gate, q, record.data()).message()),
+             Catch::Contains("row 3, group 0 is not finite"));
+  q = MakeQuantizedMatrix(layout.down);
+  CHECK_THAT(std::string(PackMatrix(layout.gate, q, record.data()).message()),
+             Catch::Contains("was given 128 x 32"));
+}
+
+}  // namespace
+}  // namespace moert
