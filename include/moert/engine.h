@@ -24,6 +24,7 @@
 #include "moert/policy.h"
 #include "moert/stats.h"
 #include "moert/tensor.h"
+#include "moert/trace.h"
 
 namespace moert {
 
@@ -37,6 +38,20 @@ struct StepInfo {
 
 /// Identifies an open step; never reused within an engine.
 using StepId = int64_t;
+
+/// A routing that the host computed, or a trace recorded. Spans are borrowed for the call.
+struct RoutedInput {
+  absl::Span<const int32_t> ids;    // [T, k], each in [0, E), no expert twice for a token
+  absl::Span<const float> weights;  // [T, k], as they enter the sum
+  absl::Span<const float> scores;   // [T, E] over all experts, or empty: then policies that read
+                                    // scores see none
+  absl::Span<const float> next_scores;  // [T, E'] predicted for layer + 1 (0 after the last), or
+                                        // empty
+  /// Virtual clock only: what the call took when it was recorded, charged in place of the
+  /// profile's cost, and the time that passed between the call before and this one.
+  const CallTimes* times = nullptr;
+  int64_t idle_before_ns = 0;
+};
 
 /// What a budget must pay for, and what is left for experts. See Engine::Plan.
 struct MemoryPlan {
@@ -76,6 +91,11 @@ class Engine {
   /// hidden. Blocks until done on the CPU backend.
   virtual absl::Status Forward(StepId step, int layer, const MatrixView& hidden,
                                const MutableMatrixView& out) = 0;
+
+  /// The same with the routing given, for hosts that route themselves and for replay. Under
+  /// EngineOptions::simulate, hidden and out are not looked at.
+  virtual absl::Status ForwardRouted(StepId step, int layer, const MatrixView& hidden,
+                                     const RoutedInput& routing, const MutableMatrixView& out) = 0;
 
   virtual absl::Status EndStep(StepId step) = 0;
   /// The first error of an open step, or OK.

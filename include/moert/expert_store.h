@@ -31,6 +31,7 @@
 #include "moert/expert_source.h"
 #include "moert/policy.h"
 #include "moert/stats.h"
+#include "moert/trace.h"
 
 namespace moert {
 
@@ -66,6 +67,9 @@ class ExpertStore {
               std::unique_ptr<TransferQueue> transfers, ResidencyPolicy* residency,
               EngineStats* stats);
   ~ExpertStore();
+
+  /// Transfers are shown to `trace` as they arrive; null: not. Borrowed.
+  void SetTrace(TraceSink* trace) { trace_ = trace; }
 
   // Steps.
 
@@ -198,6 +202,7 @@ class ExpertStore {
   std::unique_ptr<TransferQueue> transfers_;
   ResidencyPolicy* residency_;
   EngineStats* stats_;
+  TraceSink* trace_ = nullptr;
 
   std::vector<int64_t> first_;  // index of each layer's expert 0
   std::vector<Entry> entries_;

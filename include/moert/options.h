@@ -3,12 +3,14 @@
 #define MOERT_OPTIONS_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "moert/mixed_group_gemm.h"
 #include "moert/profile.h"
+#include "moert/trace.h"
 
 namespace moert {
 
@@ -43,6 +45,10 @@ struct EngineOptions {
   /// Paces transfers to this rate, GB/s (1e9); 0: the device's own speed (wall) or the profile's.
   double link_gbps = 0;
   uint64_t seed = 0;
+  /// Decisions and logical time only: no record is read, no pool memory held, nothing multiplied.
+  /// Needs the virtual clock; layers run through Engine::ForwardRouted. Budgets mean what they mean
+  /// in a real run of the same model.
+  bool simulate = false;
 
   // Options that change speed only.
 
@@ -52,6 +58,9 @@ struct EngineOptions {
   int io_threads = 2;
   /// CPU kernel set: "auto" or a name of MixedGroupGemm::KernelNames().
   std::string kernels = "auto";
+  /// Sees every layer call; null: none. With a sink the next layer's gate is run whether or not the
+  /// strategy wants it, so that the trace serves every strategy.
+  std::shared_ptr<TraceSink> trace;
 
   /// Names the first field out of range, its value and the legal range.
   absl::Status Validate() const;

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -19,13 +20,21 @@ struct HardwareProfile {
   // Transfers into the fast tier (CPU backend: disk reads; CUDA: pinned host to device).
   double link_bytes_per_s = 16e9;
   int64_t link_latency_ns = 5000;  // per transfer
-  // One layer of a decode step, attention included, with every expert resident.
+  // One layer of a decode step with every expert resident: all of it where `compute` is empty
+  // (attention included), else what is not expert multiplication.
   int64_t decode_layer_ns = 500'000;
   // Added to decode_layer_ns per token of a prefill step.
   int64_t prefill_token_ns = 2'000;
   // CPU execution of one expert beside a GPU (placement decisions).
   double cpu_weight_bytes_per_s = 40e9;
   int64_t cpu_expert_latency_ns = 10'000;
+  // Expert multiplication in the fast tier as measured, ascending by tokens of an expert; between
+  // two rows the time is interpolated. Empty: its time is part of the layer's.
+  struct ComputeRate {
+    int64_t tokens = 1;
+    double weight_bytes_per_s = 0;
+  };
+  std::vector<ComputeRate> compute;
 
   /// Time a transfer of `bytes` occupies the link.
   int64_t TransferNs(int64_t bytes) const {
@@ -36,6 +45,8 @@ struct HardwareProfile {
   int64_t LayerNs(bool prefill, int64_t tokens) const {
     return decode_layer_ns + (prefill ? prefill_token_ns * tokens : 0);
   }
+  /// Time to multiply one expert of `bytes` by `tokens` tokens, beside LayerNs.
+  double ExpertNs(int64_t bytes, int64_t tokens) const;
 };
 
 /// "reference", or the path of a profile written by `moert-bench probe --json`. Errors name the

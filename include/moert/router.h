@@ -48,11 +48,21 @@ class Router {
   absl::Status Route(int layer, const float* x, int64_t tokens, const RoutingRule& rule,
                      const LayerResidency& residency, bool next_gate, RoutingResult* result);
 
+  /// The same for a routing that is given: `rule` applies to it as to the model's own. Checks ids
+  /// and sizes; scores and next_scores may be empty.
+  absl::Status RouteGiven(int layer, int64_t tokens, absl::Span<const int32_t> ids,
+                          absl::Span<const float> weights, absl::Span<const float> scores,
+                          absl::Span<const float> next_scores, const RoutingRule& rule,
+                          const LayerResidency& residency, RoutingResult* result);
+
   /// The grouping of a routing the host supplies: fills counts, offsets and grouped_* from ids.
   static void Group(RoutingResult* result);
 
  private:
   void Logits(int layer, const float* x, int64_t tokens, float* logits);
+  /// From the model's own choice to the final one: applies the rule, weighs and groups.
+  absl::Status Finish(const RoutingRule& rule, const LayerResidency& residency,
+                      RoutingResult* result);
 
   const MoeModelSpec* model_;
   std::vector<absl::Span<const float>> gates_;

@@ -131,6 +131,8 @@ class EngineImpl final : public Engine {
   absl::StatusOr<StepId> BeginStep(const StepInfo& info) override;
   absl::Status Forward(StepId step, int layer, const MatrixView& hidden,
                        const MutableMatrixView& out) override;
+  absl::Status ForwardRouted(StepId step, int layer, const MatrixView& hidden,
+                             const RoutedInput& routing, const MutableMatrixView& out) override;
   absl::Status EndStep(StepId step) override;
   absl::Status StepStatus(StepId step) override;
   absl::Status SetBudget(const Budget& budget) override;
@@ -154,9 +156,15 @@ class EngineImpl final : public Engine {
     int64_t rows = 0;
     int64_t number = 0;
     int64_t epoch = 0;
+    int64_t begin_ns = 0;
+    std::vector<int64_t> request_ids;
     absl::Status status;
   };
 
+  absl::Status ReadConstants();
+  absl::StatusOr<std::unique_ptr<BlockPool>> MakePool(int64_t block_bytes, int64_t blocks);
+  absl::Status Run(StepId step_id, int layer, const MatrixView& hidden, const RoutedInput* routed,
+                   const MutableMatrixView& out);
   absl::Status Preload();
   PolicyContext ContextOf(const Step& step, int layer) const {
     return {&source_->model(), step.number, step.phase, clock_->now_ns(), layer};
@@ -198,14 +206,20 @@ class EngineImpl final : public Engine {
   EngineStats published_;
 };
 
-absl::Status EngineImpl::Init() {
-  profile_ = options_.profile;
-  if (options_.link_gbps > 0) profile_.link_bytes_per_s = options_.link_gbps * 1e9;
-  if (!budget_.TryReserve(plan_.fixed_bytes())) {
-    return absl::InternalError("fixed parts exceed a budget that was checked to hold them");
-  }
+absl::Status EngineImpl::ReadConstants() {
   const MoeModelSpec& model = source_->model();
   for (int l = 0; l < model.num_layers(); ++l) {
+    if (options_.simulate) {
+      LayerConstants sizes;
+      const MoeLayerSpec& layer = model.layers[l];
+      if (layer.shared_intermediate > 0) {
+        MOERT_ASSIGN_OR_RETURN(sizes.shared_layout,
+                               MakeRecordLayout(layer.hidden, layer.shared_intermediate,
+                                                ExpertFormat::Uniform(Scheme{})));
+      }
+      constants_.push_back(std::move(sizes));
+      continue;
+    }
     MOERT_ASSIGN_OR_RETURN(LayerConstants constants, source_->ReadConstants(l));
     shared_records_.emplace_back(static_cast<int64_t>(constants.shared_expert.size()));
     std::copy(constants.shared_expert.begin(), constants.shared_expert.end(),
@@ -213,6 +227,23 @@ absl::Status EngineImpl::Init() {
     constants.shared_expert = {};
     constants_.push_back(std::move(constants));
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<BlockPool>> EngineImpl::MakePool(int64_t block_bytes,
+                                                                int64_t blocks) {
+  return (options_.simulate ? MakeCountingBlockPool : MakeRamBlockPool)(block_bytes, MaxBlocks(),
+                                                                        blocks, &budget_);
+}
+
+absl::Status EngineImpl::Init() {
+  profile_ = options_.profile;
+  if (options_.link_gbps > 0) profile_.link_bytes_per_s = options_.link_gbps * 1e9;
+  if (!budget_.TryReserve(plan_.fixed_bytes())) {
+    return absl::InternalError("fixed parts exceed a budget that was checked to hold them");
+  }
+  const MoeModelSpec& model = source_->model();
+  MOERT_RETURN_IF_ERROR(ReadConstants());
 
   VirtualClock* virtual_clock = nullptr;
   std::unique_ptr<TransferQueue> transfers;
@@ -228,13 +259,11 @@ absl::Status EngineImpl::Init() {
   }
   std::vector<ServedVersion> served = {{versions_[0], 0}};
   std::vector<std::unique_ptr<BlockPool>> pools(1);
-  MOERT_ASSIGN_OR_RETURN(pools[0],
-                         MakeRamBlockPool(plan_.block_bytes, MaxBlocks(), plan_.slots, &budget_));
+  MOERT_ASSIGN_OR_RETURN(pools[0], MakePool(plan_.block_bytes, plan_.slots));
   if (strategy_.serving != Serving::kCache) {
     served.push_back({versions_[1], 1});
-    MOERT_ASSIGN_OR_RETURN(
-        std::unique_ptr<BlockPool> low,
-        MakeRamBlockPool(plan_.low_block_bytes, MaxBlocks(), plan_.low_slots, &budget_));
+    MOERT_ASSIGN_OR_RETURN(std::unique_ptr<BlockPool> low,
+                           MakePool(plan_.low_block_bytes, plan_.low_slots));
     pools.push_back(std::move(low));
   }
   ResidencyPolicy* residency =
@@ -262,8 +291,12 @@ absl::Status EngineImpl::Init() {
   parts.model = &model;
   parts.profile = &profile_;
   parts.constants = &constants_;
-  for (const AlignedBuffer<std::byte>& record : shared_records_) {
-    parts.shared_records.push_back(record.size() > 0 ? record.data() : nullptr);
+  for (int l = 0; l < model.num_layers(); ++l) {
+    static const std::byte nothing{};  // a shared expert that is counted and never read
+    const bool shared = model.layers[l].shared_intermediate > 0;
+    parts.shared_records.push_back(!shared             ? nullptr
+                                   : options_.simulate ? &nothing
+                                                       : shared_records_[l].data());
   }
   parts.strategy = &strategy_;
   parts.residency = residency;
@@ -277,17 +310,22 @@ absl::Status EngineImpl::Init() {
   parts.clock = clock_.get();
   parts.virtual_clock = virtual_clock;
   parts.stats = &stats_;
+  parts.trace = options_.trace.get();
+  parts.simulate = options_.simulate;
   runner_ = std::make_unique<LayerRunner>(parts, options_.max_tokens_per_forward);
   int64_t hidden = 0;
   for (const MoeLayerSpec& layer : model.layers) hidden = std::max(hidden, layer.hidden);
-  x_ = AlignedBuffer<float>(options_.max_tokens_per_forward * hidden);
-  y_ = AlignedBuffer<float>(options_.max_tokens_per_forward * hidden);
+  if (!options_.simulate) {
+    x_ = AlignedBuffer<float>(options_.max_tokens_per_forward * hidden);
+    y_ = AlignedBuffer<float>(options_.max_tokens_per_forward * hidden);
+  }
   if (manager_ != nullptr) {
     MOERT_RETURN_IF_ERROR(manager_->Preload(HighExperts(plan_)));
   } else if (strategy_.preload) {
     MOERT_RETURN_IF_ERROR(Preload());
   }
   stats_ = EngineStats{};  // what opening took is not what running does
+  store_->SetTrace(options_.trace.get());
   Publish();
   return absl::OkStatus();
 }
@@ -326,12 +364,18 @@ absl::StatusOr<StepId> EngineImpl::BeginStep(const StepInfo& info) {
         fmt::format("step of {} rows: must be in [1, {}] (max_tokens_per_forward)", info.rows,
                     options_.max_tokens_per_forward));
   }
+  if (!info.request_ids.empty() && static_cast<int64_t>(info.request_ids.size()) != info.rows) {
+    return absl::InvalidArgumentError(
+        fmt::format("step of {} rows has {} request ids", info.rows, info.request_ids.size()));
+  }
   std::lock_guard<std::mutex> lock(mu_);
   const StepId id = next_step_++;
   Step& step = steps_[id];
   step.phase = info.phase;
   step.rows = info.rows;
   step.number = id - 1;
+  step.begin_ns = clock_->now_ns();
+  step.request_ids.assign(info.request_ids.begin(), info.request_ids.end());
   const PolicyContext context = ContextOf(step, 0);
   if (manager_ != nullptr) manager_->BeforeStep(context);
   step.epoch = store_->OpenStep();
@@ -346,6 +390,7 @@ absl::Status EngineImpl::CheckViews(const Step& step, int layer, const MatrixVie
     return absl::InvalidArgumentError(
         fmt::format("layer {}: must be in [0, {})", layer, model.num_layers()));
   }
+  if (options_.simulate) return absl::OkStatus();
   const auto check = [&](absl::string_view what, const void* data, DType dtype, int64_t rows,
                          int64_t cols, int64_t stride) -> absl::Status {
     if (data == nullptr || rows != step.rows || cols != model.layers[layer].hidden ||
@@ -366,8 +411,21 @@ absl::Status EngineImpl::CheckViews(const Step& step, int layer, const MatrixVie
   return check("out", out.data, out.dtype, out.rows, out.cols, out.row_stride);
 }
 
-absl::Status EngineImpl::Forward(StepId step_id, int layer, const MatrixView& hidden,
+absl::Status EngineImpl::Forward(StepId step, int layer, const MatrixView& hidden,
                                  const MutableMatrixView& out) {
+  if (options_.simulate) {
+    return absl::FailedPreconditionError("simulate: layers run through ForwardRouted only");
+  }
+  return Run(step, layer, hidden, nullptr, out);
+}
+
+absl::Status EngineImpl::ForwardRouted(StepId step, int layer, const MatrixView& hidden,
+                                       const RoutedInput& routing, const MutableMatrixView& out) {
+  return Run(step, layer, hidden, &routing, out);
+}
+
+absl::Status EngineImpl::Run(StepId step_id, int layer, const MatrixView& hidden,
+                             const RoutedInput* routed, const MutableMatrixView& out) {
   std::lock_guard<std::mutex> lock(mu_);
   const auto it = steps_.find(step_id);
   if (it == steps_.end()) {
@@ -375,11 +433,12 @@ absl::Status EngineImpl::Forward(StepId step_id, int layer, const MatrixView& hi
   }
   Step& step = it->second;
   MOERT_RETURN_IF_ERROR(CheckViews(step, layer, hidden, out));
-  WidenRows(hidden, x_.data());
-  const absl::Status status =
-      runner_->Forward({ContextOf(step, layer), step.epoch, x_.data(), hidden.rows}, y_.data());
+  if (!options_.simulate) WidenRows(hidden, x_.data());
+  const absl::Status status = runner_->Forward({ContextOf(step, layer), step.epoch, x_.data(),
+                                                step.rows, routed, step.request_ids, step.begin_ns},
+                                               y_.data());
   if (status.ok()) {
-    NarrowRows(y_.data(), out);
+    if (!options_.simulate) NarrowRows(y_.data(), out);
   } else if (step.status.ok()) {
     step.status = status;
   }
@@ -395,6 +454,11 @@ absl::Status EngineImpl::EndStep(StepId step) {
   }
   const absl::Status status = it->second.status;
   store_->CloseStep(it->second.epoch);
+  if (options_.trace != nullptr) {
+    options_.trace->OnSpan({TimelineTrack::kSteps,
+                            it->second.phase == Phase::kPrefill ? "prefill" : "decode",
+                            it->second.begin_ns, clock_->now_ns(), it->second.number});
+  }
   steps_.erase(it);
   return status;
 }

@@ -9,35 +9,79 @@
 
 namespace moert {
 
-absl::Status LayerRunner::Forward(const LayerCall& call, float* out) {
-  const int64_t begin_ns = parts_.clock->now_ns();
+absl::Status LayerRunner::Forward(LayerCall call, float* out) {
+  recorded_ = call.routed == nullptr ? nullptr : call.routed->times;
+  if (call.routed != nullptr) Charge(static_cast<double>(call.routed->idle_before_ns));
+  call.context.now_ns = parts_.clock->now_ns();
+  times_ = {call.step_begin_ns, call.context.now_ns};
   const int64_t stalled_ns = StalledNs(*parts_.stats);
   parts_.store->BeginLayerCall();
   parts_.store->Pump();
 
   MOERT_RETURN_IF_ERROR(Route(call));
   Plan(call);
+  times_.route_ns = parts_.clock->now_ns() - times_.begin_ns;
+  Span(call, TimelineTrack::kLayers, "route", times_.begin_ns);
   MOERT_RETURN_IF_ERROR(FetchAndMultiply(call));
-  Combine(call, out);
+  const int64_t combine_ns = parts_.clock->now_ns();
+  if (!parts_.simulate) Combine(call, out);
 
   if (parts_.versions == nullptr) parts_.store->EndLayerCall(call.context);
-  if (parts_.virtual_clock != nullptr) {
-    parts_.virtual_clock->AdvanceTo(
-        parts_.clock->now_ns() +
-        parts_.profile->LayerNs(call.context.phase == Phase::kPrefill, call.tokens));
+  Charge(static_cast<double>(
+      recorded_ != nullptr
+          ? recorded_->other_ns()
+          : parts_.profile->LayerNs(call.context.phase == Phase::kPrefill, call.tokens)));
+  Span(call, TimelineTrack::kLayers, "combine", combine_ns);
+  times_.end_ns = parts_.clock->now_ns();
+  times_.stalled_ns = StalledNs(*parts_.stats) - stalled_ns;
+  parts_.prefetcher->ObserveLayerTime(times_.end_ns - times_.begin_ns - times_.stalled_ns);
+  if (parts_.trace != nullptr) {
+    parts_.trace->OnCall({call.context.step, call.context.phase, call.context.layer, call.tokens,
+                          call.request_ids, routing_.ids, routing_.weights, routing_.scores,
+                          routing_.next_scores, times_});
   }
-  parts_.prefetcher->ObserveLayerTime(parts_.clock->now_ns() - begin_ns -
-                                      (StalledNs(*parts_.stats) - stalled_ns));
   return absl::OkStatus();
+}
+
+void LayerRunner::Charge(double ns) {
+  if (parts_.virtual_clock == nullptr || !(ns > 0)) return;
+  parts_.virtual_clock->AdvanceTo(parts_.clock->now_ns() + std::llround(ns));
+}
+
+void LayerRunner::Span(const LayerCall& call, TimelineTrack track, absl::string_view name,
+                       int64_t begin_ns) {
+  if (parts_.trace == nullptr) return;
+  parts_.trace->OnSpan(
+      {track, name, begin_ns, parts_.clock->now_ns(), call.context.step, call.context.layer});
 }
 
 absl::Status LayerRunner::Route(const LayerCall& call) {
   const PolicyContext& context = call.context;
   const RoutingRule rule =
       parts_.strategy->routing ? parts_.strategy->routing->Rule(context) : RoutingRule{};
-  MOERT_RETURN_IF_ERROR(parts_.router->Route(context.layer, call.x, call.tokens, rule,
-                                             parts_.store->Layer(context.layer),
-                                             parts_.prefetcher->wants_next_gate(), &routing_));
+  const LayerResidency residency = parts_.store->Layer(context.layer);
+  if (call.routed == nullptr) {
+    const bool next_gate = parts_.prefetcher->wants_next_gate() || parts_.trace != nullptr;
+    MOERT_RETURN_IF_ERROR(parts_.router->Route(context.layer, call.x, call.tokens, rule, residency,
+                                               next_gate, &routing_));
+  } else {
+    const RoutedInput& given = *call.routed;
+    MOERT_RETURN_IF_ERROR(parts_.router->RouteGiven(context.layer, call.tokens, given.ids,
+                                                    given.weights, given.scores, given.next_scores,
+                                                    rule, residency, &routing_));
+  }
+  if (recorded_ != nullptr) {
+    Charge(static_cast<double>(recorded_->route_ns));
+    recorded_bytes_ = 0;
+    for (int32_t e = 0; e < routing_.num_experts; ++e) {
+      if (routing_.counts[e] == 0) continue;
+      recorded_bytes_ += static_cast<double>(parts_.store->layout({context.layer, e}, 0).bytes);
+    }
+    if (parts_.shared_records[context.layer] != nullptr) {
+      recorded_bytes_ +=
+          static_cast<double>((*parts_.constants)[context.layer].shared_layout.bytes);
+    }
+  }
   EngineStats& stats = *parts_.stats;
   stats.slots += call.tokens * routing_.top_k;
   stats.slots_substituted += routing_.substituted;
@@ -88,7 +132,7 @@ absl::Status LayerRunner::FetchAndMultiply(const LayerCall& call) {
     }
     const absl::Status status = CollectArrived(call);
     if (failure.ok()) failure = status;
-    CountStall(begin_ns, context.layer);
+    CountStall(call, begin_ns);
   }
 }
 
@@ -112,14 +156,27 @@ absl::Status LayerRunner::CollectArrived(const LayerCall& call) {
   return failure;
 }
 
-void LayerRunner::CountStall(int64_t begin_ns, int layer) {
+void LayerRunner::CountStall(const LayerCall& call, int64_t begin_ns) {
   // What the last arrival spent on the link is the miss itself; the rest of the wait it stood in
   // line.
   const int64_t waited = parts_.clock->now_ns() - begin_ns;
   int64_t moved = 0;
-  for (const int32_t e : wave_) moved = std::max(moved, parts_.store->moved_ns({layer, e}));
+  for (const int32_t e : wave_) {
+    moved = std::max(moved, parts_.store->moved_ns({call.context.layer, e}));
+  }
   parts_.stats->stall_miss_ns += std::min(waited, moved);
   parts_.stats->stall_queue_ns += waited - std::min(waited, moved);
+  Span(call, TimelineTrack::kStalls, "wait for experts", begin_ns);
+}
+
+double LayerRunner::WaveNs() const {
+  double ns = 0, bytes = 0;
+  for (const ExpertProblem& problem : problems_) {
+    bytes += static_cast<double>(problem.layout->bytes);
+    ns += parts_.profile->ExpertNs(problem.layout->bytes, problem.tokens.size());
+  }
+  if (recorded_ == nullptr) return ns;
+  return static_cast<double>(recorded_->multiply_ns) * bytes / std::max(recorded_bytes_, 1.0);
 }
 
 absl::Status LayerRunner::Multiply(const LayerCall& call, bool first) {
@@ -144,8 +201,14 @@ absl::Status LayerRunner::Multiply(const LayerCall& call, bool first) {
                          absl::MakeConstSpan(all_tokens_).first(call.tokens),
                          absl::MakeConstSpan(shared_rows_).first(call.tokens)});
   }
-  const absl::Status status =
-      parts_.gemm->Run(call.x, call.tokens, spec.hidden, problems_, slots_.data());
+  const int64_t begin_ns = parts_.clock->now_ns();
+  absl::Status status;
+  if (!parts_.simulate) {
+    status = parts_.gemm->Run(call.x, call.tokens, spec.hidden, problems_, slots_.data());
+  }
+  if (parts_.virtual_clock != nullptr) Charge(WaveNs());
+  times_.multiply_ns += parts_.clock->now_ns() - begin_ns;
+  if (!problems_.empty()) Span(call, TimelineTrack::kLayers, "multiply", begin_ns);
   for (const int32_t e : wave_) parts_.store->Unpin({layer, e});
   wave_.clear();
   return status;
@@ -201,7 +264,7 @@ LayerRunner::LayerRunner(const LayerParts& parts, int64_t max_tokens)
   for (const MoeLayerSpec& layer : parts.model->layers) {
     slot_floats = std::max(slot_floats, max_tokens * (layer.routing.top_k + 1) * layer.hidden);
   }
-  slots_ = AlignedBuffer<float>(slot_floats);
+  if (!parts.simulate) slots_ = AlignedBuffer<float>(slot_floats);
 }
 
 }  // namespace moert

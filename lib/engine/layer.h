@@ -10,6 +10,7 @@
 #include "base/aligned.h"
 #include "base/clock.h"
 #include "base/thread_pool.h"
+#include "moert/engine.h"
 #include "moert/expert_source.h"
 #include "moert/expert_store.h"
 #include "moert/mixed_group_gemm.h"
@@ -18,6 +19,7 @@
 #include "moert/router.h"
 #include "moert/scheduler.h"
 #include "moert/strategy.h"
+#include "moert/trace.h"
 #include "store/version_manager.h"
 
 namespace moert {
@@ -41,14 +43,19 @@ struct LayerParts {
   Clock* clock = nullptr;
   VirtualClock* virtual_clock = nullptr;  // null on the wall clock
   EngineStats* stats = nullptr;
+  TraceSink* trace = nullptr;  // null: none
+  bool simulate = false;       // no arithmetic
 };
 
 /// One call: which layer, for which step, over which rows.
 struct LayerCall {
   PolicyContext context;
   int64_t epoch = 0;         // of the step, see ExpertStore::OpenStep
-  const float* x = nullptr;  // [tokens, hidden] fp32, contiguous
+  const float* x = nullptr;  // [tokens, hidden] fp32, contiguous; unused under simulate
   int64_t tokens = 0;
+  const RoutedInput* routed = nullptr;  // null: routed by the gate
+  absl::Span<const int64_t> request_ids;
+  int64_t step_begin_ns = 0;
 };
 
 /// Runs layer calls, one at a time. Its workspace is sized once for max_tokens rows.
@@ -57,7 +64,7 @@ class LayerRunner {
   LayerRunner(const LayerParts& parts, int64_t max_tokens);
 
   /// out: [tokens, hidden] fp32, contiguous; may be call.x.
-  absl::Status Forward(const LayerCall& call, float* out);
+  absl::Status Forward(LayerCall call, float* out);
 
   /// Bytes of workspace for max_tokens rows of any layer, MixedGroupGemm's own excluded.
   static int64_t WorkspaceBytes(const MoeModelSpec& model, int64_t max_tokens);
@@ -70,7 +77,12 @@ class LayerRunner {
 
   absl::Status Multiply(const LayerCall& call, bool first);
   absl::Status CollectArrived(const LayerCall& call);
-  void CountStall(int64_t begin_ns, int layer);
+  void CountStall(const LayerCall& call, int64_t begin_ns);
+  /// Virtual clock: lets `ns` pass.
+  void Charge(double ns);
+  /// The time of multiplying `problems_` on the virtual clock.
+  double WaveNs() const;
+  void Span(const LayerCall& call, TimelineTrack track, absl::string_view name, int64_t begin_ns);
 
   const LayerParts parts_;
   RoutingResult routing_;
@@ -78,6 +90,9 @@ class LayerRunner {
   std::vector<int32_t> wave_;    // experts ready to be multiplied, pinned
   std::vector<int32_t> flying_;  // experts on their way
   std::vector<ExpertProblem> problems_;
+  CallTimes times_;                      // of this call
+  const CallTimes* recorded_ = nullptr;  // of this call when it was recorded
+  double recorded_bytes_ = 0;            // of all records it multiplied then
   std::vector<int32_t> all_tokens_;
   std::vector<int32_t> shared_rows_;
   AlignedBuffer<float> slots_;  // [T * k + T, hidden]: routed outputs by slot, then shared ones

@@ -17,6 +17,9 @@ absl::Status EngineOptions::Validate() const {
   if (!(link_gbps >= 0 && link_gbps <= 1e6)) return bad("link_gbps", link_gbps, "[0, 1e6]");
   if (threads < 0 || threads > 1024) return bad("threads", threads, "[0, 1024]");
   if (io_threads < 1 || io_threads > 16) return bad("io_threads", io_threads, "[1, 16]");
+  if (simulate && clock != ClockKind::kVirtual) {
+    return absl::InvalidArgumentError("simulate: needs clock = kVirtual");
+  }
   return absl::OkStatus();
 }
 

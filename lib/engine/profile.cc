@@ -23,7 +23,59 @@ absl::Status ReadNumber(const nlohmann::json& json, const std::string& path, con
   return absl::OkStatus();
 }
 
+/// The field "compute": a list of {"tokens", "weight_bytes_per_s"}, tokens ascending.
+absl::Status ReadComputeRates(const nlohmann::json& json, const std::string& path,
+                              std::vector<HardwareProfile::ComputeRate>* rates) {
+  const auto it = json.find("compute");
+  if (it == json.end()) return absl::OkStatus();
+  constexpr size_t kMaxRates = 1000;
+  if (!it->is_array() || it->size() > kMaxRates) {
+    return absl::InvalidArgumentError(
+        fmt::format("{}: field 'compute' must be a list of at most {} rates", path, kMaxRates));
+  }
+  for (const nlohmann::json& row : *it) {
+    if (!row.is_object() || !row.contains("tokens") || !row.contains("weight_bytes_per_s")) {
+      return absl::InvalidArgumentError(fmt::format(
+          "{}: field 'compute': a rate is {{\"tokens\", \"weight_bytes_per_s\"}}", path));
+    }
+    double tokens = 0, rate = 0;
+    MOERT_RETURN_IF_ERROR(ReadNumber(row, path, "tokens", 1, 1e9, &tokens));
+    MOERT_RETURN_IF_ERROR(ReadNumber(row, path, "weight_bytes_per_s", 1, 1e15, &rate));
+    if (!rates->empty() && !(tokens > static_cast<double>(rates->back().tokens))) {
+      return absl::InvalidArgumentError(
+          fmt::format("{}: field 'compute': tokens {} must ascend", path, tokens));
+    }
+    rates->push_back({std::llround(tokens), rate});
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
+
+double HardwareProfile::ExpertNs(int64_t bytes, int64_t tokens) const {
+  if (compute.empty() || tokens <= 0) return 0;
+  // Time per byte as a function of tokens: linear between rows, proportional after the last, the
+  // first row's before it (weights are streamed whole for one token as for any fewer).
+  const auto ns_per_byte = [](const ComputeRate& r) { return 1e9 / r.weight_bytes_per_s; };
+  const ComputeRate* low = &compute.front();
+  const ComputeRate* high = low;
+  for (const ComputeRate& r : compute) {
+    high = &r;
+    if (r.tokens >= tokens) break;
+    low = &r;
+  }
+  double per_byte = 0;
+  if (tokens >= high->tokens) {
+    per_byte = ns_per_byte(*high) * static_cast<double>(tokens) / static_cast<double>(high->tokens);
+  } else if (low == high || tokens <= low->tokens) {
+    per_byte = ns_per_byte(*low);
+  } else {
+    const double at =
+        static_cast<double>(tokens - low->tokens) / static_cast<double>(high->tokens - low->tokens);
+    per_byte = ns_per_byte(*low) + at * (ns_per_byte(*high) - ns_per_byte(*low));
+  }
+  return per_byte * static_cast<double>(bytes);
+}
 
 absl::StatusOr<HardwareProfile> LoadProfile(const std::string& path) {
   if (path == "reference") return HardwareProfile{};
@@ -44,6 +96,7 @@ absl::StatusOr<HardwareProfile> LoadProfile(const std::string& path) {
   MOERT_RETURN_IF_ERROR(
       ReadNumber(json, path, "cpu_weight_bytes_per_s", 1, 1e15, &p.cpu_weight_bytes_per_s));
   MOERT_RETURN_IF_ERROR(ReadNumber(json, path, "cpu_expert_latency_ns", 0, 1e12, &cpu_latency));
+  MOERT_RETURN_IF_ERROR(ReadComputeRates(json, path, &p.compute));
   p.link_latency_ns = std::llround(latency);
   p.decode_layer_ns = std::llround(decode);
   p.prefill_token_ns = std::llround(prefill);

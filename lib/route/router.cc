@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "base/status_macros.h"
 #include "base/thread_pool.h"
+#include "fmt/format.h"
 
 namespace moert {
 namespace {
@@ -46,9 +48,6 @@ absl::Status Router::Route(int layer, const float* x, int64_t tokens, const Rout
   const MoeLayerSpec& spec = model_->layers[layer];
   const int k = spec.routing.top_k;
   const int experts = spec.num_experts;
-  if (rule.kind != RoutingRuleKind::kTopK) {
-    return absl::UnimplementedError("this build routes by plain top-k only");
-  }
   r->tokens = tokens;
   r->top_k = k;
   r->num_experts = experts;
@@ -63,10 +62,8 @@ absl::Status Router::Route(int layer, const float* x, int64_t tokens, const Rout
                    biases_[layer], &r->scores[t * experts], &r->ids[t * k], &r->weights[t * k]);
     if (!status.ok()) return status;
   }
-  r->substituted = 0;
-  r->mass = r->mass_substituted = 0;
-  for (const float w : r->weights) r->mass += w;
-  Group(r);
+  const absl::Status finished = Finish(rule, residency, r);
+  if (!finished.ok()) return finished;
 
   r->next_scores.clear();
   if (next_gate) {
@@ -86,6 +83,57 @@ absl::Status Router::Route(int layer, const float* x, int64_t tokens, const Rout
     }
   }
   return absl::OkStatus();
+}
+
+absl::Status Router::Finish(const RoutingRule& rule, const LayerResidency& residency,
+                            RoutingResult* r) {
+  if (rule.kind != RoutingRuleKind::kTopK) {
+    return absl::UnimplementedError("this build routes by plain top-k only");
+  }
+  r->substituted = 0;
+  r->mass = r->mass_substituted = 0;
+  for (const float w : r->weights) r->mass += w;
+  Group(r);
+  return absl::OkStatus();
+}
+
+absl::Status Router::RouteGiven(int layer, int64_t tokens, absl::Span<const int32_t> ids,
+                                absl::Span<const float> weights, absl::Span<const float> scores,
+                                absl::Span<const float> next_scores, const RoutingRule& rule,
+                                const LayerResidency& residency, RoutingResult* r) {
+  const MoeLayerSpec& spec = model_->layers[layer];
+  const int k = spec.routing.top_k;
+  const int experts = spec.num_experts;
+  const int next_experts = model_->layers[(layer + 1) % model_->num_layers()].num_experts;
+  const auto check = [&](const char* what, size_t size, int64_t cols, bool may_be_empty) {
+    if (static_cast<int64_t>(size) == tokens * cols || (size == 0 && may_be_empty)) {
+      return absl::OkStatus();
+    }
+    return absl::InvalidArgumentError(fmt::format("{} of layer {}: {} values; takes [{}, {}]{}",
+                                                  what, layer, size, tokens, cols,
+                                                  may_be_empty ? " or none" : ""));
+  };
+  MOERT_RETURN_IF_ERROR(check("ids", ids.size(), k, false));
+  MOERT_RETURN_IF_ERROR(check("weights", weights.size(), k, false));
+  MOERT_RETURN_IF_ERROR(check("scores", scores.size(), experts, true));
+  MOERT_RETURN_IF_ERROR(check("next_scores", next_scores.size(), next_experts, true));
+  for (int64_t slot = 0; slot < tokens * k; ++slot) {
+    const int64_t first = slot / k * k;
+    const bool repeated =
+        std::find(ids.begin() + first, ids.begin() + slot, ids[slot]) != ids.begin() + slot;
+    if (ids[slot] >= 0 && ids[slot] < experts && !repeated) continue;
+    return absl::InvalidArgumentError(fmt::format(
+        "ids of layer {}, token {}: expert {} {}; legal are {} distinct ones in [0, {})", layer,
+        slot / k, ids[slot], repeated ? "comes twice" : "does not exist", k, experts));
+  }
+  r->tokens = tokens;
+  r->top_k = k;
+  r->num_experts = experts;
+  r->ids.assign(ids.begin(), ids.end());
+  r->weights.assign(weights.begin(), weights.end());
+  r->scores.assign(scores.begin(), scores.end());
+  r->next_scores.assign(next_scores.begin(), next_scores.end());
+  return Finish(rule, residency, r);
 }
 
 void Router::Group(RoutingResult* r) {

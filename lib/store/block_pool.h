@@ -45,6 +45,12 @@ class BlockPool {
 absl::StatusOr<std::unique_ptr<BlockPool>> MakeRamBlockPool(int64_t block_bytes, int64_t max_blocks,
                                                             int64_t limit, BudgetTracker* budget);
 
+/// The same accounting with no memory behind it, for engines that simulate: addresses are not null
+/// and must not be read.
+absl::StatusOr<std::unique_ptr<BlockPool>> MakeCountingBlockPool(int64_t block_bytes,
+                                                                 int64_t max_blocks, int64_t limit,
+                                                                 BudgetTracker* budget);
+
 }  // namespace moert
 
 #endif  // MOERT_LIB_STORE_BLOCK_POOL_H_

@@ -291,6 +291,13 @@ void ExpertStore::Publish() {
   for (const TransferDone& done : done_) {
     Entry& entry = At(done.key);
     Version& version = entry.versions[done.version];
+    if (trace_ != nullptr) {
+      const char* what = entry.unused_prefetch                       ? "prefetch"
+                         : version.reason == LoadReason::kBackground ? "background"
+                                                                     : "load";
+      trace_->OnSpan({TimelineTrack::kLink, what, done.started_ns, done.finished_ns, -1,
+                      done.key.layer, done.key.expert, done.bytes});
+    }
     if (!done.status.ok()) {
       Drop(done.key, done.version);
       entry.unused_prefetch = false;

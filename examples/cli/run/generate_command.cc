@@ -6,7 +6,6 @@
 #include "base/status_macros.h"
 #include "examples/cli/common/token_file.h"
 #include "examples/cli/run/commands.h"
-#include "examples/cli/run/report.h"
 #include "examples/cli/run/session.h"
 #include "examples/host/generate.h"
 #include "examples/host/tokenizer.h"
@@ -92,7 +91,7 @@ absl::Status Run(const Arguments& args, Opened& opened) {
   report.tokens = result->tokens;
   report.ttft_ms = result->ttft_ms;
   report.decode_ms = result->step_ms;
-  return WriteReport(report, args.run, *opened.session.engine);
+  return opened.session.Finish(std::move(report), args.run);
 }
 
 }  // namespace

@@ -5,9 +5,9 @@
 
 #include "base/status_macros.h"
 #include "examples/cli/common/progress.h"
+#include "examples/cli/common/run_report.h"
 #include "examples/cli/common/token_file.h"
 #include "examples/cli/run/commands.h"
-#include "examples/cli/run/report.h"
 #include "examples/cli/run/session.h"
 #include "examples/host/perplexity.h"
 
@@ -83,7 +83,7 @@ absl::Status Run(const Arguments& args, Opened& opened) {
     fmt::print("nll {}  ppl {}  tokens_scored {}\n", result->nll, result->ppl,
                result->tokens_scored);
   }
-  return WriteReport(report, args.run, *opened.session.engine);
+  return opened.session.Finish(std::move(report), args.run);
 }
 
 }  // namespace

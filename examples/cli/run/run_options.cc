@@ -30,6 +30,8 @@ void AddRunFlags(ArgParser* parser, RunOptions* o) {
                     "activations of the experts; the rest of the model computes in f32");
   parser->AddString("kernels", &o->kernels, "CPU kernel set: auto or a name");
   parser->AddString("json", &o->json, "writes the run's numbers to a file, or - for stdout");
+  parser->AddString("trace", &o->trace,
+                    "writes the routing trace to a file, and a timeline to FILE.perfetto.json");
   parser->AddSwitch("quiet", &o->quiet, "no statistics table, no progress, no notes");
 }
 

@@ -27,6 +27,7 @@ struct RunOptions {
   std::string dtype = "bf16";
   std::string kernels = "auto";
   std::string json;
+  std::string trace;
   bool quiet = false;
 
   /// Only the JSON object may go to stdout.

@@ -6,6 +6,7 @@
 
 #include "base/status_macros.h"
 #include "examples/cli/common/progress.h"
+#include "examples/host/utf8.h"
 #include "format/safetensors.h"
 #include "moert/expert_source.h"
 
@@ -54,11 +55,26 @@ absl::StatusOr<Session> Session::Open(const RunOptions& options, HfConfig config
   ThreadPoolOptions pool_options;
   pool_options.threads = options.threads;
   MOERT_ASSIGN_OR_RETURN(s.pool, CreateThreadPool(pool_options));
+  if (!options.trace.empty()) {
+    TraceHeader header = MakeTraceHeader(*experts, max_rows);
+    header.strategy = options.strategy;
+    header.clock = options.clock;
+    MOERT_ASSIGN_OR_RETURN(s.trace, CreateTraceFiles(options.trace, header));
+    engine_options.trace = s.trace;
+  }
   MOERT_ASSIGN_OR_RETURN(s.engine, Engine::Create(std::move(experts), engine_options));
   s.runner = std::make_unique<host::EngineRunner>(s.engine.get(), max_rows);
   MOERT_ASSIGN_OR_RETURN(s.decoder,
                          host::Decoder::Load(*checkpoint, s.config, s.pool.get(), s.runner.get()));
   return s;
+}
+
+absl::Status Session::Finish(RunReport report, const RunOptions& options) {
+  if (trace != nullptr) MOERT_RETURN_IF_ERROR(trace->Close());
+  report.model = host::ToValidUtf8(options.model);
+  report.seed = options.seed;
+  report.virtual_clock = options.clock == "virtual";
+  return WriteReport(report, *engine, options.json, options.quiet);
 }
 
 int SetupExitStatus(const absl::Status& status) {

@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/thread_pool.h"
+#include "examples/cli/common/run_report.h"
 #include "examples/cli/run/run_options.h"
 #include "examples/host/engine_runner.h"
 #include "examples/host/model.h"
@@ -18,6 +19,7 @@ namespace moert::cli {
 struct Session {
   HfConfig config;
   std::unique_ptr<ThreadPool> pool;
+  std::shared_ptr<TraceFile> trace;  // null without --trace
   std::unique_ptr<Engine> engine;
   std::unique_ptr<host::EngineRunner> runner;
   std::unique_ptr<host::Decoder> decoder;
@@ -25,6 +27,9 @@ struct Session {
   /// `config` is the model's. Notes and progress go to stderr, as `options` allows. `max_rows`:
   /// tokens of the largest step; the engine's workspace is sized from it.
   static absl::StatusOr<Session> Open(const RunOptions& options, HfConfig config, int64_t max_rows);
+
+  /// Completes the trace, then prints and writes the report as the options say.
+  absl::Status Finish(RunReport report, const RunOptions& options);
 };
 
 /// The exit status of an error that came before the first step: what the user gave is wrong, unless

@@ -1,6 +1,6 @@
 // What a run reports: the JSON object users script against, and the table people read.
-#ifndef MOERT_EXAMPLES_CLI_RUN_REPORT_H_
-#define MOERT_EXAMPLES_CLI_RUN_REPORT_H_
+#ifndef MOERT_EXAMPLES_CLI_COMMON_RUN_REPORT_H_
+#define MOERT_EXAMPLES_CLI_COMMON_RUN_REPORT_H_
 
 #include <cstdint>
 #include <optional>
@@ -8,13 +8,16 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "examples/cli/run/run_options.h"
 #include "moert/engine.h"
 
 namespace moert::cli {
 
 struct RunReport {
   std::string command;
+  std::string model;  // valid UTF-8
+  std::string backend = "cpu";
+  int64_t seed = 0;
+  bool virtual_clock = false;
   std::optional<double> nll, ppl;  // ppl only
   int64_t tokens_scored = 0;
   std::optional<std::string> text;  // generate only, valid UTF-8
@@ -24,14 +27,15 @@ struct RunReport {
 };
 
 /// The object as text, one line, doubles so that they read back exactly.
-std::string ReportJson(const RunReport& report, const RunOptions& options, const Engine& engine);
+std::string ReportJson(const RunReport& report, const Engine& engine);
 
 /// A small table for people.
-std::string ReportTable(const RunReport& report, const RunOptions& options, const Engine& engine);
+std::string ReportTable(const RunReport& report, const Engine& engine);
 
-/// Prints the table unless quiet, and writes the JSON where --json says.
-absl::Status WriteReport(const RunReport& report, const RunOptions& options, const Engine& engine);
+/// Prints the table unless quiet, and writes the JSON to a file, or to stdout where `json` is "-".
+absl::Status WriteReport(const RunReport& report, const Engine& engine, const std::string& json,
+                         bool quiet);
 
 }  // namespace moert::cli
 
-#endif  // MOERT_EXAMPLES_CLI_RUN_REPORT_H_
+#endif  // MOERT_EXAMPLES_CLI_COMMON_RUN_REPORT_H_

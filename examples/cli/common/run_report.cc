@@ -1,4 +1,4 @@
-#include "examples/cli/run/report.h"
+#include "examples/cli/common/run_report.h"
 
 #include <fmt/format.h>
 
@@ -11,7 +11,6 @@
 #include <numeric>
 
 #include "base/bytes_text.h"
-#include "examples/host/utf8.h"
 
 namespace moert::cli {
 namespace {
@@ -50,13 +49,13 @@ std::string Percent(const std::optional<double>& ratio) {
 
 }  // namespace
 
-std::string ReportJson(const RunReport& r, const RunOptions& options, const Engine& engine) {
+std::string ReportJson(const RunReport& r, const Engine& engine) {
   const EngineStats s = engine.stats();
   const Latency tpot = Summarize(r.decode_ms);
   Json j;
   j["command"] = r.command;
-  j["model"] = host::ToValidUtf8(options.model);
-  j["backend"] = "cpu";
+  j["model"] = r.model;
+  j["backend"] = r.backend;
   j["strategy"] = engine.strategy();
   j["budget_bytes"] = s.budget_bytes;
   j["peak_bytes"] = s.peak_bytes;
@@ -69,7 +68,7 @@ std::string ReportJson(const RunReport& r, const RunOptions& options, const Engi
   j["tpot_ms"] = {
       {"mean", OrNull(tpot.mean)}, {"p50", OrNull(tpot.p50)}, {"p99", OrNull(tpot.p99)}};
   j["version"] = MOERT_VERSION;
-  j["seed"] = options.seed;
+  j["seed"] = r.seed;
   j["pool_bytes"] = s.pool_bytes;
   j["experts"] = {{"lookups", s.lookups},
                   {"hits", {{"resident", s.hits_resident}, {"prefetched", s.hits_prefetched}}},
@@ -103,7 +102,7 @@ std::string ReportJson(const RunReport& r, const RunOptions& options, const Engi
   return j.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-std::string ReportTable(const RunReport& r, const RunOptions& options, const Engine& engine) {
+std::string ReportTable(const RunReport& r, const Engine& engine) {
   const EngineStats s = engine.stats();
   const MemoryPlan m = engine.memory();
   const Latency tpot = Summarize(r.decode_ms);
@@ -132,25 +131,25 @@ std::string ReportTable(const RunReport& r, const RunOptions& options, const Eng
   if (r.ttft_ms) line("first token", fmt::format("{:.1f} ms", *r.ttft_ms));
   if (tpot.mean) {
     line("per step", fmt::format("{:.2f} ms mean, {:.2f} p50, {:.2f} p99{}", *tpot.mean, *tpot.p50,
-                                 *tpot.p99, options.clock == "virtual" ? " (virtual clock)" : ""));
+                                 *tpot.p99, r.virtual_clock ? " (virtual clock)" : ""));
   }
   return out;
 }
 
-absl::Status WriteReport(const RunReport& report, const RunOptions& options, const Engine& engine) {
-  if (!options.quiet) fmt::print("\n{}", ReportTable(report, options, engine));
-  if (!options.json.empty()) {
-    const std::string json = ReportJson(report, options, engine) + "\n";
-    if (options.json == "-") {
-      std::fwrite(json.data(), 1, json.size(), stdout);
+absl::Status WriteReport(const RunReport& report, const Engine& engine, const std::string& json,
+                         bool quiet) {
+  if (!quiet) fmt::print("\n{}", ReportTable(report, engine));
+  if (!json.empty()) {
+    const std::string text = ReportJson(report, engine) + "\n";
+    if (json == "-") {
+      std::fwrite(text.data(), 1, text.size(), stdout);
     } else {
-      FILE* file = std::fopen(options.json.c_str(), "wb");
+      FILE* file = std::fopen(json.c_str(), "wb");
       bool ok = file != nullptr;
-      if (ok) ok = std::fwrite(json.data(), 1, json.size(), file) == json.size();
+      if (ok) ok = std::fwrite(text.data(), 1, text.size(), file) == text.size();
       if (file != nullptr) ok = std::fclose(file) == 0 && ok;
       if (!ok) {
-        return absl::UnavailableError(
-            fmt::format("--json {}: {}", options.json, std::strerror(errno)));
+        return absl::UnavailableError(fmt::format("--json {}: {}", json, std::strerror(errno)));
       }
     }
   }

@@ -1,0 +1,148 @@
+// moert-sim: replays a routing trace through the library's own strategies, store and planners on a
+// virtual clock, for budgets, links and machines that are not here.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <exception>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "examples/cli/common/any_trace.h"
+#include "examples/cli/common/args.h"
+#include "examples/cli/common/budget_flag.h"
+#include "examples/cli/common/progress.h"
+#include "examples/cli/common/run_report.h"
+#include "examples/host/utf8.h"
+#include "moert/engine.h"
+#include "moert/replay.h"
+
+namespace moert::cli {
+namespace {
+
+constexpr char kCommand[] = "moert-sim";
+
+struct Options {
+  std::string trace;
+  std::string model;
+  std::string profile = "reference";
+  std::string strategy = "on-demand";
+  std::string budget = "100%";
+  double link_gbps = 0;
+  std::string times = "profile";
+  int64_t steps = 0;
+  int64_t max_tokens = 0;
+  int64_t seed = 0;
+  std::string json;
+  bool quiet = false;
+};
+
+absl::StatusOr<EngineOptions> MakeEngineOptions(const Options& o, const TraceHeader& header) {
+  if (!std::isfinite(o.link_gbps) || o.link_gbps < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--link-gbps: ", o.link_gbps, " is not a rate; 0 or more"));
+  }
+  EngineOptions e;
+  const absl::StatusOr<Budget> budget = ParseBudget(o.budget);
+  if (!budget.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--budget: ", budget.status().message()));
+  }
+  e.budget = *budget;
+  e.strategy = o.strategy;
+  e.clock = ClockKind::kVirtual;
+  MOERT_ASSIGN_OR_RETURN(e.profile, LoadProfile(o.profile));
+  e.link_gbps = o.link_gbps;
+  e.seed = static_cast<uint64_t>(o.seed);
+  e.simulate = true;
+  e.threads = 1;
+  e.max_tokens_per_forward = std::max(o.max_tokens, header.max_tokens);
+  return e;
+}
+
+struct Opened {
+  std::unique_ptr<TraceReader> trace;
+  std::unique_ptr<Engine> engine;
+};
+
+absl::StatusOr<Opened> Open(const Options& options) {
+  Opened opened;
+  MOERT_ASSIGN_OR_RETURN(opened.trace, OpenAnyTrace(options.trace, options.model));
+  const TraceHeader& header = opened.trace->header();
+  MOERT_ASSIGN_OR_RETURN(const EngineOptions engine_options, MakeEngineOptions(options, header));
+  MOERT_ASSIGN_OR_RETURN(opened.engine, Engine::Create(MakeSizesSource(header), engine_options));
+  return opened;
+}
+
+absl::Status Run(const Options& options, Opened& opened) {
+  ReplayOptions replay;
+  replay.recorded_times = options.times == "recorded";
+  replay.max_steps = options.steps;
+  absl::StatusOr<ReplayResult> result;
+  {
+    Progress progress("steps", !options.quiet);
+    replay.progress = [&](int64_t steps) { progress.Update(steps, options.steps); };
+    result = Replay(opened.trace.get(), opened.engine.get(), replay);
+  }
+  MOERT_RETURN_IF_ERROR(result.status());
+  RunReport report;
+  report.command = "sim";
+  report.backend = "sim";
+  report.model = host::ToValidUtf8(opened.trace->header().source);
+  report.seed = options.seed;
+  report.virtual_clock = true;
+  report.decode_ms = result->decode_ms;
+  if (!result->prefill_ms.empty()) {
+    report.ttft_ms = std::accumulate(result->prefill_ms.begin(), result->prefill_ms.end(), 0.0) /
+                     static_cast<double>(result->prefill_ms.size());
+  }
+  return WriteReport(report, *opened.engine, options.json, options.quiet);
+}
+
+int Main(int argc, const char* const* argv) {
+  Options o;
+  ArgParser parser(kCommand,
+                   "Replays a routing trace on a virtual clock. Prefill steps are reported as "
+                   "ttft_ms (mean), decode steps as tpot_ms.");
+  parser.AddString("trace", &o.trace, "a trace of moert-run or moert-bench, or recorded routing");
+  parser.Require("trace");
+  parser.AddString("model", &o.model, "checkpoint of recorded routing (*.safetensors)");
+  parser.AddString("profile", &o.profile, "hardware profile: reference, or a file of moert-bench");
+  parser.AddString("strategy", &o.strategy, "offloading strategy, name[:key=value,...]");
+  parser.AddString("budget", &o.budget,
+                   "memory for experts: 512MiB, 8GiB (everything), or 25% of the experts");
+  parser.AddDouble("link-gbps", &o.link_gbps, "rate of transfers, GB/s, in place of the profile's");
+  parser.AddChoice("times", &o.times, {"profile", "recorded"},
+                   "what computing takes: the profile's costs, or what the trace recorded");
+  parser.AddInt64("steps", &o.steps, "replays only the first steps", 1);
+  parser.AddInt64("max-tokens", &o.max_tokens,
+                  "rows the budget's workspace is sized for, if more than the trace has", 1,
+                  1 << 20);
+  parser.AddInt64("seed", &o.seed, "seed of strategies that draw", 0);
+  parser.AddString("json", &o.json, "writes the run's numbers to a file, or - for stdout");
+  parser.AddSwitch("quiet", &o.quiet, "no statistics table, no progress");
+  const absl::Status parsed = parser.Parse(argc - 1, argv + 1);
+  if (!parsed.ok()) return ReportError(kCommand, parsed);
+  if (parser.help_requested()) {
+    fmt::print("{}", parser.Help());
+    return kExitOk;
+  }
+  absl::StatusOr<Opened> opened = Open(o);
+  if (!opened.ok()) {
+    ReportError(kCommand, opened.status());
+    return opened.status().code() == absl::StatusCode::kInternal ? kExitFailure : kExitUsage;
+  }
+  const absl::Status status = Run(o, *opened);
+  return status.ok() ? kExitOk : ReportError(kCommand, status);
+}
+
+}  // namespace
+}  // namespace moert::cli
+
+int main(int argc, char** argv) {
+  try {
+    return moert::cli::Main(argc, argv);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "moert-sim: {}\n", error.what());
+    return moert::cli::kExitFailure;
+  }
+}

@@ -1,0 +1,42 @@
+// Replay: a trace's routing run through an engine that simulates (EngineOptions::simulate): the
+// same strategies, store and planners, on the virtual clock, for machines and models that are not
+// here.
+#ifndef MOERT_REPLAY_H_
+#define MOERT_REPLAY_H_
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "moert/engine.h"
+#include "moert/trace.h"
+
+namespace moert {
+
+struct ReplayOptions {
+  /// Charge what calls took when they were recorded (on the wall clock, by the machine that
+  /// recorded them), and the time between them, in place of the profile's costs. Waiting is never
+  /// taken from the trace.
+  bool recorded_times = false;
+  /// Steps to replay; 0: all.
+  int64_t max_steps = 0;
+  /// Called after every step with the steps done; may be null.
+  std::function<void(int64_t)> progress;
+};
+
+struct ReplayResult {
+  int64_t steps = 0;
+  int64_t tokens = 0;
+  std::vector<double> prefill_ms;  // by step, engine's clock
+  std::vector<double> decode_ms;
+};
+
+/// Runs the trace from its beginning. The engine must have the trace's model and allow steps of
+/// TraceHeader::max_tokens.
+absl::StatusOr<ReplayResult> Replay(TraceReader* trace, Engine* engine,
+                                    const ReplayOptions& options);
+
+}  // namespace moert
+
+#endif  // MOERT_REPLAY_H_

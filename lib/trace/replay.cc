@@ -1,0 +1,98 @@
+#include "moert/replay.h"
+
+#include <algorithm>
+
+#include "base/status_macros.h"
+#include "fmt/format.h"
+
+namespace moert {
+namespace {
+
+class Replayer {
+ public:
+  Replayer(Engine* engine, const ReplayOptions& options) : engine_(engine), options_(options) {}
+
+  absl::Status Call(const TraceCall& call) {
+    if (!open_) MOERT_RETURN_IF_ERROR(BeginStep(call));
+    RoutedInput input{call.ids, call.weights, call.scores, call.next_scores};
+    if (options_.recorded_times) {
+      input.times = &call.times;
+      input.idle_before_ns =
+          last_end_ns_ < 0 ? 0 : std::max<int64_t>(0, call.times.begin_ns - last_end_ns_);
+      last_end_ns_ = call.times.end_ns;
+    }
+    return engine_->ForwardRouted(step_, call.layer, {}, input, {});
+  }
+
+  absl::Status EndStep() {
+    if (!open_) return absl::OkStatus();
+    open_ = false;
+    MOERT_RETURN_IF_ERROR(engine_->EndStep(step_));
+    const int64_t ns = engine_->now_ns() - begin_ns_ - outside_ns_;
+    (phase_ == Phase::kPrefill ? result_.prefill_ms : result_.decode_ms)
+        .push_back(static_cast<double>(ns) * 1e-6);
+    ++result_.steps;
+    if (options_.progress) options_.progress(result_.steps);
+    return absl::OkStatus();
+  }
+
+  bool done() const { return options_.max_steps > 0 && result_.steps == options_.max_steps; }
+  bool open() const { return open_; }
+  int64_t recorded_step() const { return recorded_step_; }
+  ReplayResult Take() { return std::move(result_); }
+
+ private:
+  absl::Status BeginStep(const TraceCall& call) {
+    begin_ns_ = engine_->now_ns();
+    // What the host did between two steps passes on the clock and is no part of either.
+    outside_ns_ = 0;
+    if (options_.recorded_times && last_end_ns_ >= 0) {
+      outside_ns_ = std::max<int64_t>(0, call.times.step_begin_ns - last_end_ns_);
+    }
+    StepInfo info;
+    info.phase = call.phase;
+    info.rows = call.tokens;
+    info.request_ids = call.request_ids;
+    MOERT_ASSIGN_OR_RETURN(step_, engine_->BeginStep(info));
+    open_ = true;
+    phase_ = call.phase;
+    recorded_step_ = call.step;
+    result_.tokens += call.tokens;
+    return absl::OkStatus();
+  }
+
+  Engine* engine_;
+  const ReplayOptions& options_;
+  ReplayResult result_;
+  bool open_ = false;
+  StepId step_ = 0;
+  int64_t recorded_step_ = -1;
+  Phase phase_ = Phase::kDecode;
+  int64_t begin_ns_ = 0;
+  int64_t outside_ns_ = 0;
+  int64_t last_end_ns_ = -1;
+};
+
+}  // namespace
+
+absl::StatusOr<ReplayResult> Replay(TraceReader* trace, Engine* engine,
+                                    const ReplayOptions& options) {
+  if (!(engine->model() == trace->header().model)) {
+    return absl::InvalidArgumentError("replay: the engine's model is not the trace's");
+  }
+  MOERT_RETURN_IF_ERROR(trace->Rewind());
+  Replayer replayer(engine, options);
+  while (true) {
+    MOERT_ASSIGN_OR_RETURN(const TraceCall* call, trace->Next());
+    if (call == nullptr) break;
+    if (replayer.open() && call->step != replayer.recorded_step()) {
+      MOERT_RETURN_IF_ERROR(replayer.EndStep());
+      if (replayer.done()) break;
+    }
+    MOERT_RETURN_IF_ERROR(replayer.Call(*call));
+  }
+  MOERT_RETURN_IF_ERROR(replayer.EndStep());
+  return replayer.Take();
+}
+
+}  // namespace moert

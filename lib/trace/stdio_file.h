@@ -1,0 +1,53 @@
+// A file written piece by piece; the first error is kept.
+#ifndef MOERT_LIB_TRACE_STDIO_FILE_H_
+#define MOERT_LIB_TRACE_STDIO_FILE_H_
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "base/posix_error.h"
+#include "fmt/format.h"
+
+namespace moert {
+
+class StdioFile {
+ public:
+  explicit StdioFile(std::string path) : path_(std::move(path)) {
+    file_ = std::fopen(path_.c_str(), "wbe");
+    if (file_ == nullptr) {
+      status_ = PosixError(errno, fmt::format("{}: create", path_));
+      return;
+    }
+    std::setvbuf(file_, nullptr, _IOFBF, size_t{1} << 20);
+  }
+  ~StdioFile() { (void)Close(); }
+  StdioFile(const StdioFile&) = delete;
+  StdioFile& operator=(const StdioFile&) = delete;
+
+  void Write(absl::string_view bytes) {
+    if (!status_.ok() || std::fwrite(bytes.data(), 1, bytes.size(), file_) == bytes.size()) return;
+    status_ = PosixError(errno, fmt::format("{}: write", path_));
+  }
+  absl::Status Close() {
+    if (file_ == nullptr) return status_;
+    if (std::fclose(std::exchange(file_, nullptr)) != 0 && status_.ok()) {
+      status_ = PosixError(errno, fmt::format("{}: close", path_));
+    }
+    return status_;
+  }
+  const absl::Status& status() const { return status_; }
+
+ private:
+  const std::string path_;
+  FILE* file_ = nullptr;
+  absl::Status status_;
+};
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_TRACE_STDIO_FILE_H_

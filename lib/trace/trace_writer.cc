@@ -1,0 +1,154 @@
+// Writes the routing trace.
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "base/bf16.h"
+#include "base/status_macros.h"
+#include "format/model_json.h"
+#include "moert/trace.h"
+#include "trace/stdio_file.h"
+#include "trace/trace_format.h"
+
+namespace moert {
+namespace {
+
+using nlohmann::json;
+
+/// Per layer one number where its experts are equal, else one an expert.
+json BytesToJson(const std::vector<std::vector<int64_t>>& bytes) {
+  json layers = json::array();
+  for (const std::vector<int64_t>& layer : bytes) {
+    bool equal = true;
+    for (const int64_t b : layer) equal = equal && b == layer.front();
+    layers.push_back(equal && !layer.empty() ? json(layer.front()) : json(layer));
+  }
+  return layers;
+}
+
+std::string HeaderText(const TraceHeader& header) {
+  json versions = json::array();
+  for (const TraceVersion& v : header.versions) {
+    versions.push_back({{"name", v.name}, {"bytes", BytesToJson(v.bytes)}});
+  }
+  const json object = {{"format", "moert-trace"},
+                       {"library", MOERT_VERSION},
+                       {"source", header.source},
+                       {"strategy", header.strategy},
+                       {"clock", header.clock},
+                       {"max_tokens", header.max_tokens},
+                       {"model", ModelToJson(header.model)},
+                       {"versions", std::move(versions)}};
+  std::string text = object.dump(-1, ' ', false, json::error_handler_t::replace);
+  while ((trace::kFileHeaderBytes + text.size()) % 8 != 0) text += ' ';
+  return text;
+}
+
+class TraceWriter final : public TraceFile {
+ public:
+  explicit TraceWriter(const std::string& path) : file_(path) {}
+
+  absl::Status WriteHeader(const TraceHeader& header) {
+    const std::string text = HeaderText(header);
+    buffer_.assign(trace::kMagic, sizeof(trace::kMagic));
+    Put<uint32_t>(trace::kVersion);
+    Put<uint32_t>(static_cast<uint32_t>(text.size()));
+    buffer_ += text;
+    file_.Write(buffer_);
+    return file_.status();
+  }
+
+  void OnCall(const TraceCall& call) override {
+    buffer_.clear();
+    const uint8_t flags = (call.scores.empty() ? 0 : trace::kHasScores) |
+                          (call.next_scores.empty() ? 0 : trace::kHasNextScores) |
+                          (call.request_ids.empty() ? 0 : trace::kHasRequestIds);
+    Put<uint64_t>(0);  // bytes, below
+    Put<uint8_t>(static_cast<uint8_t>(call.phase));
+    Put<uint8_t>(flags);
+    Put<uint16_t>(static_cast<uint16_t>(call.layer));
+    Put<uint32_t>(static_cast<uint32_t>(call.tokens));
+    Put<int64_t>(call.step);
+    const CallTimes& t = call.times;
+    for (const int64_t ns :
+         {t.step_begin_ns, t.begin_ns, t.end_ns, t.route_ns, t.multiply_ns, t.stalled_ns}) {
+      Put<int64_t>(ns);
+    }
+    for (const int64_t id : call.request_ids) Put<int64_t>(id);
+    for (const int32_t id : call.ids) Put<uint16_t>(static_cast<uint16_t>(id));
+    PutF16(call.weights);
+    PutF16(call.scores);
+    PutF16(call.next_scores);
+    const uint64_t bytes = buffer_.size();
+    std::memcpy(buffer_.data(), &bytes, sizeof(bytes));
+    file_.Write(buffer_);
+  }
+
+  void OnSpan(const TimelineSpan&) override {}
+  absl::Status Close() override { return file_.Close(); }
+
+ private:
+  template <typename T>
+  void Put(T value) {  // little-endian, as every machine the library runs on
+    buffer_.append(reinterpret_cast<const char*>(&value), sizeof(value));
+  }
+  void PutF16(absl::Span<const float> values) {
+    for (const float v : values) Put<uint16_t>(F32ToF16(v));
+  }
+
+  StdioFile file_;
+  std::string buffer_;
+};
+
+class BothFiles final : public TraceFile {
+ public:
+  BothFiles(std::unique_ptr<TraceFile> trace, std::unique_ptr<TraceFile> timeline)
+      : trace_(std::move(trace)), timeline_(std::move(timeline)) {}
+  void OnCall(const TraceCall& call) override { trace_->OnCall(call); }
+  void OnSpan(const TimelineSpan& span) override { timeline_->OnSpan(span); }
+  absl::Status Close() override {
+    const absl::Status trace = trace_->Close();
+    const absl::Status timeline = timeline_->Close();
+    return trace.ok() ? timeline : trace;
+  }
+
+ private:
+  std::unique_ptr<TraceFile> trace_, timeline_;
+};
+
+}  // namespace
+
+TraceHeader MakeTraceHeader(const ExpertSource& source, int64_t max_tokens) {
+  TraceHeader header;
+  header.max_tokens = max_tokens;
+  header.model = source.model();
+  header.source = source.name();
+  for (int v = 0; v < source.num_versions(); ++v) {
+    TraceVersion version;
+    version.name = std::string(source.version_name(v));
+    for (int l = 0; l < header.model.num_layers(); ++l) {
+      std::vector<int64_t>& bytes = version.bytes.emplace_back();
+      for (int e = 0; e < header.model.layers[l].num_experts; ++e) {
+        bytes.push_back(source.layout(l, e, v).bytes);
+      }
+    }
+    header.versions.push_back(std::move(version));
+  }
+  return header;
+}
+
+absl::StatusOr<std::unique_ptr<TraceFile>> CreateTrace(const std::string& path,
+                                                       const TraceHeader& header) {
+  auto writer = std::make_unique<TraceWriter>(path);
+  MOERT_RETURN_IF_ERROR(writer->WriteHeader(header));
+  return writer;
+}
+
+absl::StatusOr<std::unique_ptr<TraceFile>> CreateTraceFiles(const std::string& path,
+                                                            const TraceHeader& header) {
+  MOERT_ASSIGN_OR_RETURN(std::unique_ptr<TraceFile> trace, CreateTrace(path, header));
+  MOERT_ASSIGN_OR_RETURN(std::unique_ptr<TraceFile> timeline,
+                         CreateTimeline(path + ".perfetto.json"));
+  return std::make_unique<BothFiles>(std::move(trace), std::move(timeline));
+}
+
+}  // namespace moert
