@@ -1,4 +1,4 @@
-// An ExpertSource over a host's own weights.
+// A host source whose read is a C callback.
 #ifndef MOERT_CAPI_SRC_CALLBACK_SOURCE_H_
 #define MOERT_CAPI_SRC_CALLBACK_SOURCE_H_
 
@@ -11,7 +11,7 @@
 
 namespace moert::capi {
 
-/// `model` is valid. On failure the callbacks' destroy has not been called and will not be.
+/// On failure the callbacks' destroy has not been called and will not be.
 absl::StatusOr<std::shared_ptr<const ExpertSource>> MakeCallbackSource(
     std::string name, MoeModelSpec model, const moert_source_callbacks& callbacks);
 

@@ -1,0 +1,231 @@
+#include "moert/host_source.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/bf16.h"
+#include "base/fmt_absl.h"
+#include "base/status_macros.h"
+#include "fmt/format.h"
+#include "quant/packing.h"
+
+namespace moert {
+namespace {
+
+// Rows of a matrix are asked for in pieces of about this size: few calls, little scratch.
+constexpr int64_t kPieceBytes = 256 << 10;
+
+const char* PartName(WeightPart part) {
+  switch (part) {
+    case WeightPart::kGateProj:
+      return "gate_proj";
+    case WeightPart::kUpProj:
+      return "up_proj";
+    case WeightPart::kDownProj:
+      return "down_proj";
+    case WeightPart::kRouter:
+      return "router";
+    case WeightPart::kSelectionBias:
+      return "selection bias";
+    case WeightPart::kSharedGate:
+      return "shared expert's gate";
+    case WeightPart::kRecord:
+      return "record";
+  }
+  return "invalid";
+}
+
+struct Version {
+  std::string name;
+  std::vector<RecordLayout> layouts;  // of each layer
+};
+
+absl::StatusOr<Version> MakeVersion(absl::string_view scheme_name, const MoeModelSpec& model) {
+  Version version;
+  version.name = std::string(scheme_name);
+  MOERT_ASSIGN_OR_RETURN(const Scheme scheme, Scheme::Parse(scheme_name));
+  for (const MoeLayerSpec& layer : model.layers) {
+    MOERT_ASSIGN_OR_RETURN(RecordLayout layout, MakeRecordLayout(layer.hidden, layer.intermediate,
+                                                                 ExpertFormat::Uniform(scheme)));
+    version.layouts.push_back(layout);
+  }
+  return version;
+}
+
+class HostSource final : public ExpertSource {
+ public:
+  HostSource(std::string name, MoeModelSpec model, HostWeights weights, bool records,
+             std::vector<Version> versions)
+      : name_(std::move(name)),
+        model_(std::move(model)),
+        weights_(std::move(weights)),
+        records_(records),
+        versions_(std::move(versions)) {}
+
+  const MoeModelSpec& model() const override { return model_; }
+  const std::string& name() const override { return name_; }
+  int num_versions() const override { return static_cast<int>(versions_.size()); }
+  absl::string_view version_name(int version) const override { return versions_[version].name; }
+  const RecordLayout& layout(int layer, int, int version) const override {
+    return versions_[version].layouts[layer];
+  }
+
+  int64_t scratch_bytes() const override {
+    if (records_) return 0;
+    // What the host fills, and the same as fp32 if it fills f16.
+    const int64_t element = weights_.dtype == DType::kF16 ? 6 : DTypeBytes(weights_.dtype);
+    int64_t bytes = 0;
+    for (const MoeLayerSpec& l : model_.layers) {
+      for (const int64_t cols : {l.hidden, l.intermediate}) {
+        bytes = std::max(bytes, PieceRows(cols) * cols * element);
+      }
+    }
+    return bytes;
+  }
+
+  absl::Status ReadRecord(int layer, int expert, int version,
+                          absl::Span<std::byte> dst) const override {
+    const RecordLayout& record = layout(layer, expert, version);
+    if (!records_) return ReadMatrices(layer, expert, record, dst.data());
+    WeightRead read{layer, expert, WeightPart::kRecord, version};
+    read.rows = 1;
+    read.cols = record.bytes;
+    read.dtype = DType::kU8;
+    read.dst = dst.data();
+    return Read(read);
+  }
+
+  absl::StatusOr<LayerConstants> ReadConstants(int layer) const override {
+    const MoeLayerSpec& spec = model_.layers[layer];
+    LayerConstants constants;
+    const auto floats = [&](WeightPart part, int64_t rows, int64_t cols, std::vector<float>* out) {
+      out->resize(static_cast<size_t>(rows * cols));
+      return Read({layer, 0, part, 0, 0, rows, cols, DType::kF32, out->data()});
+    };
+    MOERT_RETURN_IF_ERROR(
+        floats(WeightPart::kRouter, spec.num_experts, spec.hidden, &constants.gate));
+    if (spec.routing.selection_bias) {
+      MOERT_RETURN_IF_ERROR(
+          floats(WeightPart::kSelectionBias, 1, spec.num_experts, &constants.selection_bias));
+    }
+    if (spec.shared_gate) {
+      MOERT_RETURN_IF_ERROR(
+          floats(WeightPart::kSharedGate, 1, spec.hidden, &constants.shared_gate));
+    }
+    if (spec.shared_intermediate > 0) {
+      MOERT_ASSIGN_OR_RETURN(
+          constants.shared_layout,
+          MakeRecordLayout(spec.hidden, spec.shared_intermediate, ExpertFormat::Uniform(Scheme{})));
+      constants.shared_expert.resize(static_cast<size_t>(constants.shared_layout.bytes));
+      MOERT_RETURN_IF_ERROR(ReadMatrices(layer, kSharedExpert, constants.shared_layout,
+                                         constants.shared_expert.data()));
+    }
+    return constants;
+  }
+
+ private:
+  int64_t PieceRows(int64_t cols) const {
+    const int64_t tile = cols * DTypeBytes(weights_.dtype) * kRowTile;
+    return std::max<int64_t>(1, kPieceBytes / tile) * kRowTile;
+  }
+
+  absl::Status Read(const WeightRead& read) const {
+    absl::Status status;
+    try {
+      status = weights_.read(read);
+    } catch (...) {  // the contract forbids it; dying for it helps nobody
+      status = absl::InternalError("the host's read threw an exception");
+    }
+    if (status.ok()) return status;
+    return absl::Status(status.code(),
+                        fmt::format("{} layer {} expert {} {}: {}", name_, read.layer, read.expert,
+                                    PartName(read.part), absl::string_view(status.message())));
+  }
+
+  absl::Status ReadMatrices(int layer, int expert, const RecordLayout& layout,
+                            std::byte* record) const {
+    std::memset(record, 0, static_cast<size_t>(layout.bytes));  // what lies between the sections
+    const std::pair<WeightPart, const MatrixLayout*> parts[] = {
+        {WeightPart::kGateProj, &layout.gate},
+        {WeightPart::kUpProj, &layout.up},
+        {WeightPart::kDownProj, &layout.down}};
+    std::vector<std::byte> piece;
+    std::vector<float> widened;
+    for (const auto& [part, matrix] : parts) {
+      const int64_t step = PieceRows(matrix->k);
+      for (int64_t row = 0; row < matrix->rows; row += step) {
+        const int64_t rows = std::min(step, matrix->rows - row);
+        WeightRead read{layer, expert, part, 0, row, rows, matrix->k, weights_.dtype};
+        piece.resize(static_cast<size_t>(read.bytes()));
+        read.dst = piece.data();
+        MOERT_RETURN_IF_ERROR(Read(read));
+        MOERT_RETURN_IF_ERROR(Pack(*matrix, row, rows, piece.data(), &widened, record));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  /// Rows [row, row + rows) of a matrix: row blocks follow each other in a record, so that a piece
+  /// is a matrix of its own that begins further in.
+  absl::Status Pack(const MatrixLayout& matrix, int64_t row, int64_t rows, const std::byte* piece,
+                    std::vector<float>* widened, std::byte* record) const {
+    MatrixLayout part = matrix;
+    part.rows = rows;
+    part.padded_rows = (rows + kRowTile - 1) / kRowTile * kRowTile;
+    part.weight_offset += row * matrix.padded_k * 2;
+    part.weight_bytes = part.padded_rows * matrix.padded_k * 2;
+    const size_t count = static_cast<size_t>(rows * matrix.k);
+    switch (weights_.dtype) {
+      case DType::kBF16:
+        return PackMatrixBf16(
+            part, absl::MakeConstSpan(reinterpret_cast<const uint16_t*>(piece), count), record);
+      case DType::kF32:
+        return PackMatrixBf16(
+            part, absl::MakeConstSpan(reinterpret_cast<const float*>(piece), count), record);
+      default: {
+        widened->resize(count);
+        const auto* half = reinterpret_cast<const uint16_t*>(piece);
+        for (size_t i = 0; i < count; ++i) (*widened)[i] = F16ToF32(half[i]);
+        return PackMatrixBf16(part, absl::MakeConstSpan(*widened), record);
+      }
+    }
+  }
+
+  const std::string name_;
+  const MoeModelSpec model_;
+  const HostWeights weights_;
+  const bool records_;
+  const std::vector<Version> versions_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ExpertSource>> MakeHostSource(std::string name, MoeModelSpec model,
+                                                             HostWeights weights) {
+  MOERT_RETURN_IF_ERROR(model.Validate());
+  if (weights.read == nullptr) {
+    return absl::InvalidArgumentError(fmt::format("{}: a host source needs a read function", name));
+  }
+  if (weights.dtype != DType::kF32 && weights.dtype != DType::kBF16 &&
+      weights.dtype != DType::kF16) {
+    return absl::InvalidArgumentError(fmt::format("{}: weights of dtype {}; legal: f32, bf16, f16",
+                                                  name, DTypeName(weights.dtype)));
+  }
+  const bool records = !weights.schemes.empty();
+  if (!records) weights.schemes = {"bf16"};
+  std::vector<Version> versions;
+  for (const std::string& scheme : weights.schemes) {
+    MOERT_ASSIGN_OR_RETURN(Version version, MakeVersion(scheme, model));
+    if (!versions.empty() && version.layouts[0].bytes > versions.back().layouts[0].bytes) {
+      return absl::InvalidArgumentError(
+          fmt::format("{}: scheme {} is larger than {} before it; the most bits come first", name,
+                      version.name, versions.back().name));
+    }
+    versions.push_back(std::move(version));
+  }
+  return std::make_unique<HostSource>(std::move(name), std::move(model), std::move(weights),
+                                      records, std::move(versions));
+}
+
+}  // namespace moert

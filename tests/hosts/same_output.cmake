@@ -1,0 +1,20 @@
+# Runs every program (PROGRAMS, a list; ARGUMENT for each) and fails unless all print the same text,
+# and that text has EXPECT.
+cmake_policy(VERSION 3.22)
+set(first "")
+foreach(program ${PROGRAMS})
+  execute_process(COMMAND ${program} ${ARGUMENT} OUTPUT_VARIABLE text ERROR_VARIABLE complaint
+                  RESULT_VARIABLE result)
+  if(NOT result EQUAL 0)
+    message(FATAL_ERROR "${program}: exit status ${result}\n${text}${complaint}")
+  endif()
+  if(NOT text MATCHES "${EXPECT}")
+    message(FATAL_ERROR "${program} did not print '${EXPECT}':\n${text}")
+  endif()
+  if(first STREQUAL "")
+    set(first "${text}")
+    message("${text}")
+  elseif(NOT text STREQUAL first)
+    message(FATAL_ERROR "${program} prints something else:\n${text}")
+  endif()
+endforeach()
