@@ -13,7 +13,7 @@
 #include "quant/packing.h"
 #include "tests/support/catch.h"
 
-namespace moert::testing {
+namespace moert::test {
 
 struct ExpertRecord {
   RecordLayout layout;
@@ -40,6 +40,6 @@ inline ExpertRecord RandomExpert(int64_t hidden, int64_t intermediate, uint32_t 
   return e;
 }
 
-}  // namespace moert::testing
+}  // namespace moert::test
 
 #endif  // MOERT_TESTS_SUPPORT_EXPERT_RECORD_H_

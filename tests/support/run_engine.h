@@ -8,7 +8,7 @@
 
 #include "moert/engine.h"
 
-namespace moert::testing {
+namespace moert::test {
 
 /// Hidden states with some persistence from step to step, as decoding has.
 class HiddenProcess {
@@ -46,6 +46,6 @@ inline absl::Status RunStep(Engine* engine, Phase phase, std::vector<float> x, i
   return status.ok() ? ended : status;
 }
 
-}  // namespace moert::testing
+}  // namespace moert::test
 
 #endif  // MOERT_TESTS_SUPPORT_RUN_ENGINE_H_

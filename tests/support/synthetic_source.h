@@ -12,7 +12,7 @@
 #include "moert/expert_source.h"
 #include "quant/packing.h"
 
-namespace moert::testing {
+namespace moert::test {
 
 struct SyntheticShape {
   int layers = 3;
@@ -124,6 +124,6 @@ class SyntheticSource final : public ExpertSource {
   mutable std::atomic<int64_t> reads_{0};
 };
 
-}  // namespace moert::testing
+}  // namespace moert::test
 
 #endif  // MOERT_TESTS_SUPPORT_SYNTHETIC_SOURCE_H_

@@ -9,10 +9,10 @@
 namespace moert {
 namespace {
 
-using testing::HiddenProcess;
-using testing::RunStep;
-using testing::SyntheticShape;
-using testing::SyntheticSource;
+using test::HiddenProcess;
+using test::RunStep;
+using test::SyntheticShape;
+using test::SyntheticSource;
 
 TEST_CASE("a budget below the minimum is refused with the arithmetic") {
   const auto source = std::make_shared<SyntheticSource>(SyntheticShape{});

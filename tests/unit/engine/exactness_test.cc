@@ -8,10 +8,10 @@
 namespace moert {
 namespace {
 
-using testing::HiddenProcess;
-using testing::RunStep;
-using testing::SyntheticShape;
-using testing::SyntheticSource;
+using test::HiddenProcess;
+using test::RunStep;
+using test::SyntheticShape;
+using test::SyntheticSource;
 
 struct Workload {
   Phase phase;

@@ -7,10 +7,10 @@
 namespace moert {
 namespace {
 
-using testing::HiddenProcess;
-using testing::RunStep;
-using testing::SyntheticShape;
-using testing::SyntheticSource;
+using test::HiddenProcess;
+using test::RunStep;
+using test::SyntheticShape;
+using test::SyntheticSource;
 
 std::shared_ptr<SyntheticSource> TwoVersions() {
   return std::make_shared<SyntheticSource>(

@@ -15,8 +15,8 @@
 namespace moert {
 namespace {
 
-using testing::ExpertRecord;
-using testing::RandomExpert;
+using test::ExpertRecord;
+using test::RandomExpert;
 
 constexpr float kUnwritten = -12345.0f;
 

@@ -12,8 +12,8 @@
 namespace moert {
 namespace {
 
-using testing::SyntheticShape;
-using testing::SyntheticSource;
+using test::SyntheticShape;
+using test::SyntheticSource;
 
 struct Fixture {
   SyntheticSource source{SyntheticShape{2, 6, 2, 64, 48, 0, false, false, true}};

@@ -7,8 +7,8 @@
 namespace moert {
 namespace {
 
-using testing::SyntheticShape;
-using testing::SyntheticSource;
+using test::SyntheticShape;
+using test::SyntheticSource;
 
 struct Fixture {
   SyntheticSource source{SyntheticShape{}};
