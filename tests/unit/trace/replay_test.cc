@@ -12,10 +12,10 @@ namespace moert {
 namespace {
 
 using test::TempDir;
-using testing::HiddenProcess;
-using testing::RunStep;
-using testing::SyntheticShape;
-using testing::SyntheticSource;
+using test::HiddenProcess;
+using test::RunStep;
+using test::SyntheticShape;
+using test::SyntheticSource;
 
 struct Run {
   EngineStats stats;

@@ -14,10 +14,10 @@ namespace {
 using test::ReadFile;
 using test::TempDir;
 using test::WriteFile;
-using testing::HiddenProcess;
-using testing::RunStep;
-using testing::SyntheticShape;
-using testing::SyntheticSource;
+using test::HiddenProcess;
+using test::RunStep;
+using test::SyntheticShape;
+using test::SyntheticSource;
 
 /// Keeps what a sink saw.
 class Memory final : public TraceSink {
