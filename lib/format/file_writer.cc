@@ -14,7 +14,6 @@
 #include "base/status_macros.h"
 
 namespace moert {
-namespace {
 
 absl::Status SyncDirectory(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -27,12 +26,27 @@ absl::Status SyncDirectory(const std::string& path) {
   return absl::OkStatus();
 }
 
-}  // namespace
-
 absl::StatusOr<std::unique_ptr<FileWriter>> FileWriter::Create(const std::string& path) {
   const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
   if (fd < 0) return PosixError(errno, fmt::format("{}: create", path));
   return std::unique_ptr<FileWriter>(new FileWriter(path, fd));
+}
+
+absl::StatusOr<std::unique_ptr<FileWriter>> FileWriter::Resume(const std::string& path,
+                                                               int64_t size) {
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+  if (fd < 0) return PosixError(errno, fmt::format("{}: open", path));
+  std::unique_ptr<FileWriter> writer(new FileWriter(path, fd));
+  struct stat st {};
+  if (::fstat(fd, &st) != 0) return PosixError(errno, fmt::format("{}: stat", path));
+  if (st.st_size < size) {
+    return absl::DataLossError(
+        fmt::format("{}: has {} bytes, {} were written before", path, st.st_size, size));
+  }
+  if (::ftruncate(fd, size) != 0) return PosixError(errno, fmt::format("{}: truncate", path));
+  if (::lseek(fd, size, SEEK_SET) != size) return PosixError(errno, fmt::format("{}: seek", path));
+  writer->size_ = size;
+  return writer;
 }
 
 FileWriter::~FileWriter() {
@@ -53,6 +67,12 @@ absl::Status FileWriter::Append(absl::Span<const std::byte> data) {
 
 absl::Status FileWriter::Append(absl::string_view text) {
   return Append(absl::MakeConstSpan(reinterpret_cast<const std::byte*>(text.data()), text.size()));
+}
+
+absl::Status FileWriter::Sync() {
+  if (fd_ < 0) return absl::FailedPreconditionError(fmt::format("{}: already closed", path_));
+  if (::fsync(fd_) != 0) return PosixError(errno, fmt::format("{}: fsync", path_));
+  return absl::OkStatus();
 }
 
 absl::Status FileWriter::Close() {

@@ -14,17 +14,22 @@
 
 namespace moert {
 
-/// Appends to one new file. Not thread-safe.
+/// Appends to one file. Not thread-safe.
 class FileWriter {
  public:
   /// AlreadyExists if there is a file.
   static absl::StatusOr<std::unique_ptr<FileWriter>> Create(const std::string& path);
+  /// Goes on with a file of at least `size` bytes, of which only the first `size` are kept.
+  /// DataLoss if it is shorter.
+  static absl::StatusOr<std::unique_ptr<FileWriter>> Resume(const std::string& path, int64_t size);
   ~FileWriter();
   FileWriter(const FileWriter&) = delete;
   FileWriter& operator=(const FileWriter&) = delete;
 
   absl::Status Append(absl::Span<const std::byte> data);
   absl::Status Append(absl::string_view text);
+  /// Flushes what was appended to the disk.
+  absl::Status Sync();
   /// Flushes to the disk and closes. The file is complete only after this returns OK.
   absl::Status Close();
   int64_t size() const { return size_; }
@@ -57,6 +62,9 @@ class AtomicDirectory {
   const std::string final_path_;
   bool committed_ = false;
 };
+
+/// Makes entries made, renamed and removed in a folder durable.
+absl::Status SyncDirectory(const std::string& path);
 
 }  // namespace moert
 

@@ -13,6 +13,7 @@
 #include "absl/types/span.h"
 #include "format/file_writer.h"
 #include "format/pack_manifest.h"
+#include "format/partial_pack.h"
 #include "format/safetensors_writer.h"
 #include "moert/expert_source.h"
 
@@ -27,13 +28,16 @@ struct PackDescription {
   int64_t max_file_bytes = int64_t{4} << 30;
 };
 
-/// Nothing is at the final place before Finish; a writer that dies leaves nothing behind. Not
-/// thread-safe.
+/// Nothing is at the final place before Finish. Not thread-safe.
 class PackWriter {
  public:
-  /// `dir` must not exist; its parent must.
+  /// `dir` must not exist; its parent must. A writer that is destroyed early removes what it wrote.
   static absl::StatusOr<std::unique_ptr<PackWriter>> Create(const std::string& dir,
                                                             PackDescription description);
+  /// A writer that dies or is destroyed early leaves `dir`.partial with the layers that CommitLayer
+  /// completed; the next one with the same description goes on after them. One process at a time.
+  static absl::StatusOr<std::unique_ptr<PackWriter>> CreateResumable(const std::string& dir,
+                                                                     PackDescription description);
 
   /// The layout that a record must have.
   absl::StatusOr<RecordLayout> Layout(int layer, int expert, int version) const;
@@ -45,6 +49,12 @@ class PackWriter {
   absl::Status WriteRecord(int layer, int expert, int version, absl::Span<const std::byte> record);
   /// In ascending order of layers, any time between Create and Finish.
   absl::Status WriteConstants(int layer, const LayerConstants& constants);
+  /// Makes layer durable, once its records and constants are written. CreateResumable only.
+  absl::Status CommitLayer(int layer);
+  /// Layers that are complete, counting those of earlier writers.
+  int layers_done() const;
+  /// Reads a record of a complete layer back and verifies its checksum. CreateResumable only.
+  absl::Status ReadRecord(int layer, int expert, int version, std::vector<std::byte>* record);
   /// All records and constants must have been written. AlreadyExists if `dir` was made meanwhile.
   absl::Status Finish();
 
@@ -55,12 +65,18 @@ class PackWriter {
     size_t first_record = 0;
   };
   PackWriter() = default;
+  static absl::StatusOr<std::unique_ptr<PackWriter>> Plan(PackDescription description);
   absl::Status PlanFiles(int64_t max_file_bytes);
-  absl::Status OpenConstants();
   absl::Status NextFile();
+  absl::Status Resume();
+  void PlaceRecords(const PlannedFile& plan);
+  size_t NumConstantTensors(int layers) const;
 
   PackManifest manifest_;
-  std::unique_ptr<AtomicDirectory> dir_;
+  std::string path_;  // where files are written
+  std::unique_ptr<AtomicDirectory> atomic_;
+  std::unique_ptr<PartialPack> partial_;
+  std::vector<TensorSpec> constant_tensors_;
   std::vector<PlannedFile> planned_;
   std::unique_ptr<SafetensorsWriter> records_;
   std::unique_ptr<SafetensorsWriter> constants_;
@@ -68,6 +84,11 @@ class PackWriter {
   int next_constants_ = 0;
   int64_t total_bytes_ = 0;
 };
+
+/// The tensors of constants.safetensors.
+absl::StatusOr<std::vector<TensorSpec>> ConstantTensors(const MoeModelSpec& model);
+/// The tensor of one record, its padding included.
+TensorSpec RecordTensor(int layer, int expert, const std::string& version, int64_t bytes);
 
 /// Names of the constants' tensors of a layer.
 struct ConstantNames {

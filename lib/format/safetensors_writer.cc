@@ -3,10 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/checked_math.h"
+#include "base/fmt_absl.h"
 #include "base/status_macros.h"
+#include "moert/env.h"
 #include "moert/scheme.h"
 
 namespace moert {
@@ -34,41 +38,83 @@ const char* DTypeCode(DType t) {
   return "";
 }
 
+std::optional<int64_t> TensorBytes(const TensorSpec& t) {
+  Checked<int64_t> bytes(DTypeBytes(t.dtype));
+  for (const int64_t d : t.shape) bytes.Mul(d);
+  return bytes.value();
+}
+
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
-    const std::string& path, std::vector<TensorSpec> tensors) {
-  std::unique_ptr<SafetensorsWriter> writer(new SafetensorsWriter);
+absl::StatusOr<std::string> SafetensorsFileStart(const std::vector<TensorSpec>& tensors) {
   // Entries are written in data order; a sorted JSON object would lose it for human readers.
   std::string header = "{";
   int64_t end = 0;
   for (const TensorSpec& t : tensors) {
-    Checked<int64_t> bytes(DTypeBytes(t.dtype));
-    for (const int64_t d : t.shape) bytes.Mul(d);
-    const auto next = bytes.value() ? CheckedAdd<int64_t>(end, *bytes.value()) : std::nullopt;
+    const auto bytes = TensorBytes(t);
+    const auto next = bytes ? CheckedAdd<int64_t>(end, *bytes) : std::nullopt;
     if (!next || *next < end) {
-      return absl::InvalidArgumentError(
-          fmt::format("{}: tensor \"{}\": its size overflows", path, t.name));
+      return absl::InvalidArgumentError(fmt::format("tensor \"{}\": its size overflows", t.name));
     }
     header += fmt::format("{}{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}}",
                           header.size() == 1 ? "" : ",", nlohmann::json(t.name).dump(),
                           DTypeCode(t.dtype), fmt::join(t.shape, ","), end, *next);
-    writer->offsets_.push_back(end);
     end = *next;
   }
-  writer->offsets_.push_back(end);
   header += "}";
   const int64_t data =
       RoundUp<int64_t>(kPrefixBytes + static_cast<int64_t>(header.size()), kRecordAlignment);
   header.resize(static_cast<size_t>(data - kPrefixBytes), ' ');
-  for (int64_t& offset : writer->offsets_) offset += data;
-
-  MOERT_ASSIGN_OR_RETURN(writer->file_, FileWriter::Create(path));
   const uint64_t length = header.size();
-  MOERT_RETURN_IF_ERROR(writer->file_->Append(
-      absl::MakeConstSpan(reinterpret_cast<const std::byte*>(&length), sizeof(length))));
-  MOERT_RETURN_IF_ERROR(writer->file_->Append(header));
+  std::string start(kPrefixBytes, '\0');
+  std::memcpy(start.data(), &length, sizeof(length));
+  return start + header;
+}
+
+absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Plan(
+    const std::string& path, std::vector<TensorSpec> tensors) {
+  std::unique_ptr<SafetensorsWriter> writer(new SafetensorsWriter);
+  const auto start = SafetensorsFileStart(tensors);
+  if (!start.ok()) {
+    return absl::InvalidArgumentError(fmt::format("{}: {}", path, start.status().message()));
+  }
+  writer->start_ = *start;
+  int64_t end = static_cast<int64_t>(writer->start_.size());
+  for (const TensorSpec& t : tensors) {
+    writer->offsets_.push_back(end);
+    const auto next = CheckedAdd<int64_t>(end, *TensorBytes(t));
+    if (!next) return absl::InvalidArgumentError(fmt::format("{}: its size overflows", path));
+    end = *next;
+  }
+  writer->offsets_.push_back(end);
   writer->tensors_ = std::move(tensors);
+  return writer;
+}
+
+absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
+    const std::string& path, std::vector<TensorSpec> tensors) {
+  MOERT_ASSIGN_OR_RETURN(auto writer, Plan(path, std::move(tensors)));
+  MOERT_ASSIGN_OR_RETURN(writer->file_, FileWriter::Create(path));
+  MOERT_RETURN_IF_ERROR(writer->file_->Append(writer->start_));
+  return writer;
+}
+
+absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Resume(
+    const std::string& path, std::vector<TensorSpec> tensors, size_t written) {
+  MOERT_ASSIGN_OR_RETURN(auto writer, Plan(path, std::move(tensors)));
+  if (written > writer->tensors_.size()) {
+    return absl::InvalidArgumentError(
+        fmt::format("{}: has {} tensors, not {}", path, writer->tensors_.size(), written));
+  }
+  std::string found(writer->start_.size(), '\0');
+  MOERT_ASSIGN_OR_RETURN(const auto old, Env::Default()->Open(path, FileAccess::kBuffered));
+  const absl::Status read =
+      old->Read(0, absl::MakeSpan(reinterpret_cast<std::byte*>(found.data()), found.size()));
+  if (!read.ok() || found != writer->start_) {
+    return absl::DataLossError(fmt::format("{}: not the file that was begun here", path));
+  }
+  MOERT_ASSIGN_OR_RETURN(writer->file_, FileWriter::Resume(path, writer->offsets_[written]));
+  writer->next_ = written;
   return writer;
 }
 

@@ -65,8 +65,7 @@ TEST_CASE("negative log-likelihood of each domain's first window") {
 
 TEST_CASE("greedy continuations of the reference prompts") {
   TinyModel model(1);
-  const nlohmann::json reference = ReadReference();
-  for (const auto& entry : reference["greedy"]) {
+  for (const auto& entry : ReadReference()["greedy"]) {
     INFO(entry["prompt"].get<std::string>());
     host::GenerateOptions options;
     options.max_tokens = 64;

@@ -97,8 +97,7 @@ TEST_CASE(
 }
 
 TEST_CASE("generate: greedy tokens and text of the reference prompts in fp32") {
-  const nlohmann::json reference = ReadReference();
-  for (const auto& entry : reference["greedy"]) {
+  for (const auto& entry : ReadReference()["greedy"]) {
     const std::string file = Cache() / "prompt";
     test::WriteFile(file, entry["prompt"].get<std::string>());
     const std::string args = "generate" + Model() + "--prompt-file " + file +

@@ -1,0 +1,62 @@
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <filesystem>
+
+#include "base/status_macros.h"
+#include "examples/cli/common/args.h"
+#include "examples/cli/common/progress.h"
+#include "examples/cli/pack/commands.h"
+#include "examples/cli/pack/quantize_job.h"
+
+namespace moert::cli {
+namespace {
+
+constexpr char kCommand[] = "moert-pack quantize";
+
+absl::Status Run(QuantizeJob* job, const std::string& schemes, bool quiet) {
+  MOERT_ASSIGN_OR_RETURN(job->schemes, ParseSchemes(schemes));
+  Progress progress("quantizing matrices", !quiet);
+  job->progress = [&](int64_t done, int64_t total) { progress.Update(done, total); };
+  if (!quiet) job->log = [](const std::string& line) { fmt::print(stderr, "{}\n", line); };
+  const absl::Status status = RunQuantizeJob(*job);
+  std::error_code ec;
+  if (!status.ok() && !quiet && std::filesystem::exists(job->out + ".partial", ec)) {
+    fmt::print(stderr,
+               "note: completed layers are kept in {}.partial; the same command goes on "
+               "after them\n",
+               job->out);
+  }
+  return status;
+}
+
+}  // namespace
+
+int QuantizeMain(int argc, const char* const* argv) {
+  QuantizeJob job;
+  std::string schemes;
+  bool quiet = false;
+  ArgParser parser(kCommand,
+                   "Writes an expert pack: every routed expert in each of some schemes. Routers "
+                   "and shared experts stay as they are. An interrupted run is gone on with by the "
+                   "same command.");
+  parser.AddString("model", &job.model, "directory of a Hugging Face checkpoint");
+  parser.Require("model");
+  parser.AddString("out", &job.out, "the pack to write, a directory that does not exist");
+  parser.Require("out");
+  parser.AddString("schemes", &schemes, "comma-separated schemes, e.g. bf16,w4a16_g128");
+  parser.Require("schemes");
+  parser.AddChoice("method", &job.method, {"rtn"}, "how weights become codes");
+  parser.AddInt("threads", &job.threads, "threads; 0: one a core", 0, 1024);
+  parser.AddSwitch("quiet", &quiet, "no progress, no notes");
+  const absl::Status parsed = parser.Parse(argc, argv);
+  if (!parsed.ok()) return ReportError(kCommand, parsed);
+  if (parser.help_requested()) {
+    fmt::print("{}", parser.Help());
+    return kExitOk;
+  }
+  const absl::Status status = Run(&job, schemes, quiet);
+  return status.ok() ? kExitOk : ReportError(kCommand, status);
+}
+
+}  // namespace moert::cli

@@ -1,0 +1,62 @@
+#include <fmt/format.h>
+
+#include <cstdio>
+
+#include "base/bytes_text.h"
+#include "base/status_macros.h"
+#include "base/thread_pool.h"
+#include "examples/cli/common/args.h"
+#include "examples/cli/common/progress.h"
+#include "examples/cli/pack/commands.h"
+#include "format/verify_pack.h"
+
+namespace moert::cli {
+namespace {
+
+constexpr char kCommand[] = "moert-pack verify";
+constexpr size_t kShown = 20;
+
+absl::StatusOr<PackVerification> Verify(const std::string& pack, int threads, bool quiet) {
+  ThreadPoolOptions options;
+  options.threads = threads;
+  MOERT_ASSIGN_OR_RETURN(const auto pool, CreateThreadPool(options));
+  Progress progress("verifying records", !quiet);
+  return VerifyPack(pack, Env::Default(), pool.get(),
+                    [&](int64_t done, int64_t total) { progress.Update(done, total); });
+}
+
+}  // namespace
+
+int VerifyMain(int argc, const char* const* argv) {
+  std::string pack;
+  int threads = 0;
+  bool quiet = false;
+  ArgParser parser(kCommand,
+                   "Reads a whole expert pack and checks every byte of it. Exit status 1 and one "
+                   "line for each damaged part if there is any.");
+  parser.AddPositional("PACK", &pack, "an expert pack");
+  parser.AddInt("threads", &threads, "threads; 0: one a core", 0, 1024);
+  parser.AddSwitch("quiet", &quiet, "no progress, no summary");
+  const absl::Status parsed = parser.Parse(argc, argv);
+  if (!parsed.ok()) return ReportError(kCommand, parsed);
+  if (parser.help_requested()) {
+    fmt::print("{}", parser.Help());
+    return kExitOk;
+  }
+  const absl::StatusOr<PackVerification> result = Verify(pack, threads, quiet);
+  if (!result.ok()) return ReportError(kCommand, result.status());
+  for (size_t i = 0; i < result->damage.size() && i < kShown; ++i) {
+    fmt::print(stderr, "{}: {}\n", kCommand, result->damage[i]);
+  }
+  if (result->damage.size() > kShown) {
+    fmt::print(stderr, "{}: and {} more\n", kCommand, result->damage.size() - kShown);
+  }
+  if (!result->damage.empty()) return kExitFailure;
+  if (!quiet) {
+    fmt::print("{}: {} records and the constants are intact ({})\n", pack, result->records,
+               BytesText(result->bytes));
+  }
+  return kExitOk;
+}
+
+}  // namespace moert::cli

@@ -1,0 +1,125 @@
+// moert-pack as users script it.
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "support/catch.h"
+#include "support/run_tool.h"
+#include "support/temp_dir.h"
+#include "support/tiny_model.h"
+
+namespace moert {
+namespace {
+
+using Json = nlohmann::json;
+using test::Outcome;
+using test::TempDir;
+
+const TempDir& Scratch() {
+  static const TempDir dir;
+  return dir;
+}
+Outcome Pack(const std::string& args) { return test::RunTool("pack", args, Scratch()); }
+
+std::string Quantize(const std::string& out, const std::string& schemes) {
+  return "quantize --model " + TinyModelDir() + " --out " + Scratch() / out + " --schemes " +
+         schemes;
+}
+
+Json Info(const std::string& path) {
+  const Outcome outcome = Pack("info " + path + " --json -");
+  INFO(outcome.err);
+  REQUIRE(outcome.status == 0);
+  return Json::parse(outcome.out);
+}
+
+TEST_CASE("quantize, info and verify of several schemes") {
+  const std::string pack = Scratch() / "several";
+  Outcome outcome = Pack(Quantize("several", "w2a16_g64_asym,bf16,w4a16_g128"));
+  INFO(outcome.err);
+  REQUIRE(outcome.status == 0);
+  CHECK(outcome.out.empty());
+  CHECK(outcome.err.empty());  // no progress but on a terminal
+  const Json info = Info(pack);
+  CHECK(info["kind"] == "pack");
+  CHECK(info["quantizer"]["method"] == "rtn");
+  REQUIRE(info["versions"].size() == 3);
+  const std::vector<std::pair<std::string, double>> expected = {
+      {"bf16", 16.0}, {"w4a16_g128", 4.25}, {"w2a16_g64_asym", 2.5}};
+  for (size_t i = 0; i < expected.size(); ++i) {
+    CHECK(info["versions"][i]["name"] == expected[i].first);
+    CHECK(info["versions"][i]["stored_bits"] == Approx(expected[i].second));
+  }
+  outcome = Pack("verify " + pack);
+  CHECK(outcome.status == 0);
+  CHECK_THAT(outcome.out, Catch::Contains("768 records and the constants are intact"));
+
+  // The bf16 version is the checkpoint: the same numbers as without a pack.
+  const std::string ppl = "ppl --model " + TinyModelDir() + " --cache " + Scratch() / "cache" +
+                          " --tokens " + EvalDir() +
+                          "/gsm8k.tokens.u16 --limit 512 --json - --quiet";
+  const Outcome direct = test::RunTool("run", ppl, Scratch());
+  REQUIRE(direct.status == 0);
+  const Outcome packed =
+      test::RunTool("run", ppl + " --strategy resident:scheme=bf16 --experts " + pack, Scratch());
+  INFO(packed.err);
+  REQUIRE(packed.status == 0);
+  CHECK(Json::parse(packed.out)["nll"] == Json::parse(direct.out)["nll"]);
+
+  // One bit of a record.
+  const std::string file = pack + "/experts-00000.safetensors";
+  std::string bytes = test::ReadFile(file);
+  bytes[bytes.size() / 2] = static_cast<char>(bytes[bytes.size() / 2] ^ 4);
+  test::WriteFile(file, bytes);
+  outcome = Pack("verify " + pack);
+  CHECK(outcome.status == 1);
+  CHECK_THAT(outcome.err, Catch::Contains("layers.") && Catch::Contains("is damaged"));
+}
+
+TEST_CASE("info of a checkpoint and of a file") {
+  const Json model = Info(TinyModelDir());
+  CHECK(model["kind"] == "checkpoint");
+  CHECK(model["model"]["experts"] == 256);
+  CHECK(model["schemes"][0]["bytes"] == 8 * 32 * 3 * 128 * 64 * 2);
+  const Json file = Info(TinyModelDir() + "/model.safetensors");
+  CHECK(file["kind"] == "safetensors");
+  CHECK(file["tensors"].size() == 882);
+  const Outcome text = Pack("info " + TinyModelDir());
+  CHECK(text.status == 0);
+  CHECK_THAT(text.out, Catch::Contains("w4a16_g128"));
+}
+
+TEST_CASE("bad arguments and input: status 2, one message on stderr, nothing on stdout") {
+  const std::string model = " --model " + TinyModelDir();
+  const std::string out = " --out " + Scratch() / "bad";
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"", "usage"},
+      {"frobnicate", "'frobnicate' is not a command"},
+      {"quantize", "--model"},
+      {"quantize" + model + " --schemes bf16", "--out"},
+      {"quantize" + model + out, "--schemes"},
+      {"quantize" + model + out + " --schemes w5a16", "legal are: bf16"},
+      {"quantize" + model + out + " --schemes bf16,bf16", "listed twice"},
+      {"quantize" + model + out + " --schemes bf16 --method magic", "rtn"},
+      {"quantize --model /no/such/model --schemes bf16" + out, "/no/such/model"},
+      {"quantize" + model + " --schemes bf16 --out /no/such/folder/p", "/no/such/folder/p"},
+      {"info", "PACK"},
+      {"info /no/such/thing", "/no/such/thing"},
+      {"verify /no/such/pack", "/no/such/pack"},
+      {"verify " + TinyModelDir(), "moert.json"},
+  };
+  for (const auto& [args, message] : cases) {
+    const Outcome outcome = Pack(args);
+    INFO(args << "\nstderr: " << outcome.err);
+    CHECK(outcome.status == 2);
+    CHECK(outcome.out.empty());
+    CHECK_THAT(outcome.err, Catch::Contains(message));
+  }
+  REQUIRE(Pack(Quantize("twice", "bf16")).status == 0);
+  const Outcome again = Pack(Quantize("twice", "bf16"));
+  CHECK(again.status != 0);
+  CHECK_THAT(again.err, Catch::Contains("already exists"));
+}
+
+}  // namespace
+}  // namespace moert

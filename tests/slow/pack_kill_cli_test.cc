@@ -1,0 +1,102 @@
+// Killing `moert-pack quantize` at random points leaves nothing, or a run that can be gone on with.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <map>
+#include <random>
+#include <string>
+#include <thread>
+
+#include "support/catch.h"
+#include "support/run_tool.h"
+#include "support/temp_dir.h"
+#include "support/tiny_model.h"
+
+namespace moert {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using test::TempDir;
+
+constexpr int kKills = 100;
+
+std::map<std::string, std::string> Files(const std::string& dir) {
+  std::map<std::string, std::string> files;
+  for (const auto& e : std::filesystem::directory_iterator(dir)) {
+    files[e.path().filename().string()] = test::ReadFile(e.path().string());
+  }
+  return files;
+}
+
+pid_t Start(const std::string& out) {
+  const std::string tool = std::string(MOERT_BIN_DIR) + "/moert-pack", model = TinyModelDir();
+  const pid_t pid = ::fork();
+  REQUIRE(pid >= 0);
+  if (pid == 0) {
+    ::execl(tool.c_str(), tool.c_str(), "quantize", "--quiet", "--model", model.c_str(), "--out",
+            out.c_str(), "--schemes", "w2a16_g-1_asym", static_cast<char*>(nullptr));
+    ::_exit(127);
+  }
+  return pid;
+}
+
+// True if the process ended by itself, and well, before `deadline`; else it is killed.
+bool WaitOrKill(pid_t pid, Clock::time_point deadline) {
+  int status = 0;
+  while (Clock::now() < deadline) {
+    if (::waitpid(pid, &status, WNOHANG) == pid) {
+      REQUIRE(WIFEXITED(status));
+      REQUIRE(WEXITSTATUS(status) == 0);
+      return true;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  ::kill(pid, SIGKILL);
+  REQUIRE(::waitpid(pid, &status, 0) == pid);
+  if (!WIFEXITED(status)) return false;  // else it was done just now
+  REQUIRE(WEXITSTATUS(status) == 0);
+  return true;
+}
+
+TEST_CASE("100 kills at random points of quantize") {
+  TempDir dir;
+  const auto began = Clock::now();
+  REQUIRE(WaitOrKill(Start(dir / "whole"), Clock::time_point::max()));
+  const auto whole_time = Clock::now() - began;
+  const auto expected = Files(dir / "whole");
+  std::mt19937 rng(20240611);
+  std::uniform_real_distribution<double> share(0, 0.6);
+  int kills = 0, resumed = 0, completed = 0;
+  const std::string out = dir / "pack";
+  while (kills < kKills || !std::filesystem::exists(out)) {
+    resumed += std::filesystem::exists(out + ".partial") ? 1 : 0;
+    const pid_t pid = Start(out);
+    const auto deadline = kills < kKills
+                              ? Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                                   whole_time * share(rng))
+                              : Clock::time_point::max();
+    const bool done = WaitOrKill(pid, deadline);
+    kills += done ? 0 : 1;
+    if (!std::filesystem::exists(out)) {
+      REQUIRE_FALSE(done);
+      continue;
+    }
+    // There may be a folder to clean up, but what is at the final place is whole.
+    REQUIRE(Files(out) == expected);
+    ++completed;
+    if (kills < kKills) {
+      std::filesystem::remove_all(out);
+      std::filesystem::remove_all(out + ".partial");
+    }
+  }
+  INFO(kills << " kills, " << resumed << " runs went on with an earlier one, " << completed
+             << " packs");
+  CHECK(resumed > 10);
+  CHECK(completed > 2);
+  CHECK(Files(out) == expected);
+}
+
+}  // namespace
+}  // namespace moert
