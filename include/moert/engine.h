@@ -19,6 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "moert/backend.h"
 #include "moert/expert_source.h"
 #include "moert/options.h"
 #include "moert/policy.h"
@@ -34,6 +35,7 @@ struct StepInfo {
   int64_t rows = 0;                       // tokens of every layer call of this step
   absl::Span<const int64_t> request_ids;  // [rows] or empty
   absl::Span<const int32_t> positions;    // [rows] or empty
+  void* stream = nullptr;  // CUDA backend: the cudaStream_t that orders the step's calls
 };
 
 /// Identifies an open step; never reused within an engine.
@@ -112,6 +114,8 @@ class Engine {
 
   virtual const MoeModelSpec& model() const = 0;
   virtual const std::string& strategy() const = 0;
+  /// Where experts execute: never kAuto.
+  virtual BackendKind backend() const = 0;
   /// False when the strategy is lossy: output may depend on residency.
   virtual bool exact() const = 0;
 };

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "moert/backend.h"
 #include "moert/mixed_group_gemm.h"
 #include "moert/profile.h"
 #include "moert/trace.h"
@@ -39,6 +40,11 @@ struct EngineOptions {
   Budget budget;
   /// Rows of the largest layer call. Workspace is sized from it and is part of the budget.
   int64_t max_tokens_per_forward = 512;
+  BackendKind backend = BackendKind::kCpu;
+  /// CUDA backend: the device's ordinal.
+  int device = 0;
+  /// CUDA backend: most bytes of pinned host memory that keep records read before; -1: all of them.
+  int64_t host_budget = -1;
   ActivationNumerics activation = ActivationNumerics::kBF16;
   ClockKind clock = ClockKind::kWall;
   HardwareProfile profile;

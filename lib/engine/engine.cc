@@ -5,6 +5,7 @@
 #include <mutex>
 #include <utility>
 
+#include "backend/backend.h"
 #include "base/bytes_text.h"
 #include "base/fmt_absl.h"
 #include "base/rows.h"
@@ -67,6 +68,7 @@ struct Blueprint {
   std::vector<int> versions;  // of the source
   std::unique_ptr<ThreadPool> pool;
   std::unique_ptr<MixedGroupGemm> gemm;
+  std::unique_ptr<Backend> backend;  // null: the CPU
   MemoryPlan plan;
 };
 
@@ -82,6 +84,9 @@ absl::StatusOr<Blueprint> MakeBlueprint(const ExpertSource& source, const Engine
   MOERT_ASSIGN_OR_RETURN(b.pool, CreateThreadPool(threads));
   MOERT_ASSIGN_OR_RETURN(b.gemm,
                          MixedGroupGemm::Create(b.pool.get(), options.kernels, options.activation));
+
+  MOERT_ASSIGN_OR_RETURN(b.backend, MakeBackend(options));
+  if (b.backend != nullptr) MOERT_RETURN_IF_ERROR(b.backend->Check(source, b.versions));
 
   MemoryPlan& plan = b.plan;
   const int64_t tokens = options.max_tokens_per_forward;
@@ -108,6 +113,7 @@ absl::StatusOr<Blueprint> MakeBlueprint(const ExpertSource& source, const Engine
   plan.table_bytes = plan.total_experts * ExpertStore::kBytesPerExpert;
   plan.workspace_bytes = gemm_bytes + LayerRunner::WorkspaceBytes(model, tokens) +
                          2 * tokens * hidden * 4 + options.io_threads * source.scratch_bytes();
+  if (b.backend != nullptr) plan.workspace_bytes = b.backend->WorkspaceBytes(model, tokens);
   MOERT_RETURN_IF_ERROR(ApplyBudget(options.budget, b.strategy, model, &plan));
   return b;
 }
@@ -123,6 +129,7 @@ class EngineImpl final : public Engine {
         budget_(b.plan.budget_bytes),
         pool_(std::move(b.pool)),
         gemm_(std::move(b.gemm)),
+        backend_(std::move(b.backend)),
         versions_(std::move(b.versions)) {}
 
   absl::Status Init();
@@ -147,6 +154,9 @@ class EngineImpl final : public Engine {
   int64_t now_ns() const override { return clock_->now_ns(); }
   const MoeModelSpec& model() const override { return source_->model(); }
   const std::string& strategy() const override { return strategy_.spec; }
+  BackendKind backend() const override {
+    return backend_ == nullptr ? BackendKind::kCpu : BackendKind::kCuda;
+  }
   bool exact() const override { return strategy_.exact; }
 
  private:
@@ -157,6 +167,7 @@ class EngineImpl final : public Engine {
     int64_t epoch = 0;
     int64_t begin_ns = 0;
     std::vector<int64_t> request_ids;
+    void* stream = nullptr;
     absl::Status status;
   };
 
@@ -184,6 +195,7 @@ class EngineImpl final : public Engine {
   HardwareProfile profile_;
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<MixedGroupGemm> gemm_;
+  std::unique_ptr<Backend> backend_;  // null: the CPU
   const std::vector<int> versions_;
   std::vector<LayerConstants> constants_;
   std::vector<AlignedBuffer<std::byte>> shared_records_;
@@ -192,6 +204,7 @@ class EngineImpl final : public Engine {
   std::unique_ptr<ExpertStore> store_;
   std::unique_ptr<VersionManager> manager_;
   std::unique_ptr<Router> router_;
+  std::unique_ptr<DeviceExecutor> device_;
   std::unique_ptr<Prefetcher> prefetcher_;
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<LayerRunner> runner_;
@@ -231,6 +244,9 @@ absl::Status EngineImpl::ReadConstants() {
 
 absl::StatusOr<std::unique_ptr<BlockPool>> EngineImpl::MakePool(int64_t block_bytes,
                                                                 int64_t blocks) {
+  if (backend_ != nullptr) {
+    return backend_->MakePool(block_bytes, MaxBlocks(), blocks, &budget_);
+  }
   return (options_.simulate ? MakeCountingBlockPool : MakeRamBlockPool)(block_bytes, MaxBlocks(),
                                                                         blocks, &budget_);
 }
@@ -255,6 +271,10 @@ absl::Status EngineImpl::Init() {
     clock_ = std::make_unique<WallClock>();
     transfers =
         MakeReaderQueue(source_.get(), clock_.get(), options_.io_threads, options_.link_gbps * 1e9);
+  }
+  if (backend_ != nullptr) {
+    MOERT_ASSIGN_OR_RETURN(transfers, backend_->MakeTransfers(source_.get(), clock_.get(),
+                                                              virtual_clock, &profile_, options_));
   }
   std::vector<ServedVersion> served = {{versions_[0], 0}};
   std::vector<std::unique_ptr<BlockPool>> pools(1);
@@ -311,10 +331,17 @@ absl::Status EngineImpl::Init() {
   parts.stats = &stats_;
   parts.trace = options_.trace.get();
   parts.simulate = options_.simulate;
+  if (backend_ != nullptr) {
+    MOERT_ASSIGN_OR_RETURN(
+        device_,
+        backend_->MakeExecutor({source_.get(), versions_, &constants_, parts.shared_records,
+                                options_.max_tokens_per_forward, &stats_}));
+    parts.device = device_.get();
+  }
   runner_ = std::make_unique<LayerRunner>(parts, options_.max_tokens_per_forward);
   int64_t hidden = 0;
   for (const MoeLayerSpec& layer : model.layers) hidden = std::max(hidden, layer.hidden);
-  if (!options_.simulate) {
+  if (!options_.simulate && device_ == nullptr) {
     x_ = AlignedBuffer<float>(options_.max_tokens_per_forward * hidden);
     y_ = AlignedBuffer<float>(options_.max_tokens_per_forward * hidden);
   }
@@ -379,6 +406,15 @@ absl::StatusOr<StepId> EngineImpl::BeginStep(const StepInfo& info) {
   if (manager_ != nullptr) manager_->BeforeStep(context);
   step.epoch = store_->OpenStep();
   if (manager_ != nullptr) manager_->AfterStepOpened(context);
+  step.stream = info.stream;
+  if (device_ != nullptr) {
+    const absl::Status opened = device_->OpenStep(*store_, step.epoch, step.stream);
+    if (!opened.ok()) {
+      store_->CloseStep(step.epoch);
+      steps_.erase(id);
+      return opened;
+    }
+  }
   return id;
 }
 
@@ -432,12 +468,19 @@ absl::Status EngineImpl::Run(StepId step_id, int layer, const MatrixView& hidden
   }
   Step& step = it->second;
   MOERT_RETURN_IF_ERROR(CheckViews(step, layer, hidden, out));
-  if (!options_.simulate) WidenRows(hidden, x_.data());
-  const absl::Status status = runner_->Forward({ContextOf(step, layer), step.epoch, x_.data(),
-                                                step.rows, routed, step.request_ids, step.begin_ns},
+  const bool on_cpu = !options_.simulate && device_ == nullptr;
+  if (on_cpu) WidenRows(hidden, x_.data());
+  const absl::Status status = runner_->Forward({ContextOf(step, layer),
+                                                step.epoch,
+                                                x_.data(),
+                                                step.rows,
+                                                routed,
+                                                step.request_ids,
+                                                step.begin_ns,
+                                                {layer, step.epoch, hidden, out, step.stream}},
                                                y_.data());
   if (status.ok()) {
-    if (!options_.simulate) NarrowRows(y_.data(), out);
+    if (on_cpu) NarrowRows(y_.data(), out);
   } else if (step.status.ok()) {
     step.status = status;
   }
@@ -451,7 +494,8 @@ absl::Status EngineImpl::EndStep(StepId step) {
   if (it == steps_.end()) {
     return absl::InvalidArgumentError(fmt::format("step {} is not open", step));
   }
-  const absl::Status status = it->second.status;
+  absl::Status status = it->second.status;
+  if (device_ != nullptr) status.Update(device_->CloseStep(it->second.stream));
   store_->CloseStep(it->second.epoch);
   if (options_.trace != nullptr) {
     options_.trace->OnSpan({TimelineTrack::kSteps,

@@ -18,13 +18,21 @@ absl::Status LayerRunner::Forward(LayerCall call, float* out) {
   parts_.store->BeginLayerCall();
   parts_.store->Pump();
 
+  if (parts_.device != nullptr) {
+    MOERT_ASSIGN_OR_RETURN(const bool done, TryResident(call));
+    if (done) return absl::OkStatus();
+  }
   MOERT_RETURN_IF_ERROR(Route(call));
   Plan(call);
   times_.route_ns = parts_.clock->now_ns() - times_.begin_ns;
   Span(call, TimelineTrack::kLayers, "route", times_.begin_ns);
   MOERT_RETURN_IF_ERROR(FetchAndMultiply(call));
   const int64_t combine_ns = parts_.clock->now_ns();
-  if (!parts_.simulate) Combine(call, out);
+  if (parts_.device != nullptr) {
+    MOERT_RETURN_IF_ERROR(parts_.device->Combine(call.device, routing_));
+  } else if (!parts_.simulate) {
+    Combine(call, out);
+  }
 
   if (parts_.versions == nullptr) parts_.store->EndLayerCall(call.context);
   Charge(static_cast<double>(
@@ -62,8 +70,10 @@ absl::Status LayerRunner::Route(const LayerCall& call) {
   const LayerResidency residency = parts_.store->Layer(context.layer);
   if (call.routed == nullptr) {
     const bool next_gate = parts_.prefetcher->wants_next_gate() || parts_.trace != nullptr;
-    MOERT_RETURN_IF_ERROR(parts_.router->Route(context.layer, call.x, call.tokens, rule, residency,
-                                               next_gate, &routing_));
+    MOERT_RETURN_IF_ERROR(parts_.device != nullptr
+                              ? RouteOnDevice(call, rule, residency, next_gate)
+                              : parts_.router->Route(context.layer, call.x, call.tokens, rule,
+                                                     residency, next_gate, &routing_));
   } else {
     const RoutedInput& given = *call.routed;
     MOERT_RETURN_IF_ERROR(parts_.router->RouteGiven(context.layer, call.tokens, given.ids,
@@ -203,7 +213,13 @@ absl::Status LayerRunner::Multiply(const LayerCall& call, bool first) {
   }
   const int64_t begin_ns = parts_.clock->now_ns();
   absl::Status status;
-  if (!parts_.simulate) {
+  if (parts_.device != nullptr) {
+    handles_.clear();
+    for (const int32_t e : wave_) {
+      handles_.push_back({e, parts_.store->Resolve({layer, e}, call.epoch)});
+    }
+    status = parts_.device->Multiply(call.device, routing_, handles_, first);
+  } else if (!parts_.simulate) {
     status = parts_.gemm->Run(call.x, call.tokens, spec.hidden, problems_, slots_.data());
   }
   if (parts_.virtual_clock != nullptr) Charge(WaveNs());
@@ -212,6 +228,56 @@ absl::Status LayerRunner::Multiply(const LayerCall& call, bool first) {
   for (const int32_t e : wave_) parts_.store->Unpin({layer, e});
   wave_.clear();
   return status;
+}
+
+absl::Status LayerRunner::RouteOnDevice(const LayerCall& call, const RoutingRule& rule,
+                                        const LayerResidency& residency, bool next_gate) {
+  const int layer = call.context.layer;
+  return parts_.device->Route(
+      call.device, rule.kind != RoutingRuleKind::kTopK, next_gate,
+      [&](const float* x, RoutingResult* routing) {
+        return parts_.router->Route(layer, x, call.tokens, rule, residency, next_gate, routing);
+      },
+      &routing_);
+}
+
+absl::StatusOr<bool> LayerRunner::TryResident(const LayerCall& call) {
+  CollectRoutings();
+  const LayerResidency residency = parts_.store->Layer(call.context.layer);
+  const bool observed = parts_.prefetcher->wants_next_gate() || parts_.trace != nullptr ||
+                        parts_.strategy->routing != nullptr ||
+                        parts_.strategy->prefetch != nullptr || parts_.virtual_clock != nullptr ||
+                        call.routed != nullptr;
+  if (observed || !parts_.device->CanRunResident(call.context.layer)) return false;
+  for (const uint8_t usable : residency.usable) {
+    if (!usable) return false;
+  }
+  MOERT_RETURN_IF_ERROR(parts_.device->RunResident(call.device, call.context, *parts_.store));
+  return true;
+}
+
+void LayerRunner::CollectRoutings() {
+  PolicyContext context;
+  while (parts_.device->TakeRouting(&context, &late_routing_)) {
+    EngineStats& stats = *parts_.stats;
+    stats.slots += late_routing_.tokens * late_routing_.top_k;
+    for (const float w : late_routing_.weights) stats.mass += w;
+    context.model = parts_.model;
+    parts_.residency->OnRouting(context, late_routing_.view());
+    if (parts_.versions != nullptr) parts_.versions->OnRouting(context, late_routing_.view());
+    for (int32_t e = 0; e < late_routing_.num_experts; ++e) {
+      if (late_routing_.counts[e] == 0) continue;
+      const ExpertKey key{context.layer, e};
+      ++stats.lookups;
+      const bool prefetched = parts_.store->Touch(key);
+      stats.prefetch_useful += prefetched;
+      if (parts_.store->Latest(key).version > parts_.store->intended(key)) {
+        ++stats.low_answers;
+      } else {
+        ++(prefetched ? stats.hits_prefetched : stats.hits_resident);
+      }
+    }
+  }
 }
 
 void LayerRunner::Combine(const LayerCall& call, float* out) {
@@ -264,7 +330,7 @@ LayerRunner::LayerRunner(const LayerParts& parts, int64_t max_tokens)
   for (const MoeLayerSpec& layer : parts.model->layers) {
     slot_floats = std::max(slot_floats, max_tokens * (layer.routing.top_k + 1) * layer.hidden);
   }
-  if (!parts.simulate) slots_ = AlignedBuffer<float>(slot_floats);
+  if (!parts.simulate && parts.device == nullptr) slots_ = AlignedBuffer<float>(slot_floats);
 }
 
 }  // namespace moert

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "backend/backend.h"
 #include "base/aligned.h"
 #include "base/clock.h"
 #include "base/thread_pool.h"
@@ -43,8 +44,9 @@ struct LayerParts {
   Clock* clock = nullptr;
   VirtualClock* virtual_clock = nullptr;  // null on the wall clock
   EngineStats* stats = nullptr;
-  TraceSink* trace = nullptr;  // null: none
-  bool simulate = false;       // no arithmetic
+  TraceSink* trace = nullptr;        // null: none
+  bool simulate = false;             // no arithmetic
+  DeviceExecutor* device = nullptr;  // null: the arithmetic runs on the CPU
 };
 
 /// One call: which layer, for which step, over which rows.
@@ -56,6 +58,7 @@ struct LayerCall {
   const RoutedInput* routed = nullptr;  // null: routed by the gate
   absl::Span<const int64_t> request_ids;
   int64_t step_begin_ns = 0;
+  DeviceCall device;  // where a device executes; x and out are then unused
 };
 
 /// Runs layer calls, one at a time. Its workspace is sized once for max_tokens rows.
@@ -76,6 +79,13 @@ class LayerRunner {
   void Combine(const LayerCall& call, float* out);
 
   absl::Status Multiply(const LayerCall& call, bool first);
+  absl::Status RouteOnDevice(const LayerCall& call, const RoutingRule& rule,
+                             const LayerResidency& residency, bool next_gate);
+  /// The whole call with no host in the way, where nothing can be missing. False: the call has to
+  /// go the long way.
+  absl::StatusOr<bool> TryResident(const LayerCall& call);
+  /// Accounts for calls of TryResident whose routing has arrived.
+  void CollectRoutings();
   absl::Status CollectArrived(const LayerCall& call);
   void CountStall(const LayerCall& call, int64_t begin_ns);
   /// Virtual clock: lets `ns` pass.
@@ -90,6 +100,8 @@ class LayerRunner {
   std::vector<int32_t> wave_;    // experts ready to be multiplied, pinned
   std::vector<int32_t> flying_;  // experts on their way
   std::vector<ExpertProblem> problems_;
+  std::vector<WaveExpert> handles_;  // of a wave on a device
+  RoutingResult late_routing_;
   CallTimes times_;                      // of this call
   const CallTimes* recorded_ = nullptr;  // of this call when it was recorded
   double recorded_bytes_ = 0;            // of all records it multiplied then

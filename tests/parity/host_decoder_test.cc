@@ -65,7 +65,8 @@ TEST_CASE("negative log-likelihood of each domain's first window") {
 
 TEST_CASE("greedy continuations of the reference prompts") {
   TinyModel model(1);
-  for (const auto& entry : ReadReference()["greedy"]) {
+  const nlohmann::json reference = ReadReference();
+  for (const auto& entry : reference["greedy"]) {
     INFO(entry["prompt"].get<std::string>());
     host::GenerateOptions options;
     options.max_tokens = 64;

@@ -97,7 +97,8 @@ TEST_CASE(
 }
 
 TEST_CASE("generate: greedy tokens and text of the reference prompts in fp32") {
-  for (const auto& entry : ReadReference()["greedy"]) {
+  const nlohmann::json reference = ReadReference();
+  for (const auto& entry : reference["greedy"]) {
     const std::string file = Cache() / "prompt";
     test::WriteFile(file, entry["prompt"].get<std::string>());
     const std::string args = "generate" + Model() + "--prompt-file " + file +

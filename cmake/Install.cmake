@@ -1,0 +1,49 @@
+# cmake --install: headers, both libraries, a CMake package with the components `capi` (libmoert.so, the
+# C ABI, no dependencies) and `cxx` (libmoert.a, the C++ API, with the same Abseil as ours), and two
+# pkg-config files. Install components: runtime, development, tools.
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/moert)
+
+set_target_properties(moert_shared PROPERTIES EXPORT_NAME capi)
+install(TARGETS moert_shared EXPORT moertCapiTargets
+        LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT runtime
+        NAMELINK_COMPONENT development)
+install(EXPORT moertCapiTargets NAMESPACE moert:: DESTINATION ${package_dir} COMPONENT development)
+install(FILES ${PROJECT_SOURCE_DIR}/capi/include/moert.h
+        DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development)
+
+# The C++ library needs packages of its dependencies; what was fetched for this build alone has none.
+get_target_property(moert_absl_installed absl::status IMPORTED)
+if(moert_absl_installed)
+  install(TARGETS moert EXPORT moertCxxTargets
+          ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development)
+  install(EXPORT moertCxxTargets NAMESPACE moert:: DESTINATION ${package_dir} COMPONENT development)
+  install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/moert
+          DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development)
+endif()
+
+foreach(tool moert-run moert-pack moert-bench moert-sim)
+  if(TARGET ${tool})
+    install(TARGETS ${tool} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT tools)
+  endif()
+endforeach()
+
+configure_package_config_file(cmake/moertConfig.cmake.in ${PROJECT_BINARY_DIR}/moertConfig.cmake
+                              INSTALL_DESTINATION ${package_dir})
+# Before 1.0 a minor release may change the API.
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/moertConfigVersion.cmake
+                                 COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/moertConfig.cmake ${PROJECT_BINARY_DIR}/moertConfigVersion.cmake
+        DESTINATION ${package_dir} COMPONENT development)
+
+# Paths in the .pc files follow the prefix they are installed under.
+string(REGEX REPLACE "[^/]+" ".." to_prefix "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
+set(MOERT_PC_PREFIX "\${pcfiledir}/${to_prefix}")
+foreach(pc moert moert-static)
+  configure_file(cmake/${pc}.pc.in ${PROJECT_BINARY_DIR}/${pc}.pc @ONLY)
+  if(pc STREQUAL "moert" OR moert_absl_installed)
+    install(FILES ${PROJECT_BINARY_DIR}/${pc}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
+            COMPONENT development)
+  endif()
+endforeach()

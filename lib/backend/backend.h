@@ -1,0 +1,118 @@
+// What an engine needs of a device that is not the CPU: blocks of its fast tier, transfers into
+// them, and the arithmetic of a layer call. Everything else of an engine is the same on all
+// backends.
+#ifndef MOERT_LIB_BACKEND_BACKEND_H_
+#define MOERT_LIB_BACKEND_BACKEND_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "base/clock.h"
+#include "moert/backend.h"
+#include "moert/expert_source.h"
+#include "moert/expert_store.h"
+#include "moert/options.h"
+#include "moert/policy.h"
+#include "moert/profile.h"
+#include "moert/router.h"
+#include "moert/stats.h"
+#include "moert/tensor.h"
+#include "store/block_pool.h"
+#include "store/transfer_queue.h"
+
+namespace moert {
+
+/// The device's side of a layer call.
+struct DeviceCall {
+  int layer = 0;
+  int64_t epoch = 0;  // of the step, see ExpertStore::OpenStep
+  MatrixView hidden;  // in device memory
+  MutableMatrixView out;
+  void* stream = nullptr;  // orders the call
+};
+
+/// An expert ready to be multiplied.
+struct WaveExpert {
+  int32_t expert = 0;
+  ExpertHandle handle;
+};
+
+/// Routes T tokens on the host, where the device cannot. x: [tokens, hidden] fp32.
+using HostRoute = absl::FunctionRef<absl::Status(const float* x, RoutingResult* routing)>;
+
+/// The arithmetic of layer calls, one call at a time: Route, Multiply once or more, Combine. What a
+/// Multiply computes for an expert does not depend on which Multiply it is in.
+class DeviceExecutor {
+ public:
+  virtual ~DeviceExecutor() = default;
+
+  /// Scores, chosen experts and their weights, tokens grouped by expert, on the host. Waits for the
+  /// device. Uses `host_route` for rules and routing kinds the device does not execute, and
+  /// whenever `on_host` says so.
+  virtual absl::Status Route(const DeviceCall& call, bool on_host, bool next_gate,
+                             HostRoute host_route, RoutingResult* routing) = 0;
+  /// Enqueues the products of the wave's experts; of the shared expert too in the first wave. The
+  /// records may be unpinned when it returns: a block is not overwritten before this work is done.
+  virtual absl::Status Multiply(const DeviceCall& call, const RoutingResult& routing,
+                                absl::Span<const WaveExpert> wave, bool first) = 0;
+  /// Enqueues call.out = weighted sum of the products, in the order of k, and the shared expert.
+  virtual absl::Status Combine(const DeviceCall& call, const RoutingResult& routing) = 0;
+
+  /// True when a call of this layer can run with no host in the way, given a usable version of
+  /// every expert.
+  virtual bool CanRunResident(int layer) const = 0;
+  /// Enqueues a whole such call. Legal under stream capture. Its routing arrives later.
+  virtual absl::Status RunResident(const DeviceCall& call, const PolicyContext& context,
+                                   const ExpertStore& store) = 0;
+  /// The routing of the oldest RunResident that was not taken yet and whose results have arrived;
+  /// false when there is none. Calls that were captured leave none.
+  virtual bool TakeRouting(PolicyContext* context, RoutingResult* routing) = 0;
+
+  /// Before the first call of a step: makes the handles of its epoch visible to captured calls.
+  virtual absl::Status OpenStep(const ExpertStore& store, int64_t epoch, void* stream) = 0;
+  /// Behind the last call of a step, replayed graphs included.
+  virtual absl::Status CloseStep(void* stream) = 0;
+};
+
+/// Borrowed by an executor for its life.
+struct ExecutorParts {
+  const ExpertSource* source = nullptr;
+  std::vector<int> versions;                               // served, of the source
+  const std::vector<LayerConstants>* constants = nullptr;  // read at creation only
+  std::vector<const std::byte*> shared_records;  // [L], null where there is none; likewise
+  int64_t max_tokens = 0;
+  EngineStats* stats = nullptr;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  /// Refuses formats, shapes and routing that this backend cannot execute.
+  virtual absl::Status Check(const ExpertSource& source, absl::Span<const int> versions) const = 0;
+  /// Bytes of the fast tier that an executor's buffers take.
+  virtual int64_t WorkspaceBytes(const MoeModelSpec& model, int64_t max_tokens) const = 0;
+  virtual absl::StatusOr<std::unique_ptr<BlockPool>> MakePool(int64_t block_bytes,
+                                                              int64_t max_blocks, int64_t limit,
+                                                              BudgetTracker* budget) = 0;
+  /// `virtual_clock` is null on the wall clock, else `clock`. All borrowed.
+  virtual absl::StatusOr<std::unique_ptr<TransferQueue>> MakeTransfers(
+      const ExpertSource* source, const Clock* clock, VirtualClock* virtual_clock,
+      const HardwareProfile* profile, const EngineOptions& options) = 0;
+  virtual absl::StatusOr<std::unique_ptr<DeviceExecutor>> MakeExecutor(
+      const ExecutorParts& parts) = 0;
+};
+
+/// Unavailable when CudaStatus() is not OK.
+absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(const EngineOptions& options);
+/// The backend that options.backend names; null: the CPU.
+absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const EngineOptions& options);
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_BACKEND_BACKEND_H_
