@@ -1,7 +1,7 @@
 # The CUDA backend: MOERT_CUDA = AUTO (where a compiler is found), ON (required), OFF. The runtime is
 # linked statically and looks for the driver at run time, so a build with it runs without a driver.
 set(MOERT_HAVE_CUDA OFF)
-if(MOERT_CUDA STREQUAL "ON")
+if(NOT MOERT_CUDA STREQUAL "OFF")
   include(CheckLanguage)
   check_language(CUDA)
   if(CMAKE_CUDA_COMPILER)

@@ -40,6 +40,10 @@ install(FILES ${PROJECT_BINARY_DIR}/moertConfig.cmake ${PROJECT_BINARY_DIR}/moer
 # Paths in the .pc files follow the prefix they are installed under.
 string(REGEX REPLACE "[^/]+" ".." to_prefix "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
 set(MOERT_PC_PREFIX "\${pcfiledir}/${to_prefix}")
+if(MOERT_HAVE_CUDA)
+  get_target_property(cudart CUDA::cudart_static IMPORTED_LOCATION)
+  set(MOERT_PC_CUDA "${cudart} -ldl -lrt ")
+endif()
 foreach(pc moert moert-static)
   configure_file(cmake/${pc}.pc.in ${PROJECT_BINARY_DIR}/${pc}.pc @ONLY)
   if(pc STREQUAL "moert" OR moert_absl_installed)

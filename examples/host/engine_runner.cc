@@ -11,6 +11,7 @@ absl::Status EngineRunner::BeginStep(StepPhase phase, absl::Span<const int64_t> 
   info.rows = static_cast<int64_t>(positions.size());
   info.request_ids = request_ids;
   info.positions = positions;
+  info.stream = stream();
   MOERT_ASSIGN_OR_RETURN(step_, engine_->BeginStep(info));
   return absl::OkStatus();
 }

@@ -22,6 +22,11 @@ class EngineRunner : public MoeRunner {
   int64_t max_rows() const override { return max_rows_; }
   double NowMs() const override { return static_cast<double>(engine_->now_ns()) * 1e-6; }
 
+ protected:
+  StepId step() const { return step_; }
+  /// What orders the engine's calls on a device.
+  virtual void* stream() const { return nullptr; }
+
  private:
   Engine* const engine_;
   const int64_t max_rows_;

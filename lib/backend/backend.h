@@ -69,6 +69,8 @@ class DeviceExecutor {
   /// Enqueues a whole such call. Legal under stream capture. Its routing arrives later.
   virtual absl::Status RunResident(const DeviceCall& call, const PolicyContext& context,
                                    const ExpertStore& store) = 0;
+  /// True while calls on the stream are recorded into a graph.
+  virtual bool Capturing(void* stream) const = 0;
   /// The routing of the oldest RunResident that was not taken yet and whose results have arrived;
   /// false when there is none. Calls that were captured leave none.
   virtual bool TakeRouting(PolicyContext* context, RoutingResult* routing) = 0;

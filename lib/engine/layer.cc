@@ -242,7 +242,7 @@ absl::Status LayerRunner::RouteOnDevice(const LayerCall& call, const RoutingRule
 }
 
 absl::StatusOr<bool> LayerRunner::TryResident(const LayerCall& call) {
-  CollectRoutings();
+  if (!parts_.device->Capturing(call.device.stream)) CollectRoutings();
   const LayerResidency residency = parts_.store->Layer(call.context.layer);
   const bool observed = parts_.prefetcher->wants_next_gate() || parts_.trace != nullptr ||
                         parts_.strategy->routing != nullptr ||

@@ -196,7 +196,6 @@ TEST_CASE("bad arguments and input: status 2, one message on stderr, nothing on 
       {ppl + tokens + "--budget huge", "--budget"},
       {ppl + tokens + "--budget 64KiB", "minimum"},
       {ppl + tokens + "--strategy nonsense", "on-demand"},
-      {ppl + tokens + "--backend cuda", "no CUDA backend"},
       {ppl + tokens + "--backend tpu", "cpu"},
       {ppl + tokens + "--kernels nonsense", "reference"},
       {ppl + tokens + "--profile /no/such/profile", "/no/such/profile"},

@@ -37,8 +37,11 @@ void AddRunFlags(ArgParser* parser, RunOptions* o) {
 
 absl::StatusOr<EngineOptions> MakeEngineOptions(const RunOptions& o) {
   if (o.backend == "cuda") {
-    return absl::InvalidArgumentError(
-        "--backend cuda: this build has no CUDA backend; legal are cpu and auto");
+    const absl::Status cuda = CudaStatus();
+    if (!cuda.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--backend cuda: ", cuda.message(), "; legal are cpu and auto"));
+    }
   }
   if (!std::isfinite(o.link_gbps) || o.link_gbps < 0.0) {
     return absl::InvalidArgumentError(
@@ -51,6 +54,10 @@ absl::StatusOr<EngineOptions> MakeEngineOptions(const RunOptions& o) {
   }
   e.budget = *budget;
   e.strategy = o.strategy;
+  e.backend = o.backend == "cuda"  ? BackendKind::kCuda
+              : o.backend == "cpu" ? BackendKind::kCpu
+                                   : BackendKind::kAuto;
+  e.host_budget = o.host_budget;
   e.activation = o.dtype == "f32" ? ActivationNumerics::kF32 : ActivationNumerics::kBF16;
   e.clock = o.clock == "virtual" ? ClockKind::kVirtual : ClockKind::kWall;
   MOERT_ASSIGN_OR_RETURN(e.profile, LoadProfile(o.profile));

@@ -6,6 +6,7 @@
 
 #include "base/status_macros.h"
 #include "examples/cli/common/progress.h"
+#include "examples/host/device_runner.h"
 #include "examples/host/utf8.h"
 #include "format/safetensors.h"
 #include "moert/expert_source.h"
@@ -42,9 +43,6 @@ absl::StatusOr<std::shared_ptr<const ExpertSource>> OpenExperts(const RunOptions
 
 absl::StatusOr<Session> Session::Open(const RunOptions& options, HfConfig config,
                                       int64_t max_rows) {
-  if (options.host_budget >= 0 && !options.quiet) {
-    fmt::print(stderr, "note: --host-budget has no effect on the cpu backend\n");
-  }
   Session s;
   s.config = std::move(config);
   MOERT_ASSIGN_OR_RETURN(EngineOptions engine_options, MakeEngineOptions(options));
@@ -63,7 +61,11 @@ absl::StatusOr<Session> Session::Open(const RunOptions& options, HfConfig config
     engine_options.trace = s.trace;
   }
   MOERT_ASSIGN_OR_RETURN(s.engine, Engine::Create(std::move(experts), engine_options));
-  s.runner = std::make_unique<host::EngineRunner>(s.engine.get(), max_rows);
+  if (s.engine->backend() == BackendKind::kCpu && options.host_budget >= 0 && !options.quiet) {
+    fmt::print(stderr, "note: --host-budget has no effect on the cpu backend\n");
+  }
+  MOERT_ASSIGN_OR_RETURN(s.runner,
+                         host::MakeRunner(s.engine.get(), max_rows, engine_options.device));
   MOERT_ASSIGN_OR_RETURN(s.decoder,
                          host::Decoder::Load(*checkpoint, s.config, s.pool.get(), s.runner.get()));
   return s;
@@ -73,6 +75,7 @@ absl::Status Session::Finish(RunReport report, const RunOptions& options) {
   if (trace != nullptr) MOERT_RETURN_IF_ERROR(trace->Close());
   report.model = host::ToValidUtf8(options.model);
   report.seed = options.seed;
+  report.backend = std::string(BackendName(engine->backend()));
   report.virtual_clock = options.clock == "virtual";
   return WriteReport(report, *engine, options.json, options.quiet);
 }

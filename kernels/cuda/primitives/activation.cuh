@@ -1,0 +1,32 @@
+// Activations, and where a channel lies in a packed activation row.
+#ifndef MOERT_KERNELS_CUDA_PRIMITIVES_ACTIVATION_CUH_
+#define MOERT_KERNELS_CUDA_PRIMITIVES_ACTIVATION_CUH_
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+namespace moert::cuda {
+
+/// Packed rows hold B fragments: inside 32 channels, 16 bytes a thread-in-group t, in them the
+/// channels {2t, 2t+1, 2t+8, 2t+9} of the first 16, then those of the second.
+__host__ __device__ constexpr int PackedIndex(int channel) {
+  const int in16 = channel & 15;
+  return (channel & ~31) + ((in16 & 7) >> 1) * 8 + ((channel >> 4) & 1) * 4 + ((in16 >> 3) << 1) +
+         (channel & 1);
+}
+
+__device__ __forceinline__ uint16_t ToBf16(float v) {
+  return __bfloat16_as_ushort(__float2bfloat16_rn(v));
+}
+
+/// moert::Activation.
+__device__ __forceinline__ float Activate(int kind, float v) {
+  if (kind == 0) return v / (1.0f + expf(-v));
+  if (kind == 1) return 0.5f * v * (1.0f + erff(v * 0.70710678118654752f));
+  return 0.5f * v * (1.0f + tanhf(0.79788456080286536f * (v + 0.044715f * v * v * v)));
+}
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_PRIMITIVES_ACTIVATION_CUH_

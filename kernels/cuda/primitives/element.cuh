@@ -1,0 +1,48 @@
+// Reading and writing hidden states of any dtype of the API as fp32.
+#ifndef MOERT_KERNELS_CUDA_PRIMITIVES_ELEMENT_CUH_
+#define MOERT_KERNELS_CUDA_PRIMITIVES_ELEMENT_CUH_
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace moert::cuda {
+
+__device__ __forceinline__ float ToFloat(float v) { return v; }
+__device__ __forceinline__ float ToFloat(__nv_bfloat16 v) { return __bfloat162float(v); }
+__device__ __forceinline__ float ToFloat(__half v) { return __half2float(v); }
+
+template <typename T>
+__device__ __forceinline__ T FromFloat(float v);
+template <>
+__device__ __forceinline__ float FromFloat<float>(float v) {
+  return v;
+}
+template <>
+__device__ __forceinline__ __nv_bfloat16 FromFloat<__nv_bfloat16>(float v) {
+  return __float2bfloat16_rn(v);
+}
+template <>
+__device__ __forceinline__ __half FromFloat<__half>(float v) {
+  return __float2half_rn(v);
+}
+
+/// Calls f with a null pointer of the element type of a moert::DType (f32, bf16, f16).
+template <typename F>
+auto WithElement(int32_t dtype, F f) {
+  if (dtype == 1) return f(static_cast<const __nv_bfloat16*>(nullptr));
+  if (dtype == 2) return f(static_cast<const __half*>(nullptr));
+  return f(static_cast<const float*>(nullptr));
+}
+
+/// Sum over the warp in a fixed order, in every lane.
+__device__ __forceinline__ float WarpSum(float v) {
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) v += __shfl_xor_sync(0xffffffffu, v, d);
+  return v;
+}
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_PRIMITIVES_ELEMENT_CUH_

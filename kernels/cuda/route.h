@@ -1,0 +1,85 @@
+// Routing on the device: gate logits, scores and the k experts of every token, tokens grouped by
+// expert, and the tiles of a wave.
+//
+// A slot is a (token, j) pair, numbered token * top_k + j; slots from tokens * top_k on are one a
+// token for the shared expert, which is expert number `num_experts` of a layer.
+#ifndef MOERT_KERNELS_CUDA_ROUTE_H_
+#define MOERT_KERNELS_CUDA_ROUTE_H_
+
+#include <cstdint>
+
+#include "kernels/cuda/device_types.h"
+#include "kernels/cuda/rows.h"
+
+struct CUstream_st;
+
+namespace moert::cuda {
+
+constexpr int kMaxExperts = 512;
+constexpr int kMaxTopK = 32;
+
+/// What of moert::RoutingSpec the device executes.
+struct DeviceRouting {
+  int32_t kind = 0;  // moert::RoutingKind: kSoftmaxTopK or kTopKSoftmax
+  int32_t num_experts = 0;
+  int32_t top_k = 1;
+  int32_t renormalize = 0;
+  float scaling = 1;
+};
+
+/// logits[t, e] = gate[e] . x[t], fp32. gate: [experts, x.cols].
+int LaunchGateLogits(const DeviceRows& x, const float* gate, int experts, float* logits,
+                     CUstream_st* stream);
+
+/// logits [tokens, E] become scores in place; ids and weights: [tokens, top_k], highest first, of
+/// equal scores the lower index first.
+int LaunchTopK(const DeviceRouting& routing, int tokens, float* logits, int32_t* ids,
+               float* weights, CUstream_st* stream);
+
+/// lists[e * pairs ...]: the slots of expert e, ascending; counts[e] of them.
+int LaunchGroup(const int32_t* ids, int pairs, int experts, int32_t* lists, int32_t* counts,
+                CUstream_st* stream);
+
+/// A set of experts, passed by value with a launch.
+struct ExpertSet {
+  uint32_t bits[kMaxExperts / 32 + 1] = {};
+  MOERT_HOST_DEVICE bool Has(int e) const { return bits[e / 32] >> (e % 32) & 1; }
+  void Add(int e) { bits[e / 32] |= 1u << (e % 32); }
+};
+
+struct MakeTilesArgs {
+  TileTable table;
+  const DeviceFormat* formats = nullptr;
+  const ExpertHandle* handles =
+      nullptr;                      // [experts + 1] of the layer; the last is the shared expert
+  const int32_t* counts = nullptr;  // [experts]
+  const int32_t* lists = nullptr;   // [experts, pairs]
+  const int32_t* shared_slots = nullptr;  // [tokens]: pairs, pairs + 1, ...
+  int32_t experts = 0;
+  int32_t pairs = 0;
+  int32_t tokens = 0;
+  ExpertSet wave;  // experts with no tokens may be in it
+};
+
+/// Most tiles a wave can have.
+MOERT_HOST_DEVICE constexpr int64_t MaxTiles(int64_t tokens, int64_t top_k, int64_t experts) {
+  const int64_t pairs = tokens * top_k;
+  return pairs / kTileTokens + (pairs < experts ? pairs : experts) + tokens / kTileTokens + 1;
+}
+int LaunchMakeTiles(const MakeTilesArgs& args, CUstream_st* stream);
+
+/// first[i] = begin + i.
+int LaunchIota(int32_t* first, int begin, int count, CUstream_st* stream);
+
+/// Stores handles in the residency table, in stream order.
+struct TableUpdates {
+  static constexpr int kMax = 64;
+  int32_t count = 0;
+  int32_t index[kMax];
+  ExpertHandle handle[kMax];
+};
+int LaunchUpdateTable(ExpertHandle* table, const TableUpdates& updates, CUstream_st* stream);
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_ROUTE_H_

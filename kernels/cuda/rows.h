@@ -1,0 +1,43 @@
+// Operations on rows of hidden states: into packed activations, and back into the layer's output.
+#ifndef MOERT_KERNELS_CUDA_ROWS_H_
+#define MOERT_KERNELS_CUDA_ROWS_H_
+
+#include <cstdint>
+
+struct CUstream_st;
+
+namespace moert::cuda {
+
+/// A matrix of hidden states in device memory. dtype: moert::DType, one of f32, bf16, f16.
+struct DeviceRows {
+  const void* data = nullptr;
+  int32_t dtype = 0;
+  int32_t rows = 0;
+  int32_t cols = 0;
+  int64_t stride = 0;  // elements
+};
+
+/// Rounds to bf16 and packs (primitives/activation.cuh) each row; zeros up to `stride`, a multiple
+/// of 64 elements.
+int LaunchPackRows(const DeviceRows& x, uint16_t* packed, int64_t stride, CUstream_st* stream);
+
+struct CombineArgs {
+  DeviceRows x;                  // the layer's input: the shared gate reads it
+  const float* slots = nullptr;  // [tokens * top_k + tokens, slot_stride]
+  int64_t slot_stride = 0;
+  const float* weights = nullptr;      // [tokens, top_k]
+  const float* shared_gate = nullptr;  // [cols] or null: weight 1
+  bool shared = false;                 // slots from tokens * top_k on are the shared expert's
+  int32_t top_k = 1;
+  void* out = nullptr;
+  int32_t out_dtype = 0;
+  int64_t out_stride = 0;
+};
+
+/// out[t] = sum over j of weights[t, j] * slots[t * top_k + j], in the order of j, then the shared
+/// expert's row times sigmoid(shared_gate . x[t]).
+int LaunchCombine(const CombineArgs& args, CUstream_st* stream);
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_ROWS_H_

@@ -1,0 +1,102 @@
+// The CUDA backend: device memory pools, transfers through pinned host memory, kernels.
+#include "backend/backend.h"
+#include "backend/cuda/compute_fence.h"
+#include "backend/cuda/cuda_api.h"
+#include "backend/cuda/cuda_executor.h"
+#include "backend/cuda/device_format.h"
+#include "backend/cuda/device_pool.h"
+#include "backend/cuda/device_transfers.h"
+#include "base/status_macros.h"
+#include "fmt/format.h"
+#include "kernels/cuda/route.h"
+
+namespace moert {
+namespace cuda {
+namespace {
+
+class CudaBackend final : public Backend {
+ public:
+  explicit CudaBackend(const EngineOptions& options) : options_(options) {}
+  absl::Status Init() {
+    DeviceScope scope(options_.device);
+    return fence_.Init();
+  }
+
+  absl::Status Check(const ExpertSource& source, absl::Span<const int> versions) const override {
+    if (options_.activation != ActivationNumerics::kBF16) {
+      return absl::UnimplementedError(
+          "activations: the cuda backend multiplies bf16 activations only (--dtype bf16)");
+    }
+    const MoeModelSpec& model = source.model();
+    for (int l = 0; l < model.num_layers(); ++l) {
+      const MoeLayerSpec& layer = model.layers[l];
+      if (layer.num_experts > kMaxExperts || layer.routing.top_k > kMaxTopK) {
+        return absl::UnimplementedError(
+            fmt::format("layer {}: {} experts, top {}: the cuda backend takes at most {}, top {}",
+                        l, layer.num_experts, layer.routing.top_k, kMaxExperts, kMaxTopK));
+      }
+      for (int e = 0; e < layer.num_experts; ++e) {
+        for (const int version : versions) {
+          MOERT_RETURN_IF_ERROR(MakeDeviceFormat(source.layout(l, e, version)).status());
+        }
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  int64_t WorkspaceBytes(const MoeModelSpec& model, int64_t max_tokens) const override {
+    return ExecutorBytes(model, max_tokens);
+  }
+
+  absl::StatusOr<std::unique_ptr<BlockPool>> MakePool(int64_t block_bytes, int64_t max_blocks,
+                                                      int64_t limit,
+                                                      BudgetTracker* budget) override {
+    return MakeDevicePool(options_.device, block_bytes, max_blocks, limit, budget);
+  }
+
+  absl::StatusOr<std::unique_ptr<TransferQueue>> MakeTransfers(
+      const ExpertSource* source, const Clock* clock, VirtualClock* virtual_clock,
+      const HardwareProfile* profile, const EngineOptions& options) override {
+    auto device_source =
+        std::make_unique<DeviceSource>(source, options_.device, options_.host_budget, &fence_);
+    MOERT_RETURN_IF_ERROR(device_source->Init());
+    std::unique_ptr<TransferQueue> inner =
+        virtual_clock != nullptr ? MakeVirtualLink(device_source.get(), virtual_clock, profile)
+                                 : MakeReaderQueue(device_source.get(), clock, options.io_threads,
+                                                   options.link_gbps * 1e9);
+    return MakeDeviceTransfers(std::move(device_source), std::move(inner));
+  }
+
+  absl::StatusOr<std::unique_ptr<DeviceExecutor>> MakeExecutor(
+      const ExecutorParts& parts) override {
+    return MakeCudaExecutor(parts, options_.device, &fence_);
+  }
+
+ private:
+  const EngineOptions options_;
+  ComputeFence fence_;
+};
+
+}  // namespace
+}  // namespace cuda
+
+absl::Status CudaStatus() {
+  int devices = 0;
+  const cudaError_t error = cudaGetDeviceCount(&devices);
+  if (error != cudaSuccess) {
+    cudaGetLastError();
+    return absl::UnavailableError(fmt::format("no CUDA device: {}; the cpu backend works without",
+                                              cudaGetErrorString(error)));
+  }
+  if (devices == 0) return absl::UnavailableError("no CUDA device; the cpu backend works without");
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(const EngineOptions& options) {
+  MOERT_RETURN_IF_ERROR(CudaStatus());
+  auto backend = std::make_unique<cuda::CudaBackend>(options);
+  MOERT_RETURN_IF_ERROR(backend->Init());
+  return backend;
+}
+
+}  // namespace moert

@@ -1,0 +1,82 @@
+// Transfers from the expert source through pinned host memory into device memory.
+#ifndef MOERT_LIB_BACKEND_CUDA_DEVICE_TRANSFERS_H_
+#define MOERT_LIB_BACKEND_CUDA_DEVICE_TRANSFERS_H_
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "backend/cuda/compute_fence.h"
+#include "backend/cuda/cuda_api.h"
+#include "moert/expert_source.h"
+#include "store/transfer_queue.h"
+
+namespace moert::cuda {
+
+/// A source whose ReadRecord fills device memory: the record comes from pinned host memory, where
+/// it stays after the first read while the host budget lasts, or through a staging buffer, and is
+/// copied by one asynchronous copy on the copy stream. Blocks the calling thread until the copy is
+/// done. Thread-safe.
+class DeviceSource final : public ExpertSource {
+ public:
+  DeviceSource(const ExpertSource* source, int device, int64_t host_budget, ComputeFence* fence)
+      : source_(source), device_(device), host_budget_(host_budget), fence_(fence) {}
+  ~DeviceSource() override;
+  absl::Status Init();
+
+  /// The copy of this record waits for the fence as it is now: its block was just taken.
+  void Stamp(ExpertKey key, int source_version);
+
+  const MoeModelSpec& model() const override { return source_->model(); }
+  const std::string& name() const override { return source_->name(); }
+  int num_versions() const override { return source_->num_versions(); }
+  absl::string_view version_name(int v) const override { return source_->version_name(v); }
+  const RecordLayout& layout(int layer, int expert, int version) const override {
+    return source_->layout(layer, expert, version);
+  }
+  absl::Status ReadRecord(int layer, int expert, int version,
+                          absl::Span<std::byte> dst) const override;
+  absl::StatusOr<LayerConstants> ReadConstants(int layer) const override {
+    return source_->ReadConstants(layer);
+  }
+
+ private:
+  struct Staging {
+    Buffer buffer;
+    cudaEvent_t done = nullptr;
+  };
+
+  int64_t Id(int layer, int expert, int version) const {
+    return (int64_t{version} << 40) | (int64_t{layer} << 20) | expert;
+  }
+  /// A place for a record in the pinned arena, or null when the host budget is spent.
+  std::byte* Reserve(int64_t bytes) const;
+  absl::StatusOr<Staging> TakeStaging(int64_t bytes) const;
+  absl::Status Copy(int64_t id, const std::byte* from, int64_t bytes, std::byte* to,
+                    cudaEvent_t done) const;
+
+  const ExpertSource* const source_;
+  const int device_;
+  const int64_t host_budget_;  // -1: no limit
+  ComputeFence* const fence_;
+  cudaStream_t stream_ = nullptr;
+
+  mutable std::mutex mu_;
+  mutable std::vector<Buffer> arena_;
+  mutable int64_t arena_used_ = 0;  // of the last buffer
+  mutable int64_t pinned_bytes_ = 0;
+  mutable bool pinning_refused_ = false;
+  mutable std::unordered_map<int64_t, const std::byte*> kept_;
+  mutable std::unordered_map<int64_t, ComputeFence::Ticket> tickets_;
+  mutable std::vector<Staging> idle_;
+};
+
+/// `inner` reads through `source`, which is kept alive here.
+std::unique_ptr<TransferQueue> MakeDeviceTransfers(std::unique_ptr<DeviceSource> source,
+                                                   std::unique_ptr<TransferQueue> inner);
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_LIB_BACKEND_CUDA_DEVICE_TRANSFERS_H_
