@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "moert/model.h"
@@ -34,6 +35,7 @@ struct PolicyContext {
   Phase phase = Phase::kPrefill;
   int64_t now_ns = 0;  // the engine's clock
   int layer = 0;
+  absl::Span<const int64_t> request_ids;  // [rows of the step], or empty if the host did not say
 };
 
 /// The true routing of one layer call: T tokens, k experts each, highest weight first.
@@ -64,17 +66,25 @@ enum class RoutingRuleKind : int32_t {
 
 struct RoutingRule {
   RoutingRuleKind kind = RoutingRuleKind::kTopK;
-  float alpha = 0;                // kExpertCache: half width of the substitution band around beta
-  bool second_pass = false;       // kExpertCache: also substitute by experts other tokens force in
-  float max_slot_share = 1;       // at most this share of a call's slots may be substituted
-  float max_mass_share = 1;       // ... and of its routing mass
-  bool own_score_weights = true;  // substitutes weigh their own gate score, then the model's norm
+  // kExpertCache only:
+  float alpha = 0;           // half width of the substitution band around beta; 0: plain top-k
+  bool second_pass = false;  // also substitute by experts that other tokens force to be fetched
+  // Caps that hold for every request over its lifetime (rows without request ids count as one
+  // request): the substituted share of its slots, and of its routing mass, which is what the model
+  // would have given the displaced experts.
+  float max_slot_share = 1;
+  float max_mass_share = 1;
+  // Weights of a token with substitutes: true, every expert its own gate score, then the model's
+  // normalization and scaling; false, a substitute gets what the expert it displaces had.
+  bool own_score_weights = true;
 };
 
 class RoutingPolicy {
  public:
   virtual ~RoutingPolicy() = default;
   virtual absl::string_view name() const = 0;
+  /// OK, or why a model cannot be routed by this policy's rules. Asked at open.
+  virtual absl::Status Check(const MoeModelSpec& model) const { return absl::OkStatus(); }
   /// The rule the router executes for this layer call.
   virtual RoutingRule Rule(const PolicyContext& context) = 0;
 };

@@ -7,6 +7,7 @@
 #define MOERT_ROUTER_H_
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -16,6 +17,7 @@
 
 namespace moert {
 
+class SubstitutionLedger;
 class ThreadPool;
 
 /// Routing of one layer call. Vectors keep their capacity from call to call.
@@ -23,7 +25,8 @@ struct RoutingResult {
   int64_t tokens = 0;
   int top_k = 0;
   int num_experts = 0;
-  std::vector<int32_t> ids;             // [T, k], in the order the model's rule chooses them
+  std::vector<int32_t> ids;             // [T, k], in the order the model's rule chooses them; a
+                                        // substitute sits in the slot of whom it displaces
   std::vector<float> weights;           // [T, k], as they enter the sum
   std::vector<float> scores;            // [T, E]
   std::vector<int32_t> counts;          // [E]
@@ -31,8 +34,13 @@ struct RoutingResult {
   std::vector<int32_t> grouped_tokens;  // [T * k] rows of x, by expert, ascending
   std::vector<int32_t> grouped_slots;   // [T * k] t * k + j of each
   std::vector<float> next_scores;       // [T, E'] of the next layer, or empty
-  int64_t substituted = 0;              // slots changed by the expert-cache rule
+
+  // Substitution. Mass: sum of the model's own weights, before it.
+  int64_t substituted = 0;  // slots changed by the expert-cache rule
   double mass = 0, mass_substituted = 0;
+  std::vector<uint8_t> top_score;  // [E], the expert-cache rule's set C; empty without the rule
+  int64_t model_lookups = 0;       // distinct experts of the model's own choice
+  int64_t model_hits = 0;          // ... that were resident
 
   RoutingView view() const { return {tokens, top_k, ids, weights, scores, counts}; }
 };
@@ -42,32 +50,43 @@ class Router {
   /// gates[l]: [E, hidden] fp32; biases[l]: [E] or empty. Borrowed, as is the pool.
   Router(const MoeModelSpec* model, std::vector<absl::Span<const float>> gates,
          std::vector<absl::Span<const float>> biases, ThreadPool* pool);
+  ~Router();
 
-  /// x: [tokens, hidden] fp32. `residency` is read by the expert-cache rule only. With `next_gate`,
-  /// also scores layer + 1 (layer 0 after the last) on the same input.
+  /// x: [tokens, hidden] fp32. `residency` (its spans may be empty under plain top-k) and
+  /// `request_ids` ([tokens] or empty) are read by the expert-cache rule. With `next_gate`, also
+  /// scores layer + 1 (layer 0 after the last) on the same input.
   absl::Status Route(int layer, const float* x, int64_t tokens, const RoutingRule& rule,
-                     const LayerResidency& residency, bool next_gate, RoutingResult* result);
+                     const LayerResidency& residency, absl::Span<const int64_t> request_ids,
+                     bool next_gate, RoutingResult* result);
+
+  /// The largest substituted shares of slots and of mass that any request reached.
+  double worst_slot_share() const;
+  double worst_mass_share() const;
 
   /// The same for a routing that is given: `rule` applies to it as to the model's own. Checks ids
   /// and sizes; scores and next_scores may be empty.
   absl::Status RouteGiven(int layer, int64_t tokens, absl::Span<const int32_t> ids,
                           absl::Span<const float> weights, absl::Span<const float> scores,
                           absl::Span<const float> next_scores, const RoutingRule& rule,
-                          const LayerResidency& residency, RoutingResult* result);
+                          const LayerResidency& residency, absl::Span<const int64_t> request_ids,
+                          RoutingResult* result);
 
   /// The grouping of a routing the host supplies: fills counts, offsets and grouped_* from ids.
   static void Group(RoutingResult* result);
+  /// Fills the fields about substitution of a grouped routing that is the model's own choice.
+  static void NoteOwnChoice(const LayerResidency& residency, RoutingResult* result);
 
  private:
   void Logits(int layer, const float* x, int64_t tokens, float* logits);
-  /// From the model's own choice to the final one: applies the rule, weighs and groups.
-  absl::Status Finish(const RoutingRule& rule, const LayerResidency& residency,
-                      RoutingResult* result);
+  /// From the model's own choice to the final one: applies the rule and groups.
+  absl::Status Finish(int layer, const RoutingRule& rule, const LayerResidency& residency,
+                      absl::Span<const int64_t> request_ids, RoutingResult* result);
 
   const MoeModelSpec* model_;
   std::vector<absl::Span<const float>> gates_;
   std::vector<absl::Span<const float>> biases_;
   ThreadPool* pool_;
+  std::unique_ptr<SubstitutionLedger> ledger_;
   std::vector<float> logits_;
 };
 

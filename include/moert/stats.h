@@ -40,8 +40,14 @@ struct EngineStats {
   // Routing (slots are token x k).
   int64_t slots = 0;
   int64_t slots_substituted = 0;
-  double mass = 0;  // sum of routing weights
-  double mass_substituted = 0;
+  double mass = 0;              // sum of the model's own routing weights
+  double mass_substituted = 0;  // of the experts that were displaced
+  // Largest substituted shares that any one request reached; what caps are checked against.
+  double worst_slot_share = 0;
+  double worst_mass_share = 0;
+  // Lookups and hits as they would be counted before substitution.
+  int64_t model_lookups = 0;
+  int64_t model_hits = 0;
 
   // Precision.
   int64_t promotions = 0;

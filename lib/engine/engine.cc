@@ -78,6 +78,7 @@ absl::StatusOr<Blueprint> MakeBlueprint(const ExpertSource& source, const Engine
   MOERT_RETURN_IF_ERROR(model.Validate());
   Blueprint b;
   MOERT_ASSIGN_OR_RETURN(b.strategy, MakeStrategy(options.strategy));
+  if (b.strategy.routing) MOERT_RETURN_IF_ERROR(b.strategy.routing->Check(model));
   MOERT_ASSIGN_OR_RETURN(b.versions, ServedVersions(source, b.strategy));
   ThreadPoolOptions threads;
   threads.threads = options.threads;
@@ -177,7 +178,7 @@ class EngineImpl final : public Engine {
                    const MutableMatrixView& out);
   absl::Status Preload();
   PolicyContext ContextOf(const Step& step, int layer) const {
-    return {&source_->model(), step.number, step.phase, clock_->now_ns(), layer};
+    return {&source_->model(), step.number, step.phase, clock_->now_ns(), layer, step.request_ids};
   }
   /// Blocks of address space a pool reserves: every expert, and what is spare.
   int64_t MaxBlocks() const { return plan_.total_experts + plan_.spare; }
@@ -475,7 +476,6 @@ absl::Status EngineImpl::Run(StepId step_id, int layer, const MatrixView& hidden
                                                 x_.data(),
                                                 step.rows,
                                                 routed,
-                                                step.request_ids,
                                                 step.begin_ns,
                                                 {layer, step.epoch, hidden, out, step.stream}},
                                                y_.data());

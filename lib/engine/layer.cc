@@ -45,7 +45,7 @@ absl::Status LayerRunner::Forward(LayerCall call, float* out) {
   parts_.prefetcher->ObserveLayerTime(times_.end_ns - times_.begin_ns - times_.stalled_ns);
   if (parts_.trace != nullptr) {
     parts_.trace->OnCall({call.context.step, call.context.phase, call.context.layer, call.tokens,
-                          call.request_ids, routing_.ids, routing_.weights, routing_.scores,
+                          call.context.request_ids, routing_.ids, routing_.weights, routing_.scores,
                           routing_.next_scores, times_});
   }
   return absl::OkStatus();
@@ -73,12 +73,13 @@ absl::Status LayerRunner::Route(const LayerCall& call) {
     MOERT_RETURN_IF_ERROR(parts_.device != nullptr
                               ? RouteOnDevice(call, rule, residency, next_gate)
                               : parts_.router->Route(context.layer, call.x, call.tokens, rule,
-                                                     residency, next_gate, &routing_));
+                                                     residency, context.request_ids, next_gate,
+                                                     &routing_));
   } else {
     const RoutedInput& given = *call.routed;
-    MOERT_RETURN_IF_ERROR(parts_.router->RouteGiven(context.layer, call.tokens, given.ids,
-                                                    given.weights, given.scores, given.next_scores,
-                                                    rule, residency, &routing_));
+    MOERT_RETURN_IF_ERROR(parts_.router->RouteGiven(
+        context.layer, call.tokens, given.ids, given.weights, given.scores, given.next_scores, rule,
+        residency, context.request_ids, &routing_));
   }
   if (recorded_ != nullptr) {
     Charge(static_cast<double>(recorded_->route_ns));
@@ -97,6 +98,10 @@ absl::Status LayerRunner::Route(const LayerCall& call) {
   stats.slots_substituted += routing_.substituted;
   stats.mass += routing_.mass;
   stats.mass_substituted += routing_.mass_substituted;
+  stats.worst_slot_share = parts_.router->worst_slot_share();
+  stats.worst_mass_share = parts_.router->worst_mass_share();
+  stats.model_lookups += routing_.model_lookups;
+  stats.model_hits += routing_.model_hits;
   return absl::OkStatus();
 }
 
@@ -233,12 +238,16 @@ absl::Status LayerRunner::Multiply(const LayerCall& call, bool first) {
 absl::Status LayerRunner::RouteOnDevice(const LayerCall& call, const RoutingRule& rule,
                                         const LayerResidency& residency, bool next_gate) {
   const int layer = call.context.layer;
-  return parts_.device->Route(
-      call.device, rule.kind != RoutingRuleKind::kTopK, next_gate,
+  const bool own_choice = rule.kind == RoutingRuleKind::kTopK;
+  MOERT_RETURN_IF_ERROR(parts_.device->Route(
+      call.device, !own_choice, next_gate,
       [&](const float* x, RoutingResult* routing) {
-        return parts_.router->Route(layer, x, call.tokens, rule, residency, next_gate, routing);
+        return parts_.router->Route(layer, x, call.tokens, rule, residency,
+                                    call.context.request_ids, next_gate, routing);
       },
-      &routing_);
+      &routing_));
+  if (own_choice) Router::NoteOwnChoice(residency, &routing_);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<bool> LayerRunner::TryResident(const LayerCall& call) {

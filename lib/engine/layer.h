@@ -56,7 +56,6 @@ struct LayerCall {
   const float* x = nullptr;  // [tokens, hidden] fp32, contiguous; unused under simulate
   int64_t tokens = 0;
   const RoutedInput* routed = nullptr;  // null: routed by the gate
-  absl::Span<const int64_t> request_ids;
   int64_t step_begin_ns = 0;
   DeviceCall device;  // where a device executes; x and out are then unused
 };

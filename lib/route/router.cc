@@ -5,6 +5,8 @@
 #include "base/status_macros.h"
 #include "base/thread_pool.h"
 #include "fmt/format.h"
+#include "route/expert_cache_rule.h"
+#include "route/substitution_ledger.h"
 
 namespace moert {
 namespace {
@@ -29,7 +31,16 @@ float Dot(const float* a, const float* b, int64_t n) {
 
 Router::Router(const MoeModelSpec* model, std::vector<absl::Span<const float>> gates,
                std::vector<absl::Span<const float>> biases, ThreadPool* pool)
-    : model_(model), gates_(std::move(gates)), biases_(std::move(biases)), pool_(pool) {}
+    : model_(model),
+      gates_(std::move(gates)),
+      biases_(std::move(biases)),
+      pool_(pool),
+      ledger_(std::make_unique<SubstitutionLedger>()) {}
+
+Router::~Router() = default;
+
+double Router::worst_slot_share() const { return ledger_->worst_slot_share(); }
+double Router::worst_mass_share() const { return ledger_->worst_mass_share(); }
 
 void Router::Logits(int layer, const float* x, int64_t tokens, float* logits) {
   const MoeLayerSpec& spec = model_->layers[layer];
@@ -44,7 +55,8 @@ void Router::Logits(int layer, const float* x, int64_t tokens, float* logits) {
 }
 
 absl::Status Router::Route(int layer, const float* x, int64_t tokens, const RoutingRule& rule,
-                           const LayerResidency& residency, bool next_gate, RoutingResult* r) {
+                           const LayerResidency& residency, absl::Span<const int64_t> request_ids,
+                           bool next_gate, RoutingResult* r) {
   const MoeLayerSpec& spec = model_->layers[layer];
   const int k = spec.routing.top_k;
   const int experts = spec.num_experts;
@@ -62,8 +74,7 @@ absl::Status Router::Route(int layer, const float* x, int64_t tokens, const Rout
                    biases_[layer], &r->scores[t * experts], &r->ids[t * k], &r->weights[t * k]);
     if (!status.ok()) return status;
   }
-  const absl::Status finished = Finish(rule, residency, r);
-  if (!finished.ok()) return finished;
+  MOERT_RETURN_IF_ERROR(Finish(layer, rule, residency, request_ids, r));
 
   r->next_scores.clear();
   if (next_gate) {
@@ -85,22 +96,11 @@ absl::Status Router::Route(int layer, const float* x, int64_t tokens, const Rout
   return absl::OkStatus();
 }
 
-absl::Status Router::Finish(const RoutingRule& rule, const LayerResidency& residency,
-                            RoutingResult* r) {
-  if (rule.kind != RoutingRuleKind::kTopK) {
-    return absl::UnimplementedError("this build routes by plain top-k only");
-  }
-  r->substituted = 0;
-  r->mass = r->mass_substituted = 0;
-  for (const float w : r->weights) r->mass += w;
-  Group(r);
-  return absl::OkStatus();
-}
-
 absl::Status Router::RouteGiven(int layer, int64_t tokens, absl::Span<const int32_t> ids,
                                 absl::Span<const float> weights, absl::Span<const float> scores,
                                 absl::Span<const float> next_scores, const RoutingRule& rule,
-                                const LayerResidency& residency, RoutingResult* r) {
+                                const LayerResidency& residency,
+                                absl::Span<const int64_t> request_ids, RoutingResult* r) {
   const MoeLayerSpec& spec = model_->layers[layer];
   const int k = spec.routing.top_k;
   const int experts = spec.num_experts;
@@ -133,7 +133,39 @@ absl::Status Router::RouteGiven(int layer, int64_t tokens, absl::Span<const int3
   r->weights.assign(weights.begin(), weights.end());
   r->scores.assign(scores.begin(), scores.end());
   r->next_scores.assign(next_scores.begin(), next_scores.end());
-  return Finish(rule, residency, r);
+  return Finish(layer, rule, residency, request_ids, r);
+}
+
+void Router::NoteOwnChoice(const LayerResidency& residency, RoutingResult* r) {
+  r->mass = 0;
+  for (const float w : r->weights) r->mass += w;
+  r->model_lookups = r->model_hits = 0;
+  for (int e = 0; e < r->num_experts; ++e) {
+    r->model_lookups += r->counts[e] > 0;
+    r->model_hits += r->counts[e] > 0 && !residency.resident.empty() && residency.resident[e];
+  }
+  r->substituted = 0;
+  r->mass_substituted = 0;
+  r->top_score.clear();
+}
+
+absl::Status Router::Finish(int layer, const RoutingRule& rule, const LayerResidency& residency,
+                            absl::Span<const int64_t> request_ids, RoutingResult* r) {
+  Group(r);
+  NoteOwnChoice(residency, r);
+  if (rule.kind == RoutingRuleKind::kTopK) return absl::OkStatus();
+
+  ExpertCacheOutcome outcome;
+  MOERT_RETURN_IF_ERROR(ApplyExpertCacheRule(
+      rule,
+      {&model_->layers[layer].routing, r->num_experts, r->tokens, r->scores, biases_[layer],
+       residency.resident, request_ids, absl::MakeSpan(r->ids), absl::MakeSpan(r->weights)},
+      ledger_.get(), &outcome));
+  r->substituted = outcome.substituted;
+  r->mass_substituted = outcome.mass_substituted;
+  r->top_score = std::move(outcome.top_score);
+  if (r->substituted > 0) Group(r);
+  return absl::OkStatus();
 }
 
 void Router::Group(RoutingResult* r) {

@@ -18,7 +18,11 @@ absl::StatusOr<Strategy> BuildActivationPath(const Params& params);
 absl::StatusOr<Strategy> BuildDynaExq(const Params& params);
 absl::StatusOr<Strategy> BuildNeverStall(const Params& params);
 
+absl::StatusOr<Strategy> BuildImportance(const Params& params);
+
 std::unique_ptr<ResidencyPolicy> MakeLru();
+/// Lowest average score over the last `window` iterations leaves.
+std::unique_ptr<ResidencyPolicy> MakeAverageScore(int window);
 
 }  // namespace moert
 

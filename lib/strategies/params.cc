@@ -63,4 +63,23 @@ absl::StatusOr<int64_t> Params::Integer(const std::string& key, int64_t fallback
   return value;
 }
 
+absl::StatusOr<bool> Params::Flag(const std::string& key, bool fallback) const {
+  const absl::StatusOr<int64_t> value = Integer(key, fallback ? 1 : 0, 0, 1);
+  if (!value.ok()) return value.status();
+  return *value == 1;
+}
+
+absl::StatusOr<int> Params::OneOf(const std::string& key, int fallback,
+                                  const std::vector<std::string>& legal) const {
+  const auto it = values_.find(key);
+  if (it == values_.end()) return fallback;
+  const auto found = std::find(legal.begin(), legal.end(), it->second);
+  if (found == legal.end()) {
+    return absl::InvalidArgumentError(fmt::format("strategy {}: {}={}: must be one of {}",
+                                                  strategy_, key, it->second,
+                                                  fmt::join(legal, ", ")));
+  }
+  return static_cast<int>(found - legal.begin());
+}
+
 }  // namespace moert

@@ -26,6 +26,11 @@ class Params {
                                 double high) const;
   absl::StatusOr<int64_t> Integer(const std::string& key, int64_t fallback, int64_t low,
                                   int64_t high) const;
+  /// 0 or 1.
+  absl::StatusOr<bool> Flag(const std::string& key, bool fallback) const;
+  /// One of `legal`, as its index; `fallback` is one too.
+  absl::StatusOr<int> OneOf(const std::string& key, int fallback,
+                            const std::vector<std::string>& legal) const;
 
  private:
   std::string strategy_;

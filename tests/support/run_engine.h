@@ -29,9 +29,10 @@ class HiddenProcess {
 
 /// One step over all layers: each layer's output is added to its input, as a residual stream does.
 inline absl::Status RunStep(Engine* engine, Phase phase, std::vector<float> x, int64_t rows,
-                            std::vector<float>* outputs) {
+                            std::vector<float>* outputs,
+                            absl::Span<const int64_t> request_ids = {}) {
   const int64_t hidden = engine->model().layers[0].hidden;
-  auto step = engine->BeginStep({phase, rows});
+  auto step = engine->BeginStep({phase, rows, request_ids});
   if (!step.ok()) return step.status();
   std::vector<float> y(x.size());
   absl::Status status;

@@ -23,6 +23,8 @@ struct SyntheticShape {
   int64_t shared_intermediate = 32;
   bool shared_gate = true;
   bool renormalize = false;
+  RoutingKind kind = RoutingKind::kSoftmaxTopK;
+  float gate_scale = 1.0f;  // below 1: flatter router scores
   // With a low version: the same expert with half of its intermediate channels.
   bool low_version = false;
 };
@@ -39,6 +41,7 @@ class SyntheticSource final : public ExpertSource {
       layer.intermediate = shape.intermediate;
       layer.shared_intermediate = shape.shared_intermediate;
       layer.shared_gate = shape.shared_gate && shape.shared_intermediate > 0;
+      layer.routing.kind = shape.kind;
       layer.routing.top_k = shape.top_k;
       layer.routing.renormalize = shape.renormalize;
       model_.layers.push_back(layer);
@@ -57,7 +60,7 @@ class SyntheticSource final : public ExpertSource {
     }
     for (int l = 0; l < shape.layers; ++l) {
       LayerConstants c;
-      c.gate = RandomFloats(shape.experts * shape.hidden, 1.0f, &rng);
+      c.gate = RandomFloats(shape.experts * shape.hidden, shape.gate_scale, &rng);
       if (shape.shared_intermediate > 0) {
         c.shared_layout = *MakeRecordLayout(shape.hidden, shape.shared_intermediate,
                                             ExpertFormat::Uniform(Scheme{}));

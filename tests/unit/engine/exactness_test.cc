@@ -50,7 +50,8 @@ TEST_CASE("exact strategies are bit-identical to resident over budgets, threads 
   for (const float v : expected) largest = std::max(largest, std::abs(v));
   REQUIRE(largest > 0.01f);
 
-  for (const char* strategy : {"on-demand", "load-on-demand", "activation-path"}) {
+  for (const char* strategy :
+       {"on-demand", "load-on-demand", "activation-path", "importance:alpha=0"}) {
     for (const double share : {1.0, 0.5, 0.25, 0.15, 0.0}) {
       for (const int threads : {1, 2}) {
         for (const ClockKind clock : {ClockKind::kWall, ClockKind::kVirtual}) {
