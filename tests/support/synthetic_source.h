@@ -23,10 +23,10 @@ struct SyntheticShape {
   int64_t shared_intermediate = 32;
   bool shared_gate = true;
   bool renormalize = false;
-  RoutingKind kind = RoutingKind::kSoftmaxTopK;
-  float gate_scale = 1.0f;  // below 1: flatter router scores
   // With a low version: the same expert with half of its intermediate channels.
   bool low_version = false;
+  RoutingKind kind = RoutingKind::kSoftmaxTopK;
+  float gate_scale = 1.0f;  // below 1: flatter router scores
 };
 
 class SyntheticSource final : public ExpertSource {
