@@ -10,7 +10,7 @@
 #include <set>
 
 #include "moert/router.h"
-#include "support/catch.h"
+#include "tests/support/catch.h"
 
 namespace moert {
 namespace {

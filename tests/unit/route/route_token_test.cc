@@ -10,7 +10,7 @@
 #include "base/thread_pool.h"
 #include "moert/router.h"
 #include "nlohmann/json.hpp"
-#include "support/catch.h"
+#include "tests/support/catch.h"
 
 namespace moert {
 namespace {

@@ -3,9 +3,9 @@
 
 #include "moert/engine.h"
 #include "strategies/builtin.h"
-#include "support/catch.h"
-#include "support/run_engine.h"
-#include "support/synthetic_source.h"
+#include "tests/support/catch.h"
+#include "tests/support/run_engine.h"
+#include "tests/support/synthetic_source.h"
 
 namespace moert {
 namespace {
