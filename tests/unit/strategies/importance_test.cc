@@ -10,10 +10,10 @@
 namespace moert {
 namespace {
 
-using testing::HiddenProcess;
-using testing::RunStep;
-using testing::SyntheticShape;
-using testing::SyntheticSource;
+using test::HiddenProcess;
+using test::RunStep;
+using test::SyntheticShape;
+using test::SyntheticSource;
 
 MoeModelSpec TwoLayers(int experts, int k) {
   MoeModelSpec model;
