@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "base/status_macros.h"
+#include "fmt/format.h"
 
 namespace moert {
 
@@ -127,7 +128,10 @@ absl::Status LayerRunner::FetchAndMultiply(const LayerCall& call) {
     // As many loads as there are blocks: the rest follows when this wave frees some.
     while (failure.ok() && next != plan_.load.end() &&
            parts_.store->StartLoad({context.layer, *next}, 0, LoadReason::kDemand, context)) {
-      flying_.push_back(*next++);
+      // A late prefetch may have landed since the plan was made. It is claimed at once: unpinned,
+      // it could be evicted for the next load.
+      if (!Claim(call, *next)) flying_.push_back(*next);
+      ++next;
     }
     const bool all_queued = next == plan_.load.end();
     if (all_queued && !predicted) {
@@ -157,18 +161,25 @@ absl::Status LayerRunner::CollectArrived(const LayerCall& call) {
     return parts_.store->Arriving({call.context.layer, e});
   });
   for (auto it = arrived; it != flying_.end(); ++it) {
-    const ExpertKey key{call.context.layer, *it};
-    if (parts_.store->Resolve(key, call.epoch).record == nullptr) {
-      const absl::Status status = parts_.store->TakeFailure(key);
-      if (failure.ok()) failure = status;
-      continue;
+    if (Claim(call, *it)) continue;
+    absl::Status status = parts_.store->TakeFailure({call.context.layer, *it});
+    if (status.ok()) {
+      status = absl::InternalError(
+          fmt::format("expert {} of layer {} arrived and is gone", *it, call.context.layer));
     }
-    parts_.stats->prefetch_useful += parts_.store->Touch(key);
-    parts_.store->Pin(key);
-    wave_.push_back(*it);
+    if (failure.ok()) failure = status;
   }
   flying_.erase(arrived, flying_.end());
   return failure;
+}
+
+bool LayerRunner::Claim(const LayerCall& call, int32_t expert) {
+  const ExpertKey key{call.context.layer, expert};
+  if (parts_.store->Resolve(key, call.epoch).record == nullptr) return false;
+  parts_.stats->prefetch_useful += parts_.store->Touch(key);
+  parts_.store->Pin(key);
+  wave_.push_back(expert);
+  return true;
 }
 
 void LayerRunner::CountStall(const LayerCall& call, int64_t begin_ns) {

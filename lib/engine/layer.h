@@ -86,6 +86,8 @@ class LayerRunner {
   /// Accounts for calls of TryResident whose routing has arrived.
   void CollectRoutings();
   absl::Status CollectArrived(const LayerCall& call);
+  /// Puts an expert into the next wave, pinned, if it is usable.
+  bool Claim(const LayerCall& call, int32_t expert);
   void CountStall(const LayerCall& call, int64_t begin_ns);
   /// Virtual clock: lets `ns` pass.
   void Charge(double ns);
