@@ -6,6 +6,8 @@ namespace moert::cli {
 
 /// Expert products alone, per kernel set and number of tokens.
 int BenchGemm(int argc, const char* const* argv);
+/// What a workload's routing looks like.
+int BenchWorkload(int argc, const char* const* argv);
 
 }  // namespace moert::cli
 

@@ -19,6 +19,7 @@ struct Subcommand {
 constexpr Subcommand kSubcommands[] = {
     {"gemm", "expert products: weight streaming and arithmetic rates of each kernel set",
      BenchGemm},
+    {"workload", "what a workload's routing looks like, and workloads as traces", BenchWorkload},
 };
 
 int Usage(std::FILE* file) {
