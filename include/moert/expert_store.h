@@ -59,6 +59,18 @@ struct ExpertHandle {
   int version = -1;  // index into the served versions
 };
 
+/// What a layer call knows about a load it asks for.
+struct LoadHint {
+  int32_t tokens = 0;  // that want it
+  /// Experts of this call are in flight or about to be multiplied and will give their blocks back:
+  /// other layers' experts need not be evicted for this one.
+  bool can_wait = false;
+  /// Enough of them are in flight: what this call used by more tokens need not be evicted either,
+  /// so that a call that needs more experts than its layer has slots leaves the popular ones
+  /// behind.
+  bool spare_popular = false;
+};
+
 class ExpertStore {
  public:
   /// Versions most bits first. Pool 0 is the one a residency policy's capacities speak of.
@@ -101,9 +113,9 @@ class ExpertStore {
 
   /// Begins a layer call: advances the tick that Touch records.
   void BeginLayerCall() { ++tick_; }
-  /// Marks a use for the policies. True when it is the first use since a prefetch brought the
-  /// expert.
-  bool Touch(ExpertKey key);
+  /// Marks a use by `tokens` tokens for the policies. True when it is the first use since a
+  /// prefetch brought the expert.
+  bool Touch(ExpertKey key, int32_t tokens);
   /// How long the transfer that brought a resident expert waited for the link, and took on it.
   int64_t queued_ns(ExpertKey key) const { return At(key).queued_ns; }
   int64_t moved_ns(ExpertKey key) const { return At(key).moved_ns; }
@@ -113,7 +125,8 @@ class ExpertStore {
   /// Begins bringing an absent expert, evicting by the residency policy. False when there is no
   /// block for it now (all others pinned or in flight, or the policy refused a prefetch). An expert
   /// that is present or arriving is left alone (a prefetch in flight is raised) and counts as true.
-  bool StartLoad(ExpertKey key, int version, LoadReason reason, const PolicyContext& context);
+  bool StartLoad(ExpertKey key, int version, LoadReason reason, const PolicyContext& context,
+                 const LoadHint& hint = {});
   /// Forgets prefetches of a layer that have not started moving and that `counts` [E] (tokens of
   /// each expert in the true routing) does not want.
   void CancelPrefetches(int layer, absl::Span<const int32_t> counts);
@@ -174,6 +187,7 @@ class ExpertStore {
     int64_t last_used = 0;
     int64_t inserted = 0;
     int64_t uses = 0;
+    int32_t tokens = 0;
     int64_t queued_ns = 0;
     int64_t moved_ns = 0;
     absl::Status failure;
@@ -189,8 +203,10 @@ class ExpertStore {
   /// Gives a version's block back.
   void Drop(ExpertKey key, int version);
   void Evict(ExpertKey key);
-  int32_t MakeRoom(ExpertKey incoming, int pool, LoadReason reason, const PolicyContext& context);
-  bool EvictOneOf(int layer, ExpertKey incoming, LoadReason reason, const PolicyContext& context);
+  int32_t MakeRoom(ExpertKey incoming, int pool, LoadReason reason, const PolicyContext& context,
+                   const LoadHint& hint);
+  bool EvictOneOf(int layer, ExpertKey incoming, LoadReason reason, const PolicyContext& context,
+                  const LoadHint& hint = {});
   /// Frees what the oldest open step can no longer see.
   void Reclaim();
 

@@ -132,6 +132,7 @@ struct VictimCandidate {
   int64_t last_used = 0;         // tick of the last layer call that used it; 0: never since it came
   int64_t inserted = 0;          // tick it became resident
   int64_t uses = 0;              // layer calls that used it since it came
+  int32_t tokens = 0;            // tokens of the last call that used it
   bool unused_prefetch = false;  // brought by a prefetch and not used yet
 };
 
@@ -157,7 +158,9 @@ class ResidencyPolicy {
   virtual int Victim(const VictimSnapshot& snapshot) = 0;
 };
 
-/// Index of the candidate unused for longest, the first of equals: the seam's default.
+/// Index of the candidate unused for longest: the seam's default. Of those last used by the same
+/// call the one with the fewest tokens, so that a call that needs more experts than there are slots
+/// leaves its popular ones behind, then the first.
 int LeastRecentlyUsed(absl::Span<const VictimCandidate> candidates);
 
 /// Uniform capacities: `slots` dealt evenly, the remainder to the first layers, at most E each.

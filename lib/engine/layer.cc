@@ -126,8 +126,13 @@ absl::Status LayerRunner::FetchAndMultiply(const LayerCall& call) {
   absl::Status failure;
   while (true) {
     // As many loads as there are blocks: the rest follows when this wave frees some.
-    while (failure.ok() && next != plan_.load.end() &&
-           parts_.store->StartLoad({context.layer, *next}, 0, LoadReason::kDemand, context)) {
+    while (failure.ok() && next != plan_.load.end()) {
+      constexpr size_t kStreamWidth = 2;  // keeps the link busy while one is multiplied
+      const LoadHint hint{routing_.counts[*next], !wave_.empty() || !flying_.empty(),
+                          flying_.size() >= kStreamWidth};
+      if (!parts_.store->StartLoad({context.layer, *next}, 0, LoadReason::kDemand, context, hint)) {
+        break;
+      }
       // A late prefetch may have landed since the plan was made. It is claimed at once: unpinned,
       // it could be evicted for the next load.
       if (!Claim(call, *next)) flying_.push_back(*next);
@@ -176,7 +181,7 @@ absl::Status LayerRunner::CollectArrived(const LayerCall& call) {
 bool LayerRunner::Claim(const LayerCall& call, int32_t expert) {
   const ExpertKey key{call.context.layer, expert};
   if (parts_.store->Resolve(key, call.epoch).record == nullptr) return false;
-  parts_.stats->prefetch_useful += parts_.store->Touch(key);
+  parts_.stats->prefetch_useful += parts_.store->Touch(key, routing_.counts[expert]);
   parts_.store->Pin(key);
   wave_.push_back(expert);
   return true;
@@ -289,7 +294,7 @@ void LayerRunner::CollectRoutings() {
       if (late_routing_.counts[e] == 0) continue;
       const ExpertKey key{context.layer, e};
       ++stats.lookups;
-      const bool prefetched = parts_.store->Touch(key);
+      const bool prefetched = parts_.store->Touch(key, late_routing_.counts[e]);
       stats.prefetch_useful += prefetched;
       if (parts_.store->Latest(key).version > parts_.store->intended(key)) {
         ++stats.low_answers;

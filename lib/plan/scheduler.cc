@@ -22,7 +22,7 @@ void Scheduler::Plan(const PolicyContext& context, int64_t epoch, const RoutingR
       plan->load.push_back(e);
       continue;
     }
-    const bool prefetched = store_->Touch(key);
+    const bool prefetched = store_->Touch(key, routing.counts[e]);
     stats_->prefetch_useful += prefetched;
     if (handle.version > store_->intended(key)) {
       ++stats_->low_answers;

@@ -131,12 +131,13 @@ LayerResidency ExpertStore::Layer(int layer) const {
           absl::MakeConstSpan(in_flight_).subspan(first, count), capacity_[layer]};
 }
 
-bool ExpertStore::Touch(ExpertKey key) {
+bool ExpertStore::Touch(ExpertKey key, int32_t tokens) {
   Entry& entry = At(key);
   const bool first_use_of_prefetch = entry.unused_prefetch;
   entry.unused_prefetch = false;
   entry.last_used = tick_;
   ++entry.uses;
+  entry.tokens = tokens;
   return first_use_of_prefetch;
 }
 
@@ -153,7 +154,7 @@ void ExpertStore::UpdateVisible(ExpertKey key) {
 // Movement of a cache.
 
 bool ExpertStore::StartLoad(ExpertKey key, int version, LoadReason reason,
-                            const PolicyContext& context) {
+                            const PolicyContext& context, const LoadHint& hint) {
   Entry& entry = At(key);
   if (entry.active >= 0) return true;
   for (int v = 0; v < num_versions(); ++v) {
@@ -165,7 +166,7 @@ bool ExpertStore::StartLoad(ExpertKey key, int version, LoadReason reason,
     }
     return true;
   }
-  const int32_t block = MakeRoom(key, versions_[version].pool, reason, context);
+  const int32_t block = MakeRoom(key, versions_[version].pool, reason, context, hint);
   if (block < 0) return false;
   entry.failure = absl::OkStatus();
   entry.unused_prefetch = reason == LoadReason::kPrefetch;
@@ -184,23 +185,25 @@ void ExpertStore::Submit(ExpertKey key, int version, int32_t block, LoadReason r
 }
 
 int32_t ExpertStore::MakeRoom(ExpertKey incoming, int pool, LoadReason reason,
-                              const PolicyContext& context) {
+                              const PolicyContext& context, const LoadHint& hint) {
   BlockPool& blocks = *pools_[pool];
   if (pool != 0) return blocks.Take();
   // A layer under its capacity takes a free block, one at its capacity replaces one of its own.
   // When that fails (a layer with no slots, or all of them pinned) it borrows: what is free, then
-  // from layers over their capacity, then from anybody. What it borrows it returns when its call
-  // ends.
+  // from layers over their capacity, and only when nothing of its own will come free, from anybody.
+  // What it borrows it returns when its call ends.
   if (held_[incoming.layer] >= capacity_[incoming.layer] &&
-      EvictOneOf(incoming.layer, incoming, reason, context)) {
+      EvictOneOf(incoming.layer, incoming, reason, context, hint)) {
     return blocks.Take();
   }
   if (const int32_t block = blocks.Take(); block >= 0) return block;
   for (int layer = 0; layer < static_cast<int>(held_.size()); ++layer) {
-    if (held_[layer] > capacity_[layer] && EvictOneOf(layer, incoming, reason, context)) {
+    if (layer != incoming.layer && held_[layer] > capacity_[layer] &&
+        EvictOneOf(layer, incoming, reason, context)) {
       return blocks.Take();
     }
   }
+  if (hint.can_wait) return -1;
   return EvictOneOf(kAnyLayer, incoming, reason, context) ? blocks.Take() : -1;
 }
 
@@ -218,8 +221,12 @@ ExpertKey ExpertStore::ChooseVictim(int layer, ExpertKey incoming, LoadReason re
           entry.next >= 0 || entry.previous >= 0) {
         continue;
       }
-      candidates_.push_back(
-          {{l, e}, entry.last_used, entry.inserted, entry.uses, entry.unused_prefetch});
+      candidates_.push_back({{l, e},
+                             entry.last_used,
+                             entry.inserted,
+                             entry.uses,
+                             entry.tokens,
+                             entry.unused_prefetch});
     }
   }
   if (candidates_.empty()) return kNobody;
@@ -234,9 +241,11 @@ ExpertKey ExpertStore::ChooseVictim(int layer, ExpertKey incoming, LoadReason re
 }
 
 bool ExpertStore::EvictOneOf(int layer, ExpertKey incoming, LoadReason reason,
-                             const PolicyContext& context) {
+                             const PolicyContext& context, const LoadHint& hint) {
   const ExpertKey victim = ChooseVictim(layer, incoming, reason, context);
   if (victim.expert < 0) return false;
+  const Entry& entry = At(victim);
+  if (hint.spare_popular && entry.last_used == tick_ && entry.tokens > hint.tokens) return false;
   Evict(victim);
   return true;
 }

@@ -1,5 +1,6 @@
 // Least recently used, uniform capacity: the default of the residency seam.
 #include <algorithm>
+#include <utility>
 
 #include "strategies/builtin.h"
 
@@ -22,11 +23,11 @@ std::vector<int> UniformCapacity(const MoeModelSpec& model, int64_t slots) {
 }
 
 int LeastRecentlyUsed(absl::Span<const VictimCandidate> candidates) {
-  return static_cast<int>(std::min_element(candidates.begin(), candidates.end(),
-                                           [](const VictimCandidate& a, const VictimCandidate& b) {
-                                             return std::max(a.last_used, a.inserted) <
-                                                    std::max(b.last_used, b.inserted);
-                                           }) -
+  const auto earlier = [](const VictimCandidate& a, const VictimCandidate& b) {
+    return std::pair(std::max(a.last_used, a.inserted), a.tokens) <
+           std::pair(std::max(b.last_used, b.inserted), b.tokens);
+  };
+  return static_cast<int>(std::min_element(candidates.begin(), candidates.end(), earlier) -
                           candidates.begin());
 }
 

@@ -41,6 +41,21 @@ TEST_CASE("illegal specs list what is legal") {
   CHECK(!MakeStrategy("+").ok());
 }
 
+TEST_CASE("the default victim is unused for longest, of one call's the least wanted") {
+  std::vector<VictimCandidate> c(4);
+  const int64_t last_used[] = {7, 3, 7, 3};
+  const int32_t tokens[] = {9, 5, 1, 2};
+  for (int i = 0; i < 4; ++i) {
+    c[i].last_used = last_used[i];
+    c[i].tokens = tokens[i];
+  }
+  CHECK(LeastRecentlyUsed(c) == 3);
+  c.resize(3);
+  CHECK(LeastRecentlyUsed(c) == 1);
+  c[1].inserted = 8;  // brought after the others' last use, not used yet
+  CHECK(LeastRecentlyUsed(c) == 2);
+}
+
 TEST_CASE("uniform capacity deals every slot once and never more than a layer has experts") {
   MoeModelSpec model;
   for (const int experts : {4, 16, 16}) {
