@@ -9,6 +9,7 @@
 
 #include "base/checked_math.h"
 #include "base/fmt_absl.h"
+#include "base/hash64.h"
 #include "base/status_macros.h"
 #include "format/config_fields.h"
 #include "format/json.h"
@@ -276,6 +277,27 @@ std::string RecordTensorName(int layer, int expert, const std::string& version) 
   return fmt::format("layers.{}.experts.{}.{}", layer, expert, version);
 }
 
+namespace {
+
+// The checksum covers the text of all other fields in sorted order, without spaces.
+uint64_t Seal(const json& doc) {
+  Hasher64 hasher;
+  hasher.Add(doc.dump(-1, ' ', true, json::error_handler_t::replace));
+  return hasher.Finish();
+}
+
+absl::Status CheckSeal(json doc, const std::string& source) {
+  const auto it = doc.find("checksum");
+  const auto sealed = it == doc.end() ? std::nullopt : ParseHex(*it);
+  if (!sealed) return Error(source, "checksum is missing or not 16 hex digits");
+  doc.erase("checksum");
+  if (Seal(doc) == *sealed) return absl::OkStatus();
+  return absl::DataLossError(fmt::format(
+      "{}: damaged: its checksum is {:016x}, it says {:016x}", source, Seal(doc), *sealed));
+}
+
+}  // namespace
+
 std::string ManifestToJson(const PackManifest& m) {
   json versions = json::array();
   for (const PackVersion& v : m.versions) {
@@ -297,7 +319,7 @@ std::string ManifestToJson(const PackManifest& m) {
   }
   json quantizer = json::parse(m.quantizer_json, nullptr, false);
   if (!quantizer.is_object()) quantizer = json::object();
-  const json doc = {{"format", kFormatName},
+  json doc = {{"format", kFormatName},
                     {"format_version", kPackFormatVersion},
                     {"model", ModelToJson(m.model)},
                     {"versions", std::move(versions)},
@@ -309,15 +331,19 @@ std::string ManifestToJson(const PackManifest& m) {
                       {"bytes", m.constants.bytes},
                       {"checksums", std::move(checksums)}}},
                     {"records", std::move(records)}};
+  doc["checksum"] = Hex(Seal(doc));
   return doc.dump(-1, ' ', true, json::error_handler_t::replace) + "\n";
 }
 
 absl::StatusOr<PackManifest> ReadManifest(const std::string& dir, Env* env) {
   const std::string path = dir + "/" + kManifestFile;
   const JsonLimits limits = {.max_bytes = 256'000'000, .max_depth = 8, .max_values = 16'000'000};
-  MOERT_ASSIGN_OR_RETURN(const json object, ReadJsonFile(env, path, limits));
+  MOERT_ASSIGN_OR_RETURN(json object, ReadJsonFile(env, path, limits));
   try {
-    return Parse(object, path);
+    // What makes no sense is named by field; the checksum finds damage that does make sense.
+    MOERT_ASSIGN_OR_RETURN(PackManifest manifest, Parse(object, path));
+    MOERT_RETURN_IF_ERROR(CheckSeal(std::move(object), path));
+    return manifest;
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError(path + ": out of memory");
   } catch (const std::exception& e) {

@@ -198,15 +198,16 @@ TEST_CASE("a journal that was cut off or damaged loses layers, never correctness
   }
 }
 
-TEST_CASE("verify finds every flipped bit of the record files and constants, and names the place") {
+TEST_CASE("verify finds a flipped bit anywhere, and names the place") {
   TempDir dir;
   WriteWhole(dir);
   const PackVerification intact = Verify(dir / "pack");
   CHECK(intact.damage.empty());
   CHECK(intact.records == kLayers * kExperts * kVersions);
   for (const auto& [name, bytes] : Files(dir / "pack")) {
-    if (name == "moert.json") continue;
-    for (size_t at = 0; at < bytes.size(); at += 211) {
+    // The last byte of the manifest is a line feed; another white space in its place says the same.
+    const size_t end = name == "moert.json" ? bytes.size() - 1 : bytes.size();
+    for (size_t at = 0; at < end; at += name == "moert.json" ? 1 : 211) {
       std::string damaged = bytes;
       damaged[at] = static_cast<char>(damaged[at] ^ (1 << (at % 8)));
       test::WriteFile(dir / "pack/" + name, damaged);
