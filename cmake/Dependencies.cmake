@@ -25,6 +25,10 @@ moert_dependency(absl absl::status ""
 moert_dependency(fmt fmt::fmt "9" https://github.com/fmtlib/fmt/archive/refs/tags/10.1.1.tar.gz)
 moert_dependency(nlohmann_json nlohmann_json::nlohmann_json "3.9"
                  https://github.com/nlohmann/json/archive/refs/tags/v3.11.3.tar.gz)
+if(MOERT_BUILD_EXAMPLES OR MOERT_BUILD_TESTS)
+  moert_dependency(Eigen3 Eigen3::Eigen "3.3"
+                   https://gitlab.com/libeigen/eigen/-/archive/3.4.0/eigen-3.4.0.tar.gz)
+endif()
 if(MOERT_BUILD_TESTS)
   moert_dependency(Catch2 Catch2::Catch2 ""
                    https://github.com/catchorg/Catch2/archive/refs/tags/v2.13.10.tar.gz)

@@ -4,13 +4,13 @@
 set -euo pipefail
 
 packages=(build-essential cmake ninja-build pkg-config git libabsl-dev libfmt-dev
-          nlohmann-json3-dev libpcre2-dev catch2)
+          nlohmann-json3-dev libpcre2-dev libeigen3-dev catch2)
 # Wanted, not needed: a faster rebuild, and what some parts of the project use when it is there.
 optional=(ccache)
 
 if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
   echo "install-deps: this is not Debian or Ubuntu. Needed: a C++20 compiler, CMake 3.22+, Ninja," \
-       "Abseil, fmt, nlohmann-json, PCRE2 (8 bit), Catch2. CMake fetches missing libraries where" \
+       "Abseil, fmt, nlohmann-json, PCRE2 (8 bit), Eigen 3, Catch2. CMake fetches missing libraries where" \
        "a network exists." >&2
   exit 0
 fi

@@ -292,8 +292,8 @@ absl::Status CheckSeal(json doc, const std::string& source) {
   if (!sealed) return Error(source, "checksum is missing or not 16 hex digits");
   doc.erase("checksum");
   if (Seal(doc) == *sealed) return absl::OkStatus();
-  return absl::DataLossError(fmt::format(
-      "{}: damaged: its checksum is {:016x}, it says {:016x}", source, Seal(doc), *sealed));
+  return absl::DataLossError(fmt::format("{}: damaged: its checksum is {:016x}, it says {:016x}",
+                                         source, Seal(doc), *sealed));
 }
 
 }  // namespace
@@ -320,17 +320,17 @@ std::string ManifestToJson(const PackManifest& m) {
   json quantizer = json::parse(m.quantizer_json, nullptr, false);
   if (!quantizer.is_object()) quantizer = json::object();
   json doc = {{"format", kFormatName},
-                    {"format_version", kPackFormatVersion},
-                    {"model", ModelToJson(m.model)},
-                    {"versions", std::move(versions)},
-                    {"quantizer", std::move(quantizer)},
-                    {"source_identity", m.source_identity},
-                    {"files", std::move(files)},
-                    {"constants",
-                     {{"name", m.constants.name},
-                      {"bytes", m.constants.bytes},
-                      {"checksums", std::move(checksums)}}},
-                    {"records", std::move(records)}};
+              {"format_version", kPackFormatVersion},
+              {"model", ModelToJson(m.model)},
+              {"versions", std::move(versions)},
+              {"quantizer", std::move(quantizer)},
+              {"source_identity", m.source_identity},
+              {"files", std::move(files)},
+              {"constants",
+               {{"name", m.constants.name},
+                {"bytes", m.constants.bytes},
+                {"checksums", std::move(checksums)}}},
+              {"records", std::move(records)}};
   doc["checksum"] = Hex(Seal(doc));
   return doc.dump(-1, ' ', true, json::error_handler_t::replace) + "\n";
 }

@@ -34,13 +34,6 @@ uint8_t NearestF8(float value) {
   return static_cast<uint8_t>(code | (std::signbit(value) && code != 0 ? 0x80 : 0));
 }
 
-float Restore(const Scheme& scheme, const GroupScale& g, uint8_t code) {
-  if (scheme.fp8) return g.scale * F8E4M3ToF32(code);
-  const float u = static_cast<float>(code);
-  return scheme.symmetric ? g.scale * (u - static_cast<float>(1 << (scheme.weight_bits - 1)))
-                          : g.scale * u - g.offset;
-}
-
 /// The scale that spans [low, high], as it will be stored.
 GroupScale Spanning(const Scheme& scheme, float low, float high) {
   GroupScale g;
@@ -124,12 +117,19 @@ double ErrorF8(const Scheme& scheme, const GroupScale& g, absl::Span<const float
                double norm) {
   double sum = 0;
   for (const float v : values) {
-    sum += std::pow(std::fabs(Restore(scheme, g, RoundToCode(scheme, g, v)) - v), norm);
+    sum += std::pow(std::fabs(RestoreCode(scheme, g, RoundToCode(scheme, g, v)) - v), norm);
   }
   return sum;
 }
 
 }  // namespace
+
+float RestoreCode(const Scheme& scheme, const GroupScale& g, uint8_t code) {
+  if (scheme.fp8) return g.scale * F8E4M3ToF32(code);
+  const float u = static_cast<float>(code);
+  return scheme.symmetric ? g.scale * (u - static_cast<float>(1 << (scheme.weight_bits - 1)))
+                          : g.scale * u - g.offset;
+}
 
 uint8_t RoundToCode(const Scheme& scheme, const GroupScale& g, float weight) {
   if (scheme.fp8) return g.scale > 0 ? NearestF8(weight / g.scale) : 0;
@@ -173,14 +173,14 @@ GroupScale FitGroup(const Scheme& scheme, absl::Span<const float> values,
   return best;
 }
 
-QuantizedMatrix QuantizeRtn(const MatrixLayout& layout, absl::Span<const float> weights,
-                            const RtnOptions& options) {
+QuantizedMatrix QuantizeGroups(const MatrixLayout& layout, absl::Span<const float> weights,
+                               absl::FunctionRef<GroupScale(absl::Span<const float>)> fit) {
   QuantizedMatrix q = MakeQuantizedMatrix(layout);
   for (int64_t r = 0; r < q.rows; ++r) {
     for (int64_t n = 0; n < q.groups(); ++n) {
       const int64_t begin = r * q.k + n * q.group;
       const int64_t count = std::min(q.group, q.k - n * q.group);
-      const GroupScale g = FitGroup(layout.scheme, weights.subspan(begin, count), options);
+      const GroupScale g = fit(weights.subspan(begin, count));
       q.scales[r * q.groups() + n] = g.scale;
       if (!q.offsets.empty()) q.offsets[r * q.groups() + n] = g.offset;
       for (int64_t i = begin; i < begin + count; ++i) {
@@ -189,6 +189,13 @@ QuantizedMatrix QuantizeRtn(const MatrixLayout& layout, absl::Span<const float> 
     }
   }
   return q;
+}
+
+QuantizedMatrix QuantizeRtn(const MatrixLayout& layout, absl::Span<const float> weights,
+                            const RtnOptions& options) {
+  return QuantizeGroups(layout, weights, [&](absl::Span<const float> values) {
+    return FitGroup(layout.scheme, values, options);
+  });
 }
 
 }  // namespace moert

@@ -4,6 +4,7 @@
 #ifndef MOERT_LIB_QUANT_RTN_H_
 #define MOERT_LIB_QUANT_RTN_H_
 
+#include "absl/functional/function_ref.h"
 #include "absl/types/span.h"
 #include "moert/scheme.h"
 #include "quant/quantized_matrix.h"
@@ -26,8 +27,15 @@ struct GroupScale {
 GroupScale FitGroup(const Scheme& scheme, absl::Span<const float> values,
                     const RtnOptions& options);
 
+/// The weight that a code stands for.
+float RestoreCode(const Scheme& scheme, const GroupScale& group, uint8_t code);
+
 /// The code of one weight under a group's scale.
 uint8_t RoundToCode(const Scheme& scheme, const GroupScale& group, float weight);
+
+/// Rounds every group to nearest under the scale that `fit` gives for its weights.
+QuantizedMatrix QuantizeGroups(const MatrixLayout& layout, absl::Span<const float> weights,
+                               absl::FunctionRef<GroupScale(absl::Span<const float>)> fit);
 
 /// weights: row-major [rows, k] of layout.
 QuantizedMatrix QuantizeRtn(const MatrixLayout& layout, absl::Span<const float> weights,

@@ -46,7 +46,7 @@ int QuantizeMain(int argc, const char* const* argv) {
   parser.Require("out");
   parser.AddString("schemes", &schemes, "comma-separated schemes, e.g. bf16,w4a16_g128");
   parser.Require("schemes");
-  parser.AddChoice("method", &job.method, {"rtn"}, "how weights become codes");
+  parser.AddChoice("method", &job.method, {"rtn", "hqq"}, "how weights become codes");
   parser.AddInt("threads", &job.threads, "threads; 0: one a core", 0, 1024);
   parser.AddSwitch("quiet", &quiet, "no progress, no notes");
   const absl::Status parsed = parser.Parse(argc, argv);

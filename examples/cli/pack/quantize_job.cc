@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -18,6 +19,7 @@
 #include "format/model_cache.h"
 #include "format/pack_writer.h"
 #include "format/safetensors.h"
+#include "quant/hqq.h"
 #include "quant/packing.h"
 #include "quant/quantized_matrix.h"
 #include "quant/rtn.h"
@@ -139,7 +141,14 @@ class Quantization {
                                                      &weights[i].down};
       outcomes[static_cast<size_t>(n)] = Encode(*layout[n % 3], *matrix[n % 3], records[i].data());
     });
-    for (const absl::Status& s : outcomes) MOERT_RETURN_IF_ERROR(s);
+    for (size_t n = 0; n < outcomes.size(); ++n) {
+      if (outcomes[n].ok()) continue;
+      const char* const names[] = {"gate", "up", "down"};
+      return absl::Status(outcomes[n].code(),
+                          fmt::format("{}: layer {}, expert {}, {}: {}", job_.model, l,
+                                      begin + static_cast<int>(n / 3), names[n % 3],
+                                      std::string(outcomes[n].message())));
+    }
     for (size_t i = 0; i < count; ++i) {
       MOERT_RETURN_IF_ERROR(writer_->WriteRecord(l, begin + static_cast<int>(i), v, records[i]));
     }
@@ -149,13 +158,18 @@ class Quantization {
   }
 
   // Runs on the pool's threads, which nothing may throw in.
-  static absl::Status Encode(const MatrixLayout& layout, const std::vector<uint16_t>& weights,
-                             std::byte* record) {
+  absl::Status Encode(const MatrixLayout& layout, const std::vector<uint16_t>& weights,
+                      std::byte* record) const {
     try {
       if (layout.scheme.is_bf16()) return PackMatrixBf16(layout, weights, record);
       std::vector<float> wide(weights.size());
-      for (size_t i = 0; i < wide.size(); ++i) wide[i] = Bf16ToF32(weights[i]);
-      return PackMatrix(layout, QuantizeRtn(layout, wide), record);
+      for (size_t i = 0; i < wide.size(); ++i) {
+        wide[i] = Bf16ToF32(weights[i]);
+        if (!std::isfinite(wide[i])) return absl::InvalidArgumentError("a weight is not finite");
+      }
+      return PackMatrix(
+          layout, job_.method == "hqq" ? QuantizeHqq(layout, wide) : QuantizeRtn(layout, wide),
+          record);
     } catch (const std::bad_alloc&) {
       return absl::ResourceExhaustedError("out of memory while quantizing");
     }

@@ -30,8 +30,7 @@ PackDescription Description() {
     l.shared_gate = i % 2 == 0;
     d.model.layers.push_back(l);
   }
-  d.versions = {PackVersion::Uniform(Scheme{}),
-                PackVersion::Uniform(*Scheme::Parse("w4a16_g128"))};
+  d.versions = {PackVersion::Uniform(Scheme{}), PackVersion::Uniform(*Scheme::Parse("w4a16_g128"))};
   d.quantizer_json = R"({"method":"rtn"})";
   d.max_file_bytes = 50 * 1024;  // files end inside layers and between them
   return d;
@@ -56,8 +55,8 @@ absl::Status WriteConstants(PackWriter* w, int l) {
   c.gate.assign(static_cast<size_t>(spec.num_experts * spec.hidden), 0.5f + static_cast<float>(l));
   if (spec.shared_gate) c.shared_gate.assign(static_cast<size_t>(spec.hidden), 2.0f);
   if (spec.shared_intermediate > 0) {
-    c.shared_layout = *MakeRecordLayout(spec.hidden, spec.shared_intermediate,
-                                        ExpertFormat::Uniform(Scheme{}));
+    c.shared_layout =
+        *MakeRecordLayout(spec.hidden, spec.shared_intermediate, ExpertFormat::Uniform(Scheme{}));
     c.shared_expert = Bytes(static_cast<size_t>(c.shared_layout.bytes), l);
   }
   return w->WriteConstants(l, c);
