@@ -90,10 +90,14 @@ __device__ __forceinline__ const uint16_t* OperandRow(const GroupGemmArgs& args,
   return args.x + token * args.x_stride;
 }
 
-/// What a producer needs of a tile when it opens a task. In shared memory, to save registers.
-struct ProducerTile {
-  const uint8_t* weights;  // of pair 0, at the slice's first k
-  const uint8_t* scales;
+/// Where one warp's producer is. In shared memory: it is read once a task, and registers are short.
+struct ProducerState {
+  Position at;
+  Position end;
+
+  // Of the tile.
+  const uint8_t* tile_weights;  // of pair 0, at the slice's first k
+  const uint8_t* tile_scales;
   int tasks;
   int pairs;
   int pair_step;
@@ -102,21 +106,6 @@ struct ProducerTile {
   int first_in_group;
   int second_matrix;  // from gate to up, weights
   int second_scales;  // the same, scales
-};
-
-/// Issues the copies of one warp's chunks, kStages - 1 ahead of their use, across tasks and tiles.
-template <int kProduct>
-struct Producer {
-  const GroupGemmArgs& args;
-  Position at;
-  const Position end;
-  const int warp;
-  const int lane;
-  const uint32_t ring;
-  ProducerTile* const tile;
-  int stage = 0;
-
-  // Of the tile.
   int row_blocks;
   int chunk_bytes;
   int pieces_per_chunk;  // of 64 k, low-bit weights
@@ -128,86 +117,128 @@ struct Producer {
   const uint8_t* scales;
   int second;  // distances of the second row block
   int second_scale;
-  int bytes_left = 0;  // of the slice, a row block
-  int in_group;
 
-  __device__ Producer(const GroupGemmArgs& a, Position begin, Position e, int w, int l, uint32_t r,
-                      ProducerTile* t)
-      : args(a), at(begin), end(e), warp(w), lane(l), ring(r), tile(t) {
-    if (!done()) {
-      OpenTile();
-      OpenTask();
-    }
-  }
   __device__ bool done() const {
     return at.tile > end.tile || (at.tile == end.tile && at.task >= end.task);
   }
+};
 
-  __device__ void OpenTile() {
-    const Tile of = args.table.tiles[at.tile];
-    const DeviceFormat& format = args.formats[of.format];
-    const DeviceMatrix& m = First<kProduct>(format);
-    const int slices = KSlices(m.k64s);
-    const Slice slice = SliceOf(m.k64s, slices, warp % slices);
+template <int kProduct>
+__device__ void OpenTile(const GroupGemmArgs& args, ProducerState* s, int warp, int lane) {
+  const Tile tile = args.table.tiles[s->at.tile];
+  const DeviceFormat& format = args.formats[tile.format];
+  const DeviceMatrix& m = First<kProduct>(format);
+  const int slices = KSlices(m.k64s);
+  const Slice slice = SliceOf(m.k64s, slices, warp % slices);
+  if (lane == 0) {
     const int k64_bytes = K64Bytes(m.packing);
-    row_blocks = m.row_blocks;
-    chunk_bytes = LowBits(m.packing) ? 2 * k64_bytes : kBlockBytes;
-    pieces_per_chunk = LowBits(m.packing) ? 2 : 1;
-    group_k64s = m.group_k64s;
-    zero_distance = static_cast<int>(m.zero_offset - m.scale_offset);
+    const int group = m.group_k64s > 0 ? slice.begin / m.group_k64s : 0;
+    s->tile_weights = tile.record + m.weight_offset + slice.begin * k64_bytes;
+    s->tile_scales = tile.record + m.scale_offset + static_cast<int64_t>(group) * m.row_blocks * 32;
+    s->tasks = args.table.tasks[kProduct][s->at.tile];
+    s->pairs = PairsOf<kProduct>(m);
+    s->pair_step = kGemmWarps / slices;
+    s->block_bytes = m.k64s * k64_bytes;
+    s->slice_bytes = (slice.end - slice.begin) * k64_bytes;
+    s->first_in_group = slice.begin - group * m.group_k64s;
+    s->second_matrix = static_cast<int>(format.up.weight_offset - m.weight_offset);
+    s->second_scales = static_cast<int>(format.up.scale_offset - m.scale_offset);
+    s->row_blocks = m.row_blocks;
+    s->chunk_bytes = LowBits(m.packing) ? 2 * k64_bytes : kBlockBytes;
+    s->pieces_per_chunk = LowBits(m.packing) ? 2 : 1;
+    s->group_k64s = m.group_k64s;
+    s->zero_distance = static_cast<int>(m.zero_offset - m.scale_offset);
+  }
+  // The activations of this slice go to L1 meanwhile, if they have a chance to stay there.
+  constexpr int kWarmBytes = 32 << 10;
+  if (m.k64s * 128 * tile.count <= kWarmBytes) {
+    const int lines = slice.end - slice.begin;  // of 128 bytes
+    for (int i = lane; i < lines * tile.count; i += 32) {
+      const int token = i / lines;
+      Warm(OperandRow<kProduct>(args, tile.slots[token]) + (slice.begin + i - token * lines) * 64);
+    }
+  }
+}
+
+/// Opens the warp's next task (`first`: the one it stands at) that has work for it. All lanes call
+/// it. False: there is none.
+template <int kProduct>
+__device__ __noinline__ bool OpenTask(const GroupGemmArgs& args, ProducerState* s, bool first) {
+  const int warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  while (true) {
     __syncwarp();
+    bool new_tile = first;
+    if (!first) {
+      new_tile = s->at.task + 1 >= s->tasks;
+      __syncwarp();
+      if (lane == 0)
+        s->at = new_tile ? Position{s->at.tile + 1, 0} : Position{s->at.tile, s->at.task + 1};
+      __syncwarp();
+    }
+    first = false;
+    if (s->done()) return false;
+    if (new_tile) {
+      OpenTile<kProduct>(args, s, warp, lane);
+      __syncwarp();
+    }
+    const int pair = s->at.task * s->pair_step + warp / (kGemmWarps / s->pair_step);
+    if (pair >= s->pairs) continue;
     if (lane == 0) {
-      const int group = group_k64s > 0 ? slice.begin / group_k64s : 0;
-      tile->weights = of.record + m.weight_offset + slice.begin * k64_bytes;
-      tile->scales = of.record + m.scale_offset + static_cast<int64_t>(group) * row_blocks * 32;
-      tile->tasks = args.table.tasks[kProduct][at.tile];
-      tile->pairs = PairsOf<kProduct>(m);
-      tile->pair_step = kGemmWarps / slices;
-      tile->block_bytes = m.k64s * k64_bytes;
-      tile->slice_bytes = (slice.end - slice.begin) * k64_bytes;
-      tile->first_in_group = slice.begin - group * group_k64s;
-      tile->second_matrix = static_cast<int>(format.up.weight_offset - m.weight_offset);
-      tile->second_scales = static_cast<int>(format.up.scale_offset - m.scale_offset);
+      // A last odd block of `down` is paired with itself and the copy dropped.
+      const int block = kProduct == 0 ? pair : 2 * pair;
+      const bool lone = block + 1 >= s->row_blocks;
+      s->weights = s->tile_weights + static_cast<int64_t>(block) * s->block_bytes;
+      s->second = kProduct == 0 ? s->second_matrix : lone ? 0 : s->block_bytes;
+      s->scales = s->tile_scales + block * 32;
+      s->second_scale = kProduct == 0 ? s->second_scales : lone ? 0 : 32;
     }
     __syncwarp();
-    // The activations of this slice go to L1 meanwhile, if they have a chance to stay there.
-    constexpr int kWarmBytes = 32 << 10;
-    if (m.k64s * 128 * of.count <= kWarmBytes) {
-      const int lines = slice.end - slice.begin;  // of 128 bytes
-      for (int i = lane; i < lines * of.count; i += 32) {
-        const int token = i / lines;
-        Warm(OperandRow<kProduct>(args, of.slots[token]) + (slice.begin + i - token * lines) * 64);
-      }
-    }
+    return true;
+  }
+}
+
+/// Issues the copies of one warp's chunks, kStages - 1 ahead of their use, across tasks and tiles.
+template <int kProduct>
+struct Producer {
+  const GroupGemmArgs& args;
+  ProducerState* const state;
+  const int lane;
+  const uint32_t ring;
+  int stage = 0;
+  bool more = true;
+
+  // Of the task.
+  const uint8_t* weights;
+  const uint8_t* scales;
+  int second;
+  int second_scale;
+  int chunk_bytes;
+  int group_k64s;
+  int bytes_left = 0;  // of the slice, a row block
+  int in_group;
+
+  __device__ Producer(const GroupGemmArgs& a, ProducerState* s, int l, uint32_t r)
+      : args(a), state(s), lane(l), ring(r) {
+    Open(true);
   }
 
-  __device__ void OpenTask() {
-    const int pair = at.task * tile->pair_step + warp / (kGemmWarps / tile->pair_step);
-    if (pair >= tile->pairs) return;
-    bytes_left = tile->slice_bytes;
-    in_group = tile->first_in_group;
-    const int block_bytes = tile->block_bytes;
-    // A last odd block of `down` is paired with itself and the copy dropped.
-    const int block = kProduct == 0 ? pair : 2 * pair;
-    const bool lone = block + 1 >= row_blocks;
-    weights = tile->weights + static_cast<int64_t>(block) * block_bytes;
-    second = kProduct == 0 ? tile->second_matrix : lone ? 0 : block_bytes;
-    scales = tile->scales + block * 32;
-    second_scale = kProduct == 0 ? tile->second_scales : lone ? 0 : 32;
-  }
-
-  __device__ void NextTask() {
-    if (++at.task >= tile->tasks) {
-      ++at.tile;
-      at.task = 0;
-      if (!done()) OpenTile();
-    }
-    if (!done()) OpenTask();
+  __device__ __forceinline__ void Open(bool first) {
+    more = OpenTask<kProduct>(args, state, first);
+    if (!more) return;
+    weights = state->weights;
+    scales = state->scales;
+    second = state->second;
+    second_scale = state->second_scale;
+    chunk_bytes = state->chunk_bytes;
+    group_k64s = state->group_k64s;
+    bytes_left = state->slice_bytes;
+    in_group = state->first_in_group;
   }
 
   /// Begins the copy of the next chunk, if there is one, and closes a group either way.
   __device__ __forceinline__ void Issue() {
-    while (bytes_left == 0 && !done()) NextTask();
+    if (bytes_left == 0 && more) Open(false);
     if (bytes_left > 0) {
       const uint32_t to = ring + stage * kStageBytes;
       const int bytes = min(chunk_bytes, bytes_left);
@@ -220,21 +251,21 @@ struct Producer {
         }
       }
       if (group_k64s > 0) {
-        const int pieces = bytes == chunk_bytes ? pieces_per_chunk : 1;
+        const int pieces = bytes == chunk_bytes ? state->pieces_per_chunk : 1;
         if (lane < 16) {
           const uint8_t* from = scales + (lane & 1) * 16;
           if (lane & 2) from += second_scale;
-          if (lane & 4) from += zero_distance;
+          if (lane & 4) from += state->zero_distance;
           if (lane < 8) {
             CopyAsync16(to + 2 * kBlockBytes + lane * 16, from);
           } else if (group_k64s == 1 && pieces == 2) {
-            CopyAsync16(to + 2 * kBlockBytes + lane * 16, from + row_blocks * 32);
+            CopyAsync16(to + 2 * kBlockBytes + lane * 16, from + state->row_blocks * 32);
           }
         }
         in_group += pieces;
         while (in_group >= group_k64s) {
           in_group -= group_k64s;
-          scales += row_blocks * 32;
+          scales += state->row_blocks * 32;
         }
       }
       weights += bytes;
@@ -313,11 +344,21 @@ struct GroupSums {
   }
 };
 
+/// The activations of a chunk: a lane's 16 bytes of 32 k of each group of 8 tokens.
+template <int kTokens8>
+struct ChunkActivations {
+  const uint16_t* const (&rows)[kTokens8];
+  const int k;  // of the slice
+  __device__ __forceinline__ uint4 Get(int k32, int n) const {
+    return *reinterpret_cast<const uint4*>(rows[n] + k + k32 * 32);
+  }
+};
+
 /// Adds 64 k (w8, low bits) of a stage to the sums. weights: of row block 0; the other lies
-/// kBlockBytes behind. x: this lane's place in the activations of each group of 8 tokens.
+/// kBlockBytes behind.
 template <Packing kPacking, int kTokens8>
 __device__ __forceinline__ void MultiplyK64(const uint8_t* weights, int lane,
-                                            const uint16_t* const (&x)[kTokens8], int x_offset,
+                                            const ChunkActivations<kTokens8>& x, int first_k32,
                                             GroupSums<kTokens8>& sums) {
   const uint32_t ones[4] = {kOnes, kOnes, kOnes, kOnes};
 #pragma unroll(kTokens8 == 1 ? 2 : 1)  // 16 tokens: registers
@@ -325,7 +366,7 @@ __device__ __forceinline__ void MultiplyK64(const uint8_t* weights, int lane,
     uint4 v[kTokens8];
 #pragma unroll
     for (int n = 0; n < kTokens8; ++n) {
-      v[n] = *reinterpret_cast<const uint4*>(x[n] + x_offset + k32 * 32);
+      v[n] = x.Get(first_k32 + k32, n);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -388,11 +429,11 @@ __device__ __forceinline__ void MultiplyK64(const uint8_t* weights, int lane,
 /// One bf16 chunk, 32 k.
 template <int kTokens8>
 __device__ __forceinline__ void MultiplyBf16(const uint8_t* weights, int lane,
-                                             const uint16_t* const (&x)[kTokens8], int x_offset,
+                                             const ChunkActivations<kTokens8>& x,
                                              float (&acc)[2][kTokens8][4]) {
   uint4 v[kTokens8];
 #pragma unroll
-  for (int n = 0; n < kTokens8; ++n) v[n] = *reinterpret_cast<const uint4*>(x[n] + x_offset);
+  for (int n = 0; n < kTokens8; ++n) v[n] = x.Get(0, n);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     uint32_t b[kTokens8][2];
@@ -484,24 +525,71 @@ __device__ __forceinline__ void Finish(const GroupGemmArgs& args, int row_blocks
   }
 }
 
-/// The part of a tile that a CTA computes: tasks [first, last).
+/// The warp's part of a task: its slice of K.
 template <int kProduct, Packing kPacking, int kTokens8>
+__device__ __forceinline__ void RunSlice(Producer<kProduct>& producer, const uint8_t* ring,
+                                         int& stage, int k64s, bool asymmetric, bool group_of_64,
+                                         int zero_point, const uint16_t* const (&x)[kTokens8],
+                                         float (&acc)[2][kTokens8][4]) {
+  const int lane = threadIdx.x % 32;
+  constexpr int kOffset = kPacking == Packing::kW8 ? 17 * kMagicOffset : kMagicOffset;
+  const float offset = static_cast<float>(zero_point + kOffset);
+  const int chunks = ChunksOf(kPacking, {0, k64s});
+#pragma unroll 1
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    constexpr int kK32s = kPacking == Packing::kBf16 ? 1 : kPacking == Packing::kW8 ? 2 : 4;
+    const ChunkActivations<kTokens8> v{x, chunk * kK32s * 32};
+    CopyAsyncWait<kStages - 2>();
+    __syncwarp();
+    const uint8_t* at = ring + stage * kStageBytes;
+    const uint8_t* scales = at + 2 * kBlockBytes;
+    if constexpr (kPacking == Packing::kBf16) {
+      MultiplyBf16<kTokens8>(at, lane, v, acc);
+    } else if constexpr (kPacking == Packing::kW8) {
+      GroupSums<kTokens8> sums;
+      sums.Clear();
+      MultiplyK64<kPacking, kTokens8>(at, lane, v, 0, sums);
+      sums.AddTo(acc, scales, lane, offset, asymmetric);
+    } else {
+      GroupSums<kTokens8> sums;
+      sums.Clear();
+      MultiplyK64<kPacking, kTokens8>(at, lane, v, 0, sums);
+      if (2 * chunk + 1 < k64s) {
+        if (group_of_64) {
+          sums.AddTo(acc, scales, lane, offset, asymmetric);
+          sums.Clear();
+          scales += 128;
+        }
+        constexpr int kHalfBytes = kPacking == Packing::kW4   ? 512
+                                   : kPacking == Packing::kW3 ? 384
+                                                              : 256;
+        MultiplyK64<kPacking, kTokens8>(at + kHalfBytes, lane, v, 2, sums);
+      }
+      sums.AddTo(acc, scales, lane, offset, asymmetric);
+    }
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+    __syncwarp();  // nobody reads the stage that is filled next
+    producer.Issue();
+  }
+}
+
+/// The part of a tile that a CTA computes: tasks [first, last).
+template <int kProduct, int kTokens8>
 __device__ __forceinline__ void RunTile(const GroupGemmArgs& args, const Tile& tile, int first,
                                         int last, Producer<kProduct>& producer, const uint8_t* ring,
                                         float* reduce, int& stage, int& buffer) {
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   const DeviceMatrix& m = First<kProduct>(args.formats[tile.format]);
+  const Packing packing = m.packing;
   const int row_blocks = m.row_blocks;
   const int pairs = PairsOf<kProduct>(m);
   const int slices = KSlices(m.k64s);
   const Slice slice = SliceOf(m.k64s, slices, warp % slices);
-  const int chunks = ChunksOf(kPacking, slice);
   const int k64s = slice.end - slice.begin;
   const bool asymmetric = m.asymmetric != 0;
   const bool group_of_64 = m.group_k64s == 1;
-  const float offset = static_cast<float>(m.zero_point + kMagicOffset +
-                                          (kPacking == Packing::kW8 ? 16 * kMagicOffset : 0));
+  const int zero_point = m.zero_point;
   const Columns<kTokens8> columns(tile);
   const uint16_t* x[kTokens8];
 #pragma unroll
@@ -512,68 +600,32 @@ __device__ __forceinline__ void RunTile(const GroupGemmArgs& args, const Tile& t
 #pragma unroll 1
   for (int task = first; task < last; ++task) {
     float acc[2][kTokens8][4] = {};
-    const int pair = task * (kGemmWarps / slices) + warp / slices;
+    const int pair = (task * kGemmWarps + warp) / slices;
     if (pair < pairs) {
-#pragma unroll 1
-      for (int chunk = 0; chunk < chunks; ++chunk) {
-        CopyAsyncWait<kStages - 2>();
-        __syncwarp();
-        const uint8_t* at = ring + stage * kStageBytes;
-        const uint8_t* scales = at + 2 * kBlockBytes;
-        if constexpr (kPacking == Packing::kBf16) {
-          MultiplyBf16<kTokens8>(at, lane, x, chunk * 32, acc);
-        } else if constexpr (kPacking == Packing::kW8) {
-          GroupSums<kTokens8> sums;
-          sums.Clear();
-          MultiplyK64<kPacking, kTokens8>(at, lane, x, chunk * 64, sums);
-          sums.AddTo(acc, scales, lane, offset, asymmetric);
-        } else {
-          GroupSums<kTokens8> sums;
-          sums.Clear();
-          MultiplyK64<kPacking, kTokens8>(at, lane, x, chunk * 128, sums);
-          if (2 * chunk + 1 < k64s) {
-            if (group_of_64) {
-              sums.AddTo(acc, scales, lane, offset, asymmetric);
-              sums.Clear();
-              scales += 128;
-            }
-            constexpr int kHalfBytes = kPacking == Packing::kW4   ? 512
-                                       : kPacking == Packing::kW3 ? 384
-                                                                  : 256;
-            MultiplyK64<kPacking, kTokens8>(at + kHalfBytes, lane, x, chunk * 128 + 64, sums);
-          }
-          sums.AddTo(acc, scales, lane, offset, asymmetric);
-        }
-        stage = stage + 1 == kStages ? 0 : stage + 1;
-        __syncwarp();  // nobody reads the stage that is filled next
-        producer.Issue();
+      switch (packing) {
+        case Packing::kBf16:
+          RunSlice<kProduct, Packing::kBf16, kTokens8>(producer, ring, stage, k64s, asymmetric,
+                                                       group_of_64, zero_point, x, acc);
+          break;
+        case Packing::kW8:
+          RunSlice<kProduct, Packing::kW8, kTokens8>(producer, ring, stage, k64s, asymmetric,
+                                                     group_of_64, zero_point, x, acc);
+          break;
+        case Packing::kW4:
+          RunSlice<kProduct, Packing::kW4, kTokens8>(producer, ring, stage, k64s, asymmetric,
+                                                     group_of_64, zero_point, x, acc);
+          break;
+        case Packing::kW3:
+          RunSlice<kProduct, Packing::kW3, kTokens8>(producer, ring, stage, k64s, asymmetric,
+                                                     group_of_64, zero_point, x, acc);
+          break;
+        case Packing::kW2:
+          RunSlice<kProduct, Packing::kW2, kTokens8>(producer, ring, stage, k64s, asymmetric,
+                                                     group_of_64, zero_point, x, acc);
+          break;
       }
     }
     Finish<kProduct, kTokens8>(args, row_blocks, slices, task, columns, reduce, buffer, acc);
-  }
-}
-
-template <int kProduct, int kTokens8>
-__device__ __forceinline__ void RunTileOf(Packing packing, const GroupGemmArgs& args,
-                                          const Tile& tile, int first, int last,
-                                          Producer<kProduct>& producer, const uint8_t* ring,
-                                          float* reduce, int& stage, int& buffer) {
-  switch (packing) {
-    case Packing::kBf16:
-      return RunTile<kProduct, Packing::kBf16, kTokens8>(args, tile, first, last, producer, ring,
-                                                         reduce, stage, buffer);
-    case Packing::kW8:
-      return RunTile<kProduct, Packing::kW8, kTokens8>(args, tile, first, last, producer, ring,
-                                                       reduce, stage, buffer);
-    case Packing::kW4:
-      return RunTile<kProduct, Packing::kW4, kTokens8>(args, tile, first, last, producer, ring,
-                                                       reduce, stage, buffer);
-    case Packing::kW3:
-      return RunTile<kProduct, Packing::kW3, kTokens8>(args, tile, first, last, producer, ring,
-                                                       reduce, stage, buffer);
-    case Packing::kW2:
-      return RunTile<kProduct, Packing::kW2, kTokens8>(args, tile, first, last, producer, ring,
-                                                       reduce, stage, buffer);
   }
 }
 
@@ -581,7 +633,7 @@ template <int kProduct>
 __global__ void __launch_bounds__(kThreads, 2)
     GroupGemmKernel(const __grid_constant__ GroupGemmArgs args) {
   extern __shared__ __align__(128) uint8_t shared[];
-  __shared__ ProducerTile producer_tiles[kGemmWarps];
+  __shared__ ProducerState producers[kGemmWarps];
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   uint8_t* ring = shared + warp * kRingBytes;
@@ -590,8 +642,11 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int64_t total = *args.table.total[kProduct];
   const Position begin = FindTask(args.table, kProduct, total * blockIdx.x / gridDim.x);
   const Position end = FindTask(args.table, kProduct, total * (blockIdx.x + 1) / gridDim.x);
-  Producer<kProduct> producer(args, begin, end, warp, lane, SharedAddress(ring),
-                              &producer_tiles[warp]);
+  if (lane == 0) {
+    producers[warp].at = begin;
+    producers[warp].end = end;
+  }
+  Producer<kProduct> producer(args, &producers[warp], lane, SharedAddress(ring));
 #pragma unroll 1
   for (int i = 0; i < kStages - 1; ++i) producer.Issue();
   int stage = 0;
@@ -600,13 +655,10 @@ __global__ void __launch_bounds__(kThreads, 2)
     const int last = at.tile == end.tile ? end.task : args.table.tasks[kProduct][at.tile];
     if (at.task >= last) continue;
     const Tile tile = args.table.tiles[at.tile];
-    const Packing packing = First<kProduct>(args.formats[tile.format]).packing;
     if (tile.count <= 8) {
-      RunTileOf<kProduct, 1>(packing, args, tile, at.task, last, producer, ring, reduce, stage,
-                             buffer);
+      RunTile<kProduct, 1>(args, tile, at.task, last, producer, ring, reduce, stage, buffer);
     } else {
-      RunTileOf<kProduct, 2>(packing, args, tile, at.task, last, producer, ring, reduce, stage,
-                             buffer);
+      RunTile<kProduct, 2>(args, tile, at.task, last, producer, ring, reduce, stage, buffer);
     }
   }
   CopyAsyncWait<0>();

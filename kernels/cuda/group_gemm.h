@@ -42,7 +42,7 @@ int GroupGemmCtas();
 /// How a matrix is cut: warps of a CTA that share its K, and tasks of a tile.
 constexpr int kGemmWarps = 8;
 MOERT_HOST_DEVICE constexpr int KSlices(int k64s) {
-  return k64s >= 32 ? 8 : k64s >= 16 ? 4 : k64s >= 8 ? 2 : 1;
+  return k64s >= 64 ? 8 : k64s >= 16 ? 4 : k64s >= 8 ? 2 : 1;
 }
 
 }  // namespace moert::cuda

@@ -22,7 +22,7 @@ __device__ __forceinline__ uint16_t ToBf16(float v) {
 
 /// moert::Activation.
 __device__ __forceinline__ float Activate(int kind, float v) {
-  if (kind == 0) return v / (1.0f + expf(-v));
+  if (kind == 0) return __fdividef(v, 1.0f + __expf(-v));
   if (kind == 1) return 0.5f * v * (1.0f + erff(v * 0.70710678118654752f));
   return 0.5f * v * (1.0f + tanhf(0.79788456080286536f * (v + 0.044715f * v * v * v)));
 }
