@@ -1,0 +1,246 @@
+// The engine on a device: parity with the CPU, bit-identity over budgets, faults, live budgets, and
+// whole layers under graph capture (which forbids every call that would wait for the device).
+#include <cstring>
+
+#include "device_step.h"
+#include "tests/support/catch.h"
+#include "tests/support/run_engine.h"
+#include "tests/support/synthetic_source.h"
+
+namespace moert::test {
+namespace {
+
+constexpr int64_t kRows = 12;
+constexpr int kSteps = 6;
+
+SyntheticShape Shape() {
+  SyntheticShape shape;
+  shape.layers = 3;
+  shape.experts = 16;
+  shape.top_k = 4;
+  shape.hidden = 192;
+  shape.intermediate = 176;  // not whole pieces of 64
+  shape.shared_intermediate = 80;
+  return shape;
+}
+
+EngineOptions Options(const std::string& strategy, Budget budget) {
+  EngineOptions o;
+  o.backend = BackendKind::kCuda;
+  o.strategy = strategy;
+  o.budget = budget;
+  o.max_tokens_per_forward = kRows;
+  return o;
+}
+
+std::vector<float> Drive(Engine* engine, int steps = kSteps) {
+  HiddenProcess process(Shape().hidden, 7);
+  DeviceRowsBuffer device(kRows * Shape().hidden);
+  std::vector<float> outputs;
+  for (int s = 0; s < steps; ++s) {
+    REQUIRE_OK(RunDeviceStep(engine, s == 0 ? Phase::kPrefill : Phase::kDecode, process.Next(kRows),
+                             kRows, &device, &outputs));
+  }
+  return outputs;
+}
+
+TEST_CASE("outputs agree with the CPU and are the same bits at every budget") {
+  const auto source = std::make_shared<SyntheticSource>(Shape());
+  EngineOptions cpu_options = Options("on-demand", Budget::Fraction(1));
+  cpu_options.backend = BackendKind::kCpu;
+  auto cpu = Engine::Create(source, cpu_options);
+  REQUIRE_OK(cpu.status());
+  HiddenProcess process(Shape().hidden, 7);
+  std::vector<float> expected;
+  for (int s = 0; s < kSteps; ++s) {
+    REQUIRE_OK(RunStep(cpu->get(), s == 0 ? Phase::kPrefill : Phase::kDecode, process.Next(kRows),
+                       kRows, &expected));
+  }
+  const std::vector<double> reference(expected.begin(), expected.end());
+
+  std::vector<float> first;
+  struct Case {
+    const char* strategy;
+    double budget;
+  };
+  for (const Case& c : {Case{"resident", 1.0},
+                        {"on-demand", 1.0},
+                        {"on-demand", 0.5},
+                        {"on-demand", 0.25},
+                        {"on-demand", 0.06},
+                        {"load-on-demand", 0.2},
+                        {"activation-path", 0.4}}) {
+    auto engine = Engine::Create(source, Options(c.strategy, Budget::Fraction(c.budget)));
+    REQUIRE_OK(engine.status());
+    CHECK((*engine)->backend() == BackendKind::kCuda);
+    const std::vector<float> outputs = Drive(engine->get());
+    INFO(c.strategy << " at " << c.budget);
+    CHECK(RelativeError(outputs, reference) < 5e-3);
+    if (first.empty()) first = outputs;
+    CHECK(std::memcmp(first.data(), outputs.data(), first.size() * sizeof(float)) == 0);
+    const EngineStats stats = (*engine)->stats();
+    CHECK(stats.peak_bytes <= stats.budget_bytes);
+    if (std::string(c.strategy) == "resident") CHECK(stats.host_syncs == 0);
+  }
+}
+
+TEST_CASE("a failed read is an error of the step and the engine goes on") {
+  const auto source = std::make_shared<SyntheticSource>(Shape());
+  EngineOptions options = Options("on-demand", Budget::Fraction(0.3));
+  options.host_budget = 0;  // every load reads the source
+  auto engine = Engine::Create(source, options);
+  REQUIRE_OK(engine.status());
+  const std::vector<float> before = Drive(engine->get(), 1);
+  source->set_broken(true);
+  DeviceRowsBuffer device(kRows * Shape().hidden);
+  std::vector<float> ignored;
+  HiddenProcess other(Shape().hidden, 99);
+  absl::Status status;
+  for (int s = 0; s < 4 && status.ok(); ++s) {
+    status =
+        RunDeviceStep(engine->get(), Phase::kDecode, other.Next(kRows), kRows, &device, &ignored);
+  }
+  CHECK(status.code() == absl::StatusCode::kDataLoss);
+  source->set_broken(false);
+  const std::vector<float> after = Drive(engine->get(), 1);
+  CHECK(std::memcmp(before.data(), after.data(), before.size() * sizeof(float)) == 0);
+}
+
+TEST_CASE("the budget changes live and memory comes back") {
+  SyntheticShape shape = Shape();
+  shape.experts = 64;
+  shape.hidden = 1024;
+  shape.intermediate = 1024;  // 6 MiB an expert, over 1 GiB in all
+  const auto source = std::make_shared<SyntheticSource>(shape);
+  auto engine = Engine::Create(source, Options("on-demand", Budget::Fraction(1)));
+  REQUIRE_OK(engine.status());
+  HiddenProcess process(shape.hidden, 3);
+  DeviceRowsBuffer device(kRows * shape.hidden);
+  std::vector<float> first, again;
+  const std::vector<float> x = process.Next(kRows);
+  for (int s = 0; s < 20; ++s) {
+    REQUIRE_OK(
+        RunDeviceStep(engine->get(), Phase::kDecode, process.Next(kRows), kRows, &device, &again));
+  }
+  REQUIRE_OK(RunDeviceStep(engine->get(), Phase::kDecode, x, kRows, &device, &first));
+  size_t free_full = 0, free_shrunk = 0, total = 0;
+  REQUIRE(cudaMemGetInfo(&free_full, &total) == cudaSuccess);
+  const int64_t held = (*engine)->stats().pool_bytes;
+  for (const double fraction : {0.5, 0.1, 0.7, 0.05}) {
+    REQUIRE_OK((*engine)->SetBudget(Budget::Fraction(fraction)));
+    again.clear();
+    REQUIRE_OK(RunDeviceStep(engine->get(), Phase::kDecode, x, kRows, &device, &again));
+    CHECK(std::memcmp(first.data(), again.data(), first.size() * sizeof(float)) == 0);
+    CHECK((*engine)->stats().pool_bytes <= (*engine)->memory().pool_bytes());
+  }
+  REQUIRE(cudaMemGetInfo(&free_shrunk, &total) == cudaSuccess);
+  const auto returned = static_cast<int64_t>(free_shrunk) - static_cast<int64_t>(free_full);
+  INFO("held " << held << ", returned " << returned);
+  CHECK(returned > held / 2);
+}
+
+TEST_CASE("a resident layer stack is captured once and replayed") {
+  const auto source = std::make_shared<SyntheticSource>(Shape());
+  auto engine = Engine::Create(source, Options("resident", Budget::Fraction(1)));
+  REQUIRE_OK(engine.status());
+  const int64_t hidden = Shape().hidden;
+  DeviceRowsBuffer device(kRows * hidden);
+  HiddenProcess process(hidden, 21);
+  std::vector<std::vector<float>> inputs, expected;
+  const auto forward = [&](StepId step) {
+    // Layer after layer in place: the chain a host would capture.
+    const float* from = device.x();
+    for (int l = 0; l < (*engine)->model().num_layers(); ++l) {
+      REQUIRE_OK((*engine)->Forward(step, l, {from, DType::kF32, kRows, hidden, hidden},
+                                    {device.y(), DType::kF32, kRows, hidden, hidden}));
+      from = device.y();
+    }
+  };
+  StepInfo info;
+  info.phase = Phase::kDecode;
+  info.rows = kRows;
+  info.stream = device.stream();
+  for (int i = 0; i < 4; ++i) {
+    inputs.push_back(process.Next(kRows));
+    auto step = (*engine)->BeginStep(info);
+    REQUIRE_OK(step.status());
+    device.Set(inputs.back());
+    forward(*step);
+    expected.push_back(device.Get());
+    REQUIRE_OK((*engine)->EndStep(*step));
+  }
+  CHECK((*engine)->stats().host_syncs == 0);
+
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  auto step = (*engine)->BeginStep(info);
+  REQUIRE_OK(step.status());
+  // Global mode: any call of this process that waits for the device would end the capture.
+  REQUIRE(cudaStreamBeginCapture(device.stream(), cudaStreamCaptureModeGlobal) == cudaSuccess);
+  forward(*step);
+  REQUIRE(cudaStreamEndCapture(device.stream(), &graph) == cudaSuccess);
+  REQUIRE_OK((*engine)->EndStep(*step));
+  REQUIRE(cudaGraphInstantiate(&executable, graph, 0) == cudaSuccess);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    auto replay = (*engine)->BeginStep(info);
+    REQUIRE_OK(replay.status());
+    device.Set(inputs[i]);
+    REQUIRE(cudaGraphLaunch(executable, device.stream()) == cudaSuccess);
+    const std::vector<float> outputs = device.Get();
+    REQUIRE_OK((*engine)->EndStep(*replay));
+    CHECK(std::memcmp(outputs.data(), expected[i].data(), outputs.size() * sizeof(float)) == 0);
+  }
+  CHECK((*engine)->stats().graph_captured);
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+}
+
+TEST_CASE("two versions: switches between steps reach captured layers") {
+  SyntheticShape shape = Shape();
+  shape.low_version = true;
+  const auto source = std::make_shared<SyntheticSource>(shape);
+  auto engine = Engine::Create(
+      source, Options("dynaexq:hi=bf16,lo=low,interval_ms=0.001", Budget::Fraction(0.8)));
+  REQUIRE_OK(engine.status());
+  const int64_t hidden = shape.hidden;
+  DeviceRowsBuffer device(kRows * hidden);
+  HiddenProcess process(hidden, 5);
+  StepInfo info;
+  info.phase = Phase::kDecode;
+  info.rows = kRows;
+  info.stream = device.stream();
+  const auto forward = [&](StepId step) {
+    REQUIRE_OK((*engine)->Forward(step, 1, {device.x(), DType::kF32, kRows, hidden, hidden},
+                                  {device.y(), DType::kF32, kRows, hidden, hidden}));
+  };
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  auto first = (*engine)->BeginStep(info);
+  REQUIRE_OK(first.status());
+  REQUIRE(cudaStreamBeginCapture(device.stream(), cudaStreamCaptureModeGlobal) == cudaSuccess);
+  forward(*first);
+  REQUIRE(cudaStreamEndCapture(device.stream(), &graph) == cudaSuccess);
+  REQUIRE_OK((*engine)->EndStep(*first));
+  REQUIRE(cudaGraphInstantiate(&executable, graph, 0) == cudaSuccess);
+  // Within one step, replayed and eager see the same handles, whatever was promoted before it.
+  for (int i = 0; i < 40; ++i) {
+    const std::vector<float> x = process.Next(kRows);
+    auto step = (*engine)->BeginStep(info);
+    REQUIRE_OK(step.status());
+    device.Set(x);
+    REQUIRE(cudaGraphLaunch(executable, device.stream()) == cudaSuccess);
+    const std::vector<float> replayed = device.Get();
+    device.Set(x);
+    forward(*step);
+    const std::vector<float> eager = device.Get();
+    REQUIRE_OK((*engine)->EndStep(*step));
+    CHECK(std::memcmp(replayed.data(), eager.data(), eager.size() * sizeof(float)) == 0);
+  }
+  INFO("promotions " << (*engine)->stats().promotions);
+  CHECK((*engine)->stats().host_syncs == 0);
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+}
+
+}  // namespace
+}  // namespace moert::test
