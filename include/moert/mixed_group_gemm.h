@@ -24,11 +24,15 @@ namespace moert {
 
 class ThreadPool;
 
-/// How activations enter the product (part of a scheme's contract per executor, design rule 6).
+/// How activations enter the product of bf16 weights and of the a16 schemes. The a8 and a4 schemes
+/// bring their own, whatever is asked here (part of a scheme's contract per executor): int8 (int4)
+/// with a scale per 128 channels for schemes in groups and per row for those per channel, e4m3 with
+/// a scale per row for fp8.
 enum class ActivationNumerics : int32_t {
   kBF16 = 0,  // x and h rounded to bf16, fp32 accumulation
   kF32 = 1,   // not rounded: for parity with fp32 references
-  kInt8 = 2,  // CPU only: int8 per 128 channels, the arithmetic of the a8 schemes
+  kInt8 = 2,  // CPU only: a16 schemes are multiplied as w4a8_g128 is, with int8 per 128 channels;
+              // bf16 weights as under kBF16
 };
 
 /// One expert and the tokens that chose it. Borrowed for the call.
@@ -50,15 +54,15 @@ class MixedGroupGemm {
   virtual ~MixedGroupGemm() = default;
 
   /// x: fp32 [rows, hidden] (stride hidden). out: fp32 [*, hidden] (stride hidden). Both aligned to
-  /// 64 bytes. All problems share hidden. Returns Unimplemented naming scheme and kernel set when
-  /// no kernel serves a problem.
+  /// 64 bytes. All problems share hidden; schemes may differ between and within them.
   virtual absl::Status Run(const float* x, int64_t rows, int64_t hidden,
                            absl::Span<const ExpertProblem> problems, float* out) = 0;
 
-  /// Bytes of scratch a Run needs for `rows` tokens in x, `slots` (token, expert) pairs, and the
-  /// widest expert; Run never holds more.
+  /// Bytes of scratch a Run needs for `rows` tokens in x, `slots` (token, expert) pairs, the widest
+  /// expert, and experts in any of `formats`; such a Run never holds more.
   virtual int64_t WorkspaceBytes(int64_t rows, int64_t slots, int64_t hidden,
-                                 int64_t max_intermediate) const = 0;
+                                 int64_t max_intermediate,
+                                 absl::Span<const ExpertFormat> formats) const = 0;
   /// Name of the chosen kernel set.
   virtual absl::string_view kernels() const = 0;
 

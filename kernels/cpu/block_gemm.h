@@ -2,8 +2,9 @@
 // ISA can include it. Nothing here may be inline code (cmake/Flags.cmake says why).
 //
 // A weight matrix is a sequence of row blocks, 16 output channels each; a row block is `k16s`
-// pieces of 16 input channels in fragment order (docs/layout.md; bf16: 512 B). A kernel multiplies
-// one or two row blocks by up to 8 activation rows ("columns" of the product).
+// pieces of 16 input channels in fragment order (docs/layout.md; bf16: 512 B), four of them a tile
+// of 64. A kernel multiplies one or two row blocks by up to 8 activation rows ("columns" of the
+// product).
 //
 // Every element of the product is summed in an order over k that the kernel alone fixes: it never
 // depends on how many columns or blocks are computed beside it.
@@ -19,6 +20,13 @@ constexpr int kPieceK = 16;
 constexpr int kMaxBlocks = 2;
 constexpr int kMaxColumns = 8;
 constexpr int kBf16PieceBytes = 512;
+constexpr int kTilePieces = 4;
+constexpr int kTileK = 64;
+constexpr int kInt8GroupTiles = 2;   // tiles that share one scale of int8 or int4 activations
+constexpr int kMaxFlushTiles = 512;  // int32 holds the sum of so many tiles of 8-bit products
+
+/// Weight kinds, by the bits that a kernel reads.
+enum WeightKind { kBf16Weights, kW8, kW4, kW3, kW2, kF8Weights, kWeightKinds };
 
 struct BlockGemmArgs {
   const uint8_t* weights[kMaxBlocks];  // row blocks, 64-byte aligned
@@ -28,8 +36,32 @@ struct BlockGemmArgs {
   const uint8_t* x[kMaxColumns];       // packed activation rows (PackFn), 64-byte aligned
   float* out;                          // [blocks][kMaxColumns][kBlockRows], 64-byte aligned
   const uint8_t* next;  // weights read after these: fetched ahead, never used; must not be null
+
+  // Quantized weights only. Of each row block, 16 bf16 scales a group of input channels, groups
+  // `scale_stride` elements apart; likewise scale * zero, null for symmetric codes.
+  const uint16_t* scales[kMaxBlocks];
+  const uint16_t* offsets[kMaxBlocks];
+  int64_t scale_stride;
+  int64_t group_tiles;  // tiles a group; at least all of them when there is one group
+  int64_t flush_tiles;  // tiles that share weight scales and activation scale, at most
+                        // kMaxFlushTiles; divides group_tiles unless there is one group
 };
 using BlockGemmFn = void (*)(const BlockGemmArgs& args);
+
+/// What follows the codes of an integer (or fp8) activation row, one for each tile.
+struct TileScale {
+  float scale;  // an activation is scale * code; NaN if one that shares it is not finite
+  int32_t sum;  // of the tile's codes
+};
+
+// Integer activations (int8; int4 codes lie in [-7, 7] of an int8): of each piece, 16 codes in the
+// order 2t, 2t+8, 2t+1, 2t+9 for t = 0..3, then TileScale[tiles]. A row is the same bytes in every
+// kernel set, and so is the product: with the codes u of a row of weights, for each flush of tiles
+// in ascending order,
+//   dot = sum u * code, sum = sum code, in int32
+//   symmetric:  out = fma(float(dot - 2^(bits-1) * sum), scale_w * scale_x, out)
+//   asymmetric: out = fma(float(dot), scale_w * scale_x, out)
+//               out = fma(float(-sum), offset_w * scale_x, out)
 
 /// Packs `k16s` pieces of an activation row, of which the first `valid` channels are read from `x`
 /// and the others are zero, into the operand form of the kernels that it is paired with.
@@ -42,6 +74,20 @@ using GluFn = void (*)(const float* gate, const float* up, int64_t count, float*
 void BlockGemmBf16Reference(const BlockGemmArgs& args);
 void PackF32Reference(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
 void PackBf16Reference(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
+void BlockGemmFloatW8Reference(const BlockGemmArgs& args);
+void BlockGemmFloatW4Reference(const BlockGemmArgs& args);
+void BlockGemmFloatW3Reference(const BlockGemmArgs& args);
+void BlockGemmFloatW2Reference(const BlockGemmArgs& args);
+void BlockGemmF8Reference(const BlockGemmArgs& args);
+void BlockGemmIntW8Reference(const BlockGemmArgs& args);
+void BlockGemmIntW4Reference(const BlockGemmArgs& args);
+void BlockGemmIntW3Reference(const BlockGemmArgs& args);
+void BlockGemmIntW2Reference(const BlockGemmArgs& args);
+void PackInt8GroupReference(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
+void PackInt8TokenReference(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
+void PackInt4GroupReference(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
+void PackInt4TokenReference(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
+void PackF8TokenReference(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
 void GluSiluReference(const float* gate, const float* up, int64_t count, float* out);
 void GluGeluReference(const float* gate, const float* up, int64_t count, float* out);
 void GluGeluTanhReference(const float* gate, const float* up, int64_t count, float* out);

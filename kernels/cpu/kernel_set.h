@@ -12,33 +12,51 @@
 
 namespace moert::kernels {
 
-/// The kernels for one kind of activations. A null gemm means that the set has none for it.
-struct ActivationKernels {
-  int64_t bytes_per_k16 = 0;  // of a packed activation row
-  PackFn pack = nullptr;
-  BlockGemmFn gemm_bf16 = nullptr;  // by weight scheme
+/// The forms in which activations enter a product. Which one a matrix takes follows from its scheme
+/// and the caller's ActivationNumerics, never from the kernel set (OperandFor).
+enum class OperandKind {
+  kPlain,      // bf16 or fp32, against bf16 weights
+  kSummed,     // the same against quantized weights: with sums for their zero points
+  kInt8Group,  // int8, a scale per 128 channels
+  kInt8Token,  // int8, a scale per row
+  kInt4Group,  // int8 that hold 4 bits
+  kInt4Token,
+  kF8Token,  // e4m3, a scale per row
+};
+inline constexpr int kOperandKinds = 7;
+
+/// The kernels for one form of activations. A null gemm means that no weights of that kind meet it.
+struct OperandKernels {
+  int64_t bytes_per_tile = 0;  // of a packed row, which is rounded up to 64 bytes
+  PackFn pack = nullptr;       // whole rows: k16s is a multiple of 4
+  BlockGemmFn gemm[kWeightKinds] = {};
 };
 
 struct KernelSet {
   const char* name;
-  bool supported;                    // by this CPU and its operating system
-  ActivationKernels activations[3];  // by ActivationNumerics
-  GluFn glu[3];                      // by Activation
+  bool supported;                          // by this CPU and its operating system
+  OperandKernels operands[kOperandKinds];  // kPlain and kSummed: rounded to bf16
+  OperandKernels plain_f32, summed_f32;    // not rounded
+  GluFn glu[3];                            // by Activation
 
-  const ActivationKernels& For(ActivationNumerics numerics) const {
-    return activations[static_cast<int>(numerics)];
+  const OperandKernels& For(OperandKind kind, ActivationNumerics numerics) const {
+    if (numerics == ActivationNumerics::kF32 && kind == OperandKind::kPlain) return plain_f32;
+    if (numerics == ActivationNumerics::kF32 && kind == OperandKind::kSummed) return summed_f32;
+    return operands[static_cast<int>(kind)];
   }
 };
+
+/// The operand form of matrices in `scheme`. kInt8 gives integer activations to the schemes that
+/// have none of their own, bf16 weights excepted; no numerics changes those that have.
+OperandKind OperandFor(const Scheme& scheme, ActivationNumerics numerics);
+WeightKind WeightKindOf(const Scheme& scheme);
 
 /// The sets this CPU can run, best first; "reference" is always last. Thread-safe.
 const std::vector<const KernelSet*>& SupportedKernelSets();
 
-/// "auto": the first of SupportedKernelSets that has kernels for `numerics`. Else the set of that
-/// name; the error lists the names that are legal here.
-absl::StatusOr<const KernelSet*> FindKernelSet(absl::string_view name, ActivationNumerics numerics);
-
-/// "bf16", "f32", "int8".
-absl::string_view ActivationNumericsName(ActivationNumerics numerics);
+/// "auto": the first of SupportedKernelSets. Else the set of that name; the error lists the names
+/// that are legal here. Every set serves every scheme.
+absl::StatusOr<const KernelSet*> FindKernelSet(absl::string_view name);
 
 }  // namespace moert::kernels
 

@@ -16,13 +16,14 @@ namespace moert::kernels {
 /// tanh approximation.
 double ApplyActivation(Activation activation, double x);
 
-/// out = down (act(gate x) * (up x)) for the expert of a packed record; x and out are [hidden].
-/// Sums are in double precision; x and h are rounded to bf16 under kBF16. `contribution`, if not
-/// null, receives for each output the Euclidean norm of its terms down[i] * h[i]: the scale that a
-/// tolerance on h's rounding has to be measured in. Unimplemented for other schemes than bf16.
+/// out = down (act(gate x) * (up x)) for the expert of a packed record of any schemes; x and out
+/// are [hidden]. Weights are widened, sums are in double precision. x and h are rounded as the
+/// schemes and `numerics` have it. `tolerance`, if not null, receives for each output how far a sum
+/// in fp32 may lie from it: a few ulp of the norm of its terms, and what the few channels of h cost
+/// that lie between two representable numbers and are then rounded to the other one.
 absl::Status ReferenceExpertMlp(const std::byte* record, const RecordLayout& layout,
                                 Activation activation, ActivationNumerics numerics, const float* x,
-                                float* out, float* contribution = nullptr);
+                                float* out, float* tolerance = nullptr);
 
 }  // namespace moert::kernels
 

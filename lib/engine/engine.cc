@@ -96,9 +96,20 @@ absl::StatusOr<Blueprint> MakeBlueprint(const ExpertSource& source, const Engine
   for (int l = 0; l < model.num_layers(); ++l) {
     const MoeLayerSpec& layer = model.layers[l];
     hidden = std::max(hidden, layer.hidden);
-    gemm_bytes = std::max(gemm_bytes, b.gemm->WorkspaceBytes(
-                                          tokens, tokens * (layer.routing.top_k + 1), layer.hidden,
-                                          std::max(layer.intermediate, layer.shared_intermediate)));
+    // One call serves routed experts of every version, and shared ones, which stay bf16.
+    std::vector<ExpertFormat> formats = {ExpertFormat::Uniform(Scheme{})};
+    for (int e = 0; e < layer.num_experts; ++e) {
+      for (const int version : b.versions) {
+        const ExpertFormat format = source.layout(l, e, version).format;
+        if (std::find(formats.begin(), formats.end(), format) == formats.end()) {
+          formats.push_back(format);
+        }
+      }
+    }
+    gemm_bytes = std::max(
+        gemm_bytes,
+        b.gemm->WorkspaceBytes(tokens, tokens * (layer.routing.top_k + 1), layer.hidden,
+                               std::max(layer.intermediate, layer.shared_intermediate), formats));
     for (int e = 0; e < layer.num_experts; ++e) {
       plan.block_bytes = std::max(plan.block_bytes, source.layout(l, e, b.versions[0]).bytes);
       if (b.strategy.serving == Serving::kCache) continue;

@@ -1,10 +1,12 @@
 // The CPU MixedGroupGemm: validates the problems, lays out the workspace, cuts the work into jobs
 // and lets the pool's threads take them. The arithmetic is in kernels/.
 //
-// A call is three parallel steps: pack the rows of x into the kernels' operand form; all gate and
-// up products with the activation, whose 16 results a row block are at once packed as one operand
-// piece of the next step; all down products. A job is some row blocks of one problem for some of
-// its tokens. How jobs are cut changes no result: see kernels/cpu/block_gemm.h.
+// A call is three or four parallel steps: pack the rows of x into the operand forms of the
+// problems' schemes; all gate and up products with the activation; all down products. For bf16
+// weights the 16 results of a row block are at once packed as one operand piece of the down
+// product; other forms need what spans pieces (scales, sums), so h is kept in fp32 and packed in a
+// step of its own. A job is some row blocks of one problem for some of its tokens. How jobs are cut
+// changes no result: see kernels/cpu/block_gemm.h.
 #include "moert/mixed_group_gemm.h"
 
 #include <fmt/format.h>
@@ -20,13 +22,15 @@
 namespace moert {
 namespace {
 
-using kernels::ActivationKernels;
 using kernels::BlockGemmArgs;
 using kernels::kBlockRows;
 using kernels::KernelSet;
 using kernels::kMaxBlocks;
 using kernels::kMaxColumns;
+using kernels::kOperandKinds;
 using kernels::kPieceK;
+using kernels::OperandKernels;
+using kernels::OperandKind;
 
 // Weights of one job: enough to hide what a job costs to take, little enough to spread evenly.
 constexpr int64_t kJobWeightBytes = 96 << 10;
@@ -77,55 +81,131 @@ JobRange RangeOf(const Stage& stage, int64_t job, int64_t columns) {
           std::min(column + kJobColumns, columns)};
 }
 
-const uint8_t* Weights(const ExpertProblem& problem, const MatrixLayout& matrix) {
-  return reinterpret_cast<const uint8_t*>(problem.record) + matrix.weight_offset;
+int64_t BlockBytes(const MatrixLayout& matrix) {
+  return matrix.padded_k * kBlockRows * matrix.scheme.weight_bits / 8;
+}
+
+// Points `args` at row block `block` of a matrix, as its `i`th.
+void PointAt(const ExpertProblem& problem, const MatrixLayout& matrix, int64_t block, int i,
+             BlockGemmArgs* args) {
+  const auto* record = reinterpret_cast<const uint8_t*>(problem.record);
+  args->weights[i] = record + matrix.weight_offset + block * BlockBytes(matrix);
+  if (matrix.scheme.is_bf16()) return;
+  const auto* scales = reinterpret_cast<const uint16_t*>(record + matrix.scale_offset);
+  args->scales[i] = scales + block * kBlockRows;
+  const int64_t groups = CeilDiv(matrix.k, matrix.group);
+  args->offsets[i] =
+      matrix.scheme.symmetric ? nullptr : scales + groups * matrix.padded_rows + block * kBlockRows;
+}
+
+void DescribeGroups(const MatrixLayout& matrix, OperandKind kind, BlockGemmArgs* args) {
+  args->k16s = matrix.padded_k / kPieceK;
+  if (matrix.scheme.is_bf16()) return;
+  const int64_t tiles = matrix.padded_k / kKTile;
+  const bool grouped = kind == OperandKind::kInt8Group || kind == OperandKind::kInt4Group;
+  args->scale_stride = matrix.padded_rows;
+  // A group that is not whole tiles is the only one: no group exceeds K (scheme.h).
+  args->group_tiles = matrix.group < matrix.k ? matrix.group / kKTile : tiles;
+  args->flush_tiles = std::min({args->group_tiles, grouped ? kernels::kInt8GroupTiles : tiles,
+                                int64_t{kernels::kMaxFlushTiles}});
 }
 
 class CpuMixedGroupGemm final : public MixedGroupGemm {
  public:
   CpuMixedGroupGemm(ThreadPool* pool, const KernelSet& set, ActivationNumerics numerics)
-      : pool_(pool), set_(set), kernels_(set.For(numerics)) {}
+      : pool_(pool), set_(set), numerics_(numerics) {}
 
   absl::Status Run(const float* x, int64_t rows, int64_t hidden,
                    absl::Span<const ExpertProblem> problems, float* out) override {
     int64_t slots = 0;
     int64_t widest = 0;
+    Forms forms;
     for (size_t i = 0; i < problems.size(); ++i) {
       MOERT_RETURN_IF_ERROR(CheckProblem(problems[i], i, rows, hidden));
+      if (problems[i].tokens.empty()) continue;
+      const RecordLayout& layout = *problems[i].layout;
       slots += static_cast<int64_t>(problems[i].tokens.size());
-      widest = std::max(widest, problems[i].layout->gate.rows);
+      widest = std::max(widest, layout.gate.rows);
+      forms.Add({layout.gate.scheme, layout.up.scheme, layout.down.scheme}, numerics_);
     }
     if (slots == 0) return absl::OkStatus();
-    const int64_t needed = WorkspaceBytes(rows, slots, hidden, widest);
+    const int64_t needed = Workspace(rows, slots, hidden, widest, forms);
     if (workspace_.size() < needed) MOERT_RETURN_IF_ERROR(workspace_.Reset(needed));
     x_ = x;
     out_ = out;
     hidden_ = hidden;
-    x_row_bytes_ = OperandBytes(hidden);
-    h_row_bytes_ = OperandBytes(widest);
-    packed_x_ = reinterpret_cast<uint8_t*>(workspace_.data());
-    packed_h_ = packed_x_ + rows * x_row_bytes_;
-    plans_ = reinterpret_cast<Plan*>(packed_h_ + slots * h_row_bytes_);
+    auto* next = reinterpret_cast<uint8_t*>(workspace_.data());
+    for (int kind = 0; kind < kOperandKinds; ++kind) {
+      packed_x_[kind] = next;
+      if (forms.x[kind]) next += rows * OperandBytes(kind, hidden);
+    }
+    packed_h_ = next;
+    h_row_bytes_ = WidestH(forms, widest);
+    next += slots * h_row_bytes_;
+    h_ = reinterpret_cast<float*>(next);
+    h_stride_ = RoundUp(widest, kKTile);
+    if (forms.keeps_h()) next += slots * h_stride_ * static_cast<int64_t>(sizeof(float));
+    plans_ = reinterpret_cast<Plan*>(next);
     MakePlans(problems);
 
-    PackInput(rows);
+    PackInput(rows, forms);
     pool_->Run(gate_up_jobs_, [this](int64_t job, int) { GateUpJob(job); });
+    if (forms.keeps_h()) PackH(slots);
     pool_->Run(down_jobs_, [this](int64_t job, int) { DownJob(job); });
     return absl::OkStatus();
   }
 
-  int64_t WorkspaceBytes(int64_t rows, int64_t slots, int64_t hidden,
-                         int64_t max_intermediate) const override {
-    // No more problems than slots: empty ones are skipped.
-    return rows * OperandBytes(hidden) + slots * OperandBytes(max_intermediate) +
-           RoundUp(slots * static_cast<int64_t>(sizeof(Plan)), 64);
+  int64_t WorkspaceBytes(int64_t rows, int64_t slots, int64_t hidden, int64_t max_intermediate,
+                         absl::Span<const ExpertFormat> formats) const override {
+    Forms forms;
+    for (const ExpertFormat& format : formats) forms.Add(format, numerics_);
+    return Workspace(rows, slots, hidden, max_intermediate, forms);
   }
 
   absl::string_view kernels() const override { return set_.name; }
 
  private:
-  int64_t OperandBytes(int64_t channels) const {
-    return RoundUp(channels, kKTile) / kPieceK * kernels_.bytes_per_k16;
+  // The operand forms in use.
+  struct Forms {
+    bool x[kOperandKinds] = {};
+    bool h[kOperandKinds] = {};
+
+    void Add(const ExpertFormat& format, ActivationNumerics numerics) {
+      x[static_cast<int>(kernels::OperandFor(format.gate, numerics))] = true;
+      x[static_cast<int>(kernels::OperandFor(format.up, numerics))] = true;
+      h[static_cast<int>(kernels::OperandFor(format.down, numerics))] = true;
+    }
+    // Whether some h is kept in fp32 before it is packed.
+    bool keeps_h() const {
+      return std::any_of(h + 1, h + kOperandKinds, [](bool used) { return used; });
+    }
+  };
+  static_assert(static_cast<int>(OperandKind::kPlain) == 0);
+
+  OperandKernels Kernels(int kind) const {
+    return set_.For(static_cast<OperandKind>(kind), numerics_);
+  }
+  int64_t OperandBytes(int kind, int64_t channels) const {
+    return RoundUp(CeilDiv(channels, kKTile) * Kernels(kind).bytes_per_tile, 64);
+  }
+  int64_t WidestH(const Forms& forms, int64_t channels) const {
+    int64_t bytes = 0;
+    for (int kind = 0; kind < kOperandKinds; ++kind) {
+      if (forms.h[kind]) bytes = std::max(bytes, OperandBytes(kind, channels));
+    }
+    return bytes;
+  }
+  int64_t Workspace(int64_t rows, int64_t slots, int64_t hidden, int64_t widest,
+                    const Forms& forms) const {
+    int64_t bytes = slots * WidestH(forms, widest);
+    for (int kind = 0; kind < kOperandKinds; ++kind) {
+      if (forms.x[kind]) bytes += rows * OperandBytes(kind, hidden);
+    }
+    if (forms.keeps_h()) {
+      bytes += slots * RoundUp(widest, kKTile) * static_cast<int64_t>(sizeof(float));
+    }
+    // No more problems than slots: empty ones are skipped.
+    return bytes + RoundUp(slots * static_cast<int64_t>(sizeof(Plan)), 64);
   }
 
   absl::Status CheckProblem(const ExpertProblem& p, size_t index, int64_t rows,
@@ -135,10 +215,13 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
     }
     const RecordLayout& l = *p.layout;
     for (const MatrixLayout* matrix : {&l.gate, &l.up, &l.down}) {
-      if (!matrix->scheme.is_bf16() || kernels_.gemm_bf16 == nullptr) {
+      const auto kind = static_cast<int>(kernels::OperandFor(matrix->scheme, numerics_));
+      const bool whole_groups = matrix->scheme.is_bf16() || matrix->group >= matrix->k ||
+                                (matrix->group > 0 && matrix->group % kKTile == 0);
+      if (Kernels(kind).gemm[kernels::WeightKindOf(matrix->scheme)] == nullptr || !whole_groups) {
         return absl::UnimplementedError(
-            fmt::format("kernel set '{}' has no kernel for weights in {}, legal: bf16", set_.name,
-                        matrix->scheme.Name()));
+            fmt::format("problem {}: no kernel multiplies weights in {} with groups of {}", index,
+                        matrix->scheme.Name(), matrix->group));
       }
     }
     if (l.gate.k != hidden || l.up.k != hidden || l.down.rows != hidden ||
@@ -181,10 +264,11 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
       Plan plan;
       plan.problem = &problem;
       plan.first_slot = slot;
-      plan.gate_up = CutStage(gate.padded_rows / kBlockRows, 2 * gate.padded_k * kBlockRows * 2,
-                              columns, /*multiple=*/1);
+      plan.gate_up = CutStage(gate.padded_rows / kBlockRows,
+                              BlockBytes(gate) + BlockBytes(problem.layout->up), columns,
+                              /*multiple=*/1);
       plan.gate_up.first_job = gate_up_jobs_;
-      plan.down = CutStage(down.padded_rows / kBlockRows, down.padded_k * kBlockRows * 2, columns,
+      plan.down = CutStage(down.padded_rows / kBlockRows, BlockBytes(down), columns,
                            /*multiple=*/kMaxBlocks);
       plan.down.first_job = down_jobs_;
       slot += columns;
@@ -201,16 +285,50 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
     return *(after - 1);
   }
 
-  void PackInput(int64_t rows) {
-    const int64_t k16s = RoundUp(hidden_, kKTile) / kPieceK;
-    const auto pack = [this, k16s](int64_t row, int) {
-      kernels_.pack(x_ + row * hidden_, hidden_, k16s, packed_x_ + row * x_row_bytes_);
-    };
-    if (rows * hidden_ <= kPackInline) {
+  template <typename Fn>
+  void ForRows(int64_t rows, int64_t channels, const Fn& pack) {
+    if (rows * channels <= kPackInline) {
       for (int64_t row = 0; row < rows; ++row) pack(row, 0);
     } else {
       pool_->Run(rows, pack);
     }
+  }
+
+  void PackInput(int64_t rows, const Forms& forms) {
+    const int64_t k16s = RoundUp(hidden_, kKTile) / kPieceK;
+    for (int kind = 0; kind < kOperandKinds; ++kind) {
+      if (!forms.x[kind]) continue;
+      const OperandKernels kernels = Kernels(kind);
+      const int64_t row_bytes = OperandBytes(kind, hidden_);
+      ForRows(rows, hidden_, [&](int64_t row, int) {
+        kernels.pack(x_ + row * hidden_, hidden_, k16s, packed_x_[kind] + row * row_bytes);
+      });
+    }
+  }
+
+  void PackH(int64_t slots) {
+    ForRows(slots, h_stride_, [this](int64_t slot, int) {
+      const Plan* after = std::upper_bound(
+          plans_, plans_ + num_plans_, slot,
+          [](int64_t wanted, const Plan& plan) { return wanted < plan.first_slot; });
+      const MatrixLayout& down = (after - 1)->problem->layout->down;
+      const OperandKind kind = kernels::OperandFor(down.scheme, numerics_);
+      if (kind == OperandKind::kPlain) return;
+      Kernels(static_cast<int>(kind))
+          .pack(h_ + slot * h_stride_, down.k, down.padded_k / kPieceK,
+                packed_h_ + slot * h_row_bytes_);
+    });
+  }
+
+  // One product of `args.blocks` row blocks with the columns [column, column + args.columns) of x.
+  void MultiplyX(const ExpertProblem& problem, const MatrixLayout& matrix, int64_t column,
+                 BlockGemmArgs* args) const {
+    const auto kind = static_cast<int>(kernels::OperandFor(matrix.scheme, numerics_));
+    const int64_t row_bytes = OperandBytes(kind, hidden_);
+    for (int c = 0; c < args->columns; ++c) {
+      args->x[c] = packed_x_[kind] + problem.tokens[static_cast<size_t>(column + c)] * row_bytes;
+    }
+    Kernels(kind).gemm[kernels::WeightKindOf(matrix.scheme)](*args);
   }
 
   void GateUpJob(int64_t job) const {
@@ -218,40 +336,60 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
     const ExpertProblem& problem = *plan.problem;
     const RecordLayout& layout = *problem.layout;
     const JobRange range = RangeOf(plan.gate_up, job, static_cast<int64_t>(problem.tokens.size()));
-    const int64_t block_bytes = layout.gate.padded_k * kBlockRows * 2;
-    const uint8_t* gate = Weights(problem, layout.gate);
-    const uint8_t* up = Weights(problem, layout.up);
+    const bool tied = layout.gate.scheme == layout.up.scheme;
     const kernels::GluFn glu = set_.glu[static_cast<int>(problem.activation)];
-    const int64_t piece = kernels_.bytes_per_k16;
+    const bool packs = kernels::OperandFor(layout.down.scheme, numerics_) == OperandKind::kPlain;
+    const OperandKernels down = Kernels(static_cast<int>(OperandKind::kPlain));
     alignas(64) float product[kMaxBlocks * kMaxColumns * kBlockRows];
     alignas(64) float h[kMaxColumns * kBlockRows];
 
-    BlockGemmArgs args;
-    args.blocks = 2;
-    args.k16s = layout.gate.padded_k / kPieceK;
+    BlockGemmArgs args = {};
+    BlockGemmArgs up = {};  // when it is a product of its own
+    args.blocks = tied ? 2 : 1;
+    up.blocks = 1;
     args.out = product;
+    up.out = product + kMaxColumns * kBlockRows;
+    DescribeGroups(layout.gate, kernels::OperandFor(layout.gate.scheme, numerics_), &args);
+    DescribeGroups(layout.up, kernels::OperandFor(layout.up.scheme, numerics_), &up);
     for (int64_t block = range.block_begin; block < range.block_end; ++block) {
-      args.weights[0] = gate + block * block_bytes;
-      args.weights[1] = up + block * block_bytes;
-      args.next = args.weights[0] + block_bytes;
+      PointAt(problem, layout.gate, block, 0, &args);
+      if (tied) {
+        PointAt(problem, layout.up, block, 1, &args);
+      } else {
+        PointAt(problem, layout.up, block, 0, &up);
+        up.next = up.weights[0] + BlockBytes(layout.up);
+      }
+      args.next = args.weights[0] + BlockBytes(layout.gate);
       for (int64_t column = range.column_begin; column < range.column_end; column += kMaxColumns) {
         args.columns = static_cast<int>(std::min<int64_t>(kMaxColumns, range.column_end - column));
-        for (int c = 0; c < args.columns; ++c) {
-          args.x[c] = packed_x_ + problem.tokens[static_cast<size_t>(column + c)] * x_row_bytes_;
+        MultiplyX(problem, layout.gate, column, &args);
+        if (!tied) {
+          up.columns = args.columns;
+          MultiplyX(problem, layout.up, column, &up);
         }
-        kernels_.gemm_bf16(args);
         glu(product, product + kMaxColumns * kBlockRows, args.columns * kBlockRows, h);
         for (int c = 0; c < args.columns; ++c) {
-          uint8_t* row = packed_h_ + (plan.first_slot + column + c) * h_row_bytes_;
-          kernels_.pack(h + c * kBlockRows, kBlockRows, 1, row + block * piece);
-          if (block + 1 == plan.gate_up.row_blocks) {
-            // The padding that rounds intermediate up to a K tile: zero, for 0 x NaN is NaN.
-            const int64_t pieces = layout.down.padded_k / kPieceK;
-            std::memset(row + (block + 1) * piece, 0,
-                        static_cast<size_t>((pieces - block - 1) * piece));
+          const int64_t slot = plan.first_slot + column + c;
+          if (packs) {
+            PackPiece(layout, block, h + c * kBlockRows, down, packed_h_ + slot * h_row_bytes_);
+          } else {
+            std::memcpy(h_ + slot * h_stride_ + block * kBlockRows, h + c * kBlockRows,
+                        kBlockRows * sizeof(float));
           }
         }
       }
+    }
+  }
+
+  // The 16 channels of h that row block `block` gave, as one piece of a plain operand.
+  static void PackPiece(const RecordLayout& layout, int64_t block, const float* h,
+                        const OperandKernels& kernels, uint8_t* row) {
+    const int64_t piece = kernels.bytes_per_tile / kernels::kTilePieces;
+    kernels.pack(h, kBlockRows, 1, row + block * piece);
+    if (block + 1 == layout.gate.padded_rows / kBlockRows) {
+      // The padding that rounds intermediate up to a K tile: zero, for 0 x NaN is NaN.
+      const int64_t pieces = layout.down.padded_k / kPieceK;
+      std::memset(row + (block + 1) * piece, 0, static_cast<size_t>((pieces - block - 1) * piece));
     }
   }
 
@@ -260,37 +398,42 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
     const ExpertProblem& problem = *plan.problem;
     const MatrixLayout& down = problem.layout->down;
     const JobRange range = RangeOf(plan.down, job, static_cast<int64_t>(problem.tokens.size()));
-    const int64_t block_bytes = down.padded_k * kBlockRows * 2;
-    const uint8_t* weights = Weights(problem, down);
+    const OperandKind kind = kernels::OperandFor(down.scheme, numerics_);
+    const kernels::BlockGemmFn gemm =
+        Kernels(static_cast<int>(kind)).gemm[kernels::WeightKindOf(down.scheme)];
     alignas(64) float product[kMaxBlocks * kMaxColumns * kBlockRows];
 
-    BlockGemmArgs args;
-    args.k16s = down.padded_k / kPieceK;
+    BlockGemmArgs args = {};
     args.out = product;
+    DescribeGroups(down, kind, &args);
     for (int64_t block = range.block_begin; block < range.block_end; block += kMaxBlocks) {
       args.blocks = static_cast<int>(std::min<int64_t>(kMaxBlocks, range.block_end - block));
-      args.weights[0] = weights + block * block_bytes;
-      args.weights[1] = args.weights[0] + block_bytes;
-      args.next = args.weights[0] + args.blocks * block_bytes;
+      for (int b = 0; b < args.blocks; ++b) PointAt(problem, down, block + b, b, &args);
+      args.next = args.weights[0] + args.blocks * BlockBytes(down);
       for (int64_t column = range.column_begin; column < range.column_end; column += kMaxColumns) {
         args.columns = static_cast<int>(std::min<int64_t>(kMaxColumns, range.column_end - column));
         for (int c = 0; c < args.columns; ++c) {
           args.x[c] = packed_h_ + (plan.first_slot + column + c) * h_row_bytes_;
         }
-        kernels_.gemm_bf16(args);
-        for (int b = 0; b < args.blocks; ++b) {
-          const int64_t first = (block + b) * kBlockRows;
-          const int64_t count = std::min<int64_t>(kBlockRows, hidden_ - first);
-          for (int c = 0; c < args.columns; ++c) {
-            const int64_t row = problem.out_rows[static_cast<size_t>(column + c)];
-            float* to = out_ + row * hidden_ + first;
-            const float* from = product + (b * kMaxColumns + c) * kBlockRows;
-            if (count == kBlockRows) {
-              std::memcpy(to, from, kBlockRows * sizeof(float));  // a few moves, not a call
-            } else {
-              std::memcpy(to, from, static_cast<size_t>(count) * sizeof(float));
-            }
-          }
+        gemm(args);
+        Scatter(problem, block, args.blocks, column, args.columns, product);
+      }
+    }
+  }
+
+  void Scatter(const ExpertProblem& problem, int64_t block, int blocks, int64_t column, int columns,
+               const float* product) const {
+    for (int b = 0; b < blocks; ++b) {
+      const int64_t first = (block + b) * kBlockRows;
+      const int64_t count = std::min<int64_t>(kBlockRows, hidden_ - first);
+      for (int c = 0; c < columns; ++c) {
+        const int64_t row = problem.out_rows[static_cast<size_t>(column + c)];
+        float* to = out_ + row * hidden_ + first;
+        const float* from = product + (b * kMaxColumns + c) * kBlockRows;
+        if (count == kBlockRows) {
+          std::memcpy(to, from, kBlockRows * sizeof(float));  // a few moves, not a call
+        } else {
+          std::memcpy(to, from, static_cast<size_t>(count) * sizeof(float));
         }
       }
     }
@@ -298,17 +441,18 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
 
   ThreadPool* const pool_;
   const KernelSet& set_;
-  const ActivationKernels kernels_;
+  const ActivationNumerics numerics_;
   AlignedBuffer workspace_;
 
   // State of the Run under way; the arrays are in workspace_.
   const float* x_ = nullptr;
   float* out_ = nullptr;
   int64_t hidden_ = 0;
-  int64_t x_row_bytes_ = 0;
+  uint8_t* packed_x_[kOperandKinds] = {};  // by OperandKind
+  uint8_t* packed_h_ = nullptr;            // each slot in the form of its down matrix
   int64_t h_row_bytes_ = 0;
-  uint8_t* packed_x_ = nullptr;
-  uint8_t* packed_h_ = nullptr;
+  float* h_ = nullptr;  // where it is not packed as it is made
+  int64_t h_stride_ = 0;
   Plan* plans_ = nullptr;
   int64_t num_plans_ = 0;
   int64_t gate_up_jobs_ = 0;
@@ -320,7 +464,11 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
 absl::StatusOr<std::unique_ptr<MixedGroupGemm>> MixedGroupGemm::Create(
     ThreadPool* pool, absl::string_view kernels, ActivationNumerics numerics) {
   if (pool == nullptr) return absl::InvalidArgumentError("MixedGroupGemm needs a thread pool");
-  MOERT_ASSIGN_OR_RETURN(const KernelSet* set, kernels::FindKernelSet(kernels, numerics));
+  if (numerics < ActivationNumerics::kBF16 || numerics > ActivationNumerics::kInt8) {
+    return absl::InvalidArgumentError(
+        fmt::format("unknown activation numerics {}", static_cast<int>(numerics)));
+  }
+  MOERT_ASSIGN_OR_RETURN(const KernelSet* set, kernels::FindKernelSet(kernels));
   return std::unique_ptr<MixedGroupGemm>(new CpuMixedGroupGemm(pool, *set, numerics));
 }
 

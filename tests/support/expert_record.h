@@ -1,4 +1,4 @@
-// Random bf16 experts for tests.
+// Random experts for tests.
 #ifndef MOERT_TESTS_SUPPORT_EXPERT_RECORD_H_
 #define MOERT_TESTS_SUPPORT_EXPERT_RECORD_H_
 
@@ -11,6 +11,7 @@
 #include "base/aligned_buffer.h"
 #include "moert/scheme.h"
 #include "quant/packing.h"
+#include "quant/rtn.h"
 #include "tests/support/catch.h"
 
 namespace moert::test {
@@ -22,20 +23,25 @@ struct ExpertRecord {
 };
 
 /// Weights are normal with standard deviation 1 / sqrt(k), so that activations keep their scale.
-inline ExpertRecord RandomExpert(int64_t hidden, int64_t intermediate, uint32_t seed) {
+inline ExpertRecord RandomExpert(int64_t hidden, int64_t intermediate, uint32_t seed,
+                                 const ExpertFormat& format = ExpertFormat::Uniform(Scheme{})) {
   ExpertRecord e;
-  const auto layout = MakeRecordLayout(hidden, intermediate, ExpertFormat::Uniform(Scheme{}));
+  const auto layout = MakeRecordLayout(hidden, intermediate, format);
   REQUIRE_OK(layout.status());
   e.layout = *layout;
   REQUIRE_OK(e.bytes.Reset(e.layout.bytes));
-  // What lies between the sections is nobody's: make using it visible (bf16 NaN).
+  // What lies between the sections is nobody's: make using it visible (NaN as bf16).
   std::memset(e.bytes.data(), 0xff, static_cast<size_t>(e.layout.bytes));
   std::mt19937 rng(seed);
   for (const MatrixLayout* m : {&e.layout.gate, &e.layout.up, &e.layout.down}) {
     std::normal_distribution<float> normal(0.0f, 1.0f / std::sqrt(static_cast<float>(m->k)));
     std::vector<float> weights(static_cast<size_t>(m->rows * m->k));
     for (float& weight : weights) weight = normal(rng);
-    REQUIRE_OK(PackMatrixBf16(*m, absl::MakeConstSpan(weights), e.bytes.data()));
+    if (m->scheme.is_bf16()) {
+      REQUIRE_OK(PackMatrixBf16(*m, absl::MakeConstSpan(weights), e.bytes.data()));
+    } else {
+      REQUIRE_OK(PackMatrix(*m, QuantizeRtn(*m, weights, {.grid = 1}), e.bytes.data()));
+    }
   }
   return e;
 }

@@ -26,7 +26,7 @@ void AddRunFlags(ArgParser* parser, RunOptions* o) {
                     "hardware profile: reference, or a file of moert-bench");
   parser->AddString("cache", &o->cache, "folder of cached packs");
   parser->AddInt64("seed", &o->seed, "seed of sampling and of strategies that draw", 0);
-  parser->AddChoice("dtype", &o->dtype, {"bf16", "f32"},
+  parser->AddChoice("dtype", &o->dtype, {"bf16", "f32", "int8"},
                     "activations of the experts; the rest of the model computes in f32");
   parser->AddString("kernels", &o->kernels, "CPU kernel set: auto or a name");
   parser->AddString("json", &o->json, "writes the run's numbers to a file, or - for stdout");
@@ -58,7 +58,9 @@ absl::StatusOr<EngineOptions> MakeEngineOptions(const RunOptions& o) {
               : o.backend == "cpu" ? BackendKind::kCpu
                                    : BackendKind::kAuto;
   e.host_budget = o.host_budget;
-  e.activation = o.dtype == "f32" ? ActivationNumerics::kF32 : ActivationNumerics::kBF16;
+  e.activation = o.dtype == "f32"    ? ActivationNumerics::kF32
+                 : o.dtype == "int8" ? ActivationNumerics::kInt8
+                                     : ActivationNumerics::kBF16;
   e.clock = o.clock == "virtual" ? ClockKind::kVirtual : ClockKind::kWall;
   MOERT_ASSIGN_OR_RETURN(e.profile, LoadProfile(o.profile));
   e.link_gbps = o.link_gbps;

@@ -61,12 +61,12 @@ TEST_CASE("packing keeps, rounds or zeroes every channel") {
   const KernelSet* set = GENERATE(from_range(SupportedKernelSets()));
   const auto numerics = GENERATE(ActivationNumerics::kBF16, ActivationNumerics::kF32);
   INFO(set->name << " numerics " << static_cast<int>(numerics));
-  const ActivationKernels& kernels = set->For(numerics);
+  const OperandKernels kernels = set->For(OperandKind::kPlain, numerics);
   constexpr int64_t kPieces = 4;
   alignas(64) static uint16_t identity[kPieces * 256];
   alignas(64) static uint8_t packed[kPieces * 128];
   alignas(64) static float out[kMaxBlocks * kMaxColumns * kBlockRows];
-  REQUIRE(kernels.bytes_per_k16 <= 128);
+  REQUIRE(kernels.bytes_per_tile <= 512);
 
   std::mt19937 rng(5);
   std::vector<float> x(64);
@@ -89,7 +89,7 @@ TEST_CASE("packing keeps, rounds or zeroes every channel") {
       args.k16s = kPieces;
       args.x[0] = packed;
       args.out = out;
-      kernels.gemm_bf16(args);
+      kernels.gemm[kBf16Weights](args);
       for (int64_t r = 0; r < 16; ++r) {
         const int64_t k = piece * 16 + r;
         float expected = k < valid ? x[static_cast<size_t>(k)] : 0.0f;
@@ -104,15 +104,11 @@ TEST_CASE("names") {
   const auto& sets = SupportedKernelSets();
   REQUIRE_FALSE(sets.empty());
   CHECK(std::string(sets.back()->name) == "reference");
-  for (const auto numerics : {ActivationNumerics::kBF16, ActivationNumerics::kF32}) {
-    CHECK(*FindKernelSet("auto", numerics) == sets.front());
-    for (const KernelSet* set : sets) CHECK(*FindKernelSet(set->name, numerics) == set);
-  }
-  const absl::Status unknown = FindKernelSet("", ActivationNumerics::kBF16).status();
+  CHECK(*FindKernelSet("auto") == sets.front());
+  for (const KernelSet* set : sets) CHECK(*FindKernelSet(set->name) == set);
+  const absl::Status unknown = FindKernelSet("").status();
   CHECK(unknown.code() == absl::StatusCode::kInvalidArgument);
   CHECK(std::string(unknown.message()).find("reference") != std::string::npos);
-  CHECK(FindKernelSet("reference", ActivationNumerics::kInt8).status().code() ==
-        absl::StatusCode::kUnimplemented);
 }
 
 }  // namespace
