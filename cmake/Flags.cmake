@@ -21,7 +21,8 @@ function(moert_isa_flags)
   set(avx2 -mavx2 -mfma -mf16c -mbmi2)
   set(avx512 ${avx2} -mavx512f -mavx512bw -mavx512vl -mavx512dq)
   # gcc 12 takes its own undefined-vector intrinsics for uninitialized variables.
-  list(APPEND avx512 $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
+  list(APPEND avx512 $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>
+       $<$<CXX_COMPILER_ID:GNU>:-Wno-uninitialized>)
   set(avx512bf16 ${avx512} -mavx512bf16)
   set(vnni ${avx512} -mavx512vnni -mavx512vbmi)
   set(amx ${avx512bf16} -mavx512vnni -mamx-tile -mamx-int8 -mamx-bf16)

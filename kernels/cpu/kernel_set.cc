@@ -8,7 +8,8 @@ namespace moert::kernels {
 namespace {
 
 #if defined(__x86_64__)
-// The compiler's runtime also checks that the operating system saves the wide registers.
+// The compiler's runtime also checks that the operating system saves the wide
+// registers.
 bool HasAvx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
          __builtin_cpu_supports("bmi2");
@@ -17,6 +18,7 @@ bool HasAvx512() {
   return HasAvx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
+bool HasVnni() { return HasAvx512() && __builtin_cpu_supports("avx512vnni"); }
 bool HasAvx512Bf16() { return HasAvx512() && __builtin_cpu_supports("avx512bf16"); }
 #endif
 
@@ -31,7 +33,8 @@ void Set(KernelSet* set, OperandKind kind, const OperandKernels& kernels) {
   set->operands[static_cast<int>(kind)] = kernels;
 }
 
-// The reference kernels for everything but GLU; other sets replace what they have of their own.
+// The reference kernels for everything but GLU; other sets replace what they
+// have of their own.
 KernelSet Reference(const char* name, bool supported) {
   KernelSet set = {name, supported, {}, {}, {}, {}};
   set.glu[static_cast<int>(Activation::kSilu)] = GluSiluReference;
@@ -64,6 +67,23 @@ KernelSet Reference(const char* name, bool supported) {
   return set;
 }
 
+#if defined(__x86_64__)
+constexpr int64_t kSums = static_cast<int64_t>(sizeof(float));
+
+OperandKernels Quantized(int64_t bytes_per_tile, PackFn pack, BlockGemmFn w8, BlockGemmFn w4,
+                         BlockGemmFn w3, BlockGemmFn w2) {
+  return {bytes_per_tile, pack, {nullptr, w8, w4, w3, w2, nullptr}};
+}
+
+// Integer kernels of one ISA; the packing is that of AVX2.
+void SetIntegers(KernelSet* set, BlockGemmFn w8, BlockGemmFn w4, BlockGemmFn w3, BlockGemmFn w2) {
+  Set(set, OperandKind::kInt8Group, Quantized(kIntTile, PackInt8GroupAvx2, w8, w4, w3, w2));
+  Set(set, OperandKind::kInt8Token, Quantized(kIntTile, PackInt8TokenAvx2, w8, w4, w3, w2));
+  Set(set, OperandKind::kInt4Group, Quantized(kIntTile, PackInt4GroupAvx2, w8, w4, w3, w2));
+  Set(set, OperandKind::kInt4Token, Quantized(kIntTile, PackInt4TokenAvx2, w8, w4, w3, w2));
+}
+#endif
+
 std::vector<KernelSet> AllKernelSets() {
   std::vector<KernelSet> sets;
 #if defined(__x86_64__)
@@ -72,7 +92,16 @@ std::vector<KernelSet> AllKernelSets() {
   avx2.glu[static_cast<int>(Activation::kGeluTanh)] = GluGeluTanhAvx2;
   Set(&avx2, OperandKind::kPlain, Plain(kFloatTile, PackRoundedAvx2, BlockGemmBf16F32Avx2));
   avx2.plain_f32 = Plain(kFloatTile, PackF32Avx2, BlockGemmBf16F32Avx2);
+  Set(&avx2, OperandKind::kSummed,
+      Quantized(kFloatTile + kSums, PackSummedRoundedAvx2, BlockGemmFloatW8Avx2,
+                BlockGemmFloatW4Avx2, BlockGemmFloatW3Avx2, BlockGemmFloatW2Avx2));
+  avx2.summed_f32 = Quantized(kFloatTile + kSums, PackSummedF32Avx2, BlockGemmFloatW8Avx2,
+                              BlockGemmFloatW4Avx2, BlockGemmFloatW3Avx2, BlockGemmFloatW2Avx2);
+  SetIntegers(&avx2, BlockGemmIntW8Avx2, BlockGemmIntW4Avx2, BlockGemmIntW3Avx2,
+              BlockGemmIntW2Avx2);
 
+  // A set has the kernels of the one before it where it brings none of its own.
+  // Integer products are the same bits in all of them, so VNNI needs no set.
   KernelSet avx512 = avx2;
   avx512.name = "avx512";
   avx512.supported = HasAvx512();
@@ -80,12 +109,20 @@ std::vector<KernelSet> AllKernelSets() {
   avx512.glu[static_cast<int>(Activation::kGeluTanh)] = GluGeluTanhAvx512;
   Set(&avx512, OperandKind::kPlain, Plain(kFloatTile, PackRoundedAvx512, BlockGemmBf16F32Avx512));
   avx512.plain_f32 = Plain(kFloatTile, PackF32Avx512, BlockGemmBf16F32Avx512);
+  if (HasVnni()) {
+    SetIntegers(&avx512, BlockGemmIntW8Vnni, BlockGemmIntW4Vnni, BlockGemmIntW3Vnni,
+                BlockGemmIntW2Vnni);
+  }
 
   KernelSet avx512bf16 = avx512;
   avx512bf16.name = "avx512bf16";
   avx512bf16.supported = HasAvx512Bf16();
   Set(&avx512bf16, OperandKind::kPlain,
       Plain(kFloatTile / 2, PackBf16Avx512, BlockGemmBf16Avx512Bf16));
+  Set(&avx512bf16, OperandKind::kSummed,
+      Quantized(kFloatTile / 2 + kSums, PackSummedBf16Avx512, BlockGemmFloatW8Avx512Bf16,
+                BlockGemmFloatW4Avx512Bf16, BlockGemmFloatW3Avx512Bf16,
+                BlockGemmFloatW2Avx512Bf16));
 
   sets = {avx512bf16, avx512, avx2};
 #endif

@@ -1,8 +1,10 @@
-// moert-bench gemm: MixedGroupGemm on random experts that are read from memory, not from caches.
+// moert-bench gemm: MixedGroupGemm on random experts that are read from memory,
+// not from caches.
 //
-// One pass runs every expert once with n tokens, a few experts a call as a layer would. Each pass
-// is paired with a plain read of the same bytes by the same threads, so that the ratio of the two
-// means something on a machine that others use as well.
+// One pass runs every expert once with n tokens, a few experts a call as a
+// layer would. Each pass is paired with a plain read of the same bytes by the
+// same threads, so that the ratio of the two means something on a machine that
+// others use as well.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,6 +15,7 @@
 #include <random>
 #include <vector>
 
+#include "absl/strings/str_split.h"
 #include "base/aligned_buffer.h"
 #include "base/status_macros.h"
 #include "base/thread_pool.h"
@@ -30,6 +33,7 @@ struct Options {
   std::string backend = "cpu";
   std::string kernels = "all";
   std::string numerics = "bf16";
+  std::string schemes = "bf16";
   int hidden = 2048;
   int intermediate = 768;
   int experts_per_call = 8;
@@ -48,10 +52,11 @@ struct Experts {
   int64_t stride = 0;
 };
 
-// Random bf16 weights of magnitude below 2^-4: timing does not depend on more.
-absl::Status MakeExperts(const Options& options, Experts* experts) {
+// Random bf16 weights (or scales) of magnitude below 2^-4, random codes: timing
+// does not depend on more.
+absl::Status MakeExperts(const Options& options, const Scheme& scheme, Experts* experts) {
   MOERT_ASSIGN_OR_RETURN(experts->layout, MakeRecordLayout(options.hidden, options.intermediate,
-                                                           ExpertFormat::Uniform(Scheme{})));
+                                                           ExpertFormat::Uniform(scheme)));
   experts->stride =
       (experts->layout.bytes + kRecordAlignment - 1) / kRecordAlignment * kRecordAlignment;
   experts->count = std::max<int64_t>(options.experts_per_call,
@@ -66,6 +71,7 @@ absl::Status MakeExperts(const Options& options, Experts* experts) {
 }
 
 struct Case {
+  std::string scheme;
   std::string kernels;
   int tokens = 0;
   Spread gigabytes_per_second;  // of expert records
@@ -130,6 +136,16 @@ absl::StatusOr<Case> Measure(MixedGroupGemm* gemm, ThreadPool* pool, const Exper
   return c;
 }
 
+absl::StatusOr<std::vector<Scheme>> Schemes(const Options& options) {
+  if (options.schemes == "all") return Scheme::All();
+  std::vector<Scheme> schemes;
+  for (const absl::string_view name : absl::StrSplit(options.schemes, ',')) {
+    MOERT_ASSIGN_OR_RETURN(const Scheme scheme, Scheme::Parse(name));
+    schemes.push_back(scheme);
+  }
+  return schemes;
+}
+
 // "all" is every set but the reference, which takes minutes.
 std::vector<std::string> KernelSets(const Options& options) {
   if (options.kernels != "all") return {options.kernels};
@@ -138,9 +154,20 @@ std::vector<std::string> KernelSets(const Options& options) {
   return names;
 }
 
+void PrintCase(const Case& c) {
+  fmt::print(
+      "{:<16} {:<12}{:>7}{:>14.2f}{:>18}{:>8.1f}%{:>14.4f}{:>10.1f}\n", c.scheme, c.kernels,
+      c.tokens, c.gigabytes_per_second.median,
+      fmt::format("({:.2f} .. {:.2f})", c.gigabytes_per_second.min, c.gigabytes_per_second.max),
+      100 * c.ratio.median, c.milliseconds.median, c.gigaflops);
+  std::fflush(stdout);
+}
+
 absl::Status RunBench(const Options& options, const std::string& command) {
-  const auto numerics =
-      options.numerics == "f32" ? ActivationNumerics::kF32 : ActivationNumerics::kBF16;
+  const auto numerics = options.numerics == "f32"    ? ActivationNumerics::kF32
+                        : options.numerics == "int8" ? ActivationNumerics::kInt8
+                                                     : ActivationNumerics::kBF16;
+  MOERT_ASSIGN_OR_RETURN(const std::vector<Scheme> schemes, Schemes(options));
   ThreadPoolOptions pool_options;
   pool_options.threads = options.threads;
   MOERT_ASSIGN_OR_RETURN(const std::unique_ptr<ThreadPool> pool, CreateThreadPool(pool_options));
@@ -150,8 +177,6 @@ absl::Status RunBench(const Options& options, const std::string& command) {
     MOERT_ASSIGN_OR_RETURN(auto gemm, MixedGroupGemm::Create(pool.get(), name, numerics));
     gemms.push_back(std::move(gemm));
   }
-  Experts experts;
-  MOERT_RETURN_IF_ERROR(MakeExperts(options, &experts));
 
   const nlohmann::json machine = DescribeMachine();
   if (!options.quiet) {
@@ -159,41 +184,45 @@ absl::Status RunBench(const Options& options, const std::string& command) {
                machine["cpus"].get<int>(), machine["huge_pages"].get<std::string>());
     fmt::print("command  {}\n", command);
     fmt::print(
-        "shape    hidden {}, intermediate {}, bf16 weights, {} activations; {} experts ({:.0f} "
-        "MiB), "
-        "{} a call, {} threads, {} passes\n\n",
-        options.hidden, options.intermediate, options.numerics, experts.count,
-        static_cast<double>(experts.bytes.size()) / 1048576.0, options.experts_per_call,
+        "shape    hidden {}, intermediate {}, {} activations where the "
+        "scheme has none of its own;\n"
+        "         at least {:.0f} MiB of experts, {} a call, {} "
+        "threads, {} passes\n\n",
+        options.hidden, options.intermediate, options.numerics,
+        static_cast<double>(options.bytes) / 1048576.0, options.experts_per_call,
         pool->num_threads(), options.repeats);
-    fmt::print("{:<12}{:>7}{:>12}{:>18}{:>10}{:>16}{:>10}\n", "kernels", "tokens", "weights GB/s",
-               "(min .. max)", "of read", "ms an expert", "GFLOP/s");
+    fmt::print("{:<16} {:<12}{:>7}{:>14}{:>18}{:>9}{:>14}{:>10}\n", "scheme", "kernels", "tokens",
+               "records GB/s", "(min .. max)", "of read", "ms an expert", "GFLOP/s");
   }
   std::vector<double> reads;
   nlohmann::json results = nlohmann::json::array();
-  for (const auto& gemm : gemms) {
-    for (const int tokens : options.tokens) {
-      MOERT_ASSIGN_OR_RETURN(const Case c,
-                             Measure(gemm.get(), pool.get(), experts, options, tokens, &reads));
-      if (!options.quiet) {
-        fmt::print("{:<12}{:>7}{:>12.2f}{:>18}{:>9.1f}%{:>16.4f}{:>10.1f}\n", c.kernels, c.tokens,
-                   c.gigabytes_per_second.median,
-                   fmt::format("({:.2f} .. {:.2f})", c.gigabytes_per_second.min,
-                               c.gigabytes_per_second.max),
-                   100 * c.ratio.median, c.milliseconds.median, c.gigaflops);
-        std::fflush(stdout);
+  for (const Scheme& scheme : schemes) {
+    Experts experts;
+    MOERT_RETURN_IF_ERROR(MakeExperts(options, scheme, &experts));
+    for (const auto& gemm : gemms) {
+      for (const int tokens : options.tokens) {
+        MOERT_ASSIGN_OR_RETURN(Case c,
+                               Measure(gemm.get(), pool.get(), experts, options, tokens, &reads));
+        c.scheme = scheme.Name();
+        if (!options.quiet) PrintCase(c);
+        results.push_back({{"scheme", c.scheme},
+                           {"kernels", c.kernels},
+                           {"tokens", c.tokens},
+                           {"experts", experts.count},
+                           {"record_bytes", experts.layout.bytes},
+                           {"weights_gbps", ToJson(c.gigabytes_per_second)},
+                           {"of_read", ToJson(c.ratio)},
+                           {"ms_per_expert", ToJson(c.milliseconds)},
+                           {"gflops", c.gigaflops}});
       }
-      results.push_back({{"kernels", c.kernels},
-                         {"tokens", c.tokens},
-                         {"weights_gbps", ToJson(c.gigabytes_per_second)},
-                         {"of_read", ToJson(c.ratio)},
-                         {"ms_per_expert", ToJson(c.milliseconds)},
-                         {"gflops", c.gigaflops}});
     }
   }
   const Spread read = SpreadOf(reads);
   if (!options.quiet) {
-    fmt::print("\nplain read of the same bytes, same threads: {:.2f} GB/s ({:.2f} .. {:.2f})\n",
-               read.median, read.min, read.max);
+    fmt::print(
+        "\nplain read of the same bytes, same threads: {:.2f} GB/s "
+        "({:.2f} .. {:.2f})\n",
+        read.median, read.min, read.max);
   }
   if (options.json.empty()) return absl::OkStatus();
   return WriteJson(options.json, {{"command", command},
@@ -204,9 +233,7 @@ absl::Status RunBench(const Options& options, const std::string& command) {
                                   {"shape",
                                    {{"hidden", options.hidden},
                                     {"intermediate", options.intermediate},
-                                    {"experts", experts.count},
-                                    {"experts_per_call", options.experts_per_call},
-                                    {"record_bytes", experts.layout.bytes}}},
+                                    {"experts_per_call", options.experts_per_call}}},
                                   {"repeats", options.repeats},
                                   {"read_gbps", ToJson(read)},
                                   {"results", results}});
@@ -221,7 +248,9 @@ int BenchGemm(int argc, const char* const* argv) {
   names.insert(names.begin(), {"all", "auto"});
   parser.AddChoice("backend", &o.backend, {"cpu"}, "where the experts execute");
   parser.AddChoice("kernels", &o.kernels, names, "kernel sets; all leaves out the reference");
-  parser.AddChoice("numerics", &o.numerics, {"bf16", "f32"}, "how activations enter the product");
+  parser.AddChoice("numerics", &o.numerics, {"bf16", "f32", "int8"},
+                   "how activations enter the product");
+  parser.AddString("schemes", &o.schemes, "schemes of the weights, comma-separated, or all");
   parser.AddInt("hidden", &o.hidden, "hidden size", 1, 1 << 20);
   parser.AddInt("intermediate", &o.intermediate, "intermediate size", 1, 1 << 20);
   parser.AddInt("experts-per-call", &o.experts_per_call, "experts a call", 1, 1024);

@@ -1,0 +1,293 @@
+// bf16 activations x quantized weights, AVX512-BF16 (vdpbf16ps). Codes become
+// bf16 pairs by table look-ups (vpermw), shifted to lie around zero, which is
+// exact: integers below 256 fit bf16. An 8-bit code is the sum of two such: its
+// nibbles. Scales multiply the sums of a group, not weights.
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include "kernels/cpu/block_gemm.h"
+
+namespace moert::kernels {
+namespace {
+
+// Helpers are inlined by force: accumulators passed by reference would
+// otherwise live in memory.
+
+constexpr int kQuarters = 4;       // accumulators of a row block and column
+constexpr int64_t kAhead = 8192;   // bytes of weights fetched ahead, kept in L1
+constexpr int kColumnsAtOnce = 4;  // whose accumulators fit the registers
+constexpr int64_t kOperand = 32;   // bytes of a piece of x: 8 channel pairs in order
+
+[[gnu::always_inline]] inline __m512i Load(const uint8_t* p) { return _mm512_load_si512(p); }
+
+// bf16 of small integers: the high half of their float.
+uint16_t Bf16Of(int value) {
+  const float f = static_cast<float>(value);
+  uint32_t bits;
+  __builtin_memcpy(&bits, &f, 4);
+  return static_cast<uint16_t>(bits >> 16);
+}
+
+// Looked up by the low 5 bits of a 16-bit lane.
+struct Tables {
+  __m512i low;   // codes of up to 4 bits less their middle; of 8 bits, the low nibble
+  __m512i high;  // of 8 bits, 16 times the high nibble less 128
+};
+
+template <int kBits>
+Tables MakeTables() {
+  alignas(64) uint16_t low[32], high[32];
+  constexpr int kMask = (1 << (kBits < 4 ? kBits : 4)) - 1;
+  for (int i = 0; i < 32; ++i) {
+    low[i] = Bf16Of((i & kMask) - (kBits == 8 ? 0 : 1 << (kBits - 1)));
+    high[i] = Bf16Of((i & 15) * 16 - 128);
+  }
+  return {_mm512_load_si512(low), _mm512_load_si512(high)};
+}
+
+// Two-bit field i (0..3) of each byte, low-aligned; of 3-bit codes, with bit
+// kPlaneBit of `plane` as the third bit. Bits that a shift drags over byte
+// borders are masked off.
+template <int kBits, int kField, int kPlaneBit>
+[[gnu::always_inline]] inline __m512i Field(__m512i word, __m512i plane) {
+  const __m512i low = _mm512_srli_epi16(word, 2 * kField);
+  const __m512i two = _mm512_set1_epi8(3);
+  if constexpr (kBits == 2) return low;  // the table ignores what is above
+  const __m512i bit = kPlaneBit >= 2 ? _mm512_srli_epi16(plane, kPlaneBit >= 2 ? kPlaneBit - 2 : 0)
+                                     : _mm512_slli_epi16(plane, kPlaneBit >= 2 ? 0 : 2 - kPlaneBit);
+  // (low & 3) | (bit & 4)
+  return _mm512_ternarylogic_epi32(low, two, _mm512_and_si512(bit, _mm512_set1_epi8(4)), 0xea);
+}
+
+// Of a piece, for every column: channel pairs 2t, 2t+1 and 2t+8, 2t+9.
+template <int C>
+struct Operand {
+  __m512bh low[C], high[C];
+};
+
+// `kTwice`: for words of rows g and g + 8 that alternate, as 8-bit weights have
+// them.
+template <int C, bool kTwice>
+[[gnu::always_inline]] inline Operand<C> Spread(const uint8_t* const (&column)[C], int64_t piece) {
+  Operand<C> x;
+#pragma GCC unroll 4
+  for (int c = 0; c < C; ++c) {
+    const auto* from = reinterpret_cast<const __m128i*>(column[c] + piece * kOperand);
+    if constexpr (kTwice) {
+      const __m512i pairs =
+          _mm512_castsi256_si512(_mm256_load_si256(reinterpret_cast<const __m256i*>(from)));
+      x.low[c] = (__m512bh)_mm512_permutexvar_epi32(
+          _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 0, 0, 1, 1, 2, 2, 3, 3), pairs);
+      x.high[c] = (__m512bh)_mm512_permutexvar_epi32(
+          _mm512_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7, 4, 4, 5, 5, 6, 6, 7, 7), pairs);
+    } else {
+      x.low[c] = (__m512bh)_mm512_broadcast_i32x4(_mm_load_si128(from));
+      x.high[c] = (__m512bh)_mm512_broadcast_i32x4(_mm_load_si128(from + 1));
+    }
+  }
+  return x;
+}
+
+template <int C>
+[[gnu::always_inline]] inline void Add(__m512 (&acc)[C], __m512i weights, const __m512bh (&x)[C]) {
+#pragma GCC unroll 4
+  for (int c = 0; c < C; ++c) acc[c] = _mm512_dpbf16_ps(acc[c], (__m512bh)weights, x[c]);
+}
+
+// Codes in the low bits of each byte.
+template <int C>
+[[gnu::always_inline]] inline void AddCodes(__m512 (&acc)[C], __m512i codes, __m512i table,
+                                            const Operand<C>& x) {
+  Add<C>(acc, _mm512_permutexvar_epi16(codes, table), x.low);
+  Add<C>(acc, _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 8), table), x.high);
+}
+
+template <int kBits, int kWords, int C>
+[[gnu::always_inline]] inline void AddPieces(__m512 (&acc)[kQuarters][C], const uint8_t* w,
+                                             __m512i plane_a, __m512i plane_b, __m512i table,
+                                             const uint8_t* const (&column)[C], int64_t p) {
+  constexpr int kFirst = kWords * 4;  // bit of the third-bit plane
+  const __m512i a = Load(w), b = Load(w + 64);
+  Operand<C> x = Spread<C, false>(column, p);
+  AddCodes<C>(acc[0], Field<kBits, 0, kFirst>(a, plane_a), table, x);
+  AddCodes<C>(acc[1], Field<kBits, 0, kFirst>(b, plane_b), table, x);
+  AddCodes<C>(acc[2], Field<kBits, 1, kFirst + 1>(a, plane_a), table, x);
+  AddCodes<C>(acc[3], Field<kBits, 1, kFirst + 1>(b, plane_b), table, x);
+  x = Spread<C, false>(column, p + 1);
+  AddCodes<C>(acc[0], Field<kBits, 2, kFirst + 2>(a, plane_a), table, x);
+  AddCodes<C>(acc[1], Field<kBits, 2, kFirst + 2>(b, plane_b), table, x);
+  AddCodes<C>(acc[2], Field<kBits, 3, kFirst + 3>(a, plane_a), table, x);
+  AddCodes<C>(acc[3], Field<kBits, 3, kFirst + 3>(b, plane_b), table, x);
+}
+
+// Quarters -> the 16 rows in order, each the sum (t0 + t2) + (t1 + t3) of its
+// lanes.
+[[gnu::always_inline]] inline __m512 Rows(__m512 q0, __m512 q1, __m512 q2, __m512 q3) {
+  const __m512 q01 = _mm512_add_ps(_mm512_unpacklo_ps(q0, q1), _mm512_unpackhi_ps(q0, q1));
+  const __m512 q23 = _mm512_add_ps(_mm512_unpacklo_ps(q2, q3), _mm512_unpackhi_ps(q2, q3));
+  const __m512d a = _mm512_castps_pd(q01), b = _mm512_castps_pd(q23);
+  // 128-bit lane i: rows i, i + 4, i + 8, i + 12.
+  const __m512 sum = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
+                                   _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+  return _mm512_permutexvar_ps(
+      _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), sum);
+}
+
+[[gnu::always_inline]] inline __m512 Rows8(__m512 q0, __m512 q1, __m512 q2, __m512 q3) {
+  const __m512 q01 =
+      _mm512_add_ps(_mm512_shuffle_f32x4(q0, q1, 0x88), _mm512_shuffle_f32x4(q0, q1, 0xdd));
+  const __m512 q23 =
+      _mm512_add_ps(_mm512_shuffle_f32x4(q2, q3, 0x88), _mm512_shuffle_f32x4(q2, q3, 0xdd));
+  const __m512d a = _mm512_castps_pd(q01), b = _mm512_castps_pd(q23);
+  // 128-bit lane i: rows i, i + 8, i + 4, i + 12.
+  const __m512 sum = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
+                                   _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+  return _mm512_permutexvar_ps(
+      _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 1, 5, 9, 13, 3, 7, 11, 15), sum);
+}
+
+// sums[c] = over `tiles` tiles of (code - middle) x activation, for 16 rows and
+// C columns.
+template <int kBits, int C, bool kFetch>
+void Sums(const Tables& tables, const uint8_t* w, int64_t tiles, const uint8_t* const* x,
+          int64_t x_offset, __m512* sums) {
+  constexpr int64_t kTileBytes = kBits * 128;
+  __m512 acc[kQuarters][C];
+  const uint8_t* column[C];
+#pragma GCC unroll 4
+  for (int c = 0; c < C; ++c) {
+    column[c] = x[c] + x_offset;
+#pragma GCC unroll 4
+    for (int q = 0; q < kQuarters; ++q) acc[q][c] = _mm512_setzero_ps();
+  }
+  for (int64_t tile = 0; tile < tiles; ++tile, w += kTileBytes) {
+    if constexpr (kFetch) {
+#pragma GCC unroll 16
+      for (int64_t line = 0; line < kTileBytes; line += 64) {
+        _mm_prefetch(reinterpret_cast<const char*>(w + kAhead + line), _MM_HINT_T0);
+      }
+    }
+    const int64_t p = tile * kTilePieces;
+    if constexpr (kBits == 8) {
+#pragma GCC unroll 4
+      for (int i = 0; i < kTilePieces; ++i) {
+        const Operand<C> operand = Spread<C, true>(column, p + i);
+#pragma GCC unroll 4
+        for (int q = 0; q < kQuarters; ++q) {
+          const __m512i codes = Load(w + i * 256 + q * 64);
+          AddCodes<C>(acc[q], codes, tables.low, operand);
+          AddCodes<C>(acc[q], _mm512_srli_epi16(codes, 4), tables.high, operand);
+        }
+      }
+    } else if constexpr (kBits == 4) {
+#pragma GCC unroll 4
+      for (int i = 0; i < kTilePieces; ++i) {
+        const Operand<C> operand = Spread<C, false>(column, p + i);
+        const __m512i a = Load(w + i * 128), b = Load(w + i * 128 + 64);
+        AddCodes<C>(acc[0], a, tables.low, operand);
+        AddCodes<C>(acc[1], b, tables.low, operand);
+        AddCodes<C>(acc[2], _mm512_srli_epi16(a, 4), tables.low, operand);
+        AddCodes<C>(acc[3], _mm512_srli_epi16(b, 4), tables.low, operand);
+      }
+    } else {
+      __m512i plane_a = _mm512_setzero_si512(), plane_b = plane_a;
+      if constexpr (kBits == 3) {
+        plane_a = Load(w + 256);
+        plane_b = Load(w + 320);
+      }
+      AddPieces<kBits, 0, C>(acc, w, plane_a, plane_b, tables.low, column, p);
+      AddPieces<kBits, 1, C>(acc, w + 128, plane_a, plane_b, tables.low, column, p + 2);
+    }
+  }
+#pragma GCC unroll 4
+  for (int c = 0; c < C; ++c) {
+    sums[c] = kBits == 8 ? Rows8(acc[0][c], acc[1][c], acc[2][c], acc[3][c])
+                         : Rows(acc[0][c], acc[1][c], acc[2][c], acc[3][c]);
+  }
+}
+
+template <int kBits, bool kFetch>
+void SumsOf(int columns, const Tables& tables, const uint8_t* w, int64_t tiles,
+            const uint8_t* const* x, int64_t x_offset, __m512* sums) {
+  switch (columns) {
+    case 1:
+      return Sums<kBits, 1, kFetch>(tables, w, tiles, x, x_offset, sums);
+    case 2:
+      return Sums<kBits, 2, kFetch>(tables, w, tiles, x, x_offset, sums);
+    case 3:
+      return Sums<kBits, 3, kFetch>(tables, w, tiles, x, x_offset, sums);
+    default:
+      return Sums<kBits, 4, kFetch>(tables, w, tiles, x, x_offset, sums);
+  }
+}
+
+__m512 Widen(const uint16_t* bf16) {
+  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bf16));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
+
+template <int kBits>
+void Gemm(const BlockGemmArgs& args) {
+  const Tables tables = MakeTables<kBits>();
+  const int64_t tiles = args.k16s / kTilePieces;
+  const __m512 middle = _mm512_set1_ps(1 << (kBits - 1));
+  for (int b = 0; b < args.blocks; ++b) {
+    __m512 out[kMaxColumns];
+    for (int c = 0; c < args.columns; ++c) out[c] = _mm512_setzero_ps();
+    for (int64_t begin = 0; begin < tiles; begin += args.flush_tiles) {
+      const int64_t left = tiles - begin;
+      const int64_t count = left < args.flush_tiles ? left : args.flush_tiles;
+      const uint8_t* w = args.weights[b] + begin * kBits * 128;
+      const int64_t x_offset = begin * kTilePieces * kOperand;
+      __m512 sums[kMaxColumns];
+      const int first = args.columns < kColumnsAtOnce ? args.columns : kColumnsAtOnce;
+      SumsOf<kBits, true>(first, tables, w, count, args.x, x_offset, sums);
+      if (args.columns > first) {
+        SumsOf<kBits, false>(args.columns - first, tables, w, count, args.x + first, x_offset,
+                             sums + first);
+      }
+      const int64_t at = begin / args.group_tiles * args.scale_stride;
+      const __m512 scale = Widen(args.scales[b] + at);
+      for (int c = 0; c < args.columns; ++c) out[c] = _mm512_fmadd_ps(sums[c], scale, out[c]);
+      if (args.offsets[b] == nullptr) continue;
+      // w = scale u - offset = scale (u - middle) - (offset - middle scale)
+      const __m512 offset = _mm512_fnmadd_ps(middle, scale, Widen(args.offsets[b] + at));
+      for (int c = 0; c < args.columns; ++c) {
+        const auto* tile_sums =
+            reinterpret_cast<const float*>(args.x[c] + tiles * kTilePieces * kOperand) + begin;
+        float sum = 0;
+        for (int64_t tile = 0; tile < count; ++tile) sum += tile_sums[tile];
+        out[c] = _mm512_fnmadd_ps(offset, _mm512_set1_ps(sum), out[c]);
+      }
+    }
+    for (int c = 0; c < args.columns; ++c) {
+      _mm512_store_ps(args.out + (b * kMaxColumns + c) * kBlockRows, out[c]);
+    }
+  }
+}
+
+}  // namespace
+
+void BlockGemmFloatW8Avx512Bf16(const BlockGemmArgs& args) { Gemm<8>(args); }
+void BlockGemmFloatW4Avx512Bf16(const BlockGemmArgs& args) { Gemm<4>(args); }
+void BlockGemmFloatW3Avx512Bf16(const BlockGemmArgs& args) { Gemm<3>(args); }
+void BlockGemmFloatW2Avx512Bf16(const BlockGemmArgs& args) { Gemm<2>(args); }
+
+// The bf16 operand of the bf16 kernel, then float sums[tiles].
+void PackSummedBf16Avx512(const float* x, int64_t valid, int64_t k16s, uint8_t* out) {
+  PackBf16Avx512(x, valid, k16s, out);
+  auto* sums = reinterpret_cast<float*>(out + k16s * kOperand);
+  for (int64_t tile = 0; tile < k16s / kTilePieces; ++tile) {
+    __m512 sum = _mm512_setzero_ps();
+    for (int i = 0; i < kTilePieces; ++i) {
+      const auto* piece =
+          reinterpret_cast<const __m256i*>(out + (tile * kTilePieces + i) * kOperand);
+      sum = _mm512_add_ps(sum, _mm512_castsi512_ps(_mm512_slli_epi32(
+                                   _mm512_cvtepu16_epi32(_mm256_load_si256(piece)), 16)));
+    }
+    sums[tile] = _mm512_reduce_add_ps(sum);
+  }
+}
+
+}  // namespace moert::kernels
+#endif

@@ -1,0 +1,297 @@
+// Integer activations x quantized weights, AVX2 (vpmaddubsw). Codes below 16
+// are summed in 16 bits over at most 128 channels: 8 pieces of two products of
+// at most 15 * 127 a lane are 30480. 8-bit codes are taken as signed ones, |w|
+// against sign(w) x, and widened at once: two products of at most 128 * 127
+// fit. The sums are those of the VNNI kernels, hence the results.
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include "kernels/cpu/block_gemm.h"
+
+namespace moert::kernels {
+namespace {
+
+// Helpers are inlined by force: accumulators passed by reference would
+// otherwise live in memory.
+
+constexpr int64_t kAhead = 8192;    // bytes of weights fetched ahead, kept in L1
+constexpr int64_t kChunkTiles = 2;  // that 16 bits can hold; and that stay in L1 for all columns
+constexpr int kColumnsAtOnce = 4;
+
+[[gnu::always_inline]] inline __m256i Load(const uint8_t* p) {
+  return _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
+}
+
+// The 16 codes of a piece of a column for two rows: lane g * 4 + t.
+[[gnu::always_inline]] inline __m256i Spread(const uint8_t* column, int64_t piece) {
+  return _mm256_broadcastsi128_si256(
+      _mm_load_si128(reinterpret_cast<const __m128i*>(column + piece * kPieceK)));
+}
+
+// As in the VNNI kernels.
+template <int kBits, int kField, int kPlaneBit>
+[[gnu::always_inline]] inline __m256i Field(__m256i word, __m256i plane) {
+  const __m256i low = _mm256_and_si256(_mm256_srli_epi16(word, 2 * kField), _mm256_set1_epi8(3));
+  if constexpr (kBits == 2) return low;
+  const __m256i bit = kPlaneBit >= 2 ? _mm256_srli_epi16(plane, kPlaneBit >= 2 ? kPlaneBit - 2 : 0)
+                                     : _mm256_slli_epi16(plane, kPlaneBit >= 2 ? 0 : 2 - kPlaneBit);
+  return _mm256_or_si256(low, _mm256_and_si256(bit, _mm256_set1_epi8(4)));
+}
+
+template <int C>
+[[gnu::always_inline]] inline void Add16(__m256i (&acc)[C], __m256i codes, const __m256i (&x)[C]) {
+#pragma GCC unroll 4
+  for (int c = 0; c < C; ++c) {
+    acc[c] = _mm256_add_epi16(acc[c], _mm256_maddubs_epi16(codes, x[c]));
+  }
+}
+
+template <int kBits, int kWords, int C>
+[[gnu::always_inline]] inline void AddPieces(__m256i (&low)[C], __m256i (&high)[C], __m256i word,
+                                             __m256i plane, const __m256i (&x0)[C],
+                                             const __m256i (&x1)[C]) {
+  constexpr int kFirst = kWords * 4;
+  Add16<C>(low, Field<kBits, 0, kFirst>(word, plane), x0);
+  Add16<C>(high, Field<kBits, 1, kFirst + 1>(word, plane), x0);
+  Add16<C>(low, Field<kBits, 2, kFirst + 2>(word, plane), x1);
+  Add16<C>(high, Field<kBits, 3, kFirst + 3>(word, plane), x1);
+}
+
+// Rows 2j, 2j+1 (low) and 2j+8, 2j+9 (high) for j in [j0, j0 + J) over at most
+// kChunkTiles tiles; added to sums[c][half][j].
+template <int kBits, int J, int C>
+void SmallCodes(const uint8_t* w, int64_t tiles, const uint8_t* const* x, int64_t x_offset, int j0,
+                __m256i (*sums)[2][4]) {
+  __m256i low[J][C], high[J][C];
+  const uint8_t* column[C];
+#pragma GCC unroll 4
+  for (int c = 0; c < C; ++c) {
+    column[c] = x[c] + x_offset;
+#pragma GCC unroll 4
+    for (int j = 0; j < J; ++j) low[j][c] = high[j][c] = _mm256_setzero_si256();
+  }
+  w += j0 * 32;
+  for (int64_t tile = 0; tile < tiles; ++tile, w += kBits * 128) {
+    const int64_t p = tile * kTilePieces;
+    if constexpr (kBits == 4) {
+      const __m256i mask = _mm256_set1_epi8(15);
+#pragma GCC unroll 4
+      for (int i = 0; i < kTilePieces; ++i) {
+        __m256i operand[C];
+#pragma GCC unroll 4
+        for (int c = 0; c < C; ++c) operand[c] = Spread(column[c], p + i);
+#pragma GCC unroll 4
+        for (int j = 0; j < J; ++j) {
+          const __m256i word = Load(w + i * 128 + j * 32);
+          Add16<C>(low[j], _mm256_and_si256(word, mask), operand);
+          Add16<C>(high[j], _mm256_and_si256(_mm256_srli_epi16(word, 4), mask), operand);
+        }
+      }
+    } else {
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        __m256i x0[C], x1[C];
+#pragma GCC unroll 4
+        for (int c = 0; c < C; ++c) {
+          x0[c] = Spread(column[c], p + half * 2);
+          x1[c] = Spread(column[c], p + half * 2 + 1);
+        }
+#pragma GCC unroll 4
+        for (int j = 0; j < J; ++j) {
+          const __m256i word = Load(w + half * 128 + j * 32);
+          const __m256i plane = kBits == 3 ? Load(w + 256 + j * 32) : word;
+          if (half == 0) {
+            AddPieces<kBits, 0, C>(low[j], high[j], word, plane, x0, x1);
+          } else {
+            AddPieces<kBits, 1, C>(low[j], high[j], word, plane, x0, x1);
+          }
+        }
+      }
+    }
+  }
+  const __m256i ones = _mm256_set1_epi16(1);
+#pragma GCC unroll 4
+  for (int c = 0; c < C; ++c) {
+#pragma GCC unroll 4
+    for (int j = 0; j < J; ++j) {
+      __m256i* to = sums[c][0] + j0 + j;
+      *to = _mm256_add_epi32(*to, _mm256_madd_epi16(low[j][c], ones));
+      to = sums[c][1] + j0 + j;
+      *to = _mm256_add_epi32(*to, _mm256_madd_epi16(high[j][c], ones));
+    }
+  }
+}
+
+// Rows j and j + 8 for j in [j0, j0 + J); signed codes u - 128.
+template <int J, int C>
+void Bytes(const uint8_t* w, int64_t tiles, const uint8_t* const* x, int64_t x_offset, int j0,
+           __m256i (*sums)[2][4]) {
+  const __m256i middle = _mm256_set1_epi8(static_cast<char>(0x80));
+  const __m256i ones = _mm256_set1_epi16(1);
+  const __m256i twice = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
+  __m256i acc[J][C];
+  const uint8_t* column[C];
+#pragma GCC unroll 4
+  for (int c = 0; c < C; ++c) {
+    column[c] = x[c] + x_offset;
+#pragma GCC unroll 8
+    for (int j = 0; j < J; ++j) acc[j][c] = sums[c][(j0 + j) / 4][(j0 + j) % 4];
+  }
+  w += j0 * 32;
+  for (int64_t piece = 0; piece < tiles * kTilePieces; ++piece, w += 256) {
+    __m256i operand[C];
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c) {
+      operand[c] = _mm256_permutevar8x32_epi32(Spread(column[c], piece), twice);
+    }
+#pragma GCC unroll 8
+    for (int j = 0; j < J; ++j) {
+      const __m256i code = _mm256_xor_si256(Load(w + j * 32), middle);
+      const __m256i magnitude = _mm256_abs_epi8(code);
+#pragma GCC unroll 4
+      for (int c = 0; c < C; ++c) {
+        const __m256i pairs = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(operand[c], code));
+        acc[j][c] = _mm256_add_epi32(acc[j][c], _mm256_madd_epi16(pairs, ones));
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int c = 0; c < C; ++c) {
+#pragma GCC unroll 8
+    for (int j = 0; j < J; ++j) sums[c][(j0 + j) / 4][(j0 + j) % 4] = acc[j][c];
+  }
+}
+
+template <int kBits>
+void Columns(int count, const uint8_t* w, int64_t tiles, const uint8_t* const* x, int64_t x_offset,
+             __m256i (*sums)[2][4]) {
+  if constexpr (kBits == 8) {
+    if (count == 1) {
+      Bytes<8, 1>(w, tiles, x, x_offset, 0, sums);
+    } else if (count == 2) {
+      for (int j = 0; j < 8; j += 4) Bytes<4, 2>(w, tiles, x, x_offset, j, sums);
+    } else if (count == 3) {
+      for (int j = 0; j < 8; j += 2) Bytes<2, 3>(w, tiles, x, x_offset, j, sums);
+    } else {
+      for (int j = 0; j < 8; j += 2) Bytes<2, 4>(w, tiles, x, x_offset, j, sums);
+    }
+  } else {
+    if (count == 1) {
+      SmallCodes<kBits, 4, 1>(w, tiles, x, x_offset, 0, sums);
+    } else if (count == 2) {
+      for (int j = 0; j < 4; j += 2) SmallCodes<kBits, 2, 2>(w, tiles, x, x_offset, j, sums);
+    } else if (count == 3) {
+      for (int j = 0; j < 4; ++j) SmallCodes<kBits, 1, 3>(w, tiles, x, x_offset, j, sums);
+    } else {
+      for (int j = 0; j < 4; ++j) SmallCodes<kBits, 1, 4>(w, tiles, x, x_offset, j, sums);
+    }
+  }
+}
+
+// sums[half][j] -> rows 0..7 and 8..15 in order.
+template <int kBits>
+void Rows(const __m256i (&sums)[2][4], __m256i* rows) {
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  if constexpr (kBits == 8) {
+    // sums[j / 4][j % 4]: row j in even lanes, row j + 8 in odd ones, 4 of
+    // each.
+    __m256i quad[2];
+    for (int half = 0; half < 2; ++half) {
+      const __m256i* s = sums[half];
+      const __m256i a = _mm256_add_epi32(_mm256_permute2x128_si256(s[0], s[1], 0x20),
+                                         _mm256_permute2x128_si256(s[0], s[1], 0x31));
+      const __m256i b = _mm256_add_epi32(_mm256_permute2x128_si256(s[2], s[3], 0x20),
+                                         _mm256_permute2x128_si256(s[2], s[3], 0x31));
+      quad[half] = _mm256_add_epi32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+    }
+    const __m256 a = _mm256_castsi256_ps(quad[0]), b = _mm256_castsi256_ps(quad[1]);
+    rows[0] = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88));
+    rows[1] = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd));
+  } else {
+    for (int half = 0; half < 2; ++half) {
+      const __m256i* s = sums[half];
+      rows[half] = _mm256_hadd_epi32(_mm256_hadd_epi32(s[0], s[1]), _mm256_hadd_epi32(s[2], s[3]));
+    }
+  }
+  rows[0] = _mm256_permutevar8x32_epi32(rows[0], order);
+  rows[1] = _mm256_permutevar8x32_epi32(rows[1], order);
+}
+
+__m256 Widen(const uint16_t* bf16) {
+  const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bf16));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+}
+
+template <int kBits>
+void Gemm(const BlockGemmArgs& args) {
+  const int64_t tiles = args.k16s / kTilePieces;
+  for (int b = 0; b < args.blocks; ++b) {
+    __m256 out[kMaxColumns][2];
+    for (int c = 0; c < args.columns; ++c) out[c][0] = out[c][1] = _mm256_setzero_ps();
+    for (int64_t begin = 0; begin < tiles; begin += args.flush_tiles) {
+      const int64_t left = tiles - begin;
+      const int64_t count = left < args.flush_tiles ? left : args.flush_tiles;
+      const uint8_t* w = args.weights[b] + begin * kBits * 128;
+      __m256i sums[kMaxColumns][2][4];
+      for (int c = 0; c < args.columns; ++c) {
+        for (int j = 0; j < 4; ++j) sums[c][0][j] = sums[c][1][j] = _mm256_setzero_si256();
+      }
+      for (int64_t tile = 0; tile < count; tile += kChunkTiles) {
+        const int64_t chunk = count - tile < kChunkTiles ? count - tile : kChunkTiles;
+        const uint8_t* from = w + tile * kBits * 128;
+        for (int64_t line = 0; line < chunk * kBits * 128; line += 64) {
+          _mm_prefetch(reinterpret_cast<const char*>(from + kAhead + line), _MM_HINT_T0);
+        }
+        for (int c = 0; c < args.columns; c += kColumnsAtOnce) {
+          const int some = args.columns - c < kColumnsAtOnce ? args.columns - c : kColumnsAtOnce;
+          Columns<kBits>(some, from, chunk, args.x + c, (begin + tile) * kTileK, sums + c);
+        }
+      }
+      const int64_t at = begin / args.group_tiles * args.scale_stride;
+      const bool symmetric = args.offsets[b] == nullptr;
+      __m256 scale[2], offset[2];
+      for (int half = 0; half < 2; ++half) {
+        scale[half] = Widen(args.scales[b] + at + half * 8);
+        offset[half] = symmetric ? scale[half] : Widen(args.offsets[b] + at + half * 8);
+      }
+      for (int c = 0; c < args.columns; ++c) {
+        const auto* scales = reinterpret_cast<const TileScale*>(args.x[c] + tiles * kTileK) + begin;
+        int32_t sum = 0;
+        for (int64_t tile = 0; tile < count; ++tile) sum += scales[tile].sum;
+        const __m256 x_scale = _mm256_set1_ps(scales[0].scale);
+        // To codes around zero, or from them: 8-bit codes are summed as signed
+        // ones.
+        int32_t correction = 0;
+        if (symmetric && kBits != 8) correction = -(sum << (kBits - 1));
+        if (!symmetric && kBits == 8) correction = sum << 7;
+        const __m256 negative = _mm256_cvtepi32_ps(_mm256_set1_epi32(-sum));
+        __m256i rows[2];
+        Rows<kBits>(sums[c], rows);
+        for (int half = 0; half < 2; ++half) {
+          const __m256i dot = _mm256_add_epi32(rows[half], _mm256_set1_epi32(correction));
+          out[c][half] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot),
+                                         _mm256_mul_ps(scale[half], x_scale), out[c][half]);
+          if (!symmetric) {
+            out[c][half] =
+                _mm256_fmadd_ps(negative, _mm256_mul_ps(offset[half], x_scale), out[c][half]);
+          }
+        }
+      }
+    }
+    for (int c = 0; c < args.columns; ++c) {
+      float* to = args.out + (b * kMaxColumns + c) * kBlockRows;
+      _mm256_store_ps(to, out[c][0]);
+      _mm256_store_ps(to + 8, out[c][1]);
+    }
+  }
+}
+
+}  // namespace
+
+void BlockGemmIntW8Avx2(const BlockGemmArgs& args) { Gemm<8>(args); }
+void BlockGemmIntW4Avx2(const BlockGemmArgs& args) { Gemm<4>(args); }
+void BlockGemmIntW3Avx2(const BlockGemmArgs& args) { Gemm<3>(args); }
+void BlockGemmIntW2Avx2(const BlockGemmArgs& args) { Gemm<2>(args); }
+
+}  // namespace moert::kernels
+#endif

@@ -1,0 +1,247 @@
+// The quantized kernels of every set against the reference set, one call at a
+// time.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/aligned_buffer.h"
+#include "base/bf16.h"
+#include "kernels/cpu/kernel_set.h"
+#include "kernels/reference/codes.h"
+#include "tests/support/catch.h"
+
+namespace moert::kernels {
+namespace {
+
+constexpr int kBitsOf[kWeightKinds] = {16, 8, 4, 3, 2, 8};
+constexpr OperandKind kIntegers[] = {OperandKind::kInt8Group, OperandKind::kInt8Token,
+                                     OperandKind::kInt4Group, OperandKind::kInt4Token};
+
+const KernelSet* Reference() { return SupportedKernelSets().back(); }
+
+AlignedBuffer Buffer(int64_t bytes) {
+  AlignedBuffer buffer;
+  REQUIRE_OK(buffer.Reset(bytes));
+  std::memset(buffer.data(), 0xff, static_cast<size_t>(bytes));
+  return buffer;
+}
+
+uint8_t* Bytes(AlignedBuffer& buffer) { return reinterpret_cast<uint8_t*>(buffer.data()); }
+
+std::vector<float> RandomRow(int64_t count, uint32_t seed) {
+  std::mt19937 rng(seed);
+  std::normal_distribution<float> normal(0.0f, 3.0f);
+  std::vector<float> x(static_cast<size_t>(count));
+  for (float& value : x) value = normal(rng);
+  return x;
+}
+
+// Two row blocks of random codes, all of them legal, with random scales.
+struct Weights {
+  AlignedBuffer codes;
+  std::vector<uint16_t> scales, offsets;
+  int64_t block_bytes = 0;
+  int64_t groups = 0;
+
+  Weights(int bits, int64_t tiles, int64_t group_tiles, bool extreme, uint32_t seed) {
+    std::mt19937 rng(seed);
+    block_bytes = tiles * bits * 128;
+    groups = (tiles + group_tiles - 1) / group_tiles;
+    codes = Buffer(2 * block_bytes);
+    for (int64_t i = 0; i < 2 * block_bytes; ++i) {
+      Bytes(codes)[i] = extreme ? (rng() % 2 == 0 ? 0xff : 0) : static_cast<uint8_t>(rng());
+    }
+    for (int64_t i = 0; i < groups * 32; ++i) {
+      const auto random = [&] { return static_cast<float>(rng() % 1000 + 1) * 1e-5f; };
+      scales.push_back(F32ToBf16(random()));
+      offsets.push_back(F32ToBf16(random() * static_cast<float>(1 << (bits - 1))));
+    }
+  }
+};
+
+struct Case {
+  int kind;  // of weights
+  int64_t tiles, group_tiles, flush_tiles;
+  bool symmetric;
+  bool extreme = false;
+};
+
+// out[blocks][columns][rows] of one call, `blocks` and `columns` wide.
+std::vector<float> Multiply(const OperandKernels& kernels, const Case& c, const Weights& weights,
+                            const std::vector<std::vector<float>>& rows, int64_t valid,
+                            int first_block, int blocks, int first, int columns) {
+  const int64_t bytes = (c.tiles * kernels.bytes_per_tile + 63) / 64 * 64;
+  AlignedBuffer packed = Buffer(bytes * columns);
+  alignas(64) float out[kMaxBlocks * kMaxColumns * kBlockRows];
+  BlockGemmArgs args = {};
+  args.blocks = blocks;
+  args.columns = columns;
+  args.k16s = c.tiles * kTilePieces;
+  for (int b = 0; b < blocks; ++b) {
+    args.weights[b] = reinterpret_cast<const uint8_t*>(weights.codes.data()) +
+                      (first_block + b) * weights.block_bytes;
+    args.scales[b] = weights.scales.data() + (first_block + b) * 16;
+    args.offsets[b] = c.symmetric ? nullptr : weights.offsets.data() + (first_block + b) * 16;
+  }
+  args.next = args.weights[0];
+  args.scale_stride = 32;
+  args.group_tiles = c.group_tiles;
+  args.flush_tiles = c.flush_tiles;
+  args.out = out;
+  for (int i = 0; i < columns; ++i) {
+    args.x[i] = Bytes(packed) + i * bytes;
+    kernels.pack(rows[static_cast<size_t>(first + i)].data(), valid, args.k16s,
+                 Bytes(packed) + i * bytes);
+  }
+  kernels.gemm[c.kind](args);
+  std::vector<float> result;
+  for (int b = 0; b < blocks; ++b) {
+    for (int i = 0; i < columns; ++i) {
+      const float* from = out + (b * kMaxColumns + i) * kBlockRows;
+      result.insert(result.end(), from, from + kBlockRows);
+    }
+  }
+  return result;
+}
+
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (const int kind : {kW8, kW4, kW3, kW2}) {
+    for (const bool symmetric : {true, false}) {
+      for (const int64_t tiles : {1, 2, 3, 5, 16}) {
+        cases.push_back({kind, tiles, 2, 2, symmetric});
+        cases.push_back({kind, tiles, 1, 1, symmetric});
+        cases.push_back({kind, tiles, tiles, std::min<int64_t>(tiles, 2), symmetric});
+        cases.push_back({kind, tiles, tiles, tiles, symmetric});
+      }
+      cases.push_back({kind, 4, 2, 2, symmetric, /*extreme=*/true});
+    }
+  }
+  return cases;
+}
+
+TEST_CASE("integer rows are packed to the same bytes by every set") {
+  const KernelSet* set = GENERATE(from_range(SupportedKernelSets()));
+  const auto kind = GENERATE(from_range(std::begin(kIntegers), std::end(kIntegers)));
+  const OperandKernels kernels = set->For(kind, ActivationNumerics::kBF16);
+  const OperandKernels reference = Reference()->For(kind, ActivationNumerics::kBF16);
+  REQUIRE(kernels.bytes_per_tile == reference.bytes_per_tile);
+  const int64_t tiles = 5;
+  const int64_t bytes = tiles * kernels.bytes_per_tile;
+  const std::vector<float> row = RandomRow(tiles * 64, 1);
+  for (int64_t valid = 1; valid <= tiles * 64; valid += valid < 200 ? 1 : 13) {
+    for (int variant = 0; variant < 4; ++variant) {
+      // Exactly as long as it is, so that a sanitizer sees a read beyond.
+      std::vector<float> x(row.begin(), row.begin() + valid);
+      const auto at = static_cast<size_t>(valid / 2);
+      if (variant == 1) x[at] = std::numeric_limits<float>::quiet_NaN();
+      if (variant == 2) x[at] = -std::numeric_limits<float>::infinity();
+      if (variant == 3) {
+        for (float& value : x) value *= 1e-33f;
+      }
+      AlignedBuffer got = Buffer(bytes), expected = Buffer(bytes);
+      kernels.pack(x.data(), valid, tiles * kTilePieces, Bytes(got));
+      reference.pack(x.data(), valid, tiles * kTilePieces, Bytes(expected));
+      REQUIRE(std::memcmp(got.data(), expected.data(), static_cast<size_t>(bytes)) == 0);
+    }
+  }
+}
+
+TEST_CASE("packed integers are what the definition says") {
+  const auto kernels = Reference()->For(OperandKind::kInt8Group, ActivationNumerics::kBF16);
+  std::vector<float> x(192, 0.0f);
+  x[0] = 127.0f;
+  x[1] = -1.5f;   // a tie, to even
+  x[2] = 0.5f;    // to 0
+  x[64] = 3.4f;   // shares the scale of the first tile
+  x[128] = 2.0f;  // of a group of its own: 127
+  AlignedBuffer packed = Buffer(3 * kernels.bytes_per_tile);
+  kernels.pack(x.data(), 192, 12, Bytes(packed));
+  const auto* codes = reinterpret_cast<const int8_t*>(packed.data());
+  const auto* scales = reinterpret_cast<const TileScale*>(packed.data() + 192);
+  CHECK(codes[0] == 127);  // channel 0
+  CHECK(codes[2] == -2);   // channel 1: third of t = 0
+  CHECK(codes[4] == 0);    // channel 2: first of t = 1
+  CHECK(codes[64] == 3);
+  CHECK(codes[128] == 127);
+  CHECK(scales[0].scale == 1.0f);
+  CHECK(scales[0].sum == 125);
+  CHECK(scales[1].scale == 1.0f);
+  CHECK(scales[1].sum == 3);
+  CHECK(scales[2].scale == 2.0f / 127);
+}
+
+TEST_CASE("integer products are the reference's to the bit") {
+  const KernelSet* set = GENERATE(from_range(SupportedKernelSets()));
+  const auto kind = GENERATE(from_range(std::begin(kIntegers), std::end(kIntegers)));
+  const OperandKernels kernels = set->For(kind, ActivationNumerics::kBF16);
+  const OperandKernels reference = Reference()->For(kind, ActivationNumerics::kBF16);
+  const bool grouped = kind == OperandKind::kInt8Group || kind == OperandKind::kInt4Group;
+  uint32_t seed = 0;
+  for (const Case& c : Cases()) {
+    if (grouped && c.flush_tiles > kInt8GroupTiles) continue;
+    INFO(set->name << " operand " << static_cast<int>(kind) << " bits " << kBitsOf[c.kind]
+                   << " tiles " << c.tiles << " group " << c.group_tiles << " flush "
+                   << c.flush_tiles << " symmetric " << c.symmetric);
+    const Weights weights(kBitsOf[c.kind], c.tiles, c.group_tiles, c.extreme, ++seed);
+    const int64_t valid = c.tiles * 64 - c.tiles % 3;
+    std::vector<std::vector<float>> rows;
+    for (int i = 0; i < kMaxColumns; ++i) {
+      rows.push_back(RandomRow(valid, seed * 10 + static_cast<uint32_t>(i)));
+      if (c.extreme) {
+        for (float& value : rows.back()) value = i % 2 == 0 ? 1.0f : std::copysign(1.0f, value);
+      }
+    }
+    for (int columns = 1; columns <= kMaxColumns; ++columns) {
+      const int blocks = columns % 2 + 1;
+      const auto got = Multiply(kernels, c, weights, rows, valid, 0, blocks, 0, columns);
+      const auto expected = Multiply(reference, c, weights, rows, valid, 0, blocks, 0, columns);
+      REQUIRE(got == expected);
+    }
+  }
+}
+
+TEST_CASE("float products lie within the bound of the reference's") {
+  const KernelSet* set = GENERATE(from_range(SupportedKernelSets()));
+  const auto numerics = GENERATE(ActivationNumerics::kBF16, ActivationNumerics::kF32);
+  const OperandKernels kernels = set->For(OperandKind::kSummed, numerics);
+  const OperandKernels reference = Reference()->For(OperandKind::kSummed, numerics);
+  uint32_t seed = 0;
+  for (const Case& c : Cases()) {
+    INFO(set->name << " numerics " << static_cast<int>(numerics) << " bits " << kBitsOf[c.kind]
+                   << " tiles " << c.tiles << " group " << c.group_tiles << " symmetric "
+                   << c.symmetric);
+    const Weights weights(kBitsOf[c.kind], c.tiles, c.group_tiles, c.extreme, ++seed);
+    const int64_t valid = c.tiles * 64 - c.tiles % 3;
+    std::vector<std::vector<float>> rows;
+    for (int i = 0; i < kMaxColumns; ++i) {
+      rows.push_back(RandomRow(valid, seed * 10 + static_cast<uint32_t>(i)));
+    }
+    const auto expected = Multiply(reference, c, weights, rows, valid, 0, 2, 0, kMaxColumns);
+    const auto got = Multiply(kernels, c, weights, rows, valid, 0, 2, 0, kMaxColumns);
+    // Of the largest terms: |x| about 12, weights up to 2^(bits - 1) * 0.01 on
+    // either side.
+    const double norm =
+        12 * 0.01 * (1 << (kBitsOf[c.kind] - 1)) * std::sqrt(static_cast<double>(valid));
+    for (size_t i = 0; i < got.size(); ++i) REQUIRE(std::abs(got[i] - expected[i]) <= 1e-6 * norm);
+    // Alone, each column and block is the same to the bit.
+    for (int column = 0; column < kMaxColumns; ++column) {
+      for (int block = 0; block < 2; ++block) {
+        const auto alone = Multiply(kernels, c, weights, rows, valid, block, 1, column, 1);
+        REQUIRE(std::equal(alone.begin(), alone.end(),
+                           got.begin() + (block * kMaxColumns + column) * kBlockRows));
+      }
+    }
+    for (int columns = 2; columns < kMaxColumns; ++columns) {
+      const auto some = Multiply(kernels, c, weights, rows, valid, 0, 1, 0, columns);
+      REQUIRE(std::equal(some.begin(), some.end(), got.begin()));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace moert::kernels
