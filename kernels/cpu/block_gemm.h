@@ -1,15 +1,13 @@
-// The contract of the CPU kernels: plain data and plain functions, so that
-// files compiled for one ISA can include it. Nothing here may be inline code
-// (cmake/Flags.cmake says why).
+// The contract of the CPU kernels: plain data and plain functions, so that files compiled for one
+// ISA can include it. Nothing here may be inline code (cmake/Flags.cmake says why).
 //
-// A weight matrix is a sequence of row blocks, 16 output channels each; a row
-// block is `k16s` pieces of 16 input channels in fragment order
-// (docs/layout.md; bf16: 512 B), four of them a tile of 64. A kernel multiplies
-// one or two row blocks by up to 8 activation rows ("columns" of the product).
+// A weight matrix is a sequence of row blocks, 16 output channels each; a row block is `k16s`
+// pieces of 16 input channels in fragment order (docs/layout.md; bf16: 512 B), four of them a tile
+// of 64. A kernel multiplies one or two row blocks by up to 8 activation rows ("columns" of the
+// product).
 //
-// Every element of the product is summed in an order over k that the kernel
-// alone fixes: it never depends on how many columns or blocks are computed
-// beside it.
+// Every element of the product is summed in an order over k that the kernel alone fixes: it never
+// depends on how many columns or blocks are computed beside it.
 #ifndef MOERT_KERNELS_CPU_BLOCK_GEMM_H_
 #define MOERT_KERNELS_CPU_BLOCK_GEMM_H_
 
@@ -40,45 +38,39 @@ struct BlockGemmArgs {
   const uint8_t* next;                 // weights read after these: fetched ahead, never used;
                                        // must not be null
 
-  // Quantized weights only. Of each row block, 16 bf16 scales a group of input
-  // channels, groups `scale_stride` elements apart; likewise scale * zero, null
-  // for symmetric codes.
+  // Quantized weights only. Of each row block, 16 bf16 scales a group of input channels, groups
+  // `scale_stride` elements apart; likewise scale * zero, null for symmetric codes.
   const uint16_t* scales[kMaxBlocks];
   const uint16_t* offsets[kMaxBlocks];
   int64_t scale_stride;
   int64_t group_tiles;  // tiles a group; at least all of them when there is one
                         // group
   int64_t flush_tiles;  // tiles that share weight scales and activation scale,
-                        // at most kMaxFlushTiles; divides group_tiles unless
-                        // there is one group
+                        // at most kMaxFlushTiles; divides group_tiles unless there is one group
 };
 using BlockGemmFn = void (*)(const BlockGemmArgs& args);
 
-/// What follows the codes of an integer (or fp8) activation row, one for each
-/// tile.
+/// What follows the codes of an integer (or fp8) activation row, one for each tile.
 struct TileScale {
   float scale;  // an activation is scale * code; NaN if one that shares it is
                 // not finite
   int32_t sum;  // of the tile's codes
 };
 
-// Integer activations (int8; int4 codes lie in [-7, 7] of an int8): of each
-// piece, 16 codes in the order 2t, 2t+8, 2t+1, 2t+9 for t = 0..3, then
-// TileScale[tiles]. A row is the same bytes in every kernel set, and so is the
-// product: with the codes u of a row of weights, for each flush of tiles in
-// ascending order,
+// Integer activations (int8; int4 codes lie in [-7, 7] of an int8): of each piece, 16 codes in the
+// order 2t, 2t+8, 2t+1, 2t+9 for t = 0..3, then TileScale[tiles]. A row is the same bytes in every
+// kernel set, and so is the product: with the codes u of a row of weights, for each flush of tiles
+// in ascending order,
 //   dot = sum u * code, sum = sum code, in int32
 //   symmetric:  out = fma(float(dot - 2^(bits-1) * sum), scale_w * scale_x,
 //   out) asymmetric: out = fma(float(dot), scale_w * scale_x, out)
 //               out = fma(float(-sum), offset_w * scale_x, out)
 
-/// Packs `k16s` pieces of an activation row, of which the first `valid`
-/// channels are read from `x` and the others are zero, into the operand form of
-/// the kernels that it is paired with.
+/// Packs `k16s` pieces of an activation row, of which the first `valid` channels are read from `x`
+/// and the others are zero, into the operand form of the kernels that it is paired with.
 using PackFn = void (*)(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
 
-/// out[i] = act(gate[i]) * up[i], i < count; count is a multiple of 16. out may
-/// be gate or up.
+/// out[i] = act(gate[i]) * up[i], i < count; count is a multiple of 16. out may be gate or up.
 using GluFn = void (*)(const float* gate, const float* up, int64_t count, float* out);
 
 // Reference (baseline ISA).
@@ -103,8 +95,8 @@ void GluSiluReference(const float* gate, const float* up, int64_t count, float* 
 void GluGeluReference(const float* gate, const float* up, int64_t count, float* out);
 void GluGeluTanhReference(const float* gate, const float* up, int64_t count, float* out);
 
-// Widened bf16 weights, fp32 multiply-add. The operand is fp32, in the order of
-// the weights; `Rounded` packs values rounded to bf16 first.
+// Widened bf16 weights, fp32 multiply-add. The operand is fp32, in the order of the weights;
+// `Rounded` packs values rounded to bf16 first.
 void BlockGemmBf16F32Avx2(const BlockGemmArgs& args);
 void PackF32Avx2(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
 void PackRoundedAvx2(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
@@ -121,8 +113,7 @@ void GluGeluTanhAvx512(const float* gate, const float* up, int64_t count, float*
 void BlockGemmBf16Avx512Bf16(const BlockGemmArgs& args);
 void PackBf16Avx512(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
 
-// Quantized weights, bf16 or fp32 activations; rows carry the sums of each tile
-// behind them.
+// Quantized weights, bf16 or fp32 activations; rows carry the sums of each tile behind them.
 void BlockGemmFloatW8Avx512Bf16(const BlockGemmArgs& args);
 void BlockGemmFloatW4Avx512Bf16(const BlockGemmArgs& args);
 void BlockGemmFloatW3Avx512Bf16(const BlockGemmArgs& args);

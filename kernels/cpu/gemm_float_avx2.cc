@@ -1,8 +1,7 @@
-// fp32 activations x quantized weights, AVX2 and FMA. Codes are widened in
-// registers to floats around zero: by table for 2 and 3 bits, by sign extension
-// for 4 and 8. Scales multiply the sums of a group, not weights. An operand
-// piece is fp32, channels {2t}, {2t+8}, {2t+1}, {2t+9} for t = 0..3, so that
-// one 16-byte load meets one byte of every lane's word.
+// fp32 activations x quantized weights, AVX2 and FMA. Codes are widened in registers to floats
+// around zero: by table for 2 and 3 bits, by sign extension for 4 and 8. Scales multiply the sums
+// of a group, not weights. An operand piece is fp32, channels {2t}, {2t+8}, {2t+1}, {2t+9} for t =
+// 0..3, so that one 16-byte load meets one byte of every lane's word.
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -11,8 +10,9 @@
 namespace moert::kernels {
 namespace {
 
-// Helpers are inlined by force: accumulators passed by reference would
-// otherwise live in memory.
+constexpr int kScalesAhead = 32;  // rows whose scales are fetched ahead: a cache line
+
+// Helpers are inlined by force: accumulators passed by reference would otherwise live in memory.
 
 constexpr int64_t kAhead = 8192;  // bytes of weights fetched ahead, kept in L1
 constexpr int64_t kOperand = 64;  // bytes of a piece of x
@@ -27,8 +27,8 @@ constexpr int kColumnsAtOnce = 4;
   return _mm256_broadcast_ps(reinterpret_cast<const __m128*>(column + piece * kOperand + b * 16));
 }
 
-// Two-bit field i (0..3) of each byte, low-aligned; of 3-bit codes, with bit
-// kPlaneBit of `plane` as the third bit.
+// Two-bit field i (0..3) of each byte, low-aligned; of 3-bit codes, with bit kPlaneBit of `plane`
+// as the third bit.
 template <int kBits, int kField, int kPlaneBit>
 [[gnu::always_inline]] inline __m256i Field(__m256i word, __m256i plane) {
   const __m256i low = _mm256_and_si256(_mm256_srli_epi16(word, 2 * kField), _mm256_set1_epi8(3));
@@ -38,9 +38,8 @@ template <int kBits, int kField, int kPlaneBit>
   return _mm256_or_si256(low, _mm256_and_si256(bit, _mm256_set1_epi8(4)));
 }
 
-// Code `b` of each word, less the middle. kBits == 4: the low nibbles of
-// `word`, or the high ones; signed already, as those of 8 bits are. Else a
-// low-aligned field.
+// Code `b` of each word, less the middle. kBits == 4: the low nibbles of `word`, or the high ones;
+// signed already, as those of 8 bits are. Else a low-aligned field.
 template <int kBits, bool kHigh>
 [[gnu::always_inline]] inline __m256 CodeOf(__m256i word, int b) {
   if constexpr (kBits == 8) {
@@ -79,8 +78,7 @@ template <int kBits, int kWords, int C>
   Add<kBits, false, C>(high, Field<kBits, 3, kFirst + 3>(word, plane), column, p + 1);
 }
 
-// Rows 2j, 2j+1 (low) and 2j+8, 2j+9 (high) for j in [j0, j0 + J):
-// sums[c][half][j].
+// Rows 2j, 2j+1 (low) and 2j+8, 2j+9 (high) for j in [j0, j0 + J): sums[c][half][j].
 template <int kBits, int J, int C>
 void SmallCodes(const uint8_t* w, int64_t tiles, const uint8_t* const* x, int64_t x_offset, int j0,
                 __m256 (*sums)[2][4]) {
@@ -245,6 +243,12 @@ void Gemm(const BlockGemmArgs& args) {
         Columns<kBits>(some, w, count, args.x + c, begin * kTilePieces * kOperand, sums + c);
       }
       const int64_t at = begin / args.group_tiles * args.scale_stride;
+      // Of the row blocks that follow, as no hardware prefetcher would: lines lie a row apart.
+      _mm_prefetch(reinterpret_cast<const char*>(args.scales[b] + at + kScalesAhead), _MM_HINT_T0);
+      if (args.offsets[b] != nullptr) {
+        _mm_prefetch(reinterpret_cast<const char*>(args.offsets[b] + at + kScalesAhead),
+                     _MM_HINT_T0);
+      }
       const bool symmetric = args.offsets[b] == nullptr;
       __m256 scale[2], offset[2];
       for (int half = 0; half < 2; ++half) {
@@ -276,8 +280,7 @@ void Gemm(const BlockGemmArgs& args) {
   }
 }
 
-// From the operand of the bf16 kernel, {2t, 2t+8, 2t+1, 2t+9} for t = 0..3, in
-// place; then sums.
+// From the operand of the bf16 kernel, {2t, 2t+8, 2t+1, 2t+9} for t = 0..3, in place; then sums.
 void Summed(int64_t k16s, uint8_t* out) {
   auto* sums = reinterpret_cast<float*>(out + k16s * kOperand);
   for (int64_t tile = 0; tile < k16s / kTilePieces; ++tile) {

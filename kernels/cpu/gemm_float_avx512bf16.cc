@@ -1,7 +1,6 @@
-// bf16 activations x quantized weights, AVX512-BF16 (vdpbf16ps). Codes become
-// bf16 pairs by table look-ups (vpermw), shifted to lie around zero, which is
-// exact: integers below 256 fit bf16. An 8-bit code is the sum of two such: its
-// nibbles. Scales multiply the sums of a group, not weights.
+// bf16 activations x quantized weights, AVX512-BF16 (vdpbf16ps). Codes become bf16 pairs by table
+// look-ups (vpermw), shifted to lie around zero, which is exact: integers below 256 fit bf16. An
+// 8-bit code is the sum of two such: its nibbles. Scales multiply the sums of a group, not weights.
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -10,8 +9,9 @@
 namespace moert::kernels {
 namespace {
 
-// Helpers are inlined by force: accumulators passed by reference would
-// otherwise live in memory.
+constexpr int kScalesAhead = 32;  // rows whose scales are fetched ahead: a cache line
+
+// Helpers are inlined by force: accumulators passed by reference would otherwise live in memory.
 
 constexpr int kQuarters = 4;       // accumulators of a row block and column
 constexpr int64_t kAhead = 8192;   // bytes of weights fetched ahead, kept in L1
@@ -45,9 +45,8 @@ Tables MakeTables() {
   return {_mm512_load_si512(low), _mm512_load_si512(high)};
 }
 
-// Two-bit field i (0..3) of each byte, low-aligned; of 3-bit codes, with bit
-// kPlaneBit of `plane` as the third bit. Bits that a shift drags over byte
-// borders are masked off.
+// Two-bit field i (0..3) of each byte, low-aligned; of 3-bit codes, with bit kPlaneBit of `plane`
+// as the third bit. Bits that a shift drags over byte borders are masked off.
 template <int kBits, int kField, int kPlaneBit>
 [[gnu::always_inline]] inline __m512i Field(__m512i word, __m512i plane) {
   const __m512i low = _mm512_srli_epi16(word, 2 * kField);
@@ -65,8 +64,7 @@ struct Operand {
   __m512bh low[C], high[C];
 };
 
-// `kTwice`: for words of rows g and g + 8 that alternate, as 8-bit weights have
-// them.
+// `kTwice`: for words of rows g and g + 8 that alternate, as 8-bit weights have them.
 template <int C, bool kTwice>
 [[gnu::always_inline]] inline Operand<C> Spread(const uint8_t* const (&column)[C], int64_t piece) {
   Operand<C> x;
@@ -120,8 +118,7 @@ template <int kBits, int kWords, int C>
   AddCodes<C>(acc[3], Field<kBits, 3, kFirst + 3>(b, plane_b), table, x);
 }
 
-// Quarters -> the 16 rows in order, each the sum (t0 + t2) + (t1 + t3) of its
-// lanes.
+// Quarters -> the 16 rows in order, each the sum (t0 + t2) + (t1 + t3) of its lanes.
 [[gnu::always_inline]] inline __m512 Rows(__m512 q0, __m512 q1, __m512 q2, __m512 q3) {
   const __m512 q01 = _mm512_add_ps(_mm512_unpacklo_ps(q0, q1), _mm512_unpackhi_ps(q0, q1));
   const __m512 q23 = _mm512_add_ps(_mm512_unpacklo_ps(q2, q3), _mm512_unpackhi_ps(q2, q3));
@@ -146,8 +143,7 @@ template <int kBits, int kWords, int C>
       _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 1, 5, 9, 13, 3, 7, 11, 15), sum);
 }
 
-// sums[c] = over `tiles` tiles of (code - middle) x activation, for 16 rows and
-// C columns.
+// sums[c] = over `tiles` tiles of (code - middle) x activation, for 16 rows and C columns.
 template <int kBits, int C, bool kFetch>
 void Sums(const Tables& tables, const uint8_t* w, int64_t tiles, const uint8_t* const* x,
           int64_t x_offset, __m512* sums) {
@@ -247,6 +243,12 @@ void Gemm(const BlockGemmArgs& args) {
                              sums + first);
       }
       const int64_t at = begin / args.group_tiles * args.scale_stride;
+      // Of the row blocks that follow, as no hardware prefetcher would: lines lie a row apart.
+      _mm_prefetch(reinterpret_cast<const char*>(args.scales[b] + at + kScalesAhead), _MM_HINT_T0);
+      if (args.offsets[b] != nullptr) {
+        _mm_prefetch(reinterpret_cast<const char*>(args.offsets[b] + at + kScalesAhead),
+                     _MM_HINT_T0);
+      }
       const __m512 scale = Widen(args.scales[b] + at);
       for (int c = 0; c < args.columns; ++c) out[c] = _mm512_fmadd_ps(sums[c], scale, out[c]);
       if (args.offsets[b] == nullptr) continue;

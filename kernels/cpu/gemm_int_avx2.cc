@@ -1,8 +1,7 @@
-// Integer activations x quantized weights, AVX2 (vpmaddubsw). Codes below 16
-// are summed in 16 bits over at most 128 channels: 8 pieces of two products of
-// at most 15 * 127 a lane are 30480. 8-bit codes are taken as signed ones, |w|
-// against sign(w) x, and widened at once: two products of at most 128 * 127
-// fit. The sums are those of the VNNI kernels, hence the results.
+// Integer activations x quantized weights, AVX2 (vpmaddubsw). Codes below 16 are summed in 16 bits
+// over at most 128 channels: 8 pieces of two products of at most 15 * 127 a lane are 30480. 8-bit
+// codes are taken as signed ones, |w| against sign(w) x, and widened at once: two products of at
+// most 128 * 127 fit. The sums are those of the VNNI kernels, hence the results.
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -11,8 +10,9 @@
 namespace moert::kernels {
 namespace {
 
-// Helpers are inlined by force: accumulators passed by reference would
-// otherwise live in memory.
+constexpr int kScalesAhead = 32;  // rows whose scales are fetched ahead: a cache line
+
+// Helpers are inlined by force: accumulators passed by reference would otherwise live in memory.
 
 constexpr int64_t kAhead = 8192;    // bytes of weights fetched ahead, kept in L1
 constexpr int64_t kChunkTiles = 2;  // that 16 bits can hold; and that stay in L1 for all columns
@@ -57,8 +57,8 @@ template <int kBits, int kWords, int C>
   Add16<C>(high, Field<kBits, 3, kFirst + 3>(word, plane), x1);
 }
 
-// Rows 2j, 2j+1 (low) and 2j+8, 2j+9 (high) for j in [j0, j0 + J) over at most
-// kChunkTiles tiles; added to sums[c][half][j].
+// Rows 2j, 2j+1 (low) and 2j+8, 2j+9 (high) for j in [j0, j0 + J) over at most kChunkTiles tiles;
+// added to sums[c][half][j].
 template <int kBits, int J, int C>
 void SmallCodes(const uint8_t* w, int64_t tiles, const uint8_t* const* x, int64_t x_offset, int j0,
                 __m256i (*sums)[2][4]) {
@@ -193,8 +193,7 @@ template <int kBits>
 void Rows(const __m256i (&sums)[2][4], __m256i* rows) {
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
   if constexpr (kBits == 8) {
-    // sums[j / 4][j % 4]: row j in even lanes, row j + 8 in odd ones, 4 of
-    // each.
+    // sums[j / 4][j % 4]: row j in even lanes, row j + 8 in odd ones, 4 of each.
     __m256i quad[2];
     for (int half = 0; half < 2; ++half) {
       const __m256i* s = sums[half];
@@ -248,6 +247,12 @@ void Gemm(const BlockGemmArgs& args) {
         }
       }
       const int64_t at = begin / args.group_tiles * args.scale_stride;
+      // Of the row blocks that follow, as no hardware prefetcher would: lines lie a row apart.
+      _mm_prefetch(reinterpret_cast<const char*>(args.scales[b] + at + kScalesAhead), _MM_HINT_T0);
+      if (args.offsets[b] != nullptr) {
+        _mm_prefetch(reinterpret_cast<const char*>(args.offsets[b] + at + kScalesAhead),
+                     _MM_HINT_T0);
+      }
       const bool symmetric = args.offsets[b] == nullptr;
       __m256 scale[2], offset[2];
       for (int half = 0; half < 2; ++half) {
@@ -259,8 +264,7 @@ void Gemm(const BlockGemmArgs& args) {
         int32_t sum = 0;
         for (int64_t tile = 0; tile < count; ++tile) sum += scales[tile].sum;
         const __m256 x_scale = _mm256_set1_ps(scales[0].scale);
-        // To codes around zero, or from them: 8-bit codes are summed as signed
-        // ones.
+        // To codes around zero, or from them: 8-bit codes are summed as signed ones.
         int32_t correction = 0;
         if (symmetric && kBits != 8) correction = -(sum << (kBits - 1));
         if (!symmetric && kBits == 8) correction = sum << 7;

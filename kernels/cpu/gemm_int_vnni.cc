@@ -1,8 +1,7 @@
-// Integer activations x quantized weights, AVX-512 VNNI (vpdpbusd). Codes are
-// unsigned bytes made in registers by shifts and masks; what their zero points
-// add is taken off with the activations' sums once a flush. Four accumulators
-// hold the 16 rows of a block, 4 channels of a piece a lane; they are summed
-// over lanes in integers, so the result is exact and equals every other set's.
+// Integer activations x quantized weights, AVX-512 VNNI (vpdpbusd). Codes are unsigned bytes made
+// in registers by shifts and masks; what their zero points add is taken off with the activations'
+// sums once a flush. Four accumulators hold the 16 rows of a block, 4 channels of a piece a lane;
+// they are summed over lanes in integers, so the result is exact and equals every other set's.
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -11,8 +10,9 @@
 namespace moert::kernels {
 namespace {
 
-// Helpers are inlined by force: accumulators passed by reference would
-// otherwise live in memory.
+constexpr int kScalesAhead = 32;  // rows whose scales are fetched ahead: a cache line
+
+// Helpers are inlined by force: accumulators passed by reference would otherwise live in memory.
 
 constexpr int kQuarters = 4;       // accumulators of a row block and column
 constexpr int64_t kAhead = 8192;   // bytes of weights fetched ahead, kept in L1
@@ -20,9 +20,8 @@ constexpr int kColumnsAtOnce = 4;  // whose accumulators fit the registers
 
 [[gnu::always_inline]] inline __m512i Load(const uint8_t* p) { return _mm512_load_si512(p); }
 
-// Two-bit field i (0..3) of each byte, low-aligned; of 3-bit codes, with bit
-// kPlaneBit of `plane` as the third bit. Bits that a shift drags over byte
-// borders are masked off.
+// Two-bit field i (0..3) of each byte, low-aligned; of 3-bit codes, with bit kPlaneBit of `plane`
+// as the third bit. Bits that a shift drags over byte borders are masked off.
 template <int kBits, int kField, int kPlaneBit>
 [[gnu::always_inline]] inline __m512i Field(__m512i word, __m512i plane) {
   const __m512i low = _mm512_srli_epi16(word, 2 * kField);
@@ -84,8 +83,7 @@ template <int kBits, int kWords, int C>
       _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), sum);
 }
 
-// The same of 8-bit weights, where a word of row g and one of row g + 8
-// alternate.
+// The same of 8-bit weights, where a word of row g and one of row g + 8 alternate.
 [[gnu::always_inline]] inline __m512i Rows8(__m512i q0, __m512i q1, __m512i q2, __m512i q3) {
   const __m512i q01 =
       _mm512_add_epi32(_mm512_shuffle_i32x4(q0, q1, 0x88), _mm512_shuffle_i32x4(q0, q1, 0xdd));
@@ -98,8 +96,7 @@ template <int kBits, int kWords, int C>
       _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 1, 5, 9, 13, 3, 7, 11, 15), sum);
 }
 
-// dots[c] = sums over `tiles` tiles of codes x activations, for 16 rows and C
-// columns.
+// dots[c] = sums over `tiles` tiles of codes x activations, for 16 rows and C columns.
 template <int kBits, int C, bool kFetch>
 void Dots(const uint8_t* w, int64_t tiles, const uint8_t* const* x, int64_t x_offset,
           __m512i* dots) {
@@ -198,6 +195,12 @@ void Gemm(const BlockGemmArgs& args) {
                              dots + first);
       }
       const int64_t at = begin / args.group_tiles * args.scale_stride;
+      // Of the row blocks that follow, as no hardware prefetcher would: lines lie a row apart.
+      _mm_prefetch(reinterpret_cast<const char*>(args.scales[b] + at + kScalesAhead), _MM_HINT_T0);
+      if (args.offsets[b] != nullptr) {
+        _mm_prefetch(reinterpret_cast<const char*>(args.offsets[b] + at + kScalesAhead),
+                     _MM_HINT_T0);
+      }
       const __m512 scale = Widen(args.scales[b] + at);
       const bool symmetric = args.offsets[b] == nullptr;
       const __m512 offset = symmetric ? scale : Widen(args.offsets[b] + at);

@@ -8,8 +8,7 @@ namespace moert::kernels {
 namespace {
 
 #if defined(__x86_64__)
-// The compiler's runtime also checks that the operating system saves the wide
-// registers.
+// The compiler's runtime also checks that the operating system saves the wide registers.
 bool HasAvx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
          __builtin_cpu_supports("bmi2");
@@ -33,8 +32,7 @@ void Set(KernelSet* set, OperandKind kind, const OperandKernels& kernels) {
   set->operands[static_cast<int>(kind)] = kernels;
 }
 
-// The reference kernels for everything but GLU; other sets replace what they
-// have of their own.
+// The reference kernels for everything but GLU; other sets replace what they have of their own.
 KernelSet Reference(const char* name, bool supported) {
   KernelSet set = {name, supported, {}, {}, {}, {}};
   set.glu[static_cast<int>(Activation::kSilu)] = GluSiluReference;
@@ -100,8 +98,8 @@ std::vector<KernelSet> AllKernelSets() {
   SetIntegers(&avx2, BlockGemmIntW8Avx2, BlockGemmIntW4Avx2, BlockGemmIntW3Avx2,
               BlockGemmIntW2Avx2);
 
-  // A set has the kernels of the one before it where it brings none of its own.
-  // Integer products are the same bits in all of them, so VNNI needs no set.
+  // A set has the kernels of the one before it where it brings none of its own. Integer products
+  // are the same bits in all of them, so VNNI needs no set.
   KernelSet avx512 = avx2;
   avx512.name = "avx512";
   avx512.supported = HasAvx512();

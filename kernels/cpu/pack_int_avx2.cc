@@ -1,6 +1,5 @@
-// Quantization of activation rows to int8 (or int4 in int8), AVX2: the bytes
-// that the reference packs. Every set with AVX2 uses it; it is a small share of
-// any product.
+// Quantization of activation rows to int8 (or int4 in int8), AVX2: the bytes that the reference
+// packs. Every set with AVX2 uses it; it is a small share of any product.
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -21,8 +20,7 @@ __m256 LoadEight(const float* x, int64_t valid, int64_t first) {
                             _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(left)), lanes));
 }
 
-// The largest bits of a magnitude: ordered like the values, infinities and NaN
-// above all of them.
+// The largest bits of a magnitude: ordered like the values, infinities and NaN above all of them.
 uint32_t LargestBits(const float* x, int64_t valid, int64_t begin, int64_t end) {
   const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
   __m256i most = _mm256_setzero_si256();
@@ -48,8 +46,7 @@ void PackInt(const float* x, int64_t valid, int64_t k16s, int64_t group_tiles, i
   const int64_t tiles = k16s / kTilePieces;
   if (group_tiles == 0) group_tiles = tiles;
   const __m256i limits = _mm256_set1_epi32(limit);
-  // Channels 0..15 -> 0, 8, 1, 9 | 2, 10, 3, 11 | ..., as the weights' words
-  // are.
+  // Channels 0..15 -> 0, 8, 1, 9 | 2, 10, 3, 11 | ..., as the weights' words are.
   const __m128i order = _mm_setr_epi8(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
   auto* scales = reinterpret_cast<TileScale*>(out + tiles * kTileK);
   float scale = 0;
@@ -76,8 +73,7 @@ void PackInt(const float* x, int64_t valid, int64_t k16s, int64_t group_tiles, i
         high = Quantize(LoadEight(x, valid, first + 8), inverse, limits);
       }
       sum = _mm256_add_epi32(sum, _mm256_add_epi32(low, high));
-      // In 128-bit lanes: 0..3, 8..11 | 4..7, 12..15; then back in order, then
-      // to bytes.
+      // In 128-bit lanes: 0..3, 8..11 | 4..7, 12..15; then back in order, then to bytes.
       const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8);
       const __m128i bytes =
           _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));

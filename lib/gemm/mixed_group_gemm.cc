@@ -1,14 +1,12 @@
-// The CPU MixedGroupGemm: validates the problems, lays out the workspace, cuts
-// the work into jobs and lets the pool's threads take them. The arithmetic is
-// in kernels/.
+// The CPU MixedGroupGemm: validates the problems, lays out the workspace, cuts the work into jobs
+// and lets the pool's threads take them. The arithmetic is in kernels/.
 //
-// A call is three or four parallel steps: pack the rows of x into the operand
-// forms of the problems' schemes; all gate and up products with the activation;
-// all down products. For bf16 weights the 16 results of a row block are at once
-// packed as one operand piece of the down product; other forms need what spans
-// pieces (scales, sums), so h is kept in fp32 and packed in a step of its own.
-// A job is some row blocks of one problem for some of its tokens. How jobs are
-// cut changes no result: see kernels/cpu/block_gemm.h.
+// A call is three or four parallel steps: pack the rows of x into the operand forms of the
+// problems' schemes; all gate and up products with the activation; all down products. For bf16
+// weights the 16 results of a row block are at once packed as one operand piece of the down
+// product; other forms need what spans pieces (scales, sums), so h is kept in fp32 and packed in a
+// step of its own. A job is some row blocks of one problem for some of its tokens. How jobs are cut
+// changes no result: see kernels/cpu/block_gemm.h.
 #include "moert/mixed_group_gemm.h"
 
 #include <fmt/format.h>
@@ -34,17 +32,16 @@ using kernels::kPieceK;
 using kernels::OperandKernels;
 using kernels::OperandKind;
 
-// Weights of one job: enough to hide what a job costs to take, little enough to
-// spread evenly.
+// Weights of one job: enough to hide what a job costs to take, little enough to spread evenly.
 constexpr int64_t kJobWeightBytes = 96 << 10;
-// Tokens of one job: weights are read once for so many, while an expert that
-// got most of a prefill still splits over many threads.
+// Tokens of one job: weights are read once for so many, while an expert that got most of a prefill
+// still splits over many threads.
 constexpr int64_t kJobColumns = 128;
 // Below this, packing x is cheaper than waking threads for it.
 constexpr int64_t kPackInline = 16 << 10;
 
-// Tiles that float kernels take at once from a group longer than that: they
-// stay in the L1 cache for all columns.
+// Tiles that float kernels take at once from a group longer than that: they stay in the L1 cache
+// for all columns.
 constexpr int64_t kFloatFlushTiles = 8;
 
 constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -110,8 +107,7 @@ void DescribeGroups(const MatrixLayout& matrix, OperandKind kind, BlockGemmArgs*
   if (matrix.scheme.is_bf16()) return;
   const int64_t tiles = matrix.padded_k / kKTile;
   args->scale_stride = matrix.padded_rows;
-  // A group that is not whole tiles is the only one: no group exceeds K
-  // (scheme.h).
+  // A group that is not whole tiles is the only one: no group exceeds K (scheme.h).
   args->group_tiles = matrix.group < matrix.k ? matrix.group / kKTile : tiles;
   int64_t most = kernels::kMaxFlushTiles;
   if (kind == OperandKind::kSummed) most = kFloatFlushTiles;
@@ -332,8 +328,7 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
     });
   }
 
-  // One product of `args.blocks` row blocks with the columns [column, column +
-  // args.columns) of x.
+  // One product of `args.blocks` row blocks with the columns [column, column + args.columns) of x.
   void MultiplyX(const ExpertProblem& problem, const MatrixLayout& matrix, int64_t column,
                  BlockGemmArgs* args) const {
     const auto kind = static_cast<int>(kernels::OperandFor(matrix.scheme, numerics_));
@@ -394,15 +389,13 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
     }
   }
 
-  // The 16 channels of h that row block `block` gave, as one piece of a plain
-  // operand.
+  // The 16 channels of h that row block `block` gave, as one piece of a plain operand.
   static void PackPiece(const RecordLayout& layout, int64_t block, const float* h,
                         const OperandKernels& kernels, uint8_t* row) {
     const int64_t piece = kernels.bytes_per_tile / kernels::kTilePieces;
     kernels.pack(h, kBlockRows, 1, row + block * piece);
     if (block + 1 == layout.gate.padded_rows / kBlockRows) {
-      // The padding that rounds intermediate up to a K tile: zero, for 0 x NaN
-      // is NaN.
+      // The padding that rounds intermediate up to a K tile: zero, for 0 x NaN is NaN.
       const int64_t pieces = layout.down.padded_k / kPieceK;
       std::memset(row + (block + 1) * piece, 0, static_cast<size_t>((pieces - block - 1) * piece));
     }

@@ -1,15 +1,18 @@
-// moert-bench gemm: MixedGroupGemm on random experts that are read from memory,
-// not from caches.
+// moert-bench gemm: MixedGroupGemm on random experts that are read from memory, not from caches.
 //
-// One pass runs every expert once with n tokens, a few experts a call as a
-// layer would. Each pass is paired with a plain read of the same bytes by the
-// same threads, so that the ratio of the two means something on a machine that
-// others use as well.
+// One pass runs every expert once with n tokens, a few experts a call as a layer would. Each pass
+// is paired with a plain read of the same bytes by the same threads, so that the ratio of the two
+// means something on a machine that others use as well.
+//
+// --clock cpu counts only the time that the process had the processor. --batch: instead, layers of
+// --experts, each called with a batch of tokens of which each goes to --used experts drawn at
+// random, as a router spreads them.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <ctime>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -39,8 +42,12 @@ struct Options {
   int experts_per_call = 8;
   std::vector<int> tokens = {1, 2, 4, 8, 32, 128};
   int64_t bytes = int64_t{512} << 20;
+  std::vector<int> batch;
+  int experts = 128;
+  int used = 8;
   int threads = 0;
   int repeats = 7;
+  std::string clock = "wall";
   std::string json;
   bool quiet = false;
 };
@@ -52,15 +59,18 @@ struct Experts {
   int64_t stride = 0;
 };
 
-// Random bf16 weights (or scales) of magnitude below 2^-4, random codes: timing
-// does not depend on more.
+// Random bf16 weights (or scales) of magnitude below 2^-4, random codes: timing does not depend on
+// more.
 absl::Status MakeExperts(const Options& options, const Scheme& scheme, Experts* experts) {
   MOERT_ASSIGN_OR_RETURN(experts->layout, MakeRecordLayout(options.hidden, options.intermediate,
                                                            ExpertFormat::Uniform(scheme)));
   experts->stride =
       (experts->layout.bytes + kRecordAlignment - 1) / kRecordAlignment * kRecordAlignment;
-  experts->count = std::max<int64_t>(options.experts_per_call,
-                                     (options.bytes + experts->stride - 1) / experts->stride);
+  const int64_t least = (options.bytes + experts->stride - 1) / experts->stride;
+  experts->count = std::max<int64_t>(options.experts_per_call, least);
+  if (!options.batch.empty()) {  // whole layers
+    experts->count = (least + options.experts - 1) / options.experts * options.experts;
+  }
   MOERT_RETURN_IF_ERROR(experts->bytes.Reset(experts->count * experts->stride));
   std::mt19937_64 rng(1);
   for (int64_t i = 0; i < experts->bytes.size(); i += 8) {
@@ -68,6 +78,17 @@ absl::Status MakeExperts(const Options& options, const Scheme& scheme, Experts* 
     std::memcpy(experts->bytes.data() + i, &word, 8);
   }
   return absl::OkStatus();
+}
+
+// Seconds since some moment: of the wall, or of processor time over the number of threads.
+double Now(const Options& options, int threads) {
+  if (options.clock == "wall") {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+  }
+  timespec time;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return (static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9) / threads;
 }
 
 struct Case {
@@ -80,51 +101,98 @@ struct Case {
   double gigaflops = 0;         // at the median
 };
 
-// Seconds of one pass over all experts.
-absl::StatusOr<double> Pass(MixedGroupGemm* gemm, const Experts& experts, const Options& options,
-                            const std::vector<float>& x, int tokens, std::vector<float>* out) {
-  std::vector<int32_t> rows(static_cast<size_t>(tokens));
-  std::iota(rows.begin(), rows.end(), 0);
-  const int per_call = options.experts_per_call;
-  std::vector<int32_t> out_rows(static_cast<size_t>(tokens) * static_cast<size_t>(per_call));
-  std::iota(out_rows.begin(), out_rows.end(), 0);
-  std::vector<ExpertProblem> problems(static_cast<size_t>(per_call));
-  const auto start = std::chrono::steady_clock::now();
+// One call: which rows of x each of so many consecutive experts gets.
+using Routing = std::vector<std::vector<int32_t>>;
+
+struct Work {
+  std::vector<Routing> calls;
+  int rows = 0;         // of x
+  int64_t slots = 0;    // of the largest call
+  int64_t pairs = 0;    // tokens x experts of all calls
+  int64_t experts = 0;  // that any call reads
+};
+
+// Every expert with the same `tokens`, or batches of `tokens` with random experts.
+Work MakeWork(const Options& options, const Experts& experts, int tokens) {
+  Work work;
+  work.rows = tokens;
+  const bool routed = !options.batch.empty();
+  const int64_t per_call = routed ? options.experts : options.experts_per_call;
+  std::vector<int32_t> all(static_cast<size_t>(tokens));
+  std::iota(all.begin(), all.end(), 0);
+  std::mt19937 rng(3);
   for (int64_t first = 0; first < experts.count; first += per_call) {
-    const int64_t count = std::min<int64_t>(per_call, experts.count - first);
-    for (int64_t i = 0; i < count; ++i) {
-      ExpertProblem& p = problems[static_cast<size_t>(i)];
-      p.record = experts.bytes.data() + (first + i) * experts.stride;
-      p.layout = &experts.layout;
-      p.tokens = rows;
-      p.out_rows = absl::MakeConstSpan(out_rows).subspan(static_cast<size_t>(i * tokens),
-                                                         static_cast<size_t>(tokens));
+    const auto count = static_cast<size_t>(std::min(per_call, experts.count - first));
+    Routing routing(count, routed ? std::vector<int32_t>() : all);
+    std::vector<size_t> order(count);
+    std::iota(order.begin(), order.end(), size_t{0});
+    for (int token = 0; routed && token < tokens; ++token) {
+      std::shuffle(order.begin(), order.end(), rng);
+      for (int i = 0; i < options.used; ++i) {
+        routing[order[static_cast<size_t>(i)]].push_back(token);
+      }
     }
-    MOERT_RETURN_IF_ERROR(gemm->Run(x.data(), tokens, options.hidden,
-                                    {problems.data(), static_cast<size_t>(count)}, out->data()));
+    int64_t slots = 0;
+    for (const auto& tokens_of : routing) {
+      slots += static_cast<int64_t>(tokens_of.size());
+      if (!tokens_of.empty()) ++work.experts;
+    }
+    work.pairs += slots;
+    work.slots = std::max(work.slots, slots);
+    work.calls.push_back(std::move(routing));
   }
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return work;
+}
+
+absl::Status Pass(MixedGroupGemm* gemm, const Experts& experts, const Options& options,
+                  const Work& work, const std::vector<float>& x, std::vector<float>* out) {
+  std::vector<int32_t> out_rows(static_cast<size_t>(work.slots));
+  std::iota(out_rows.begin(), out_rows.end(), 0);
+  const std::byte* record = experts.bytes.data();
+  for (const Routing& routing : work.calls) {
+    std::vector<ExpertProblem> problems;
+    size_t slot = 0;
+    for (const std::vector<int32_t>& tokens : routing) {
+      if (!tokens.empty()) {
+        ExpertProblem p;
+        p.record = record;
+        p.layout = &experts.layout;
+        p.tokens = tokens;
+        p.out_rows = absl::MakeConstSpan(out_rows).subspan(slot, tokens.size());
+        slot += tokens.size();
+        problems.push_back(p);
+      }
+      record += experts.stride;
+    }
+    MOERT_RETURN_IF_ERROR(gemm->Run(x.data(), work.rows, options.hidden, problems, out->data()));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Case> Measure(MixedGroupGemm* gemm, ThreadPool* pool, const Experts& experts,
                              const Options& options, int tokens, std::vector<double>* reads) {
-  const auto rows = static_cast<size_t>(tokens);
+  const Work work = MakeWork(options, experts, tokens);
   const auto hidden = static_cast<size_t>(options.hidden);
-  std::vector<float> x(rows * hidden);
-  std::vector<float> out(rows * hidden * static_cast<size_t>(options.experts_per_call));
+  std::vector<float> x(static_cast<size_t>(tokens) * hidden);
+  std::vector<float> out(static_cast<size_t>(work.slots) * hidden);
   std::mt19937 rng(2);
   for (float& value : x) value = static_cast<float>(static_cast<int32_t>(rng())) * 0x1p-31f;
-  const auto bytes = static_cast<double>(experts.count * experts.layout.bytes);
+  const auto bytes = static_cast<double>(work.experts * experts.layout.bytes);
+  const int threads = pool->num_threads();
 
-  MOERT_RETURN_IF_ERROR(Pass(gemm, experts, options, x, tokens, &out).status());  // warm-up
+  MOERT_RETURN_IF_ERROR(Pass(gemm, experts, options, work, x, &out));  // warm-up
   std::vector<double> rates, ratios, times;
   for (int i = 0; i < options.repeats; ++i) {
-    const double read = ReadBandwidth(pool, experts.bytes.data(), experts.bytes.size());
-    MOERT_ASSIGN_OR_RETURN(const double seconds, Pass(gemm, experts, options, x, tokens, &out));
+    const double start = Now(options, threads);
+    ReadBandwidth(pool, experts.bytes.data(), experts.bytes.size());
+    const double middle = Now(options, threads);
+    MOERT_RETURN_IF_ERROR(Pass(gemm, experts, options, work, x, &out));
+    const double seconds = Now(options, threads) - middle;
+    const double read = static_cast<double>(experts.bytes.size()) / (middle - start);
     reads->push_back(read * 1e-9);
     rates.push_back(bytes / seconds * 1e-9);
     ratios.push_back(bytes / seconds / read);
-    times.push_back(seconds / static_cast<double>(experts.count) * 1e3);
+    times.push_back(seconds / static_cast<double>(work.experts) * 1e3);
   }
   Case c;
   c.kernels = std::string(gemm->kernels());
@@ -132,7 +200,8 @@ absl::StatusOr<Case> Measure(MixedGroupGemm* gemm, ThreadPool* pool, const Exper
   c.gigabytes_per_second = SpreadOf(rates);
   c.ratio = SpreadOf(ratios);
   c.milliseconds = SpreadOf(times);
-  c.gigaflops = 6.0 * options.hidden * options.intermediate * tokens / c.milliseconds.median * 1e-6;
+  c.gigaflops = 6.0 * options.hidden * options.intermediate * static_cast<double>(work.pairs) /
+                static_cast<double>(work.experts) / c.milliseconds.median * 1e-6;
   return c;
 }
 
@@ -164,6 +233,10 @@ void PrintCase(const Case& c) {
 }
 
 absl::Status RunBench(const Options& options, const std::string& command) {
+  if (!options.batch.empty() && options.used > options.experts) {
+    return absl::InvalidArgumentError(
+        fmt::format("--used {}: a layer has {} experts", options.used, options.experts));
+  }
   const auto numerics = options.numerics == "f32"    ? ActivationNumerics::kF32
                         : options.numerics == "int8" ? ActivationNumerics::kInt8
                                                      : ActivationNumerics::kBF16;
@@ -200,7 +273,7 @@ absl::Status RunBench(const Options& options, const std::string& command) {
     Experts experts;
     MOERT_RETURN_IF_ERROR(MakeExperts(options, scheme, &experts));
     for (const auto& gemm : gemms) {
-      for (const int tokens : options.tokens) {
+      for (const int tokens : options.batch.empty() ? options.tokens : options.batch) {
         MOERT_ASSIGN_OR_RETURN(Case c,
                                Measure(gemm.get(), pool.get(), experts, options, tokens, &reads));
         c.scheme = scheme.Name();
@@ -235,6 +308,8 @@ absl::Status RunBench(const Options& options, const std::string& command) {
                                     {"intermediate", options.intermediate},
                                     {"experts_per_call", options.experts_per_call}}},
                                   {"repeats", options.repeats},
+                                  {"clock", options.clock},
+                                  {"batches", !options.batch.empty()},
                                   {"read_gbps", ToJson(read)},
                                   {"results", results}});
 }
@@ -255,9 +330,17 @@ int BenchGemm(int argc, const char* const* argv) {
   parser.AddInt("intermediate", &o.intermediate, "intermediate size", 1, 1 << 20);
   parser.AddInt("experts-per-call", &o.experts_per_call, "experts a call", 1, 1024);
   parser.AddIntList("tokens", &o.tokens, "tokens an expert", 1);
+  parser.AddIntList("batch", &o.batch, "tokens a layer call, routed at random; replaces --tokens",
+                    1);
+  parser.AddInt("experts", &o.experts, "experts a layer, with --batch", 1, 4096);
+  parser.AddInt("used", &o.used, "experts a token, with --batch", 1, 4096);
   parser.AddSize("bytes", &o.bytes, "at least so many bytes of experts, in turn");
   parser.AddInt("threads", &o.threads, "threads, 0: one per CPU", 0, 4096);
   parser.AddInt("repeats", &o.repeats, "passes over all experts", 1, 1000);
+  parser.AddChoice("clock", &o.clock, {"wall", "cpu"},
+                   "what times are counted in: cpu is processor time over "
+                   "threads, for a machine "
+                   "that others use");
   parser.AddString("json", &o.json, "write the figures as JSON to a file, or to - (stdout)");
   parser.AddSwitch("quiet", &o.quiet, "no table");
   absl::Status status = parser.Parse(argc - 1, argv + 1);

@@ -1,5 +1,5 @@
-// Every scheme through MixedGroupGemm, with every kernel set: against the
-// oracle, and bit for bit against itself however the work is cut.
+// Every scheme through MixedGroupGemm, with every kernel set: against the oracle, and bit for bit
+// against itself however the work is cut.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -141,9 +141,8 @@ TEST_CASE("numerics change what they promise to change") {
   CHECK(run("bf16", bf16) == run("bf16", int8));
 }
 
-// Integer activations, from end to end: the sets differ in instructions only.
-// The reference set has an exponential of its own in SiLU, so its h may round
-// to another code.
+// Integer activations, from end to end: the sets differ in instructions only. The reference set has
+// an exponential of its own in SiLU, so its h may round to another code.
 TEST_CASE("integer schemes give the same bits in every SIMD set") {
   const auto pool = MakePool(2);
   std::vector<std::string> names = MixedGroupGemm::KernelNames();

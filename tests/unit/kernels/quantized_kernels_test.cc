@@ -1,5 +1,4 @@
-// The quantized kernels of every set against the reference set, one call at a
-// time.
+// The quantized kernels of every set against the reference set, one call at a time.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -223,8 +222,7 @@ TEST_CASE("float products lie within the bound of the reference's") {
     }
     const auto expected = Multiply(reference, c, weights, rows, valid, 0, 2, 0, kMaxColumns);
     const auto got = Multiply(kernels, c, weights, rows, valid, 0, 2, 0, kMaxColumns);
-    // Of the largest terms: |x| about 12, weights up to 2^(bits - 1) * 0.01 on
-    // either side.
+    // Of the largest terms: |x| about 12, weights up to 2^(bits - 1) * 0.01 on either side.
     const double norm =
         12 * 0.01 * (1 << (kBitsOf[c.kind] - 1)) * std::sqrt(static_cast<double>(valid));
     for (size_t i = 0; i < got.size(); ++i) REQUIRE(std::abs(got[i] - expected[i]) <= 1e-6 * norm);
