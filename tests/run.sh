@@ -7,20 +7,18 @@ jobs=$(nproc)
 
 cmake/install-deps.sh
 
-build() {  # preset [cmake arguments]
-  local preset=$1
-  shift
-  echo "== building $preset"
-  cmake --preset "$preset" "$@" >/dev/null
-  cmake --build "build/$preset" --parallel "$jobs"
+build() {  # preset [target]
+  echo "== building $1"
+  cmake --preset "$1" >/dev/null
+  cmake --build "build/$1" --parallel "$jobs" --target "${2:-all}"
 }
 
 if [ "${1:-}" != --quick ]; then
-  # Memory and undefined behaviour over everything but the slowest parity runs; races where threads
-  # meet. Examples are built too: the host's parsers read hostile files as well.
+  # Memory and undefined behaviour over everything but the slowest runs and the installed tree; races
+  # where threads meet. Examples are built too: the host's parsers read hostile files as well.
   build asan
-  ctest --test-dir build/asan --output-on-failure --parallel "$jobs" -LE "parity|slow"
-  build tsan
+  ctest --test-dir build/asan --output-on-failure --parallel "$jobs" -LE "parity|slow|install"
+  build tsan concurrency_tests
   ctest --test-dir build/tsan --output-on-failure --parallel "$jobs" -L concurrency
 fi
 build dev
