@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# From a clean clone to green: installs what is missing, builds, runs every test. With --quick, only the
-# optimized build. Ends on ctest's own summary.
+# From a clean clone to green: installs what is missing, builds, runs every test, and ends on ctest's own
+# summary. With --sanitizers, first the address, undefined-behaviour and thread sanitizers.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 jobs=$(nproc)
@@ -13,7 +13,7 @@ build() {  # preset [target]
   cmake --build "build/$1" --parallel "$jobs" --target "${2:-all}"
 }
 
-if [ "${1:-}" != --quick ]; then
+if [ "${1:-}" = --sanitizers ]; then
   # Memory and undefined behaviour over everything but the slowest runs and the installed tree; races
   # where threads meet. Examples are built too: the host's parsers read hostile files as well.
   build asan
