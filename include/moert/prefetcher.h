@@ -46,6 +46,7 @@ class Prefetcher {
   double layer_ns_ = 0;  // running mean
   int predicted_layer_ = -1;
   std::vector<uint8_t> predicted_;  // [E] of predicted_layer_
+  std::vector<uint8_t> issued_;     // [E] of predicted_layer_: a transfer was started
 };
 
 }  // namespace moert

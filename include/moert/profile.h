@@ -25,9 +25,13 @@ struct HardwareProfile {
   int64_t decode_layer_ns = 500'000;
   // Added to decode_layer_ns per token of a prefill step.
   int64_t prefill_token_ns = 2'000;
-  // CPU execution of one expert beside a GPU (placement decisions).
+  // CPU execution of experts beside a GPU, for placement decisions: the first token of an expert
+  // costs the latency and one pass over its weights, every further one this share of that pass (the
+  // importance paper's t_cpu per token is a share of 1).
+  bool cpu_executor = false;  // simulation: whether there is such a CPU at all
   double cpu_weight_bytes_per_s = 40e9;
   int64_t cpu_expert_latency_ns = 10'000;
+  double cpu_next_token_share = 1;
   // Expert multiplication in the fast tier as measured, ascending by tokens of an expert; between
   // two rows the time is interpolated. Empty: its time is part of the layer's.
   struct ComputeRate {
@@ -44,6 +48,13 @@ struct HardwareProfile {
   /// Time of one layer with nothing to wait for.
   int64_t LayerNs(bool prefill, int64_t tokens) const {
     return decode_layer_ns + (prefill ? prefill_token_ns * tokens : 0);
+  }
+  /// Time of the CPU beside a GPU for one expert of `bytes` by `tokens` tokens.
+  int64_t CpuExpertNs(int64_t bytes, int64_t tokens) const {
+    const double pass = 1e9 * static_cast<double>(bytes) / cpu_weight_bytes_per_s;
+    return cpu_expert_latency_ns +
+           static_cast<int64_t>(pass * (1 + cpu_next_token_share *
+                                                static_cast<double>(tokens > 1 ? tokens - 1 : 0)));
   }
   /// Time to multiply one expert of `bytes` by `tokens` tokens, beside LayerNs.
   double ExpertNs(int64_t bytes, int64_t tokens) const;

@@ -32,6 +32,10 @@ struct EngineStats {
   // Prefetch.
   int64_t prefetch_issued = 0;
   int64_t prefetch_useful = 0;  // used before eviction, in time or late
+  // Of the issued ones, those that the true routing of the layer they were for used, and those that
+  // were top-score in it (under the expert-cache rule).
+  int64_t prefetch_active = 0;
+  int64_t prefetch_top_score = 0;
   int64_t prefetch_bytes = 0;
   int64_t prefetch_predicted = 0;  // experts of layers that a prediction was made for...
   int64_t prefetch_recalled = 0;   // ...and that were in it

@@ -316,8 +316,10 @@ absl::Status EngineImpl::Init() {
   router_ = std::make_unique<Router>(&model, std::move(gates), std::move(biases), pool_.get());
   prefetcher_ = std::make_unique<Prefetcher>(&model, strategy_.prefetch.get(), &profile_,
                                              store_.get(), manager_.get(), &stats_);
+  // The CPU backend's CPU is the executor of the fast tier: there is none beside it.
+  const bool cpu_executor = options_.simulate && profile_.cpu_executor;
   scheduler_ = std::make_unique<Scheduler>(&model, strategy_.placement.get(), &profile_,
-                                           store_.get(), &stats_);
+                                           store_.get(), &stats_, cpu_executor);
   LayerParts parts;
   parts.model = &model;
   parts.profile = &profile_;

@@ -27,7 +27,9 @@ absl::Status LayerRunner::Forward(LayerCall call, float* out) {
   Plan(call);
   times_.route_ns = parts_.clock->now_ns() - times_.begin_ns;
   Span(call, TimelineTrack::kLayers, "route", times_.begin_ns);
+  const int64_t cpu_done_ns = parts_.clock->now_ns() + plan_.cpu_ns;
   MOERT_RETURN_IF_ERROR(FetchAndMultiply(call));
+  if (!plan_.cpu.empty()) JoinCpu(call, cpu_done_ns);
   const int64_t combine_ns = parts_.clock->now_ns();
   if (parts_.device != nullptr) {
     MOERT_RETURN_IF_ERROR(parts_.device->Combine(call.device, routing_));
@@ -50,6 +52,14 @@ absl::Status LayerRunner::Forward(LayerCall call, float* out) {
                           routing_.next_scores, times_});
   }
   return absl::OkStatus();
+}
+
+void LayerRunner::JoinCpu(const LayerCall& call, int64_t done_ns) {
+  const int64_t begin_ns = parts_.clock->now_ns();
+  if (done_ns <= begin_ns) return;
+  Charge(static_cast<double>(done_ns - begin_ns));
+  parts_.stats->stall_cpu_ns += done_ns - begin_ns;
+  Span(call, TimelineTrack::kStalls, "wait for the CPU", begin_ns);
 }
 
 void LayerRunner::Charge(double ns) {

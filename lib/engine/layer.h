@@ -88,6 +88,8 @@ class LayerRunner {
   absl::Status CollectArrived(const LayerCall& call);
   /// Puts an expert into the next wave, pinned, if it is usable.
   bool Claim(const LayerCall& call, int32_t expert);
+  /// Simulation: the CPU beside the fast tier is done with its experts at done_ns.
+  void JoinCpu(const LayerCall& call, int64_t done_ns);
   void CountStall(const LayerCall& call, int64_t begin_ns);
   /// Virtual clock: lets `ns` pass.
   void Charge(double ns);

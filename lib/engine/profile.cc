@@ -97,6 +97,15 @@ absl::StatusOr<HardwareProfile> LoadProfile(const std::string& path) {
       ReadNumber(json, path, "cpu_weight_bytes_per_s", 1, 1e15, &p.cpu_weight_bytes_per_s));
   MOERT_RETURN_IF_ERROR(ReadNumber(json, path, "cpu_expert_latency_ns", 0, 1e12, &cpu_latency));
   MOERT_RETURN_IF_ERROR(ReadComputeRates(json, path, &p.compute));
+  MOERT_RETURN_IF_ERROR(
+      ReadNumber(json, path, "cpu_next_token_share", 0, 1000, &p.cpu_next_token_share));
+  if (const auto it = json.find("cpu_executor"); it != json.end()) {
+    if (!it->is_boolean()) {
+      return absl::InvalidArgumentError(
+          fmt::format("{}: field 'cpu_executor' is {}: must be true or false", path, it->dump()));
+    }
+    p.cpu_executor = it->get<bool>();
+  }
   p.link_latency_ns = std::llround(latency);
   p.decode_layer_ns = std::llround(decode);
   p.prefill_token_ns = std::llround(prefill);

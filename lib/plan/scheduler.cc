@@ -5,13 +5,21 @@
 namespace moert {
 
 Scheduler::Scheduler(const MoeModelSpec* model, PlacementPolicy* policy,
-                     const HardwareProfile* profile, ExpertStore* store, EngineStats* stats)
-    : model_(model), policy_(policy), profile_(profile), store_(store), stats_(stats) {}
+                     const HardwareProfile* profile, ExpertStore* store, EngineStats* stats,
+                     bool cpu_executor)
+    : model_(model),
+      policy_(policy),
+      profile_(profile),
+      store_(store),
+      stats_(stats),
+      cpu_executor_(cpu_executor) {}
 
 void Scheduler::Plan(const PolicyContext& context, int64_t epoch, const RoutingResult& routing,
                      LayerPlan* plan) {
   plan->ready.clear();
   plan->load.clear();
+  plan->cpu.clear();
+  plan->cpu_ns = 0;
   for (int32_t e = 0; e < routing.num_experts; ++e) {
     if (routing.counts[e] == 0) continue;
     const ExpertKey key{context.layer, e};
@@ -34,6 +42,52 @@ void Scheduler::Plan(const PolicyContext& context, int64_t epoch, const RoutingR
   }
   std::stable_sort(plan->load.begin(), plan->load.end(),
                    [&](int32_t a, int32_t b) { return routing.counts[a] > routing.counts[b]; });
+  if (policy_ != nullptr && !plan->load.empty()) Place(context, routing, plan);
+}
+
+void Scheduler::Place(const PolicyContext& context, const RoutingResult& routing, LayerPlan* plan) {
+  constexpr int kVersion = 0;
+  mass_.assign(routing.num_experts, 0);
+  for (size_t slot = 0; slot < routing.ids.size(); ++slot) {
+    mass_[routing.ids[slot]] += routing.weights[slot];
+  }
+  misses_.clear();
+  for (const int32_t e : plan->load) {
+    const ExpertKey key{context.layer, e};
+    if (store_->Arriving(key)) continue;
+    MissView miss;
+    miss.expert = e;
+    miss.tokens = routing.counts[e];
+    miss.mass = mass_[e];
+    miss.bytes = store_->layout(key, kVersion).bytes;
+    miss.load_ns = profile_->TransferNs(miss.bytes);
+    miss.cpu_ns = cpu_executor_ ? profile_->CpuExpertNs(miss.bytes, miss.tokens) : -1;
+    misses_.push_back(miss);
+  }
+  if (misses_.empty()) return;
+  const std::vector<Placement> placements = policy_->Place({context, misses_});
+  bool valid = placements.size() == misses_.size();
+  for (size_t i = 0; valid && i < placements.size(); ++i) {
+    // A cache has no low versions to answer with; where there are some, the store did already.
+    valid =
+        placements[i] == Placement::kLoad || (placements[i] == Placement::kCpu && cpu_executor_);
+  }
+  if (!valid) {
+    ++stats_->policy_fallbacks;
+    return;
+  }
+  for (size_t i = 0; i < placements.size(); ++i) {
+    const MissView& miss = misses_[i];
+    if (placements[i] == Placement::kLoad) {
+      stats_->balance_load_ns += miss.load_ns;
+      continue;
+    }
+    plan->load.erase(std::find(plan->load.begin(), plan->load.end(), miss.expert));
+    plan->cpu.push_back(miss.expert);
+    plan->cpu_ns += miss.cpu_ns;
+    stats_->balance_cpu_ns += miss.cpu_ns;
+    ++stats_->cpu_computed;
+  }
 }
 
 }  // namespace moert

@@ -22,7 +22,9 @@ void Prefetcher::Resolve(const PolicyContext& context, const RoutingResult& rout
   store_->CancelPrefetches(context.layer, routing.counts);
   if (predicted_layer_ != context.layer) return;
   for (int e = 0; e < routing.num_experts; ++e) {
+    stats_->prefetch_top_score += issued_[e] && !routing.top_score.empty() && routing.top_score[e];
     if (routing.counts[e] == 0) continue;
+    stats_->prefetch_active += issued_[e];
     ++stats_->prefetch_predicted;
     stats_->prefetch_recalled += predicted_[e];
   }
@@ -37,6 +39,7 @@ void Prefetcher::Predict(const PolicyContext& context, const RoutingResult& rout
 
   predicted_layer_ = target;
   predicted_.assign(model_->layers[target].num_experts, 0);
+  issued_.assign(predicted_.size(), 0);
   const double window_ns = layer_ns_ > 0 ? layer_ns_
                                          : static_cast<double>(profile_->LayerNs(
                                                context.phase == Phase::kPrefill, routing.tokens));
@@ -56,7 +59,9 @@ void Prefetcher::Predict(const PolicyContext& context, const RoutingResult& rout
     constexpr int kVersion = 0;
     used_ns += static_cast<double>(profile_->TransferNs(store_->layout(key, kVersion).bytes));
     if (used_ns > window_ns) continue;
-    if (store_->StartLoad(key, kVersion, LoadReason::kPrefetch, context)) ++stats_->prefetch_issued;
+    if (!store_->StartLoad(key, kVersion, LoadReason::kPrefetch, context)) continue;
+    ++stats_->prefetch_issued;
+    issued_[key.expert] = 1;
   }
 }
 

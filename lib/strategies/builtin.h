@@ -19,10 +19,16 @@ absl::StatusOr<Strategy> BuildDynaExq(const Params& params);
 absl::StatusOr<Strategy> BuildNeverStall(const Params& params);
 
 absl::StatusOr<Strategy> BuildImportance(const Params& params);
+absl::StatusOr<Strategy> BuildCpuSplit(const Params& params);
+absl::StatusOr<Strategy> BuildHybriMoeLike(const Params& params);
 
 std::unique_ptr<ResidencyPolicy> MakeLru();
 /// Lowest average score over the last `window` iterations leaves.
 std::unique_ptr<ResidencyPolicy> MakeAverageScore(int window);
+/// Next layer's predicted top-score experts; alpha = 0: its predicted actives.
+std::unique_ptr<PrefetchPolicy> MakeTopScorePrefetch(float alpha);
+/// Algorithm 2: misses shared between the link and a CPU executor.
+std::unique_ptr<PlacementPolicy> MakeCpuLoadBalancer();
 
 }  // namespace moert
 

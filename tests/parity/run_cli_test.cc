@@ -136,10 +136,12 @@ TEST_CASE("the JSON object has exactly the documented keys") {
                                                           "loads", "bytes_loaded", "evictions",
                                                           "low_answers", "cpu_computed"});
     REQUIRE(Keys(run["experts"]["hits"]) == std::set<std::string>{"resident", "prefetched"});
-    REQUIRE(Keys(run["prefetch"]) ==
-            std::set<std::string>{"issued", "useful", "accuracy", "recall", "bytes", "disabled"});
+    REQUIRE(Keys(run["prefetch"]) == std::set<std::string>{"issued", "useful", "accuracy", "recall",
+                                                           "active", "top_score", "bytes",
+                                                           "disabled"});
     REQUIRE(Keys(run["routing"]) ==
-            std::set<std::string>{"substituted", "slots", "mass_substituted"});
+            std::set<std::string>{"substituted", "slots", "mass_substituted", "worst_request_slots",
+                                  "worst_request_mass", "hit_ratio_before"});
     REQUIRE(Keys(run["precision"]) == std::set<std::string>{"promotions", "demotions", "deferred"});
     REQUIRE(Keys(run["balance"]) == std::set<std::string>{"t_load_ms", "t_cpu_ms"});
     REQUIRE(Keys(run["stall_ms"]) ==

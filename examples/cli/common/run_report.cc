@@ -83,11 +83,16 @@ std::string ReportJson(const RunReport& r, const Engine& engine) {
                    {"useful", s.prefetch_useful},
                    {"accuracy", OrNull(Ratio(s.prefetch_useful, s.prefetch_issued))},
                    {"recall", OrNull(Ratio(s.prefetch_recalled, s.prefetch_predicted))},
+                   {"active", OrNull(Ratio(s.prefetch_active, s.prefetch_issued))},
+                   {"top_score", OrNull(Ratio(s.prefetch_top_score, s.prefetch_issued))},
                    {"bytes", s.prefetch_bytes},
                    {"disabled", s.prefetch_disabled}};
   j["routing"] = {{"substituted", s.slots_substituted},
                   {"slots", s.slots},
-                  {"mass_substituted", Ratio(s.mass_substituted, s.mass).value_or(0.0)}};
+                  {"mass_substituted", Ratio(s.mass_substituted, s.mass).value_or(0.0)},
+                  {"worst_request_slots", s.worst_slot_share},
+                  {"worst_request_mass", s.worst_mass_share},
+                  {"hit_ratio_before", OrNull(Ratio(s.model_hits, s.model_lookups))}};
   j["precision"] = {
       {"promotions", s.promotions}, {"demotions", s.demotions}, {"deferred", s.deferred}};
   j["balance"] = {{"t_load_ms", Ms(s.balance_load_ns)}, {"t_cpu_ms", Ms(s.balance_cpu_ns)}};
@@ -125,7 +130,10 @@ std::string ReportTable(const RunReport& r, const Engine& engine) {
                                  s.prefetch_disabled ? ", disabled itself" : ""));
   }
   if (s.slots_substituted > 0) {
-    line("substituted", fmt::format("{} of {} routing slots", s.slots_substituted, s.slots));
+    line("substituted",
+         fmt::format("{} of {} routing slots, {} of the mass; hit ratio before it {}",
+                     s.slots_substituted, s.slots, Percent(Ratio(s.mass_substituted, s.mass)),
+                     Percent(Ratio(s.model_hits, s.model_lookups))));
   }
   line("stalled", fmt::format("{:.1f} ms", Ms(StalledNs(s))));
   if (r.ttft_ms) line("first token", fmt::format("{:.1f} ms", *r.ttft_ms));

@@ -1,0 +1,34 @@
+// CPU-load balancing (importance paper Sec. 5.4, Algorithm 2): which experts that are not in the
+// fast tier are loaded, and which are computed by the CPU beside it meanwhile.
+#ifndef MOERT_LIB_PLAN_BALANCER_H_
+#define MOERT_LIB_PLAN_BALANCER_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+
+namespace moert {
+
+/// One expert that is missing from the fast tier.
+struct BalanceItem {
+  int64_t tokens = 0;   // B in the paper
+  int64_t load_ns = 0;  // t_load: its transfer
+  int64_t cpu_ns = 0;   // B t_cpu: its multiplication by the CPU
+};
+
+struct Balance {
+  std::vector<uint8_t> on_cpu;  // by item
+  int64_t load_ns = 0;          // T_load: sum over the loaded
+  int64_t cpu_ns = 0;           // T_cpu: sum over the others
+};
+
+/// Algorithm 2. Items in descending order of tokens (of equals the first), two pointers: while the
+/// link is behind the CPU or even, the item with most tokens is loaded; else the one with fewest
+/// goes to the CPU. The paper's t_load and t_cpu are those of the item, so that experts of
+/// different sizes are balanced too.
+Balance BalanceCpuLoad(absl::Span<const BalanceItem> items);
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_PLAN_BALANCER_H_

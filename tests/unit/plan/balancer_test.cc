@@ -1,0 +1,116 @@
+// Algorithm 2 of the importance paper against its listing, over all small cases.
+#include "plan/balancer.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "strategies/builtin.h"
+#include "tests/support/catch.h"
+
+namespace moert {
+namespace {
+
+/// The listing, line by line: U_batch of (uid, B), one t_load, one t_cpu per token.
+struct Listing {
+  std::vector<int> load, cpu;
+  int64_t c_load = 0, c_cpu = 0;
+};
+Listing Algorithm2(const std::vector<int64_t>& batch, int64_t t_load, int64_t t_cpu) {
+  Listing out;
+  std::vector<std::pair<int, int64_t>> u;
+  for (size_t i = 0; i < batch.size(); ++i) u.push_back({static_cast<int>(i), batch[i]});
+  std::stable_sort(u.begin(), u.end(),
+                   [](const auto& a, const auto& b) { return a.second > b.second; });
+  int l = 0, r = static_cast<int>(u.size()) - 1;
+  while (l <= r) {
+    if (out.c_load <= out.c_cpu) {
+      out.c_load += t_load;
+      out.load.push_back(u[l].first);
+      ++l;
+    } else {
+      out.c_cpu += u[r].second * t_cpu;
+      out.cpu.push_back(u[r].first);
+      --r;
+    }
+  }
+  return out;
+}
+
+TEST_CASE("Algorithm 2: all batches of up to 6 experts against the listing") {
+  int64_t cases = 0, both = 0;
+  for (int n = 0; n <= 6; ++n) {
+    int64_t codes = 1;
+    for (int i = 0; i < n; ++i) codes *= 4;
+    for (int64_t code = 0; code < codes; ++code) {
+      std::vector<int64_t> batch;
+      for (int64_t c = code, i = 0; i < n; ++i, c /= 4) batch.push_back(1 + c % 4);
+      for (const int64_t t_load : {1, 2, 5, 9}) {
+        for (const int64_t t_cpu : {1, 3, 7}) {
+          std::vector<BalanceItem> items;
+          for (const int64_t b : batch) items.push_back({b, t_load, b * t_cpu});
+          const Balance got = BalanceCpuLoad(items);
+          const Listing want = Algorithm2(batch, t_load, t_cpu);
+          bool same = got.load_ns == want.c_load && got.cpu_ns == want.c_cpu &&
+                      static_cast<int>(got.on_cpu.size()) == n;
+          for (const int i : want.load) same = same && !got.on_cpu[i];
+          for (const int i : want.cpu) same = same && got.on_cpu[i];
+          if (!same) FAIL("batch " << n << " code " << code << " t " << t_load << " " << t_cpu);
+          // The larger batches are loaded, the smaller computed.
+          for (const int a : want.load) {
+            for (const int b : want.cpu) {
+              if (batch[a] < batch[b]) FAIL("a smaller batch was loaded");
+            }
+          }
+          ++cases;
+          both += !want.load.empty() && !want.cpu.empty();
+        }
+      }
+    }
+  }
+  CHECK(cases == (1 + 4 + 16 + 64 + 256 + 1024 + 4096) * 12);
+  CHECK(both > cases / 2);
+}
+
+TEST_CASE("a greedy balance is at most one item from even") {
+  for (int64_t code = 0; code < 4096; ++code) {
+    std::vector<BalanceItem> items;
+    for (int64_t c = code, i = 0; i < 6; ++i, c /= 4) {
+      const int64_t b = 1 + c % 4;
+      items.push_back({b, 10, 4 * b});
+    }
+    const Balance got = BalanceCpuLoad(items);
+    REQUIRE(std::abs(got.load_ns - got.cpu_ns) <= 16);
+  }
+}
+
+std::vector<Placement> Place(PlacementPolicy* policy, const std::vector<MissView>& misses) {
+  return policy->Place({{}, misses});
+}
+
+MissView Miss(int expert, int tokens, int64_t load_ns, int64_t cpu_ns) {
+  MissView miss;
+  miss.expert = expert;
+  miss.tokens = tokens;
+  miss.load_ns = load_ns;
+  miss.cpu_ns = cpu_ns;
+  return miss;
+}
+
+TEST_CASE("the balancer shares misses where that helps and loads them all where it does not") {
+  const auto policy = MakeCpuLoadBalancer();
+  const auto load = Placement::kLoad, cpu = Placement::kCpu;
+  // Loads of 10, CPU 4 a token: {3} loads 10; CPU takes 1 (4), 1 (8), 1 (12); then even: load.
+  CHECK(Place(policy.get(), {Miss(0, 1, 10, 4), Miss(1, 1, 10, 4), Miss(2, 3, 10, 12),
+                             Miss(3, 1, 10, 4), Miss(4, 2, 10, 8)}) ==
+        std::vector<Placement>{cpu, cpu, load, cpu, load});
+  // No CPU beside the fast tier: nothing to balance.
+  CHECK(Place(policy.get(), {Miss(0, 1, 10, -1), Miss(1, 1, 10, -1)}) ==
+        std::vector<Placement>{load, load});
+  // Prefill: an expert's tokens make the CPU slower than all the loads together.
+  CHECK(Place(policy.get(), {Miss(0, 100, 10, 400), Miss(1, 90, 10, 360)}) ==
+        std::vector<Placement>{load, load});
+  CHECK(Place(policy.get(), {}).empty());
+}
+
+}  // namespace
+}  // namespace moert

@@ -1,0 +1,137 @@
+// Misses shared with a CPU beside the fast tier, in simulation.
+#include <random>
+
+#include "moert/engine.h"
+#include "moert/strategy.h"
+#include "moert/trace.h"
+#include "tests/support/catch.h"
+#include "tests/support/synthetic_source.h"
+
+namespace moert {
+namespace {
+
+using test::SyntheticShape;
+using test::SyntheticSource;
+
+struct Run {
+  EngineStats stats;
+  int64_t now_ns = 0;
+};
+
+/// Decode steps of a routing that has scores, over three layers of 16 experts, four a token.
+Run Simulate(const std::string& strategy, double share, bool cpu_executor, int64_t rows = 3,
+             Phase phase = Phase::kDecode, int steps = 60) {
+  const auto source =
+      MakeSizesSource(MakeTraceHeader(SyntheticSource(SyntheticShape{3, 16, 4, 64, 48, 0}), 512));
+  EngineOptions options;
+  options.strategy = strategy;
+  options.clock = ClockKind::kVirtual;
+  options.simulate = true;
+  options.budget = Budget::Fraction(share);
+  options.profile.cpu_executor = cpu_executor;
+  // An expert of 18 KiB: 1.2 ms to load, 0.6 ms a token on the CPU.
+  options.profile.link_bytes_per_s = 15e6;
+  options.profile.cpu_weight_bytes_per_s = 30e6;
+  auto engine = Engine::Create(source, options);
+  REQUIRE_OK(engine.status());
+  std::mt19937 rng(3);
+  std::vector<float> taste(16);
+  for (float& v : taste) v = static_cast<float>(rng() % 1000) / 1000;
+  for (int s = 0; s < steps; ++s) {
+    auto step = (*engine)->BeginStep({phase, rows});
+    REQUIRE_OK(step.status());
+    for (int l = 0; l < 3; ++l) {
+      std::vector<int32_t> ids;
+      std::vector<float> weights, scores;
+      for (int64_t t = 0; t < rows; ++t) {
+        std::vector<float> row;
+        float sum = 0;
+        for (int e = 0; e < 16; ++e) {
+          row.push_back(taste[e] + static_cast<float>(rng() % 1000) / 1000);
+          sum += row.back();
+        }
+        for (float& v : row) v /= sum;
+        std::vector<int32_t> order(16);
+        for (int e = 0; e < 16; ++e) order[e] = e;
+        std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return row[a] > row[b]; });
+        for (int j = 0; j < 4; ++j) {
+          ids.push_back(order[j]);
+          weights.push_back(row[order[j]]);
+        }
+        scores.insert(scores.end(), row.begin(), row.end());
+      }
+      RoutedInput input;
+      input.ids = ids;
+      input.weights = weights;
+      input.scores = scores;
+      REQUIRE_OK((*engine)->ForwardRouted(*step, l, {}, input, {}));
+    }
+    REQUIRE_OK((*engine)->EndStep(*step));
+  }
+  return {(*engine)->stats(), (*engine)->now_ns()};
+}
+
+TEST_CASE("a balanced CPU takes misses, and steps get shorter") {
+  const Run loads = Simulate("importance:alpha=0,balancer=0", 0.4, true);
+  const Run balanced = Simulate("importance:alpha=0", 0.4, true);
+  CHECK(loads.stats.cpu_computed == 0);
+  CHECK(balanced.stats.cpu_computed > 0);
+  CHECK(balanced.stats.lookups == loads.stats.lookups);
+  CHECK(balanced.now_ns < loads.now_ns);
+  CHECK(balanced.stats.balance_load_ns > 0);
+  CHECK(balanced.stats.balance_cpu_ns > 0);
+  CHECK(balanced.stats.policy_fallbacks == 0);
+  // What the CPU computes is neither a hit nor a load.
+  const EngineStats& s = balanced.stats;
+  CHECK(s.hits_resident + s.hits_prefetched + s.late + s.loads + s.cpu_computed == s.lookups);
+}
+
+TEST_CASE("without a CPU beside the fast tier the balancer is inactive") {
+  const Run without = Simulate("importance:alpha=0", 0.4, false);
+  const Run loads = Simulate("importance:alpha=0,balancer=0", 0.4, false);
+  CHECK(without.stats.cpu_computed == 0);
+  CHECK(without.now_ns == loads.now_ns);
+}
+
+TEST_CASE("in prefill the CPU gets only what it finishes in the shadow of the loads") {
+  const Run loads = Simulate("importance:alpha=0,balancer=0", 0.4, true, 64, Phase::kPrefill, 8);
+  const Run balanced = Simulate("importance:alpha=0", 0.4, true, 64, Phase::kPrefill, 8);
+  CHECK(balanced.now_ns <= loads.now_ns);
+  CHECK(balanced.stats.cpu_computed < balanced.stats.loads / 2);
+  // With twice the tokens an expert there is less of it.
+  const Run larger = Simulate("importance:alpha=0", 0.4, true, 200, Phase::kPrefill, 8);
+  CHECK(larger.stats.cpu_computed < balanced.stats.cpu_computed);
+}
+
+TEST_CASE("cpu-split moves nothing once its layers are held") {
+  // 48 experts, room for 19: the last layer whole, three experts of the one before.
+  const Run warm = Simulate("cpu-split", 0.4, true, 3, Phase::kDecode, 200);
+  const Run longer = Simulate("cpu-split", 0.4, true, 3, Phase::kDecode, 400);
+  CHECK(warm.stats.loads > 12);
+  CHECK(warm.stats.loads <= 19);
+  CHECK(longer.stats.loads == warm.stats.loads);
+  CHECK(longer.stats.evictions == 0);
+  CHECK(longer.stats.cpu_computed > warm.stats.cpu_computed);
+  // On a machine without that CPU everything is loaded.
+  const Run none = Simulate("cpu-split", 0.4, false);
+  CHECK(none.stats.cpu_computed == 0);
+  CHECK(none.stats.loads > 19);
+}
+
+TEST_CASE("hybrimoe-like caches by score and shares misses") {
+  const Run run = Simulate("hybrimoe-like", 0.4, true);
+  CHECK(run.stats.cpu_computed > 0);
+  CHECK(run.stats.loads > 0);
+  CHECK(run.stats.slots_substituted == 0);
+  CHECK(run.now_ns < Simulate("cpu-split", 0.4, true).now_ns);
+}
+
+TEST_CASE("strategies that move work to another executor are declared lossy") {
+  CHECK(!MakeStrategy("cpu-split")->exact);
+  CHECK(!MakeStrategy("hybrimoe-like")->exact);
+  CHECK(!MakeStrategy("importance:alpha=0")->exact);
+  CHECK(MakeStrategy("importance:alpha=0,balancer=0")->exact);
+}
+
+}  // namespace
+}  // namespace moert
