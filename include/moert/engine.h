@@ -12,9 +12,11 @@
 #ifndef MOERT_ENGINE_H_
 #define MOERT_ENGINE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -40,6 +42,19 @@ struct StepInfo {
 
 /// Identifies an open step; never reused within an engine.
 using StepId = int64_t;
+/// Identifies a lease of experts; never reused within an engine.
+using LeaseId = int64_t;
+
+/// An expert where it lies in the fast tier. Not to be written.
+struct ExpertView {
+  int expert = 0;
+  const std::byte* record = nullptr;  // host or device memory, as the backend has it
+  const RecordLayout* layout = nullptr;
+  int version = 0;  // index into the strategy's versions, 0 = most bits
+};
+
+/// What the fast tier holds of an expert.
+enum class Residency : uint8_t { kAbsent = 0, kArriving = 1, kLow = 2, kHigh = 3 };
 
 /// A routing that the host computed, or a trace recorded. Spans are borrowed for the call.
 struct RoutedInput {
@@ -102,6 +117,24 @@ class Engine {
   virtual absl::Status EndStep(StepId step) = 0;
   /// The first error of an open step, or OK.
   virtual absl::Status StepStatus(StepId step) = 0;
+  /// Makes the layer call in progress return Cancelled as soon as what it has begun to load has
+  /// arrived, and every later one at once. The step still has to be ended. Never blocks.
+  virtual absl::Status CancelStep(StepId step) = 0;
+
+  /// Loads the experts, pins them and says where they are: for hosts whose own kernels read weights
+  /// in place. Pinned experts take slots from layer calls: ResourceExhausted when they do not fit.
+  /// A lease ends with ReleaseExperts, or with its step.
+  virtual absl::StatusOr<LeaseId> AcquireExperts(StepId step, int layer,
+                                                 absl::Span<const int32_t> experts,
+                                                 std::vector<ExpertView>* views) = 0;
+  virtual absl::Status ReleaseExperts(LeaseId lease) = 0;
+
+  /// The host knows what is coming: these experts of a layer, best first, are brought while the
+  /// link has nothing better to do. Never blocks; hints given during a layer call wait for the
+  /// next.
+  virtual absl::Status PrefetchHint(int layer, absl::Span<const int32_t> experts) = 0;
+  /// One value an expert of the layer. A snapshot: waits for a layer call in progress.
+  virtual absl::StatusOr<std::vector<Residency>> ResidencyOf(int layer) = 0;
 
   /// Changes the budget live. Shrinking evicts to fit before it returns; refused, with nothing
   /// changed, below the minimum.

@@ -3,14 +3,20 @@
 #define MOERT_OPTIONS_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "moert/allocator.h"
 #include "moert/backend.h"
 #include "moert/mixed_group_gemm.h"
 #include "moert/profile.h"
+#include "moert/strategy.h"
+#include "moert/thread_pool.h"
 #include "moert/trace.h"
 
 namespace moert {
@@ -30,12 +36,17 @@ struct Budget {
   static Budget Fraction(double f) { return {std::nullopt, f}; }
 };
 
+enum class LogLevel : int32_t { kInfo = 0, kWarning = 1, kError = 2 };
+
 struct EngineOptions {
   // Options that change results or memory.
 
   /// Strategy spec, "name[:key=value,...]", composed as "A+B.seam" (strategy.h). The default is
   /// exact.
   std::string strategy = "on-demand";
+  /// Changes the strategy that the spec built before the engine takes it: how a host brings
+  /// policies of its own. Also called by Plan.
+  std::function<absl::Status(Strategy*)> customize_strategy;
   /// Hard limit of the fast tier (design rule 1).
   Budget budget;
   /// Rows of the largest layer call. Workspace is sized from it and is part of the budget.
@@ -60,6 +71,13 @@ struct EngineOptions {
 
   /// Compute threads, the caller's included; 0: one per core this process may use.
   int threads = 0;
+  /// CPUs the compute threads are pinned to, in turn; empty: not pinned. The caller's own thread is
+  /// never touched.
+  std::vector<int> cpus;
+  /// The host's pool in place of `threads` and `cpus`; null: a pool of our own.
+  std::shared_ptr<ThreadPool> thread_pool;
+  /// Where expert pools in RAM come from; null: the system.
+  std::shared_ptr<HostAllocator> allocator;
   /// Threads that read experts from their source. 1..16.
   int io_threads = 2;
   /// CPU kernel set: "auto" or a name of MixedGroupGemm::KernelNames().
@@ -67,6 +85,10 @@ struct EngineOptions {
   /// Sees every layer call; null: none. With a sink the next layer's gate is run whether or not the
   /// strategy wants it, so that the trace serves every strategy.
   std::shared_ptr<TraceSink> trace;
+
+  /// One line for what a person who operates the host may want to know. Called from the thread that
+  /// caused it, with no lock held; may call the engine. Null: silence.
+  std::function<void(LogLevel, absl::string_view line)> log;
 
   /// Names the first field out of range, its value and the legal range.
   absl::Status Validate() const;

@@ -1,4 +1,4 @@
-// The pool that executes the CPU kernels: fixed threads, ranges of jobs with work stealing.
+// The built-in pool: fixed threads, ranges of jobs with work stealing.
 #ifndef MOERT_LIB_BASE_THREAD_POOL_H_
 #define MOERT_LIB_BASE_THREAD_POOL_H_
 
@@ -6,26 +6,10 @@
 #include <memory>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
+#include "moert/thread_pool.h"
 
 namespace moert {
-
-/// Runs independent jobs on num_threads() threads, the caller among them. The interface is small
-/// enough for a host to put its own pool behind it.
-class ThreadPool {
- public:
-  /// Called as job(index, worker), worker in [0, num_threads()): no two jobs that run at the same
-  /// time see the same worker. Must not throw and must not call Run of the same pool.
-  using Job = absl::FunctionRef<void(int64_t index, int worker)>;
-
-  virtual ~ThreadPool() = default;
-
-  virtual int num_threads() const = 0;
-  /// Runs jobs 0..num_jobs-1, each exactly once, in no promised order, and returns when all are
-  /// done; what they wrote is then visible to the caller. Calls from several threads take turns.
-  virtual void Run(int64_t num_jobs, Job job) = 0;
-};
 
 struct ThreadPoolOptions {
   /// Threads that work, the caller of Run included; 0: one per usable CPU. 1 starts none.

@@ -1,6 +1,7 @@
 #include "moert/engine.h"
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "base/rows.h"
 #include "base/status_macros.h"
 #include "engine/layer.h"
+#include "engine/leases.h"
 #include "engine/memory_plan.h"
 #include "fmt/format.h"
 #include "fmt/ranges.h"
@@ -66,7 +68,7 @@ absl::StatusOr<int64_t> ConstantBytes(const MoeModelSpec& model) {
 struct Blueprint {
   Strategy strategy;
   std::vector<int> versions;  // of the source
-  std::unique_ptr<ThreadPool> pool;
+  std::shared_ptr<ThreadPool> pool;
   std::unique_ptr<MixedGroupGemm> gemm;
   std::unique_ptr<Backend> backend;  // null: the CPU
   MemoryPlan plan;
@@ -78,11 +80,18 @@ absl::StatusOr<Blueprint> MakeBlueprint(const ExpertSource& source, const Engine
   MOERT_RETURN_IF_ERROR(model.Validate());
   Blueprint b;
   MOERT_ASSIGN_OR_RETURN(b.strategy, MakeStrategy(options.strategy));
+  if (options.customize_strategy != nullptr) {
+    MOERT_RETURN_IF_ERROR(options.customize_strategy(&b.strategy));
+  }
   if (b.strategy.routing) MOERT_RETURN_IF_ERROR(b.strategy.routing->Check(model));
   MOERT_ASSIGN_OR_RETURN(b.versions, ServedVersions(source, b.strategy));
-  ThreadPoolOptions threads;
-  threads.threads = options.threads;
-  MOERT_ASSIGN_OR_RETURN(b.pool, CreateThreadPool(threads));
+  b.pool = options.thread_pool;
+  if (b.pool == nullptr) {
+    ThreadPoolOptions threads;
+    threads.threads = options.threads;
+    threads.cpus = options.cpus;
+    MOERT_ASSIGN_OR_RETURN(b.pool, CreateThreadPool(threads));
+  }
   MOERT_ASSIGN_OR_RETURN(b.gemm,
                          MixedGroupGemm::Create(b.pool.get(), options.kernels, options.activation));
 
@@ -153,6 +162,12 @@ class EngineImpl final : public Engine {
                              const RoutedInput& routing, const MutableMatrixView& out) override;
   absl::Status EndStep(StepId step) override;
   absl::Status StepStatus(StepId step) override;
+  absl::Status CancelStep(StepId step) override;
+  absl::StatusOr<LeaseId> AcquireExperts(StepId step, int layer, absl::Span<const int32_t> experts,
+                                         std::vector<ExpertView>* views) override;
+  absl::Status ReleaseExperts(LeaseId lease) override;
+  absl::Status PrefetchHint(int layer, absl::Span<const int32_t> experts) override;
+  absl::StatusOr<std::vector<Residency>> ResidencyOf(int layer) override;
   absl::Status SetBudget(const Budget& budget) override;
 
   EngineStats stats() const override {
@@ -180,6 +195,7 @@ class EngineImpl final : public Engine {
     int64_t begin_ns = 0;
     std::vector<int64_t> request_ids;
     void* stream = nullptr;
+    std::shared_ptr<std::atomic<bool>> cancelled;
     absl::Status status;
   };
 
@@ -187,6 +203,15 @@ class EngineImpl final : public Engine {
   absl::StatusOr<std::unique_ptr<BlockPool>> MakePool(int64_t block_bytes, int64_t blocks);
   absl::Status Run(StepId step_id, int layer, const MatrixView& hidden, const RoutedInput* routed,
                    const MutableMatrixView& out);
+  absl::Status RunLocked(StepId step_id, int layer, const MatrixView& hidden,
+                         const RoutedInput* routed, const MutableMatrixView& out);
+  absl::Status SetBudgetLocked(const Budget& budget);
+  absl::Status CheckLayer(int layer) const;
+  /// Starts what hints asked for. Under mu_.
+  void ApplyHints();
+  void Log(LogLevel level, const std::string& line) const {
+    if (options_.log != nullptr) options_.log(level, line);
+  }
   absl::Status Preload();
   PolicyContext ContextOf(const Step& step, int layer) const {
     return {&source_->model(), step.number, step.phase, clock_->now_ns(), layer, step.request_ids};
@@ -205,7 +230,7 @@ class EngineImpl final : public Engine {
   BudgetTracker budget_;
   std::unique_ptr<Clock> clock_;
   HardwareProfile profile_;
-  std::unique_ptr<ThreadPool> pool_;
+  std::shared_ptr<ThreadPool> pool_;
   std::unique_ptr<MixedGroupGemm> gemm_;
   std::unique_ptr<Backend> backend_;  // null: the CPU
   const std::vector<int> versions_;
@@ -220,11 +245,17 @@ class EngineImpl final : public Engine {
   std::unique_ptr<Prefetcher> prefetcher_;
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<LayerRunner> runner_;
+  std::unique_ptr<Leases> leases_;
   AlignedBuffer<float> x_, y_;
 
   std::mutex mu_;  // everything above but plan_ and what is const
   std::map<StepId, Step> steps_;
   StepId next_step_ = 1;
+
+  std::mutex cancel_mu_;  // never held for long, unlike mu_
+  std::map<StepId, std::shared_ptr<std::atomic<bool>>> cancel_flags_;
+  std::mutex hints_mu_;
+  std::vector<ExpertKey> hints_;
 
   mutable std::mutex published_mu_;
   EngineStats published_;
@@ -258,6 +289,9 @@ absl::StatusOr<std::unique_ptr<BlockPool>> EngineImpl::MakePool(int64_t block_by
                                                                 int64_t blocks) {
   if (backend_ != nullptr) {
     return backend_->MakePool(block_bytes, MaxBlocks(), blocks, &budget_);
+  }
+  if (options_.allocator != nullptr && !options_.simulate) {
+    return MakeHostBlockPool(options_.allocator.get(), block_bytes, MaxBlocks(), blocks, &budget_);
   }
   return (options_.simulate ? MakeCountingBlockPool : MakeRamBlockPool)(block_bytes, MaxBlocks(),
                                                                         blocks, &budget_);
@@ -366,7 +400,11 @@ absl::Status EngineImpl::Init() {
   }
   stats_ = EngineStats{};  // what opening took is not what running does
   store_->SetTrace(options_.trace.get());
+  leases_ = std::make_unique<Leases>(store_.get(), &stats_);
   Publish();
+  Log(LogLevel::kInfo,
+      fmt::format("{} opened, strategy {}, budget {}: {}", source_->name(), strategy_.spec,
+                  BytesText(plan_.budget_bytes), plan_.ToString()));
   return absl::OkStatus();
 }
 
@@ -420,6 +458,7 @@ absl::StatusOr<StepId> EngineImpl::BeginStep(const StepInfo& info) {
   if (manager_ != nullptr) manager_->BeforeStep(context);
   step.epoch = store_->OpenStep();
   if (manager_ != nullptr) manager_->AfterStepOpened(context);
+  step.cancelled = std::make_shared<std::atomic<bool>>(false);
   step.stream = info.stream;
   if (device_ != nullptr) {
     const absl::Status opened = device_->OpenStep(*store_, step.epoch, step.stream);
@@ -429,6 +468,8 @@ absl::StatusOr<StepId> EngineImpl::BeginStep(const StepInfo& info) {
       return opened;
     }
   }
+  const std::lock_guard<std::mutex> cancel_lock(cancel_mu_);
+  cancel_flags_[id] = step.cancelled;
   return id;
 }
 
@@ -475,13 +516,38 @@ absl::Status EngineImpl::ForwardRouted(StepId step, int layer, const MatrixView&
 
 absl::Status EngineImpl::Run(StepId step_id, int layer, const MatrixView& hidden,
                              const RoutedInput* routed, const MutableMatrixView& out) {
-  std::lock_guard<std::mutex> lock(mu_);
+  absl::Status status;
+  int64_t fallbacks = 0;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    fallbacks = stats_.policy_fallbacks;
+    status = RunLocked(step_id, layer, hidden, routed, out);
+    fallbacks = stats_.policy_fallbacks - fallbacks;
+  }
+  if (!status.ok() && !absl::IsCancelled(status)) {
+    Log(LogLevel::kError, fmt::format("layer {}: {}", layer, status.ToString()));
+  }
+  if (fallbacks > 0) {
+    Log(LogLevel::kWarning,
+        fmt::format("layer {}: {} invalid policy decisions were replaced by the default", layer,
+                    fallbacks));
+  }
+  return status;
+}
+
+absl::Status EngineImpl::RunLocked(StepId step_id, int layer, const MatrixView& hidden,
+                                   const RoutedInput* routed, const MutableMatrixView& out) {
   const auto it = steps_.find(step_id);
   if (it == steps_.end()) {
     return absl::InvalidArgumentError(fmt::format("step {} is not open", step_id));
   }
   Step& step = it->second;
   MOERT_RETURN_IF_ERROR(CheckViews(step, layer, hidden, out));
+  if (step.cancelled->load(std::memory_order_relaxed)) {
+    if (step.status.ok()) step.status = absl::CancelledError("the step was cancelled");
+    return absl::CancelledError("the step was cancelled");
+  }
+  ApplyHints();
   const bool on_cpu = !options_.simulate && device_ == nullptr;
   if (on_cpu) WidenRows(hidden, x_.data());
   const absl::Status status = runner_->Forward({ContextOf(step, layer),
@@ -490,6 +556,7 @@ absl::Status EngineImpl::Run(StepId step_id, int layer, const MatrixView& hidden
                                                 step.rows,
                                                 routed,
                                                 step.begin_ns,
+                                                step.cancelled.get(),
                                                 {layer, step.epoch, hidden, out, step.stream}},
                                                y_.data());
   if (status.ok()) {
@@ -509,6 +576,7 @@ absl::Status EngineImpl::EndStep(StepId step) {
   }
   absl::Status status = it->second.status;
   if (device_ != nullptr) status.Update(device_->CloseStep(it->second.stream));
+  leases_->ReleaseStep(step);
   store_->CloseStep(it->second.epoch);
   if (options_.trace != nullptr) {
     options_.trace->OnSpan({TimelineTrack::kSteps,
@@ -516,7 +584,105 @@ absl::Status EngineImpl::EndStep(StepId step) {
                             it->second.begin_ns, clock_->now_ns(), it->second.number});
   }
   steps_.erase(it);
+  const std::lock_guard<std::mutex> cancel_lock(cancel_mu_);
+  cancel_flags_.erase(step);
   return status;
+}
+
+absl::Status EngineImpl::CancelStep(StepId step) {
+  const std::lock_guard<std::mutex> lock(cancel_mu_);
+  const auto it = cancel_flags_.find(step);
+  if (it == cancel_flags_.end()) {
+    return absl::InvalidArgumentError(fmt::format("step {} is not open", step));
+  }
+  it->second->store(true, std::memory_order_relaxed);
+  return absl::OkStatus();
+}
+
+absl::Status EngineImpl::CheckLayer(int layer) const {
+  const int layers = source_->model().num_layers();
+  if (layer >= 0 && layer < layers) return absl::OkStatus();
+  return absl::InvalidArgumentError(fmt::format("layer {}: must be in [0, {})", layer, layers));
+}
+
+absl::StatusOr<LeaseId> EngineImpl::AcquireExperts(StepId step, int layer,
+                                                   absl::Span<const int32_t> experts,
+                                                   std::vector<ExpertView>* views) {
+  MOERT_RETURN_IF_ERROR(CheckLayer(layer));
+  if (options_.simulate) {
+    return absl::FailedPreconditionError("simulate: there are no records to lease");
+  }
+  std::lock_guard<std::mutex> lock(mu_);
+  const auto it = steps_.find(step);
+  if (it == steps_.end()) {
+    return absl::InvalidArgumentError(fmt::format("step {} is not open", step));
+  }
+  absl::StatusOr<LeaseId> lease =
+      leases_->Acquire(step, it->second.epoch, ContextOf(it->second, layer), experts, views);
+  Publish();
+  return lease;
+}
+
+absl::Status EngineImpl::ReleaseExperts(LeaseId lease) {
+  std::lock_guard<std::mutex> lock(mu_);
+  return leases_->Release(lease);
+}
+
+absl::Status EngineImpl::PrefetchHint(int layer, absl::Span<const int32_t> experts) {
+  MOERT_RETURN_IF_ERROR(CheckLayer(layer));
+  const int num_experts = source_->model().layers[layer].num_experts;
+  for (const int32_t e : experts) {
+    if (e < 0 || e >= num_experts) {
+      return absl::InvalidArgumentError(
+          fmt::format("layer {} expert {}: must be in [0, {})", layer, e, num_experts));
+    }
+  }
+  {
+    const std::lock_guard<std::mutex> lock(hints_mu_);
+    // Hints nobody comes to apply are forgotten, oldest first.
+    constexpr size_t kMost = 1 << 16;
+    if (hints_.size() + experts.size() > kMost) hints_.clear();
+    for (const int32_t e : experts) hints_.push_back({layer, e});
+  }
+  const std::unique_lock<std::mutex> lock(mu_, std::try_to_lock);
+  if (lock.owns_lock()) ApplyHints();
+  return absl::OkStatus();
+}
+
+void EngineImpl::ApplyHints() {
+  std::vector<ExpertKey> hints;
+  {
+    const std::lock_guard<std::mutex> lock(hints_mu_);
+    hints.swap(hints_);
+  }
+  if (hints.empty()) return;
+  store_->Pump();
+  PolicyContext context{&source_->model(), next_step_ - 1, Phase::kDecode, clock_->now_ns(), 0, {}};
+  for (const ExpertKey key : hints) {
+    context.layer = key.layer;
+    if (manager_ != nullptr) {
+      manager_->Want(context, key, 1);
+      continue;
+    }
+    if (store_->Latest(key).record != nullptr || store_->Arriving(key)) continue;
+    stats_.prefetch_issued += store_->StartLoad(key, 0, LoadReason::kPrefetch, context);
+  }
+}
+
+absl::StatusOr<std::vector<Residency>> EngineImpl::ResidencyOf(int layer) {
+  MOERT_RETURN_IF_ERROR(CheckLayer(layer));
+  std::lock_guard<std::mutex> lock(mu_);
+  store_->Pump();
+  std::vector<Residency> states;
+  for (int e = 0; e < source_->model().layers[layer].num_experts; ++e) {
+    const ExpertKey key{layer, e};
+    const ExpertHandle handle = store_->Latest(key);
+    states.push_back(handle.record == nullptr
+                         ? (store_->Arriving(key) ? Residency::kArriving : Residency::kAbsent)
+                     : handle.version == 0 ? Residency::kHigh
+                                           : Residency::kLow);
+  }
+  return states;
 }
 
 absl::Status EngineImpl::StepStatus(StepId step) {
@@ -529,7 +695,20 @@ absl::Status EngineImpl::StepStatus(StepId step) {
 }
 
 absl::Status EngineImpl::SetBudget(const Budget& budget) {
-  std::lock_guard<std::mutex> lock(mu_);
+  absl::Status status;
+  std::string line;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    const int64_t before = plan_.budget_bytes;
+    status = SetBudgetLocked(budget);
+    line = fmt::format("budget {} -> {}, room for {} experts", BytesText(before),
+                       BytesText(plan_.budget_bytes), plan_.slots + plan_.low_slots);
+  }
+  if (status.ok()) Log(LogLevel::kInfo, line);
+  return status;
+}
+
+absl::Status EngineImpl::SetBudgetLocked(const Budget& budget) {
   MemoryPlan plan = plan_;
   MOERT_RETURN_IF_ERROR(ApplyBudget(budget, strategy_, source_->model(), &plan));
   if (manager_ != nullptr && !steps_.empty()) {

@@ -135,6 +135,9 @@ absl::Status LayerRunner::FetchAndMultiply(const LayerCall& call) {
   bool predicted = false;
   absl::Status failure;
   while (true) {
+    if (failure.ok() && call.cancelled->load(std::memory_order_relaxed)) {
+      failure = absl::CancelledError("the step was cancelled");
+    }
     // As many loads as there are blocks: the rest follows when this wave frees some.
     while (failure.ok() && next != plan_.load.end()) {
       constexpr size_t kStreamWidth = 2;  // keeps the link busy while one is multiplied

@@ -2,6 +2,7 @@
 #ifndef MOERT_LIB_ENGINE_LAYER_H_
 #define MOERT_LIB_ENGINE_LAYER_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -57,6 +58,7 @@ struct LayerCall {
   int64_t tokens = 0;
   const RoutedInput* routed = nullptr;  // null: routed by the gate
   int64_t step_begin_ns = 0;
+  const std::atomic<bool>* cancelled = nullptr;  // becomes true when nobody wants the output
   DeviceCall device;  // where a device executes; x and out are then unused
 };
 

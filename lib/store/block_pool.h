@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "moert/allocator.h"
 #include "store/budget_tracker.h"
 
 namespace moert {
@@ -44,6 +45,12 @@ class BlockPool {
 /// borrowed and charged for every held block.
 absl::StatusOr<std::unique_ptr<BlockPool>> MakeRamBlockPool(int64_t block_bytes, int64_t max_blocks,
                                                             int64_t limit, BudgetTracker* budget);
+
+/// The same from a host's allocator, which is borrowed.
+absl::StatusOr<std::unique_ptr<BlockPool>> MakeHostBlockPool(HostAllocator* allocator,
+                                                             int64_t block_bytes,
+                                                             int64_t max_blocks, int64_t limit,
+                                                             BudgetTracker* budget);
 
 /// The same accounting with no memory behind it, for engines that simulate: addresses are not null
 /// and must not be read.
