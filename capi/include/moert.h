@@ -4,8 +4,8 @@
  *
  *   moert_source *source;  moert_source_open("model-dir", NULL, &source, &error);
  *   moert_engine *engine;  moert_engine_create(source, &options, &engine, &error);
- *   moert_step *step;      moert_step_begin(engine, &info, NULL, NULL, &step, &error);
- *   for each MoE layer:    moert_layer_forward(step, layer, x, stride, MOERT_F32, rows, y, NULL, e);
+ *   moert_step *step;      moert_step_begin(engine, &info, NULL, NULL, NULL, &step, &error);
+ *   for each MoE layer:    moert_layer_forward(step, l, x, stride, MOERT_F32, rows, y, NULL, &error);
  *   moert_step_end(step, &error);
  *
  * Conventions, true of every function unless it says otherwise:
@@ -108,6 +108,15 @@ enum moert_numerics_values {
   MOERT_NUMERICS_INT8 = 2  /* int8 per 128 channels */
 };
 
+/* Where experts execute and what the fast tier is. */
+typedef int32_t moert_backend;
+enum moert_backend_values {
+  MOERT_BACKEND_INVALID = -1,
+  MOERT_BACKEND_AUTO = 0, /* CUDA where it is usable, else the CPU */
+  MOERT_BACKEND_CPU = 1,  /* hidden states in host memory */
+  MOERT_BACKEND_CUDA = 2  /* hidden states in device memory, calls ordered by a stream */
+};
+
 typedef int32_t moert_clock;
 enum moert_clock_values {
   MOERT_CLOCK_INVALID = -1,
@@ -119,6 +128,8 @@ typedef struct moert_error moert_error;
 typedef struct moert_source moert_source;
 typedef struct moert_engine moert_engine;
 typedef struct moert_step moert_step;
+typedef struct moert_call moert_call;
+typedef struct moert_lease moert_lease;
 /* Where a callback says why it failed. */
 typedef struct moert_failure moert_failure;
 /* A cudaStream_t or CUstream. NULL on the CPU backend. */
@@ -151,10 +162,11 @@ MOERT_API void moert_failure_set(moert_failure *failure, const char *message);
 typedef struct moert_probe_info {
   uint64_t struct_size;
   int32_t cpus;                   /* CPUs this process may run on */
-  int32_t cuda_built;             /* 1: this library has the CUDA backend */
+  int32_t cuda_usable;            /* 1: built with CUDA, and driver and device are there */
   int64_t memory_bytes;           /* RAM of the machine */
   int64_t memory_available_bytes; /* RAM that can be had without swapping */
-  const char *kernels; /* CPU kernel sets that run here, best first, comma separated. Static */
+  const char *kernels;     /* CPU kernel sets that run here, best first, comma separated. Static */
+  const char *cuda_status; /* "OK", or why CUDA is not usable. Static */
 } moert_probe_info;
 
 MOERT_API void moert_probe_info_init(moert_probe_info *info, uint64_t size);
@@ -212,9 +224,9 @@ typedef struct moert_open_options {
 
 MOERT_API void moert_open_options_init(moert_open_options *options, uint64_t size);
 
-/* A checkpoint directory as published on Hugging Face (config.json and safetensors shards), through a
- * bf16 expert pack in the cache folder, which the first open writes. `options` NULL: the defaults.
- * Blocks meanwhile. Thread-safe. */
+/* A checkpoint directory as published on Hugging Face (config.json and safetensors shards), through
+ * a bf16 expert pack in the cache folder, which the first open writes. `options` NULL: the
+ * defaults. Blocks meanwhile. Thread-safe. */
 MOERT_API moert_code moert_source_open(const char *model_dir, const moert_open_options *options,
                                        moert_source **source, moert_error **error);
 /* An expert pack directory, as moert-pack writes them. Thread-safe. */
@@ -288,6 +300,226 @@ MOERT_API moert_code moert_source_layer(const moert_source *source, int32_t laye
 MOERT_API const char *moert_source_name(const moert_source *source);
 
 /* ------------------------------------------------------------------------------------------------
+ * Policies of the host: decisions of the engine's five seams. Since 0.1.
+ *
+ * A member that is NULL leaves its decision to the strategy of the options (a seam none of whose
+ * members is set is not touched), and so does a call that returns anything but MOERT_OK: it is
+ * counted (moert_stats.policy_fallbacks), as are answers outside their range. Calls come from one
+ * thread at a time, whichever makes the layer call, while the engine is locked: a policy must not
+ * call the engine, and should not do I/O or wait. Pointers are borrowed for the call. */
+
+/* When and where a decision is asked. */
+typedef struct moert_policy_context {
+  uint64_t struct_size;
+  int64_t step;               /* steps begun before this one */
+  int64_t now_ns;             /* the engine's clock */
+  const int64_t *request_ids; /* [num_request_ids], one a row of the step; NULL if not given */
+  int64_t num_request_ids;
+  int32_t layer;
+  moert_phase phase;
+} moert_policy_context;
+
+/* The true routing of one layer call. */
+typedef struct moert_routing_view {
+  uint64_t struct_size;
+  int64_t tokens;
+  const int32_t *ids;    /* [tokens, top_k], highest weight first */
+  const float *weights;  /* [tokens, top_k], as they enter the sum */
+  const float *scores;   /* [tokens, num_experts], or NULL when the host gave a routing without */
+  const int32_t *counts; /* [num_experts], tokens of each expert */
+  int32_t top_k;
+  int32_t num_experts;
+} moert_routing_view;
+
+typedef int32_t moert_rule;
+enum moert_rule_values {
+  MOERT_RULE_INVALID = -1,
+  MOERT_RULE_TOPK = 0,        /* the model's own routing */
+  MOERT_RULE_EXPERT_CACHE = 1 /* near the threshold, resident experts are preferred; lossy */
+};
+
+typedef struct moert_routing_rule {
+  uint64_t struct_size;
+  moert_rule kind;
+  float alpha;               /* half width of the band around the threshold */
+  float max_slot_share;      /* at most this share of a call's slots is substituted */
+  float max_mass_share;      /* ... and of its routing mass */
+  int32_t second_pass;       /* 1: also substitute by experts other tokens force in */
+  int32_t own_score_weights; /* 1: substitutes weigh their own score */
+} moert_routing_rule;
+
+typedef struct moert_prefetch_snapshot {
+  uint64_t struct_size;
+  moert_policy_context context; /* the layer whose routing just became known */
+  moert_routing_view routing;
+  const float *predicted_scores; /* [tokens, target_experts] of the target's gate, or NULL */
+  const uint8_t *resident;       /* [target_experts], usable in the best version */
+  const uint8_t *usable;         /* [target_experts], usable in some version */
+  const uint8_t *in_flight;      /* [target_experts] */
+  int32_t target_layer;          /* predictions are wanted for it */
+  int32_t target_experts;
+} moert_prefetch_snapshot;
+
+/* One expert that may be evicted. Ticks count layer calls. */
+typedef struct moert_candidate {
+  uint64_t struct_size;
+  int64_t last_used; /* tick of the last use; 0: never since it came */
+  int64_t inserted;  /* tick it came */
+  int64_t uses;
+  int32_t layer;
+  int32_t expert;
+  int32_t unused_prefetch; /* 1: brought by a prefetch and not used yet */
+  int32_t reserved0;
+} moert_candidate;
+
+typedef struct moert_victim_snapshot {
+  uint64_t struct_size;
+  moert_policy_context context;
+  const moert_candidate *candidates; /* [num_candidates] */
+  int64_t num_candidates;            /* at least 1 */
+  int32_t incoming_layer;
+  int32_t incoming_expert; /* -1: the layer gives up surplus */
+  int32_t for_prefetch;
+  int32_t reserved0;
+} moert_victim_snapshot;
+
+typedef struct moert_precision_snapshot {
+  uint64_t struct_size;
+  moert_policy_context context;
+  const int64_t *selections;    /* [total_experts], tokens since the last call, layer by layer */
+  const uint8_t *high;          /* [total_experts], 1: the high version is there or on its way */
+  const int32_t *high_capacity; /* [num_layers], experts of a layer that fit in high */
+  int64_t total_experts;
+  int32_t num_layers;
+  int32_t reserved0;
+} moert_precision_snapshot;
+
+typedef struct moert_transfer_snapshot {
+  uint64_t struct_size;
+  moert_policy_context context;
+  int64_t layer_tokens; /* token x k slots of the layer */
+  int32_t expert;
+  int32_t tokens; /* that want it */
+  int32_t prefetch;
+  int32_t num_versions;
+} moert_transfer_snapshot;
+
+typedef int32_t moert_placement;
+enum moert_placement_values {
+  MOERT_PLACEMENT_INVALID = -1,
+  MOERT_PLACE_LOAD = 0,
+  MOERT_PLACE_CPU = 1,
+  MOERT_PLACE_LOW = 2
+};
+
+/* An expert that is needed and not there. */
+typedef struct moert_miss {
+  uint64_t struct_size;
+  int64_t bytes;   /* of the transfer */
+  int64_t load_ns; /* modelled */
+  int64_t cpu_ns;  /* modelled; negative: no CPU executor */
+  int32_t expert;
+  int32_t tokens;
+  float mass;           /* summed routing weight */
+  int32_t low_resident; /* 1: a lower version is usable */
+} moert_miss;
+
+typedef struct moert_policies {
+  uint64_t struct_size;
+  void *user_data;
+  /* Once, when the engine is gone; may be NULL. On a failed create user_data stays the host's. */
+  void (*destroy)(void *user_data);
+
+  /* Every layer call's true routing, before any decision that depends on it. */
+  void (*observe)(void *user_data, const moert_policy_context *context,
+                  const moert_routing_view *routing);
+
+  /* Routing: `rule` holds the model's own; change it. */
+  moert_code (*routing_rule)(void *user_data, const moert_policy_context *context,
+                             moert_routing_rule *rule);
+  /* Prefetch: writes up to `capacity` experts of the target layer, best first, and their number. */
+  moert_code (*prefetch_rank)(void *user_data, const moert_prefetch_snapshot *snapshot,
+                              int32_t *experts, int32_t capacity, int32_t *count);
+  /* Residency: writes the slots of each layer; their sum is at most `slots`. */
+  moert_code (*residency_capacity)(void *user_data, int64_t slots, int32_t *capacity,
+                                   int32_t num_layers);
+  /* Residency: writes the index of the candidate that leaves; -1 refuses a prefetch. */
+  moert_code (*residency_victim)(void *user_data, const moert_victim_snapshot *snapshot,
+                                 int64_t *victim);
+  void (*residency_insert)(void *user_data, int32_t layer, int32_t expert, int32_t prefetch);
+  void (*residency_evict)(void *user_data, int32_t layer, int32_t expert);
+  /* Precision: writes indices into [total_experts] to promote (best first) and to demote. Both
+   * arrays have room for total_experts. */
+  moert_code (*precision_decide)(void *user_data, const moert_precision_snapshot *snapshot,
+                                 int64_t *promote, int64_t *num_promote, int64_t *demote,
+                                 int64_t *num_demote);
+  /* Precision: writes the version a load should bring, 0 = most bits. */
+  moert_code (*precision_transfer)(void *user_data, const moert_transfer_snapshot *snapshot,
+                                   int32_t *version);
+  /* Placement: writes one decision a miss. */
+  moert_code (*placement)(void *user_data, const moert_policy_context *context,
+                          const moert_miss *misses, int32_t num_misses, moert_placement *decisions);
+  int32_t wants_next_gate; /* 1: prefetch_rank wants predicted_scores */
+  int32_t reserved0;
+} moert_policies;
+
+MOERT_API void moert_policies_init(moert_policies *policies, uint64_t size);
+
+/* ------------------------------------------------------------------------------------------------
+ * What else a host may bring. Since 0.1. */
+
+/* One of the jobs of moert_thread_pool.run. */
+typedef void (*moert_job)(void *job_data, int64_t index, int32_t worker);
+
+typedef struct moert_thread_pool {
+  uint64_t struct_size;
+  void *user_data;
+  /* Calls job(job_data, i, worker) once for every i in [0, num_jobs), on any threads, and returns
+   * when all are done. No two jobs that run at the same time have the same worker, which is in
+   * [0, num_threads). Calls come from one thread at a time. */
+  void (*run)(void *user_data, int64_t num_jobs, moert_job job, void *job_data);
+  /* Once, when the engine is gone; may be NULL. */
+  void (*destroy)(void *user_data);
+  int32_t num_threads;
+  int32_t reserved0;
+} moert_thread_pool;
+
+MOERT_API void moert_thread_pool_init(moert_thread_pool *pool, uint64_t size);
+
+/* Memory of the expert pools in RAM. Calls come from one thread at a time. */
+typedef struct moert_allocator {
+  uint64_t struct_size;
+  void *user_data;
+  /* NULL when there is none: the engine makes do with fewer experts. */
+  void *(*allocate)(void *user_data, uint64_t bytes, uint64_t alignment);
+  void (*deallocate)(void *user_data, void *memory, uint64_t bytes);
+  /* Once, when the engine is gone; may be NULL. */
+  void (*destroy)(void *user_data);
+} moert_allocator;
+
+MOERT_API void moert_allocator_init(moert_allocator *allocator, uint64_t size);
+
+typedef int32_t moert_log_level;
+enum moert_log_level_values {
+  MOERT_LOG_INVALID = -1,
+  MOERT_LOG_INFO = 0,
+  MOERT_LOG_WARNING = 1,
+  MOERT_LOG_ERROR = 2
+};
+
+/* One line for whoever operates the host. Called from the thread that caused it with nothing
+ * locked; may call the engine. */
+typedef struct moert_logger {
+  uint64_t struct_size;
+  void *user_data;
+  void (*log)(void *user_data, moert_log_level level, const char *line);
+  /* Once, when the engine is gone; may be NULL. */
+  void (*destroy)(void *user_data);
+} moert_logger;
+
+MOERT_API void moert_logger_init(moert_logger *logger, uint64_t size);
+
+/* ------------------------------------------------------------------------------------------------
  * Engines. Since 0.1. */
 
 typedef struct moert_engine_options {
@@ -309,6 +541,16 @@ typedef struct moert_engine_options {
   int32_t threads;     /* compute threads, the caller's included; 0: one per usable CPU */
   int32_t io_threads;  /* threads that read experts, 1..16 */
   const char *kernels; /* CPU kernel set (moert_probe); NULL: the best */
+  moert_backend backend;
+  int32_t device;            /* CUDA: its ordinal */
+  int64_t host_budget_bytes; /* CUDA: pinned host memory that keeps records read before; -1: all */
+  const char *cpus;          /* "0-3,8": CPUs of the compute threads; NULL: not pinned */
+  const char *trace_path;    /* writes a routing trace, and a timeline beside it; NULL: none */
+  /* Copied; what their user_data point to must live until destroy is called. NULL: the default. */
+  const moert_policies *policies;
+  const moert_thread_pool *thread_pool; /* in place of threads and cpus */
+  const moert_allocator *allocator;
+  const moert_logger *logger; /* the default is silence */
 } moert_engine_options;
 
 MOERT_API void moert_engine_options_init(moert_engine_options *options, uint64_t size);
@@ -358,10 +600,32 @@ MOERT_API moert_code moert_engine_layer(const moert_engine *engine, int32_t laye
                                         moert_layer_spec *spec, moert_error **error);
 /* Time of the engine's clock, which all times in its statistics are in. Thread-safe. 0 for NULL. */
 MOERT_API int64_t moert_engine_now_ns(const moert_engine *engine);
+/* MOERT_BACKEND_CPU or MOERT_BACKEND_CUDA. Thread-safe. MOERT_BACKEND_INVALID for NULL. */
+MOERT_API moert_backend moert_engine_backend(const moert_engine *engine);
 /* 1: the output is the same at any budget and thread count. Thread-safe. 0 for NULL. */
 MOERT_API int32_t moert_engine_exact(const moert_engine *engine);
 /* The strategy's spec. Lives as long as the engine. Thread-safe. */
 MOERT_API const char *moert_engine_strategy(const moert_engine *engine);
+/* Completes the files of trace_path and reports what went wrong while they were written; later
+ * calls are not traced. FAILED_PRECONDITION without a trace. Thread-safe. */
+MOERT_API moert_code moert_engine_close_trace(moert_engine *engine, moert_error **error);
+
+/* The host knows what is coming: these experts of a layer, best first, are brought while the link
+ * has nothing better to do. experts: [count]. Never blocks. Thread-safe. */
+MOERT_API moert_code moert_prefetch_hint(moert_engine *engine, int32_t layer,
+                                         const int32_t *experts, int64_t count,
+                                         moert_error **error);
+
+enum moert_residency_values {
+  MOERT_ABSENT = 0,
+  MOERT_ARRIVING = 1,
+  MOERT_RESIDENT_LOW = 2,
+  MOERT_RESIDENT_HIGH = 3
+};
+/* states: [count], one of the values above for each expert of the layer; count is its number of
+ * experts. A snapshot: waits for a layer call in progress. Thread-safe. */
+MOERT_API moert_code moert_residency(moert_engine *engine, int32_t layer, uint8_t *states,
+                                     int64_t count, moert_error **error);
 
 /* ------------------------------------------------------------------------------------------------
  * Steps: one pass over all MoE layers. Several may be open. Since 0.1. */
@@ -376,23 +640,113 @@ typedef struct moert_step_info {
 /* Default: decode of one row. */
 MOERT_API void moert_step_info_init(moert_step_info *info, uint64_t size);
 
-/* request_ids, positions: [rows], or NULL. Thread-safe. */
+/* request_ids, positions: [rows], or NULL. `stream` orders the step's calls on CUDA; it is NULL on
+ * the CPU backend. Thread-safe. */
 MOERT_API moert_code moert_step_begin(moert_engine *engine, const moert_step_info *info,
                                       const int64_t *request_ids, const int32_t *positions,
-                                      moert_step **step, moert_error **error);
+                                      moert_stream stream, moert_step **step,
+                                      moert_error **error);
 /* The first error of the step so far, or MOERT_OK. Thread-safe. */
 MOERT_API moert_code moert_step_status(const moert_step *step, moert_error **error);
+/* Makes the step's layer call in progress return MOERT_CANCELLED as soon as what it has begun to
+ * load has arrived, and later ones at once. The step still has to be ended. Never blocks.
+ * Thread-safe. */
+MOERT_API moert_code moert_step_cancel(moert_step *step, moert_error **error);
 /* Frees the step and returns its first error. NULL is MOERT_OK. Not thread-safe: after all other
  * calls on the step have returned. */
 MOERT_API moert_code moert_step_end(moert_step *step, moert_error **error);
 
 /* hidden, out: [n_tokens, hidden size of the layer] of `dtype` (f32, bf16, f16), rows row_stride
  * elements apart; out may be hidden. out gets what the MoE block adds to the residual stream. On
- * the CPU backend it blocks until done and stream must be NULL. Layer calls of one engine take
- * turns. A failed call leaves out undefined and the engine usable. Thread-safe. */
+ * the CPU backend it blocks until done; on CUDA it is enqueued on `stream`, which is the step's (NULL
+ * means that). Layer calls of one engine take turns. A failed call leaves out undefined and the
+ * engine usable. Thread-safe. */
 MOERT_API moert_code moert_layer_forward(moert_step *step, int32_t layer, const void *hidden,
                                          int64_t row_stride, moert_dtype dtype, int64_t n_tokens,
                                          void *out, moert_stream stream, moert_error **error);
+
+/* The same with the host's routing. ids: [n_tokens, top_k], no expert twice for a token; weights:
+ * [n_tokens, top_k], as they enter the sum; top_k is the layer's. used_ids: [n_tokens, top_k] or
+ * NULL, receives the experts that were used: a lossy strategy may replace some. Thread-safe. */
+MOERT_API moert_code moert_layer_forward_routed(moert_step *step, int32_t layer, const void *hidden,
+                                                int64_t row_stride, moert_dtype dtype,
+                                                int64_t n_tokens, const int32_t *ids,
+                                                const float *weights, int32_t top_k,
+                                                int32_t *used_ids, void *out,
+                                                moert_stream stream, moert_error **error);
+
+/* How a host learns that a call is done, besides waiting. */
+typedef struct moert_completion {
+  uint64_t struct_size;
+  void *user_data;
+  /* Called once, from a thread of the library, with nothing locked; may call moert_layer_finish.
+   * May be NULL. */
+  void (*done)(void *user_data, moert_code code);
+  int32_t eventfd; /* 1 is added to it (Linux); -1: none */
+  int32_t reserved0;
+} moert_completion;
+
+MOERT_API void moert_completion_init(moert_completion *completion, uint64_t size);
+
+/* Starts a layer call and returns: the host does work of its own until moert_layer_finish. hidden
+ * and out stay the library's until then. Calls of one engine run in the order of their begin; on
+ * CUDA, done means enqueued. `completion` may be NULL. Thread-safe. */
+MOERT_API moert_code moert_layer_begin(moert_step *step, int32_t layer, const void *hidden,
+                                       int64_t row_stride, moert_dtype dtype, int64_t n_tokens,
+                                       void *out, moert_stream stream,
+                                       const moert_completion *completion,
+                                       moert_call **call, moert_error **error);
+/* 1: moert_layer_finish will not wait. Thread-safe. 1 for NULL. */
+MOERT_API int32_t moert_call_done(const moert_call *call);
+/* Waits for the call, frees it and returns its result. Every begun call has to be finished, before
+ * its step is ended. NULL is MOERT_OK. Not thread-safe. */
+MOERT_API moert_code moert_layer_finish(moert_call *call, moert_error **error);
+
+/* ------------------------------------------------------------------------------------------------
+ * Leases: experts pinned where they lie, for hosts whose own kernels read weights in place.
+ * Since 0.1. */
+
+/* A packed matrix inside a record (docs/layout.md). Elements, unless the name says bytes. */
+typedef struct moert_matrix {
+  const char *scheme; /* "bf16", "w4a16_g128", ... */
+  int64_t rows;
+  int64_t k;
+  int64_t padded_rows;
+  int64_t padded_k;
+  int64_t group;         /* k when per output channel */
+  int64_t weight_offset; /* bytes from the start of the record */
+  int64_t weight_bytes;
+  int64_t scale_offset;
+  int64_t scale_bytes; /* 0 for bf16 */
+} moert_matrix;
+
+typedef struct moert_expert_view {
+  uint64_t struct_size;
+  const void *record; /* 4096-byte aligned, in host or device memory as the backend has it */
+  int64_t bytes;
+  int32_t expert;
+  int32_t version; /* index into the strategy's versions, 0 = most bits */
+  moert_matrix gate;
+  moert_matrix up;
+  moert_matrix down;
+} moert_expert_view;
+
+MOERT_API void moert_expert_view_init(moert_expert_view *view, uint64_t size);
+
+/* Loads what is missing and pins it. experts: [count]. Pinned experts take slots from layer calls:
+ * RESOURCE_EXHAUSTED when they do not fit. Ends with moert_lease_release or with its step. Blocks
+ * while loading. Thread-safe. */
+MOERT_API moert_code moert_lease_acquire(moert_step *step, int32_t layer, const int32_t *experts,
+                                         int64_t count, moert_lease **lease, moert_error **error);
+/* index: position in `experts` of acquire. Its strings live as long as the lease. Thread-safe. */
+MOERT_API moert_code moert_lease_view(const moert_lease *lease, int64_t index,
+                                      moert_expert_view *view, moert_error **error);
+/* One projection of an expert, widened: dst [count], row-major [rows, k] without padding. CPU
+ * backend. Thread-safe. */
+MOERT_API moert_code moert_lease_read(const moert_lease *lease, int64_t index, moert_part part,
+                                      float *dst, uint64_t count, moert_error **error);
+/* Accepts NULL. Not thread-safe. */
+MOERT_API void moert_lease_release(moert_lease *lease);
 
 /* ------------------------------------------------------------------------------------------------
  * Statistics since the engine was created. Since 0.1. */
@@ -423,6 +777,10 @@ typedef struct moert_stats {
   int64_t slots_substituted;
   double mass;
   double mass_substituted;
+  double worst_slot_share;
+  double worst_mass_share;
+  int64_t model_lookups;
+  int64_t model_hits;
   int64_t promotions;
   int64_t demotions;
   int64_t deferred;
@@ -442,6 +800,12 @@ MOERT_API void moert_stats_init(moert_stats *stats, uint64_t size);
 /* A consistent snapshot of the last finished layer call. Thread-safe, never blocks for long. */
 MOERT_API moert_code moert_engine_stats(const moert_engine *engine, moert_stats *stats,
                                         moert_error **error);
+/* The same as Prometheus text. `label` names the engine (NULL: none). Writes at most buffer_bytes,
+ * NUL included, and the bytes needed to *needed (may be NULL). OUT_OF_RANGE when that is more;
+ * buffer NULL with 0 bytes asks for the size only. Thread-safe. */
+MOERT_API moert_code moert_engine_prometheus(const moert_engine *engine, const char *label,
+                                             char *buffer, uint64_t buffer_bytes,
+                                             uint64_t *needed, moert_error **error);
 
 #ifdef __cplusplus
 } /* extern "C" */

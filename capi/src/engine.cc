@@ -6,6 +6,19 @@
 #include "layer_spec.h"
 #include "options.h"
 
+namespace moert::capi {
+namespace {
+
+TraceHeader TraceHeaderOf(const ExpertSource& source, const EngineOptions& options) {
+  TraceHeader header = MakeTraceHeader(source, options.max_tokens_per_forward);
+  header.strategy = options.strategy;
+  header.clock = options.clock == ClockKind::kVirtual ? "virtual" : "wall";
+  return header;
+}
+
+}  // namespace
+}  // namespace moert::capi
+
 using namespace moert::capi;
 
 extern "C" {
@@ -15,9 +28,21 @@ moert_code moert_engine_create(const moert_source* source, const moert_engine_op
   return Guard(__func__, error, [&]() -> absl::Status {
     MOERT_REQUIRE_NOT_NULL(source);
     MOERT_REQUIRE_NOT_NULL(engine);
-    MOERT_ASSIGN_OR_RETURN(const moert::EngineOptions parsed, ReadOptions(options));
+    MOERT_ASSIGN_OR_RETURN(ParsedOptions parsed, ReadOptions(options));
     auto handle = std::make_unique<moert_engine>();
-    MOERT_ASSIGN_OR_RETURN(handle->engine, moert::Engine::Create(source->source, parsed));
+    handle->state = std::make_shared<EngineState>();
+    EngineState& state = *handle->state;
+    if (!parsed.trace_path.empty()) {
+      MOERT_ASSIGN_OR_RETURN(
+          std::unique_ptr<moert::TraceFile> file,
+          moert::CreateTraceFiles(parsed.trace_path,
+                                  TraceHeaderOf(*source->source, parsed.options)));
+      state.trace = std::make_shared<ClosableTrace>(std::move(file));
+      parsed.options.trace = state.trace;
+    }
+    state.policies = parsed.policies;
+    MOERT_ASSIGN_OR_RETURN(state.engine, moert::Engine::Create(source->source, parsed.options));
+    parsed.Arm();
     *engine = handle.release();
     return absl::OkStatus();
   });
@@ -29,32 +54,47 @@ moert_code moert_engine_set_budget(moert_engine* engine, int64_t bytes, double f
                                    moert_error** error) {
   return Guard(__func__, error, [&]() -> absl::Status {
     MOERT_REQUIRE_NOT_NULL(engine);
-    return engine->engine->SetBudget(ToBudget(bytes, fraction));
+    return engine->state->engine->SetBudget(ToBudget(bytes, fraction));
   });
 }
 
 int32_t moert_engine_layer_count(const moert_engine* engine) {
-  return engine == nullptr ? 0 : engine->engine->model().num_layers();
+  return engine == nullptr ? 0 : engine->state->engine->model().num_layers();
 }
 
 moert_code moert_engine_layer(const moert_engine* engine, int32_t layer, moert_layer_spec* spec,
                               moert_error** error) {
   return Guard(__func__, error, [&]() -> absl::Status {
     MOERT_REQUIRE_NOT_NULL(engine);
-    return WriteLayer(engine->engine->model(), layer, spec);
+    return WriteLayer(engine->state->engine->model(), layer, spec);
   });
 }
 
 int64_t moert_engine_now_ns(const moert_engine* engine) {
-  return engine == nullptr ? 0 : engine->engine->now_ns();
+  return engine == nullptr ? 0 : engine->state->engine->now_ns();
+}
+
+moert_backend moert_engine_backend(const moert_engine* engine) {
+  if (engine == nullptr) return MOERT_BACKEND_INVALID;
+  return static_cast<moert_backend>(engine->state->engine->backend());
+}
+
+moert_code moert_engine_close_trace(moert_engine* engine, moert_error** error) {
+  return Guard(__func__, error, [&]() -> absl::Status {
+    MOERT_REQUIRE_NOT_NULL(engine);
+    if (engine->state->trace == nullptr) {
+      return absl::FailedPreconditionError("the engine was created without options.trace_path");
+    }
+    return engine->state->trace->Close();
+  });
 }
 
 int32_t moert_engine_exact(const moert_engine* engine) {
-  return engine != nullptr && engine->engine->exact();
+  return engine != nullptr && engine->state->engine->exact();
 }
 
 const char* moert_engine_strategy(const moert_engine* engine) {
-  return engine == nullptr ? "" : engine->engine->strategy().c_str();
+  return engine == nullptr ? "" : engine->state->engine->strategy().c_str();
 }
 
 }  // extern "C"

@@ -3,23 +3,53 @@
 #define MOERT_CAPI_SRC_HANDLES_H_
 
 #include <memory>
+#include <string>
+#include <vector>
 
+#include "call_queue.h"
+#include "closable_trace.h"
 #include "moert.h"
 #include "moert/engine.h"
 #include "moert/expert_source.h"
+#include "policy_adapter.h"
+
+namespace moert::capi {
+
+/// An engine and what serves it, shared by all handles that need them: a host whose objects die in
+/// any order (garbage collectors) is safe.
+struct EngineState {
+  std::shared_ptr<HostPolicies> policies;  // null: none
+  std::shared_ptr<ClosableTrace> trace;    // null: none
+  std::unique_ptr<Engine> engine;
+  CallQueue calls;  // dies first: its calls use the engine
+};
+
+}  // namespace moert::capi
 
 struct moert_source {
   std::shared_ptr<const moert::ExpertSource> source;
 };
 
 struct moert_engine {
-  std::shared_ptr<moert::Engine> engine;
+  std::shared_ptr<moert::capi::EngineState> state;
 };
 
-/// Holds the engine, so that a host whose objects die in any order (garbage collectors) is safe.
 struct moert_step {
-  std::shared_ptr<moert::Engine> engine;
+  std::shared_ptr<moert::capi::EngineState> state;
   moert::StepId id = 0;
+  moert_stream stream = nullptr;
+};
+
+struct moert_call {
+  std::shared_ptr<moert::capi::EngineState> state;
+  std::shared_ptr<moert::capi::Ticket> ticket;
+};
+
+struct moert_lease {
+  std::shared_ptr<moert::capi::EngineState> state;
+  moert::LeaseId id = 0;
+  std::vector<moert::ExpertView> views;
+  std::vector<std::string> schemes;  // gate, up, down of each view
 };
 
 #endif  // MOERT_CAPI_SRC_HANDLES_H_

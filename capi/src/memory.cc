@@ -38,9 +38,9 @@ moert_code moert_plan(const moert_source* source, const moert_engine_options* op
                       moert_memory* memory, moert_error** error) {
   return Guard(__func__, error, [&]() -> absl::Status {
     MOERT_REQUIRE_NOT_NULL(source);
-    MOERT_ASSIGN_OR_RETURN(const moert::EngineOptions parsed, ReadOptions(options));
+    MOERT_ASSIGN_OR_RETURN(const ParsedOptions parsed, ReadOptions(options));
     MOERT_ASSIGN_OR_RETURN(const moert::MemoryPlan plan,
-                           moert::Engine::Plan(*source->source, parsed));
+                           moert::Engine::Plan(*source->source, parsed.options));
     return WriteStruct(ToC(plan), memory, "memory");
   });
 }
@@ -49,7 +49,7 @@ moert_code moert_engine_memory(const moert_engine* engine, moert_memory* memory,
                                moert_error** error) {
   return Guard(__func__, error, [&]() -> absl::Status {
     MOERT_REQUIRE_NOT_NULL(engine);
-    return WriteStruct(ToC(engine->engine->memory()), memory, "memory");
+    return WriteStruct(ToC(engine->state->engine->memory()), memory, "memory");
   });
 }
 

@@ -1,6 +1,13 @@
 #include "options.h"
 
+#include <sched.h>
+
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "struct_io.h"
 
@@ -18,6 +25,9 @@ moert_engine_options Defaults() {
   options.seed = defaults.seed;
   options.threads = defaults.threads;
   options.io_threads = defaults.io_threads;
+  options.backend = static_cast<moert_backend>(defaults.backend);
+  options.device = defaults.device;
+  options.host_budget_bytes = defaults.host_budget;
   return options;
 }
 
@@ -27,18 +37,67 @@ absl::Status CheckEnum(const char* name, int32_t value, int32_t last) {
       absl::StrCat("options.", name, " is ", value, ", legal is 0 to ", last));
 }
 
+/// "0-3,8"
+absl::StatusOr<std::vector<int>> ParseCpus(absl::string_view text) {
+  std::vector<int> cpus;
+  for (const absl::string_view item : absl::StrSplit(text, ',')) {
+    const std::pair<std::string, std::string> ends = absl::StrSplit(item, absl::MaxSplits('-', 1));
+    int first = 0, last = 0;
+    const bool numbers = absl::SimpleAtoi(ends.first, &first) &&
+                         absl::SimpleAtoi(ends.second.empty() ? ends.first : ends.second, &last);
+    if (!numbers || first < 0 || last < first || last >= CPU_SETSIZE) {
+      return absl::InvalidArgumentError(absl::StrCat("options.cpus is '", text, "': '", item,
+                                                     "' is no CPU or range of CPUs below ",
+                                                     CPU_SETSIZE));
+    }
+    for (int cpu = first; cpu <= last; ++cpu) cpus.push_back(cpu);
+  }
+  return cpus;
+}
+
+absl::Status ReadServices(const moert_engine_options& c, ParsedOptions* parsed) {
+  EngineOptions& options = parsed->options;
+  if (c.policies != nullptr) {
+    parsed->policies = std::make_shared<HostPolicies>();
+    moert_policies policies{};
+    MOERT_RETURN_IF_ERROR(ReadStruct(c.policies, "options.policies", &policies));
+    parsed->policies->c = policies;
+    options.customize_strategy = [policies = parsed->policies](Strategy* strategy) {
+      return InstallPolicies(policies, strategy);
+    };
+  }
+  if (c.thread_pool != nullptr) {
+    moert_thread_pool pool{};
+    MOERT_RETURN_IF_ERROR(ReadStruct(c.thread_pool, "options.thread_pool", &pool));
+    MOERT_ASSIGN_OR_RETURN(options.thread_pool, AdaptThreadPool(pool, parsed->ownership));
+  }
+  if (c.allocator != nullptr) {
+    moert_allocator allocator{};
+    MOERT_RETURN_IF_ERROR(ReadStruct(c.allocator, "options.allocator", &allocator));
+    MOERT_ASSIGN_OR_RETURN(options.allocator, AdaptAllocator(allocator, parsed->ownership));
+  }
+  if (c.logger != nullptr) {
+    moert_logger logger{};
+    MOERT_RETURN_IF_ERROR(ReadStruct(c.logger, "options.logger", &logger));
+    MOERT_ASSIGN_OR_RETURN(options.log, AdaptLogger(logger, parsed->ownership));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 Budget ToBudget(int64_t bytes, double fraction) {
   return bytes != 0 ? Budget::Bytes(bytes) : Budget::Fraction(fraction);
 }
 
-absl::StatusOr<EngineOptions> ReadOptions(const moert_engine_options* options) {
+absl::StatusOr<ParsedOptions> ReadOptions(const moert_engine_options* options) {
   moert_engine_options c = Defaults();
   if (options != nullptr) MOERT_RETURN_IF_ERROR(ReadStruct(options, "options", &c));
   MOERT_RETURN_IF_ERROR(CheckEnum("numerics", c.numerics, MOERT_NUMERICS_INT8));
   MOERT_RETURN_IF_ERROR(CheckEnum("clock", c.clock, MOERT_CLOCK_VIRTUAL));
-  EngineOptions result;
+  MOERT_RETURN_IF_ERROR(CheckEnum("backend", c.backend, MOERT_BACKEND_CUDA));
+  ParsedOptions parsed;
+  EngineOptions& result = parsed.options;
   if (c.strategy != nullptr) result.strategy = c.strategy;
   result.budget = ToBudget(c.budget_bytes, c.budget_fraction);
   result.max_tokens_per_forward = c.max_tokens_per_forward;
@@ -52,7 +111,15 @@ absl::StatusOr<EngineOptions> ReadOptions(const moert_engine_options* options) {
   result.threads = c.threads;
   result.io_threads = c.io_threads;
   if (c.kernels != nullptr) result.kernels = c.kernels;
-  return result;
+  result.backend = static_cast<BackendKind>(c.backend);
+  result.device = c.device;
+  result.host_budget = c.host_budget_bytes;
+  if (c.cpus != nullptr) {
+    MOERT_ASSIGN_OR_RETURN(result.cpus, ParseCpus(c.cpus));
+  }
+  if (c.trace_path != nullptr) parsed.trace_path = c.trace_path;
+  MOERT_RETURN_IF_ERROR(ReadServices(c, &parsed));
+  return parsed;
 }
 
 }  // namespace moert::capi

@@ -6,6 +6,7 @@
 #include "absl/strings/str_join.h"
 #include "base/thread_pool.h"
 #include "guard.h"
+#include "moert/backend.h"
 #include "moert/mixed_group_gemm.h"
 #include "struct_io.h"
 
@@ -44,9 +45,11 @@ moert_code moert_probe(moert_probe_info* info, moert_error** error) {
         new std::string(absl::StrJoin(moert::MixedGroupGemm::KernelNames(), ","));
     moert_probe_info value{};
     value.cpus = moert::UsableCpus();
-#ifdef MOERT_HAS_CUDA
-    value.cuda_built = 1;
-#endif
+    static const absl::Status* const cuda = new absl::Status(moert::CudaStatus());
+    static const std::string* const cuda_text =
+        new std::string(cuda->ok() ? "OK" : std::string(cuda->message()));
+    value.cuda_usable = cuda->ok();
+    value.cuda_status = cuda_text->c_str();
     value.memory_bytes = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
     value.memory_available_bytes = AvailableMemory();
     value.kernels = kernels->c_str();

@@ -1,3 +1,6 @@
+#include <cstring>
+#include <string>
+
 #include "guard.h"
 #include "handles.h"
 #include "struct_io.h"
@@ -29,6 +32,10 @@ moert_stats ToC(const EngineStats& s) {
   c.slots_substituted = s.slots_substituted;
   c.mass = s.mass;
   c.mass_substituted = s.mass_substituted;
+  c.worst_slot_share = s.worst_slot_share;
+  c.worst_mass_share = s.worst_mass_share;
+  c.model_lookups = s.model_lookups;
+  c.model_hits = s.model_hits;
   c.promotions = s.promotions;
   c.demotions = s.demotions;
   c.deferred = s.deferred;
@@ -45,6 +52,28 @@ moert_stats ToC(const EngineStats& s) {
   return c;
 }
 
+/// The engine's, and the decisions that a host failed to make.
+EngineStats StatsOf(const moert_engine& engine) {
+  EngineStats stats = engine.state->engine->stats();
+  if (engine.state->policies != nullptr) {
+    stats.policy_fallbacks += engine.state->policies->failures.load();
+  }
+  return stats;
+}
+
+absl::Status CopyText(const std::string& text, char* buffer, uint64_t buffer_bytes,
+                      uint64_t* needed) {
+  if (needed != nullptr) *needed = text.size() + 1;
+  if (buffer == nullptr && buffer_bytes == 0) return absl::OkStatus();
+  MOERT_REQUIRE_NOT_NULL(buffer);
+  if (buffer_bytes < text.size() + 1) {
+    return absl::OutOfRangeError(
+        absl::StrCat("buffer_bytes is ", buffer_bytes, ", the text takes ", text.size() + 1));
+  }
+  std::memcpy(buffer, text.c_str(), text.size() + 1);
+  return absl::OkStatus();
+}
+
 }  // namespace
 }  // namespace moert::capi
 
@@ -57,7 +86,16 @@ void moert_stats_init(moert_stats* stats, uint64_t size) { InitStruct(stats, siz
 moert_code moert_engine_stats(const moert_engine* engine, moert_stats* stats, moert_error** error) {
   return Guard(__func__, error, [&]() -> absl::Status {
     MOERT_REQUIRE_NOT_NULL(engine);
-    return WriteStruct(ToC(engine->engine->stats()), stats, "stats");
+    return WriteStruct(ToC(StatsOf(*engine)), stats, "stats");
+  });
+}
+
+moert_code moert_engine_prometheus(const moert_engine* engine, const char* label, char* buffer,
+                                   uint64_t buffer_bytes, uint64_t* needed, moert_error** error) {
+  return Guard(__func__, error, [&]() -> absl::Status {
+    MOERT_REQUIRE_NOT_NULL(engine);
+    const std::string text = moert::PrometheusText(StatsOf(*engine), label == nullptr ? "" : label);
+    return CopyText(text, buffer, buffer_bytes, needed);
   });
 }
 

@@ -27,8 +27,8 @@ void moert_step_info_init(moert_step_info* info, uint64_t size) {
 }
 
 moert_code moert_step_begin(moert_engine* engine, const moert_step_info* info,
-                            const int64_t* request_ids, const int32_t* positions, moert_step** step,
-                            moert_error** error) {
+                            const int64_t* request_ids, const int32_t* positions,
+                            moert_stream stream, moert_step** step, moert_error** error) {
   return Guard(__func__, error, [&]() -> absl::Status {
     MOERT_REQUIRE_NOT_NULL(engine);
     MOERT_REQUIRE_NOT_NULL(step);
@@ -43,15 +43,20 @@ moert_code moert_step_begin(moert_engine* engine, const moert_step_info* info,
       return absl::InvalidArgumentError(
           absl::StrCat("info.rows is ", checked.rows, ", legal is 1 or more"));
     }
+    if (stream != nullptr && engine->state->engine->backend() == moert::BackendKind::kCpu) {
+      return absl::InvalidArgumentError("stream: the CPU backend has no streams, it must be NULL");
+    }
     moert::StepInfo cpp;
+    cpp.stream = stream;
     cpp.phase = static_cast<moert::Phase>(checked.phase);
     cpp.rows = checked.rows;
     const size_t rows = static_cast<size_t>(checked.rows);
     if (request_ids != nullptr) cpp.request_ids = absl::MakeConstSpan(request_ids, rows);
     if (positions != nullptr) cpp.positions = absl::MakeConstSpan(positions, rows);
     auto handle = std::make_unique<moert_step>();
-    handle->engine = engine->engine;
-    MOERT_ASSIGN_OR_RETURN(handle->id, engine->engine->BeginStep(cpp));
+    handle->state = engine->state;
+    handle->stream = stream;
+    MOERT_ASSIGN_OR_RETURN(handle->id, engine->state->engine->BeginStep(cpp));
     *step = handle.release();
     return absl::OkStatus();
   });
@@ -60,7 +65,14 @@ moert_code moert_step_begin(moert_engine* engine, const moert_step_info* info,
 moert_code moert_step_status(const moert_step* step, moert_error** error) {
   return Guard(__func__, error, [&]() -> absl::Status {
     MOERT_REQUIRE_NOT_NULL(step);
-    return step->engine->StepStatus(step->id);
+    return step->state->engine->StepStatus(step->id);
+  });
+}
+
+moert_code moert_step_cancel(moert_step* step, moert_error** error) {
+  return Guard(__func__, error, [&]() -> absl::Status {
+    MOERT_REQUIRE_NOT_NULL(step);
+    return step->state->engine->CancelStep(step->id);
   });
 }
 
@@ -68,7 +80,7 @@ moert_code moert_step_end(moert_step* step, moert_error** error) {
   return Guard(__func__, error, [&]() -> absl::Status {
     if (step == nullptr) return absl::OkStatus();
     const std::unique_ptr<moert_step> owned(step);
-    return owned->engine->EndStep(owned->id);
+    return owned->state->engine->EndStep(owned->id);
   });
 }
 

@@ -18,7 +18,7 @@ namespace moert::capi {
 template <typename T>
 inline constexpr uint64_t kFirstSize = 0;
 template <>
-inline constexpr uint64_t kFirstSize<moert_probe_info> = 40;
+inline constexpr uint64_t kFirstSize<moert_probe_info> = 48;
 template <>
 inline constexpr uint64_t kFirstSize<moert_strategy_info> = 32;
 template <>
@@ -28,13 +28,26 @@ inline constexpr uint64_t kFirstSize<moert_open_options> = 40;
 template <>
 inline constexpr uint64_t kFirstSize<moert_source_callbacks> = 48;
 template <>
-inline constexpr uint64_t kFirstSize<moert_engine_options> = 88;
+inline constexpr uint64_t kFirstSize<moert_engine_options> = 152;
 template <>
 inline constexpr uint64_t kFirstSize<moert_memory> = 96;
 template <>
 inline constexpr uint64_t kFirstSize<moert_step_info> = 24;
 template <>
-inline constexpr uint64_t kFirstSize<moert_stats> = 280;
+inline constexpr uint64_t kFirstSize<moert_stats> = 312;
+
+template <>
+inline constexpr uint64_t kFirstSize<moert_policies> = 112;
+template <>
+inline constexpr uint64_t kFirstSize<moert_thread_pool> = 40;
+template <>
+inline constexpr uint64_t kFirstSize<moert_allocator> = 40;
+template <>
+inline constexpr uint64_t kFirstSize<moert_logger> = 32;
+template <>
+inline constexpr uint64_t kFirstSize<moert_completion> = 32;
+template <>
+inline constexpr uint64_t kFirstSize<moert_expert_view> = 272;
 
 template <typename T>
 concept SizedStruct = std::is_standard_layout_v<T> && std::is_trivially_copyable_v<T> &&

@@ -41,7 +41,7 @@ int main(void) {
     int32_t layer;
     for (i = 0; i < kTinyHidden; ++i) x[i] = tiny_input(token * kTinyHidden + i);
     moert_step_info_init(&info, sizeof(info)); /* one row of decoding */
-    TRY(moert_step_begin(engine, &info, NULL, NULL, &step, &error));
+    TRY(moert_step_begin(engine, &info, NULL, NULL, NULL, &step, &error));
     for (layer = 0; layer < moert_engine_layer_count(engine); ++layer) {
       TRY(moert_layer_forward(step, layer, x, kTinyHidden, MOERT_F32, 1, y, NULL, &error));
       for (i = 0; i < kTinyHidden; ++i) x[i] += y[i]; /* the host's residual stream */

@@ -13,7 +13,7 @@ int main(int argc, char **argv) {
   options.budget_fraction = 0.25; /* of the experts, in memory */
   TRY(moert_engine_create(source, &options, &engine, &error));
   moert_step_info_init(&info, sizeof info); /* one token of decoding */
-  TRY(moert_step_begin(engine, &info, NULL, NULL, &step, &error));
+  TRY(moert_step_begin(engine, &info, NULL, NULL, NULL, &step, &error));
   for (int layer = 0; layer < moert_engine_layer_count(engine); ++layer)
     TRY(moert_layer_forward(step, layer, x, 8192, MOERT_F32, 1, y, NULL, &error));
   TRY(moert_step_end(step, &error));

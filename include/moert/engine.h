@@ -64,6 +64,8 @@ struct RoutedInput {
                                     // scores see none
   absl::Span<const float> next_scores;  // [T, E'] predicted for layer + 1 (0 after the last), or
                                         // empty
+  /// [T, k] or empty: receives the experts that were used. A lossy strategy may replace some.
+  absl::Span<int32_t> used_ids;
   /// Virtual clock only: what the call took when it was recorded, charged in place of the
   /// profile's cost, and the time that passed between the call before and this one.
   const CallTimes* times = nullptr;

@@ -8,6 +8,9 @@
 #define MOERT_STATS_H_
 
 #include <cstdint>
+#include <string>
+
+#include "absl/strings/string_view.h"
 
 namespace moert {
 
@@ -79,6 +82,10 @@ struct EngineStats {
                               static_cast<double>(lookups);
   }
 };
+
+/// The statistics in Prometheus' text format, names moert_*. `label` becomes engine="..." (empty:
+/// no label).
+std::string PrometheusText(const EngineStats& stats, absl::string_view label);
 
 /// Time layers could not go on, for any reason.
 inline int64_t StalledNs(const EngineStats& stats) {

@@ -91,6 +91,12 @@ absl::Status LayerRunner::Route(const LayerCall& call) {
     MOERT_RETURN_IF_ERROR(parts_.router->RouteGiven(
         context.layer, call.tokens, given.ids, given.weights, given.scores, given.next_scores, rule,
         residency, context.request_ids, &routing_));
+    if (!given.used_ids.empty()) {
+      if (given.used_ids.size() != routing_.ids.size()) {
+        return absl::InvalidArgumentError("used_ids: must have the size of ids");
+      }
+      std::copy(routing_.ids.begin(), routing_.ids.end(), given.used_ids.begin());
+    }
   }
   if (recorded_ != nullptr) {
     Charge(static_cast<double>(recorded_->route_ns));

@@ -89,7 +89,7 @@ static moert_step *begin(moert_engine *engine, int64_t rows) {
   moert_step *step = NULL;
   moert_step_info_init(&info, sizeof(info));
   info.rows = rows;
-  CHECK_OK(moert_step_begin(engine, &info, NULL, NULL, &step, &error));
+  CHECK_OK(moert_step_begin(engine, &info, NULL, NULL, NULL, &step, &error));
   return step;
 }
 
@@ -321,7 +321,7 @@ static void test_engine_errors(void) {
   moert_engine *engine = NULL;
   moert_memory memory, plan;
   moert_step_info info;
-  moert_step *step = NULL;
+  moert_step *step = NULL, *other = NULL;
   moert_stream stream = (moert_stream)(void *)x;
   int i;
   for (i = 0; i < kTinyHidden; ++i) x[i] = tiny_input(i);
@@ -374,16 +374,17 @@ static void test_engine_errors(void) {
   moert_step_info_init(&info, sizeof(info));
   CHECK(info.rows == 1 && info.phase == MOERT_DECODE);
   info.phase = 2;
-  CHECK_FAILS(moert_step_begin(engine, &info, NULL, NULL, &step, &error), MOERT_INVALID_ARGUMENT,
-              "info.phase is 2", "moert_step_begin");
+  CHECK_FAILS(moert_step_begin(engine, &info, NULL, NULL, NULL, &step, &error),
+              MOERT_INVALID_ARGUMENT, "info.phase is 2", "moert_step_begin");
   info.phase = MOERT_PREFILL;
   info.rows = -5;
-  CHECK_FAILS(moert_step_begin(engine, &info, NULL, NULL, &step, &error), MOERT_INVALID_ARGUMENT,
-              "info.rows is -5", "moert_step_begin");
+  CHECK_FAILS(moert_step_begin(engine, &info, NULL, NULL, NULL, &step, &error),
+              MOERT_INVALID_ARGUMENT, "info.rows is -5", "moert_step_begin");
   info.rows = 1000000;
-  CHECK_FAILS(moert_step_begin(engine, &info, NULL, NULL, &step, &error), MOERT_INVALID_ARGUMENT,
-              "1000000", "moert_step_begin");
+  CHECK_FAILS(moert_step_begin(engine, &info, NULL, NULL, NULL, &step, &error),
+              MOERT_INVALID_ARGUMENT, "1000000", "moert_step_begin");
   CHECK(step == NULL);
+  info.rows = 1;
   step = begin(engine, 1);
   CHECK_FAILS(moert_layer_forward(step, 2, x, kTinyHidden, MOERT_F32, 1, y, NULL, &error),
               MOERT_INVALID_ARGUMENT, "layer is 2", "moert_layer_forward");
@@ -391,6 +392,8 @@ static void test_engine_errors(void) {
               MOERT_INVALID_ARGUMENT, "layer is -1", "moert_layer_forward");
   CHECK_FAILS(moert_layer_forward(step, 0, x, kTinyHidden, MOERT_F32, 1, y, stream, &error),
               MOERT_INVALID_ARGUMENT, "stream", "moert_layer_forward");
+  CHECK_FAILS(moert_step_begin(engine, &info, NULL, NULL, stream, &other, &error),
+              MOERT_INVALID_ARGUMENT, "stream", "moert_step_begin");
   CHECK_FAILS(moert_layer_forward(step, 0, x, kTinyHidden, 6, 1, y, NULL, &error),
               MOERT_INVALID_ARGUMENT, "dtype", "moert_layer_forward");
   CHECK_FAILS(moert_layer_forward(step, 0, x, kTinyHidden - 1, MOERT_F32, 1, y, NULL, &error),

@@ -55,7 +55,7 @@ static void *work(void *argument) {
     moert_step_info_init(&info, sizeof(info));
     if (layer == 2) { /* an error with this thread's number in it */
       info.rows = 100000 + id;
-      code = moert_step_begin(shared_engine, &info, NULL, NULL, &step, &error);
+      code = moert_step_begin(shared_engine, &info, NULL, NULL, NULL, &step, &error);
       snprintf(mine, sizeof(mine), "of %d rows", 100000 + id);
       if (code != MOERT_INVALID_ARGUMENT || strstr(moert_error_message(error), mine) == NULL) {
         fprintf(stderr, "thread %d got: %s\n", id, moert_error_message(error));
@@ -65,7 +65,7 @@ static void *work(void *argument) {
       ++failed;
       continue;
     }
-    if (moert_step_begin(shared_engine, &info, NULL, NULL, &step, NULL) != MOERT_OK) abort();
+    if (moert_step_begin(shared_engine, &info, NULL, NULL, NULL, &step, NULL) != MOERT_OK) abort();
     code = moert_layer_forward(step, layer, x, kTinyHidden, MOERT_F32, 1, y, NULL, &error);
     if (code == MOERT_OK) {
       if (known[layer] && memcmp(y, expected[layer], sizeof(y)) != 0) abort();

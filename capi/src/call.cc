@@ -1,0 +1,81 @@
+// Split layer calls: begin, do something else, finish.
+#include <sys/eventfd.h>
+
+#include <memory>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "guard.h"
+#include "handles.h"
+#include "layer_call.h"
+#include "struct_io.h"
+
+namespace moert::capi {
+namespace {
+
+moert_completion DefaultCompletion() {
+  moert_completion completion{};
+  completion.eventfd = -1;
+  return completion;
+}
+
+void Notify(const moert_completion& completion, const absl::Status& status) {
+  // A counter that cannot take one more is full of news already.
+  if (completion.eventfd >= 0) (void)eventfd_write(completion.eventfd, 1);
+  if (completion.done == nullptr) return;
+  try {
+    completion.done(completion.user_data, -static_cast<moert_code>(status.code()));
+  } catch (...) {  // the contract forbids it; dying for it helps nobody
+  }
+}
+
+}  // namespace
+}  // namespace moert::capi
+
+using namespace moert::capi;
+
+extern "C" {
+
+void moert_completion_init(moert_completion* completion, uint64_t size) {
+  InitStruct(completion, size, DefaultCompletion());
+}
+
+moert_code moert_layer_begin(moert_step* step, int32_t layer, const void* hidden,
+                             int64_t row_stride, moert_dtype dtype, int64_t n_tokens, void* out,
+                             moert_stream stream, const moert_completion* completion,
+                             moert_call** call, moert_error** error) {
+  return Guard(__func__, error, [&]() -> absl::Status {
+    MOERT_REQUIRE_NOT_NULL(call);
+    moert_completion checked = DefaultCompletion();
+    if (completion != nullptr) {
+      MOERT_RETURN_IF_ERROR(ReadStruct(completion, "completion", &checked));
+      if (checked.reserved0 != 0) return absl::InvalidArgumentError("completion.reserved0: not 0");
+    }
+    MOERT_ASSIGN_OR_RETURN(const LayerViews views, MakeViews(step, layer, hidden, row_stride, dtype,
+                                                             n_tokens, out, stream));
+    auto handle = std::make_unique<moert_call>();
+    handle->state = step->state;
+    // Not the state: the queue is part of it, and its thread must not be the one that destroys it.
+    moert::Engine* engine = step->state->engine.get();
+    const moert::StepId id = step->id;
+    MOERT_ASSIGN_OR_RETURN(
+        handle->ticket,
+        step->state->calls.Submit(
+            [engine, id, layer, views] { return engine->Forward(id, layer, views.in, views.out); },
+            [checked](const absl::Status& status) { Notify(checked, status); }));
+    *call = handle.release();
+    return absl::OkStatus();
+  });
+}
+
+int32_t moert_call_done(const moert_call* call) { return call == nullptr || call->ticket->done(); }
+
+moert_code moert_layer_finish(moert_call* call, moert_error** error) {
+  return Guard(__func__, error, [&]() -> absl::Status {
+    if (call == nullptr) return absl::OkStatus();
+    const std::unique_ptr<moert_call> owned(call);
+    return owned->ticket->Wait();
+  });
+}
+
+}  // extern "C"

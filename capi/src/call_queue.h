@@ -1,0 +1,47 @@
+// Layer calls that run while the host does something else: one thread, first come, first served.
+#ifndef MOERT_CAPI_SRC_CALL_QUEUE_H_
+#define MOERT_CAPI_SRC_CALL_QUEUE_H_
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace moert::capi {
+
+/// The result of one call. Thread-safe.
+class Ticket {
+ public:
+  bool done() const;
+  absl::Status Wait() const;
+  void Complete(absl::Status status);
+
+ private:
+  mutable std::mutex mu_;
+  mutable std::condition_variable changed_;
+  bool done_ = false;
+  absl::Status status_;
+};
+
+/// Thread-safe. The thread is started by the first Submit.
+class CallQueue {
+ public:
+  CallQueue();
+  /// Waits for calls that were submitted, unless it is destroyed by one of their completions.
+  ~CallQueue();
+
+  /// Runs `call`, completes the ticket it returns, then calls `done` (may be null) with the result.
+  absl::StatusOr<std::shared_ptr<Ticket>> Submit(std::function<absl::Status()> call,
+                                                 std::function<void(const absl::Status&)> done);
+
+ private:
+  struct Shared;
+  std::shared_ptr<Shared> shared_;
+};
+
+}  // namespace moert::capi
+
+#endif  // MOERT_CAPI_SRC_CALL_QUEUE_H_

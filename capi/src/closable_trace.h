@@ -1,0 +1,40 @@
+// A trace that the host can complete while the engine goes on.
+#ifndef MOERT_CAPI_SRC_CLOSABLE_TRACE_H_
+#define MOERT_CAPI_SRC_CLOSABLE_TRACE_H_
+
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "moert/trace.h"
+
+namespace moert::capi {
+
+class ClosableTrace final : public TraceSink {
+ public:
+  explicit ClosableTrace(std::unique_ptr<TraceFile> file) : file_(std::move(file)) {}
+
+  void OnCall(const TraceCall& call) override {
+    const std::lock_guard<std::mutex> lock(mu_);
+    if (file_ != nullptr) file_->OnCall(call);
+  }
+  void OnSpan(const TimelineSpan& span) override {
+    const std::lock_guard<std::mutex> lock(mu_);
+    if (file_ != nullptr) file_->OnSpan(span);
+  }
+  /// The second and later calls return OK.
+  absl::Status Close() {
+    const std::lock_guard<std::mutex> lock(mu_);
+    const std::unique_ptr<TraceFile> file = std::move(file_);
+    return file == nullptr ? absl::OkStatus() : file->Close();
+  }
+
+ private:
+  std::mutex mu_;
+  std::unique_ptr<TraceFile> file_;
+};
+
+}  // namespace moert::capi
+
+#endif  // MOERT_CAPI_SRC_CLOSABLE_TRACE_H_

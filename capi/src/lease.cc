@@ -1,0 +1,129 @@
+#include <utility>
+
+#include "base/status_macros.h"
+#include "guard.h"
+#include "handles.h"
+#include "quant/packing.h"
+#include "struct_io.h"
+
+namespace moert::capi {
+namespace {
+
+moert_matrix ToC(const MatrixLayout& m, const std::string& scheme) {
+  moert_matrix c{};
+  c.scheme = scheme.c_str();
+  c.rows = m.rows;
+  c.k = m.k;
+  c.padded_rows = m.padded_rows;
+  c.padded_k = m.padded_k;
+  c.group = m.group;
+  c.weight_offset = m.weight_offset;
+  c.weight_bytes = m.weight_bytes;
+  c.scale_offset = m.scale_offset;
+  c.scale_bytes = m.scale_bytes;
+  return c;
+}
+
+absl::Status CheckIndex(const moert_lease& lease, int64_t index) {
+  const int64_t count = static_cast<int64_t>(lease.views.size());
+  if (index >= 0 && index < count) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("index is ", index, ", the lease has ", count, " experts"));
+}
+
+}  // namespace
+}  // namespace moert::capi
+
+using namespace moert::capi;
+
+extern "C" {
+
+void moert_expert_view_init(moert_expert_view* view, uint64_t size) {
+  InitStruct(view, size, moert_expert_view{});
+}
+
+moert_code moert_lease_acquire(moert_step* step, int32_t layer, const int32_t* experts,
+                               int64_t count, moert_lease** lease, moert_error** error) {
+  return Guard(__func__, error, [&]() -> absl::Status {
+    MOERT_REQUIRE_NOT_NULL(step);
+    MOERT_REQUIRE_NOT_NULL(experts);
+    MOERT_REQUIRE_NOT_NULL(lease);
+    if (count < 1 || count > INT32_MAX) {
+      return absl::InvalidArgumentError(absl::StrCat("count is ", count, ", legal is 1 or more"));
+    }
+    auto handle = std::make_unique<moert_lease>();
+    handle->state = step->state;
+    const auto wanted = absl::MakeConstSpan(experts, static_cast<size_t>(count));
+    // Room first: nothing may fail once experts are pinned.
+    handle->views.reserve(wanted.size());
+    handle->schemes.reserve(3 * wanted.size());
+    MOERT_ASSIGN_OR_RETURN(
+        handle->id, step->state->engine->AcquireExperts(step->id, layer, wanted, &handle->views));
+    for (const moert::ExpertView& view : handle->views) {
+      const moert::RecordLayout& layout = *view.layout;
+      for (const moert::MatrixLayout* m : {&layout.gate, &layout.up, &layout.down}) {
+        handle->schemes.push_back(m->scheme.Name());
+      }
+    }
+    *lease = handle.release();
+    return absl::OkStatus();
+  });
+}
+
+moert_code moert_lease_view(const moert_lease* lease, int64_t index, moert_expert_view* view,
+                            moert_error** error) {
+  return Guard(__func__, error, [&]() -> absl::Status {
+    MOERT_REQUIRE_NOT_NULL(lease);
+    MOERT_RETURN_IF_ERROR(CheckIndex(*lease, index));
+    const moert::ExpertView& v = lease->views[index];
+    moert_expert_view value{};
+    value.record = v.record;
+    value.bytes = v.layout->bytes;
+    value.expert = v.expert;
+    value.version = v.version;
+    value.gate = ToC(v.layout->gate, lease->schemes[3 * index]);
+    value.up = ToC(v.layout->up, lease->schemes[3 * index + 1]);
+    value.down = ToC(v.layout->down, lease->schemes[3 * index + 2]);
+    return WriteStruct(value, view, "view");
+  });
+}
+
+moert_code moert_lease_read(const moert_lease* lease, int64_t index, moert_part part, float* dst,
+                            uint64_t count, moert_error** error) {
+  return Guard(__func__, error, [&]() -> absl::Status {
+    MOERT_REQUIRE_NOT_NULL(lease);
+    MOERT_REQUIRE_NOT_NULL(dst);
+    MOERT_RETURN_IF_ERROR(CheckIndex(*lease, index));
+    if (lease->state->engine->backend() != moert::BackendKind::kCpu) {
+      return absl::UnimplementedError("moert_lease_read needs records in host memory");
+    }
+    const moert::ExpertView& v = lease->views[index];
+    const moert::MatrixLayout* matrix = part == MOERT_PART_GATE_PROJ   ? &v.layout->gate
+                                        : part == MOERT_PART_UP_PROJ   ? &v.layout->up
+                                        : part == MOERT_PART_DOWN_PROJ ? &v.layout->down
+                                                                       : nullptr;
+    if (matrix == nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("part is ", part, ", legal are the three projections"));
+    }
+    if (count != static_cast<uint64_t>(matrix->rows * matrix->k)) {
+      return absl::InvalidArgumentError(absl::StrCat("count is ", count, ", the matrix is [",
+                                                     matrix->rows, ", ", matrix->k, "]"));
+    }
+    std::vector<float> widened;
+    MOERT_RETURN_IF_ERROR(moert::UnpackMatrix(*matrix, v.record, &widened));
+    std::copy(widened.begin(), widened.end(), dst);
+    return absl::OkStatus();
+  });
+}
+
+void moert_lease_release(moert_lease* lease) {
+  if (lease == nullptr) return;
+  Guard(__func__, nullptr, [&] {
+    // Not held any more when its step has ended.
+    return lease->state->engine->ReleaseExperts(lease->id);
+  });
+  delete lease;
+}
+
+}  // extern "C"

@@ -1,0 +1,378 @@
+#include "policy_adapter.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "struct_io.h"
+
+namespace moert::capi {
+namespace {
+
+static_assert(static_cast<int32_t>(RoutingRuleKind::kExpertCache) == MOERT_RULE_EXPERT_CACHE);
+static_assert(static_cast<int32_t>(Placement::kLow) == MOERT_PLACE_LOW);
+
+moert_policy_context ToC(const PolicyContext& context) {
+  moert_policy_context c{};
+  c.struct_size = sizeof(c);
+  c.step = context.step;
+  c.now_ns = context.now_ns;
+  c.request_ids = context.request_ids.empty() ? nullptr : context.request_ids.data();
+  c.num_request_ids = static_cast<int64_t>(context.request_ids.size());
+  c.layer = context.layer;
+  c.phase = static_cast<moert_phase>(context.phase);
+  return c;
+}
+
+moert_routing_view ToC(const RoutingView& routing) {
+  moert_routing_view c{};
+  c.struct_size = sizeof(c);
+  c.tokens = routing.tokens;
+  c.ids = routing.ids.data();
+  c.weights = routing.weights.data();
+  c.scores = routing.scores.empty() ? nullptr : routing.scores.data();
+  c.counts = routing.counts.data();
+  c.top_k = routing.top_k;
+  c.num_experts = static_cast<int32_t>(routing.counts.size());
+  return c;
+}
+
+/// What all adapters share: calls into the host that count as failed when it fails or throws.
+class Adapter {
+ public:
+  explicit Adapter(std::shared_ptr<HostPolicies> host) : host_(std::move(host)) {}
+
+ protected:
+  const moert_policies& c() const { return host_->c; }
+
+  /// True when the host has decided. `call` is not asked for when the host has no such member.
+  template <typename Member, typename Call>
+  bool Decided(Member member, Call call) {
+    if (member == nullptr) return false;
+    try {
+      if (call() == MOERT_OK) return true;
+    } catch (...) {  // the contract forbids it; dying for it helps nobody
+    }
+    ++host_->failures;
+    return false;
+  }
+  template <typename Member, typename Call>
+  void Tell(Member member, Call call) {
+    if (member == nullptr) return;
+    try {
+      call();
+    } catch (...) {
+      ++host_->failures;
+    }
+  }
+  void CountFailure() { ++host_->failures; }
+
+ private:
+  const std::shared_ptr<HostPolicies> host_;
+};
+
+class HostRouting final : public RoutingPolicy, Adapter {
+ public:
+  HostRouting(std::shared_ptr<HostPolicies> host, std::unique_ptr<RoutingPolicy> fallback)
+      : Adapter(std::move(host)), fallback_(std::move(fallback)) {}
+  absl::string_view name() const override { return "host"; }
+  absl::Status Check(const MoeModelSpec& model) const override {
+    return fallback_ == nullptr ? absl::OkStatus() : fallback_->Check(model);
+  }
+  RoutingRule Rule(const PolicyContext& context) override {
+    const RoutingRule own = fallback_ == nullptr ? RoutingRule{} : fallback_->Rule(context);
+    const moert_policy_context where = ToC(context);
+    moert_routing_rule rule{};
+    rule.struct_size = sizeof(rule);
+    rule.kind = static_cast<moert_rule>(own.kind);
+    rule.alpha = own.alpha;
+    rule.max_slot_share = own.max_slot_share;
+    rule.max_mass_share = own.max_mass_share;
+    rule.second_pass = own.second_pass;
+    rule.own_score_weights = own.own_score_weights;
+    if (!Decided(c().routing_rule,
+                 [&] { return c().routing_rule(c().user_data, &where, &rule); })) {
+      return own;
+    }
+    const bool legal = (rule.kind == MOERT_RULE_TOPK || rule.kind == MOERT_RULE_EXPERT_CACHE) &&
+                       rule.alpha >= 0 && rule.max_slot_share >= 0 && rule.max_slot_share <= 1 &&
+                       rule.max_mass_share >= 0 && rule.max_mass_share <= 1;
+    if (!legal) {
+      CountFailure();
+      return own;
+    }
+    RoutingRule decided;
+    decided.kind = static_cast<RoutingRuleKind>(rule.kind);
+    decided.alpha = rule.alpha;
+    decided.max_slot_share = rule.max_slot_share;
+    decided.max_mass_share = rule.max_mass_share;
+    decided.second_pass = rule.second_pass != 0;
+    decided.own_score_weights = rule.own_score_weights != 0;
+    return decided;
+  }
+
+ private:
+  const std::unique_ptr<RoutingPolicy> fallback_;
+};
+
+class HostPrefetch final : public PrefetchPolicy, Adapter {
+ public:
+  HostPrefetch(std::shared_ptr<HostPolicies> host, std::unique_ptr<PrefetchPolicy> fallback)
+      : Adapter(std::move(host)), fallback_(std::move(fallback)) {}
+  absl::string_view name() const override { return "host"; }
+  bool wants_next_gate() const override {
+    return c().wants_next_gate != 0 || (fallback_ != nullptr && fallback_->wants_next_gate());
+  }
+  void Observe(const PolicyContext& context, const RoutingView& routing) override {
+    if (fallback_ != nullptr) fallback_->Observe(context, routing);
+  }
+  std::vector<PrefetchCandidate> Rank(const PrefetchSnapshot& snapshot) override {
+    moert_prefetch_snapshot s{};
+    s.struct_size = sizeof(s);
+    s.context = ToC(snapshot.context);
+    s.routing = ToC(snapshot.routing);
+    s.predicted_scores =
+        snapshot.predicted_scores.empty() ? nullptr : snapshot.predicted_scores.data();
+    s.resident = snapshot.target.resident.data();
+    s.usable = snapshot.target.usable.data();
+    s.in_flight = snapshot.target.in_flight.data();
+    s.target_layer = snapshot.target_layer;
+    s.target_experts = static_cast<int32_t>(snapshot.target.resident.size());
+    experts_.assign(static_cast<size_t>(s.target_experts), 0);
+    int32_t count = 0;
+    const bool decided = Decided(c().prefetch_rank, [&] {
+      return c().prefetch_rank(c().user_data, &s, experts_.data(), s.target_experts, &count);
+    });
+    if (decided && count >= 0 && count <= s.target_experts) {
+      std::vector<PrefetchCandidate> ranked;
+      for (int32_t i = 0; i < count; ++i) {
+        ranked.push_back(
+            {{s.target_layer, experts_[static_cast<size_t>(i)]}, static_cast<float>(count - i)});
+      }
+      return ranked;
+    }
+    if (decided) CountFailure();
+    return fallback_ == nullptr ? std::vector<PrefetchCandidate>{} : fallback_->Rank(snapshot);
+  }
+
+ private:
+  const std::unique_ptr<PrefetchPolicy> fallback_;
+  std::vector<int32_t> experts_;
+};
+
+/// Also the seam that hears every routing, whatever the strategy.
+class HostResidency final : public ResidencyPolicy, Adapter {
+ public:
+  HostResidency(std::shared_ptr<HostPolicies> host, std::unique_ptr<ResidencyPolicy> fallback)
+      : Adapter(std::move(host)), fallback_(std::move(fallback)) {}
+  absl::string_view name() const override { return "host"; }
+
+  std::vector<int> Capacity(const CapacitySnapshot& snapshot) override {
+    std::vector<int> own =
+        fallback_ == nullptr ? ResidencyPolicy::Capacity(snapshot) : fallback_->Capacity(snapshot);
+    std::vector<int32_t> capacity(own.begin(), own.end());
+    const bool decided = Decided(c().residency_capacity, [&] {
+      return c().residency_capacity(c().user_data, snapshot.slots, capacity.data(),
+                                    static_cast<int32_t>(capacity.size()));
+    });
+    return decided ? std::vector<int>(capacity.begin(), capacity.end()) : own;
+  }
+  void OnRouting(const PolicyContext& context, const RoutingView& routing) override {
+    if (fallback_ != nullptr) fallback_->OnRouting(context, routing);
+    const moert_policy_context where = ToC(context);
+    const moert_routing_view view = ToC(routing);
+    Tell(c().observe, [&] { c().observe(c().user_data, &where, &view); });
+  }
+  void OnInsert(ExpertKey key, bool prefetch) override {
+    if (fallback_ != nullptr) fallback_->OnInsert(key, prefetch);
+    Tell(c().residency_insert,
+         [&] { c().residency_insert(c().user_data, key.layer, key.expert, prefetch); });
+  }
+  void OnEvict(ExpertKey key) override {
+    if (fallback_ != nullptr) fallback_->OnEvict(key);
+    Tell(c().residency_evict, [&] { c().residency_evict(c().user_data, key.layer, key.expert); });
+  }
+  int Victim(const VictimSnapshot& snapshot) override {
+    candidates_.clear();
+    for (const VictimCandidate& candidate : snapshot.candidates) {
+      moert_candidate v{};
+      v.struct_size = sizeof(v);
+      v.last_used = candidate.last_used;
+      v.inserted = candidate.inserted;
+      v.uses = candidate.uses;
+      v.layer = candidate.key.layer;
+      v.expert = candidate.key.expert;
+      v.unused_prefetch = candidate.unused_prefetch;
+      candidates_.push_back(v);
+    }
+    moert_victim_snapshot s{};
+    s.struct_size = sizeof(s);
+    s.context = ToC(snapshot.context);
+    s.candidates = candidates_.data();
+    s.num_candidates = static_cast<int64_t>(candidates_.size());
+    s.incoming_layer = snapshot.incoming.layer;
+    s.incoming_expert = snapshot.incoming.expert;
+    s.for_prefetch = snapshot.for_prefetch;
+    int64_t victim = -1;
+    if (Decided(c().residency_victim,
+                [&] { return c().residency_victim(c().user_data, &s, &victim); })) {
+      // Out of range: the store takes its default and counts.
+      return static_cast<int>(std::clamp<int64_t>(victim, -1, INT32_MAX));
+    }
+    return fallback_ == nullptr ? LeastRecentlyUsed(snapshot.candidates)
+                                : fallback_->Victim(snapshot);
+  }
+
+ private:
+  const std::unique_ptr<ResidencyPolicy> fallback_;
+  std::vector<moert_candidate> candidates_;
+};
+
+class HostPrecision final : public PrecisionPolicy, Adapter {
+ public:
+  HostPrecision(std::shared_ptr<HostPolicies> host, std::unique_ptr<PrecisionPolicy> fallback)
+      : Adapter(std::move(host)), fallback_(std::move(fallback)) {}
+  absl::string_view name() const override { return "host"; }
+
+  PrecisionDecision Decide(const PrecisionSnapshot& snapshot) override {
+    moert_precision_snapshot s{};
+    s.struct_size = sizeof(s);
+    s.context = ToC(snapshot.context);
+    s.selections = snapshot.selections.data();
+    s.high = snapshot.high.data();
+    s.high_capacity = snapshot.high_capacity.data();
+    s.total_experts = static_cast<int64_t>(snapshot.selections.size());
+    s.num_layers = static_cast<int32_t>(snapshot.high_capacity.size());
+    promote_.assign(static_cast<size_t>(s.total_experts), 0);
+    demote_.assign(static_cast<size_t>(s.total_experts), 0);
+    int64_t promotes = 0, demotes = 0;
+    const bool decided = Decided(c().precision_decide, [&] {
+      return c().precision_decide(c().user_data, &s, promote_.data(), &promotes, demote_.data(),
+                                  &demotes);
+    });
+    PrecisionDecision decision;
+    if (decided && Keys(*snapshot.context.model, promote_, promotes, &decision.promote) &&
+        Keys(*snapshot.context.model, demote_, demotes, &decision.demote)) {
+      return decision;
+    }
+    if (decided) CountFailure();
+    return fallback_ == nullptr ? PrecisionDecision{} : fallback_->Decide(snapshot);
+  }
+  int TransferVersion(const TransferSnapshot& snapshot) override {
+    moert_transfer_snapshot s{};
+    s.struct_size = sizeof(s);
+    s.context = ToC(snapshot.context);
+    s.layer_tokens = snapshot.layer_tokens;
+    s.expert = snapshot.key.expert;
+    s.tokens = snapshot.tokens;
+    s.prefetch = snapshot.prefetch;
+    s.num_versions = snapshot.num_versions;
+    int32_t version = 0;
+    const bool decided = Decided(c().precision_transfer, [&] {
+      return c().precision_transfer(c().user_data, &s, &version);
+    });
+    if (decided && version >= 0 && version < snapshot.num_versions) return version;
+    if (decided) CountFailure();
+    return fallback_ == nullptr ? 0 : fallback_->TransferVersion(snapshot);
+  }
+
+ private:
+  /// Indices over all experts, layer by layer, as keys. False when one is out of range.
+  static bool Keys(const MoeModelSpec& model, const std::vector<int64_t>& indices, int64_t count,
+                   std::vector<ExpertKey>* keys) {
+    if (count < 0 || count > static_cast<int64_t>(indices.size())) return false;
+    for (int64_t i = 0; i < count; ++i) {
+      int64_t rest = indices[static_cast<size_t>(i)];
+      int layer = 0;
+      while (rest >= 0 && layer < model.num_layers() && rest >= model.layers[layer].num_experts) {
+        rest -= model.layers[layer++].num_experts;
+      }
+      if (rest < 0 || layer == model.num_layers()) return false;
+      keys->push_back({layer, static_cast<int32_t>(rest)});
+    }
+    return true;
+  }
+
+  const std::unique_ptr<PrecisionPolicy> fallback_;
+  std::vector<int64_t> promote_, demote_;
+};
+
+class HostPlacement final : public PlacementPolicy, Adapter {
+ public:
+  HostPlacement(std::shared_ptr<HostPolicies> host, std::unique_ptr<PlacementPolicy> fallback)
+      : Adapter(std::move(host)), fallback_(std::move(fallback)) {}
+  absl::string_view name() const override { return "host"; }
+
+  std::vector<Placement> Place(const PlacementSnapshot& snapshot) override {
+    misses_.clear();
+    for (const MissView& miss : snapshot.misses) {
+      moert_miss m{};
+      m.struct_size = sizeof(m);
+      m.bytes = miss.bytes;
+      m.load_ns = miss.load_ns;
+      m.cpu_ns = miss.cpu_ns;
+      m.expert = miss.expert;
+      m.tokens = miss.tokens;
+      m.mass = miss.mass;
+      m.low_resident = miss.low_resident;
+      misses_.push_back(m);
+    }
+    decisions_.assign(misses_.size(), MOERT_PLACE_LOAD);
+    const moert_policy_context where = ToC(snapshot.context);
+    const bool decided = Decided(c().placement, [&] {
+      return c().placement(c().user_data, &where, misses_.data(),
+                           static_cast<int32_t>(misses_.size()), decisions_.data());
+    });
+    const bool legal = std::all_of(decisions_.begin(), decisions_.end(), [](moert_placement p) {
+      return p >= MOERT_PLACE_LOAD && p <= MOERT_PLACE_LOW;
+    });
+    if (decided && legal) {
+      std::vector<Placement> placed;
+      for (const moert_placement p : decisions_) placed.push_back(static_cast<Placement>(p));
+      return placed;
+    }
+    if (decided) CountFailure();
+    if (fallback_ != nullptr) return fallback_->Place(snapshot);
+    return std::vector<Placement>(snapshot.misses.size(), Placement::kLoad);
+  }
+
+ private:
+  const std::unique_ptr<PlacementPolicy> fallback_;
+  std::vector<moert_miss> misses_;
+  std::vector<moert_placement> decisions_;
+};
+
+}  // namespace
+
+absl::Status InstallPolicies(std::shared_ptr<HostPolicies> policies, Strategy* strategy) {
+  const moert_policies& c = policies->c;
+  if (c.routing_rule != nullptr) {
+    strategy->routing = std::make_unique<HostRouting>(policies, std::move(strategy->routing));
+  }
+  if (c.prefetch_rank != nullptr) {
+    strategy->prefetch = std::make_unique<HostPrefetch>(policies, std::move(strategy->prefetch));
+  }
+  if (c.observe != nullptr || c.residency_capacity != nullptr || c.residency_victim != nullptr ||
+      c.residency_insert != nullptr || c.residency_evict != nullptr) {
+    strategy->residency = std::make_unique<HostResidency>(policies, std::move(strategy->residency));
+  }
+  if (c.precision_decide != nullptr || c.precision_transfer != nullptr) {
+    strategy->precision = std::make_unique<HostPrecision>(policies, std::move(strategy->precision));
+  }
+  if (c.placement != nullptr) {
+    strategy->placement = std::make_unique<HostPlacement>(policies, std::move(strategy->placement));
+  }
+  // What these seams decide can reach the output, and is known only when they are asked.
+  if (c.routing_rule != nullptr || c.precision_decide != nullptr ||
+      c.precision_transfer != nullptr || c.placement != nullptr) {
+    strategy->exact = false;
+    strategy->graph_safe = false;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace moert::capi
+
+extern "C" void moert_policies_init(moert_policies* policies, uint64_t size) {
+  moert::capi::InitStruct(policies, size, moert_policies{});
+}

@@ -1,0 +1,32 @@
+// Policies in C as the five C++ seams.
+#ifndef MOERT_CAPI_SRC_POLICY_ADAPTER_H_
+#define MOERT_CAPI_SRC_POLICY_ADAPTER_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "moert.h"
+#include "moert/strategy.h"
+
+namespace moert::capi {
+
+/// A host's policies, shared by the adapters of an engine.
+struct HostPolicies {
+  moert_policies c{};
+  bool owns = false;                 // user_data is ours: destroy is to be called
+  std::atomic<int64_t> failures{0};  // decisions that the host failed to make
+
+  ~HostPolicies() {
+    if (owns && c.destroy != nullptr) c.destroy(c.user_data);
+  }
+};
+
+/// Puts adapters into the seams that `policies` has members for. What the host does not decide, the
+/// strategy's own policy does.
+absl::Status InstallPolicies(std::shared_ptr<HostPolicies> policies, Strategy* strategy);
+
+}  // namespace moert::capi
+
+#endif  // MOERT_CAPI_SRC_POLICY_ADAPTER_H_

@@ -1,0 +1,33 @@
+// A host's threads, memory and log behind the C++ interfaces.
+#ifndef MOERT_CAPI_SRC_SERVICES_H_
+#define MOERT_CAPI_SRC_SERVICES_H_
+
+#include <functional>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "moert.h"
+#include "moert/allocator.h"
+#include "moert/options.h"
+#include "moert/thread_pool.h"
+
+namespace moert::capi {
+
+/// The destroy callbacks of what an engine was given. They are called with the last reference, once
+/// `armed`: until then the host owns its user_data.
+struct Ownership {
+  bool armed = false;
+};
+
+using LogFunction = std::function<void(LogLevel, absl::string_view)>;
+
+absl::StatusOr<std::shared_ptr<ThreadPool>> AdaptThreadPool(
+    const moert_thread_pool& pool, std::shared_ptr<const Ownership> ownership);
+absl::StatusOr<std::shared_ptr<HostAllocator>> AdaptAllocator(
+    const moert_allocator& allocator, std::shared_ptr<const Ownership> ownership);
+absl::StatusOr<LogFunction> AdaptLogger(const moert_logger& logger,
+                                        std::shared_ptr<const Ownership> ownership);
+
+}  // namespace moert::capi
+
+#endif  // MOERT_CAPI_SRC_SERVICES_H_
