@@ -369,7 +369,7 @@ typedef struct moert_candidate {
   int32_t layer;
   int32_t expert;
   int32_t unused_prefetch; /* 1: brought by a prefetch and not used yet */
-  int32_t reserved0;
+  int32_t tokens;          /* of the last call that used it */
 } moert_candidate;
 
 typedef struct moert_victim_snapshot {

@@ -203,6 +203,7 @@ class HostResidency final : public ResidencyPolicy, Adapter {
       v.layer = candidate.key.layer;
       v.expert = candidate.key.expert;
       v.unused_prefetch = candidate.unused_prefetch;
+      v.tokens = candidate.tokens;
       candidates_.push_back(v);
     }
     moert_victim_snapshot s{};

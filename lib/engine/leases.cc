@@ -34,7 +34,7 @@ absl::Status Leases::Bring(int64_t epoch, const PolicyContext& context,
         MOERT_RETURN_IF_ERROR(store_->TakeFailure(key));
       }
     }
-    const bool prefetched = store_->Touch(key);
+    const bool prefetched = store_->Touch(key, 1);
     stats_->prefetch_useful += prefetched;
     if (!missed && store_->Resolve(key, epoch).version > store_->intended(key)) {
       ++stats_->low_answers;

@@ -141,8 +141,8 @@ ABI_FIELD(moert_candidate, uses, 24);
 ABI_FIELD(moert_candidate, layer, 32);
 ABI_FIELD(moert_candidate, expert, 36);
 ABI_FIELD(moert_candidate, unused_prefetch, 40);
-ABI_FIELD(moert_candidate, reserved0, 44);
-ABI_LAST(moert_candidate, reserved0, 4);
+ABI_FIELD(moert_candidate, tokens, 44);
+ABI_LAST(moert_candidate, tokens, 4);
 
 ABI_SIZE(moert_victim_snapshot, 88);
 ABI_FIELD(moert_victim_snapshot, context, 8);
