@@ -82,8 +82,7 @@ struct EngineOptions {
   int io_threads = 2;
   /// CPU kernel set: "auto" or a name of MixedGroupGemm::KernelNames().
   std::string kernels = "auto";
-  /// Sees every layer call; null: none. With a sink the next layer's gate is run whether or not the
-  /// strategy wants it, so that the trace serves every strategy.
+  /// Sees every layer call; null: none.
   std::shared_ptr<TraceSink> trace;
 
   /// One line for what a person who operates the host may want to know. Called from the thread that

@@ -21,13 +21,16 @@ struct ReplayOptions {
   bool recorded_times = false;
   /// Steps to replay; 0: all.
   int64_t max_steps = 0;
+  /// So many first steps fill caches and train predictors, and are not counted.
+  int64_t warm_steps = 0;
   /// Called after every step with the steps done; may be null.
   std::function<void(int64_t)> progress;
 };
 
 struct ReplayResult {
-  int64_t steps = 0;
+  int64_t steps = 0;  // counted
   int64_t tokens = 0;
+  EngineStats stats;               // of the counted steps
   std::vector<double> prefill_ms;  // by step, engine's clock
   std::vector<double> decode_ms;
 };

@@ -87,6 +87,10 @@ struct EngineStats {
 /// no label).
 std::string PrometheusText(const EngineStats& stats, absl::string_view label);
 
+/// What was counted between two snapshots of one engine: counters subtracted, sizes and flags as
+/// they are now.
+EngineStats StatsSince(const EngineStats& now, const EngineStats& before);
+
 /// Time layers could not go on, for any reason.
 inline int64_t StalledNs(const EngineStats& stats) {
   return stats.stall_miss_ns + stats.stall_queue_ns + stats.stall_staging_ns + stats.stall_cpu_ns;

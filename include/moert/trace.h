@@ -68,6 +68,9 @@ class TraceSink {
   virtual ~TraceSink() = default;
   virtual void OnCall(const TraceCall& call) = 0;
   virtual void OnSpan(const TimelineSpan& span) = 0;
+  /// Whether calls must carry next_scores even where the strategy has no use for them: then the
+  /// next layer's gate is run for the sink alone.
+  virtual bool wants_next_scores() const { return true; }
 };
 
 /// One stored version of the experts: record bytes of layer l, expert e at bytes[l][e].

@@ -80,7 +80,8 @@ absl::Status LayerRunner::Route(const LayerCall& call) {
       parts_.strategy->routing ? parts_.strategy->routing->Rule(context) : RoutingRule{};
   const LayerResidency residency = parts_.store->Layer(context.layer);
   if (call.routed == nullptr) {
-    const bool next_gate = parts_.prefetcher->wants_next_gate() || parts_.trace != nullptr;
+    const bool next_gate = parts_.prefetcher->wants_next_gate() ||
+                           (parts_.trace != nullptr && parts_.trace->wants_next_scores());
     MOERT_RETURN_IF_ERROR(parts_.device != nullptr
                               ? RouteOnDevice(call, rule, residency, next_gate)
                               : parts_.router->Route(context.layer, call.x, call.tokens, rule,

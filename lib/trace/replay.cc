@@ -29,17 +29,26 @@ class Replayer {
     open_ = false;
     MOERT_RETURN_IF_ERROR(engine_->EndStep(step_));
     const int64_t ns = engine_->now_ns() - begin_ns_ - outside_ns_;
+    ++steps_;
+    if (options_.progress) options_.progress(steps_);
+    if (steps_ <= options_.warm_steps) {
+      before_ = engine_->stats();
+      return absl::OkStatus();
+    }
     (phase_ == Phase::kPrefill ? result_.prefill_ms : result_.decode_ms)
         .push_back(static_cast<double>(ns) * 1e-6);
     ++result_.steps;
-    if (options_.progress) options_.progress(result_.steps);
+    result_.tokens += tokens_;
     return absl::OkStatus();
   }
 
-  bool done() const { return options_.max_steps > 0 && result_.steps == options_.max_steps; }
+  bool done() const { return options_.max_steps > 0 && steps_ == options_.max_steps; }
   bool open() const { return open_; }
   int64_t recorded_step() const { return recorded_step_; }
-  ReplayResult Take() { return std::move(result_); }
+  ReplayResult Take() {
+    result_.stats = StatsSince(engine_->stats(), before_);
+    return std::move(result_);
+  }
 
  private:
   absl::Status BeginStep(const TraceCall& call) {
@@ -57,7 +66,7 @@ class Replayer {
     open_ = true;
     phase_ = call.phase;
     recorded_step_ = call.step;
-    result_.tokens += call.tokens;
+    tokens_ = call.tokens;
     return absl::OkStatus();
   }
 
@@ -71,6 +80,9 @@ class Replayer {
   int64_t begin_ns_ = 0;
   int64_t outside_ns_ = 0;
   int64_t last_end_ns_ = -1;
+  int64_t steps_ = 0;
+  int64_t tokens_ = 0;
+  EngineStats before_;
 };
 
 }  // namespace

@@ -6,6 +6,12 @@ namespace moert::cli {
 
 /// Expert products alone, per kernel set and number of tokens.
 int BenchGemm(int argc, const char* const* argv);
+/// The rates of this machine, as a HardwareProfile.
+int BenchProbe(int argc, const char* const* argv);
+/// Strategies against each other: decode steps, prefill steps, layer calls.
+int BenchDecode(int argc, const char* const* argv);
+int BenchPrefill(int argc, const char* const* argv);
+int BenchLayer(int argc, const char* const* argv);
 /// What a workload's routing looks like.
 int BenchWorkload(int argc, const char* const* argv);
 

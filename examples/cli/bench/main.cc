@@ -19,6 +19,10 @@ struct Subcommand {
 constexpr Subcommand kSubcommands[] = {
     {"gemm", "expert products: weight streaming and arithmetic rates of each kernel set",
      BenchGemm},
+    {"probe", "the rates of this machine, for --profile", BenchProbe},
+    {"layer", "MoE layers alone: time by tokens", BenchLayer},
+    {"decode", "strategies against each other, decoding at a published model's shape", BenchDecode},
+    {"prefill", "the same for prompts", BenchPrefill},
     {"workload", "what a workload's routing looks like, and workloads as traces", BenchWorkload},
 };
 

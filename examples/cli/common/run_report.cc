@@ -50,7 +50,7 @@ std::string Percent(const std::optional<double>& ratio) {
 }  // namespace
 
 std::string ReportJson(const RunReport& r, const Engine& engine) {
-  const EngineStats s = engine.stats();
+  const EngineStats s = r.stats ? *r.stats : engine.stats();
   const Latency tpot = Summarize(r.decode_ms);
   Json j;
   j["command"] = r.command;
@@ -104,11 +104,12 @@ std::string ReportJson(const RunReport& r, const Engine& engine) {
                    {"cpu", Ms(s.stall_cpu_ns)}};
   j["host_syncs"] = s.host_syncs;
   j["graph_captured"] = s.graph_captured;
+  if (r.extra.is_object()) j.update(r.extra);
   return j.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 std::string ReportTable(const RunReport& r, const Engine& engine) {
-  const EngineStats s = engine.stats();
+  const EngineStats s = r.stats ? *r.stats : engine.stats();
   const MemoryPlan m = engine.memory();
   const Latency tpot = Summarize(r.decode_ms);
   std::string out;

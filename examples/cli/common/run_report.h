@@ -3,6 +3,7 @@
 #define MOERT_EXAMPLES_CLI_COMMON_RUN_REPORT_H_
 
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,10 +21,12 @@ struct RunReport {
   bool virtual_clock = false;
   std::optional<double> nll, ppl;  // ppl only
   int64_t tokens_scored = 0;
-  std::optional<std::string> text;  // generate only, valid UTF-8
-  std::vector<int32_t> tokens;      // generate only: what was generated
-  std::optional<double> ttft_ms;    // generate only
-  std::vector<double> decode_ms;    // by decode step
+  std::optional<std::string> text;   // generate only, valid UTF-8
+  std::vector<int32_t> tokens;       // generate only: what was generated
+  std::optional<double> ttft_ms;     // generate only
+  std::vector<double> decode_ms;     // by decode step
+  std::optional<EngineStats> stats;  // of a part of the run; absent: all of it
+  nlohmann::ordered_json extra;      // further keys of the object; null: none
 };
 
 /// The object as text, one line, doubles so that they read back exactly.

@@ -13,6 +13,7 @@
 #include "examples/cli/common/budget_flag.h"
 #include "examples/cli/common/progress.h"
 #include "examples/cli/common/run_report.h"
+#include "examples/cli/workload/oracles.h"
 #include "examples/host/utf8.h"
 #include "moert/engine.h"
 #include "moert/replay.h"
@@ -31,6 +32,8 @@ struct Options {
   double link_gbps = 0;
   std::string times = "profile";
   int64_t steps = 0;
+  int64_t warm = 0;
+  bool oracles = false;
   int64_t max_tokens = 0;
   int64_t seed = 0;
   std::string json;
@@ -77,10 +80,11 @@ absl::Status Run(const Options& options, Opened& opened) {
   ReplayOptions replay;
   replay.recorded_times = options.times == "recorded";
   replay.max_steps = options.steps;
+  replay.warm_steps = options.warm;
   absl::StatusOr<ReplayResult> result;
   {
     Progress progress("steps", !options.quiet);
-    replay.progress = [&](int64_t steps) { progress.Update(steps, options.steps); };
+    replay.progress = [&](int64_t done) { progress.Update(done, options.steps); };
     result = Replay(opened.trace.get(), opened.engine.get(), replay);
   }
   MOERT_RETURN_IF_ERROR(result.status());
@@ -91,9 +95,23 @@ absl::Status Run(const Options& options, Opened& opened) {
   report.seed = options.seed;
   report.virtual_clock = true;
   report.decode_ms = result->decode_ms;
+  report.stats = result->stats;
   if (!result->prefill_ms.empty()) {
     report.ttft_ms = std::accumulate(result->prefill_ms.begin(), result->prefill_ms.end(), 0.0) /
                      static_cast<double>(result->prefill_ms.size());
+  }
+  if (options.oracles) {
+    MOERT_ASSIGN_OR_RETURN(const RoutingHistory history,
+                           RoutingHistory::Read(opened.trace.get(), options.warm, options.steps));
+    const Oracles oracles = ComputeOracles(history, opened.engine->memory().slots);
+    report.extra = {{"oracles", ToJson(oracles)}};
+    if (!options.quiet) {
+      fmt::print(
+          "\n  bounds       Belady {:.1f} % a layer, {:.1f} % global; LRU {:.1f} %; best "
+          "high set {:.1f} %\n",
+          100 * oracles.belady_layer, 100 * oracles.belady_global, 100 * oracles.lru,
+          100 * oracles.high_set);
+    }
   }
   return WriteReport(report, *opened.engine, options.json, options.quiet);
 }
@@ -114,6 +132,8 @@ int Main(int argc, const char* const* argv) {
   parser.AddChoice("times", &o.times, {"profile", "recorded"},
                    "what computing takes: the profile's costs, or what the trace recorded");
   parser.AddInt64("steps", &o.steps, "replays only the first steps", 1);
+  parser.AddInt64("warm", &o.warm, "so many first steps are replayed and not counted", 0);
+  parser.AddSwitch("oracles", &o.oracles, "also what the best decisions in hindsight would reach");
   parser.AddInt64("max-tokens", &o.max_tokens,
                   "rows the budget's workspace is sized for, if more than the trace has", 1,
                   1 << 20);

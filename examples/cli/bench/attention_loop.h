@@ -1,0 +1,29 @@
+// The time a host spends outside libmoert, in its attention: memory is read by all threads until so
+// much time has passed, as projections of a decoder would read their weights.
+#ifndef MOERT_EXAMPLES_CLI_BENCH_ATTENTION_LOOP_H_
+#define MOERT_EXAMPLES_CLI_BENCH_ATTENTION_LOOP_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "base/aligned_buffer.h"
+#include "base/thread_pool.h"
+
+namespace moert::cli {
+
+class AttentionLoop {
+ public:
+  static absl::StatusOr<std::unique_ptr<AttentionLoop>> Create(int threads);
+  void Run(int64_t ns);
+  /// Bytes a second that all threads read from memory: median of a few passes.
+  double ReadBytesPerSecond();
+
+ private:
+  std::unique_ptr<ThreadPool> pool_;
+  AlignedBuffer buffer_;
+};
+
+}  // namespace moert::cli
+
+#endif  // MOERT_EXAMPLES_CLI_BENCH_ATTENTION_LOOP_H_

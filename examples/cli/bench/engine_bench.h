@@ -1,0 +1,45 @@
+// Runs strategies against each other on one workload: engines of one budget take turns on the same
+// steps, repetition by repetition, so that what else the machine does hits all of them alike.
+#ifndef MOERT_EXAMPLES_CLI_BENCH_ENGINE_BENCH_H_
+#define MOERT_EXAMPLES_CLI_BENCH_ENGINE_BENCH_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "examples/cli/bench/attention_loop.h"
+#include "examples/cli/bench/step_source.h"
+#include "examples/cli/workload/oracles.h"
+#include "moert/engine.h"
+
+namespace moert::cli {
+
+struct Variant {
+  std::string strategy;
+  std::string budget;  // as typed
+  std::unique_ptr<Engine> engine;
+
+  // Results.
+  std::vector<std::vector<double>> step_ms;  // [repetition][step]
+  EngineStats before;                        // when the warm-up ended
+  std::string refused;                       // why there is no engine, if there is none
+};
+
+struct BenchRun {
+  int64_t warm_steps = 0;
+  int64_t repetitions = 0;
+  int64_t steps = 0;                   // of a repetition
+  AttentionLoop* attention = nullptr;  // null: none
+  int64_t attention_ns = 0;            // a layer
+  std::function<void(int64_t done, int64_t total)> progress;
+};
+
+/// Runs the warm-up and every repetition on all variants that have an engine.
+absl::Status RunVariants(StepSource* steps, const BenchRun& run, std::vector<Variant>* variants);
+
+}  // namespace moert::cli
+
+#endif  // MOERT_EXAMPLES_CLI_BENCH_ENGINE_BENCH_H_

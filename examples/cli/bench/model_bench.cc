@@ -1,0 +1,310 @@
+// moert-bench decode, prefill, layer: strategies against each other on synthetic experts of a
+// published shape, with hindsight bounds beside them.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <chrono>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_split.h"
+#include "base/bytes_text.h"
+#include "base/checked_math.h"
+#include "base/status_macros.h"
+#include "examples/cli/bench/bench.h"
+#include "examples/cli/bench/commit.h"
+#include "examples/cli/bench/engine_bench.h"
+#include "examples/cli/bench/model_options.h"
+#include "examples/cli/bench/model_report.h"
+#include "examples/cli/common/any_trace.h"
+#include "examples/cli/common/budget_flag.h"
+#include "examples/cli/common/progress.h"
+#include "examples/cli/common/report.h"
+#include "examples/cli/workload/synthetic_experts.h"
+
+namespace moert::cli {
+namespace {
+
+using nlohmann::json;
+
+constexpr char kTracePrefix[] = "trace:";
+
+/// What is measured: experts, and where the steps come from.
+class ModelBench {
+ public:
+  explicit ModelBench(const ModelBenchOptions& options) : o_(options) {}
+
+  absl::Status Open();
+  absl::StatusOr<json> Run(const std::string& command);
+
+ private:
+  absl::StatusOr<VariantGroup> RunGroup(const std::string& budget, int64_t batch);
+  absl::Status MakeEngines(const std::string& budget, int64_t rows, VariantGroup* group);
+  absl::StatusOr<double> TransferMs() const;
+  StepPlan Plan(int64_t batch) const;
+  int64_t AttentionNs(int64_t rows) const;
+
+  const ModelBenchOptions& o_;
+  Shape shape_;
+  std::unique_ptr<TraceReader> trace_;  // null for a made-up workload
+  std::shared_ptr<const ExpertSource> experts_;
+  std::unique_ptr<AttentionLoop> attention_;
+  double read_bytes_per_s_ = 0;
+  EngineOptions engine_options_;
+  std::vector<StrategyChoice> strategies_;
+  std::vector<std::string> budgets_;
+  bool traced_ = false;
+};
+
+absl::Status ModelBench::Open() {
+  MOERT_ASSIGN_OR_RETURN(engine_options_, MakeEngineOptions(o_));
+  MOERT_ASSIGN_OR_RETURN(strategies_, ParseStrategies(o_.strategy));
+  budgets_ = absl::StrSplit(o_.budget, ',', absl::SkipWhitespace());
+  if (budgets_.empty()) return absl::InvalidArgumentError("--budget: no budget");
+  for (const std::string& budget : budgets_) {
+    MOERT_RETURN_IF_ERROR(ParseBudget(budget).status());
+  }
+  const auto seed = static_cast<uint64_t>(o_.seed);
+  std::string workload = o_.workload;
+  if (absl::StartsWith(workload, kTracePrefix)) {
+    if (!o_.synthetic.empty()) {
+      return absl::InvalidArgumentError("a trace has its own shape: leave out --synthetic");
+    }
+    MOERT_ASSIGN_OR_RETURN(trace_, OpenTrace(workload.substr(sizeof(kTracePrefix) - 1)));
+    shape_.name = "trace";
+    shape_.spec = trace_->header().model;
+    const MoeLayerSpec& layer = shape_.spec.layers.front();
+    shape_.attention_parameters = 4 * layer.hidden * layer.hidden;
+    workload = "uniform";  // gates only; the routing is the trace's
+  } else if (o_.synthetic.empty()) {
+    return absl::InvalidArgumentError("give --synthetic SHAPE[:layers], or --workload trace:FILE");
+  } else {
+    MOERT_ASSIGN_OR_RETURN(shape_, ParseShape(o_.synthetic));
+  }
+  MOERT_ASSIGN_OR_RETURN(const Workload process,
+                         Workload::Create(workload, shape_.spec, shape_.common_share, seed));
+  SyntheticOptions synthetic;
+  synthetic.schemes = absl::StrSplit(o_.schemes, ',');
+  synthetic.directory = o_.directory;
+  {
+    Progress progress("writing experts", !o_.quiet);
+    synthetic.progress = [&](int64_t done, int64_t total) { progress.Update(done, total); };
+    MOERT_ASSIGN_OR_RETURN(experts_, MakeSyntheticExperts(shape_, process, seed, synthetic));
+  }
+  if (o_.clock == "wall") {
+    MOERT_ASSIGN_OR_RETURN(attention_, AttentionLoop::Create(o_.threads));
+    read_bytes_per_s_ = attention_->ReadBytesPerSecond();
+  }
+  return absl::OkStatus();
+}
+
+StepPlan ModelBench::Plan(int64_t batch) const {
+  StepPlan plan;
+  plan.phase = o_.prefill() ? Phase::kPrefill : Phase::kDecode;
+  plan.batch = batch;
+  plan.prompt_tokens = o_.prompt;
+  plan.steps = o_.warm + o_.repeats * o_.steps;
+  return plan;
+}
+
+int64_t ModelBench::AttentionNs(int64_t rows) const {
+  if (attention_ == nullptr || o_.bench == "layer") return 0;
+  if (o_.attention_us >= 0) return static_cast<int64_t>(o_.attention_us * 1e3);
+  // Its projections stream their bf16 weights once for up to eight tokens, and are bound by
+  // arithmetic beyond.
+  const double bytes = 2 * static_cast<double>(shape_.attention_parameters);
+  const double passes = std::max(1.0, static_cast<double>(rows) / 8);
+  return static_cast<int64_t>(1e9 * bytes / read_bytes_per_s_ * passes);
+}
+
+/// Memory the system has available now.
+int64_t AvailableMemory() { return int64_t{sysconf(_SC_AVPHYS_PAGES)} * sysconf(_SC_PAGESIZE); }
+
+absl::Status ModelBench::MakeEngines(const std::string& budget, int64_t rows, VariantGroup* group) {
+  const int64_t limit = o_.memory > 0 ? o_.memory : AvailableMemory() / 10 * 9;
+  int64_t held = 0;
+  for (const StrategyChoice& choice : strategies_) {
+    Variant& v = group->variants.emplace_back();
+    v.strategy = choice.spec;
+    v.budget = choice.budget;
+    EngineOptions options = engine_options_;
+    options.strategy = choice.spec;
+    options.max_tokens_per_forward = rows;
+    MOERT_ASSIGN_OR_RETURN(options.budget,
+                           ParseBudget(choice.budget.empty() ? budget : choice.budget));
+    const absl::StatusOr<MemoryPlan> plan = Engine::Plan(*experts_, options);
+    if (!plan.ok()) {
+      if (strategies_.size() == 1) return plan.status();
+      v.refused = std::string(plan.status().message());
+      continue;
+    }
+    held += plan->fixed_bytes() + plan->pool_bytes();
+    if (o_.clock == "wall" && held > limit) {
+      return absl::InvalidArgumentError(fmt::format(
+          "the strategies' engines hold {} together, {} may be held: fewer strategies, layers or a "
+          "smaller --budget (--memory sets the limit)",
+          BytesText(held), BytesText(limit)));
+    }
+    if (!o_.trace.empty() && !traced_) {
+      TraceHeader header = MakeTraceHeader(*experts_, rows);
+      header.strategy = choice.spec;
+      header.clock = o_.clock;
+      MOERT_ASSIGN_OR_RETURN(options.trace, CreateTrace(o_.trace, header));
+      traced_ = true;
+    }
+    MOERT_ASSIGN_OR_RETURN(v.engine, Engine::Create(experts_, options));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<double> ModelBench::TransferMs() const {
+  const int64_t bytes = experts_->layout(0, 0, 0).bytes;
+  if (o_.link_gbps > 0) return 1e-6 * static_cast<double>(bytes) / o_.link_gbps;
+  if (o_.clock == "virtual") {
+    return 1e-6 * static_cast<double>(engine_options_.profile.TransferNs(bytes));
+  }
+  AlignedBuffer buffer;
+  MOERT_RETURN_IF_ERROR(buffer.Reset(RoundUp(bytes, kRecordAlignment)));
+  std::vector<double> ms;
+  for (int e = 0; e < std::min(9, shape_.spec.layers.front().num_experts); ++e) {
+    const auto begin = std::chrono::steady_clock::now();
+    MOERT_RETURN_IF_ERROR(
+        experts_->ReadRecord(0, e, 0, absl::MakeSpan(buffer.data(), buffer.size())));
+    ms.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin)
+                     .count());
+  }
+  return SpreadOf(ms).median;
+}
+
+absl::StatusOr<VariantGroup> ModelBench::RunGroup(const std::string& budget, int64_t batch) {
+  const StepPlan plan = Plan(batch);
+  const int64_t rows = trace_ != nullptr ? trace_->header().max_tokens : plan.rows();
+  VariantGroup group;
+  group.budget = budget;
+  group.batch = batch;
+  MOERT_RETURN_IF_ERROR(MakeEngines(budget, rows, &group));
+  MOERT_ASSIGN_OR_RETURN(group.transfer_ms, TransferMs());
+  std::unique_ptr<StepSource> steps;
+  const auto seed = static_cast<uint64_t>(o_.seed);
+  if (trace_ != nullptr) {
+    MOERT_RETURN_IF_ERROR(trace_->Rewind());
+    steps = MakeTraceSteps(trace_.get());
+  } else {
+    MOERT_ASSIGN_OR_RETURN(Workload process,
+                           Workload::Create(o_.workload, shape_.spec, shape_.common_share, seed));
+    steps = MakeWorkloadSteps(std::move(process), shape_.spec, plan);
+  }
+  BenchRun run;
+  run.warm_steps = o_.warm;
+  run.repetitions = o_.repeats;
+  run.steps = o_.steps;
+  run.attention = attention_.get();
+  run.attention_ns = AttentionNs(rows);
+  Progress progress(fmt::format("budget {}, batch {}: steps", budget, batch), !o_.quiet);
+  run.progress = [&](int64_t done, int64_t total) { progress.Update(done, total); };
+  MOERT_RETURN_IF_ERROR(RunVariants(steps.get(), run, &group.variants));
+  return group;
+}
+
+absl::StatusOr<json> ModelBench::Run(const std::string& command) {
+  json groups = json::array();
+  for (const int batch : o_.batch) {
+    // Bounds of the same steps. Hidden states and logits of a workload give the same routing.
+    std::unique_ptr<TraceReader> made_up;
+    if (trace_ == nullptr) {
+      MOERT_ASSIGN_OR_RETURN(
+          made_up,
+          MakeWorkloadTrace(shape_, o_.workload, static_cast<uint64_t>(o_.seed), Plan(batch)));
+    }
+    MOERT_ASSIGN_OR_RETURN(const RoutingHistory history,
+                           RoutingHistory::Read(trace_ != nullptr ? trace_.get() : made_up.get(),
+                                                o_.warm, o_.warm + o_.repeats * o_.steps));
+    for (const std::string& budget : budgets_) {
+      MOERT_ASSIGN_OR_RETURN(VariantGroup group, RunGroup(budget, batch));
+      group.history = &history;
+      if (!o_.quiet) PrintGroup(group);
+      groups.push_back(ToJson(group));
+    }
+  }
+  const StepPlan plan = Plan(o_.batch.front());
+  return json{{"command", command},
+              {"bench", o_.bench},
+              {"commit", BuildCommit()},
+              {"machine", DescribeMachine()},
+              {"seed", o_.seed},
+              {"shape",
+               {{"name", shape_.name},
+                {"model", shape_.model},
+                {"layers", shape_.spec.num_layers()},
+                {"experts", shape_.spec.layers.front().num_experts},
+                {"top_k", shape_.spec.layers.front().routing.top_k},
+                {"expert_bytes", experts_->layout(0, 0, 0).bytes}}},
+              {"workload", o_.workload},
+              {"schemes", o_.schemes},
+              {"source", o_.directory.empty() ? "memory" : "disk"},
+              {"clock", o_.clock},
+              {"profile", o_.profile},
+              {"threads", o_.threads},
+              {"io_threads", o_.io_threads},
+              {"kernels", o_.kernels},
+              {"link_gbps", o_.link_gbps},
+              {"attention_us", 1e-3 * static_cast<double>(AttentionNs(plan.rows()))},
+              {"read_gbps", 1e-9 * read_bytes_per_s_},
+              {"prompt", o_.prefill() ? json(o_.prompt) : json(nullptr)},
+              {"warm_steps", o_.warm},
+              {"steps", o_.steps},
+              {"repeats", o_.repeats},
+              {"groups", std::move(groups)}};
+}
+
+absl::Status RunModelBench(const ModelBenchOptions& options, const std::string& command) {
+  ModelBench bench(options);
+  MOERT_RETURN_IF_ERROR(bench.Open());
+  if (!options.quiet) {
+    fmt::print("{}\n", command);
+    fmt::print("* a bound: misses of Belady's caches, known a layer ahead\n\n");
+  }
+  MOERT_ASSIGN_OR_RETURN(const json result, bench.Run(command));
+  return options.json.empty() ? absl::OkStatus() : WriteJson(options.json, result);
+}
+
+int Main(ModelBenchOptions options, const char* summary, int argc, const char* const* argv) {
+  const std::string name = "moert-bench " + options.bench;
+  ArgParser parser(name, summary);
+  AddModelBenchFlags(&parser, &options);
+  absl::Status status = parser.Parse(argc - 1, argv + 1);
+  if (status.ok() && parser.help_requested()) {
+    fmt::print("{}", parser.Help());
+    return kExitOk;
+  }
+  if (status.ok()) status = RunModelBench(options, "moert-bench " + CommandLine(argc, argv));
+  return status.ok() ? kExitOk : ReportError(name, status);
+}
+
+}  // namespace
+
+int BenchDecode(int argc, const char* const* argv) {
+  ModelBenchOptions options;
+  options.bench = "decode";
+  return Main(options, "decode steps of a whole model, attention emulated", argc, argv);
+}
+
+int BenchPrefill(int argc, const char* const* argv) {
+  ModelBenchOptions options;
+  options.bench = "prefill";
+  options.steps = 2;
+  options.warm = 2;
+  return Main(options, "prefill steps, each of new prompts, attention emulated", argc, argv);
+}
+
+int BenchLayer(int argc, const char* const* argv) {
+  ModelBenchOptions options;
+  options.bench = "layer";
+  options.strategy = "resident";
+  options.budget = "100%";
+  options.workload = "mixed";
+  options.warm = 4;
+  options.steps = 8;
+  return Main(options, "layer calls with nothing between them", argc, argv);
+}
+
+}  // namespace moert::cli

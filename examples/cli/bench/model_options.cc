@@ -1,0 +1,82 @@
+#include "examples/cli/bench/model_options.h"
+
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/status_macros.h"
+
+namespace moert::cli {
+
+void AddModelBenchFlags(ArgParser* parser, ModelBenchOptions* o) {
+  parser->AddString("synthetic", &o->synthetic, "a published model's shape: SHAPE[:layers]");
+  parser->AddString("workload", &o->workload,
+                    "steady, mixed, shift, uniform (docs/workloads.md), or trace:FILE");
+  parser->AddString(
+      "strategy", &o->strategy,
+      "SPEC[@BUDGET][;...]: compared with each other, each at its own budget if given");
+  parser->AddString("budget", &o->budget, "SIZE or PERCENT, comma-separated");
+  parser->AddString("schemes", &o->schemes, "stored versions, comma-separated, most bits first");
+  parser->AddString("dir", &o->directory,
+                    "folder on the disk that experts are read from; without it, from memory");
+  if (o->bench == "layer") {
+    parser->AddIntList("tokens", &o->batch, "tokens of a call, comma-separated", 1);
+  } else {
+    parser->AddIntList("batch", &o->batch, "requests side by side, comma-separated", 1);
+  }
+  if (o->prefill()) {
+    parser->AddInt64("prompt", &o->prompt, "tokens of each prompt", 1, 65536);
+  }
+  parser->AddInt64("steps", &o->steps, "steps of a repetition", 1, 1000000);
+  parser->AddInt64("repeats", &o->repeats, "repetitions, taken in turn by the strategies", 1,
+                   10000);
+  parser->AddInt64("warm", &o->warm, "first steps that are not counted", 0, 1000000);
+  parser->AddInt("threads", &o->threads, "compute threads; 0: one a core", 0, 1024);
+  parser->AddInt("io-threads", &o->io_threads, "threads that read experts", 1, 16);
+  parser->AddDouble("link-gbps", &o->link_gbps, "paces transfers to this rate, GB/s; 0: not");
+  parser->AddDouble("attention-us", &o->attention_us,
+                    "emulated attention a layer; below 0: what reading its weights would take");
+  parser->AddString("kernels", &o->kernels, "CPU kernel set: auto or a name");
+  parser->AddChoice("clock", &o->clock, {"wall", "virtual"},
+                    "virtual: logical times, reproducible; then one repetition says all");
+  parser->AddString("profile", &o->profile, "hardware profile: reference, or a file of probe");
+  parser->AddString("trace", &o->trace, "records the first strategy's run at the first budget");
+  parser->AddSize("memory", &o->memory, "most memory that engines may hold together");
+  parser->AddInt64("seed", &o->seed, "seed of weights and workload", 0);
+  parser->AddString("json", &o->json, "writes the figures to a file, or - for stdout");
+  parser->AddSwitch("quiet", &o->quiet, "no table, no progress");
+}
+
+absl::StatusOr<EngineOptions> MakeEngineOptions(const ModelBenchOptions& o) {
+  if (!std::isfinite(o.link_gbps) || o.link_gbps < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--link-gbps: ", o.link_gbps, " is not a rate; 0 or more"));
+  }
+  if (!std::isfinite(o.attention_us) || o.attention_us > 1e9) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--attention-us: ", o.attention_us, "; at most 1e9, below 0: estimated"));
+  }
+  EngineOptions e;
+  e.backend = BackendKind::kCpu;
+  e.clock = o.clock == "virtual" ? ClockKind::kVirtual : ClockKind::kWall;
+  MOERT_ASSIGN_OR_RETURN(e.profile, LoadProfile(o.profile));
+  e.link_gbps = o.link_gbps;
+  e.seed = static_cast<uint64_t>(o.seed);
+  e.threads = o.threads;
+  e.io_threads = o.io_threads;
+  e.kernels = o.kernels;
+  return e;
+}
+
+absl::StatusOr<std::vector<StrategyChoice>> ParseStrategies(const std::string& text) {
+  std::vector<StrategyChoice> choices;
+  for (const absl::string_view part : absl::StrSplit(text, ';', absl::SkipWhitespace())) {
+    const std::pair<std::string, std::string> at = absl::StrSplit(part, absl::MaxSplits('@', 1));
+    choices.push_back({at.first, at.second});
+  }
+  if (choices.empty()) return absl::InvalidArgumentError("--strategy: no strategy");
+  return choices;
+}
+
+}  // namespace moert::cli

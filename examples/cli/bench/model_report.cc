@@ -1,0 +1,163 @@
+#include "examples/cli/bench/model_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "base/bytes_text.h"
+#include "examples/cli/common/report.h"
+
+namespace moert::cli {
+namespace {
+
+using nlohmann::json;
+
+double Mean(const std::vector<double>& values) {
+  return values.empty() ? 0
+                        : std::accumulate(values.begin(), values.end(), 0.0) /
+                              static_cast<double>(values.size());
+}
+
+struct Timing {
+  Spread step_ms;  // over repetitions, of the mean step
+  double p50 = 0, p99 = 0;
+  int64_t steps = 0;
+};
+
+Timing TimingOf(const Variant& v) {
+  Timing t;
+  std::vector<double> means, all;
+  for (const std::vector<double>& repetition : v.step_ms) {
+    means.push_back(Mean(repetition));
+    all.insert(all.end(), repetition.begin(), repetition.end());
+  }
+  std::sort(all.begin(), all.end());
+  t.step_ms = SpreadOf(means);
+  t.steps = static_cast<int64_t>(all.size());
+  const auto rank = [&](double p) {
+    const auto i = static_cast<size_t>(std::ceil(p * static_cast<double>(all.size())));
+    return all.empty() ? 0 : all[std::min(all.size() - 1, i == 0 ? 0 : i - 1)];
+  };
+  t.p50 = rank(0.5);
+  t.p99 = rank(0.99);
+  return t;
+}
+
+struct Row {
+  Timing timing;
+  EngineStats stats;
+  MemoryPlan plan;
+  Oracles oracles;
+  PrefetchBound bound;
+  double stall_ms = 0;  // a step
+};
+
+/// The time of a layer that waits for nothing: of the variant that waited least.
+double LayerMs(const VariantGroup& group) {
+  double least = 0, best_stall = 0;
+  for (const Variant& v : group.variants) {
+    if (v.engine == nullptr) continue;
+    const Timing t = TimingOf(v);
+    const EngineStats s = StatsSince(v.engine->stats(), v.before);
+    const double stall = 1e-6 * static_cast<double>(StalledNs(s)) /
+                         static_cast<double>(std::max<int64_t>(1, t.steps));
+    if (least != 0 && stall >= best_stall) continue;
+    best_stall = stall;
+    least = (t.step_ms.median - stall) / v.engine->model().num_layers();
+  }
+  return std::max(0.0, least);
+}
+
+Row RowOf(const VariantGroup& group, const Variant& v, double layer_ms) {
+  Row row;
+  row.timing = TimingOf(v);
+  row.stats = StatsSince(v.engine->stats(), v.before);
+  row.plan = v.engine->memory();
+  row.stall_ms = 1e-6 * static_cast<double>(StalledNs(row.stats)) /
+                 static_cast<double>(std::max<int64_t>(1, row.timing.steps));
+  row.oracles = ComputeOracles(*group.history, row.plan.slots);
+  row.bound = PerfectPrefetch(*group.history, row.plan.slots, layer_ms, group.transfer_ms);
+  return row;
+}
+
+json RowJson(const VariantGroup& group, const Variant& v, const Row& row) {
+  const EngineStats& s = row.stats;
+  const auto ratio = [](auto part, auto whole) {
+    return whole == 0 ? json(nullptr)
+                      : json(static_cast<double>(part) / static_cast<double>(whole));
+  };
+  const auto steps = static_cast<double>(std::max<int64_t>(1, row.timing.steps));
+  json oracles = ToJson(row.oracles);
+  oracles["perfect_prefetch_lru_ms"] = row.bound.lru_ms;
+  oracles["perfect_prefetch_belady_ms"] = row.bound.belady_ms;
+  return {{"strategy", v.strategy},
+          {"budget", v.budget.empty() ? group.budget : v.budget},
+          {"budget_bytes", s.budget_bytes},
+          {"peak_bytes", s.peak_bytes},
+          {"slots", row.plan.slots},
+          {"total_experts", row.plan.total_experts},
+          {"exact", v.engine->exact()},
+          {"step_ms", ToJson(row.timing.step_ms)},
+          {"step_p50_ms", row.timing.p50},
+          {"step_p99_ms", row.timing.p99},
+          {"steps", row.timing.steps},
+          {"stall_ms", row.stall_ms},
+          {"hit_ratio", s.hit_ratio()},
+          {"lookups", s.lookups},
+          {"hits_resident", s.hits_resident},
+          {"hits_prefetched", s.hits_prefetched},
+          {"late", s.late},
+          {"loads", s.loads},
+          {"bytes_loaded_a_step", static_cast<double>(s.bytes_loaded) / steps},
+          {"low_answers", ratio(s.low_answers, s.lookups)},
+          {"prefetch_accuracy", ratio(s.prefetch_useful, s.prefetch_issued)},
+          {"prefetch_recall", ratio(s.prefetch_recalled, s.prefetch_predicted)},
+          {"substituted", ratio(s.slots_substituted, s.slots)},
+          {"policy_fallbacks", s.policy_fallbacks},
+          {"oracles", oracles}};
+}
+
+}  // namespace
+
+json ToJson(const VariantGroup& group) {
+  const double layer_ms = LayerMs(group);
+  json variants = json::array();
+  for (const Variant& v : group.variants) {
+    if (v.engine == nullptr) {
+      variants.push_back({{"strategy", v.strategy}, {"refused", v.refused}});
+    } else {
+      variants.push_back(RowJson(group, v, RowOf(group, v, layer_ms)));
+    }
+  }
+  return {{"budget", group.budget},
+          {"batch", group.batch},
+          {"layer_ms", layer_ms},
+          {"transfer_ms", group.transfer_ms},
+          {"variants", std::move(variants)}};
+}
+
+void PrintGroup(const VariantGroup& group) {
+  const double layer_ms = LayerMs(group);
+  fmt::print("budget {}, batch {}\n{:<36}{:>10}{:>20}{:>10}{:>9}{:>9}{:>9}{:>10}\n", group.budget,
+             group.batch, "  strategy", "ms a step", "(min .. max)", "stalled", "hits", "Belady",
+             "global", "prefetch*");
+  for (const Variant& v : group.variants) {
+    const std::string name =
+        v.budget.empty() ? v.strategy : fmt::format("{}@{}", v.strategy, v.budget);
+    if (v.engine == nullptr) {
+      fmt::print("  {:<34}{}\n", name, v.refused);
+      continue;
+    }
+    const Row row = RowOf(group, v, layer_ms);
+    fmt::print("  {:<34}{:>10.3f}{:>20}{:>10.3f}{:>8.1f}%{:>8.1f}%{:>8.1f}%{:>10.3f}\n", name,
+               row.timing.step_ms.median,
+               fmt::format("({:.3f} .. {:.3f})", row.timing.step_ms.min, row.timing.step_ms.max),
+               row.stall_ms, 100 * row.stats.hit_ratio(), 100 * row.oracles.belady_layer,
+               100 * row.oracles.belady_global, row.bound.belady_ms);
+  }
+  fmt::print("\n");
+}
+
+}  // namespace moert::cli

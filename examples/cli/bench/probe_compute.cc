@@ -1,0 +1,161 @@
+// Rates of expert products, and what a layer call takes beside them.
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <numeric>
+#include <utility>
+
+#include "base/aligned_buffer.h"
+#include "base/checked_math.h"
+#include "base/status_macros.h"
+#include "examples/cli/bench/probe_parts.h"
+#include "examples/cli/workload/random_vectors.h"
+#include "examples/cli/workload/synthetic_experts.h"
+#include "moert/engine.h"
+#include "moert/mixed_group_gemm.h"
+
+namespace moert::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t kWeightBytes = int64_t{192} << 20;  // beyond any cache
+constexpr int kExpertsACall = 8;
+
+struct Records {
+  RecordLayout layout;
+  int64_t stride = 0;
+  int64_t count = 0;
+  AlignedBuffer bytes;
+};
+
+absl::Status MakeRecords(int64_t hidden, int64_t intermediate, const std::string& name,
+                         Records* r) {
+  MOERT_ASSIGN_OR_RETURN(const Scheme scheme, Scheme::Parse(name));
+  MOERT_ASSIGN_OR_RETURN(r->layout,
+                         MakeRecordLayout(hidden, intermediate, ExpertFormat::Uniform(scheme)));
+  r->stride = RoundUp(r->layout.bytes, kRecordAlignment);
+  r->count = std::max<int64_t>(kExpertsACall, kWeightBytes / r->stride);
+  MOERT_RETURN_IF_ERROR(r->bytes.Reset(r->count * r->stride));
+  for (int64_t i = 0; i < r->count; ++i) FillRecord(r->layout, i, r->bytes.data() + i * r->stride);
+  return absl::OkStatus();
+}
+
+/// Every record once, some a call; bytes of weights a second. Large token counts use fewer records.
+absl::StatusOr<double> Pass(MixedGroupGemm* gemm, const Records& records, int64_t tokens,
+                            const AlignedBuffer& x, AlignedBuffer* out) {
+  std::vector<int32_t> rows(tokens), out_rows(tokens * kExpertsACall);
+  std::iota(rows.begin(), rows.end(), 0);
+  std::iota(out_rows.begin(), out_rows.end(), 0);
+  const int64_t calls =
+      std::clamp<int64_t>(records.count / kExpertsACall * 8 / std::max<int64_t>(8, tokens), 1,
+                          records.count / kExpertsACall);
+  const auto begin = Clock::now();
+  for (int64_t c = 0; c < calls; ++c) {
+    std::vector<ExpertProblem> problems(kExpertsACall);
+    for (int64_t i = 0; i < kExpertsACall; ++i) {
+      problems[i].record = records.bytes.data() + (c * kExpertsACall + i) * records.stride;
+      problems[i].layout = &records.layout;
+      problems[i].tokens = rows;
+      problems[i].out_rows = absl::MakeConstSpan(out_rows).subspan(i * tokens, tokens);
+    }
+    MOERT_RETURN_IF_ERROR(gemm->Run(reinterpret_cast<const float*>(x.data()), tokens,
+                                    records.layout.gate.k, problems,
+                                    reinterpret_cast<float*>(out->data())));
+  }
+  const std::chrono::duration<double> seconds = Clock::now() - begin;
+  return static_cast<double>(calls * kExpertsACall * records.layout.bytes) / seconds.count();
+}
+
+/// Sees what one-token and many-token calls took.
+class Times final : public TraceSink {
+ public:
+  void OnCall(const TraceCall& call) override {
+    const CallTimes& t = call.times;
+    (call.tokens == 1 ? one_ : many_)
+        .push_back(static_cast<double>(t.end_ns - t.begin_ns - t.multiply_ns - t.stalled_ns));
+  }
+  void OnSpan(const TimelineSpan&) override {}
+  bool wants_next_scores() const override { return false; }
+  std::vector<double> one_, many_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::vector<ComputeProbe>> ProbeCompute(ThreadPool* pool, int64_t hidden,
+                                                       int64_t intermediate,
+                                                       const std::vector<int>& tokens,
+                                                       const std::vector<std::string>& schemes,
+                                                       int repeats) {
+  const int64_t most = *std::max_element(tokens.begin(), tokens.end());
+  AlignedBuffer x, out;
+  MOERT_RETURN_IF_ERROR(x.Reset(most * hidden * 4));
+  MOERT_RETURN_IF_ERROR(out.Reset(most * kExpertsACall * hidden * 4));
+  for (int64_t i = 0; i < most * hidden; ++i) {
+    reinterpret_cast<float*>(x.data())[i] = RandomNormal(7, i);
+  }
+  std::vector<std::string> names = MixedGroupGemm::KernelNames();
+  if (names.size() > 1) names.pop_back();  // the reference takes minutes
+  std::vector<ComputeProbe> probes;
+  for (const std::string& scheme : schemes) {
+    Records records;
+    MOERT_RETURN_IF_ERROR(MakeRecords(hidden, intermediate, scheme, &records));
+    std::vector<std::unique_ptr<MixedGroupGemm>> gemms;
+    const size_t first = probes.size();
+    std::vector<std::vector<double>> samples;
+    for (const std::string& name : names) {
+      MOERT_ASSIGN_OR_RETURN(auto gemm,
+                             MixedGroupGemm::Create(pool, name, ActivationNumerics::kBF16));
+      const auto warm = Pass(gemm.get(), records, 1, x, &out);
+      if (absl::IsUnimplemented(warm.status())) continue;  // no kernel for the scheme
+      MOERT_RETURN_IF_ERROR(warm.status());
+      gemms.push_back(std::move(gemm));
+      for (const int n : tokens) probes.push_back({name, scheme, n, {}});
+    }
+    samples.resize(probes.size() - first);
+    for (int r = 0; r < repeats; ++r) {
+      for (size_t i = 0; i < samples.size(); ++i) {
+        MOERT_ASSIGN_OR_RETURN(const double rate, Pass(gemms[i / tokens.size()].get(), records,
+                                                       probes[first + i].tokens, x, &out));
+        samples[i].push_back(rate);
+      }
+    }
+    for (size_t i = 0; i < samples.size(); ++i) {
+      probes[first + i].bytes_per_s = SpreadOf(samples[i]);
+    }
+  }
+  return probes;
+}
+
+absl::StatusOr<LayerOverhead> ProbeLayer(int threads, int repeats) {
+  constexpr int64_t kMany = 64;
+  MOERT_ASSIGN_OR_RETURN(const Shape shape, ParseShape("qwen3-30b:1"));
+  MOERT_ASSIGN_OR_RETURN(const Workload gates,
+                         Workload::Create("steady", shape.spec, shape.common_share, 1));
+  SyntheticOptions synthetic;
+  synthetic.memory_bytes = int64_t{64} << 20;
+  MOERT_ASSIGN_OR_RETURN(const auto experts, MakeSyntheticExperts(shape, gates, 1, synthetic));
+  const auto times = std::make_shared<Times>();
+  EngineOptions options;
+  options.strategy = "resident";
+  options.threads = threads;
+  options.max_tokens_per_forward = kMany;
+  options.trace = times;
+  MOERT_ASSIGN_OR_RETURN(const auto engine, Engine::Create(experts, options));
+  const int64_t hidden = shape.spec.layers.front().hidden;
+  std::vector<float> x(kMany * hidden), out(kMany * hidden);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = RandomNormal(9, i);
+  for (int r = 0; r < repeats * 10; ++r) {
+    for (const int64_t rows : {int64_t{1}, kMany}) {
+      MOERT_ASSIGN_OR_RETURN(const StepId step, engine->BeginStep({Phase::kDecode, rows}));
+      MOERT_RETURN_IF_ERROR(engine->Forward(step, 0, {x.data(), DType::kF32, rows, hidden, hidden},
+                                            {out.data(), DType::kF32, rows, hidden, hidden}));
+      MOERT_RETURN_IF_ERROR(engine->EndStep(step));
+    }
+  }
+  const double one = SpreadOf(times->one_).median;
+  const double many = SpreadOf(times->many_).median;
+  return LayerOverhead{one, std::max(0.0, (many - one) / (kMany - 1))};
+}
+
+}  // namespace moert::cli

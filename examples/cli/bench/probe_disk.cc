@@ -1,0 +1,129 @@
+// Disk rates, by the way that records are read.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <mutex>
+#include <numeric>
+#include <random>
+#include <thread>
+
+#include "base/aligned_buffer.h"
+#include "base/status_macros.h"
+#include "examples/cli/bench/probe_parts.h"
+#include "fmt/format.h"
+#include "format/file_writer.h"
+#include "moert/env.h"
+
+namespace moert::cli {
+namespace {
+
+constexpr int64_t kSizes[] = {64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20};
+constexpr int kThreads[] = {1, 2, 4};
+constexpr int64_t kMaxRead = int64_t{256} << 20;  // bytes of one measurement
+
+/// Removes the file when it dies.
+struct Scratch {
+  std::string path;
+  ~Scratch() { ::unlink(path.c_str()); }
+};
+
+absl::Status WriteScratch(const std::string& path, int64_t bytes) {
+  MOERT_ASSIGN_OR_RETURN(const auto writer, FileWriter::Create(path));
+  std::vector<uint64_t> chunk((4 << 20) / 8);
+  std::mt19937_64 rng(1);
+  for (uint64_t& word : chunk) word = rng();
+  const auto data = absl::MakeConstSpan(reinterpret_cast<const std::byte*>(chunk.data()),
+                                        chunk.size() * sizeof(uint64_t));
+  while (writer->size() < bytes) MOERT_RETURN_IF_ERROR(writer->Append(data));
+  return writer->Close();
+}
+
+/// Takes the file out of the page cache.
+void Forget(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return;
+  ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+  ::close(fd);
+}
+
+struct Reads {
+  const RandomAccessFile* file;
+  int64_t size;                  // of each read
+  std::vector<int64_t> offsets;  // in order
+};
+
+/// All reads by `threads` at once; bytes a second.
+absl::StatusOr<double> ReadAll(const Reads& reads, int threads) {
+  std::vector<AlignedBuffer> buffers(threads);
+  for (AlignedBuffer& b : buffers) MOERT_RETURN_IF_ERROR(b.Reset(reads.size));
+  std::atomic<size_t> next{0};
+  std::mutex mu;
+  absl::Status failure;
+  const auto begin = std::chrono::steady_clock::now();
+  {
+    std::vector<std::thread> readers;
+    for (int t = 0; t < threads; ++t) {
+      readers.emplace_back([&, t] {
+        for (size_t i = next++; i < reads.offsets.size(); i = next++) {
+          const absl::Status status = reads.file->Read(
+              reads.offsets[i], absl::MakeSpan(buffers[t].data(), buffers[t].size()));
+          if (status.ok()) continue;
+          std::lock_guard<std::mutex> lock(mu);
+          failure.Update(status);
+        }
+      });
+    }
+    for (std::thread& reader : readers) reader.join();
+  }
+  MOERT_RETURN_IF_ERROR(failure);
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  return static_cast<double>(reads.size) * static_cast<double>(reads.offsets.size()) /
+         seconds.count();
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<DiskRate>> ProbeDisk(const std::string& directory, int64_t file_bytes,
+                                                int repeats) {
+  const Scratch scratch{fmt::format("{}/moert-probe-{}.bin", directory, ::getpid())};
+  MOERT_RETURN_IF_ERROR(WriteScratch(scratch.path, file_bytes));
+  MOERT_ASSIGN_OR_RETURN(const auto direct,
+                         Env::Default()->Open(scratch.path, FileAccess::kDirect));
+  MOERT_ASSIGN_OR_RETURN(const auto buffered,
+                         Env::Default()->Open(scratch.path, FileAccess::kBuffered));
+  std::vector<DiskRate> rates;
+  std::vector<std::vector<double>> samples;
+  for (const int64_t size : kSizes) {
+    for (const int threads : kThreads) {
+      for (const char* access : {"direct", "cold", "cached"}) {
+        rates.push_back({size, threads, access, {}});
+      }
+    }
+  }
+  samples.resize(rates.size());
+  std::mt19937_64 rng(2);
+  for (int r = 0; r < repeats; ++r) {
+    for (size_t i = 0; i < rates.size(); ++i) {
+      const DiskRate& rate = rates[i];
+      std::vector<int64_t> offsets(file_bytes / rate.bytes);
+      for (size_t n = 0; n < offsets.size(); ++n) offsets[n] = static_cast<int64_t>(n) * rate.bytes;
+      std::shuffle(offsets.begin(), offsets.end(), rng);
+      offsets.resize(
+          std::clamp<int64_t>(kMaxRead / rate.bytes, 1, static_cast<int64_t>(offsets.size())));
+      const RandomAccessFile* file = rate.access == "direct" ? direct.get() : buffered.get();
+      if (rate.access == "cold") Forget(scratch.path);
+      const Reads reads{file, rate.bytes, std::move(offsets)};
+      if (rate.access == "cached") MOERT_RETURN_IF_ERROR(ReadAll(reads, 1).status());
+      MOERT_ASSIGN_OR_RETURN(const double bytes_per_s, ReadAll(reads, rate.threads));
+      samples[i].push_back(bytes_per_s);
+    }
+  }
+  for (size_t i = 0; i < rates.size(); ++i) rates[i].bytes_per_s = SpreadOf(samples[i]);
+  return rates;
+}
+
+}  // namespace moert::cli

@@ -1,0 +1,123 @@
+// Memory rates, wake-up times, limits.
+#include <sys/resource.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <thread>
+
+#include "base/aligned_buffer.h"
+#include "base/status_macros.h"
+#include "examples/cli/bench/probe_parts.h"
+#include "examples/cli/bench/read_bandwidth.h"
+
+namespace moert::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t kBytes = int64_t{256} << 20;
+
+double Nanoseconds(Clock::time_point begin, Clock::time_point end) {
+  return std::chrono::duration<double, std::nano>(end - begin).count();
+}
+
+double CopyRate(ThreadPool* pool, const std::byte* from, std::byte* to, int64_t bytes) {
+  constexpr int64_t kJob = int64_t{1} << 20;
+  const auto begin = Clock::now();
+  pool->Run(bytes / kJob,
+            [&](int64_t job, int) { std::memcpy(to + job * kJob, from + job * kJob, kJob); });
+  return static_cast<double>(bytes) * 1e9 / Nanoseconds(begin, Clock::now());
+}
+
+/// A thread that answers each notification.
+class Echo {
+ public:
+  Echo() : thread_([this] { Serve(); }) {}
+  ~Echo() {
+    {
+      std::lock_guard<std::mutex> lock(mu_);
+      stop_ = true;
+    }
+    asked_.notify_one();
+    thread_.join();
+  }
+  void Ask() {
+    std::unique_lock<std::mutex> lock(mu_);
+    ++questions_;
+    asked_.notify_one();
+    answered_.wait(lock, [this] { return answers_ == questions_; });
+  }
+
+ private:
+  void Serve() {
+    std::unique_lock<std::mutex> lock(mu_);
+    while (true) {
+      asked_.wait(lock, [this] { return stop_ || answers_ < questions_; });
+      if (stop_) return;
+      answers_ = questions_;
+      answered_.notify_one();
+    }
+  }
+  std::mutex mu_;
+  std::condition_variable asked_, answered_;
+  int64_t questions_ = 0, answers_ = 0;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace
+
+absl::StatusOr<MemoryRates> ProbeMemory(int threads, int repeats) {
+  ThreadPoolOptions all_options, one_options;
+  all_options.threads = threads;
+  one_options.threads = 1;
+  MOERT_ASSIGN_OR_RETURN(const auto all, CreateThreadPool(all_options));
+  MOERT_ASSIGN_OR_RETURN(const auto one, CreateThreadPool(one_options));
+  AlignedBuffer from, to;
+  MOERT_RETURN_IF_ERROR(from.Reset(kBytes));
+  MOERT_RETURN_IF_ERROR(to.Reset(kBytes));
+  std::memset(from.data(), 1, kBytes);
+  std::memset(to.data(), 2, kBytes);
+  std::vector<double> read, read_one, copy;
+  for (int r = 0; r < repeats; ++r) {
+    read.push_back(ReadBandwidth(all.get(), from.data(), kBytes));
+    read_one.push_back(ReadBandwidth(one.get(), from.data(), kBytes));
+    copy.push_back(CopyRate(all.get(), from.data(), to.data(), kBytes));
+  }
+  return MemoryRates{SpreadOf(read), SpreadOf(read_one), SpreadOf(copy)};
+}
+
+absl::StatusOr<WakeTimes> ProbeWake(ThreadPool* pool, int repeats) {
+  std::vector<double> condition, running, slept, sleep;
+  Echo echo;
+  const int64_t jobs = pool->num_threads();
+  for (int r = 0; r < repeats * 20; ++r) {
+    // Long enough for every other thread to be asleep.
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    auto begin = Clock::now();
+    echo.Ask();
+    condition.push_back(Nanoseconds(begin, Clock::now()) / 2);
+
+    begin = Clock::now();
+    pool->Run(jobs, [](int64_t, int) {});
+    slept.push_back(Nanoseconds(begin, Clock::now()));
+    begin = Clock::now();
+    pool->Run(jobs, [](int64_t, int) {});
+    running.push_back(Nanoseconds(begin, Clock::now()));
+
+    begin = Clock::now();
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+    sleep.push_back(Nanoseconds(begin, Clock::now()) - 100e3);
+  }
+  return WakeTimes{SpreadOf(condition), SpreadOf(running), SpreadOf(slept), SpreadOf(sleep)};
+}
+
+int64_t PinLimit() {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return -1;
+  return static_cast<int64_t>(limit.rlim_cur);
+}
+
+}  // namespace moert::cli

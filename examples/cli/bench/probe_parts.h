@@ -1,0 +1,69 @@
+// The measurements of moert-bench probe, one function each.
+#ifndef MOERT_EXAMPLES_CLI_BENCH_PROBE_PARTS_H_
+#define MOERT_EXAMPLES_CLI_BENCH_PROBE_PARTS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/thread_pool.h"
+#include "examples/cli/common/report.h"
+
+namespace moert::cli {
+
+/// Memory: all threads read, one thread reads, all threads copy; bytes a second.
+struct MemoryRates {
+  Spread read, read_one_thread, copy;
+};
+absl::StatusOr<MemoryRates> ProbeMemory(int threads, int repeats);
+
+/// Reads of one size from a file by some threads at once.
+struct DiskRate {
+  int64_t bytes = 0;
+  int threads = 1;
+  std::string access;  // "direct", "cold" (buffered, nothing cached), "cached"
+  Spread bytes_per_s;  // of all threads together
+};
+/// Writes a file of `file_bytes` into `directory`, reads it in random order in each way, and
+/// removes it. Sizes, threads and ways take turns within a repetition.
+absl::StatusOr<std::vector<DiskRate>> ProbeDisk(const std::string& directory, int64_t file_bytes,
+                                                int repeats);
+
+/// How fast threads notice: nanoseconds.
+struct WakeTimes {
+  Spread condition;   // a sleeping thread is notified and answers: half of the round trip
+  Spread pool;        // ThreadPool::Run of one empty job a thread, the pool spinning
+  Spread pool_slept;  // the same after a pause longer than the pool spins
+  Spread sleep;       // how much longer than 100 us a sleep of 100 us takes
+};
+absl::StatusOr<WakeTimes> ProbeWake(ThreadPool* pool, int repeats);
+
+/// Expert products: bytes of weights a second, from memory, not from caches.
+struct ComputeProbe {
+  std::string kernels;
+  std::string scheme;
+  int64_t tokens = 1;
+  Spread bytes_per_s;
+};
+/// Every kernel set but the reference, every scheme that it has a kernel for.
+absl::StatusOr<std::vector<ComputeProbe>> ProbeCompute(ThreadPool* pool, int64_t hidden,
+                                                       int64_t intermediate,
+                                                       const std::vector<int>& tokens,
+                                                       const std::vector<std::string>& schemes,
+                                                       int repeats);
+
+/// What a layer call takes beside its products, from an engine that holds every expert: routing,
+/// planning, combination. Nanoseconds: of a one-token call, and for every token more.
+struct LayerOverhead {
+  double call_ns = 0;
+  double token_ns = 0;
+};
+absl::StatusOr<LayerOverhead> ProbeLayer(int threads, int repeats);
+
+/// Most bytes this process may lock in memory (RLIMIT_MEMLOCK); negative: no limit.
+int64_t PinLimit();
+
+}  // namespace moert::cli
+
+#endif  // MOERT_EXAMPLES_CLI_BENCH_PROBE_PARTS_H_

@@ -1,0 +1,90 @@
+#include "examples/cli/bench/step_source.h"
+
+#include <utility>
+
+#include "base/status_macros.h"
+#include "fmt/format.h"
+
+namespace moert::cli {
+namespace {
+
+class WorkloadSteps final : public StepSource {
+ public:
+  WorkloadSteps(Workload workload, const MoeModelSpec& model, const StepPlan& plan)
+      : workload_(std::move(workload)), model_(model), plan_(plan) {}
+
+  absl::StatusOr<bool> Next(StepInputs* step) override {
+    if (step_ == plan_.steps) return false;
+    step->phase = plan_.phase;
+    step->request_ids = plan_.Requests(step_++);
+    step->rows = static_cast<int64_t>(step->request_ids.size());
+    step->layers.resize(model_.layers.size());
+    std::vector<WorkloadRow> rows;
+    for (const int64_t id : step->request_ids) rows.push_back({id});
+    workload_.BeginStep(rows);
+    for (size_t l = 0; l < model_.layers.size(); ++l) {
+      workload_.NextLayer();
+      step->layers[l].hidden.resize(step->rows * model_.layers[l].hidden);
+      workload_.Hidden(step->layers[l].hidden.data());
+    }
+    return true;
+  }
+
+ private:
+  Workload workload_;
+  const MoeModelSpec model_;
+  const StepPlan plan_;
+  int64_t step_ = 0;
+};
+
+class TraceSteps final : public StepSource {
+ public:
+  explicit TraceSteps(TraceReader* trace) : trace_(trace) {}
+
+  absl::StatusOr<bool> Next(StepInputs* step) override {
+    if (call_ == nullptr) MOERT_RETURN_IF_ERROR(Advance());
+    if (call_ == nullptr) return false;
+    const int64_t number = call_->step;
+    const size_t layers = trace_->header().model.layers.size();
+    step->phase = call_->phase;
+    step->rows = call_->tokens;
+    step->request_ids.assign(call_->request_ids.begin(), call_->request_ids.end());
+    step->layers.assign(layers, {});
+    size_t seen = 0;
+    for (; call_ != nullptr && call_->step == number; ++seen) {
+      LayerInputs& layer = step->layers[call_->layer];
+      layer.ids.assign(call_->ids.begin(), call_->ids.end());
+      layer.weights.assign(call_->weights.begin(), call_->weights.end());
+      layer.scores.assign(call_->scores.begin(), call_->scores.end());
+      layer.next_scores.assign(call_->next_scores.begin(), call_->next_scores.end());
+      MOERT_RETURN_IF_ERROR(Advance());
+    }
+    if (seen != layers) {
+      return absl::InvalidArgumentError(fmt::format(
+          "step {} of the trace has {} layer calls, the model {} layers", number, seen, layers));
+    }
+    return true;
+  }
+
+ private:
+  absl::Status Advance() {
+    MOERT_ASSIGN_OR_RETURN(call_, trace_->Next());
+    return absl::OkStatus();
+  }
+
+  TraceReader* trace_;
+  const TraceCall* call_ = nullptr;
+};
+
+}  // namespace
+
+std::unique_ptr<StepSource> MakeWorkloadSteps(Workload workload, const MoeModelSpec& model,
+                                              const StepPlan& plan) {
+  return std::make_unique<WorkloadSteps>(std::move(workload), model, plan);
+}
+
+std::unique_ptr<StepSource> MakeTraceSteps(TraceReader* trace) {
+  return std::make_unique<TraceSteps>(trace);
+}
+
+}  // namespace moert::cli

@@ -1,0 +1,45 @@
+// The inputs of a run's steps, made before the clock runs: gate inputs of a workload, or the
+// routing of a recorded trace.
+#ifndef MOERT_EXAMPLES_CLI_BENCH_STEP_SOURCE_H_
+#define MOERT_EXAMPLES_CLI_BENCH_STEP_SOURCE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "examples/cli/workload/workload_trace.h"
+#include "moert/engine.h"
+
+namespace moert::cli {
+
+struct LayerInputs {
+  std::vector<float> hidden;  // [rows, hidden]; empty: the same random rows in every layer
+  // Of a recorded routing, else empty.
+  std::vector<int32_t> ids;
+  std::vector<float> weights, scores, next_scores;
+};
+
+struct StepInputs {
+  Phase phase = Phase::kDecode;
+  int64_t rows = 0;
+  std::vector<int64_t> request_ids;
+  std::vector<LayerInputs> layers;
+};
+
+class StepSource {
+ public:
+  virtual ~StepSource() = default;
+  /// False at the end.
+  virtual absl::StatusOr<bool> Next(StepInputs* step) = 0;
+};
+
+std::unique_ptr<StepSource> MakeWorkloadSteps(Workload workload, const MoeModelSpec& model,
+                                              const StepPlan& plan);
+/// The trace is borrowed.
+std::unique_ptr<StepSource> MakeTraceSteps(TraceReader* trace);
+
+}  // namespace moert::cli
+
+#endif  // MOERT_EXAMPLES_CLI_BENCH_STEP_SOURCE_H_

@@ -1,0 +1,203 @@
+#include "examples/cli/workload/synthetic_experts.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <utility>
+
+#include "base/aligned_buffer.h"
+#include "base/bf16.h"
+#include "base/checked_math.h"
+#include "base/status_macros.h"
+#include "examples/cli/workload/random_vectors.h"
+#include "fmt/format.h"
+#include "format/file_writer.h"
+#include "moert/env.h"
+
+namespace moert::cli {
+namespace {
+
+/// Records of one version: `count` different ones, the experts in turn.
+struct Ring {
+  std::vector<RecordLayout> layouts;  // by layer
+  int64_t stride = 0;
+  int64_t count = 0;
+  AlignedBuffer bytes;
+};
+
+class SyntheticExperts final : public ExpertSource {
+ public:
+  SyntheticExperts(const Shape& shape, uint64_t seed, const SyntheticOptions& options)
+      : shape_(shape), schemes_(options.schemes), seed_(seed) {
+    name_ = fmt::format("{}:{}", shape.name, shape.spec.num_layers());
+    for (const MoeLayerSpec& layer : shape.spec.layers) {
+      first_.push_back(total_);
+      total_ += layer.num_experts;
+    }
+  }
+  ~SyntheticExperts() override {
+    for (const std::string& path : paths_) ::unlink(path.c_str());
+  }
+
+  absl::Status Init(const Workload& workload, const SyntheticOptions& options) {
+    for (const std::string& name : schemes_) {
+      MOERT_ASSIGN_OR_RETURN(const Scheme scheme, Scheme::Parse(name));
+      MOERT_RETURN_IF_ERROR(AddVersion(scheme, options));
+    }
+    for (int l = 0; l < shape_.spec.num_layers(); ++l) {
+      MOERT_ASSIGN_OR_RETURN(LayerConstants constants, MakeConstants(l, workload));
+      constants_.push_back(std::move(constants));
+    }
+    if (!options.directory.empty()) {
+      for (size_t v = 0; v < rings_.size(); ++v) MOERT_RETURN_IF_ERROR(WriteFile(v, options));
+    }
+    return absl::OkStatus();
+  }
+
+  const MoeModelSpec& model() const override { return shape_.spec; }
+  const std::string& name() const override { return name_; }
+  int num_versions() const override { return static_cast<int>(rings_.size()); }
+  absl::string_view version_name(int version) const override { return schemes_[version]; }
+  const RecordLayout& layout(int layer, int, int version) const override {
+    return rings_[version].layouts[layer];
+  }
+
+  absl::Status ReadRecord(int layer, int expert, int version,
+                          absl::Span<std::byte> dst) const override {
+    const Ring& ring = rings_[version];
+    const int64_t index = first_[layer] + expert;
+    if (!files_.empty()) {
+      // Whole blocks: direct I/O takes no others.
+      return files_[version]->Read(index * ring.stride, dst.first(ring.stride));
+    }
+    std::memcpy(dst.data(), ring.bytes.data() + index % ring.count * ring.stride,
+                ring.layouts[layer].bytes);
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<LayerConstants> ReadConstants(int layer) const override {
+    return constants_[layer];
+  }
+
+ private:
+  absl::Status AddVersion(const Scheme& scheme, const SyntheticOptions& options) {
+    Ring ring;
+    for (const MoeLayerSpec& layer : shape_.spec.layers) {
+      MOERT_ASSIGN_OR_RETURN(
+          const RecordLayout layout,
+          MakeRecordLayout(layer.hidden, layer.intermediate, ExpertFormat::Uniform(scheme)));
+      ring.stride = std::max(ring.stride, RoundUp(layout.bytes, kRecordAlignment));
+      ring.layouts.push_back(layout);
+    }
+    ring.count = std::clamp<int64_t>(options.memory_bytes / ring.stride, 1, total_);
+    MOERT_RETURN_IF_ERROR(ring.bytes.Reset(ring.count * ring.stride));
+    for (int64_t i = 0; i < ring.count; ++i) {
+      FillRecord(ring.layouts.front(), MixKey(seed_, 101, rings_.size(), i),
+                 ring.bytes.data() + i * ring.stride);
+    }
+    rings_.push_back(std::move(ring));
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<LayerConstants> MakeConstants(int l, const Workload& workload) const {
+    const MoeLayerSpec& layer = shape_.spec.layers[l];
+    LayerConstants constants;
+    constants.gate = workload.Gate(l);
+    if (layer.routing.selection_bias) constants.selection_bias.assign(layer.num_experts, 0.0f);
+    if (layer.shared_intermediate > 0) {
+      MOERT_ASSIGN_OR_RETURN(constants.shared_layout,
+                             MakeRecordLayout(layer.hidden, layer.shared_intermediate,
+                                              ExpertFormat::Uniform(Scheme{})));
+      constants.shared_expert.resize(constants.shared_layout.bytes);
+      FillRecord(constants.shared_layout, MixKey(seed_, 102, l), constants.shared_expert.data());
+      if (layer.shared_gate) {
+        for (int64_t i = 0; i < layer.hidden; ++i) {
+          constants.shared_gate.push_back(0.01f * RandomNormal(MixKey(seed_, 103, l), i));
+        }
+      }
+    }
+    return constants;
+  }
+
+  absl::Status WriteFile(size_t version, const SyntheticOptions& options) {
+    const Ring& ring = rings_[version];
+    const std::string path =
+        fmt::format("{}/moert-synthetic-{}-{}.bin", options.directory, ::getpid(), paths_.size());
+    std::error_code error;
+    const auto space = std::filesystem::space(options.directory, error);
+    if (!error && static_cast<int64_t>(space.available) < total_ * ring.stride) {
+      return absl::ResourceExhaustedError(fmt::format("{}: {} experts take {} bytes, {} are free",
+                                                      options.directory, total_,
+                                                      total_ * ring.stride, space.available));
+    }
+    MOERT_ASSIGN_OR_RETURN(const std::unique_ptr<FileWriter> writer, FileWriter::Create(path));
+    paths_.push_back(path);
+    for (int64_t i = 0; i < total_; ++i) {
+      MOERT_RETURN_IF_ERROR(writer->Append(
+          absl::MakeConstSpan(ring.bytes.data() + i % ring.count * ring.stride, ring.stride)));
+      if (options.progress) options.progress(i + 1, total_);
+    }
+    MOERT_RETURN_IF_ERROR(writer->Close());
+    MOERT_ASSIGN_OR_RETURN(auto file, Env::Default()->Open(path, FileAccess::kDirect));
+    files_.push_back(std::move(file));
+    return absl::OkStatus();
+  }
+
+  const Shape shape_;
+  const std::vector<std::string> schemes_;
+  const uint64_t seed_;
+  std::string name_;
+  std::vector<int64_t> first_;
+  int64_t total_ = 0;
+  std::vector<Ring> rings_;
+  std::vector<LayerConstants> constants_;
+  std::vector<std::string> paths_;
+  std::vector<std::unique_ptr<RandomAccessFile>> files_;  // by version; empty: from memory
+};
+
+/// Fills [begin, end) of a record with `word(i)`, 8 bytes each.
+template <typename Word>
+void Fill(std::byte* begin, int64_t bytes, Word word) {
+  for (int64_t i = 0; i < bytes; i += 8) {
+    const uint64_t w = word(i / 8);
+    std::memcpy(begin + i, &w, static_cast<size_t>(std::min<int64_t>(8, bytes - i)));
+  }
+}
+
+}  // namespace
+
+void FillRecord(const RecordLayout& layout, uint64_t seed, std::byte* record) {
+  std::memset(record, 0, layout.bytes);
+  int part = 0;
+  for (const MatrixLayout* m : {&layout.gate, &layout.up, &layout.down}) {
+    const uint64_t key = MixKey(seed, part++);
+    const bool bf16 = m->scheme.is_bf16();
+    Fill(record + m->weight_offset, m->weight_bytes, [&](int64_t i) {
+      const uint64_t bits = MixBits(key + static_cast<uint64_t>(i));
+      // Signs and mantissas at random, exponents from 2^-15 to 2^-8.
+      return bf16 ? (bits & 0x83ff83ff83ff83ffu) | 0x3800380038003800u : bits;
+    });
+    if (m->scale_bytes == 0) continue;
+    // Codes span about [-1, 1) * 2^(bits - 1) around their zero: weights of about 2^-9.
+    const float scale = 0x1p-9f / static_cast<float>(1 << (m->scheme.weight_bits - 1));
+    const float middle = static_cast<float>(1 << (m->scheme.weight_bits - 1));
+    const int64_t scales = m->scale_bytes / (m->scheme.symmetric ? 2 : 4);  // bf16 numbers
+    const uint64_t scale_bits = 0x0001000100010001u * F32ToBf16(scale);
+    const uint64_t zero_bits = 0x0001000100010001u * F32ToBf16(scale * middle);
+    Fill(record + m->scale_offset, 2 * scales, [&](int64_t) { return scale_bits; });
+    if (!m->scheme.symmetric) {
+      Fill(record + m->scale_offset + 2 * scales, 2 * scales, [&](int64_t) { return zero_bits; });
+    }
+  }
+}
+
+absl::StatusOr<std::shared_ptr<const ExpertSource>> MakeSyntheticExperts(
+    const Shape& shape, const Workload& workload, uint64_t seed, const SyntheticOptions& options) {
+  auto source = std::make_shared<SyntheticExperts>(shape, seed, options);
+  MOERT_RETURN_IF_ERROR(source->Init(workload, options));
+  return source;
+}
+
+}  // namespace moert::cli

@@ -1,0 +1,40 @@
+// Experts with random weights at a published model's shape, in memory or in a file, with the gates
+// of a workload: enough to measure everything but quality.
+#ifndef MOERT_EXAMPLES_CLI_WORKLOAD_SYNTHETIC_EXPERTS_H_
+#define MOERT_EXAMPLES_CLI_WORKLOAD_SYNTHETIC_EXPERTS_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "examples/cli/workload/shapes.h"
+#include "examples/cli/workload/workload.h"
+#include "moert/expert_source.h"
+
+namespace moert::cli {
+
+struct SyntheticOptions {
+  /// Versions, most bits first.
+  std::vector<std::string> schemes = {"bf16"};
+  /// Where the file is written that experts are read from, with direct I/O where the file system
+  /// can; removed with the object. Empty: experts are copied from memory. In memory there are only
+  /// as many different ones as `memory_bytes` hold; records in an engine's pool are copies, so what
+  /// is multiplied lies at as many addresses as in a real model.
+  std::string directory;
+  int64_t memory_bytes = int64_t{512} << 20;
+  std::function<void(int64_t done, int64_t total)> progress;  // may be null
+};
+
+/// The workload gives the gates; borrowed for the call.
+absl::StatusOr<std::shared_ptr<const ExpertSource>> MakeSyntheticExperts(
+    const Shape& shape, const Workload& workload, uint64_t seed, const SyntheticOptions& options);
+
+/// Fills a record with weights that kernels take as they are: random, small, no denormals.
+void FillRecord(const RecordLayout& layout, uint64_t seed, std::byte* record);
+
+}  // namespace moert::cli
+
+#endif  // MOERT_EXAMPLES_CLI_WORKLOAD_SYNTHETIC_EXPERTS_H_

@@ -1,0 +1,154 @@
+// moert-bench as users script it: strategies compared on a synthetic model, reproducible on the
+// virtual clock, and traces that moert-sim replays to the same counters.
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "tests/support/catch.h"
+#include "tests/support/temp_dir.h"
+
+namespace moert {
+namespace {
+
+using Json = nlohmann::json;
+
+const test::TempDir& Dir() {
+  static const test::TempDir dir;
+  return dir;
+}
+
+struct Outcome {
+  int status = -1;
+  std::string out, err;
+};
+
+Outcome Run(const std::string& args) {
+  const std::string base = Dir().path();
+  const std::string command =
+      std::string(MOERT_BIN_DIR) + "/" + args + " >" + base + "/out 2>" + base + "/err </dev/null";
+  Outcome outcome;
+  const int raw = std::system(command.c_str());
+  REQUIRE(WIFEXITED(raw));
+  outcome.status = WEXITSTATUS(raw);
+  outcome.out = test::ReadFile(base + "/out");
+  outcome.err = test::ReadFile(base + "/err");
+  return outcome;
+}
+
+Json RunJson(const std::string& args) {
+  const Outcome outcome = Run(args + " --json - --quiet");
+  INFO(args << "\n" << outcome.err);
+  REQUIRE(outcome.status == 0);
+  return Json::parse(outcome.out);
+}
+
+constexpr char kVirtual[] =
+    "moert-bench decode --synthetic tiny:3 --clock virtual --steps 20 --repeats 2 --warm 20 "
+    "--budget 25%,50% --link-gbps 0.2 --seed 4 ";
+
+TEST_CASE("decode on the virtual clock: reproducible, and bounded by the oracles") {
+  const std::string args =
+      std::string(kVirtual) + "--strategy 'resident@100%;on-demand;load-on-demand;activation-path'";
+  const Json first = RunJson(args);
+  CHECK(first["groups"] == RunJson(args)["groups"]);
+  CHECK(first["groups"] != RunJson(args + " --workload uniform")["groups"]);
+  REQUIRE(first["groups"].size() == 2);
+  double previous = 0;
+  for (const Json& group : first["groups"]) {
+    const Json& variants = group["variants"];
+    REQUIRE(variants.size() == 4);
+    const double resident_ms = variants[0]["step_ms"]["median"];
+    CHECK(variants[0]["hit_ratio"] == 1.0);
+    CHECK(resident_ms == Approx(3 * 0.5));  // the reference profile: 0.5 ms a layer
+    for (int i = 1; i < 4; ++i) {
+      const Json& v = variants[i];
+      CHECK(v["steps"] == 40);
+      CHECK(v["step_ms"]["median"] > resident_ms);
+      CHECK(v["step_ms"]["median"].get<double>() ==
+            Approx(resident_ms + v["stall_ms"].get<double>()).epsilon(0.2));
+      CHECK(v["oracles"]["belady_global"] >= v["oracles"]["belady_layer"]);
+      CHECK(v["oracles"]["perfect_prefetch_belady_ms"] <= v["step_ms"]["median"]);
+      CHECK(v["peak_bytes"] <= v["budget_bytes"]);
+    }
+    CHECK(variants[1]["hit_ratio"] <= variants[1]["oracles"]["belady_layer"]);
+    CHECK(variants[1]["hit_ratio"].get<double>() ==
+          Approx(variants[1]["oracles"]["lru"].get<double>()).margin(0.01));
+    CHECK(variants[1]["hit_ratio"] > previous);
+    CHECK(variants[2]["hit_ratio"] == 0.0);
+    previous = variants[1]["hit_ratio"];
+  }
+  CHECK(first["machine"].contains("cpu"));
+  CHECK_FALSE(first["commit"].get<std::string>().empty());
+}
+
+TEST_CASE("a recorded bench replays: as a workload of moert-bench, and in moert-sim") {
+  const std::string trace = Dir() / "trace";
+  const Json run = RunJson(std::string(kVirtual) + "--strategy on-demand --trace " + trace);
+  const Json again = RunJson("moert-bench decode --workload trace:" + trace +
+                             " --clock virtual --steps 20 --repeats 2 --warm 20 --budget 50% "
+                             "--link-gbps 0.2 --strategy 'on-demand'");
+  const Json& v = run["groups"][1]["variants"][0];
+  const Json& w = again["groups"][0]["variants"][0];
+  for (const char* key : {"lookups", "hits_resident", "loads", "step_ms", "oracles"}) {
+    CHECK(v[key] == w[key]);
+  }
+  const Json sim =
+      RunJson("moert-sim --trace " + trace + " --budget 50% --link-gbps 0.2 --warm 20 --oracles");
+  CHECK(sim["experts"]["lookups"] == v["lookups"]);
+  CHECK(sim["experts"]["hits"]["resident"] == v["hits_resident"]);
+  CHECK(sim["tpot_ms"]["p50"].get<double>() == Approx(v["step_p50_ms"].get<double>()));
+  for (const char* key : {"belady_layer", "belady_global", "lru", "high_set"}) {
+    CHECK(sim["oracles"][key] == v["oracles"][key]);
+  }
+}
+
+TEST_CASE("wall clock: prefill, layers, experts from a file") {
+  const Json prefill = RunJson(
+      "moert-bench prefill --synthetic tiny:2 --batch 1,2 --prompt 24 --steps 2 --repeats 2 --warm "
+      "1 --budget 50% --strategy 'on-demand;activation-path' --attention-us 50 --threads 2");
+  REQUIRE(prefill["groups"].size() == 2);
+  for (const Json& group : prefill["groups"]) {
+    for (const Json& v : group["variants"]) {
+      CHECK(v["step_ms"]["min"] > 2 * 0.050);
+      CHECK(v["step_ms"]["min"] <= v["step_ms"]["median"]);
+      CHECK(v["step_ms"]["median"] <= v["step_ms"]["max"]);
+    }
+  }
+  CHECK(prefill["groups"][1]["variants"][0]["lookups"] >
+        prefill["groups"][0]["variants"][0]["lookups"]);
+  const Json layer = RunJson(
+      "moert-bench layer --synthetic tiny:2 --tokens 1,8 --repeats 2 --dir " + Dir().path());
+  CHECK(layer["source"] == "disk");
+  CHECK(layer["groups"].size() == 2);
+  for (const auto& entry : std::filesystem::directory_iterator(Dir().path())) {
+    CHECK(entry.path().filename().string().find("moert-synthetic") == std::string::npos);
+  }
+}
+
+TEST_CASE("what cannot run is refused with a reason") {
+  const auto error = [](const std::string& args) {
+    const Outcome outcome = Run("moert-bench decode " + args);
+    CHECK(outcome.status == 2);
+    return outcome.err;
+  };
+  using Catch::Contains;
+  CHECK_THAT(error(""), Contains("--synthetic"));
+  CHECK_THAT(error("--synthetic nothing"), Contains("qwen3-30b"));
+  CHECK_THAT(error("--synthetic tiny --workload chat"), Contains("steady"));
+  CHECK_THAT(error("--synthetic tiny --strategy best"), Contains("on-demand"));
+  CHECK_THAT(error("--synthetic tiny --budget 140%"), Contains("140%"));
+  CHECK_THAT(error("--synthetic tiny --strategy 'resident;on-demand@100%' --memory 1MiB"),
+             Contains("--memory"));
+  // One strategy of several that does not fit is left out, and says why.
+  const Json run = RunJson(
+      "moert-bench decode --synthetic tiny:1 --clock virtual --steps 1 --warm 0 "
+      "--repeats 1 --strategy 'resident;on-demand' --budget 50%");
+  CHECK_THAT(run["groups"][0]["variants"][0]["refused"].get<std::string>(),
+             Contains("below the minimum"));
+}
+
+}  // namespace
+}  // namespace moert

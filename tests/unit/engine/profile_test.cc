@@ -1,0 +1,52 @@
+// Profiles: measured compute rates and what they cost.
+#include "moert/profile.h"
+
+#include "tests/support/catch.h"
+#include "tests/support/temp_dir.h"
+
+namespace moert {
+namespace {
+
+absl::StatusOr<HardwareProfile> Load(const std::string& text) {
+  const test::TempDir dir;
+  test::WriteFile(dir / "p.json", text);
+  return LoadProfile(dir / "p.json");
+}
+
+TEST_CASE("without compute rates an expert's time is part of the layer's") {
+  const HardwareProfile reference = *LoadProfile("reference");
+  CHECK(reference.compute.empty());
+  CHECK(reference.ExpertNs(1 << 20, 4) == 0);
+  CHECK(reference.LayerNs(false, 1) == 500'000);
+  CHECK(reference.LayerNs(true, 100) == 700'000);
+}
+
+TEST_CASE("between two rates time is interpolated, beyond the last it is proportional") {
+  const auto p = Load(R"({"compute": [{"tokens": 2, "weight_bytes_per_s": 1e9},
+                                      {"tokens": 10, "weight_bytes_per_s": 0.5e9}]})");
+  REQUIRE_OK(p.status());
+  CHECK(p->ExpertNs(1000, 0) == 0);
+  CHECK(p->ExpertNs(1000, 1) == Approx(1000));
+  CHECK(p->ExpertNs(1000, 2) == Approx(1000));
+  CHECK(p->ExpertNs(1000, 6) == Approx(1500));
+  CHECK(p->ExpertNs(1000, 10) == Approx(2000));
+  CHECK(p->ExpertNs(1000, 40) == Approx(8000));
+  CHECK(p->ExpertNs(3000, 6) == Approx(4500));
+}
+
+TEST_CASE("a bad profile names the field") {
+  using Catch::Contains;
+  const auto error = [](const std::string& text) {
+    return std::string(Load(text).status().message());
+  };
+  CHECK_THAT(error(R"({"compute": 3})"), Contains("'compute'"));
+  CHECK_THAT(error(R"({"compute": [{"tokens": 1}]})"), Contains("weight_bytes_per_s"));
+  CHECK_THAT(error(R"({"compute": [{"tokens": 0, "weight_bytes_per_s": 1}]})"), Contains("tokens"));
+  CHECK_THAT(error(R"({"compute": [{"tokens": 4, "weight_bytes_per_s": 1},
+                                   {"tokens": 4, "weight_bytes_per_s": 2}]})"),
+             Contains("ascend"));
+  CHECK_THAT(error(R"({"link_bytes_per_s": -1})"), Contains("link_bytes_per_s"));
+}
+
+}  // namespace
+}  // namespace moert
