@@ -1,0 +1,3 @@
+module moert.dev/go
+
+go 1.18

@@ -1,0 +1,131 @@
+package moert
+
+/*
+#include <stdlib.h>
+#include "bridge.h"
+*/
+import "C"
+
+import (
+	"fmt"
+	"runtime/cgo"
+	"unsafe"
+)
+
+// Part of a layer's weights.
+type Part int32
+
+const (
+	GateProj      Part = C.MOERT_PART_GATE_PROJ
+	UpProj        Part = C.MOERT_PART_UP_PROJ
+	DownProj      Part = C.MOERT_PART_DOWN_PROJ
+	Router        Part = C.MOERT_PART_ROUTER
+	SelectionBias Part = C.MOERT_PART_SELECTION_BIAS
+	SharedGate    Part = C.MOERT_PART_SHARED_GATE
+)
+
+// Read asks for rows [FirstRow, FirstRow+Rows) of a row-major matrix.
+type Read struct {
+	Layer, Expert int // Expert -1: the shared one
+	Part          Part
+	FirstRow      int64
+	Rows, Cols    int64
+}
+
+// Weights are a host's own, in fp32. Read is called from several goroutines at once.
+type Weights interface {
+	Read(read Read, dst []float32) error
+}
+
+// LayerSpec is one MoE layer.
+type LayerSpec struct {
+	ModelLayer, NumExperts, TopK             int
+	Hidden, Intermediate, SharedIntermediate int64
+	SharedGate, Renormalize                  bool
+}
+
+// Source is where experts come from. Close it when engines have been made of it.
+type Source struct {
+	handle *C.moert_source
+}
+
+// Open opens a checkpoint directory as published on Hugging Face.
+func Open(modelDir string) (*Source, error) {
+	dir := C.CString(modelDir)
+	defer C.free(unsafe.Pointer(dir))
+	var handle *C.moert_source
+	var err *C.moert_error
+	if failed := result(C.moert_source_open(dir, nil, &handle, &err), err); failed != nil {
+		return nil, failed
+	}
+	return &Source{handle}, nil
+}
+
+// NewSource makes a source over a host's own weights.
+func NewSource(name string, layers []LayerSpec, weights Weights) (*Source, error) {
+	cName := C.CString(name)
+	defer C.free(unsafe.Pointer(cName))
+	specs := make([]C.moert_layer_spec, len(layers)+1) // one more: never an empty slice
+	for i, l := range layers {
+		C.moert_layer_spec_init(&specs[i], C.sizeof_moert_layer_spec)
+		specs[i].model_layer = C.int32_t(l.ModelLayer)
+		specs[i].num_experts = C.int32_t(l.NumExperts)
+		specs[i].top_k = C.int32_t(l.TopK)
+		specs[i].hidden = C.int64_t(l.Hidden)
+		specs[i].intermediate = C.int64_t(l.Intermediate)
+		specs[i].shared_intermediate = C.int64_t(l.SharedIntermediate)
+		specs[i].shared_gate = flag(l.SharedGate)
+		specs[i].renormalize = flag(l.Renormalize)
+	}
+	callbacks := (*C.moert_source_callbacks)(C.calloc(1, C.sizeof_moert_source_callbacks))
+	defer C.free(unsafe.Pointer(callbacks))
+	h := cgo.NewHandle(weights)
+	C.bridge_callbacks(callbacks, C.uintptr_t(h))
+	var handle *C.moert_source
+	var err *C.moert_error
+	code := C.moert_source_create(cName, &specs[0], C.uint64_t(len(layers)), callbacks, &handle, &err)
+	if failed := result(code, err); failed != nil {
+		h.Delete() // on failure they stayed ours
+		return nil, failed
+	}
+	return &Source{handle}, nil
+}
+
+// Close gives the source back; engines keep their own reference.
+func (s *Source) Close() {
+	C.moert_source_destroy(s.handle)
+	s.handle = nil
+}
+
+func flag(b bool) C.int32_t {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+//export goRead
+func goRead(handle C.uintptr_t, r *C.moert_read, failure *C.moert_failure) (code C.moert_code) {
+	fail := func(message string) {
+		text := C.CString(message)
+		C.moert_failure_set(failure, text)
+		C.free(unsafe.Pointer(text))
+	}
+	defer func() { // a panic must not unwind into C
+		if p := recover(); p != nil {
+			fail(fmt.Sprint("Weights.Read panicked: ", p))
+			code = C.MOERT_INTERNAL
+		}
+	}()
+	weights := cgo.Handle(handle).Value().(Weights)
+	dst := unsafe.Slice((*float32)(r.dst), int64(r.rows*r.cols))
+	read := Read{int(r.layer), int(r.expert), Part(r.part), int64(r.first_row), int64(r.rows), int64(r.cols)}
+	if err := weights.Read(read, dst); err != nil {
+		fail(err.Error())
+		return C.MOERT_DATA_LOSS
+	}
+	return C.MOERT_OK
+}
+
+//export goDestroy
+func goDestroy(handle C.uintptr_t) { cgo.Handle(handle).Delete() }

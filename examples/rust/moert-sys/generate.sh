@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Makes src/lib.rs from capi/include/moert.h. Needs bindgen (Debian: apt install bindgen).
+set -euo pipefail
+cd "$(dirname "$0")"
+{
+  echo '//! Bindings of moert.h, made by `examples/rust/moert-sys/generate.sh`; checked in so that no build needs'
+  echo '//! bindgen.'
+  echo '#![allow(non_camel_case_types, non_upper_case_globals, clippy::all)]'
+  echo
+  bindgen --allowlist-function 'moert_.*' --allowlist-type 'moert_.*' --allowlist-var 'MOERT_.*' \
+    --no-prepend-enum-name --no-layout-tests --size_t-is-usize --use-core --no-doc-comments \
+    ../../../capi/include/moert.h | grep -v 'automatically generated'
+} > src/lib.rs

@@ -1,0 +1,169 @@
+//! Where experts come from: files, or the host's own weights.
+use crate::error::{check, Error, Result};
+use moert_sys as sys;
+use std::ffi::{c_void, CString};
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::path::Path;
+use std::ptr;
+
+/// One MoE layer; the fields of `moert_layer_spec` that most models set.
+#[derive(Clone, Debug, Default)]
+pub struct LayerSpec {
+    pub model_layer: i32,
+    pub num_experts: i32,
+    pub top_k: i32,
+    pub hidden: i64,
+    pub intermediate: i64,
+    pub shared_intermediate: i64,
+    pub shared_gate: bool,
+    pub renormalize: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    GateProj,
+    UpProj,
+    DownProj,
+    Router,
+    SelectionBias,
+    SharedGate,
+}
+
+/// Rows `first_row..first_row + rows` of a row-major matrix are wanted.
+#[derive(Clone, Copy, Debug)]
+pub struct Read {
+    pub layer: i32,
+    /// -1: the shared expert.
+    pub expert: i32,
+    pub part: Part,
+    pub first_row: i64,
+    pub rows: i64,
+    pub cols: i64,
+}
+
+/// A host's own weights, in fp32. Called from several threads at once.
+pub trait Weights: Send + Sync + 'static {
+    /// Fills `dst` (rows x cols).
+    fn read(&self, read: &Read, dst: &mut [f32]) -> std::result::Result<(), String>;
+}
+
+/// Thread-safe, and cheap to share: an engine keeps its own reference.
+pub struct Source {
+    pub(crate) handle: *mut sys::moert_source,
+}
+
+unsafe impl Send for Source {}
+unsafe impl Sync for Source {}
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        unsafe { sys::moert_source_destroy(self.handle) }
+    }
+}
+
+pub(crate) fn c_string(what: &str, text: &str) -> Result<CString> {
+    CString::new(text).map_err(|_| Error {
+        code: crate::Code::InvalidArgument,
+        origin: what.into(),
+        message: "the text has a NUL inside".into(),
+    })
+}
+
+impl Source {
+    /// A checkpoint directory as published on Hugging Face.
+    pub fn open(model_dir: &Path) -> Result<Source> {
+        let dir = c_string("model_dir", &model_dir.to_string_lossy())?;
+        let mut handle = ptr::null_mut();
+        check(|e| unsafe { sys::moert_source_open(dir.as_ptr(), ptr::null(), &mut handle, e) })?;
+        Ok(Source { handle })
+    }
+
+    pub fn from_weights<W: Weights>(name: &str, layers: &[LayerSpec], weights: W) -> Result<Source> {
+        let name = c_string("name", name)?;
+        let specs: Vec<sys::moert_layer_spec> = layers.iter().map(to_c).collect();
+        let mut callbacks: sys::moert_source_callbacks = unsafe { std::mem::zeroed() };
+        let size = std::mem::size_of_val(&callbacks) as u64;
+        unsafe { sys::moert_source_callbacks_init(&mut callbacks, size) };
+        let weights = Box::into_raw(Box::new(weights));
+        callbacks.user_data = weights as *mut c_void;
+        callbacks.read = Some(read_trampoline::<W>);
+        callbacks.destroy = Some(destroy_trampoline::<W>);
+        callbacks.weights_dtype = sys::MOERT_F32;
+        let mut handle = ptr::null_mut();
+        let made = check(|e| unsafe {
+            sys::moert_source_create(
+                name.as_ptr(), specs.as_ptr(), specs.len() as u64, &callbacks, &mut handle, e)
+        });
+        if let Err(error) = made {
+            drop(unsafe { Box::from_raw(weights) }); // on failure it stayed ours
+            return Err(error);
+        }
+        Ok(Source { handle })
+    }
+
+    pub fn layer_count(&self) -> i32 {
+        unsafe { sys::moert_source_layer_count(self.handle) }
+    }
+}
+
+fn to_c(layer: &LayerSpec) -> sys::moert_layer_spec {
+    let mut spec: sys::moert_layer_spec = unsafe { std::mem::zeroed() };
+    let size = std::mem::size_of_val(&spec) as u64;
+    unsafe { sys::moert_layer_spec_init(&mut spec, size) };
+    spec.model_layer = layer.model_layer;
+    spec.num_experts = layer.num_experts;
+    spec.top_k = layer.top_k;
+    spec.hidden = layer.hidden;
+    spec.intermediate = layer.intermediate;
+    spec.shared_intermediate = layer.shared_intermediate;
+    spec.shared_gate = layer.shared_gate as i32;
+    spec.renormalize = layer.renormalize as i32;
+    spec
+}
+
+unsafe extern "C" fn read_trampoline<W: Weights>(
+    user_data: *mut c_void,
+    read: *const sys::moert_read,
+    failure: *mut sys::moert_failure,
+) -> sys::moert_code {
+    let fail = |message: &str| {
+        if let Ok(message) = CString::new(message.replace('\0', " ")) {
+            unsafe { sys::moert_failure_set(failure, message.as_ptr()) };
+        }
+        sys::MOERT_INTERNAL
+    };
+    let (weights, r) = unsafe { (&*(user_data as *const W), &*read) };
+    let part = match r.part {
+        sys::MOERT_PART_GATE_PROJ => Part::GateProj,
+        sys::MOERT_PART_UP_PROJ => Part::UpProj,
+        sys::MOERT_PART_DOWN_PROJ => Part::DownProj,
+        sys::MOERT_PART_ROUTER => Part::Router,
+        sys::MOERT_PART_SELECTION_BIAS => Part::SelectionBias,
+        sys::MOERT_PART_SHARED_GATE => Part::SharedGate,
+        _ => return fail("unknown part"),
+    };
+    let what = Read {
+        layer: r.layer,
+        expert: r.expert,
+        part,
+        first_row: r.first_row,
+        rows: r.rows,
+        cols: r.cols,
+    };
+    let dst =
+        unsafe { std::slice::from_raw_parts_mut(r.dst as *mut f32, (r.rows * r.cols) as usize) };
+    // A panic must not unwind into C.
+    match catch_unwind(AssertUnwindSafe(|| weights.read(&what, dst))) {
+        Ok(Ok(())) => sys::MOERT_OK,
+        Ok(Err(message)) => {
+            fail(&message);
+            sys::MOERT_DATA_LOSS
+        }
+        Err(_) => fail("Weights::read panicked"),
+    }
+}
+
+unsafe extern "C" fn destroy_trampoline<W: Weights>(user_data: *mut c_void) {
+    let weights = unsafe { Box::from_raw(user_data as *mut W) };
+    let _ = catch_unwind(AssertUnwindSafe(|| drop(weights)));
+}
