@@ -1,12 +1,18 @@
 #!/usr/bin/env bash
 # Installs what building, testing and running libmoert needs on Debian 12+ and Ubuntu 22.04+. Says what
-# it installs, and installs nothing that is there. Run as root, or with sudo available.
+# it installs, and installs nothing that is there. Run as root, or with sudo available. With --needed,
+# nothing that some test merely skips without.
 set -euo pipefail
 
 packages=(build-essential cmake ninja-build pkg-config git libabsl-dev libfmt-dev
           nlohmann-json3-dev libpcre2-dev libeigen3-dev catch2)
-# Wanted, not needed: a faster rebuild, and what some parts of the project use when it is there.
+# Wanted, not needed: a faster rebuild, the Rust and Go hosts of examples/, the API reference. A tool
+# that is there under another name (rustup's cargo) is not installed again.
 optional=(ccache)
+command -v cargo >/dev/null || optional+=(cargo)
+command -v go >/dev/null || optional+=(golang-go)
+command -v doxygen >/dev/null || optional+=(doxygen)
+if [ "${1:-}" = --needed ]; then optional=(); fi
 
 if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
   echo "install-deps: this is not Debian or Ubuntu. Needed: a C++20 compiler, CMake 3.22+, Ninja," \
@@ -15,26 +21,40 @@ if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
   exit 0
 fi
 
-missing=()
-for package in "${packages[@]}" "${optional[@]}"; do
-  if ! dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed'; then
-    missing+=("$package")
-  fi
+is_missing() { ! dpkg-query -W -f='${Status}' "$1" 2>/dev/null | grep -q 'ok installed'; }
+missing=() wanted=()
+for package in "${packages[@]}"; do
+  if is_missing "$package"; then missing+=("$package"); fi
 done
-if [ ${#missing[@]} -eq 0 ]; then
+for package in ${optional[@]+"${optional[@]}"}; do
+  if is_missing "$package"; then wanted+=("$package"); fi
+done
+if [ ${#missing[@]} -eq 0 ] && [ ${#wanted[@]} -eq 0 ]; then
   exit 0
 fi
 
 as_root=()
 if [ "$(id -u)" -ne 0 ]; then
   if ! command -v sudo >/dev/null; then
+    if [ ${#missing[@]} -eq 0 ]; then
+      echo "install-deps: not installed, tests that want them are skipped: ${wanted[*]}"
+      exit 0
+    fi
     echo "install-deps: these packages are missing and neither root nor sudo is at hand:" \
          "${missing[*]}" >&2
     exit 1
   fi
   as_root=(sudo)
 fi
-echo "install-deps: installing ${missing[*]}"
 export DEBIAN_FRONTEND=noninteractive
-"${as_root[@]}" apt-get update -qq
-"${as_root[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+apt_install() { "${as_root[@]}" apt-get install -y -qq --no-install-recommends "$@" >/dev/null; }
+if [ ${#missing[@]} -ne 0 ]; then
+  echo "install-deps: installing ${missing[*]}"
+  "${as_root[@]}" apt-get update -qq
+  apt_install "${missing[@]}"
+fi
+for package in ${wanted[@]+"${wanted[@]}"}; do
+  echo "install-deps: installing $package (optional)"
+  apt_install "$package" 2>/dev/null ||
+    echo "install-deps: $package cannot be had; the tests that want it are skipped"
+done

@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"strconv"
+	"math"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -163,49 +161,63 @@ func TestPoliciesDecide(t *testing.T) {
 	}
 }
 
-// 64 goroutines on one engine; every error reaches its own caller. MOERT_SOAK_SECONDS lengthens it.
-func TestManyGoroutines(t *testing.T) {
-	seconds, err := strconv.ParseFloat(os.Getenv("MOERT_SOAK_SECONDS"), 64)
-	if err != nil {
-		seconds = 1
-	}
-	engine := newEngine(t, &testWeights{}, Options{BudgetFraction: 0.25})
+func TestEveryFormOfALayerCall(t *testing.T) {
+	engine := newEngine(t, &testWeights{}, Options{})
 	defer engine.Close()
-	end := time.Now().Add(time.Duration(seconds * float64(time.Second)))
-	var wg sync.WaitGroup
-	for id := 0; id < 64; id++ {
-		wg.Add(1)
-		go func(id int) {
-			defer wg.Done()
-			x, y, first := input(1, id), make([]float32, hidden), []float32(nil)
-			for time.Now().Before(end) {
-				_, err := engine.Begin(Decode, 100000+id)
-				if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("of %d rows", 100000+id)) {
-					t.Errorf("goroutine %d got %v", id, err)
-					return
-				}
-				step, err := engine.Begin(Decode, 1)
-				if err == nil {
-					err = step.Forward(context.Background(), id%2, x, y)
-				}
-				if err == nil {
-					err = step.End()
-				}
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				if first == nil {
-					first = append(first, y...)
-				}
-				for i := range y {
-					if y[i] != first[i] {
-						t.Error("the same input, another output")
-						return
-					}
-				}
-			}
-		}(id)
+	ctx := context.Background()
+	step, err := engine.BeginRequests(Decode, []int64{7})
+	if err != nil {
+		t.Fatal(err)
 	}
-	wg.Wait()
+	x, y, twice := input(1, 3), make([]float32, hidden), make([]float32, hidden)
+	used, err := step.ForwardRouted(ctx, 0, x, []int32{5, 2}, []float32{1, 0}, y)
+	if err != nil || used[0] != 5 || used[1] != 2 {
+		t.Fatal(used, err)
+	}
+	if _, err := step.ForwardRouted(ctx, 0, x, []int32{5, 2}, []float32{2, 0}, twice); err != nil {
+		t.Fatal(err)
+	}
+	some := false
+	for i := range y { // a layer is linear in the routing weights
+		some = some || y[i] != 0
+		if d := 2*y[i] - twice[i]; d > 1e-6 || d < -1e-6 {
+			t.Fatal(y[i], twice[i])
+		}
+	}
+	if !some {
+		t.Fatal("nothing came out")
+	}
+	lease, err := step.Lease(1, []int32{3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	weights, err := lease.Read(0, DownProj)
+	if err != nil || len(weights) != hidden*48 {
+		t.Fatal(len(weights), err)
+	}
+	view, err := lease.View(0)
+	if err != nil || view.Down.Scheme != "bf16" || view.Expert != 3 {
+		t.Fatal(view, err)
+	}
+	// The first lane of the first tile, in place: bf16 of row 0, column 0 (docs/layout.md).
+	b := view.Record[view.Down.WeightOffset:]
+	if math.Float32frombits(uint32(b[1])<<24|uint32(b[0])<<16) != weights[0] {
+		t.Fatal(b[:4], weights[0])
+	}
+	if states, err := engine.Residency(1); err != nil || states[3] != ResidentHigh {
+		t.Fatal(states, err)
+	}
+	lease.Release()
+	var refused *Error
+	if err := step.Forward(ctx, 0, x[:32], y[:32]); !errors.As(err, &refused) || refused.Code != InvalidArgument {
+		t.Fatal(err)
+	}
+	step.End()
+	text, err := engine.Prometheus("go")
+	if err != nil || !strings.Contains(text, "moert_lookups_total{engine=\"go\"}") {
+		t.Fatal(text, err)
+	}
+	if _, err := NewEngine(&Source{}, Options{}); !errors.As(err, &refused) || refused.Code != InvalidArgument {
+		t.Fatal(err)
+	}
 }

@@ -37,11 +37,34 @@ type Weights interface {
 	Read(read Read, dst []float32) error
 }
 
-// LayerSpec is one MoE layer.
+// Routing is how router logits become the experts of a token and their weights.
+type Routing int32
+
+const (
+	SoftmaxTopK    Routing = C.MOERT_ROUTING_SOFTMAX_TOPK    // softmax over all, then the k highest (Qwen, OLMoE)
+	TopKSoftmax    Routing = C.MOERT_ROUTING_TOPK_SOFTMAX    // the k highest, then softmax over them (Mixtral)
+	SigmoidGrouped Routing = C.MOERT_ROUTING_SIGMOID_GROUPED // sigmoid + bias, best groups, top-k (DeepSeek-V3)
+	SparseMixer    Routing = C.MOERT_ROUTING_SPARSEMIXER     // two masked-softmax picks (Phi-3.5-MoE)
+)
+
+// Activation of the gated linear unit.
+type Activation int32
+
+const (
+	Silu     Activation = C.MOERT_SILU
+	Gelu     Activation = C.MOERT_GELU
+	GeluTanh Activation = C.MOERT_GELU_TANH
+)
+
+// LayerSpec is one MoE layer: moert_layer_spec. Zero groups and scaling mean 1.
 type LayerSpec struct {
 	ModelLayer, NumExperts, TopK             int
 	Hidden, Intermediate, SharedIntermediate int64
-	SharedGate, Renormalize                  bool
+	SharedGate, Renormalize, SelectionBias   bool
+	Routing                                  Routing
+	Activation                               Activation
+	Groups, TopGroups                        int
+	Scaling                                  float32
 }
 
 // Source is where experts come from. Close it when engines have been made of it.
@@ -54,9 +77,21 @@ func Open(modelDir string) (*Source, error) {
 	dir := C.CString(modelDir)
 	defer C.free(unsafe.Pointer(dir))
 	var handle *C.moert_source
-	var err *C.moert_error
-	if failed := result(C.moert_source_open(dir, nil, &handle, &err), err); failed != nil {
-		return nil, failed
+	err := check(func(err **C.moert_error) C.moert_code { return C.moert_source_open(dir, nil, &handle, err) })
+	if err != nil {
+		return nil, err
+	}
+	return &Source{handle}, nil
+}
+
+// OpenPack opens an expert pack, as moert-pack writes them.
+func OpenPack(packDir string) (*Source, error) {
+	dir := C.CString(packDir)
+	defer C.free(unsafe.Pointer(dir))
+	var handle *C.moert_source
+	err := check(func(err **C.moert_error) C.moert_code { return C.moert_source_open_pack(dir, &handle, err) })
+	if err != nil {
+		return nil, err
 	}
 	return &Source{handle}, nil
 }
@@ -76,17 +111,30 @@ func NewSource(name string, layers []LayerSpec, weights Weights) (*Source, error
 		specs[i].shared_intermediate = C.int64_t(l.SharedIntermediate)
 		specs[i].shared_gate = flag(l.SharedGate)
 		specs[i].renormalize = flag(l.Renormalize)
+		specs[i].selection_bias = flag(l.SelectionBias)
+		specs[i].routing = C.moert_routing(l.Routing)
+		specs[i].activation = C.moert_activation(l.Activation)
+		if l.Groups != 0 {
+			specs[i].num_groups = C.int32_t(l.Groups)
+		}
+		if l.TopGroups != 0 {
+			specs[i].top_groups = C.int32_t(l.TopGroups)
+		}
+		if l.Scaling != 0 {
+			specs[i].scaling = C.float(l.Scaling)
+		}
 	}
 	callbacks := (*C.moert_source_callbacks)(C.calloc(1, C.sizeof_moert_source_callbacks))
 	defer C.free(unsafe.Pointer(callbacks))
 	h := cgo.NewHandle(weights)
 	C.bridge_callbacks(callbacks, C.uintptr_t(h))
 	var handle *C.moert_source
-	var err *C.moert_error
-	code := C.moert_source_create(cName, &specs[0], C.uint64_t(len(layers)), callbacks, &handle, &err)
-	if failed := result(code, err); failed != nil {
+	err := check(func(err **C.moert_error) C.moert_code {
+		return C.moert_source_create(cName, &specs[0], C.uint64_t(len(layers)), callbacks, &handle, err)
+	})
+	if err != nil {
 		h.Delete() // on failure they stayed ours
-		return nil, failed
+		return nil, err
 	}
 	return &Source{handle}, nil
 }

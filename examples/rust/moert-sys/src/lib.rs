@@ -1,5 +1,5 @@
-//! Bindings of moert.h, made by `examples/rust/moert-sys/generate.sh`; checked in so that no build needs
-//! bindgen.
+//! Bindings of moert.h, made by `examples/rust/moert-sys/generate.sh`; checked in so that no build
+//! needs bindgen.
 #![allow(non_camel_case_types, non_upper_case_globals, clippy::all)]
 
 
@@ -372,7 +372,7 @@ pub struct moert_candidate {
     pub layer: i32,
     pub expert: i32,
     pub unused_prefetch: i32,
-    pub reserved0: i32,
+    pub tokens: i32,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -1,14 +1,19 @@
-//! Engines, steps and leases.
-use crate::error::{check, Result};
+//! Engines: experts under one byte budget.
+use crate::error::{check, text, Result};
 use crate::policy::{self, Policies};
-use crate::source::{c_string, Part, Source};
+use crate::source::{c_string, Source};
+use crate::step::Step;
 use moert_sys as sys;
-use std::ffi::c_void;
-use std::marker::PhantomData;
 use std::ptr;
 
-/// The options that hosts most often set; zeros and None mean the library's defaults.
-#[derive(Default)]
+/// All counters; their meaning is in moert/stats.h.
+pub type Stats = sys::moert_stats;
+/// What the budget pays for, in bytes.
+pub type Memory = sys::moert_memory;
+
+/// Zeros and None mean the library's defaults. Engines of this crate run on the CPU backend: slices
+/// are host memory (device pointers go through moert-sys).
+#[derive(Clone, Debug, Default)]
 pub struct Options {
     pub strategy: Option<String>,
     /// Hard limit in bytes; 0: `budget_fraction` decides.
@@ -17,8 +22,16 @@ pub struct Options {
     pub budget_fraction: f64,
     pub max_tokens_per_forward: i64,
     pub threads: i32,
+    pub io_threads: i32,
+    /// CPUs of the compute threads, "0-3,8".
+    pub cpus: Option<String>,
+    /// Paces transfers, GB/s.
+    pub link_gbps: f64,
+    pub seed: u64,
     /// Logical time, reproducible to the bit.
     pub virtual_clock: bool,
+    /// Writes a routing trace, and a timeline beside it.
+    pub trace_path: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,18 +40,13 @@ pub enum Phase {
     Decode,
 }
 
-/// The counters most asked for; `moert_stats` has all.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Stats {
-    pub budget_bytes: i64,
-    pub peak_bytes: i64,
-    pub lookups: i64,
-    pub hits_resident: i64,
-    pub hits_prefetched: i64,
-    pub loads: i64,
-    pub evictions: i64,
-    pub prefetch_issued: i64,
-    pub policy_fallbacks: i64,
+/// Where an expert is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Residency {
+    Absent,
+    Arriving,
+    Low,
+    High,
 }
 
 pub struct Engine {
@@ -73,16 +81,29 @@ impl Engine {
         options: &Options,
         policies: Option<Box<dyn Policies>>,
     ) -> Result<Engine> {
-        let strategy = match &options.strategy {
-            Some(spec) => Some(c_string("strategy", spec)?),
-            None => None,
+        let optional = |what: &str, value: &Option<String>| {
+            value.as_ref().map(|v| c_string(what, v)).transpose()
         };
+        let strategy = optional("strategy", &options.strategy)?;
+        let cpus = optional("cpus", &options.cpus)?;
+        let trace_path = optional("trace_path", &options.trace_path)?;
         let mut c: sys::moert_engine_options = unsafe { std::mem::zeroed() };
         let size = std::mem::size_of_val(&c) as u64;
         unsafe { sys::moert_engine_options_init(&mut c, size) };
-        if let Some(spec) = &strategy {
-            c.strategy = spec.as_ptr();
+        c.backend = sys::MOERT_BACKEND_CPU;
+        let set = |field: &mut *const std::os::raw::c_char, value: &Option<std::ffi::CString>| {
+            if let Some(value) = value {
+                *field = value.as_ptr();
+            }
+        };
+        set(&mut c.strategy, &strategy);
+        set(&mut c.cpus, &cpus);
+        set(&mut c.trace_path, &trace_path);
+        if options.io_threads != 0 {
+            c.io_threads = options.io_threads;
         }
+        c.link_gbps = options.link_gbps;
+        c.seed = options.seed;
         c.budget_bytes = options.budget_bytes;
         if options.budget_fraction != 0.0 {
             c.budget_fraction = options.budget_fraction;
@@ -123,7 +144,17 @@ impl Engine {
         check(|e| unsafe { sys::moert_engine_set_budget(self.handle, 0, fraction, e) })
     }
 
+    /// Opens a step of `rows` tokens: one pass over all MoE layers.
     pub fn step(&self, phase: Phase, rows: i64) -> Result<Step<'_>> {
+        self.begin(phase, rows, None)
+    }
+
+    /// The same with the request of each row, one row an element.
+    pub fn step_of_requests(&self, phase: Phase, request_ids: &[i64]) -> Result<Step<'_>> {
+        self.begin(phase, request_ids.len() as i64, Some(request_ids))
+    }
+
+    fn begin(&self, phase: Phase, rows: i64, request_ids: Option<&[i64]>) -> Result<Step<'_>> {
         let mut info: sys::moert_step_info = unsafe { std::mem::zeroed() };
         let size = std::mem::size_of_val(&info) as u64;
         unsafe { sys::moert_step_info_init(&mut info, size) };
@@ -132,12 +163,13 @@ impl Engine {
             Phase::Prefill => sys::MOERT_PREFILL,
             Phase::Decode => sys::MOERT_DECODE,
         };
+        let requests = request_ids.map_or(ptr::null(), |ids| ids.as_ptr());
         let mut handle = ptr::null_mut();
         check(|e| unsafe {
             sys::moert_step_begin(
-                self.handle, &info, ptr::null(), ptr::null(), ptr::null_mut(), &mut handle, e)
+                self.handle, &info, requests, ptr::null(), ptr::null_mut(), &mut handle, e)
         })?;
-        Ok(Step { handle, rows, engine: PhantomData })
+        Ok(Step::new(handle, rows))
     }
 
     pub fn prefetch_hint(&self, layer: i32, experts: &[i32]) -> Result<()> {
@@ -146,113 +178,75 @@ impl Engine {
         })
     }
 
+    /// A snapshot of the last finished layer call.
     pub fn stats(&self) -> Result<Stats> {
-        let mut c: sys::moert_stats = unsafe { std::mem::zeroed() };
+        let mut c: Stats = unsafe { std::mem::zeroed() };
         let size = std::mem::size_of_val(&c) as u64;
         unsafe { sys::moert_stats_init(&mut c, size) };
         check(|e| unsafe { sys::moert_engine_stats(self.handle, &mut c, e) })?;
-        Ok(Stats {
-            budget_bytes: c.budget_bytes,
-            peak_bytes: c.peak_bytes,
-            lookups: c.lookups,
-            hits_resident: c.hits_resident,
-            hits_prefetched: c.hits_prefetched,
-            loads: c.loads,
-            evictions: c.evictions,
-            prefetch_issued: c.prefetch_issued,
-            policy_fallbacks: c.policy_fallbacks,
-        })
+        Ok(c)
     }
-}
 
-/// One pass over all MoE layers. Dropped without `end`, its errors are nobody's.
-pub struct Step<'engine> {
-    handle: *mut sys::moert_step,
-    rows: i64,
-    engine: PhantomData<&'engine Engine>,
-}
-
-// Layer calls and cancel are thread-safe; ending takes the step by value.
-unsafe impl Send for Step<'_> {}
-unsafe impl Sync for Step<'_> {}
-
-impl Drop for Step<'_> {
-    fn drop(&mut self) {
-        unsafe { sys::moert_step_end(self.handle, ptr::null_mut()) };
+    pub fn memory(&self) -> Result<Memory> {
+        let mut c: Memory = unsafe { std::mem::zeroed() };
+        let size = std::mem::size_of_val(&c) as u64;
+        unsafe { sys::moert_memory_init(&mut c, size) };
+        check(|e| unsafe { sys::moert_engine_memory(self.handle, &mut c, e) })?;
+        Ok(c)
     }
-}
 
-impl Step<'_> {
-    /// hidden, out: rows x the layer's hidden size, contiguous. Their common length says the width.
-    pub fn forward(&self, layer: i32, hidden: &[f32], out: &mut [f32]) -> Result<()> {
-        assert_eq!(hidden.len(), out.len(), "hidden and out differ in size");
-        assert_eq!(hidden.len() as i64 % self.rows, 0, "hidden is not a whole number of rows");
-        let stride = hidden.len() as i64 / self.rows;
+    /// Width of a layer's hidden states.
+    pub fn hidden(&self, layer: i32) -> Result<i64> {
+        Ok(self.layer(layer)?.hidden)
+    }
+
+    /// A state for each expert of the layer.
+    pub fn residency(&self, layer: i32) -> Result<Vec<Residency>> {
+        let mut states = vec![0u8; self.layer(layer)?.num_experts as usize];
         check(|e| unsafe {
-            sys::moert_layer_forward(
-                self.handle,
-                layer,
-                hidden.as_ptr() as *const c_void,
-                stride,
-                sys::MOERT_F32,
-                self.rows,
-                out.as_mut_ptr() as *mut c_void,
-                ptr::null_mut(),
-                e,
-            )
-        })
-    }
-
-    /// From any thread: the layer call in progress, and later ones, return `Code::Cancelled`.
-    pub fn cancel(&self) -> Result<()> {
-        check(|e| unsafe { sys::moert_step_cancel(self.handle, e) })
-    }
-
-    /// Loads and pins experts for as long as the lease lives, at most as long as the step.
-    pub fn lease(&self, layer: i32, experts: &[i32]) -> Result<Lease<'_>> {
-        let mut handle = ptr::null_mut();
-        check(|e| unsafe {
-            sys::moert_lease_acquire(
-                self.handle, layer, experts.as_ptr(), experts.len() as i64, &mut handle, e)
+            sys::moert_residency(
+                self.handle, layer, states.as_mut_ptr(), states.len() as i64, e)
         })?;
-        Ok(Lease { handle, step: PhantomData })
-    }
-
-    pub fn end(self) -> Result<()> {
-        let handle = self.handle;
-        std::mem::forget(self);
-        check(|e| unsafe { sys::moert_step_end(handle, e) })
-    }
-}
-
-pub struct Lease<'step> {
-    handle: *mut sys::moert_lease,
-    step: PhantomData<&'step ()>,
-}
-
-impl Drop for Lease<'_> {
-    fn drop(&mut self) {
-        unsafe { sys::moert_lease_release(self.handle) }
-    }
-}
-
-impl Lease<'_> {
-    /// A projection of the i-th leased expert, row-major and widened: (rows, columns, weights).
-    pub fn read(&self, index: i64, part: Part) -> Result<(i64, i64, Vec<f32>)> {
-        let mut view: sys::moert_expert_view = unsafe { std::mem::zeroed() };
-        let size = std::mem::size_of_val(&view) as u64;
-        unsafe { sys::moert_expert_view_init(&mut view, size) };
-        check(|e| unsafe { sys::moert_lease_view(self.handle, index, &mut view, e) })?;
-        let (matrix, part) = match part {
-            Part::UpProj => (&view.up, sys::MOERT_PART_UP_PROJ),
-            Part::DownProj => (&view.down, sys::MOERT_PART_DOWN_PROJ),
-            _ => (&view.gate, sys::MOERT_PART_GATE_PROJ),
+        let named = |state: &u8| match *state as i32 {
+            1 => Residency::Arriving,
+            2 => Residency::Low,
+            3 => Residency::High,
+            _ => Residency::Absent,
         };
-        let mut weights = vec![0.0; (matrix.rows * matrix.k) as usize];
-        check(|e| unsafe {
-            sys::moert_lease_read(
-                self.handle, index, part, weights.as_mut_ptr(), weights.len() as u64, e)
-        })?;
-        Ok((matrix.rows, matrix.k, weights))
+        Ok(states.iter().map(named).collect())
+    }
+
+    fn layer(&self, layer: i32) -> Result<sys::moert_layer_spec> {
+        let mut c: sys::moert_layer_spec = unsafe { std::mem::zeroed() };
+        let size = std::mem::size_of_val(&c) as u64;
+        unsafe { sys::moert_layer_spec_init(&mut c, size) };
+        check(|e| unsafe { sys::moert_engine_layer(self.handle, layer, &mut c, e) })?;
+        Ok(c)
+    }
+
+    /// The statistics as Prometheus text; `label` names the engine.
+    pub fn prometheus(&self, label: &str) -> Result<String> {
+        let label = c_string("label", label)?;
+        let mut buffer: Vec<std::os::raw::c_char> = Vec::new();
+        loop {
+            let mut needed = 0u64;
+            let data = if buffer.is_empty() { ptr::null_mut() } else { buffer.as_mut_ptr() };
+            let written = check(|e| unsafe {
+                sys::moert_engine_prometheus(
+                    self.handle, label.as_ptr(), data, buffer.len() as u64, &mut needed, e)
+            });
+            if written.is_ok() && !buffer.is_empty() {
+                return Ok(text(buffer.as_ptr()));
+            }
+            if needed as usize <= buffer.len() {
+                written?;
+            }
+            buffer.resize(needed as usize + 64, 0); // numbers may have grown a digit by then
+        }
+    }
+
+    /// Completes the files of `trace_path`.
+    pub fn close_trace(&self) -> Result<()> {
+        check(|e| unsafe { sys::moert_engine_close_trace(self.handle, e) })
     }
 }

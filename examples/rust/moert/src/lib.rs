@@ -10,12 +10,16 @@
 //! An `Engine` is `Send` and `Sync`: share it between threads. A `Step` borrows its engine and its
 //! layer calls may come from any thread too. Layer calls of one engine take turns.
 
+#![deny(unsafe_op_in_unsafe_fn)]
+
 mod engine;
 mod error;
 mod policy;
 mod source;
+mod step;
 
-pub use engine::{Engine, Lease, Options, Phase, Stats, Step};
+pub use engine::{Engine, Memory, Options, Phase, Residency, Stats};
 pub use error::{Code, Error, Result};
 pub use policy::{Candidate, Policies, Victim};
-pub use source::{LayerSpec, Part, Read, Source, Weights};
+pub use source::{Activation, LayerSpec, Part, Read, Routing, Source, Weights};
+pub use step::{Call, Lease, Matrix, Step};

@@ -6,17 +6,66 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::Path;
 use std::ptr;
 
-/// One MoE layer; the fields of `moert_layer_spec` that most models set.
-#[derive(Clone, Debug, Default)]
+/// How router logits become the experts of a token and their weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Routing {
+    /// Softmax over all, then the k highest (Qwen, OLMoE).
+    SoftmaxTopK,
+    /// The k highest, then softmax over them (Mixtral).
+    TopKSoftmax,
+    /// Sigmoid + bias, best groups, top-k (DeepSeek-V3).
+    SigmoidGrouped,
+    /// Two masked-softmax picks (Phi-3.5-MoE).
+    SparseMixer,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    Silu,
+    Gelu,
+    GeluTanh,
+}
+
+/// One MoE layer: `moert_layer_spec`, with the same defaults.
+#[derive(Clone, Debug)]
 pub struct LayerSpec {
+    /// The host's own number, ascending.
     pub model_layer: i32,
     pub num_experts: i32,
     pub top_k: i32,
     pub hidden: i64,
     pub intermediate: i64,
+    /// 0: no shared expert; several are one wide one.
     pub shared_intermediate: i64,
     pub shared_gate: bool,
+    pub routing: Routing,
+    pub activation: Activation,
     pub renormalize: bool,
+    pub selection_bias: bool,
+    pub num_groups: i32,
+    pub top_groups: i32,
+    pub scaling: f32,
+}
+
+impl Default for LayerSpec {
+    fn default() -> LayerSpec {
+        LayerSpec {
+            model_layer: 0,
+            num_experts: 1,
+            top_k: 1,
+            hidden: 0,
+            intermediate: 0,
+            shared_intermediate: 0,
+            shared_gate: false,
+            routing: Routing::SoftmaxTopK,
+            activation: Activation::Silu,
+            renormalize: false,
+            selection_bias: false,
+            num_groups: 1,
+            top_groups: 1,
+            scaling: 1.0,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +127,15 @@ impl Source {
         Ok(Source { handle })
     }
 
+    /// An expert pack, as moert-pack writes them.
+    pub fn open_pack(pack_dir: &Path) -> Result<Source> {
+        let dir = c_string("pack_dir", &pack_dir.to_string_lossy())?;
+        let mut handle = ptr::null_mut();
+        check(|e| unsafe { sys::moert_source_open_pack(dir.as_ptr(), &mut handle, e) })?;
+        Ok(Source { handle })
+    }
+
+    /// A source over weights of the host's own.
     pub fn from_weights<W: Weights>(name: &str, layers: &[LayerSpec], weights: W) -> Result<Source> {
         let name = c_string("name", name)?;
         let specs: Vec<sys::moert_layer_spec> = layers.iter().map(to_c).collect();
@@ -118,6 +176,21 @@ fn to_c(layer: &LayerSpec) -> sys::moert_layer_spec {
     spec.shared_intermediate = layer.shared_intermediate;
     spec.shared_gate = layer.shared_gate as i32;
     spec.renormalize = layer.renormalize as i32;
+    spec.routing = match layer.routing {
+        Routing::SoftmaxTopK => sys::MOERT_ROUTING_SOFTMAX_TOPK,
+        Routing::TopKSoftmax => sys::MOERT_ROUTING_TOPK_SOFTMAX,
+        Routing::SigmoidGrouped => sys::MOERT_ROUTING_SIGMOID_GROUPED,
+        Routing::SparseMixer => sys::MOERT_ROUTING_SPARSEMIXER,
+    };
+    spec.activation = match layer.activation {
+        Activation::Silu => sys::MOERT_SILU,
+        Activation::Gelu => sys::MOERT_GELU,
+        Activation::GeluTanh => sys::MOERT_GELU_TANH,
+    };
+    spec.selection_bias = layer.selection_bias as i32;
+    spec.num_groups = layer.num_groups;
+    spec.top_groups = layer.top_groups;
+    spec.scaling = layer.scaling;
     spec
 }
 

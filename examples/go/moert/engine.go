@@ -1,0 +1,212 @@
+package moert
+
+/*
+#include <stdlib.h>
+#include "bridge.h"
+*/
+import "C"
+
+import (
+	"runtime"
+	"runtime/cgo"
+	"unsafe"
+)
+
+// Engine owns the experts of one model under one byte budget. It runs on the CPU backend: slices are
+// host memory.
+type Engine struct {
+	handle *C.moert_engine
+}
+
+// Options of an engine; zero values mean the library's defaults.
+type Options struct {
+	Strategy            string
+	BudgetBytes         int64   // 0: BudgetFraction decides
+	BudgetFraction      float64 // of the experts, in memory; 0: all
+	MaxTokensPerForward int64
+	Threads, IOThreads  int
+	CPUs                string  // of the compute threads, "0-3,8"
+	LinkGBps            float64 // paces transfers
+	Seed                uint64
+	VirtualClock        bool     // logical time, reproducible to the bit
+	TracePath           string   // writes a routing trace, and a timeline beside it
+	Policies            Policies // nil: the strategy's own
+}
+
+// NewEngine reads the fixed parts and reserves the pools. Close it.
+func NewEngine(source *Source, options Options) (*Engine, error) {
+	c := (*C.moert_engine_options)(C.calloc(1, C.sizeof_moert_engine_options))
+	defer C.free(unsafe.Pointer(c))
+	C.moert_engine_options_init(c, C.sizeof_moert_engine_options)
+	c.backend = C.MOERT_BACKEND_CPU
+	for field, value := range map[**C.char]string{&c.strategy: options.Strategy,
+		&c.cpus: options.CPUs, &c.trace_path: options.TracePath} {
+		if value != "" {
+			*field = C.CString(value)
+			defer C.free(unsafe.Pointer(*field))
+		}
+	}
+	c.budget_bytes = C.int64_t(options.BudgetBytes)
+	if options.BudgetFraction != 0 {
+		c.budget_fraction = C.double(options.BudgetFraction)
+	}
+	if options.MaxTokensPerForward != 0 {
+		c.max_tokens_per_forward = C.int64_t(options.MaxTokensPerForward)
+	}
+	c.threads = C.int32_t(options.Threads)
+	if options.IOThreads != 0 {
+		c.io_threads = C.int32_t(options.IOThreads)
+	}
+	c.link_gbps = C.double(options.LinkGBps)
+	c.seed = C.uint64_t(options.Seed)
+	if options.VirtualClock {
+		c.clock = C.MOERT_CLOCK_VIRTUAL
+	}
+	var policies cgo.Handle
+	if options.Policies != nil {
+		policies = cgo.NewHandle(options.Policies)
+		vtable := (*C.moert_policies)(C.calloc(1, C.sizeof_moert_policies))
+		defer C.free(unsafe.Pointer(vtable))
+		C.bridge_policies(vtable, C.uintptr_t(policies))
+		c.policies = vtable
+	}
+	var handle *C.moert_engine
+	err := check(func(err **C.moert_error) C.moert_code {
+		return C.moert_engine_create(source.handle, c, &handle, err)
+	})
+	runtime.KeepAlive(source)
+	if err != nil {
+		if policies != 0 {
+			policies.Delete() // on failure they stayed ours
+		}
+		return nil, err
+	}
+	return &Engine{handle}, nil
+}
+
+// Close frees the engine; steps still open keep its memory until they end.
+func (e *Engine) Close() {
+	C.moert_engine_destroy(e.handle)
+	e.handle = nil
+}
+
+// Layers is the number of MoE layers.
+func (e *Engine) Layers() int { return int(C.moert_engine_layer_count(e.handle)) }
+
+func (e *Engine) layer(layer int) (C.moert_layer_spec, error) {
+	var c C.moert_layer_spec
+	C.moert_layer_spec_init(&c, C.sizeof_moert_layer_spec)
+	err := check(func(err **C.moert_error) C.moert_code {
+		return C.moert_engine_layer(e.handle, C.int32_t(layer), &c, err)
+	})
+	return c, err
+}
+
+// Hidden is the width of a layer's hidden states.
+func (e *Engine) Hidden(layer int) (int, error) {
+	c, err := e.layer(layer)
+	return int(c.hidden), err
+}
+
+// SetBudget evicts to fit before it returns. bytes 0: the fraction decides.
+func (e *Engine) SetBudget(bytes int64, fraction float64) error {
+	return check(func(err **C.moert_error) C.moert_code {
+		return C.moert_engine_set_budget(e.handle, C.int64_t(bytes), C.double(fraction), err)
+	})
+}
+
+// PrefetchHint says which experts of a layer are coming, best first.
+func (e *Engine) PrefetchHint(layer int, experts []int32) error {
+	if len(experts) == 0 {
+		return nil
+	}
+	return check(func(err **C.moert_error) C.moert_code {
+		return C.moert_prefetch_hint(e.handle, C.int32_t(layer),
+			(*C.int32_t)(unsafe.Pointer(&experts[0])), C.int64_t(len(experts)), err)
+	})
+}
+
+// Residency of an expert.
+type Residency uint8
+
+const (
+	Absent       Residency = C.MOERT_ABSENT
+	Arriving     Residency = C.MOERT_ARRIVING
+	ResidentLow  Residency = C.MOERT_RESIDENT_LOW
+	ResidentHigh Residency = C.MOERT_RESIDENT_HIGH
+)
+
+// Residency of each expert of a layer.
+func (e *Engine) Residency(layer int) ([]Residency, error) {
+	spec, err := e.layer(layer)
+	if err != nil {
+		return nil, err
+	}
+	states := make([]Residency, int(spec.num_experts))
+	err = check(func(err **C.moert_error) C.moert_code {
+		return C.moert_residency(e.handle, C.int32_t(layer), (*C.uint8_t)(unsafe.Pointer(&states[0])),
+			C.int64_t(len(states)), err)
+	})
+	return states, err
+}
+
+// Stats are the counters most asked for; Prometheus has all.
+type Stats struct {
+	BudgetBytes, PeakBytes, FixedBytes, PoolBytes                 int64
+	Lookups, HitsResident, HitsPrefetched, Late, Loads, Evictions int64
+	BytesLoaded, PrefetchIssued, PolicyFallbacks                  int64
+}
+
+// Stats since the engine was created.
+func (e *Engine) Stats() (Stats, error) {
+	var c C.moert_stats
+	C.moert_stats_init(&c, C.sizeof_moert_stats)
+	err := check(func(err **C.moert_error) C.moert_code { return C.moert_engine_stats(e.handle, &c, err) })
+	return Stats{int64(c.budget_bytes), int64(c.peak_bytes), int64(c.fixed_bytes), int64(c.pool_bytes),
+		int64(c.lookups), int64(c.hits_resident), int64(c.hits_prefetched), int64(c.late), int64(c.loads),
+		int64(c.evictions), int64(c.bytes_loaded), int64(c.prefetch_issued), int64(c.policy_fallbacks)}, err
+}
+
+// Memory is what the budget pays for, in bytes and slots.
+type Memory struct {
+	BudgetBytes, ConstantBytes, TableBytes, WorkspaceBytes, BlockBytes, Slots, TotalExperts, MinimumBytes int64
+}
+
+// Memory report of the engine.
+func (e *Engine) Memory() (Memory, error) {
+	var c C.moert_memory
+	C.moert_memory_init(&c, C.sizeof_moert_memory)
+	err := check(func(err **C.moert_error) C.moert_code { return C.moert_engine_memory(e.handle, &c, err) })
+	return Memory{int64(c.budget_bytes), int64(c.constant_bytes), int64(c.table_bytes),
+		int64(c.workspace_bytes), int64(c.block_bytes), int64(c.slots), int64(c.total_experts),
+		int64(c.minimum_bytes)}, err
+}
+
+// Prometheus is the statistics as Prometheus text; label names the engine.
+func (e *Engine) Prometheus(label string) (string, error) {
+	cLabel := C.CString(label)
+	defer C.free(unsafe.Pointer(cLabel))
+	size := C.uint64_t(8192)
+	for {
+		buffer := (*C.char)(C.malloc(C.size_t(size)))
+		var needed C.uint64_t
+		err := check(func(err **C.moert_error) C.moert_code {
+			return C.moert_engine_prometheus(e.handle, cLabel, buffer, size, &needed, err)
+		})
+		if err == nil {
+			text := C.GoString(buffer)
+			C.free(unsafe.Pointer(buffer))
+			return text, nil
+		}
+		C.free(unsafe.Pointer(buffer))
+		if needed <= size {
+			return "", err
+		}
+		size = needed + 64 // numbers may have grown a digit by then
+	}
+}
+
+// CloseTrace completes the files of Options.TracePath.
+func (e *Engine) CloseTrace() error {
+	return check(func(err **C.moert_error) C.moert_code { return C.moert_engine_close_trace(e.handle, err) })
+}

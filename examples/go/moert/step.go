@@ -1,0 +1,216 @@
+package moert
+
+/*
+#include "bridge.h"
+*/
+import "C"
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"unsafe"
+)
+
+// Phase of a step.
+type Phase int32
+
+const (
+	Prefill Phase = C.MOERT_PREFILL
+	Decode  Phase = C.MOERT_DECODE
+)
+
+// Step is one pass over all MoE layers. (The C API's split calls keep pointers after they return,
+// which Go forbids: a goroutine does what they do.)
+type Step struct {
+	handle *C.moert_step
+	rows   int
+}
+
+// Begin opens a step of `rows` tokens. End it.
+func (e *Engine) Begin(phase Phase, rows int) (*Step, error) { return e.begin(phase, rows, nil) }
+
+// BeginRequests is Begin with the request of each row.
+func (e *Engine) BeginRequests(phase Phase, requestIDs []int64) (*Step, error) {
+	if len(requestIDs) == 0 {
+		return nil, &Error{InvalidArgument, "BeginRequests", "requestIDs is empty"}
+	}
+	return e.begin(phase, len(requestIDs), (*C.int64_t)(unsafe.Pointer(&requestIDs[0])))
+}
+
+func (e *Engine) begin(phase Phase, rows int, requestIDs *C.int64_t) (*Step, error) {
+	var info C.moert_step_info
+	C.moert_step_info_init(&info, C.sizeof_moert_step_info)
+	info.rows = C.int64_t(rows)
+	info.phase = C.moert_phase(phase)
+	var handle *C.moert_step
+	err := check(func(err **C.moert_error) C.moert_code {
+		return C.moert_step_begin(e.handle, &info, requestIDs, nil, nil, &handle, err)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &Step{handle, rows}, nil
+}
+
+// watch cancels the step when the context ends; the function it returns ends the watch.
+func (s *Step) watch(ctx context.Context) func() {
+	if ctx.Done() == nil {
+		return func() {}
+	}
+	finished := make(chan struct{})
+	watching := make(chan struct{})
+	go func() {
+		defer close(watching)
+		select {
+		case <-ctx.Done():
+			C.moert_step_cancel(s.handle, nil)
+		case <-finished:
+		}
+	}()
+	// The watcher is gone before the step can be: End frees the handle.
+	return func() { close(finished); <-watching }
+}
+
+func (s *Step) call(ctx context.Context, hidden, out []float32,
+	f func(hidden, out unsafe.Pointer, stride C.int64_t, err **C.moert_error) C.moert_code) error {
+	if len(hidden) == 0 || len(hidden) != len(out) || len(hidden)%s.rows != 0 {
+		return &Error{InvalidArgument, "Forward",
+			fmt.Sprintf("hidden has %d elements, out %d, for a step of %d rows", len(hidden), len(out), s.rows)}
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	defer s.watch(ctx)()
+	err := check(func(err **C.moert_error) C.moert_code {
+		return f(unsafe.Pointer(&hidden[0]), unsafe.Pointer(&out[0]), C.int64_t(len(hidden)/s.rows), err)
+	})
+	if failed, ok := err.(*Error); ok && failed.Code == Cancelled && ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return err
+}
+
+// Forward runs a layer: hidden and out are rows x the layer's hidden size. When the context ends, the
+// step is cancelled: this call and later ones return its error.
+func (s *Step) Forward(ctx context.Context, layer int, hidden, out []float32) error {
+	return s.call(ctx, hidden, out,
+		func(hidden, out unsafe.Pointer, stride C.int64_t, err **C.moert_error) C.moert_code {
+			return C.moert_layer_forward(s.handle, C.int32_t(layer), hidden, stride, C.MOERT_F32,
+				C.int64_t(s.rows), out, nil, err)
+		})
+}
+
+// ForwardRouted is Forward with the host's routing. ids, weights: rows x top-k. It returns the experts
+// really used: a lossy strategy may replace some.
+func (s *Step) ForwardRouted(ctx context.Context, layer int, hidden []float32, ids []int32,
+	weights, out []float32) ([]int32, error) {
+	if len(ids) == 0 || len(ids) != len(weights) || len(ids)%s.rows != 0 {
+		return nil, &Error{InvalidArgument, "ForwardRouted",
+			fmt.Sprintf("%d ids and %d weights for %d rows", len(ids), len(weights), s.rows)}
+	}
+	used := make([]int32, len(ids))
+	err := s.call(ctx, hidden, out,
+		func(hidden, out unsafe.Pointer, stride C.int64_t, err **C.moert_error) C.moert_code {
+			return C.moert_layer_forward_routed(s.handle, C.int32_t(layer), hidden, stride, C.MOERT_F32,
+				C.int64_t(s.rows), (*C.int32_t)(unsafe.Pointer(&ids[0])),
+				(*C.float)(unsafe.Pointer(&weights[0])), C.int32_t(len(ids)/s.rows),
+				(*C.int32_t)(unsafe.Pointer(&used[0])), out, nil, err)
+		})
+	return used, err
+}
+
+// Cancel may be called from any goroutine until End is.
+func (s *Step) Cancel() error {
+	return check(func(err **C.moert_error) C.moert_code { return C.moert_step_cancel(s.handle, err) })
+}
+
+// End frees the step and returns its first error.
+func (s *Step) End() error {
+	handle := s.handle
+	s.handle = nil
+	return check(func(err **C.moert_error) C.moert_code { return C.moert_step_end(handle, err) })
+}
+
+// Lease is experts pinned where they lie. Release it before its step ends.
+type Lease struct {
+	handle *C.moert_lease
+}
+
+// Lease loads and pins experts of a layer.
+func (s *Step) Lease(layer int, experts []int32) (*Lease, error) {
+	if len(experts) == 0 {
+		return nil, &Error{InvalidArgument, "Lease", "experts is empty"}
+	}
+	var handle *C.moert_lease
+	err := check(func(err **C.moert_error) C.moert_code {
+		return C.moert_lease_acquire(s.handle, C.int32_t(layer), (*C.int32_t)(unsafe.Pointer(&experts[0])),
+			C.int64_t(len(experts)), &handle, err)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &Lease{handle}, nil
+}
+
+// Matrix says where a projection lies in a record (docs/layout.md).
+type Matrix struct {
+	Scheme                       string
+	Rows, K, PaddedRows, PaddedK int64
+	Group                        int64
+	WeightOffset, WeightBytes    int64
+	ScaleOffset, ScaleBytes      int64
+}
+
+// View is one leased expert in place.
+type View struct {
+	Record         []byte // the library's memory: read only, until Release
+	Expert         int
+	Version        int
+	Gate, Up, Down Matrix
+}
+
+// View shows the i-th leased expert.
+func (l *Lease) View(index int) (View, error) {
+	var c C.moert_expert_view
+	C.moert_expert_view_init(&c, C.sizeof_moert_expert_view)
+	err := check(func(err **C.moert_error) C.moert_code {
+		return C.moert_lease_view(l.handle, C.int64_t(index), &c, err)
+	})
+	if err != nil {
+		return View{}, err
+	}
+	matrix := func(m *C.moert_matrix) Matrix {
+		return Matrix{C.GoString(m.scheme), int64(m.rows), int64(m.k), int64(m.padded_rows), int64(m.padded_k),
+			int64(m.group), int64(m.weight_offset), int64(m.weight_bytes), int64(m.scale_offset), int64(m.scale_bytes)}
+	}
+	return View{unsafe.Slice((*byte)(c.record), int(c.bytes)), int(c.expert), int(c.version),
+		matrix(&c.gate), matrix(&c.up), matrix(&c.down)}, nil
+}
+
+// Read widens a projection of the i-th leased expert: row-major [rows, k].
+func (l *Lease) Read(index int, part Part) ([]float32, error) {
+	view, err := l.View(index)
+	if err != nil {
+		return nil, err
+	}
+	m := view.Gate
+	if part == UpProj {
+		m = view.Up
+	} else if part == DownProj {
+		m = view.Down
+	}
+	weights := make([]float32, m.Rows*m.K)
+	err = check(func(err **C.moert_error) C.moert_code {
+		return C.moert_lease_read(l.handle, C.int64_t(index), C.moert_part(part),
+			(*C.float)(unsafe.Pointer(&weights[0])), C.uint64_t(len(weights)), err)
+	})
+	runtime.KeepAlive(weights)
+	return weights, err
+}
+
+// Release unpins the experts.
+func (l *Lease) Release() {
+	C.moert_lease_release(l.handle)
+	l.handle = nil
+}

@@ -1,0 +1,228 @@
+//! Steps, split calls and leases: what lives shorter than an engine.
+use crate::engine::Engine;
+use crate::error::{check, text, Code, Error, Result};
+use crate::source::Part;
+use moert_sys as sys;
+use std::ffi::c_void;
+use std::marker::PhantomData;
+use std::ptr;
+
+/// One pass over all MoE layers. Dropped without `end`, its errors are nobody's.
+pub struct Step<'engine> {
+    handle: *mut sys::moert_step,
+    rows: i64,
+    engine: PhantomData<&'engine Engine>,
+}
+
+// Layer calls and cancel are thread-safe; ending takes the step by value.
+unsafe impl Send for Step<'_> {}
+unsafe impl Sync for Step<'_> {}
+
+impl Drop for Step<'_> {
+    fn drop(&mut self) {
+        unsafe { sys::moert_step_end(self.handle, ptr::null_mut()) };
+    }
+}
+
+fn invalid(origin: &str, message: String) -> Error {
+    Error { code: Code::InvalidArgument, origin: origin.into(), message }
+}
+
+impl<'engine> Step<'engine> {
+    pub(crate) fn new(handle: *mut sys::moert_step, rows: i64) -> Step<'engine> {
+        Step { handle, rows, engine: PhantomData }
+    }
+
+    /// Elements of a row. The library checks them against the layer's width; that both slices are
+    /// as long as it will believe is checked here.
+    fn width(&self, origin: &str, hidden: usize, out: usize) -> Result<i64> {
+        if hidden == 0 || hidden != out || hidden as i64 % self.rows != 0 {
+            return Err(invalid(origin, format!(
+                "hidden has {hidden} elements, out {out}, for a step of {} rows", self.rows)));
+        }
+        Ok(hidden as i64 / self.rows)
+    }
+
+    /// hidden, out: rows x the layer's hidden size, contiguous.
+    pub fn forward(&self, layer: i32, hidden: &[f32], out: &mut [f32]) -> Result<()> {
+        let width = self.width("Step::forward", hidden.len(), out.len())?;
+        check(|e| unsafe {
+            sys::moert_layer_forward(
+                self.handle, layer, hidden.as_ptr() as *const c_void, width, sys::MOERT_F32,
+                self.rows, out.as_mut_ptr() as *mut c_void, ptr::null_mut(), e)
+        })
+    }
+
+    /// With the host's routing. ids, weights: rows x top_k. Returns the experts really used, in the
+    /// same shape: a lossy strategy may replace some.
+    pub fn forward_routed(
+        &self,
+        layer: i32,
+        hidden: &[f32],
+        ids: &[i32],
+        weights: &[f32],
+        out: &mut [f32],
+    ) -> Result<Vec<i32>> {
+        let width = self.width("Step::forward_routed", hidden.len(), out.len())?;
+        if ids.len() != weights.len() || ids.len() as i64 % self.rows != 0 {
+            return Err(invalid("Step::forward_routed", format!(
+                "{} ids and {} weights for {} rows", ids.len(), weights.len(), self.rows)));
+        }
+        let mut used = vec![-1; ids.len()];
+        check(|e| unsafe {
+            sys::moert_layer_forward_routed(
+                self.handle, layer, hidden.as_ptr() as *const c_void, width, sys::MOERT_F32,
+                self.rows, ids.as_ptr(), weights.as_ptr(), (ids.len() as i64 / self.rows) as i32,
+                used.as_mut_ptr(), out.as_mut_ptr() as *mut c_void, ptr::null_mut(), e)
+        })?;
+        Ok(used)
+    }
+
+    /// Starts a layer call and returns; the buffers are the call's until `Call::finish` gives them
+    /// back. (Owned, because a forgotten call goes on writing.)
+    pub fn begin_forward(&self, layer: i32, hidden: Vec<f32>, out: Vec<f32>) -> Result<Call<'_>> {
+        let width = self.width("Step::begin_forward", hidden.len(), out.len())?;
+        let mut buffers = Box::new((hidden, out));
+        let mut handle = ptr::null_mut();
+        check(|e| unsafe {
+            sys::moert_layer_begin(
+                self.handle, layer, buffers.0.as_ptr() as *const c_void, width, sys::MOERT_F32,
+                self.rows, buffers.1.as_mut_ptr() as *mut c_void, ptr::null_mut(), ptr::null(),
+                &mut handle, e)
+        })?;
+        Ok(Call { handle, buffers: Some(buffers), step: PhantomData })
+    }
+
+    /// From any thread: the layer call in progress, and later ones, return `Code::Cancelled`.
+    pub fn cancel(&self) -> Result<()> {
+        check(|e| unsafe { sys::moert_step_cancel(self.handle, e) })
+    }
+
+    /// Loads and pins experts for as long as the lease lives, at most as long as the step.
+    pub fn lease(&self, layer: i32, experts: &[i32]) -> Result<Lease<'_>> {
+        let mut handle = ptr::null_mut();
+        check(|e| unsafe {
+            sys::moert_lease_acquire(
+                self.handle, layer, experts.as_ptr(), experts.len() as i64, &mut handle, e)
+        })?;
+        Ok(Lease { handle, step: PhantomData })
+    }
+
+    pub fn end(self) -> Result<()> {
+        let handle = self.handle;
+        std::mem::forget(self);
+        check(|e| unsafe { sys::moert_step_end(handle, e) })
+    }
+}
+
+/// A layer call under way. Dropping it waits.
+pub struct Call<'step> {
+    handle: *mut sys::moert_call,
+    buffers: Option<Box<(Vec<f32>, Vec<f32>)>>,
+    step: PhantomData<&'step ()>,
+}
+
+unsafe impl Send for Call<'_> {}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        unsafe { sys::moert_layer_finish(self.handle, ptr::null_mut()) };
+    }
+}
+
+impl Call<'_> {
+    /// True: `finish` will not wait.
+    pub fn done(&self) -> bool {
+        unsafe { sys::moert_call_done(self.handle) != 0 }
+    }
+
+    /// Waits; gives back hidden and out.
+    pub fn finish(mut self) -> Result<(Vec<f32>, Vec<f32>)> {
+        let handle = std::mem::replace(&mut self.handle, ptr::null_mut());
+        check(|e| unsafe { sys::moert_layer_finish(handle, e) })?;
+        Ok(*self.buffers.take().expect("finished once"))
+    }
+}
+
+/// Where a projection lies in a record (docs/layout.md).
+#[derive(Clone, Debug)]
+pub struct Matrix {
+    pub scheme: String,
+    pub rows: i64,
+    pub k: i64,
+    pub padded_rows: i64,
+    pub padded_k: i64,
+    pub group: i64,
+    pub weights: std::ops::Range<usize>,
+    pub scales: std::ops::Range<usize>,
+}
+
+/// Experts pinned where they lie.
+pub struct Lease<'step> {
+    handle: *mut sys::moert_lease,
+    step: PhantomData<&'step ()>,
+}
+
+// What it shows is not written while it lives.
+unsafe impl Send for Lease<'_> {}
+unsafe impl Sync for Lease<'_> {}
+
+impl Drop for Lease<'_> {
+    fn drop(&mut self) {
+        unsafe { sys::moert_lease_release(self.handle) }
+    }
+}
+
+impl Lease<'_> {
+    fn view(&self, index: i64) -> Result<sys::moert_expert_view> {
+        let mut view: sys::moert_expert_view = unsafe { std::mem::zeroed() };
+        let size = std::mem::size_of_val(&view) as u64;
+        unsafe { sys::moert_expert_view_init(&mut view, size) };
+        check(|e| unsafe { sys::moert_lease_view(self.handle, index, &mut view, e) })?;
+        Ok(view)
+    }
+
+    /// The record of the i-th leased expert, in place.
+    pub fn record(&self, index: i64) -> Result<&[u8]> {
+        let view = self.view(index)?;
+        // Host memory (this crate's engines are on the CPU), pinned while the lease lives.
+        Ok(unsafe { std::slice::from_raw_parts(view.record as *const u8, view.bytes as usize) })
+    }
+
+    /// Where a projection lies in that record.
+    pub fn matrix(&self, index: i64, part: Part) -> Result<Matrix> {
+        let view = self.view(index)?;
+        let m = match part {
+            Part::UpProj => &view.up,
+            Part::DownProj => &view.down,
+            _ => &view.gate,
+        };
+        let range = |offset: i64, bytes: i64| offset as usize..(offset + bytes) as usize;
+        Ok(Matrix {
+            scheme: text(m.scheme),
+            rows: m.rows,
+            k: m.k,
+            padded_rows: m.padded_rows,
+            padded_k: m.padded_k,
+            group: m.group,
+            weights: range(m.weight_offset, m.weight_bytes),
+            scales: range(m.scale_offset, m.scale_bytes),
+        })
+    }
+
+    /// A projection of the i-th leased expert, row-major and widened: (rows, columns, weights).
+    pub fn read(&self, index: i64, part: Part) -> Result<(i64, i64, Vec<f32>)> {
+        let matrix = self.matrix(index, part)?;
+        let part = match part {
+            Part::UpProj => sys::MOERT_PART_UP_PROJ,
+            Part::DownProj => sys::MOERT_PART_DOWN_PROJ,
+            _ => sys::MOERT_PART_GATE_PROJ,
+        };
+        let mut weights = vec![0.0; (matrix.rows * matrix.k) as usize];
+        check(|e| unsafe {
+            sys::moert_lease_read(
+                self.handle, index, part, weights.as_mut_ptr(), weights.len() as u64, e)
+        })?;
+        Ok((matrix.rows, matrix.k, weights))
+    }
+}
