@@ -148,7 +148,7 @@ MOERT_API const char *moert_code_name(moert_code code);
 /* The getters may be called concurrently on one error. Strings live as long as the error. */
 MOERT_API moert_code moert_error_code(const moert_error *error);
 MOERT_API const char *moert_error_message(const moert_error *error);
-/* Name of the function that failed. */
+/* Name of the function that failed. May be called concurrently too. */
 MOERT_API const char *moert_error_origin(const moert_error *error);
 /* Accepts NULL. Not thread-safe. */
 MOERT_API void moert_error_destroy(moert_error *error);

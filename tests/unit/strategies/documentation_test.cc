@@ -1,0 +1,77 @@
+// docs/strategies.md is what the registry says: its reference is generated, and compared here.
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "moert/strategy.h"
+#include "support/catch.h"
+
+namespace moert {
+namespace {
+
+constexpr char kBegin[] = "<!-- registry -->\n";
+constexpr char kEnd[] = "<!-- /registry -->";
+
+std::string Reference() {
+  std::string text;
+  for (const StrategyInfo& info : ListStrategies()) {
+    const auto made = MakeStrategy(info.name);
+    REQUIRE(made.ok());
+    const Strategy& s = *made;
+    std::vector<std::string> seams;
+    if (s.routing != nullptr) seams.push_back("routing");
+    if (s.prefetch != nullptr) seams.push_back("prefetch");
+    if (s.residency != nullptr) seams.push_back("residency");
+    if (s.precision != nullptr) seams.push_back("precision");
+    if (s.placement != nullptr) seams.push_back("placement");
+    absl::StrAppend(&text, "### `", info.name, "`\n\n", info.summary, "\n\n");
+    absl::StrAppend(&text, "- output: ", s.exact ? "exact" : "lossy", "\n- layers in CUDA graphs: ",
+                    s.graph_safe ? "yes" : "no", "\n- policies of its own: ",
+                    seams.empty() ? "none" : absl::StrJoin(seams, ", "), "\n");
+    if (!s.versions.empty()) {
+      absl::StrAppend(&text, "- a pack with: ", absl::StrJoin(s.versions, ", "), "\n");
+    }
+    absl::StrAppend(&text, "\n| key | meaning (default) |\n|---|---|\n");
+    for (const std::string& key : info.keys) {
+      const std::pair<std::string, std::string> parts =
+          absl::StrSplit(key, absl::MaxSplits(": ", 1));
+      absl::StrAppend(&text, "| `", parts.first, "` | ",
+                      absl::StrReplaceAll(parts.second, {{"|", "\\|"}}), " |\n");
+    }
+    text += '\n';
+  }
+  return text;
+}
+
+TEST_CASE("docs/strategies.md says what the registry says") {
+  const std::string path = MOERT_SOURCE_DIR "/docs/strategies.md";
+  std::ifstream file(path);
+  std::stringstream buffer;
+  buffer << file.rdbuf();
+  std::string text = buffer.str();
+  const size_t begin = text.find(kBegin);
+  const size_t end = text.find(kEnd);
+  REQUIRE(begin != std::string::npos);
+  REQUIRE(end != std::string::npos);
+  const size_t body = begin + sizeof(kBegin) - 1;
+  if (std::getenv("MOERT_WRITE_DOCS") != nullptr) {
+    text.replace(body, end - body, Reference());
+    std::ofstream(path) << text;
+    return;
+  }
+  INFO("to write it: MOERT_WRITE_DOCS=1 build/dev/tests/unit.strategies.documentation_test");
+  CHECK(text.substr(body, end - body) == Reference());
+  // The hand-written part leaves no strategy out.
+  for (const StrategyInfo& info : ListStrategies()) {
+    INFO(info.name);
+    CHECK(text.substr(0, begin).find(absl::StrCat("`", info.name, "`")) != std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace moert
