@@ -36,6 +36,7 @@
 namespace moert {
 
 class BlockPool;
+class LinkEstimate;
 class TransferQueue;
 struct TransferDone;
 
@@ -82,6 +83,10 @@ class ExpertStore {
 
   /// Transfers are shown to `trace` as they arrive; null: not. Borrowed.
   void SetTrace(TraceSink* trace) { trace_ = trace; }
+  /// Transfers that arrive are shown to `link`; null: not. Borrowed.
+  void SetLinkEstimate(LinkEstimate* link) { link_ = link; }
+  /// [L] of the layers, for the capacities. Borrowed; empty: no prefetch.
+  void SetPrefetchOutlook(absl::Span<const PrefetchOutlook> outlook) { outlook_ = outlook; }
 
   // Steps.
 
@@ -122,14 +127,20 @@ class ExpertStore {
 
   // Movement of a cache: experts come and go.
 
-  /// Begins bringing an absent expert, evicting by the residency policy. False when there is no
-  /// block for it now (all others pinned or in flight, or the policy refused a prefetch). An expert
-  /// that is present or arriving is left alone (a prefetch in flight is raised) and counts as true.
+  /// Begins bringing an absent expert. False when there is no block for it now. An expert that is
+  /// present or arriving is left alone (a prefetch in flight is raised) and counts as true.
+  ///
+  /// A layer under its capacity takes a free block, and so does any other while transient blocks
+  /// (those beyond the sum of the capacities) are left; else the layer replaces one of its own, as
+  /// the residency policy says. When that fails (a layer with no slots, or all of them pinned) it
+  /// borrows: what is free, then from layers over their capacity, then, for a demand load that has
+  /// no block of its own call to wait for, from anybody. What a layer holds beyond its capacity it
+  /// gives back when its call ends.
   bool StartLoad(ExpertKey key, int version, LoadReason reason, const PolicyContext& context,
                  const LoadHint& hint = {});
   /// Forgets prefetches of a layer that have not started moving and that `counts` [E] (tokens of
-  /// each expert in the true routing) does not want.
-  void CancelPrefetches(int layer, absl::Span<const int32_t> counts);
+  /// each expert in the true routing) does not want. How many those were.
+  int64_t CancelPrefetches(int layer, absl::Span<const int32_t> counts);
   /// Publishes what has arrived.
   void Pump();
   /// Blocks until at least one transfer arrived, then publishes. False when none is in flight.
@@ -163,6 +174,8 @@ class ExpertStore {
   int held(int layer) const { return held_[layer]; }
   /// Recomputes the capacities for `slots` blocks of pool 0.
   void SetCapacity(int64_t slots);
+  /// At the beginning of a step of a cache: recomputes them if the residency policy wants to.
+  void RefreshCapacity(const PolicyContext& context);
 
   /// Bookkeeping of one expert, for the budget's arithmetic.
   static const int64_t kBytesPerExpert;
@@ -203,6 +216,7 @@ class ExpertStore {
   /// Gives a version's block back.
   void Drop(ExpertKey key, int version);
   void Evict(ExpertKey key);
+  bool TransientFree() const;
   int32_t MakeRoom(ExpertKey incoming, int pool, LoadReason reason, const PolicyContext& context,
                    const LoadHint& hint);
   bool EvictOneOf(int layer, ExpertKey incoming, LoadReason reason, const PolicyContext& context,
@@ -219,6 +233,8 @@ class ExpertStore {
   ResidencyPolicy* residency_;
   EngineStats* stats_;
   TraceSink* trace_ = nullptr;
+  LinkEstimate* link_ = nullptr;
+  absl::Span<const PrefetchOutlook> outlook_;
 
   std::vector<int64_t> first_;  // index of each layer's expert 0
   std::vector<Entry> entries_;

@@ -98,11 +98,14 @@ struct PrefetchSnapshot {
   RoutingView routing;
   absl::Span<const float> predicted_scores;  // [T, E'] of the next layer's gate, or empty
   LayerResidency target;
+  int64_t window_ns = 0;    // until the target layer asks, stalls excluded: measured
+  int64_t transfer_ns = 0;  // one expert of the target layer on the link: measured
 };
 
 struct PrefetchCandidate {
   ExpertKey key;
-  float score = 0;  // higher is fetched earlier
+  float score = 0;     // higher is fetched earlier
+  int32_t tokens = 0;  // how many are expected to use it; 0: the policy cannot tell
 };
 
 class PrefetchPolicy {
@@ -121,9 +124,16 @@ class PrefetchPolicy {
 // ---------------------------------------------------------------------------------------------------
 // Residency: how many slots has a layer, and who leaves?
 
+/// What prefetching can do for one layer, as measured.
+struct PrefetchOutlook {
+  double recall = 0;     // share of the layer's lookups that predictions name
+  double transfers = 0;  // that fit the window before the layer asks
+};
+
 struct CapacitySnapshot {
   const MoeModelSpec* model = nullptr;
-  int64_t slots = 0;  // blocks of the pool
+  int64_t slots = 0;                           // blocks of the pool
+  absl::Span<const PrefetchOutlook> prefetch;  // [L], or empty: no prefetch
 };
 
 /// One expert that may be evicted.
@@ -147,9 +157,13 @@ class ResidencyPolicy {
  public:
   virtual ~ResidencyPolicy() = default;
   virtual absl::string_view name() const = 0;
-  /// Slots of each layer; each in [0, E], the sum at most `slots`. Asked at open and when the
-  /// budget changes. Default: uniform.
+  /// Slots of each layer; each in [0, E], the sum at most `slots`; what is left over belongs to no
+  /// layer (ExpertStore::StartLoad). Asked at open, when the budget changes and when WantsCapacity.
+  /// Default: uniform.
   virtual std::vector<int> Capacity(const CapacitySnapshot& snapshot);
+  /// At the beginning of a step of a cache: true to be asked for new capacities. A layer that loses
+  /// slots gives its surplus back at the end of its next call.
+  virtual bool WantsCapacity(const PolicyContext& context) { return false; }
   /// Every layer call's true routing, before any victim of that call is asked.
   virtual void OnRouting(const PolicyContext& context, const RoutingView& routing) {}
   virtual void OnInsert(ExpertKey key, bool prefetch) {}

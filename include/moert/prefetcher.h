@@ -1,12 +1,16 @@
 // Prefetcher: admits what a prefetch policy ranks, as far as it pays.
 //
-// A prefetch is admitted while the bytes in flight fit the compute window, the time until the
-// target layer asks (Fate Sec. 4.2: N = floor(T_window / T_io)). It never goes ahead of a demand
-// load and is forgotten, if it has not started, when the true routing arrives.
+// Best first, as long as the transfers fit the window, the time until the target layer asks (Fate
+// Sec. 4.3: N = floor(T_window / T_io)); both times are measured and kept current. A prefetch never
+// goes ahead of a demand load, is forgotten when the true routing arrives and it has not started,
+// takes blocks from its own layer or the transient ones only, and replaces none that the same
+// prediction ranks higher. Decode steps without prefetch are tried now and then; when they win,
+// prefetching stops until it wins again (EngineStats::prefetch_disabled).
 #ifndef MOERT_PREFETCHER_H_
 #define MOERT_PREFETCHER_H_
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "moert/expert_store.h"
@@ -17,36 +21,61 @@
 
 namespace moert {
 
+class LinkEstimate;
+class PrefetchControl;
 class VersionManager;
+class WindowEstimate;
 
 class Prefetcher {
  public:
   /// All borrowed; a null policy prefetches nothing. Where every expert is present in some version
   /// (`versions` not null), a prediction is a wish for the high one, served between steps.
-  Prefetcher(const MoeModelSpec* model, PrefetchPolicy* policy, const HardwareProfile* profile,
-             ExpertStore* store, VersionManager* versions, EngineStats* stats);
+  /// `controlled`: try whether it pays.
+  Prefetcher(const MoeModelSpec* model, PrefetchPolicy* policy, bool controlled,
+             const HardwareProfile* profile, const LinkEstimate* link, ExpertStore* store,
+             VersionManager* versions, EngineStats* stats);
+  ~Prefetcher();
 
-  bool wants_next_gate() const { return policy_ != nullptr && policy_->wants_next_gate(); }
+  bool wants_next_gate(Phase phase) const;
+  /// [L], in decode steps: kept current; zeros while there is no prefetch. Valid as long as this.
+  absl::Span<const PrefetchOutlook> outlook() const { return outlook_; }
 
-  /// The true routing of a layer is known: account for the predictions made for it, and forget
-  /// those that have not started.
+  /// The true routing of a layer is known, at context.now_ns: account for the predictions made for
+  /// it, and forget those that have not started.
   void Resolve(const PolicyContext& context, const RoutingResult& routing);
-  /// Ranks and admits for the next layer. Called after the layer's own demand loads are queued.
-  void Predict(const PolicyContext& context, const RoutingResult& routing);
-  /// The measured time of a layer without its stalls; keeps the window current.
-  void ObserveLayerTime(int64_t ns);
+  /// Ranks and admits for the next layer. Called at `now_ns`, after the layer's own demand loads
+  /// are queued.
+  void Predict(const PolicyContext& context, const RoutingResult& routing, int64_t now_ns);
+  /// The layer call is over.
+  void EndCall(const PolicyContext& context, int64_t tokens, int64_t now_ns);
 
  private:
+  struct Ranked {
+    ExpertKey key;
+    bool pinned = false;
+  };
+
+  bool Prefetching(Phase phase) const;
+  void Admit(const PolicyContext& context, const std::vector<PrefetchCandidate>& ranked,
+             int64_t window_ns);
+  /// A block from those ranked lower, the lowest first, if need be.
+  bool StartLoad(const PolicyContext& context, size_t rank);
+
   const MoeModelSpec* model_;
   PrefetchPolicy* policy_;
-  const HardwareProfile* profile_;
+  const LinkEstimate* link_;
   ExpertStore* store_;
   VersionManager* versions_;
   EngineStats* stats_;
-  double layer_ns_ = 0;  // running mean
+  std::unique_ptr<WindowEstimate> window_;
+  std::unique_ptr<PrefetchControl> control_;  // null: always on
+  int64_t step_ = -1;
+  int64_t step_begin_ns_ = 0;  // routing of its first layer
+  int64_t routed_stalled_ns_ = 0;
   int predicted_layer_ = -1;
-  std::vector<uint8_t> predicted_;  // [E] of predicted_layer_
-  std::vector<uint8_t> issued_;     // [E] of predicted_layer_: a transfer was started
+  std::vector<uint8_t> predicted_;                   // [E] of predicted_layer_
+  std::vector<Ranked> ranked_;                       // scratch
+  std::vector<PrefetchOutlook> measured_, outlook_;  // [L]; outlook_: zeros while it is off
 };
 
 }  // namespace moert

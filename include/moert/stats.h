@@ -33,16 +33,19 @@ struct EngineStats {
   int64_t cpu_computed = 0;  // lookups computed by the CPU beside a GPU
 
   // Prefetch.
-  int64_t prefetch_issued = 0;
-  int64_t prefetch_useful = 0;  // used before eviction, in time or late
+  int64_t prefetch_issued = 0;     // began to move
+  int64_t prefetch_cancelled = 0;  // were queued, but the true routing came first
+  int64_t prefetch_useful = 0;     // used before eviction, in time or late
   // Of the issued ones, those that the true routing of the layer they were for used, and those that
   // were top-score in it (under the expert-cache rule).
   int64_t prefetch_active = 0;
   int64_t prefetch_top_score = 0;
   int64_t prefetch_bytes = 0;
-  int64_t prefetch_predicted = 0;  // experts of layers that a prediction was made for...
-  int64_t prefetch_recalled = 0;   // ...and that were in it
-  bool prefetch_disabled = false;
+  int64_t prefetch_predicted = 0;           // experts of layers that a prediction was made for...
+  int64_t prefetch_recalled = 0;            // ...and that were in it
+  int64_t prefetch_recalled_in_window = 0;  // ...and present, on their way or admitted
+  bool prefetch_disabled = false;           // it did not pay, in decode steps
+  int64_t prefetch_disabled_steps = 0;      // decode steps since that ran with this verdict
 
   // Routing (slots are token x k).
   int64_t slots = 0;

@@ -50,6 +50,9 @@ struct Strategy {
   /// kLowPlusCache serve two.
   std::vector<std::string> versions;
 
+  /// Decode steps without prefetch are tried now and then, and win if they are faster.
+  bool prefetch_control = true;
+
   std::unique_ptr<RoutingPolicy> routing;      // null: the model's own top-k
   std::unique_ptr<PrefetchPolicy> prefetch;    // null: none
   std::unique_ptr<ResidencyPolicy> residency;  // null: LRU, uniform capacity

@@ -18,6 +18,7 @@
 #include "fmt/ranges.h"
 #include "store/block_pool.h"
 #include "store/budget_tracker.h"
+#include "store/link_estimate.h"
 #include "store/transfer_queue.h"
 #include "strategies/builtin.h"
 
@@ -238,6 +239,7 @@ class EngineImpl final : public Engine {
   std::vector<AlignedBuffer<std::byte>> shared_records_;
   EngineStats stats_;
 
+  LinkEstimate link_{&profile_};
   std::unique_ptr<ExpertStore> store_;
   std::unique_ptr<VersionManager> manager_;
   std::unique_ptr<Router> router_;
@@ -335,6 +337,7 @@ absl::Status EngineImpl::Init() {
       strategy_.residency ? strategy_.residency.get() : default_residency_.get();
   store_ = std::make_unique<ExpertStore>(source_.get(), std::move(served), std::move(pools),
                                          std::move(transfers), residency, &stats_);
+  store_->SetLinkEstimate(&link_);
   if (strategy_.serving == Serving::kHotSet) {
     manager_ =
         MakeHotSet(&model, strategy_.precision.get(), strategy_.transitions, store_.get(), &stats_);
@@ -348,8 +351,11 @@ absl::Status EngineImpl::Init() {
     biases.push_back(c.selection_bias);
   }
   router_ = std::make_unique<Router>(&model, std::move(gates), std::move(biases), pool_.get());
-  prefetcher_ = std::make_unique<Prefetcher>(&model, strategy_.prefetch.get(), &profile_,
-                                             store_.get(), manager_.get(), &stats_);
+  prefetcher_ =
+      std::make_unique<Prefetcher>(&model, strategy_.prefetch.get(), strategy_.prefetch_control,
+                                   &profile_, &link_, store_.get(), manager_.get(), &stats_);
+  store_->SetPrefetchOutlook(prefetcher_->outlook());
+  store_->SetCapacity(plan_.slots);
   // The CPU backend's CPU is the executor of the fast tier: there is none beside it.
   const bool cpu_executor = options_.simulate && profile_.cpu_executor;
   scheduler_ = std::make_unique<Scheduler>(&model, strategy_.placement.get(), &profile_,
@@ -455,7 +461,11 @@ absl::StatusOr<StepId> EngineImpl::BeginStep(const StepInfo& info) {
   step.begin_ns = clock_->now_ns();
   step.request_ids.assign(info.request_ids.begin(), info.request_ids.end());
   const PolicyContext context = ContextOf(step, 0);
-  if (manager_ != nullptr) manager_->BeforeStep(context);
+  if (manager_ != nullptr) {
+    manager_->BeforeStep(context);
+  } else {
+    store_->RefreshCapacity(context);
+  }
   step.epoch = store_->OpenStep();
   if (manager_ != nullptr) manager_->AfterStepOpened(context);
   step.cancelled = std::make_shared<std::atomic<bool>>(false);

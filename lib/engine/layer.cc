@@ -45,7 +45,7 @@ absl::Status LayerRunner::Forward(LayerCall call, float* out) {
   Span(call, TimelineTrack::kLayers, "combine", combine_ns);
   times_.end_ns = parts_.clock->now_ns();
   times_.stalled_ns = StalledNs(*parts_.stats) - stalled_ns;
-  parts_.prefetcher->ObserveLayerTime(times_.end_ns - times_.begin_ns - times_.stalled_ns);
+  parts_.prefetcher->EndCall(call.context, call.tokens, times_.end_ns);
   if (parts_.trace != nullptr) {
     parts_.trace->OnCall({call.context.step, call.context.phase, call.context.layer, call.tokens,
                           call.context.request_ids, routing_.ids, routing_.weights, routing_.scores,
@@ -80,7 +80,7 @@ absl::Status LayerRunner::Route(const LayerCall& call) {
       parts_.strategy->routing ? parts_.strategy->routing->Rule(context) : RoutingRule{};
   const LayerResidency residency = parts_.store->Layer(context.layer);
   if (call.routed == nullptr) {
-    const bool next_gate = parts_.prefetcher->wants_next_gate() ||
+    const bool next_gate = parts_.prefetcher->wants_next_gate(context.phase) ||
                            (parts_.trace != nullptr && parts_.trace->wants_next_scores());
     MOERT_RETURN_IF_ERROR(parts_.device != nullptr
                               ? RouteOnDevice(call, rule, residency, next_gate)
@@ -160,7 +160,7 @@ absl::Status LayerRunner::FetchAndMultiply(const LayerCall& call) {
     }
     const bool all_queued = next == plan_.load.end();
     if (all_queued && !predicted) {
-      parts_.prefetcher->Predict(context, routing_);
+      parts_.prefetcher->Predict(context, routing_, parts_.clock->now_ns());
       predicted = true;
     }
     if (first_wave || !wave_.empty()) {
@@ -289,8 +289,7 @@ absl::Status LayerRunner::RouteOnDevice(const LayerCall& call, const RoutingRule
 absl::StatusOr<bool> LayerRunner::TryResident(const LayerCall& call) {
   if (!parts_.device->Capturing(call.device.stream)) CollectRoutings();
   const LayerResidency residency = parts_.store->Layer(call.context.layer);
-  const bool observed = parts_.prefetcher->wants_next_gate() || parts_.trace != nullptr ||
-                        parts_.strategy->routing != nullptr ||
+  const bool observed = parts_.trace != nullptr || parts_.strategy->routing != nullptr ||
                         parts_.strategy->prefetch != nullptr || parts_.virtual_clock != nullptr ||
                         call.routed != nullptr;
   if (observed || !parts_.device->CanRunResident(call.context.layer)) return false;

@@ -2,73 +2,192 @@
 
 #include <algorithm>
 
+#include "prefetch/prefetch_control.h"
+#include "prefetch/window_estimate.h"
+#include "store/link_estimate.h"
 #include "store/version_manager.h"
 
 namespace moert {
+namespace {
 
-Prefetcher::Prefetcher(const MoeModelSpec* model, PrefetchPolicy* policy,
-                       const HardwareProfile* profile, ExpertStore* store, VersionManager* versions,
-                       EngineStats* stats)
+// Marks of an expert in the prediction for a layer.
+constexpr uint8_t kRanked = 1;
+constexpr uint8_t kAdmitted = 2;  // there or on its way
+constexpr uint8_t kIssued = 3;    // asked for
+
+constexpr double kGuessedRecall = 0.9;
+
+}  // namespace
+
+Prefetcher::Prefetcher(const MoeModelSpec* model, PrefetchPolicy* policy, bool controlled,
+                       const HardwareProfile* profile, const LinkEstimate* link, ExpertStore* store,
+                       VersionManager* versions, EngineStats* stats)
     : model_(model),
       policy_(policy),
-      profile_(profile),
+      link_(link),
       store_(store),
       versions_(versions),
-      stats_(stats) {}
+      stats_(stats),
+      window_(std::make_unique<WindowEstimate>(model->num_layers(), profile)) {
+  // Wishes for other versions are served between steps: what they cost is not in a step's time.
+  if (controlled && versions == nullptr) control_ = std::make_unique<PrefetchControl>();
+  measured_.resize(model->num_layers());
+  outlook_.resize(model->num_layers());
+  if (policy == nullptr) return;
+  // A first guess, for the capacities at open.
+  const int64_t window_ns = profile->LayerNs(/*prefill=*/false, 1);
+  for (int l = 1; l < model->num_layers(); ++l) {
+    const int64_t transfer_ns = link->TransferNs(store->layout({l, 0}, 0).bytes);
+    measured_[l] = {kGuessedRecall, static_cast<double>(window_ns) /
+                                        static_cast<double>(std::max<int64_t>(1, transfer_ns))};
+  }
+  outlook_ = measured_;
+}
+
+Prefetcher::~Prefetcher() = default;
+
+bool Prefetcher::Prefetching(Phase phase) const {
+  // Prefill is exempt: over many tokens the predictions are nearly always right, and its steps are
+  // too few and too different to experiment with.
+  return policy_ != nullptr &&
+         (phase == Phase::kPrefill || control_ == nullptr || control_->prefetching());
+}
+
+bool Prefetcher::wants_next_gate(Phase phase) const {
+  return Prefetching(phase) && policy_->wants_next_gate();
+}
 
 void Prefetcher::Resolve(const PolicyContext& context, const RoutingResult& routing) {
   if (policy_ == nullptr) return;
+  routed_stalled_ns_ = StalledNs(*stats_);
+  window_->Routed(context, routing.tokens, routed_stalled_ns_);
+  if (context.layer == 0) {
+    step_ = context.step;
+    step_begin_ns_ = context.now_ns;
+  }
   policy_->Observe(context, routing.view());
-  store_->CancelPrefetches(context.layer, routing.counts);
+  const int64_t cancelled = store_->CancelPrefetches(context.layer, routing.counts);
+  stats_->prefetch_cancelled += cancelled;
+  stats_->prefetch_issued -= cancelled;
   if (predicted_layer_ != context.layer) return;
+  int lookups = 0, recalled = 0;
   for (int e = 0; e < routing.num_experts; ++e) {
-    stats_->prefetch_top_score += issued_[e] && !routing.top_score.empty() && routing.top_score[e];
+    const ExpertKey key{context.layer, e};
+    const bool issued = predicted_[e] == kIssued &&
+                        (store_->Latest(key).record != nullptr || store_->Arriving(key));
+    stats_->prefetch_top_score += issued && !routing.top_score.empty() && routing.top_score[e];
     if (routing.counts[e] == 0) continue;
-    stats_->prefetch_active += issued_[e];
-    ++stats_->prefetch_predicted;
-    stats_->prefetch_recalled += predicted_[e];
+    stats_->prefetch_active += issued;
+    ++lookups;
+    recalled += predicted_[e] != 0;
+    stats_->prefetch_recalled_in_window += predicted_[e] >= kAdmitted;
   }
   predicted_layer_ = -1;
-}
-
-void Prefetcher::Predict(const PolicyContext& context, const RoutingResult& routing) {
-  if (policy_ == nullptr) return;
-  const int target = (context.layer + 1) % model_->num_layers();
-  const std::vector<PrefetchCandidate> ranked =
-      policy_->Rank({context, target, routing.view(), routing.next_scores, store_->Layer(target)});
-
-  predicted_layer_ = target;
-  predicted_.assign(model_->layers[target].num_experts, 0);
-  issued_.assign(predicted_.size(), 0);
-  const double window_ns = layer_ns_ > 0 ? layer_ns_
-                                         : static_cast<double>(profile_->LayerNs(
-                                               context.phase == Phase::kPrefill, routing.tokens));
-  double used_ns = 0;
-  for (const PrefetchCandidate& candidate : ranked) {
-    const ExpertKey key = candidate.key;
-    if (key.layer != target || key.expert < 0 || key.expert >= model_->layers[target].num_experts) {
-      ++stats_->policy_fallbacks;
-      continue;
-    }
-    predicted_[key.expert] = 1;
-    if (versions_ != nullptr) {
-      versions_->Want(context, key, candidate.score);
-      continue;
-    }
-    if (store_->Latest(key).record != nullptr || store_->Arriving(key)) continue;
-    constexpr int kVersion = 0;
-    used_ns += static_cast<double>(profile_->TransferNs(store_->layout(key, kVersion).bytes));
-    if (used_ns > window_ns) continue;
-    if (!store_->StartLoad(key, kVersion, LoadReason::kPrefetch, context)) continue;
-    ++stats_->prefetch_issued;
-    issued_[key.expert] = 1;
+  stats_->prefetch_predicted += lookups;
+  stats_->prefetch_recalled += recalled;
+  if (context.phase == Phase::kDecode && lookups > 0) {
+    constexpr double kWeight = 0.02;
+    double& recall = measured_[context.layer].recall;
+    recall += kWeight * (static_cast<double>(recalled) / lookups - recall);
   }
 }
 
-void Prefetcher::ObserveLayerTime(int64_t ns) {
-  constexpr double kWeight = 0.1;
-  const double t = static_cast<double>(ns);
-  layer_ns_ = layer_ns_ == 0 ? t : layer_ns_ + kWeight * (t - layer_ns_);
+void Prefetcher::Predict(const PolicyContext& context, const RoutingResult& routing,
+                         int64_t now_ns) {
+  if (!Prefetching(context.phase)) return;
+  const int target = (context.layer + 1) % model_->num_layers();
+  // Of the window counts what is left of it: queueing the demand loads may have taken several
+  // waves.
+  const int64_t computed_ns = now_ns - context.now_ns - (StalledNs(*stats_) - routed_stalled_ns_);
+  PrefetchSnapshot snapshot;
+  snapshot.context = context;
+  snapshot.target_layer = target;
+  snapshot.routing = routing.view();
+  snapshot.predicted_scores = routing.next_scores;
+  snapshot.target = store_->Layer(target);
+  snapshot.window_ns =
+      std::max<int64_t>(0, window_->WindowNs(context, routing.tokens) - computed_ns);
+  snapshot.transfer_ns = link_->TransferNs(store_->layout({target, 0}, 0).bytes);
+  if (context.phase == Phase::kDecode) {
+    measured_[target].transfers = static_cast<double>(snapshot.window_ns) /
+                                  static_cast<double>(std::max<int64_t>(1, snapshot.transfer_ns));
+  }
+  std::vector<PrefetchCandidate> ranked = policy_->Rank(snapshot);
+  const auto illegal = [&](const PrefetchCandidate& candidate) {
+    return candidate.key.layer != target || candidate.key.expert < 0 ||
+           candidate.key.expert >= model_->layers[target].num_experts;
+  };
+  const auto end = std::remove_if(ranked.begin(), ranked.end(), illegal);
+  stats_->policy_fallbacks += ranked.end() - end;
+  ranked.erase(end, ranked.end());
+  if (ranked.empty()) return;
+  predicted_layer_ = target;
+  predicted_.assign(model_->layers[target].num_experts, 0);
+  Admit(context, ranked, snapshot.window_ns);
+}
+
+void Prefetcher::Admit(const PolicyContext& context, const std::vector<PrefetchCandidate>& ranked,
+                       int64_t window_ns) {
+  constexpr int kVersion = 0;
+  for (const PrefetchCandidate& candidate : ranked) predicted_[candidate.key.expert] = kRanked;
+  if (versions_ != nullptr) {
+    for (const PrefetchCandidate& candidate : ranked) {
+      versions_->Want(context, candidate.key, candidate.score);
+    }
+    return;
+  }
+  // What is predicted and there must not make way for what is predicted with less confidence.
+  ranked_.clear();
+  for (const PrefetchCandidate& candidate : ranked) {
+    const bool present = store_->Latest(candidate.key).record != nullptr;
+    if (present) store_->Pin(candidate.key);
+    ranked_.push_back({candidate.key, present});
+  }
+  int64_t used_ns = 0;
+  for (size_t rank = 0; rank < ranked_.size(); ++rank) {
+    const ExpertKey key = ranked_[rank].key;
+    if (store_->Latest(key).record != nullptr) {
+      predicted_[key.expert] = kAdmitted;
+      continue;
+    }
+    const bool arriving = store_->Arriving(key);
+    used_ns += link_->TransferNs(store_->layout(key, kVersion).bytes);
+    if (!arriving) {
+      if (used_ns > window_ns || !StartLoad(context, rank)) continue;
+      ++stats_->prefetch_issued;
+    }
+    predicted_[key.expert] = arriving ? kAdmitted : kIssued;
+  }
+  for (const Ranked& r : ranked_) {
+    if (r.pinned) store_->Unpin(r.key);
+  }
+}
+
+bool Prefetcher::StartLoad(const PolicyContext& context, size_t rank) {
+  constexpr int kVersion = 0;
+  const ExpertKey key = ranked_[rank].key;
+  if (store_->StartLoad(key, kVersion, LoadReason::kPrefetch, context)) return true;
+  for (size_t lower = ranked_.size() - 1; lower > rank; --lower) {
+    if (!ranked_[lower].pinned) continue;
+    ranked_[lower].pinned = false;
+    store_->Unpin(ranked_[lower].key);
+    predicted_[ranked_[lower].key.expert] = kRanked;
+    return store_->StartLoad(key, kVersion, LoadReason::kPrefetch, context);
+  }
+  return false;
+}
+
+void Prefetcher::EndCall(const PolicyContext& context, int64_t tokens, int64_t now_ns) {
+  if (policy_ == nullptr || context.phase != Phase::kDecode) return;
+  if (context.layer != model_->num_layers() - 1 || context.step != step_) return;
+  if (control_ != nullptr) {
+    stats_->prefetch_disabled_steps += control_->disabled();
+    control_->StepDone(tokens, now_ns - step_begin_ns_);
+    stats_->prefetch_disabled = control_->disabled();
+  }
+  for (size_t l = 0; l < outlook_.size(); ++l) {
+    outlook_[l] = stats_->prefetch_disabled ? PrefetchOutlook{} : measured_[l];
+  }
 }
 
 }  // namespace moert

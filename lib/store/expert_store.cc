@@ -4,6 +4,7 @@
 
 #include "fmt/format.h"
 #include "store/block_pool.h"
+#include "store/link_estimate.h"
 #include "store/transfer_queue.h"
 
 namespace moert {
@@ -42,7 +43,7 @@ ExpertStore::~ExpertStore() {
 
 void ExpertStore::SetCapacity(int64_t slots) {
   const MoeModelSpec& model = source_->model();
-  capacity_ = residency_->Capacity({&model, slots});
+  capacity_ = residency_->Capacity({&model, slots, outlook_});
   int64_t sum = 0;
   bool valid = capacity_.size() == model.layers.size();
   for (size_t l = 0; valid && l < capacity_.size(); ++l) {
@@ -52,6 +53,10 @@ void ExpertStore::SetCapacity(int64_t slots) {
   if (valid && sum <= slots) return;
   ++stats_->policy_fallbacks;
   capacity_ = UniformCapacity(model, slots);
+}
+
+void ExpertStore::RefreshCapacity(const PolicyContext& context) {
+  if (residency_->WantsCapacity(context)) SetCapacity(pools_[0]->limit());
 }
 
 // --------------------------------------------------------------------------------------------------
@@ -188,11 +193,7 @@ int32_t ExpertStore::MakeRoom(ExpertKey incoming, int pool, LoadReason reason,
                               const PolicyContext& context, const LoadHint& hint) {
   BlockPool& blocks = *pools_[pool];
   if (pool != 0) return blocks.Take();
-  // A layer under its capacity takes a free block, one at its capacity replaces one of its own.
-  // When that fails (a layer with no slots, or all of them pinned) it borrows: what is free, then
-  // from layers over their capacity, and only when nothing of its own will come free, from anybody.
-  // What it borrows it returns when its call ends.
-  if (held_[incoming.layer] >= capacity_[incoming.layer] &&
+  if (held_[incoming.layer] >= capacity_[incoming.layer] && !TransientFree() &&
       EvictOneOf(incoming.layer, incoming, reason, context, hint)) {
     return blocks.Take();
   }
@@ -203,8 +204,14 @@ int32_t ExpertStore::MakeRoom(ExpertKey incoming, int pool, LoadReason reason,
       return blocks.Take();
     }
   }
-  if (hint.can_wait) return -1;
+  if (hint.can_wait || reason == LoadReason::kPrefetch) return -1;
   return EvictOneOf(kAnyLayer, incoming, reason, context) ? blocks.Take() : -1;
+}
+
+bool ExpertStore::TransientFree() const {
+  int64_t left = pools_[0]->limit();
+  for (size_t l = 0; l < held_.size(); ++l) left -= std::max(capacity_[l], held_[l]);
+  return left > 0;
 }
 
 ExpertKey ExpertStore::ChooseVictim(int layer, ExpertKey incoming, LoadReason reason,
@@ -270,7 +277,8 @@ void ExpertStore::Drop(ExpertKey key, int version) {
   UpdateVisible(key);
 }
 
-void ExpertStore::CancelPrefetches(int layer, absl::Span<const int32_t> counts) {
+int64_t ExpertStore::CancelPrefetches(int layer, absl::Span<const int32_t> counts) {
+  int64_t cancelled = 0;
   for (int e = 0; e < source_->model().layers[layer].num_experts; ++e) {
     const ExpertKey key{layer, e};
     if (counts[e] > 0 || !Arriving(key)) continue;
@@ -280,9 +288,11 @@ void ExpertStore::CancelPrefetches(int layer, absl::Span<const int32_t> counts) 
           transfers_->Cancel(key, v)) {
         At(key).unused_prefetch = false;
         Drop(key, v);
+        ++cancelled;
       }
     }
   }
+  return cancelled;
 }
 
 void ExpertStore::Pump() {
@@ -307,6 +317,7 @@ void ExpertStore::Publish() {
       trace_->OnSpan({TimelineTrack::kLink, what, done.started_ns, done.finished_ns, -1,
                       done.key.layer, done.key.expert, done.bytes});
     }
+    if (link_ != nullptr) link_->Observe(done.bytes, done.started_ns, done.finished_ns);
     if (!done.status.ok()) {
       Drop(done.key, done.version);
       entry.unused_prefetch = false;

@@ -3,6 +3,7 @@
 // the sum over the layer's active experts.
 #include <algorithm>
 
+#include "base/status_macros.h"
 #include "strategies/builtin.h"
 
 namespace moert {
@@ -85,9 +86,9 @@ class ActivationPath final : public PrefetchPolicy {
 absl::StatusOr<Strategy> BuildActivationPath(const Params& params) {
   Strategy strategy;
   if (params.Has("scheme")) strategy.versions = {params.Text("scheme", "")};
-  const absl::StatusOr<int64_t> width = params.Integer("width", 100, 1, 1000);
-  if (!width.ok()) return width.status();
-  strategy.prefetch = std::make_unique<ActivationPath>(static_cast<int>(*width));
+  MOERT_ASSIGN_OR_RETURN(const int64_t width, params.Integer("width", 100, 1, 1000));
+  strategy.prefetch = std::make_unique<ActivationPath>(static_cast<int>(width));
+  MOERT_ASSIGN_OR_RETURN(strategy.prefetch_control, params.Flag("control", true));
   return strategy;
 }
 

@@ -15,6 +15,7 @@ absl::StatusOr<Strategy> BuildResident(const Params& params);
 absl::StatusOr<Strategy> BuildOnDemand(const Params& params);
 absl::StatusOr<Strategy> BuildLoadOnDemand(const Params& params);
 absl::StatusOr<Strategy> BuildActivationPath(const Params& params);
+absl::StatusOr<Strategy> BuildFate(const Params& params);
 absl::StatusOr<Strategy> BuildDynaExq(const Params& params);
 absl::StatusOr<Strategy> BuildNeverStall(const Params& params);
 

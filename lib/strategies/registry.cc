@@ -24,6 +24,7 @@ struct Row {
   absl::StatusOr<Strategy> (*build)(const Params&);
 };
 
+constexpr Key kControl = {"control", "1: find out whether prefetching pays and stop it if not (1)"};
 constexpr Key kScheme = {"scheme", "version of the pack to serve, by name (default: most bits)"};
 
 const std::vector<Row>& Rows() {
@@ -33,8 +34,18 @@ const std::vector<Row>& Rows() {
       {"load-on-demand", "no routed expert is kept", {kScheme}, &BuildLoadOnDemand},
       {"activation-path",
        "LRU cache and prefetch by co-activation of adjacent layers, learned online",
-       {kScheme, {"width", "predicted experts, percent of the active ones (100)"}},
+       {kScheme, {"width", "predicted experts, percent of the active ones (100)"}, kControl},
        &BuildActivationPath},
+      {"fate",
+       "prefetch by the next layer's gate, ARC cache that favours shallow layers",
+       {kScheme,
+        {"percentile", "prefetch experts whose predicted score is above it, in [0, 100) (75)"},
+        {"top", "prefetch this many a token instead (by percentile)"},
+        kControl,
+        {"wrap", "1: predict the first layer from the last one of the step before (0)"},
+        {"shallow", "layers whose slots are filled first (dealt by measured miss curves)"},
+        {"transient", "slots of no layer, for what passes through (what the window holds)"}},
+       &BuildFate},
       {"importance",
        "lossy: low-score experts are replaced by resident look-alikes; eviction and prefetch by "
        "score",
@@ -114,7 +125,10 @@ absl::Status TakeSeam(absl::string_view seam, Strategy* from, Strategy* into) {
     into->exact = into->exact && from->exact;
     return take(from->routing, into->routing);
   }
-  if (seam == "prefetch") return take(from->prefetch, into->prefetch);
+  if (seam == "prefetch") {
+    into->prefetch_control = from->prefetch_control;
+    return take(from->prefetch, into->prefetch);
+  }
   if (seam == "residency") return take(from->residency, into->residency);
   if (seam == "precision") {
     into->exact = into->exact && from->exact;

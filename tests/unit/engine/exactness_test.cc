@@ -51,7 +51,8 @@ TEST_CASE("exact strategies are bit-identical to resident over budgets, threads 
   REQUIRE(largest > 0.01f);
 
   for (const char* strategy :
-       {"on-demand", "load-on-demand", "activation-path", "importance:alpha=0"}) {
+       {"on-demand", "load-on-demand", "activation-path", "importance:alpha=0", "fate",
+        "fate:shallow=0,wrap=1,top=5", "fate:shallow=2,transient=3"}) {
     for (const double share : {1.0, 0.5, 0.25, 0.15, 0.0}) {
       for (const int threads : {1, 2}) {
         for (const ClockKind clock : {ClockKind::kWall, ClockKind::kVirtual}) {
@@ -126,7 +127,7 @@ TEST_CASE("a batch's rows do not depend on their neighbours") {
 TEST_CASE("a run on the virtual clock is reproducible to the nanosecond") {
   const auto source = std::make_shared<SyntheticSource>(SyntheticShape{4, 12, 3, 96, 48, 40});
   EngineOptions options;
-  options.strategy = "activation-path";
+  options.strategy = GENERATE("activation-path", "fate");
   options.budget = Budget::Fraction(0.4);
   options.clock = ClockKind::kVirtual;
   options.link_gbps = 0.1;

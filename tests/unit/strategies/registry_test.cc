@@ -19,6 +19,17 @@ TEST_CASE("strategy specs parse and compose") {
   CHECK(s->residency != nullptr);
   CHECK(s->prefetch != nullptr);
 
+  s = MakeStrategy("fate:percentile=50,shallow=4,transient=6,wrap=1,control=0");
+  REQUIRE_OK(s.status());
+  CHECK(s->prefetch->wants_next_gate());
+  CHECK(s->residency->name() == "arc");
+  CHECK(!s->prefetch_control);
+  CHECK(s->exact);
+  s = MakeStrategy("fate+activation-path.prefetch:control=0");
+  REQUIRE_OK(s.status());
+  CHECK(s->prefetch->name() == "activation-path");
+  CHECK(!s->prefetch_control);
+
   s = MakeStrategy("resident:scheme=w4a16_g128");
   REQUIRE_OK(s.status());
   CHECK(s->preload);
@@ -33,6 +44,7 @@ TEST_CASE("illegal specs list what is legal") {
   CHECK_THAT(Message("activation-path:width=0"), Catch::Contains("[1, 1000]"));
   CHECK_THAT(Message("activation-path:width=x"), Catch::Contains("width=x"));
   CHECK_THAT(Message("activation-path:width=1,width=2"), Catch::Contains("given twice"));
+  CHECK_THAT(Message("fate:percentile=100"), Catch::Contains("percentile=100"));
   CHECK_THAT(Message("on-demand+activation-path.taste"),
              Catch::Contains("unknown seam 'taste'") && Catch::Contains("prefetch"));
   CHECK_THAT(Message("activation-path+activation-path"), Catch::Contains("both fill the prefetch"));

@@ -1,0 +1,51 @@
+#include "prefetch/window_estimate.h"
+
+#include <algorithm>
+
+namespace moert {
+namespace {
+
+constexpr int kSizes = 22;  // up to 2^21 tokens
+
+int SizeClass(int64_t tokens) {
+  int size = 0;
+  while (size + 1 < kSizes && (int64_t{1} << size) < tokens) ++size;
+  return size;
+}
+
+}  // namespace
+
+WindowEstimate::WindowEstimate(int layers, const HardwareProfile* profile)
+    : layers_(layers), profile_(profile), mean_ns_(2 * size_t{kSizes} * layers, 0) {}
+
+size_t WindowEstimate::Index(Phase phase, int layer, int64_t tokens) const {
+  return (static_cast<size_t>(phase) * kSizes + SizeClass(tokens)) * layers_ + layer;
+}
+
+void WindowEstimate::Routed(const PolicyContext& context, int64_t tokens, int64_t stalled_ns) {
+  const bool next_layer = context.step == last_.step && context.layer == last_.layer + 1;
+  const bool next_step = context.step == last_.step + 1 && context.layer == 0 &&
+                         last_.layer == layers_ - 1 && context.phase == last_.phase;
+  if (any_ && tokens == last_tokens_ && (next_layer || next_step)) {
+    double ns =
+        static_cast<double>(context.now_ns - last_.now_ns - (stalled_ns - last_stalled_ns_));
+    double& mean = mean_ns_[Index(last_.phase, last_.layer, tokens)];
+    // Between two steps a host may also wait for its user, which is no time to count on.
+    constexpr double kLongest = 4;
+    if (next_step) ns = std::min(ns, kLongest * static_cast<double>(WindowNs(last_, tokens)));
+    constexpr double kWeight = 0.1;
+    mean = mean == 0 ? ns : mean + kWeight * (ns - mean);
+  }
+  last_ = context;
+  last_tokens_ = tokens;
+  last_stalled_ns_ = stalled_ns;
+  any_ = true;
+}
+
+int64_t WindowEstimate::WindowNs(const PolicyContext& context, int64_t tokens) const {
+  const double mean = mean_ns_[Index(context.phase, context.layer, tokens)];
+  if (mean > 0) return static_cast<int64_t>(mean);
+  return profile_->LayerNs(context.phase == Phase::kPrefill, tokens);
+}
+
+}  // namespace moert

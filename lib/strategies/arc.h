@@ -1,0 +1,89 @@
+// ARC: the adaptive replacement cache of Megiddo and Modha (FAST 2003), one a layer (Fate
+// Sec. 4.4), as a residency policy that any strategy may use.
+//
+// T1 holds experts requested once since they came, T2 those requested again; B1 and B2 remember
+// whom T1 and T2 lost. p, the size T1 aims at, grows when an expert of B1 is asked for again (T1
+// was too small) and shrinks for one of B2. With one request a layer call, no prefetch and every
+// block belonging to some layer this is the published algorithm, request by request. Where the
+// engine differs from a page cache:
+//   - a layer call requests several experts at once: they count as requested in ascending number of
+//     tokens, so that the most popular are the most recent;
+//   - experts in use are not candidates: the replacement takes the best of those that are;
+//   - a prefetch is no request. What it brings waits in a list of its own, remembers the ghost list
+//     it was found in, and enters T1 or T2 when it is first used, as the miss it would have been.
+//     Once the routing it was meant for has passed it by, it is the first to leave;
+//   - a layer may be over its capacity until its call ends, and an expert may leave for reasons of
+//     another layer: the lists follow what happened.
+#ifndef MOERT_LIB_STRATEGIES_ARC_H_
+#define MOERT_LIB_STRATEGIES_ARC_H_
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "moert/policy.h"
+#include "strategies/capacity.h"
+
+namespace moert {
+
+/// The lists of one layer, over experts [0, n).
+class ArcLists {
+ public:
+  enum List : uint8_t { kNowhere, kT1, kT2, kB1, kB2, kPrefetched };
+  static constexpr int kLists = 6;
+
+  ArcLists(int experts, int capacity);
+
+  void SetCapacity(int capacity);
+  /// A layer call requested the experts with counts > 0.
+  void Request(absl::Span<const int32_t> counts);
+  void Inserted(int expert, bool prefetch);
+  void Evicted(int expert);
+  /// The expert with `allowed` to leave for `incoming` (-1: for nobody); -1 if none is known here.
+  int Victim(int incoming, const std::vector<uint8_t>& allowed) const;
+
+  List list(int expert) const { return nodes_[expert].list; }
+  int size(List list) const { return sizes_[list]; }
+  /// Least recent first.
+  std::vector<int> Contents(List list) const;
+  double p() const { return p_; }
+
+ private:
+  struct Node {
+    List list = kNowhere;
+    List origin = kNowhere;  // kPrefetched: the ghost list it came from
+    bool passed_by = false;  // kPrefetched: a routing came and did not use it
+    int32_t previous = -1, next = -1;
+    int64_t call = -1;  // of the last request
+    int32_t tokens = 0;
+  };
+
+  void Unlink(int expert);
+  /// As the most recent, behind those of the same call with more tokens.
+  void Append(int expert, List list);
+  void Prepend(int expert, List list);
+  /// Cases II and III: an expert of a ghost list is asked for.
+  void Adapt(List ghost);
+  /// |T1| + |B1| <= c and |T1| + |T2| + |B1| + |B2| <= 2c, the oldest ghosts go.
+  void TrimGhosts();
+  void ForgetOldest(List ghost);
+  int First(List list, const std::vector<uint8_t>& allowed, bool passed_by_only) const;
+
+  int capacity_;
+  double p_ = 0;
+  int64_t call_ = 0;
+  std::vector<Node> nodes_;
+  std::array<int32_t, kLists> head_, tail_;
+  std::array<int, kLists> sizes_{};
+  std::vector<int> order_;  // scratch
+};
+
+/// ARC in every layer, with the capacities of `rule`. Victims among several layers (a layer
+/// borrows) are the least recently used.
+std::unique_ptr<ResidencyPolicy> MakeArc(std::unique_ptr<CapacityRule> rule);
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_STRATEGIES_ARC_H_

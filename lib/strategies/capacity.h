@@ -1,0 +1,72 @@
+// How the slots of a cache are dealt to layers: what an ARC policy is given.
+//
+// Two rules. ShallowFirst is the paper's (Fate Sec. 4.4): the first S layers are filled, the deep
+// ones share the rest. It is right where a prefetch can bring whatever a deep layer misses, and
+// wrong where the window holds fewer transfers than that: then deep layers without slots starve.
+// MeasuredCapacity therefore measures how many misses a layer would have with c slots, for every c
+// at once, takes off what prefetching can hide, and deals the slots to where they spare the most;
+// layers that predictions reach badly, the shallow ones, come out favoured when it pays.
+#ifndef MOERT_LIB_STRATEGIES_CAPACITY_H_
+#define MOERT_LIB_STRATEGIES_CAPACITY_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "moert/policy.h"
+
+namespace moert {
+
+class CapacityRule {
+ public:
+  virtual ~CapacityRule() = default;
+  /// As ResidencyPolicy::Capacity. Slots that it leaves over are transient: what passes through
+  /// layers that are full or have none uses them (ExpertStore::StartLoad).
+  virtual std::vector<int> Capacity(const CapacitySnapshot& snapshot) = 0;
+  /// As ResidencyPolicy.
+  virtual void OnRouting(const PolicyContext& context, const RoutingView& routing) {}
+  virtual bool WantsCapacity(const PolicyContext& context) { return false; }
+};
+
+struct ShallowFirstOptions {
+  /// Layers filled first. Negative: a sixth of all, at least one: nothing predicts layer 0, and the
+  /// paper found 4 of 24.
+  int boundary = -1;
+  /// Transient slots. Negative: those of a token and a prediction of as many, at most a quarter of
+  /// all. None when every expert has a slot.
+  int transient = -1;
+};
+std::unique_ptr<CapacityRule> MakeShallowFirst(const ShallowFirstOptions& options);
+std::vector<int> ShallowFirst(const ShallowFirstOptions& options, const CapacitySnapshot& snapshot);
+
+/// `transient` as above, but negative: what the window holds, and what a token needs where a layer
+/// has less. Until decode steps were measured, ShallowFirst where the window holds what a token
+/// needs, else even.
+std::unique_ptr<CapacityRule> MakeMeasuredCapacity(int transient);
+
+/// Expected misses a layer call cannot hide, as a function of the layer's slots.
+class MissCurve {
+ public:
+  explicit MissCurve(int experts);
+
+  /// A decode call. Misses with c slots are those of an LRU cache of c (Mattson's stack distances);
+  /// of them a prediction of `outlook` hides what it names, as many as fit its window.
+  void Observe(absl::Span<const int32_t> counts, const PrefetchOutlook& outlook);
+  int64_t calls() const { return calls_; }
+  /// [E + 1], by slots.
+  const std::vector<double>& exposed() const { return exposed_; }
+
+ private:
+  int64_t calls_ = 0;
+  std::vector<int32_t> recency_;             // most recent first
+  std::vector<double> exposed_;              // running means
+  std::vector<int32_t> beyond_, requested_;  // scratch
+};
+
+/// The capacities with the smallest sum of curves[l][c_l], sum c_l <= slots: the best of the lower
+/// convex hulls, so optimal where the curves are convex.
+std::vector<int> DealByCurves(const std::vector<std::vector<double>>& curves, int64_t slots);
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_STRATEGIES_CAPACITY_H_
