@@ -127,7 +127,11 @@ TEST_CASE("a batch's rows do not depend on their neighbours") {
 TEST_CASE("a run on the virtual clock is reproducible to the nanosecond") {
   const auto source = std::make_shared<SyntheticSource>(SyntheticShape{4, 12, 3, 96, 48, 40});
   EngineOptions options;
-  options.strategy = GENERATE("activation-path", "fate");
+  // fate replaces nothing that it predicts with more confidence: with many rows in few slots that
+  // is everybody, and it prefetches nothing.
+  const auto [strategy, rows] =
+      GENERATE(table<const char*, int>({{"activation-path", 20}, {"fate", 2}}));
+  options.strategy = strategy;
   options.budget = Budget::Fraction(0.4);
   options.clock = ClockKind::kVirtual;
   options.link_gbps = 0.1;
@@ -140,7 +144,7 @@ TEST_CASE("a run on the virtual clock is reproducible to the nanosecond") {
     HiddenProcess process(96, 7);
     std::vector<float> out;
     for (int s = 0; s < 20; ++s) {
-      REQUIRE_OK(RunStep(engine->get(), Phase::kDecode, process.Next(20), 20, &out));
+      REQUIRE_OK(RunStep(engine->get(), Phase::kDecode, process.Next(rows), rows, &out));
     }
     stats[run] = (*engine)->stats();
     now[run] = (*engine)->now_ns();
