@@ -101,7 +101,7 @@ struct Fixture {
     std::vector<int> loading;
     for (const int e : used) {
       if (Present(layer, e)) {
-        store->Touch({layer, e});
+        store->Touch({layer, e}, 1);
         store->Pin({layer, e});
       } else {
         loading.push_back(e);
@@ -114,7 +114,7 @@ struct Fixture {
     const int64_t begin = clock.now_ns();
     for (const int e : loading) {
       while (!Present(layer, e)) REQUIRE(store->Wait());
-      store->Touch({layer, e});
+      store->Touch({layer, e}, 1);
       store->Pin({layer, e});
     }
     const int64_t waited = clock.now_ns() - begin;

@@ -166,7 +166,7 @@ TEST_CASE("ARC in the store is the published algorithm, request by request") {
       while (store.Wait()) {
       }
     }
-    store.Touch(key);
+    store.Touch(key, 1);
     store.EndLayerCall(context);
     hits += hit;
     REQUIRE(published.Request(key.expert) == hit);
