@@ -354,8 +354,11 @@ absl::Status EngineImpl::Init() {
   prefetcher_ =
       std::make_unique<Prefetcher>(&model, strategy_.prefetch.get(), strategy_.prefetch_control,
                                    &profile_, &link_, store_.get(), manager_.get(), &stats_);
-  store_->SetPrefetchOutlook(prefetcher_->outlook());
-  store_->SetCapacity(plan_.slots);
+  if (strategy_.prefetch != nullptr) {
+    // The capacities of the store's making knew of no prefetch.
+    store_->SetPrefetchOutlook(prefetcher_->outlook());
+    store_->SetCapacity(plan_.slots);
+  }
   // The CPU backend's CPU is the executor of the fast tier: there is none beside it.
   const bool cpu_executor = options_.simulate && profile_.cpu_executor;
   scheduler_ = std::make_unique<Scheduler>(&model, strategy_.placement.get(), &profile_,
