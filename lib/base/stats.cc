@@ -17,9 +17,10 @@ EngineStats StatsSince(const EngineStats& now, const EngineStats& before) {
   EngineStats s = now;
   Subtract(&s, before, &S::lookups, &S::hits_resident, &S::hits_prefetched, &S::late, &S::loads,
            &S::bytes_loaded, &S::evictions, &S::low_answers, &S::cpu_computed);
-  Subtract(&s, before, &S::prefetch_issued, &S::prefetch_useful, &S::prefetch_active,
-           &S::prefetch_top_score, &S::prefetch_bytes, &S::prefetch_predicted,
-           &S::prefetch_recalled);
+  Subtract(&s, before, &S::prefetch_issued, &S::prefetch_cancelled, &S::prefetch_useful,
+           &S::prefetch_active, &S::prefetch_top_score, &S::prefetch_bytes);
+  Subtract(&s, before, &S::prefetch_predicted, &S::prefetch_recalled,
+           &S::prefetch_recalled_in_window, &S::prefetch_disabled_steps);
   Subtract(&s, before, &S::slots, &S::slots_substituted, &S::model_lookups, &S::model_hits);
   Subtract(&s, before, &S::mass, &S::mass_substituted);
   Subtract(&s, before, &S::promotions, &S::demotions, &S::deferred);

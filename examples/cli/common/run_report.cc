@@ -79,14 +79,18 @@ std::string ReportJson(const RunReport& r, const Engine& engine) {
                   {"evictions", s.evictions},
                   {"low_answers", s.low_answers},
                   {"cpu_computed", s.cpu_computed}};
-  j["prefetch"] = {{"issued", s.prefetch_issued},
-                   {"useful", s.prefetch_useful},
-                   {"accuracy", OrNull(Ratio(s.prefetch_useful, s.prefetch_issued))},
-                   {"recall", OrNull(Ratio(s.prefetch_recalled, s.prefetch_predicted))},
-                   {"active", OrNull(Ratio(s.prefetch_active, s.prefetch_issued))},
-                   {"top_score", OrNull(Ratio(s.prefetch_top_score, s.prefetch_issued))},
-                   {"bytes", s.prefetch_bytes},
-                   {"disabled", s.prefetch_disabled}};
+  j["prefetch"] = {
+      {"issued", s.prefetch_issued},
+      {"cancelled", s.prefetch_cancelled},
+      {"useful", s.prefetch_useful},
+      {"accuracy", OrNull(Ratio(s.prefetch_useful, s.prefetch_issued))},
+      {"recall", OrNull(Ratio(s.prefetch_recalled, s.prefetch_predicted))},
+      {"recall_in_window", OrNull(Ratio(s.prefetch_recalled_in_window, s.prefetch_predicted))},
+      {"active", OrNull(Ratio(s.prefetch_active, s.prefetch_issued))},
+      {"top_score", OrNull(Ratio(s.prefetch_top_score, s.prefetch_issued))},
+      {"bytes", s.prefetch_bytes},
+      {"disabled", s.prefetch_disabled},
+      {"disabled_steps", s.prefetch_disabled_steps}};
   j["routing"] = {{"substituted", s.slots_substituted},
                   {"slots", s.slots},
                   {"mass_substituted", Ratio(s.mass_substituted, s.mass).value_or(0.0)},
