@@ -136,9 +136,10 @@ TEST_CASE("the JSON object has exactly the documented keys") {
                                                           "loads", "bytes_loaded", "evictions",
                                                           "low_answers", "cpu_computed"});
     REQUIRE(Keys(run["experts"]["hits"]) == std::set<std::string>{"resident", "prefetched"});
-    REQUIRE(Keys(run["prefetch"]) == std::set<std::string>{"issued", "useful", "accuracy", "recall",
+    REQUIRE(Keys(run["prefetch"]) == std::set<std::string>{"issued", "cancelled", "useful",
+                                                           "accuracy", "recall", "recall_in_window",
                                                            "active", "top_score", "bytes",
-                                                           "disabled"});
+                                                           "disabled", "disabled_steps"});
     REQUIRE(Keys(run["routing"]) ==
             std::set<std::string>{"substituted", "slots", "mass_substituted", "worst_request_slots",
                                   "worst_request_mass", "hit_ratio_before"});
