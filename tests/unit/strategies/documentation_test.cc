@@ -30,9 +30,10 @@ std::string Reference() {
     if (s.precision != nullptr) seams.push_back("precision");
     if (s.placement != nullptr) seams.push_back("placement");
     absl::StrAppend(&text, "### `", info.name, "`\n\n", info.summary, "\n\n");
-    absl::StrAppend(&text, "- output: ", s.exact ? "exact" : "lossy", "\n- layers in CUDA graphs: ",
-                    s.graph_safe ? "yes" : "no", "\n- policies of its own: ",
-                    seams.empty() ? "none" : absl::StrJoin(seams, ", "), "\n");
+    absl::StrAppend(
+        &text, "- output: ", s.exact ? "exact" : "lossy",
+        "\n- layers in CUDA graphs: ", s.graph_safe ? "yes" : "no",
+        "\n- policies of its own: ", seams.empty() ? "none" : absl::StrJoin(seams, ", "), "\n");
     if (!s.versions.empty()) {
       absl::StrAppend(&text, "- a pack with: ", absl::StrJoin(s.versions, ", "), "\n");
     }

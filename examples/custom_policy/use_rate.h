@@ -1,0 +1,25 @@
+// A residency policy of the host: who is used least often leaves. docs/custom-policy.md builds it
+// up from an empty file.
+#ifndef MOERT_EXAMPLES_CUSTOM_POLICY_USE_RATE_H_
+#define MOERT_EXAMPLES_CUSTOM_POLICY_USE_RATE_H_
+
+#include <vector>
+
+#include "moert/policy.h"
+
+/// Keeps, for every expert, the share of its layer's recent calls that used it: a mean whose
+/// weights fall by `decay` a call. LRU is the limit of a decay towards 0.
+class UseRate : public moert::ResidencyPolicy {
+ public:
+  explicit UseRate(double decay) : decay_(decay) {}
+
+  absl::string_view name() const override { return "use-rate"; }
+  void OnRouting(const moert::PolicyContext& context, const moert::RoutingView& routing) override;
+  int Victim(const moert::VictimSnapshot& snapshot) override;
+
+ private:
+  const double decay_;
+  std::vector<std::vector<double>> rates_;  // [layers][experts]
+};
+
+#endif  // MOERT_EXAMPLES_CUSTOM_POLICY_USE_RATE_H_
