@@ -14,38 +14,6 @@ constexpr int64_t kRowsPerBlock = 32;
 
 }  // namespace
 
-Rope::Rope(int64_t head_dim, double theta) : half_(head_dim / 2), inverse_frequencies_(half_) {
-  for (int64_t i = 0; i < half_; ++i) {
-    // Rounded to fp32 as the reference implementations do: at position 1000 it shows.
-    const double exponent = static_cast<float>(2 * i) / static_cast<float>(head_dim);
-    inverse_frequencies_[i] = 1.0f / static_cast<float>(std::pow(theta, exponent));
-  }
-}
-
-void Rope::Extend(int64_t length) {
-  int64_t position = static_cast<int64_t>(table_.size()) / (2 * half_);
-  if (position >= length) return;
-  table_.resize(length * 2 * half_);
-  for (; position < length; ++position) {
-    float* const row = table_.data() + position * 2 * half_;
-    for (int64_t i = 0; i < half_; ++i) {
-      const float angle = static_cast<float>(position) * inverse_frequencies_[i];
-      row[i] = std::cos(angle);
-      row[half_ + i] = std::sin(angle);
-    }
-  }
-}
-
-void Rope::Rotate(int64_t position, float* x) const {
-  const float* const cos = table_.data() + position * 2 * half_;
-  const float* const sin = cos + half_;
-  for (int64_t i = 0; i < half_; ++i) {
-    const float a = x[i], b = x[half_ + i];
-    x[i] = a * cos[i] - b * sin[i];
-    x[half_ + i] = b * cos[i] + a * sin[i];
-  }
-}
-
 absl::StatusOr<Attention> Attention::Load(const Checkpoint& checkpoint, const HfConfig& config,
                                           int layer, const Rope* rope) {
   Attention a;
@@ -115,31 +83,32 @@ void Attention::Forward(ThreadPool* pool, absl::Span<const RowGroup> groups, con
   o_.Forward(pool, mixed_.data(), rows, out);
 }
 
-// Clips, normalizes and rotates one row's queries and keys, and stores its keys and values.
+// Normalizes, clips and rotates one row's queries and keys, and stores its keys and values.
 void Attention::Prepare(const RowGroup& group, int64_t index) {
   const int64_t row = group.first_row + index;
   const int64_t position = group.cache->length() + index;
   float* q = queries_.data() + row * q_.out();
   float* k = keys_.data() + row * k_.out();
   float* v = values_.data() + row * k_.out();
+  if (qk_norm_ == QkNorm::kFull) {
+    q_norm_.Apply(q, q);
+    k_norm_.Apply(k, k);
+  }
   if (clip_ > 0.0f) {
     for (int64_t i = 0; i < q_.out(); ++i) q[i] = std::clamp(q[i], -clip_, clip_);
     for (int64_t i = 0; i < k_.out(); ++i) k[i] = std::clamp(k[i], -clip_, clip_);
     for (int64_t i = 0; i < k_.out(); ++i) v[i] = std::clamp(v[i], -clip_, clip_);
   }
-  if (qk_norm_ == QkNorm::kFull) {
-    q_norm_.Apply(q, q);
-    k_norm_.Apply(k, k);
-  }
+  const int set = rope_->SetOf(group.cache->max_tokens());
   for (int head = 0; head < heads_; ++head) {
     float* h = q + head * head_dim_;
     if (qk_norm_ == QkNorm::kPerHead) q_norm_.Apply(h, h);
-    rope_->Rotate(position, h);
+    rope_->Rotate(set, position, h);
   }
   for (int head = 0; head < kv_heads_; ++head) {
     float* h = k + head * head_dim_;
     if (qk_norm_ == QkNorm::kPerHead) k_norm_.Apply(h, h);
-    rope_->Rotate(position, h);
+    rope_->Rotate(set, position, h);
     group.cache->Store(layer_, head, position, h, v + head * head_dim_);
   }
 }

@@ -13,25 +13,10 @@
 #include "examples/host/kv_cache.h"
 #include "examples/host/linear.h"
 #include "examples/host/norm.h"
+#include "examples/host/rope.h"
 #include "format/hf_config.h"
 
 namespace moert::host {
-
-/// Rotates the two halves of each head by position * theta^(-2i / head_dim) (RoFormer, in the
-/// halves layout of GPT-NeoX and Llama).
-class Rope {
- public:
-  Rope(int64_t head_dim, double theta);
-  /// Makes positions 0..length-1 available. Not thread-safe; Rotate is.
-  void Extend(int64_t length);
-  /// x: [head_dim], rotated in place.
-  void Rotate(int64_t position, float* x) const;
-
- private:
-  int64_t half_;
-  std::vector<float> inverse_frequencies_;
-  std::vector<float> table_;  // [length][cos half, sin half]
-};
 
 /// Consecutive rows of a batch that belong to one sequence, at positions cache->length() onward.
 struct RowGroup {

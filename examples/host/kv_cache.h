@@ -16,7 +16,8 @@ namespace moert::host {
 class KvCache {
  public:
   KvCache(const HfConfig& config, int64_t max_tokens)
-      : capacity_((max_tokens + kPanelWidth - 1) / kPanelWidth * kPanelWidth),
+      : max_tokens_(max_tokens),
+        capacity_((max_tokens + kPanelWidth - 1) / kPanelWidth * kPanelWidth),
         kv_heads_(config.num_key_value_heads),
         head_dim_(config.head_dim),
         keys_(config.num_hidden_layers * kv_heads_ * head_stride()),
@@ -25,6 +26,8 @@ class KvCache {
   /// Tokens stored, that is the position of the next one.
   int64_t length() const { return length_; }
   int64_t capacity() const { return capacity_; }
+  /// What the sequence may grow to: some kinds of RoPE depend on it.
+  int64_t max_tokens() const { return max_tokens_; }
   void set_length(int64_t length) { length_ = length; }
 
   /// key, value: [head_dim]. position < capacity().
@@ -53,6 +56,7 @@ class KvCache {
     return (int64_t{layer} * kv_heads_ + head) * head_stride();
   }
 
+  int64_t max_tokens_;
   int64_t capacity_;
   int64_t kv_heads_;
   int64_t head_dim_;

@@ -41,13 +41,15 @@ absl::StatusOr<Linear> Linear::Load(const Checkpoint& checkpoint, const std::str
                                       ShapeToString(tensor->shape) + ", expected " +
                                       ShapeToString(expected));
   }
-  Linear linear(out, in, tensor->dtype == DType::kBF16);
+  MOERT_RETURN_IF_ERROR(checkpoint.CheckWeightType(*tensor));
+  const bool as_bf16 = tensor->dtype == DType::kBF16 || tensor->dtype == DType::kF8E4M3;
+  Linear linear(out, in, as_bf16);
   const int64_t rows_at_once = std::max<int64_t>(1, (int64_t{1} << 20) / in);
   std::vector<uint16_t> bf16;
   std::vector<float> f32;
   for (int64_t row = 0; row < out; row += rows_at_once) {
     const int64_t rows = std::min(rows_at_once, out - row);
-    if (tensor->dtype == DType::kBF16) {
+    if (as_bf16) {
       bf16.resize(rows * in);
       MOERT_RETURN_IF_ERROR(checkpoint.ReadAsBf16(*tensor, row * in, absl::MakeSpan(bf16)));
       for (int64_t r = 0; r < rows; ++r) linear.PackRow(row + r, &bf16[r * in], &linear.bf16_);

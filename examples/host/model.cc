@@ -12,12 +12,6 @@ namespace {
 
 // What a config may legally say but this decoder has no code for.
 absl::Status CheckRunnable(const HfConfig& config) {
-  if (config.rope.type != "default") {
-    return absl::UnimplementedError(fmt::format(
-        "config.json: rope scaling \"{}\" is not implemented by the example decoder; it "
-        "runs models with none",
-        config.rope.type));
-  }
   if (config.head_dim % kPanelWidth != 0) {
     return absl::UnimplementedError(
         fmt::format("config.json: head_dim {}; the example decoder runs multiples of {}",
@@ -29,7 +23,7 @@ absl::Status CheckRunnable(const HfConfig& config) {
 }  // namespace
 
 Decoder::Decoder(const HfConfig& config, ThreadPool* pool, MoeRunner* moe)
-    : config_(config), pool_(pool), moe_(moe), rope_(config.head_dim, config.rope.theta) {}
+    : config_(config), pool_(pool), moe_(moe), rope_(config.rope, config.head_dim) {}
 
 absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Load(const Checkpoint& checkpoint,
                                                        const HfConfig& config, ThreadPool* pool,

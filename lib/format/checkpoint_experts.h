@@ -19,6 +19,17 @@ struct ExpertWeights {
   std::vector<uint16_t> gate, up, down;
 };
 
+/// The tensors that hold the experts of one layer: one a matrix of an expert, or all experts of a
+/// layer in one, gate and up together or apart, as they are multiplied or transposed.
+struct ExpertTensors {
+  bool fused = false;
+  const TensorInfo* gate_up = nullptr;  // [E, 2 intermediate, hidden], gate's rows first; or null
+  const TensorInfo* gate = nullptr;     // [E, intermediate, hidden]; or null
+  const TensorInfo* up = nullptr;       // [E, intermediate, hidden]; or null
+  const TensorInfo* down = nullptr;     // [E, hidden, intermediate]
+  bool transposed = false;              // the last two dimensions of each are swapped
+};
+
 /// Thread-safe. Borrows both arguments of Create.
 class CheckpointExperts {
  public:
@@ -37,11 +48,16 @@ class CheckpointExperts {
   CheckpointExperts(const Checkpoint* checkpoint, const HfConfig* config)
       : checkpoint_(checkpoint), config_(config) {}
   absl::Status Check(const std::string& name, absl::Span<const int64_t> shape) const;
-  absl::Status CheckLayer(const MoeLayerSpec& layer) const;
+  absl::Status CheckLayer(const MoeLayerSpec& layer);
+  absl::StatusOr<ExpertTensors> FindFused(const MoeLayerSpec& layer) const;
   absl::Status ReadMatrix(const std::string& name, std::vector<uint16_t>* out) const;
+  absl::Status ReadFused(const ExpertTensors& tensors, const MoeLayerSpec& layer, int expert,
+                         ExpertWeights* out) const;
 
   const Checkpoint* const checkpoint_;
   const HfConfig* const config_;
+  MoeTensorNames names_;
+  std::vector<ExpertTensors> tensors_;  // by MoE layer
 };
 
 /// Packs one expert as a bf16 record at `record`, which holds layout.bytes; gaps are zeroed.

@@ -99,6 +99,22 @@ std::vector<int64_t> ConfigFields::Ints(const char* key, int64_t low, int64_t hi
   return {};
 }
 
+std::vector<double> ConfigFields::Reals(const char* key, double low, double high, int64_t count) {
+  const json* v = Find(key);
+  std::vector<double> values;
+  if (v != nullptr && v->is_array() && static_cast<int64_t>(v->size()) == count) {
+    for (const json& e : *v) {
+      if (!e.is_number()) break;
+      const double d = e.get<double>();
+      if (!(d >= low && d <= high)) break;
+      values.push_back(d);
+    }
+    if (static_cast<int64_t>(values.size()) == count) return values;
+  }
+  Fail(key, fmt::format("legal is a list of {} numbers from {} to {}", count, low, high));
+  return {};
+}
+
 Activation ConfigFields::ActivationOf(const char* key, std::optional<std::string> def) {
   const std::string name = String(key, std::move(def));
   if (name == "silu" || name == "swish") return Activation::kSilu;

@@ -34,6 +34,8 @@ class ConfigFields {
   std::string String(const char* key, std::optional<std::string> def = {});
   /// Each within [low, high]. Absent: empty. With `scalar_too`, one number is a list of one.
   std::vector<int64_t> Ints(const char* key, int64_t low, int64_t high, bool scalar_too = false);
+  /// A list of exactly `count` numbers within [low, high].
+  std::vector<double> Reals(const char* key, double low, double high, int64_t count);
   /// "silu", "gelu", ...
   Activation ActivationOf(const char* key, std::optional<std::string> def = {});
 

@@ -8,6 +8,7 @@
 #include "base/status_macros.h"
 #include "format/architectures/architecture.h"
 #include "format/json.h"
+#include "format/safetensors.h"
 
 namespace moert {
 namespace {
@@ -19,32 +20,31 @@ constexpr JsonLimits kConfigLimits = {
 constexpr int64_t kMaxVocabulary = int64_t{1} << 28;
 constexpr int64_t kMaxPositions = int64_t{1} << 31;
 
-// rope_theta and rope_scaling, or the one object rope_parameters that newer exporters write.
-void ReadRope(ConfigFields& fields, HfConfig& config) {
-  const json* scaling = fields.Find("rope_scaling");
-  const char* key = "rope_scaling";
-  if (const json* p = fields.Find("rope_parameters"); p != nullptr) {
-    scaling = p;
-    key = "rope_parameters";
-  }
-  config.rope.theta = fields.Real("rope_theta", 1.0, 1e12, 10000.0);
-  if (scaling == nullptr) return;
-  if (!scaling->is_object()) return fields.Fail(key, "legal is an object");
-  ConfigFields inner(*scaling, std::string(key));
-  config.rope.theta = inner.Real("rope_theta", 1.0, 1e12, config.rope.theta);
-  config.rope.type = inner.String("rope_type", inner.String("type", "default"));
-  if (!inner.status().ok()) return fields.Fail(key, std::string(inner.status().message()));
-  if (config.rope.type != "default") {
-    config.rope.scaling_json = scaling->dump(-1, ' ', true, json::error_handler_t::replace);
-  }
+// The one kind of quantized checkpoint that is read: fp8 with a scale for each 128 x 128 block, as
+// DeepSeek-V3 and Qwen3 are published (safetensors.h: Checkpoint::Fp8Scales).
+void ReadQuantization(ConfigFields& fields) {
+  constexpr char kKey[] = "quantization_config";
+  const json* object = fields.Find(kKey);
+  if (object == nullptr) return;
+  constexpr char kLegal[] =
+      "legal are unquantized weights (no such field), or quant_method \"fp8\" with fmt \"e4m3\" "
+      "and "
+      "weight_block_size [128, 128]";
+  if (!object->is_object()) return fields.Fail(kKey, kLegal);
+  ConfigFields inner(*object, kKey);
+  const bool legal = inner.String("quant_method", "") == "fp8" &&
+                     inner.String("fmt", "e4m3") == "e4m3" &&
+                     inner.Ints("weight_block_size", 0, kMaxPositions) ==
+                         std::vector<int64_t>{kFp8BlockRows, kFp8BlockCols};
+  if (!legal || !inner.status().ok()) fields.Fail(kKey, kLegal);
 }
 
 // Which layers look only at the last sliding_window positions.
-void ReadSlidingWindow(ConfigFields& fields, HfConfig& config) {
+void ReadSlidingWindow(const Architecture& family, ConfigFields& fields, HfConfig& config) {
   const size_t layers = static_cast<size_t>(config.num_hidden_layers);
   config.sliding_window.assign(layers, 0);
   const int64_t window = fields.Int("sliding_window", 0, kMaxPositions, 0);
-  if (window == 0 || !fields.Bool("use_sliding_window", true)) return;
+  if (window == 0 || !fields.Bool("use_sliding_window", family.window_without_flag)) return;
   if (const json* types = fields.Find("layer_types"); types != nullptr) {
     if (!types->is_array() || types->size() != layers) {
       return fields.Fail("layer_types", fmt::format("legal is a list of {} names", layers));
@@ -76,26 +76,27 @@ void ReadAttention(ConfigFields& fields, HfConfig& config) {
   }
   config.head_dim = fields.Int("head_dim", 1, 65536, derived);
   if (config.head_dim % 2 != 0) fields.Fail("head_dim", "legal is an even number");
+  if (fields.Real("partial_rotary_factor", 0, 1, 1) != 1) {
+    fields.Fail("partial_rotary_factor", "legal is 1: all channels of a head are rotated");
+  }
 }
 
-void ReadCommon(ConfigFields& fields, HfConfig& config) {
-  if (fields.Has("quantization_config")) {
-    fields.Fail("quantization_config",
-                "but quantized checkpoints are not supported, legal are bf16, f16 and f32 weights");
-  }
+void ReadCommon(const Architecture& family, ConfigFields& fields, HfConfig& config) {
+  ReadQuantization(fields);
   config.vocab_size = fields.Int("vocab_size", 1, kMaxVocabulary);
   config.hidden_size = fields.Int("hidden_size", 1, kMaxWidth);
   config.num_hidden_layers = static_cast<int>(fields.Int("num_hidden_layers", 1, kMaxLayerCount));
   config.max_position_embeddings = fields.Int("max_position_embeddings", 1, kMaxPositions);
-  config.norm_eps = fields.Real("rms_norm_eps", 0.0, 1.0, 1e-6);
+  config.norm_eps = fields.Real("rms_norm_eps", 0.0, 1.0, family.norm_eps);
   config.tie_word_embeddings = fields.Bool("tie_word_embeddings", false);
   config.activation = fields.ActivationOf("hidden_act", "silu");
   config.bos_token_id = fields.Int("bos_token_id", -1, config.vocab_size - 1, -1);
   config.eos_token_ids = fields.Ints("eos_token_id", 0, config.vocab_size - 1, true);
   config.is_moe.assign(static_cast<size_t>(config.num_hidden_layers), true);
   ReadAttention(fields, config);
-  ReadRope(fields, config);
-  ReadSlidingWindow(fields, config);
+  config.rope =
+      ReadRopeConfig(fields, family.rope_theta, config.max_position_embeddings, config.head_dim);
+  ReadSlidingWindow(family, fields, config);
 }
 
 absl::StatusOr<HfConfig> Read(const json& object, const std::string& source) {
@@ -112,7 +113,7 @@ absl::StatusOr<HfConfig> Read(const json& object, const std::string& source) {
         fmt::format("{}: model_type is \"{}\", which is not supported; supported are: {}", source,
                     config.model_type, fmt::join(SupportedArchitectures(), ", ")));
   }
-  ReadCommon(fields, config);
+  ReadCommon(**found, fields, config);
   MOERT_RETURN_IF_ERROR(fields.status());
   config.moe.architecture = config.model_type;
   (*found)->read(fields, config);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "format/rope_config.h"
 #include "format/tensor_names.h"
 #include "moert/env.h"
 #include "moert/model.h"
@@ -26,16 +27,12 @@ enum class QkNorm : int32_t {
   kFull = 2,     // over all heads together
 };
 
-struct RopeConfig {
-  double theta = 10000.0;
-  std::string type = "default";  // "linear", "dynamic", "yarn", "longrope", "llama3", ...
-  std::string scaling_json;      // the scaling object as it is in the file; empty for "default"
-};
-
 struct HfConfig {
   std::string model_type;
   MoeModelSpec moe;
   MoeTensorNames names;
+  /// Where the checkpoint has no router under `names`: what else exporters call the tensors.
+  std::vector<MoeTensorNames> other_names;
 
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;

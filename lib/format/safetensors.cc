@@ -34,6 +34,45 @@ bool IsPlainFileName(const std::string& name) {
          name.find('\0') == std::string::npos;
 }
 
+float ElementToF32(DType dtype, const std::byte* raw, size_t i);
+
+// Multiplies fp8 values by the scales of their blocks.
+class Fp8Scaler {
+ public:
+  static absl::StatusOr<Fp8Scaler> Load(const Checkpoint& checkpoint, const TensorInfo& weight) {
+    Fp8Scaler scaler;
+    MOERT_ASSIGN_OR_RETURN(const TensorInfo* scales, checkpoint.Fp8Scales(weight));
+    if (scales == nullptr) return scaler;
+    scaler.rows_ = weight.shape[weight.shape.size() - 2];
+    scaler.cols_ = weight.shape.back();
+    scaler.scale_cols_ = scales->shape.back();
+    scaler.scale_rows_ = scales->shape[scales->shape.size() - 2];
+    scaler.scales_.resize(static_cast<size_t>(scales->elements()));
+    MOERT_RETURN_IF_ERROR(checkpoint.ReadAsF32(*scales, 0, absl::MakeSpan(scaler.scales_)));
+    return scaler;
+  }
+  bool empty() const { return scales_.empty(); }
+
+  /// values: elements [first, first + count) of the weight.
+  void Apply(int64_t first, size_t count, float* values) const {
+    const int64_t end = first + static_cast<int64_t>(count);
+    for (int64_t at = first; at < end;) {
+      const int64_t row = at / cols_, col = at % cols_;
+      const int64_t block_row = row / rows_ * scale_rows_ + row % rows_ / kFp8BlockRows;
+      const float scale =
+          scales_[static_cast<size_t>(block_row * scale_cols_ + col / kFp8BlockCols)];
+      // Up to the end of the block's row, or of the matrix's.
+      const int64_t run = std::min((col / kFp8BlockCols + 1) * kFp8BlockCols, cols_) - col;
+      for (const int64_t stop = std::min(end, at + run); at < stop; ++at)
+        values[at - first] *= scale;
+    }
+  }
+
+ private:
+  int64_t rows_ = 0, cols_ = 0, scale_rows_ = 0, scale_cols_ = 0;
+  std::vector<float> scales_;
+};
+
 // Reads elements in chunks through `convert(dtype, raw, count, out)`.
 template <typename T, typename Convert>
 absl::Status ReadConverted(const Checkpoint& checkpoint, const TensorInfo& tensor, int64_t first,
@@ -50,6 +89,12 @@ absl::Status ReadConverted(const Checkpoint& checkpoint, const TensorInfo& tenso
           "f8_e4m3",
           checkpoint.file(tensor.file).path(), tensor.name, View(DTypeName(tensor.dtype))));
   }
+  Fp8Scaler scaler;
+  std::vector<float> scaled;
+  if (tensor.dtype == DType::kF8E4M3) {
+    MOERT_ASSIGN_OR_RETURN(scaler, Fp8Scaler::Load(checkpoint, tensor));
+    if (!scaler.empty()) scaled.resize(std::min(dst.size(), kChunkElements));
+  }
   const int64_t width = DTypeBytes(tensor.dtype);
   std::vector<std::byte> raw(std::min(dst.size(), kChunkElements) * static_cast<size_t>(width));
   for (size_t done = 0; done < dst.size();) {
@@ -57,7 +102,13 @@ absl::Status ReadConverted(const Checkpoint& checkpoint, const TensorInfo& tenso
     const absl::Span<std::byte> bytes(raw.data(), n * static_cast<size_t>(width));
     MOERT_RETURN_IF_ERROR(
         checkpoint.ReadBytes(tensor, (first + static_cast<int64_t>(done)) * width, bytes));
-    convert(tensor.dtype, raw.data(), n, dst.data() + done);
+    if (scaler.empty()) {
+      convert(tensor.dtype, raw.data(), n, dst.data() + done);
+    } else {
+      for (size_t i = 0; i < n; ++i) scaled[i] = ElementToF32(tensor.dtype, raw.data(), i);
+      scaler.Apply(first + static_cast<int64_t>(done), n, scaled.data());
+      convert(DType::kF32, reinterpret_cast<const std::byte*>(scaled.data()), n, dst.data() + done);
+    }
     done += n;
   }
   return absl::OkStatus();
@@ -198,6 +249,41 @@ absl::Status Checkpoint::ReadBytes(const TensorInfo& tensor, int64_t offset,
                                              offset, tensor.bytes));
   }
   return file(tensor.file).Read(tensor.offset + offset, dst);
+}
+
+absl::StatusOr<const TensorInfo*> Checkpoint::Fp8Scales(const TensorInfo& weight) const {
+  if (weight.dtype != DType::kF8E4M3 || weight.shape.size() < 2) return nullptr;
+  const TensorInfo* scales = Find(weight.name + "_scale_inv");
+  if (scales == nullptr) return nullptr;
+  std::vector<int64_t> expected = weight.shape;
+  const size_t rank = expected.size();
+  expected[rank - 2] =
+      expected[rank - 2] / kFp8BlockRows + (expected[rank - 2] % kFp8BlockRows > 0);
+  expected[rank - 1] =
+      expected[rank - 1] / kFp8BlockCols + (expected[rank - 1] % kFp8BlockCols > 0);
+  const bool floating =
+      scales->dtype == DType::kF32 || scales->dtype == DType::kBF16 || scales->dtype == DType::kF16;
+  if (scales->shape != expected || !floating) {
+    return absl::InvalidArgumentError(fmt::format(
+        "{}: tensor \"{}\": it is {} {}, legal for the scales of {} are f32, bf16 and f16 of "
+        "shape {}",
+        file(scales->file).path(), scales->name, View(DTypeName(scales->dtype)),
+        ShapeToString(scales->shape), ShapeToString(weight.shape), ShapeToString(expected)));
+  }
+  return scales;
+}
+
+absl::Status Checkpoint::CheckWeightType(const TensorInfo& tensor) const {
+  if (tensor.dtype == DType::kBF16 || tensor.dtype == DType::kF16 || tensor.dtype == DType::kF32) {
+    return absl::OkStatus();
+  }
+  MOERT_ASSIGN_OR_RETURN(const TensorInfo* scales, Fp8Scales(tensor));
+  if (scales != nullptr) return absl::OkStatus();
+  return absl::InvalidArgumentError(fmt::format(
+      "{}: tensor \"{}\": its type is {}, legal are bf16, f16, f32, and f8_e4m3 with the scales of "
+      "its {} x {} blocks in {}_scale_inv",
+      file(tensor.file).path(), tensor.name, View(DTypeName(tensor.dtype)), kFp8BlockRows,
+      kFp8BlockCols, tensor.name));
 }
 
 absl::Status Checkpoint::ReadAsF32(const TensorInfo& tensor, int64_t first,

@@ -19,6 +19,10 @@
 
 namespace moert {
 
+/// fp8 weights come with one scale for each block of this size, the last of a row or column cut.
+inline constexpr int64_t kFp8BlockRows = 128;
+inline constexpr int64_t kFp8BlockCols = 128;
+
 struct TensorInfo {
   std::string name;
   DType dtype = DType::kF32;
@@ -58,9 +62,16 @@ class Checkpoint {
 
   /// Reads bytes [offset, offset + dst.size()) of a tensor. Blocking.
   absl::Status ReadBytes(const TensorInfo& tensor, int64_t offset, absl::Span<std::byte> dst) const;
-  /// Reads elements [first, first + dst.size()), widened to fp32. Floating-point tensors only.
+  /// The scales of a weight [..., rows, cols] that is stored as f8_e4m3: the tensor NAME_scale_inv
+  /// [..., ceil(rows / 128), ceil(cols / 128)], floating point, by which values are multiplied.
+  /// Null if there is none, or the weight is of another type. InvalidArgument if it does not fit.
+  absl::StatusOr<const TensorInfo*> Fp8Scales(const TensorInfo& weight) const;
+  /// Whether `tensor` is of a type that weights may have: bf16, f16, f32, or f8_e4m3 with scales.
+  absl::Status CheckWeightType(const TensorInfo& tensor) const;
+  /// Reads elements [first, first + dst.size()), widened to fp32. Floating-point tensors only; fp8
+  /// times its scales, if it has any.
   absl::Status ReadAsF32(const TensorInfo& tensor, int64_t first, absl::Span<float> dst) const;
-  /// The same as bf16 bits: bf16 is copied, f32 and f16 are rounded to nearest even.
+  /// The same as bf16 bits: bf16 is copied, all else rounded to nearest even.
   absl::Status ReadAsBf16(const TensorInfo& tensor, int64_t first, absl::Span<uint16_t> dst) const;
   /// A whole tensor of the shape that the caller expects, row-major.
   absl::StatusOr<std::vector<float>> ReadF32(absl::string_view name,

@@ -18,6 +18,10 @@ std::string MoeTensorNames::Expert(int model_layer, int expert_index, Projection
                                       {"{projection}", projections[static_cast<int>(p)]}});
 }
 
+std::string MoeTensorNames::ExpertsPrefix(int model_layer) const {
+  return Layer(expert.substr(0, expert.find("{expert}")), model_layer);
+}
+
 std::string MoeTensorNames::Router(int model_layer) const { return Layer(router, model_layer); }
 
 std::string MoeTensorNames::SelectionBias(int model_layer) const {

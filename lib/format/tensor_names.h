@@ -2,6 +2,7 @@
 #ifndef MOERT_LIB_FORMAT_TENSOR_NAMES_H_
 #define MOERT_LIB_FORMAT_TENSOR_NAMES_H_
 
+#include <array>
 #include <string>
 
 namespace moert {
@@ -12,13 +13,16 @@ enum class Projection { kGate = 0, kUp = 1, kDown = 2 };
 /// `projections`. A pattern is empty where the family has no such tensor.
 struct MoeTensorNames {
   std::string expert;
-  std::string projections[3];  // gate, up, down
-  std::string router;          // [experts, hidden]
-  std::string selection_bias;  // [experts]
+  std::array<std::string, 3> projections;  // gate, up, down
+  std::string router;                      // [experts, hidden]
+  std::string selection_bias;              // [experts]
   std::string shared_expert;
   std::string shared_gate;  // [1, hidden]
 
   std::string Expert(int model_layer, int expert_index, Projection p) const;
+  /// What stands before the tensors that hold all experts of a layer: Expert()'s name up to the
+  /// expert.
+  std::string ExpertsPrefix(int model_layer) const;
   std::string Router(int model_layer) const;
   std::string SelectionBias(int model_layer) const;
   std::string SharedExpert(int model_layer, Projection p) const;

@@ -20,18 +20,14 @@ void Read(ConfigFields& fields, HfConfig& config) {
   layer.routing.renormalize = fields.Bool("norm_topk_prob", false);
   AddMoeLayers(layer, config);
 
-  config.names = {
-      .expert = "model.layers.{layer}.mlp.experts.{expert}.{projection}.weight",
-      .projections = {"gate_proj", "up_proj", "down_proj"},
-      .router = "model.layers.{layer}.mlp.gate.weight",
-      .selection_bias = "",
-      .shared_expert = "model.layers.{layer}.mlp.shared_expert.{projection}.weight",
-      .shared_gate = "model.layers.{layer}.mlp.shared_expert_gate.weight",
-  };
+  config.names = MlpNames();
+  config.names.shared_expert = "model.layers.{layer}.mlp.shared_expert.{projection}.weight";
+  config.names.shared_gate = "model.layers.{layer}.mlp.shared_expert_gate.weight";
 }
 
 }  // namespace
 
-const Architecture kQwen2Moe = {"qwen2_moe", Read};
+const Architecture kQwen2Moe = {
+    .model_type = "qwen2_moe", .read = Read, .window_without_flag = false};
 
 }  // namespace moert

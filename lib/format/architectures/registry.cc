@@ -3,7 +3,8 @@
 namespace moert {
 
 absl::Span<const Architecture* const> Architectures() {
-  static constexpr const Architecture* kAll[] = {&kQwen2Moe};
+  static constexpr const Architecture* kAll[] = {&kDeepseek, &kMixtral,  &kOlmoe, &kPhimoe,
+                                                 &kQwen2Moe, &kQwen3Moe, &kXverse};
   return kAll;
 }
 
@@ -15,6 +16,27 @@ void ReadSparseStep(ConfigFields& fields, HfConfig& config) {
     config.is_moe[static_cast<size_t>(i)] = (int64_t{i} + 1) % step == 0;
   }
   for (int64_t i : dense) config.is_moe[static_cast<size_t>(i)] = false;
+}
+
+void ReadAttentionBias(ConfigFields& fields, HfConfig& config) {
+  config.qkv_bias = fields.Bool("attention_bias", false);
+  config.attention_output_bias = config.qkv_bias;
+}
+
+MoeTensorNames MlpNames() {
+  MoeTensorNames names;
+  names.expert = "model.layers.{layer}.mlp.experts.{expert}.{projection}.weight";
+  names.projections = {"gate_proj", "up_proj", "down_proj"};
+  names.router = "model.layers.{layer}.mlp.gate.weight";
+  return names;
+}
+
+MoeTensorNames BlockSparseNames() {
+  MoeTensorNames names;
+  names.expert = "model.layers.{layer}.block_sparse_moe.experts.{expert}.{projection}.weight";
+  names.projections = {"w1", "w3", "w2"};
+  names.router = "model.layers.{layer}.block_sparse_moe.gate.weight";
+  return names;
 }
 
 void AddMoeLayers(const MoeLayerSpec& layer, HfConfig& config) {

@@ -26,7 +26,7 @@ TEST_CASE("tiny-moe's config") {
   CHECK(c->head_dim == 32);
   CHECK(c->norm_eps == 1e-6);
   CHECK(c->rope.theta == 1e6);
-  CHECK(c->rope.type == "default");
+  CHECK(c->rope.kind == RopeKind::kDefault);
   CHECK(c->max_position_embeddings == 2048);
   CHECK(c->tie_word_embeddings);
   CHECK(c->qkv_bias);
@@ -73,8 +73,9 @@ TEST_CASE("dense layers, RoPE variants, windows and ids") {
   CHECK(c->eos_token_ids == std::vector<int64_t>{3, 4});
   CHECK(c->head_dim == 64);
   CHECK(c->rope.theta == 5e5);
-  CHECK(c->rope.type == "yarn");
-  CHECK(json::parse(c->rope.scaling_json)["factor"] == 4.0);
+  CHECK(c->rope.kind == RopeKind::kYarn);
+  CHECK(c->rope.factor == 4.0);
+  CHECK(c->rope.original_max_positions == 2048);
 }
 
 TEST_CASE("an illegal field is named with file, value and range") {
@@ -85,7 +86,9 @@ TEST_CASE("an illegal field is named with file, value and range") {
   };
   const Case cases[] = {
       {"model_type", "gpt2",
-       "c: model_type is \"gpt2\", which is not supported; supported are: qwen2_moe"},
+       "c: model_type is \"gpt2\", which is not supported; supported are: deepseek, mixtral, "
+       "olmoe, "
+       "phimoe, qwen2_moe, qwen3_moe, xverse"},
       {"model_type", nullptr, "c: model_type is missing, legal is a string"},
       {"hidden_size", -128, "c: hidden_size is -128, legal is an integer from 1 to 1048576"},
       {"hidden_size", 128.5, "c: hidden_size is 128.5, legal is an integer from 1 to 1048576"},
@@ -106,7 +109,23 @@ TEST_CASE("an illegal field is named with file, value and range") {
       {"eos_token_id", 4096, "c: eos_token_id is 4096, legal is an integer from 0 to 4095"},
       {"quantization_config",
        {{"quant_method", "gptq"}},
-       "quantized checkpoints are not supported"},
+       "legal are unquantized weights (no such field), or quant_method \"fp8\""},
+      {"quantization_config",
+       {{"quant_method", "fp8"}, {"weight_block_size", {64, 64}}},
+       "weight_block_size [128, 128]"},
+      {"partial_rotary_factor", 0.5, "c: partial_rotary_factor is 0.5, legal is 1"},
+      {"rope_scaling",
+       {{"type", "dynamic"}, {"factor", 2.0}},
+       "rope_scaling: type is \"dynamic\", legal are default, linear, llama3, yarn, longrope"},
+      {"rope_scaling",
+       {{"rope_type", "yarn"}, {"factor", 0.5}},
+       "rope_scaling: factor is 0.5, legal is a number from 1 to"},
+      {"rope_scaling",
+       {{"rope_type", "longrope"}, {"factor", 2.0}, {"short_factor", {1.0}}},
+       "rope_scaling: short_factor is [1.0], legal is a list of 16 numbers"},
+      {"rope_scaling",
+       {{"rope_type", "llama3"}, {"factor", 2.0}, {"low_freq_factor", 4}, {"high_freq_factor", 1}},
+       "high_freq_factor is 1, legal is more than low_freq_factor (4)"},
       {"num_hidden_layers", 1000000, "legal is an integer from 1 to 4096"},
   };
   for (const Case& k : cases) {

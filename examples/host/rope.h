@@ -1,0 +1,48 @@
+// Rotary position embeddings with the scaling kinds of published models.
+#ifndef MOERT_EXAMPLES_HOST_ROPE_H_
+#define MOERT_EXAMPLES_HOST_ROPE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "format/rope_config.h"
+
+namespace moert::host {
+
+/// Rotates the two halves of each head by position times a frequency for each pair (RoFormer, in
+/// the halves layout of GPT-NeoX and Llama); the frequencies follow RopeConfig.
+class Rope {
+ public:
+  Rope(const RopeConfig& config, int64_t head_dim);
+
+  /// Makes positions 0..length-1 available. Not thread-safe; Rotate is.
+  void Extend(int64_t length);
+
+  /// Which set of frequencies a sequence of at most `max_tokens` tokens uses: 0, or 1 for LongRoPE
+  /// beyond the model's original context. It belongs to a sequence for good: keys that are already
+  /// in a cache keep the rotation they were stored with.
+  int SetOf(int64_t max_tokens) const {
+    return sets_.size() > 1 && max_tokens > original_positions_ ? 1 : 0;
+  }
+
+  /// x: [head_dim], rotated in place.
+  void Rotate(int set, int64_t position, float* x) const;
+
+  /// [head_dim / 2], and what cosine and sine are scaled by.
+  const std::vector<float>& inverse_frequencies(int set) const { return sets_[set].frequencies; }
+  float attention_factor(int set) const { return sets_[set].attention_factor; }
+
+ private:
+  struct Set {
+    std::vector<float> frequencies;
+    float attention_factor = 1.0f;
+    std::vector<float> table;  // [length][cos half, sin half]
+  };
+  const int64_t half_;
+  const int64_t original_positions_;
+  std::vector<Set> sets_;
+};
+
+}  // namespace moert::host
+
+#endif  // MOERT_EXAMPLES_HOST_ROPE_H_

@@ -1,0 +1,314 @@
+// Every supported architecture against the logits that the reference library gives for a tiny
+// random checkpoint (tests/data/architectures): prefill and decode, batch 1 and 3, everything
+// resident and the smallest budget there is.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "base/bf16.h"
+#include "examples/host/rope.h"
+#include "support/architecture_fixture.h"
+#include "support/edit_checkpoint.h"
+#include "support/temp_dir.h"
+
+namespace moert {
+namespace {
+
+using test::ArchitectureDir;
+using test::ArchitectureRun;
+using test::EditCheckpoint;
+using test::EditTensor;
+using test::ReadReferenceCase;
+using test::ReferenceCase;
+using test::TempDir;
+
+EngineOptions Options(ActivationNumerics activation) {
+  EngineOptions options;
+  options.threads = 1;
+  options.max_tokens_per_forward = 60;
+  options.activation = activation;
+  return options;
+}
+
+// Largest difference at each position. Logits have a standard deviation of 1.
+std::vector<float> Differences(const std::vector<float>& got, const std::vector<float>& expected,
+                               int64_t vocab) {
+  REQUIRE(got.size() <= expected.size());
+  std::vector<float> out(got.size() / vocab);
+  for (size_t i = 0; i < got.size(); ++i) {
+    out[i / vocab] = std::max(out[i / vocab], std::fabs(got[i] - expected[i]));
+  }
+  return out;
+}
+
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+void CheckParity(const std::string& name) {
+  TempDir cache;
+  for (const char* which : {"short", "long"}) {
+    const ReferenceCase reference = ReadReferenceCase(name, which);
+    for (const ActivationNumerics activation :
+         {ActivationNumerics::kF32, ActivationNumerics::kBF16}) {
+      std::vector<float> resident;
+      for (const bool minimal : {false, true}) {
+        ArchitectureRun run(ArchitectureDir(name), cache.path(), Options(activation), minimal);
+        for (const int64_t batch : {3, 1}) {
+          INFO(name << " " << which << (minimal ? " minimal" : " resident") << " batch " << batch);
+          const std::vector<float> logits = run.Logits(reference, batch);
+          std::vector<float> d = Differences(logits, reference.logits, run.config.vocab_size);
+          std::sort(d.begin(), d.end());
+          if (activation == ActivationNumerics::kF32) {
+            CHECK(d.back() < 1e-4f);
+          } else {
+            // bf16 activations may tip a routing decision; that position then differs by more.
+            CHECK(d[d.size() / 2] < 0.015f);
+            CHECK(d[d.size() * 9 / 10] < 0.025f);
+          }
+          if (batch == 1) continue;
+          if (minimal) {
+            CHECK(SameBits(logits, resident));
+            CHECK(run.engine->stats().evictions > 0);
+          } else {
+            resident = logits;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("qwen2_moe") { CheckParity("qwen2_moe"); }
+TEST_CASE("qwen3_moe, with YaRN") { CheckParity("qwen3_moe"); }
+TEST_CASE("qwen3_moe in fp8 blocks") { CheckParity("qwen3_moe_fp8"); }
+TEST_CASE("mixtral, with a sliding window") { CheckParity("mixtral"); }
+TEST_CASE("olmoe, with clipped queries, keys and values") { CheckParity("olmoe"); }
+TEST_CASE("phimoe, on both sides of its original context") { CheckParity("phimoe"); }
+TEST_CASE("deepseek") { CheckParity("deepseek"); }
+TEST_CASE("xverse") { CheckParity("xverse"); }
+
+// Moves the per-expert tensors of every layer into tensors of all experts.
+void Fuse(EditCheckpoint* c, const HfConfig& config, bool together, bool transposed,
+          const std::string& prefix, const std::string& suffix) {
+  for (const MoeLayerSpec& l : config.moe.layers) {
+    const auto collect = [&](std::initializer_list<Projection> parts) {
+      EditTensor all{"BF16", {l.num_experts, 0, 0}, ""};
+      for (int e = 0; e < l.num_experts; ++e) {
+        int64_t rows = 0;
+        for (const Projection p : parts) {
+          const auto it = c->find(config.names.Expert(l.model_layer, e, p));
+          REQUIRE(it != c->end());
+          all.bytes += it->second.bytes;
+          rows += it->second.shape[0];
+          all.shape[2] = it->second.shape[1];
+          c->erase(it);
+        }
+        all.shape[1] = rows;
+      }
+      if (transposed) test::SwapLast(&all);
+      return all;
+    };
+    const std::string stem = "model.layers." + std::to_string(l.model_layer) + "." + prefix;
+    if (together) {
+      (*c)[stem + "gate_up_proj" + suffix] = collect({Projection::kGate, Projection::kUp});
+    } else {
+      (*c)[stem + "gate_proj" + suffix] = collect({Projection::kGate});
+      (*c)[stem + "up_proj" + suffix] = collect({Projection::kUp});
+    }
+    (*c)[stem + "down_proj" + suffix] = collect({Projection::kDown});
+  }
+}
+
+void Convert(EditCheckpoint* c, const char* dtype) {
+  for (auto& [name, t] : *c) {
+    std::string out;
+    for (size_t i = 0; i < t.bytes.size(); i += 2) {
+      uint16_t bits;
+      std::memcpy(&bits, &t.bytes[i], 2);
+      const float f = Bf16ToF32(bits);
+      const uint16_t half = F32ToF16(f);
+      if (dtype == std::string("F16")) {
+        // Small values lose bits in f16: those are stored as they are in both.
+        REQUIRE(std::fabs(F16ToF32(half) - f) < 1e-6f);
+        out.append(reinterpret_cast<const char*>(&half), 2);
+      } else {
+        out.append(reinterpret_cast<const char*>(&f), 4);
+      }
+    }
+    t.bytes = std::move(out);
+    t.dtype = dtype;
+  }
+}
+
+// The logits of a checkpoint that says the same in another layout are the same, to the bit.
+void CheckLayout(const std::string& name, const EditCheckpoint& edited, bool exact = true) {
+  TempDir cache, dir;
+  std::filesystem::copy_file(ArchitectureDir(name) + "/config.json", dir / "config.json");
+  test::WriteFile(dir / "model.safetensors", test::ToSafetensors(edited));
+  const ReferenceCase reference = ReadReferenceCase(name, "short");
+  const EngineOptions options = Options(ActivationNumerics::kF32);
+  ArchitectureRun original(ArchitectureDir(name), cache.path(), options, false);
+  ArchitectureRun other(dir.path(), cache.path(), options, true);
+  const std::vector<float> a = original.Logits(reference, 3), b = other.Logits(reference, 3);
+  if (exact) {
+    CHECK(SameBits(a, b));
+  } else {
+    const std::vector<float> d = Differences(b, a, original.config.vocab_size);
+    CHECK(*std::max_element(d.begin(), d.end()) < 1e-4f);
+  }
+}
+
+TEST_CASE("experts in one tensor a layer, straight and transposed, together and apart") {
+  for (const char* name : {"qwen3_moe", "mixtral"}) {
+    const auto config = LoadHfConfig(ArchitectureDir(name));
+    REQUIRE_OK(config.status());
+    const std::string block = name == std::string("mixtral") ? "block_sparse_moe." : "mlp.";
+    for (const bool together : {true, false}) {
+      for (const bool transposed : {true, false}) {
+        INFO(name << " together " << together << " transposed " << transposed);
+        EditCheckpoint c = test::ReadForEdit(ArchitectureDir(name));
+        Fuse(&c, *config, together, transposed, block + "experts.", "");
+        CheckLayout(name, c);
+      }
+    }
+    EditCheckpoint c = test::ReadForEdit(ArchitectureDir(name));
+    Fuse(&c, *config, false, false, block + "switch_mlp.", ".weight");  // MLX
+    CheckLayout(name, c);
+  }
+}
+
+TEST_CASE("mixtral under the names of newer exporters") {
+  const auto config = LoadHfConfig(ArchitectureDir("mixtral"));
+  EditCheckpoint c = test::ReadForEdit(ArchitectureDir("mixtral")), renamed;
+  Fuse(&c, *config, true, false, "mlp.experts.", "");
+  for (auto& [name, t] : c) {
+    const size_t at = name.find("block_sparse_moe.gate.");
+    renamed[at == std::string::npos ? name : name.substr(0, at) + "mlp.gate.weight"] = t;
+  }
+  CheckLayout("mixtral", renamed);
+}
+
+TEST_CASE("f32 and f16 weights are rounded to what bf16 ones are") {
+  EditCheckpoint c = test::ReadForEdit(ArchitectureDir("qwen2_moe"));
+  Convert(&c, "F32");
+  CheckLayout("qwen2_moe", c, /*exact=*/false);  // the decoder multiplies f32 panels otherwise
+  c = test::ReadForEdit(ArchitectureDir("qwen2_moe"));
+  Convert(&c, "F16");
+  CheckLayout("qwen2_moe", c, /*exact=*/false);
+}
+
+TEST_CASE("shards with an index") {
+  TempDir cache, dir;
+  const EditCheckpoint c = test::ReadForEdit(ArchitectureDir("deepseek"));
+  std::filesystem::copy_file(ArchitectureDir("deepseek") + "/config.json", dir / "config.json");
+  EditCheckpoint shards[3];
+  nlohmann::json map;
+  size_t i = 0;
+  for (const auto& [name, t] : c) {
+    map[name] = "model-0000" + std::to_string(i % 3) + ".safetensors";
+    shards[i++ % 3][name] = t;
+  }
+  for (int s = 0; s < 3; ++s) {
+    test::WriteFile(dir / ("model-0000" + std::to_string(s) + ".safetensors"),
+                    test::ToSafetensors(shards[s]));
+  }
+  test::WriteFile(dir / "model.safetensors.index.json",
+                  nlohmann::json{{"metadata", {}}, {"weight_map", map}}.dump());
+  const ReferenceCase reference = ReadReferenceCase("deepseek", "short");
+  const EngineOptions options = Options(ActivationNumerics::kF32);
+  ArchitectureRun original(ArchitectureDir("deepseek"), cache.path(), options, false);
+  ArchitectureRun sharded(dir.path(), cache.path(), options, true);
+  CHECK(SameBits(original.Logits(reference, 3), sharded.Logits(reference, 3)));
+}
+
+TEST_CASE("what does not fit the config is refused by name") {
+  struct Case {
+    const char* what;
+    void (*edit)(EditCheckpoint&);
+    const char* message;
+  };
+  const Case cases[] = {
+      {"no experts at all",
+       [](EditCheckpoint& c) {
+         for (auto it = c.begin(); it != c.end();) {
+           it = it->first.find(".experts.") != std::string::npos ? c.erase(it) : std::next(it);
+         }
+       },
+       "tensor \"model.layers.0.mlp.experts.0.gate_proj.weight\" is missing, and so is the one of "
+       "all "
+       "experts: model.layers.0.mlp.experts.gate_up_proj or"},
+      {"one expert missing",
+       [](EditCheckpoint& c) { c.erase("model.layers.1.mlp.experts.5.up_proj.weight"); },
+       "tensor \"model.layers.1.mlp.experts.5.up_proj.weight\" is missing"},
+      {"a fused tensor of another size",
+       [](EditCheckpoint& c) {
+         for (int e = 0; e < 8; ++e) {
+           c.erase("model.layers.0.mlp.experts." + std::to_string(e) + ".gate_proj.weight");
+         }
+         c["model.layers.0.mlp.experts.gate_up_proj"] = {
+             "BF16", {8, 64, 63}, std::string(8 * 64 * 63 * 2, 0)};
+         c["model.layers.0.mlp.experts.down_proj"] = {
+             "BF16", {8, 64, 32}, std::string(8 * 64 * 32 * 2, 0)};
+       },
+       "its shape is [8, 64, 63]; config.json implies 8 experts, hidden size 64 and expert width "
+       "32"},
+      {"fp8 without scales",
+       [](EditCheckpoint& c) {
+         c["model.layers.0.mlp.experts.3.up_proj.weight"] = {
+             "F8_E4M3", {32, 64}, std::string(32 * 64, 0)};
+       },
+       "its type is f8_e4m3, legal are bf16, f16, f32, and f8_e4m3 with the scales"},
+      {"scales of another shape",
+       [](EditCheckpoint& c) {
+         const std::string name = "model.layers.0.mlp.experts.3.up_proj.weight";
+         c[name] = {"F8_E4M3", {32, 64}, std::string(32 * 64, 0)};
+         c[name + "_scale_inv"] = {"F32", {1, 2}, std::string(8, 0)};
+       },
+       "it is f32 [1, 2], legal for the scales of [32, 64] are f32, bf16 and f16 of shape [1, 1]"},
+  };
+  TempDir cache;
+  for (const Case& k : cases) {
+    INFO(k.what);
+    TempDir dir;
+    EditCheckpoint c = test::ReadForEdit(ArchitectureDir("qwen3_moe"));
+    k.edit(c);
+    std::filesystem::copy_file(ArchitectureDir("qwen3_moe") + "/config.json", dir / "config.json");
+    test::WriteFile(dir / "model.safetensors", test::ToSafetensors(c));
+    OpenModelOptions open;
+    open.cache_dir = cache.path();
+    const auto source = OpenModel(dir.path(), open);
+    REQUIRE_FALSE(source.ok());
+    CHECK_THAT(std::string(source.status().message()), Catch::Contains(k.message));
+  }
+}
+
+TEST_CASE("frequencies of every kind of RoPE scaling are the reference library's") {
+  std::ifstream in(std::string(MOERT_SOURCE_DIR) + "/tests/data/architectures/rope.json");
+  const nlohmann::json cases = nlohmann::json::parse(in);
+  REQUIRE(cases.size() == 6);
+  nlohmann::json config;
+  std::ifstream(ArchitectureDir("qwen3_moe") + "/config.json") >> config;
+  for (const auto& c : cases) {
+    INFO(c["name"]);
+    config["rope_scaling"] = c["rope_scaling"];
+    config["rope_theta"] = c["theta"];
+    config["head_dim"] = c["head_dim"];
+    config["max_position_embeddings"] = c["max_position_embeddings"];
+    const auto parsed = ParseHfConfig(config.dump(), "c");
+    REQUIRE_OK(parsed.status());
+    const host::Rope rope(parsed->rope, parsed->head_dim);
+    CHECK(rope.attention_factor(0) == Approx(c["attention_factor"].get<float>()).epsilon(1e-6));
+    const std::vector<float> expected = c["inverse_frequencies"];
+    REQUIRE(rope.inverse_frequencies(0).size() == expected.size());
+    for (size_t i = 0; i < expected.size(); ++i) {
+      INFO(i);
+      CHECK(rope.inverse_frequencies(0)[i] == Approx(expected[i]).epsilon(2e-6));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace moert

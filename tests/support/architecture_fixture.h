@@ -1,0 +1,123 @@
+// The checkpoints of tests/data/architectures: their reference logits, and runs through the example
+// decoder and an engine.
+#ifndef MOERT_TESTS_SUPPORT_ARCHITECTURE_FIXTURE_H_
+#define MOERT_TESTS_SUPPORT_ARCHITECTURE_FIXTURE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "examples/host/engine_runner.h"
+#include "examples/host/model.h"
+#include "format/hf_config.h"
+#include "format/safetensors.h"
+#include "moert/engine.h"
+#include "support/catch.h"
+
+namespace moert::test {
+
+inline std::string ArchitectureDir(const std::string& name) {
+  return std::string(MOERT_SOURCE_DIR) + "/tests/data/architectures/" + name;
+}
+
+/// Sequences of equal length, of which the first `prefill` tokens are one step.
+struct ReferenceCase {
+  std::vector<std::vector<int32_t>> tokens;  // by sequence
+  int64_t prefill = 0;
+  std::vector<float> logits;  // [sequences, length, vocabulary]
+};
+
+inline ReferenceCase ReadReferenceCase(const std::string& name, const std::string& which) {
+  const auto file = Checkpoint::Open(ArchitectureDir(name) + "/expected.safetensors");
+  REQUIRE_OK(file.status());
+  const auto ints = [&](const std::string& tensor) {
+    const TensorInfo* t = (*file)->Find(which + "." + tensor);
+    REQUIRE(t != nullptr);
+    std::vector<int32_t> values(t->elements());
+    REQUIRE_OK((*file)->ReadBytes(
+        *t, 0, absl::MakeSpan(reinterpret_cast<std::byte*>(values.data()), values.size() * 4)));
+    return std::pair(values, t->shape);
+  };
+  ReferenceCase c;
+  c.prefill = ints("prefill").first[0];
+  const auto [tokens, shape] = ints("tokens");
+  for (int64_t i = 0; i < shape[0]; ++i) {
+    c.tokens.emplace_back(tokens.begin() + i * shape[1], tokens.begin() + (i + 1) * shape[1]);
+  }
+  const TensorInfo* logits = (*file)->Find(which + ".logits");
+  REQUIRE(logits != nullptr);
+  c.logits = *(*file)->ReadF32(logits->name, logits->shape);
+  return c;
+}
+
+/// A model directory behind an engine and the decoder.
+struct ArchitectureRun {
+  ArchitectureRun(const std::string& dir, const std::string& cache, const EngineOptions& options,
+                  bool minimal) {
+    auto loaded = LoadHfConfig(dir);
+    REQUIRE_OK(loaded.status());
+    config = *std::move(loaded);
+    auto opened = Checkpoint::Open(dir);
+    REQUIRE_OK(opened.status());
+    checkpoint = *std::move(opened);
+    OpenModelOptions open;
+    open.cache_dir = cache;
+    auto source = OpenModel(dir, open);
+    REQUIRE_OK(source.status());
+    EngineOptions o = options;
+    if (minimal) {
+      const auto plan = Engine::Plan(**source, o);
+      REQUIRE_OK(plan.status());
+      o.budget = Budget::Bytes(plan->minimum_bytes);
+    }
+    auto created = Engine::Create(*std::move(source), o);
+    REQUIRE_OK(created.status());
+    engine = *std::move(created);
+    runner = std::make_unique<host::EngineRunner>(engine.get(), o.max_tokens_per_forward);
+    auto threads = CreateThreadPool({.threads = 1});
+    REQUIRE_OK(threads.status());
+    pool = *std::move(threads);
+    auto decoder_or = host::Decoder::Load(*checkpoint, config, pool.get(), runner.get());
+    REQUIRE_OK(decoder_or.status());
+    decoder = *std::move(decoder_or);
+  }
+
+  /// Logits of the first `batch` sequences: a prefill step of all, then one token of each a step.
+  std::vector<float> Logits(const ReferenceCase& c, int64_t batch) {
+    const int64_t length = static_cast<int64_t>(c.tokens[0].size());
+    const int64_t width = config.hidden_size, vocab = config.vocab_size;
+    std::vector<float> out(batch * length * vocab);
+    std::vector<std::unique_ptr<host::KvCache>> caches;
+    for (int64_t b = 0; b < batch; ++b) {
+      caches.push_back(std::make_unique<host::KvCache>(config, length));
+    }
+    host::AlignedVector<float> hidden;
+    for (int64_t at = 0; at < length;) {
+      const int64_t step = at == 0 ? c.prefill : 1;
+      std::vector<host::SequenceInput> inputs;
+      for (int64_t b = 0; b < batch; ++b) {
+        inputs.push_back({caches[b].get(), b, absl::MakeConstSpan(c.tokens[b]).subspan(at, step)});
+      }
+      const auto phase = at == 0 ? host::StepPhase::kPrefill : host::StepPhase::kDecode;
+      REQUIRE_OK(decoder->Step(phase, inputs, &hidden));
+      for (int64_t b = 0; b < batch; ++b) {
+        decoder->Logits(hidden.data() + b * step * width, step,
+                        out.data() + (b * length + at) * vocab);
+      }
+      at += step;
+    }
+    return out;
+  }
+
+  HfConfig config;
+  std::unique_ptr<Checkpoint> checkpoint;
+  std::unique_ptr<ThreadPool> pool;
+  std::unique_ptr<Engine> engine;
+  std::unique_ptr<host::EngineRunner> runner;
+  std::unique_ptr<host::Decoder> decoder;
+};
+
+}  // namespace moert::test
+
+#endif  // MOERT_TESTS_SUPPORT_ARCHITECTURE_FIXTURE_H_
