@@ -102,13 +102,15 @@ TEST_CASE("all vector kernels give the same bits, the portable one the same with
 
 TEST_CASE("rotary embedding: a rotation, and scores depend on the distance of positions only") {
   std::mt19937 random(5);
-  Rope rope(32, 1e6);
+  RopeConfig config;
+  config.theta = 1e6;
+  Rope rope(config, 32);
   rope.Extend(600);
   const auto q = RandomFloats(&random, 32), k = RandomFloats(&random, 32);
   const auto score = [&](int64_t at_q, int64_t at_k) {
     auto a = q, b = k;
-    rope.Rotate(at_q, a.data());
-    rope.Rotate(at_k, b.data());
+    rope.Rotate(0, at_q, a.data());
+    rope.Rotate(0, at_k, b.data());
     double dot = 0.0;
     for (int i = 0; i < 32; ++i) dot += double{a[i]} * b[i];
     return dot;
@@ -117,12 +119,12 @@ TEST_CASE("rotary embedding: a rotation, and scores depend on the distance of po
   REQUIRE(score(0, 0) == Approx(score(400, 400)).margin(1e-3));
   REQUIRE(std::fabs(score(5, 2) - score(6, 2)) > 1e-3);
   auto a = q;
-  rope.Rotate(0, a.data());
+  rope.Rotate(0, 0, a.data());
   REQUIRE(a == q);
   // Channels 0 and 16 turn by one radian a position, channels 1 and 17 by theta^(-1/16).
   std::vector<float> unit(32);
   unit[0] = unit[1] = 1.0f;
-  rope.Rotate(1, unit.data());
+  rope.Rotate(0, 1, unit.data());
   REQUIRE(unit[16] == Approx(std::sin(1.0)));
   REQUIRE(unit[17] == Approx(std::sin(std::pow(1e6, -1.0 / 16))));
 }
