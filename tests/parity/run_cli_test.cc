@@ -264,9 +264,9 @@ TEST_CASE("damaged models: status 2, the file named") {
   test::WriteFile(dir + "/config.json", config.dump());
   check("model.embed_tokens.weight is [4096, 128], expected [4097, 128]");
   config["vocab_size"] = 4096;
-  config["rope_scaling"] = {{"rope_type", "yarn"}, {"factor", 4.0}};
+  config["rope_scaling"] = {{"rope_type", "dynamic"}, {"factor", 4.0}};
   test::WriteFile(dir + "/config.json", config.dump());
-  check("rope scaling \"yarn\"");
+  check("rope_type is \"dynamic\", legal are default, linear, llama3, yarn, longrope");
   config["model_type"] = "no_such_moe";
   test::WriteFile(dir + "/config.json", config.dump());
   check("qwen2_moe");
