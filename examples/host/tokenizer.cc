@@ -2,14 +2,19 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <queue>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "examples/host/utf8.h"
 
 namespace moert::host {
 namespace {
+
+// U+2581, which stands for a space in the vocabularies that SentencePiece made.
+constexpr absl::string_view kSpaceMark = "\xE2\x96\x81";
 
 bool IsSpace(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
@@ -81,16 +86,53 @@ absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(absl::string_view text) c
     size_t end = at + token->content.size();
     while (token->lstrip && at > plain && IsSpace(text[at - 1])) --at;
     while (token->rstrip && end < text.size() && IsSpace(text[end])) ++end;
-    MOERT_RETURN_IF_ERROR(EncodePlain(text.substr(plain, at - plain), &ids));
+    MOERT_RETURN_IF_ERROR(EncodePlain(text.substr(plain, at - plain), plain == 0, &ids));
     ids.push_back(token->id);
     plain = at = end;
   }
-  MOERT_RETURN_IF_ERROR(EncodePlain(text.substr(plain), &ids));
+  MOERT_RETURN_IF_ERROR(EncodePlain(text.substr(plain), plain == 0, &ids));
   return ids;
 }
 
-absl::Status Tokenizer::EncodePlain(absl::string_view text, std::vector<int32_t>* ids) const {
+absl::StatusOr<std::vector<int32_t>> Tokenizer::EncodePrompt(absl::string_view text) const {
+  MOERT_ASSIGN_OR_RETURN(const std::vector<int32_t> inner, Encode(text));
+  std::vector<int32_t> ids = before_;
+  ids.insert(ids.end(), inner.begin(), inner.end());
+  ids.insert(ids.end(), after_.begin(), after_.end());
+  return ids;
+}
+
+std::string Tokenizer::MarkSpaces(absl::string_view text, bool first) const {
+  std::string marked;
+  marked.reserve(text.size() + text.size() / 2 + kSpaceMark.size());
+  const bool there = text[0] == ' ' || text.substr(0, kSpaceMark.size()) == kSpaceMark;
+  if (prepend_ == Prepend::kAlways || (prepend_ == Prepend::kUnlessThere && !there) ||
+      (prepend_ == Prepend::kFirst && first && !there)) {
+    absl::StrAppend(&marked, kSpaceMark);
+  }
+  for (const char c : text) {
+    if (c == ' ') {
+      absl::StrAppend(&marked, kSpaceMark);
+    } else {
+      marked += c;
+    }
+  }
+  return marked;
+}
+
+absl::Status Tokenizer::EncodePlain(absl::string_view text, bool first,
+                                    std::vector<int32_t>* ids) const {
   if (text.empty()) return absl::OkStatus();
+  if (byte_fallback_) {
+    const std::string marked = MarkSpaces(text, first);
+    absl::string_view rest = marked;
+    while (split_spaces_ && !rest.empty()) {
+      const size_t next = std::min(rest.find(kSpaceMark, 1), rest.size());
+      MOERT_RETURN_IF_ERROR(EncodePiece(rest.substr(0, next), ids));
+      rest.remove_prefix(next);
+    }
+    return rest.empty() ? absl::OkStatus() : EncodePiece(rest, ids);
+  }
   std::string prefixed;
   if (add_prefix_space_ && !IsSpace(text[0])) {
     prefixed.reserve(text.size() + 1);
@@ -101,6 +143,32 @@ absl::Status Tokenizer::EncodePlain(absl::string_view text, std::vector<int32_t>
   std::vector<absl::string_view> pieces;
   MOERT_RETURN_IF_ERROR(pre_tokenizer_.Split(text, &pieces));
   for (const absl::string_view piece : pieces) MOERT_RETURN_IF_ERROR(EncodePiece(piece, ids));
+  return absl::OkStatus();
+}
+
+absl::Status Tokenizer::FirstSymbols(absl::string_view piece, std::vector<int32_t>* symbols) const {
+  symbols->reserve(piece.size());
+  while (!piece.empty()) {
+    size_t length = 1;
+    if (byte_fallback_) {
+      const Utf8Unit unit = ScanUtf8(piece);
+      length = static_cast<size_t>(unit.length);
+      if (const auto it = chars_.find(piece.substr(0, length)); it != chars_.end()) {
+        symbols->push_back(it->second);
+        piece.remove_prefix(length);
+        continue;
+      }
+    }
+    for (const char c : piece.substr(0, length)) {
+      const uint8_t byte = static_cast<uint8_t>(c);
+      if (byte_ids_[byte] < 0) {
+        return absl::InvalidArgumentError(
+            fmt::format("the vocabulary has no token for byte 0x{:02X}", byte));
+      }
+      symbols->push_back(byte_ids_[byte]);
+    }
+    piece.remove_prefix(length);
+  }
   return absl::OkStatus();
 }
 
@@ -127,16 +195,11 @@ absl::Status Tokenizer::EncodePiece(absl::string_view piece, std::vector<int32_t
       return rank != o.rank ? rank > o.rank : left > o.left;
     }
   };
-  const int64_t n = static_cast<int64_t>(piece.size());
+  std::vector<int32_t> first;
+  MOERT_RETURN_IF_ERROR(FirstSymbols(piece, &first));
+  const int64_t n = static_cast<int64_t>(first.size());
   std::vector<Symbol> symbols(n);
-  for (int64_t i = 0; i < n; ++i) {
-    const uint8_t byte = static_cast<uint8_t>(piece[i]);
-    if (byte_ids_[byte] < 0) {
-      return absl::InvalidArgumentError(
-          fmt::format("the vocabulary has no token for byte 0x{:02X}", byte));
-    }
-    symbols[i] = {byte_ids_[byte], i - 1, i + 1 < n ? i + 1 : -1};
-  }
+  for (int64_t i = 0; i < n; ++i) symbols[i] = {first[i], i - 1, i + 1 < n ? i + 1 : -1};
   std::priority_queue<Candidate> heap;
   const auto consider = [&](int64_t left) {
     if (left < 0 || symbols[left].next < 0) return;
@@ -162,15 +225,21 @@ absl::Status Tokenizer::EncodePiece(absl::string_view piece, std::vector<int32_t
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> Tokenizer::DecodeBytes(absl::Span<const int32_t> ids) const {
-  std::string out;
+absl::Status Tokenizer::AppendBytes(absl::Span<const int32_t> ids, std::string* out) const {
   for (size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] < 0 || ids[i] >= size() || !known_[ids[i]]) {
       return absl::InvalidArgumentError(
           fmt::format("token {} at index {} is not in the vocabulary of {}", ids[i], i, size()));
     }
-    out += bytes_[ids[i]];
+    *out += bytes_[ids[i]];
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> Tokenizer::DecodeBytes(absl::Span<const int32_t> ids) const {
+  std::string out;
+  MOERT_RETURN_IF_ERROR(AppendBytes(ids, &out));
+  if (prepend_ != Prepend::kNever && !out.empty() && out[0] == ' ') out.erase(0, 1);
   return out;
 }
 
@@ -180,8 +249,7 @@ absl::StatusOr<std::string> Tokenizer::Decode(absl::Span<const int32_t> ids) con
 }
 
 absl::StatusOr<std::string> StreamDecoder::Push(int32_t id) {
-  MOERT_ASSIGN_OR_RETURN(const std::string bytes, tokenizer_->DecodeBytes({&id, 1}));
-  held_ += bytes;
+  MOERT_RETURN_IF_ERROR(tokenizer_->AppendBytes({&id, 1}, &held_));
   size_t ready = 0;
   while (ready < held_.size()) {
     const Utf8Unit unit = ScanUtf8(absl::string_view(held_).substr(ready));

@@ -1,4 +1,5 @@
-// Byte-level BPE from a tokenizer.json in the format of the Hugging Face tokenizers library.
+// BPE over bytes, or over characters with bytes to fall back on, from a tokenizer.json in the
+// format of the Hugging Face tokenizers library.
 #ifndef MOERT_EXAMPLES_HOST_TOKENIZER_H_
 #define MOERT_EXAMPLES_HOST_TOKENIZER_H_
 
@@ -16,14 +17,22 @@
 
 namespace moert::host {
 
-/// Text <-> token ids. Encoding is lossless for any bytes: DecodeBytes(Encode(text)) == text,
-/// invalid UTF-8 included, unless an added token strips white space. Thread-safe after Load.
+/// Text <-> token ids. Encoding over bytes is lossless: DecodeBytes(Encode(text)) == text, invalid
+/// UTF-8 included, unless an added token strips white space. Tokenizers that write spaces as U+2581
+/// take that character for a space and, some, the first space of a text for none. Thread-safe after
+/// Load.
 class Tokenizer {
  public:
-  /// Reads DIR/tokenizer.json. Errors name the file and the field. Supported: model BPE without
-  /// byte fallback or dropout; normalizer none or NFC; pre-tokenizers ByteLevel, Split (Isolated)
-  /// and Digits, alone or in a Sequence; added tokens without single_word.
+  /// Reads a tokenizer.json. Errors name the file and the field. Supported: model BPE without
+  /// dropout; added tokens without single_word; post-processors ByteLevel and TemplateProcessing.
+  /// Over bytes (GPT-2, Qwen, DeepSeek): normalizer none or NFC; pre-tokenizers ByteLevel, Split
+  /// (Isolated) and Digits, alone or in a Sequence. With byte_fallback (Llama 2, Mixtral, Phi):
+  /// spaces written as U+2581 by a normalizer (Prepend, Replace) or by the pre-tokenizer Metaspace.
   static absl::StatusOr<Tokenizer> Load(const std::string& path);
+
+  /// Reads DIR/tokenizer.json, and DIR/tokenizer_config.json if there is one: its add_bos_token
+  /// decides whether a prompt begins with bos_token.
+  static absl::StatusOr<Tokenizer> LoadModel(const std::string& dir);
 
   /// The same from the text of the file; `name` is for messages.
   static absl::StatusOr<Tokenizer> Parse(absl::string_view json, const std::string& name);
@@ -34,7 +43,12 @@ class Tokenizer {
   /// Added (special) tokens in `text` are recognized first, leftmost and longest.
   absl::StatusOr<std::vector<int32_t>> Encode(absl::string_view text) const;
 
-  /// The exact bytes of the tokens; not necessarily UTF-8. InvalidArgument names an unknown id.
+  /// What the model is to be given for a prompt: Encode with the tokens that the post-processor
+  /// puts around every text, most often one that marks its beginning.
+  absl::StatusOr<std::vector<int32_t>> EncodePrompt(absl::string_view text) const;
+
+  /// The exact bytes of the tokens, less the one space that encoding puts in front of a text; not
+  /// necessarily UTF-8. InvalidArgument names an unknown id.
   absl::StatusOr<std::string> DecodeBytes(absl::Span<const int32_t> ids) const;
 
   /// DecodeBytes with what is not UTF-8 replaced by U+FFFD.
@@ -44,6 +58,7 @@ class Tokenizer {
   int32_t size() const { return static_cast<int32_t>(bytes_.size()); }
 
  private:
+  friend class StreamDecoder;
   friend class TokenizerJsonReader;
   struct Merge {
     int32_t rank;
@@ -56,8 +71,23 @@ class Tokenizer {
   };
 
   Tokenizer() = default;
-  absl::Status EncodePlain(absl::string_view text, std::vector<int32_t>* ids) const;
+  // How a space comes to stand in front of a text whose spaces are written as U+2581.
+  enum class Prepend {
+    kNever,
+    kAlways,       // the normalizer Prepend: one more, whatever the text begins with
+    kUnlessThere,  // Metaspace, to every stretch of text between added tokens
+    kFirst,        // Metaspace, to the one that begins the text
+  };
+
+  // `first`: the stretch begins the text.
+  absl::Status EncodePlain(absl::string_view text, bool first, std::vector<int32_t>* ids) const;
   absl::Status EncodePiece(absl::string_view piece, std::vector<int32_t>* ids) const;
+  // `text` with U+2581 for spaces, cut before each of them if the tokenizer asks for it.
+  std::string MarkSpaces(absl::string_view text, bool first) const;
+  // The symbols that merging begins with: bytes, or characters.
+  absl::Status FirstSymbols(absl::string_view piece, std::vector<int32_t>* symbols) const;
+  absl::Status AppendBytes(absl::Span<const int32_t> ids, std::string* out) const;
+  absl::Status ApplyConfig(absl::string_view json, const std::string& name);
   // The longest added token at the front of `text`, or null.
   const AddedToken* MatchAdded(absl::string_view text) const;
 
@@ -65,10 +95,15 @@ class Tokenizer {
   bool nfc_ = false;
   bool add_prefix_space_ = false;
   bool ignore_merges_ = false;
+  bool byte_fallback_ = false;  // symbols are characters, spaces are U+2581
+  bool split_spaces_ = false;
+  Prepend prepend_ = Prepend::kNever;
+  std::vector<int32_t> before_, after_;              // what EncodePrompt puts around a text
   std::vector<std::string> bytes_;                   // by id
   std::vector<bool> known_;                          // by id: ids may have holes
   std::array<int32_t, 256> byte_ids_{};              // the token of each single byte; -1: none
   absl::flat_hash_map<std::string, int32_t> whole_;  // bytes -> id, when ignore_merges
+  absl::flat_hash_map<std::string, int32_t> chars_;  // one character -> id, when byte_fallback
   absl::flat_hash_map<uint64_t, Merge> merges_;      // left id << 32 | right id
   std::vector<AddedToken> added_;                    // longest first
   std::array<std::vector<int32_t>, 256> added_by_first_byte_;  // indices of added_
@@ -76,7 +111,8 @@ class Tokenizer {
 
 /// Turns tokens that come one by one into text that is valid UTF-8 at every moment: a character
 /// whose bytes are spread over tokens is held back until it is complete. The concatenation of all
-/// returned pieces equals Tokenizer::Decode of all ids.
+/// returned pieces equals Tokenizer::Decode of all ids, but for a space at the beginning, which a
+/// continuation of other text needs.
 class StreamDecoder {
  public:
   /// `tokenizer` is borrowed.

@@ -4,15 +4,18 @@
 
 #include <algorithm>
 #include <exception>
-#include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_replace.h"
 #include "base/status_macros.h"
 #include "examples/host/tokenizer.h"
 #include "examples/host/utf8.h"
+#include "format/json.h"
 
 namespace moert::host {
 namespace {
@@ -21,6 +24,9 @@ using Json = nlohmann::json;
 
 constexpr int64_t kMaxFileBytes = int64_t{256} << 20;
 constexpr int64_t kMaxTokens = int64_t{1} << 24;
+constexpr JsonLimits kJsonLimits = {
+    .max_bytes = kMaxFileBytes, .max_depth = 16, .max_values = 8'000'000};
+constexpr absl::string_view kSpaceMark = "\xE2\x96\x81";  // U+2581
 
 // GPT-2's printable stand-ins for bytes: the printable ones are themselves, the others follow from
 // U+0100 on.
@@ -87,9 +93,8 @@ class TokenizerJsonReader {
   explicit TokenizerJsonReader(const std::string& name) : name_(name) {}
 
   absl::StatusOr<Tokenizer> Read(absl::string_view text) {
-    const Json root = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
-    if (root.is_discarded()) return Error("", "is not valid JSON");
-    if (!root.is_object()) return Error("", "is not a JSON object");
+    MOERT_ASSIGN_OR_RETURN(const Json root, ParseJsonObject(text, name_, kJsonLimits));
+    byte_level_ahead_ = HasByteLevel(root);
     const Json* model = Find(root, "model");
     if (model == nullptr || !model->is_object()) return Error("model", "is missing");
     MOERT_RETURN_IF_ERROR(ReadModel(*model));
@@ -98,9 +103,19 @@ class TokenizerJsonReader {
     if (const Json* pre = Find(root, "pre_tokenizer")) {
       MOERT_RETURN_IF_ERROR(ReadPreTokenizer(*pre, "pre_tokenizer"));
     }
-    if (!byte_level_) {
-      return Error("pre_tokenizer",
-                   "has no ByteLevel stage; only byte-level BPE tokenizers are supported");
+    if (out_.byte_fallback_ && !spaces_marked_) {
+      return Error("normalizer",
+                   "does not replace spaces by U+2581, and neither does pre_tokenizer; "
+                   "byte_fallback is supported only with one of them");
+    }
+    if (!byte_level_ && !out_.byte_fallback_) {
+      return Error(
+          "pre_tokenizer",
+          "has no ByteLevel stage, and model.byte_fallback is not true; only BPE tokenizers "
+          "over bytes, or with bytes to fall back on, are supported");
+    }
+    if (const Json* post = Find(root, "post_processor")) {
+      MOERT_RETURN_IF_ERROR(ReadPostProcessor(*post, "post_processor"));
     }
     return std::move(out_);
   }
@@ -145,7 +160,8 @@ class TokenizerJsonReader {
       return Error("model.type", fmt::format("is \"{}\"; only \"BPE\" is supported", Show(type)));
     }
     MOERT_ASSIGN_OR_RETURN(const bool fallback, Bool(model, "model", "byte_fallback", false));
-    if (fallback) return Error("model.byte_fallback", "is true, which is not supported");
+    // Where the pre-tokenizer has turned everything into bytes there is nothing to fall back from.
+    out_.byte_fallback_ = fallback && !byte_level_ahead_;
     MOERT_ASSIGN_OR_RETURN(out_.ignore_merges_, Bool(model, "model", "ignore_merges", false));
     if (const Json* dropout = Find(model, "dropout")) {
       if (!dropout->is_number() || dropout->get<double>() != 0.0) {
@@ -174,11 +190,21 @@ class TokenizerJsonReader {
       }
       ids_.emplace(token, id);
       // What is not written in the byte alphabet stands for itself, as added tokens do.
+      if (out_.byte_fallback_) {
+        AddCharacters(token, id);
+        continue;
+      }
       const bool is_bytes = alphabet_.ToBytes(token, &bytes);
       if (!is_bytes) bytes = token;
       if (is_bytes && bytes.size() == 1) out_.byte_ids_[static_cast<uint8_t>(bytes[0])] = id;
       if (is_bytes && out_.ignore_merges_) out_.whole_.emplace(bytes, id);
       SetToken(id, bytes);
+    }
+    for (int byte = 0; byte < 256 && out_.byte_fallback_; ++byte) {
+      if (out_.byte_ids_[byte] < 0) {
+        return Error("model.vocab",
+                     fmt::format("lacks <0x{:02X}>, which byte_fallback needs", byte));
+      }
     }
     // Ids far beyond the number of tokens would make the table mostly holes: not a real vocabulary.
     if (out_.bytes_.size() > 4 * ids_.size() + 65536) {
@@ -186,6 +212,25 @@ class TokenizerJsonReader {
                                               out_.bytes_.size() - 1, ids_.size()));
     }
     return absl::OkStatus();
+  }
+
+  // A token of a vocabulary whose symbols are characters: <0x41> is a byte, U+2581 a space.
+  void AddCharacters(const std::string& token, int32_t id) {
+    unsigned byte = 0;
+    if (token.size() == 6 && token[5] == '>' && absl::StartsWith(token, "<0x") &&
+        absl::SimpleHexAtoi(token.substr(3, 2), &byte)) {
+      out_.byte_ids_[byte] = id;
+      SetToken(id, std::string(1, static_cast<char>(byte)));
+      return;
+    }
+    if (!token.empty()) {
+      const Utf8Unit unit = ScanUtf8(token);
+      if (unit.kind == Utf8Unit::kValid && static_cast<size_t>(unit.length) == token.size()) {
+        out_.chars_.emplace(token, id);
+      }
+    }
+    if (out_.ignore_merges_) out_.whole_.emplace(token, id);
+    SetToken(id, absl::StrReplaceAll(token, {{kSpaceMark, " "}}));
   }
 
   absl::Status ReadMerges(const Json& model) {
@@ -246,6 +291,11 @@ class TokenizerJsonReader {
       MOERT_ASSIGN_OR_RETURN(token.rstrip, Bool(entry, where, "rstrip", false));
       MOERT_ASSIGN_OR_RETURN(const bool single, Bool(entry, where, "single_word", false));
       if (single) return Error(where + ".single_word", "is true, which is not supported");
+      MOERT_ASSIGN_OR_RETURN(const bool normalized, Bool(entry, where, "normalized", false));
+      // It would be looked for in a text whose spaces are already written otherwise.
+      if (normalized && out_.byte_fallback_) {
+        return Error(where + ".normalized", "is true, which is not supported with byte_fallback");
+      }
       const auto it = ids_.find(token.content);
       if (it != ids_.end() && it->second != token.id) {
         return Error(where, fmt::format("\"{}\" has id {}, but {} in model.vocab",
@@ -279,6 +329,7 @@ class TokenizerJsonReader {
       const Json* list = Find(*normalizer, "normalizers");
       if (list != nullptr && list->is_array() && list->empty()) return absl::OkStatus();
     }
+    if (out_.byte_fallback_) return ReadSpaceNormalizer(*normalizer, type);
     if (type != "NFC") {
       return Error("normalizer.type",
                    fmt::format("is \"{}\"; supported are none and \"NFC\"", Show(type)));
@@ -287,8 +338,133 @@ class TokenizerJsonReader {
     return absl::OkStatus();
   }
 
+  // Prepend and Replace, in this order or one of them alone.
+  absl::Status ReadSpaceNormalizer(const Json& normalizer, const std::string& type) {
+    std::vector<const Json*> stages = {&normalizer};
+    if (const Json* list = Find(normalizer, "normalizers"); type == "Sequence" && list != nullptr) {
+      if (!list->is_array()) return Error("normalizer.normalizers", "is not an array");
+      stages.clear();
+      for (const Json& stage : *list) stages.push_back(&stage);
+    }
+    for (size_t i = 0; i < stages.size(); ++i) {
+      const std::string where =
+          type == "Sequence" ? fmt::format("normalizer.normalizers[{}]", i) : "normalizer";
+      const std::string kind = OptionalString(*stages[i], "type");
+      if (kind == "Prepend" && OptionalString(*stages[i], "prepend") == kSpaceMark && i == 0) {
+        out_.prepend_ = Tokenizer::Prepend::kAlways;
+        continue;
+      }
+      const Json* pattern = Find(*stages[i], "pattern");
+      if (kind == "Replace" && pattern != nullptr && OptionalString(*pattern, "String") == " " &&
+          OptionalString(*stages[i], "content") == kSpaceMark) {
+        spaces_marked_ = true;
+        continue;
+      }
+      return Error(where,
+                   fmt::format("is {}; supported with byte_fallback are Prepend U+2581, then "
+                               "Replace of a space by U+2581",
+                               Show(stages[i]->dump(-1, ' ', true))));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadMetaspace(const Json& pre, const std::string& where) {
+    if (OptionalString(pre, "replacement") != kSpaceMark) {
+      return Error(where + ".replacement", "is not U+2581");
+    }
+    MOERT_ASSIGN_OR_RETURN(const bool old, Bool(pre, where, "add_prefix_space", true));
+    MOERT_ASSIGN_OR_RETURN(out_.split_spaces_, Bool(pre, where, "split", true));
+    std::string scheme = OptionalString(pre, "prepend_scheme");
+    if (scheme.empty()) scheme = old ? "always" : "never";
+    if (scheme == "always") {
+      out_.prepend_ = Tokenizer::Prepend::kUnlessThere;
+    } else if (scheme == "first") {
+      out_.prepend_ = Tokenizer::Prepend::kFirst;
+    } else if (scheme != "never") {
+      return Error(where + ".prepend_scheme",
+                   fmt::format("is \"{}\"; legal are always, first, never", Show(scheme)));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadPostProcessor(const Json& post, const std::string& where) {
+    const std::string type = OptionalString(post, "type");
+    if (type == "ByteLevel") return absl::OkStatus();  // only about offsets
+    if (type == "Sequence") {
+      const Json* list = Find(post, "processors");
+      if (list == nullptr || !list->is_array()) {
+        return Error(where + ".processors", "is not an array");
+      }
+      for (size_t i = 0; i < list->size(); ++i) {
+        const std::string inner = fmt::format("{}.processors[{}]", where, i);
+        if (OptionalString((*list)[i], "type") == "Sequence") {
+          return Error(inner, "is a Sequence within a Sequence, which is not supported");
+        }
+        MOERT_RETURN_IF_ERROR(ReadPostProcessor((*list)[i], inner));
+      }
+      return absl::OkStatus();
+    }
+    if (type != "TemplateProcessing") {
+      return Error(where + ".type", fmt::format("is \"{}\"; supported are ByteLevel, "
+                                                "TemplateProcessing and a Sequence of them",
+                                                Show(type)));
+    }
+    const Json* single = Find(post, "single");
+    if (single == nullptr || !single->is_array())
+      return Error(where + ".single", "is not an array");
+    bool text_seen = false;
+    for (size_t i = 0; i < single->size(); ++i) {
+      const std::string inner = fmt::format("{}.single[{}]", where, i);
+      if (Find((*single)[i], "Sequence") != nullptr) {
+        if (text_seen) return Error(inner, "is the text a second time");
+        text_seen = true;
+        continue;
+      }
+      const Json* special = Find((*single)[i], "SpecialToken");
+      const std::string name = special != nullptr ? OptionalString(*special, "id") : "";
+      const Json* all = Find(post, "special_tokens");
+      const Json* entry = name.empty() || all == nullptr ? nullptr : Find(*all, name.c_str());
+      const Json* ids = entry != nullptr ? Find(*entry, "ids") : nullptr;
+      if (ids == nullptr || !ids->is_array()) {
+        return Error(inner,
+                     "is neither the text nor a token that special_tokens lists with its ids");
+      }
+      for (const Json& value : *ids) {
+        MOERT_ASSIGN_OR_RETURN(const int32_t id, Id(value, inner));
+        if (id >= out_.size() || !out_.known_[id]) {
+          return Error(inner, fmt::format("has id {}, which is not in the vocabulary", id));
+        }
+        (text_seen ? out_.after_ : out_.before_).push_back(id);
+      }
+    }
+    return text_seen ? absl::OkStatus() : Error(where + ".single", "has no place for the text");
+  }
+
+  static bool HasByteLevel(const Json& root) {
+    const Json* pre = Find(root, "pre_tokenizer");
+    if (pre == nullptr) return false;
+    if (OptionalString(*pre, "type") == "ByteLevel") return true;
+    const Json* list = Find(*pre, "pretokenizers");
+    if (list == nullptr || !list->is_array()) return false;
+    for (const Json& stage : *list) {
+      if (OptionalString(stage, "type") == "ByteLevel") return true;
+    }
+    return false;
+  }
+
   absl::Status ReadPreTokenizer(const Json& pre, const std::string& where) {
     const std::string type = OptionalString(pre, "type");
+    if (out_.byte_fallback_) {
+      if (type != "Metaspace" || spaces_marked_) {
+        return Error(
+            where + ".type",
+            fmt::format("is \"{}\"; supported with byte_fallback are none, behind a normalizer "
+                        "that replaces spaces, and Metaspace without one",
+                        Show(type)));
+      }
+      spaces_marked_ = true;
+      return ReadMetaspace(pre, where);
+    }
     if (type == "Sequence") {
       const Json* list = Find(pre, "pretokenizers");
       if (list == nullptr || !list->is_array()) {
@@ -349,7 +525,9 @@ class TokenizerJsonReader {
   const std::string& name_;
   const ByteAlphabet alphabet_;
   absl::flat_hash_map<std::string, int32_t> ids_;
-  bool byte_level_ = false;
+  bool byte_level_ahead_ = false;  // the pre-tokenizer has a ByteLevel stage
+  bool byte_level_ = false;        // it was read
+  bool spaces_marked_ = false;     // something replaces spaces by U+2581
   bool has_pattern_ = false;
   Tokenizer out_;
 };
@@ -362,20 +540,64 @@ absl::StatusOr<Tokenizer> Tokenizer::Parse(absl::string_view json, const std::st
   }
 }
 
-absl::StatusOr<Tokenizer> Tokenizer::Load(const std::string& path) {
-  std::ifstream file(path, std::ios::binary | std::ios::ate);
-  if (!file) return absl::NotFoundError(fmt::format("{}: cannot be opened", path));
-  const int64_t size = file.tellg();
-  if (size < 0 || size > kMaxFileBytes) {
+// add_bos_token and bos_token, in the forms that transformers has written over time.
+absl::Status Tokenizer::ApplyConfig(absl::string_view text, const std::string& name) {
+  MOERT_ASSIGN_OR_RETURN(const Json config, ParseJsonObject(text, name, kJsonLimits));
+  const Json* add = Find(config, "add_bos_token");
+  if (add == nullptr) return absl::OkStatus();
+  if (!add->is_boolean()) {
+    return absl::InvalidArgumentError(fmt::format("{}: add_bos_token is not true or false", name));
+  }
+  const Json* field = Find(config, "bos_token");
+  std::string token;
+  if (field != nullptr && field->is_string()) token = field->get<std::string>();
+  if (field != nullptr && field->is_object()) token = OptionalString(*field, "content");
+  const auto it = std::find_if(added_.begin(), added_.end(),
+                               [&](const AddedToken& t) { return t.content == token; });
+  const bool there = it != added_.end() && !before_.empty() && before_[0] == it->id;
+  if (add->get<bool>()) {
+    if (it == added_.end()) {
+      return absl::InvalidArgumentError(
+          fmt::format("{}: add_bos_token is true, but bos_token \"{}\" is none of the added tokens "
+                      "of tokenizer.json",
+                      name, Show(token)));
+    }
+    if (!there) before_.insert(before_.begin(), it->id);
+  } else if (there) {
+    before_.erase(before_.begin());
+  }
+  return absl::OkStatus();
+}
+
+namespace {
+
+absl::StatusOr<std::string> ReadText(const std::string& path) {
+  MOERT_ASSIGN_OR_RETURN(const auto file, Env::Default()->Open(path, FileAccess::kBuffered));
+  if (file->size() > kMaxFileBytes) {
     return absl::InvalidArgumentError(
-        fmt::format("{}: {} bytes, the limit is {}", path, size, kMaxFileBytes));
+        fmt::format("{}: {} bytes, the limit is {}", path, file->size(), kMaxFileBytes));
   }
-  std::string text(static_cast<size_t>(size), '\0');
-  file.seekg(0);
-  if (!file.read(text.data(), size)) {
-    return absl::DataLossError(fmt::format("{}: cannot be read", path));
-  }
+  std::string text(static_cast<size_t>(file->size()), '\0');
+  MOERT_RETURN_IF_ERROR(
+      file->Read(0, absl::MakeSpan(reinterpret_cast<std::byte*>(text.data()), text.size())));
+  return text;
+}
+
+}  // namespace
+
+absl::StatusOr<Tokenizer> Tokenizer::Load(const std::string& path) {
+  MOERT_ASSIGN_OR_RETURN(const std::string text, ReadText(path));
   return Parse(text, path);
+}
+
+absl::StatusOr<Tokenizer> Tokenizer::LoadModel(const std::string& dir) {
+  MOERT_ASSIGN_OR_RETURN(Tokenizer tokenizer, Load(dir + "/tokenizer.json"));
+  const std::string path = dir + "/tokenizer_config.json";
+  const auto text = ReadText(path);
+  if (absl::IsNotFound(text.status())) return tokenizer;
+  MOERT_RETURN_IF_ERROR(text.status());
+  MOERT_RETURN_IF_ERROR(tokenizer.ApplyConfig(*text, path));
+  return tokenizer;
 }
 
 }  // namespace moert::host

@@ -44,9 +44,8 @@ absl::StatusOr<Opened> Open(const Arguments& args, const ArgParser& parser) {
   }
   if (text.empty()) return absl::InvalidArgumentError("the prompt is empty");
   MOERT_ASSIGN_OR_RETURN(HfConfig config, LoadHfConfig(args.run.model));
-  MOERT_ASSIGN_OR_RETURN(host::Tokenizer tokenizer,
-                         host::Tokenizer::Load(args.run.model + "/tokenizer.json"));
-  MOERT_ASSIGN_OR_RETURN(std::vector<int32_t> prompt, tokenizer.Encode(text));
+  MOERT_ASSIGN_OR_RETURN(host::Tokenizer tokenizer, host::Tokenizer::LoadModel(args.run.model));
+  MOERT_ASSIGN_OR_RETURN(std::vector<int32_t> prompt, tokenizer.EncodePrompt(text));
   const int64_t positions = config.max_position_embeddings;
   const int64_t size = static_cast<int64_t>(prompt.size());
   if (size >= positions || args.max_tokens > positions - size) {

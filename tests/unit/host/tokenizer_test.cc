@@ -144,8 +144,9 @@ TEST_CASE("bad tokenizer files: an error that names file and field") {
   };
   REQUIRE_THAT(error("{"), Catch::Contains("JSON"));
   REQUIRE_THAT(error("[]"), Catch::Contains("object"));
+  REQUIRE_THAT(error(R"({"model":{},"model":{}})"), Catch::Contains("duplicate key"));
   REQUIRE_THAT(error("{}"), Catch::Contains("model"));
-  REQUIRE_THAT(error(std::string(100000, '[')), Catch::Contains("JSON"));
+  REQUIRE_THAT(error(R"({"model":)" + std::string(100000, '[')), Catch::Contains("nested deeper"));
   const auto broken = [&](const char* pointer, Json value) {
     Json copy = good;
     copy[Json::json_pointer(pointer)] = std::move(value);
@@ -153,7 +154,7 @@ TEST_CASE("bad tokenizer files: an error that names file and field") {
   };
   REQUIRE_THAT(broken("/model/type", "Unigram"), Catch::Contains("model.type"));
   REQUIRE_THAT(broken("/model/type", 3), Catch::Contains("model.type"));
-  REQUIRE_THAT(broken("/model/byte_fallback", true), Catch::Contains("model.byte_fallback"));
+  REQUIRE_THAT(broken("/model/byte_fallback", "yes"), Catch::Contains("model.byte_fallback"));
   REQUIRE_THAT(broken("/model/dropout", 0.1), Catch::Contains("model.dropout"));
   REQUIRE_THAT(broken("/model/vocab", Json::array()), Catch::Contains("model.vocab"));
   REQUIRE_THAT(broken("/model/vocab/zzz", -1), Catch::Contains("model.vocab[\"zzz\"]"));
