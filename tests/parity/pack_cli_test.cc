@@ -1,5 +1,6 @@
 // moert-pack as users script it.
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,9 @@ TEST_CASE("quantize, info and verify of several schemes") {
   CHECK(info["kind"] == "pack");
   CHECK(info["quantizer"]["method"] == "rtn");
   REQUIRE(info["versions"].size() == 3);
+  const Json planned = Info(pack + " --strategy dynaexq:hi_fraction=0.25 --budget 100% --rows 16");
+  CHECK(planned["need"]["plan"]["fits"] == true);
+  CHECK(planned["need"]["plan"]["low_slots"] > 0);
   const std::vector<std::pair<std::string, double>> expected = {
       {"bf16", 16.0}, {"w4a16_g128", 4.25}, {"w2a16_g64_asym", 2.5}};
   for (size_t i = 0; i < expected.size(); ++i) {
@@ -87,6 +91,57 @@ TEST_CASE("info of a checkpoint and of a file") {
   const Outcome text = Pack("info " + TinyModelDir());
   CHECK(text.status == 0);
   CHECK_THAT(text.out, Catch::Contains("w4a16_g128"));
+  CHECK_THAT(text.out, Catch::Contains("shared expert of 128"));
+}
+
+TEST_CASE("info counts every tensor of a checkpoint in one part") {
+  const std::string fixtures = std::string(MOERT_SOURCE_DIR) + "/tests/data/architectures/";
+  for (const char* name :
+       {"qwen2_moe", "qwen3_moe_fp8", "mixtral", "olmoe", "phimoe", "deepseek", "xverse"}) {
+    INFO(name);
+    const Json info = Info(fixtures + name);
+    const Json file = Info(fixtures + name + "/model.safetensors");
+    int64_t bytes = 0, tensors = 0;
+    std::set<std::string> parts;
+    for (const Json& p : info["parts"]) {
+      bytes += p["bytes"].get<int64_t>();
+      tensors += p["tensors"].get<int64_t>();
+      parts.insert(p["name"]);
+    }
+    int64_t expected = 0;
+    for (const Json& t : file["tensors"]) expected += t["bytes"].get<int64_t>();
+    CHECK(bytes == expected);
+    CHECK(tensors == static_cast<int64_t>(file["tensors"].size()));
+    CHECK(parts.count("other") == 0);
+    CHECK(parts.count("routed experts") == 1);
+    CHECK(parts.count("routers") == 1);
+    const bool shared = info["model"]["shared_intermediate"] > 0;
+    CHECK(parts.count("shared experts") == (shared ? 1 : 0));
+  }
+}
+
+TEST_CASE("info plans a budget as the engine does") {
+  const Json all = Info(TinyModelDir() + " --budget 100% --rows 16");
+  const Json& bf16 = all["schemes"][0]["need"];
+  CHECK(bf16["plan"]["slots"] == 256);
+  CHECK(bf16["plan"]["budget_bytes"] == bf16["budgets"][0]["bytes"]);
+  CHECK(bf16["budgets"][1]["bytes"] < bf16["budgets"][0]["bytes"]);
+  const int64_t least = bf16["minimum_bytes"];
+  const auto plan = [&](int64_t budget) {
+    const std::string flags = " --rows 16 --budget " + std::to_string(budget);
+    return Info(TinyModelDir() + flags)["schemes"][0]["need"]["plan"];
+  };
+  CHECK(plan(least)["fits"] == true);
+  CHECK(plan(least - 1)["fits"] == false);
+  CHECK_THAT(plan(least - 1)["message"].get<std::string>(), Catch::Contains("below the minimum"));
+  const Outcome text = Pack("info " + TinyModelDir() + " --budget 8MiB");
+  CHECK_THAT(text.out, Catch::Contains("with --budget 8MiB --strategy on-demand"));
+  const Outcome bad = Pack("info " + TinyModelDir() + " --budget lots");
+  CHECK(bad.status == 2);
+  CHECK_THAT(bad.err, Catch::Contains("--budget"));
+  const Outcome strategy = Pack("info " + TinyModelDir() + " --strategy nonsense");
+  CHECK(strategy.status == 2);
+  CHECK_THAT(strategy.err, Catch::Contains("nonsense"));
 }
 
 TEST_CASE("bad arguments and input: status 2, one message on stderr, nothing on stdout") {

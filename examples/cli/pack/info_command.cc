@@ -1,15 +1,20 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/str_cat.h"
 #include "base/bytes_text.h"
 #include "base/fmt_absl.h"
 #include "base/status_macros.h"
 #include "examples/cli/common/args.h"
+#include "examples/cli/common/budget_flag.h"
 #include "examples/cli/common/report.h"
+#include "examples/cli/pack/budget_plan.h"
 #include "examples/cli/pack/commands.h"
+#include "examples/cli/pack/model_parts.h"
 #include "format/hf_config.h"
 #include "format/pack_manifest.h"
 #include "format/safetensors.h"
@@ -66,10 +71,57 @@ absl::StatusOr<Totals> TotalsOf(const MoeModelSpec& model, const PackVersion& ve
 
 json ModelJson(const MoeModelSpec& model) {
   const MoeLayerSpec& first = model.layers.front();
-  return {{"architecture", model.architecture}, {"moe_layers", model.num_layers()},
-          {"experts", model.total_experts()},   {"experts_per_layer", first.num_experts},
-          {"top_k", first.routing.top_k},       {"hidden", first.hidden},
-          {"intermediate", first.intermediate}, {"shared_intermediate", first.shared_intermediate}};
+  return {{"architecture", model.architecture},
+          {"moe_layers", model.num_layers()},
+          {"experts", model.total_experts()},
+          {"experts_per_layer", first.num_experts},
+          {"top_k", first.routing.top_k},
+          {"routing", std::string(RoutingKindName(first.routing.kind))},
+          {"hidden", first.hidden},
+          {"intermediate", first.intermediate},
+          {"shared_intermediate", first.shared_intermediate}};
+}
+
+json PlanJson(const absl::StatusOr<MemoryPlan>& plan) {
+  if (!plan.ok()) return {{"fits", false}, {"message", std::string(plan.status().message())}};
+  return {{"fits", true},
+          {"budget_bytes", plan->budget_bytes},
+          {"fixed_bytes", plan->fixed_bytes()},
+          {"pool_bytes", plan->pool_bytes()},
+          {"slots", plan->slots},
+          {"low_slots", plan->low_slots},
+          {"minimum_bytes", plan->minimum_bytes},
+          {"message", plan->ToString()}};
+}
+
+constexpr double kShares[] = {1.0, 0.5, 0.25};
+
+/// The budgets that hold all experts, half and a quarter of them, the smallest one, and what fits
+/// into the one asked for.
+absl::StatusOr<json> BudgetsJson(const std::string& path, const MoeModelSpec& model,
+                                 const std::vector<PackVersion>& versions,
+                                 const PlanOptions& options) {
+  MOERT_ASSIGN_OR_RETURN(const auto source, MakeLayoutSource(path, model, versions));
+  json budgets = json::array();
+  int64_t least = 0;
+  for (const double share : kShares) {
+    const auto plan = PlanBudget(*source, options, Budget::Fraction(share));
+    // What is said of every budget (a strategy that does not exist, say) is said once.
+    if (!plan.ok() && share == kShares[0]) return plan.status();
+    budgets.push_back({{"share", share}, {"bytes", nullptr}});
+    if (!plan.ok()) continue;  // less than the least
+    budgets.back()["bytes"] = plan->budget_bytes;
+    least = plan->minimum_bytes;
+  }
+  json out = {{"budgets", std::move(budgets)}, {"minimum_bytes", least}};
+  if (!options.budget.empty()) {
+    const absl::StatusOr<Budget> budget = ParseBudget(options.budget);
+    if (!budget.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat("--budget: ", budget.status().message()));
+    }
+    out["plan"] = PlanJson(PlanBudget(*source, options, *budget));
+  }
+  return out;
 }
 
 json VersionJson(const PackVersion& version, const Totals& totals) {
@@ -85,23 +137,90 @@ json VersionJson(const PackVersion& version, const Totals& totals) {
 }
 
 void PrintModel(const json& m) {
-  fmt::print("  {}: {} MoE layers, {} experts of {} x {} a layer, {} a token, shared expert {}\n",
+  fmt::print("  {}: {} MoE layers{}, {} experts of {} x {} a layer, {} a token ({}), {}\n",
              m["architecture"].get<std::string>(), m["moe_layers"].get<int>(),
+             m.contains("layers") ? fmt::format(" of {}", m["layers"].get<int>()) : "",
              m["experts_per_layer"].get<int>(), m["hidden"].get<int64_t>(),
              m["intermediate"].get<int64_t>(), m["top_k"].get<int>(),
-             m["shared_intermediate"].get<int64_t>());
+             m["routing"].get<std::string>(),
+             m["shared_intermediate"].get<int64_t>() == 0
+                 ? "no shared expert"
+                 : fmt::format("shared expert of {}", m["shared_intermediate"].get<int64_t>()));
+}
+
+void PrintParts(const json& parts) {
+  int64_t total = 0;
+  for (const json& p : parts) total += p["bytes"].get<int64_t>();
+  fmt::print("\n  {:<20} {:>8} {:>12} {:>7}  types\n", "part", "tensors", "bytes", "share");
+  for (const json& p : parts) {
+    const int64_t bytes = p["bytes"].get<int64_t>();
+    std::vector<std::string> types = p["types"];
+    fmt::print(
+        "  {:<20} {:>8} {:>12} {:>6.1f}%  {}\n", p["name"].get<std::string>(),
+        p["tensors"].get<int64_t>(), BytesText(bytes),
+        100.0 * static_cast<double>(bytes) / static_cast<double>(std::max<int64_t>(total, 1)),
+        fmt::join(types, ", "));
+  }
+  fmt::print("  {:<20} {:>8} {:>12}\n", "total", "", BytesText(total));
+}
+
+std::string BudgetText(const json& budget) {
+  return budget["bytes"].is_null() ? "-" : BytesText(budget["bytes"].get<int64_t>());
 }
 
 void PrintVersions(const json& versions) {
-  fmt::print("  {:<20} {:>12} {:>12} {:>9}\n", "scheme", "stored bits", "bytes", "padding");
+  fmt::print("\n  {:<20} {:>12} {:>12} {:>9}   {}\n", "routed experts as", "stored bits", "bytes",
+             "padding", "--budget for all, half, a quarter, the least");
   for (const json& v : versions) {
-    fmt::print("  {:<20} {:>12.3f} {:>12} {:>8.1f}%\n", v["name"].get<std::string>(),
+    fmt::print("  {:<20} {:>12.3f} {:>12} {:>8.1f}%", v["name"].get<std::string>(),
                v["stored_bits"].get<double>(), BytesText(v["bytes"].get<int64_t>()),
                100 * v["padding"].get<double>());
+    const auto need = v.find("need");
+    if (need != v.end()) {
+      for (const json& b : (*need)["budgets"]) fmt::print(" {:>11}", BudgetText(b));
+      fmt::print(" {:>11}", BytesText((*need)["minimum_bytes"].get<int64_t>()));
+    }
+    fmt::print("\n");
   }
 }
 
-absl::StatusOr<json> PackInfo(const std::string& path) {
+void PrintPlan(const std::string& what, const json& need, const json& experts) {
+  if (!need.contains("plan")) return;
+  const json& plan = need["plan"];
+  if (!plan["fits"].get<bool>()) {
+    fmt::print("  {:<20} does not fit, the least is {}\n", what,
+               BytesText(need["minimum_bytes"].get<int64_t>()));
+    return;
+  }
+  const int64_t slots = plan["slots"].get<int64_t>(), low = plan["low_slots"].get<int64_t>();
+  const int64_t total = experts.get<int64_t>();
+  fmt::print("  {:<20} {} for experts, {} fixed: ", what,
+             BytesText(plan["pool_bytes"].get<int64_t>()),
+             BytesText(plan["fixed_bytes"].get<int64_t>()));
+  if (low > 0) fmt::print("{} high and {} low versions of {} experts\n", slots, low, total);
+  if (low == 0) fmt::print("{} of {} experts\n", std::min(slots, total), total);
+}
+
+void PrintPlans(const json& info, const json& versions) {
+  if (!info.contains("budget")) return;
+  fmt::print("\n  with --budget {} --strategy {} and steps of up to {} tokens:\n",
+             info["budget"].get<std::string>(), info["strategy"].get<std::string>(),
+             info["rows"].get<int64_t>());
+  const json& experts = info["model"]["experts"];
+  for (const json& v : versions) {
+    if (v.contains("need")) PrintPlan(v["name"].get<std::string>(), v["need"], experts);
+  }
+  if (info.contains("need")) PrintPlan("all versions", info["need"], experts);
+}
+
+void AddOptions(const PlanOptions& options, json* info) {
+  if (options.budget.empty()) return;
+  (*info)["budget"] = options.budget;
+  (*info)["strategy"] = options.strategy;
+  (*info)["rows"] = options.rows;
+}
+
+absl::StatusOr<json> PackInfo(const std::string& path, const PlanOptions& options) {
   MOERT_ASSIGN_OR_RETURN(const PackManifest m, ReadManifest(path, Env::Default()));
   json versions = json::array();
   for (const PackVersion& v : m.versions) {
@@ -110,30 +229,56 @@ absl::StatusOr<json> PackInfo(const std::string& path) {
   }
   int64_t bytes = m.constants.bytes;
   for (const PackFile& f : m.files) bytes += f.bytes;
-  return json{{"kind", "pack"},
-              {"path", path},
-              {"format_version", kPackFormatVersion},
-              {"model", ModelJson(m.model)},
-              {"versions", std::move(versions)},
-              {"quantizer", json::parse(m.quantizer_json, nullptr, false)},
-              {"source_identity", m.source_identity},
-              {"files", m.files.size() + 1},
-              {"bytes", bytes}};
+  MOERT_ASSIGN_OR_RETURN(json need, BudgetsJson(path, m.model, m.versions, options));
+  json info = {{"kind", "pack"},
+               {"path", path},
+               {"format_version", kPackFormatVersion},
+               {"model", ModelJson(m.model)},
+               {"versions", std::move(versions)},
+               {"quantizer", json::parse(m.quantizer_json, nullptr, false)},
+               {"source_identity", m.source_identity},
+               {"files", m.files.size() + 1},
+               {"bytes", bytes},
+               {"need", std::move(need)}};
+  AddOptions(options, &info);
+  return info;
+}
+
+absl::StatusOr<json> PartsJson(const std::string& path) {
+  const auto checkpoint = Checkpoint::Open(path);
+  json parts = json::array();
+  if (absl::IsNotFound(checkpoint.status())) return parts;  // a config without its weights
+  MOERT_RETURN_IF_ERROR(checkpoint.status());
+  for (const ModelPart& p : ModelParts(**checkpoint)) {
+    parts.push_back(
+        {{"name", p.name}, {"tensors", p.tensors}, {"bytes", p.bytes}, {"types", p.types}});
+  }
+  return parts;
 }
 
 // A checkpoint, and what its experts would take in each scheme.
-absl::StatusOr<json> CheckpointInfo(const std::string& path) {
+absl::StatusOr<json> CheckpointInfo(const std::string& path, const PlanOptions& options) {
   MOERT_ASSIGN_OR_RETURN(const HfConfig config, LoadHfConfig(path));
   json schemes = json::array();
   for (const Scheme& scheme : Scheme::All()) {
     const PackVersion version = PackVersion::Uniform(scheme);
     MOERT_ASSIGN_OR_RETURN(const Totals totals, TotalsOf(config.moe, version));
-    schemes.push_back(VersionJson(version, totals));
+    json row = VersionJson(version, totals);
+    MOERT_ASSIGN_OR_RETURN(row["need"], BudgetsJson(path, config.moe, {version}, options));
+    schemes.push_back(std::move(row));
   }
-  return json{{"kind", "checkpoint"},
-              {"path", path},
-              {"model", ModelJson(config.moe)},
-              {"schemes", std::move(schemes)}};
+  MOERT_ASSIGN_OR_RETURN(json parts, PartsJson(path));
+  json model = ModelJson(config.moe);
+  model["layers"] = config.num_hidden_layers;
+  model["vocabulary"] = config.vocab_size;
+  model["positions"] = config.max_position_embeddings;
+  json info = {{"kind", "checkpoint"},
+               {"path", path},
+               {"model", std::move(model)},
+               {"parts", std::move(parts)},
+               {"schemes", std::move(schemes)}};
+  AddOptions(options, &info);
+  return info;
 }
 
 absl::StatusOr<json> FileInfo(const std::string& path) {
@@ -151,10 +296,10 @@ absl::StatusOr<json> FileInfo(const std::string& path) {
               {"tensors", std::move(tensors)}};
 }
 
-absl::StatusOr<json> Info(const std::string& path) {
+absl::StatusOr<json> Info(const std::string& path, const PlanOptions& options) {
   if (IsFile(path)) return FileInfo(path);
-  if (Exists(path + "/" + kManifestFile)) return PackInfo(path);
-  if (Exists(path + "/config.json")) return CheckpointInfo(path);
+  if (Exists(path + "/" + kManifestFile)) return PackInfo(path, options);
+  if (Exists(path + "/config.json")) return CheckpointInfo(path, options);
   return absl::NotFoundError(
       fmt::format("{}: neither an expert pack ({}), nor a checkpoint (config.json), nor a file",
                   path, kManifestFile));
@@ -171,8 +316,16 @@ void Print(const json& info) {
     return;
   }
   PrintModel(info["model"]);
-  if (kind == "checkpoint") return PrintVersions(info["schemes"]);
+  if (kind == "checkpoint") {
+    if (!info["parts"].empty()) PrintParts(info["parts"]);
+    PrintVersions(info["schemes"]);
+    return PrintPlans(info, info["schemes"]);
+  }
   PrintVersions(info["versions"]);
+  fmt::print("  --budget for all, half, a quarter, the least:");
+  for (const json& b : info["need"]["budgets"]) fmt::print(" {},", BudgetText(b));
+  fmt::print(" {}\n", BytesText(info["need"]["minimum_bytes"].get<int64_t>()));
+  PrintPlans(info, json::array());
   fmt::print("  quantizer {}, {} files, {}\n", info["quantizer"].dump(),
              info["files"].get<int64_t>(), BytesText(info["bytes"].get<int64_t>()));
 }
@@ -181,10 +334,15 @@ void Print(const json& info) {
 
 int InfoMain(int argc, const char* const* argv) {
   std::string path, json_path;
+  PlanOptions options;
   ArgParser parser(kCommand,
                    "Describes an expert pack, a checkpoint (and what its experts would take in "
-                   "each scheme), or a safetensors file.");
+                   "each scheme), or a safetensors file, and what fits into a budget.");
   parser.AddPositional("PACK|DIR|FILE", &path, "what to describe");
+  parser.AddString("budget", &options.budget,
+                   "shows what fits: 512MiB, 8GiB (everything), or 25% of the experts");
+  parser.AddString("strategy", &options.strategy, "the strategy to plan for");
+  parser.AddInt64("rows", &options.rows, "tokens of the largest step to plan for", 1, 65536);
   parser.AddString("json", &json_path, "writes the description to a file, or - for stdout");
   const absl::Status parsed = parser.Parse(argc, argv);
   if (!parsed.ok()) return ReportError(kCommand, parsed);
@@ -192,7 +350,7 @@ int InfoMain(int argc, const char* const* argv) {
     fmt::print("{}", parser.Help());
     return kExitOk;
   }
-  const absl::StatusOr<json> info = Info(path);
+  const absl::StatusOr<json> info = Info(path, options);
   if (!info.ok()) return ReportError(kCommand, info.status());
   if (json_path != "-") Print(*info);
   if (!json_path.empty()) {

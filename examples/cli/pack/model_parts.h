@@ -1,0 +1,26 @@
+// What the bytes of a checkpoint are: experts, attention, ...
+#ifndef MOERT_EXAMPLES_CLI_PACK_MODEL_PARTS_H_
+#define MOERT_EXAMPLES_CLI_PACK_MODEL_PARTS_H_
+
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "format/safetensors.h"
+
+namespace moert::cli {
+
+struct ModelPart {
+  std::string name;
+  int64_t tensors = 0;
+  int64_t bytes = 0;
+  std::set<std::string> types;  // "bf16", ...
+};
+
+/// Every tensor counted once, by its name; parts without a tensor are left out. The largest first.
+std::vector<ModelPart> ModelParts(const Checkpoint& checkpoint);
+
+}  // namespace moert::cli
+
+#endif  // MOERT_EXAMPLES_CLI_PACK_MODEL_PARTS_H_
