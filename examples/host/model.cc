@@ -133,6 +133,34 @@ absl::Status Decoder::RunLayers(absl::Span<const RowGroup> groups, int64_t rows)
   return absl::OkStatus();
 }
 
+void Decoder::Embed(absl::Span<const int32_t> tokens, float* residual) const {
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    embedding_.Row(tokens[i], residual + static_cast<int64_t>(i) * config_.hidden_size);
+  }
+}
+
+void Decoder::AttentionHalf(int layer, KvCache* cache, int64_t rows, float* residual,
+                            float* normed) {
+  Layer& l = layers_[layer];
+  const RowGroup group{cache, 0, rows};
+  rope_.Extend(rows);
+  delta_.resize(rows * config_.hidden_size);
+  l.attention_norm.Forward(pool_, residual, rows, normed);
+  l.attention.Forward(pool_, absl::MakeConstSpan(&group, 1), normed, rows, delta_.data());
+  for (size_t i = 0; i < delta_.size(); ++i) residual[i] += delta_[i];
+  l.mlp_norm.Forward(pool_, residual, rows, normed);
+}
+
+void Decoder::DenseHalf(int layer, int64_t rows, const float* normed, float* residual) {
+  delta_.resize(rows * config_.hidden_size);
+  layers_[layer].mlp.Forward(pool_, normed, rows, delta_.data());
+  for (size_t i = 0; i < delta_.size(); ++i) residual[i] += delta_[i];
+}
+
+void Decoder::FinishHidden(int64_t rows, const float* residual, float* hidden) {
+  final_norm_.Forward(pool_, residual, rows, hidden);
+}
+
 void Decoder::Logits(const float* hidden, int64_t rows, float* logits) const {
   (head_.empty() ? embedding_ : head_).Forward(pool_, hidden, rows, logits);
 }

@@ -48,6 +48,19 @@ class Decoder {
   /// hidden: [rows, hidden] -> logits [rows, vocab].
   void Logits(const float* hidden, int64_t rows, float* logits) const;
 
+  // The same one layer at a time and one sequence at a time, for callers that compute the MoE
+  // blocks themselves (calibration): Load may then be given no MoE runner. residual, normed: [rows,
+  // hidden], rows being the positions 0.. of a sequence.
+
+  void Embed(absl::Span<const int32_t> tokens, float* residual) const;
+  /// Adds a layer's attention block to residual; normed receives the input of its feed-forward
+  /// block. `cache`, of at least `rows` tokens and length 0, is scratch.
+  void AttentionHalf(int layer, KvCache* cache, int64_t rows, float* residual, float* normed);
+  /// Adds the feed-forward block of a layer that is not MoE.
+  void DenseHalf(int layer, int64_t rows, const float* normed, float* residual);
+  /// The final norm: hidden is what Logits takes.
+  void FinishHidden(int64_t rows, const float* residual, float* hidden);
+
   const HfConfig& config() const { return config_; }
   ThreadPool* pool() const { return pool_; }
   MoeRunner* moe() const { return moe_; }

@@ -40,8 +40,13 @@ struct ExpertFormat {
   Scheme gate;
   Scheme up;
   Scheme down;
+  /// Weights are stored in the block Hadamard domain (docs/layout.md): the inputs of gate and up,
+  /// and those of down, are transformed before they are rounded or quantized.
+  bool hadamard = false;
 
-  static ExpertFormat Uniform(const Scheme& s) { return {s, s, s}; }
+  static ExpertFormat Uniform(const Scheme& s, bool hadamard = false) {
+    return {s, s, s, hadamard};
+  }
   bool uniform() const { return gate == up && gate == down; }
   friend bool operator==(const ExpertFormat&, const ExpertFormat&) = default;
 };

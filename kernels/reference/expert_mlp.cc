@@ -7,6 +7,7 @@
 
 #include "base/bf16.h"
 #include "base/status_macros.h"
+#include "quant/hadamard.h"
 #include "quant/packing.h"
 
 namespace moert::kernels {
@@ -117,7 +118,8 @@ absl::Status ReferenceExpertMlp(const std::byte* record, const RecordLayout& lay
   MOERT_ASSIGN_OR_RETURN(const Matrix gate, Widen(record, layout.gate));
   MOERT_ASSIGN_OR_RETURN(const Matrix up, Widen(record, layout.up));
   MOERT_ASSIGN_OR_RETURN(const Matrix down, Widen(record, layout.down));
-  const std::vector<float> input(x, x + gate.k);
+  std::vector<float> input(x, x + gate.k);
+  if (layout.format.hadamard) ApplyHadamard(1, gate.k, input.data());
   const Rounded gate_x = Round(input, layout.gate.scheme, numerics);
   const Rounded up_x = Round(input, layout.up.scheme, numerics);
   std::vector<float> h(static_cast<size_t>(gate.rows));
@@ -125,6 +127,7 @@ absl::Status ReferenceExpertMlp(const std::byte* record, const RecordLayout& lay
     h[static_cast<size_t>(row)] = static_cast<float>(
         ApplyActivation(activation, Dot(gate, row, gate_x.values)) * Dot(up, row, up_x.values));
   }
+  if (layout.format.hadamard) ApplyHadamard(1, down.k, h.data());
   const Rounded rounded = Round(h, layout.down.scheme, numerics);
   const bool bf16 = numerics != ActivationNumerics::kF32 && layout.down.scheme.act_bits == 16 &&
                     (layout.down.scheme.is_bf16() || numerics == ActivationNumerics::kBF16);

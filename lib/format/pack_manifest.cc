@@ -21,6 +21,7 @@ namespace {
 using nlohmann::json;
 
 constexpr char kFormatName[] = "moert expert pack";
+constexpr char kHadamard[] = "hadamard";
 constexpr size_t kMaxVersions = 64;
 constexpr size_t kMaxFormats = 4096;
 constexpr size_t kMaxFiles = 65536;
@@ -58,9 +59,12 @@ absl::StatusOr<const json*> List(const json& object, const char* key, const std:
 }
 
 absl::StatusOr<ExpertFormat> ParseFormat(const json& v, const std::string& source) {
-  if (!v.is_array() || v.size() != 3 || !v[0].is_string() || !v[1].is_string() ||
+  const bool hadamard = v.is_array() && v.size() == 4 && v[3] == kHadamard;
+  if (!v.is_array() || v.size() != (hadamard ? 4 : 3) || !v[0].is_string() || !v[1].is_string() ||
       !v[2].is_string()) {
-    return Error(source, "a format is not a list of three scheme names");
+    return Error(source, fmt::format("a format is not a list of three scheme names, and \"{}\" "
+                                     "if so stored",
+                                     kHadamard));
   }
   Scheme schemes[3];
   for (size_t i = 0; i < 3; ++i) {
@@ -68,7 +72,7 @@ absl::StatusOr<ExpertFormat> ParseFormat(const json& v, const std::string& sourc
     if (!parsed.ok()) return Error(source, std::string(parsed.status().message()));
     schemes[i] = *parsed;
   }
-  return ExpertFormat{schemes[0], schemes[1], schemes[2]};
+  return ExpertFormat{schemes[0], schemes[1], schemes[2], hadamard};
 }
 
 absl::StatusOr<PackVersion> ParseVersion(const json& v, const MoeModelSpec& model,
@@ -304,6 +308,7 @@ std::string ManifestToJson(const PackManifest& m) {
     json formats = json::array();
     for (const ExpertFormat& f : v.formats) {
       formats.push_back({f.gate.Name(), f.up.Name(), f.down.Name()});
+      if (f.hadamard) formats.back().push_back(kHadamard);
     }
     json version = {{"name", v.name}, {"formats", std::move(formats)}};
     if (!v.assignment.empty()) version["assignment"] = v.assignment;

@@ -29,7 +29,9 @@ struct PackVersion {
     return formats[static_cast<size_t>(
         assignment[static_cast<size_t>(layer)][static_cast<size_t>(expert)])];
   }
-  static PackVersion Uniform(const Scheme& s) { return {s.Name(), {ExpertFormat::Uniform(s)}, {}}; }
+  static PackVersion Uniform(const Scheme& s, bool hadamard = false) {
+    return {s.Name(), {ExpertFormat::Uniform(s, hadamard)}, {}};
+  }
 };
 
 struct PackFile {

@@ -4,9 +4,9 @@
 // A call is three or four parallel steps: pack the rows of x into the operand forms of the
 // problems' schemes; all gate and up products with the activation; all down products. For bf16
 // weights the 16 results of a row block are at once packed as one operand piece of the down
-// product; other forms need what spans pieces (scales, sums), so h is kept in fp32 and packed in a
-// step of its own. A job is some row blocks of one problem for some of its tokens. How jobs are cut
-// changes no result: see kernels/cpu/block_gemm.h.
+// product; other forms need what spans pieces (scales, sums, Hadamard blocks), so h is kept in fp32
+// and packed in a step of its own. A job is some row blocks of one problem for some of its tokens.
+// How jobs are cut changes no result: see kernels/cpu/block_gemm.h.
 #include "moert/mixed_group_gemm.h"
 
 #include <fmt/format.h>
@@ -18,6 +18,7 @@
 #include "base/status_macros.h"
 #include "base/thread_pool.h"
 #include "kernels/cpu/kernel_set.h"
+#include "quant/hadamard.h"
 
 namespace moert {
 namespace {
@@ -133,7 +134,8 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
       const RecordLayout& layout = *problems[i].layout;
       slots += static_cast<int64_t>(problems[i].tokens.size());
       widest = std::max(widest, layout.gate.rows);
-      forms.Add({layout.gate.scheme, layout.up.scheme, layout.down.scheme}, numerics_);
+      forms.Add({layout.gate.scheme, layout.up.scheme, layout.down.scheme, layout.format.hadamard},
+                numerics_);
     }
     if (slots == 0) return absl::OkStatus();
     const int64_t needed = Workspace(rows, slots, hidden, widest, forms);
@@ -142,22 +144,24 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
     out_ = out;
     hidden_ = hidden;
     auto* next = reinterpret_cast<uint8_t*>(workspace_.data());
-    for (int kind = 0; kind < kOperandKinds; ++kind) {
-      packed_x_[kind] = next;
-      if (forms.x[kind]) next += rows * OperandBytes(kind, hidden);
+    for (int i = 0; i < kInputForms; ++i) {
+      packed_x_[i] = next;
+      if (forms.x[i]) next += rows * OperandBytes(i % kOperandKinds, hidden);
     }
     packed_h_ = next;
     h_row_bytes_ = WidestH(forms, widest);
     next += slots * h_row_bytes_;
     h_ = reinterpret_cast<float*>(next);
     h_stride_ = RoundUp(widest, kKTile);
-    if (forms.keeps_h()) next += slots * h_stride_ * static_cast<int64_t>(sizeof(float));
+    if (forms.keeps_h) next += slots * h_stride_ * static_cast<int64_t>(sizeof(float));
+    transformed_ = reinterpret_cast<float*>(next);
+    next += TransformBytes(hidden, forms);
     plans_ = reinterpret_cast<Plan*>(next);
     MakePlans(problems);
 
     PackInput(rows, forms);
     pool_->Run(gate_up_jobs_, [this](int64_t job, int) { GateUpJob(job); });
-    if (forms.keeps_h()) PackH(slots);
+    if (forms.keeps_h) PackH(slots);
     pool_->Run(down_jobs_, [this](int64_t job, int) { DownJob(job); });
     return absl::OkStatus();
   }
@@ -172,19 +176,27 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
   absl::string_view kernels() const override { return set_.name; }
 
  private:
+  // An input is packed as it is and, for experts stored in that domain, after the Hadamard
+  // transform: form kind, and form kOperandKinds + kind.
+  static constexpr int kInputForms = 2 * kOperandKinds;
+  static int InputForm(const Scheme& scheme, bool hadamard, ActivationNumerics numerics) {
+    return static_cast<int>(kernels::OperandFor(scheme, numerics)) + (hadamard ? kOperandKinds : 0);
+  }
+
   // The operand forms in use.
   struct Forms {
-    bool x[kOperandKinds] = {};
+    bool x[kInputForms] = {};
     bool h[kOperandKinds] = {};
+    bool keeps_h = false;  // whether some h is kept in fp32 before it is packed
+    bool hadamard = false;
 
     void Add(const ExpertFormat& format, ActivationNumerics numerics) {
-      x[static_cast<int>(kernels::OperandFor(format.gate, numerics))] = true;
-      x[static_cast<int>(kernels::OperandFor(format.up, numerics))] = true;
-      h[static_cast<int>(kernels::OperandFor(format.down, numerics))] = true;
-    }
-    // Whether some h is kept in fp32 before it is packed.
-    bool keeps_h() const {
-      return std::any_of(h + 1, h + kOperandKinds, [](bool used) { return used; });
+      x[InputForm(format.gate, format.hadamard, numerics)] = true;
+      x[InputForm(format.up, format.hadamard, numerics)] = true;
+      const OperandKind down = kernels::OperandFor(format.down, numerics);
+      h[static_cast<int>(down)] = true;
+      keeps_h |= format.hadamard || down != OperandKind::kPlain;
+      hadamard |= format.hadamard;
     }
   };
   static_assert(static_cast<int>(OperandKind::kPlain) == 0);
@@ -202,13 +214,21 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
     }
     return bytes;
   }
+  // Room for one row of x a thread.
+  int64_t TransformStride(int64_t hidden) const { return RoundUp(hidden, 16); }
+  int64_t TransformBytes(int64_t hidden, const Forms& forms) const {
+    return forms.hadamard ? pool_->num_threads() * TransformStride(hidden) *
+                                static_cast<int64_t>(sizeof(float))
+                          : 0;
+  }
   int64_t Workspace(int64_t rows, int64_t slots, int64_t hidden, int64_t widest,
                     const Forms& forms) const {
     int64_t bytes = slots * WidestH(forms, widest);
-    for (int kind = 0; kind < kOperandKinds; ++kind) {
-      if (forms.x[kind]) bytes += rows * OperandBytes(kind, hidden);
+    for (int i = 0; i < kInputForms; ++i) {
+      if (forms.x[i]) bytes += rows * OperandBytes(i % kOperandKinds, hidden);
     }
-    if (forms.keeps_h()) {
+    bytes += TransformBytes(hidden, forms);
+    if (forms.keeps_h) {
       bytes += slots * RoundUp(widest, kKTile) * static_cast<int64_t>(sizeof(float));
     }
     // No more problems than slots: empty ones are skipped.
@@ -293,6 +313,12 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
     return *(after - 1);
   }
 
+  // Whether gate and up jobs pack h, piece by piece: else it is kept in fp32 for PackH.
+  bool PacksPieces(const RecordLayout& layout) const {
+    return !layout.format.hadamard &&
+           kernels::OperandFor(layout.down.scheme, numerics_) == OperandKind::kPlain;
+  }
+
   template <typename Fn>
   void ForRows(int64_t rows, int64_t channels, const Fn& pack) {
     if (rows * channels <= kPackInline) {
@@ -304,12 +330,19 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
 
   void PackInput(int64_t rows, const Forms& forms) {
     const int64_t k16s = RoundUp(hidden_, kKTile) / kPieceK;
-    for (int kind = 0; kind < kOperandKinds; ++kind) {
-      if (!forms.x[kind]) continue;
-      const OperandKernels kernels = Kernels(kind);
-      const int64_t row_bytes = OperandBytes(kind, hidden_);
-      ForRows(rows, hidden_, [&](int64_t row, int) {
-        kernels.pack(x_ + row * hidden_, hidden_, k16s, packed_x_[kind] + row * row_bytes);
+    for (int i = 0; i < kInputForms; ++i) {
+      if (!forms.x[i]) continue;
+      const OperandKernels kernels = Kernels(i % kOperandKinds);
+      const int64_t row_bytes = OperandBytes(i % kOperandKinds, hidden_);
+      ForRows(rows, hidden_, [&](int64_t row, int thread) {
+        const float* from = x_ + row * hidden_;
+        if (i >= kOperandKinds) {
+          float* const copy = transformed_ + thread * TransformStride(hidden_);
+          std::memcpy(copy, from, static_cast<size_t>(hidden_) * sizeof(float));
+          ApplyHadamard(1, hidden_, copy);
+          from = copy;
+        }
+        kernels.pack(from, hidden_, k16s, packed_x_[i] + row * row_bytes);
       });
     }
   }
@@ -319,12 +352,13 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
       const Plan* after = std::upper_bound(
           plans_, plans_ + num_plans_, slot,
           [](int64_t wanted, const Plan& plan) { return wanted < plan.first_slot; });
-      const MatrixLayout& down = (after - 1)->problem->layout->down;
-      const OperandKind kind = kernels::OperandFor(down.scheme, numerics_);
-      if (kind == OperandKind::kPlain) return;
-      Kernels(static_cast<int>(kind))
-          .pack(h_ + slot * h_stride_, down.k, down.padded_k / kPieceK,
-                packed_h_ + slot * h_row_bytes_);
+      const RecordLayout& layout = *(after - 1)->problem->layout;
+      if (PacksPieces(layout)) return;
+      const MatrixLayout& down = layout.down;
+      float* const h = h_ + slot * h_stride_;
+      if (layout.format.hadamard) ApplyHadamard(1, down.k, h);
+      Kernels(static_cast<int>(kernels::OperandFor(down.scheme, numerics_)))
+          .pack(h, down.k, down.padded_k / kPieceK, packed_h_ + slot * h_row_bytes_);
     });
   }
 
@@ -332,9 +366,10 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
   void MultiplyX(const ExpertProblem& problem, const MatrixLayout& matrix, int64_t column,
                  BlockGemmArgs* args) const {
     const auto kind = static_cast<int>(kernels::OperandFor(matrix.scheme, numerics_));
+    const int form = InputForm(matrix.scheme, problem.layout->format.hadamard, numerics_);
     const int64_t row_bytes = OperandBytes(kind, hidden_);
     for (int c = 0; c < args->columns; ++c) {
-      args->x[c] = packed_x_[kind] + problem.tokens[static_cast<size_t>(column + c)] * row_bytes;
+      args->x[c] = packed_x_[form] + problem.tokens[static_cast<size_t>(column + c)] * row_bytes;
     }
     Kernels(kind).gemm[kernels::WeightKindOf(matrix.scheme)](*args);
   }
@@ -346,7 +381,7 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
     const JobRange range = RangeOf(plan.gate_up, job, static_cast<int64_t>(problem.tokens.size()));
     const bool tied = layout.gate.scheme == layout.up.scheme;
     const kernels::GluFn glu = set_.glu[static_cast<int>(problem.activation)];
-    const bool packs = kernels::OperandFor(layout.down.scheme, numerics_) == OperandKind::kPlain;
+    const bool packs = PacksPieces(layout);
     const OperandKernels down = Kernels(static_cast<int>(OperandKind::kPlain));
     alignas(64) float product[kMaxBlocks * kMaxColumns * kBlockRows];
     alignas(64) float h[kMaxColumns * kBlockRows];
@@ -457,8 +492,9 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
   const float* x_ = nullptr;
   float* out_ = nullptr;
   int64_t hidden_ = 0;
-  uint8_t* packed_x_[kOperandKinds] = {};  // by OperandKind
-  uint8_t* packed_h_ = nullptr;            // each slot in the form of its down matrix
+  uint8_t* packed_x_[kInputForms] = {};
+  float* transformed_ = nullptr;  // a row of x a thread, on its way into a Hadamard form
+  uint8_t* packed_h_ = nullptr;   // each slot in the form of its down matrix
   int64_t h_row_bytes_ = 0;
   float* h_ = nullptr;  // where it is not packed as it is made
   int64_t h_stride_ = 0;

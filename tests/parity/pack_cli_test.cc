@@ -80,6 +80,44 @@ TEST_CASE("quantize, info and verify of several schemes") {
   CHECK_THAT(outcome.err, Catch::Contains("layers.") && Catch::Contains("is damaged"));
 }
 
+double Nll(const std::string& pack, const std::string& scheme) {
+  const Outcome outcome = test::RunTool(
+      "run",
+      "ppl --model " + TinyModelDir() + " --tokens " + EvalDir() +
+          "/gsm8k.tokens.u16 --limit 2048 --json - --quiet --strategy resident:scheme=" + scheme +
+          " --experts " + Scratch() / pack,
+      Scratch());
+  INFO(outcome.err);
+  REQUIRE(outcome.status == 0);
+  return Json::parse(outcome.out)["nll"];
+}
+
+TEST_CASE(
+    "a calibrated pack in the Hadamard domain is served, and better than one that is neither") {
+  // Tokens that calibrate are not those that are scored.
+  const std::string calib = Scratch() / "calibration.u16";
+  const std::string tokens = test::ReadFile(EvalDir() + "/gsm8k.tokens.u16");
+  test::WriteFile(calib, tokens.substr(4096 * 2, 8192 * 2));
+  Outcome outcome = Pack(Quantize("hqq", "w2a16_g64_asym") + " --method hqq");
+  INFO(outcome.err);
+  REQUIRE(outcome.status == 0);
+  outcome =
+      Pack(Quantize("gptq", "w2a16_g64_asym,bf16") + " --method gptq --hadamard --tokens " + calib);
+  INFO(outcome.err);
+  REQUIRE(outcome.status == 0);
+  const Json quantizer = Info(Scratch() / "gptq")["quantizer"];
+  CHECK(quantizer["method"] == "gptq");
+  CHECK(quantizer["hadamard"] == true);
+  CHECK(quantizer["calibration"]["tokens"] == 8192);
+  CHECK(Pack("verify " + Scratch() / "gptq").status == 0);
+  const double hqq = Nll("hqq", "w2a16_g64_asym");
+  const double gptq = Nll("gptq", "w2a16_g64_asym");
+  const double bf16 = Nll("gptq", "bf16");
+  CHECK(bf16 < gptq);
+  CHECK(gptq < hqq);
+  CHECK(hqq < bf16 + 0.6);
+}
+
 TEST_CASE("info of a checkpoint and of a file") {
   const Json model = Info(TinyModelDir());
   CHECK(model["kind"] == "checkpoint");
@@ -156,6 +194,9 @@ TEST_CASE("bad arguments and input: status 2, one message on stderr, nothing on 
       {"quantize" + model + out + " --schemes w5a16", "legal are: bf16"},
       {"quantize" + model + out + " --schemes bf16,bf16", "listed twice"},
       {"quantize" + model + out + " --schemes bf16 --method magic", "rtn"},
+      {"quantize" + model + out + " --schemes w4a16_g128 --method gptq", "--tokens"},
+      {"quantize" + model + out + " --schemes w4a16_g128 --method gptq --tokens /no/such/file",
+       "/no/such/file"},
       {"quantize --model /no/such/model --schemes bf16" + out, "/no/such/model"},
       {"quantize" + model + " --schemes bf16 --out /no/such/folder/p", "/no/such/folder/p"},
       {"info", "PACK"},

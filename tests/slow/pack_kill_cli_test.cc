@@ -8,6 +8,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "support/catch.h"
 #include "support/run_tool.h"
@@ -20,8 +21,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using test::TempDir;
 
-constexpr int kKills = 100;
-
 std::map<std::string, std::string> Files(const std::string& dir) {
   std::map<std::string, std::string> files;
   for (const auto& e : std::filesystem::directory_iterator(dir)) {
@@ -30,13 +29,18 @@ std::map<std::string, std::string> Files(const std::string& dir) {
   return files;
 }
 
-pid_t Start(const std::string& out) {
+pid_t Start(const std::string& out, const std::vector<std::string>& method) {
   const std::string tool = std::string(MOERT_BIN_DIR) + "/moert-pack", model = TinyModelDir();
+  std::vector<std::string> args = {tool,    "quantize", "--quiet",   "--model",       model,
+                                   "--out", out,        "--schemes", "w2a16_g-1_asym"};
+  args.insert(args.end(), method.begin(), method.end());
+  std::vector<char*> argv;
+  for (std::string& arg : args) argv.push_back(arg.data());
+  argv.push_back(nullptr);
   const pid_t pid = ::fork();
   REQUIRE(pid >= 0);
   if (pid == 0) {
-    ::execl(tool.c_str(), tool.c_str(), "quantize", "--quiet", "--model", model.c_str(), "--out",
-            out.c_str(), "--schemes", "w2a16_g-1_asym", static_cast<char*>(nullptr));
+    ::execv(tool.c_str(), argv.data());
     ::_exit(127);
   }
   return pid;
@@ -60,23 +64,24 @@ bool WaitOrKill(pid_t pid, Clock::time_point deadline) {
   return true;
 }
 
-TEST_CASE("100 kills at random points of quantize") {
+void KillAndResume(int to_kill, const std::vector<std::string>& method, int least_resumed,
+                   int least_completed) {
   TempDir dir;
   const auto began = Clock::now();
-  REQUIRE(WaitOrKill(Start(dir / "whole"), Clock::time_point::max()));
+  REQUIRE(WaitOrKill(Start(dir / "whole", method), Clock::time_point::max()));
   const auto whole_time = Clock::now() - began;
   const auto expected = Files(dir / "whole");
   std::mt19937 rng(20240611);
   std::uniform_real_distribution<double> share(0, 0.6);
   int kills = 0, resumed = 0, completed = 0;
   const std::string out = dir / "pack";
-  while (kills < kKills || !std::filesystem::exists(out)) {
+  while (kills < to_kill || !std::filesystem::exists(out)) {
     resumed += std::filesystem::exists(out + ".partial") ? 1 : 0;
-    const pid_t pid = Start(out);
-    const auto deadline = kills < kKills
-                              ? Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                                   whole_time * share(rng))
-                              : Clock::time_point::max();
+    const pid_t pid = Start(out, method);
+    const auto deadline =
+        kills < to_kill
+            ? Clock::now() + std::chrono::duration_cast<Clock::duration>(whole_time * share(rng))
+            : Clock::time_point::max();
     const bool done = WaitOrKill(pid, deadline);
     kills += done ? 0 : 1;
     if (!std::filesystem::exists(out)) {
@@ -86,16 +91,26 @@ TEST_CASE("100 kills at random points of quantize") {
     // There may be a folder to clean up, but what is at the final place is whole.
     REQUIRE(Files(out) == expected);
     ++completed;
-    if (kills < kKills) {
+    if (kills < to_kill) {
       std::filesystem::remove_all(out);
       std::filesystem::remove_all(out + ".partial");
     }
   }
   INFO(kills << " kills, " << resumed << " runs went on with an earlier one, " << completed
              << " packs");
-  CHECK(resumed > 10);
-  CHECK(completed > 2);
+  CHECK(resumed > least_resumed);
+  CHECK(completed > least_completed);
   CHECK(Files(out) == expected);
+}
+
+TEST_CASE("100 kills at random points of quantize") { KillAndResume(100, {}, 10, 2); }
+
+// What went through an interrupted layer must reach the next one as if nothing had happened.
+TEST_CASE("kills of a calibrated run") {
+  KillAndResume(10,
+                {"--method", "gptq", "--hadamard", "--tokens", EvalDir() + "/gsm8k.tokens.u16",
+                 "--calibration-tokens", "8192"},
+                2, 0);
 }
 
 }  // namespace

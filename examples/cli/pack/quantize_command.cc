@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "examples/cli/common/args.h"
 #include "examples/cli/common/progress.h"
@@ -34,7 +35,7 @@ absl::Status Run(QuantizeJob* job, const std::string& schemes, bool quiet) {
 
 int QuantizeMain(int argc, const char* const* argv) {
   QuantizeJob job;
-  std::string schemes;
+  std::string schemes, tokens;
   bool quiet = false;
   ArgParser parser(kCommand,
                    "Writes an expert pack: every routed expert in each of some schemes. Routers "
@@ -46,7 +47,14 @@ int QuantizeMain(int argc, const char* const* argv) {
   parser.Require("out");
   parser.AddString("schemes", &schemes, "comma-separated schemes, e.g. bf16,w4a16_g128");
   parser.Require("schemes");
-  parser.AddChoice("method", &job.method, {"rtn", "hqq"}, "how weights become codes");
+  parser.AddChoice("method", &job.method, {"rtn", "hqq", "gptq"},
+                   "rounding to nearest, half-quadratic, or GPTQ, which needs --tokens");
+  parser.AddSwitch("hadamard", &job.hadamard,
+                   "transforms weights, and at run time activations, by block Hadamard matrices");
+  parser.AddString("tokens", &tokens, "comma-separated files of calibration tokens (gptq)");
+  parser.AddInt64("calibration-tokens", &job.calibration_tokens,
+                  "tokens used of those files together; 0: all", 0);
+  parser.AddInt64("window", &job.window, "tokens a calibration sequence", 2, int64_t{1} << 20);
   parser.AddInt("threads", &job.threads, "threads; 0: one a core", 0, 1024);
   parser.AddSwitch("quiet", &quiet, "no progress, no notes");
   const absl::Status parsed = parser.Parse(argc, argv);
@@ -55,6 +63,7 @@ int QuantizeMain(int argc, const char* const* argv) {
     fmt::print("{}", parser.Help());
     return kExitOk;
   }
+  if (parser.Given("tokens")) job.token_files = absl::StrSplit(tokens, ',');
   const absl::Status status = Run(&job, schemes, quiet);
   return status.ok() ? kExitOk : ReportError(kCommand, status);
 }

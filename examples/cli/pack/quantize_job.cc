@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <memory>
 #include <new>
 #include <nlohmann/json.hpp>
@@ -12,17 +11,20 @@
 
 #include "absl/strings/str_split.h"
 #include "base/bf16.h"
+#include "base/hash64.h"
 #include "base/status_macros.h"
 #include "base/thread_pool.h"
+#include "examples/cli/pack/calibration_stream.h"
+#include "examples/cli/pack/expert_quantizer.h"
+#include "examples/cli/pack/moe_block.h"
+#include "examples/host/model.h"
 #include "format/checkpoint_experts.h"
 #include "format/hf_config.h"
 #include "format/model_cache.h"
 #include "format/pack_writer.h"
 #include "format/safetensors.h"
-#include "quant/hqq.h"
+#include "quant/hadamard.h"
 #include "quant/packing.h"
-#include "quant/quantized_matrix.h"
-#include "quant/rtn.h"
 
 namespace moert::cli {
 namespace {
@@ -47,10 +49,11 @@ absl::StatusOr<int64_t> VersionBytes(const MoeModelSpec& model, const PackVersio
 
 /// One version a scheme, most bits first, as packs list them.
 absl::StatusOr<std::vector<PackVersion>> UniformVersions(const MoeModelSpec& model,
-                                                         const std::vector<Scheme>& schemes) {
+                                                         const std::vector<Scheme>& schemes,
+                                                         bool hadamard) {
   std::vector<std::pair<int64_t, PackVersion>> sized;
   for (const Scheme& scheme : schemes) {
-    PackVersion version = PackVersion::Uniform(scheme);
+    PackVersion version = PackVersion::Uniform(scheme, hadamard && !scheme.is_bf16());
     MOERT_ASSIGN_OR_RETURN(const int64_t bytes, VersionBytes(model, version));
     sized.emplace_back(bytes, std::move(version));
   }
@@ -59,6 +62,14 @@ absl::StatusOr<std::vector<PackVersion>> UniformVersions(const MoeModelSpec& mod
   std::vector<PackVersion> versions;
   for (auto& [bytes, version] : sized) versions.push_back(std::move(version));
   return versions;
+}
+
+/// Identifies the tokens that calibrated: of a resumed run they must be the same.
+std::string Checksum(const CalibrationTokens& tokens) {
+  Hasher64 hasher;
+  hasher.Add(absl::MakeConstSpan(reinterpret_cast<const std::byte*>(tokens.ids.data()),
+                                 tokens.ids.size() * sizeof(int32_t)));
+  return fmt::format("{:016x}", hasher.Finish());
 }
 
 class Quantization {
@@ -70,49 +81,114 @@ class Quantization {
   }
 
  private:
+  // A version that GPTQ makes has its own stream of calibration tokens: what they look like in a
+  // layer depends on how the layers before it came out.
+  struct Version {
+    PackVersion pack;
+    QuantMethod method = QuantMethod::kRtn;
+    std::unique_ptr<CalibrationStream> stream;
+  };
+
   explicit Quantization(const QuantizeJob& job) : job_(job) {}
 
   absl::Status Open() {
+    MOERT_ASSIGN_OR_RETURN(method_, ParseMethod(job_.method));
     MOERT_ASSIGN_OR_RETURN(config_, LoadHfConfig(job_.model));
     MOERT_ASSIGN_OR_RETURN(checkpoint_, Checkpoint::Open(job_.model));
     MOERT_ASSIGN_OR_RETURN(experts_, CheckpointExperts::Create(checkpoint_.get(), &config_));
-    PackDescription description;
-    description.model = config_.moe;
-    MOERT_ASSIGN_OR_RETURN(description.versions, UniformVersions(config_.moe, job_.schemes));
-    versions_ = description.versions;
-    description.quantizer_json = nlohmann::json{{"method", job_.method}}.dump();
-    MOERT_ASSIGN_OR_RETURN(description.source_identity,
-                           CheckpointIdentity(job_.model, Env::Default()));
-    MOERT_ASSIGN_OR_RETURN(writer_, PackWriter::CreateResumable(job_.out, std::move(description)));
     ThreadPoolOptions options;
     options.threads = job_.threads;
     MOERT_ASSIGN_OR_RETURN(pool_, CreateThreadPool(options));
+    nlohmann::json settings = {{"method", job_.method}};
+    if (job_.hadamard) settings["hadamard"] = true;
+    if (method_ == QuantMethod::kGptq) MOERT_RETURN_IF_ERROR(OpenCalibration(&settings));
+    PackDescription description;
+    description.model = config_.moe;
+    MOERT_ASSIGN_OR_RETURN(description.versions,
+                           UniformVersions(config_.moe, job_.schemes, job_.hadamard));
+    for (const PackVersion& v : description.versions) AddVersion(v);
+    description.quantizer_json = settings.dump();
+    MOERT_ASSIGN_OR_RETURN(description.source_identity,
+                           CheckpointIdentity(job_.model, Env::Default()));
+    MOERT_ASSIGN_OR_RETURN(writer_, PackWriter::CreateResumable(job_.out, std::move(description)));
     return absl::OkStatus();
+  }
+
+  absl::Status OpenCalibration(nlohmann::json* settings) {
+    if (job_.token_files.empty()) {
+      return absl::InvalidArgumentError(
+          "method gptq needs calibration tokens: give --tokens FILE[,FILE...]");
+    }
+    const int64_t window = std::min(job_.window, config_.max_position_embeddings);
+    MOERT_ASSIGN_OR_RETURN(tokens_, ReadCalibrationTokens(job_.token_files, config_.vocab_size,
+                                                          window, job_.calibration_tokens));
+    MOERT_ASSIGN_OR_RETURN(decoder_,
+                           host::Decoder::Load(*checkpoint_, config_, pool_.get(), nullptr));
+    MOERT_ASSIGN_OR_RETURN(blocks_, MoeBlocks::Create(experts_.get(), pool_.get()));
+    (*settings)["calibration"] = {{"tokens", tokens_.ids.size()},
+                                  {"window", tokens_.window},
+                                  {"checksum", Checksum(tokens_)}};
+    return absl::OkStatus();
+  }
+
+  void AddVersion(const PackVersion& pack) {
+    Version version;
+    version.pack = pack;
+    const bool lossless = std::all_of(pack.formats.begin(), pack.formats.end(), [](const auto& f) {
+      return f.uniform() && f.gate.is_bf16();
+    });
+    version.method = lossless ? QuantMethod::kRtn : method_;
+    if (version.method == QuantMethod::kGptq) {
+      version.stream = std::make_unique<CalibrationStream>(decoder_.get(), &tokens_);
+    }
+    versions_.push_back(std::move(version));
   }
 
   absl::Status WriteAll() {
     const int done_before = writer_->layers_done();
+    const int layers = config_.moe.num_layers();
     if (done_before > 0 && job_.log) {
       job_.log(fmt::format("going on with {}.partial after {} of {} layers", job_.out, done_before,
-                           config_.moe.num_layers()));
+                           layers));
     }
-    const int64_t per_expert = 3 * static_cast<int64_t>(versions_.size());
-    total_ = config_.moe.total_experts() * per_expert;
-    for (int l = 0; l < config_.moe.num_layers(); ++l) {
-      const int64_t experts = config_.moe.layers[static_cast<size_t>(l)].num_experts;
-      if (l < done_before) {
-        done_ += experts * per_expert;
-        continue;
-      }
-      MOERT_RETURN_IF_ERROR(WriteLayer(l));
+    total_ = config_.moe.total_experts() * 3 * static_cast<int64_t>(versions_.size());
+    for (int l = 0; l < layers; ++l) {
+      MOERT_RETURN_IF_ERROR(l < done_before ? RepeatLayer(l) : WriteLayer(l));
     }
+    LogFallbacks();
     return writer_->Finish();
+  }
+
+  // A layer that an earlier run completed: only the calibration tokens have to pass it.
+  absl::Status RepeatLayer(int l) {
+    const int64_t experts = config_.moe.layers[static_cast<size_t>(l)].num_experts;
+    for (int v = 0; v < static_cast<int>(versions_.size()); ++v) {
+      Version& version = versions_[static_cast<size_t>(v)];
+      if (version.stream != nullptr) {
+        std::vector<std::vector<std::byte>> records(static_cast<size_t>(experts));
+        for (int e = 0; e < experts; ++e) {
+          MOERT_RETURN_IF_ERROR(writer_->ReadRecord(l, e, v, &records[static_cast<size_t>(e)]));
+        }
+        MOERT_RETURN_IF_ERROR(blocks_->Run(
+            l, version.stream.get(),
+            [&](int e, const ExpertRows& tokens, Floats* x, ThreadPool* single) {
+              return Forward(l, e, v, records[static_cast<size_t>(e)].data(), tokens, single, x);
+            },
+            [](int) { return absl::OkStatus(); }));
+      }
+      Advance(3 * experts);
+    }
+    return absl::OkStatus();
   }
 
   absl::Status WriteLayer(int l) {
     const int experts = config_.moe.layers[static_cast<size_t>(l)].num_experts;
     const int chunk = kExpertsPerThread * pool_->num_threads();
     for (int v = 0; v < static_cast<int>(versions_.size()); ++v) {
+      if (versions_[static_cast<size_t>(v)].stream != nullptr) {
+        MOERT_RETURN_IF_ERROR(WriteCalibrated(l, v));
+        continue;
+      }
       for (int e = 0; e < experts; e += chunk) {
         MOERT_RETURN_IF_ERROR(WriteExperts(l, v, e, std::min(experts, e + chunk)));
       }
@@ -122,6 +198,53 @@ class Quantization {
     return writer_->CommitLayer(l);
   }
 
+  // One layer of a version by GPTQ.
+  absl::Status WriteCalibrated(int l, int v) {
+    const MoeLayerSpec& layer = config_.moe.layers[static_cast<size_t>(l)];
+    const size_t experts = static_cast<size_t>(layer.num_experts);
+    std::vector<std::vector<std::byte>> records(experts);
+    std::vector<GptqOutcome> outcomes(experts);
+    return blocks_->Run(
+        l, versions_[static_cast<size_t>(v)].stream.get(),
+        [&](int e, const ExpertRows& tokens, Floats* x, ThreadPool* single) -> absl::Status {
+          std::vector<std::byte>& record = records[static_cast<size_t>(e)];
+          MOERT_ASSIGN_OR_RETURN(const RecordLayout layout, writer_->Layout(l, e, v));
+          record.assign(static_cast<size_t>(layout.bytes), std::byte{0});
+          ExpertWeights stored;
+          ExpertMatrices weights;
+          MOERT_RETURN_IF_ERROR(experts_->ReadExpert(l, e, &stored));
+          absl::Status status = WidenExpert(stored, &weights);
+          if (!status.ok()) return Located(status, l, e);
+          Floats inputs = *x;
+          const auto outcome = EncodeExpertGptq(layer, layout, std::move(weights), &inputs,
+                                                tokens.weights, single, record.data());
+          if (!outcome.ok()) return Located(outcome.status(), l, e);
+          outcomes[static_cast<size_t>(e)] = *outcome;
+          return Forward(l, e, v, record.data(), tokens, single, x);
+        },
+        [&](int e) -> absl::Status {
+          const GptqOutcome& outcome = outcomes[static_cast<size_t>(e)];
+          gptq_matrices_ += outcome.gptq_matrices;
+          fallback_matrices_ += outcome.fallback_matrices;
+          std::vector<std::byte> record = std::move(records[static_cast<size_t>(e)]);
+          MOERT_RETURN_IF_ERROR(writer_->WriteRecord(l, e, v, record));
+          Advance(3);
+          return absl::OkStatus();
+        });
+  }
+
+  // Turns the inputs x of an expert's tokens into its outputs.
+  absl::Status Forward(int l, int e, int v, const std::byte* record, const ExpertRows& tokens,
+                       ThreadPool* single, Floats* x) const {
+    MOERT_ASSIGN_OR_RETURN(const RecordLayout layout, writer_->Layout(l, e, v));
+    MOERT_ASSIGN_OR_RETURN(
+        Floats y, ForwardRecord(config_.moe.layers[static_cast<size_t>(l)], layout, record, x,
+                                static_cast<int64_t>(tokens.rows.size()), single));
+    x->swap(y);
+    return absl::OkStatus();
+  }
+
+  // Some experts of a layer by a method that needs no calibration.
   absl::Status WriteExperts(int l, int v, int begin, int end) {
     const size_t count = static_cast<size_t>(end - begin);
     std::vector<ExpertWeights> weights(count);
@@ -133,57 +256,80 @@ class Quantization {
       MOERT_ASSIGN_OR_RETURN(layouts[i], writer_->Layout(l, e, v));
       records[i].assign(static_cast<size_t>(layouts[i].bytes), std::byte{0});
     }
+    const QuantMethod method = versions_[static_cast<size_t>(v)].method;
     std::vector<absl::Status> outcomes(3 * count);
     pool_->Run(static_cast<int64_t>(3 * count), [&](int64_t n, int) {
       const size_t i = static_cast<size_t>(n / 3);
       const MatrixLayout* const layout[] = {&layouts[i].gate, &layouts[i].up, &layouts[i].down};
       const std::vector<uint16_t>* const matrix[] = {&weights[i].gate, &weights[i].up,
                                                      &weights[i].down};
-      outcomes[static_cast<size_t>(n)] = Encode(*layout[n % 3], *matrix[n % 3], records[i].data());
-    });
-    for (size_t n = 0; n < outcomes.size(); ++n) {
-      if (outcomes[n].ok()) continue;
       const char* const names[] = {"gate", "up", "down"};
-      return absl::Status(outcomes[n].code(),
-                          fmt::format("{}: layer {}, expert {}, {}: {}", job_.model, l,
-                                      begin + static_cast<int>(n / 3), names[n % 3],
-                                      std::string(outcomes[n].message())));
-    }
+      const absl::Status status = EncodeStored(*layout[n % 3], method, layouts[i].format.hadamard,
+                                               *matrix[n % 3], records[i].data());
+      outcomes[static_cast<size_t>(n)] =
+          status.ok()
+              ? status
+              : Located(absl::Status(status.code(), fmt::format("{}: {}", names[n % 3],
+                                                                std::string(status.message()))),
+                        l, begin + static_cast<int>(i));
+    });
+    for (const absl::Status& s : outcomes) MOERT_RETURN_IF_ERROR(s);
     for (size_t i = 0; i < count; ++i) {
       MOERT_RETURN_IF_ERROR(writer_->WriteRecord(l, begin + static_cast<int>(i), v, records[i]));
     }
-    done_ += 3 * static_cast<int64_t>(count);
-    if (job_.progress) job_.progress(done_, total_);
+    Advance(3 * static_cast<int64_t>(count));
     return absl::OkStatus();
   }
 
   // Runs on the pool's threads, which nothing may throw in.
-  absl::Status Encode(const MatrixLayout& layout, const std::vector<uint16_t>& weights,
-                      std::byte* record) const {
+  static absl::Status EncodeStored(const MatrixLayout& layout, QuantMethod method, bool hadamard,
+                                   const std::vector<uint16_t>& weights, std::byte* record) {
     try {
-      if (layout.scheme.is_bf16()) return PackMatrixBf16(layout, weights, record);
+      if (layout.scheme.is_bf16() && !hadamard) return PackMatrixBf16(layout, weights, record);
       std::vector<float> wide(weights.size());
       for (size_t i = 0; i < wide.size(); ++i) {
         wide[i] = Bf16ToF32(weights[i]);
         if (!std::isfinite(wide[i])) return absl::InvalidArgumentError("a weight is not finite");
       }
-      return PackMatrix(
-          layout, job_.method == "hqq" ? QuantizeHqq(layout, wide) : QuantizeRtn(layout, wide),
-          record);
+      if (hadamard) ApplyHadamard(layout.rows, layout.k, wide.data());
+      return EncodeMatrix(layout, method, wide, record);
     } catch (const std::bad_alloc&) {
       return absl::ResourceExhaustedError("out of memory while quantizing");
     }
   }
 
+  absl::Status Located(const absl::Status& status, int l, int e) const {
+    return absl::Status(status.code(), fmt::format("{}: layer {}, expert {}: {}", job_.model, l, e,
+                                                   std::string(status.message())));
+  }
+
+  void Advance(int64_t matrices) {
+    done_ += matrices;
+    if (job_.progress) job_.progress(done_, total_);
+  }
+
+  void LogFallbacks() const {
+    if (fallback_matrices_ == 0 || !job_.log) return;
+    job_.log(fmt::format(
+        "{} of {} matrices saw too few calibration tokens for gptq and were quantized by hqq",
+        fallback_matrices_, gptq_matrices_ + fallback_matrices_));
+  }
+
   const QuantizeJob& job_;
+  QuantMethod method_ = QuantMethod::kRtn;
   HfConfig config_;
   std::unique_ptr<Checkpoint> checkpoint_;
   std::unique_ptr<CheckpointExperts> experts_;
-  std::vector<PackVersion> versions_;
-  std::unique_ptr<PackWriter> writer_;
   std::unique_ptr<ThreadPool> pool_;
+  CalibrationTokens tokens_;
+  std::unique_ptr<host::Decoder> decoder_;
+  std::unique_ptr<MoeBlocks> blocks_;
+  std::vector<Version> versions_;
+  std::unique_ptr<PackWriter> writer_;
   int64_t done_ = 0;
   int64_t total_ = 0;
+  int64_t gptq_matrices_ = 0;
+  int64_t fallback_matrices_ = 0;
 };
 
 }  // namespace

@@ -18,6 +18,12 @@ struct QuantizeJob {
   std::string out;
   std::vector<Scheme> schemes;  // distinct, any order
   std::string method = "rtn";
+  /// Weights of all schemes but bf16 are stored in the block Hadamard domain.
+  bool hadamard = false;
+  /// gptq only: files of calibration tokens, and how many of them are used (0: all).
+  std::vector<std::string> token_files;
+  int64_t calibration_tokens = 65536;
+  int64_t window = 512;
   int threads = 0;
   /// Matrices done and to do, those of layers that an earlier run completed included.
   std::function<void(int64_t done, int64_t total)> progress;

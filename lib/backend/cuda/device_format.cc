@@ -47,6 +47,11 @@ absl::StatusOr<DeviceMatrix> MakeDeviceMatrix(const MatrixLayout& m) {
 }  // namespace
 
 absl::StatusOr<DeviceFormat> MakeDeviceFormat(const RecordLayout& layout) {
+  if (layout.format.hadamard) {
+    return absl::UnimplementedError(
+        "weights in the Hadamard domain: the cuda backend executes packs without, the cpu backend "
+        "both");
+  }
   DeviceFormat f;
   MOERT_ASSIGN_OR_RETURN(f.gate, MakeDeviceMatrix(layout.gate));
   MOERT_ASSIGN_OR_RETURN(f.up, MakeDeviceMatrix(layout.up));

@@ -85,11 +85,17 @@ std::vector<ExpertFormat> Formats() {
   formats.push_back({scheme("w2a16_g64_asym"), scheme("w2a16_g64_asym"), scheme("bf16")});
   formats.push_back({scheme("bf16"), scheme("w4a8_g128"), scheme("w3a16_g128_asym")});
   formats.push_back({scheme("w8a8_fp8"), scheme("w2a16_g-1_asym"), scheme("w4a4")});
+  // In the Hadamard domain: operands of every kind, an h that is packed by pieces without it.
+  for (const char* name : {"w4a4_g128", "w2a16_g64_asym", "bf16", "w8a8_fp8"}) {
+    formats.push_back(ExpertFormat::Uniform(scheme(name), /*hadamard=*/true));
+  }
+  formats.push_back({scheme("w8a8"), scheme("w4a8_g128"), scheme("bf16"), /*hadamard=*/true});
   return formats;
 }
 
 std::string NameOf(const ExpertFormat& format) {
-  return format.gate.Name() + " " + format.up.Name() + " " + format.down.Name();
+  return format.gate.Name() + " " + format.up.Name() + " " + format.down.Name() +
+         (format.hadamard ? " hadamard" : "");
 }
 
 TEST_CASE("every scheme agrees with the oracle in every kernel set") {

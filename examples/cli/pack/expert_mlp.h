@@ -1,0 +1,44 @@
+// One expert in plain fp32, for work on many of its tokens at once.
+#ifndef MOERT_EXAMPLES_CLI_PACK_EXPERT_MLP_H_
+#define MOERT_EXAMPLES_CLI_PACK_EXPERT_MLP_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "base/thread_pool.h"
+#include "examples/host/aligned.h"
+#include "format/checkpoint_experts.h"
+#include "moert/model.h"
+#include "moert/scheme.h"
+
+namespace moert::cli {
+
+using Floats = host::AlignedVector<float>;
+
+/// Row-major fp32 matrices: gate and up [intermediate, hidden], down [hidden, intermediate].
+struct ExpertMatrices {
+  std::vector<float> gate, up, down;
+};
+
+/// InvalidArgument, naming the matrix, if a weight is not finite.
+absl::Status WidenExpert(const ExpertWeights& weights, ExpertMatrices* out);
+/// The weights a record stands for, in the domain they are stored in (docs/layout.md: Hadamard).
+absl::Status UnpackExpert(const RecordLayout& layout, const std::byte* record, ExpertMatrices* out);
+
+/// y = x w^T; w: [out, in], x: [rows, in]. `pool` is borrowed; one of a single thread works inside
+/// a job of another.
+void MatMul(ThreadPool* pool, absl::Span<const float> w, int64_t out, int64_t in, const float* x,
+            int64_t rows, float* y);
+
+/// h = act(x gate^T) * (x up^T), [rows, intermediate].
+Floats GluForward(ThreadPool* pool, const MoeLayerSpec& layer, const std::vector<float>& gate,
+                  const std::vector<float>& up, const float* x, int64_t rows);
+
+/// Rows of a [*, columns] matrix, one behind the other.
+Floats GatherRows(const float* from, int64_t columns, absl::Span<const int32_t> rows);
+
+}  // namespace moert::cli
+
+#endif  // MOERT_EXAMPLES_CLI_PACK_EXPERT_MLP_H_

@@ -1,0 +1,97 @@
+#include "examples/cli/pack/expert_quantizer.h"
+
+#include <fmt/format.h>
+
+#include "base/status_macros.h"
+#include "quant/gptq.h"
+#include "quant/hadamard.h"
+#include "quant/hqq.h"
+#include "quant/packing.h"
+#include "quant/rtn.h"
+
+namespace moert::cli {
+namespace {
+
+/// One matrix of an expert by GPTQ, or by HQQ without a factor.
+absl::Status Encode(const MatrixLayout& layout, const absl::StatusOr<GptqFactor>& factor,
+                    const std::vector<float>& weights, std::byte* record, GptqOutcome* outcome) {
+  if (layout.scheme.is_bf16()) return PackMatrixBf16(layout, weights, record);
+  if (factor.ok()) {
+    const absl::StatusOr<QuantizedMatrix> q = QuantizeGptq(layout, weights, *factor);
+    if (q.ok()) {
+      ++outcome->gptq_matrices;
+      return PackMatrix(layout, *q, record);
+    }
+  }
+  ++outcome->fallback_matrices;
+  return EncodeMatrix(layout, QuantMethod::kHqq, weights, record);
+}
+
+absl::StatusOr<GptqFactor> FactorOf(absl::Span<const float> x, int64_t k,
+                                    absl::Span<const float> token_weights) {
+  if (static_cast<int64_t>(token_weights.size()) < MinimumTokens(k)) {
+    return absl::FailedPreconditionError("too few tokens");
+  }
+  InputMoments moments(k);
+  MOERT_RETURN_IF_ERROR(moments.Add(x, token_weights));
+  return FactorMoments(moments, GptqOptions());
+}
+
+}  // namespace
+
+absl::StatusOr<QuantMethod> ParseMethod(const std::string& name) {
+  if (name == "rtn") return QuantMethod::kRtn;
+  if (name == "hqq") return QuantMethod::kHqq;
+  if (name == "gptq") return QuantMethod::kGptq;
+  return absl::InvalidArgumentError(
+      fmt::format("\"{}\" is no method; legal are rtn, hqq and gptq", name));
+}
+
+absl::Status EncodeMatrix(const MatrixLayout& layout, QuantMethod method,
+                          absl::Span<const float> weights, std::byte* record) {
+  if (layout.scheme.is_bf16()) return PackMatrixBf16(layout, weights, record);
+  return PackMatrix(
+      layout,
+      method == QuantMethod::kRtn ? QuantizeRtn(layout, weights) : QuantizeHqq(layout, weights),
+      record);
+}
+
+absl::StatusOr<GptqOutcome> EncodeExpertGptq(const MoeLayerSpec& layer, const RecordLayout& layout,
+                                             ExpertMatrices weights, Floats* x,
+                                             absl::Span<const float> token_weights,
+                                             ThreadPool* pool, std::byte* record) {
+  const int64_t rows = static_cast<int64_t>(token_weights.size());
+  if (layout.format.hadamard) {
+    ApplyHadamard(layer.intermediate, layer.hidden, weights.gate.data());
+    ApplyHadamard(layer.intermediate, layer.hidden, weights.up.data());
+    ApplyHadamard(layer.hidden, layer.intermediate, weights.down.data());
+    ApplyHadamard(rows, layer.hidden, x->data());
+  }
+  GptqOutcome outcome;
+  outcome.tokens = rows;
+  const auto inputs = FactorOf(*x, layer.hidden, token_weights);
+  MOERT_RETURN_IF_ERROR(Encode(layout.gate, inputs, weights.gate, record, &outcome));
+  MOERT_RETURN_IF_ERROR(Encode(layout.up, inputs, weights.up, record, &outcome));
+  MOERT_RETURN_IF_ERROR(UnpackMatrix(layout.gate, record, &weights.gate));
+  MOERT_RETURN_IF_ERROR(UnpackMatrix(layout.up, record, &weights.up));
+  Floats h = GluForward(pool, layer, weights.gate, weights.up, x->data(), rows);
+  if (layout.format.hadamard) ApplyHadamard(rows, layer.intermediate, h.data());
+  MOERT_RETURN_IF_ERROR(Encode(layout.down, FactorOf(h, layer.intermediate, token_weights),
+                               weights.down, record, &outcome));
+  return outcome;
+}
+
+absl::StatusOr<Floats> ForwardRecord(const MoeLayerSpec& layer, const RecordLayout& layout,
+                                     const std::byte* record, Floats* x, int64_t rows,
+                                     ThreadPool* pool) {
+  ExpertMatrices weights;
+  MOERT_RETURN_IF_ERROR(UnpackExpert(layout, record, &weights));
+  if (layout.format.hadamard) ApplyHadamard(rows, layer.hidden, x->data());
+  Floats h = GluForward(pool, layer, weights.gate, weights.up, x->data(), rows);
+  if (layout.format.hadamard) ApplyHadamard(rows, layer.intermediate, h.data());
+  Floats y(static_cast<size_t>(rows * layer.hidden));
+  MatMul(pool, weights.down, layer.hidden, layer.intermediate, h.data(), rows, y.data());
+  return y;
+}
+
+}  // namespace moert::cli

@@ -1,0 +1,58 @@
+// Quantizing one expert: from its weights, and from the inputs it sees if there are any, to a
+// record.
+#ifndef MOERT_EXAMPLES_CLI_PACK_EXPERT_QUANTIZER_H_
+#define MOERT_EXAMPLES_CLI_PACK_EXPERT_QUANTIZER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/thread_pool.h"
+#include "examples/cli/pack/calibration_stream.h"
+#include "examples/cli/pack/expert_mlp.h"
+#include "format/checkpoint_experts.h"
+#include "moert/model.h"
+#include "moert/scheme.h"
+#include "quant/quantized_matrix.h"
+
+namespace moert::cli {
+
+enum class QuantMethod { kRtn, kHqq, kGptq };
+absl::StatusOr<QuantMethod> ParseMethod(const std::string& name);
+
+/// Fewer tokens than this say too little about the moments of k inputs: HQQ, which needs none, is
+/// better then (docs/quality.md).
+constexpr int64_t MinimumTokens(int64_t k) { return k / 4 > 512 ? k / 4 : 512; }
+
+/// RTN or HQQ. weights: row-major [rows, k], finite.
+absl::Status EncodeMatrix(const MatrixLayout& layout, QuantMethod method,
+                          absl::Span<const float> weights, std::byte* record);
+
+/// What GPTQ did with an expert.
+struct GptqOutcome {
+  int64_t tokens = 0;
+  int gptq_matrices = 0;
+  int fallback_matrices = 0;
+};
+
+/// GPTQ with the moments of the inputs it is given, each token weighted by its router weight; where
+/// they are too few, or cannot be factored, HQQ. Down sees what the quantized gate and up make of
+/// the inputs. x: the expert's tokens [rows, hidden], overwritten if the format is a Hadamard one.
+/// `pool` has a single thread: the caller is a job of another.
+absl::StatusOr<GptqOutcome> EncodeExpertGptq(const MoeLayerSpec& layer, const RecordLayout& layout,
+                                             ExpertMatrices weights, Floats* x,
+                                             absl::Span<const float> token_weights,
+                                             ThreadPool* pool, std::byte* record);
+
+/// What the expert of a record makes of x [rows, hidden]: [rows, hidden]. x is overwritten if the
+/// format is a Hadamard one.
+absl::StatusOr<Floats> ForwardRecord(const MoeLayerSpec& layer, const RecordLayout& layout,
+                                     const std::byte* record, Floats* x, int64_t rows,
+                                     ThreadPool* pool);
+
+}  // namespace moert::cli
+
+#endif  // MOERT_EXAMPLES_CLI_PACK_EXPERT_QUANTIZER_H_

@@ -1,0 +1,58 @@
+// The MoE blocks of a model for calibration: routing, and experts that are processed many at a
+// time.
+#ifndef MOERT_EXAMPLES_CLI_PACK_MOE_BLOCK_H_
+#define MOERT_EXAMPLES_CLI_PACK_MOE_BLOCK_H_
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/thread_pool.h"
+#include "examples/cli/pack/calibration_stream.h"
+#include "examples/cli/pack/expert_mlp.h"
+#include "format/checkpoint_experts.h"
+#include "moert/router.h"
+
+namespace moert::cli {
+
+class MoeBlocks {
+ public:
+  /// Reads the constants of all layers. Borrows its arguments.
+  static absl::StatusOr<std::unique_ptr<MoeBlocks>> Create(const CheckpointExperts* experts,
+                                                           ThreadPool* pool);
+
+  /// One expert's part: x are its tokens' inputs, to be turned into its outputs (both [rows,
+  /// hidden]). Runs on any thread, `single` being a pool of one thread for its products.
+  using ExpertJob = absl::FunctionRef<absl::Status(int expert, const ExpertRows& tokens, Floats* x,
+                                                   ThreadPool* single)>;
+  /// Called in ascending order of experts when an expert's job is done.
+  using ExpertDone = absl::FunctionRef<absl::Status(int expert)>;
+
+  /// Brings `stream` to the block of `layer`, runs `job` for every expert (also those without
+  /// tokens), and adds the block's output, shared experts included, to the stream. The same bits
+  /// whatever the number of threads.
+  absl::Status Run(int layer, CalibrationStream* stream, ExpertJob job, ExpertDone done);
+
+  const LayerConstants& constants(int layer) const {
+    return constants_[static_cast<size_t>(layer)];
+  }
+  ThreadPool* pool() const { return pool_; }
+
+ private:
+  MoeBlocks(const CheckpointExperts* experts, ThreadPool* pool) : experts_(experts), pool_(pool) {}
+  absl::Status AddShared(int layer, const float* inputs, int64_t rows, float* residual) const;
+
+  const CheckpointExperts* const experts_;
+  ThreadPool* const pool_;
+  std::vector<LayerConstants> constants_;
+  std::vector<std::unique_ptr<ThreadPool>> single_;  // by worker
+  std::unique_ptr<Router> router_;
+  RoutingResult routing_;
+};
+
+}  // namespace moert::cli
+
+#endif  // MOERT_EXAMPLES_CLI_PACK_MOE_BLOCK_H_
