@@ -635,6 +635,16 @@ typedef struct moert_step_info {
   int64_t rows; /* tokens of every layer call of this step */
   moert_phase phase;
   int32_t reserved0;
+  void *user_data;
+  /* Resident-forward prediction, for prefetch policies that want it (importance), in decode steps on
+   * the CPU backend; NULL: not offered, and the next layer's gate on this layer's input predicts.
+   * `partial`: [rows, hidden] f32, the output of `layer` as far as its experts were present, shared
+   * ones included. `next_input`: [rows, hidden of layer + 1] f32, to be filled with what that layer's
+   * input would be if this were the whole output: the host adds it to its residual stream and runs
+   * what lies between, attention over its KV cache included, without lasting effect. Anything but
+   * MOERT_OK: cannot tell. Called on the thread that computes the layer call. */
+  moert_code (*predict_next)(void *user_data, int32_t layer, const float *partial, int64_t rows,
+                             float *next_input);
 } moert_step_info;
 
 /* Default: decode of one row. */
@@ -794,6 +804,13 @@ typedef struct moert_stats {
   int64_t host_syncs;
   int32_t prefetch_disabled;
   int32_t graph_captured;
+  int64_t prefetch_active;    /* of the issued ones, used by the routing they were for */
+  int64_t prefetch_top_score; /* ... and top-score in it (expert-cache rule) */
+  int64_t predictions_resident_forward; /* layer calls predicted by moert_step_info.predict_next */
+  int64_t predictions_next_gate;        /* ... by the next layer's gate alone */
+  int64_t prefetch_cancelled;           /* queued, and the true routing came first */
+  int64_t prefetch_recalled_in_window;  /* of prefetch_recalled: present, coming or admitted */
+  int64_t prefetch_disabled_steps;      /* decode steps with prefetch off because it did not pay */
 } moert_stats;
 
 MOERT_API void moert_stats_init(moert_stats *stats, uint64_t size);

@@ -123,6 +123,9 @@ class HostPrefetch final : public PrefetchPolicy, Adapter {
   bool wants_next_gate() const override {
     return c().wants_next_gate != 0 || (fallback_ != nullptr && fallback_->wants_next_gate());
   }
+  bool wants_resident_forward() const override {
+    return fallback_ != nullptr && fallback_->wants_resident_forward();
+  }
   void Observe(const PolicyContext& context, const RoutingView& routing) override {
     if (fallback_ != nullptr) fallback_->Observe(context, routing);
   }
@@ -235,6 +238,11 @@ class HostPrecision final : public PrecisionPolicy, Adapter {
       : Adapter(std::move(host)), fallback_(std::move(fallback)) {}
   absl::string_view name() const override { return "host"; }
 
+  std::vector<ExpertKey> Initial(const MoeModelSpec& model,
+                                 absl::Span<const int32_t> high_capacity) override {
+    return fallback_ == nullptr ? std::vector<ExpertKey>{}
+                                : fallback_->Initial(model, high_capacity);
+  }
   PrecisionDecision Decide(const PrecisionSnapshot& snapshot) override {
     moert_precision_snapshot s{};
     s.struct_size = sizeof(s);

@@ -49,6 +49,13 @@ moert_stats ToC(const EngineStats& s) {
   c.host_syncs = s.host_syncs;
   c.prefetch_disabled = s.prefetch_disabled;
   c.graph_captured = s.graph_captured;
+  c.prefetch_active = s.prefetch_active;
+  c.prefetch_top_score = s.prefetch_top_score;
+  c.predictions_resident_forward = s.predictions_resident_forward;
+  c.predictions_next_gate = s.predictions_next_gate;
+  c.prefetch_cancelled = s.prefetch_cancelled;
+  c.prefetch_recalled_in_window = s.prefetch_recalled_in_window;
+  c.prefetch_disabled_steps = s.prefetch_disabled_steps;
   return c;
 }
 

@@ -52,6 +52,14 @@ moert_code moert_step_begin(moert_engine* engine, const moert_step_info* info,
     cpp.rows = checked.rows;
     const size_t rows = static_cast<size_t>(checked.rows);
     if (request_ids != nullptr) cpp.request_ids = absl::MakeConstSpan(request_ids, rows);
+    if (checked.predict_next != nullptr) {
+      cpp.predict_next = [predict = checked.predict_next,
+                          user = checked.user_data](const moert::PartialOutput& partial) {
+        return predict(user, partial.layer, static_cast<const float*>(partial.output.data),
+                       partial.output.rows,
+                       static_cast<float*>(partial.next_input.data)) == MOERT_OK;
+      };
+    }
     if (positions != nullptr) cpp.positions = absl::MakeConstSpan(positions, rows);
     auto handle = std::make_unique<moert_step>();
     handle->state = engine->state;

@@ -12,6 +12,12 @@ absl::Status EngineRunner::BeginStep(StepPhase phase, absl::Span<const int64_t> 
   info.request_ids = request_ids;
   info.positions = positions;
   info.stream = stream();
+  if (predict_ != nullptr) {
+    info.predict_next = [predict = predict_](const PartialOutput& partial) {
+      return predict(partial.layer, static_cast<const float*>(partial.output.data),
+                     static_cast<float*>(partial.next_input.data));
+    };
+  }
   MOERT_ASSIGN_OR_RETURN(step_, engine_->BeginStep(info));
   return absl::OkStatus();
 }

@@ -3,6 +3,7 @@
 #define MOERT_EXAMPLES_HOST_ENGINE_RUNNER_H_
 
 #include <cstdint>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "examples/host/moe_runner.h"
@@ -19,6 +20,7 @@ class EngineRunner : public MoeRunner {
                          absl::Span<const int32_t> positions) override;
   absl::Status Forward(int moe_layer, const float* x, int64_t rows, float* out) override;
   absl::Status EndStep() override;
+  void OfferPrediction(PredictNext predict) override { predict_ = std::move(predict); }
   int64_t max_rows() const override { return max_rows_; }
   double NowMs() const override { return static_cast<double>(engine_->now_ns()) * 1e-6; }
 
@@ -30,6 +32,7 @@ class EngineRunner : public MoeRunner {
  private:
   Engine* const engine_;
   const int64_t max_rows_;
+  PredictNext predict_;
   StepId step_ = 0;
 };
 

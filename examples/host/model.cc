@@ -103,8 +103,13 @@ absl::Status Decoder::Step(StepPhase phase, absl::Span<const SequenceInput> inpu
   normed_.resize(rows * config_.hidden_size);
   delta_.resize(rows * config_.hidden_size);
 
-  MOERT_RETURN_IF_ERROR(moe_->BeginStep(phase, request_ids, positions));
-  absl::Status status = RunLayers(groups, rows);
+  moe_->OfferPrediction([this](int moe_layer, const float* partial, float* next_input) {
+    return PredictNext(moe_layer, partial, next_input);
+  });
+  absl::Status status = moe_->BeginStep(phase, request_ids, positions);
+  moe_->OfferPrediction(nullptr);
+  MOERT_RETURN_IF_ERROR(status);
+  status = RunLayers(groups, rows);
   status.Update(moe_->EndStep());
   MOERT_RETURN_IF_ERROR(status);
 
@@ -114,7 +119,37 @@ absl::Status Decoder::Step(StepPhase phase, absl::Span<const SequenceInput> inpu
   return absl::OkStatus();
 }
 
+bool Decoder::PredictNext(int moe_layer, const float* partial, float* next_input) {
+  predicted_residual_ = residual_;
+  predicted_normed_.resize(residual_.size());
+  predicted_delta_.resize(residual_.size());
+  const auto add = [&](const float* delta) {
+    for (size_t i = 0; i < residual_.size(); ++i) predicted_residual_[i] += delta[i];
+  };
+  add(partial);
+  size_t i = 0;
+  while (layers_[i].moe_layer != moe_layer) ++i;
+  for (++i; i < layers_.size(); ++i) {
+    Layer& layer = layers_[i];
+    layer.attention_norm.Forward(pool_, predicted_residual_.data(), rows_,
+                                 predicted_normed_.data());
+    layer.attention.Forward(pool_, groups_, predicted_normed_.data(), rows_,
+                            predicted_delta_.data());
+    add(predicted_delta_.data());
+    if (layer.moe_layer >= 0) {
+      layer.mlp_norm.Forward(pool_, predicted_residual_.data(), rows_, next_input);
+      return true;
+    }
+    layer.mlp_norm.Forward(pool_, predicted_residual_.data(), rows_, predicted_normed_.data());
+    layer.mlp.Forward(pool_, predicted_normed_.data(), rows_, predicted_delta_.data());
+    add(predicted_delta_.data());
+  }
+  return false;
+}
+
 absl::Status Decoder::RunLayers(absl::Span<const RowGroup> groups, int64_t rows) {
+  groups_ = groups;
+  rows_ = rows;
   const auto add_delta = [&] {
     for (size_t i = 0; i < delta_.size(); ++i) residual_[i] += delta_[i];
   };

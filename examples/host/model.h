@@ -76,6 +76,10 @@ class Decoder {
   Decoder(const HfConfig& config, ThreadPool* pool, MoeRunner* moe);
   absl::Status CheckInputs(absl::Span<const SequenceInput> inputs) const;
   absl::Status RunLayers(absl::Span<const RowGroup> groups, int64_t rows);
+  /// Resident-forward prediction: from a part of the output of the MoE block that is being computed
+  /// to what the next MoE block's input would then be. The keys and values it stores on the way are
+  /// overwritten by the true pass.
+  bool PredictNext(int moe_layer, const float* partial, float* next_input);
 
   const HfConfig config_;
   ThreadPool* const pool_;
@@ -87,6 +91,10 @@ class Decoder {
   std::vector<Layer> layers_;
 
   AlignedVector<float> residual_, normed_, delta_;  // [rows, hidden]
+  // Of the step that runs, for PredictNext.
+  absl::Span<const RowGroup> groups_;
+  int64_t rows_ = 0;
+  AlignedVector<float> predicted_residual_, predicted_normed_, predicted_delta_;
 };
 
 }  // namespace moert::host

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
@@ -27,6 +28,13 @@ class MoeRunner {
   virtual absl::Status Forward(int moe_layer, const float* x, int64_t rows, float* out) = 0;
   /// Called after every successful BeginStep, also when a Forward failed.
   virtual absl::Status EndStep() = 0;
+
+  /// Predicts the input of MoE layer `moe_layer` + 1 from a part of this one's output; both dense
+  /// fp32 [rows, hidden]. False: cannot.
+  using PredictNext = std::function<bool(int moe_layer, const float* partial, float* next_input)>;
+  /// Offered for the steps that begin after, until another or null is; called during Forward of
+  /// these. A runner may have no use for it.
+  virtual void OfferPrediction(PredictNext predict) {}
 
   /// Most rows that one step may have.
   virtual int64_t max_rows() const = 0;

@@ -14,6 +14,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -31,6 +32,22 @@
 
 namespace moert {
 
+/// What is known of a layer's output while its missing experts are still on their way.
+struct PartialOutput {
+  int layer = 0;  // an MoE layer, not the last
+  /// [rows, hidden] fp32: the shared experts and those routed ones that were present, weighted.
+  MatrixView output;
+  /// [rows, hidden of MoE layer + 1] fp32, to be filled: what the input of that layer would be if
+  /// this were the whole output.
+  MutableMatrixView next_input;
+};
+/// Resident-forward prediction (importance paper Sec. 5.2): adds the partial output to the residual
+/// stream and runs what lies between this MoE block and the next one, attention over the KV cache
+/// included, without lasting effect: the true pass comes later and overwrites. False: cannot tell,
+/// and the next layer's gate on this layer's input predicts instead. Called by the thread of the
+/// layer call, with the engine locked: must not call the engine.
+using PredictNext = std::function<bool(const PartialOutput&)>;
+
 /// One pass over all MoE layers (design "The step"). Spans are copied.
 struct StepInfo {
   Phase phase = Phase::kPrefill;
@@ -38,6 +55,9 @@ struct StepInfo {
   absl::Span<const int64_t> request_ids;  // [rows] or empty
   absl::Span<const int32_t> positions;    // [rows] or empty
   void* stream = nullptr;  // CUDA backend: the cudaStream_t that orders the step's calls
+  /// Offers resident-forward prediction to prefetch policies that want it. Decode steps of the CPU
+  /// backend use it; a device's partial output would have to wait for the device. May be null.
+  PredictNext predict_next;
 };
 
 /// Identifies an open step; never reused within an engine.

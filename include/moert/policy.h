@@ -64,6 +64,16 @@ enum class RoutingRuleKind : int32_t {
   kExpertCache = 1,  // Algorithm 1 of the importance paper, against the residency table
 };
 
+/// Who takes a replaceable slot. Only kBestScore is the paper's rule; the others decide which slots
+/// are replaced exactly as it does, and are there to be compared with it
+/// (docs/quality-importance.md).
+enum class SubstituteChoice : int32_t {
+  kBestScore = 0,
+  kRandom = 1,       // any inactive expert at hand, drawn by a fixed hash
+  kNearestGate = 2,  // the inactive expert at hand whose gate row is closest (cosine)
+  kSkip = 3,         // nobody: the slot weighs nothing
+};
+
 struct RoutingRule {
   RoutingRuleKind kind = RoutingRuleKind::kTopK;
   // kExpertCache only:
@@ -77,6 +87,7 @@ struct RoutingRule {
   // Weights of a token with substitutes: true, every expert its own gate score, then the model's
   // normalization and scaling; false, a substitute gets what the expert it displaces had.
   bool own_score_weights = true;
+  SubstituteChoice substitute = SubstituteChoice::kBestScore;
 };
 
 class RoutingPolicy {
@@ -96,7 +107,8 @@ struct PrefetchSnapshot {
   PolicyContext context;  // layer = the layer whose routing just became known
   int target_layer = 0;   // the layer predictions are wanted for (context.layer + 1, or 0 on wrap)
   RoutingView routing;
-  absl::Span<const float> predicted_scores;  // [T, E'] of the next layer's gate, or empty
+  absl::Span<const float> predicted_scores;  // [T, E'] of the next layer's gate, on this layer's
+                                             // input or on a predicted one, or empty
   LayerResidency target;
   int64_t window_ns = 0;    // until the target layer asks, stalls excluded: measured
   int64_t transfer_ns = 0;  // one expert of the target layer on the link: measured
@@ -114,6 +126,10 @@ class PrefetchPolicy {
   virtual absl::string_view name() const = 0;
   /// True when the router should also run the next layer's gate on this layer's input.
   virtual bool wants_next_gate() const { return false; }
+  /// True when the scores should come from the next layer's input as the host predicts it from this
+  /// layer's partial output, in decode steps that offer that (StepInfo::predict_next); in others
+  /// they come from the next layer's gate as above.
+  virtual bool wants_resident_forward() const { return false; }
   /// The experts to have in the fast tier for the target layer, best first, resident ones included
   /// (they are kept, not fetched again). The prefetcher admits what fits the compute window.
   virtual std::vector<PrefetchCandidate> Rank(const PrefetchSnapshot& snapshot) = 0;
@@ -210,6 +226,13 @@ class PrecisionPolicy {
  public:
   virtual ~PrecisionPolicy() = default;
   virtual absl::string_view name() const = 0;
+  /// Experts to be high from the start, where every expert is resident in one of two versions: at
+  /// most high_capacity[l] of layer l, which the first ones of the layer fill up. More than that,
+  /// repetitions and experts that the model does not have are refused at open. Asked once.
+  virtual std::vector<ExpertKey> Initial(const MoeModelSpec& model,
+                                         absl::Span<const int32_t> high_capacity) {
+    return {};
+  }
   virtual PrecisionDecision Decide(const PrecisionSnapshot& snapshot) { return {}; }
   /// The version (index into the strategy's versions, 0 = most bits) a load should bring.
   virtual int TransferVersion(const TransferSnapshot& snapshot) { return 0; }

@@ -1,7 +1,10 @@
 // Prefetcher: admits what a prefetch policy ranks, as far as it pays.
 //
 // Best first, as long as the transfers fit the window, the time until the target layer asks (Fate
-// Sec. 4.3: N = floor(T_window / T_io)); both times are measured and kept current. A prefetch never
+// Sec. 4.3: N = floor(T_window / T_io)); both times are measured and kept current. Where not even
+// one fits, as for large experts on a slow link, the best one is started all the same if such
+// predictions have been right often enough: it will be late, and earlier than on demand. A prefetch
+// never
 // goes ahead of a demand load, is forgotten when the true routing arrives and it has not started,
 // takes blocks from its own layer or the transient ones only, and replaces none that the same
 // prediction ranks higher. Decode steps without prefetch are tried now and then; when they win,
@@ -37,6 +40,7 @@ class Prefetcher {
   ~Prefetcher();
 
   bool wants_next_gate(Phase phase) const;
+  bool wants_resident_forward(Phase phase) const;
   /// [L], in decode steps: kept current; zeros while there is no prefetch. Valid as long as this.
   absl::Span<const PrefetchOutlook> outlook() const { return outlook_; }
 
@@ -58,6 +62,8 @@ class Prefetcher {
   bool Prefetching(Phase phase) const;
   void Admit(const PolicyContext& context, const std::vector<PrefetchCandidate>& ranked,
              int64_t window_ns);
+  /// Whether one transfer that is longer than the window is worth its start.
+  bool LatePays(int64_t transfer_ns, int64_t window_ns) const;
   /// A block from those ranked lower, the lowest first, if need be.
   bool StartLoad(const PolicyContext& context, size_t rank);
 
@@ -73,6 +79,8 @@ class Prefetcher {
   int64_t step_begin_ns_ = 0;  // routing of its first layer
   int64_t routed_stalled_ns_ = 0;
   int predicted_layer_ = -1;
+  int first_missing_ = -1;  // the best of predicted_layer_ that was absent, admitted or not; or -1
+  double precision_ = 0.8;  // share of these that the routing used: a guess, then measured
   std::vector<uint8_t> predicted_;                   // [E] of predicted_layer_
   std::vector<Ranked> ranked_;                       // scratch
   std::vector<PrefetchOutlook> measured_, outlook_;  // [L]; outlook_: zeros while it is off

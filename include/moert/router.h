@@ -59,6 +59,9 @@ class Router {
                      const LayerResidency& residency, absl::Span<const int64_t> request_ids,
                      bool next_gate, RoutingResult* result);
 
+  /// Scores of all experts of a layer on x: [tokens, hidden] fp32, into scores: [tokens, E].
+  absl::Status Score(int layer, const float* x, int64_t tokens, std::vector<float>* scores);
+
   /// The largest substituted shares of slots and of mass that any request reached.
   double worst_slot_share() const;
   double worst_mass_share() const;

@@ -44,8 +44,12 @@ struct EngineStats {
   int64_t prefetch_predicted = 0;           // experts of layers that a prediction was made for...
   int64_t prefetch_recalled = 0;            // ...and that were in it
   int64_t prefetch_recalled_in_window = 0;  // ...and present, on their way or admitted
-  bool prefetch_disabled = false;           // it did not pay, in decode steps
-  int64_t prefetch_disabled_steps = 0;      // decode steps since that ran with this verdict
+  // Layer calls whose experts were predicted, by what: the host's prediction of the input
+  // (StepInfo::predict_next), or the gate on the input of the layer before.
+  int64_t predictions_resident_forward = 0;
+  int64_t predictions_next_gate = 0;
+  bool prefetch_disabled = false;       // it did not pay, in decode steps
+  int64_t prefetch_disabled_steps = 0;  // decode steps since that ran with this verdict
 
   // Routing (slots are token x k).
   int64_t slots = 0;

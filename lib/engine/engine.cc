@@ -65,6 +65,10 @@ absl::StatusOr<int64_t> ConstantBytes(const MoeModelSpec& model) {
   return bytes;
 }
 
+bool WantsForward(const Strategy& strategy) {
+  return strategy.prefetch != nullptr && strategy.prefetch->wants_resident_forward();
+}
+
 /// Objects whose sizes a plan needs; a created engine goes on with them.
 struct Blueprint {
   Strategy strategy;
@@ -133,7 +137,8 @@ absl::StatusOr<Blueprint> MakeBlueprint(const ExpertSource& source, const Engine
   if (b.strategy.serving == Serving::kHotSet) plan.spare = b.strategy.transitions.spare;
   MOERT_ASSIGN_OR_RETURN(plan.constant_bytes, ConstantBytes(model));
   plan.table_bytes = plan.total_experts * ExpertStore::kBytesPerExpert;
-  plan.workspace_bytes = gemm_bytes + LayerRunner::WorkspaceBytes(model, tokens) +
+  plan.workspace_bytes = gemm_bytes +
+                         LayerRunner::WorkspaceBytes(model, tokens, WantsForward(b.strategy)) +
                          2 * tokens * hidden * 4 + options.io_threads * source.scratch_bytes();
   if (b.backend != nullptr) plan.workspace_bytes = b.backend->WorkspaceBytes(model, tokens);
   MOERT_RETURN_IF_ERROR(ApplyBudget(options.budget, b.strategy, model, &plan));
@@ -196,6 +201,7 @@ class EngineImpl final : public Engine {
     int64_t begin_ns = 0;
     std::vector<int64_t> request_ids;
     void* stream = nullptr;
+    PredictNext predict_next;
     std::shared_ptr<std::atomic<bool>> cancelled;
     absl::Status status;
   };
@@ -473,6 +479,7 @@ absl::StatusOr<StepId> EngineImpl::BeginStep(const StepInfo& info) {
   if (manager_ != nullptr) manager_->AfterStepOpened(context);
   step.cancelled = std::make_shared<std::atomic<bool>>(false);
   step.stream = info.stream;
+  step.predict_next = info.predict_next;
   if (device_ != nullptr) {
     const absl::Status opened = device_->OpenStep(*store_, step.epoch, step.stream);
     if (!opened.ok()) {
@@ -570,6 +577,7 @@ absl::Status EngineImpl::RunLocked(StepId step_id, int layer, const MatrixView& 
                                                 routed,
                                                 step.begin_ns,
                                                 step.cancelled.get(),
+                                                &step.predict_next,
                                                 {layer, step.epoch, hidden, out, step.stream}},
                                                y_.data());
   if (status.ok()) {

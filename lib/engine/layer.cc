@@ -80,8 +80,9 @@ absl::Status LayerRunner::Route(const LayerCall& call) {
       parts_.strategy->routing ? parts_.strategy->routing->Rule(context) : RoutingRule{};
   const LayerResidency residency = parts_.store->Layer(context.layer);
   if (call.routed == nullptr) {
-    const bool next_gate = parts_.prefetcher->wants_next_gate(context.phase) ||
-                           (parts_.trace != nullptr && parts_.trace->wants_next_scores());
+    const bool next_gate =
+        (parts_.prefetcher->wants_next_gate(context.phase) && !WantsForward(call)) ||
+        (parts_.trace != nullptr && parts_.trace->wants_next_scores());
     MOERT_RETURN_IF_ERROR(parts_.device != nullptr
                               ? RouteOnDevice(call, rule, residency, next_gate)
                               : parts_.router->Route(context.layer, call.x, call.tokens, rule,
@@ -140,6 +141,8 @@ absl::Status LayerRunner::FetchAndMultiply(const LayerCall& call) {
   auto next = plan_.load.begin();
   bool first_wave = true;
   bool predicted = false;
+  bool forward = WantsForward(call);  // to be done, after the first wave
+  forward_predicted_ = false;
   absl::Status failure;
   while (true) {
     if (failure.ok() && call.cancelled->load(std::memory_order_relaxed)) {
@@ -159,13 +162,17 @@ absl::Status LayerRunner::FetchAndMultiply(const LayerCall& call) {
       ++next;
     }
     const bool all_queued = next == plan_.load.end();
-    if (all_queued && !predicted) {
+    if (all_queued && !predicted && !forward) {
+      CountPrediction(call);
       parts_.prefetcher->Predict(context, routing_, parts_.clock->now_ns());
       predicted = true;
     }
     if (first_wave || !wave_.empty()) {
-      const absl::Status status = Multiply(call, first_wave);
+      const std::vector<int32_t> computed = forward ? wave_ : std::vector<int32_t>{};
+      absl::Status status = Multiply(call, first_wave);
       first_wave = false;
+      if (status.ok() && forward) status = PredictForward(call, computed);
+      forward = false;
       if (failure.ok()) failure = status;
       continue;
     }
@@ -324,21 +331,79 @@ void LayerRunner::CollectRoutings() {
   }
 }
 
+float LayerRunner::SharedWeight(const LayerCall& call, int64_t t) const {
+  const std::vector<float>& gate = (*parts_.constants)[call.context.layer].shared_gate;
+  if (gate.empty()) return 1;
+  const int64_t hidden = static_cast<int64_t>(gate.size());
+  double dot = 0;
+  for (int64_t i = 0; i < hidden; ++i) dot += call.x[t * hidden + i] * gate[i];
+  return static_cast<float>(1 / (1 + std::exp(-dot)));
+}
+
+bool LayerRunner::WantsForward(const LayerCall& call) const {
+  if (call.predict_next == nullptr || *call.predict_next == nullptr) return false;
+  if (call.context.phase != Phase::kDecode || parts_.simulate || parts_.device != nullptr ||
+      partial_.size() == 0 || call.context.layer + 1 == parts_.model->num_layers() ||
+      !parts_.prefetcher->wants_resident_forward(call.context.phase)) {
+    return false;
+  }
+  // It costs the host an attention: not for a layer that has everything.
+  const LayerResidency next = parts_.store->Layer(call.context.layer + 1);
+  return std::any_of(next.resident.begin(), next.resident.end(), [](uint8_t r) { return r == 0; });
+}
+
+absl::Status LayerRunner::PredictForward(const LayerCall& call,
+                                         absl::Span<const int32_t> computed) {
+  const int layer = call.context.layer;
+  const int64_t tokens = call.tokens;
+  const int64_t hidden = parts_.model->layers[layer].hidden;
+  const int64_t next_hidden = parts_.model->layers[layer + 1].hidden;
+  const int k = routing_.top_k;
+  const int64_t begin_ns = parts_.clock->now_ns();
+  computed_.assign(routing_.num_experts, 0);
+  for (const int32_t e : computed) computed_[e] = 1;
+  for (int64_t t = 0; t < tokens; ++t) {
+    float* row = partial_.data() + t * hidden;
+    const bool shared = parts_.shared_records[layer] != nullptr;
+    const float shared_weight = shared ? SharedWeight(call, t) : 0;
+    const float* of_shared = slots_.data() + (tokens * k + t) * hidden;
+    for (int64_t i = 0; i < hidden; ++i) row[i] = shared ? shared_weight * of_shared[i] : 0;
+    for (int j = 0; j < k; ++j) {
+      if (!computed_[routing_.ids[t * k + j]]) continue;
+      const float weight = routing_.weights[t * k + j];
+      const float* slot = slots_.data() + (t * k + j) * hidden;
+      for (int64_t i = 0; i < hidden; ++i) row[i] += weight * slot[i];
+    }
+  }
+  try {
+    forward_predicted_ =
+        (*call.predict_next)({layer,
+                              {partial_.data(), DType::kF32, tokens, hidden, hidden},
+                              {next_input_.data(), DType::kF32, tokens, next_hidden, next_hidden}});
+  } catch (...) {  // the host's
+    forward_predicted_ = false;
+  }
+  if (!forward_predicted_) ++parts_.stats->policy_fallbacks;
+  const absl::Status status = parts_.router->Score(
+      layer + 1, forward_predicted_ ? next_input_.data() : call.x, tokens, &routing_.next_scores);
+  Span(call, TimelineTrack::kLayers, "predict the next layer's input", begin_ns);
+  return status;
+}
+
+void LayerRunner::CountPrediction(const LayerCall& call) {
+  if (!parts_.prefetcher->wants_next_gate(call.context.phase) || routing_.next_scores.empty())
+    return;
+  ++(forward_predicted_ ? parts_.stats->predictions_resident_forward
+                        : parts_.stats->predictions_next_gate);
+}
+
 void LayerRunner::Combine(const LayerCall& call, float* out) {
   const int layer = call.context.layer;
   const int64_t tokens = call.tokens;
-  const float* x = call.x;
-  const MoeLayerSpec& spec = parts_.model->layers[layer];
-  const LayerConstants& constants = (*parts_.constants)[layer];
-  const int64_t hidden = spec.hidden;
+  const int64_t hidden = parts_.model->layers[layer].hidden;
   const int k = routing_.top_k;
   parts_.pool->Run(tokens, [&](int64_t t, int) {
-    float shared_weight = 1;
-    if (!constants.shared_gate.empty()) {
-      double dot = 0;
-      for (int64_t i = 0; i < hidden; ++i) dot += x[t * hidden + i] * constants.shared_gate[i];
-      shared_weight = static_cast<float>(1 / (1 + std::exp(-dot)));
-    }
+    const float shared_weight = SharedWeight(call, t);
     float* row = out + t * hidden;
     // In k order, whatever the order of arrival.
     const float* slot = slots_.data() + t * k * hidden;
@@ -354,7 +419,8 @@ void LayerRunner::Combine(const LayerCall& call, float* out) {
   });
 }
 
-int64_t LayerRunner::WorkspaceBytes(const MoeModelSpec& model, int64_t max_tokens) {
+int64_t LayerRunner::WorkspaceBytes(const MoeModelSpec& model, int64_t max_tokens,
+                                    bool resident_forward) {
   int64_t bytes = 0;
   for (const MoeLayerSpec& layer : model.layers) {
     const int64_t k = layer.routing.top_k;
@@ -362,7 +428,8 @@ int64_t LayerRunner::WorkspaceBytes(const MoeModelSpec& model, int64_t max_token
     // Slots; ids, weights and two groupings of each pair; scores of this and the next layer,
     // logits.
     bytes = std::max(bytes, slot_rows * layer.hidden * 4 + max_tokens * k * 16 + max_tokens * 8 +
-                                max_tokens * int64_t{model.max_experts()} * 12);
+                                max_tokens * int64_t{model.max_experts()} * 12 +
+                                (resident_forward ? 2 * max_tokens * layer.hidden * 4 : 0));
   }
   return bytes;
 }
@@ -374,7 +441,15 @@ LayerRunner::LayerRunner(const LayerParts& parts, int64_t max_tokens)
   for (const MoeLayerSpec& layer : parts.model->layers) {
     slot_floats = std::max(slot_floats, max_tokens * (layer.routing.top_k + 1) * layer.hidden);
   }
-  if (!parts.simulate && parts.device == nullptr) slots_ = AlignedBuffer<float>(slot_floats);
+  if (parts.simulate || parts.device != nullptr) return;
+  slots_ = AlignedBuffer<float>(slot_floats);
+  if (parts.strategy->prefetch == nullptr || !parts.strategy->prefetch->wants_resident_forward()) {
+    return;
+  }
+  int64_t hidden = 0;
+  for (const MoeLayerSpec& layer : parts.model->layers) hidden = std::max(hidden, layer.hidden);
+  partial_ = AlignedBuffer<float>(max_tokens * hidden);
+  next_input_ = AlignedBuffer<float>(max_tokens * hidden);
 }
 
 }  // namespace moert

@@ -59,6 +59,7 @@ struct LayerCall {
   const RoutedInput* routed = nullptr;  // null: routed by the gate
   int64_t step_begin_ns = 0;
   const std::atomic<bool>* cancelled = nullptr;  // becomes true when nobody wants the output
+  const PredictNext* predict_next = nullptr;     // of the step; null: not offered
   DeviceCall device;  // where a device executes; x and out are then unused
 };
 
@@ -70,8 +71,10 @@ class LayerRunner {
   /// out: [tokens, hidden] fp32, contiguous; may be call.x.
   absl::Status Forward(LayerCall call, float* out);
 
-  /// Bytes of workspace for max_tokens rows of any layer, MixedGroupGemm's own excluded.
-  static int64_t WorkspaceBytes(const MoeModelSpec& model, int64_t max_tokens);
+  /// Bytes of workspace for max_tokens rows of any layer, MixedGroupGemm's own excluded;
+  /// `resident_forward`: with the two matrices that it exchanges with the host.
+  static int64_t WorkspaceBytes(const MoeModelSpec& model, int64_t max_tokens,
+                                bool resident_forward);
 
  private:
   absl::Status Route(const LayerCall& call);
@@ -80,6 +83,15 @@ class LayerRunner {
   void Combine(const LayerCall& call, float* out);
 
   absl::Status Multiply(const LayerCall& call, bool first);
+  /// What the shared expert's output of row t is multiplied with.
+  float SharedWeight(const LayerCall& call, int64_t t) const;
+  /// Whether the next layer's input shall be predicted from this call's partial output.
+  bool WantsForward(const LayerCall& call) const;
+  /// Has the host predict it, from the experts of the first wave: new next_scores. On the host's
+  /// refusal those of the next layer's gate.
+  absl::Status PredictForward(const LayerCall& call, absl::Span<const int32_t> computed);
+  /// Counts by what the prefetcher is about to predict.
+  void CountPrediction(const LayerCall& call);
   absl::Status RouteOnDevice(const LayerCall& call, const RoutingRule& rule,
                              const LayerResidency& residency, bool next_gate);
   /// The whole call with no host in the way, where nothing can be missing. False: the call has to
@@ -112,6 +124,9 @@ class LayerRunner {
   double recorded_bytes_ = 0;            // of all records it multiplied then
   std::vector<int32_t> all_tokens_;
   std::vector<int32_t> shared_rows_;
+  bool forward_predicted_ = false;             // next_scores come from the host's prediction
+  std::vector<uint8_t> computed_;              // [E]: of the first wave
+  AlignedBuffer<float> partial_, next_input_;  // [T, hidden]; empty unless the strategy wants them
   AlignedBuffer<float> slots_;  // [T * k + T, hidden]: routed outputs by slot, then shared ones
 };
 

@@ -57,6 +57,10 @@ bool Prefetcher::wants_next_gate(Phase phase) const {
   return Prefetching(phase) && policy_->wants_next_gate();
 }
 
+bool Prefetcher::wants_resident_forward(Phase phase) const {
+  return Prefetching(phase) && policy_->wants_resident_forward();
+}
+
 void Prefetcher::Resolve(const PolicyContext& context, const RoutingResult& routing) {
   if (policy_ == nullptr) return;
   routed_stalled_ns_ = StalledNs(*stats_);
@@ -70,6 +74,10 @@ void Prefetcher::Resolve(const PolicyContext& context, const RoutingResult& rout
   stats_->prefetch_cancelled += cancelled;
   stats_->prefetch_issued -= cancelled;
   if (predicted_layer_ != context.layer) return;
+  if (first_missing_ >= 0) {
+    constexpr double kWeight = 0.02;
+    precision_ += kWeight * ((routing.counts[first_missing_] > 0 ? 1.0 : 0.0) - precision_);
+  }
   int lookups = 0, recalled = 0;
   for (int e = 0; e < routing.num_experts; ++e) {
     const ExpertKey key{context.layer, e};
@@ -122,6 +130,7 @@ void Prefetcher::Predict(const PolicyContext& context, const RoutingResult& rout
   ranked.erase(end, ranked.end());
   if (ranked.empty()) return;
   predicted_layer_ = target;
+  first_missing_ = -1;
   predicted_.assign(model_->layers[target].num_experts, 0);
   Admit(context, ranked, snapshot.window_ns);
 }
@@ -151,9 +160,13 @@ void Prefetcher::Admit(const PolicyContext& context, const std::vector<PrefetchC
       continue;
     }
     const bool arriving = store_->Arriving(key);
-    used_ns += link_->TransferNs(store_->layout(key, kVersion).bytes);
+    const int64_t transfer_ns = link_->TransferNs(store_->layout(key, kVersion).bytes);
+    const bool first = used_ns == 0;
+    used_ns += transfer_ns;
+    if (first && !arriving) first_missing_ = key.expert;
     if (!arriving) {
-      if (used_ns > window_ns || !StartLoad(context, rank)) continue;
+      const bool admitted = used_ns <= window_ns || (first && LatePays(transfer_ns, window_ns));
+      if (!admitted || !StartLoad(context, rank)) continue;
       ++stats_->prefetch_issued;
     }
     predicted_[key.expert] = arriving ? kAdmitted : kIssued;
@@ -161,6 +174,13 @@ void Prefetcher::Admit(const PolicyContext& context, const std::vector<PrefetchC
   for (const Ranked& r : ranked_) {
     if (r.pinned) store_->Unpin(r.key);
   }
+}
+
+bool Prefetcher::LatePays(int64_t transfer_ns, int64_t window_ns) const {
+  // Right: it arrives earlier by the window. Wrong: a demand load waits for what is left of it.
+  const double window = static_cast<double>(window_ns);
+  const double rest = static_cast<double>(transfer_ns) - window;
+  return precision_ * window > (1 - precision_) * rest;
 }
 
 bool Prefetcher::StartLoad(const PolicyContext& context, size_t rank) {

@@ -78,20 +78,23 @@ absl::Status Router::Route(int layer, const float* x, int64_t tokens, const Rout
 
   r->next_scores.clear();
   if (next_gate) {
-    const int next = (layer + 1) % model_->num_layers();
-    const MoeLayerSpec& next_spec = model_->layers[next];
-    const int n = next_spec.num_experts;
-    r->next_scores.resize(tokens * n);
-    logits_.resize(tokens * n);
-    Logits(next, x, tokens, logits_.data());
-    std::vector<int32_t> ids(next_spec.routing.top_k);
-    std::vector<float> weights(next_spec.routing.top_k);
-    for (int64_t t = 0; t < tokens; ++t) {
-      const absl::Status status =
-          RouteToken(next_spec.routing, absl::MakeConstSpan(logits_).subspan(t * n, n),
-                     biases_[next], &r->next_scores[t * n], ids.data(), weights.data());
-      if (!status.ok()) return status;
-    }
+    MOERT_RETURN_IF_ERROR(Score((layer + 1) % model_->num_layers(), x, tokens, &r->next_scores));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Router::Score(int layer, const float* x, int64_t tokens, std::vector<float>* scores) {
+  const MoeLayerSpec& spec = model_->layers[layer];
+  const int experts = spec.num_experts;
+  scores->resize(tokens * experts);
+  logits_.resize(tokens * experts);
+  Logits(layer, x, tokens, logits_.data());
+  std::vector<int32_t> ids(spec.routing.top_k);
+  std::vector<float> weights(spec.routing.top_k);
+  for (int64_t t = 0; t < tokens; ++t) {
+    MOERT_RETURN_IF_ERROR(
+        RouteToken(spec.routing, absl::MakeConstSpan(logits_).subspan(t * experts, experts),
+                   biases_[layer], &(*scores)[t * experts], ids.data(), weights.data()));
   }
   return absl::OkStatus();
 }
@@ -156,11 +159,12 @@ absl::Status Router::Finish(int layer, const RoutingRule& rule, const LayerResid
   if (rule.kind == RoutingRuleKind::kTopK) return absl::OkStatus();
 
   ExpertCacheOutcome outcome;
-  MOERT_RETURN_IF_ERROR(ApplyExpertCacheRule(
-      rule,
-      {&model_->layers[layer].routing, r->num_experts, r->tokens, r->scores, biases_[layer],
-       residency.resident, request_ids, absl::MakeSpan(r->ids), absl::MakeSpan(r->weights)},
-      ledger_.get(), &outcome));
+  MOERT_RETURN_IF_ERROR(
+      ApplyExpertCacheRule(rule,
+                           {&model_->layers[layer].routing, r->num_experts, r->tokens, r->scores,
+                            biases_[layer], residency.resident, request_ids, absl::MakeSpan(r->ids),
+                            absl::MakeSpan(r->weights), gates_[layer]},
+                           ledger_.get(), &outcome));
   r->substituted = outcome.substituted;
   r->mass_substituted = outcome.mass_substituted;
   r->top_score = std::move(outcome.top_score);

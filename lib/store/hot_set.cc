@@ -36,11 +36,11 @@ class HotSet final : public VersionManager {
 
   absl::Status Preload(int64_t high) override {
     capacity_ = Capacities(high);
+    MOERT_RETURN_IF_ERROR(ChooseInitial());
     for (int l = 0; l < model_->num_layers(); ++l) {
       for (int e = 0; e < model_->layers[l].num_experts; ++e) {
         const ExpertKey key{l, e};
-        const int version = e < capacity_[l] ? kHigh : kLow;
-        SetTarget(key, version);
+        const int version = TargetOf(key);
         if (!store_->StartVersion(key, version, LoadReason::kBackground)) {
           return absl::ResourceExhaustedError(
               fmt::format("no memory for layer {} expert {} within the budget", l, e));
@@ -68,8 +68,7 @@ class HotSet final : public VersionManager {
 
   absl::Status Resize(int64_t high, int64_t slots, int64_t low_slots) override {
     capacity_ = Capacities(high);
-    promotions_.clear();
-    demotions_.clear();
+    ForgetQueued();
     // Blocks above a lowered limit stay with who has them and are freed when given back, which pays
     // for the low blocks the demotions below take.
     store_->pool(kHigh).SetLimit(slots);
@@ -105,6 +104,35 @@ class HotSet final : public VersionManager {
   std::vector<int32_t> Capacities(int64_t high) const {
     const std::vector<int> dealt = UniformCapacity(*model_, high);
     return {dealt.begin(), dealt.end()};
+  }
+
+  /// The policy's initial high set, filled up with each layer's first experts.
+  absl::Status ChooseInitial() {
+    for (const ExpertKey key : policy_->Initial(*model_, capacity_)) {
+      if (!Legal(key)) {
+        return absl::InvalidArgumentError(fmt::format(
+            "initially high: layer {} expert {} does not exist in a model of {} MoE layers",
+            key.layer, key.expert, model_->num_layers()));
+      }
+      if (high_[Index(key)]) {
+        return absl::InvalidArgumentError(fmt::format(
+            "initially high: layer {} expert {} is named twice", key.layer, key.expert));
+      }
+      if (HighOf(key.layer) == capacity_[key.layer]) {
+        return absl::InvalidArgumentError(
+            fmt::format("initially high: more experts of layer {} than the {} the budget holds",
+                        key.layer, capacity_[key.layer]));
+      }
+      SetTarget(key, kHigh);
+    }
+    for (int l = 0; l < model_->num_layers(); ++l) {
+      int held = HighOf(l);
+      for (int e = 0; e < model_->layers[l].num_experts; ++e) {
+        const ExpertKey key{l, e};
+        if (!high_[Index(key)]) SetTarget(key, held++ < capacity_[l] ? kHigh : kLow);
+      }
+    }
+    return absl::OkStatus();
   }
 
   absl::Status WaitForLayer(int layer) {
@@ -145,12 +173,16 @@ class HotSet final : public VersionManager {
     moving_.erase(std::remove_if(moving_.begin(), moving_.end(), settled), moving_.end());
   }
 
-  void Decide(PolicyContext context) {
-    // What is still queued was never started: the new decision replaces it.
+  /// What was never started stays what it was.
+  void ForgetQueued() {
     for (const ExpertKey key : promotions_) SetTarget(key, kLow);
     for (const ExpertKey key : demotions_) SetTarget(key, kHigh);
     promotions_.clear();
     demotions_.clear();
+  }
+
+  void Decide(PolicyContext context) {
+    ForgetQueued();  // the new decision replaces it
     const PrecisionDecision decision = policy_->Decide({context, selections_, high_, capacity_});
     std::fill(selections_.begin(), selections_.end(), 0);
     // Per layer the set may never exceed its capacity; what would is dropped and counted.

@@ -18,6 +18,7 @@ absl::StatusOr<Strategy> BuildActivationPath(const Params& params);
 absl::StatusOr<Strategy> BuildFate(const Params& params);
 absl::StatusOr<Strategy> BuildDynaExq(const Params& params);
 absl::StatusOr<Strategy> BuildNeverStall(const Params& params);
+absl::StatusOr<Strategy> BuildStaticMixed(const Params& params);
 
 absl::StatusOr<Strategy> BuildImportance(const Params& params);
 absl::StatusOr<Strategy> BuildCpuSplit(const Params& params);
@@ -26,8 +27,9 @@ absl::StatusOr<Strategy> BuildHybriMoeLike(const Params& params);
 std::unique_ptr<ResidencyPolicy> MakeLru();
 /// Lowest average score over the last `window` iterations leaves.
 std::unique_ptr<ResidencyPolicy> MakeAverageScore(int window);
-/// Next layer's predicted top-score experts; alpha = 0: its predicted actives.
-std::unique_ptr<PrefetchPolicy> MakeTopScorePrefetch(float alpha);
+/// Next layer's predicted top-score experts; alpha = 0: its predicted actives. `resident_forward`:
+/// predicted from the partial output where the host offers it.
+std::unique_ptr<PrefetchPolicy> MakeTopScorePrefetch(float alpha, bool resident_forward);
 /// Algorithm 2: misses shared between the link and a CPU executor.
 std::unique_ptr<PlacementPolicy> MakeCpuLoadBalancer();
 

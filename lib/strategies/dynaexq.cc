@@ -12,10 +12,14 @@ namespace {
 
 class HottestHigh final : public PrecisionPolicy {
  public:
-  HottestHigh(double beta, double margin, int slack)
-      : beta_(beta), margin_(margin), slack_(slack) {}
+  HottestHigh(double beta, double margin, int slack, std::vector<ExpertKey> hot)
+      : beta_(beta), margin_(margin), slack_(slack), hot_(std::move(hot)) {}
 
   absl::string_view name() const override { return "hotness"; }
+
+  std::vector<ExpertKey> Initial(const MoeModelSpec&, absl::Span<const int32_t>) override {
+    return hot_;
+  }
 
   PrecisionDecision Decide(const PrecisionSnapshot& snapshot) override {
     hotness_.resize(snapshot.selections.size(), 0);
@@ -84,6 +88,7 @@ class HottestHigh final : public PrecisionPolicy {
   const double beta_;
   const double margin_;
   const int slack_;
+  const std::vector<ExpertKey> hot_;
   std::vector<double> hotness_;
 };
 
@@ -104,7 +109,9 @@ absl::StatusOr<Strategy> BuildDynaExq(const Params& params) {
   MOERT_ASSIGN_OR_RETURN(const double beta, params.Number("beta", 0.7, 0, 0.999999));
   MOERT_ASSIGN_OR_RETURN(const double margin, params.Number("margin", 0.2, 0, 1e9));
   MOERT_ASSIGN_OR_RETURN(const int64_t slack, params.Integer("slack", 0, 0, 1 << 20));
-  s.precision = std::make_unique<HottestHigh>(beta, margin, static_cast<int>(slack));
+  MOERT_ASSIGN_OR_RETURN(std::vector<ExpertKey> hot, params.Experts("hot"));
+  s.precision =
+      std::make_unique<HottestHigh>(beta, margin, static_cast<int>(slack), std::move(hot));
   return s;
 }
 

@@ -78,7 +78,7 @@ absl::StatusOr<Strategy> BuildHybriMoeLike(const Params& params) {
   MOERT_ASSIGN_OR_RETURN(const double decay, params.Number("decay", 0.3, 0.001, 1));
   strategy.exact = false;  // another executor may multiply
   strategy.residency = std::make_unique<MinusRecentScore>(decay);
-  strategy.prefetch = MakeTopScorePrefetch(0);
+  strategy.prefetch = MakeTopScorePrefetch(0, false);
   strategy.placement = MakeCpuLoadBalancer();
   return strategy;
 }

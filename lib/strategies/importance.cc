@@ -47,15 +47,19 @@ absl::StatusOr<Strategy> BuildImportance(const Params& params) {
   MOERT_ASSIGN_OR_RETURN(const double slots, params.Number("max_slots", 1, 0, 1));
   MOERT_ASSIGN_OR_RETURN(const double mass, params.Number("max_mass", 1, 0, 1));
   MOERT_ASSIGN_OR_RETURN(const int weights, params.OneOf("weights", 0, {"own", "displaced"}));
+  MOERT_ASSIGN_OR_RETURN(const int substitute,
+                         params.OneOf("substitute", 0, {"best", "random", "nearest", "skip"}));
+  MOERT_ASSIGN_OR_RETURN(const int predict, params.OneOf("predict", 0, {"forward", "gate"}));
   MOERT_ASSIGN_OR_RETURN(const int64_t window, params.Integer("n", 64, 1, 4096));
   rule.alpha = static_cast<float>(alpha);
   rule.max_slot_share = static_cast<float>(slots);
   rule.max_mass_share = static_cast<float>(mass);
   rule.own_score_weights = weights == 0;
+  rule.substitute = static_cast<SubstituteChoice>(substitute);
   MOERT_ASSIGN_OR_RETURN(const bool balancer, params.Flag("balancer", true));
   strategy.exact = alpha == 0 && !balancer;  // with one, another executor may multiply
   strategy.routing = std::make_unique<ExpertCacheRouting>(rule, phase == 0);
-  strategy.prefetch = MakeTopScorePrefetch(rule.alpha);
+  strategy.prefetch = MakeTopScorePrefetch(rule.alpha, predict == 0);
   strategy.residency = MakeAverageScore(static_cast<int>(window));
   if (balancer) strategy.placement = MakeCpuLoadBalancer();
   return strategy;

@@ -69,6 +69,27 @@ absl::StatusOr<bool> Params::Flag(const std::string& key, bool fallback) const {
   return *value == 1;
 }
 
+absl::StatusOr<std::vector<ExpertKey>> Params::Experts(const std::string& key) const {
+  std::vector<ExpertKey> experts;
+  const auto it = values_.find(key);
+  if (it == values_.end()) return experts;
+  int32_t layer = 0;
+  for (const absl::string_view of_layer : absl::StrSplit(it->second, '/')) {
+    for (const absl::string_view number : absl::StrSplit(of_layer, '-', absl::SkipEmpty())) {
+      ExpertKey expert{layer, 0};
+      if (!absl::SimpleAtoi(number, &expert.expert) || expert.expert < 0) {
+        return absl::InvalidArgumentError(
+            fmt::format("strategy {}: {}: '{}' of layer {} is no expert; write 0-3-7/1-2 for "
+                        "experts 0, 3, 7 of layer 0 and 1, 2 of layer 1",
+                        strategy_, key, std::string(number), layer));
+      }
+      experts.push_back(expert);
+    }
+    ++layer;
+  }
+  return experts;
+}
+
 absl::StatusOr<int> Params::OneOf(const std::string& key, int fallback,
                                   const std::vector<std::string>& legal) const {
   const auto it = values_.find(key);

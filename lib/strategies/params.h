@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "moert/policy.h"
 
 namespace moert {
 
@@ -28,6 +29,9 @@ class Params {
                                   int64_t high) const;
   /// 0 or 1.
   absl::StatusOr<bool> Flag(const std::string& key, bool fallback) const;
+  /// Experts by layer: "0-3-7/1-2" are experts 0, 3 and 7 of layer 0, 1 and 2 of layer 1. A layer
+  /// may be empty. Whether a model has them is the user's to check. Empty without the key.
+  absl::StatusOr<std::vector<ExpertKey>> Experts(const std::string& key) const;
   /// One of `legal`, as its index; `fallback` is one too.
   absl::StatusOr<int> OneOf(const std::string& key, int fallback,
                             const std::vector<std::string>& legal) const;

@@ -27,6 +27,10 @@ struct Row {
 constexpr Key kControl = {"control", "1: find out whether prefetching pays and stop it if not (1)"};
 constexpr Key kScheme = {"scheme", "version of the pack to serve, by name (default: most bits)"};
 
+constexpr char kHotHelp[] =
+    "experts that are high from the start, by layer: 0-3-7/1-2 for 0, 3, 7 of layer 0 and 1, 2 of "
+    "layer 1 (the first ones)";
+
 const std::vector<Row>& Rows() {
   static const auto* rows = new std::vector<Row>{
       {"resident", "every expert loaded at open", {kScheme}, &BuildResident},
@@ -56,6 +60,11 @@ const std::vector<Row>& Rows() {
         {"max_slots", "cap on the substituted share of each request's slots (1)"},
         {"max_mass", "cap on the substituted share of each request's routing mass (1)"},
         {"weights", "of substitutes: own (gate score) or displaced (own)"},
+        {"substitute",
+         "whom a replaced slot gets: best (score), or to compare: random, nearest, skip (best)"},
+        {"predict",
+         "what prefetch goes by: forward (of the resident experts, through the host's next "
+         "attention, where it offers that, else as gate) or gate (the next layer's) (forward)"},
         {"n", "iterations the average score spans (64)"},
         {"balancer", "1: share misses with a CPU beside a GPU (1)"}},
        &BuildImportance},
@@ -78,8 +87,17 @@ const std::vector<Row>& Rows() {
          "a newcomer must be hotter than the weakest member by this share of the mean (0.2)"},
         {"slack", "and this many ranks inside the target set (0)"},
         {"spare", "free blocks of each pool, so that full pools can swap (4)"},
-        {"max_gbps", "limit of transition bytes, GB/s; 0: none (0)"}},
+        {"max_gbps", "limit of transition bytes, GB/s; 0: none (0)"},
+        {"hot", kHotHelp}},
        &BuildDynaExq},
+      {"static-mixed",
+       "every expert resident, a given set of them in the high version: mixed precision by offline "
+       "frequency",
+       {{"hi", "high version (bf16)"},
+        {"lo", "low version (w4a16_g128)"},
+        {"hi_fraction", "share of each layer's experts held high (what the budget holds)"},
+        {"hot", kHotHelp}},
+       &BuildStaticMixed},
       {"never-stall",
        "a low version of every expert answers misses, high ones are cached behind it",
        {{"hi", "high version (bf16)"},

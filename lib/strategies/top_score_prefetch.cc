@@ -1,5 +1,6 @@
 // Prefetch of the experts that are predicted to matter (importance paper Sec. 5.2), predicted by
-// the next layer's gate.
+// the next layer's gate on the input that the host derives from this layer's resident experts, or,
+// where it does not offer that, on this layer's own input.
 #include <algorithm>
 #include <limits>
 
@@ -9,7 +10,7 @@
 namespace moert {
 namespace {
 
-/// Predicts with the next layer's gate on this layer's input. In decode, only experts predicted to
+/// In decode, only experts predicted to
 /// be top-score are worth a transfer: a low-score one would be replaced if it were absent. In
 /// prefill nothing is replaced: every predicted active is wanted, most tokens first.
 ///
@@ -17,10 +18,12 @@ namespace {
 /// router is not applied.
 class TopScorePrefetch final : public PrefetchPolicy {
  public:
-  explicit TopScorePrefetch(float alpha) : alpha_(alpha) {}
+  TopScorePrefetch(float alpha, bool resident_forward)
+      : alpha_(alpha), resident_forward_(resident_forward) {}
 
   absl::string_view name() const override { return "top-score"; }
   bool wants_next_gate() const override { return true; }
+  bool wants_resident_forward() const override { return resident_forward_; }
 
   std::vector<PrefetchCandidate> Rank(const PrefetchSnapshot& snapshot) override {
     // On the wrap to the next token the gate would see the wrong token.
@@ -59,14 +62,15 @@ class TopScorePrefetch final : public PrefetchPolicy {
 
  private:
   const float alpha_;
+  const bool resident_forward_;
   std::vector<float> gain_;     // [E'], summed over the batch
   std::vector<int32_t> order_;  // ranks 1..k+1
 };
 
 }  // namespace
 
-std::unique_ptr<PrefetchPolicy> MakeTopScorePrefetch(float alpha) {
-  return std::make_unique<TopScorePrefetch>(alpha);
+std::unique_ptr<PrefetchPolicy> MakeTopScorePrefetch(float alpha, bool resident_forward) {
+  return std::make_unique<TopScorePrefetch>(alpha, resident_forward);
 }
 
 }  // namespace moert

@@ -422,6 +422,79 @@ static void test_engine_errors(void) {
   CHECK_FAILS(moert_step_status(NULL, &error), MOERT_INVALID_ARGUMENT, "step", "moert_step_status");
 }
 
+/* ---- Resident-forward prediction. */
+
+typedef struct forward_host {
+  float x[kTinyLayers][kTinyHidden]; /* what the layers will get */
+  int calls, refuse;
+} forward_host;
+
+static moert_code predict_next(void *user_data, int32_t layer, const float *partial, int64_t rows,
+                               float *next_input) {
+  forward_host *host = (forward_host *)user_data;
+  int i;
+  ++host->calls;
+  CHECK(layer == 0 && rows == 1 && partial != NULL);
+  if (host->refuse) return MOERT_UNAVAILABLE;
+  for (i = 0; i < kTinyHidden; ++i) next_input[i] = host->x[1][i];
+  return MOERT_OK;
+}
+
+static void test_predict_next(void) {
+  host_model model = {MOERT_BF16, 0, MOERT_OK, "", 0};
+  forward_host host;
+  float y[kTinyHidden];
+  moert_source *source = make_source(&model);
+  moert_engine *engine = NULL;
+  moert_engine_options options;
+  moert_step_info info;
+  moert_stats stats;
+  int s, i, l;
+  memset(&host, 0, sizeof(host));
+  moert_engine_options_init(&options, sizeof(options));
+  options.strategy = "importance:alpha=0";
+  options.clock = MOERT_CLOCK_VIRTUAL;
+  options.budget_fraction = 0.5;
+  CHECK_OK(moert_engine_create(source, &options, &engine, &error));
+  for (s = 0; s < 20; ++s) {
+    moert_step *step = NULL;
+    moert_step_info_init(&info, sizeof(info));
+    CHECK(info.predict_next == NULL && info.user_data == NULL);
+    info.predict_next = predict_next;
+    info.user_data = &host;
+    host.refuse = s >= 10;
+    for (l = 0; l < kTinyLayers; ++l) {
+      for (i = 0; i < kTinyHidden; ++i) host.x[l][i] = tiny_input(i + 1000 * (s * kTinyLayers + l));
+    }
+    CHECK_OK(moert_step_begin(engine, &info, NULL, NULL, NULL, &step, &error));
+    for (l = 0; l < kTinyLayers; ++l) {
+      CHECK_OK(moert_layer_forward(step, l, host.x[l], kTinyHidden, MOERT_F32, 1, y, NULL, &error));
+    }
+    CHECK_OK(moert_step_end(step, &error));
+  }
+  moert_stats_init(&stats, sizeof(stats));
+  CHECK_OK(moert_engine_stats(engine, &stats, &error));
+  CHECK(host.calls == 20);
+  CHECK(stats.predictions_resident_forward == 10);
+  CHECK(stats.predictions_next_gate == 30);
+  CHECK(stats.policy_fallbacks == 10);
+  /* A caller of the first header has no such field. */
+  moert_step_info_init(&info, 24);
+  CHECK(info.struct_size == 24);
+  {
+    moert_step *step = NULL;
+    info.predict_next = predict_next; /* beyond what it says it has */
+    CHECK_OK(moert_step_begin(engine, &info, NULL, NULL, NULL, &step, &error));
+    for (l = 0; l < kTinyLayers; ++l) {
+      CHECK_OK(moert_layer_forward(step, l, host.x[l], kTinyHidden, MOERT_F32, 1, y, NULL, &error));
+    }
+    CHECK_OK(moert_step_end(step, &error));
+    CHECK(host.calls == 20);
+  }
+  moert_engine_destroy(engine);
+  moert_source_destroy(source);
+}
+
 static void test_failing_reads(void) {
   host_model model = {MOERT_F32, 0, MOERT_DATA_LOSS, "the disk is gone", 0};
   float x[kTinyHidden], first[kTinyHidden], again[kTinyHidden];
@@ -535,6 +608,7 @@ int main(int argc, char **argv) {
   test_struct_sizes();
   test_source_errors();
   test_engine_errors();
+  test_predict_next();
   test_failing_reads();
   test_lists();
   if (argc != 3) {

@@ -259,11 +259,13 @@ ABI_FIELD(moert_memory, total_experts, 80);
 ABI_FIELD(moert_memory, minimum_bytes, 88);
 ABI_LAST(moert_memory, minimum_bytes, 8);
 
-ABI_SIZE(moert_step_info, 24);
+ABI_SIZE(moert_step_info, 40);
 ABI_FIELD(moert_step_info, rows, 8);
 ABI_FIELD(moert_step_info, phase, 16);
 ABI_FIELD(moert_step_info, reserved0, 20);
-ABI_LAST(moert_step_info, reserved0, 4);
+ABI_FIELD(moert_step_info, user_data, 24);
+ABI_FIELD(moert_step_info, predict_next, 32);
+ABI_LAST(moert_step_info, predict_next, 8);
 
 ABI_SIZE(moert_completion, 32);
 ABI_FIELD(moert_completion, user_data, 8);
@@ -295,7 +297,7 @@ ABI_FIELD(moert_expert_view, up, 112);
 ABI_FIELD(moert_expert_view, down, 192);
 ABI_LAST(moert_expert_view, down, 80);
 
-ABI_SIZE(moert_stats, 312);
+ABI_SIZE(moert_stats, 368);
 ABI_FIELD(moert_stats, budget_bytes, 8);
 ABI_FIELD(moert_stats, peak_bytes, 16);
 ABI_FIELD(moert_stats, fixed_bytes, 24);
@@ -335,6 +337,13 @@ ABI_FIELD(moert_stats, stall_cpu_ns, 288);
 ABI_FIELD(moert_stats, host_syncs, 296);
 ABI_FIELD(moert_stats, prefetch_disabled, 304);
 ABI_FIELD(moert_stats, graph_captured, 308);
-ABI_LAST(moert_stats, graph_captured, 4);
+ABI_FIELD(moert_stats, prefetch_active, 312);
+ABI_FIELD(moert_stats, prefetch_top_score, 320);
+ABI_FIELD(moert_stats, predictions_resident_forward, 328);
+ABI_FIELD(moert_stats, predictions_next_gate, 336);
+ABI_FIELD(moert_stats, prefetch_cancelled, 344);
+ABI_FIELD(moert_stats, prefetch_recalled_in_window, 352);
+ABI_FIELD(moert_stats, prefetch_disabled_steps, 360);
+ABI_LAST(moert_stats, prefetch_disabled_steps, 8);
 
 int main(void) { return 0; }

@@ -120,13 +120,34 @@ TEST_CASE("generate: the same seed draws the same text, greedy ignores it") {
   REQUIRE(RunJson(args + "--seed 1")["tokens"] == RunJson(args + "--seed 2")["tokens"]);
 }
 
+TEST_CASE("ppl: resident-forward prediction changes no bit and beats the next layer's gate") {
+  const std::string args = "ppl" + Model() + Tokens("wikitext2") +
+                           "--limit 256 --window 256 --step-tokens 1 --budget 25% --link-gbps 0.2 "
+                           "--clock virtual --strategy importance:alpha=0,balancer=0,predict=";
+  const Json forward = RunJson(args + "forward"), gate = RunJson(args + "gate");
+  REQUIRE(forward["window_nll"] == gate["window_nll"]);
+  REQUIRE(forward["window_nll"].size() == 1);
+  const Json with = forward["prefetch"], without = gate["prefetch"];
+  // The host predicts every layer but the first, which no layer comes before; a few steps run
+  // without prefetch, to see whether it pays.
+  const int64_t wraps = with["predictions"]["next_gate"];
+  CHECK(wraps > 200);
+  CHECK(with["predictions"]["resident_forward"] == 7 * wraps);
+  CHECK(without["predictions"]["resident_forward"] == 0);
+  CHECK(without["predictions"]["next_gate"] == 8 * wraps);
+  CHECK(with["recall"].get<double>() > without["recall"].get<double>() + 0.05);
+  CHECK(with["active"].get<double>() > without["active"].get<double>() + 0.03);
+}
+
 TEST_CASE("the JSON object has exactly the documented keys") {
   const std::set<std::string> top = {
-      "command",       "model",   "backend",    "strategy",   "budget_bytes",  "peak_bytes",
-      "nll",           "ppl",     "text",       "tokens",     "ttft_ms",       "tpot_ms",
-      "version",       "seed",    "pool_bytes", "experts",    "prefetch",      "routing",
-      "precision",     "balance", "stall_ms",   "host_syncs", "tokens_scored", "policy_fallbacks",
-      "graph_captured"};
+      "command",        "model",      "backend",       "strategy",
+      "budget_bytes",   "peak_bytes", "nll",           "ppl",
+      "text",           "tokens",     "ttft_ms",       "tpot_ms",
+      "version",        "seed",       "pool_bytes",    "experts",
+      "prefetch",       "routing",    "precision",     "balance",
+      "stall_ms",       "host_syncs", "tokens_scored", "policy_fallbacks",
+      "graph_captured", "window_nll"};
   const Json generate = RunJson("generate" + Model() + "--prompt Hello --max-tokens 4");
   const Json ppl = RunJson("ppl" + Model() + Tokens("gsm8k") + "--limit 512 --step-tokens 64");
   for (const Json& run : {generate, ppl}) {
@@ -136,10 +157,10 @@ TEST_CASE("the JSON object has exactly the documented keys") {
                                                           "loads", "bytes_loaded", "evictions",
                                                           "low_answers", "cpu_computed"});
     REQUIRE(Keys(run["experts"]["hits"]) == std::set<std::string>{"resident", "prefetched"});
-    REQUIRE(Keys(run["prefetch"]) == std::set<std::string>{"issued", "cancelled", "useful",
-                                                           "accuracy", "recall", "recall_in_window",
-                                                           "active", "top_score", "bytes",
-                                                           "disabled", "disabled_steps"});
+    REQUIRE(Keys(run["prefetch"]) ==
+            std::set<std::string>{"issued", "cancelled", "useful", "accuracy", "recall",
+                                  "recall_in_window", "active", "top_score", "bytes", "predictions",
+                                  "disabled", "disabled_steps"});
     REQUIRE(Keys(run["routing"]) ==
             std::set<std::string>{"substituted", "slots", "mass_substituted", "worst_request_slots",
                                   "worst_request_mass", "hit_ratio_before"});

@@ -62,6 +62,7 @@ std::string ReportJson(const RunReport& r, const Engine& engine) {
   j["nll"] = OrNull(r.nll);
   j["ppl"] = OrNull(r.ppl);
   j["tokens_scored"] = r.tokens_scored;
+  j["window_nll"] = r.window_nll;
   j["text"] = r.text ? Json(*r.text) : Json(nullptr);
   j["tokens"] = r.tokens;
   j["ttft_ms"] = OrNull(r.ttft_ms);
@@ -88,6 +89,9 @@ std::string ReportJson(const RunReport& r, const Engine& engine) {
       {"recall_in_window", OrNull(Ratio(s.prefetch_recalled_in_window, s.prefetch_predicted))},
       {"active", OrNull(Ratio(s.prefetch_active, s.prefetch_issued))},
       {"top_score", OrNull(Ratio(s.prefetch_top_score, s.prefetch_issued))},
+      {"predictions",
+       {{"resident_forward", s.predictions_resident_forward},
+        {"next_gate", s.predictions_next_gate}}},
       {"bytes", s.prefetch_bytes},
       {"disabled", s.prefetch_disabled},
       {"disabled_steps", s.prefetch_disabled_steps}};

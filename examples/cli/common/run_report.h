@@ -21,6 +21,7 @@ struct RunReport {
   bool virtual_clock = false;
   std::optional<double> nll, ppl;  // ppl only
   int64_t tokens_scored = 0;
+  std::vector<double> window_nll;    // ppl only: mean over each window's scored tokens
   std::optional<std::string> text;   // generate only, valid UTF-8
   std::vector<int32_t> tokens;       // generate only: what was generated
   std::optional<double> ttft_ms;     // generate only

@@ -78,6 +78,7 @@ absl::Status Run(const Arguments& args, Opened& opened) {
   report.nll = result->nll;
   report.ppl = result->ppl;
   report.tokens_scored = result->tokens_scored;
+  report.window_nll = result->window_nll;
   if (args.step_tokens > 0) report.decode_ms = std::move(result->step_ms);
   if (!args.run.json_alone()) {
     fmt::print("nll {}  ppl {}  tokens_scored {}\n", result->nll, result->ppl,

@@ -229,6 +229,31 @@ TEST_CASE("layers without slots are served through the transient ones") {
   CHECK(f.store->held(0) >= 7);
 }
 
+TEST_CASE("a transfer longer than the window starts while such predictions are right") {
+  Fixture f(6);                     // two a layer
+  f.profile.decode_layer_ns = 600;  // of the 1000 a transfer takes: pays above 2 in 5 right
+  f.Call(0, {0, 1}, {5, 4}, 600);
+  CHECK(f.stats.prefetch_issued == 1);  // the best one only
+  CHECK(f.Call(1, {5}, {}, 600) == 400);
+  // Wrong ones: each delays the miss by what is left of it, until there have been too many.
+  int64_t issued = f.stats.prefetch_issued;
+  int tried = 0;
+  for (int s = 0; s < 60; ++s) {
+    f.Call(0, {0, 1}, {s % 2 == 0 ? 6 : 7}, 600);  // one replaces the other
+    f.Call(1, {5}, {}, 600);
+    tried += f.stats.prefetch_issued > issued;
+    issued = f.stats.prefetch_issued;
+  }
+  CHECK(tried > 20);
+  CHECK(tried < 45);
+  // Not started, and still counted: when predictions are right again, so are starts.
+  for (int s = 0; s < 40; ++s) {
+    f.Call(0, {0, 1}, {5 + s % 3}, 600);  // of three in turn, two slots never hold the next
+    f.Call(1, {5 + s % 3}, {}, 600);
+  }
+  CHECK(f.stats.prefetch_issued > issued + 5);
+}
+
 TEST_CASE("illegal candidates are dropped and counted") {
   Fixture f(24);
   f.Call(0, {0}, {kExperts, -1, 3}, 2500);

@@ -725,6 +725,16 @@ pub struct moert_step_info {
     pub rows: i64,
     pub phase: moert_phase,
     pub reserved0: i32,
+    pub user_data: *mut ::core::ffi::c_void,
+    pub predict_next: ::core::option::Option<
+        unsafe extern "C" fn(
+            user_data: *mut ::core::ffi::c_void,
+            layer: i32,
+            partial: *const f32,
+            rows: i64,
+            next_input: *mut f32,
+        ) -> moert_code,
+    >,
 }
 extern "C" {
     pub fn moert_step_info_init(info: *mut moert_step_info, size: u64);
@@ -917,6 +927,13 @@ pub struct moert_stats {
     pub host_syncs: i64,
     pub prefetch_disabled: i32,
     pub graph_captured: i32,
+    pub prefetch_active: i64,
+    pub prefetch_top_score: i64,
+    pub predictions_resident_forward: i64,
+    pub predictions_next_gate: i64,
+    pub prefetch_cancelled: i64,
+    pub prefetch_recalled_in_window: i64,
+    pub prefetch_disabled_steps: i64,
 }
 extern "C" {
     pub fn moert_stats_init(stats: *mut moert_stats, size: u64);

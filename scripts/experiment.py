@@ -1,0 +1,74 @@
+"""Runs of the tools that an experiment repeats, remembered, and the statistics it reports."""
+import collections
+import hashlib
+import json
+import math
+import os
+import subprocess
+import sys
+
+
+class Runs:
+    """Runs commands one at a time and keeps every JSON object they print in a file, so that an
+    interrupted experiment goes on where it was and its page can be rewritten without running."""
+
+    def __init__(self, path, run_missing=True):
+        self.path = path
+        self.run_missing = run_missing
+        self.known = {}
+        if os.path.exists(path):
+            with open(path, encoding="utf-8") as lines:
+                for line in lines:
+                    entry = json.loads(line)
+                    self.known[entry["key"]] = entry["result"]
+        self.done = 0
+
+    def get(self, command, key=None):
+        """The object that `command` prints, or None if it has not run and must not. `key` names the
+        run without paths."""
+        key = hashlib.sha256(json.dumps(key or command).encode()).hexdigest()[:20]
+        if key not in self.known:
+            if not self.run_missing:
+                return None
+            out = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            if out.returncode != 0:
+                sys.exit(f"{' '.join(command)}: exit {out.returncode}\n{out.stderr}")
+            self.known[key] = json.loads(out.stdout)
+            with open(self.path, "a", encoding="utf-8") as lines:
+                lines.write(json.dumps({"key": key, "result": self.known[key]}) + "\n")
+        self.done += 1
+        if sys.stderr.isatty():
+            print(f"\r{self.done} runs", end="", file=sys.stderr)
+        return self.known[key]
+
+
+Mean = collections.namedtuple("Mean", "mean error n")  # error: standard error of the mean
+
+
+def mean_of(values):
+    n = len(values)
+    mean = sum(values) / n
+    if n < 2:
+        return Mean(mean, math.nan, n)
+    variance = sum((v - mean) ** 2 for v in values) / (n - 1)
+    return Mean(mean, math.sqrt(variance / n), n)
+
+
+def loss_percent(base, other):
+    """Perplexity of `other` over that of `base`, minus 1, in percent, from the windows' nll of both:
+    the same windows, so differences are paired. Lists of window nll."""
+    assert len(base) == len(other)
+    diff = mean_of([o - b for b, o in zip(base, other)])
+    ratio = math.exp(diff.mean)
+    return Mean(100 * (ratio - 1), 100 * ratio * diff.error, diff.n)
+
+
+def table(head, rows):
+    """A Markdown table; the first column is text, the others are right-aligned."""
+    lines = ["| " + " | ".join(head) + " |", "|" + "|".join(["---"] + ["--:"] * (len(head) - 1)) + "|"]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def signed(mean, digits=2):
+    return f"{mean.mean:+.{digits}f} ± {mean.error:.{digits}f}"

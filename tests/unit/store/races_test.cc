@@ -1,0 +1,324 @@
+// The named races of versioned residency, each at the moment where it bites: transfers finish when
+// the test says so. After every move every expert resolves to a complete version for every open
+// step, and the budget holds.
+#include <cstring>
+#include <map>
+
+#include "moert/expert_store.h"
+#include "store/block_pool.h"
+#include "store/budget_tracker.h"
+#include "store/transfer_queue.h"
+#include "store/version_manager.h"
+#include "strategies/builtin.h"
+#include "tests/support/catch.h"
+#include "tests/support/synthetic_source.h"
+
+namespace moert {
+namespace {
+
+using test::SyntheticShape;
+using test::SyntheticSource;
+
+constexpr int kHigh = 0, kLow = 1;
+constexpr int kExperts = 6;
+
+/// A link on which nothing moves until it is told to.
+class HeldQueue final : public TransferQueue {
+ public:
+  explicit HeldQueue(const ExpertSource* source) : source_(source) {}
+
+  void Submit(const Transfer& transfer) override { waiting_.push_back(transfer); }
+  void Raise(ExpertKey, int, LoadReason) override {}
+  bool Cancel(ExpertKey, int) override { return false; }
+  void Poll(std::vector<TransferDone>* done) override { *done = std::move(done_), done_.clear(); }
+  bool Wait(std::vector<TransferDone>* done) override {
+    if (done_.empty() && waiting_.empty()) return false;
+    if (done_.empty()) Finish(last_first ? waiting_.size() - 1 : 0);
+    Poll(done);
+    return true;
+  }
+  /// Half the bytes of a transfer are there: whoever reads it now reads garbage.
+  void Tear(size_t i) {
+    const Transfer& t = waiting_.at(i);
+    std::memset(t.dst.data(), 0xee, t.dst.size() / 2);
+  }
+  void Finish(size_t i) {
+    const Transfer t = waiting_.at(i);
+    waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
+    done_.push_back({t.key, t.version,
+                     source_->ReadRecord(t.key.layer, t.key.expert, t.source_version, t.dst),
+                     t.bytes});
+  }
+  size_t waiting() const { return waiting_.size(); }
+  const Transfer& transfer(size_t i) const { return waiting_.at(i); }
+
+  bool last_first = false;
+
+ private:
+  const ExpertSource* source_;
+  std::vector<Transfer> waiting_;
+  std::vector<TransferDone> done_;
+};
+
+/// Decides what the test wrote down, once.
+struct Script final : PrecisionPolicy {
+  PrecisionDecision next;
+  absl::string_view name() const override { return "script"; }
+  PrecisionDecision Decide(const PrecisionSnapshot&) override { return std::exchange(next, {}); }
+};
+
+/// One layer of experts in exactly one version each: `high` high ones and the spare blocks.
+struct Fixture {
+  SyntheticSource source{SyntheticShape{1, kExperts, 2, 64, 48, 0, false, false, true}};
+  EngineStats stats;
+  BudgetTracker budget;
+  std::unique_ptr<ResidencyPolicy> lru = MakeLru();
+  Script script;
+  HeldQueue* queue;
+  std::unique_ptr<ExpertStore> store;
+  std::unique_ptr<VersionManager> manager;
+  std::map<int64_t, std::vector<int>> open;  // epoch of each open step -> versions it began with
+  int64_t steps = 0;
+
+  explicit Fixture(int high, int spare = 1) : budget(Bytes(high, spare)) {
+    std::vector<std::unique_ptr<BlockPool>> pools(2);
+    pools[0] = *MakeRamBlockPool(Block(kHigh), kExperts + spare, high + spare, &budget);
+    pools[1] = *MakeRamBlockPool(Block(kLow), kExperts + spare, kExperts - high + spare, &budget);
+    auto held = std::make_unique<HeldQueue>(&source);
+    queue = held.get();
+    store = std::make_unique<ExpertStore>(&source, std::vector<ServedVersion>{{0, 0}, {1, 1}},
+                                          std::move(pools), std::move(held), lru.get(), &stats);
+    TransitionOptions options;
+    options.interval_ns = 0;  // every step decides
+    options.spare = spare;
+    manager = MakeHotSet(&source.model(), &script, options, store.get(), &stats);
+    REQUIRE_OK(manager->Preload(high));
+    Check();
+  }
+  int64_t Block(int version) const {
+    return (source.layout(0, 0, version).bytes + kRecordAlignment - 1) / kRecordAlignment *
+           kRecordAlignment;
+  }
+  int64_t Bytes(int high, int spare) const {
+    return (high + spare) * Block(kHigh) + (kExperts - high + spare) * Block(kLow);
+  }
+  PolicyContext Context() const {
+    PolicyContext context;
+    context.model = &source.model();
+    context.step = steps;
+    context.phase = Phase::kDecode;
+    return context;
+  }
+  int64_t Begin() {
+    manager->BeforeStep(Context());
+    const int64_t epoch = store->OpenStep();
+    manager->AfterStepOpened(Context());
+    ++steps;
+    std::vector<int> versions;
+    for (int e = 0; e < kExperts; ++e) versions.push_back(store->Resolve({0, e}, epoch).version);
+    open[epoch] = versions;
+    Check();
+    return epoch;
+  }
+  void End(int64_t epoch) {
+    store->CloseStep(epoch);
+    open.erase(epoch);
+    Check();
+  }
+  void Step() { End(Begin()); }
+  int Version(int e) const { return store->Latest({0, e}).version; }
+  int Highs() const {
+    int n = 0;
+    for (int e = 0; e < kExperts; ++e) n += Version(e) == kHigh;
+    return n;
+  }
+  void Check() const {
+    REQUIRE(budget.used() <= budget.limit());
+    for (int e = 0; e < kExperts; ++e) {
+      Complete(store->Latest({0, e}), e);
+      for (const auto& [epoch, versions] : open) {
+        const ExpertHandle handle = store->Resolve({0, e}, epoch);
+        REQUIRE(handle.version == versions[e]);
+        Complete(handle, e);
+      }
+    }
+  }
+  void Complete(const ExpertHandle& handle, int e) const {
+    REQUIRE(handle.record != nullptr);
+    const std::vector<std::byte>& bytes = source.record(0, e, handle.version);
+    REQUIRE(std::memcmp(handle.record, bytes.data(), bytes.size()) == 0);
+  }
+  void Swap(int enter, int leave) { script.next = {{{0, enter}}, {{0, leave}}}; }
+  /// The transfer of an expert, by position on the link.
+  size_t Waiting(int e) const {
+    for (size_t i = 0; i < queue->waiting(); ++i) {
+      if (queue->transfer(i).key.expert == e) return i;
+    }
+    FAIL("expert " << e << " is not on the link");
+    return 0;
+  }
+};
+
+TEST_CASE("full-pool swap: with one spare block of each, every order of arrival works") {
+  const bool demotion_first = GENERATE(true, false);
+  const bool step_between = GENERATE(true, false);
+  Fixture f(2);
+  f.Swap(4, 0);
+  f.Step();
+  REQUIRE(f.queue->waiting() == 2);  // both ways at once: that is what the spares are for
+  CHECK(f.store->pool(kHigh).taken() == 3);
+  CHECK(f.store->pool(kLow).taken() == 5);
+  f.queue->Tear(0);
+  f.queue->Tear(1);
+  f.Check();
+  f.queue->Finish(f.Waiting(demotion_first ? 0 : 4));
+  if (step_between) f.Step();
+  f.queue->Finish(0);
+  f.Step();
+  f.Step();
+  CHECK(f.Version(4) == kHigh);
+  CHECK(f.Version(0) == kLow);
+  CHECK(f.store->pool(kHigh).taken() == 2);
+  CHECK(f.store->pool(kLow).taken() == 4);
+  // The same blocks do it again and again.
+  for (int i = 0; i < 20; ++i) {
+    f.Swap(i % 2 == 0 ? 0 : 4, i % 2 == 0 ? 4 : 0);
+    f.Step();
+    while (f.queue->waiting() > 0) f.queue->Finish(f.queue->waiting() - 1);
+    f.Step();
+    f.Step();
+    REQUIRE(f.Highs() == 2);
+  }
+  CHECK(f.stats.promotions == 21);
+}
+
+TEST_CASE("evict against read: an old version stays while a step may read it") {
+  Fixture f(2);
+  const int64_t reader = f.Begin();  // sees 0 high
+  f.Swap(4, 0);
+  f.Step();
+  f.queue->Finish(f.Waiting(0));
+  f.queue->Finish(f.Waiting(4));
+  f.Step();  // the switch
+  CHECK(f.Version(0) == kLow);
+  CHECK(f.store->Resolve({0, 0}, reader).version == kHigh);
+  // The reader's blocks are the spare ones now: the next swap has to wait, not to take them.
+  f.Swap(5, 1);
+  f.Step();
+  f.Step();
+  CHECK(f.queue->waiting() == 0);
+  CHECK(f.store->Resolve({0, 0}, reader).version == kHigh);
+  CHECK(f.stats.deferred > 0);
+  f.End(reader);
+  f.Swap(5, 1);
+  f.Step();
+  CHECK(f.queue->waiting() == 2);
+  while (f.queue->waiting() > 0) f.queue->Finish(0);
+  f.Step();
+  CHECK(f.Version(5) == kHigh);
+}
+
+TEST_CASE("publish against capture: what arrives inside a step is seen by the next one only") {
+  Fixture f(2);
+  f.Swap(3, 1);
+  f.Step();
+  const int64_t captured = f.Begin();  // its table is what a graph would have captured
+  f.queue->Finish(f.Waiting(3));
+  f.queue->Finish(f.Waiting(1));
+  f.store->Pump();  // arrived: complete in memory, and no handle has moved
+  f.Check();
+  CHECK(f.store->State({0, 3}, kHigh) == VersionState::kResident);
+  CHECK(f.Version(3) == kLow);
+  const int64_t next = f.Begin();
+  CHECK(f.store->Resolve({0, 3}, captured).version == kLow);
+  CHECK(f.store->Resolve({0, 3}, next).version == kHigh);
+  f.End(captured);
+  CHECK(f.store->Resolve({0, 3}, next).version == kHigh);
+  f.End(next);
+}
+
+TEST_CASE("budget change against promotion: shrinking under a promotion in flight") {
+  const bool last_first = GENERATE(true, false);
+  const bool arrived = GENERATE(true, false);
+  Fixture f(3);
+  f.queue->last_first = last_first;
+  f.Swap(5, 0);
+  f.Step();
+  REQUIRE(f.queue->waiting() == 2);
+  if (arrived) f.queue->Finish(f.Waiting(5));
+  // One high expert instead of three, as Engine::SetBudget does it: the limit last.
+  REQUIRE_OK(f.manager->Resize(1, 1 + 1, kExperts - 1 + 1));
+  CHECK(f.queue->waiting() == 0);
+  CHECK(f.Highs() == 1);
+  f.budget.SetLimit(f.Bytes(1, 1));
+  f.Check();
+  CHECK(f.store->pool(kHigh).taken() == 1);
+  CHECK(f.store->pool(kLow).taken() == kExperts - 1);
+  // And back: growing lets the next decision promote.
+  f.budget.SetLimit(f.Bytes(3, 1));
+  REQUIRE_OK(f.manager->Resize(3, 3 + 1, kExperts - 3 + 1));
+  f.script.next = {{{0, 4}, {0, 2}}, {}};
+  f.Step();
+  for (int i = 0; i < 3; ++i) {
+    while (f.queue->waiting() > 0) f.queue->Finish(0);
+    f.Step();
+  }
+  CHECK(f.Version(4) == kHigh);
+  CHECK(f.Version(2) == kHigh);
+}
+
+TEST_CASE("drain against promote: what was queued and never started is forgotten") {
+  Fixture f(3);
+  // One spare block: of three swaps one starts, the others stand in line.
+  f.script.next = {{{0, 3}, {0, 4}, {0, 5}}, {{0, 0}, {0, 1}, {0, 2}}};
+  f.Step();
+  REQUIRE(f.queue->waiting() == 2);
+  REQUIRE_OK(f.manager->Resize(3, 3 + 1, kExperts - 3 + 1));  // drains
+  CHECK(f.queue->waiting() == 0);
+  f.Check();
+  CHECK(f.Highs() == 3);
+  const int64_t promotions = f.stats.promotions;
+  for (int i = 0; i < 5; ++i) f.Step();
+  CHECK(f.queue->waiting() == 0);
+  CHECK(f.stats.promotions == promotions);
+  CHECK(f.Highs() == 3);
+  // Nobody is left marked as on its way: all of them can be asked for again.
+  std::vector<ExpertKey> low, high;
+  for (int e = 0; e < kExperts; ++e) (f.Version(e) == kHigh ? high : low).push_back({0, e});
+  const int64_t fallbacks = f.stats.policy_fallbacks;
+  f.script.next = {low, high};
+  for (int i = 0; i < 12; ++i) {
+    f.manager->BeforeStep(f.Context());
+    const int64_t epoch = f.store->OpenStep();
+    f.manager->AfterStepOpened(f.Context());
+    f.store->CloseStep(epoch);
+    while (f.queue->waiting() > 0) f.queue->Finish(0);
+    f.Check();
+    if (i < 11) f.script.next = {};
+  }
+  CHECK(f.stats.policy_fallbacks == fallbacks);
+}
+
+TEST_CASE("a transfer that fails in the middle of a swap leaves both experts usable") {
+  Fixture f(2);
+  f.Swap(4, 0);
+  f.Step();
+  f.source.set_broken(true);
+  f.queue->Finish(f.Waiting(4));  // the promotion
+  f.source.set_broken(false);
+  f.queue->Finish(f.Waiting(0));
+  f.Step();
+  f.Step();
+  CHECK(f.Version(4) == kLow);
+  CHECK(f.Version(0) == kLow);
+  CHECK(f.Highs() == 1);
+  CHECK(f.stats.deferred == 1);
+  f.script.next = {{{0, 4}}, {}};
+  f.Step();
+  f.queue->Finish(0);
+  f.Step();
+  CHECK(f.Version(4) == kHigh);
+}
+
+}  // namespace
+}  // namespace moert
