@@ -1,34 +1,33 @@
-// Debian's static Abseil is compiled for executables. All of it can be part of a shared library but
-// two files, whose thread-local variables would be addressed as the executable's. These are their
-// functions for the shared library; what they lose is the sampling of Cords, a profiler's affair.
+// Debian's static Abseil is compiled for executables; these are, for the shared library, functions
+// that its own cannot be.
+//
+// A Status can carry Cords that somebody attached to it. Nobody does here, so the functions for
+// them, which absl::Status refers to, do nothing. With them Cord would come in, whose thread-local
+// variable has to lie in the block that is laid out when a process starts; almost nothing of it is
+// left for libraries that are loaded later (Python's ctypes, plug-ins), and beside the CUDA
+// runtime's variables, which would have to lie there too, never enough: "cannot allocate memory in
+// static TLS block".
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdint>
-#include <limits>
+#include <string>
 #include <thread>
 
 #include "absl/base/internal/sysinfo.h"
-#include "absl/strings/internal/cordz_functions.h"
+#include "absl/strings/cord.h"
 
 namespace absl {
 ABSL_NAMESPACE_BEGIN
+
+void Cord::DestroyCordSlow() {}
+void Cord::InlineRep::UnrefTree() {}
+bool Cord::EqualsImpl(const Cord&, size_t) const { return false; }
+Cord::operator std::string() const { return {}; }
+
 namespace cord_internal {
 
-int32_t get_cordz_mean_interval() { return 0; }
-void set_cordz_mean_interval(int32_t) {}
-
-#ifdef ABSL_INTERNAL_CORDZ_ENABLED
-ABSL_CONST_INIT thread_local int64_t cordz_next_sample = std::numeric_limits<int64_t>::max();
-
-bool cordz_should_profile_slow() {
-  cordz_next_sample = std::numeric_limits<int64_t>::max();
-  return false;
-}
-
-void cordz_set_next_sample_for_testing(int64_t) {}
-#endif
+void CordzInfo::MaybeTrackCordImpl(InlineData&, const InlineData&, MethodIdentifier) {}
 
 }  // namespace cord_internal
 

@@ -2,12 +2,15 @@
 # Hosts in languages that CMake does not build. Exit status 77: what it takes is not installed.
 #   foreign.sh BUILD_DIR LIBRARY_DIR SOURCE_DIR WORK_DIR ACTION [PROGRAM...]
 # ACTION: languages (the same program in all of them prints the same), rust, go (their own tests),
-# rust_soak, go_soak (the threads alone), rust_bindings (the checked-in ones are moert.h's).
+# rust_soak, go_soak (the threads alone), rust_bindings (the checked-in ones are moert.h's), python (the
+# binding), python_transformers (MoE blocks replaced; MOERT_PYTHON names an interpreter that has torch).
 set -euo pipefail
 build=$1 library=$2 source=$3 work=$4 action=$5
 shift 5
 export PKG_CONFIG_PATH=$build LD_LIBRARY_PATH=$library
 export CARGO_TARGET_DIR=$work/rust CARGO_NET_OFFLINE=true RUST_BACKTRACE=0
+python=${MOERT_PYTHON:-python3}
+export MOERT_LIBRARY=$library/libmoert.so PYTHONPATH=$source/examples/python PYTHONDONTWRITEBYTECODE=1
 export GOCACHE=$work/go GOPROXY=off GOFLAGS=-mod=mod GOTOOLCHAIN=local GO111MODULE=on CGO_ENABLED=1
 
 # why_not LANGUAGE: what is missing, or nothing.
@@ -20,6 +23,8 @@ why_not() {
       elif ! rustc --version | awk '{ split($2, v, "."); exit !(v[1] > 1 || v[2] >= 63) }'; then
         echo "$(rustc --version) is older than 1.63"
       fi ;;
+    python)
+      command -v "$python" >/dev/null || echo "$python is not installed (Debian: apt install python3)" ;;
     go)
       if ! command -v go >/dev/null; then
         echo "go is not installed (Debian: apt install golang-go)"
@@ -61,6 +66,21 @@ case $action in
     need go
     cd "$source/examples/go"
     go test -count=1 -v -run TestManyGoroutines ./moert ;;
+  python)
+    need python
+    "$python" "$source/examples/python/tests/test_moert.py" -v 2>&1 ;;
+  python_transformers)
+    need python
+    export XDG_CACHE_HOME=$work/cache HF_HUB_OFFLINE=1 TQDM_DISABLE=1
+    text=$("$python" "$source/examples/python/tests/test_transformers.py" -v 2>&1) || {
+      echo "$text"
+      exit 1
+    }
+    echo "$text"
+    if [[ $text == *"OK (skipped"* ]]; then
+      echo "SKIPPED: $python has no torch and transformers 5 (MOERT_PYTHON names another)"
+      exit 77
+    fi ;;
   rust_bindings)
     bindgen --version 2>/dev/null | grep -q ' 0\.60\.' || { echo "SKIPPED: bindgen 0.60 is not installed"; exit 77; }
     "$source/examples/rust/moert-sys/generate.sh" "$work/bindings.rs"
@@ -83,6 +103,14 @@ case $action in
       programs+=("$work/hello_go")
     else
       echo "Go is left out: $why"
+    fi
+    why=$(why_not python)
+    if [ -z "$why" ]; then
+      printf '#!/bin/sh\nexec "%s" "%s/examples/python/hello.py"\n' "$python" "$source" > "$work/hello_python"
+      chmod +x "$work/hello_python"
+      programs+=("$work/hello_python")
+    else
+      echo "Python is left out: $why"
     fi
     expected=$("${programs[0]}")
     echo "$expected"

@@ -1,0 +1,133 @@
+/* A host with a kernel of its own: libmoert keeps the experts under its budget and says where they
+ * are, the host multiplies straight from those bytes. C99.
+ *
+ * For every token the host routes, leases the experts it chose, computes them, and compares with
+ * what libmoert computes from the same routing. A lease pins: the pointers stay good until it is
+ * released, whatever other threads load or evict meanwhile. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "examples/c_host/tiny_experts.h"
+
+#define TRY(call)                                                                         \
+  do {                                                                                    \
+    if ((call) != MOERT_OK) {                                                             \
+      fprintf(stderr, "%s: %s\n", moert_error_origin(error), moert_error_message(error)); \
+      return 1;                                                                           \
+    }                                                                                     \
+  } while (0)
+
+static float from_bf16(uint32_t bits) {
+  const uint32_t wide = bits << 16;
+  float value;
+  memcpy(&value, &wide, sizeof(value));
+  return value;
+}
+
+/* y[0, m->rows) = W x, W in the record's order (docs/layout.md, bf16): blocks of 16 rows x 16 k, in
+ * each 32 lanes of four words, lane = 4 g + t. */
+static void multiply(const moert_expert_view* view, const moert_matrix* m, const float* x,
+                     float* y) {
+  const uint32_t* word =
+      (const uint32_t*)((const char*)view->record + m->weight_offset); /* 256-byte aligned */
+  int64_t row_block, k_block;
+  memset(y, 0, (size_t)m->rows * sizeof(*y));
+  for (row_block = 0; row_block < m->padded_rows; row_block += 16) {
+    for (k_block = 0; k_block < m->padded_k; k_block += 16) {
+      int lane, a;
+      for (lane = 0; lane < 32; ++lane) {
+        for (a = 0; a < 4; ++a, ++word) {
+          const int64_t row = row_block + lane / 4 + (a & 1) * 8;
+          const int64_t k = k_block + lane % 4 * 2 + (a & 2) * 4;
+          if (row >= m->rows || k >= m->k) continue; /* padding */
+          y[row] += from_bf16(*word & 0xffff) * x[k];
+          if (k + 1 < m->k) y[row] += from_bf16(*word >> 16) * x[k + 1];
+        }
+      }
+    }
+  }
+}
+
+/* out += weight * down(silu(gate x) * (up x)) */
+static void add_expert(const moert_expert_view* view, const float* x, float weight, float* out) {
+  float gate[kTinyIntermediate], up[kTinyIntermediate], y[kTinyHidden];
+  int i;
+  multiply(view, &view->gate, x, gate);
+  multiply(view, &view->up, x, up);
+  for (i = 0; i < kTinyIntermediate; ++i) gate[i] = gate[i] / (1 + expf(-gate[i])) * up[i];
+  multiply(view, &view->down, gate, y);
+  for (i = 0; i < kTinyHidden; ++i) out[i] += weight * y[i];
+}
+
+int main(void) {
+  moert_error* error = NULL;
+  moert_source* source;
+  moert_engine* engine;
+  moert_layer_spec layers[kTinyLayers];
+  moert_source_callbacks callbacks;
+  moert_engine_options options;
+  moert_stats stats;
+  float x[kTinyHidden], mine[kTinyHidden], theirs[kTinyHidden];
+  double worst = 0, largest = 0;
+  int token, i;
+
+  tiny_layers(layers);
+  moert_source_callbacks_init(&callbacks, sizeof(callbacks));
+  callbacks.read = tiny_read;
+  callbacks.weights_dtype = MOERT_F32;
+  TRY(moert_source_create("tiny", layers, kTinyLayers, &callbacks, &source, &error));
+  moert_engine_options_init(&options, sizeof(options));
+  options.budget_fraction = 0.25;
+  options.numerics = MOERT_NUMERICS_F32; /* as the kernel above: activations are not rounded */
+  TRY(moert_engine_create(source, &options, &engine, &error));
+  moert_source_destroy(source);
+
+  for (token = 0; token < 32; ++token) {
+    moert_step_info info;
+    moert_step* step;
+    int32_t layer;
+    moert_step_info_init(&info, sizeof(info));
+    TRY(moert_step_begin(engine, &info, NULL, NULL, NULL, &step, &error));
+    for (i = 0; i < kTinyHidden; ++i) x[i] = tiny_input(token * kTinyHidden + i);
+    for (layer = 0; layer < kTinyLayers; ++layer) {
+      /* The host's own router: here, any two experts. */
+      const int32_t ids[kTinyTopK] = {(token * 3 + layer) % kTinyExperts,
+                                      (token * 5 + layer + 4) % kTinyExperts};
+      const int32_t other = (ids[0] + 1) % kTinyExperts;
+      const int32_t experts[kTinyTopK] = {ids[0], ids[1] == ids[0] ? other : ids[1]};
+      const float weights[kTinyTopK] = {0.75f, 0.25f};
+      moert_lease* lease;
+      moert_expert_view view;
+      memset(mine, 0, sizeof(mine));
+      TRY(moert_lease_acquire(step, layer, experts, kTinyTopK, &lease, &error));
+      moert_expert_view_init(&view, sizeof(view));
+      for (i = 0; i < kTinyTopK; ++i) {
+        TRY(moert_lease_view(lease, i, &view, &error));
+        if (strcmp(view.gate.scheme, "bf16") != 0 || strcmp(view.down.scheme, "bf16") != 0) {
+          fprintf(stderr, "this kernel reads bf16, not %s\n", view.gate.scheme);
+          return 1;
+        }
+        add_expert(&view, x, weights[i], mine);
+      }
+      moert_lease_release(lease);
+      TRY(moert_layer_forward_routed(step, layer, x, kTinyHidden, MOERT_F32, 1, experts, weights,
+                                     kTinyTopK, NULL, theirs, NULL, &error));
+      for (i = 0; i < kTinyHidden; ++i) {
+        worst = fmax(worst, fabs(mine[i] - theirs[i]));
+        largest = fmax(largest, fabs(theirs[i]));
+        x[i] += theirs[i];
+      }
+    }
+    TRY(moert_step_end(step, &error));
+  }
+
+  moert_stats_init(&stats, sizeof(stats));
+  TRY(moert_engine_stats(engine, &stats, &error));
+  moert_engine_destroy(engine);
+  printf("64 layers computed in place, largest value %.3g, largest difference %.2g\n", largest,
+         worst);
+  printf("loads %d, evictions %d, budget kept: %s\n", (int)stats.loads, (int)stats.evictions,
+         stats.peak_bytes <= stats.budget_bytes ? "yes" : "no");
+  return largest > 0.01 && worst <= 1e-5 * largest && stats.evictions > 0 ? 0 : 1;
+}

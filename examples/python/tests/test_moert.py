@@ -1,0 +1,167 @@
+"""The binding: what it declares is moert.h, errors reach their caller, nothing leaks."""
+import array
+import ctypes
+import gc
+import os
+import pathlib
+import re
+import threading
+import time
+import unittest
+
+import moert
+from moert import _c
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+HIDDEN = 64
+
+
+def layers(experts=8, top_k=2):
+    return [moert.Source.layer(model_layer=l, num_experts=experts, top_k=top_k, hidden=HIDDEN,
+                               intermediate=48) for l in range(2)]
+
+
+def weights(layer, expert, part, first_row, rows, cols):
+    start = first_row * cols
+    salt = expert * 97 + layer * 31
+    return [(((start + i) * 2654435761 + salt >> 7) % 2001) / 8000 - 0.125
+            for i in range(rows * cols)]
+
+
+def floats(seed, rows=1):
+    return array.array("f", (((i * 37 + seed * 101) % 199) / 99 - 1 for i in range(rows * HIDDEN)))
+
+
+class Binding(unittest.TestCase):
+    def test_structs_are_those_of_the_header(self):
+        frozen = (ROOT / "tests/abi/layout.c").read_text()
+        for kind, name in _c._NAMES.items():
+            size = re.search(rf"ABI_SIZE\(moert_{name}, (\d+)\)", frozen)
+            self.assertIsNotNone(size, name)
+            self.assertGreaterEqual(int(size[1]), ctypes.sizeof(kind), name)
+            for field, _ in kind._fields_[1:]:
+                offset = re.search(rf"ABI_(?:FIELD|LAST)\(moert_{name}, {field}, (\d+)\)", frozen)
+                if offset and "ABI_FIELD" in offset[0]:
+                    self.assertEqual(int(offset[1]), getattr(kind, field).offset, (name, field))
+
+    def test_errors_of_the_library(self):
+        with self.assertRaises(moert.Error) as refused:
+            moert.Source.from_weights("none", [], weights)
+        self.assertEqual(refused.exception.code, "INVALID_ARGUMENT")
+        source = moert.Source.from_weights("w", layers(), weights)
+        with self.assertRaisesRegex(moert.Error, "on-demand"):
+            moert.Engine(source, strategy="no-such")
+        engine = moert.Engine(source)
+        with engine.step("decode", 1) as step:
+            with self.assertRaises(ValueError):
+                step.forward(0, floats(1), array.array("f", [0.0] * 8))
+            with self.assertRaises(TypeError):
+                step.forward(0, array.array("d", [0.0] * HIDDEN), floats(1))
+            with self.assertRaisesRegex(moert.Error, "layer is 5"):
+                step.forward(5, floats(1), floats(1))
+        self.assertIn("importance", moert.strategies())
+
+    def test_errors_of_the_host(self):
+        broken = []
+
+        def read(layer, expert, part, *shape):
+            if broken and part == "gate_proj":
+                raise OSError(f"expert {expert} is gone")
+            return weights(layer, expert, part, *shape)
+
+        engine = moert.Engine(moert.Source.from_weights("w", layers(), read))
+        broken.append(True)
+        with self.assertRaisesRegex(moert.Error, r"OSError: expert \d is gone") as failed:
+            with engine.step("decode", 1) as step:
+                step.forward(0, floats(1), floats(1))
+        self.assertEqual(failed.exception.code, "DATA_LOSS")
+        broken.clear()
+        with engine.step("decode", 1) as step:
+            step.forward(0, floats(1), floats(1))
+            step.cancel()
+            with self.assertRaisesRegex(moert.Error, "CANCELLED"):
+                step.forward(1, floats(1), floats(1))
+            with self.assertRaisesRegex(moert.Error, "CANCELLED"):
+                step.end()
+
+    def test_budgets_do_not_change_the_output(self):
+        def run(**options):
+            engine = moert.Engine(moert.Source.from_weights("w", layers(), weights),
+                                  virtual_clock=True, **options)
+            y, out = array.array("f", bytes(4 * 3 * HIDDEN)), []
+            with engine.step("prefill", 3, request_ids=[4, 4, 5]) as step:
+                for layer in range(engine.layers):
+                    step.forward(layer, floats(2, rows=3), y)
+                    out.append(y.tobytes())
+            return out, engine
+        full, engine = run()
+        self.assertTrue(engine.exact)
+        tight, engine = run(budget_fraction=0.25)
+        self.assertEqual(full, tight)
+        self.assertGreater(engine.stats().loads, 0)
+        self.assertEqual(engine.memory().total_experts, 16)
+        self.assertEqual(len(engine.residency(0)), 8)
+        routed = array.array("f", bytes(4 * HIDDEN))
+        with engine.step("decode", 1) as step:
+            self.assertEqual(step.forward_routed(0, floats(2), [6, 1], [0.5, 0.5], routed), [6, 1])
+        self.assertTrue(any(routed))
+
+    def test_weights_go_with_their_last_user(self):
+        class Weights:
+            def __call__(self, *what):
+                return weights(*what)
+        mine = Weights()
+        alive = [True]
+        import weakref
+        weakref.finalize(mine, alive.clear)
+        source = moert.Source.from_weights("w", layers(), mine)
+        engine = moert.Engine(source)
+        del mine, source
+        gc.collect()
+        self.assertTrue(alive)
+        del engine
+        gc.collect()
+        self.assertFalse(alive)
+
+    def test_threads_share_an_engine(self):
+        experts = 16
+        reads = [0] * experts
+
+        def read(layer, expert, part, *shape):
+            if part == "gate_proj" and shape[0] == 0:
+                reads[expert] += 1
+                if reads[expert] % 3 == 2:
+                    raise OSError(f"expert <{expert}> is gone")
+            return weights(layer, expert, part, *shape)
+
+        engine = moert.Engine(moert.Source.from_weights("w", layers(experts, 1), read),
+                              budget_fraction=0.25)
+        end = time.monotonic() + float(os.environ.get("MOERT_SOAK_SECONDS", "1"))
+        wrong, counts = [], {"answered": 0, "failed": 0}
+
+        def work(mine):
+            x, y = floats(mine), floats(0)
+            try:
+                while time.monotonic() < end:
+                    try:
+                        with engine.step("decode", 1) as step:
+                            step.forward_routed(mine % 2, x, [mine], [1.0], y)
+                        counts["answered"] += 1
+                    except moert.Error as e:
+                        counts["failed"] += 1
+                        if f"expert <{mine}> is gone" not in e.message:
+                            wrong.append(f"{mine} got {e}")
+            except BaseException as e:
+                wrong.append(repr(e))
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(experts)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(wrong, [])
+        self.assertGreater(min(counts.values()), 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
