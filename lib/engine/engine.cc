@@ -242,7 +242,7 @@ class EngineImpl final : public Engine {
   std::unique_ptr<Backend> backend_;  // null: the CPU
   const std::vector<int> versions_;
   std::vector<LayerConstants> constants_;
-  std::vector<AlignedBuffer<std::byte>> shared_records_;
+  std::vector<AlignedArray<std::byte>> shared_records_;
   EngineStats stats_;
 
   LinkEstimate link_{&profile_};
@@ -254,7 +254,7 @@ class EngineImpl final : public Engine {
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<LayerRunner> runner_;
   std::unique_ptr<Leases> leases_;
-  AlignedBuffer<float> x_, y_;
+  AlignedArray<float> x_, y_;
 
   std::mutex mu_;  // everything above but plan_ and what is const
   std::map<StepId, Step> steps_;
@@ -405,8 +405,8 @@ absl::Status EngineImpl::Init() {
   int64_t hidden = 0;
   for (const MoeLayerSpec& layer : model.layers) hidden = std::max(hidden, layer.hidden);
   if (!options_.simulate && device_ == nullptr) {
-    x_ = AlignedBuffer<float>(options_.max_tokens_per_forward * hidden);
-    y_ = AlignedBuffer<float>(options_.max_tokens_per_forward * hidden);
+    x_ = AlignedArray<float>(options_.max_tokens_per_forward * hidden);
+    y_ = AlignedArray<float>(options_.max_tokens_per_forward * hidden);
   }
   if (manager_ != nullptr) {
     MOERT_RETURN_IF_ERROR(manager_->Preload(HighExperts(plan_)));

@@ -442,14 +442,14 @@ LayerRunner::LayerRunner(const LayerParts& parts, int64_t max_tokens)
     slot_floats = std::max(slot_floats, max_tokens * (layer.routing.top_k + 1) * layer.hidden);
   }
   if (parts.simulate || parts.device != nullptr) return;
-  slots_ = AlignedBuffer<float>(slot_floats);
+  slots_ = AlignedArray<float>(slot_floats);
   if (parts.strategy->prefetch == nullptr || !parts.strategy->prefetch->wants_resident_forward()) {
     return;
   }
   int64_t hidden = 0;
   for (const MoeLayerSpec& layer : parts.model->layers) hidden = std::max(hidden, layer.hidden);
-  partial_ = AlignedBuffer<float>(max_tokens * hidden);
-  next_input_ = AlignedBuffer<float>(max_tokens * hidden);
+  partial_ = AlignedArray<float>(max_tokens * hidden);
+  next_input_ = AlignedArray<float>(max_tokens * hidden);
 }
 
 }  // namespace moert

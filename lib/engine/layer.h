@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "backend/backend.h"
-#include "base/aligned.h"
+#include "base/aligned_array.h"
 #include "base/clock.h"
 #include "base/thread_pool.h"
 #include "moert/engine.h"
@@ -126,8 +126,8 @@ class LayerRunner {
   std::vector<int32_t> shared_rows_;
   bool forward_predicted_ = false;             // next_scores come from the host's prediction
   std::vector<uint8_t> computed_;              // [E]: of the first wave
-  AlignedBuffer<float> partial_, next_input_;  // [T, hidden]; empty unless the strategy wants them
-  AlignedBuffer<float> slots_;  // [T * k + T, hidden]: routed outputs by slot, then shared ones
+  AlignedArray<float> partial_, next_input_;  // [T, hidden]; empty unless the strategy wants them
+  AlignedArray<float> slots_;  // [T * k + T, hidden]: routed outputs by slot, then shared ones
 };
 
 }  // namespace moert

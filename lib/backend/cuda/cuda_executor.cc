@@ -7,7 +7,7 @@
 
 #include "backend/cuda/cuda_api.h"
 #include "backend/cuda/device_format.h"
-#include "base/aligned.h"
+#include "base/aligned_array.h"
 #include "base/rows.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
@@ -191,7 +191,7 @@ class CudaExecutor final : public DeviceExecutor {
   cudaStream_t last_stream_ = nullptr;
   bool any_stream_ = false;
   bool captured_ = false;  // some call was captured: its replays read the table
-  AlignedBuffer<float> host_rows_;
+  AlignedArray<float> host_rows_;
 
   std::vector<PendingRouting> ring_;
   size_t ring_first_ = 0, ring_count_ = 0;
@@ -381,7 +381,7 @@ absl::Status CudaExecutor::Route(const DeviceCall& call, bool on_host, bool next
         stream));
     MOERT_RETURN_IF_ERROR(WaitForRouting(stream));
     if (host_rows_.size() < tokens * spec.hidden) {
-      host_rows_ = AlignedBuffer<float>(parts_.max_tokens * extent_.hidden);
+      host_rows_ = AlignedArray<float>(parts_.max_tokens * extent_.hidden);
     }
     WidenRows({rows.data(), call.hidden.dtype, tokens, spec.hidden, spec.hidden},
               host_rows_.data());

@@ -1,6 +1,6 @@
 // A 64-byte aligned, fixed-size array without initialization.
-#ifndef MOERT_LIB_BASE_ALIGNED_H_
-#define MOERT_LIB_BASE_ALIGNED_H_
+#ifndef MOERT_LIB_BASE_ALIGNED_ARRAY_H_
+#define MOERT_LIB_BASE_ALIGNED_ARRAY_H_
 
 #include <cstdint>
 #include <cstdlib>
@@ -10,10 +10,10 @@
 namespace moert {
 
 template <typename T>
-class AlignedBuffer {
+class AlignedArray {
  public:
-  AlignedBuffer() = default;
-  explicit AlignedBuffer(int64_t size) : size_(size) {
+  AlignedArray() = default;
+  explicit AlignedArray(int64_t size) : size_(size) {
     const size_t bytes = (static_cast<size_t>(size) * sizeof(T) + 63) / 64 * 64;
     data_.reset(static_cast<T*>(std::aligned_alloc(64, bytes == 0 ? 64 : bytes)));
     if (data_ == nullptr) throw std::bad_alloc();
@@ -33,4 +33,4 @@ class AlignedBuffer {
 
 }  // namespace moert
 
-#endif  // MOERT_LIB_BASE_ALIGNED_H_
+#endif  // MOERT_LIB_BASE_ALIGNED_ARRAY_H_
