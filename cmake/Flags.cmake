@@ -5,6 +5,12 @@ function(moert_warnings target)
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:C,CXX>:${MOERT_WARNING_FLAGS}>)
 endfunction()
 
+if(MOERT_FUZZ)
+  if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+    message(FATAL_ERROR "MOERT_FUZZ needs clang: cmake --preset fuzz")
+  endif()
+  set(MOERT_SANITIZE "fuzzer-no-link,address,undefined")
+endif()
 if(MOERT_SANITIZE)
   add_compile_options($<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${MOERT_SANITIZE}>
                       $<$<COMPILE_LANGUAGE:C,CXX>:-fno-omit-frame-pointer>

@@ -145,6 +145,13 @@ class TokenizerJsonReader {
     return static_cast<int32_t>(id);
   }
 
+  // Tables go up to the highest id. Ids far beyond the number of tokens would make them mostly
+  // holes, and a small file take much memory: not a real vocabulary.
+  absl::Status CheckId(int32_t id, size_t tokens, const std::string& where) const {
+    if (static_cast<size_t>(id) < 4 * tokens + 1024) return absl::OkStatus();
+    return Error(where, fmt::format("has id {}, far beyond its {} tokens", id, tokens));
+  }
+
   void SetToken(int32_t id, std::string bytes) {
     if (id >= static_cast<int32_t>(out_.bytes_.size())) {
       out_.bytes_.resize(id + 1);
@@ -185,6 +192,7 @@ class TokenizerJsonReader {
     for (const auto& [token, value] : vocab->items()) {
       const std::string where = fmt::format("model.vocab[\"{}\"]", Show(token));
       MOERT_ASSIGN_OR_RETURN(const int32_t id, Id(value, where));
+      MOERT_RETURN_IF_ERROR(CheckId(id, vocab->size(), where));
       if (id < out_.size() && out_.known_[id]) {
         return Error(where, fmt::format("has id {}, as another token has", id));
       }
@@ -205,11 +213,6 @@ class TokenizerJsonReader {
         return Error("model.vocab",
                      fmt::format("lacks <0x{:02X}>, which byte_fallback needs", byte));
       }
-    }
-    // Ids far beyond the number of tokens would make the table mostly holes: not a real vocabulary.
-    if (out_.bytes_.size() > 4 * ids_.size() + 65536) {
-      return Error("model.vocab", fmt::format("has ids up to {} but only {} tokens",
-                                              out_.bytes_.size() - 1, ids_.size()));
     }
     return absl::OkStatus();
   }
@@ -304,10 +307,7 @@ class TokenizerJsonReader {
       if (it == ids_.end() && token.id < out_.size() && out_.known_[token.id]) {
         return Error(where, fmt::format("has id {}, as another token has", token.id));
       }
-      if (token.id > out_.size() + 65536) {
-        return Error(where, fmt::format("has id {}, far beyond the vocabulary of {}", token.id,
-                                        out_.size()));
-      }
+      MOERT_RETURN_IF_ERROR(CheckId(token.id, ids_.size() + added->size(), where));
       SetToken(token.id, token.content);
       out_.added_.push_back(std::move(token));
     }

@@ -1,0 +1,79 @@
+// What the fuzz targets share: files that are bytes in memory, and a check that counts in every
+// build.
+//
+// A target is one file NAME_fuzz.cc with LLVMFuzzerTestOneInput: any bytes must give a value or an
+// error. It is linked with libFuzzer in the preset "fuzz", and with replay_main.cc everywhere else,
+// where ctest feeds it the files of corpus/NAME.
+#ifndef MOERT_TESTS_FUZZ_FUZZ_H_
+#define MOERT_TESTS_FUZZ_FUZZ_H_
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "moert/env.h"
+
+#define FUZZ_REQUIRE(condition)                                                    \
+  do {                                                                             \
+    if (!(condition)) {                                                            \
+      std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
+      std::abort();                                                                \
+    }                                                                              \
+  } while (false)
+
+namespace moert::fuzz {
+
+/// A file that is a string.
+class MemoryFile final : public RandomAccessFile {
+ public:
+  MemoryFile(std::string path, std::string bytes)
+      : path_(std::move(path)), bytes_(std::move(bytes)) {}
+  absl::Status Read(int64_t offset, absl::Span<std::byte> dst) const override {
+    if (offset < 0 || offset > size() || static_cast<int64_t>(dst.size()) > size() - offset) {
+      return absl::OutOfRangeError(path_ + ": short");
+    }
+    if (!dst.empty()) std::memcpy(dst.data(), bytes_.data() + offset, dst.size());
+    return absl::OkStatus();
+  }
+  int64_t size() const override { return static_cast<int64_t>(bytes_.size()); }
+  const std::string& path() const override { return path_; }
+
+ private:
+  const std::string path_;
+  const std::string bytes_;
+};
+
+/// Every path is a file of the same bytes.
+class MemoryEnv final : public Env {
+ public:
+  explicit MemoryEnv(std::string bytes) : bytes_(std::move(bytes)) {}
+  absl::StatusOr<std::unique_ptr<RandomAccessFile>> Open(const std::string& path,
+                                                         FileAccess) override {
+    return std::make_unique<MemoryFile>(path, bytes_);
+  }
+
+ private:
+  const std::string bytes_;
+};
+
+/// For readers that take a path: a file without a name, rewritten at each call.
+inline std::string ScratchFile(const uint8_t* data, size_t size) {
+  static const int fd = ::memfd_create("fuzz", MFD_CLOEXEC);
+  FUZZ_REQUIRE(fd >= 0);
+  FUZZ_REQUIRE(::ftruncate(fd, 0) == 0);
+  FUZZ_REQUIRE(::pwrite(fd, data, size, 0) == static_cast<ssize_t>(size));
+  return "/proc/self/fd/" + std::to_string(fd);
+}
+
+}  // namespace moert::fuzz
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
+
+#endif  // MOERT_TESTS_FUZZ_FUZZ_H_

@@ -1,0 +1,26 @@
+// config.json of every architecture, and the rotary tables that follow from it.
+#include "examples/host/rope.h"
+#include "format/hf_config.h"
+#include "fuzz/fuzz.h"
+
+using namespace moert;
+
+int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const auto config =
+      ParseHfConfig(absl::string_view(reinterpret_cast<const char*>(data), size), "fuzz");
+  if (!config.ok()) {
+    FUZZ_REQUIRE(!config.status().message().empty());
+    return 0;
+  }
+  FUZZ_REQUIRE(config->moe.Validate().ok());
+  FUZZ_REQUIRE(static_cast<int>(config->is_moe.size()) == config->num_hidden_layers);
+  FUZZ_REQUIRE(static_cast<int>(config->sliding_window.size()) == config->num_hidden_layers);
+  FUZZ_REQUIRE(config->MoeLayerIndex(config->moe.layers.back().model_layer) ==
+               config->moe.num_layers() - 1);
+  FUZZ_REQUIRE(config->num_attention_heads % config->num_key_value_heads == 0);
+  host::Rope rope(config->rope, config->head_dim);
+  rope.Extend(3);
+  std::vector<float> x(static_cast<size_t>(config->head_dim), 1.0f);
+  rope.Rotate(rope.SetOf(config->max_position_embeddings), 2, x.data());
+  return 0;
+}

@@ -1,0 +1,188 @@
+#!/usr/bin/env python3
+"""Writes corpus/: what the fuzzers start from, and what ctest replays. Small valid files of every kind
+and dictionary-like variants; python3 make_corpus.py, no packages. (moert.json and the trace are written by
+the library: see seeds_from_tools.)
+
+    python3 make_corpus.py [BUILD_DIR]     # with a build, also manifest/ and trace/
+"""
+import json
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.join(HERE, "..", "..")
+SIZES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "U8": 1, "I32": 4, "I64": 8}
+
+
+def write(target, name, data):
+    folder = os.path.join(HERE, "corpus", target)
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, name), "wb") as f:
+        f.write(data if isinstance(data, bytes) else data.encode())
+
+
+def safetensors(tensors):
+    """tensors: name -> (dtype, shape)."""
+    header, data = {}, b""
+    for name, (dtype, shape) in tensors.items():
+        size = SIZES[dtype]
+        for d in shape:
+            size *= d
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + size]}
+        data += bytes((i * 37 + 11) % 120 for i in range(size))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def dump(value):
+    return json.dumps(value, separators=(",", ":"))
+
+
+COMMON = dict(vocab_size=32, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+              num_key_value_heads=1, max_position_embeddings=64, rms_norm_eps=1e-5)
+CONFIGS = {
+    "qwen2_moe": dict(COMMON, model_type="qwen2_moe", num_experts=2, num_experts_per_tok=1,
+                      moe_intermediate_size=4, shared_expert_intermediate_size=4, intermediate_size=8,
+                      mlp_only_layers=[], decoder_sparse_step=1, qkv_bias=True),
+    "qwen3_moe": dict(COMMON, model_type="qwen3_moe", num_experts=2, num_experts_per_tok=2, head_dim=4,
+                      moe_intermediate_size=4, norm_topk_prob=True,
+                      rope_scaling=dict(rope_type="yarn", factor=4.0, beta_fast=16.0, truncate=False,
+                                        original_max_position_embeddings=16, mscale=1.0)),
+    "qwen3_moe_fp8": dict(COMMON, model_type="qwen3_moe", num_experts=2, num_experts_per_tok=2,
+                          moe_intermediate_size=4,
+                          quantization_config=dict(quant_method="fp8", fmt="e4m3",
+                                                   weight_block_size=[128, 128])),
+    "mixtral": dict(COMMON, model_type="mixtral", num_local_experts=2, num_experts_per_tok=2,
+                    intermediate_size=4, sliding_window=8, eos_token_id=[1, 2]),
+    "olmoe": dict(COMMON, model_type="olmoe", num_experts=2, num_experts_per_tok=2,
+                  intermediate_size=4, clip_qkv=8.0, rope_scaling=dict(type="linear", factor=2.0)),
+    "phimoe": dict(COMMON, model_type="phimoe", num_local_experts=2, intermediate_size=4, lm_head_bias=True,
+                   attention_bias=True,
+                   rope_scaling=dict(type="longrope", short_factor=[1.0, 1.1], long_factor=[1.0, 2.0],
+                                     short_mscale=1.1, long_mscale=1.2,
+                                     original_max_position_embeddings=16)),
+    "deepseek": dict(COMMON, model_type="deepseek", num_hidden_layers=2, n_routed_experts=2, n_shared_experts=1,
+                     num_experts_per_tok=1, moe_intermediate_size=4, intermediate_size=8,
+                     first_k_dense_replace=1, moe_layer_freq=1, scoring_func="softmax"),
+    "xverse": dict(COMMON, model_type="xverse", num_experts=2, moe_top_k=2, num_shared_experts=1,
+                   intermediate_size=4,
+                   rope_parameters=dict(rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1,
+                                        high_freq_factor=4, original_max_position_embeddings=16)),
+}
+
+
+def experts(prefix, names, suffix=".weight", dtype="BF16", count=2):
+    gate, up, down = names
+    out = {}
+    for e in range(count):
+        out[f"{prefix}.{e}.{gate}{suffix}"] = (dtype, [4, 8])
+        out[f"{prefix}.{e}.{up}{suffix}"] = (dtype, [4, 8])
+        out[f"{prefix}.{e}.{down}{suffix}"] = (dtype, [8, 4])
+    return out
+
+
+def shared(prefix):
+    return {f"{prefix}.gate_proj.weight": ("BF16", [4, 8]), f"{prefix}.up_proj.weight": ("F16", [4, 8]),
+            f"{prefix}.down_proj.weight": ("F32", [8, 4])}
+
+
+def models():
+    mlp, proj = "model.layers.0.mlp", ("gate_proj", "up_proj", "down_proj")
+    gate = {mlp + ".gate.weight": ("F32", [2, 8])}
+    yield "qwen2_moe", "qwen2_moe", {**experts(mlp + ".experts", proj), **gate,
+                                     **shared(mlp + ".shared_expert"),
+                                     mlp + ".shared_expert_gate.weight": ("BF16", [1, 8])}
+    yield "fused", "qwen3_moe", {**gate, mlp + ".experts.gate_up_proj": ("BF16", [2, 8, 8]),
+                                 mlp + ".experts.down_proj": ("BF16", [2, 8, 4])}
+    yield "transposed", "qwen3_moe", {**gate, mlp + ".switch_mlp.gate_proj.weight": ("F16", [2, 8, 4]),
+                                      mlp + ".switch_mlp.up_proj.weight": ("F16", [2, 8, 4]),
+                                      mlp + ".switch_mlp.down_proj.weight": ("F16", [2, 4, 8])}
+    fp8 = experts(mlp + ".experts", proj, dtype="F8_E4M3")
+    yield "fp8", "qwen3_moe_fp8", {**gate, **fp8, **{n + "_scale_inv": ("F32", [1, 1]) for n in fp8}}
+    block = "model.layers.0.block_sparse_moe"
+    yield "mixtral", "mixtral", {**experts(block + ".experts", ("w1", "w3", "w2")),
+                                 block + ".gate.weight": ("BF16", [2, 8])}
+    yield "renamed", "mixtral", {**experts(mlp + ".experts", proj), **gate}
+    second = "model.layers.1.mlp"
+    yield "deepseek", "deepseek", {**experts(second + ".experts", proj), **shared(second + ".shared_experts"),
+                                   second + ".gate.weight": ("BF16", [2, 8])}
+
+
+def tokenizers():
+    alphabet = [chr(b) for b in range(33, 127)] + [chr(0x100 + i) for i in range(33)] + ["\u0120a", "ab"]
+    byte_level = {
+        "added_tokens": [{"id": 0, "content": "<s>", "special": True, "lstrip": False, "rstrip": True}],
+        "normalizer": {"type": "NFC"},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+            {"type": "Split", "pattern": {"Regex": "\\p{N}{1,3}| ?\\p{L}+|\\s+"}, "behavior": "Isolated"},
+            {"type": "Digits", "individual_digits": True},
+            {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}]},
+        "post_processor": {"type": "Sequence", "processors": [
+            {"type": "ByteLevel"},
+            {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}}],
+             "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}}}]},
+        "model": {"type": "BPE", "vocab": {"<s>": 0, **{t: i + 1 for i, t in enumerate(alphabet)}},
+                  "merges": [["a", "b"], "\u0120 a"]}}
+    yield "byte_level", dump(byte_level)
+    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2}
+    for t in [f"<0x{b:02X}>" for b in range(256)] + ["\u2581", "a", "b", "ab", "\u2581a"]:
+        vocab[t] = len(vocab)
+    fallback = {
+        "added_tokens": [{"id": i, "content": t, "normalized": False} for t, i in list(vocab.items())[:3]],
+        "normalizer": {"type": "Sequence", "normalizers": [
+            {"type": "Prepend", "prepend": "\u2581"},
+            {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]},
+        "post_processor": byte_level["post_processor"]["processors"][1] | {
+            "special_tokens": {"<s>": {"ids": [1]}}},
+        "model": {"type": "BPE", "byte_fallback": True, "unk_token": "<unk>", "fuse_unk": True,
+                  "vocab": vocab, "merges": ["a b", "\u2581 a"]}}
+    yield "fallback", dump(fallback)
+    meta = dict(fallback, normalizer=None, pre_tokenizer={
+        "type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": True})
+    yield "metaspace", dump(meta) + "\0 ab\xff <s>a  b"
+
+
+def seeds_from_tools(build):
+    """A pack's manifest and a trace, as the tools write them, of the smallest model there is."""
+    with tempfile.TemporaryDirectory() as tmp:
+        def run(tool, *arguments):
+            subprocess.run([os.path.join(build, "bin", "moert-" + tool), *arguments], check=True,
+                           stdout=subprocess.DEVNULL)
+        model = os.path.join(ROOT, "tests", "data", "architectures", "deepseek")
+        pack = os.path.join(tmp, "pack")
+        run("pack", "quantize", "--model", model, "--out", pack, "--schemes", "bf16,w4a16_g128")
+        with open(os.path.join(pack, "moert.json"), "rb") as f:
+            write("manifest", "two_versions.json", f.read())
+        tokens = os.path.join(tmp, "tokens.u16")
+        with open(tokens, "wb") as f:
+            f.write(struct.pack("<8H", *range(1, 9)))
+        trace = os.path.join(tmp, "trace")
+        run("run", "ppl", "--model", model, "--tokens", tokens, "--window", "4", "--trace", trace,
+            "--cache", tmp, "--clock", "virtual", "--quiet")
+        with open(trace, "rb") as f:
+            write("trace", "two_windows.trace", f.read())
+
+
+def main():
+    for name, config in CONFIGS.items():
+        write("hf_config", name + ".json", dump(config))
+    for name, config, tensors in models():
+        write("model", name, dump(CONFIGS[config]).encode() + b"\0" + safetensors(tensors))
+    for name, text in tokenizers():
+        write("tokenizer", name + ".json", text.encode("utf-8", "surrogateescape"))
+    write("safetensors", "all_types", safetensors({
+        **{d.lower(): (d, [2, 3]) for d in SIZES}, "scalar": ("F32", []), "none": ("BF16", [0, 5])}))
+    write("safetensors", "fp8", safetensors({"w": ("F8_E4M3", [130, 3]), "w_scale_inv": ("F32", [2, 1])}))
+    write("safetensors", "metadata", struct.pack("<Q", 40) + b'{"__metadata__":{"format":"pt","a":"b"}}')
+    write("profile", "all_fields.json", dump(dict(
+        name="x", link_bytes_per_s=1e9, link_latency_ns=5000, decode_layer_ns=5e5, prefill_token_ns=2000,
+        cpu_weight_bytes_per_s=1e10, cpu_expert_latency_ns=10, cpu_next_token_share=0.5, cpu_executor=True)))
+    if len(sys.argv) > 1:
+        seeds_from_tools(os.path.abspath(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()

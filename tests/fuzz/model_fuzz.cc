@@ -1,0 +1,31 @@
+// A checkpoint: config.json up to a zero byte, then the safetensors file that has to fit it.
+#include "format/checkpoint_experts.h"
+#include "fuzz/fuzz.h"
+
+using namespace moert;
+
+int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const absl::string_view all(reinterpret_cast<const char*>(data), size);
+  const size_t zero = all.find('\0');
+  if (zero == absl::string_view::npos) return 0;
+  const auto config = ParseHfConfig(all.substr(0, zero), "fuzz");
+  if (!config.ok()) return 0;
+  fuzz::MemoryEnv env(std::string(all.substr(zero + 1)));
+  const auto checkpoint = Checkpoint::Open("fuzz.safetensors", &env);
+  if (!checkpoint.ok()) return 0;
+  const auto experts = CheckpointExperts::Create(checkpoint->get(), &*config);
+  if (!experts.ok()) return 0;
+  // It fits: everything must be there to be read.
+  for (int l = 0; l < config->moe.num_layers(); ++l) {
+    const MoeLayerSpec& layer = config->moe.layers[static_cast<size_t>(l)];
+    FUZZ_REQUIRE((*experts)->ReadConstants(l).ok());
+    for (int e = 0; e < layer.num_experts; ++e) {
+      ExpertWeights weights;
+      FUZZ_REQUIRE((*experts)->ReadExpert(l, e, &weights).ok());
+      const auto matrix = static_cast<size_t>(layer.hidden * layer.intermediate);
+      FUZZ_REQUIRE(weights.gate.size() == matrix && weights.up.size() == matrix &&
+                   weights.down.size() == matrix);
+    }
+  }
+  return 0;
+}

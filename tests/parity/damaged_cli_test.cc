@@ -1,0 +1,50 @@
+// The tools over damaged models: each run reads what is there or ends with status 2 and one
+// message, never by a signal. (10,000 files in one process: unit/format/damaged_files_test.cc.)
+#include <string>
+
+#include "support/catch.h"
+#include "support/mutate.h"
+#include "support/run_tool.h"
+#include "support/temp_dir.h"
+
+namespace moert {
+namespace {
+
+using test::Outcome;
+using test::ReadFile;
+using test::TempDir;
+using test::WriteFile;
+
+TEST_CASE("damaged checkpoints: status 0 or 2, and 2 comes with a message") {
+  const std::string model = std::string(MOERT_SOURCE_DIR) + "/tests/data/architectures/xverse";
+  TempDir scratch, dir, cache;
+  std::string tokens;
+  for (int i = 0; i < 16; ++i) tokens += {static_cast<char>(7 * i % 128), '\0'};
+  WriteFile(scratch / "tokens.u16", tokens);
+  test::Mutator mutator(11);
+  int refused = 0, read = 0;
+  for (int i = 0; i < 60; ++i) {
+    const std::string name = i % 2 == 0 ? "config.json" : "model.safetensors";
+    const std::string other = i % 2 == 0 ? "model.safetensors" : "config.json";
+    WriteFile(dir / name, mutator.Damage(ReadFile(model + "/" + name)));
+    WriteFile(dir / other, ReadFile(model + "/" + other));
+    const std::string command =
+        i % 3 == 0 ? "info " + dir.path() + " --budget 8MiB"
+                   : "ppl --model " + dir.path() + " --tokens " + scratch / "tokens.u16" +
+                         " --window 8 --threads 1 --quiet --cache " + cache.path();
+    const Outcome outcome = test::RunTool(i % 3 == 0 ? "pack" : "run", command, scratch);
+    INFO(i << ": " << command << "\n" << outcome.err);
+    REQUIRE((outcome.status == 0 || outcome.status == 2));
+    if (outcome.status == 2) {
+      ++refused;
+      REQUIRE_FALSE(outcome.err.empty());
+    } else {
+      ++read;
+    }
+  }
+  CHECK(refused > 20);
+  CHECK(read > 0);
+}
+
+}  // namespace
+}  // namespace moert
