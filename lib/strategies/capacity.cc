@@ -73,6 +73,11 @@ class MeasuredCapacity final : public CapacityRule {
     std::vector<int> dealt = DealByCurves(curves, slots_ - Transient(snapshot, 0));
     const int least = *std::min_element(dealt.begin(), dealt.end());
     dealt = DealByCurves(curves, slots_ - Transient(snapshot, LargestTopK(model) - least));
+    // Poor layers cost transient slots. Where few slots are to be dealt that can be more than the
+    // curves gain, which are of the past besides.
+    constexpr double kClear = 0.03;
+    std::vector<int> even = UniformCapacity(model, slots_ - Transient(snapshot, 0));
+    if ((1 - kClear) * Exposed(curves, even) <= Exposed(curves, dealt)) dealt = std::move(even);
     // A change costs loads: it must be worth it, or leave the transient slots that are needed now.
     constexpr double kWorthIt = 0.02;
     const bool transient_fits = Sum(capacity_) <= Sum(dealt);
