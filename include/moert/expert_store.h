@@ -147,6 +147,9 @@ class ExpertStore {
   bool Wait();
   /// The error of a load that failed since it was last asked, or OK.
   absl::Status TakeFailure(ExpertKey key);
+  /// Replaces the active version of an expert by `version` of the same pool, in the same block: it
+  /// is absent until that has arrived. False, and nothing changes, where it is read or switching.
+  bool Reload(ExpertKey key, int version, LoadReason reason);
   /// Ends a layer call: a layer over its capacity gives its surplus back.
   void EndLayerCall(const PolicyContext& context);
 
@@ -195,6 +198,7 @@ class ExpertStore {
     bool drop_next = false;
     int8_t intended = 0;
     bool unused_prefetch = false;
+    bool reloading = false;  // on its way to where it was: nothing new to the residency policy
     int32_t pins = 0;
     int64_t since = 0;
     int64_t last_used = 0;

@@ -220,6 +220,7 @@ struct TransferSnapshot {
   int32_t tokens = 0;        // tokens that want it (predicted ones for a prefetch)
   int64_t layer_tokens = 0;  // token x k slots of the layer
   int num_versions = 0;
+  absl::Span<const int32_t> layer_counts;  // [E] tokens of every expert (likewise), or empty
 };
 
 class PrecisionPolicy {
@@ -236,6 +237,9 @@ class PrecisionPolicy {
   virtual PrecisionDecision Decide(const PrecisionSnapshot& snapshot) { return {}; }
   /// The version (index into the strategy's versions, 0 = most bits) a load should bring.
   virtual int TransferVersion(const TransferSnapshot& snapshot) { return 0; }
+  /// A cache of several versions, after a layer call: true when lower versions that the call used
+  /// should be replaced by the best, each in its own block, behind the demand loads and prefetches.
+  virtual bool Upgrades(const PolicyContext& context) { return false; }
 };
 
 // ---------------------------------------------------------------------------------------------------

@@ -39,6 +39,9 @@ class Prefetcher {
              VersionManager* versions, EngineStats* stats);
   ~Prefetcher();
 
+  /// Which version a prefetch brings into a cache of several; null: the best. Borrowed.
+  void SetPrecision(PrecisionPolicy* policy) { precision_policy_ = policy; }
+
   bool wants_next_gate(Phase phase) const;
   bool wants_resident_forward(Phase phase) const;
   /// [L], in decode steps: kept current; zeros while there is no prefetch. Valid as long as this.
@@ -56,6 +59,7 @@ class Prefetcher {
  private:
   struct Ranked {
     ExpertKey key;
+    int version = 0;  // to bring if absent
     bool pinned = false;
   };
 
@@ -69,6 +73,7 @@ class Prefetcher {
 
   const MoeModelSpec* model_;
   PrefetchPolicy* policy_;
+  PrecisionPolicy* precision_policy_ = nullptr;
   const LinkEstimate* link_;
   ExpertStore* store_;
   VersionManager* versions_;
@@ -83,6 +88,7 @@ class Prefetcher {
   double precision_ = 0.8;  // share of these that the routing used: a guess, then measured
   std::vector<uint8_t> predicted_;                   // [E] of predicted_layer_
   std::vector<Ranked> ranked_;                       // scratch
+  std::vector<int32_t> counts_;                      // scratch, [E] predicted tokens
   std::vector<PrefetchOutlook> measured_, outlook_;  // [L]; outlook_: zeros while it is off
 };
 

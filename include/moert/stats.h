@@ -26,7 +26,8 @@ struct EngineStats {
   int64_t hits_resident = 0;
   int64_t hits_prefetched = 0;
   int64_t late = 0;
-  int64_t loads = 0;         // demand loads completed
+  int64_t loads = 0;         // completed, but for prefetches
+  int64_t low_loads = 0;     // loads and prefetches that brought a lower version than the best
   int64_t bytes_loaded = 0;  // demand and prefetch and promotion
   int64_t evictions = 0;
   int64_t low_answers = 0;   // lookups answered by a lower version than intended

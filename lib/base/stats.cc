@@ -16,7 +16,7 @@ EngineStats StatsSince(const EngineStats& now, const EngineStats& before) {
   using S = EngineStats;
   EngineStats s = now;
   Subtract(&s, before, &S::lookups, &S::hits_resident, &S::hits_prefetched, &S::late, &S::loads,
-           &S::bytes_loaded, &S::evictions, &S::low_answers, &S::cpu_computed);
+           &S::low_loads, &S::bytes_loaded, &S::evictions, &S::low_answers, &S::cpu_computed);
   Subtract(&s, before, &S::prefetch_issued, &S::prefetch_cancelled, &S::prefetch_useful,
            &S::prefetch_active, &S::prefetch_top_score, &S::prefetch_bytes);
   Subtract(&s, before, &S::prefetch_predicted, &S::prefetch_recalled,

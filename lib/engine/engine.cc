@@ -126,7 +126,13 @@ absl::StatusOr<Blueprint> MakeBlueprint(const ExpertSource& source, const Engine
                                std::max(layer.intermediate, layer.shared_intermediate), formats));
     for (int e = 0; e < layer.num_experts; ++e) {
       plan.block_bytes = std::max(plan.block_bytes, source.layout(l, e, b.versions[0]).bytes);
-      if (b.strategy.serving == Serving::kCache) continue;
+      if (b.strategy.serving == Serving::kCache) {
+        // All versions share the blocks.
+        for (const int version : b.versions) {
+          plan.block_bytes = std::max(plan.block_bytes, source.layout(l, e, version).bytes);
+        }
+        continue;
+      }
       plan.low_block_bytes =
           std::max(plan.low_block_bytes, source.layout(l, e, b.versions[1]).bytes);
     }
@@ -330,11 +336,13 @@ absl::Status EngineImpl::Init() {
     MOERT_ASSIGN_OR_RETURN(transfers, backend_->MakeTransfers(source_.get(), clock_.get(),
                                                               virtual_clock, &profile_, options_));
   }
-  std::vector<ServedVersion> served = {{versions_[0], 0}};
+  std::vector<ServedVersion> served;
   std::vector<std::unique_ptr<BlockPool>> pools(1);
   MOERT_ASSIGN_OR_RETURN(pools[0], MakePool(plan_.block_bytes, plan_.slots));
-  if (strategy_.serving != Serving::kCache) {
-    served.push_back({versions_[1], 1});
+  if (strategy_.serving == Serving::kCache) {
+    for (const int version : versions_) served.push_back({version, 0});
+  } else {
+    served = {{versions_[0], 0}, {versions_[1], 1}};
     MOERT_ASSIGN_OR_RETURN(std::unique_ptr<BlockPool> low,
                            MakePool(plan_.low_block_bytes, plan_.low_slots));
     pools.push_back(std::move(low));
@@ -360,6 +368,7 @@ absl::Status EngineImpl::Init() {
   prefetcher_ =
       std::make_unique<Prefetcher>(&model, strategy_.prefetch.get(), strategy_.prefetch_control,
                                    &profile_, &link_, store_.get(), manager_.get(), &stats_);
+  if (strategy_.serving == Serving::kCache) prefetcher_->SetPrecision(strategy_.precision.get());
   if (strategy_.prefetch != nullptr) {
     // The capacities of the store's making knew of no prefetch.
     store_->SetPrefetchOutlook(prefetcher_->outlook());

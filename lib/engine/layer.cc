@@ -7,6 +7,7 @@
 
 #include "base/status_macros.h"
 #include "fmt/format.h"
+#include "plan/transfer_version.h"
 
 namespace moert {
 
@@ -37,7 +38,10 @@ absl::Status LayerRunner::Forward(LayerCall call, float* out) {
     Combine(call, out);
   }
 
-  if (parts_.versions == nullptr) parts_.store->EndLayerCall(call.context);
+  if (parts_.versions == nullptr) {
+    parts_.store->EndLayerCall(call.context);
+    Upgrade(call);
+  }
   Charge(static_cast<double>(
       recorded_ != nullptr
           ? recorded_->other_ns()
@@ -52,6 +56,16 @@ absl::Status LayerRunner::Forward(LayerCall call, float* out) {
                           routing_.next_scores, times_});
   }
   return absl::OkStatus();
+}
+
+void LayerRunner::Upgrade(const LayerCall& call) {
+  PrecisionPolicy* precision = Precision();
+  if (precision == nullptr || !precision->Upgrades(call.context)) return;
+  for (int32_t e = 0; e < routing_.num_experts; ++e) {
+    const ExpertKey key{call.context.layer, e};
+    if (routing_.counts[e] == 0 || parts_.store->Latest(key).version <= 0) continue;
+    parts_.store->Reload(key, 0, LoadReason::kBackground);
+  }
 }
 
 void LayerRunner::JoinCpu(const LayerCall& call, int64_t done_ns) {
@@ -153,9 +167,11 @@ absl::Status LayerRunner::FetchAndMultiply(const LayerCall& call) {
       constexpr size_t kStreamWidth = 2;  // keeps the link busy while one is multiplied
       const LoadHint hint{routing_.counts[*next], !wave_.empty() || !flying_.empty(),
                           flying_.size() >= kStreamWidth};
-      if (!parts_.store->StartLoad({context.layer, *next}, 0, LoadReason::kDemand, context, hint)) {
-        break;
-      }
+      const ExpertKey key{context.layer, *next};
+      const int version =
+          TransferVersion(Precision(), context, key, routing_.counts, /*prefetch=*/false,
+                          parts_.store->num_versions(), parts_.stats);
+      if (!parts_.store->StartLoad(key, version, LoadReason::kDemand, context, hint)) break;
       // A late prefetch may have landed since the plan was made. It is claimed at once: unpinned,
       // it could be evicted for the next load.
       if (!Claim(call, *next)) flying_.push_back(*next);

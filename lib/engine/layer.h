@@ -102,6 +102,12 @@ class LayerRunner {
   absl::Status CollectArrived(const LayerCall& call);
   /// Puts an expert into the next wave, pinned, if it is usable.
   bool Claim(const LayerCall& call, int32_t expert);
+  /// Of a cache's versions; null: always the best.
+  PrecisionPolicy* Precision() const {
+    return parts_.versions == nullptr ? parts_.strategy->precision.get() : nullptr;
+  }
+  /// Behind a call, lower versions it used are replaced, if the policy wants that.
+  void Upgrade(const LayerCall& call);
   /// Simulation: the CPU beside the fast tier is done with its experts at done_ns.
   void JoinCpu(const LayerCall& call, int64_t done_ns);
   void CountStall(const LayerCall& call, int64_t begin_ns);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "plan/transfer_version.h"
 #include "prefetch/prefetch_control.h"
 #include "prefetch/window_estimate.h"
 #include "store/link_estimate.h"
@@ -137,7 +138,6 @@ void Prefetcher::Predict(const PolicyContext& context, const RoutingResult& rout
 
 void Prefetcher::Admit(const PolicyContext& context, const std::vector<PrefetchCandidate>& ranked,
                        int64_t window_ns) {
-  constexpr int kVersion = 0;
   for (const PrefetchCandidate& candidate : ranked) predicted_[candidate.key.expert] = kRanked;
   if (versions_ != nullptr) {
     for (const PrefetchCandidate& candidate : ranked) {
@@ -145,12 +145,18 @@ void Prefetcher::Admit(const PolicyContext& context, const std::vector<PrefetchC
     }
     return;
   }
+  counts_.assign(predicted_.size(), 0);
+  for (const PrefetchCandidate& candidate : ranked) {
+    counts_[candidate.key.expert] = candidate.tokens;
+  }
   // What is predicted and there must not make way for what is predicted with less confidence.
   ranked_.clear();
   for (const PrefetchCandidate& candidate : ranked) {
     const bool present = store_->Latest(candidate.key).record != nullptr;
     if (present) store_->Pin(candidate.key);
-    ranked_.push_back({candidate.key, present});
+    const int version = TransferVersion(precision_policy_, context, candidate.key, counts_,
+                                        /*prefetch=*/true, store_->num_versions(), stats_);
+    ranked_.push_back({candidate.key, version, present});
   }
   int64_t used_ns = 0;
   for (size_t rank = 0; rank < ranked_.size(); ++rank) {
@@ -160,7 +166,7 @@ void Prefetcher::Admit(const PolicyContext& context, const std::vector<PrefetchC
       continue;
     }
     const bool arriving = store_->Arriving(key);
-    const int64_t transfer_ns = link_->TransferNs(store_->layout(key, kVersion).bytes);
+    const int64_t transfer_ns = link_->TransferNs(store_->layout(key, ranked_[rank].version).bytes);
     const bool first = used_ns == 0;
     used_ns += transfer_ns;
     if (first && !arriving) first_missing_ = key.expert;
@@ -184,15 +190,15 @@ bool Prefetcher::LatePays(int64_t transfer_ns, int64_t window_ns) const {
 }
 
 bool Prefetcher::StartLoad(const PolicyContext& context, size_t rank) {
-  constexpr int kVersion = 0;
   const ExpertKey key = ranked_[rank].key;
-  if (store_->StartLoad(key, kVersion, LoadReason::kPrefetch, context)) return true;
+  const int version = ranked_[rank].version;
+  if (store_->StartLoad(key, version, LoadReason::kPrefetch, context)) return true;
   for (size_t lower = ranked_.size() - 1; lower > rank; --lower) {
     if (!ranked_[lower].pinned) continue;
     ranked_[lower].pinned = false;
     store_->Unpin(ranked_[lower].key);
     predicted_[ranked_[lower].key.expert] = kRanked;
-    return store_->StartLoad(key, kVersion, LoadReason::kPrefetch, context);
+    return store_->StartLoad(key, version, LoadReason::kPrefetch, context);
   }
   return false;
 }

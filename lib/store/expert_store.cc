@@ -321,12 +321,15 @@ void ExpertStore::Publish() {
     if (!done.status.ok()) {
       Drop(done.key, done.version);
       entry.unused_prefetch = false;
+      if (entry.reloading) residency_->OnEvict(done.key);
+      entry.reloading = false;
       entry.failure = done.status;
       continue;
     }
     stats_->bytes_loaded += done.bytes;
     version.state = VersionState::kResident;
     if (entry.active < 0) {
+      stats_->low_loads += done.version > 0;
       if (entry.unused_prefetch) {
         stats_->prefetch_bytes += done.bytes;
       } else {
@@ -336,7 +339,8 @@ void ExpertStore::Publish() {
       entry.inserted = tick_;
       entry.queued_ns = done.started_ns - done.submitted_ns;
       entry.moved_ns = done.finished_ns - done.started_ns;
-      residency_->OnInsert(done.key, entry.unused_prefetch);
+      if (!entry.reloading) residency_->OnInsert(done.key, entry.unused_prefetch);
+      entry.reloading = false;
     }
     UpdateVisible(done.key);
   }
@@ -347,6 +351,23 @@ absl::Status ExpertStore::TakeFailure(ExpertKey key) {
   absl::Status failure = std::move(At(key).failure);
   At(key).failure = absl::OkStatus();
   return failure;
+}
+
+bool ExpertStore::Reload(ExpertKey key, int version, LoadReason reason) {
+  Entry& entry = At(key);
+  if (entry.active < 0 || entry.active == version || entry.pins > 0 || entry.next >= 0 ||
+      entry.previous >= 0 || versions_[entry.active].pool != versions_[version].pool) {
+    return false;
+  }
+  Version& old = entry.versions[entry.active];
+  const int32_t block = old.block;
+  old = Version{};
+  if (versions_[version].pool == 0) --held_[key.layer];  // Submit counts it again
+  entry.active = -1;
+  entry.reloading = true;
+  entry.failure = absl::OkStatus();
+  Submit(key, version, block, reason);
+  return true;
 }
 
 void ExpertStore::EndLayerCall(const PolicyContext& context) {

@@ -1,18 +1,53 @@
 // fate: the next layer's gate says what to prefetch, ARC keeps what comes back, and shallow layers,
-// which it predicts worst, get their slots first (Fate Sec. 4). With one scheme it is
-// exact.
+// which it predicts worst, get their slots first (Fate Sec. 4). With one scheme it is exact; with
+// `low` transfers are in the right number of bits (hybrid_bits.h) and it is not.
+#include "base/fmt_absl.h"
 #include "base/status_macros.h"
+#include "fmt/format.h"
 #include "strategies/arc.h"
 #include "strategies/builtin.h"
 #include "strategies/capacity.h"
+#include "strategies/hybrid_bits.h"
 #include "strategies/next_layer_gate.h"
 
 namespace moert {
+namespace {
+
+absl::Status AddHybridBits(const Params& params, Strategy* strategy) {
+  if (!params.Has("low")) {
+    for (const char* key : {"rho", "miss_bits", "low_hits"}) {
+      if (params.Has(key)) {
+        return absl::InvalidArgumentError(
+            fmt::format("strategy fate: {} needs a second scheme, low=NAME", key));
+      }
+    }
+    return absl::OkStatus();
+  }
+  const std::string high = params.Text("scheme", "w4a16_g128");
+  const std::string low = params.Text("low", "");
+  if (high == low) {
+    return absl::InvalidArgumentError(
+        fmt::format("strategy fate: scheme and low are both {}", high));
+  }
+  HybridBitsOptions options;
+  MOERT_ASSIGN_OR_RETURN(options.rho, params.Number("rho", options.rho, 0, 1));
+  MOERT_ASSIGN_OR_RETURN(const int miss, params.OneOf("miss_bits", 0, {"high", "low"}));
+  MOERT_ASSIGN_OR_RETURN(const int hits, params.OneOf("low_hits", 0, {"upgrade", "keep"}));
+  options.miss_low = miss == 1;
+  options.upgrade = hits == 0;
+  strategy->versions = {high, low};
+  strategy->exact = false;
+  strategy->precision = MakeHybridBits(options);
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 absl::StatusOr<Strategy> BuildFate(const Params& params) {
   Strategy strategy;
   if (params.Has("scheme")) strategy.versions = {params.Text("scheme", "")};
 
+  MOERT_RETURN_IF_ERROR(AddHybridBits(params, &strategy));
   NextLayerGateOptions gate;
   MOERT_ASSIGN_OR_RETURN(gate.percentile, params.Number("percentile", 75, 0, 99.999));
   MOERT_ASSIGN_OR_RETURN(const int64_t top, params.Integer("top", 0, 1, 1 << 20));

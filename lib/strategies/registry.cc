@@ -48,7 +48,13 @@ const std::vector<Row>& Rows() {
         kControl,
         {"wrap", "1: predict the first layer from the last one of the step before (0)"},
         {"shallow", "layers whose slots are filled first (dealt by measured miss curves)"},
-        {"transient", "slots of no layer, for what passes through (what the window holds)"}},
+        {"transient", "slots of no layer, for what passes through (what the window holds)"},
+        {"low", "lossy: second scheme of the pack, for transfers in fewer bits (none)"},
+        {"rho", "share of a prefill's tokens whose experts, the least popular, are sent low (0.1)"},
+        {"miss_bits", "high or low: what a decode step that misses waits for (high)"},
+        {"low_hits",
+         "upgrade or keep: low copies that decode used are replaced behind the call, or stay "
+         "(upgrade)"}},
        &BuildFate},
       {"importance",
        "lossy: low-score experts are replaced by resident look-alikes; eviction and prefetch by "

@@ -153,9 +153,9 @@ TEST_CASE("the JSON object has exactly the documented keys") {
   for (const Json& run : {generate, ppl}) {
     REQUIRE(Keys(run) == top);
     REQUIRE(Keys(run["tpot_ms"]) == std::set<std::string>{"mean", "p50", "p99"});
-    REQUIRE(Keys(run["experts"]) == std::set<std::string>{"lookups", "hits", "late", "hit_ratio",
-                                                          "loads", "bytes_loaded", "evictions",
-                                                          "low_answers", "cpu_computed"});
+    REQUIRE(Keys(run["experts"]) ==
+            std::set<std::string>{"lookups", "hits", "late", "hit_ratio", "loads", "low_loads",
+                                  "bytes_loaded", "evictions", "low_answers", "cpu_computed"});
     REQUIRE(Keys(run["experts"]["hits"]) == std::set<std::string>{"resident", "prefetched"});
     REQUIRE(Keys(run["prefetch"]) ==
             std::set<std::string>{"issued", "cancelled", "useful", "accuracy", "recall",

@@ -76,6 +76,7 @@ std::string ReportJson(const RunReport& r, const Engine& engine) {
                   {"late", s.late},
                   {"hit_ratio", s.hit_ratio()},
                   {"loads", s.loads},
+                  {"low_loads", s.low_loads},
                   {"bytes_loaded", s.bytes_loaded},
                   {"evictions", s.evictions},
                   {"low_answers", s.low_answers},

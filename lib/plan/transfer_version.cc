@@ -1,0 +1,25 @@
+#include "plan/transfer_version.h"
+
+#include <numeric>
+
+namespace moert {
+
+int TransferVersion(PrecisionPolicy* policy, const PolicyContext& context, ExpertKey key,
+                    absl::Span<const int32_t> counts, bool prefetch, int num_versions,
+                    EngineStats* stats) {
+  if (policy == nullptr || num_versions < 2) return 0;
+  TransferSnapshot snapshot;
+  snapshot.context = context;
+  snapshot.key = key;
+  snapshot.prefetch = prefetch;
+  snapshot.tokens = counts[key.expert];
+  snapshot.layer_tokens = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  snapshot.num_versions = num_versions;
+  snapshot.layer_counts = counts;
+  const int version = policy->TransferVersion(snapshot);
+  if (version >= 0 && version < num_versions) return version;
+  ++stats->policy_fallbacks;
+  return 0;
+}
+
+}  // namespace moert
