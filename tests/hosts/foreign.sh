@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Hosts in languages that CMake does not build. Exit status 77: what it takes is not installed.
 #   foreign.sh BUILD_DIR LIBRARY_DIR SOURCE_DIR WORK_DIR ACTION [PROGRAM...]
-# ACTION: languages (the same program in all of them prints the same), rust, go (their own tests),
+# ACTION: rust_decoder (says what the C++ host says, PROGRAM), languages (the same program in all of them prints the same), rust, go (their own tests),
 # rust_soak, go_soak (the threads alone), rust_bindings (the checked-in ones are moert.h's), python (the
 # binding), python_transformers (MoE blocks replaced; MOERT_PYTHON names an interpreter that has torch).
 set -euo pipefail
@@ -66,6 +66,18 @@ case $action in
     need go
     cd "$source/examples/go"
     go test -count=1 -v -run TestManyGoroutines ./moert ;;
+  rust_decoder)
+    need rust
+    model=$source/examples/models/tiny-moe text=$source/tests/data/eval/humaneval.tokens.u16
+    export XDG_CACHE_HOME=$work/cache
+    (cd "$source/examples/rust" && cargo build --offline --locked --quiet --package moert-decoder)
+    ours=$("$CARGO_TARGET_DIR/debug/moert-decoder" "$model" "$text")
+    theirs=$("$1" "$model" "$text")
+    echo "$ours"
+    # Attention of its own, in another order of sums: not bit by bit.
+    printf '%s\n%s\n' "$ours" "$theirs" | awk '
+      $1 == "nll" { v[++n] = $2 + 0; print "nll " v[n] }
+      END { d = v[1] / v[2] - 1; exit !(n == 2 && v[1] > 0.5 && d < 1e-3 && d > -1e-3) }' ;;
   python)
     need python
     "$python" "$source/examples/python/tests/test_moert.py" -v 2>&1 ;;
@@ -82,7 +94,10 @@ case $action in
       exit 77
     fi ;;
   rust_bindings)
-    bindgen --version 2>/dev/null | grep -q ' 0\.60\.' || { echo "SKIPPED: bindgen 0.60 is not installed"; exit 77; }
+    if ! bindgen --version 2>/dev/null | grep -q ' 0\.60\.' || ! command -v rustfmt >/dev/null; then
+      echo "SKIPPED: bindgen 0.60 and rustfmt are not installed"
+      exit 77
+    fi
     "$source/examples/rust/moert-sys/generate.sh" "$work/bindings.rs"
     if ! diff "$source/examples/rust/moert-sys/src/lib.rs" "$work/bindings.rs"; then
       echo "moert.h and its Rust bindings differ: run examples/rust/moert-sys/generate.sh"

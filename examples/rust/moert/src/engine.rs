@@ -167,7 +167,14 @@ impl Engine {
         let mut handle = ptr::null_mut();
         check(|e| unsafe {
             sys::moert_step_begin(
-                self.handle, &info, requests, ptr::null(), ptr::null_mut(), &mut handle, e)
+                self.handle,
+                &info,
+                requests,
+                ptr::null(),
+                ptr::null_mut(),
+                &mut handle,
+                e,
+            )
         })?;
         Ok(Step::new(handle, rows))
     }
@@ -204,8 +211,7 @@ impl Engine {
     pub fn residency(&self, layer: i32) -> Result<Vec<Residency>> {
         let mut states = vec![0u8; self.layer(layer)?.num_experts as usize];
         check(|e| unsafe {
-            sys::moert_residency(
-                self.handle, layer, states.as_mut_ptr(), states.len() as i64, e)
+            sys::moert_residency(self.handle, layer, states.as_mut_ptr(), states.len() as i64, e)
         })?;
         let named = |state: &u8| match *state as i32 {
             1 => Residency::Arriving,
@@ -233,7 +239,13 @@ impl Engine {
             let data = if buffer.is_empty() { ptr::null_mut() } else { buffer.as_mut_ptr() };
             let written = check(|e| unsafe {
                 sys::moert_engine_prometheus(
-                    self.handle, label.as_ptr(), data, buffer.len() as u64, &mut needed, e)
+                    self.handle,
+                    label.as_ptr(),
+                    data,
+                    buffer.len() as u64,
+                    &mut needed,
+                    e,
+                )
             });
             if written.is_ok() && !buffer.is_empty() {
                 return Ok(text(buffer.as_ptr()));

@@ -30,9 +30,22 @@ impl Code {
     fn from_c(code: sys::moert_code) -> Code {
         use Code::*;
         const ALL: [Code; 16] = [
-            Cancelled, Unknown, InvalidArgument, DeadlineExceeded, NotFound, AlreadyExists,
-            PermissionDenied, ResourceExhausted, FailedPrecondition, Aborted, OutOfRange,
-            Unimplemented, Internal, Unavailable, DataLoss, Unauthenticated,
+            Cancelled,
+            Unknown,
+            InvalidArgument,
+            DeadlineExceeded,
+            NotFound,
+            AlreadyExists,
+            PermissionDenied,
+            ResourceExhausted,
+            FailedPrecondition,
+            Aborted,
+            OutOfRange,
+            Unimplemented,
+            Internal,
+            Unavailable,
+            DataLoss,
+            Unauthenticated,
         ];
         ALL.into_iter().find(|c| *c as i32 == code).unwrap_or(Unknown)
     }

@@ -136,7 +136,11 @@ impl Source {
     }
 
     /// A source over weights of the host's own.
-    pub fn from_weights<W: Weights>(name: &str, layers: &[LayerSpec], weights: W) -> Result<Source> {
+    pub fn from_weights<W: Weights>(
+        name: &str,
+        layers: &[LayerSpec],
+        weights: W,
+    ) -> Result<Source> {
         let name = c_string("name", name)?;
         let specs: Vec<sys::moert_layer_spec> = layers.iter().map(to_c).collect();
         let mut callbacks: sys::moert_source_callbacks = unsafe { std::mem::zeroed() };
@@ -150,7 +154,13 @@ impl Source {
         let mut handle = ptr::null_mut();
         let made = check(|e| unsafe {
             sys::moert_source_create(
-                name.as_ptr(), specs.as_ptr(), specs.len() as u64, &callbacks, &mut handle, e)
+                name.as_ptr(),
+                specs.as_ptr(),
+                specs.len() as u64,
+                &callbacks,
+                &mut handle,
+                e,
+            )
         });
         if let Err(error) = made {
             drop(unsafe { Box::from_raw(weights) }); // on failure it stayed ours

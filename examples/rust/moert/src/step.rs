@@ -37,8 +37,13 @@ impl<'engine> Step<'engine> {
     /// as long as it will believe is checked here.
     fn width(&self, origin: &str, hidden: usize, out: usize) -> Result<i64> {
         if hidden == 0 || hidden != out || hidden as i64 % self.rows != 0 {
-            return Err(invalid(origin, format!(
-                "hidden has {hidden} elements, out {out}, for a step of {} rows", self.rows)));
+            return Err(invalid(
+                origin,
+                format!(
+                    "hidden has {hidden} elements, out {out}, for a step of {} rows",
+                    self.rows
+                ),
+            ));
         }
         Ok(hidden as i64 / self.rows)
     }
@@ -48,8 +53,16 @@ impl<'engine> Step<'engine> {
         let width = self.width("Step::forward", hidden.len(), out.len())?;
         check(|e| unsafe {
             sys::moert_layer_forward(
-                self.handle, layer, hidden.as_ptr() as *const c_void, width, sys::MOERT_F32,
-                self.rows, out.as_mut_ptr() as *mut c_void, ptr::null_mut(), e)
+                self.handle,
+                layer,
+                hidden.as_ptr() as *const c_void,
+                width,
+                sys::MOERT_F32,
+                self.rows,
+                out.as_mut_ptr() as *mut c_void,
+                ptr::null_mut(),
+                e,
+            )
         })
     }
 
@@ -65,15 +78,28 @@ impl<'engine> Step<'engine> {
     ) -> Result<Vec<i32>> {
         let width = self.width("Step::forward_routed", hidden.len(), out.len())?;
         if ids.len() != weights.len() || ids.len() as i64 % self.rows != 0 {
-            return Err(invalid("Step::forward_routed", format!(
-                "{} ids and {} weights for {} rows", ids.len(), weights.len(), self.rows)));
+            return Err(invalid(
+                "Step::forward_routed",
+                format!("{} ids and {} weights for {} rows", ids.len(), weights.len(), self.rows),
+            ));
         }
         let mut used = vec![-1; ids.len()];
         check(|e| unsafe {
             sys::moert_layer_forward_routed(
-                self.handle, layer, hidden.as_ptr() as *const c_void, width, sys::MOERT_F32,
-                self.rows, ids.as_ptr(), weights.as_ptr(), (ids.len() as i64 / self.rows) as i32,
-                used.as_mut_ptr(), out.as_mut_ptr() as *mut c_void, ptr::null_mut(), e)
+                self.handle,
+                layer,
+                hidden.as_ptr() as *const c_void,
+                width,
+                sys::MOERT_F32,
+                self.rows,
+                ids.as_ptr(),
+                weights.as_ptr(),
+                (ids.len() as i64 / self.rows) as i32,
+                used.as_mut_ptr(),
+                out.as_mut_ptr() as *mut c_void,
+                ptr::null_mut(),
+                e,
+            )
         })?;
         Ok(used)
     }
@@ -86,9 +112,18 @@ impl<'engine> Step<'engine> {
         let mut handle = ptr::null_mut();
         check(|e| unsafe {
             sys::moert_layer_begin(
-                self.handle, layer, buffers.0.as_ptr() as *const c_void, width, sys::MOERT_F32,
-                self.rows, buffers.1.as_mut_ptr() as *mut c_void, ptr::null_mut(), ptr::null(),
-                &mut handle, e)
+                self.handle,
+                layer,
+                buffers.0.as_ptr() as *const c_void,
+                width,
+                sys::MOERT_F32,
+                self.rows,
+                buffers.1.as_mut_ptr() as *mut c_void,
+                ptr::null_mut(),
+                ptr::null(),
+                &mut handle,
+                e,
+            )
         })?;
         Ok(Call { handle, buffers: Some(buffers), step: PhantomData })
     }
@@ -103,7 +138,13 @@ impl<'engine> Step<'engine> {
         let mut handle = ptr::null_mut();
         check(|e| unsafe {
             sys::moert_lease_acquire(
-                self.handle, layer, experts.as_ptr(), experts.len() as i64, &mut handle, e)
+                self.handle,
+                layer,
+                experts.as_ptr(),
+                experts.len() as i64,
+                &mut handle,
+                e,
+            )
         })?;
         Ok(Lease { handle, step: PhantomData })
     }
@@ -221,7 +262,13 @@ impl Lease<'_> {
         let mut weights = vec![0.0; (matrix.rows * matrix.k) as usize];
         check(|e| unsafe {
             sys::moert_lease_read(
-                self.handle, index, part, weights.as_mut_ptr(), weights.len() as u64, e)
+                self.handle,
+                index,
+                part,
+                weights.as_mut_ptr(),
+                weights.len() as u64,
+                e,
+            )
         })?;
         Ok((matrix.rows, matrix.k, weights))
     }

@@ -33,7 +33,9 @@ impl Weights for Counted {
         }
         for (i, w) in dst.iter_mut().enumerate() {
             let n = (read.first_row as usize * read.cols as usize + i) * 2654435761
-                + read.expert as usize * 97 + read.layer as usize * 31 + read.part as usize;
+                + read.expert as usize * 97
+                + read.layer as usize * 31
+                + read.part as usize;
             *w = ((n >> 7) % 2001) as f32 / 8000.0 - 0.125;
         }
         Ok(())
@@ -43,7 +45,11 @@ impl Weights for Counted {
 fn layers() -> Vec<LayerSpec> {
     (0..2)
         .map(|l| LayerSpec {
-            model_layer: l, num_experts: 8, top_k: 2, hidden: HIDDEN as i64, intermediate: 48,
+            model_layer: l,
+            num_experts: 8,
+            top_k: 2,
+            hidden: HIDDEN as i64,
+            intermediate: 48,
             ..Default::default()
         })
         .collect()
@@ -157,7 +163,8 @@ fn a_lease_shows_the_weights() {
     assert_eq!(matrix.scheme, "bf16");
     // The first lane of the first tile, in place: bf16 of row 0, columns 0 and 1 (docs/layout.md).
     let bytes = &lease.record(0).unwrap()[matrix.weights.clone()];
-    let widened = |at: usize| f32::from_bits((bytes[at + 1] as u32) << 24 | (bytes[at] as u32) << 16);
+    let widened =
+        |at: usize| f32::from_bits((bytes[at + 1] as u32) << 24 | (bytes[at] as u32) << 16);
     assert_eq!((widened(0), widened(2)), (weights[0], weights[1]));
     assert_eq!(engine.residency(1).unwrap()[3], Residency::High);
     assert!(lease.record(1).unwrap_err().message.contains("1 experts"));
@@ -191,9 +198,11 @@ fn every_form_of_a_layer_call_says_the_same() {
     assert_eq!(step.forward(0, &narrow, &mut out).unwrap_err().code, Code::InvalidArgument);
     let bad = step.forward_routed(0, &x, &[1], &[1.0], &mut plain).unwrap_err();
     assert_eq!(bad.code, Code::InvalidArgument);
-    assert!(step.begin_forward(9, x.clone(), x.clone()).is_err() || {
-        step.begin_forward(9, x.clone(), x.clone()).unwrap().finish().is_err()
-    });
+    assert!(
+        step.begin_forward(9, x.clone(), x.clone()).is_err() || {
+            step.begin_forward(9, x.clone(), x.clone()).unwrap().finish().is_err()
+        }
+    );
     let _ = step.end(); // the failed calls are its errors
     let text = engine.prometheus("rust").unwrap();
     assert!(text.contains("moert_lookups_total{engine=\"rust\"}"), "{text}");

@@ -23,7 +23,9 @@ impl Weights for Faulty {
         }
         for (i, w) in dst.iter_mut().enumerate() {
             let n = (read.first_row as usize * read.cols as usize + i) * 2654435761
-                + read.expert as usize * 97 + read.layer as usize * 31 + read.part as usize;
+                + read.expert as usize * 97
+                + read.layer as usize * 31
+                + read.part as usize;
             *w = ((n >> 7) % 2001) as f32 / 8000.0 - 0.125;
         }
         Ok(())
@@ -39,7 +41,8 @@ struct Tally {
 }
 
 fn hammer(engine: &Engine, id: usize, end: Instant, tally: &Tally) {
-    let x: Vec<f32> = (0..HIDDEN).map(|i| ((i * 37 + id * 101) % 199) as f32 / 99.0 - 1.0).collect();
+    let x: Vec<f32> =
+        (0..HIDDEN).map(|i| ((i * 37 + id * 101) % 199) as f32 / 99.0 - 1.0).collect();
     let (mut y, mut first) = (vec![0.0; HIDDEN], vec![Vec::new(); 2]);
     let mut round = id;
     while Instant::now() < end {
@@ -76,7 +79,10 @@ fn hammer(engine: &Engine, id: usize, end: Instant, tally: &Tally) {
             }
             Err(error) => {
                 assert_eq!(error.code, Code::DataLoss);
-                assert!(error.message.contains(&format!("expert <{id}> is gone")), "{id} got {error}");
+                assert!(
+                    error.message.contains(&format!("expert <{id}> is gone")),
+                    "{id} got {error}"
+                );
                 assert_eq!(step.end().unwrap_err().message, error.message);
                 tally.failed_reads.fetch_add(1, Ordering::Relaxed);
             }
@@ -119,8 +125,12 @@ fn many_threads_share_an_engine() {
     let reads = Arc::new((0..THREADS).map(|_| AtomicUsize::new(0)).collect::<Vec<_>>());
     let layers: Vec<LayerSpec> = (0..2)
         .map(|l| LayerSpec {
-            model_layer: l, num_experts: THREADS as i32, top_k: 1, hidden: HIDDEN as i64,
-            intermediate: 48, ..Default::default()
+            model_layer: l,
+            num_experts: THREADS as i32,
+            top_k: 1,
+            hidden: HIDDEN as i64,
+            intermediate: 48,
+            ..Default::default()
         })
         .collect();
     let source = Source::from_weights("w", &layers, Faulty { reads: reads.clone() }).unwrap();
