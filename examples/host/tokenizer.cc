@@ -8,13 +8,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "examples/host/tokenizer_json.h"
 #include "examples/host/utf8.h"
 
 namespace moert::host {
 namespace {
-
-// U+2581, which stands for a space in the vocabularies that SentencePiece made.
-constexpr absl::string_view kSpaceMark = "\xE2\x96\x81";
 
 bool IsSpace(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
