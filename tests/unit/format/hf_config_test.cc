@@ -143,6 +143,221 @@ TEST_CASE("an illegal field is named with file, value and range") {
              Catch::Contains("head_dim is missing"));
 }
 
+// The sizes that the models' authors publish, as their config.json has them (fields that say
+// nothing of sizes or routing are left out).
+TEST_CASE("published configurations") {
+  json longrope = {{"type", "longrope"},
+                   {"long_mscale", 1.243163121016122},
+                   {"short_mscale", 1.243163121016122},
+                   {"original_max_position_embeddings", 4096}};
+  longrope["short_factor"] = longrope["long_factor"] = std::vector<double>(64, 1.0);
+  struct Published {
+    const char* name;
+    json config;
+    int moe_layers, first_moe_layer, experts, top_k;
+    RoutingKind routing;
+    bool renormalize;
+    int64_t shared;
+    double billions;  // of weights in routed experts
+  };
+  const Published models[] = {
+      {"Qwen1.5-MoE-A2.7B",
+       {{"model_type", "qwen2_moe"},
+        {"vocab_size", 151936},
+        {"hidden_size", 2048},
+        {"num_hidden_layers", 24},
+        {"num_attention_heads", 16},
+        {"num_key_value_heads", 16},
+        {"intermediate_size", 5632},
+        {"moe_intermediate_size", 1408},
+        {"max_position_embeddings", 8192},
+        {"shared_expert_intermediate_size", 5632},
+        {"num_experts", 60},
+        {"num_experts_per_tok", 4},
+        {"norm_topk_prob", false},
+        {"decoder_sparse_step", 1},
+        {"sliding_window", 32768},
+        {"use_sliding_window", false},
+        {"max_window_layers", 21}},
+       24,
+       0,
+       60,
+       4,
+       RoutingKind::kSoftmaxTopK,
+       false,
+       5632,
+       12.46},
+      {"Qwen3-30B-A3B",
+       {{"model_type", "qwen3_moe"},
+        {"vocab_size", 151936},
+        {"hidden_size", 2048},
+        {"num_hidden_layers", 48},
+        {"num_attention_heads", 32},
+        {"num_key_value_heads", 4},
+        {"head_dim", 128},
+        {"intermediate_size", 6144},
+        {"moe_intermediate_size", 768},
+        {"max_position_embeddings", 40960},
+        {"num_experts", 128},
+        {"num_experts_per_tok", 8},
+        {"norm_topk_prob", true},
+        {"decoder_sparse_step", 1},
+        {"mlp_only_layers", json::array()},
+        {"sliding_window", nullptr},
+        {"rope_scaling", nullptr},
+        {"rope_theta", 1000000.0},
+        {"quantization_config",
+         {{"activation_scheme", "dynamic"},
+          {"fmt", "e4m3"},
+          {"quant_method", "fp8"},
+          {"modules_to_not_convert", {"lm_head"}},
+          {"weight_block_size", {128, 128}}}}},
+       48,
+       0,
+       128,
+       8,
+       RoutingKind::kSoftmaxTopK,
+       true,
+       0,
+       28.99},
+      {"Mixtral-8x7B-v0.1",
+       {{"model_type", "mixtral"},
+        {"vocab_size", 32000},
+        {"hidden_size", 4096},
+        {"num_hidden_layers", 32},
+        {"num_attention_heads", 32},
+        {"num_key_value_heads", 8},
+        {"intermediate_size", 14336},
+        {"max_position_embeddings", 32768},
+        {"num_local_experts", 8},
+        {"num_experts_per_tok", 2},
+        {"rms_norm_eps", 1e-5},
+        {"rope_theta", 1000000.0},
+        {"router_aux_loss_coef", 0.02},
+        {"sliding_window", nullptr}},
+       32,
+       0,
+       8,
+       2,
+       RoutingKind::kTopKSoftmax,
+       false,
+       0,
+       45.10},
+      {"OLMoE-1B-7B-0924",
+       {{"model_type", "olmoe"},
+        {"vocab_size", 50304},
+        {"hidden_size", 2048},
+        {"num_hidden_layers", 16},
+        {"num_attention_heads", 16},
+        {"num_key_value_heads", 16},
+        {"intermediate_size", 1024},
+        {"max_position_embeddings", 4096},
+        {"num_experts", 64},
+        {"num_experts_per_tok", 8},
+        {"norm_topk_prob", false},
+        {"clip_qkv", nullptr}},
+       16,
+       0,
+       64,
+       8,
+       RoutingKind::kSoftmaxTopK,
+       false,
+       0,
+       6.44},
+      {"Phi-3.5-MoE-instruct",
+       {{"model_type", "phimoe"},
+        {"vocab_size", 32064},
+        {"hidden_size", 4096},
+        {"num_hidden_layers", 32},
+        {"num_attention_heads", 32},
+        {"num_key_value_heads", 8},
+        {"intermediate_size", 6400},
+        {"max_position_embeddings", 131072},
+        {"num_local_experts", 16},
+        {"num_experts_per_tok", 2},
+        {"attention_bias", true},
+        {"lm_head_bias", true},
+        {"sliding_window", 131072},
+        {"router_jitter_noise", 0.01},
+        {"rope_theta", 10000.0},
+        {"rope_scaling", longrope}},
+       32,
+       0,
+       16,
+       2,
+       RoutingKind::kSparseMixer,
+       false,
+       0,
+       40.27},
+      {"deepseek-moe-16b-base",
+       {{"model_type", "deepseek"},
+        {"vocab_size", 102400},
+        {"hidden_size", 2048},
+        {"num_hidden_layers", 28},
+        {"num_attention_heads", 16},
+        {"num_key_value_heads", 16},
+        {"intermediate_size", 10944},
+        {"moe_intermediate_size", 1408},
+        {"max_position_embeddings", 4096},
+        {"n_routed_experts", 64},
+        {"n_shared_experts", 2},
+        {"num_experts_per_tok", 6},
+        {"first_k_dense_replace", 1},
+        {"moe_layer_freq", 1},
+        {"norm_topk_prob", false},
+        {"scoring_func", "softmax"},
+        {"rope_scaling", nullptr}},
+       27,
+       1,
+       64,
+       6,
+       RoutingKind::kSoftmaxTopK,
+       false,
+       2816,
+       14.95},
+      {"XVERSE-MoE-A4.2B",
+       {{"model_type", "xverse"},
+        {"vocab_size", 100534},
+        {"hidden_size", 2560},
+        {"num_hidden_layers", 28},
+        {"num_attention_heads", 32},
+        {"intermediate_size", 1728},
+        {"max_position_embeddings", 8192},
+        {"num_experts", 64},
+        {"moe_top_k", 6},
+        {"num_shared_experts", 2},
+        {"rope_theta", 500000}},
+       28,
+       0,
+       64,
+       6,
+       RoutingKind::kSoftmaxTopK,
+       true,
+       3456,
+       23.78},
+  };
+  for (const Published& m : models) {
+    INFO(m.name);
+    const auto c = ParseHfConfig(m.config.dump(), m.name);
+    REQUIRE_OK(c.status());
+    CHECK(c->moe.num_layers() == m.moe_layers);
+    const MoeLayerSpec& layer = c->moe.layers[0];
+    CHECK(layer.model_layer == m.first_moe_layer);
+    CHECK(layer.num_experts == m.experts);
+    CHECK(layer.routing.top_k == m.top_k);
+    CHECK(layer.routing.kind == m.routing);
+    CHECK(layer.routing.renormalize == m.renormalize);
+    CHECK(layer.shared_intermediate == m.shared);
+    CHECK(layer.shared_gate == (c->model_type == "qwen2_moe"));
+    const double weights = static_cast<double>(c->moe.total_experts()) * 3 *
+                           static_cast<double>(layer.hidden * layer.intermediate);
+    CHECK(weights / 1e9 == Approx(m.billions).epsilon(1e-3));
+    for (const int64_t window : c->sliding_window) {
+      CHECK((window == 0 || window == c->max_position_embeddings));
+    }
+  }
+}
+
 TEST_CASE("a folder without config.json") {
   test::TempDir dir;
   const auto c = LoadHfConfig(dir.path());
