@@ -1,0 +1,190 @@
+// Opening: from a blueprint to pools, transfers, stages and preloaded experts.
+#include <algorithm>
+#include <utility>
+
+#include "base/bytes_text.h"
+#include "base/status_macros.h"
+#include "engine/engine_impl.h"
+#include "engine/memory_plan.h"
+#include "fmt/format.h"
+#include "store/transfer_queue.h"
+
+namespace moert {
+
+absl::Status EngineImpl::ReadConstants() {
+  const MoeModelSpec& model = source_->model();
+  for (int l = 0; l < model.num_layers(); ++l) {
+    if (options_.simulate) {
+      LayerConstants sizes;
+      const MoeLayerSpec& layer = model.layers[l];
+      if (layer.shared_intermediate > 0) {
+        MOERT_ASSIGN_OR_RETURN(sizes.shared_layout,
+                               MakeRecordLayout(layer.hidden, layer.shared_intermediate,
+                                                ExpertFormat::Uniform(Scheme{})));
+      }
+      constants_.push_back(std::move(sizes));
+      continue;
+    }
+    MOERT_ASSIGN_OR_RETURN(LayerConstants constants, source_->ReadConstants(l));
+    shared_records_.emplace_back(static_cast<int64_t>(constants.shared_expert.size()));
+    std::copy(constants.shared_expert.begin(), constants.shared_expert.end(),
+              shared_records_.back().data());
+    constants.shared_expert = {};
+    constants_.push_back(std::move(constants));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<BlockPool>> EngineImpl::MakePool(int64_t block_bytes,
+                                                                int64_t blocks) {
+  if (backend_ != nullptr) {
+    return backend_->MakePool(block_bytes, MaxBlocks(), blocks, &budget_);
+  }
+  if (options_.allocator != nullptr && !options_.simulate) {
+    return MakeHostBlockPool(options_.allocator.get(), block_bytes, MaxBlocks(), blocks, &budget_);
+  }
+  return (options_.simulate ? MakeCountingBlockPool : MakeRamBlockPool)(block_bytes, MaxBlocks(),
+                                                                        blocks, &budget_);
+}
+
+absl::Status EngineImpl::Init() {
+  profile_ = options_.profile;
+  if (options_.link_gbps > 0) profile_.link_bytes_per_s = options_.link_gbps * 1e9;
+  if (!budget_.TryReserve(plan_.fixed_bytes())) {
+    return absl::InternalError("fixed parts exceed a budget that was checked to hold them");
+  }
+  const MoeModelSpec& model = source_->model();
+  MOERT_RETURN_IF_ERROR(ReadConstants());
+
+  VirtualClock* virtual_clock = nullptr;
+  std::unique_ptr<TransferQueue> transfers;
+  if (options_.clock == ClockKind::kVirtual) {
+    auto clock = std::make_unique<VirtualClock>();
+    virtual_clock = clock.get();
+    clock_ = std::move(clock);
+    transfers = MakeVirtualLink(source_.get(), virtual_clock, &profile_);
+  } else {
+    clock_ = std::make_unique<WallClock>();
+    transfers =
+        MakeReaderQueue(source_.get(), clock_.get(), options_.io_threads, options_.link_gbps * 1e9);
+  }
+  if (backend_ != nullptr) {
+    MOERT_ASSIGN_OR_RETURN(transfers, backend_->MakeTransfers(source_.get(), clock_.get(),
+                                                              virtual_clock, &profile_, options_));
+  }
+  std::vector<ServedVersion> served;
+  std::vector<std::unique_ptr<BlockPool>> pools(1);
+  MOERT_ASSIGN_OR_RETURN(pools[0], MakePool(plan_.block_bytes, plan_.slots));
+  if (strategy_.serving == Serving::kCache) {
+    for (const int version : versions_) served.push_back({version, 0});
+  } else {
+    served = {{versions_[0], 0}, {versions_[1], 1}};
+    MOERT_ASSIGN_OR_RETURN(std::unique_ptr<BlockPool> low,
+                           MakePool(plan_.low_block_bytes, plan_.low_slots));
+    pools.push_back(std::move(low));
+  }
+  ResidencyPolicy* residency =
+      strategy_.residency ? strategy_.residency.get() : default_residency_.get();
+  store_ = std::make_unique<ExpertStore>(source_.get(), std::move(served), std::move(pools),
+                                         std::move(transfers), residency, &stats_);
+  store_->SetLinkEstimate(&link_);
+  if (strategy_.serving == Serving::kHotSet) {
+    manager_ =
+        MakeHotSet(&model, strategy_.precision.get(), strategy_.transitions, store_.get(), &stats_);
+  } else if (strategy_.serving == Serving::kLowPlusCache) {
+    manager_ = MakeHighCache(&model, strategy_.transitions, &profile_, store_.get(), &stats_);
+  }
+
+  std::vector<absl::Span<const float>> gates, biases;
+  for (const LayerConstants& c : constants_) {
+    gates.push_back(c.gate);
+    biases.push_back(c.selection_bias);
+  }
+  router_ = std::make_unique<Router>(&model, std::move(gates), std::move(biases), pool_.get());
+  prefetcher_ =
+      std::make_unique<Prefetcher>(&model, strategy_.prefetch.get(), strategy_.prefetch_control,
+                                   &profile_, &link_, store_.get(), manager_.get(), &stats_);
+  if (strategy_.serving == Serving::kCache) prefetcher_->SetPrecision(strategy_.precision.get());
+  if (strategy_.prefetch != nullptr) {
+    // The capacities of the store's making knew of no prefetch.
+    store_->SetPrefetchOutlook(prefetcher_->outlook());
+    store_->SetCapacity(plan_.slots);
+  }
+  // The CPU backend's CPU is the executor of the fast tier: there is none beside it.
+  const bool cpu_executor = options_.simulate && profile_.cpu_executor;
+  scheduler_ = std::make_unique<Scheduler>(&model, strategy_.placement.get(), &profile_,
+                                           store_.get(), &stats_, cpu_executor);
+  LayerParts parts;
+  parts.model = &model;
+  parts.profile = &profile_;
+  parts.constants = &constants_;
+  for (int l = 0; l < model.num_layers(); ++l) {
+    static const std::byte nothing{};  // a shared expert that is counted and never read
+    const bool shared = model.layers[l].shared_intermediate > 0;
+    parts.shared_records.push_back(!shared             ? nullptr
+                                   : options_.simulate ? &nothing
+                                                       : shared_records_[l].data());
+  }
+  parts.strategy = &strategy_;
+  parts.residency = residency;
+  parts.router = router_.get();
+  parts.store = store_.get();
+  parts.prefetcher = prefetcher_.get();
+  parts.scheduler = scheduler_.get();
+  parts.versions = manager_.get();
+  parts.gemm = gemm_.get();
+  parts.pool = pool_.get();
+  parts.clock = clock_.get();
+  parts.virtual_clock = virtual_clock;
+  parts.stats = &stats_;
+  parts.trace = options_.trace.get();
+  parts.simulate = options_.simulate;
+  if (backend_ != nullptr) {
+    MOERT_ASSIGN_OR_RETURN(
+        device_,
+        backend_->MakeExecutor({source_.get(), versions_, &constants_, parts.shared_records,
+                                options_.max_tokens_per_forward, &stats_}));
+    parts.device = device_.get();
+  }
+  runner_ = std::make_unique<LayerRunner>(parts, options_.max_tokens_per_forward);
+  int64_t hidden = 0;
+  for (const MoeLayerSpec& layer : model.layers) hidden = std::max(hidden, layer.hidden);
+  if (!options_.simulate && device_ == nullptr) {
+    x_ = AlignedArray<float>(options_.max_tokens_per_forward * hidden);
+    y_ = AlignedArray<float>(options_.max_tokens_per_forward * hidden);
+  }
+  if (manager_ != nullptr) {
+    MOERT_RETURN_IF_ERROR(manager_->Preload(HighExperts(plan_)));
+  } else if (strategy_.preload) {
+    MOERT_RETURN_IF_ERROR(Preload());
+  }
+  stats_ = EngineStats{};  // what opening took is not what running does
+  store_->SetTrace(options_.trace.get());
+  leases_ = std::make_unique<Leases>(store_.get(), &stats_);
+  Publish();
+  Log(LogLevel::kInfo,
+      fmt::format("{} opened, strategy {}, budget {}: {}", source_->name(), strategy_.spec,
+                  BytesText(plan_.budget_bytes), plan_.ToString()));
+  return absl::OkStatus();
+}
+
+absl::Status EngineImpl::Preload() {
+  PolicyContext context;
+  context.model = &source_->model();
+  for (int l = 0; l < context.model->num_layers(); ++l) {
+    context.layer = l;
+    const int experts = context.model->layers[l].num_experts;
+    for (int e = 0; e < experts; ++e) {
+      if (!store_->StartLoad({l, e}, 0, LoadReason::kBackground, context)) {
+        return absl::ResourceExhaustedError(
+            fmt::format("no memory for layer {} expert {} within the budget", l, e));
+      }
+    }
+    while (store_->Wait()) {
+    }
+    for (int e = 0; e < experts; ++e) MOERT_RETURN_IF_ERROR(store_->TakeFailure({l, e}));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace moert
