@@ -61,6 +61,11 @@ case $action in
       exit 1
     fi
     go vet ./...
+    noise=$(go build ./... 2>&1)
+    if [ -n "$noise" ]; then
+      printf 'cgo over the header is not silent:\n%s\n' "$noise"
+      exit 1
+    fi
     go test -count=1 -v ./... ;;
   go_soak)
     need go
@@ -98,7 +103,11 @@ case $action in
       echo "SKIPPED: bindgen 0.60 and rustfmt are not installed"
       exit 77
     fi
-    "$source/examples/rust/moert-sys/generate.sh" "$work/bindings.rs"
+    noise=$("$source/examples/rust/moert-sys/generate.sh" "$work/bindings.rs" 2>&1)
+    if [ -n "$noise" ]; then
+      printf 'bindgen over the header is not silent:\n%s\n' "$noise"
+      exit 1
+    fi
     if ! diff "$source/examples/rust/moert-sys/src/lib.rs" "$work/bindings.rs"; then
       echo "moert.h and its Rust bindings differ: run examples/rust/moert-sys/generate.sh"
       exit 1

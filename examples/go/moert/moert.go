@@ -6,6 +6,7 @@ package moert
 
 /*
 #cgo pkg-config: moert
+#cgo CFLAGS: -Wall -Wextra -Wno-unused-parameter
 #include "bridge.h"
 */
 import "C"
