@@ -28,6 +28,15 @@ struct DeviceMatrix {
   int64_t zero_offset = 0;  // of scale * zero; scale_offset when symmetric
 };
 
+/// Bytes of a row block over 64 k.
+MOERT_HOST_DEVICE constexpr int K64Bytes(Packing p) {
+  return p == Packing::kBf16 ? 2048
+         : p == Packing::kW8 ? 1024
+         : p == Packing::kW4 ? 512
+         : p == Packing::kW3 ? 384
+                             : 256;
+}
+
 /// The format of a record. Gate and up have one shape and packing.
 struct DeviceFormat {
   DeviceMatrix gate, up, down;
@@ -39,24 +48,44 @@ struct ExpertHandle {
   int64_t format = 0;               // index into the formats
 };
 
+/// One product's matrix of a tile, resolved: what a launch needs, at hand in one read.
+struct TileMatrix {
+  const uint8_t* weights;  // of row block 0 (gate, or down)
+  const uint8_t* scales;
+  int32_t second_weights;  // from an item's first row block to its second, bytes
+  int32_t second_scales;
+  int32_t zero_distance;  // from scales to scale * zero; 0: symmetric
+  int32_t items;          // pieces of work, see group_gemm.h
+  int32_t row_blocks;
+  int32_t k64s;
+  int32_t group_k64s;  // 0: no scales
+  int32_t zero_point;
+  Packing packing;
+  int32_t unused;
+};
+
 /// Tokens of one expert that are multiplied together, at most kTileTokens.
 struct Tile {
-  const uint8_t* record;
-  const int32_t* slots;  // [count] slots of the tokens, see SlotMap
-  int32_t format;
+  TileMatrix matrix[2];  // gate and up, down
+  const int32_t* slots;  // [count] slots of the tokens, see route.h
   int32_t count;
+  int32_t unused;
 };
 constexpr int kTileTokens = 16;  // more would not fit the kernels' registers
 
-/// Tiles of a wave and the work in them, one entry a tile. Arrays in device memory.
+/// A place in the work of a wave, whose tiles follow one another.
+struct Position {
+  int32_t tile;
+  int32_t item;
+};
+
+/// Tiles of a wave and how they are shared out. Arrays in device memory.
 struct TileTable {
   Tile* tiles;
-  int64_t* cost[2];   // per product (gate+up, down): cost of all tiles before this one
-  int32_t* tasks[2];  // tasks of this tile
-  int32_t* unit[2];   // cost of one task of this tile
-  int32_t* num_tiles;
-  int64_t* total[2];
+  int64_t* cost[2];     // per product: cost of all tiles up to and with this one
+  Position* starts[2];  // [kMaxCtas + 1]: where each CTA begins; the next one's start is its end
 };
+constexpr int kMaxCtas = 512;
 
 }  // namespace moert::cuda
 

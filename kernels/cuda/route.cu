@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/group_gemm.h"
 #include "kernels/cuda/primitives/element.cuh"
+#include "kernels/cuda/primitives/launch.cuh"
 #include "kernels/cuda/route.h"
 
 namespace moert::cuda {
@@ -11,41 +12,186 @@ namespace {
 
 constexpr uint32_t kFull = 0xffffffffu;
 constexpr int kGateTokens = 4;
+constexpr int kGateParts = 8;   // of the width, each summed by itself
+constexpr int kFewTokens = 64;  // up to here a CTA an expert, else a warp an expert
+constexpr int kTileThreads = kMaxExperts + 32;
 
-/// A warp an expert, kGateTokens tokens at a time: the gate's row is read once for them. The order
-/// of additions depends on the width alone.
+/// Sums of part `part` of an expert's logits for kGateTokens tokens, in every lane.
 template <typename T>
-__global__ void __launch_bounds__(256)
-    GateLogitsKernel(const T* x, int tokens, int hidden, int64_t stride, const float* gate,
-                     int experts, float* logits) {
-  const int expert = blockIdx.x * 8 + threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
-  const int first = blockIdx.y * kGateTokens;
-  if (expert >= experts) return;
-  const float* row = gate + static_cast<int64_t>(expert) * hidden;
-  float sum[kGateTokens] = {};
-  const T* at[kGateTokens];
+__device__ __forceinline__ void GatePart(const float* row, const T* const (&at)[kGateTokens],
+                                         int hidden, int part, float (&sum)[kGateTokens]) {
+  const int width = (hidden + kGateParts - 1) / kGateParts;
+  const int end = min(hidden, (part + 1) * width);
 #pragma unroll
-  for (int t = 0; t < kGateTokens; ++t) at[t] = x + min(first + t, tokens - 1) * stride;
+  for (int t = 0; t < kGateTokens; ++t) sum[t] = 0;
 #pragma unroll 8
-  for (int i = lane; i < hidden; i += 32) {
+  for (int i = part * width + static_cast<int>(threadIdx.x) % 32; i < end; i += 32) {
     const float g = row[i];
 #pragma unroll
     for (int t = 0; t < kGateTokens; ++t) sum[t] = fmaf(g, ToFloat(at[t][i]), sum[t]);
   }
 #pragma unroll
-  for (int t = 0; t < kGateTokens; ++t) {
-    const float total = WarpSum(sum[t]);
-    if (lane == 0 && first + t < tokens) {
-      logits[static_cast<int64_t>(first + t) * experts + expert] = total;
+  for (int t = 0; t < kGateTokens; ++t) sum[t] = WarpSum(sum[t]);
+}
+
+/// kGateTokens tokens at a time: the gate's row is read once for them. The order of additions
+/// depends on the width alone: the parts, each by the lanes of one warp, are summed in order.
+template <typename T, bool kCtaAnExpert>
+__global__ void __launch_bounds__(256)
+    GateLogitsKernel(const T* x, int tokens, int hidden, int64_t stride, const float* gate,
+                     int experts, float* logits) {
+  LetNextBegin();
+  WaitForPrevious();
+  const int warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  const int expert = kCtaAnExpert ? static_cast<int>(blockIdx.x) : blockIdx.x * 8 + warp;
+  const int first = blockIdx.y * kGateTokens;
+  if (expert >= experts) return;
+  const float* row = gate + static_cast<int64_t>(expert) * hidden;
+  const T* at[kGateTokens];
+#pragma unroll
+  for (int t = 0; t < kGateTokens; ++t) at[t] = x + min(first + t, tokens - 1) * stride;
+  float total[kGateTokens] = {};
+  if constexpr (kCtaAnExpert) {
+    __shared__ float parts[kGateParts][kGateTokens];
+    GatePart(row, at, hidden, warp, total);
+    if (lane == 0) {
+#pragma unroll
+      for (int t = 0; t < kGateTokens; ++t) parts[warp][t] = total[t];
     }
+    __syncthreads();
+    if (warp != 0) return;
+#pragma unroll
+    for (int t = 0; t < kGateTokens; ++t) {
+      total[t] = parts[0][t];
+      for (int p = 1; p < kGateParts; ++p) total[t] += parts[p][t];
+    }
+  } else {
+    for (int p = 0; p < kGateParts; ++p) {
+      float sum[kGateTokens];
+      GatePart(row, at, hidden, p, sum);
+#pragma unroll
+      for (int t = 0; t < kGateTokens; ++t) total[t] = p == 0 ? sum[t] : total[t] + sum[t];
+    }
+  }
+  if (lane != 0) return;
+#pragma unroll
+  for (int t = 0; t < kGateTokens; ++t) {
+    if (first + t < tokens) logits[static_cast<int64_t>(first + t) * experts + expert] = total[t];
   }
 }
 
-/// A warp a token; lane l holds experts l, l + 32, ...
+constexpr int kNoExpert = 0x7fffffff;
+
+/// The expert with the highest key among those of all lanes, of equal keys the lower index; lane l
+/// holds experts l, l + 32, ..., bit i of `taken` rules out its i-th. A key of NaN or -inf is taken
+/// last, so that distinct experts always come out.
+template <int kPerLane>
+__device__ int Highest(const float (&key)[kPerLane], uint32_t taken, int experts, int lane) {
+  float best = -INFINITY;
+  int best_i = -1;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    if (lane + 32 * i < experts && !(taken >> i & 1) && (best_i < 0 || key[i] > best)) {
+      best = key[i];
+      best_i = i;
+    }
+  }
+  int e = best_i < 0 ? kNoExpert : lane + 32 * best_i;
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) {
+    const float other = __shfl_xor_sync(kFull, best, d);
+    const int other_e = __shfl_xor_sync(kFull, e, d);
+    const bool neither_less = !(other > best) && !(best > other);
+    if (other_e != kNoExpert && (e == kNoExpert || other > best || (neither_less && other_e < e))) {
+      best = other;
+      e = other_e;
+    }
+  }
+  return __shfl_sync(kFull, e, 0);  // NaNs could leave lanes in disagreement
+}
+
+/// What the lane that holds expert e has of it, in all lanes; marks it as taken there.
+template <int kPerLane>
+__device__ float Take(const float (&value)[kPerLane], int e, int lane, uint32_t* taken) {
+  float v = 0;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    if (lane + 32 * i == e) {
+      *taken |= 1u << i;
+      v = value[i];
+    }
+  }
+  return __shfl_sync(kFull, v, e % 32);
+}
+
+/// Keys of experts outside the best groups become -inf. keys, ranks: the warp's.
+template <int kPerLane>
+__device__ void MaskGroups(const DeviceRouting& routing, float (&key)[kPerLane], int lane,
+                           float* keys, float* ranks) {
+  const int experts = routing.num_experts;
+  const int size = experts / routing.num_groups;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    if (lane + 32 * i < experts) keys[lane + 32 * i] = key[i];
+  }
+  __syncwarp();
+  for (int g = lane; g < routing.num_groups; g += 32) {
+    float first = -INFINITY, second = -INFINITY;
+    for (int i = 0; i < size; ++i) {
+      const float v = keys[g * size + i];
+      if (v > first) {
+        second = first;
+        first = v;
+      } else if (v > second) {
+        second = v;
+      }
+    }
+    ranks[g] = routing.kind == 2 && size > 1 ? first + second : first;
+  }
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    const int e = lane + 32 * i;
+    if (e >= experts) continue;
+    const int g = e / size;
+    const float mine = ranks[g];
+    int ahead = 0;
+    for (int other = 0; other < routing.num_groups; ++other) {
+      ahead += ranks[other] > mine || (other < g && !(mine > ranks[other]));
+    }
+    if (ahead >= routing.top_groups) key[i] = -INFINITY;
+  }
+}
+
+/// One pick of sparsemixer: the highest logit not taken and its softmax weight among those that are
+/// relatively close to it.
+template <int kPerLane>
+__device__ int SparseMixerPick(const DeviceRouting& routing, const float (&logit)[kPerLane],
+                               int lane, uint32_t* taken, float* weight) {
+  const uint32_t before = *taken;
+  const int e = Highest(logit, before, routing.num_experts, lane);
+  const float top = Take(logit, e, lane, taken);
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    if (lane + 32 * i >= routing.num_experts || (before >> i & 1)) continue;
+    const float distance = (top - logit[i]) / fmaxf(fabsf(logit[i]), top);
+    // 0 / 0, a logit equal to a top of 0, counts as close.
+    if (!(distance > routing.sparsemixer_threshold)) sum += expf(logit[i] - top);
+  }
+  *weight = 1 / WarpSum(sum);
+  return e;
+}
+
+/// A warp a token; at most 32 kPerLane experts.
+template <int kPerLane>
 __global__ void __launch_bounds__(128)
-    TopKKernel(DeviceRouting routing, int tokens, float* logits, int32_t* ids, float* weights) {
-  constexpr int kPerLane = kMaxExperts / 32;
+    TopKKernel(const __grid_constant__ DeviceRouting routing, int tokens, float* logits,
+               int32_t* ids, float* weights) {
+  LetNextBegin();
+  WaitForPrevious();
+  __shared__ float group_keys[4][32 * kPerLane], group_ranks[4][32 * kPerLane];
   const int token = blockIdx.x * 4 + threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   if (token >= tokens) return;
@@ -65,54 +211,39 @@ __global__ void __launch_bounds__(128)
   float sum = 0;
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
-    score[i] = lane + 32 * i < experts ? expf(key[i] - top) : 0.0f;
+    score[i] = lane + 32 * i >= experts ? 0.0f
+               : routing.kind == 2      ? 1 / (1 + expf(-key[i]))
+                                        : expf(key[i] - top);
     sum += score[i];
   }
-  sum = WarpSum(sum);
+  sum = routing.kind == 2 ? 1.0f : WarpSum(sum);
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int e = lane + 32 * i;
     score[i] /= sum;
-    if (e < experts) row[e] = score[i];
-    if (routing.kind == 0) key[i] = e < experts ? score[i] : -INFINITY;
+    if (e >= experts) continue;
+    row[e] = score[i];
+    if (routing.kind == 0 || routing.kind == 2) {
+      key[i] = score[i] + (routing.selection_bias == nullptr ? 0.0f : routing.selection_bias[e]);
+    }
+  }
+  if (routing.top_groups != routing.num_groups && (routing.kind == 0 || routing.kind == 2)) {
+    const int warp = threadIdx.x / 32;
+    MaskGroups(routing, key, lane, group_keys[warp], group_ranks[warp]);
   }
   float chosen_weight = 0;  // lane j keeps the j-th
   int chosen_id = 0;
   float total = 0;
   uint32_t taken = 0;
   for (int j = 0; j < routing.top_k; ++j) {
-    float best = -INFINITY;
-    int best_i = -1;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      // A key of NaN or -inf is taken last, so that k distinct experts always come out.
-      if (lane + 32 * i < experts && !(taken >> i & 1) && (best_i < 0 || key[i] > best)) {
-        best = key[i];
-        best_i = i;
-      }
-    }
-    int e = best_i < 0 ? 0x7fffffff : lane + 32 * best_i;
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2) {
-      const float other = __shfl_xor_sync(kFull, best, d);
-      const int other_e = __shfl_xor_sync(kFull, e, d);
-      const bool neither_less = !(other > best) && !(best > other);
-      if (other_e != 0x7fffffff &&
-          (e == 0x7fffffff || other > best || (neither_less && other_e < e))) {
-        best = other;
-        e = other_e;
-      }
-    }
-    e = __shfl_sync(kFull, e, 0);  // NaNs could leave lanes in disagreement
     float w = 0;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      if (lane + 32 * i == e) {
-        taken |= 1u << i;
-        w = score[i];
-      }
+    int e;
+    if (routing.kind == 3) {
+      e = SparseMixerPick(routing, key, lane, &taken, &w);
+    } else {
+      e = Highest(key, taken, experts, lane);
+      w = Take(score, e, lane, &taken);
     }
-    w = __shfl_sync(kFull, w, e % 32);
     total += w;
     if (lane == j) {
       chosen_weight = w;
@@ -120,7 +251,10 @@ __global__ void __launch_bounds__(128)
     }
   }
   if (lane < routing.top_k) {
-    if (routing.kind == 1 || routing.renormalize) chosen_weight /= total;
+    // Sigmoids may all underflow; the published models guard the division like this.
+    if (routing.kind == 1 || (routing.renormalize && routing.kind != 3)) {
+      chosen_weight /= total + 1e-20f;
+    }
     chosen_weight *= routing.scaling;
     const int64_t at = static_cast<int64_t>(token) * routing.top_k + lane;
     ids[at] = chosen_id;
@@ -131,6 +265,8 @@ __global__ void __launch_bounds__(128)
 /// A warp an expert walks all pairs: slots come out ascending with no sort and no atomics.
 __global__ void __launch_bounds__(128)
     GroupKernel(const int32_t* ids, int pairs, int experts, int32_t* lists, int32_t* counts) {
+  LetNextBegin();
+  WaitForPrevious();
   const int expert = blockIdx.x * 4 + threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   if (expert >= experts) return;
@@ -147,19 +283,60 @@ __global__ void __launch_bounds__(128)
   if (lane == 0) counts[expert] = count;
 }
 
-__device__ int TaskUnit(const DeviceMatrix& m) {
-  constexpr int kTaskOverhead = 4096;  // what a task costs beside its bytes, in bytes
-  const int k64_bytes = m.packing == Packing::kBf16 ? 2048
-                        : m.packing == Packing::kW8 ? 1024
-                        : m.packing == Packing::kW4 ? 512
-                        : m.packing == Packing::kW3 ? 384
-                                                    : 256;
-  return 2 * m.k64s * k64_bytes * (kGemmWarps / KSlices(m.k64s)) + kTaskOverhead;
+/// What an item costs: its bytes and what comes on top of them, in bytes.
+__device__ int ItemCost(const TileMatrix& m) {
+  constexpr int kOverhead = 2048;
+  return 2 * m.k64s * K64Bytes(m.packing) + kOverhead;
 }
 
-/// One CTA: a thread an expert counts its tiles, a scan places them, threads write them.
-__global__ void __launch_bounds__(kMaxExperts + 32)
+/// `up`: the matrix of the second row blocks, if it is another.
+__device__ TileMatrix Resolve(const uint8_t* record, const DeviceMatrix& m,
+                              const DeviceMatrix* up) {
+  TileMatrix t;
+  t.weights = record + m.weight_offset;
+  t.scales = record + m.scale_offset;
+  t.second_weights = up != nullptr ? static_cast<int>(up->weight_offset - m.weight_offset)
+                                   : m.k64s * K64Bytes(m.packing);
+  t.second_scales = up != nullptr ? static_cast<int>(up->scale_offset - m.scale_offset) : 32;
+  t.zero_distance = static_cast<int>(m.zero_offset - m.scale_offset);
+  t.items = up != nullptr ? m.row_blocks : (m.row_blocks + 1) / 2;
+  t.row_blocks = m.row_blocks;
+  t.k64s = m.k64s;
+  t.group_k64s = m.group_k64s;
+  t.zero_point = m.zero_point;
+  t.packing = m.packing;
+  t.unused = 0;
+  return t;
+}
+
+/// Where share `cta` of `ctas` equal shares of the work begins. cost: up to and with each tile.
+__device__ Position StartOf(const Tile* tiles, const int64_t* cost, int num_tiles, int product,
+                            int cta, int ctas) {
+  if (num_tiles == 0) return {0, 0};
+  const int64_t target = cost[num_tiles - 1] * cta / ctas;
+  int low = 0, high = num_tiles;  // the first tile that ends behind the target
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (cost[middle] > target) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  if (low == num_tiles) return {num_tiles, 0};
+  const int64_t before = low == 0 ? 0 : cost[low - 1];
+  const int64_t items = tiles[low].matrix[product].items;
+  const auto item = static_cast<int>(((target - before) * items + (cost[low] - before) - 1) /
+                                     (cost[low] - before));
+  return item >= items ? Position{low + 1, 0} : Position{low, item};
+}
+
+/// One CTA: a thread an expert counts its tiles, a scan places them, threads write them; then a
+/// thread a CTA of the products finds its share.
+__global__ void __launch_bounds__(kTileThreads)
     MakeTilesKernel(const __grid_constant__ MakeTilesArgs args) {
+  LetNextBegin();
+  WaitForPrevious();
   __shared__ int warp_tiles[32];
   __shared__ int64_t warp_cost[2][32];
   const int e = threadIdx.x;
@@ -173,17 +350,14 @@ __global__ void __launch_bounds__(kMaxExperts + 32)
     if (handle.record != nullptr) count = shared ? args.tokens : args.counts[e];
   }
   const int tiles = (count + kTileTokens - 1) / kTileTokens;
-  int tasks[2] = {}, unit[2] = {};
+  Tile tile{};
+  int64_t cost[2] = {};
   if (tiles > 0) {
     const DeviceFormat& f = args.formats[handle.format];
-    const int gate_rows = kGemmWarps / KSlices(f.gate.k64s);
-    const int down_rows = kGemmWarps / KSlices(f.down.k64s);
-    tasks[0] = (f.gate.row_blocks + gate_rows - 1) / gate_rows;
-    tasks[1] = ((f.down.row_blocks + 1) / 2 + down_rows - 1) / down_rows;
-    unit[0] = TaskUnit(f.gate);
-    unit[1] = TaskUnit(f.down);
+    tile.matrix[0] = Resolve(handle.record, f.gate, &f.up);
+    tile.matrix[1] = Resolve(handle.record, f.down, nullptr);
+    for (int p = 0; p < 2; ++p) cost[p] = int64_t{tile.matrix[p].items} * ItemCost(tile.matrix[p]);
   }
-  int64_t cost[2] = {int64_t{tasks[0]} * unit[0], int64_t{tasks[1]} * unit[1]};
 
   // Inclusive scans over experts, made exclusive.
   int tile_sum = tiles;
@@ -205,39 +379,49 @@ __global__ void __launch_bounds__(kMaxExperts + 32)
     warp_cost[1][warp] = cost_sum[1];
   }
   __syncthreads();
-  for (int w = 0; w < warp; ++w) {
-    tile_sum += warp_tiles[w];
-    cost_sum[0] += warp_cost[0][w];
-    cost_sum[1] += warp_cost[1][w];
-  }
-  if (e == static_cast<int>(blockDim.x) - 1) {
-    *args.table.num_tiles = tile_sum;
-    *args.table.total[0] = cost_sum[0];
-    *args.table.total[1] = cost_sum[1];
+  int num_tiles = 0;
+  for (int w = 0; w < static_cast<int>(blockDim.x) / 32; ++w) {
+    if (w == warp) {
+      tile_sum += num_tiles;
+    }
+    num_tiles += warp_tiles[w];
+    if (w < warp) {
+      cost_sum[0] += warp_cost[0][w];
+      cost_sum[1] += warp_cost[1][w];
+    }
   }
   const int first = tile_sum - tiles;
   const int32_t* slots =
       shared ? args.shared_slots : args.lists + static_cast<int64_t>(e) * args.pairs;
   for (int i = 0; i < tiles; ++i) {
     const int at = first + i;
-    args.table.tiles[at] = {handle.record, slots + i * kTileTokens,
-                            static_cast<int32_t>(handle.format),
-                            min(kTileTokens, count - i * kTileTokens)};
+    tile.slots = slots + i * kTileTokens;
+    tile.count = min(kTileTokens, count - i * kTileTokens);
+    args.table.tiles[at] = tile;
     for (int p = 0; p < 2; ++p) {
-      args.table.cost[p][at] = cost_sum[p] - (tiles - i) * cost[p];
-      args.table.tasks[p][at] = tasks[p];
-      args.table.unit[p][at] = unit[p];
+      args.table.cost[p][at] = cost_sum[p] - (tiles - 1 - i) * cost[p];
+    }
+  }
+  __syncthreads();
+  for (int cta = e; cta <= args.ctas; cta += static_cast<int>(blockDim.x)) {
+    for (int p = 0; p < 2; ++p) {
+      args.table.starts[p][cta] =
+          StartOf(args.table.tiles, args.table.cost[p], num_tiles, p, cta, args.ctas);
     }
   }
 }
 
 __global__ void IotaKernel(int32_t* first, int begin, int count) {
+  LetNextBegin();
+  WaitForPrevious();
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < count) first[i] = begin + i;
 }
 
 __global__ void UpdateTableKernel(ExpertHandle* table,
                                   const __grid_constant__ TableUpdates updates) {
+  LetNextBegin();
+  WaitForPrevious();
   const int i = threadIdx.x;
   if (i < updates.count) table[updates.index[i]] = updates.handle[i];
 }
@@ -249,41 +433,45 @@ using Element = std::remove_const_t<std::remove_pointer_t<T>>;
 
 int LaunchGateLogits(const DeviceRows& x, const float* gate, int experts, float* logits,
                      CUstream_st* stream) {
-  const dim3 grid((experts + 7) / 8, (x.rows + kGateTokens - 1) / kGateTokens);
+  const bool few = x.rows <= kFewTokens;
+  const dim3 grid(few ? experts : (experts + 7) / 8, (x.rows + kGateTokens - 1) / kGateTokens);
+  int error = 0;
   WithElement(x.dtype, [&](auto type) {
     using T = Element<decltype(type)>;
-    GateLogitsKernel<T><<<grid, 256, 0, stream>>>(static_cast<const T*>(x.data), x.rows, x.cols,
-                                                  x.stride, gate, experts, logits);
+    const auto kernel = few ? GateLogitsKernel<T, true> : GateLogitsKernel<T, false>;
+    error = LaunchEarly(kernel, grid, 256, 0, stream, static_cast<const T*>(x.data), x.rows, x.cols,
+                        x.stride, gate, experts, logits);
   });
-  return cudaGetLastError();
+  return error;
 }
 
 int LaunchTopK(const DeviceRouting& routing, int tokens, float* logits, int32_t* ids,
                float* weights, CUstream_st* stream) {
-  TopKKernel<<<(tokens + 3) / 4, 128, 0, stream>>>(routing, tokens, logits, ids, weights);
-  return cudaGetLastError();
+  const auto kernel = routing.num_experts <= 64    ? TopKKernel<2>
+                      : routing.num_experts <= 128 ? TopKKernel<4>
+                      : routing.num_experts <= 256 ? TopKKernel<8>
+                                                   : TopKKernel<kMaxExperts / 32>;
+  return LaunchEarly(kernel, (tokens + 3) / 4, 128, 0, stream, routing, tokens, logits, ids,
+                     weights);
 }
 
 int LaunchGroup(const int32_t* ids, int pairs, int experts, int32_t* lists, int32_t* counts,
                 CUstream_st* stream) {
-  GroupKernel<<<(experts + 3) / 4, 128, 0, stream>>>(ids, pairs, experts, lists, counts);
-  return cudaGetLastError();
+  return LaunchEarly(GroupKernel, (experts + 3) / 4, 128, 0, stream, ids, pairs, experts, lists,
+                     counts);
 }
 
 int LaunchMakeTiles(const MakeTilesArgs& args, CUstream_st* stream) {
   const int threads = (args.experts + 1 + 31) / 32 * 32;
-  MakeTilesKernel<<<1, threads, 0, stream>>>(args);
-  return cudaGetLastError();
+  return LaunchEarly(MakeTilesKernel, 1, threads, 0, stream, args);
 }
 
 int LaunchIota(int32_t* first, int begin, int count, CUstream_st* stream) {
-  IotaKernel<<<(count + 255) / 256, 256, 0, stream>>>(first, begin, count);
-  return cudaGetLastError();
+  return LaunchEarly(IotaKernel, (count + 255) / 256, 256, 0, stream, first, begin, count);
 }
 
 int LaunchUpdateTable(ExpertHandle* table, const TableUpdates& updates, CUstream_st* stream) {
-  UpdateTableKernel<<<1, TableUpdates::kMax, 0, stream>>>(table, updates);
-  return cudaGetLastError();
+  return LaunchEarly(UpdateTableKernel, 1, TableUpdates::kMax, 0, stream, table, updates);
 }
 
 }  // namespace moert::cuda

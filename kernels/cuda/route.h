@@ -18,13 +18,17 @@ namespace moert::cuda {
 constexpr int kMaxExperts = 512;
 constexpr int kMaxTopK = 32;
 
-/// What of moert::RoutingSpec the device executes.
+/// What of moert::RoutingSpec the device executes: everything.
 struct DeviceRouting {
-  int32_t kind = 0;  // moert::RoutingKind: kSoftmaxTopK or kTopKSoftmax
+  int32_t kind = 0;  // moert::RoutingKind
   int32_t num_experts = 0;
   int32_t top_k = 1;
   int32_t renormalize = 0;
   float scaling = 1;
+  int32_t num_groups = 1;  // kinds 0 and 2
+  int32_t top_groups = 1;
+  float sparsemixer_threshold = 0;        // kind 3
+  const float* selection_bias = nullptr;  // [num_experts] or null; kinds 0 and 2
 };
 
 /// logits[t, e] = gate[e] . x[t], fp32. gate: [experts, x.cols].
@@ -58,7 +62,8 @@ struct MakeTilesArgs {
   int32_t experts = 0;
   int32_t pairs = 0;
   int32_t tokens = 0;
-  ExpertSet wave;  // experts with no tokens may be in it
+  int32_t ctas = 0;  // of the products' launches, at most kMaxCtas
+  ExpertSet wave;    // experts with no tokens may be in it
 };
 
 /// Most tiles a wave can have.

@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/primitives/activation.cuh"
 #include "kernels/cuda/primitives/element.cuh"
+#include "kernels/cuda/primitives/launch.cuh"
 #include "kernels/cuda/rows.h"
 
 namespace moert::cuda {
@@ -14,10 +15,13 @@ constexpr int kThreads = 256;
 template <typename T>
 __global__ void PackRowsKernel(const T* x, int cols, int64_t x_stride, uint16_t* packed,
                                int64_t stride) {
+  LetNextBegin();
+  WaitForPrevious();
   const int64_t row = blockIdx.x;
-  // A thread fills 4 elements that lie together: one of the 8-byte halves of a fragment.
-  for (int i = threadIdx.x; i < stride / 4; i += kThreads) {
-    const int base = i / 8 * 32 + (i & 1) * 16 + ((i & 7) >> 1) * 2;
+  // A thread fills 4 elements that lie together: a unit.
+  const int i = blockIdx.y * kThreads + threadIdx.x;
+  if (i < stride / 4) {
+    const int base = i / 4 * 16 + (i & 3) * 2;
     const int channel[4] = {base, base + 1, base + 8, base + 9};
     uint16_t v[4];
 #pragma unroll
@@ -29,8 +33,11 @@ __global__ void PackRowsKernel(const T* x, int cols, int64_t x_stride, uint16_t*
   }
 }
 
+/// A CTA a token and kThreads channels.
 template <typename In, typename Out>
 __global__ void CombineKernel(const __grid_constant__ CombineArgs args) {
+  LetNextBegin();
+  WaitForPrevious();
   const int64_t token = blockIdx.x;
   const int hidden = args.x.cols;
   const In* x = static_cast<const In*>(args.x.data) + token * args.x.stride;
@@ -38,6 +45,7 @@ __global__ void CombineKernel(const __grid_constant__ CombineArgs args) {
   if (args.shared && args.shared_gate != nullptr) {
     __shared__ float parts[kThreads / 32];
     float dot = 0;
+#pragma unroll 8
     for (int i = threadIdx.x; i < hidden; i += kThreads) dot += ToFloat(x[i]) * args.shared_gate[i];
     dot = WarpSum(dot);
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = dot;
@@ -46,18 +54,32 @@ __global__ void CombineKernel(const __grid_constant__ CombineArgs args) {
     for (int w = 0; w < kThreads / 32; ++w) dot += parts[w];
     shared_weight = 1 / (1 + expf(-dot));
   }
-  const float* slots = args.slots + token * args.top_k * args.slot_stride;
-  const float* shared =
-      args.slots + (static_cast<int64_t>(gridDim.x) * args.top_k + token) * args.slot_stride;
+  const int i = blockIdx.y * kThreads + threadIdx.x;
+  if (i >= hidden) return;
+  const float* slots = args.slots + token * args.top_k * args.slot_stride + i;
   const float* weights = args.weights + token * args.top_k;
-  Out* out = static_cast<Out*>(args.out) + token * args.out_stride;
-  for (int i = threadIdx.x; i < hidden; i += kThreads) {
-    float sum = weights[0] * slots[i];
-    for (int j = 1; j < args.top_k; ++j)
-      sum = fmaf(weights[j], slots[j * args.slot_stride + i], sum);
-    if (args.shared) sum = fmaf(shared_weight, shared[i], sum);
-    out[i] = FromFloat<Out>(sum);
+  float shared = 0;
+  if (args.shared) {
+    shared =
+        args.slots[(static_cast<int64_t>(gridDim.x) * args.top_k + token) * args.slot_stride + i];
   }
+  float sum = 0;
+  constexpr int kAtOnce = 8;
+  for (int base = 0; base < args.top_k; base += kAtOnce) {
+    float v[kAtOnce], w[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int at = min(base + j, args.top_k - 1);
+      v[j] = slots[at * args.slot_stride];
+      w[j] = weights[at];
+    }
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      if (base + j < args.top_k) sum = base + j == 0 ? w[j] * v[j] : fmaf(w[j], v[j], sum);
+    }
+  }
+  if (args.shared) sum = fmaf(shared_weight, shared, sum);
+  static_cast<Out*>(args.out)[token * args.out_stride + i] = FromFloat<Out>(sum);
 }
 
 template <typename T>
@@ -66,22 +88,26 @@ using Element = std::remove_const_t<std::remove_pointer_t<T>>;
 }  // namespace
 
 int LaunchPackRows(const DeviceRows& x, uint16_t* packed, int64_t stride, CUstream_st* stream) {
+  int error = 0;
   WithElement(x.dtype, [&](auto type) {
     using T = Element<decltype(type)>;
-    PackRowsKernel<T><<<x.rows, kThreads, 0, stream>>>(static_cast<const T*>(x.data), x.cols,
-                                                       x.stride, packed, stride);
+    const dim3 grid(x.rows, static_cast<unsigned>((stride / 4 + kThreads - 1) / kThreads));
+    error = LaunchEarly(PackRowsKernel<T>, grid, kThreads, 0, stream, static_cast<const T*>(x.data),
+                        x.cols, x.stride, packed, stride);
   });
-  return cudaGetLastError();
+  return error;
 }
 
 int LaunchCombine(const CombineArgs& args, CUstream_st* stream) {
+  const dim3 grid(args.x.rows, (args.x.cols + kThreads - 1) / kThreads);
+  int error = 0;
   WithElement(args.x.dtype, [&](auto in) {
     WithElement(args.out_dtype, [&](auto out) {
-      CombineKernel<Element<decltype(in)>, Element<decltype(out)>>
-          <<<args.x.rows, kThreads, 0, stream>>>(args);
+      error = LaunchEarly(CombineKernel<Element<decltype(in)>, Element<decltype(out)>>, grid,
+                          kThreads, 0, stream, args);
     });
   });
-  return cudaGetLastError();
+  return error;
 }
 
 }  // namespace moert::cuda

@@ -8,12 +8,11 @@
 
 namespace moert::cuda {
 
-/// Packed rows hold B fragments: inside 32 channels, 16 bytes a thread-in-group t, in them the
-/// channels {2t, 2t+1, 2t+8, 2t+9} of the first 16, then those of the second.
+/// Packed rows hold B fragments: of every 16 channels, for u = 0..3, a unit of 8 bytes with the
+/// channels {2u, 2u+1, 2u+8, 2u+9}. Every packing reads whole units, each in its own order of k.
 __host__ __device__ constexpr int PackedIndex(int channel) {
   const int in16 = channel & 15;
-  return (channel & ~31) + ((in16 & 7) >> 1) * 8 + ((channel >> 4) & 1) * 4 + ((in16 >> 3) << 1) +
-         (channel & 1);
+  return (channel & ~15) + ((in16 & 7) >> 1) * 4 + ((in16 >> 3) << 1) + (channel & 1);
 }
 
 __device__ __forceinline__ uint16_t ToBf16(float v) {

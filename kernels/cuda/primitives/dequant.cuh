@@ -1,6 +1,6 @@
-// Packed weights -> bf16 A fragments, by masks and shifts alone: the bits of a weight become the
-// mantissa of 128 + u (bf16 0x4300 | u). Scale, zero and the 128 are applied to the sums, where
-// they cost one fused multiply-add a group and not one a weight. Layouts: docs/layout.md.
+// Packed weights -> bf16 A fragments, by masks and shifts alone: the bits of a weight become
+// mantissa bits of a power of two. Scale, zero and that power are applied to the sums of a group,
+// where they cost one fused multiply-add and not one a weight. Layouts: docs/layout.md.
 #ifndef MOERT_KERNELS_CUDA_PRIMITIVES_DEQUANT_CUH_
 #define MOERT_KERNELS_CUDA_PRIMITIVES_DEQUANT_CUH_
 
@@ -18,7 +18,7 @@ __device__ __forceinline__ uint32_t MaskOr(uint32_t w, uint32_t mask, uint32_t o
   return r;
 }
 
-/// One w4 word: the fragment of 16 k.
+/// One w4 word, 16 k: 128 + u.
 __device__ __forceinline__ void FragmentW4(uint32_t w, uint32_t (&a)[4]) {
   constexpr uint32_t kMask = 0x000f000fu;
   a[0] = MaskOr(w, kMask, kMagic);
@@ -27,42 +27,49 @@ __device__ __forceinline__ void FragmentW4(uint32_t w, uint32_t (&a)[4]) {
   a[3] = MaskOr(w >> 12, kMask, kMagic);
 }
 
-/// The two w8 words of 16 k: low and high nibbles apart, u = low + 16 high.
+/// The two w8 words of 16 k, for two products: `low` is 128 + the seven low bits; bit 7 falls on
+/// the exponent's last bit, so `high` is 128 or 256. low + high = 256 + u.
 __device__ __forceinline__ void FragmentW8(uint32_t w0, uint32_t w1, uint32_t (&low)[4],
                                            uint32_t (&high)[4]) {
-  constexpr uint32_t kMask = 0x000f000fu;
-  low[0] = MaskOr(w0, kMask, kMagic);
-  low[1] = MaskOr(w1, kMask, kMagic);
-  low[2] = MaskOr(w0 >> 8, kMask, kMagic);
-  low[3] = MaskOr(w1 >> 8, kMask, kMagic);
-  high[0] = MaskOr(w0 >> 4, kMask, kMagic);
-  high[1] = MaskOr(w1 >> 4, kMask, kMagic);
-  high[2] = MaskOr(w0 >> 12, kMask, kMagic);
-  high[3] = MaskOr(w1 >> 12, kMask, kMagic);
+  constexpr uint32_t kLow = 0x007f007fu, kHigh = 0x00800080u;
+  low[0] = MaskOr(w0, kLow, kMagic);
+  low[1] = MaskOr(w1, kLow, kMagic);
+  low[2] = MaskOr(w0 >> 8, kLow, kMagic);
+  low[3] = MaskOr(w1 >> 8, kLow, kMagic);
+  high[0] = MaskOr(w0, kHigh, kMagic);
+  high[1] = MaskOr(w1, kHigh, kMagic);
+  high[2] = MaskOr(w0 >> 8, kHigh, kMagic);
+  high[3] = MaskOr(w1 >> 8, kHigh, kMagic);
 }
 
-/// Half `kHalf` (16 of its 32 k) of a w2 word.
+/// Half `kHalf` (16 of its 32 k) of a w2 word: 128 + u in rows g, 128 + 4 u in rows g + 8, which
+/// saves them a shift.
 template <int kHalf>
 __device__ __forceinline__ void FragmentW2(uint32_t w, uint32_t (&a)[4]) {
   constexpr uint32_t kMask = 0x00030003u;
-  a[0] = MaskOr(w >> (4 * kHalf), kMask, kMagic);
-  a[1] = MaskOr(w >> (4 * kHalf + 2), kMask, kMagic);
-  a[2] = MaskOr(w >> (4 * kHalf + 8), kMask, kMagic);
-  a[3] = MaskOr(w >> (4 * kHalf + 10), kMask, kMagic);
+  const uint32_t k = w >> (4 * kHalf);
+  const uint32_t k8 = w >> (4 * kHalf + 8);
+  a[0] = MaskOr(k, kMask, kMagic);
+  a[1] = MaskOr(k, kMask << 2, kMagic);
+  a[2] = MaskOr(k8, kMask, kMagic);
+  a[3] = MaskOr(k8, kMask << 2, kMagic);
 }
+constexpr float kW2UpperRows = 4;
 
-/// Quarter `kQuarter` (16 of 64 k) of w3: `low` the w2 word of its half, `bits` the word of the
-/// plane of bit 2.
-template <int kQuarter>
+/// Half `kHalf` of 32 k of w3: 128 + u. `low` is the w2 word; `bits` has the plane of bit 2 of
+/// these 32 k in the low nibble of every byte.
+template <int kHalf>
 __device__ __forceinline__ void FragmentW3(uint32_t low, uint32_t bits, uint32_t (&a)[4]) {
-  FragmentW2<kQuarter % 2>(low, a);
-  constexpr uint32_t kMask = 0x00040004u;
-  const uint32_t raised = bits << 2;
-  a[0] = MaskOr(raised >> (2 * kQuarter), kMask, a[0]);
-  a[1] = MaskOr(raised >> (2 * kQuarter + 1), kMask, a[1]);
-  // `raised` has lost the top two bits, which byte 3 needs.
-  a[2] = MaskOr(bits >> (2 * kQuarter + 6), kMask, a[2]);
-  a[3] = MaskOr(bits >> (2 * kQuarter + 7), kMask, a[3]);
+  constexpr uint32_t kMask = 0x00030003u;
+  constexpr uint32_t kBit = 0x00040004u;
+  a[0] = MaskOr(low >> (4 * kHalf), kMask, kMagic);
+  a[1] = MaskOr(low >> (4 * kHalf + 2), kMask, kMagic);
+  a[2] = MaskOr(low >> (4 * kHalf + 8), kMask, kMagic);
+  a[3] = MaskOr(low >> (4 * kHalf + 10), kMask, kMagic);
+  a[0] = MaskOr(kHalf == 0 ? bits << 2 : bits, kBit, a[0]);
+  a[1] = MaskOr(kHalf == 0 ? bits << 1 : bits >> 1, kBit, a[1]);
+  a[2] = MaskOr(bits >> (6 + 2 * kHalf), kBit, a[2]);
+  a[3] = MaskOr(bits >> (7 + 2 * kHalf), kBit, a[3]);
 }
 
 }  // namespace moert::cuda

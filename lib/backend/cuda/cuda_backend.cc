@@ -45,7 +45,8 @@ class CudaBackend final : public Backend {
   }
 
   int64_t WorkspaceBytes(const MoeModelSpec& model, int64_t max_tokens) const override {
-    return ExecutorBytes(model, max_tokens);
+    constexpr int64_t kPools = 2;  // of an engine, at most
+    return ExecutorBytes(model, max_tokens) + kPools * kPoolRounding;
   }
 
   absl::StatusOr<std::unique_ptr<BlockPool>> MakePool(int64_t block_bytes, int64_t max_blocks,

@@ -74,11 +74,8 @@ struct Workspace {
     table.tiles = c->Take<Tile>(e.tiles);
     for (int p = 0; p < 2; ++p) {
       table.cost[p] = c->Take<int64_t>(e.tiles);
-      table.tasks[p] = c->Take<int32_t>(e.tiles);
-      table.unit[p] = c->Take<int32_t>(e.tiles);
-      table.total[p] = c->Take<int64_t>(1);
+      table.starts[p] = c->Take<Position>(kMaxCtas + 1);
     }
-    table.num_tiles = c->Take<int32_t>(1);
     handles = c->Take<DeviceHandle>(handle_count);
   }
 };
@@ -90,6 +87,7 @@ int64_t HandleCount(const MoeModelSpec& model) {
 /// What a layer always has on the device.
 struct LayerOnDevice {
   const float* gate = nullptr;
+  const float* selection_bias = nullptr;
   const float* shared_gate = nullptr;
   bool shared = false;
   int64_t first_handle = 0;
@@ -129,7 +127,7 @@ class CudaExecutor final : public DeviceExecutor {
                         absl::Span<const WaveExpert> wave, bool first) override;
   absl::Status Combine(const DeviceCall& call, const RoutingResult& routing) override;
 
-  bool CanRunResident(int layer) const override { return DeviceRoutes(layer); }
+  bool CanRunResident(int /*layer*/) const override { return true; }
   absl::Status RunResident(const DeviceCall& call, const PolicyContext& context,
                            const ExpertStore& store) override;
   bool Capturing(void* stream) const override;
@@ -139,10 +137,6 @@ class CudaExecutor final : public DeviceExecutor {
 
  private:
   const MoeLayerSpec& Spec(const DeviceCall& call) const { return model_.layers[call.layer]; }
-  bool DeviceRoutes(int layer) const {
-    const RoutingSpec& r = model_.layers[layer].routing;
-    return r.kind == RoutingKind::kSoftmaxTopK || r.kind == RoutingKind::kTopKSoftmax;
-  }
   static DeviceRows Rows(const DeviceCall& call) {
     return {call.hidden.data, static_cast<int32_t>(call.hidden.dtype),
             static_cast<int32_t>(call.hidden.rows), static_cast<int32_t>(call.hidden.cols),
@@ -151,9 +145,19 @@ class CudaExecutor final : public DeviceExecutor {
   static cudaStream_t Stream(const DeviceCall& call) {
     return static_cast<cudaStream_t>(call.stream);
   }
-  static DeviceRouting RoutingOf(const MoeLayerSpec& spec) {
-    return {static_cast<int32_t>(spec.routing.kind), spec.num_experts, spec.routing.top_k,
-            spec.routing.renormalize ? 1 : 0, spec.routing.scaling};
+  DeviceRouting RoutingOf(int layer) const {
+    const RoutingSpec& r = model_.layers[layer].routing;
+    DeviceRouting d;
+    d.kind = static_cast<int32_t>(r.kind);
+    d.num_experts = model_.layers[layer].num_experts;
+    d.top_k = r.top_k;
+    d.renormalize = r.renormalize ? 1 : 0;
+    d.scaling = r.scaling;
+    d.num_groups = r.num_groups;
+    d.top_groups = r.top_groups;
+    d.sparsemixer_threshold = 2 * r.sparsemixer_eps;
+    d.selection_bias = layers_[layer].selection_bias;
+    return d;
   }
 
   /// Calls of several streams share the buffers: they follow one another.
@@ -227,6 +231,11 @@ absl::Status CudaExecutor::Init() {
       };
       MOERT_ASSIGN_OR_RETURN(std::byte * gate, bring(host.gate.data(), host.gate.size() * 4));
       d.gate = reinterpret_cast<const float*>(gate);
+      if (!host.selection_bias.empty()) {
+        MOERT_ASSIGN_OR_RETURN(std::byte * bias,
+                               bring(host.selection_bias.data(), host.selection_bias.size() * 4));
+        d.selection_bias = reinterpret_cast<const float*>(bias);
+      }
       if (!host.shared_gate.empty()) {
         MOERT_ASSIGN_OR_RETURN(std::byte * shared_gate,
                                bring(host.shared_gate.data(), host.shared_gate.size() * 4));
@@ -314,14 +323,14 @@ absl::Status CudaExecutor::RouteOnDevice(const DeviceCall& call, bool next_gate)
   MOERT_CUDA_RETURN_IF_ERROR(
       LaunchGateLogits(Rows(call), layers_[call.layer].gate, spec.num_experts, w_.scores, stream));
   MOERT_CUDA_RETURN_IF_ERROR(
-      LaunchTopK(RoutingOf(spec), tokens, w_.scores, w_.ids, w_.weights, stream));
+      LaunchTopK(RoutingOf(call.layer), tokens, w_.scores, w_.ids, w_.weights, stream));
   if (!next_gate) return absl::OkStatus();
   const int next = (call.layer + 1) % model_.num_layers();
   const MoeLayerSpec& next_spec = model_.layers[next];
   MOERT_CUDA_RETURN_IF_ERROR(LaunchGateLogits(Rows(call), layers_[next].gate, next_spec.num_experts,
                                               w_.next_scores, stream));
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchTopK(RoutingOf(next_spec), tokens, w_.next_scores, w_.next_ids,
-                                        w_.next_weights, stream));
+  MOERT_CUDA_RETURN_IF_ERROR(
+      LaunchTopK(RoutingOf(next), tokens, w_.next_scores, w_.next_ids, w_.next_weights, stream));
   return absl::OkStatus();
 }
 
@@ -371,7 +380,7 @@ absl::Status CudaExecutor::Route(const DeviceCall& call, bool on_host, bool next
   const MoeLayerSpec& spec = Spec(call);
   const int64_t tokens = call.hidden.rows;
   const int64_t pairs = tokens * spec.routing.top_k;
-  if (on_host || !DeviceRoutes(call.layer)) {
+  if (on_host) {
     const int64_t row_bytes = spec.hidden * DTypeBytes(call.hidden.dtype);
     std::vector<std::byte> rows(static_cast<size_t>(tokens * row_bytes));
     MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpy2DAsync(
@@ -466,11 +475,11 @@ absl::Status CudaExecutor::Products(const DeviceCall& call, const ExpertSet& wav
   tiles.experts = spec.num_experts;
   tiles.pairs = tokens * spec.routing.top_k;
   tiles.tokens = tokens;
+  tiles.ctas = ctas_;
   tiles.wave = wave;
   MOERT_CUDA_RETURN_IF_ERROR(LaunchMakeTiles(tiles, stream));
   GroupGemmArgs gemm;
   gemm.table = w_.table;
-  gemm.formats = tiles.formats;
   gemm.x = w_.x;
   gemm.h = w_.h;
   gemm.out = w_.out;

@@ -3,6 +3,7 @@
 #include <cuda.h>
 
 #include <algorithm>
+#include <functional>
 #include <vector>
 
 #include "backend/cuda/cuda_api.h"
@@ -50,6 +51,9 @@ struct VirtualMemory {
   }
 };
 
+/// Blocks lie one behind the other. Memory is mapped in granules, the driver's smallest unit, under
+/// the blocks that are taken: blocks are handed out lowest first, so what is mapped is what they
+/// need, rounded up once.
 class DevicePool final : public BlockPool {
  public:
   DevicePool(const VirtualMemory& memory, int device, int64_t block_bytes, int64_t max_blocks,
@@ -68,22 +72,13 @@ class DevicePool final : public BlockPool {
     size_t granularity = 0;
     MOERT_CUDA_RETURN_IF_ERROR(
         memory_.granularity(&granularity, &properties_, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
-    constexpr int64_t kChunkTarget = int64_t{32} << 20;
-    blocks_per_chunk_ = std::clamp<int64_t>(kChunkTarget / block_bytes_, 1, max_blocks_);
-    const auto unit = static_cast<int64_t>(granularity);
-    chunk_bytes_ = (blocks_per_chunk_ * block_bytes_ + unit - 1) / unit * unit;
-    const int64_t chunks = (max_blocks_ + blocks_per_chunk_ - 1) / blocks_per_chunk_;
-    reserved_ = chunks * chunk_bytes_;
+    granule_bytes_ = static_cast<int64_t>(granularity);
+    granules_.resize(GranulesFor(max_blocks_));
+    reserved_ = static_cast<int64_t>(granules_.size()) * granule_bytes_;
     MOERT_CUDA_RETURN_IF_ERROR(memory_.reserve(&base_, static_cast<size_t>(reserved_), 0, 0, 0));
-    chunks_.resize(chunks);
-    for (int64_t c = 0; c < chunks; ++c) {
-      const int64_t blocks = std::min(blocks_per_chunk_, max_blocks_ - c * blocks_per_chunk_);
-      for (int64_t i = blocks; i-- > 0;) {
-        chunks_[c].free.push_back(static_cast<int32_t>(c * blocks_per_chunk_ + i));
-      }
-      chunks_[c].blocks = blocks;
-    }
-    return absl::OkStatus();
+    free_.reserve(max_blocks_);
+    for (int64_t i = 0; i < max_blocks_; ++i) free_.push_back(static_cast<int32_t>(i));
+    return absl::OkStatus();  // ascending: a heap already
   }
 
   ~DevicePool() override {
@@ -91,47 +86,36 @@ class DevicePool final : public BlockPool {
     if (base_ == 0) return;
     DeviceScope scope(device_);
     cudaDeviceSynchronize();
-    for (size_t c = 0; c < chunks_.size(); ++c) Unmap(c);
+    for (int64_t g = 0; g < static_cast<int64_t>(granules_.size());) g = UnmapRunAt(g);
     memory_.free(base_, static_cast<size_t>(reserved_));
   }
 
   int32_t Take() override {
-    if (taken_ >= limit_) return -1;
-    // Full chunks stay full: what is left can then be returned whole.
-    int64_t best = -1;
-    for (int64_t c = 0; c < static_cast<int64_t>(chunks_.size()); ++c) {
-      if (chunks_[c].free.empty()) continue;
-      if (chunks_[c].mapped) {
-        best = c;
-        break;
-      }
-      if (best < 0) best = c;
-    }
-    if (best < 0) return -1;
+    if (taken_ >= limit_ || free_.empty()) return -1;
     if (taken_ == charged_blocks_) {
       if (!budget_->TryReserve(block_bytes_)) return -1;
       ++charged_blocks_;
     }
-    if (!chunks_[best].mapped && !Map(best)) {
-      Recharge();
+    if (!TakeAt(0, false) && !TakeMapped() && !TakeAt(0, true)) {
+      ReturnSurplus();
       return -1;
     }
-    const int32_t block = chunks_[best].free.back();
-    chunks_[best].free.pop_back();
+    const int32_t block = free_.back();
+    free_.pop_back();
     ++taken_;
     return block;
   }
 
   void Give(int32_t block) override {
     --taken_;
-    chunks_[block / blocks_per_chunk_].free.push_back(block);
+    for (int64_t g = FirstGranule(block); g <= LastGranule(block); ++g) --granules_[g].blocks;
+    free_.push_back(block);
+    std::push_heap(free_.begin(), free_.end(), std::greater<>());
     ReturnSurplus();
   }
 
   std::byte* Address(int32_t block) const override {
-    const int64_t chunk = block / blocks_per_chunk_;
-    return reinterpret_cast<std::byte*>(base_) + chunk * chunk_bytes_ +
-           (block - chunk * blocks_per_chunk_) * block_bytes_;
+    return reinterpret_cast<std::byte*>(base_) + block * block_bytes_;
   }
 
   void SetLimit(int64_t blocks) override {
@@ -139,73 +123,137 @@ class DevicePool final : public BlockPool {
     ReturnSurplus();
   }
 
-  int64_t held_bytes() const override { return mapped_chunks_ * chunk_bytes_; }
+  int64_t held_bytes() const override { return mapped_granules_ * granule_bytes_; }
 
  private:
-  struct Chunk {
-    std::vector<int32_t> free;
-    int64_t blocks = 0;
+  /// Granules are mapped in runs, to save calls of the driver: large pools this many at once.
+  static constexpr int64_t kRunGranules = 16;
+
+  struct Granule {
+    int32_t blocks = 0;      // taken ones that lie in it
+    int64_t run_first = -1;  // granule its run begins with; -1: not mapped
+    // Of the first granule of a run.
+    int64_t run_granules = 0;
     CUmemGenericAllocationHandle handle = 0;
-    bool mapped = false;
   };
 
-  bool Map(int64_t c) {
-    DeviceScope scope(device_);
-    Chunk& chunk = chunks_[c];
-    const auto bytes = static_cast<size_t>(chunk_bytes_);
-    const CUdeviceptr at = base_ + static_cast<CUdeviceptr>(c * chunk_bytes_);
-    if (memory_.create(&chunk.handle, bytes, &properties_, 0) != CUDA_SUCCESS) return false;
-    CUmemAccessDesc access{};
-    access.location = properties_.location;
-    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    if (memory_.map(at, bytes, 0, chunk.handle, 0) != CUDA_SUCCESS) {
-      memory_.release(chunk.handle);
+  /// Maps free_[i] and moves it to the back of the heap's array. `beyond`: even if that maps more
+  /// than the limit's blocks would need, had they not been scattered by a lower limit.
+  bool TakeAt(size_t i, bool beyond) {
+    const int64_t first = FirstGranule(free_[i]), last = LastGranule(free_[i]);
+    for (int64_t g = first; g <= last; ++g) ++granules_[g].blocks;  // so that it is not unmapped
+    for (int64_t g = first; g <= last; ++g) {
+      if (granules_[g].run_first >= 0 || MapRun(g, last, beyond)) continue;
+      for (int64_t k = first; k <= last; ++k) --granules_[k].blocks;
       return false;
     }
-    chunk.mapped = true;
-    ++mapped_chunks_;
-    if (memory_.set_access(at, bytes, &access, 1) != CUDA_SUCCESS) {
-      Unmap(c);
-      return false;
+    if (i == 0) {
+      std::pop_heap(free_.begin(), free_.end(), std::greater<>());
+    } else {
+      std::swap(free_[i], free_.back());
+      std::make_heap(free_.begin(), free_.end() - 1, std::greater<>());
     }
     return true;
   }
-
-  void Unmap(int64_t c) {
-    Chunk& chunk = chunks_[c];
-    if (!chunk.mapped) return;
-    memory_.unmap(base_ + static_cast<CUdeviceptr>(c * chunk_bytes_),
-                  static_cast<size_t>(chunk_bytes_));
-    memory_.release(chunk.handle);
-    chunk.mapped = false;
-    --mapped_chunks_;
-  }
-
-  void Recharge() {
-    const int64_t keep = std::max(taken_, std::min(charged_blocks_, limit_));
-    budget_->Release((charged_blocks_ - keep) * block_bytes_);
-    charged_blocks_ = keep;
-  }
-
-  /// Unmaps empty chunks while the rest holds the limit.
-  void ReturnSurplus() {
-    if (charged_blocks_ <= limit_) return;
-    bool synchronized = false;
-    int64_t capacity = 0;
-    for (const Chunk& chunk : chunks_) capacity += chunk.mapped ? chunk.blocks : 0;
-    for (int64_t c = static_cast<int64_t>(chunks_.size()); c-- > 0;) {
-      Chunk& chunk = chunks_[c];
-      if (!chunk.mapped || static_cast<int64_t>(chunk.free.size()) < chunk.blocks ||
-          capacity - chunk.blocks < std::max(limit_, taken_)) {
-        continue;
+  /// Any free block whose memory is mapped.
+  bool TakeMapped() {
+    for (size_t i = 1; i < free_.size(); ++i) {
+      bool mapped = true;
+      for (int64_t g = FirstGranule(free_[i]); g <= LastGranule(free_[i]); ++g) {
+        mapped = mapped && granules_[g].run_first >= 0;
       }
+      if (mapped) return TakeAt(i, false);
+    }
+    return false;
+  }
+
+  int64_t FirstGranule(int64_t block) const { return block * block_bytes_ / granule_bytes_; }
+  int64_t LastGranule(int64_t block) const {
+    return ((block + 1) * block_bytes_ - 1) / granule_bytes_;
+  }
+  int64_t GranulesFor(int64_t blocks) const {
+    return (blocks * block_bytes_ + granule_bytes_ - 1) / granule_bytes_;
+  }
+
+  /// Maps a run from granule g on, through `last` at least, or up to the next mapped granule before
+  /// it; unless `beyond`, never more than the limit's blocks need. False when that or memory does
+  /// not allow it.
+  bool MapRun(int64_t g, int64_t last, bool beyond) {
+    const int64_t room = GranulesFor(limit_) - mapped_granules_;
+    int64_t needed = 1;
+    while (g + needed <= last && granules_[g + needed].run_first < 0) ++needed;
+    if (needed > room && !UnmapIdleRuns(needed - room) && !beyond) return false;
+    int64_t count = needed;
+    const int64_t run = std::clamp<int64_t>(GranulesFor(limit_) / 256, 1, kRunGranules);
+    const int64_t most = std::min(
+        {run, GranulesFor(limit_) - mapped_granules_, static_cast<int64_t>(granules_.size()) - g});
+    while (count < most && granules_[g + count].run_first < 0) ++count;
+    return Map(g, count) || (count > needed && Map(g, needed));
+  }
+
+  bool Map(int64_t g, int64_t count) {
+    DeviceScope scope(device_);
+    const auto bytes = static_cast<size_t>(count * granule_bytes_);
+    const CUdeviceptr at = base_ + static_cast<CUdeviceptr>(g * granule_bytes_);
+    CUmemGenericAllocationHandle handle = 0;
+    if (memory_.create(&handle, bytes, &properties_, 0) != CUDA_SUCCESS) return false;
+    if (memory_.map(at, bytes, 0, handle, 0) != CUDA_SUCCESS) {
+      memory_.release(handle);
+      return false;
+    }
+    granules_[g].handle = handle;
+    granules_[g].run_granules = count;
+    for (int64_t i = g; i < g + count; ++i) granules_[i].run_first = g;
+    mapped_granules_ += count;
+    CUmemAccessDesc access{};
+    access.location = properties_.location;
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    if (memory_.set_access(at, bytes, &access, 1) == CUDA_SUCCESS) return true;
+    UnmapRunAt(g);
+    return false;
+  }
+
+  /// Unmaps the run that begins at g, if there is one. The granule behind it.
+  int64_t UnmapRunAt(int64_t g) {
+    const int64_t count = granules_[g].run_granules;
+    if (granules_[g].run_first != g) return g + 1;
+    memory_.unmap(base_ + static_cast<CUdeviceptr>(g * granule_bytes_),
+                  static_cast<size_t>(count * granule_bytes_));
+    memory_.release(granules_[g].handle);
+    for (int64_t i = g; i < g + count; ++i) granules_[i].run_first = -1;
+    granules_[g].run_granules = 0;
+    mapped_granules_ -= count;
+    return g + count;
+  }
+
+  /// Unmaps runs in which nothing is taken, the highest first, until `wanted` granules are free.
+  bool UnmapIdleRuns(int64_t wanted) {
+    const int64_t goal = mapped_granules_ - wanted;
+    bool synchronized = false;
+    for (auto g = static_cast<int64_t>(granules_.size()); g-- > 0 && mapped_granules_ > goal;) {
+      if (granules_[g].run_first < 0) continue;
+      const int64_t last = g;
+      g = granules_[g].run_first;
+      bool idle = true;
+      for (int64_t i = g; i <= last; ++i) idle = idle && granules_[i].blocks == 0;
+      if (!idle) continue;
       DeviceScope scope(device_);
       if (!synchronized) cudaDeviceSynchronize();  // kernels may still read what was given back
       synchronized = true;
-      Unmap(c);
-      capacity -= chunk.blocks;
+      UnmapRunAt(g);
     }
-    Recharge();
+    return mapped_granules_ <= goal;
+  }
+
+  /// Returns what the limit does not cover.
+  void ReturnSurplus() {
+    const int64_t surplus = mapped_granules_ - GranulesFor(limit_);
+    if (surplus > 0) UnmapIdleRuns(surplus);
+    if (charged_blocks_ <= limit_) return;
+    const int64_t keep = std::max(taken_, limit_);
+    if (keep >= charged_blocks_) return;
+    budget_->Release((charged_blocks_ - keep) * block_bytes_);
+    charged_blocks_ = keep;
   }
 
   const VirtualMemory memory_;
@@ -215,11 +263,11 @@ class DevicePool final : public BlockPool {
   CUmemAllocationProp properties_{};
   CUdeviceptr base_ = 0;
   int64_t reserved_ = 0;
-  int64_t chunk_bytes_ = 0;
-  int64_t blocks_per_chunk_ = 1;
-  int64_t mapped_chunks_ = 0;
+  int64_t granule_bytes_ = 0;
+  int64_t mapped_granules_ = 0;
   int64_t charged_blocks_ = 0;  // most taken since the limit was last lowered
-  std::vector<Chunk> chunks_;
+  std::vector<int32_t> free_;   // a heap, lowest first
+  std::vector<Granule> granules_;
 };
 
 }  // namespace

@@ -1,0 +1,139 @@
+// The device's router against RouteToken, for every routing kind, groups, biases and ties.
+#include "kernels/cuda/route.h"
+
+#include <cuda_runtime_api.h>
+
+#include <cmath>
+#include <random>
+
+#include "moert/router.h"
+#include "tests/support/catch.h"
+
+namespace moert::test {
+namespace {
+
+template <typename T>
+class OnDevice {
+ public:
+  explicit OnDevice(size_t count) : count_(count) {
+    REQUIRE(cudaMalloc(&data_, count * sizeof(T)) == cudaSuccess);
+    REQUIRE(cudaMemset(data_, 0xff, count * sizeof(T)) == cudaSuccess);
+  }
+  explicit OnDevice(const std::vector<T>& v) : OnDevice(v.size()) {
+    REQUIRE(cudaMemcpy(data_, v.data(), count_ * sizeof(T), cudaMemcpyHostToDevice) == cudaSuccess);
+  }
+  ~OnDevice() { cudaFree(data_); }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+  T* get() const { return static_cast<T*>(data_); }
+  std::vector<T> Bring() const {
+    std::vector<T> v(count_);
+    REQUIRE(cudaMemcpy(v.data(), data_, count_ * sizeof(T), cudaMemcpyDeviceToHost) == cudaSuccess);
+    return v;
+  }
+
+ private:
+  size_t count_;
+  void* data_ = nullptr;
+};
+
+struct Case {
+  RoutingKind kind;
+  int experts;
+  int top_k;
+  bool renormalize = false;
+  float scaling = 1;
+  int groups = 1;
+  int top_groups = 1;
+  bool bias = false;
+  float step = 0;  // logits are multiples of it: ties
+};
+
+void Check(const Case& c, int tokens) {
+  INFO("kind " << static_cast<int>(c.kind) << ", " << c.experts << " experts, top " << c.top_k
+               << ", " << c.groups << " groups, bias " << c.bias << ", step " << c.step);
+  RoutingSpec spec;
+  spec.kind = c.kind;
+  spec.top_k = c.top_k;
+  spec.renormalize = c.renormalize;
+  spec.scaling = c.scaling;
+  spec.num_groups = c.groups;
+  spec.top_groups = c.top_groups;
+  spec.selection_bias = c.bias;
+  spec.sparsemixer_eps = 0.05f;
+  std::mt19937 rng(c.experts * 7 + c.top_k);
+  std::normal_distribution<float> normal;
+  std::vector<float> logits(tokens * c.experts);
+  for (float& v : logits) {
+    v = normal(rng);
+    if (c.step > 0) v = std::round(v / c.step) * c.step;
+  }
+  std::vector<float> bias(c.bias ? c.experts : 0);
+  for (float& v : bias) v = 0.3f * normal(rng);
+
+  cuda::DeviceRouting routing;
+  routing.kind = static_cast<int32_t>(c.kind);
+  routing.num_experts = c.experts;
+  routing.top_k = c.top_k;
+  routing.renormalize = c.renormalize ? 1 : 0;
+  routing.scaling = c.scaling;
+  routing.num_groups = c.groups;
+  routing.top_groups = c.top_groups;
+  routing.sparsemixer_threshold = 2 * spec.sparsemixer_eps;
+  const OnDevice<float> device_bias(bias.empty() ? std::vector<float>(1) : bias);
+  if (c.bias) routing.selection_bias = device_bias.get();
+  const OnDevice<float> scores(logits);
+  const OnDevice<int32_t> ids(tokens * c.top_k);
+  const OnDevice<float> weights(tokens * c.top_k);
+  REQUIRE(cuda::LaunchTopK(routing, tokens, scores.get(), ids.get(), weights.get(), nullptr) == 0);
+  const std::vector<float> got_scores = scores.Bring();
+  const std::vector<int32_t> got_ids = ids.Bring();
+  const std::vector<float> got_weights = weights.Bring();
+
+  std::vector<float> want_scores(c.experts), want_weights(c.top_k);
+  std::vector<int32_t> want_ids(c.top_k);
+  int other_ids = 0;
+  for (int t = 0; t < tokens; ++t) {
+    const absl::Span<const float> row(logits.data() + t * c.experts, c.experts);
+    REQUIRE(
+        RouteToken(spec, row, bias, want_scores.data(), want_ids.data(), want_weights.data()).ok());
+    for (int e = 0; e < c.experts; ++e) {
+      CHECK(std::fabs(got_scores[t * c.experts + e] - want_scores[e]) < 1e-6f);
+    }
+    bool same = true;
+    for (int j = 0; j < c.top_k; ++j) same = same && got_ids[t * c.top_k + j] == want_ids[j];
+    other_ids += same ? 0 : 1;
+    if (!same) continue;
+    for (int j = 0; j < c.top_k; ++j) {
+      CHECK(std::fabs(got_weights[t * c.top_k + j] - want_weights[j]) <=
+            1e-5f * std::fabs(want_weights[j]));
+    }
+  }
+  // Scores that differ in the last bit may swap; equal logits may not.
+  CHECK(other_ids <= (c.step > 0 ? tokens / 100 : 0));
+}
+
+TEST_CASE("softmax then top-k, with groups and biases") {
+  for (const int experts : {8, 60, 64, 128, 160, 512}) {
+    Check({RoutingKind::kSoftmaxTopK, experts, 4}, 300);
+    Check({RoutingKind::kSoftmaxTopK, experts, 8, true, 2.5f}, 300);
+    Check({RoutingKind::kTopKSoftmax, experts, 2, false, 1, 1, 1, false, 0.5f}, 300);
+  }
+  Check({RoutingKind::kSoftmaxTopK, 160, 6, false, 16, 8, 3}, 300);
+  Check({RoutingKind::kSoftmaxTopK, 64, 6, false, 1, 1, 1, true}, 300);
+}
+
+TEST_CASE("sigmoid, biased groups, top-k") {
+  Check({RoutingKind::kSigmoidGrouped, 256, 8, true, 2.5f, 8, 4, true}, 500);
+  Check({RoutingKind::kSigmoidGrouped, 64, 6, true, 1, 1, 1, true}, 500);
+  Check({RoutingKind::kSigmoidGrouped, 16, 4, false, 1, 16, 5}, 500);
+  Check({RoutingKind::kSigmoidGrouped, 384, 8, true, 2.827f, 1, 1, true}, 500);
+}
+
+TEST_CASE("sparsemixer") {
+  Check({RoutingKind::kSparseMixer, 16, 2}, 1000);
+  Check({RoutingKind::kSparseMixer, 16, 2, false, 1, 1, 1, false, 0.25f}, 1000);
+}
+
+}  // namespace
+}  // namespace moert::test
