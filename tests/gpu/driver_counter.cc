@@ -1,6 +1,6 @@
 // Preloaded into a test, counts the calls of the CUDA driver that wait for the device, and others,
-// by thread, below the runtime: not the library's own count. The runtime, although linked statically, finds
-// the driver through dlsym and cuGetProcAddress; both are intercepted here.
+// by thread, below the runtime: not the library's own count. The runtime, although linked
+// statically, finds the driver through dlsym and cuGetProcAddress; both are intercepted here.
 #include <cuda.h>
 #include <dlfcn.h>
 
@@ -110,7 +110,8 @@ CUresult CountingGetProc(const char* symbol, void** found, int version, cuuint64
 
 extern "C" {
 
-/// Calls of this thread so far: 0 waits, 1 kernel launches, 2 graph launches, 3 asynchronous copies.
+/// Calls of this thread so far: 0 waits, 1 kernel launches, 2 graph launches, 3 asynchronous
+/// copies.
 __attribute__((visibility("default"))) long long moert_driver_calls(int kind) {
   return kind >= 0 && kind < kKinds ? counts[kind] : -1;
 }
