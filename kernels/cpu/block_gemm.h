@@ -3,8 +3,9 @@
 //
 // A weight matrix is a sequence of row blocks, 16 output channels each; a row block is `k16s`
 // pieces of 16 input channels in fragment order (docs/layout.md; bf16: 512 B), four of them a tile
-// of 64. A kernel multiplies one or two row blocks by up to 8 activation rows ("columns" of the
-// product).
+// of 64. A kernel multiplies one or two row blocks by some activation rows ("columns" of the
+// product): up to kNarrowColumns of them, wherever they lie, or up to kMaxColumns that lie equally
+// far apart if it is a wide one.
 //
 // Every element of the product is summed in an order over k that the kernel alone fixes: it never
 // depends on how many columns or blocks are computed beside it.
@@ -18,7 +19,8 @@ namespace moert::kernels {
 constexpr int kBlockRows = 16;
 constexpr int kPieceK = 16;
 constexpr int kMaxBlocks = 2;
-constexpr int kMaxColumns = 8;
+constexpr int kNarrowColumns = 8;
+constexpr int kMaxColumns = 32;
 constexpr int kBf16PieceBytes = 512;
 constexpr int kTilePieces = 4;
 constexpr int kTileK = 64;
@@ -31,9 +33,10 @@ enum WeightKind { kBf16Weights, kW8, kW4, kW3, kW2, kF8Weights, kWeightKinds };
 struct BlockGemmArgs {
   const uint8_t* weights[kMaxBlocks];  // row blocks, 64-byte aligned
   int blocks;                          // 1..kMaxBlocks
-  int columns;                         // 1..kMaxColumns
+  int columns;                         // 1..kNarrowColumns; of a wide kernel 1..kMaxColumns
   int64_t k16s;                        // pieces a row block; a multiple of 4
-  const uint8_t* x[kMaxColumns];       // packed activation rows (PackFn), 64-byte aligned
+  const uint8_t* x[kMaxColumns];       // packed activation rows (PackFn), 64-byte aligned; for a
+                                       // wide kernel x[c] - x[0] = c (x[1] - x[0])
   float* out;                          // [blocks][kMaxColumns][kBlockRows], 64-byte aligned
   const uint8_t* next;                 // weights read after these: fetched ahead, never used;
                                        // must not be null
@@ -141,6 +144,18 @@ void PackInt8GroupAvx2(const float* x, int64_t valid, int64_t k16s, uint8_t* out
 void PackInt8TokenAvx2(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
 void PackInt4GroupAvx2(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
 void PackInt4TokenAvx2(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
+
+// Wide kernels, AMX: the thread needs the kernel's permission to use tiles (kernel_set.cc); they
+// leave no tile state behind. bf16 activations are packed as for vdpbf16ps.
+void BlockGemmBf16Amx(const BlockGemmArgs& args);
+void BlockGemmFloatW8Amx(const BlockGemmArgs& args);
+void BlockGemmFloatW4Amx(const BlockGemmArgs& args);
+void BlockGemmFloatW3Amx(const BlockGemmArgs& args);
+void BlockGemmFloatW2Amx(const BlockGemmArgs& args);
+void BlockGemmIntW8Amx(const BlockGemmArgs& args);
+void BlockGemmIntW4Amx(const BlockGemmArgs& args);
+void BlockGemmIntW3Amx(const BlockGemmArgs& args);
+void BlockGemmIntW2Amx(const BlockGemmArgs& args);
 
 }  // namespace moert::kernels
 

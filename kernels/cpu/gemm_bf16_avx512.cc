@@ -105,7 +105,7 @@ void Reduce(const __m512* groups, float* out) {
 
 void BlockGemmBf16F32Avx512(const BlockGemmArgs& args) {
   // Block after block: the weights of both are then one long sequential read each.
-  __m512 sums[kMaxColumns][kGroups];
+  __m512 sums[kNarrowColumns][kGroups];
   for (int b = 0; b < args.blocks; ++b) {
     for (int64_t begin = 0; begin < args.k16s; begin += kChunk) {
       const int64_t end = begin + kChunk < args.k16s ? begin + kChunk : args.k16s;

@@ -228,7 +228,7 @@ void Gemm(const BlockGemmArgs& args) {
   const int64_t tiles = args.k16s / kTilePieces;
   const __m256 middle = _mm256_set1_ps(1 << (kBits - 1));
   for (int b = 0; b < args.blocks; ++b) {
-    __m256 out[kMaxColumns][2];
+    __m256 out[kNarrowColumns][2];
     for (int c = 0; c < args.columns; ++c) out[c][0] = out[c][1] = _mm256_setzero_ps();
     for (int64_t begin = 0; begin < tiles; begin += args.flush_tiles) {
       const int64_t left = tiles - begin;
@@ -237,7 +237,7 @@ void Gemm(const BlockGemmArgs& args) {
       for (int64_t line = 0; line < count * kBits * 128; line += 64) {
         _mm_prefetch(reinterpret_cast<const char*>(w + kAhead + line), _MM_HINT_T0);
       }
-      __m256 sums[kMaxColumns][2][4];
+      __m256 sums[kNarrowColumns][2][4];
       for (int c = 0; c < args.columns; c += kColumnsAtOnce) {
         const int some = args.columns - c < kColumnsAtOnce ? args.columns - c : kColumnsAtOnce;
         Columns<kBits>(some, w, count, args.x + c, begin * kTilePieces * kOperand, sums + c);

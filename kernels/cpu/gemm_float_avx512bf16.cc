@@ -228,14 +228,14 @@ void Gemm(const BlockGemmArgs& args) {
   const int64_t tiles = args.k16s / kTilePieces;
   const __m512 middle = _mm512_set1_ps(1 << (kBits - 1));
   for (int b = 0; b < args.blocks; ++b) {
-    __m512 out[kMaxColumns];
+    __m512 out[kNarrowColumns];
     for (int c = 0; c < args.columns; ++c) out[c] = _mm512_setzero_ps();
     for (int64_t begin = 0; begin < tiles; begin += args.flush_tiles) {
       const int64_t left = tiles - begin;
       const int64_t count = left < args.flush_tiles ? left : args.flush_tiles;
       const uint8_t* w = args.weights[b] + begin * kBits * 128;
       const int64_t x_offset = begin * kTilePieces * kOperand;
-      __m512 sums[kMaxColumns];
+      __m512 sums[kNarrowColumns];
       const int first = args.columns < kColumnsAtOnce ? args.columns : kColumnsAtOnce;
       SumsOf<kBits, true>(first, tables, w, count, args.x, x_offset, sums);
       if (args.columns > first) {

@@ -225,13 +225,13 @@ template <int kBits>
 void Gemm(const BlockGemmArgs& args) {
   const int64_t tiles = args.k16s / kTilePieces;
   for (int b = 0; b < args.blocks; ++b) {
-    __m256 out[kMaxColumns][2];
+    __m256 out[kNarrowColumns][2];
     for (int c = 0; c < args.columns; ++c) out[c][0] = out[c][1] = _mm256_setzero_ps();
     for (int64_t begin = 0; begin < tiles; begin += args.flush_tiles) {
       const int64_t left = tiles - begin;
       const int64_t count = left < args.flush_tiles ? left : args.flush_tiles;
       const uint8_t* w = args.weights[b] + begin * kBits * 128;
-      __m256i sums[kMaxColumns][2][4];
+      __m256i sums[kNarrowColumns][2][4];
       for (int c = 0; c < args.columns; ++c) {
         for (int j = 0; j < 4; ++j) sums[c][0][j] = sums[c][1][j] = _mm256_setzero_si256();
       }

@@ -181,13 +181,13 @@ template <int kBits>
 void Gemm(const BlockGemmArgs& args) {
   const int64_t tiles = args.k16s / kTilePieces;
   for (int b = 0; b < args.blocks; ++b) {
-    __m512 sums[kMaxColumns];
+    __m512 sums[kNarrowColumns];
     for (int c = 0; c < args.columns; ++c) sums[c] = _mm512_setzero_ps();
     for (int64_t begin = 0; begin < tiles; begin += args.flush_tiles) {
       const int64_t left = tiles - begin;
       const int64_t count = left < args.flush_tiles ? left : args.flush_tiles;
       const uint8_t* w = args.weights[b] + begin * kBits * 128;
-      __m512i dots[kMaxColumns];
+      __m512i dots[kNarrowColumns];
       const int first = args.columns < kColumnsAtOnce ? args.columns : kColumnsAtOnce;
       DotsOf<kBits, true>(first, w, count, args.x, begin * kTileK, dots);
       if (args.columns > first) {

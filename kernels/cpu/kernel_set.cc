@@ -4,6 +4,12 @@
 
 #include <string>
 
+#if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace moert::kernels {
 namespace {
 
@@ -19,6 +25,24 @@ bool HasAvx512() {
 }
 bool HasVnni() { return HasAvx512() && __builtin_cpu_supports("avx512vnni"); }
 bool HasAvx512Bf16() { return HasAvx512() && __builtin_cpu_supports("avx512bf16"); }
+
+// Asks the operating system for the use of tiles, which Linux grants to the whole process on
+// request only. Nothing changes for threads that use none.
+bool HasAmx() {
+#if defined(__linux__) && defined(SYS_arch_prctl)
+  if (!HasAvx512Bf16() || !HasVnni()) return false;
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
+  constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25;
+  constexpr unsigned kAll = kBf16 | kTile | kInt8;
+  if ((edx & kAll) != kAll) return false;
+  constexpr int64_t kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr int64_t kTileData = 18;               // XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
 #endif
 
 constexpr int64_t kFloatTile = kTileK * 4;
@@ -73,6 +97,15 @@ OperandKernels Quantized(int64_t bytes_per_tile, PackFn pack, BlockGemmFn w8, Bl
   return {bytes_per_tile, pack, {nullptr, w8, w4, w3, w2, nullptr}};
 }
 
+// Kernels that are wide ones and serve any number of columns.
+OperandKernels AnyWidth(OperandKernels kernels) {
+  for (int i = 0; i < kWeightKinds; ++i) kernels.wide[i] = kernels.gemm[i];
+  return kernels;
+}
+
+// Above so many columns the work of turning weights into tiles pays.
+constexpr int kAmxFrom = 5;
+
 // Integer kernels of one ISA; the packing is that of AVX2.
 void SetIntegers(KernelSet* set, BlockGemmFn w8, BlockGemmFn w4, BlockGemmFn w3, BlockGemmFn w2) {
   Set(set, OperandKind::kInt8Group, Quantized(kIntTile, PackInt8GroupAvx2, w8, w4, w3, w2));
@@ -122,7 +155,26 @@ std::vector<KernelSet> AllKernelSets() {
                 BlockGemmFloatW4Avx512Bf16, BlockGemmFloatW3Avx512Bf16,
                 BlockGemmFloatW2Avx512Bf16));
 
-  sets = {avx512bf16, avx512, avx2};
+  // tdpbf16ps sums in an order of its own, so this set uses it for any number of columns. Integer
+  // sums are exact, so there the number may decide.
+  KernelSet amx = avx512bf16;
+  amx.name = "amx";
+  amx.supported = HasAmx();
+  Set(&amx, OperandKind::kPlain, AnyWidth(Plain(kFloatTile / 2, PackBf16Avx512, BlockGemmBf16Amx)));
+  Set(&amx, OperandKind::kSummed,
+      AnyWidth(Quantized(kFloatTile / 2 + kSums, PackSummedBf16Avx512, BlockGemmFloatW8Amx,
+                         BlockGemmFloatW4Amx, BlockGemmFloatW3Amx, BlockGemmFloatW2Amx)));
+  for (const OperandKind kind : {OperandKind::kInt8Group, OperandKind::kInt8Token,
+                                 OperandKind::kInt4Group, OperandKind::kInt4Token}) {
+    OperandKernels& kernels = amx.operands[static_cast<int>(kind)];
+    kernels.wide[kW8] = BlockGemmIntW8Amx;
+    kernels.wide[kW4] = BlockGemmIntW4Amx;
+    kernels.wide[kW3] = BlockGemmIntW3Amx;
+    kernels.wide[kW2] = BlockGemmIntW2Amx;
+    kernels.wide_from = kAmxFrom;
+  }
+
+  sets = {amx, avx512bf16, avx512, avx2};
 #endif
   sets.push_back(Reference("reference", true));
   return sets;

@@ -30,6 +30,10 @@ struct OperandKernels {
   int64_t bytes_per_tile = 0;  // of a packed row, which is rounded up to 64 bytes
   PackFn pack = nullptr;       // whole rows: k16s is a multiple of 4
   BlockGemmFn gemm[kWeightKinds] = {};
+  // For at least `wide_from` columns whose rows lie equally far apart: the same products to the
+  // bit. Null where there is none.
+  BlockGemmFn wide[kWeightKinds] = {};
+  int wide_from = 1;
 };
 
 struct KernelSet {

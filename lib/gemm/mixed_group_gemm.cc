@@ -7,6 +7,9 @@
 // product; other forms need what spans pieces (scales, sums, Hadamard blocks), so h is kept in fp32
 // and packed in a step of its own. A job is some row blocks of one problem for some of its tokens.
 // How jobs are cut changes no result: see kernels/cpu/block_gemm.h.
+//
+// Wide kernels want rows that lie equally far apart. Those of h do; those of x are copied together
+// where an expert's tokens are not evenly spaced, once for all row blocks of a job.
 #include "moert/mixed_group_gemm.h"
 
 #include <fmt/format.h>
@@ -24,10 +27,12 @@ namespace moert {
 namespace {
 
 using kernels::BlockGemmArgs;
+using kernels::BlockGemmFn;
 using kernels::kBlockRows;
 using kernels::KernelSet;
 using kernels::kMaxBlocks;
 using kernels::kMaxColumns;
+using kernels::kNarrowColumns;
 using kernels::kOperandKinds;
 using kernels::kPieceK;
 using kernels::OperandKernels;
@@ -118,6 +123,21 @@ void DescribeGroups(const MatrixLayout& matrix, OperandKind kind, BlockGemmArgs*
   args->flush_tiles = std::min({args->group_tiles, tiles, most});
 }
 
+// What multiplies a matrix in a job, and where the packed rows of the job's columns are.
+struct Product {
+  BlockGemmFn gemm;
+  int64_t most;          // columns at once
+  const uint8_t* first;  // row of the job's first column, null where the rows lie anywhere
+  int64_t stride;
+};
+
+Product ProductOf(const OperandKernels& kernels, kernels::WeightKind weights, int64_t columns) {
+  if (kernels.wide[weights] != nullptr && columns >= kernels.wide_from) {
+    return {kernels.wide[weights], kMaxColumns, nullptr, 0};
+  }
+  return {kernels.gemm[weights], kNarrowColumns, nullptr, 0};
+}
+
 class CpuMixedGroupGemm final : public MixedGroupGemm {
  public:
   CpuMixedGroupGemm(ThreadPool* pool, const KernelSet& set, ActivationNumerics numerics)
@@ -156,11 +176,15 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
     if (forms.keeps_h) next += slots * h_stride_ * static_cast<int64_t>(sizeof(float));
     transformed_ = reinterpret_cast<float*>(next);
     next += TransformBytes(hidden, forms);
+    gathered_ = next;
+    gathered_matrix_bytes_ = GatherRows(slots) * WidestGathered(forms, hidden);
+    gathered_matrices_ = forms.apart ? 2 : 1;
+    next += GatherBytes(slots, hidden, forms);
     plans_ = reinterpret_cast<Plan*>(next);
     MakePlans(problems);
 
     PackInput(rows, forms);
-    pool_->Run(gate_up_jobs_, [this](int64_t job, int) { GateUpJob(job); });
+    pool_->Run(gate_up_jobs_, [this](int64_t job, int thread) { GateUpJob(job, thread); });
     if (forms.keeps_h) PackH(slots);
     pool_->Run(down_jobs_, [this](int64_t job, int) { DownJob(job); });
     return absl::OkStatus();
@@ -189,6 +213,7 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
     bool h[kOperandKinds] = {};
     bool keeps_h = false;  // whether some h is kept in fp32 before it is packed
     bool hadamard = false;
+    bool apart = false;  // whether some gate and up are two products
 
     void Add(const ExpertFormat& format, ActivationNumerics numerics) {
       x[InputForm(format.gate, format.hadamard, numerics)] = true;
@@ -197,6 +222,7 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
       h[static_cast<int>(down)] = true;
       keeps_h |= format.hadamard || down != OperandKind::kPlain;
       hadamard |= format.hadamard;
+      apart |= format.gate != format.up;
     }
   };
   static_assert(static_cast<int>(OperandKind::kPlain) == 0);
@@ -204,8 +230,9 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
   OperandKernels Kernels(int kind) const {
     return set_.For(static_cast<OperandKind>(kind), numerics_);
   }
+  // An odd number of cache lines: rows a power of two apart would compete for the same few sets.
   int64_t OperandBytes(int kind, int64_t channels) const {
-    return RoundUp(CeilDiv(channels, kKTile) * Kernels(kind).bytes_per_tile, 64);
+    return (CeilDiv(CeilDiv(channels, kKTile) * Kernels(kind).bytes_per_tile, 64) | 1) * 64;
   }
   int64_t WidestH(const Forms& forms, int64_t channels) const {
     int64_t bytes = 0;
@@ -221,13 +248,30 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
                                 static_cast<int64_t>(sizeof(float))
                           : 0;
   }
+  // Room for the rows of x of a job, a thread: of gate and up, and of up when it is a product
+  // apart.
+  static int64_t GatherRows(int64_t slots) { return std::min(slots, kJobColumns); }
+  int64_t WidestGathered(const Forms& forms, int64_t hidden) const {
+    int64_t bytes = 0;
+    for (int i = 0; i < kInputForms; ++i) {
+      const OperandKernels kernels = Kernels(i % kOperandKinds);
+      const bool wide = std::any_of(std::begin(kernels.wide), std::end(kernels.wide),
+                                    [](BlockGemmFn gemm) { return gemm != nullptr; });
+      if (forms.x[i] && wide) bytes = std::max(bytes, OperandBytes(i % kOperandKinds, hidden));
+    }
+    return bytes;
+  }
+  int64_t GatherBytes(int64_t slots, int64_t hidden, const Forms& forms) const {
+    return pool_->num_threads() * GatherRows(slots) * WidestGathered(forms, hidden) *
+           (forms.apart ? 2 : 1);
+  }
   int64_t Workspace(int64_t rows, int64_t slots, int64_t hidden, int64_t widest,
                     const Forms& forms) const {
     int64_t bytes = slots * WidestH(forms, widest);
     for (int i = 0; i < kInputForms; ++i) {
       if (forms.x[i]) bytes += rows * OperandBytes(i % kOperandKinds, hidden);
     }
-    bytes += TransformBytes(hidden, forms);
+    bytes += TransformBytes(hidden, forms) + GatherBytes(slots, hidden, forms);
     if (forms.keeps_h) {
       bytes += slots * RoundUp(widest, kKTile) * static_cast<int64_t>(sizeof(float));
     }
@@ -362,19 +406,47 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
     });
   }
 
-  // One product of `args.blocks` row blocks with the columns [column, column + args.columns) of x.
-  void MultiplyX(const ExpertProblem& problem, const MatrixLayout& matrix, int64_t column,
-                 BlockGemmArgs* args) const {
+  // What multiplies gate or up with the tokens of a job. `room`: where rows may be copied together.
+  Product ProductOfX(const ExpertProblem& problem, const MatrixLayout& matrix,
+                     const JobRange& range, uint8_t* room) const {
     const auto kind = static_cast<int>(kernels::OperandFor(matrix.scheme, numerics_));
-    const int form = InputForm(matrix.scheme, problem.layout->format.hadamard, numerics_);
+    const int64_t columns = range.column_end - range.column_begin;
+    Product product = ProductOf(Kernels(kind), kernels::WeightKindOf(matrix.scheme), columns);
+    if (product.most == kNarrowColumns) return product;
+    const uint8_t* const rows =
+        packed_x_[InputForm(matrix.scheme, problem.layout->format.hadamard, numerics_)];
     const int64_t row_bytes = OperandBytes(kind, hidden_);
-    for (int c = 0; c < args->columns; ++c) {
-      args->x[c] = packed_x_[form] + problem.tokens[static_cast<size_t>(column + c)] * row_bytes;
+    const auto tokens = problem.tokens.subspan(static_cast<size_t>(range.column_begin),
+                                               static_cast<size_t>(columns));
+    const int64_t step = columns > 1 ? int64_t{tokens[1]} - tokens[0] : 0;
+    bool even = true;
+    for (size_t c = 2; c < tokens.size() && even; ++c) even = tokens[c] - tokens[c - 1] == step;
+    product.first = even ? rows + tokens[0] * row_bytes : room;
+    product.stride = even ? step * row_bytes : row_bytes;
+    for (size_t c = 0; c < tokens.size() && !even; ++c) {
+      std::memcpy(room + static_cast<int64_t>(c) * row_bytes, rows + tokens[c] * row_bytes,
+                  static_cast<size_t>(row_bytes));
     }
-    Kernels(kind).gemm[kernels::WeightKindOf(matrix.scheme)](*args);
+    return product;
   }
 
-  void GateUpJob(int64_t job) const {
+  // One product of `args.blocks` row blocks with the columns [column, column + args.columns) of x.
+  void MultiplyX(const ExpertProblem& problem, const MatrixLayout& matrix, const JobRange& range,
+                 const Product& product, int64_t column, BlockGemmArgs* args) const {
+    if (product.first != nullptr) {
+      const uint8_t* row = product.first + (column - range.column_begin) * product.stride;
+      for (int c = 0; c < args->columns; ++c, row += product.stride) args->x[c] = row;
+    } else {
+      const int form = InputForm(matrix.scheme, problem.layout->format.hadamard, numerics_);
+      const int64_t row_bytes = OperandBytes(form % kOperandKinds, hidden_);
+      for (int c = 0; c < args->columns; ++c) {
+        args->x[c] = packed_x_[form] + problem.tokens[static_cast<size_t>(column + c)] * row_bytes;
+      }
+    }
+    product.gemm(*args);
+  }
+
+  void GateUpJob(int64_t job, int thread) const {
     const Plan& plan = PlanOf(job, &Plan::gate_up);
     const ExpertProblem& problem = *plan.problem;
     const RecordLayout& layout = *problem.layout;
@@ -385,6 +457,11 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
     const OperandKernels down = Kernels(static_cast<int>(OperandKind::kPlain));
     alignas(64) float product[kMaxBlocks * kMaxColumns * kBlockRows];
     alignas(64) float h[kMaxColumns * kBlockRows];
+    uint8_t* const room = gathered_ + thread * gathered_matrix_bytes_ * (gathered_matrices_);
+    const Product gate_product = ProductOfX(problem, layout.gate, range, room);
+    const Product up_product =
+        tied ? gate_product : ProductOfX(problem, layout.up, range, room + gathered_matrix_bytes_);
+    const int64_t most = std::min(gate_product.most, up_product.most);
 
     BlockGemmArgs args = {};
     BlockGemmArgs up = {};  // when it is a product of its own
@@ -403,12 +480,12 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
         up.next = up.weights[0] + BlockBytes(layout.up);
       }
       args.next = args.weights[0] + BlockBytes(layout.gate);
-      for (int64_t column = range.column_begin; column < range.column_end; column += kMaxColumns) {
-        args.columns = static_cast<int>(std::min<int64_t>(kMaxColumns, range.column_end - column));
-        MultiplyX(problem, layout.gate, column, &args);
+      for (int64_t column = range.column_begin; column < range.column_end; column += most) {
+        args.columns = static_cast<int>(std::min(most, range.column_end - column));
+        MultiplyX(problem, layout.gate, range, gate_product, column, &args);
         if (!tied) {
           up.columns = args.columns;
-          MultiplyX(problem, layout.up, column, &up);
+          MultiplyX(problem, layout.up, range, up_product, column, &up);
         }
         glu(product, product + kMaxColumns * kBlockRows, args.columns * kBlockRows, h);
         for (int c = 0; c < args.columns; ++c) {
@@ -442,8 +519,9 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
     const MatrixLayout& down = problem.layout->down;
     const JobRange range = RangeOf(plan.down, job, static_cast<int64_t>(problem.tokens.size()));
     const OperandKind kind = kernels::OperandFor(down.scheme, numerics_);
-    const kernels::BlockGemmFn gemm =
-        Kernels(static_cast<int>(kind)).gemm[kernels::WeightKindOf(down.scheme)];
+    const Product down_product =
+        ProductOf(Kernels(static_cast<int>(kind)), kernels::WeightKindOf(down.scheme),
+                  range.column_end - range.column_begin);
     alignas(64) float product[kMaxBlocks * kMaxColumns * kBlockRows];
 
     BlockGemmArgs args = {};
@@ -453,12 +531,13 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
       args.blocks = static_cast<int>(std::min<int64_t>(kMaxBlocks, range.block_end - block));
       for (int b = 0; b < args.blocks; ++b) PointAt(problem, down, block + b, b, &args);
       args.next = args.weights[0] + args.blocks * BlockBytes(down);
-      for (int64_t column = range.column_begin; column < range.column_end; column += kMaxColumns) {
-        args.columns = static_cast<int>(std::min<int64_t>(kMaxColumns, range.column_end - column));
+      for (int64_t column = range.column_begin; column < range.column_end;
+           column += down_product.most) {
+        args.columns = static_cast<int>(std::min(down_product.most, range.column_end - column));
         for (int c = 0; c < args.columns; ++c) {
           args.x[c] = packed_h_ + (plan.first_slot + column + c) * h_row_bytes_;
         }
-        gemm(args);
+        down_product.gemm(args);
         Scatter(problem, block, args.blocks, column, args.columns, product);
       }
     }
@@ -494,7 +573,10 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
   int64_t hidden_ = 0;
   uint8_t* packed_x_[kInputForms] = {};
   float* transformed_ = nullptr;  // a row of x a thread, on its way into a Hadamard form
-  uint8_t* packed_h_ = nullptr;   // each slot in the form of its down matrix
+  uint8_t* gathered_ = nullptr;   // rows of x that a job brings together, a thread
+  int64_t gathered_matrix_bytes_ = 0;
+  int64_t gathered_matrices_ = 1;  // 2 if gate and up may be two products
+  uint8_t* packed_h_ = nullptr;    // each slot in the form of its down matrix
   int64_t h_row_bytes_ = 0;
   float* h_ = nullptr;  // where it is not packed as it is made
   int64_t h_stride_ = 0;

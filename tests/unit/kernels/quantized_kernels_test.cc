@@ -72,7 +72,8 @@ struct Case {
 // out[blocks][columns][rows] of one call, `blocks` and `columns` wide.
 std::vector<float> Multiply(const OperandKernels& kernels, const Case& c, const Weights& weights,
                             const std::vector<std::vector<float>>& rows, int64_t valid,
-                            int first_block, int blocks, int first, int columns) {
+                            int first_block, int blocks, int first, int columns,
+                            bool wide = false) {
   const int64_t bytes = (c.tiles * kernels.bytes_per_tile + 63) / 64 * 64;
   AlignedBuffer packed = Buffer(bytes * columns);
   alignas(64) float out[kMaxBlocks * kMaxColumns * kBlockRows];
@@ -96,7 +97,7 @@ std::vector<float> Multiply(const OperandKernels& kernels, const Case& c, const 
     kernels.pack(rows[static_cast<size_t>(first + i)].data(), valid, args.k16s,
                  Bytes(packed) + i * bytes);
   }
-  kernels.gemm[c.kind](args);
+  (wide ? kernels.wide : kernels.gemm)[c.kind](args);
   std::vector<float> result;
   for (int b = 0; b < blocks; ++b) {
     for (int i = 0; i < columns; ++i) {
@@ -190,12 +191,19 @@ TEST_CASE("integer products are the reference's to the bit") {
     const int64_t valid = c.tiles * 64 - c.tiles % 3;
     std::vector<std::vector<float>> rows;
     for (int i = 0; i < kMaxColumns; ++i) {
-      rows.push_back(RandomRow(valid, seed * 10 + static_cast<uint32_t>(i)));
+      rows.push_back(RandomRow(valid, seed * 100 + static_cast<uint32_t>(i)));
       if (c.extreme) {
         for (float& value : rows.back()) value = i % 2 == 0 ? 1.0f : std::copysign(1.0f, value);
       }
     }
-    for (int columns = 1; columns <= kMaxColumns; ++columns) {
+    // Two blocks of the most columns first: what it leaves behind would show in the smaller ones.
+    for (const int columns : {kMaxColumns, 1, 4, 15, 16, 17, 31}) {
+      if (kernels.wide[c.kind] == nullptr) break;
+      const int blocks = columns % 2 == 0 ? 2 : 1;
+      const auto got = Multiply(kernels, c, weights, rows, valid, 0, blocks, 0, columns, true);
+      REQUIRE(got == Multiply(reference, c, weights, rows, valid, 0, blocks, 0, columns));
+    }
+    for (int columns = 1; columns <= kNarrowColumns; ++columns) {
       const int blocks = columns % 2 + 1;
       const auto got = Multiply(kernels, c, weights, rows, valid, 0, blocks, 0, columns);
       const auto expected = Multiply(reference, c, weights, rows, valid, 0, blocks, 0, columns);
@@ -220,22 +228,24 @@ TEST_CASE("float products lie within the bound of the reference's") {
     for (int i = 0; i < kMaxColumns; ++i) {
       rows.push_back(RandomRow(valid, seed * 10 + static_cast<uint32_t>(i)));
     }
-    const auto expected = Multiply(reference, c, weights, rows, valid, 0, 2, 0, kMaxColumns);
-    const auto got = Multiply(kernels, c, weights, rows, valid, 0, 2, 0, kMaxColumns);
+    const bool wide = kernels.wide[c.kind] != nullptr;
+    const int most = wide ? kMaxColumns : kNarrowColumns;
+    const auto expected = Multiply(reference, c, weights, rows, valid, 0, 2, 0, most);
+    const auto got = Multiply(kernels, c, weights, rows, valid, 0, 2, 0, most, wide);
     // Of the largest terms: |x| about 12, weights up to 2^(bits - 1) * 0.01 on either side.
     const double norm =
         12 * 0.01 * (1 << (kBitsOf[c.kind] - 1)) * std::sqrt(static_cast<double>(valid));
     for (size_t i = 0; i < got.size(); ++i) REQUIRE(std::abs(got[i] - expected[i]) <= 1e-6 * norm);
     // Alone, each column and block is the same to the bit.
-    for (int column = 0; column < kMaxColumns; ++column) {
+    for (int column = 0; column < most; ++column) {
       for (int block = 0; block < 2; ++block) {
         const auto alone = Multiply(kernels, c, weights, rows, valid, block, 1, column, 1);
         REQUIRE(std::equal(alone.begin(), alone.end(),
-                           got.begin() + (block * kMaxColumns + column) * kBlockRows));
+                           got.begin() + (block * most + column) * kBlockRows));
       }
     }
-    for (int columns = 2; columns < kMaxColumns; ++columns) {
-      const auto some = Multiply(kernels, c, weights, rows, valid, 0, 1, 0, columns);
+    for (int columns = 2; columns < most; ++columns) {
+      const auto some = Multiply(kernels, c, weights, rows, valid, 0, 1, 0, columns, wide);
       REQUIRE(std::equal(some.begin(), some.end(), got.begin()));
     }
   }

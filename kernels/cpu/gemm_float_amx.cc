@@ -1,0 +1,258 @@
+// bf16 activations x quantized weights, AMX (tdpbf16ps). The words of codes are brought together by
+// quads of input channels (as for integers, gemm_int_amx.cc), then each becomes two bf16 pairs by
+// table look-ups, shifted to lie around zero, which is exact. An 8-bit code is the sum of two such:
+// its nibbles, each with a tile of its own. Scales multiply the sums of a group, not weights.
+//
+// Rows of a block are kept in the order that the shuffles give (RowAt) until the end.
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include "kernels/cpu/amx_tile.h"
+#include "kernels/cpu/block_gemm.h"
+
+namespace moert::kernels {
+namespace {
+
+constexpr int kScalesAhead = 32;      // rows whose scales are fetched ahead: a cache line
+constexpr int64_t kAhead = 8192;      // bytes of weights fetched ahead
+constexpr int64_t kXTileBytes = 128;  // of a row of x: 64 channels in order
+
+[[gnu::always_inline]] inline __m512i Load(const uint8_t* p) { return _mm512_load_si512(p); }
+[[gnu::always_inline]] inline void Store(uint8_t* to, __m512i v) { _mm512_store_si512(to, v); }
+
+// Which row lies at each place of a tile's row, and the other way round.
+template <int kBits>
+__m512i RowAt() {
+  return kBits == 8 ? _mm512_setr_epi32(0, 8, 2, 10, 1, 9, 3, 11, 4, 12, 6, 14, 5, 13, 7, 15)
+                    : _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+}
+template <int kBits>
+__m512i PlaceOf() {
+  return kBits == 8 ? _mm512_setr_epi32(0, 4, 2, 6, 8, 12, 10, 14, 1, 5, 3, 7, 9, 13, 11, 15)
+                    : _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+}
+
+// bf16 of small integers: the high half of their float.
+uint16_t Bf16Of(int value) {
+  const float f = static_cast<float>(value);
+  uint32_t bits;
+  __builtin_memcpy(&bits, &f, 4);
+  return static_cast<uint16_t>(bits >> 16);
+}
+
+// Looked up by the low 5 bits of a 16-bit lane.
+struct Tables {
+  __m512i low;   // codes of up to 4 bits less their middle; of 8 bits, the low nibble
+  __m512i high;  // of 8 bits, 16 times the high nibble less 128
+};
+
+template <int kBits>
+Tables MakeTables() {
+  alignas(64) uint16_t low[32], high[32];
+  constexpr int kMask = (1 << (kBits < 4 ? kBits : 4)) - 1;
+  for (int i = 0; i < 32; ++i) {
+    low[i] = Bf16Of((i & kMask) - (kBits == 8 ? 0 : 1 << (kBits - 1)));
+    high[i] = Bf16Of((i & 15) * 16 - 128);
+  }
+  return {_mm512_load_si512(low), _mm512_load_si512(high)};
+}
+
+// Field kField of each byte of `word` in its low bits, of 3-bit codes with bit kPlaneBit of `plane`
+// as the third bit; the table ignores what is above.
+template <int kBits, int kField, int kPlaneBit>
+[[gnu::always_inline]] inline __m512i Field(__m512i word, __m512i plane) {
+  const __m512i low = kField == 0 ? word : _mm512_srli_epi16(word, kField * (kBits == 4 ? 4 : 2));
+  if constexpr (kBits != 3) return low;
+  const __m512i bit = kPlaneBit >= 2 ? _mm512_srli_epi16(plane, kPlaneBit >= 2 ? kPlaneBit - 2 : 0)
+                                     : _mm512_slli_epi16(plane, kPlaneBit >= 2 ? 0 : 2 - kPlaneBit);
+  // (low & 3) | (bit & 4)
+  return _mm512_ternarylogic_epi32(low, _mm512_set1_epi8(3),
+                                   _mm512_and_si512(bit, _mm512_set1_epi8(4)), 0xea);
+}
+
+// Quad t of all rows -> pairs t (channels 2t, 2t + 1) and t + 4 (2t + 8, 2t + 9).
+[[gnu::always_inline]] inline void StorePairs(__m512i quad, __m512i table, uint8_t* to) {
+  Store(to, _mm512_permutexvar_epi16(quad, table));
+  Store(to + 256, _mm512_permutexvar_epi16(_mm512_srli_epi16(quad, 8), table));
+}
+
+// Quads t and t + 1 of rows 0..7 in `low` and of rows 8..15 in `high`.
+[[gnu::always_inline]] inline void StoreQuads(__m512i low, __m512i high, __m512i table,
+                                              uint8_t* to) {
+  StorePairs(_mm512_unpacklo_epi64(low, high), table, to);
+  StorePairs(_mm512_unpackhi_epi64(low, high), table, to + 64);
+}
+
+// Piece kPiece of a tile, whose words are `first` (quads 0 and 1) and `second` (2 and 3).
+template <int kBits, int kPiece>
+[[gnu::always_inline]] inline void StorePiece(__m512i first, __m512i second, __m512i plane_first,
+                                              __m512i plane_second, __m512i table, uint8_t* to) {
+  constexpr int kField = kBits == 4 ? 0 : kPiece % 2 * 2;
+  constexpr int kBit = kPiece * 2;
+  to += kPiece * 512;
+  StoreQuads(Field<kBits, kField, kBit>(first, plane_first),
+             Field<kBits, kField + 1, kBit + 1>(first, plane_first), table, to);
+  StoreQuads(Field<kBits, kField, kBit>(second, plane_second),
+             Field<kBits, kField + 1, kBit + 1>(second, plane_second), table, to + 128);
+}
+
+// A tile of weights has two tiles of [16 pairs][16 rows][2]; with 8 bits two of low and two of high
+// nibbles.
+template <int kBits>
+constexpr int kTilesOf = kBits == 8 ? 4 : 2;
+
+template <int kBits>
+[[gnu::always_inline]] inline void Convert(const Tables& tables, const uint8_t* w, uint8_t* to) {
+#pragma GCC unroll 16
+  for (int64_t line = 0; line < kBits * 128; line += 64) {
+    _mm_prefetch(reinterpret_cast<const char*>(w + kAhead + line), _MM_HINT_T0);
+  }
+  if constexpr (kBits == 8) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kTilePieces; ++i) {
+      // Words of rows g and g + 8 alternate; a load holds two g, a 128-bit lane two quads.
+      const __m512i q0 = Load(w + i * 256), q1 = Load(w + i * 256 + 64);
+      const __m512i q2 = Load(w + i * 256 + 128), q3 = Load(w + i * 256 + 192);
+      const __m512i even01 = _mm512_unpacklo_epi64(q0, q1), odd01 = _mm512_unpackhi_epi64(q0, q1);
+      const __m512i even23 = _mm512_unpacklo_epi64(q2, q3), odd23 = _mm512_unpackhi_epi64(q2, q3);
+      const __m512i quads[4] = {
+          _mm512_shuffle_i32x4(even01, even23, 0x88), _mm512_shuffle_i32x4(odd01, odd23, 0x88),
+          _mm512_shuffle_i32x4(even01, even23, 0xdd), _mm512_shuffle_i32x4(odd01, odd23, 0xdd)};
+#pragma GCC unroll 4
+      for (int t = 0; t < 4; ++t) {
+        // The table knows 5 bits of an index; of a low nibble it ignores the fifth.
+        uint8_t* const pairs = to + i * 512 + t * 64;
+        StorePairs(quads[t], tables.low, pairs);
+        StorePairs(_mm512_srli_epi16(quads[t], 4), tables.high, pairs + 2 * kAmxBytes);
+      }
+    }
+  } else if constexpr (kBits == 4) {
+    const __m512i none = _mm512_setzero_si512();
+    // Words of rows g (low nibbles) and g + 8: g = 0..3 in `a`, 4..7 in `b`.
+    __m512i a = Load(w), b = Load(w + 64);
+    StorePiece<4, 0>(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b), none, none,
+                     tables.low, to);
+    a = Load(w + 128), b = Load(w + 192);
+    StorePiece<4, 1>(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b), none, none,
+                     tables.low, to);
+    a = Load(w + 256), b = Load(w + 320);
+    StorePiece<4, 2>(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b), none, none,
+                     tables.low, to);
+    a = Load(w + 384), b = Load(w + 448);
+    StorePiece<4, 3>(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b), none, none,
+                     tables.low, to);
+  } else {
+    __m512i plane_first = _mm512_setzero_si512(), plane_second = plane_first;
+    if constexpr (kBits == 3) {
+      const __m512i a = Load(w + 256), b = Load(w + 320);
+      plane_first = _mm512_unpacklo_epi32(a, b);
+      plane_second = _mm512_unpackhi_epi32(a, b);
+    }
+    __m512i a = Load(w), b = Load(w + 64);
+    __m512i first = _mm512_unpacklo_epi32(a, b), second = _mm512_unpackhi_epi32(a, b);
+    StorePiece<kBits, 0>(first, second, plane_first, plane_second, tables.low, to);
+    StorePiece<kBits, 1>(first, second, plane_first, plane_second, tables.low, to);
+    a = Load(w + 128), b = Load(w + 192);
+    first = _mm512_unpacklo_epi32(a, b), second = _mm512_unpackhi_epi32(a, b);
+    StorePiece<kBits, 2>(first, second, plane_first, plane_second, tables.low, to);
+    StorePiece<kBits, 3>(first, second, plane_first, plane_second, tables.low, to);
+  }
+}
+
+__m512 Widen(const uint16_t* bf16) {
+  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bf16));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
+
+// Adds the sums of `count` tiles from `begin` on, scaled, to those in args.out.
+template <int kBits>
+void Flush(const BlockGemmArgs& args, int64_t tiles, int64_t begin, int64_t count,
+           const float* sums) {
+  const __m512i order = RowAt<kBits>();
+  const int64_t at = begin / args.group_tiles * args.scale_stride;
+  for (int b = 0; b < args.blocks; ++b) {
+    // Of the row blocks that follow, as no hardware prefetcher would: lines lie a row apart.
+    _mm_prefetch(reinterpret_cast<const char*>(args.scales[b] + at + kScalesAhead), _MM_HINT_T0);
+    const __m512 scale = _mm512_permutexvar_ps(order, Widen(args.scales[b] + at));
+    const bool symmetric = args.offsets[b] == nullptr;
+    __m512 offset = _mm512_setzero_ps();
+    if (!symmetric) {
+      _mm_prefetch(reinterpret_cast<const char*>(args.offsets[b] + at + kScalesAhead), _MM_HINT_T0);
+      // w = scale u - offset = scale (u - middle) - (offset - middle scale)
+      offset = _mm512_fnmadd_ps(_mm512_set1_ps(1 << (kBits - 1)), scale,
+                                _mm512_permutexvar_ps(order, Widen(args.offsets[b] + at)));
+    }
+    for (int c = 0; c < args.columns; ++c) {
+      const int64_t row = (b * kMaxColumns + c) * kBlockRows;
+      __m512 sum = begin == 0 ? _mm512_setzero_ps() : _mm512_load_ps(args.out + row);
+      sum = _mm512_fmadd_ps(_mm512_load_ps(sums + row), scale, sum);
+      if (!symmetric) {
+        const auto* tile_sums =
+            reinterpret_cast<const float*>(args.x[c] + tiles * kXTileBytes) + begin;
+        float x_sum = 0;
+        for (int64_t tile = 0; tile < count; ++tile) x_sum += tile_sums[tile];
+        sum = _mm512_fnmadd_ps(offset, _mm512_set1_ps(x_sum), sum);
+      }
+      _mm512_store_ps(args.out + row, sum);
+    }
+  }
+}
+
+template <int kBits>
+void Gemm(const BlockGemmArgs& args) {
+  constexpr int64_t kTileBytes = kBits * 128;
+  const Tables tables = MakeTables<kBits>();
+  const int64_t tiles = args.k16s / kTilePieces;
+  const int64_t stride = args.columns > 1 ? args.x[1] - args.x[0] : 0;
+  const bool halves = args.columns > kAmxRows;
+  const bool blocks = args.blocks > 1;
+  alignas(64) uint8_t staged[2][kMaxBlocks][kTilesOf<kBits> * kAmxBytes];
+  alignas(64) float sums[kMaxBlocks * kMaxColumns * kBlockRows];
+  AmxBegin(args.columns);
+  const auto convert = [&](int64_t tile) __attribute__((always_inline)) {
+    Convert<kBits>(tables, args.weights[0] + tile * kTileBytes, staged[tile % 2][0]);
+    if (blocks) Convert<kBits>(tables, args.weights[1] + tile * kTileBytes, staged[tile % 2][1]);
+  };
+  convert(0);
+  int64_t begin = 0;    // of the flush under way
+  int64_t pending = 0;  // tiles before `begin` whose sums are stored but not added yet: a tile
+                        // later they can be read without waiting
+  for (int64_t tile = 0; tile < tiles; ++tile) {
+    if (tile + 1 < tiles) convert(tile + 1);
+#pragma GCC unroll 4
+    for (int i = 0; i < kTilesOf<kBits>; ++i) {
+      AmxStep<AmxDot::kBf16>(args.x[0] + tile * kXTileBytes + i % 2 * 64, stride, halves,
+                             staged[tile % 2][0] + i * kAmxBytes,
+                             staged[tile % 2][1] + i * kAmxBytes, blocks);
+    }
+    if (pending > 0) {
+      Flush<kBits>(args, tiles, begin - pending, pending, sums);
+      pending = 0;
+    }
+    if (tile + 1 - begin == args.flush_tiles || tile + 1 == tiles) {
+      AmxStoreSums(halves, blocks, sums);
+      AmxZeroSums(halves, blocks);
+      pending = tile + 1 - begin;
+      begin = tile + 1;
+    }
+  }
+  AmxEnd();
+  Flush<kBits>(args, tiles, begin - pending, pending, sums);
+  const __m512i place = PlaceOf<kBits>();
+  for (int b = 0; b < args.blocks; ++b) {
+    for (int c = 0; c < args.columns; ++c) {
+      float* const row = args.out + (b * kMaxColumns + c) * kBlockRows;
+      _mm512_store_ps(row, _mm512_permutexvar_ps(place, _mm512_load_ps(row)));
+    }
+  }
+}
+
+}  // namespace
+
+void BlockGemmFloatW8Amx(const BlockGemmArgs& args) { Gemm<8>(args); }
+void BlockGemmFloatW4Amx(const BlockGemmArgs& args) { Gemm<4>(args); }
+void BlockGemmFloatW3Amx(const BlockGemmArgs& args) { Gemm<3>(args); }
+void BlockGemmFloatW2Amx(const BlockGemmArgs& args) { Gemm<2>(args); }
+
+}  // namespace moert::kernels
+#endif

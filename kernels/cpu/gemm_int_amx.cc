@@ -1,0 +1,231 @@
+// Integer activations x quantized weights for many columns, AMX (tdpbssd, tdpbsud). The codes of a
+// tile become [quad of input channels][row][4] bytes by shuffles of words, a tile ahead of their
+// use: tile loads are not fed from pending stores. Symmetric codes become signed there, which makes
+// the sums of activations unnecessary; sums are exact, so the result equals every other set's.
+//
+// Rows of a block are kept in the order that the shuffles give (kRowAt) until the end.
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include "kernels/cpu/amx_tile.h"
+#include "kernels/cpu/block_gemm.h"
+
+namespace moert::kernels {
+namespace {
+
+constexpr int kScalesAhead = 32;  // rows whose scales are fetched ahead: a cache line
+constexpr int64_t kAhead = 8192;  // bytes of weights fetched ahead
+
+[[gnu::always_inline]] inline __m512i Load(const uint8_t* p) { return _mm512_load_si512(p); }
+[[gnu::always_inline]] inline void Store(uint8_t* to, __m512i v) { _mm512_store_si512(to, v); }
+
+// Which row lies at each place of a tile's row, and the other way round.
+template <int kBits>
+__m512i RowAt() {
+  return kBits == 8 ? _mm512_setr_epi32(0, 8, 2, 10, 1, 9, 3, 11, 4, 12, 6, 14, 5, 13, 7, 15)
+                    : _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+}
+template <int kBits>
+__m512i PlaceOf() {
+  return kBits == 8 ? _mm512_setr_epi32(0, 4, 2, 6, 8, 12, 10, 14, 1, 5, 3, 7, 9, 13, 11, 15)
+                    : _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+}
+
+// Codes as they enter the product.
+template <int kBits, bool kSymmetric>
+[[gnu::always_inline]] inline __m512i Centered(__m512i codes) {
+  if constexpr (!kSymmetric) return codes;
+  return _mm512_sub_epi8(codes, _mm512_set1_epi8(static_cast<char>(1 << (kBits - 1))));
+}
+
+// Field kField of each byte of `word`: 4-bit codes, or 2-bit ones with bit kPlaneBit of `plane` as
+// the third. Bits that a shift drags over byte borders are masked off.
+template <int kBits, bool kSymmetric, int kField, int kPlaneBit>
+[[gnu::always_inline]] inline __m512i Field(__m512i word, __m512i plane) {
+  constexpr int kWidth = kBits == 4 ? 4 : 2;
+  const __m512i low = kField == 0 ? word : _mm512_srli_epi16(word, kField * kWidth);
+  __m512i codes = _mm512_and_si512(low, _mm512_set1_epi8((1 << kWidth) - 1));
+  if constexpr (kBits == 3) {
+    const __m512i bit = kPlaneBit >= 2
+                            ? _mm512_srli_epi16(plane, kPlaneBit >= 2 ? kPlaneBit - 2 : 0)
+                            : _mm512_slli_epi16(plane, kPlaneBit >= 2 ? 0 : 2 - kPlaneBit);
+    // codes | (bit & 4)
+    codes = _mm512_ternarylogic_epi32(codes, bit, _mm512_set1_epi8(4), 0xf8);
+  }
+  return Centered<kBits, kSymmetric>(codes);
+}
+
+// Quads t and t + 1 of rows 0..7 in `low` and of rows 8..15 in `high`, as two rows of a tile.
+[[gnu::always_inline]] inline void StoreQuads(__m512i low, __m512i high, uint8_t* to) {
+  Store(to, _mm512_unpacklo_epi64(low, high));
+  Store(to + 64, _mm512_unpackhi_epi64(low, high));
+}
+
+// Piece kPiece of a tile, whose words are `first` (quads 0 and 1) and `second` (2 and 3).
+template <int kBits, bool kSymmetric, int kPiece>
+[[gnu::always_inline]] inline void StorePiece(__m512i first, __m512i second, __m512i plane_first,
+                                              __m512i plane_second, uint8_t* to) {
+  constexpr int kField = kBits == 4 ? 0 : kPiece % 2 * 2;
+  constexpr int kBit = kPiece * 2;
+  to += kPiece * 256;
+  StoreQuads(Field<kBits, kSymmetric, kField, kBit>(first, plane_first),
+             Field<kBits, kSymmetric, kField + 1, kBit + 1>(first, plane_first), to);
+  StoreQuads(Field<kBits, kSymmetric, kField, kBit>(second, plane_second),
+             Field<kBits, kSymmetric, kField + 1, kBit + 1>(second, plane_second), to + 128);
+}
+
+// One tile of weights -> [16 quads][16 rows][4].
+template <int kBits, bool kSymmetric>
+[[gnu::always_inline]] inline void Convert(const uint8_t* w, uint8_t* to) {
+#pragma GCC unroll 16
+  for (int64_t line = 0; line < kBits * 128; line += 64) {
+    _mm_prefetch(reinterpret_cast<const char*>(w + kAhead + line), _MM_HINT_T0);
+  }
+  if constexpr (kBits == 8) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kTilePieces; ++i) {
+      // Words of rows g and g + 8 alternate; a load holds two g, a 128-bit lane two quads.
+      const __m512i q0 = Centered<8, kSymmetric>(Load(w + i * 256));
+      const __m512i q1 = Centered<8, kSymmetric>(Load(w + i * 256 + 64));
+      const __m512i q2 = Centered<8, kSymmetric>(Load(w + i * 256 + 128));
+      const __m512i q3 = Centered<8, kSymmetric>(Load(w + i * 256 + 192));
+      const __m512i even01 = _mm512_unpacklo_epi64(q0, q1), odd01 = _mm512_unpackhi_epi64(q0, q1);
+      const __m512i even23 = _mm512_unpacklo_epi64(q2, q3), odd23 = _mm512_unpackhi_epi64(q2, q3);
+      uint8_t* const quads = to + i * 256;
+      Store(quads, _mm512_shuffle_i32x4(even01, even23, 0x88));
+      Store(quads + 64, _mm512_shuffle_i32x4(odd01, odd23, 0x88));
+      Store(quads + 128, _mm512_shuffle_i32x4(even01, even23, 0xdd));
+      Store(quads + 192, _mm512_shuffle_i32x4(odd01, odd23, 0xdd));
+    }
+  } else if constexpr (kBits == 4) {
+    const __m512i none = _mm512_setzero_si512();
+    // Words of rows g (low nibbles) and g + 8: g = 0..3 in `a`, 4..7 in `b`.
+    __m512i a = Load(w), b = Load(w + 64);
+    StorePiece<4, kSymmetric, 0>(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b), none,
+                                 none, to);
+    a = Load(w + 128), b = Load(w + 192);
+    StorePiece<4, kSymmetric, 1>(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b), none,
+                                 none, to);
+    a = Load(w + 256), b = Load(w + 320);
+    StorePiece<4, kSymmetric, 2>(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b), none,
+                                 none, to);
+    a = Load(w + 384), b = Load(w + 448);
+    StorePiece<4, kSymmetric, 3>(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b), none,
+                                 none, to);
+  } else {
+    __m512i plane_first = _mm512_setzero_si512(), plane_second = plane_first;
+    if constexpr (kBits == 3) {
+      const __m512i a = Load(w + 256), b = Load(w + 320);
+      plane_first = _mm512_unpacklo_epi32(a, b);
+      plane_second = _mm512_unpackhi_epi32(a, b);
+    }
+    __m512i a = Load(w), b = Load(w + 64);
+    __m512i first = _mm512_unpacklo_epi32(a, b), second = _mm512_unpackhi_epi32(a, b);
+    StorePiece<kBits, kSymmetric, 0>(first, second, plane_first, plane_second, to);
+    StorePiece<kBits, kSymmetric, 1>(first, second, plane_first, plane_second, to);
+    a = Load(w + 128), b = Load(w + 192);
+    first = _mm512_unpacklo_epi32(a, b), second = _mm512_unpackhi_epi32(a, b);
+    StorePiece<kBits, kSymmetric, 2>(first, second, plane_first, plane_second, to);
+    StorePiece<kBits, kSymmetric, 3>(first, second, plane_first, plane_second, to);
+  }
+}
+
+__m512 Widen(const uint16_t* bf16) {
+  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bf16));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
+
+// Adds the dots of `count` tiles from `begin` on to the sums in args.out.
+template <int kBits, bool kSymmetric>
+void Flush(const BlockGemmArgs& args, int64_t tiles, int64_t begin, int64_t count,
+           const int32_t* dots) {
+  const __m512i order = RowAt<kBits>();
+  const int64_t at = begin / args.group_tiles * args.scale_stride;
+  for (int b = 0; b < args.blocks; ++b) {
+    // Of the row blocks that follow, as no hardware prefetcher would: lines lie a row apart.
+    _mm_prefetch(reinterpret_cast<const char*>(args.scales[b] + at + kScalesAhead), _MM_HINT_T0);
+    const __m512 scale = _mm512_permutexvar_ps(order, Widen(args.scales[b] + at));
+    __m512 offset = scale;
+    if constexpr (!kSymmetric) {
+      _mm_prefetch(reinterpret_cast<const char*>(args.offsets[b] + at + kScalesAhead), _MM_HINT_T0);
+      offset = _mm512_permutexvar_ps(order, Widen(args.offsets[b] + at));
+    }
+    for (int c = 0; c < args.columns; ++c) {
+      const auto* scales = reinterpret_cast<const TileScale*>(args.x[c] + tiles * kTileK) + begin;
+      const int64_t row = (b * kMaxColumns + c) * kBlockRows;
+      const __m512 x_scale = _mm512_set1_ps(scales[0].scale);
+      __m512 sum = begin == 0 ? _mm512_setzero_ps() : _mm512_load_ps(args.out + row);
+      sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_load_si512(dots + row)),
+                            _mm512_mul_ps(scale, x_scale), sum);
+      if constexpr (!kSymmetric) {
+        int32_t x_sum = 0;
+        for (int64_t tile = 0; tile < count; ++tile) x_sum += scales[tile].sum;
+        sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_set1_epi32(-x_sum)),
+                              _mm512_mul_ps(offset, x_scale), sum);
+      }
+      _mm512_store_ps(args.out + row, sum);
+    }
+  }
+}
+
+template <int kBits, bool kSymmetric>
+void Gemm(const BlockGemmArgs& args) {
+  constexpr AmxDot kDot = kSymmetric ? AmxDot::kSigned : AmxDot::kUnsignedWeights;
+  constexpr int64_t kTileBytes = kBits * 128;
+  const int64_t tiles = args.k16s / kTilePieces;
+  const int64_t stride = args.columns > 1 ? args.x[1] - args.x[0] : 0;
+  const bool halves = args.columns > kAmxRows;
+  const bool blocks = args.blocks > 1;
+  alignas(64) uint8_t staged[2][kMaxBlocks][kAmxBytes];
+  alignas(64) int32_t dots[kMaxBlocks * kMaxColumns * kBlockRows];
+  AmxBegin(args.columns);
+  const auto convert = [&](int64_t tile) __attribute__((always_inline)) {
+    Convert<kBits, kSymmetric>(args.weights[0] + tile * kTileBytes, staged[tile % 2][0]);
+    if (blocks) {
+      Convert<kBits, kSymmetric>(args.weights[1] + tile * kTileBytes, staged[tile % 2][1]);
+    }
+  };
+  convert(0);
+  int64_t begin = 0;    // of the flush under way
+  int64_t pending = 0;  // tiles before `begin` whose dots are stored but not added yet: a tile
+                        // later they can be read without waiting
+  for (int64_t tile = 0; tile < tiles; ++tile) {
+    if (tile + 1 < tiles) convert(tile + 1);
+    AmxStep<kDot>(args.x[0] + tile * kTileK, stride, halves, staged[tile % 2][0],
+                  staged[tile % 2][1], blocks);
+    if (pending > 0) {
+      Flush<kBits, kSymmetric>(args, tiles, begin - pending, pending, dots);
+      pending = 0;
+    }
+    if (tile + 1 - begin == args.flush_tiles || tile + 1 == tiles) {
+      AmxStoreSums(halves, blocks, dots);
+      AmxZeroSums(halves, blocks);
+      pending = tile + 1 - begin;
+      begin = tile + 1;
+    }
+  }
+  AmxEnd();
+  Flush<kBits, kSymmetric>(args, tiles, begin - pending, pending, dots);
+  const __m512i place = PlaceOf<kBits>();
+  for (int b = 0; b < args.blocks; ++b) {
+    for (int c = 0; c < args.columns; ++c) {
+      float* const row = args.out + (b * kMaxColumns + c) * kBlockRows;
+      _mm512_store_ps(row, _mm512_permutexvar_ps(place, _mm512_load_ps(row)));
+    }
+  }
+}
+
+template <int kBits>
+void Gemm(const BlockGemmArgs& args) {
+  return args.offsets[0] == nullptr ? Gemm<kBits, true>(args) : Gemm<kBits, false>(args);
+}
+
+}  // namespace
+
+void BlockGemmIntW8Amx(const BlockGemmArgs& args) { Gemm<8>(args); }
+void BlockGemmIntW4Amx(const BlockGemmArgs& args) { Gemm<4>(args); }
+void BlockGemmIntW3Amx(const BlockGemmArgs& args) { Gemm<3>(args); }
+void BlockGemmIntW2Amx(const BlockGemmArgs& args) { Gemm<2>(args); }
+
+}  // namespace moert::kernels
+#endif
