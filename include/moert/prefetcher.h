@@ -1,10 +1,10 @@
 // Prefetcher: admits what a prefetch policy ranks, as far as it pays.
 //
 // Best first, as long as the transfers fit the window, the time until the target layer asks (Fate
-// Sec. 4.3: N = floor(T_window / T_io)); both times are measured and kept current. Where not even
-// one fits, as for large experts on a slow link, the best one is started all the same if such
-// predictions have been right often enough: it will be late, and earlier than on demand. A prefetch
-// never
+// Sec. 4.3: N = floor(T_window / T_io)); both times are measured and kept current. One more,
+// which only begins in the window, is started all the same if such predictions have been right
+// often enough: it will be late, and earlier than on demand. For large experts on a slow link that
+// is the only one. A prefetch never
 // goes ahead of a demand load, is forgotten when the true routing arrives and it has not started,
 // takes blocks from its own layer or the transient ones only, and replaces none that the same
 // prediction ranks higher. Decode steps without prefetch are tried now and then; when they win,
@@ -66,7 +66,7 @@ class Prefetcher {
   bool Prefetching(Phase phase) const;
   void Admit(const PolicyContext& context, const std::vector<PrefetchCandidate>& ranked,
              int64_t window_ns);
-  /// Whether one transfer that is longer than the window is worth its start.
+  /// Whether one transfer that is longer than what is left of the window is worth its start.
   bool LatePays(int64_t transfer_ns, int64_t window_ns) const;
   /// A block from those ranked lower, the lowest first, if need be.
   bool StartLoad(const PolicyContext& context, size_t rank);
@@ -84,11 +84,11 @@ class Prefetcher {
   int64_t step_begin_ns_ = 0;  // routing of its first layer
   int64_t routed_stalled_ns_ = 0;
   int predicted_layer_ = -1;
-  int first_missing_ = -1;  // the best of predicted_layer_ that was absent, admitted or not; or -1
-  double precision_ = 0.8;  // share of these that the routing used: a guess, then measured
-  std::vector<uint8_t> predicted_;                   // [E] of predicted_layer_
-  std::vector<Ranked> ranked_;                       // scratch
-  std::vector<int32_t> counts_;                      // scratch, [E] predicted tokens
+  int late_ = -1;  // of predicted_layer_: would begin in the window, admitted or not; or -1
+  double precision_ = 0.8;          // share of these that the routing used: a guess, then measured
+  std::vector<uint8_t> predicted_;  // [E] of predicted_layer_
+  std::vector<Ranked> ranked_;      // scratch
+  std::vector<int32_t> counts_;     // scratch, [E] predicted tokens
   std::vector<PrefetchOutlook> measured_, outlook_;  // [L]; outlook_: zeros while it is off
 };
 

@@ -75,9 +75,9 @@ void Prefetcher::Resolve(const PolicyContext& context, const RoutingResult& rout
   stats_->prefetch_cancelled += cancelled;
   stats_->prefetch_issued -= cancelled;
   if (predicted_layer_ != context.layer) return;
-  if (first_missing_ >= 0) {
+  if (late_ >= 0) {
     constexpr double kWeight = 0.02;
-    precision_ += kWeight * ((routing.counts[first_missing_] > 0 ? 1.0 : 0.0) - precision_);
+    precision_ += kWeight * ((routing.counts[late_] > 0 ? 1.0 : 0.0) - precision_);
   }
   int lookups = 0, recalled = 0;
   for (int e = 0; e < routing.num_experts; ++e) {
@@ -131,7 +131,7 @@ void Prefetcher::Predict(const PolicyContext& context, const RoutingResult& rout
   ranked.erase(end, ranked.end());
   if (ranked.empty()) return;
   predicted_layer_ = target;
-  first_missing_ = -1;
+  late_ = -1;
   predicted_.assign(model_->layers[target].num_experts, 0);
   Admit(context, ranked, snapshot.window_ns);
 }
@@ -167,11 +167,12 @@ void Prefetcher::Admit(const PolicyContext& context, const std::vector<PrefetchC
     }
     const bool arriving = store_->Arriving(key);
     const int64_t transfer_ns = link_->TransferNs(store_->layout(key, ranked_[rank].version).bytes);
-    const bool first = used_ns == 0;
+    const int64_t left_ns = window_ns - used_ns;
     used_ns += transfer_ns;
-    if (first && !arriving) first_missing_ = key.expert;
     if (!arriving) {
-      const bool admitted = used_ns <= window_ns || (first && LatePays(transfer_ns, window_ns));
+      const bool late = left_ns > 0 && left_ns < transfer_ns;
+      if (late) late_ = key.expert;
+      const bool admitted = transfer_ns <= left_ns || (late && LatePays(transfer_ns, left_ns));
       if (!admitted || !StartLoad(context, rank)) continue;
       ++stats_->prefetch_issued;
     }
