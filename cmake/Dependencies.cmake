@@ -28,6 +28,18 @@ moert_dependency(nlohmann_json nlohmann_json::nlohmann_json "3.9"
 if(MOERT_BUILD_EXAMPLES OR MOERT_BUILD_TESTS)
   moert_dependency(Eigen3 Eigen3::Eigen "3.3"
                    https://gitlab.com/libeigen/eigen/-/archive/3.4.0/eigen-3.4.0.tar.gz)
+  # Optional: the exact solver of moert-pack allocate.
+  find_package(PkgConfig QUIET)
+  if(PkgConfig_FOUND)
+    pkg_check_modules(CBC QUIET IMPORTED_TARGET cbc)
+  endif()
+  if(TARGET PkgConfig::CBC)
+    set(MOERT_HAVE_CBC ON)
+    message(STATUS "CBC: ${CBC_VERSION}")
+  else()
+    message(STATUS "CBC not found: moert-pack allocate has its Lagrangian solver only "
+                   "(Debian: coinor-libcbc-dev)")
+  endif()
 endif()
 if(MOERT_BUILD_TESTS)
   moert_dependency(Catch2 Catch2::Catch2 ""

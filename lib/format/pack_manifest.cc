@@ -2,18 +2,18 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
 #include <new>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "base/checked_math.h"
 #include "base/fmt_absl.h"
-#include "base/hash64.h"
 #include "base/status_macros.h"
 #include "format/config_fields.h"
 #include "format/json.h"
 #include "format/model_json.h"
+#include "format/sealed_json.h"
+#include "format/version_json.h"
 
 namespace moert {
 namespace {
@@ -21,25 +21,12 @@ namespace {
 using nlohmann::json;
 
 constexpr char kFormatName[] = "moert expert pack";
-constexpr char kHadamard[] = "hadamard";
 constexpr size_t kMaxVersions = 64;
-constexpr size_t kMaxFormats = 4096;
 constexpr size_t kMaxFiles = 65536;
 constexpr size_t kMaxRecords = 2'000'000;
 
 absl::Status Error(const std::string& source, const std::string& what) {
   return absl::InvalidArgumentError(fmt::format("{}: {}", source, what));
-}
-
-std::string Hex(uint64_t v) { return fmt::format("{:016x}", v); }
-
-std::optional<uint64_t> ParseHex(const json& v) {
-  if (!v.is_string()) return std::nullopt;
-  const std::string& s = v.get_ref<const std::string&>();
-  uint64_t value = 0;
-  const auto [end, error] = std::from_chars(s.data(), s.data() + s.size(), value, 16);
-  if (s.size() != 16 || error != std::errc() || end != s.data() + s.size()) return std::nullopt;
-  return value;
 }
 
 std::optional<int64_t> ParseSize(const json& v) {
@@ -56,62 +43,6 @@ absl::StatusOr<const json*> List(const json& object, const char* key, const std:
     return Error(source, fmt::format("{} is not a list of at most {} entries", key, limit));
   }
   return &*it;
-}
-
-absl::StatusOr<ExpertFormat> ParseFormat(const json& v, const std::string& source) {
-  const bool hadamard = v.is_array() && v.size() == 4 && v[3] == kHadamard;
-  if (!v.is_array() || v.size() != (hadamard ? 4 : 3) || !v[0].is_string() || !v[1].is_string() ||
-      !v[2].is_string()) {
-    return Error(source, fmt::format("a format is not a list of three scheme names, and \"{}\" "
-                                     "if so stored",
-                                     kHadamard));
-  }
-  Scheme schemes[3];
-  for (size_t i = 0; i < 3; ++i) {
-    const auto parsed = Scheme::Parse(v[i].get_ref<const std::string&>());
-    if (!parsed.ok()) return Error(source, std::string(parsed.status().message()));
-    schemes[i] = *parsed;
-  }
-  return ExpertFormat{schemes[0], schemes[1], schemes[2], hadamard};
-}
-
-absl::StatusOr<PackVersion> ParseVersion(const json& v, const MoeModelSpec& model,
-                                         const std::string& source) {
-  if (!v.is_object()) return Error(source, "not an object");
-  PackVersion version;
-  ConfigFields fields(v, source);
-  version.name = fields.String("name");
-  MOERT_RETURN_IF_ERROR(fields.status());
-  if (version.name.empty() || version.name.size() > 256) {
-    return Error(source, "its name must have 1 to 256 bytes");
-  }
-  MOERT_ASSIGN_OR_RETURN(const json* formats, List(v, "formats", source, kMaxFormats));
-  for (const json& f : *formats) {
-    MOERT_ASSIGN_OR_RETURN(const ExpertFormat format, ParseFormat(f, source));
-    version.formats.push_back(format);
-  }
-  if (version.formats.empty()) return Error(source, "formats is empty");
-  if (!fields.Has("assignment")) return version;
-  MOERT_ASSIGN_OR_RETURN(const json* rows, List(v, "assignment", source, model.layers.size()));
-  if (rows->size() != model.layers.size()) return Error(source, "assignment must list all layers");
-  for (size_t l = 0; l < rows->size(); ++l) {
-    const json& row = (*rows)[l];
-    const size_t experts = static_cast<size_t>(model.layers[l].num_experts);
-    if (!row.is_array() || row.size() != experts) {
-      return Error(source, fmt::format("assignment of layer {} must list {} experts", l, experts));
-    }
-    std::vector<int> indices;
-    for (const json& e : row) {
-      const auto i = ParseSize(e);
-      if (!i || *i >= static_cast<int64_t>(version.formats.size())) {
-        return Error(source, fmt::format("assignment of layer {}: legal is 0 to {}", l,
-                                         version.formats.size() - 1));
-      }
-      indices.push_back(static_cast<int>(*i));
-    }
-    version.assignment.push_back(std::move(indices));
-  }
-  return version;
 }
 
 absl::StatusOr<PackFile> ParseFile(const json& v, const std::string& source) {
@@ -235,8 +166,9 @@ absl::StatusOr<PackManifest> Parse(const json& object, const std::string& source
 
   MOERT_ASSIGN_OR_RETURN(const json* versions, List(object, "versions", source, kMaxVersions));
   for (size_t i = 0; i < versions->size(); ++i) {
-    MOERT_ASSIGN_OR_RETURN(PackVersion v, ParseVersion((*versions)[i], m.model,
-                                                       fmt::format("{}: version {}", source, i)));
+    MOERT_ASSIGN_OR_RETURN(
+        PackVersion v,
+        VersionFromJson((*versions)[i], m.model, fmt::format("{}: version {}", source, i)));
     m.versions.push_back(std::move(v));
   }
   if (m.versions.empty()) return Error(source, "versions is empty");
@@ -281,46 +213,16 @@ std::string RecordTensorName(int layer, int expert, const std::string& version) 
   return fmt::format("layers.{}.experts.{}.{}", layer, expert, version);
 }
 
-namespace {
-
-// The checksum covers the text of all other fields in sorted order, without spaces.
-uint64_t Seal(const json& doc) {
-  Hasher64 hasher;
-  hasher.Add(doc.dump(-1, ' ', true, json::error_handler_t::replace));
-  return hasher.Finish();
-}
-
-absl::Status CheckSeal(json doc, const std::string& source) {
-  const auto it = doc.find("checksum");
-  const auto sealed = it == doc.end() ? std::nullopt : ParseHex(*it);
-  if (!sealed) return Error(source, "checksum is missing or not 16 hex digits");
-  doc.erase("checksum");
-  if (Seal(doc) == *sealed) return absl::OkStatus();
-  return absl::DataLossError(fmt::format("{}: damaged: its checksum is {:016x}, it says {:016x}",
-                                         source, Seal(doc), *sealed));
-}
-
-}  // namespace
-
 std::string ManifestToJson(const PackManifest& m) {
   json versions = json::array();
-  for (const PackVersion& v : m.versions) {
-    json formats = json::array();
-    for (const ExpertFormat& f : v.formats) {
-      formats.push_back({f.gate.Name(), f.up.Name(), f.down.Name()});
-      if (f.hadamard) formats.back().push_back(kHadamard);
-    }
-    json version = {{"name", v.name}, {"formats", std::move(formats)}};
-    if (!v.assignment.empty()) version["assignment"] = v.assignment;
-    versions.push_back(std::move(version));
-  }
+  for (const PackVersion& v : m.versions) versions.push_back(VersionToJson(v));
   json files = json::array();
   for (const PackFile& f : m.files) files.push_back({{"name", f.name}, {"bytes", f.bytes}});
   json checksums = json::array();
-  for (const uint64_t c : m.constants_checksums) checksums.push_back(Hex(c));
+  for (const uint64_t c : m.constants_checksums) checksums.push_back(HexOf(c));
   json records = json::array();
   for (const PackRecord& r : m.records) {
-    records.push_back(json::array({r.file, r.offset, r.bytes, Hex(r.checksum)}));
+    records.push_back(json::array({r.file, r.offset, r.bytes, HexOf(r.checksum)}));
   }
   json quantizer = json::parse(m.quantizer_json, nullptr, false);
   if (!quantizer.is_object()) quantizer = json::object();
@@ -336,8 +238,7 @@ std::string ManifestToJson(const PackManifest& m) {
                 {"bytes", m.constants.bytes},
                 {"checksums", std::move(checksums)}}},
               {"records", std::move(records)}};
-  doc["checksum"] = Hex(Seal(doc));
-  return doc.dump(-1, ' ', true, json::error_handler_t::replace) + "\n";
+  return SealedText(std::move(doc));
 }
 
 absl::StatusOr<PackManifest> ReadManifest(const std::string& dir, Env* env) {

@@ -1,9 +1,11 @@
 // moert-pack as users script it.
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "format/calibration.h"
 #include "support/catch.h"
 #include "support/run_tool.h"
 #include "support/temp_dir.h"
@@ -118,6 +120,71 @@ TEST_CASE(
   CHECK(hqq < bf16 + 0.6);
 }
 
+TEST_CASE("calibrate, allocate, quantize by two plans, serve both") {
+  const std::string tokens = " --tokens " + EvalDir() + "/gsm8k.tokens.u16";
+  const std::string calib = Scratch() / "calib";
+  const std::string calibrate = "calibrate --model " + TinyModelDir() + tokens +
+                                " --calibration-tokens 2048 --method rtn --quiet --schemes "
+                                "w4a16_g128,w2a16_g64_asym,w2a16_g-1_asym --out ";
+  Outcome outcome = Pack(calibrate + calib);
+  INFO(outcome.err);
+  REQUIRE(outcome.status == 0);
+  const std::string whole = test::ReadFile(calib);
+  const Json c = Json::parse(whole);
+  REQUIRE(c["layers"].size() == 8);
+  int64_t selections = 0;
+  for (const auto& n : c["layers"][3]["selections"]) selections += n.get<int64_t>();
+  CHECK(selections == 2048 * 4);
+  // The model's README says what recall cross-layer prediction has.
+  CHECK(c["layers"][4]["cross_layer_accuracy"].get<double>() > 0.7);
+  CHECK(Pack(calibrate + calib).status != 0);  // it exists
+  // Behind what an interrupted run left, its last line torn, and on one thread: the same bytes.
+  auto begun = ReadCalibration(calib, Env::Default());
+  REQUIRE_OK(begun.status());
+  const std::vector<LayerCalibration> layers = std::move(begun->layers);
+  begun->layers.clear();
+  std::string partial = CalibrationToJson(*begun);
+  for (int l = 0; l < 5; ++l) partial += LayerCalibrationToLine(layers[static_cast<size_t>(l)]);
+  const std::string again = calib + ".again";
+  test::WriteFile(again + ".partial", partial.substr(0, partial.size() - 30));
+  REQUIRE(Pack(calibrate + again + " --threads 1").status == 0);
+  CHECK(test::ReadFile(again) == whole);
+  CHECK_FALSE(std::filesystem::exists(again + ".partial"));
+  // What another calibration left is not touched.
+  test::WriteFile(calib + ".other.partial", partial);
+  outcome = Pack(calibrate + calib + ".other --window 256");
+  CHECK(outcome.status != 0);
+  CHECK_THAT(outcome.err, Catch::Contains("another calibration"));
+
+  for (const std::string bits : {"2.6", "3.5"}) {
+    outcome = Pack("allocate --calibration " + calib + " --bits " + bits + " --name mixed-" + bits +
+                   " --out " + Scratch() / ("plan" + bits) + " --picture " +
+                   Scratch() / ("plan" + bits + ".svg"));
+    INFO(outcome.err);
+    REQUIRE(outcome.status == 0);
+    CHECK_THAT(outcome.out, Catch::Contains("optimality gap"));
+    CHECK_THAT(test::ReadFile(Scratch() / ("plan" + bits + ".svg")), Catch::Contains("</svg>"));
+  }
+  outcome = Pack("quantize --model " + TinyModelDir() + " --plan " + Scratch() / "plan2.6" + "," +
+                 Scratch() / "plan3.5" + " --out " + Scratch() / "plans");
+  INFO(outcome.err);
+  REQUIRE(outcome.status == 0);
+  const Json info = Info(Scratch() / "plans");
+  CHECK(info["versions"][0]["name"] == "mixed-3.5");
+  CHECK(info["versions"][0]["stored_bits"].get<double>() <= 3.5);
+  CHECK(info["versions"][0]["stored_bits"].get<double>() > 3.45);
+  CHECK(info["versions"][1]["stored_bits"].get<double>() <= 2.6);
+  CHECK(Nll("plans", "mixed-3.5") < Nll("plans", "mixed-2.6"));
+  outcome = test::RunTool("run",
+                          "ppl --model " + TinyModelDir() + tokens +
+                              " --limit 1024 --quiet --step-tokens 1 --clock virtual --budget 6MiB "
+                              "--strategy dynaexq:hi=mixed-3.5,lo=mixed-2.6 --experts " +
+                              Scratch() / "plans",
+                          Scratch());
+  INFO(outcome.err);
+  CHECK(outcome.status == 0);
+}
+
 TEST_CASE("info of a checkpoint and of a file") {
   const Json model = Info(TinyModelDir());
   CHECK(model["kind"] == "checkpoint");
@@ -199,6 +266,10 @@ TEST_CASE("bad arguments and input: status 2, one message on stderr, nothing on 
        "/no/such/file"},
       {"quantize --model /no/such/model --schemes bf16" + out, "/no/such/model"},
       {"quantize" + model + " --schemes bf16 --out /no/such/folder/p", "/no/such/folder/p"},
+      {"quantize" + model + out + " --plan /no/such/plan", "/no/such/plan"},
+      {"calibrate" + model + out, "--tokens"},
+      {"allocate --calibration /no/such/file --bits 3" + out, "/no/such/file"},
+      {"allocate --calibration " + TinyModelDir() + "/config.json --bits 3" + out, "config.json"},
       {"info", "PACK"},
       {"info /no/such/thing", "/no/such/thing"},
       {"verify /no/such/pack", "/no/such/pack"},

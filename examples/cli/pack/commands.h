@@ -6,6 +6,8 @@
 namespace moert::cli {
 
 int QuantizeMain(int argc, const char* const* argv);
+int CalibrateMain(int argc, const char* const* argv);
+int AllocateMain(int argc, const char* const* argv);
 int InfoMain(int argc, const char* const* argv);
 int VerifyMain(int argc, const char* const* argv);
 

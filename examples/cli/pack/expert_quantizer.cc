@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include "base/status_macros.h"
-#include "quant/gptq.h"
 #include "quant/hadamard.h"
 #include "quant/hqq.h"
 #include "quant/packing.h"
@@ -27,8 +26,10 @@ absl::Status Encode(const MatrixLayout& layout, const absl::StatusOr<GptqFactor>
   return EncodeMatrix(layout, QuantMethod::kHqq, weights, record);
 }
 
-absl::StatusOr<GptqFactor> FactorOf(absl::Span<const float> x, int64_t k,
-                                    absl::Span<const float> token_weights) {
+}  // namespace
+
+absl::StatusOr<GptqFactor> FactorInputs(absl::Span<const float> x, int64_t k,
+                                        absl::Span<const float> token_weights) {
   if (static_cast<int64_t>(token_weights.size()) < MinimumTokens(k)) {
     return absl::FailedPreconditionError("too few tokens");
   }
@@ -37,7 +38,16 @@ absl::StatusOr<GptqFactor> FactorOf(absl::Span<const float> x, int64_t k,
   return FactorMoments(moments, GptqOptions());
 }
 
-}  // namespace
+QuantizedMatrix QuantizeMatrix(const MatrixLayout& layout, QuantMethod method,
+                               const absl::StatusOr<GptqFactor>& factor,
+                               absl::Span<const float> weights) {
+  if (method == QuantMethod::kRtn) return QuantizeRtn(layout, weights);
+  if (method == QuantMethod::kGptq && factor.ok()) {
+    absl::StatusOr<QuantizedMatrix> q = QuantizeGptq(layout, weights, *factor);
+    if (q.ok()) return *std::move(q);
+  }
+  return QuantizeHqq(layout, weights);
+}
 
 absl::StatusOr<QuantMethod> ParseMethod(const std::string& name) {
   if (name == "rtn") return QuantMethod::kRtn;
@@ -69,14 +79,14 @@ absl::StatusOr<GptqOutcome> EncodeExpertGptq(const MoeLayerSpec& layer, const Re
   }
   GptqOutcome outcome;
   outcome.tokens = rows;
-  const auto inputs = FactorOf(*x, layer.hidden, token_weights);
+  const auto inputs = FactorInputs(*x, layer.hidden, token_weights);
   MOERT_RETURN_IF_ERROR(Encode(layout.gate, inputs, weights.gate, record, &outcome));
   MOERT_RETURN_IF_ERROR(Encode(layout.up, inputs, weights.up, record, &outcome));
   MOERT_RETURN_IF_ERROR(UnpackMatrix(layout.gate, record, &weights.gate));
   MOERT_RETURN_IF_ERROR(UnpackMatrix(layout.up, record, &weights.up));
   Floats h = GluForward(pool, layer, weights.gate, weights.up, x->data(), rows);
   if (layout.format.hadamard) ApplyHadamard(rows, layer.intermediate, h.data());
-  MOERT_RETURN_IF_ERROR(Encode(layout.down, FactorOf(h, layer.intermediate, token_weights),
+  MOERT_RETURN_IF_ERROR(Encode(layout.down, FactorInputs(h, layer.intermediate, token_weights),
                                weights.down, record, &outcome));
   return outcome;
 }

@@ -16,6 +16,7 @@
 #include "format/checkpoint_experts.h"
 #include "moert/model.h"
 #include "moert/scheme.h"
+#include "quant/gptq.h"
 #include "quant/quantized_matrix.h"
 
 namespace moert::cli {
@@ -30,6 +31,15 @@ constexpr int64_t MinimumTokens(int64_t k) { return k / 4 > 512 ? k / 4 : 512; }
 /// RTN or HQQ. weights: row-major [rows, k], finite.
 absl::Status EncodeMatrix(const MatrixLayout& layout, QuantMethod method,
                           absl::Span<const float> weights, std::byte* record);
+
+/// Factors the moments of inputs x [rows, k]. FailedPrecondition if they are too few.
+absl::StatusOr<GptqFactor> FactorInputs(absl::Span<const float> x, int64_t k,
+                                        absl::Span<const float> token_weights);
+
+/// One matrix by a method: GPTQ with a factor, HQQ in its place without.
+QuantizedMatrix QuantizeMatrix(const MatrixLayout& layout, QuantMethod method,
+                               const absl::StatusOr<GptqFactor>& factor,
+                               absl::Span<const float> weights);
 
 /// What GPTQ did with an expert.
 struct GptqOutcome {

@@ -41,7 +41,8 @@ absl::Status MoeBlocks::Run(int layer, CalibrationStream* stream, ExpertJob job,
   const MoeLayerSpec& spec = experts_->model().layers[static_cast<size_t>(layer)];
   stream->ToMoe(layer);
   MOERT_RETURN_IF_ERROR(router_->Route(layer, stream->inputs(), stream->rows(), RoutingRule(),
-                                       LayerResidency(), {}, /*next_gate=*/false, &routing_));
+                                       LayerResidency(), {}, /*next_gate=*/true, &routing_));
+  CompareWithPrediction(layer);
   const int chunk = kExpertsPerThread * pool_->num_threads();
   struct Part {
     ExpertRows tokens;
@@ -75,6 +76,31 @@ absl::Status MoeBlocks::Run(int layer, CalibrationStream* stream, ExpertJob job,
     }
   }
   return AddShared(layer, stream->inputs(), stream->rows(), stream->residual());
+}
+
+void MoeBlocks::CompareWithPrediction(int layer) {
+  cross_layer_accuracy_ = 0;
+  const auto experts = static_cast<size_t>(routing_.num_experts);
+  const auto k = static_cast<size_t>(routing_.top_k);
+  if (predicted_layer_ == layer &&
+      predicted_.size() == static_cast<size_t>(routing_.tokens) * experts) {
+    int64_t found = 0;
+    std::vector<int32_t> order(experts);
+    for (int64_t t = 0; t < routing_.tokens; ++t) {
+      const float* const scores = predicted_.data() + static_cast<size_t>(t) * experts;
+      for (size_t e = 0; e < experts; ++e) order[e] = static_cast<int32_t>(e);
+      std::partial_sort(order.begin(), order.begin() + static_cast<int64_t>(k), order.end(),
+                        [scores](int32_t a, int32_t b) {
+                          return scores[a] != scores[b] ? scores[a] > scores[b] : a < b;
+                        });
+      const int32_t* const ids = routing_.ids.data() + static_cast<size_t>(t) * k;
+      for (size_t j = 0; j < k; ++j) found += std::count(ids, ids + k, order[j]);
+    }
+    cross_layer_accuracy_ = static_cast<double>(found) /
+                            (static_cast<double>(routing_.tokens) * static_cast<double>(k));
+  }
+  predicted_ = routing_.next_scores;
+  predicted_layer_ = layer + 1;
 }
 
 absl::Status MoeBlocks::AddShared(int layer, const float* inputs, int64_t rows,

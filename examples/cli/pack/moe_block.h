@@ -39,10 +39,16 @@ class MoeBlocks {
   const LayerConstants& constants(int layer) const {
     return constants_[static_cast<size_t>(layer)];
   }
+  /// Of the last Run: who chose which experts.
+  const RoutingResult& routing() const { return routing_; }
+  /// Share of the experts of the last Run's tokens that its gate finds when it is given the inputs
+  /// of the Run before, one layer up; 0 if there was none.
+  double cross_layer_accuracy() const { return cross_layer_accuracy_; }
   ThreadPool* pool() const { return pool_; }
 
  private:
   MoeBlocks(const CheckpointExperts* experts, ThreadPool* pool) : experts_(experts), pool_(pool) {}
+  void CompareWithPrediction(int layer);
   absl::Status AddShared(int layer, const float* inputs, int64_t rows, float* residual) const;
 
   const CheckpointExperts* const experts_;
@@ -51,6 +57,9 @@ class MoeBlocks {
   std::vector<std::unique_ptr<ThreadPool>> single_;  // by worker
   std::unique_ptr<Router> router_;
   RoutingResult routing_;
+  int predicted_layer_ = -1;
+  std::vector<float> predicted_;  // [tokens, experts] scores of predicted_layer_
+  double cross_layer_accuracy_ = 0;
 };
 
 }  // namespace moert::cli

@@ -16,7 +16,11 @@ namespace {
 constexpr char kCommand[] = "moert-pack quantize";
 
 absl::Status Run(QuantizeJob* job, const std::string& schemes, bool quiet) {
-  MOERT_ASSIGN_OR_RETURN(job->schemes, ParseSchemes(schemes));
+  if (!schemes.empty()) {
+    MOERT_ASSIGN_OR_RETURN(job->schemes, ParseSchemes(schemes));
+  } else if (job->plans.empty()) {
+    return absl::InvalidArgumentError("--schemes or --plan must be given");
+  }
   Progress progress("quantizing matrices", !quiet);
   job->progress = [&](int64_t done, int64_t total) { progress.Update(done, total); };
   if (!quiet) job->log = [](const std::string& line) { fmt::print(stderr, "{}\n", line); };
@@ -35,7 +39,7 @@ absl::Status Run(QuantizeJob* job, const std::string& schemes, bool quiet) {
 
 int QuantizeMain(int argc, const char* const* argv) {
   QuantizeJob job;
-  std::string schemes, tokens;
+  std::string schemes, plans, tokens;
   bool quiet = false;
   ArgParser parser(kCommand,
                    "Writes an expert pack: every routed expert in each of some schemes. Routers "
@@ -46,7 +50,8 @@ int QuantizeMain(int argc, const char* const* argv) {
   parser.AddString("out", &job.out, "the pack to write, a directory that does not exist");
   parser.Require("out");
   parser.AddString("schemes", &schemes, "comma-separated schemes, e.g. bf16,w4a16_g128");
-  parser.Require("schemes");
+  parser.AddString("plan", &plans,
+                   "comma-separated plans of `moert-pack allocate`, a version each");
   parser.AddChoice("method", &job.method, {"rtn", "hqq", "gptq"},
                    "rounding to nearest, half-quadratic, or GPTQ, which needs --tokens");
   parser.AddSwitch("hadamard", &job.hadamard,
@@ -64,6 +69,7 @@ int QuantizeMain(int argc, const char* const* argv) {
     return kExitOk;
   }
   if (parser.Given("tokens")) job.token_files = absl::StrSplit(tokens, ',');
+  if (parser.Given("plan")) job.plans = absl::StrSplit(plans, ',');
   const absl::Status status = Run(&job, schemes, quiet);
   return status.ok() ? kExitOk : ReportError(kCommand, status);
 }

@@ -22,6 +22,7 @@
 #include "format/hf_config.h"
 #include "format/model_cache.h"
 #include "format/pack_writer.h"
+#include "format/plan.h"
 #include "format/safetensors.h"
 #include "quant/hadamard.h"
 #include "quant/packing.h"
@@ -47,19 +48,23 @@ absl::StatusOr<int64_t> VersionBytes(const MoeModelSpec& model, const PackVersio
   return bytes;
 }
 
-/// One version a scheme, most bits first, as packs list them.
-absl::StatusOr<std::vector<PackVersion>> UniformVersions(const MoeModelSpec& model,
-                                                         const std::vector<Scheme>& schemes,
-                                                         bool hadamard) {
+/// One version a scheme and a plan, most bits first, as packs list them.
+absl::StatusOr<std::vector<PackVersion>> SortedVersions(const MoeModelSpec& model,
+                                                        std::vector<PackVersion> versions) {
   std::vector<std::pair<int64_t, PackVersion>> sized;
-  for (const Scheme& scheme : schemes) {
-    PackVersion version = PackVersion::Uniform(scheme, hadamard && !scheme.is_bf16());
+  for (PackVersion& version : versions) {
+    for (const auto& [bytes, other] : sized) {
+      if (other.name == version.name) {
+        return absl::InvalidArgumentError(
+            fmt::format("two versions are called {}: plans need names of their own", version.name));
+      }
+    }
     MOERT_ASSIGN_OR_RETURN(const int64_t bytes, VersionBytes(model, version));
     sized.emplace_back(bytes, std::move(version));
   }
   std::stable_sort(sized.begin(), sized.end(),
                    [](const auto& a, const auto& b) { return a.first > b.first; });
-  std::vector<PackVersion> versions;
+  versions.clear();
   for (auto& [bytes, version] : sized) versions.push_back(std::move(version));
   return versions;
 }
@@ -104,8 +109,20 @@ class Quantization {
     if (method_ == QuantMethod::kGptq) MOERT_RETURN_IF_ERROR(OpenCalibration(&settings));
     PackDescription description;
     description.model = config_.moe;
-    MOERT_ASSIGN_OR_RETURN(description.versions,
-                           UniformVersions(config_.moe, job_.schemes, job_.hadamard));
+    std::vector<PackVersion> versions;
+    for (const Scheme& scheme : job_.schemes) {
+      versions.push_back(PackVersion::Uniform(scheme, job_.hadamard && !scheme.is_bf16()));
+    }
+    for (const std::string& path : job_.plans) {
+      MOERT_ASSIGN_OR_RETURN(Plan plan, ReadPlan(path, Env::Default()));
+      if (!(plan.model == config_.moe)) {
+        return absl::InvalidArgumentError(
+            fmt::format("{} is a plan for another model than {}", path, job_.model));
+      }
+      settings["plans"][plan.version.name] = nlohmann::json::parse(plan.summary_json);
+      versions.push_back(std::move(plan.version));
+    }
+    MOERT_ASSIGN_OR_RETURN(description.versions, SortedVersions(config_.moe, std::move(versions)));
     for (const PackVersion& v : description.versions) AddVersion(v);
     description.quantizer_json = settings.dump();
     MOERT_ASSIGN_OR_RETURN(description.source_identity,

@@ -16,9 +16,11 @@ namespace moert::cli {
 struct QuantizeJob {
   std::string model;
   std::string out;
-  std::vector<Scheme> schemes;  // distinct, any order
+  std::vector<Scheme> schemes;     // distinct, any order
+  std::vector<std::string> plans;  // files of `moert-pack allocate`: a version each
   std::string method = "rtn";
-  /// Weights of all schemes but bf16 are stored in the block Hadamard domain.
+  /// Weights of all schemes but bf16 are stored in the block Hadamard domain. Plans say it
+  /// themselves.
   bool hadamard = false;
   /// gptq only: files of calibration tokens, and how many of them are used (0: all).
   std::vector<std::string> token_files;

@@ -1,0 +1,19 @@
+// Activations as the schemes with 8 and 4 bit activations round them, for offline measurements.
+#ifndef MOERT_EXAMPLES_CLI_PACK_ACTIVATION_ROUNDING_H_
+#define MOERT_EXAMPLES_CLI_PACK_ACTIVATION_ROUNDING_H_
+
+#include <cstdint>
+
+#include "examples/cli/pack/expert_mlp.h"
+#include "moert/scheme.h"
+
+namespace moert::cli {
+
+/// Rounds rows of k values in place: a scale per 128 channels for schemes in groups, per row for
+/// those per channel, e4m3 for fp8 (moert/mixed_group_gemm.h). Schemes with 16-bit activations
+/// leave them as they are.
+void RoundActivations(const Scheme& scheme, int64_t k, Floats* x);
+
+}  // namespace moert::cli
+
+#endif  // MOERT_EXAMPLES_CLI_PACK_ACTIVATION_ROUNDING_H_

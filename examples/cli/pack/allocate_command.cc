@@ -1,0 +1,184 @@
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "allocate/allocator.h"
+#include "base/status_macros.h"
+#include "examples/cli/common/args.h"
+#include "examples/cli/pack/commands.h"
+#include "examples/cli/pack/heat_map.h"
+#include "examples/cli/pack/quantize_job.h"
+#include "format/calibration.h"
+#include "format/plan.h"
+
+namespace moert::cli {
+namespace {
+
+constexpr char kCommand[] = "moert-pack allocate";
+
+struct Arguments {
+  std::string calibration, out, picture, schemes, profile = "h200", granularity = "linear", solver,
+                                                  name;
+  double bits = 0, gap = 1e-4, seconds = 60;
+  int64_t bytes = 0;
+  bool quiet = false;
+  AllocationOptions options;
+};
+
+absl::Status WriteText(const std::string& path, const std::string& text) {
+  const std::string part = path + ".tmp";
+  std::ofstream out(part, std::ios::binary | std::ios::trunc);
+  out << text;
+  out.close();
+  std::error_code ec;
+  if (out) std::filesystem::rename(part, path, ec);
+  if (!out || ec) return absl::InvalidArgumentError(fmt::format("{} cannot be written", path));
+  return absl::OkStatus();
+}
+
+nlohmann::json Summary(const Arguments& a, const Calibration& c, const Allocation& found) {
+  const auto weight_of = [](const MoeLayerSpec& l) {
+    return static_cast<double>(l.hidden) * static_cast<double>(l.intermediate);
+  };
+  std::map<std::string, double> shares;
+  double total = 0;
+  for (int l = 0; l < c.model.num_layers(); ++l) {
+    const MoeLayerSpec& layer = c.model.layers[static_cast<size_t>(l)];
+    for (int e = 0; e < layer.num_experts; ++e) {
+      const ExpertFormat& format = found.version.format(l, e);
+      for (const Scheme* s : {&format.gate, &format.up, &format.down}) {
+        shares[s->Name()] += weight_of(layer);
+        total += weight_of(layer);
+      }
+    }
+  }
+  for (auto& [name, share] : shares) share /= total;
+  const AllocationOptions& o = a.options;
+  return {{"stored_bits", found.stored_bits},
+          {"bytes", found.bytes},
+          {"capacity", o.capacity},
+          {"loss", found.loss},
+          {"seconds", found.seconds},
+          {"gap", found.gap},
+          {"r", o.r},
+          {"power", o.power},
+          {"relative", o.relative},
+          {"granularity", a.granularity},
+          {"untied", o.untied},
+          {"per_layer", o.per_layer},
+          {"batch", o.batch},
+          {"cost_table", o.costs.name},
+          {"solver", a.solver},
+          {"calibration_tokens", c.tokens},
+          {"calibration_checksum", c.tokens_checksum},
+          {"calibration_method", c.method},
+          {"shares", shares}};
+}
+
+absl::Status Run(Arguments& a) {
+  MOERT_ASSIGN_OR_RETURN(const Calibration c, ReadCalibration(a.calibration, Env::Default()));
+  AllocationOptions& o = a.options;
+  if (a.bits > 0 && a.bytes > 0) {
+    return absl::InvalidArgumentError("--bits and --budget exclude each other");
+  }
+  if (!(a.bits > 0) && a.bytes == 0) {
+    return absl::InvalidArgumentError("--bits or --budget must be given");
+  }
+  o.capacity = a.bits > 0 ? CapacityOf(c.model, a.bits) : a.bytes;
+  o.granularity = a.granularity == "linear"   ? Granularity::kLinear
+                  : a.granularity == "expert" ? Granularity::kExpert
+                                              : Granularity::kLayer;
+  if (o.untied && o.granularity != Granularity::kLinear) {
+    return absl::InvalidArgumentError("--untied goes with --granularity linear");
+  }
+  if (a.solver.empty()) a.solver = HaveMilp() ? "cbc" : "lagrangian";
+  o.solver = a.solver == "cbc" ? AllocationSolver::kMilp : AllocationSolver::kRelaxation;
+  o.milp.gap = a.gap;
+  o.milp.seconds = a.seconds;
+  MOERT_ASSIGN_OR_RETURN(o.costs, LoadCostTable(a.profile, Env::Default()));
+  if (!a.schemes.empty()) {
+    MOERT_ASSIGN_OR_RETURN(o.schemes, ParseSchemes(a.schemes));
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  MOERT_ASSIGN_OR_RETURN(Allocation found, Allocate(c, o));
+  const double took =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  Plan plan;
+  plan.model = c.model;
+  plan.source_identity = c.source_identity;
+  found.version.name = a.name.empty() ? fmt::format("mixed-{:.3g}", found.stored_bits) : a.name;
+  plan.version = found.version;
+  const nlohmann::json summary = Summary(a, c, found);
+  plan.summary_json = summary.dump();
+  MOERT_RETURN_IF_ERROR(WriteText(a.out, PlanToJson(plan)));
+  if (!a.picture.empty()) {
+    MOERT_RETURN_IF_ERROR(WriteText(
+        a.picture,
+        HeatMapSvg(c.model, found.version,
+                   fmt::format("{}: {:.3f} stored bits", found.version.name, found.stored_bits))));
+  }
+  if (a.quiet) return absl::OkStatus();
+  fmt::print("plan {}: {:.4f} stored bits, {} of {} bytes, loss {:.6g}\n", found.version.name,
+             found.stored_bits, found.bytes, o.capacity, found.loss);
+  if (found.seconds > 0) {
+    fmt::print("  {:.3g} us for {} tokens through all layers ({})\n", 1e6 * found.seconds, o.batch,
+               o.costs.name);
+  }
+  fmt::print("  optimality gap {:.4f} % ({}, {:.2f} s)\n", 100 * found.gap, a.solver, took);
+  for (const auto& [name, share] : summary["shares"].items()) {
+    fmt::print("  {:5.1f} % {}\n", 100 * share.get<double>(), name);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+int AllocateMain(int argc, const char* const* argv) {
+  Arguments a;
+  AllocationOptions& o = a.options;
+  ArgParser parser(kCommand,
+                   "Chooses the scheme of every linear block: the least loss^r time^(1-r) within a "
+                   "number of bytes.");
+  parser.AddString("calibration", &a.calibration, "file of `moert-pack calibrate`");
+  parser.Require("calibration");
+  parser.AddString("out", &a.out, "the plan to write");
+  parser.Require("out");
+  parser.AddDouble("bits", &a.bits, "stored bits a weight, scales and padding included");
+  parser.AddSize("budget", &a.bytes, "or bytes of all experts");
+  parser.AddDouble("r", &o.r, "1: only the loss counts; 0: only time");
+  parser.AddChoice("granularity", &a.granularity, {"linear", "expert", "layer"},
+                   "what has one scheme");
+  parser.AddSwitch("untied", &o.untied, "gate and up may differ (executed by the CPU only)");
+  parser.AddSwitch("per-layer", &o.per_layer, "every layer has its share of the bytes");
+  parser.AddDouble("power", &o.power, "the loss is the sum of Delta to this power");
+  parser.AddSwitch("relative", &o.relative, "Delta over the norm of its layer's output");
+  parser.AddString("schemes", &a.schemes, "comma-separated candidates (default: all calibrated)");
+  parser.AddString("profile", &a.profile, "tile cost table: h200, or a file");
+  parser.AddInt64("batch", &o.batch, "tokens a batch, for the time", 1, int64_t{1} << 30);
+  parser.AddChoice("solver", &a.solver, {"cbc", "lagrangian"}, "default: cbc where it is built in");
+  parser.AddDouble("gap", &a.gap, "cbc stops at this share of the optimum");
+  parser.AddDouble("time-limit", &a.seconds, "seconds for cbc");
+  parser.AddString("name", &a.name, "the version's name (default: mixed-BITS)");
+  parser.AddString("picture", &a.picture, "an SVG heat map to write");
+  parser.AddSwitch("quiet", &a.quiet, "prints nothing");
+  const absl::Status parsed = parser.Parse(argc, argv);
+  if (!parsed.ok()) return ReportError(kCommand, parsed);
+  if (parser.help_requested()) {
+    fmt::print("{}", parser.Help());
+    return kExitOk;
+  }
+  absl::Status status;
+  try {
+    status = Run(a);
+  } catch (const std::bad_alloc&) {
+    status = absl::ResourceExhaustedError("out of memory");
+  }
+  return status.ok() ? kExitOk : ReportError(kCommand, status);
+}
+
+}  // namespace moert::cli

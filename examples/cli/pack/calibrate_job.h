@@ -1,0 +1,36 @@
+// Measuring a model over calibration tokens: streaming, on several threads, resumable.
+#ifndef MOERT_EXAMPLES_CLI_PACK_CALIBRATE_JOB_H_
+#define MOERT_EXAMPLES_CLI_PACK_CALIBRATE_JOB_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "examples/cli/pack/sensitivity.h"
+
+namespace moert::cli {
+
+struct CalibrateJob {
+  std::string model;
+  std::string out;
+  std::vector<std::string> token_files;
+  int64_t tokens = 65536;  // used of those files together; 0: all
+  int64_t window = 512;
+  SensitivitySettings settings;
+  std::string method = "gptq";
+  int threads = 0;
+  /// Experts done and to do.
+  std::function<void(int64_t done, int64_t total)> progress;
+  /// A line for people.
+  std::function<void(const std::string& line)> log;
+};
+
+/// Writes job.out. Layers that an interrupted run completed lie in `<out>.partial` and are not
+/// measured again. AlreadyExists if there is a file.
+absl::Status RunCalibrateJob(const CalibrateJob& job);
+
+}  // namespace moert::cli
+
+#endif  // MOERT_EXAMPLES_CLI_PACK_CALIBRATE_JOB_H_

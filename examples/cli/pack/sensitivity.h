@@ -1,0 +1,34 @@
+// What quantizing one linear block of one expert does to its MoE block's output (MxMoE, Sec. 4).
+#ifndef MOERT_EXAMPLES_CLI_PACK_SENSITIVITY_H_
+#define MOERT_EXAMPLES_CLI_PACK_SENSITIVITY_H_
+
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "examples/cli/pack/expert_mlp.h"
+#include "examples/cli/pack/expert_quantizer.h"
+#include "moert/model.h"
+#include "moert/scheme.h"
+
+namespace moert::cli {
+
+struct SensitivitySettings {
+  std::vector<Scheme> schemes;
+  QuantMethod method = QuantMethod::kGptq;
+  bool hadamard = false;
+};
+
+/// [gate, up, down][scheme]: || change of the routed output ||_2 over the expert's tokens, each
+/// weighted by its router weight, when that block alone is in the scheme, activations of the
+/// schemes that round them included. Turns x, the tokens' inputs [rows, hidden], into the
+/// unquantized expert's outputs. `pool` has a single thread.
+absl::StatusOr<std::vector<double>> ExpertSensitivity(const MoeLayerSpec& layer,
+                                                      const SensitivitySettings& settings,
+                                                      ExpertMatrices weights,
+                                                      absl::Span<const float> token_weights,
+                                                      ThreadPool* pool, Floats* x);
+
+}  // namespace moert::cli
+
+#endif  // MOERT_EXAMPLES_CLI_PACK_SENSITIVITY_H_

@@ -1,0 +1,242 @@
+#include "allocate/allocator.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "allocate/product.h"
+#include "base/checked_math.h"
+#include "base/status_macros.h"
+
+namespace moert {
+namespace {
+
+constexpr int kGate = 1, kUp = 2, kDown = 4;
+
+// Blocks that get one scheme together.
+struct Item {
+  int layer = 0;
+  int first_expert = 0, last_expert = 0;  // inclusive
+  int blocks = 0;                         // of kGate, kUp, kDown
+};
+
+int64_t WeightsOf(const MoeLayerSpec& layer) {
+  return int64_t{3} * layer.hidden * layer.intermediate * layer.num_experts;
+}
+
+class Allocator {
+ public:
+  Allocator(const Calibration& calibration, const AllocationOptions& options)
+      : c_(calibration), o_(options) {}
+
+  absl::Status Prepare() {
+    if (!(o_.r >= 0 && o_.r <= 1)) return absl::InvalidArgumentError("r must be within 0 and 1");
+    if (!(o_.power > 0 && o_.power <= 8)) {
+      return absl::InvalidArgumentError("power must be within 0 and 8");
+    }
+    std::vector<Scheme> wanted = o_.schemes.empty() ? c_.schemes : o_.schemes;
+    std::string known;
+    for (const Scheme& s : c_.schemes) known += (known.empty() ? "" : ", ") + s.Name();
+    for (const Scheme& s : wanted) {
+      const auto at = std::find(c_.schemes.begin(), c_.schemes.end(), s);
+      if (at == c_.schemes.end()) {
+        return absl::InvalidArgumentError(
+            fmt::format("{} was not calibrated, only {}", s.Name(), known));
+      }
+      candidates_.push_back(static_cast<size_t>(at - c_.schemes.begin()));
+    }
+    for (const MoeLayerSpec& layer : c_.model.layers) {
+      std::vector<std::vector<int64_t>> sizes(kLinearBlocks);
+      for (const Scheme& s : c_.schemes) {
+        MOERT_ASSIGN_OR_RETURN(
+            const RecordLayout layout,
+            MakeRecordLayout(layer.hidden, layer.intermediate, ExpertFormat::Uniform(s)));
+        const MatrixLayout* const blocks[] = {&layout.gate, &layout.up, &layout.down};
+        for (size_t b = 0; b < kLinearBlocks; ++b) {
+          sizes[b].push_back(
+              CheckedRoundUp<int64_t>(blocks[b]->weight_bytes, kSectionAlignment).value_or(0) +
+              CheckedRoundUp<int64_t>(blocks[b]->scale_bytes, kSectionAlignment).value_or(0));
+        }
+      }
+      sizes_.push_back(std::move(sizes));
+    }
+    return absl::OkStatus();
+  }
+
+  // Items of the layers [first, last).
+  std::vector<Item> Items(int first, int last) const {
+    std::vector<Item> items;
+    for (int l = first; l < last; ++l) {
+      const int experts = c_.model.layers[static_cast<size_t>(l)].num_experts;
+      if (o_.granularity == Granularity::kLayer) {
+        items.push_back({l, 0, experts - 1, kGate | kUp | kDown});
+        continue;
+      }
+      for (int e = 0; e < experts; ++e) {
+        if (o_.granularity == Granularity::kExpert) {
+          items.push_back({l, e, e, kGate | kUp | kDown});
+          continue;
+        }
+        if (o_.untied) {
+          items.push_back({l, e, e, kGate});
+          items.push_back({l, e, e, kUp});
+        } else {
+          items.push_back({l, e, e, kGate | kUp});
+        }
+        items.push_back({l, e, e, kDown});
+      }
+    }
+    return items;
+  }
+
+  absl::StatusOr<ProductProblem::Option> OptionOf(const Item& item, size_t scheme) const {
+    ProductProblem::Option option;
+    const auto l = static_cast<size_t>(item.layer);
+    const LayerCalibration& layer = c_.layers[l];
+    const double unit = o_.relative && layer.output_norm > 0 ? layer.output_norm : 1;
+    for (int e = item.first_expert; e <= item.last_expert; ++e) {
+      const double tokens = static_cast<double>(o_.batch) *
+                            static_cast<double>(layer.selections[static_cast<size_t>(e)]) /
+                            static_cast<double>(c_.tokens);
+      for (int b = 0; b < kLinearBlocks; ++b) {
+        if (!(item.blocks & (1 << b))) continue;
+        const int64_t bytes = sizes_[l][static_cast<size_t>(b)][scheme];
+        option.bytes += bytes;
+        option.loss += std::pow(layer.Delta(e, b, scheme, c_.schemes.size()) / unit, o_.power);
+        const auto seconds = o_.costs.Seconds(c_.schemes[scheme], bytes, tokens);
+        if (seconds.ok()) {
+          option.time += *seconds;
+        } else if (o_.r < 1) {
+          return seconds.status();
+        }
+      }
+    }
+    return option;
+  }
+
+  absl::Status Solve(int first, int last, int64_t capacity, Allocation* total) {
+    const std::vector<Item> items = Items(first, last);
+    ProductProblem problem;
+    problem.capacity = capacity;
+    problem.r = o_.r;
+    for (const Item& item : items) {
+      auto& options = problem.items.emplace_back();
+      for (const size_t k : candidates_) {
+        MOERT_ASSIGN_OR_RETURN(const ProductProblem::Option option, OptionOf(item, k));
+        options.push_back(option);
+      }
+    }
+    const ChoiceSolver solver = [this](const ChoiceProblem& p) {
+      return o_.solver == AllocationSolver::kMilp ? SolveByMilp(p, o_.milp) : SolveByRelaxation(p);
+    };
+    MOERT_ASSIGN_OR_RETURN(const ProductSolution s, MinimizeProduct(problem, solver));
+    for (size_t i = 0; i < items.size(); ++i) {
+      const Scheme& scheme = c_.schemes[candidates_[static_cast<size_t>(s.choice[i])]];
+      for (int e = items[i].first_expert; e <= items[i].last_expert; ++e) {
+        ExpertFormat& format =
+            formats_[static_cast<size_t>(items[i].layer)][static_cast<size_t>(e)];
+        if (items[i].blocks & kGate) format.gate = scheme;
+        if (items[i].blocks & kUp) format.up = scheme;
+        if (items[i].blocks & kDown) format.down = scheme;
+      }
+    }
+    total->bytes += s.bytes;
+    total->loss += s.loss;
+    total->seconds += s.time;
+    total->gap = std::max(total->gap, s.gap);
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<Allocation> Run() {
+    const int layers = c_.model.num_layers();
+    int64_t weights = 0;
+    for (const MoeLayerSpec& layer : c_.model.layers) {
+      formats_.emplace_back(static_cast<size_t>(layer.num_experts));
+      weights += WeightsOf(layer);
+    }
+    Allocation total;
+    if (o_.per_layer) {
+      for (int l = 0; l < layers; ++l) {
+        const double share =
+            static_cast<double>(WeightsOf(c_.model.layers[static_cast<size_t>(l)])) /
+            static_cast<double>(weights);
+        MOERT_RETURN_IF_ERROR(Solve(
+            l, l + 1, static_cast<int64_t>(share * static_cast<double>(o_.capacity)), &total));
+      }
+    } else {
+      MOERT_RETURN_IF_ERROR(Solve(0, layers, o_.capacity, &total));
+    }
+    total.stored_bits = 8.0 * static_cast<double>(total.bytes) / static_cast<double>(weights);
+    for (const auto& row : formats_) {
+      std::vector<int>& indices = total.version.assignment.emplace_back();
+      for (ExpertFormat format : row) {
+        format.hadamard = c_.hadamard;
+        auto& all = total.version.formats;
+        const auto at = std::find(all.begin(), all.end(), format);
+        indices.push_back(static_cast<int>(at - all.begin()));
+        if (at == all.end()) all.push_back(format);
+      }
+    }
+    return total;
+  }
+
+  absl::StatusOr<Allocation> Evaluate(const PackVersion& version) const {
+    Allocation total;
+    total.version = version;
+    int64_t weights = 0;
+    for (int l = 0; l < c_.model.num_layers(); ++l) {
+      const MoeLayerSpec& layer = c_.model.layers[static_cast<size_t>(l)];
+      weights += WeightsOf(layer);
+      for (int e = 0; e < layer.num_experts; ++e) {
+        const ExpertFormat& format = version.format(l, e);
+        const Scheme* const schemes[] = {&format.gate, &format.up, &format.down};
+        for (int b = 0; b < kLinearBlocks; ++b) {
+          const auto at = std::find(c_.schemes.begin(), c_.schemes.end(), *schemes[b]);
+          if (at == c_.schemes.end()) {
+            return absl::InvalidArgumentError(schemes[b]->Name() + " was not calibrated");
+          }
+          MOERT_ASSIGN_OR_RETURN(
+              const ProductProblem::Option option,
+              OptionOf({l, e, e, 1 << b}, static_cast<size_t>(at - c_.schemes.begin())));
+          total.bytes += option.bytes;
+          total.loss += option.loss;
+          total.seconds += option.time;
+        }
+      }
+    }
+    total.stored_bits = 8.0 * static_cast<double>(total.bytes) / static_cast<double>(weights);
+    return total;
+  }
+
+ private:
+  const Calibration& c_;
+  const AllocationOptions& o_;
+  std::vector<size_t> candidates_;
+  std::vector<std::vector<std::vector<int64_t>>> sizes_;  // [layer][block][scheme]
+  std::vector<std::vector<ExpertFormat>> formats_;
+};
+
+}  // namespace
+
+int64_t CapacityOf(const MoeModelSpec& model, double bits) {
+  double weights = 0;
+  for (const MoeLayerSpec& layer : model.layers) weights += static_cast<double>(WeightsOf(layer));
+  return static_cast<int64_t>(bits * weights / 8);
+}
+
+absl::StatusOr<Allocation> Allocate(const Calibration& calibration,
+                                    const AllocationOptions& options) {
+  Allocator allocator(calibration, options);
+  MOERT_RETURN_IF_ERROR(allocator.Prepare());
+  return allocator.Run();
+}
+
+absl::StatusOr<Allocation> Predict(const Calibration& calibration, const AllocationOptions& options,
+                                   const PackVersion& version) {
+  Allocator allocator(calibration, options);
+  MOERT_RETURN_IF_ERROR(allocator.Prepare());
+  return allocator.Evaluate(version);
+}
+
+}  // namespace moert
