@@ -18,8 +18,13 @@ namespace moert {
 struct HardwareProfile {
   std::string name = "reference";
   // Transfers into the fast tier (CPU backend: disk reads; CUDA: pinned host to device).
-  double link_bytes_per_s = 16e9;
+  double link_bytes_per_s = 16e9;  // of all transfers together
   int64_t link_latency_ns = 5000;  // per transfer
+  // Transfers under way at once, and the rate of one that has the link to itself (0: the link's).
+  int link_streams = 1;
+  double stream_bytes_per_s = 0;
+  // From the end of a transfer until the layer that waits for it goes on; occupies no link.
+  int64_t arrival_ns = 0;
   // One layer of a decode step with every expert resident: all of it where `compute` is empty
   // (attention included), else what is not expert multiplication.
   int64_t decode_layer_ns = 500'000;
@@ -39,8 +44,20 @@ struct HardwareProfile {
     double weight_bytes_per_s = 0;
   };
   std::vector<ComputeRate> compute;
+  // The same of stored versions that are multiplied at another rate, by the version's name.
+  struct VersionRates {
+    std::string version;
+    std::vector<ComputeRate> rates;
+  };
+  std::vector<VersionRates> version_compute;
+  // Beside its experts, every multiplication call (a layer makes one for what is there and one for
+  // each arrival), more if the layer has waited before it (threads have gone to sleep), and every
+  // run of the next layer's gate for a predictor.
+  int64_t wave_ns = 0;
+  int64_t wake_ns = 0;
+  int64_t next_gate_ns = 0;
 
-  /// Time a transfer of `bytes` occupies the link.
+  /// Time a transfer of `bytes` occupies the link when others keep it busy.
   int64_t TransferNs(int64_t bytes) const {
     return link_latency_ns +
            static_cast<int64_t>(1e9 * static_cast<double>(bytes) / link_bytes_per_s);
@@ -56,8 +73,9 @@ struct HardwareProfile {
            static_cast<int64_t>(pass * (1 + cpu_next_token_share *
                                                 static_cast<double>(tokens > 1 ? tokens - 1 : 0)));
   }
-  /// Time to multiply one expert of `bytes` by `tokens` tokens, beside LayerNs.
-  double ExpertNs(int64_t bytes, int64_t tokens) const;
+  /// Time to multiply one expert of `bytes` by `tokens` tokens, beside LayerNs. `version`: its
+  /// name; without rates of its own it is charged those of `compute`.
+  double ExpertNs(int64_t bytes, int64_t tokens, absl::string_view version = {}) const;
 };
 
 /// "reference", or the path of a profile written by `moert-bench probe --json`. Errors name the

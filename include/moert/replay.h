@@ -19,6 +19,8 @@ struct ReplayOptions {
   /// recorded them), and the time between them, in place of the profile's costs. Waiting is never
   /// taken from the trace.
   bool recorded_times = false;
+  /// Without recorded times: what passes before every layer call, as the host's attention does.
+  int64_t host_ns = 0;
   /// Steps to replay; 0: all.
   int64_t max_steps = 0;
   /// So many first steps fill caches and train predictors, and are not counted.

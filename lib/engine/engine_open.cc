@@ -49,7 +49,12 @@ absl::StatusOr<std::unique_ptr<BlockPool>> EngineImpl::MakePool(int64_t block_by
 
 absl::Status EngineImpl::Init() {
   profile_ = options_.profile;
-  if (options_.link_gbps > 0) profile_.link_bytes_per_s = options_.link_gbps * 1e9;
+  if (options_.link_gbps > 0) {
+    // A paced link serves one transfer after another.
+    profile_.link_bytes_per_s = options_.link_gbps * 1e9;
+    profile_.link_streams = 1;
+    profile_.stream_bytes_per_s = 0;
+  }
   if (!budget_.TryReserve(plan_.fixed_bytes())) {
     return absl::InternalError("fixed parts exceed a budget that was checked to hold them");
   }
@@ -117,6 +122,9 @@ absl::Status EngineImpl::Init() {
   LayerParts parts;
   parts.model = &model;
   parts.profile = &profile_;
+  for (const int version : versions_) {
+    parts.version_names.push_back(std::string(source_->version_name(version)));
+  }
   parts.constants = &constants_;
   for (int l = 0; l < model.num_layers(); ++l) {
     static const std::byte nothing{};  // a shared expert that is counted and never read

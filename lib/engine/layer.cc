@@ -114,6 +114,9 @@ absl::Status LayerRunner::Route(const LayerCall& call) {
       std::copy(routing_.ids.begin(), routing_.ids.end(), given.used_ids.begin());
     }
   }
+  if (recorded_ == nullptr && parts_.prefetcher->wants_next_gate(context.phase)) {
+    Charge(static_cast<double>(parts_.profile->next_gate_ns));
+  }
   if (recorded_ != nullptr) {
     Charge(static_cast<double>(recorded_->route_ns));
     recorded_bytes_ = 0;
@@ -243,13 +246,21 @@ void LayerRunner::CountStall(const LayerCall& call, int64_t begin_ns) {
   Span(call, TimelineTrack::kStalls, "wait for experts", begin_ns);
 }
 
-double LayerRunner::WaveNs() const {
+double LayerRunner::WaveNs(bool first) const {
   double ns = 0, bytes = 0;
-  for (const ExpertProblem& problem : problems_) {
+  for (size_t i = 0; i < problems_.size(); ++i) {
+    const ExpertProblem& problem = problems_[i];
     bytes += static_cast<double>(problem.layout->bytes);
-    ns += parts_.profile->ExpertNs(problem.layout->bytes, problem.tokens.size());
+    const int version = problem_versions_[i];
+    ns +=
+        parts_.profile->ExpertNs(problem.layout->bytes, static_cast<int64_t>(problem.tokens.size()),
+                                 version < 0 ? absl::string_view() : parts_.version_names[version]);
   }
-  if (recorded_ == nullptr) return ns;
+  if (recorded_ == nullptr) {
+    if (problems_.empty()) return 0;
+    return ns +
+           static_cast<double>(parts_.profile->wave_ns + (first ? 0 : parts_.profile->wake_ns));
+  }
   return static_cast<double>(recorded_->multiply_ns) * bytes / std::max(recorded_bytes_, 1.0);
 }
 
@@ -257,8 +268,10 @@ absl::Status LayerRunner::Multiply(const LayerCall& call, bool first) {
   const int layer = call.context.layer;
   const MoeLayerSpec& spec = parts_.model->layers[layer];
   problems_.clear();
+  problem_versions_.clear();
   for (const int32_t e : wave_) {
     const ExpertHandle handle = parts_.store->Resolve({layer, e}, call.epoch);
+    problem_versions_.push_back(handle.version);
     const int32_t begin = routing_.offsets[e];
     const int32_t count = routing_.counts[e];
     problems_.push_back({handle.record, handle.layout, spec.activation,
@@ -271,6 +284,7 @@ absl::Status LayerRunner::Multiply(const LayerCall& call, bool first) {
     // The shared expert is one more problem of the grouped GEMM; its rows follow the routed slots.
     const int64_t pairs = call.tokens * routing_.top_k;
     for (int64_t t = 0; t < call.tokens; ++t) shared_rows_[t] = static_cast<int32_t>(pairs + t);
+    problem_versions_.push_back(-1);
     problems_.push_back({shared_record, &constants.shared_layout, spec.activation,
                          absl::MakeConstSpan(all_tokens_).first(call.tokens),
                          absl::MakeConstSpan(shared_rows_).first(call.tokens)});
@@ -286,7 +300,7 @@ absl::Status LayerRunner::Multiply(const LayerCall& call, bool first) {
   } else if (!parts_.simulate) {
     status = parts_.gemm->Run(call.x, call.tokens, spec.hidden, problems_, slots_.data());
   }
-  if (parts_.virtual_clock != nullptr) Charge(WaveNs());
+  if (parts_.virtual_clock != nullptr) Charge(WaveNs(first));
   times_.multiply_ns += parts_.clock->now_ns() - begin_ns;
   if (!problems_.empty()) Span(call, TimelineTrack::kLayers, "multiply", begin_ns);
   for (const int32_t e : wave_) parts_.store->Unpin({layer, e});

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -30,6 +31,7 @@ namespace moert {
 struct LayerParts {
   const MoeModelSpec* model = nullptr;
   const HardwareProfile* profile = nullptr;
+  std::vector<std::string> version_names;  // served versions, for the profile's rates
   const std::vector<LayerConstants>* constants = nullptr;
   // [L] shared expert records, 64-byte aligned as the kernels need them; null where there is none.
   std::vector<const std::byte*> shared_records;
@@ -114,7 +116,7 @@ class LayerRunner {
   /// Virtual clock: lets `ns` pass.
   void Charge(double ns);
   /// The time of multiplying `problems_` on the virtual clock.
-  double WaveNs() const;
+  double WaveNs(bool first) const;
   void Span(const LayerCall& call, TimelineTrack track, absl::string_view name, int64_t begin_ns);
 
   const LayerParts parts_;
@@ -123,7 +125,8 @@ class LayerRunner {
   std::vector<int32_t> wave_;    // experts ready to be multiplied, pinned
   std::vector<int32_t> flying_;  // experts on their way
   std::vector<ExpertProblem> problems_;
-  std::vector<WaveExpert> handles_;  // of a wave on a device
+  std::vector<int> problem_versions_;  // of each; -1: a shared expert
+  std::vector<WaveExpert> handles_;    // of a wave on a device
   RoutingResult late_routing_;
   CallTimes times_;                      // of this call
   const CallTimes* recorded_ = nullptr;  // of this call when it was recorded

@@ -50,16 +50,43 @@ absl::Status ReadComputeRates(const nlohmann::json& json, const std::string& pat
   return absl::OkStatus();
 }
 
+/// The field "version_compute": {"NAME": {"compute": [...]}, ...}.
+absl::Status ReadVersionRates(const nlohmann::json& json, const std::string& path,
+                              std::vector<HardwareProfile::VersionRates>* versions) {
+  const auto it = json.find("version_compute");
+  if (it == json.end()) return absl::OkStatus();
+  constexpr size_t kMaxVersions = 100;
+  if (!it->is_object() || it->size() > kMaxVersions) {
+    return absl::InvalidArgumentError(
+        fmt::format("{}: field 'version_compute' must be an object of at most {} versions", path,
+                    kMaxVersions));
+  }
+  for (const auto& [name, value] : it->items()) {
+    HardwareProfile::VersionRates v{name, {}};
+    if (!value.is_object()) {
+      return absl::InvalidArgumentError(
+          fmt::format("{}: field 'version_compute': '{}' is no object", path, name));
+    }
+    MOERT_RETURN_IF_ERROR(ReadComputeRates(value, path, &v.rates));
+    versions->push_back(std::move(v));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
-double HardwareProfile::ExpertNs(int64_t bytes, int64_t tokens) const {
+double HardwareProfile::ExpertNs(int64_t bytes, int64_t tokens, absl::string_view version) const {
   if (compute.empty() || tokens <= 0) return 0;
+  const std::vector<ComputeRate>* rates = &compute;
+  for (const VersionRates& v : version_compute) {
+    if (v.version == version && !v.rates.empty()) rates = &v.rates;
+  }
   // Time per byte as a function of tokens: linear between rows, proportional after the last, the
   // first row's before it (weights are streamed whole for one token as for any fewer).
   const auto ns_per_byte = [](const ComputeRate& r) { return 1e9 / r.weight_bytes_per_s; };
-  const ComputeRate* low = &compute.front();
+  const ComputeRate* low = &rates->front();
   const ComputeRate* high = low;
-  for (const ComputeRate& r : compute) {
+  for (const ComputeRate& r : *rates) {
     high = &r;
     if (r.tokens >= tokens) break;
     low = &r;
@@ -89,6 +116,7 @@ absl::StatusOr<HardwareProfile> LoadProfile(const std::string& path) {
   double decode = static_cast<double>(p.decode_layer_ns);
   double prefill = static_cast<double>(p.prefill_token_ns);
   double cpu_latency = static_cast<double>(p.cpu_expert_latency_ns);
+  double streams = 1, arrival = 0, wave = 0, wake = 0, next_gate = 0;
   MOERT_RETURN_IF_ERROR(ReadNumber(json, path, "link_bytes_per_s", 1, 1e15, &p.link_bytes_per_s));
   MOERT_RETURN_IF_ERROR(ReadNumber(json, path, "link_latency_ns", 0, 1e12, &latency));
   MOERT_RETURN_IF_ERROR(ReadNumber(json, path, "decode_layer_ns", 0, 1e12, &decode));
@@ -96,7 +124,15 @@ absl::StatusOr<HardwareProfile> LoadProfile(const std::string& path) {
   MOERT_RETURN_IF_ERROR(
       ReadNumber(json, path, "cpu_weight_bytes_per_s", 1, 1e15, &p.cpu_weight_bytes_per_s));
   MOERT_RETURN_IF_ERROR(ReadNumber(json, path, "cpu_expert_latency_ns", 0, 1e12, &cpu_latency));
+  MOERT_RETURN_IF_ERROR(ReadNumber(json, path, "link_streams", 1, 64, &streams));
+  MOERT_RETURN_IF_ERROR(
+      ReadNumber(json, path, "stream_bytes_per_s", 0, 1e15, &p.stream_bytes_per_s));
+  MOERT_RETURN_IF_ERROR(ReadNumber(json, path, "arrival_ns", 0, 1e12, &arrival));
+  MOERT_RETURN_IF_ERROR(ReadNumber(json, path, "wave_ns", 0, 1e12, &wave));
+  MOERT_RETURN_IF_ERROR(ReadNumber(json, path, "wake_ns", 0, 1e12, &wake));
+  MOERT_RETURN_IF_ERROR(ReadNumber(json, path, "next_gate_ns", 0, 1e12, &next_gate));
   MOERT_RETURN_IF_ERROR(ReadComputeRates(json, path, &p.compute));
+  MOERT_RETURN_IF_ERROR(ReadVersionRates(json, path, &p.version_compute));
   MOERT_RETURN_IF_ERROR(
       ReadNumber(json, path, "cpu_next_token_share", 0, 1000, &p.cpu_next_token_share));
   if (const auto it = json.find("cpu_executor"); it != json.end()) {
@@ -107,6 +143,11 @@ absl::StatusOr<HardwareProfile> LoadProfile(const std::string& path) {
     p.cpu_executor = it->get<bool>();
   }
   p.link_latency_ns = std::llround(latency);
+  p.link_streams = static_cast<int>(streams);
+  p.arrival_ns = std::llround(arrival);
+  p.wave_ns = std::llround(wave);
+  p.wake_ns = std::llround(wake);
+  p.next_gate_ns = std::llround(next_gate);
   p.decode_layer_ns = std::llround(decode);
   p.prefill_token_ns = std::llround(prefill);
   p.cpu_expert_latency_ns = std::llround(cpu_latency);

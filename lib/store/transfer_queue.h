@@ -3,7 +3,8 @@
 // started is never interrupted.
 //
 // Two of them: on the wall clock I/O threads read from the source; on the virtual clock a simulated
-// link carries one transfer at a time, in logical time, and the bytes are read when it completes.
+// link carries as many at a time as the profile says, in logical time, and the bytes are read when
+// a transfer completes.
 #ifndef MOERT_LIB_STORE_TRANSFER_QUEUE_H_
 #define MOERT_LIB_STORE_TRANSFER_QUEUE_H_
 

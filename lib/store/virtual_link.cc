@@ -1,6 +1,6 @@
-// The simulated link of the virtual clock.
+// The simulated link of the virtual clock: some transfers at once, in the order of service.
 #include <algorithm>
-#include <optional>
+#include <vector>
 
 #include "store/transfer_queue.h"
 
@@ -16,7 +16,7 @@ class VirtualLink final : public TransferQueue {
     // What ended before now frees the link first: service follows logical time.
     Run(clock_->now_ns());
     waiting_.Push(transfer, clock_->now_ns());
-    if (!active_) Start(clock_->now_ns());
+    Start(clock_->now_ns());
   }
 
   void Raise(ExpertKey key, int version, LoadReason reason) override {
@@ -37,8 +37,8 @@ class VirtualLink final : public TransferQueue {
   bool Wait(std::vector<TransferDone>* done) override {
     Run(clock_->now_ns());
     if (finished_.empty()) {
-      if (!active_) return false;
-      clock_->AdvanceTo(active_->finished_ns);
+      if (active_.empty()) return false;
+      clock_->AdvanceTo(Earliest()->finished_ns + profile_->arrival_ns);
       Run(clock_->now_ns());
     }
     Deliver(done);
@@ -48,22 +48,55 @@ class VirtualLink final : public TransferQueue {
  private:
   struct Active {
     WaitingTransfers::Job job;
-    int64_t started_ns;
-    int64_t finished_ns;
+    int64_t started_ns = 0;
+    int64_t flows_ns = 0;  // from when `bytes` are on their way at `rate`
+    double bytes = 0;      // left at flows_ns
+    double rate = 0;       // a second
+    int64_t finished_ns = 0;
   };
 
+  std::vector<Active>::iterator Earliest() {
+    return std::min_element(active_.begin(), active_.end(), [](const Active& a, const Active& b) {
+      return a.finished_ns < b.finished_ns;
+    });
+  }
+
+  /// Starts what there is a stream for.
   void Start(int64_t at) {
-    if (waiting_.empty()) return;
-    const WaitingTransfers::Job job = waiting_.Pop();
-    const int64_t started = std::max(at, job.submitted_ns);
-    active_ = Active{job, started, started + profile_->TransferNs(job.transfer.bytes)};
+    while (!waiting_.empty() && static_cast<int>(active_.size()) < profile_->link_streams) {
+      Active a;
+      a.job = waiting_.Pop();
+      a.started_ns = std::max(at, a.job.submitted_ns);
+      a.flows_ns = a.started_ns + profile_->link_latency_ns;
+      a.bytes = static_cast<double>(a.job.transfer.bytes);
+      active_.push_back(a);
+    }
+    Share(at);
+  }
+
+  /// Streams share the link's rate evenly, none exceeds its own.
+  void Share(int64_t at) {
+    if (active_.empty()) return;
+    double rate = profile_->link_bytes_per_s / static_cast<double>(active_.size());
+    if (profile_->stream_bytes_per_s > 0) rate = std::min(rate, profile_->stream_bytes_per_s);
+    for (Active& a : active_) {
+      if (a.rate == rate) continue;
+      if (a.rate > 0 && at > a.flows_ns) {
+        a.bytes = std::max(0.0, a.bytes - 1e-9 * a.rate * static_cast<double>(at - a.flows_ns));
+        a.flows_ns = at;
+      }
+      a.rate = rate;
+      a.finished_ns = a.flows_ns + static_cast<int64_t>(1e9 * a.bytes / rate);
+    }
   }
 
   /// Completes everything that ends by `now`.
   void Run(int64_t now) {
-    while (active_ && active_->finished_ns <= now) {
-      const Active a = *active_;
-      active_.reset();
+    while (!active_.empty()) {
+      const auto first = Earliest();
+      if (first->finished_ns > now) return;
+      const Active a = *first;
+      active_.erase(first);
       const Transfer& t = a.job.transfer;
       finished_.push_back({t.key, t.version,
                            source_->ReadRecord(t.key.layer, t.key.expert, t.source_version, t.dst),
@@ -81,7 +114,7 @@ class VirtualLink final : public TransferQueue {
   VirtualClock* clock_;
   const HardwareProfile* profile_;
   WaitingTransfers waiting_;
-  std::optional<Active> active_;
+  std::vector<Active> active_;  // at most link_streams
   std::vector<TransferDone> finished_;
 };
 

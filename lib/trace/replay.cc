@@ -15,6 +15,7 @@ class Replayer {
   absl::Status Call(const TraceCall& call) {
     if (!open_) MOERT_RETURN_IF_ERROR(BeginStep(call));
     RoutedInput input{call.ids, call.weights, call.scores, call.next_scores};
+    input.idle_before_ns = options_.host_ns;
     if (options_.recorded_times) {
       input.times = &call.times;
       input.idle_before_ns =

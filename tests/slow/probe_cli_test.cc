@@ -30,7 +30,7 @@ TEST_CASE("a probed profile loads, and is a profile of this machine") {
   CHECK(json["probe"]["disk"].size() == 45);
   CHECK(json["probe"]["memory"]["read"]["min"] > 0);
   CHECK(json["probe"]["wake_ns"]["condition"]["median"] > 0);
-  CHECK(json["probe"]["experts"].size() % 3 == 0);
+  CHECK(json["probe"]["experts"].size() % 4 == 0);
   CHECK(json["probe"].contains("pin_limit_bytes"));
 }
 

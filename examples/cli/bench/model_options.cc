@@ -15,7 +15,8 @@ void AddModelBenchFlags(ArgParser* parser, ModelBenchOptions* o) {
                     "steady, mixed, shift, uniform (docs/workloads.md), or trace:FILE");
   parser->AddString(
       "strategy", &o->strategy,
-      "SPEC[@BUDGET][;...]: compared with each other, each at its own budget if given");
+      "SPEC[@BUDGET][;...]: compared with each other, each at its own budget if given; all: every "
+      "built-in one");
   parser->AddString("budget", &o->budget, "SIZE or PERCENT, comma-separated");
   parser->AddString("schemes", &o->schemes, "stored versions, comma-separated, most bits first");
   parser->AddString("dir", &o->directory,
@@ -73,7 +74,16 @@ absl::StatusOr<std::vector<StrategyChoice>> ParseStrategies(const std::string& t
   std::vector<StrategyChoice> choices;
   for (const absl::string_view part : absl::StrSplit(text, ';', absl::SkipWhitespace())) {
     const std::pair<std::string, std::string> at = absl::StrSplit(part, absl::MaxSplits('@', 1));
-    choices.push_back({at.first, at.second});
+    if (at.first != "all") {
+      choices.push_back({at.first, at.second});
+      continue;
+    }
+    for (const StrategyInfo& info : ListStrategies()) {
+      const absl::StatusOr<Strategy> strategy = MakeStrategy(info.name);
+      if (!strategy.ok()) continue;  // it needs to be told something
+      // One that holds everything is compared at the budget that does.
+      choices.push_back({info.name, strategy->preload && at.second.empty() ? "100%" : at.second});
+    }
   }
   if (choices.empty()) return absl::InvalidArgumentError("--strategy: no strategy");
   return choices;

@@ -21,8 +21,8 @@ double Mean(const std::vector<double>& values) {
 }
 
 struct Timing {
-  Spread step_ms;  // over repetitions, of the mean step
-  double p50 = 0, p99 = 0;
+  Spread step_ms;                     // over repetitions, of the mean step
+  double mean = 0, p50 = 0, p99 = 0;  // of all steps
   int64_t steps = 0;
 };
 
@@ -40,6 +40,7 @@ Timing TimingOf(const Variant& v) {
     const auto i = static_cast<size_t>(std::ceil(p * static_cast<double>(all.size())));
     return all.empty() ? 0 : all[std::min(all.size() - 1, i == 0 ? 0 : i - 1)];
   };
+  t.mean = Mean(all);
   t.p50 = rank(0.5);
   t.p99 = rank(0.99);
   return t;
@@ -100,6 +101,7 @@ json RowJson(const VariantGroup& group, const Variant& v, const Row& row) {
           {"total_experts", row.plan.total_experts},
           {"exact", v.engine->exact()},
           {"step_ms", ToJson(row.timing.step_ms)},
+          {"step_mean_ms", row.timing.mean},
           {"step_p50_ms", row.timing.p50},
           {"step_p99_ms", row.timing.p99},
           {"steps", row.timing.steps},

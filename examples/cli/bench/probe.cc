@@ -9,6 +9,7 @@
 #include "base/status_macros.h"
 #include "examples/cli/bench/bench.h"
 #include "examples/cli/bench/commit.h"
+#include "examples/cli/bench/probe_cuda.h"
 #include "examples/cli/bench/probe_parts.h"
 #include "examples/cli/common/args.h"
 #include "examples/cli/common/report.h"
@@ -23,10 +24,13 @@ struct Options {
   std::string directory;
   int64_t file_bytes = int64_t{1} << 30;
   std::string link = "disk";
+  std::string backend = "auto";
   int threads = 0;
-  int hidden = 2048;
-  int intermediate = 768;
+  int io_threads = 2;
+  double link_gbps = 0;
+  std::string shape = "qwen3-30b";
   std::vector<int> tokens = {1, 2, 4, 8, 16, 32, 64, 128};
+  std::vector<int> device_tokens = {1, 2, 4, 8, 16, 32, 64, 256};
   std::string schemes = "bf16";
   double attention_us = 0;
   int repeats = 5;
@@ -35,23 +39,36 @@ struct Options {
   bool quiet = false;
 };
 
-/// Rates are the best of the repetitions: what the machine can do, whatever else it did meanwhile.
-/// Time of a transfer as latency plus bytes over rate, through the smallest and the largest size.
+/// Transfers as latency plus bytes over rate: of one alone through the smallest and the largest
+/// size, together by the largest. Rates are the best of the repetitions: what the machine can do,
+/// whatever else it did meanwhile.
 struct Link {
   double bytes_per_s = 0;
+  double stream_bytes_per_s = 0;
   double latency_ns = 0;
+  double arrival_ns = 0;
+  int streams = 1;
 };
-Link FitLink(const DiskRate& small, const DiskRate& large) {
-  const auto ns = [](const DiskRate& r) {
-    return 1e9 * static_cast<double>(r.bytes) / r.bytes_per_s.max;
-  };
+
+double ReadNs(const DiskRate& r) { return 1e9 * static_cast<double>(r.bytes) / r.bytes_per_s.max; }
+
+Link DiskLink(const std::vector<DiskRate>& rates, int streams) {
+  const DiskRate *small = nullptr, *large = nullptr, *together = nullptr;
+  for (const DiskRate& r : rates) {
+    if (r.access != "direct") continue;
+    if (r.threads == 1 && small == nullptr) small = &r;
+    if (r.threads == 1) large = &r;
+    if (r.threads <= streams) together = &r;  // the last: the largest size
+  }
   Link link;
+  link.streams = streams;
   const double slope =
-      (ns(large) - ns(small)) / static_cast<double>(large.bytes - small.bytes);  // ns a byte
+      (ReadNs(*large) - ReadNs(*small)) / static_cast<double>(large->bytes - small->bytes);
   // Large reads that are slower than the line through them say that latency is no part of it.
-  link.bytes_per_s = slope > 0 ? 1e9 / slope : large.bytes_per_s.max;
-  link.latency_ns =
-      std::max(0.0, ns(small) - 1e9 * static_cast<double>(small.bytes) / link.bytes_per_s);
+  link.stream_bytes_per_s = slope > 0 ? 1e9 / slope : large->bytes_per_s.max;
+  link.latency_ns = std::max(
+      0.0, ReadNs(*small) - 1e9 * static_cast<double>(small->bytes) / link.stream_bytes_per_s);
+  link.bytes_per_s = std::max(together->bytes_per_s.max, large->bytes_per_s.max);
   return link;
 }
 
@@ -71,18 +88,47 @@ json ComputeJson(const std::vector<ComputeProbe>& probes) {
   for (const ComputeProbe& p : probes) {
     rows.push_back({{"kernels", p.kernels},
                     {"scheme", p.scheme},
+                    {"experts", p.experts},
                     {"tokens", p.tokens},
                     {"weight_bytes_per_s", ToJson(p.bytes_per_s)}});
   }
   return rows;
 }
 
-/// The profile's "compute": the first scheme, by the best kernels ("auto" takes the first set).
-json ProfileRates(const std::vector<ComputeProbe>& probes) {
-  json rows = json::array();
+double CallNs(const ComputeProbe& p) {
+  return 1e9 * static_cast<double>(p.call_bytes) / p.bytes_per_s.max;
+}
+
+/// The best kernels that have the scheme ("auto" takes the first set).
+std::vector<ComputeProbe> Best(const std::vector<ComputeProbe>& probes, const std::string& scheme) {
+  std::vector<ComputeProbe> best;
   for (const ComputeProbe& p : probes) {
-    if (p.kernels != probes.front().kernels || p.scheme != probes.front().scheme) continue;
-    rows.push_back({{"tokens", p.tokens}, {"weight_bytes_per_s", p.bytes_per_s.max}});
+    if (p.scheme == scheme && (best.empty() || best.front().kernels == p.kernels)) {
+      best.push_back(p);
+    }
+  }
+  return best;
+}
+
+/// What a call takes beside its experts: one expert a call against several, one token each.
+double WaveNs(const std::vector<ComputeProbe>& best) {
+  const ComputeProbe& one = best.back();
+  for (const ComputeProbe& p : best) {
+    if (p.tokens != 1 || p.experts == 1) continue;
+    const auto n = static_cast<double>(p.experts);
+    return std::max(0.0, (n * CallNs(one) - CallNs(p)) / (n - 1));
+  }
+  return 0;
+}
+
+/// A profile's "compute": rates of experts, the call's own time taken out.
+json ProfileRates(const std::vector<ComputeProbe>& best, double wave_ns) {
+  json rows = json::array();
+  for (const ComputeProbe& p : best) {
+    if (p.experts == 1) continue;
+    const double ns = std::max(CallNs(p) - wave_ns, 0.1 * CallNs(p));
+    rows.push_back({{"tokens", p.tokens},
+                    {"weight_bytes_per_s", 1e9 * static_cast<double>(p.call_bytes) / ns}});
   }
   return rows;
 }
@@ -96,9 +142,8 @@ std::string Us(const Spread& s) {
 }
 
 absl::Status RunProbe(const Options& o, const std::string& command) {
-  if (o.link != "disk" && o.link != "memory") {
-    return absl::InvalidArgumentError("--link: legal are disk and memory");
-  }
+  MOERT_ASSIGN_OR_RETURN(const Shape shape, ParseShape(o.shape + ":2"));
+  const MoeLayerSpec& expert = shape.spec.layers.front();
   const auto say = [&](const std::string& line) {
     if (o.quiet) return;
     fmt::print("{}\n", line);
@@ -110,10 +155,12 @@ absl::Status RunProbe(const Options& o, const std::string& command) {
   const int64_t pin = PinLimit();
   say(pin < 0 ? "pinning   no limit" : fmt::format("pinning   at most {} bytes", pin));
 
-  MOERT_ASSIGN_OR_RETURN(const MemoryRates memory, ProbeMemory(o.threads, o.repeats));
+  MOERT_ASSIGN_OR_RETURN(const MemoryRates memory, ProbeMemory(o.threads, o.io_threads, o.repeats));
   say("memory    read, all threads  " + Gb(memory.read));
   say("          read, one thread   " + Gb(memory.read_one_thread));
   say("          copy, all threads  " + Gb(memory.copy));
+  say("          copy, one thread   " + Gb(memory.copy_one_thread));
+  say("          copy, readers      " + Gb(memory.copy_readers));
 
   ThreadPoolOptions pool_options;
   pool_options.threads = o.threads;
@@ -133,57 +180,110 @@ absl::Status RunProbe(const Options& o, const std::string& command) {
                     Gb(r.bytes_per_s)));
   }
 
-  MOERT_ASSIGN_OR_RETURN(const std::vector<ComputeProbe> compute,
-                         ProbeCompute(pool.get(), o.hidden, o.intermediate, o.tokens,
-                                      absl::StrSplit(o.schemes, ','), o.repeats));
+  const std::vector<std::string> schemes = absl::StrSplit(o.schemes, ',');
+  MOERT_ASSIGN_OR_RETURN(
+      const std::vector<ComputeProbe> compute,
+      ProbeCompute(pool.get(), expert.hidden, expert.intermediate, o.tokens, schemes, o.repeats));
   if (compute.empty()) return absl::UnimplementedError("no kernel set has the first scheme");
   for (const ComputeProbe& p : compute) {
-    say(fmt::format("experts   {:<11} {:<14} {:>4} tokens   {}", p.kernels, p.scheme, p.tokens,
-                    Gb(p.bytes_per_s)));
+    say(fmt::format("experts   {:<11} {:<14} {} a call, {:>4} tokens   {}", p.kernels, p.scheme,
+                    p.experts, p.tokens, Gb(p.bytes_per_s)));
   }
-  MOERT_ASSIGN_OR_RETURN(const LayerOverhead layer, ProbeLayer(o.threads, o.repeats));
-  say(fmt::format("a layer   {:.1f} us beside its products, {:.2f} us for every token more",
-                  1e-3 * layer.call_ns, 1e-3 * layer.token_ns));
+  MOERT_ASSIGN_OR_RETURN(
+      const LayerOverhead layer,
+      ProbeLayer(shape, o.threads, static_cast<int64_t>(1e3 * o.attention_us), o.repeats));
+  say(
+      fmt::format("a layer   {:.1f} us, {:.1f} us of it no products, {:.2f} us for every token "
+                  "more, {:.1f} us for the "
+                  "next gate",
+                  1e-3 * layer.total_ns, 1e-3 * layer.call_ns, 1e-3 * layer.token_ns,
+                  1e-3 * layer.next_gate_ns));
 
-  // What the engine does by default: two readers, direct.
-  const DiskRate* small = nullptr;
-  const DiskRate* large = nullptr;
-  for (const DiskRate& r : disk) {
-    if (r.threads != 2 || r.access != "direct") continue;
-    if (small == nullptr) small = &r;
-    large = &r;
+  absl::StatusOr<CudaProbe> device = absl::UnavailableError("not asked for");
+  if (o.backend != "cpu") device = ProbeCuda(shape, o.device_tokens, o.repeats);
+  if (!device.ok()) {
+    const bool absent = absl::IsUnavailable(device.status()) && o.backend == "auto";
+    if (o.backend != "cpu" && !absent) return device.status();
+    say("device    none: " + std::string(device.status().message()));
+  } else {
+    for (const std::string& line : Lines(*device)) say(line);
   }
-  Link link = FitLink(*small, *large);
-  if (o.link == "memory") link = {memory.copy.max, wake.condition.min};
-  const double attention_ns = 1e3 * o.attention_us;
-  const json result = {{"name", o.name.empty() ? machine["cpu"].get<std::string>() : o.name},
-                       {"link_bytes_per_s", link.bytes_per_s},
-                       {"link_latency_ns", std::round(link.latency_ns)},
-                       {"decode_layer_ns", std::round(layer.call_ns + attention_ns)},
-                       {"prefill_token_ns", std::round(layer.token_ns)},
-                       {"cpu_weight_bytes_per_s", compute.front().bytes_per_s.max},
-                       {"cpu_expert_latency_ns", std::round(wake.pool.median)},
-                       {"compute", ProfileRates(compute)},
-                       {"probe",
-                        {{"command", command},
-                         {"commit", BuildCommit()},
-                         {"machine", machine},
-                         {"threads", pool->num_threads()},
-                         {"repeats", o.repeats},
-                         {"link", o.link},
-                         {"pin_limit_bytes", pin},
-                         {"memory",
-                          {{"read", ToJson(memory.read)},
-                           {"read_one_thread", ToJson(memory.read_one_thread)},
-                           {"copy", ToJson(memory.copy)}}},
-                         {"wake_ns",
-                          {{"condition", ToJson(wake.condition)},
-                           {"pool", ToJson(wake.pool)},
-                           {"pool_slept", ToJson(wake.pool_slept)},
-                           {"sleep_late", ToJson(wake.sleep)}}},
-                         {"disk", DiskJson(disk)},
-                         {"experts", ComputeJson(compute)},
-                         {"layer", {{"call_ns", layer.call_ns}, {"token_ns", layer.token_ns}}}}}};
+
+  // What the engine does: direct reads by its I/O threads.
+  Link link = DiskLink(disk, o.io_threads);
+  if (o.link == "memory") {
+    link = {memory.copy_readers.max, memory.copy_one_thread.max, 0, 0, o.io_threads};
+  }
+  link.arrival_ns = wake.condition.median;
+  if (o.link_gbps > 0) {
+    link = {1e9 * o.link_gbps, 0, 0, link.arrival_ns + wake.sleep.median, 1};
+  }
+  const std::vector<ComputeProbe> best = Best(compute, schemes.front());
+  const double wave_ns = WaveNs(best);
+  // A layer is charged what it took beyond the products of its experts: among it that the pool has
+  // gone to sleep since the layer before.
+  const json rates = ProfileRates(best, wave_ns);
+  const double expert_bytes = static_cast<double>(best.front().call_bytes / best.front().experts);
+  const double experts = expert.routing.top_k + static_cast<double>(expert.shared_intermediate) /
+                                                    static_cast<double>(expert.intermediate);
+  const double products_ns =
+      1e9 * experts * expert_bytes / rates[0]["weight_bytes_per_s"].get<double>() + wave_ns;
+  const double layer_ns = std::max(layer.call_ns, layer.total_ns - products_ns);
+  json versions = json::object();
+  for (size_t i = 1; i < schemes.size(); ++i) {
+    const std::vector<ComputeProbe> rates = Best(compute, schemes[i]);
+    if (!rates.empty()) versions[schemes[i]] = {{"compute", ProfileRates(rates, wave_ns)}};
+  }
+  json result = {{"name", o.name.empty() ? machine["cpu"].get<std::string>() : o.name},
+                 {"link_bytes_per_s", link.bytes_per_s},
+                 {"link_latency_ns", std::round(link.latency_ns)},
+                 {"link_streams", link.streams},
+                 {"stream_bytes_per_s", link.stream_bytes_per_s},
+                 {"arrival_ns", std::round(link.arrival_ns)},
+                 {"decode_layer_ns", std::round(layer_ns)},
+                 {"prefill_token_ns", std::round(layer.token_ns)},
+                 {"next_gate_ns", std::round(layer.next_gate_ns)},
+                 {"wave_ns", std::round(wave_ns)},
+                 {"wake_ns", std::round(wake.pool_slept.median)},
+                 {"cpu_weight_bytes_per_s", best.front().bytes_per_s.max},
+                 {"cpu_expert_latency_ns", std::round(wake.pool.median)},
+                 {"compute", rates},
+                 {"version_compute", versions},
+                 {"probe",
+                  {{"command", command},
+                   {"commit", BuildCommit()},
+                   {"machine", machine},
+                   {"threads", pool->num_threads()},
+                   {"io_threads", o.io_threads},
+                   {"shape", o.shape},
+                   {"attention_us", o.attention_us},
+                   {"repeats", o.repeats},
+                   {"link", o.link},
+                   {"pin_limit_bytes", pin},
+                   {"memory",
+                    {{"read", ToJson(memory.read)},
+                     {"read_one_thread", ToJson(memory.read_one_thread)},
+                     {"copy", ToJson(memory.copy)},
+                     {"copy_one_thread", ToJson(memory.copy_one_thread)},
+                     {"copy_readers", ToJson(memory.copy_readers)}}},
+                   {"wake_ns",
+                    {{"condition", ToJson(wake.condition)},
+                     {"pool", ToJson(wake.pool)},
+                     {"pool_slept", ToJson(wake.pool_slept)},
+                     {"sleep_late", ToJson(wake.sleep)}}},
+                   {"disk", DiskJson(disk)},
+                   {"experts", ComputeJson(compute)},
+                   {"layer",
+                    {{"total_ns", layer.total_ns},
+                     {"call_ns", layer.call_ns},
+                     {"token_ns", layer.token_ns},
+                     {"next_gate_ns", layer.next_gate_ns}}}}}};
+  if (device.ok()) {
+    UseDevice(*device, &result);
+    result["probe"]["cuda"] = ToJson(*device);
+  } else {
+    result["probe"]["cuda"] = {{"none", std::string(device.status().message())}};
+  }
   return o.json.empty() ? absl::OkStatus() : WriteJson(o.json, result);
 }
 
@@ -194,14 +294,19 @@ int BenchProbe(int argc, const char* const* argv) {
   ArgParser parser("moert-bench probe", "the rates of this machine, for --profile");
   parser.AddString("dir", &o.directory, "folder on the disk that models are read from");
   parser.AddSize("file-size", &o.file_bytes, "size of the file written there to be read");
+  parser.AddChoice("backend", &o.backend, {"auto", "cpu", "cuda"},
+                   "whose profile it is; auto: the device's if there is one");
   parser.AddChoice("link", &o.link, {"disk", "memory"},
-                   "what transfers of the profile read: two direct readers, or memory");
+                   "what transfers of the profile read: the disk, directly, or memory");
+  parser.AddDouble("link-gbps", &o.link_gbps, "or a link paced to this rate, GB/s; 0: not");
   parser.AddInt("threads", &o.threads, "compute threads; 0: one a core", 0, 1024);
-  parser.AddInt("hidden", &o.hidden, "hidden size of the experts multiplied", 64, 1 << 16);
-  parser.AddInt("intermediate", &o.intermediate, "their intermediate size", 64, 1 << 16);
+  parser.AddInt("io-threads", &o.io_threads, "threads that read experts", 1, 16);
+  parser.AddString("synthetic", &o.shape, "shape of the experts and of the layer measured");
   parser.AddIntList("tokens", &o.tokens, "tokens an expert, ascending", 1);
-  parser.AddString("schemes", &o.schemes, "schemes, comma-separated; the first is the profile's");
-  parser.AddDouble("attention-us", &o.attention_us, "a host's attention a layer, added to it");
+  parser.AddString("schemes", &o.schemes,
+                   "stored versions, comma-separated, as the experts have them");
+  parser.AddDouble("attention-us", &o.attention_us,
+                   "emulated attention before every layer call that is measured");
   parser.AddInt("repeats", &o.repeats, "repetitions", 1, 1000);
   parser.AddString("name", &o.name, "name of the profile");
   parser.AddString("json", &o.json, "writes the profile to a file, or - for stdout");
@@ -213,9 +318,11 @@ int BenchProbe(int argc, const char* const* argv) {
   }
   if (status.ok() &&
       (o.file_bytes < int64_t{64} << 20 || !std::is_sorted(o.tokens.begin(), o.tokens.end()) ||
-       !std::isfinite(o.attention_us) || o.attention_us < 0)) {
+       o.tokens.front() != 1 || !(o.attention_us >= 0 && o.attention_us <= 1e9) ||
+       !(o.link_gbps >= 0 && o.link_gbps <= 1e6))) {
     status = absl::InvalidArgumentError(
-        "--file-size is at least 64MiB, --tokens ascend, --attention-us is 0 or more");
+        "--file-size is at least 64MiB, --tokens ascend from 1, --attention-us is from 0 to 1e9, "
+        "--link-gbps from 0 to 1e6");
   }
   if (status.ok()) status = RunProbe(o, "moert-bench " + CommandLine(argc, argv));
   return status.ok() ? kExitOk : ReportError("moert-bench probe", status);

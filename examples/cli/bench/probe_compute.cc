@@ -1,4 +1,6 @@
 // Rates of expert products, and what a layer call takes beside them.
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <memory>
@@ -8,6 +10,7 @@
 #include "base/aligned_buffer.h"
 #include "base/checked_math.h"
 #include "base/status_macros.h"
+#include "examples/cli/bench/attention_loop.h"
 #include "examples/cli/bench/probe_parts.h"
 #include "examples/cli/workload/random_vectors.h"
 #include "examples/cli/workload/synthetic_experts.h"
@@ -19,7 +22,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int64_t kWeightBytes = int64_t{192} << 20;  // beyond any cache
+/// Weights that a cache cannot hold: several times the last level's size.
+int64_t WeightBytes() {
+  const int64_t cache = std::max<int64_t>(0, sysconf(_SC_LEVEL3_CACHE_SIZE));
+  return std::clamp<int64_t>(6 * cache, int64_t{192} << 20, int64_t{2} << 30);
+}
+
 constexpr int kExpertsACall = 8;
 
 struct Records {
@@ -35,26 +43,26 @@ absl::Status MakeRecords(int64_t hidden, int64_t intermediate, const std::string
   MOERT_ASSIGN_OR_RETURN(r->layout,
                          MakeRecordLayout(hidden, intermediate, ExpertFormat::Uniform(scheme)));
   r->stride = RoundUp(r->layout.bytes, kRecordAlignment);
-  r->count = std::max<int64_t>(kExpertsACall, kWeightBytes / r->stride);
+  r->count = std::max<int64_t>(kExpertsACall, WeightBytes() / r->stride);
   MOERT_RETURN_IF_ERROR(r->bytes.Reset(r->count * r->stride));
   for (int64_t i = 0; i < r->count; ++i) FillRecord(r->layout, i, r->bytes.data() + i * r->stride);
   return absl::OkStatus();
 }
 
-/// Every record once, some a call; bytes of weights a second. Large token counts use fewer records.
-absl::StatusOr<double> Pass(MixedGroupGemm* gemm, const Records& records, int64_t tokens,
-                            const AlignedBuffer& x, AlignedBuffer* out) {
-  std::vector<int32_t> rows(tokens), out_rows(tokens * kExpertsACall);
+/// Every record once, `experts` a call; bytes of weights a second. Large token counts use fewer
+/// records.
+absl::StatusOr<double> Pass(MixedGroupGemm* gemm, const Records& records, int64_t experts,
+                            int64_t tokens, const AlignedBuffer& x, AlignedBuffer* out) {
+  std::vector<int32_t> rows(tokens), out_rows(tokens * experts);
   std::iota(rows.begin(), rows.end(), 0);
   std::iota(out_rows.begin(), out_rows.end(), 0);
-  const int64_t calls =
-      std::clamp<int64_t>(records.count / kExpertsACall * 8 / std::max<int64_t>(8, tokens), 1,
-                          records.count / kExpertsACall);
+  const int64_t calls = std::clamp<int64_t>(
+      records.count / experts * 8 / std::max<int64_t>(8, tokens), 1, records.count / experts);
   const auto begin = Clock::now();
   for (int64_t c = 0; c < calls; ++c) {
-    std::vector<ExpertProblem> problems(kExpertsACall);
-    for (int64_t i = 0; i < kExpertsACall; ++i) {
-      problems[i].record = records.bytes.data() + (c * kExpertsACall + i) * records.stride;
+    std::vector<ExpertProblem> problems(experts);
+    for (int64_t i = 0; i < experts; ++i) {
+      problems[i].record = records.bytes.data() + (c * experts + i) * records.stride;
       problems[i].layout = &records.layout;
       problems[i].tokens = rows;
       problems[i].out_rows = absl::MakeConstSpan(out_rows).subspan(i * tokens, tokens);
@@ -64,20 +72,27 @@ absl::StatusOr<double> Pass(MixedGroupGemm* gemm, const Records& records, int64_
                                     reinterpret_cast<float*>(out->data())));
   }
   const std::chrono::duration<double> seconds = Clock::now() - begin;
-  return static_cast<double>(calls * kExpertsACall * records.layout.bytes) / seconds.count();
+  return static_cast<double>(calls * experts * records.layout.bytes) / seconds.count();
 }
 
-/// Sees what one-token and many-token calls took.
+/// Sees what calls took beside products and waiting.
 class Times final : public TraceSink {
  public:
   void OnCall(const TraceCall& call) override {
     const CallTimes& t = call.times;
-    (call.tokens == 1 ? one_ : many_)
+    if (call.tokens == 1 && !next_gate_) {
+      total_.push_back(static_cast<double>(t.end_ns - t.begin_ns - t.stalled_ns));
+    }
+    (call.tokens > 1 ? many_
+     : next_gate_    ? with_next_gate_
+                     : one_)
         .push_back(static_cast<double>(t.end_ns - t.begin_ns - t.multiply_ns - t.stalled_ns));
   }
   void OnSpan(const TimelineSpan&) override {}
-  bool wants_next_scores() const override { return false; }
-  std::vector<double> one_, many_;
+  bool wants_next_scores() const override { return next_gate_; }
+
+  bool next_gate_ = false;
+  std::vector<double> total_, one_, many_, with_next_gate_;
 };
 
 }  // namespace
@@ -106,17 +121,22 @@ absl::StatusOr<std::vector<ComputeProbe>> ProbeCompute(ThreadPool* pool, int64_t
     for (const std::string& name : names) {
       MOERT_ASSIGN_OR_RETURN(auto gemm,
                              MixedGroupGemm::Create(pool, name, ActivationNumerics::kBF16));
-      const auto warm = Pass(gemm.get(), records, 1, x, &out);
+      const auto warm = Pass(gemm.get(), records, kExpertsACall, 1, x, &out);
       if (absl::IsUnimplemented(warm.status())) continue;  // no kernel for the scheme
       MOERT_RETURN_IF_ERROR(warm.status());
       gemms.push_back(std::move(gemm));
-      for (const int n : tokens) probes.push_back({name, scheme, n, {}});
+      const int64_t bytes = records.layout.bytes;
+      for (const int n : tokens) {
+        probes.push_back({name, scheme, kExpertsACall, n, kExpertsACall * bytes, {}});
+      }
+      probes.push_back({name, scheme, 1, 1, bytes, {}});
     }
     samples.resize(probes.size() - first);
     for (int r = 0; r < repeats; ++r) {
       for (size_t i = 0; i < samples.size(); ++i) {
-        MOERT_ASSIGN_OR_RETURN(const double rate, Pass(gemms[i / tokens.size()].get(), records,
-                                                       probes[first + i].tokens, x, &out));
+        const ComputeProbe& p = probes[first + i];
+        MOERT_ASSIGN_OR_RETURN(const double rate, Pass(gemms[i / (tokens.size() + 1)].get(),
+                                                       records, p.experts, p.tokens, x, &out));
         samples[i].push_back(rate);
       }
     }
@@ -127,9 +147,9 @@ absl::StatusOr<std::vector<ComputeProbe>> ProbeCompute(ThreadPool* pool, int64_t
   return probes;
 }
 
-absl::StatusOr<LayerOverhead> ProbeLayer(int threads, int repeats) {
+absl::StatusOr<LayerOverhead> ProbeLayer(const Shape& shape, int threads, int64_t attention_ns,
+                                         int repeats) {
   constexpr int64_t kMany = 64;
-  MOERT_ASSIGN_OR_RETURN(const Shape shape, ParseShape("qwen3-30b:1"));
   MOERT_ASSIGN_OR_RETURN(const Workload gates,
                          Workload::Create("steady", shape.spec, shape.common_share, 1));
   SyntheticOptions synthetic;
@@ -142,20 +162,31 @@ absl::StatusOr<LayerOverhead> ProbeLayer(int threads, int repeats) {
   options.max_tokens_per_forward = kMany;
   options.trace = times;
   MOERT_ASSIGN_OR_RETURN(const auto engine, Engine::Create(experts, options));
+  MOERT_ASSIGN_OR_RETURN(const auto attention, AttentionLoop::Create(threads));
   const int64_t hidden = shape.spec.layers.front().hidden;
   std::vector<float> x(kMany * hidden), out(kMany * hidden);
-  for (size_t i = 0; i < x.size(); ++i) x[i] = RandomNormal(9, i);
+  uint64_t seed = 9;
   for (int r = 0; r < repeats * 10; ++r) {
-    for (const int64_t rows : {int64_t{1}, kMany}) {
+    for (const int64_t rows : {int64_t{1}, int64_t{1}, kMany}) {
+      times->next_gate_ = rows == 1 && !times->next_gate_;
       MOERT_ASSIGN_OR_RETURN(const StepId step, engine->BeginStep({Phase::kDecode, rows}));
-      MOERT_RETURN_IF_ERROR(engine->Forward(step, 0, {x.data(), DType::kF32, rows, hidden, hidden},
-                                            {out.data(), DType::kF32, rows, hidden, hidden}));
+      for (int l = 0; l < shape.spec.num_layers(); ++l) {
+        // Other experts every time, as a decoder meets them: from memory, not from caches.
+        for (int64_t i = 0; i < rows * hidden; ++i) x[i] = RandomNormal(seed, i);
+        ++seed;
+        attention->Run(attention_ns);
+        MOERT_RETURN_IF_ERROR(engine->Forward(step, l,
+                                              {x.data(), DType::kF32, rows, hidden, hidden},
+                                              {out.data(), DType::kF32, rows, hidden, hidden}));
+      }
       MOERT_RETURN_IF_ERROR(engine->EndStep(step));
     }
   }
   const double one = SpreadOf(times->one_).median;
   const double many = SpreadOf(times->many_).median;
-  return LayerOverhead{one, std::max(0.0, (many - one) / (kMany - 1))};
+  return LayerOverhead{SpreadOf(times->total_).median, one,
+                       std::max(0.0, (many - one) / (kMany - 1)),
+                       std::max(0.0, SpreadOf(times->with_next_gate_).median - one)};
 }
 
 }  // namespace moert::cli

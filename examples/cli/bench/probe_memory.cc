@@ -69,30 +69,42 @@ class Echo {
 
 }  // namespace
 
-absl::StatusOr<MemoryRates> ProbeMemory(int threads, int repeats) {
-  ThreadPoolOptions all_options, one_options;
+absl::StatusOr<MemoryRates> ProbeMemory(int threads, int readers, int repeats) {
+  ThreadPoolOptions all_options, one_options, reader_options;
   all_options.threads = threads;
   one_options.threads = 1;
+  reader_options.threads = readers;
   MOERT_ASSIGN_OR_RETURN(const auto all, CreateThreadPool(all_options));
   MOERT_ASSIGN_OR_RETURN(const auto one, CreateThreadPool(one_options));
+  MOERT_ASSIGN_OR_RETURN(const auto some, CreateThreadPool(reader_options));
   AlignedBuffer from, to;
   MOERT_RETURN_IF_ERROR(from.Reset(kBytes));
   MOERT_RETURN_IF_ERROR(to.Reset(kBytes));
   std::memset(from.data(), 1, kBytes);
   std::memset(to.data(), 2, kBytes);
-  std::vector<double> read, read_one, copy;
+  std::vector<double> read, read_one, copy, copy_one, copy_some;
   for (int r = 0; r < repeats; ++r) {
     read.push_back(ReadBandwidth(all.get(), from.data(), kBytes));
     read_one.push_back(ReadBandwidth(one.get(), from.data(), kBytes));
     copy.push_back(CopyRate(all.get(), from.data(), to.data(), kBytes));
+    copy_one.push_back(CopyRate(one.get(), from.data(), to.data(), kBytes));
+    copy_some.push_back(CopyRate(some.get(), from.data(), to.data(), kBytes));
   }
-  return MemoryRates{SpreadOf(read), SpreadOf(read_one), SpreadOf(copy)};
+  return MemoryRates{SpreadOf(read), SpreadOf(read_one), SpreadOf(copy), SpreadOf(copy_one),
+                     SpreadOf(copy_some)};
 }
 
 absl::StatusOr<WakeTimes> ProbeWake(ThreadPool* pool, int repeats) {
   std::vector<double> condition, running, slept, sleep;
   Echo echo;
   const int64_t jobs = pool->num_threads();
+  // Work enough for all threads, in pieces that those who are awake take from those who are not.
+  const int64_t pieces = jobs * 30;
+  const auto piece = [](int64_t, int) {
+    const auto end = Clock::now() + std::chrono::microseconds(10);
+    while (Clock::now() < end) {
+    }
+  };
   for (int r = 0; r < repeats * 20; ++r) {
     // Long enough for every other thread to be asleep.
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -100,9 +112,13 @@ absl::StatusOr<WakeTimes> ProbeWake(ThreadPool* pool, int repeats) {
     echo.Ask();
     condition.push_back(Nanoseconds(begin, Clock::now()) / 2);
 
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
     begin = Clock::now();
-    pool->Run(jobs, [](int64_t, int) {});
-    slept.push_back(Nanoseconds(begin, Clock::now()));
+    pool->Run(pieces, piece);
+    const double late = Nanoseconds(begin, Clock::now());
+    begin = Clock::now();
+    pool->Run(pieces, piece);
+    slept.push_back(std::max(0.0, late - Nanoseconds(begin, Clock::now())));
     begin = Clock::now();
     pool->Run(jobs, [](int64_t, int) {});
     running.push_back(Nanoseconds(begin, Clock::now()));

@@ -9,14 +9,16 @@
 #include "absl/status/statusor.h"
 #include "base/thread_pool.h"
 #include "examples/cli/common/report.h"
+#include "examples/cli/workload/shapes.h"
 
 namespace moert::cli {
 
-/// Memory: all threads read, one thread reads, all threads copy; bytes a second.
+/// Memory: all threads read, one thread reads, all threads copy, one copies, and as many as read
+/// experts; bytes a second.
 struct MemoryRates {
-  Spread read, read_one_thread, copy;
+  Spread read, read_one_thread, copy, copy_one_thread, copy_readers;
 };
-absl::StatusOr<MemoryRates> ProbeMemory(int threads, int repeats);
+absl::StatusOr<MemoryRates> ProbeMemory(int threads, int readers, int repeats);
 
 /// Reads of one size from a file by some threads at once.
 struct DiskRate {
@@ -34,7 +36,7 @@ absl::StatusOr<std::vector<DiskRate>> ProbeDisk(const std::string& directory, in
 struct WakeTimes {
   Spread condition;   // a sleeping thread is notified and answers: half of the round trip
   Spread pool;        // ThreadPool::Run of one empty job a thread, the pool spinning
-  Spread pool_slept;  // the same after a pause longer than the pool spins
+  Spread pool_slept;  // how much longer 300 us of work for all threads take when they sleep
   Spread sleep;       // how much longer than 100 us a sleep of 100 us takes
 };
 absl::StatusOr<WakeTimes> ProbeWake(ThreadPool* pool, int repeats);
@@ -43,23 +45,31 @@ absl::StatusOr<WakeTimes> ProbeWake(ThreadPool* pool, int repeats);
 struct ComputeProbe {
   std::string kernels;
   std::string scheme;
-  int64_t tokens = 1;
+  int64_t experts = 8;  // a call
+  int64_t tokens = 1;   // of each
+  int64_t call_bytes = 0;
   Spread bytes_per_s;
 };
-/// Every kernel set but the reference, every scheme that it has a kernel for.
+/// Every kernel set but the reference, every scheme that it has a kernel for; eight experts a call
+/// by all `tokens`, and one expert a call by one token.
 absl::StatusOr<std::vector<ComputeProbe>> ProbeCompute(ThreadPool* pool, int64_t hidden,
                                                        int64_t intermediate,
                                                        const std::vector<int>& tokens,
                                                        const std::vector<std::string>& schemes,
                                                        int repeats);
 
-/// What a layer call takes beside its products, from an engine that holds every expert: routing,
-/// planning, combination. Nanoseconds: of a one-token call, and for every token more.
+/// What a layer call takes, from an engine that holds every expert: in nanoseconds all of a
+/// one-token call; of it what is not products (routing, planning, combination); the same for every
+/// token more, and for the next layer's gate.
 struct LayerOverhead {
+  double total_ns = 0;
   double call_ns = 0;
   double token_ns = 0;
+  double next_gate_ns = 0;
 };
-absl::StatusOr<LayerOverhead> ProbeLayer(int threads, int repeats);
+/// `attention_ns` of emulated attention come before every call, as in use.
+absl::StatusOr<LayerOverhead> ProbeLayer(const Shape& shape, int threads, int64_t attention_ns,
+                                         int repeats);
 
 /// Most bytes this process may lock in memory (RLIMIT_MEMLOCK); negative: no limit.
 int64_t PinLimit();

@@ -33,6 +33,7 @@ struct Options {
   std::string times = "profile";
   int64_t steps = 0;
   int64_t warm = 0;
+  double attention_us = 0;
   bool oracles = false;
   int64_t max_tokens = 0;
   int64_t seed = 0;
@@ -44,6 +45,10 @@ absl::StatusOr<EngineOptions> MakeEngineOptions(const Options& o, const TraceHea
   if (!std::isfinite(o.link_gbps) || o.link_gbps < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("--link-gbps: ", o.link_gbps, " is not a rate; 0 or more"));
+  }
+  if (!(o.attention_us >= 0 && o.attention_us <= 1e9)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--attention-us: ", o.attention_us, " is not between 0 and 1e9"));
   }
   EngineOptions e;
   const absl::StatusOr<Budget> budget = ParseBudget(o.budget);
@@ -80,6 +85,7 @@ absl::Status Run(const Options& options, Opened& opened) {
   ReplayOptions replay;
   replay.recorded_times = options.times == "recorded";
   replay.max_steps = options.steps;
+  replay.host_ns = std::llround(1e3 * options.attention_us);
   replay.warm_steps = options.warm;
   absl::StatusOr<ReplayResult> result;
   {
@@ -133,6 +139,8 @@ int Main(int argc, const char* const* argv) {
                    "what computing takes: the profile's costs, or what the trace recorded");
   parser.AddInt64("steps", &o.steps, "replays only the first steps", 1);
   parser.AddInt64("warm", &o.warm, "so many first steps are replayed and not counted", 0);
+  parser.AddDouble("attention-us", &o.attention_us,
+                   "what the host does before every layer call, beside what a profile charges");
   parser.AddSwitch("oracles", &o.oracles, "also what the best decisions in hindsight would reach");
   parser.AddInt64("max-tokens", &o.max_tokens,
                   "rows the budget's workspace is sized for, if more than the trace has", 1,

@@ -34,6 +34,27 @@ TEST_CASE("between two rates time is interpolated, beyond the last it is proport
   CHECK(p->ExpertNs(3000, 6) == Approx(4500));
 }
 
+TEST_CASE("a version may have rates of its own") {
+  const auto p = Load(R"({"compute": [{"tokens": 1, "weight_bytes_per_s": 1e9}],
+                          "version_compute": {"w4": {"compute": [
+                              {"tokens": 1, "weight_bytes_per_s": 0.5e9}]}}})");
+  REQUIRE_OK(p.status());
+  CHECK(p->ExpertNs(1000, 1) == Approx(1000));
+  CHECK(p->ExpertNs(1000, 1, "bf16") == Approx(1000));
+  CHECK(p->ExpertNs(1000, 1, "w4") == Approx(2000));
+}
+
+TEST_CASE("the shipped profile of an H200 loads") {
+  const auto p = LoadProfile(std::string(MOERT_SOURCE_DIR) + "/profiles/h200.json");
+  REQUIRE_OK(p.status());
+  CHECK(p->name == "h200");
+  CHECK(p->link_bytes_per_s > 50e9);
+  CHECK(p->cpu_executor);
+  // One pass over the weights costs less than an arrival of theirs, by far.
+  CHECK(p->ExpertNs(9 << 20, 1) * 10 < static_cast<double>(p->TransferNs(9 << 20)));
+  CHECK(p->ExpertNs(9 << 20, 64) > p->ExpertNs(9 << 20, 1));
+}
+
 TEST_CASE("a bad profile names the field") {
   using Catch::Contains;
   const auto error = [](const std::string& text) {
@@ -46,6 +67,9 @@ TEST_CASE("a bad profile names the field") {
                                    {"tokens": 4, "weight_bytes_per_s": 2}]})"),
              Contains("ascend"));
   CHECK_THAT(error(R"({"link_bytes_per_s": -1})"), Contains("link_bytes_per_s"));
+  CHECK_THAT(error(R"({"link_streams": 0})"), Contains("link_streams"));
+  CHECK_THAT(error(R"({"version_compute": [1]})"), Contains("version_compute"));
+  CHECK_THAT(error(R"({"version_compute": {"w4": {"compute": 1}}})"), Contains("'compute'"));
 }
 
 }  // namespace

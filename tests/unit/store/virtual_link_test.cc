@@ -1,5 +1,5 @@
-// The simulated link serves demand before prefetch before background, one at a time, in logical
-// time.
+// The simulated link serves demand before prefetch before background, in logical time, one at a
+// time or as many as the profile says.
 #include "store/transfer_queue.h"
 #include "support/catch.h"
 #include "support/synthetic_source.h"
@@ -87,6 +87,36 @@ TEST_CASE("time spent computing moves what is in flight") {
   REQUIRE(f.link->Wait(&f.done));
   CHECK(f.Experts() == std::vector<int>{1, 2, 3});
   CHECK(f.clock.now_ns() == 2200 + 200);
+}
+
+TEST_CASE("streams share the link's rate, and none exceeds its own") {
+  Fixture f;
+  f.profile.link_streams = 2;
+  f.profile.stream_bytes_per_s = 0.8e9;
+  f.profile.link_latency_ns = 0;
+  f.Submit(1, LoadReason::kDemand, 800);
+  f.Submit(2, LoadReason::kDemand, 1000);
+  f.Submit(3, LoadReason::kDemand, 400);
+  // Two at 0.5 a ns until the first is done at 1600; then 200 are left of the second, and the third
+  // begins: the second is done 400 later, the third then flows at its own rate.
+  while (f.link->Wait(&f.done)) {
+  }
+  CHECK(f.Experts() == std::vector<int>{1, 2, 3});
+  CHECK(f.done[0].finished_ns == 1600);
+  CHECK(f.done[1].finished_ns == 2000);
+  CHECK(f.done[2].started_ns == 1600);
+  CHECK(f.done[2].finished_ns == 2000 + 250);
+}
+
+TEST_CASE("one transfer alone takes a stream's time; whoever waits for it goes on a little later") {
+  Fixture f;
+  f.profile.link_streams = 4;
+  f.profile.stream_bytes_per_s = 0.25e9;
+  f.profile.arrival_ns = 70;
+  f.Submit(1, LoadReason::kDemand, 1000);
+  REQUIRE(f.link->Wait(&f.done));
+  CHECK(f.done[0].finished_ns == 100 + 4000);
+  CHECK(f.clock.now_ns() == 100 + 4000 + 70);
 }
 
 }  // namespace

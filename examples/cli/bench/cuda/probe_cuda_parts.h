@@ -1,0 +1,66 @@
+// Parts of the device's probe: streams and events with owners, and the engine's layers.
+#ifndef MOERT_EXAMPLES_CLI_BENCH_CUDA_PROBE_CUDA_PARTS_H_
+#define MOERT_EXAMPLES_CLI_BENCH_CUDA_PROBE_CUDA_PARTS_H_
+
+#include <cuda_runtime_api.h>
+
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "backend/cuda/cuda_api.h"
+#include "examples/cli/bench/probe_cuda.h"
+
+namespace moert::cli {
+
+class Stream {
+ public:
+  Stream() = default;
+  static absl::StatusOr<Stream> Create() {
+    Stream stream;
+    MOERT_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&stream.stream_, cudaStreamNonBlocking));
+    return stream;
+  }
+  Stream(Stream&& other) noexcept { *this = std::move(other); }
+  Stream& operator=(Stream&& other) noexcept {
+    std::swap(stream_, other.stream_);
+    return *this;
+  }
+  ~Stream() {
+    if (stream_ != nullptr) cudaStreamDestroy(stream_);
+  }
+  cudaStream_t get() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+class Event {
+ public:
+  Event() = default;
+  static absl::StatusOr<Event> Create() {
+    Event event;
+    MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreate(&event.event_));
+    return event;
+  }
+  Event(Event&& other) noexcept { *this = std::move(other); }
+  Event& operator=(Event&& other) noexcept {
+    std::swap(event_, other.event_);
+    return *this;
+  }
+  ~Event() {
+    if (event_ != nullptr) cudaEventDestroy(event_);
+  }
+  cudaEvent_t get() const { return event_; }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+/// Fills probe->layers, experts and expert_bytes.
+absl::Status ProbeDeviceLayers(const Shape& shape, const std::vector<int>& tokens, int repeats,
+                               CudaProbe* probe);
+
+}  // namespace moert::cli
+
+#endif  // MOERT_EXAMPLES_CLI_BENCH_CUDA_PROBE_CUDA_PARTS_H_

@@ -1,0 +1,10 @@
+// A build without CUDA.
+#include "examples/cli/bench/probe_cuda.h"
+
+namespace moert::cli {
+
+absl::StatusOr<CudaProbe> ProbeCuda(const Shape&, const std::vector<int>&, int) {
+  return absl::UnavailableError("built without CUDA");
+}
+
+}  // namespace moert::cli
