@@ -51,13 +51,14 @@ TEST_CASE("strategies rank alike on the trained model and on its recorded routin
     run[name] = HitRatio("run", run_args + name, dir);
     sim[name] = HitRatio("sim", sim_args + name, dir);
     INFO(name << ": real " << run[name] << ", replayed " << sim[name]);
-    CHECK(sim[name] == Approx(run[name]).margin(0.01));
+    // A lossy strategy changes what later layers see, which a replay cannot follow.
+    CHECK(sim[name] == Approx(run[name]).margin(MakeStrategy(name)->exact ? 0.005 : 0.03));
   }
   int ordered = 0;
   for (const std::string& a : strategies) {
     for (const std::string& b : strategies) {
       // Two that are this close in the real run are equals there.
-      if (run[a] - run[b] < 0.005) continue;
+      if (run[a] - run[b] < 0.02) continue;
       ++ordered;
       INFO(a << " over " << b << ": real " << run[a] << " and " << run[b] << ", replayed " << sim[a]
              << " and " << sim[b]);
