@@ -95,8 +95,9 @@ class HostRouting final : public RoutingPolicy, Adapter {
       return own;
     }
     const bool legal = (rule.kind == MOERT_RULE_TOPK || rule.kind == MOERT_RULE_EXPERT_CACHE) &&
-                       rule.alpha >= 0 && rule.max_slot_share >= 0 && rule.max_slot_share <= 1 &&
-                       rule.max_mass_share >= 0 && rule.max_mass_share <= 1;
+                       rule.alpha >= 0 && rule.alpha <= 1 && rule.max_slot_share >= 0 &&
+                       rule.max_slot_share <= 1 && rule.max_mass_share >= 0 &&
+                       rule.max_mass_share <= 1;
     if (!legal) {
       CountFailure();
       return own;

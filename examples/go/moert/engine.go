@@ -7,6 +7,7 @@ package moert
 import "C"
 
 import (
+	"fmt"
 	"runtime"
 	"runtime/cgo"
 	"unsafe"
@@ -28,9 +29,9 @@ type Options struct {
 	CPUs                string  // of the compute threads, "0-3,8"
 	LinkGBps            float64 // paces transfers
 	Seed                uint64
-	VirtualClock        bool     // logical time, reproducible to the bit
-	TracePath           string   // writes a routing trace, and a timeline beside it
-	Policies            Policies // nil: the strategy's own
+	VirtualClock        bool   // logical time, reproducible to the bit
+	TracePath           string // writes a routing trace, and a timeline beside it
+	Policies            any    // decides what its methods name (see Observer...); nil: the strategy's own
 }
 
 // NewEngine reads the fixed parts and reserves the pools. Close it.
@@ -64,10 +65,15 @@ func NewEngine(source *Source, options Options) (*Engine, error) {
 	}
 	var policies cgo.Handle
 	if options.Policies != nil {
+		asked, nextGate := seams(options.Policies)
+		if asked == 0 {
+			return nil, &Error{InvalidArgument, "NewEngine", fmt.Sprintf("Options.Policies: a %T has none of "+
+				"the methods Observe, Rule, Rank, Capacity, Victim, Precision, Transfer, Place", options.Policies)}
+		}
 		policies = cgo.NewHandle(options.Policies)
 		vtable := (*C.moert_policies)(C.calloc(1, C.sizeof_moert_policies))
 		defer C.free(unsafe.Pointer(vtable))
-		C.bridge_policies(vtable, C.uintptr_t(policies))
+		C.bridge_policies(vtable, C.uintptr_t(policies), asked, nextGate)
 		c.policies = vtable
 	}
 	var handle *C.moert_engine
@@ -107,6 +113,9 @@ func (e *Engine) Hidden(layer int) (int, error) {
 	c, err := e.layer(layer)
 	return int(c.hidden), err
 }
+
+// Exact says that the output is the same at any budget and thread count.
+func (e *Engine) Exact() bool { return C.moert_engine_exact(e.handle) != 0 }
 
 // SetBudget evicts to fit before it returns. bytes 0: the fraction decides.
 func (e *Engine) SetBudget(bytes int64, fraction float64) error {
@@ -155,6 +164,7 @@ type Stats struct {
 	BudgetBytes, PeakBytes, FixedBytes, PoolBytes                 int64
 	Lookups, HitsResident, HitsPrefetched, Late, Loads, Evictions int64
 	BytesLoaded, PrefetchIssued, PolicyFallbacks                  int64
+	SlotsSubstituted                                              int64
 }
 
 // Stats since the engine was created.
@@ -164,7 +174,8 @@ func (e *Engine) Stats() (Stats, error) {
 	err := check(func(err **C.moert_error) C.moert_code { return C.moert_engine_stats(e.handle, &c, err) })
 	return Stats{int64(c.budget_bytes), int64(c.peak_bytes), int64(c.fixed_bytes), int64(c.pool_bytes),
 		int64(c.lookups), int64(c.hits_resident), int64(c.hits_prefetched), int64(c.late), int64(c.loads),
-		int64(c.evictions), int64(c.bytes_loaded), int64(c.prefetch_issued), int64(c.policy_fallbacks)}, err
+		int64(c.evictions), int64(c.bytes_loaded), int64(c.prefetch_issued), int64(c.policy_fallbacks),
+		int64(c.slots_substituted)}, err
 }
 
 // Memory is what the budget pays for, in bytes and slots.

@@ -111,24 +111,80 @@ func TestContextCancelsAStep(t *testing.T) {
 	step.End()
 }
 
-type newest struct{ observed, asked, ranked int }
+// cachePolicies decide what an exact engine may leave to its host; wrong makes every answer one that cannot be carried out, or a panic.
+type cachePolicies struct {
+	wrong                                             bool
+	observed, ranked, sized, asked, inserted, evicted int
+}
 
-func (n *newest) Observe(layer int, counts []int32) { n.observed++ }
-func (n *newest) Victim(candidates []Candidate, forPrefetch bool) int {
-	n.asked++
+func (p *cachePolicies) Observe(c PolicyContext, r RoutingView) {
+	if len(r.Counts) != 8 || len(r.IDs) != 2 || len(r.Scores) != 8 || c.Phase != Decode {
+		panic("what was observed")
+	}
+	p.observed++
+}
+func (p *cachePolicies) Victim(c PolicyContext, candidates []Candidate, forPrefetch bool) (int, bool) {
+	p.asked++
 	best := 0
 	for i, c := range candidates {
 		if c.LastUsed > candidates[best].LastUsed {
 			best = i
 		}
 	}
-	return best
+	if p.wrong {
+		best = 1000
+	}
+	return best, true
 }
-func (n *newest) Rank(targetLayer int, counts []int32) []int32 { n.ranked++; return []int32{0, 1} }
+func (p *cachePolicies) WantsNextGate() bool { return true }
+func (p *cachePolicies) Rank(f Prefetch) ([]int32, bool) {
+	p.ranked++
+	if len(f.PredictedScores) != 8 || len(f.Resident) != 8 || f.TargetLayer != (f.Context.Layer+1)%2 {
+		panic("what is predicted from")
+	}
+	if p.wrong {
+		return []int32{99}, true
+	}
+	return []int32{0, 1}, true
+}
+func (p *cachePolicies) Capacity(slots int64, layers int) ([]int32, bool) {
+	p.sized++
+	if p.wrong {
+		return make([]int32, layers+1), true
+	}
+	return []int32{int32(slots) - 1, 1}, layers == 2
+}
+func (p *cachePolicies) Inserted(layer, expert int, prefetch bool) { p.inserted++ }
+func (p *cachePolicies) Evicted(layer, expert int)                 { p.evicted++ }
+
+type allPolicies struct {
+	cachePolicies
+	ruled, placed int
+}
+
+func (p *allPolicies) Rule(c PolicyContext, own Rule) (Rule, bool) {
+	p.ruled++
+	rule := Rule{true, 1, 1, 1, false, true}
+	if p.wrong {
+		rule.Alpha = 7
+	}
+	return rule, !own.ExpertCache
+}
+func (p *allPolicies) Place(c PolicyContext, misses []Miss) ([]Placement, bool) {
+	p.placed++
+	if p.wrong {
+		panic("a host's bug")
+	}
+	return make([]Placement, len(misses)), misses[0].Tokens == 1 && misses[0].CPUNs < 0
+}
+func (p *allPolicies) Precision(s Precision) (promote, demote []int64, ok bool) {
+	return nil, nil, len(s.Selections) == 16 && len(s.HighCapacity) == 2
+}
+func (p *allPolicies) Transfer(t Transfer) (int, bool) { return 0, true }
 
 func TestPoliciesDecide(t *testing.T) {
-	run := func(options Options) ([]float32, Stats) {
-		engine := newEngine(t, &testWeights{}, options)
+	run := func(policies any) ([]float32, Stats, bool) {
+		engine := newEngine(t, &testWeights{}, Options{BudgetFraction: 0.5, VirtualClock: true, Policies: policies})
 		defer engine.Close()
 		var all []float32
 		for s := 0; s < 20; s++ {
@@ -143,21 +199,42 @@ func TestPoliciesDecide(t *testing.T) {
 			step.End()
 		}
 		stats, _ := engine.Stats()
-		return all, stats
+		return all, stats, engine.Exact()
 	}
-	plain, _ := run(Options{BudgetFraction: 0.5, VirtualClock: true})
-	policies := &newest{}
-	mine, stats := run(Options{BudgetFraction: 0.5, VirtualClock: true, Policies: policies})
-	for i := range plain {
-		if plain[i] != mine[i] {
-			t.Fatal("an exact strategy changed its output")
+	same := func(a, b []float32) bool {
+		for i := range a {
+			if a[i] != b[i] {
+				return false
+			}
 		}
+		return true
 	}
-	if policies.observed != 40 || policies.ranked != 40 || policies.asked == 0 {
-		t.Fatal(*policies)
+	plain, _, _ := run(nil)
+	cache := &cachePolicies{}
+	mine, stats, exact := run(cache)
+	if !exact || !same(plain, mine) {
+		t.Fatal("cache policies changed the output")
 	}
-	if stats.PolicyFallbacks != 0 || stats.PrefetchIssued == 0 {
-		t.Fatal(stats)
+	if cache.observed != 40 || cache.ranked != 40 || cache.asked == 0 || cache.sized == 0 ||
+		cache.inserted <= cache.evicted || stats.PolicyFallbacks != 0 || stats.PrefetchIssued == 0 {
+		t.Fatalf("%+v %+v", *cache, stats)
+	}
+	all := &allPolicies{}
+	mine, stats, exact = run(all)
+	if exact || same(plain, mine) || stats.SlotsSubstituted == 0 || stats.PolicyFallbacks != 0 ||
+		all.ruled != 40 || all.placed == 0 {
+		t.Fatalf("%+v %+v", *all, stats)
+	}
+	all = &allPolicies{cachePolicies: cachePolicies{wrong: true}}
+	mine, stats, _ = run(all) // nothing of it can be carried out
+	if !same(plain, mine) || stats.SlotsSubstituted != 0 ||
+		stats.PolicyFallbacks < int64(all.ruled+all.ranked+all.asked+all.placed) {
+		t.Fatalf("%+v %+v", *all, stats)
+	}
+	source, _ := NewSource("w", []LayerSpec{{NumExperts: 2, TopK: 1, Hidden: 64, Intermediate: 48}}, &testWeights{})
+	defer source.Close()
+	if _, err := NewEngine(source, Options{Policies: 5}); err == nil || !strings.Contains(err.Error(), "a int has none") {
+		t.Fatal(err)
 	}
 }
 

@@ -20,6 +20,9 @@ mod step;
 
 pub use engine::{Engine, Memory, Options, Phase, Residency, Stats};
 pub use error::{Code, Error, Result};
-pub use policy::{Candidate, Policies, Victim};
+pub use policy::{
+    Candidate, Context, Miss, Placement, Policies, Precision, Prefetch, Routing as RoutingView,
+    Rule, Seams, Transfer, Victim,
+};
 pub use source::{Activation, LayerSpec, Part, Read, Routing, Source, Weights};
 pub use step::{Call, Lease, Matrix, Step};

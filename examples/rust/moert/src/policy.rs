@@ -1,7 +1,80 @@
 //! Policies of the host as a trait. What a method does not decide, the strategy's own policy does.
+//!
+//! Methods are called from one thread at a time while the engine is locked: they must not call the
+//! engine, and should not wait. They answer from what they are shown and what they remember.
+use crate::engine::Phase;
 use moert_sys as sys;
 use std::ffi::c_void;
 use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::slice;
+
+/// Which decisions the host makes. A seam that is false is not asked, and stays the strategy's.
+/// Routing, precision and placement can reach the output: with one of them an engine is not exact.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Seams {
+    pub routing: bool,
+    pub prefetch: bool,
+    /// Capacity of the layers.
+    pub capacity: bool,
+    /// Who leaves.
+    pub eviction: bool,
+    pub precision: bool,
+    pub placement: bool,
+}
+
+/// When and where a decision is asked.
+#[derive(Clone, Copy, Debug)]
+pub struct Context<'a> {
+    /// Steps begun before this one.
+    pub step: i64,
+    /// The engine's clock.
+    pub now_ns: i64,
+    pub layer: i32,
+    pub phase: Phase,
+    /// One a row of the step; empty if not given.
+    pub request_ids: &'a [i64],
+}
+
+/// The true routing of a layer call.
+#[derive(Clone, Copy, Debug)]
+pub struct Routing<'a> {
+    pub tokens: usize,
+    pub top_k: usize,
+    /// [tokens, top_k], highest weight first.
+    pub ids: &'a [i32],
+    pub weights: &'a [f32],
+    /// [tokens, experts], or None when the host gave a routing without.
+    pub scores: Option<&'a [f32]>,
+    /// [experts], tokens of each.
+    pub counts: &'a [i32],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Rule {
+    /// The model's own routing.
+    TopK,
+    /// Near the threshold, resident experts are preferred; lossy.
+    ExpertCache {
+        alpha: f32,
+        max_slot_share: f32,
+        max_mass_share: f32,
+        second_pass: bool,
+        own_score_weights: bool,
+    },
+}
+
+/// What a prediction is made from; flags are 0 or 1, one an expert of the target layer.
+#[derive(Clone, Copy, Debug)]
+pub struct Prefetch<'a> {
+    pub context: Context<'a>,
+    pub routing: Routing<'a>,
+    pub target_layer: i32,
+    /// [tokens, experts of the target] of its gate, if `wants_next_gate`.
+    pub predicted_scores: Option<&'a [f32]>,
+    pub resident: &'a [u8],
+    pub usable: &'a [u8],
+    pub in_flight: &'a [u8],
+}
 
 /// One expert that may be evicted; times are layer calls.
 #[derive(Clone, Copy, Debug)]
@@ -11,10 +84,13 @@ pub struct Candidate {
     pub last_used: i64,
     pub inserted: i64,
     pub uses: i64,
+    /// Of the last call that used it.
+    pub tokens: i32,
     pub unused_prefetch: bool,
 }
 
 /// Who leaves?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Victim {
     Index(usize),
     /// Only a prefetch may be refused.
@@ -22,15 +98,95 @@ pub enum Victim {
     Default,
 }
 
-/// Called from one thread at a time while the engine is locked: must not call the engine.
+/// Experts of all layers, one after the other.
+#[derive(Clone, Copy, Debug)]
+pub struct Precision<'a> {
+    pub context: Context<'a>,
+    /// Tokens since the last call.
+    pub selections: &'a [i64],
+    /// 1: the high version is there or on its way.
+    pub high: &'a [u8],
+    /// [layers], experts of a layer that fit in high.
+    pub high_capacity: &'a [i32],
+}
+
+/// Why bytes are about to be moved.
+#[derive(Clone, Copy, Debug)]
+pub struct Transfer<'a> {
+    pub context: Context<'a>,
+    pub expert: i32,
+    pub tokens: i32,
+    pub layer_tokens: i64,
+    pub prefetch: bool,
+    pub num_versions: i32,
+}
+
+/// An expert that is needed and not there.
+#[derive(Clone, Copy, Debug)]
+pub struct Miss {
+    pub expert: i32,
+    pub tokens: i32,
+    /// Summed routing weight.
+    pub mass: f32,
+    pub bytes: i64,
+    pub load_ns: i64,
+    /// Negative: there is no CPU beside the fast tier.
+    pub cpu_ns: i64,
+    pub low_resident: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    Load,
+    Cpu,
+    Low,
+}
+
+/// None means: as the strategy does. It is counted (`policy_fallbacks`), as are panics and answers out
+/// of range.
 pub trait Policies: Send + 'static {
-    /// Every layer call's true routing: tokens of each expert.
-    fn observe(&mut self, _layer: i32, _counts: &[i32]) {}
-    fn victim(&mut self, _candidates: &[Candidate], _for_prefetch: bool) -> Victim {
+    fn seams(&self) -> Seams;
+
+    /// Every layer call's true routing, before any decision that depends on it.
+    fn observe(&mut self, _context: &Context, _routing: &Routing) {}
+
+    /// `own` is the strategy's rule.
+    fn routing_rule(&mut self, _context: &Context, _own: Rule) -> Option<Rule> {
+        None
+    }
+    /// Asked once, when the engine is made: shall predictions see the next gate's scores?
+    fn wants_next_gate(&self) -> bool {
+        false
+    }
+    /// Experts of the target layer to prefetch, best first.
+    fn rank(&mut self, _prefetch: &Prefetch) -> Option<Vec<i32>> {
+        None
+    }
+    /// Slots of each layer; their sum is at most `slots`.
+    fn capacity(&mut self, _slots: i64, _layers: usize) -> Option<Vec<i32>> {
+        None
+    }
+    fn victim(
+        &mut self,
+        _context: &Context,
+        _candidates: &[Candidate],
+        _for_prefetch: bool,
+    ) -> Victim {
         Victim::Default
     }
-    /// Experts of `target_layer` to prefetch, best first; None: the strategy's own choice.
-    fn rank(&mut self, _target_layer: i32, _counts: &[i32]) -> Option<Vec<i32>> {
+    /// With eviction or capacity among the seams: an expert came, an expert left.
+    fn inserted(&mut self, _layer: i32, _expert: i32, _prefetch: bool) {}
+    fn evicted(&mut self, _layer: i32, _expert: i32) {}
+    /// Indices of experts to promote, best first, and to demote.
+    fn precision(&mut self, _precision: &Precision) -> Option<(Vec<i64>, Vec<i64>)> {
+        None
+    }
+    /// The version a load should bring, 0 the one with most bits.
+    fn transfer_version(&mut self, _transfer: &Transfer) -> Option<i32> {
+        None
+    }
+    /// One decision a miss.
+    fn placement(&mut self, _context: &Context, _misses: &[Miss]) -> Option<Vec<Placement>> {
         None
     }
 }
@@ -39,12 +195,35 @@ pub(crate) fn vtable(policies: Box<dyn Policies>) -> sys::moert_policies {
     let mut c: sys::moert_policies = unsafe { std::mem::zeroed() };
     let size = std::mem::size_of_val(&c) as u64;
     unsafe { sys::moert_policies_init(&mut c, size) };
+    let seams = policies.seams();
+    c.wants_next_gate = policies.wants_next_gate() as i32;
     // A fat pointer does not fit into user_data: one more box.
     c.user_data = Box::into_raw(Box::new(policies)) as *mut c_void;
     c.destroy = Some(destroy);
     c.observe = Some(observe);
-    c.residency_victim = Some(victim);
-    c.prefetch_rank = Some(rank);
+    if seams.routing {
+        c.routing_rule = Some(routing_rule);
+    }
+    if seams.prefetch {
+        c.prefetch_rank = Some(rank);
+    }
+    if seams.capacity {
+        c.residency_capacity = Some(capacity);
+    }
+    if seams.eviction {
+        c.residency_victim = Some(victim);
+    }
+    if seams.eviction || seams.capacity {
+        c.residency_insert = Some(inserted);
+        c.residency_evict = Some(evicted);
+    }
+    if seams.precision {
+        c.precision_decide = Some(precision);
+        c.precision_transfer = Some(transfer_version);
+    }
+    if seams.placement {
+        c.placement = Some(placement);
+    }
     c
 }
 
@@ -52,13 +231,53 @@ pub(crate) unsafe fn take_back(c: &sys::moert_policies) {
     unsafe { destroy(c.user_data) }
 }
 
-unsafe fn host<'a>(user_data: *mut c_void) -> &'a mut Box<dyn Policies> {
-    unsafe { &mut *(user_data as *mut Box<dyn Policies>) }
-}
-
 unsafe extern "C" fn destroy(user_data: *mut c_void) {
     let policies = unsafe { Box::from_raw(user_data as *mut Box<dyn Policies>) };
     let _ = catch_unwind(AssertUnwindSafe(|| drop(policies)));
+}
+
+/// Asks the host: None if it leaves the decision, an error if it panics.
+unsafe fn ask<T>(
+    user_data: *mut c_void,
+    question: impl FnOnce(&mut dyn Policies) -> Option<T>,
+) -> Result<T, sys::moert_code> {
+    let host = unsafe { &mut *(user_data as *mut Box<dyn Policies>) };
+    match catch_unwind(AssertUnwindSafe(|| question(host.as_mut()))) {
+        Ok(Some(answer)) => Ok(answer),
+        Ok(None) => Err(sys::MOERT_UNIMPLEMENTED),
+        Err(_) => Err(sys::MOERT_INTERNAL),
+    }
+}
+
+/// A borrowed array of the library; empty if it is NULL.
+unsafe fn array<'a, T>(data: *const T, count: i64) -> &'a [T] {
+    if data.is_null() || count <= 0 {
+        return &[];
+    }
+    unsafe { slice::from_raw_parts(data, count as usize) }
+}
+
+unsafe fn context_of<'a>(c: &'a sys::moert_policy_context) -> Context<'a> {
+    Context {
+        step: c.step,
+        now_ns: c.now_ns,
+        layer: c.layer,
+        phase: if c.phase == sys::MOERT_PREFILL { Phase::Prefill } else { Phase::Decode },
+        request_ids: unsafe { array(c.request_ids, c.num_request_ids) },
+    }
+}
+
+unsafe fn routing_of<'a>(r: &'a sys::moert_routing_view) -> Routing<'a> {
+    let slots = r.tokens * r.top_k as i64;
+    let scores = unsafe { array(r.scores, r.tokens * r.num_experts as i64) };
+    Routing {
+        tokens: r.tokens as usize,
+        top_k: r.top_k as usize,
+        ids: unsafe { array(r.ids, slots) },
+        weights: unsafe { array(r.weights, slots) },
+        scores: if scores.is_empty() { None } else { Some(scores) },
+        counts: unsafe { array(r.counts, r.num_experts as i64) },
+    }
 }
 
 unsafe extern "C" fn observe(
@@ -66,35 +285,49 @@ unsafe extern "C" fn observe(
     context: *const sys::moert_policy_context,
     routing: *const sys::moert_routing_view,
 ) {
-    let (c, r) = unsafe { (&*context, &*routing) };
-    let counts = unsafe { std::slice::from_raw_parts(r.counts, r.num_experts as usize) };
-    let _ = catch_unwind(AssertUnwindSafe(|| unsafe { host(user_data) }.observe(c.layer, counts)));
+    let (c, r) = unsafe { (context_of(&*context), routing_of(&*routing)) };
+    let _ = unsafe {
+        ask(user_data, |host| {
+            host.observe(&c, &r);
+            Some(())
+        })
+    };
 }
 
-unsafe extern "C" fn victim(
+unsafe extern "C" fn routing_rule(
     user_data: *mut c_void,
-    snapshot: *const sys::moert_victim_snapshot,
-    chosen: *mut i64,
+    context: *const sys::moert_policy_context,
+    rule: *mut sys::moert_routing_rule,
 ) -> sys::moert_code {
-    let s = unsafe { &*snapshot };
-    let raw = unsafe { std::slice::from_raw_parts(s.candidates, s.num_candidates as usize) };
-    let candidates: Vec<Candidate> = raw
-        .iter()
-        .map(|v| Candidate {
-            layer: v.layer,
-            expert: v.expert,
-            last_used: v.last_used,
-            inserted: v.inserted,
-            uses: v.uses,
-            unused_prefetch: v.unused_prefetch != 0,
-        })
-        .collect();
-    let decide = || unsafe { host(user_data) }.victim(&candidates, s.for_prefetch != 0);
-    match catch_unwind(AssertUnwindSafe(decide)) {
-        Ok(Victim::Index(i)) => unsafe { *chosen = i as i64 },
-        Ok(Victim::Refuse) => unsafe { *chosen = -1 },
-        Ok(Victim::Default) => return sys::MOERT_UNIMPLEMENTED,
-        Err(_) => return sys::MOERT_INTERNAL,
+    let (c, r) = unsafe { (context_of(&*context), &mut *rule) };
+    let own = if r.kind == sys::MOERT_RULE_EXPERT_CACHE {
+        Rule::ExpertCache {
+            alpha: r.alpha,
+            max_slot_share: r.max_slot_share,
+            max_mass_share: r.max_mass_share,
+            second_pass: r.second_pass != 0,
+            own_score_weights: r.own_score_weights != 0,
+        }
+    } else {
+        Rule::TopK
+    };
+    match unsafe { ask(user_data, |host| host.routing_rule(&c, own)) } {
+        Ok(Rule::TopK) => r.kind = sys::MOERT_RULE_TOPK,
+        Ok(Rule::ExpertCache {
+            alpha,
+            max_slot_share,
+            max_mass_share,
+            second_pass,
+            own_score_weights,
+        }) => {
+            r.kind = sys::MOERT_RULE_EXPERT_CACHE;
+            r.alpha = alpha;
+            r.max_slot_share = max_slot_share;
+            r.max_mass_share = max_mass_share;
+            r.second_pass = second_pass as i32;
+            r.own_score_weights = own_score_weights as i32;
+        }
+        Err(code) => return code,
     }
     sys::MOERT_OK
 }
@@ -107,11 +340,20 @@ unsafe extern "C" fn rank(
     count: *mut i32,
 ) -> sys::moert_code {
     let s = unsafe { &*snapshot };
-    let r = &s.routing;
-    let counts = unsafe { std::slice::from_raw_parts(r.counts, r.num_experts as usize) };
-    let decide = || unsafe { host(user_data) }.rank(s.target_layer, counts);
-    match catch_unwind(AssertUnwindSafe(decide)) {
-        Ok(Some(ranked)) => {
+    let (context, routing) = unsafe { (context_of(&s.context), routing_of(&s.routing)) };
+    let targets = s.target_experts as i64;
+    let scores = unsafe { array(s.predicted_scores, s.routing.tokens * targets) };
+    let view = Prefetch {
+        context,
+        routing,
+        target_layer: s.target_layer,
+        predicted_scores: if scores.is_empty() { None } else { Some(scores) },
+        resident: unsafe { array(s.resident, targets) },
+        usable: unsafe { array(s.usable, targets) },
+        in_flight: unsafe { array(s.in_flight, targets) },
+    };
+    match unsafe { ask(user_data, |host| host.rank(&view)) } {
+        Ok(ranked) => {
             let n = ranked.len().min(capacity as usize);
             unsafe {
                 std::ptr::copy_nonoverlapping(ranked.as_ptr(), experts, n);
@@ -119,7 +361,159 @@ unsafe extern "C" fn rank(
             }
             sys::MOERT_OK
         }
-        Ok(None) => sys::MOERT_UNIMPLEMENTED,
-        Err(_) => sys::MOERT_INTERNAL,
+        Err(code) => code,
+    }
+}
+
+unsafe extern "C" fn capacity(
+    user_data: *mut c_void,
+    slots: i64,
+    capacity: *mut i32,
+    num_layers: i32,
+) -> sys::moert_code {
+    let layers = num_layers as usize;
+    match unsafe { ask(user_data, |host| host.capacity(slots, layers)) } {
+        Ok(slots) if slots.len() == layers => {
+            unsafe { std::ptr::copy_nonoverlapping(slots.as_ptr(), capacity, layers) };
+            sys::MOERT_OK
+        }
+        Ok(_) => sys::MOERT_INVALID_ARGUMENT,
+        Err(code) => code,
+    }
+}
+
+unsafe extern "C" fn victim(
+    user_data: *mut c_void,
+    snapshot: *const sys::moert_victim_snapshot,
+    chosen: *mut i64,
+) -> sys::moert_code {
+    let s = unsafe { &*snapshot };
+    let context = unsafe { context_of(&s.context) };
+    let candidates: Vec<Candidate> = unsafe { array(s.candidates, s.num_candidates) }
+        .iter()
+        .map(|v| Candidate {
+            layer: v.layer,
+            expert: v.expert,
+            last_used: v.last_used,
+            inserted: v.inserted,
+            uses: v.uses,
+            tokens: v.tokens,
+            unused_prefetch: v.unused_prefetch != 0,
+        })
+        .collect();
+    let decide =
+        |host: &mut dyn Policies| match host.victim(&context, &candidates, s.for_prefetch != 0) {
+            Victim::Index(i) => Some(i as i64),
+            Victim::Refuse => Some(-1),
+            Victim::Default => None,
+        };
+    match unsafe { ask(user_data, decide) } {
+        Ok(index) => unsafe { *chosen = index },
+        Err(code) => return code,
+    }
+    sys::MOERT_OK
+}
+
+unsafe extern "C" fn inserted(user_data: *mut c_void, layer: i32, expert: i32, prefetch: i32) {
+    let tell = |host: &mut dyn Policies| {
+        host.inserted(layer, expert, prefetch != 0);
+        Some(())
+    };
+    let _ = unsafe { ask(user_data, tell) };
+}
+
+unsafe extern "C" fn evicted(user_data: *mut c_void, layer: i32, expert: i32) {
+    let tell = |host: &mut dyn Policies| {
+        host.evicted(layer, expert);
+        Some(())
+    };
+    let _ = unsafe { ask(user_data, tell) };
+}
+
+unsafe extern "C" fn precision(
+    user_data: *mut c_void,
+    snapshot: *const sys::moert_precision_snapshot,
+    promote: *mut i64,
+    num_promote: *mut i64,
+    demote: *mut i64,
+    num_demote: *mut i64,
+) -> sys::moert_code {
+    let s = unsafe { &*snapshot };
+    let view = Precision {
+        context: unsafe { context_of(&s.context) },
+        selections: unsafe { array(s.selections, s.total_experts) },
+        high: unsafe { array(s.high, s.total_experts) },
+        high_capacity: unsafe { array(s.high_capacity, s.num_layers as i64) },
+    };
+    match unsafe { ask(user_data, |host| host.precision(&view)) } {
+        Ok((up, down)) => {
+            for (list, out, count) in [(up, promote, num_promote), (down, demote, num_demote)] {
+                let n = list.len().min(s.total_experts as usize);
+                unsafe {
+                    std::ptr::copy_nonoverlapping(list.as_ptr(), out, n);
+                    *count = n as i64;
+                }
+            }
+            sys::MOERT_OK
+        }
+        Err(code) => code,
+    }
+}
+
+unsafe extern "C" fn transfer_version(
+    user_data: *mut c_void,
+    snapshot: *const sys::moert_transfer_snapshot,
+    version: *mut i32,
+) -> sys::moert_code {
+    let s = unsafe { &*snapshot };
+    let view = Transfer {
+        context: unsafe { context_of(&s.context) },
+        expert: s.expert,
+        tokens: s.tokens,
+        layer_tokens: s.layer_tokens,
+        prefetch: s.prefetch != 0,
+        num_versions: s.num_versions,
+    };
+    match unsafe { ask(user_data, |host| host.transfer_version(&view)) } {
+        Ok(chosen) => unsafe { *version = chosen },
+        Err(code) => return code,
+    }
+    sys::MOERT_OK
+}
+
+unsafe extern "C" fn placement(
+    user_data: *mut c_void,
+    context: *const sys::moert_policy_context,
+    misses: *const sys::moert_miss,
+    num_misses: i32,
+    decisions: *mut sys::moert_placement,
+) -> sys::moert_code {
+    let context = unsafe { context_of(&*context) };
+    let misses: Vec<Miss> = unsafe { array(misses, num_misses as i64) }
+        .iter()
+        .map(|m| Miss {
+            expert: m.expert,
+            tokens: m.tokens,
+            mass: m.mass,
+            bytes: m.bytes,
+            load_ns: m.load_ns,
+            cpu_ns: m.cpu_ns,
+            low_resident: m.low_resident != 0,
+        })
+        .collect();
+    match unsafe { ask(user_data, |host| host.placement(&context, &misses)) } {
+        Ok(places) if places.len() == misses.len() => {
+            for (i, place) in places.iter().enumerate() {
+                let code = match place {
+                    Placement::Load => sys::MOERT_PLACE_LOAD,
+                    Placement::Cpu => sys::MOERT_PLACE_CPU,
+                    Placement::Low => sys::MOERT_PLACE_LOW,
+                };
+                unsafe { *decisions.add(i) = code };
+            }
+            sys::MOERT_OK
+        }
+        Ok(_) => sys::MOERT_INVALID_ARGUMENT,
+        Err(code) => code,
     }
 }

@@ -96,30 +96,90 @@ fn errors_and_panics_of_a_host_come_back_as_errors() {
     assert!(Engine::new(&source, &unknown).err().unwrap().message.contains("on-demand"));
 }
 
-struct Newest {
-    asked: Arc<AtomicUsize>,
-    observed: Arc<AtomicUsize>,
+/// Every seam decides; `wrong` makes every answer one that cannot be carried out, or a panic.
+struct Everything {
+    asked: Arc<[AtomicUsize; 9]>,
+    wrong: bool,
+    seams: Seams,
 }
 
-impl Policies for Newest {
-    fn observe(&mut self, _layer: i32, counts: &[i32]) {
-        assert_eq!(counts.iter().sum::<i32>(), 2);
-        self.observed.fetch_add(1, Ordering::SeqCst);
+impl Everything {
+    fn count(&self, what: usize) {
+        self.asked[what].fetch_add(1, Ordering::SeqCst);
+        assert!(!self.wrong || what != 5, "a host's bug");
     }
-    fn victim(&mut self, candidates: &[Candidate], _for_prefetch: bool) -> Victim {
-        self.asked.fetch_add(1, Ordering::SeqCst);
+}
+
+impl Policies for Everything {
+    fn seams(&self) -> Seams {
+        self.seams
+    }
+    fn wants_next_gate(&self) -> bool {
+        true
+    }
+    fn observe(&mut self, context: &Context, routing: &RoutingView) {
+        assert_eq!(routing.counts.iter().sum::<i32>(), 2);
+        assert_eq!((routing.ids.len(), routing.scores.unwrap().len()), (2, 8));
+        assert_eq!(context.phase, Phase::Decode);
+        self.count(0);
+    }
+    fn routing_rule(&mut self, _context: &Context, own: Rule) -> Option<Rule> {
+        self.count(1);
+        assert_eq!(own, Rule::TopK);
+        Some(Rule::ExpertCache {
+            alpha: if self.wrong { 7.0 } else { 1.0 },
+            max_slot_share: 1.0,
+            max_mass_share: 1.0,
+            second_pass: false,
+            own_score_weights: true,
+        })
+    }
+    fn rank(&mut self, prefetch: &Prefetch) -> Option<Vec<i32>> {
+        self.count(2);
+        assert_eq!(prefetch.predicted_scores.unwrap().len(), 8);
+        assert_eq!(prefetch.target_layer, (prefetch.context.layer + 1) % 2);
+        Some(if self.wrong { vec![99] } else { vec![0, 1] })
+    }
+    fn capacity(&mut self, slots: i64, layers: usize) -> Option<Vec<i32>> {
+        self.count(3);
+        let mut all = vec![1; layers];
+        all[0] = slots as i32 - 1;
+        if self.wrong {
+            all.push(0);
+        }
+        Some(all)
+    }
+    fn victim(&mut self, _context: &Context, candidates: &[Candidate], _prefetch: bool) -> Victim {
+        self.count(4);
         match candidates.iter().enumerate().max_by_key(|(_, c)| c.last_used) {
-            Some((i, _)) => Victim::Index(i),
+            Some((i, _)) => Victim::Index(if self.wrong { 1000 } else { i }),
             None => Victim::Default,
         }
     }
-    fn rank(&mut self, _target_layer: i32, _counts: &[i32]) -> Option<Vec<i32>> {
-        Some(vec![0, 1])
+    fn inserted(&mut self, _layer: i32, _expert: i32, _prefetch: bool) {
+        self.count(6);
+    }
+    fn evicted(&mut self, _layer: i32, _expert: i32) {
+        self.count(7);
+    }
+    fn placement(&mut self, _context: &Context, misses: &[Miss]) -> Option<Vec<Placement>> {
+        self.count(5);
+        assert!(misses.iter().all(|m| m.tokens == 1 && m.cpu_ns < 0 && !m.low_resident));
+        Some(vec![Placement::Load; misses.len()])
+    }
+    fn precision(&mut self, precision: &Precision) -> Option<(Vec<i64>, Vec<i64>)> {
+        assert_eq!((precision.selections.len(), precision.high_capacity.len()), (16, 2));
+        Some((Vec::new(), Vec::new()))
+    }
+    fn transfer_version(&mut self, transfer: &Transfer) -> Option<i32> {
+        self.count(8);
+        assert_eq!(transfer.num_versions, 1);
+        Some(if self.wrong { 3 } else { 0 })
     }
 }
 
 #[test]
-fn policies_decide_and_the_output_stays() {
+fn policies_decide_and_what_they_cannot_falls_back() {
     let (alive, broken) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
     let source = Source::from_weights("w", &layers(), Counted::new(&alive, &broken)).unwrap();
     let options = || Options { budget_fraction: 0.5, virtual_clock: true, ..Default::default() };
@@ -136,16 +196,39 @@ fn policies_decide_and_the_output_stays() {
         }
         all
     };
+    let make = |wrong: bool, seams: Seams| {
+        let asked: Arc<[AtomicUsize; 9]> = Arc::new(Default::default());
+        let policies = Everything { asked: asked.clone(), wrong, seams };
+        let engine = Engine::with_policies(&source, &options(), Box::new(policies)).unwrap();
+        let all = run(&engine);
+        let counts: Vec<usize> = asked.iter().map(|n| n.load(Ordering::SeqCst)).collect();
+        (all, engine.stats().unwrap(), counts, engine.exact())
+    };
     let plain = run(&Engine::new(&source, &options()).unwrap());
-    let (asked, observed) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-    let policies = Newest { asked: asked.clone(), observed: observed.clone() };
-    let engine = Engine::with_policies(&source, &options(), Box::new(policies)).unwrap();
-    assert_eq!(run(&engine), plain);
-    assert_eq!(observed.load(Ordering::SeqCst), 40);
-    assert!(asked.load(Ordering::SeqCst) > 0);
-    let stats = engine.stats().unwrap();
+
+    let cache = Seams { prefetch: true, eviction: true, capacity: true, ..Default::default() };
+    let (all, stats, asked, exact) = make(false, cache);
+    assert!(exact && all == plain);
+    assert_eq!((asked[0], asked[1], asked[2], asked[5]), (40, 0, 40, 0));
+    assert!(asked[3] > 0 && asked[4] > 0 && stats.policy_fallbacks == 0);
     assert!(stats.prefetch_issued > 0 && stats.peak_bytes <= stats.budget_bytes);
-    assert_eq!(stats.policy_fallbacks, 0);
+    assert_eq!((asked[6] - asked[7]) as i64 * 10, 10 * held(&stats));
+
+    let every = Seams { routing: true, precision: true, placement: true, ..cache };
+    let (all, stats, asked, exact) = make(false, every);
+    assert!(!exact && all != plain && stats.slots_substituted > 0);
+    assert_eq!((asked[1], stats.policy_fallbacks), (40, 0), "{asked:?}");
+    assert!(asked[5] > 0 && asked[8] == 0, "{asked:?}"); // one version: nothing to choose
+
+    let (all, stats, asked, _) = make(true, every); // nothing of it can be carried out
+    assert_eq!(all, plain);
+    assert!(stats.policy_fallbacks >= (asked[1] + asked[2] + asked[4] + asked[5]) as i64);
+    assert_eq!(stats.slots_substituted, 0);
+}
+
+/// Experts in the pools.
+fn held(stats: &Stats) -> i64 {
+    stats.loads + stats.prefetch_issued - stats.evictions
 }
 
 #[test]
