@@ -1,7 +1,8 @@
-// Integer activations x quantized weights for many columns, AMX (tdpbssd, tdpbsud). The codes of a
-// tile become [quad of input channels][row][4] bytes by shuffles of words, a tile ahead of their
-// use: tile loads are not fed from pending stores. Symmetric codes become signed there, which makes
-// the sums of activations unnecessary; sums are exact, so the result equals every other set's.
+// Integer activations x quantized weights for many columns, AMX (tdpbssd, tdpbsud) and GFNI. The
+// codes of a tile become [quad of input channels][row][4] bytes by shuffles of words, a tile ahead
+// of their use: tile loads are not fed from pending stores. Symmetric codes become signed there,
+// which makes the sums of activations unnecessary; sums are exact, so the result equals every other
+// set's.
 //
 // Rows of a block are kept in the order that the shuffles give (kRowAt) until the end.
 #if defined(__x86_64__)
@@ -31,28 +32,40 @@ __m512i PlaceOf() {
                     : _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
 }
 
-// Codes as they enter the product.
-template <int kBits, bool kSymmetric>
-[[gnu::always_inline]] inline __m512i Centered(__m512i codes) {
-  if constexpr (!kSymmetric) return codes;
-  return _mm512_sub_epi8(codes, _mm512_set1_epi8(static_cast<char>(1 << (kBits - 1))));
+// A bit matrix for gf2p8affine: `low` consecutive bits of a byte from bit `from` on become the bits
+// from `to` on, and where `extend` is set the last of them all bits above as well.
+constexpr int64_t Bits(int from, int low, int to, bool extend) {
+  uint64_t matrix = 0;
+  for (int i = to; i < 8; ++i) {
+    const int bit = i - to < low ? i - to : low - 1;
+    if (i - to < low || extend) matrix |= uint64_t{1} << (from + bit + 8 * (7 - i));
+  }
+  return static_cast<int64_t>(matrix);
 }
 
-// Field kField of each byte of `word`: 4-bit codes, or 2-bit ones with bit kPlaneBit of `plane` as
-// the third. Bits that a shift drags over byte borders are masked off.
+// Field kField of each byte of `word` as it enters the product: 4-bit codes, or 2-bit ones with bit
+// kPlaneBit of `plane` as the third. Of a symmetric scheme less their middle: u - 2^(bits - 1) has
+// the low bits of u, and above them the complement of its highest.
 template <int kBits, bool kSymmetric, int kField, int kPlaneBit>
 [[gnu::always_inline]] inline __m512i Field(__m512i word, __m512i plane) {
-  constexpr int kWidth = kBits == 4 ? 4 : 2;
-  const __m512i low = kField == 0 ? word : _mm512_srli_epi16(word, kField * kWidth);
-  __m512i codes = _mm512_and_si512(low, _mm512_set1_epi8((1 << kWidth) - 1));
+  constexpr int kFlip = kSymmetric ? 0xff << (kBits - 1) & 0xff : 0;
   if constexpr (kBits == 3) {
-    const __m512i bit = kPlaneBit >= 2
-                            ? _mm512_srli_epi16(plane, kPlaneBit >= 2 ? kPlaneBit - 2 : 0)
-                            : _mm512_slli_epi16(plane, kPlaneBit >= 2 ? 0 : 2 - kPlaneBit);
-    // codes | (bit & 4)
-    codes = _mm512_ternarylogic_epi32(codes, bit, _mm512_set1_epi8(4), 0xf8);
+    const __m512i low =
+        _mm512_gf2p8affine_epi64_epi8(word, _mm512_set1_epi64(Bits(kField * 2, 2, 0, false)), 0);
+    const __m512i high = _mm512_gf2p8affine_epi64_epi8(
+        plane, _mm512_set1_epi64(Bits(kPlaneBit, 1, 2, kSymmetric)), kFlip);
+    return _mm512_or_si512(low, high);
+  } else {
+    return _mm512_gf2p8affine_epi64_epi8(
+        word, _mm512_set1_epi64(Bits(kField * kBits, kBits, 0, kSymmetric)), kFlip);
   }
-  return Centered<kBits, kSymmetric>(codes);
+}
+
+// 8-bit codes as they enter the product.
+template <bool kSymmetric>
+[[gnu::always_inline]] inline __m512i Centered(__m512i codes) {
+  if constexpr (!kSymmetric) return codes;
+  return _mm512_xor_si512(codes, _mm512_set1_epi8(static_cast<char>(0x80)));
 }
 
 // Quads t and t + 1 of rows 0..7 in `low` and of rows 8..15 in `high`, as two rows of a tile.
@@ -85,10 +98,10 @@ template <int kBits, bool kSymmetric>
 #pragma GCC unroll 4
     for (int i = 0; i < kTilePieces; ++i) {
       // Words of rows g and g + 8 alternate; a load holds two g, a 128-bit lane two quads.
-      const __m512i q0 = Centered<8, kSymmetric>(Load(w + i * 256));
-      const __m512i q1 = Centered<8, kSymmetric>(Load(w + i * 256 + 64));
-      const __m512i q2 = Centered<8, kSymmetric>(Load(w + i * 256 + 128));
-      const __m512i q3 = Centered<8, kSymmetric>(Load(w + i * 256 + 192));
+      const __m512i q0 = Centered<kSymmetric>(Load(w + i * 256));
+      const __m512i q1 = Centered<kSymmetric>(Load(w + i * 256 + 64));
+      const __m512i q2 = Centered<kSymmetric>(Load(w + i * 256 + 128));
+      const __m512i q3 = Centered<kSymmetric>(Load(w + i * 256 + 192));
       const __m512i even01 = _mm512_unpacklo_epi64(q0, q1), odd01 = _mm512_unpackhi_epi64(q0, q1);
       const __m512i even23 = _mm512_unpacklo_epi64(q2, q3), odd23 = _mm512_unpackhi_epi64(q2, q3);
       uint8_t* const quads = to + i * 256;

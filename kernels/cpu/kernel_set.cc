@@ -35,7 +35,8 @@ bool HasAmx() {
   if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
   constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25;
   constexpr unsigned kAll = kBf16 | kTile | kInt8;
-  if ((edx & kAll) != kAll) return false;
+  constexpr unsigned kGfni = 1u << 8;
+  if ((edx & kAll) != kAll || (ecx & kGfni) == 0) return false;
   constexpr int64_t kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
   constexpr int64_t kTileData = 18;               // XFEATURE_XTILEDATA
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;

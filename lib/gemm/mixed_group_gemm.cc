@@ -70,10 +70,12 @@ struct Plan {
   Stage down;
 };
 
-Stage CutStage(int64_t row_blocks, int64_t bytes_per_block, int64_t columns, int64_t multiple) {
+// `least`: row blocks of a job.
+Stage CutStage(int64_t row_blocks, int64_t bytes_per_block, int64_t columns, int64_t least,
+               int64_t multiple) {
   Stage stage;
   stage.row_blocks = row_blocks;
-  stage.blocks_per_job = RoundUp(std::max<int64_t>(1, kJobWeightBytes / bytes_per_block), multiple);
+  stage.blocks_per_job = RoundUp(std::max(least, kJobWeightBytes / bytes_per_block), multiple);
   stage.column_splits = CeilDiv(columns, kJobColumns);
   return stage;
 }
@@ -121,6 +123,15 @@ void DescribeGroups(const MatrixLayout& matrix, OperandKind kind, BlockGemmArgs*
     most = kernels::kInt8GroupTiles;
   }
   args->flush_tiles = std::min({args->group_tiles, tiles, most});
+}
+
+// Results go to rows that lie far apart; of many columns, more than stores can wait for.
+void PrefetchForWrite(const float* to) {
+#if defined(__x86_64__)
+  asm volatile("prefetchw %0" ::"m"(*to));  // does nothing where the CPU does not know it
+#else
+  __builtin_prefetch(to, 1);
+#endif
 }
 
 // What multiplies a matrix in a job, and where the packed rows of the job's columns are.
@@ -325,6 +336,17 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
     return absl::OkStatus();
   }
 
+  // Row blocks of a gate and up job, so that the copying of its rows of x is little beside them.
+  int64_t GatheringBlocks(const RecordLayout& layout, int64_t columns) const {
+    const auto is_wide = [&](const Scheme& scheme) {
+      const OperandKernels kernels =
+          Kernels(static_cast<int>(kernels::OperandFor(scheme, numerics_)));
+      return ProductOf(kernels, kernels::WeightKindOf(scheme), columns).most == kMaxColumns;
+    };
+    if (!is_wide(layout.gate.scheme) && !is_wide(layout.up.scheme)) return 1;
+    return std::min<int64_t>(6, 1 + columns / 8);
+  }
+
   void MakePlans(absl::Span<const ExpertProblem> problems) {
     num_plans_ = gate_up_jobs_ = down_jobs_ = 0;
     int64_t slot = 0;
@@ -336,11 +358,11 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
       Plan plan;
       plan.problem = &problem;
       plan.first_slot = slot;
-      plan.gate_up = CutStage(gate.padded_rows / kBlockRows,
-                              BlockBytes(gate) + BlockBytes(problem.layout->up), columns,
-                              /*multiple=*/1);
+      plan.gate_up =
+          CutStage(gate.padded_rows / kBlockRows, BlockBytes(gate) + BlockBytes(problem.layout->up),
+                   columns, GatheringBlocks(*problem.layout, columns), /*multiple=*/1);
       plan.gate_up.first_job = gate_up_jobs_;
-      plan.down = CutStage(down.padded_rows / kBlockRows, BlockBytes(down), columns,
+      plan.down = CutStage(down.padded_rows / kBlockRows, BlockBytes(down), columns, /*least=*/1,
                            /*multiple=*/kMaxBlocks);
       plan.down.first_job = down_jobs_;
       slot += columns;
@@ -482,6 +504,9 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
       args.next = args.weights[0] + BlockBytes(layout.gate);
       for (int64_t column = range.column_begin; column < range.column_end; column += most) {
         args.columns = static_cast<int>(std::min(most, range.column_end - column));
+        for (int c = 0; c < args.columns && !packs; ++c) {
+          PrefetchForWrite(h_ + (plan.first_slot + column + c) * h_stride_ + block * kBlockRows);
+        }
         MultiplyX(problem, layout.gate, range, gate_product, column, &args);
         if (!tied) {
           up.columns = args.columns;
@@ -535,6 +560,10 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
            column += down_product.most) {
         args.columns = static_cast<int>(std::min(down_product.most, range.column_end - column));
         for (int c = 0; c < args.columns; ++c) {
+          const int64_t row = problem.out_rows[static_cast<size_t>(column + c)];
+          for (int b = 0; b < args.blocks; ++b) {
+            PrefetchForWrite(out_ + row * hidden_ + (block + b) * kBlockRows);
+          }
           args.x[c] = packed_h_ + (plan.first_slot + column + c) * h_row_bytes_;
         }
         down_product.gemm(args);
