@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes corpus/: what the fuzzers start from, and what ctest replays. Small valid files of every kind
-and dictionary-like variants; python3 make_corpus.py, no packages. (moert.json and the trace are written by
-the library: see seeds_from_tools.)
+and variants, written by this script without packages. (moert.json and the trace are written by the
+library: see seeds_from_tools.) Files called found-NN are inputs that libFuzzer kept.
 
     python3 make_corpus.py [BUILD_DIR]     # with a build, also manifest/ and trace/
 """
