@@ -36,13 +36,13 @@ class VirtualLink final : public TransferQueue {
 
   bool Wait(std::vector<TransferDone>* done) override {
     Run(clock_->now_ns());
-    if (finished_.empty()) {
-      if (active_.empty()) return false;
-      clock_->AdvanceTo(Earliest()->finished_ns + profile_->arrival_ns);
-      Run(clock_->now_ns());
-    }
-    Deliver(done);
-    return true;
+    if (Deliver(done)) return true;
+    if (finished_.empty() && active_.empty()) return false;
+    const int64_t next =
+        finished_.empty() ? Earliest()->finished_ns : finished_.front().finished_ns;
+    clock_->AdvanceTo(next + profile_->arrival_ns);
+    Run(clock_->now_ns());
+    return Deliver(done);
   }
 
  private:
@@ -105,17 +105,23 @@ class VirtualLink final : public TransferQueue {
     }
   }
 
-  void Deliver(std::vector<TransferDone>* done) {
-    done->insert(done->end(), finished_.begin(), finished_.end());
-    finished_.clear();
+  /// Appends what has been seen by now; false when there is nothing.
+  bool Deliver(std::vector<TransferDone>* done) {
+    const int64_t seen_ns = clock_->now_ns() - profile_->arrival_ns;
+    const auto end = std::find_if(finished_.begin(), finished_.end(),
+                                  [&](const TransferDone& d) { return d.finished_ns > seen_ns; });
+    const bool any = end != finished_.begin();
+    done->insert(done->end(), finished_.begin(), end);
+    finished_.erase(finished_.begin(), end);
+    return any;
   }
 
   const ExpertSource* source_;
   VirtualClock* clock_;
   const HardwareProfile* profile_;
   WaitingTransfers waiting_;
-  std::vector<Active> active_;  // at most link_streams
-  std::vector<TransferDone> finished_;
+  std::vector<Active> active_;          // at most link_streams
+  std::vector<TransferDone> finished_;  // in the order of finishing, not delivered
 };
 
 }  // namespace

@@ -220,15 +220,6 @@ absl::Status RunProbe(const Options& o, const std::string& command) {
   }
   const std::vector<ComputeProbe> best = Best(compute, schemes.front());
   const double wave_ns = WaveNs(best);
-  // A layer is charged what it took beyond the products of its experts: among it that the pool has
-  // gone to sleep since the layer before.
-  const json rates = ProfileRates(best, wave_ns);
-  const double expert_bytes = static_cast<double>(best.front().call_bytes / best.front().experts);
-  const double experts = expert.routing.top_k + static_cast<double>(expert.shared_intermediate) /
-                                                    static_cast<double>(expert.intermediate);
-  const double products_ns =
-      1e9 * experts * expert_bytes / rates[0]["weight_bytes_per_s"].get<double>() + wave_ns;
-  const double layer_ns = std::max(layer.call_ns, layer.total_ns - products_ns);
   json versions = json::object();
   for (size_t i = 1; i < schemes.size(); ++i) {
     const std::vector<ComputeProbe> rates = Best(compute, schemes[i]);
@@ -240,14 +231,14 @@ absl::Status RunProbe(const Options& o, const std::string& command) {
                  {"link_streams", link.streams},
                  {"stream_bytes_per_s", link.stream_bytes_per_s},
                  {"arrival_ns", std::round(link.arrival_ns)},
-                 {"decode_layer_ns", std::round(layer_ns)},
+                 {"decode_layer_ns", std::round(layer.call_ns)},
                  {"prefill_token_ns", std::round(layer.token_ns)},
                  {"next_gate_ns", std::round(layer.next_gate_ns)},
                  {"wave_ns", std::round(wave_ns)},
                  {"wake_ns", std::round(wake.pool_slept.median)},
                  {"cpu_weight_bytes_per_s", best.front().bytes_per_s.max},
                  {"cpu_expert_latency_ns", std::round(wake.pool.median)},
-                 {"compute", rates},
+                 {"compute", ProfileRates(best, wave_ns)},
                  {"version_compute", versions},
                  {"probe",
                   {{"command", command},

@@ -1,0 +1,191 @@
+"""Writes the strategies' part of docs/benchmarks.md, and its charts, from docs/benchmarks/*.json.
+
+    python3 scripts/benchmarks.py           rewrites the part between the two marks
+    python3 scripts/benchmarks.py --check   fails if the page is not what the stored results say
+
+The results are made by scripts/bench_strategies.py. The rest of the page is written by hand.
+"""
+import json
+import os
+import sys
+
+import plot
+
+DOCS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs")
+BEGIN = "<!-- begin: scripts/benchmarks.py -->\n"
+END = "<!-- end: scripts/benchmarks.py -->\n"
+
+
+def load(name):
+    with open(os.path.join(DOCS, "benchmarks", name + ".json"), encoding="utf-8") as file:
+        return json.load(file)
+
+
+def table(head, rows):
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
+
+
+def percent(x, digits=1):
+    return "-" if x is None else f"{100 * x:.{digits}f} %"
+
+
+def variants_of(wall, budget):
+    return [v for v in wall["variants"] if v["budget"] == budget]
+
+
+def wall_section(wall):
+    machine = wall["machine"]
+    budgets = sorted({v["budget"] for v in wall["variants"]} - {"100%"})
+    text = f"""## Built-in strategies, CPU backend, wall clock
+
+{machine['cpu']}, {machine['cpus']} CPUs, 8 compute threads and 2 readers, otherwise idle; commit `{wall['commit']}`, seed {wall['seed']}.
+Synthetic experts at the shape of Qwen3-30B-A3B, three layers, workload `mixed` (docs/workloads.md), two requests side by side,
+300 us of emulated attention before every layer, transfers paced to 4 GB/s (2.4 ms an expert). Every variant alone in its process: {wall['warm_steps']} steps of
+warm-up, then {wall['repeats']} repetitions of {wall['steps']} steps, the same for all. ms a step: mean, in brackets the least and greatest repetition, which are
+different steps. `dynaexq` and `never-stall` never wait; their hits are lookups answered in the version meant for them, which caches' bounds do
+not limit. Bounds in hindsight: what caches that know the future would hit, one a layer or one for all, and the step if their misses were
+known a layer ahead.
+
+    scripts/bench_strategies.py wall --bin build/dev/bin --profile profiles/xeon-8-threads.json --out docs/benchmarks/wall.json
+
+"""
+    rows = []
+    for budget in budgets + ["100%"]:
+        for v in variants_of(wall, budget):
+            o = v["oracles"]
+            spread = f"{v['step_mean_ms']:.2f} ({v['step_ms']['min']:.2f} .. {v['step_ms']['max']:.2f})"
+            lossy = "" if v["exact"] else " (lossy)"
+            rows.append([budget, f"`{v['strategy']}`{lossy}", spread, f"{v['stall_ms']:.2f}",
+                         percent(v["hit_ratio"]), percent(o["belady_layer"]),
+                         percent(o["belady_global"]), f"{o['perfect_prefetch_belady_ms']:.2f}"])
+    text += table(["budget", "strategy", "ms a step", "of it waiting", "hits", "Belady, a layer",
+                   "Belady, all", "perfect prefetch, ms"], rows)
+    names = [v["strategy"] for v in variants_of(wall, budgets[len(budgets) // 2])]
+    names = [n for n in names if n not in ("load-on-demand", "cpu-split")]
+    bars = []
+    for budget in budgets:
+        known = {v["strategy"]: v for v in variants_of(wall, budget)}
+        bars.append(plot.Bars(budget, [known[n]["step_mean_ms"] if n in known else None for n in names],
+                              [(known[n]["step_ms"]["max"] - known[n]["step_ms"]["min"]) / 2
+                               if n in known else None for n in names]))
+    plot.save(os.path.join(DOCS, "images", "bench-wall"),
+              [plot.Panel("Time of a decode step", "", "ms", bars, categories=names)],
+              panel_width=700, panel_height=240)
+    return text + "\n" + plot.picture("images/bench-wall", "time of a step by strategy and budget") + "\n"
+
+
+def accuracy_section(predicted):
+    rows, inside, exact_hits = [], 0, 0
+    for r in predicted["rows"]:
+        error = r["predicted_ms"] / r["measured_ms"] - 1
+        inside += abs(error) <= 0.1
+        points = 100 * (r["predicted_hits"] - r["measured_hits"])
+        exact_hits += abs(points) <= 1
+        rows.append([r["budget"], f"`{r['strategy']}`", f"{r['measured_ms']:.2f}",
+                     f"{r['predicted_ms']:.2f}", f"{100 * error:+.1f} %",
+                     percent(r["measured_hits"]), percent(r["predicted_hits"])])
+    outside = sorted({r["strategy"] for r in predicted["rows"]
+                      if abs(r["predicted_ms"] / r["measured_ms"] - 1) > 0.1})
+    total = len(rows)
+    text = f"""
+### What moert-sim predicts of these runs
+
+`moert-sim` replays the same steps on a virtual clock with the profile that `moert-bench probe` measured on the machine just before
+(`profiles/xeon-8-threads.json`). Which costs the model has was settled on these runs and earlier ones, their values are the probe's. {inside} of {total} step times are within 10 % and {exact_hits} of {total} hit
+ratios within one point. Outside 10 %: {', '.join(f'`{n}`' for n in outside) if outside else 'none'}.
+
+    scripts/bench_strategies.py predict --profile profiles/xeon-8-threads.json --wall docs/benchmarks/wall.json --out docs/benchmarks/predicted.json
+
+"""
+    text += table(["budget", "strategy", "ms, measured", "predicted", "error", "hits, measured",
+                   "predicted"], rows)
+    return text + """
+What it took: weights several times the last cache in the probe (this machine's 300 MiB made products 20 % too fast); a link of
+several streams, since one reader alone does not reach the rate of two; what it costs to wake a sleeping pool (0.15 ms here) and
+the thread that waits (0.16 ms) after every miss; the next gate's time for strategies that run it; rates of each version.
+What it does not know: first writes to fresh memory. Until a cache is full a load takes 1 ms more for page faults, and predictions were up to a
+third too short; the runs above begin with full caches. `never-stall` and `fate` decide by times: a transfer of 2.4 ms either fits the step or the
+window of about that length or does not, so a small error of time becomes one of decisions. Where other strategies' engines take turns in
+one process (`--strategy 'a;b'`), those that move experts by time get the others' turns too.
+"""
+
+
+def shapes_section(shapes):
+    rows = []
+    names = []
+    for r in shapes["rows"]:
+        if r["shape"] not in names:
+            names.append(r["shape"])
+        o = r["oracles"]
+        rows.append([r["shape"].split(":")[0], f"`{r['strategy']}`", r["budget"],
+                     f"{r['step_ms']['mean']:.2f}", f"{r['step_ms']['p99']:.2f}",
+                     f"{r['stall_ms']:.2f}", percent(r["hit_ratio"]), percent(o["belady_layer"]),
+                     percent(o["belady_global"]), percent(o["high_set"])])
+    strategies = []
+    for r in shapes["rows"]:
+        if r["strategy"] not in strategies and r["strategy"] not in ("resident", "load-on-demand"):
+            strategies.append(r["strategy"])
+    known = {(r["shape"], r["strategy"]): r for r in shapes["rows"]}
+    bars = [plot.Bars(shape.split(":")[0],
+                      [100 * known[shape, s]["hit_ratio"] if (shape, s) in known else None
+                       for s in strategies]) for shape in names]
+    plot.save(os.path.join(DOCS, "images", "bench-shapes"),
+              [plot.Panel("Hit ratio at 40 %", "", "%", bars, categories=strategies)],
+              panel_width=760, panel_height=240)
+    text = f"""
+## Four shapes, replayed
+
+`moert-sim` on workload `mixed`, one request, six layers of each shape, {shapes['warm_steps']} steps of warm-up and {shapes['steps']} counted, seed 1, the same profile,
+4 GB/s, 300 us of attention a layer: the same bits on every machine. Experts of other shapes are charged by their bytes. Versions bf16, w4a16_g128,
+w2a16_g64_asym. The last column is the share of tokens that the best fixed set of as many experts would answer.
+
+How long it takes: 60 layers of 256 experts (`deepseek-v3:60`), 500 tokens, budget 40 %, took 0.06 to 0.86 s of processor time (AMD EPYC, one
+thread; `fate` the most), so 10,000 tokens take 1 to 18 s.
+
+    scripts/bench_strategies.py shapes --profile profiles/xeon-8-threads.json --out docs/benchmarks/shapes.json
+
+"""
+    text += table(["shape", "strategy", "budget", "ms a step", "p99", "of it waiting", "hits",
+                   "Belady, a layer", "Belady, all", "best fixed set"], rows)
+    return text + "\n" + plot.picture("images/bench-shapes", "hit ratio by strategy and shape") + "\n"
+
+
+def bundled_section(bundled):
+    rows = []
+    for r in bundled["rows"]:
+        o = r["oracles"]
+        rows.append([f"`{r['strategy']}`", percent(r["real_hits"]), percent(r["replayed_hits"]),
+                     f"{r['real_ms']:.2f}", f"{r['replayed_ms']:.2f}", percent(o["belady_layer"]),
+                     percent(o["belady_global"])])
+    return """
+## The bundled model: real runs and replays
+
+`moert-run ppl --step-tokens 1` on the first window of gsm8k (512 tokens, from a cold cache) against `moert-sim` on the routing that was
+recorded there in fp32; budget 40 % (`resident`: 100 %), 0.5 GB/s, virtual clock with profile `reference`. Exact strategies differ by what bf16 rounds;
+`importance` changes the hidden states of later layers, which a replay cannot follow. `tests/parity/ranking_cli_test.cc` holds the order.
+
+    scripts/bench_strategies.py bundled --out docs/benchmarks/bundled.json
+
+""" + table(["strategy", "hits, real", "replayed", "ms a step, real", "replayed", "Belady, a layer",
+             "Belady, all"], rows)
+
+
+def main():
+    sections = [wall_section(load("wall")), accuracy_section(load("predicted")),
+                shapes_section(load("shapes")), bundled_section(load("bundled"))]
+    part = BEGIN + "\n".join(s.strip("\n") + "\n" for s in sections) + END
+    path = os.path.join(DOCS, "benchmarks.md")
+    with open(path, encoding="utf-8") as file:
+        page = file.read()
+    before, rest = page.split(BEGIN, 1)
+    after = rest.split(END, 1)[1]
+    new = before + part + after
+    if "--check" in sys.argv[1:]:
+        sys.exit(0 if new == page else "docs/benchmarks.md is not what docs/benchmarks/*.json say")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(new)
+
+
+if __name__ == "__main__":
+    main()
