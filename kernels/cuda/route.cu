@@ -283,10 +283,16 @@ __global__ void __launch_bounds__(128)
   if (lane == 0) counts[expert] = count;
 }
 
-/// What an item costs: its bytes and what comes on top of them, in bytes.
-__device__ int ItemCost(const TileMatrix& m) {
-  constexpr int kOverhead = 2048;
-  return 2 * m.k64s * K64Bytes(m.packing) + kOverhead;
+/// What an item costs, in bytes of bf16 that take as long: measured on an H200, where products of
+/// few bits are bound by instructions and those of more than 8 tokens take more of them.
+__device__ int ItemCost(const TileMatrix& m, int tokens) {
+  constexpr int kItem = 3000;
+  const bool many = tokens > 8;
+  const int k64 = m.packing == Packing::kBf16 ? (many ? 4400 : 4096)
+                  : m.packing == Packing::kW8 ? (many ? 3100 : 2400)
+                  : m.packing == Packing::kW3 ? (many ? 2700 : 2000)
+                                              : (many ? 2200 : 1550);
+  return m.k64s * k64 + kItem;
 }
 
 /// `up`: the matrix of the second row blocks, if it is another.
@@ -351,17 +357,23 @@ __global__ void __launch_bounds__(kTileThreads)
   }
   const int tiles = (count + kTileTokens - 1) / kTileTokens;
   Tile tile{};
-  int64_t cost[2] = {};
+  int64_t cost[2] = {}, last_cost[2] = {};
   if (tiles > 0) {
     const DeviceFormat& f = args.formats[handle.format];
     tile.matrix[0] = Resolve(handle.record, f.gate, &f.up);
     tile.matrix[1] = Resolve(handle.record, f.down, nullptr);
-    for (int p = 0; p < 2; ++p) cost[p] = int64_t{tile.matrix[p].items} * ItemCost(tile.matrix[p]);
+    // Of a tile that is full; the last may cost less.
+    for (int p = 0; p < 2; ++p) {
+      cost[p] = int64_t{tile.matrix[p].items} * ItemCost(tile.matrix[p], min(count, kTileTokens));
+      last_cost[p] = int64_t{tile.matrix[p].items} *
+                     ItemCost(tile.matrix[p], count - (tiles - 1) * kTileTokens);
+    }
   }
 
   // Inclusive scans over experts, made exclusive.
   int tile_sum = tiles;
-  int64_t cost_sum[2] = {tiles * cost[0], tiles * cost[1]};
+  int64_t cost_sum[2];
+  for (int p = 0; p < 2; ++p) cost_sum[p] = max(tiles - 1, 0) * cost[p] + last_cost[p];
 #pragma unroll
   for (int d = 1; d < 32; d *= 2) {
     const int t = __shfl_up_sync(kFull, tile_sum, d);
@@ -399,7 +411,8 @@ __global__ void __launch_bounds__(kTileThreads)
     tile.count = min(kTileTokens, count - i * kTileTokens);
     args.table.tiles[at] = tile;
     for (int p = 0; p < 2; ++p) {
-      args.table.cost[p][at] = cost_sum[p] - (tiles - 1 - i) * cost[p];
+      args.table.cost[p][at] =
+          i == tiles - 1 ? cost_sum[p] : cost_sum[p] - last_cost[p] - (tiles - 2 - i) * cost[p];
     }
   }
   __syncthreads();

@@ -65,7 +65,8 @@ class CudaBackend final : public Backend {
         virtual_clock != nullptr ? MakeVirtualLink(device_source.get(), virtual_clock, profile)
                                  : MakeReaderQueue(device_source.get(), clock, options.io_threads,
                                                    options.link_gbps * 1e9);
-    return MakeDeviceTransfers(std::move(device_source), std::move(inner));
+    const bool paced = virtual_clock != nullptr || options.link_gbps > 0;
+    return MakeDeviceTransfers(std::move(device_source), std::move(inner), paced ? nullptr : clock);
   }
 
   absl::StatusOr<std::unique_ptr<DeviceExecutor>> MakeExecutor(

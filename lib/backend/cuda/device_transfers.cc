@@ -1,6 +1,7 @@
 #include "backend/cuda/device_transfers.h"
 
 #include <algorithm>
+#include <deque>
 
 #include "base/status_macros.h"
 
@@ -13,25 +14,119 @@ int64_t RoundUp(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
+/// Demand loads of records that lie in pinned memory are issued by the caller, one behind the
+/// other: the copy engine never waits for a thread that saw the last copy through. Everything else
+/// goes through `inner`.
 class DeviceTransfers final : public TransferQueue {
  public:
-  DeviceTransfers(std::unique_ptr<DeviceSource> source, std::unique_ptr<TransferQueue> inner)
-      : source_(std::move(source)), inner_(std::move(inner)) {}
+  DeviceTransfers(std::unique_ptr<DeviceSource> source, std::unique_ptr<TransferQueue> inner,
+                  const Clock* direct_clock)
+      : source_(std::move(source)), inner_(std::move(inner)), clock_(direct_clock) {}
+
+  ~DeviceTransfers() override {
+    for (Direct& direct : direct_) source_->ReturnEvent(direct.event);
+  }
 
   void Submit(const Transfer& transfer) override {
     source_->Stamp(transfer.key, transfer.source_version);
+    const int64_t now = clock_ != nullptr ? clock_->now_ns() : 0;
+    if (transfer.reason == LoadReason::kDemand && Issue(transfer, now)) return;
+    if (clock_ != nullptr) waiting_.push_back({transfer, now});
     inner_->Submit(transfer);
   }
+
   void Raise(ExpertKey key, int version, LoadReason reason) override {
+    Waiting* waiting = Find(key, version);
+    if (waiting != nullptr && reason == LoadReason::kDemand &&
+        source_->Kept(key, waiting->transfer.source_version) && inner_->Cancel(key, version)) {
+      const Waiting w = *waiting;
+      Forget(key, version);
+      if (!Issue(w.transfer, w.submitted_ns)) inner_->Submit(w.transfer);
+      return;
+    }
     inner_->Raise(key, version, reason);
   }
-  bool Cancel(ExpertKey key, int version) override { return inner_->Cancel(key, version); }
-  void Poll(std::vector<TransferDone>* done) override { inner_->Poll(done); }
-  bool Wait(std::vector<TransferDone>* done) override { return inner_->Wait(done); }
+
+  bool Cancel(ExpertKey key, int version) override {
+    if (!inner_->Cancel(key, version)) return false;
+    Forget(key, version);
+    return true;
+  }
+
+  void Poll(std::vector<TransferDone>* done) override {
+    const size_t before = done->size();
+    inner_->Poll(done);
+    for (size_t i = before; i < done->size(); ++i) Forget((*done)[i].key, (*done)[i].version);
+    while (!direct_.empty() && Finish(false, done)) {
+    }
+  }
+
+  bool Wait(std::vector<TransferDone>* done) override {
+    const size_t before = done->size();
+    Poll(done);
+    if (done->size() > before) return true;
+    if (!direct_.empty()) return Finish(true, done);
+    if (!inner_->Wait(done)) return false;
+    for (size_t i = before; i < done->size(); ++i) Forget((*done)[i].key, (*done)[i].version);
+    return true;
+  }
 
  private:
+  struct Direct {
+    Transfer transfer;
+    int64_t submitted_ns;
+    cudaEvent_t event;
+  };
+  struct Waiting {
+    Transfer transfer;
+    int64_t submitted_ns;
+  };
+
+  /// False when the record is not in pinned memory or something failed, which the other path will
+  /// report.
+  bool Issue(const Transfer& transfer, int64_t submitted_ns) {
+    if (clock_ == nullptr) return false;
+    absl::StatusOr<cudaEvent_t> event = source_->Begin(transfer);
+    if (!event.ok() || *event == nullptr) return false;
+    direct_.push_back({transfer, submitted_ns, *event});
+    return true;
+  }
+
+  /// Delivers the oldest copy if it is done, or waits until it is.
+  bool Finish(bool wait, std::vector<TransferDone>* done) {
+    const Direct oldest = direct_.front();
+    const cudaError_t error =
+        wait ? cudaEventSynchronize(oldest.event) : cudaEventQuery(oldest.event);
+    if (error == cudaErrorNotReady) return false;
+    direct_.pop_front();
+    source_->ReturnEvent(oldest.event);
+    const int64_t now = clock_->now_ns();
+    done->push_back({oldest.transfer.key, oldest.transfer.version,
+                     ToStatus(error, "copying a record"), oldest.transfer.bytes,
+                     oldest.submitted_ns, std::max(oldest.submitted_ns, last_finished_ns_), now});
+    last_finished_ns_ = now;
+    return true;
+  }
+
+  Waiting* Find(ExpertKey key, int version) {
+    for (Waiting& w : waiting_) {
+      if (w.transfer.key == key && w.transfer.version == version) return &w;
+    }
+    return nullptr;
+  }
+  void Forget(ExpertKey key, int version) {
+    Waiting* w = Find(key, version);
+    if (w == nullptr) return;
+    *w = waiting_.back();
+    waiting_.pop_back();
+  }
+
   std::unique_ptr<DeviceSource> source_;  // outlives the threads of inner_
   std::unique_ptr<TransferQueue> inner_;
+  const Clock* const clock_;      // null: everything goes through inner_
+  std::deque<Direct> direct_;     // in the order of the copy stream
+  std::vector<Waiting> waiting_;  // what inner_ has
+  int64_t last_finished_ns_ = 0;
 };
 
 }  // namespace
@@ -52,6 +147,7 @@ DeviceSource::~DeviceSource() {
     cudaStreamDestroy(stream_);
   }
   for (Staging& staging : idle_) cudaEventDestroy(staging.done);
+  for (cudaEvent_t event : events_) cudaEventDestroy(event);
 }
 
 void DeviceSource::Stamp(ExpertKey key, int source_version) {
@@ -118,6 +214,52 @@ absl::Status DeviceSource::Copy(int64_t id, const std::byte* from, int64_t bytes
   return absl::OkStatus();
 }
 
+bool DeviceSource::Kept(ExpertKey key, int source_version) const {
+  std::lock_guard<std::mutex> lock(mu_);
+  return kept_.count(Id(key.layer, key.expert, source_version)) != 0;
+}
+
+absl::StatusOr<cudaEvent_t> DeviceSource::Begin(const Transfer& transfer) {
+  const int64_t id = Id(transfer.key.layer, transfer.key.expert, transfer.source_version);
+  const std::byte* from = nullptr;
+  ComputeFence::Ticket ticket = 0;
+  cudaEvent_t event = nullptr;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    if (const auto it = kept_.find(id); it != kept_.end()) from = it->second;
+    if (from == nullptr) return nullptr;
+    if (const auto it = tickets_.find(id); it != tickets_.end()) ticket = it->second;
+    if (!events_.empty()) {
+      event = events_.back();
+      events_.pop_back();
+    }
+  }
+  DeviceScope scope(device_);
+  if (event == nullptr) {
+    MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  }
+  const auto enqueue = [&]() -> absl::Status {
+    MOERT_RETURN_IF_ERROR(fence_->Wait(ticket, stream_));
+    const int64_t bytes =
+        layout(transfer.key.layer, transfer.key.expert, transfer.source_version).bytes;
+    MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(
+        transfer.dst.data(), from, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, stream_));
+    MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(event, stream_));
+    return absl::OkStatus();
+  };
+  const absl::Status status = enqueue();
+  if (!status.ok()) {
+    ReturnEvent(event);
+    return status;
+  }
+  return event;
+}
+
+void DeviceSource::ReturnEvent(cudaEvent_t event) {
+  std::lock_guard<std::mutex> lock(mu_);
+  events_.push_back(event);
+}
+
 absl::Status DeviceSource::ReadRecord(int layer, int expert, int version,
                                       absl::Span<std::byte> dst) const {
   DeviceScope scope(device_);
@@ -149,8 +291,9 @@ absl::Status DeviceSource::ReadRecord(int layer, int expert, int version,
 }
 
 std::unique_ptr<TransferQueue> MakeDeviceTransfers(std::unique_ptr<DeviceSource> source,
-                                                   std::unique_ptr<TransferQueue> inner) {
-  return std::make_unique<DeviceTransfers>(std::move(source), std::move(inner));
+                                                   std::unique_ptr<TransferQueue> inner,
+                                                   const Clock* direct_clock) {
+  return std::make_unique<DeviceTransfers>(std::move(source), std::move(inner), direct_clock);
 }
 
 }  // namespace moert::cuda

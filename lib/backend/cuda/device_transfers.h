@@ -29,6 +29,13 @@ class DeviceSource final : public ExpertSource {
   /// The copy of this record waits for the fence as it is now: its block was just taken.
   void Stamp(ExpertKey key, int source_version);
 
+  /// Whether the record lies in pinned memory, so that Begin can copy it.
+  bool Kept(ExpertKey key, int source_version) const;
+  /// Enqueues the copy of a kept record and returns the event behind it, to be given back by
+  /// ReturnEvent; null when the record is not kept. Does not wait.
+  absl::StatusOr<cudaEvent_t> Begin(const Transfer& transfer);
+  void ReturnEvent(cudaEvent_t event);
+
   const MoeModelSpec& model() const override { return source_->model(); }
   const std::string& name() const override { return source_->name(); }
   int num_versions() const override { return source_->num_versions(); }
@@ -71,11 +78,14 @@ class DeviceSource final : public ExpertSource {
   mutable std::unordered_map<int64_t, const std::byte*> kept_;
   mutable std::unordered_map<int64_t, ComputeFence::Ticket> tickets_;
   mutable std::vector<Staging> idle_;
+  std::vector<cudaEvent_t> events_;
 };
 
-/// `inner` reads through `source`, which is kept alive here.
+/// `inner` reads through `source`, which is kept alive here. Demand loads of kept records bypass it
+/// when `direct_clock`, the engine's, is not null: legal where transfers take what time they take.
 std::unique_ptr<TransferQueue> MakeDeviceTransfers(std::unique_ptr<DeviceSource> source,
-                                                   std::unique_ptr<TransferQueue> inner);
+                                                   std::unique_ptr<TransferQueue> inner,
+                                                   const Clock* direct_clock);
 
 }  // namespace moert::cuda
 
