@@ -184,10 +184,10 @@ void Prefetcher::Admit(const PolicyContext& context, const std::vector<PrefetchC
 }
 
 bool Prefetcher::LatePays(int64_t transfer_ns, int64_t window_ns) const {
-  // Right: it arrives earlier by the window. Wrong: a demand load waits for what is left of it.
-  const double window = static_cast<double>(window_ns);
-  const double rest = static_cast<double>(transfer_ns) - window;
-  return precision_ * window > (1 - precision_) * rest;
+  // Right: it arrives earlier by the window. Wrong: a demand load waits for what is left of it, and
+  // what made way for it is missing later; together not more than a transfer.
+  return precision_ * static_cast<double>(window_ns) >
+         (1 - precision_) * static_cast<double>(transfer_ns);
 }
 
 bool Prefetcher::StartLoad(const PolicyContext& context, size_t rank) {

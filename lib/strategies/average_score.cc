@@ -12,7 +12,7 @@ namespace {
 
 class AverageScore final : public ResidencyPolicy {
  public:
-  explicit AverageScore(int window) : window_(window) {}
+  AverageScore(int window, double entry_margin) : window_(window), entry_margin_(entry_margin) {}
 
   absl::string_view name() const override { return "average-score"; }
 
@@ -45,6 +45,11 @@ class AverageScore final : public ResidencyPolicy {
       }
       if (victim < 0 || Before(c, snapshot.candidates[victim])) victim = i;
     }
+    // Where nobody waits for the newcomer it has to be worth more than whom it replaces.
+    if (entry_margin_ >= 0 && snapshot.for_prefetch && victim >= 0 &&
+        Score(snapshot.incoming) <= (1 + entry_margin_) * Score(snapshot.candidates[victim].key)) {
+      return -1;
+    }
     return victim;
   }
 
@@ -76,13 +81,14 @@ class AverageScore final : public ResidencyPolicy {
   }
 
   const int window_;
+  const double entry_margin_;  // negative: everybody may enter
   std::vector<History> layers_;
 };
 
 }  // namespace
 
-std::unique_ptr<ResidencyPolicy> MakeAverageScore(int window) {
-  return std::make_unique<AverageScore>(window);
+std::unique_ptr<ResidencyPolicy> MakeAverageScore(int window, double entry_margin) {
+  return std::make_unique<AverageScore>(window, entry_margin);
 }
 
 }  // namespace moert

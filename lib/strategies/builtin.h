@@ -23,10 +23,12 @@ absl::StatusOr<Strategy> BuildStaticMixed(const Params& params);
 absl::StatusOr<Strategy> BuildImportance(const Params& params);
 absl::StatusOr<Strategy> BuildCpuSplit(const Params& params);
 absl::StatusOr<Strategy> BuildHybriMoeLike(const Params& params);
+absl::StatusOr<Strategy> BuildExpertFlowLike(const Params& params);
 
 std::unique_ptr<ResidencyPolicy> MakeLru();
-/// Lowest average score over the last `window` iterations leaves.
-std::unique_ptr<ResidencyPolicy> MakeAverageScore(int window);
+/// Lowest average score over the last `window` iterations leaves. `entry_margin` >= 0: and only for
+/// a prefetched one whose average is higher by that share.
+std::unique_ptr<ResidencyPolicy> MakeAverageScore(int window, double entry_margin = -1);
 /// Next layer's predicted top-score experts; alpha = 0: its predicted actives. `resident_forward`:
 /// predicted from the partial output where the host offers it.
 std::unique_ptr<PrefetchPolicy> MakeTopScorePrefetch(float alpha, bool resident_forward);

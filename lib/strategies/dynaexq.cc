@@ -1,6 +1,7 @@
 // dynaexq: online precision control (DynaExq Sec. 4.2). Every expert is resident in some precision;
 // per layer the n_hi hottest by an exponential mean of selections per time interval are high.
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "base/status_macros.h"
@@ -12,8 +13,8 @@ namespace {
 
 class HottestHigh final : public PrecisionPolicy {
  public:
-  HottestHigh(double beta, double margin, int slack, std::vector<ExpertKey> hot)
-      : beta_(beta), margin_(margin), slack_(slack), hot_(std::move(hot)) {}
+  HottestHigh(double beta, double margin, double noise, int slack, std::vector<ExpertKey> hot)
+      : beta_(beta), margin_(margin), noise_(noise), slack_(slack), hot_(std::move(hot)) {}
 
   absl::string_view name() const override { return "hotness"; }
 
@@ -74,12 +75,16 @@ class HottestHigh final : public PrecisionPolicy {
         swaps->push_back({{layer, e}, {layer, -1}, h[e]});
         continue;
       }
-      // Additive margin, in selections an interval, relative to the layer's mean: the newcomer
-      // enters only if it is clearly hotter than the weakest member, and that one leaves only then.
+      // Additive margin, in selections an interval: the newcomer enters only if it is clearly
+      // hotter than the weakest member, and that one leaves only then. What is clear depends on how
+      // much was seen: counts of independent selections would scatter like Poisson's, and an
+      // exponential mean of them by (1 - beta) / (1 + beta) of that variance. Short intervals and
+      // few tokens thus ask for more, where a share of the mean alone would follow every accident.
       if (members.empty()) break;
       const int weakest = members.back();
       const double mean = std::accumulate(h.begin(), h.end(), 0.0) / experts;
-      if (h[e] <= h[weakest] + margin_ * mean) break;
+      const double scatter = std::sqrt((h[e] + h[weakest]) * (1 - beta_) / (1 + beta_));
+      if (h[e] <= h[weakest] + margin_ * mean + noise_ * scatter) break;
       members.pop_back();
       swaps->push_back({{layer, e}, {layer, weakest}, h[e] - h[weakest]});
     }
@@ -87,6 +92,7 @@ class HottestHigh final : public PrecisionPolicy {
 
   const double beta_;
   const double margin_;
+  const double noise_;
   const int slack_;
   const std::vector<ExpertKey> hot_;
   std::vector<double> hotness_;
@@ -106,12 +112,13 @@ absl::StatusOr<Strategy> BuildDynaExq(const Params& params) {
   MOERT_ASSIGN_OR_RETURN(const int64_t spare, params.Integer("spare", 4, 1, 1 << 20));
   s.transitions.spare = static_cast<int>(spare);
   MOERT_ASSIGN_OR_RETURN(s.transitions.max_gbps, params.Number("max_gbps", 0, 0, 1e6));
-  MOERT_ASSIGN_OR_RETURN(const double beta, params.Number("beta", 0.7, 0, 0.999999));
+  MOERT_ASSIGN_OR_RETURN(const double beta, params.Number("beta", 0.85, 0, 0.999999));
   MOERT_ASSIGN_OR_RETURN(const double margin, params.Number("margin", 0.2, 0, 1e9));
+  MOERT_ASSIGN_OR_RETURN(const double noise, params.Number("noise", 1, 0, 1e9));
   MOERT_ASSIGN_OR_RETURN(const int64_t slack, params.Integer("slack", 0, 0, 1 << 20));
   MOERT_ASSIGN_OR_RETURN(std::vector<ExpertKey> hot, params.Experts("hot"));
   s.precision =
-      std::make_unique<HottestHigh>(beta, margin, static_cast<int>(slack), std::move(hot));
+      std::make_unique<HottestHigh>(beta, margin, noise, static_cast<int>(slack), std::move(hot));
   return s;
 }
 

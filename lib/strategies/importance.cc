@@ -41,7 +41,7 @@ absl::StatusOr<Strategy> BuildImportance(const Params& params) {
   if (params.Has("scheme")) strategy.versions = {params.Text("scheme", "")};
   RoutingRule rule;
   rule.kind = RoutingRuleKind::kExpertCache;
-  MOERT_ASSIGN_OR_RETURN(const double alpha, params.Number("alpha", 0.3, 0, 1));
+  MOERT_ASSIGN_OR_RETURN(const double alpha, params.Number("alpha", 0.1, 0, 1));
   MOERT_ASSIGN_OR_RETURN(const int phase, params.OneOf("phase", 0, {"decode", "all"}));
   MOERT_ASSIGN_OR_RETURN(rule.second_pass, params.Flag("second_pass", false));
   MOERT_ASSIGN_OR_RETURN(const double slots, params.Number("max_slots", 1, 0, 1));

@@ -1,6 +1,10 @@
 // never-stall: a low version of every expert is always resident and answers where the high one is
 // missing; that one is fetched behind it. Misses cost a little quality, never time. The cache of
 // high versions is run by the residency policy and fed by low answers and any prefetch policy.
+//
+// As nothing waits for a high version, one enters only if it is worth more than the one it
+// replaces: by average score over many iterations. An LRU cache (`never-stall+fate.residency` and
+// the like are possible) would exchange experts at every token and hold few that are used again.
 #include "base/status_macros.h"
 #include "strategies/builtin.h"
 
@@ -13,6 +17,9 @@ absl::StatusOr<Strategy> BuildNeverStall(const Params& params) {
   s.graph_safe = true;
   s.versions = {params.Text("hi", "bf16"), params.Text("lo", "w2a16_g64_asym")};
   MOERT_ASSIGN_OR_RETURN(s.transitions.max_gbps, params.Number("max_gbps", 0, 0, 1e6));
+  MOERT_ASSIGN_OR_RETURN(const int64_t window, params.Integer("n", 256, 1, 4096));
+  MOERT_ASSIGN_OR_RETURN(const double margin, params.Number("margin", 0.3, 0, 1e9));
+  s.residency = MakeAverageScore(static_cast<int>(window), margin);
   return s;
 }
 

@@ -29,7 +29,9 @@ EngineOptions Virtual(const char* strategy, double share) {
 TEST_CASE("no step ever waits, and hot experts become high") {
   const auto source = TwoVersions();
   const std::string strategy =
-      GENERATE("dynaexq:hi=bf16,lo=low,interval_ms=5,spare=2", "never-stall:hi=bf16,lo=low");
+      GENERATE("dynaexq:hi=bf16,lo=low,interval_ms=5,spare=2",
+               // Forgets soon, and lets in what is worth a little more than nothing.
+               "never-stall:hi=bf16,lo=low,n=8,margin=0");
   auto engine = Engine::Create(source, Virtual(strategy.c_str(), 0.8));
   REQUIRE_OK(engine.status());
   // A skewed stream: the same few hidden states over and over.
@@ -43,6 +45,7 @@ TEST_CASE("no step ever waits, and hot experts become high") {
   const EngineStats early = (*engine)->stats();
   CHECK(StalledNs(early) == 0);
   CHECK(early.lookups == early.hits_resident + early.low_answers);
+  INFO(strategy << " promotions " << early.promotions << " low " << early.low_answers);
   CHECK(early.promotions > 0);
   for (int s = 0; s < 20; ++s) REQUIRE_OK(RunStep(engine->get(), Phase::kDecode, x, 1, &out));
   // Settled: everything the stream uses is answered as intended.
@@ -107,14 +110,84 @@ TEST_CASE("budgets that cannot hold the promise are refused, unknown versions ar
   CHECK(!Engine::Create(source, Virtual("dynaexq:hi=bf16,lo=low,hi_fraction=0.9", 0.7)).ok());
 }
 
+TEST_CASE("a given high set is high from the start, and static-mixed keeps it") {
+  const auto source = TwoVersions();
+  const auto highs = [](Engine* engine) {
+    std::vector<std::vector<int>> sets;
+    for (int l = 0; l < engine->model().num_layers(); ++l) {
+      sets.emplace_back();
+      const auto states = engine->ResidencyOf(l);
+      REQUIRE_OK(states.status());
+      for (int e = 0; e < 12; ++e) {
+        if ((*states)[e] == Residency::kHigh) sets.back().push_back(e);
+      }
+    }
+    return sets;
+  };
+  // Three of twelve; the second layer names two, the third none: the first ones fill up.
+  const std::vector<std::vector<int>> given = {{2, 5, 11}, {0, 4, 7}, {0, 1, 2}};
+  for (const char* strategy : {"static-mixed:hi=bf16,lo=low,hi_fraction=0.25,hot=11-2-5/7-4",
+                               "dynaexq:hi=bf16,lo=low,hi_fraction=0.25,hot=11-2-5/7-4/"}) {
+    INFO(strategy);
+    auto engine = Engine::Create(source, Virtual(strategy, 1.0));
+    REQUIRE_OK(engine.status());
+    CHECK(highs(engine->get()) == given);
+    HiddenProcess process(128, 9);
+    std::vector<float> out;
+    for (int s = 0; s < 300; ++s) {
+      REQUIRE_OK(RunStep(engine->get(), Phase::kDecode, process.Next(2), 2, &out));
+    }
+    CHECK(StalledNs((*engine)->stats()) == 0);
+    const bool is_static = std::string(strategy).rfind("static", 0) == 0;
+    CHECK((highs(engine->get()) == given) == is_static);
+    CHECK(((*engine)->stats().promotions == 0) == is_static);
+  }
+  const auto refused = [&](const char* hot) {
+    const std::string strategy =
+        std::string("static-mixed:hi=bf16,lo=low,hi_fraction=0.25,hot=") + hot;
+    return std::string(Engine::Create(source, Virtual(strategy.c_str(), 1.0)).status().message());
+  };
+  CHECK_THAT(refused("0-1-2-3"), Catch::Contains("more experts of layer 0 than the 3"));
+  CHECK_THAT(refused("1-1"), Catch::Contains("named twice"));
+  CHECK_THAT(refused("0/12"), Catch::Contains("layer 1 expert 12 does not exist"));
+  CHECK_THAT(refused("0///1"), Catch::Contains("layer 3 expert 1 does not exist"));
+  CHECK_THAT(refused("0-x"), Catch::Contains("'x' of layer 0 is no expert"));
+}
+
+TEST_CASE("never-stall exchanges high versions for better ones only") {
+  const auto source = TwoVersions();
+  int64_t promotions[2], low[2];
+  for (int i = 0; i < 2; ++i) {
+    // A cache of a few high versions under a stream that uses all experts in turn.
+    auto engine = Engine::Create(
+        source,
+        Virtual(i == 0 ? "never-stall:hi=bf16,lo=low" : "never-stall:hi=bf16,lo=low+fate.residency",
+                0.7));
+    REQUIRE_OK(engine.status());
+    HiddenProcess process(128, 21);
+    std::vector<float> out;
+    for (int s = 0; s < 400; ++s) {
+      REQUIRE_OK(RunStep(engine->get(), Phase::kDecode, process.Next(1), 1, &out));
+    }
+    const EngineStats stats = (*engine)->stats();
+    CHECK(StalledNs(stats) == 0);
+    promotions[i] = stats.promotions;
+    low[i] = stats.low_answers;
+  }
+  CHECK(promotions[0] > 0);
+  CHECK(promotions[0] * 4 < promotions[1]);
+  CHECK(low[0] < low[1] * 1.1);
+}
+
 TEST_CASE("hysteresis: a noisy stream moves fewer experts with a margin than without") {
   const auto source = TwoVersions();
   int64_t transitions[2];
   for (int i = 0; i < 2; ++i) {
     auto engine = Engine::Create(
-        source, Virtual(i == 0 ? "dynaexq:hi=bf16,lo=low,interval_ms=3,spare=2,margin=0,beta=0"
-                               : "dynaexq:hi=bf16,lo=low,interval_ms=3,spare=2,margin=1,beta=0.9",
-                        0.85));
+        source,
+        Virtual(i == 0 ? "dynaexq:hi=bf16,lo=low,interval_ms=3,spare=2,margin=0,noise=0,beta=0"
+                       : "dynaexq:hi=bf16,lo=low,interval_ms=3,spare=2,margin=1,noise=0,beta=0.9",
+                0.85));
     REQUIRE_OK(engine.status());
     HiddenProcess process(128, 13);
     std::vector<float> out;

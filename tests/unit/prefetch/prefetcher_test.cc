@@ -232,7 +232,7 @@ TEST_CASE("layers without slots are served through the transient ones") {
 
 TEST_CASE("a transfer longer than the window starts while such predictions are right") {
   Fixture f(6);                     // two a layer
-  f.profile.decode_layer_ns = 600;  // of the 1000 a transfer takes: pays above 2 in 5 right
+  f.profile.decode_layer_ns = 600;  // of the 1000 a transfer takes: pays above 5 in 8 right
   f.Call(0, {0, 1}, {5, 4}, 600);
   CHECK(f.stats.prefetch_issued == 1);  // the best one only
   CHECK(f.Call(1, {5}, {}, 600) == 400);
@@ -245,10 +245,10 @@ TEST_CASE("a transfer longer than the window starts while such predictions are r
     tried += f.stats.prefetch_issued > issued;
     issued = f.stats.prefetch_issued;
   }
-  CHECK(tried > 20);
-  CHECK(tried < 45);
+  CHECK(tried > 6);
+  CHECK(tried < 20);
   // Not started, and still counted: when predictions are right again, so are starts.
-  for (int s = 0; s < 40; ++s) {
+  for (int s = 0; s < 80; ++s) {
     f.Call(0, {0, 1}, {5 + s % 3}, 600);  // of three in turn, two slots never hold the next
     f.Call(1, {5 + s % 3}, {}, 600);
   }
