@@ -811,6 +811,8 @@ typedef struct moert_stats {
   int64_t prefetch_cancelled;           /* queued, and the true routing came first */
   int64_t prefetch_recalled_in_window;  /* of prefetch_recalled: present, coming or admitted */
   int64_t prefetch_disabled_steps;      /* decode steps with prefetch off because it did not pay */
+  int64_t slots_low;                    /* slots answered by a lower version than intended */
+  double mass_low;                      /* their routing weight, as it entered the sum */
 } moert_stats;
 
 MOERT_API void moert_stats_init(moert_stats *stats, uint64_t size);

@@ -56,6 +56,8 @@ moert_stats ToC(const EngineStats& s) {
   c.prefetch_cancelled = s.prefetch_cancelled;
   c.prefetch_recalled_in_window = s.prefetch_recalled_in_window;
   c.prefetch_disabled_steps = s.prefetch_disabled_steps;
+  c.slots_low = s.slots_low;
+  c.mass_low = s.mass_low;
   return c;
 }
 

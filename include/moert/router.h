@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -41,6 +42,17 @@ struct RoutingResult {
   std::vector<uint8_t> top_score;  // [E], the expert-cache rule's set C; empty without the rule
   int64_t model_lookups = 0;       // distinct experts of the model's own choice
   int64_t model_hits = 0;          // ... that were resident
+
+  /// Slots of the experts that `of` [E] marks, and their summed weight.
+  std::pair<int64_t, double> ShareOf(absl::Span<const uint8_t> of) const {
+    std::pair<int64_t, double> share = {0, 0};
+    for (size_t slot = 0; slot < ids.size(); ++slot) {
+      if (!of[ids[slot]]) continue;
+      ++share.first;
+      share.second += weights[slot];
+    }
+    return share;
+  }
 
   RoutingView view() const { return {tokens, top_k, ids, weights, scores, counts}; }
 };

@@ -46,6 +46,7 @@ class Scheduler {
   EngineStats* stats_;
   const bool cpu_executor_;
   std::vector<MissView> misses_;  // scratch
+  std::vector<uint8_t> low_;      // [E]: answered low
   std::vector<float> mass_;       // scratch, [E]
 };
 

@@ -57,6 +57,8 @@ struct EngineStats {
   int64_t slots_substituted = 0;
   double mass = 0;              // sum of the model's own routing weights
   double mass_substituted = 0;  // of the experts that were displaced
+  int64_t slots_low = 0;        // answered by a lower version than intended
+  double mass_low = 0;          // routing weight of these, as it entered the sum
   // Largest substituted shares that any one request reached; what caps are checked against.
   double worst_slot_share = 0;
   double worst_mass_share = 0;

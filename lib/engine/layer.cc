@@ -346,6 +346,7 @@ void LayerRunner::CollectRoutings() {
     context.model = parts_.model;
     parts_.residency->OnRouting(context, late_routing_.view());
     if (parts_.versions != nullptr) parts_.versions->OnRouting(context, late_routing_.view());
+    computed_.assign(late_routing_.num_experts, 0);  // here: answered low
     for (int32_t e = 0; e < late_routing_.num_experts; ++e) {
       if (late_routing_.counts[e] == 0) continue;
       const ExpertKey key{context.layer, e};
@@ -354,10 +355,14 @@ void LayerRunner::CollectRoutings() {
       stats.prefetch_useful += prefetched;
       if (parts_.store->Latest(key).version > parts_.store->intended(key)) {
         ++stats.low_answers;
+        computed_[e] = 1;
       } else {
         ++(prefetched ? stats.hits_prefetched : stats.hits_resident);
       }
     }
+    const auto [slots_low, mass_low] = late_routing_.ShareOf(computed_);
+    stats.slots_low += slots_low;
+    stats.mass_low += mass_low;
   }
 }
 

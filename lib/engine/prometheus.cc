@@ -71,6 +71,8 @@ std::string PrometheusText(const EngineStats& s, absl::string_view label) {
       {"routing_slots_total", "counter", "Token x k slots routed.", n(s.slots)},
       {"routing_slots_substituted_total", "counter", "Slots whose expert was replaced.",
        n(s.slots_substituted)},
+      {"routing_slots_low_total", "counter", "Slots answered in a lower version than intended.",
+       n(s.slots_low)},
       {"promotions_total", "counter", "Experts brought to the high version.", n(s.promotions)},
       {"demotions_total", "counter", "Experts taken to the low version.", n(s.demotions)},
       {"policy_fallbacks_total", "counter", "Policy answers replaced by the default.",

@@ -20,6 +20,8 @@ void Scheduler::Plan(const PolicyContext& context, int64_t epoch, const RoutingR
   plan->load.clear();
   plan->cpu.clear();
   plan->cpu_ns = 0;
+  low_.assign(routing.num_experts, 0);
+  const int64_t low_answers = stats_->low_answers;
   for (int32_t e = 0; e < routing.num_experts; ++e) {
     if (routing.counts[e] == 0) continue;
     const ExpertKey key{context.layer, e};
@@ -34,11 +36,17 @@ void Scheduler::Plan(const PolicyContext& context, int64_t epoch, const RoutingR
     stats_->prefetch_useful += prefetched;
     if (handle.version > store_->intended(key)) {
       ++stats_->low_answers;
+      low_[e] = 1;
     } else {
       ++(prefetched ? stats_->hits_prefetched : stats_->hits_resident);
     }
     store_->Pin(key);
     plan->ready.push_back(e);
+  }
+  if (stats_->low_answers > low_answers) {
+    const auto [slots, mass] = routing.ShareOf(low_);
+    stats_->slots_low += slots;
+    stats_->mass_low += mass;
   }
   std::stable_sort(plan->load.begin(), plan->load.end(),
                    [&](int32_t a, int32_t b) { return routing.counts[a] > routing.counts[b]; });

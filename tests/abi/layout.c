@@ -297,7 +297,7 @@ ABI_FIELD(moert_expert_view, up, 112);
 ABI_FIELD(moert_expert_view, down, 192);
 ABI_LAST(moert_expert_view, down, 80);
 
-ABI_SIZE(moert_stats, 368);
+ABI_SIZE(moert_stats, 384);
 ABI_FIELD(moert_stats, budget_bytes, 8);
 ABI_FIELD(moert_stats, peak_bytes, 16);
 ABI_FIELD(moert_stats, fixed_bytes, 24);
@@ -344,6 +344,8 @@ ABI_FIELD(moert_stats, predictions_next_gate, 336);
 ABI_FIELD(moert_stats, prefetch_cancelled, 344);
 ABI_FIELD(moert_stats, prefetch_recalled_in_window, 352);
 ABI_FIELD(moert_stats, prefetch_disabled_steps, 360);
-ABI_LAST(moert_stats, prefetch_disabled_steps, 8);
+ABI_FIELD(moert_stats, slots_low, 368);
+ABI_FIELD(moert_stats, mass_low, 376);
+ABI_LAST(moert_stats, mass_low, 8);
 
 int main(void) { return 0; }

@@ -45,6 +45,10 @@ TEST_CASE("no step ever waits, and hot experts become high") {
   const EngineStats early = (*engine)->stats();
   CHECK(StalledNs(early) == 0);
   CHECK(early.lookups == early.hits_resident + early.low_answers);
+  // One token a step: a lookup is a slot.
+  CHECK(early.slots_low == early.low_answers);
+  CHECK(early.mass_low > 0);
+  CHECK(early.mass_low < early.mass);
   INFO(strategy << " promotions " << early.promotions << " low " << early.low_answers);
   CHECK(early.promotions > 0);
   for (int s = 0; s < 20; ++s) REQUIRE_OK(RunStep(engine->get(), Phase::kDecode, x, 1, &out));
@@ -66,6 +70,8 @@ TEST_CASE("the settled output is the high version's own") {
   REQUIRE_OK(RunStep(engine->get(), Phase::kDecode, x, 1, &first));
   CHECK(first != expected);
   CHECK((*engine)->stats().low_answers == 6);
+  CHECK((*engine)->stats().slots_low == 6);
+  CHECK((*engine)->stats().mass_low == Approx((*engine)->stats().mass));
   // A high version that feeds the next layer may change its routing: a few rounds settle it.
   for (int s = 0; s < 30; ++s) {
     out.clear();

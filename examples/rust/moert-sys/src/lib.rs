@@ -934,6 +934,8 @@ pub struct moert_stats {
     pub prefetch_cancelled: i64,
     pub prefetch_recalled_in_window: i64,
     pub prefetch_disabled_steps: i64,
+    pub slots_low: i64,
+    pub mass_low: f64,
 }
 extern "C" {
     pub fn moert_stats_init(stats: *mut moert_stats, size: u64);
