@@ -3,8 +3,8 @@
 
     scripts/simulate_importance.py --bench build/dev/bin/moert-bench --sim build/dev/bin/moert-sim
 
-Routing comes from the frozen workloads (docs/workloads.md), times from examples/profiles/h200.json
-with its link replaced: a replay through the library's own policies, store and planners on a virtual
+Routing comes from the frozen workloads (docs/workloads.md), times from profiles/h200.json with
+its link replaced: a replay through the library's own policies, store and planners on a virtual
 clock. Runs are kept in --work and not repeated; --render only writes the page from them.
 """
 import argparse
@@ -20,7 +20,7 @@ NAMES = {"qwen2-57b": "Qwen2-57B-A14B", "deepseek-moe-16b": "DeepSeek-MoE-16B",
 BATCHES = [1, 3]
 LINKS = [16, 55]
 BUDGET = "40%"
-PROFILE = "examples/profiles/h200.json"
+PROFILE = "profiles/h200.json"
 RIVALS = ["on-demand", "activation-path", "fate", "cpu-split", "hybrimoe-like"]
 OURS = "importance:alpha=0.3"
 # The parts of the strategy, added one by one to the on-demand default.
@@ -128,10 +128,9 @@ def write(e, found):
 
 **Simulated, not measured on the machine**: `moert-sim` replays routing through the library's own policies, store and planners on a
 virtual clock. Routing is the frozen workload `mixed` ([workloads](workloads.md)), """ + f"""{args.steps} decode steps; experts in bf16; a budget of {BUDGET} of
-all experts. Times are those of `{PROFILE}`: an H200 (multiplication 1.35 to 2.5 TB/s of weights, as
-measured there for torch's grouped products), 0.1 ms for the rest of a layer (attention and launches: an assumption), 16 cores that read 83 GB/s
-of experts beside it (measured: 75 to 91), and a link of 16 GB/s (PCIe 4.0 x8 or 3.0 x16) or 55 GB/s (its own). Not charged: the CPU's
-part of attention, memory traffic that CPU experts and transfers share. No host predicts the next input here: `importance` goes by the next
+all experts. Times are those of `{PROFILE}`, which `moert-bench probe` measured on one H200: multiplication 2.6 TB/s of weights
+at one token, 0.076 ms for the rest of a layer, a CPU beside it that goes through 150 GB/s of experts; its link is set to 16 GB/s (PCIe 4.0 x8 or 3.0 x16) or 55 GB/s (its
+own). Not charged: the memory bandwidth that CPU experts and transfers share. No host predicts the next input here: `importance` goes by the next
 layer's gate.
 
     scripts/simulate_importance.py --bench build/dev/bin/moert-bench --sim build/dev/bin/moert-sim
