@@ -221,7 +221,7 @@ NOTES = """## What to make of it
 - The order of the strategies is the paper's, the distances are shorter. Its rivals keep fewer experts or move whole layers; an
   LRU cache on these workloads already hits 73 to 87 % at this budget, so a hit ratio 66 % higher would pass 100 %. Against the static split (39 %),
   which is what llama.cpp does, it is more than twice as high.
-- The strongest rival, hybrimoe-like, is this library's bundle of a score-aware cache, gate prefetch and *this paper's* balancer: what
+- The strongest rival but at batch 1 on 16 GB/s (there the static split), hybrimoe-like, is this library's bundle of a score-aware cache, gate prefetch and *this paper's* balancer: what
   is left between them is the router and the longer memory of the cache.
 - The balancer brings most at batch 3, eviction and router bring more than in the paper, prefetch next to nothing: on 16 GB/s an expert takes longer
   than its layer, so one transfer at a time starts where predictions have been right often enough; on 55 GB/s one or two fit. Where the host predicts through its attention
