@@ -141,7 +141,7 @@ absl::Status ReadConfig(const std::string& text) {
   if (!config.ok()) return config.status();
   // By a parser that is told nothing of limits.
   const json object = json::parse(text);
-  CORRECT(config->model_type == object["model_type"]);
+  CORRECT(config->model_type == object["model_type"].get<std::string>());
   CORRECT(config->hidden_size == object["hidden_size"]);
   CORRECT(config->vocab_size == object["vocab_size"]);
   CORRECT(config->num_hidden_layers == object["num_hidden_layers"]);
