@@ -59,7 +59,8 @@ TEST_CASE("a trace replays to the run's own counters on the virtual clock") {
         "--strategy activation-path --budget 40% --link-gbps 0.3", "--strategy load-on-demand",
         "--strategy resident"}) {
     INFO(flags);
-    const Json run = RunJson(Ppl(std::string("--step-tokens 1 ") + flags));
+    // One thread, as in the replay: workspace grows with threads.
+    const Json run = RunJson(Ppl(std::string("--step-tokens 1 --threads 1 ") + flags));
     const Json sim = RunJson("moert-sim --trace " + trace + " " + flags);
     for (const char* key : {"budget_bytes", "peak_bytes", "pool_bytes", "experts", "prefetch",
                             "stall_ms", "strategy", "policy_fallbacks"}) {

@@ -29,13 +29,18 @@ namespace {
 
 std::atomic<int64_t> held{0}, peak{0};
 
-void* Take(std::size_t n) {
+void* TryTake(std::size_t n) {
   void* p = std::malloc(n == 0 ? 1 : n);
-  if (p == nullptr) throw std::bad_alloc();
+  if (p == nullptr) return nullptr;
   const int64_t now = held += static_cast<int64_t>(malloc_usable_size(p));
   int64_t most = peak;
   while (now > most && !peak.compare_exchange_weak(most, now)) {
   }
+  return p;
+}
+void* Take(std::size_t n) {
+  void* p = TryTake(n);
+  if (p == nullptr) throw std::bad_alloc();
   return p;
 }
 void Give(void* p) {
@@ -48,6 +53,8 @@ void Give(void* p) {
 
 void* operator new(std::size_t n) { return Take(n); }
 void* operator new[](std::size_t n) { return Take(n); }
+void* operator new(std::size_t n, const std::nothrow_t&) noexcept { return TryTake(n); }
+void* operator new[](std::size_t n, const std::nothrow_t&) noexcept { return TryTake(n); }
 void operator delete(void* p) noexcept { Give(p); }
 void operator delete[](void* p) noexcept { Give(p); }
 void operator delete(void* p, std::size_t) noexcept { Give(p); }
