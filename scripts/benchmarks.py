@@ -140,8 +140,8 @@ def shapes_section(shapes):
 4 GB/s, 300 us of attention a layer: the same bits on every machine. Experts of other shapes are charged by their bytes. Versions bf16, w4a16_g128,
 w2a16_g64_asym. The last column is the share of tokens that the best fixed set of as many experts would answer.
 
-How long it takes: 60 layers of 256 experts (`deepseek-v3:60`), 500 tokens, budget 40 %, took 0.06 to 0.86 s of processor time (AMD EPYC, one
-thread; `fate` the most), so 10,000 tokens take 1 to 18 s.
+How long it takes: 60 layers of 256 experts (`deepseek-v3:60`), 10,000 tokens, budget 40 %, take 1.8 to 12.7 s a strategy (AMD EPYC, one
+thread, wall clock; `fate` the most).
 
     scripts/bench_strategies.py shapes --profile profiles/xeon-8-threads.json --out docs/benchmarks/shapes.json
 
