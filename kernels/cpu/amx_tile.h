@@ -9,6 +9,8 @@
 #ifndef MOERT_KERNELS_CPU_AMX_TILE_H_
 #define MOERT_KERNELS_CPU_AMX_TILE_H_
 
+#include <immintrin.h>
+
 #include <cstdint>
 
 #include "kernels/cpu/block_gemm.h"
@@ -111,6 +113,35 @@ template <AmxDot kDot>
   if (halves) AmxZero<1>();
   if (blocks) AmxZero<2>();
   if (halves && blocks) AmxZero<3>();
+}
+
+[[gnu::always_inline]] static inline void Store(uint8_t* to, __m512i v) {
+  _mm512_store_si512(to, v);
+}
+
+// Kernels of quantized weights keep the rows of a block in the order that their shuffles give until
+// the end. Which row lies at each place of a tile's row, and the other way round:
+template <int kBits>
+[[gnu::always_inline]] static inline __m512i RowAt() {
+  return kBits == 8 ? _mm512_setr_epi32(0, 8, 2, 10, 1, 9, 3, 11, 4, 12, 6, 14, 5, 13, 7, 15)
+                    : _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+}
+template <int kBits>
+[[gnu::always_inline]] static inline __m512i PlaceOf() {
+  return kBits == 8 ? _mm512_setr_epi32(0, 4, 2, 6, 8, 12, 10, 14, 1, 5, 3, 7, 9, 13, 11, 15)
+                    : _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+}
+
+// The sums of all blocks and columns, back in the order of rows.
+template <int kBits>
+[[gnu::always_inline]] static inline void AmxRestoreRows(const BlockGemmArgs& args) {
+  const __m512i place = PlaceOf<kBits>();
+  for (int b = 0; b < args.blocks; ++b) {
+    for (int c = 0; c < args.columns; ++c) {
+      float* const row = args.out + (b * kMaxColumns + c) * kBlockRows;
+      _mm512_store_ps(row, _mm512_permutexvar_ps(place, _mm512_load_ps(row)));
+    }
+  }
 }
 
 }  // namespace moert::kernels

@@ -9,53 +9,12 @@
 
 #include "kernels/cpu/amx_tile.h"
 #include "kernels/cpu/block_gemm.h"
+#include "kernels/cpu/quantized_avx512.h"
 
 namespace moert::kernels {
 namespace {
 
-constexpr int kScalesAhead = 32;      // rows whose scales are fetched ahead: a cache line
-constexpr int64_t kAhead = 8192;      // bytes of weights fetched ahead
 constexpr int64_t kXTileBytes = 128;  // of a row of x: 64 channels in order
-
-[[gnu::always_inline]] inline __m512i Load(const uint8_t* p) { return _mm512_load_si512(p); }
-[[gnu::always_inline]] inline void Store(uint8_t* to, __m512i v) { _mm512_store_si512(to, v); }
-
-// Which row lies at each place of a tile's row, and the other way round.
-template <int kBits>
-__m512i RowAt() {
-  return kBits == 8 ? _mm512_setr_epi32(0, 8, 2, 10, 1, 9, 3, 11, 4, 12, 6, 14, 5, 13, 7, 15)
-                    : _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-}
-template <int kBits>
-__m512i PlaceOf() {
-  return kBits == 8 ? _mm512_setr_epi32(0, 4, 2, 6, 8, 12, 10, 14, 1, 5, 3, 7, 9, 13, 11, 15)
-                    : _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-}
-
-// bf16 of small integers: the high half of their float.
-uint16_t Bf16Of(int value) {
-  const float f = static_cast<float>(value);
-  uint32_t bits;
-  __builtin_memcpy(&bits, &f, 4);
-  return static_cast<uint16_t>(bits >> 16);
-}
-
-// Looked up by the low 5 bits of a 16-bit lane.
-struct Tables {
-  __m512i low;   // codes of up to 4 bits less their middle; of 8 bits, the low nibble
-  __m512i high;  // of 8 bits, 16 times the high nibble less 128
-};
-
-template <int kBits>
-Tables MakeTables() {
-  alignas(64) uint16_t low[32], high[32];
-  constexpr int kMask = (1 << (kBits < 4 ? kBits : 4)) - 1;
-  for (int i = 0; i < 32; ++i) {
-    low[i] = Bf16Of((i & kMask) - (kBits == 8 ? 0 : 1 << (kBits - 1)));
-    high[i] = Bf16Of((i & 15) * 16 - 128);
-  }
-  return {_mm512_load_si512(low), _mm512_load_si512(high)};
-}
 
 // Field kField of each byte of `word` in its low bits, of 3-bit codes with bit kPlaneBit of `plane`
 // as the third bit; the table ignores what is above.
@@ -102,11 +61,9 @@ template <int kBits>
 constexpr int kTilesOf = kBits == 8 ? 4 : 2;
 
 template <int kBits>
-[[gnu::always_inline]] inline void Convert(const Tables& tables, const uint8_t* w, uint8_t* to) {
-#pragma GCC unroll 16
-  for (int64_t line = 0; line < kBits * 128; line += 64) {
-    _mm_prefetch(reinterpret_cast<const char*>(w + kAhead + line), _MM_HINT_T0);
-  }
+[[gnu::always_inline]] inline void Convert(const CodeTables& tables, const uint8_t* w,
+                                           uint8_t* to) {
+  FetchWeights<kBits>(w);
   if constexpr (kBits == 8) {
 #pragma GCC unroll 4
     for (int i = 0; i < kTilePieces; ++i) {
@@ -159,11 +116,6 @@ template <int kBits>
   }
 }
 
-__m512 Widen(const uint16_t* bf16) {
-  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bf16));
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
-}
-
 // Adds the sums of `count` tiles from `begin` on, scaled, to those in args.out.
 template <int kBits>
 void Flush(const BlockGemmArgs& args, int64_t tiles, int64_t begin, int64_t count,
@@ -171,13 +123,11 @@ void Flush(const BlockGemmArgs& args, int64_t tiles, int64_t begin, int64_t coun
   const __m512i order = RowAt<kBits>();
   const int64_t at = begin / args.group_tiles * args.scale_stride;
   for (int b = 0; b < args.blocks; ++b) {
-    // Of the row blocks that follow, as no hardware prefetcher would: lines lie a row apart.
-    _mm_prefetch(reinterpret_cast<const char*>(args.scales[b] + at + kScalesAhead), _MM_HINT_T0);
+    FetchScales(args, b, at);
     const __m512 scale = _mm512_permutexvar_ps(order, Widen(args.scales[b] + at));
     const bool symmetric = args.offsets[b] == nullptr;
     __m512 offset = _mm512_setzero_ps();
     if (!symmetric) {
-      _mm_prefetch(reinterpret_cast<const char*>(args.offsets[b] + at + kScalesAhead), _MM_HINT_T0);
       // w = scale u - offset = scale (u - middle) - (offset - middle scale)
       offset = _mm512_fnmadd_ps(_mm512_set1_ps(1 << (kBits - 1)), scale,
                                 _mm512_permutexvar_ps(order, Widen(args.offsets[b] + at)));
@@ -201,7 +151,7 @@ void Flush(const BlockGemmArgs& args, int64_t tiles, int64_t begin, int64_t coun
 template <int kBits>
 void Gemm(const BlockGemmArgs& args) {
   constexpr int64_t kTileBytes = kBits * 128;
-  const Tables tables = MakeTables<kBits>();
+  const CodeTables tables = MakeCodeTables<kBits>();
   const int64_t tiles = args.k16s / kTilePieces;
   const int64_t stride = args.columns > 1 ? args.x[1] - args.x[0] : 0;
   const bool halves = args.columns > kAmxRows;
@@ -238,13 +188,7 @@ void Gemm(const BlockGemmArgs& args) {
   }
   AmxEnd();
   Flush<kBits>(args, tiles, begin - pending, pending, sums);
-  const __m512i place = PlaceOf<kBits>();
-  for (int b = 0; b < args.blocks; ++b) {
-    for (int c = 0; c < args.columns; ++c) {
-      float* const row = args.out + (b * kMaxColumns + c) * kBlockRows;
-      _mm512_store_ps(row, _mm512_permutexvar_ps(place, _mm512_load_ps(row)));
-    }
-  }
+  AmxRestoreRows<kBits>(args);
 }
 
 }  // namespace

@@ -5,45 +5,16 @@
 #include <immintrin.h>
 
 #include "kernels/cpu/block_gemm.h"
+#include "kernels/cpu/quantized_avx512.h"
 
 namespace moert::kernels {
 namespace {
 
-constexpr int kScalesAhead = 32;  // rows whose scales are fetched ahead: a cache line
-
 // Helpers are inlined by force: accumulators passed by reference would otherwise live in memory.
 
 constexpr int kQuarters = 4;       // accumulators of a row block and column
-constexpr int64_t kAhead = 8192;   // bytes of weights fetched ahead, kept in L1
 constexpr int kColumnsAtOnce = 4;  // whose accumulators fit the registers
 constexpr int64_t kOperand = 32;   // bytes of a piece of x: 8 channel pairs in order
-
-[[gnu::always_inline]] inline __m512i Load(const uint8_t* p) { return _mm512_load_si512(p); }
-
-// bf16 of small integers: the high half of their float.
-uint16_t Bf16Of(int value) {
-  const float f = static_cast<float>(value);
-  uint32_t bits;
-  __builtin_memcpy(&bits, &f, 4);
-  return static_cast<uint16_t>(bits >> 16);
-}
-
-// Looked up by the low 5 bits of a 16-bit lane.
-struct Tables {
-  __m512i low;   // codes of up to 4 bits less their middle; of 8 bits, the low nibble
-  __m512i high;  // of 8 bits, 16 times the high nibble less 128
-};
-
-template <int kBits>
-Tables MakeTables() {
-  alignas(64) uint16_t low[32], high[32];
-  constexpr int kMask = (1 << (kBits < 4 ? kBits : 4)) - 1;
-  for (int i = 0; i < 32; ++i) {
-    low[i] = Bf16Of((i & kMask) - (kBits == 8 ? 0 : 1 << (kBits - 1)));
-    high[i] = Bf16Of((i & 15) * 16 - 128);
-  }
-  return {_mm512_load_si512(low), _mm512_load_si512(high)};
-}
 
 // Two-bit field i (0..3) of each byte, low-aligned; of 3-bit codes, with bit kPlaneBit of `plane`
 // as the third bit. Bits that a shift drags over byte borders are masked off.
@@ -145,7 +116,7 @@ template <int kBits, int kWords, int C>
 
 // sums[c] = over `tiles` tiles of (code - middle) x activation, for 16 rows and C columns.
 template <int kBits, int C, bool kFetch>
-void Sums(const Tables& tables, const uint8_t* w, int64_t tiles, const uint8_t* const* x,
+void Sums(const CodeTables& tables, const uint8_t* w, int64_t tiles, const uint8_t* const* x,
           int64_t x_offset, __m512* sums) {
   constexpr int64_t kTileBytes = kBits * 128;
   __m512 acc[kQuarters][C];
@@ -157,12 +128,7 @@ void Sums(const Tables& tables, const uint8_t* w, int64_t tiles, const uint8_t* 
     for (int q = 0; q < kQuarters; ++q) acc[q][c] = _mm512_setzero_ps();
   }
   for (int64_t tile = 0; tile < tiles; ++tile, w += kTileBytes) {
-    if constexpr (kFetch) {
-#pragma GCC unroll 16
-      for (int64_t line = 0; line < kTileBytes; line += 64) {
-        _mm_prefetch(reinterpret_cast<const char*>(w + kAhead + line), _MM_HINT_T0);
-      }
-    }
+    if constexpr (kFetch) FetchWeights<kBits>(w);
     const int64_t p = tile * kTilePieces;
     if constexpr (kBits == 8) {
 #pragma GCC unroll 4
@@ -203,7 +169,7 @@ void Sums(const Tables& tables, const uint8_t* w, int64_t tiles, const uint8_t* 
 }
 
 template <int kBits, bool kFetch>
-void SumsOf(int columns, const Tables& tables, const uint8_t* w, int64_t tiles,
+void SumsOf(int columns, const CodeTables& tables, const uint8_t* w, int64_t tiles,
             const uint8_t* const* x, int64_t x_offset, __m512* sums) {
   switch (columns) {
     case 1:
@@ -217,14 +183,9 @@ void SumsOf(int columns, const Tables& tables, const uint8_t* w, int64_t tiles,
   }
 }
 
-__m512 Widen(const uint16_t* bf16) {
-  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bf16));
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
-}
-
 template <int kBits>
 void Gemm(const BlockGemmArgs& args) {
-  const Tables tables = MakeTables<kBits>();
+  const CodeTables tables = MakeCodeTables<kBits>();
   const int64_t tiles = args.k16s / kTilePieces;
   const __m512 middle = _mm512_set1_ps(1 << (kBits - 1));
   for (int b = 0; b < args.blocks; ++b) {
@@ -243,12 +204,7 @@ void Gemm(const BlockGemmArgs& args) {
                              sums + first);
       }
       const int64_t at = begin / args.group_tiles * args.scale_stride;
-      // Of the row blocks that follow, as no hardware prefetcher would: lines lie a row apart.
-      _mm_prefetch(reinterpret_cast<const char*>(args.scales[b] + at + kScalesAhead), _MM_HINT_T0);
-      if (args.offsets[b] != nullptr) {
-        _mm_prefetch(reinterpret_cast<const char*>(args.offsets[b] + at + kScalesAhead),
-                     _MM_HINT_T0);
-      }
+      FetchScales(args, b, at);
       const __m512 scale = Widen(args.scales[b] + at);
       for (int c = 0; c < args.columns; ++c) out[c] = _mm512_fmadd_ps(sums[c], scale, out[c]);
       if (args.offsets[b] == nullptr) continue;

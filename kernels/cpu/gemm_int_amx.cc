@@ -10,27 +10,10 @@
 
 #include "kernels/cpu/amx_tile.h"
 #include "kernels/cpu/block_gemm.h"
+#include "kernels/cpu/quantized_avx512.h"
 
 namespace moert::kernels {
 namespace {
-
-constexpr int kScalesAhead = 32;  // rows whose scales are fetched ahead: a cache line
-constexpr int64_t kAhead = 8192;  // bytes of weights fetched ahead
-
-[[gnu::always_inline]] inline __m512i Load(const uint8_t* p) { return _mm512_load_si512(p); }
-[[gnu::always_inline]] inline void Store(uint8_t* to, __m512i v) { _mm512_store_si512(to, v); }
-
-// Which row lies at each place of a tile's row, and the other way round.
-template <int kBits>
-__m512i RowAt() {
-  return kBits == 8 ? _mm512_setr_epi32(0, 8, 2, 10, 1, 9, 3, 11, 4, 12, 6, 14, 5, 13, 7, 15)
-                    : _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-}
-template <int kBits>
-__m512i PlaceOf() {
-  return kBits == 8 ? _mm512_setr_epi32(0, 4, 2, 6, 8, 12, 10, 14, 1, 5, 3, 7, 9, 13, 11, 15)
-                    : _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-}
 
 // A bit matrix for gf2p8affine: `low` consecutive bits of a byte from bit `from` on become the bits
 // from `to` on, and where `extend` is set the last of them all bits above as well.
@@ -90,10 +73,7 @@ template <int kBits, bool kSymmetric, int kPiece>
 // One tile of weights -> [16 quads][16 rows][4].
 template <int kBits, bool kSymmetric>
 [[gnu::always_inline]] inline void Convert(const uint8_t* w, uint8_t* to) {
-#pragma GCC unroll 16
-  for (int64_t line = 0; line < kBits * 128; line += 64) {
-    _mm_prefetch(reinterpret_cast<const char*>(w + kAhead + line), _MM_HINT_T0);
-  }
+  FetchWeights<kBits>(w);
   if constexpr (kBits == 8) {
 #pragma GCC unroll 4
     for (int i = 0; i < kTilePieces; ++i) {
@@ -143,11 +123,6 @@ template <int kBits, bool kSymmetric>
   }
 }
 
-__m512 Widen(const uint16_t* bf16) {
-  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bf16));
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
-}
-
 // Adds the dots of `count` tiles from `begin` on to the sums in args.out.
 template <int kBits, bool kSymmetric>
 void Flush(const BlockGemmArgs& args, int64_t tiles, int64_t begin, int64_t count,
@@ -155,12 +130,10 @@ void Flush(const BlockGemmArgs& args, int64_t tiles, int64_t begin, int64_t coun
   const __m512i order = RowAt<kBits>();
   const int64_t at = begin / args.group_tiles * args.scale_stride;
   for (int b = 0; b < args.blocks; ++b) {
-    // Of the row blocks that follow, as no hardware prefetcher would: lines lie a row apart.
-    _mm_prefetch(reinterpret_cast<const char*>(args.scales[b] + at + kScalesAhead), _MM_HINT_T0);
+    FetchScales(args, b, at);
     const __m512 scale = _mm512_permutexvar_ps(order, Widen(args.scales[b] + at));
     __m512 offset = scale;
     if constexpr (!kSymmetric) {
-      _mm_prefetch(reinterpret_cast<const char*>(args.offsets[b] + at + kScalesAhead), _MM_HINT_T0);
       offset = _mm512_permutexvar_ps(order, Widen(args.offsets[b] + at));
     }
     for (int c = 0; c < args.columns; ++c) {
@@ -219,13 +192,7 @@ void Gemm(const BlockGemmArgs& args) {
   }
   AmxEnd();
   Flush<kBits, kSymmetric>(args, tiles, begin - pending, pending, dots);
-  const __m512i place = PlaceOf<kBits>();
-  for (int b = 0; b < args.blocks; ++b) {
-    for (int c = 0; c < args.columns; ++c) {
-      float* const row = args.out + (b * kMaxColumns + c) * kBlockRows;
-      _mm512_store_ps(row, _mm512_permutexvar_ps(place, _mm512_load_ps(row)));
-    }
-  }
+  AmxRestoreRows<kBits>(args);
 }
 
 template <int kBits>

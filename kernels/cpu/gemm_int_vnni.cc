@@ -6,19 +6,15 @@
 #include <immintrin.h>
 
 #include "kernels/cpu/block_gemm.h"
+#include "kernels/cpu/quantized_avx512.h"
 
 namespace moert::kernels {
 namespace {
 
-constexpr int kScalesAhead = 32;  // rows whose scales are fetched ahead: a cache line
-
 // Helpers are inlined by force: accumulators passed by reference would otherwise live in memory.
 
 constexpr int kQuarters = 4;       // accumulators of a row block and column
-constexpr int64_t kAhead = 8192;   // bytes of weights fetched ahead, kept in L1
 constexpr int kColumnsAtOnce = 4;  // whose accumulators fit the registers
-
-[[gnu::always_inline]] inline __m512i Load(const uint8_t* p) { return _mm512_load_si512(p); }
 
 // Two-bit field i (0..3) of each byte, low-aligned; of 3-bit codes, with bit kPlaneBit of `plane`
 // as the third bit. Bits that a shift drags over byte borders are masked off.
@@ -110,12 +106,7 @@ void Dots(const uint8_t* w, int64_t tiles, const uint8_t* const* x, int64_t x_of
     for (int q = 0; q < kQuarters; ++q) acc[q][c] = _mm512_setzero_si512();
   }
   for (int64_t tile = 0; tile < tiles; ++tile, w += kTileBytes) {
-    if constexpr (kFetch) {
-#pragma GCC unroll 16
-      for (int64_t line = 0; line < kTileBytes; line += 64) {
-        _mm_prefetch(reinterpret_cast<const char*>(w + kAhead + line), _MM_HINT_T0);
-      }
-    }
+    if constexpr (kFetch) FetchWeights<kBits>(w);
     const int64_t p = tile * kTilePieces;
     if constexpr (kBits == 8) {
       const __m512i twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 0, 0, 1, 1, 2, 2, 3, 3);
@@ -172,11 +163,6 @@ void DotsOf(int columns, const uint8_t* w, int64_t tiles, const uint8_t* const* 
   }
 }
 
-__m512 Widen(const uint16_t* bf16) {
-  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bf16));
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
-}
-
 template <int kBits>
 void Gemm(const BlockGemmArgs& args) {
   const int64_t tiles = args.k16s / kTilePieces;
@@ -195,12 +181,7 @@ void Gemm(const BlockGemmArgs& args) {
                              dots + first);
       }
       const int64_t at = begin / args.group_tiles * args.scale_stride;
-      // Of the row blocks that follow, as no hardware prefetcher would: lines lie a row apart.
-      _mm_prefetch(reinterpret_cast<const char*>(args.scales[b] + at + kScalesAhead), _MM_HINT_T0);
-      if (args.offsets[b] != nullptr) {
-        _mm_prefetch(reinterpret_cast<const char*>(args.offsets[b] + at + kScalesAhead),
-                     _MM_HINT_T0);
-      }
+      FetchScales(args, b, at);
       const __m512 scale = Widen(args.scales[b] + at);
       const bool symmetric = args.offsets[b] == nullptr;
       const __m512 offset = symmetric ? scale : Widen(args.offsets[b] + at);

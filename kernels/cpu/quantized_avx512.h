@@ -1,0 +1,70 @@
+// What the AVX-512 and AMX kernels of quantized weights have in common: only for files compiled
+// with those ISAs. Everything here is inlined by force and has internal linkage, so nothing of it
+// can be linked into other files' code.
+#ifndef MOERT_KERNELS_CPU_QUANTIZED_AVX512_H_
+#define MOERT_KERNELS_CPU_QUANTIZED_AVX512_H_
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "kernels/cpu/block_gemm.h"
+
+namespace moert::kernels {
+
+[[gnu::always_inline]] static inline __m512i Load(const uint8_t* p) { return _mm512_load_si512(p); }
+
+[[gnu::always_inline]] static inline __m512 Widen(const uint16_t* bf16) {
+  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bf16));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
+
+// The tile some way after `w`, into L1.
+template <int kBits>
+[[gnu::always_inline]] static inline void FetchWeights(const uint8_t* w) {
+  constexpr int64_t kAhead = 8192;
+#pragma GCC unroll 16
+  for (int64_t line = 0; line < kBits * 128; line += 64) {
+    _mm_prefetch(reinterpret_cast<const char*>(w + kAhead + line), _MM_HINT_T0);
+  }
+}
+
+// Scales (and offsets) of the row blocks that follow, as no hardware prefetcher would: lines lie a
+// row apart.
+[[gnu::always_inline]] static inline void FetchScales(const BlockGemmArgs& args, int block,
+                                                      int64_t at) {
+  constexpr int kRowsAhead = 32;  // a cache line
+  _mm_prefetch(reinterpret_cast<const char*>(args.scales[block] + at + kRowsAhead), _MM_HINT_T0);
+  if (args.offsets[block] != nullptr) {
+    _mm_prefetch(reinterpret_cast<const char*>(args.offsets[block] + at + kRowsAhead), _MM_HINT_T0);
+  }
+}
+
+// Codes as bf16, looked up by the low 5 bits of a 16-bit lane.
+struct CodeTables {
+  __m512i low;   // codes of up to 4 bits less their middle; of 8 bits, the low nibble
+  __m512i high;  // of 8 bits, 16 times the high nibble less 128
+};
+
+// bf16 of small integers: the high half of their float.
+[[gnu::always_inline]] static inline uint16_t Bf16Of(int value) {
+  const float f = static_cast<float>(value);
+  uint32_t bits;
+  __builtin_memcpy(&bits, &f, 4);
+  return static_cast<uint16_t>(bits >> 16);
+}
+
+template <int kBits>
+[[gnu::always_inline]] static inline CodeTables MakeCodeTables() {
+  alignas(64) uint16_t low[32], high[32];
+  constexpr int kMask = (1 << (kBits < 4 ? kBits : 4)) - 1;
+  for (int i = 0; i < 32; ++i) {
+    low[i] = Bf16Of((i & kMask) - (kBits == 8 ? 0 : 1 << (kBits - 1)));
+    high[i] = Bf16Of((i & 15) * 16 - 128);
+  }
+  return {_mm512_load_si512(low), _mm512_load_si512(high)};
+}
+
+}  // namespace moert::kernels
+
+#endif  // MOERT_KERNELS_CPU_QUANTIZED_AVX512_H_
