@@ -57,12 +57,12 @@ class Checked {
 
 /// Unchecked, for sizes that are already known to be small.
 template <typename T>
-constexpr T RoundUp(T a, T multiple) {
+constexpr T RoundUp(T a, std::type_identity_t<T> multiple) {
   return (a + multiple - 1) / multiple * multiple;
 }
 
 template <typename T>
-constexpr T CeilDiv(T a, T b) {
+constexpr T CeilDiv(T a, std::type_identity_t<T> b) {
   return (a + b - 1) / b;
 }
 

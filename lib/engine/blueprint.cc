@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "engine/layer.h"
 #include "engine/memory_plan.h"
@@ -11,10 +12,6 @@
 
 namespace moert {
 namespace {
-
-int64_t RoundUpTo(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
 
 /// The versions of the source a strategy serves, most bits first.
 absl::StatusOr<std::vector<int>> ServedVersions(const ExpertSource& source,
@@ -117,8 +114,8 @@ absl::StatusOr<Blueprint> MakeBlueprint(const ExpertSource& source, const Engine
     }
     plan.total_experts += layer.num_experts;
   }
-  plan.block_bytes = RoundUpTo(plan.block_bytes, kRecordAlignment);
-  plan.low_block_bytes = RoundUpTo(plan.low_block_bytes, kRecordAlignment);
+  plan.block_bytes = RoundUp(plan.block_bytes, kRecordAlignment);
+  plan.low_block_bytes = RoundUp(plan.low_block_bytes, kRecordAlignment);
   if (b.strategy.serving == Serving::kHotSet) plan.spare = b.strategy.transitions.spare;
   MOERT_ASSIGN_OR_RETURN(plan.constant_bytes, ConstantBytes(model));
   plan.table_bytes = plan.total_experts * ExpertStore::kBytesPerExpert;

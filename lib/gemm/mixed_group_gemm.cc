@@ -18,6 +18,7 @@
 #include <cstring>
 
 #include "base/aligned_buffer.h"
+#include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "base/thread_pool.h"
 #include "kernels/cpu/kernel_set.h"
@@ -49,9 +50,6 @@ constexpr int64_t kPackInline = 16 << 10;
 // Tiles that float kernels take at once from a group longer than that: they stay in the L1 cache
 // for all columns.
 constexpr int64_t kFloatFlushTiles = 8;
-
-constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-constexpr int64_t RoundUp(int64_t a, int64_t b) { return CeilDiv(a, b) * b; }
 
 // One product stage (gate+up, or down) of a problem, cut into jobs.
 struct Stage {

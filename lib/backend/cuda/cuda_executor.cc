@@ -8,6 +8,7 @@
 #include "backend/cuda/cuda_api.h"
 #include "backend/cuda/device_format.h"
 #include "base/aligned_array.h"
+#include "base/checked_math.h"
 #include "base/rows.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
@@ -19,10 +20,6 @@ namespace moert::cuda {
 namespace {
 
 using DeviceHandle = ::moert::cuda::ExpertHandle;
-
-int64_t RoundUp(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
 
 /// The widest of each dimension over a model's layers.
 struct Extent {

@@ -3,16 +3,13 @@
 #include <algorithm>
 #include <deque>
 
+#include "base/checked_math.h"
 #include "base/status_macros.h"
 
 namespace moert::cuda {
 namespace {
 
 constexpr int64_t kArenaBuffer = int64_t{256} << 20;
-
-int64_t RoundUp(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
 
 /// Demand loads of records that lie in pinned memory are issued by the caller, one behind the
 /// other: the copy engine never waits for a thread that saw the last copy through. Everything else
