@@ -1,0 +1,54 @@
+#include "backend/cuda/residency_table.h"
+
+#include "backend/cuda/workspace.h"
+#include "base/status_macros.h"
+
+namespace moert::cuda {
+
+absl::Status ResidencyTable::Init(const MoeModelSpec* model, const DeviceModel* on_device,
+                                  ExpertHandle* table) {
+  model_ = model;
+  on_device_ = on_device;
+  table_ = table;
+  shadow_.resize(HandleCount(*model));
+  std::vector<ExpertHandle> rows(shadow_.size());
+  for (int l = 0; l < model->num_layers(); ++l) {
+    const LayerOnDevice& layer = on_device->layer(l);
+    if (layer.shared_record == nullptr) continue;
+    const int64_t at = layer.first_handle + model->layers[l].num_experts;
+    rows[at] = {reinterpret_cast<const uint8_t*>(layer.shared_record), layer.shared_format};
+  }
+  MOERT_CUDA_RETURN_IF_ERROR(
+      cudaMemcpy(table_, rows.data(), rows.size() * sizeof(rows[0]), cudaMemcpyHostToDevice));
+  return absl::OkStatus();
+}
+
+absl::Status ResidencyTable::Set(int layer, int expert, const moert::ExpertHandle& handle,
+                                 cudaStream_t stream) {
+  const int64_t index = on_device_->layer(layer).first_handle + expert;
+  moert::ExpertHandle& shadow = shadow_[index];
+  if (shadow.record == handle.record && shadow.layout == handle.layout) return absl::OkStatus();
+  shadow = handle;
+  updates_.index[updates_.count] = static_cast<int32_t>(index);
+  updates_.handle[updates_.count] = {
+      reinterpret_cast<const uint8_t*>(handle.record),
+      handle.layout == nullptr ? 0 : on_device_->FormatOf(handle.layout)};
+  return ++updates_.count < TableUpdates::kMax ? absl::OkStatus() : Flush(stream);
+}
+
+absl::Status ResidencyTable::Flush(cudaStream_t stream) {
+  if (updates_.count == 0) return absl::OkStatus();
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchUpdateTable(table_, updates_, stream));
+  updates_.count = 0;
+  return absl::OkStatus();
+}
+
+absl::Status ResidencyTable::SyncLayer(const ExpertStore& store, int layer, int64_t epoch,
+                                       cudaStream_t stream) {
+  for (int e = 0; e < model_->layers[layer].num_experts; ++e) {
+    MOERT_RETURN_IF_ERROR(Set(layer, e, store.Resolve({layer, e}, epoch), stream));
+  }
+  return Flush(stream);
+}
+
+}  // namespace moert::cuda

@@ -1,0 +1,115 @@
+#include "backend/cuda/routing_return.h"
+
+#include "base/checked_math.h"
+#include "base/status_macros.h"
+
+namespace moert::cuda {
+
+RoutingReturn::~RoutingReturn() {
+  if (awaited_.arrived != nullptr) cudaEventDestroy(awaited_.arrived);
+  for (Mirror& mirror : late_) {
+    if (mirror.arrived != nullptr) cudaEventDestroy(mirror.arrived);
+  }
+}
+
+absl::Status RoutingReturn::Init(const MoeModelSpec* model, const Extent& extent) {
+  model_ = model;
+  constexpr int64_t kLate = 64;
+  const int64_t bytes =
+      RoundUp(extent.pairs * 8 + 2 * extent.tokens * extent.experts * 4, 256) + 4 * 256;
+  MOERT_ASSIGN_OR_RETURN(memory_, Buffer::Pinned((1 + kLate) * bytes));
+  late_.resize(kLate);
+  const auto make = [&](int64_t i, Mirror* mirror) -> absl::Status {
+    mirror->at = memory_.data() + i * bytes;
+    MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&mirror->arrived, cudaEventDisableTiming));
+    return absl::OkStatus();
+  };
+  MOERT_RETURN_IF_ERROR(make(kLate, &awaited_));
+  for (int64_t i = 0; i < kLate; ++i) MOERT_RETURN_IF_ERROR(make(i, &late_[i]));
+  return absl::OkStatus();
+}
+
+absl::Status RoutingReturn::Enqueue(const Workspace& w, Mirror* mirror, cudaStream_t stream) const {
+  const MoeLayerSpec& spec = model_->layers[mirror->context.layer];
+  const int64_t pairs = mirror->tokens * spec.routing.top_k;
+  Carver host(mirror->at);
+  const auto bring = [&](void* to, const void* from, int64_t count) {
+    return cudaMemcpyAsync(to, from, static_cast<size_t>(count) * 4, cudaMemcpyDeviceToHost,
+                           stream);
+  };
+  const int64_t scores = mirror->tokens * spec.num_experts;
+  MOERT_CUDA_RETURN_IF_ERROR(bring(host.Take<int32_t>(pairs), w.ids, pairs));
+  MOERT_CUDA_RETURN_IF_ERROR(bring(host.Take<float>(pairs), w.weights, pairs));
+  MOERT_CUDA_RETURN_IF_ERROR(bring(host.Take<float>(scores), w.scores, scores));
+  if (mirror->next_gate) {
+    const int64_t next_scores = mirror->tokens * NextExperts(mirror->context.layer);
+    MOERT_CUDA_RETURN_IF_ERROR(bring(host.Take<float>(next_scores), w.next_scores, next_scores));
+  }
+  MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(mirror->arrived, stream));
+  return absl::OkStatus();
+}
+
+void RoutingReturn::Read(const Mirror& mirror, RoutingResult* routing) const {
+  const MoeLayerSpec& spec = model_->layers[mirror.context.layer];
+  const int64_t tokens = mirror.tokens;
+  const int64_t pairs = tokens * spec.routing.top_k;
+  Carver host(mirror.at);
+  const auto* ids = host.Take<int32_t>(pairs);
+  const auto* weights = host.Take<float>(pairs);
+  const auto* scores = host.Take<float>(tokens * spec.num_experts);
+  routing->tokens = tokens;
+  routing->top_k = spec.routing.top_k;
+  routing->num_experts = spec.num_experts;
+  routing->ids.assign(ids, ids + pairs);
+  routing->weights.assign(weights, weights + pairs);
+  routing->scores.assign(scores, scores + tokens * spec.num_experts);
+  routing->next_scores.clear();
+  if (mirror.next_gate) {
+    const int64_t count = tokens * NextExperts(mirror.context.layer);
+    const auto* next_scores = host.Take<float>(count);
+    routing->next_scores.assign(next_scores, next_scores + count);
+  }
+  routing->substituted = 0;
+  routing->mass = routing->mass_substituted = 0;
+  for (const float w : routing->weights) routing->mass += w;
+  Router::Group(routing);
+}
+
+absl::Status RoutingReturn::Bring(const Workspace& w, int layer, int64_t tokens, bool next_gate,
+                                  cudaStream_t stream) {
+  awaited_.context.layer = layer;
+  awaited_.tokens = tokens;
+  awaited_.next_gate = next_gate;
+  return Enqueue(w, &awaited_, stream);
+}
+
+absl::Status RoutingReturn::Wait(RoutingResult* routing) {
+  MOERT_CUDA_RETURN_IF_ERROR(cudaEventSynchronize(awaited_.arrived));
+  Read(awaited_, routing);
+  return absl::OkStatus();
+}
+
+absl::Status RoutingReturn::BringLate(const Workspace& w, const PolicyContext& context,
+                                      int64_t tokens, cudaStream_t stream) {
+  if (count_ == late_.size()) return absl::OkStatus();
+  Mirror& mirror = late_[(first_ + count_) % late_.size()];
+  mirror.context = context;
+  mirror.context.request_ids = {};  // of a step that may have ended by then
+  mirror.tokens = tokens;
+  MOERT_RETURN_IF_ERROR(Enqueue(w, &mirror, stream));
+  ++count_;
+  return absl::OkStatus();
+}
+
+bool RoutingReturn::Take(PolicyContext* context, RoutingResult* routing) {
+  if (count_ == 0) return false;
+  const Mirror& mirror = late_[first_];
+  if (cudaEventQuery(mirror.arrived) != cudaSuccess) return false;
+  Read(mirror, routing);
+  *context = mirror.context;
+  first_ = (first_ + 1) % late_.size();
+  --count_;
+  return true;
+}
+
+}  // namespace moert::cuda

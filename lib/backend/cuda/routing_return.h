@@ -1,0 +1,66 @@
+// How a routing made on the device comes to the host: at once, for a call that waits for it, or
+// late, for the counters and policies.
+#ifndef MOERT_LIB_BACKEND_CUDA_ROUTING_RETURN_H_
+#define MOERT_LIB_BACKEND_CUDA_ROUTING_RETURN_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "backend/cuda/cuda_api.h"
+#include "backend/cuda/workspace.h"
+#include "moert/model.h"
+#include "moert/policy.h"
+#include "moert/router.h"
+
+namespace moert::cuda {
+
+/// One caller at a time.
+class RoutingReturn {
+ public:
+  RoutingReturn() = default;
+  ~RoutingReturn();
+  RoutingReturn(const RoutingReturn&) = delete;
+  RoutingReturn& operator=(const RoutingReturn&) = delete;
+
+  /// `model` is borrowed.
+  absl::Status Init(const MoeModelSpec* model, const Extent& extent);
+
+  /// Enqueues the copies of what w holds of `tokens` tokens of a layer; with `next_gate` also the
+  /// scores of the layer behind it.
+  absl::Status Bring(const Workspace& w, int layer, int64_t tokens, bool next_gate,
+                     cudaStream_t stream);
+  /// Blocks until the last Bring arrived, and fills *routing, tokens grouped.
+  absl::Status Wait(RoutingResult* routing);
+
+  /// As Bring, but nobody waits: forgotten when too many are on their way.
+  absl::Status BringLate(const Workspace& w, const PolicyContext& context, int64_t tokens,
+                         cudaStream_t stream);
+  /// The oldest that has arrived and was not taken; false: none.
+  bool Take(PolicyContext* context, RoutingResult* routing);
+
+ private:
+  struct Mirror {
+    PolicyContext context;
+    int64_t tokens = 0;
+    bool next_gate = false;
+    std::byte* at = nullptr;  // pinned: ids, weights, scores, scores of the next layer
+    cudaEvent_t arrived = nullptr;
+  };
+
+  absl::Status Enqueue(const Workspace& w, Mirror* mirror, cudaStream_t stream) const;
+  void Read(const Mirror& mirror, RoutingResult* routing) const;
+  int NextExperts(int layer) const {
+    return model_->layers[(layer + 1) % model_->num_layers()].num_experts;
+  }
+
+  const MoeModelSpec* model_ = nullptr;
+  Buffer memory_;
+  Mirror awaited_;
+  std::vector<Mirror> late_;  // a ring
+  size_t first_ = 0, count_ = 0;
+};
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_LIB_BACKEND_CUDA_ROUTING_RETURN_H_

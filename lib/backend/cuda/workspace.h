@@ -1,0 +1,78 @@
+// The executor's buffers in device memory.
+#ifndef MOERT_LIB_BACKEND_CUDA_WORKSPACE_H_
+#define MOERT_LIB_BACKEND_CUDA_WORKSPACE_H_
+
+#include <algorithm>
+#include <cstdint>
+
+#include "backend/cuda/cuda_api.h"
+#include "base/checked_math.h"
+#include "kernels/cuda/device_types.h"
+#include "kernels/cuda/route.h"
+#include "moert/model.h"
+
+namespace moert::cuda {
+
+/// The widest of each dimension over a model's layers.
+struct Extent {
+  int64_t tokens = 0, pairs = 0, slots = 0, experts = 0, hidden = 0, intermediate = 0, tiles = 0;
+
+  Extent(const MoeModelSpec& model, int64_t max_tokens) : tokens(max_tokens) {
+    for (const MoeLayerSpec& l : model.layers) {
+      pairs = std::max(pairs, max_tokens * l.routing.top_k);
+      experts = std::max<int64_t>(experts, l.num_experts);
+      hidden = std::max(hidden, RoundUp(l.hidden, 64));
+      intermediate =
+          std::max({intermediate, RoundUp(l.intermediate, 64), RoundUp(l.shared_intermediate, 64)});
+      tiles = std::max(tiles, MaxTiles(max_tokens, l.routing.top_k, l.num_experts));
+    }
+    slots = pairs + tokens;
+  }
+};
+
+/// Rows of the residency table: all layers, each with its shared expert last.
+inline int64_t HandleCount(const MoeModelSpec& model) {
+  return model.total_experts() + model.num_layers();
+}
+
+struct Workspace {
+  uint16_t* x;  // packed rows
+  uint16_t* h;
+  float* out;     // by slot
+  float* scores;  // [tokens, experts]
+  float* next_scores;
+  int32_t* ids;  // [pairs]
+  float* weights;
+  int32_t* next_ids;
+  float* next_weights;
+  int32_t* lists;  // [experts, pairs]
+  int32_t* counts;
+  int32_t* shared_slots;
+  TileTable table;
+  ExpertHandle* handles;  // the residency table
+
+  void Carve(const Extent& e, int64_t handle_count, Carver* c) {
+    x = c->Take<uint16_t>(e.tokens * e.hidden);
+    h = c->Take<uint16_t>(e.slots * e.intermediate);
+    out = c->Take<float>(e.slots * e.hidden);
+    scores = c->Take<float>(e.tokens * e.experts);
+    next_scores = c->Take<float>(e.tokens * e.experts);
+    ids = c->Take<int32_t>(e.pairs);
+    weights = c->Take<float>(e.pairs);
+    next_ids = c->Take<int32_t>(e.pairs);
+    next_weights = c->Take<float>(e.pairs);
+    lists = c->Take<int32_t>(e.experts * e.pairs);
+    counts = c->Take<int32_t>(e.experts);
+    shared_slots = c->Take<int32_t>(e.tokens);
+    table.tiles = c->Take<Tile>(e.tiles);
+    for (int p = 0; p < 2; ++p) {
+      table.cost[p] = c->Take<int64_t>(e.tiles);
+      table.starts[p] = c->Take<Position>(kMaxCtas + 1);
+    }
+    handles = c->Take<ExpertHandle>(handle_count);
+  }
+};
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_LIB_BACKEND_CUDA_WORKSPACE_H_
