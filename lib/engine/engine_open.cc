@@ -70,8 +70,11 @@ absl::Status EngineImpl::Init() {
     transfers = MakeVirtualLink(source_.get(), virtual_clock, &profile_);
   } else {
     clock_ = std::make_unique<WallClock>();
-    transfers =
-        MakeReaderQueue(source_.get(), clock_.get(), options_.io_threads, options_.link_gbps * 1e9);
+    std::shared_ptr<LinkPacer> pacer;
+    if (options_.link_gbps > 0) {
+      pacer = std::make_shared<LinkPacer>(clock_.get(), options_.link_gbps * 1e9);
+    }
+    transfers = MakeReaderQueue(source_.get(), clock_.get(), options_.io_threads, std::move(pacer));
   }
   if (backend_ != nullptr) {
     MOERT_ASSIGN_OR_RETURN(transfers, backend_->MakeTransfers(source_.get(), clock_.get(),

@@ -23,6 +23,7 @@
 #include "moert/expert_store.h"
 #include "moert/policy.h"
 #include "moert/profile.h"
+#include "store/link_pacer.h"
 
 namespace moert {
 
@@ -108,9 +109,10 @@ class WaitingTransfers {
   std::deque<Job> classes_[3];
 };
 
-/// `threads` readers; `bytes_per_s` > 0 paces the sum of all transfers to that rate.
+/// `threads` readers. With a pacer they take turns on its link, and what is asked for before a turn
+/// begins may still go first.
 std::unique_ptr<TransferQueue> MakeReaderQueue(const ExpertSource* source, const Clock* clock,
-                                               int threads, double bytes_per_s);
+                                               int threads, std::shared_ptr<LinkPacer> pacer);
 
 /// A logical link with the profile's rate and latency.
 std::unique_ptr<TransferQueue> MakeVirtualLink(const ExpertSource* source, VirtualClock* clock,

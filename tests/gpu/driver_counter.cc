@@ -1,8 +1,11 @@
 // Preloaded into a test, counts the calls of the CUDA driver that wait for the device, and others,
 // by thread, below the runtime: not the library's own count. The runtime, although linked
-// statically, finds the driver through dlsym and cuGetProcAddress; both are intercepted here.
+// statically, finds the driver through dlsym and cuGetProcAddress; both are intercepted here. Also
+// takes the CPU time that the thread spends inside the waits: moert-bench, preloaded with it, tells
+// what a call costs the host from what it waits for.
 #include <cuda.h>
 #include <dlfcn.h>
+#include <time.h>
 
 #include <atomic>
 #include <cstring>
@@ -12,6 +15,13 @@ namespace {
 
 enum Kind { kWaits, kLaunches, kGraphLaunches, kCopies, kKinds };
 thread_local long long counts[kKinds];  // threads that serve transfers do wait, the host must not
+thread_local long long waited_cpu_ns;
+
+long long ThreadCpuNs() {
+  timespec t{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
 
 struct Hook {
   const char* name;
@@ -46,7 +56,12 @@ template <int kHook>
 CUresult Counted(void* a, void* b, void* c, void* d, void* e, void* f, void* g, void* h, void* i,
                  void* j, void* k) {
   ++counts[kHooks[kHook].kind];
-  return originals[kHook].load()(a, b, c, d, e, f, g, h, i, j, k);
+  const Call original = originals[kHook].load();
+  if (kHooks[kHook].kind != kWaits) return original(a, b, c, d, e, f, g, h, i, j, k);
+  const long long begin = ThreadCpuNs();
+  const CUresult result = original(a, b, c, d, e, f, g, h, i, j, k);
+  waited_cpu_ns += ThreadCpuNs() - begin;
+  return result;
 }
 
 template <int kHook>
@@ -112,8 +127,9 @@ CUresult CountingGetProc(const char* symbol, void** found, int version, cuuint64
 extern "C" {
 
 /// Calls of this thread so far: 0 waits, 1 kernel launches, 2 graph launches, 3 asynchronous
-/// copies.
+/// copies; 4: nanoseconds of its CPU time inside the waits.
 __attribute__((visibility("default"))) long long moert_driver_calls(int kind) {
+  if (kind == kKinds) return waited_cpu_ns;
   return kind >= 0 && kind < kKinds ? counts[kind] : -1;
 }
 

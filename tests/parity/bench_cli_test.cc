@@ -128,6 +128,19 @@ TEST_CASE("wall clock: prefill, layers, experts from a file") {
   }
 }
 
+TEST_CASE("frozen holds what the dynaexq in front of it held when the warm-up ended") {
+  const Json run = RunJson(
+      "moert-bench decode --synthetic tiny:2 --schemes bf16,w4a16_g128 --budget 60% --clock "
+      "virtual "
+      "--workload shift --warm 40 --steps 20 --repeats 3 --strategy "
+      "'dynaexq:lo=w4a16_g128,interval_ms=5;frozen'");
+  const Json& variants = run["groups"][0]["variants"];
+  CHECK(variants[0]["promotions"] > 0);
+  CHECK(variants[1]["promotions"] == 0);
+  CHECK(variants[1]["budget_bytes"] == variants[0]["budget_bytes"]);
+  CHECK(variants[1]["steps"] == 60);
+}
+
 TEST_CASE("what cannot run is refused with a reason") {
   const auto error = [](const std::string& args) {
     const Outcome outcome = Run("moert-bench decode " + args);
@@ -140,6 +153,8 @@ TEST_CASE("what cannot run is refused with a reason") {
   CHECK_THAT(error("--synthetic tiny --workload chat"), Contains("steady"));
   CHECK_THAT(error("--synthetic tiny --strategy best"), Contains("on-demand"));
   CHECK_THAT(error("--synthetic tiny --budget 140%"), Contains("140%"));
+  CHECK_THAT(error("--synthetic tiny --strategy frozen"), Contains("in front of it"));
+  CHECK_THAT(error("--synthetic tiny --backend cuda --clock virtual"), Contains("wall"));
   CHECK_THAT(error("--synthetic tiny --strategy 'resident;on-demand@100%' --memory 1MiB"),
              Contains("--memory"));
   // One strategy of several that does not fit is left out, and says why.

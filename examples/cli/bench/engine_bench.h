@@ -10,9 +10,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "examples/cli/bench/attention_loop.h"
+#include "examples/cli/bench/step_runner.h"
 #include "examples/cli/bench/step_source.h"
-#include "examples/cli/workload/oracles.h"
 #include "moert/engine.h"
 
 namespace moert::cli {
@@ -23,7 +22,7 @@ struct Variant {
   std::unique_ptr<Engine> engine;
 
   // Results.
-  std::vector<std::vector<double>> step_ms;  // [repetition][step]
+  std::vector<std::vector<StepCost>> steps;  // [repetition][step]
   EngineStats before;                        // when the warm-up ended
   std::string refused;                       // why there is no engine, if there is none
 };
@@ -31,14 +30,15 @@ struct Variant {
 struct BenchRun {
   int64_t warm_steps = 0;
   int64_t repetitions = 0;
-  int64_t steps = 0;                   // of a repetition
-  AttentionLoop* attention = nullptr;  // null: none
-  int64_t attention_ns = 0;            // a layer
+  int64_t steps = 0;  // of a repetition
+  /// When the warm-up is over: may give engines to variants that have none. May be null.
+  std::function<absl::Status(std::vector<Variant>* variants)> warmed;
   std::function<void(int64_t done, int64_t total)> progress;
 };
 
 /// Runs the warm-up and every repetition on all variants that have an engine.
-absl::Status RunVariants(StepSource* steps, const BenchRun& run, std::vector<Variant>* variants);
+absl::Status RunVariants(StepSource* source, StepRunner* runner, const BenchRun& run,
+                         std::vector<Variant>* variants);
 
 }  // namespace moert::cli
 

@@ -10,8 +10,10 @@
 #include "base/bytes_text.h"
 #include "base/checked_math.h"
 #include "base/status_macros.h"
+#include "base/thread_pool.h"
 #include "examples/cli/bench/bench.h"
 #include "examples/cli/bench/commit.h"
+#include "examples/cli/bench/device_bench.h"
 #include "examples/cli/bench/engine_bench.h"
 #include "examples/cli/bench/model_options.h"
 #include "examples/cli/bench/model_report.h"
@@ -27,6 +29,10 @@ namespace {
 using nlohmann::json;
 
 constexpr char kTracePrefix[] = "trace:";
+// A variant that begins when the warm-up ends.
+constexpr char kFrozen[] = "frozen";
+// Records that devices copy from: more than the caches of a CPU hold.
+constexpr int64_t kPinnedBytes = int64_t{2} << 30;
 
 /// What is measured: experts, and where the steps come from.
 class ModelBench {
@@ -39,15 +45,20 @@ class ModelBench {
  private:
   absl::StatusOr<VariantGroup> RunGroup(const std::string& budget, int64_t batch);
   absl::Status MakeEngines(const std::string& budget, int64_t rows, VariantGroup* group);
+  absl::Status Freeze(const std::string& budget, int64_t rows, std::vector<Variant>* variants);
   absl::StatusOr<double> TransferMs() const;
+  absl::StatusOr<std::unique_ptr<StepRunner>> MakeRunner(int64_t rows);
   StepPlan Plan(int64_t batch) const;
+  int64_t AttentionBytes(int64_t rows) const;
   int64_t AttentionNs(int64_t rows) const;
 
   const ModelBenchOptions& o_;
   Shape shape_;
   std::unique_ptr<TraceReader> trace_;  // null for a made-up workload
   std::shared_ptr<const ExpertSource> experts_;
+  std::unique_ptr<DeviceBench> device_;
   std::unique_ptr<AttentionLoop> attention_;
+  std::unique_ptr<ThreadPool> makers_;  // of hidden states
   double read_bytes_per_s_ = 0;
   EngineOptions engine_options_;
   std::vector<StrategyChoice> strategies_;
@@ -58,6 +69,10 @@ class ModelBench {
 absl::Status ModelBench::Open() {
   MOERT_ASSIGN_OR_RETURN(engine_options_, MakeEngineOptions(o_));
   MOERT_ASSIGN_OR_RETURN(strategies_, ParseStrategies(o_.strategy));
+  if (o_.on_device()) {
+    MOERT_ASSIGN_OR_RETURN(device_, MakeCudaBench());
+    MOERT_ASSIGN_OR_RETURN(makers_, CreateThreadPool({}));
+  }
   budgets_ = absl::StrSplit(o_.budget, ',', absl::SkipWhitespace());
   if (budgets_.empty()) return absl::InvalidArgumentError("--budget: no budget");
   for (const std::string& budget : budgets_) {
@@ -85,12 +100,18 @@ absl::Status ModelBench::Open() {
   SyntheticOptions synthetic;
   synthetic.schemes = absl::StrSplit(o_.schemes, ',');
   synthetic.directory = o_.directory;
+  if (device_ != nullptr) {
+    synthetic.memory_bytes = kPinnedBytes;
+    synthetic.pin = [this](std::byte* data, int64_t bytes) { return device_->Pin(data, bytes); };
+  }
   {
     Progress progress("writing experts", !o_.quiet);
     synthetic.progress = [&](int64_t done, int64_t total) { progress.Update(done, total); };
     MOERT_ASSIGN_OR_RETURN(experts_, MakeSyntheticExperts(shape_, process, seed, synthetic));
   }
-  if (o_.clock == "wall") {
+  if (device_ != nullptr) {
+    read_bytes_per_s_ = device_->ReadBytesPerSecond();
+  } else if (o_.clock == "wall") {
     MOERT_ASSIGN_OR_RETURN(attention_, AttentionLoop::Create(o_.threads));
     read_bytes_per_s_ = attention_->ReadBytesPerSecond();
   }
@@ -106,7 +127,22 @@ StepPlan ModelBench::Plan(int64_t batch) const {
   return plan;
 }
 
+int64_t ModelBench::AttentionBytes(int64_t rows) const {
+  if (device_ == nullptr || o_.bench == "layer") return 0;
+  if (o_.attention_us >= 0) return static_cast<int64_t>(1e-6 * o_.attention_us * read_bytes_per_s_);
+  // Weights once, until arithmetic takes longer: from some 128 rows on. The cache of each request;
+  // a prompt's tokens read it together.
+  const double weights = 2 * static_cast<double>(shape_.attention_parameters) *
+                         std::max(1.0, static_cast<double>(rows) / 128);
+  const int64_t requests = o_.prefill() ? rows / o_.prompt : rows;
+  return static_cast<int64_t>(weights) + requests * o_.context * shape_.kv_bytes;
+}
+
 int64_t ModelBench::AttentionNs(int64_t rows) const {
+  if (device_ != nullptr) {
+    return static_cast<int64_t>(1e9 * static_cast<double>(AttentionBytes(rows)) /
+                                read_bytes_per_s_);
+  }
   if (attention_ == nullptr || o_.bench == "layer") return 0;
   if (o_.attention_us >= 0) return static_cast<int64_t>(o_.attention_us * 1e3);
   // Its projections stream their bf16 weights once for up to eight tokens, and are bound by
@@ -120,12 +156,22 @@ int64_t ModelBench::AttentionNs(int64_t rows) const {
 int64_t AvailableMemory() { return int64_t{sysconf(_SC_AVPHYS_PAGES)} * sysconf(_SC_PAGESIZE); }
 
 absl::Status ModelBench::MakeEngines(const std::string& budget, int64_t rows, VariantGroup* group) {
-  const int64_t limit = o_.memory > 0 ? o_.memory : AvailableMemory() / 10 * 9;
+  int64_t available = AvailableMemory();
+  if (device_ != nullptr) {
+    MOERT_ASSIGN_OR_RETURN(available, device_->FreeBytes());
+  }
+  const int64_t limit = o_.memory > 0 ? o_.memory : available / 10 * 9;
   int64_t held = 0;
   for (const StrategyChoice& choice : strategies_) {
     Variant& v = group->variants.emplace_back();
     v.strategy = choice.spec;
     v.budget = choice.budget;
+    if (choice.spec == kFrozen) {
+      if (group->variants.size() < 2) {
+        return absl::InvalidArgumentError("--strategy: frozen has no strategy in front of it");
+      }
+      continue;
+    }
     EngineOptions options = engine_options_;
     options.strategy = choice.spec;
     options.max_tokens_per_forward = rows;
@@ -156,9 +202,56 @@ absl::Status ModelBench::MakeEngines(const std::string& budget, int64_t rows, Va
   return absl::OkStatus();
 }
 
+absl::Status ModelBench::Freeze(const std::string& budget, int64_t rows,
+                                std::vector<Variant>* variants) {
+  for (size_t i = 1; i < variants->size(); ++i) {
+    Variant& v = (*variants)[i];
+    const Variant& before = (*variants)[i - 1];
+    if (v.strategy != kFrozen || before.engine == nullptr) continue;
+    // "dynaexq:hi=...,..." -> "static-mixed:hi=...,hot=...".
+    const std::pair<std::string, std::string> spec =
+        absl::StrSplit(before.strategy, absl::MaxSplits(':', 1));
+    std::string keys;
+    for (const absl::string_view key : absl::StrSplit(spec.second, ',', absl::SkipWhitespace())) {
+      if (absl::StartsWith(key, "hi=") || absl::StartsWith(key, "lo=") ||
+          absl::StartsWith(key, "hi_fraction=")) {
+        keys += fmt::format("{},", std::string(key));
+      }
+    }
+    std::string hot;
+    for (int l = 0; l < shape_.spec.num_layers(); ++l) {
+      MOERT_ASSIGN_OR_RETURN(const std::vector<Residency> states, before.engine->ResidencyOf(l));
+      if (l > 0) hot += '/';
+      bool first = true;
+      for (size_t e = 0; e < states.size(); ++e) {
+        if (states[e] != Residency::kHigh) continue;
+        hot += fmt::format("{}{}", first ? "" : "-", e);
+        first = false;
+      }
+    }
+    EngineOptions options = engine_options_;
+    options.strategy = fmt::format("static-mixed:{}hot={}", keys, hot);
+    options.max_tokens_per_forward = rows;
+    v.budget = before.budget;
+    MOERT_ASSIGN_OR_RETURN(options.budget, ParseBudget(v.budget.empty() ? budget : v.budget));
+    MOERT_ASSIGN_OR_RETURN(v.engine, Engine::Create(experts_, options));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<StepRunner>> ModelBench::MakeRunner(int64_t rows) {
+  if (device_ == nullptr) return MakeHostRunner(attention_.get(), AttentionNs(rows));
+  DeviceRunOptions options;
+  options.attention_bytes = AttentionBytes(rows);
+  options.graph = o_.graph;
+  options.layer_times = o_.layer_times;
+  return device_->MakeRunner(options);
+}
+
 absl::StatusOr<double> ModelBench::TransferMs() const {
   const int64_t bytes = experts_->layout(0, 0, 0).bytes;
   if (o_.link_gbps > 0) return 1e-6 * static_cast<double>(bytes) / o_.link_gbps;
+  if (device_ != nullptr) return device_->CopyMs(bytes);
   if (o_.clock == "virtual") {
     return 1e-6 * static_cast<double>(engine_options_.profile.TransferNs(bytes));
   }
@@ -191,17 +284,17 @@ absl::StatusOr<VariantGroup> ModelBench::RunGroup(const std::string& budget, int
   } else {
     MOERT_ASSIGN_OR_RETURN(Workload process,
                            Workload::Create(o_.workload, shape_.spec, shape_.common_share, seed));
-    steps = MakeWorkloadSteps(std::move(process), shape_.spec, plan);
+    steps = MakeWorkloadSteps(std::move(process), shape_.spec, plan, makers_.get());
   }
   BenchRun run;
   run.warm_steps = o_.warm;
   run.repetitions = o_.repeats;
   run.steps = o_.steps;
-  run.attention = attention_.get();
-  run.attention_ns = AttentionNs(rows);
+  run.warmed = [&](std::vector<Variant>* variants) { return Freeze(budget, rows, variants); };
+  MOERT_ASSIGN_OR_RETURN(const std::unique_ptr<StepRunner> runner, MakeRunner(rows));
   Progress progress(fmt::format("budget {}, batch {}: steps", budget, batch), !o_.quiet);
   run.progress = [&](int64_t done, int64_t total) { progress.Update(done, total); };
-  MOERT_RETURN_IF_ERROR(RunVariants(steps.get(), run, &group.variants));
+  MOERT_RETURN_IF_ERROR(RunVariants(steps.get(), runner.get(), run, &group.variants));
   return group;
 }
 
@@ -240,6 +333,9 @@ absl::StatusOr<json> ModelBench::Run(const std::string& command) {
                 {"expert_bytes", experts_->layout(0, 0, 0).bytes}}},
               {"workload", o_.workload},
               {"schemes", o_.schemes},
+              {"backend", o_.backend},
+              {"device", device_ != nullptr ? device_->Describe() : json(nullptr)},
+              {"context", device_ != nullptr ? json(o_.context) : json(nullptr)},
               {"source", o_.directory.empty() ? "memory" : "disk"},
               {"clock", o_.clock},
               {"profile", o_.profile},

@@ -16,7 +16,9 @@ void AddModelBenchFlags(ArgParser* parser, ModelBenchOptions* o) {
   parser->AddString(
       "strategy", &o->strategy,
       "SPEC[@BUDGET][;...]: compared with each other, each at its own budget if given; all: every "
-      "built-in one");
+      "built-in one; frozen: from the end of the warm-up, what the dynaexq in front of it then "
+      "holds");
+  parser->AddChoice("backend", &o->backend, {"cpu", "cuda"}, "where experts execute");
   parser->AddString("budget", &o->budget, "SIZE or PERCENT, comma-separated");
   parser->AddString("schemes", &o->schemes, "stored versions, comma-separated, most bits first");
   parser->AddString("dir", &o->directory,
@@ -36,8 +38,14 @@ void AddModelBenchFlags(ArgParser* parser, ModelBenchOptions* o) {
   parser->AddInt("threads", &o->threads, "compute threads; 0: one a core", 0, 1024);
   parser->AddInt("io-threads", &o->io_threads, "threads that read experts", 1, 16);
   parser->AddDouble("link-gbps", &o->link_gbps, "paces transfers to this rate, GB/s; 0: not");
-  parser->AddDouble("attention-us", &o->attention_us,
-                    "emulated attention a layer; below 0: what reading its weights would take");
+  parser->AddDouble(
+      "attention-us", &o->attention_us,
+      "emulated attention a layer; below 0: what reading its weights would take, on a "
+      "device also the cache of --context tokens a request");
+  parser->AddInt64("context", &o->context, "cuda: tokens in each request's cache", 0, 1 << 24);
+  parser->AddSwitch("graph", &o->graph,
+                    "cuda: steps of strategies that never wait are replayed from a CUDA graph");
+  parser->AddSwitch("layer-times", &o->layer_times, "cuda: times each layer on the device's clock");
   parser->AddString("kernels", &o->kernels, "CPU kernel set: auto or a name");
   parser->AddChoice("clock", &o->clock, {"wall", "virtual"},
                     "virtual: logical times, reproducible; then one repetition says all");
@@ -58,8 +66,14 @@ absl::StatusOr<EngineOptions> MakeEngineOptions(const ModelBenchOptions& o) {
     return absl::InvalidArgumentError(
         absl::StrCat("--attention-us: ", o.attention_us, "; at most 1e9, below 0: estimated"));
   }
+  if (o.on_device() && o.clock != "wall") {
+    return absl::InvalidArgumentError("--backend cuda: on the wall clock only (--clock wall)");
+  }
+  if (o.on_device() && !o.directory.empty()) {
+    return absl::InvalidArgumentError("--backend cuda: experts lie in pinned memory; no --dir");
+  }
   EngineOptions e;
-  e.backend = BackendKind::kCpu;
+  e.backend = o.on_device() ? BackendKind::kCuda : BackendKind::kCpu;
   e.clock = o.clock == "virtual" ? ClockKind::kVirtual : ClockKind::kWall;
   MOERT_ASSIGN_OR_RETURN(e.profile, LoadProfile(o.profile));
   e.link_gbps = o.link_gbps;

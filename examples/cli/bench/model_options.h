@@ -25,6 +25,10 @@ struct ModelBenchOptions {
   int64_t steps = 32;
   int64_t repeats = 5;
   int64_t warm = 64;
+  std::string backend = "cpu";
+  int64_t context = 1024;
+  bool graph = false;
+  bool layer_times = false;
   int threads = 0;
   int io_threads = 2;
   double link_gbps = 0;
@@ -39,6 +43,7 @@ struct ModelBenchOptions {
   bool quiet = false;
 
   bool prefill() const { return bench == "prefill"; }
+  bool on_device() const { return backend == "cuda"; }
 };
 
 /// Registers the flags that `options->bench` takes; borrowed until parsed.

@@ -20,6 +20,13 @@ double Mean(const std::vector<double>& values) {
                               static_cast<double>(values.size());
 }
 
+double Percentile(std::vector<double> values, double p) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  const auto i = static_cast<size_t>(std::ceil(p * static_cast<double>(values.size())));
+  return values[std::min(values.size() - 1, i == 0 ? 0 : i - 1)];
+}
+
 struct Timing {
   Spread step_ms;                     // over repetitions, of the mean step
   double mean = 0, p50 = 0, p99 = 0;  // of all steps
@@ -29,21 +36,51 @@ struct Timing {
 Timing TimingOf(const Variant& v) {
   Timing t;
   std::vector<double> means, all;
-  for (const std::vector<double>& repetition : v.step_ms) {
-    means.push_back(Mean(repetition));
-    all.insert(all.end(), repetition.begin(), repetition.end());
+  for (const std::vector<StepCost>& repetition : v.steps) {
+    const size_t first = all.size();
+    for (const StepCost& step : repetition) all.push_back(step.ms);
+    means.push_back(Mean({all.begin() + static_cast<int64_t>(first), all.end()}));
   }
-  std::sort(all.begin(), all.end());
   t.step_ms = SpreadOf(means);
   t.steps = static_cast<int64_t>(all.size());
-  const auto rank = [&](double p) {
-    const auto i = static_cast<size_t>(std::ceil(p * static_cast<double>(all.size())));
-    return all.empty() ? 0 : all[std::min(all.size() - 1, i == 0 ? 0 : i - 1)];
-  };
   t.mean = Mean(all);
-  t.p50 = rank(0.5);
-  t.p99 = rank(0.99);
+  t.p50 = Percentile(all, 0.5);
+  t.p99 = Percentile(all, 0.99);
   return t;
+}
+
+/// What steps on a device took of the host, a layer call.
+json HostJson(const Variant& v) {
+  const double layers = v.engine->model().num_layers();
+  double host_ms = 0, waited_ms = 0, waits = 0, launches = 0, steps = 0, replayed = 0;
+  bool counted = true;
+  std::vector<double> layer_us;
+  for (const std::vector<StepCost>& repetition : v.steps) {
+    for (const StepCost& step : repetition) {
+      ++steps;
+      host_ms += step.host_ms;
+      counted = counted && step.waits >= 0;
+      waited_ms += step.waited_ms;
+      waits += static_cast<double>(step.waits);
+      launches += static_cast<double>(step.launches);
+      replayed += step.replayed;
+      layer_us.insert(layer_us.end(), step.layer_us.begin(), step.layer_us.end());
+    }
+  }
+  if (steps == 0) return nullptr;
+  json host = {{"cpu_us_a_layer", 1e3 * host_ms / steps / layers}, {"replayed", replayed / steps}};
+  if (counted) {
+    host["busy_us_a_layer"] = 1e3 * (host_ms - waited_ms) / steps / layers;
+    host["driver_waits_a_step"] = waits / steps;
+    host["launches_a_layer"] = launches / steps / layers;
+  }
+  if (!layer_us.empty()) {
+    host["layer_us"] = {{"mean", Mean(layer_us)},
+                        {"p50", Percentile(layer_us, 0.5)},
+                        {"p99", Percentile(layer_us, 0.99)},
+                        {"max", *std::max_element(layer_us.begin(), layer_us.end())}};
+  }
+  return host;
 }
 
 struct Row {
@@ -116,7 +153,24 @@ json RowJson(const VariantGroup& group, const Variant& v, const Row& row) {
           {"low_answers", ratio(s.low_answers, s.lookups)},
           {"prefetch_accuracy", ratio(s.prefetch_useful, s.prefetch_issued)},
           {"prefetch_recall", ratio(s.prefetch_recalled, s.prefetch_predicted)},
+          {"prefetch_issued", s.prefetch_issued},
+          {"prefetch_active", ratio(s.prefetch_active, s.prefetch_issued)},
+          {"prefetch_top_score", ratio(s.prefetch_top_score, s.prefetch_issued)},
+          {"prefetch_disabled_steps", s.prefetch_disabled_steps},
+          {"low_slots", ratio(s.slots_low, s.slots)},
           {"substituted", ratio(s.slots_substituted, s.slots)},
+          {"model_hit_ratio", ratio(s.model_hits, s.model_lookups)},
+          {"cpu_computed", ratio(s.cpu_computed, s.lookups)},
+          {"promotions", s.promotions},
+          {"demotions", s.demotions},
+          {"deferred", s.deferred},
+          {"host_syncs", s.host_syncs},
+          {"stall_reasons_ms",
+           {{"miss", 1e-6 * static_cast<double>(s.stall_miss_ns) / steps},
+            {"queue", 1e-6 * static_cast<double>(s.stall_queue_ns) / steps},
+            {"staging", 1e-6 * static_cast<double>(s.stall_staging_ns) / steps},
+            {"cpu", 1e-6 * static_cast<double>(s.stall_cpu_ns) / steps}}},
+          {"host", v.engine->backend() == BackendKind::kCuda ? HostJson(v) : json(nullptr)},
           {"policy_fallbacks", s.policy_fallbacks},
           {"oracles", oracles}};
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "examples/cli/bench/engine_bench.h"
+#include "examples/cli/workload/oracles.h"
 #include "nlohmann/json.hpp"
 
 namespace moert::cli {

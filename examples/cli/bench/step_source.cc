@@ -10,8 +10,9 @@ namespace {
 
 class WorkloadSteps final : public StepSource {
  public:
-  WorkloadSteps(Workload workload, const MoeModelSpec& model, const StepPlan& plan)
-      : workload_(std::move(workload)), model_(model), plan_(plan) {}
+  WorkloadSteps(Workload workload, const MoeModelSpec& model, const StepPlan& plan,
+                ThreadPool* pool)
+      : workload_(std::move(workload)), model_(model), plan_(plan), pool_(pool) {}
 
   absl::StatusOr<bool> Next(StepInputs* step) override {
     if (step_ == plan_.steps) return false;
@@ -25,7 +26,7 @@ class WorkloadSteps final : public StepSource {
     for (size_t l = 0; l < model_.layers.size(); ++l) {
       workload_.NextLayer();
       step->layers[l].hidden.resize(step->rows * model_.layers[l].hidden);
-      workload_.Hidden(step->layers[l].hidden.data());
+      workload_.Hidden(step->layers[l].hidden.data(), pool_);
     }
     return true;
   }
@@ -34,6 +35,7 @@ class WorkloadSteps final : public StepSource {
   Workload workload_;
   const MoeModelSpec model_;
   const StepPlan plan_;
+  ThreadPool* const pool_;
   int64_t step_ = 0;
 };
 
@@ -79,8 +81,8 @@ class TraceSteps final : public StepSource {
 }  // namespace
 
 std::unique_ptr<StepSource> MakeWorkloadSteps(Workload workload, const MoeModelSpec& model,
-                                              const StepPlan& plan) {
-  return std::make_unique<WorkloadSteps>(std::move(workload), model, plan);
+                                              const StepPlan& plan, ThreadPool* pool) {
+  return std::make_unique<WorkloadSteps>(std::move(workload), model, plan, pool);
 }
 
 std::unique_ptr<StepSource> MakeTraceSteps(TraceReader* trace) {

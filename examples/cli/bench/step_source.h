@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "examples/cli/workload/workload_trace.h"
 #include "moert/engine.h"
+#include "moert/thread_pool.h"
 
 namespace moert::cli {
 
@@ -35,8 +36,9 @@ class StepSource {
   virtual absl::StatusOr<bool> Next(StepInputs* step) = 0;
 };
 
+/// The pool, borrowed, makes rows side by side; null: the caller alone.
 std::unique_ptr<StepSource> MakeWorkloadSteps(Workload workload, const MoeModelSpec& model,
-                                              const StepPlan& plan);
+                                              const StepPlan& plan, ThreadPool* pool = nullptr);
 /// The trace is borrowed.
 std::unique_ptr<StepSource> MakeTraceSteps(TraceReader* trace);
 

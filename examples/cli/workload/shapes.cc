@@ -62,6 +62,7 @@ Shape Make(const Row& row, int layers) {
   shape.name = row.name;
   shape.model = row.model;
   shape.attention_parameters = row.hidden * row.head_dim * 2 * (row.heads + row.kv_heads);
+  shape.kv_bytes = 2 * row.kv_heads * row.head_dim * 2;
   shape.common_share = row.common_share;
   shape.spec.architecture = row.name;
   for (int l = 0; l < layers; ++l) {

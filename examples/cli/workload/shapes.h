@@ -17,6 +17,7 @@ struct Shape {
   std::string model;  // as published
   MoeModelSpec spec;
   int64_t attention_parameters = 0;  // projections of one layer, for emulated attention
+  int64_t kv_bytes = 0;              // of one token in one layer's cache, bf16
   /// Share of the logits' variance that every request has in common (docs/workloads.md): fitted to
   /// the published activation density where there is one, else that of Qwen3-30B-A3B.
   double common_share = 0;

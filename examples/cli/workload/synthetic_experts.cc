@@ -11,10 +11,12 @@
 #include "base/bf16.h"
 #include "base/checked_math.h"
 #include "base/status_macros.h"
+#include "base/thread_pool.h"
 #include "examples/cli/workload/random_vectors.h"
 #include "fmt/format.h"
 #include "format/file_writer.h"
 #include "moert/env.h"
+#include "moert/pinned_records.h"
 
 namespace moert::cli {
 namespace {
@@ -25,9 +27,10 @@ struct Ring {
   int64_t stride = 0;
   int64_t count = 0;
   AlignedBuffer bytes;
+  std::shared_ptr<void> pinned;  // null: pageable. Unlocks the bytes before they go.
 };
 
-class SyntheticExperts final : public ExpertSource {
+class SyntheticExperts final : public ExpertSource, public PinnedRecords {
  public:
   SyntheticExperts(const Shape& shape, uint64_t seed, const SyntheticOptions& options)
       : shape_(shape), schemes_(options.schemes), seed_(seed) {
@@ -77,6 +80,12 @@ class SyntheticExperts final : public ExpertSource {
     return absl::OkStatus();
   }
 
+  const std::byte* PinnedRecord(int layer, int expert, int version) const override {
+    const Ring& ring = rings_[version];
+    if (ring.pinned == nullptr) return nullptr;
+    return ring.bytes.data() + (first_[layer] + expert) % ring.count * ring.stride;
+  }
+
   absl::StatusOr<LayerConstants> ReadConstants(int layer) const override {
     return constants_[layer];
   }
@@ -93,9 +102,13 @@ class SyntheticExperts final : public ExpertSource {
     }
     ring.count = std::clamp<int64_t>(options.memory_bytes / ring.stride, 1, total_);
     MOERT_RETURN_IF_ERROR(ring.bytes.Reset(ring.count * ring.stride));
-    for (int64_t i = 0; i < ring.count; ++i) {
+    MOERT_ASSIGN_OR_RETURN(const auto pool, CreateThreadPool({}));
+    pool->Run(ring.count, [&](int64_t i, int) {
       FillRecord(ring.layouts.front(), MixKey(seed_, 101, rings_.size(), i),
                  ring.bytes.data() + i * ring.stride);
+    });
+    if (options.pin != nullptr) {
+      MOERT_ASSIGN_OR_RETURN(ring.pinned, options.pin(ring.bytes.data(), ring.bytes.size()));
     }
     rings_.push_back(std::move(ring));
     return absl::OkStatus();

@@ -25,10 +25,13 @@ struct SyntheticOptions {
   /// is multiplied lies at as many addresses as in a real model.
   std::string directory;
   int64_t memory_bytes = int64_t{512} << 20;
+  /// Page-locks that memory and returns what unlocks it; then devices copy records from where they
+  /// are (PinnedRecords). May be null.
+  std::function<absl::StatusOr<std::shared_ptr<void>>(std::byte* data, int64_t bytes)> pin;
   std::function<void(int64_t done, int64_t total)> progress;  // may be null
 };
 
-/// The workload gives the gates; borrowed for the call.
+/// The workload gives the gates; borrowed for the call. Records are made by all threads.
 absl::StatusOr<std::shared_ptr<const ExpertSource>> MakeSyntheticExperts(
     const Shape& shape, const Workload& workload, uint64_t seed, const SyntheticOptions& options);
 

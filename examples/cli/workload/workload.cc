@@ -166,7 +166,7 @@ void Workload::NextLayer() {
   }
 }
 
-void Workload::Hidden(float* out) {
+void Workload::Hidden(float* out, ThreadPool* pool) {
   const int64_t hidden = model_.layers[layer_].hidden;
   const int64_t rest = hidden - p_.dims;
   const float visible =
@@ -179,15 +179,21 @@ void Workload::Hidden(float* out) {
   const float keep = continues ? static_cast<float>(p_.invisible_correlation) : 0;
   const float renew = std::sqrt(1 - keep * keep);
   invisible_.resize(rows_.size() * rest);
-  for (size_t r = 0; r < rows_.size(); ++r) {
+  const auto make = [&](int64_t r, int) {
     const uint64_t news = MixKey(seed_, kInvisible, rows_[r].request, rows_[r].token, layer_);
-    float* x = out + static_cast<int64_t>(r) * hidden;
+    float* x = out + r * hidden;
     float* o = &invisible_[r * rest];
     for (int i = 0; i < p_.dims; ++i) x[i] = visible * visible_[r * p_.dims + i];
     for (int64_t i = 0; i < rest; ++i) {
       o[i] = (keep == 0 ? 0 : keep * o[i]) + renew * RandomNormal(news, i);
       x[p_.dims + i] = invisible * o[i];
     }
+  };
+  const auto rows = static_cast<int64_t>(rows_.size());
+  if (pool != nullptr) {
+    pool->Run(rows, make);
+  } else {
+    for (int64_t r = 0; r < rows; ++r) make(r, 0);
   }
   invisible_layer_ = layer_;
 }

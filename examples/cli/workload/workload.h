@@ -22,6 +22,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "moert/model.h"
+#include "moert/thread_pool.h"
 
 namespace moert::cli {
 
@@ -74,8 +75,8 @@ class Workload {
   /// What gates see of each row in this layer: [rows, dims].
   const std::vector<float>& visible() const { return visible_; }
   /// The full gate input of each row: [rows, hidden], mean square 1. Costs a random number an
-  /// element; call it once a layer.
-  void Hidden(float* out);
+  /// element; call it once a layer. With a pool, rows are made side by side: the same numbers.
+  void Hidden(float* out, ThreadPool* pool = nullptr);
 
   /// Logits of `layer` for this step's rows as they are now: [rows, E]. Equal to the gate times
   /// Hidden but for rounding.

@@ -61,12 +61,16 @@ class CudaBackend final : public Backend {
     auto device_source =
         std::make_unique<DeviceSource>(source, options_.device, options_.host_budget, &fence_);
     MOERT_RETURN_IF_ERROR(device_source->Init());
-    std::unique_ptr<TransferQueue> inner =
-        virtual_clock != nullptr ? MakeVirtualLink(device_source.get(), virtual_clock, profile)
-                                 : MakeReaderQueue(device_source.get(), clock, options.io_threads,
-                                                   options.link_gbps * 1e9);
-    const bool paced = virtual_clock != nullptr || options.link_gbps > 0;
-    return MakeDeviceTransfers(std::move(device_source), std::move(inner), paced ? nullptr : clock);
+    if (virtual_clock != nullptr) {
+      std::unique_ptr<TransferQueue> link =
+          MakeVirtualLink(device_source.get(), virtual_clock, profile);
+      return MakeDeviceTransfers(std::move(device_source), std::move(link), nullptr, nullptr);
+    }
+    std::shared_ptr<LinkPacer> pacer;
+    if (options.link_gbps > 0) pacer = std::make_shared<LinkPacer>(clock, options.link_gbps * 1e9);
+    std::unique_ptr<TransferQueue> readers =
+        MakeReaderQueue(device_source.get(), clock, options.io_threads, pacer);
+    return MakeDeviceTransfers(std::move(device_source), std::move(readers), clock, pacer);
   }
 
   absl::StatusOr<std::unique_ptr<DeviceExecutor>> MakeExecutor(

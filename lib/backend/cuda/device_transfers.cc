@@ -1,7 +1,10 @@
 #include "backend/cuda/device_transfers.h"
 
 #include <algorithm>
+#include <chrono>
 #include <deque>
+#include <thread>
+#include <utility>
 
 #include "base/checked_math.h"
 #include "base/status_macros.h"
@@ -17,8 +20,11 @@ constexpr int64_t kArenaBuffer = int64_t{256} << 20;
 class DeviceTransfers final : public TransferQueue {
  public:
   DeviceTransfers(std::unique_ptr<DeviceSource> source, std::unique_ptr<TransferQueue> inner,
-                  const Clock* direct_clock)
-      : source_(std::move(source)), inner_(std::move(inner)), clock_(direct_clock) {}
+                  const Clock* direct_clock, std::shared_ptr<LinkPacer> pacer)
+      : source_(std::move(source)),
+        inner_(std::move(inner)),
+        clock_(direct_clock),
+        pacer_(std::move(pacer)) {}
 
   ~DeviceTransfers() override {
     for (Direct& direct : direct_) source_->ReturnEvent(direct.event);
@@ -73,6 +79,7 @@ class DeviceTransfers final : public TransferQueue {
     Transfer transfer;
     int64_t submitted_ns;
     cudaEvent_t event;
+    int64_t due_ns;  // when its turn on a paced link is over
   };
   struct Waiting {
     Transfer transfer;
@@ -85,24 +92,40 @@ class DeviceTransfers final : public TransferQueue {
     if (clock_ == nullptr) return false;
     absl::StatusOr<cudaEvent_t> event = source_->Begin(transfer);
     if (!event.ok() || *event == nullptr) return false;
-    direct_.push_back({transfer, submitted_ns, *event});
+    const int64_t due_ns = pacer_ != nullptr ? pacer_->Reserve(transfer.bytes) : 0;
+    direct_.push_back({transfer, submitted_ns, *event, due_ns});
     return true;
   }
 
   /// Delivers the oldest copy if it is done, or waits until it is.
   bool Finish(bool wait, std::vector<TransferDone>* done) {
     const Direct oldest = direct_.front();
+    if (pacer_ != nullptr) {
+      if (!wait && clock_->now_ns() < oldest.due_ns) return false;
+      AwaitTurn(oldest.due_ns);
+    }
     const cudaError_t error =
         wait ? cudaEventSynchronize(oldest.event) : cudaEventQuery(oldest.event);
     if (error == cudaErrorNotReady) return false;
     direct_.pop_front();
     source_->ReturnEvent(oldest.event);
-    const int64_t now = clock_->now_ns();
+    const int64_t now = pacer_ != nullptr ? oldest.due_ns : clock_->now_ns();
     done->push_back({oldest.transfer.key, oldest.transfer.version,
                      ToStatus(error, "copying a record"), oldest.transfer.bytes,
                      oldest.submitted_ns, std::max(oldest.submitted_ns, last_finished_ns_), now});
     last_finished_ns_ = now;
     return true;
+  }
+
+  /// As exactly as the events of a real link would say: asleep, then awake for the last moment.
+  void AwaitTurn(int64_t due_ns) const {
+    constexpr int64_t kAwakeNs = 200'000;
+    const int64_t left_ns = due_ns - clock_->now_ns();
+    if (left_ns > kAwakeNs) {
+      std::this_thread::sleep_for(std::chrono::nanoseconds(left_ns - kAwakeNs));
+    }
+    while (clock_->now_ns() < due_ns) {
+    }
   }
 
   Waiting* Find(ExpertKey key, int version) {
@@ -120,7 +143,8 @@ class DeviceTransfers final : public TransferQueue {
 
   std::unique_ptr<DeviceSource> source_;  // outlives the threads of inner_
   std::unique_ptr<TransferQueue> inner_;
-  const Clock* const clock_;      // null: everything goes through inner_
+  const Clock* const clock_;  // null: everything goes through inner_
+  const std::shared_ptr<LinkPacer> pacer_;
   std::deque<Direct> direct_;     // in the order of the copy stream
   std::vector<Waiting> waiting_;  // what inner_ has
   int64_t last_finished_ns_ = 0;
@@ -213,7 +237,7 @@ absl::Status DeviceSource::Copy(int64_t id, const std::byte* from, int64_t bytes
 
 bool DeviceSource::Kept(ExpertKey key, int source_version) const {
   std::lock_guard<std::mutex> lock(mu_);
-  return kept_.count(Id(key.layer, key.expert, source_version)) != 0;
+  return Pinned(key.layer, key.expert, source_version) != nullptr;
 }
 
 absl::StatusOr<cudaEvent_t> DeviceSource::Begin(const Transfer& transfer) {
@@ -223,7 +247,7 @@ absl::StatusOr<cudaEvent_t> DeviceSource::Begin(const Transfer& transfer) {
   cudaEvent_t event = nullptr;
   {
     std::lock_guard<std::mutex> lock(mu_);
-    if (const auto it = kept_.find(id); it != kept_.end()) from = it->second;
+    from = Pinned(transfer.key.layer, transfer.key.expert, transfer.source_version);
     if (from == nullptr) return nullptr;
     if (const auto it = tickets_.find(id); it != tickets_.end()) ticket = it->second;
     if (!events_.empty()) {
@@ -266,7 +290,7 @@ absl::Status DeviceSource::ReadRecord(int layer, int expert, int version,
   const std::byte* from = nullptr;
   {
     std::lock_guard<std::mutex> lock(mu_);
-    if (const auto it = kept_.find(id); it != kept_.end()) from = it->second;
+    from = Pinned(layer, expert, version);
   }
   std::byte* place = from == nullptr ? Reserve(rounded) : nullptr;
   MOERT_ASSIGN_OR_RETURN(Staging staging,
@@ -289,8 +313,10 @@ absl::Status DeviceSource::ReadRecord(int layer, int expert, int version,
 
 std::unique_ptr<TransferQueue> MakeDeviceTransfers(std::unique_ptr<DeviceSource> source,
                                                    std::unique_ptr<TransferQueue> inner,
-                                                   const Clock* direct_clock) {
-  return std::make_unique<DeviceTransfers>(std::move(source), std::move(inner), direct_clock);
+                                                   const Clock* direct_clock,
+                                                   std::shared_ptr<LinkPacer> pacer) {
+  return std::make_unique<DeviceTransfers>(std::move(source), std::move(inner), direct_clock,
+                                           std::move(pacer));
 }
 
 }  // namespace moert::cuda

@@ -11,18 +11,24 @@
 #include "backend/cuda/compute_fence.h"
 #include "backend/cuda/cuda_api.h"
 #include "moert/expert_source.h"
+#include "moert/pinned_records.h"
+#include "store/link_pacer.h"
 #include "store/transfer_queue.h"
 
 namespace moert::cuda {
 
-/// A source whose ReadRecord fills device memory: the record comes from pinned host memory, where
-/// it stays after the first read while the host budget lasts, or through a staging buffer, and is
-/// copied by one asynchronous copy on the copy stream. Blocks the calling thread until the copy is
-/// done. Thread-safe.
+/// A source whose ReadRecord fills device memory: the record comes from pinned host memory, the
+/// source's own (PinnedRecords) or ours, where it stays after the first read while the host budget
+/// lasts, or through a staging buffer, and is copied by one asynchronous copy on the copy stream.
+/// Blocks the calling thread until the copy is done. Thread-safe.
 class DeviceSource final : public ExpertSource {
  public:
   DeviceSource(const ExpertSource* source, int device, int64_t host_budget, ComputeFence* fence)
-      : source_(source), device_(device), host_budget_(host_budget), fence_(fence) {}
+      : source_(source),
+        pinned_(dynamic_cast<const PinnedRecords*>(source)),
+        device_(device),
+        host_budget_(host_budget),
+        fence_(fence) {}
   ~DeviceSource() override;
   absl::Status Init();
 
@@ -58,6 +64,14 @@ class DeviceSource final : public ExpertSource {
   int64_t Id(int layer, int expert, int version) const {
     return (int64_t{version} << 40) | (int64_t{layer} << 20) | expert;
   }
+  /// Where a record lies in pinned memory, or null. mu_ must be held.
+  const std::byte* Pinned(int layer, int expert, int version) const {
+    const std::byte* own =
+        pinned_ != nullptr ? pinned_->PinnedRecord(layer, expert, version) : nullptr;
+    if (own != nullptr) return own;
+    const auto it = kept_.find(Id(layer, expert, version));
+    return it != kept_.end() ? it->second : nullptr;
+  }
   /// A place for a record in the pinned arena, or null when the host budget is spent.
   std::byte* Reserve(int64_t bytes) const;
   absl::StatusOr<Staging> TakeStaging(int64_t bytes) const;
@@ -65,6 +79,7 @@ class DeviceSource final : public ExpertSource {
                     cudaEvent_t done) const;
 
   const ExpertSource* const source_;
+  const PinnedRecords* const pinned_;  // the same object, or null
   const int device_;
   const int64_t host_budget_;  // -1: no limit
   ComputeFence* const fence_;
@@ -83,9 +98,11 @@ class DeviceSource final : public ExpertSource {
 
 /// `inner` reads through `source`, which is kept alive here. Demand loads of kept records bypass it
 /// when `direct_clock`, the engine's, is not null: legal where transfers take what time they take.
+/// With a pacer, which `inner` shares, a copy is delivered when its turn on the link is over.
 std::unique_ptr<TransferQueue> MakeDeviceTransfers(std::unique_ptr<DeviceSource> source,
                                                    std::unique_ptr<TransferQueue> inner,
-                                                   const Clock* direct_clock);
+                                                   const Clock* direct_clock,
+                                                   std::shared_ptr<LinkPacer> pacer);
 
 }  // namespace moert::cuda
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/thread_pool.h"
 #include "examples/cli/common/any_trace.h"
 #include "examples/cli/workload/facts.h"
 #include "examples/cli/workload/shapes.h"
@@ -238,6 +239,28 @@ TEST_CASE("the gate times the hidden state is the logits") {
       }
     }
     CHECK(std::sqrt(spread) == Approx(workload->parameters().gain).epsilon(0.25));
+  }
+}
+
+TEST_CASE("hidden states made side by side are the same numbers") {
+  const Shape shape = *ParseShape("tiny:2");
+  auto alone = Workload::Create("mixed", shape.spec, shape.common_share, 6);
+  auto pooled = Workload::Create("mixed", shape.spec, shape.common_share, 6);
+  REQUIRE_OK(alone.status());
+  const auto pool = CreateThreadPool({3});
+  REQUIRE_OK(pool.status());
+  const std::vector<WorkloadRow> rows = {{0}, {1}, {1}, {2}, {0}};
+  for (int step = 0; step < 2; ++step) {
+    alone->BeginStep(rows);
+    pooled->BeginStep(rows);
+    for (int layer = 0; layer < 2; ++layer) {
+      std::vector<float> x(5 * 128), y(5 * 128);
+      alone->NextLayer();
+      pooled->NextLayer();
+      alone->Hidden(x.data());
+      pooled->Hidden(y.data(), pool->get());
+      CHECK(x == y);
+    }
   }
 }
 

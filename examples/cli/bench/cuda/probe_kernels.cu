@@ -27,9 +27,12 @@ cudaError_t LaunchEmpty(cudaStream_t stream) {
 
 cudaError_t LaunchRead(const void* data, int64_t bytes, void* out, cudaStream_t stream) {
   constexpr int kThreads = 512;
-  int device = 0, multiprocessors = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  static const int multiprocessors = [] {
+    int device = 0, count = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+    return count;
+  }();
   ReadKernel<<<multiprocessors * 4, kThreads, 0, stream>>>(
       static_cast<const uint4*>(data), bytes / static_cast<int64_t>(sizeof(uint4)),
       static_cast<unsigned*>(out));

@@ -1,0 +1,10 @@
+// A build without CUDA.
+#include "examples/cli/bench/device_bench.h"
+
+namespace moert::cli {
+
+absl::StatusOr<std::unique_ptr<DeviceBench>> MakeCudaBench() {
+  return absl::UnavailableError("built without CUDA");
+}
+
+}  // namespace moert::cli

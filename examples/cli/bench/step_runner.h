@@ -1,0 +1,48 @@
+// StepRunner: runs the steps of a benchmark where a host of that backend has its hidden states.
+#ifndef MOERT_EXAMPLES_CLI_BENCH_STEP_RUNNER_H_
+#define MOERT_EXAMPLES_CLI_BENCH_STEP_RUNNER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "examples/cli/bench/attention_loop.h"
+#include "examples/cli/bench/step_source.h"
+#include "moert/engine.h"
+
+namespace moert::cli {
+
+/// What one step took.
+struct StepCost {
+  double ms = 0;  // from its beginning to its last output
+  // On a device:
+  double host_ms = 0;     // CPU time of the calling thread until everything was enqueued...
+  double waited_ms = -1;  // ...of it inside calls of the driver that wait; -1: nobody counted
+  int64_t waits = -1;     // such calls
+  int64_t launches = -1;  // kernels and graphs
+  bool replayed = false;  // from a CUDA graph
+  /// Between the ends of successive layers on the device's clock, attention included; empty: not
+  /// asked for.
+  std::vector<float> layer_us;
+};
+
+class StepRunner {
+ public:
+  virtual ~StepRunner() = default;
+  /// Makes the steps ready, before any clock runs, in place of those before. Borrowed until the
+  /// next call.
+  virtual absl::Status Prepare(absl::Span<const StepInputs> steps) = 0;
+  /// Runs a prepared step: attention and an MoE layer call in turn.
+  virtual absl::StatusOr<StepCost> Run(Engine* engine, size_t step) = 0;
+};
+
+/// Hidden states in host memory; time is the engine's clock's. `attention` may be null: none.
+std::unique_ptr<StepRunner> MakeHostRunner(AttentionLoop* attention, int64_t attention_ns);
+
+}  // namespace moert::cli
+
+#endif  // MOERT_EXAMPLES_CLI_BENCH_STEP_RUNNER_H_
