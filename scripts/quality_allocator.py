@@ -1,131 +1,370 @@
 #!/usr/bin/env python3
 """Plans of moert-pack allocate against uniform schemes of the same stored bits.
 
-    scripts/quality_allocator.py measure --small DIR --calib DIR --eval DIR [--work DIR]
+    scripts/quality_allocator.py measure --small DIR --calib DIR [--jobs N] [--work DIR] [--only TEXT]
     scripts/quality_allocator.py page
 
-measure fills docs/quality/20-allocator.json (what is there already is not measured again); page
-writes the section docs/quality/20-allocator.md from it.
+measure fills docs/quality/20-allocator.json (what is there already is not measured again), a cell a
+process of one thread, --jobs of them at a time; page writes the section docs/quality/20-allocator.md
+from it and draws docs/images/plans-predicted-*.svg.
 """
 import argparse
+import concurrent.futures
+import hashlib
 import json
+import math
 import pathlib
 import shutil
 
+import plot
 import quality_lib as lib
 import quality_page
 
 JSON = lib.ROOT / "docs" / "quality" / "20-allocator.json"
-WINDOWS = 32           # of every domain's 63
-TOKENS = 32768         # that calibrate, plans and GPTQ alike
-# What to compare: name -> (stored bits asked for, flags of allocate) or (None, scheme, method).
-PLANS = {
-    "2.25 plan": ("2.25", []),
-    "2.5 plan": ("2.5", []),
-    "2.25 plan, squared Delta": ("2.25", ["--power", "2"]),
-    "2.25 plan, by expert": ("2.25", ["--granularity", "expert"]),
-    "3.25 plan": ("3.25", []),
-    "2.25 plan, relative Delta": ("2.25", ["--relative"]),
-    "4.25 plan": ("4.25", []),
-    "2.5 plan, by expert": ("2.5", ["--granularity", "expert"]),
-    "2.5 plan, r = 0.75": ("2.5", ["--r", "0.75"]),
-    "2.5 plan, a budget a layer": ("2.5", ["--per-layer"]),
-}
-UNIFORM = {
-    "2.25 uniform": "w2a16_g128_asym",
-    "2.5 uniform": "w2a16_g64_asym",
-    "3.25 uniform": "w3a16_g128_asym",
-    "4.25 uniform": "w4a16_g128_asym",
-}
-ORDER = ["2.25 uniform", "2.25 plan", "2.5 uniform", "2.5 plan", "2.25 plan, squared Delta",
-         "2.25 plan, by expert", "3.25 uniform", "3.25 plan", "2.25 plan, relative Delta",
-         "4.25 uniform", "4.25 plan", "2.5 plan, by expert", "2.5 plan, r = 0.75",
-         "2.5 plan, a budget a layer"]
+IMAGES = lib.ROOT / "docs" / "images"
+TOKENS = 32768  # that calibrate, plans and GPTQ alike
+RANDOM_PLANS = 30
+ACTIVATION_SCHEMES = "w4a4,w4a4_g128,w4a8_g128,w8a8"
+UNIFORM = {"2.25": "w2a16_g128_asym", "2.5": "w2a16_g64_asym", "3.25": "w3a16_g128_asym",
+           "4.25": "w4a16_g128_asym"}
+# tiny-moe's down projections have 64 columns: groups are of 64 at most, so 2.25 bits a weight do
+# not hold the smallest scheme.
+TINY = {"2.5": "w2a16_g64_asym", "3.25": "w3a16_g128_asym", "4.25": "w4a16_g128_asym"}
 
 
-def measure(args):
-    tools = lib.Tools(args.binaries, args.work)
-    data = lib.load(JSON)
-    calibration = tools.work / "calibration"
-    tokens = ["--tokens", lib.calibration_files(args.calib), "--calibration-tokens", TOKENS]
-    if not calibration.exists():
-        tools.run("moert-pack", "calibrate", "--model", args.small, *tokens, "--out", calibration,
-                  "--quiet")
+def uniform(scheme, method="gptq", hadamard=False, model="small", domains=None):
+    return {"model": model, "scheme": scheme, "method": method, "hadamard": hadamard,
+            "domains": domains}
 
-    def score(*extra):
-        return {d: lib.rounded(tools.window_nll(
-            args.small, pathlib.Path(args.eval) / f"{d}.tokens.u16", "--limit", 512 * WINDOWS,
-            *extra)) for d in lib.DOMAINS}
 
-    if "bf16" not in data:
-        data["bf16"] = {"stored_bits": 16.0, "nll": score("--strategy", "resident")}
-        lib.save(JSON, data)
-    for name in ORDER:
-        if name in data:
-            continue
-        pack = tools.work / "plan-pack"
-        shutil.rmtree(pack, ignore_errors=True)
-        shutil.rmtree(str(pack) + ".partial", ignore_errors=True)
+def plan(bits, flags=(), method="gptq", hadamard=False, model="small", domains=None, schemes=None):
+    return {"model": model, "bits": bits, "flags": list(flags), "method": method,
+            "hadamard": hadamard, "domains": domains, "schemes": schemes}
+
+
+def cells():
+    """name -> what to make and score."""
+    out = {}
+    for bits, scheme in UNIFORM.items():
+        for h, mark in [(False, ""), (True, " hadamard")]:
+            out[f"{bits} uniform gptq{mark}"] = uniform(scheme, hadamard=h)
+            out[f"{bits} uniform hqq{mark}"] = uniform(scheme, "hqq", h)
+            out[f"{bits} plan gptq{mark}"] = plan(bits, hadamard=h)
+            out[f"{bits} plan hqq{mark}"] = plan(bits, method="hqq", hadamard=h)
+            out[f"{bits} plan gptq{mark}, by expert"] = plan(
+                bits, ["--granularity", "expert"], hadamard=h)
+            out[f"{bits} plan gptq{mark}, r = 0.75"] = plan(bits, ["--r", "0.75"], hadamard=h)
+            out[f"{bits} plan gptq{mark}, Delta"] = plan(bits, ["--loss", "delta"], hadamard=h)
+        out[f"{bits} plan gptq, relative"] = plan(bits, ["--loss", "relative"])
+        out[f"{bits} plan gptq, untied"] = plan(bits, ["--untied"])
+        out[f"{bits} plan gptq, a budget a layer"] = plan(bits, ["--per-layer"])
+    for bits in ["2.25", "2.5"]:
+        for d in lib.DOMAINS:
+            out[f"{bits} uniform gptq, on {d}"] = uniform(UNIFORM[bits], domains=[d])
+            out[f"{bits} plan gptq, on {d}"] = plan(bits, domains=[d])
+    for bits, scheme in TINY.items():
+        for h, mark in [(False, ""), (True, " hadamard")]:
+            out[f"tiny {bits} uniform gptq{mark}"] = uniform(scheme, hadamard=h, model="tiny")
+            out[f"tiny {bits} plan gptq{mark}"] = plan(bits, hadamard=h, model="tiny")
+        out[f"tiny {bits} uniform hqq"] = uniform(scheme, "hqq", model="tiny")
+        out[f"tiny {bits} plan hqq"] = plan(bits, method="hqq", model="tiny")
+    for i in range(RANDOM_PLANS):
+        out[f"random {i}"] = plan("2.5", ["--random", str(i + 1)])
+    a4, a8 = "w4a4,w4a4_g128,w8a8", "w4a8_g128,w8a8"
+    for method in ["rtn", "gptq"]:
+        for h, mark in [(False, ""), (True, " hadamard")]:
+            for scheme in ACTIVATION_SCHEMES.split(","):
+                out[f"act {scheme} {method}{mark}"] = uniform(scheme, method, h)
+            for name, schemes in [("a4", a4), ("a8", a8)]:
+                key = f"act plan {name} {method}{mark}"
+                out[key] = plan("5", method=method, hadamard=h, schemes=schemes)
+                if method == "rtn" and h:
+                    out[key + ", by expert"] = plan("5", ["--granularity", "expert"], method, h,
+                                                    schemes=schemes)
+    return out
+
+
+class Matrix:
+    def __init__(self, args):
+        self.args = args
+        self.work = pathlib.Path(args.work).resolve()
+        self.models = {"small": args.small, "tiny": args.tiny}
+        self.tools = lib.Tools(args.binaries, self.work)
+
+    def tokens(self, cell):
+        return ["--tokens", lib.calibration_files(self.args.calib, cell["domains"]),
+                "--calibration-tokens", TOKENS]
+
+    def calibration(self, cell):
+        """Command and file of the calibration that a plan needs; None for a uniform scheme."""
+        if "scheme" in cell:
+            return None
+        wants = [cell["model"], cell["method"], cell["hadamard"], cell["domains"],
+                 bool(cell["schemes"])]
+        name = "calibration-" + hashlib.sha256(json.dumps(wants).encode()).hexdigest()[:12]
+        command = ["calibrate", "--model", self.models[cell["model"]], *self.tokens(cell),
+                   "--method", cell["method"], "--out", self.work / name, "--quiet"]
+        command += ["--hadamard"] if cell["hadamard"] else []
+        command += ["--schemes", ACTIVATION_SCHEMES] if cell["schemes"] else []
+        return name, command
+
+    def score(self, cell, *extra):
+        return {d: [round(v, 4) for v in self.tools.window_nll(
+            self.models[cell["model"]], pathlib.Path(self.args.eval) / f"{d}.tokens.u16",
+            "--strategy", "resident", "--threads", 1, *extra)] for d in lib.DOMAINS}
+
+    def run(self, name, cell):
+        at = self.work / hashlib.sha256(name.encode()).hexdigest()[:12]
+        shutil.rmtree(at, ignore_errors=True)
+        at.mkdir(parents=True)
         entry = {}
-        if name in PLANS:
-            bits, flags = PLANS[name]
-            plan = tools.work / "plan"
-            tools.run("moert-pack", "allocate", "--calibration", calibration, "--bits", bits,
-                      "--name", "plan", "--out", plan, "--quiet", *flags)
-            summary = json.loads(plan.read_text())["summary"]
-            entry = {k: summary[k] for k in ["gap", "loss", "seconds", "shares"]}
-            what = ["--plan", plan]
+        if "scheme" in cell:
+            what = ["--schemes", cell["scheme"]]
         else:
-            what = ["--schemes", UNIFORM[name]]
-        tools.run("moert-pack", "quantize", "--model", args.small, "--out", pack, *what,
-                  "--method", "gptq", *tokens, "--quiet")
-        entry["stored_bits"] = tools.info(pack)["versions"][0]["stored_bits"]
-        entry["nll"] = score("--experts", pack, "--strategy", "resident")
-        data[name] = entry
-        lib.save(JSON, data)
-        print(name, {d: round(lib.perplexity(v), 3) for d, v in entry["nll"].items()}, flush=True)
+            flags = ["--schemes", cell["schemes"]] if cell["schemes"] else []
+            self.tools.run("moert-pack", "allocate", "--calibration",
+                           self.work / self.calibration(cell)[0], "--bits", cell["bits"], "--name",
+                           "plan", "--out", at / "plan", "--quiet", *flags, *cell["flags"])
+            summary = json.loads((at / "plan").read_text())["summary"]
+            entry = {k: summary[k] for k in ["gap", "losses", "seconds", "shares", "measure"]}
+            what = ["--plan", at / "plan"]
+        command = ["quantize", "--model", self.models[cell["model"]], "--out", at / "pack", *what,
+                   "--method", cell["method"], "--threads", 1, "--quiet"]
+        command += ["--hadamard"] if cell["hadamard"] else []
+        command += self.tokens(cell) if cell["method"] == "gptq" else []
+        self.tools.run("moert-pack", *command)
+        entry["stored_bits"] = round(
+            self.tools.info(at / "pack")["versions"][0]["stored_bits"], 5)
+        entry["nll"] = self.score(cell, "--experts", at / "pack")
+        if name.startswith("random "):
+            entry["nll"] = {d: round(lib.mean(v), 5) for d, v in entry["nll"].items()}
+        shutil.rmtree(at)
+        return entry
+
+    def measure(self):
+        data = lib.load(self.args.json)
+        todo = {n: c for n, c in cells().items() if n not in data and self.args.only in n}
+        for name, model in [("bf16", "small"), ("tiny bf16", "tiny")]:
+            if name in data or not self.models[model] or self.args.only not in name:
+                continue
+            nll = {d: [round(v, 4) for v in self.tools.window_nll(
+                self.models[model], pathlib.Path(self.args.eval) / f"{d}.tokens.u16",
+                "--strategy", "resident")] for d in lib.DOMAINS}
+            data[name] = {"stored_bits": 16, "nll": nll}
+        needed = dict(filter(None, (self.calibration(c) for c in todo.values())))
+        with concurrent.futures.ThreadPoolExecutor(self.args.jobs) as pool:
+            # Calibrations share the cores; what needs none need not wait for them.
+            missing = {n: c for n, c in needed.items() if not (self.work / n).exists()}
+            threads = max(1, self.args.jobs // max(1, len(missing)))
+            ready = {n: pool.submit(self.tools.run, "moert-pack", *c, "--threads", threads)
+                     for n, c in missing.items()}
+
+            def cell_of(name, cell):
+                wanted = self.calibration(cell)
+                if wanted and wanted[0] in ready:
+                    ready[wanted[0]].result()
+                return name, self.run(name, cell)
+
+            # Futures start in this order, so those that wait come after what they wait for.
+            order = sorted(todo, key=lambda n: "scheme" not in todo[n])
+            for done in concurrent.futures.as_completed(
+                    [pool.submit(cell_of, n, todo[n]) for n in order]):
+                name, entry = done.result()
+                data[name] = entry
+                lib.save(self.args.json, data)
+                print(name, {d: round(lib.perplexity(v) if isinstance(v, list) else math.exp(v), 3)
+                             for d, v in entry["nll"].items()}, flush=True)
+
+
+def gain_text(better, worse):
+    m, half = lib.difference(better, worse)
+    return f"{m:+.4f} ± {half:.4f} ({100 * (math.exp(m) - 1):+.1f} %)"
+
+
+def row(name, entry, base, against=None):
+    """A line of a table; `against`: what its gain is measured from."""
+    over, half = lib.difference(lib.pooled(entry["nll"]), lib.pooled(base))
+    gain = gain_text(lib.pooled(entry["nll"]), lib.pooled(against["nll"])) if against else ""
+    return (f"| {name} | {entry['stored_bits']:.3f} | " +
+            " | ".join(f"{lib.perplexity(entry['nll'][d]):.3f}" for d in lib.DOMAINS) +
+            f" | {over:+.4f} ± {half:.4f} | {gain} |")
+
+
+HEAD = ["| | stored bits | " + " | ".join(lib.DOMAINS) + " | loss over bf16 | gain of the plan |",
+        "|---|---|" + "---|" * (len(lib.DOMAINS) + 2)]
+
+
+def against_uniform(data, widths, prefix=""):
+    base = data[prefix + "bf16"]["nll"]
+    lines = HEAD + ["| bf16 | 16 | " + " | ".join(
+        f"{lib.perplexity(base[d]):.3f}" for d in lib.DOMAINS) + " | 0 | |"]
+    for bits in widths:
+        for kind in ["gptq", "gptq hadamard", "hqq", "hqq hadamard"]:
+            names = [f"{prefix}{bits} {what} {kind}" for what in ["uniform", "plan"]]
+            if any(n not in data for n in names):
+                continue
+            lines.append(row(names[0], data[names[0]], base))
+            lines.append(row(names[1], data[names[1]], base, data[names[0]]))
+    return lines + [""]
+
+
+def ablations(data):
+    lines = ["| " + " | ".join(["against the plan"] + [f"{b} bits" for b in UNIFORM]) + " |",
+             "|---|" + "---|" * len(UNIFORM)]
+    for mark in ["", " hadamard"]:
+        for what, text in [(", Delta", "the paper's plain sum of Delta"),
+                           (", relative", "Delta relative to its layer's output"),
+                           (", by expert", "one scheme an expert"), (", r = 0.75", "r = 0.75"),
+                           (", untied", "gate and up untied"),
+                           (", a budget a layer", "a budget a layer")]:
+            shown = []
+            for bits in UNIFORM:
+                name = f"{bits} plan gptq{mark}"
+                if name in data and name + what in data:
+                    m, half = lib.difference(lib.pooled(data[name + what]["nll"]),
+                                             lib.pooled(data[name]["nll"]))
+                    shown.append(f"{m:+.4f} ± {half:.4f}")
+            if shown:
+                lines.append(f"| {text}{', Hadamard' if mark else ''} | " + " | ".join(shown) + " |")
+    return lines + [""]
+
+
+def domains(data):
+    lines = ["| calibrated on | bits | " + " | ".join(
+        f"{d}: plan over uniform" for d in lib.DOMAINS) + " | " +
+        " | ".join(f"{d}: over the plan of all" for d in lib.DOMAINS) + " |",
+        "|---|---|" + "---|" * (2 * len(lib.DOMAINS))]
+    for bits in ["2.25", "2.5"]:
+        for on in lib.DOMAINS:
+            own, same = data.get(f"{bits} plan gptq, on {on}"), data.get(
+                f"{bits} uniform gptq, on {on}")
+            every = data.get(f"{bits} plan gptq")
+            if not own or not same or not every:
+                continue
+            cell = []
+            for other in [same, every]:
+                for d in lib.DOMAINS:
+                    m, half = lib.difference(own["nll"][d], other["nll"][d])
+                    text = f"{m:+.4f} ± {half:.4f}"
+                    cell.append(f"**{text}**" if d == on else text)
+            lines.append(f"| {on} | {bits} | " + " | ".join(cell) + " |")
+    return lines + [""]
+
+
+MEASURES = [("delta", 0, "sum of Delta (the paper)"), ("delta", 1, "sum of Delta squared"),
+            ("relative", 0, "Delta over the norm of its layer's output"),
+            ("relative", 1, "the same, squared"), ("end-to-end", 0, "end to end, not squared"),
+            ("end-to-end", 1, "end to end, squared (nats)")]
+
+
+def ranks(values):
+    order = sorted(range(len(values)), key=lambda i: values[i])
+    out = [0.0] * len(values)
+    for rank, i in enumerate(order):
+        out[i] = rank
+    return out
+
+
+def pearson(a, b):
+    x, y = [v - lib.mean(a) for v in a], [v - lib.mean(b) for v in b]
+    return sum(p * q for p, q in zip(x, y)) / math.sqrt(sum(p * p for p in x) *
+                                                        sum(q * q for q in y))
+
+
+def fisher(r, n):
+    """95 % interval of a correlation."""
+    z, half = math.atanh(r), 1.96 / math.sqrt(n - 3)
+    return math.tanh(z - half), math.tanh(z + half)
+
+
+def predictions(data):
+    plans = [data[f"random {i}"] for i in range(RANDOM_PLANS) if f"random {i}" in data]
+    if len(plans) < 5:
+        return []
+    base = {d: lib.mean(v) for d, v in data["bf16"]["nll"].items()}
+    measured = [lib.mean([p["nll"][d] - base[d] for d in lib.DOMAINS]) for p in plans]
+    lines = [f"| what is summed | correlation with the measured loss of {len(plans)} plans | "
+             "of ranks |", "|---|---|---|"]
+    for measure, power, text in MEASURES:
+        predicted = [p["losses"][measure][power] for p in plans]
+        r = pearson(predicted, measured)
+        low, high = fisher(r, len(plans))
+        rank = pearson(ranks(predicted), ranks(measured))
+        lines.append(f"| {text} | {r:.3f} ({low:.2f} to {high:.2f}) | {rank:.3f} |")
+    panels = []
+    for measure, power, text in [MEASURES[0], MEASURES[2], MEASURES[5]]:
+        points = sorted((p["losses"][measure][power], y) for p, y in zip(plans, measured))
+        scale = points[-1][0] if power == 0 else 1
+        series = [Dots(text, [(x / scale, y) for x, y in points])]
+        if power:
+            series.append(plot.Line("predicted = measured", [(v, v) for v in (
+                min(measured), max(measured))], dash=1, markers=False, color=6))
+        panels.append(plot.Panel(text, "predicted loss" + ("" if power else ", of the largest"),
+                                 "measured loss, nats a token", series))
+    plot.save(str(IMAGES / "plans-predicted"), panels)
+    return lines + ["", plot.picture("images/plans-predicted",
+                                     "predicted against measured loss of random plans"), ""]
+
+
+def Dots(name, points):
+    """Points that no line joins: a break between each two."""
+    spread = []
+    for point in points:
+        spread += [point, (point[0], None)]
+    return plot.Line(name, spread)
+
+
+def activations(data):
+    base = data["bf16"]["nll"]
+    lines = HEAD[:]
+    lines[0] = lines[0].replace("gain of the plan", "gain over w4a4_g128 of the same kind")
+    for method in ["rtn", "gptq"]:
+        for mark in ["", " hadamard"]:
+            kind = f"{method}{mark}"
+            against = data.get(f"act w4a4_g128 {kind}")
+            for name in [f"act {s} {kind}" for s in ACTIVATION_SCHEMES.split(",")] + \
+                    [f"act plan a4 {kind}", f"act plan a4 {kind}, by expert",
+                     f"act plan a8 {kind}", f"act plan a8 {kind}, by expert"]:
+                if name in data and against:
+                    lines.append(row(name[4:], data[name], base,
+                                     against if name.startswith("act plan") else None))
+    return lines + [""]
 
 
 def page():
     data = lib.load(JSON)
-    base = data["bf16"]["nll"]
     lines = ["## Plans against uniform schemes", "",
-             f"small-moe, GPTQ throughout, calibrated on {TOKENS:,} tokens of training text, a "
-             f"third of each domain; perplexity over the first {WINDOWS} windows of each "
-             "evaluation file. `gain` is the difference of the mean loss to the uniform scheme of "
-             "the same bits, over the windows of all domains, with its 95 % interval; the "
-             "optimality gap is that of the plan. Plans minimize the sum of Delta (r = 1) with gate and "
-             "up tied, but for what their names say.", "",
-             "    scripts/quality_allocator.py measure --small DIR --calib DIR --eval DIR",
-             "    scripts/quality_allocator.py page", "",
-             "| | stored bits | " + " | ".join(lib.DOMAINS) +
-             " | loss over bf16 | gain | gap |", "|---|---|" + "---|" * (len(lib.DOMAINS) + 3),
-             "| bf16 | 16 | " + " | ".join(f"{lib.perplexity(base[d]):.3f}" for d in lib.DOMAINS) +
-             " | 0 | | |"]
-    schemes = lib.load(JSON.with_name("10-schemes.json")).get("small-moe", {})
-    hqq = {}
-    for name, scheme in UNIFORM.items():  # measured over more windows there
-        e = schemes.get(f"{scheme} hqq")
-        if e:
-            hqq[name + ", HQQ"] = {"stored_bits": e["stored_bits"],
-                                   "nll": {d: v[:WINDOWS] for d, v in e["nll"].items()}}
-    data = data | hqq
-    order = ORDER + list(hqq)
-    for name in sorted((n for n in data if n != "bf16"), key=lambda n: (n.split()[0], order.index(n))):
-        e = data[name]
-        over, _ = lib.difference(lib.pooled(e["nll"]), lib.pooled(base))
-        uniform = data.get(name.split()[0] + " uniform")
-        gain = ""
-        if uniform and "plan" in name:
-            m, half = lib.difference(lib.pooled(e["nll"]), lib.pooled(uniform["nll"]))
-            gain = f"{m:+.4f} ± {half:.4f} ({100 * (2.718281828459045 ** m - 1):+.1f} % perplexity)"
-        gap = f"{100 * e['gap']:.3f} %" if "gap" in e else ""
-        lines.append(f"| {name} | {e['stored_bits']:.3f} | " + " | ".join(
-            f"{lib.perplexity(e['nll'][d]):.3f}" for d in lib.DOMAINS) +
-            f" | {over:+.4f} | {gain} | {gap} |")
+             f"Plans and GPTQ calibrated on {TOKENS:,} tokens of training text, a third of each "
+             "domain; perplexity over all 63 windows of each evaluation file. The loss is the mean "
+             "over the windows of all domains, in nats a token, and a gain a difference of it "
+             "between the same windows, with its 95 % interval (in perplexity: in parentheses). "
+             "Plans are what `moert-pack allocate` makes by itself (end-to-end loss, r = 1, gate "
+             "and up tied), from a calibration with the same quantizer, unless they say "
+             "otherwise.", "",
+             "    scripts/quality_allocator.py measure --small DIR --calib DIR --jobs 16",
+             "    scripts/quality_allocator.py page", "", "### small-moe", ""]
+    lines += against_uniform(data, UNIFORM)
+    lines += ["### What the choices are worth", "",
+              "Loss of a plan that is made otherwise, over that of the plan: positive is worse.",
+              ""] + ablations(data)
+    lines += ["### Calibrated on one domain", "",
+              "Plan and GPTQ calibrated on one domain's training text alone; in bold, scored on the "
+              "same domain. Left: the plan's loss over the uniform scheme's with that calibration. "
+              "Right: over the plan's that was calibrated on all.", ""] + domains(data)
+    lines += ["### Does the summed loss predict?", "",
+              f"{RANDOM_PLANS} plans of small-moe at 2.5 stored bits, drawn at random "
+              "(`allocate --random SEED`: layers, kinds of blocks and blocks get their bits without "
+              "a look at Delta), quantized by GPTQ and scored on all domains.", ""]
+    lines += predictions(data)
+    if "tiny bf16" in data:
+        lines += ["### tiny-moe", ""] + against_uniform(data, TINY, "tiny ")
+    lines += ["### Weights and activations", "",
+              "Plans of 5 stored bits, small-moe: `a4` from w4a4, w4a4_g128 and w8a8 (the paper's "
+              "W5A5), `a8` from w4a8_g128 and w8a8. Activations are rounded at run time, by the CPU "
+              "kernels of these schemes.", ""] + activations(data)
     notes = JSON.with_name("20-allocator.notes")
     if notes.exists():
-        lines += ["", notes.read_text().strip()]
+        lines += [notes.read_text().strip()]
     JSON.with_suffix(".md").write_text("\n".join(lines).strip() + "\n")
     quality_page.main()
 
@@ -135,16 +374,21 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["measure", "page"])
     parser.add_argument("--small")
+    parser.add_argument("--tiny", default=str(lib.ROOT / "examples" / "models" / "tiny-moe"))
     parser.add_argument("--calib")
     parser.add_argument("--eval", default=str(lib.ROOT / "tests" / "data" / "eval"))
     parser.add_argument("--binaries", default=str(lib.ROOT / "build" / "dev" / "bin"))
     parser.add_argument("--work", default="build/quality")
+    parser.add_argument("--json", type=pathlib.Path, default=JSON)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--only", default="", help="cells whose name contains this")
     args = parser.parse_args()
     if args.what == "measure":
         if not args.calib or not args.small:
             parser.error("measure needs --small, a checkpoint, and --calib, a folder of tokens")
-        measure(args)
-    page()
+        Matrix(args).measure()
+    if args.json == JSON:
+        page()
 
 
 if __name__ == "__main__":

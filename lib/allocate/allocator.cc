@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
+#include <random>
 
 #include "allocate/product.h"
 #include "base/checked_math.h"
@@ -25,15 +27,35 @@ int64_t WeightsOf(const MoeLayerSpec& layer) {
   return int64_t{3} * layer.hidden * layer.intermediate * layer.num_experts;
 }
 
+// Normally distributed. <random> has engines that are the same everywhere, distributions are not.
+class Normal {
+ public:
+  explicit Normal(uint64_t seed) : engine_(seed) {}
+  double operator()() {
+    constexpr double kTwoPi = 6.283185307179586;
+    return std::sqrt(-2 * std::log(Uniform())) * std::cos(kTwoPi * Uniform());
+  }
+
+ private:
+  double Uniform() { return (static_cast<double>(engine_() >> 11) + 0.5) * 0x1p-53; }
+  std::mt19937_64 engine_;
+};
+
 class Allocator {
  public:
   Allocator(const Calibration& calibration, const AllocationOptions& options)
-      : c_(calibration), o_(options) {}
+      : c_(calibration), o_(options), measure_(MeasureFor(calibration, options.measure)) {
+    power_ = o_.power != 0 ? o_.power : measure_ == LossMeasure::kEndToEnd ? 2 : 1;
+  }
 
   absl::Status Prepare() {
     if (!(o_.r >= 0 && o_.r <= 1)) return absl::InvalidArgumentError("r must be within 0 and 1");
-    if (!(o_.power > 0 && o_.power <= 8)) {
+    if (!(power_ > 0 && power_ <= 8)) {
       return absl::InvalidArgumentError("power must be within 0 and 8");
+    }
+    if (measure_ == LossMeasure::kEndToEnd && c_.probe_tokens == 0) {
+      return absl::FailedPreconditionError(
+          "the calibration has no end-to-end loss: it was made with --probe-tokens 0");
     }
     std::vector<Scheme> wanted = o_.schemes.empty() ? c_.schemes : o_.schemes;
     std::string known;
@@ -94,7 +116,6 @@ class Allocator {
     ProductProblem::Option option;
     const auto l = static_cast<size_t>(item.layer);
     const LayerCalibration& layer = c_.layers[l];
-    const double unit = o_.relative && layer.output_norm > 0 ? layer.output_norm : 1;
     for (int e = item.first_expert; e <= item.last_expert; ++e) {
       const double tokens = static_cast<double>(o_.batch) *
                             static_cast<double>(layer.selections[static_cast<size_t>(e)]) /
@@ -103,7 +124,8 @@ class Allocator {
         if (!(item.blocks & (1 << b))) continue;
         const int64_t bytes = sizes_[l][static_cast<size_t>(b)][scheme];
         option.bytes += bytes;
-        option.loss += std::pow(layer.Delta(e, b, scheme, c_.schemes.size()) / unit, o_.power);
+        option.loss +=
+            std::pow(Unit(layer, b) * layer.Delta(e, b, scheme, c_.schemes.size()), power_);
         const auto seconds = o_.costs.Seconds(c_.schemes[scheme], bytes, tokens);
         if (seconds.ok()) {
           option.time += *seconds;
@@ -115,7 +137,40 @@ class Allocator {
     return option;
   }
 
-  absl::Status Solve(int first, int last, int64_t capacity, Allocation* total) {
+  // What a Delta is multiplied with.
+  double Unit(const LayerCalibration& layer, int block) const {
+    if (measure_ == LossMeasure::kDelta) return 1;
+    if (measure_ == LossMeasure::kRelative) {
+      return layer.output_norm > 0 ? 1 / layer.output_norm : 1;
+    }
+    return std::sqrt(layer.loss_per_square[block == kLinearBlocks - 1 ? 1 : 0]);
+  }
+
+  // Replaces losses by ones drawn at random: an error is half as large with every further bit, and
+  // what it costs depends on its layer and kind of block more than on its expert, so that plans
+  // differ by more than chance evens out.
+  void Randomize(const std::vector<Item>& items, Normal* normal, ProductProblem* problem) const {
+    double kind_worth[8] = {};
+    for (size_t i = 0; i < items.size(); ++i) {
+      if (i == 0 || items[i].layer != items[i - 1].layer) {
+        for (double& worth : kind_worth) worth = 2 * (*normal)();
+      }
+      const double worth = std::exp(kind_worth[items[i].blocks] + (*normal)());
+      for (size_t k = 0; k < candidates_.size(); ++k) {
+        auto& option = problem->items[i][k];
+        const double bits = 8 * static_cast<double>(option.bytes) / WeightsOfItem(items[i]);
+        option.loss = worth * WeightsOfItem(items[i]) * std::exp2(-2 * bits);
+      }
+    }
+  }
+  double WeightsOfItem(const Item& item) const {
+    const MoeLayerSpec& layer = c_.model.layers[static_cast<size_t>(item.layer)];
+    const int matrices = __builtin_popcount(static_cast<unsigned>(item.blocks)) *
+                         (item.last_expert - item.first_expert + 1);
+    return static_cast<double>(layer.hidden * layer.intermediate * matrices);
+  }
+
+  absl::Status Solve(int first, int last, int64_t capacity, Normal* normal, Allocation* total) {
     const std::vector<Item> items = Items(first, last);
     ProductProblem problem;
     problem.capacity = capacity;
@@ -126,6 +181,10 @@ class Allocator {
         MOERT_ASSIGN_OR_RETURN(const ProductProblem::Option option, OptionOf(item, k));
         options.push_back(option);
       }
+    }
+    if (normal != nullptr) {
+      problem.r = 1;
+      Randomize(items, normal, &problem);
     }
     const ChoiceSolver solver = [this](const ChoiceProblem& p) {
       return o_.solver == AllocationSolver::kMilp ? SolveByMilp(p, o_.milp) : SolveByRelaxation(p);
@@ -156,16 +215,20 @@ class Allocator {
       weights += WeightsOf(layer);
     }
     Allocation total;
+    std::optional<Normal> random;
+    if (o_.random_seed) random.emplace(*o_.random_seed);
+    Normal* const normal = random ? &*random : nullptr;
     if (o_.per_layer) {
       for (int l = 0; l < layers; ++l) {
         const double share =
             static_cast<double>(WeightsOf(c_.model.layers[static_cast<size_t>(l)])) /
             static_cast<double>(weights);
-        MOERT_RETURN_IF_ERROR(Solve(
-            l, l + 1, static_cast<int64_t>(share * static_cast<double>(o_.capacity)), &total));
+        MOERT_RETURN_IF_ERROR(Solve(l, l + 1,
+                                    static_cast<int64_t>(share * static_cast<double>(o_.capacity)),
+                                    normal, &total));
       }
     } else {
-      MOERT_RETURN_IF_ERROR(Solve(0, layers, o_.capacity, &total));
+      MOERT_RETURN_IF_ERROR(Solve(0, layers, o_.capacity, normal, &total));
     }
     total.stored_bits = 8.0 * static_cast<double>(total.bytes) / static_cast<double>(weights);
     for (const auto& row : formats_) {
@@ -178,6 +241,12 @@ class Allocator {
         if (at == all.end()) all.push_back(format);
       }
     }
+    if (normal == nullptr) return total;
+    Allocation predicted;  // what was minimized is no prediction
+    MOERT_ASSIGN_OR_RETURN(predicted, Evaluate(total.version));
+    total.loss = predicted.loss;
+    total.seconds = predicted.seconds;
+    total.gap = 0;
     return total;
   }
 
@@ -212,6 +281,8 @@ class Allocator {
  private:
   const Calibration& c_;
   const AllocationOptions& o_;
+  const LossMeasure measure_;
+  double power_ = 1;
   std::vector<size_t> candidates_;
   std::vector<std::vector<std::vector<int64_t>>> sizes_;  // [layer][block][scheme]
   std::vector<std::vector<ExpertFormat>> formats_;
@@ -223,6 +294,11 @@ int64_t CapacityOf(const MoeModelSpec& model, double bits) {
   double weights = 0;
   for (const MoeLayerSpec& layer : model.layers) weights += static_cast<double>(WeightsOf(layer));
   return static_cast<int64_t>(bits * weights / 8);
+}
+
+LossMeasure MeasureFor(const Calibration& calibration, LossMeasure measure) {
+  if (measure != LossMeasure::kAuto) return measure;
+  return calibration.probe_tokens > 0 ? LossMeasure::kEndToEnd : LossMeasure::kRelative;
 }
 
 absl::StatusOr<Allocation> Allocate(const Calibration& calibration,

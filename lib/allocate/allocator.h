@@ -3,6 +3,7 @@
 #define MOERT_LIB_ALLOCATE_ALLOCATOR_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,14 @@ namespace moert {
 /// What is decided together: a linear block (gate and up still tied, see below), all of an expert,
 /// all experts of a layer.
 enum class Granularity { kLinear, kExpert, kLayer };
+/// What a linear block's Delta counts for. Norms at different layers' outputs do not mean the same
+/// loss of the model: all but kDelta, the paper's, weigh layers against each other.
+enum class LossMeasure {
+  kAuto,      // kEndToEnd where the calibration has it, else kRelative
+  kDelta,     // Delta
+  kRelative,  // over the norm of its layer's output
+  kEndToEnd,  // Delta squared, in nats a token that the model loses by it
+};
 enum class AllocationSolver { kRelaxation, kMilp };
 
 struct AllocationOptions {
@@ -26,10 +35,13 @@ struct AllocationOptions {
   Granularity granularity = Granularity::kLinear;
   bool untied = false;  // gate and up may differ: no shipped GPU kernel executes that
   double r = 1;
-  /// L = sum of Delta^power. 1 is the paper's; 2 adds up errors as if they were independent.
-  double power = 1;
-  /// Delta over the norm of its block's output, so that layers count alike.
-  bool relative = false;
+  LossMeasure measure = LossMeasure::kAuto;
+  /// L sums Delta, as measured, to this power; 2 adds errors up as if they were independent. 0: 2
+  /// for kEndToEnd, else 1.
+  double power = 0;
+  /// Instead of the least loss a plan that knows nothing of it: what layers and blocks are worth is
+  /// drawn at random. To compare predictions with.
+  std::optional<uint64_t> random_seed;
   int64_t batch = 512;  // tokens, for T
   CostTable costs;
   std::vector<Scheme> schemes;  // candidates, a subset of the calibration's; empty: all of them
@@ -49,7 +61,10 @@ struct Allocation {
 absl::StatusOr<Allocation> Allocate(const Calibration& calibration,
                                     const AllocationOptions& options);
 
-/// The summed Delta^power (and, with a table that has all schemes, T) of a version chosen
+/// What kAuto is for a calibration.
+LossMeasure MeasureFor(const Calibration& calibration, LossMeasure measure);
+
+/// The summed loss by the measure (and, with a table that has all schemes, T) of a version chosen
 /// otherwise.
 absl::StatusOr<Allocation> Predict(const Calibration& calibration, const AllocationOptions& options,
                                    const PackVersion& version);

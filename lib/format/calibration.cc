@@ -27,11 +27,13 @@ absl::Status Error(const std::string& source, const std::string& what) {
 }
 
 json LayerToJson(const LayerCalibration& layer) {
-  return {{"selections", layer.selections},
-          {"weight_sums", layer.weight_sums},
-          {"output_norm", layer.output_norm},
-          {"cross_layer_accuracy", layer.cross_layer_accuracy},
-          {"delta", layer.delta}};
+  json object = {{"selections", layer.selections},
+                 {"weight_sums", layer.weight_sums},
+                 {"output_norm", layer.output_norm},
+                 {"cross_layer_accuracy", layer.cross_layer_accuracy},
+                 {"delta", layer.delta}};
+  if (!layer.loss_per_square.empty()) object["loss_per_square"] = layer.loss_per_square;
+  return object;
 }
 
 absl::StatusOr<LayerCalibration> LayerFromJson(const json& object, int num_experts, size_t schemes,
@@ -46,6 +48,9 @@ absl::StatusOr<LayerCalibration> LayerFromJson(const json& object, int num_exper
   layer.delta =
       f.Reals("delta", 0, kMaxNorm,
               static_cast<int64_t>(num_experts) * kLinearBlocks * static_cast<int64_t>(schemes));
+  if (f.Has("loss_per_square")) {
+    layer.loss_per_square = f.Reals("loss_per_square", 0, kMaxNorm, 2);
+  }
   MOERT_RETURN_IF_ERROR(f.status());
   if (layer.selections.size() != static_cast<size_t>(num_experts)) {
     return Error(source, fmt::format("selections has {} entries for {} experts",
@@ -88,6 +93,13 @@ absl::StatusOr<Calibration> Parse(const json& object, const std::string& source)
     }
     c.schemes.push_back(*scheme);
   }
+  if (f.Has("probe_tokens")) {
+    c.probe_tokens = f.Int("probe_tokens", 1, kMaxTokens);
+    const auto scheme = Scheme::Parse(f.String("probe_scheme"));
+    MOERT_RETURN_IF_ERROR(f.status());
+    if (!scheme.ok()) return Error(source, std::string(scheme.status().message()));
+    c.probe_scheme = *scheme;
+  }
   const json* layers = f.Find("layers");
   if (layers == nullptr || !layers->is_array() || layers->size() != c.model.layers.size()) {
     return Error(source, fmt::format("layers is not a list of {}", c.model.layers.size()));
@@ -96,6 +108,9 @@ absl::StatusOr<Calibration> Parse(const json& object, const std::string& source)
     MOERT_ASSIGN_OR_RETURN(LayerCalibration layer,
                            LayerFromJson((*layers)[l], c.model.layers[l].num_experts,
                                          c.schemes.size(), fmt::format("{}: layer {}", source, l)));
+    if (layer.loss_per_square.empty() != (c.probe_tokens == 0)) {
+      return Error(source, fmt::format("layer {}: loss_per_square goes with probe_tokens", l));
+    }
     c.layers.push_back(std::move(layer));
   }
   return c;
@@ -107,17 +122,22 @@ std::string CalibrationToJson(const Calibration& c) {
   json schemes = json::array(), layers = json::array();
   for (const Scheme& s : c.schemes) schemes.push_back(s.Name());
   for (const LayerCalibration& l : c.layers) layers.push_back(LayerToJson(l));
-  return SealedText({{"format", kFormatName},
-                     {"format_version", kCalibrationFormatVersion},
-                     {"model", ModelToJson(c.model)},
-                     {"source_identity", c.source_identity},
-                     {"tokens", c.tokens},
-                     {"window", c.window},
-                     {"tokens_checksum", c.tokens_checksum},
-                     {"method", c.method},
-                     {"hadamard", c.hadamard},
-                     {"schemes", std::move(schemes)},
-                     {"layers", std::move(layers)}});
+  json object = {{"format", kFormatName},
+                 {"format_version", kCalibrationFormatVersion},
+                 {"model", ModelToJson(c.model)},
+                 {"source_identity", c.source_identity},
+                 {"tokens", c.tokens},
+                 {"window", c.window},
+                 {"tokens_checksum", c.tokens_checksum},
+                 {"method", c.method},
+                 {"hadamard", c.hadamard},
+                 {"schemes", std::move(schemes)},
+                 {"layers", std::move(layers)}};
+  if (c.probe_tokens > 0) {
+    object["probe_tokens"] = c.probe_tokens;
+    object["probe_scheme"] = c.probe_scheme.Name();
+  }
+  return SealedText(std::move(object));
 }
 
 absl::StatusOr<Calibration> ReadCalibration(const std::string& path, Env* env) {

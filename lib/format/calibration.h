@@ -29,6 +29,9 @@ struct LayerCalibration {
   /// [E][block][scheme] || change of the block's output ||_2 when this linear block alone is in the
   /// scheme (MxMoE Sec. 4).
   std::vector<double> delta;
+  /// Of {gate and up, down}: what the whole model loses, in nats a token, by an error of this
+  /// layer's block, over Delta squared. Empty where it was not measured.
+  std::vector<double> loss_per_square;
 
   double Delta(int expert, int block, size_t scheme, size_t schemes) const {
     return delta[(static_cast<size_t>(expert) * kLinearBlocks + static_cast<size_t>(block)) *
@@ -46,6 +49,9 @@ struct Calibration {
   std::string method;           // that quantized for `delta`: rtn, hqq or gptq
   bool hadamard = false;
   std::vector<Scheme> schemes;  // candidates
+  /// The end-to-end loss was measured with errors of this candidate, over so many tokens; 0: not.
+  int64_t probe_tokens = 0;
+  Scheme probe_scheme;
   std::vector<LayerCalibration> layers;
 };
 

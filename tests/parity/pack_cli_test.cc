@@ -1,4 +1,9 @@
 // moert-pack as users script it.
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -137,7 +142,25 @@ TEST_CASE("calibrate, allocate, quantize by two plans, serve both") {
   CHECK(selections == 2048 * 4);
   // The model's README says what recall cross-layer prediction has.
   CHECK(c["layers"][4]["cross_layer_accuracy"].get<double>() > 0.7);
+  // Each layer's errors cost the model something, and something small.
+  REQUIRE(c["probe_tokens"] == 2048);
+  for (const auto& layer : c["layers"]) {
+    for (const size_t part : {0, 1}) {
+      const double loss = layer["loss_per_square"][part];
+      CHECK(loss > 0);
+      CHECK(loss * std::pow(layer["output_norm"].get<double>(), 2) < 10);
+    }
+  }
   CHECK(Pack(calibrate + calib).status != 0);  // it exists
+  {
+    const std::string locked = calib + ".locked";
+    const int writer = ::open((locked + ".partial").c_str(), O_RDWR | O_CREAT, 0644);
+    REQUIRE(::flock(writer, LOCK_EX) == 0);
+    outcome = Pack(calibrate + locked);
+    CHECK(outcome.status != 0);
+    CHECK_THAT(outcome.err, Catch::Contains("another process"));
+    ::close(writer);
+  }
   // Behind what an interrupted run left, its last line torn, and on one thread: the same bytes.
   auto begun = ReadCalibration(calib, Env::Default());
   REQUIRE_OK(begun.status());

@@ -22,10 +22,10 @@ namespace {
 constexpr char kCommand[] = "moert-pack allocate";
 
 struct Arguments {
-  std::string calibration, out, picture, schemes, profile = "h200", granularity = "linear", solver,
-                                                  name;
+  std::string calibration, out, picture, schemes, profile = "h200", granularity = "linear",
+                                                  loss = "auto", solver, name;
   double bits = 0, gap = 1e-4, seconds = 60;
-  int64_t bytes = 0;
+  int64_t bytes = 0, random_seed = 0;
   bool quiet = false;
   AllocationOptions options;
 };
@@ -39,6 +39,30 @@ absl::Status WriteText(const std::string& path, const std::string& text) {
   if (out) std::filesystem::rename(part, path, ec);
   if (!out || ec) return absl::InvalidArgumentError(fmt::format("{} cannot be written", path));
   return absl::OkStatus();
+}
+
+constexpr std::pair<const char*, LossMeasure> kMeasures[] = {
+    {"auto", LossMeasure::kAuto},
+    {"delta", LossMeasure::kDelta},
+    {"relative", LossMeasure::kRelative},
+    {"end-to-end", LossMeasure::kEndToEnd}};
+
+// The plan's loss by all measures, as they are and squared, so that they can be compared.
+absl::StatusOr<nlohmann::json> Losses(const Arguments& a, const Calibration& c,
+                                      const Allocation& found) {
+  nlohmann::json losses;
+  for (const auto& [name, measure] : kMeasures) {
+    if (measure == LossMeasure::kAuto) continue;
+    if (measure == LossMeasure::kEndToEnd && c.probe_tokens == 0) continue;
+    for (const double power : {1.0, 2.0}) {
+      AllocationOptions options = a.options;
+      options.measure = measure;
+      options.power = power;
+      MOERT_ASSIGN_OR_RETURN(const Allocation predicted, Predict(c, options, found.version));
+      losses[name].push_back(predicted.loss);
+    }
+  }
+  return losses;
 }
 
 nlohmann::json Summary(const Arguments& a, const Calibration& c, const Allocation& found) {
@@ -67,7 +91,7 @@ nlohmann::json Summary(const Arguments& a, const Calibration& c, const Allocatio
           {"gap", found.gap},
           {"r", o.r},
           {"power", o.power},
-          {"relative", o.relative},
+          {"measure", a.loss},
           {"granularity", a.granularity},
           {"untied", o.untied},
           {"per_layer", o.per_layer},
@@ -96,6 +120,13 @@ absl::Status Run(Arguments& a) {
   if (o.untied && o.granularity != Granularity::kLinear) {
     return absl::InvalidArgumentError("--untied goes with --granularity linear");
   }
+  for (const auto& [name, measure] : kMeasures) {
+    if (a.loss == name) o.measure = MeasureFor(c, measure);
+  }
+  for (const auto& [name, measure] : kMeasures) {
+    if (o.measure == measure) a.loss = name;
+  }
+  if (a.random_seed > 0) o.random_seed = static_cast<uint64_t>(a.random_seed);
   if (a.solver.empty()) a.solver = HaveMilp() ? "cbc" : "lagrangian";
   o.solver = a.solver == "cbc" ? AllocationSolver::kMilp : AllocationSolver::kRelaxation;
   o.milp.gap = a.gap;
@@ -113,7 +144,8 @@ absl::Status Run(Arguments& a) {
   plan.source_identity = c.source_identity;
   found.version.name = a.name.empty() ? fmt::format("mixed-{:.3g}", found.stored_bits) : a.name;
   plan.version = found.version;
-  const nlohmann::json summary = Summary(a, c, found);
+  nlohmann::json summary = Summary(a, c, found);
+  MOERT_ASSIGN_OR_RETURN(summary["losses"], Losses(a, c, found));
   plan.summary_json = summary.dump();
   MOERT_RETURN_IF_ERROR(WriteText(a.out, PlanToJson(plan)));
   if (!a.picture.empty()) {
@@ -123,8 +155,8 @@ absl::Status Run(Arguments& a) {
                    fmt::format("{}: {:.3f} stored bits", found.version.name, found.stored_bits))));
   }
   if (a.quiet) return absl::OkStatus();
-  fmt::print("plan {}: {:.4f} stored bits, {} of {} bytes, loss {:.6g}\n", found.version.name,
-             found.stored_bits, found.bytes, o.capacity, found.loss);
+  fmt::print("plan {}: {:.4f} stored bits, {} of {} bytes, loss ({}) {:.6g}\n", found.version.name,
+             found.stored_bits, found.bytes, o.capacity, a.loss, found.loss);
   if (found.seconds > 0) {
     fmt::print("  {:.3g} us for {} tokens through all layers ({})\n", 1e6 * found.seconds, o.batch,
                o.costs.name);
@@ -155,8 +187,14 @@ int AllocateMain(int argc, const char* const* argv) {
                    "what has one scheme");
   parser.AddSwitch("untied", &o.untied, "gate and up may differ (executed by the CPU only)");
   parser.AddSwitch("per-layer", &o.per_layer, "every layer has its share of the bytes");
-  parser.AddDouble("power", &o.power, "the loss is the sum of Delta to this power");
-  parser.AddSwitch("relative", &o.relative, "Delta over the norm of its layer's output");
+  parser.AddChoice("loss", &a.loss, {"auto", "delta", "relative", "end-to-end"},
+                   "how Deltas of different layers compare: as they are (the paper's), over the "
+                   "norm of the layer's output, by what the model loses; auto: end-to-end if "
+                   "calibrated");
+  parser.AddDouble("power", &o.power,
+                   "the loss is the sum of Delta to this power; 0: 2 for end-to-end, else 1");
+  parser.AddInt64("random", &a.random_seed,
+                  "a plan drawn with this seed instead of the best, to judge predictions by", 1);
   parser.AddString("schemes", &a.schemes, "comma-separated candidates (default: all calibrated)");
   parser.AddString("profile", &a.profile, "tile cost table: h200, or a file");
   parser.AddInt64("batch", &o.batch, "tokens a batch, for the time", 1, int64_t{1} << 30);

@@ -57,6 +57,10 @@ int CalibrateMain(int argc, const char* const* argv) {
   parser.AddSwitch("hadamard", &job.settings.hadamard, "in the block Hadamard domain");
   parser.AddInt64("calibration-tokens", &job.tokens, "tokens used of those files together; 0: all",
                   0);
+  parser.AddInt64("probe-tokens", &job.probe_tokens,
+                  "tokens over which the whole model's loss by each layer's errors is measured; "
+                  "0: not at all",
+                  0);
   parser.AddInt64("window", &job.window, "tokens a calibration sequence", 2, int64_t{1} << 20);
   parser.AddInt("threads", &job.threads, "threads; 0: one a core", 0, 1024);
   parser.AddSwitch("quiet", &quiet, "no progress, no notes");

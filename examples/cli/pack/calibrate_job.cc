@@ -1,16 +1,23 @@
 #include "examples/cli/pack/calibrate_job.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <filesystem>
 #include <memory>
 #include <new>
 
+#include "base/checked_math.h"
 #include "base/hash64.h"
+#include "base/posix_error.h"
 #include "base/status_macros.h"
 #include "examples/cli/pack/calibration_stream.h"
+#include "examples/cli/pack/loss_probe.h"
 #include "examples/cli/pack/moe_block.h"
 #include "examples/host/model.h"
 #include "format/calibration.h"
@@ -37,6 +44,46 @@ absl::Status WriteWhole(const std::string& path, const std::string& text) {
   return absl::OkStatus();
 }
 
+// Of a calibration file's writers, one at a time.
+class WriterLock {
+ public:
+  WriterLock() = default;
+  ~WriterLock() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  WriterLock(const WriterLock&) = delete;
+  WriterLock& operator=(const WriterLock&) = delete;
+
+  /// `path`, made if it is not there, is what writers lock.
+  absl::Status Lock(const std::string& path) {
+    fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    if (fd_ < 0) return PosixError(errno, fmt::format("{}: open", path));
+    if (::flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+      return absl::FailedPreconditionError(
+          fmt::format("{}: another process is writing this calibration", path));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  int fd_ = -1;
+};
+
+// The candidate of the fewest bytes: its errors are the largest.
+absl::StatusOr<size_t> ProbeScheme(const MoeLayerSpec& layer, const std::vector<Scheme>& schemes) {
+  size_t best = 0;
+  int64_t least = INT64_MAX;
+  for (size_t k = 0; k < schemes.size(); ++k) {
+    MOERT_ASSIGN_OR_RETURN(
+        const RecordLayout layout,
+        MakeRecordLayout(layer.hidden, layer.intermediate, ExpertFormat::Uniform(schemes[k])));
+    if (layout.bytes >= least) continue;
+    least = layout.bytes;
+    best = k;
+  }
+  return best;
+}
+
 class Measurement {
  public:
   static absl::Status Run(const CalibrateJob& job) {
@@ -50,10 +97,7 @@ class Measurement {
   explicit Measurement(const CalibrateJob& job) : job_(job), partial_(job.out + ".partial") {}
 
   absl::Status Open() {
-    std::error_code ec;
-    if (std::filesystem::exists(job_.out, ec)) {
-      return absl::AlreadyExistsError(job_.out + " already exists");
-    }
+    MOERT_RETURN_IF_ERROR(CheckNew());
     MOERT_ASSIGN_OR_RETURN(config_, LoadHfConfig(job_.model));
     MOERT_ASSIGN_OR_RETURN(checkpoint_, Checkpoint::Open(job_.model));
     MOERT_ASSIGN_OR_RETURN(experts_, CheckpointExperts::Create(checkpoint_.get(), &config_));
@@ -78,16 +122,30 @@ class Measurement {
     result_.method = job_.method;
     result_.hadamard = job_.settings.hadamard;
     result_.schemes = job_.settings.schemes;
+    if (job_.probe_tokens == 0 || config_.moe.layers.empty()) return absl::OkStatus();
+    MOERT_ASSIGN_OR_RETURN(probe_index_, ProbeScheme(config_.moe.layers[0], result_.schemes));
+    result_.probe_scheme = result_.schemes[probe_index_];
+    result_.probe_tokens = std::min(CeilDiv(job_.probe_tokens, window) * window, result_.tokens);
+    MOERT_ASSIGN_OR_RETURN(probe_, LossProbe::Create(decoder_.get(), experts_.get(), pool_.get(),
+                                                     window, result_.probe_tokens));
     return absl::OkStatus();
+  }
+
+  absl::Status CheckNew() const {
+    std::error_code ec;
+    if (!std::filesystem::exists(job_.out, ec)) return absl::OkStatus();
+    return absl::AlreadyExistsError(job_.out + " already exists");
   }
 
   // The first line says what is measured (a calibration without layers), each further one is a
   // layer.
   absl::Status OpenPartial() {
     const std::string job = CalibrationToJson(result_);
-    std::error_code ec;
+    MOERT_RETURN_IF_ERROR(lock_.Lock(partial_));
+    // One that finished since Open has also removed what is locked here.
+    MOERT_RETURN_IF_ERROR(CheckNew());
     int64_t good = 0;
-    if (std::filesystem::exists(partial_, ec)) {
+    {
       MOERT_ASSIGN_OR_RETURN(const auto file,
                              Env::Default()->Open(partial_, FileAccess::kBuffered));
       std::string text(static_cast<size_t>(file->size()), '\0');
@@ -115,8 +173,6 @@ class Measurement {
         }
       }
       MOERT_ASSIGN_OR_RETURN(journal_, FileWriter::Resume(partial_, good));
-    } else {
-      MOERT_ASSIGN_OR_RETURN(journal_, FileWriter::Create(partial_));
     }
     if (good == 0) MOERT_RETURN_IF_ERROR(journal_->Append(job));
     if (!result_.layers.empty() && job_.log) {
@@ -136,26 +192,58 @@ class Measurement {
       MOERT_RETURN_IF_ERROR(journal_->Sync());
       result_.layers.push_back(std::move(layer));
     }
+    const float* const hidden = stream_->FinishHidden();
+    if (probe_ != nullptr) SetLossPerSquare(probe_->Divergences(hidden));
     MOERT_RETURN_IF_ERROR(journal_->Close());
     MOERT_RETURN_IF_ERROR(WriteWhole(job_.out, CalibrationToJson(result_)));
     std::error_code ec;
     std::filesystem::remove(partial_, ec);
     if (job_.log) {
-      job_.log(fmt::format("{} tokens, mean loss {:.5f}", result_.tokens, stream_->FinishNll()));
+      job_.log(fmt::format("{} tokens, mean loss {:.5f}", result_.tokens, stream_->Nll()));
     }
     return absl::OkStatus();
+  }
+
+  void SetLossPerSquare(const std::vector<std::array<double, 2>>& divergences) {
+    for (size_t l = 0; l < result_.layers.size(); ++l) {
+      LayerCalibration& layer = result_.layers[l];
+      std::array<double, 2> squares = {};
+      const size_t experts = layer.selections.size();
+      for (size_t e = 0; e < experts; ++e) {
+        for (int b = 0; b < kLinearBlocks; ++b) {
+          const double delta =
+              layer.Delta(static_cast<int>(e), b, probe_index_, result_.schemes.size());
+          squares[b == kLinearBlocks - 1 ? 1 : 0] += delta * delta;
+        }
+      }
+      layer.loss_per_square.clear();
+      for (size_t part = 0; part < 2; ++part) {
+        layer.loss_per_square.push_back(squares[part] > 0 ? divergences[l][part] / squares[part]
+                                                          : 0);
+      }
+    }
   }
 
   absl::Status RunLayer(int l, bool measure, LayerCalibration* out) {
     const MoeLayerSpec& layer = config_.moe.layers[static_cast<size_t>(l)];
     const auto experts = static_cast<size_t>(layer.num_experts);
-    const size_t numbers = kLinearBlocks * result_.schemes.size();
     out->selections.resize(experts);
     out->weight_sums.resize(experts);
-    out->delta.resize(experts * numbers);
     std::vector<double> squares(experts, 0.0);
     SensitivitySettings settings = job_.settings;
-    if (!measure) settings.schemes.clear();
+    settings.probe = probe_ != nullptr ? static_cast<int>(probe_index_) : -1;
+    if (!measure) {  // its numbers are known; the probe needs its errors once more
+      settings.schemes.clear();
+      if (probe_ != nullptr) settings.schemes.push_back(result_.probe_scheme);
+      settings.probe = 0;
+    }
+    const size_t numbers = kLinearBlocks * settings.schemes.size();
+    out->delta.resize(experts * numbers);
+    struct Change {
+      ExpertRows tokens;
+      ExpertChanges changes;
+    };
+    std::vector<Change> changes(experts);
     MOERT_RETURN_IF_ERROR(blocks_->Run(
         l, stream_.get(),
         [&](int e, const ExpertRows& tokens, Floats* x, ThreadPool* single) -> absl::Status {
@@ -165,9 +253,9 @@ class Measurement {
           absl::Status status = experts_->ReadExpert(l, e, &stored);
           if (status.ok()) status = WidenExpert(stored, &weights);
           if (!status.ok()) return Located(status, l, e);
-          const auto delta =
+          auto found =
               ExpertSensitivity(layer, settings, std::move(weights), tokens.weights, single, x);
-          if (!delta.ok()) return Located(delta.status(), l, e);
+          if (!found.ok()) return Located(found.status(), l, e);
           out->selections[i] = static_cast<int64_t>(tokens.rows.size());
           for (size_t t = 0; t < tokens.weights.size(); ++t) {
             const double weight = tokens.weights[t];
@@ -178,15 +266,21 @@ class Measurement {
               squares[i] += v * v;
             }
           }
-          std::copy(delta->begin(), delta->end(),
+          std::copy(found->delta.begin(), found->delta.end(),
                     out->delta.begin() + static_cast<int64_t>(i * numbers));
+          if (probe_ != nullptr) changes[i] = {tokens, *std::move(found)};
           return absl::OkStatus();
         },
-        [&](int) {
+        [&](int e) {
+          if (probe_ != nullptr) {
+            const Change change = std::move(changes[static_cast<size_t>(e)]);
+            probe_->AddExpert(change.tokens, change.changes);
+          }
           ++done_;
           if (job_.progress) job_.progress(done_, config_.moe.total_experts());
           return absl::OkStatus();
         }));
+    if (probe_ != nullptr) MOERT_RETURN_IF_ERROR(probe_->EndLayer(l, stream_.get()));
     if (!measure) return absl::OkStatus();
     double total = 0;
     for (const double s : squares) total += s;
@@ -210,6 +304,9 @@ class Measurement {
   std::unique_ptr<host::Decoder> decoder_;
   std::unique_ptr<MoeBlocks> blocks_;
   std::unique_ptr<CalibrationStream> stream_;
+  std::unique_ptr<LossProbe> probe_;  // null: no end-to-end loss
+  size_t probe_index_ = 0;
+  WriterLock lock_;
   std::unique_ptr<FileWriter> journal_;
   Calibration result_;
   int64_t done_ = 0;

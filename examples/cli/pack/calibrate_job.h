@@ -20,6 +20,9 @@ struct CalibrateJob {
   int64_t window = 512;
   SensitivitySettings settings;
   std::string method = "gptq";
+  /// Tokens, rounded up to windows, over which the end-to-end loss of every layer's errors is
+  /// measured; 0: it is not.
+  int64_t probe_tokens = 6144;
   int threads = 0;
   /// Experts done and to do.
   std::function<void(int64_t done, int64_t total)> progress;
@@ -28,7 +31,8 @@ struct CalibrateJob {
 };
 
 /// Writes job.out. Layers that an interrupted run completed lie in `<out>.partial` and are not
-/// measured again. AlreadyExists if there is a file.
+/// measured again. AlreadyExists if there is a file; FailedPrecondition if another process is
+/// writing it.
 absl::Status RunCalibrateJob(const CalibrateJob& job);
 
 }  // namespace moert::cli

@@ -45,20 +45,33 @@ absl::StatusOr<CalibrationTokens> ReadCalibrationTokens(const std::vector<std::s
 CalibrationStream::CalibrationStream(host::Decoder* decoder, const CalibrationTokens* tokens)
     : decoder_(decoder),
       tokens_(tokens),
-      rows_(static_cast<int64_t>(tokens->ids.size())),
+      window_(tokens->window),
       hidden_(decoder->config().hidden_size),
+      rows_(static_cast<int64_t>(tokens->ids.size())),
       cache_(decoder->config(), tokens->window),
       residual_(static_cast<size_t>(rows_ * hidden_)),
       normed_(static_cast<size_t>(rows_ * hidden_)) {
   decoder_->Embed(tokens->ids, residual_.data());
 }
 
+CalibrationStream::CalibrationStream(host::Decoder* decoder, int64_t window)
+    : decoder_(decoder),
+      window_(window),
+      hidden_(decoder->config().hidden_size),
+      cache_(decoder->config(), window) {}
+
+void CalibrationStream::Add(const float* residual, int64_t rows) {
+  residual_.insert(residual_.end(), residual, residual + rows * hidden_);
+  rows_ += rows;
+  normed_.resize(residual_.size());
+}
+
 void CalibrationStream::RunLayer(int layer, bool dense) {
-  for (int64_t row = 0; row < rows_; row += tokens_->window) {
+  for (int64_t row = 0; row < rows_; row += window_) {
     float* const residual = residual_.data() + row * hidden_;
     float* const normed = normed_.data() + row * hidden_;
-    decoder_->AttentionHalf(layer, &cache_, tokens_->window, residual, normed);
-    if (dense) decoder_->DenseHalf(layer, tokens_->window, normed, residual);
+    decoder_->AttentionHalf(layer, &cache_, window_, residual, normed);
+    if (dense) decoder_->DenseHalf(layer, window_, normed, residual);
   }
 }
 
@@ -69,12 +82,16 @@ void CalibrationStream::ToMoe(int moe_layer) {
   next_layer_ = layer + 1;
 }
 
-double CalibrationStream::FinishNll() {
+const float* CalibrationStream::FinishHidden() {
   const int layers = decoder_->config().num_hidden_layers;
   for (; next_layer_ < layers; ++next_layer_) RunLayer(next_layer_, /*dense=*/true);
   decoder_->FinishHidden(rows_, residual_.data(), normed_.data());
+  return normed_.data();
+}
+
+double CalibrationStream::Nll() const {
   const int64_t vocab = decoder_->config().vocab_size;
-  const int64_t window = tokens_->window;
+  const int64_t window = window_;
   host::AlignedVector<float> logits(static_cast<size_t>(window * vocab));
   std::vector<double> nll(static_cast<size_t>(window));
   double total = 0;

@@ -34,6 +34,8 @@ class CalibrationStream {
  public:
   /// `decoder` and `tokens` are borrowed.
   CalibrationStream(host::Decoder* decoder, const CalibrationTokens* tokens);
+  /// One without tokens, for rows of other streams.
+  CalibrationStream(host::Decoder* decoder, int64_t window);
 
   /// Brings all tokens to the MoE block of `moe_layer`, the one after the last (or the first).
   void ToMoe(int moe_layer);
@@ -44,17 +46,22 @@ class CalibrationStream {
   /// What the block's output [rows, hidden] is to be added to.
   float* residual() { return residual_.data(); }
 
-  /// From behind the last MoE block to the end: the mean of -ln p over all but the first token of
-  /// each window.
-  double FinishNll();
+  /// Adds whole windows that are as far in the model as this stream: residual [rows, hidden].
+  void Add(const float* residual, int64_t rows);
+
+  /// From behind the last MoE block to the end: what logits are made of [rows, hidden].
+  const float* FinishHidden();
+  /// After that: the mean of -ln p over all but the first token of each window.
+  double Nll() const;
 
  private:
   void RunLayer(int layer, bool dense);
 
   host::Decoder* const decoder_;
-  const CalibrationTokens* const tokens_;
-  const int64_t rows_;
+  const CalibrationTokens* const tokens_ = nullptr;
+  const int64_t window_;
   const int64_t hidden_;
+  int64_t rows_ = 0;
   host::KvCache cache_;
   int next_layer_ = 0;
   host::AlignedVector<float> residual_, normed_;

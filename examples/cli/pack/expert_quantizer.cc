@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include "base/status_macros.h"
+#include "examples/cli/pack/activation_rounding.h"
+#include "examples/host/mlp.h"
 #include "quant/hadamard.h"
 #include "quant/hqq.h"
 #include "quant/packing.h"
@@ -24,6 +26,22 @@ absl::Status Encode(const MatrixLayout& layout, const absl::StatusOr<GptqFactor>
   }
   ++outcome->fallback_matrices;
   return EncodeMatrix(layout, QuantMethod::kHqq, weights, record);
+}
+
+/// h = act(gate x) * (up x), x as each of both rounds it.
+Floats RoundedGlu(const MoeLayerSpec& layer, const RecordLayout& layout,
+                  const ExpertMatrices& weights, Floats* x, int64_t rows, ThreadPool* pool) {
+  if (layout.gate.scheme == layout.up.scheme) {
+    RoundActivations(layout.gate.scheme, layer.hidden, x);
+    return GluForward(pool, layer, weights.gate, weights.up, x->data(), rows);
+  }
+  Floats up_x = *x, h(static_cast<size_t>(rows * layer.intermediate)), up(h.size());
+  RoundActivations(layout.gate.scheme, layer.hidden, x);
+  RoundActivations(layout.up.scheme, layer.hidden, &up_x);
+  MatMul(pool, weights.gate, layer.intermediate, layer.hidden, x->data(), rows, h.data());
+  MatMul(pool, weights.up, layer.intermediate, layer.hidden, up_x.data(), rows, up.data());
+  for (size_t i = 0; i < h.size(); ++i) h[i] = host::Activate(layer.activation, h[i]) * up[i];
+  return h;
 }
 
 }  // namespace
@@ -84,7 +102,7 @@ absl::StatusOr<GptqOutcome> EncodeExpertGptq(const MoeLayerSpec& layer, const Re
   MOERT_RETURN_IF_ERROR(Encode(layout.up, inputs, weights.up, record, &outcome));
   MOERT_RETURN_IF_ERROR(UnpackMatrix(layout.gate, record, &weights.gate));
   MOERT_RETURN_IF_ERROR(UnpackMatrix(layout.up, record, &weights.up));
-  Floats h = GluForward(pool, layer, weights.gate, weights.up, x->data(), rows);
+  Floats h = RoundedGlu(layer, layout, weights, x, rows, pool);
   if (layout.format.hadamard) ApplyHadamard(rows, layer.intermediate, h.data());
   MOERT_RETURN_IF_ERROR(Encode(layout.down, FactorInputs(h, layer.intermediate, token_weights),
                                weights.down, record, &outcome));
@@ -97,8 +115,9 @@ absl::StatusOr<Floats> ForwardRecord(const MoeLayerSpec& layer, const RecordLayo
   ExpertMatrices weights;
   MOERT_RETURN_IF_ERROR(UnpackExpert(layout, record, &weights));
   if (layout.format.hadamard) ApplyHadamard(rows, layer.hidden, x->data());
-  Floats h = GluForward(pool, layer, weights.gate, weights.up, x->data(), rows);
+  Floats h = RoundedGlu(layer, layout, weights, x, rows, pool);
   if (layout.format.hadamard) ApplyHadamard(rows, layer.intermediate, h.data());
+  RoundActivations(layout.down.scheme, layer.intermediate, &h);
   Floats y(static_cast<size_t>(rows * layer.hidden));
   MatMul(pool, weights.down, layer.hidden, layer.intermediate, h.data(), rows, y.data());
   return y;

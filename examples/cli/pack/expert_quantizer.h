@@ -50,15 +50,16 @@ struct GptqOutcome {
 
 /// GPTQ with the moments of the inputs it is given, each token weighted by its router weight; where
 /// they are too few, or cannot be factored, HQQ. Down sees what the quantized gate and up make of
-/// the inputs. x: the expert's tokens [rows, hidden], overwritten if the format is a Hadamard one.
+/// the inputs, rounded where the schemes round activations. x: the expert's tokens [rows, hidden],
+/// overwritten.
 /// `pool` has a single thread: the caller is a job of another.
 absl::StatusOr<GptqOutcome> EncodeExpertGptq(const MoeLayerSpec& layer, const RecordLayout& layout,
                                              ExpertMatrices weights, Floats* x,
                                              absl::Span<const float> token_weights,
                                              ThreadPool* pool, std::byte* record);
 
-/// What the expert of a record makes of x [rows, hidden]: [rows, hidden]. x is overwritten if the
-/// format is a Hadamard one.
+/// What the expert of a record makes of x [rows, hidden], which is overwritten: [rows, hidden].
+/// Activations are rounded where the schemes round them.
 absl::StatusOr<Floats> ForwardRecord(const MoeLayerSpec& layer, const RecordLayout& layout,
                                      const std::byte* record, Floats* x, int64_t rows,
                                      ThreadPool* pool);

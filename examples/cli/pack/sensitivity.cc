@@ -35,10 +35,12 @@ class Expert {
     y_ = Product(w_.down, layer_.hidden, layer_.intermediate, stored_h_);
   }
 
-  absl::StatusOr<std::vector<double>> Deltas() const {
+  absl::StatusOr<ExpertChanges> Changes() const {
     const size_t count = settings_.schemes.size();
-    std::vector<double> delta(3 * count, 0.0);
-    if (rows_ == 0 || count == 0) return delta;
+    ExpertChanges changes;
+    std::vector<double>& delta = changes.delta;
+    delta.assign(3 * count, 0.0);
+    if (rows_ == 0 || count == 0) return changes;
     absl::StatusOr<GptqFactor> x_factor = absl::FailedPreconditionError("unused");
     absl::StatusOr<GptqFactor> h_factor = x_factor;
     if (settings_.method == QuantMethod::kGptq) {
@@ -56,20 +58,25 @@ class Expert {
       RoundActivations(scheme, layer_.intermediate, &h);
       const Floats gate =
           Product(Quantized(layout.gate, x_factor, w_.gate), layer_.intermediate, layer_.hidden, x);
-      delta[k] = ChangeOfH(Combine(gate, up_));
+      delta[k] = NormOf(ChangeOfH(Combine(gate, up_)));
       const Floats up =
           Product(Quantized(layout.up, x_factor, w_.up), layer_.intermediate, layer_.hidden, x);
-      delta[count + k] = ChangeOfH(Combine(gate_, up));
-      const Floats y =
+      delta[count + k] = NormOf(ChangeOfH(Combine(gate_, up)));
+      Floats y =
           Product(Quantized(layout.down, h_factor, w_.down), layer_.hidden, layer_.intermediate, h);
-      delta[2 * count + k] = Norm([&](size_t i) { return y[i] - y_[i]; });
+      for (size_t i = 0; i < y.size(); ++i) y[i] -= y_[i];
+      delta[2 * count + k] = NormOf(y);
+      if (static_cast<int>(k) == settings_.probe) {
+        changes.gate_up = ChangeOfH(Combine(gate, up));
+        changes.down = std::move(y);
+      }
     }
     for (const double d : delta) {
       if (!std::isfinite(d)) {
         return absl::InvalidArgumentError("an activation or weight is not finite");
       }
     }
-    return delta;
+    return changes;
   }
 
   const Floats& output() const { return y_; }
@@ -93,19 +100,17 @@ class Expert {
     return h;
   }
   // The change of the output when h is another one: down is linear.
-  double ChangeOfH(Floats h) const {
+  Floats ChangeOfH(Floats h) const {
     for (size_t i = 0; i < h.size(); ++i) h[i] -= h_[i];
     Transform(&h);
-    const Floats y = Product(w_.down, layer_.hidden, layer_.intermediate, h);
-    return Norm([&](size_t i) { return y[i]; });
+    return Product(w_.down, layer_.hidden, layer_.intermediate, h);
   }
-  template <typename At>
-  double Norm(const At& at) const {
+  double NormOf(const Floats& y) const {
     double total = 0;
     size_t i = 0;
     for (int64_t t = 0; t < rows_; ++t) {
       double row = 0;
-      for (int64_t c = 0; c < layer_.hidden; ++c, ++i) row += double{at(i)} * at(i);
+      for (int64_t c = 0; c < layer_.hidden; ++c, ++i) row += double{y[i]} * y[i];
       const double weight = token_weights_[static_cast<size_t>(t)];
       total += weight * weight * row;
     }
@@ -123,15 +128,15 @@ class Expert {
 
 }  // namespace
 
-absl::StatusOr<std::vector<double>> ExpertSensitivity(const MoeLayerSpec& layer,
-                                                      const SensitivitySettings& settings,
-                                                      ExpertMatrices weights,
-                                                      absl::Span<const float> token_weights,
-                                                      ThreadPool* pool, Floats* x) {
+absl::StatusOr<ExpertChanges> ExpertSensitivity(const MoeLayerSpec& layer,
+                                                const SensitivitySettings& settings,
+                                                ExpertMatrices weights,
+                                                absl::Span<const float> token_weights,
+                                                ThreadPool* pool, Floats* x) {
   const Expert expert(layer, settings, std::move(weights), token_weights, pool, *x);
-  MOERT_ASSIGN_OR_RETURN(std::vector<double> delta, expert.Deltas());
+  MOERT_ASSIGN_OR_RETURN(ExpertChanges changes, expert.Changes());
   *x = expert.output();
-  return delta;
+  return changes;
 }
 
 }  // namespace moert::cli

@@ -17,17 +17,26 @@ struct SensitivitySettings {
   std::vector<Scheme> schemes;
   QuantMethod method = QuantMethod::kGptq;
   bool hadamard = false;
+  int probe = -1;  // one of the schemes, whose changes are to be returned
 };
 
-/// [gate, up, down][scheme]: || change of the routed output ||_2 over the expert's tokens, each
-/// weighted by its router weight, when that block alone is in the scheme, activations of the
-/// schemes that round them included. Turns x, the tokens' inputs [rows, hidden], into the
-/// unquantized expert's outputs. `pool` has a single thread.
-absl::StatusOr<std::vector<double>> ExpertSensitivity(const MoeLayerSpec& layer,
-                                                      const SensitivitySettings& settings,
-                                                      ExpertMatrices weights,
-                                                      absl::Span<const float> token_weights,
-                                                      ThreadPool* pool, Floats* x);
+struct ExpertChanges {
+  /// [gate, up, down][scheme]: || change of the routed output ||_2 over the expert's tokens, each
+  /// weighted by its router weight, when that block alone is in the scheme, activations of the
+  /// schemes that round them included.
+  std::vector<double> delta;
+  /// [rows, hidden] changes of the expert's output, not weighted, when gate and up, or down, are in
+  /// the probe's scheme; empty without one, or without tokens.
+  Floats gate_up, down;
+};
+
+/// Turns x, the tokens' inputs [rows, hidden], into the unquantized expert's outputs. `pool` has a
+/// single thread.
+absl::StatusOr<ExpertChanges> ExpertSensitivity(const MoeLayerSpec& layer,
+                                                const SensitivitySettings& settings,
+                                                ExpertMatrices weights,
+                                                absl::Span<const float> token_weights,
+                                                ThreadPool* pool, Floats* x);
 
 }  // namespace moert::cli
 

@@ -1,5 +1,6 @@
 #include "allocate/allocator.h"
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 
@@ -89,6 +90,92 @@ TEST_CASE("a finer granularity never loses more; gate and up are tied unless it 
   }
 }
 
+TEST_CASE("what the layers of a model mean to it decides between them") {
+  Calibration c = Example();
+  // Two layers alike but for what an error of theirs costs the model.
+  c.layers[1] = c.layers[0];
+  c.layers[2] = c.layers[0];
+  c.probe_tokens = 512;
+  c.probe_scheme = c.schemes.back();
+  for (LayerCalibration& layer : c.layers) layer.loss_per_square = {1e-3, 1e-3};
+  c.layers[2].loss_per_square = {1e-1, 1e-3};
+  c.layers[1].output_norm = 1;
+  const auto gate_bits = [&](const Allocation& a, int layer) {
+    int bits = 0;
+    for (int e = 0; e < 8; ++e) bits += a.version.format(layer, e).gate.weight_bits;
+    return bits;
+  };
+  AllocationOptions o = At(c, 4);
+  CHECK(MeasureFor(c, LossMeasure::kAuto) == LossMeasure::kEndToEnd);
+  const auto end_to_end = Allocate(c, o);
+  REQUIRE_OK(end_to_end.status());
+  CHECK(gate_bits(*end_to_end, 2) > gate_bits(*end_to_end, 0));
+  o.measure = LossMeasure::kRelative;
+  const auto relative = Allocate(c, o);
+  REQUIRE_OK(relative.status());
+  CHECK(gate_bits(*relative, 1) > gate_bits(*relative, 2));
+  // Each is the best by its own measure.
+  for (const LossMeasure measure : {LossMeasure::kEndToEnd, LossMeasure::kRelative}) {
+    o.measure = measure;
+    const auto first = Predict(c, o, end_to_end->version);
+    const auto second = Predict(c, o, relative->version);
+    REQUIRE_OK(first.status());
+    REQUIRE_OK(second.status());
+    CHECK((first->loss < second->loss) == (measure == LossMeasure::kEndToEnd));
+  }
+  // The loss is in nats: the sum of what each block's error costs.
+  o.measure = LossMeasure::kEndToEnd;
+  double nats = 0;
+  for (int l = 0; l < 3; ++l) {
+    for (int e = 0; e < 8; ++e) {
+      const ExpertFormat& f = end_to_end->version.format(l, e);
+      const Scheme* const schemes[] = {&f.gate, &f.up, &f.down};
+      for (int b = 0; b < kLinearBlocks; ++b) {
+        size_t k = 0;
+        while (!(c.schemes[k] == *schemes[b])) ++k;
+        const LayerCalibration& layer = c.layers[static_cast<size_t>(l)];
+        nats += layer.loss_per_square[b == 2 ? 1 : 0] * std::pow(layer.Delta(e, b, k, 4), 2);
+      }
+    }
+  }
+  CHECK(end_to_end->loss == Approx(nats));
+  c.probe_tokens = 0;
+  CHECK(Allocate(c, o).status().code() == absl::StatusCode::kFailedPrecondition);
+  CHECK(MeasureFor(c, LossMeasure::kAuto) == LossMeasure::kRelative);
+}
+
+TEST_CASE("random plans differ, fill the capacity and know nothing of the losses") {
+  Calibration c = Example();
+  AllocationOptions o = At(c, 3.1);
+  o.random_seed = 1;
+  const auto first = Allocate(c, o);
+  const auto again = Allocate(c, o);
+  o.random_seed = 2;
+  const auto second = Allocate(c, o);
+  REQUIRE_OK(first.status());
+  REQUIRE_OK(second.status());
+  CHECK(first->version.assignment == again->version.assignment);
+  CHECK(first->version.formats == again->version.formats);
+  CHECK((first->version.assignment != second->version.assignment ||
+         first->version.formats != second->version.formats));
+  CHECK(first->stored_bits <= 3.1);
+  CHECK(first->stored_bits > 3.0);
+  o.random_seed.reset();
+  const auto best = Allocate(c, o);
+  REQUIRE_OK(best.status());
+  CHECK(best->loss < first->loss);
+  const auto predicted = Predict(c, o, first->version);
+  REQUIRE_OK(predicted.status());
+  CHECK(predicted->loss == Approx(first->loss));
+  for (LayerCalibration& layer : c.layers) {
+    std::reverse(layer.delta.begin(), layer.delta.end());
+  }
+  o.random_seed = 1;
+  const auto blind = Allocate(c, o);
+  REQUIRE_OK(blind.status());
+  CHECK(blind->version.assignment == first->version.assignment);
+}
+
 TEST_CASE("bytes are those of the records") {
   const Calibration c = Example();
   const auto a = Allocate(c, At(c, 3.3));
@@ -162,6 +249,22 @@ TEST_CASE("calibration files: what is written is read, damage and nonsense are r
     test::WriteFile(path, text.substr(0, size));
     CHECK_FALSE(ReadCalibration(path, Env::Default()).ok());
   }
+  // With the end-to-end loss.
+  Calibration probed = c;
+  probed.probe_tokens = 512;
+  probed.probe_scheme = c.schemes[3];
+  for (LayerCalibration& layer : probed.layers) layer.loss_per_square = {0.25, 0.5};
+  test::WriteFile(path, CalibrationToJson(probed));
+  const auto again = ReadCalibration(path, Env::Default());
+  REQUIRE_OK(again.status());
+  CHECK(again->probe_scheme == c.schemes[3]);
+  CHECK(again->layers[1].loss_per_square == std::vector<double>{0.25, 0.5});
+  probed.layers[1].loss_per_square = {0.25};
+  test::WriteFile(path, CalibrationToJson(probed));
+  CHECK_FALSE(ReadCalibration(path, Env::Default()).ok());
+  probed.layers[1].loss_per_square = {};
+  test::WriteFile(path, CalibrationToJson(probed));
+  CHECK_FALSE(ReadCalibration(path, Env::Default()).ok());
   // One layer as a line.
   const std::string line = LayerCalibrationToLine(c.layers[1]);
   const auto layer = LayerCalibrationFromLine(line, 8, 4, "line");
