@@ -45,7 +45,8 @@ struct DeviceFormat {
 /// A row of the residency table: where a complete record of an expert is, and in which format.
 struct ExpertHandle {
   const uint8_t* record = nullptr;  // null: absent
-  int64_t format = 0;               // index into the formats
+  int32_t format = 0;               // index into the formats
+  int32_t version = -1;             // of the served ones, 0 has most bits
 };
 
 /// One product's matrix of a tile, resolved: what a launch needs, at hand in one read.

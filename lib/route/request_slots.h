@@ -1,0 +1,43 @@
+// Numbers for the requests of recent calls: where the device keeps their accounts
+// (SubstitutionLedger keeps the host's).
+#ifndef MOERT_LIB_ROUTE_REQUEST_SLOTS_H_
+#define MOERT_LIB_ROUTE_REQUEST_SLOTS_H_
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/types/span.h"
+
+namespace moert {
+
+class RequestSlots {
+ public:
+  /// Calls have at most max_rows rows; at least `max_requests` requests are remembered.
+  RequestSlots(int64_t max_requests, int64_t max_rows);
+
+  /// Numbers come from [1, capacity).
+  int64_t capacity() const { return capacity_; }
+
+  /// slot [n]: the number of each row's request; fresh [n]: 1 where a request got its number now,
+  /// at the first of its rows. True when no two rows are of one request.
+  bool Assign(absl::Span<const int64_t> request_ids, std::vector<int32_t>* slot,
+              std::vector<uint8_t>* fresh);
+
+ private:
+  struct Request {
+    int32_t slot = 0;
+    int64_t last_call = 0;
+  };
+  void Forget();
+
+  const int64_t max_requests_;
+  const int64_t capacity_;
+  int64_t call_ = 0;
+  std::unordered_map<int64_t, Request> requests_;
+  std::vector<int32_t> free_;
+};
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_ROUTE_REQUEST_SLOTS_H_
