@@ -45,6 +45,13 @@ struct WaveExpert {
 /// Routes T tokens on the host, where the device cannot. x: [tokens, hidden] fp32.
 using HostRoute = absl::FunctionRef<absl::Status(const float* x, RoutingResult* routing)>;
 
+/// A routing rule that is not the model's own, for one call.
+struct RuleCall {
+  RoutingRule rule;
+  absl::Span<const int64_t> request_ids;  // [tokens], or empty: all rows are one request
+  const ExpertStore* store = nullptr;
+};
+
 /// The arithmetic of layer calls, one call at a time: Route, Multiply once or more, Combine. What a
 /// Multiply computes for an expert does not depend on which Multiply it is in.
 class DeviceExecutor {
@@ -52,10 +59,14 @@ class DeviceExecutor {
   virtual ~DeviceExecutor() = default;
 
   /// Scores, chosen experts and their weights, tokens grouped by expert, on the host. Waits for the
-  /// device. Uses `host_route` for rules and routing kinds the device does not execute, and
-  /// whenever `on_host` says so.
-  virtual absl::Status Route(const DeviceCall& call, bool on_host, bool next_gate,
+  /// device. `rule`: null for the model's own choice. Uses `host_route` for a rule that the device
+  /// does not execute.
+  virtual absl::Status Route(const DeviceCall& call, const RuleCall* rule, bool next_gate,
                              HostRoute host_route, RoutingResult* routing) = 0;
+  virtual bool Executes(int layer, const RoutingRule& rule) const = 0;
+  /// The largest substituted shares of slots and of mass that any request reached on the device.
+  virtual double worst_slot_share() const = 0;
+  virtual double worst_mass_share() const = 0;
   /// Enqueues the products of the wave's experts; of the shared expert too in the first wave. The
   /// records may be unpinned when it returns: a block is not overwritten before this work is done.
   virtual absl::Status Multiply(const DeviceCall& call, const RoutingResult& routing,

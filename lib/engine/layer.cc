@@ -136,6 +136,10 @@ absl::Status LayerRunner::Route(const LayerCall& call) {
   stats.mass_substituted += routing_.mass_substituted;
   stats.worst_slot_share = parts_.router->worst_slot_share();
   stats.worst_mass_share = parts_.router->worst_mass_share();
+  if (parts_.device != nullptr) {
+    stats.worst_slot_share = std::max(stats.worst_slot_share, parts_.device->worst_slot_share());
+    stats.worst_mass_share = std::max(stats.worst_mass_share, parts_.device->worst_mass_share());
+  }
   stats.model_lookups += routing_.model_lookups;
   stats.model_hits += routing_.model_hits;
   return absl::OkStatus();
@@ -312,8 +316,9 @@ absl::Status LayerRunner::RouteOnDevice(const LayerCall& call, const RoutingRule
                                         const LayerResidency& residency, bool next_gate) {
   const int layer = call.context.layer;
   const bool own_choice = rule.kind == RoutingRuleKind::kTopK;
+  const RuleCall ruled{rule, call.context.request_ids, parts_.store};
   MOERT_RETURN_IF_ERROR(parts_.device->Route(
-      call.device, !own_choice, next_gate,
+      call.device, own_choice ? nullptr : &ruled, next_gate,
       [&](const float* x, RoutingResult* routing) {
         return parts_.router->Route(layer, x, call.tokens, rule, residency,
                                     call.context.request_ids, next_gate, routing);

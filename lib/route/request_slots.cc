@@ -6,9 +6,9 @@
 
 namespace moert {
 
-RequestSlots::RequestSlots(int64_t max_requests, int64_t max_rows)
-    : max_requests_(max_requests), capacity_(1 + max_requests + 2 * max_rows) {
-  for (int64_t slot = capacity_ - 1; slot > 0; --slot) free_.push_back(static_cast<int32_t>(slot));
+RequestSlots::RequestSlots(int64_t max_requests, int64_t max_rows) : max_requests_(max_requests) {
+  for (int64_t slot = Capacity(max_requests, max_rows) - 1; slot > 0; --slot)
+    free_.push_back(static_cast<int32_t>(slot));
 }
 
 bool RequestSlots::Assign(absl::Span<const int64_t> request_ids, std::vector<int32_t>* slot,

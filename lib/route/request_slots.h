@@ -16,8 +16,10 @@ class RequestSlots {
   /// Calls have at most max_rows rows; at least `max_requests` requests are remembered.
   RequestSlots(int64_t max_requests, int64_t max_rows);
 
-  /// Numbers come from [1, capacity).
-  int64_t capacity() const { return capacity_; }
+  /// Numbers come from [1, Capacity).
+  static constexpr int64_t Capacity(int64_t max_requests, int64_t max_rows) {
+    return 1 + max_requests + 2 * max_rows;
+  }
 
   /// slot [n]: the number of each row's request; fresh [n]: 1 where a request got its number now,
   /// at the first of its rows. True when no two rows are of one request.
@@ -32,7 +34,6 @@ class RequestSlots {
   void Forget();
 
   const int64_t max_requests_;
-  const int64_t capacity_;
   int64_t call_ = 0;
   std::unordered_map<int64_t, Request> requests_;
   std::vector<int32_t> free_;

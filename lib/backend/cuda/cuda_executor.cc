@@ -4,6 +4,7 @@
 
 #include "backend/cuda/cuda_api.h"
 #include "backend/cuda/device_model.h"
+#include "backend/cuda/device_rule.h"
 #include "backend/cuda/residency_table.h"
 #include "backend/cuda/routing_return.h"
 #include "backend/cuda/workspace.h"
@@ -24,7 +25,8 @@ class CudaExecutor final : public DeviceExecutor {
         model_(parts.source->model()),
         device_(device),
         fence_(fence),
-        extent_(model_, parts.max_tokens) {}
+        extent_(model_, parts.max_tokens),
+        rule_(parts.max_tokens) {}
 
   ~CudaExecutor() override {
     DeviceScope scope(device_);
@@ -34,8 +36,13 @@ class CudaExecutor final : public DeviceExecutor {
 
   absl::Status Init();
 
-  absl::Status Route(const DeviceCall& call, bool on_host, bool next_gate, HostRoute host_route,
-                     RoutingResult* routing) override;
+  absl::Status Route(const DeviceCall& call, const RuleCall* rule, bool next_gate,
+                     HostRoute host_route, RoutingResult* routing) override;
+  bool Executes(int layer, const RoutingRule& rule) const override {
+    return DeviceRule::Executes(model_.layers[layer].routing, rule);
+  }
+  double worst_slot_share() const override { return returned_.worst_slot_share(); }
+  double worst_mass_share() const override { return returned_.worst_mass_share(); }
   absl::Status Multiply(const DeviceCall& call, const RoutingResult& routing,
                         absl::Span<const WaveExpert> wave, bool first) override;
   absl::Status Combine(const DeviceCall& call, const RoutingResult& routing) override;
@@ -64,7 +71,8 @@ class CudaExecutor final : public DeviceExecutor {
 
   /// Calls of several streams share the buffers: they follow one another.
   absl::Status Enter(cudaStream_t stream);
-  absl::Status RouteOnDevice(const DeviceCall& call, bool next_gate);
+  absl::Status RouteOnDevice(const DeviceCall& call, const RuleCall* rule, const RuleMirror& mirror,
+                             bool next_gate);
   absl::Status RouteOnHost(const DeviceCall& call, HostRoute host_route, RoutingResult* routing);
   absl::Status GroupAndPack(const DeviceCall& call);
   absl::Status Products(const DeviceCall& call, const ExpertSet& wave);
@@ -82,6 +90,7 @@ class CudaExecutor final : public DeviceExecutor {
   DeviceModel on_device_;
   ResidencyTable table_;
   RoutingReturn returned_;
+  DeviceRule rule_;
   cudaEvent_t rows_arrived_ = nullptr;
   cudaStream_t last_stream_ = nullptr;
   bool any_stream_ = false;
@@ -104,6 +113,7 @@ absl::Status CudaExecutor::Init() {
   MOERT_RETURN_IF_ERROR(on_device_.Init(parts_));
   MOERT_RETURN_IF_ERROR(table_.Init(&model_, &on_device_, w_.handles));
   MOERT_RETURN_IF_ERROR(returned_.Init(&model_, extent_));
+  MOERT_RETURN_IF_ERROR(rule_.Init(w_.rule));
   MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&rows_arrived_, cudaEventDisableTiming));
   MOERT_CUDA_RETURN_IF_ERROR(cudaDeviceSynchronize());
   return absl::OkStatus();
@@ -118,7 +128,8 @@ absl::Status CudaExecutor::Enter(cudaStream_t stream) {
   return absl::OkStatus();
 }
 
-absl::Status CudaExecutor::RouteOnDevice(const DeviceCall& call, bool next_gate) {
+absl::Status CudaExecutor::RouteOnDevice(const DeviceCall& call, const RuleCall* rule,
+                                         const RuleMirror& mirror, bool next_gate) {
   const cudaStream_t stream = Stream(call);
   const auto tokens = static_cast<int>(call.hidden.rows);
   const LayerOnDevice& layer = on_device_.layer(call.layer);
@@ -126,6 +137,10 @@ absl::Status CudaExecutor::RouteOnDevice(const DeviceCall& call, bool next_gate)
       LaunchGateLogits(Rows(call), layer.gate, layer.routing.num_experts, w_.scores, stream));
   MOERT_CUDA_RETURN_IF_ERROR(
       LaunchTopK(layer.routing, tokens, w_.scores, w_.ids, w_.weights, stream));
+  if (rule != nullptr) {
+    MOERT_RETURN_IF_ERROR(rule_.Run(w_, layer.routing, tokens, rule->rule, rule->request_ids,
+                                    table_.rows(call.layer), mirror, stream));
+  }
   if (!next_gate) return absl::OkStatus();
   const LayerOnDevice& next = on_device_.layer((call.layer + 1) % model_.num_layers());
   MOERT_CUDA_RETURN_IF_ERROR(
@@ -178,14 +193,19 @@ absl::Status CudaExecutor::RouteOnHost(const DeviceCall& call, HostRoute host_ro
   return GroupAndPack(call);
 }
 
-absl::Status CudaExecutor::Route(const DeviceCall& call, bool on_host, bool next_gate,
+absl::Status CudaExecutor::Route(const DeviceCall& call, const RuleCall* rule, bool next_gate,
                                  HostRoute host_route, RoutingResult* routing) {
   DeviceScope scope(device_);
   const cudaStream_t stream = Stream(call);
   MOERT_RETURN_IF_ERROR(Enter(stream));
-  if (on_host) return RouteOnHost(call, host_route, routing);
-  MOERT_RETURN_IF_ERROR(RouteOnDevice(call, next_gate));
-  MOERT_RETURN_IF_ERROR(returned_.Bring(w_, call.layer, call.hidden.rows, next_gate, stream));
+  if (rule != nullptr) {
+    if (!Executes(call.layer, rule->rule)) return RouteOnHost(call, host_route, routing);
+    // The rule goes by the table.
+    MOERT_RETURN_IF_ERROR(table_.SyncLayer(*rule->store, call.layer, call.epoch, stream));
+  }
+  MOERT_RETURN_IF_ERROR(RouteOnDevice(call, rule, returned_.RuleOf(/*late=*/false), next_gate));
+  MOERT_RETURN_IF_ERROR(
+      returned_.Bring(w_, call.layer, call.hidden.rows, next_gate, rule != nullptr, stream));
   MOERT_RETURN_IF_ERROR(GroupAndPack(call));  // beside the host's wait
   ++parts_.stats->host_syncs;
   return returned_.Wait(routing);
@@ -277,9 +297,9 @@ absl::Status CudaExecutor::RunResident(const DeviceCall& call, const PolicyConte
     MOERT_RETURN_IF_ERROR(Enter(stream));
     MOERT_RETURN_IF_ERROR(table_.SyncLayer(store, call.layer, call.epoch, stream));
   }
-  MOERT_RETURN_IF_ERROR(RouteOnDevice(call, false));
+  MOERT_RETURN_IF_ERROR(RouteOnDevice(call, nullptr, {}, false));
   if (!capturing) {
-    MOERT_RETURN_IF_ERROR(returned_.BringLate(w_, context, call.hidden.rows, stream));
+    MOERT_RETURN_IF_ERROR(returned_.BringLate(w_, context, call.hidden.rows, false, stream));
   }
   MOERT_RETURN_IF_ERROR(GroupAndPack(call));
   ExpertSet all;

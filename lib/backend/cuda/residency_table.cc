@@ -16,7 +16,8 @@ absl::Status ResidencyTable::Init(const MoeModelSpec* model, const DeviceModel* 
     const LayerOnDevice& layer = on_device->layer(l);
     if (layer.shared_record == nullptr) continue;
     const int64_t at = layer.first_handle + model->layers[l].num_experts;
-    rows[at] = {reinterpret_cast<const uint8_t*>(layer.shared_record), layer.shared_format};
+    rows[at] = {reinterpret_cast<const uint8_t*>(layer.shared_record),
+                static_cast<int32_t>(layer.shared_format), 0};
   }
   MOERT_CUDA_RETURN_IF_ERROR(
       cudaMemcpy(table_, rows.data(), rows.size() * sizeof(rows[0]), cudaMemcpyHostToDevice));
@@ -27,12 +28,16 @@ absl::Status ResidencyTable::Set(int layer, int expert, const moert::ExpertHandl
                                  cudaStream_t stream) {
   const int64_t index = on_device_->layer(layer).first_handle + expert;
   moert::ExpertHandle& shadow = shadow_[index];
-  if (shadow.record == handle.record && shadow.layout == handle.layout) return absl::OkStatus();
+  if (shadow.record == handle.record && shadow.layout == handle.layout &&
+      shadow.version == handle.version) {
+    return absl::OkStatus();
+  }
   shadow = handle;
   updates_.index[updates_.count] = static_cast<int32_t>(index);
   updates_.handle[updates_.count] = {
       reinterpret_cast<const uint8_t*>(handle.record),
-      handle.layout == nullptr ? 0 : on_device_->FormatOf(handle.layout)};
+      handle.layout == nullptr ? 0 : static_cast<int32_t>(on_device_->FormatOf(handle.layout)),
+      handle.version};
   return ++updates_.count < TableUpdates::kMax ? absl::OkStatus() : Flush(stream);
 }
 

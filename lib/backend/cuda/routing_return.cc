@@ -15,12 +15,21 @@ RoutingReturn::~RoutingReturn() {
 absl::Status RoutingReturn::Init(const MoeModelSpec* model, const Extent& extent) {
   model_ = model;
   constexpr int64_t kLate = 64;
-  const int64_t bytes =
+  const int64_t copied =
       RoundUp(extent.pairs * 8 + 2 * extent.tokens * extent.experts * 4, 256) + 4 * 256;
+  const auto carve_rule = [&extent](Carver* c) -> RuleMirror {
+    return {c->Take<int32_t>(extent.pairs), c->Take<float>(extent.pairs),
+            c->Take<ExpertCacheReport>(1)};
+  };
+  Carver count;
+  carve_rule(&count);
+  const int64_t bytes = copied + count.used();
   MOERT_ASSIGN_OR_RETURN(memory_, Buffer::Pinned((1 + kLate) * bytes));
   late_.resize(kLate);
   const auto make = [&](int64_t i, Mirror* mirror) -> absl::Status {
     mirror->at = memory_.data() + i * bytes;
+    Carver rule(mirror->at + copied);
+    mirror->rule = carve_rule(&rule);
     MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&mirror->arrived, cudaEventDisableTiming));
     return absl::OkStatus();
   };
@@ -49,7 +58,7 @@ absl::Status RoutingReturn::Enqueue(const Workspace& w, Mirror* mirror, cudaStre
   return absl::OkStatus();
 }
 
-void RoutingReturn::Read(const Mirror& mirror, RoutingResult* routing) const {
+void RoutingReturn::Read(const Mirror& mirror, RoutingResult* routing) {
   const MoeLayerSpec& spec = model_->layers[mirror.context.layer];
   const int64_t tokens = mirror.tokens;
   const int64_t pairs = tokens * spec.routing.top_k;
@@ -64,6 +73,7 @@ void RoutingReturn::Read(const Mirror& mirror, RoutingResult* routing) const {
   routing->weights.assign(weights, weights + pairs);
   routing->scores.assign(scores, scores + tokens * spec.num_experts);
   routing->next_scores.clear();
+  routing->top_score.clear();
   if (mirror.next_gate) {
     const int64_t count = tokens * NextExperts(mirror.context.layer);
     const auto* next_scores = host.Take<float>(count);
@@ -73,13 +83,45 @@ void RoutingReturn::Read(const Mirror& mirror, RoutingResult* routing) const {
   routing->mass = routing->mass_substituted = 0;
   for (const float w : routing->weights) routing->mass += w;
   Router::Group(routing);
+  if (mirror.ruled) ReadRule(mirror, routing);
+}
+
+void RoutingReturn::ReadRule(const Mirror& mirror, RoutingResult* routing) {
+  const ExpertCacheReport& report = *mirror.rule.report;
+  const auto has = [](const uint32_t* words, int e) { return words[e / 32] >> (e % 32) & 1; };
+  routing->mass = 0;
+  std::vector<uint8_t> chosen(routing->num_experts, 0);
+  for (size_t slot = 0; slot < routing->ids.size(); ++slot) {
+    const int32_t own = mirror.rule.own_ids[slot];
+    const float weight = mirror.rule.own_weights[slot];
+    chosen[own] = 1;
+    routing->mass += weight;
+    if (own == routing->ids[slot]) continue;
+    ++routing->substituted;
+    routing->mass_substituted += weight;
+  }
+  routing->top_score.resize(routing->num_experts);
+  routing->model_lookups = routing->model_hits = 0;
+  for (int e = 0; e < routing->num_experts; ++e) {
+    routing->top_score[e] = static_cast<uint8_t>(has(report.top_score, e));
+    routing->model_lookups += chosen[e];
+    routing->model_hits += chosen[e] && has(report.resident, e);
+  }
+  worst_slot_share_ = report.worst_slot_share;
+  worst_mass_share_ = report.worst_mass_share;
+}
+
+RuleMirror RoutingReturn::RuleOf(bool late) {
+  if (!late) return awaited_.rule;
+  return count_ == late_.size() ? RuleMirror{} : late_[(first_ + count_) % late_.size()].rule;
 }
 
 absl::Status RoutingReturn::Bring(const Workspace& w, int layer, int64_t tokens, bool next_gate,
-                                  cudaStream_t stream) {
+                                  bool ruled, cudaStream_t stream) {
   awaited_.context.layer = layer;
   awaited_.tokens = tokens;
   awaited_.next_gate = next_gate;
+  awaited_.ruled = ruled;
   return Enqueue(w, &awaited_, stream);
 }
 
@@ -90,12 +132,13 @@ absl::Status RoutingReturn::Wait(RoutingResult* routing) {
 }
 
 absl::Status RoutingReturn::BringLate(const Workspace& w, const PolicyContext& context,
-                                      int64_t tokens, cudaStream_t stream) {
+                                      int64_t tokens, bool ruled, cudaStream_t stream) {
   if (count_ == late_.size()) return absl::OkStatus();
   Mirror& mirror = late_[(first_ + count_) % late_.size()];
   mirror.context = context;
   mirror.context.request_ids = {};  // of a step that may have ended by then
   mirror.tokens = tokens;
+  mirror.ruled = ruled;
   MOERT_RETURN_IF_ERROR(Enqueue(w, &mirror, stream));
   ++count_;
   return absl::OkStatus();

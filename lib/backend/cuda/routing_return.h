@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "backend/cuda/cuda_api.h"
+#include "backend/cuda/device_rule.h"
 #include "backend/cuda/workspace.h"
 #include "moert/model.h"
 #include "moert/policy.h"
@@ -26,30 +27,39 @@ class RoutingReturn {
   /// `model` is borrowed.
   absl::Status Init(const MoeModelSpec* model, const Extent& extent);
 
+  /// Where the rule of the next Bring (`late`: BringLate) leaves what it has to say.
+  RuleMirror RuleOf(bool late);
   /// Enqueues the copies of what w holds of `tokens` tokens of a layer; with `next_gate` also the
-  /// scores of the layer behind it.
-  absl::Status Bring(const Workspace& w, int layer, int64_t tokens, bool next_gate,
+  /// scores of the layer behind it. `ruled`: the rule's mirror was filled.
+  absl::Status Bring(const Workspace& w, int layer, int64_t tokens, bool next_gate, bool ruled,
                      cudaStream_t stream);
   /// Blocks until the last Bring arrived, and fills *routing, tokens grouped.
   absl::Status Wait(RoutingResult* routing);
 
   /// As Bring, but nobody waits: forgotten when too many are on their way.
   absl::Status BringLate(const Workspace& w, const PolicyContext& context, int64_t tokens,
-                         cudaStream_t stream);
+                         bool ruled, cudaStream_t stream);
   /// The oldest that has arrived and was not taken; false: none.
   bool Take(PolicyContext* context, RoutingResult* routing);
+
+  /// The largest substituted shares any request reached, as far as they have arrived.
+  double worst_slot_share() const { return worst_slot_share_; }
+  double worst_mass_share() const { return worst_mass_share_; }
 
  private:
   struct Mirror {
     PolicyContext context;
     int64_t tokens = 0;
     bool next_gate = false;
+    bool ruled = false;
     std::byte* at = nullptr;  // pinned: ids, weights, scores, scores of the next layer
+    RuleMirror rule;          // pinned
     cudaEvent_t arrived = nullptr;
   };
 
   absl::Status Enqueue(const Workspace& w, Mirror* mirror, cudaStream_t stream) const;
-  void Read(const Mirror& mirror, RoutingResult* routing) const;
+  void Read(const Mirror& mirror, RoutingResult* routing);
+  void ReadRule(const Mirror& mirror, RoutingResult* routing);
   int NextExperts(int layer) const {
     return model_->layers[(layer + 1) % model_->num_layers()].num_experts;
   }
@@ -59,6 +69,7 @@ class RoutingReturn {
   Mirror awaited_;
   std::vector<Mirror> late_;  // a ring
   size_t first_ = 0, count_ = 0;
+  double worst_slot_share_ = 0, worst_mass_share_ = 0;
 };
 
 }  // namespace moert::cuda

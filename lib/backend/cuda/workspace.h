@@ -8,8 +8,10 @@
 #include "backend/cuda/cuda_api.h"
 #include "base/checked_math.h"
 #include "kernels/cuda/device_types.h"
+#include "kernels/cuda/expert_cache.h"
 #include "kernels/cuda/route.h"
 #include "moert/model.h"
+#include "route/request_slots.h"
 
 namespace moert::cuda {
 
@@ -35,6 +37,28 @@ inline int64_t HandleCount(const MoeModelSpec& model) {
   return model.total_experts() + model.num_layers();
 }
 
+/// Requests whose substitutions are accounted for, beside those of the running call.
+constexpr int64_t kRememberedRequests = 1024;
+
+/// Of the expert-cache rule.
+struct RuleBuffers {
+  int32_t* account_of;  // [tokens]
+  RequestAccount* accounts;
+  double* worst_shares;
+  ExpertCacheToken* scratch;
+  int32_t* own_ids;  // [pairs]
+  float* own_weights;
+
+  void Carve(const Extent& e, Carver* c) {
+    account_of = c->Take<int32_t>(e.tokens);
+    accounts = c->Take<RequestAccount>(RequestSlots::Capacity(kRememberedRequests, e.tokens));
+    worst_shares = c->Take<double>(2);
+    scratch = c->Take<ExpertCacheToken>(e.tokens);
+    own_ids = c->Take<int32_t>(e.pairs);
+    own_weights = c->Take<float>(e.pairs);
+  }
+};
+
 struct Workspace {
   uint16_t* x;  // packed rows
   uint16_t* h;
@@ -49,6 +73,7 @@ struct Workspace {
   int32_t* counts;
   int32_t* shared_slots;
   TileTable table;
+  RuleBuffers rule;
   ExpertHandle* handles;  // the residency table
 
   void Carve(const Extent& e, int64_t handle_count, Carver* c) {
@@ -69,6 +94,7 @@ struct Workspace {
       table.cost[p] = c->Take<int64_t>(e.tiles);
       table.starts[p] = c->Take<Position>(kMaxCtas + 1);
     }
+    rule.Carve(e, c);
     handles = c->Take<ExpertHandle>(handle_count);
   }
 };

@@ -44,7 +44,7 @@ TEST_CASE("numbers are in range, distinct, and fresh exactly when they change ha
     CHECK(one_row_each == (std::set<int64_t>(ids.begin(), ids.end()).size() == ids.size()));
     for (size_t row = 0; row < ids.size(); ++row) {
       REQUIRE(slot[row] > 0);
-      REQUIRE(slot[row] < slots.capacity());
+      REQUIRE(slot[row] < RequestSlots::Capacity(kRequests, kRows));
       const auto it = owner.find(slot[row]);
       const bool held = it != owner.end() && it->second == ids[row];
       REQUIRE(fresh[row] == (held ? 0 : 1));
