@@ -98,16 +98,23 @@ struct MemoryPlan {
   int64_t constant_bytes = 0;   // gates, shared experts
   int64_t table_bytes = 0;      // residency and bookkeeping
   int64_t workspace_bytes = 0;  // activations, sized from max_tokens_per_forward
-  int64_t block_bytes = 0;      // one expert in the best version served
+  int64_t block_bytes = 0;      // one expert in the best version served, the largest
   int64_t slots = 0;            // blocks of that size the rest holds
   int64_t low_block_bytes = 0;  // one expert in the low version, where two are served
   int64_t low_slots = 0;
+  /// Where every expert has a block of its own that it never leaves (all of them preloaded, or the
+  /// low version that is always there): bytes of those blocks, each as large as its record and no
+  /// larger. 0: no such pool.
+  int64_t own_bytes = 0;
   int64_t spare = 0;  // blocks of each size kept free so that full pools can swap
   int64_t total_experts = 0;
   int64_t minimum_bytes = 0;  // smallest legal budget
 
   int64_t fixed_bytes() const { return constant_bytes + table_bytes + workspace_bytes; }
-  int64_t pool_bytes() const { return slots * block_bytes + low_slots * low_block_bytes; }
+  int64_t pool_bytes() const {
+    if (own_bytes == 0) return slots * block_bytes + low_slots * low_block_bytes;
+    return own_bytes + (low_slots > 0 ? slots * block_bytes : 0);
+  }
   /// "64.0 KiB gates and shared experts + ... = ...", for messages.
   std::string ToString() const;
 };

@@ -110,8 +110,8 @@ class Backend {
   virtual absl::Status Check(const ExpertSource& source, absl::Span<const int> versions) const = 0;
   /// Bytes of the fast tier that an executor's buffers take.
   virtual int64_t WorkspaceBytes(const MoeModelSpec& model, int64_t max_tokens) const = 0;
-  virtual absl::StatusOr<std::unique_ptr<BlockPool>> MakePool(int64_t block_bytes,
-                                                              int64_t max_blocks, int64_t limit,
+  virtual absl::StatusOr<std::unique_ptr<BlockPool>> MakePool(const BlockSizes& sizes,
+                                                              int64_t limit,
                                                               BudgetTracker* budget) = 0;
   /// `virtual_clock` is null on the wall clock, else `clock`. All borrowed.
   virtual absl::StatusOr<std::unique_ptr<TransferQueue>> MakeTransfers(

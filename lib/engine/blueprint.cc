@@ -116,6 +116,7 @@ absl::StatusOr<Blueprint> MakeBlueprint(const ExpertSource& source, const Engine
   }
   plan.block_bytes = RoundUp(plan.block_bytes, kRecordAlignment);
   plan.low_block_bytes = RoundUp(plan.low_block_bytes, kRecordAlignment);
+  for (const int64_t bytes : OwnBlocks(source, b.strategy, b.versions)) plan.own_bytes += bytes;
   if (b.strategy.serving == Serving::kHotSet) plan.spare = b.strategy.transitions.spare;
   MOERT_ASSIGN_OR_RETURN(plan.constant_bytes, ConstantBytes(model));
   plan.table_bytes = plan.total_experts * ExpertStore::kBytesPerExpert;

@@ -86,7 +86,7 @@ class EngineImpl final : public Engine {
   };
 
   absl::Status ReadConstants();
-  absl::StatusOr<std::unique_ptr<BlockPool>> MakePool(int64_t block_bytes, int64_t blocks);
+  absl::StatusOr<std::unique_ptr<BlockPool>> MakePool(const BlockSizes& sizes, int64_t limit);
   absl::Status Run(StepId step_id, int layer, const MatrixView& hidden, const RoutedInput* routed,
                    const MutableMatrixView& out);
   absl::Status RunLocked(StepId step_id, int layer, const MatrixView& hidden,

@@ -35,16 +35,13 @@ absl::Status EngineImpl::ReadConstants() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<BlockPool>> EngineImpl::MakePool(int64_t block_bytes,
-                                                                int64_t blocks) {
-  if (backend_ != nullptr) {
-    return backend_->MakePool(block_bytes, MaxBlocks(), blocks, &budget_);
-  }
+absl::StatusOr<std::unique_ptr<BlockPool>> EngineImpl::MakePool(const BlockSizes& sizes,
+                                                                int64_t limit) {
+  if (backend_ != nullptr) return backend_->MakePool(sizes, limit, &budget_);
   if (options_.allocator != nullptr && !options_.simulate) {
-    return MakeHostBlockPool(options_.allocator.get(), block_bytes, MaxBlocks(), blocks, &budget_);
+    return MakeHostBlockPool(options_.allocator.get(), sizes, limit, &budget_);
   }
-  return (options_.simulate ? MakeCountingBlockPool : MakeRamBlockPool)(block_bytes, MaxBlocks(),
-                                                                        blocks, &budget_);
+  return (options_.simulate ? MakeCountingBlockPool : MakeRamBlockPool)(sizes, limit, &budget_);
 }
 
 absl::Status EngineImpl::Init() {
@@ -82,13 +79,19 @@ absl::Status EngineImpl::Init() {
   }
   std::vector<ServedVersion> served;
   std::vector<std::unique_ptr<BlockPool>> pools(1);
-  MOERT_ASSIGN_OR_RETURN(pools[0], MakePool(plan_.block_bytes, plan_.slots));
-  if (strategy_.serving == Serving::kCache) {
+  const std::vector<int64_t> own = OwnBlocks(*source_, strategy_, versions_);
+  const bool cache = strategy_.serving == Serving::kCache;
+  const auto sizes = [&](int64_t block_bytes, bool each_its_own) {
+    return each_its_own ? BlockSizes(own) : BlockSizes(block_bytes, MaxBlocks());
+  };
+  MOERT_ASSIGN_OR_RETURN(pools[0],
+                         MakePool(sizes(plan_.block_bytes, cache && !own.empty()), plan_.slots));
+  if (cache) {
     for (const int version : versions_) served.push_back({version, 0});
   } else {
     served = {{versions_[0], 0}, {versions_[1], 1}};
     MOERT_ASSIGN_OR_RETURN(std::unique_ptr<BlockPool> low,
-                           MakePool(plan_.low_block_bytes, plan_.low_slots));
+                           MakePool(sizes(plan_.low_block_bytes, !own.empty()), plan_.low_slots));
     pools.push_back(std::move(low));
   }
   ResidencyPolicy* residency =

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/bytes_text.h"
+#include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
 
@@ -24,7 +25,7 @@ int64_t MinimumPoolBytes(const Strategy& strategy, const MoeModelSpec& model,
   const int64_t total = plan.total_experts;
   switch (strategy.serving) {
     case Serving::kCache:
-      return strategy.preload ? total * plan.block_bytes : plan.block_bytes;
+      return strategy.preload ? plan.own_bytes : plan.block_bytes;
     case Serving::kHotSet: {
       const int64_t high = strategy.transitions.hi_fraction < 0
                                ? 0
@@ -33,7 +34,7 @@ int64_t MinimumPoolBytes(const Strategy& strategy, const MoeModelSpec& model,
              (total - high + plan.spare) * plan.low_block_bytes;
     }
     case Serving::kLowPlusCache:
-      return total * plan.low_block_bytes + plan.block_bytes;
+      return plan.own_bytes + plan.block_bytes;
   }
   return 0;
 }
@@ -43,7 +44,7 @@ void DealSlots(const Strategy& strategy, const MoeModelSpec& model, MemoryPlan* 
   const int64_t total = plan->total_experts;
   switch (strategy.serving) {
     case Serving::kCache:
-      plan->slots = std::min(total, pool / plan->block_bytes);
+      plan->slots = strategy.preload ? total : std::min(total, pool / plan->block_bytes);
       break;
     case Serving::kHotSet: {
       // n S_hi + (total - n) S_lo + h (S_hi + S_lo) <= pool, solved for n.
@@ -60,7 +61,7 @@ void DealSlots(const Strategy& strategy, const MoeModelSpec& model, MemoryPlan* 
     }
     case Serving::kLowPlusCache:
       plan->low_slots = total;
-      plan->slots = std::min(total, (pool - total * plan->low_block_bytes) / plan->block_bytes);
+      plan->slots = std::min(total, (pool - plan->own_bytes) / plan->block_bytes);
       break;
   }
 }
@@ -73,7 +74,9 @@ absl::Status ApplyBudget(const Budget& budget, const Strategy& strategy, const M
   if (budget.bytes.has_value()) {
     plan->budget_bytes = *budget.bytes;
   } else if (budget.fraction > 0 && budget.fraction <= 1) {
-    const double all = static_cast<double>(plan->total_experts * plan->block_bytes);
+    const bool own = strategy.serving == Serving::kCache && strategy.preload;
+    const double all =
+        static_cast<double>(own ? plan->own_bytes : plan->total_experts * plan->block_bytes);
     plan->budget_bytes = plan->fixed_bytes() + static_cast<int64_t>(budget.fraction * all);
   } else {
     return absl::InvalidArgumentError(
@@ -86,6 +89,24 @@ absl::Status ApplyBudget(const Budget& budget, const Strategy& strategy, const M
   }
   DealSlots(strategy, model, plan);
   return absl::OkStatus();
+}
+
+std::vector<int64_t> OwnBlocks(const ExpertSource& source, const Strategy& strategy,
+                               const std::vector<int>& versions) {
+  const bool cache = strategy.serving == Serving::kCache;
+  if (strategy.serving == Serving::kHotSet || (cache && !strategy.preload)) return {};
+  std::vector<int64_t> bytes;
+  const MoeModelSpec& model = source.model();
+  for (int l = 0; l < model.num_layers(); ++l) {
+    for (int e = 0; e < model.layers[static_cast<size_t>(l)].num_experts; ++e) {
+      int64_t most = 0;
+      for (size_t v = cache ? 0 : 1; v < (cache ? versions.size() : 2); ++v) {
+        most = std::max(most, source.layout(l, e, versions[v]).bytes);
+      }
+      bytes.push_back(RoundUp(most, kRecordAlignment));
+    }
+  }
+  return bytes;
 }
 
 int64_t HighExperts(const MemoryPlan& plan) { return plan.slots - plan.spare; }

@@ -2,8 +2,12 @@
 #ifndef MOERT_LIB_ENGINE_MEMORY_PLAN_H_
 #define MOERT_LIB_ENGINE_MEMORY_PLAN_H_
 
+#include <cstdint>
+#include <vector>
+
 #include "absl/status/status.h"
 #include "moert/engine.h"
+#include "moert/expert_source.h"
 #include "moert/strategy.h"
 
 namespace moert {
@@ -12,6 +16,11 @@ namespace moert {
 /// minimum_bytes and the slots. Refuses a budget below the minimum with the arithmetic.
 absl::Status ApplyBudget(const Budget& budget, const Strategy& strategy, const MoeModelSpec& model,
                          MemoryPlan* plan);
+
+/// Bytes of the blocks of MemoryPlan::own_bytes, in the order of layers and experts; empty where
+/// there is no such pool. `versions`: those served.
+std::vector<int64_t> OwnBlocks(const ExpertSource& source, const Strategy& strategy,
+                               const std::vector<int>& versions);
 
 /// kHotSet: experts that are high, of all layers (DynaExq Sec. 4.3: the spare blocks are not
 /// theirs).

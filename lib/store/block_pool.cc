@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/status_macros.h"
 #include "fmt/format.h"
 
 namespace moert {
@@ -14,24 +15,27 @@ namespace {
 
 class RamBlockPool final : public BlockPool {
  public:
-  RamBlockPool(std::byte* base, int64_t reserved, int64_t block_bytes, int64_t max_blocks,
-               int64_t limit, BudgetTracker* budget)
-      : BlockPool(block_bytes, limit), base_(base), reserved_(reserved), budget_(budget) {
-    fresh_.reserve(max_blocks);
-    warm_.reserve(max_blocks);
-    for (int64_t i = max_blocks; i-- > 0;) fresh_.push_back(static_cast<int32_t>(i));
+  RamBlockPool(std::byte* base, const BlockSizes& sizes, int64_t limit, BudgetTracker* budget)
+      : BlockPool(sizes, limit), base_(base), budget_(budget) {
+    fresh_.reserve(sizes.count());
+    warm_.reserve(sizes.count());
+    for (int64_t i = sizes.count(); i-- > 0;) fresh_.push_back(static_cast<int32_t>(i));
   }
 
   ~RamBlockPool() override {
     budget_->Release(held_bytes());
-    munmap(base_, reserved_);
+    munmap(base_, sizes_.Offset(sizes_.count()));
   }
 
   int32_t Take() override {
     if (taken_ >= limit_) return -1;
     std::vector<int32_t>& list = warm_.empty() ? fresh_ : warm_;
-    if (list.empty() || (warm_.empty() && !budget_->TryReserve(block_bytes_))) return -1;
+    if (list.empty()) return -1;
     const int32_t block = list.back();
+    if (warm_.empty()) {
+      if (!budget_->TryReserve(bytes(block))) return -1;
+      held_bytes_ += bytes(block);
+    }
     list.pop_back();
     ++taken_;
     return block;
@@ -43,16 +47,14 @@ class RamBlockPool final : public BlockPool {
     ReturnSurplus();
   }
 
-  std::byte* Address(int32_t block) const override { return base_ + block * block_bytes_; }
+  std::byte* Address(int32_t block) const override { return base_ + sizes_.Offset(block); }
 
   void SetLimit(int64_t blocks) override {
     limit_ = blocks;
     ReturnSurplus();
   }
 
-  int64_t held_bytes() const override {
-    return (taken_ + static_cast<int64_t>(warm_.size())) * block_bytes_;
-  }
+  int64_t held_bytes() const override { return held_bytes_; }
 
  private:
   /// Held blocks (taken and warm) beyond the limit go back to the system.
@@ -60,37 +62,66 @@ class RamBlockPool final : public BlockPool {
     while (!warm_.empty() && taken_ + static_cast<int64_t>(warm_.size()) > limit_) {
       const int32_t block = warm_.back();
       warm_.pop_back();
-      madvise(Address(block), block_bytes_, MADV_DONTNEED);
-      budget_->Release(block_bytes_);
+      madvise(Address(block), bytes(block), MADV_DONTNEED);
+      budget_->Release(bytes(block));
+      held_bytes_ -= bytes(block);
       fresh_.push_back(block);
     }
   }
 
   std::byte* base_;
-  const int64_t reserved_;
   BudgetTracker* budget_;
+  int64_t held_bytes_ = 0;
   std::vector<int32_t> fresh_;  // no memory behind them
   std::vector<int32_t> warm_;   // given back, memory still held
 };
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<BlockPool>> MakeRamBlockPool(int64_t block_bytes, int64_t max_blocks,
-                                                            int64_t limit, BudgetTracker* budget) {
-  int64_t reserved = 0;
-  if (block_bytes <= 0 || max_blocks <= 0 || max_blocks > INT32_MAX ||
-      __builtin_mul_overflow(block_bytes, max_blocks, &reserved)) {
-    return absl::InvalidArgumentError(
-        fmt::format("pool of {} blocks of {} bytes: out of range", max_blocks, block_bytes));
+BlockSizes::BlockSizes(absl::Span<const int64_t> bytes)
+    : count_(static_cast<int64_t>(bytes.size())) {
+  offsets_.push_back(0);
+  for (const int64_t size : bytes) {
+    int64_t end = 0;
+    const bool good =
+        size > 0 && offsets_.back() >= 0 && !__builtin_add_overflow(offsets_.back(), size, &end);
+    offsets_.push_back(good ? end : -1);
   }
+}
+
+absl::Status BlockSizes::Check() const {
+  int64_t total = 0;
+  const bool good =
+      count_ > 0 && count_ <= INT32_MAX &&
+      (offsets_.empty() ? bytes_ > 0 && !__builtin_mul_overflow(bytes_, count_, &total)
+                        : offsets_.back() > 0);
+  if (good) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      offsets_.empty() ? fmt::format("pool of {} blocks of {} bytes: out of range", count_, bytes_)
+                       : fmt::format("pool of {} blocks: sizes out of range", count_));
+}
+
+// They are taken in order, so that the first is nearly always the one.
+int32_t BlockPool::TakeFor(int64_t index) {
+  int32_t block = Take();
+  if (sizes_.alike()) return block;
+  std::vector<int32_t> others;
+  for (; block >= 0 && block != index; block = Take()) others.push_back(block);
+  for (const int32_t other : others) Give(other);
+  return block;
+}
+
+absl::StatusOr<std::unique_ptr<BlockPool>> MakeRamBlockPool(const BlockSizes& sizes, int64_t limit,
+                                                            BudgetTracker* budget) {
+  MOERT_RETURN_IF_ERROR(sizes.Check());
+  const int64_t reserved = sizes.Offset(sizes.count());
   void* base = mmap(nullptr, reserved, PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) {
     return absl::ResourceExhaustedError(
         fmt::format("reserving {} bytes of address space: {}", reserved, std::strerror(errno)));
   }
-  return std::make_unique<RamBlockPool>(static_cast<std::byte*>(base), reserved, block_bytes,
-                                        max_blocks, limit, budget);
+  return std::make_unique<RamBlockPool>(static_cast<std::byte*>(base), sizes, limit, budget);
 }
 
 }  // namespace moert

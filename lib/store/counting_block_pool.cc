@@ -1,8 +1,7 @@
 // Blocks that are counted and not there.
 #include <vector>
 
-#include "absl/status/status.h"
-#include "fmt/format.h"
+#include "base/status_macros.h"
 #include "store/block_pool.h"
 
 namespace moert {
@@ -10,18 +9,19 @@ namespace {
 
 class CountingBlockPool final : public BlockPool {
  public:
-  CountingBlockPool(int64_t block_bytes, int64_t max_blocks, int64_t limit, BudgetTracker* budget)
-      : BlockPool(block_bytes, limit), budget_(budget) {
-    free_.reserve(max_blocks);
-    for (int64_t i = max_blocks; i-- > 0;) free_.push_back(static_cast<int32_t>(i));
+  CountingBlockPool(const BlockSizes& sizes, int64_t limit, BudgetTracker* budget)
+      : BlockPool(sizes, limit), budget_(budget) {
+    free_.reserve(sizes.count());
+    for (int64_t i = sizes.count(); i-- > 0;) free_.push_back(static_cast<int32_t>(i));
   }
   ~CountingBlockPool() override { budget_->Release(held_bytes()); }
 
   int32_t Take() override {
     if (taken_ >= limit_ || free_.empty()) return -1;
-    // Blocks given back below the limit stay held, as real ones do.
+    // Blocks given back below the limit stay held, as real ones do. Charged are the first ones, as
+    // if those were taken.
     if (taken_ == held_) {
-      if (!budget_->TryReserve(block_bytes_)) return -1;
+      if (!budget_->TryReserve(sizes_.Bytes(held_))) return -1;
       ++held_;
     }
     ++taken_;
@@ -46,11 +46,11 @@ class CountingBlockPool final : public BlockPool {
     ReturnSurplus();
   }
 
-  int64_t held_bytes() const override { return held_ * block_bytes_; }
+  int64_t held_bytes() const override { return sizes_.Offset(held_); }
 
  private:
   void ReturnSurplus() {
-    for (; held_ > taken_ && held_ > limit_; --held_) budget_->Release(block_bytes_);
+    for (; held_ > taken_ && held_ > limit_; --held_) budget_->Release(sizes_.Bytes(held_ - 1));
   }
 
   BudgetTracker* budget_;
@@ -60,14 +60,11 @@ class CountingBlockPool final : public BlockPool {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<BlockPool>> MakeCountingBlockPool(int64_t block_bytes,
-                                                                 int64_t max_blocks, int64_t limit,
+absl::StatusOr<std::unique_ptr<BlockPool>> MakeCountingBlockPool(const BlockSizes& sizes,
+                                                                 int64_t limit,
                                                                  BudgetTracker* budget) {
-  if (block_bytes <= 0 || max_blocks <= 0 || max_blocks > INT32_MAX) {
-    return absl::InvalidArgumentError(
-        fmt::format("pool of {} blocks of {} bytes: out of range", max_blocks, block_bytes));
-  }
-  return std::make_unique<CountingBlockPool>(block_bytes, max_blocks, limit, budget);
+  MOERT_RETURN_IF_ERROR(sizes.Check());
+  return std::make_unique<CountingBlockPool>(sizes, limit, budget);
 }
 
 }  // namespace moert

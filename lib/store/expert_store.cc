@@ -185,27 +185,27 @@ void ExpertStore::Submit(ExpertKey key, int version, int32_t block, LoadReason r
   if (versions_[version].pool == 0) ++held_[key.layer];
   UpdateVisible(key);
   transfers_->Submit({key, version, versions_[version].source_version, reason,
-                      absl::MakeSpan(pool.Address(block), pool.block_bytes()),
+                      absl::MakeSpan(pool.Address(block), pool.bytes(block)),
                       layout(key, version).bytes});
 }
 
 int32_t ExpertStore::MakeRoom(ExpertKey incoming, int pool, LoadReason reason,
                               const PolicyContext& context, const LoadHint& hint) {
   BlockPool& blocks = *pools_[pool];
-  if (pool != 0) return blocks.Take();
+  if (pool != 0) return blocks.TakeFor(Index(incoming));
   if (held_[incoming.layer] >= capacity_[incoming.layer] && !TransientFree() &&
       EvictOneOf(incoming.layer, incoming, reason, context, hint)) {
-    return blocks.Take();
+    return blocks.TakeFor(Index(incoming));
   }
-  if (const int32_t block = blocks.Take(); block >= 0) return block;
+  if (const int32_t block = blocks.TakeFor(Index(incoming)); block >= 0) return block;
   for (int layer = 0; layer < static_cast<int>(held_.size()); ++layer) {
     if (layer != incoming.layer && held_[layer] > capacity_[layer] &&
         EvictOneOf(layer, incoming, reason, context)) {
-      return blocks.Take();
+      return blocks.TakeFor(Index(incoming));
     }
   }
   if (hint.can_wait || reason == LoadReason::kPrefetch) return -1;
-  return EvictOneOf(kAnyLayer, incoming, reason, context) ? blocks.Take() : -1;
+  return EvictOneOf(kAnyLayer, incoming, reason, context) ? blocks.TakeFor(Index(incoming)) : -1;
 }
 
 bool ExpertStore::TransientFree() const {
@@ -382,7 +382,7 @@ void ExpertStore::EndLayerCall(const PolicyContext& context) {
 
 bool ExpertStore::StartVersion(ExpertKey key, int version, LoadReason reason) {
   if (At(key).versions[version].state != VersionState::kAbsent) return true;
-  const int32_t block = PoolOf(version).Take();
+  const int32_t block = PoolOf(version).TakeFor(Index(key));
   if (block < 0) return false;
   At(key).failure = absl::OkStatus();
   Submit(key, version, block, reason);

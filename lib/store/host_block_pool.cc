@@ -1,8 +1,7 @@
 // Blocks from a host's allocator, one allocation a block.
 #include <vector>
 
-#include "absl/status/status.h"
-#include "fmt/format.h"
+#include "base/status_macros.h"
 #include "moert/scheme.h"
 #include "store/block_pool.h"
 
@@ -11,34 +10,33 @@ namespace {
 
 class HostBlockPool final : public BlockPool {
  public:
-  HostBlockPool(HostAllocator* allocator, int64_t block_bytes, int64_t max_blocks, int64_t limit,
+  HostBlockPool(HostAllocator* allocator, const BlockSizes& sizes, int64_t limit,
                 BudgetTracker* budget)
-      : BlockPool(block_bytes, limit), allocator_(allocator), budget_(budget) {
-    addresses_.resize(max_blocks, nullptr);
-    empty_.reserve(max_blocks);
-    warm_.reserve(max_blocks);
-    for (int64_t i = max_blocks; i-- > 0;) empty_.push_back(static_cast<int32_t>(i));
+      : BlockPool(sizes, limit), allocator_(allocator), budget_(budget) {
+    addresses_.resize(sizes.count(), nullptr);
+    empty_.reserve(sizes.count());
+    warm_.reserve(sizes.count());
+    for (int64_t i = sizes.count(); i-- > 0;) empty_.push_back(static_cast<int32_t>(i));
   }
 
   ~HostBlockPool() override {
-    for (std::byte* address : addresses_) {
-      if (address == nullptr) continue;
-      allocator_->Free(address, block_bytes_);
-      budget_->Release(block_bytes_);
+    for (size_t block = 0; block < addresses_.size(); ++block) {
+      if (addresses_[block] != nullptr) Release(static_cast<int32_t>(block));
     }
   }
 
   int32_t Take() override {
     if (taken_ >= limit_) return -1;
     if (!warm_.empty()) return TakeFrom(&warm_);
-    if (empty_.empty() || !budget_->TryReserve(block_bytes_)) return -1;
-    void* memory = allocator_->Allocate(block_bytes_, kRecordAlignment);
+    if (empty_.empty() || !budget_->TryReserve(bytes(empty_.back()))) return -1;
+    void* memory = allocator_->Allocate(bytes(empty_.back()), kRecordAlignment);
     if (memory == nullptr) {
-      budget_->Release(block_bytes_);
+      budget_->Release(bytes(empty_.back()));
       return -1;
     }
     const int32_t block = TakeFrom(&empty_);
     addresses_[block] = static_cast<std::byte*>(memory);
+    held_bytes_ += bytes(block);
     return block;
   }
 
@@ -55,9 +53,7 @@ class HostBlockPool final : public BlockPool {
     ReturnSurplus();
   }
 
-  int64_t held_bytes() const override {
-    return (taken_ + static_cast<int64_t>(warm_.size())) * block_bytes_;
-  }
+  int64_t held_bytes() const override { return held_bytes_; }
 
  private:
   int32_t TakeFrom(std::vector<int32_t>* list) {
@@ -71,15 +67,21 @@ class HostBlockPool final : public BlockPool {
     while (!warm_.empty() && taken_ + static_cast<int64_t>(warm_.size()) > limit_) {
       const int32_t block = warm_.back();
       warm_.pop_back();
-      allocator_->Free(addresses_[block], block_bytes_);
-      addresses_[block] = nullptr;
-      budget_->Release(block_bytes_);
+      Release(block);
       empty_.push_back(block);
     }
   }
 
+  void Release(int32_t block) {
+    allocator_->Free(addresses_[block], bytes(block));
+    addresses_[block] = nullptr;
+    budget_->Release(bytes(block));
+    held_bytes_ -= bytes(block);
+  }
+
   HostAllocator* allocator_;
   BudgetTracker* budget_;
+  int64_t held_bytes_ = 0;
   std::vector<std::byte*> addresses_;  // null: no memory held
   std::vector<int32_t> empty_;
   std::vector<int32_t> warm_;  // given back, memory still held
@@ -88,14 +90,10 @@ class HostBlockPool final : public BlockPool {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<BlockPool>> MakeHostBlockPool(HostAllocator* allocator,
-                                                             int64_t block_bytes,
-                                                             int64_t max_blocks, int64_t limit,
+                                                             const BlockSizes& sizes, int64_t limit,
                                                              BudgetTracker* budget) {
-  if (block_bytes <= 0 || max_blocks <= 0 || max_blocks > INT32_MAX) {
-    return absl::InvalidArgumentError(
-        fmt::format("pool of {} blocks of {} bytes: out of range", max_blocks, block_bytes));
-  }
-  return std::make_unique<HostBlockPool>(allocator, block_bytes, max_blocks, limit, budget);
+  MOERT_RETURN_IF_ERROR(sizes.Check());
+  return std::make_unique<HostBlockPool>(allocator, sizes, limit, budget);
 }
 
 }  // namespace moert

@@ -198,6 +198,25 @@ TEST_CASE("calibrate, allocate, quantize by two plans, serve both") {
   CHECK(info["versions"][0]["stored_bits"].get<double>() > 3.45);
   CHECK(info["versions"][1]["stored_bits"].get<double>() <= 2.6);
   CHECK(Nll("plans", "mixed-3.5") < Nll("plans", "mixed-2.6"));
+  // Resident, or always there beside a cache, a plan takes its own records' pages, not the largest
+  // record for each.
+  for (const std::string strategy :
+       {"resident:scheme=mixed-2.6", "never-stall:hi=mixed-3.5,lo=mixed-2.6"}) {
+    outcome = test::RunTool("run",
+                            "ppl --model " + TinyModelDir() + tokens +
+                                " --limit 512 --quiet --json - --strategy " + strategy +
+                                " --experts " + Scratch() / "plans",
+                            Scratch());
+    INFO(outcome.err);
+    REQUIRE(outcome.status == 0);
+    const Json run = Json::parse(outcome.out);
+    CHECK(run["peak_bytes"] <= run["budget_bytes"]);
+    if (strategy[0] == 'n') continue;
+    const int64_t stored = info["versions"][1]["bytes"], held = run["pool_bytes"];
+    CHECK(held >= stored);
+    CHECK(held < stored + 256 * 4096);
+    CHECK(held % 4096 == 0);
+  }
   outcome = test::RunTool("run",
                           "ppl --model " + TinyModelDir() + tokens +
                               " --limit 1024 --quiet --step-tokens 1 --clock virtual --budget 6MiB "

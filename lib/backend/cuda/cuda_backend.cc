@@ -49,10 +49,9 @@ class CudaBackend final : public Backend {
     return ExecutorBytes(model, max_tokens) + kPools * kPoolRounding;
   }
 
-  absl::StatusOr<std::unique_ptr<BlockPool>> MakePool(int64_t block_bytes, int64_t max_blocks,
-                                                      int64_t limit,
+  absl::StatusOr<std::unique_ptr<BlockPool>> MakePool(const BlockSizes& sizes, int64_t limit,
                                                       BudgetTracker* budget) override {
-    return MakeDevicePool(options_.device, block_bytes, max_blocks, limit, budget);
+    return MakeDevicePool(options_.device, sizes, limit, budget);
   }
 
   absl::StatusOr<std::unique_ptr<TransferQueue>> MakeTransfers(

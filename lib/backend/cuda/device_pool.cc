@@ -56,13 +56,9 @@ struct VirtualMemory {
 /// need, rounded up once.
 class DevicePool final : public BlockPool {
  public:
-  DevicePool(const VirtualMemory& memory, int device, int64_t block_bytes, int64_t max_blocks,
-             int64_t limit, BudgetTracker* budget)
-      : BlockPool(block_bytes, limit),
-        memory_(memory),
-        device_(device),
-        budget_(budget),
-        max_blocks_(max_blocks) {}
+  DevicePool(const VirtualMemory& memory, int device, const BlockSizes& sizes, int64_t limit,
+             BudgetTracker* budget)
+      : BlockPool(sizes, limit), memory_(memory), device_(device), budget_(budget) {}
 
   absl::Status Reserve() {
     // The runtime's context must be there before the driver is asked.
@@ -73,16 +69,16 @@ class DevicePool final : public BlockPool {
     MOERT_CUDA_RETURN_IF_ERROR(
         memory_.granularity(&granularity, &properties_, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
     granule_bytes_ = static_cast<int64_t>(granularity);
-    granules_.resize(GranulesFor(max_blocks_));
+    granules_.resize(GranulesFor(sizes_.count()));
     reserved_ = static_cast<int64_t>(granules_.size()) * granule_bytes_;
     MOERT_CUDA_RETURN_IF_ERROR(memory_.reserve(&base_, static_cast<size_t>(reserved_), 0, 0, 0));
-    free_.reserve(max_blocks_);
-    for (int64_t i = 0; i < max_blocks_; ++i) free_.push_back(static_cast<int32_t>(i));
+    free_.reserve(sizes_.count());
+    for (int64_t i = 0; i < sizes_.count(); ++i) free_.push_back(static_cast<int32_t>(i));
     return absl::OkStatus();  // ascending: a heap already
   }
 
   ~DevicePool() override {
-    budget_->Release(charged_blocks_ * block_bytes_);
+    budget_->Release(sizes_.Offset(charged_blocks_));
     if (base_ == 0) return;
     DeviceScope scope(device_);
     cudaDeviceSynchronize();
@@ -93,7 +89,7 @@ class DevicePool final : public BlockPool {
   int32_t Take() override {
     if (taken_ >= limit_ || free_.empty()) return -1;
     if (taken_ == charged_blocks_) {
-      if (!budget_->TryReserve(block_bytes_)) return -1;
+      if (!budget_->TryReserve(sizes_.Bytes(charged_blocks_))) return -1;
       ++charged_blocks_;
     }
     if (!TakeAt(0, false) && !TakeMapped() && !TakeAt(0, true)) {
@@ -115,7 +111,7 @@ class DevicePool final : public BlockPool {
   }
 
   std::byte* Address(int32_t block) const override {
-    return reinterpret_cast<std::byte*>(base_) + block * block_bytes_;
+    return reinterpret_cast<std::byte*>(base_) + sizes_.Offset(block);
   }
 
   void SetLimit(int64_t blocks) override {
@@ -167,12 +163,12 @@ class DevicePool final : public BlockPool {
     return false;
   }
 
-  int64_t FirstGranule(int64_t block) const { return block * block_bytes_ / granule_bytes_; }
+  int64_t FirstGranule(int64_t block) const { return sizes_.Offset(block) / granule_bytes_; }
   int64_t LastGranule(int64_t block) const {
-    return ((block + 1) * block_bytes_ - 1) / granule_bytes_;
+    return (sizes_.Offset(block + 1) - 1) / granule_bytes_;
   }
   int64_t GranulesFor(int64_t blocks) const {
-    return (blocks * block_bytes_ + granule_bytes_ - 1) / granule_bytes_;
+    return (sizes_.Offset(std::min(blocks, sizes_.count())) + granule_bytes_ - 1) / granule_bytes_;
   }
 
   /// Maps a run from granule g on, through `last` at least, or up to the next mapped granule before
@@ -252,38 +248,31 @@ class DevicePool final : public BlockPool {
     if (charged_blocks_ <= limit_) return;
     const int64_t keep = std::max(taken_, limit_);
     if (keep >= charged_blocks_) return;
-    budget_->Release((charged_blocks_ - keep) * block_bytes_);
+    budget_->Release(sizes_.Offset(charged_blocks_) - sizes_.Offset(keep));
     charged_blocks_ = keep;
   }
 
   const VirtualMemory memory_;
   const int device_;
   BudgetTracker* const budget_;
-  const int64_t max_blocks_;
   CUmemAllocationProp properties_{};
   CUdeviceptr base_ = 0;
   int64_t reserved_ = 0;
   int64_t granule_bytes_ = 0;
   int64_t mapped_granules_ = 0;
-  int64_t charged_blocks_ = 0;  // most taken since the limit was last lowered
+  int64_t charged_blocks_ = 0;  // the lowest; most taken since the limit was last lowered
   std::vector<int32_t> free_;   // a heap, lowest first
   std::vector<Granule> granules_;
 };
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<BlockPool>> MakeDevicePool(int device, int64_t block_bytes,
-                                                          int64_t max_blocks, int64_t limit,
-                                                          BudgetTracker* budget) {
-  int64_t bytes = 0;
-  if (block_bytes <= 0 || max_blocks <= 0 || max_blocks > INT32_MAX ||
-      __builtin_mul_overflow(block_bytes, max_blocks, &bytes)) {
-    return absl::InvalidArgumentError(
-        fmt::format("pool of {} blocks of {} bytes: out of range", max_blocks, block_bytes));
-  }
+absl::StatusOr<std::unique_ptr<BlockPool>> MakeDevicePool(int device, const BlockSizes& sizes,
+                                                          int64_t limit, BudgetTracker* budget) {
+  MOERT_RETURN_IF_ERROR(sizes.Check());
   DeviceScope scope(device);
   MOERT_ASSIGN_OR_RETURN(const VirtualMemory memory, VirtualMemory::Load());
-  auto pool = std::make_unique<DevicePool>(memory, device, block_bytes, max_blocks, limit, budget);
+  auto pool = std::make_unique<DevicePool>(memory, device, sizes, limit, budget);
   MOERT_RETURN_IF_ERROR(pool->Reserve());
   return pool;
 }

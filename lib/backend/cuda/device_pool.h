@@ -13,14 +13,13 @@ namespace moert::cuda {
 /// What a pool may map beyond its blocks: it maps whole granules of at most this size.
 constexpr int64_t kPoolRounding = int64_t{2} << 20;
 
-/// Address space for max_blocks is reserved once; physical memory is mapped under blocks when they
+/// Address space for all blocks is reserved once; physical memory is mapped under blocks when they
 /// are taken, lowest first, and unmapped when the limit is lowered and nothing in a piece is taken
 /// any more (unmapping waits for the device). The budget is charged for the blocks held; mapped is
 /// at most what the limit's blocks need, rounded up once (kPoolRounding), except that after the
 /// limit was lowered scattered blocks keep up to 16 granules each mapped until they are given back.
-absl::StatusOr<std::unique_ptr<BlockPool>> MakeDevicePool(int device, int64_t block_bytes,
-                                                          int64_t max_blocks, int64_t limit,
-                                                          BudgetTracker* budget);
+absl::StatusOr<std::unique_ptr<BlockPool>> MakeDevicePool(int device, const BlockSizes& sizes,
+                                                          int64_t limit, BudgetTracker* budget);
 
 }  // namespace moert::cuda
 

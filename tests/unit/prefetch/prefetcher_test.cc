@@ -53,7 +53,7 @@ struct Fixture {
     profile.link_bytes_per_s = 1e9 * static_cast<double>(source.layout(0, 0, 0).bytes) / kTransfer;
     profile.decode_layer_ns = 2500;
     std::vector<std::unique_ptr<BlockPool>> pools(1);
-    pools[0] = *MakeRamBlockPool(Block(), 3 * kExperts, slots, &budget);
+    pools[0] = *MakeRamBlockPool({Block(), 3 * kExperts}, slots, &budget);
     store = std::make_unique<ExpertStore>(
         &source, std::vector<ServedVersion>{{0, 0}}, std::move(pools),
         MakeVirtualLink(&source, &clock, &profile), residency.get(), &stats);

@@ -82,8 +82,8 @@ struct Fixture {
 
   explicit Fixture(int high, int spare = 1) : budget(Bytes(high, spare)) {
     std::vector<std::unique_ptr<BlockPool>> pools(2);
-    pools[0] = *MakeRamBlockPool(Block(kHigh), kExperts + spare, high + spare, &budget);
-    pools[1] = *MakeRamBlockPool(Block(kLow), kExperts + spare, kExperts - high + spare, &budget);
+    pools[0] = *MakeRamBlockPool({Block(kHigh), kExperts + spare}, high + spare, &budget);
+    pools[1] = *MakeRamBlockPool({Block(kLow), kExperts + spare}, kExperts - high + spare, &budget);
     auto held = std::make_unique<HeldQueue>(&source);
     queue = held.get();
     store = std::make_unique<ExpertStore>(&source, std::vector<ServedVersion>{{0, 0}, {1, 1}},

@@ -26,8 +26,8 @@ struct Fixture {
 
   Fixture(int high, int low) : budget(high * Block(0) + low * Block(1)) {
     std::vector<std::unique_ptr<BlockPool>> pools(2);
-    pools[0] = *MakeRamBlockPool(Block(0), 12, high, &budget);
-    pools[1] = *MakeRamBlockPool(Block(1), 12, low, &budget);
+    pools[0] = *MakeRamBlockPool({Block(0), 12}, high, &budget);
+    pools[1] = *MakeRamBlockPool({Block(1), 12}, low, &budget);
     store = std::make_unique<ExpertStore>(
         &source, std::vector<ServedVersion>{{0, 0}, {1, 1}}, std::move(pools),
         MakeVirtualLink(&source, &clock, &profile), lru.get(), &stats);

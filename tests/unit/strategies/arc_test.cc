@@ -116,7 +116,7 @@ TEST_CASE("ARC in the store is the published algorithm, request by request") {
       (source.layout(0, 0, 0).bytes + kRecordAlignment - 1) / kRecordAlignment * kRecordAlignment;
   BudgetTracker budget(capacity * block);
   std::vector<std::unique_ptr<BlockPool>> pools(1);
-  pools[0] = *MakeRamBlockPool(block, kKeys, capacity, &budget);
+  pools[0] = *MakeRamBlockPool({block, kKeys}, capacity, &budget);
 
   // The policy as the engine calls it, with a mirror of its lists beside it.
   ArcLists lists(kKeys, capacity);
