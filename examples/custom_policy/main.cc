@@ -15,6 +15,7 @@
 #include "examples/custom_policy/use_rate.h"
 #include "examples/custom_policy/use_rate_c.h"
 #include "examples/host/engine_runner.h"
+#include "examples/host/model.h"
 #include "examples/host/perplexity.h"
 #include "format/hf_config.h"
 #include "format/safetensors.h"

@@ -11,7 +11,6 @@ absl::Status EngineRunner::BeginStep(StepPhase phase, absl::Span<const int64_t> 
   info.rows = static_cast<int64_t>(positions.size());
   info.request_ids = request_ids;
   info.positions = positions;
-  info.stream = stream();
   if (predict_ != nullptr) {
     info.predict_next = [predict = predict_](const PartialOutput& partial) {
       return predict(partial.layer, static_cast<const float*>(partial.output.data),

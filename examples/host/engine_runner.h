@@ -1,4 +1,4 @@
-// The decoder's MoE blocks computed by a libmoert engine: all that a host has to write.
+// The decoder's MoE blocks computed by a libmoert engine on the CPU: all that a host has to write.
 #ifndef MOERT_EXAMPLES_HOST_ENGINE_RUNNER_H_
 #define MOERT_EXAMPLES_HOST_ENGINE_RUNNER_H_
 
@@ -26,8 +26,6 @@ class EngineRunner : public MoeRunner {
 
  protected:
   StepId step() const { return step_; }
-  /// What orders the engine's calls on a device.
-  virtual void* stream() const { return nullptr; }
 
  private:
   Engine* const engine_;

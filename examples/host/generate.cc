@@ -3,15 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <memory>
 
 #include "base/status_macros.h"
 #include "examples/host/sampling.h"
 
 namespace moert::host {
 
-absl::StatusOr<GenerateResult> Generate(Decoder* decoder, absl::Span<const int32_t> prompt,
+absl::StatusOr<GenerateResult> Generate(TokenModel* model, absl::Span<const int32_t> prompt,
                                         const GenerateOptions& options) {
-  const HfConfig& config = decoder->config();
+  const HfConfig& config = model->config();
   const int64_t prompt_size = static_cast<int64_t>(prompt.size());
   if (prompt_size == 0) return absl::InvalidArgumentError("the prompt is empty");
   if (options.max_tokens < 1 || options.max_tokens > config.max_position_embeddings - prompt_size) {
@@ -20,35 +21,38 @@ absl::StatusOr<GenerateResult> Generate(Decoder* decoder, absl::Span<const int32
                     prompt_size, options.max_tokens, config.max_position_embeddings));
   }
   GenerateResult result;
-  KvCache cache(config, prompt_size + options.max_tokens);
+  MOERT_ASSIGN_OR_RETURN(const std::unique_ptr<Sequence> sequence,
+                         model->NewSequence(prompt_size + options.max_tokens));
   Sampler sampler(options.temperature, options.seed);
-  AlignedVector<float> hidden, logits(config.vocab_size);
-  const auto next = [&]() {
-    const int64_t rows = static_cast<int64_t>(hidden.size()) / config.hidden_size;
-    decoder->Logits(hidden.data() + (rows - 1) * config.hidden_size, 1, logits.data());
+  std::vector<float> logits;
+  const auto next = [&](int64_t row) -> absl::StatusOr<int32_t> {
+    if (options.temperature <= 0.0) return model->Best(row);
+    logits.resize(config.vocab_size);
+    MOERT_RETURN_IF_ERROR(model->RowLogits(row, 1, logits.data()));
     return sampler.Next(logits);
   };
 
-  double begin_ms = decoder->moe()->NowMs();
-  const int64_t max_rows = decoder->moe()->max_rows();
+  double begin_ms = model->NowMs();
+  const int64_t max_rows = model->max_rows();
+  int64_t rows = 0;
   for (int64_t at = 0; at < prompt_size; at += max_rows) {
-    const SequenceInput input = {&cache, 0,
-                                 prompt.subspan(at, std::min(max_rows, prompt_size - at))};
-    MOERT_RETURN_IF_ERROR(decoder->Step(StepPhase::kPrefill, {&input, 1}, &hidden));
+    rows = std::min(max_rows, prompt_size - at);
+    const SequenceInput input = {sequence.get(), 0, prompt.subspan(at, rows)};
+    MOERT_RETURN_IF_ERROR(model->Run(StepPhase::kPrefill, {&input, 1}));
   }
-  MOERT_ASSIGN_OR_RETURN(int32_t token, next());
-  result.ttft_ms = decoder->moe()->NowMs() - begin_ms;
+  MOERT_ASSIGN_OR_RETURN(int32_t token, next(rows - 1));
+  result.ttft_ms = model->NowMs() - begin_ms;
   while (true) {
     const auto& stop = options.stop_tokens;
     if (std::find(stop.begin(), stop.end(), token) != stop.end()) break;
     result.tokens.push_back(token);
     if (options.on_token) MOERT_RETURN_IF_ERROR(options.on_token(token));
     if (static_cast<int64_t>(result.tokens.size()) == options.max_tokens) break;
-    begin_ms = decoder->moe()->NowMs();
-    const SequenceInput input = {&cache, 0, {&token, 1}};
-    MOERT_RETURN_IF_ERROR(decoder->Step(StepPhase::kDecode, {&input, 1}, &hidden));
-    MOERT_ASSIGN_OR_RETURN(token, next());
-    result.step_ms.push_back(decoder->moe()->NowMs() - begin_ms);
+    begin_ms = model->NowMs();
+    const SequenceInput input = {sequence.get(), 0, {&token, 1}};
+    MOERT_RETURN_IF_ERROR(model->Run(StepPhase::kDecode, {&input, 1}));
+    MOERT_ASSIGN_OR_RETURN(token, next(0));
+    result.step_ms.push_back(model->NowMs() - begin_ms);
   }
   return result;
 }

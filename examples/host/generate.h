@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "examples/host/model.h"
+#include "examples/host/token_model.h"
 
 namespace moert::host {
 
@@ -24,12 +24,12 @@ struct GenerateOptions {
 
 struct GenerateResult {
   std::vector<int32_t> tokens;
-  double ttft_ms = 0.0;         // begin of prefill to the first token, in the MoE runner's clock
+  double ttft_ms = 0.0;         // begin of prefill to the first token, in the model's clock
   std::vector<double> step_ms;  // decode steps
 };
 
-/// The prompt is prefilled in as few steps as the MoE runner allows, then decoded token by token.
-absl::StatusOr<GenerateResult> Generate(Decoder* decoder, absl::Span<const int32_t> prompt,
+/// The prompt is prefilled in as few steps as the model allows, then decoded token by token.
+absl::StatusOr<GenerateResult> Generate(TokenModel* model, absl::Span<const int32_t> prompt,
                                         const GenerateOptions& options);
 
 }  // namespace moert::host

@@ -7,28 +7,21 @@
 
 #include "examples/host/aligned.h"
 #include "examples/host/panel_gemm.h"
+#include "examples/host/token_model.h"
 #include "format/hf_config.h"
 
 namespace moert::host {
 
 /// fp32, room for a fixed number of tokens. Not thread-safe, but different positions of one layer
 /// may be written at the same time.
-class KvCache {
+class KvCache final : public Sequence {
  public:
   KvCache(const HfConfig& config, int64_t max_tokens)
-      : max_tokens_(max_tokens),
-        capacity_((max_tokens + kPanelWidth - 1) / kPanelWidth * kPanelWidth),
+      : Sequence(max_tokens, (max_tokens + kPanelWidth - 1) / kPanelWidth * kPanelWidth),
         kv_heads_(config.num_key_value_heads),
         head_dim_(config.head_dim),
         keys_(config.num_hidden_layers * kv_heads_ * head_stride()),
         values_(config.num_hidden_layers * kv_heads_ * head_stride()) {}
-
-  /// Tokens stored, that is the position of the next one.
-  int64_t length() const { return length_; }
-  int64_t capacity() const { return capacity_; }
-  /// What the sequence may grow to: some kinds of RoPE depend on it.
-  int64_t max_tokens() const { return max_tokens_; }
-  void set_length(int64_t length) { length_ = length; }
 
   /// key, value: [head_dim]. position < capacity().
   void Store(int layer, int head, int64_t position, const float* key, const float* value) {
@@ -46,21 +39,18 @@ class KvCache {
   int64_t key_panel_stride() const { return head_dim_ * kPanelWidth; }
   /// Panels of 16 channels: [head_dim / 16][capacity][16].
   const float* values(int layer, int head) const { return values_.data() + offset(layer, head); }
-  int64_t value_panel_stride() const { return capacity_ * kPanelWidth; }
+  int64_t value_panel_stride() const { return capacity() * kPanelWidth; }
 
   int64_t bytes() const { return static_cast<int64_t>((keys_.size() + values_.size()) * 4); }
 
  private:
-  int64_t head_stride() const { return capacity_ * head_dim_; }
+  int64_t head_stride() const { return capacity() * head_dim_; }
   int64_t offset(int layer, int head) const {
     return (int64_t{layer} * kv_heads_ + head) * head_stride();
   }
 
-  int64_t max_tokens_;
-  int64_t capacity_;
   int64_t kv_heads_;
   int64_t head_dim_;
-  int64_t length_ = 0;
   // Zeros where nothing was stored yet: masked positions are multiplied by a probability of 0.
   AlignedVector<float> keys_;
   AlignedVector<float> values_;

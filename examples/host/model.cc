@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/status_macros.h"
+#include "examples/host/sampling.h"
 
 namespace moert::host {
 namespace {
@@ -57,39 +58,16 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Load(const Checkpoint& checkpo
   return d;
 }
 
-absl::Status Decoder::CheckInputs(absl::Span<const SequenceInput> inputs) const {
-  int64_t rows = 0;
-  for (const SequenceInput& input : inputs) {
-    const int64_t length = input.cache->length(), added = static_cast<int64_t>(input.tokens.size());
-    rows += added;
-    if (length + added > input.cache->capacity()) {
-      return absl::InvalidArgumentError(fmt::format("a sequence of {} tokens; its cache holds {}",
-                                                    length + added, input.cache->capacity()));
-    }
-    for (const int32_t token : input.tokens) {
-      if (token < 0 || token >= config_.vocab_size) {
-        return absl::InvalidArgumentError(
-            fmt::format("token id {} is not in 0..{}", token, config_.vocab_size - 1));
-      }
-    }
-  }
-  if (rows < 1 || rows > moe_->max_rows()) {
-    return absl::InvalidArgumentError(
-        fmt::format("a step of {} tokens; allowed are 1..{}", rows, moe_->max_rows()));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status Decoder::Step(StepPhase phase, absl::Span<const SequenceInput> inputs,
                            AlignedVector<float>* hidden) {
-  MOERT_RETURN_IF_ERROR(CheckInputs(inputs));
+  MOERT_RETURN_IF_ERROR(CheckInputs(config_, inputs, moe_->max_rows()));
   std::vector<RowGroup> groups;
   std::vector<int64_t> request_ids;
   std::vector<int32_t> positions;
   int64_t rows = 0, longest = 0;
   for (const SequenceInput& input : inputs) {
     const int64_t added = static_cast<int64_t>(input.tokens.size());
-    groups.push_back({input.cache, rows, added});
+    groups.push_back({static_cast<KvCache*>(input.cache), rows, added});
     residual_.resize((rows + added) * config_.hidden_size);
     for (int64_t i = 0; i < added; ++i) {
       embedding_.Row(input.tokens[i], residual_.data() + (rows + i) * config_.hidden_size);
@@ -198,6 +176,42 @@ void Decoder::FinishHidden(int64_t rows, const float* residual, float* hidden) {
 
 void Decoder::Logits(const float* hidden, int64_t rows, float* logits) const {
   (head_.empty() ? embedding_ : head_).Forward(pool_, hidden, rows, logits);
+}
+
+absl::StatusOr<std::unique_ptr<Sequence>> Decoder::NewSequence(int64_t max_tokens) {
+  return std::make_unique<KvCache>(config_, max_tokens);
+}
+
+absl::Status Decoder::Run(StepPhase phase, absl::Span<const SequenceInput> inputs) {
+  return Step(phase, inputs, &hidden_);
+}
+
+absl::Status Decoder::RowLogits(int64_t first, int64_t rows, float* logits) {
+  Logits(hidden_.data() + first * config_.hidden_size, rows, logits);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int32_t> Decoder::Best(int64_t row) {
+  AlignedVector<float> logits(config_.vocab_size);
+  MOERT_RETURN_IF_ERROR(RowLogits(row, 1, logits.data()));
+  return ArgMax(logits);
+}
+
+absl::Status Decoder::Score(int64_t first, absl::Span<const int32_t> targets, double* nll) {
+  const int64_t vocab = config_.vocab_size, rows = static_cast<int64_t>(targets.size());
+  // In blocks, so that the logits of a long window and a large vocabulary need not be in memory at
+  // once.
+  const int64_t block = std::clamp<int64_t>((int64_t{1} << 22) / vocab, 8, 512);
+  AlignedVector<float> logits(std::min(rows, block) * vocab);
+  for (int64_t at = 0; at < rows; at += block) {
+    const int64_t count = std::min(block, rows - at);
+    MOERT_RETURN_IF_ERROR(RowLogits(first + at, count, logits.data()));
+    pool_->Run(count, [&](int64_t i, int) {
+      const float* row = logits.data() + i * vocab;
+      nll[at + i] = LogSumExp({row, static_cast<size_t>(vocab)}) - row[targets[at + i]];
+    });
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace moert::host

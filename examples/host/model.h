@@ -17,21 +17,15 @@
 #include "examples/host/mlp.h"
 #include "examples/host/moe_runner.h"
 #include "examples/host/norm.h"
+#include "examples/host/token_model.h"
 #include "format/hf_config.h"
 
 namespace moert::host {
 
-/// The tokens that one sequence adds in a step, behind those in its cache.
-struct SequenceInput {
-  KvCache* cache = nullptr;  // not the cache of another input of the same step
-  int64_t request_id = 0;
-  absl::Span<const int32_t> tokens;
-};
-
 /// Embedding, layers of attention and (MoE or dense) feed-forward, final norm, head; fp32
 /// arithmetic throughout. A token's result does not depend on what else is in its step. One thread
 /// at a time.
-class Decoder {
+class Decoder final : public TokenModel {
  public:
   /// Reads all but the routed and shared experts and routers of `checkpoint`. `pool` and `moe` are
   /// borrowed for the object's life.
@@ -39,9 +33,17 @@ class Decoder {
                                                        const HfConfig& config, ThreadPool* pool,
                                                        MoeRunner* moe);
 
-  /// Runs all tokens of all inputs and appends them to the caches. On an error the caches keep
-  /// their lengths and the step can be repeated. `hidden` receives the final norm's output [rows,
-  /// config().hidden_size], rows in the order of the inputs.
+  absl::StatusOr<std::unique_ptr<Sequence>> NewSequence(int64_t max_tokens) override;
+  absl::Status Run(StepPhase phase, absl::Span<const SequenceInput> inputs) override;
+  absl::Status RowLogits(int64_t first, int64_t rows, float* logits) override;
+  absl::StatusOr<int32_t> Best(int64_t row) override;
+  absl::Status Score(int64_t first, absl::Span<const int32_t> targets, double* nll) override;
+  absl::Status Wait() override { return absl::OkStatus(); }
+  int64_t max_rows() const override { return moe_->max_rows(); }
+  double NowMs() const override { return moe_->NowMs(); }
+
+  /// Run, whose inputs' caches are KvCaches; `hidden` receives the final norm's output [rows,
+  /// config().hidden_size].
   absl::Status Step(StepPhase phase, absl::Span<const SequenceInput> inputs,
                     AlignedVector<float>* hidden);
 
@@ -61,7 +63,7 @@ class Decoder {
   /// The final norm: hidden is what Logits takes.
   void FinishHidden(int64_t rows, const float* residual, float* hidden);
 
-  const HfConfig& config() const { return config_; }
+  const HfConfig& config() const override { return config_; }
   ThreadPool* pool() const { return pool_; }
   MoeRunner* moe() const { return moe_; }
 
@@ -74,7 +76,6 @@ class Decoder {
   };
 
   Decoder(const HfConfig& config, ThreadPool* pool, MoeRunner* moe);
-  absl::Status CheckInputs(absl::Span<const SequenceInput> inputs) const;
   absl::Status RunLayers(absl::Span<const RowGroup> groups, int64_t rows);
   /// Resident-forward prediction: from a part of the output of the MoE block that is being computed
   /// to what the next MoE block's input would then be. The keys and values it stores on the way are
@@ -91,6 +92,7 @@ class Decoder {
   std::vector<Layer> layers_;
 
   AlignedVector<float> residual_, normed_, delta_;  // [rows, hidden]
+  AlignedVector<float> hidden_;                     // of the last Run
   // Of the step that runs, for PredictNext.
   absl::Span<const RowGroup> groups_;
   int64_t rows_ = 0;

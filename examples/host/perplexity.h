@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "examples/host/model.h"
+#include "examples/host/token_model.h"
 
 namespace moert::host {
 
@@ -16,7 +16,7 @@ struct PerplexityOptions {
   /// Tokens a window. Windows are sequences of their own, from the first token on; the shorter rest
   /// is not used. Tokens 1..window-1 of each are scored given those before them.
   int64_t window = 512;
-  /// 0: a window is one prefill step (cut into equal steps only if the MoE runner allows no more
+  /// 0: a window is one prefill step (cut into equal steps only if the model allows no more
   /// rows). N: teacher-forced decode, N tokens of a sequence a step.
   int64_t step_tokens = 0;
   /// Windows that decode side by side. Only with step_tokens.
@@ -29,11 +29,11 @@ struct PerplexityResult {
   double nll = 0.0;  // mean of -ln p over the scored tokens
   double ppl = 0.0;  // exp(nll)
   int64_t tokens_scored = 0;
-  std::vector<double> step_ms;     // by step, in the MoE runner's clock
+  std::vector<double> step_ms;     // by step, in the model's clock
   std::vector<double> window_nll;  // mean over each window's scored tokens
 };
 
-absl::StatusOr<PerplexityResult> Perplexity(Decoder* decoder, absl::Span<const int32_t> tokens,
+absl::StatusOr<PerplexityResult> Perplexity(TokenModel* model, absl::Span<const int32_t> tokens,
                                             const PerplexityOptions& options);
 
 }  // namespace moert::host

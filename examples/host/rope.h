@@ -28,6 +28,8 @@ class Rope {
   /// x: [head_dim], rotated in place.
   void Rotate(int set, int64_t position, float* x) const;
 
+  /// At most two.
+  int num_sets() const { return static_cast<int>(sets_.size()); }
   /// [head_dim / 2], and what cosine and sine are scaled by.
   const std::vector<float>& inverse_frequencies(int set) const { return sets_[set].frequencies; }
   float attention_factor(int set) const { return sets_[set].attention_factor; }

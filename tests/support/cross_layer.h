@@ -14,6 +14,7 @@
 #include "base/status_macros.h"
 #include "base/thread_pool.h"
 #include "examples/host/engine_runner.h"
+#include "examples/host/model.h"
 #include "examples/host/perplexity.h"
 #include "format/hf_config.h"
 #include "format/safetensors.h"

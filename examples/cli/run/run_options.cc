@@ -29,6 +29,8 @@ void AddRunFlags(ArgParser* parser, RunOptions* o) {
   parser->AddChoice("dtype", &o->dtype, {"bf16", "f32", "int8"},
                     "activations of the experts; the rest of the model computes in f32");
   parser->AddString("kernels", &o->kernels, "CPU kernel set: auto or a name");
+  parser->AddChoice("graphs", &o->graphs, {"auto", "off"},
+                    "cuda: decode steps as CUDA graphs where the strategy allows it, or never");
   parser->AddString("json", &o->json, "writes the run's numbers to a file, or - for stdout");
   parser->AddString("trace", &o->trace,
                     "writes the routing trace to a file, and a timeline to FILE.perfetto.json");

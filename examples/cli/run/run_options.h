@@ -26,6 +26,7 @@ struct RunOptions {
   int64_t seed = 0;
   std::string dtype = "bf16";
   std::string kernels = "auto";
+  std::string graphs = "auto";
   std::string json;
   std::string trace;
   bool quiet = false;

@@ -6,7 +6,7 @@
 
 #include "base/status_macros.h"
 #include "examples/cli/common/progress.h"
-#include "examples/host/device_runner.h"
+#include "examples/host/open_model.h"
 #include "examples/host/utf8.h"
 #include "format/safetensors.h"
 #include "moert/expert_source.h"
@@ -64,10 +64,16 @@ absl::StatusOr<Session> Session::Open(const RunOptions& options, HfConfig config
   if (s.engine->backend() == BackendKind::kCpu && options.host_budget >= 0 && !options.quiet) {
     fmt::print(stderr, "note: --host-budget has no effect on the cpu backend\n");
   }
-  MOERT_ASSIGN_OR_RETURN(s.runner,
-                         host::MakeRunner(s.engine.get(), max_rows, engine_options.device));
-  MOERT_ASSIGN_OR_RETURN(s.decoder,
-                         host::Decoder::Load(*checkpoint, s.config, s.pool.get(), s.runner.get()));
+  host::OpenDecoderOptions open;
+  open.max_rows = max_rows;
+  open.device = engine_options.device;
+  // A trace and a virtual clock see every step; a recorded one would pass unseen.
+  open.graphs = options.graphs == "auto" && s.trace == nullptr && options.clock != "virtual";
+  MOERT_ASSIGN_OR_RETURN(
+      host::OpenedDecoder opened,
+      host::OpenDecoder(*checkpoint, s.config, s.engine.get(), s.pool.get(), open));
+  if (!opened.note.empty() && !options.quiet) fmt::print(stderr, "note: {}\n", opened.note);
+  s.decoder = std::move(opened.model);
   return s;
 }
 

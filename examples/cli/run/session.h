@@ -9,8 +9,7 @@
 #include "base/thread_pool.h"
 #include "examples/cli/common/run_report.h"
 #include "examples/cli/run/run_options.h"
-#include "examples/host/engine_runner.h"
-#include "examples/host/model.h"
+#include "examples/host/token_model.h"
 #include "format/hf_config.h"
 #include "moert/engine.h"
 
@@ -21,8 +20,7 @@ struct Session {
   std::unique_ptr<ThreadPool> pool;
   std::shared_ptr<TraceFile> trace;  // null without --trace
   std::unique_ptr<Engine> engine;
-  std::unique_ptr<host::EngineRunner> runner;
-  std::unique_ptr<host::Decoder> decoder;
+  std::unique_ptr<host::TokenModel> decoder;
 
   /// `config` is the model's. Notes and progress go to stderr, as `options` allows. `max_rows`:
   /// tokens of the largest step; the engine's workspace is sized from it.

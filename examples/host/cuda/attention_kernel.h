@@ -1,0 +1,52 @@
+// Causal grouped-query attention over keys and values in device memory. Two kernels: for few query
+// rows a sequence, where the keys are cut into pieces that run side by side (flash decoding), and
+// for many, by tensor cores (FlashAttention-2, arXiv 2307.08691). Softmax and all sums are fp32.
+#ifndef MOERT_EXAMPLES_HOST_CUDA_ATTENTION_KERNEL_H_
+#define MOERT_EXAMPLES_HOST_CUDA_ATTENTION_KERNEL_H_
+
+#include <cstdint>
+
+#include "examples/host/cuda/step_inputs.h"
+
+struct CUstream_st;
+
+namespace moert::host {
+
+constexpr int kMaxHeadDim = 256;
+
+struct AttentionArgs {
+  StepInputs inputs;
+  const float* queries = nullptr;  // [rows, query_stride], heads side by side, rotated
+  int64_t query_stride = 0;
+  uint16_t* out = nullptr;  // bf16 [rows, heads head_dim]
+  int32_t rows = 0;
+  int32_t heads = 0;
+  int32_t kv_heads = 0;
+  int32_t head_dim = 0;  // a multiple of 16, at most kMaxHeadDim
+  int32_t layer = 0;
+  int32_t window = 0;  // keys a query sees, itself included; 0: all
+};
+
+/// Keys of one piece. A row's arithmetic depends on its position alone, never on what else is in
+/// the step or how many pieces were launched.
+constexpr int kPieceKeys = 256;
+
+/// Pieces that a query at `last_position` needs.
+constexpr int PiecesFor(int64_t last_position) {
+  return static_cast<int>(last_position / kPieceKeys) + 1;
+}
+
+/// Bytes of `partials` for a launch.
+int64_t PartialBytes(int64_t rows, int heads, int head_dim, int pieces);
+
+/// For any number of rows of any sequences. `pieces` must reach the last position of the step, more
+/// are allowed. partials: PartialBytes, or null if pieces is 1. A cudaError_t.
+int LaunchDecodeAttention(const AttentionArgs& args, int pieces, float* partials,
+                          CUstream_st* stream);
+
+/// For inputs.tiles[tiles]. A cudaError_t.
+int LaunchPrefillAttention(const AttentionArgs& args, int tiles, CUstream_st* stream);
+
+}  // namespace moert::host
+
+#endif  // MOERT_EXAMPLES_HOST_CUDA_ATTENTION_KERNEL_H_

@@ -1,0 +1,181 @@
+// FlashAttention-2: a block takes 64 query rows of one head, a warp 16 of them, and walks over the
+// keys in tiles; scores and probabilities never leave registers.
+#include "examples/host/cuda/attention_kernel.h"
+#include "examples/host/cuda/reduce.cuh"
+#include "kernels/cuda/primitives/launch.cuh"
+
+namespace moert::host {
+namespace {
+
+using cuda::LaunchEarly;
+using cuda::LetNextBegin;
+using cuda::WaitForPrevious;
+
+constexpr int kThreads = 128;
+static_assert(QueryTile::kRows == kThreads / 32 * 16);
+
+__device__ __forceinline__ void Multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                         uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+      "{%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/// The B fragment of 16 rows k and 8 columns n of a row-major matrix; `row` points to row lane
+/// % 16.
+__device__ __forceinline__ void LoadTransposed(const uint16_t* row, uint32_t* b0, uint32_t* b1) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+               : "=r"(*b0), "=r"(*b1)
+               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(row))));
+}
+
+/// kDim: head_dim rounded up to what is instantiated; channels beyond it are zeros.
+template <int kDim, int kKeys>
+__global__ void __launch_bounds__(kThreads) PrefillKernel(const __grid_constant__ AttentionArgs a) {
+  constexpr int kStride = kDim + 8;  // no two rows of a fragment in one bank
+  __shared__ __align__(16) uint16_t keys[kKeys][kStride];
+  __shared__ __align__(16) uint16_t values[kKeys][kStride];
+  LetNextBegin();
+  WaitForPrevious();
+  const int dim = a.head_dim;
+  const int head = blockIdx.x, kv_head = head / (a.heads / a.kv_heads);
+  const QueryTile tile = a.inputs.tiles[blockIdx.y];
+  const RowInput first = a.inputs.rows[tile.first_row];
+  const SequenceCache cache = a.inputs.sequences[first.sequence];
+  const int64_t base =
+      (static_cast<int64_t>(a.layer) * a.kv_heads + kv_head) * cache.capacity * dim;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int group = lane / 4, pair = lane % 4 * 2;
+  // This thread's two query rows within the tile.
+  const int rows[2] = {warp * 16 + group, warp * 16 + group + 8};
+
+  uint32_t q[kDim / 16][4];
+#pragma unroll
+  for (int k = 0; k < kDim / 16; ++k) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = rows[i & 1], d = k * 16 + pair + (i >> 1) * 8;
+      float2 v = make_float2(0, 0);
+      if (row < tile.rows && d < dim) {
+        v = *reinterpret_cast<const float2*>(a.queries + (tile.first_row + row) * a.query_stride +
+                                             head * dim + d);
+      }
+      q[k][i] = ToBf16Pair(v.x, v.y);
+    }
+  }
+
+  const float scale = rsqrtf(static_cast<float>(dim)) * 1.44269504f;
+  float highest[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
+  float out[kDim / 8][4] = {};
+  const int end = first.position + tile.rows;
+  const int begin = a.window > 0 ? max(0, first.position + 1 - a.window) : 0;
+  for (int from = begin / kKeys * kKeys; from < end; from += kKeys) {
+    __syncthreads();
+    for (int i = threadIdx.x; i < kKeys * (kDim / 8); i += kThreads) {
+      const int key = i / (kDim / 8), d = i % (kDim / 8) * 8;
+      uint4 k = make_uint4(0, 0, 0, 0), v = k;
+      if (from + key < end && d < dim) {
+        const int64_t at = base + static_cast<int64_t>(from + key) * dim + d;
+        k = *reinterpret_cast<const uint4*>(cache.keys + at);
+        v = *reinterpret_cast<const uint4*>(cache.values + at);
+      }
+      *reinterpret_cast<uint4*>(&keys[key][d]) = k;
+      *reinterpret_cast<uint4*>(&values[key][d]) = v;
+    }
+    __syncthreads();
+
+    float score[kKeys / 8][4] = {};
+#pragma unroll
+    for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+      for (int k = 0; k < kDim / 16; ++k) {
+        const uint16_t* at = &keys[n * 8 + group][k * 16 + pair];
+        Multiply(score[n], q[k], *reinterpret_cast<const uint32_t*>(at),
+                 *reinterpret_cast<const uint32_t*>(at + 8));
+      }
+    }
+    float now[2] = {highest[0], highest[1]};
+#pragma unroll
+    for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int position = first.position + rows[i >> 1];
+        const int key = from + n * 8 + pair + (i & 1);
+        const bool seen = key <= position && (a.window <= 0 || key > position - a.window);
+        score[n][i] = seen ? score[n][i] * scale : -INFINITY;
+        now[i >> 1] = fmaxf(now[i >> 1], score[n][i]);
+      }
+    }
+    float shrink[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      now[r] = fmaxf(now[r], __shfl_xor_sync(0xffffffffu, now[r], 1));
+      now[r] = fmaxf(now[r], __shfl_xor_sync(0xffffffffu, now[r], 2));
+      // A row that has seen no key yet: nothing to shrink, and no difference of infinities.
+      shrink[r] = highest[r] == -INFINITY ? 0.0f : exp2f(highest[r] - now[r]);
+      highest[r] = now[r];
+      sum[r] *= shrink[r];
+      if (now[r] == -INFINITY) now[r] = 0;
+    }
+#pragma unroll
+    for (int d = 0; d < kDim / 8; ++d) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) out[d][i] *= shrink[i >> 1];
+    }
+#pragma unroll
+    for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        score[n][i] = exp2f(score[n][i] - now[i >> 1]);
+        sum[i >> 1] += score[n][i];
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kKeys / 16; ++k) {
+      const uint32_t p[4] = {ToBf16Pair(score[2 * k][0], score[2 * k][1]),
+                             ToBf16Pair(score[2 * k][2], score[2 * k][3]),
+                             ToBf16Pair(score[2 * k + 1][0], score[2 * k + 1][1]),
+                             ToBf16Pair(score[2 * k + 1][2], score[2 * k + 1][3])};
+#pragma unroll
+      for (int d = 0; d < kDim / 8; ++d) {
+        uint32_t b0, b1;
+        LoadTransposed(&values[k * 16 + lane % 16][d * 8], &b0, &b1);
+        Multiply(out[d], p, b0, b1);
+      }
+    }
+  }
+
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 1);
+    sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 2);
+    if (rows[r] >= tile.rows) continue;
+    uint16_t* to = a.out + (static_cast<int64_t>(tile.first_row + rows[r]) * a.heads + head) * dim;
+#pragma unroll
+    for (int d = 0; d < kDim / 8; ++d) {
+      if (d * 8 + pair < dim) {
+        *reinterpret_cast<uint32_t*>(to + d * 8 + pair) =
+            ToBf16Pair(out[d][2 * r] / sum[r], out[d][2 * r + 1] / sum[r]);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int LaunchPrefillAttention(const AttentionArgs& a, int tiles, CUstream_st* stream) {
+  if (a.head_dim % 16 != 0 || a.head_dim > kMaxHeadDim || tiles > 65535) {
+    return static_cast<int>(cudaErrorInvalidValue);
+  }
+  const dim3 grid(a.heads, tiles);
+  const auto kernel = a.head_dim <= 32    ? PrefillKernel<32, 64>
+                      : a.head_dim <= 64  ? PrefillKernel<64, 64>
+                      : a.head_dim <= 96  ? PrefillKernel<96, 64>
+                      : a.head_dim <= 128 ? PrefillKernel<128, 64>
+                                          : PrefillKernel<256, 32>;
+  return LaunchEarly(kernel, grid, kThreads, 0, stream, a);
+}
+
+}  // namespace moert::host

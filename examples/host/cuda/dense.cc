@@ -1,0 +1,95 @@
+#include "examples/host/cuda/dense.h"
+
+#include <algorithm>
+
+#include "base/status_macros.h"
+
+namespace moert::host {
+namespace {
+
+using cuda::Buffer;
+
+// Rows that the own kernel multiplies in one pass over the weights.
+constexpr int64_t kFewRows = 8;
+
+}  // namespace
+
+absl::StatusOr<Buffer> ToDevice(const std::vector<float>& values) {
+  const auto bytes = static_cast<int64_t>(values.size() * sizeof(float));
+  MOERT_ASSIGN_OR_RETURN(Buffer buffer, Buffer::Device(bytes));
+  MOERT_CUDA_RETURN_IF_ERROR(
+      cudaMemcpy(buffer.data(), values.data(), static_cast<size_t>(bytes), cudaMemcpyHostToDevice));
+  return buffer;
+}
+
+absl::StatusOr<DeviceMatrix> DeviceMatrix::Load(const Checkpoint& checkpoint,
+                                                const std::vector<Part>& parts, int64_t in) {
+  DeviceMatrix m;
+  m.in_ = in;
+  for (const Part& part : parts) m.out_ += part.out;
+  MOERT_ASSIGN_OR_RETURN(m.weights_, Buffer::Device(m.out_ * in * 2));
+  std::byte* to = m.weights_.data();
+  const int64_t rows_at_once = std::max<int64_t>(1, (int64_t{16} << 20) / in);
+  std::vector<uint16_t> rows;
+  std::vector<float> bias;
+  for (const Part& part : parts) {
+    MOERT_ASSIGN_OR_RETURN(const TensorInfo* tensor, checkpoint.Get(part.name + ".weight"));
+    const int64_t expected[] = {part.out, in};
+    if (tensor->shape != std::vector<int64_t>(expected, expected + 2)) {
+      return absl::InvalidArgumentError(checkpoint.path() + ": tensor " + tensor->name + " is " +
+                                        ShapeToString(tensor->shape) + ", expected " +
+                                        ShapeToString(expected));
+    }
+    MOERT_RETURN_IF_ERROR(checkpoint.CheckWeightType(*tensor));
+    for (int64_t row = 0; row < part.out; row += rows_at_once) {
+      rows.resize(std::min(rows_at_once, part.out - row) * in);
+      MOERT_RETURN_IF_ERROR(checkpoint.ReadAsBf16(*tensor, row * in, absl::MakeSpan(rows)));
+      MOERT_CUDA_RETURN_IF_ERROR(
+          cudaMemcpy(to, rows.data(), rows.size() * 2, cudaMemcpyHostToDevice));
+      to += rows.size() * 2;
+    }
+    if (!part.bias) continue;
+    MOERT_ASSIGN_OR_RETURN(const auto b, checkpoint.ReadF32(part.name + ".bias", {part.out}));
+    bias.insert(bias.end(), b.begin(), b.end());
+  }
+  if (!bias.empty()) {
+    MOERT_ASSIGN_OR_RETURN(m.bias_, ToDevice(bias));
+  }
+  return m;
+}
+
+absl::StatusOr<std::unique_ptr<DenseProducts>> DenseProducts::Create(CUstream_st* stream,
+                                                                     DenseKernels kernels) {
+  auto products = std::make_unique<DenseProducts>();
+  products->stream_ = stream;
+  products->kernels_ = kernels;
+  if (kernels == DenseKernels::kOwn) return products;
+  auto cublas = Cublas::Open(stream);
+  if (cublas.ok()) {
+    products->cublas_ = *std::move(cublas);
+  } else if (kernels == DenseKernels::kAuto && absl::IsNotFound(cublas.status())) {
+    products->note_ =
+        std::string(cublas.status().message()) + "; the dense parts run without it, prefill slowly";
+  } else {
+    return cublas.status();
+  }
+  return products;
+}
+
+absl::Status DenseProducts::Multiply(const DeviceMatrix& w, const uint16_t* x, int64_t rows,
+                                     float* y, bool accumulate) {
+  DenseGemm gemm;
+  gemm.x = x;
+  gemm.w = w.weights();
+  gemm.y = y;
+  gemm.rows = static_cast<int32_t>(rows);
+  gemm.in = static_cast<int32_t>(w.in());
+  gemm.out = static_cast<int32_t>(w.out());
+  gemm.accumulate = accumulate;
+  const bool few = kernels_ == DenseKernels::kAuto && rows <= kFewRows;
+  if (cublas_ != nullptr && !few) return cublas_->Multiply(gemm);
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchDenseGemm(gemm, stream_));
+  return absl::OkStatus();
+}
+
+}  // namespace moert::host

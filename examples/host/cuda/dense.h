@@ -1,0 +1,82 @@
+// Dense matrices in device memory and their products.
+#ifndef MOERT_EXAMPLES_HOST_CUDA_DENSE_H_
+#define MOERT_EXAMPLES_HOST_CUDA_DENSE_H_
+
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "backend/cuda/cuda_api.h"
+#include "examples/host/cuda/cublas.h"
+#include "format/safetensors.h"
+
+namespace moert::host {
+
+/// fp32 values in device memory.
+absl::StatusOr<cuda::Buffer> ToDevice(const std::vector<float>& values);
+inline const float* Floats(const cuda::Buffer& buffer) {
+  return reinterpret_cast<const float*>(buffer.data());
+}
+
+/// One or several matrices of the same input, one above the other: bf16 [out, in]. Other types are
+/// rounded to bf16.
+class DeviceMatrix {
+ public:
+  struct Part {
+    std::string name;  // of the tensors NAME.weight [out, in] and NAME.bias [out]
+    int64_t out = 0;
+    bool bias = false;  // the same for all parts
+  };
+  DeviceMatrix() = default;
+  static absl::StatusOr<DeviceMatrix> Load(const Checkpoint& checkpoint,
+                                           const std::vector<Part>& parts, int64_t in);
+
+  const uint16_t* weights() const { return reinterpret_cast<const uint16_t*>(weights_.data()); }
+  /// [out], or null.
+  const float* bias() const { return Floats(bias_); }
+  int64_t in() const { return in_; }
+  int64_t out() const { return out_; }
+  bool empty() const { return out_ == 0; }
+
+ private:
+  int64_t in_ = 0;
+  int64_t out_ = 0;
+  cuda::Buffer weights_;
+  cuda::Buffer bias_;
+};
+
+/// Who multiplies.
+enum class DenseKernels {
+  kAuto,    // cuBLAS for many rows, if it is there; else our own
+  kCublas,  // an error where it is missing
+  kOwn,
+};
+
+/// The products of one stream. One thread at a time.
+class DenseProducts {
+ public:
+  /// The current device's. `stream` is borrowed.
+  static absl::StatusOr<std::unique_ptr<DenseProducts>> Create(CUstream_st* stream,
+                                                               DenseKernels kernels);
+
+  /// Enqueues y = x W^T (y += x W^T), no bias. x: bf16 [rows, in], y: fp32 [rows, out], dense.
+  absl::Status Multiply(const DeviceMatrix& w, const uint16_t* x, int64_t rows, float* y,
+                        bool accumulate = false);
+
+  /// What a user should know: why cuBLAS is not used; empty when it is.
+  const std::string& note() const { return note_; }
+
+ private:
+  CUstream_st* stream_ = nullptr;
+  DenseKernels kernels_ = DenseKernels::kAuto;
+  std::unique_ptr<Cublas> cublas_;  // null: not used
+  std::string note_;
+};
+
+}  // namespace moert::host
+
+#endif  // MOERT_EXAMPLES_HOST_CUDA_DENSE_H_

@@ -1,0 +1,358 @@
+#include "examples/host/cuda/device_decoder.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "base/status_macros.h"
+#include "examples/host/cuda/attention_kernel.h"
+#include "examples/host/cuda/norm_kernel.h"
+#include "examples/host/cuda/rope_kernel.h"
+#include "examples/host/cuda/token_kernels.h"
+#include "moert/strategy.h"
+
+namespace moert::host {
+namespace {
+
+using cuda::Buffer;
+using cuda::Carver;
+using cuda::DeviceScope;
+
+absl::Status CheckRunnable(const HfConfig& config) {
+  if (config.head_dim % 16 == 0 && config.head_dim <= kMaxHeadDim) return absl::OkStatus();
+  return absl::UnimplementedError(
+      fmt::format("config.json: head_dim {}; the example decoder runs multiples of 16 up to {} on "
+                  "a device",
+                  config.head_dim, kMaxHeadDim));
+}
+
+// A recorded step leaves the engine no routing, and a strategy that follows the routing would see
+// none: every so many-th step runs eagerly for it.
+constexpr int64_t kObservedEvery = 8;
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<DeviceDecoder>> DeviceDecoder::Load(
+    const Checkpoint& checkpoint, const HfConfig& config, Engine* engine,
+    const DeviceDecoderOptions& options) {
+  MOERT_RETURN_IF_ERROR(CheckRunnable(config));
+  std::unique_ptr<DeviceDecoder> d(new DeviceDecoder(config, engine, options));
+  DeviceScope scope(options.device);
+  MOERT_RETURN_IF_ERROR(d->Init(checkpoint));
+  return d;
+}
+
+DeviceDecoder::~DeviceDecoder() {
+  DeviceScope scope(options_.device);
+  if (stream_ == nullptr) return;
+  cudaStreamSynchronize(stream_);
+  graphs_.Clear();
+  products_.reset();
+  cudaStreamDestroy(stream_);
+}
+
+absl::Status DeviceDecoder::Init(const Checkpoint& checkpoint) {
+  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  MOERT_ASSIGN_OR_RETURN(products_, DenseProducts::Create(stream_, options_.kernels));
+  MOERT_ASSIGN_OR_RETURN(weights_, DeviceWeights::Load(checkpoint, config_));
+  MOERT_RETURN_IF_ERROR(upload_.Init(options_.max_rows));
+
+  const int64_t rows = options_.max_rows, hidden = config_.hidden_size;
+  const int64_t q = config_.num_attention_heads * config_.head_dim;
+  const int64_t kv = config_.num_key_value_heads * config_.head_dim;
+  logit_rows_ = std::clamp<int64_t>((int64_t{1} << 24) / config_.vocab_size, 8, 512);
+  const auto carve = [&](Carver* c) {
+    residual_ = c->Take<float>(rows * hidden);
+    normed_ = c->Take<float>(rows * hidden);
+    delta_ = c->Take<float>(rows * hidden);
+    rounded_ = c->Take<uint16_t>(rows * hidden);
+    hidden_ = c->Take<uint16_t>(rows * hidden);
+    qkv_ = c->Take<float>(rows * (q + 2 * kv));
+    mixed_ = c->Take<uint16_t>(rows * q);
+    gate_up_ = c->Take<float>(rows * 2 * config_.dense_intermediate);
+    activated_ = c->Take<uint16_t>(rows * config_.dense_intermediate);
+    logits_ = c->Take<float>(logit_rows_ * config_.vocab_size);
+    best_ = c->Take<int32_t>(logit_rows_);
+    targets_ = c->Take<int32_t>(logit_rows_);
+    nll_ = c->Take<double>(logit_rows_);
+  };
+  Carver count;
+  carve(&count);
+  MOERT_ASSIGN_OR_RETURN(memory_, Buffer::Device(count.used()));
+  Carver carver(memory_.data());
+  carve(&carver);
+  MOERT_ASSIGN_OR_RETURN(pinned_, Buffer::Pinned(logit_rows_ * 16 + 3 * 256));
+  Carver host(pinned_.data());
+  best_on_host_ = host.Take<int32_t>(logit_rows_);
+  targets_on_host_ = host.Take<int32_t>(logit_rows_);
+  nll_on_host_ = host.Take<double>(logit_rows_);
+
+  const absl::StatusOr<Strategy> strategy = MakeStrategy(engine_->strategy());
+  if (options_.graphs && strategy.ok()) {
+    // Policies that have to see a routing before it is executed keep the host in the way.
+    graphs_allowed_ = strategy->graph_safe && !strategy->routing && !strategy->prefetch;
+    const bool follows_routing = strategy->serving != Serving::kCache;
+    eager_every_ = follows_routing ? kObservedEvery : 0;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<Sequence>> DeviceDecoder::NewSequence(int64_t max_tokens) {
+  DeviceScope scope(options_.device);
+  return DeviceSequence::Create(config_, rope_, max_tokens);
+}
+
+absl::StatusOr<StepId> DeviceDecoder::BeginStep(StepPhase phase,
+                                                absl::Span<const SequenceInput> inputs) {
+  std::vector<int64_t> request_ids;
+  std::vector<int32_t> positions;
+  for (const SequenceInput& input : inputs) {
+    for (size_t i = 0; i < input.tokens.size(); ++i) {
+      request_ids.push_back(input.request_id);
+      positions.push_back(static_cast<int32_t>(input.cache->length() + i));
+    }
+  }
+  StepInfo info;
+  info.phase = phase == StepPhase::kPrefill ? Phase::kPrefill : Phase::kDecode;
+  info.rows = static_cast<int64_t>(positions.size());
+  info.request_ids = request_ids;
+  info.positions = positions;
+  info.stream = stream_;
+  return engine_->BeginStep(info);
+}
+
+absl::Status DeviceDecoder::Run(StepPhase phase, absl::Span<const SequenceInput> inputs) {
+  MOERT_RETURN_IF_ERROR(CheckInputs(config_, inputs, options_.max_rows));
+  DeviceScope scope(options_.device);
+  rows_ = 0;
+  have_logits_ = false;
+  StepShape shape;
+  MOERT_RETURN_IF_ERROR(upload_.Enqueue(inputs, stream_, &shape));
+  MOERT_RETURN_IF_ERROR(ReservePartials(shape));
+  MOERT_ASSIGN_OR_RETURN(const StepId step, BeginStep(phase, inputs));
+  absl::Status status = Execute(phase, shape, step);
+  status.Update(engine_->EndStep(step));
+  MOERT_RETURN_IF_ERROR(status);
+  rows_ = shape.rows;
+  have_logits_ = WithLogits(shape);
+  for (const SequenceInput& input : inputs) {
+    input.cache->set_length(input.cache->length() + static_cast<int64_t>(input.tokens.size()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DeviceDecoder::Execute(StepPhase phase, const StepShape& shape, StepId step) {
+  if (!graphs_allowed_ || phase != StepPhase::kDecode || !WithLogits(shape)) {
+    return EnqueueStep(shape, step);
+  }
+  const StepGraphs::Shape key{shape.rows, shape.pieces};
+  const bool observed = eager_every_ > 0 && ++turn_ % eager_every_ == 0;
+  cudaGraphExec_t graph = graphs_.Find(key);
+  if (graph != nullptr && !observed) {
+    ++replays_;
+    MOERT_CUDA_RETURN_IF_ERROR(cudaGraphLaunch(graph, stream_));
+    return absl::OkStatus();
+  }
+  MOERT_RETURN_IF_ERROR(EnqueueStep(shape, step));
+  if (graph != nullptr || !graphs_.Worth(key)) return absl::OkStatus();
+  // Replayed from the next step on: handles that this step has changed are in the engine's table
+  // only for the calls above, in a later step for replays too.
+  return graphs_.Record(key, stream_, [&] { return EnqueueStep(shape, step); });
+}
+
+absl::Status DeviceDecoder::ReservePartials(const StepShape& shape) {
+  if (shape.tiles > 0 || shape.pieces == 1) return absl::OkStatus();
+  const int64_t bytes = PartialBytes(shape.rows, config_.num_attention_heads,
+                                     static_cast<int>(config_.head_dim), shape.pieces);
+  if (bytes <= partials_.bytes()) return absl::OkStatus();
+  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream_));
+  graphs_.Clear();  // they hold the address
+  MOERT_ASSIGN_OR_RETURN(partials_, Buffer::Device(2 * bytes));
+  return absl::OkStatus();
+}
+
+absl::Status DeviceDecoder::EnqueueStep(const StepShape& shape, StepId step) {
+  const auto rows = static_cast<int>(shape.rows), hidden = static_cast<int>(config_.hidden_size);
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchEmbed(upload_.inputs(shape).rows, weights_.embedding.weights(),
+                                         rows, hidden, residual_, stream_));
+  const float* delta = nullptr;  // an MoE block's output, not yet in the residual stream
+  for (size_t i = 0; i < weights_.layers.size(); ++i) {
+    MOERT_RETURN_IF_ERROR(
+        EnqueueLayer(weights_.layers[i], static_cast<int>(i), shape, step, &delta));
+  }
+  MOERT_RETURN_IF_ERROR(Normalize(weights_.final_norm, shape, delta, nullptr, hidden_));
+  if (!WithLogits(shape)) return absl::OkStatus();
+  MOERT_RETURN_IF_ERROR(EnqueueHead(0, shape.rows));
+  MOERT_CUDA_RETURN_IF_ERROR(
+      LaunchBest(logits_, rows, static_cast<int>(config_.vocab_size), best_, stream_));
+  MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(best_on_host_, best_,
+                                             static_cast<size_t>(shape.rows) * sizeof(int32_t),
+                                             cudaMemcpyDeviceToHost, stream_));
+  return absl::OkStatus();
+}
+
+absl::Status DeviceDecoder::Normalize(const DeviceNorm& norm, const StepShape& shape,
+                                      const float* delta, float* f32, uint16_t* bf16) {
+  NormArgs args;
+  args.residual = residual_;
+  args.delta = delta;
+  args.weight = Floats(norm.weight);
+  args.bias = Floats(norm.bias);
+  args.eps = static_cast<float>(config_.norm_eps);
+  args.rows = static_cast<int32_t>(shape.rows);
+  args.width = static_cast<int32_t>(config_.hidden_size);
+  args.f32 = f32;
+  args.bf16 = bf16;
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchNorm(args, stream_));
+  return absl::OkStatus();
+}
+
+absl::Status DeviceDecoder::EnqueueLayer(const DeviceLayer& layer, int index,
+                                         const StepShape& shape, StepId step, const float** delta) {
+  const auto rows = static_cast<int>(shape.rows);
+  MOERT_RETURN_IF_ERROR(Normalize(layer.attention_norm, shape, *delta, nullptr, rounded_));
+  *delta = nullptr;
+  MOERT_RETURN_IF_ERROR(EnqueueAttention(layer, index, shape));
+  if (layer.moe_layer >= 0) {
+    // In fp32: a gate's close decisions should not depend on how its input was rounded.
+    MOERT_RETURN_IF_ERROR(Normalize(layer.mlp_norm, shape, nullptr, normed_, nullptr));
+    *delta = delta_;
+    const int64_t hidden = config_.hidden_size;
+    return engine_->Forward(step, layer.moe_layer,
+                            {normed_, DType::kF32, shape.rows, hidden, hidden},
+                            {delta_, DType::kF32, shape.rows, hidden, hidden});
+  }
+  MOERT_RETURN_IF_ERROR(Normalize(layer.mlp_norm, shape, nullptr, nullptr, rounded_));
+  MOERT_RETURN_IF_ERROR(products_->Multiply(layer.gate_up, rounded_, rows, gate_up_));
+  MOERT_CUDA_RETURN_IF_ERROR(
+      LaunchGatedActivation(gate_up_, static_cast<int>(config_.activation), rows,
+                            static_cast<int>(config_.dense_intermediate), activated_, stream_));
+  return products_->Multiply(layer.down, activated_, rows, residual_, /*accumulate=*/true);
+}
+
+absl::Status DeviceDecoder::EnqueueAttention(const DeviceLayer& layer, int index,
+                                             const StepShape& shape) {
+  MOERT_RETURN_IF_ERROR(products_->Multiply(layer.qkv, rounded_, shape.rows, qkv_));
+  RopeArgs rope;
+  rope.inputs = upload_.inputs(shape);
+  rope.qkv = qkv_;
+  rope.bias = layer.qkv.bias();
+  rope.q_weight = Floats(layer.q_norm.weight);
+  rope.k_weight = Floats(layer.k_norm.weight);
+  rope.norm_full = config_.qk_norm == QkNorm::kFull;
+  rope.norm_eps = static_cast<float>(config_.norm_eps);
+  rope.clip = static_cast<float>(config_.clip_qkv);
+  rope.frequencies = Floats(weights_.frequencies);
+  rope.factors[0] = weights_.rope_factors[0];
+  rope.factors[1] = weights_.rope_factors[1];
+  rope.rows = static_cast<int32_t>(shape.rows);
+  rope.heads = config_.num_attention_heads;
+  rope.kv_heads = config_.num_key_value_heads;
+  rope.head_dim = static_cast<int32_t>(config_.head_dim);
+  rope.layer = index;
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchRope(rope, stream_));
+
+  AttentionArgs attention;
+  attention.inputs = rope.inputs;
+  attention.queries = qkv_;
+  attention.query_stride = layer.qkv.out();
+  attention.out = mixed_;
+  attention.rows = rope.rows;
+  attention.heads = rope.heads;
+  attention.kv_heads = rope.kv_heads;
+  attention.head_dim = rope.head_dim;
+  attention.layer = index;
+  attention.window = static_cast<int32_t>(config_.sliding_window[index]);
+  if (shape.tiles > 0) {
+    MOERT_CUDA_RETURN_IF_ERROR(LaunchPrefillAttention(attention, shape.tiles, stream_));
+  } else {
+    MOERT_CUDA_RETURN_IF_ERROR(LaunchDecodeAttention(
+        attention, shape.pieces, reinterpret_cast<float*>(partials_.data()), stream_));
+  }
+  MOERT_RETURN_IF_ERROR(
+      products_->Multiply(layer.o, mixed_, shape.rows, residual_, /*accumulate=*/true));
+  if (layer.o.bias() == nullptr) return absl::OkStatus();
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchAddBias(residual_, layer.o.bias(), rope.rows,
+                                           static_cast<int>(config_.hidden_size), stream_));
+  return absl::OkStatus();
+}
+
+absl::Status DeviceDecoder::EnqueueHead(int64_t first, int64_t rows) {
+  const DeviceMatrix& head = weights_.output();
+  MOERT_RETURN_IF_ERROR(
+      products_->Multiply(head, hidden_ + first * config_.hidden_size, rows, logits_));
+  if (head.bias() == nullptr) return absl::OkStatus();
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchAddBias(logits_, head.bias(), static_cast<int>(rows),
+                                           static_cast<int>(config_.vocab_size), stream_));
+  return absl::OkStatus();
+}
+
+absl::Status DeviceDecoder::Wait() {
+  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream_));
+  return absl::OkStatus();
+}
+
+absl::Status DeviceDecoder::RowLogits(int64_t first, int64_t rows, float* logits) {
+  DeviceScope scope(options_.device);
+  const int64_t vocab = config_.vocab_size;
+  for (int64_t at = 0; at < rows; at += logit_rows_) {
+    const int64_t count = std::min(logit_rows_, rows - at);
+    const float* from = logits_;
+    if (have_logits_) {
+      from += (first + at) * vocab;
+    } else {
+      MOERT_RETURN_IF_ERROR(EnqueueHead(first + at, count));
+    }
+    MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(logits + at * vocab, from,
+                                               static_cast<size_t>(count * vocab) * 4,
+                                               cudaMemcpyDeviceToHost, stream_));
+    MOERT_RETURN_IF_ERROR(Wait());
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int32_t> DeviceDecoder::Best(int64_t row) {
+  DeviceScope scope(options_.device);
+  if (!have_logits_) {
+    MOERT_RETURN_IF_ERROR(EnqueueHead(row, 1));
+    MOERT_CUDA_RETURN_IF_ERROR(
+        LaunchBest(logits_, 1, static_cast<int>(config_.vocab_size), best_, stream_));
+    MOERT_CUDA_RETURN_IF_ERROR(
+        cudaMemcpyAsync(best_on_host_, best_, sizeof(int32_t), cudaMemcpyDeviceToHost, stream_));
+  }
+  MOERT_RETURN_IF_ERROR(Wait());
+  const int32_t best = best_on_host_[have_logits_ ? row : 0];
+  if (best == kNotANumber) return absl::InternalError("the model's logits are not numbers (NaN)");
+  if (best < 0) return absl::InternalError("the model's logits are not finite");
+  return best;
+}
+
+absl::Status DeviceDecoder::Score(int64_t first, absl::Span<const int32_t> targets, double* nll) {
+  DeviceScope scope(options_.device);
+  const auto rows = static_cast<int64_t>(targets.size());
+  const auto vocab = static_cast<int>(config_.vocab_size);
+  for (int64_t at = 0; at < rows; at += logit_rows_) {
+    const int64_t count = std::min(logit_rows_, rows - at);
+    const float* from = logits_;
+    if (have_logits_) {
+      from += (first + at) * vocab;
+    } else {
+      MOERT_RETURN_IF_ERROR(EnqueueHead(first + at, count));
+    }
+    std::copy_n(targets.data() + at, count, targets_on_host_);
+    const auto ids = static_cast<size_t>(count) * sizeof(int32_t);
+    MOERT_CUDA_RETURN_IF_ERROR(
+        cudaMemcpyAsync(targets_, targets_on_host_, ids, cudaMemcpyHostToDevice, stream_));
+    MOERT_CUDA_RETURN_IF_ERROR(
+        LaunchScore(from, targets_, static_cast<int>(count), vocab, nll_, stream_));
+    MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(nll_on_host_, nll_,
+                                               static_cast<size_t>(count) * sizeof(double),
+                                               cudaMemcpyDeviceToHost, stream_));
+    MOERT_RETURN_IF_ERROR(Wait());
+    std::copy_n(nll_on_host_, count, nll + at);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace moert::host

@@ -1,0 +1,127 @@
+// The whole forward pass on a device: dense parts here, MoE blocks by an engine of the CUDA
+// backend, hidden states never on the host. A decode step of an engine that always has a usable
+// version of every expert is one CUDA graph.
+#ifndef MOERT_EXAMPLES_HOST_CUDA_DEVICE_DECODER_H_
+#define MOERT_EXAMPLES_HOST_CUDA_DEVICE_DECODER_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "backend/cuda/cuda_api.h"
+#include "examples/host/cuda/dense.h"
+#include "examples/host/cuda/device_weights.h"
+#include "examples/host/cuda/step_graphs.h"
+#include "examples/host/cuda/step_upload.h"
+#include "examples/host/rope.h"
+#include "examples/host/token_model.h"
+#include "moert/engine.h"
+
+namespace moert::host {
+
+struct DeviceDecoderOptions {
+  int device = 0;        // the engine's
+  int64_t max_rows = 0;  // EngineOptions::max_tokens_per_forward
+  /// Record decode steps where the engine's strategy allows it. Not for an engine with a trace or
+  /// a virtual clock: these see every step.
+  bool graphs = true;
+  DenseKernels kernels = DenseKernels::kAuto;
+};
+
+/// bf16 matrices, activations and KV cache; residual stream, routing input, softmax and all sums
+/// fp32.
+class DeviceDecoder final : public TokenModel {
+ public:
+  /// `engine` is borrowed for the object's life.
+  static absl::StatusOr<std::unique_ptr<DeviceDecoder>> Load(const Checkpoint& checkpoint,
+                                                             const HfConfig& config, Engine* engine,
+                                                             const DeviceDecoderOptions& options);
+  ~DeviceDecoder() override;
+
+  const HfConfig& config() const override { return config_; }
+  absl::StatusOr<std::unique_ptr<Sequence>> NewSequence(int64_t max_tokens) override;
+  absl::Status Run(StepPhase phase, absl::Span<const SequenceInput> inputs) override;
+  absl::Status RowLogits(int64_t first, int64_t rows, float* logits) override;
+  absl::StatusOr<int32_t> Best(int64_t row) override;
+  absl::Status Score(int64_t first, absl::Span<const int32_t> targets, double* nll) override;
+  absl::Status Wait() override;
+  int64_t max_rows() const override { return options_.max_rows; }
+  double NowMs() const override { return static_cast<double>(engine_->now_ns()) * 1e-6; }
+
+  /// Whether decode steps are recorded, and how many were replayed.
+  bool graphs() const { return graphs_allowed_; }
+  int64_t replays() const { return replays_; }
+  /// What a user should know about how it runs; empty: nothing.
+  const std::string& note() const { return products_->note(); }
+
+ private:
+  DeviceDecoder(const HfConfig& config, Engine* engine, const DeviceDecoderOptions& options)
+      : config_(config), engine_(engine), options_(options), rope_(config.rope, config.head_dim) {}
+  absl::Status Init(const Checkpoint& checkpoint);
+  absl::StatusOr<StepId> BeginStep(StepPhase phase, absl::Span<const SequenceInput> inputs);
+  /// Enqueues a step, or replays it.
+  absl::Status Execute(StepPhase phase, const StepShape& shape, StepId step);
+  absl::Status EnqueueStep(const StepShape& shape, StepId step);
+  absl::Status EnqueueLayer(const DeviceLayer& layer, int index, const StepShape& shape,
+                            StepId step, const float** delta);
+  absl::Status EnqueueAttention(const DeviceLayer& layer, int index, const StepShape& shape);
+  /// Logits of these rows into logits_.
+  absl::Status EnqueueHead(int64_t first, int64_t rows);
+  absl::Status Normalize(const DeviceNorm& norm, const StepShape& shape, const float* delta,
+                         float* f32, uint16_t* bf16);
+  /// Makes room for the pieces of decode attention.
+  absl::Status ReservePartials(const StepShape& shape);
+  /// True for a step whose every row's logits are computed with it.
+  bool WithLogits(const StepShape& shape) const {
+    return shape.tiles == 0 && shape.rows <= logit_rows_;
+  }
+
+  const HfConfig config_;
+  Engine* const engine_;
+  const DeviceDecoderOptions options_;
+  const Rope rope_;
+  cudaStream_t stream_ = nullptr;
+  DeviceWeights weights_;
+  std::unique_ptr<DenseProducts> products_;
+  StepUpload upload_;
+  StepGraphs graphs_;
+  bool graphs_allowed_ = false;
+  int64_t eager_every_ = 0;  // 0: never; else each so many-th step of a recorded shape runs eagerly
+  int64_t turn_ = 0;
+  int64_t replays_ = 0;
+
+  // Of all rows of a step.
+  cuda::Buffer memory_;
+  float* residual_ = nullptr;      // [rows, hidden]
+  float* normed_ = nullptr;        // likewise, the input of an MoE block
+  float* delta_ = nullptr;         // likewise, its output
+  uint16_t* rounded_ = nullptr;    // likewise, the input of a dense product
+  uint16_t* hidden_ = nullptr;     // likewise, the final norm's output
+  float* qkv_ = nullptr;           // [rows, qkv]
+  uint16_t* mixed_ = nullptr;      // [rows, q]
+  float* gate_up_ = nullptr;       // [rows, 2 dense_intermediate]
+  uint16_t* activated_ = nullptr;  // [rows, dense_intermediate]
+  // Of logit_rows_ rows.
+  int64_t logit_rows_ = 0;
+  float* logits_ = nullptr;  // [rows, vocabulary]
+  int32_t* best_ = nullptr;
+  int32_t* targets_ = nullptr;
+  double* nll_ = nullptr;
+  cuda::Buffer partials_;
+  cuda::Buffer pinned_;
+  int32_t* best_on_host_ = nullptr;
+  int32_t* targets_on_host_ = nullptr;
+  double* nll_on_host_ = nullptr;
+
+  int64_t rows_ = 0;          // of the last Run
+  bool have_logits_ = false;  // of all of them
+};
+
+}  // namespace moert::host
+
+#endif  // MOERT_EXAMPLES_HOST_CUDA_DEVICE_DECODER_H_

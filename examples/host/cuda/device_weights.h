@@ -1,0 +1,44 @@
+// The dense part of a model in device memory.
+#ifndef MOERT_EXAMPLES_HOST_CUDA_DEVICE_WEIGHTS_H_
+#define MOERT_EXAMPLES_HOST_CUDA_DEVICE_WEIGHTS_H_
+
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "backend/cuda/cuda_api.h"
+#include "examples/host/cuda/dense.h"
+#include "format/hf_config.h"
+#include "format/safetensors.h"
+
+namespace moert::host {
+
+/// fp32 [width]; a layer normalization has a bias.
+struct DeviceNorm {
+  cuda::Buffer weight, bias;
+};
+
+struct DeviceLayer {
+  DeviceNorm attention_norm, mlp_norm;
+  DeviceMatrix qkv, o;
+  DeviceNorm q_norm, k_norm;
+  int moe_layer = -1;
+  DeviceMatrix gate_up, down;  // where moe_layer is -1
+};
+
+struct DeviceWeights {
+  DeviceMatrix embedding;
+  DeviceMatrix head;  // empty when tied to the embedding
+  DeviceNorm final_norm;
+  std::vector<DeviceLayer> layers;
+  cuda::Buffer frequencies;  // fp32 [sets][head_dim / 2]
+  float rope_factors[2] = {1, 1};
+
+  const DeviceMatrix& output() const { return head.empty() ? embedding : head; }
+
+  /// Reads all but routed and shared experts and routers onto the current device.
+  static absl::StatusOr<DeviceWeights> Load(const Checkpoint& checkpoint, const HfConfig& config);
+};
+
+}  // namespace moert::host
+
+#endif  // MOERT_EXAMPLES_HOST_CUDA_DEVICE_WEIGHTS_H_

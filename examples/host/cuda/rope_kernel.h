@@ -1,0 +1,38 @@
+// From the products of the q, k and v matrices to rotated queries and a filled KV cache.
+#ifndef MOERT_EXAMPLES_HOST_CUDA_ROPE_KERNEL_H_
+#define MOERT_EXAMPLES_HOST_CUDA_ROPE_KERNEL_H_
+
+#include <cstdint>
+
+#include "examples/host/cuda/step_inputs.h"
+
+struct CUstream_st;
+
+namespace moert::host {
+
+/// What one layer does to its queries, keys and values, in this order: bias, normalization over all
+/// heads, clipping, normalization of each head, rotation.
+struct RopeArgs {
+  StepInputs inputs;
+  float* qkv = nullptr;         // [rows, (heads + 2 kv_heads) head_dim]; queries change in place
+  const float* bias = nullptr;  // of a row, or null
+  const float* q_weight = nullptr;  // RMS norm: [head_dim], or [heads head_dim] if norm_full
+  const float* k_weight = nullptr;  // likewise; both null: none
+  bool norm_full = false;
+  float norm_eps = 0;
+  float clip = 0;                      // 0: none
+  const float* frequencies = nullptr;  // [sets][head_dim / 2]
+  float factors[2] = {1, 1};           // what cosine and sine of a set are scaled by
+  int32_t rows = 0;
+  int32_t heads = 0;
+  int32_t kv_heads = 0;
+  int32_t head_dim = 0;
+  int32_t layer = 0;
+};
+
+/// A cudaError_t. Keys and values go to the sequences' caches, rounded to bf16.
+int LaunchRope(const RopeArgs& args, CUstream_st* stream);
+
+}  // namespace moert::host
+
+#endif  // MOERT_EXAMPLES_HOST_CUDA_ROPE_KERNEL_H_

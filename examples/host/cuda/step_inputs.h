@@ -1,0 +1,42 @@
+// What a step's kernels read about its rows: device memory, written once a step, so that a captured
+// step can be replayed for other tokens, positions and sequences.
+#ifndef MOERT_EXAMPLES_HOST_CUDA_STEP_INPUTS_H_
+#define MOERT_EXAMPLES_HOST_CUDA_STEP_INPUTS_H_
+
+#include <cstdint>
+
+namespace moert::host {
+
+struct RowInput {
+  int32_t token = 0;
+  int32_t position = 0;
+  int32_t sequence = 0;  // index into the step's sequences
+  int32_t unused = 0;
+};
+
+/// Keys and values of a sequence: bf16 [layers][kv heads][capacity][head_dim].
+struct SequenceCache {
+  uint16_t* keys = nullptr;
+  uint16_t* values = nullptr;
+  int64_t capacity = 0;
+  int32_t rope_set = 0;
+  int32_t unused = 0;
+};
+
+/// Query rows of one sequence, at consecutive positions, that a block of prefill attention takes.
+struct QueryTile {
+  static constexpr int kRows = 64;
+  int32_t first_row = 0;
+  int32_t rows = 0;  // at most kRows
+};
+
+/// All in device memory.
+struct StepInputs {
+  const RowInput* rows = nullptr;
+  const SequenceCache* sequences = nullptr;
+  const QueryTile* tiles = nullptr;  // prefill attention only
+};
+
+}  // namespace moert::host
+
+#endif  // MOERT_EXAMPLES_HOST_CUDA_STEP_INPUTS_H_

@@ -1,0 +1,75 @@
+// A step's rows on their way to the device.
+#ifndef MOERT_EXAMPLES_HOST_CUDA_STEP_UPLOAD_H_
+#define MOERT_EXAMPLES_HOST_CUDA_STEP_UPLOAD_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "backend/cuda/cuda_api.h"
+#include "examples/host/cuda/step_inputs.h"
+#include "examples/host/rope.h"
+#include "examples/host/token_model.h"
+
+namespace moert::host {
+
+/// The KV cache of a sequence in device memory, bf16.
+class DeviceSequence final : public Sequence {
+ public:
+  static absl::StatusOr<std::unique_ptr<DeviceSequence>> Create(const HfConfig& config,
+                                                                const Rope& rope,
+                                                                int64_t max_tokens);
+  const SequenceCache& cache() const { return cache_; }
+
+ private:
+  explicit DeviceSequence(int64_t max_tokens) : Sequence(max_tokens, max_tokens) {}
+
+  SequenceCache cache_;
+  cuda::Buffer memory_;
+};
+
+/// What a step's launches depend on; all else is in device memory.
+struct StepShape {
+  int64_t rows = 0;
+  int tiles = 0;  // of prefill attention; 0: decode attention
+  /// Pieces of decode attention: a power of two, so that few shapes are met as sequences grow.
+  int pieces = 1;
+};
+
+/// Buffers in device memory and pinned host memory. One thread at a time.
+class StepUpload {
+ public:
+  StepUpload() = default;
+  ~StepUpload();
+  StepUpload(const StepUpload&) = delete;
+  StepUpload& operator=(const StepUpload&) = delete;
+
+  absl::Status Init(int64_t max_rows);
+  /// Enqueues the copy. A step of the same shape finds its inputs at the same place.
+  absl::Status Enqueue(absl::Span<const SequenceInput> inputs, cudaStream_t stream,
+                       StepShape* shape);
+
+  /// Of a step of this shape.
+  StepInputs inputs(const StepShape& shape) const;
+
+ private:
+  // Steps that may be under way before the host waits for the first one's copy.
+  static constexpr int kSlots = 4;
+
+  struct Slot {
+    cuda::Buffer memory;
+    cudaEvent_t copied = nullptr;
+  };
+  static int64_t SequencesAt(int64_t rows);
+  static int64_t TilesAt(int64_t rows);
+
+  cuda::Buffer device_;
+  Slot slots_[kSlots];
+  int next_ = 0;
+};
+
+}  // namespace moert::host
+
+#endif  // MOERT_EXAMPLES_HOST_CUDA_STEP_UPLOAD_H_

@@ -1,0 +1,81 @@
+// A language model as generation and scoring see it, wherever its dense parts run.
+#ifndef MOERT_EXAMPLES_HOST_TOKEN_MODEL_H_
+#define MOERT_EXAMPLES_HOST_TOKEN_MODEL_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "examples/host/moe_runner.h"
+#include "format/hf_config.h"
+
+namespace moert::host {
+
+/// What a model keeps of one sequence: a KV cache of its own kind.
+class Sequence {
+ public:
+  Sequence(int64_t max_tokens, int64_t capacity) : max_tokens_(max_tokens), capacity_(capacity) {}
+  virtual ~Sequence() = default;
+  Sequence(const Sequence&) = delete;
+  Sequence& operator=(const Sequence&) = delete;
+
+  /// Tokens stored, that is the position of the next one.
+  int64_t length() const { return length_; }
+  int64_t capacity() const { return capacity_; }
+  /// What the sequence may grow to: some kinds of RoPE depend on it.
+  int64_t max_tokens() const { return max_tokens_; }
+  void set_length(int64_t length) { length_ = length; }
+
+ private:
+  const int64_t max_tokens_;
+  const int64_t capacity_;
+  int64_t length_ = 0;
+};
+
+/// The tokens that one sequence adds in a step, behind those stored.
+struct SequenceInput {
+  Sequence* cache = nullptr;  // not that of another input of the same step
+  int64_t request_id = 0;
+  absl::Span<const int32_t> tokens;
+};
+
+/// Whether tokens, capacities and the number of rows are what a step may have.
+absl::Status CheckInputs(const HfConfig& config, absl::Span<const SequenceInput> inputs,
+                         int64_t max_rows);
+
+/// One thread at a time.
+class TokenModel {
+ public:
+  virtual ~TokenModel() = default;
+
+  virtual const HfConfig& config() const = 0;
+  /// Room for `max_tokens` tokens. Sequences may not outlive the model.
+  virtual absl::StatusOr<std::unique_ptr<Sequence>> NewSequence(int64_t max_tokens) = 0;
+
+  /// Runs all tokens of all inputs and appends them to their sequences; rows are in the order of
+  /// the inputs. On an error the sequences keep their lengths and the step can be repeated. A
+  /// device may still be at work when it returns.
+  virtual absl::Status Run(StepPhase phase, absl::Span<const SequenceInput> inputs) = 0;
+
+  // What the rows of the last Run say; these wait for it.
+
+  /// logits: [rows, vocabulary], of the rows from `first` on.
+  virtual absl::Status RowLogits(int64_t first, int64_t rows, float* logits) = 0;
+  /// The likeliest token, the lowest id among equals. Internal if the logits are not finite.
+  virtual absl::StatusOr<int32_t> Best(int64_t row) = 0;
+  /// nll[i] = -ln p(targets[i] | row first + i).
+  virtual absl::Status Score(int64_t first, absl::Span<const int32_t> targets, double* nll) = 0;
+  /// Returns when the last Run is done.
+  virtual absl::Status Wait() = 0;
+
+  /// Most rows that one step may have.
+  virtual int64_t max_rows() const = 0;
+  /// The clock that latencies are reported in.
+  virtual double NowMs() const = 0;
+};
+
+}  // namespace moert::host
+
+#endif  // MOERT_EXAMPLES_HOST_TOKEN_MODEL_H_

@@ -1,0 +1,193 @@
+// Both attention kernels against fp64 over the bf16 keys and values that they read.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "device_array.h"
+#include "device_step.h"
+#include "examples/host/cuda/attention_kernel.h"
+
+namespace moert::test {
+namespace {
+
+using namespace host;
+
+struct Shape {
+  int heads, kv_heads, head_dim, window;
+  std::vector<std::pair<int, int>> sequences;  // tokens stored before, and rows of the step
+};
+
+constexpr int kLayers = 2, kLayer = 1;
+
+/// Inputs of a shape and what attention must answer.
+struct Problem {
+  explicit Problem(const Shape& s) : shape(s), rng(s.heads * 1000 + s.head_dim) {
+    size_t cached = 0;
+    for (const auto& [before, added] : s.sequences) {
+      rows += added;
+      cached += static_cast<size_t>(kLayers) * s.kv_heads * (before + added + 3) * s.head_dim;
+    }
+    stride = (s.heads + 2 * s.kv_heads) * s.head_dim;
+    q = RandomFloats(rows * stride, &rng, 2);
+    k = Rounded(RandomFloats(cached, &rng, 2));
+    v = Rounded(RandomFloats(cached, &rng));
+    keys = std::make_unique<DeviceArray<uint16_t>>(k);
+    values = std::make_unique<DeviceArray<uint16_t>>(v);
+    queries = std::make_unique<DeviceArray<float>>(q);
+    std::vector<RowInput> inputs;
+    std::vector<SequenceCache> caches;
+    std::vector<QueryTile> query_tiles;
+    size_t at = 0;
+    for (const auto& [before, added] : s.sequences) {
+      const int64_t capacity = before + added + 3;
+      for (int i = 0; i < added; i += QueryTile::kRows) {
+        query_tiles.push_back({static_cast<int32_t>(inputs.size() + i),
+                               std::min(added - i, int32_t{QueryTile::kRows})});
+      }
+      // What lies behind the last key must not matter: no number.
+      std::vector<uint16_t> none(3 * s.head_dim, 0xffff);
+      for (int h = 0; h < kLayers * s.kv_heads; ++h) {
+        const size_t tail = at + (h * capacity + before + added) * s.head_dim;
+        std::copy(none.begin(), none.end(), k.begin() + tail);
+        std::copy(none.begin(), none.end(), v.begin() + tail);
+      }
+      for (int i = 0; i < added; ++i) {
+        inputs.push_back({0, before + i, static_cast<int32_t>(caches.size())});
+        for (int h = 0; h < s.heads; ++h) Expect(at, capacity, before + i, h, inputs.size() - 1);
+      }
+      caches.push_back({keys->get() + at, values->get() + at, capacity, 0});
+      at += kLayers * s.kv_heads * capacity * s.head_dim;
+      last = std::max(last, before + added - 1);
+    }
+    keys->Set(k);
+    values->Set(v);
+    row_inputs = std::make_unique<DeviceArray<RowInput>>(inputs);
+    sequences = std::make_unique<DeviceArray<SequenceCache>>(caches);
+    tiles = std::make_unique<DeviceArray<QueryTile>>(query_tiles);
+    num_tiles = static_cast<int>(query_tiles.size());
+  }
+
+  void Expect(size_t at, int64_t capacity, int position, int head, size_t row) {
+    const int dim = shape.head_dim, kv = head / (shape.heads / shape.kv_heads);
+    const size_t base = at + (kLayer * shape.kv_heads + kv) * capacity * dim;
+    const int begin = shape.window > 0 ? std::max(0, position + 1 - shape.window) : 0;
+    std::vector<double> p;
+    for (int key = begin; key <= position; ++key) {
+      double dot = 0;
+      for (int d = 0; d < dim; ++d) {
+        dot += static_cast<double>(q[row * stride + head * dim + d]) *
+               Bf16ToF32(k[base + static_cast<size_t>(key) * dim + d]);
+      }
+      p.push_back(dot / std::sqrt(dim));
+    }
+    const double highest = *std::max_element(p.begin(), p.end());
+    double sum = 0;
+    for (double& x : p) sum += x = std::exp(x - highest);
+    for (int d = 0; d < dim; ++d) {
+      double mixed = 0;
+      for (int key = begin; key <= position; ++key) {
+        mixed += p[key - begin] * Bf16ToF32(v[base + static_cast<size_t>(key) * dim + d]);
+      }
+      expected.push_back(mixed / sum);
+    }
+  }
+
+  AttentionArgs Args(uint16_t* out) const {
+    AttentionArgs a;
+    a.inputs = {row_inputs->get(), sequences->get(), tiles->get()};
+    a.queries = queries->get();
+    a.query_stride = stride;
+    a.out = out;
+    a.rows = rows;
+    a.heads = shape.heads;
+    a.kv_heads = shape.kv_heads;
+    a.head_dim = shape.head_dim;
+    a.layer = kLayer;
+    a.window = shape.window;
+    return a;
+  }
+
+  std::vector<uint16_t> Decode(int pieces) const {
+    DeviceArray<uint16_t> out(expected.size());
+    DeviceArray<float> partials(PartialBytes(rows, shape.heads, shape.head_dim, pieces) /
+                                sizeof(float));
+    REQUIRE(LaunchDecodeAttention(Args(out.get()), pieces, partials.get(), nullptr) == 0);
+    return out.Get();
+  }
+
+  const Shape shape;
+  std::mt19937 rng;
+  int rows = 0, stride = 0, last = 0, num_tiles = 0;
+  std::vector<float> q;
+  std::vector<uint16_t> k, v;
+  std::vector<double> expected;
+  std::unique_ptr<DeviceArray<uint16_t>> keys, values;
+  std::unique_ptr<DeviceArray<float>> queries;
+  std::unique_ptr<DeviceArray<RowInput>> row_inputs;
+  std::unique_ptr<DeviceArray<SequenceCache>> sequences;
+  std::unique_ptr<DeviceArray<QueryTile>> tiles;
+};
+
+std::vector<Shape> Shapes(bool decode) {
+  std::vector<Shape> shapes;
+  for (const auto& [heads, kv_heads, dim] : {std::tuple{4, 2, 16},
+                                             {4, 4, 32},
+                                             {8, 1, 64},
+                                             {6, 2, 80},
+                                             {4, 2, 96},
+                                             {16, 1, 112},
+                                             {8, 2, 128},
+                                             {2, 1, 256}}) {
+    for (const int window : {0, 8, 300}) {
+      if (decode) {
+        shapes.push_back({heads, kv_heads, dim, window, {{0, 1}, {255, 1}, {256, 2}, {900, 1}}});
+      } else {
+        shapes.push_back({heads, kv_heads, dim, window, {{0, 70}, {300, 3}, {63, 129}}});
+      }
+    }
+  }
+  return shapes;
+}
+
+TEST_CASE("few rows: keys in pieces") {
+  for (const Shape& shape : Shapes(true)) {
+    INFO(shape.heads << "/" << shape.kv_heads << " x " << shape.head_dim << " window "
+                     << shape.window);
+    const Problem problem(shape);
+    const auto out = problem.Decode(PiecesFor(problem.last));
+    CHECK(RelativeError(Widened(out), problem.expected) < 3e-3);
+    // More pieces than there are keys for: the same bits.
+    CHECK(problem.Decode(8) == out);
+    // Alone, in as few pieces as it needs: too.
+    Shape alone = shape;
+    alone.sequences = {{200, 1}};
+    const Problem one(alone);
+    CHECK(one.Decode(1) == one.Decode(4));
+  }
+}
+
+TEST_CASE("many rows: tensor cores") {
+  for (const Shape& shape : Shapes(false)) {
+    INFO(shape.heads << "/" << shape.kv_heads << " x " << shape.head_dim << " window "
+                     << shape.window);
+    const Problem problem(shape);
+    DeviceArray<uint16_t> out(problem.expected.size());
+    REQUIRE(LaunchPrefillAttention(problem.Args(out.get()), problem.num_tiles, nullptr) == 0);
+    // Queries and probabilities are rounded to bf16 on the way.
+    CHECK(RelativeError(Widened(out.Get()), problem.expected) < 1e-2);
+  }
+}
+
+TEST_CASE("what cannot run is refused") {
+  AttentionArgs args;
+  args.rows = 1;
+  args.heads = args.kv_heads = 1;
+  for (const int dim : {8, 24, 272}) {
+    args.head_dim = dim;
+    CHECK(LaunchDecodeAttention(args, 1, nullptr, nullptr) != 0);
+    CHECK(LaunchPrefillAttention(args, 1, nullptr) != 0);
+  }
+}
+
+}  // namespace
+}  // namespace moert::test

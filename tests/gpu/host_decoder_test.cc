@@ -1,0 +1,238 @@
+// Whole models on a device against the reference library's numbers: every supported architecture,
+// and the bundled model's perplexity and greedy continuations; eager, and as CUDA graphs.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+
+#include "device_model.h"
+#include "examples/host/generate.h"
+#include "examples/host/perplexity.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny_model.h"
+
+namespace moert::test {
+namespace {
+
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+/// Largest difference of each position, sorted. Logits have a standard deviation of 1.
+std::vector<float> Differences(const std::vector<float>& got, const std::vector<float>& expected,
+                               int64_t vocab) {
+  REQUIRE(got.size() <= expected.size());
+  std::vector<float> out(got.size() / vocab);
+  for (size_t i = 0; i < got.size(); ++i) {
+    const float d = std::fabs(got[i] - expected[i]);
+    out[i / vocab] = d <= out[i / vocab] ? out[i / vocab] : d;  // a NaN stays
+  }
+  std::sort(out.begin(), out.end(), [](float a, float b) { return !(a >= b); });
+  return out;
+}
+
+void CheckParity(const std::string& name) {
+  TempDir cache;
+  for (const char* which : {"short", "long"}) {
+    const ReferenceCase reference = ReadReferenceCase(name, which);
+    std::vector<float> resident;
+    for (const bool minimal : {false, true}) {
+      DeviceModelOptions options;
+      options.minimal = minimal;
+      DeviceModel model(ArchitectureDir(name), cache.path(), options);
+      for (const int64_t batch : {3, 1}) {
+        INFO(name << " " << which << (minimal ? " minimal" : " resident") << " batch " << batch);
+        const std::vector<float> logits = model.Logits(reference, batch);
+        const std::vector<float> d = Differences(logits, reference.logits, model.config.vocab_size);
+        std::printf("%s %s %s batch %d: median %.4f, 90%% %.4f, largest %.4f\n", name.c_str(),
+                    which, minimal ? "minimal" : "resident", static_cast<int>(batch),
+                    d[d.size() / 2], d[d.size() * 9 / 10], d.back());
+        // A position whose routing decision was tipped by rounding differs by more.
+        CHECK(d[d.size() / 2] < 0.03f);
+        CHECK(d[d.size() * 9 / 10] < 0.06f);
+        if (batch == 1) continue;
+        if (minimal) {
+          CHECK(SameBits(logits, resident));
+          CHECK(model.engine->stats().evictions > 0);
+        } else {
+          resident = logits;
+        }
+      }
+    }
+    // The same bits from graphs: strategy resident.
+    DeviceModelOptions options;
+    options.strategy = "resident";
+    DeviceModel graphs(ArchitectureDir(name), cache.path(), options);
+    CHECK(SameBits(graphs.Logits(reference, 3), resident));
+    const int64_t decode = static_cast<int64_t>(reference.tokens[0].size()) - reference.prefill;
+    CHECK(graphs.decoder->graphs());
+    CHECK(graphs.decoder->replays() == std::max<int64_t>(0, decode - 2));
+  }
+}
+
+TEST_CASE("qwen2_moe") { CheckParity("qwen2_moe"); }
+TEST_CASE("qwen3_moe, with YaRN") { CheckParity("qwen3_moe"); }
+TEST_CASE("qwen3_moe in fp8 blocks") { CheckParity("qwen3_moe_fp8"); }
+TEST_CASE("mixtral, with a sliding window") { CheckParity("mixtral"); }
+TEST_CASE("olmoe, with clipped queries, keys and values") { CheckParity("olmoe"); }
+TEST_CASE("phimoe, on both sides of its original context") { CheckParity("phimoe"); }
+TEST_CASE("deepseek") { CheckParity("deepseek"); }
+TEST_CASE("xverse") { CheckParity("xverse"); }
+
+TEST_CASE("perplexity of the bundled model, prefilled") {
+  TempDir cache;
+  DeviceModelOptions options;
+  options.max_rows = 512;
+  DeviceModel model(TinyModelDir(), cache.path(), options);
+  const nlohmann::json reference = ReadReference();
+  for (const auto& [domain, numbers] : reference["domains"].items()) {
+    INFO(domain);
+    const std::vector<int32_t> tokens = ReadEvalTokens(domain);
+    const auto result = host::Perplexity(model.decoder.get(), tokens, {});
+    REQUIRE_OK(result.status());
+    const double nll = numbers["nll"].get<double>();
+    std::printf("%s: nll %.6f, reference %.6f, reference in bf16 %.6f\n", domain.c_str(),
+                result->nll, nll, numbers["nll_bf16"].get<double>());
+    // bf16 throughout moves the reference by up to 0.00024.
+    CHECK(std::fabs(result->nll - nll) < 0.001);
+  }
+}
+
+TEST_CASE("perplexity of the bundled model, decoded, eager and replayed") {
+  TempDir cache;
+  const std::vector<int32_t> tokens = ReadEvalTokens("gsm8k");
+  const nlohmann::json reference = ReadReference();
+  const double first = reference["domains"]["gsm8k"]["nll_window0_cpu"].get<double>();
+  double nll[2];
+  for (const bool graphs : {false, true}) {
+    DeviceModelOptions options;
+    options.strategy = "resident";
+    options.decoder.graphs = graphs;
+    DeviceModel model(TinyModelDir(), cache.path(), options);
+    host::PerplexityOptions decode;
+    decode.step_tokens = 1;
+    decode.batch = 4;
+    const auto result =
+        host::Perplexity(model.decoder.get(), absl::MakeSpan(tokens).first(4 * 512), decode);
+    REQUIRE_OK(result.status());
+    nll[graphs] = result->nll;
+    CHECK(std::fabs(result->window_nll[0] - first) < 0.003);
+    // 256 keys are one piece, 512 two: two shapes, each eager twice.
+    CHECK(model.decoder->replays() == (graphs ? 512 - 4 : 0));
+    CHECK(model.engine->stats().host_syncs == 0);
+    CHECK(model.engine->stats().graph_captured == graphs);
+  }
+  CHECK(nll[0] == nll[1]);
+}
+
+/// Up to the first token that bf16 may choose otherwise.
+void CheckGreedy(DeviceModel* model, const nlohmann::json& entry) {
+  INFO(entry["prompt"].get<std::string>());
+  host::GenerateOptions options;
+  options.max_tokens = 64;
+  const std::vector<int32_t> prompt = entry["prompt_ids"];
+  const std::vector<int32_t> expected = entry["continuation_ids"];
+  const std::vector<double> margins = entry["top1_minus_top2_logit"];
+  const auto result = host::Generate(model->decoder.get(), prompt, options);
+  REQUIRE_OK(result.status());
+  REQUIRE(result->tokens.size() == expected.size());
+  size_t same = 0;
+  while (same < expected.size() && result->tokens[same] == expected[same]) ++same;
+  std::printf("greedy: %zu of %zu tokens as the reference's\n", same, expected.size());
+  if (same < expected.size()) CHECK(margins[same] < 0.1);
+}
+
+TEST_CASE("greedy continuations, eager, replayed, and with a fifth of the experts") {
+  TempDir cache;
+  const nlohmann::json reference = ReadReference();
+  struct Case {
+    const char* strategy;
+    bool graphs, minimal;
+  };
+  for (const Case& c :
+       {Case{"resident", false, false}, {"resident", true, false}, {"on-demand", true, true}}) {
+    INFO(c.strategy << " graphs " << c.graphs);
+    DeviceModelOptions options;
+    options.strategy = c.strategy;
+    options.minimal = c.minimal;
+    options.decoder.graphs = c.graphs;
+    DeviceModel model(TinyModelDir(), cache.path(), options);
+    CHECK(model.decoder->graphs() == (c.graphs && !c.minimal));
+    for (const auto& entry : reference["greedy"]) CheckGreedy(&model, entry);
+  }
+}
+
+TEST_CASE("the same tokens by each kind of dense product") {
+  TempDir cache;
+  const nlohmann::json entry = ReadReference()["greedy"][2];
+  for (const host::DenseKernels kernels : {host::DenseKernels::kOwn, host::DenseKernels::kCublas}) {
+    DeviceModelOptions options;
+    options.strategy = "resident";
+    options.decoder.kernels = kernels;
+    if (kernels == host::DenseKernels::kCublas) {
+      cudaStream_t stream = nullptr;
+      REQUIRE(cudaStreamCreate(&stream) == cudaSuccess);
+      const bool there = host::Cublas::Open(stream).ok();
+      cudaStreamDestroy(stream);
+      if (!there) continue;
+    }
+    DeviceModel model(TinyModelDir(), cache.path(), options);
+    CheckGreedy(&model, entry);
+  }
+}
+
+TEST_CASE("replayed steps while experts switch versions underneath") {
+  TempDir cache;
+  const std::vector<int32_t> tokens = ReadEvalTokens("humaneval");
+  const auto run = [&](const std::string& strategy, bool twins, int64_t* switches,
+                       int64_t* replays) {
+    DeviceModelOptions options;
+    options.strategy = strategy;
+    options.twins = twins;
+    DeviceModel model(TinyModelDir(), cache.path(), options);
+    REQUIRE(model.decoder->graphs());
+    auto sequence = model.decoder->NewSequence(512);
+    REQUIRE_OK(sequence.status());
+    std::vector<float> logits(400 * model.config.vocab_size);
+    for (int i = 0; i < 400; ++i) {
+      const host::SequenceInput input = {sequence->get(), 0,
+                                         absl::MakeConstSpan(tokens).subspan(i, 1)};
+      REQUIRE_OK(model.decoder->Run(host::StepPhase::kDecode, {&input, 1}));
+      REQUIRE_OK(model.decoder->RowLogits(0, 1, logits.data() + i * model.config.vocab_size));
+    }
+    *switches = model.engine->stats().promotions + model.engine->stats().demotions;
+    *replays = model.decoder->replays();
+    CHECK(model.engine->stats().host_syncs == 0);
+    return logits;
+  };
+  int64_t switches = 0, replays = 0;
+  const std::vector<float> expected = run("resident", false, &switches, &replays);
+  CHECK(replays == 396);
+  const std::vector<float> got =
+      run("dynaexq:hi=high,lo=low,interval_ms=0.001,hi_fraction=0.3", true, &switches, &replays);
+  std::printf("dynaexq: %d switches under %d replayed steps\n", static_cast<int>(switches),
+              static_cast<int>(replays));
+  CHECK(SameBits(got, expected));
+  CHECK(switches > 20);
+  CHECK(replays > 300);
+}
+
+TEST_CASE("what a decoder refuses") {
+  TempDir cache;
+  DeviceModel model(TinyModelDir(), cache.path(), {});
+  auto sequence = model.decoder->NewSequence(4);
+  REQUIRE_OK(sequence.status());
+  const auto run = [&](const std::vector<int32_t>& tokens) {
+    const host::SequenceInput input = {sequence->get(), 0, tokens};
+    return std::string(model.decoder->Run(host::StepPhase::kPrefill, {&input, 1}).message());
+  };
+  CHECK_THAT(run({1, 2, 3, 4, 5}), Catch::Contains("its cache holds 4"));
+  CHECK_THAT(run({4096}), Catch::Contains("token id 4096"));
+  CHECK_THAT(run({}), Catch::Contains("a step of 0 tokens"));
+  CHECK((*sequence)->length() == 0);
+  CHECK(run({1, 2}).empty());
+  CHECK((*sequence)->length() == 2);
+}
+
+}  // namespace
+}  // namespace moert::test
