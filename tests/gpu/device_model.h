@@ -68,6 +68,8 @@ struct DeviceModel {
     options.backend = BackendKind::kCuda;
     options.strategy = o.strategy;
     options.max_tokens_per_forward = o.max_rows;
+    // Both versions' pools and what lets full ones switch.
+    if (o.twins) options.budget = Budget::Bytes(int64_t{32} << 20);
     if (o.minimal) {
       const auto plan = Engine::Plan(*source, options);
       REQUIRE_OK(plan.status());
