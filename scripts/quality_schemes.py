@@ -2,14 +2,17 @@
 """The quality table: every width by every quantizer, plain and in the Hadamard domain.
 
     scripts/quality_schemes.py measure --tiny DIR --small DIR --calib DIR --eval DIR [--work DIR]
+                                       [--jobs N]
     scripts/quality_schemes.py page
 
-measure fills docs/quality/10-schemes.json (what is there already is not measured again); page writes
-the section docs/quality/10-schemes.md from it.
+measure fills docs/quality/10-schemes.json (what is there already is not measured again), with --jobs
+by so many processes of one thread; page writes the section docs/quality/10-schemes.md from it.
 """
 import argparse
 import pathlib
 import shutil
+import threading
+from concurrent import futures
 
 import quality_lib as lib
 import quality_page
@@ -21,44 +24,61 @@ JSON = lib.ROOT / "docs" / "quality" / "10-schemes.json"
 
 def measure(args):
     tools = lib.Tools(args.binaries, args.work)
-    for name, model in [("small-moe", args.small), ("tiny-moe", args.tiny)]:
-        if not model:
-            continue
-        entry = lib.load(JSON).get(name, {})
+    threads = ["--threads", 1] if args.jobs > 1 else []
+    lock = threading.Lock()
+    # A pack is made by several threads, a file of one domain scored by one: with many jobs there is
+    # always enough of either.
+    with futures.ThreadPoolExecutor(args.jobs) as scorers, \
+            futures.ThreadPoolExecutor(max(1, args.jobs // 2)) as groups:
 
-        def keep(key, value):
-            entry[key] = value
-            data = lib.load(JSON)
-            data[name] = entry
-            lib.save(JSON, data)
-            print(name, key, {d: round(lib.perplexity(v), 3) for d, v in value["nll"].items()},
-                  flush=True)
+        def score(model, *extra):
+            return {d: scorers.submit(
+                lambda d=d: lib.rounded(tools.window_nll(
+                    model, pathlib.Path(args.eval) / f"{d}.tokens.u16", *threads, *extra)))
+                    for d in lib.DOMAINS}
 
-        def score(*extra):
-            return {d: lib.rounded(tools.window_nll(
-                model, pathlib.Path(args.eval) / f"{d}.tokens.u16", *extra)) for d in lib.DOMAINS}
+        def keep(name, key, stored_bits, nll):
+            value = {"stored_bits": stored_bits, "nll": {d: f.result() for d, f in nll.items()}}
+            with lock:
+                data = lib.load(JSON)
+                data.setdefault(name, {})[key] = value
+                lib.save(JSON, data)
+                print(name, key, {d: round(lib.perplexity(v), 3)
+                                  for d, v in value["nll"].items()}, flush=True)
 
-        if "bf16" not in entry:
-            keep("bf16", {"stored_bits": 16.0, "nll": score("--strategy", "resident")})
-        for hadamard in [False, True]:
-            for method in METHODS:
-                label = method + ("+hadamard" if hadamard else "")
-                todo = [s for s in SCHEMES if f"{s} {label}" not in entry]
-                if not todo:
-                    continue
-                pack = tools.work / "pack"
-                shutil.rmtree(pack, ignore_errors=True)
-                shutil.rmtree(str(pack) + ".partial", ignore_errors=True)
-                command = ["quantize", "--model", model, "--out", pack, "--schemes",
-                           ",".join(todo), "--method", method, "--quiet"]
-                command += ["--hadamard"] if hadamard else []
-                if method == "gptq":
-                    command += ["--tokens", lib.calibration_files(args.calib)]
-                tools.run("moert-pack", *command)
-                bits = {v["name"]: v["stored_bits"] for v in tools.info(pack)["versions"]}
-                for scheme in todo:
-                    keep(f"{scheme} {label}", {"stored_bits": round(bits[scheme], 4), "nll": score(
-                        "--experts", pack, "--strategy", f"resident:scheme={scheme}")})
+        def group(name, model, method, hadamard):
+            label = method + ("+hadamard" if hadamard else "")
+            done = lib.load(JSON).get(name, {})
+            todo = [s for s in SCHEMES if f"{s} {label}" not in done]
+            if not todo:
+                return
+            pack = tools.work / f"{name}-{label}"
+            shutil.rmtree(pack, ignore_errors=True)
+            shutil.rmtree(str(pack) + ".partial", ignore_errors=True)
+            command = ["quantize", "--model", model, "--out", pack, "--schemes", ",".join(todo),
+                       "--method", method, "--quiet"]
+            command += ["--threads", max(2, args.jobs // 4)] if args.jobs > 1 else []
+            command += ["--hadamard"] if hadamard else []
+            if method == "gptq":
+                command += ["--tokens", lib.calibration_files(args.calib)]
+            tools.run("moert-pack", *command)
+            bits = {v["name"]: v["stored_bits"] for v in tools.info(pack)["versions"]}
+            cells = {s: score(model, "--experts", pack, "--strategy", f"resident:scheme={s}")
+                     for s in todo}
+            for scheme, nll in cells.items():
+                keep(name, f"{scheme} {label}", round(bits[scheme], 4), nll)
+            shutil.rmtree(pack)
+
+        waiting = []
+        for name, model in [("small-moe", args.small), ("tiny-moe", args.tiny)]:
+            if not model:
+                continue
+            if "bf16" not in lib.load(JSON).get(name, {}):
+                keep(name, "bf16", 16.0, score(model, "--strategy", "resident"))
+            waiting += [groups.submit(group, name, model, method, hadamard)
+                        for method in reversed(METHODS) for hadamard in [True, False]]
+        for w in waiting:
+            w.result()
 
 
 def relation(entry, scheme, better, worse):
@@ -144,6 +164,7 @@ def main():
     parser.add_argument("--eval", default=str(lib.ROOT / "tests" / "data" / "eval"))
     parser.add_argument("--binaries", default=str(lib.ROOT / "build" / "dev" / "bin"))
     parser.add_argument("--work", default="build/quality")
+    parser.add_argument("--jobs", type=int, default=1)
     args = parser.parse_args()
     if args.what == "measure":
         if not args.calib:

@@ -145,6 +145,13 @@ void PackInt8TokenAvx2(const float* x, int64_t valid, int64_t k16s, uint8_t* out
 void PackInt4GroupAvx2(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
 void PackInt4TokenAvx2(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
 
+// e4m3 activations and weights, which hold no NaN. The operand is values on the e4m3 grid in the
+// order of channels, fp32 or bf16, then TileScale[tiles], whose scale is the row's.
+void BlockGemmF8Avx2(const BlockGemmArgs& args);
+void PackF8TokenAvx2(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
+void BlockGemmF8Avx512Bf16(const BlockGemmArgs& args);
+void PackF8TokenAvx512(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
+
 // Wide kernels, AMX: the thread needs the kernel's permission to use tiles (kernel_set.cc); they
 // leave no tile state behind. bf16 activations are packed as for vdpbf16ps.
 void BlockGemmBf16Amx(const BlockGemmArgs& args);
@@ -152,6 +159,7 @@ void BlockGemmFloatW8Amx(const BlockGemmArgs& args);
 void BlockGemmFloatW4Amx(const BlockGemmArgs& args);
 void BlockGemmFloatW3Amx(const BlockGemmArgs& args);
 void BlockGemmFloatW2Amx(const BlockGemmArgs& args);
+void BlockGemmF8Amx(const BlockGemmArgs& args);
 void BlockGemmIntW8Amx(const BlockGemmArgs& args);
 void BlockGemmIntW4Amx(const BlockGemmArgs& args);
 void BlockGemmIntW3Amx(const BlockGemmArgs& args);

@@ -1,7 +1,8 @@
 // bf16 activations x quantized weights, AMX (tdpbf16ps). The words of codes are brought together by
 // quads of input channels (as for integers, gemm_int_amx.cc), then each becomes two bf16 pairs by
 // table look-ups, shifted to lie around zero, which is exact. An 8-bit code is the sum of two such:
-// its nibbles, each with a tile of its own. Scales multiply the sums of a group, not weights.
+// its nibbles, each with a tile of its own. Scales multiply the sums of a group, not weights. e4m3
+// codes become the bf16 of their values, against activations on the e4m3 grid.
 //
 // Rows of a block are kept in the order that the shuffles give (RowAt) until the end.
 #if defined(__x86_64__)
@@ -57,10 +58,10 @@ template <int kBits, int kPiece>
 
 // A tile of weights has two tiles of [16 pairs][16 rows][2]; with 8 bits two of low and two of high
 // nibbles.
-template <int kBits>
-constexpr int kTilesOf = kBits == 8 ? 4 : 2;
+template <int kBits, bool kF8>
+constexpr int kTilesOf = kBits == 8 && !kF8 ? 4 : 2;
 
-template <int kBits>
+template <int kBits, bool kF8>
 [[gnu::always_inline]] inline void Convert(const CodeTables& tables, const uint8_t* w,
                                            uint8_t* to) {
   FetchWeights<kBits>(w);
@@ -79,6 +80,11 @@ template <int kBits>
       for (int t = 0; t < 4; ++t) {
         // The table knows 5 bits of an index; of a low nibble it ignores the fifth.
         uint8_t* const pairs = to + i * 512 + t * 64;
+        if constexpr (kF8) {
+          Store(pairs, ExpandF8<false>(quads[t], tables.low));
+          Store(pairs + 256, ExpandF8<true>(quads[t], tables.low));
+          continue;
+        }
         StorePairs(quads[t], tables.low, pairs);
         StorePairs(_mm512_srli_epi16(quads[t], 4), tables.high, pairs + 2 * kAmxBytes);
       }
@@ -117,7 +123,7 @@ template <int kBits>
 }
 
 // Adds the sums of `count` tiles from `begin` on, scaled, to those in args.out.
-template <int kBits>
+template <int kBits, bool kF8>
 void Flush(const BlockGemmArgs& args, int64_t tiles, int64_t begin, int64_t count,
            const float* sums) {
   const __m512i order = RowAt<kBits>();
@@ -135,6 +141,12 @@ void Flush(const BlockGemmArgs& args, int64_t tiles, int64_t begin, int64_t coun
     for (int c = 0; c < args.columns; ++c) {
       const int64_t row = (b * kMaxColumns + c) * kBlockRows;
       __m512 sum = begin == 0 ? _mm512_setzero_ps() : _mm512_load_ps(args.out + row);
+      if constexpr (kF8) {
+        const auto* scales = reinterpret_cast<const TileScale*>(args.x[c] + tiles * kXTileBytes);
+        const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(scales[0].scale));
+        _mm512_store_ps(args.out + row, _mm512_fmadd_ps(_mm512_load_ps(sums + row), both, sum));
+        continue;
+      }
       sum = _mm512_fmadd_ps(_mm512_load_ps(sums + row), scale, sum);
       if (!symmetric) {
         const auto* tile_sums =
@@ -148,20 +160,22 @@ void Flush(const BlockGemmArgs& args, int64_t tiles, int64_t begin, int64_t coun
   }
 }
 
-template <int kBits>
+template <int kBits, bool kF8 = false>
 void Gemm(const BlockGemmArgs& args) {
   constexpr int64_t kTileBytes = kBits * 128;
-  const CodeTables tables = MakeCodeTables<kBits>();
+  CodeTables tables = MakeCodeTables<kBits>();
+  if constexpr (kF8) tables.low = MakeF8Table();
   const int64_t tiles = args.k16s / kTilePieces;
   const int64_t stride = args.columns > 1 ? args.x[1] - args.x[0] : 0;
   const bool halves = args.columns > kAmxRows;
   const bool blocks = args.blocks > 1;
-  alignas(64) uint8_t staged[2][kMaxBlocks][kTilesOf<kBits> * kAmxBytes];
+  alignas(64) uint8_t staged[2][kMaxBlocks][kTilesOf<kBits, kF8> * kAmxBytes];
   alignas(64) float sums[kMaxBlocks * kMaxColumns * kBlockRows];
   AmxBegin(args.columns);
   const auto convert = [&](int64_t tile) __attribute__((always_inline)) {
-    Convert<kBits>(tables, args.weights[0] + tile * kTileBytes, staged[tile % 2][0]);
-    if (blocks) Convert<kBits>(tables, args.weights[1] + tile * kTileBytes, staged[tile % 2][1]);
+    Convert<kBits, kF8>(tables, args.weights[0] + tile * kTileBytes, staged[tile % 2][0]);
+    if (blocks)
+      Convert<kBits, kF8>(tables, args.weights[1] + tile * kTileBytes, staged[tile % 2][1]);
   };
   convert(0);
   int64_t begin = 0;    // of the flush under way
@@ -170,13 +184,13 @@ void Gemm(const BlockGemmArgs& args) {
   for (int64_t tile = 0; tile < tiles; ++tile) {
     if (tile + 1 < tiles) convert(tile + 1);
 #pragma GCC unroll 4
-    for (int i = 0; i < kTilesOf<kBits>; ++i) {
+    for (int i = 0; i < kTilesOf<kBits, kF8>; ++i) {
       AmxStep<AmxDot::kBf16>(args.x[0] + tile * kXTileBytes + i % 2 * 64, stride, halves,
                              staged[tile % 2][0] + i * kAmxBytes,
                              staged[tile % 2][1] + i * kAmxBytes, blocks);
     }
     if (pending > 0) {
-      Flush<kBits>(args, tiles, begin - pending, pending, sums);
+      Flush<kBits, kF8>(args, tiles, begin - pending, pending, sums);
       pending = 0;
     }
     if (tile + 1 - begin == args.flush_tiles || tile + 1 == tiles) {
@@ -187,7 +201,7 @@ void Gemm(const BlockGemmArgs& args) {
     }
   }
   AmxEnd();
-  Flush<kBits>(args, tiles, begin - pending, pending, sums);
+  Flush<kBits, kF8>(args, tiles, begin - pending, pending, sums);
   AmxRestoreRows<kBits>(args);
 }
 
@@ -197,6 +211,7 @@ void BlockGemmFloatW8Amx(const BlockGemmArgs& args) { Gemm<8>(args); }
 void BlockGemmFloatW4Amx(const BlockGemmArgs& args) { Gemm<4>(args); }
 void BlockGemmFloatW3Amx(const BlockGemmArgs& args) { Gemm<3>(args); }
 void BlockGemmFloatW2Amx(const BlockGemmArgs& args) { Gemm<2>(args); }
+void BlockGemmF8Amx(const BlockGemmArgs& args) { Gemm<8, true>(args); }
 
 }  // namespace moert::kernels
 #endif

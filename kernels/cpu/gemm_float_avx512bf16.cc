@@ -1,6 +1,7 @@
 // bf16 activations x quantized weights, AVX512-BF16 (vdpbf16ps). Codes become bf16 pairs by table
 // look-ups (vpermw), shifted to lie around zero, which is exact: integers below 256 fit bf16. An
 // 8-bit code is the sum of two such: its nibbles. Scales multiply the sums of a group, not weights.
+// e4m3 codes become the bf16 of their values, against activations on the e4m3 grid.
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -115,7 +116,7 @@ template <int kBits, int kWords, int C>
 }
 
 // sums[c] = over `tiles` tiles of (code - middle) x activation, for 16 rows and C columns.
-template <int kBits, int C, bool kFetch>
+template <int kBits, bool kF8, int C, bool kFetch>
 void Sums(const CodeTables& tables, const uint8_t* w, int64_t tiles, const uint8_t* const* x,
           int64_t x_offset, __m512* sums) {
   constexpr int64_t kTileBytes = kBits * 128;
@@ -137,8 +138,13 @@ void Sums(const CodeTables& tables, const uint8_t* w, int64_t tiles, const uint8
 #pragma GCC unroll 4
         for (int q = 0; q < kQuarters; ++q) {
           const __m512i codes = Load(w + i * 256 + q * 64);
-          AddCodes<C>(acc[q], codes, tables.low, operand);
-          AddCodes<C>(acc[q], _mm512_srli_epi16(codes, 4), tables.high, operand);
+          if constexpr (kF8) {
+            Add<C>(acc[q], ExpandF8<false>(codes, tables.low), operand.low);
+            Add<C>(acc[q], ExpandF8<true>(codes, tables.low), operand.high);
+          } else {
+            AddCodes<C>(acc[q], codes, tables.low, operand);
+            AddCodes<C>(acc[q], _mm512_srli_epi16(codes, 4), tables.high, operand);
+          }
         }
       }
     } else if constexpr (kBits == 4) {
@@ -168,24 +174,25 @@ void Sums(const CodeTables& tables, const uint8_t* w, int64_t tiles, const uint8
   }
 }
 
-template <int kBits, bool kFetch>
+template <int kBits, bool kF8, bool kFetch>
 void SumsOf(int columns, const CodeTables& tables, const uint8_t* w, int64_t tiles,
             const uint8_t* const* x, int64_t x_offset, __m512* sums) {
   switch (columns) {
     case 1:
-      return Sums<kBits, 1, kFetch>(tables, w, tiles, x, x_offset, sums);
+      return Sums<kBits, kF8, 1, kFetch>(tables, w, tiles, x, x_offset, sums);
     case 2:
-      return Sums<kBits, 2, kFetch>(tables, w, tiles, x, x_offset, sums);
+      return Sums<kBits, kF8, 2, kFetch>(tables, w, tiles, x, x_offset, sums);
     case 3:
-      return Sums<kBits, 3, kFetch>(tables, w, tiles, x, x_offset, sums);
+      return Sums<kBits, kF8, 3, kFetch>(tables, w, tiles, x, x_offset, sums);
     default:
-      return Sums<kBits, 4, kFetch>(tables, w, tiles, x, x_offset, sums);
+      return Sums<kBits, kF8, 4, kFetch>(tables, w, tiles, x, x_offset, sums);
   }
 }
 
-template <int kBits>
+template <int kBits, bool kF8 = false>
 void Gemm(const BlockGemmArgs& args) {
-  const CodeTables tables = MakeCodeTables<kBits>();
+  CodeTables tables = MakeCodeTables<kBits>();
+  if constexpr (kF8) tables.low = MakeF8Table();
   const int64_t tiles = args.k16s / kTilePieces;
   const __m512 middle = _mm512_set1_ps(1 << (kBits - 1));
   for (int b = 0; b < args.blocks; ++b) {
@@ -198,16 +205,16 @@ void Gemm(const BlockGemmArgs& args) {
       const int64_t x_offset = begin * kTilePieces * kOperand;
       __m512 sums[kNarrowColumns];
       const int first = args.columns < kColumnsAtOnce ? args.columns : kColumnsAtOnce;
-      SumsOf<kBits, true>(first, tables, w, count, args.x, x_offset, sums);
+      SumsOf<kBits, kF8, true>(first, tables, w, count, args.x, x_offset, sums);
       if (args.columns > first) {
-        SumsOf<kBits, false>(args.columns - first, tables, w, count, args.x + first, x_offset,
-                             sums + first);
+        SumsOf<kBits, kF8, false>(args.columns - first, tables, w, count, args.x + first, x_offset,
+                                  sums + first);
       }
       const int64_t at = begin / args.group_tiles * args.scale_stride;
       FetchScales(args, b, at);
       const __m512 scale = Widen(args.scales[b] + at);
       for (int c = 0; c < args.columns; ++c) out[c] = _mm512_fmadd_ps(sums[c], scale, out[c]);
-      if (args.offsets[b] == nullptr) continue;
+      if (kF8 || args.offsets[b] == nullptr) continue;
       // w = scale u - offset = scale (u - middle) - (offset - middle scale)
       const __m512 offset = _mm512_fnmadd_ps(middle, scale, Widen(args.offsets[b] + at));
       for (int c = 0; c < args.columns; ++c) {
@@ -219,6 +226,11 @@ void Gemm(const BlockGemmArgs& args) {
       }
     }
     for (int c = 0; c < args.columns; ++c) {
+      if constexpr (kF8) {
+        const auto* scales =
+            reinterpret_cast<const TileScale*>(args.x[c] + tiles * kTilePieces * kOperand);
+        out[c] = _mm512_mul_ps(out[c], _mm512_set1_ps(scales[0].scale));
+      }
       _mm512_store_ps(args.out + (b * kMaxColumns + c) * kBlockRows, out[c]);
     }
   }
@@ -230,6 +242,7 @@ void BlockGemmFloatW8Avx512Bf16(const BlockGemmArgs& args) { Gemm<8>(args); }
 void BlockGemmFloatW4Avx512Bf16(const BlockGemmArgs& args) { Gemm<4>(args); }
 void BlockGemmFloatW3Avx512Bf16(const BlockGemmArgs& args) { Gemm<3>(args); }
 void BlockGemmFloatW2Avx512Bf16(const BlockGemmArgs& args) { Gemm<2>(args); }
+void BlockGemmF8Avx512Bf16(const BlockGemmArgs& args) { Gemm<8, true>(args); }
 
 // The bf16 operand of the bf16 kernel, then float sums[tiles].
 void PackSummedBf16Avx512(const float* x, int64_t valid, int64_t k16s, uint8_t* out) {

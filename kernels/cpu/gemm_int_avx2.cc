@@ -28,11 +28,10 @@ constexpr int kColumnsAtOnce = 4;
       _mm_load_si128(reinterpret_cast<const __m128i*>(column + piece * kPieceK)));
 }
 
-// As in the VNNI kernels.
-template <int kBits, int kField, int kPlaneBit>
+// Of 3-bit codes, as in the VNNI kernels.
+template <int kField, int kPlaneBit>
 [[gnu::always_inline]] inline __m256i Field(__m256i word, __m256i plane) {
   const __m256i low = _mm256_and_si256(_mm256_srli_epi16(word, 2 * kField), _mm256_set1_epi8(3));
-  if constexpr (kBits == 2) return low;
   const __m256i bit = kPlaneBit >= 2 ? _mm256_srli_epi16(plane, kPlaneBit >= 2 ? kPlaneBit - 2 : 0)
                                      : _mm256_slli_epi16(plane, kPlaneBit >= 2 ? 0 : 2 - kPlaneBit);
   return _mm256_or_si256(low, _mm256_and_si256(bit, _mm256_set1_epi8(4)));
@@ -46,19 +45,72 @@ template <int C>
   }
 }
 
+// Two pieces of 2- and 3-bit codes. Of 2-bit codes those of rows 2j+8, 2j+9 are taken where they
+// lie, two bits up, which makes their sums four times what they are: at most 4 * 6096 a lane.
 template <int kBits, int kWords, int C>
 [[gnu::always_inline]] inline void AddPieces(__m256i (&low)[C], __m256i (&high)[C], __m256i word,
                                              __m256i plane, const __m256i (&x0)[C],
                                              const __m256i (&x1)[C]) {
-  constexpr int kFirst = kWords * 4;
-  Add16<C>(low, Field<kBits, 0, kFirst>(word, plane), x0);
-  Add16<C>(high, Field<kBits, 1, kFirst + 1>(word, plane), x0);
-  Add16<C>(low, Field<kBits, 2, kFirst + 2>(word, plane), x1);
-  Add16<C>(high, Field<kBits, 3, kFirst + 3>(word, plane), x1);
+  if constexpr (kBits == 2) {
+    const __m256i mask = _mm256_set1_epi8(3), mask4 = _mm256_set1_epi8(12);
+    const __m256i upper = _mm256_srli_epi16(word, 4);
+    Add16<C>(low, _mm256_and_si256(word, mask), x0);
+    Add16<C>(high, _mm256_and_si256(word, mask4), x0);
+    Add16<C>(low, _mm256_and_si256(upper, mask), x1);
+    Add16<C>(high, _mm256_and_si256(upper, mask4), x1);
+  } else {
+    constexpr int kFirst = kWords * 4;
+    Add16<C>(low, Field<0, kFirst>(word, plane), x0);
+    Add16<C>(high, Field<1, kFirst + 1>(word, plane), x0);
+    Add16<C>(low, Field<2, kFirst + 2>(word, plane), x1);
+    Add16<C>(high, Field<3, kFirst + 3>(word, plane), x1);
+  }
 }
 
-// Rows 2j, 2j+1 (low) and 2j+8, 2j+9 (high) for j in [j0, j0 + J) over at most kChunkTiles tiles;
-// added to sums[c][half][j].
+// Of one tile, rows 2j, 2j+1 (low) and 2j+8, 2j+9 (high) for J of the four j; `w` points at the
+// first of them.
+template <int kBits, int J, int C>
+[[gnu::always_inline]] inline void AddTile(const uint8_t* w, const uint8_t* const (&column)[C],
+                                           int64_t piece, __m256i (&low)[J][C],
+                                           __m256i (&high)[J][C]) {
+  if constexpr (kBits == 4) {
+    const __m256i mask = _mm256_set1_epi8(15);
+#pragma GCC unroll 4
+    for (int i = 0; i < kTilePieces; ++i) {
+      __m256i operand[C];
+#pragma GCC unroll 4
+      for (int c = 0; c < C; ++c) operand[c] = Spread(column[c], piece + i);
+#pragma GCC unroll 4
+      for (int j = 0; j < J; ++j) {
+        const __m256i word = Load(w + i * 128 + j * 32);
+        Add16<C>(low[j], _mm256_and_si256(word, mask), operand);
+        Add16<C>(high[j], _mm256_and_si256(_mm256_srli_epi16(word, 4), mask), operand);
+      }
+    }
+  } else {
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      __m256i x0[C], x1[C];
+#pragma GCC unroll 4
+      for (int c = 0; c < C; ++c) {
+        x0[c] = Spread(column[c], piece + half * 2);
+        x1[c] = Spread(column[c], piece + half * 2 + 1);
+      }
+#pragma GCC unroll 4
+      for (int j = 0; j < J; ++j) {
+        const __m256i word = Load(w + half * 128 + j * 32);
+        const __m256i plane = kBits == 3 ? Load(w + 256 + j * 32) : word;
+        if (half == 0) {
+          AddPieces<kBits, 0, C>(low[j], high[j], word, plane, x0, x1);
+        } else {
+          AddPieces<kBits, 1, C>(low[j], high[j], word, plane, x0, x1);
+        }
+      }
+    }
+  }
+}
+
+// The 16-bit sums of at most kChunkTiles tiles, for j in [j0, j0 + J).
 template <int kBits, int J, int C>
 void SmallCodes(const uint8_t* w, int64_t tiles, const uint8_t* const* x, int64_t x_offset, int j0,
                 __m256i (*sums)[2][4]) {
@@ -72,52 +124,14 @@ void SmallCodes(const uint8_t* w, int64_t tiles, const uint8_t* const* x, int64_
   }
   w += j0 * 32;
   for (int64_t tile = 0; tile < tiles; ++tile, w += kBits * 128) {
-    const int64_t p = tile * kTilePieces;
-    if constexpr (kBits == 4) {
-      const __m256i mask = _mm256_set1_epi8(15);
-#pragma GCC unroll 4
-      for (int i = 0; i < kTilePieces; ++i) {
-        __m256i operand[C];
-#pragma GCC unroll 4
-        for (int c = 0; c < C; ++c) operand[c] = Spread(column[c], p + i);
-#pragma GCC unroll 4
-        for (int j = 0; j < J; ++j) {
-          const __m256i word = Load(w + i * 128 + j * 32);
-          Add16<C>(low[j], _mm256_and_si256(word, mask), operand);
-          Add16<C>(high[j], _mm256_and_si256(_mm256_srli_epi16(word, 4), mask), operand);
-        }
-      }
-    } else {
-#pragma GCC unroll 2
-      for (int half = 0; half < 2; ++half) {
-        __m256i x0[C], x1[C];
-#pragma GCC unroll 4
-        for (int c = 0; c < C; ++c) {
-          x0[c] = Spread(column[c], p + half * 2);
-          x1[c] = Spread(column[c], p + half * 2 + 1);
-        }
-#pragma GCC unroll 4
-        for (int j = 0; j < J; ++j) {
-          const __m256i word = Load(w + half * 128 + j * 32);
-          const __m256i plane = kBits == 3 ? Load(w + 256 + j * 32) : word;
-          if (half == 0) {
-            AddPieces<kBits, 0, C>(low[j], high[j], word, plane, x0, x1);
-          } else {
-            AddPieces<kBits, 1, C>(low[j], high[j], word, plane, x0, x1);
-          }
-        }
-      }
-    }
+    AddTile<kBits, J, C>(w, column, tile * kTilePieces, low, high);
   }
-  const __m256i ones = _mm256_set1_epi16(1);
 #pragma GCC unroll 4
   for (int c = 0; c < C; ++c) {
 #pragma GCC unroll 4
     for (int j = 0; j < J; ++j) {
-      __m256i* to = sums[c][0] + j0 + j;
-      *to = _mm256_add_epi32(*to, _mm256_madd_epi16(low[j][c], ones));
-      to = sums[c][1] + j0 + j;
-      *to = _mm256_add_epi32(*to, _mm256_madd_epi16(high[j][c], ones));
+      sums[c][0][j0 + j] = low[j][c];
+      sums[c][1][j0 + j] = high[j][c];
     }
   }
 }
@@ -188,30 +202,47 @@ void Columns(int count, const uint8_t* w, int64_t tiles, const uint8_t* const* x
   }
 }
 
-// sums[half][j] -> rows 0..7 and 8..15 in order.
-template <int kBits>
-void Rows(const __m256i (&sums)[2][4], __m256i* rows) {
-  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-  if constexpr (kBits == 8) {
-    // sums[j / 4][j % 4]: row j in even lanes, row j + 8 in odd ones, 4 of each.
-    __m256i quad[2];
-    for (int half = 0; half < 2; ++half) {
-      const __m256i* s = sums[half];
-      const __m256i a = _mm256_add_epi32(_mm256_permute2x128_si256(s[0], s[1], 0x20),
-                                         _mm256_permute2x128_si256(s[0], s[1], 0x31));
-      const __m256i b = _mm256_add_epi32(_mm256_permute2x128_si256(s[2], s[3], 0x20),
-                                         _mm256_permute2x128_si256(s[2], s[3], 0x31));
-      quad[half] = _mm256_add_epi32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
-    }
-    const __m256 a = _mm256_castsi256_ps(quad[0]), b = _mm256_castsi256_ps(quad[1]);
-    rows[0] = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88));
-    rows[1] = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd));
-  } else {
-    for (int half = 0; half < 2; ++half) {
-      const __m256i* s = sums[half];
-      rows[half] = _mm256_hadd_epi32(_mm256_hadd_epi32(s[0], s[1]), _mm256_hadd_epi32(s[2], s[3]));
-    }
+// Of 8-bit codes, sums[j / 4][j % 4]: row j in even lanes, row j + 8 in odd ones, 4 of each. Rows
+// 0..7 and 8..15, as RowsOf gives them.
+[[gnu::always_inline]] inline void RowsOfBytes(const __m256i (&sums)[2][4], __m256i (&rows)[2]) {
+  __m256i quad[2];
+  for (int half = 0; half < 2; ++half) {
+    const __m256i* s = sums[half];
+    const __m256i a = _mm256_add_epi32(_mm256_permute2x128_si256(s[0], s[1], 0x20),
+                                       _mm256_permute2x128_si256(s[0], s[1], 0x31));
+    const __m256i b = _mm256_add_epi32(_mm256_permute2x128_si256(s[2], s[3], 0x20),
+                                       _mm256_permute2x128_si256(s[2], s[3], 0x31));
+    quad[half] = _mm256_add_epi32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
   }
+  const __m256 a = _mm256_castsi256_ps(quad[0]), b = _mm256_castsi256_ps(quad[1]);
+  rows[0] = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88));
+  rows[1] = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd));
+}
+
+// 16-bit sums of up to kChunkTiles tiles -> rows 0, 2, 4, 6, 1, 3, 5, 7 of a half. What still fits
+// 16 bits after an addition of neighbours is packed to them, which halves what is left to add.
+template <int kBits, bool kHigh>
+[[gnu::always_inline]] inline __m256i RowsOf(const __m256i (&sums)[4]) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  __m256i s[4];
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) {
+    s[j] = _mm256_madd_epi16(sums[j], ones);
+    if constexpr (kBits == 2 && kHigh) s[j] = _mm256_srai_epi32(s[j], 2);  // exact: AddPieces
+  }
+  if constexpr (kBits == 4) {
+    return _mm256_hadd_epi32(_mm256_hadd_epi32(s[0], s[1]), _mm256_hadd_epi32(s[2], s[3]));
+  } else {
+    const __m256i a = _mm256_madd_epi16(_mm256_packs_epi32(s[0], s[1]), ones);
+    const __m256i b = _mm256_madd_epi16(_mm256_packs_epi32(s[2], s[3]), ones);
+    if constexpr (kBits == 3) return _mm256_hadd_epi32(a, b);
+    return _mm256_madd_epi16(_mm256_packs_epi32(a, b), ones);
+  }
+}
+
+// To the order of rows.
+[[gnu::always_inline]] inline void Order(__m256i (&rows)[2]) {
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
   rows[0] = _mm256_permutevar8x32_epi32(rows[0], order);
   rows[1] = _mm256_permutevar8x32_epi32(rows[1], order);
 }
@@ -221,8 +252,98 @@ __m256 Widen(const uint16_t* bf16) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
 
+// What a flush needs of the weights' scales, for 16 rows.
+struct RowScales {
+  __m256 scale[2], offset[2];
+  bool symmetric;
+};
+
+[[gnu::always_inline]] inline RowScales ScalesOf(const BlockGemmArgs& args, int b, int64_t at) {
+  // Of the row blocks that follow, as no hardware prefetcher would: lines lie a row apart.
+  _mm_prefetch(reinterpret_cast<const char*>(args.scales[b] + at + kScalesAhead), _MM_HINT_T0);
+  if (args.offsets[b] != nullptr) {
+    _mm_prefetch(reinterpret_cast<const char*>(args.offsets[b] + at + kScalesAhead), _MM_HINT_T0);
+  }
+  RowScales scales;
+  scales.symmetric = args.offsets[b] == nullptr;
+  for (int half = 0; half < 2; ++half) {
+    scales.scale[half] = Widen(args.scales[b] + at + half * 8);
+    scales.offset[half] =
+        scales.symmetric ? scales.scale[half] : Widen(args.offsets[b] + at + half * 8);
+  }
+  return scales;
+}
+
+// Adds the dots of 16 rows over `count` tiles, whose activations' scales are `x_scales`.
+template <int kBits>
+[[gnu::always_inline]] inline void Flush(const __m256i (&rows)[2], const TileScale* x_scales,
+                                         int64_t count, const RowScales& w, __m256 (&out)[2]) {
+  int32_t sum = 0;
+  for (int64_t tile = 0; tile < count; ++tile) sum += x_scales[tile].sum;
+  const __m256 x_scale = _mm256_set1_ps(x_scales[0].scale);
+  // To codes around zero, or from them: 8-bit codes are summed as signed ones.
+  int32_t correction = 0;
+  if (w.symmetric && kBits != 8) correction = -(sum << (kBits - 1));
+  if (!w.symmetric && kBits == 8) correction = sum << 7;
+  const __m256 negative = _mm256_cvtepi32_ps(_mm256_set1_epi32(-sum));
+  for (int half = 0; half < 2; ++half) {
+    const __m256i dot = _mm256_add_epi32(rows[half], _mm256_set1_epi32(correction));
+    out[half] =
+        _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_mul_ps(w.scale[half], x_scale), out[half]);
+    if (!w.symmetric) {
+      out[half] = _mm256_fmadd_ps(negative, _mm256_mul_ps(w.offset[half], x_scale), out[half]);
+    }
+  }
+}
+
+[[gnu::always_inline]] inline void Fetch(const uint8_t* w, int64_t bytes) {
+  for (int64_t line = 0; line < bytes; line += 64) {
+    _mm_prefetch(reinterpret_cast<const char*>(w + kAhead + line), _MM_HINT_T0);
+  }
+}
+
+// One column: everything stays in registers from the codes to the scaled sums.
+template <int kBits>
+void GemmOne(const BlockGemmArgs& args) {
+  const int64_t tiles = args.k16s / kTilePieces;
+  const uint8_t* const x[1] = {args.x[0]};
+  const auto* x_scales = reinterpret_cast<const TileScale*>(args.x[0] + tiles * kTileK);
+  for (int b = 0; b < args.blocks; ++b) {
+    __m256 out[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+    const uint8_t* w = args.weights[b];
+    for (int64_t begin = 0; begin < tiles; begin += args.flush_tiles) {
+      const int64_t left = tiles - begin;
+      const int64_t count = left < args.flush_tiles ? left : args.flush_tiles;
+      __m256i rows[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+      for (int64_t tile = 0; tile < count; tile += kChunkTiles) {
+        const int64_t end = count - tile < kChunkTiles ? count : tile + kChunkTiles;
+        __m256i low[4][1], high[4][1];
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j) low[j][0] = high[j][0] = _mm256_setzero_si256();
+        for (int64_t i = tile; i < end; ++i, w += kBits * 128) {
+          Fetch(w, kBits * 128);
+          AddTile<kBits, 4, 1>(w, x, (begin + i) * kTilePieces, low, high);
+        }
+        const __m256i lows[4] = {low[0][0], low[1][0], low[2][0], low[3][0]};
+        const __m256i highs[4] = {high[0][0], high[1][0], high[2][0], high[3][0]};
+        rows[0] = _mm256_add_epi32(rows[0], RowsOf<kBits, false>(lows));
+        rows[1] = _mm256_add_epi32(rows[1], RowsOf<kBits, true>(highs));
+      }
+      Order(rows);
+      Flush<kBits>(rows, x_scales + begin, count,
+                   ScalesOf(args, b, begin / args.group_tiles * args.scale_stride), out);
+    }
+    float* to = args.out + b * kMaxColumns * kBlockRows;
+    _mm256_store_ps(to, out[0]);
+    _mm256_store_ps(to + 8, out[1]);
+  }
+}
+
 template <int kBits>
 void Gemm(const BlockGemmArgs& args) {
+  if constexpr (kBits != 8) {
+    if (args.columns == 1) return GemmOne<kBits>(args);
+  }
   const int64_t tiles = args.k16s / kTilePieces;
   for (int b = 0; b < args.blocks; ++b) {
     __m256 out[kNarrowColumns][2];
@@ -231,55 +352,34 @@ void Gemm(const BlockGemmArgs& args) {
       const int64_t left = tiles - begin;
       const int64_t count = left < args.flush_tiles ? left : args.flush_tiles;
       const uint8_t* w = args.weights[b] + begin * kBits * 128;
-      __m256i sums[kNarrowColumns][2][4];
+      __m256i sums[kNarrowColumns][2][4];  // of 8-bit codes over the flush, else over a chunk
+      __m256i rows[kNarrowColumns][2];
       for (int c = 0; c < args.columns; ++c) {
-        for (int j = 0; j < 4; ++j) sums[c][0][j] = sums[c][1][j] = _mm256_setzero_si256();
+        rows[c][0] = rows[c][1] = _mm256_setzero_si256();
+        for (int j = 0; j < 4 && kBits == 8; ++j) {
+          sums[c][0][j] = sums[c][1][j] = _mm256_setzero_si256();
+        }
       }
       for (int64_t tile = 0; tile < count; tile += kChunkTiles) {
         const int64_t chunk = count - tile < kChunkTiles ? count - tile : kChunkTiles;
         const uint8_t* from = w + tile * kBits * 128;
-        for (int64_t line = 0; line < chunk * kBits * 128; line += 64) {
-          _mm_prefetch(reinterpret_cast<const char*>(from + kAhead + line), _MM_HINT_T0);
-        }
+        Fetch(from, chunk * kBits * 128);
         for (int c = 0; c < args.columns; c += kColumnsAtOnce) {
           const int some = args.columns - c < kColumnsAtOnce ? args.columns - c : kColumnsAtOnce;
           Columns<kBits>(some, from, chunk, args.x + c, (begin + tile) * kTileK, sums + c);
         }
-      }
-      const int64_t at = begin / args.group_tiles * args.scale_stride;
-      // Of the row blocks that follow, as no hardware prefetcher would: lines lie a row apart.
-      _mm_prefetch(reinterpret_cast<const char*>(args.scales[b] + at + kScalesAhead), _MM_HINT_T0);
-      if (args.offsets[b] != nullptr) {
-        _mm_prefetch(reinterpret_cast<const char*>(args.offsets[b] + at + kScalesAhead),
-                     _MM_HINT_T0);
-      }
-      const bool symmetric = args.offsets[b] == nullptr;
-      __m256 scale[2], offset[2];
-      for (int half = 0; half < 2; ++half) {
-        scale[half] = Widen(args.scales[b] + at + half * 8);
-        offset[half] = symmetric ? scale[half] : Widen(args.offsets[b] + at + half * 8);
-      }
-      for (int c = 0; c < args.columns; ++c) {
-        const auto* scales = reinterpret_cast<const TileScale*>(args.x[c] + tiles * kTileK) + begin;
-        int32_t sum = 0;
-        for (int64_t tile = 0; tile < count; ++tile) sum += scales[tile].sum;
-        const __m256 x_scale = _mm256_set1_ps(scales[0].scale);
-        // To codes around zero, or from them: 8-bit codes are summed as signed ones.
-        int32_t correction = 0;
-        if (symmetric && kBits != 8) correction = -(sum << (kBits - 1));
-        if (!symmetric && kBits == 8) correction = sum << 7;
-        const __m256 negative = _mm256_cvtepi32_ps(_mm256_set1_epi32(-sum));
-        __m256i rows[2];
-        Rows<kBits>(sums[c], rows);
-        for (int half = 0; half < 2; ++half) {
-          const __m256i dot = _mm256_add_epi32(rows[half], _mm256_set1_epi32(correction));
-          out[c][half] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot),
-                                         _mm256_mul_ps(scale[half], x_scale), out[c][half]);
-          if (!symmetric) {
-            out[c][half] =
-                _mm256_fmadd_ps(negative, _mm256_mul_ps(offset[half], x_scale), out[c][half]);
-          }
+        for (int c = 0; c < args.columns && kBits != 8; ++c) {
+          rows[c][0] = _mm256_add_epi32(rows[c][0], RowsOf<kBits, false>(sums[c][0]));
+          rows[c][1] = _mm256_add_epi32(rows[c][1], RowsOf<kBits, true>(sums[c][1]));
         }
+      }
+      const RowScales scales = ScalesOf(args, b, begin / args.group_tiles * args.scale_stride);
+      for (int c = 0; c < args.columns; ++c) {
+        if constexpr (kBits == 8) RowsOfBytes(sums[c], rows[c]);
+        Order(rows[c]);
+        Flush<kBits>(rows[c],
+                     reinterpret_cast<const TileScale*>(args.x[c] + tiles * kTileK) + begin, count,
+                     scales, out[c]);
       }
     }
     for (int c = 0; c < args.columns; ++c) {

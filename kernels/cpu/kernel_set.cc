@@ -4,10 +4,12 @@
 
 #include <string>
 
-#if defined(__x86_64__) && defined(__linux__)
+#if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
+#endif
 #endif
 
 namespace moert::kernels {
@@ -16,8 +18,11 @@ namespace {
 #if defined(__x86_64__)
 // The compiler's runtime also checks that the operating system saves the wide registers.
 bool HasAvx2() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  constexpr unsigned kF16c = 1u << 29;  // clang's runtime does not know its name
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-         __builtin_cpu_supports("bmi2");
+         __builtin_cpu_supports("bmi2") && __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 &&
+         (ecx & kF16c) != 0;
 }
 bool HasAvx512() {
   return HasAvx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -93,6 +98,12 @@ KernelSet Reference(const char* name, bool supported) {
 #if defined(__x86_64__)
 constexpr int64_t kSums = static_cast<int64_t>(sizeof(float));
 
+OperandKernels Float8(int64_t float_tile, PackFn pack, BlockGemmFn gemm) {
+  return {float_tile + static_cast<int64_t>(sizeof(TileScale)),
+          pack,
+          {nullptr, nullptr, nullptr, nullptr, nullptr, gemm}};
+}
+
 OperandKernels Quantized(int64_t bytes_per_tile, PackFn pack, BlockGemmFn w8, BlockGemmFn w4,
                          BlockGemmFn w3, BlockGemmFn w2) {
   return {bytes_per_tile, pack, {nullptr, w8, w4, w3, w2, nullptr}};
@@ -131,6 +142,7 @@ std::vector<KernelSet> AllKernelSets() {
                               BlockGemmFloatW4Avx2, BlockGemmFloatW3Avx2, BlockGemmFloatW2Avx2);
   SetIntegers(&avx2, BlockGemmIntW8Avx2, BlockGemmIntW4Avx2, BlockGemmIntW3Avx2,
               BlockGemmIntW2Avx2);
+  Set(&avx2, OperandKind::kF8Token, Float8(kFloatTile, PackF8TokenAvx2, BlockGemmF8Avx2));
 
   // A set has the kernels of the one before it where it brings none of its own. Integer products
   // are the same bits in all of them, so VNNI needs no set.
@@ -155,6 +167,8 @@ std::vector<KernelSet> AllKernelSets() {
       Quantized(kFloatTile / 2 + kSums, PackSummedBf16Avx512, BlockGemmFloatW8Avx512Bf16,
                 BlockGemmFloatW4Avx512Bf16, BlockGemmFloatW3Avx512Bf16,
                 BlockGemmFloatW2Avx512Bf16));
+  Set(&avx512bf16, OperandKind::kF8Token,
+      Float8(kFloatTile / 2, PackF8TokenAvx512, BlockGemmF8Avx512Bf16));
 
   // tdpbf16ps sums in an order of its own, so this set uses it for any number of columns. Integer
   // sums are exact, so there the number may decide.
@@ -165,6 +179,8 @@ std::vector<KernelSet> AllKernelSets() {
   Set(&amx, OperandKind::kSummed,
       AnyWidth(Quantized(kFloatTile / 2 + kSums, PackSummedBf16Avx512, BlockGemmFloatW8Amx,
                          BlockGemmFloatW4Amx, BlockGemmFloatW3Amx, BlockGemmFloatW2Amx)));
+  Set(&amx, OperandKind::kF8Token,
+      AnyWidth(Float8(kFloatTile / 2, PackF8TokenAvx512, BlockGemmF8Amx)));
   for (const OperandKind kind : {OperandKind::kInt8Group, OperandKind::kInt8Token,
                                  OperandKind::kInt4Group, OperandKind::kInt4Token}) {
     OperandKernels& kernels = amx.operands[static_cast<int>(kind)];

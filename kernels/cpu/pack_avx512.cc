@@ -38,6 +38,22 @@ void PackF32(const float* x, int64_t valid, int64_t k16s, uint8_t* out) {
   }
 }
 
+// To the nearest e4m3 value, ties to even; at most 448 in magnitude. As the AVX2 packing does it.
+__m512 NearestF8(__m512 x) {
+  const __m512i bits = _mm512_castps_si512(x);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 20), _mm512_set1_epi32(1));
+  const __m512i rounded =
+      _mm512_and_si512(_mm512_add_epi32(_mm512_add_epi32(bits, odd), _mm512_set1_epi32(0x7ffff)),
+                       _mm512_set1_epi32(static_cast<int>(0xfff00000u)));
+  const __m512 magnitude = _mm512_abs_ps(x);
+  const __m512 step = _mm512_set1_ps(0x1.8p14f);  // 1.5 * 2^(23 - 9)
+  const __m512i tiny =
+      _mm512_or_si512(_mm512_castps_si512(_mm512_sub_ps(_mm512_add_ps(magnitude, step), step)),
+                      _mm512_andnot_si512(_mm512_set1_epi32(0x7fffffff), bits));
+  const __mmask16 is_tiny = _mm512_cmp_ps_mask(magnitude, _mm512_set1_ps(0x1p-6f), _CMP_LT_OQ);
+  return _mm512_castsi512_ps(_mm512_mask_mov_epi32(rounded, is_tiny, tiny));
+}
+
 }  // namespace
 
 void PackF32Avx512(const float* x, int64_t valid, int64_t k16s, uint8_t* out) {
@@ -53,6 +69,39 @@ void PackBf16Avx512(const float* x, int64_t valid, int64_t k16s, uint8_t* out) {
   for (int64_t i = 0; i < k16s; ++i) {
     const __m512i high = _mm512_srli_epi32(RoundToBf16(LoadPiece(x, valid, i)), 16);
     _mm256_store_si256(reinterpret_cast<__m256i*>(out + i * 32), _mm512_cvtepi32_epi16(high));
+  }
+}
+
+// bf16 values on the e4m3 grid: the channels in order, then TileScale[tiles].
+void PackF8TokenAvx512(const float* x, int64_t valid, int64_t k16s, uint8_t* out) {
+  constexpr float kLimit = 448;
+  constexpr float kSmallestMaximum = 1e-30f;  // as in the reference
+  // The largest bits of a magnitude: infinities and NaN above all values.
+  __m512i most = _mm512_setzero_si512();
+  for (int64_t i = 0; i < k16s; ++i) {
+    most = _mm512_max_epi32(
+        most, _mm512_and_si512(LoadPiece(x, valid, i), _mm512_set1_epi32(0x7fffffff)));
+  }
+  const auto bits = static_cast<uint32_t>(_mm512_reduce_max_epi32(most));
+  float largest;
+  __builtin_memcpy(&largest, &bits, sizeof(largest));
+  const bool zero = bits >= 0x7f800000u || largest < kSmallestMaximum;
+  const float scale = bits >= 0x7f800000u ? __builtin_nanf("") : zero ? 0.0f : largest / kLimit;
+  const __m512 inverse = _mm512_set1_ps(zero ? 0.0f : kLimit / largest);
+  const __m512 limit = _mm512_set1_ps(kLimit), least = _mm512_set1_ps(-kLimit);
+  for (int64_t i = 0; i < k16s; ++i) {
+    __m512i piece = _mm512_setzero_si512();
+    if (!zero) {
+      const __m512 value = _mm512_mul_ps(_mm512_castsi512_ps(LoadPiece(x, valid, i)), inverse);
+      piece = _mm512_castps_si512(NearestF8(_mm512_max_ps(_mm512_min_ps(value, limit), least)));
+    }
+    _mm256_store_si256(reinterpret_cast<__m256i*>(out + i * 32),
+                       _mm512_cvtepi32_epi16(_mm512_srli_epi32(piece, 16)));
+  }
+  auto* scales = reinterpret_cast<TileScale*>(out + k16s * 32);
+  for (int64_t tile = 0; tile < k16s / kTilePieces; ++tile) {
+    scales[tile].scale = scale;
+    scales[tile].sum = 0;
   }
 }
 

@@ -1,5 +1,5 @@
-// Quantization of activation rows to int8 (or int4 in int8), AVX2: the bytes that the reference
-// packs. Every set with AVX2 uses it; it is a small share of any product.
+// Quantization of activation rows to int8 (or int4 in int8) and to e4m3, AVX2: the bytes that the
+// reference packs. Every set with AVX2 uses it for integers; it is a small share of any product.
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -88,7 +88,50 @@ void PackInt(const float* x, int64_t valid, int64_t k16s, int64_t group_tiles, i
   }
 }
 
+// To the nearest e4m3 value, ties to even; at most 448 in magnitude.
+__m256 NearestF8(__m256 x) {
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  // Three bits of a mantissa are kept, and below 2^-6 multiples of 2^-9: those by an addition whose
+  // last bit is that.
+  const __m256i bits = _mm256_castps_si256(x);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 20), _mm256_set1_epi32(1));
+  const __m256i rounded =
+      _mm256_and_si256(_mm256_add_epi32(_mm256_add_epi32(bits, odd), _mm256_set1_epi32(0x7ffff)),
+                       _mm256_set1_epi32(static_cast<int>(0xfff00000u)));
+  const __m256 magnitude = _mm256_andnot_ps(sign, x);
+  const __m256 step = _mm256_set1_ps(0x1.8p14f);  // 1.5 * 2^(23 - 9)
+  const __m256 tiny = _mm256_sub_ps(_mm256_add_ps(magnitude, step), step);
+  const __m256 is_tiny = _mm256_cmp_ps(magnitude, _mm256_set1_ps(0x1p-6f), _CMP_LT_OQ);
+  return _mm256_blendv_ps(_mm256_castsi256_ps(rounded), _mm256_or_ps(tiny, _mm256_and_ps(sign, x)),
+                          is_tiny);
+}
+
 }  // namespace
+
+void PackF8TokenAvx2(const float* x, int64_t valid, int64_t k16s, uint8_t* out) {
+  constexpr float kLimit = 448;
+  const int64_t tiles = k16s / kTilePieces, channels = tiles * kTileK;
+  const uint32_t bits = LargestBits(x, valid, 0, channels);
+  const float largest = _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(static_cast<int>(bits))));
+  const bool zero = bits >= 0x7f800000u || largest < kSmallestMaximum;
+  const float scale = bits >= 0x7f800000u ? __builtin_nanf("") : zero ? 0.0f : largest / kLimit;
+  const __m256 inverse = _mm256_set1_ps(zero ? 0.0f : kLimit / largest);
+  const __m256 limit = _mm256_set1_ps(kLimit), least = _mm256_set1_ps(-kLimit);
+  auto* values = reinterpret_cast<float*>(out);
+  for (int64_t k = 0; k < channels; k += 8) {
+    __m256 value = _mm256_setzero_ps();
+    if (!zero) {
+      value = _mm256_mul_ps(LoadEight(x, valid, k), inverse);
+      value = NearestF8(_mm256_max_ps(_mm256_min_ps(value, limit), least));
+    }
+    _mm256_store_ps(values + k, value);
+  }
+  auto* scales = reinterpret_cast<TileScale*>(out + channels * static_cast<int64_t>(sizeof(float)));
+  for (int64_t tile = 0; tile < tiles; ++tile) {
+    scales[tile].scale = scale;
+    scales[tile].sum = 0;
+  }
+}
 
 void PackInt8GroupAvx2(const float* x, int64_t valid, int64_t k16s, uint8_t* out) {
   PackInt(x, valid, k16s, kInt8GroupTiles, 127, out);

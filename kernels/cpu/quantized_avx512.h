@@ -65,6 +65,34 @@ template <int kBits>
   return {_mm512_load_si512(low), _mm512_load_si512(high)};
 }
 
+// What the low 5 bits of an e4m3 code below 2^-6 mean, as bf16.
+[[gnu::always_inline]] static inline __m512i MakeF8Table() {
+  alignas(64) uint16_t values[32];
+  for (int i = 0; i < 32; ++i) {
+    const float f = static_cast<float>(i & 7) * 0x1p-9f;
+    uint32_t bits;
+    __builtin_memcpy(&bits, &f, 4);
+    values[i] = static_cast<uint16_t>(bits >> 16);
+  }
+  return _mm512_load_si512(values);
+}
+
+// The e4m3 codes in the low (or high) bytes of 16-bit lanes as bf16: exponents move by 120, but for
+// codes below 2^-6, which have none.
+template <bool kHigh>
+[[gnu::always_inline]] static inline __m512i ExpandF8(__m512i codes, __m512i table) {
+  const __m512i shifted = kHigh ? _mm512_srli_epi16(codes, 4) : _mm512_slli_epi16(codes, 4);
+  const __m512i index = kHigh ? _mm512_srli_epi16(codes, 8) : codes;
+  const __m512i sign = kHigh ? codes : _mm512_slli_epi16(codes, 8);
+  const __m512i magnitude = _mm512_add_epi16(_mm512_and_si512(shifted, _mm512_set1_epi16(0x7f0)),
+                                             _mm512_set1_epi16(120 << 7));
+  const __mmask32 small = _mm512_testn_epi16_mask(index, _mm512_set1_epi16(0x78));
+  const __m512i value = _mm512_mask_permutexvar_epi16(magnitude, small, index, table);
+  // value | (sign & 0x8000)
+  return _mm512_ternarylogic_epi32(value, sign, _mm512_set1_epi16(static_cast<int16_t>(0x8000)),
+                                   0xf8);
+}
+
 }  // namespace moert::kernels
 
 #endif  // MOERT_KERNELS_CPU_QUANTIZED_AVX512_H_

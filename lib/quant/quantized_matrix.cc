@@ -97,6 +97,10 @@ absl::Status CheckMatrix(const MatrixLayout& m, const QuantizedMatrix& q) {
       return bad(fmt::format("code {} at row {}, k {}: must be in [0, {})", q.codes[i],
                              i / static_cast<size_t>(m.k), i % static_cast<size_t>(m.k), limit));
     }
+    if (m.scheme.fp8 && (q.codes[i] & 0x7f) == 0x7f) {
+      return bad(fmt::format("code {} at row {}, k {} is no number", q.codes[i],
+                             i / static_cast<size_t>(m.k), i % static_cast<size_t>(m.k)));
+    }
   }
   for (size_t i = 0; i < groups; ++i) {
     if (!std::isfinite(q.scales[i]) || (!q.offsets.empty() && !std::isfinite(q.offsets[i]))) {

@@ -46,13 +46,16 @@ struct Weights {
   int64_t block_bytes = 0;
   int64_t groups = 0;
 
-  Weights(int bits, int64_t tiles, int64_t group_tiles, bool extreme, uint32_t seed) {
+  Weights(int kind, int64_t tiles, int64_t group_tiles, bool extreme, uint32_t seed) {
+    const int bits = kBitsOf[kind];
+    const bool f8 = kind == kF8Weights;
     std::mt19937 rng(seed);
     block_bytes = tiles * bits * 128;
     groups = (tiles + group_tiles - 1) / group_tiles;
     codes = Buffer(2 * block_bytes);
     for (int64_t i = 0; i < 2 * block_bytes; ++i) {
       Bytes(codes)[i] = extreme ? (rng() % 2 == 0 ? 0xff : 0) : static_cast<uint8_t>(rng());
+      if (f8 && (Bytes(codes)[i] & 0x7f) == 0x7f) Bytes(codes)[i] ^= 1;  // NaN
     }
     for (int64_t i = 0; i < groups * 32; ++i) {
       const auto random = [&] { return static_cast<float>(rng() % 1000 + 1) * 1e-5f; };
@@ -108,10 +111,11 @@ std::vector<float> Multiply(const OperandKernels& kernels, const Case& c, const 
   return result;
 }
 
-std::vector<Case> Cases() {
+std::vector<Case> Cases(const std::vector<int>& kinds = {kW8, kW4, kW3, kW2}) {
   std::vector<Case> cases;
-  for (const int kind : {kW8, kW4, kW3, kW2}) {
+  for (const int kind : kinds) {
     for (const bool symmetric : {true, false}) {
+      if (kind == kF8Weights && !symmetric) continue;
       for (const int64_t tiles : {1, 2, 3, 5, 16}) {
         cases.push_back({kind, tiles, 2, 2, symmetric});
         cases.push_back({kind, tiles, 1, 1, symmetric});
@@ -187,7 +191,7 @@ TEST_CASE("integer products are the reference's to the bit") {
     INFO(set->name << " operand " << static_cast<int>(kind) << " bits " << kBitsOf[c.kind]
                    << " tiles " << c.tiles << " group " << c.group_tiles << " flush "
                    << c.flush_tiles << " symmetric " << c.symmetric);
-    const Weights weights(kBitsOf[c.kind], c.tiles, c.group_tiles, c.extreme, ++seed);
+    const Weights weights(c.kind, c.tiles, c.group_tiles, c.extreme, ++seed);
     const int64_t valid = c.tiles * 64 - c.tiles % 3;
     std::vector<std::vector<float>> rows;
     for (int i = 0; i < kMaxColumns; ++i) {
@@ -214,15 +218,16 @@ TEST_CASE("integer products are the reference's to the bit") {
 
 TEST_CASE("float products lie within the bound of the reference's") {
   const KernelSet* set = GENERATE(from_range(SupportedKernelSets()));
+  const auto operand = GENERATE(OperandKind::kSummed, OperandKind::kF8Token);
   const auto numerics = GENERATE(ActivationNumerics::kBF16, ActivationNumerics::kF32);
-  const OperandKernels kernels = set->For(OperandKind::kSummed, numerics);
-  const OperandKernels reference = Reference()->For(OperandKind::kSummed, numerics);
+  const OperandKernels kernels = set->For(operand, numerics);
+  const OperandKernels reference = Reference()->For(operand, numerics);
   uint32_t seed = 0;
-  for (const Case& c : Cases()) {
+  for (const Case& c : operand == OperandKind::kF8Token ? Cases({kF8Weights}) : Cases()) {
     INFO(set->name << " numerics " << static_cast<int>(numerics) << " bits " << kBitsOf[c.kind]
                    << " tiles " << c.tiles << " group " << c.group_tiles << " symmetric "
                    << c.symmetric);
-    const Weights weights(kBitsOf[c.kind], c.tiles, c.group_tiles, c.extreme, ++seed);
+    const Weights weights(c.kind, c.tiles, c.group_tiles, c.extreme, ++seed);
     const int64_t valid = c.tiles * 64 - c.tiles % 3;
     std::vector<std::vector<float>> rows;
     for (int i = 0; i < kMaxColumns; ++i) {
@@ -232,9 +237,10 @@ TEST_CASE("float products lie within the bound of the reference's") {
     const int most = wide ? kMaxColumns : kNarrowColumns;
     const auto expected = Multiply(reference, c, weights, rows, valid, 0, 2, 0, most);
     const auto got = Multiply(kernels, c, weights, rows, valid, 0, 2, 0, most, wide);
-    // Of the largest terms: |x| about 12, weights up to 2^(bits - 1) * 0.01 on either side.
-    const double norm =
-        12 * 0.01 * (1 << (kBitsOf[c.kind] - 1)) * std::sqrt(static_cast<double>(valid));
+    // Of the largest terms: |x| about 12, weights up to 2^(bits - 1) * 0.01 (e4m3: 448) on either
+    // side.
+    const double most_code = c.kind == kF8Weights ? 448 : 1 << (kBitsOf[c.kind] - 1);
+    const double norm = 12 * 0.01 * most_code * std::sqrt(static_cast<double>(valid));
     for (size_t i = 0; i < got.size(); ++i) REQUIRE(std::abs(got[i] - expected[i]) <= 1e-6 * norm);
     // Alone, each column and block is the same to the bit.
     for (int column = 0; column < most; ++column) {
@@ -247,6 +253,96 @@ TEST_CASE("float products lie within the bound of the reference's") {
     for (int columns = 2; columns < most; ++columns) {
       const auto some = Multiply(kernels, c, weights, rows, valid, 0, 1, 0, columns, wide);
       REQUIRE(std::equal(some.begin(), some.end(), got.begin()));
+    }
+  }
+}
+
+// The values of a packed e4m3 row, fp32 or bf16, in the order of channels.
+float F8ValueAt(const OperandKernels& kernels, const AlignedBuffer& packed, int64_t k) {
+  const auto* bytes = reinterpret_cast<const uint8_t*>(packed.data());
+  float value;
+  uint16_t bits;
+  if (kernels.bytes_per_tile == 64 * 4 + 8) {
+    std::memcpy(&value, bytes + k * 4, 4);
+    return value;
+  }
+  std::memcpy(&bits, bytes + k * 2, 2);
+  return Bf16ToF32(bits);
+}
+
+TEST_CASE("e4m3 rows are packed to the same values by every set") {
+  const KernelSet* set = GENERATE(from_range(SupportedKernelSets()));
+  INFO(set->name);
+  const auto kernels = set->For(OperandKind::kF8Token, ActivationNumerics::kBF16);
+  const auto reference = Reference()->For(OperandKind::kF8Token, ActivationNumerics::kBF16);
+  const int64_t tiles = 6;
+  const std::vector<float> row = RandomRow(tiles * 64, 1);
+  for (const int64_t valid : {1, 7, 8, 9, 63, 64, 65, 200, 383, 384}) {
+    for (int variant = 0; variant < 7; ++variant) {
+      std::vector<float> x(row.begin(), row.begin() + valid);
+      const auto at = static_cast<size_t>(valid / 2);
+      if (variant == 1) x[at] = std::numeric_limits<float>::quiet_NaN();
+      if (variant == 2) x[at] = -std::numeric_limits<float>::infinity();
+      if (variant == 3) {
+        for (float& value : x) value *= 1e-33f;
+      }
+      if (variant == 4) {  // scale 1, then halves of steps, which go to the even one
+        x[0] = 448;
+        for (size_t i = 1; i < x.size(); ++i) x[i] = static_cast<float>(i) * 0x1p-10f;
+      }
+      if (variant == 5) {  // above 2^-6, where a step grows with the value
+        x[0] = -448;
+        for (size_t i = 1; i < x.size(); ++i) {
+          x[i] = std::ldexp(static_cast<float>(16 + i % 16) * (i % 2 == 0 ? 1.0f : -1.0f),
+                            static_cast<int>(i / 16 % 13) - 10);
+        }
+      }
+      if (variant == 6) {  // most of them below any step
+        for (size_t i = 1; i < x.size(); ++i) x[i] *= 1e-6f;
+      }
+      AlignedBuffer got = Buffer(tiles * kernels.bytes_per_tile);
+      AlignedBuffer expected = Buffer(tiles * reference.bytes_per_tile);
+      kernels.pack(x.data(), valid, tiles * kTilePieces, Bytes(got));
+      reference.pack(x.data(), valid, tiles * kTilePieces, Bytes(expected));
+      for (int64_t k = 0; k < tiles * 64; ++k) {
+        INFO("valid " << valid << " variant " << variant << " channel " << k);
+        REQUIRE(std::bit_cast<uint32_t>(F8ValueAt(kernels, got, k)) ==
+                std::bit_cast<uint32_t>(F8ValueAt(reference, expected, k)));
+      }
+      REQUIRE(std::memcmp(got.data() + tiles * (kernels.bytes_per_tile - 8),
+                          expected.data() + tiles * (reference.bytes_per_tile - 8),
+                          static_cast<size_t>(tiles * 8)) == 0);
+    }
+  }
+}
+
+// Row r of block b holds code 16 b + r at every channel: against one activation of 448, whose code
+// is the largest, the product is the code's value times 448, which is exact.
+TEST_CASE("every e4m3 code is its value in every set") {
+  const KernelSet* set = GENERATE(from_range(SupportedKernelSets()));
+  INFO(set->name);
+  const auto kernels = set->For(OperandKind::kF8Token, ActivationNumerics::kBF16);
+  const Case c = {kF8Weights, 1, 1, 1, true};
+  for (int first = 0; first < 256; first += 32) {
+    Weights weights(kF8Weights, 1, 1, false, 1);
+    for (uint16_t& scale : weights.scales) scale = F32ToBf16(1.0f);
+    for (int b = 0; b < 2; ++b) {
+      for (int64_t i = 0; i < weights.block_bytes; ++i) {
+        const int64_t row = i / 8 % 32 / 4 + i / 4 % 2 * 8;  // docs/layout.md, 8 bits
+        Bytes(weights.codes)[b * weights.block_bytes + i] =
+            static_cast<uint8_t>(first + b * 16 + row);
+      }
+    }
+    for (const int64_t channel : {0, 1, 8, 9, 22, 47, 63}) {
+      std::vector<std::vector<float>> rows(1, std::vector<float>(64, 0.0f));
+      rows[0][static_cast<size_t>(channel)] = 448;
+      const auto got = Multiply(kernels, c, weights, rows, 64, 0, 2, 0, 1);
+      for (int i = 0; i < 32; ++i) {
+        const auto code = static_cast<uint8_t>(first + i);
+        if ((code & 0x7f) == 0x7f) continue;  // NaN, which no record holds
+        INFO("code " << int{code} << " channel " << channel);
+        REQUIRE(got[static_cast<size_t>(i)] == F8E4M3ToF32(code) * 448);
+      }
     }
   }
 }

@@ -156,6 +156,13 @@ TEST_CASE("what does not fit a layout is refused by name") {
   q = MakeQuantizedMatrix(layout.down);
   CHECK_THAT(std::string(PackMatrix(layout.gate, q, record.data()).message()),
              Catch::Contains("was given 128 x 32"));
+  const RecordLayout f8 =
+      *MakeRecordLayout(128, 32, ExpertFormat::Uniform(*Scheme::Parse("w8a8_fp8")));
+  record.resize(static_cast<size_t>(f8.bytes));
+  q = MakeQuantizedMatrix(f8.up);
+  q.codes[2 * 128 + 1] = 0xff;
+  CHECK_THAT(std::string(PackMatrix(f8.up, q, record.data()).message()),
+             Catch::Contains("code 255 at row 2, k 1 is no number"));
 }
 
 }  // namespace
