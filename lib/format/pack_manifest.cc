@@ -152,7 +152,14 @@ absl::StatusOr<PackManifest> Parse(const json& object, const std::string& source
   if (fields.String("format") != kFormatName) {
     fields.Fail("format", fmt::format("legal is \"{}\"", kFormatName));
   }
-  fields.Int("format_version", kPackFormatVersion, kPackFormatVersion);
+  const int64_t format_version = fields.Int("format_version", 0, INT32_MAX);
+  MOERT_RETURN_IF_ERROR(fields.status());
+  if (format_version != kPackFormatVersion) {
+    return absl::FailedPreconditionError(
+        fmt::format("{}: is of pack format version {}, this build reads version {}: quantize the "
+                    "model again, or use the release that wrote the pack",
+                    source, format_version, kPackFormatVersion));
+  }
   PackManifest m;
   m.source_identity = fields.String("source_identity", "");
   MOERT_RETURN_IF_ERROR(fields.status());

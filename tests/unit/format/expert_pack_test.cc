@@ -250,7 +250,7 @@ TEST_CASE("a malformed manifest is refused, and the message names what is wrong"
   };
   const Case cases[] = {
       {"/format", "zip", "format is \"zip\", legal is \"moert expert pack\""},
-      {"/format_version", 2, "format_version is 2, legal is an integer from 1 to 1"},
+      {"/format_version", 2, "is of pack format version 2, this build reads version 1"},
       {"/model", 1, "model is not an object"},
       {"/model/layers/1/top_k", 0, "model: layer 1: top_k is 0, legal is"},
       {"/model/layers/1/top_k", 4, "model: MoE layer 1: top_k is 4, legal is 1 to 3"},
