@@ -5,7 +5,8 @@
 // problems' schemes; all gate and up products with the activation; all down products. For bf16
 // weights the 16 results of a row block are at once packed as one operand piece of the down
 // product; other forms need what spans pieces (scales, sums, Hadamard blocks), so h is kept in fp32
-// and packed in a step of its own. A job is some row blocks of one problem for some of its tokens.
+// and packed by the thread that ends an expert's last gate and up job or, with many tokens, in a
+// step of its own. A job is some row blocks of one problem for some of its tokens.
 // How jobs are cut changes no result: see kernels/cpu/block_gemm.h.
 //
 // Wide kernels want rows that lie equally far apart. Those of h do; those of x are copied together
@@ -15,7 +16,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <new>
 
 #include "base/aligned_buffer.h"
 #include "base/checked_math.h"
@@ -39,13 +42,18 @@ using kernels::kPieceK;
 using kernels::OperandKernels;
 using kernels::OperandKind;
 
-// Weights of one job: enough to hide what a job costs to take, little enough to spread evenly.
-constexpr int64_t kJobWeightBytes = 96 << 10;
+// Weights of one job: enough to hide what a job costs to take, little enough to spread evenly: so
+// many jobs a thread, where that leaves jobs of a legal size.
+constexpr int64_t kMinJobWeightBytes = 24 << 10;
+constexpr int64_t kMaxJobWeightBytes = 96 << 10;
+constexpr int64_t kJobsPerThread = 8;
 // Tokens of one job: weights are read once for so many, while an expert that got most of a prefill
 // still splits over many threads.
 constexpr int64_t kJobColumns = 128;
-// Below this, packing x is cheaper than waking threads for it.
-constexpr int64_t kPackInline = 16 << 10;
+// Up to this, packing x is cheaper than a parallel step for it.
+constexpr int64_t kPackInline = 4 << 10;
+// Up to so many tokens an expert, whoever ends its last gate and up job packs its h at once.
+constexpr int64_t kPackAtOnce = 8;
 
 // Tiles that float kernels take at once from a group longer than that: they stay in the L1 cache
 // for all columns.
@@ -66,14 +74,19 @@ struct Plan {
   int64_t first_slot;  // row of the h buffer
   Stage gate_up;
   Stage down;
+  bool packs_at_once;  // h, after the last gate and up job
 };
 
-// `least`: row blocks of a job.
-Stage CutStage(int64_t row_blocks, int64_t bytes_per_block, int64_t columns, int64_t least,
-               int64_t multiple) {
+int64_t JobBytes(int64_t total, int threads) {
+  return std::clamp(total / (threads * kJobsPerThread), kMinJobWeightBytes, kMaxJobWeightBytes);
+}
+
+// `job_bytes`: of weights; `least`: row blocks of a job.
+Stage CutStage(int64_t row_blocks, int64_t bytes_per_block, int64_t job_bytes, int64_t columns,
+               int64_t least, int64_t multiple) {
   Stage stage;
   stage.row_blocks = row_blocks;
-  stage.blocks_per_job = RoundUp(std::max(least, kJobWeightBytes / bytes_per_block), multiple);
+  stage.blocks_per_job = RoundUp(std::max(least, job_bytes / bytes_per_block), multiple);
   stage.column_splits = CeilDiv(columns, kJobColumns);
   return stage;
 }
@@ -191,10 +204,16 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
     next += GatherBytes(slots, hidden, forms);
     plans_ = reinterpret_cast<Plan*>(next);
     MakePlans(problems);
+    pending_ = reinterpret_cast<std::atomic<int64_t>*>(next + PlanBytes(slots));
+    bool packs_later = false;
+    for (int64_t i = 0; i < num_plans_; ++i) {
+      new (&pending_[i]) std::atomic<int64_t>(plans_[i].gate_up.jobs());
+      packs_later |= !PacksPieces(*plans_[i].problem->layout) && !plans_[i].packs_at_once;
+    }
 
     PackInput(rows, forms);
     pool_->Run(gate_up_jobs_, [this](int64_t job, int thread) { GateUpJob(job, thread); });
-    if (forms.keeps_h) PackH(slots);
+    if (packs_later) PackH(slots);
     pool_->Run(down_jobs_, [this](int64_t job, int) { DownJob(job); });
     return absl::OkStatus();
   }
@@ -284,8 +303,12 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
     if (forms.keeps_h) {
       bytes += slots * RoundUp(widest, kKTile) * static_cast<int64_t>(sizeof(float));
     }
-    // No more problems than slots: empty ones are skipped.
-    return bytes + RoundUp(slots * static_cast<int64_t>(sizeof(Plan)), 64);
+    return bytes + PlanBytes(slots) +
+           RoundUp(slots * static_cast<int64_t>(sizeof(std::atomic<int64_t>)), 64);
+  }
+  // No more problems than slots: empty ones are skipped.
+  static int64_t PlanBytes(int64_t slots) {
+    return RoundUp(slots * static_cast<int64_t>(sizeof(Plan)), 64);
   }
 
   absl::Status CheckProblem(const ExpertProblem& p, size_t index, int64_t rows,
@@ -347,6 +370,14 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
 
   void MakePlans(absl::Span<const ExpertProblem> problems) {
     num_plans_ = gate_up_jobs_ = down_jobs_ = 0;
+    int64_t gate_up_bytes = 0, down_bytes = 0;
+    for (const ExpertProblem& problem : problems) {
+      if (problem.tokens.empty()) continue;
+      gate_up_bytes += problem.layout->gate.weight_bytes + problem.layout->up.weight_bytes;
+      down_bytes += problem.layout->down.weight_bytes;
+    }
+    gate_up_bytes = JobBytes(gate_up_bytes, pool_->num_threads());
+    down_bytes = JobBytes(down_bytes, pool_->num_threads());
     int64_t slot = 0;
     for (const ExpertProblem& problem : problems) {
       const auto columns = static_cast<int64_t>(problem.tokens.size());
@@ -358,10 +389,12 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
       plan.first_slot = slot;
       plan.gate_up =
           CutStage(gate.padded_rows / kBlockRows, BlockBytes(gate) + BlockBytes(problem.layout->up),
-                   columns, GatheringBlocks(*problem.layout, columns), /*multiple=*/1);
+                   gate_up_bytes, columns, GatheringBlocks(*problem.layout, columns),
+                   /*multiple=*/1);
       plan.gate_up.first_job = gate_up_jobs_;
-      plan.down = CutStage(down.padded_rows / kBlockRows, BlockBytes(down), columns, /*least=*/1,
-                           /*multiple=*/kMaxBlocks);
+      plan.down = CutStage(down.padded_rows / kBlockRows, BlockBytes(down), down_bytes, columns,
+                           /*least=*/1, /*multiple=*/kMaxBlocks);
+      plan.packs_at_once = !PacksPieces(*problem.layout) && columns <= kPackAtOnce;
       plan.down.first_job = down_jobs_;
       slot += columns;
       gate_up_jobs_ += plan.gate_up.jobs();
@@ -416,14 +449,19 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
       const Plan* after = std::upper_bound(
           plans_, plans_ + num_plans_, slot,
           [](int64_t wanted, const Plan& plan) { return wanted < plan.first_slot; });
-      const RecordLayout& layout = *(after - 1)->problem->layout;
-      if (PacksPieces(layout)) return;
-      const MatrixLayout& down = layout.down;
-      float* const h = h_ + slot * h_stride_;
-      if (layout.format.hadamard) ApplyHadamard(1, down.k, h);
-      Kernels(static_cast<int>(kernels::OperandFor(down.scheme, numerics_)))
-          .pack(h, down.k, down.padded_k / kPieceK, packed_h_ + slot * h_row_bytes_);
+      const Plan& plan = *(after - 1);
+      if (!plan.packs_at_once && !PacksPieces(*plan.problem->layout)) PackHRow(plan, slot);
     });
+  }
+
+  // The Hadamard transform is no pass of its own: the row is in the L1 cache.
+  void PackHRow(const Plan& plan, int64_t slot) const {
+    const RecordLayout& layout = *plan.problem->layout;
+    const MatrixLayout& down = layout.down;
+    float* const h = h_ + slot * h_stride_;
+    if (layout.format.hadamard) ApplyHadamard(1, down.k, h);
+    Kernels(static_cast<int>(kernels::OperandFor(down.scheme, numerics_)))
+        .pack(h, down.k, down.padded_k / kPieceK, packed_h_ + slot * h_row_bytes_);
   }
 
   // What multiplies gate or up with the tokens of a job. `room`: where rows may be copied together.
@@ -522,6 +560,11 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
         }
       }
     }
+    if (plan.packs_at_once && pending_[&plan - plans_].fetch_sub(1) == 1) {
+      for (size_t i = 0; i < problem.tokens.size(); ++i) {
+        PackHRow(plan, plan.first_slot + static_cast<int64_t>(i));
+      }
+    }
   }
 
   // The 16 channels of h that row block `block` gave, as one piece of a plain operand.
@@ -608,6 +651,7 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
   float* h_ = nullptr;  // where it is not packed as it is made
   int64_t h_stride_ = 0;
   Plan* plans_ = nullptr;
+  std::atomic<int64_t>* pending_ = nullptr;  // by plan: gate and up jobs that are not done
   int64_t num_plans_ = 0;
   int64_t gate_up_jobs_ = 0;
   int64_t down_jobs_ = 0;
