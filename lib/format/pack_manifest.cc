@@ -155,7 +155,7 @@ absl::StatusOr<PackManifest> Parse(const json& object, const std::string& source
   const int64_t format_version = fields.Int("format_version", 0, INT32_MAX);
   MOERT_RETURN_IF_ERROR(fields.status());
   if (format_version != kPackFormatVersion) {
-    return absl::FailedPreconditionError(
+    return absl::InvalidArgumentError(
         fmt::format("{}: is of pack format version {}, this build reads version {}: quantize the "
                     "model again, or use the release that wrote the pack",
                     source, format_version, kPackFormatVersion));
