@@ -17,17 +17,18 @@ constexpr int kQuarters = 4;       // accumulators of a row block and column
 constexpr int kColumnsAtOnce = 4;  // whose accumulators fit the registers
 constexpr int64_t kOperand = 32;   // bytes of a piece of x: 8 channel pairs in order
 
-// Two-bit field i (0..3) of each byte, low-aligned; of 3-bit codes, with bit kPlaneBit of `plane`
-// as the third bit. Bits that a shift drags over byte borders are masked off.
+// What a table looks up for field kField of each byte: of `word` for fields 0 and 1, of its bytes'
+// upper halves, shifted down, for 2 and 3. Odd fields stay where they lie, two bits up. Of 3-bit
+// codes with bit kPlaneBit of `plane` as the third bit. The tables ignore all other bits.
 template <int kBits, int kField, int kPlaneBit>
 [[gnu::always_inline]] inline __m512i Field(__m512i word, __m512i plane) {
-  const __m512i low = _mm512_srli_epi16(word, 2 * kField);
-  const __m512i two = _mm512_set1_epi8(3);
-  if constexpr (kBits == 2) return low;  // the table ignores what is above
-  const __m512i bit = kPlaneBit >= 2 ? _mm512_srli_epi16(plane, kPlaneBit >= 2 ? kPlaneBit - 2 : 0)
-                                     : _mm512_slli_epi16(plane, kPlaneBit >= 2 ? 0 : 2 - kPlaneBit);
-  // (low & 3) | (bit & 4)
-  return _mm512_ternarylogic_epi32(low, two, _mm512_and_si512(bit, _mm512_set1_epi8(4)), 0xea);
+  if constexpr (kBits == 2) return word;
+  constexpr int kUp = kField % 2 * 2;
+  constexpr int kShift = kPlaneBit - 2 - kUp;
+  const __m512i bit = kShift >= 0 ? _mm512_srli_epi16(plane, kShift >= 0 ? kShift : 0)
+                                  : _mm512_slli_epi16(plane, kShift >= 0 ? 0 : -kShift);
+  // bit 2 + kUp of `bit`, the others of `word`
+  return _mm512_ternarylogic_epi32(_mm512_set1_epi8(4 << kUp), bit, word, 0xca);
 }
 
 // Of a piece, for every column: channel pairs 2t, 2t+1 and 2t+8, 2t+9.
@@ -74,20 +75,23 @@ template <int C>
 
 template <int kBits, int kWords, int C>
 [[gnu::always_inline]] inline void AddPieces(__m512 (&acc)[kQuarters][C], const uint8_t* w,
-                                             __m512i plane_a, __m512i plane_b, __m512i table,
+                                             __m512i plane_a, __m512i plane_b,
+                                             const CodeTables& tables,
                                              const uint8_t* const (&column)[C], int64_t p) {
   constexpr int kFirst = kWords * 4;  // bit of the third-bit plane
-  const __m512i a = Load(w), b = Load(w + 64);
+  __m512i a = Load(w), b = Load(w + 64);
   Operand<C> x = Spread<C, false>(column, p);
-  AddCodes<C>(acc[0], Field<kBits, 0, kFirst>(a, plane_a), table, x);
-  AddCodes<C>(acc[1], Field<kBits, 0, kFirst>(b, plane_b), table, x);
-  AddCodes<C>(acc[2], Field<kBits, 1, kFirst + 1>(a, plane_a), table, x);
-  AddCodes<C>(acc[3], Field<kBits, 1, kFirst + 1>(b, plane_b), table, x);
+  AddCodes<C>(acc[0], Field<kBits, 0, kFirst>(a, plane_a), tables.low, x);
+  AddCodes<C>(acc[1], Field<kBits, 0, kFirst>(b, plane_b), tables.low, x);
+  AddCodes<C>(acc[2], Field<kBits, 1, kFirst + 1>(a, plane_a), tables.high, x);
+  AddCodes<C>(acc[3], Field<kBits, 1, kFirst + 1>(b, plane_b), tables.high, x);
   x = Spread<C, false>(column, p + 1);
-  AddCodes<C>(acc[0], Field<kBits, 2, kFirst + 2>(a, plane_a), table, x);
-  AddCodes<C>(acc[1], Field<kBits, 2, kFirst + 2>(b, plane_b), table, x);
-  AddCodes<C>(acc[2], Field<kBits, 3, kFirst + 3>(a, plane_a), table, x);
-  AddCodes<C>(acc[3], Field<kBits, 3, kFirst + 3>(b, plane_b), table, x);
+  a = _mm512_srli_epi16(a, 4);
+  b = _mm512_srli_epi16(b, 4);
+  AddCodes<C>(acc[0], Field<kBits, 2, kFirst + 2>(a, plane_a), tables.low, x);
+  AddCodes<C>(acc[1], Field<kBits, 2, kFirst + 2>(b, plane_b), tables.low, x);
+  AddCodes<C>(acc[2], Field<kBits, 3, kFirst + 3>(a, plane_a), tables.high, x);
+  AddCodes<C>(acc[3], Field<kBits, 3, kFirst + 3>(b, plane_b), tables.high, x);
 }
 
 // Quarters -> the 16 rows in order, each the sum (t0 + t2) + (t1 + t3) of its lanes.
@@ -163,8 +167,8 @@ void Sums(const CodeTables& tables, const uint8_t* w, int64_t tiles, const uint8
         plane_a = Load(w + 256);
         plane_b = Load(w + 320);
       }
-      AddPieces<kBits, 0, C>(acc, w, plane_a, plane_b, tables.low, column, p);
-      AddPieces<kBits, 1, C>(acc, w + 128, plane_a, plane_b, tables.low, column, p + 2);
+      AddPieces<kBits, 0, C>(acc, w, plane_a, plane_b, tables, column, p);
+      AddPieces<kBits, 1, C>(acc, w + 128, plane_a, plane_b, tables, column, p + 2);
     }
   }
 #pragma GCC unroll 4

@@ -16,17 +16,20 @@ namespace {
 constexpr int kQuarters = 4;       // accumulators of a row block and column
 constexpr int kColumnsAtOnce = 4;  // whose accumulators fit the registers
 
-// Two-bit field i (0..3) of each byte, low-aligned; of 3-bit codes, with bit kPlaneBit of `plane`
-// as the third bit. Bits that a shift drags over byte borders are masked off.
+// Field kField of each byte: of `word` for fields 0 and 1, of its bytes' upper halves, shifted
+// down, for 2 and 3. Odd fields stay where they lie, two bits up: the accumulators of rows 8..15
+// hold four times their sums. Of 3-bit codes with bit kPlaneBit of `plane` as the third bit. Bits
+// that a shift drags over byte borders are masked off.
 template <int kBits, int kField, int kPlaneBit>
 [[gnu::always_inline]] inline __m512i Field(__m512i word, __m512i plane) {
-  const __m512i low = _mm512_srli_epi16(word, 2 * kField);
-  const __m512i two = _mm512_set1_epi8(3);
-  if constexpr (kBits == 2) return _mm512_and_si512(low, two);
-  const __m512i bit = kPlaneBit >= 2 ? _mm512_srli_epi16(plane, kPlaneBit >= 2 ? kPlaneBit - 2 : 0)
-                                     : _mm512_slli_epi16(plane, kPlaneBit >= 2 ? 0 : 2 - kPlaneBit);
-  // (low & 3) | (bit & 4)
-  return _mm512_ternarylogic_epi32(low, two, _mm512_and_si512(bit, _mm512_set1_epi8(4)), 0xea);
+  constexpr int kUp = kField % 2 * 2;
+  if constexpr (kBits == 2) return _mm512_and_si512(word, _mm512_set1_epi8(3 << kUp));
+  constexpr int kShift = kPlaneBit - 2 - kUp;
+  const __m512i bit = kShift >= 0 ? _mm512_srli_epi16(plane, kShift >= 0 ? kShift : 0)
+                                  : _mm512_slli_epi16(plane, kShift >= 0 ? 0 : -kShift);
+  // (word & 3) | (bit & 4)
+  return _mm512_ternarylogic_epi32(word, _mm512_set1_epi8(3 << kUp),
+                                   _mm512_and_si512(bit, _mm512_set1_epi8(4 << kUp)), 0xea);
 }
 
 template <int C>
@@ -60,10 +63,11 @@ template <int kBits, int kWords, int C>
   Add<C>(acc, 2, Field<kBits, 1, kFirst + 1>(a, plane_a), x);
   Add<C>(acc, 3, Field<kBits, 1, kFirst + 1>(b, plane_b), x);
   Spread<C>(column, p + 1, x);
-  Add<C>(acc, 0, Field<kBits, 2, kFirst + 2>(a, plane_a), x);
-  Add<C>(acc, 1, Field<kBits, 2, kFirst + 2>(b, plane_b), x);
-  Add<C>(acc, 2, Field<kBits, 3, kFirst + 3>(a, plane_a), x);
-  Add<C>(acc, 3, Field<kBits, 3, kFirst + 3>(b, plane_b), x);
+  const __m512i upper_a = _mm512_srli_epi16(a, 4), upper_b = _mm512_srli_epi16(b, 4);
+  Add<C>(acc, 0, Field<kBits, 2, kFirst + 2>(upper_a, plane_a), x);
+  Add<C>(acc, 1, Field<kBits, 2, kFirst + 2>(upper_b, plane_b), x);
+  Add<C>(acc, 2, Field<kBits, 3, kFirst + 3>(upper_a, plane_a), x);
+  Add<C>(acc, 3, Field<kBits, 3, kFirst + 3>(upper_b, plane_b), x);
 }
 
 // Quarters -> the 16 rows in order.
@@ -94,10 +98,10 @@ template <int kBits, int kWords, int C>
 
 // dots[c] = sums over `tiles` tiles of codes x activations, for 16 rows and C columns.
 template <int kBits, int C, bool kFetch>
-void Dots(const uint8_t* w, int64_t tiles, const uint8_t* const* x, int64_t x_offset,
-          __m512i* dots) {
+[[gnu::always_inline]] inline void Dots(const uint8_t* w, int64_t tiles, const uint8_t* const* x,
+                                        int64_t x_offset, __m512i* dots) {
   constexpr int64_t kTileBytes = kBits * 128;
-  __m512i acc[kQuarters][C];
+  __m512i acc[kQuarters][C];  // 32 bits hold 16 times a sum of kMaxFlushTiles tiles of nibbles
   const uint8_t* column[C];
 #pragma GCC unroll 4
   for (int c = 0; c < C; ++c) {
@@ -120,7 +124,8 @@ void Dots(const uint8_t* w, int64_t tiles, const uint8_t* const* x, int64_t x_of
         for (int q = 0; q < kQuarters; ++q) Add<C>(acc, q, Load(w + i * 256 + q * 64), operand);
       }
     } else if constexpr (kBits == 4) {
-      const __m512i low = _mm512_set1_epi8(15);
+      // The accumulators of high nibbles hold 16 times their sums.
+      const __m512i low = _mm512_set1_epi8(15), high = _mm512_set1_epi8(static_cast<char>(0xf0));
 #pragma GCC unroll 4
       for (int i = 0; i < kTilePieces; ++i) {
         __m512i operand[C];
@@ -128,8 +133,8 @@ void Dots(const uint8_t* w, int64_t tiles, const uint8_t* const* x, int64_t x_of
         const __m512i a = Load(w + i * 128), b = Load(w + i * 128 + 64);
         Add<C>(acc, 0, _mm512_and_si512(a, low), operand);
         Add<C>(acc, 1, _mm512_and_si512(b, low), operand);
-        Add<C>(acc, 2, _mm512_and_si512(_mm512_srli_epi16(a, 4), low), operand);
-        Add<C>(acc, 3, _mm512_and_si512(_mm512_srli_epi16(b, 4), low), operand);
+        Add<C>(acc, 2, _mm512_and_si512(a, high), operand);
+        Add<C>(acc, 3, _mm512_and_si512(b, high), operand);
       }
     } else {
       __m512i plane_a = _mm512_setzero_si512(), plane_b = plane_a;
@@ -143,6 +148,9 @@ void Dots(const uint8_t* w, int64_t tiles, const uint8_t* const* x, int64_t x_of
   }
 #pragma GCC unroll 4
   for (int c = 0; c < C; ++c) {
+    constexpr int kUp = kBits == 8 ? 0 : kBits == 4 ? 4 : 2;  // of rows 8..15
+    acc[2][c] = _mm512_srai_epi32(acc[2][c], kUp);
+    acc[3][c] = _mm512_srai_epi32(acc[3][c], kUp);
     dots[c] = kBits == 8 ? Rows8(acc[0][c], acc[1][c], acc[2][c], acc[3][c])
                          : Rows(acc[0][c], acc[1][c], acc[2][c], acc[3][c]);
   }
@@ -163,29 +171,35 @@ void DotsOf(int columns, const uint8_t* w, int64_t tiles, const uint8_t* const* 
   }
 }
 
-template <int kBits>
+// kOne: there is one column, and everything stays in registers.
+template <int kBits, bool kOne>
 void Gemm(const BlockGemmArgs& args) {
   const int64_t tiles = args.k16s / kTilePieces;
+  const int columns = kOne ? 1 : args.columns;
   for (int b = 0; b < args.blocks; ++b) {
-    __m512 sums[kNarrowColumns];
-    for (int c = 0; c < args.columns; ++c) sums[c] = _mm512_setzero_ps();
+    __m512 sums[kOne ? 1 : kNarrowColumns];
+    for (int c = 0; c < columns; ++c) sums[c] = _mm512_setzero_ps();
     for (int64_t begin = 0; begin < tiles; begin += args.flush_tiles) {
       const int64_t left = tiles - begin;
       const int64_t count = left < args.flush_tiles ? left : args.flush_tiles;
       const uint8_t* w = args.weights[b] + begin * kBits * 128;
-      __m512i dots[kNarrowColumns];
-      const int first = args.columns < kColumnsAtOnce ? args.columns : kColumnsAtOnce;
-      DotsOf<kBits, true>(first, w, count, args.x, begin * kTileK, dots);
-      if (args.columns > first) {
-        DotsOf<kBits, false>(args.columns - first, w, count, args.x + first, begin * kTileK,
-                             dots + first);
+      __m512i dots[kOne ? 1 : kNarrowColumns];
+      if constexpr (kOne) {
+        Dots<kBits, 1, true>(w, count, args.x, begin * kTileK, dots);
+      } else {
+        const int first = columns < kColumnsAtOnce ? columns : kColumnsAtOnce;
+        DotsOf<kBits, true>(first, w, count, args.x, begin * kTileK, dots);
+        if (columns > first) {
+          DotsOf<kBits, false>(columns - first, w, count, args.x + first, begin * kTileK,
+                               dots + first);
+        }
       }
       const int64_t at = begin / args.group_tiles * args.scale_stride;
       FetchScales(args, b, at);
       const __m512 scale = Widen(args.scales[b] + at);
       const bool symmetric = args.offsets[b] == nullptr;
       const __m512 offset = symmetric ? scale : Widen(args.offsets[b] + at);
-      for (int c = 0; c < args.columns; ++c) {
+      for (int c = 0; c < columns; ++c) {
         const auto* scales = reinterpret_cast<const TileScale*>(args.x[c] + tiles * kTileK) + begin;
         int32_t sum = 0;
         for (int64_t tile = 0; tile < count; ++tile) sum += scales[tile].sum;
@@ -202,10 +216,15 @@ void Gemm(const BlockGemmArgs& args) {
         }
       }
     }
-    for (int c = 0; c < args.columns; ++c) {
+    for (int c = 0; c < columns; ++c) {
       _mm512_store_ps(args.out + (b * kMaxColumns + c) * kBlockRows, sums[c]);
     }
   }
+}
+
+template <int kBits>
+void Gemm(const BlockGemmArgs& args) {
+  return args.columns == 1 ? Gemm<kBits, true>(args) : Gemm<kBits, false>(args);
 }
 
 }  // namespace

@@ -43,7 +43,7 @@ template <int kBits>
 // Codes as bf16, looked up by the low 5 bits of a 16-bit lane.
 struct CodeTables {
   __m512i low;   // codes of up to 4 bits less their middle; of 8 bits, the low nibble
-  __m512i high;  // of 8 bits, 16 times the high nibble less 128
+  __m512i high;  // of 8 bits, 16 times the high nibble less 128; of 2 and 3, codes two bits up
 };
 
 // bf16 of small integers: the high half of their float.
@@ -60,7 +60,8 @@ template <int kBits>
   constexpr int kMask = (1 << (kBits < 4 ? kBits : 4)) - 1;
   for (int i = 0; i < 32; ++i) {
     low[i] = Bf16Of((i & kMask) - (kBits == 8 ? 0 : 1 << (kBits - 1)));
-    high[i] = Bf16Of((i & 15) * 16 - 128);
+    high[i] =
+        kBits == 8 ? Bf16Of((i & 15) * 16 - 128) : Bf16Of((i >> 2 & kMask) - (1 << (kBits - 1)));
   }
   return {_mm512_load_si512(low), _mm512_load_si512(high)};
 }
