@@ -13,7 +13,31 @@
 namespace moert::cuda {
 
 /// How the weights of a matrix are stored (docs/layout.md); groups and zeros are in DeviceMatrix.
-enum class Packing : int32_t { kBf16 = 0, kW8 = 1, kW4 = 2, kW3 = 3, kW2 = 4 };
+/// The last three are multiplied with quantized activations.
+enum class Packing : int32_t {
+  kBf16 = 0,
+  kW8 = 1,
+  kW4 = 2,
+  kW3 = 3,
+  kW2 = 4,
+  kF8 = 5,    // e4m3
+  kW8A8 = 6,  // as kW8, int8 products
+  kW4A8 = 7,  // as kW4, int8 products; also of int4 activations
+};
+
+/// What a packed row of activations holds. Integers: one scale a 128 channels or one a row.
+enum class OperandForm : int32_t {
+  kBf16 = 0,
+  kInt8Group = 1,
+  kInt8Token = 2,
+  kInt4Group = 3,
+  kInt4Token = 4,
+  kF8 = 5,
+};
+constexpr int kOperandForms = 6;
+/// An operand: a form, of the activations as they are or (from kOperandForms on) after the block
+/// Hadamard transform.
+constexpr int kOperands = 2 * kOperandForms;
 
 /// One packed matrix inside a record: what a kernel needs of a MatrixLayout.
 struct DeviceMatrix {
@@ -23,6 +47,8 @@ struct DeviceMatrix {
   int32_t group_k64s = 0;  // pieces of one scale group; bf16: 0
   int32_t zero_point = 0;  // of symmetric schemes
   int32_t asymmetric = 0;
+  int32_t operand = 0;        // 0..kOperands-1
+  int32_t k = 0;              // input channels, without padding
   int64_t weight_offset = 0;  // bytes from the start of the record
   int64_t scale_offset = 0;
   int64_t zero_offset = 0;  // of scale * zero; scale_offset when symmetric
@@ -30,11 +56,34 @@ struct DeviceMatrix {
 
 /// Bytes of a row block over 64 k.
 MOERT_HOST_DEVICE constexpr int K64Bytes(Packing p) {
-  return p == Packing::kBf16 ? 2048
-         : p == Packing::kW8 ? 1024
-         : p == Packing::kW4 ? 512
-         : p == Packing::kW3 ? 384
-                             : 256;
+  switch (p) {
+    case Packing::kBf16:
+      return 2048;
+    case Packing::kW8:
+    case Packing::kF8:
+    case Packing::kW8A8:
+      return 1024;
+    case Packing::kW4:
+    case Packing::kW4A8:
+      return 512;
+    case Packing::kW3:
+      return 384;
+    case Packing::kW2:
+      return 256;
+  }
+  return 0;
+}
+
+/// Packed activation rows: the channels, padded with zeros to a multiple of 128, then one float of
+/// scale for every 128 of them (all alike where a row has one). Forms of one byte a channel use
+/// half of the first part.
+MOERT_HOST_DEVICE constexpr int64_t OperandScales(int64_t channels) {
+  return (channels + 127) / 128 * 256;
+}
+/// Bytes of a row: an odd multiple of 64, so that rows that are read together meet in few banks.
+MOERT_HOST_DEVICE constexpr int64_t OperandBytes(int64_t channels) {
+  const int64_t bytes = OperandScales(channels) + (channels + 127) / 128 * 4;
+  return (bytes + 63) / 128 * 128 + 64;
 }
 
 /// The format of a record. Gate and up have one shape and packing.
@@ -62,6 +111,8 @@ struct TileMatrix {
   int32_t group_k64s;  // 0: no scales
   int32_t zero_point;
   Packing packing;
+  int32_t operand;
+  int32_t k;
   int32_t unused;
 };
 
@@ -84,7 +135,9 @@ struct Position {
 struct TileTable {
   Tile* tiles;
   int64_t* cost[2];     // per product: cost of all tiles up to and with this one
-  Position* starts[2];  // [kMaxCtas + 1]: where each CTA begins; the next one's start is its end
+  Position* starts[2];  // [kMaxCtas + 1]: where each share begins; the next one's start is its end
+  int32_t* ready;       // [tiles]: parts of gate and up that are done; zeroed with the tiles
+  int32_t* ticket;      // [1]: shares taken; likewise
 };
 constexpr int kMaxCtas = 512;
 

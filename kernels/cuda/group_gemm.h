@@ -3,7 +3,11 @@
 // An item is a pair of row blocks of one tile: the gate and the up block of 16 channels, or two
 // blocks of down. The warps of a CTA form groups that split K; each group takes every n-th item of
 // the CTA's share, so groups wait for nobody but themselves. Weights stream once from device memory
-// through rings of shared memory that each warp keeps for itself, across items and tiles.
+// into registers, a unit ahead of the products that use them.
+//
+// Both products are one launch. Shares are taken by ticket, those of gate and up first; the first
+// read of a tile's h waits until all of it was written. Whoever waits so knows that the shares it
+// waits for were taken by CTAs that run, and these wait for nothing.
 //
 // Which CTA or group computes an item changes nothing in its arithmetic: the split of K depends on
 // the matrix alone, and sums run in a fixed order (design rule 6).
@@ -18,27 +22,32 @@ struct CUstream_st;
 
 namespace moert::cuda {
 
-/// All pointers are device memory. Activations are bf16 in packed rows (rows.h).
+/// All pointers are device memory. Activations are packed rows (rows.h); strides in bytes.
 struct GroupGemmArgs {
   TileTable table;
-  const uint16_t* x = nullptr;  // [tokens] packed rows of x_stride
-  uint16_t* h = nullptr;        // [slots] packed rows of h_stride: act(gate x) * (up x)
-  float* out = nullptr;         // [slots, out_stride]: down h
-  int64_t x_stride = 0;         // elements, a multiple of 64
+  const uint8_t* x[kOperands] = {};  // [tokens] rows of x_stride, by operand; null: not in use
+  uint8_t* h = nullptr;              // [slots] rows of h_stride: act(gate x) * (up x)
+  float* wide_h = nullptr;           // [slots, wide_h_stride] floats: h where `down` wants another
+                                     // operand than plain bf16
+  float* out = nullptr;              // [slots, out_stride] floats: down h
+  int64_t x_stride = 0;
   int64_t h_stride = 0;
+  int64_t wide_h_stride = 0;
   int64_t out_stride = 0;
   int32_t pairs = 0;       // slots below this are (token, j): token * top_k + j
   int32_t top_k = 1;       // slots from `pairs` on are one a token: the shared expert
   int32_t hidden = 0;      // channels of out that are written
   int32_t activation = 0;  // moert::Activation
-  int32_t product = 0;     // set by the launch
+  int32_t ctas = 0;        // as given to LaunchMakeTiles
+  int32_t first = 0;       // products of a launch; set by it
+  int32_t last = 0;
 };
 
-/// Enqueues gate+up with the activation: x -> h. `ctas`: as given to LaunchMakeTiles. 0 or a
-/// cudaError_t.
-int LaunchGateUp(const GroupGemmArgs& args, int ctas, CUstream_st* stream);
-/// Enqueues down: h -> out.
-int LaunchDown(const GroupGemmArgs& args, int ctas, CUstream_st* stream);
+/// Enqueues gate, up, down: x -> h -> out, once for each LaunchMakeTiles. 0 or a cudaError_t.
+int LaunchProducts(const GroupGemmArgs& args, CUstream_st* stream);
+/// The same in two, for formats whose h is packed in between (LaunchPackHidden, rows.h).
+int LaunchGateUp(const GroupGemmArgs& args, CUstream_st* stream);
+int LaunchDown(const GroupGemmArgs& args, CUstream_st* stream);
 
 /// CTAs that run at a time on the current device, at most kMaxCtas. 0 on an error.
 int GroupGemmCtas();

@@ -205,10 +205,28 @@ __global__ void __launch_bounds__(128)
 __device__ int ItemCost(const TileMatrix& m, int tokens) {
   constexpr int kItem = 3000;
   const bool many = tokens > 8;
-  const int k64 = m.packing == Packing::kBf16 ? (many ? 4400 : 4096)
-                  : m.packing == Packing::kW8 ? (many ? 3100 : 2400)
-                  : m.packing == Packing::kW3 ? (many ? 2700 : 2000)
-                                              : (many ? 2200 : 1550);
+  int k64 = many ? 2200 : 1550;
+  switch (m.packing) {
+    case Packing::kBf16:
+      k64 = many ? 4400 : 4096;
+      break;
+    case Packing::kW8:
+    case Packing::kF8:
+      k64 = many ? 3100 : 2400;
+      break;
+    case Packing::kW8A8:
+      k64 = 2100;
+      break;
+    case Packing::kW3:
+      k64 = many ? 2700 : 2000;
+      break;
+    case Packing::kW4A8:
+      k64 = many ? 1500 : 1200;
+      break;
+    case Packing::kW4:
+    case Packing::kW2:
+      break;
+  }
   return m.k64s * k64 + kItem;
 }
 
@@ -228,6 +246,8 @@ __device__ TileMatrix Resolve(const uint8_t* record, const DeviceMatrix& m,
   t.group_k64s = m.group_k64s;
   t.zero_point = m.zero_point;
   t.packing = m.packing;
+  t.operand = m.operand;
+  t.k = m.k;
   t.unused = 0;
   return t;
 }
@@ -319,6 +339,7 @@ __global__ void __launch_bounds__(kTileThreads)
       cost_sum[1] += warp_cost[1][w];
     }
   }
+  if (e == 0) *args.table.ticket = 0;
   const int first = tile_sum - tiles;
   const int32_t* slots =
       shared ? args.shared_slots : args.lists + static_cast<int64_t>(e) * args.pairs;
@@ -327,6 +348,7 @@ __global__ void __launch_bounds__(kTileThreads)
     tile.slots = slots + i * kTileTokens;
     tile.count = min(kTileTokens, count - i * kTileTokens);
     args.table.tiles[at] = tile;
+    args.table.ready[at] = 0;
     for (int p = 0; p < 2; ++p) {
       args.table.cost[p][at] =
           i == tiles - 1 ? cost_sum[p] : cost_sum[p] - last_cost[p] - (tiles - 2 - i) * cost[p];

@@ -5,6 +5,7 @@
 #include "kernels/cuda/primitives/activation.cuh"
 #include "kernels/cuda/primitives/element.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
+#include "kernels/cuda/quantize_rows.h"
 #include "kernels/cuda/rows.h"
 
 namespace moert::cuda {
@@ -13,14 +14,14 @@ namespace {
 constexpr int kThreads = 256;
 
 template <typename T>
-__global__ void PackRowsKernel(const T* x, int cols, int64_t x_stride, uint16_t* packed,
+__global__ void PackRowsKernel(const T* x, int cols, int64_t x_stride, uint8_t* packed,
                                int64_t stride) {
   LetNextBegin();
   WaitForPrevious();
   const int64_t row = blockIdx.x;
   // A thread fills 4 elements that lie together: a unit.
   const int i = blockIdx.y * kThreads + threadIdx.x;
-  if (i < stride / 4) {
+  if (i * 8 < OperandScales(cols)) {
     const int base = i / 4 * 16 + (i & 3) * 2;
     const int channel[4] = {base, base + 1, base + 8, base + 9};
     uint16_t v[4];
@@ -28,7 +29,7 @@ __global__ void PackRowsKernel(const T* x, int cols, int64_t x_stride, uint16_t*
     for (int j = 0; j < 4; ++j) {
       v[j] = channel[j] < cols ? ToBf16(ToFloat(x[row * x_stride + channel[j]])) : uint16_t{0};
     }
-    *reinterpret_cast<ushort4*>(packed + row * stride + i * 4) =
+    *reinterpret_cast<ushort4*>(packed + row * stride + i * 8) =
         make_ushort4(v[0], v[1], v[2], v[3]);
   }
 }
@@ -87,11 +88,14 @@ using Element = std::remove_const_t<std::remove_pointer_t<T>>;
 
 }  // namespace
 
-int LaunchPackRows(const DeviceRows& x, uint16_t* packed, int64_t stride, CUstream_st* stream) {
+int LaunchPackRows(const DeviceRows& x, int operand, uint8_t* packed, int64_t stride,
+                   CUstream_st* stream) {
+  if (operand != 0) return LaunchPackOperand(x, operand, packed, stride, stream);
   int error = 0;
   WithElement(x.dtype, [&](auto type) {
     using T = Element<decltype(type)>;
-    const dim3 grid(x.rows, static_cast<unsigned>((stride / 4 + kThreads - 1) / kThreads));
+    const auto units = static_cast<unsigned>(OperandScales(x.cols) / 8);
+    const dim3 grid(x.rows, (units + kThreads - 1) / kThreads);
     error = LaunchEarly(PackRowsKernel<T>, grid, kThreads, 0, stream, static_cast<const T*>(x.data),
                         x.cols, x.stride, packed, stride);
   });

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/device_types.h"
+
 struct CUstream_st;
 
 namespace moert::cuda {
@@ -17,9 +19,23 @@ struct DeviceRows {
   int64_t stride = 0;  // elements
 };
 
-/// Rounds to bf16 and packs (primitives/activation.cuh) each row; zeros up to `stride`, a multiple
-/// of 64 elements.
-int LaunchPackRows(const DeviceRows& x, uint16_t* packed, int64_t stride, CUstream_st* stream);
+/// Rounds, transforms or quantizes each row as `operand` (device_types.h) says, bit for bit as the
+/// CPU kernels do, and packs it (primitives/activation.cuh). stride: bytes, at least
+/// OperandBytes(x.cols).
+int LaunchPackRows(const DeviceRows& x, int operand, uint8_t* packed, int64_t stride,
+                   CUstream_st* stream);
+
+/// Packs h between gate and up, which left it in floats, and down: of the wave's tiles those whose
+/// down matrix wants another operand than plain bf16.
+struct PackHiddenArgs {
+  TileTable table;
+  const float* wide_h = nullptr;  // [slots, wide_h_stride]
+  int64_t wide_h_stride = 0;
+  uint8_t* h = nullptr;  // [slots] rows of h_stride bytes
+  int64_t h_stride = 0;
+  int32_t ctas = 0;  // as given to LaunchMakeTiles
+};
+int LaunchPackHidden(const PackHiddenArgs& args, CUstream_st* stream);
 
 struct CombineArgs {
   DeviceRows x;                  // the layer's input: the shared gate reads it

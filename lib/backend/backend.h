@@ -109,7 +109,9 @@ class Backend {
   /// Refuses formats, shapes and routing that this backend cannot execute.
   virtual absl::Status Check(const ExpertSource& source, absl::Span<const int> versions) const = 0;
   /// Bytes of the fast tier that an executor's buffers take.
-  virtual int64_t WorkspaceBytes(const MoeModelSpec& model, int64_t max_tokens) const = 0;
+  virtual absl::StatusOr<int64_t> WorkspaceBytes(const ExpertSource& source,
+                                                 absl::Span<const int> versions,
+                                                 int64_t max_tokens) const = 0;
   virtual absl::StatusOr<std::unique_ptr<BlockPool>> MakePool(const BlockSizes& sizes,
                                                               int64_t limit,
                                                               BudgetTracker* budget) = 0;

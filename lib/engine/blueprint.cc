@@ -123,7 +123,10 @@ absl::StatusOr<Blueprint> MakeBlueprint(const ExpertSource& source, const Engine
   plan.workspace_bytes = gemm_bytes +
                          LayerRunner::WorkspaceBytes(model, tokens, WantsForward(b.strategy)) +
                          2 * tokens * hidden * 4 + options.io_threads * source.scratch_bytes();
-  if (b.backend != nullptr) plan.workspace_bytes = b.backend->WorkspaceBytes(model, tokens);
+  if (b.backend != nullptr) {
+    MOERT_ASSIGN_OR_RETURN(plan.workspace_bytes,
+                           b.backend->WorkspaceBytes(source, b.versions, tokens));
+  }
   MOERT_RETURN_IF_ERROR(ApplyBudget(options.budget, b.strategy, model, &plan));
   return b;
 }

@@ -4,6 +4,9 @@
 // is paired with a plain read of the same bytes by the same threads, so that the ratio of the two
 // means something on a machine that others use as well.
 //
+// --backend cuda: layers of a --shape on a device, called with batches of --batch tokens that are
+// routed at random (gemm_cuda.h).
+//
 // --clock cpu counts only the time that the process had the processor. --batch: instead, layers of
 // --experts, each called with a batch of tokens of which each goes to --used experts drawn at
 // random, as a router spreads them.
@@ -18,11 +21,14 @@
 #include <random>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "base/aligned_buffer.h"
 #include "base/status_macros.h"
 #include "base/thread_pool.h"
 #include "examples/cli/bench/bench.h"
+#include "examples/cli/bench/commit.h"
+#include "examples/cli/bench/gemm_cuda.h"
 #include "examples/cli/bench/read_bandwidth.h"
 #include "examples/cli/common/args.h"
 #include "examples/cli/common/report.h"
@@ -48,6 +54,10 @@ struct Options {
   int threads = 0;
   int repeats = 7;
   std::string clock = "wall";
+  std::string shapes = "qwen3-30b,mixtral";
+  std::string zipf = "0,0.8";
+  int layers = 8;
+  bool hadamard = false;
   std::string json;
   bool quiet = false;
 };
@@ -314,6 +324,81 @@ absl::Status RunBench(const Options& options, const std::string& command) {
                                   {"results", results}});
 }
 
+void PrintCudaCase(const GemmCudaCase& c) {
+  const double rate = c.bytes / c.products.median * 1e-3;  // GB/s
+  fmt::print(
+      "{:<12} {:<18}{:>6}{:>6.1f}{:>9.1f}{:>10.1f} {:<18}{:>8.0f}{:>7.1f}%{:>9.1f}{:>10.1f}\n",
+      c.shape, c.scheme, c.tokens, c.zipf, c.experts, c.products.median,
+      fmt::format("({:.1f} .. {:.1f})", c.products.min, c.products.max), rate,
+      100 * rate / c.copy_gbps.median, c.flops / c.products.median * 1e-6, c.layer.median);
+  std::fflush(stdout);
+}
+
+absl::Status RunCudaBench(const Options& options, const std::string& command) {
+  GemmCudaOptions o;
+  for (const absl::string_view name : absl::StrSplit(options.shapes, ',')) {
+    MOERT_ASSIGN_OR_RETURN(Shape shape, ParseShape(name));
+    o.shapes.push_back(std::move(shape));
+  }
+  MOERT_ASSIGN_OR_RETURN(const std::vector<Scheme> schemes, Schemes(options));
+  for (const Scheme& s : schemes) o.formats.push_back(ExpertFormat::Uniform(s, options.hadamard));
+  for (const absl::string_view text : absl::StrSplit(options.zipf, ',')) {
+    double exponent = 0;
+    if (!absl::SimpleAtod(text, &exponent) || !(exponent >= 0 && exponent <= 4)) {
+      return absl::InvalidArgumentError(
+          fmt::format("--zipf {}: exponents from 0 to 4, comma-separated", options.zipf));
+    }
+    o.zipf.push_back(exponent);
+  }
+  o.tokens = options.batch.empty() ? std::vector<int>{1, 8, 32, 128, 512, 2048} : options.batch;
+  o.layers = options.layers;
+  o.repeats = options.repeats;
+  nlohmann::json machine = DescribeMachine();
+  nlohmann::json results = nlohmann::json::array();
+  std::vector<double> copies;
+  const absl::Status status = BenchGemmCuda(o, &machine, [&](const GemmCudaCase& c) {
+    if (!options.quiet && results.empty()) {
+      fmt::print("machine  {}, CUDA {} (driver {})\n", machine["device"].get<std::string>(),
+                 machine["cuda_runtime"].get<std::string>(),
+                 machine["cuda_driver"].get<std::string>());
+      fmt::print("command  {}\n", command);
+      fmt::print("         {} layers of weights in turn, in a CUDA graph, median of {} replays\n\n",
+                 o.layers, o.repeats);
+      fmt::print("{:<12} {:<18}{:>6}{:>6}{:>9}{:>10} {:<18}{:>8}{:>8}{:>9}{:>10}\n", "shape",
+                 "scheme", "tokens", "zipf", "experts", "GEMMs us", "(min .. max)", "GB/s",
+                 "of copy", "TFLOP/s", "layer us");
+    }
+    if (!options.quiet) PrintCudaCase(c);
+    copies.push_back(c.copy_gbps.median);
+    results.push_back({{"shape", c.shape},
+                       {"scheme", c.scheme},
+                       {"tokens", c.tokens},
+                       {"zipf", c.zipf},
+                       {"experts", c.experts},
+                       {"weight_bytes", c.bytes},
+                       {"gemms_us", ToJson(c.products)},
+                       {"layer_us", ToJson(c.layer)},
+                       {"copy_gbps", ToJson(c.copy_gbps)},
+                       {"of_copy", c.bytes / c.products.median * 1e-3 / c.copy_gbps.median},
+                       {"tflops", c.flops / c.products.median * 1e-6}});
+  });
+  MOERT_RETURN_IF_ERROR(status);
+  const Spread copy = SpreadOf(copies);
+  if (!options.quiet) {
+    fmt::print("\ncopy within the device, read + written: {:.0f} GB/s ({:.0f} .. {:.0f})\n",
+               copy.median, copy.min, copy.max);
+  }
+  if (options.json.empty()) return absl::OkStatus();
+  return WriteJson(options.json, {{"command", command},
+                                  {"commit", BuildCommit()},
+                                  {"backend", "cuda"},
+                                  {"machine", machine},
+                                  {"layers", o.layers},
+                                  {"repeats", o.repeats},
+                                  {"copy_gbps", ToJson(copy)},
+                                  {"results", results}});
+}
+
 }  // namespace
 
 int BenchGemm(int argc, const char* const* argv) {
@@ -321,7 +406,7 @@ int BenchGemm(int argc, const char* const* argv) {
   ArgParser parser("moert-bench gemm", "weight streaming and arithmetic rates of expert products");
   std::vector<std::string> names = MixedGroupGemm::KernelNames();
   names.insert(names.begin(), {"all", "auto"});
-  parser.AddChoice("backend", &o.backend, {"cpu"}, "where the experts execute");
+  parser.AddChoice("backend", &o.backend, {"cpu", "cuda"}, "where the experts execute");
   parser.AddChoice("kernels", &o.kernels, names, "kernel sets; all leaves out the reference");
   parser.AddChoice("numerics", &o.numerics, {"bf16", "f32", "int8"},
                    "how activations enter the product");
@@ -334,6 +419,11 @@ int BenchGemm(int argc, const char* const* argv) {
                     1);
   parser.AddInt("experts", &o.experts, "experts a layer, with --batch", 1, 4096);
   parser.AddInt("used", &o.used, "experts a token, with --batch", 1, 4096);
+  parser.AddString("shape", &o.shapes, "cuda: shapes of published models, comma-separated");
+  parser.AddString("zipf", &o.zipf,
+                   "cuda: exponents of the experts' popularity, comma-separated; 0: all alike");
+  parser.AddInt("layers", &o.layers, "cuda: copies of the layer's weights, in turn", 1, 256);
+  parser.AddSwitch("hadamard", &o.hadamard, "cuda: weights in the Hadamard domain");
   parser.AddSize("bytes", &o.bytes, "at least so many bytes of experts, in turn");
   parser.AddInt("threads", &o.threads, "threads, 0: one per CPU", 0, 4096);
   parser.AddInt("repeats", &o.repeats, "passes over all experts", 1, 1000);
@@ -348,7 +438,8 @@ int BenchGemm(int argc, const char* const* argv) {
     fmt::print("{}", parser.Help());
     return kExitOk;
   }
-  if (status.ok()) status = RunBench(o, "moert-bench " + CommandLine(argc, argv));
+  const std::string command = "moert-bench " + CommandLine(argc, argv);
+  if (status.ok()) status = o.backend == "cuda" ? RunCudaBench(o, command) : RunBench(o, command);
   return status.ok() ? kExitOk : ReportError("moert-bench gemm", status);
 }
 

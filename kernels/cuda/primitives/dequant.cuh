@@ -1,6 +1,7 @@
 // Packed weights -> bf16 A fragments, by masks and shifts alone: the bits of a weight become
 // mantissa bits of a power of two. Scale, zero and that power are applied to the sums of a group,
-// where they cost one fused multiply-add and not one a weight. Layouts: docs/layout.md.
+// where they cost one fused multiply-add and not one a weight. For integer products they become
+// bytes. Layouts: docs/layout.md.
 #ifndef MOERT_KERNELS_CUDA_PRIMITIVES_DEQUANT_CUH_
 #define MOERT_KERNELS_CUDA_PRIMITIVES_DEQUANT_CUH_
 
@@ -71,6 +72,34 @@ __device__ __forceinline__ void FragmentW3(uint32_t low, uint32_t bits, uint32_t
   a[2] = MaskOr(bits >> (6 + 2 * kHalf), kBit, a[2]);
   a[3] = MaskOr(bits >> (7 + 2 * kHalf), kBit, a[3]);
 }
+
+/// The two words of 16 k of e4m3: the value / kF8Unit. Sign, exponent and mantissa are those of a
+/// bf16 with 120 less in the exponent, subnormal ones too.
+__device__ __forceinline__ void FragmentF8(uint32_t w0, uint32_t w1, uint32_t (&a)[4]) {
+  constexpr uint32_t kSign = 0x80008000u, kRest = 0x07f007f0u;
+  a[0] = MaskOr(w0 << 8, kSign, (w0 << 4) & kRest);
+  a[1] = MaskOr(w1 << 8, kSign, (w1 << 4) & kRest);
+  a[2] = MaskOr(w0, kSign, (w0 >> 4) & kRest);
+  a[3] = MaskOr(w1, kSign, (w1 >> 4) & kRest);
+}
+constexpr float kF8Unit = 0x1p120f;
+/// Packed e4m3 activations are bf16 of this many times their values, so that products are far from
+/// the smallest numbers.
+constexpr float kF8Activations = 0x1p60f;
+
+/// (w & mask) ^ bits in one instruction.
+__device__ __forceinline__ uint32_t MaskXor(uint32_t w, uint32_t mask, uint32_t bits) {
+  uint32_t r;
+  asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(r) : "r"(w), "r"(mask), "r"(bits));
+  return r;
+}
+
+/// A w4 word, int8: 16 (u - 8) of row g, of row g + 8.
+__device__ __forceinline__ void FragmentW4A8(uint32_t w, uint32_t& low, uint32_t& high) {
+  low = MaskXor(w << 4, 0xf0f0f0f0u, 0x80808080u);
+  high = MaskXor(w, 0xf0f0f0f0u, 0x80808080u);
+}
+constexpr float kW4A8Unit = 16;
 
 }  // namespace moert::cuda
 

@@ -44,9 +44,11 @@ class CudaBackend final : public Backend {
     return absl::OkStatus();
   }
 
-  int64_t WorkspaceBytes(const MoeModelSpec& model, int64_t max_tokens) const override {
+  absl::StatusOr<int64_t> WorkspaceBytes(const ExpertSource& source, absl::Span<const int> versions,
+                                         int64_t max_tokens) const override {
     constexpr int64_t kPools = 2;  // of an engine, at most
-    return ExecutorBytes(model, max_tokens) + kPools * kPoolRounding;
+    MOERT_ASSIGN_OR_RETURN(const int64_t bytes, ExecutorBytes(source, versions, max_tokens));
+    return bytes + kPools * kPoolRounding;
   }
 
   absl::StatusOr<std::unique_ptr<BlockPool>> MakePool(const BlockSizes& sizes, int64_t limit,

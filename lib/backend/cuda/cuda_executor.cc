@@ -1,5 +1,7 @@
 #include "backend/cuda/cuda_executor.h"
 
+#include <algorithm>
+#include <iterator>
 #include <vector>
 
 #include "backend/cuda/cuda_api.h"
@@ -20,12 +22,12 @@ namespace {
 
 class CudaExecutor final : public DeviceExecutor {
  public:
-  CudaExecutor(const ExecutorParts& parts, int device, ComputeFence* fence)
+  CudaExecutor(const ExecutorParts& parts, const OperandUse& use, int device, ComputeFence* fence)
       : parts_(parts),
         model_(parts.source->model()),
         device_(device),
         fence_(fence),
-        extent_(model_, parts.max_tokens),
+        extent_(model_, use, parts.max_tokens),
         rule_(parts.max_tokens) {}
 
   ~CudaExecutor() override {
@@ -160,7 +162,10 @@ absl::Status CudaExecutor::GroupAndPack(const DeviceCall& call) {
   if (HasShared(call)) {
     MOERT_CUDA_RETURN_IF_ERROR(LaunchIota(w_.shared_slots, pairs, tokens, stream));
   }
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchPackRows(Rows(call), w_.x, extent_.hidden, stream));
+  for (int i = 0; i < kOperands; ++i) {
+    if (w_.x[i] == nullptr) continue;
+    MOERT_CUDA_RETURN_IF_ERROR(LaunchPackRows(Rows(call), i, w_.x[i], extent_.x_stride(), stream));
+  }
   return absl::OkStatus();
 }
 
@@ -230,18 +235,33 @@ absl::Status CudaExecutor::Products(const DeviceCall& call, const ExpertSet& wav
   MOERT_CUDA_RETURN_IF_ERROR(LaunchMakeTiles(tiles, stream));
   GroupGemmArgs gemm;
   gemm.table = w_.table;
-  gemm.x = w_.x;
+  std::copy(std::begin(w_.x), std::end(w_.x), gemm.x);
   gemm.h = w_.h;
+  gemm.wide_h = w_.wide_h;
   gemm.out = w_.out;
-  gemm.x_stride = extent_.hidden;
-  gemm.h_stride = extent_.intermediate;
+  gemm.x_stride = extent_.x_stride();
+  gemm.h_stride = extent_.h_stride();
+  gemm.wide_h_stride = extent_.intermediate;
   gemm.out_stride = extent_.hidden;
   gemm.pairs = tiles.pairs;
   gemm.top_k = spec.routing.top_k;
   gemm.hidden = static_cast<int32_t>(spec.hidden);
   gemm.activation = static_cast<int32_t>(spec.activation);
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchGateUp(gemm, ctas_, stream));
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchDown(gemm, ctas_, stream));
+  gemm.ctas = ctas_;
+  if (!extent_.use.wide_h) {
+    MOERT_CUDA_RETURN_IF_ERROR(LaunchProducts(gemm, stream));
+    return absl::OkStatus();
+  }
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchGateUp(gemm, stream));
+  PackHiddenArgs pack;
+  pack.table = w_.table;
+  pack.wide_h = w_.wide_h;
+  pack.wide_h_stride = extent_.intermediate;
+  pack.h = w_.h;
+  pack.h_stride = extent_.h_stride();
+  pack.ctas = ctas_;
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchPackHidden(pack, stream));
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchDown(gemm, stream));
   return absl::OkStatus();
 }
 
@@ -338,16 +358,20 @@ absl::Status CudaExecutor::CloseStep(void* stream) {
 
 }  // namespace
 
-int64_t ExecutorBytes(const MoeModelSpec& model, int64_t max_tokens) {
+absl::StatusOr<int64_t> ExecutorBytes(const ExpertSource& source, absl::Span<const int> versions,
+                                      int64_t max_tokens) {
+  MOERT_ASSIGN_OR_RETURN(const OperandUse use, OperandsOf(source, versions));
+  const MoeModelSpec& model = source.model();
   Carver count;
   Workspace w{};
-  w.Carve(Extent(model, max_tokens), HandleCount(model), &count);
+  w.Carve(Extent(model, use, max_tokens), HandleCount(model), &count);
   return count.used();
 }
 
 absl::StatusOr<std::unique_ptr<DeviceExecutor>> MakeCudaExecutor(const ExecutorParts& parts,
                                                                  int device, ComputeFence* fence) {
-  auto executor = std::make_unique<CudaExecutor>(parts, device, fence);
+  MOERT_ASSIGN_OR_RETURN(const OperandUse use, OperandsOf(*parts.source, parts.versions));
+  auto executor = std::make_unique<CudaExecutor>(parts, use, device, fence);
   MOERT_RETURN_IF_ERROR(executor->Init());
   return executor;
 }

@@ -10,7 +10,8 @@
 namespace moert::cuda {
 
 /// Device memory of an executor's buffers.
-int64_t ExecutorBytes(const MoeModelSpec& model, int64_t max_tokens);
+absl::StatusOr<int64_t> ExecutorBytes(const ExpertSource& source, absl::Span<const int> versions,
+                                      int64_t max_tokens);
 
 /// `fence` is borrowed and passed behind every batch of kernels.
 absl::StatusOr<std::unique_ptr<DeviceExecutor>> MakeCudaExecutor(const ExecutorParts& parts,

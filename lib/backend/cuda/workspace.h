@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "backend/cuda/cuda_api.h"
+#include "backend/cuda/device_format.h"
 #include "base/checked_math.h"
 #include "kernels/cuda/device_types.h"
 #include "kernels/cuda/expert_cache.h"
@@ -18,8 +19,10 @@ namespace moert::cuda {
 /// The widest of each dimension over a model's layers.
 struct Extent {
   int64_t tokens = 0, pairs = 0, slots = 0, experts = 0, hidden = 0, intermediate = 0, tiles = 0;
+  OperandUse use;
 
-  Extent(const MoeModelSpec& model, int64_t max_tokens) : tokens(max_tokens) {
+  Extent(const MoeModelSpec& model, const OperandUse& operands, int64_t max_tokens)
+      : tokens(max_tokens), use(operands) {
     for (const MoeLayerSpec& l : model.layers) {
       pairs = std::max(pairs, max_tokens * l.routing.top_k);
       experts = std::max<int64_t>(experts, l.num_experts);
@@ -30,6 +33,8 @@ struct Extent {
     }
     slots = pairs + tokens;
   }
+  int64_t x_stride() const { return OperandBytes(hidden); }
+  int64_t h_stride() const { return OperandBytes(intermediate); }
 };
 
 /// Rows of the residency table: all layers, each with its shared expert last.
@@ -60,8 +65,9 @@ struct RuleBuffers {
 };
 
 struct Workspace {
-  uint16_t* x;  // packed rows
-  uint16_t* h;
+  uint8_t* x[kOperands];  // packed rows; null: not in use
+  uint8_t* h;
+  float* wide_h;
   float* out;     // by slot
   float* scores;  // [tokens, experts]
   float* next_scores;
@@ -77,8 +83,11 @@ struct Workspace {
   ExpertHandle* handles;  // the residency table
 
   void Carve(const Extent& e, int64_t handle_count, Carver* c) {
-    x = c->Take<uint16_t>(e.tokens * e.hidden);
-    h = c->Take<uint16_t>(e.slots * e.intermediate);
+    for (int i = 0; i < kOperands; ++i) {
+      x[i] = e.use.x[i] ? c->Take<uint8_t>(e.tokens * e.x_stride()) : nullptr;
+    }
+    h = c->Take<uint8_t>(e.slots * e.h_stride());
+    wide_h = e.use.wide_h ? c->Take<float>(e.slots * e.intermediate) : nullptr;
     out = c->Take<float>(e.slots * e.hidden);
     scores = c->Take<float>(e.tokens * e.experts);
     next_scores = c->Take<float>(e.tokens * e.experts);
@@ -94,6 +103,8 @@ struct Workspace {
       table.cost[p] = c->Take<int64_t>(e.tiles);
       table.starts[p] = c->Take<Position>(kMaxCtas + 1);
     }
+    table.ready = c->Take<int32_t>(e.tiles);
+    table.ticket = c->Take<int32_t>(1);
     rule.Carve(e, c);
     handles = c->Take<ExpertHandle>(handle_count);
   }

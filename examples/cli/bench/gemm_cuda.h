@@ -1,0 +1,48 @@
+// The device's part of moert-bench gemm: the grouped products of a layer, weights read from device
+// memory.
+#ifndef MOERT_EXAMPLES_CLI_BENCH_GEMM_CUDA_H_
+#define MOERT_EXAMPLES_CLI_BENCH_GEMM_CUDA_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "examples/cli/common/report.h"
+#include "examples/cli/workload/shapes.h"
+#include "moert/scheme.h"
+
+namespace moert::cli {
+
+struct GemmCudaOptions {
+  std::vector<Shape> shapes;
+  std::vector<ExpertFormat> formats;
+  std::vector<int> tokens;   // of a layer call
+  std::vector<double> zipf;  // exponents of the experts' popularity; 0: all alike
+  int layers = 8;            // copies of the weights, in turn
+  int repeats = 21;
+};
+
+/// One layer call, in microseconds.
+struct GemmCudaCase {
+  std::string shape;
+  std::string scheme;
+  int tokens = 0;
+  double zipf = 0;
+  double experts = 0;  // with a token, mean of the layers
+  double bytes = 0;    // of their records
+  double flops = 0;
+  Spread copy_gbps;  // device memory to itself, read + written, between the measurements
+  Spread products;   // gate, up, down (and what packs h between them)
+  Spread layer;      // with routing, grouping, packing, weighted sum
+};
+
+/// Measures every combination and calls `done` after each. Unavailable, with the reason, where
+/// there is no device or no CUDA in the build. `machine`: the device and its software.
+absl::Status BenchGemmCuda(const GemmCudaOptions& options, nlohmann::json* machine,
+                           const std::function<void(const GemmCudaCase&)>& done);
+
+}  // namespace moert::cli
+
+#endif  // MOERT_EXAMPLES_CLI_BENCH_GEMM_CUDA_H_

@@ -1,0 +1,106 @@
+// How a lane reads packed weights from global memory, straight into the registers of A fragments.
+//
+// A unit is what a warp multiplies at a time: two row blocks by 64 or 128 k. The order of k inside
+// a product is free as long as weights and activations agree, so each packing takes the order in
+// which a lane's weights lie together, as far as the lanes of a load then meet at most in pairs in
+// a bank:
+//   bf16           as stored: unit t of each k16 block, 16 bytes
+//   w8, f8, w8a8   lane t: k16 block t / 2 of 32 k, units 2 (t % 2) + i, 16 bytes
+//   w4, w4a8       the same, 8 bytes
+//   w2, w3         lane t: k32 block t / 2 of 64 k, units 2 (t % 2) + i, both halves: 8 bytes; w3
+//                  8 bytes of its plane besides
+// A unit of activations is 4 channels, see activation.cuh.
+#ifndef MOERT_KERNELS_CUDA_PRIMITIVES_PACKING_CUH_
+#define MOERT_KERNELS_CUDA_PRIMITIVES_PACKING_CUH_
+
+#include <cstdint>
+
+#include "kernels/cuda/device_types.h"
+
+namespace moert::cuda {
+
+/// Loads of a unit, of each row block.
+template <Packing kPacking>
+struct UnitShape {
+  static constexpr bool kHalf = kPacking == Packing::kW4 || kPacking == Packing::kW4A8 ||
+                                kPacking == Packing::kW3 || kPacking == Packing::kW2;
+  static constexpr int kK64s = kHalf ? 2 : 1;  // pieces of 64 k
+  static constexpr int kWords = kHalf ? 2 : 4;
+  static constexpr int kLoads =
+      kPacking == Packing::kW2 || kWords == 4 && kPacking != Packing::kBf16 ? 2 : 4;
+  static constexpr int kBytes = K64Bytes(kPacking) * kK64s;
+  static constexpr bool kInt = kPacking == Packing::kW8A8 || kPacking == Packing::kW4A8;
+  /// Whether groups of weights have scales, so that each unit is scaled by itself.
+  static constexpr bool kGroups = kPacking == Packing::kW8 || kPacking == Packing::kW4 ||
+                                  kPacking == Packing::kW3 || kPacking == Packing::kW2 ||
+                                  kPacking == Packing::kW4A8;
+  static constexpr int kElement = kInt ? 1 : 2;  // bytes of an activation
+};
+
+/// Where load `i` of a unit lies, less the lane's offset. w3: low bits, plane, low bits, plane.
+template <Packing kPacking>
+__host__ __device__ constexpr int LoadOffset(int i) {
+  if (kPacking == Packing::kW3) return (i >> 1) * 384 + (i & 1) * 256;
+  return i * (UnitShape<kPacking>::kWords == 4 ? 512 : 256);
+}
+
+/// Where a lane's bytes of a load begin.
+template <Packing kPacking>
+__device__ __forceinline__ int LaneOffset(int lane) {
+  const int g = lane >> 2, t = lane & 3;
+  if (kPacking == Packing::kBf16) return lane * 16;
+  if (UnitShape<kPacking>::kWords == 4) return (t >> 1) * 256 + (2 * g + (t & 1)) * 16;
+  return (t >> 1) * 128 + g * 16 + (t & 1) * 8;
+}
+
+/// Where a lane's activations of a row begin, in channels.
+template <Packing kPacking>
+__device__ __forceinline__ int LaneChannels(int lane) {
+  const int t = lane & 3;
+  if (kPacking == Packing::kBf16) return t * 4;
+  const bool k32 = kPacking == Packing::kW2 || kPacking == Packing::kW3;
+  return (t >> 1) * (k32 ? 32 : 16) + (t & 1) * 8;
+}
+
+/// Weights are read once: past L1, and the lines beside them come along into L2.
+template <int kWords>
+__device__ __forceinline__ void LoadWeights(uint32_t (&v)[kWords], const uint8_t* at) {
+  if constexpr (kWords == 4) {
+    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                 : "l"(at));
+  } else {
+    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(v[0]), "=r"(v[1])
+                 : "l"(at));
+  }
+}
+__device__ __forceinline__ uint32_t LoadScale(const uint8_t* at) {
+  uint16_t v;
+  asm volatile("ld.global.nc.L2::128B.u16 %0, [%1];" : "=h"(v) : "l"(at));
+  return v;
+}
+__device__ __forceinline__ float WidenBf16(uint32_t v) { return __uint_as_float(v << 16); }
+
+/// Scales and zeros of one group: of both row blocks, rows g and g + 8. bf16.
+struct GroupScales {
+  uint32_t scale[2][2] = {};
+  uint32_t zero[2][2] = {};
+
+  __device__ __forceinline__ void Load(const uint8_t* first, const uint8_t* second,
+                                       int zero_distance) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int upper = 0; upper < 2; ++upper) {
+        const uint8_t* at = (r == 0 ? first : second) + upper * 16;
+        scale[r][upper] = LoadScale(at);
+        if (zero_distance != 0) zero[r][upper] = LoadScale(at + zero_distance);
+      }
+    }
+  }
+};
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_PRIMITIVES_PACKING_CUH_

@@ -1,0 +1,102 @@
+// Where a warp reads weights next: unit after unit of its slice of K, item after item of its share
+// of a tile. It is a unit ahead of the products, so that a unit's loads are under way while the
+// unit before it is multiplied.
+#ifndef MOERT_KERNELS_CUDA_PRIMITIVES_WEIGHT_CURSOR_CUH_
+#define MOERT_KERNELS_CUDA_PRIMITIVES_WEIGHT_CURSOR_CUH_
+
+#include <cstdint>
+
+#include "kernels/cuda/primitives/packing.cuh"
+#include "kernels/cuda/primitives/tile_walk.cuh"
+
+namespace moert::cuda {
+
+template <Packing kPacking>
+struct WeightCursor {
+  using Shape = UnitShape<kPacking>;
+
+  // Of the run of items.
+  const TileMatrix& m;
+  const Slice slice;
+  const int product;
+  const int lane;
+  // Of its groups, in units; what is read in every unit is kept in registers.
+  int group_units;
+  int group_stride;
+  int first_group;  // of the slice
+  int first_until;  // units of it in the slice
+  int zero_distance;
+  bool two_groups;  // a unit has two
+
+  // Of the unit. Pointers are this lane's.
+  const uint8_t* weights[2];
+  const uint8_t* scales[2];
+  int left = 0;         // pieces of 64 k from here on; 0: no more items
+  int until_group = 0;  // units
+
+  __device__ __forceinline__ WeightCursor(const TileMatrix& matrix, Slice s, int p, int l)
+      : m(matrix), slice(s), product(p), lane(l) {
+    if constexpr (kPacking != Packing::kBf16) {
+      const int k64s = matrix.group_k64s;
+      two_groups = kPacking == Packing::kW2 && k64s == 1;
+      group_units = (k64s + Shape::kK64s - 1) / Shape::kK64s;
+      group_stride = matrix.row_blocks * (two_groups ? 64 : 32);
+      first_group = slice.begin / k64s;
+      first_until = group_units - (slice.begin - first_group * k64s) / Shape::kK64s;
+      zero_distance = matrix.zero_distance;
+    }
+  }
+
+  /// At the first unit of an item. A last odd block of `down` is paired with itself.
+  __device__ __forceinline__ void Open(int item) {
+    constexpr int kK64 = K64Bytes(kPacking);
+    const int block = item << product;
+    const bool lone = product == 1 && block + 1 >= m.row_blocks;
+    weights[0] = m.weights + (static_cast<int64_t>(block) * m.k64s + slice.begin) * kK64 +
+                 LaneOffset<kPacking>(lane);
+    weights[1] = weights[0] + (lone ? 0 : m.second_weights);
+    left = slice.end - slice.begin;
+    if constexpr (kPacking != Packing::kBf16) {
+      scales[0] = m.scales + (static_cast<int64_t>(first_group) * m.row_blocks + block) * 32 +
+                  (lane >> 2) * 2;
+      scales[1] = scales[0] + (lone ? 0 : m.second_scales);
+      until_group = first_until;
+    }
+  }
+
+  /// At the next unit of the item.
+  __device__ __forceinline__ void Advance() {
+    weights[0] += Shape::kBytes;
+    weights[1] += Shape::kBytes;
+    left -= Shape::kK64s;
+    if constexpr (Shape::kGroups) {
+      if (--until_group == 0) {
+        until_group = group_units;
+        scales[0] += group_stride;
+        scales[1] += group_stride;
+      }
+    }
+  }
+
+  /// Load `i` of row block `r`, if the unit has it.
+  __device__ __forceinline__ void Load(int r, int i, uint32_t (&v)[Shape::kWords]) const {
+    const bool second = Shape::kK64s == 2 && i >= Shape::kLoads / 2;
+    if (left > (second ? 1 : 0)) {
+      const uint8_t* at = weights[r] + LoadOffset<kPacking>(i);
+      if (kPacking == Packing::kW3 && (i & 1)) at -= ((lane & 3) >> 1) * 128;
+      LoadWeights(v, at);
+    }
+  }
+  /// Scales of the unit's last group, or of the first of two.
+  __device__ __forceinline__ void Load(bool first, GroupScales* s) const {
+    const bool second = two_groups && !first;
+    if (left > (second ? 1 : 0)) {
+      const int group = second ? group_stride / 2 : 0;
+      s->Load(scales[0] + group, scales[1] + group, zero_distance);
+    }
+  }
+};
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_PRIMITIVES_WEIGHT_CURSOR_CUH_
