@@ -125,6 +125,11 @@ class ExpertStore {
   int64_t queued_ns(ExpertKey key) const { return At(key).queued_ns; }
   int64_t moved_ns(ExpertKey key) const { return At(key).moved_ns; }
 
+  /// From now on notes whose handles change.
+  void TrackChanges() { tracking_ = true; }
+  /// Appends the experts whose latest handle may have changed since the last call, each once.
+  void TakeChanges(std::vector<ExpertKey>* changed);
+
   // Movement of a cache: experts come and go.
 
   /// Begins bringing an absent expert. False when there is no block for it now. An expert that is
@@ -198,6 +203,7 @@ class ExpertStore {
     bool drop_next = false;
     int8_t intended = 0;
     bool unused_prefetch = false;
+    bool changed = false;    // in changed_
     bool reloading = false;  // on its way to where it was: nothing new to the residency policy
     int32_t pins = 0;
     int64_t since = 0;
@@ -242,11 +248,13 @@ class ExpertStore {
 
   std::vector<int64_t> first_;  // index of each layer's expert 0
   std::vector<Entry> entries_;
-  std::vector<uint8_t> resident_;            // version 0 is active
-  std::vector<uint8_t> usable_;              // some version is active
-  std::vector<uint8_t> in_flight_;           // a version is on its way
-  std::vector<int> capacity_;                // per layer, of pool 0
-  std::vector<int> held_;                    // blocks of pool 0 per layer, loading ones included
+  std::vector<uint8_t> resident_;   // version 0 is active
+  std::vector<uint8_t> usable_;     // some version is active
+  std::vector<uint8_t> in_flight_;  // a version is on its way
+  std::vector<int> capacity_;       // per layer, of pool 0
+  std::vector<int> held_;           // blocks of pool 0 per layer, loading ones included
+  bool tracking_ = false;
+  std::vector<ExpertKey> changed_;           // since TakeChanges
   std::vector<VictimCandidate> candidates_;  // scratch
   std::vector<TransferDone> done_;           // scratch
 

@@ -3,6 +3,7 @@
 #define MOERT_SCHEDULER_H_
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "moert/expert_store.h"
@@ -21,18 +22,32 @@ struct LayerPlan {
   int64_t cpu_ns = 0;          // modelled time of `cpu`
 };
 
+class LinkEstimate;
+
+/// What may compute misses beside the fast tier.
+struct CpuBeside {
+  /// Whether the CPU can multiply an expert now, in the best version served, for a call of `tokens`
+  /// rows. Null: there is no such CPU.
+  std::function<bool(ExpertKey key, int64_t tokens)> can_compute;
+  /// What transfers take as measured, borrowed: then times of the CPU are corrected by measurement
+  /// too (Took). Null: the profile is right about both.
+  const LinkEstimate* link = nullptr;
+};
+
 class Scheduler {
  public:
-  /// All borrowed; a null policy loads every miss. `cpu_executor`: whether misses may be computed
-  /// by a CPU beside the fast tier.
+  /// All borrowed; a null policy loads every miss.
   Scheduler(const MoeModelSpec* model, PlacementPolicy* policy, const HardwareProfile* profile,
-            ExpertStore* store, EngineStats* stats, bool cpu_executor);
+            ExpertStore* store, EngineStats* stats, CpuBeside cpu);
 
   /// Classifies the experts of a routing as a step of `epoch` sees them, and counts lookups, hits
   /// and low answers. Ready experts are pinned; the caller unpins them when they are multiplied.
   /// Misses with more tokens are fetched earlier (Fate Sec. 4.3), equal ones by index.
   void Plan(const PolicyContext& context, int64_t epoch, const RoutingResult& routing,
             LayerPlan* plan);
+
+  /// The experts of plan.cpu took the CPU so long.
+  void Took(const LayerPlan& plan, int64_t cpu_ns);
 
  private:
   /// Asks the policy where the misses go that are not on their way, and moves those it gives to the
@@ -44,7 +59,9 @@ class Scheduler {
   const HardwareProfile* profile_;
   ExpertStore* store_;
   EngineStats* stats_;
-  const bool cpu_executor_;
+  const CpuBeside cpu_;
+  double cpu_scale_ = 1;  // measured over modelled
+  bool cpu_measured_ = false;
   std::vector<MissView> misses_;  // scratch
   std::vector<uint8_t> low_;      // [E]: answered low
   std::vector<float> mass_;       // scratch, [E]

@@ -9,6 +9,9 @@ namespace moert::cuda {
 int LaunchPackOperand(const DeviceRows& x, int operand, uint8_t* packed, int64_t stride,
                       CUstream_st* stream);
 
+/// As LoadRouteKernels; part of LoadRowKernels.
+int LoadOperandKernels();
+
 }  // namespace moert::cuda
 
 #endif  // MOERT_KERNELS_CUDA_QUANTIZE_ROWS_H_

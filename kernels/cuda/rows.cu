@@ -83,6 +83,28 @@ __global__ void CombineKernel(const __grid_constant__ CombineArgs args) {
   static_cast<Out*>(args.out)[token * args.out_stride + i] = FromFloat<Out>(sum);
 }
 
+constexpr int kPlaceEach = 4;  // of a thread, all under way at once: host memory is far
+
+__global__ void PlaceRowsKernel(const float* rows, const int32_t* where, int cols, float* slots,
+                                int64_t slot_stride) {
+  LetNextBegin();
+  WaitForPrevious();
+  const int64_t row = blockIdx.x;
+  const int first = blockIdx.y * kThreads * kPlaceEach + threadIdx.x;
+  float v[kPlaceEach];
+#pragma unroll
+  for (int j = 0; j < kPlaceEach; ++j) {
+    const int i = first + j * kThreads;
+    v[j] = i < cols ? rows[row * cols + i] : 0.0f;
+  }
+  float* to = slots + where[row] * slot_stride;
+#pragma unroll
+  for (int j = 0; j < kPlaceEach; ++j) {
+    const int i = first + j * kThreads;
+    if (i < cols) to[i] = v[j];
+  }
+}
+
 template <typename T>
 using Element = std::remove_const_t<std::remove_pointer_t<T>>;
 
@@ -111,6 +133,32 @@ int LaunchCombine(const CombineArgs& args, CUstream_st* stream) {
                           kThreads, 0, stream, args);
     });
   });
+  return error;
+}
+
+int LaunchPlaceRows(const float* rows, const int32_t* where, int count, int cols, float* slots,
+                    int64_t slot_stride, CUstream_st* stream) {
+  if (count == 0) return 0;
+  constexpr int kWide = kThreads * kPlaceEach;
+  const dim3 grid(count, (cols + kWide - 1) / kWide);
+  return LaunchEarly(PlaceRowsKernel, grid, kThreads, 0, stream, rows, where, cols, slots,
+                     slot_stride);
+}
+
+int LoadRowKernels() {
+  int error = LoadKernels(PlaceRowsKernel);
+  if (error == 0) error = LoadOperandKernels();
+  for (int in_dtype = 0; in_dtype < 3; ++in_dtype) {
+    WithElement(in_dtype, [&](auto in) {
+      using In = Element<decltype(in)>;
+      if (error == 0) error = LoadKernels(PackRowsKernel<In>);
+      for (int out_dtype = 0; out_dtype < 3; ++out_dtype) {
+        WithElement(out_dtype, [&](auto out) {
+          if (error == 0) error = LoadKernels(CombineKernel<In, Element<decltype(out)>>);
+        });
+      }
+    });
+  }
   return error;
 }
 

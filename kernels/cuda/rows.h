@@ -54,6 +54,14 @@ struct CombineArgs {
 /// expert's row times sigmoid(shared_gate . x[t]).
 int LaunchCombine(const CombineArgs& args, CUstream_st* stream);
 
+/// slots[where[r]] = rows[r], cols wide, for r < count. rows ([count, cols]) and where may lie in
+/// mapped host memory.
+int LaunchPlaceRows(const float* rows, const int32_t* where, int count, int cols, float* slots,
+                    int64_t slot_stride, CUstream_st* stream);
+
+/// As LoadRouteKernels.
+int LoadRowKernels();
+
 }  // namespace moert::cuda
 
 #endif  // MOERT_KERNELS_CUDA_ROWS_H_

@@ -16,6 +16,7 @@
 #include "moert/backend.h"
 #include "moert/expert_source.h"
 #include "moert/expert_store.h"
+#include "moert/mixed_group_gemm.h"
 #include "moert/options.h"
 #include "moert/policy.h"
 #include "moert/profile.h"
@@ -34,6 +35,21 @@ struct DeviceCall {
   MatrixView hidden;  // in device memory
   MutableMatrixView out;
   void* stream = nullptr;  // orders the call
+  /// Experts may be computed by the CPU: its input comes to the host beside the routing.
+  bool cpu_beside = false;
+  bool open = false;  // see DeviceExecutor::EnqueueOpen
+};
+
+/// What the thread that serves an open call has to know.
+struct OpenContext {
+  int64_t step_id = 0;
+  bool next_gate = false;
+};
+/// A call that waits on the device until its misses are there.
+struct OpenCall {
+  DeviceCall call;
+  OpenContext context;
+  bool captured = false;  // by a graph: it belongs to the step that is open when it is replayed
 };
 
 /// An expert ready to be multiplied.
@@ -67,10 +83,23 @@ class DeviceExecutor {
   /// The largest substituted shares of slots and of mass that any request reached on the device.
   virtual double worst_slot_share() const = 0;
   virtual double worst_mass_share() const = 0;
+  /// In place of Route: the routing is given, tokens grouped. Waits for the device only for a call
+  /// with `cpu_beside`.
+  virtual absl::Status SetRouting(const DeviceCall& call, const RoutingResult& routing) = 0;
   /// Enqueues the products of the wave's experts; of the shared expert too in the first wave. The
   /// records may be unpinned when it returns: a block is not overwritten before this work is done.
   virtual absl::Status Multiply(const DeviceCall& call, const RoutingResult& routing,
                                 absl::Span<const WaveExpert> wave, bool first) = 0;
+  /// Whether the CPU can multiply an expert of a call of `tokens` rows: its record lies in host
+  /// memory, and the call is small enough.
+  virtual bool CpuCanCompute(ExpertKey key, int source_version, int64_t tokens) const = 0;
+  /// Begins multiplying such experts on the CPU, beside everything that is enqueued. Of a call with
+  /// `cpu_beside`, behind its Route; needs a JoinCpu, whatever happens in between.
+  virtual absl::Status BeginCpu(const DeviceCall& call, const RoutingResult& routing,
+                                absl::Span<const int32_t> experts, int source_version) = 0;
+  /// Waits for the CPU, then enqueues that its outputs take their slots for Combine. *took_ns: what
+  /// the multiplication took.
+  virtual absl::Status JoinCpu(const DeviceCall& call, int64_t* took_ns) = 0;
   /// Enqueues call.out = weighted sum of the products, in the order of k, and the shared expert.
   virtual absl::Status Combine(const DeviceCall& call, const RoutingResult& routing) = 0;
 
@@ -90,6 +119,34 @@ class DeviceExecutor {
   virtual absl::Status OpenStep(const ExpertStore& store, int64_t epoch, void* stream) = 0;
   /// Behind the last call of a step, replayed graphs included.
   virtual absl::Status CloseStep(void* stream) = 0;
+
+  // Open calls: enqueued whole before it is known what they miss. One thread enqueues; another
+  // serves: while a call waits, everything enqueued before it has ended, nothing behind it has
+  // begun, and of its own only the products of experts that the residency table had. So it may
+  // overwrite any other expert.
+
+  /// Whether this machine's user has them.
+  virtual bool wants_open() const = 0;
+  /// Makes them possible, if it can.
+  virtual absl::Status StartOpen() = 0;
+  /// Most rows of an open call; 0: none are possible.
+  virtual int64_t MaxOpenTokens() const = 0;
+  /// Brings the residency table up to what the store says, in the order of the calls, so that what
+  /// is enqueued next sees it. Legal while no call is open.
+  virtual absl::Status SyncTable(ExpertStore* store) = 0;
+  /// Enqueues routing, products, the wait, products of late experts, and the sum. Waits for
+  /// nothing. Legal under stream capture.
+  virtual absl::Status EnqueueOpen(const DeviceCall& call, const OpenContext& context) = 0;
+  /// Blocks until a call waits; false behind StopOpen. Then the call must be released.
+  virtual bool NextOpen(OpenCall* open, RoutingResult* routing) = 0;
+  /// Tells the device what changed, and lets the call go on.
+  virtual void ReleaseOpen(const OpenCall& open, ExpertStore* store) = 0;
+  /// Blocks until all calls that were enqueued, graphs included, are released. The thread that
+  /// serves must not depend on the caller.
+  virtual absl::Status DrainOpen() = 0;
+  virtual bool AnyOpen() const = 0;
+  /// Blocks until the device is idle, then ends NextOpen.
+  virtual void StopOpen() = 0;
 };
 
 /// Borrowed by an executor for its life.
@@ -100,6 +157,7 @@ struct ExecutorParts {
   std::vector<const std::byte*> shared_records;  // [L], null where there is none; likewise
   int64_t max_tokens = 0;
   EngineStats* stats = nullptr;
+  MixedGroupGemm* cpu_gemm = nullptr;  // for experts on the CPU; null: none
 };
 
 class Backend {

@@ -5,6 +5,7 @@
 
 #include "base/checked_math.h"
 #include "base/status_macros.h"
+#include "base/thread_pool.h"
 #include "engine/layer.h"
 #include "engine/memory_plan.h"
 #include "fmt/format.h"
@@ -49,6 +50,13 @@ absl::StatusOr<int64_t> ConstantBytes(const MoeModelSpec& model) {
   return bytes;
 }
 
+/// Threads that compute beside a device, where the host did not say: the thread that drives the
+/// device and those that bring records keep a CPU each, if that leaves half of them.
+int ThreadsBeside(const EngineOptions& options) {
+  const int cpus = UsableCpus();
+  return std::max({1, cpus / 2, cpus - 1 - options.io_threads});
+}
+
 bool WantsForward(const Strategy& strategy) {
   return strategy.prefetch != nullptr && strategy.prefetch->wants_resident_forward();
 }
@@ -66,18 +74,18 @@ absl::StatusOr<Blueprint> MakeBlueprint(const ExpertSource& source, const Engine
   }
   if (b.strategy.routing) MOERT_RETURN_IF_ERROR(b.strategy.routing->Check(model));
   MOERT_ASSIGN_OR_RETURN(b.versions, ServedVersions(source, b.strategy));
+  MOERT_ASSIGN_OR_RETURN(b.backend, MakeBackend(options));
+  if (b.backend != nullptr) MOERT_RETURN_IF_ERROR(b.backend->Check(source, b.versions));
   b.pool = options.thread_pool;
   if (b.pool == nullptr) {
     ThreadPoolOptions threads;
     threads.threads = options.threads;
     threads.cpus = options.cpus;
+    if (b.backend != nullptr && options.threads == 0) threads.threads = ThreadsBeside(options);
     MOERT_ASSIGN_OR_RETURN(b.pool, CreateThreadPool(threads));
   }
   MOERT_ASSIGN_OR_RETURN(b.gemm,
                          MixedGroupGemm::Create(b.pool.get(), options.kernels, options.activation));
-
-  MOERT_ASSIGN_OR_RETURN(b.backend, MakeBackend(options));
-  if (b.backend != nullptr) MOERT_RETURN_IF_ERROR(b.backend->Check(source, b.versions));
 
   MemoryPlan& plan = b.plan;
   const int64_t tokens = options.max_tokens_per_forward;

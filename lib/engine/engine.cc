@@ -32,7 +32,8 @@ absl::StatusOr<LeaseId> EngineImpl::AcquireExperts(StepId step, int layer,
   if (options_.simulate) {
     return absl::FailedPreconditionError("simulate: there are no records to lease");
   }
-  std::lock_guard<std::mutex> lock(mu_);
+  const Hold hold(this);
+  MOERT_RETURN_IF_ERROR(hold.status());
   const auto it = steps_.find(step);
   if (it == steps_.end()) {
     return absl::InvalidArgumentError(fmt::format("step {} is not open", step));
@@ -44,7 +45,7 @@ absl::StatusOr<LeaseId> EngineImpl::AcquireExperts(StepId step, int layer,
 }
 
 absl::Status EngineImpl::ReleaseExperts(LeaseId lease) {
-  std::lock_guard<std::mutex> lock(mu_);
+  const Hold hold(this);
   return leases_->Release(lease);
 }
 
@@ -64,6 +65,9 @@ absl::Status EngineImpl::PrefetchHint(int layer, absl::Span<const int32_t> exper
     if (hints_.size() + experts.size() > kMost) hints_.clear();
     for (const int32_t e : experts) hints_.push_back({layer, e});
   }
+  const std::unique_lock<std::mutex> call(call_mu_, std::try_to_lock);
+  // While calls are open, their service applies hints.
+  if (!call.owns_lock() || (open_calls_ && !steps_.empty())) return absl::OkStatus();
   const std::unique_lock<std::mutex> lock(mu_, std::try_to_lock);
   if (lock.owns_lock()) ApplyHints();
   return absl::OkStatus();
@@ -91,7 +95,8 @@ void EngineImpl::ApplyHints() {
 
 absl::StatusOr<std::vector<Residency>> EngineImpl::ResidencyOf(int layer) {
   MOERT_RETURN_IF_ERROR(CheckLayer(layer));
-  std::lock_guard<std::mutex> lock(mu_);
+  const Hold hold(this);
+  MOERT_RETURN_IF_ERROR(hold.status());
   store_->Pump();
   std::vector<Residency> states;
   for (int e = 0; e < source_->model().layers[layer].num_experts; ++e) {
@@ -109,7 +114,8 @@ absl::Status EngineImpl::SetBudget(const Budget& budget) {
   absl::Status status;
   std::string line;
   {
-    std::lock_guard<std::mutex> lock(mu_);
+    const Hold hold(this);
+    MOERT_RETURN_IF_ERROR(hold.status());
     const int64_t before = plan_.budget_bytes;
     status = SetBudgetLocked(budget);
     line = fmt::format("budget {} -> {}, room for {} experts", BytesText(before),
@@ -133,6 +139,7 @@ absl::Status EngineImpl::SetBudgetLocked(const Budget& budget) {
                             ? store_->SetSlots(plan.slots)
                             : manager_->Resize(HighExperts(plan), plan.slots, plan.low_slots));
   budget_.SetLimit(plan.budget_bytes);
+  everything_held_ = false;
   {
     std::lock_guard<std::mutex> published(published_mu_);
     plan_ = plan;

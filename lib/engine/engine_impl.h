@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -38,6 +39,7 @@ class EngineImpl final : public Engine {
         backend_(std::move(b.backend)),
         versions_(std::move(b.versions)) {}
 
+  ~EngineImpl() override;
   absl::Status Init();
 
   absl::StatusOr<StepId> BeginStep(const StepInfo& info) override;
@@ -72,6 +74,22 @@ class EngineImpl final : public Engine {
   bool exact() const override { return strategy_.exact; }
 
  private:
+  /// A host's call: they come one at a time, and while one is held no open call waits for the
+  /// service thread, so that the state may change under them.
+  class Hold {
+   public:
+    explicit Hold(EngineImpl* engine);
+    ~Hold();
+    /// Not OK: open calls could not be waited for; nothing may be moved then.
+    const absl::Status& status() const { return status_; }
+
+   private:
+    EngineImpl* const engine_;
+    const std::lock_guard<std::mutex> call_;
+    absl::Status status_;
+    std::unique_lock<std::mutex> state_;
+  };
+
   struct Step {
     Phase phase = Phase::kPrefill;
     int64_t rows = 0;
@@ -85,7 +103,20 @@ class EngineImpl final : public Engine {
     absl::Status status;
   };
 
+  /// Enqueues the call without its misses being known; false: it is not one of those. Under
+  /// call_mu_ alone.
+  absl::StatusOr<bool> TryOpen(StepId step_id, int layer, const MatrixView& hidden,
+                               const MutableMatrixView& out);
+  /// Whether calls are left open at all; then starts the thread that serves them.
+  void StartService();
+  /// The service thread.
+  void Serve();
+  void ServeOne(const OpenCall& open, RoutingResult* routing);
+  bool AllUsable() const;
+
   absl::Status ReadConstants();
+  /// What computes experts beside the fast tier, if anything does.
+  CpuBeside MakeCpuBeside();
   absl::StatusOr<std::unique_ptr<BlockPool>> MakePool(const BlockSizes& sizes, int64_t limit);
   absl::Status Run(StepId step_id, int layer, const MatrixView& hidden, const RoutedInput* routed,
                    const MutableMatrixView& out);
@@ -135,7 +166,8 @@ class EngineImpl final : public Engine {
   std::unique_ptr<Leases> leases_;
   AlignedArray<float> x_, y_;
 
-  std::mutex mu_;  // everything above but plan_ and what is const
+  std::mutex call_mu_;  // held by every call of the host that changes something, before mu_
+  std::mutex mu_;       // everything above but plan_ and what is const; steps_ changes under both
   std::map<StepId, Step> steps_;
   StepId next_step_ = 1;
 
@@ -146,6 +178,12 @@ class EngineImpl final : public Engine {
 
   mutable std::mutex published_mu_;
   EngineStats published_;
+
+  bool open_calls_ = false;                   // misses are served by service_
+  std::atomic<bool> everything_held_{false};  // all experts are in the fast tier and stay
+  bool shrinking_ = false;  // the pool has to unmap memory as blocks come back; under call_mu_
+  std::atomic<bool> closing_{false};
+  std::thread service_;
 };
 
 }  // namespace moert

@@ -121,10 +121,8 @@ absl::Status EngineImpl::Init() {
     store_->SetPrefetchOutlook(prefetcher_->outlook());
     store_->SetCapacity(plan_.slots);
   }
-  // The CPU backend's CPU is the executor of the fast tier: there is none beside it.
-  const bool cpu_executor = options_.simulate && profile_.cpu_executor;
   scheduler_ = std::make_unique<Scheduler>(&model, strategy_.placement.get(), &profile_,
-                                           store_.get(), &stats_, cpu_executor);
+                                           store_.get(), &stats_, MakeCpuBeside());
   LayerParts parts;
   parts.model = &model;
   parts.profile = &profile_;
@@ -153,11 +151,13 @@ absl::Status EngineImpl::Init() {
   parts.stats = &stats_;
   parts.trace = options_.trace.get();
   parts.simulate = options_.simulate;
+  parts.best_version = versions_[0];
   if (backend_ != nullptr) {
     MOERT_ASSIGN_OR_RETURN(
         device_,
         backend_->MakeExecutor({source_.get(), versions_, &constants_, parts.shared_records,
-                                options_.max_tokens_per_forward, &stats_}));
+                                options_.max_tokens_per_forward, &stats_,
+                                strategy_.placement != nullptr ? gemm_.get() : nullptr}));
     parts.device = device_.get();
   }
   runner_ = std::make_unique<LayerRunner>(parts, options_.max_tokens_per_forward);
@@ -176,10 +176,25 @@ absl::Status EngineImpl::Init() {
   store_->SetTrace(options_.trace.get());
   leases_ = std::make_unique<Leases>(store_.get(), &stats_);
   Publish();
+  StartService();
   Log(LogLevel::kInfo,
       fmt::format("{} opened, strategy {}, budget {}: {}", source_->name(), strategy_.spec,
                   BytesText(plan_.budget_bytes), plan_.ToString()));
   return absl::OkStatus();
+}
+
+CpuBeside EngineImpl::MakeCpuBeside() {
+  CpuBeside cpu;
+  if (options_.simulate) {
+    if (profile_.cpu_executor) cpu.can_compute = [](ExpertKey, int64_t) { return true; };
+  } else if (backend_ != nullptr) {
+    cpu.can_compute = [this](ExpertKey key, int64_t tokens) {
+      return device_->CpuCanCompute(key, versions_[0], tokens);
+    };
+    if (options_.clock == ClockKind::kWall) cpu.link = &link_;
+  }
+  // The CPU backend's CPU is the executor of the fast tier: there is none beside it.
+  return cpu;
 }
 
 absl::Status EngineImpl::Preload() {

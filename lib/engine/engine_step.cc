@@ -19,7 +19,8 @@ absl::StatusOr<StepId> EngineImpl::BeginStep(const StepInfo& info) {
     return absl::InvalidArgumentError(
         fmt::format("step of {} rows has {} request ids", info.rows, info.request_ids.size()));
   }
-  std::lock_guard<std::mutex> lock(mu_);
+  const Hold hold(this);
+  MOERT_RETURN_IF_ERROR(hold.status());
   const StepId id = next_step_++;
   Step& step = steps_[id];
   step.phase = info.phase;
@@ -96,8 +97,14 @@ absl::Status EngineImpl::Run(StepId step_id, int layer, const MatrixView& hidden
                              const RoutedInput* routed, const MutableMatrixView& out) {
   absl::Status status;
   int64_t fallbacks = 0;
+  if (open_calls_ && routed == nullptr) {
+    const std::lock_guard<std::mutex> lock(call_mu_);
+    absl::StatusOr<bool> open = TryOpen(step_id, layer, hidden, out);
+    if (!open.ok() || *open) return open.status();
+  }
   {
-    std::lock_guard<std::mutex> lock(mu_);
+    const Hold hold(this);
+    MOERT_RETURN_IF_ERROR(hold.status());
     fallbacks = stats_.policy_fallbacks;
     status = RunLocked(step_id, layer, hidden, routed, out);
     fallbacks = stats_.policy_fallbacks - fallbacks;
@@ -128,16 +135,17 @@ absl::Status EngineImpl::RunLocked(StepId step_id, int layer, const MatrixView& 
   ApplyHints();
   const bool on_cpu = !options_.simulate && device_ == nullptr;
   if (on_cpu) WidenRows(hidden, x_.data());
-  const absl::Status status = runner_->Forward({ContextOf(step, layer),
-                                                step.epoch,
-                                                x_.data(),
-                                                step.rows,
-                                                routed,
-                                                step.begin_ns,
-                                                step.cancelled.get(),
-                                                &step.predict_next,
-                                                {layer, step.epoch, hidden, out, step.stream}},
-                                               y_.data());
+  const absl::Status status = runner_->Forward(
+      {ContextOf(step, layer),
+       step.epoch,
+       x_.data(),
+       step.rows,
+       routed,
+       step.begin_ns,
+       step.cancelled.get(),
+       &step.predict_next,
+       {layer, step.epoch, hidden, out, step.stream, strategy_.placement != nullptr}},
+      y_.data());
   if (status.ok()) {
     if (on_cpu) NarrowRows(y_.data(), out);
   } else if (step.status.ok()) {
@@ -148,12 +156,13 @@ absl::Status EngineImpl::RunLocked(StepId step_id, int layer, const MatrixView& 
 }
 
 absl::Status EngineImpl::EndStep(StepId step) {
-  std::lock_guard<std::mutex> lock(mu_);
+  const Hold hold(this);
   const auto it = steps_.find(step);
   if (it == steps_.end()) {
     return absl::InvalidArgumentError(fmt::format("step {} is not open", step));
   }
   absl::Status status = it->second.status;
+  status.Update(hold.status());
   if (device_ != nullptr) status.Update(device_->CloseStep(it->second.stream));
   leases_->ReleaseStep(step);
   store_->CloseStep(it->second.epoch);

@@ -12,6 +12,7 @@
 namespace moert {
 
 absl::Status LayerRunner::Forward(LayerCall call, float* out) {
+  FinishOpen();
   recorded_ = call.routed == nullptr ? nullptr : call.routed->times;
   if (call.routed != nullptr) Charge(static_cast<double>(call.routed->idle_before_ns));
   call.context.now_ns = parts_.clock->now_ns();
@@ -29,8 +30,10 @@ absl::Status LayerRunner::Forward(LayerCall call, float* out) {
   times_.route_ns = parts_.clock->now_ns() - times_.begin_ns;
   Span(call, TimelineTrack::kLayers, "route", times_.begin_ns);
   const int64_t cpu_done_ns = parts_.clock->now_ns() + plan_.cpu_ns;
-  MOERT_RETURN_IF_ERROR(FetchAndMultiply(call));
-  if (!plan_.cpu.empty()) JoinCpu(call, cpu_done_ns);
+  absl::Status status = FetchAndMultiply(call);
+  // Also behind a failure: the CPU reads and writes what the next call does.
+  if (!plan_.cpu.empty()) status.Update(JoinCpu(call, cpu_done_ns));
+  if (!status.ok()) return status;
   const int64_t combine_ns = parts_.clock->now_ns();
   if (parts_.device != nullptr) {
     MOERT_RETURN_IF_ERROR(parts_.device->Combine(call.device, routing_));
@@ -68,12 +71,20 @@ void LayerRunner::Upgrade(const LayerCall& call) {
   }
 }
 
-void LayerRunner::JoinCpu(const LayerCall& call, int64_t done_ns) {
+absl::Status LayerRunner::JoinCpu(const LayerCall& call, int64_t done_ns) {
   const int64_t begin_ns = parts_.clock->now_ns();
-  if (done_ns <= begin_ns) return;
+  absl::Status status;
+  if (parts_.device != nullptr) {
+    int64_t took_ns = 0;
+    status = parts_.device->JoinCpu(call.device, &took_ns);
+    if (status.ok()) parts_.scheduler->Took(plan_, took_ns);
+  }
   Charge(static_cast<double>(done_ns - begin_ns));
-  parts_.stats->stall_cpu_ns += done_ns - begin_ns;
+  const int64_t waited_ns = parts_.clock->now_ns() - begin_ns;
+  if (waited_ns == 0) return status;
+  parts_.stats->stall_cpu_ns += waited_ns;
   Span(call, TimelineTrack::kStalls, "wait for the CPU", begin_ns);
+  return status;
 }
 
 void LayerRunner::Charge(double ns) {
@@ -107,6 +118,9 @@ absl::Status LayerRunner::Route(const LayerCall& call) {
     MOERT_RETURN_IF_ERROR(parts_.router->RouteGiven(
         context.layer, call.tokens, given.ids, given.weights, given.scores, given.next_scores, rule,
         residency, context.request_ids, &routing_));
+    if (parts_.device != nullptr) {
+      MOERT_RETURN_IF_ERROR(parts_.device->SetRouting(call.device, routing_));
+    }
     if (!given.used_ids.empty()) {
       if (given.used_ids.size() != routing_.ids.size()) {
         return absl::InvalidArgumentError("used_ids: must have the size of ids");
@@ -129,8 +143,13 @@ absl::Status LayerRunner::Route(const LayerCall& call) {
           static_cast<double>((*parts_.constants)[context.layer].shared_layout.bytes);
     }
   }
+  CountRouting();
+  return absl::OkStatus();
+}
+
+void LayerRunner::CountRouting() {
   EngineStats& stats = *parts_.stats;
-  stats.slots += call.tokens * routing_.top_k;
+  stats.slots += routing_.tokens * routing_.top_k;
   stats.slots_substituted += routing_.substituted;
   stats.mass += routing_.mass;
   stats.mass_substituted += routing_.mass_substituted;
@@ -142,7 +161,6 @@ absl::Status LayerRunner::Route(const LayerCall& call) {
   }
   stats.model_lookups += routing_.model_lookups;
   stats.model_hits += routing_.model_hits;
-  return absl::OkStatus();
 }
 
 void LayerRunner::Plan(const LayerCall& call) {
@@ -165,6 +183,9 @@ absl::Status LayerRunner::FetchAndMultiply(const LayerCall& call) {
   bool forward = WantsForward(call);  // to be done, after the first wave
   forward_predicted_ = false;
   absl::Status failure;
+  if (!plan_.cpu.empty() && parts_.device != nullptr) {
+    failure = parts_.device->BeginCpu(call.device, routing_, plan_.cpu, parts_.best_version);
+  }
   while (true) {
     if (failure.ok() && call.cancelled->load(std::memory_order_relaxed)) {
       failure = absl::CancelledError("the step was cancelled");
@@ -310,65 +331,6 @@ absl::Status LayerRunner::Multiply(const LayerCall& call, bool first) {
   for (const int32_t e : wave_) parts_.store->Unpin({layer, e});
   wave_.clear();
   return status;
-}
-
-absl::Status LayerRunner::RouteOnDevice(const LayerCall& call, const RoutingRule& rule,
-                                        const LayerResidency& residency, bool next_gate) {
-  const int layer = call.context.layer;
-  const bool own_choice = rule.kind == RoutingRuleKind::kTopK;
-  const RuleCall ruled{rule, call.context.request_ids, parts_.store};
-  MOERT_RETURN_IF_ERROR(parts_.device->Route(
-      call.device, own_choice ? nullptr : &ruled, next_gate,
-      [&](const float* x, RoutingResult* routing) {
-        return parts_.router->Route(layer, x, call.tokens, rule, residency,
-                                    call.context.request_ids, next_gate, routing);
-      },
-      &routing_));
-  if (own_choice) Router::NoteOwnChoice(residency, &routing_);
-  return absl::OkStatus();
-}
-
-absl::StatusOr<bool> LayerRunner::TryResident(const LayerCall& call) {
-  if (!parts_.device->Capturing(call.device.stream)) CollectRoutings();
-  const LayerResidency residency = parts_.store->Layer(call.context.layer);
-  const bool observed = parts_.trace != nullptr || parts_.strategy->routing != nullptr ||
-                        parts_.strategy->prefetch != nullptr || parts_.virtual_clock != nullptr ||
-                        call.routed != nullptr;
-  if (observed || !parts_.device->CanRunResident(call.context.layer)) return false;
-  for (const uint8_t usable : residency.usable) {
-    if (!usable) return false;
-  }
-  MOERT_RETURN_IF_ERROR(parts_.device->RunResident(call.device, call.context, *parts_.store));
-  return true;
-}
-
-void LayerRunner::CollectRoutings() {
-  PolicyContext context;
-  while (parts_.device->TakeRouting(&context, &late_routing_)) {
-    EngineStats& stats = *parts_.stats;
-    stats.slots += late_routing_.tokens * late_routing_.top_k;
-    for (const float w : late_routing_.weights) stats.mass += w;
-    context.model = parts_.model;
-    parts_.residency->OnRouting(context, late_routing_.view());
-    if (parts_.versions != nullptr) parts_.versions->OnRouting(context, late_routing_.view());
-    computed_.assign(late_routing_.num_experts, 0);  // here: answered low
-    for (int32_t e = 0; e < late_routing_.num_experts; ++e) {
-      if (late_routing_.counts[e] == 0) continue;
-      const ExpertKey key{context.layer, e};
-      ++stats.lookups;
-      const bool prefetched = parts_.store->Touch(key, late_routing_.counts[e]);
-      stats.prefetch_useful += prefetched;
-      if (parts_.store->Latest(key).version > parts_.store->intended(key)) {
-        ++stats.low_answers;
-        computed_[e] = 1;
-      } else {
-        ++(prefetched ? stats.hits_prefetched : stats.hits_resident);
-      }
-    }
-    const auto [slots_low, mass_low] = late_routing_.ShareOf(computed_);
-    stats.slots_low += slots_low;
-    stats.mass_low += mass_low;
-  }
 }
 
 float LayerRunner::SharedWeight(const LayerCall& call, int64_t t) const {

@@ -50,6 +50,7 @@ struct LayerParts {
   TraceSink* trace = nullptr;        // null: none
   bool simulate = false;             // no arithmetic
   DeviceExecutor* device = nullptr;  // null: the arithmetic runs on the CPU
+  int best_version = 0;              // of the source: what a CPU beside the device multiplies
 };
 
 /// One call: which layer, for which step, over which rows.
@@ -73,6 +74,14 @@ class LayerRunner {
   /// out: [tokens, hidden] fp32, contiguous; may be call.x.
   absl::Status Forward(LayerCall call, float* out);
 
+  /// Serves a call that waits on the device (DeviceExecutor::EnqueueOpen), whose routing has come:
+  /// when it returns, everything the device was not found to have is there or computed, or the
+  /// error says why not. What the call uses stays pinned until FinishOpen.
+  absl::Status Serve(LayerCall call, RoutingResult* routing);
+  /// The device is through with the call served last, or nothing that was enqueued waits any more.
+  void FinishOpen();
+  bool WantsNextGate(Phase phase) const { return parts_.prefetcher->wants_next_gate(phase); }
+
   /// Bytes of workspace for max_tokens rows of any layer, MixedGroupGemm's own excluded;
   /// `resident_forward`: with the two matrices that it exchanges with the host.
   static int64_t WorkspaceBytes(const MoeModelSpec& model, int64_t max_tokens,
@@ -82,6 +91,9 @@ class LayerRunner {
   absl::Status Route(const LayerCall& call);
   void Plan(const LayerCall& call);
   absl::Status FetchAndMultiply(const LayerCall& call);
+  /// Of an open call: until all have arrived.
+  absl::Status FetchAll(const LayerCall& call);
+  void CountRouting();
   void Combine(const LayerCall& call, float* out);
 
   absl::Status Multiply(const LayerCall& call, bool first);
@@ -110,8 +122,8 @@ class LayerRunner {
   }
   /// Behind a call, lower versions it used are replaced, if the policy wants that.
   void Upgrade(const LayerCall& call);
-  /// Simulation: the CPU beside the fast tier is done with its experts at done_ns.
-  void JoinCpu(const LayerCall& call, int64_t done_ns);
+  /// Waits for the CPU beside the fast tier; on the virtual clock it is done at done_ns.
+  absl::Status JoinCpu(const LayerCall& call, int64_t done_ns);
   void CountStall(const LayerCall& call, int64_t begin_ns);
   /// Virtual clock: lets `ns` pass.
   void Charge(double ns);
@@ -122,8 +134,11 @@ class LayerRunner {
   const LayerParts parts_;
   RoutingResult routing_;
   LayerPlan plan_;
-  std::vector<int32_t> wave_;    // experts ready to be multiplied, pinned
-  std::vector<int32_t> flying_;  // experts on their way
+  std::vector<int32_t> wave_;       // experts ready to be multiplied, pinned
+  std::vector<int32_t> flying_;     // experts on their way
+  LayerCall open_call_;             // served last...
+  std::vector<int32_t> open_pins_;  // ...and what it pins
+  bool any_open_ = false;
   std::vector<ExpertProblem> problems_;
   std::vector<int> problem_versions_;  // of each; -1: a shared expert
   std::vector<WaveExpert> handles_;    // of a wave on a device
@@ -133,8 +148,8 @@ class LayerRunner {
   double recorded_bytes_ = 0;            // of all records it multiplied then
   std::vector<int32_t> all_tokens_;
   std::vector<int32_t> shared_rows_;
-  bool forward_predicted_ = false;             // next_scores come from the host's prediction
-  std::vector<uint8_t> computed_;              // [E]: of the first wave
+  bool forward_predicted_ = false;            // next_scores come from the host's prediction
+  std::vector<uint8_t> computed_;             // [E]: of the first wave
   AlignedArray<float> partial_, next_input_;  // [T, hidden]; empty unless the strategy wants them
   AlignedArray<float> slots_;  // [T * k + T, hidden]: routed outputs by slot, then shared ones
 };

@@ -26,6 +26,7 @@ class Leases {
                                   absl::Span<const int32_t> experts,
                                   std::vector<ExpertView>* views);
   absl::Status Release(LeaseId lease);
+  bool any() const { return !leases_.empty(); }
   /// All leases of a step.
   void ReleaseStep(StepId step);
 

@@ -5,8 +5,9 @@
 
 namespace moert {
 
-Balance BalanceCpuLoad(absl::Span<const BalanceItem> items) {
+Balance BalanceCpuLoad(absl::Span<const BalanceItem> items, int64_t loading_ns) {
   Balance balance;
+  balance.load_ns = loading_ns;
   balance.on_cpu.assign(items.size(), 0);
   std::vector<size_t> order(items.size());
   std::iota(order.begin(), order.end(), size_t{0});

@@ -19,15 +19,15 @@ struct BalanceItem {
 
 struct Balance {
   std::vector<uint8_t> on_cpu;  // by item
-  int64_t load_ns = 0;          // T_load: sum over the loaded
+  int64_t load_ns = 0;          // T_load: sum over the loaded, and what is loaded in any case
   int64_t cpu_ns = 0;           // T_cpu: sum over the others
 };
 
 /// Algorithm 2. Items in descending order of tokens (of equals the first), two pointers: while the
 /// link is behind the CPU or even, the item with most tokens is loaded; else the one with fewest
 /// goes to the CPU. The paper's t_load and t_cpu are those of the item, so that experts of
-/// different sizes are balanced too.
-Balance BalanceCpuLoad(absl::Span<const BalanceItem> items);
+/// different sizes are balanced too. `loading_ns`: what the link has to carry in any case.
+Balance BalanceCpuLoad(absl::Span<const BalanceItem> items, int64_t loading_ns = 0);
 
 }  // namespace moert
 

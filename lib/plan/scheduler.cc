@@ -1,18 +1,21 @@
 #include "moert/scheduler.h"
 
 #include <algorithm>
+#include <utility>
+
+#include "store/link_estimate.h"
 
 namespace moert {
 
 Scheduler::Scheduler(const MoeModelSpec* model, PlacementPolicy* policy,
                      const HardwareProfile* profile, ExpertStore* store, EngineStats* stats,
-                     bool cpu_executor)
+                     CpuBeside cpu)
     : model_(model),
       policy_(policy),
       profile_(profile),
       store_(store),
       stats_(stats),
-      cpu_executor_(cpu_executor) {}
+      cpu_(std::move(cpu)) {}
 
 void Scheduler::Plan(const PolicyContext& context, int64_t epoch, const RoutingResult& routing,
                      LayerPlan* plan) {
@@ -53,6 +56,14 @@ void Scheduler::Plan(const PolicyContext& context, int64_t epoch, const RoutingR
   if (policy_ != nullptr && !plan->load.empty()) Place(context, routing, plan);
 }
 
+void Scheduler::Took(const LayerPlan& plan, int64_t cpu_ns) {
+  if (cpu_.link == nullptr || plan.cpu_ns <= 0 || cpu_ns <= 0) return;
+  constexpr double kWeight = 0.05;
+  const double ratio = cpu_scale_ * static_cast<double>(cpu_ns) / static_cast<double>(plan.cpu_ns);
+  cpu_scale_ = cpu_measured_ ? cpu_scale_ + kWeight * (ratio - cpu_scale_) : ratio;
+  cpu_measured_ = true;
+}
+
 void Scheduler::Place(const PolicyContext& context, const RoutingResult& routing, LayerPlan* plan) {
   constexpr int kVersion = 0;
   mass_.assign(routing.num_experts, 0);
@@ -68,8 +79,13 @@ void Scheduler::Place(const PolicyContext& context, const RoutingResult& routing
     miss.tokens = routing.counts[e];
     miss.mass = mass_[e];
     miss.bytes = store_->layout(key, kVersion).bytes;
-    miss.load_ns = profile_->TransferNs(miss.bytes);
-    miss.cpu_ns = cpu_executor_ ? profile_->CpuExpertNs(miss.bytes, miss.tokens) : -1;
+    miss.load_ns =
+        cpu_.link != nullptr ? cpu_.link->TransferNs(miss.bytes) : profile_->TransferNs(miss.bytes);
+    miss.cpu_ns = -1;
+    if (cpu_.can_compute != nullptr && cpu_.can_compute(key, routing.tokens)) {
+      miss.cpu_ns = static_cast<int64_t>(
+          cpu_scale_ * static_cast<double>(profile_->CpuExpertNs(miss.bytes, miss.tokens)));
+    }
     misses_.push_back(miss);
   }
   if (misses_.empty()) return;
@@ -77,8 +93,8 @@ void Scheduler::Place(const PolicyContext& context, const RoutingResult& routing
   bool valid = placements.size() == misses_.size();
   for (size_t i = 0; valid && i < placements.size(); ++i) {
     // A cache has no low versions to answer with; where there are some, the store did already.
-    valid =
-        placements[i] == Placement::kLoad || (placements[i] == Placement::kCpu && cpu_executor_);
+    valid = placements[i] == Placement::kLoad ||
+            (placements[i] == Placement::kCpu && misses_[i].cpu_ns >= 0);
   }
   if (!valid) {
     ++stats_->policy_fallbacks;

@@ -65,6 +65,8 @@ class BlockPool {
   virtual void SetLimit(int64_t blocks) = 0;
   /// Bytes of physical memory held.
   virtual int64_t held_bytes() const = 0;
+  /// Of it, what the limit does not cover and what is returned when blocks are given back.
+  virtual int64_t surplus_bytes() const { return 0; }
 
  protected:
   BlockPool(BlockSizes sizes, int64_t limit) : sizes_(std::move(sizes)), limit_(limit) {}

@@ -120,6 +120,12 @@ ExpertHandle ExpertStore::Resolve(ExpertKey key, int64_t epoch) const {
           &layout(key, version), version};
 }
 
+void ExpertStore::TakeChanges(std::vector<ExpertKey>* changed) {
+  for (const ExpertKey key : changed_) At(key).changed = false;
+  changed->insert(changed->end(), changed_.begin(), changed_.end());
+  changed_.clear();
+}
+
 bool ExpertStore::Arriving(ExpertKey key) const {
   return At(key).active < 0 && in_flight_[Index(key)];
 }
@@ -148,7 +154,11 @@ bool ExpertStore::Touch(ExpertKey key, int32_t tokens) {
 
 void ExpertStore::UpdateVisible(ExpertKey key) {
   const int64_t i = Index(key);
-  const Entry& entry = entries_[i];
+  Entry& entry = entries_[i];
+  if (tracking_ && !entry.changed) {
+    entry.changed = true;
+    changed_.push_back(key);
+  }
   resident_[i] = entry.active == 0;
   usable_[i] = entry.active >= 0;
   in_flight_[i] = std::any_of(entry.versions.begin(), entry.versions.end(),
@@ -261,11 +271,13 @@ void ExpertStore::Evict(ExpertKey key) {
   Entry& entry = At(key);
   const int version = entry.active;
   const int8_t intended = entry.intended;
+  const bool changed = tracking_;  // Drop notes it
   ++stats_->evictions;
   entry.active = -1;
   Drop(key, version);
   entry = Entry{};
   entry.intended = intended;
+  entry.changed = changed;
   residency_->OnEvict(key);
 }
 

@@ -16,19 +16,25 @@ class CpuLoadBalancer final : public PlacementPolicy {
   std::vector<Placement> Place(const PlacementSnapshot& snapshot) override {
     std::vector<Placement> placements(snapshot.misses.size(), Placement::kLoad);
     std::vector<BalanceItem> items;
-    int64_t load_all_ns = 0;
-    for (const MissView& miss : snapshot.misses) {
-      if (miss.cpu_ns < 0) return placements;
-      items.push_back({miss.tokens, miss.load_ns, miss.cpu_ns});
+    std::vector<size_t> miss_of;
+    int64_t load_all_ns = 0, load_only_ns = 0;
+    for (size_t i = 0; i < snapshot.misses.size(); ++i) {
+      const MissView& miss = snapshot.misses[i];
       load_all_ns += miss.load_ns;
+      if (miss.cpu_ns < 0) {  // not in the CPU's reach
+        load_only_ns += miss.load_ns;
+        continue;
+      }
+      items.push_back({miss.tokens, miss.load_ns, miss.cpu_ns});
+      miss_of.push_back(i);
     }
     // CPU time grows with the tokens, a load's does not: in prefill the CPU would become the
     // bottleneck. The paper keeps prefill off the CPU by a threshold on tokens; here the measured
     // costs decide, which also covers large decode batches and slow CPUs.
-    const Balance balance = BalanceCpuLoad(items);
+    const Balance balance = BalanceCpuLoad(items, load_only_ns);
     if (std::max(balance.load_ns, balance.cpu_ns) >= load_all_ns) return placements;
-    for (size_t i = 0; i < placements.size(); ++i) {
-      if (balance.on_cpu[i]) placements[i] = Placement::kCpu;
+    for (size_t i = 0; i < items.size(); ++i) {
+      if (balance.on_cpu[i]) placements[miss_of[i]] = Placement::kCpu;
     }
     return placements;
   }

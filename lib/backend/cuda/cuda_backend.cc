@@ -1,4 +1,7 @@
 // The CUDA backend: device memory pools, transfers through pinned host memory, kernels.
+#include <cstdlib>
+#include <cstring>
+
 #include "backend/backend.h"
 #include "backend/cuda/compute_fence.h"
 #include "backend/cuda/cuda_api.h"
@@ -53,7 +56,7 @@ class CudaBackend final : public Backend {
 
   absl::StatusOr<std::unique_ptr<BlockPool>> MakePool(const BlockSizes& sizes, int64_t limit,
                                                       BudgetTracker* budget) override {
-    return MakeDevicePool(options_.device, sizes, limit, budget);
+    return MakeDevicePool(options_.device, sizes, limit, budget, &fence_);
   }
 
   absl::StatusOr<std::unique_ptr<TransferQueue>> MakeTransfers(
@@ -62,6 +65,7 @@ class CudaBackend final : public Backend {
     auto device_source =
         std::make_unique<DeviceSource>(source, options_.device, options_.host_budget, &fence_);
     MOERT_RETURN_IF_ERROR(device_source->Init());
+    records_ = device_source.get();
     if (virtual_clock != nullptr) {
       std::unique_ptr<TransferQueue> link =
           MakeVirtualLink(device_source.get(), virtual_clock, profile);
@@ -76,12 +80,22 @@ class CudaBackend final : public Backend {
 
   absl::StatusOr<std::unique_ptr<DeviceExecutor>> MakeExecutor(
       const ExecutorParts& parts) override {
-    return MakeCudaExecutor(parts, options_.device, &fence_);
+    CudaExecutorOptions executor;
+    executor.device = options_.device;
+    executor.cpus = options_.cpus;
+    executor.fence = &fence_;
+    executor.records = records_;
+    // Whose thread serves misses: "wait" leaves the device to wait for one of the engine's, "split"
+    // has the caller's wait for the device.
+    const char* misses = std::getenv("MOERT_CUDA_MISSES");
+    executor.open_calls = misses != nullptr && std::strcmp(misses, "wait") == 0;
+    return MakeCudaExecutor(parts, executor);
   }
 
  private:
   const EngineOptions options_;
   ComputeFence fence_;
+  const DeviceSource* records_ = nullptr;  // of the transfers, which outlive the executor
 };
 
 }  // namespace

@@ -4,101 +4,12 @@
 #include <iterator>
 #include <vector>
 
-#include "backend/cuda/cuda_api.h"
-#include "backend/cuda/device_model.h"
-#include "backend/cuda/device_rule.h"
-#include "backend/cuda/residency_table.h"
-#include "backend/cuda/routing_return.h"
-#include "backend/cuda/workspace.h"
-#include "base/aligned_array.h"
+#include "backend/cuda/cuda_executor_impl.h"
 #include "base/rows.h"
 #include "base/status_macros.h"
 #include "kernels/cuda/group_gemm.h"
-#include "kernels/cuda/route.h"
-#include "kernels/cuda/rows.h"
 
 namespace moert::cuda {
-namespace {
-
-class CudaExecutor final : public DeviceExecutor {
- public:
-  CudaExecutor(const ExecutorParts& parts, const OperandUse& use, int device, ComputeFence* fence)
-      : parts_(parts),
-        model_(parts.source->model()),
-        device_(device),
-        fence_(fence),
-        extent_(model_, use, parts.max_tokens),
-        rule_(parts.max_tokens) {}
-
-  ~CudaExecutor() override {
-    DeviceScope scope(device_);
-    cudaDeviceSynchronize();  // kernels of the last calls use what goes now
-    if (rows_arrived_ != nullptr) cudaEventDestroy(rows_arrived_);
-  }
-
-  absl::Status Init();
-
-  absl::Status Route(const DeviceCall& call, const RuleCall* rule, bool next_gate,
-                     HostRoute host_route, RoutingResult* routing) override;
-  bool Executes(int layer, const RoutingRule& rule) const override {
-    return DeviceRule::Executes(model_.layers[layer].routing, rule);
-  }
-  double worst_slot_share() const override { return returned_.worst_slot_share(); }
-  double worst_mass_share() const override { return returned_.worst_mass_share(); }
-  absl::Status Multiply(const DeviceCall& call, const RoutingResult& routing,
-                        absl::Span<const WaveExpert> wave, bool first) override;
-  absl::Status Combine(const DeviceCall& call, const RoutingResult& routing) override;
-
-  bool CanRunResident(int /*layer*/) const override { return true; }
-  absl::Status RunResident(const DeviceCall& call, const PolicyContext& context,
-                           const ExpertStore& store) override;
-  bool Capturing(void* stream) const override;
-  bool TakeRouting(PolicyContext* context, RoutingResult* routing) override;
-  absl::Status OpenStep(const ExpertStore& store, int64_t epoch, void* stream) override;
-  absl::Status CloseStep(void* stream) override;
-
- private:
-  const MoeLayerSpec& Spec(const DeviceCall& call) const { return model_.layers[call.layer]; }
-  bool HasShared(const DeviceCall& call) const {
-    return on_device_.layer(call.layer).shared_record != nullptr;
-  }
-  static DeviceRows Rows(const DeviceCall& call) {
-    return {call.hidden.data, static_cast<int32_t>(call.hidden.dtype),
-            static_cast<int32_t>(call.hidden.rows), static_cast<int32_t>(call.hidden.cols),
-            call.hidden.row_stride};
-  }
-  static cudaStream_t Stream(const DeviceCall& call) {
-    return static_cast<cudaStream_t>(call.stream);
-  }
-
-  /// Calls of several streams share the buffers: they follow one another.
-  absl::Status Enter(cudaStream_t stream);
-  absl::Status RouteOnDevice(const DeviceCall& call, const RuleCall* rule, const RuleMirror& mirror,
-                             bool next_gate);
-  absl::Status RouteOnHost(const DeviceCall& call, HostRoute host_route, RoutingResult* routing);
-  absl::Status GroupAndPack(const DeviceCall& call);
-  absl::Status Products(const DeviceCall& call, const ExpertSet& wave);
-  absl::Status WeightedSum(const DeviceCall& call);
-
-  const ExecutorParts parts_;
-  const MoeModelSpec& model_;
-  const int device_;
-  ComputeFence* const fence_;
-  const Extent extent_;
-  int ctas_ = 0;
-
-  Buffer memory_;
-  Workspace w_{};
-  DeviceModel on_device_;
-  ResidencyTable table_;
-  RoutingReturn returned_;
-  DeviceRule rule_;
-  cudaEvent_t rows_arrived_ = nullptr;
-  cudaStream_t last_stream_ = nullptr;
-  bool any_stream_ = false;
-  bool captured_ = false;  // some call was captured: its replays read the table
-  AlignedArray<float> host_rows_;
-};
 
 absl::Status CudaExecutor::Init() {
   DeviceScope scope(device_);
@@ -117,6 +28,10 @@ absl::Status CudaExecutor::Init() {
   MOERT_RETURN_IF_ERROR(returned_.Init(&model_, extent_));
   MOERT_RETURN_IF_ERROR(rule_.Init(w_.rule));
   MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&rows_arrived_, cudaEventDisableTiming));
+  if (parts_.cpu_gemm != nullptr) {
+    MOERT_ASSIGN_OR_RETURN(
+        cpu_, CpuExperts::Create(model_, parts_.cpu_gemm, parts_.max_tokens, options_.cpus));
+  }
   MOERT_CUDA_RETURN_IF_ERROR(cudaDeviceSynchronize());
   return absl::OkStatus();
 }
@@ -174,28 +89,50 @@ absl::Status CudaExecutor::RouteOnHost(const DeviceCall& call, HostRoute host_ro
   const cudaStream_t stream = Stream(call);
   const MoeLayerSpec& spec = Spec(call);
   const int64_t tokens = call.hidden.rows;
-  const int64_t pairs = tokens * spec.routing.top_k;
   const int64_t row_bytes = spec.hidden * DTypeBytes(call.hidden.dtype);
   std::vector<std::byte> rows(static_cast<size_t>(tokens * row_bytes));
   MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpy2DAsync(
       rows.data(), static_cast<size_t>(row_bytes), call.hidden.data,
       static_cast<size_t>(call.hidden.row_stride * DTypeBytes(call.hidden.dtype)),
       static_cast<size_t>(row_bytes), static_cast<size_t>(tokens), cudaMemcpyDeviceToHost, stream));
-  MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(rows_arrived_, stream));
-  ++parts_.stats->host_syncs;
-  MOERT_CUDA_RETURN_IF_ERROR(cudaEventSynchronize(rows_arrived_));
+  MOERT_RETURN_IF_ERROR(WaitForRows(stream));
   if (host_rows_.size() < tokens * spec.hidden) {
     host_rows_ = AlignedArray<float>(parts_.max_tokens * extent_.hidden);
   }
   WidenRows({rows.data(), call.hidden.dtype, tokens, spec.hidden, spec.hidden}, host_rows_.data());
+  if (cpu_ != nullptr) cpu_->SetRows(host_rows_.data(), tokens, spec.hidden);
   MOERT_RETURN_IF_ERROR(host_route(host_rows_.data(), routing));
+  return UploadRouting(call, *routing);
+}
+
+absl::Status CudaExecutor::WaitForRows(cudaStream_t stream) {
+  MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(rows_arrived_, stream));
+  ++parts_.stats->host_syncs;
+  MOERT_CUDA_RETURN_IF_ERROR(cudaEventSynchronize(rows_arrived_));
+  return absl::OkStatus();
+}
+
+absl::Status CudaExecutor::UploadRouting(const DeviceCall& call, const RoutingResult& routing) {
   // Small and pageable: the copies have left the vectors when the calls return.
-  MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(
-      w_.ids, routing->ids.data(), static_cast<size_t>(pairs) * 4, cudaMemcpyHostToDevice, stream));
-  MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(w_.weights, routing->weights.data(),
-                                             static_cast<size_t>(pairs) * 4, cudaMemcpyHostToDevice,
+  const cudaStream_t stream = Stream(call);
+  MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(w_.ids, routing.ids.data(), routing.ids.size() * 4,
+                                             cudaMemcpyHostToDevice, stream));
+  MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(w_.weights, routing.weights.data(),
+                                             routing.weights.size() * 4, cudaMemcpyHostToDevice,
                                              stream));
   return GroupAndPack(call);
+}
+
+absl::Status CudaExecutor::SetRouting(const DeviceCall& call, const RoutingResult& routing) {
+  DeviceScope scope(device_);
+  const cudaStream_t stream = Stream(call);
+  MOERT_RETURN_IF_ERROR(Enter(stream));
+  if (CpuBeside(call)) {
+    MOERT_RETURN_IF_ERROR(cpu_->BringRows(call.hidden, stream));
+    MOERT_RETURN_IF_ERROR(WaitForRows(stream));
+    cpu_->TakeRows(call.hidden);
+  }
+  return UploadRouting(call, routing);
 }
 
 absl::Status CudaExecutor::Route(const DeviceCall& call, const RuleCall* rule, bool next_gate,
@@ -208,15 +145,19 @@ absl::Status CudaExecutor::Route(const DeviceCall& call, const RuleCall* rule, b
     // The rule goes by the table.
     MOERT_RETURN_IF_ERROR(table_.SyncLayer(*rule->store, call.layer, call.epoch, stream));
   }
+  if (CpuBeside(call)) MOERT_RETURN_IF_ERROR(cpu_->BringRows(call.hidden, stream));
   MOERT_RETURN_IF_ERROR(RouteOnDevice(call, rule, returned_.RuleOf(/*late=*/false), next_gate));
   MOERT_RETURN_IF_ERROR(
       returned_.Bring(w_, call.layer, call.hidden.rows, next_gate, rule != nullptr, stream));
   MOERT_RETURN_IF_ERROR(GroupAndPack(call));  // beside the host's wait
   ++parts_.stats->host_syncs;
-  return returned_.Wait(routing);
+  MOERT_RETURN_IF_ERROR(returned_.Wait(routing));
+  if (CpuBeside(call)) cpu_->TakeRows(call.hidden);
+  return absl::OkStatus();
 }
 
-absl::Status CudaExecutor::Products(const DeviceCall& call, const ExpertSet& wave) {
+absl::Status CudaExecutor::Products(const DeviceCall& call, const ExpertSet& wave,
+                                    MakeTilesArgs::Part part) {
   const cudaStream_t stream = Stream(call);
   const MoeLayerSpec& spec = Spec(call);
   const auto tokens = static_cast<int32_t>(call.hidden.rows);
@@ -232,6 +173,8 @@ absl::Status CudaExecutor::Products(const DeviceCall& call, const ExpertSet& wav
   tiles.tokens = tokens;
   tiles.ctas = ctas_;
   tiles.wave = wave;
+  tiles.part = part;
+  tiles.taken = w_.taken;
   MOERT_CUDA_RETURN_IF_ERROR(LaunchMakeTiles(tiles, stream));
   GroupGemmArgs gemm;
   gemm.table = w_.table;
@@ -282,6 +225,40 @@ absl::Status CudaExecutor::Multiply(const DeviceCall& call, const RoutingResult&
   return fence_->Pass(stream);
 }
 
+bool CudaExecutor::CpuCanCompute(ExpertKey key, int source_version, int64_t tokens) const {
+  return cpu_ != nullptr && tokens <= cpu_->max_tokens() &&
+         options_.records->KeptRecord(key, source_version) != nullptr;
+}
+
+absl::Status CudaExecutor::BeginCpu(const DeviceCall& call, const RoutingResult& routing,
+                                    absl::Span<const int32_t> experts, int source_version) {
+  on_cpu_.clear();
+  for (const int32_t e : experts) {
+    const std::byte* record = options_.records->KeptRecord({call.layer, e}, source_version);
+    if (record == nullptr)
+      return absl::InternalError("an expert for the CPU is not in host memory");
+    on_cpu_.push_back({e, record, &options_.records->layout(call.layer, e, source_version)});
+  }
+  cpu_->Begin(routing, on_cpu_, Spec(call).activation);
+  return absl::OkStatus();
+}
+
+absl::Status CudaExecutor::JoinCpu(const DeviceCall& call, int64_t* took_ns) {
+  *took_ns = 0;
+  if (cpu_ == nullptr || !cpu_->busy()) return absl::OkStatus();
+  MOERT_RETURN_IF_ERROR(cpu_->Join(took_ns));
+  if (call.open) return absl::OkStatus();  // ReleaseOpen says how many rows there are
+  const int rows = cpu_->num_rows();
+  cpu_->Forget();
+  DeviceScope scope(device_);
+  // The host waits for the stream before the next call's Begin, so the rows stay until they are
+  // fetched.
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchPlaceRows(cpu_->rows(), cpu_->slots(), rows,
+                                             static_cast<int>(Spec(call).hidden), w_.out,
+                                             extent_.hidden, Stream(call)));
+  return absl::OkStatus();
+}
+
 absl::Status CudaExecutor::WeightedSum(const DeviceCall& call) {
   CombineArgs combine;
   combine.x = Rows(call);
@@ -304,6 +281,13 @@ absl::Status CudaExecutor::Combine(const DeviceCall& call, const RoutingResult& 
   return fence_->Pass(Stream(call));
 }
 
+ExpertSet CudaExecutor::AllExperts(const DeviceCall& call) const {
+  ExpertSet all;
+  for (int e = 0; e < Spec(call).num_experts; ++e) all.Add(e);
+  if (HasShared(call)) all.Add(Spec(call).num_experts);
+  return all;
+}
+
 absl::Status CudaExecutor::RunResident(const DeviceCall& call, const PolicyContext& context,
                                        const ExpertStore& store) {
   DeviceScope scope(device_);
@@ -322,10 +306,7 @@ absl::Status CudaExecutor::RunResident(const DeviceCall& call, const PolicyConte
     MOERT_RETURN_IF_ERROR(returned_.BringLate(w_, context, call.hidden.rows, false, stream));
   }
   MOERT_RETURN_IF_ERROR(GroupAndPack(call));
-  ExpertSet all;
-  for (int e = 0; e < Spec(call).num_experts; ++e) all.Add(e);
-  if (HasShared(call)) all.Add(Spec(call).num_experts);
-  MOERT_RETURN_IF_ERROR(Products(call, all));
+  MOERT_RETURN_IF_ERROR(Products(call, AllExperts(call)));
   MOERT_RETURN_IF_ERROR(WeightedSum(call));
   return capturing ? absl::OkStatus() : fence_->Pass(stream);
 }
@@ -342,21 +323,24 @@ bool CudaExecutor::TakeRouting(PolicyContext* context, RoutingResult* routing) {
 }
 
 absl::Status CudaExecutor::OpenStep(const ExpertStore& store, int64_t epoch, void* stream) {
-  if (!captured_) return absl::OkStatus();
-  DeviceScope scope(device_);
-  MOERT_RETURN_IF_ERROR(Enter(static_cast<cudaStream_t>(stream)));
-  for (int l = 0; l < model_.num_layers(); ++l) {
-    MOERT_RETURN_IF_ERROR(table_.SyncLayer(store, l, epoch, static_cast<cudaStream_t>(stream)));
+  if (captured_) {
+    DeviceScope scope(device_);
+    MOERT_RETURN_IF_ERROR(Enter(static_cast<cudaStream_t>(stream)));
+    for (int l = 0; l < model_.num_layers(); ++l) {
+      MOERT_RETURN_IF_ERROR(table_.SyncLayer(store, l, epoch, static_cast<cudaStream_t>(stream)));
+    }
   }
+  step_stream_ = static_cast<cudaStream_t>(stream);
+  ++steps_;
+  WakeServer();
   return absl::OkStatus();
 }
 
 absl::Status CudaExecutor::CloseStep(void* stream) {
+  --steps_;
   DeviceScope scope(device_);
   return fence_->Pass(static_cast<cudaStream_t>(stream));
 }
-
-}  // namespace
 
 absl::StatusOr<int64_t> ExecutorBytes(const ExpertSource& source, absl::Span<const int> versions,
                                       int64_t max_tokens) {
@@ -368,10 +352,10 @@ absl::StatusOr<int64_t> ExecutorBytes(const ExpertSource& source, absl::Span<con
   return count.used();
 }
 
-absl::StatusOr<std::unique_ptr<DeviceExecutor>> MakeCudaExecutor(const ExecutorParts& parts,
-                                                                 int device, ComputeFence* fence) {
+absl::StatusOr<std::unique_ptr<DeviceExecutor>> MakeCudaExecutor(
+    const ExecutorParts& parts, const CudaExecutorOptions& options) {
   MOERT_ASSIGN_OR_RETURN(const OperandUse use, OperandsOf(*parts.source, parts.versions));
-  auto executor = std::make_unique<CudaExecutor>(parts, use, device, fence);
+  auto executor = std::make_unique<CudaExecutor>(parts, use, options);
   MOERT_RETURN_IF_ERROR(executor->Init());
   return executor;
 }

@@ -3,9 +3,11 @@
 #define MOERT_LIB_BACKEND_CUDA_CUDA_EXECUTOR_H_
 
 #include <memory>
+#include <vector>
 
 #include "backend/backend.h"
 #include "backend/cuda/compute_fence.h"
+#include "backend/cuda/device_transfers.h"
 
 namespace moert::cuda {
 
@@ -13,9 +15,16 @@ namespace moert::cuda {
 absl::StatusOr<int64_t> ExecutorBytes(const ExpertSource& source, absl::Span<const int> versions,
                                       int64_t max_tokens);
 
-/// `fence` is borrowed and passed behind every batch of kernels.
-absl::StatusOr<std::unique_ptr<DeviceExecutor>> MakeCudaExecutor(const ExecutorParts& parts,
-                                                                 int device, ComputeFence* fence);
+/// Pointers are borrowed.
+struct CudaExecutorOptions {
+  int device = 0;
+  std::vector<int> cpus;                  // see EngineOptions
+  ComputeFence* fence = nullptr;          // passed behind every batch of kernels
+  const DeviceSource* records = nullptr;  // what the CPU multiplies
+  bool open_calls = false;                // see DeviceExecutor::EnqueueOpen
+};
+absl::StatusOr<std::unique_ptr<DeviceExecutor>> MakeCudaExecutor(
+    const ExecutorParts& parts, const CudaExecutorOptions& options);
 
 }  // namespace moert::cuda
 

@@ -57,8 +57,8 @@ struct VirtualMemory {
 class DevicePool final : public BlockPool {
  public:
   DevicePool(const VirtualMemory& memory, int device, const BlockSizes& sizes, int64_t limit,
-             BudgetTracker* budget)
-      : BlockPool(sizes, limit), memory_(memory), device_(device), budget_(budget) {}
+             BudgetTracker* budget, const ComputeFence* fence)
+      : BlockPool(sizes, limit), memory_(memory), device_(device), budget_(budget), fence_(fence) {}
 
   absl::Status Reserve() {
     // The runtime's context must be there before the driver is asked.
@@ -120,6 +120,9 @@ class DevicePool final : public BlockPool {
   }
 
   int64_t held_bytes() const override { return mapped_granules_ * granule_bytes_; }
+  int64_t surplus_bytes() const override {
+    return std::max<int64_t>(0, mapped_granules_ - GranulesFor(limit_)) * granule_bytes_;
+  }
 
  private:
   /// Granules are mapped in runs, to save calls of the driver: large pools this many at once.
@@ -225,6 +228,7 @@ class DevicePool final : public BlockPool {
   /// Unmaps runs in which nothing is taken, the highest first, until `wanted` granules are free.
   bool UnmapIdleRuns(int64_t wanted) {
     const int64_t goal = mapped_granules_ - wanted;
+    if (fence_->quiet()) return false;
     bool synchronized = false;
     for (auto g = static_cast<int64_t>(granules_.size()); g-- > 0 && mapped_granules_ > goal;) {
       if (granules_[g].run_first < 0) continue;
@@ -255,6 +259,7 @@ class DevicePool final : public BlockPool {
   const VirtualMemory memory_;
   const int device_;
   BudgetTracker* const budget_;
+  const ComputeFence* const fence_;
   CUmemAllocationProp properties_{};
   CUdeviceptr base_ = 0;
   int64_t reserved_ = 0;
@@ -268,11 +273,12 @@ class DevicePool final : public BlockPool {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<BlockPool>> MakeDevicePool(int device, const BlockSizes& sizes,
-                                                          int64_t limit, BudgetTracker* budget) {
+                                                          int64_t limit, BudgetTracker* budget,
+                                                          const ComputeFence* fence) {
   MOERT_RETURN_IF_ERROR(sizes.Check());
   DeviceScope scope(device);
   MOERT_ASSIGN_OR_RETURN(const VirtualMemory memory, VirtualMemory::Load());
-  auto pool = std::make_unique<DevicePool>(memory, device, sizes, limit, budget);
+  auto pool = std::make_unique<DevicePool>(memory, device, sizes, limit, budget, fence);
   MOERT_RETURN_IF_ERROR(pool->Reserve());
   return pool;
 }

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "backend/cuda/compute_fence.h"
 #include "store/block_pool.h"
 
 namespace moert::cuda {
@@ -18,8 +19,11 @@ constexpr int64_t kPoolRounding = int64_t{2} << 20;
 /// any more (unmapping waits for the device). The budget is charged for the blocks held; mapped is
 /// at most what the limit's blocks need, rounded up once (kPoolRounding), except that after the
 /// limit was lowered scattered blocks keep up to 16 granules each mapped until they are given back.
+/// While `fence` is quiet nothing is unmapped: the device waits for the caller then. `budget` and
+/// `fence` are borrowed.
 absl::StatusOr<std::unique_ptr<BlockPool>> MakeDevicePool(int device, const BlockSizes& sizes,
-                                                          int64_t limit, BudgetTracker* budget);
+                                                          int64_t limit, BudgetTracker* budget,
+                                                          const ComputeFence* fence);
 
 }  // namespace moert::cuda
 

@@ -172,7 +172,7 @@ DeviceSource::~DeviceSource() {
 }
 
 void DeviceSource::Stamp(ExpertKey key, int source_version) {
-  const ComputeFence::Ticket now = fence_->Now();
+  const ComputeFence::Ticket now = fence_->ForTransfer();
   std::lock_guard<std::mutex> lock(mu_);
   tickets_[Id(key.layer, key.expert, source_version)] = now;
 }
@@ -235,9 +235,13 @@ absl::Status DeviceSource::Copy(int64_t id, const std::byte* from, int64_t bytes
   return absl::OkStatus();
 }
 
-bool DeviceSource::Kept(ExpertKey key, int source_version) const {
+const std::byte* DeviceSource::KeptRecord(ExpertKey key, int source_version) const {
   std::lock_guard<std::mutex> lock(mu_);
-  return Pinned(key.layer, key.expert, source_version) != nullptr;
+  return Pinned(key.layer, key.expert, source_version);
+}
+
+bool DeviceSource::Kept(ExpertKey key, int source_version) const {
+  return KeptRecord(key, source_version) != nullptr;
 }
 
 absl::StatusOr<cudaEvent_t> DeviceSource::Begin(const Transfer& transfer) {
@@ -284,6 +288,9 @@ void DeviceSource::ReturnEvent(cudaEvent_t event) {
 absl::Status DeviceSource::ReadRecord(int layer, int expert, int version,
                                       absl::Span<std::byte> dst) const {
   DeviceScope scope(device_);
+  // What the threads of transfers do must not end a capture of another thread.
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  cudaThreadExchangeStreamCaptureMode(&mode);
   const int64_t id = Id(layer, expert, version);
   const int64_t bytes = layout(layer, expert, version).bytes;
   const int64_t rounded = RoundUp(bytes, kRecordAlignment);

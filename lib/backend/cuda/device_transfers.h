@@ -37,6 +37,8 @@ class DeviceSource final : public ExpertSource {
 
   /// Whether the record lies in pinned memory, so that Begin can copy it.
   bool Kept(ExpertKey key, int source_version) const;
+  /// Where that is, for as long as this lives; null: not kept.
+  const std::byte* KeptRecord(ExpertKey key, int source_version) const;
   /// Enqueues the copy of a kept record and returns the event behind it, to be given back by
   /// ReturnEvent; null when the record is not kept. Does not wait.
   absl::StatusOr<cudaEvent_t> Begin(const Transfer& transfer);

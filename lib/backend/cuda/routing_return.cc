@@ -5,6 +5,40 @@
 
 namespace moert::cuda {
 
+RoutingMirror::RoutingMirror(const MoeModelSpec& model, int layer, int64_t tokens, bool next_gate,
+                             std::byte* at) {
+  const MoeLayerSpec& next = model.layers[(layer + 1) % model.num_layers()];
+  pairs = tokens * model.layers[layer].routing.top_k;
+  num_scores = tokens * model.layers[layer].num_experts;
+  num_next_scores = next_gate ? tokens * next.num_experts : 0;
+  Carver carver(at);
+  ids = carver.Take<int32_t>(pairs);
+  weights = carver.Take<float>(pairs);
+  scores = carver.Take<float>(num_scores);
+  next_scores = carver.Take<float>(num_next_scores);
+}
+
+int64_t RoutingMirror::Bytes(const Extent& extent, int64_t tokens) {
+  const int64_t pairs = extent.pairs / extent.tokens * tokens;
+  return RoundUp(pairs * 8 + 2 * tokens * extent.experts * 4, 256) + 4 * 256;
+}
+
+void RoutingMirror::Read(const MoeModelSpec& model, int layer, int64_t tokens,
+                         RoutingResult* routing) const {
+  routing->tokens = tokens;
+  routing->top_k = model.layers[layer].routing.top_k;
+  routing->num_experts = model.layers[layer].num_experts;
+  routing->ids.assign(ids, ids + pairs);
+  routing->weights.assign(weights, weights + pairs);
+  routing->scores.assign(scores, scores + num_scores);
+  routing->next_scores.assign(next_scores, next_scores + num_next_scores);
+  routing->top_score.clear();
+  routing->substituted = 0;
+  routing->mass = routing->mass_substituted = 0;
+  for (const float w : routing->weights) routing->mass += w;
+  Router::Group(routing);
+}
+
 RoutingReturn::~RoutingReturn() {
   if (awaited_.arrived != nullptr) cudaEventDestroy(awaited_.arrived);
   for (Mirror& mirror : late_) {
@@ -15,8 +49,7 @@ RoutingReturn::~RoutingReturn() {
 absl::Status RoutingReturn::Init(const MoeModelSpec* model, const Extent& extent) {
   model_ = model;
   constexpr int64_t kLate = 64;
-  const int64_t copied =
-      RoundUp(extent.pairs * 8 + 2 * extent.tokens * extent.experts * 4, 256) + 4 * 256;
+  const int64_t copied = RoutingMirror::Bytes(extent, extent.tokens);
   const auto carve_rule = [&extent](Carver* c) -> RuleMirror {
     return {c->Take<int32_t>(extent.pairs), c->Take<float>(extent.pairs),
             c->Take<ExpertCacheReport>(1)};
@@ -39,50 +72,23 @@ absl::Status RoutingReturn::Init(const MoeModelSpec* model, const Extent& extent
 }
 
 absl::Status RoutingReturn::Enqueue(const Workspace& w, Mirror* mirror, cudaStream_t stream) const {
-  const MoeLayerSpec& spec = model_->layers[mirror->context.layer];
-  const int64_t pairs = mirror->tokens * spec.routing.top_k;
-  Carver host(mirror->at);
+  const RoutingMirror host = At(*mirror);
   const auto bring = [&](void* to, const void* from, int64_t count) {
     return cudaMemcpyAsync(to, from, static_cast<size_t>(count) * 4, cudaMemcpyDeviceToHost,
                            stream);
   };
-  const int64_t scores = mirror->tokens * spec.num_experts;
-  MOERT_CUDA_RETURN_IF_ERROR(bring(host.Take<int32_t>(pairs), w.ids, pairs));
-  MOERT_CUDA_RETURN_IF_ERROR(bring(host.Take<float>(pairs), w.weights, pairs));
-  MOERT_CUDA_RETURN_IF_ERROR(bring(host.Take<float>(scores), w.scores, scores));
+  MOERT_CUDA_RETURN_IF_ERROR(bring(host.ids, w.ids, host.pairs));
+  MOERT_CUDA_RETURN_IF_ERROR(bring(host.weights, w.weights, host.pairs));
+  MOERT_CUDA_RETURN_IF_ERROR(bring(host.scores, w.scores, host.num_scores));
   if (mirror->next_gate) {
-    const int64_t next_scores = mirror->tokens * NextExperts(mirror->context.layer);
-    MOERT_CUDA_RETURN_IF_ERROR(bring(host.Take<float>(next_scores), w.next_scores, next_scores));
+    MOERT_CUDA_RETURN_IF_ERROR(bring(host.next_scores, w.next_scores, host.num_next_scores));
   }
   MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(mirror->arrived, stream));
   return absl::OkStatus();
 }
 
 void RoutingReturn::Read(const Mirror& mirror, RoutingResult* routing) {
-  const MoeLayerSpec& spec = model_->layers[mirror.context.layer];
-  const int64_t tokens = mirror.tokens;
-  const int64_t pairs = tokens * spec.routing.top_k;
-  Carver host(mirror.at);
-  const auto* ids = host.Take<int32_t>(pairs);
-  const auto* weights = host.Take<float>(pairs);
-  const auto* scores = host.Take<float>(tokens * spec.num_experts);
-  routing->tokens = tokens;
-  routing->top_k = spec.routing.top_k;
-  routing->num_experts = spec.num_experts;
-  routing->ids.assign(ids, ids + pairs);
-  routing->weights.assign(weights, weights + pairs);
-  routing->scores.assign(scores, scores + tokens * spec.num_experts);
-  routing->next_scores.clear();
-  routing->top_score.clear();
-  if (mirror.next_gate) {
-    const int64_t count = tokens * NextExperts(mirror.context.layer);
-    const auto* next_scores = host.Take<float>(count);
-    routing->next_scores.assign(next_scores, next_scores + count);
-  }
-  routing->substituted = 0;
-  routing->mass = routing->mass_substituted = 0;
-  for (const float w : routing->weights) routing->mass += w;
-  Router::Group(routing);
+  At(mirror).Read(*model_, mirror.context.layer, mirror.tokens, routing);
   if (mirror.ruled) ReadRule(mirror, routing);
 }
 

@@ -16,6 +16,22 @@
 
 namespace moert::cuda {
 
+/// A routing in host memory: where its parts lie in a mirror that begins at `at`.
+struct RoutingMirror {
+  int32_t* ids;
+  float* weights;
+  float* scores;
+  float* next_scores;
+  int64_t pairs, num_scores, num_next_scores;  // elements; no next scores: 0
+
+  RoutingMirror(const MoeModelSpec& model, int layer, int64_t tokens, bool next_gate,
+                std::byte* at);
+  /// Bytes of any mirror of up to `tokens` rows.
+  static int64_t Bytes(const Extent& extent, int64_t tokens);
+  /// *routing with the tokens grouped.
+  void Read(const MoeModelSpec& model, int layer, int64_t tokens, RoutingResult* routing) const;
+};
+
 /// One caller at a time.
 class RoutingReturn {
  public:
@@ -52,17 +68,17 @@ class RoutingReturn {
     int64_t tokens = 0;
     bool next_gate = false;
     bool ruled = false;
-    std::byte* at = nullptr;  // pinned: ids, weights, scores, scores of the next layer
+    std::byte* at = nullptr;  // pinned
     RuleMirror rule;          // pinned
     cudaEvent_t arrived = nullptr;
   };
 
   absl::Status Enqueue(const Workspace& w, Mirror* mirror, cudaStream_t stream) const;
+  RoutingMirror At(const Mirror& m) const {
+    return {*model_, m.context.layer, m.tokens, m.next_gate, m.at};
+  }
   void Read(const Mirror& mirror, RoutingResult* routing);
   void ReadRule(const Mirror& mirror, RoutingResult* routing);
-  int NextExperts(int layer) const {
-    return model_->layers[(layer + 1) % model_->num_layers()].num_experts;
-  }
 
   const MoeModelSpec* model_ = nullptr;
   Buffer memory_;

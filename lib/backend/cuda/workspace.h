@@ -81,6 +81,8 @@ struct Workspace {
   TileTable table;
   RuleBuffers rule;
   ExpertHandle* handles;  // the residency table
+  uint32_t* taken;        // of open calls: experts of the first wave
+  uint32_t* counters;     // of their publications, zero at first
 
   void Carve(const Extent& e, int64_t handle_count, Carver* c) {
     for (int i = 0; i < kOperands; ++i) {
@@ -107,6 +109,8 @@ struct Workspace {
     table.ticket = c->Take<int32_t>(1);
     rule.Carve(e, c);
     handles = c->Take<ExpertHandle>(handle_count);
+    taken = c->Take<uint32_t>(kMaxExperts / 32 + 1);
+    counters = c->Take<uint32_t>(2);
   }
 };
 
