@@ -6,7 +6,7 @@
 
 #include "base/status_macros.h"
 #include "examples/cli/common/progress.h"
-#include "examples/host/open_model.h"
+#include "examples/host/open_decoder.h"
 #include "examples/host/utf8.h"
 #include "format/safetensors.h"
 #include "moert/expert_source.h"

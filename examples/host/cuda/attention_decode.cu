@@ -44,10 +44,10 @@ __global__ void __launch_bounds__(kThreads)
   const int dim = a.head_dim;
   const int per_kv = a.heads / a.kv_heads;
   const int parts_of_kv = (per_kv + kGroup - 1) / kGroup;
-  const int kv_head = blockIdx.x / parts_of_kv;
-  const int first_head = kv_head * per_kv + blockIdx.x % parts_of_kv * kGroup;
+  const int kv_head = blockIdx.y / parts_of_kv;
+  const int first_head = kv_head * per_kv + blockIdx.y % parts_of_kv * kGroup;
   const int heads = min(kGroup, (kv_head + 1) * per_kv - first_head);
-  const int64_t row_index = blockIdx.y;
+  const int64_t row_index = blockIdx.x;
   const RowInput row = a.inputs.rows[row_index];
   const Piece piece = PieceOf(row.position, a.window, blockIdx.z);
   if (piece.begin >= piece.end) {
@@ -185,13 +185,13 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// A block a (head, row).
+/// A block a (row, head).
 __global__ void CombineKernel(const __grid_constant__ AttentionArgs a, int pieces,
                               float* partials) {
   LetNextBegin();
   WaitForPrevious();
-  const int head = blockIdx.x;
-  const int64_t row = blockIdx.y;
+  const int64_t row = blockIdx.x;
+  const int head = blockIdx.y;
   float highest = -INFINITY;
   for (int p = 0; p < pieces; ++p) {
     highest = fmaxf(highest, PartialAt(partials, a, pieces, row, head, p)[0]);
@@ -212,7 +212,7 @@ __global__ void CombineKernel(const __grid_constant__ AttentionArgs a, int piece
 template <int kGroup>
 int Launch(const AttentionArgs& a, int pieces, float* partials, CUstream_st* stream) {
   const int per_kv = a.heads / a.kv_heads;
-  const dim3 grid(a.kv_heads * ((per_kv + kGroup - 1) / kGroup), a.rows, pieces);
+  const dim3 grid(a.rows, a.kv_heads * ((per_kv + kGroup - 1) / kGroup), pieces);
   return LaunchEarly(DecodeKernel<kGroup>, grid, kThreads, 0, stream, a, pieces, partials);
 }
 
@@ -224,7 +224,7 @@ int64_t PartialBytes(int64_t rows, int heads, int head_dim, int pieces) {
 
 int LaunchDecodeAttention(const AttentionArgs& a, int pieces, float* partials,
                           CUstream_st* stream) {
-  if (a.head_dim % 16 != 0 || a.head_dim > kMaxHeadDim || a.rows > 65535) {
+  if (a.head_dim % 16 != 0 || a.head_dim > kMaxHeadDim) {
     return static_cast<int>(cudaErrorInvalidValue);
   }
   // A window lies in so many pieces, wherever it begins.
@@ -236,7 +236,7 @@ int LaunchDecodeAttention(const AttentionArgs& a, int pieces, float* partials,
                     : per_kv <= 4 ? Launch<4>(a, pieces, parts, stream)
                                   : Launch<kMaxGroup>(a, pieces, parts, stream);
   if (error != 0 || parts == nullptr) return error;
-  return LaunchEarly(CombineKernel, dim3(a.heads, a.rows), a.head_dim <= 64 ? 64 : 128, 0, stream,
+  return LaunchEarly(CombineKernel, dim3(a.rows, a.heads), a.head_dim <= 64 ? 64 : 128, 0, stream,
                      a, pieces, parts);
 }
 

@@ -1,6 +1,6 @@
 // Opens the decoder that fits an engine: on the CPU, or whole on the engine's device.
-#ifndef MOERT_EXAMPLES_HOST_OPEN_MODEL_H_
-#define MOERT_EXAMPLES_HOST_OPEN_MODEL_H_
+#ifndef MOERT_EXAMPLES_HOST_OPEN_DECODER_H_
+#define MOERT_EXAMPLES_HOST_OPEN_DECODER_H_
 
 #include <cstdint>
 #include <memory>
@@ -32,4 +32,4 @@ absl::StatusOr<OpenedDecoder> OpenDecoder(const Checkpoint& checkpoint, const Hf
 
 }  // namespace moert::host
 
-#endif  // MOERT_EXAMPLES_HOST_OPEN_MODEL_H_
+#endif  // MOERT_EXAMPLES_HOST_OPEN_DECODER_H_

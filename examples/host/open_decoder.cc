@@ -1,4 +1,4 @@
-#include "examples/host/open_model.h"
+#include "examples/host/open_decoder.h"
 
 #include "base/status_macros.h"
 #include "examples/host/engine_runner.h"
