@@ -239,10 +239,10 @@ class HostPrecision final : public PrecisionPolicy, Adapter {
       : Adapter(std::move(host)), fallback_(std::move(fallback)) {}
   absl::string_view name() const override { return "host"; }
 
-  std::vector<ExpertKey> Initial(const MoeModelSpec& model,
-                                 absl::Span<const int32_t> high_capacity) override {
-    return fallback_ == nullptr ? std::vector<ExpertKey>{}
-                                : fallback_->Initial(model, high_capacity);
+  absl::StatusOr<std::vector<ExpertKey>> Initial(const MoeModelSpec& model,
+                                                 absl::Span<const int32_t> high_capacity) override {
+    if (fallback_ == nullptr) return std::vector<ExpertKey>();
+    return fallback_->Initial(model, high_capacity);
   }
   PrecisionDecision Decide(const PrecisionSnapshot& snapshot) override {
     moert_precision_snapshot s{};

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "moert/model.h"
@@ -229,10 +230,11 @@ class PrecisionPolicy {
   virtual absl::string_view name() const = 0;
   /// Experts to be high from the start, where every expert is resident in one of two versions: at
   /// most high_capacity[l] of layer l, which the first ones of the layer fill up. More than that,
-  /// repetitions and experts that the model does not have are refused at open. Asked once.
-  virtual std::vector<ExpertKey> Initial(const MoeModelSpec& model,
-                                         absl::Span<const int32_t> high_capacity) {
-    return {};
+  /// repetitions and experts that the model does not have are refused at open, as is the whole
+  /// strategy when the policy cannot tell (an error). Asked once.
+  virtual absl::StatusOr<std::vector<ExpertKey>> Initial(const MoeModelSpec& model,
+                                                         absl::Span<const int32_t> high_capacity) {
+    return std::vector<ExpertKey>();
   }
   virtual PrecisionDecision Decide(const PrecisionSnapshot& snapshot) { return {}; }
   /// The version (index into the strategy's versions, 0 = most bits) a load should bring.

@@ -73,7 +73,8 @@ class HotSet final : public VersionManager {
     // for the low blocks the demotions below take.
     store_->pool(kHigh).SetLimit(slots);
     store_->pool(kLow).SetLimit(low_slots);
-    MOERT_RETURN_IF_ERROR(Drain());
+    // What was on its way and failed keeps its old version: no reason to refuse a budget.
+    (void)Drain();
     for (int l = 0; l < model_->num_layers(); ++l) {
       for (int e = model_->layers[l].num_experts - 1; e >= 0 && HighOf(l) > capacity_[l]; --e) {
         const ExpertKey key{l, e};
@@ -108,7 +109,9 @@ class HotSet final : public VersionManager {
 
   /// The policy's initial high set, filled up with each layer's first experts.
   absl::Status ChooseInitial() {
-    for (const ExpertKey key : policy_->Initial(*model_, capacity_)) {
+    MOERT_ASSIGN_OR_RETURN(const std::vector<ExpertKey> initial,
+                           policy_->Initial(*model_, capacity_));
+    for (const ExpertKey key : initial) {
       if (!Legal(key)) {
         return absl::InvalidArgumentError(fmt::format(
             "initially high: layer {} expert {} does not exist in a model of {} MoE layers",

@@ -27,9 +27,14 @@ struct Row {
 constexpr Key kControl = {"control", "1: find out whether prefetching pays and stop it if not (1)"};
 constexpr Key kScheme = {"scheme", "version of the pack to serve, by name (default: most bits)"};
 
-constexpr char kHotHelp[] =
+constexpr Key kHot = {
+    "hot",
     "experts that are high from the start, by layer: 0-3-7/1-2 for 0, 3, 7 of layer 0 and 1, 2 of "
-    "layer 1 (the first ones)";
+    "layer 1 (the first ones)"};
+constexpr Key kCalibration = {
+    "calibration",
+    "file of `moert-pack calibrate` whose most selected experts are high from the start, instead "
+    "of hot (none)"};
 
 const std::vector<Row>& Rows() {
   static const auto* rows = new std::vector<Row>{
@@ -93,13 +98,17 @@ const std::vector<Row>& Rows() {
         {"interval_ms", "between two decisions, ms (200)"},
         {"hi_fraction", "share of each layer's experts held high (what the budget holds)"},
         {"beta", "weight of the past in the exponential mean of selections (0.85)"},
+        {"memory",
+         "how many times longer a second mean remembers, which counts while chance explains its "
+         "difference from the first; 1: none (8)"},
         {"margin",
          "a newcomer must be hotter than the weakest member by this share of the mean (0.2)"},
-        {"noise", "and by this many standard deviations of chance (1)"},
+        {"noise", "and by this many standard deviations of chance (0.5)"},
         {"slack", "and this many ranks inside the target set (0)"},
         {"spare", "free blocks of each pool, so that full pools can swap (4)"},
         {"max_gbps", "limit of transition bytes, GB/s; 0: none (0)"},
-        {"hot", kHotHelp}},
+        kHot,
+        kCalibration},
        &BuildDynaExq},
       {"static-mixed",
        "every expert resident, a given set of them in the high version: mixed precision by offline "
@@ -107,7 +116,8 @@ const std::vector<Row>& Rows() {
        {{"hi", "high version (bf16)"},
         {"lo", "low version (w4a16_g128)"},
         {"hi_fraction", "share of each layer's experts held high (what the budget holds)"},
-        {"hot", kHotHelp}},
+        kHot,
+        kCalibration},
        &BuildStaticMixed},
       {"never-stall",
        "a low version of every expert answers misses, high ones are cached behind it",

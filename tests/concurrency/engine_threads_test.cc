@@ -82,5 +82,101 @@ TEST_CASE("threads share an engine: answers do not depend on who else is there")
   CHECK(out == expected[0]);
 }
 
+TEST_CASE("threads read two versions while experts move between them and the budget changes") {
+  constexpr int64_t kHidden = 128;
+  // One expert a token: what a layer answers is the high version's output or the low one's, to the
+  // bit. Bytes of neither, or of both, would show.
+  const auto source = std::make_shared<SyntheticSource>(
+      SyntheticShape{2, 12, 1, kHidden, 96, 0, false, false, true});
+  const std::string strategy =
+      GENERATE("dynaexq:hi=bf16,lo=low,interval_ms=0.05,beta=0,margin=0,noise=0,memory=1,spare=2",
+               "never-stall:hi=bf16,lo=low,n=4,margin=0");
+  constexpr int kInputs = 8;
+  EngineOptions options;
+  options.threads = 2;
+  options.max_tokens_per_forward = 4;
+  std::vector<std::vector<float>> inputs;
+  HiddenProcess process(kHidden, 3);
+  for (int i = 0; i < kInputs; ++i) inputs.push_back(process.Next(1));
+  // Each layer's answer to an input, on its own.
+  const auto answers = [&](Engine* engine, const std::vector<float>& x,
+                           std::vector<std::vector<float>>* out) {
+    auto step = engine->BeginStep({Phase::kDecode, 1, {}});
+    if (!step.ok()) return step.status();
+    out->assign(2, std::vector<float>(kHidden));
+    absl::Status status;
+    for (int l = 0; l < 2; ++l) {
+      status.Update(engine->Forward(*step, l, {x.data(), DType::kF32, 1, kHidden, kHidden},
+                                    {(*out)[l].data(), DType::kF32, 1, kHidden, kHidden}));
+    }
+    status.Update(engine->EndStep(*step));
+    return status;
+  };
+  std::vector<std::vector<std::vector<float>>> expected[2];
+  for (int version = 0; version < 2; ++version) {
+    options.strategy = version == 0 ? "resident:scheme=bf16" : "resident:scheme=low";
+    auto engine = Engine::Create(source, options);
+    REQUIRE_OK(engine.status());
+    expected[version].resize(kInputs);
+    for (int i = 0; i < kInputs; ++i) {
+      REQUIRE_OK(answers(engine->get(), inputs[i], &expected[version][i]));
+    }
+  }
+  options.strategy = strategy;
+  options.budget = Budget::Fraction(0.8);
+  auto engine = Engine::Create(source, options);
+  REQUIRE_OK(engine.status());
+  std::atomic<int> wrong{0}, high{0}, low{0}, resized{0};
+  std::atomic<bool> running{true};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&, t] {
+      std::vector<std::vector<float>> out;
+      for (int round = 0; round < 400; ++round) {
+        // Moments without a step, as between requests: old versions go, budgets may change.
+        if (round % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(300));
+        // What is hot changes.
+        const int i = (round / 40 + (round + t) % 3) % kInputs;
+        if (!answers(engine->get(), inputs[i], &out).ok()) {
+          ++wrong;
+          continue;
+        }
+        for (int l = 0; l < 2; ++l) {
+          if (out[l] == expected[0][i][l]) {
+            ++high;
+          } else if (out[l] == expected[1][i][l]) {
+            ++low;
+          } else {
+            ++wrong;
+          }
+        }
+      }
+    });
+  }
+  threads.emplace_back([&] {
+    for (int i = 0; running; ++i) {
+      const double share[] = {0.8, 0.95, 0.7, 0.85};
+      const absl::Status status = (*engine)->SetBudget(Budget::Fraction(share[i % 4]));
+      resized += status.ok();
+      // Versions change between steps: it is refused while one is open.
+      wrong += !status.ok() && status.code() != absl::StatusCode::kFailedPrecondition;
+      const EngineStats stats = (*engine)->stats();
+      wrong += stats.fixed_bytes + stats.pool_bytes > stats.budget_bytes;
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+  });
+  for (int t = 0; t < 3; ++t) threads[t].join();
+  running = false;
+  threads.back().join();
+  const EngineStats stats = (*engine)->stats();
+  INFO(strategy << ": high " << high << ", low " << low << ", promotions " << stats.promotions
+                << ", budgets " << resized);
+  CHECK(wrong == 0);
+  CHECK(high > 0);
+  CHECK(low > 0);
+  CHECK(stats.promotions > 0);
+  CHECK(StalledNs(stats) == 0);
+}
+
 }  // namespace
 }  // namespace moert

@@ -217,14 +217,27 @@ TEST_CASE("calibrate, allocate, quantize by two plans, serve both") {
     CHECK(held < stored + 256 * 4096);
     CHECK(held % 4096 == 0);
   }
-  outcome = test::RunTool("run",
-                          "ppl --model " + TinyModelDir() + tokens +
-                              " --limit 1024 --quiet --step-tokens 1 --clock virtual --budget 6MiB "
-                              "--strategy dynaexq:hi=mixed-3.5,lo=mixed-2.6 --experts " +
-                              Scratch() / "plans",
-                          Scratch());
-  INFO(outcome.err);
-  CHECK(outcome.status == 0);
+  // Two plans as the two versions of a strategy: experts move between them and nothing waits; and
+  // the calibration that the plans came from says who is high where a set is fixed.
+  for (const std::string strategy :
+       {"dynaexq:hi=mixed-3.5,lo=mixed-2.6,hi_fraction=0.25",
+        "static-mixed:hi=mixed-3.5,lo=mixed-2.6,hi_fraction=0.25,calibration="}) {
+    const bool fixed = strategy[0] == 's';
+    outcome = test::RunTool("run",
+                            "ppl --model " + TinyModelDir() + tokens +
+                                " --limit 2048 --quiet --json - --step-tokens 1 --clock virtual " +
+                                "--strategy " + strategy + (fixed ? calib : "") + " --experts " +
+                                Scratch() / "plans",
+                            Scratch());
+    INFO(strategy << outcome.err);
+    REQUIRE(outcome.status == 0);
+    const Json run = Json::parse(outcome.out);
+    CHECK(run["stall_ms"]["total"] == 0);
+    CHECK((run["precision"]["promotions"] > 20) == !fixed);
+    // A quarter of the experts is high, and used by more than a quarter of the slots.
+    CHECK(run["routing"]["hit_ratio_before"] > 0.3);
+    CHECK(run["nll"] < Nll("plans", "mixed-2.6"));
+  }
 }
 
 TEST_CASE("info of a checkpoint and of a file") {

@@ -1,8 +1,11 @@
 // The named races of versioned residency, each at the moment where it bites: transfers finish when
 // the test says so. After every move every expert resolves to a complete version for every open
 // step, and the budget holds.
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <map>
+#include <random>
 
 #include "moert/expert_store.h"
 #include "store/block_pool.h"
@@ -77,10 +80,15 @@ struct Fixture {
   HeldQueue* queue;
   std::unique_ptr<ExpertStore> store;
   std::unique_ptr<VersionManager> manager;
-  std::map<int64_t, std::vector<int>> open;  // epoch of each open step -> versions it began with
+  // Epoch of each open step -> versions it began with. Steps between which nothing switched share
+  // an epoch.
+  std::multimap<int64_t, std::vector<int>> open;
   int64_t steps = 0;
 
-  explicit Fixture(int high, int spare = 1) : budget(Bytes(high, spare)) {
+  int64_t now_ns = 0;
+
+  explicit Fixture(int high, int spare = 1, double max_gbps = 0, int64_t interval_ns = 0)
+      : budget(Bytes(high, spare)) {
     std::vector<std::unique_ptr<BlockPool>> pools(2);
     pools[0] = *MakeRamBlockPool({Block(kHigh), kExperts + spare}, high + spare, &budget);
     pools[1] = *MakeRamBlockPool({Block(kLow), kExperts + spare}, kExperts - high + spare, &budget);
@@ -89,8 +97,9 @@ struct Fixture {
     store = std::make_unique<ExpertStore>(&source, std::vector<ServedVersion>{{0, 0}, {1, 1}},
                                           std::move(pools), std::move(held), lru.get(), &stats);
     TransitionOptions options;
-    options.interval_ns = 0;  // every step decides
+    options.interval_ns = interval_ns;  // 0: every step decides
     options.spare = spare;
+    options.max_gbps = max_gbps;
     manager = MakeHotSet(&source.model(), &script, options, store.get(), &stats);
     REQUIRE_OK(manager->Preload(high));
     Check();
@@ -107,6 +116,7 @@ struct Fixture {
     context.model = &source.model();
     context.step = steps;
     context.phase = Phase::kDecode;
+    context.now_ns = now_ns;
     return context;
   }
   int64_t Begin() {
@@ -116,13 +126,13 @@ struct Fixture {
     ++steps;
     std::vector<int> versions;
     for (int e = 0; e < kExperts; ++e) versions.push_back(store->Resolve({0, e}, epoch).version);
-    open[epoch] = versions;
+    open.emplace(epoch, versions);
     Check();
     return epoch;
   }
   void End(int64_t epoch) {
     store->CloseStep(epoch);
-    open.erase(epoch);
+    open.erase(open.find(epoch));
     Check();
   }
   void Step() { End(Begin()); }
@@ -297,6 +307,113 @@ TEST_CASE("drain against promote: what was queued and never started is forgotten
     if (i < 11) f.script.next = {};
   }
   CHECK(f.stats.policy_fallbacks == fallbacks);
+}
+
+TEST_CASE("the invariant under random decisions, arrivals, failures, overlaps and budgets") {
+  const uint64_t seed = GENERATE(range(1, 13));
+  INFO("seed " << seed);
+  std::mt19937_64 rng(seed);
+  const auto draw = [&](int n) { return static_cast<int>(rng() % n); };
+  const int spare = 1 + static_cast<int>(seed % 3);
+  Fixture f(3, spare);
+  int high = 3;
+  int64_t torn = 0, resizes = 0, overlaps = 0;
+  for (int i = 0; i < 1500; ++i) {
+    switch (draw(8)) {
+      case 0:
+      case 1: {  // a decision of any kind, sensible or not, and the step that carries it out
+        if (f.open.size() >= 3) break;
+        std::vector<int> experts(kExperts);
+        for (int e = 0; e < kExperts; ++e) experts[e] = e;
+        std::shuffle(experts.begin(), experts.end(), rng);
+        PrecisionDecision decision;
+        const int n = draw(4);
+        for (int k = 0; k < n; ++k) {
+          (f.Version(experts[k]) == kHigh ? decision.demote : decision.promote)
+              .push_back({0, experts[k]});
+        }
+        if (draw(10) == 0) decision.promote.push_back({0, kExperts + draw(2)});
+        f.script.next = decision;
+        overlaps += !f.open.empty();
+        f.Begin();
+        break;
+      }
+      case 2:
+      case 3:
+        if (!f.open.empty()) f.End(std::next(f.open.begin(), draw(f.open.size()))->first);
+        break;
+      case 4:
+      case 5:  // an arrival, in any order, complete or failed
+        if (f.queue->waiting() == 0) break;
+        f.source.set_broken(draw(8) == 0);
+        f.queue->Finish(draw(static_cast<int>(f.queue->waiting())));
+        f.source.set_broken(false);
+        break;
+      case 6:  // half an arrival: whoever reads its block now reads garbage
+        if (f.queue->waiting() == 0) break;
+        f.queue->Tear(draw(static_cast<int>(f.queue->waiting())));
+        ++torn;
+        break;
+      case 7: {  // another budget, as the engine sets it: no step is open
+        if (!f.open.empty() || draw(6) != 0) break;
+        const int next = 1 + draw(4);
+        if (next > high) f.budget.SetLimit(f.Bytes(next, spare));
+        REQUIRE_OK(f.manager->Resize(next, next + spare, kExperts - next + spare));
+        f.budget.SetLimit(f.Bytes(next, spare));
+        high = next;
+        ++resizes;
+        break;
+      }
+    }
+    f.Check();
+    REQUIRE(f.store->pool(kHigh).taken() <= high + spare);
+  }
+  CHECK(f.stats.promotions > 20);
+  CHECK(f.stats.demotions > 20);
+  CHECK(torn > 20);
+  CHECK(overlaps > 20);
+  CHECK(resizes > 2);
+  // What is left settles, and the pools hold what the two versions need and no more.
+  while (!f.open.empty()) f.End(f.open.begin()->first);
+  for (int i = 0; i < 8; ++i) {
+    while (f.queue->waiting() > 0) f.queue->Finish(0);
+    f.Step();
+  }
+  CHECK(f.store->pool(kHigh).taken() == f.Highs());
+  CHECK(f.store->pool(kLow).taken() == kExperts - f.Highs());
+}
+
+TEST_CASE("a byte rate rations transitions, and lets them through in the end") {
+  const double gbps = GENERATE(0.0, 1e-3, 1e-4);
+  // One decision, and no other that would replace what waits of it.
+  constexpr int64_t kInterval = int64_t{3600} * 1'000'000'000;
+  Fixture f(3, 3, gbps, kInterval);
+  f.now_ns = kInterval;
+  f.script.next = {{{0, 3}, {0, 4}, {0, 5}}, {{0, 0}, {0, 1}, {0, 2}}};
+  int64_t started = 0, steps = 0;
+  constexpr int64_t kStepNs = 1'000'000;
+  while (f.stats.promotions + f.stats.demotions < 6) {
+    REQUIRE(steps < 10000);
+    f.Step();
+    while (f.queue->waiting() > 0) {
+      started += f.queue->transfer(0).bytes;
+      f.queue->Finish(0);
+    }
+    f.now_ns += kStepNs;
+    ++steps;
+    // One transfer of credit is all that may be ahead of the rate.
+    if (gbps > 0) {
+      REQUIRE(static_cast<double>(started) <= gbps * static_cast<double>(steps * kStepNs) +
+                                                  2.0 * static_cast<double>(f.Block(kHigh)));
+    }
+  }
+  const double least_ns = gbps > 0 ? static_cast<double>(started) / gbps : 0;
+  CHECK(static_cast<double>(steps * kStepNs) >= 0.5 * least_ns);
+  CHECK(static_cast<double>(steps * kStepNs) <= 1.5 * least_ns + 5 * kStepNs);
+  f.Step();
+  f.Step();
+  CHECK(f.Highs() == 3);
+  CHECK(f.Version(3) == kHigh);
 }
 
 TEST_CASE("a transfer that fails in the middle of a swap leaves both experts usable") {

@@ -1,0 +1,128 @@
+// Sets of experts that are high from the start: given in a spec, or by the frequencies of a
+// calibration file.
+#include "format/calibration.h"
+#include "moert/engine.h"
+#include "support/catch.h"
+#include "support/run_engine.h"
+#include "support/synthetic_source.h"
+#include "support/temp_dir.h"
+
+namespace moert {
+namespace {
+
+using test::SyntheticShape;
+using test::SyntheticSource;
+using test::TempDir;
+
+std::shared_ptr<SyntheticSource> TwoVersions(int layers = 3, int experts = 12) {
+  return std::make_shared<SyntheticSource>(
+      SyntheticShape{layers, experts, 2, 128, 96, 0, false, false, true});
+}
+
+/// What `moert-pack calibrate` would write of a model whose experts were chosen so often.
+std::string CalibrationOf(const MoeModelSpec& model,
+                          const std::vector<std::vector<int64_t>>& selections) {
+  Calibration c;
+  c.model = model;
+  c.source_identity = "0123456789abcdef";
+  c.tokens = 1000;
+  c.window = 100;
+  c.tokens_checksum = "0123456789abcdef";
+  c.method = "hqq";
+  c.schemes = {*Scheme::Parse("w4a16_g128")};
+  for (const std::vector<int64_t>& layer : selections) {
+    LayerCalibration l;
+    l.selections = layer;
+    l.weight_sums.assign(layer.size(), 0);
+    l.output_norm = 1;
+    l.delta.assign(layer.size() * kLinearBlocks, 0.1);
+    c.layers.push_back(l);
+  }
+  return CalibrationToJson(c);
+}
+
+EngineOptions Options(const std::string& strategy) {
+  EngineOptions options;
+  options.strategy = strategy;
+  options.clock = ClockKind::kVirtual;
+  options.threads = 1;
+  return options;
+}
+
+std::vector<std::vector<int>> Highs(Engine* engine) {
+  std::vector<std::vector<int>> sets;
+  for (int l = 0; l < engine->model().num_layers(); ++l) {
+    sets.emplace_back();
+    const auto states = engine->ResidencyOf(l);
+    REQUIRE_OK(states.status());
+    for (size_t e = 0; e < states->size(); ++e) {
+      if ((*states)[e] == Residency::kHigh) sets.back().push_back(static_cast<int>(e));
+    }
+  }
+  return sets;
+}
+
+const std::vector<std::vector<int64_t>> kSelections = {
+    {1, 9, 2, 8, 3, 7, 0, 0, 0, 0, 0, 0},
+    {5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5},  // of equals the first
+    {0, 0, 0, 0, 0, 0, 0, 0, 0, 70, 90, 80},
+};
+const std::vector<std::vector<int>> kHottest = {{1, 3, 5}, {0, 1, 2}, {9, 10, 11}};
+
+TEST_CASE("the most selected experts of a calibration file are high from the start") {
+  const auto source = TwoVersions();
+  const TempDir dir;
+  const std::string path = dir / "calibration";
+  test::WriteFile(path, CalibrationOf(source->model(), kSelections));
+  for (const std::string name : {"static-mixed", "dynaexq"}) {
+    INFO(name);
+    const std::string spec = name + ":hi=bf16,lo=low,hi_fraction=0.25,calibration=" + path;
+    auto engine = Engine::Create(source, Options(spec));
+    REQUIRE_OK(engine.status());
+    CHECK(Highs(engine->get()) == kHottest);
+    test::HiddenProcess process(128, 9);
+    std::vector<float> out;
+    for (int s = 0; s < 300; ++s) {
+      REQUIRE_OK(test::RunStep(engine->get(), Phase::kDecode, process.Next(2), 2, &out));
+    }
+    // A static set stays; dynaexq goes by what it sees.
+    CHECK((Highs(engine->get()) == kHottest) == (name == "static-mixed"));
+  }
+  // As many as the budget holds, where the spec names no share.
+  EngineOptions options = Options("static-mixed:hi=bf16,lo=low,calibration=" + path);
+  options.budget = Budget::Fraction(1.0);
+  auto engine = Engine::Create(source, options);
+  REQUIRE_OK(engine.status());
+  const std::vector<std::vector<int>> highs = Highs(engine->get());
+  CHECK(highs[0].size() > 3);
+  for (const int e : kHottest[2]) {
+    CHECK(std::find(highs[2].begin(), highs[2].end(), e) != highs[2].end());
+  }
+}
+
+TEST_CASE("a calibration of another model, a damaged one and a contradiction are refused") {
+  const auto source = TwoVersions();
+  const TempDir dir;
+  const std::string path = dir / "calibration";
+  const auto refused = [&](const std::string& keys) {
+    const auto engine =
+        Engine::Create(source, Options("static-mixed:hi=bf16,lo=low,hi_fraction=0.25," + keys));
+    CHECK(!engine.ok());
+    return std::string(engine.status().message());
+  };
+  test::WriteFile(path, CalibrationOf(TwoVersions(2)->model(), {kSelections[0], kSelections[1]}));
+  CHECK_THAT(refused("calibration=" + path), Catch::Contains("2 MoE layers, not of 3"));
+  const std::vector<int64_t> eight(8, 1);
+  test::WriteFile(path, CalibrationOf(TwoVersions(3, 8)->model(), {eight, eight, eight}));
+  CHECK_THAT(refused("calibration=" + path), Catch::Contains("layer 0 has 8 experts there and 12"));
+  std::string text = CalibrationOf(source->model(), kSelections);
+  test::WriteFile(path, text);
+  CHECK_THAT(refused("hot=0,calibration=" + path), Catch::Contains("give one"));
+  text[text.find("90")] = '8';  // the seal
+  test::WriteFile(path, text);
+  CHECK_THAT(refused("calibration=" + path), Catch::Contains("checksum"));
+  CHECK_THAT(refused("calibration=" + path + ".no"), Catch::Contains(path));
+}
+
+}  // namespace
+}  // namespace moert
