@@ -226,7 +226,7 @@ TEST_CASE("calibrate, allocate, quantize by two plans, serve both") {
     outcome = test::RunTool("run",
                             "ppl --model " + TinyModelDir() + tokens +
                                 " --limit 2048 --quiet --json - --step-tokens 1 --clock virtual " +
-                                "--strategy " + strategy + (fixed ? calib : "") + " --experts " +
+                                "--budget 6MiB --strategy " + strategy + (fixed ? calib : "") + " --experts " +
                                 Scratch() / "plans",
                             Scratch());
     INFO(strategy << outcome.err);
