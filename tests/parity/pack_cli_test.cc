@@ -226,8 +226,8 @@ TEST_CASE("calibrate, allocate, quantize by two plans, serve both") {
     outcome = test::RunTool("run",
                             "ppl --model " + TinyModelDir() + tokens +
                                 " --limit 2048 --quiet --json - --step-tokens 1 --clock virtual " +
-                                "--budget 6MiB --strategy " + strategy + (fixed ? calib : "") + " --experts " +
-                                Scratch() / "plans",
+                                "--budget 6MiB --strategy " + strategy + (fixed ? calib : "") +
+                                " --experts " + Scratch() / "plans",
                             Scratch());
     INFO(strategy << outcome.err);
     REQUIRE(outcome.status == 0);
