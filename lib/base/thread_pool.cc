@@ -37,17 +37,24 @@ constexpr uint64_t Pack(uint32_t begin, uint32_t end) {
 constexpr uint32_t Begin(uint64_t packed) { return static_cast<uint32_t>(packed >> 32); }
 constexpr uint32_t End(uint64_t packed) { return static_cast<uint32_t>(packed); }
 
-// One Run is one epoch. state_ = epoch << 32 | open << 31 | workers inside. A worker enters an
-// epoch only while it is open; the caller closes it when no job is left and waits for those inside.
-// So a worker that wakes late costs nothing and can never touch the jobs of another epoch.
-constexpr uint64_t kOpen = uint64_t{1} << 31;
-constexpr uint64_t kInside = kOpen - 1;
-constexpr uint32_t Epoch(uint64_t state) { return static_cast<uint32_t>(state >> 32); }
+// One Run is one epoch. state_ = epoch << 1 | open. A worker says in a place of its own that it
+// enters an epoch, and stays only if the epoch is still open then; the caller closes it when no job
+// is left and waits for those that stayed. Either the worker sees the epoch closed or the caller
+// sees the worker, for both write, then read, in one total order. So a worker that wakes late costs
+// nothing and can never touch the jobs of another epoch, and no cache line is written by all.
+constexpr uint64_t kOpen = 1;
+constexpr uint64_t Epoch(uint64_t state) { return state >> 1; }
+struct alignas(64) Presence {
+  std::atomic<bool> inside{false};
+};
 
 class WorkStealingPool final : public ThreadPool {
  public:
   WorkStealingPool(int threads, std::chrono::microseconds spin)
-      : num_threads_(threads), spin_(spin), ranges_(static_cast<size_t>(threads)) {}
+      : num_threads_(threads),
+        spin_(spin),
+        ranges_(static_cast<size_t>(threads)),
+        present_(static_cast<size_t>(threads)) {}
 
   ~WorkStealingPool() override {
     {
@@ -105,47 +112,45 @@ class WorkStealingPool final : public ThreadPool {
     }
     first_job_ = first;
     job_ = &job;
-    const uint32_t epoch = Epoch(state_.load(std::memory_order_relaxed)) + 1;
+    const uint64_t epoch = Epoch(state_.load(std::memory_order_relaxed)) + 1;
     // Sequentially consistent, like the sleeper's own sequence of "count me, look once more":
     // either it sees the new epoch or we see it asleep.
-    state_.store(static_cast<uint64_t>(epoch) << 32 | kOpen);
+    state_.store(epoch << 1 | kOpen);
     if (sleepers_.load() > 0) {
       { const std::lock_guard<std::mutex> lock(sleep_mutex_); }
       wake_.notify_all();
     }
     WorkOn(0);
     // Jobs are all started; those inside are finishing their last.
-    state_.fetch_and(~kOpen, std::memory_order_acq_rel);
-    for (int spins = 0; (state_.load(std::memory_order_acquire) & kInside) != 0; ++spins) {
-      if (spins < 2000) {
-        Pause();
-      } else {
-        // Only where threads outnumber CPUs or a worker was descheduled: give it ours.
-        std::this_thread::yield();
+    state_.store(epoch << 1);
+    int spins = 0;
+    for (int worker = 1; worker < num_threads_; ++worker) {
+      for (; present_[static_cast<size_t>(worker)].inside.load(); ++spins) {
+        if (spins < 2000) {
+          Pause();
+        } else {
+          // Only where threads outnumber CPUs or a worker was descheduled: give it ours.
+          std::this_thread::yield();
+        }
       }
     }
     job_ = nullptr;
   }
 
   void WorkerLoop(int worker) {
-    uint32_t seen = 0;
+    std::atomic<bool>& inside = present_[static_cast<size_t>(worker)].inside;
+    uint64_t seen = 0;
     while (WaitForEpoch(&seen)) {
-      uint64_t state = state_.load(std::memory_order_relaxed);
-      bool entered = false;
-      while (Epoch(state) == seen && (state & kOpen) != 0 && !entered) {
-        entered = state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel,
-                                               std::memory_order_relaxed);
-      }
-      if (!entered) continue;
-      WorkOn(worker);
-      state_.fetch_sub(1, std::memory_order_release);
+      inside.store(true);
+      if (state_.load() == (seen << 1 | kOpen)) WorkOn(worker);
+      inside.store(false, std::memory_order_release);
     }
   }
 
   // Returns false when the pool stops, else true with *seen the newest epoch, not seen before.
-  bool WaitForEpoch(uint32_t* seen) {
+  bool WaitForEpoch(uint64_t* seen) {
     const auto fresh = [this, seen] {
-      const uint32_t epoch = Epoch(state_.load());
+      const uint64_t epoch = Epoch(state_.load());
       if (epoch == *seen) return false;
       *seen = epoch;
       return true;
@@ -206,6 +211,7 @@ class WorkStealingPool final : public ThreadPool {
   const int num_threads_;
   const std::chrono::microseconds spin_;
   std::vector<JobRange> ranges_;
+  std::vector<Presence> present_;
   std::vector<std::thread> threads_;
   std::mutex run_mutex_;
 

@@ -55,6 +55,10 @@ constexpr int64_t kPackInline = 4 << 10;
 // Up to so many tokens an expert, whoever ends its last gate and up job packs its h at once.
 constexpr int64_t kPackAtOnce = 8;
 
+// Of each matrix that a worker is to begin with in the next step, fetched while it would wait for
+// the others: what kernels fetch ahead.
+constexpr int64_t kFetchBytes = 8 << 10;
+
 // Tiles that float kernels take at once from a group longer than that: they stay in the L1 cache
 // for all columns.
 constexpr int64_t kFloatFlushTiles = 8;
@@ -403,6 +407,28 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
     }
   }
 
+  // Where the jobs of a worker begin, as pools that give each an equal part in order have it. With
+  // another pool what follows from it is of no use, and does no harm.
+  int64_t FirstJob(int64_t jobs, int worker) const { return jobs * worker / pool_->num_threads(); }
+
+  // Fetches the first weights of a worker's jobs of a step into the L2 cache.
+  void FetchFirst(Stage Plan::*stage, int64_t jobs, int worker) const {
+    const int64_t job = FirstJob(jobs, worker);
+    if (job == FirstJob(jobs, worker + 1)) return;
+    const Plan& plan = PlanOf(job, stage);
+    const int64_t block = RangeOf(plan.*stage, job, 1).block_begin;
+    const RecordLayout& layout = *plan.problem->layout;
+    const auto fetch = [&](const MatrixLayout& matrix) {
+      const int64_t from = block * BlockBytes(matrix);
+      const std::byte* weights = plan.problem->record + matrix.weight_offset + from;
+      const int64_t bytes = std::min(kFetchBytes, matrix.weight_bytes - from);
+      for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(weights + at, 0, 2);
+    };
+    if (stage == &Plan::down) return fetch(layout.down);
+    fetch(layout.gate);
+    fetch(layout.up);
+  }
+
   const Plan& PlanOf(int64_t job, Stage Plan::*stage) const {
     const Plan* after = std::upper_bound(
         plans_, plans_ + num_plans_, job,
@@ -440,6 +466,7 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
           from = copy;
         }
         kernels.pack(from, hidden_, k16s, packed_x_[i] + row * row_bytes);
+        if (rows <= pool_->num_threads()) FetchFirst(&Plan::gate_up, gate_up_jobs_, thread);
       });
     }
   }
@@ -564,6 +591,9 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
       for (size_t i = 0; i < problem.tokens.size(); ++i) {
         PackHRow(plan, plan.first_slot + static_cast<int64_t>(i));
       }
+    }
+    if (job + 1 == FirstJob(gate_up_jobs_, thread + 1)) {
+      FetchFirst(&Plan::down, down_jobs_, thread);
     }
   }
 
