@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes corpus/: what the fuzzers start from, and what ctest replays. Small valid files of every kind
 and variants, written by this script without packages. (moert.json and the trace are written by the
-library: see seeds_from_tools.) Files called found-NN are inputs that libFuzzer kept.
+library: see seeds_from_tools; plans are made from that moert.json.) Files called found-NN are inputs that libFuzzer kept.
 
     python3 make_corpus.py [BUILD_DIR]     # with a build, also manifest/ and trace/
 """
@@ -145,6 +145,20 @@ def tokenizers():
     yield "metaspace", dump(meta) + "\0 ab\xff <s>a  b"
 
 
+def plans():
+    """Of the model of the manifest in corpus/manifest: one format, and one an expert."""
+    with open(os.path.join(HERE, "corpus", "manifest", "two_versions.json"), encoding="utf-8") as f:
+        manifest = json.load(f)
+    plan = {"format": "moert plan", "format_version": 1, "source_identity": "0123456789abcdef",
+            "summary": {"bits": 4.25}, "model": manifest["model"], "version": manifest["versions"][1]}
+    yield "one_format", dump(plan)
+    w2, w4 = "w2a16_g-1_asym", "w4a16_g-1_asym"
+    assignment = [[e % 2 for e in range(layer["num_experts"])] for layer in plan["model"]["layers"]]
+    plan["version"] = {"name": "mixed", "formats": [[w4, w4, w2], [w2, w2, w4, "hadamard"]],
+                       "assignment": assignment}
+    yield "two_formats", dump(plan)
+
+
 def seeds_from_tools(build):
     """A pack's manifest and a trace, as the tools write them, of the smallest model there is."""
     with tempfile.TemporaryDirectory() as tmp:
@@ -180,6 +194,8 @@ def main():
     write("profile", "all_fields.json", dump(dict(
         name="x", link_bytes_per_s=1e9, link_latency_ns=5000, decode_layer_ns=5e5, prefill_token_ns=2000,
         cpu_weight_bytes_per_s=1e10, cpu_expert_latency_ns=10, cpu_next_token_share=0.5, cpu_executor=True)))
+    for name, text in plans():
+        write("plan", name + ".json", text)
     if len(sys.argv) > 1:
         seeds_from_tools(os.path.abspath(sys.argv[1]))
 
