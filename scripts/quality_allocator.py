@@ -43,44 +43,43 @@ def plan(bits, flags=(), method="gptq", hadamard=False, model="small", domains=N
 
 
 def cells():
-    """name -> what to make and score."""
+    """name -> what to make and score, what matters most first."""
     out = {}
     for bits, scheme in UNIFORM.items():
         for h, mark in [(False, ""), (True, " hadamard")]:
             out[f"{bits} uniform gptq{mark}"] = uniform(scheme, hadamard=h)
-            out[f"{bits} uniform hqq{mark}"] = uniform(scheme, "hqq", h)
             out[f"{bits} plan gptq{mark}"] = plan(bits, hadamard=h)
-            out[f"{bits} plan hqq{mark}"] = plan(bits, method="hqq", hadamard=h)
-            out[f"{bits} plan gptq{mark}, by expert"] = plan(
-                bits, ["--granularity", "expert"], hadamard=h)
-            out[f"{bits} plan gptq{mark}, r = 0.75"] = plan(bits, ["--r", "0.75"], hadamard=h)
-            out[f"{bits} plan gptq{mark}, Delta"] = plan(bits, ["--loss", "delta"], hadamard=h)
+        out[f"{bits} uniform hqq"] = uniform(scheme, "hqq")
+        out[f"{bits} plan hqq"] = plan(bits, method="hqq")
+    for method, h, mark in [("rtn", True, " hadamard"), ("gptq", True, " hadamard"),
+                            ("rtn", False, "")]:
+        for scheme in ACTIVATION_SCHEMES.split(","):
+            out[f"act {scheme} {method}{mark}"] = uniform(scheme, method, h)
+        for name, schemes in [("a4", "w4a4,w4a4_g128,w8a8"), ("a8", "w4a8_g128,w8a8")]:
+            out[f"act plan {name} {method}{mark}"] = plan("5", method=method, hadamard=h,
+                                                          schemes=schemes)
+    out["act plan a4 rtn hadamard, by expert"] = plan("5", ["--granularity", "expert"], "rtn", True,
+                                                      schemes="w4a4,w4a4_g128,w8a8")
+    for i in range(RANDOM_PLANS):
+        out[f"random {i}"] = plan("2.5", ["--random", str(i + 1)])
+    for bits in UNIFORM:
+        out[f"{bits} plan gptq, Delta"] = plan(bits, ["--loss", "delta"])
         out[f"{bits} plan gptq, relative"] = plan(bits, ["--loss", "relative"])
+        out[f"{bits} plan gptq, by expert"] = plan(bits, ["--granularity", "expert"])
+        out[f"{bits} plan gptq, r = 0.75"] = plan(bits, ["--r", "0.75"])
         out[f"{bits} plan gptq, untied"] = plan(bits, ["--untied"])
-        out[f"{bits} plan gptq, a budget a layer"] = plan(bits, ["--per-layer"])
     for bits in ["2.25", "2.5"]:
         for d in lib.DOMAINS:
             out[f"{bits} uniform gptq, on {d}"] = uniform(UNIFORM[bits], domains=[d])
             out[f"{bits} plan gptq, on {d}"] = plan(bits, domains=[d])
+        out[f"{bits} plan gptq hadamard, Delta"] = plan(bits, ["--loss", "delta"], hadamard=True)
+        out[f"{bits} plan gptq, a budget a layer"] = plan(bits, ["--per-layer"])
     for bits, scheme in TINY.items():
         for h, mark in [(False, ""), (True, " hadamard")]:
             out[f"tiny {bits} uniform gptq{mark}"] = uniform(scheme, hadamard=h, model="tiny")
             out[f"tiny {bits} plan gptq{mark}"] = plan(bits, hadamard=h, model="tiny")
         out[f"tiny {bits} uniform hqq"] = uniform(scheme, "hqq", model="tiny")
         out[f"tiny {bits} plan hqq"] = plan(bits, method="hqq", model="tiny")
-    for i in range(RANDOM_PLANS):
-        out[f"random {i}"] = plan("2.5", ["--random", str(i + 1)])
-    a4, a8 = "w4a4,w4a4_g128,w8a8", "w4a8_g128,w8a8"
-    for method in ["rtn", "gptq"]:
-        for h, mark in [(False, ""), (True, " hadamard")]:
-            for scheme in ACTIVATION_SCHEMES.split(","):
-                out[f"act {scheme} {method}{mark}"] = uniform(scheme, method, h)
-            for name, schemes in [("a4", a4), ("a8", a8)]:
-                key = f"act plan {name} {method}{mark}"
-                out[key] = plan("5", method=method, hadamard=h, schemes=schemes)
-                if method == "rtn" and h:
-                    out[key + ", by expert"] = plan("5", ["--granularity", "expert"], method, h,
-                                                    schemes=schemes)
     return out
 
 
@@ -165,8 +164,10 @@ class Matrix:
                     ready[wanted[0]].result()
                 return name, self.run(name, cell)
 
-            # Futures start in this order, so those that wait come after what they wait for.
-            order = sorted(todo, key=lambda n: "scheme" not in todo[n])
+            # Futures start in this order: those that wait come after what they wait for, and
+            # what waits for nothing runs meanwhile.
+            first = [n for n in list(todo)[:40] if "scheme" in todo[n]]
+            order = first + [n for n in todo if n not in first]
             for done in concurrent.futures.as_completed(
                     [pool.submit(cell_of, n, todo[n]) for n in order]):
                 name, entry = done.result()
@@ -199,7 +200,7 @@ def against_uniform(data, widths, prefix=""):
     lines = HEAD + ["| bf16 | 16 | " + " | ".join(
         f"{lib.perplexity(base[d]):.3f}" for d in lib.DOMAINS) + " | 0 | |"]
     for bits in widths:
-        for kind in ["gptq", "gptq hadamard", "hqq", "hqq hadamard"]:
+        for kind in ["gptq", "gptq hadamard", "hqq"]:
             names = [f"{prefix}{bits} {what} {kind}" for what in ["uniform", "plan"]]
             if any(n not in data for n in names):
                 continue

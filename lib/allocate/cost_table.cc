@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "base/status_macros.h"
 #include "format/config_fields.h"
@@ -28,8 +30,40 @@ CostTable H200() {
   CostTable table;
   table.name = "h200";
   table.source = "docs/benchmarks.md: Qwen3-30B-A3B, 32 tokens, one H200; w3 between w2 and w4";
-  for (const auto& [name, rate] : rates) table.rates.push_back({*Scheme::Parse(name), rate});
+  for (const auto& [name, rate] : rates) {
+    table.rates.push_back({*Scheme::Parse(name), {{16, rate}}});
+  }
   return table;
+}
+
+double RateAt(const std::vector<CostTable::Point>& points, double tokens) {
+  const auto next = std::find_if(points.begin(), points.end(),
+                                 [&](const CostTable::Point& p) { return p.tokens > tokens; });
+  if (next == points.begin()) return next->weight_bytes_per_s;
+  const CostTable::Point& low = *(next - 1);
+  if (next == points.end()) return low.weight_bytes_per_s * low.tokens / tokens;
+  const double part = std::log(tokens / low.tokens) / std::log(next->tokens / low.tokens);
+  return low.weight_bytes_per_s * std::pow(next->weight_bytes_per_s / low.weight_bytes_per_s, part);
+}
+
+absl::StatusOr<std::vector<CostTable::Point>> ParsePoints(const nlohmann::json& list,
+                                                          const std::string& source) {
+  std::vector<CostTable::Point> points;
+  if (!list.is_array()) return absl::InvalidArgumentError(source + " is not a list");
+  for (const auto& pair : list) {
+    if (!pair.is_array() || pair.size() != 2 || !pair[0].is_number() || !pair[1].is_number()) {
+      return absl::InvalidArgumentError(source + ": not a pair of tokens and bytes a second");
+    }
+    const CostTable::Point p = {pair[0].get<double>(), pair[1].get<double>()};
+    const double least = points.empty() ? 0 : points.back().tokens;
+    if (!(p.tokens > least && p.tokens <= 1e9 && p.weight_bytes_per_s >= 1 &&
+          p.weight_bytes_per_s <= 1e18)) {
+      return absl::InvalidArgumentError(source + ": out of range, or tokens that do not ascend");
+    }
+    points.push_back(p);
+  }
+  if (points.empty()) return absl::InvalidArgumentError(source + " is empty");
+  return points;
 }
 
 }  // namespace
@@ -42,8 +76,7 @@ absl::StatusOr<double> CostTable::Seconds(const Scheme& scheme, int64_t bytes,
     if (!(rate.scheme == scheme)) continue;
     const double used = -std::expm1(-tokens);
     const double per_use = used > 0 ? tokens / used : 1;
-    const double tiles = used * std::ceil(per_use / static_cast<double>(tile_tokens));
-    return tiles * static_cast<double>(bytes) / rate.weight_bytes_per_s;
+    return used * static_cast<double>(bytes) / RateAt(rate.points, per_use);
   }
   return absl::NotFoundError(
       fmt::format("cost table {} has no rate for {}; it has {}", name, scheme.Name(), known));
@@ -56,22 +89,20 @@ absl::StatusOr<CostTable> LoadCostTable(const std::string& name, Env* env) {
   CostTable table;
   table.name = f.String("name");
   table.source = f.String("source", "");
-  table.tile_tokens = f.Int("tile_tokens", 1, 1 << 20);
   const nlohmann::json* rates = f.Find("rates");
   MOERT_RETURN_IF_ERROR(f.status());
   if (rates == nullptr || !rates->is_object()) {
     return absl::InvalidArgumentError(name + ": rates is not an object");
   }
-  ConfigFields values(*rates, name + ": rates");
   for (const auto& [key, value] : rates->items()) {
     const auto scheme = Scheme::Parse(key);
     if (!scheme.ok()) {
       return absl::InvalidArgumentError(name +
                                         ": rates: " + std::string(scheme.status().message()));
     }
-    table.rates.push_back({*scheme, values.Real(key.c_str(), 1, 1e18)});
+    MOERT_ASSIGN_OR_RETURN(auto points, ParsePoints(value, name + ": rates: " + key));
+    table.rates.push_back({*scheme, std::move(points)});
   }
-  MOERT_RETURN_IF_ERROR(values.status());
   return table;
 }
 

@@ -14,23 +14,28 @@
 namespace moert {
 
 struct CostTable {
+  struct Point {
+    double tokens = 0;              // of an expert
+    double weight_bytes_per_s = 0;  // of all processors together, scales included
+  };
   struct Rate {
     Scheme scheme;
-    double weight_bytes_per_s = 0;  // of all processors together, scales included
+    std::vector<Point> points;  // ascending tokens, none empty
   };
   std::string name;
   std::string source;  // where the rates are from
-  int64_t tile_tokens = 16;
   std::vector<Rate> rates;
 
   /// Seconds to multiply a matrix of `bytes` in `scheme`, expected over batches in which an expert
-  /// gets `tokens` on average: its weights are read once a tile, and not at all when no token comes
-  /// (arrivals taken as Poisson). NotFound, listing those there are, for a scheme without a rate.
+  /// gets `tokens` on average: not at all when no token comes (arrivals taken as Poisson), else at
+  /// the rate for as many as come then. Between points by the logarithms of both; before the first
+  /// at its rate; behind the last time grows with the tokens. NotFound, listing those there are,
+  /// for a scheme without rates.
   absl::StatusOr<double> Seconds(const Scheme& scheme, int64_t bytes, double tokens) const;
 };
 
-/// "h200": the shipped table. Else a file with name, source, tile_tokens and rates, an object of
-/// bytes a second by scheme name.
+/// "h200": the shipped table. Else a file with name, source, and rates: an object of lists of
+/// [tokens of an expert, weight bytes a second] by scheme name.
 absl::StatusOr<CostTable> LoadCostTable(const std::string& name, Env* env);
 
 }  // namespace moert

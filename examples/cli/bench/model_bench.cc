@@ -7,6 +7,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
+#include "allocate/cost_table.h"
 #include "base/bytes_text.h"
 #include "base/checked_math.h"
 #include "base/status_macros.h"
@@ -49,6 +50,7 @@ class ModelBench {
   absl::StatusOr<double> TransferMs() const;
   absl::StatusOr<std::unique_ptr<StepRunner>> MakeRunner(int64_t rows);
   StepPlan Plan(int64_t batch) const;
+  absl::StatusOr<json> Predict(const RoutingHistory& history) const;
   int64_t AttentionBytes(int64_t rows) const;
   int64_t AttentionNs(int64_t rows) const;
 
@@ -99,6 +101,7 @@ absl::Status ModelBench::Open() {
                          Workload::Create(workload, shape_.spec, shape_.common_share, seed));
   SyntheticOptions synthetic;
   synthetic.schemes = absl::StrSplit(o_.schemes, ',');
+  synthetic.mixed = o_.mixed;
   synthetic.directory = o_.directory;
   if (device_ != nullptr) {
     synthetic.memory_bytes = kPinnedBytes;
@@ -298,6 +301,41 @@ absl::StatusOr<VariantGroup> ModelBench::RunGroup(const std::string& budget, int
   return group;
 }
 
+/// Of every version: its stored bits, and what the cost table makes of it (MxMoE's T) for as many
+/// tokens as each expert got on average.
+absl::StatusOr<json> ModelBench::Predict(const RoutingHistory& history) const {
+  MOERT_ASSIGN_OR_RETURN(const CostTable costs, LoadCostTable(o_.costs, Env::Default()));
+  std::vector<std::vector<double>> tokens;  // [layer][expert]
+  for (const MoeLayerSpec& layer : shape_.spec.layers) tokens.emplace_back(layer.num_experts, 0.0);
+  for (const RoutingHistory::Call& call : history.calls()) {
+    for (size_t i = 0; call.counted && i < call.experts.size(); ++i) {
+      tokens[call.layer][call.experts[i]] +=
+          static_cast<double>(call.tokens[i]) / static_cast<double>(history.counted_steps());
+    }
+  }
+  json versions = json::object();
+  for (int v = 0; v < experts_->num_versions(); ++v) {
+    double seconds = 0, bytes = 0, weights = 0;
+    for (int l = 0; l < shape_.spec.num_layers(); ++l) {
+      for (size_t e = 0; e < tokens[l].size(); ++e) {
+        const RecordLayout& layout = experts_->layout(l, static_cast<int>(e), v);
+        for (const MatrixLayout* m : {&layout.gate, &layout.up, &layout.down}) {
+          const int64_t stored = m->weight_bytes + m->scale_bytes;
+          MOERT_ASSIGN_OR_RETURN(const double s, costs.Seconds(m->scheme, stored, tokens[l][e]));
+          seconds += s;
+          bytes += static_cast<double>(stored);
+          weights += static_cast<double>(m->rows * m->k);
+        }
+      }
+    }
+    versions[std::string(experts_->version_name(v))] = {
+        {"stored_bits", 8 * bytes / weights},
+        {"bytes_a_layer", bytes / shape_.spec.num_layers()},
+        {"predicted_us_a_layer", 1e6 * seconds / shape_.spec.num_layers()}};
+  }
+  return versions;
+}
+
 absl::StatusOr<json> ModelBench::Run(const std::string& command) {
   json groups = json::array();
   for (const int batch : o_.batch) {
@@ -316,6 +354,9 @@ absl::StatusOr<json> ModelBench::Run(const std::string& command) {
       group.history = &history;
       if (!o_.quiet) PrintGroup(group);
       groups.push_back(ToJson(group));
+      if (!o_.costs.empty()) {
+        MOERT_ASSIGN_OR_RETURN(groups.back()["predicted"], Predict(history));
+      }
     }
   }
   const StepPlan plan = Plan(o_.batch.front());

@@ -21,6 +21,12 @@ void AddModelBenchFlags(ArgParser* parser, ModelBenchOptions* o) {
   parser->AddChoice("backend", &o->backend, {"cpu", "cuda"}, "where experts execute");
   parser->AddString("budget", &o->budget, "SIZE or PERCENT, comma-separated");
   parser->AddString("schemes", &o->schemes, "stored versions, comma-separated, most bits first");
+  parser->AddInt("mixed", &o->mixed,
+                 "versions more, mixed-0 and on, of schemes drawn for each linear block", 0, 1000);
+  if (o->bench == "layer") {
+    parser->AddString("costs", &o->costs,
+                      "tile cost table (h200, or a file) that predicts the time of each version");
+  }
   parser->AddString("dir", &o->directory,
                     "folder on the disk that experts are read from; without it, from memory");
   if (o->bench == "layer") {

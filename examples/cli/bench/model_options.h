@@ -19,6 +19,8 @@ struct ModelBenchOptions {
   std::string strategy = "on-demand";
   std::string budget = "40%";
   std::string schemes = "bf16";
+  int mixed = 0;
+  std::string costs;
   std::string directory;
   std::vector<int> batch = {1};
   int64_t prompt = 128;

@@ -3,8 +3,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <iterator>
 #include <utility>
 
 #include "base/aligned_buffer.h"
@@ -21,9 +23,15 @@
 namespace moert::cli {
 namespace {
 
+/// What mixed versions draw from.
+constexpr const char* kMixedSchemes[] = {"w8a16_g128",      "w4a16_g128_asym", "w4a16_g-1_asym",
+                                         "w3a16_g128_asym", "w3a16_g-1_asym",  "w2a16_g64_asym",
+                                         "w2a16_g128_asym", "w2a16_g-1_asym"};
+
 /// Records of one version: `count` different ones, the experts in turn.
 struct Ring {
-  std::vector<RecordLayout> layouts;  // by layer
+  std::vector<RecordLayout> layouts;  // by layer, or by expert
+  bool by_expert = false;
   int64_t stride = 0;
   int64_t count = 0;
   AlignedBuffer bytes;
@@ -45,9 +53,15 @@ class SyntheticExperts final : public ExpertSource, public PinnedRecords {
   }
 
   absl::Status Init(const Workload& workload, const SyntheticOptions& options) {
-    for (const std::string& name : schemes_) {
+    for (const std::string& name : options.schemes) {
       MOERT_ASSIGN_OR_RETURN(const Scheme scheme, Scheme::Parse(name));
       MOERT_RETURN_IF_ERROR(AddVersion(scheme, options));
+    }
+    if (options.mixed > 0 && !options.directory.empty()) {
+      return absl::InvalidArgumentError("mixed versions are in memory only");
+    }
+    for (int i = 0; i < options.mixed; ++i) {
+      MOERT_RETURN_IF_ERROR(AddMixed(i, options));
     }
     for (int l = 0; l < shape_.spec.num_layers(); ++l) {
       MOERT_ASSIGN_OR_RETURN(LayerConstants constants, MakeConstants(l, workload));
@@ -63,8 +77,9 @@ class SyntheticExperts final : public ExpertSource, public PinnedRecords {
   const std::string& name() const override { return name_; }
   int num_versions() const override { return static_cast<int>(rings_.size()); }
   absl::string_view version_name(int version) const override { return schemes_[version]; }
-  const RecordLayout& layout(int layer, int, int version) const override {
-    return rings_[version].layouts[layer];
+  const RecordLayout& layout(int layer, int expert, int version) const override {
+    const Ring& ring = rings_[version];
+    return ring.layouts[ring.by_expert ? first_[layer] + expert : layer];
   }
 
   absl::Status ReadRecord(int layer, int expert, int version,
@@ -76,7 +91,7 @@ class SyntheticExperts final : public ExpertSource, public PinnedRecords {
       return files_[version]->Read(index * ring.stride, dst.first(ring.stride));
     }
     std::memcpy(dst.data(), ring.bytes.data() + index % ring.count * ring.stride,
-                ring.layouts[layer].bytes);
+                layout(layer, expert, version).bytes);
     return absl::OkStatus();
   }
 
@@ -101,10 +116,45 @@ class SyntheticExperts final : public ExpertSource, public PinnedRecords {
       ring.layouts.push_back(layout);
     }
     ring.count = std::clamp<int64_t>(options.memory_bytes / ring.stride, 1, total_);
+    return Fill(std::move(ring), options);
+  }
+
+  absl::Status AddMixed(int index, const SyntheticOptions& options) {
+    constexpr size_t kSchemes = std::size(kMixedSchemes);
+    double until[kSchemes];  // sums of proportions
+    for (size_t k = 0; k < kSchemes; ++k) {
+      const double share = std::exp(1.5 * RandomNormal(MixKey(seed_, 104, index), k));
+      until[k] = (k > 0 ? until[k - 1] : 0) + share;
+    }
+    const auto draw = [&](uint64_t key) {
+      const double at = until[kSchemes - 1] * static_cast<double>(MixBits(key) >> 11) * 0x1p-53;
+      return Scheme::Parse(
+          kMixedSchemes[std::upper_bound(until, until + kSchemes - 1, at) - until]);
+    };
+    Ring ring;
+    ring.by_expert = true;
+    for (int l = 0; l < shape_.spec.num_layers(); ++l) {
+      const MoeLayerSpec& layer = shape_.spec.layers[l];
+      for (int e = 0; e < layer.num_experts; ++e) {
+        MOERT_ASSIGN_OR_RETURN(const Scheme gate, draw(MixKey(seed_, 105, index, first_[l] + e)));
+        MOERT_ASSIGN_OR_RETURN(const Scheme down, draw(MixKey(seed_, 106, index, first_[l] + e)));
+        MOERT_ASSIGN_OR_RETURN(
+            const RecordLayout layout,
+            MakeRecordLayout(layer.hidden, layer.intermediate, {gate, gate, down, false}));
+        ring.stride = std::max(ring.stride, RoundUp(layout.bytes, kRecordAlignment));
+        ring.layouts.push_back(layout);
+      }
+    }
+    ring.count = total_;
+    schemes_.push_back(fmt::format("mixed-{}", index));
+    return Fill(std::move(ring), options);
+  }
+
+  absl::Status Fill(Ring ring, const SyntheticOptions& options) {
     MOERT_RETURN_IF_ERROR(ring.bytes.Reset(ring.count * ring.stride));
     MOERT_ASSIGN_OR_RETURN(const auto pool, CreateThreadPool({}));
     pool->Run(ring.count, [&](int64_t i, int) {
-      FillRecord(ring.layouts.front(), MixKey(seed_, 101, rings_.size(), i),
+      FillRecord(ring.layouts[ring.by_expert ? i : 0], MixKey(seed_, 101, rings_.size(), i),
                  ring.bytes.data() + i * ring.stride);
     });
     if (options.pin != nullptr) {
@@ -159,7 +209,7 @@ class SyntheticExperts final : public ExpertSource, public PinnedRecords {
   }
 
   const Shape shape_;
-  const std::vector<std::string> schemes_;
+  std::vector<std::string> schemes_;
   const uint64_t seed_;
   std::string name_;
   std::vector<int64_t> first_;
@@ -172,7 +222,7 @@ class SyntheticExperts final : public ExpertSource, public PinnedRecords {
 
 /// Fills [begin, end) of a record with `word(i)`, 8 bytes each.
 template <typename Word>
-void Fill(std::byte* begin, int64_t bytes, Word word) {
+void FillWords(std::byte* begin, int64_t bytes, Word word) {
   for (int64_t i = 0; i < bytes; i += 8) {
     const uint64_t w = word(i / 8);
     std::memcpy(begin + i, &w, static_cast<size_t>(std::min<int64_t>(8, bytes - i)));
@@ -187,7 +237,7 @@ void FillRecord(const RecordLayout& layout, uint64_t seed, std::byte* record) {
   for (const MatrixLayout* m : {&layout.gate, &layout.up, &layout.down}) {
     const uint64_t key = MixKey(seed, part++);
     const bool bf16 = m->scheme.is_bf16();
-    Fill(record + m->weight_offset, m->weight_bytes, [&](int64_t i) {
+    FillWords(record + m->weight_offset, m->weight_bytes, [&](int64_t i) {
       const uint64_t bits = MixBits(key + static_cast<uint64_t>(i));
       // Signs and mantissas at random, exponents from 2^-15 to 2^-8.
       return bf16 ? (bits & 0x83ff83ff83ff83ffu) | 0x3800380038003800u : bits;
@@ -199,9 +249,10 @@ void FillRecord(const RecordLayout& layout, uint64_t seed, std::byte* record) {
     const int64_t scales = m->scale_bytes / (m->scheme.symmetric ? 2 : 4);  // bf16 numbers
     const uint64_t scale_bits = 0x0001000100010001u * F32ToBf16(scale);
     const uint64_t zero_bits = 0x0001000100010001u * F32ToBf16(scale * middle);
-    Fill(record + m->scale_offset, 2 * scales, [&](int64_t) { return scale_bits; });
+    FillWords(record + m->scale_offset, 2 * scales, [&](int64_t) { return scale_bits; });
     if (!m->scheme.symmetric) {
-      Fill(record + m->scale_offset + 2 * scales, 2 * scales, [&](int64_t) { return zero_bits; });
+      FillWords(record + m->scale_offset + 2 * scales, 2 * scales,
+                [&](int64_t) { return zero_bits; });
     }
   }
 }

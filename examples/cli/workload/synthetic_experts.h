@@ -19,6 +19,10 @@ namespace moert::cli {
 struct SyntheticOptions {
   /// Versions, most bits first.
   std::vector<std::string> schemes = {"bf16"};
+  /// As many versions more, "mixed-0" and so on, like plans of `moert-pack allocate`: gate and up
+  /// of every expert have a scheme, down another, drawn at random in proportions that each version
+  /// has of its own. In memory only, all records different.
+  int mixed = 0;
   /// Where the file is written that experts are read from, with direct I/O where the file system
   /// can; removed with the object. Empty: experts are copied from memory. In memory there are only
   /// as many different ones as `memory_bytes` hold; records in an engine's pool are copies, so what

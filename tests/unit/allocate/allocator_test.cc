@@ -209,12 +209,36 @@ TEST_CASE("the expected cost of tiles") {
   REQUIRE_OK(table.status());
   const Scheme bf16;
   const double once = 3.8e12 * *table->Seconds(bf16, 1, 10);
-  CHECK(once == Approx(1).epsilon(1e-3));                        // one tile of 16 tokens
-  CHECK(3.8e12 * *table->Seconds(bf16, 1, 1000) == Approx(63));  // ceil(1000 / 16)
+  CHECK(once == Approx(1).epsilon(1e-3));                                 // weights once
+  CHECK(3.8e12 * *table->Seconds(bf16, 1, 1000) == Approx(1000.0 / 16));  // tokens count
   CHECK(3.8e12 * *table->Seconds(bf16, 1, 0.01) == Approx(0.00995).epsilon(1e-3));
   CHECK(*table->Seconds(bf16, 1, 0) == 0);
   const auto missing = table->Seconds(*Scheme::Parse("w4a4"), 1, 1);
   CHECK(missing.status().code() == absl::StatusCode::kNotFound);
+}
+
+TEST_CASE("cost tables of files: between, before and behind their points") {
+  const TempDir dir;
+  const std::string path = dir / "costs";
+  test::WriteFile(path, R"({"name": "t", "rates": {"bf16": [[10, 8e12], [1000, 2e12]]}})");
+  const auto table = LoadCostTable(path, Env::Default());
+  REQUIRE_OK(table.status());
+  const Scheme bf16;
+  CHECK(*table->Seconds(bf16, 8, 100) == Approx(2e-12));  // half way, of logarithms
+  CHECK(*table->Seconds(bf16, 8, 9) == Approx(1e-12).epsilon(1e-3));
+  CHECK(*table->Seconds(bf16, 8, 4000) == Approx(16e-12));
+  for (const char* bad :
+       {R"({"name": "t"})", R"({"name": "t", "rates": []})",
+        R"({"name": "t", "rates": {"bf16": 3}})", R"({"name": "t", "rates": {"bf16": []}})",
+        R"({"name": "t", "rates": {"bf16": [[1, 2, 3]]}})",
+        R"({"name": "t", "rates": {"bf16": [[2, 1e9], [2, 1e9]]}})",
+        R"({"name": "t", "rates": {"bf16": [[0, 1e9]]}})",
+        R"({"name": "t", "rates": {"bf16": [[1, -1]]}})",
+        R"({"name": "t", "rates": {"w5a5": [[1, 1e9]]}})"}) {
+    INFO(bad);
+    test::WriteFile(path, bad);
+    CHECK_FALSE(LoadCostTable(path, Env::Default()).ok());
+  }
 }
 
 TEST_CASE("calibration files: what is written is read, damage and nonsense are refused") {
