@@ -15,6 +15,7 @@ import json
 import math
 import pathlib
 import shutil
+import threading
 
 import plot
 import quality_lib as lib
@@ -23,7 +24,9 @@ import quality_page
 JSON = lib.ROOT / "docs" / "quality" / "20-allocator.json"
 IMAGES = lib.ROOT / "docs" / "images"
 TOKENS = 32768  # that calibrate, plans and GPTQ alike
+WINDOWS = 32    # of every domain's 63
 RANDOM_PLANS = 30
+RANDOM_TOKENS = 8192  # that calibrate where weights are rounded to nearest
 ACTIVATION_SCHEMES = "w4a4,w4a4_g128,w4a8_g128,w8a8"
 UNIFORM = {"2.25": "w2a16_g128_asym", "2.5": "w2a16_g64_asym", "3.25": "w3a16_g128_asym",
            "4.25": "w4a16_g128_asym"}
@@ -46,38 +49,35 @@ def cells():
     """name -> what to make and score, what matters most first."""
     out = {}
     for bits, scheme in UNIFORM.items():
-        for h, mark in [(False, ""), (True, " hadamard")]:
-            out[f"{bits} uniform gptq{mark}"] = uniform(scheme, hadamard=h)
-            out[f"{bits} plan gptq{mark}"] = plan(bits, hadamard=h)
-        out[f"{bits} uniform hqq"] = uniform(scheme, "hqq")
-        out[f"{bits} plan hqq"] = plan(bits, method="hqq")
-    for method, h, mark in [("rtn", True, " hadamard"), ("gptq", True, " hadamard"),
-                            ("rtn", False, "")]:
-        for scheme in ACTIVATION_SCHEMES.split(","):
-            out[f"act {scheme} {method}{mark}"] = uniform(scheme, method, h)
-        for name, schemes in [("a4", "w4a4,w4a4_g128,w8a8"), ("a8", "w4a8_g128,w8a8")]:
-            out[f"act plan {name} {method}{mark}"] = plan("5", method=method, hadamard=h,
-                                                          schemes=schemes)
+        out[f"{bits} plan gptq"] = plan(bits)
+        out[f"{bits} uniform gptq"] = uniform(scheme)
+        out[f"{bits} plan gptq, Delta"] = plan(bits, ["--loss", "delta"])
+    for i in range(RANDOM_PLANS):
+        out[f"random {i}"] = plan("3", ["--random", str(i + 1)], "rtn", model="tiny")
+    for bits, scheme in TINY.items():
+        out[f"tiny {bits} uniform gptq"] = uniform(scheme, model="tiny")
+        out[f"tiny {bits} plan gptq"] = plan(bits, model="tiny")
+    for bits, scheme in UNIFORM.items():
+        out[f"{bits} uniform gptq hadamard"] = uniform(scheme, hadamard=True)
+        out[f"{bits} plan gptq hadamard"] = plan(bits, hadamard=True)
+    for scheme in ACTIVATION_SCHEMES.split(","):
+        out[f"act {scheme} rtn hadamard"] = uniform(scheme, "rtn", True)
+    for name, schemes in [("a4", "w4a4,w4a4_g128,w8a8"), ("a8", "w4a8_g128,w8a8")]:
+        out[f"act plan {name} rtn hadamard"] = plan("5", (), "rtn", True, schemes=schemes)
     out["act plan a4 rtn hadamard, by expert"] = plan("5", ["--granularity", "expert"], "rtn", True,
                                                       schemes="w4a4,w4a4_g128,w8a8")
-    for i in range(RANDOM_PLANS):
-        out[f"random {i}"] = plan("2.5", ["--random", str(i + 1)])
-    for bits in UNIFORM:
-        out[f"{bits} plan gptq, Delta"] = plan(bits, ["--loss", "delta"])
-        out[f"{bits} plan gptq, relative"] = plan(bits, ["--loss", "relative"])
-        out[f"{bits} plan gptq, by expert"] = plan(bits, ["--granularity", "expert"])
-        out[f"{bits} plan gptq, r = 0.75"] = plan(bits, ["--r", "0.75"])
-        out[f"{bits} plan gptq, untied"] = plan(bits, ["--untied"])
     for bits in ["2.25", "2.5"]:
-        for d in lib.DOMAINS:
-            out[f"{bits} uniform gptq, on {d}"] = uniform(UNIFORM[bits], domains=[d])
-            out[f"{bits} plan gptq, on {d}"] = plan(bits, domains=[d])
-        out[f"{bits} plan gptq hadamard, Delta"] = plan(bits, ["--loss", "delta"], hadamard=True)
-        out[f"{bits} plan gptq, a budget a layer"] = plan(bits, ["--per-layer"])
+        out[f"{bits} plan gptq, by expert"] = plan(bits, ["--granularity", "expert"])
+        out[f"{bits} plan gptq, relative"] = plan(bits, ["--loss", "relative"])
+        out[f"{bits} plan gptq, untied"] = plan(bits, ["--untied"])
+        out[f"{bits} plan gptq, r = 0.75"] = plan(bits, ["--r", "0.75"])
+    for bits, scheme in UNIFORM.items():
+        out[f"{bits} uniform hqq"] = uniform(scheme, "hqq")
+        out[f"{bits} plan hqq"] = plan(bits, method="hqq")
+    for d in lib.DOMAINS:
+        out[f"2.5 uniform gptq, on {d}"] = uniform(UNIFORM["2.5"], domains=[d])
+        out[f"2.5 plan gptq, on {d}"] = plan("2.5", domains=[d])
     for bits, scheme in TINY.items():
-        for h, mark in [(False, ""), (True, " hadamard")]:
-            out[f"tiny {bits} uniform gptq{mark}"] = uniform(scheme, hadamard=h, model="tiny")
-            out[f"tiny {bits} plan gptq{mark}"] = plan(bits, hadamard=h, model="tiny")
         out[f"tiny {bits} uniform hqq"] = uniform(scheme, "hqq", model="tiny")
         out[f"tiny {bits} plan hqq"] = plan(bits, method="hqq", model="tiny")
     return out
@@ -92,7 +92,7 @@ class Matrix:
 
     def tokens(self, cell):
         return ["--tokens", lib.calibration_files(self.args.calib, cell["domains"]),
-                "--calibration-tokens", TOKENS]
+                "--calibration-tokens", RANDOM_TOKENS if cell["method"] == "rtn" else TOKENS]
 
     def calibration(self, cell):
         """Command and file of the calibration that a plan needs; None for a uniform scheme."""
@@ -110,7 +110,7 @@ class Matrix:
     def score(self, cell, *extra):
         return {d: [round(v, 4) for v in self.tools.window_nll(
             self.models[cell["model"]], pathlib.Path(self.args.eval) / f"{d}.tokens.u16",
-            "--strategy", "resident", "--threads", 1, *extra)] for d in lib.DOMAINS}
+            "--strategy", "resident", "--threads", 1, "--limit", 512 * WINDOWS, *extra)] for d in lib.DOMAINS}
 
     def run(self, name, cell):
         at = self.work / hashlib.sha256(name.encode()).hexdigest()[:12]
@@ -148,28 +148,22 @@ class Matrix:
                 continue
             nll = {d: [round(v, 4) for v in self.tools.window_nll(
                 self.models[model], pathlib.Path(self.args.eval) / f"{d}.tokens.u16",
-                "--strategy", "resident")] for d in lib.DOMAINS}
+                "--strategy", "resident", "--limit", 512 * WINDOWS)] for d in lib.DOMAINS}
             data[name] = {"stored_bits": 16, "nll": nll}
-        needed = dict(filter(None, (self.calibration(c) for c in todo.values())))
+        locks = {self.calibration(c)[0]: threading.Lock() for c in todo.values()
+                 if self.calibration(c)}
+
+        def cell_of(name, cell):
+            wanted = self.calibration(cell)
+            if wanted:
+                with locks[wanted[0]]:  # the first that needs it makes it
+                    if not (self.work / wanted[0]).exists():
+                        self.tools.run("moert-pack", *wanted[1], "--threads", 1)
+            return name, self.run(name, cell)
+
         with concurrent.futures.ThreadPoolExecutor(self.args.jobs) as pool:
-            # Calibrations share the cores; what needs none need not wait for them.
-            missing = {n: c for n, c in needed.items() if not (self.work / n).exists()}
-            threads = max(1, self.args.jobs // max(1, len(missing)))
-            ready = {n: pool.submit(self.tools.run, "moert-pack", *c, "--threads", threads)
-                     for n, c in missing.items()}
-
-            def cell_of(name, cell):
-                wanted = self.calibration(cell)
-                if wanted and wanted[0] in ready:
-                    ready[wanted[0]].result()
-                return name, self.run(name, cell)
-
-            # Futures start in this order: those that wait come after what they wait for, and
-            # what waits for nothing runs meanwhile.
-            first = [n for n in list(todo)[:40] if "scheme" in todo[n]]
-            order = first + [n for n in todo if n not in first]
             for done in concurrent.futures.as_completed(
-                    [pool.submit(cell_of, n, todo[n]) for n in order]):
+                    [pool.submit(cell_of, n, c) for n, c in todo.items()]):
                 name, entry = done.result()
                 data[name] = entry
                 lib.save(self.args.json, data)
@@ -201,32 +195,14 @@ def against_uniform(data, widths, prefix=""):
         f"{lib.perplexity(base[d]):.3f}" for d in lib.DOMAINS) + " | 0 | |"]
     for bits in widths:
         for kind in ["gptq", "gptq hadamard", "hqq"]:
-            names = [f"{prefix}{bits} {what} {kind}" for what in ["uniform", "plan"]]
-            if any(n not in data for n in names):
+            same = data.get(f"{prefix}{bits} uniform {kind}")
+            if not same:
                 continue
-            lines.append(row(names[0], data[names[0]], base))
-            lines.append(row(names[1], data[names[1]], base, data[names[0]]))
-    return lines + [""]
-
-
-def ablations(data):
-    lines = ["| " + " | ".join(["against the plan"] + [f"{b} bits" for b in UNIFORM]) + " |",
-             "|---|" + "---|" * len(UNIFORM)]
-    for mark in ["", " hadamard"]:
-        for what, text in [(", Delta", "the paper's plain sum of Delta"),
-                           (", relative", "Delta relative to its layer's output"),
-                           (", by expert", "one scheme an expert"), (", r = 0.75", "r = 0.75"),
-                           (", untied", "gate and up untied"),
-                           (", a budget a layer", "a budget a layer")]:
-            shown = []
-            for bits in UNIFORM:
-                name = f"{bits} plan gptq{mark}"
-                if name in data and name + what in data:
-                    m, half = lib.difference(lib.pooled(data[name + what]["nll"]),
-                                             lib.pooled(data[name]["nll"]))
-                    shown.append(f"{m:+.4f} ± {half:.4f}")
-            if shown:
-                lines.append(f"| {text}{', Hadamard' if mark else ''} | " + " | ".join(shown) + " |")
+            lines.append(row(f"{bits} uniform {kind}", same, base))
+            start = f"{prefix}{bits} plan {kind}"
+            for name in sorted(n for n in data if n == start or n.startswith(start + ",")):
+                if ", on " not in name:
+                    lines.append(row(name[len(prefix):], data[name], base, same))
     return lines + [""]
 
 
@@ -235,7 +211,7 @@ def domains(data):
         f"{d}: plan over uniform" for d in lib.DOMAINS) + " | " +
         " | ".join(f"{d}: over the plan of all" for d in lib.DOMAINS) + " |",
         "|---|---|" + "---|" * (2 * len(lib.DOMAINS))]
-    for bits in ["2.25", "2.5"]:
+    for bits in ["2.5"]:
         for on in lib.DOMAINS:
             own, same = data.get(f"{bits} plan gptq, on {on}"), data.get(
                 f"{bits} uniform gptq, on {on}")
@@ -282,7 +258,9 @@ def predictions(data):
     plans = [data[f"random {i}"] for i in range(RANDOM_PLANS) if f"random {i}" in data]
     if len(plans) < 5:
         return []
-    base = {d: lib.mean(v) for d, v in data["bf16"]["nll"].items()}
+    if "tiny bf16" not in data:
+        return []
+    base = {d: lib.mean(v) for d, v in data["tiny bf16"]["nll"].items()}
     measured = [lib.mean([p["nll"][d] - base[d] for d in lib.DOMAINS]) for p in plans]
     lines = [f"| what is summed | correlation with the measured loss of {len(plans)} plans | "
              "of ranks |", "|---|---|---|"]
@@ -318,17 +296,13 @@ def Dots(name, points):
 def activations(data):
     base = data["bf16"]["nll"]
     lines = HEAD[:]
-    lines[0] = lines[0].replace("gain of the plan", "gain over w4a4_g128 of the same kind")
-    for method in ["rtn", "gptq"]:
-        for mark in ["", " hadamard"]:
-            kind = f"{method}{mark}"
-            against = data.get(f"act w4a4_g128 {kind}")
-            for name in [f"act {s} {kind}" for s in ACTIVATION_SCHEMES.split(",")] + \
-                    [f"act plan a4 {kind}", f"act plan a4 {kind}, by expert",
-                     f"act plan a8 {kind}", f"act plan a8 {kind}, by expert"]:
-                if name in data and against:
-                    lines.append(row(name[4:], data[name], base,
-                                     against if name.startswith("act plan") else None))
+    lines[0] = lines[0].replace("gain of the plan", "gain over w4a4_g128")
+    against = data.get("act w4a4_g128 rtn hadamard")
+    for name in [n for n in cells() if n.startswith("act ")] + sorted(
+            n for n in data if n.startswith("emulated ")):
+        if name in data:
+            lines.append(row(name.replace("act ", ""), data[name], base,
+                             against if "plan" in name else None))
     return lines + [""]
 
 
@@ -336,33 +310,36 @@ def page():
     data = lib.load(JSON)
     lines = ["## Plans against uniform schemes", "",
              f"Plans and GPTQ calibrated on {TOKENS:,} tokens of training text, a third of each "
-             "domain; perplexity over all 63 windows of each evaluation file. The loss is the mean "
-             "over the windows of all domains, in nats a token, and a gain a difference of it "
-             "between the same windows, with its 95 % interval (in perplexity: in parentheses). "
-             "Plans are what `moert-pack allocate` makes by itself (end-to-end loss, r = 1, gate "
-             "and up tied), from a calibration with the same quantizer, unless they say "
-             "otherwise.", "",
-             "    scripts/quality_allocator.py measure --small DIR --calib DIR --jobs 16",
+             f"domain; perplexity over the first {WINDOWS} windows of each evaluation file. The loss "
+             "is the mean over the windows of all domains, in nats a token, and a gain a difference "
+             "of it between the same windows, with its 95 % interval (in perplexity: in "
+             "parentheses). A plan is what `moert-pack allocate` makes by itself (end-to-end loss, "
+             "r = 1, gate and up tied), from a calibration with the same quantizer; after a comma "
+             "stands what is otherwise: `Delta` is the paper's plain sum, `relative` divides by the "
+             "norm of the layer's output.", "",
+             "    scripts/quality_allocator.py measure --small DIR --calib DIR --jobs N",
              "    scripts/quality_allocator.py page", "", "### small-moe", ""]
     lines += against_uniform(data, UNIFORM)
-    lines += ["### What the choices are worth", "",
-              "Loss of a plan that is made otherwise, over that of the plan: positive is worse.",
-              ""] + ablations(data)
-    lines += ["### Calibrated on one domain", "",
-              "Plan and GPTQ calibrated on one domain's training text alone; in bold, scored on the "
-              "same domain. Left: the plan's loss over the uniform scheme's with that calibration. "
-              "Right: over the plan's that was calibrated on all.", ""] + domains(data)
-    lines += ["### Does the summed loss predict?", "",
-              f"{RANDOM_PLANS} plans of small-moe at 2.5 stored bits, drawn at random "
-              "(`allocate --random SEED`: layers, kinds of blocks and blocks get their bits without "
-              "a look at Delta), quantized by GPTQ and scored on all domains.", ""]
-    lines += predictions(data)
-    if "tiny bf16" in data:
+    if any(", on " in n for n in data):
+        lines += ["### Calibrated on one domain", "",
+                  "Plan and GPTQ calibrated on one domain's training text alone; in bold, scored on "
+                  "the same domain. Left: the plan's loss over the uniform scheme's with that "
+                  "calibration. Right: over the plan's that was calibrated on all.",
+                  ""] + domains(data)
+    found = predictions(data)
+    if found:
+        lines += ["### Does the summed loss predict?", "",
+                  "Plans of tiny-moe at 3 stored bits, drawn at random (`allocate --random SEED`: "
+                  "layers, kinds of blocks and blocks get their bits without a look at Delta), "
+                  "rounded to nearest and scored on all domains.", ""] + found
+    if "tiny bf16" in data and any(n.startswith("tiny 2.5") for n in data):
         lines += ["### tiny-moe", ""] + against_uniform(data, TINY, "tiny ")
-    lines += ["### Weights and activations", "",
-              "Plans of 5 stored bits, small-moe: `a4` from w4a4, w4a4_g128 and w8a8 (the paper's "
-              "W5A5), `a8` from w4a8_g128 and w8a8. Activations are rounded at run time, by the CPU "
-              "kernels of these schemes.", ""] + activations(data)
+    if any(n.startswith("act ") for n in data):
+        lines += ["### Weights and activations", "",
+                  "small-moe, rounded to nearest. `a4`: plans of 5 stored bits from w4a4, w4a4_g128 "
+                  "and w8a8 (the paper's W5A5); `a8`: from w4a8_g128 and w8a8. Activations are "
+                  "rounded at run time, by the CPU kernels of these schemes.",
+                  ""] + activations(data)
     notes = JSON.with_name("20-allocator.notes")
     if notes.exists():
         lines += [notes.read_text().strip()]

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 
 #include "tests/support/catch.h"
@@ -103,6 +104,46 @@ TEST_CASE("a recorded bench replays: as a workload of moert-bench, and in moert-
   for (const char* key : {"belady_layer", "belady_global", "lru", "high_set"}) {
     CHECK(sim["oracles"][key] == v["oracles"][key]);
   }
+}
+
+TEST_CASE("layer: versions drawn like plans, and what a cost table makes of them") {
+  const std::string costs = Dir() / "costs.json";
+  // Twice the time a byte for 2 bits as for the others.
+  std::string rates;
+  for (const char* scheme : {"bf16", "w8a16_g128", "w8a8", "w4a16_g128_asym", "w4a16_g-1_asym",
+                             "w4a8_g128", "w3a16_g128_asym", "w3a16_g-1_asym", "w2a16_g64_asym",
+                             "w2a16_g128_asym", "w2a16_g-1_asym"}) {
+    rates += std::string(rates.empty() ? "" : ",") + "\"" + scheme + "\": [[1, " +
+             (scheme[1] == '2' ? "1e9" : "2e9") + "], [64, " + (scheme[1] == '2' ? "1e9" : "2e9") +
+             "]]";
+  }
+  test::WriteFile(costs, "{\"name\": \"t\", \"rates\": {" + rates + "}}");
+  const Json run = RunJson(
+      "moert-bench layer --synthetic tiny:2 --tokens 16 --steps 2 --repeats 2 --mixed 3 --strategy "
+      "'resident:scheme=bf16;resident:scheme=mixed-0;resident:scheme=mixed-2' --costs " +
+      costs);
+  const Json& group = run["groups"][0];
+  REQUIRE(group["variants"].size() == 3);
+  for (const Json& v : group["variants"]) CHECK(v["step_ms"]["median"] > 0);
+  // Each takes the memory of its own records.
+  CHECK(group["variants"][1]["budget_bytes"] < group["variants"][0]["budget_bytes"]);
+  const Json& predicted = group["predicted"];
+  REQUIRE(predicted.size() == 4);
+  std::set<double> bits;
+  for (const auto& [name, p] : predicted.items()) {
+    bits.insert(p["stored_bits"].get<double>());
+    const double us = p["predicted_us_a_layer"], bytes = p["bytes_a_layer"];
+    // All experts used at 1e9 bytes a second is the most there can be.
+    CHECK(us > 0);
+    CHECK(us <= 1e-3 * bytes * (1 + 1e-9));
+  }
+  CHECK(bits.size() == 4);
+  CHECK(*bits.rbegin() == Approx(16));
+  CHECK(*bits.begin() > 2);
+  CHECK(run["groups"][0]["predicted"] ==
+        RunJson("moert-bench layer --synthetic tiny:2 --tokens 16 --steps 2 --repeats 2 --mixed 3 "
+                "--strategy resident:scheme=mixed-1 --costs " +
+                costs)["groups"][0]["predicted"]);
 }
 
 TEST_CASE("wall clock: prefill, layers, experts from a file") {

@@ -24,9 +24,9 @@ namespace moert::cli {
 namespace {
 
 /// What mixed versions draw from.
-constexpr const char* kMixedSchemes[] = {"w8a16_g128",      "w4a16_g128_asym", "w4a16_g-1_asym",
-                                         "w3a16_g128_asym", "w3a16_g-1_asym",  "w2a16_g64_asym",
-                                         "w2a16_g128_asym", "w2a16_g-1_asym"};
+constexpr const char* kMixedSchemes[] = {
+    "w8a16_g128",      "w8a8",           "w4a16_g128_asym", "w4a8_g128",       "w4a16_g-1_asym",
+    "w3a16_g128_asym", "w3a16_g-1_asym", "w2a16_g64_asym",  "w2a16_g128_asym", "w2a16_g-1_asym"};
 
 /// Records of one version: `count` different ones, the experts in turn.
 struct Ring {
