@@ -39,7 +39,14 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void ApplyKernel(const __grid_constant__ ApplyArgs args) {
   LetNextBegin();
   WaitForPrevious();
-  const int count = *static_cast<const volatile int32_t*>(args.num_changes);
+  // One read, not one a warp: reads of host memory stand in line behind transfers.
+  __shared__ int count;
+  if (threadIdx.x == 0) {
+    const int2 counts = __ldcv(reinterpret_cast<const int2*>(args.counts));
+    count = counts.x;
+    *args.cpu_rows = counts.y;
+  }
+  __syncthreads();
   for (int i = threadIdx.x; i < count; i += kThreads) {
     const TableChange change = args.changes[i];
     args.table[change.index] = change.handle;
@@ -53,7 +60,7 @@ __global__ void PlaceOpenRowsKernel(const float* rows, const int32_t* where, con
   LetNextBegin();
   WaitForPrevious();
   const int64_t row = blockIdx.x;
-  if (row >= *static_cast<const volatile int32_t*>(count)) return;
+  if (row >= *count) return;
   float* to = slots + where[row] * slot_stride;
   for (int i = threadIdx.x; i < cols; i += kThreads) to[i] = rows[row * cols + i];
 }

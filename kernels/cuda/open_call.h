@@ -37,16 +37,21 @@ struct TableChange {
   ExpertHandle handle;
   int64_t index;
 };
+struct alignas(8) OpenCounts {
+  int32_t changes;
+  int32_t cpu_rows;  // see LaunchPlaceOpenRows
+};
 struct ApplyArgs {
   ExpertHandle* table = nullptr;
   const TableChange* changes = nullptr;  // mapped
-  const int32_t* num_changes = nullptr;  // mapped
+  const OpenCounts* counts = nullptr;    // mapped
+  int32_t* cpu_rows = nullptr;           // device: receives counts->cpu_rows
   uint32_t* release = nullptr;           // mapped: what the stream waited for; 0 again behind this
 };
 int LaunchApply(const ApplyArgs& args, CUstream_st* stream);
 
-/// slots[where[r]] = rows[r], cols wide, for r < *count <= most. All but slots are mapped host
-/// memory: rows computed by the CPU.
+/// slots[where[r]] = rows[r], cols wide, for r < *count <= most. rows and where are mapped host
+/// memory: what the CPU computed.
 int LaunchPlaceOpenRows(const float* rows, const int32_t* where, const int32_t* count, int most,
                         int cols, float* slots, int64_t slot_stride, CUstream_st* stream);
 

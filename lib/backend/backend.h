@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -179,6 +180,8 @@ class Backend {
       const HardwareProfile* profile, const EngineOptions& options) = 0;
   virtual absl::StatusOr<std::unique_ptr<DeviceExecutor>> MakeExecutor(
       const ExecutorParts& parts) = 0;
+  /// What the one who runs the host should know (EngineOptions::log), once; empty: nothing.
+  virtual std::string TakeNotice() const { return {}; }
 };
 
 /// Unavailable when CudaStatus() is not OK.

@@ -140,6 +140,7 @@ absl::Status EngineImpl::SetBudgetLocked(const Budget& budget) {
                             : manager_->Resize(HighExperts(plan), plan.slots, plan.low_slots));
   budget_.SetLimit(plan.budget_bytes);
   everything_held_ = false;
+  unsettled_ = true;
   {
     std::lock_guard<std::mutex> published(published_mu_);
     plan_ = plan;

@@ -181,7 +181,7 @@ class EngineImpl final : public Engine {
 
   bool open_calls_ = false;                   // misses are served by service_
   std::atomic<bool> everything_held_{false};  // all experts are in the fast tier and stay
-  bool shrinking_ = false;  // the pool has to unmap memory as blocks come back; under call_mu_
+  bool unsettled_ = false;  // the pool may have to map or unmap memory; under call_mu_
   std::atomic<bool> closing_{false};
   std::thread service_;
 };

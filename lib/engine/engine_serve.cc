@@ -19,7 +19,7 @@ EngineImpl::Hold::Hold(EngineImpl* engine) : engine_(engine), call_(engine->call
 
 EngineImpl::Hold::~Hold() {
   if (!engine_->open_calls_ || !status_.ok()) return;
-  engine_->shrinking_ = engine_->store_->pool(0).surplus_bytes() > 0;
+  if (engine_->unsettled_) engine_->unsettled_ = !engine_->store_->pool(0).HoldAll();
   const absl::Status synced = engine_->device_->SyncTable(engine_->store_.get());
   for (auto& [id, step] : engine_->steps_) step.status.Update(synced);
 }
@@ -41,6 +41,7 @@ void EngineImpl::StartService() {
   if (status.ok()) {
     store_->TrackChanges();
     open_calls_ = true;
+    unsettled_ = !store_->pool(0).HoldAll();
     try {
       service_ = std::thread([this] { Serve(); });
     } catch (const std::system_error& e) {
@@ -69,7 +70,7 @@ absl::StatusOr<bool> EngineImpl::TryOpen(StepId step_id, int layer, const Matrix
   if (step.rows > device_->MaxOpenTokens() || most > plan_.slots) return false;
   const bool capturing = device_->Capturing(step.stream);
   // A graph may be replayed when that is no longer so.
-  if ((everything_held_ || shrinking_) && !capturing) return false;
+  if ((everything_held_ || unsettled_) && !capturing) return false;
   DeviceCall call{layer, step.epoch, hidden, out, step.stream, strategy_.placement != nullptr};
   call.open = true;
   MOERT_RETURN_IF_ERROR(device_->EnqueueOpen(call, {step_id, runner_->WantsNextGate(step.phase)}));

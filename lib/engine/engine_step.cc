@@ -112,6 +112,11 @@ absl::Status EngineImpl::Run(StepId step_id, int layer, const MatrixView& hidden
   if (!status.ok() && !absl::IsCancelled(status)) {
     Log(LogLevel::kError, fmt::format("layer {}: {}", layer, status.ToString()));
   }
+  if (backend_ != nullptr && options_.log != nullptr) {
+    if (const std::string notice = backend_->TakeNotice(); !notice.empty()) {
+      Log(LogLevel::kWarning, notice);
+    }
+  }
   if (fallbacks > 0) {
     Log(LogLevel::kWarning,
         fmt::format("layer {}: {} invalid policy decisions were replaced by the default", layer,

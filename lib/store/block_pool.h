@@ -65,8 +65,9 @@ class BlockPool {
   virtual void SetLimit(int64_t blocks) = 0;
   /// Bytes of physical memory held.
   virtual int64_t held_bytes() const = 0;
-  /// Of it, what the limit does not cover and what is returned when blocks are given back.
-  virtual int64_t surplus_bytes() const { return 0; }
+  /// Holds the memory of every block of the limit from now on. False: not all of it, as blocks
+  /// beyond are still taken.
+  virtual bool HoldAll() { return true; }
 
  protected:
   BlockPool(BlockSizes sizes, int64_t limit) : sizes_(std::move(sizes)), limit_(limit) {}

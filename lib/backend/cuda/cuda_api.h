@@ -22,17 +22,21 @@ absl::Status ToStatus(int error, const char* what);
     if (moert_cuda_error != 0) return ::moert::cuda::ToStatus(moert_cuda_error, #call); \
   } while (false)
 
-/// Device or pinned host memory.
+/// Device or host memory.
 class Buffer {
  public:
   Buffer() = default;
   static absl::StatusOr<Buffer> Device(int64_t bytes);
   static absl::StatusOr<Buffer> Pinned(int64_t bytes);
+  /// Where pinning is refused: copies from it wait for the driver to stage it.
+  static absl::StatusOr<Buffer> Pageable(int64_t bytes);
+  /// For tests: from now on so many more bytes may be pinned; -1: as many as the system has.
+  static void LimitPinning(int64_t bytes);
   Buffer(Buffer&& other) noexcept { *this = std::move(other); }
   Buffer& operator=(Buffer&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
-    std::swap(pinned_, other.pinned_);
+    std::swap(kind_, other.kind_);
     return *this;
   }
   ~Buffer();
@@ -43,7 +47,8 @@ class Buffer {
  private:
   std::byte* data_ = nullptr;
   int64_t bytes_ = 0;
-  bool pinned_ = false;
+  enum class Kind { kDevice, kPinned, kPageable };
+  Kind kind_ = Kind::kDevice;
 };
 
 /// Cuts typed arrays out of one allocation. With a null base it only counts bytes.

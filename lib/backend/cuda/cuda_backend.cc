@@ -78,6 +78,10 @@ class CudaBackend final : public Backend {
     return MakeDeviceTransfers(std::move(device_source), std::move(readers), clock, pacer);
   }
 
+  std::string TakeNotice() const override {
+    return records_ == nullptr ? std::string() : records_->TakeNotice();
+  }
+
   absl::StatusOr<std::unique_ptr<DeviceExecutor>> MakeExecutor(
       const ExecutorParts& parts) override {
     CudaExecutorOptions executor;
@@ -85,6 +89,7 @@ class CudaBackend final : public Backend {
     executor.cpus = options_.cpus;
     executor.fence = &fence_;
     executor.records = records_;
+    executor.io_threads = options_.io_threads;
     // Whose thread serves misses: "wait" leaves the device to wait for one of the engine's, "split"
     // has the caller's wait for the device.
     const char* misses = std::getenv("MOERT_CUDA_MISSES");
@@ -95,7 +100,7 @@ class CudaBackend final : public Backend {
  private:
   const EngineOptions options_;
   ComputeFence fence_;
-  const DeviceSource* records_ = nullptr;  // of the transfers, which outlive the executor
+  DeviceSource* records_ = nullptr;  // of the transfers, which outlive the executor
 };
 
 }  // namespace

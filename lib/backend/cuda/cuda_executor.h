@@ -18,10 +18,11 @@ absl::StatusOr<int64_t> ExecutorBytes(const ExpertSource& source, absl::Span<con
 /// Pointers are borrowed.
 struct CudaExecutorOptions {
   int device = 0;
-  std::vector<int> cpus;                  // see EngineOptions
-  ComputeFence* fence = nullptr;          // passed behind every batch of kernels
-  const DeviceSource* records = nullptr;  // what the CPU multiplies
-  bool open_calls = false;                // see DeviceExecutor::EnqueueOpen
+  std::vector<int> cpus;            // see EngineOptions
+  ComputeFence* fence = nullptr;    // passed behind every batch of kernels
+  DeviceSource* records = nullptr;  // what the CPU multiplies
+  int io_threads = 1;               // that read records
+  bool open_calls = false;          // see DeviceExecutor::EnqueueOpen
 };
 absl::StatusOr<std::unique_ptr<DeviceExecutor>> MakeCudaExecutor(
     const ExecutorParts& parts, const CudaExecutorOptions& options);

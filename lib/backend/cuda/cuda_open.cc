@@ -1,7 +1,9 @@
 // Open calls: see DeviceExecutor in backend/backend.h.
+#include <algorithm>
 #include <chrono>
 
 #include "backend/cuda/cuda_executor_impl.h"
+#include "base/checked_math.h"
 #include "base/status_macros.h"
 
 namespace moert::cuda {
@@ -21,6 +23,16 @@ void Pause() {
 absl::Status CudaExecutor::StartOpen() {
   DeviceScope scope(device_);
   MOERT_ASSIGN_OR_RETURN(mail_, OpenMail::Create(&model_, extent_, w_.counters));
+  int64_t record_bytes = 0;
+  for (int l = 0; l < model_.num_layers(); ++l) {
+    for (int e = 0; e < model_.layers[l].num_experts; ++e) {
+      for (const int version : parts_.versions) {
+        record_bytes = std::max(record_bytes, parts_.source->layout(l, e, version).bytes);
+      }
+    }
+  }
+  MOERT_RETURN_IF_ERROR(
+      options_.records->Preallocate(options_.io_threads, RoundUp(record_bytes, kRecordAlignment)));
   eager_calls_.resize(kEager);
   MOERT_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&table_stream_, cudaStreamNonBlocking));
   MOERT_CUDA_RETURN_IF_ERROR(cudaDeviceSynchronize());
@@ -28,6 +40,7 @@ absl::Status CudaExecutor::StartOpen() {
 }
 
 absl::Status CudaExecutor::SyncTable(ExpertStore* store) {
+  options_.records->Settle();
   changed_.clear();
   store->TakeChanges(&changed_);
   if (changed_.empty()) return absl::OkStatus();

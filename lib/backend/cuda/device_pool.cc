@@ -120,8 +120,13 @@ class DevicePool final : public BlockPool {
   }
 
   int64_t held_bytes() const override { return mapped_granules_ * granule_bytes_; }
-  int64_t surplus_bytes() const override {
-    return std::max<int64_t>(0, mapped_granules_ - GranulesFor(limit_)) * granule_bytes_;
+  bool HoldAll() override {
+    const int64_t wanted = GranulesFor(limit_);
+    bool all = true;
+    for (int64_t g = 0; g < wanted; ++g) {
+      all = (granules_[g].run_first >= 0 || MapRun(g, g, false)) && all;
+    }
+    return all && mapped_granules_ <= wanted;
   }
 
  private:

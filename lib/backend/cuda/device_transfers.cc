@@ -6,8 +6,11 @@
 #include <thread>
 #include <utility>
 
+#include "base/bytes_text.h"
 #include "base/checked_math.h"
+#include "base/fmt_absl.h"
 #include "base/status_macros.h"
+#include "fmt/format.h"
 
 namespace moert::cuda {
 namespace {
@@ -180,21 +183,68 @@ void DeviceSource::Stamp(ExpertKey key, int source_version) {
 std::byte* DeviceSource::Reserve(int64_t bytes) const {
   std::lock_guard<std::mutex> lock(mu_);
   if (arena_.empty() || arena_used_ + bytes > arena_.back().bytes()) {
-    int64_t size = std::max(kArenaBuffer, bytes);
-    if (host_budget_ >= 0) size = std::min(size, host_budget_ - pinned_bytes_);
-    if (size < bytes || pinning_refused_) return nullptr;
-    absl::StatusOr<Buffer> buffer = Buffer::Pinned(size);
-    if (!buffer.ok()) {
-      pinning_refused_ = true;  // the system's limit: what is pinned stays, the rest is staged
+    if (preallocated_) {
+      wanted_ = std::max(wanted_, bytes);
       return nullptr;
     }
-    pinned_bytes_ += size;
-    arena_.push_back(std::move(*buffer));
-    arena_used_ = 0;
+    if (!Grow(bytes)) return nullptr;
   }
   std::byte* at = arena_.back().data() + arena_used_;
   arena_used_ += bytes;
   return at;
+}
+
+bool DeviceSource::Grow(int64_t bytes) const {
+  int64_t size = std::max(kArenaBuffer, bytes);
+  if (host_budget_ >= 0) size = std::min(size, host_budget_ - pinned_bytes_);
+  if (size < bytes || pinning_refused_) return false;
+  absl::StatusOr<Buffer> buffer = Buffer::Pinned(size);
+  if (!buffer.ok()) {
+    // The system's limit: what is pinned stays, the rest is staged.
+    pinning_refused_ = true;
+    notice_ = fmt::format("{}; {} are pinned, further records are read again for every transfer",
+                          buffer.status().message(), BytesText(pinned_bytes_));
+    return false;
+  }
+  pinned_bytes_ += size;
+  arena_.push_back(std::move(*buffer));
+  arena_used_ = 0;
+  return true;
+}
+
+absl::Status DeviceSource::Preallocate(int readers, int64_t record_bytes) {
+  DeviceScope scope(device_);
+  std::vector<Staging> made;
+  for (int i = 0; i < readers; ++i) {
+    MOERT_ASSIGN_OR_RETURN(Staging staging, TakeStaging(record_bytes));
+    made.push_back(std::move(staging));
+  }
+  constexpr int kEvents = 256;  // copies under way; more are made as they are needed
+  std::lock_guard<std::mutex> lock(mu_);
+  for (Staging& staging : made) idle_.push_back(std::move(staging));
+  while (events_.size() < kEvents) {
+    cudaEvent_t event = nullptr;
+    MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    events_.push_back(event);
+  }
+  preallocated_ = true;
+  Grow(record_bytes);
+  return absl::OkStatus();
+}
+
+void DeviceSource::Settle() {
+  std::lock_guard<std::mutex> lock(mu_);
+  if (wanted_ == 0) return;
+  DeviceScope scope(device_);
+  Grow(wanted_);
+  wanted_ = 0;
+}
+
+std::string DeviceSource::TakeNotice() const {
+  std::lock_guard<std::mutex> lock(mu_);
+  std::string notice;
+  notice.swap(notice_);
+  return notice;
 }
 
 absl::StatusOr<DeviceSource::Staging> DeviceSource::TakeStaging(int64_t bytes) const {
@@ -211,6 +261,7 @@ absl::StatusOr<DeviceSource::Staging> DeviceSource::TakeStaging(int64_t bytes) c
   }
   if (staging.buffer.bytes() < bytes) {
     absl::StatusOr<Buffer> buffer = Buffer::Pinned(bytes);
+    if (!buffer.ok()) buffer = Buffer::Pageable(bytes);  // slower, and Grow said why
     if (!buffer.ok()) {
       cudaEventDestroy(staging.done);
       return buffer.status();

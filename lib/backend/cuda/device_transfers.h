@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -44,6 +45,15 @@ class DeviceSource final : public ExpertSource {
   absl::StatusOr<cudaEvent_t> Begin(const Transfer& transfer);
   void ReturnEvent(cudaEvent_t event);
 
+  /// From now on no thread of transfers allocates: its calls of the driver must not wait for a
+  /// thread of the host that waits for the device (open calls, backend/backend.h). `readers`
+  /// staging buffers of `record_bytes` are made here; places to keep records by Settle alone.
+  absl::Status Preallocate(int readers, int64_t record_bytes);
+  /// While no call is open: makes room for the records that were read meanwhile.
+  void Settle();
+  /// What the one who runs the host should know, once; empty: nothing.
+  std::string TakeNotice() const;
+
   const MoeModelSpec& model() const override { return source_->model(); }
   const std::string& name() const override { return source_->name(); }
   int num_versions() const override { return source_->num_versions(); }
@@ -76,6 +86,8 @@ class DeviceSource final : public ExpertSource {
   }
   /// A place for a record in the pinned arena, or null when the host budget is spent.
   std::byte* Reserve(int64_t bytes) const;
+  /// Makes the arena's next buffer. Under mu_.
+  bool Grow(int64_t bytes) const;
   absl::StatusOr<Staging> TakeStaging(int64_t bytes) const;
   absl::Status Copy(int64_t id, const std::byte* from, int64_t bytes, std::byte* to,
                     cudaEvent_t done) const;
@@ -92,6 +104,9 @@ class DeviceSource final : public ExpertSource {
   mutable int64_t arena_used_ = 0;  // of the last buffer
   mutable int64_t pinned_bytes_ = 0;
   mutable bool pinning_refused_ = false;
+  mutable std::string notice_;
+  bool preallocated_ = false;
+  mutable int64_t wanted_ = 0;  // bytes of a record that found no place
   mutable std::unordered_map<int64_t, const std::byte*> kept_;
   mutable std::unordered_map<int64_t, ComputeFence::Ticket> tickets_;
   mutable std::vector<Staging> idle_;

@@ -40,7 +40,7 @@ absl::Status OpenMail::Init(const Extent& extent) {
   MOERT_ASSIGN_OR_RETURN(mirror_memory_, Buffer::Pinned(RoutingMirror::Bytes(extent, max_tokens_)));
   MOERT_ASSIGN_OR_RETURN(change_memory_, Buffer::Pinned(HandleCount(*model_) *
                                                         static_cast<int64_t>(sizeof(TableChange))));
-  MOERT_CUDA_RETURN_IF_ERROR(cudaMemset(counters_, 0, 2 * sizeof(uint32_t)));
+  MOERT_CUDA_RETURN_IF_ERROR(cudaMemset(counters_, 0, kCounters * sizeof(uint32_t)));
   MOERT_CUDA_RETURN_IF_ERROR(LoadRouteKernels());
   MOERT_CUDA_RETURN_IF_ERROR(LoadRowKernels());
   MOERT_CUDA_RETURN_IF_ERROR(LoadOpenCallKernels());
@@ -99,7 +99,8 @@ absl::Status OpenMail::ApplyChanges(ExpertHandle* table, cudaStream_t stream) co
   ApplyArgs args;
   args.table = table;
   args.changes = changes();
-  args.num_changes = &words()->num_changes;
+  args.counts = &words()->counts;
+  args.cpu_rows = reinterpret_cast<int32_t*>(counters_ + 2);
   args.release = &words()->release;
   MOERT_CUDA_RETURN_IF_ERROR(LaunchApply(args, stream));
   return absl::OkStatus();
@@ -112,8 +113,7 @@ void OpenMail::Read(int layer, int64_t tokens, bool next_gate, RoutingResult* ro
 }
 
 void OpenMail::Release(int num_changes, int cpu_rows) {
-  words()->num_changes = num_changes;
-  words()->cpu_rows = cpu_rows;
+  words()->counts = {num_changes, cpu_rows};
   std::atomic_thread_fence(std::memory_order_seq_cst);
   *static_cast<volatile uint32_t*>(&words()->release) = 1;
 }

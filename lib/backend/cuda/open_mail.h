@@ -24,9 +24,10 @@ class OpenMail {
  public:
   /// Calls of more rows are not left open: prefill needs most experts of a layer anyway.
   static constexpr int64_t kMaxTokens = 64;
+  static constexpr int64_t kCounters = 3;
 
   /// Unavailable where the driver has no stream memory operations. Loads the kernels of open calls.
-  /// `counters`: two words of device memory.
+  /// `counters`: kCounters words of device memory.
   static absl::StatusOr<std::unique_ptr<OpenMail>> Create(const MoeModelSpec* model,
                                                           const Extent& extent, uint32_t* counters);
   int64_t max_tokens() const { return max_tokens_; }
@@ -40,7 +41,8 @@ class OpenMail {
   absl::Status WaitForRelease(cudaStream_t stream) const;
   /// Behind the wait.
   absl::Status ApplyChanges(ExpertHandle* table, cudaStream_t stream) const;
-  const int32_t* cpu_rows() const { return &words()->cpu_rows; }
+  /// Rows that the CPU computed, in device memory, behind ApplyChanges.
+  const int32_t* cpu_rows() const { return reinterpret_cast<int32_t*>(counters_ + 2); }
 
   // The thread that serves. Between a ring and Release everything here is its own.
 
@@ -60,8 +62,7 @@ class OpenMail {
     uint32_t calls[PublishArgs::kRing];
     alignas(64) uint32_t doorbell;
     alignas(64) uint32_t release;
-    int32_t num_changes;
-    int32_t cpu_rows;
+    OpenCounts counts;
   };
 
   OpenMail(const MoeModelSpec* model, int64_t max_tokens, uint32_t* counters)
@@ -72,7 +73,7 @@ class OpenMail {
 
   const MoeModelSpec* const model_;
   const int64_t max_tokens_;
-  uint32_t* const counters_;                             // blocks arrived, publications
+  uint32_t* const counters_;                             // blocks arrived, publications, CPU rows
   Buffer words_memory_, mirror_memory_, change_memory_;  // pinned, mapped
   void* wait_value_ = nullptr;                           // cuStreamWaitValue32
 };

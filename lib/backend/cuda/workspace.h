@@ -110,7 +110,7 @@ struct Workspace {
     rule.Carve(e, c);
     handles = c->Take<ExpertHandle>(handle_count);
     taken = c->Take<uint32_t>(kMaxExperts / 32 + 1);
-    counters = c->Take<uint32_t>(2);
+    counters = c->Take<uint32_t>(4);
   }
 };
 
