@@ -62,17 +62,26 @@ __device__ __forceinline__ int LaneChannels(int lane) {
   return (t >> 1) * (k32 ? 32 : 16) + (t & 1) * 8;
 }
 
-/// Weights are read once: past L1, and the lines beside them come along into L2.
+/// What L2 drops first: weights are read once; tables, activations and code stay.
+__device__ __forceinline__ uint64_t EvictFirst() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+/// Past L1; the lines beside them come along into L2.
 template <int kWords>
-__device__ __forceinline__ void LoadWeights(uint32_t (&v)[kWords], const uint8_t* at) {
+__device__ __forceinline__ void LoadWeights(uint32_t (&v)[kWords], const uint8_t* at,
+                                            uint64_t policy) {
   if constexpr (kWords == 4) {
-    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
-                 : "l"(at));
+    asm volatile(
+        "ld.global.nc.L1::no_allocate.L2::cache_hint.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+        : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+        : "l"(at), "l"(policy));
   } else {
-    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v2.u32 {%0, %1}, [%2];"
+    asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.L2::256B.v2.u32 {%0, %1}, [%2], %3;"
                  : "=r"(v[0]), "=r"(v[1])
-                 : "l"(at));
+                 : "l"(at), "l"(policy));
   }
 }
 __device__ __forceinline__ uint32_t LoadScale(const uint8_t* at) {

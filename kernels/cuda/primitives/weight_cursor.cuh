@@ -20,6 +20,7 @@ struct WeightCursor {
   const Slice slice;
   const int product;
   const int lane;
+  const uint64_t policy = EvictFirst();
   // Of its groups, in units; what is read in every unit is kept in registers.
   int group_units;
   int group_stride;
@@ -84,7 +85,7 @@ struct WeightCursor {
     if (left > (second ? 1 : 0)) {
       const uint8_t* at = weights[r] + LoadOffset<kPacking>(i);
       if (kPacking == Packing::kW3 && (i & 1)) at -= ((lane & 3) >> 1) * 128;
-      LoadWeights(v, at);
+      LoadWeights(v, at, policy);
     }
   }
   /// Scales of the unit's last group, or of the first of two.
