@@ -53,6 +53,8 @@ class Prefetcher {
   /// Ranks and admits for the next layer. Called at `now_ns`, after the layer's own demand loads
   /// are queued.
   void Predict(const PolicyContext& context, const RoutingResult& routing, int64_t now_ns);
+  /// The layer call has waited for a load until `now_ns`.
+  void Waited(int64_t now_ns);
   /// The layer call is over.
   void EndCall(const PolicyContext& context, int64_t tokens, int64_t now_ns);
 
@@ -63,7 +65,20 @@ class Prefetcher {
     bool pinned = false;
   };
 
+  /// Consecutive steps of one phase, to find out whether predictions lead to transfers. One that
+  /// does not still costs its layer a gate more, and the host a ranking.
+  struct Yield {
+    int64_t admitted = 0;  // transfers of the steps looked at
+    int looked = 0;        // steps
+    int resting = 0;       // steps left without predictions
+    int rest = 0;          // the last rest; grows while nothing comes of looking
+    int64_t rows = 0;
+  };
+
   bool Prefetching(Phase phase) const;
+  int64_t WindowNs(const PolicyContext& context, const RoutingResult& routing,
+                   int64_t now_ns) const;
+  void CountYield(Phase phase, int64_t rows);
   void Admit(const PolicyContext& context, const std::vector<PrefetchCandidate>& ranked,
              int64_t window_ns);
   /// Whether one transfer that is longer than what is left of the window is worth its start.
@@ -82,6 +97,8 @@ class Prefetcher {
   std::unique_ptr<PrefetchControl> control_;  // null: always on
   int64_t step_ = -1;
   int64_t step_begin_ns_ = 0;  // routing of its first layer
+  int64_t routed_ns_ = 0;      // of the layer call
+  Yield yield_[2];             // by phase
   int64_t routed_stalled_ns_ = 0;
   int predicted_layer_ = -1;
   int late_ = -1;  // of predicted_layer_: would begin in the window, admitted or not; or -1

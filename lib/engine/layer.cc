@@ -167,7 +167,9 @@ void LayerRunner::Plan(const LayerCall& call) {
   const PolicyContext& context = call.context;
   // What was predicted for this layer and has not started moving is forgotten before the misses are
   // known, so that a demand load never waits behind a wrong guess.
-  parts_.prefetcher->Resolve(context, routing_);
+  PolicyContext known = context;
+  known.now_ns = parts_.clock->now_ns();
+  parts_.prefetcher->Resolve(known, routing_);
   parts_.residency->OnRouting(context, routing_.view());
   if (parts_.versions != nullptr) parts_.versions->OnRouting(context, routing_.view());
   parts_.scheduler->Plan(context, call.epoch, routing_, &plan_);
@@ -268,6 +270,7 @@ void LayerRunner::CountStall(const LayerCall& call, int64_t begin_ns) {
   }
   parts_.stats->stall_miss_ns += std::min(waited, moved);
   parts_.stats->stall_queue_ns += waited - std::min(waited, moved);
+  parts_.prefetcher->Waited(begin_ns + waited);
   Span(call, TimelineTrack::kStalls, "wait for experts", begin_ns);
 }
 

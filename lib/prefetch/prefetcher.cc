@@ -50,8 +50,30 @@ Prefetcher::~Prefetcher() = default;
 bool Prefetcher::Prefetching(Phase phase) const {
   // Prefill is exempt: over many tokens the predictions are nearly always right, and its steps are
   // too few and too different to experiment with.
-  return policy_ != nullptr &&
-         (phase == Phase::kPrefill || control_ == nullptr || control_->prefetching());
+  if (policy_ == nullptr) return false;
+  if (control_ == nullptr) return true;
+  return yield_[static_cast<int>(phase)].resting == 0 &&
+         (phase == Phase::kPrefill || control_->prefetching());
+}
+
+void Prefetcher::CountYield(Phase phase, int64_t rows) {
+  const bool prefill = phase == Phase::kPrefill;
+  const int look = prefill ? 2 : 16;
+  const int longest = 8 * look;
+  // A transfer saves what a window holds; predictions of some thirty layers cost about as much.
+  const int64_t worth = std::max<int64_t>(1, int64_t{look} * model_->num_layers() / 32);
+  Yield& y = yield_[static_cast<int>(phase)];
+  if (rows > 2 * y.rows || 2 * rows < y.rows) y = Yield{};  // windows of another length
+  y.rows = rows;
+  if (y.resting > 0) {
+    --y.resting;
+    return;
+  }
+  if (++y.looked < look) return;
+  y.rest = y.admitted >= worth ? 0 : std::clamp(2 * y.rest, look, longest);
+  y.resting = y.rest;
+  y.admitted = 0;
+  y.looked = 0;
 }
 
 bool Prefetcher::wants_next_gate(Phase phase) const {
@@ -64,6 +86,7 @@ bool Prefetcher::wants_resident_forward(Phase phase) const {
 
 void Prefetcher::Resolve(const PolicyContext& context, const RoutingResult& routing) {
   if (policy_ == nullptr) return;
+  routed_ns_ = context.now_ns;
   routed_stalled_ns_ = StalledNs(*stats_);
   window_->Routed(context, routing.tokens, routed_stalled_ns_);
   if (context.layer == 0) {
@@ -105,17 +128,13 @@ void Prefetcher::Predict(const PolicyContext& context, const RoutingResult& rout
                          int64_t now_ns) {
   if (!Prefetching(context.phase)) return;
   const int target = (context.layer + 1) % model_->num_layers();
-  // Of the window counts what is left of it: queueing the demand loads may have taken several
-  // waves.
-  const int64_t computed_ns = now_ns - context.now_ns - (StalledNs(*stats_) - routed_stalled_ns_);
   PrefetchSnapshot snapshot;
   snapshot.context = context;
   snapshot.target_layer = target;
   snapshot.routing = routing.view();
   snapshot.predicted_scores = routing.next_scores;
   snapshot.target = store_->Layer(target);
-  snapshot.window_ns =
-      std::max<int64_t>(0, window_->WindowNs(context, routing.tokens) - computed_ns);
+  snapshot.window_ns = WindowNs(context, routing, now_ns);
   snapshot.transfer_ns = link_->TransferNs(store_->layout({target, 0}, 0).bytes);
   if (context.phase == Phase::kDecode) {
     measured_[target].transfers = static_cast<double>(snapshot.window_ns) /
@@ -134,6 +153,28 @@ void Prefetcher::Predict(const PolicyContext& context, const RoutingResult& rout
   late_ = -1;
   predicted_.assign(model_->layers[target].num_experts, 0);
   Admit(context, ranked, snapshot.window_ns);
+}
+
+int64_t Prefetcher::WindowNs(const PolicyContext& context, const RoutingResult& routing,
+                             int64_t now_ns) const {
+  // A prompt loads much of a layer, and its computation hides behind that: what is left for the
+  // next layer is the time from the last of these loads on. The few loads of a decode step leave
+  // more than they take.
+  const bool prefill = context.phase == Phase::kPrefill;
+  for (int e = 0; prefill && e < routing.num_experts; ++e) {
+    if (routing.counts[e] == 0 || !store_->Arriving({context.layer, e})) continue;
+    const int64_t idle_ns = window_->IdleNs(context, routing.tokens);
+    if (idle_ns >= 0) return idle_ns;
+    break;
+  }
+  // Of the window counts what is left of it: queueing the demand loads may have taken several
+  // waves.
+  const int64_t computed_ns = now_ns - routed_ns_ - (StalledNs(*stats_) - routed_stalled_ns_);
+  return std::max<int64_t>(0, window_->WindowNs(context, routing.tokens) - computed_ns);
+}
+
+void Prefetcher::Waited(int64_t now_ns) {
+  if (policy_ != nullptr) window_->Waited(now_ns);
 }
 
 void Prefetcher::Admit(const PolicyContext& context, const std::vector<PrefetchCandidate>& ranked,
@@ -175,6 +216,7 @@ void Prefetcher::Admit(const PolicyContext& context, const std::vector<PrefetchC
       const bool admitted = transfer_ns <= left_ns || (late && LatePays(transfer_ns, left_ns));
       if (!admitted || !StartLoad(context, rank)) continue;
       ++stats_->prefetch_issued;
+      ++yield_[static_cast<int>(context.phase)].admitted;
     }
     predicted_[key.expert] = arriving ? kAdmitted : kIssued;
   }
@@ -205,12 +247,17 @@ bool Prefetcher::StartLoad(const PolicyContext& context, size_t rank) {
 }
 
 void Prefetcher::EndCall(const PolicyContext& context, int64_t tokens, int64_t now_ns) {
-  if (policy_ == nullptr || context.phase != Phase::kDecode) return;
+  if (policy_ == nullptr) return;
   if (context.layer != model_->num_layers() - 1 || context.step != step_) return;
+  const bool resting = yield_[static_cast<int>(context.phase)].resting > 0;
+  if (control_ != nullptr && !(context.phase == Phase::kDecode && !control_->prefetching())) {
+    CountYield(context.phase, tokens);
+  }
+  if (context.phase != Phase::kDecode) return;
   if (control_ != nullptr) {
-    stats_->prefetch_disabled_steps += control_->disabled();
+    stats_->prefetch_disabled_steps += control_->disabled() || resting;
     control_->StepDone(tokens, now_ns - step_begin_ns_);
-    stats_->prefetch_disabled = control_->disabled();
+    stats_->prefetch_disabled = control_->disabled() || resting;
   }
   for (size_t l = 0; l < outlook_.size(); ++l) {
     outlook_[l] = stats_->prefetch_disabled ? PrefetchOutlook{} : measured_[l];

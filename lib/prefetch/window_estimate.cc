@@ -16,7 +16,10 @@ int SizeClass(int64_t tokens) {
 }  // namespace
 
 WindowEstimate::WindowEstimate(int layers, const HardwareProfile* profile)
-    : layers_(layers), profile_(profile), mean_ns_(2 * size_t{kSizes} * layers, 0) {}
+    : layers_(layers),
+      profile_(profile),
+      mean_ns_(2 * size_t{kSizes} * layers, 0),
+      idle_ns_(mean_ns_.size(), 0) {}
 
 size_t WindowEstimate::Index(Phase phase, int layer, int64_t tokens) const {
   return (static_cast<size_t>(phase) * kSizes + SizeClass(tokens)) * layers_ + layer;
@@ -35,10 +38,16 @@ void WindowEstimate::Routed(const PolicyContext& context, int64_t tokens, int64_
     if (next_step) ns = std::min(ns, kLongest * static_cast<double>(WindowNs(last_, tokens)));
     constexpr double kWeight = 0.1;
     mean = mean == 0 ? ns : mean + kWeight * (ns - mean);
+    if (waited_ns_ >= 0) {
+      const double left = static_cast<double>(std::max<int64_t>(1, context.now_ns - waited_ns_));
+      double& idle = idle_ns_[Index(last_.phase, last_.layer, tokens)];
+      idle = idle == 0 ? std::min(left, ns) : idle + kWeight * (std::min(left, ns) - idle);
+    }
   }
   last_ = context;
   last_tokens_ = tokens;
   last_stalled_ns_ = stalled_ns;
+  waited_ns_ = -1;
   any_ = true;
 }
 
@@ -46,6 +55,11 @@ int64_t WindowEstimate::WindowNs(const PolicyContext& context, int64_t tokens) c
   const double mean = mean_ns_[Index(context.phase, context.layer, tokens)];
   if (mean > 0) return static_cast<int64_t>(mean);
   return profile_->LayerNs(context.phase == Phase::kPrefill, tokens);
+}
+
+int64_t WindowEstimate::IdleNs(const PolicyContext& context, int64_t tokens) const {
+  const double idle = idle_ns_[Index(context.phase, context.layer, tokens)];
+  return idle > 0 ? static_cast<int64_t>(idle) : -1;
 }
 
 }  // namespace moert

@@ -22,8 +22,13 @@ class WindowEstimate {
 
   /// A layer's routing became known at context.now_ns; `stalled_ns` is all that was waited so far.
   void Routed(const PolicyContext& context, int64_t tokens, int64_t stalled_ns);
+  /// The layer whose routing came last waited for a load until now_ns.
+  void Waited(int64_t now_ns) { waited_ns_ = now_ns; }
   /// From the routing of context.layer to that of the layer after it.
   int64_t WindowNs(const PolicyContext& context, int64_t tokens) const;
+  /// From the last load that a call of context.layer waited for to the routing of the layer after
+  /// it; -1 if no call has waited.
+  int64_t IdleNs(const PolicyContext& context, int64_t tokens) const;
 
  private:
   size_t Index(Phase phase, int layer, int64_t tokens) const;
@@ -31,6 +36,8 @@ class WindowEstimate {
   const int layers_;
   const HardwareProfile* profile_;
   std::vector<double> mean_ns_;  // 0: not measured
+  std::vector<double> idle_ns_;  // likewise
+  int64_t waited_ns_ = -1;       // since the last routing; -1: not
   PolicyContext last_;
   int64_t last_tokens_ = 0;
   int64_t last_stalled_ns_ = 0;

@@ -6,6 +6,8 @@
 #include <chrono>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "allocate/cost_table.h"
 #include "base/bytes_text.h"
@@ -31,9 +33,9 @@ using nlohmann::json;
 
 constexpr char kTracePrefix[] = "trace:";
 // A variant that begins when the warm-up ends.
-constexpr char kFrozen[] = "frozen";
+constexpr char kInherits[] = "hot=before";
 // Records that devices copy from: more than the caches of a CPU hold.
-constexpr int64_t kPinnedBytes = int64_t{2} << 30;
+constexpr int64_t kPinnedBytes = int64_t{1} << 30;
 
 /// What is measured: experts, and where the steps come from.
 class ModelBench {
@@ -46,7 +48,7 @@ class ModelBench {
  private:
   absl::StatusOr<VariantGroup> RunGroup(const std::string& budget, int64_t batch);
   absl::Status MakeEngines(const std::string& budget, int64_t rows, VariantGroup* group);
-  absl::Status Freeze(const std::string& budget, int64_t rows, std::vector<Variant>* variants);
+  absl::Status Inherit(const std::string& budget, int64_t rows, std::vector<Variant>* variants);
   absl::StatusOr<double> TransferMs() const;
   absl::StatusOr<std::unique_ptr<StepRunner>> MakeRunner(int64_t rows);
   StepPlan Plan(int64_t batch) const;
@@ -169,9 +171,9 @@ absl::Status ModelBench::MakeEngines(const std::string& budget, int64_t rows, Va
     Variant& v = group->variants.emplace_back();
     v.strategy = choice.spec;
     v.budget = choice.budget;
-    if (choice.spec == kFrozen) {
+    if (absl::StrContains(choice.spec, kInherits)) {
       if (group->variants.size() < 2) {
-        return absl::InvalidArgumentError("--strategy: frozen has no strategy in front of it");
+        return absl::InvalidArgumentError("--strategy: hot=before has none in front of it");
       }
       continue;
     }
@@ -205,37 +207,39 @@ absl::Status ModelBench::MakeEngines(const std::string& budget, int64_t rows, Va
   return absl::OkStatus();
 }
 
-absl::Status ModelBench::Freeze(const std::string& budget, int64_t rows,
-                                std::vector<Variant>* variants) {
-  for (size_t i = 1; i < variants->size(); ++i) {
-    Variant& v = (*variants)[i];
-    const Variant& before = (*variants)[i - 1];
-    if (v.strategy != kFrozen || before.engine == nullptr) continue;
-    // "dynaexq:hi=...,..." -> "static-mixed:hi=...,hot=...".
-    const std::pair<std::string, std::string> spec =
-        absl::StrSplit(before.strategy, absl::MaxSplits(':', 1));
-    std::string keys;
-    for (const absl::string_view key : absl::StrSplit(spec.second, ',', absl::SkipWhitespace())) {
-      if (absl::StartsWith(key, "hi=") || absl::StartsWith(key, "lo=") ||
-          absl::StartsWith(key, "hi_fraction=")) {
-        keys += fmt::format("{},", std::string(key));
-      }
+/// What an engine holds in its best version, as the strategies' key "hot" takes it.
+absl::StatusOr<std::string> HighExpertsOf(Engine* engine) {
+  std::string hot;
+  for (int l = 0; l < engine->model().num_layers(); ++l) {
+    MOERT_ASSIGN_OR_RETURN(const std::vector<Residency> states, engine->ResidencyOf(l));
+    if (l > 0) hot += '/';
+    bool first = true;
+    for (size_t e = 0; e < states.size(); ++e) {
+      if (states[e] != Residency::kHigh) continue;
+      hot += fmt::format("{}{}", first ? "" : "-", e);
+      first = false;
     }
-    std::string hot;
-    for (int l = 0; l < shape_.spec.num_layers(); ++l) {
-      MOERT_ASSIGN_OR_RETURN(const std::vector<Residency> states, before.engine->ResidencyOf(l));
-      if (l > 0) hot += '/';
-      bool first = true;
-      for (size_t e = 0; e < states.size(); ++e) {
-        if (states[e] != Residency::kHigh) continue;
-        hot += fmt::format("{}{}", first ? "" : "-", e);
-        first = false;
-      }
+  }
+  return hot;
+}
+
+absl::Status ModelBench::Inherit(const std::string& budget, int64_t rows,
+                                 std::vector<Variant>* variants) {
+  Engine* before = nullptr;  // that warmed up
+  std::string hot;
+  for (Variant& v : *variants) {
+    if (!absl::StrContains(v.strategy, kInherits)) {
+      before = v.engine.get();
+      continue;
     }
+    if (before == nullptr) {
+      v.refused = "what it begins with is of a strategy that was refused";
+      continue;
+    }
+    MOERT_ASSIGN_OR_RETURN(hot, HighExpertsOf(before));
     EngineOptions options = engine_options_;
-    options.strategy = fmt::format("static-mixed:{}hot={}", keys, hot);
+    options.strategy = absl::StrReplaceAll(v.strategy, {{kInherits, absl::StrCat("hot=", hot)}});
     options.max_tokens_per_forward = rows;
-    v.budget = before.budget;
     MOERT_ASSIGN_OR_RETURN(options.budget, ParseBudget(v.budget.empty() ? budget : v.budget));
     MOERT_ASSIGN_OR_RETURN(v.engine, Engine::Create(experts_, options));
   }
@@ -293,7 +297,7 @@ absl::StatusOr<VariantGroup> ModelBench::RunGroup(const std::string& budget, int
   run.warm_steps = o_.warm;
   run.repetitions = o_.repeats;
   run.steps = o_.steps;
-  run.warmed = [&](std::vector<Variant>* variants) { return Freeze(budget, rows, variants); };
+  run.warmed = [&](std::vector<Variant>* variants) { return Inherit(budget, rows, variants); };
   MOERT_ASSIGN_OR_RETURN(const std::unique_ptr<StepRunner> runner, MakeRunner(rows));
   Progress progress(fmt::format("budget {}, batch {}: steps", budget, batch), !o_.quiet);
   run.progress = [&](int64_t done, int64_t total) { progress.Update(done, total); };

@@ -16,8 +16,9 @@ void AddModelBenchFlags(ArgParser* parser, ModelBenchOptions* o) {
   parser->AddString(
       "strategy", &o->strategy,
       "SPEC[@BUDGET][;...]: compared with each other, each at its own budget if given; all: every "
-      "built-in one; frozen: from the end of the warm-up, what the dynaexq in front of it then "
-      "holds");
+      "built-in one; one with hot=before begins after the warm-up, high where the one in front "
+      "that "
+      "warmed up is high then");
   parser->AddChoice("backend", &o->backend, {"cpu", "cuda"}, "where experts execute");
   parser->AddString("budget", &o->budget, "SIZE or PERCENT, comma-separated");
   parser->AddString("schemes", &o->schemes, "stored versions, comma-separated, most bits first");

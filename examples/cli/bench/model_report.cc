@@ -52,12 +52,13 @@ Timing TimingOf(const Variant& v) {
 /// What steps on a device took of the host, a layer call.
 json HostJson(const Variant& v) {
   const double layers = v.engine->model().num_layers();
-  double host_ms = 0, waited_ms = 0, waits = 0, launches = 0, steps = 0, replayed = 0;
+  double begin_ms = 0, host_ms = 0, waited_ms = 0, waits = 0, launches = 0, steps = 0, replayed = 0;
   bool counted = true;
   std::vector<double> layer_us;
   for (const std::vector<StepCost>& repetition : v.steps) {
     for (const StepCost& step : repetition) {
       ++steps;
+      begin_ms += step.begin_ms;
       host_ms += step.host_ms;
       counted = counted && step.waits >= 0;
       waited_ms += step.waited_ms;
@@ -68,7 +69,9 @@ json HostJson(const Variant& v) {
     }
   }
   if (steps == 0) return nullptr;
-  json host = {{"cpu_us_a_layer", 1e3 * host_ms / steps / layers}, {"replayed", replayed / steps}};
+  json host = {{"begin_us", 1e3 * begin_ms / steps},
+               {"cpu_us_a_layer", 1e3 * host_ms / steps / layers},
+               {"replayed", replayed / steps}};
   if (counted) {
     host["busy_us_a_layer"] = 1e3 * (host_ms - waited_ms) / steps / layers;
     host["driver_waits_a_step"] = waits / steps;

@@ -20,6 +20,7 @@ namespace moert::cli {
 struct StepCost {
   double ms = 0;  // from its beginning to its last output
   // On a device:
+  double begin_ms = 0;    // BeginStep: the device is idle, what it takes is not hidden
   double host_ms = 0;     // CPU time of the calling thread until everything was enqueued...
   double waited_ms = -1;  // ...of it inside calls of the driver that wait; -1: nobody counted
   int64_t waits = -1;     // such calls

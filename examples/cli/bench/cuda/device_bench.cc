@@ -106,6 +106,8 @@ class DeviceRunner final : public StepRunner {
     const int64_t cpu_ns = ThreadCpuNs();
     const auto begin = Clock::now();
     MOERT_ASSIGN_OR_RETURN(const StepId id, Begin(engine, step));
+    StepCost cost;
+    cost.begin_ms = MsSince(begin);
     absl::Status status;
     if (replay != nullptr) {
       status = cuda::ToStatus(cudaGraphLaunch(replay, stream_.get()), "replaying a step");
@@ -113,7 +115,6 @@ class DeviceRunner final : public StepRunner {
       status = Layers(engine, id, step, options_.layer_times);
     }
     status.Update(engine->EndStep(id));
-    StepCost cost;
     cost.host_ms = 1e-6 * static_cast<double>(ThreadCpuNs() - cpu_ns);
     const DriverCalls after = CountDriverCalls();
     MOERT_RETURN_IF_ERROR(status);
