@@ -1,20 +1,23 @@
 """Runs of the tools that an experiment repeats, remembered, and the statistics it reports."""
 import collections
+import concurrent.futures
 import hashlib
 import json
 import math
 import os
 import subprocess
 import sys
+import threading
 
 
 class Runs:
-    """Runs commands one at a time and keeps every JSON object they print in a file, so that an
-    interrupted experiment goes on where it was and its page can be rewritten without running."""
+    """Runs commands and keeps every JSON object they print in a file, so that an interrupted
+    experiment goes on where it was and its page can be rewritten without running."""
 
     def __init__(self, path, run_missing=True):
         self.path = path
         self.run_missing = run_missing
+        self.lock = threading.Lock()
         self.known = {}
         if os.path.exists(path):
             with open(path, encoding="utf-8") as lines:
@@ -23,23 +26,39 @@ class Runs:
                     self.known[entry["key"]] = entry["result"]
         self.done = 0
 
+    @staticmethod
+    def name(command, key):
+        return hashlib.sha256(json.dumps(key or command).encode()).hexdigest()[:20]
+
     def get(self, command, key=None):
         """The object that `command` prints, or None if it has not run and must not. `key` names the
         run without paths."""
-        key = hashlib.sha256(json.dumps(key or command).encode()).hexdigest()[:20]
-        if key not in self.known:
+        name = self.name(command, key)
+        if name not in self.known:
             if not self.run_missing:
                 return None
-            out = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            if out.returncode != 0:
-                sys.exit(f"{' '.join(command)}: exit {out.returncode}\n{out.stderr}")
-            self.known[key] = json.loads(out.stdout)
-            with open(self.path, "a", encoding="utf-8") as lines:
-                lines.write(json.dumps({"key": key, "result": self.known[key]}) + "\n")
+            self.run(command, name)
         self.done += 1
         if sys.stderr.isatty():
             print(f"\r{self.done} runs", end="", file=sys.stderr)
-        return self.known[key]
+        return self.known[name]
+
+    def get_all(self, jobs, workers=1):
+        """get() of every (command, key), those that have not run `workers` at a time."""
+        missing = {self.name(*job): job for job in jobs if self.name(*job) not in self.known}
+        if self.run_missing:
+            with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+                list(pool.map(lambda item: self.run(item[1][0], item[0]), missing.items()))
+        return [self.get(*job) for job in jobs]
+
+    def run(self, command, name):
+        out = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        if out.returncode != 0:
+            sys.exit(f"{' '.join(command)}: exit {out.returncode}\n{out.stderr}")
+        with self.lock:
+            self.known[name] = json.loads(out.stdout)
+            with open(self.path, "a", encoding="utf-8") as lines:
+                lines.write(json.dumps({"key": name, "result": self.known[name]}) + "\n")
 
 
 Mean = collections.namedtuple("Mean", "mean error n")  # error: standard error of the mean

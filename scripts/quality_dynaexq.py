@@ -1,42 +1,50 @@
 #!/usr/bin/env python3
-"""Quality of two precisions at equal stored bytes, chosen online or not: docs/dynaexq.md.
+"""Quality of two precisions at equal stored bytes, chosen online or not.
 
-    scripts/quality_dynaexq.py --moert-run build/dev/bin/moert-run --moert-pack build/dev/bin/moert-pack \\
-        tiny-moe=examples/models/tiny-moe small-moe=DIR
+    scripts/quality_dynaexq.py measure --calib DIR [--jobs N] tiny-moe=examples/models/tiny-moe small-moe=DIR
+    scripts/quality_dynaexq.py page
 
-Teacher-forced decode on the virtual clock, so a rerun gives the same page. Runs are kept in --work
-and not repeated; --render only writes the page from them.
+measure fills docs/quality/40-dynaexq.json: teacher-forced decode on the virtual clock, one thread a run
+and --jobs runs at a time, so a rerun gives the same figures on any machine that computes the same. Runs
+are kept in --work and not repeated. page writes docs/quality/40-dynaexq.md and docs/dynaexq.md from it.
 """
 import argparse
 import array
 import json
-import math
 import os
 import struct
 import subprocess
 import sys
+import tempfile
 
 import experiment
-import plot
+import quality_lib as lib
 
-DOMAINS = ["wikitext2", "gsm8k", "humaneval"]
+JSON = lib.ROOT / "docs" / "quality" / "40-dynaexq.json"
+DOMAINS = lib.DOMAINS
 SCHEMES = ["bf16", "w8a16_g128", "w4a16_g128", "w3a16_g128_asym", "w2a16_g64_asym"]
 PAIRS = [("bf16", "w4a16_g128"), ("w8a16_g128", "w2a16_g64_asym"), ("w4a16_g128", "w2a16_g64_asym")]
 SHARES = [0.125, 0.25, 0.5]
+# What a plan chooses from: what the pairs have, and what lies between and below.
+PLAN_SCHEMES = ["bf16", "w8a16_g128", "w4a16_g128", "w4a16_g128_asym", "w3a16_g128_asym",
+                "w2a16_g64_asym", "w2a16_g-1_asym"]
+FREQUENCY_TOKENS = 24576   # that static sets are chosen by
+PLAN_TOKENS = 6144         # that plans are made by
 WINDOW = 256
-WARM = 1          # windows that are run and not counted
-COUNTED = 4       # windows a domain
-LINK_GBPS = 0.08  # an expert in bf16 then takes 0.6 ms, as one of Qwen3-30B-A3B at 16 GB/s
+WARM = 1           # windows that are run and not counted
+WINDOWS = 25       # of every domain
+LONG_WINDOWS = 127 # where only transitions are counted: nearly all there is
+BLOCK = 2          # windows whose mean is one sample
+LINK_GBPS = 0.08   # an expert of tiny-moe in bf16 then takes 0.6 ms, as one of Qwen3-30B-A3B at 16 GB/s
 SHIFT_WINDOW = 128
-SHIFT_SEGMENT = 512
+SHIFT_SEGMENT = 1024
 SHIFTS = 20
-METHODS = ["static mixed", "oracle", "dynaexq", "never-stall"]
 DEMOTED = [4, 8, 16, 24]
-BETA = 0.85  # dynaexq's default
-
-
-def short(scheme):
-    return scheme.split("a16")[0]
+TRACES = {"stationary": 200, "noisy": 20}   # interval_ms
+HYSTERESIS = {"with": "", "without": ",margin=0,noise=0,memory=1", "margin and noise alone": ",memory=1"}
+# Cells that short streams say little about, judged over the long ones, too.
+LONG_CELLS = [("small-moe", PAIRS[1], 0.125), ("small-moe", PAIRS[2], 0.125)]
+METHODS = ["static mixed", "plan", "oracle", "dynaexq", "never-stall"]
 
 
 class Experiment:
@@ -44,19 +52,19 @@ class Experiment:
         self.args = args
         self.models = dict(m.split("=", 1) for m in args.models)
         os.makedirs(args.work, exist_ok=True)
-        self.runs = experiment.Runs(os.path.join(args.work, "runs.jsonl"), not args.render)
-        self.tokens = {}
+        self.runs = experiment.Runs(os.path.join(args.work, "runs.jsonl"))
+        self.tokens, self.experts = {}, {}
         for domain in DOMAINS:
             words = array.array("H")
-            with open(os.path.join(args.tokens, f"{domain}.tokens.u16"), "rb") as f:
+            with open(os.path.join(args.eval, f"{domain}.tokens.u16"), "rb") as f:
                 words.frombytes(f.read())
             self.tokens[domain] = words
-        self.experts, self.top_k = {}, {}
         for model, path in self.models.items():
             with open(os.path.join(path, "config.json"), encoding="utf-8") as f:
-                config = json.load(f)
-            self.experts[model] = config["num_experts"]
-        self.hot_cache = {}
+                self.experts[model] = json.load(f)["num_experts"]
+        self.counted = {}
+
+    # Inputs.
 
     def stream(self, name, words):
         path = os.path.join(self.args.work, f"{name}.u16")
@@ -65,470 +73,383 @@ class Experiment:
                 f.write(array.array("H", words).tobytes())
         return path
 
-    def evaluated(self, domain):
-        """The tokens a domain is judged by, from its beginning."""
-        return self.stream(domain, self.tokens[domain][:(WARM + COUNTED) * WINDOW])
-
-    def offline(self):
-        """What a static choice may learn from: as much of each domain, none of it judged."""
-        words = array.array("H")
-        for domain in DOMAINS:
-            words += self.tokens[domain][16384:16384 + 4 * WINDOW]
-        return self.stream("offline", words)
+    def evaluated(self, domain, windows=WINDOWS):
+        return self.stream(f"{domain}-{windows}", self.tokens[domain][:windows * WINDOW])
 
     def shifting(self):
         words = array.array("H")
         for i in range(SHIFTS + 1):
-            domain, turn = DOMAINS[i % 3], i // 3
-            words += self.tokens[domain][turn * SHIFT_SEGMENT:(turn + 1) * SHIFT_SEGMENT]
-        return self.stream("shifting", words)
+            at = i // 3 * SHIFT_SEGMENT
+            words += self.tokens[DOMAINS[i % 3]][at:at + SHIFT_SEGMENT]
+        return self.stream(f"shifting-{SHIFT_SEGMENT}", words)
 
     def pack(self, model):
-        path = os.path.join(self.args.work, f"{model}.pack")
-        if not os.path.exists(path) and not self.args.render:
-            subprocess.run([self.args.moert_pack, "quantize", "--model", self.models[model], "--out",
-                            path, "--schemes", ",".join(SCHEMES), "--method", "hqq"], check=True,
-                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        return path
+        return os.path.join(self.args.work, f"{model}.pack")
 
-    def command(self, model, tokens, strategy, budget="100%", window=WINDOW):
-        return [self.args.moert_run, "ppl", "--model", self.models[model], "--experts",
-                self.pack(model), "--tokens", tokens, "--window", str(window), "--step-tokens", "1",
-                "--batch", "1", "--backend", "cpu", "--threads", "1", "--clock", "virtual",
+    def frequencies(self, model):
+        return os.path.join(self.args.work, f"{model}.calibration")
+
+    def sensitivities(self, model):
+        return os.path.join(self.args.work, f"{model}.plan-calibration")
+
+    def prepare(self, model):
+        tokens = ["--tokens", lib.calibration_files(self.args.calib), "--calibration-tokens"]
+        calls = {
+            self.pack(model): ["quantize", "--schemes", ",".join(SCHEMES), "--method", "hqq"],
+            self.frequencies(model): ["calibrate", *tokens, str(FREQUENCY_TOKENS), "--schemes",
+                                      "w2a16_g-1_asym", "--method", "rtn", "--probe-tokens", "0"],
+            self.sensitivities(model): ["calibrate", *tokens, str(PLAN_TOKENS), "--schemes",
+                                        ",".join(PLAN_SCHEMES), "--method", "hqq", "--probe-tokens", "0"]}
+        for path, call in calls.items():
+            if not os.path.exists(path):
+                subprocess.run([self.tool("moert-pack"), *call, "--model", self.models[model], "--out",
+                                path, "--quiet"], check=True)
+
+    # Runs: a job is a command that prints JSON, and a key that names it without paths.
+
+    def tool(self, name):
+        return os.path.join(self.args.binaries, name)
+
+    def command(self, model, tokens, strategy, budget="100%", window=WINDOW, pack=None, decode=False):
+        # Where nothing moves, a window a step gives the same bits as a token a step, sooner.
+        still = strategy.startswith(("resident", "static-mixed")) and not decode
+        return [self.tool("moert-run"), "ppl", "--model", self.models[model], "--experts",
+                pack or self.pack(model), "--tokens", tokens, "--window", str(window),
+                *([] if still else ["--step-tokens", "1", "--batch", "1"]), "--backend", "cpu", "--threads", "1", "--clock", "virtual",
                 "--link-gbps", f"{LINK_GBPS:g}", "--budget", str(budget), "--strategy", strategy,
                 "--json", "-", "--quiet"]
 
-    def run(self, model, tokens, strategy, budget="100%", window=WINDOW):
-        key = [model, os.path.basename(tokens), strategy, str(budget), window]
-        return self.runs.get(self.command(model, tokens, strategy, budget, window), key)
+    def job(self, model, tokens, strategy, budget="100%", window=WINDOW):
+        key = [model, os.path.basename(tokens), strategy.replace(self.args.work, ""), str(budget), window]
+        return self.command(model, tokens, strategy, budget, window), key
 
-    def counts(self, model, tokens):
-        """Selections of every expert by layer, from a routing trace of the best scheme."""
-        name = os.path.basename(tokens).split(".")[0]
-        path = os.path.join(self.args.work, f"counts-{model}-{name}.json")
-        if not os.path.exists(path):
-            trace = os.path.join(self.args.work, "routing.trace")
-            subprocess.run(self.command(model, tokens, "resident:scheme=bf16") + ["--trace", trace],
-                           check=True, stdout=subprocess.DEVNULL)
-            with open(path, "w", encoding="utf-8") as f:
-                json.dump(count_selections(trace, self.experts[model]), f)
-        with open(path, encoding="utf-8") as f:
-            return json.load(f)
+    def helper(self, what, key, *args):
+        """A job that this script does itself, in a process of its own."""
+        return [sys.executable, os.path.abspath(__file__), what] + [str(a) for a in args], [what] + key
 
-    def hot(self, model, tokens, share, coldest=False):
-        """The set of the experts a stream selects most (least), as strategies take it."""
+    def count_job(self, model, domain, windows=WINDOWS):
+        path = self.evaluated(domain, windows)
+        command = self.command(model, path, "resident:scheme=bf16", decode=True)
+        return self.helper("count", [model, os.path.basename(path)], self.experts[model],
+                           WARM * WINDOW, json.dumps(command))
+
+    def plan_job(self, model, size):
+        """A plan of at most `size` bytes, quantized and run over the domains."""
+        name = f"{model}-{size}"
+        plan, pack = (os.path.join(self.args.work, f"{name}.{x}") for x in ("plan", "planned"))
+        commands = [[self.tool("moert-pack"), "allocate", "--calibration", self.sensitivities(model),
+                     "--budget", str(size), "--loss", "relative", "--name", "plan", "--out", plan, "--quiet"],
+                    [self.tool("moert-pack"), "quantize", "--model", self.models[model], "--plan", plan,
+                     "--method", "hqq", "--threads", "1", "--out", pack, "--quiet"]]
+        commands += [self.command(model, self.evaluated(d), "resident", pack=pack) for d in DOMAINS]
+        return self.helper("plan", [name], plan, json.dumps(commands))
+
+    def overlap_job(self, model, strategy, share):
+        command = self.command(model, self.shifting(), strategy, window=SHIFT_WINDOW)
+        return self.helper("overlap", [model, SHIFT_SEGMENT, strategy], self.experts[model], share,
+                           json.dumps(command))
+
+    def get(self, job):
+        return self.runs.get(*job)
+
+    def all(self, jobs):
+        return self.runs.get_all(jobs, self.args.jobs)
+
+    def hot(self, model, domain, share, coldest=False, windows=WINDOWS):
+        """The set of the experts that a stream selects most (least), as strategies take it."""
         n = int(share * self.experts[model] + 1e-9)
-        return hot_text(hottest(self.counts(model, tokens), n, coldest))
+        sets = []
+        for layer in self.get(self.count_job(model, domain, windows)):
+            sign = 1 if coldest else -1
+            order = sorted(range(len(layer)), key=lambda e: (sign * layer[e], e))
+            sets.append("-".join(map(str, sorted(order[:n]))))
+        return "/".join(sets)
 
 
-def count_selections(path, experts):
-    with open(path, "rb") as f:
-        data = f.read()
-    if data[:8] != b"moerttrc":
-        sys.exit(f"{path} is no routing trace")
+# What is compared.
+
+def keys_of(pair, share):
+    return f"hi={pair[0]},lo={pair[1]},hi_fraction={share}"
+
+
+def cells():
+    return [(pair, share) for pair in PAIRS for share in SHARES]
+
+
+def uniform_jobs(e, model, scheme, windows=WINDOWS):
+    return [e.job(model, e.evaluated(d, windows), f"resident:scheme={scheme}") for d in DOMAINS]
+
+
+def dynaexq_jobs(e, model, pair, share, windows=WINDOWS):
+    return [e.job(model, e.evaluated(d, windows), f"dynaexq:{keys_of(pair, share)}") for d in DOMAINS]
+
+
+def mixed_jobs(e, model, pair, share):
+    keys = f"{keys_of(pair, share)},calibration={e.frequencies(model)}"
+    return [e.job(model, e.evaluated(d), f"static-mixed:{keys}") for d in DOMAINS]
+
+
+def oracle_jobs(e, model, pair, share, windows=WINDOWS):
+    return [e.job(model, e.evaluated(d, windows), f"static-mixed:{keys_of(pair, share)},"
+                                                  f"hot={e.hot(model, d, share, windows=windows)}")
+            for d in DOMAINS]
+
+
+def long_jobs(e, model, pair, share):
+    """All but the oracle, whose set must be counted first."""
+    return {"lo": uniform_jobs(e, model, pair[1], LONG_WINDOWS),
+            "hi": uniform_jobs(e, model, pair[0], LONG_WINDOWS),
+            "dynaexq": dynaexq_jobs(e, model, pair, share, LONG_WINDOWS)}
+
+
+def never_stall_jobs(e, model, pair, share):
+    # 100% is the fixed parts and every expert in hi; replace the latter by what dynaexq holds.
+    same = e.get(dynaexq_jobs(e, model, pair, share)[0])
+    budget = same["budget_bytes"] - e.get(uniform_jobs(e, model, pair[0])[0])["pool_bytes"]
+    return [e.job(model, e.evaluated(d), f"never-stall:hi={pair[0]},lo={pair[1]}",
+                  budget + same["pool_bytes"]) for d in DOMAINS]
+
+
+def plan_jobs(e, model, pair, share):
+    return [e.plan_job(model, e.get(dynaexq_jobs(e, model, pair, share)[0])["pool_bytes"])]
+
+
+def hysteresis_jobs(e, model):
+    return {(trace, name): [e.job(model, e.evaluated(d, LONG_WINDOWS), f"dynaexq:{keys_of(PAIRS[1], 0.25)},"
+                                                         f"interval_ms={interval}{keys}")
+                            for d in DOMAINS]
+            for trace, interval in TRACES.items() for name, keys in HYSTERESIS.items()}
+
+
+def demotion_jobs(e, model):
+    jobs = {}
+    for name, keep_coldest in (("coldest first", False), ("hottest first", True)):
+        for low in DEMOTED:
+            share = (e.experts[model] - low) / e.experts[model]
+            jobs[name, low] = [e.job(model, e.evaluated(d),
+                                     f"static-mixed:{keys_of(PAIRS[1], share)},"
+                                     f"hot={e.hot(model, d, share, keep_coldest)}") for d in DOMAINS]
+    return jobs
+
+
+def shift_jobs(e, model):
+    pair, share = PAIRS[1], 0.25
+    keys = keys_of(pair, share)
+    specs = {"static low": f"resident:scheme={pair[1]}", "static high": f"resident:scheme={pair[0]}",
+             "static mixed, offline": f"static-mixed:{keys},calibration={e.frequencies(model)}",
+             "static mixed, first domain": f"static-mixed:{keys},hot={e.hot(model, DOMAINS[0], share)}",
+             "dynaexq": f"dynaexq:{keys}"}
+    return {name: e.job(model, e.shifting(), spec, window=SHIFT_WINDOW) for name, spec in specs.items()}
+
+
+def run_all(e):
+    for model in e.models:
+        e.prepare(model)
+    jobs = []
+    for model in reversed(e.models):  # the long runs first
+        jobs += [e.count_job(model, d) for d in DOMAINS]
+        jobs += sum((dynaexq_jobs(e, model, *cell) for cell in cells()), [])
+        jobs += sum(hysteresis_jobs(e, model).values(), [])
+        jobs += sum((uniform_jobs(e, model, scheme) for scheme in SCHEMES), [])
+        jobs += sum((mixed_jobs(e, model, *cell) for cell in cells()), [])
+        jobs.append(e.overlap_job(model, f"dynaexq:{keys_of(PAIRS[1], 0.25)}", 0.25))
+    for model, pair, share in LONG_CELLS:
+        jobs += [e.count_job(model, d, LONG_WINDOWS) for d in DOMAINS]
+        jobs += sum(long_jobs(e, model, pair, share).values(), [])
+    e.all(jobs)
+    jobs = []
+    for model in reversed(e.models):
+        jobs += sum((plan_jobs(e, model, *cell) for cell in cells()), [])
+        jobs += sum((never_stall_jobs(e, model, *cell) for cell in cells()), [])
+        jobs += sum((oracle_jobs(e, model, *cell) for cell in cells()), [])
+        jobs += sum(demotion_jobs(e, model).values(), [])
+        jobs += list(shift_jobs(e, model).values())
+    for model, pair, share in LONG_CELLS:
+        jobs += oracle_jobs(e, model, pair, share, LONG_WINDOWS)
+    e.all(jobs)
+
+
+# What is kept.
+
+def blocks(windows):
+    """Means of neighbouring windows, all domains one behind the other."""
+    out = []
+    for w in windows:
+        judged = w[WARM:]
+        out += [round(lib.mean(judged[i:i + BLOCK]), 6) for i in range(0, len(judged), BLOCK)]
+    return out
+
+
+def entry(results):
+    return {"bytes": results[0]["pool_bytes"], "nll": blocks([r["window_nll"] for r in results]),
+            "stall_ms": sum(r["stall_ms"]["total"] for r in results)}
+
+
+def moves(results):
+    return sum(r["precision"]["promotions"] + r["precision"]["demotions"] for r in results)
+
+
+def low_answers(results):
+    """Share of the lookups that the low version answered."""
+    return round(sum(r["experts"]["low_answers"] for r in results) /
+                 sum(r["experts"]["lookups"] for r in results), 5)
+
+
+def collect(e):
+    """What has not been run is left out."""
+    def have(jobs):
+        return all(e.runs.name(*job) in e.runs.known for job in jobs)
+
+    def results(jobs):
+        return [e.get(job) for job in jobs]
+
+    data = {"equal": {}, "long": {}, "hysteresis": {}, "demotion": {}, "shift": {}, "experts": e.experts,
+            "step_ms": {m: e.get(dynaexq_jobs(e, m, *cells()[0])[0])["tpot_ms"]["mean"] for m in e.models}}
+    for model in e.models:
+        equal = {"uniform": {s: entry(results(uniform_jobs(e, model, s))) for s in SCHEMES}}
+        for pair, share in cells():
+            cell = {}
+            for method, jobs in (("static mixed", mixed_jobs), ("oracle", oracle_jobs),
+                                 ("dynaexq", dynaexq_jobs), ("never-stall", never_stall_jobs)):
+                if have(jobs(e, model, pair, share)):
+                    cell[method] = entry(results(jobs(e, model, pair, share)))
+            if "never-stall" in cell:
+                cell["never-stall"]["low_answers"] = low_answers(
+                    results(never_stall_jobs(e, model, pair, share)))
+            jobs = plan_jobs(e, model, pair, share)
+            if have(jobs):
+                plan = e.get(jobs[0])
+                cell["plan"] = entry(plan["runs"]) | {"bytes": plan["summary"]["bytes"],
+                                                      "shares": plan["summary"]["shares"]}
+            equal[f"{pair[0]} {pair[1]} {share}"] = cell
+        data["equal"][model] = equal
+        for name, pair, share in LONG_CELLS:
+            jobs = long_jobs(e, model, pair, share) | {
+                "oracle": oracle_jobs(e, model, pair, share, LONG_WINDOWS)}
+            if name == model and have(sum(jobs.values(), [])):
+                data["long"][f"{model} {pair[0]} {pair[1]} {share}"] = {
+                    what: entry(results(js))["nll"] for what, js in jobs.items()}
+        hysteresis = hysteresis_jobs(e, model)
+        if have(sum(hysteresis.values(), [])):
+            data["hysteresis"][model] = {
+                f"{trace}, {name}": entry(results(jobs)) | {"moves": moves(results(jobs))}
+                for (trace, name), jobs in hysteresis.items()}
+        demotion = demotion_jobs(e, model)
+        if have(sum(demotion.values(), [])):
+            data["demotion"][model] = {f"{name} {low}": entry(results(jobs))["nll"]
+                                       for (name, low), jobs in demotion.items()}
+        shift, overlap = shift_jobs(e, model), e.overlap_job(model, f"dynaexq:{keys_of(PAIRS[1], 0.25)}",
+                                                             0.25)
+        if have([*shift.values(), overlap]):
+            data["shift"][model] = {name: lib.rounded(e.get(job)["window_nll"])
+                                    for name, job in shift.items()} | {"overlap": e.get(overlap)}
+    return data
+
+
+# What the script does itself, in processes of its own.
+
+def count(experts, skip, command):
+    """Selections of every expert by layer, from the routing trace of a run of one token a step."""
+    experts, skip = int(experts), int(skip)
+    with tempfile.TemporaryDirectory() as work:
+        path = os.path.join(work, "trace")
+        subprocess.run(json.loads(command) + ["--trace", path], check=True, stdout=subprocess.DEVNULL)
+        with open(path, "rb") as f:
+            data = f.read()
+    assert data[:8] == b"moerttrc"
     at = 16 + struct.unpack_from("<I", data, 12)[0]
-    counts, last_step = [], None
+    counts = []
     while at < len(data):
-        size, phase, flags, layer, tokens = struct.unpack_from("<QBBHI", data, at)
-        step = struct.unpack_from("<q", data, at + 16)[0]
+        size, _, flags, layer, tokens = struct.unpack_from("<QBBHI", data, at)
         ids_at = at + 72 + (8 * tokens if flags & 4 else 0)
-        per_token = (size - (ids_at - at)) // tokens
         scores = (1 if flags & 1 else 0) + (1 if flags & 2 else 0)
-        k = (per_token - scores * 2 * experts) // 4
+        k = ((size - (ids_at - at)) // tokens - scores * 2 * experts) // 4
         while len(counts) <= layer:
             counts.append([0] * experts)
-        # The first windows warm up: they are not what a hindsight choice is judged by.
-        if step >= WARM * WINDOW or "shifting" in path or "offline" in path:
-            for e in struct.unpack_from(f"<{tokens * k}H", data, ids_at):
-                counts[layer][e] += 1
+        if struct.unpack_from("<q", data, at + 16)[0] >= skip:
+            for expert in struct.unpack_from(f"<{tokens * k}H", data, ids_at):
+                counts[layer][expert] += 1
         at += size
     return counts
 
 
-def hottest(counts, n, coldest=False):
-    sign = 1 if coldest else -1
-    return [sorted(range(len(layer)), key=lambda e: (sign * layer[e], e))[:n] for layer in counts]
-
-
-def hot_text(sets):
-    return "/".join("-".join(map(str, sorted(layer))) for layer in sets)
-
-
-def judged(result):
-    return result["window_nll"][WARM:]
-
-
-def gap_recovered(lo, hi, other):
-    """Share of the nll between lo and hi that `other` recovers; lists over the same windows. The
-    error is of the numerator, from paired differences."""
-    gap = sum(lo) - sum(hi)
-    diff = experiment.mean_of([l - o for l, o in zip(lo, other)])
-    scale = 100 * len(lo) / gap
-    return experiment.Mean(diff.mean * scale, diff.error * scale, len(lo))
-
-
-def equal_bytes(e, model, shares):
-    """Uniform schemes and every (pair, share) with its methods: nll of the judged windows of all
-    domains, stored bytes. None if a run is missing."""
-    streams = {d: e.evaluated(d) for d in DOMAINS}
-    uniform, cells = {}, {}
-    for scheme in SCHEMES:
-        results = [e.run(model, streams[d], f"resident:scheme={scheme}") for d in DOMAINS]
-        if not all(results):
-            return None
-        uniform[scheme] = {"nll": [judged(r) for r in results], "bytes": results[0]["pool_bytes"]}
-    for hi, lo in PAIRS:
-        for share in shares:
-            keys = f"hi={hi},lo={lo},hi_fraction={share}"
-            cell = {}
-            for method in METHODS:
-                results = []
-                for d in DOMAINS:
-                    budget = "100%"
-                    if method == "static mixed":
-                        spec = f"static-mixed:{keys},hot={e.hot(model, e.offline(), share)}"
-                    elif method == "oracle":
-                        spec = f"static-mixed:{keys},hot={e.hot(model, streams[d], share)}"
-                    elif method == "dynaexq":
-                        spec = f"dynaexq:{keys}"
-                    else:
-                        # 100% is the fixed parts and every expert in hi; replace the latter by the
-                        # bytes that dynaexq holds.
-                        same = cell["dynaexq"]["runs"][0]
-                        budget = same["budget_bytes"] - uniform[hi]["bytes"] + same["pool_bytes"]
-                        spec = f"never-stall:hi={hi},lo={lo}"
-                    results.append(e.run(model, streams[d], spec, budget))
-                if not all(results):
-                    return None
-                cell[method] = {"nll": [judged(r) for r in results], "runs": results,
-                                "bytes": results[0]["pool_bytes"]}
-            cells[(hi, lo), share] = cell
-    return {"uniform": uniform, "cells": cells}
-
-
-def demotions(e, model):
-    """Perplexity over the high scheme by how many experts of each layer are low, coldest first and
-    hottest first."""
-    hi, lo = PAIRS[1]
-    streams = {d: e.evaluated(d) for d in DOMAINS}
-    base = sum((judged(e.run(model, streams[d], f"resident:scheme={hi}")) for d in DOMAINS), [])
-    lines = []
-    n = e.experts[model]
-    for name, keep_coldest in (("coldest first", False), ("hottest first", True)):
-        points, errors = [(0, 0)], [0]
-        for low in DEMOTED:
-            share = (n - low) / n
-            nll = []
-            for d in DOMAINS:
-                hot = e.hot(model, streams[d], share, keep_coldest)
-                spec = f"static-mixed:hi={hi},lo={lo},hi_fraction={share},hot={hot}"
-                result = e.run(model, streams[d], spec)
-                if result is None:
-                    return None
-                nll += judged(result)
-            loss = experiment.loss_percent(base, nll)
-            points.append((low, loss.mean))
-            errors.append(loss.error)
-        low_all = sum((judged(e.run(model, streams[d], f"resident:scheme={lo}"))
-                       for d in DOMAINS), [])
-        loss = experiment.loss_percent(base, low_all)
-        lines.append(plot.Line(name, points + [(n, loss.mean)], errors=errors + [loss.error]))
-    return lines
-
-
-def transitions(e, model):
-    """Moves an interval and perplexity, with and without hysteresis."""
-    hi, lo = PAIRS[1]
-    stream = e.evaluated("gsm8k")
-    rows = []
-    for name, interval in (("stationary (200 ms, 50 tokens)", 200), ("noisy (20 ms, 5 tokens)", 20)):
-        results = []
-        for hysteresis in ("", ",margin=0,noise=0,slack=0", ",noise=2"):
-            spec = f"dynaexq:hi={hi},lo={lo},hi_fraction=0.25,interval_ms={interval}{hysteresis}"
-            results.append(e.run(model, stream, spec))
-        if not all(results):
-            return None
-        steps = (WARM + COUNTED) * WINDOW
-        for label, r in zip(("with", "without", "noise=2"), results):
-            moves = r["precision"]["promotions"] + r["precision"]["demotions"]
-            intervals = steps * r["tpot_ms"]["mean"] / interval
-            rows.append({"trace": name, "hysteresis": label, "moves": moves / intervals,
-                         "nll": judged(r)})
-    return rows
-
-
-def high_sets(e, path, model, hi_bytes, share):
-    """High set of every layer at the end of every step, from the timeline of a dynaexq run."""
+def plan(path, commands):
+    commands = json.loads(commands)
+    for command in commands[:2]:
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     with open(path, encoding="utf-8") as f:
-        events = json.load(f)
-    events = events["traceEvents"] if isinstance(events, dict) else events
+        summary = json.load(f)["summary"]
+    runs = [json.loads(subprocess.run(c, check=True, capture_output=True, text=True).stdout)
+            for c in commands[2:]]
+    return {"summary": summary, "runs": runs}
+
+
+def overlap(experts, share, command):
+    """Share of each domain's own high set that is high, by tokens since the change: mean and standard
+    deviation over the shifts. The own set: who is high most of the time in the second half of the
+    domain's segments."""
+    n = int(float(share) * int(experts))
+    with tempfile.TemporaryDirectory() as work:
+        path = os.path.join(work, "trace")
+        subprocess.run(json.loads(command) + ["--trace", path], check=True, stdout=subprocess.DEVNULL)
+        with open(path + ".perfetto.json", encoding="utf-8") as f:
+            events = json.load(f)["traceEvents"]
     steps = sorted(ev["ts"] + ev["dur"] for ev in events if ev.get("name") == "decode")
-    moves = sorted((ev["ts"] + ev["dur"], ev["args"]["layer"], ev["args"]["expert"],
-                    ev["args"]["bytes"] == hi_bytes)
+    moves = sorted((ev["ts"] + ev["dur"], ev["args"]["layer"], ev["args"]["expert"], ev["args"]["bytes"])
                    for ev in events if ev.get("name", "").startswith("background"))
-    n = int(share * e.experts[model])
-    layers = 1 + max(m[1] for m in moves)
-    high = [set(range(n)) for _ in range(layers)]
-    out, at = [], 0
+    high_bytes = max(m[3] for m in moves)
+    sets, at = [], 0
+    now = [set(range(n)) for _ in range(1 + max(m[1] for m in moves))]
     for end in steps:
         while at < len(moves) and moves[at][0] <= end:
-            _, layer, expert, promoted = moves[at]
-            (high[layer].add if promoted else high[layer].discard)(expert)
+            _, layer, expert, size = moves[at]
+            (now[layer].add if size == high_bytes else now[layer].discard)(expert)
             at += 1
-        out.append([frozenset(layer) for layer in high])
-    return out
-
-
-def shift(e, model):
-    """What happens after a change of domain: overlap of the high set with the domain's own by tokens
-    since the change, and perplexity by window."""
-    hi, lo = PAIRS[1]
-    share = 0.25
-    stream = e.shifting()
-    keys = f"hi={hi},lo={lo},hi_fraction={share}"
-    specs = {"static low": f"resident:scheme={lo}", "static high": f"resident:scheme={hi}",
-             "static mixed, offline": f"static-mixed:{keys},hot={e.hot(model, e.offline(), share)}",
-             "static mixed, first domain":
-                 f"static-mixed:{keys},hot={e.hot(model, e.evaluated(DOMAINS[0]), share)}",
-             "dynaexq": f"dynaexq:{keys}"}
-    results = {}
-    for name, spec in specs.items():
-        results[name] = e.run(model, stream, spec, window=SHIFT_WINDOW)
-        if results[name] is None:
-            return None
-    saved = os.path.join(e.args.work, f"shift-{model}.json")
-    if not os.path.exists(saved):
-        trace = os.path.join(e.args.work, "shifting.trace")
-        subprocess.run(e.command(model, stream, specs["dynaexq"], window=SHIFT_WINDOW) +
-                       ["--trace", trace], check=True, stdout=subprocess.DEVNULL)
-        hi_bytes = max(b for b in background_bytes(trace + ".perfetto.json"))
-        sets = high_sets(e, trace + ".perfetto.json", model, hi_bytes, share)
-        own = {}
-        for d, domain in enumerate(DOMAINS):
-            tail = [sets[i] for i in range(len(sets))
-                    if i // SHIFT_SEGMENT % 3 == d and i % SHIFT_SEGMENT >= SHIFT_SEGMENT // 2]
-            own[domain] = steady(tail, int(share * e.experts[model]))
-        overlap = [sum(len(high & own[DOMAINS[i // SHIFT_SEGMENT % 3]][layer]) / len(high or {0})
-                       for layer, high in enumerate(now)) / len(now)
-                   for i, now in enumerate(sets)]
-        with open(saved, "w", encoding="utf-8") as f:
-            json.dump(overlap, f)
-    with open(saved, encoding="utf-8") as f:
-        return results, json.load(f)
-
-
-def background_bytes(path):
-    with open(path, encoding="utf-8") as f:
-        events = json.load(f)
-    events = events["traceEvents"] if isinstance(events, dict) else events
-    return {ev["args"]["bytes"] for ev in events if ev.get("name", "").startswith("background")}
-
-
-def steady(sets, n):
-    """The n experts of each layer that are high most of the time."""
-    out = []
-    for layer in range(len(sets[0])):
-        times = {}
-        for now in sets:
-            for expert in now[layer]:
-                times[expert] = times.get(expert, 0) + 1
-        out.append(set(sorted(times, key=lambda x: (-times[x], x))[:n]))
-    return out
-
-
-def measure(e):
-    first = list(e.models)[0]
-    found = {"equal": {}}
-    found["equal"][first] = equal_bytes(e, first, SHARES)
-    found["transitions"] = transitions(e, first)
-    found["shift"] = shift(e, first)
-    found["demotions"] = demotions(e, first)
-    for model in list(e.models)[1:]:
-        found["equal"][model] = equal_bytes(e, model, [0.25])
-    return found
+        sets.append([frozenset(layer) for layer in now])
+    own = []
+    for d in range(3):
+        own.append([])
+        for layer in range(len(now)):
+            times = {}
+            for i, step in enumerate(sets):
+                if i // SHIFT_SEGMENT % 3 == d and i % SHIFT_SEGMENT >= SHIFT_SEGMENT // 2:
+                    for expert in step[layer]:
+                        times[expert] = times.get(expert, 0) + 1
+            own[d].append(set(sorted(times, key=lambda x: (-times[x], x))[:n]))
+    points = []
+    for since in range(0, SHIFT_SEGMENT, 16):
+        values = []
+        for s in range(1, SHIFTS + 1):
+            step = sets[s * SHIFT_SEGMENT + since]
+            values.append(lib.mean([len(high & own[s % 3][layer]) / n for layer, high in enumerate(step)]))
+        m = experiment.mean_of(values)
+        points.append([since, round(m.mean, 4), round(m.error * m.n ** 0.5, 4)])
+    return {"points": points,
+            "stalls": sum(1 for ev in events if ev.get("ph") == "X" and ev.get("tid") == 2)}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("models", nargs="+", metavar="NAME=DIR")
-    parser.add_argument("--moert-run", default="build/dev/bin/moert-run")
-    parser.add_argument("--moert-pack", default="build/dev/bin/moert-pack")
-    parser.add_argument("--tokens", default="tests/data/eval")
+    if len(sys.argv) > 1 and sys.argv[1] in ("count", "plan", "overlap"):
+        print(json.dumps(globals()[sys.argv[1]](*sys.argv[2:])))
+        return
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["measure", "page"])
+    parser.add_argument("models", nargs="*", metavar="NAME=DIR")
+    parser.add_argument("--calib", help="folder of calibration tokens")
+    parser.add_argument("--eval", default=str(lib.ROOT / "tests" / "data" / "eval"))
+    parser.add_argument("--binaries", default=str(lib.ROOT / "build" / "release" / "bin"))
     parser.add_argument("--work", default="build/quality-dynaexq")
-    parser.add_argument("--render", action="store_true", help="runs nothing")
-    parser.add_argument("--page", default="docs/dynaexq.md")
-    e = Experiment(parser.parse_args())
-    write(e, measure(e))
-
-
-def flat(windows):
-    return sum(windows, [])
-
-
-def pair_name(pair):
-    return f"({short(pair[0])}, {short(pair[1])})"
-
-
-def mib(size):
-    return f"{size / 2**20:.2f}"
-
-
-def equal_table(cells, uniform):
-    rows = []
-    for (pair, share), cell in cells.items():
-        lo, hi = flat(uniform[pair[1]]["nll"]), flat(uniform[pair[0]]["nll"])
-        recovered = {m: gap_recovered(lo, hi, flat(cell[m]["nll"])) for m in METHODS}
-        gain = {m: sum(lo) - sum(flat(cell[m]["nll"])) for m in METHODS}
-        size = cell["dynaexq"]["bytes"]
-        fits = [x for x in SCHEMES if uniform[x]["bytes"] <= size]
-        best = max(fits, key=lambda x: uniform[x]["bytes"])
-        same = gap_recovered(lo, hi, flat(uniform[best]["nll"]))
-        low = cell["never-stall"]["runs"]
-        answered = 100 * sum(r["experts"]["low_answers"] for r in low) / sum(
-            r["experts"]["lookups"] for r in low)
-        rows.append([pair_name(pair), f"{100 * share:g} %", mib(size)] +
-                    [f"{recovered[m].mean:.0f} ± {recovered[m].error:.0f}" for m in METHODS] +
-                    [f"{100 * gain['dynaexq'] / gain['oracle']:.0f}",
-                     f"{short(best)} {mib(uniform[best]['bytes'])}: {same.mean:.0f}", f"{answered:.0f}"])
-    return experiment.table(["hi, lo", "n_hi", "MiB"] + METHODS +
-                            ["dynaexq, % of oracle's gain", "uniform that fits, MiB: %",
-                             "never-stall: lookups low, %"], rows)
-
-
-def uniform_table(uniform):
-    return experiment.table(["scheme", "MiB", "perplexity"],
-                            [[x, mib(u["bytes"]),
-                              f"{math.exp(sum(flat(u['nll'])) / len(flat(u['nll']))):.3f}"]
-                             for x, u in uniform.items()])
-
-
-def by_position(nll):
-    """nll by window since the last change, over all changes: the first segment is no shift."""
-    per = SHIFT_SEGMENT // SHIFT_WINDOW
-    return [[nll[s * per + i] for s in range(1, SHIFTS + 1)] for i in range(per)]
-
-
-def shift_panels(results, overlap):
-    per = SHIFT_SEGMENT // SHIFT_WINDOW
-    high = by_position(results["static high"]["window_nll"])
-    lines = []
-    for i, name in enumerate(("static low", "static mixed, first domain", "static mixed, offline",
-                              "dynaexq")):
-        mine = by_position(results[name]["window_nll"])
-        losses = [experiment.loss_percent(h, m) for h, m in zip(high, mine)]
-        lines.append(plot.Line(name, [((i + 0.5) * SHIFT_WINDOW, x.mean)
-                                      for i, x in enumerate(losses)],
-                               errors=[x.error for x in losses], color=i))
-    quality = plot.Panel("perplexity after a shift, mean of 20", "tokens since the shift",
-                         "over static high, %", lines)
-    step = 16
-    means, spreads = [], []
-    for at in range(0, SHIFT_SEGMENT, step):
-        values = [overlap[s * SHIFT_SEGMENT + at] for s in range(1, SHIFTS + 1)]
-        m = experiment.mean_of(values)
-        means.append((at, 100 * m.mean))
-        spreads.append(100 * m.error * math.sqrt(m.n))
-    recovery = plot.Panel("high set after a shift, mean and spread of 20", "tokens since the shift",
-                          "overlap with steady state, %",
-                          [plot.Line("overlap", means, errors=spreads, color=3)], y_range=(0, 100))
-    trail = plot.Panel("perplexity along the stream", "tokens", "over static high, %", [
-        plot.Line(name, [((i + 0.5) * SHIFT_SEGMENT, 100 * (math.exp(
-            sum(results[name]["window_nll"][i * per:(i + 1) * per]) / per -
-            sum(results["static high"]["window_nll"][i * per:(i + 1) * per]) / per) - 1))
-            for i in range(SHIFTS + 1)], color=c)
-        for c, name in ((1, "static mixed, first domain"), (2, "static mixed, offline"),
-                        (3, "dynaexq"))])
-    return [recovery, quality, trail], means, spreads
-
-
-def write(e, found):
-    first = list(e.models)[0]
-    tokens = len(DOMAINS) * COUNTED * (WINDOW - 1)
-    parts = [f"""# Two precisions at equal bytes: dynaexq and never-stall
-
-<!-- written by scripts/quality_dynaexq.py -->
-
-Every expert is resident in a low version; what the budget leaves buys high versions of some. Who gets them decides the quality:
-nobody (static low), a fixed set by offline frequency (static mixed), the set that the very stream turns out to use most (oracle: known
-only in hindsight, the bound of fixed sets), the online choice (dynaexq), or a cache (never-stall).
-
-Teacher-forced decode, one token a step, virtual clock (profile `reference`: 4 ms a step of tiny-moe, so 50 tokens in an interval of 200 ms), link {LINK_GBPS:g} GB/s: a bf16 expert
-of tiny-moe takes 0.6 ms, as one of Qwen3-30B-A3B at 16 GB/s. Packs by HQQ. The first {COUNTED} windows of {WINDOW} tokens of each of {", ".join(DOMAINS)} after
-{WARM * WINDOW} tokens of warm-up that are not counted: {tokens:,} scored tokens a cell, paired by window; ± one standard error. The offline
-frequencies come from other tokens of the three domains in equal parts. Reproducible to the bit.
-
-    scripts/quality_dynaexq.py tiny-moe=examples/models/tiny-moe small-moe=DIR
-
-## Quality at equal stored bytes
-
-Share of the nll between static low and static high that is recovered, percent. MiB: blocks held by dynaexq, its 4 spare blocks of each size
-included; never-stall gets the same bytes (it keeps the low version of a high expert, so it holds fewer high ones), the static sets need none. No method waited a
-single time (stall 0 in every run of dynaexq, never-stall and the static sets)."""]
-    stalls = [r["stall_ms"]["total"] for m in found["equal"] if found["equal"][m]
-              for c in found["equal"][m]["cells"].values() for k in METHODS for r in c[k]["runs"]]
-    if any(stalls):
-        raise SystemExit("a run stalled: the page must not say that none did")
-    for model, equal in found["equal"].items():
-        if equal is None:
-            continue
-        parts.append(f"### {model}\n\n" + equal_table(equal["cells"], equal["uniform"]) + "\n\n" +
-                     uniform_table(equal["uniform"]))
-    gains = []
-    for equal in found["equal"].values():
-        if equal is None:
-            continue
-        for (pair, share), cell in equal["cells"].items():
-            lo = sum(flat(equal["uniform"][pair[1]]["nll"]))
-            gains.append((pair, 100 * (lo - sum(flat(cell["dynaexq"]["nll"]))) /
-                          (lo - sum(flat(cell["oracle"]["nll"])))))
-    wide = [g for pair, g in gains if pair != PAIRS[0]]
-    parts.append(f"""Of the oracle's gain dynaexq reaches {min(wide):.0f} to {max(wide):.0f} % ({sum(wide) / len(wide):.0f} % on average) where the gap is wide, the goal being 95 %.
-Between bf16 and w4 the whole gap is 1 to 2 % of perplexity, and errors of 20 to 40 points leave nothing to say. The paper recovers 89 % of the gap from INT2 to INT4
-on Qwen3-80B, 31 % of that from INT4 to FP16 on Qwen3-30B and 39 % on Phi-3.5-MoE, in average benchmark accuracy; here it is perplexity of small models. A plan by
-sensitivity (`moert-pack allocate`) is not among the methods yet.""")
-    if found["shift"]:
-        results, overlap = found["shift"]
-        panels, means, spreads = shift_panels(results, overlap)
-        os.makedirs("docs/images", exist_ok=True)
-        plot.save("docs/images/dynaexq-shift", panels, columns=2, panel_width=380)
-        settled = means[-1][1]
-        recovered = next((x for x, y in means if y >= 0.95 * settled), None)
-        nll = {n: sum(r["window_nll"]) / len(r["window_nll"]) for n, r in results.items()}
-        parts.append(f"""## Shift
-
-{first}, {pair_name(PAIRS[1])}, n_hi 25 %: {SHIFTS} changes wikitext2 -> gsm8k -> humaneval -> wikitext2, every {SHIFT_SEGMENT} tokens. Steady state of a domain: the experts that
-are high most of the time in the second half of its segments.
-
-{plot.picture("images/dynaexq-shift", "overlap of the high set with its steady state and perplexity after a shift")}
-
-The overlap falls to {min(y for _, y in means):.0f} % and is back at 95 % of its final {settled:.0f} % (spread {spreads[-1]:.0f}) after {recovered} tokens, {recovered / 50:.1f} intervals; with the default
-beta of {BETA} the past's weight falls to a twentieth in {math.log(0.05) / math.log(BETA):.0f} intervals. Perplexity over the whole stream: """ +
-                     ", ".join(f"{n} {math.exp(v):.3f}" for n, v in nll.items()) + ".")
-    if found["transitions"]:
-        rows = [[r["trace"] if r["hysteresis"] == "with" else "", r["hysteresis"], f"{r['moves']:.1f}",
-                 f"{math.exp(sum(r['nll']) / len(r['nll'])):.3f}"] for r in found["transitions"]]
-        t = found["transitions"]
-        parts.append("## Hysteresis\n\nTransitions an interval (promotions and demotions, all layers; gsm8k, "
-                     f"{pair_name(PAIRS[1])}, n_hi 25 %), with the defaults and with `margin=0,noise=0`: "
-                     f"{t[1]['moves'] / t[0]['moves']:.1f} times fewer on the stationary trace, "
-                     f"{t[4]['moves'] / t[3]['moves']:.1f} times on the noisy one "
-                     f"(goal: 5 at equal quality; with `noise=2` {t[4]['moves'] / t[5]['moves']:.1f}).\n\n" +
-                     experiment.table(["trace", "hysteresis", "transitions an interval", "perplexity"], rows))
-    if found["demotions"]:
-        plot.save("docs/images/dynaexq-demotion", [plot.Panel(
-            f"{first}, {pair_name(PAIRS[1])}", "experts of each layer in the low version",
-            "perplexity over static high, %", found["demotions"])], panel_width=460)
-        cold, hot = found["demotions"]
-        half = next(i for i, (x, _) in enumerate(cold.points) if x == e.experts[first] // 2)
-        parts.append(f"""## Demoting experts, coldest or hottest first
-
-Static sets by the selections of the stream itself (paper Fig. 3).
-
-{plot.picture("images/dynaexq-demotion", "perplexity by number of demoted experts, coldest first and hottest first")}
-
-With half of the experts low, {cold.points[half][1]:.1f} % (coldest first) against {hot.points[half][1]:.1f} % (hottest first).""")
-    with open(e.args.page, "w", encoding="utf-8") as page:
-        page.write("\n\n".join(parts) + "\n")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, a thread each")
+    args = parser.parse_intermixed_args()
+    if args.what == "measure":
+        if not args.calib or not args.models:
+            parser.error("measure needs --calib, a folder of tokens, and models")
+        e = Experiment(args)
+        run_all(e)
+        lib.save(JSON, collect(e))
+    import quality_dynaexq_page  # reads what is declared here
+    quality_dynaexq_page.write(lib.load(JSON))
 
 
 if __name__ == "__main__":
