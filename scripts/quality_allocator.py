@@ -26,6 +26,7 @@ IMAGES = lib.ROOT / "docs" / "images"
 TOKENS = 32768  # that calibrate, plans and GPTQ alike
 WINDOWS = 32    # of every domain's 63
 RANDOM_PLANS = 30
+RANDOM_WINDOWS = 8
 RANDOM_TOKENS = 8192  # that calibrate where weights are rounded to nearest
 ACTIVATION_SCHEMES = "w4a4,w4a4_g128,w4a8_g128,w8a8"
 UNIFORM = {"2.25": "w2a16_g128_asym", "2.5": "w2a16_g64_asym", "3.25": "w3a16_g128_asym",
@@ -107,10 +108,11 @@ class Matrix:
         command += ["--schemes", ACTIVATION_SCHEMES] if cell["schemes"] else []
         return name, command
 
-    def score(self, cell, *extra):
+    def score(self, cell, windows, *extra):
         return {d: [round(v, 4) for v in self.tools.window_nll(
             self.models[cell["model"]], pathlib.Path(self.args.eval) / f"{d}.tokens.u16",
-            "--strategy", "resident", "--threads", 1, "--limit", 512 * WINDOWS, *extra)] for d in lib.DOMAINS}
+            "--strategy", "resident", "--threads", 1, "--limit", 512 * windows,
+            *extra)] for d in lib.DOMAINS}
 
     def run(self, name, cell):
         at = self.work / hashlib.sha256(name.encode()).hexdigest()[:12]
@@ -119,6 +121,13 @@ class Matrix:
         entry = {}
         if "scheme" in cell:
             what = ["--schemes", cell["scheme"]]
+            calibrated = self.work / self.calibration(plan(
+                "16", method=cell["method"], hadamard=cell["hadamard"], model=cell["model"],
+                domains=cell["domains"]))[0]
+            if calibrated.exists() and not name.startswith("act "):  # what it predicts of this one
+                self.tools.run("moert-pack", "allocate", "--calibration", calibrated, "--bits", 16,
+                               "--schemes", cell["scheme"], "--out", at / "plan", "--quiet")
+                entry["losses"] = json.loads((at / "plan").read_text())["summary"]["losses"]
         else:
             flags = ["--schemes", cell["schemes"]] if cell["schemes"] else []
             self.tools.run("moert-pack", "allocate", "--calibration",
@@ -134,8 +143,10 @@ class Matrix:
         self.tools.run("moert-pack", *command)
         entry["stored_bits"] = round(
             self.tools.info(at / "pack")["versions"][0]["stored_bits"], 5)
-        entry["nll"] = self.score(cell, "--experts", at / "pack")
-        if name.startswith("random "):
+        few = name.startswith("random ")
+        entry["nll"] = self.score(cell, RANDOM_WINDOWS if few else WINDOWS, "--experts",
+                                  at / "pack")
+        if few:
             entry["nll"] = {d: round(lib.mean(v), 5) for d, v in entry["nll"].items()}
         shutil.rmtree(at)
         return entry
@@ -254,14 +265,40 @@ def fisher(r, n):
     return math.tanh(z - half), math.tanh(z + half)
 
 
+def measured_plans(data):
+    """What predicts the order of the plans and the uniform scheme of equal bytes?"""
+    base = lib.pooled(data["bf16"]["nll"])
+    groups = {}
+    for name, entry in data.items():
+        bits = name.split()[0]
+        if bits in UNIFORM and "losses" in entry and " gptq" in name and not any(
+                word in name for word in ["hadamard", ", on "]):
+            m, _ = lib.difference(lib.pooled(entry["nll"]), base)
+            groups.setdefault(bits, []).append((entry["losses"], m))
+    groups = {b: g for b, g in groups.items() if len(g) >= 5}
+    if not groups:
+        return []
+    lines = ["Of the schemes of equal bytes in the table above, all by GPTQ: correlation of the "
+             "predicted with the measured loss, of ranks in parentheses.", "",
+             "| what is summed | " + " | ".join(f"{len(g)} of {b} bits" for b, g in
+                                                groups.items()) + " |",
+             "|---|" + "---|" * len(groups)]
+    for measure, power, text in MEASURES:
+        cell = []
+        for group in groups.values():
+            predicted = [losses[measure][power] for losses, _ in group]
+            measured = [m for _, m in group]
+            cell.append(f"{pearson(predicted, measured):.2f} "
+                        f"({pearson(ranks(predicted), ranks(measured)):.1f})")
+        lines.append(f"| {text} | " + " | ".join(cell) + " |")
+    return lines + [""]
+
+
 def predictions(data):
     plans = [data[f"random {i}"] for i in range(RANDOM_PLANS) if f"random {i}" in data]
     if len(plans) < 5:
         return []
-    if "tiny bf16" not in data:
-        return []
-    base = {d: lib.mean(v) for d, v in data["tiny bf16"]["nll"].items()}
-    measured = [lib.mean([p["nll"][d] - base[d] for d in lib.DOMAINS]) for p in plans]
+    measured = [lib.mean([p["nll"][d] for d in lib.DOMAINS]) for p in plans]
     lines = [f"| what is summed | correlation with the measured loss of {len(plans)} plans | "
              "of ranks |", "|---|---|---|"]
     for measure, power, text in MEASURES:
@@ -273,13 +310,10 @@ def predictions(data):
     panels = []
     for measure, power, text in [MEASURES[0], MEASURES[2], MEASURES[5]]:
         points = sorted((p["losses"][measure][power], y) for p, y in zip(plans, measured))
-        scale = points[-1][0] if power == 0 else 1
-        series = [Dots(text, [(x / scale, y) for x, y in points])]
-        if power:
-            series.append(plot.Line("predicted = measured", [(v, v) for v in (
-                min(measured), max(measured))], dash=1, markers=False, color=6))
-        panels.append(plot.Panel(text, "predicted loss" + ("" if power else ", of the largest"),
-                                 "measured loss, nats a token", series))
+        scale = 1 if measure == "end-to-end" else points[-1][0]
+        panels.append(plot.Panel(
+            text, "predicted" + (", nats a token" if scale == 1 else ", of the largest"),
+            "measured, nats a token", [Dots("", [(x / scale, y) for x, y in points])]))
     plot.save(str(IMAGES / "plans-predicted"), panels)
     return lines + ["", plot.picture("images/plans-predicted",
                                      "predicted against measured loss of random plans"), ""]
@@ -326,12 +360,13 @@ def page():
                   "the same domain. Left: the plan's loss over the uniform scheme's with that "
                   "calibration. Right: over the plan's that was calibrated on all.",
                   ""] + domains(data)
+    lines += ["### Does the summed loss predict?", ""] + measured_plans(data)
     found = predictions(data)
     if found:
-        lines += ["### Does the summed loss predict?", "",
-                  "Plans of tiny-moe at 3 stored bits, drawn at random (`allocate --random SEED`: "
+        lines += ["Plans of tiny-moe at 3 stored bits, drawn at random (`allocate --random SEED`: "
                   "layers, kinds of blocks and blocks get their bits without a look at Delta), "
-                  "rounded to nearest and scored on all domains.", ""] + found
+                  f"rounded to nearest and scored on {RANDOM_WINDOWS} windows of every domain.",
+                  ""] + found
     if "tiny bf16" in data and any(n.startswith("tiny 2.5") for n in data):
         lines += ["### tiny-moe", ""] + against_uniform(data, TINY, "tiny ")
     if any(n.startswith("act ") for n in data):
