@@ -14,34 +14,58 @@ constexpr uint64_t kSigns[2] = {0xa1906544ed2ed222u, 0xc8090f0aeeb10a96u};
 using F4 = float __attribute__((vector_size(16)));
 constexpr int64_t kLanes = 4;
 
+template <int a, int b, int c, int d>
+F4 Shuffle(F4 x) {
+#if defined(__clang__) || __GNUC__ >= 12
+  return __builtin_shufflevector(x, x, a, b, c, d);
+#else
+  return F4{x[a], x[b], x[c], x[d]};
+#endif
+}
+
+F4 Load(const float* from) {
+  F4 x;
+  std::memcpy(&x, from, sizeof(x));
+  return x;
+}
+void Store(float* to, F4 x) { std::memcpy(to, &x, sizeof(x)); }
+
 // The stages of the transform over `kBlock` floats whose partners lie 1 and 2 apart, signs first:
 // the same additions in the same order as Butterflies makes one by one.
 template <int64_t kBlock>
 void FirstStages(const float* scaled_signs, float* v) {
   for (int64_t i = 0; i < kBlock; i += kLanes) {
-    F4 x, sign;
-    std::memcpy(&x, v + i, sizeof(x));
-    std::memcpy(&sign, scaled_signs + i, sizeof(sign));
-    x *= sign;
-    const F4 a = {x[0] + x[1], x[0] - x[1], x[2] + x[3], x[2] - x[3]};
-    const F4 b = {a[0] + a[2], a[1] + a[3], a[0] - a[2], a[1] - a[3]};
-    std::memcpy(v + i, &b, sizeof(b));
+    const F4 x = Load(v + i) * Load(scaled_signs + i);
+    // a + -b is a - b to the bit.
+    const F4 a = Shuffle<0, 0, 2, 2>(x) + Shuffle<1, 1, 3, 3>(x) * F4{1, -1, 1, -1};
+    const F4 b = Shuffle<0, 1, 0, 1>(a) + Shuffle<2, 3, 2, 3>(a) * F4{1, 1, -1, -1};
+    Store(v + i, b);
   }
 }
 
+// The stages of partners kHalf and 2 kHalf apart, and so on; an odd last one by itself.
 template <int64_t kBlock, int64_t kHalf>
-void Stage(float* v) {
-  for (int64_t i = 0; i < kBlock; i += 2 * kHalf) {
-    for (int64_t j = i; j < i + kHalf; j += kLanes) {
-      F4 a, b;
-      std::memcpy(&a, v + j, sizeof(a));
-      std::memcpy(&b, v + j + kHalf, sizeof(b));
-      const F4 sum = a + b, difference = a - b;
-      std::memcpy(v + j, &sum, sizeof(sum));
-      std::memcpy(v + j + kHalf, &difference, sizeof(difference));
+void Stages(float* v) {
+  if constexpr (2 * kHalf == kBlock) {
+    for (int64_t i = 0; i < kHalf; i += kLanes) {
+      const F4 a = Load(v + i), b = Load(v + i + kHalf);
+      Store(v + i, a + b);
+      Store(v + i + kHalf, a - b);
     }
+  } else if constexpr (kHalf < kBlock) {
+    for (int64_t i = 0; i < kBlock; i += 4 * kHalf) {
+      for (float* at = v + i; at < v + i + kHalf; at += kLanes) {
+        const F4 a = Load(at), b = Load(at + kHalf);
+        const F4 c = Load(at + 2 * kHalf), d = Load(at + 3 * kHalf);
+        const F4 sum_ab = a + b, sum_cd = c + d, a_b = a - b, c_d = c - d;
+        Store(at, sum_ab + sum_cd);
+        Store(at + kHalf, a_b + c_d);
+        Store(at + 2 * kHalf, sum_ab - sum_cd);
+        Store(at + 3 * kHalf, a_b - c_d);
+      }
+    }
+    Stages<kBlock, 4 * kHalf>(v);
   }
-  if constexpr (2 * kHalf < kBlock) Stage<kBlock, 2 * kHalf>(v);
 }
 
 // One stage after the other, partners 1, 2, 4, ... apart.
@@ -70,7 +94,7 @@ void ApplyHadamard(int64_t rows, int64_t k, float* values) {
   for (float* v = values; v < values + rows * k; v += block) {
     if (block == kMaxHadamardBlock) {
       FirstStages<kMaxHadamardBlock>(scaled_signs, v);
-      Stage<kMaxHadamardBlock, kLanes>(v);
+      Stages<kMaxHadamardBlock, kLanes>(v);
     } else {
       Butterflies(block, scaled_signs, v);
     }
