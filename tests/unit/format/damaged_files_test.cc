@@ -15,6 +15,7 @@
 #include "examples/host/tokenizer.h"
 #include "format/checkpoint_experts.h"
 #include "format/hf_config.h"
+#include "format/plan.h"
 #include "format/safetensors.h"
 #include "fuzz/fuzz.h"
 #include "moert/expert_source.h"
@@ -298,7 +299,7 @@ TEST_CASE("damaged packs give the original bytes or an error") {
   CHECK(refused > 1000);
 }
 
-TEST_CASE("damaged traces and profiles") {
+TEST_CASE("damaged traces and profiles and plans") {
   const std::string trace =
       ReadFile(std::string(MOERT_SOURCE_DIR) + "/tests/fuzz/corpus/trace/two_windows.trace");
   const auto scratch = [](const std::string& bytes) {
@@ -327,6 +328,18 @@ TEST_CASE("damaged traces and profiles") {
     return absl::OkStatus();
   });
   CHECK(p.refused > 150);
+
+  const std::string plan =
+      ReadFile(std::string(MOERT_SOURCE_DIR) + "/tests/fuzz/corpus/plan/two_formats.json");
+  const Tally l = DamageMany(plan, 400, 10, [&](const std::string& bytes) {
+    fuzz::MemoryEnv env(bytes);
+    const auto read = ReadPlan("plan", &env);
+    if (!read.ok()) return read.status();
+    CORRECT(read->model.Validate().ok());
+    CORRECT(read->version.format(0, 0) == read->version.formats[0]);
+    return absl::OkStatus();
+  });
+  CHECK(l.refused > 150);
 }
 
 }  // namespace
