@@ -113,6 +113,8 @@ def relations(data):
              "Differences of the mean loss over the windows of all domains, paired, with the 95 % "
              "interval.", "", "| model | expected | measured | holds |", "|---|---|---|---|"]
     for name, entry in data.items():
+        if len(entry) < 2:
+            continue
         base = lib.pooled(entry["bf16"]["nll"])
         worst = 0
         for method in METHODS:
@@ -125,6 +127,8 @@ def relations(data):
         lines.append(f"| {name} | w8 within 0.3 % of bf16's perplexity in every domain | worst "
                      f"{100 * worst:.3f} % | {'yes' if worst < 0.003 else 'no'} |")
         for better, worse, schemes in [("hqq", "rtn", SCHEMES[2:]), ("gptq", "hqq", SCHEMES[1:]),
+                                       ("rtn+hadamard", "rtn", SCHEMES[1:]),
+                                       ("hqq+hadamard", "hqq", SCHEMES[1:]),
                                        ("gptq+hadamard", "gptq", SCHEMES[1:])]:
             for scheme in schemes:
                 if f"{scheme} {better}" in entry and f"{scheme} {worse}" in entry:
@@ -145,7 +149,8 @@ def page():
              "    scripts/quality_schemes.py measure --tiny DIR --small DIR --calib DIR --eval DIR",
              "    scripts/quality_schemes.py page", ""]
     for name, entry in data.items():
-        lines += table(name, entry)
+        if len(entry) > 1:
+            lines += table(name, entry)
     lines += relations(data)
     notes = JSON.with_name("10-schemes.notes")
     if notes.exists():
