@@ -157,6 +157,26 @@ def window_cut(lab, images):
         panels.append(plot.Panel(f"{model}-moe", "budget, % of the experts",
                                  "recall after the window cut", series, y_range=(0, 1)))
     plot.save(f"{images}/fate-window", panels)
+    panels = []
+    for model in MODELS:
+        series = []
+        for i, window in enumerate((8, 4, 2, 1)):
+            runs = [lab.decode(model, d, "fate:control=0", 25, link_of(model, window), "--warm", "8")
+                    for d in DOMAINS]
+            layers = range(1, len(runs[0]["recall_by_layer"]))
+
+            def share(key, layer):
+                of = [r["recall_by_layer"][layer] for r in runs]
+                return sum(l[key] for l in of) / max(1, sum(l["predicted"] for l in of))
+
+            if i == 0:
+                series.append(plot.Line("before the cut", [(l, share("recalled", l)) for l in layers],
+                                        color=6))
+            series.append(plot.Line(f"after, window of {window:g}",
+                                    [(l, share("in_window", l)) for l in layers], color=i))
+        panels.append(plot.Panel(f"{model}-moe, budget 25 %", "predicted layer",
+                                 "recall, 75th percentile", series, y_range=(0.4, 1)))
+    plot.save(f"{images}/fate-recall-layers", panels)
     head = ["model", "transfers in the window", "recall before the cut",
             *(f"after, {b:g} %" for b in BUDGETS)]
     return {"window-cut": table(head, rows)}
@@ -362,7 +382,27 @@ def rho(lab, images):
             "rho-best": f"The largest of these shares within 1 % in every domain: **rho = {best:g}**."}
 
 
-PARTS = {"cross-layer": cross_layer, "window": window_cut, "hits": hit_ratio, "decode": decode,
+def taps(lab, images):
+    """The paper's three tap positions, in the example host."""
+    rows = []
+    for model in MODELS:
+        for tap in (1, 2, 3):
+            row = [f"{model}-moe", str(tap)]
+            for key in ("top=4", "percentile=75"):
+                runs = [lab.ppl(model, d, "--step-tokens", "1", "--limit", "512", "--window", "128",
+                                "--threads", "1", "--budget", "25%", "--tap", str(tap), "--link-gbps",
+                                f"{link_of(model, 2):.6g}", "--strategy", f"fate:control=0,{key}")
+                        for d in DOMAINS]
+                row.append(f"{mean(r['prefetch']['recall'] for r in runs):.3f}")
+            row.append(f"{mean(r['prefetch']['recall_in_window'] for r in runs):.3f}")
+            row.append(f"{mean(r['tpot_ms']['mean'] for r in runs):.2f}")
+            rows.append(row)
+    head = ["model", "position", "top-k overlap", "recall, 75th percentile", "after the cut",
+            "decode, ms"]
+    return {"taps": table(head, rows)}
+
+
+PARTS = {"taps": taps, "cross-layer": cross_layer, "window": window_cut, "hits": hit_ratio, "decode": decode,
          "prefill": prefill, "shapes": shapes, "ablation": ablation, "rho": rho}
 
 

@@ -338,14 +338,26 @@ enum moert_rule_values {
   MOERT_RULE_EXPERT_CACHE = 1 /* near the threshold, resident experts are preferred; lossy */
 };
 
+/* Who takes a slot that the rule replaces; all but BEST are there to be compared with it. */
+typedef int32_t moert_substitute;
+enum moert_substitute_values {
+  MOERT_SUBSTITUTE_INVALID = -1,
+  MOERT_SUBSTITUTE_BEST = 0,    /* the best-scored at hand */
+  MOERT_SUBSTITUTE_RANDOM = 1,  /* any inactive one at hand */
+  MOERT_SUBSTITUTE_NEAREST = 2, /* the one at hand whose gate row is closest */
+  MOERT_SUBSTITUTE_SKIP = 3     /* nobody: the slot weighs nothing */
+};
+
 typedef struct moert_routing_rule {
   uint64_t struct_size;
   moert_rule kind;
   float alpha;               /* half width of the band around the threshold */
-  float max_slot_share;      /* at most this share of a call's slots is substituted */
+  float max_slot_share;      /* at most this share of a request's slots is substituted, ever */
   float max_mass_share;      /* ... and of its routing mass */
   int32_t second_pass;       /* 1: also substitute by experts other tokens force in */
   int32_t own_score_weights; /* 1: substitutes weigh their own score */
+  moert_substitute substitute;
+  int32_t reserved0;
 } moert_routing_rule;
 
 typedef struct moert_prefetch_snapshot {
@@ -358,6 +370,8 @@ typedef struct moert_prefetch_snapshot {
   const uint8_t *in_flight;      /* [target_experts] */
   int32_t target_layer;          /* predictions are wanted for it */
   int32_t target_experts;
+  int64_t window_ns;   /* until the target asks, waiting excluded: measured */
+  int64_t transfer_ns; /* one expert of the target on the link: measured */
 } moert_prefetch_snapshot;
 
 /* One expert that may be evicted. Ticks count layer calls. */
@@ -381,6 +395,8 @@ typedef struct moert_victim_snapshot {
   int32_t incoming_expert; /* -1: the layer gives up surplus */
   int32_t for_prefetch;
   int32_t reserved0;
+  int32_t dispensable; /* for_prefetch, and without it a CPU beside the device computes it */
+  int32_t reserved1;
 } moert_victim_snapshot;
 
 typedef struct moert_precision_snapshot {
@@ -402,6 +418,9 @@ typedef struct moert_transfer_snapshot {
   int32_t tokens; /* that want it */
   int32_t prefetch;
   int32_t num_versions;
+  const int32_t *layer_counts; /* [num_experts] tokens of every expert of the layer, or NULL */
+  int32_t num_experts;
+  int32_t reserved0;
 } moert_transfer_snapshot;
 
 typedef int32_t moert_placement;
@@ -412,11 +431,12 @@ enum moert_placement_values {
   MOERT_PLACE_LOW = 2
 };
 
-/* An expert that is needed and not there. */
+/* An expert that is needed and not there; one whose prefetch is on its way may still be given to the
+ * CPU. */
 typedef struct moert_miss {
   uint64_t struct_size;
   int64_t bytes;   /* of the transfer */
-  int64_t load_ns; /* modelled */
+  int64_t load_ns; /* modelled: of the transfer, or of what is left of it */
   int64_t cpu_ns;  /* modelled; negative: no CPU executor */
   int32_t expert;
   int32_t tokens;
@@ -461,6 +481,17 @@ typedef struct moert_policies {
                           const moert_miss *misses, int32_t num_misses, moert_placement *decisions);
   int32_t wants_next_gate; /* 1: prefetch_rank wants predicted_scores */
   int32_t reserved0;
+  /* Residency, at the beginning of a step: writes 1 to be asked for new capacities. */
+  moert_code (*residency_wants_capacity)(void *user_data, const moert_policy_context *context,
+                                         int32_t *wants);
+  /* Precision, behind a layer call: writes 1 to have lower versions that the call used replaced by
+   * the best, in place. */
+  moert_code (*precision_upgrades)(void *user_data, const moert_policy_context *context,
+                                   int32_t *upgrades);
+  /* Placement, behind a layer call: writes 1 to have what the CPU computed brought while the link is
+   * idle. */
+  moert_code (*placement_fills)(void *user_data, const moert_policy_context *context,
+                                int32_t *fills);
 } moert_policies;
 
 MOERT_API void moert_policies_init(moert_policies *policies, uint64_t size);
@@ -645,6 +676,8 @@ typedef struct moert_step_info {
    * MOERT_OK: cannot tell. Called on the thread that computes the layer call. */
   moert_code (*predict_next)(void *user_data, int32_t layer, const float *partial, int64_t rows,
                              float *next_input);
+  int32_t offers_inputs; /* 1: moert_layer_offer will tell what to predict from. CPU backend */
+  int32_t reserved1;
 } moert_step_info;
 
 /* Default: decode of one row. */
@@ -684,6 +717,15 @@ MOERT_API moert_code moert_layer_forward_routed(moert_step *step, int32_t layer,
                                                 const float *weights, int32_t top_k,
                                                 int32_t *used_ids, void *out,
                                                 moert_stream stream, moert_error **error);
+
+/* What the input of `layer` (1 or more) is expected to be, offered before the layers in front of it
+ * are done: its gate on that input says what to prefetch, in place of the gate on the input of the
+ * layer before. hidden as in moert_layer_forward. Nothing happens unless the step was begun with
+ * offers_inputs, on the CPU backend, under a strategy that prefetches by a gate. Waits for a layer
+ * call in progress. Thread-safe. */
+MOERT_API moert_code moert_layer_offer(moert_step *step, int32_t layer, const void *hidden,
+                                       int64_t row_stride, moert_dtype dtype, int64_t n_tokens,
+                                       moert_error **error);
 
 /* How a host learns that a call is done, besides waiting. */
 typedef struct moert_completion {
@@ -813,6 +855,12 @@ typedef struct moert_stats {
   int64_t prefetch_disabled_steps;      /* decode steps with prefetch off because it did not pay */
   int64_t slots_low;                    /* slots answered by a lower version than intended */
   double mass_low;                      /* their routing weight, as it entered the sum */
+  int64_t low_loads;           /* transfers that brought a lower version than the best */
+  int64_t upgrades;            /* low copies that began to be replaced by the best, in place */
+  int64_t fills;               /* loads behind a call of what the CPU had computed for it */
+  int64_t predictions_offered; /* layer calls predicted by what moert_layer_offer gave */
+  int64_t prefetch_trials;     /* blocks of decode steps tried with prefetch on or off */
+  int64_t prefetch_switches;   /* ... after which it stayed that way */
 } moert_stats;
 
 MOERT_API void moert_stats_init(moert_stats *stats, uint64_t size);

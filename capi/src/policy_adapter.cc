@@ -10,6 +10,7 @@ namespace moert::capi {
 namespace {
 
 static_assert(static_cast<int32_t>(RoutingRuleKind::kExpertCache) == MOERT_RULE_EXPERT_CACHE);
+static_assert(static_cast<int32_t>(SubstituteChoice::kSkip) == MOERT_SUBSTITUTE_SKIP);
 static_assert(static_cast<int32_t>(Placement::kLow) == MOERT_PLACE_LOW);
 
 moert_policy_context ToC(const PolicyContext& context) {
@@ -90,6 +91,7 @@ class HostRouting final : public RoutingPolicy, Adapter {
     rule.max_mass_share = own.max_mass_share;
     rule.second_pass = own.second_pass;
     rule.own_score_weights = own.own_score_weights;
+    rule.substitute = static_cast<moert_substitute>(own.substitute);
     if (!Decided(c().routing_rule,
                  [&] { return c().routing_rule(c().user_data, &where, &rule); })) {
       return own;
@@ -97,7 +99,8 @@ class HostRouting final : public RoutingPolicy, Adapter {
     const bool legal = (rule.kind == MOERT_RULE_TOPK || rule.kind == MOERT_RULE_EXPERT_CACHE) &&
                        rule.alpha >= 0 && rule.alpha <= 1 && rule.max_slot_share >= 0 &&
                        rule.max_slot_share <= 1 && rule.max_mass_share >= 0 &&
-                       rule.max_mass_share <= 1;
+                       rule.max_mass_share <= 1 && rule.substitute >= MOERT_SUBSTITUTE_BEST &&
+                       rule.substitute <= MOERT_SUBSTITUTE_SKIP;
     if (!legal) {
       CountFailure();
       return own;
@@ -109,6 +112,7 @@ class HostRouting final : public RoutingPolicy, Adapter {
     decided.max_mass_share = rule.max_mass_share;
     decided.second_pass = rule.second_pass != 0;
     decided.own_score_weights = rule.own_score_weights != 0;
+    decided.substitute = static_cast<SubstituteChoice>(rule.substitute);
     return decided;
   }
 
@@ -142,6 +146,8 @@ class HostPrefetch final : public PrefetchPolicy, Adapter {
     s.in_flight = snapshot.target.in_flight.data();
     s.target_layer = snapshot.target_layer;
     s.target_experts = static_cast<int32_t>(snapshot.target.resident.size());
+    s.window_ns = snapshot.window_ns;
+    s.transfer_ns = snapshot.transfer_ns;
     experts_.assign(static_cast<size_t>(s.target_experts), 0);
     int32_t count = 0;
     const bool decided = Decided(c().prefetch_rank, [&] {
@@ -181,6 +187,15 @@ class HostResidency final : public ResidencyPolicy, Adapter {
     });
     return decided ? std::vector<int>(capacity.begin(), capacity.end()) : own;
   }
+  bool WantsCapacity(const PolicyContext& context) override {
+    const bool own = fallback_ != nullptr && fallback_->WantsCapacity(context);
+    const moert_policy_context where = ToC(context);
+    int32_t wants = own;
+    const bool decided = Decided(c().residency_wants_capacity, [&] {
+      return c().residency_wants_capacity(c().user_data, &where, &wants);
+    });
+    return decided ? wants != 0 : own;
+  }
   void OnRouting(const PolicyContext& context, const RoutingView& routing) override {
     if (fallback_ != nullptr) fallback_->OnRouting(context, routing);
     const moert_policy_context where = ToC(context);
@@ -218,6 +233,7 @@ class HostResidency final : public ResidencyPolicy, Adapter {
     s.incoming_layer = snapshot.incoming.layer;
     s.incoming_expert = snapshot.incoming.expert;
     s.for_prefetch = snapshot.for_prefetch;
+    s.dispensable = snapshot.dispensable;
     int64_t victim = -1;
     if (Decided(c().residency_victim,
                 [&] { return c().residency_victim(c().user_data, &s, &victim); })) {
@@ -277,6 +293,8 @@ class HostPrecision final : public PrecisionPolicy, Adapter {
     s.tokens = snapshot.tokens;
     s.prefetch = snapshot.prefetch;
     s.num_versions = snapshot.num_versions;
+    s.layer_counts = snapshot.layer_counts.empty() ? nullptr : snapshot.layer_counts.data();
+    s.num_experts = static_cast<int32_t>(snapshot.layer_counts.size());
     int32_t version = 0;
     const bool decided = Decided(c().precision_transfer, [&] {
       return c().precision_transfer(c().user_data, &s, &version);
@@ -284,6 +302,15 @@ class HostPrecision final : public PrecisionPolicy, Adapter {
     if (decided && version >= 0 && version < snapshot.num_versions) return version;
     if (decided) CountFailure();
     return fallback_ == nullptr ? 0 : fallback_->TransferVersion(snapshot);
+  }
+  bool Upgrades(const PolicyContext& context) override {
+    const bool own = fallback_ != nullptr && fallback_->Upgrades(context);
+    const moert_policy_context where = ToC(context);
+    int32_t upgrades = own;
+    const bool decided = Decided(c().precision_upgrades, [&] {
+      return c().precision_upgrades(c().user_data, &where, &upgrades);
+    });
+    return decided ? upgrades != 0 : own;
   }
 
  private:
@@ -345,6 +372,14 @@ class HostPlacement final : public PlacementPolicy, Adapter {
     if (fallback_ != nullptr) return fallback_->Place(snapshot);
     return std::vector<Placement>(snapshot.misses.size(), Placement::kLoad);
   }
+  bool Fills(const PolicyContext& context) override {
+    const bool own = fallback_ != nullptr && fallback_->Fills(context);
+    const moert_policy_context where = ToC(context);
+    int32_t fills = own;
+    const bool decided = Decided(
+        c().placement_fills, [&] { return c().placement_fills(c().user_data, &where, &fills); });
+    return decided ? fills != 0 : own;
+  }
 
  private:
   const std::unique_ptr<PlacementPolicy> fallback_;
@@ -363,18 +398,21 @@ absl::Status InstallPolicies(std::shared_ptr<HostPolicies> policies, Strategy* s
     strategy->prefetch = std::make_unique<HostPrefetch>(policies, std::move(strategy->prefetch));
   }
   if (c.observe != nullptr || c.residency_capacity != nullptr || c.residency_victim != nullptr ||
-      c.residency_insert != nullptr || c.residency_evict != nullptr) {
+      c.residency_insert != nullptr || c.residency_evict != nullptr ||
+      c.residency_wants_capacity != nullptr) {
     strategy->residency = std::make_unique<HostResidency>(policies, std::move(strategy->residency));
   }
-  if (c.precision_decide != nullptr || c.precision_transfer != nullptr) {
+  if (c.precision_decide != nullptr || c.precision_transfer != nullptr ||
+      c.precision_upgrades != nullptr) {
     strategy->precision = std::make_unique<HostPrecision>(policies, std::move(strategy->precision));
   }
-  if (c.placement != nullptr) {
+  if (c.placement != nullptr || c.placement_fills != nullptr) {
     strategy->placement = std::make_unique<HostPlacement>(policies, std::move(strategy->placement));
   }
   // What these seams decide can reach the output, and is known only when they are asked.
   if (c.routing_rule != nullptr || c.precision_decide != nullptr ||
-      c.precision_transfer != nullptr || c.placement != nullptr) {
+      c.precision_transfer != nullptr || c.precision_upgrades != nullptr ||
+      c.placement != nullptr) {
     strategy->exact = false;
     strategy->graph_safe = false;
   }

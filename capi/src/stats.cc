@@ -58,6 +58,12 @@ moert_stats ToC(const EngineStats& s) {
   c.prefetch_disabled_steps = s.prefetch_disabled_steps;
   c.slots_low = s.slots_low;
   c.mass_low = s.mass_low;
+  c.low_loads = s.low_loads;
+  c.upgrades = s.upgrades;
+  c.fills = s.fills;
+  c.predictions_offered = s.predictions_offered;
+  c.prefetch_trials = s.prefetch_trials;
+  c.prefetch_switches = s.prefetch_switches;
   return c;
 }
 

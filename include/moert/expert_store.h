@@ -85,6 +85,9 @@ class ExpertStore {
   void SetTrace(TraceSink* trace) { trace_ = trace; }
   /// Transfers that arrive are shown to `link`; null: not. Borrowed.
   void SetLinkEstimate(LinkEstimate* link) { link_ = link; }
+  /// A CPU beside the fast tier computes what is missing, and brings it later if it is worth that:
+  /// nothing but demand has to be brought.
+  void SetCpuBeside(bool cpu_beside) { cpu_beside_ = cpu_beside; }
   /// [L] of the layers, for the capacities. Borrowed; empty: no prefetch.
   void SetPrefetchOutlook(absl::Span<const PrefetchOutlook> outlook) { outlook_ = outlook; }
 
@@ -148,6 +151,8 @@ class ExpertStore {
   int64_t CancelPrefetches(int layer, absl::Span<const int32_t> counts);
   /// Publishes what has arrived.
   void Pump();
+  /// Transfers that have not arrived.
+  int64_t in_flight() const { return loading_; }
   /// Blocks until at least one transfer arrived, then publishes. False when none is in flight.
   bool Wait();
   /// The error of a load that failed since it was last asked, or OK.
@@ -245,6 +250,7 @@ class ExpertStore {
   TraceSink* trace_ = nullptr;
   LinkEstimate* link_ = nullptr;
   absl::Span<const PrefetchOutlook> outlook_;
+  bool cpu_beside_ = false;
 
   std::vector<int64_t> first_;  // index of each layer's expert 0
   std::vector<Entry> entries_;
@@ -263,6 +269,7 @@ class ExpertStore {
   std::vector<ExpertKey> switching_;   // wait for the boundary
   std::vector<ExpertKey> reclaiming_;  // have a previous version
   int64_t tick_ = 0;
+  int64_t loading_ = 0;
 };
 
 }  // namespace moert

@@ -166,8 +166,9 @@ struct VictimCandidate {
 struct VictimSnapshot {
   PolicyContext context;
   ExpertKey incoming;
-  bool for_prefetch = false;
+  bool for_prefetch = false;                     // nobody waits for it: may be refused
   absl::Span<const VictimCandidate> candidates;  // never pinned ones
+  bool dispensable = false;  // for_prefetch, and without it a CPU beside the fast tier computes it
 };
 
 class ResidencyPolicy {
@@ -257,19 +258,25 @@ struct MissView {
   int64_t bytes = 0;          // of the transfer
   int64_t load_ns = 0;        // modelled
   int64_t cpu_ns = 0;         // modelled; negative: no CPU executor beside the fast tier
+  bool arriving = false;      // a prefetch of it is on its way; load_ns is what is left, about
 };
 
 struct PlacementSnapshot {
   PolicyContext context;
   absl::Span<const MissView> misses;
+  int64_t link_busy_ns = 0;  // modelled, about: until what is under way has arrived
 };
 
 class PlacementPolicy {
  public:
   virtual ~PlacementPolicy() = default;
   virtual absl::string_view name() const = 0;
-  /// One placement a miss, in order.
+  /// One placement a miss, in order. An expert that is arriving and given to the CPU goes on
+  /// arriving.
   virtual std::vector<Placement> Place(const PlacementSnapshot& snapshot) = 0;
+  /// True when experts that the CPU computed should be brought behind the call, where the link is
+  /// idle and the residency policy finds them worth more than whom they replace.
+  virtual bool Fills(const PolicyContext& context) { return false; }
 };
 
 }  // namespace moert

@@ -50,6 +50,10 @@ class Prefetcher {
   /// The true routing of a layer is known, at context.now_ns: account for the predictions made for
   /// it, and forget those that have not started.
   void Resolve(const PolicyContext& context, const RoutingResult& routing);
+  /// The same for `target` (not the first layer), whose input the host offered before the layers in
+  /// front of it have run: routing.next_scores are its scores on it, nothing else of `routing` but
+  /// its sizes is known.
+  void PredictOffered(const PolicyContext& target, const RoutingResult& routing, int64_t now_ns);
   /// Ranks and admits for the next layer. Called at `now_ns`, after the layer's own demand loads
   /// are queued.
   void Predict(const PolicyContext& context, const RoutingResult& routing, int64_t now_ns);
@@ -59,6 +63,12 @@ class Prefetcher {
   void EndCall(const PolicyContext& context, int64_t tokens, int64_t now_ns);
 
  private:
+  /// For a layer that has not asked yet.
+  struct Prediction {
+    int layer = -1;
+    int late = -1;               // would begin in the window, admitted or not; or -1
+    std::vector<uint8_t> marks;  // [E]
+  };
   struct Ranked {
     ExpertKey key;
     int version = 0;  // to bring if absent
@@ -79,12 +89,15 @@ class Prefetcher {
   int64_t WindowNs(const PolicyContext& context, const RoutingResult& routing,
                    int64_t now_ns) const;
   void CountYield(Phase phase, int64_t rows);
+  void Rank(PrefetchSnapshot* snapshot);
+  /// Offered inputs may be two layers ahead.
+  Prediction& PredictionOf(int layer) { return predictions_[layer % 2]; }
   void Admit(const PolicyContext& context, const std::vector<PrefetchCandidate>& ranked,
-             int64_t window_ns);
+             int64_t window_ns, Prediction* prediction);
   /// Whether one transfer that is longer than what is left of the window is worth its start.
   bool LatePays(int64_t transfer_ns, int64_t window_ns) const;
   /// A block from those ranked lower, the lowest first, if need be.
-  bool StartLoad(const PolicyContext& context, size_t rank);
+  bool StartLoad(const PolicyContext& context, size_t rank, Prediction* prediction);
 
   const MoeModelSpec* model_;
   PrefetchPolicy* policy_;
@@ -100,12 +113,10 @@ class Prefetcher {
   int64_t routed_ns_ = 0;      // of the layer call
   Yield yield_[2];             // by phase
   int64_t routed_stalled_ns_ = 0;
-  int predicted_layer_ = -1;
-  int late_ = -1;  // of predicted_layer_: would begin in the window, admitted or not; or -1
-  double precision_ = 0.8;          // share of these that the routing used: a guess, then measured
-  std::vector<uint8_t> predicted_;  // [E] of predicted_layer_
-  std::vector<Ranked> ranked_;      // scratch
-  std::vector<int32_t> counts_;     // scratch, [E] predicted tokens
+  Prediction predictions_[2];
+  double precision_ = 0.8;  // share of the late ones that the routing used: a guess, then measured
+  std::vector<Ranked> ranked_;                       // scratch
+  std::vector<int32_t> counts_;                      // scratch, [E] predicted tokens
   std::vector<PrefetchOutlook> measured_, outlook_;  // [L]; outlook_: zeros while it is off
 };
 

@@ -29,12 +29,20 @@ struct ReplayOptions {
   std::function<void(int64_t)> progress;
 };
 
+/// Of the experts that a layer needed when a prediction had been made for it.
+struct LayerRecall {
+  int64_t predicted = 0;  // how many those were
+  int64_t recalled = 0;   // of them, in the prediction
+  int64_t in_window = 0;  // and there, on their way or admitted
+};
+
 struct ReplayResult {
   int64_t steps = 0;  // counted
   int64_t tokens = 0;
   EngineStats stats;               // of the counted steps
   std::vector<double> prefill_ms;  // by step, engine's clock
   std::vector<double> decode_ms;
+  std::vector<LayerRecall> recall;  // by layer
 };
 
 /// Runs the trace from its beginning. The engine must have the trace's model and allow steps of

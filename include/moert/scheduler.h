@@ -46,6 +46,10 @@ class Scheduler {
   void Plan(const PolicyContext& context, int64_t epoch, const RoutingResult& routing,
             LayerPlan* plan);
 
+  /// Whether misses whose prefetch is on its way are shown to the policy, too, so that a CPU need
+  /// not wait for them; else they are waited for.
+  void OfferArriving(bool offer) { offer_arriving_ = offer; }
+
   /// The experts of plan.cpu took the CPU so long.
   void Took(const LayerPlan& plan, int64_t cpu_ns);
 
@@ -53,6 +57,7 @@ class Scheduler {
   /// Asks the policy where the misses go that are not on their way, and moves those it gives to the
   /// CPU from plan->load to plan->cpu.
   void Place(const PolicyContext& context, const RoutingResult& routing, LayerPlan* plan);
+  int64_t LinkBusyNs(const PolicyContext& context) const;
 
   const MoeModelSpec* model_;
   PlacementPolicy* policy_;
@@ -60,6 +65,7 @@ class Scheduler {
   ExpertStore* store_;
   EngineStats* stats_;
   const CpuBeside cpu_;
+  bool offer_arriving_ = true;
   double cpu_scale_ = 1;  // measured over modelled
   bool cpu_measured_ = false;
   std::vector<MissView> misses_;  // scratch

@@ -32,6 +32,8 @@ struct EngineStats {
   int64_t evictions = 0;
   int64_t low_answers = 0;   // lookups answered by a lower version than intended
   int64_t cpu_computed = 0;  // lookups computed by the CPU beside a GPU
+  int64_t upgrades = 0;      // low copies that began to be replaced by the best version in place
+  int64_t fills = 0;         // loads behind a call of what the CPU had computed for it
 
   // Prefetch.
   int64_t prefetch_issued = 0;     // began to move
@@ -49,8 +51,11 @@ struct EngineStats {
   // (StepInfo::predict_next), or the gate on the input of the layer before.
   int64_t predictions_resident_forward = 0;
   int64_t predictions_next_gate = 0;
+  int64_t predictions_offered = 0;      // by the gate on what the host offered (Engine::OfferInput)
   bool prefetch_disabled = false;       // it did not pay, in decode steps
   int64_t prefetch_disabled_steps = 0;  // decode steps since that ran with this verdict
+  int64_t prefetch_trials = 0;          // blocks of steps tried in the other mode
+  int64_t prefetch_switches = 0;        // ...after which it became the mode
 
   // Routing (slots are token x k).
   int64_t slots = 0;

@@ -121,8 +121,11 @@ absl::Status EngineImpl::Init() {
     store_->SetPrefetchOutlook(prefetcher_->outlook());
     store_->SetCapacity(plan_.slots);
   }
+  const CpuBeside beside = MakeCpuBeside();
+  store_->SetCpuBeside(beside.can_compute != nullptr && strategy_.placement != nullptr &&
+                       strategy_.placement->Fills({}));
   scheduler_ = std::make_unique<Scheduler>(&model, strategy_.placement.get(), &profile_,
-                                           store_.get(), &stats_, MakeCpuBeside());
+                                           store_.get(), &stats_, beside);
   LayerParts parts;
   parts.model = &model;
   parts.profile = &profile_;

@@ -44,6 +44,7 @@ absl::Status LayerRunner::Forward(LayerCall call, float* out) {
   if (parts_.versions == nullptr) {
     parts_.store->EndLayerCall(call.context);
     Upgrade(call);
+    FillBehindCpu(call);
   }
   Charge(static_cast<double>(
       recorded_ != nullptr
@@ -67,7 +68,18 @@ void LayerRunner::Upgrade(const LayerCall& call) {
   for (int32_t e = 0; e < routing_.num_experts; ++e) {
     const ExpertKey key{call.context.layer, e};
     if (routing_.counts[e] == 0 || parts_.store->Latest(key).version <= 0) continue;
-    parts_.store->Reload(key, 0, LoadReason::kBackground);
+    parts_.stats->upgrades += parts_.store->Reload(key, 0, LoadReason::kBackground);
+  }
+}
+
+void LayerRunner::FillBehindCpu(const LayerCall& call) {
+  PlacementPolicy* placement = parts_.strategy->placement.get();
+  if (plan_.cpu.empty() || placement == nullptr || !placement->Fills(call.context)) return;
+  // One at a time: what waits would hold a block that somebody was evicted from.
+  for (const int32_t e : plan_.cpu) {
+    if (parts_.store->in_flight() > 0) return;
+    parts_.stats->fills +=
+        parts_.store->StartLoad({call.context.layer, e}, 0, LoadReason::kBackground, call.context);
   }
 }
 
@@ -105,9 +117,9 @@ absl::Status LayerRunner::Route(const LayerCall& call) {
       parts_.strategy->routing ? parts_.strategy->routing->Rule(context) : RoutingRule{};
   const LayerResidency residency = parts_.store->Layer(context.layer);
   if (call.routed == nullptr) {
-    const bool next_gate =
-        (parts_.prefetcher->wants_next_gate(context.phase) && !WantsForward(call)) ||
-        (parts_.trace != nullptr && parts_.trace->wants_next_scores());
+    const bool next_gate = (parts_.prefetcher->wants_next_gate(context.phase) &&
+                            !WantsForward(call) && !OffersInputs(call)) ||
+                           (parts_.trace != nullptr && parts_.trace->wants_next_scores());
     MOERT_RETURN_IF_ERROR(parts_.device != nullptr
                               ? RouteOnDevice(call, rule, residency, next_gate)
                               : parts_.router->Route(context.layer, call.x, call.tokens, rule,
@@ -128,7 +140,8 @@ absl::Status LayerRunner::Route(const LayerCall& call) {
       std::copy(routing_.ids.begin(), routing_.ids.end(), given.used_ids.begin());
     }
   }
-  if (recorded_ == nullptr && parts_.prefetcher->wants_next_gate(context.phase)) {
+  if (recorded_ == nullptr && parts_.prefetcher->wants_next_gate(context.phase) &&
+      !OffersInputs(call)) {
     Charge(static_cast<double>(parts_.profile->next_gate_ns));
   }
   if (recorded_ != nullptr) {
@@ -172,6 +185,8 @@ void LayerRunner::Plan(const LayerCall& call) {
   parts_.prefetcher->Resolve(known, routing_);
   parts_.residency->OnRouting(context, routing_.view());
   if (parts_.versions != nullptr) parts_.versions->OnRouting(context, routing_.view());
+  // The device would multiply one that arrives while an open call waits.
+  parts_.scheduler->OfferArriving(!call.device.open);
   parts_.scheduler->Plan(context, call.epoch, routing_, &plan_);
 }
 
@@ -209,8 +224,10 @@ absl::Status LayerRunner::FetchAndMultiply(const LayerCall& call) {
     }
     const bool all_queued = next == plan_.load.end();
     if (all_queued && !predicted && !forward) {
-      CountPrediction(call);
-      parts_.prefetcher->Predict(context, routing_, parts_.clock->now_ns());
+      if (!OffersInputs(call)) {
+        CountPrediction(call);
+        parts_.prefetcher->Predict(context, routing_, parts_.clock->now_ns());
+      }
       predicted = true;
     }
     if (first_wave || !wave_.empty()) {
@@ -346,7 +363,9 @@ float LayerRunner::SharedWeight(const LayerCall& call, int64_t t) const {
 }
 
 bool LayerRunner::WantsForward(const LayerCall& call) const {
-  if (call.predict_next == nullptr || *call.predict_next == nullptr) return false;
+  if (call.predict_next == nullptr || *call.predict_next == nullptr || call.inputs_offered) {
+    return false;
+  }
   if (call.context.phase != Phase::kDecode || parts_.simulate || parts_.device != nullptr ||
       partial_.size() == 0 || call.context.layer + 1 == parts_.model->num_layers() ||
       !parts_.prefetcher->wants_resident_forward(call.context.phase)) {
@@ -393,6 +412,20 @@ absl::Status LayerRunner::PredictForward(const LayerCall& call,
       layer + 1, forward_predicted_ ? next_input_.data() : call.x, tokens, &routing_.next_scores);
   Span(call, TimelineTrack::kLayers, "predict the next layer's input", begin_ns);
   return status;
+}
+
+absl::Status LayerRunner::OfferInput(const LayerCall& call) {
+  const PolicyContext& target = call.context;
+  if (!parts_.prefetcher->wants_next_gate(target.phase)) return absl::OkStatus();
+  parts_.store->Pump();
+  offered_.tokens = call.tokens;
+  offered_.top_k = parts_.model->layers[target.layer].routing.top_k;
+  MOERT_RETURN_IF_ERROR(
+      parts_.router->Score(target.layer, call.x, call.tokens, &offered_.next_scores));
+  Charge(static_cast<double>(parts_.profile->next_gate_ns));
+  ++parts_.stats->predictions_offered;
+  parts_.prefetcher->PredictOffered(target, offered_, parts_.clock->now_ns());
+  return absl::OkStatus();
 }
 
 void LayerRunner::CountPrediction(const LayerCall& call) {

@@ -63,6 +63,7 @@ struct LayerCall {
   int64_t step_begin_ns = 0;
   const std::atomic<bool>* cancelled = nullptr;  // becomes true when nobody wants the output
   const PredictNext* predict_next = nullptr;     // of the step; null: not offered
+  bool inputs_offered = false;                   // predictions come from OfferInput, not from here
   DeviceCall device;  // where a device executes; x and out are then unused
 };
 
@@ -81,6 +82,9 @@ class LayerRunner {
   /// The device is through with the call served last, or nothing that was enqueued waits any more.
   void FinishOpen();
   bool WantsNextGate(Phase phase) const { return parts_.prefetcher->wants_next_gate(phase); }
+  /// call.x: what the host expects the input of call's layer to be, before the layers in front of
+  /// it are done. CPU backend.
+  absl::Status OfferInput(const LayerCall& call);
 
   /// Bytes of workspace for max_tokens rows of any layer, MixedGroupGemm's own excluded;
   /// `resident_forward`: with the two matrices that it exchanges with the host.
@@ -104,6 +108,10 @@ class LayerRunner {
   /// Has the host predict it, from the experts of the first wave: new next_scores. On the host's
   /// refusal those of the next layer's gate.
   absl::Status PredictForward(const LayerCall& call, absl::Span<const int32_t> computed);
+  /// Whether this call's own prediction gives way to what the host offers.
+  bool OffersInputs(const LayerCall& call) const {
+    return call.inputs_offered && parts_.prefetcher->wants_next_gate(call.context.phase);
+  }
   /// Counts by what the prefetcher is about to predict.
   void CountPrediction(const LayerCall& call);
   absl::Status RouteOnDevice(const LayerCall& call, const RoutingRule& rule,
@@ -122,6 +130,8 @@ class LayerRunner {
   }
   /// Behind a call, lower versions it used are replaced, if the policy wants that.
   void Upgrade(const LayerCall& call);
+  /// Behind a call, an expert that the CPU computed is brought, if the policy wants that.
+  void FillBehindCpu(const LayerCall& call);
   /// Waits for the CPU beside the fast tier; on the virtual clock it is done at done_ns.
   absl::Status JoinCpu(const LayerCall& call, int64_t done_ns);
   void CountStall(const LayerCall& call, int64_t begin_ns);
@@ -143,6 +153,7 @@ class LayerRunner {
   std::vector<int> problem_versions_;  // of each; -1: a shared expert
   std::vector<WaveExpert> handles_;    // of a wave on a device
   RoutingResult late_routing_;
+  RoutingResult offered_;
   CallTimes times_;                      // of this call
   const CallTimes* recorded_ = nullptr;  // of this call when it was recorded
   double recorded_bytes_ = 0;            // of all records it multiplied then

@@ -29,6 +29,15 @@ struct Balance {
 /// different sizes are balanced too. `loading_ns`: what the link has to carry in any case.
 Balance BalanceCpuLoad(absl::Span<const BalanceItem> items, int64_t loading_ns = 0);
 
+/// The split with the earliest completion, max(T_load, T_cpu), among those that load the items with
+/// most tokens and leave the rest to the CPU; of equals the one that loads more, which fills the
+/// cache. Algorithm 2 begins with a load however slow the link is beside the CPU: where one
+/// transfer takes longer than the CPU needs for all misses, that load alone is later than this
+/// split. `link_busy_ns`: until the link is free; added to T_load where anything is loaded.
+/// `loading_ns`: as above.
+Balance BalanceByCompletion(absl::Span<const BalanceItem> items, int64_t link_busy_ns,
+                            int64_t loading_ns = 0);
+
 }  // namespace moert
 
 #endif  // MOERT_LIB_PLAN_BALANCER_H_

@@ -73,14 +73,16 @@ void Scheduler::Place(const PolicyContext& context, const RoutingResult& routing
   misses_.clear();
   for (const int32_t e : plan->load) {
     const ExpertKey key{context.layer, e};
-    if (store_->Arriving(key)) continue;
     MissView miss;
+    miss.arriving = store_->Arriving(key);
+    if (miss.arriving && !offer_arriving_) continue;
     miss.expert = e;
     miss.tokens = routing.counts[e];
     miss.mass = mass_[e];
     miss.bytes = store_->layout(key, kVersion).bytes;
     miss.load_ns =
         cpu_.link != nullptr ? cpu_.link->TransferNs(miss.bytes) : profile_->TransferNs(miss.bytes);
+    if (miss.arriving) miss.load_ns /= 2;  // on average
     miss.cpu_ns = -1;
     if (cpu_.can_compute != nullptr && cpu_.can_compute(key, routing.tokens)) {
       miss.cpu_ns = static_cast<int64_t>(
@@ -89,7 +91,7 @@ void Scheduler::Place(const PolicyContext& context, const RoutingResult& routing
     misses_.push_back(miss);
   }
   if (misses_.empty()) return;
-  const std::vector<Placement> placements = policy_->Place({context, misses_});
+  const std::vector<Placement> placements = policy_->Place({context, misses_, LinkBusyNs(context)});
   bool valid = placements.size() == misses_.size();
   for (size_t i = 0; valid && i < placements.size(); ++i) {
     // A cache has no low versions to answer with; where there are some, the store did already.
@@ -103,7 +105,7 @@ void Scheduler::Place(const PolicyContext& context, const RoutingResult& routing
   for (size_t i = 0; i < placements.size(); ++i) {
     const MissView& miss = misses_[i];
     if (placements[i] == Placement::kLoad) {
-      stats_->balance_load_ns += miss.load_ns;
+      if (!miss.arriving) stats_->balance_load_ns += miss.load_ns;
       continue;
     }
     plan->load.erase(std::find(plan->load.begin(), plan->load.end(), miss.expert));
@@ -111,7 +113,18 @@ void Scheduler::Place(const PolicyContext& context, const RoutingResult& routing
     plan->cpu_ns += miss.cpu_ns;
     stats_->balance_cpu_ns += miss.cpu_ns;
     ++stats_->cpu_computed;
+    stats_->late -= miss.arriving;
   }
+}
+
+int64_t Scheduler::LinkBusyNs(const PolicyContext& context) const {
+  // The one that moves is half way, on average.
+  const int64_t transfers = store_->in_flight();
+  if (transfers == 0) return 0;
+  const int64_t bytes = store_->layout({context.layer, 0}, 0).bytes;
+  const int64_t one_ns =
+      cpu_.link != nullptr ? cpu_.link->TransferNs(bytes) : profile_->TransferNs(bytes);
+  return transfers * one_ns - one_ns / 2;
 }
 
 }  // namespace moert

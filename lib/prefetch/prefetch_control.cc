@@ -43,6 +43,7 @@ void PrefetchControl::StepDone(int64_t rows, int64_t ns) {
 void PrefetchControl::EndTrial() {
   const double proven_ns = (before_ns_ + after_ns_) / 2;
   if (proven_ns <= 0) return Rest(gap_);
+  ++trials_;
   gains_.push_back((proven_ns - trial_ns_) / proven_ns);
   if (gains_.size() > 2 * kTrials) gains_.erase(gains_.begin());
   const double n = static_cast<double>(gains_.size());
@@ -56,6 +57,7 @@ void PrefetchControl::EndTrial() {
   constexpr double kClear = 2;  // standard errors
   if (static_cast<int>(gains_.size()) >= kTrials && mean > kWorthIt && mean > kClear * error) {
     proven_ = !proven_;
+    ++switches_;
     gains_.clear();
     gap_ = kFirstGap;
   } else if (gains_.back() > 0) {

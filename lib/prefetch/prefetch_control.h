@@ -20,6 +20,8 @@ class PrefetchControl {
   bool prefetching() const { return stage_ == Stage::kTrial ? !proven_ : proven_; }
   /// True while not prefetching is what has proven better.
   bool disabled() const { return !proven_; }
+  int64_t trials() const { return trials_; }
+  int64_t switches() const { return switches_; }
 
   /// A decode step of `rows` tokens took `ns`, all layers and all waiting.
   void StepDone(int64_t rows, int64_t ns);
@@ -42,6 +44,7 @@ class PrefetchControl {
   int gap_ = kFirstGap;
   int64_t rows_ = 0;
   double before_ns_ = 0, trial_ns_ = 0, after_ns_ = 0;
+  int64_t trials_ = 0, switches_ = 0;
   std::vector<double> gains_;  // of the other mode, relative; latest last
 };
 

@@ -97,24 +97,25 @@ void Prefetcher::Resolve(const PolicyContext& context, const RoutingResult& rout
   const int64_t cancelled = store_->CancelPrefetches(context.layer, routing.counts);
   stats_->prefetch_cancelled += cancelled;
   stats_->prefetch_issued -= cancelled;
-  if (predicted_layer_ != context.layer) return;
-  if (late_ >= 0) {
+  Prediction& prediction = PredictionOf(context.layer);
+  if (prediction.layer != context.layer) return;
+  if (prediction.late >= 0) {
     constexpr double kWeight = 0.02;
-    precision_ += kWeight * ((routing.counts[late_] > 0 ? 1.0 : 0.0) - precision_);
+    precision_ += kWeight * ((routing.counts[prediction.late] > 0 ? 1.0 : 0.0) - precision_);
   }
   int lookups = 0, recalled = 0;
   for (int e = 0; e < routing.num_experts; ++e) {
     const ExpertKey key{context.layer, e};
-    const bool issued = predicted_[e] == kIssued &&
+    const bool issued = prediction.marks[e] == kIssued &&
                         (store_->Latest(key).record != nullptr || store_->Arriving(key));
     stats_->prefetch_top_score += issued && !routing.top_score.empty() && routing.top_score[e];
     if (routing.counts[e] == 0) continue;
     stats_->prefetch_active += issued;
     ++lookups;
-    recalled += predicted_[e] != 0;
-    stats_->prefetch_recalled_in_window += predicted_[e] >= kAdmitted;
+    recalled += prediction.marks[e] != 0;
+    stats_->prefetch_recalled_in_window += prediction.marks[e] >= kAdmitted;
   }
-  predicted_layer_ = -1;
+  prediction.layer = -1;
   stats_->prefetch_predicted += lookups;
   stats_->prefetch_recalled += recalled;
   if (context.phase == Phase::kDecode && lookups > 0) {
@@ -127,20 +128,42 @@ void Prefetcher::Resolve(const PolicyContext& context, const RoutingResult& rout
 void Prefetcher::Predict(const PolicyContext& context, const RoutingResult& routing,
                          int64_t now_ns) {
   if (!Prefetching(context.phase)) return;
-  const int target = (context.layer + 1) % model_->num_layers();
   PrefetchSnapshot snapshot;
   snapshot.context = context;
-  snapshot.target_layer = target;
+  snapshot.target_layer = (context.layer + 1) % model_->num_layers();
   snapshot.routing = routing.view();
   snapshot.predicted_scores = routing.next_scores;
-  snapshot.target = store_->Layer(target);
   snapshot.window_ns = WindowNs(context, routing, now_ns);
-  snapshot.transfer_ns = link_->TransferNs(store_->layout({target, 0}, 0).bytes);
+  Rank(&snapshot);
+}
+
+void Prefetcher::PredictOffered(const PolicyContext& target, const RoutingResult& routing,
+                                int64_t now_ns) {
+  if (!wants_next_gate(target.phase)) return;
+  PrefetchSnapshot snapshot;
+  snapshot.context = target;
+  snapshot.context.layer = target.layer - 1;
+  snapshot.target_layer = target.layer;
+  snapshot.routing = routing.view();
+  snapshot.predicted_scores = routing.next_scores;
+  // What is under way for the layers in between comes first.
+  const int64_t queued_ns =
+      store_->in_flight() * link_->TransferNs(store_->layout({target.layer, 0}, 0).bytes);
+  snapshot.window_ns = std::max<int64_t>(
+      0, window_->UntilNs(target, routing.tokens, now_ns, StalledNs(*stats_)) - queued_ns);
+  Rank(&snapshot);
+}
+
+void Prefetcher::Rank(PrefetchSnapshot* snapshot) {
+  const PolicyContext& context = snapshot->context;
+  const int target = snapshot->target_layer;
+  snapshot->target = store_->Layer(target);
+  snapshot->transfer_ns = link_->TransferNs(store_->layout({target, 0}, 0).bytes);
   if (context.phase == Phase::kDecode) {
-    measured_[target].transfers = static_cast<double>(snapshot.window_ns) /
-                                  static_cast<double>(std::max<int64_t>(1, snapshot.transfer_ns));
+    measured_[target].transfers = static_cast<double>(snapshot->window_ns) /
+                                  static_cast<double>(std::max<int64_t>(1, snapshot->transfer_ns));
   }
-  std::vector<PrefetchCandidate> ranked = policy_->Rank(snapshot);
+  std::vector<PrefetchCandidate> ranked = policy_->Rank(*snapshot);
   const auto illegal = [&](const PrefetchCandidate& candidate) {
     return candidate.key.layer != target || candidate.key.expert < 0 ||
            candidate.key.expert >= model_->layers[target].num_experts;
@@ -149,10 +172,11 @@ void Prefetcher::Predict(const PolicyContext& context, const RoutingResult& rout
   stats_->policy_fallbacks += ranked.end() - end;
   ranked.erase(end, ranked.end());
   if (ranked.empty()) return;
-  predicted_layer_ = target;
-  late_ = -1;
-  predicted_.assign(model_->layers[target].num_experts, 0);
-  Admit(context, ranked, snapshot.window_ns);
+  Prediction& prediction = PredictionOf(target);
+  prediction.layer = target;
+  prediction.late = -1;
+  prediction.marks.assign(model_->layers[target].num_experts, 0);
+  Admit(context, ranked, snapshot->window_ns, &prediction);
 }
 
 int64_t Prefetcher::WindowNs(const PolicyContext& context, const RoutingResult& routing,
@@ -178,15 +202,16 @@ void Prefetcher::Waited(int64_t now_ns) {
 }
 
 void Prefetcher::Admit(const PolicyContext& context, const std::vector<PrefetchCandidate>& ranked,
-                       int64_t window_ns) {
-  for (const PrefetchCandidate& candidate : ranked) predicted_[candidate.key.expert] = kRanked;
+                       int64_t window_ns, Prediction* prediction) {
+  std::vector<uint8_t>& marks = prediction->marks;
+  for (const PrefetchCandidate& candidate : ranked) marks[candidate.key.expert] = kRanked;
   if (versions_ != nullptr) {
     for (const PrefetchCandidate& candidate : ranked) {
       versions_->Want(context, candidate.key, candidate.score);
     }
     return;
   }
-  counts_.assign(predicted_.size(), 0);
+  counts_.assign(marks.size(), 0);
   for (const PrefetchCandidate& candidate : ranked) {
     counts_[candidate.key.expert] = candidate.tokens;
   }
@@ -203,7 +228,7 @@ void Prefetcher::Admit(const PolicyContext& context, const std::vector<PrefetchC
   for (size_t rank = 0; rank < ranked_.size(); ++rank) {
     const ExpertKey key = ranked_[rank].key;
     if (store_->Latest(key).record != nullptr) {
-      predicted_[key.expert] = kAdmitted;
+      marks[key.expert] = kAdmitted;
       continue;
     }
     const bool arriving = store_->Arriving(key);
@@ -212,13 +237,13 @@ void Prefetcher::Admit(const PolicyContext& context, const std::vector<PrefetchC
     used_ns += transfer_ns;
     if (!arriving) {
       const bool late = left_ns > 0 && left_ns < transfer_ns;
-      if (late) late_ = key.expert;
+      if (late) prediction->late = key.expert;
       const bool admitted = transfer_ns <= left_ns || (late && LatePays(transfer_ns, left_ns));
-      if (!admitted || !StartLoad(context, rank)) continue;
+      if (!admitted || !StartLoad(context, rank, prediction)) continue;
       ++stats_->prefetch_issued;
       ++yield_[static_cast<int>(context.phase)].admitted;
     }
-    predicted_[key.expert] = arriving ? kAdmitted : kIssued;
+    marks[key.expert] = arriving ? kAdmitted : kIssued;
   }
   for (const Ranked& r : ranked_) {
     if (r.pinned) store_->Unpin(r.key);
@@ -232,7 +257,7 @@ bool Prefetcher::LatePays(int64_t transfer_ns, int64_t window_ns) const {
          (1 - precision_) * static_cast<double>(transfer_ns);
 }
 
-bool Prefetcher::StartLoad(const PolicyContext& context, size_t rank) {
+bool Prefetcher::StartLoad(const PolicyContext& context, size_t rank, Prediction* prediction) {
   const ExpertKey key = ranked_[rank].key;
   const int version = ranked_[rank].version;
   if (store_->StartLoad(key, version, LoadReason::kPrefetch, context)) return true;
@@ -240,7 +265,7 @@ bool Prefetcher::StartLoad(const PolicyContext& context, size_t rank) {
     if (!ranked_[lower].pinned) continue;
     ranked_[lower].pinned = false;
     store_->Unpin(ranked_[lower].key);
-    predicted_[ranked_[lower].key.expert] = kRanked;
+    prediction->marks[ranked_[lower].key.expert] = kRanked;
     return store_->StartLoad(key, version, LoadReason::kPrefetch, context);
   }
   return false;
@@ -258,6 +283,8 @@ void Prefetcher::EndCall(const PolicyContext& context, int64_t tokens, int64_t n
     stats_->prefetch_disabled_steps += control_->disabled() || resting;
     control_->StepDone(tokens, now_ns - step_begin_ns_);
     stats_->prefetch_disabled = control_->disabled() || resting;
+    stats_->prefetch_trials = control_->trials();
+    stats_->prefetch_switches = control_->switches();
   }
   for (size_t l = 0; l < outlook_.size(); ++l) {
     outlook_[l] = stats_->prefetch_disabled ? PrefetchOutlook{} : measured_[l];

@@ -62,4 +62,13 @@ int64_t WindowEstimate::IdleNs(const PolicyContext& context, int64_t tokens) con
   return idle > 0 ? static_cast<int64_t>(idle) : -1;
 }
 
+int64_t WindowEstimate::UntilNs(const PolicyContext& target, int64_t tokens, int64_t now_ns,
+                                int64_t stalled_ns) const {
+  if (!any_ || target.step != last_.step || last_.layer >= target.layer) return 0;
+  PolicyContext at = target;
+  int64_t ns = stalled_ns - last_stalled_ns_ - (now_ns - last_.now_ns);
+  for (at.layer = last_.layer; at.layer < target.layer; ++at.layer) ns += WindowNs(at, tokens);
+  return std::max<int64_t>(0, ns);
+}
+
 }  // namespace moert

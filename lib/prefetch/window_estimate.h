@@ -29,6 +29,10 @@ class WindowEstimate {
   /// From the last load that a call of context.layer waited for to the routing of the layer after
   /// it; -1 if no call has waited.
   int64_t IdleNs(const PolicyContext& context, int64_t tokens) const;
+  /// From now_ns to the routing of target.layer of the same step, as far as layers of that step
+  /// have been routed; else, and when it should have come by now, 0.
+  int64_t UntilNs(const PolicyContext& target, int64_t tokens, int64_t now_ns,
+                  int64_t stalled_ns) const;
 
  private:
   size_t Index(Phase phase, int layer, int64_t tokens) const;

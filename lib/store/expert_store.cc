@@ -192,6 +192,7 @@ bool ExpertStore::StartLoad(ExpertKey key, int version, LoadReason reason,
 void ExpertStore::Submit(ExpertKey key, int version, int32_t block, LoadReason reason) {
   BlockPool& pool = PoolOf(version);
   At(key).versions[version] = {VersionState::kLoading, reason, block};
+  ++loading_;
   if (versions_[version].pool == 0) ++held_[key.layer];
   UpdateVisible(key);
   transfers_->Submit({key, version, versions_[version].source_version, reason,
@@ -214,7 +215,7 @@ int32_t ExpertStore::MakeRoom(ExpertKey incoming, int pool, LoadReason reason,
       return blocks.TakeFor(Index(incoming));
     }
   }
-  if (hint.can_wait || reason == LoadReason::kPrefetch) return -1;
+  if (hint.can_wait || reason != LoadReason::kDemand) return -1;
   return EvictOneOf(kAnyLayer, incoming, reason, context) ? blocks.TakeFor(Index(incoming)) : -1;
 }
 
@@ -247,8 +248,9 @@ ExpertKey ExpertStore::ChooseVictim(int layer, ExpertKey incoming, LoadReason re
     }
   }
   if (candidates_.empty()) return kNobody;
-  const bool prefetch = reason == LoadReason::kPrefetch;
-  int victim = residency_->Victim({context, incoming, prefetch, candidates_});
+  const bool prefetch = reason != LoadReason::kDemand;  // nobody waits
+  const bool dispensable = prefetch && cpu_beside_;
+  int victim = residency_->Victim({context, incoming, prefetch, candidates_, dispensable});
   if (victim < 0 && prefetch) return kNobody;
   if (victim < 0 || victim >= static_cast<int>(candidates_.size())) {
     ++stats_->policy_fallbacks;
@@ -298,6 +300,7 @@ int64_t ExpertStore::CancelPrefetches(int layer, absl::Span<const int32_t> count
       const Version& version = At(key).versions[v];
       if (version.state == VersionState::kLoading && version.reason == LoadReason::kPrefetch &&
           transfers_->Cancel(key, v)) {
+        --loading_;
         At(key).unused_prefetch = false;
         Drop(key, v);
         ++cancelled;
@@ -320,6 +323,7 @@ bool ExpertStore::Wait() {
 
 void ExpertStore::Publish() {
   for (const TransferDone& done : done_) {
+    --loading_;
     Entry& entry = At(done.key);
     Version& version = entry.versions[done.version];
     if (trace_ != nullptr) {

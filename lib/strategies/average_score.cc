@@ -45,9 +45,13 @@ class AverageScore final : public ResidencyPolicy {
       }
       if (victim < 0 || Before(c, snapshot.candidates[victim])) victim = i;
     }
-    // Where nobody waits for the newcomer it has to be worth more than whom it replaces.
-    if (entry_margin_ >= 0 && snapshot.for_prefetch && victim >= 0 &&
-        Score(snapshot.incoming) <= (1 + entry_margin_) * Score(snapshot.candidates[victim].key)) {
+    // Where nobody waits for the newcomer it has to be worth more than whom it replaces; clearly
+    // more where a CPU spares its transfer, or experts of about equal worth would go round.
+    constexpr double kDispensable = 0.2;
+    const double margin =
+        snapshot.dispensable ? std::max(entry_margin_, kDispensable) : entry_margin_;
+    if (margin >= 0 && snapshot.for_prefetch && victim >= 0 &&
+        Score(snapshot.incoming) <= (1 + margin) * Score(snapshot.candidates[victim].key)) {
       return -1;
     }
     return victim;

@@ -32,8 +32,12 @@ std::unique_ptr<ResidencyPolicy> MakeAverageScore(int window, double entry_margi
 /// Next layer's predicted top-score experts; alpha = 0: its predicted actives. `resident_forward`:
 /// predicted from the partial output where the host offers it.
 std::unique_ptr<PrefetchPolicy> MakeTopScorePrefetch(float alpha, bool resident_forward);
-/// Algorithm 2: misses shared between the link and a CPU executor.
-std::unique_ptr<PlacementPolicy> MakeCpuLoadBalancer();
+struct CpuBalanceOptions {
+  bool by_completion = false;  // else Algorithm 2 of the importance paper
+  bool fill = false;           // bring what the CPU computed while the link is idle
+};
+/// Misses shared between the link and a CPU executor (plan/balancer.h).
+std::unique_ptr<PlacementPolicy> MakeCpuLoadBalancer(const CpuBalanceOptions& options);
 
 }  // namespace moert
 

@@ -159,6 +159,19 @@ std::vector<int> ShallowFirst(const ShallowFirstOptions& options,
   return capacity;
 }
 
+int ShallowBoundary(absl::Span<const double> accuracy) {
+  constexpr double kWorse = 0.03;  // of 1: three lookups in a hundred
+  if (accuracy.size() < 2) return 1;
+  std::vector<double> predicted(accuracy.begin() + 1, accuracy.end());
+  const auto middle = predicted.begin() + static_cast<std::ptrdiff_t>(predicted.size() / 2);
+  std::nth_element(predicted.begin(), middle, predicted.end());
+  int boundary = 1;
+  while (boundary < static_cast<int>(accuracy.size()) && accuracy[boundary] < *middle - kWorse) {
+    ++boundary;
+  }
+  return boundary;
+}
+
 MissCurve::MissCurve(int experts) : recency_(experts), exposed_(experts + 1, 0) {
   for (int e = 0; e < experts; ++e) recency_[e] = e;
 }

@@ -36,6 +36,12 @@ struct ShallowFirstOptions {
   /// all. None when every expert has a slot.
   int transient = -1;
 };
+/// The boundary that layer accuracies give (Fate Sec. 4.4): accuracy[l] is the share of layer l's
+/// experts that are predicted; accuracy[0], where nothing predicts, is ignored. Shallow are the
+/// layers in front of the first that is predicted well: by at most 0.03 less than the median layer.
+/// A poorly predicted layer further down is not shallow and gains nothing by the rule. At least 1.
+int ShallowBoundary(absl::Span<const double> accuracy);
+
 std::unique_ptr<CapacityRule> MakeShallowFirst(const ShallowFirstOptions& options);
 std::vector<int> ShallowFirst(const ShallowFirstOptions& options, const CapacitySnapshot& snapshot);
 

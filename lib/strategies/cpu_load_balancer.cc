@@ -11,6 +11,8 @@ namespace {
 
 class CpuLoadBalancer final : public PlacementPolicy {
  public:
+  explicit CpuLoadBalancer(const CpuBalanceOptions& options) : options_(options) {}
+
   absl::string_view name() const override { return "cpu-load-balancer"; }
 
   std::vector<Placement> Place(const PlacementSnapshot& snapshot) override {
@@ -20,6 +22,11 @@ class CpuLoadBalancer final : public PlacementPolicy {
     int64_t load_all_ns = 0, load_only_ns = 0;
     for (size_t i = 0; i < snapshot.misses.size(); ++i) {
       const MissView& miss = snapshot.misses[i];
+      if (miss.arriving) {
+        const bool sooner = miss.cpu_ns >= 0 && miss.cpu_ns < miss.load_ns;
+        if (options_.by_completion && sooner) placements[i] = Placement::kCpu;
+        continue;
+      }
       load_all_ns += miss.load_ns;
       if (miss.cpu_ns < 0) {  // not in the CPU's reach
         load_only_ns += miss.load_ns;
@@ -27,6 +34,13 @@ class CpuLoadBalancer final : public PlacementPolicy {
       }
       items.push_back({miss.tokens, miss.load_ns, miss.cpu_ns});
       miss_of.push_back(i);
+    }
+    if (options_.by_completion) {
+      const Balance balance = BalanceByCompletion(items, snapshot.link_busy_ns, load_only_ns);
+      for (size_t i = 0; i < items.size(); ++i) {
+        if (balance.on_cpu[i]) placements[miss_of[i]] = Placement::kCpu;
+      }
+      return placements;
     }
     // CPU time grows with the tokens, a load's does not: in prefill the CPU would become the
     // bottleneck. The paper keeps prefill off the CPU by a threshold on tokens; here the measured
@@ -38,12 +52,17 @@ class CpuLoadBalancer final : public PlacementPolicy {
     }
     return placements;
   }
+
+  bool Fills(const PolicyContext& context) override { return options_.fill; }
+
+ private:
+  const CpuBalanceOptions options_;
 };
 
 }  // namespace
 
-std::unique_ptr<PlacementPolicy> MakeCpuLoadBalancer() {
-  return std::make_unique<CpuLoadBalancer>();
+std::unique_ptr<PlacementPolicy> MakeCpuLoadBalancer(const CpuBalanceOptions& options) {
+  return std::make_unique<CpuLoadBalancer>(options);
 }
 
 }  // namespace moert

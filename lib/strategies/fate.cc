@@ -4,6 +4,8 @@
 #include "base/fmt_absl.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
+#include "format/calibration.h"
+#include "moert/env.h"
 #include "strategies/arc.h"
 #include "strategies/builtin.h"
 #include "strategies/capacity.h"
@@ -41,6 +43,16 @@ absl::Status AddHybridBits(const Params& params, Strategy* strategy) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<int64_t> BoundaryOf(const std::string& calibration_file) {
+  MOERT_ASSIGN_OR_RETURN(const Calibration calibration,
+                         ReadCalibration(calibration_file, Env::Default()));
+  std::vector<double> accuracy;
+  for (const LayerCalibration& layer : calibration.layers) {
+    accuracy.push_back(layer.cross_layer_accuracy);
+  }
+  return ShallowBoundary(accuracy);
+}
+
 }  // namespace
 
 absl::StatusOr<Strategy> BuildFate(const Params& params) {
@@ -57,8 +69,12 @@ absl::StatusOr<Strategy> BuildFate(const Params& params) {
   MOERT_ASSIGN_OR_RETURN(strategy.prefetch_control, params.Flag("control", true));
 
   MOERT_ASSIGN_OR_RETURN(const int64_t transient, params.Integer("transient", -1, 0, 1 << 20));
-  if (params.Has("shallow")) {
-    MOERT_ASSIGN_OR_RETURN(const int64_t shallow, params.Integer("shallow", 0, 0, 1 << 20));
+  if (params.Has("shallow") || params.Has("calibration")) {
+    // What is said outright wins over what was measured.
+    MOERT_ASSIGN_OR_RETURN(int64_t shallow, params.Integer("shallow", -1, 0, 1 << 20));
+    if (shallow < 0) {
+      MOERT_ASSIGN_OR_RETURN(shallow, BoundaryOf(params.Text("calibration", "")));
+    }
     strategy.residency =
         MakeArc(MakeShallowFirst({static_cast<int>(shallow), static_cast<int>(transient)}));
   } else {

@@ -56,12 +56,14 @@ absl::StatusOr<Strategy> BuildImportance(const Params& params) {
   rule.max_mass_share = static_cast<float>(mass);
   rule.own_score_weights = weights == 0;
   rule.substitute = static_cast<SubstituteChoice>(substitute);
-  MOERT_ASSIGN_OR_RETURN(const bool balancer, params.Flag("balancer", true));
-  strategy.exact = alpha == 0 && !balancer;  // with one, another executor may multiply
+  MOERT_ASSIGN_OR_RETURN(const int balancer, params.OneOf("balancer", 1, {"0", "1", "completion"}));
+  MOERT_ASSIGN_OR_RETURN(const bool fill, params.Flag("fill", balancer == 2));
+  MOERT_ASSIGN_OR_RETURN(strategy.prefetch_control, params.Flag("control", true));
+  strategy.exact = alpha == 0 && balancer == 0;  // with one, another executor may multiply
   strategy.routing = std::make_unique<ExpertCacheRouting>(rule, phase == 0);
   strategy.prefetch = MakeTopScorePrefetch(rule.alpha, predict == 0);
   strategy.residency = MakeAverageScore(static_cast<int>(window));
-  if (balancer) strategy.placement = MakeCpuLoadBalancer();
+  if (balancer != 0) strategy.placement = MakeCpuLoadBalancer({balancer == 2, fill});
   return strategy;
 }
 

@@ -53,6 +53,9 @@ const std::vector<Row>& Rows() {
         kControl,
         {"wrap", "1: predict the first layer from the last one of the step before (0)"},
         {"shallow", "layers whose slots are filled first (dealt by measured miss curves)"},
+        {"calibration",
+         "file of moert-pack calibrate whose layer accuracies give `shallow`, unless that is "
+         "given"},
         {"transient", "slots of no layer, for what passes through (what the window holds)"},
         {"low", "lossy: second scheme of the pack, for transfers in fewer bits (none)"},
         {"rho", "share of a prefill's tokens whose experts, the least popular, are sent low (0.1)"},
@@ -77,7 +80,14 @@ const std::vector<Row>& Rows() {
          "what prefetch goes by: forward (of the resident experts, through the host's next "
          "attention, where it offers that, else as gate) or gate (the next layer's) (forward)"},
         {"n", "iterations the average score spans (64)"},
-        {"balancer", "1: share misses with a CPU beside a GPU (1)"}},
+        {"balancer",
+         "misses shared with a CPU beside a GPU: 0 not, 1 by Algorithm 2, completion so that they "
+         "are "
+         "done earliest (1)"},
+        {"fill",
+         "1: bring what the CPU computed while the link is idle (1 with balancer=completion, else "
+         "0)"},
+        {"control", "1: find out whether prefetching pays and stop it if not (1)"}},
        &BuildImportance},
       {"cpu-split",
        "the last layers' experts held, the others computed by the CPU where they are",
@@ -85,7 +95,12 @@ const std::vector<Row>& Rows() {
        &BuildCpuSplit},
       {"hybrimoe-like",
        "score-aware cache, prefetch by the next gate, misses shared with the CPU",
-       {kScheme, {"decay", "weight of the newest scores in the cache's priority (0.3)"}},
+       {kScheme,
+        {"decay", "weight of the newest scores in the cache's priority (0.3)"},
+        {"balancer",
+         "misses shared by Algorithm 2 (1) or so that they are done earliest (completion) (1)"},
+        {"fill", "1: bring what the CPU computed while the link is idle (0)"},
+        {"control", "1: find out whether prefetching pays and stop it if not (1)"}},
        &BuildHybriMoeLike},
       {"expertflow-like",
        "LRU cache, all experts that the next gate predicts are fetched ahead",

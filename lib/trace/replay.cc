@@ -22,7 +22,10 @@ class Replayer {
           last_end_ns_ < 0 ? 0 : std::max<int64_t>(0, call.times.begin_ns - last_end_ns_);
       last_end_ns_ = call.times.end_ns;
     }
-    return engine_->ForwardRouted(step_, call.layer, {}, input, {});
+    const EngineStats before = engine_->stats();
+    MOERT_RETURN_IF_ERROR(engine_->ForwardRouted(step_, call.layer, {}, input, {}));
+    if (steps_ >= options_.warm_steps) Count(call.layer, StatsSince(engine_->stats(), before));
+    return absl::OkStatus();
   }
 
   absl::Status EndStep() {
@@ -52,6 +55,14 @@ class Replayer {
   }
 
  private:
+  void Count(int layer, const EngineStats& call) {
+    std::vector<LayerRecall>& layers = result_.recall;
+    if (layers.size() <= static_cast<size_t>(layer)) layers.resize(layer + 1);
+    layers[layer].predicted += call.prefetch_predicted;
+    layers[layer].recalled += call.prefetch_recalled;
+    layers[layer].in_window += call.prefetch_recalled_in_window;
+  }
+
   absl::Status BeginStep(const TraceCall& call) {
     begin_ns_ = engine_->now_ns();
     // What the host did between two steps passes on the clock and is no part of either.

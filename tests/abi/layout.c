@@ -27,6 +27,8 @@ ABI_ASSERT(MOERT_PART_GATE_PROJ == 0 && MOERT_PART_ROUTER == 3 && MOERT_PART_REC
 ABI_ASSERT(MOERT_SHARED_EXPERT == -1);
 ABI_ASSERT(MOERT_BACKEND_AUTO == 0 && MOERT_BACKEND_CPU == 1 && MOERT_BACKEND_CUDA == 2);
 ABI_ASSERT(MOERT_RULE_TOPK == 0 && MOERT_RULE_EXPERT_CACHE == 1);
+ABI_ASSERT(MOERT_SUBSTITUTE_BEST == 0 && MOERT_SUBSTITUTE_RANDOM == 1 &&
+           MOERT_SUBSTITUTE_NEAREST == 2 && MOERT_SUBSTITUTE_SKIP == 3);
 ABI_ASSERT(MOERT_PLACE_LOAD == 0 && MOERT_PLACE_CPU == 1 && MOERT_PLACE_LOW == 2);
 ABI_ASSERT(MOERT_LOG_INFO == 0 && MOERT_LOG_WARNING == 1 && MOERT_LOG_ERROR == 2);
 ABI_ASSERT(MOERT_ABSENT == 0 && MOERT_ARRIVING == 1);
@@ -114,16 +116,18 @@ ABI_FIELD(moert_routing_view, top_k, 48);
 ABI_FIELD(moert_routing_view, num_experts, 52);
 ABI_LAST(moert_routing_view, num_experts, 4);
 
-ABI_SIZE(moert_routing_rule, 32);
+ABI_SIZE(moert_routing_rule, 40);
 ABI_FIELD(moert_routing_rule, kind, 8);
 ABI_FIELD(moert_routing_rule, alpha, 12);
 ABI_FIELD(moert_routing_rule, max_slot_share, 16);
 ABI_FIELD(moert_routing_rule, max_mass_share, 20);
 ABI_FIELD(moert_routing_rule, second_pass, 24);
 ABI_FIELD(moert_routing_rule, own_score_weights, 28);
-ABI_LAST(moert_routing_rule, own_score_weights, 4);
+ABI_FIELD(moert_routing_rule, substitute, 32);
+ABI_FIELD(moert_routing_rule, reserved0, 36);
+ABI_LAST(moert_routing_rule, reserved0, 4);
 
-ABI_SIZE(moert_prefetch_snapshot, 152);
+ABI_SIZE(moert_prefetch_snapshot, 168);
 ABI_FIELD(moert_prefetch_snapshot, context, 8);
 ABI_FIELD(moert_prefetch_snapshot, routing, 56);
 ABI_FIELD(moert_prefetch_snapshot, predicted_scores, 112);
@@ -132,7 +136,9 @@ ABI_FIELD(moert_prefetch_snapshot, usable, 128);
 ABI_FIELD(moert_prefetch_snapshot, in_flight, 136);
 ABI_FIELD(moert_prefetch_snapshot, target_layer, 144);
 ABI_FIELD(moert_prefetch_snapshot, target_experts, 148);
-ABI_LAST(moert_prefetch_snapshot, target_experts, 4);
+ABI_FIELD(moert_prefetch_snapshot, window_ns, 152);
+ABI_FIELD(moert_prefetch_snapshot, transfer_ns, 160);
+ABI_LAST(moert_prefetch_snapshot, transfer_ns, 8);
 
 ABI_SIZE(moert_candidate, 48);
 ABI_FIELD(moert_candidate, last_used, 8);
@@ -144,7 +150,7 @@ ABI_FIELD(moert_candidate, unused_prefetch, 40);
 ABI_FIELD(moert_candidate, tokens, 44);
 ABI_LAST(moert_candidate, tokens, 4);
 
-ABI_SIZE(moert_victim_snapshot, 88);
+ABI_SIZE(moert_victim_snapshot, 96);
 ABI_FIELD(moert_victim_snapshot, context, 8);
 ABI_FIELD(moert_victim_snapshot, candidates, 56);
 ABI_FIELD(moert_victim_snapshot, num_candidates, 64);
@@ -152,7 +158,9 @@ ABI_FIELD(moert_victim_snapshot, incoming_layer, 72);
 ABI_FIELD(moert_victim_snapshot, incoming_expert, 76);
 ABI_FIELD(moert_victim_snapshot, for_prefetch, 80);
 ABI_FIELD(moert_victim_snapshot, reserved0, 84);
-ABI_LAST(moert_victim_snapshot, reserved0, 4);
+ABI_FIELD(moert_victim_snapshot, dispensable, 88);
+ABI_FIELD(moert_victim_snapshot, reserved1, 92);
+ABI_LAST(moert_victim_snapshot, reserved1, 4);
 
 ABI_SIZE(moert_precision_snapshot, 96);
 ABI_FIELD(moert_precision_snapshot, context, 8);
@@ -164,14 +172,17 @@ ABI_FIELD(moert_precision_snapshot, num_layers, 88);
 ABI_FIELD(moert_precision_snapshot, reserved0, 92);
 ABI_LAST(moert_precision_snapshot, reserved0, 4);
 
-ABI_SIZE(moert_transfer_snapshot, 80);
+ABI_SIZE(moert_transfer_snapshot, 96);
 ABI_FIELD(moert_transfer_snapshot, context, 8);
 ABI_FIELD(moert_transfer_snapshot, layer_tokens, 56);
 ABI_FIELD(moert_transfer_snapshot, expert, 64);
 ABI_FIELD(moert_transfer_snapshot, tokens, 68);
 ABI_FIELD(moert_transfer_snapshot, prefetch, 72);
 ABI_FIELD(moert_transfer_snapshot, num_versions, 76);
-ABI_LAST(moert_transfer_snapshot, num_versions, 4);
+ABI_FIELD(moert_transfer_snapshot, layer_counts, 80);
+ABI_FIELD(moert_transfer_snapshot, num_experts, 88);
+ABI_FIELD(moert_transfer_snapshot, reserved0, 92);
+ABI_LAST(moert_transfer_snapshot, reserved0, 4);
 
 ABI_SIZE(moert_miss, 48);
 ABI_FIELD(moert_miss, bytes, 8);
@@ -183,7 +194,7 @@ ABI_FIELD(moert_miss, mass, 40);
 ABI_FIELD(moert_miss, low_resident, 44);
 ABI_LAST(moert_miss, low_resident, 4);
 
-ABI_SIZE(moert_policies, 112);
+ABI_SIZE(moert_policies, 136);
 ABI_FIELD(moert_policies, user_data, 8);
 ABI_FIELD(moert_policies, destroy, 16);
 ABI_FIELD(moert_policies, observe, 24);
@@ -198,7 +209,10 @@ ABI_FIELD(moert_policies, precision_transfer, 88);
 ABI_FIELD(moert_policies, placement, 96);
 ABI_FIELD(moert_policies, wants_next_gate, 104);
 ABI_FIELD(moert_policies, reserved0, 108);
-ABI_LAST(moert_policies, reserved0, 4);
+ABI_FIELD(moert_policies, residency_wants_capacity, 112);
+ABI_FIELD(moert_policies, precision_upgrades, 120);
+ABI_FIELD(moert_policies, placement_fills, 128);
+ABI_LAST(moert_policies, placement_fills, 8);
 
 ABI_SIZE(moert_thread_pool, 40);
 ABI_FIELD(moert_thread_pool, user_data, 8);
@@ -259,13 +273,15 @@ ABI_FIELD(moert_memory, total_experts, 80);
 ABI_FIELD(moert_memory, minimum_bytes, 88);
 ABI_LAST(moert_memory, minimum_bytes, 8);
 
-ABI_SIZE(moert_step_info, 40);
+ABI_SIZE(moert_step_info, 48);
 ABI_FIELD(moert_step_info, rows, 8);
 ABI_FIELD(moert_step_info, phase, 16);
 ABI_FIELD(moert_step_info, reserved0, 20);
 ABI_FIELD(moert_step_info, user_data, 24);
 ABI_FIELD(moert_step_info, predict_next, 32);
-ABI_LAST(moert_step_info, predict_next, 8);
+ABI_FIELD(moert_step_info, offers_inputs, 40);
+ABI_FIELD(moert_step_info, reserved1, 44);
+ABI_LAST(moert_step_info, reserved1, 4);
 
 ABI_SIZE(moert_completion, 32);
 ABI_FIELD(moert_completion, user_data, 8);
@@ -297,7 +313,7 @@ ABI_FIELD(moert_expert_view, up, 112);
 ABI_FIELD(moert_expert_view, down, 192);
 ABI_LAST(moert_expert_view, down, 80);
 
-ABI_SIZE(moert_stats, 384);
+ABI_SIZE(moert_stats, 432);
 ABI_FIELD(moert_stats, budget_bytes, 8);
 ABI_FIELD(moert_stats, peak_bytes, 16);
 ABI_FIELD(moert_stats, fixed_bytes, 24);
@@ -346,6 +362,12 @@ ABI_FIELD(moert_stats, prefetch_recalled_in_window, 352);
 ABI_FIELD(moert_stats, prefetch_disabled_steps, 360);
 ABI_FIELD(moert_stats, slots_low, 368);
 ABI_FIELD(moert_stats, mass_low, 376);
-ABI_LAST(moert_stats, mass_low, 8);
+ABI_FIELD(moert_stats, low_loads, 384);
+ABI_FIELD(moert_stats, upgrades, 392);
+ABI_FIELD(moert_stats, fills, 400);
+ABI_FIELD(moert_stats, predictions_offered, 408);
+ABI_FIELD(moert_stats, prefetch_trials, 416);
+ABI_FIELD(moert_stats, prefetch_switches, 424);
+ABI_LAST(moert_stats, prefetch_switches, 8);
 
 int main(void) { return 0; }

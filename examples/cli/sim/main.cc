@@ -35,6 +35,7 @@ struct Options {
   int64_t warm = 0;
   double attention_us = 0;
   bool oracles = false;
+  bool by_layer = false;
   int64_t max_tokens = 0;
   int64_t seed = 0;
   std::string json;
@@ -106,11 +107,20 @@ absl::Status Run(const Options& options, Opened& opened) {
     report.ttft_ms = std::accumulate(result->prefill_ms.begin(), result->prefill_ms.end(), 0.0) /
                      static_cast<double>(result->prefill_ms.size());
   }
+  if (options.by_layer) {
+    nlohmann::ordered_json recall = nlohmann::ordered_json::array();
+    for (const LayerRecall& layer : result->recall) {
+      recall.push_back({{"predicted", layer.predicted},
+                        {"recalled", layer.recalled},
+                        {"in_window", layer.in_window}});
+    }
+    report.extra["recall_by_layer"] = std::move(recall);
+  }
   if (options.oracles) {
     MOERT_ASSIGN_OR_RETURN(const RoutingHistory history,
                            RoutingHistory::Read(opened.trace.get(), options.warm, options.steps));
     const Oracles oracles = ComputeOracles(history, opened.engine->memory().slots);
-    report.extra = {{"oracles", ToJson(oracles)}};
+    report.extra["oracles"] = ToJson(oracles);
     if (!options.quiet) {
       fmt::print(
           "\n  bounds       Belady {:.1f} % a layer, {:.1f} % global; LRU {:.1f} %; best "
@@ -142,6 +152,7 @@ int Main(int argc, const char* const* argv) {
   parser.AddDouble("attention-us", &o.attention_us,
                    "what the host does before every layer call, beside what a profile charges");
   parser.AddSwitch("oracles", &o.oracles, "also what the best decisions in hindsight would reach");
+  parser.AddSwitch("by-layer", &o.by_layer, "also each layer's share of predicted experts");
   parser.AddInt64("max-tokens", &o.max_tokens,
                   "rows the budget's workspace is sized for, if more than the trace has", 1,
                   1 << 20);

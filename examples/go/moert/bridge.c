@@ -16,6 +16,16 @@ void bridge_callbacks(moert_source_callbacks *callbacks, uintptr_t handle) {
   callbacks->weights_dtype = MOERT_F32;
 }
 
+static moert_code predict_next(void *user_data, int32_t layer, const float *partial, int64_t rows,
+                               float *next_input) {
+  return goPredict((uintptr_t)user_data, layer, (float *)partial, rows, next_input);
+}
+
+void bridge_predict(moert_step_info *info, uintptr_t handle) {
+  info->user_data = (void *)handle;
+  info->predict_next = predict_next;
+}
+
 /* All policies go through one exported function: what is asked, its arguments, their number. */
 #define ASK(what, a, b, c, d, n) \
   goPolicy((uintptr_t)user_data, BRIDGE_##what, (void *)(a), (void *)(b), (void *)(c), (void *)(d), n)

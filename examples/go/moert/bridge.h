@@ -6,6 +6,9 @@
 
 void bridge_callbacks(moert_source_callbacks *callbacks, uintptr_t handle);
 
+/* info->predict_next asks goPredict. */
+void bridge_predict(moert_step_info *info, uintptr_t handle);
+
 /* What goPolicy is asked, and (1 << it) in `seams` of bridge_policies. */
 enum bridge_question {
   BRIDGE_OBSERVE,

@@ -164,7 +164,9 @@ type Stats struct {
 	BudgetBytes, PeakBytes, FixedBytes, PoolBytes                 int64
 	Lookups, HitsResident, HitsPrefetched, Late, Loads, Evictions int64
 	BytesLoaded, PrefetchIssued, PolicyFallbacks                  int64
-	SlotsSubstituted                                              int64
+	SlotsSubstituted, SlotsLow, CPUComputed, LowLoads, Upgrades   int64
+	Fills, PredictionsResidentForward, PredictionsOffered         int64
+	PrefetchTrials, PrefetchSwitches                              int64
 }
 
 // Stats since the engine was created.
@@ -175,7 +177,9 @@ func (e *Engine) Stats() (Stats, error) {
 	return Stats{int64(c.budget_bytes), int64(c.peak_bytes), int64(c.fixed_bytes), int64(c.pool_bytes),
 		int64(c.lookups), int64(c.hits_resident), int64(c.hits_prefetched), int64(c.late), int64(c.loads),
 		int64(c.evictions), int64(c.bytes_loaded), int64(c.prefetch_issued), int64(c.policy_fallbacks),
-		int64(c.slots_substituted)}, err
+		int64(c.slots_substituted), int64(c.slots_low), int64(c.cpu_computed), int64(c.low_loads),
+		int64(c.upgrades), int64(c.fills), int64(c.predictions_resident_forward),
+		int64(c.predictions_offered), int64(c.prefetch_trials), int64(c.prefetch_switches)}, err
 }
 
 // Memory is what the budget pays for, in bytes and slots.

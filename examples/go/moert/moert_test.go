@@ -298,3 +298,57 @@ func TestEveryFormOfALayerCall(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+func TestPredictNextAndOffer(t *testing.T) {
+	engine := newEngine(t, &testWeights{}, Options{Strategy: "importance:alpha=0", BudgetFraction: 0.5})
+	defer engine.Close()
+	calls, y := 0, make([]float32, hidden)
+	for s := 0; s < 6; s++ {
+		next := input(1, 2*s+1)
+		step, err := engine.BeginWith(Decode, 1, StepOptions{PredictNext: func(layer int, partial, to []float32) bool {
+			if layer != 0 || len(partial) != hidden || len(to) != hidden {
+				t.Error("what is predicted from", layer, len(partial), len(to))
+			}
+			copy(to, next)
+			calls++
+			if calls == 1 {
+				panic("a host's bug")
+			}
+			return calls > 2
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for l := 0; l < 2; l++ {
+			if err := step.Forward(context.Background(), l, input(1, 2*s+l), y); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := step.End(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stats, _ := engine.Stats()
+	if calls < 3 || stats.PredictionsResidentForward != int64(calls-2) || stats.PolicyFallbacks != 2 {
+		t.Error("predictions", calls, stats.PredictionsResidentForward, stats.PolicyFallbacks)
+	}
+	step, err := engine.BeginWith(Decode, 1, StepOptions{OffersInputs: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	step.Forward(context.Background(), 0, input(1, 1), y)
+	if err := step.Offer(1, input(1, 2)); err != nil {
+		t.Error(err)
+	}
+	step.Forward(context.Background(), 1, input(1, 2), y)
+	if err := step.Offer(0, input(1, 1)); err == nil {
+		t.Error("layer 0 was offered")
+	}
+	step.End()
+	if stats, _ = engine.Stats(); stats.PredictionsOffered != 1 {
+		t.Error("offered", stats.PredictionsOffered)
+	}
+	if _, err := engine.BeginWith(Decode, 1, StepOptions{RequestIDs: []int64{1, 2}}); err == nil {
+		t.Error("two requests for a row")
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"runtime/cgo"
 	"unsafe"
 )
 
@@ -23,8 +24,61 @@ const (
 // Step is one pass over all MoE layers. (The C API's split calls keep pointers after they return,
 // which Go forbids: a goroutine does what they do.)
 type Step struct {
-	handle *C.moert_step
-	rows   int
+	handle    *C.moert_step
+	rows      int
+	predictor cgo.Handle // 0: none
+}
+
+// PredictNext fills nextInput, rows x the next layer's hidden size, with what that layer's input would
+// be if partial, rows x the layer's, were the whole output of the layer. False: cannot tell.
+type PredictNext func(layer int, partial, nextInput []float32) bool
+
+type predictor struct {
+	engine  *Engine
+	predict PredictNext
+}
+
+// StepOptions are what else a step may begin with.
+type StepOptions struct {
+	RequestIDs   []int64     // one a row, or nil
+	PredictNext  PredictNext // resident-forward prediction, or nil
+	OffersInputs bool        // Offer will be called
+}
+
+// BeginWith is Begin with options.
+func (e *Engine) BeginWith(phase Phase, rows int, options StepOptions) (*Step, error) {
+	if options.RequestIDs != nil && len(options.RequestIDs) != rows {
+		return nil, &Error{InvalidArgument, "BeginWith",
+			fmt.Sprintf("%d request ids for %d rows", len(options.RequestIDs), rows)}
+	}
+	var ids *C.int64_t
+	if len(options.RequestIDs) > 0 {
+		ids = (*C.int64_t)(unsafe.Pointer(&options.RequestIDs[0]))
+	}
+	return e.beginWith(phase, rows, ids, options)
+}
+
+//export goPredict
+func goPredict(handle C.uintptr_t, layer C.int32_t, partial *C.float, rows C.int64_t, next *C.float) (code C.moert_code) {
+	defer func() { // a panic must not unwind into C
+		if recover() != nil {
+			code = C.MOERT_INTERNAL
+		}
+	}()
+	p := cgo.Handle(handle).Value().(predictor)
+	width := func(layer int) int64 {
+		hidden, err := p.engine.Hidden(layer)
+		if err != nil {
+			panic(err)
+		}
+		return int64(hidden)
+	}
+	from := unsafe.Slice((*float32)(unsafe.Pointer(partial)), int64(rows)*width(int(layer)))
+	to := unsafe.Slice((*float32)(unsafe.Pointer(next)), int64(rows)*width(int(layer)+1))
+	if !p.predict(int(layer), from, to) {
+		return C.MOERT_UNAVAILABLE
+	}
+	return C.MOERT_OK
 }
 
 // Begin opens a step of `rows` tokens. End it.
@@ -39,18 +93,46 @@ func (e *Engine) BeginRequests(phase Phase, requestIDs []int64) (*Step, error) {
 }
 
 func (e *Engine) begin(phase Phase, rows int, requestIDs *C.int64_t) (*Step, error) {
+	return e.beginWith(phase, rows, requestIDs, StepOptions{})
+}
+
+func (e *Engine) beginWith(phase Phase, rows int, requestIDs *C.int64_t, options StepOptions) (*Step, error) {
 	var info C.moert_step_info
 	C.moert_step_info_init(&info, C.sizeof_moert_step_info)
 	info.rows = C.int64_t(rows)
 	info.phase = C.moert_phase(phase)
+	if options.OffersInputs {
+		info.offers_inputs = 1
+	}
+	var predicts cgo.Handle
+	if options.PredictNext != nil {
+		predicts = cgo.NewHandle(predictor{e, options.PredictNext})
+		C.bridge_predict(&info, C.uintptr_t(predicts))
+	}
 	var handle *C.moert_step
 	err := check(func(err **C.moert_error) C.moert_code {
 		return C.moert_step_begin(e.handle, &info, requestIDs, nil, nil, &handle, err)
 	})
 	if err != nil {
+		if predicts != 0 {
+			predicts.Delete()
+		}
 		return nil, err
 	}
-	return &Step{handle, rows}, nil
+	return &Step{handle, rows, predicts}, nil
+}
+
+// Offer tells what the input of a layer is expected to be, rows x its hidden size, before the layers
+// in front of it are done.
+func (s *Step) Offer(layer int, hidden []float32) error {
+	if len(hidden) == 0 || len(hidden)%s.rows != 0 {
+		return &Error{InvalidArgument, "Offer",
+			fmt.Sprintf("hidden has %d elements, for a step of %d rows", len(hidden), s.rows)}
+	}
+	return check(func(err **C.moert_error) C.moert_code {
+		return C.moert_layer_offer(s.handle, C.int32_t(layer), unsafe.Pointer(&hidden[0]),
+			C.int64_t(len(hidden)/s.rows), C.MOERT_F32, C.int64_t(s.rows), err)
+	})
 }
 
 // watch cancels the step when the context ends; the function it returns ends the watch.
@@ -129,6 +211,11 @@ func (s *Step) Cancel() error {
 func (s *Step) End() error {
 	handle := s.handle
 	s.handle = nil
+	if s.predictor != 0 {
+		predicts := s.predictor
+		s.predictor = 0
+		defer predicts.Delete()
+	}
 	return check(func(err **C.moert_error) C.moert_code { return C.moert_step_end(handle, err) })
 }
 

@@ -242,10 +242,28 @@ class Engine(_Handle):
     def close_trace(self):
         _check(lib.moert_engine_close_trace, self._handle)
 
-    def step(self, phase, rows, request_ids=None):
-        """Opens a step of `rows` tokens; phase is "prefill" or "decode"."""
+    def _predictor(self, predict_next):
+        """predict_next(layer, partial, next_input) as moert.h has it: both are flat arrays of floats,
+        the second to be filled; anything but True: cannot tell."""
+        def call(_, layer, partial, rows, next_input):
+            try:
+                widths = [rows * self.layer(l).hidden for l in (layer, layer + 1)]
+                arrays = [c.cast(p, c.POINTER(c.c_float * n)).contents
+                          for p, n in zip((partial, next_input), widths)]
+                return 0 if predict_next(layer, *arrays) is True else _c.INTERNAL
+            except Exception:  # must not unwind into C
+                return _c.INTERNAL
+        return _c.PredictNext(call)
+
+    def step(self, phase, rows, request_ids=None, predict_next=None, offers_inputs=False):
+        """Opens a step of `rows` tokens; phase is "prefill" or "decode". predict_next: see
+        _predictor; offers_inputs: Step.offer will be called."""
         info = _c.init(_c.StepInfo)
         info.rows = rows
+        info.offers_inputs = int(offers_inputs)
+        callback = None
+        if predict_next is not None:
+            callback = info.predict_next = self._predictor(predict_next)
         info.phase = {"prefill": _c.PREFILL, "decode": _c.DECODE}[phase]
         if request_ids is not None:
             if len(request_ids) != rows:
@@ -254,14 +272,15 @@ class Engine(_Handle):
         handle = c.c_void_p()
         _check(lib.moert_step_begin, self._handle, c.byref(info), request_ids, None, None,
                c.byref(handle))
-        return Step(self, handle, rows)
+        return Step(self, handle, rows, callback)
 
 
 class Step:
     """One pass over all MoE layers. End it, or use it in a with statement."""
 
-    def __init__(self, engine, handle, rows):
+    def __init__(self, engine, handle, rows, callback=None):
         self._engine, self._handle, self.rows = engine, handle, rows
+        self._callback = callback  # C has no reference to it
 
     def _arrays(self, hidden, out):
         source, dtype, count = _memory(hidden)
@@ -288,6 +307,12 @@ class Step:
                self.rows, (c.c_int32 * len(ids))(*ids), (c.c_float * len(ids))(*weights),
                len(ids) // self.rows, used, target, None)
         return list(used)
+
+    def offer(self, layer, hidden):
+        """What the input of `layer` is expected to be, before the layers in front of it are done."""
+        source, dtype, count = _memory(hidden)
+        _check(lib.moert_layer_offer, self._handle, layer, source, count // self.rows, dtype,
+               self.rows)
 
     def cancel(self):
         """From any thread: the layer call in progress and later ones fail with CANCELLED."""

@@ -50,7 +50,17 @@ EngineOptions = _struct(
 Memory = _struct(
     "Memory", "i64 budget_bytes constant_bytes table_bytes workspace_bytes block_bytes slots",
     "i64 low_block_bytes low_slots spare_slots total_experts minimum_bytes")
-StepInfo = _struct("StepInfo", "i64 rows", "i32 phase reserved0")
+PredictNext = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_int32, c.POINTER(c.c_float), c.c_int64,
+                          c.POINTER(c.c_float))
+
+
+class StepInfo(c.Structure):
+    _fields_ = [("struct_size", c.c_uint64), ("rows", c.c_int64), ("phase", c.c_int32),
+                ("reserved0", c.c_int32), ("user_data", c.c_void_p),
+                ("predict_next", PredictNext), ("offers_inputs", c.c_int32),
+                ("reserved1", c.c_int32)]
+
+
 Stats = _struct(
     "Stats", "i64 budget_bytes peak_bytes fixed_bytes pool_bytes lookups hits_resident",
     "i64 hits_prefetched late loads bytes_loaded evictions low_answers cpu_computed",
@@ -58,7 +68,10 @@ Stats = _struct(
     "i64 slots_substituted", "f64 mass mass_substituted worst_slot_share worst_mass_share",
     "i64 model_lookups model_hits promotions demotions deferred balance_load_ns balance_cpu_ns",
     "i64 policy_fallbacks stall_miss_ns stall_queue_ns stall_staging_ns stall_cpu_ns host_syncs",
-    "i32 prefetch_disabled graph_captured")
+    "i32 prefetch_disabled graph_captured", "i64 prefetch_active prefetch_top_score",
+    "i64 predictions_resident_forward predictions_next_gate prefetch_cancelled",
+    "i64 prefetch_recalled_in_window prefetch_disabled_steps slots_low", "f64 mass_low",
+    "i64 low_loads upgrades fills predictions_offered prefetch_trials prefetch_switches")
 
 # Of each struct its name in moert.h, for its _init function.
 _NAMES = {StrategyInfo: "strategy_info", LayerSpec: "layer_spec", OpenOptions: "open_options",
@@ -78,6 +91,7 @@ _FUNCTIONS = {
     "residency": "code ptr i32 ptr i64",
     "step_begin": "code ptr ptr ptr ptr ptr out", "step_cancel": "code ptr", "step_end": "code ptr",
     "layer_forward": "code ptr i32 ptr i64 i32 i64 ptr ptr",
+    "layer_offer": "code ptr i32 ptr i64 i32 i64",
     "layer_forward_routed": "code ptr i32 ptr i64 i32 i64 ptr ptr i32 ptr ptr ptr",
     "strategy_count": "i32", "strategy_at": "code i32 ptr", "version_string": "str",
     "code_name": "str i32", "error_message": "str ptr", "error_origin": "str ptr",

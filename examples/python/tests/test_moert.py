@@ -44,6 +44,35 @@ class Binding(unittest.TestCase):
                 if offset and "ABI_FIELD" in offset[0]:
                     self.assertEqual(int(offset[1]), getattr(kind, field).offset, (name, field))
 
+    def test_a_host_predicts_and_offers_inputs(self):
+        source = moert.Source.from_weights("w", layers(), weights)
+        engine = moert.Engine(source, strategy="importance:alpha=0", budget_fraction=0.5)
+        calls, y = [], floats(0)
+
+        def predict(layer, partial, next_input):
+            self.assertEqual((layer, len(partial), len(next_input)), (0, HIDDEN, HIDDEN))
+            next_input[:] = list(floats(5))
+            calls.append(layer)
+            if len(calls) == 1:
+                raise RuntimeError("a host's bug")
+            return len(calls) > 2
+
+        for s in range(6):
+            with engine.step("decode", 1, predict_next=predict) as step:
+                for l in range(2):
+                    step.forward(l, floats(2 * s + l), y)
+        stats = engine.stats()
+        self.assertGreaterEqual(len(calls), 3)
+        self.assertEqual(stats.predictions_resident_forward, len(calls) - 2)
+        self.assertEqual(stats.policy_fallbacks, 2)
+        with engine.step("decode", 1, offers_inputs=True) as step:
+            step.forward(0, floats(1), y)
+            step.offer(1, floats(2))
+            step.forward(1, floats(2), y)
+            with self.assertRaises(moert.Error):
+                step.offer(0, floats(1))
+        self.assertEqual(engine.stats().predictions_offered, 1)
+
     def test_errors_of_the_library(self):
         with self.assertRaises(moert.Error) as refused:
             moert.Source.from_weights("none", [], weights)

@@ -216,5 +216,15 @@ TEST_CASE("transient slots are what the window holds, and what a token needs whe
   CHECK(sum({}, 64) == 64);
 }
 
+TEST_CASE("the shallow boundary that layer accuracies give") {
+  CHECK(ShallowBoundary({}) == 1);
+  CHECK(ShallowBoundary(std::vector<double>{0}) == 1);
+  CHECK(ShallowBoundary(std::vector<double>{0, .8, .8, .8, .8}) == 1);
+  CHECK(ShallowBoundary(std::vector<double>{0, .6, .7, .79, .8, .82, .81, .8}) == 3);
+  // A dip further down is not shallow; noise is no dip.
+  CHECK(ShallowBoundary(std::vector<double>{0, .5, .8, .4, .8, .82}) == 2);
+  CHECK(ShallowBoundary(std::vector<double>{0, .79, .8, .81, .8}) == 1);
+}
+
 }  // namespace
 }  // namespace moert

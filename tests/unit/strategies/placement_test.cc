@@ -20,7 +20,7 @@ struct Run {
 
 /// Decode steps of a routing that has scores, over three layers of 16 experts, four a token.
 Run Simulate(const std::string& strategy, double share, bool cpu_executor, int64_t rows = 3,
-             Phase phase = Phase::kDecode, int steps = 60) {
+             Phase phase = Phase::kDecode, int steps = 60, double link = 15e6) {
   const auto source =
       MakeSizesSource(MakeTraceHeader(SyntheticSource(SyntheticShape{3, 16, 4, 64, 48, 0}), 512));
   EngineOptions options;
@@ -29,8 +29,8 @@ Run Simulate(const std::string& strategy, double share, bool cpu_executor, int64
   options.simulate = true;
   options.budget = Budget::Fraction(share);
   options.profile.cpu_executor = cpu_executor;
-  // An expert of 18 KiB: 1.2 ms to load, 0.6 ms a token on the CPU.
-  options.profile.link_bytes_per_s = 15e6;
+  // An expert of 18 KiB: 1.2 ms to load by default, 0.6 ms a token on the CPU.
+  options.profile.link_bytes_per_s = link;
   options.profile.cpu_weight_bytes_per_s = 30e6;
   auto engine = Engine::Create(source, options);
   REQUIRE_OK(engine.status());
@@ -82,8 +82,35 @@ TEST_CASE("a balanced CPU takes misses, and steps get shorter") {
   CHECK(balanced.stats.balance_cpu_ns > 0);
   CHECK(balanced.stats.policy_fallbacks == 0);
   // What the CPU computes is neither a hit nor a load.
-  const EngineStats& s = balanced.stats;
-  CHECK(s.hits_resident + s.hits_prefetched + s.late + s.loads + s.cpu_computed == s.lookups);
+  for (const char* strategy :
+       {"importance:alpha=0", "importance:alpha=0,balancer=completion,fill=0", "hybrimoe-like",
+        "hybrimoe-like:balancer=completion"}) {
+    const EngineStats s = Simulate(strategy, 0.4, true).stats;
+    INFO(strategy);
+    CHECK(s.cpu_computed > 0);
+    CHECK(s.fills == 0);
+    CHECK(s.hits_resident + s.hits_prefetched + s.late + s.loads + s.cpu_computed == s.lookups);
+  }
+}
+
+TEST_CASE("done earliest beats Algorithm 2, and what the CPU computed is brought behind it") {
+  const auto run = [](const char* strategy, double link) {
+    return Simulate(strategy, 0.4, true, 1, Phase::kDecode, 300, link);
+  };
+  for (const double link : {2e6, 15e6}) {  // 9 ms a transfer: everything missing is the CPU's
+    INFO("link of " << link);
+    const Run paper = run("importance:alpha=0", link);
+    const Run left = run("importance:alpha=0,balancer=completion,fill=0", link);
+    const Run filled = run("importance:alpha=0,balancer=completion", link);
+    CHECK(left.now_ns < paper.now_ns);
+    CHECK(filled.stats.fills > 0);
+    CHECK(left.stats.fills == 0);
+    CHECK(static_cast<double>(filled.now_ns) < 1.02 * static_cast<double>(left.now_ns));
+    if (link == 2e6) {
+      CHECK(filled.now_ns < left.now_ns);
+      CHECK(filled.stats.hit_ratio() > left.stats.hit_ratio());
+    }
+  }
 }
 
 TEST_CASE("without a CPU beside the fast tier the balancer is inactive") {

@@ -1,5 +1,7 @@
+#include "format/calibration.h"
 #include "moert/strategy.h"
 #include "support/catch.h"
+#include "support/temp_dir.h"
 
 namespace moert {
 namespace {
@@ -80,6 +82,41 @@ TEST_CASE("uniform capacity deals every slot once and never more than a layer ha
   CHECK(UniformCapacity(model, 20) == std::vector<int>{4, 8, 8});
   CHECK(UniformCapacity(model, 21) == std::vector<int>{4, 9, 8});
   CHECK(UniformCapacity(model, 100) == std::vector<int>{4, 16, 16});
+}
+
+TEST_CASE("fate takes its shallow boundary from a calibration file, unless told") {
+  Calibration calibration;
+  calibration.tokens = calibration.window = 8;
+  calibration.tokens_checksum = "0123456789abcdef";
+  calibration.method = "rtn";
+  calibration.schemes = {*Scheme::Parse("w4a16_g128")};
+  for (int l = 0; l < 6; ++l) {
+    MoeLayerSpec layer;
+    layer.model_layer = l;
+    layer.num_experts = 4;
+    layer.hidden = layer.intermediate = 64;
+    layer.routing.top_k = 2;
+    calibration.model.layers.push_back(layer);
+    LayerCalibration measured;
+    measured.selections.assign(4, 4);
+    measured.weight_sums.assign(4, 1);
+    measured.cross_layer_accuracy = l == 0 ? 0 : l == 1 ? 0.5 : 0.8;
+    measured.delta.assign(4 * kLinearBlocks, 0.1);
+    calibration.layers.push_back(measured);
+  }
+  const test::TempDir dir;
+  const std::string path = dir / "calibration";
+  test::WriteFile(path, CalibrationToJson(calibration));
+  const auto capacity = [&](const std::string& spec) {
+    const auto strategy = MakeStrategy(spec);
+    REQUIRE_OK(strategy.status());
+    return strategy->residency->Capacity({&calibration.model, 12, {}});
+  };
+  // Layers 0 and 1 are filled first.
+  CHECK(capacity("fate:transient=0,calibration=" + path) == std::vector<int>{4, 4, 1, 1, 1, 1});
+  CHECK(capacity("fate:transient=0,shallow=1,calibration=" + path) ==
+        std::vector<int>{4, 2, 2, 2, 1, 1});
+  CHECK_THAT(Message(("fate:calibration=" + path + "x").c_str()), Catch::Contains(path));
 }
 
 }  // namespace

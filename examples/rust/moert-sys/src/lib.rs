@@ -338,6 +338,13 @@ pub const MOERT_RULE_INVALID: moert_rule_values = -1;
 pub const MOERT_RULE_TOPK: moert_rule_values = 0;
 pub const MOERT_RULE_EXPERT_CACHE: moert_rule_values = 1;
 pub type moert_rule_values = ::std::os::raw::c_int;
+pub type moert_substitute = i32;
+pub const MOERT_SUBSTITUTE_INVALID: moert_substitute_values = -1;
+pub const MOERT_SUBSTITUTE_BEST: moert_substitute_values = 0;
+pub const MOERT_SUBSTITUTE_RANDOM: moert_substitute_values = 1;
+pub const MOERT_SUBSTITUTE_NEAREST: moert_substitute_values = 2;
+pub const MOERT_SUBSTITUTE_SKIP: moert_substitute_values = 3;
+pub type moert_substitute_values = ::std::os::raw::c_int;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct moert_routing_rule {
@@ -348,6 +355,8 @@ pub struct moert_routing_rule {
     pub max_mass_share: f32,
     pub second_pass: i32,
     pub own_score_weights: i32,
+    pub substitute: moert_substitute,
+    pub reserved0: i32,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -361,6 +370,8 @@ pub struct moert_prefetch_snapshot {
     pub in_flight: *const u8,
     pub target_layer: i32,
     pub target_experts: i32,
+    pub window_ns: i64,
+    pub transfer_ns: i64,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -385,6 +396,8 @@ pub struct moert_victim_snapshot {
     pub incoming_expert: i32,
     pub for_prefetch: i32,
     pub reserved0: i32,
+    pub dispensable: i32,
+    pub reserved1: i32,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -408,6 +421,9 @@ pub struct moert_transfer_snapshot {
     pub tokens: i32,
     pub prefetch: i32,
     pub num_versions: i32,
+    pub layer_counts: *const i32,
+    pub num_experts: i32,
+    pub reserved0: i32,
 }
 pub type moert_placement = i32;
 pub const MOERT_PLACEMENT_INVALID: moert_placement_values = -1;
@@ -510,6 +526,27 @@ pub struct moert_policies {
     >,
     pub wants_next_gate: i32,
     pub reserved0: i32,
+    pub residency_wants_capacity: ::core::option::Option<
+        unsafe extern "C" fn(
+            user_data: *mut ::core::ffi::c_void,
+            context: *const moert_policy_context,
+            wants: *mut i32,
+        ) -> moert_code,
+    >,
+    pub precision_upgrades: ::core::option::Option<
+        unsafe extern "C" fn(
+            user_data: *mut ::core::ffi::c_void,
+            context: *const moert_policy_context,
+            upgrades: *mut i32,
+        ) -> moert_code,
+    >,
+    pub placement_fills: ::core::option::Option<
+        unsafe extern "C" fn(
+            user_data: *mut ::core::ffi::c_void,
+            context: *const moert_policy_context,
+            fills: *mut i32,
+        ) -> moert_code,
+    >,
 }
 extern "C" {
     pub fn moert_policies_init(policies: *mut moert_policies, size: u64);
@@ -735,6 +772,8 @@ pub struct moert_step_info {
             next_input: *mut f32,
         ) -> moert_code,
     >,
+    pub offers_inputs: i32,
+    pub reserved1: i32,
 }
 extern "C" {
     pub fn moert_step_info_init(info: *mut moert_step_info, size: u64);
@@ -786,6 +825,17 @@ extern "C" {
         used_ids: *mut i32,
         out: *mut ::core::ffi::c_void,
         stream: moert_stream,
+        error: *mut *mut moert_error,
+    ) -> moert_code;
+}
+extern "C" {
+    pub fn moert_layer_offer(
+        step: *mut moert_step,
+        layer: i32,
+        hidden: *const ::core::ffi::c_void,
+        row_stride: i64,
+        dtype: moert_dtype,
+        n_tokens: i64,
         error: *mut *mut moert_error,
     ) -> moert_code;
 }
@@ -936,6 +986,12 @@ pub struct moert_stats {
     pub prefetch_disabled_steps: i64,
     pub slots_low: i64,
     pub mass_low: f64,
+    pub low_loads: i64,
+    pub upgrades: i64,
+    pub fills: i64,
+    pub predictions_offered: i64,
+    pub prefetch_trials: i64,
+    pub prefetch_switches: i64,
 }
 extern "C" {
     pub fn moert_stats_init(stats: *mut moert_stats, size: u64);

@@ -1,9 +1,10 @@
 //! Engines: experts under one byte budget.
-use crate::error::{check, text, Result};
+use crate::error::{check, text, Code, Error, Result};
 use crate::policy::{self, Policies};
 use crate::source::{c_string, Source};
-use crate::step::Step;
+use crate::step::{predict_next, Predictor, Step, StepOptions};
 use moert_sys as sys;
+use std::ffi::c_void;
 use std::ptr;
 
 /// All counters; their meaning is in moert/stats.h.
@@ -151,15 +152,17 @@ impl Engine {
 
     /// Opens a step of `rows` tokens: one pass over all MoE layers.
     pub fn step(&self, phase: Phase, rows: i64) -> Result<Step<'_>> {
-        self.begin(phase, rows, None)
+        self.step_with(phase, rows, StepOptions::default())
     }
 
     /// The same with the request of each row, one row an element.
     pub fn step_of_requests(&self, phase: Phase, request_ids: &[i64]) -> Result<Step<'_>> {
-        self.begin(phase, request_ids.len() as i64, Some(request_ids))
+        let options = StepOptions { request_ids: Some(request_ids), ..Default::default() };
+        self.step_with(phase, request_ids.len() as i64, options)
     }
 
-    fn begin(&self, phase: Phase, rows: i64, request_ids: Option<&[i64]>) -> Result<Step<'_>> {
+    /// The same with options.
+    pub fn step_with(&self, phase: Phase, rows: i64, options: StepOptions) -> Result<Step<'_>> {
         let mut info: sys::moert_step_info = unsafe { std::mem::zeroed() };
         let size = std::mem::size_of_val(&info) as u64;
         unsafe { sys::moert_step_info_init(&mut info, size) };
@@ -168,7 +171,26 @@ impl Engine {
             Phase::Prefill => sys::MOERT_PREFILL,
             Phase::Decode => sys::MOERT_DECODE,
         };
-        let requests = request_ids.map_or(ptr::null(), |ids| ids.as_ptr());
+        info.offers_inputs = options.offers_inputs as i32;
+        let mut predictor = None;
+        if let Some(predict) = options.predict_next {
+            let widths =
+                (0..self.layer_count()).map(|l| self.hidden(l)).collect::<Result<Vec<i64>>>()?;
+            let boxed = Box::new(Predictor { predict, widths });
+            info.user_data = &*boxed as *const Predictor as *mut c_void;
+            info.predict_next = Some(predict_next);
+            predictor = Some(boxed);
+        }
+        if let Some(ids) = options.request_ids {
+            if ids.len() as i64 != rows {
+                return Err(Error {
+                    code: Code::InvalidArgument,
+                    origin: "Engine::step_with".into(),
+                    message: format!("{} request ids for {rows} rows", ids.len()),
+                });
+            }
+        }
+        let requests = options.request_ids.map_or(ptr::null(), |ids| ids.as_ptr());
         let mut handle = ptr::null_mut();
         check(|e| unsafe {
             sys::moert_step_begin(
@@ -181,7 +203,7 @@ impl Engine {
                 e,
             )
         })?;
-        Ok(Step::new(handle, rows))
+        Ok(Step::new(handle, rows, predictor))
     }
 
     pub fn prefetch_hint(&self, layer: i32, experts: &[i32]) -> Result<()> {

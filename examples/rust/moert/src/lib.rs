@@ -25,4 +25,4 @@ pub use policy::{
     Rule, Seams, Transfer, Victim,
 };
 pub use source::{Activation, LayerSpec, Part, Read, Routing, Source, Weights};
-pub use step::{Call, Lease, Matrix, Step};
+pub use step::{Call, Lease, Matrix, PredictNext, Step, StepOptions};

@@ -5,12 +5,57 @@ use crate::source::Part;
 use moert_sys as sys;
 use std::ffi::c_void;
 use std::marker::PhantomData;
-use std::ptr;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::{ptr, slice};
+
+/// Resident-forward prediction: (layer, partial, next_input). `partial`, rows x the layer's hidden
+/// size, is its output as far as its experts were present; fill `next_input`, rows x the next
+/// layer's, with what that layer's input would be if this were all. False: cannot tell.
+pub type PredictNext = Box<dyn Fn(i32, &[f32], &mut [f32]) -> bool + Send + Sync>;
+
+/// What else a step may begin with.
+#[derive(Default)]
+pub struct StepOptions<'a> {
+    /// One a row.
+    pub request_ids: Option<&'a [i64]>,
+    pub predict_next: Option<PredictNext>,
+    /// `Step::offer` will be called.
+    pub offers_inputs: bool,
+}
+
+/// What `predict_next` of the C API is given.
+pub(crate) struct Predictor {
+    pub predict: PredictNext,
+    pub widths: Vec<i64>, // by layer
+}
+
+pub(crate) unsafe extern "C" fn predict_next(
+    user_data: *mut c_void,
+    layer: i32,
+    partial: *const f32,
+    rows: i64,
+    next_input: *mut f32,
+) -> sys::moert_code {
+    let predictor = unsafe { &*(user_data as *const Predictor) };
+    let elements = |layer: i32| (rows * predictor.widths[layer as usize]) as usize;
+    let answer = catch_unwind(AssertUnwindSafe(|| unsafe {
+        let from = slice::from_raw_parts(partial, elements(layer));
+        let to = slice::from_raw_parts_mut(next_input, elements(layer + 1));
+        (predictor.predict)(layer, from, to)
+    }));
+    match answer {
+        Ok(true) => sys::MOERT_OK,
+        Ok(false) => sys::MOERT_UNAVAILABLE,
+        Err(_) => sys::MOERT_INTERNAL,
+    }
+}
 
 /// One pass over all MoE layers. Dropped without `end`, its errors are nobody's.
 pub struct Step<'engine> {
     handle: *mut sys::moert_step,
     rows: i64,
+    // Freed behind the step that points to it.
+    predictor: Option<Box<Predictor>>,
     engine: PhantomData<&'engine Engine>,
 }
 
@@ -29,8 +74,12 @@ fn invalid(origin: &str, message: String) -> Error {
 }
 
 impl<'engine> Step<'engine> {
-    pub(crate) fn new(handle: *mut sys::moert_step, rows: i64) -> Step<'engine> {
-        Step { handle, rows, engine: PhantomData }
+    pub(crate) fn new(
+        handle: *mut sys::moert_step,
+        rows: i64,
+        predictor: Option<Box<Predictor>>,
+    ) -> Step<'engine> {
+        Step { handle, rows, predictor, engine: PhantomData }
     }
 
     /// Elements of a row. The library checks them against the layer's width; that both slices are
@@ -61,6 +110,23 @@ impl<'engine> Step<'engine> {
                 self.rows,
                 out.as_mut_ptr() as *mut c_void,
                 ptr::null_mut(),
+                e,
+            )
+        })
+    }
+
+    /// What the input of `layer` is expected to be, rows x its hidden size, before the layers in front
+    /// of it are done: its gate on that says what to prefetch.
+    pub fn offer(&self, layer: i32, hidden: &[f32]) -> Result<()> {
+        let width = self.width("Step::offer", hidden.len(), hidden.len())?;
+        check(|e| unsafe {
+            sys::moert_layer_offer(
+                self.handle,
+                layer,
+                hidden.as_ptr() as *const c_void,
+                width,
+                sys::MOERT_F32,
+                self.rows,
                 e,
             )
         })
@@ -149,10 +215,13 @@ impl<'engine> Step<'engine> {
         Ok(Lease { handle, step: PhantomData })
     }
 
-    pub fn end(self) -> Result<()> {
+    pub fn end(mut self) -> Result<()> {
         let handle = self.handle;
+        let predictor = self.predictor.take();
         std::mem::forget(self);
-        check(|e| unsafe { sys::moert_step_end(handle, e) })
+        let result = check(|e| unsafe { sys::moert_step_end(handle, e) });
+        drop(predictor);
+        result
     }
 }
 

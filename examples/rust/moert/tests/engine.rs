@@ -292,3 +292,51 @@ fn every_form_of_a_layer_call_says_the_same() {
     let memory = engine.memory().unwrap();
     assert!(memory.total_experts == 16 && memory.budget_bytes >= memory.minimum_bytes);
 }
+
+#[test]
+fn a_host_predicts_and_offers_inputs() {
+    let (alive, broken) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+    let source = Source::from_weights("w", &layers(), Counted::new(&alive, &broken)).unwrap();
+    let options = Options {
+        strategy: Some("importance:alpha=0".into()),
+        budget_fraction: 0.5,
+        ..Default::default()
+    };
+    let engine = Engine::new(&source, &options).unwrap();
+    let calls = Arc::new(AtomicUsize::new(0));
+    let mut y = vec![0.0; HIDDEN];
+    for s in 0..6 {
+        let seen = calls.clone();
+        let predict: PredictNext = Box::new(move |layer, partial, next| {
+            assert_eq!((layer, partial.len(), next.len()), (0, HIDDEN, HIDDEN));
+            next.copy_from_slice(&input(2 * s + 1));
+            match seen.fetch_add(1, Ordering::SeqCst) {
+                0 => panic!("a host's bug"),
+                1 => false,
+                _ => true,
+            }
+        });
+        let options = StepOptions { predict_next: Some(predict), ..Default::default() };
+        let step = engine.step_with(Phase::Decode, 1, options).unwrap();
+        step.forward(0, &input(2 * s), &mut y).unwrap();
+        step.forward(1, &input(2 * s + 1), &mut y).unwrap();
+        if s % 2 == 0 {
+            step.end().unwrap(); // else dropped
+        }
+    }
+    let stats = engine.stats().unwrap();
+    assert!(calls.load(Ordering::SeqCst) >= 3);
+    assert_eq!(stats.predictions_resident_forward as usize, calls.load(Ordering::SeqCst) - 2);
+    assert_eq!(stats.policy_fallbacks, 2);
+
+    let options = StepOptions { offers_inputs: true, ..Default::default() };
+    let step = engine.step_with(Phase::Decode, 1, options).unwrap();
+    step.forward(0, &input(1), &mut y).unwrap();
+    step.offer(1, &input(2)).unwrap();
+    step.forward(1, &input(2), &mut y).unwrap();
+    assert_eq!(step.offer(0, &input(1)).unwrap_err().code, Code::InvalidArgument);
+    step.end().unwrap();
+    assert_eq!(engine.stats().unwrap().predictions_offered, 1);
+    let wrong = StepOptions { request_ids: Some(&[1, 2]), ..Default::default() };
+    assert_eq!(engine.step_with(Phase::Decode, 1, wrong).err().unwrap().code, Code::InvalidArgument);
+}
