@@ -157,11 +157,18 @@ def window_cut(lab, images):
         panels.append(plot.Panel(f"{model}-moe", "budget, % of the experts",
                                  "recall after the window cut", series, y_range=(0, 1)))
     plot.save(f"{images}/fate-window", panels)
+    head = ["model", "transfers in the window", "recall before the cut",
+            *(f"after, {b:g} %" for b in BUDGETS)]
+    return {"window-cut": table(head, rows)}
+
+
+def recall_layers(lab, images):
+    """Recall by layer, before the window cut and behind it."""
     panels = []
     for model in MODELS:
         series = []
         for i, window in enumerate((8, 4, 2, 1)):
-            runs = [lab.decode(model, d, "fate:control=0", 25, link_of(model, window), "--warm", "8")
+            runs = [lab.decode(model, d, "fate:control=0", 25, link_of(model, window), "--warm", "8", "--by-layer")
                     for d in DOMAINS]
             layers = range(1, len(runs[0]["recall_by_layer"]))
 
@@ -177,9 +184,7 @@ def window_cut(lab, images):
         panels.append(plot.Panel(f"{model}-moe, budget 25 %", "predicted layer",
                                  "recall, 75th percentile", series, y_range=(0.4, 1)))
     plot.save(f"{images}/fate-recall-layers", panels)
-    head = ["model", "transfers in the window", "recall before the cut",
-            *(f"after, {b:g} %" for b in BUDGETS)]
-    return {"window-cut": table(head, rows)}
+    return {}
 
 
 def hit_ratio(lab, images):
@@ -385,7 +390,7 @@ def rho(lab, images):
 def taps(lab, images):
     """The paper's three tap positions, in the example host."""
     rows = []
-    for model in MODELS:
+    for model in MODELS[:1]:
         for tap in (1, 2, 3):
             row = [f"{model}-moe", str(tap)]
             for key in ("top=4", "percentile=75"):
@@ -402,7 +407,7 @@ def taps(lab, images):
     return {"taps": table(head, rows)}
 
 
-PARTS = {"taps": taps, "cross-layer": cross_layer, "window": window_cut, "hits": hit_ratio, "decode": decode,
+PARTS = {"taps": taps, "cross-layer": cross_layer, "window": window_cut, "layers": recall_layers, "hits": hit_ratio, "decode": decode,
          "prefill": prefill, "shapes": shapes, "ablation": ablation, "rho": rho}
 
 

@@ -249,8 +249,8 @@ NOTES = """## What to make of it
   split by completion has run in simulation only, not beside a device.
 - hybrimoe-like has the split by completion here, too (`balancer=completion`) (HybriMoE simulates its queues and takes the earliest end), but not the fill, which is no part of it;
   the second line of the table gives it that as well. What is left then are the router and the longer memory of the cache.
-- At batch 3 the paper's distance is not reached: with 55 GB/s and 40 % of the experts a third of a step is left to gain over the best rival,
-  the rest is multiplication and the other 0.076 ms a layer.
+- At batch 3 the paper's distance is not reached: half of a step is still waiting, with the link and the CPU about equally loaded by what the
+  router leaves to be fetched.
 - The hit ratio says less here than in the paper: an LRU cache already hits 73 to 87 % on these workloads, so 66 % more would pass 100 %; and an expert
   that the CPU computes counts as no hit, though nobody waits for its transfer.
 - Prefetch brings next to nothing: on 16 GB/s an expert takes longer than its layer; where a CPU can compute a miss, a prefetch is admitted only
