@@ -33,7 +33,8 @@ class Normal {
   explicit Normal(uint64_t seed) : engine_(seed) {}
   double operator()() {
     constexpr double kTwoPi = 6.283185307179586;
-    return std::sqrt(-2 * std::log(Uniform())) * std::cos(kTwoPi * Uniform());
+    const double radius = std::sqrt(-2 * std::log(Uniform()));  // drawn first, by every compiler
+    return radius * std::cos(kTwoPi * Uniform());
   }
 
  private:

@@ -24,32 +24,18 @@
 #include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "base/thread_pool.h"
+#include "gemm/block_product.h"
+#include "gemm/check_problem.h"
+#include "gemm/jobs.h"
+#include "gemm/operand_forms.h"
 #include "kernels/cpu/kernel_set.h"
 #include "quant/hadamard.h"
 
-namespace moert {
+namespace moert::gemm {
 namespace {
 
-using kernels::BlockGemmArgs;
-using kernels::BlockGemmFn;
-using kernels::kBlockRows;
-using kernels::KernelSet;
 using kernels::kMaxBlocks;
-using kernels::kMaxColumns;
-using kernels::kNarrowColumns;
-using kernels::kOperandKinds;
-using kernels::kPieceK;
-using kernels::OperandKernels;
-using kernels::OperandKind;
 
-// Weights of one job: enough to hide what a job costs to take, little enough to spread evenly: so
-// many jobs a thread, where that leaves jobs of a legal size.
-constexpr int64_t kMinJobWeightBytes = 24 << 10;
-constexpr int64_t kMaxJobWeightBytes = 96 << 10;
-constexpr int64_t kJobsPerThread = 8;
-// Tokens of one job: weights are read once for so many, while an expert that got most of a prefill
-// still splits over many threads.
-constexpr int64_t kJobColumns = 128;
 // Up to this, packing x is cheaper than a parallel step for it.
 constexpr int64_t kPackInline = 4 << 10;
 // Up to so many tokens an expert, whoever ends its last gate and up job packs its h at once.
@@ -59,115 +45,10 @@ constexpr int64_t kPackAtOnce = 8;
 // the others: what kernels fetch ahead.
 constexpr int64_t kFetchBytes = 8 << 10;
 
-// Tiles that float kernels take at once from a group longer than that: they stay in the L1 cache
-// for all columns.
-constexpr int64_t kFloatFlushTiles = 8;
-
-// One product stage (gate+up, or down) of a problem, cut into jobs.
-struct Stage {
-  int64_t first_job = 0;
-  int64_t row_blocks = 0;
-  int64_t blocks_per_job = 0;
-  int64_t column_splits = 0;
-
-  int64_t jobs() const { return CeilDiv(row_blocks, blocks_per_job) * column_splits; }
-};
-
-struct Plan {
-  const ExpertProblem* problem;
-  int64_t first_slot;  // row of the h buffer
-  Stage gate_up;
-  Stage down;
-  bool packs_at_once;  // h, after the last gate and up job
-};
-
-int64_t JobBytes(int64_t total, int threads) {
-  return std::clamp(total / (threads * kJobsPerThread), kMinJobWeightBytes, kMaxJobWeightBytes);
-}
-
-// `job_bytes`: of weights; `least`: row blocks of a job.
-Stage CutStage(int64_t row_blocks, int64_t bytes_per_block, int64_t job_bytes, int64_t columns,
-               int64_t least, int64_t multiple) {
-  Stage stage;
-  stage.row_blocks = row_blocks;
-  stage.blocks_per_job = RoundUp(std::max(least, job_bytes / bytes_per_block), multiple);
-  stage.column_splits = CeilDiv(columns, kJobColumns);
-  return stage;
-}
-
-struct JobRange {
-  int64_t block_begin, block_end;
-  int64_t column_begin, column_end;
-};
-
-JobRange RangeOf(const Stage& stage, int64_t job, int64_t columns) {
-  const int64_t local = job - stage.first_job;
-  const int64_t block = local / stage.column_splits * stage.blocks_per_job;
-  const int64_t column = local % stage.column_splits * kJobColumns;
-  return {block, std::min(block + stage.blocks_per_job, stage.row_blocks), column,
-          std::min(column + kJobColumns, columns)};
-}
-
-int64_t BlockBytes(const MatrixLayout& matrix) {
-  return matrix.padded_k * kBlockRows * matrix.scheme.weight_bits / 8;
-}
-
-// Points `args` at row block `block` of a matrix, as its `i`th.
-void PointAt(const ExpertProblem& problem, const MatrixLayout& matrix, int64_t block, int i,
-             BlockGemmArgs* args) {
-  const auto* record = reinterpret_cast<const uint8_t*>(problem.record);
-  args->weights[i] = record + matrix.weight_offset + block * BlockBytes(matrix);
-  if (matrix.scheme.is_bf16()) return;
-  const auto* scales = reinterpret_cast<const uint16_t*>(record + matrix.scale_offset);
-  args->scales[i] = scales + block * kBlockRows;
-  const int64_t groups = CeilDiv(matrix.k, matrix.group);
-  args->offsets[i] =
-      matrix.scheme.symmetric ? nullptr : scales + groups * matrix.padded_rows + block * kBlockRows;
-}
-
-void DescribeGroups(const MatrixLayout& matrix, OperandKind kind, BlockGemmArgs* args) {
-  args->k16s = matrix.padded_k / kPieceK;
-  if (matrix.scheme.is_bf16()) return;
-  const int64_t tiles = matrix.padded_k / kKTile;
-  args->scale_stride = matrix.padded_rows;
-  // A group that is not whole tiles is the only one: no group exceeds K (scheme.h).
-  args->group_tiles = matrix.group < matrix.k ? matrix.group / kKTile : tiles;
-  int64_t most = kernels::kMaxFlushTiles;
-  if (kind == OperandKind::kSummed) most = kFloatFlushTiles;
-  if (kind == OperandKind::kInt8Group || kind == OperandKind::kInt4Group) {
-    most = kernels::kInt8GroupTiles;
-  }
-  args->flush_tiles = std::min({args->group_tiles, tiles, most});
-}
-
-// Results go to rows that lie far apart; of many columns, more than stores can wait for.
-void PrefetchForWrite(const float* to) {
-#if defined(__x86_64__)
-  asm volatile("prefetchw %0" ::"m"(*to));  // does nothing where the CPU does not know it
-#else
-  __builtin_prefetch(to, 1);
-#endif
-}
-
-// What multiplies a matrix in a job, and where the packed rows of the job's columns are.
-struct Product {
-  BlockGemmFn gemm;
-  int64_t most;          // columns at once
-  const uint8_t* first;  // row of the job's first column, null where the rows lie anywhere
-  int64_t stride;
-};
-
-Product ProductOf(const OperandKernels& kernels, kernels::WeightKind weights, int64_t columns) {
-  if (kernels.wide[weights] != nullptr && columns >= kernels.wide_from) {
-    return {kernels.wide[weights], kMaxColumns, nullptr, 0};
-  }
-  return {kernels.gemm[weights], kNarrowColumns, nullptr, 0};
-}
-
 class CpuMixedGroupGemm final : public MixedGroupGemm {
  public:
   CpuMixedGroupGemm(ThreadPool* pool, const KernelSet& set, ActivationNumerics numerics)
-      : pool_(pool), set_(set), numerics_(numerics) {}
+      : pool_(pool), set_(set), numerics_(numerics), sizes_(set, numerics, pool->num_threads()) {}
 
   absl::Status Run(const float* x, int64_t rows, int64_t hidden,
                    absl::Span<const ExpertProblem> problems, float* out) override {
@@ -175,7 +56,7 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
     int64_t widest = 0;
     Forms forms;
     for (size_t i = 0; i < problems.size(); ++i) {
-      MOERT_RETURN_IF_ERROR(CheckProblem(problems[i], i, rows, hidden));
+      MOERT_RETURN_IF_ERROR(CheckProblem(problems[i], i, rows, hidden, set_, numerics_));
       if (problems[i].tokens.empty()) continue;
       const RecordLayout& layout = *problems[i].layout;
       slots += static_cast<int64_t>(problems[i].tokens.size());
@@ -184,7 +65,7 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
                 numerics_);
     }
     if (slots == 0) return absl::OkStatus();
-    const int64_t needed = Workspace(rows, slots, hidden, widest, forms);
+    const int64_t needed = sizes_.Workspace(rows, slots, hidden, widest, forms);
     if (workspace_.size() < needed) MOERT_RETURN_IF_ERROR(workspace_.Reset(needed));
     x_ = x;
     out_ = out;
@@ -192,23 +73,23 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
     auto* next = reinterpret_cast<uint8_t*>(workspace_.data());
     for (int i = 0; i < kInputForms; ++i) {
       packed_x_[i] = next;
-      if (forms.x[i]) next += rows * OperandBytes(i % kOperandKinds, hidden);
+      if (forms.x[i]) next += rows * sizes_.OperandBytes(i % kOperandKinds, hidden);
     }
     packed_h_ = next;
-    h_row_bytes_ = WidestH(forms, widest);
+    h_row_bytes_ = sizes_.WidestH(forms, widest);
     next += slots * h_row_bytes_;
     h_ = reinterpret_cast<float*>(next);
     h_stride_ = RoundUp(widest, kKTile);
     if (forms.keeps_h) next += slots * h_stride_ * static_cast<int64_t>(sizeof(float));
     transformed_ = reinterpret_cast<float*>(next);
-    next += TransformBytes(hidden, forms);
+    next += sizes_.TransformBytes(hidden, forms);
     gathered_ = next;
-    gathered_matrix_bytes_ = GatherRows(slots) * WidestGathered(forms, hidden);
+    gathered_matrix_bytes_ = sizes_.GatherRows(slots) * sizes_.WidestGathered(forms, hidden);
     gathered_matrices_ = forms.apart ? 2 : 1;
-    next += GatherBytes(slots, hidden, forms);
+    next += sizes_.GatherBytes(slots, hidden, forms);
     plans_ = reinterpret_cast<Plan*>(next);
     MakePlans(problems);
-    pending_ = reinterpret_cast<std::atomic<int64_t>*>(next + PlanBytes(slots));
+    pending_ = reinterpret_cast<std::atomic<int64_t>*>(next + sizes_.PlanBytes(slots));
     bool packs_later = false;
     for (int64_t i = 0; i < num_plans_; ++i) {
       new (&pending_[i]) std::atomic<int64_t>(plans_[i].gate_up.jobs());
@@ -226,146 +107,17 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
                          absl::Span<const ExpertFormat> formats) const override {
     Forms forms;
     for (const ExpertFormat& format : formats) forms.Add(format, numerics_);
-    return Workspace(rows, slots, hidden, max_intermediate, forms);
+    return sizes_.Workspace(rows, slots, hidden, max_intermediate, forms);
   }
 
   absl::string_view kernels() const override { return set_.name; }
 
  private:
-  // An input is packed as it is and, for experts stored in that domain, after the Hadamard
-  // transform: form kind, and form kOperandKinds + kind.
-  static constexpr int kInputForms = 2 * kOperandKinds;
-  static int InputForm(const Scheme& scheme, bool hadamard, ActivationNumerics numerics) {
-    return static_cast<int>(kernels::OperandFor(scheme, numerics)) + (hadamard ? kOperandKinds : 0);
-  }
-
-  // The operand forms in use.
-  struct Forms {
-    bool x[kInputForms] = {};
-    bool h[kOperandKinds] = {};
-    bool keeps_h = false;  // whether some h is kept in fp32 before it is packed
-    bool hadamard = false;
-    bool apart = false;  // whether some gate and up are two products
-
-    void Add(const ExpertFormat& format, ActivationNumerics numerics) {
-      x[InputForm(format.gate, format.hadamard, numerics)] = true;
-      x[InputForm(format.up, format.hadamard, numerics)] = true;
-      const OperandKind down = kernels::OperandFor(format.down, numerics);
-      h[static_cast<int>(down)] = true;
-      keeps_h |= format.hadamard || down != OperandKind::kPlain;
-      hadamard |= format.hadamard;
-      apart |= format.gate != format.up;
-    }
-  };
-  static_assert(static_cast<int>(OperandKind::kPlain) == 0);
-
-  OperandKernels Kernels(int kind) const {
-    return set_.For(static_cast<OperandKind>(kind), numerics_);
-  }
-  // An odd number of cache lines: rows a power of two apart would compete for the same few sets.
-  int64_t OperandBytes(int kind, int64_t channels) const {
-    return (CeilDiv(CeilDiv(channels, kKTile) * Kernels(kind).bytes_per_tile, 64) | 1) * 64;
-  }
-  int64_t WidestH(const Forms& forms, int64_t channels) const {
-    int64_t bytes = 0;
-    for (int kind = 0; kind < kOperandKinds; ++kind) {
-      if (forms.h[kind]) bytes = std::max(bytes, OperandBytes(kind, channels));
-    }
-    return bytes;
-  }
-  // Room for one row of x a thread.
-  int64_t TransformStride(int64_t hidden) const { return RoundUp(hidden, 16); }
-  int64_t TransformBytes(int64_t hidden, const Forms& forms) const {
-    return forms.hadamard ? pool_->num_threads() * TransformStride(hidden) *
-                                static_cast<int64_t>(sizeof(float))
-                          : 0;
-  }
-  // Room for the rows of x of a job, a thread: of gate and up, and of up when it is a product
-  // apart.
-  static int64_t GatherRows(int64_t slots) { return std::min(slots, kJobColumns); }
-  int64_t WidestGathered(const Forms& forms, int64_t hidden) const {
-    int64_t bytes = 0;
-    for (int i = 0; i < kInputForms; ++i) {
-      const OperandKernels kernels = Kernels(i % kOperandKinds);
-      const bool wide = std::any_of(std::begin(kernels.wide), std::end(kernels.wide),
-                                    [](BlockGemmFn gemm) { return gemm != nullptr; });
-      if (forms.x[i] && wide) bytes = std::max(bytes, OperandBytes(i % kOperandKinds, hidden));
-    }
-    return bytes;
-  }
-  int64_t GatherBytes(int64_t slots, int64_t hidden, const Forms& forms) const {
-    return pool_->num_threads() * GatherRows(slots) * WidestGathered(forms, hidden) *
-           (forms.apart ? 2 : 1);
-  }
-  int64_t Workspace(int64_t rows, int64_t slots, int64_t hidden, int64_t widest,
-                    const Forms& forms) const {
-    int64_t bytes = slots * WidestH(forms, widest);
-    for (int i = 0; i < kInputForms; ++i) {
-      if (forms.x[i]) bytes += rows * OperandBytes(i % kOperandKinds, hidden);
-    }
-    bytes += TransformBytes(hidden, forms) + GatherBytes(slots, hidden, forms);
-    if (forms.keeps_h) {
-      bytes += slots * RoundUp(widest, kKTile) * static_cast<int64_t>(sizeof(float));
-    }
-    return bytes + PlanBytes(slots) +
-           RoundUp(slots * static_cast<int64_t>(sizeof(std::atomic<int64_t>)), 64);
-  }
-  // No more problems than slots: empty ones are skipped.
-  static int64_t PlanBytes(int64_t slots) {
-    return RoundUp(slots * static_cast<int64_t>(sizeof(Plan)), 64);
-  }
-
-  absl::Status CheckProblem(const ExpertProblem& p, size_t index, int64_t rows,
-                            int64_t hidden) const {
-    if (p.record == nullptr || p.layout == nullptr) {
-      return absl::InvalidArgumentError(fmt::format("problem {} has no record or layout", index));
-    }
-    const RecordLayout& l = *p.layout;
-    for (const MatrixLayout* matrix : {&l.gate, &l.up, &l.down}) {
-      const auto kind = static_cast<int>(kernels::OperandFor(matrix->scheme, numerics_));
-      const bool whole_groups = matrix->scheme.is_bf16() || matrix->group >= matrix->k ||
-                                (matrix->group > 0 && matrix->group % kKTile == 0);
-      if (Kernels(kind).gemm[kernels::WeightKindOf(matrix->scheme)] == nullptr || !whole_groups) {
-        return absl::UnimplementedError(
-            fmt::format("problem {}: no kernel multiplies weights in {} with groups of {}", index,
-                        matrix->scheme.Name(), matrix->group));
-      }
-    }
-    if (l.gate.k != hidden || l.up.k != hidden || l.down.rows != hidden ||
-        l.up.rows != l.gate.rows || l.down.k != l.gate.rows) {
-      return absl::InvalidArgumentError(fmt::format(
-          "problem {}: gate [{}, {}], up [{}, {}], down [{}, {}] "
-          "are no expert of hidden "
-          "size {}",
-          index, l.gate.rows, l.gate.k, l.up.rows, l.up.k, l.down.rows, l.down.k, hidden));
-    }
-    if (p.activation < Activation::kSilu || p.activation > Activation::kGeluTanh) {
-      return absl::InvalidArgumentError(
-          fmt::format("problem {}: unknown activation {}", index, static_cast<int>(p.activation)));
-    }
-    if (p.tokens.size() != p.out_rows.size()) {
-      return absl::InvalidArgumentError(fmt::format("problem {}: {} tokens but {} output rows",
-                                                    index, p.tokens.size(), p.out_rows.size()));
-    }
-    for (const int32_t token : p.tokens) {
-      if (token < 0 || token >= rows) {
-        return absl::InvalidArgumentError(
-            fmt::format("problem {}: token {} of {} rows", index, token, rows));
-      }
-    }
-    for (const int32_t row : p.out_rows) {
-      if (row < 0) {
-        return absl::InvalidArgumentError(fmt::format("problem {}: output row {}", index, row));
-      }
-    }
-    return absl::OkStatus();
-  }
-
   // Row blocks of a gate and up job, so that the copying of its rows of x is little beside them.
   int64_t GatheringBlocks(const RecordLayout& layout, int64_t columns) const {
     const auto is_wide = [&](const Scheme& scheme) {
       const OperandKernels kernels =
-          Kernels(static_cast<int>(kernels::OperandFor(scheme, numerics_)));
+          sizes_.Kernels(static_cast<int>(kernels::OperandFor(scheme, numerics_)));
       return ProductOf(kernels, kernels::WeightKindOf(scheme), columns).most == kMaxColumns;
     };
     if (!is_wide(layout.gate.scheme) && !is_wide(layout.up.scheme)) return 1;
@@ -455,12 +207,12 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
     const int64_t k16s = RoundUp(hidden_, kKTile) / kPieceK;
     for (int i = 0; i < kInputForms; ++i) {
       if (!forms.x[i]) continue;
-      const OperandKernels kernels = Kernels(i % kOperandKinds);
-      const int64_t row_bytes = OperandBytes(i % kOperandKinds, hidden_);
+      const OperandKernels kernels = sizes_.Kernels(i % kOperandKinds);
+      const int64_t row_bytes = sizes_.OperandBytes(i % kOperandKinds, hidden_);
       ForRows(rows, hidden_, [&](int64_t row, int thread) {
         const float* from = x_ + row * hidden_;
         if (i >= kOperandKinds) {
-          float* const copy = transformed_ + thread * TransformStride(hidden_);
+          float* const copy = transformed_ + thread * sizes_.TransformStride(hidden_);
           std::memcpy(copy, from, static_cast<size_t>(hidden_) * sizeof(float));
           ApplyHadamard(1, hidden_, copy);
           from = copy;
@@ -487,7 +239,7 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
     const MatrixLayout& down = layout.down;
     float* const h = h_ + slot * h_stride_;
     if (layout.format.hadamard) ApplyHadamard(1, down.k, h);
-    Kernels(static_cast<int>(kernels::OperandFor(down.scheme, numerics_)))
+    sizes_.Kernels(static_cast<int>(kernels::OperandFor(down.scheme, numerics_)))
         .pack(h, down.k, down.padded_k / kPieceK, packed_h_ + slot * h_row_bytes_);
   }
 
@@ -496,11 +248,12 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
                      const JobRange& range, uint8_t* room) const {
     const auto kind = static_cast<int>(kernels::OperandFor(matrix.scheme, numerics_));
     const int64_t columns = range.column_end - range.column_begin;
-    Product product = ProductOf(Kernels(kind), kernels::WeightKindOf(matrix.scheme), columns);
+    Product product =
+        ProductOf(sizes_.Kernels(kind), kernels::WeightKindOf(matrix.scheme), columns);
     if (product.most == kNarrowColumns) return product;
     const uint8_t* const rows =
         packed_x_[InputForm(matrix.scheme, problem.layout->format.hadamard, numerics_)];
-    const int64_t row_bytes = OperandBytes(kind, hidden_);
+    const int64_t row_bytes = sizes_.OperandBytes(kind, hidden_);
     const auto tokens = problem.tokens.subspan(static_cast<size_t>(range.column_begin),
                                                static_cast<size_t>(columns));
     const int64_t step = columns > 1 ? int64_t{tokens[1]} - tokens[0] : 0;
@@ -523,7 +276,7 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
       for (int c = 0; c < args->columns; ++c, row += product.stride) args->x[c] = row;
     } else {
       const int form = InputForm(matrix.scheme, problem.layout->format.hadamard, numerics_);
-      const int64_t row_bytes = OperandBytes(form % kOperandKinds, hidden_);
+      const int64_t row_bytes = sizes_.OperandBytes(form % kOperandKinds, hidden_);
       for (int c = 0; c < args->columns; ++c) {
         args->x[c] = packed_x_[form] + problem.tokens[static_cast<size_t>(column + c)] * row_bytes;
       }
@@ -539,7 +292,7 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
     const bool tied = layout.gate.scheme == layout.up.scheme;
     const kernels::GluFn glu = set_.glu[static_cast<int>(problem.activation)];
     const bool packs = PacksPieces(layout);
-    const OperandKernels down = Kernels(static_cast<int>(OperandKind::kPlain));
+    const OperandKernels down = sizes_.Kernels(static_cast<int>(OperandKind::kPlain));
     alignas(64) float product[kMaxBlocks * kMaxColumns * kBlockRows];
     alignas(64) float h[kMaxColumns * kBlockRows];
     uint8_t* const room = gathered_ + thread * gathered_matrix_bytes_ * (gathered_matrices_);
@@ -616,7 +369,7 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
     const JobRange range = RangeOf(plan.down, job, static_cast<int64_t>(problem.tokens.size()));
     const OperandKind kind = kernels::OperandFor(down.scheme, numerics_);
     const Product down_product =
-        ProductOf(Kernels(static_cast<int>(kind)), kernels::WeightKindOf(down.scheme),
+        ProductOf(sizes_.Kernels(static_cast<int>(kind)), kernels::WeightKindOf(down.scheme),
                   range.column_end - range.column_begin);
     alignas(64) float product[kMaxBlocks * kMaxColumns * kBlockRows];
 
@@ -665,6 +418,7 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
   ThreadPool* const pool_;
   const KernelSet& set_;
   const ActivationNumerics numerics_;
+  const OperandSizes sizes_;
   AlignedBuffer workspace_;
 
   // State of the Run under way; the arrays are in workspace_.
@@ -688,6 +442,9 @@ class CpuMixedGroupGemm final : public MixedGroupGemm {
 };
 
 }  // namespace
+}  // namespace moert::gemm
+
+namespace moert {
 
 absl::StatusOr<std::unique_ptr<MixedGroupGemm>> MixedGroupGemm::Create(
     ThreadPool* pool, absl::string_view kernels, ActivationNumerics numerics) {
@@ -696,13 +453,14 @@ absl::StatusOr<std::unique_ptr<MixedGroupGemm>> MixedGroupGemm::Create(
     return absl::InvalidArgumentError(
         fmt::format("unknown activation numerics {}", static_cast<int>(numerics)));
   }
-  MOERT_ASSIGN_OR_RETURN(const KernelSet* set, kernels::FindKernelSet(kernels));
-  return std::unique_ptr<MixedGroupGemm>(new CpuMixedGroupGemm(pool, *set, numerics));
+  MOERT_ASSIGN_OR_RETURN(const kernels::KernelSet* set, kernels::FindKernelSet(kernels));
+  return std::unique_ptr<MixedGroupGemm>(new gemm::CpuMixedGroupGemm(pool, *set, numerics));
 }
 
 std::vector<std::string> MixedGroupGemm::KernelNames() {
   std::vector<std::string> names;
-  for (const KernelSet* set : kernels::SupportedKernelSets()) names.emplace_back(set->name);
+  for (const kernels::KernelSet* set : kernels::SupportedKernelSets())
+    names.emplace_back(set->name);
   return names;
 }
 

@@ -1,0 +1,87 @@
+// What a block kernel is told: where the row blocks of a matrix lie in a record, how its groups go,
+// and which kernel takes how many columns.
+#ifndef MOERT_LIB_GEMM_BLOCK_PRODUCT_H_
+#define MOERT_LIB_GEMM_BLOCK_PRODUCT_H_
+
+#include <algorithm>
+#include <cstdint>
+
+#include "base/checked_math.h"
+#include "kernels/cpu/kernel_set.h"
+#include "moert/mixed_group_gemm.h"
+
+namespace moert::gemm {
+
+using kernels::BlockGemmArgs;
+using kernels::BlockGemmFn;
+using kernels::kBlockRows;
+using kernels::kMaxColumns;
+using kernels::kNarrowColumns;
+using kernels::kPieceK;
+using kernels::OperandKernels;
+using kernels::OperandKind;
+
+// Tiles that float kernels take at once from a group longer than that: they stay in the L1 cache
+// for all columns.
+constexpr int64_t kFloatFlushTiles = 8;
+
+inline int64_t BlockBytes(const MatrixLayout& matrix) {
+  return matrix.padded_k * kBlockRows * matrix.scheme.weight_bits / 8;
+}
+
+// Points `args` at row block `block` of a matrix, as its `i`th.
+inline void PointAt(const ExpertProblem& problem, const MatrixLayout& matrix, int64_t block, int i,
+                    BlockGemmArgs* args) {
+  const auto* record = reinterpret_cast<const uint8_t*>(problem.record);
+  args->weights[i] = record + matrix.weight_offset + block * BlockBytes(matrix);
+  if (matrix.scheme.is_bf16()) return;
+  const auto* scales = reinterpret_cast<const uint16_t*>(record + matrix.scale_offset);
+  args->scales[i] = scales + block * kBlockRows;
+  const int64_t groups = CeilDiv(matrix.k, matrix.group);
+  args->offsets[i] =
+      matrix.scheme.symmetric ? nullptr : scales + groups * matrix.padded_rows + block * kBlockRows;
+}
+
+inline void DescribeGroups(const MatrixLayout& matrix, OperandKind kind, BlockGemmArgs* args) {
+  args->k16s = matrix.padded_k / kPieceK;
+  if (matrix.scheme.is_bf16()) return;
+  const int64_t tiles = matrix.padded_k / kKTile;
+  args->scale_stride = matrix.padded_rows;
+  // A group that is not whole tiles is the only one: no group exceeds K (scheme.h).
+  args->group_tiles = matrix.group < matrix.k ? matrix.group / kKTile : tiles;
+  int64_t most = kernels::kMaxFlushTiles;
+  if (kind == OperandKind::kSummed) most = kFloatFlushTiles;
+  if (kind == OperandKind::kInt8Group || kind == OperandKind::kInt4Group) {
+    most = kernels::kInt8GroupTiles;
+  }
+  args->flush_tiles = std::min({args->group_tiles, tiles, most});
+}
+
+// Results go to rows that lie far apart; of many columns, more than stores can wait for.
+inline void PrefetchForWrite(const float* to) {
+#if defined(__x86_64__)
+  asm volatile("prefetchw %0" ::"m"(*to));  // does nothing where the CPU does not know it
+#else
+  __builtin_prefetch(to, 1);
+#endif
+}
+
+// What multiplies a matrix in a job, and where the packed rows of the job's columns are.
+struct Product {
+  BlockGemmFn gemm;
+  int64_t most;          // columns at once
+  const uint8_t* first;  // row of the job's first column, null where the rows lie anywhere
+  int64_t stride;
+};
+
+inline Product ProductOf(const OperandKernels& kernels, kernels::WeightKind weights,
+                         int64_t columns) {
+  if (kernels.wide[weights] != nullptr && columns >= kernels.wide_from) {
+    return {kernels.wide[weights], kMaxColumns, nullptr, 0};
+  }
+  return {kernels.gemm[weights], kNarrowColumns, nullptr, 0};
+}
+
+}  // namespace moert::gemm
+
+#endif  // MOERT_LIB_GEMM_BLOCK_PRODUCT_H_
