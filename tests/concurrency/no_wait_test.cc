@@ -149,8 +149,11 @@ int64_t VoluntarySwitches() {
   return usage.ru_nvcsw;
 }
 
-/// Decode and prefill steps whose experts change, while transfers take longer than steps.
-Observed Run(const std::string& strategy, double share) {
+/// Decode and prefill steps whose experts change, while transfers take longer than steps: four
+/// workloads, and further ones until so many promotions were seen, for a busy machine gives its
+/// time to whom it likes.
+Observed Run(const std::string& strategy, double share, int64_t promotions) {
+  constexpr int kWorkloads = 4, kMostWorkloads = 200;
   const auto source =
       std::make_shared<SlowSource>(SyntheticShape{3, 12, 2, 128, 96, 32, true, false, true});
   const auto sink = std::make_shared<Spans>();
@@ -167,7 +170,9 @@ Observed Run(const std::string& strategy, double share) {
   std::vector<float> out;
   out.reserve(16 * 128 * 3);
   const Spans before = *sink;
-  for (int phase = 0; phase < 4; ++phase) {
+  for (int phase = 0;
+       phase < kWorkloads || (phase < kMostWorkloads && (*engine)->stats().promotions < promotions);
+       ++phase) {
     HiddenProcess process(128, 50 + phase);  // another workload each
     const std::vector<float> often = process.Next(1);
     for (int s = 0; s < 300; ++s) {
@@ -200,7 +205,9 @@ TEST_CASE("two versions: versions change under way and the computing thread neve
   const std::string strategy =
       GENERATE("dynaexq:hi=bf16,lo=low,interval_ms=0.5,beta=0.5,spare=2",
                "never-stall:hi=bf16,lo=low,n=16,margin=0", "static-mixed:hi=bf16,lo=low");
-  const Observed seen = Run(strategy, 0.8);
+  const bool moves = strategy.rfind("static", 0) != 0;
+  const int64_t enough = moves ? 10 : 0;
+  const Observed seen = Run(strategy, 0.8, enough);
   INFO(strategy << ": " << seen.calls.waits << " waits, " << seen.calls.reads << " reads, "
                 << seen.calls.sleeps << " sleeps, " << seen.calls.contended << " contended locks, "
                 << seen.switches << " switches, " << seen.spans.transfers << " transfers in "
@@ -210,8 +217,8 @@ TEST_CASE("two versions: versions change under way and the computing thread neve
   CHECK(seen.calls.waits == 0);
   CHECK(seen.calls.reads == 0);
   CHECK(seen.calls.sleeps == 0);
-  const bool moves = strategy.rfind("static", 0) != 0;
-  CHECK((seen.stats.promotions > 10) == moves);
+  CHECK(seen.stats.promotions >= enough);
+  CHECK((seen.stats.promotions > 0) == moves);
 #ifdef MOERT_TEST_INTERPOSES
   // The lock that the computing thread shares with the readers is held for a few instructions; what
   // the kernel saw is that, and the allocator's.
@@ -221,7 +228,7 @@ TEST_CASE("two versions: versions change under way and the computing thread neve
 }
 
 TEST_CASE("the witnesses see waiting where there is some") {
-  const Observed seen = Run("on-demand:scheme=bf16", 0.5);
+  const Observed seen = Run("on-demand:scheme=bf16", 0.5, 0);
   CHECK(StalledNs(seen.stats) > 0);
   CHECK(seen.spans.stalls > 50);
   CHECK(seen.switches > 50);
