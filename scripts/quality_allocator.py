@@ -375,11 +375,7 @@ def page():
                   "and w8a8 (the paper's W5A5); `a8`: from w4a8_g128 and w8a8. Activations are "
                   "rounded at run time, by the CPU kernels of these schemes.",
                   ""] + activations(data)
-    notes = JSON.with_name("20-allocator.notes")
-    if notes.exists():
-        lines += [notes.read_text().strip()]
-    JSON.with_suffix(".md").write_text("\n".join(lines).strip() + "\n")
-    quality_page.main()
+    quality_page.write_section(JSON, lines)
 
 
 def main():

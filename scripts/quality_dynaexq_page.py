@@ -136,10 +136,7 @@ Phi-3.5-MoE, in average benchmark accuracy; here it is perplexity of small model
     if rows:
         parts.append(f"Cells below 95 %, over {q.LONG_WINDOWS - q.WARM} windows a domain instead of {q.WINDOWS - q.WARM}:\n\n" +
                      experiment.table(["cell", "oracle", "dynaexq", "dynaexq, % of oracle's gain"], rows))
-    notes = q.JSON.with_suffix(".notes")
-    if notes.exists():
-        parts.append(notes.read_text().strip())
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(parts)
 
 
 def hysteresis_section(data):
@@ -264,8 +261,10 @@ With half of the experts low, coldest first against hottest first: {", ".join(te
 
 
 def write(data):
-    q.JSON.with_suffix(".md").write_text(quality_section(data))
-    quality_page.main()
+    # tiny-moe, which ships, before small-moe
+    data = {what: dict(sorted(models.items(), reverse=True)) if isinstance(models, dict) else models
+            for what, models in data.items()}
+    quality_page.write_section(q.JSON, [quality_section(data), ""])
     sections = [section(data) for section, what in ((hysteresis_section, "hysteresis"),
                                                     (shift_section, "shift"),
                                                     (demotion_section, "demotion")) if data[what]]

@@ -17,6 +17,14 @@ as JSON.
 """
 
 
+def write_section(figures, lines):
+    """The section beside the JSON `figures`: lines, and behind them its .notes, if there are any."""
+    notes = figures.with_suffix(".notes")
+    text = "\n".join(lines + ([notes.read_text().strip()] if notes.exists() else []))
+    figures.with_suffix(".md").write_text(text.strip() + "\n")
+    main()
+
+
 def main():
     sections = [path.read_text().strip() for path in sorted(FOLDER.glob("[0-9]*.md"))]
     FOLDER.with_suffix(".md").write_text("\n\n".join([HEAD.strip()] + sections) + "\n")

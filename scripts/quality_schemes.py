@@ -152,11 +152,7 @@ def page():
         if len(entry) > 1:
             lines += table(name, entry)
     lines += relations(data)
-    notes = JSON.with_name("10-schemes.notes")
-    if notes.exists():
-        lines += [notes.read_text().strip()]
-    JSON.with_suffix(".md").write_text("\n".join(lines).strip() + "\n")
-    quality_page.main()
+    quality_page.write_section(JSON, lines)
 
 
 def main():

@@ -8,6 +8,7 @@
 #include <map>
 #include <random>
 
+#include "backend/cuda/device_routing.h"
 #include "tests/support/catch.h"
 #include "tests/support/expert_cache_cases.h"
 
@@ -101,22 +102,11 @@ class Device {
   static ExpertCacheArgs Prepare(const Call& call, const RoutingRule& rule, Arena* arena) {
     const size_t tokens = call.scores.size();
     const auto k = static_cast<size_t>(call.spec.top_k);
-    ExpertCacheArgs args;
-    args.routing.kind = static_cast<int32_t>(call.spec.kind);
-    args.routing.num_experts = call.experts;
-    args.routing.top_k = call.spec.top_k;
-    args.routing.renormalize = call.spec.renormalize ? 1 : 0;
-    args.routing.scaling = call.spec.scaling;
-    args.routing.num_groups = call.spec.num_groups;
-    args.routing.top_groups = call.spec.top_groups;
-    if (!call.bias.empty()) args.routing.selection_bias = arena->Put(call.bias, call.bias.size());
+    ExpertCacheArgs args = cuda::MakeExpertCacheArgs(rule);
+    args.routing = cuda::MakeDeviceRouting(
+        call.spec, call.experts,
+        call.bias.empty() ? nullptr : arena->Put(call.bias, call.bias.size()));
     args.tokens = static_cast<int32_t>(tokens);
-    args.alpha = rule.alpha;
-    args.max_slot_share = static_cast<double>(rule.max_slot_share);
-    args.max_mass_share = static_cast<double>(rule.max_mass_share);
-    args.second_pass = rule.second_pass ? 1 : 0;
-    args.own_score_weights = rule.own_score_weights ? 1 : 0;
-    args.skip = rule.substitute == SubstituteChoice::kSkip ? 1 : 0;
     std::vector<float> scores, weights;
     std::vector<int32_t> ids;
     for (size_t t = 0; t < tokens; ++t) {

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <random>
 
+#include "backend/cuda/device_routing.h"
 #include "moert/router.h"
 #include "tests/support/catch.h"
 
@@ -71,17 +72,9 @@ void Check(const Case& c, int tokens) {
   std::vector<float> bias(c.bias ? c.experts : 0);
   for (float& v : bias) v = 0.3f * normal(rng);
 
-  cuda::DeviceRouting routing;
-  routing.kind = static_cast<int32_t>(c.kind);
-  routing.num_experts = c.experts;
-  routing.top_k = c.top_k;
-  routing.renormalize = c.renormalize ? 1 : 0;
-  routing.scaling = c.scaling;
-  routing.num_groups = c.groups;
-  routing.top_groups = c.top_groups;
-  routing.sparsemixer_threshold = 2 * spec.sparsemixer_eps;
   const OnDevice<float> device_bias(bias.empty() ? std::vector<float>(1) : bias);
-  if (c.bias) routing.selection_bias = device_bias.get();
+  const cuda::DeviceRouting routing =
+      cuda::MakeDeviceRouting(spec, c.experts, c.bias ? device_bias.get() : nullptr);
   const OnDevice<float> scores(logits);
   const OnDevice<int32_t> ids(tokens * c.top_k);
   const OnDevice<float> weights(tokens * c.top_k);

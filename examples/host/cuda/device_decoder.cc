@@ -293,17 +293,18 @@ absl::Status DeviceDecoder::Wait() {
   return absl::OkStatus();
 }
 
+absl::StatusOr<const float*> DeviceDecoder::LogitsOf(int64_t first, int64_t rows) {
+  if (have_logits_) return logits_ + first * config_.vocab_size;
+  MOERT_RETURN_IF_ERROR(EnqueueHead(first, rows));
+  return logits_;
+}
+
 absl::Status DeviceDecoder::RowLogits(int64_t first, int64_t rows, float* logits) {
   DeviceScope scope(options_.device);
   const int64_t vocab = config_.vocab_size;
   for (int64_t at = 0; at < rows; at += logit_rows_) {
     const int64_t count = std::min(logit_rows_, rows - at);
-    const float* from = logits_;
-    if (have_logits_) {
-      from += (first + at) * vocab;
-    } else {
-      MOERT_RETURN_IF_ERROR(EnqueueHead(first + at, count));
-    }
+    MOERT_ASSIGN_OR_RETURN(const float* from, LogitsOf(first + at, count));
     MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(logits + at * vocab, from,
                                                static_cast<size_t>(count * vocab) * 4,
                                                cudaMemcpyDeviceToHost, stream_));
@@ -334,12 +335,7 @@ absl::Status DeviceDecoder::Score(int64_t first, absl::Span<const int32_t> targe
   const auto vocab = static_cast<int>(config_.vocab_size);
   for (int64_t at = 0; at < rows; at += logit_rows_) {
     const int64_t count = std::min(logit_rows_, rows - at);
-    const float* from = logits_;
-    if (have_logits_) {
-      from += (first + at) * vocab;
-    } else {
-      MOERT_RETURN_IF_ERROR(EnqueueHead(first + at, count));
-    }
+    MOERT_ASSIGN_OR_RETURN(const float* from, LogitsOf(first + at, count));
     std::copy_n(targets.data() + at, count, targets_on_host_);
     const auto ids = static_cast<size_t>(count) * sizeof(int32_t);
     MOERT_CUDA_RETURN_IF_ERROR(

@@ -70,6 +70,8 @@ class DeviceDecoder final : public TokenModel {
   absl::Status EnqueueLayer(const DeviceLayer& layer, int index, const StepShape& shape,
                             StepId step, const float** delta);
   absl::Status EnqueueAttention(const DeviceLayer& layer, int index, const StepShape& shape);
+  /// Where the logits of these rows are: with the step's own, or computed now into logits_.
+  absl::StatusOr<const float*> LogitsOf(int64_t first, int64_t rows);
   /// Logits of these rows into logits_.
   absl::Status EnqueueHead(int64_t first, int64_t rows);
   absl::Status Normalize(const DeviceNorm& norm, const StepShape& shape, const float* delta,

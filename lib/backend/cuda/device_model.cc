@@ -3,27 +3,10 @@
 #include <cstring>
 
 #include "backend/cuda/device_format.h"
+#include "backend/cuda/device_routing.h"
 #include "base/status_macros.h"
 
 namespace moert::cuda {
-namespace {
-
-DeviceRouting MakeDeviceRouting(const MoeLayerSpec& layer, const float* selection_bias) {
-  const RoutingSpec& r = layer.routing;
-  DeviceRouting d;
-  d.kind = static_cast<int32_t>(r.kind);
-  d.num_experts = layer.num_experts;
-  d.top_k = r.top_k;
-  d.renormalize = r.renormalize ? 1 : 0;
-  d.scaling = r.scaling;
-  d.num_groups = r.num_groups;
-  d.top_groups = r.top_groups;
-  d.sparsemixer_threshold = 2 * r.sparsemixer_eps;
-  d.selection_bias = selection_bias;
-  return d;
-}
-
-}  // namespace
 
 absl::Status DeviceModel::Init(const ExecutorParts& parts) {
   Carver count;
@@ -64,7 +47,8 @@ absl::Status DeviceModel::PlaceConstants(const ExecutorParts& parts, Carver* car
       MOERT_ASSIGN_OR_RETURN(d.shared_record, bring(parts.shared_records[l],
                                                     static_cast<size_t>(host.shared_layout.bytes)));
     }
-    d.routing = MakeDeviceRouting(model.layers[l], d.selection_bias);
+    d.routing =
+        MakeDeviceRouting(model.layers[l].routing, model.layers[l].num_experts, d.selection_bias);
     layers_.push_back(d);
   }
   return absl::OkStatus();

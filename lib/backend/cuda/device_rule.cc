@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "backend/cuda/device_routing.h"
 #include "base/status_macros.h"
 #include "route/expert_cache_rule.h"
 
@@ -46,15 +47,9 @@ absl::Status DeviceRule::Run(const Workspace& w, const DeviceRouting& routing, i
                              const ExpertHandle* handles, const RuleMirror& mirror,
                              cudaStream_t stream) {
   if (!request_ids.empty()) MOERT_RETURN_IF_ERROR(SetRows(w.rule, request_ids, stream));
-  ExpertCacheArgs args;
+  ExpertCacheArgs args = MakeExpertCacheArgs(rule);
   args.routing = routing;
   args.tokens = static_cast<int32_t>(tokens);
-  args.alpha = rule.alpha;
-  args.max_slot_share = static_cast<double>(rule.max_slot_share);
-  args.max_mass_share = static_cast<double>(rule.max_mass_share);
-  args.second_pass = rule.second_pass ? 1 : 0;
-  args.own_score_weights = rule.own_score_weights ? 1 : 0;
-  args.skip = rule.substitute == SubstituteChoice::kSkip ? 1 : 0;
   args.scores = w.scores;
   args.ids = w.ids;
   args.weights = w.weights;
