@@ -284,6 +284,10 @@ class HostPrecision final : public PrecisionPolicy, Adapter {
     if (decided) CountFailure();
     return fallback_ == nullptr ? PrecisionDecision{} : fallback_->Decide(snapshot);
   }
+  std::vector<double> Worth(const PrecisionSnapshot& snapshot) override {
+    return fallback_ == nullptr || c().precision_decide != nullptr ? std::vector<double>()
+                                                                   : fallback_->Worth(snapshot);
+  }
   int TransferVersion(const TransferSnapshot& snapshot) override {
     moert_transfer_snapshot s{};
     s.struct_size = sizeof(s);

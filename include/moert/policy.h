@@ -238,6 +238,10 @@ class PrecisionPolicy {
     return std::vector<ExpertKey>();
   }
   virtual PrecisionDecision Decide(const PrecisionSnapshot& snapshot) { return {}; }
+  /// What each expert is worth in high, in any unit, [sum over layers of E]; empty: its selections
+  /// since the last decision. Asked when a smaller budget demotes some at once: of each layer those
+  /// that are worth least.
+  virtual std::vector<double> Worth(const PrecisionSnapshot& snapshot) { return {}; }
   /// The version (index into the strategy's versions, 0 = most bits) a load should bring.
   virtual int TransferVersion(const TransferSnapshot& snapshot) { return 0; }
   /// A cache of several versions, after a layer call: true when lower versions that the call used

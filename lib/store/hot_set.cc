@@ -75,10 +75,12 @@ class HotSet final : public VersionManager {
     store_->pool(kLow).SetLimit(low_slots);
     // What was on its way and failed keeps its old version: no reason to refuse a budget.
     (void)Drain();
+    const std::vector<double> worth = WorthInHigh();
     for (int l = 0; l < model_->num_layers(); ++l) {
-      for (int e = model_->layers[l].num_experts - 1; e >= 0 && HighOf(l) > capacity_[l]; --e) {
+      std::vector<int32_t> leaving = LeastFirst(l, worth);
+      leaving.resize(std::max<int64_t>(0, std::ssize(leaving) - capacity_[l]));
+      for (const int32_t e : leaving) {
         const ExpertKey key{l, e};
-        if (!high_[Index(key)]) continue;
         SetTarget(key, kLow);
         if (!store_->StartVersion(key, kLow, LoadReason::kDemand)) {
           return absl::ResourceExhaustedError("no spare block to demote an expert into");
@@ -101,6 +103,27 @@ class HotSet final : public VersionManager {
   int HighOf(int layer) const {
     const auto begin = high_.begin() + first_[layer];
     return static_cast<int>(std::count(begin, begin + model_->layers[layer].num_experts, 1));
+  }
+  /// What the policy says, or the selections do.
+  std::vector<double> WorthInHigh() {
+    PolicyContext context;
+    context.model = model_;
+    std::vector<double> worth = policy_->Worth({context, selections_, high_, capacity_});
+    const bool any_nan = std::any_of(worth.begin(), worth.end(), [](double w) { return w != w; });
+    if (worth.size() == selections_.size() && !any_nan) return worth;
+    stats_->policy_fallbacks += !worth.empty();
+    return {selections_.begin(), selections_.end()};
+  }
+  /// A layer's high experts, those worth least first; of equals the first ones stay longest.
+  std::vector<int32_t> LeastFirst(int layer, absl::Span<const double> worth) const {
+    std::vector<int32_t> members;
+    for (int32_t e = model_->layers[layer].num_experts - 1; e >= 0; --e) {
+      if (high_[Index({layer, e})]) members.push_back(e);
+    }
+    std::stable_sort(members.begin(), members.end(), [&](int32_t a, int32_t b) {
+      return worth[Index({layer, a})] < worth[Index({layer, b})];
+    });
+    return members;
   }
   std::vector<int32_t> Capacities(int64_t high) const {
     const std::vector<int> dealt = UniformCapacity(*model_, high);

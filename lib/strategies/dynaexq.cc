@@ -53,6 +53,10 @@ class HottestHigh final : public PrecisionPolicy {
     return decision;
   }
 
+  std::vector<double> Worth(const PrecisionSnapshot& snapshot) override {
+    return {hotness_.values().begin(), hotness_.values().end()};
+  }
+
  private:
   struct Swap {
     ExpertKey enter, leave;  // expert -1: nobody

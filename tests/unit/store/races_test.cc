@@ -2,6 +2,7 @@
 // the test says so. After every move every expert resolves to a complete version for every open
 // step, and the budget holds.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <iterator>
 #include <map>
@@ -66,7 +67,9 @@ class HeldQueue final : public TransferQueue {
 /// Decides what the test wrote down, once.
 struct Script final : PrecisionPolicy {
   PrecisionDecision next;
+  std::vector<double> worth;
   absl::string_view name() const override { return "script"; }
+  std::vector<double> Worth(const PrecisionSnapshot&) override { return worth; }
   PrecisionDecision Decide(const PrecisionSnapshot&) override { return std::exchange(next, {}); }
 };
 
@@ -275,6 +278,45 @@ TEST_CASE("budget change against promotion: shrinking under a promotion in fligh
   }
   CHECK(f.Version(4) == kHigh);
   CHECK(f.Version(2) == kHigh);
+}
+
+TEST_CASE("a smaller budget demotes what is worth least") {
+  Fixture f(3);
+  const auto shrink = [&](int64_t high) {
+    REQUIRE_OK(f.manager->Resize(high, high + 1, kExperts - high + 1));
+    f.budget.SetLimit(f.Bytes(static_cast<int>(high), 1));
+    f.Check();
+  };
+  SECTION("to the policy") {
+    f.script.worth = {5, 1, 9, 20, 20, 20};  // the last three are low already
+    shrink(2);
+    CHECK(f.Version(1) == kLow);
+    CHECK(f.Highs() == 2);
+    f.script.worth[2] = 4;
+    shrink(1);
+    CHECK(f.Version(0) == kHigh);
+    CHECK(f.stats.policy_fallbacks == 0);
+  }
+  SECTION("by its selections, where the policy does not say") {
+    const std::vector<int32_t> counts = {1, 0, 3, 9, 9, 9};
+    RoutingView routing;
+    routing.counts = counts;
+    PolicyContext context;
+    context.model = &f.source.model();
+    f.manager->OnRouting(context, routing);
+    shrink(1);
+    CHECK(f.Version(2) == kHigh);
+    CHECK(f.stats.policy_fallbacks == 0);
+  }
+  SECTION("an answer that is none is counted; of equals the first stay") {
+    f.script.worth = {std::nan(""), 0, 0, 0, 0, 0};
+    shrink(2);
+    CHECK(f.Version(2) == kLow);
+    f.script.worth = {1};
+    shrink(1);
+    CHECK(f.Version(0) == kHigh);
+    CHECK(f.stats.policy_fallbacks == 2);
+  }
 }
 
 TEST_CASE("drain against promote: what was queued and never started is forgotten") {

@@ -107,6 +107,22 @@ double Covered(const Driver& driver, const std::vector<double>& rates) {
   return got / std::accumulate(sorted.begin(), sorted.begin() + kHigh, 0.0);
 }
 
+TEST_CASE("a budget that shrinks demotes by hotness, not by the last interval") {
+  Driver driver("", 2, 0);
+  PrecisionSnapshot snapshot;
+  snapshot.context.model = &driver.model;
+  CHECK(driver.policy->Worth(snapshot).empty());  // nothing seen: the caller goes by its counts
+  std::vector<int64_t> counts(2 * kExperts, 10);
+  counts[3] = 100;
+  for (int i = 0; i < 10; ++i) driver.Decide(counts);
+  std::swap(counts[3], counts[kExperts + 4]);  // one odd interval
+  driver.Decide(counts);
+  const std::vector<double> worth = driver.policy->Worth(snapshot);
+  REQUIRE(worth.size() == counts.size());
+  CHECK(worth[3] > worth[kExperts + 4]);
+  CHECK(worth[kExperts + 4] > worth[0]);
+}
+
 TEST_CASE("without hysteresis the high set is the hottest of each layer") {
   Driver driver(kNoHysteresis, 2, 0);
   std::vector<int64_t> counts(2 * kExperts, 1);
