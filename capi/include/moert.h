@@ -635,6 +635,11 @@ MOERT_API int64_t moert_engine_now_ns(const moert_engine *engine);
 MOERT_API moert_backend moert_engine_backend(const moert_engine *engine);
 /* 1: the output is the same at any budget and thread count. Thread-safe. 0 for NULL. */
 MOERT_API int32_t moert_engine_exact(const moert_engine *engine);
+/* 1: layer calls may be recorded into a CUDA graph, and the graph launched between step_begin and
+ * step_end of later steps. 0: layer calls on a stream that is being captured fail with
+ * FAILED_PRECONDITION; always so on the CPU backend. The same for an engine's life. Thread-safe. 0
+ * for NULL. */
+MOERT_API int32_t moert_engine_graph_safe(const moert_engine *engine);
 /* The strategy's spec. Lives as long as the engine. Thread-safe. */
 MOERT_API const char *moert_engine_strategy(const moert_engine *engine);
 /* Completes the files of trace_path and reports what went wrong while they were written; later

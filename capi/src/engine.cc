@@ -93,6 +93,10 @@ int32_t moert_engine_exact(const moert_engine* engine) {
   return engine != nullptr && engine->state->engine->exact();
 }
 
+int32_t moert_engine_graph_safe(const moert_engine* engine) {
+  return engine != nullptr && engine->state->engine->graph_safe();
+}
+
 const char* moert_engine_strategy(const moert_engine* engine) {
   return engine == nullptr ? "" : engine->state->engine->strategy().c_str();
 }

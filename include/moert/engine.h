@@ -192,6 +192,12 @@ class Engine {
   virtual BackendKind backend() const = 0;
   /// False when the strategy is lossy: output may depend on residency.
   virtual bool exact() const = 0;
+  /// True: layer calls (Forward, of any number of rows) may be recorded into a CUDA graph, and the
+  /// graph launched between BeginStep and EndStep of later steps, while residency changes
+  /// underneath. A usable version of every expert is guaranteed, and nothing has to see a routing
+  /// before it is executed. False otherwise, on the CPU backend always; calls on a stream that is
+  /// being captured then fail with FailedPrecondition. Does not change over an engine's life.
+  virtual bool graph_safe() const = 0;
 };
 
 }  // namespace moert

@@ -42,7 +42,8 @@ struct Strategy {
   TransitionOptions transitions;
   /// Bit-identical output at any budget (design rule 6).
   bool exact = true;
-  /// Guarantees a usable version of every expert, so layers can be captured in a CUDA graph.
+  /// Guarantees a usable version of every expert, so layers can be captured in a CUDA graph, if
+  /// nothing else speaks against it (Engine::graph_safe).
   bool graph_safe = false;
   /// Every expert is loaded at open; a budget that cannot hold them is refused.
   bool preload = false;

@@ -19,6 +19,12 @@ void EngineImpl::Publish() {
   published_ = stats_;
 }
 
+bool EngineImpl::graph_safe() const {
+  return backend_ != nullptr && strategy_.graph_safe && strategy_.routing == nullptr &&
+         strategy_.prefetch == nullptr && options_.trace == nullptr &&
+         options_.clock == ClockKind::kWall && !options_.simulate;
+}
+
 absl::Status EngineImpl::CheckLayer(int layer) const {
   const int layers = source_->model().num_layers();
   if (layer >= 0 && layer < layers) return absl::OkStatus();

@@ -73,6 +73,7 @@ class EngineImpl final : public Engine {
     return backend_ == nullptr ? BackendKind::kCpu : BackendKind::kCuda;
   }
   bool exact() const override { return strategy_.exact; }
+  bool graph_safe() const override;
 
  private:
   /// A host's call: they come one at a time, and while one is held no open call waits for the

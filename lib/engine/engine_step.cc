@@ -138,6 +138,12 @@ absl::Status EngineImpl::RunLocked(StepId step_id, int layer, const MatrixView& 
     if (step.status.ok()) step.status = absl::CancelledError("the step was cancelled");
     return absl::CancelledError("the step was cancelled");
   }
+  if (device_ != nullptr && (routed != nullptr || !graph_safe()) &&
+      device_->Capturing(step.stream)) {
+    return absl::FailedPreconditionError(fmt::format(
+        "the stream is being captured: strategy {} needs the host in {}", strategy_.spec,
+        routed != nullptr ? "calls that bring their routing" : "every layer call (graph_safe)"));
+  }
   ApplyHints();
   const bool on_cpu = !options_.simulate && device_ == nullptr;
   if (on_cpu) WidenRows(hidden, x_.data());

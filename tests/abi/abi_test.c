@@ -354,6 +354,7 @@ static void test_engine_errors(void) {
   CHECK_OK(moert_engine_memory(engine, &memory, &error));
   CHECK(memory.slots == 4 && memory.budget_bytes == options.budget_bytes);
   CHECK(moert_engine_exact(engine) == 1);
+  CHECK(moert_engine_graph_safe(engine) == 0); /* there is no graph on a CPU */
   CHECK(strcmp(moert_engine_strategy(engine), "on-demand") == 0);
   CHECK(moert_engine_layer_count(engine) == kTinyLayers);
   CHECK(moert_engine_now_ns(engine) >= 0);
@@ -419,6 +420,7 @@ static void test_engine_errors(void) {
   CHECK_OK(moert_step_end(NULL, &error));
   moert_engine_destroy(NULL);
   CHECK(moert_engine_layer_count(NULL) == 0 && moert_engine_exact(NULL) == 0);
+  CHECK(moert_engine_graph_safe(NULL) == 0);
   CHECK_FAILS(moert_step_status(NULL, &error), MOERT_INVALID_ARGUMENT, "step", "moert_step_status");
 }
 

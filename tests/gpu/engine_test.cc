@@ -195,6 +195,52 @@ TEST_CASE("a resident layer stack is captured once and replayed") {
   cudaGraphDestroy(graph);
 }
 
+TEST_CASE("what may be captured, and what is refused") {
+  SyntheticShape shape = Shape();
+  shape.low_version = true;
+  const auto source = std::make_shared<SyntheticSource>(shape);
+  const auto safe = [&](const std::string& strategy) {
+    auto engine = Engine::Create(source, Options(strategy, Budget::Fraction(1)));
+    REQUIRE_OK(engine.status());
+    return (*engine)->graph_safe();
+  };
+  CHECK(safe("resident"));
+  CHECK(safe("dynaexq:hi=bf16,lo=low"));
+  CHECK(safe("never-stall:hi=bf16,lo=low"));
+  CHECK(!safe("never-stall:hi=bf16,lo=low+fate.prefetch"));
+  CHECK(!safe("importance"));
+  CHECK(!safe("fate"));
+
+  auto engine = Engine::Create(source, Options("on-demand", Budget::Fraction(0.5)));
+  REQUIRE_OK(engine.status());
+  CHECK(!(*engine)->graph_safe());
+  const int64_t hidden = shape.hidden;
+  DeviceRowsBuffer device(kRows * hidden);
+  HiddenProcess process(hidden, 3);
+  device.Set(process.Next(kRows));
+  StepInfo info;
+  info.phase = Phase::kDecode;
+  info.rows = kRows;
+  info.stream = device.stream();
+  auto step = (*engine)->BeginStep(info);
+  REQUIRE_OK(step.status());
+  const auto forward = [&] {
+    return (*engine)->Forward(*step, 0, {device.x(), DType::kF32, kRows, hidden, hidden},
+                              {device.y(), DType::kF32, kRows, hidden, hidden});
+  };
+  cudaGraph_t graph = nullptr;
+  REQUIRE(cudaStreamBeginCapture(device.stream(), cudaStreamCaptureModeGlobal) == cudaSuccess);
+  const absl::Status refused = forward();
+  // The capture is the host's: refusing leaves it as it was.
+  REQUIRE(cudaStreamEndCapture(device.stream(), &graph) == cudaSuccess);
+  cudaGraphDestroy(graph);
+  CHECK(refused.code() == absl::StatusCode::kFailedPrecondition);
+  CHECK_THAT(std::string(refused.message()), Catch::Contains("captured"));
+  REQUIRE_OK((*engine)->StepStatus(*step));  // no failure of the step
+  REQUIRE_OK(forward());
+  REQUIRE_OK((*engine)->EndStep(*step));
+}
+
 TEST_CASE("two versions: switches between steps reach captured layers") {
   SyntheticShape shape = Shape();
   shape.low_version = true;

@@ -117,6 +117,9 @@ func (e *Engine) Hidden(layer int) (int, error) {
 // Exact says that the output is the same at any budget and thread count.
 func (e *Engine) Exact() bool { return C.moert_engine_exact(e.handle) != 0 }
 
+// GraphSafe says that layer calls may be recorded into a CUDA graph.
+func (e *Engine) GraphSafe() bool { return C.moert_engine_graph_safe(e.handle) != 0 }
+
 // SetBudget evicts to fit before it returns. bytes 0: the fraction decides.
 func (e *Engine) SetBudget(bytes int64, fraction float64) error {
 	return check(func(err **C.moert_error) C.moert_code {

@@ -199,6 +199,9 @@ func TestPoliciesDecide(t *testing.T) {
 			step.End()
 		}
 		stats, _ := engine.Stats()
+		if engine.GraphSafe() {
+			t.Error("there is no graph on a CPU")
+		}
 		return all, stats, engine.Exact()
 	}
 	same := func(a, b []float32) bool {

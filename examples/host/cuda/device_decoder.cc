@@ -88,11 +88,10 @@ absl::Status DeviceDecoder::Init(const Checkpoint& checkpoint) {
   targets_on_host_ = host.Take<int32_t>(logit_rows_);
   nll_on_host_ = host.Take<double>(logit_rows_);
 
-  const absl::StatusOr<Strategy> strategy = MakeStrategy(engine_->strategy());
-  if (options_.graphs && strategy.ok()) {
-    // Policies that have to see a routing before it is executed keep the host in the way.
-    graphs_allowed_ = strategy->graph_safe && !strategy->routing && !strategy->prefetch;
-    const bool follows_routing = strategy->serving != Serving::kCache;
+  graphs_allowed_ = options_.graphs && engine_->graph_safe();
+  if (graphs_allowed_) {
+    const absl::StatusOr<Strategy> strategy = MakeStrategy(engine_->strategy());
+    const bool follows_routing = strategy.ok() && strategy->serving != Serving::kCache;
     eager_every_ = follows_routing ? kObservedEvery : 0;
   }
   return absl::OkStatus();

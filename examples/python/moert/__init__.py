@@ -210,6 +210,11 @@ class Engine(_Handle):
         """True: the output is the same at any budget and thread count."""
         return bool(lib.moert_engine_exact(self._handle))
 
+    @property
+    def graph_safe(self):
+        """True: layer calls may be recorded into a CUDA graph."""
+        return bool(lib.moert_engine_graph_safe(self._handle))
+
     def set_budget(self, bytes=0, fraction=0.0):
         """Live; evicts to fit before it returns."""
         _check(lib.moert_engine_set_budget, self._handle, bytes, fraction)

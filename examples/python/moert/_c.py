@@ -86,6 +86,7 @@ _FUNCTIONS = {
     "engine_create": "code ptr ptr out", "engine_destroy": "none ptr",
     "engine_set_budget": "code ptr i64 f64", "engine_memory": "code ptr ptr",
     "engine_layer_count": "i32 ptr", "engine_layer": "code ptr i32 ptr", "engine_exact": "i32 ptr",
+    "engine_graph_safe": "i32 ptr",
     "engine_strategy": "str ptr", "engine_close_trace": "code ptr", "engine_stats": "code ptr ptr",
     "prefetch_hint": "code ptr i32 ptr i64", "plan": "code ptr ptr ptr",
     "residency": "code ptr i32 ptr i64",

@@ -130,6 +130,19 @@ TEST_CASE("the budget changes live") {
   CHECK(source->reads() == warm);
 }
 
+TEST_CASE("on the CPU no strategy can be captured in a graph") {
+  const auto source = std::make_shared<SyntheticSource>(
+      SyntheticShape{2, 8, 2, 64, 48, 0, false, false, /*low_version=*/true});
+  for (const char* strategy : {"resident:scheme=bf16", "on-demand", "dynaexq:hi=bf16,lo=low"}) {
+    EngineOptions options;
+    options.strategy = strategy;
+    options.budget = Budget::Bytes(int64_t{8} << 20);
+    auto engine = Engine::Create(source, options);
+    REQUIRE_OK(engine.status());
+    CHECK(!(*engine)->graph_safe());
+  }
+}
+
 TEST_CASE("statistics of a warm and a cold run add up") {
   const auto source = std::make_shared<SyntheticSource>(SyntheticShape{});
   EngineOptions options;

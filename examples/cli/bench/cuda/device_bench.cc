@@ -14,7 +14,6 @@
 #include "examples/cli/bench/cuda/probe_cuda_parts.h"
 #include "examples/cli/bench/cuda/probe_kernels.h"
 #include "fmt/format.h"
-#include "moert/strategy.h"
 
 namespace moert::cli {
 namespace {
@@ -199,8 +198,7 @@ class DeviceRunner final : public StepRunner {
     if (known != replays_.end() && rows_ == step.rows) return known->second;
     if (rows_ != step.rows) DropReplays();
     rows_ = step.rows;
-    MOERT_ASSIGN_OR_RETURN(const Strategy strategy, MakeStrategy(engine->strategy()));
-    if (!strategy.graph_safe) return nullptr;
+    if (!engine->graph_safe()) return nullptr;
     // A first eager step loads every kernel.
     MOERT_ASSIGN_OR_RETURN(const StepId eager, Begin(engine, step));
     absl::Status status = Layers(engine, eager, step, false);

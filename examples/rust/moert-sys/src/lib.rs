@@ -724,6 +724,9 @@ extern "C" {
     pub fn moert_engine_exact(engine: *const moert_engine) -> i32;
 }
 extern "C" {
+    pub fn moert_engine_graph_safe(engine: *const moert_engine) -> i32;
+}
+extern "C" {
     pub fn moert_engine_strategy(engine: *const moert_engine) -> *const ::std::os::raw::c_char;
 }
 extern "C" {

@@ -141,6 +141,11 @@ impl Engine {
         unsafe { sys::moert_engine_exact(self.handle) != 0 }
     }
 
+    /// Layer calls may be recorded into a CUDA graph.
+    pub fn graph_safe(&self) -> bool {
+        unsafe { sys::moert_engine_graph_safe(self.handle) != 0 }
+    }
+
     /// Evicts to fit before it returns; refused, with nothing changed, below the minimum.
     pub fn set_budget_bytes(&self, bytes: i64) -> Result<()> {
         check(|e| unsafe { sys::moert_engine_set_budget(self.handle, bytes, 0.0, e) })

@@ -204,7 +204,9 @@ fn policies_decide_and_what_they_cannot_falls_back() {
         let counts: Vec<usize> = asked.iter().map(|n| n.load(Ordering::SeqCst)).collect();
         (all, engine.stats().unwrap(), counts, engine.exact())
     };
-    let plain = run(&Engine::new(&source, &options()).unwrap());
+    let engine = Engine::new(&source, &options()).unwrap();
+    assert!(!engine.graph_safe()); // there is no graph on a CPU
+    let plain = run(&engine);
 
     let cache = Seams { prefetch: true, eviction: true, capacity: true, ..Default::default() };
     let (all, stats, asked, exact) = make(false, cache);
