@@ -202,7 +202,7 @@ std::vector<int> UniformCapacity(const MoeModelSpec& model, int64_t slots);
 // Precision: which version of an expert should be resident, and which is moved?
 
 struct PrecisionSnapshot {
-  PolicyContext context;  // layer unused: asked once a step, at its beginning
+  PolicyContext context;  // layer unused: asked once an interval, at a step's end
   // Since the last call, per expert, [sum over layers of E]: tokens that selected it.
   absl::Span<const int64_t> selections;
   absl::Span<const uint8_t> high;           // 1: the high version is resident or on its way

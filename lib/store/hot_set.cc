@@ -54,12 +54,17 @@ class HotSet final : public VersionManager {
   void BeforeStep(const PolicyContext& context) override {
     store_->Pump();
     SwitchArrived();
-    if (context.now_ns - decided_ns_ < options_.interval_ns) return;
-    decided_ns_ = context.now_ns;
-    Decide(context);
   }
 
   void AfterStepOpened(const PolicyContext& context) override { StartQueued(context.now_ns); }
+
+  void AfterStep(const PolicyContext& context) override {
+    if (context.now_ns - decided_ns_ < options_.interval_ns) return;
+    decided_ns_ = context.now_ns;
+    store_->Pump();
+    SwitchArrived();  // those may move again
+    Decide(context);
+  }
 
   void OnRouting(const PolicyContext& context, const RoutingView& routing) override {
     int64_t* selections = &selections_[first_[context.layer]];

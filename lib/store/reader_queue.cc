@@ -33,12 +33,16 @@ class ReaderQueue final : public TransferQueue {
   }
 
   void Submit(const Transfer& transfer) override {
+    bool wake = true;
     {
       std::lock_guard<std::mutex> lock(mu_);
+      // Waking a thread takes the caller some us, and transitions come several at a time at the
+      // begin of a step. Nobody waits for those: whoever was woken for the first wakes the next.
+      if (transfer.reason == LoadReason::kBackground) wake = waiting_.empty();
       waiting_.Push(transfer, clock_->now_ns());
       ++in_flight_;
     }
-    work_.notify_one();
+    if (wake) work_.notify_one();
   }
 
   void Raise(ExpertKey key, int version, LoadReason reason) override {
@@ -93,7 +97,8 @@ class ReaderQueue final : public TransferQueue {
         }
       }
       const WaitingTransfers::Job job = waiting_.Pop();
-      if (pacer_ != nullptr && !waiting_.empty()) work_.notify_one();  // its call may have met us
+      // With a pacer its call may have met us; without, it may have been left to us.
+      if (!waiting_.empty()) work_.notify_one();
       const int64_t started = clock_->now_ns();
       const int64_t until = pacer_ != nullptr ? pacer_->Reserve(job.transfer.bytes) : 0;
       lock.unlock();

@@ -22,10 +22,13 @@ class VersionManager {
   virtual ~VersionManager() = default;
   /// Brings every expert, in one version. `high` experts may be high.
   virtual absl::Status Preload(int64_t high) = 0;
-  /// Before the store opens a step: hands over the switches that are ready.
+  /// Before the store opens a step: hands over the switches that are ready. A device is idle
+  /// meanwhile, so what can be done elsewhere is.
   virtual void BeforeStep(const PolicyContext& context) = 0;
   /// After it: blocks have been reclaimed; starts what fits.
   virtual void AfterStepOpened(const PolicyContext& context) = 0;
+  /// After the store closed a step: decides. What a device was given of the step it still computes.
+  virtual void AfterStep(const PolicyContext& context) {}
   /// A layer's true routing.
   virtual void OnRouting(const PolicyContext& context, const RoutingView& routing) = 0;
   /// A prefetch policy would like this expert high.

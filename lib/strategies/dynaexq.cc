@@ -2,7 +2,6 @@
 // per layer the n_hi hottest by an exponential mean of selections per time interval are high.
 #include <algorithm>
 #include <limits>
-#include <numeric>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -34,19 +33,19 @@ class HottestHigh final : public PrecisionPolicy {
 
   PrecisionDecision Decide(const PrecisionSnapshot& snapshot) override {
     hotness_.Add(snapshot.selections);
-    PrecisionDecision decision;
-    std::vector<Swap> swaps;
+    swaps_.clear();
     size_t first = 0;
     for (int l = 0; l < snapshot.context.model->num_layers(); ++l) {
       const int experts = snapshot.context.model->layers[l].num_experts;
       DecideLayer(l, hotness_.values().subspan(first, experts),
-                  snapshot.high.subspan(first, experts), snapshot.high_capacity[l], &swaps);
+                  snapshot.high.subspan(first, experts), snapshot.high_capacity[l]);
       first += experts;
     }
     // The largest gain first, over all layers: transitions are rationed by the pipeline.
-    std::stable_sort(swaps.begin(), swaps.end(),
+    std::stable_sort(swaps_.begin(), swaps_.end(),
                      [](const Swap& a, const Swap& b) { return a.gain > b.gain; });
-    for (const Swap& swap : swaps) {
+    PrecisionDecision decision;
+    for (const Swap& swap : swaps_) {
       if (swap.enter.expert >= 0) decision.promote.push_back(swap.enter);
       if (swap.leave.expert >= 0) decision.demote.push_back(swap.leave);
     }
@@ -64,50 +63,77 @@ class HottestHigh final : public PrecisionPolicy {
   };
   static constexpr double kFirst = std::numeric_limits<double>::infinity();
 
+  /// Hotter first, then the lower index.
+  struct Ranked {
+    double h;
+    int expert;
+    bool operator<(const Ranked& other) const {
+      return h > other.h || (h == other.h && expert < other.expert);
+    }
+  };
+
   void DecideLayer(int layer, absl::Span<const double> h, absl::Span<const uint8_t> high,
-                   int capacity, std::vector<Swap>* swaps) const {
+                   int capacity) {
     const int experts = static_cast<int>(h.size());
-    std::vector<int> order(experts);
-    std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return h[a] > h[b]; });
-    std::vector<int> members;
-    for (const int e : order) {
-      if (high[e]) members.push_back(e);
+    members_.clear();
+    double sum = 0, least = kFirst;
+    for (int e = 0; e < experts; ++e) {
+      sum += h[e];
+      if (!high[e]) continue;
+      members_.push_back({h[e], e});
+      least = std::min(least, h[e]);
     }
-    int free = capacity - static_cast<int>(members.size());
+    int free = capacity - static_cast<int>(members_.size());
+    // The newcomer enters only if it is clearly hotter than the weakest member, and that one leaves
+    // only then. What is clear depends on how much was seen: short intervals and few tokens ask for
+    // more, where a share of the mean alone would follow every accident.
+    const auto needed = [&, margin = hysteresis_.margin * sum / experts](double h, double weakest) {
+      return weakest + margin + hysteresis_.noise * hotness_.Scatter(h + weakest);
+    };
+    // No newcomer needs less; mostly nobody has it.
+    const double threshold = free > 0 || members_.empty() ? 0 : needed(least, least);
+    newcomers_.clear();
+    for (int e = 0; e < experts; ++e) {
+      if (!high[e] && h[e] > threshold) newcomers_.push_back({h[e], e});
+    }
+    if (newcomers_.empty() && free >= 0) return;
+    std::sort(newcomers_.begin(), newcomers_.end());
+    std::make_heap(members_.begin(), members_.end());  // the weakest in front
+    const auto take_weakest = [&] {
+      std::pop_heap(members_.begin(), members_.end());
+      const int expert = members_.back().expert;
+      members_.pop_back();
+      return ExpertKey{layer, expert};
+    };
     // A demotion that failed left one too many: the coldest go.
-    for (; free < 0; ++free) {
-      swaps->push_back({{layer, -1}, {layer, members.back()}, kFirst});
-      members.pop_back();
-    }
-    for (int rank = 0; rank < experts; ++rank) {
-      const int e = order[rank];
-      if (high[e]) continue;
-      if (h[e] <= 0) break;
+    for (; free < 0; ++free) swaps_.push_back({{layer, -1}, take_weakest(), kFirst});
+    for (const Ranked& newcomer : newcomers_) {
+      const ExpertKey enter{layer, newcomer.expert};
       if (free > 0) {
         --free;
-        swaps->push_back({{layer, e}, {layer, -1}, h[e]});
+        swaps_.push_back({enter, {layer, -1}, newcomer.h});
         continue;
       }
       // Rank slack: a newcomer must be well inside the target set, not at its edge.
-      if (rank >= capacity - hysteresis_.slack) break;
-      // The newcomer enters only if it is clearly hotter than the weakest member, and that one
-      // leaves only then. What is clear depends on how much was seen: short intervals and few
-      // tokens ask for more, where a share of the mean alone would follow every accident.
-      if (members.empty()) break;
-      const int weakest = members.back();
-      const double mean = std::accumulate(h.begin(), h.end(), 0.0) / experts;
-      const double ahead =
-          hysteresis_.margin * mean + hysteresis_.noise * hotness_.Scatter(h[e] + h[weakest]);
-      if (h[e] <= h[weakest] + ahead) break;
-      members.pop_back();
-      swaps->push_back({{layer, e}, {layer, weakest}, h[e] - h[weakest]});
+      if (hysteresis_.slack > 0 && RankOf(newcomer, h) >= capacity - hysteresis_.slack) break;
+      if (members_.empty()) break;
+      const double weakest = members_.front().h;
+      if (newcomer.h <= needed(newcomer.h, weakest)) break;
+      swaps_.push_back({enter, take_weakest(), newcomer.h - weakest});
     }
+  }
+
+  static int RankOf(const Ranked& of, absl::Span<const double> h) {
+    int rank = 0;
+    for (int e = 0; e < static_cast<int>(h.size()); ++e) rank += Ranked{h[e], e} < of;
+    return rank;
   }
 
   Hotness hotness_;
   const Hysteresis hysteresis_;
   const InitialHigh initial_;
+  std::vector<Swap> swaps_;                  // scratch, as are
+  std::vector<Ranked> members_, newcomers_;  // of a layer
 };
 
 }  // namespace

@@ -23,14 +23,16 @@ void Hotness::Add(absl::Span<const int64_t> counts) {
   weight_ = beta_ * weight_ + (1 - beta_);
   long_weight_ = long_beta_ * long_weight_ + (1 - long_beta_);
   variance_ = (1 - beta_) / (1 + beta_) * (2 - weight_) / weight_;
+  const double chance = kChance * kChance * variance_;  // of a count of 1, squared
   for (size_t i = 0; i < counts.size(); ++i) {
     const auto count = static_cast<double>(counts[i]);
     recent_[i] = beta_ * recent_[i] + (1 - beta_) * count;
     lasting_[i] = long_beta_ * lasting_[i] + (1 - long_beta_) * count;
     const double recent = recent_[i] / weight_;
     const double lasting = lasting_[i] / long_weight_;
-    const bool chance = std::abs(recent - lasting) <= kChance * Scatter(std::max(recent, lasting));
-    values_[i] = chance ? (recent + lasting) / 2 : recent;
+    const double apart = recent - lasting;
+    const bool by_chance = apart * apart <= chance * std::max(recent, lasting);
+    values_[i] = by_chance ? (recent + lasting) / 2 : recent;
   }
 }
 

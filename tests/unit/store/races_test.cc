@@ -122,7 +122,9 @@ struct Fixture {
     context.now_ns = now_ns;
     return context;
   }
+  /// What the script says is decided at the end of a step; here of one just before this one.
   int64_t Begin() {
+    manager->AfterStep(Context());
     manager->BeforeStep(Context());
     const int64_t epoch = store->OpenStep();
     manager->AfterStepOpened(Context());
@@ -340,6 +342,7 @@ TEST_CASE("drain against promote: what was queued and never started is forgotten
   const int64_t fallbacks = f.stats.policy_fallbacks;
   f.script.next = {low, high};
   for (int i = 0; i < 12; ++i) {
+    f.manager->AfterStep(f.Context());
     f.manager->BeforeStep(f.Context());
     const int64_t epoch = f.store->OpenStep();
     f.manager->AfterStepOpened(f.Context());
@@ -349,6 +352,42 @@ TEST_CASE("drain against promote: what was queued and never started is forgotten
     if (i < 11) f.script.next = {};
   }
   CHECK(f.stats.policy_fallbacks == fallbacks);
+}
+
+TEST_CASE(
+    "decide against begin: what is decided at a step's end, the next begin starts, not that end") {
+  Fixture f(2);
+  const int64_t first = f.Begin();
+  f.Swap(4, 0);
+  const int64_t second = f.Begin();  // decided, and starts both ways
+  REQUIRE(f.queue->waiting() == 2);
+  f.script.next = {{{0, 5}}, {{0, 1}}};
+  f.End(first);
+  f.manager->AfterStep(f.Context());
+  CHECK(f.queue->waiting() == 2);
+  CHECK(f.script.next.promote.empty());  // taken
+  // Arrivals between an end and the begin behind it switch at that begin.
+  f.queue->Finish(f.Waiting(4));
+  f.queue->Finish(f.Waiting(0));
+  f.manager->BeforeStep(f.Context());
+  const int64_t third = f.store->OpenStep();
+  CHECK(f.store->Resolve({0, 4}, third).version == kHigh);
+  CHECK(f.store->Resolve({0, 4}, second).version == kLow);
+  f.Check();
+  // The spares are the second step's now: the decision waits for it, and is not forgotten.
+  f.manager->AfterStepOpened(f.Context());
+  CHECK(f.queue->waiting() == 0);
+  f.store->CloseStep(third);
+  f.End(second);
+  f.manager->BeforeStep(f.Context());
+  const int64_t fourth = f.store->OpenStep();
+  f.manager->AfterStepOpened(f.Context());
+  CHECK(f.queue->waiting() == 2);
+  f.store->CloseStep(fourth);
+  while (f.queue->waiting() > 0) f.queue->Finish(0);
+  f.Step();
+  CHECK(f.Version(5) == kHigh);
+  CHECK(f.Version(1) == kLow);
 }
 
 TEST_CASE("the invariant under random decisions, arrivals, failures, overlaps and budgets") {
@@ -382,7 +421,9 @@ TEST_CASE("the invariant under random decisions, arrivals, failures, overlaps an
       }
       case 2:
       case 3:
-        if (!f.open.empty()) f.End(std::next(f.open.begin(), draw(f.open.size()))->first);
+        if (f.open.empty()) break;
+        f.End(std::next(f.open.begin(), draw(f.open.size()))->first);
+        if (i % 2 == 0) f.manager->AfterStep(f.Context());  // a decision beside open steps
         break;
       case 4:
       case 5:  // an arrival, in any order, complete or failed

@@ -1,5 +1,8 @@
 // Readers on the wall clock: what a paced link promises of order and of time.
+#include <chrono>
+#include <condition_variable>
 #include <memory>
+#include <mutex>
 
 #include "store/transfer_queue.h"
 #include "support/catch.h"
@@ -59,6 +62,56 @@ TEST_CASE("a demand load goes ahead of prefetches whose turn on a paced link has
   CHECK(f.done[0].key.expert == 1);
   CHECK(f.done[1].key.expert == 4);
   CHECK(f.done[2].key.expert == 2);
+}
+
+/// Its reads end when two of them have been under way at once, or after a while.
+class MetByTwo final : public ExpertSource {
+ public:
+  explicit MetByTwo(const ExpertSource* source) : source_(source) {}
+  const MoeModelSpec& model() const override { return source_->model(); }
+  const std::string& name() const override { return source_->name(); }
+  int num_versions() const override { return source_->num_versions(); }
+  absl::string_view version_name(int version) const override {
+    return source_->version_name(version);
+  }
+  const RecordLayout& layout(int layer, int expert, int version) const override {
+    return source_->layout(layer, expert, version);
+  }
+  absl::Status ReadRecord(int, int, int, absl::Span<std::byte>) const override {
+    std::unique_lock<std::mutex> lock(mu_);
+    met_ |= ++reading_ == 2;
+    changed_.notify_all();
+    changed_.wait_for(lock, std::chrono::seconds(20), [this] { return met_; });
+    --reading_;
+    return met_ ? absl::OkStatus() : absl::DeadlineExceededError("nobody else came to read");
+  }
+  absl::StatusOr<LayerConstants> ReadConstants(int layer) const override {
+    return source_->ReadConstants(layer);
+  }
+
+ private:
+  const ExpertSource* source_;
+  mutable std::mutex mu_;
+  mutable std::condition_variable changed_;
+  mutable int reading_ = 0;
+  mutable bool met_ = false;
+};
+
+TEST_CASE("one wake-up is enough for readers to share what comes several at a time") {
+  const LoadReason reason = GENERATE(LoadReason::kDemand, LoadReason::kBackground);
+  SyntheticSource synthetic{SyntheticShape{}};
+  MetByTwo source(&synthetic);
+  WallClock clock;
+  std::unique_ptr<TransferQueue> readers = MakeReaderQueue(&source, &clock, 2, nullptr);
+  std::vector<std::byte> memory(1 << 10);
+  std::vector<TransferDone> done;
+  for (int e = 0; e < 4; ++e) {
+    readers->Submit({{0, e}, 0, 0, reason, absl::MakeSpan(memory), 1});
+  }
+  while (readers->Wait(&done)) {
+  }
+  REQUIRE(done.size() == 4);
+  for (const TransferDone& d : done) CHECK(d.status.ok());
 }
 
 TEST_CASE("what others move over the link delays the next transfer") {

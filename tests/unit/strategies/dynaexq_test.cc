@@ -1,8 +1,10 @@
 // DynaExq's policy alone, over counts that a test makes up: who is high after which decisions.
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <random>
 
+#include "fmt/format.h"
 #include "moert/strategy.h"
 #include "strategies/hotness.h"
 #include "support/catch.h"
@@ -212,6 +214,72 @@ TEST_CASE("margin, chance and rank slack keep a newcomer out") {
   CHECK(!enters("margin=0,noise=0,slack=1", 50));
   CHECK(enters("margin=0,noise=0,slack=1", 50, kHigh - 2));
   CHECK(!enters("margin=0,noise=0,slack=2", 50, kHigh - 2));
+}
+
+/// What the rule says of one layer, word by word: everybody ranked, newcomers from the hottest
+/// down.
+PrecisionDecision ByTheRule(const std::vector<int64_t>& h, std::vector<uint8_t> high, int capacity,
+                            double margin, double noise, int slack) {
+  std::vector<int> order(kExperts);
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return h[a] > h[b]; });
+  std::vector<int> members;
+  for (const int e : order) {
+    if (high[e]) members.push_back(e);
+  }
+  const double mean = std::accumulate(h.begin(), h.end(), 0.0) / kExperts;
+  PrecisionDecision decision;
+  for (; static_cast<int>(members.size()) > capacity; members.pop_back()) {
+    decision.demote.push_back({0, members.back()});
+  }
+  int free = capacity - static_cast<int>(members.size());
+  for (int rank = 0; rank < kExperts; ++rank) {
+    const int e = order[rank];
+    if (high[e]) continue;
+    if (h[e] == 0) break;
+    if (free-- <= 0) {
+      if (rank >= capacity - slack || members.empty()) break;
+      const auto weakest = static_cast<double>(h[members.back()]);
+      const double newcomer = static_cast<double>(h[e]);
+      if (newcomer <= weakest + (margin * mean + noise * std::sqrt(newcomer + weakest))) break;
+      decision.demote.push_back({0, members.back()});
+      members.pop_back();
+    }
+    decision.promote.push_back({0, e});
+  }
+  return decision;
+}
+
+TEST_CASE("decisions are what ranking everybody would say") {
+  std::mt19937_64 rng(5);
+  const auto draw = [&](int n) { return static_cast<int>(rng() % n); };
+  const auto sorted = [](std::vector<ExpertKey> keys) {
+    std::sort(keys.begin(), keys.end(),
+              [](ExpertKey a, ExpertKey b) { return a.expert < b.expert; });
+    return keys;
+  };
+  const double margin = GENERATE(0.0, 0.2);
+  const double noise = GENERATE(0.0, 0.5);
+  const int slack = GENERATE(0, 3);
+  int moved = 0;
+  for (int trial = 0; trial < 500; ++trial) {
+    // beta 0: hotness is the count. Small ones tie often.
+    Driver driver(fmt::format("beta=0,memory=1,margin={},noise={},slack={}", margin, noise, slack),
+                  1, 0);
+    std::vector<int64_t> counts(kExperts);
+    const int most = trial % 2 == 0 ? 5 : 1000;
+    for (int64_t& count : counts) count = draw(most);
+    const int share = 1 + draw(9);
+    for (uint8_t& high : driver.high) high = draw(10) < share;
+    driver.capacity[0] = draw(kExperts + 1);
+    const PrecisionDecision expected =
+        ByTheRule(counts, driver.high, driver.capacity[0], margin, noise, slack);
+    const PrecisionDecision decision = driver.Decide(counts);
+    REQUIRE(sorted(decision.promote) == sorted(expected.promote));
+    REQUIRE(sorted(decision.demote) == sorted(expected.demote));
+    moved += !expected.promote.empty() && !expected.demote.empty();
+  }
+  CHECK(moved > 50);
 }
 
 TEST_CASE("free places are filled whatever the hysteresis says") {
