@@ -223,7 +223,8 @@ TEST_CASE("two versions: versions change under way and the computing thread neve
   // The lock that the computing thread shares with the readers is held for a few instructions; what
   // the kernel saw is that, and the allocator's.
   CHECK(seen.switches <= seen.calls.contended + seen.steps / 50);
-  CHECK(seen.calls.contended <= 4 * seen.spans.transfers);
+  // Each reader may still be on its way to sleep from opening.
+  CHECK(seen.calls.contended <= 4 * seen.spans.transfers + EngineOptions().io_threads);
 #endif
 }
 
