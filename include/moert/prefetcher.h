@@ -8,7 +8,8 @@
 // goes ahead of a demand load, is forgotten when the true routing arrives and it has not started,
 // takes blocks from its own layer or the transient ones only, and replaces none that the same
 // prediction ranks higher. Decode steps without prefetch are tried now and then; when they win,
-// prefetching stops until it wins again (EngineStats::prefetch_disabled).
+// prefetching stops until it wins again (EngineStats::prefetch_disabled); and it rests while
+// predictions save less than they cost.
 #ifndef MOERT_PREFETCHER_H_
 #define MOERT_PREFETCHER_H_
 
@@ -25,6 +26,7 @@
 namespace moert {
 
 class LinkEstimate;
+class PredictionYield;
 class PrefetchControl;
 class VersionManager;
 class WindowEstimate;
@@ -66,8 +68,10 @@ class Prefetcher {
   /// For a layer that has not asked yet.
   struct Prediction {
     int layer = -1;
-    int late = -1;               // would begin in the window, admitted or not; or -1
-    std::vector<uint8_t> marks;  // [E]
+    int late = -1;                   // would begin in the window, admitted or not; or -1
+    size_t late_rank = 0;            // of it
+    std::vector<uint8_t> marks;      // [E]
+    std::vector<int64_t> hidden_ns;  // [E] of an issued transfer, what fits the window
   };
   struct Ranked {
     ExpertKey key;
@@ -75,27 +79,16 @@ class Prefetcher {
     bool pinned = false;
   };
 
-  /// Consecutive steps of one phase, to find out whether predictions lead to transfers. One that
-  /// does not still costs its layer a gate more, and the host a ranking.
-  struct Yield {
-    int64_t admitted = 0;  // transfers of the steps looked at
-    int looked = 0;        // steps
-    int resting = 0;       // steps left without predictions
-    int rest = 0;          // the last rest; grows while nothing comes of looking
-    int64_t rows = 0;
-  };
-
   bool Prefetching(Phase phase) const;
   int64_t WindowNs(const PolicyContext& context, const RoutingResult& routing,
                    int64_t now_ns) const;
-  void CountYield(Phase phase, int64_t rows);
   void Rank(PrefetchSnapshot* snapshot);
   /// Offered inputs may be two layers ahead.
   Prediction& PredictionOf(int layer) { return predictions_[layer % 2]; }
   void Admit(const PolicyContext& context, const std::vector<PrefetchCandidate>& ranked,
              int64_t window_ns, Prediction* prediction);
   /// Whether one transfer that is longer than what is left of the window is worth its start.
-  bool LatePays(int64_t transfer_ns, int64_t window_ns) const;
+  bool LatePays(size_t rank, int64_t transfer_ns, int64_t window_ns) const;
   /// A block from those ranked lower, the lowest first, if need be.
   bool StartLoad(const PolicyContext& context, size_t rank, Prediction* prediction);
 
@@ -109,12 +102,15 @@ class Prefetcher {
   std::unique_ptr<WindowEstimate> window_;
   std::unique_ptr<PrefetchControl> control_;  // null: always on
   int64_t step_ = -1;
-  int64_t step_begin_ns_ = 0;  // routing of its first layer
-  int64_t routed_ns_ = 0;      // of the layer call
-  Yield yield_[2];             // by phase
+  int64_t step_begin_ns_ = 0;            // routing of its first layer
+  int64_t step_stalled_ns_ = 0;          // all that was waited before it
+  int64_t routed_ns_ = 0;                // of the layer call
+  std::vector<PredictionYield> yields_;  // by phase; empty: not controlled
   int64_t routed_stalled_ns_ = 0;
   Prediction predictions_[2];
-  double precision_ = 0.8;  // share of the late ones that the routing used: a guess, then measured
+  /// Share of the late ones that the routing used, by rank, the last for all ranks from there on: a
+  /// guess, then measured. Where the best are there already, the one to bring is a poor guess.
+  std::vector<double> precision_;
   std::vector<Ranked> ranked_;                       // scratch
   std::vector<int32_t> counts_;                      // scratch, [E] predicted tokens
   std::vector<PrefetchOutlook> measured_, outlook_;  // [L]; outlook_: zeros while it is off

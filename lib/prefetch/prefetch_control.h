@@ -26,6 +26,9 @@ class PrefetchControl {
   /// A decode step of `rows` tokens took `ns`, all layers and all waiting.
   void StepDone(int64_t rows, int64_t ns);
 
+  /// The next steps do not compare with those before: a trial that runs is forgotten.
+  void Abandon() { Rest(gap_); }
+
   static constexpr int kBlock = 8;      // steps of a trial, and of each block beside it
   static constexpr int kSettle = 2;     // of them not measured: the cache still is the other mode's
   static constexpr int kFirstGap = 64;  // steps between trials

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "plan/transfer_version.h"
+#include "prefetch/prediction_yield.h"
 #include "prefetch/prefetch_control.h"
 #include "prefetch/window_estimate.h"
 #include "store/link_estimate.h"
@@ -17,6 +18,8 @@ constexpr uint8_t kAdmitted = 2;  // there or on its way
 constexpr uint8_t kIssued = 3;    // asked for
 
 constexpr double kGuessedRecall = 0.9;
+constexpr double kGuessedPrecision = 0.8;
+constexpr size_t kRanks = 16;
 
 }  // namespace
 
@@ -31,7 +34,14 @@ Prefetcher::Prefetcher(const MoeModelSpec* model, PrefetchPolicy* policy, bool c
       stats_(stats),
       window_(std::make_unique<WindowEstimate>(model->num_layers(), profile)) {
   // Wishes for other versions are served between steps: what they cost is not in a step's time.
-  if (controlled && versions == nullptr) control_ = std::make_unique<PrefetchControl>();
+  if (controlled && versions == nullptr) {
+    control_ = std::make_unique<PrefetchControl>();
+    // Prompts are too few and too different to compare their times.
+    const PredictionYield::Options prefill{/*look=*/2, /*longest=*/16, /*measured=*/false};
+    yields_ = {PredictionYield(prefill, model->num_layers()),
+               PredictionYield({}, model->num_layers())};
+  }
+  precision_.assign(kRanks, kGuessedPrecision);
   measured_.resize(model->num_layers());
   outlook_.resize(model->num_layers());
   if (policy == nullptr) return;
@@ -52,28 +62,8 @@ bool Prefetcher::Prefetching(Phase phase) const {
   // too few and too different to experiment with.
   if (policy_ == nullptr) return false;
   if (control_ == nullptr) return true;
-  return yield_[static_cast<int>(phase)].resting == 0 &&
+  return !yields_[static_cast<int>(phase)].resting() &&
          (phase == Phase::kPrefill || control_->prefetching());
-}
-
-void Prefetcher::CountYield(Phase phase, int64_t rows) {
-  const bool prefill = phase == Phase::kPrefill;
-  const int look = prefill ? 2 : 16;
-  const int longest = 8 * look;
-  // A transfer saves what a window holds; predictions of some thirty layers cost about as much.
-  const int64_t worth = std::max<int64_t>(1, int64_t{look} * model_->num_layers() / 32);
-  Yield& y = yield_[static_cast<int>(phase)];
-  if (rows > 2 * y.rows || 2 * rows < y.rows) y = Yield{};  // windows of another length
-  y.rows = rows;
-  if (y.resting > 0) {
-    --y.resting;
-    return;
-  }
-  if (++y.looked < look) return;
-  y.rest = y.admitted >= worth ? 0 : std::clamp(2 * y.rest, look, longest);
-  y.resting = y.rest;
-  y.admitted = 0;
-  y.looked = 0;
 }
 
 bool Prefetcher::wants_next_gate(Phase phase) const {
@@ -86,12 +76,21 @@ bool Prefetcher::wants_resident_forward(Phase phase) const {
 
 void Prefetcher::Resolve(const PolicyContext& context, const RoutingResult& routing) {
   if (policy_ == nullptr) return;
+  const int64_t stalled_ns = StalledNs(*stats_);
+  PredictionYield* const yield =
+      yields_.empty() ? nullptr : &yields_[static_cast<int>(context.phase)];
+  if (yield != nullptr) {
+    // Of the layer before.
+    yield->Missed(
+        std::min(stalled_ns - routed_stalled_ns_, window_->WindowNs(context, routing.tokens)));
+  }
   routed_ns_ = context.now_ns;
-  routed_stalled_ns_ = StalledNs(*stats_);
+  routed_stalled_ns_ = stalled_ns;
   window_->Routed(context, routing.tokens, routed_stalled_ns_);
   if (context.layer == 0) {
     step_ = context.step;
     step_begin_ns_ = context.now_ns;
+    step_stalled_ns_ = stalled_ns;
   }
   policy_->Observe(context, routing.view());
   const int64_t cancelled = store_->CancelPrefetches(context.layer, routing.counts);
@@ -101,7 +100,8 @@ void Prefetcher::Resolve(const PolicyContext& context, const RoutingResult& rout
   if (prediction.layer != context.layer) return;
   if (prediction.late >= 0) {
     constexpr double kWeight = 0.02;
-    precision_ += kWeight * ((routing.counts[prediction.late] > 0 ? 1.0 : 0.0) - precision_);
+    double& precision = precision_[std::min(prediction.late_rank, kRanks - 1)];
+    precision += kWeight * ((routing.counts[prediction.late] > 0 ? 1.0 : 0.0) - precision);
   }
   int lookups = 0, recalled = 0;
   for (int e = 0; e < routing.num_experts; ++e) {
@@ -111,6 +111,7 @@ void Prefetcher::Resolve(const PolicyContext& context, const RoutingResult& rout
     stats_->prefetch_top_score += issued && !routing.top_score.empty() && routing.top_score[e];
     if (routing.counts[e] == 0) continue;
     stats_->prefetch_active += issued;
+    if (issued && yield != nullptr) yield->Saved(prediction.hidden_ns[e]);
     ++lookups;
     recalled += prediction.marks[e] != 0;
     stats_->prefetch_recalled_in_window += prediction.marks[e] >= kAdmitted;
@@ -176,6 +177,7 @@ void Prefetcher::Rank(PrefetchSnapshot* snapshot) {
   prediction.layer = target;
   prediction.late = -1;
   prediction.marks.assign(model_->layers[target].num_experts, 0);
+  prediction.hidden_ns.assign(prediction.marks.size(), 0);
   Admit(context, ranked, snapshot->window_ns, &prediction);
 }
 
@@ -237,11 +239,16 @@ void Prefetcher::Admit(const PolicyContext& context, const std::vector<PrefetchC
     used_ns += transfer_ns;
     if (!arriving) {
       const bool late = left_ns > 0 && left_ns < transfer_ns;
-      if (late) prediction->late = key.expert;
-      const bool admitted = transfer_ns <= left_ns || (late && LatePays(transfer_ns, left_ns));
+      if (late) {
+        prediction->late = key.expert;
+        prediction->late_rank = rank;
+      }
+      const bool admitted =
+          transfer_ns <= left_ns || (late && LatePays(rank, transfer_ns, left_ns));
       if (!admitted || !StartLoad(context, rank, prediction)) continue;
       ++stats_->prefetch_issued;
-      ++yield_[static_cast<int>(context.phase)].admitted;
+      prediction->hidden_ns[key.expert] = std::min(transfer_ns, left_ns);
+      if (!yields_.empty()) yields_[static_cast<int>(context.phase)].Admitted();
     }
     marks[key.expert] = arriving ? kAdmitted : kIssued;
   }
@@ -250,11 +257,12 @@ void Prefetcher::Admit(const PolicyContext& context, const std::vector<PrefetchC
   }
 }
 
-bool Prefetcher::LatePays(int64_t transfer_ns, int64_t window_ns) const {
+bool Prefetcher::LatePays(size_t rank, int64_t transfer_ns, int64_t window_ns) const {
+  const double precision = precision_[std::min(rank, kRanks - 1)];
   // Right: it arrives earlier by the window. Wrong: a demand load waits for what is left of it, and
   // what made way for it is missing later; together not more than a transfer.
-  return precision_ * static_cast<double>(window_ns) >
-         (1 - precision_) * static_cast<double>(transfer_ns);
+  return precision * static_cast<double>(window_ns) >
+         (1 - precision) * static_cast<double>(transfer_ns);
 }
 
 bool Prefetcher::StartLoad(const PolicyContext& context, size_t rank, Prediction* prediction) {
@@ -274,18 +282,22 @@ bool Prefetcher::StartLoad(const PolicyContext& context, size_t rank, Prediction
 void Prefetcher::EndCall(const PolicyContext& context, int64_t tokens, int64_t now_ns) {
   if (policy_ == nullptr) return;
   if (context.layer != model_->num_layers() - 1 || context.step != step_) return;
-  const bool resting = yield_[static_cast<int>(context.phase)].resting > 0;
-  if (control_ != nullptr && !(context.phase == Phase::kDecode && !control_->prefetching())) {
-    CountYield(context.phase, tokens);
-  }
-  if (context.phase != Phase::kDecode) return;
   if (control_ != nullptr) {
-    stats_->prefetch_disabled_steps += control_->disabled() || resting;
-    control_->StepDone(tokens, now_ns - step_begin_ns_);
-    stats_->prefetch_disabled = control_->disabled() || resting;
+    PredictionYield& yield = yields_[static_cast<int>(context.phase)];
+    const bool predicted = Prefetching(context.phase);
+    const bool rested = yield.resting();
+    const int64_t ns = now_ns - step_begin_ns_;
+    yield.StepDone(tokens, ns - (StalledNs(*stats_) - step_stalled_ns_), predicted);
+    if (context.phase != Phase::kDecode) return;
+    // Steps of a rest say nothing of what control_ compares.
+    if (!rested) control_->StepDone(tokens, ns);
+    if (!rested && yield.resting()) control_->Abandon();
+    stats_->prefetch_disabled_steps += control_->disabled() || rested;
+    stats_->prefetch_disabled = control_->disabled() || yield.resting();
     stats_->prefetch_trials = control_->trials();
     stats_->prefetch_switches = control_->switches();
   }
+  if (context.phase != Phase::kDecode) return;
   for (size_t l = 0; l < outlook_.size(); ++l) {
     outlook_[l] = stats_->prefetch_disabled ? PrefetchOutlook{} : measured_[l];
   }

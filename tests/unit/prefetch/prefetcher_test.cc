@@ -255,6 +255,23 @@ TEST_CASE("a transfer longer than the window starts while such predictions are r
   CHECK(f.stats.prefetch_issued > issued + 5);
 }
 
+TEST_CASE("poor guesses where the best ones are there do not discourage good ones") {
+  Fixture f(9);  // three a layer
+  f.profile.decode_layer_ns = 600;
+  f.Call(0, {0, 1}, {}, 600);
+  f.Call(1, {5, 4}, {}, 600);
+  for (int s = 0; s < 60; ++s) {
+    f.Call(0, {0, 1}, {5, 4, s % 2 == 0 ? 6 : 7}, 600);  // the third is wrong
+    f.Call(1, {5, 4}, {}, 600);
+  }
+  const int64_t issued = f.stats.prefetch_issued;
+  f.Call(0, {0, 1}, {5, 4, 2}, 600);
+  CHECK(f.stats.prefetch_issued == issued);
+  f.Call(1, {5, 4}, {}, 600);
+  f.Call(0, {0, 1}, {3}, 600);
+  CHECK(f.stats.prefetch_issued == issued + 1);
+}
+
 TEST_CASE("illegal candidates are dropped and counted") {
   Fixture f(24);
   f.Call(0, {0}, {kExperts, -1, 3}, 2500);
