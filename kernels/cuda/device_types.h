@@ -39,6 +39,15 @@ constexpr int kOperandForms = 6;
 /// Hadamard transform.
 constexpr int kOperands = 2 * kOperandForms;
 
+/// How often an expert was selected since the engine opened; a layer's own row counts its calls and
+/// all their slots. Only ever grows (and wraps), so that a copy made while it does loses nothing:
+/// what one copy has not seen, the next one has.
+struct alignas(16) SelectionTally {
+  uint32_t slots = 0;
+  uint32_t calls = 0;
+  double mass = 0;  // summed routing weight
+};
+
 /// One packed matrix inside a record: what a kernel needs of a MatrixLayout.
 struct DeviceMatrix {
   Packing packing = Packing::kBf16;

@@ -179,9 +179,18 @@ __global__ void __launch_bounds__(128)
   }
 }
 
+__device__ void AddCall(SelectionTally* to, int slots, float mass) {
+  SelectionTally t = *to;
+  t.slots += slots;
+  ++t.calls;
+  t.mass += mass;
+  *to = t;
+}
+
 /// A warp an expert walks all pairs: slots come out ascending with no sort and no atomics.
 __global__ void __launch_bounds__(128)
-    GroupKernel(const int32_t* ids, int pairs, int experts, int32_t* lists, int32_t* counts) {
+    GroupKernel(const int32_t* ids, int pairs, int experts, int32_t* lists, int32_t* counts,
+                const float* weights, SelectionTally* tally) {
   LetNextBegin();
   WaitForPrevious();
   const int expert = blockIdx.x * 4 + threadIdx.x / 32;
@@ -189,15 +198,24 @@ __global__ void __launch_bounds__(128)
   if (expert >= experts) return;
   int32_t* list = lists + static_cast<int64_t>(expert) * pairs;
   int count = 0;
+  float mass = 0;
 #pragma unroll 4
   for (int base = 0; base < pairs; base += 32) {
     const int i = base + lane;
     const bool mine = i < pairs && ids[i] == expert;
     const uint32_t found = __ballot_sync(kFull, mine);
-    if (mine) list[count + __popc(found & ((1u << lane) - 1))] = i;
+    if (mine) {
+      list[count + __popc(found & ((1u << lane) - 1))] = i;
+      if (tally != nullptr) mass += weights[i];
+    }
     count += __popc(found);
   }
   if (lane == 0) counts[expert] = count;
+  if (tally == nullptr) return;
+  mass = WarpSum(mass);
+  if (lane != 0) return;
+  if (count > 0) AddCall(tally + expert, count, mass);
+  if (expert == 0) AddCall(tally + experts, pairs, 0);
 }
 
 /// What an item costs, in bytes of bf16 that take as long: measured on an H200, where products of
@@ -413,9 +431,9 @@ int LaunchTopK(const DeviceRouting& routing, int tokens, float* logits, int32_t*
 }
 
 int LaunchGroup(const int32_t* ids, int pairs, int experts, int32_t* lists, int32_t* counts,
-                CUstream_st* stream) {
+                CUstream_st* stream, const float* weights, SelectionTally* tally) {
   return LaunchEarly(GroupKernel, (experts + 3) / 4, 128, 0, stream, ids, pairs, experts, lists,
-                     counts);
+                     counts, weights, tally);
 }
 
 int LaunchMakeTiles(const MakeTilesArgs& args, CUstream_st* stream) {

@@ -40,9 +40,11 @@ int LaunchGateLogits(const DeviceRows& x, const float* gate, int experts, float*
 int LaunchTopK(const DeviceRouting& routing, int tokens, float* logits, int32_t* ids,
                float* weights, CUstream_st* stream);
 
-/// lists[e * pairs ...]: the slots of expert e, ascending; counts[e] of them.
+/// lists[e * pairs ...]: the slots of expert e, ascending; counts[e] of them. `tally`: null, or
+/// [experts + 1], the layer's own row last, which the call is added to; then weights: [pairs].
 int LaunchGroup(const int32_t* ids, int pairs, int experts, int32_t* lists, int32_t* counts,
-                CUstream_st* stream);
+                CUstream_st* stream, const float* weights = nullptr,
+                SelectionTally* tally = nullptr);
 
 /// A set of experts, passed by value with a launch.
 struct ExpertSet {

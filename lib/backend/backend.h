@@ -53,6 +53,13 @@ struct OpenCall {
   bool captured = false;  // by a graph: it belongs to the step that is open when it is replayed
 };
 
+/// How often an expert was selected by calls that left no routing.
+struct SelectionCount {
+  int64_t slots = 0;
+  int64_t calls = 0;
+  double mass = 0;  // summed routing weight
+};
+
 /// An expert ready to be multiplied.
 struct WaveExpert {
   int32_t expert = 0;
@@ -115,6 +122,10 @@ class DeviceExecutor {
   /// The routing of the oldest RunResident that was not taken yet and whose results have arrived;
   /// false when there is none. Calls that were captured leave none.
   virtual bool TakeRouting(PolicyContext* context, RoutingResult* routing) = 0;
+  /// What replays of captured calls have selected since this was last asked, as far as it has
+  /// arrived, about a step late: of each layer its experts, then all of them together. False:
+  /// nothing.
+  virtual bool TakeSelections(std::vector<SelectionCount>* added) = 0;
 
   /// Before the first call of a step: makes the handles of its epoch visible to captured calls.
   virtual absl::Status OpenStep(const ExpertStore& store, int64_t epoch, void* stream) = 0;

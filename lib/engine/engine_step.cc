@@ -201,7 +201,12 @@ absl::Status EngineImpl::EndStep(StepId step) {
   }
   absl::Status status = it->second.status;
   status.Update(hold.status());
-  if (device_ != nullptr) status.Update(device_->CloseStep(it->second.stream));
+  if (device_ != nullptr) {
+    // What has come of earlier steps, while the device is busy with this one.
+    runner_->CollectLate(ContextOf(it->second, 0));
+    Publish();
+    status.Update(device_->CloseStep(it->second.stream));
+  }
   leases_->ReleaseStep(step);
   store_->CloseStep(it->second.epoch);
   if (options_.trace != nullptr) {

@@ -75,6 +75,9 @@ class LayerRunner {
   /// out: [tokens, hidden] fp32, contiguous; may be call.x.
   absl::Status Forward(LayerCall call, float* out);
 
+  /// Accounts for calls on a device whose routing, or whose selections, have arrived since.
+  void CollectLate(PolicyContext context);
+
   /// Serves a call that waits on the device (DeviceExecutor::EnqueueOpen), whose routing has come:
   /// when it returns, everything the device was not found to have is there or computed, or the
   /// error says why not. What the call uses stays pinned until FinishOpen.
@@ -121,6 +124,8 @@ class LayerRunner {
   absl::StatusOr<bool> TryResident(const LayerCall& call);
   /// Accounts for calls of TryResident whose routing has arrived.
   void CollectRoutings();
+  /// Counts `calls` past calls that used an expert. True: they were answered low.
+  bool CountLateUse(ExpertKey key, int64_t slots, int64_t calls);
   absl::Status CollectArrived(const LayerCall& call);
   /// Puts an expert into the next wave, pinned, if it is usable.
   bool Claim(const LayerCall& call, int32_t expert);
@@ -153,6 +158,7 @@ class LayerRunner {
   std::vector<int> problem_versions_;  // of each; -1: a shared expert
   std::vector<WaveExpert> handles_;    // of a wave on a device
   RoutingResult late_routing_;
+  std::vector<SelectionCount> selections_;
   RoutingResult offered_;
   CallTimes times_;                      // of this call
   const CallTimes* recorded_ = nullptr;  // of this call when it was recorded

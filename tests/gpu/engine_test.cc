@@ -195,6 +195,117 @@ TEST_CASE("a resident layer stack is captured once and replayed") {
   cudaGraphDestroy(graph);
 }
 
+/// All layers, one behind the other.
+struct LayerStack {
+  Engine* engine;
+  DeviceRowsBuffer* device;
+
+  StepInfo Info() const {
+    StepInfo info;
+    info.phase = Phase::kDecode;
+    info.rows = kRows;
+    info.stream = device->stream();
+    return info;
+  }
+  void Forward(StepId step) const {
+    const int64_t hidden = engine->model().layers[0].hidden;
+    const float* from = device->x();
+    for (int l = 0; l < engine->model().num_layers(); ++l) {
+      REQUIRE_OK(engine->Forward(step, l, {from, DType::kF32, kRows, hidden, hidden},
+                                 {device->y(), DType::kF32, kRows, hidden, hidden}));
+      from = device->y();
+    }
+  }
+  cudaGraphExec_t Capture() const {
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t executable = nullptr;
+    auto step = engine->BeginStep(Info());
+    REQUIRE_OK(step.status());
+    REQUIRE(cudaStreamBeginCapture(device->stream(), cudaStreamCaptureModeGlobal) == cudaSuccess);
+    Forward(*step);
+    REQUIRE(cudaStreamEndCapture(device->stream(), &graph) == cudaSuccess);
+    REQUIRE_OK(engine->EndStep(*step));
+    REQUIRE(cudaGraphInstantiate(&executable, graph, 0) == cudaSuccess);
+    cudaGraphDestroy(graph);
+    return executable;
+  }
+  /// graph null: eagerly, or nothing with `idle`.
+  void Step(cudaGraphExec_t graph, bool idle = false) const {
+    auto step = engine->BeginStep(Info());
+    REQUIRE_OK(step.status());
+    if (graph != nullptr) {
+      REQUIRE(cudaGraphLaunch(graph, device->stream()) == cudaSuccess);
+    } else if (!idle) {
+      Forward(*step);
+    }
+    REQUIRE_OK(engine->EndStep(*step));
+  }
+  /// Until everything late has come.
+  EngineStats Settle() const {
+    for (int i = 0; i < 3; ++i) {
+      REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
+      Step(nullptr, /*idle=*/true);
+    }
+    return engine->stats();
+  }
+};
+
+TEST_CASE("replayed steps are counted as eager ones are, none twice and none forgotten") {
+  const auto source = std::make_shared<SyntheticSource>(Shape());
+  EngineStats stats[2];
+  for (const bool replay : {false, true}) {
+    auto engine = Engine::Create(source, Options("resident", Budget::Fraction(1)));
+    REQUIRE_OK(engine.status());
+    DeviceRowsBuffer device(kRows * Shape().hidden);
+    const LayerStack layers{engine->get(), &device};
+    cudaGraphExec_t graph = replay ? layers.Capture() : nullptr;
+    HiddenProcess process(Shape().hidden, 31);
+    for (int s = 0; s < 30; ++s) {
+      device.Set(process.Next(kRows));
+      // Nobody waits, so copies overtake one another's steps; now and then all of it arrives.
+      layers.Step(graph);
+      if (s % 7 == 0) REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
+      if (!replay) REQUIRE(cudaDeviceSynchronize() == cudaSuccess);  // room for late routings
+    }
+    stats[replay] = layers.Settle();
+    if (graph != nullptr) cudaGraphExecDestroy(graph);
+  }
+  CHECK(stats[1].slots == int64_t{30} * Shape().layers * kRows * Shape().top_k);
+  CHECK(stats[1].slots == stats[0].slots);
+  CHECK(stats[1].lookups == stats[0].lookups);
+  CHECK(stats[1].hits_resident == stats[0].hits_resident);
+  CHECK(stats[1].mass == Approx(stats[0].mass).epsilon(1e-6));
+  CHECK(stats[1].host_syncs == 0);
+}
+
+TEST_CASE("hotness follows replayed steps alone") {
+  SyntheticShape shape = Shape();
+  shape.low_version = true;
+  const auto source = std::make_shared<SyntheticSource>(shape);
+  auto engine = Engine::Create(
+      source, Options("dynaexq:hi=bf16,lo=low,interval_ms=0.001,margin=0,noise=0,hi_fraction=0.25",
+                      Budget::Bytes(int64_t{64} << 20)));
+  REQUIRE_OK(engine.status());
+  DeviceRowsBuffer device(kRows * shape.hidden);
+  const LayerStack layers{engine->get(), &device};
+  cudaGraphExec_t graph = layers.Capture();
+  HiddenProcess process(shape.hidden, 8);
+  const std::vector<float> x = process.Next(kRows);  // the same experts over and over
+  for (int s = 0; s < 60; ++s) {
+    device.Set(x);
+    layers.Step(graph);
+    device.Get();
+  }
+  const EngineStats stats = layers.Settle();
+  INFO("promotions " << stats.promotions << ", low answers " << stats.low_answers << " of "
+                     << stats.lookups);
+  CHECK(stats.promotions > 0);
+  CHECK(stats.slots == int64_t{60} * shape.layers * kRows * shape.top_k);
+  CHECK(stats.host_syncs == 0);
+  CHECK(stats.peak_bytes <= stats.budget_bytes);
+  cudaGraphExecDestroy(graph);
+}
+
 TEST_CASE("what may be captured, and what is refused") {
   SyntheticShape shape = Shape();
   shape.low_version = true;

@@ -54,9 +54,11 @@ void Check(const std::string& strategy, bool twins, bool graphs) {
   } else if (!twins) {
     CHECK(Calls(2) - replays == kSteps);
     CHECK(Calls(1) == launches);
-    CHECK(Calls(3) - copies == kSteps);  // the step's inputs
+    // The step's inputs, and behind it the counts of who was selected.
+    CHECK(Calls(3) - copies > kSteps);
+    CHECK(Calls(3) - copies <= 2 * kSteps);
   } else {
-    CHECK(Calls(2) - replays >= kSteps * 3 / 4);
+    CHECK(Calls(2) - replays == kSteps);
   }
   CHECK(model.engine->stats().host_syncs == 0);
   std::printf(

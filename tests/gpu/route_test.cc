@@ -116,6 +116,43 @@ TEST_CASE("softmax then top-k, with groups and biases") {
   Check({RoutingKind::kSoftmaxTopK, 64, 6, false, 1, 1, 1, true}, 300);
 }
 
+TEST_CASE("selections are tallied while tokens are grouped") {
+  std::mt19937 rng(11);
+  for (const int experts : {5, 64, 130}) {
+    const int calls = 3, tokens = 37, top_k = 4, pairs = tokens * top_k;
+    const OnDevice<int32_t> lists(static_cast<size_t>(experts) * pairs), counts(experts);
+    const OnDevice<cuda::SelectionTally> tally(std::vector<cuda::SelectionTally>(experts + 1));
+    std::vector<int64_t> slots(experts), used(experts);
+    std::vector<double> mass(experts);
+    for (int call = 0; call < calls; ++call) {
+      std::vector<int32_t> ids(pairs);
+      std::vector<float> weights(pairs);
+      std::vector<uint8_t> seen(experts);
+      for (int i = 0; i < pairs; ++i) {
+        ids[i] = static_cast<int32_t>(std::min(rng() % experts, rng() % experts));
+        weights[i] = static_cast<float>(rng() % 1000) * 1e-3f;
+        ++slots[ids[i]];
+        mass[ids[i]] += weights[i];
+        used[ids[i]] += !seen[ids[i]];
+        seen[ids[i]] = 1;
+      }
+      const OnDevice<int32_t> device_ids(ids);
+      const OnDevice<float> device_weights(weights);
+      REQUIRE(cuda::LaunchGroup(device_ids.get(), pairs, experts, lists.get(), counts.get(),
+                                nullptr, device_weights.get(), tally.get()) == 0);
+      REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
+    }
+    const std::vector<cuda::SelectionTally> got = tally.Bring();
+    for (int e = 0; e < experts; ++e) {
+      CHECK(got[e].slots == slots[e]);
+      CHECK(got[e].calls == used[e]);
+      CHECK(got[e].mass == Approx(mass[e]).margin(1e-4));
+    }
+    CHECK(got[experts].slots == calls * pairs);
+    CHECK(got[experts].calls == calls);
+  }
+}
+
 TEST_CASE("sigmoid, biased groups, top-k") {
   Check({RoutingKind::kSigmoidGrouped, 256, 8, true, 2.5f, 8, 4, true}, 500);
   Check({RoutingKind::kSigmoidGrouped, 64, 6, true, 1, 1, 1, true}, 500);

@@ -27,8 +27,8 @@ absl::Status CheckRunnable(const HfConfig& config) {
                   config.head_dim, kMaxHeadDim));
 }
 
-// A recorded step leaves the engine no routing, and a strategy that follows the routing would see
-// none: every so many-th step runs eagerly for it.
+// A replayed step leaves the engine counts of who was selected, no scores: for a strategy that goes
+// by those every so many-th step runs eagerly.
 constexpr int64_t kObservedEvery = 8;
 
 }  // namespace
@@ -91,8 +91,9 @@ absl::Status DeviceDecoder::Init(const Checkpoint& checkpoint) {
   graphs_allowed_ = options_.graphs && engine_->graph_safe();
   if (graphs_allowed_) {
     const absl::StatusOr<Strategy> strategy = MakeStrategy(engine_->strategy());
-    const bool follows_routing = strategy.ok() && strategy->serving != Serving::kCache;
-    eager_every_ = follows_routing ? kObservedEvery : 0;
+    // A cache of high versions evicts by the scores of all experts, which replays do not leave.
+    const bool wants_scores = strategy.ok() && strategy->serving == Serving::kLowPlusCache;
+    eager_every_ = wants_scores ? kObservedEvery : 0;
   }
   return absl::OkStatus();
 }

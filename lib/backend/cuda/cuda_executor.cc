@@ -26,6 +26,7 @@ absl::Status CudaExecutor::Init() {
   MOERT_RETURN_IF_ERROR(on_device_.Init(parts_));
   MOERT_RETURN_IF_ERROR(table_.Init(&model_, &on_device_, w_.handles));
   MOERT_RETURN_IF_ERROR(returned_.Init(&model_, extent_));
+  MOERT_RETURN_IF_ERROR(selections_.Init(w_.tally, HandleCount(model_)));
   MOERT_RETURN_IF_ERROR(rule_.Init(w_.rule));
   MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&rows_arrived_, cudaEventDisableTiming));
   if (parts_.cpu_gemm != nullptr) {
@@ -67,13 +68,14 @@ absl::Status CudaExecutor::RouteOnDevice(const DeviceCall& call, const RuleCall*
   return absl::OkStatus();
 }
 
-absl::Status CudaExecutor::GroupAndPack(const DeviceCall& call) {
+absl::Status CudaExecutor::GroupAndPack(const DeviceCall& call, bool tallied) {
   const cudaStream_t stream = Stream(call);
   const MoeLayerSpec& spec = Spec(call);
   const auto tokens = static_cast<int>(call.hidden.rows);
   const int pairs = tokens * spec.routing.top_k;
+  SelectionTally* tally = tallied ? w_.tally + on_device_.layer(call.layer).first_handle : nullptr;
   MOERT_CUDA_RETURN_IF_ERROR(
-      LaunchGroup(w_.ids, pairs, spec.num_experts, w_.lists, w_.counts, stream));
+      LaunchGroup(w_.ids, pairs, spec.num_experts, w_.lists, w_.counts, stream, w_.weights, tally));
   if (HasShared(call)) {
     MOERT_CUDA_RETURN_IF_ERROR(LaunchIota(w_.shared_slots, pairs, tokens, stream));
   }
@@ -305,7 +307,7 @@ absl::Status CudaExecutor::RunResident(const DeviceCall& call, const PolicyConte
   if (!capturing) {
     MOERT_RETURN_IF_ERROR(returned_.BringLate(w_, context, call.hidden.rows, false, stream));
   }
-  MOERT_RETURN_IF_ERROR(GroupAndPack(call));
+  MOERT_RETURN_IF_ERROR(GroupAndPack(call, capturing));
   MOERT_RETURN_IF_ERROR(Products(call, AllExperts(call)));
   MOERT_RETURN_IF_ERROR(WeightedSum(call));
   return capturing ? absl::OkStatus() : fence_->Pass(stream);
@@ -320,6 +322,11 @@ bool CudaExecutor::Capturing(void* stream) const {
 bool CudaExecutor::TakeRouting(PolicyContext* context, RoutingResult* routing) {
   DeviceScope scope(device_);
   return returned_.Take(context, routing);
+}
+
+bool CudaExecutor::TakeSelections(std::vector<SelectionCount>* added) {
+  DeviceScope scope(device_);
+  return selections_.Take(added);
 }
 
 absl::Status CudaExecutor::OpenStep(const ExpertStore& store, int64_t epoch, void* stream) {
@@ -339,7 +346,10 @@ absl::Status CudaExecutor::OpenStep(const ExpertStore& store, int64_t epoch, voi
 absl::Status CudaExecutor::CloseStep(void* stream) {
   --steps_;
   DeviceScope scope(device_);
-  return fence_->Pass(static_cast<cudaStream_t>(stream));
+  const auto order = static_cast<cudaStream_t>(stream);
+  // Replays cannot be told from steps without them.
+  if (captured_) MOERT_RETURN_IF_ERROR(selections_.Bring(order));
+  return fence_->Pass(order);
 }
 
 absl::StatusOr<int64_t> ExecutorBytes(const ExpertSource& source, absl::Span<const int> versions,

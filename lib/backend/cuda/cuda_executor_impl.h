@@ -18,6 +18,7 @@
 #include "backend/cuda/open_mail.h"
 #include "backend/cuda/residency_table.h"
 #include "backend/cuda/routing_return.h"
+#include "backend/cuda/selection_return.h"
 #include "backend/cuda/workspace.h"
 #include "base/aligned_array.h"
 #include "kernels/cuda/route.h"
@@ -67,6 +68,7 @@ class CudaExecutor final : public DeviceExecutor {
                            const ExpertStore& store) override;
   bool Capturing(void* stream) const override;
   bool TakeRouting(PolicyContext* context, RoutingResult* routing) override;
+  bool TakeSelections(std::vector<SelectionCount>* added) override;
   absl::Status OpenStep(const ExpertStore& store, int64_t epoch, void* stream) override;
   absl::Status CloseStep(void* stream) override;
 
@@ -100,7 +102,8 @@ class CudaExecutor final : public DeviceExecutor {
   absl::Status RouteOnDevice(const DeviceCall& call, const RuleCall* rule, const RuleMirror& mirror,
                              bool next_gate);
   absl::Status RouteOnHost(const DeviceCall& call, HostRoute host_route, RoutingResult* routing);
-  absl::Status GroupAndPack(const DeviceCall& call);
+  /// `tallied`: selections are counted on the device.
+  absl::Status GroupAndPack(const DeviceCall& call, bool tallied = false);
   /// The same of a routing from the host.
   absl::Status UploadRouting(const DeviceCall& call, const RoutingResult& routing);
   absl::Status WaitForRows(cudaStream_t stream);
@@ -125,6 +128,7 @@ class CudaExecutor final : public DeviceExecutor {
   DeviceModel on_device_;
   ResidencyTable table_;
   RoutingReturn returned_;
+  SelectionReturn selections_;
   DeviceRule rule_;
   cudaEvent_t rows_arrived_ = nullptr;
   cudaStream_t last_stream_ = nullptr;

@@ -81,6 +81,7 @@ struct Workspace {
   TileTable table;
   RuleBuffers rule;
   ExpertHandle* handles;  // the residency table
+  SelectionTally* tally;  // of captured calls: a row for each of the residency table
   uint32_t* taken;        // of open calls: experts of the first wave
   uint32_t* counters;     // of their publications, zero at first
 
@@ -109,6 +110,7 @@ struct Workspace {
     table.ticket = c->Take<int32_t>(1);
     rule.Carve(e, c);
     handles = c->Take<ExpertHandle>(handle_count);
+    tally = c->Take<SelectionTally>(handle_count);
     taken = c->Take<uint32_t>(kMaxExperts / 32 + 1);
     counters = c->Take<uint32_t>(4);
   }

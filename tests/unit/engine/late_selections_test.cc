@@ -1,0 +1,163 @@
+// What an engine makes of calls that a device ran by itself and counted: a scripted device stands
+// for the one whose graphs are replayed.
+#include <memory>
+#include <utility>
+
+#include "engine/layer.h"
+#include "store/block_pool.h"
+#include "store/budget_tracker.h"
+#include "store/transfer_queue.h"
+#include "strategies/builtin.h"
+#include "support/catch.h"
+#include "support/synthetic_source.h"
+
+namespace moert {
+namespace {
+
+using test::SyntheticShape;
+using test::SyntheticSource;
+
+/// Hands out the selections that a test wrote down; nothing else is asked of it.
+class CountingDevice final : public DeviceExecutor {
+ public:
+  std::vector<SelectionCount> next;
+
+  bool TakeSelections(std::vector<SelectionCount>* added) override {
+    *added = std::exchange(next, {});
+    return !added->empty();
+  }
+  bool TakeRouting(PolicyContext*, RoutingResult*) override { return false; }
+
+  absl::Status Route(const DeviceCall&, const RuleCall*, bool, HostRoute, RoutingResult*) override {
+    return Unasked();
+  }
+  bool Executes(int, const RoutingRule&) const override { return false; }
+  double worst_slot_share() const override { return 0; }
+  double worst_mass_share() const override { return 0; }
+  absl::Status SetRouting(const DeviceCall&, const RoutingResult&) override { return Unasked(); }
+  absl::Status Multiply(const DeviceCall&, const RoutingResult&, absl::Span<const WaveExpert>,
+                        bool) override {
+    return Unasked();
+  }
+  bool CpuCanCompute(ExpertKey, int, int64_t) const override { return false; }
+  absl::Status BeginCpu(const DeviceCall&, const RoutingResult&, absl::Span<const int32_t>,
+                        int) override {
+    return Unasked();
+  }
+  absl::Status JoinCpu(const DeviceCall&, int64_t*) override { return Unasked(); }
+  absl::Status Combine(const DeviceCall&, const RoutingResult&) override { return Unasked(); }
+  bool CanRunResident(int) const override { return false; }
+  absl::Status RunResident(const DeviceCall&, const PolicyContext&, const ExpertStore&) override {
+    return Unasked();
+  }
+  bool Capturing(void*) const override { return false; }
+  absl::Status OpenStep(const ExpertStore&, int64_t, void*) override { return Unasked(); }
+  absl::Status CloseStep(void*) override { return Unasked(); }
+  bool wants_open() const override { return false; }
+  absl::Status StartOpen() override { return Unasked(); }
+  int64_t MaxOpenTokens() const override { return 0; }
+  absl::Status SyncTable(ExpertStore*) override { return Unasked(); }
+  absl::Status EnqueueOpen(const DeviceCall&, const OpenContext&) override { return Unasked(); }
+  bool NextOpen(OpenCall*, RoutingResult*) override { return false; }
+  void ReleaseOpen(const OpenCall&, ExpertStore*) override {}
+  absl::Status DrainOpen() override { return Unasked(); }
+  bool AnyOpen() const override { return false; }
+  void StopOpen() override {}
+
+ private:
+  static absl::Status Unasked() { return absl::InternalError("nobody should ask"); }
+};
+
+/// Notes what it is told.
+class Listener final : public VersionManager {
+ public:
+  struct Call {
+    int layer;
+    int64_t tokens;
+    std::vector<int32_t> counts;
+  };
+  std::vector<Call> calls;
+
+  absl::Status Preload(int64_t) override { return absl::OkStatus(); }
+  void BeforeStep(const PolicyContext&) override {}
+  void AfterStepOpened(const PolicyContext&) override {}
+  void OnRouting(const PolicyContext& context, const RoutingView& routing) override {
+    calls.push_back(
+        {context.layer, routing.tokens, {routing.counts.begin(), routing.counts.end()}});
+  }
+  absl::Status Resize(int64_t, int64_t, int64_t) override { return absl::OkStatus(); }
+};
+
+TEST_CASE("selections of replays reach counters, recency and the version manager") {
+  const SyntheticSource source(SyntheticShape{2, 3, 2, 64, 48, 0, false, false, true});
+  const MoeModelSpec& model = source.model();
+  EngineStats stats;
+  BudgetTracker budget(int64_t{1} << 20);
+  const std::unique_ptr<ResidencyPolicy> lru = MakeLru();
+  std::vector<std::unique_ptr<BlockPool>> pools(2);
+  for (int version = 0; version < 2; ++version) {
+    pools[version] =
+        *MakeRamBlockPool({source.layout(0, 0, version).bytes + kRecordAlignment, 6}, 6, &budget);
+  }
+  WallClock clock;
+  ExpertStore store(&source, {{0, 0}, {1, 1}}, std::move(pools),
+                    MakeReaderQueue(&source, &clock, 1, nullptr), lru.get(), &stats);
+  // Expert 2 of the first layer is low and should not be; 1 is low as intended; the rest is high.
+  for (int l = 0; l < 2; ++l) {
+    for (int e = 0; e < 3; ++e) {
+      const int version = l == 0 && e > 0;
+      store.set_intended({l, e}, l == 0 && e == 1);
+      REQUIRE(store.StartVersion({l, e}, version, LoadReason::kBackground));
+    }
+  }
+  while (store.Wait()) {
+  }
+  stats = {};
+
+  CountingDevice device;
+  Listener listener;
+  LayerParts parts;
+  parts.model = &model;
+  parts.residency = lru.get();
+  parts.store = &store;
+  parts.versions = &listener;
+  parts.clock = &clock;
+  parts.stats = &stats;
+  parts.device = &device;
+  LayerRunner runner(parts, 4);
+  PolicyContext context;
+  context.model = &model;
+
+  runner.CollectLate(context);
+  CHECK(stats.lookups == 0);
+
+  // Two replays of three rows, of which the second layer's second has not been counted yet.
+  device.next = {{6, 2, 3.0},  {4, 1, 1.5}, {2, 2, 0.5}, {12, 2, 0},
+                 {3, 1, 1.25}, {0, 0, 0},   {3, 1, 1.5}, {6, 1, 0}};
+  runner.CollectLate(context);
+  CHECK(stats.slots == 18);
+  CHECK(stats.mass == Approx(7.75));
+  CHECK(stats.lookups == 7);
+  CHECK(stats.low_answers == 2);
+  CHECK(stats.slots_low == 2);
+  CHECK(stats.mass_low == Approx(0.5));
+  CHECK(stats.hits_resident == 5);
+  REQUIRE(listener.calls.size() == 2);
+  CHECK(listener.calls[0].layer == 0);
+  CHECK(listener.calls[0].tokens == 3);  // of a call
+  CHECK(listener.calls[0].counts == std::vector<int32_t>{6, 4, 2});
+  CHECK(listener.calls[1].layer == 1);
+  CHECK(listener.calls[1].tokens == 3);
+  CHECK(listener.calls[1].counts == std::vector<int32_t>{3, 0, 3});
+
+  // A layer whose counts have not come is not heard of.
+  device.next = {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0},
+                 {2, 1, 1}, {2, 1, 1}, {2, 1, 1}, {6, 1, 0}};
+  runner.CollectLate(context);
+  REQUIRE(listener.calls.size() == 3);
+  CHECK(listener.calls[2].layer == 1);
+  CHECK(stats.lookups == 10);
+}
+
+}  // namespace
+}  // namespace moert
