@@ -61,48 +61,85 @@ def dynaexq_runs():
                      steps=8 if prompt < 2048 else 3, repeats=5)
 
 
+SHAPES = {"qwen1.5-moe": 24, "deepseek-v2-lite": 26}  # layers
+LINKS = (0, 16, 4)  # GB/s; 0: as it is
+
+
 def fate_runs():
-    """Fate against its rivals, links paced, in decode and prefill."""
+    """Fate against its rivals, links paced, in decode and prefill; what tells most comes first. Where the
+    link is slower there are fewer layers and steps: a step there is mostly waiting, the same in every layer."""
     s = f"scheme={W4}"
-    mine = [f"fate:{s}", f"fate:{s},low={W2}", f"on-demand:{s}", f"activation-path:{s}",
-            f"activation-path:{s}+fate.residency"]
-    for shape, layers in (("qwen1.5-moe", 24), ("deepseek-v2-lite", 26)):
-        for link in (0, 16, 4):
-            n = layers // 2 if link == 4 else layers
-            flags = {"schemes": f"{W4},{W2}", "workload": "mixed"}
-            if link:
-                flags["link_gbps"] = link
-            decode = dict(flags, warm=48 if link == 4 else 128, steps=16, repeats=3 if link == 4 else 5)
-            prefill = dict(flags, prompt=128, warm=1, steps=2, repeats=2 if link == 4 else 4)
-            for bench, how in (("decode", decode), ("prefill", prefill)):
-                name = f"{shape}-{link}-{bench}"
-                yield run_of(name + "-25", bench, f"{shape}:{n}", mine + [f"load-on-demand:{s}"], budget="25%", **how)
-                yield run_of(name, bench, f"{shape}:{n}", mine, budget="10%,40%,60%", **how)
-                if link == 16:
-                    # The same bytes: 25 % of the experts in bf16 are 97 % of them in w4.
-                    chain = ["load-on-demand:scheme=bf16", "load-on-demand:scheme=bf16+fate.prefetch",
-                             "fate:scheme=bf16", f"fate:{s}@97%", f"fate:{s},low={W2},miss_bits=low@97%"]
-                    yield run_of(f"{shape}-ablation-{bench}", bench, f"{shape}:{n}", chain, budget="25%",
-                                 **dict(how, schemes=f"bf16,{W4},{W2}", repeats=3))
+    rivals = [f"on-demand:{s}", f"activation-path:{s}", f"activation-path:{s}+fate.residency"]
+    nothing_kept = [f"load-on-demand:{s}"]  # as fast at any budget
+
+    def flags_of(bench, link):
+        flags = {"schemes": W4, "workload": "mixed"}
+        if link:
+            flags["link_gbps"] = link
+        if bench == "prefill":
+            return dict(flags, schemes=f"{W4},{W2}", prompt=128, warm=2, steps=2, repeats=3)
+        return dict(flags, warm=64 if link == 4 else 128, steps=12 if link == 4 else 16, repeats=3 if link else 5)
+
+    def compared(shape, link, bench, key, budget, more):
+        layers = SHAPES[shape]
+        if bench == "decode":
+            n, mine = {0: layers, 16: layers // 2, 4: 8}[link], [f"fate:{s}"]
+        else:
+            n, mine = {0: layers // 2, 16: 8, 4: 4}[link], [f"fate:{s}", f"fate:{s},low={W2}"]
+        return run_of(f"{shape}-{link}-{bench}{key}", bench, f"{shape}:{n}", mine + rivals + more, budget=budget,
+                      **flags_of(bench, link))
+
+    def ablation(shape, bench):
+        # The same bytes: 25 % of the experts in bf16 are 97 % of them in w4.
+        chain = ["load-on-demand:scheme=bf16", "load-on-demand:scheme=bf16+fate.prefetch", "fate:scheme=bf16",
+                 f"fate:{s}@97%", f"fate:{s},low={W2},miss_bits=low@97%"]
+        how = dict(flags_of(bench, 16), schemes=f"bf16,{W4},{W2}", budget="25%", repeats=3)
+        return run_of(f"{shape}-ablation-{bench}", bench, f"{shape}:{6 if bench == 'decode' else 4}", chain,
+                      **dict(how, warm=min(how["warm"], 64)))
+
+    for bench in ("decode", "prefill"):
+        for link in LINKS:
+            for shape in SHAPES:
+                yield compared(shape, link, bench, "-25", "25%", nothing_kept)
+    for bench in ("decode", "prefill"):
+        for link in LINKS:
+            for shape in SHAPES:
+                yield compared(shape, link, bench, "", "10%,40%,60%", [])
+        for shape in SHAPES:
+            yield ablation(shape, bench)
+
+
+IMPORTANCE_SHAPES = {"qwen2-57b": W8, "deepseek-moe-16b": "bf16", "xverse-moe": "bf16"}
+IMPORTANCE_RIVALS = ["on-demand", "activation-path", "fate", "cpu-split", "hybrimoe-like:balancer=completion"]
+OURS = "importance:alpha=0.3,balancer=completion"
+# Added one by one to the on-demand default.
+IMPORTANCE_PARTS = [("on-demand (LRU)", "on-demand"), ("+ eviction", "on-demand+importance.residency"),
+                    ("+ router", "on-demand+importance.residency+importance.routing:alpha=0.3"),
+                    ("+ prefetch", "importance:alpha=0.3,balancer=0"),
+                    ("+ balancer, Algorithm 2", "importance:alpha=0.3"),
+                    ("+ by completion instead", "importance:alpha=0.3,balancer=completion,fill=0"),
+                    ("+ fill behind the CPU", OURS)]
 
 
 def importance_runs():
-    """Importance against its rivals, batch 1 and 3."""
-    rivals = ["on-demand", "activation-path", "fate", "cpu-split", "hybrimoe-like"]
-    mine = ["importance:alpha=0", "importance", "importance:alpha=0.3"]
-    chain = ["on-demand+importance.residency", "on-demand+importance.residency+importance.routing:alpha=0.3",
-             "importance:alpha=0.3,balancer=0"]
-    for shape, scheme in (("qwen2-57b:14", W8), ("deepseek-moe-16b:14", "bf16"), ("xverse-moe:14", "bf16")):
-        name = shape.split(":")[0]
-        for link in (0, 16):
-            flags = {"schemes": scheme, "workload": "mixed", "budget": "40%"}
-            if link:
-                flags["link_gbps"] = link
-            yield run_of(f"{name}-{link}", "decode", shape, rivals + mine + chain, batch="1,3", warm=96,
-                         steps=16, repeats=4, **flags)
-            yield run_of(f"{name}-{link}-prefill", "prefill", shape,
-                         ["on-demand", "fate", "hybrimoe-like", "importance"], prompt=128, warm=1, steps=2,
-                         repeats=3, **flags)
+    """Importance against its rivals, batch 1 and 3, CPU experts beside the device."""
+    # Of the others: both with Algorithm 2, the default, and the best rival given the fill.
+    others = ["hybrimoe-like", "hybrimoe-like:balancer=completion,fill=1", "importance"]
+    strategies = list(dict.fromkeys(IMPORTANCE_RIVALS + [OURS] + [spec for _, spec in IMPORTANCE_PARTS] + others))
+    prefill = ["on-demand", "fate", "hybrimoe-like:balancer=completion", "importance:alpha=0.3", OURS]
+
+    def flags_of(shape, link):
+        flags = {"schemes": IMPORTANCE_SHAPES[shape], "workload": "mixed", "budget": "40%"}
+        return dict(flags, link_gbps=link) if link else flags
+
+    for link in (16, 0):
+        for shape in IMPORTANCE_SHAPES:
+            yield run_of(f"{shape}-{link}", "decode", f"{shape}:6", strategies, batch="1,3", warm=48, steps=12,
+                         repeats=3, **flags_of(shape, link))
+    for link in (16, 0):
+        for shape in IMPORTANCE_SHAPES:
+            yield run_of(f"{shape}-{link}-prefill", "prefill", f"{shape}:6", prefill, prompt=128, warm=1,
+                         steps=2, repeats=3, **flags_of(shape, link))
 
 
 PARTS = {"dynaexq": dynaexq_runs, "fate": fate_runs, "importance": importance_runs}
@@ -278,6 +315,251 @@ def cells(results, keys):
                   "host, us a layer"], rows)
 
 
+def counted(variant):
+    return "refused" not in variant
+
+
+def repetition_ratios(other, mine):
+    """Time of `other` over that of `mine`, a repetition: they ran the same steps, in turn."""
+    if "repetition_ms" in other and "repetition_ms" in mine:
+        return [a / b for a, b in zip(other["repetition_ms"], mine["repetition_ms"])]
+    return [other["step_mean_ms"] / mine["step_mean_ms"]]
+
+
+def spread_text(variant):
+    return f"{variant['step_mean_ms']:.2f} ({variant['step_ms']['min']:.2f} .. {variant['step_ms']['max']:.2f})"
+
+
+def over_text(other, mine):
+    ratios = repetition_ratios(other, mine)
+    text = f"{other['step_mean_ms'] / mine['step_mean_ms']:.2f}"
+    return text + (f" ({min(ratios):.2f} .. {max(ratios):.2f})" if len(ratios) > 1 else "")
+
+
+FATE_RIVALS = {"load-on-demand": f"load-on-demand:scheme={W4}", "on-demand": f"on-demand:scheme={W4}",
+               "activation-path": f"activation-path:scheme={W4}",
+               "activation-path, fate's cache": f"activation-path:scheme={W4}+fate.residency"}
+MISSING = "Not measured yet."
+
+
+def fate_cells(results, bench):
+    """[(shape, link, budget, {strategy: variant}, result)] of the comparisons, by shape, link and budget."""
+    cells = []
+    for shape in SHAPES:
+        for link in LINKS:
+            of = []
+            for key in (f"{shape}-{link}-{bench}", f"{shape}-{link}-{bench}-25"):
+                for result in repeats_of(results, key)[:1]:
+                    for group in result["groups"]:
+                        known = {v["strategy"]: v for v in group["variants"] if counted(v)}
+                        of.append((shape, link, group["budget"], known, result))
+            cells += sorted(of, key=lambda c: float(c[2].rstrip("%")))
+    return cells
+
+
+def link_name(link):
+    return f"{link} GB/s" if link else "full"
+
+
+def fate_times(results, bench):
+    rows = []
+    mine, low = f"fate:scheme={W4}", f"fate:scheme={W4},low={W2}"
+    for shape, link, budget, known, result in fate_cells(results, bench):
+        if mine not in known:
+            continue
+        v = known[mine]
+        row = [shape, link_name(link), str(result["shape"]["layers"]), budget, spread_text(v), f"{v['stall_ms']:.2f}",
+               f"{100 * v['hit_ratio']:.0f} %"]
+        row += [over_text(known[r], v) if r in known else "-" for r in FATE_RIVALS.values()]
+        if bench == "prefill":
+            row.append(over_text(v, known[low]) if low in known else "-")
+        rows.append(row)
+    head = ["shape", "link", "layers", "budget", "fate, ms", "of it waiting", "hits", *FATE_RIVALS]
+    return table(head + (["fate over fate with w2"] if bench == "prefill" else []), rows) if rows else MISSING
+
+
+def fate_worst(results):
+    """One row a rival and phase: the range of its time over fate's, and where fate is slower."""
+    rows = []
+    for bench in ("decode", "prefill"):
+        for name, rival in FATE_RIVALS.items():
+            ratios = []
+            for shape, link, budget, known, _ in fate_cells(results, bench):
+                mine = known.get(f"fate:scheme={W4}")
+                if mine and rival in known:
+                    ratios.append((known[rival]["step_mean_ms"] / mine["step_mean_ms"],
+                                   f"{shape}, {link_name(link)}, {budget}"))
+            if ratios:
+                below = [r for r, _ in ratios if r < 0.97]
+                rows.append([bench, name, str(len(ratios)), f"{min(ratios)[0]:.3f} ({min(ratios)[1]})",
+                             f"{mean(r for r, _ in ratios):.2f}", f"{max(ratios)[0]:.2f} ({max(ratios)[1]})",
+                             f"**{len(below)}**"])
+    return table(["", "time over fate's of", "cells", "worst", "mean", "best", "below 0.97"], rows) if rows else MISSING
+
+
+def fate_host(results):
+    rows = []
+    for shape, link, budget, known, _ in fate_cells(results, "decode"):
+        if link or budget != "25%":
+            continue
+        for name in [f"fate:scheme={W4}", *FATE_RIVALS.values()]:
+            host = (known.get(name) or {}).get("host") or {}
+            if "busy_us_a_layer" in host:
+                rows.append([shape, name_of(name), f"{host['busy_us_a_layer']:.0f}", f"{host['launches_a_layer']:.1f}",
+                             f"{host['driver_waits_a_step']:.0f}"])
+    return table(["shape", "strategy", "host, us a layer", "launches a layer", "waits a step"], rows) if rows else MISSING
+
+
+def fate_ablation(results):
+    names = ["load-on-demand, bf16", "+ prefetch by the next gate", "+ cache (`fate`, bf16)", "+ w4",
+             "+ w2 for a prompt's least popular and for misses"]
+    rows = []
+    for shape in SHAPES:
+        runs = [repeats_of(results, f"{shape}-ablation-{bench}") for bench in ("decode", "prefill")]
+        for i, name in enumerate(names):
+            row = [shape if i == 0 else "", name]
+            for run in runs:
+                if not run:
+                    row += ["-", "-"]
+                    continue
+                v = run[0]["groups"][0]["variants"]
+                row += [spread_text(v[i]), f"{v[0]['step_mean_ms'] / v[i]['step_mean_ms']:.2f}"]
+            if any(runs):
+                rows.append(row)
+    return table(["shape", "", "decode, ms", "speed", "prefill, ms", "speed"], rows) if rows else MISSING
+
+
+def importance_groups(results, suffix=""):
+    """[(shape, link, batch, {strategy: variant})]."""
+    out = []
+    for link in (16, 0):
+        for shape in IMPORTANCE_SHAPES:
+            for result in repeats_of(results, f"{shape}-{link}{suffix}")[:1]:
+                for group in result["groups"]:
+                    out.append((shape, link, group["batch"],
+                                {v["strategy"]: v for v in group["variants"] if counted(v)}))
+    return sorted(out, key=lambda g: g[2])
+
+
+def ms_hits(variant):
+    return f"{variant['step_mean_ms']:.2f} ({100 * variant['hit_ratio']:.0f})"
+
+
+def importance_tpot(results):
+    rows = []
+    for shape, link, batch, known in importance_groups(results):
+        rivals = [r for r in IMPORTANCE_RIVALS if r in known]
+        if OURS not in known or not rivals:
+            continue
+        ours, best = known[OURS], min(rivals, key=lambda r: known[r]["step_mean_ms"])
+        most = max(rivals, key=lambda r: known[r]["hit_ratio"])
+        less = [100 * (1 - 1 / r) for r in repetition_ratios(known[best], ours)]
+        change = 100 * (1 - ours["step_mean_ms"] / known[best]["step_mean_ms"])
+        rows.append([str(batch), link_name(link), shape] + [ms_hits(known[r]) if r in known else "-" for r in IMPORTANCE_RIVALS] +
+                    [f"**{ours['step_mean_ms']:.2f}** ({100 * ours['model_hit_ratio']:.0f}, {100 * ours['hit_ratio']:.0f})",
+                     f"{change:.0f} % ({min(less):.0f} .. {max(less):.0f}) than {best.split(':')[0]}",
+                     f"{100 * (ours['hit_ratio'] / known[most]['hit_ratio'] - 1):+.0f} % ({most.split(':')[0]})"])
+    return table(["batch", "link", "shape"] + [r.split(":")[0] for r in IMPORTANCE_RIVALS] +
+                 ["importance", "TPOT less", "hit ratio"], rows) if rows else MISSING
+
+
+def importance_others(results):
+    """Both sides with Algorithm 2, the default, the best rival with the fill."""
+    names = {"hybrimoe-like": "hybrimoe-like, Algorithm 2", "importance:alpha=0.3": "importance, Algorithm 2",
+             "importance": "importance, default (alpha 0.1, Algorithm 2)",
+             "hybrimoe-like:balancer=completion,fill=1": "hybrimoe-like with the fill", OURS: "importance"}
+    rows = []
+    for shape, link, batch, known in importance_groups(results):
+        rows.append([str(batch), link_name(link), shape] +
+                    [f"{spread_text(known[s])}" if s in known else "-" for s in names])
+    return table(["batch", "link", "shape", *names.values()], rows) if rows else MISSING
+
+
+def importance_parts(results):
+    """Mean over the shapes of TPOT, on-demand = 100."""
+    columns = {}
+    for shape, link, batch, known in importance_groups(results):
+        if all(spec in known for _, spec in IMPORTANCE_PARTS):
+            columns.setdefault((batch, link), []).append(
+                [100 * known[spec]["step_mean_ms"] / known["on-demand"]["step_mean_ms"] for _, spec in IMPORTANCE_PARTS])
+    if not columns:
+        return MISSING
+    rows = []
+    for i, (name, _) in enumerate(IMPORTANCE_PARTS):
+        row = [name]
+        for shares in columns.values():
+            now = mean(s[i] for s in shares)
+            row.append(f"{now:.0f}" + (f" ({100 * (now / mean(s[i - 1] for s in shares) - 1):+.0f})" if i else ""))
+        rows.append(row)
+    return table([""] + [f"batch {b}, {link_name(l)}" for b, l in columns], rows)
+
+
+def importance_prefill(results):
+    rows = []
+    for shape, link, _, known in importance_groups(results, "-prefill"):
+        ours = [s for s in known if s.startswith("importance")]
+        rivals = [s for s in known if not s.startswith("importance")]
+        if not ours or not rivals:
+            continue
+        best = min(rivals, key=lambda r: known[r]["step_mean_ms"])
+        mine = known.get(OURS, known[ours[0]])
+        names = ["on-demand", "fate", "hybrimoe-like:balancer=completion", "importance:alpha=0.3", OURS]
+        rows.append([link_name(link), shape] + [spread_text(known[n]) if n in known else "-" for n in names] +
+                    [f"{100 * (1 - mine['step_mean_ms'] / known[best]['step_mean_ms']):.0f} % than {best.split(':')[0]}"])
+    return table(["link", "shape", "on-demand", "fate", "hybrimoe-like", "importance, Algorithm 2", "importance", "less"],
+                 rows) if rows else MISSING
+
+
+def importance_claims(results):
+    def cells(batch=None):
+        return [known for _, _, b, known in importance_groups(results) if batch in (None, b) and OURS in known]
+
+    def less(known, rivals=IMPORTANCE_RIVALS, ours=OURS):
+        return 100 * (known[ours]["step_mean_ms"] / min(known[r]["step_mean_ms"] for r in rivals if r in known) - 1)
+
+    if not cells():
+        return MISSING
+    rows = []
+    for claim, paper, batch in (("TPOT against the best rival, batch 3, mean", "-35 %", 3), ("... batch 1", "-24 %", 1)):
+        if cells(batch):
+            rows.append([claim, paper, f"{mean(less(k) for k in cells(batch)):+.0f} %"])
+    rows.append(["... at most", "-48 %", f"{min(less(k) for k in cells()):+.0f} %"])
+    both = [less(k, ["on-demand", "activation-path", "fate", "cpu-split", "hybrimoe-like"], "importance:alpha=0.3")
+            for k in cells() if "importance:alpha=0.3" in k and "hybrimoe-like" in k]
+    if both:
+        rows.append(["... both sides with Algorithm 2, mean", "", f"{mean(both):+.0f} %"])
+    gains = [100 * (k[OURS]["hit_ratio"] / max(k[r]["hit_ratio"] for r in IMPORTANCE_RIVALS if r in k) - 1) for k in cells()]
+    rows.append(["hit ratio after substitution against the best rival's, relative", "at least +66 %",
+                 f"{mean(gains):+.0f} % on average, {max(gains):+.0f} % at most"])
+    rows.append(["hit ratio before, after substitution, least", "over 60 %",
+                 f"{100 * min(k[OURS]['model_hit_ratio'] for k in cells()):.0f} %, {100 * min(k[OURS]['hit_ratio'] for k in cells()):.0f} %"])
+    ttft = [100 * (k[OURS]["step_mean_ms"] / min(v["step_mean_ms"] for s, v in k.items() if not s.startswith("importance")) - 1)
+            for _, _, _, k in importance_groups(results, "-prefill") if OURS in k]
+    if ttft:
+        rows.append(["TTFT against the best rival, mean", "-23 %", f"{mean(ttft):+.0f} %"])
+    rows.append(["slowest of all cells against any rival, time of the rival over importance's", "",
+                 f"{min(1 / (1 + less(k) / 100) for k in cells()):.2f}"])
+    return table(["claim", "paper", "here"], rows)
+
+
+def fate_tables(results):
+    return {"fate-worst": fate_worst(results), "fate-decode": fate_times(results, "decode"),
+            "fate-prefill": fate_times(results, "prefill"), "fate-ablation": fate_ablation(results),
+            "fate-host": fate_host(results), "fate-before": cells(results, ["before"])}
+
+
+def importance_tables(results):
+    return {"importance-tpot": importance_tpot(results), "importance-others": importance_others(results),
+            "importance-parts": importance_parts(results), "importance-prefill": importance_prefill(results),
+            "importance-claims": importance_claims(results)}
+
+
+def stored_with(part, results):
+    """What is stored, runs of the same key replaced, with their repetitions."""
+    again = {key.split("/")[0] for key in results}
+    return {**{k: r for k, r in load(part).items() if k.split("/")[0] not in again}, **results}
+
+
 def render(args):
     if args.results:
         for part in PARTS:
@@ -285,14 +567,11 @@ def render(args):
             if os.path.exists(path):
                 with open(path, encoding="utf-8") as file:
                     results = json.load(file)
-                bench_strategies.dump(os.path.join(DOCS, "benchmarks", f"h200-{part}.json"), results)
-    d, f = load("dynaexq"), load("fate")
+                bench_strategies.dump(os.path.join(DOCS, "benchmarks", f"h200-{part}.json"), stored_with(part, results))
+    d = load("dynaexq")
     tables = {"dynaexq-adapt": adaptation(d), "dynaexq-bounds": bounds(d), "dynaexq-offload": offload(d),
-              "dynaexq-shift": cells(d, ["shift-8"]), "fate-full": cells(f, ["qwen1.5-moe-0-decode-25"]),
-              "fate-before": cells(f, ["before"]),
-              "fate-decode": cells(f, ["qwen1.5-moe-16-decode", "qwen1.5-moe-16-decode-25"]),
-              "fate-prefill": cells(f, ["qwen1.5-moe-16-prefill", "qwen1.5-moe-16-prefill-25"]),
-              "fate-ablation": cells(f, ["qwen1.5-moe-ablation-decode", "qwen1.5-moe-ablation-prefill"])}
+              "dynaexq-shift": cells(d, ["shift-8"]), **fate_tables(load("fate")),
+              **importance_tables(load("importance"))}
     path = os.path.join(DOCS, "benchmarks-h200.md")
     with open(path, encoding="utf-8") as file:
         page = file.read()

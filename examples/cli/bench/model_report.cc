@@ -29,6 +29,7 @@ double Percentile(std::vector<double> values, double p) {
 
 struct Timing {
   Spread step_ms;                     // over repetitions, of the mean step
+  std::vector<double> repetition_ms;  // that
   double mean = 0, p50 = 0, p99 = 0;  // of all steps
   int64_t steps = 0;
 };
@@ -42,6 +43,7 @@ Timing TimingOf(const Variant& v) {
     means.push_back(Mean({all.begin() + static_cast<int64_t>(first), all.end()}));
   }
   t.step_ms = SpreadOf(means);
+  t.repetition_ms = means;
   t.steps = static_cast<int64_t>(all.size());
   t.mean = Mean(all);
   t.p50 = Percentile(all, 0.5);
@@ -141,6 +143,7 @@ json RowJson(const VariantGroup& group, const Variant& v, const Row& row) {
           {"total_experts", row.plan.total_experts},
           {"exact", v.engine->exact()},
           {"step_ms", ToJson(row.timing.step_ms)},
+          {"repetition_ms", row.timing.repetition_ms},
           {"step_mean_ms", row.timing.mean},
           {"step_p50_ms", row.timing.p50},
           {"step_p99_ms", row.timing.p99},
