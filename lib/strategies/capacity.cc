@@ -74,10 +74,10 @@ class MeasuredCapacity final : public CapacityRule {
     const int least = *std::min_element(dealt.begin(), dealt.end());
     dealt = DealByCurves(curves, slots_ - Transient(snapshot, LargestTopK(model) - least));
     // Poor layers cost transient slots. Where few slots are to be dealt that can be more than the
-    // curves gain, which are of the past besides.
-    constexpr double kClear = 0.03;
+    // curves gain, which are of the past besides, and after few calls mostly chance.
+    const double clear = 0.03 + 0.5 / std::sqrt(static_cast<double>(curves_.back().calls()));
     std::vector<int> even = UniformCapacity(model, slots_ - Transient(snapshot, 0));
-    if ((1 - kClear) * Exposed(curves, even) <= Exposed(curves, dealt)) dealt = std::move(even);
+    if ((1 - clear) * Exposed(curves, even) <= Exposed(curves, dealt)) dealt = std::move(even);
     // A change costs loads: it must be worth it, or leave the transient slots that are needed now.
     constexpr double kWorthIt = 0.02;
     const bool transient_fits = Sum(capacity_) <= Sum(dealt);
