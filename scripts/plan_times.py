@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
 """Times of mixed plans on a device, as the cost table predicts them and as they are.
 
-    moert-bench layer --backend cuda --synthetic qwen3-30b-a3b:1 --mixed 10 --layer-times ... --json RUN
-    scripts/plan_times.py table RUN --out TABLE            rates by scheme and tokens of an expert
-    scripts/plan_times.py page RUN                         docs/quality/21-plan-times.md
+    scripts/plan_times.py measure --bin build/cuda/bin --out DIR
+    scripts/plan_times.py page [DIR/plans.json]            docs/quality/21-plan-times.md
 
-The run's strategies are `resident:scheme=V` of every scheme and of the mixed versions; the latter
-are never used for the table. `page` keeps what it needs in docs/quality/21-plan-times.json and, run
-without a file, writes the section again from that.
+measure times a layer with every uniform version (DIR/uniform.json, workload `uniform`), makes a table
+of rates by scheme and tokens of an expert from that (DIR/table.json, what `moert-pack allocate
+--profile` reads), and then times versions with a scheme drawn for each linear block, and predicts
+them by the table (DIR/plans.json, workload `mixed`): these had no part in it. `page` keeps what it
+needs in docs/quality/21-plan-times.json and, run without a file, writes the section again from that.
 """
 import argparse
 import json
 import pathlib
+import subprocess
 
 import plot
 import quality_allocator
@@ -21,8 +23,21 @@ import quality_page
 JSON = lib.ROOT / "docs" / "quality" / "21-plan-times.json"
 
 
+DEVICE = "one H200, CUDA 13.0, driver 580.159.04"
+# What mixed versions draw from.
+SCHEMES = ["w8a16_g128", "w8a8", "w4a16_g128_asym", "w4a8_g128", "w4a16_g-1_asym", "w3a16_g128_asym",
+           "w3a16_g-1_asym", "w2a16_g64_asym", "w2a16_g128_asym", "w2a16_g-1_asym"]
+
+
 def version_of(row):
     return row["strategy"].split("scheme=")[1]
+
+
+def layer_us(row, layers):
+    """On the device's clock; on the CPU the caller's."""
+    if row.get("host"):
+        return row["host"]["layer_us"]["p50"]
+    return 1e3 * row["step_p50_ms"] / layers
 
 
 def reduced(run):
@@ -31,15 +46,38 @@ def reduced(run):
     out = {"command": run["command"], "shape": shape, "machine": run["machine"],
            "device": run["device"], "times": {}}
     for group in run["groups"]:
-        times = {version_of(row): round(row["host"]["layer_us"]["p50"], 2)
-                 for row in group["variants"] if "host" in row}
-        out["times"][str(group["batch"])] = times
-        if "predicted" in group:
-            out["bytes"] = {v: p["bytes_a_layer"] for v, p in group["predicted"].items()}
-            out["bits"] = {v: round(p["stored_bits"], 3) for v, p in group["predicted"].items()}
-            out.setdefault("predicted", {})[str(group["batch"])] = {
-                v: round(p["predicted_us_a_layer"], 2) for v, p in group["predicted"].items()}
+        out["times"][str(group["batch"])] = {
+            version_of(row): round(layer_us(row, shape["layers"]), 2)
+            for row in group["variants"] if "refused" not in row}
+        out["bytes"] = {v: p["bytes_a_layer"] for v, p in group["predicted"].items()}
+        out["bits"] = {v: round(p["stored_bits"], 3) for v, p in group["predicted"].items()}
+        out.setdefault("predicted", {})[str(group["batch"])] = {
+            v: round(p["predicted_us_a_layer"], 2) for v, p in group["predicted"].items()}
     return out
+
+
+def measure(args):
+    args.out.mkdir(parents=True, exist_ok=True)
+    unit, rates = args.out / "unit.json", args.out / "table.json"
+    unit.write_text(json.dumps({"name": "unit", "rates": {s: [[1, 1e12]] for s in SCHEMES}}))
+
+    def bench(name, plans, costs, workload):
+        versions = [f"mixed-{i}" for i in range(plans)] + SCHEMES
+        command = [str(args.bin / "moert-bench"), "layer", "--backend", args.backend, "--synthetic",
+                   args.shape, "--schemes", ",".join(SCHEMES), "--mixed", str(plans),
+                   "--strategy", ";".join(f"resident:scheme={v}" for v in versions), "--tokens",
+                   args.tokens, "--steps", str(args.steps), "--repeats", "5", "--costs", str(costs),
+                   "--workload", workload, "--quiet", "--json", str(args.out / name)]
+        command += ["--layer-times"] if args.backend == "cuda" else []
+        subprocess.run(command, check=True)
+        return json.loads((args.out / name).read_text())
+
+    data = reduced(bench("uniform.json", 0, unit, "uniform"))
+    rates.write_text(json.dumps(table(data, args.name), indent=1) + "\n")
+    data = reduced(bench("plans.json", args.plans, rates, "mixed"))
+    for batch, times in data["times"].items():
+        for version, us in times.items():
+            print(batch, version, f"{data['predicted'][batch][version]:.1f} {us:.1f}")
 
 
 def table(data, name):
@@ -64,10 +102,12 @@ def page(data):
     batches = sorted(data["times"], key=int)
     lines = ["## Times of plans: predicted and measured", "",
              f"{len(mixed)} versions with a scheme drawn for each linear block, in proportions of "
-             f"their own; one layer of {data['shape']['name']} on one H200, whole calls of the layer "
-             "on the device's clock (median), every expert resident. T is predicted by the table of "
-             "rates that uniform versions gave in the same run (`scripts/plan_times.py table`), "
-             "mixed ones had no part in.", "", f"    {data['command']}", "",
+             f"their own, at the shape of {data['shape']['name']} on {DEVICE}; whole calls of a layer on "
+             "the device's clock (median), every expert resident, popular experts and others "
+             "(workload `mixed`). T is predicted by a table of rates that uniform versions gave in "
+             "another run, with all experts equally popular; mixed ones had no part in it.", "",
+             "    scripts/plan_times.py measure --bin build/cuda/bin --out DIR",
+             "    scripts/plan_times.py page DIR/plans.json", "",
              "| tokens a call | correlation of ranks, T and time | largest error of T | "
              "mean error | fastest to slowest plan, us |", "|---|---|---|---|---|"]
     panels = []
@@ -103,23 +143,26 @@ def page(data):
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["table", "page"])
+    parser.add_argument("what", choices=["measure", "page"])
     parser.add_argument("run", nargs="?", type=pathlib.Path)
+    parser.add_argument("--bin", type=pathlib.Path, default=lib.ROOT / "build" / "cuda" / "bin")
     parser.add_argument("--out", type=pathlib.Path)
+    parser.add_argument("--backend", default="cuda")
+    parser.add_argument("--shape", default="qwen3-30b:2")
+    parser.add_argument("--plans", type=int, default=10)
+    parser.add_argument("--tokens", default="1,8,32,128,512")
+    parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--name", default="h200")
-    parser.add_argument("--predicted", type=pathlib.Path,
-                        help="a run of the same versions with --costs TABLE, anywhere")
     args = parser.parse_args()
+    if args.what == "measure":
+        if not args.out:
+            parser.error("measure needs --out, a folder")
+        measure(args)
+        return
     data = reduced(json.loads(args.run.read_text())) if args.run else lib.load(JSON)
-    if args.predicted:
-        predicted = reduced(json.loads(args.predicted.read_text()))
-        data |= {k: predicted[k] for k in ["predicted", "bytes", "bits"]}
-    if args.what == "table":
-        args.out.write_text(json.dumps(table(data, args.name), indent=1) + "\n")
-    else:
-        if args.run:
-            lib.save(JSON, data)
-        page(data)
+    if args.run:
+        lib.save(JSON, data)
+    page(data)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import json
 import math
 import pathlib
 import shutil
-import threading
 
 import plot
 import quality_lib as lib
@@ -24,16 +23,17 @@ import quality_page
 JSON = lib.ROOT / "docs" / "quality" / "20-allocator.json"
 IMAGES = lib.ROOT / "docs" / "images"
 TOKENS = 32768  # that calibrate, plans and GPTQ alike
-WINDOWS = 32    # of every domain's 63
+WINDOWS = 63    # of every domain: all
 RANDOM_PLANS = 30
-RANDOM_WINDOWS = 8
+RANDOM_WINDOWS = 32
 RANDOM_TOKENS = 8192  # that calibrate where weights are rounded to nearest
 ACTIVATION_SCHEMES = "w4a4,w4a4_g128,w4a8_g128,w8a8"
 UNIFORM = {"2.25": "w2a16_g128_asym", "2.5": "w2a16_g64_asym", "3.25": "w3a16_g128_asym",
            "4.25": "w4a16_g128_asym"}
-# tiny-moe's down projections have 64 columns: groups are of 64 at most, so 2.25 bits a weight do
-# not hold the smallest scheme.
-TINY = {"2.5": "w2a16_g64_asym", "3.25": "w3a16_g128_asym", "4.25": "w4a16_g128_asym"}
+FEW = ["2.25", "2.5"]  # at which choices are compared
+# tiny-moe's down projections have 64 columns, so their groups are of 64: uniform schemes take more,
+# and the smallest plan 2.33 bits.
+TINY = {"2.5": "w2a16_g64_asym", "3.33": "w3a16_g128_asym", "4.33": "w4a16_g128_asym"}
 
 
 def uniform(scheme, method="gptq", hadamard=False, model="small", domains=None):
@@ -49,38 +49,52 @@ def plan(bits, flags=(), method="gptq", hadamard=False, model="small", domains=N
 def cells():
     """name -> what to make and score, what matters most first."""
     out = {}
+    for i in range(RANDOM_PLANS):
+        out[f"random {i}"] = plan("3", ["--random", str(i + 1)], "rtn", model="tiny")
     for bits, scheme in UNIFORM.items():
         out[f"{bits} plan gptq"] = plan(bits)
         out[f"{bits} uniform gptq"] = uniform(scheme)
-        out[f"{bits} plan gptq, Delta"] = plan(bits, ["--loss", "delta"])
-    for i in range(RANDOM_PLANS):
-        out[f"random {i}"] = plan("3", ["--random", str(i + 1)], "rtn", model="tiny")
+        if bits in FEW:
+            out[f"{bits} plan gptq, relative"] = plan(bits, ["--loss", "relative"])
     for bits, scheme in TINY.items():
-        out[f"tiny {bits} uniform gptq"] = uniform(scheme, model="tiny")
         out[f"tiny {bits} plan gptq"] = plan(bits, model="tiny")
+        out[f"tiny {bits} uniform gptq"] = uniform(scheme, model="tiny")
+        if bits in FEW:
+            out[f"tiny {bits} plan gptq, relative"] = plan(bits, ["--loss", "relative"],
+                                                           model="tiny")
     for bits, scheme in UNIFORM.items():
         out[f"{bits} uniform gptq hadamard"] = uniform(scheme, hadamard=True)
         out[f"{bits} plan gptq hadamard"] = plan(bits, hadamard=True)
+        if bits in FEW:
+            out[f"{bits} plan gptq hadamard, relative"] = plan(bits, ["--loss", "relative"],
+                                                               hadamard=True)
+    for bits in UNIFORM:
+        out[f"{bits} plan gptq, Delta"] = plan(bits, ["--loss", "delta"])
     for scheme in ACTIVATION_SCHEMES.split(","):
         out[f"act {scheme} rtn hadamard"] = uniform(scheme, "rtn", True)
     for name, schemes in [("a4", "w4a4,w4a4_g128,w8a8"), ("a8", "w4a8_g128,w8a8")]:
         out[f"act plan {name} rtn hadamard"] = plan("5", (), "rtn", True, schemes=schemes)
     out["act plan a4 rtn hadamard, by expert"] = plan("5", ["--granularity", "expert"], "rtn", True,
                                                       schemes="w4a4,w4a4_g128,w8a8")
-    for bits in ["2.25", "2.5"]:
-        out[f"{bits} plan gptq, by expert"] = plan(bits, ["--granularity", "expert"])
-        out[f"{bits} plan gptq, relative"] = plan(bits, ["--loss", "relative"])
-        out[f"{bits} plan gptq, untied"] = plan(bits, ["--untied"])
-        out[f"{bits} plan gptq, r = 0.75"] = plan(bits, ["--r", "0.75"])
     for bits, scheme in UNIFORM.items():
         out[f"{bits} uniform hqq"] = uniform(scheme, "hqq")
         out[f"{bits} plan hqq"] = plan(bits, method="hqq")
+        if bits in FEW:
+            out[f"{bits} plan hqq, relative"] = plan(bits, ["--loss", "relative"], "hqq")
     for d in lib.DOMAINS:
         out[f"2.5 uniform gptq, on {d}"] = uniform(UNIFORM["2.5"], domains=[d])
         out[f"2.5 plan gptq, on {d}"] = plan("2.5", domains=[d])
+    for bits in FEW:
+        out[f"{bits} plan gptq, by expert"] = plan(bits, ["--granularity", "expert"])
+        out[f"{bits} plan gptq, by layer"] = plan(bits, ["--granularity", "layer"])
+        out[f"{bits} plan gptq, untied"] = plan(bits, ["--untied"])
+        out[f"{bits} plan gptq, r = 0.75"] = plan(bits, ["--r", "0.75"])
+        out[f"{bits} plan gptq, a budget a layer"] = plan(bits, ["--per-layer"])
     for bits, scheme in TINY.items():
         out[f"tiny {bits} uniform hqq"] = uniform(scheme, "hqq", model="tiny")
         out[f"tiny {bits} plan hqq"] = plan(bits, method="hqq", model="tiny")
+    for i in range(RANDOM_PLANS):
+        out[f"small random {i}"] = plan("2.75", ["--random", str(i + 1)])
     return out
 
 
@@ -143,7 +157,7 @@ class Matrix:
         self.tools.run("moert-pack", *command)
         entry["stored_bits"] = round(
             self.tools.info(at / "pack")["versions"][0]["stored_bits"], 5)
-        few = name.startswith("random ")
+        few = "random " in name
         entry["nll"] = self.score(cell, RANDOM_WINDOWS if few else WINDOWS, "--experts",
                                   at / "pack")
         if few:
@@ -161,25 +175,45 @@ class Matrix:
                 self.models[model], pathlib.Path(self.args.eval) / f"{d}.tokens.u16",
                 "--strategy", "resident", "--limit", 512 * WINDOWS)] for d in lib.DOMAINS}
             data[name] = {"stored_bits": 16, "nll": nll}
-        locks = {self.calibration(c)[0]: threading.Lock() for c in todo.values()
-                 if self.calibration(c)}
-
-        def cell_of(name, cell):
+        waiting = {}  # calibration -> cells that need it and do not have it
+        ready = []
+        for name, cell in todo.items():
             wanted = self.calibration(cell)
-            if wanted:
-                with locks[wanted[0]]:  # the first that needs it makes it
-                    if not (self.work / wanted[0]).exists():
-                        self.tools.run("moert-pack", *wanted[1], "--threads", 1)
-            return name, self.run(name, cell)
+            if wanted and not (self.work / wanted[0]).exists():
+                waiting.setdefault(wanted[0], (wanted[1], []))[1].append(name)
+            else:
+                ready.append(name)
+        for cells_of in waiting.values():  # these predict their uniform schemes too
+            first = todo[cells_of[1][0]]
+            same = [n for n in ready if "scheme" in todo[n] and not n.startswith("act ") and
+                    all(todo[n][k] == first[k] for k in ["model", "method", "hadamard", "domains"])]
+            cells_of[1].extend(same)
+            ready = [n for n in ready if n not in same]
 
         with concurrent.futures.ThreadPoolExecutor(self.args.jobs) as pool:
-            for done in concurrent.futures.as_completed(
-                    [pool.submit(cell_of, n, c) for n, c in todo.items()]):
-                name, entry = done.result()
-                data[name] = entry
-                lib.save(self.args.json, data)
-                print(name, {d: round(lib.perplexity(v) if isinstance(v, list) else math.exp(v), 3)
-                             for d, v in entry["nll"].items()}, flush=True)
+            calibrating = {pool.submit(self.tools.run, "moert-pack", *command, "--threads", 1): of
+                           for command, of in waiting.values()}
+            running = {pool.submit(self.run, n, todo[n]): n for n in ready}
+            while calibrating or running:
+                for done in concurrent.futures.wait(
+                        [*calibrating, *running],
+                        return_when=concurrent.futures.FIRST_COMPLETED).done:
+                    names = calibrating.pop(done, None)
+                    name = running.pop(done, None)
+                    try:
+                        result = done.result()
+                    except SystemExit as failed:  # the others go on
+                        print(f"failed: {name or names}: {failed}", flush=True)
+                        continue
+                    for n in names or []:
+                        running[pool.submit(self.run, n, todo[n])] = n
+                    if not name:
+                        continue
+                    data[name] = result
+                    lib.save(self.args.json, data)
+                    print(name, {d: round(lib.perplexity(v) if isinstance(v, list) else
+                                          math.exp(v), 3) for d, v in result["nll"].items()},
+                          flush=True)
 
 
 def gain_text(better, worse):

@@ -109,8 +109,8 @@ def main():
                                             f"{d}.tokens.u16").read_bytes()),
                                  dtype=torch.uint16).long() for d in lib.DOMAINS}
     data = lib.load(args.out)
-    for bits in [16, 8, 6, 5, 4]:
-        for rotate in [False, True]:
+    for bits in [5, 6, 4, 8, 16]:
+        for rotate in [True, False]:
             name = f"emulated w{bits}a{bits}" + (" hadamard" if rotate else "")
             if name in data or (bits == 16 and rotate):
                 continue
