@@ -27,6 +27,7 @@ DEVICE = "one H200, CUDA 13.0, driver 580.159.04"
 # What mixed versions draw from.
 SCHEMES = ["w8a16_g128", "w8a8", "w4a16_g128_asym", "w4a8_g128", "w4a16_g-1_asym", "w3a16_g128_asym",
            "w3a16_g-1_asym", "w2a16_g64_asym", "w2a16_g128_asym", "w2a16_g-1_asym"]
+MORE = ["bf16", "w4a16_g128"]  # in the table too
 
 
 def version_of(row):
@@ -59,12 +60,12 @@ def reduced(run):
 def measure(args):
     args.out.mkdir(parents=True, exist_ok=True)
     unit, rates = args.out / "unit.json", args.out / "table.json"
-    unit.write_text(json.dumps({"name": "unit", "rates": {s: [[1, 1e12]] for s in SCHEMES}}))
+    unit.write_text(json.dumps({"name": "unit", "rates": {s: [[1, 1e12]] for s in SCHEMES + MORE}}))
 
     def bench(name, plans, costs, workload):
-        versions = [f"mixed-{i}" for i in range(plans)] + SCHEMES
+        versions = [f"mixed-{i}" for i in range(plans)] + SCHEMES + MORE
         command = [str(args.bin / "moert-bench"), "layer", "--backend", args.backend, "--synthetic",
-                   args.shape, "--schemes", ",".join(SCHEMES), "--mixed", str(plans),
+                   args.shape, "--schemes", ",".join(SCHEMES + MORE), "--mixed", str(plans),
                    "--strategy", ";".join(f"resident:scheme={v}" for v in versions), "--tokens",
                    args.tokens, "--steps", str(args.steps), "--repeats", "5", "--costs", str(costs),
                    "--workload", workload, "--quiet", "--json", str(args.out / name)]
