@@ -14,6 +14,7 @@ import hashlib
 import json
 import math
 import pathlib
+import random
 import shutil
 
 import plot
@@ -244,10 +245,33 @@ def against_uniform(data, widths, prefix=""):
             if not same:
                 continue
             lines.append(row(f"{bits} uniform {kind}", same, base))
-            start = f"{prefix}{bits} plan {kind}"
-            for name in sorted(n for n in data if n == start or n.startswith(start + ",")):
-                if ", on " not in name:
-                    lines.append(row(name[len(prefix):], data[name], base, same))
+            name = f"{bits} plan {kind}"
+            if prefix + name in data:
+                lines.append(row(name, data[prefix + name], base, same))
+    return lines + [""]
+
+
+CHOICES = [("Delta", "L: the paper's sum of Delta"), ("relative", "L: Delta over the norm of its "
+           "layer's output"), ("by expert", "one scheme an expert"), ("by layer", "one scheme a layer"),
+           ("untied", "gate and up may differ"), ("r = 0.75", "r = 0.75"),
+           ("a budget a layer", "a budget a layer")]
+
+
+def choices(data):
+    """Each choice against the plan that allocate makes by itself, of the same bytes."""
+    lines = ["| instead of the default | " + " | ".join(f"{b} bits" for b in FEW) + " |",
+             "|---|" + "---|" * len(FEW)]
+    for kind in ["gptq", "gptq hadamard", "hqq", "tiny gptq"]:
+        prefix, quantizer = ("tiny ", kind[5:]) if kind.startswith("tiny ") else ("", kind)
+        for flag, text in CHOICES:
+            pairs = [(data.get(f"{prefix}{b} plan {quantizer}, {flag}"),
+                      data.get(f"{prefix}{b} plan {quantizer}")) for b in FEW]
+            if not any(a and b for a, b in pairs):
+                continue
+            where = {"gptq": "", "tiny gptq": " (tiny-moe)"}.get(kind, f" ({kind})")
+            lines.append(f"| {text}{where} | " + " | ".join(
+                gain_text(lib.pooled(a["nll"]), lib.pooled(b["nll"])) if a and b else "-"
+                for a, b in pairs) + " |")
     return lines + [""]
 
 
@@ -328,26 +352,53 @@ def measured_plans(data):
     return lines + [""]
 
 
-def predictions(data):
-    plans = [data[f"random {i}"] for i in range(RANDOM_PLANS) if f"random {i}" in data]
-    if len(plans) < 5:
+def bootstrap(first, second, measured, rounds=4000):
+    """95 % interval of the difference of two correlations with what was measured, over plans."""
+    n, rng, found = len(measured), random.Random(1), []
+    for _ in range(rounds):
+        of = [rng.randrange(n) for _ in range(n)]
+        a, b, y = ([v[i] for i in of] for v in [first, second, measured])
+        found.append(pearson(a, y) - pearson(b, y))
+    found.sort()
+    return found[rounds // 40], found[-rounds // 40]
+
+
+def predictions(data, sets):
+    """sets: prefix of the cells -> what they are. Correlations of predictions with the loss."""
+    found = {}
+    for prefix, text in sets.items():
+        plans = [data[f"{prefix}{i}"] for i in range(RANDOM_PLANS) if f"{prefix}{i}" in data]
+        if len(plans) >= 5:
+            found[text] = plans, [lib.mean([p["nll"][d] for d in lib.DOMAINS]) for p in plans]
+    if not found:
         return []
-    measured = [lib.mean([p["nll"][d] for d in lib.DOMAINS]) for p in plans]
-    lines = [f"| what is summed | correlation with the measured loss of {len(plans)} plans | "
-             "of ranks |", "|---|---|---|"]
+    lines = ["| what is summed | " + " | ".join(f"{len(p)} plans of {t} | of ranks"
+                                                for t, (p, _) in found.items()) + " |",
+             "|---|" + "---|---|" * len(found)]
     for measure, power, text in MEASURES:
-        predicted = [p["losses"][measure][power] for p in plans]
-        r = pearson(predicted, measured)
-        low, high = fisher(r, len(plans))
-        rank = pearson(ranks(predicted), ranks(measured))
-        lines.append(f"| {text} | {r:.3f} ({low:.2f} to {high:.2f}) | {rank:.3f} |")
+        cell = []
+        for plans, measured in found.values():
+            predicted = [p["losses"][measure][power] for p in plans]
+            r = pearson(predicted, measured)
+            low, high = fisher(r, len(plans))
+            cell.append(f"{r:.3f} ({low:.2f} to {high:.2f}) | "
+                        f"{pearson(ranks(predicted), ranks(measured)):.3f}")
+        lines.append(f"| {text} | " + " | ".join(cell) + " |")
     panels = []
-    for measure, power, text in [MEASURES[0], MEASURES[2], MEASURES[5]]:
-        points = sorted((p["losses"][measure][power], y) for p, y in zip(plans, measured))
-        scale = 1 if measure == "end-to-end" else points[-1][0]
-        panels.append(plot.Panel(
-            text, "predicted" + (", nats a token" if scale == 1 else ", of the largest"),
-            "measured, nats a token", [Dots("", [(x / scale, y) for x, y in points])]))
+    for name, (plans, measured) in found.items():
+        losses = {m: [p["losses"][m][i] for p in plans] for m, i, _ in
+                  [MEASURES[0], MEASURES[2], MEASURES[5]]}
+        low, high = bootstrap(losses["end-to-end"], losses["relative"], measured)
+        lines += ["", f"Over plans of {name}, the default's correlation (end to end, squared) is "
+                  f"{pearson(losses['end-to-end'], measured) - pearson(losses['relative'], measured):+.3f} "
+                  f"({low:+.3f} to {high:+.3f}, bootstrap over plans) above that of `relative`."]
+        for (measure, _, text) in [MEASURES[0], MEASURES[2], MEASURES[5]]:
+            scale = 1 if measure == "end-to-end" else max(losses[measure])
+            panels.append(plot.Panel(
+                f"{name.split(',')[0]}: {text}",
+                "predicted" + (", nats a token" if scale == 1 else ", of the largest"),
+                "measured, nats a token",
+                [Dots("", sorted((x / scale, y) for x, y in zip(losses[measure], measured)))]))
     plot.save(str(IMAGES / "plans-predicted"), panels)
     return lines + ["", plot.picture("images/plans-predicted",
                                      "predicted against measured loss of random plans"), ""]
@@ -378,16 +429,22 @@ def page():
     data = lib.load(JSON)
     lines = ["## Plans against uniform schemes", "",
              f"Plans and GPTQ calibrated on {TOKENS:,} tokens of training text, a third of each "
-             f"domain; perplexity over the first {WINDOWS} windows of each evaluation file. The loss "
+             f"domain; perplexity over the whole evaluation files ({WINDOWS} windows each). The loss "
              "is the mean over the windows of all domains, in nats a token, and a gain a difference "
              "of it between the same windows, with its 95 % interval (in perplexity: in "
              "parentheses). A plan is what `moert-pack allocate` makes by itself (end-to-end loss, "
-             "r = 1, gate and up tied), from a calibration with the same quantizer; after a comma "
-             "stands what is otherwise: `Delta` is the paper's plain sum, `relative` divides by the "
-             "norm of the layer's output.", "",
+             "r = 1, gate and up tied), from a calibration with the same quantizer.", "",
              "    scripts/quality_allocator.py measure --small DIR --calib DIR --jobs N",
              "    scripts/quality_allocator.py page", "", "### small-moe", ""]
     lines += against_uniform(data, UNIFORM)
+    if "tiny bf16" in data and any(n.startswith("tiny 2.5") for n in data):
+        lines += ["### tiny-moe", "",
+                  "Its down projections have 64 columns, so that their groups are of 64, the uniform "
+                  "schemes take 2.50, 3.33 and 4.33 bits, and no plan less than 2.33 (per channel).",
+                  ""] + against_uniform(data, TINY, "tiny ")
+    lines += ["### What the choices are worth", "",
+              "small-moe by GPTQ unless it says so; loss over that of the default plan of the same "
+              "bytes, in nats a token: above zero, the default is better.", ""] + choices(data)
     if any(", on " in n for n in data):
         lines += ["### Calibrated on one domain", "",
                   "Plan and GPTQ calibrated on one domain's training text alone; in bold, scored on "
@@ -395,14 +452,12 @@ def page():
                   "calibration. Right: over the plan's that was calibrated on all.",
                   ""] + domains(data)
     lines += ["### Does the summed loss predict?", ""] + measured_plans(data)
-    found = predictions(data)
+    found = predictions(data, {"random ": "tiny-moe, 3 bits, rounded to nearest",
+                               "small random ": "small-moe, 2.75 bits, GPTQ"})
     if found:
-        lines += ["Plans of tiny-moe at 3 stored bits, drawn at random (`allocate --random SEED`: "
-                  "layers, kinds of blocks and blocks get their bits without a look at Delta), "
-                  f"rounded to nearest and scored on {RANDOM_WINDOWS} windows of every domain.",
-                  ""] + found
-    if "tiny bf16" in data and any(n.startswith("tiny 2.5") for n in data):
-        lines += ["### tiny-moe", ""] + against_uniform(data, TINY, "tiny ")
+        lines += ["Plans drawn at random (`allocate --random SEED`: layers, kinds of blocks and "
+                  "blocks get their bits without a look at Delta), scored on "
+                  f"{RANDOM_WINDOWS} windows of every domain.", ""] + found
     if any(n.startswith("act ") for n in data):
         lines += ["### Weights and activations", "",
                   "small-moe, rounded to nearest. `a4`: plans of 5 stored bits from w4a4, w4a4_g128 "
