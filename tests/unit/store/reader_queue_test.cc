@@ -25,7 +25,13 @@ struct Fixture {
   std::vector<TransferDone> done;
 
   void Submit(int expert, LoadReason reason) {
-    readers->Submit({{0, expert}, 0, 0, reason, absl::MakeSpan(memory), kTurnNs});
+    constexpr size_t kEach = 1 << 17;  // two may be read at once
+    readers->Submit({{0, expert},
+                     0,
+                     0,
+                     reason,
+                     absl::MakeSpan(memory).subspan(expert * kEach, kEach),
+                     kTurnNs});
   }
   void WaitForAll() {
     while (readers->Wait(&done)) {
