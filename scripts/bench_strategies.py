@@ -6,7 +6,8 @@
     bench_strategies.py bundled  --bin BIN --out OUT                 the bundled model: real runs, replays
 
 Only `wall` takes times of this machine; the rest is the same bits anywhere. In `wall` every strategy
-has the machine to itself: beside others, one that moves experts by time would get theirs.
+has the machine to itself: beside others, one that moves experts by time would get theirs. With --only
+it measures those strategies again, on a machine of the same kind, and keeps the profile and the rest.
 """
 import argparse
 import json
@@ -89,7 +90,26 @@ def merge(runs):
     return shared
 
 
+def wall_again(args):
+    """The rows of --only in args.out, one after another, each stored as soon as it is there."""
+    with open(args.out, encoding="utf-8") as file:
+        stored = json.load(file)
+    for strategy in args.only.split(","):
+        for budget in BUDGETS:
+            result = run(wall_command(args, strategy, budget), refusable=True)
+            if "refused" in result:
+                continue
+            new = dict(merge([result])["variants"][0], commit=result["commit"])
+            same = [i for i, v in enumerate(stored["variants"])
+                    if (v["strategy"], v["budget"]) == (strategy, budget)]
+            stored["variants"][slice(same[0], same[0] + 1) if same else slice(-1, -1)] = [new]
+            dump(args.out, stored)
+            print(strategy, budget, new["step_mean_ms"], file=sys.stderr, flush=True)
+
+
 def wall(args):
+    if args.only:
+        return wall_again(args)
     subprocess.run([tool(args, "bench"), "probe", "--backend", "cpu", "--synthetic",
                     SHAPE.split(":")[0], "--threads", "8", "--io-threads", "2", "--attention-us",
                     ATTENTION_US, "--schemes", VERSIONS, "--link-gbps", LINK_GBPS, "--tokens",
@@ -190,6 +210,7 @@ def main():
     parser.add_argument("--bin", default=os.path.join(ROOT, "build/dev/bin"))
     parser.add_argument("--profile")
     parser.add_argument("--wall")
+    parser.add_argument("--only", help="wall: strategies to measure again in --out")
     parser.add_argument("--domains", default="gsm8k")
     parser.add_argument("--out", required=True)
     args = parser.parse_args()

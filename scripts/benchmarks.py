@@ -37,9 +37,15 @@ def variants_of(wall, budget):
 def wall_section(wall):
     machine = wall["machine"]
     budgets = sorted({v["budget"] for v in wall["variants"]} - {"100%"})
+    newer = {}
+    for v in wall["variants"]:
+        if "commit" in v:
+            newer.setdefault(v["commit"], []).append(f"`{v['strategy']}`")
+    again = "".join(f" {', '.join(dict.fromkeys(names))}: commit `{commit}`, on a machine of the same kind."
+                    for commit, names in newer.items())
     text = f"""## Built-in strategies, CPU backend, wall clock
 
-{machine['cpu']}, {machine['cpus']} CPUs, 8 compute threads and 2 readers, otherwise idle; commit `{wall['commit']}`, seed {wall['seed']}.
+{machine['cpu']}, {machine['cpus']} CPUs, 8 compute threads and 2 readers, otherwise idle; commit `{wall['commit']}`, seed {wall['seed']}.{again}
 Synthetic experts at the shape of Qwen3-30B-A3B, three layers, workload `mixed` (docs/workloads.md), two requests side by side,
 300 us of emulated attention before every layer, transfers paced to 4 GB/s (2.4 ms an expert). Every variant alone in its process: {wall['warm_steps']} steps of
 warm-up, then {wall['repeats']} repetitions of {wall['steps']} steps, the same for all. ms a step: mean, in brackets the least and greatest repetition, which are
