@@ -77,7 +77,7 @@ known a layer ahead.
                                if n in known else None for n in names]))
     plot.save(os.path.join(DOCS, "images", "bench-wall"),
               [plot.Panel("Time of a decode step", "", "ms", bars, categories=names)],
-              panel_width=700, panel_height=240)
+              panel_width=760, panel_height=240)
     return text + "\n" + plot.picture("images/bench-wall", "time of a step by strategy and budget") + "\n"
 
 
@@ -138,7 +138,7 @@ def shapes_section(shapes):
                        for s in strategies]) for shape in names]
     plot.save(os.path.join(DOCS, "images", "bench-shapes"),
               [plot.Panel("Hit ratio at 40 %", "", "%", bars, categories=strategies)],
-              panel_width=760, panel_height=240)
+              panel_width=840, panel_height=240)
     text = f"""
 ## Four shapes, replayed
 
