@@ -51,6 +51,7 @@ struct OpenCall {
   DeviceCall call;
   OpenContext context;
   bool captured = false;  // by a graph: it belongs to the step that is open when it is replayed
+  bool ruled = false;     // by another rule than the model's own
 };
 
 /// How often an expert was selected by calls that left no routing.
@@ -73,7 +74,7 @@ using HostRoute = absl::FunctionRef<absl::Status(const float* x, RoutingResult* 
 struct RuleCall {
   RoutingRule rule;
   absl::Span<const int64_t> request_ids;  // [tokens], or empty: all rows are one request
-  const ExpertStore* store = nullptr;
+  const ExpertStore* store = nullptr;     // of a call that waits for its routing
 };
 
 /// The arithmetic of layer calls, one call at a time: Route, Multiply once or more, Combine. What a
@@ -147,8 +148,10 @@ class DeviceExecutor {
   /// is enqueued next sees it. Legal while no call is open.
   virtual absl::Status SyncTable(ExpertStore* store) = 0;
   /// Enqueues routing, products, the wait, products of late experts, and the sum. Waits for
-  /// nothing. Legal under stream capture.
-  virtual absl::Status EnqueueOpen(const DeviceCall& call, const OpenContext& context) = 0;
+  /// nothing. Legal under stream capture. `rule`: null, or one that Executes(); not under capture,
+  /// since requests come and go.
+  virtual absl::Status EnqueueOpen(const DeviceCall& call, const OpenContext& context,
+                                   const RuleCall* rule) = 0;
   /// Blocks until a call waits; false behind StopOpen. Then the call must be released.
   virtual bool NextOpen(OpenCall* open, RoutingResult* routing) = 0;
   /// Tells the device what changed, and lets the call go on.

@@ -99,6 +99,7 @@ class EngineImpl final : public Engine {
     int64_t epoch = 0;
     int64_t begin_ns = 0;
     std::vector<int64_t> request_ids;
+    std::vector<RoutingRule> rules;  // with open calls: by layer, asked ahead; empty: the model's
     void* stream = nullptr;
     PredictNext predict_next;
     bool inputs_offered = false;

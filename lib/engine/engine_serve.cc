@@ -33,8 +33,7 @@ EngineImpl::~EngineImpl() {
 
 void EngineImpl::StartService() {
   if (device_ == nullptr || !device_->wants_open() || options_.clock != ClockKind::kWall ||
-      options_.trace != nullptr || strategy_.serving != Serving::kCache || strategy_.preload ||
-      strategy_.routing != nullptr) {
+      options_.trace != nullptr || strategy_.serving != Serving::kCache || strategy_.preload) {
     return;
   }
   absl::Status status = device_->StartOpen();
@@ -71,9 +70,16 @@ absl::StatusOr<bool> EngineImpl::TryOpen(StepId step_id, int layer, const Matrix
   const bool capturing = device_->Capturing(step.stream);
   // A graph may be replayed when that is no longer so.
   if ((everything_held_ || unsettled_) && !capturing) return false;
+  RuleCall ruled;
+  const bool own_choice = step.rules.empty() || step.rules[layer].kind == RoutingRuleKind::kTopK;
+  if (!own_choice) {
+    ruled = {step.rules[layer], step.request_ids, nullptr};
+    if (capturing || !device_->Executes(layer, ruled.rule)) return false;
+  }
   DeviceCall call{layer, step.epoch, hidden, out, step.stream, strategy_.placement != nullptr};
   call.open = true;
-  MOERT_RETURN_IF_ERROR(device_->EnqueueOpen(call, {step_id, runner_->WantsNextGate(step.phase)}));
+  MOERT_RETURN_IF_ERROR(device_->EnqueueOpen(call, {step_id, runner_->WantsNextGate(step.phase)},
+                                             own_choice ? nullptr : &ruled));
   return true;
 }
 
@@ -102,15 +108,15 @@ void EngineImpl::ServeOne(const OpenCall& open, RoutingResult* routing) {
   call.device = open.call;
   absl::Status status;
   try {
-    ApplyHints();
-    status = runner_->Serve(call, routing);
+    status = runner_->Serve(call, open.ruled, routing);
+    ApplyHints();                      // now that what the call uses is pinned
   } catch (const std::exception& e) {  // of a host's policy, or no memory
     status = absl::InternalError(fmt::format("serving layer {}: {}", open.call.layer, e.what()));
   }
   if (!status.ok() && step.status.ok()) step.status = status;
   // Then calls need nobody to serve them; policies that want to see routings do.
-  everything_held_ =
-      strategy_.prefetch == nullptr && plan_.slots >= plan_.total_experts && AllUsable();
+  everything_held_ = strategy_.prefetch == nullptr && strategy_.routing == nullptr &&
+                     plan_.slots >= plan_.total_experts && AllUsable();
 }
 
 bool EngineImpl::AllUsable() const {

@@ -36,6 +36,11 @@ absl::StatusOr<StepId> EngineImpl::BeginStep(const StepInfo& info) {
   }
   step.epoch = store_->OpenStep();
   if (manager_ != nullptr) manager_->AfterStepOpened(context);
+  // Its calls are enqueued without the lock that policies are asked under.
+  for (int l = 0; open_calls_ && strategy_.routing != nullptr && l < source_->model().num_layers();
+       ++l) {
+    step.rules.push_back(strategy_.routing->Rule(ContextOf(step, l)));
+  }
   step.cancelled = std::make_shared<std::atomic<bool>>(false);
   step.stream = info.stream;
   step.predict_next = info.predict_next;

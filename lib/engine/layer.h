@@ -80,8 +80,9 @@ class LayerRunner {
 
   /// Serves a call that waits on the device (DeviceExecutor::EnqueueOpen), whose routing has come:
   /// when it returns, everything the device was not found to have is there or computed, or the
-  /// error says why not. What the call uses stays pinned until FinishOpen.
-  absl::Status Serve(LayerCall call, RoutingResult* routing);
+  /// error says why not. What the call uses stays pinned until FinishOpen. `ruled`: the routing is
+  /// not the model's own choice.
+  absl::Status Serve(LayerCall call, bool ruled, RoutingResult* routing);
   /// The device is through with the call served last, or nothing that was enqueued waits any more.
   void FinishOpen();
   bool WantsNextGate(Phase phase) const { return parts_.prefetcher->wants_next_gate(phase); }

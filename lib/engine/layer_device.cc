@@ -98,7 +98,15 @@ void LayerRunner::CollectLate(PolicyContext context) {
   }
 }
 
-absl::Status LayerRunner::Serve(LayerCall call, RoutingResult* routing) {
+absl::Status LayerRunner::Serve(LayerCall call, bool ruled, RoutingResult* routing) {
+  // The device multiplies those it found already: nobody may evict them before the plan pins them.
+  const std::vector<int32_t> counts = routing->counts;
+  const auto for_each_used = [&](auto&& what) {
+    for (int32_t e = 0; e < std::ssize(counts); ++e) {
+      if (counts[e] > 0) what(ExpertKey{call.context.layer, e});
+    }
+  };
+  for_each_used([&](ExpertKey key) { parts_.store->Pin(key); });
   FinishOpen();
   recorded_ = nullptr;
   call.context.now_ns = parts_.clock->now_ns();
@@ -106,9 +114,10 @@ absl::Status LayerRunner::Serve(LayerCall call, RoutingResult* routing) {
   parts_.store->BeginLayerCall();
   parts_.store->Pump();
   std::swap(routing_, *routing);
-  Router::NoteOwnChoice(parts_.store->Layer(call.context.layer), &routing_);
+  if (!ruled) Router::NoteOwnChoice(parts_.store->Layer(call.context.layer), &routing_);
   CountRouting();
   Plan(call);
+  for_each_used([&](ExpertKey key) { parts_.store->Unpin(key); });
   open_call_ = call;
   open_pins_ = plan_.ready;
   any_open_ = true;
@@ -119,6 +128,8 @@ absl::Status LayerRunner::Serve(LayerCall call, RoutingResult* routing) {
   const absl::Status fetched = FetchAll(call);
   status.Update(fetched);
   if (!plan_.cpu.empty()) status.Update(JoinCpu(call, 0));
+  // While the call waits and all it uses is pinned: nobody reads who leaves for it.
+  if (status.ok()) FillBehindCpu(call);
   return status;
 }
 

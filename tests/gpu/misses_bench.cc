@@ -1,6 +1,6 @@
 // What a miss costs where the caller's thread serves it ("split") and where the device waits for
 // the engine's ("wait"): time of a decode step a layer, and how much of it the caller was held.
-//   gpu.misses_bench [steps]
+//   gpu.misses_bench [steps [strategy...]]
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -148,15 +148,16 @@ int Run(const std::shared_ptr<EmptySource>& source, const std::string& strategy,
   std::sort(step_us.begin(), step_us.end());
   std::sort(held_us.begin(), held_us.end());
   fmt::print(
-      "{:<12} {:<14} budget {:3.0f}%  rows {}  {:<5}{:<6}  layer {:7.1f} us (p10 {:.1f}, p90 "
+      "{:<12} {:<31} budget {:3.0f}%  rows {}  {:<5}{:<6}  layer {:7.1f} us (p10 {:.1f}, p90 "
       "{:.1f}), caller held {:6.1f} us; loads a layer {:.2f} of {:.2f} experts, on the CPU {:.2f}, "
-      "host waits a layer {:.2f}\n",
+      "host waits a layer {:.2f}, replaced {:.3f} of all slots\n",
       source->name(), strategy, 100 * share, rows, misses, graph ? " graph" : "",
       step_us[step_us.size() / 2], step_us[step_us.size() / 10], step_us[step_us.size() * 9 / 10],
       held_us[held_us.size() / 2], static_cast<double>(stats.loads) / (steps * layers),
       static_cast<double>(stats.lookups) / (steps * layers),
       static_cast<double>(stats.cpu_computed) / (steps * layers),
-      static_cast<double>(stats.host_syncs) / (steps * layers));
+      static_cast<double>(stats.host_syncs) / (steps * layers),
+      static_cast<double>(stats.slots_substituted) / static_cast<double>(stats.slots));
   if (executable != nullptr) cudaGraphExecDestroy(executable);
   engine->reset();
   cudaStreamDestroy(stream);
@@ -167,14 +168,20 @@ int Run(const std::shared_ptr<EmptySource>& source, const std::string& strategy,
 
 int Main(int argc, char** argv) {
   const int steps = argc > 1 ? std::atoi(argv[1]) : 200;
+  std::vector<std::string> strategies(argv + std::min(argc, 2), argv + argc);
+  if (strategies.empty()) {
+    strategies = {"on-demand", "fate", "hybrimoe-like", "importance:alpha=0.3,balancer=0"};
+  }
   if (!CudaStatus().ok()) return 77;
   for (const Shape& shape : {Shape{"qwen3-30b-w4", 8, 128, 8, 2048, 768, "w4a16_g128"},
                              Shape{"qwen3-30b", 4, 128, 8, 2048, 768, "bf16"}}) {
     const auto source = std::make_shared<EmptySource>(shape);
-    for (const char* strategy : {"on-demand", "fate", "hybrimoe-like"}) {
+    for (const std::string& strategy : strategies) {
+      // Rules of other routings are not captured.
+      const int modes = strategy.find("importance") == std::string::npos ? 3 : 2;
       for (const double share : {0.5, 0.9}) {
         for (const int64_t rows : {1, 4}) {
-          for (const int mode : {0, 1, 2}) {
+          for (int mode = 0; mode < modes; ++mode) {
             if (Run(source, strategy, share, rows, mode == 0 ? "split" : "wait", mode == 2,
                     steps) != 0) {
               return 1;

@@ -1,5 +1,6 @@
 // Calls whose misses are served while the device waits, and the caller does not.
 #include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
@@ -99,6 +100,86 @@ TEST_CASE("the same bits, and the caller never waits") {
       CHECK(stats.lookups > 0);
       CHECK(stats.host_syncs == 0);
       CHECK(stats.peak_bytes <= stats.budget_bytes);
+    }
+  }
+}
+
+TEST_CASE("the expert-cache rule decides as in calls that the host waits for") {
+  constexpr int kSteps = 40;
+  SyntheticShape shape = Shape();
+  shape.gate_scale = 0.3f;  // scores that are close: much can be replaced
+  const auto source = std::make_shared<SyntheticSource>(shape);
+  // No prefetch and no CPU: who is resident does not depend on the time things take.
+  for (const char* keys : {"alpha=0.6", "alpha=0.6,second_pass=1", "alpha=0.5,max_slots=0.05",
+                           "alpha=0.5,substitute=skip", "alpha=0"}) {
+    for (const double share : {0.75, 0.5}) {
+      const std::string strategy = std::string("on-demand+importance.routing:") + keys;
+      INFO(strategy << " at " << share);
+      EngineStats stats[2];
+      std::vector<float> outputs[2];
+      for (const bool wait : {false, true}) {
+        EngineOptions options = Options(strategy, share);
+        setenv("MOERT_CUDA_MISSES", wait ? "wait" : "split", 1);
+        auto engine = Engine::Create(source, options);
+        REQUIRE_OK(engine.status());
+        outputs[wait] = Drive(engine->get(), kSteps);
+        stats[wait] = (*engine)->stats();
+      }
+      CHECK(SameBits(outputs[1], outputs[0]));
+      CHECK(stats[0].host_syncs == kSteps * shape.layers);
+      CHECK(stats[1].host_syncs == 0);
+      CHECK(stats[1].lookups == stats[0].lookups);
+      CHECK(stats[1].loads == stats[0].loads);
+      CHECK(stats[1].evictions == stats[0].evictions);
+      CHECK(stats[1].slots_substituted == stats[0].slots_substituted);
+      CHECK(stats[1].model_lookups == stats[0].model_lookups);
+      CHECK(stats[1].model_hits == stats[0].model_hits);
+      CHECK(stats[1].mass_substituted == Approx(stats[0].mass_substituted));
+      CHECK(stats[1].worst_slot_share == stats[0].worst_slot_share);
+      CHECK(stats[1].worst_mass_share == stats[0].worst_mass_share);
+      if (std::string(keys) == "alpha=0") {
+        CHECK(stats[1].slots_substituted == 0);
+      } else {
+        CHECK(stats[1].slots_substituted > 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("importance whole: prefetch, average score, the CPU, caps; requests that come and go") {
+  constexpr int kSteps = 60;
+  SyntheticShape shape = Shape();
+  shape.gate_scale = 0.3f;
+  const auto source = std::make_shared<SyntheticSource>(shape);
+  for (const char* keys :
+       {"alpha=0.6,max_slots=0.1,balancer=0", "alpha=0.3", "alpha=0.3,balancer=completion"}) {
+    INFO(keys);
+    EngineOptions options = Options(std::string("importance:") + keys, 0.5);
+    if (std::string(keys).find("balancer=0") == std::string::npos) options.link_gbps = 0.1;
+    auto engine = Engine::Create(source, options);
+    REQUIRE_OK(engine.status());
+    DeviceRowsBuffer device(kRows * shape.hidden);
+    HiddenProcess process(shape.hidden, 17);
+    for (int s = 0; s < kSteps; ++s) {
+      const std::vector<int64_t> requests = {s / 7, 100 + s / 5, 100 + s / 5, 1000 + s};
+      StepInfo info = Decode(device);
+      info.request_ids = requests;
+      auto step = (*engine)->BeginStep(info);
+      REQUIRE_OK(step.status());
+      device.Set(process.Next(kRows));
+      REQUIRE_OK(ForwardAll(engine->get(), *step, device));
+      REQUIRE_OK((*engine)->EndStep(*step));
+      for (const float v : device.Get()) REQUIRE(std::isfinite(v));
+    }
+    const EngineStats stats = (*engine)->stats();
+    CHECK(stats.host_syncs == 0);
+    CHECK(stats.slots == int64_t{kSteps} * shape.layers * kRows * shape.top_k);
+    CHECK(stats.slots_substituted > 0);
+    CHECK(stats.peak_bytes <= stats.budget_bytes);
+    if (std::string(keys).find("max_slots") != std::string::npos) {
+      CHECK(stats.worst_slot_share <= 0.1);
+    } else {
+      CHECK(stats.cpu_computed > 0);
     }
   }
 }

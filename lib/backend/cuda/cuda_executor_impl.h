@@ -76,7 +76,8 @@ class CudaExecutor final : public DeviceExecutor {
   absl::Status StartOpen() override;
   int64_t MaxOpenTokens() const override { return mail_ == nullptr ? 0 : mail_->max_tokens(); }
   absl::Status SyncTable(ExpertStore* store) override;
-  absl::Status EnqueueOpen(const DeviceCall& call, const OpenContext& context) override;
+  absl::Status EnqueueOpen(const DeviceCall& call, const OpenContext& context,
+                           const RuleCall* rule) override;
   bool NextOpen(OpenCall* open, RoutingResult* routing) override;
   void ReleaseOpen(const OpenCall& open, ExpertStore* store) override;
   absl::Status DrainOpen() override;

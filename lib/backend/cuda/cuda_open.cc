@@ -59,7 +59,8 @@ absl::Status CudaExecutor::SyncTable(ExpertStore* store) {
   return absl::OkStatus();
 }
 
-absl::Status CudaExecutor::EnqueueOpen(const DeviceCall& call, const OpenContext& context) {
+absl::Status CudaExecutor::EnqueueOpen(const DeviceCall& call, const OpenContext& context,
+                                       const RuleCall* rule) {
   DeviceScope scope(device_);
   const cudaStream_t stream = Stream(call);
   const bool capturing = Capturing(call.stream);
@@ -67,7 +68,7 @@ absl::Status CudaExecutor::EnqueueOpen(const DeviceCall& call, const OpenContext
   if (capturing) {
     const std::lock_guard<std::mutex> lock(open_mu_);
     id = kEager + static_cast<uint32_t>(captured_calls_.size());
-    captured_calls_.push_back({call, context, true});
+    captured_calls_.push_back({call, context, true, false});
     captured_ = true;
     captured_open_ = true;
   } else {
@@ -75,11 +76,13 @@ absl::Status CudaExecutor::EnqueueOpen(const DeviceCall& call, const OpenContext
     MOERT_RETURN_IF_ERROR(Enter(stream));
     const std::lock_guard<std::mutex> lock(open_mu_);
     id = static_cast<uint32_t>(opened_.load() % kEager);
-    eager_calls_[id] = {call, context, false};
+    eager_calls_[id] = {call, context, false, rule != nullptr};
   }
   const bool cpu = CpuBeside(call);
   if (cpu) MOERT_RETURN_IF_ERROR(cpu_->BringRows(call.hidden, stream));
-  MOERT_RETURN_IF_ERROR(RouteOnDevice(call, nullptr, {}, context.next_gate));
+  // The rule goes by the table as the call in front of this one left it, which is what the store
+  // holds when this one is served.
+  MOERT_RETURN_IF_ERROR(RouteOnDevice(call, rule, mail_->rule(), context.next_gate));
   MOERT_RETURN_IF_ERROR(
       mail_->Publish(w_, call.layer, call.hidden.rows, context.next_gate, id, stream));
   if (!capturing) {
@@ -152,6 +155,7 @@ bool CudaExecutor::NextOpen(OpenCall* open, RoutingResult* routing) {
       *open = id < kEager ? eager_calls_[id] : captured_calls_[id - kEager];
     }
     mail_->Read(open->call.layer, open->call.hidden.rows, open->context.next_gate, routing);
+    if (open->ruled) returned_.ReadRule(mail_->rule(), routing);
     if (CpuBeside(open->call)) cpu_->TakeRows(open->call.hidden);
     fence_->SetQuiet(true);
     return true;

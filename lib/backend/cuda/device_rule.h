@@ -21,6 +21,10 @@ struct RuleMirror {
   int32_t* own_ids = nullptr;  // the model's choice
   float* own_weights = nullptr;
   ExpertCacheReport* report = nullptr;
+
+  static RuleMirror Carve(int64_t pairs, Carver* c) {
+    return {c->Take<int32_t>(pairs), c->Take<float>(pairs), c->Take<ExpertCacheReport>(1)};
+  }
 };
 
 /// One caller at a time, one stream after the other.

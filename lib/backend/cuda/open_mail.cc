@@ -38,10 +38,17 @@ absl::Status OpenMail::Init(const Extent& extent) {
   MOERT_ASSIGN_OR_RETURN(words_memory_, Buffer::Pinned(sizeof(Words)));
   std::memset(words(), 0, sizeof(Words));
   MOERT_ASSIGN_OR_RETURN(mirror_memory_, Buffer::Pinned(RoutingMirror::Bytes(extent, max_tokens_)));
+  const int64_t pairs = extent.pairs / extent.tokens * max_tokens_;
+  Carver count;
+  RuleMirror::Carve(pairs, &count);
+  MOERT_ASSIGN_OR_RETURN(rule_memory_, Buffer::Pinned(count.used()));
+  Carver carver(rule_memory_.data());
+  rule_ = RuleMirror::Carve(pairs, &carver);
   MOERT_ASSIGN_OR_RETURN(change_memory_, Buffer::Pinned(HandleCount(*model_) *
                                                         static_cast<int64_t>(sizeof(TableChange))));
   MOERT_CUDA_RETURN_IF_ERROR(cudaMemset(counters_, 0, kCounters * sizeof(uint32_t)));
   MOERT_CUDA_RETURN_IF_ERROR(LoadRouteKernels());
+  MOERT_CUDA_RETURN_IF_ERROR(LoadExpertCacheKernels());
   MOERT_CUDA_RETURN_IF_ERROR(LoadRowKernels());
   MOERT_CUDA_RETURN_IF_ERROR(LoadOpenCallKernels());
   // Tried once where it cannot hang: what it waits for is there.

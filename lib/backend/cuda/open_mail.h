@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "backend/cuda/cuda_api.h"
+#include "backend/cuda/device_rule.h"
 #include "backend/cuda/workspace.h"
 #include "kernels/cuda/open_call.h"
 #include "moert/model.h"
@@ -31,6 +32,8 @@ class OpenMail {
   static absl::StatusOr<std::unique_ptr<OpenMail>> Create(const MoeModelSpec* model,
                                                           const Extent& extent, uint32_t* counters);
   int64_t max_tokens() const { return max_tokens_; }
+  /// Where the rule of a call leaves what it has to say, before Publish.
+  const RuleMirror& rule() const { return rule_; }
 
   // The thread that enqueues.
 
@@ -73,9 +76,10 @@ class OpenMail {
 
   const MoeModelSpec* const model_;
   const int64_t max_tokens_;
-  uint32_t* const counters_;                             // blocks arrived, publications, CPU rows
-  Buffer words_memory_, mirror_memory_, change_memory_;  // pinned, mapped
-  void* wait_value_ = nullptr;                           // cuStreamWaitValue32
+  uint32_t* const counters_;  // blocks arrived, publications, CPU rows
+  Buffer words_memory_, mirror_memory_, rule_memory_, change_memory_;  // pinned, mapped
+  RuleMirror rule_;
+  void* wait_value_ = nullptr;  // cuStreamWaitValue32
 };
 
 }  // namespace moert::cuda

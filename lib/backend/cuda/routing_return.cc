@@ -50,19 +50,15 @@ absl::Status RoutingReturn::Init(const MoeModelSpec* model, const Extent& extent
   model_ = model;
   constexpr int64_t kLate = 64;
   const int64_t copied = RoutingMirror::Bytes(extent, extent.tokens);
-  const auto carve_rule = [&extent](Carver* c) -> RuleMirror {
-    return {c->Take<int32_t>(extent.pairs), c->Take<float>(extent.pairs),
-            c->Take<ExpertCacheReport>(1)};
-  };
   Carver count;
-  carve_rule(&count);
+  RuleMirror::Carve(extent.pairs, &count);
   const int64_t bytes = copied + count.used();
   MOERT_ASSIGN_OR_RETURN(memory_, Buffer::Pinned((1 + kLate) * bytes));
   late_.resize(kLate);
   const auto make = [&](int64_t i, Mirror* mirror) -> absl::Status {
     mirror->at = memory_.data() + i * bytes;
     Carver rule(mirror->at + copied);
-    mirror->rule = carve_rule(&rule);
+    mirror->rule = RuleMirror::Carve(extent.pairs, &rule);
     MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&mirror->arrived, cudaEventDisableTiming));
     return absl::OkStatus();
   };
@@ -89,17 +85,17 @@ absl::Status RoutingReturn::Enqueue(const Workspace& w, Mirror* mirror, cudaStre
 
 void RoutingReturn::Read(const Mirror& mirror, RoutingResult* routing) {
   At(mirror).Read(*model_, mirror.context.layer, mirror.tokens, routing);
-  if (mirror.ruled) ReadRule(mirror, routing);
+  if (mirror.ruled) ReadRule(mirror.rule, routing);
 }
 
-void RoutingReturn::ReadRule(const Mirror& mirror, RoutingResult* routing) {
-  const ExpertCacheReport& report = *mirror.rule.report;
+void RoutingReturn::ReadRule(const RuleMirror& rule, RoutingResult* routing) {
+  const ExpertCacheReport& report = *rule.report;
   const auto has = [](const uint32_t* words, int e) { return words[e / 32] >> (e % 32) & 1; };
   routing->mass = 0;
   std::vector<uint8_t> chosen(routing->num_experts, 0);
   for (size_t slot = 0; slot < routing->ids.size(); ++slot) {
-    const int32_t own = mirror.rule.own_ids[slot];
-    const float weight = mirror.rule.own_weights[slot];
+    const int32_t own = rule.own_ids[slot];
+    const float weight = rule.own_weights[slot];
     chosen[own] = 1;
     routing->mass += weight;
     if (own == routing->ids[slot]) continue;

@@ -57,7 +57,9 @@ class CountingDevice final : public DeviceExecutor {
   absl::Status StartOpen() override { return Unasked(); }
   int64_t MaxOpenTokens() const override { return 0; }
   absl::Status SyncTable(ExpertStore*) override { return Unasked(); }
-  absl::Status EnqueueOpen(const DeviceCall&, const OpenContext&) override { return Unasked(); }
+  absl::Status EnqueueOpen(const DeviceCall&, const OpenContext&, const RuleCall*) override {
+    return Unasked();
+  }
   bool NextOpen(OpenCall*, RoutingResult*) override { return false; }
   void ReleaseOpen(const OpenCall&, ExpertStore*) override {}
   absl::Status DrainOpen() override { return Unasked(); }
