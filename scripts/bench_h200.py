@@ -8,7 +8,7 @@
 `run` needs a device and an otherwise idle machine; --smoke takes a few layers and steps, to see that
 everything works. Every run is one moert-bench command: its strategies take turns on the same steps.
 With --counter PATH (tests/gpu/libmoert_driver_counter.so of the build) driver calls are counted below
-the runtime. A run that is in DIR already is not repeated.
+the runtime. A run that is in DIR already is not repeated; --process 2 runs it once more and keeps both.
 """
 import argparse
 import json
@@ -191,19 +191,20 @@ def run_all(args):
             with open(path, encoding="utf-8") as file:
                 results = json.load(file)
         for run in PARTS[part]():
-            if run["key"] in results or (args.only and args.only not in run["key"]):
+            key = run["key"] if args.process == 1 else f"{run['key']}/{args.process}"
+            if key in results or (args.only and args.only not in key):
                 continue
             if time.time() - begin > args.seconds:
-                print(f"{part} {run['key']}: no time left")
+                print(f"{part} {key}: no time left")
                 continue
             started = time.time()
             try:
                 result = execute(args, smoke(run) if args.smoke else run, env)
             except (RuntimeError, subprocess.TimeoutExpired) as error:
-                print(f"{part} {run['key']}: {str(error)[-600:]}", flush=True)
+                print(f"{part} {key}: {str(error)[-600:]}", flush=True)
                 continue
-            results[run["key"]] = result
-            print(f"{part} {run['key']} {time.time() - started:.1f}s", flush=True)
+            results[key] = result
+            print(f"{part} {key} {time.time() - started:.1f}s", flush=True)
             for group in result["groups"]:
                 print(f"  {group['budget']} batch {group['batch']}: " +
                       "; ".join(short_line(v) for v in group["variants"]), flush=True)
@@ -596,6 +597,7 @@ def main():
     parser.add_argument("--out")
     parser.add_argument("--part", default=",".join(PARTS))
     parser.add_argument("--only", help="runs whose key contains this")
+    parser.add_argument("--process", type=int, default=1, help="which process of the same runs this is")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--seconds", type=float, default=1e9, help="begins no run after so many")
     parser.add_argument("--timeout", type=float, default=120, help="of one run, seconds")

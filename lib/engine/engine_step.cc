@@ -219,10 +219,14 @@ absl::Status EngineImpl::EndStep(StepId step) {
                             it->second.phase == Phase::kPrefill ? "prefill" : "decode",
                             it->second.begin_ns, clock_->now_ns(), it->second.number});
   }
-  if (manager_ != nullptr) manager_->AfterStep(ContextOf(it->second, 0));
+  const Step ended = std::move(it->second);
   steps_.erase(it);
-  const std::lock_guard<std::mutex> cancel_lock(cancel_mu_);
-  cancel_flags_.erase(step);
+  {
+    const std::lock_guard<std::mutex> cancel_lock(cancel_mu_);
+    cancel_flags_.erase(step);
+  }
+  // Last: whatever a host's policy throws, the step has ended.
+  if (manager_ != nullptr) manager_->AfterStep(ContextOf(ended, 0));
   return status;
 }
 
