@@ -128,8 +128,9 @@ class DeviceExecutor {
   /// nothing.
   virtual bool TakeSelections(std::vector<SelectionCount>* added) = 0;
 
-  /// Before the first call of a step: makes the handles of its epoch visible to captured calls.
-  virtual absl::Status OpenStep(const ExpertStore& store, int64_t epoch, void* stream) = 0;
+  /// Before the first call of a step: makes the handles of its epoch, the newest, visible to
+  /// captured calls. Where there may be any the store tracks its changes.
+  virtual absl::Status OpenStep(ExpertStore* store, int64_t epoch, void* stream) = 0;
   /// Behind the last call of a step, replayed graphs included.
   virtual absl::Status CloseStep(void* stream) = 0;
 

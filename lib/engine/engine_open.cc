@@ -162,6 +162,7 @@ absl::Status EngineImpl::Init() {
                                 options_.max_tokens_per_forward, &stats_,
                                 strategy_.placement != nullptr ? gemm_.get() : nullptr}));
     parts.device = device_.get();
+    if (graph_safe()) store_->TrackChanges();
   }
   runner_ = std::make_unique<LayerRunner>(parts, options_.max_tokens_per_forward);
   int64_t hidden = 0;

@@ -46,7 +46,7 @@ absl::StatusOr<StepId> EngineImpl::BeginStep(const StepInfo& info) {
   step.predict_next = info.predict_next;
   step.inputs_offered = info.offers_inputs && device_ == nullptr && !options_.simulate;
   if (device_ != nullptr) {
-    const absl::Status opened = device_->OpenStep(*store_, step.epoch, step.stream);
+    const absl::Status opened = device_->OpenStep(store_.get(), step.epoch, step.stream);
     if (!opened.ok()) {
       store_->CloseStep(step.epoch);
       steps_.erase(id);

@@ -329,13 +329,11 @@ bool CudaExecutor::TakeSelections(std::vector<SelectionCount>* added) {
   return selections_.Take(added);
 }
 
-absl::Status CudaExecutor::OpenStep(const ExpertStore& store, int64_t epoch, void* stream) {
+absl::Status CudaExecutor::OpenStep(ExpertStore* store, int64_t epoch, void* stream) {
   if (captured_) {
     DeviceScope scope(device_);
     MOERT_RETURN_IF_ERROR(Enter(static_cast<cudaStream_t>(stream)));
-    for (int l = 0; l < model_.num_layers(); ++l) {
-      MOERT_RETURN_IF_ERROR(table_.SyncLayer(store, l, epoch, static_cast<cudaStream_t>(stream)));
-    }
+    MOERT_RETURN_IF_ERROR(table_.SyncNewest(store, epoch, static_cast<cudaStream_t>(stream)));
   }
   step_stream_ = static_cast<cudaStream_t>(stream);
   ++steps_;

@@ -69,7 +69,7 @@ class CudaExecutor final : public DeviceExecutor {
   bool Capturing(void* stream) const override;
   bool TakeRouting(PolicyContext* context, RoutingResult* routing) override;
   bool TakeSelections(std::vector<SelectionCount>* added) override;
-  absl::Status OpenStep(const ExpertStore& store, int64_t epoch, void* stream) override;
+  absl::Status OpenStep(ExpertStore* store, int64_t epoch, void* stream) override;
   absl::Status CloseStep(void* stream) override;
 
   bool wants_open() const override { return options_.open_calls; }

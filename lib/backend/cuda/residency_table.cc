@@ -11,6 +11,7 @@ absl::Status ResidencyTable::Init(const MoeModelSpec* model, const DeviceModel* 
   on_device_ = on_device;
   table_ = table;
   shadow_.resize(HandleCount(*model));
+  apart_.assign(model->layers.size(), 1);
   std::vector<ExpertHandle> rows(shadow_.size());
   for (int l = 0; l < model->num_layers(); ++l) {
     const LayerOnDevice& layer = on_device->layer(l);
@@ -42,8 +43,14 @@ bool ResidencyTable::Change(ExpertKey key, const moert::ExpertHandle& handle, Ta
 
 absl::Status ResidencyTable::Set(int layer, int expert, const moert::ExpertHandle& handle,
                                  cudaStream_t stream) {
+  apart_[layer] = 1;
+  return Write({layer, expert}, handle, stream);
+}
+
+absl::Status ResidencyTable::Write(ExpertKey key, const moert::ExpertHandle& handle,
+                                   cudaStream_t stream) {
   TableChange change;
-  if (!Change({layer, expert}, handle, &change)) return absl::OkStatus();
+  if (!Change(key, handle, &change)) return absl::OkStatus();
   updates_.index[updates_.count] = static_cast<int32_t>(change.index);
   updates_.handle[updates_.count] = change.handle;
   return ++updates_.count < TableUpdates::kMax ? absl::OkStatus() : Flush(stream);
@@ -60,6 +67,20 @@ absl::Status ResidencyTable::SyncLayer(const ExpertStore& store, int layer, int6
                                        cudaStream_t stream) {
   for (int e = 0; e < model_->layers[layer].num_experts; ++e) {
     MOERT_RETURN_IF_ERROR(Set(layer, e, store.Resolve({layer, e}, epoch), stream));
+  }
+  return Flush(stream);
+}
+
+absl::Status ResidencyTable::SyncNewest(ExpertStore* store, int64_t epoch, cudaStream_t stream) {
+  changed_.clear();
+  store->TakeChanges(&changed_);
+  for (const ExpertKey key : changed_) {
+    MOERT_RETURN_IF_ERROR(Write(key, store->Resolve(key, epoch), stream));
+  }
+  for (int l = 0; l < model_->num_layers(); ++l) {
+    if (!apart_[l]) continue;
+    MOERT_RETURN_IF_ERROR(SyncLayer(*store, l, epoch, stream));
+    apart_[l] = 0;
   }
   return Flush(stream);
 }

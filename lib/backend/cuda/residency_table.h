@@ -22,6 +22,10 @@ class ResidencyTable {
   /// `table`: HandleCount(model) rows of device memory. All borrowed.
   absl::Status Init(const MoeModelSpec* model, const DeviceModel* on_device, ExpertHandle* table);
 
+  /// As the step begun last sees all experts, for calls that were captured. The store tracks its
+  /// changes; only layers that other calls wrote since the last time are gone through whole.
+  absl::Status SyncNewest(ExpertStore* store, int64_t epoch, cudaStream_t stream);
+
   /// Gathers a change; it is enqueued by Flush at the latest.
   absl::Status Set(int layer, int expert, const moert::ExpertHandle& handle, cudaStream_t stream);
   absl::Status Flush(cudaStream_t stream);
@@ -37,10 +41,14 @@ class ResidencyTable {
   }
 
  private:
+  absl::Status Write(ExpertKey key, const moert::ExpertHandle& handle, cudaStream_t stream);
+
   const MoeModelSpec* model_ = nullptr;
   const DeviceModel* on_device_ = nullptr;
   ExpertHandle* table_ = nullptr;
   std::vector<moert::ExpertHandle> shadow_;  // what the table holds or will
+  std::vector<uint8_t> apart_;      // layers that may hold what another than the newest step sees
+  std::vector<ExpertKey> changed_;  // scratch
   TableUpdates updates_;
 };
 

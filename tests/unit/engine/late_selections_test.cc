@@ -51,7 +51,7 @@ class CountingDevice final : public DeviceExecutor {
     return Unasked();
   }
   bool Capturing(void*) const override { return false; }
-  absl::Status OpenStep(const ExpertStore&, int64_t, void*) override { return Unasked(); }
+  absl::Status OpenStep(ExpertStore*, int64_t, void*) override { return Unasked(); }
   absl::Status CloseStep(void*) override { return Unasked(); }
   bool wants_open() const override { return false; }
   absl::Status StartOpen() override { return Unasked(); }
