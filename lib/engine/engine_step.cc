@@ -207,9 +207,7 @@ absl::Status EngineImpl::EndStep(StepId step) {
   absl::Status status = it->second.status;
   status.Update(hold.status());
   if (device_ != nullptr) {
-    // What has come of earlier steps, while the device is busy with this one.
-    runner_->CollectLate(ContextOf(it->second, 0));
-    Publish();
+    runner_->TakeSelections();
     status.Update(device_->CloseStep(it->second.stream));
   }
   leases_->ReleaseStep(step);
@@ -226,6 +224,11 @@ absl::Status EngineImpl::EndStep(StepId step) {
     cancel_flags_.erase(step);
   }
   // Last: whatever a host's policy throws, the step has ended.
+  if (device_ != nullptr) {
+    // What has come of earlier steps, while the device is busy with this one.
+    runner_->CollectLate(ContextOf(ended, 0));
+    Publish();
+  }
   if (manager_ != nullptr) manager_->AfterStep(ContextOf(ended, 0));
   return status;
 }

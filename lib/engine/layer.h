@@ -75,7 +75,10 @@ class LayerRunner {
   /// out: [tokens, hidden] fp32, contiguous; may be call.x.
   absl::Status Forward(LayerCall call, float* out);
 
-  /// Accounts for calls on a device whose routing, or whose selections, have arrived since.
+  /// Fetches the selections of replays that have arrived; the device may then bring others.
+  void TakeSelections() { selected_ = selected_ || parts_.device->TakeSelections(&selections_); }
+  /// Accounts for calls on a device whose routing has arrived since, or whose selections were
+  /// taken.
   void CollectLate(PolicyContext context);
 
   /// Serves a call that waits on the device (DeviceExecutor::EnqueueOpen), whose routing has come:
@@ -160,6 +163,7 @@ class LayerRunner {
   std::vector<WaveExpert> handles_;    // of a wave on a device
   RoutingResult late_routing_;
   std::vector<SelectionCount> selections_;
+  bool selected_ = false;  // there are some
   RoutingResult offered_;
   CallTimes times_;                      // of this call
   const CallTimes* recorded_ = nullptr;  // of this call when it was recorded

@@ -72,7 +72,8 @@ void LayerRunner::CollectRoutings() {
 
 void LayerRunner::CollectLate(PolicyContext context) {
   CollectRoutings();
-  if (!parts_.device->TakeSelections(&selections_)) return;
+  if (!selected_) return;
+  selected_ = false;
   parts_.store->BeginLayerCall();
   EngineStats& stats = *parts_.stats;
   const SelectionCount* row = selections_.data();

@@ -130,12 +130,14 @@ TEST_CASE("selections of replays reach counters, recency and the version manager
   PolicyContext context;
   context.model = &model;
 
+  runner.TakeSelections();
   runner.CollectLate(context);
   CHECK(stats.lookups == 0);
 
   // Two replays of three rows, of which the second layer's second has not been counted yet.
   device.next = {{6, 2, 3.0},  {4, 1, 1.5}, {2, 2, 0.5}, {12, 2, 0},
                  {3, 1, 1.25}, {0, 0, 0},   {3, 1, 1.5}, {6, 1, 0}};
+  runner.TakeSelections();
   runner.CollectLate(context);
   CHECK(stats.slots == 18);
   CHECK(stats.mass == Approx(7.75));
@@ -155,6 +157,7 @@ TEST_CASE("selections of replays reach counters, recency and the version manager
   // A layer whose counts have not come is not heard of.
   device.next = {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0},
                  {2, 1, 1}, {2, 1, 1}, {2, 1, 1}, {6, 1, 0}};
+  runner.TakeSelections();
   runner.CollectLate(context);
   REQUIRE(listener.calls.size() == 3);
   CHECK(listener.calls[2].layer == 1);
