@@ -54,11 +54,14 @@ class HotSet final : public VersionManager {
   void BeforeStep(const PolicyContext& context) override {
     store_->Pump();
     SwitchArrived();
+    // Intervals are of time, and opening took some: one in which nobody was selected.
+    if (!any_step_) AfterStep(context);
   }
 
   void AfterStepOpened(const PolicyContext& context) override { StartQueued(context.now_ns); }
 
   void AfterStep(const PolicyContext& context) override {
+    any_step_ = true;
     if (context.now_ns - decided_ns_ < options_.interval_ns) return;
     decided_ns_ = context.now_ns;
     store_->Pump();
@@ -289,6 +292,7 @@ class HotSet final : public VersionManager {
   std::deque<ExpertKey> promotions_, demotions_;
   std::vector<ExpertKey> moving_;  // target version loading
   int64_t decided_ns_ = 0;
+  bool any_step_ = false;
 };
 
 }  // namespace

@@ -390,6 +390,24 @@ TEST_CASE(
   CHECK(f.Version(1) == kLow);
 }
 
+TEST_CASE("a decision an interval, at the end of a step; opening counts as time, too") {
+  Fixture f(2, 1, 0, 1000);
+  const auto taken = [&] { return f.script.next.promote.empty(); };
+  f.now_ns = 5000;
+  f.Swap(4, 0);
+  f.manager->BeforeStep(f.Context());
+  CHECK(taken());
+  f.Swap(4, 0);
+  f.now_ns += 999;
+  f.manager->AfterStep(f.Context());
+  CHECK(!taken());
+  f.now_ns += 1;
+  f.manager->BeforeStep(f.Context());
+  CHECK(!taken());
+  f.manager->AfterStep(f.Context());
+  CHECK(taken());
+}
+
 TEST_CASE("the invariant under random decisions, arrivals, failures, overlaps and budgets") {
   const uint64_t seed = GENERATE(range(1, 13));
   INFO("seed " << seed);
