@@ -173,6 +173,7 @@ absl::Status EngineImpl::Init() {
   }
   if (manager_ != nullptr) {
     MOERT_RETURN_IF_ERROR(manager_->Preload(HighExperts(plan_)));
+    HoldPools();
   } else if (strategy_.preload) {
     MOERT_RETURN_IF_ERROR(Preload());
   }
@@ -199,6 +200,11 @@ CpuBeside EngineImpl::MakeCpuBeside() {
   }
   // The CPU backend's CPU is the executor of the fast tier: there is none beside it.
   return cpu;
+}
+
+void EngineImpl::HoldPools() {
+  // What does not fit now is tried again when a block is taken.
+  for (const int pool : {0, 1}) (void)store_->pool(pool).HoldAll();
 }
 
 absl::Status EngineImpl::Preload() {

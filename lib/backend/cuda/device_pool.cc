@@ -122,11 +122,11 @@ class DevicePool final : public BlockPool {
   int64_t held_bytes() const override { return mapped_granules_ * granule_bytes_; }
   bool HoldAll() override {
     const int64_t wanted = GranulesFor(limit_);
-    bool all = true;
+    // Where one finds no room, those behind it would not either.
     for (int64_t g = 0; g < wanted; ++g) {
-      all = (granules_[g].run_first >= 0 || MapRun(g, g, false)) && all;
+      if (granules_[g].run_first < 0 && !MapRun(g, g, false)) return false;
     }
-    return all && mapped_granules_ <= wanted;
+    return mapped_granules_ <= wanted;
   }
 
  private:
@@ -186,7 +186,7 @@ class DevicePool final : public BlockPool {
     const int64_t room = GranulesFor(limit_) - mapped_granules_;
     int64_t needed = 1;
     while (g + needed <= last && granules_[g + needed].run_first < 0) ++needed;
-    if (needed > room && !UnmapIdleRuns(needed - room) && !beyond) return false;
+    if (needed > room && !UnmapIdleRuns(needed - room, last) && !beyond) return false;
     int64_t count = needed;
     const int64_t run = std::clamp<int64_t>(GranulesFor(limit_) / 256, 1, kRunGranules);
     const int64_t most = std::min(
@@ -230,13 +230,15 @@ class DevicePool final : public BlockPool {
     return g + count;
   }
 
-  /// Unmaps runs in which nothing is taken, the highest first, until `wanted` granules are free.
-  bool UnmapIdleRuns(int64_t wanted) {
+  /// Unmaps runs in which nothing is taken, the highest first and none that begins before granule
+  /// `from`, until `wanted` granules are free.
+  bool UnmapIdleRuns(int64_t wanted, int64_t from = 0) {
     const int64_t goal = mapped_granules_ - wanted;
     if (fence_->quiet()) return false;
     bool synchronized = false;
-    for (auto g = static_cast<int64_t>(granules_.size()); g-- > 0 && mapped_granules_ > goal;) {
+    for (auto g = static_cast<int64_t>(granules_.size()); g-- > from && mapped_granules_ > goal;) {
       if (granules_[g].run_first < 0) continue;
+      if (granules_[g].run_first < from) break;
       const int64_t last = g;
       g = granules_[g].run_first;
       bool idle = true;
