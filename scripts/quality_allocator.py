@@ -94,6 +94,18 @@ def cells():
     for bits, scheme in TINY.items():
         out[f"tiny {bits} uniform hqq"] = uniform(scheme, "hqq", model="tiny")
         out[f"tiny {bits} plan hqq"] = plan(bits, method="hqq", model="tiny")
+    for bits in ["3.25", "4.25"]:
+        out[f"{bits} plan gptq, by expert"] = plan(bits, ["--granularity", "expert"])
+        out[f"{bits} plan gptq, r = 0.75"] = plan(bits, ["--r", "0.75"])
+    for method in ["gptq", "hqq"]:
+        for bits, scheme in TINY.items():
+            out[f"tiny {bits} uniform {method} hadamard"] = uniform(scheme, method, True, "tiny")
+            out[f"tiny {bits} plan {method} hadamard"] = plan(bits, (), method, True, "tiny")
+    for bits, scheme in UNIFORM.items():
+        out[f"{bits} uniform hqq hadamard"] = uniform(scheme, "hqq", True)
+        out[f"{bits} plan hqq hadamard"] = plan(bits, (), "hqq", True)
+    out["tiny 2.5 plan gptq, by expert"] = plan("2.5", ["--granularity", "expert"], model="tiny")
+    out["tiny 2.5 plan gptq, r = 0.75"] = plan("2.5", ["--r", "0.75"], model="tiny")
     for i in range(RANDOM_PLANS):
         out[f"small random {i}"] = plan("2.75", ["--random", str(i + 1)])
     return out
@@ -240,7 +252,7 @@ def against_uniform(data, widths, prefix=""):
     lines = HEAD + ["| bf16 | 16 | " + " | ".join(
         f"{lib.perplexity(base[d]):.3f}" for d in lib.DOMAINS) + " | 0 | |"]
     for bits in widths:
-        for kind in ["gptq", "gptq hadamard", "hqq"]:
+        for kind in ["gptq", "gptq hadamard", "hqq", "hqq hadamard"]:
             same = data.get(f"{prefix}{bits} uniform {kind}")
             if not same:
                 continue
@@ -259,13 +271,13 @@ CHOICES = [("Delta", "L: the paper's sum of Delta"), ("relative", "L: Delta over
 
 def choices(data):
     """Each choice against the plan that allocate makes by itself, of the same bytes."""
-    lines = ["| instead of the default | " + " | ".join(f"{b} bits" for b in FEW) + " |",
-             "|---|" + "---|" * len(FEW)]
+    lines = ["| instead of the default | " + " | ".join(f"{b} bits" for b in UNIFORM) + " |",
+             "|---|" + "---|" * len(UNIFORM)]
     for kind in ["gptq", "gptq hadamard", "hqq", "tiny gptq"]:
         prefix, quantizer = ("tiny ", kind[5:]) if kind.startswith("tiny ") else ("", kind)
         for flag, text in CHOICES:
             pairs = [(data.get(f"{prefix}{b} plan {quantizer}, {flag}"),
-                      data.get(f"{prefix}{b} plan {quantizer}")) for b in FEW]
+                      data.get(f"{prefix}{b} plan {quantizer}")) for b in UNIFORM]
             if not any(a and b for a, b in pairs):
                 continue
             where = {"gptq": "", "tiny gptq": " (tiny-moe)"}.get(kind, f" ({kind})")
@@ -336,7 +348,7 @@ def measured_plans(data):
     groups = {b: g for b, g in groups.items() if len(g) >= 5}
     if not groups:
         return []
-    lines = ["Of the schemes of equal bytes in the table above, all by GPTQ: correlation of the "
+    lines = ["Of the plans and uniform schemes of equal bytes above, all by GPTQ: correlation of the "
              "predicted with the measured loss, of ranks in parentheses.", "",
              "| what is summed | " + " | ".join(f"{len(g)} of {b} bits" for b, g in
                                                 groups.items()) + " |",
@@ -388,10 +400,13 @@ def predictions(data, sets):
     for name, (plans, measured) in found.items():
         losses = {m: [p["losses"][m][i] for p in plans] for m, i, _ in
                   [MEASURES[0], MEASURES[2], MEASURES[5]]}
-        low, high = bootstrap(losses["end-to-end"], losses["relative"], measured)
-        lines += ["", f"Over plans of {name}, the default's correlation (end to end, squared) is "
-                  f"{pearson(losses['end-to-end'], measured) - pearson(losses['relative'], measured):+.3f} "
-                  f"({low:+.3f} to {high:+.3f}, bootstrap over plans) above that of `relative`."]
+        against = []
+        for measure in ["relative", "delta"]:
+            low, high = bootstrap(losses["end-to-end"], losses[measure], measured)
+            more = pearson(losses["end-to-end"], measured) - pearson(losses[measure], measured)
+            against.append(f"{more:+.3f} ({low:+.3f} to {high:+.3f}) from that of `{measure}`")
+        lines += ["", f"Over plans of {name}, the default's correlation (end to end, squared) differs "
+                  f"by {' and '.join(against)}; intervals: bootstrap over plans."]
         for (measure, _, text) in [MEASURES[0], MEASURES[2], MEASURES[5]]:
             scale = 1 if measure == "end-to-end" else max(losses[measure])
             panels.append(plot.Panel(
