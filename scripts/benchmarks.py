@@ -1,12 +1,16 @@
-"""Writes the strategies' part of docs/benchmarks.md, and its charts, from docs/benchmarks/*.json.
+"""Writes the generated parts of docs/benchmarks.md, and charts, from docs/benchmarks/*.json.
 
-    python3 scripts/benchmarks.py           rewrites the part between the two marks
-    python3 scripts/benchmarks.py --check   fails if the page is not what the stored results say
+    python3 scripts/benchmarks.py                   rewrites the parts between marks
+    python3 scripts/benchmarks.py --gemm FILE...    first stores what `moert-bench gemm --backend cuda --json FILE` wrote,
+                                                    in place of what was stored of it
+    python3 scripts/benchmarks.py --check           fails if the page is not what the stored results say
 
-The results are made by scripts/bench_strategies.py. The rest of the page is written by hand.
+The strategies' results are made by scripts/bench_strategies.py. The rest of the page is written by hand.
 """
+import argparse
 import json
 import os
+import re
 import sys
 
 import plot
@@ -14,6 +18,8 @@ import plot
 DOCS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs")
 BEGIN = "<!-- begin: scripts/benchmarks.py -->\n"
 END = "<!-- end: scripts/benchmarks.py -->\n"
+GEMM_BEGIN = "<!-- begin: scripts/benchmarks.py --gemm -->\n"
+GEMM_END = "<!-- end: scripts/benchmarks.py --gemm -->\n"
 
 
 def load(name):
@@ -177,17 +183,99 @@ recorded there in fp32; budget 40 % (`resident`: 100 %), 0.5 GB/s, virtual clock
              "Belady, all"], rows)
 
 
+# Goals: weight bytes a second as percent of the copy rate, by shape, scheme and tokens.
+GEMM_GOALS = {("qwen3-30b", "bf16"): {8: 85, 32: 85}, ("qwen3-30b", "w8a16_g128"): {8: 72, 32: 78},
+              ("qwen3-30b", "w4a16_g128"): {8: 60, 32: 68}, ("qwen3-30b", "w2a16_g64_asym"): {8: 45, 32: 54},
+              ("mixtral", "w4a16_g128"): {8: 73, 32: 73}}
+FEW_TOKENS = 128  # below it weights are what takes the time
+
+
+def store_gemm(paths):
+    runs = []
+    for path in paths:
+        with open(path, encoding="utf-8") as file:
+            run = json.load(file)
+        run["command"] = re.sub(r" --json \S+", "", run["command"])
+        runs.append(run)
+    with open(os.path.join(DOCS, "benchmarks", "gemm-h200.json"), "w", encoding="utf-8") as file:
+        json.dump({"runs": runs}, file, separators=(",", ":"))
+        file.write("\n")
+
+
+def gemm_section(stored):
+    runs = stored["runs"]
+    rows = [r for run in runs for r in run["results"]]
+    known = {(r["shape"], r["scheme"], r["tokens"], r["zipf"]): r for r in rows}
+    kinds = list(dict.fromkeys((r["shape"], r["scheme"]) for r in rows))
+    shapes = list(dict.fromkeys(shape for shape, _ in kinds))
+    kinds.sort(key=lambda kind: shapes.index(kind[0]))
+    few = sorted({r["tokens"] for r in rows if r["tokens"] < FEW_TOKENS})
+    many = sorted({r["tokens"] for r in rows} - set(few))
+    zipfs = sorted({r["zipf"] for r in rows})
+    machine = runs[0]["machine"]
+    copies = [run["copy_gbps"]["median"] for run in runs]
+
+    def cell(kind, tokens, text):
+        found = [known[(*kind, tokens, z)] for z in zipfs if (*kind, tokens, z) in known]
+        return " / ".join(text(r) for r in found) or "-"
+
+    def grid(tokens, text, goals=False):
+        out = []
+        for kind in kinds:
+            cells = [cell(kind, t, text) for t in tokens]
+            if all(c == "-" for c in cells):
+                continue
+            goal = GEMM_GOALS.get(kind, {})
+            out.append([*kind] + ([" / ".join(f"{goal[t]} %" for t in sorted(goal))] if goals else []) + cells)
+        return table(["shape", "scheme"] + (["goal"] if goals else []) + [f"T = {t}" for t in tokens], out)
+
+    uniform = [(100 * known[(*kind, t, zipfs[0])]["of_copy"], g) for kind, goal in GEMM_GOALS.items()
+               for t, g in goal.items() if (*kind, t, zipfs[0]) in known]
+    reached = sum(round(have) >= g for have, g in uniform)
+    spread = sorted((r["gemms_us"]["max"] - r["gemms_us"]["min"]) / r["gemms_us"]["median"] for r in rows)
+    commits = ", ".join(f"`{c}`" for c in dict.fromkeys(run["commit"] for run in runs))
+    text = f"""One {machine['device'].replace('NVIDIA ', '')}, CUDA {machine['cuda_runtime']}, driver 580.159.04, commit as built {commits}. GEMMs: gate, up and down of every expert that has tokens, in a
+CUDA graph; {runs[0]['layers']} copies of the layer rotated so that L2 does not hold the weights; bytes are those of the records multiplied. Copies within the
+device, measured between: {min(copies) / 1e3:.2f} to {max(copies) / 1e3:.2f} TB/s, read and written. Medians of {min(run['repeats'] for run in runs)} to {max(run['repeats'] for run in runs)} replays; least to greatest {100 * spread[len(spread) // 2]:.1f} % in
+the median cell, {100 * spread[-1]:.1f} % at most.
+
+"""
+    text += "".join(f"    {run['command']}\n" for run in runs) + "    python3 scripts/benchmarks.py --gemm FILE...\n"
+    text += f"""
+Weights a second as a share of the copy rate, routed uniformly / by Zipf with exponent 0.8. Goals are for T = 8 / 32; {reached} of {len(uniform)} are reached, routed uniformly.
+
+"""
+    text += grid(few, lambda r: f"{100 * r['of_copy']:.0f} %", goals=True)
+    if many:
+        text += "\nTFLOP/s, where arithmetic begins to count:\n\n" + grid(many, lambda r: f"{r['tflops']:.0f}")
+    text += "\nMicroseconds of the GEMMs, in brackets of the whole layer (routing, grouping, packing, products, weighted sum):\n\n"
+    times = lambda r: f"{r['gemms_us']['median']:.0f} ({r['layer_us']['median']:.0f})"
+    text += grid(few, times)
+    if many:
+        text += "\n" + grid(many, times)
+    return text
+
+
+def replace(page, begin, end, part):
+    before, rest = page.split(begin, 1)
+    return before + begin + part + end + rest.split(end, 1)[1]
+
+
 def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--gemm", nargs="+", metavar="FILE")
+    args = parser.parse_args()
+    if args.gemm:
+        store_gemm(args.gemm)
     sections = [wall_section(load("wall")), accuracy_section(load("predicted")),
                 shapes_section(load("shapes")), bundled_section(load("bundled"))]
-    part = BEGIN + "\n".join(s.strip("\n") + "\n" for s in sections) + END
     path = os.path.join(DOCS, "benchmarks.md")
     with open(path, encoding="utf-8") as file:
         page = file.read()
-    before, rest = page.split(BEGIN, 1)
-    after = rest.split(END, 1)[1]
-    new = before + part + after
-    if "--check" in sys.argv[1:]:
+    new = replace(page, BEGIN, END, "\n".join(s.strip("\n") + "\n" for s in sections))
+    new = replace(new, GEMM_BEGIN, GEMM_END, gemm_section(load("gemm-h200")))
+    if args.check:
         sys.exit(0 if new == page else "docs/benchmarks.md is not what docs/benchmarks/*.json say")
     with open(path, "w", encoding="utf-8") as file:
         file.write(new)
