@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures the strategies on a GPU at published shapes, and writes docs/benchmarks-h200.md.
 
-    bench_h200.py run --bin build/cuda/bin --out DIR [--part dynaexq,fate,importance] [--smoke]
+    bench_h200.py run --bin build/cuda/bin --out DIR [--part dynaexq,fate,importance,loads] [--smoke]
     bench_h200.py render --results DIR      copies DIR/*.json to docs/benchmarks/h200-*.json, writes the page
     bench_h200.py render                    writes the page from what is stored
 
@@ -45,16 +45,18 @@ def dynaexq_runs():
         # 512 steps, so that the P99 is the sixth greatest.
         yield run_of(f"adapt-{batch}", "decode", "qwen3-30b", [first, live, frozen, churn],
                      workload="steady", **dict(flags, batch=batch, repeats=8))
-    for prompt, warm, steps, repeats in ((128, 48, 16, 8), (512, 24, 8, 8), (2048, 10, 4, 5)):
+    for prompt, warm, steps, repeats in ((128, 48, 16, 8), (512, 24, 8, 6), (2048, 10, 4, 5)):
         yield run_of(f"ttft-{prompt}", "prefill", "qwen3-30b", [first, live, frozen, churn, low],
                      workload="steady", schemes=f"bf16,{W4}", budget="45%", prompt=prompt, warm=warm,
                      steps=steps, repeats=repeats)
-    for batch in (1, 8, 32):
-        # As many steps of warm-up as never-stall needs to fill its cache of high versions.
+    # As many steps of warm-up as the first needs to find the hot ones, and a cache to fill; of four engines, as
+    # five do not fit on the device.
+    for batch, warm in ((1, 128), (8, 48), (32, 40)):
         yield run_of(f"offload-{batch}", "decode", "qwen3-30b",
-                     [first, live, f"never-stall:hi=bf16,lo={W4}", "on-demand:scheme=bf16",
-                      "expertflow-like:scheme=bf16"],
-                     workload="mixed", **dict(flags, batch=batch, warm=80, steps=8, repeats=3))
+                     [first, live, "on-demand:scheme=bf16", "expertflow-like:scheme=bf16"],
+                     workload="mixed", **dict(flags, batch=batch, warm=warm, steps=8, repeats=3))
+    yield run_of("offload-low", "decode", "qwen3-30b", [f"never-stall:hi=bf16,lo={W4}"], workload="mixed",
+                 **dict(flags, batch="1,8,32", steps=8, repeats=3))
     for batch in (1, 8, 32):
         yield run_of(f"bounds-{batch}", "decode", "qwen3-30b", [first, frozen, low, high], workload="steady",
                      **dict(flags, batch=batch, graph=True, repeats=3))
@@ -143,7 +145,14 @@ def importance_runs():
                          steps=2, repeats=3, **flags_of(shape, link))
 
 
-PARTS = {"dynaexq": dynaexq_runs, "fate": fate_runs, "importance": importance_runs}
+def loads_runs():
+    """Demand loads back to back: every expert of every layer call is missing; a few seconds."""
+    schemes = [W2, W4, W8, "bf16"]
+    yield run_of("loads", "decode", "qwen3-30b:4", [f"load-on-demand:scheme={s}" for s in schemes], workload="uniform",
+                 schemes=",".join(reversed(schemes)), budget="60%", batch=32, attention_us=0, warm=4, steps=8, repeats=5)
+
+
+PARTS = {"dynaexq": dynaexq_runs, "fate": fate_runs, "importance": importance_runs, "loads": loads_runs}
 
 
 def smoke(run):
@@ -263,15 +272,16 @@ def adaptation(results):
     for prompt in (128, 512, 2048):
         runs = [variants(r) for r in repeats_of(results, f"ttft-{prompt}")]
         if runs:
-            churned.append([str(prompt)] + [f"{mean(v[i]['step_mean_ms'] for v in runs):.2f}" for i in (4, 2, 1, 3)] +
+            churned.append([str(prompt)] + [f"{mean(v[i]['step_p50_ms'] for v in runs):.2f}" for i in (4, 2, 1, 3)] +
                            [ratio_text([(v[i][field], v[2][field]) for v in runs])
-                            for i, field in ((1, "step_mean_ms"), (1, "step_p99_ms"), (3, "step_mean_ms"))])
+                            for i, field in ((1, "step_p50_ms"), (1, "step_mean_ms"), (1, "step_p99_ms"),
+                                             (3, "step_mean_ms"))])
     text = table(["batch", "transitions", "promotions a step", "frozen, ms", "on, ms", "mean", "P99",
                   "BeginStep, us more", "driver waits"], rows)
     if churned:
-        text += "\n\nTTFT in ms, one prompt at a time:\n\n" + table(
-            ["prompt", "all low", "frozen", "on, defaults", "on, no hysteresis", "defaults", "defaults, P99",
-             "no hysteresis"], churned)
+        text += "\n\nTTFT in ms, one prompt at a time, medians, and what adaptation adds:\n\n" + table(
+            ["prompt", "all low", "frozen", "on, defaults", "on, no hysteresis", "median", "mean",
+             "P99", "mean, no hysteresis"], churned)
     return text
 
 
@@ -280,20 +290,24 @@ def bounds(results):
     for batch in (1, 8, 32):
         runs = [variants(r) for r in repeats_of(results, f"bounds-{batch}")]
         if runs:
-            rows.append([str(batch)] + [f"{mean(v[i]['step_mean_ms'] for v in runs):.2f}" for i in (2, 1, 0, 3)])
-    return table(["batch", "all w4", "26 % bf16, static", "the same, `dynaexq`", "all bf16"], rows)
+            rows.append([str(batch)] + [f"{mean(v[i]['step_mean_ms'] for v in runs):.2f}" for i in (2, 1, 0)] +
+                        [f"{mean(v[0]['promotions'] / v[0]['steps'] for v in runs):.1f}"] +
+                        [ratio_text([(v[0][field], v[1][field]) for v in runs])
+                         for field in ("step_mean_ms", "step_p99_ms")] + [f"{mean(v[3]['step_mean_ms'] for v in runs):.2f}"])
+    return table(["batch", "all w4", "26 % bf16, static", "the same, adapting", "promotions a step", "mean", "P99",
+                  "all bf16"], rows)
 
 
 def offload(results):
+    low = {g["batch"]: g["variants"][0] for r in repeats_of(results, "offload-low") for g in r["groups"]}
     rows = []
     for batch in (1, 8, 32):
-        runs = repeats_of(results, f"offload-{batch}") + repeats_of(results, "offload")
-        for group in (g for r in runs for g in r["groups"] if g["batch"] == batch):
+        for group in (g for r in repeats_of(results, f"offload-{batch}") for g in r["groups"]):
             # The last of a name: the dynaexq that begins with what the first has found.
             v = {x["strategy"].split(":")[0]: x for x in group["variants"]}
             ours, slow = v["dynaexq"], [v["on-demand"], v["expertflow-like"]]
-            rows.append([str(batch)] + [spread_text(x) for x in (ours, v["never-stall"], *slow)] +
-                        [f"{over_text(x, ours)}x" for x in slow] +
+            rows.append([str(batch), spread_text(ours), spread_text(low[batch]) if batch in low else "-"] +
+                        [spread_text(x) for x in slow] + [f"{over_text(x, ours)}x" for x in slow] +
                         [f"{100 * v['on-demand']['hit_ratio']:.0f} %"])
     return table(["batch", "dynaexq, ms", "never-stall", "on-demand", "expertflow-like",
                   "on-demand over dynaexq", "expertflow-like over dynaexq", "on-demand hits"], rows)
@@ -561,8 +575,32 @@ def importance_tables(results):
             "importance-claims": importance_claims(results)}
 
 
+# Queued copies of pinned memory on this machine, by themselves: 47.1 GB/s at 1 MiB, 53.0 at 4, 54.6 at 16, 55.3 at 64.
+QUEUED_FIXED_NS, QUEUED_GBPS = 3300, 55.3
+
+
+def loads(results):
+    rows = []
+    for result in repeats_of(results, "loads"):
+        for v in result["groups"][0]["variants"]:
+            if "refused" in v:
+                continue
+            bytes_a_load = v["bytes_loaded_a_step"] * v["steps"] / v["loads"]
+            queued = bytes_a_load / (QUEUED_FIXED_NS + bytes_a_load / QUEUED_GBPS)
+            rates = sorted(v["bytes_loaded_a_step"] / ms / 1e6 for ms in v["repetition_ms"])
+            rate = v["bytes_loaded_a_step"] / v["step_mean_ms"] / 1e6
+            rows.append([v["strategy"].split("=")[1], f"{bytes_a_load / 2**20:.1f} MiB",
+                         f"{v['loads'] / v['steps'] / result['shape']['layers']:.0f}",
+                         f"{rate:.1f} ({rates[0]:.1f} .. {rates[-1]:.1f})", f"{queued:.1f}", f"{100 * rate / queued:.0f} %"])
+    return table(["scheme", "record", "loads a layer", "GB/s of whole layer calls", "copies alone", ""], rows) if rows else MISSING
+
+
 def stored_with(part, results):
-    """What is stored, runs of the same key replaced, with their repetitions."""
+    """What is stored, runs of the same key replaced, with their repetitions; paths as the repository's."""
+    for result in results.values():
+        profile = result["profile"]
+        result["profile"] = "profiles/" + os.path.basename(profile) if os.sep in profile else profile
+        result["command"] = result["command"].replace(profile, result["profile"])
     again = {key.split("/")[0] for key in results}
     return {**{k: r for k, r in load(part).items() if k.split("/")[0] not in again}, **results}
 
@@ -578,7 +616,7 @@ def render(args):
     d = load("dynaexq")
     tables = {"dynaexq-adapt": adaptation(d), "dynaexq-bounds": bounds(d), "dynaexq-offload": offload(d),
               "dynaexq-shift": cells(d, ["shift-8"]), **fate_tables(load("fate")),
-              **importance_tables(load("importance"))}
+              **importance_tables(load("importance")), "loads": loads(load("loads"))}
     path = os.path.join(DOCS, "benchmarks-h200.md")
     with open(path, encoding="utf-8") as file:
         page = file.read()
