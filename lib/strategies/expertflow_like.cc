@@ -3,8 +3,7 @@
 // loaded on demand.
 //
 // What it approximates:
-//  - its routing path predictor, a trained transformer that sees whole sequences before they run,
-//  is
+//  - its routing path predictor, a trained transformer that sees whole sequences in advance, is
 //    replaced by the next layer's gate on this layer's input: no training, one layer ahead;
 //  - its cache, which corrects mispredictions while they are computed, is an LRU cache whose wrong
 //    prefetches are forgotten when the true routing arrives and have not started;
