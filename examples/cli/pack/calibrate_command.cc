@@ -63,6 +63,8 @@ int CalibrateMain(int argc, const char* const* argv) {
                   0);
   parser.AddInt64("window", &job.window, "tokens a calibration sequence", 2, int64_t{1} << 20);
   parser.AddInt("threads", &job.threads, "threads; 0: one a core", 0, 1024);
+  parser.AddChoice("backend", &job.backend, {"cpu", "cuda", "auto"},
+                   "where matrices are multiplied; quantizing is the CPU's");
   parser.AddSwitch("quiet", &quiet, "no progress, no notes");
   const absl::Status parsed = parser.Parse(argc, argv);
   if (!parsed.ok()) return ReportError(kCommand, parsed);

@@ -27,6 +27,7 @@
 #include "format/model_cache.h"
 #include "format/safetensors.h"
 #include "format/sealed_json.h"
+#include "moert/backend.h"
 
 namespace moert::cli {
 namespace {
@@ -69,6 +70,8 @@ class WriterLock {
   int fd_ = -1;
 };
 
+constexpr int kDeviceLanes = 8;
+
 // The candidate of the fewest bytes: its errors are the largest.
 absl::StatusOr<size_t> ProbeScheme(const MoeLayerSpec& layer, const std::vector<Scheme>& schemes) {
   size_t best = 0;
@@ -104,12 +107,14 @@ class Measurement {
     ThreadPoolOptions options;
     options.threads = job_.threads;
     MOERT_ASSIGN_OR_RETURN(pool_, CreateThreadPool(options));
+    MOERT_RETURN_IF_ERROR(OpenDevice());
+    const Compute compute(pool_.get(), device_.get());
     const int64_t window = std::min(job_.window, config_.max_position_embeddings);
     MOERT_ASSIGN_OR_RETURN(
         tokens_, ReadCalibrationTokens(job_.token_files, config_.vocab_size, window, job_.tokens));
     MOERT_ASSIGN_OR_RETURN(decoder_,
                            host::Decoder::Load(*checkpoint_, config_, pool_.get(), nullptr));
-    MOERT_ASSIGN_OR_RETURN(blocks_, MoeBlocks::Create(experts_.get(), pool_.get()));
+    MOERT_ASSIGN_OR_RETURN(blocks_, MoeBlocks::Create(experts_.get(), compute));
     stream_ = std::make_unique<CalibrationStream>(decoder_.get(), &tokens_);
     Hasher64 hasher;
     hasher.Add(absl::MakeConstSpan(reinterpret_cast<const std::byte*>(tokens_.ids.data()),
@@ -126,9 +131,33 @@ class Measurement {
     MOERT_ASSIGN_OR_RETURN(probe_index_, ProbeScheme(config_.moe.layers[0], result_.schemes));
     result_.probe_scheme = result_.schemes[probe_index_];
     result_.probe_tokens = std::min(CeilDiv(job_.probe_tokens, window) * window, result_.tokens);
-    MOERT_ASSIGN_OR_RETURN(probe_, LossProbe::Create(decoder_.get(), experts_.get(), pool_.get(),
+    MOERT_ASSIGN_OR_RETURN(probe_, LossProbe::Create(decoder_.get(), experts_.get(), compute,
                                                      window, result_.probe_tokens));
     return absl::OkStatus();
+  }
+
+  // A product holds its lane for less time than quantizing what it multiplies takes a thread.
+  absl::Status OpenDevice() {
+    if (job_.backend == "cpu") return absl::OkStatus();
+    absl::Status status = CudaStatus();
+    if (status.ok()) {
+      auto opened = host::DeviceProducts::Open(std::min(pool_->num_threads(), kDeviceLanes));
+      status = opened.status();
+      if (opened.ok()) device_ = *std::move(opened);
+    } else if (job_.backend == "auto") {
+      return absl::OkStatus();  // no device
+    }
+    if (status.ok()) {
+      if (job_.log) job_.log(fmt::format("products on {}", device_->name()));
+      return status;
+    }
+    if (job_.backend == "auto") {
+      if (job_.log)
+        job_.log(fmt::format("note: all on the CPU: {}", std::string(status.message())));
+      return absl::OkStatus();
+    }
+    return absl::Status(status.code(), fmt::format("--backend cuda: {}; legal are cpu and auto",
+                                                   std::string(status.message())));
   }
 
   absl::Status CheckNew() const {
@@ -198,6 +227,10 @@ class Measurement {
     MOERT_RETURN_IF_ERROR(WriteWhole(job_.out, CalibrationToJson(result_)));
     std::error_code ec;
     std::filesystem::remove(partial_, ec);
+    if (job_.log && device_ != nullptr && !device_->first_error().ok()) {
+      job_.log(fmt::format("note: the device refused products, which the CPU did: {}",
+                           std::string(device_->first_error().message())));
+    }
     if (job_.log) {
       job_.log(fmt::format("{} tokens, mean loss {:.5f}", result_.tokens, stream_->Nll()));
     }
@@ -253,8 +286,8 @@ class Measurement {
           absl::Status status = experts_->ReadExpert(l, e, &stored);
           if (status.ok()) status = WidenExpert(stored, &weights);
           if (!status.ok()) return Located(status, l, e);
-          auto found =
-              ExpertSensitivity(layer, settings, std::move(weights), tokens.weights, single, x);
+          auto found = ExpertSensitivity(layer, settings, std::move(weights), tokens.weights,
+                                         Compute(single, device_.get()), x);
           if (!found.ok()) return Located(found.status(), l, e);
           out->selections[i] = static_cast<int64_t>(tokens.rows.size());
           for (size_t t = 0; t < tokens.weights.size(); ++t) {
@@ -300,6 +333,7 @@ class Measurement {
   std::unique_ptr<Checkpoint> checkpoint_;
   std::unique_ptr<CheckpointExperts> experts_;
   std::unique_ptr<ThreadPool> pool_;
+  std::unique_ptr<host::DeviceProducts> device_;  // null: all on the CPU
   CalibrationTokens tokens_;
   std::unique_ptr<host::Decoder> decoder_;
   std::unique_ptr<MoeBlocks> blocks_;

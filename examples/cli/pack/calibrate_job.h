@@ -24,6 +24,8 @@ struct CalibrateJob {
   /// measured; 0: it is not.
   int64_t probe_tokens = 6144;
   int threads = 0;
+  /// Where matrices are multiplied: "cpu", "cuda", or "auto", which is a device if there is one.
+  std::string backend = "auto";
   /// Experts done and to do.
   std::function<void(int64_t done, int64_t total)> progress;
   /// A line for people.

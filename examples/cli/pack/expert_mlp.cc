@@ -25,6 +25,10 @@ absl::Status Widen(const char* name, const std::vector<uint16_t>& from, std::vec
   return absl::OkStatus();
 }
 
+// Multiply-adds from which the way to a device and back is worth it: 16 million are half a
+// millisecond of a core.
+constexpr int64_t kDeviceWork = int64_t{1} << 24;
+
 }  // namespace
 
 absl::Status WidenExpert(const ExpertWeights& weights, ExpertMatrices* out) {
@@ -40,16 +44,20 @@ absl::Status UnpackExpert(const RecordLayout& layout, const std::byte* record,
   return UnpackMatrix(layout.down, record, &out->down);
 }
 
-void MatMul(ThreadPool* pool, absl::Span<const float> w, int64_t out, int64_t in, const float* x,
-            int64_t rows, float* y) {
-  host::Linear::FromF32(w.data(), out, in, nullptr).Forward(pool, x, rows, y);
+void MatMul(const Compute& compute, absl::Span<const float> w, int64_t out, int64_t in,
+            const float* x, int64_t rows, float* y) {
+  if (compute.device != nullptr && rows > 0 && out * in >= kDeviceWork / rows &&
+      compute.device->Multiply(w.data(), out, in, x, rows, y).ok()) {
+    return;
+  }
+  host::Linear::FromF32(w.data(), out, in, nullptr).Forward(compute.pool, x, rows, y);
 }
 
-Floats GluForward(ThreadPool* pool, const MoeLayerSpec& layer, const std::vector<float>& gate,
+Floats GluForward(const Compute& compute, const MoeLayerSpec& layer, const std::vector<float>& gate,
                   const std::vector<float>& up, const float* x, int64_t rows) {
   Floats h(static_cast<size_t>(rows * layer.intermediate)), upped(h.size());
-  MatMul(pool, gate, layer.intermediate, layer.hidden, x, rows, h.data());
-  MatMul(pool, up, layer.intermediate, layer.hidden, x, rows, upped.data());
+  MatMul(compute, gate, layer.intermediate, layer.hidden, x, rows, h.data());
+  MatMul(compute, up, layer.intermediate, layer.hidden, x, rows, upped.data());
   for (size_t i = 0; i < h.size(); ++i) h[i] = host::Activate(layer.activation, h[i]) * upped[i];
   return h;
 }

@@ -9,6 +9,7 @@
 #include "absl/types/span.h"
 #include "base/thread_pool.h"
 #include "examples/host/aligned.h"
+#include "examples/host/device_products.h"
 #include "format/checkpoint_experts.h"
 #include "moert/model.h"
 #include "moert/scheme.h"
@@ -22,18 +23,29 @@ struct ExpertMatrices {
   std::vector<float> gate, up, down;
 };
 
+/// What multiplies.
+struct Compute {
+  /// Implicit: threads alone are the usual case.
+  Compute(ThreadPool* threads, host::DeviceProducts* products = nullptr)
+      : pool(threads), device(products) {}
+
+  ThreadPool* pool;
+  /// For products of many rows, or null. Where it fails the threads do them, with the same result
+  /// but for rounding.
+  host::DeviceProducts* device;
+};
+
 /// InvalidArgument, naming the matrix, if a weight is not finite.
 absl::Status WidenExpert(const ExpertWeights& weights, ExpertMatrices* out);
 /// The weights a record stands for, in the domain they are stored in (docs/layout.md: Hadamard).
 absl::Status UnpackExpert(const RecordLayout& layout, const std::byte* record, ExpertMatrices* out);
 
-/// y = x w^T; w: [out, in], x: [rows, in]. `pool` is borrowed; one of a single thread works inside
-/// a job of another.
-void MatMul(ThreadPool* pool, absl::Span<const float> w, int64_t out, int64_t in, const float* x,
-            int64_t rows, float* y);
+/// y = x w^T; w: [out, in], x: [rows, in]. A pool of a single thread works inside a job of another.
+void MatMul(const Compute& compute, absl::Span<const float> w, int64_t out, int64_t in,
+            const float* x, int64_t rows, float* y);
 
 /// h = act(x gate^T) * (x up^T), [rows, intermediate].
-Floats GluForward(ThreadPool* pool, const MoeLayerSpec& layer, const std::vector<float>& gate,
+Floats GluForward(const Compute& compute, const MoeLayerSpec& layer, const std::vector<float>& gate,
                   const std::vector<float>& up, const float* x, int64_t rows);
 
 /// Rows of a [*, columns] matrix, one behind the other.

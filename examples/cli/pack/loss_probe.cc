@@ -43,10 +43,11 @@ LossProbe::LossProbe(host::Decoder* decoder, const CheckpointExperts* experts, i
 
 absl::StatusOr<std::unique_ptr<LossProbe>> LossProbe::Create(host::Decoder* decoder,
                                                              const CheckpointExperts* experts,
-                                                             ThreadPool* pool, int64_t window,
+                                                             const Compute& compute, int64_t window,
                                                              int64_t tokens) {
   std::unique_ptr<LossProbe> probe(new LossProbe(decoder, experts, window, tokens));
-  MOERT_ASSIGN_OR_RETURN(probe->blocks_, MoeBlocks::Create(experts, pool));
+  probe->device_ = compute.device;
+  MOERT_ASSIGN_OR_RETURN(probe->blocks_, MoeBlocks::Create(experts, compute));
   return probe;
 }
 
@@ -76,8 +77,9 @@ absl::Status LossProbe::EndLayer(int layer, CalibrationStream* stream) {
           MOERT_RETURN_IF_ERROR(experts_->ReadExpert(layer, e, &stored));
           MOERT_RETURN_IF_ERROR(WidenExpert(stored, &weights));
           const auto rows = static_cast<int64_t>(tokens.rows.size());
-          const Floats h = GluForward(single, spec, weights.gate, weights.up, x->data(), rows);
-          MatMul(single, weights.down, spec.hidden, spec.intermediate, h.data(), rows, x->data());
+          const Compute compute(single, device_);
+          const Floats h = GluForward(compute, spec, weights.gate, weights.up, x->data(), rows);
+          MatMul(compute, weights.down, spec.hidden, spec.intermediate, h.data(), rows, x->data());
           return absl::OkStatus();
         },
         [](int) { return absl::OkStatus(); }));

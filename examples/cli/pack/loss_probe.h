@@ -30,7 +30,7 @@ class LossProbe {
   /// The first `tokens` rows, whole windows, of the stream that is measured. Borrows the others.
   static absl::StatusOr<std::unique_ptr<LossProbe>> Create(host::Decoder* decoder,
                                                            const CheckpointExperts* experts,
-                                                           ThreadPool* pool, int64_t window,
+                                                           const Compute& compute, int64_t window,
                                                            int64_t tokens);
 
   /// The experts of a layer, in ascending order.
@@ -53,6 +53,7 @@ class LossProbe {
   const CheckpointExperts* const experts_;
   const int64_t window_;
   const int64_t tokens_;
+  host::DeviceProducts* device_ = nullptr;
   std::unique_ptr<MoeBlocks> blocks_;
   CalibrationStream copies_;  // two a layer passed
   std::array<Floats, 2> changes_;

@@ -16,8 +16,9 @@ constexpr int kExpertsPerThread = 4;
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<MoeBlocks>> MoeBlocks::Create(const CheckpointExperts* experts,
-                                                             ThreadPool* pool) {
-  std::unique_ptr<MoeBlocks> blocks(new MoeBlocks(experts, pool));
+                                                             const Compute& compute) {
+  ThreadPool* const pool = compute.pool;
+  std::unique_ptr<MoeBlocks> blocks(new MoeBlocks(experts, compute));
   std::vector<absl::Span<const float>> gates, biases;
   const int layers = experts->model().num_layers();
   blocks->constants_.reserve(static_cast<size_t>(layers));  // the router borrows from them
@@ -115,9 +116,9 @@ absl::Status MoeBlocks::AddShared(int layer, const float* inputs, int64_t rows,
   for (int64_t first = 0; first < rows; first += kRowsAtOnce) {
     const int64_t count = std::min(kRowsAtOnce, rows - first);
     const float* const x = inputs + first * spec.hidden;
-    const Floats h = GluForward(pool_, spec, shared.gate, shared.up, x, count);
+    const Floats h = GluForward(compute_, spec, shared.gate, shared.up, x, count);
     Floats y(static_cast<size_t>(count * spec.hidden));
-    MatMul(pool_, shared.down, spec.hidden, spec.intermediate, h.data(), count, y.data());
+    MatMul(compute_, shared.down, spec.hidden, spec.intermediate, h.data(), count, y.data());
     for (int64_t r = 0; r < count; ++r) {
       float gate = 1.0f;
       if (spec.shared_gate) {

@@ -22,7 +22,7 @@ class MoeBlocks {
  public:
   /// Reads the constants of all layers. Borrows its arguments.
   static absl::StatusOr<std::unique_ptr<MoeBlocks>> Create(const CheckpointExperts* experts,
-                                                           ThreadPool* pool);
+                                                           const Compute& compute);
 
   /// One expert's part: x are its tokens' inputs, to be turned into its outputs (both [rows,
   /// hidden]). Runs on any thread, `single` being a pool of one thread for its products.
@@ -44,14 +44,15 @@ class MoeBlocks {
   /// Share of the experts of the last Run's tokens that its gate finds when it is given the inputs
   /// of the Run before, one layer up; 0 if there was none.
   double cross_layer_accuracy() const { return cross_layer_accuracy_; }
-  ThreadPool* pool() const { return pool_; }
 
  private:
-  MoeBlocks(const CheckpointExperts* experts, ThreadPool* pool) : experts_(experts), pool_(pool) {}
+  MoeBlocks(const CheckpointExperts* experts, const Compute& compute)
+      : experts_(experts), compute_(compute), pool_(compute.pool) {}
   void CompareWithPrediction(int layer);
   absl::Status AddShared(int layer, const float* inputs, int64_t rows, float* residual) const;
 
   const CheckpointExperts* const experts_;
+  const Compute compute_;  // of shared experts
   ThreadPool* const pool_;
   std::vector<LayerConstants> constants_;
   std::vector<std::unique_ptr<ThreadPool>> single_;  // by worker

@@ -13,13 +13,13 @@ namespace {
 class Expert {
  public:
   Expert(const MoeLayerSpec& layer, const SensitivitySettings& settings, ExpertMatrices weights,
-         absl::Span<const float> token_weights, ThreadPool* pool, const Floats& x)
+         absl::Span<const float> token_weights, const Compute& compute, const Floats& x)
       : layer_(layer),
         settings_(settings),
         w_(std::move(weights)),
         token_weights_(token_weights),
         rows_(static_cast<int64_t>(token_weights.size())),
-        pool_(pool),
+        compute_(compute),
         x_(x) {
     if (settings_.hadamard) {
       ApplyHadamard(layer_.intermediate, layer_.hidden, w_.gate.data());
@@ -91,7 +91,7 @@ class Expert {
   }
   Floats Product(const std::vector<float>& w, int64_t out, int64_t in, const Floats& x) const {
     Floats y(static_cast<size_t>(rows_ * out));
-    MatMul(pool_, w, out, in, x.data(), rows_, y.data());
+    MatMul(compute_, w, out, in, x.data(), rows_, y.data());
     return y;
   }
   Floats Combine(const Floats& gate, const Floats& up) const {
@@ -122,7 +122,7 @@ class Expert {
   ExpertMatrices w_;  // in the domain they are stored in, as are x_ and stored_h_
   const absl::Span<const float> token_weights_;
   const int64_t rows_;
-  ThreadPool* const pool_;
+  const Compute compute_;
   Floats x_, gate_, up_, h_, stored_h_, y_;
 };
 
@@ -132,8 +132,8 @@ absl::StatusOr<ExpertChanges> ExpertSensitivity(const MoeLayerSpec& layer,
                                                 const SensitivitySettings& settings,
                                                 ExpertMatrices weights,
                                                 absl::Span<const float> token_weights,
-                                                ThreadPool* pool, Floats* x) {
-  const Expert expert(layer, settings, std::move(weights), token_weights, pool, *x);
+                                                const Compute& compute, Floats* x) {
+  const Expert expert(layer, settings, std::move(weights), token_weights, compute, *x);
   MOERT_ASSIGN_OR_RETURN(ExpertChanges changes, expert.Changes());
   *x = expert.output();
   return changes;

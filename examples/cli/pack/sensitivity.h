@@ -30,13 +30,13 @@ struct ExpertChanges {
   Floats gate_up, down;
 };
 
-/// Turns x, the tokens' inputs [rows, hidden], into the unquantized expert's outputs. `pool` has a
-/// single thread.
+/// Turns x, the tokens' inputs [rows, hidden], into the unquantized expert's outputs. The
+/// pool of `compute` has a single thread.
 absl::StatusOr<ExpertChanges> ExpertSensitivity(const MoeLayerSpec& layer,
                                                 const SensitivitySettings& settings,
                                                 ExpertMatrices weights,
                                                 absl::Span<const float> token_weights,
-                                                ThreadPool* pool, Floats* x);
+                                                const Compute& compute, Floats* x);
 
 }  // namespace moert::cli
 

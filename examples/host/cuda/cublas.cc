@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 #include <library_types.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <initializer_list>
 #include <vector>
 
@@ -103,6 +105,20 @@ class LoadedCublas final : public Cublas {
     return Check(library_->gemm_ex(handle_, kOpT, kOpN, g.out, g.rows, g.in, &one, g.w, CUDA_R_16BF,
                                    g.in, g.x, CUDA_R_16BF, g.in, &beta, g.y, CUDA_R_32F, g.out,
                                    kCompute32F, kDefaultAlgorithm),
+                 "cublasGemmEx");
+  }
+
+  absl::Status MultiplyF32(const float* w, int64_t out, int64_t in, const float* x, int64_t rows,
+                           float* y) override {
+    if (std::max({out, in, rows}) > INT32_MAX) {
+      return absl::InvalidArgumentError(
+          fmt::format("a product of {} rows by {} x {} is too large", rows, out, in));
+    }
+    const auto columns = static_cast<int>(out), inputs = static_cast<int>(in);
+    const float one = 1, zero = 0;
+    return Check(library_->gemm_ex(handle_, kOpT, kOpN, columns, static_cast<int>(rows), inputs,
+                                   &one, w, CUDA_R_32F, inputs, x, CUDA_R_32F, inputs, &zero, y,
+                                   CUDA_R_32F, columns, kCompute32F, kDefaultAlgorithm),
                  "cublasGemmEx");
   }
 

@@ -3,6 +3,7 @@
 #ifndef MOERT_EXAMPLES_HOST_CUDA_CUBLAS_H_
 #define MOERT_EXAMPLES_HOST_CUDA_CUBLAS_H_
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -22,6 +23,10 @@ class Cublas {
 
   /// Enqueues the product. Legal under stream capture once a product of its shape has run.
   virtual absl::Status Multiply(const DenseGemm& gemm) = 0;
+  /// y = x w^T in fp32 arithmetic (no TF32); w: [out, in], x: [rows, in], y: [rows, out], dense in
+  /// device memory. InvalidArgument beyond 2^31 rows or columns.
+  virtual absl::Status MultiplyF32(const float* w, int64_t out, int64_t in, const float* x,
+                                   int64_t rows, float* y) = 0;
   virtual const std::string& library() const = 0;
 };
 
