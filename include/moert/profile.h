@@ -50,6 +50,9 @@ struct HardwareProfile {
     std::vector<ComputeRate> rates;
   };
   std::vector<VersionRates> version_compute;
+  // What that CPU does with stored versions that were measured, which then count in place of its
+  // rate and share above: its time is the latency and what the rates say.
+  std::vector<VersionRates> cpu_compute;
   // Beside its experts, every multiplication call (a layer makes one for what is there and one for
   // each arrival), more if the layer has waited before it (threads have gone to sleep), and every
   // run of the next layer's gate for a predictor.
@@ -66,13 +69,9 @@ struct HardwareProfile {
   int64_t LayerNs(bool prefill, int64_t tokens) const {
     return decode_layer_ns + (prefill ? prefill_token_ns * tokens : 0);
   }
-  /// Time of the CPU beside a GPU for one expert of `bytes` by `tokens` tokens.
-  int64_t CpuExpertNs(int64_t bytes, int64_t tokens) const {
-    const double pass = 1e9 * static_cast<double>(bytes) / cpu_weight_bytes_per_s;
-    return cpu_expert_latency_ns +
-           static_cast<int64_t>(pass * (1 + cpu_next_token_share *
-                                                static_cast<double>(tokens > 1 ? tokens - 1 : 0)));
-  }
+  /// Time of the CPU beside a GPU for one expert of `bytes` by `tokens` tokens. `version`: its
+  /// name.
+  int64_t CpuExpertNs(int64_t bytes, int64_t tokens, absl::string_view version = {}) const;
   /// Time to multiply one expert of `bytes` by `tokens` tokens, beside LayerNs. `version`: its
   /// name; without rates of its own it is charged those of `compute`.
   double ExpertNs(int64_t bytes, int64_t tokens, absl::string_view version = {}) const;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "moert/expert_store.h"
@@ -26,12 +27,17 @@ class LinkEstimate;
 
 /// What may compute misses beside the fast tier.
 struct CpuBeside {
+  /// Calls of more rows stay off the CPU, whatever costs say.
+  static constexpr int64_t kMaxTokens = 512;
+
   /// Whether the CPU can multiply an expert now, in the best version served, for a call of `tokens`
   /// rows. Null: there is no such CPU.
   std::function<bool(ExpertKey key, int64_t tokens)> can_compute;
   /// What transfers take as measured, borrowed: then times of the CPU are corrected by measurement
   /// too (Took). Null: the profile is right about both.
   const LinkEstimate* link = nullptr;
+  /// Name of the version it multiplies, for the profile's rates.
+  std::string version;
 };
 
 class Scheduler {

@@ -174,7 +174,14 @@ struct ExecutorParts {
   int64_t max_tokens = 0;
   EngineStats* stats = nullptr;
   MixedGroupGemm* cpu_gemm = nullptr;  // for experts on the CPU; null: none
+  int cpu_spin_us = 50;                // how long its thread, and who waits for it, stay awake
 };
+
+/// That, and the same of the pool that multiplies beside a device, where there is a CPU for each of
+/// these threads. A layer hands its misses to the CPU as soon as it is routed and the next one does
+/// so a few hundred us later: on a virtual machine waking a thread in between took 130 us in the
+/// median, as long as the CPU needs for a whole expert.
+inline constexpr int kSpinBesideDeviceUs = 2000;
 
 class Backend {
  public:

@@ -82,6 +82,9 @@ absl::StatusOr<Blueprint> MakeBlueprint(const ExpertSource& source, const Engine
     threads.threads = options.threads;
     threads.cpus = options.cpus;
     if (b.backend != nullptr && options.threads == 0) threads.threads = ThreadsBeside(options);
+    if (b.backend != nullptr && b.strategy.placement != nullptr) {
+      threads.spin_microseconds = kSpinBesideDeviceUs;
+    }
     MOERT_ASSIGN_OR_RETURN(b.pool, CreateThreadPool(threads));
   }
   MOERT_ASSIGN_OR_RETURN(b.gemm,

@@ -4,6 +4,7 @@
 
 #include "base/bytes_text.h"
 #include "base/status_macros.h"
+#include "base/thread_pool.h"
 #include "engine/engine_impl.h"
 #include "engine/memory_plan.h"
 #include "fmt/format.h"
@@ -160,7 +161,8 @@ absl::Status EngineImpl::Init() {
         device_,
         backend_->MakeExecutor({source_.get(), versions_, &constants_, parts.shared_records,
                                 options_.max_tokens_per_forward, &stats_,
-                                strategy_.placement != nullptr ? gemm_.get() : nullptr}));
+                                strategy_.placement != nullptr ? gemm_.get() : nullptr,
+                                pool_->num_threads() < UsableCpus() ? kSpinBesideDeviceUs : 50}));
     parts.device = device_.get();
     if (graph_safe()) store_->TrackChanges();
   }
@@ -190,8 +192,11 @@ absl::Status EngineImpl::Init() {
 
 CpuBeside EngineImpl::MakeCpuBeside() {
   CpuBeside cpu;
+  cpu.version = std::string(source_->version_name(versions_[0]));
   if (options_.simulate) {
-    if (profile_.cpu_executor) cpu.can_compute = [](ExpertKey, int64_t) { return true; };
+    if (profile_.cpu_executor) {
+      cpu.can_compute = [](ExpertKey, int64_t tokens) { return tokens <= CpuBeside::kMaxTokens; };
+    }
   } else if (backend_ != nullptr) {
     cpu.can_compute = [this](ExpertKey key, int64_t tokens) {
       return device_->CpuCanCompute(key, versions_[0], tokens);

@@ -50,22 +50,21 @@ absl::Status ReadComputeRates(const nlohmann::json& json, const std::string& pat
   return absl::OkStatus();
 }
 
-/// The field "version_compute": {"NAME": {"compute": [...]}, ...}.
-absl::Status ReadVersionRates(const nlohmann::json& json, const std::string& path,
+/// Field `name`: {"NAME": {"compute": [...]}, ...}.
+absl::Status ReadVersionRates(const nlohmann::json& json, const std::string& path, const char* name,
                               std::vector<HardwareProfile::VersionRates>* versions) {
-  const auto it = json.find("version_compute");
+  const auto it = json.find(name);
   if (it == json.end()) return absl::OkStatus();
   constexpr size_t kMaxVersions = 100;
   if (!it->is_object() || it->size() > kMaxVersions) {
-    return absl::InvalidArgumentError(
-        fmt::format("{}: field 'version_compute' must be an object of at most {} versions", path,
-                    kMaxVersions));
+    return absl::InvalidArgumentError(fmt::format(
+        "{}: field '{}' must be an object of at most {} versions", path, name, kMaxVersions));
   }
-  for (const auto& [name, value] : it->items()) {
-    HardwareProfile::VersionRates v{name, {}};
+  for (const auto& [version, value] : it->items()) {
+    HardwareProfile::VersionRates v{version, {}};
     if (!value.is_object()) {
       return absl::InvalidArgumentError(
-          fmt::format("{}: field 'version_compute': '{}' is no object", path, name));
+          fmt::format("{}: field '{}': '{}' is no object", path, name, version));
     }
     MOERT_RETURN_IF_ERROR(ReadComputeRates(value, path, &v.rates));
     versions->push_back(std::move(v));
@@ -73,20 +72,25 @@ absl::Status ReadVersionRates(const nlohmann::json& json, const std::string& pat
   return absl::OkStatus();
 }
 
-}  // namespace
+using Rates = std::vector<HardwareProfile::ComputeRate>;
 
-double HardwareProfile::ExpertNs(int64_t bytes, int64_t tokens, absl::string_view version) const {
-  if (compute.empty() || tokens <= 0) return 0;
-  const std::vector<ComputeRate>* rates = &compute;
-  for (const VersionRates& v : version_compute) {
-    if (v.version == version && !v.rates.empty()) rates = &v.rates;
+/// Rates of a version; null: it has none of its own.
+const Rates* RatesOf(const std::vector<HardwareProfile::VersionRates>& versions,
+                     absl::string_view version) {
+  for (const HardwareProfile::VersionRates& v : versions) {
+    if (v.version == version && !v.rates.empty()) return &v.rates;
   }
-  // Time per byte as a function of tokens: linear between rows, proportional after the last, the
-  // first row's before it (weights are streamed whole for one token as for any fewer).
+  return nullptr;
+}
+
+/// Time per byte as a function of tokens: linear between rows, proportional after the last, the
+/// first row's before it (weights are streamed whole for one token as for any fewer).
+double NsPerByte(const Rates& rates, int64_t tokens) {
+  using ComputeRate = HardwareProfile::ComputeRate;
   const auto ns_per_byte = [](const ComputeRate& r) { return 1e9 / r.weight_bytes_per_s; };
-  const ComputeRate* low = &rates->front();
+  const ComputeRate* low = &rates.front();
   const ComputeRate* high = low;
-  for (const ComputeRate& r : *rates) {
+  for (const ComputeRate& r : rates) {
     high = &r;
     if (r.tokens >= tokens) break;
     low = &r;
@@ -101,7 +105,25 @@ double HardwareProfile::ExpertNs(int64_t bytes, int64_t tokens, absl::string_vie
         static_cast<double>(tokens - low->tokens) / static_cast<double>(high->tokens - low->tokens);
     per_byte = ns_per_byte(*low) + at * (ns_per_byte(*high) - ns_per_byte(*low));
   }
-  return per_byte * static_cast<double>(bytes);
+  return per_byte;
+}
+
+}  // namespace
+
+double HardwareProfile::ExpertNs(int64_t bytes, int64_t tokens, absl::string_view version) const {
+  if (compute.empty() || tokens <= 0) return 0;
+  const Rates* rates = RatesOf(version_compute, version);
+  return NsPerByte(rates != nullptr ? *rates : compute, tokens) * static_cast<double>(bytes);
+}
+
+int64_t HardwareProfile::CpuExpertNs(int64_t bytes, int64_t tokens,
+                                     absl::string_view version) const {
+  const Rates* rates = RatesOf(cpu_compute, version);
+  const double more = static_cast<double>(tokens > 1 ? tokens - 1 : 0);
+  const double per_byte = rates != nullptr
+                              ? NsPerByte(*rates, tokens)
+                              : 1e9 / cpu_weight_bytes_per_s * (1 + cpu_next_token_share * more);
+  return cpu_expert_latency_ns + static_cast<int64_t>(per_byte * static_cast<double>(bytes));
 }
 
 absl::StatusOr<HardwareProfile> LoadProfile(const std::string& path) {
@@ -132,7 +154,8 @@ absl::StatusOr<HardwareProfile> LoadProfile(const std::string& path) {
   MOERT_RETURN_IF_ERROR(ReadNumber(json, path, "wake_ns", 0, 1e12, &wake));
   MOERT_RETURN_IF_ERROR(ReadNumber(json, path, "next_gate_ns", 0, 1e12, &next_gate));
   MOERT_RETURN_IF_ERROR(ReadComputeRates(json, path, &p.compute));
-  MOERT_RETURN_IF_ERROR(ReadVersionRates(json, path, &p.version_compute));
+  MOERT_RETURN_IF_ERROR(ReadVersionRates(json, path, "version_compute", &p.version_compute));
+  MOERT_RETURN_IF_ERROR(ReadVersionRates(json, path, "cpu_compute", &p.cpu_compute));
   MOERT_RETURN_IF_ERROR(
       ReadNumber(json, path, "cpu_next_token_share", 0, 1000, &p.cpu_next_token_share));
   if (const auto it = json.find("cpu_executor"); it != json.end()) {

@@ -85,8 +85,8 @@ void Scheduler::Place(const PolicyContext& context, const RoutingResult& routing
     if (miss.arriving) miss.load_ns /= 2;  // on average
     miss.cpu_ns = -1;
     if (cpu_.can_compute != nullptr && cpu_.can_compute(key, routing.tokens)) {
-      miss.cpu_ns = static_cast<int64_t>(
-          cpu_scale_ * static_cast<double>(profile_->CpuExpertNs(miss.bytes, miss.tokens)));
+      miss.cpu_ns = static_cast<int64_t>(cpu_scale_ * static_cast<double>(profile_->CpuExpertNs(
+                                                          miss.bytes, miss.tokens, cpu_.version)));
     }
     misses_.push_back(miss);
   }

@@ -61,8 +61,10 @@ class OutsideOnCpu final : public PlacementPolicy {
     const size_t layer = static_cast<size_t>(snapshot.context.layer);
     const int held = layer < split_->size() ? (*split_)[layer] : 0;
     std::vector<Placement> placements;
+    // llama.cpp copies weights to the device for batches of 32 tokens and more.
+    const bool decode = snapshot.context.phase == Phase::kDecode;
     for (const MissView& miss : snapshot.misses) {
-      const bool cpu = miss.expert >= held && miss.cpu_ns >= 0;
+      const bool cpu = decode && miss.expert >= held && miss.cpu_ns >= 0;
       placements.push_back(cpu ? Placement::kCpu : Placement::kLoad);
     }
     return placements;

@@ -4,6 +4,7 @@
 #include <random>
 
 #include "device_step.h"
+#include "moert/scheduler.h"
 #include "tests/support/catch.h"
 #include "tests/support/run_engine.h"
 #include "tests/support/synthetic_source.h"
@@ -47,6 +48,7 @@ std::vector<float> OnDevice(Engine* engine, int steps, int64_t rows) {
 std::vector<double> OnCpu(const std::shared_ptr<SyntheticSource>& source, int steps, int64_t rows) {
   EngineOptions options = Options("on-demand", 1);
   options.backend = BackendKind::kCpu;
+  options.max_tokens_per_forward = std::max<int64_t>(rows, options.max_tokens_per_forward);
   auto engine = Engine::Create(source, options);
   REQUIRE_OK(engine.status());
   HiddenProcess process(Shape().hidden, 7);
@@ -92,15 +94,21 @@ TEST_CASE("what is not in host memory is loaded, not computed by the CPU") {
   CHECK((*engine)->stats().policy_fallbacks == 0);
 }
 
-TEST_CASE("calls of many rows stay off the CPU") {
+TEST_CASE("calls of very many rows stay off the CPU") {
   const auto source = std::make_shared<SyntheticSource>(Shape());
-  auto engine = Engine::Create(source, Options("cpu-split", 0.3));
+  constexpr int64_t kMost = CpuBeside::kMaxTokens;
+  EngineOptions options = Options("cpu-split", 0.3);
+  options.max_tokens_per_forward = kMost + 32;
+  auto engine = Engine::Create(source, options);
   REQUIRE_OK(engine.status());
   OnDevice(engine->get(), 3, kRows);
   const int64_t before = (*engine)->stats().cpu_computed;
-  const std::vector<float> outputs = OnDevice(engine->get(), 2, 96);
-  CHECK(RelativeError(outputs, OnCpu(source, 2, 96)) < 5e-3);
+  std::vector<float> outputs = OnDevice(engine->get(), 2, kMost + 32);
+  CHECK(RelativeError(outputs, OnCpu(source, 2, kMost + 32)) < 5e-3);
   CHECK((*engine)->stats().cpu_computed == before);
+  outputs = OnDevice(engine->get(), 2, kMost);
+  CHECK(RelativeError(outputs, OnCpu(source, 2, kMost)) < 5e-3);
+  CHECK((*engine)->stats().cpu_computed > before);
 }
 
 TEST_CASE("a load fails while the CPU works: an error of the step, and the engine goes on") {

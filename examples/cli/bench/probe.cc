@@ -133,6 +133,21 @@ json ProfileRates(const std::vector<ComputeProbe>& best, double wave_ns) {
   return rows;
 }
 
+/// A profile's "cpu_next_token_share", of versions that were not measured: over the first tokens.
+double NextTokenShare(const std::vector<ComputeProbe>& best) {
+  constexpr int kFew = 8;
+  double one_ns = 0, share = 1;
+  for (const ComputeProbe& p : best) {
+    if (p.experts == 1 || p.tokens > kFew) continue;
+    if (p.tokens == 1) {
+      one_ns = CallNs(p);
+    } else if (one_ns > 0) {
+      share = std::max(0.0, (CallNs(p) / one_ns - 1) / (p.tokens - 1));
+    }
+  }
+  return share;
+}
+
 std::string Gb(const Spread& s) {
   return fmt::format("{:7.2f} GB/s ({:.2f} .. {:.2f})", 1e-9 * s.median, 1e-9 * s.min,
                      1e-9 * s.max);
@@ -220,6 +235,11 @@ absl::Status RunProbe(const Options& o, const std::string& command) {
   }
   const std::vector<ComputeProbe> best = Best(compute, schemes.front());
   const double wave_ns = WaveNs(best);
+  json cpu = json::object();
+  for (const std::string& scheme : schemes) {
+    const std::vector<ComputeProbe> rates = Best(compute, scheme);
+    if (!rates.empty()) cpu[scheme] = {{"compute", ProfileRates(rates, 0)}};
+  }
   json versions = json::object();
   for (size_t i = 1; i < schemes.size(); ++i) {
     const std::vector<ComputeProbe> rates = Best(compute, schemes[i]);
@@ -238,6 +258,8 @@ absl::Status RunProbe(const Options& o, const std::string& command) {
                  {"wake_ns", std::round(wake.pool_slept.median)},
                  {"cpu_weight_bytes_per_s", best.front().bytes_per_s.max},
                  {"cpu_expert_latency_ns", std::round(wake.pool.median)},
+                 {"cpu_next_token_share", NextTokenShare(best)},
+                 {"cpu_compute", cpu},
                  {"compute", ProfileRates(best, wave_ns)},
                  {"version_compute", versions},
                  {"probe",

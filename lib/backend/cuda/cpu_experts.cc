@@ -11,17 +11,15 @@
 #include "base/rows.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
+#include "moert/scheduler.h"
 
 namespace moert::cuda {
 namespace {
 
-// Jobs follow one another within a step: sleeping between them would cost more than they do.
-constexpr auto kSpin = std::chrono::microseconds(50);
-
 /// True when `ready` came true while spinning.
 template <typename Ready>
-bool Spin(const Ready& ready) {
-  const auto deadline = std::chrono::steady_clock::now() + kSpin;
+bool Spin(std::chrono::microseconds spin, const Ready& ready) {
+  const auto deadline = std::chrono::steady_clock::now() + spin;
   do {
     for (int i = 0; i < 64; ++i) {
       if (ready()) return true;
@@ -43,10 +41,10 @@ int64_t NowNs() {
 
 absl::StatusOr<std::unique_ptr<CpuExperts>> CpuExperts::Create(const MoeModelSpec& model,
                                                                MixedGroupGemm* gemm,
-                                                               int64_t max_tokens,
+                                                               int64_t max_tokens, int spin_us,
                                                                absl::Span<const int> cpus) {
-  std::unique_ptr<CpuExperts> c(new CpuExperts(gemm));
-  c->max_tokens_ = std::min(max_tokens, kMaxTokens);
+  std::unique_ptr<CpuExperts> c(new CpuExperts(gemm, std::chrono::microseconds(spin_us)));
+  c->max_tokens_ = std::min(max_tokens, CpuBeside::kMaxTokens);
   int64_t hidden = 0, pairs = 0;
   for (const MoeLayerSpec& layer : model.layers) {
     hidden = std::max(hidden, layer.hidden);
@@ -140,7 +138,7 @@ absl::Status CpuExperts::Join(int64_t* took_ns) {
   const auto done = [this] {
     return done_.load(std::memory_order_acquire) == posted_.load(std::memory_order_relaxed);
   };
-  if (!Spin(done)) {
+  if (!Spin(spin_, done)) {
     std::unique_lock<std::mutex> lock(mu_);
     finished_.wait(lock, done);
   }
@@ -154,7 +152,7 @@ void CpuExperts::Serve() {
     return posted_.load(std::memory_order_acquire) != done_.load(std::memory_order_relaxed);
   };
   while (true) {
-    if (!Spin(wanted)) {
+    if (!Spin(spin_, wanted)) {
       std::unique_lock<std::mutex> lock(mu_);
       work_.wait(lock, [&] { return stopping_ || wanted(); });
       if (!wanted()) return;  // a posted job is finished first: somebody may wait for it

@@ -8,6 +8,7 @@
 #define MOERT_LIB_BACKEND_CUDA_CPU_EXPERTS_H_
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -37,13 +38,12 @@ struct HostExpert {
 /// One caller at a time: BringRows, then TakeRows or SetRows, Begin, Join.
 class CpuExperts {
  public:
-  /// Calls of more rows stay off the CPU whatever the costs say: prefill is the device's.
-  static constexpr int64_t kMaxTokens = 64;
-
-  /// `gemm` is borrowed. `cpus`: the thread is pinned to the first one; empty: not pinned.
+  /// `gemm` is borrowed. `spin_us`: how long the thread looks for the next job, and Join for the
+  /// end of one, before they sleep. `cpus`: the thread is pinned to the first one; empty: not
+  /// pinned.
   static absl::StatusOr<std::unique_ptr<CpuExperts>> Create(const MoeModelSpec& model,
                                                             MixedGroupGemm* gemm,
-                                                            int64_t max_tokens,
+                                                            int64_t max_tokens, int spin_us,
                                                             absl::Span<const int> cpus);
   ~CpuExperts();
 
@@ -74,11 +74,12 @@ class CpuExperts {
   void Forget() { out_rows_.clear(); }
 
  private:
-  explicit CpuExperts(MixedGroupGemm* gemm) : gemm_(gemm) {}
+  CpuExperts(MixedGroupGemm* gemm, std::chrono::microseconds spin) : gemm_(gemm), spin_(spin) {}
   void Serve();
   void Multiply();
 
   MixedGroupGemm* const gemm_;
+  const std::chrono::microseconds spin_;
   int64_t max_tokens_ = 0;
   Buffer in_memory_, out_memory_, slot_memory_;
   AlignedArray<float> widened_;

@@ -22,7 +22,7 @@ struct Run {
 Run Simulate(const std::string& strategy, double share, bool cpu_executor, int64_t rows = 3,
              Phase phase = Phase::kDecode, int steps = 60, double link = 15e6) {
   const auto source =
-      MakeSizesSource(MakeTraceHeader(SyntheticSource(SyntheticShape{3, 16, 4, 64, 48, 0}), 512));
+      MakeSizesSource(MakeTraceHeader(SyntheticSource(SyntheticShape{3, 16, 4, 64, 48, 0}), 513));
   EngineOptions options;
   options.strategy = strategy;
   options.clock = ClockKind::kVirtual;
@@ -128,6 +128,14 @@ TEST_CASE("in prefill the CPU gets only what it finishes in the shadow of the lo
   // With twice the tokens an expert there is less of it.
   const Run larger = Simulate("importance:alpha=0", 0.4, true, 200, Phase::kPrefill, 8);
   CHECK(larger.stats.cpu_computed < balanced.stats.cpu_computed);
+  // And none in calls of very many, whatever the costs say.
+  const auto free_cpu = [](int64_t rows) {
+    return Simulate("importance:alpha=0,balancer=completion", 0.4, true, rows, Phase::kPrefill, 2,
+                    1e3)
+        .stats.cpu_computed;
+  };
+  CHECK(free_cpu(512) > 0);
+  CHECK(free_cpu(513) == 0);
 }
 
 TEST_CASE("cpu-split moves nothing once its layers are held") {
@@ -139,6 +147,8 @@ TEST_CASE("cpu-split moves nothing once its layers are held") {
   CHECK(longer.stats.loads == warm.stats.loads);
   CHECK(longer.stats.evictions == 0);
   CHECK(longer.stats.cpu_computed > warm.stats.cpu_computed);
+  // Prompts are the fast tier's.
+  CHECK(Simulate("cpu-split", 0.4, true, 64, Phase::kPrefill, 8).stats.cpu_computed == 0);
   // On a machine without that CPU everything is loaded.
   const Run none = Simulate("cpu-split", 0.4, false);
   CHECK(none.stats.cpu_computed == 0);
