@@ -112,8 +112,10 @@ def fate_runs():
             yield ablation(shape, bench)
 
 
-IMPORTANCE_SHAPES = {"qwen2-57b": W8, "deepseek-moe-16b": "bf16", "xverse-moe": "bf16"}
-IMPORTANCE_RIVALS = ["on-demand", "activation-path", "fate", "cpu-split", "hybrimoe-like:balancer=completion"]
+# Scheme, layers. What tells most comes first; layers are alike.
+IMPORTANCE_SHAPES = {"deepseek-moe-16b": ("bf16", 6), "qwen2-57b": (W8, 4), "xverse-moe": ("bf16", 6)}
+IMPORTANCE_RIVALS = ["on-demand", "activation-path", "fate", "cpu-split", "hybrimoe-like",
+                     "hybrimoe-like:balancer=completion"]
 OURS = "importance:alpha=0.3,balancer=completion"
 # Added one by one to the on-demand default.
 IMPORTANCE_PARTS = [("on-demand (LRU)", "on-demand"), ("+ eviction", "on-demand+importance.residency"),
@@ -126,22 +128,29 @@ IMPORTANCE_PARTS = [("on-demand (LRU)", "on-demand"), ("+ eviction", "on-demand+
 
 def importance_runs():
     """Importance against its rivals, batch 1 and 3, CPU experts beside the device."""
-    # Of the others: both with Algorithm 2, the default, and the best rival given the fill.
-    others = ["hybrimoe-like", "hybrimoe-like:balancer=completion,fill=1", "importance"]
-    strategies = list(dict.fromkeys(IMPORTANCE_RIVALS + [OURS] + [spec for _, spec in IMPORTANCE_PARTS] + others))
+    # Of the others: the best rival given the fill, too.
+    others = ["hybrimoe-like:balancer=completion,fill=1", "importance"]
     prefill = ["on-demand", "fate", "hybrimoe-like:balancer=completion", "importance:alpha=0.3", OURS]
 
     def flags_of(shape, link):
-        flags = {"schemes": IMPORTANCE_SHAPES[shape], "workload": "mixed", "budget": "40%"}
+        flags = {"schemes": IMPORTANCE_SHAPES[shape][0], "workload": "mixed", "budget": "40%"}
         return dict(flags, link_gbps=link) if link else flags
+
+    def of(shape):
+        return f"{shape}:{IMPORTANCE_SHAPES[shape][1]}"
+
+    def decode(shape, link):
+        # The parts one by one on two shapes; steps of the largest experts take longest.
+        parts = [spec for _, spec in IMPORTANCE_PARTS] if shape != "qwen2-57b" else ["importance:alpha=0.3"]
+        return run_of(f"{shape}-{link}", "decode", of(shape),
+                      list(dict.fromkeys(IMPORTANCE_RIVALS + [OURS] + parts + others)), batch="1,3", warm=72,
+                      steps=8, repeats=3, **flags_of(shape, link))
 
     for link in (16, 0):
         for shape in IMPORTANCE_SHAPES:
-            yield run_of(f"{shape}-{link}", "decode", f"{shape}:6", strategies, batch="1,3", warm=48, steps=12,
-                         repeats=3, **flags_of(shape, link))
-    for link in (16, 0):
+            yield decode(shape, link)
         for shape in IMPORTANCE_SHAPES:
-            yield run_of(f"{shape}-{link}-prefill", "prefill", f"{shape}:6", prefill, prompt=128, warm=1,
+            yield run_of(f"{shape}-{link}-prefill", "prefill", of(shape), prefill, prompt=128, warm=1,
                          steps=2, repeats=3, **flags_of(shape, link))
 
 
@@ -450,14 +459,18 @@ def fate_ablation(results):
     return table(["shape", "", "decode, ms", "speed", "prefill, ms", "speed"], rows) if rows else MISSING
 
 
+def name_with_layers(result):
+    return f"{result['shape']['name']}, {result['shape']['layers']} layers"
+
+
 def importance_groups(results, suffix=""):
-    """[(shape, link, batch, {strategy: variant})]."""
+    """[(shape and layers, link, batch, {strategy: variant})]."""
     out = []
     for link in (16, 0):
         for shape in IMPORTANCE_SHAPES:
             for result in repeats_of(results, f"{shape}-{link}{suffix}")[:1]:
                 for group in result["groups"]:
-                    out.append((shape, link, group["batch"],
+                    out.append((name_with_layers(result), link, group["batch"],
                                 {v["strategy"]: v for v in group["variants"] if counted(v)}))
     return sorted(out, key=lambda g: g[2])
 
@@ -485,8 +498,8 @@ def importance_tpot(results):
 
 
 def importance_others(results):
-    """Both sides with Algorithm 2, the default, the best rival with the fill."""
-    names = {"hybrimoe-like": "hybrimoe-like, Algorithm 2", "importance:alpha=0.3": "importance, Algorithm 2",
+    """With Algorithm 2, the default, the best rival with the fill."""
+    names = {"importance:alpha=0.3": "importance, Algorithm 2",
              "importance": "importance, default (alpha 0.1, Algorithm 2)",
              "hybrimoe-like:balancer=completion,fill=1": "hybrimoe-like with the fill", OURS: "importance"}
     rows = []
@@ -641,7 +654,7 @@ def main():
     parser.add_argument("--process", type=int, default=1, help="which process of the same runs this is")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--seconds", type=float, default=1e9, help="begins no run after so many")
-    parser.add_argument("--timeout", type=float, default=120, help="of one run, seconds")
+    parser.add_argument("--timeout", type=float, default=200, help="of one run, seconds")
     parser.add_argument("--results")
     args = parser.parse_args()
     if args.what == "run":

@@ -384,6 +384,10 @@ class HostPlacement final : public PlacementPolicy, Adapter {
         c().placement_fills, [&] { return c().placement_fills(c().user_data, &where, &fills); });
     return decided ? fills != 0 : own;
   }
+  bool FillsFree(const PolicyContext& context) override {
+    if (c().placement_fills != nullptr || fallback_ == nullptr) return Fills(context);
+    return fallback_->FillsFree(context);
+  }
 
  private:
   const std::unique_ptr<PlacementPolicy> fallback_;

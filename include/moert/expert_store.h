@@ -88,6 +88,8 @@ class ExpertStore {
   /// A CPU beside the fast tier computes what is missing, and brings it later if it is worth that:
   /// nothing but demand has to be brought.
   void SetCpuBeside(bool cpu_beside) { cpu_beside_ = cpu_beside; }
+  /// Of a cache: whether the layer holds less than its slots.
+  bool HasFreeSlot(int layer) const { return held_[layer] < capacity_[layer]; }
   /// [L] of the layers, for the capacities. Borrowed; empty: no prefetch.
   void SetPrefetchOutlook(absl::Span<const PrefetchOutlook> outlook) { outlook_ = outlook; }
 

@@ -43,6 +43,10 @@ class Prefetcher {
 
   /// Which version a prefetch brings into a cache of several; null: the best. Borrowed.
   void SetPrecision(PrecisionPolicy* policy) { precision_policy_ = policy; }
+  /// A CPU beside the fast tier computes what has not arrived in time, and what it computed is
+  /// brought behind it: then a transfer that is longer than its window saves nothing that is worth
+  /// a prediction.
+  void SetCpuBeside(bool cpu_beside) { cpu_beside_ = cpu_beside; }
 
   bool wants_next_gate(Phase phase) const;
   bool wants_resident_forward(Phase phase) const;
@@ -96,6 +100,7 @@ class Prefetcher {
   PrefetchPolicy* policy_;
   PrecisionPolicy* precision_policy_ = nullptr;
   const LinkEstimate* link_;
+  bool cpu_beside_ = false;
   ExpertStore* store_;
   VersionManager* versions_;
   EngineStats* stats_;

@@ -145,7 +145,7 @@ absl::Status EngineImpl::SetBudgetLocked(const Budget& budget) {
                             ? store_->SetSlots(plan.slots)
                             : manager_->Resize(HighExperts(plan), plan.slots, plan.low_slots));
   budget_.SetLimit(plan.budget_bytes);
-  if (manager_ != nullptr) HoldPools();
+  HoldPools();
   everything_held_ = false;
   unsettled_ = true;
   {

@@ -134,8 +134,8 @@ class EngineImpl final : public Engine {
     if (options_.log != nullptr) options_.log(level, line);
   }
   absl::Status Preload();
-  /// With a manager: versions begin to arrive at the beginning of steps, which must not wait until
-  /// memory is mapped under them.
+  /// With a manager, versions begin to arrive at the beginning of steps, with a CPU beside the
+  /// device, experts behind a call: neither is to wait until memory is mapped under them.
   void HoldPools();
   PolicyContext ContextOf(const Step& step, int layer) const {
     return {&source_->model(), step.number, step.phase, clock_->now_ns(), layer, step.request_ids};

@@ -123,8 +123,10 @@ absl::Status EngineImpl::Init() {
     store_->SetCapacity(plan_.slots);
   }
   const CpuBeside beside = MakeCpuBeside();
-  store_->SetCpuBeside(beside.can_compute != nullptr && strategy_.placement != nullptr &&
-                       strategy_.placement->Fills({}));
+  const bool fills = beside.can_compute != nullptr && strategy_.placement != nullptr &&
+                     strategy_.placement->Fills({});
+  store_->SetCpuBeside(fills);
+  prefetcher_->SetCpuBeside(fills);
   scheduler_ = std::make_unique<Scheduler>(&model, strategy_.placement.get(), &profile_,
                                            store_.get(), &stats_, beside);
   LayerParts parts;
@@ -175,10 +177,10 @@ absl::Status EngineImpl::Init() {
   }
   if (manager_ != nullptr) {
     MOERT_RETURN_IF_ERROR(manager_->Preload(HighExperts(plan_)));
-    HoldPools();
   } else if (strategy_.preload) {
     MOERT_RETURN_IF_ERROR(Preload());
   }
+  HoldPools();
   stats_ = EngineStats{};  // what opening took is not what running does
   store_->SetTrace(options_.trace.get());
   leases_ = std::make_unique<Leases>(store_.get(), &stats_);
@@ -208,8 +210,10 @@ CpuBeside EngineImpl::MakeCpuBeside() {
 }
 
 void EngineImpl::HoldPools() {
+  if (manager_ == nullptr && strategy_.placement == nullptr) return;
   // What does not fit now is tried again when a block is taken.
-  for (const int pool : {0, 1}) (void)store_->pool(pool).HoldAll();
+  (void)store_->pool(0).HoldAll();
+  if (manager_ != nullptr) (void)store_->pool(1).HoldAll();
 }
 
 absl::Status EngineImpl::Preload() {

@@ -74,12 +74,16 @@ void LayerRunner::Upgrade(const LayerCall& call) {
 
 void LayerRunner::FillBehindCpu(const LayerCall& call) {
   PlacementPolicy* placement = parts_.strategy->placement.get();
-  if (plan_.cpu.empty() || placement == nullptr || !placement->Fills(call.context)) return;
+  if (plan_.cpu.empty() || placement == nullptr) return;
+  const int layer = call.context.layer;
+  const bool always = placement->Fills(call.context);
   // One at a time: what waits would hold a block that somebody was evicted from.
   for (const int32_t e : plan_.cpu) {
     if (parts_.store->in_flight() > 0) return;
+    const bool free = parts_.store->HasFreeSlot(layer) && placement->FillsFree(call.context);
+    if (!always && !free) return;
     parts_.stats->fills +=
-        parts_.store->StartLoad({call.context.layer, e}, 0, LoadReason::kBackground, call.context);
+        parts_.store->StartLoad({layer, e}, 0, LoadReason::kBackground, call.context);
   }
 }
 

@@ -54,6 +54,10 @@ class CpuLoadBalancer final : public PlacementPolicy {
   }
 
   bool Fills(const PolicyContext& context) override { return options_.fill; }
+  // Algorithm 2 begins with a load, which fills a cache by itself.
+  bool FillsFree(const PolicyContext& context) override {
+    return options_.fill || options_.by_completion;
+  }
 
  private:
   const CpuBalanceOptions options_;

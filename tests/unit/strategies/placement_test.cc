@@ -28,6 +28,7 @@ Run Simulate(const std::string& strategy, double share, bool cpu_executor, int64
   options.clock = ClockKind::kVirtual;
   options.simulate = true;
   options.budget = Budget::Fraction(share);
+  options.max_tokens_per_forward = std::max<int64_t>(rows, options.max_tokens_per_forward);
   options.profile.cpu_executor = cpu_executor;
   // An expert of 18 KiB: 1.2 ms to load by default, 0.6 ms a token on the CPU.
   options.profile.link_bytes_per_s = link;
@@ -88,8 +89,9 @@ TEST_CASE("a balanced CPU takes misses, and steps get shorter") {
     const EngineStats s = Simulate(strategy, 0.4, true).stats;
     INFO(strategy);
     CHECK(s.cpu_computed > 0);
-    CHECK(s.fills == 0);
-    CHECK(s.hits_resident + s.hits_prefetched + s.late + s.loads + s.cpu_computed == s.lookups);
+    CHECK(s.fills <= 19);  // slots: only what was free
+    CHECK(s.hits_resident + s.hits_prefetched + s.late + s.loads - s.fills + s.cpu_computed ==
+          s.lookups);
   }
 }
 
@@ -104,13 +106,26 @@ TEST_CASE("done earliest beats Algorithm 2, and what the CPU computed is brought
     const Run filled = run("importance:alpha=0,balancer=completion", link);
     CHECK(left.now_ns < paper.now_ns);
     CHECK(filled.stats.fills > 0);
-    CHECK(left.stats.fills == 0);
+    CHECK(left.stats.fills <= 19);
     CHECK(static_cast<double>(filled.now_ns) < 1.02 * static_cast<double>(left.now_ns));
     if (link == 2e6) {
       CHECK(filled.now_ns < left.now_ns);
       CHECK(filled.stats.hit_ratio() > left.stats.hit_ratio());
     }
   }
+}
+
+TEST_CASE("a cold cache is filled behind the CPU even where every load would be late") {
+  // 90 ms a transfer, 0.6 ms a token on the CPU: nothing is ever loaded on demand.
+  const auto run = [](int steps) {
+    return Simulate("hybrimoe-like:balancer=completion,control=0", 0.4, true, 1, Phase::kDecode,
+                    steps, 0.2e6);
+  };
+  const Run warm = run(2000), longer = run(3000);
+  CHECK(warm.stats.fills + warm.stats.prefetch_issued == 19);
+  CHECK(longer.stats.fills == warm.stats.fills);
+  CHECK(longer.stats.evictions == 0);
+  CHECK(longer.stats.hit_ratio() > 0.4);
 }
 
 TEST_CASE("without a CPU beside the fast tier the balancer is inactive") {
