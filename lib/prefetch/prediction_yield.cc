@@ -28,9 +28,9 @@ void PredictionYield::BeginLook(int steps) {
   admitted_ = saved_ns_ = missed_ns_ = 0;
 }
 
-void PredictionYield::StepDone(int64_t rows, int64_t busy_ns, bool predicted) {
+void PredictionYield::StepDone(int64_t rows, int64_t step_ns, int64_t stalled_ns, bool predicted) {
   if (rows > 2 * rows_ || 2 * rows < rows_) {  // windows and costs of another length
-    with_ = without_ = Mean{};
+    with_ = without_ = all_ = Mean{};
     mode_steps_ = resting_ = rest_ = blindly_ = 0;
     BeginLook(options_.look);
   }
@@ -40,7 +40,8 @@ void PredictionYield::StepDone(int64_t rows, int64_t busy_ns, bool predicted) {
   Mean& mean = predicted ? with_ : without_;
   // Each time afresh: what was measured with a colder cache or a shorter context does not compare.
   if (++mode_steps_ == kSettle) mean = Mean{};
-  if (mode_steps_ > kSettle) mean.Add(static_cast<double>(busy_ns));
+  if (mode_steps_ > kSettle) mean.Add(static_cast<double>(step_ns - stalled_ns));
+  if (!predicted) all_.Add(static_cast<double>(step_ns));
 
   if (resting_ > 0) {
     if (--resting_ == 0) EndRest();
@@ -56,10 +57,17 @@ void PredictionYield::EndLook() {
   const bool repaid = cost < 0 ? admitted_ * options_.look >= worth_ * looked_
                                : static_cast<double>(saved_ns_) >= cost * looked_;
   blindly_ = 0;
-  rest_ =
-      repaid ? 0 : std::clamp((options_.measured ? 4 : 2) * rest_, options_.look, options_.longest);
+  const int longer = std::max((options_.measured ? 4 : 2) * rest_, RestForPrice(cost));
+  rest_ = repaid ? 0 : std::clamp(longer, options_.look, options_.longest);
   resting_ = rest_;
   BeginLook(options_.look);
+}
+
+int PredictionYield::RestForPrice(double cost) const {
+  constexpr double kPrice = 0.01;
+  if (cost <= 0 || all_.ns <= 0) return 0;
+  const double steps = (options_.look / 2) * cost / (kPrice * all_.ns);
+  return static_cast<int>(std::min<double>(steps, options_.longest / 2));
 }
 
 void PredictionYield::EndRest() {

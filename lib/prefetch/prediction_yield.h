@@ -4,7 +4,8 @@
 //
 // Both sides are measured. Cost: the time of a step without its waiting, with predictions less
 // without, known once some steps have run without (a rest, or a trial of PrefetchControl). Gain: of
-// every prefetch that the routing used, what its window held of the transfer; no more can be saved.
+// every prefetch that the routing used, what its window held of the transfer; no more can be saved;
+// less what was left of a wrong one that a layer's own loads had to wait for.
 // Phases whose steps are too few and too different to compare go by the number of transfers.
 #ifndef MOERT_LIB_PREFETCH_PREDICTION_YIELD_H_
 #define MOERT_LIB_PREFETCH_PREDICTION_YIELD_H_
@@ -28,13 +29,16 @@ class PredictionYield {
 
   /// A transfer was started for a prediction.
   void Admitted() { ++admitted_; }
-  /// The routing used one of them, `ns` of which fit its window.
+  /// The routing used one of them, `ns` of which fit its window. Negative: a wrong one held the
+  /// link for so long.
   void Saved(int64_t ns) { saved_ns_ += ns; }
   /// A layer waited; perfect predictions would have saved `ns` of that.
   void Missed(int64_t ns) { missed_ns_ += ns; }
-  /// A step of `rows` tokens took busy_ns besides waiting, with predictions or without (for a rest
-  /// or any other reason).
-  void StepDone(int64_t rows, int64_t busy_ns, bool predicted);
+  /// Predictions did not repay when last looked at.
+  bool doubted() const { return rest_ > 0; }
+  /// A step of `rows` tokens took step_ns, stalled_ns of it waiting, with predictions or without
+  /// (for a rest or any other reason).
+  void StepDone(int64_t rows, int64_t step_ns, int64_t stalled_ns, bool predicted);
 
   /// What predictions cost a step, ns; negative: not known.
   double cost_ns() const;
@@ -51,6 +55,8 @@ class PredictionYield {
   };
 
   void EndLook();
+  /// Steps to rest so that looks cost a hundredth of the time.
+  int RestForPrice(double cost) const;
   void EndRest();
   void BeginLook(int steps);
 
@@ -60,6 +66,7 @@ class PredictionYield {
   bool predicted_ = false;  // the last step
   int mode_steps_ = 0;      // since that changed
   Mean with_, without_;     // busy time of a step
+  Mean all_;                // all of its time, without predictions
 
   int left_ = 0;     // steps of the look
   int looked_ = 0;   // so far

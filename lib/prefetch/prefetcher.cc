@@ -104,18 +104,27 @@ void Prefetcher::Resolve(const PolicyContext& context, const RoutingResult& rout
     precision += kWeight * ((routing.counts[prediction.late] > 0 ? 1.0 : 0.0) - precision);
   }
   int lookups = 0, recalled = 0;
+  bool waits = false;      // for anybody
+  int64_t wrongly_ns = 0;  // that the link is still busy with what nobody wants
   for (int e = 0; e < routing.num_experts; ++e) {
     const ExpertKey key{context.layer, e};
     const bool issued = prediction.marks[e] == kIssued &&
                         (store_->Latest(key).record != nullptr || store_->Arriving(key));
     stats_->prefetch_top_score += issued && !routing.top_score.empty() && routing.top_score[e];
-    if (routing.counts[e] == 0) continue;
+    if (routing.counts[e] == 0) {
+      if (issued && store_->Arriving(key)) {
+        wrongly_ns += link_->TransferNs(store_->layout(key, 0).bytes) - prediction.hidden_ns[e];
+      }
+      continue;
+    }
+    waits = waits || store_->Latest(key).record == nullptr;
     stats_->prefetch_active += issued;
     if (issued && yield != nullptr) yield->Saved(prediction.hidden_ns[e]);
     ++lookups;
     recalled += prediction.marks[e] != 0;
     stats_->prefetch_recalled_in_window += prediction.marks[e] >= kAdmitted;
   }
+  if (waits && wrongly_ns > 0 && yield != nullptr) yield->Saved(-wrongly_ns);
   prediction.layer = -1;
   stats_->prefetch_predicted += lookups;
   stats_->prefetch_recalled += recalled;
@@ -160,10 +169,6 @@ void Prefetcher::Rank(PrefetchSnapshot* snapshot) {
   const int target = snapshot->target_layer;
   snapshot->target = store_->Layer(target);
   snapshot->transfer_ns = link_->TransferNs(store_->layout({target, 0}, 0).bytes);
-  if (context.phase == Phase::kDecode) {
-    measured_[target].transfers = static_cast<double>(snapshot->window_ns) /
-                                  static_cast<double>(std::max<int64_t>(1, snapshot->transfer_ns));
-  }
   std::vector<PrefetchCandidate> ranked = policy_->Rank(*snapshot);
   const auto illegal = [&](const PrefetchCandidate& candidate) {
     return candidate.key.layer != target || candidate.key.expert < 0 ||
@@ -173,6 +178,10 @@ void Prefetcher::Rank(PrefetchSnapshot* snapshot) {
   stats_->policy_fallbacks += ranked.end() - end;
   ranked.erase(end, ranked.end());
   if (ranked.empty()) return;
+  if (context.phase == Phase::kDecode) {
+    measured_[target].transfers = static_cast<double>(snapshot->window_ns) /
+                                  static_cast<double>(std::max<int64_t>(1, snapshot->transfer_ns));
+  }
   Prediction& prediction = PredictionOf(target);
   prediction.layer = target;
   prediction.late = -1;
@@ -287,7 +296,7 @@ void Prefetcher::EndCall(const PolicyContext& context, int64_t tokens, int64_t n
     const bool predicted = Prefetching(context.phase);
     const bool rested = yield.resting();
     const int64_t ns = now_ns - step_begin_ns_;
-    yield.StepDone(tokens, ns - (StalledNs(*stats_) - step_stalled_ns_), predicted);
+    yield.StepDone(tokens, ns, StalledNs(*stats_) - step_stalled_ns_, predicted);
     if (context.phase != Phase::kDecode) return;
     // Steps of a rest say nothing of what control_ compares.
     if (!rested) control_->StepDone(tokens, ns);
@@ -298,8 +307,10 @@ void Prefetcher::EndCall(const PolicyContext& context, int64_t tokens, int64_t n
     stats_->prefetch_switches = control_->switches();
   }
   if (context.phase != Phase::kDecode) return;
+  // What is only tried now and then is nothing to count on.
+  const bool counts = control_ == nullptr || (!control_->disabled() && !yields_.back().doubted());
   for (size_t l = 0; l < outlook_.size(); ++l) {
-    outlook_[l] = stats_->prefetch_disabled ? PrefetchOutlook{} : measured_[l];
+    outlook_[l] = counts ? measured_[l] : PrefetchOutlook{};
   }
 }
 

@@ -35,7 +35,9 @@ void WindowEstimate::Routed(const PolicyContext& context, int64_t tokens, int64_
     double& mean = mean_ns_[Index(last_.phase, last_.layer, tokens)];
     // Between two steps a host may also wait for its user, which is no time to count on.
     constexpr double kLongest = 4;
-    if (next_step) ns = std::min(ns, kLongest * static_cast<double>(WindowNs(last_, tokens)));
+    PolicyContext before = last_;
+    before.layer = std::max(0, last_.layer - 1);
+    if (next_step) ns = std::min(ns, kLongest * static_cast<double>(WindowNs(before, tokens)));
     constexpr double kWeight = 0.1;
     mean = mean == 0 ? ns : mean + kWeight * (ns - mean);
     if (waited_ns_ >= 0) {

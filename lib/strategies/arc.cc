@@ -38,6 +38,7 @@ void ArcLists::Request(absl::Span<const int32_t> counts) {
       case kB1:
       case kB2:  // Cases II and III; it moves when it has come
         Adapt(node.list);
+        node.missed = call_;
         break;
       case kPrefetched: {
         const List origin = node.origin;
@@ -48,6 +49,7 @@ void ArcLists::Request(absl::Span<const int32_t> counts) {
         break;
       }
       case kNowhere:
+        node.missed = call_;
         break;
     }
   }
@@ -59,7 +61,9 @@ void ArcLists::Inserted(int expert, bool prefetch) {
   const List origin = node.list;
   if (origin != kNowhere) Unlink(expert);
   const bool ghost = origin == kB1 || origin == kB2;
-  if (prefetch) {
+  const bool asked_for = node.missed == call_;
+  node.missed = -1;
+  if (prefetch && !asked_for) {
     node.origin = ghost ? origin : kNowhere;
     node.passed_by = false;
     Append(expert, kPrefetched);

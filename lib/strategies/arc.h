@@ -11,7 +11,8 @@
 //   - experts in use are not candidates: the replacement takes the best of those that are;
 //   - a prefetch is no request. What it brings waits in a list of its own, remembers the ghost list
 //     it was found in, and enters T1 or T2 when it is first used, as the miss it would have been.
-//     Once the routing it was meant for has passed it by, it is the first to leave;
+//     Once the routing it was meant for has passed it by, it is the first to leave. One that comes
+//     when the routing has already asked for it is the miss that it came too late for;
 //   - a layer may be over its capacity until its call ends, and an expert may leave for reasons of
 //     another layer: the lists follow what happened.
 #ifndef MOERT_LIB_STRATEGIES_ARC_H_
@@ -56,7 +57,8 @@ class ArcLists {
     List origin = kNowhere;  // kPrefetched: the ghost list it came from
     bool passed_by = false;  // kPrefetched: a routing came and did not use it
     int32_t previous = -1, next = -1;
-    int64_t call = -1;  // of the last request
+    int64_t call = -1;    // of the last request
+    int64_t missed = -1;  // call of the last request that found nothing
     int32_t tokens = 0;
   };
 

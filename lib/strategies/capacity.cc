@@ -43,12 +43,15 @@ class MeasuredCapacity final : public CapacityRule {
   void OnRouting(const PolicyContext& context, const RoutingView& routing) override {
     // Prefill touches nearly everything, whatever the capacities.
     if (context.phase != Phase::kDecode || curves_.empty()) return;
-    curves_[context.layer].Observe(routing.counts, outlook_[context.layer]);
+    curves_[context.layer].Observe(routing.counts, predicted_[context.layer]);
   }
 
   bool WantsCapacity(const PolicyContext& context) override {
+    // Prefetch may have been stopped or begun: seen here, by looking often.
+    constexpr int64_t kLook = 16;
     if (context.phase != Phase::kDecode || curves_.empty()) return false;
-    return curves_.back().calls() >= next_;
+    const int64_t calls = curves_.back().calls();
+    return calls >= next_ || (calls >= kFirst && calls % kLook == 0);
   }
 
   std::vector<int> Capacity(const CapacitySnapshot& snapshot) override {
@@ -59,29 +62,31 @@ class MeasuredCapacity final : public CapacityRule {
     }
     outlook_.assign(snapshot.prefetch.begin(), snapshot.prefetch.end());
     outlook_.resize(layers);
-    const bool resized = snapshot.slots != slots_;
+    const bool prefetching = std::any_of(outlook_.begin(), outlook_.end(), Hides);
+    if (prefetching || predicted_.empty()) predicted_ = outlook_;
+    const bool same = snapshot.slots == slots_ && prefetching == prefetching_;
     slots_ = snapshot.slots;
-    constexpr int64_t kFirst = 32, kLongest = 256;
-    if (curves_.back().calls() < kFirst) {
+    prefetching_ = prefetching;
+    constexpr int64_t kLongest = 256;
+    const int64_t calls = curves_.back().calls();
+    if (calls < kFirst) {
       next_ = kFirst;
       return capacity_ = Unmeasured(snapshot);
     }
-    next_ = curves_.back().calls() + std::min(curves_.back().calls(), kLongest);
+    if (same && calls < next_) return capacity_;
+    next_ = calls + std::min(calls, kLongest);
 
-    std::vector<std::vector<double>> curves;
-    for (const MissCurve& curve : curves_) curves.push_back(curve.exposed());
+    const Curves curves = CurvesOf(MissCurve::kAll);
     std::vector<int> dealt = DealByCurves(curves, slots_ - Transient(snapshot, 0));
     const int least = *std::min_element(dealt.begin(), dealt.end());
-    dealt = DealByCurves(curves, slots_ - Transient(snapshot, LargestTopK(model) - least));
-    // Poor layers cost transient slots. Where few slots are to be dealt that can be more than the
-    // curves gain, which are of the past besides, and after few calls mostly chance.
-    const double clear = 0.03 + 0.5 / std::sqrt(static_cast<double>(curves_.back().calls()));
+    const int64_t slots = slots_ - Transient(snapshot, LargestTopK(model) - least);
+    dealt = DealByCurves(curves, slots);
     std::vector<int> even = UniformCapacity(model, slots_ - Transient(snapshot, 0));
-    if ((1 - clear) * Exposed(curves, even) <= Exposed(curves, dealt)) dealt = std::move(even);
+    if (!ClearlyBetter(slots, even)) dealt = std::move(even);
     // A change costs loads: it must be worth it, or leave the transient slots that are needed now.
     constexpr double kWorthIt = 0.02;
     const bool transient_fits = Sum(capacity_) <= Sum(dealt);
-    if (!resized && transient_fits &&
+    if (same && transient_fits &&
         Exposed(curves, dealt) > (1 - kWorthIt) * Exposed(curves, capacity_)) {
       return capacity_;
     }
@@ -89,8 +94,33 @@ class MeasuredCapacity final : public CapacityRule {
   }
 
  private:
-  static double Exposed(const std::vector<std::vector<double>>& curves,
-                        const std::vector<int>& capacity) {
+  using Curves = std::vector<std::vector<double>>;          // [L][E + 1]
+  static constexpr int64_t kFirst = 2 * MissCurve::kBlock;  // calls before curves say anything
+
+  static bool Predicted(const PrefetchOutlook& outlook) { return outlook.recall > 0; }
+  static bool Hides(const PrefetchOutlook& outlook) {
+    return Predicted(outlook) && outlook.transfers >= 1;
+  }
+
+  Curves CurvesOf(MissCurve::Part part) const {
+    Curves curves;
+    for (const MissCurve& curve : curves_) curves.push_back(curve.Misses(part, prefetching_));
+    return curves;
+  }
+
+  /// Whether slots dealt by curves miss less than `even` ones. By what they were dealt by they
+  /// always do: so each half of the calls deals, and the other judges; poor layers cost transient
+  /// slots besides. What is left of chance goes by the number of misses.
+  bool ClearlyBetter(int64_t slots, const std::vector<int>& even) const {
+    const Curves one = CurvesOf(MissCurve::kOneHalf), other = CurvesOf(MissCurve::kOtherHalf);
+    const double dealt =
+        Exposed(one, DealByCurves(other, slots)) + Exposed(other, DealByCurves(one, slots));
+    const double misses = Exposed(one, even) + Exposed(other, even);
+    const double counted = misses / 2 * static_cast<double>(curves_.back().calls());
+    return dealt < misses * (1 - 0.03 - 1 / std::sqrt(std::max(1.0, counted)));
+  }
+
+  static double Exposed(const Curves& curves, const std::vector<int>& capacity) {
     double sum = 0;
     for (size_t l = 0; l < curves.size(); ++l) sum += curves[l][capacity[l]];
     return sum;
@@ -100,18 +130,22 @@ class MeasuredCapacity final : public CapacityRule {
     return std::accumulate(capacity.begin(), capacity.end(), int64_t{0});
   }
 
-  double LargestWindow() const {
-    double transfers = 0;
+  /// Transfers that the window of the median layer holds, of those that are predicted at all.
+  double Window() const {
+    std::vector<double> transfers;
     for (const PrefetchOutlook& outlook : outlook_) {
-      transfers = std::max(transfers, std::floor(outlook.transfers));
+      if (Predicted(outlook)) transfers.push_back(outlook.transfers);
     }
-    return transfers;
+    if (transfers.empty()) return 0;
+    const auto middle = transfers.begin() + static_cast<std::ptrdiff_t>(transfers.size() / 2);
+    std::nth_element(transfers.begin(), middle, transfers.end());
+    return std::floor(*middle);
   }
 
   /// `lack`: slots that the poorest layer lacks for one token.
   int64_t Transient(const CapacitySnapshot& snapshot, int lack) const {
     if (transient_ >= 0) return LimitTransient(transient_, snapshot);
-    const double window = std::min<double>(LargestWindow(), 2 * LargestTopK(*snapshot.model));
+    const double window = std::min<double>(Window(), 2 * LargestTopK(*snapshot.model));
     const int64_t wanted = static_cast<int64_t>(window) + std::max(0, lack);
     return LimitTransient(std::min(wanted, snapshot.slots / 2), snapshot);
   }
@@ -119,7 +153,7 @@ class MeasuredCapacity final : public CapacityRule {
   std::vector<int> Unmeasured(const CapacitySnapshot& snapshot) const {
     ShallowFirstOptions options;
     options.transient = transient_;
-    if (LargestWindow() < LargestTopK(*snapshot.model)) {
+    if (Window() < LargestTopK(*snapshot.model)) {
       options.boundary = 0;
       if (transient_ < 0) options.transient = static_cast<int>(Transient(snapshot, 0));
     }
@@ -128,7 +162,9 @@ class MeasuredCapacity final : public CapacityRule {
 
   const int transient_;
   std::vector<MissCurve> curves_;
-  std::vector<PrefetchOutlook> outlook_;
+  std::vector<PrefetchOutlook> outlook_;    // now
+  std::vector<PrefetchOutlook> predicted_;  // the last one that hides something
+  bool prefetching_ = false;
   std::vector<int> capacity_;
   int64_t slots_ = -1;
   int64_t next_ = 0;  // calls of a layer at which to deal again
@@ -172,23 +208,40 @@ int ShallowBoundary(absl::Span<const double> accuracy) {
   return boundary;
 }
 
-MissCurve::MissCurve(int experts) : recency_(experts), exposed_(experts + 1, 0) {
+MissCurve::MissCurve(int experts) : recency_(experts) {
   for (int e = 0; e < experts; ++e) recency_[e] = e;
+  for (Means& means : of_) {
+    means.misses.assign(experts + 1, 0);
+    means.hidden.assign(experts + 1, 0);
+  }
+}
+
+std::vector<double> MissCurve::Misses(Part part, bool predicted) const {
+  std::vector<double> misses = of_[part].misses;
+  for (size_t c = 0; predicted && c < misses.size(); ++c) misses[c] -= of_[part].hidden[c];
+  return misses;
 }
 
 void MissCurve::Observe(absl::Span<const int32_t> counts, const PrefetchOutlook& outlook) {
   constexpr int64_t kMemory = 1024;  // calls
-  const double weight = 1.0 / static_cast<double>(std::min(++calls_, kMemory));
+  Means& all = of_[kAll];
+  Means& half = of_[all.calls / kBlock % 2 == 0 ? kOneHalf : kOtherHalf];
+  const double weight = 1.0 / static_cast<double>(std::min(++all.calls, kMemory));
+  const double half_weight = 1.0 / static_cast<double>(std::min(++half.calls, kMemory / 2));
   // Misses with c slots: requests whose stack distance is c or more. Walked from the far end.
   const int experts = static_cast<int>(recency_.size());
   int misses = 0;
   for (int c = experts; c >= 0; --c) {
-    if (c < experts) misses += counts[recency_[c]] > 0;
+    if (c < seen_) misses += counts[recency_[c]] > 0;
     const double hidden = std::min(outlook.recall * misses, std::floor(outlook.transfers));
-    exposed_[c] += weight * (misses - hidden - exposed_[c]);
+    all.misses[c] += weight * (misses - all.misses[c]);
+    all.hidden[c] += weight * (hidden - all.hidden[c]);
+    half.misses[c] += half_weight * (misses - half.misses[c]);
+    half.hidden[c] += half_weight * (hidden - half.hidden[c]);
   }
   requested_.clear();
   beyond_.clear();
+  for (int c = seen_; c < experts; ++c) seen_ += counts[recency_[c]] > 0;
   for (const int32_t e : recency_) (counts[e] > 0 ? requested_ : beyond_).push_back(e);
   std::stable_sort(requested_.begin(), requested_.end(),
                    [&](int32_t a, int32_t b) { return counts[a] > counts[b]; });

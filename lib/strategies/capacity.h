@@ -9,6 +9,7 @@
 #ifndef MOERT_LIB_STRATEGIES_CAPACITY_H_
 #define MOERT_LIB_STRATEGIES_CAPACITY_H_
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -50,22 +51,33 @@ std::vector<int> ShallowFirst(const ShallowFirstOptions& options, const Capacity
 /// needs, else even.
 std::unique_ptr<CapacityRule> MakeMeasuredCapacity(int transient);
 
-/// Expected misses a layer call cannot hide, as a function of the layer's slots.
+/// Expected misses of a layer call, as a function of the layer's slots.
 class MissCurve {
  public:
   explicit MissCurve(int experts);
 
   /// A decode call. Misses with c slots are those of an LRU cache of c (Mattson's stack distances);
-  /// of them a prediction of `outlook` hides what it names, as many as fit its window.
+  /// an expert's first request is missed whatever the slots, and left out. Of the misses a
+  /// prediction of `outlook` hides what it names, as many as fit its window.
   void Observe(absl::Span<const int32_t> counts, const PrefetchOutlook& outlook);
-  int64_t calls() const { return calls_; }
-  /// [E + 1], by slots.
-  const std::vector<double>& exposed() const { return exposed_; }
+  int64_t calls() const { return of_[kAll].calls; }
+
+  /// Of all calls, or of every other kBlock ones: what is chosen by the one half is judged by the
+  /// other, which is of another time.
+  static constexpr int64_t kBlock = 32;
+  enum Part { kAll, kOneHalf, kOtherHalf };
+  /// [E + 1], by slots; predicted: less what predictions hide.
+  std::vector<double> Misses(Part part, bool predicted) const;
 
  private:
-  int64_t calls_ = 0;
-  std::vector<int32_t> recency_;             // most recent first
-  std::vector<double> exposed_;              // running means
+  struct Means {
+    int64_t calls = 0;
+    std::vector<double> misses, hidden;
+  };
+
+  std::array<Means, 3> of_;                  // by Part
+  int seen_ = 0;                             // experts requested so far
+  std::vector<int32_t> recency_;             // most recent first; begins with those seen
   std::vector<int32_t> beyond_, requested_;  // scratch
 };
 

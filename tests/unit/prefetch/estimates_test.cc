@@ -86,6 +86,9 @@ TEST_CASE("steps that overlap, end early or pause are not mistaken for windows")
   c.Step(22, Phase::kDecode, 1, {300, 500, 60'000'000'000});
   c.Step(23, Phase::kDecode, 1, {300, 500, 700});
   CHECK(c.window.WindowNs(c.Context(9, 2, Phase::kDecode), 1) < 1500);
+  // Nor if he always does.
+  for (int s = 24; s < 100; ++s) c.Step(s, Phase::kDecode, 1, {300, 500, 60'000'000'000});
+  CHECK(c.window.WindowNs(c.Context(9, 2, Phase::kDecode), 1) <= 2000);
 }
 
 TEST_CASE("the link's estimate is the profile's until it is measured, exact if the profile is") {

@@ -14,7 +14,7 @@ struct Run {
   PredictionYield yield{{}, kLayers};
   double busy = 10'000, cost = 3'000;
   int admitted = 20;
-  int64_t saved = 5'000, missed = 8'000;
+  int64_t saved = 5'000, missed = 8'000, stalled = 0, wrong = 0;
   int predicted = 0;
 
   void Step(int64_t rows, bool allowed) {
@@ -23,10 +23,11 @@ struct Run {
     if (on) {
       for (int i = 0; i < admitted; ++i) yield.Admitted();
       yield.Saved(saved);
+      yield.Saved(-wrong);
     } else {
       yield.Missed(missed);
     }
-    yield.StepDone(rows, static_cast<int64_t>(busy + (on ? cost : 0)), on);
+    yield.StepDone(rows, static_cast<int64_t>(busy + (on ? cost : 0)) + stalled, stalled, on);
   }
   void Steps(int n, int64_t rows = 1) {
     for (int i = 0; i < n; ++i) Step(rows, true);
@@ -97,6 +98,33 @@ TEST_CASE(
   CHECK(run.predicted == 1000);
 }
 
+TEST_CASE("looks at what does not repay cost a hundredth of the time") {
+  Run run;
+  run.saved = 2'000;
+  run.stalled = GENERATE(0, 10'000, 90'000);
+  run.Steps(64);
+  run.Trial(8);
+  run.Steps(16);
+  REQUIRE(run.yield.resting());
+  CHECK(run.yield.doubted());
+  run.predicted = 0;
+  run.Steps(700);
+  const double price =
+      run.predicted * run.cost / (700 * (run.busy + static_cast<double>(run.stalled)));
+  CHECK(price < 0.012);
+  CHECK(run.predicted > 0);
+  CHECK(run.yield.doubted());  // in a look, too
+}
+
+TEST_CASE("wrong ones that held the link are taken off what the right ones saved") {
+  Run run;
+  run.wrong = 3'000;
+  run.Steps(64);
+  run.Trial(8);
+  run.Steps(16);
+  CHECK(run.yield.resting());
+}
+
 TEST_CASE("an interrupted step is no cost") {
   Run run;
   run.Steps(64);
@@ -129,7 +157,7 @@ TEST_CASE("phases that are not measured go by the number of transfers") {
     const bool on = !yield.resting();
     predicted += on;
     for (int i = 0; on && i < admitted; ++i) yield.Admitted();
-    yield.StepDone(128, on ? 10'000 : 10, on);
+    yield.StepDone(128, on ? 10'000 : 10, 0, on);
   };
   for (int i = 0; i < 100; ++i) step(1);
   CHECK(predicted == 100);

@@ -160,6 +160,7 @@ TEST_CASE("the window is measured, without what was waited") {
   CHECK(f.prefetcher->outlook()[1].transfers == Approx(4).epsilon(0.02));
   CHECK(f.prefetcher->outlook()[1].recall == Approx(1).epsilon(0.05));
   CHECK(f.prefetcher->outlook()[0].recall == 0);
+  CHECK(f.prefetcher->outlook()[0].transfers == 0);  // nothing is predicted, however long the pause
 }
 
 TEST_CASE("a demand load waits for what is on the link and for no other prefetch") {

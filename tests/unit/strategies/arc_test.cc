@@ -268,6 +268,37 @@ TEST_CASE("a prefetch is no request until it is used, and leaves first when it w
   CHECK(arc.list(2) == ArcLists::kB1);
 }
 
+TEST_CASE("a prefetch that comes after it was asked for is the miss that it was too late for") {
+  const std::vector<uint8_t> all(8, 1);
+  ArcLists arc(8, 3);
+  arc.Request(Counts(8, {{0, 1}}));
+  arc.Inserted(0, false);
+  arc.Request(Counts(8, {{1, 1}}));  // while a prefetch of 1 is on its way
+  arc.Inserted(1, true);
+  CHECK(arc.Contents(ArcLists::kT1) == std::vector<int>{0, 1});
+  // A routing without it: no reason to let it go before what was used less recently.
+  arc.Request(Counts(8, {{2, 1}}));
+  CHECK(arc.Victim(2, all) == 0);
+  arc.Inserted(2, false);
+
+  // A ghost's: p has moved at the request, and moves once.
+  arc.Request(Counts(8, {{2, 1}}));
+  arc.Evicted(0);
+  REQUIRE(arc.list(0) == ArcLists::kB1);
+  arc.Request(Counts(8, {{0, 1}}));
+  CHECK(arc.p() == 1);
+  arc.Inserted(0, true);
+  CHECK(arc.list(0) == ArcLists::kT2);
+  arc.Request(Counts(8, {{0, 1}}));
+  CHECK(arc.p() == 1);
+
+  // Asked for, never loaded, and predicted later: a prefetch like any other.
+  arc.Request(Counts(8, {{5, 1}}));
+  arc.Request(Counts(8, {{1, 1}}));
+  arc.Inserted(5, true);
+  CHECK(arc.list(5) == ArcLists::kPrefetched);
+}
+
 TEST_CASE("experts in use are passed over") {
   ArcLists arc(8, 3);
   for (const int e : {0, 1, 2}) {

@@ -59,10 +59,11 @@ TEST_CASE("a miss curve counts what LRU caches of every size would miss") {
   MissCurve curve(kExperts);
   std::vector<std::deque<int>> caches(kExperts + 1);
   std::vector<int> misses(kExperts + 1, 0);
-  // Full from the start, in index order, as the curve assumes.
+  // Full from the start, in index order, of what was never requested.
   for (int c = 0; c <= kExperts; ++c) {
     for (int e = 0; e < c; ++e) caches[c].push_back(e);
   }
+  std::vector<bool> seen(kExperts, false);
   for (int i = 0; i < kCalls; ++i) {
     std::vector<int32_t> counts(kExperts, 0);
     std::vector<int> requested;
@@ -74,8 +75,11 @@ TEST_CASE("a miss curve counts what LRU caches of every size would miss") {
     // Most recent first; experts of one call by popularity, of equals as they were.
     for (int c = 0; c <= kExperts; ++c) {
       std::deque<int>& lru = caches[c];
-      for (const int e : requested) misses[c] += std::count(lru.begin(), lru.end(), e) == 0;
+      for (const int e : requested) {
+        misses[c] += seen[e] && std::count(lru.begin(), lru.end(), e) == 0;
+      }
     }
+    for (const int e : requested) seen[e] = true;
     std::vector<int> order = requested;
     std::deque<int>& all = caches[kExperts];
     const auto depth = [&](int e) { return std::find(all.begin(), all.end(), e) - all.begin(); };
@@ -89,20 +93,28 @@ TEST_CASE("a miss curve counts what LRU caches of every size would miss") {
     for (int c = 0; c <= kExperts; ++c) caches[c].assign(next.begin(), next.begin() + c);
   }
   REQUIRE(curve.calls() == kCalls);
+  const std::vector<double> all = curve.Misses(MissCurve::kAll, false);
+  const std::vector<double> one = curve.Misses(MissCurve::kOneHalf, false);
+  const std::vector<double> other = curve.Misses(MissCurve::kOtherHalf, false);
   for (int c = 0; c <= kExperts; ++c) {
-    CHECK(curve.exposed()[c] == Approx(static_cast<double>(misses[c]) / kCalls).margin(1e-9));
+    CHECK(all[c] == Approx(static_cast<double>(misses[c]) / kCalls).margin(1e-9));
+    CHECK(all[c] == Approx((one[c] + other[c]) / 2).margin(0.05));
   }
-  CHECK(curve.exposed()[0] == Approx(3));
-  CHECK(curve.exposed()[kExperts] == Approx(0).margin(1e-12));
+  CHECK(one != other);
+  CHECK(all[0] == Approx(3 - static_cast<double>(kExperts) / kCalls));
+  CHECK(all[kExperts] == Approx(0).margin(1e-12));
 }
 
 TEST_CASE("what a prediction hides is limited by its recall and its window") {
-  std::vector<int32_t> counts(8, 0);
-  for (const int e : {4, 5, 6, 7}) counts[e] = 1;
+  std::vector<int32_t> first(8, 0), second(8, 0);
+  for (const int e : {0, 1, 2, 3}) first[e] = 1;
+  for (const int e : {4, 5, 6, 7}) second[e] = 1;
   const auto exposed = [&](PrefetchOutlook outlook) {
     MissCurve curve(8);
-    curve.Observe(counts, outlook);
-    return curve.exposed()[4];  // all four miss
+    // All four miss from the third call on, the first two are not counted.
+    for (int i = 0; i < 4; ++i) curve.Observe(i % 2 == 0 ? first : second, outlook);
+    CHECK(curve.Misses(MissCurve::kAll, false)[4] == Approx(2));
+    return 2 * curve.Misses(MissCurve::kAll, true)[4];
   };
   CHECK(exposed({}) == Approx(4));
   CHECK(exposed({0.75, 100}) == Approx(1));
@@ -210,10 +222,48 @@ TEST_CASE("transient slots are what the window holds, and what a token needs whe
   };
   CHECK(sum({}, 32) == 32);
   CHECK(sum({{}, {0.9, 1.5}, {0.9, 1.5}, {0.9, 1.5}}, 32) == 31);
+  // A layer that nothing predicts has no window to fill.
+  CHECK(sum({{0, 12}, {0.9, 0.3}, {0.9, 0.3}, {0.9, 0.3}}, 32) == 32);
   CHECK(sum({{}, {0.9, 100}, {0.9, 100}, {0.9, 100}}, 60) == 56);
   // Deep layers get nothing: two more for the token itself.
   CHECK(sum({{}, {1, 100}, {1, 100}, {1, 100}}, 16) == 10);
   CHECK(sum({}, 64) == 64);
+}
+
+TEST_CASE("what a few misses say of layers that are alike is chance: even slots stay") {
+  const MoeModelSpec model = Model(8, 64, 4);
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    const auto rule = MakeMeasuredCapacity(-1);
+    constexpr int64_t kSlots = 8 * 48;
+    const std::vector<int> even = rule->Capacity({&model, kSlots, {}});
+    std::vector<int> capacity = even;
+    std::mt19937_64 rng(seed);
+    PolicyContext context;
+    context.model = &model;
+    context.phase = Phase::kDecode;
+    for (int step = 0; step < 200; ++step) {
+      context.step = step;
+      if (rule->WantsCapacity(context)) capacity = rule->Capacity({&model, kSlots, {}});
+      for (int l = 0; l < 8; ++l) {
+        context.layer = l;
+        std::vector<int32_t> counts(64, 0);
+        for (int i = 0; i < 4; ++i) counts[std::min({rng() % 64, rng() % 64, rng() % 64})] = 1;
+        RoutingView routing;
+        routing.counts = counts;
+        rule->OnRouting(context, routing);
+      }
+    }
+    CHECK(capacity == even);
+  }
+}
+
+TEST_CASE("slots are dealt anew when predictions stop hiding misses, and when they begin to") {
+  const MoeModelSpec model = Model(4, 16, 2);
+  const std::vector<PrefetchOutlook> hiding = {{}, {0.95, 9}, {0.95, 9}, {0.95, 9}};
+  const auto rule = MakeMeasuredCapacity(0);
+  REQUIRE(Settle(rule.get(), model, hiding, 32, {16, 16, 16, 16})[0] == 16);
+  CHECK(rule->Capacity({&model, 32, {}}) == std::vector<int>{8, 8, 8, 8});
+  CHECK(rule->Capacity({&model, 32, hiding})[0] >= 14);
 }
 
 TEST_CASE("the shallow boundary that layer accuracies give") {
