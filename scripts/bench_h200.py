@@ -115,22 +115,25 @@ def fate_runs():
 # Scheme, layers. What tells most comes first; layers are alike.
 IMPORTANCE_SHAPES = {"deepseek-moe-16b": ("bf16", 6), "qwen2-57b": (W8, 4), "xverse-moe": ("bf16", 6)}
 IMPORTANCE_RIVALS = ["on-demand", "activation-path", "fate", "cpu-split", "hybrimoe-like",
-                     "hybrimoe-like:balancer=completion"]
-OURS = "importance:alpha=0.3,balancer=completion"
+                     "hybrimoe-like:balancer=1"]
+OURS, ALGORITHM2 = "importance:alpha=0.3", "importance:alpha=0.3,balancer=1"
+FILLED_RIVAL = "hybrimoe-like:fill=1"
 # Added one by one to the on-demand default.
 IMPORTANCE_PARTS = [("on-demand (LRU)", "on-demand"), ("+ eviction", "on-demand+importance.residency"),
                     ("+ router", "on-demand+importance.residency+importance.routing:alpha=0.3"),
                     ("+ prefetch", "importance:alpha=0.3,balancer=0"),
-                    ("+ balancer, Algorithm 2", "importance:alpha=0.3"),
-                    ("+ by completion instead", "importance:alpha=0.3,balancer=completion,fill=0"),
+                    ("+ balancer, Algorithm 2", ALGORITHM2),
+                    ("+ by completion instead", "importance:alpha=0.3,fill=0"),
                     ("+ fill behind the CPU", OURS)]
+
+
+IMPORTANCE_PREFILL = ["on-demand", "fate", "hybrimoe-like", ALGORITHM2, OURS]
 
 
 def importance_runs():
     """Importance against its rivals, batch 1 and 3, CPU experts beside the device."""
     # Of the others: the best rival given the fill, too.
-    others = ["hybrimoe-like:balancer=completion,fill=1", "importance"]
-    prefill = ["on-demand", "fate", "hybrimoe-like:balancer=completion", "importance:alpha=0.3", OURS]
+    others = [FILLED_RIVAL, "importance"]
 
     def flags_of(shape, link):
         flags = {"schemes": IMPORTANCE_SHAPES[shape][0], "workload": "mixed", "budget": "40%"}
@@ -141,7 +144,7 @@ def importance_runs():
 
     def decode(shape, link):
         # The parts one by one on two shapes; steps of the largest experts take longest.
-        parts = [spec for _, spec in IMPORTANCE_PARTS] if shape != "qwen2-57b" else ["importance:alpha=0.3"]
+        parts = [spec for _, spec in IMPORTANCE_PARTS] if shape != "qwen2-57b" else [ALGORITHM2]
         return run_of(f"{shape}-{link}", "decode", of(shape),
                       list(dict.fromkeys(IMPORTANCE_RIVALS + [OURS] + parts + others)), batch="1,3", warm=72,
                       steps=8, repeats=3, **flags_of(shape, link))
@@ -150,7 +153,7 @@ def importance_runs():
         for shape in IMPORTANCE_SHAPES:
             yield decode(shape, link)
         for shape in IMPORTANCE_SHAPES:
-            yield run_of(f"{shape}-{link}-prefill", "prefill", of(shape), prefill, prompt=128, warm=1,
+            yield run_of(f"{shape}-{link}-prefill", "prefill", of(shape), IMPORTANCE_PREFILL, prompt=128, warm=1,
                          steps=2, repeats=3, **flags_of(shape, link))
 
 
@@ -479,34 +482,59 @@ def ms_hits(variant):
     return f"{variant['step_mean_ms']:.2f} ({100 * variant['hit_ratio']:.0f})"
 
 
+def rival_name(spec):
+    return spec.replace(":balancer=1", ", Algorithm 2")
+
+
+def best_rival(known):
+    return min((r for r in IMPORTANCE_RIVALS if r in known), key=lambda r: known[r]["step_mean_ms"])
+
+
 def importance_tpot(results):
     rows = []
     for shape, link, batch, known in importance_groups(results):
         rivals = [r for r in IMPORTANCE_RIVALS if r in known]
         if OURS not in known or not rivals:
             continue
-        ours, best = known[OURS], min(rivals, key=lambda r: known[r]["step_mean_ms"])
+        ours, best = known[OURS], best_rival(known)
         most = max(rivals, key=lambda r: known[r]["hit_ratio"])
         less = [100 * (1 - 1 / r) for r in repetition_ratios(known[best], ours)]
         change = 100 * (1 - ours["step_mean_ms"] / known[best]["step_mean_ms"])
         rows.append([str(batch), link_name(link), shape] + [ms_hits(known[r]) if r in known else "-" for r in IMPORTANCE_RIVALS] +
                     [f"**{ours['step_mean_ms']:.2f}** ({100 * ours['model_hit_ratio']:.0f}, {100 * ours['hit_ratio']:.0f})",
-                     f"{change:.0f} % ({min(less):.0f} .. {max(less):.0f}) than {best.split(':')[0]}",
-                     f"{100 * (ours['hit_ratio'] / known[most]['hit_ratio'] - 1):+.0f} % ({most.split(':')[0]})"])
-    return table(["batch", "link", "shape"] + [r.split(":")[0] for r in IMPORTANCE_RIVALS] +
+                     f"{change:.0f} % ({min(less):.0f} .. {max(less):.0f}) than {rival_name(best)}",
+                     f"{100 * (ours['hit_ratio'] / known[most]['hit_ratio'] - 1):+.0f} % ({rival_name(most)})"])
+    return table(["batch", "link", "shape"] + [rival_name(r) for r in IMPORTANCE_RIVALS] +
                  ["importance", "TPOT less", "hit ratio"], rows) if rows else MISSING
 
 
 def importance_others(results):
-    """With Algorithm 2, the default, the best rival with the fill."""
-    names = {"importance:alpha=0.3": "importance, Algorithm 2",
-             "importance": "importance, default (alpha 0.1, Algorithm 2)",
-             "hybrimoe-like:balancer=completion,fill=1": "hybrimoe-like with the fill", OURS: "importance"}
+    """With Algorithm 2, the documented alpha, the best rival with the fill."""
+    names = {OURS: "importance", ALGORITHM2: "importance, Algorithm 2", "importance": "importance, alpha 0.1",
+             FILLED_RIVAL: "hybrimoe-like with the fill"}
     rows = []
     for shape, link, batch, known in importance_groups(results):
         rows.append([str(batch), link_name(link), shape] +
                     [f"{spread_text(known[s])}" if s in known else "-" for s in names])
     return table(["batch", "link", "shape", *names.values()], rows) if rows else MISSING
+
+
+def importance_waiting(results):
+    """Where a step of ours goes, beside the best rival's."""
+    rows = []
+    for shape, link, batch, known in importance_groups(results):
+        if OURS not in known:
+            continue
+        for spec in (best_rival(known), OURS):
+            v, why = known[spec], known[spec]["stall_reasons_ms"]
+            balance = v.get("balance_ms", {"load": 0, "cpu": 0})
+            rows.append([str(batch), link_name(link), shape, rival_name(spec) if spec != OURS else "**importance**",
+                         f"{v['step_mean_ms'] - v['stall_ms']:.2f}", f"{why['miss'] + why['queue']:.2f}", f"{why['cpu']:.2f}",
+                         f"{100 * (v['cpu_computed'] or 0):.0f} %", f"{100 * (v['substituted'] or 0):.1f} %",
+                         f"{v.get('fills', 0) / v['steps']:.1f}", f"{v['prefetch_issued'] / v['steps']:.1f}",
+                         f"{1e-6 * v['bytes_loaded_a_step']:.0f}", f"{balance['load']:.2f}, {balance['cpu']:.2f}"])
+    return table(["batch", "link", "shape", "", "not waiting, ms", "for the link", "for the CPU", "experts by the CPU",
+                  "slots replaced", "fills a step", "prefetches", "MB a step", "T_load, T_cpu"], rows) if rows else MISSING
 
 
 def importance_parts(results):
@@ -531,15 +559,12 @@ def importance_parts(results):
 def importance_prefill(results):
     rows = []
     for shape, link, _, known in importance_groups(results, "-prefill"):
-        ours = [s for s in known if s.startswith("importance")]
         rivals = [s for s in known if not s.startswith("importance")]
-        if not ours or not rivals:
+        if OURS not in known or not rivals:
             continue
         best = min(rivals, key=lambda r: known[r]["step_mean_ms"])
-        mine = known.get(OURS, known[ours[0]])
-        names = ["on-demand", "fate", "hybrimoe-like:balancer=completion", "importance:alpha=0.3", OURS]
-        rows.append([link_name(link), shape] + [spread_text(known[n]) if n in known else "-" for n in names] +
-                    [f"{100 * (1 - mine['step_mean_ms'] / known[best]['step_mean_ms']):.0f} % than {best.split(':')[0]}"])
+        rows.append([link_name(link), shape] + [spread_text(known[n]) if n in known else "-" for n in IMPORTANCE_PREFILL] +
+                    [f"{100 * (1 - known[OURS]['step_mean_ms'] / known[best]['step_mean_ms']):.0f} % than {best}"])
     return table(["link", "shape", "on-demand", "fate", "hybrimoe-like", "importance, Algorithm 2", "importance", "less"],
                  rows) if rows else MISSING
 
@@ -551,28 +576,38 @@ def importance_claims(results):
     def less(known, rivals=IMPORTANCE_RIVALS, ours=OURS):
         return 100 * (known[ours]["step_mean_ms"] / min(known[r]["step_mean_ms"] for r in rivals if r in known) - 1)
 
+    def means(which):
+        return ", ".join(f"{mean(which(k) for k in cells(b)):+.0f} %" if cells(b) else "-" for b in (3, 1))
+
     if not cells():
         return MISSING
-    rows = []
-    for claim, paper, batch in (("TPOT against the best rival, batch 3, mean", "-35 %", 3), ("... batch 1", "-24 %", 1)):
-        if cells(batch):
-            rows.append([claim, paper, f"{mean(less(k) for k in cells(batch)):+.0f} %"])
-    rows.append(["... at most", "-48 %", f"{min(less(k) for k in cells()):+.0f} %"])
-    both = [less(k, ["on-demand", "activation-path", "fate", "cpu-split", "hybrimoe-like"], "importance:alpha=0.3")
-            for k in cells() if "importance:alpha=0.3" in k and "hybrimoe-like" in k]
-    if both:
-        rows.append(["... both sides with Algorithm 2, mean", "", f"{mean(both):+.0f} %"])
+    rows = [["TPOT against the best rival, batch 3, 1, mean", "-35 %, -24 %", means(less)],
+            ["... at most", "-48 %", f"{min(less(k) for k in cells()):+.0f} %"],
+            ["... least", "", f"{max(less(k) for k in cells()):+.0f} %"]]
+    no_cpu = ["on-demand", "activation-path", "fate"]
+    rows.append(["... against the best of those without a CPU, batch 3, 1", "", means(lambda k: less(k, no_cpu))])
+    if all(ALGORITHM2 in k for k in cells()):
+        paper = [r for r in IMPORTANCE_RIVALS if r != "hybrimoe-like"]
+        rows.append(["... both sides with Algorithm 2, batch 3, 1", "", means(lambda k: less(k, paper, ALGORITHM2))])
+    if all(FILLED_RIVAL in k for k in cells()):
+        rows.append(["... hybrimoe-like given the fill, too, batch 3, 1", "",
+                     means(lambda k: less(k, IMPORTANCE_RIVALS + [FILLED_RIVAL]))])
+    if all("importance" in k for k in cells()):
+        rows.append(["... of `importance` as documented (alpha 0.1), batch 3, 1", "",
+                     means(lambda k: less(k, ours="importance"))])
     gains = [100 * (k[OURS]["hit_ratio"] / max(k[r]["hit_ratio"] for r in IMPORTANCE_RIVALS if r in k) - 1) for k in cells()]
     rows.append(["hit ratio after substitution against the best rival's, relative", "at least +66 %",
                  f"{mean(gains):+.0f} % on average, {max(gains):+.0f} % at most"])
+    cpu = [100 * (k[OURS]["hit_ratio"] / max(k[r]["hit_ratio"] for r in IMPORTANCE_RIVALS if r in k and r not in no_cpu) - 1)
+           for k in cells()]
+    rows.append(["... against the best that uses the CPU", "", f"{mean(cpu):+.0f} % on average, {max(cpu):+.0f} % at most"])
     rows.append(["hit ratio before, after substitution, least", "over 60 %",
                  f"{100 * min(k[OURS]['model_hit_ratio'] for k in cells()):.0f} %, {100 * min(k[OURS]['hit_ratio'] for k in cells()):.0f} %"])
-    ttft = [100 * (k[OURS]["step_mean_ms"] / min(v["step_mean_ms"] for s, v in k.items() if not s.startswith("importance")) - 1)
-            for _, _, _, k in importance_groups(results, "-prefill") if OURS in k]
-    if ttft:
-        rows.append(["TTFT against the best rival, mean", "-23 %", f"{mean(ttft):+.0f} %"])
-    rows.append(["slowest of all cells against any rival, time of the rival over importance's", "",
-                 f"{min(1 / (1 + less(k) / 100) for k in cells()):.2f}"])
+    ttft = [[100 * (k[OURS]["step_mean_ms"] / min(v["step_mean_ms"] for s, v in k.items() if of(s)) - 1)
+             for _, _, _, k in importance_groups(results, "-prefill") if OURS in k]
+            for of in (lambda s: s == "fate", lambda s: not s.startswith("importance"))]
+    if ttft[0]:
+        rows.append(["TTFT against fate, the best rival, mean", "-23 %", f"{mean(ttft[0]):+.0f} %, {mean(ttft[1]):+.0f} %"])
     return table(["claim", "paper", "here"], rows)
 
 
@@ -584,7 +619,7 @@ def fate_tables(results):
 
 def importance_tables(results):
     return {"importance-tpot": importance_tpot(results), "importance-others": importance_others(results),
-            "importance-parts": importance_parts(results), "importance-prefill": importance_prefill(results),
+            "importance-waiting": importance_waiting(results), "importance-parts": importance_parts(results), "importance-prefill": importance_prefill(results),
             "importance-claims": importance_claims(results)}
 
 

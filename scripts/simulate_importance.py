@@ -21,20 +21,19 @@ BATCHES = [1, 3]
 LINKS = [16, 55]
 BUDGET = "40%"
 PROFILE = "profiles/h200.json"
-RIVALS = ["on-demand", "activation-path", "fate", "cpu-split",
-          "hybrimoe-like:balancer=completion"]
+RIVALS = ["on-demand", "activation-path", "fate", "cpu-split", "hybrimoe-like"]
 # Not rivals: what the placement is worth on both sides.
-ALGORITHM2 = {"hybrimoe-like": "hybrimoe-like", "importance": "importance:alpha=0.3"}
-FILLED_RIVAL = "hybrimoe-like:balancer=completion,fill=1"
-OURS = "importance:alpha=0.3,balancer=completion"
+ALGORITHM2 = {"hybrimoe-like": "hybrimoe-like:balancer=1", "importance": "importance:alpha=0.3,balancer=1"}
+FILLED_RIVAL = "hybrimoe-like:fill=1"
+OURS = "importance:alpha=0.3"
 # The parts of the strategy, added one by one to the on-demand default.
 ABLATION = [
     ("on-demand (LRU)", "on-demand"),
     ("+ eviction", "on-demand+importance.residency"),
     ("+ router", "on-demand+importance.residency+importance.routing:alpha=0.3"),
     ("+ prefetch", "importance:alpha=0.3,balancer=0"),
-    ("+ balancer, Algorithm 2", "importance:alpha=0.3"),
-    ("+ by completion instead", "importance:alpha=0.3,balancer=completion,fill=0"),
+    ("+ balancer, Algorithm 2", ALGORITHM2["importance"]),
+    ("+ by completion instead", "importance:alpha=0.3,fill=0"),
     ("+ fill behind the CPU", OURS),
 ]
 
@@ -188,7 +187,7 @@ and after substitution. The last columns: TPOT against the best rival, hit ratio
         [["TPOT at batch 3 against the best rival, mean", "-35 %", f"-{three:.0f} %"],
          ["... at batch 1", "-24 %", f"-{one:.0f} %"],
          ["... at most", "-48 %", f"-{max(three_max, one_max):.0f} %"],
-         ["... both sides with Algorithm 2 (`balancer=1`, the default), batch 3, 1", "",
+         ["... both sides with Algorithm 2 (`balancer=1`), batch 3, 1", "",
           f"-{paper_less(3):.0f} %, -{paper_less(1):.0f} %"],
          ["... hybrimoe-like given the fill, too (`fill=1`), batch 3, 1", "",
           f"-{filled[3]:.0f} %, -{filled[1]:.0f} %"],
@@ -216,12 +215,12 @@ and after substitution. The last columns: TPOT against the best rival, hit ratio
     for batch in BATCHES:
         for link in LINKS:
             for shape in SHAPES:
-                p = found[shape, batch, link][OURS]["prefetch"]
+                p = found[shape, batch, link][ABLATION[3][1]]["prefetch"]
                 if p["issued"]:
                     precise.append((p["issued"], p["top_score"], p["active"]))
     total = sum(n for n, _, _ in precise)
     lines.append("## Prefetch precision\n\n" +
-                 f"Of the prefetches of all these runs ({total:,}) {100 * sum(n * t for n, t, _ in precise) / total:.0f} % were "
+                 f"Of the prefetches of these runs without a CPU ({total:,}) {100 * sum(n * t for n, t, _ in precise) / total:.0f} % were "
                  f"top-score and {100 * sum(n * a for n, _, a in precise) / total:.0f} % active in the true routing (paper: 82 and 95 %). "
                  "These are experts that were *missing*, predicted by the next layer's gate; what resident-forward\n"
                  "prediction reaches on trained models is in [quality of importance](quality-importance.md).")
@@ -242,19 +241,18 @@ and after substitution. The last columns: TPOT against the best rival, hit ratio
 NOTES = """## What to make of it
 
 - **Placement decides.** Algorithm 2 begins with a load whatever it costs; on these machines one transfer takes longer than the CPU
-  needs for all misses of a layer. `importance:balancer=completion` therefore splits by earliest completion (of the splits that load the
+  needs for all misses of a layer. `balancer=completion` therefore splits by earliest completion (of the splits that load the
   experts with most tokens, the one that is done first, what is under way counted in), computes on the CPU what is still arriving,
   and brings what the CPU computed while the link is idle, if its average score is clearly above that of the expert it replaces
-  (`fill=1`): the cache then follows the routing and nobody waits. The default is still `balancer=1`, Algorithm 2 as it stands: the
-  split by completion has run in simulation only, not beside a device.
-- hybrimoe-like has the split by completion here, too (`balancer=completion`) (HybriMoE simulates its queues and takes the earliest end), but not the fill, which is no part of it;
-  the second line of the table gives it that as well. What is left then are the router and the longer memory of the cache.
+  (`fill=1`): the cache then follows the routing and nobody waits. It is the default ([measured](benchmarks-h200.md#importance)).
+- hybrimoe-like has the split by completion here, too (HybriMoE simulates its queues and takes the earliest end), but the fill only into slots that nobody holds;
+  a line of the table gives it all of that as well. What is left then are the router and the longer memory of the cache.
 - At batch 3 the paper's distance is not reached: half of a step is still waiting, with the link and the CPU about equally loaded by what the
   router leaves to be fetched.
 - The hit ratio says less here than in the paper: an LRU cache already hits 73 to 87 % on these workloads, so 66 % more would pass 100 %; and an expert
   that the CPU computes counts as no hit, though nobody waits for its transfer.
-- Prefetch brings next to nothing: on 16 GB/s an expert takes longer than its layer; where a CPU can compute a miss, a prefetch is admitted only
-  if the expert is worth a slot. Where the host predicts through its attention (resident-forward), predictions are right far more often
+- Prefetch brings next to nothing: an expert takes longer than its layer; where a CPU can compute a miss, such a transfer is not
+  started ahead, it is brought behind the call if it is worth a slot. Where the host predicts through its attention (resident-forward), predictions are right far more often
   ([figures](quality-importance.md)), which a replay cannot show.
 - `load` is charged on the link alone and CPU experts run at the rate measured without transfers beside them; on a real machine both share memory
   bandwidth. On the CPU backend \"load\" is a disk read and the CPU is the executor itself: there is nothing to balance."""

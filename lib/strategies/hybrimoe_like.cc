@@ -6,7 +6,7 @@
 //    keeping the 2k highest scores, lowest S leaves;
 //  - its scheduling simulation of CPU, link and GPU queues is replaced by the split of the misses
 //    that is done earliest, the link taking those with most tokens (plan/balancer.h); cached
-//    experts are never moved to an idle CPU. `balancer=paper` is Algorithm 2 of the importance
+//    experts are never moved to an idle CPU. `balancer=1` is Algorithm 2 of the importance
 //    paper;
 //  - its impact-driven prefetch over the next three layers is replaced by the next layer's
 //    predicted actives, most tokens first.
@@ -79,7 +79,7 @@ absl::StatusOr<Strategy> BuildHybriMoeLike(const Params& params) {
   strategy.exact = false;  // another executor may multiply
   strategy.residency = std::make_unique<MinusRecentScore>(decay);
   strategy.prefetch = MakeTopScorePrefetch(0, false);
-  MOERT_ASSIGN_OR_RETURN(const int balancer, params.OneOf("balancer", 0, {"1", "completion"}));
+  MOERT_ASSIGN_OR_RETURN(const int balancer, params.OneOf("balancer", 1, {"1", "completion"}));
   MOERT_ASSIGN_OR_RETURN(const bool fill, params.Flag("fill", false));
   MOERT_ASSIGN_OR_RETURN(strategy.prefetch_control, params.Flag("control", true));
   strategy.placement = MakeCpuLoadBalancer({balancer == 1, fill});

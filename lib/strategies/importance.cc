@@ -56,7 +56,7 @@ absl::StatusOr<Strategy> BuildImportance(const Params& params) {
   rule.max_mass_share = static_cast<float>(mass);
   rule.own_score_weights = weights == 0;
   rule.substitute = static_cast<SubstituteChoice>(substitute);
-  MOERT_ASSIGN_OR_RETURN(const int balancer, params.OneOf("balancer", 1, {"0", "1", "completion"}));
+  MOERT_ASSIGN_OR_RETURN(const int balancer, params.OneOf("balancer", 2, {"0", "1", "completion"}));
   MOERT_ASSIGN_OR_RETURN(const bool fill, params.Flag("fill", balancer == 2));
   MOERT_ASSIGN_OR_RETURN(strategy.prefetch_control, params.Flag("control", true));
   strategy.exact = alpha == 0 && balancer == 0;  // with one, another executor may multiply

@@ -82,8 +82,7 @@ const std::vector<Row>& Rows() {
         {"n", "iterations the average score spans (64)"},
         {"balancer",
          "misses shared with a CPU beside a GPU: 0 not, 1 by Algorithm 2, completion so that they "
-         "are "
-         "done earliest (1)"},
+         "are done earliest (completion)"},
         {"fill",
          "1: bring what the CPU computed while the link is idle (1 with balancer=completion, else "
          "0)"},
@@ -98,7 +97,8 @@ const std::vector<Row>& Rows() {
        {kScheme,
         {"decay", "weight of the newest scores in the cache's priority (0.3)"},
         {"balancer",
-         "misses shared by Algorithm 2 (1) or so that they are done earliest (completion) (1)"},
+         "misses shared by Algorithm 2 (1) or so that they are done earliest (completion) "
+         "(completion)"},
         {"fill", "1: bring what the CPU computed while the link is idle (0)"},
         {"control", "1: find out whether prefetching pays and stop it if not (1)"}},
        &BuildHybriMoeLike},

@@ -62,7 +62,8 @@ std::vector<double> OnCpu(const std::shared_ptr<SyntheticSource>& source, int st
 TEST_CASE("experts of the CPU join the sum") {
   const auto source = std::make_shared<SyntheticSource>(Shape());
   const std::vector<double> reference = OnCpu(source, kSteps, kRows);
-  for (const char* strategy : {"cpu-split", "hybrimoe-like", "importance:alpha=0"}) {
+  for (const char* strategy : {"cpu-split", "hybrimoe-like:balancer=1",
+                               "importance:alpha=0,balancer=1", "importance:alpha=0"}) {
     INFO(strategy);
     EngineOptions options = Options(strategy, 0.3);
     // A link so slow that the balancer wants the CPU.
@@ -76,7 +77,8 @@ TEST_CASE("experts of the CPU join the sum") {
     const EngineStats stats = (*engine)->stats();
     CHECK(stats.cpu_computed > 10);
     CHECK(stats.balance_cpu_ns > 0);
-    CHECK(stats.balance_load_ns > 0);
+    // By completion a link this slow is left alone, but for the first use of each record.
+    if (std::string(strategy) != "importance:alpha=0") CHECK(stats.balance_load_ns > 0);
     CHECK(stats.policy_fallbacks == 0);
     CHECK(stats.peak_bytes <= stats.budget_bytes);
   }

@@ -152,7 +152,7 @@ TEST_CASE("importance whole: prefetch, average score, the CPU, caps; requests th
   shape.gate_scale = 0.3f;
   const auto source = std::make_shared<SyntheticSource>(shape);
   for (const char* keys :
-       {"alpha=0.6,max_slots=0.1,balancer=0", "alpha=0.3", "alpha=0.3,balancer=completion"}) {
+       {"alpha=0.6,max_slots=0.1,balancer=0", "alpha=0.3,balancer=1", "alpha=0.3"}) {
     INFO(keys);
     EngineOptions options = Options(std::string("importance:") + keys, 0.5);
     if (std::string(keys).find("balancer=0") == std::string::npos) options.link_gbps = 0.1;
@@ -188,7 +188,7 @@ TEST_CASE("experts of the CPU join an open call") {
   constexpr int kSteps = 12;
   const auto source = std::make_shared<SyntheticSource>(Shape());
   const std::vector<float> reference = Resident(source, kSteps);
-  for (const char* strategy : {"cpu-split", "hybrimoe-like"}) {
+  for (const char* strategy : {"cpu-split", "hybrimoe-like:balancer=1"}) {
     INFO(strategy);
     EngineOptions options = Options(strategy, 0.3);
     if (std::string(strategy) != "cpu-split") options.link_gbps = 0.1;

@@ -74,7 +74,7 @@ Run Simulate(const std::string& strategy, double share, bool cpu_executor, int64
 
 TEST_CASE("a balanced CPU takes misses, and steps get shorter") {
   const Run loads = Simulate("importance:alpha=0,balancer=0", 0.4, true);
-  const Run balanced = Simulate("importance:alpha=0", 0.4, true);
+  const Run balanced = Simulate("importance:alpha=0,balancer=1", 0.4, true);
   CHECK(loads.stats.cpu_computed == 0);
   CHECK(balanced.stats.cpu_computed > 0);
   CHECK(balanced.stats.lookups == loads.stats.lookups);
@@ -83,9 +83,8 @@ TEST_CASE("a balanced CPU takes misses, and steps get shorter") {
   CHECK(balanced.stats.balance_cpu_ns > 0);
   CHECK(balanced.stats.policy_fallbacks == 0);
   // What the CPU computes is neither a hit nor a load.
-  for (const char* strategy :
-       {"importance:alpha=0", "importance:alpha=0,balancer=completion,fill=0", "hybrimoe-like",
-        "hybrimoe-like:balancer=completion"}) {
+  for (const char* strategy : {"importance:alpha=0,balancer=1", "importance:alpha=0,fill=0",
+                               "hybrimoe-like:balancer=1", "hybrimoe-like"}) {
     const EngineStats s = Simulate(strategy, 0.4, true).stats;
     INFO(strategy);
     CHECK(s.cpu_computed > 0);
@@ -101,9 +100,9 @@ TEST_CASE("done earliest beats Algorithm 2, and what the CPU computed is brought
   };
   for (const double link : {2e6, 15e6}) {  // 9 ms a transfer: everything missing is the CPU's
     INFO("link of " << link);
-    const Run paper = run("importance:alpha=0", link);
-    const Run left = run("importance:alpha=0,balancer=completion,fill=0", link);
-    const Run filled = run("importance:alpha=0,balancer=completion", link);
+    const Run paper = run("importance:alpha=0,balancer=1", link);
+    const Run left = run("importance:alpha=0,fill=0", link);
+    const Run filled = run("importance:alpha=0", link);
     CHECK(left.now_ns < paper.now_ns);
     CHECK(filled.stats.fills > 0);
     CHECK(left.stats.fills <= 19);
@@ -118,8 +117,7 @@ TEST_CASE("done earliest beats Algorithm 2, and what the CPU computed is brought
 TEST_CASE("a cold cache is filled behind the CPU even where every load would be late") {
   // 90 ms a transfer, 0.6 ms a token on the CPU: nothing is ever loaded on demand.
   const auto run = [](int steps) {
-    return Simulate("hybrimoe-like:balancer=completion,control=0", 0.4, true, 1, Phase::kDecode,
-                    steps, 0.2e6);
+    return Simulate("hybrimoe-like:control=0", 0.4, true, 1, Phase::kDecode, steps, 0.2e6);
   };
   const Run warm = run(2000), longer = run(3000);
   CHECK(warm.stats.fills + warm.stats.prefetch_issued == 19);
@@ -137,16 +135,15 @@ TEST_CASE("without a CPU beside the fast tier the balancer is inactive") {
 
 TEST_CASE("in prefill the CPU gets only what it finishes in the shadow of the loads") {
   const Run loads = Simulate("importance:alpha=0,balancer=0", 0.4, true, 64, Phase::kPrefill, 8);
-  const Run balanced = Simulate("importance:alpha=0", 0.4, true, 64, Phase::kPrefill, 8);
+  const Run balanced = Simulate("importance:alpha=0,balancer=1", 0.4, true, 64, Phase::kPrefill, 8);
   CHECK(balanced.now_ns <= loads.now_ns);
   CHECK(balanced.stats.cpu_computed < balanced.stats.loads / 2);
   // With twice the tokens an expert there is less of it.
-  const Run larger = Simulate("importance:alpha=0", 0.4, true, 200, Phase::kPrefill, 8);
+  const Run larger = Simulate("importance:alpha=0,balancer=1", 0.4, true, 200, Phase::kPrefill, 8);
   CHECK(larger.stats.cpu_computed < balanced.stats.cpu_computed);
   // And none in calls of very many, whatever the costs say.
   const auto free_cpu = [](int64_t rows) {
-    return Simulate("importance:alpha=0,balancer=completion", 0.4, true, rows, Phase::kPrefill, 2,
-                    1e3)
+    return Simulate("importance:alpha=0", 0.4, true, rows, Phase::kPrefill, 2, 1e3)
         .stats.cpu_computed;
   };
   CHECK(free_cpu(512) > 0);
