@@ -65,7 +65,7 @@ def dynaexq_runs():
 
 
 SHAPES = {"qwen1.5-moe": 24, "deepseek-v2-lite": 26}  # layers
-LINKS = (0, 16, 4)  # GB/s; 0: as it is
+LINKS = (16, 4, 0)  # GB/s; 0: as it is
 
 
 def fate_runs():
@@ -81,7 +81,7 @@ def fate_runs():
             flags["link_gbps"] = link
         if bench == "prefill":
             return dict(flags, schemes=f"{W4},{W2}", prompt=128, warm=2, steps=2, repeats=3)
-        return dict(flags, warm=64 if link == 4 else 128, steps=12 if link == 4 else 16, repeats=3 if link else 5)
+        return dict(flags, warm=64 if link == 4 else 128, steps=16, repeats=4 if link else 5)
 
     def compared(shape, link, bench, key, budget, more):
         layers = SHAPES[shape]
@@ -101,13 +101,10 @@ def fate_runs():
                       **dict(how, warm=min(how["warm"], 64)))
 
     for bench in ("decode", "prefill"):
-        for link in LINKS:
-            for shape in SHAPES:
-                yield compared(shape, link, bench, "-25", "25%", nothing_kept)
-    for bench in ("decode", "prefill"):
-        for link in LINKS:
-            for shape in SHAPES:
-                yield compared(shape, link, bench, "", "10%,40%,60%", [])
+        for key, budgets, more in (("-25", "25%", nothing_kept), ("", "10%,40%,60%", [])):
+            for link in LINKS:
+                for shape in SHAPES:
+                    yield compared(shape, link, bench, key, budgets, more)
         for shape in SHAPES:
             yield ablation(shape, bench)
 
@@ -379,7 +376,7 @@ def fate_cells(results, bench):
     """[(shape, link, budget, {strategy: variant}, result)] of the comparisons, by shape, link and budget."""
     cells = []
     for shape in SHAPES:
-        for link in LINKS:
+        for link in sorted(LINKS, key=lambda link: -link or -1e9):
             of = []
             for key in (f"{shape}-{link}-{bench}", f"{shape}-{link}-{bench}-25"):
                 for result in repeats_of(results, key)[:1]:
