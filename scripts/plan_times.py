@@ -3,12 +3,14 @@
 
     scripts/plan_times.py measure --bin build/cuda/bin --out DIR
     scripts/plan_times.py page [DIR/plans.json]            docs/quality/21-plan-times.md
+    scripts/plan_times.py ship DIR/table.json              lib/allocate/h200_costs.h
 
 measure times a layer with every uniform version (DIR/uniform.json, workload `uniform`), makes a table
 of rates by scheme and tokens of an expert from that (DIR/table.json, what `moert-pack allocate
 --profile` reads), and then times versions with a scheme drawn for each linear block, and predicts
 them by the table (DIR/plans.json, workload `mixed`): these had no part in it. `page` keeps what it
 needs in docs/quality/21-plan-times.json and, run without a file, writes the section again from that.
+`ship` makes a table the one that `moert-pack allocate` uses by itself.
 """
 import argparse
 import json
@@ -97,6 +99,22 @@ def table(data, name):
             "source": f"moert-bench layer, {data['shape']['name']}, {len(data['times'])} batches"}
 
 
+def ship(path):
+    """The table as a header: moert-pack must find it wherever it is installed."""
+    data = json.loads(path.read_text())
+    data["source"] += "; " + DEVICE
+    rows = [f'  "{k}": {json.dumps(data[k])},' for k in ["name", "source"]] + ['  "rates": {']
+    rows += [f'    "{scheme}": {json.dumps(points)}' + ("," if i + 1 < len(data["rates"]) else "")
+             for i, (scheme, points) in enumerate(sorted(data["rates"].items()))]
+    (lib.ROOT / "lib" / "allocate" / "h200_costs.h").write_text(
+        "// Written by scripts/plan_times.py ship: whole calls of a layer, weight bytes a second by "
+        "scheme and\n// tokens of an expert that gets any (cost_table.h: rates).\n"
+        "#ifndef MOERT_LIB_ALLOCATE_H200_COSTS_H_\n#define MOERT_LIB_ALLOCATE_H200_COSTS_H_\n\n"
+        "namespace moert {\n\n// clang-format off\ninline constexpr char kH200Costs[] = R\"({\n" +
+        "\n".join(rows) + "\n  }\n})\";\n// clang-format on\n\n}  // namespace moert\n\n"
+        "#endif  // MOERT_LIB_ALLOCATE_H200_COSTS_H_\n")
+
+
 def page(data):
     mixed = sorted((v for v in data["bits"] if v.startswith("mixed-")),
                    key=lambda v: int(v.split("-")[1]))
@@ -144,7 +162,7 @@ def page(data):
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["measure", "page"])
+    parser.add_argument("what", choices=["measure", "page", "ship"])
     parser.add_argument("run", nargs="?", type=pathlib.Path)
     parser.add_argument("--bin", type=pathlib.Path, default=lib.ROOT / "build" / "cuda" / "bin")
     parser.add_argument("--out", type=pathlib.Path)
@@ -159,6 +177,9 @@ def main():
         if not args.out:
             parser.error("measure needs --out, a folder")
         measure(args)
+        return
+    if args.what == "ship":
+        ship(args.run)
         return
     data = reduced(json.loads(args.run.read_text())) if args.run else lib.load(JSON)
     if args.run:

@@ -6,39 +6,13 @@
 #include <cmath>
 #include <utility>
 
+#include "allocate/h200_costs.h"
 #include "base/status_macros.h"
 #include "format/config_fields.h"
 #include "format/json.h"
 
 namespace moert {
 namespace {
-
-// docs/benchmarks.md, grouped products of Qwen3-30B-A3B on one H200. Batches of 8 and 32 tokens
-// bring 1.27 and 2.31 to an expert that gets any; popular experts read their weights once for every
-// 16 tokens. The per-channel and asymmetric forms are taken at the rate of their width, w3 between
-// w2 and w4: they were not measured.
-CostTable H200() {
-  struct Width {
-    double few, more;
-    std::vector<const char*> schemes;
-  };
-  const Width widths[] = {
-      {3.68e12, 3.83e12, {"bf16"}},
-      {2.94e12, 3.37e12, {"w8a16_g128"}},
-      {2.07e12, 2.46e12, {"w4a16_g128", "w4a16_g128_asym", "w4a16_g-1_asym"}},
-      {1.66e12, 1.95e12, {"w3a16_g128_asym", "w3a16_g-1_asym"}},
-      {1.28e12, 1.50e12, {"w2a16_g64_asym", "w2a16_g128_asym", "w2a16_g-1_asym"}}};
-  CostTable table;
-  table.name = "h200";
-  table.source = "docs/benchmarks.md: Qwen3-30B-A3B, one H200; w3 between w2 and w4";
-  for (const Width& width : widths) {
-    for (const char* scheme : width.schemes) {
-      table.rates.push_back(
-          {*Scheme::Parse(scheme), {{1.27, width.few}, {2.31, width.more}, {16, width.more}}});
-    }
-  }
-  return table;
-}
 
 double RateAt(const std::vector<CostTable::Point>& points, double tokens) {
   const auto next = std::find_if(points.begin(), points.end(),
@@ -70,25 +44,7 @@ absl::StatusOr<std::vector<CostTable::Point>> ParsePoints(const nlohmann::json& 
   return points;
 }
 
-}  // namespace
-
-absl::StatusOr<double> CostTable::Seconds(const Scheme& scheme, int64_t bytes,
-                                          double tokens) const {
-  std::string known;
-  for (const Rate& rate : rates) {
-    known += (known.empty() ? "" : ", ") + rate.scheme.Name();
-    if (!(rate.scheme == scheme)) continue;
-    const double used = -std::expm1(-tokens);
-    const double per_use = used > 0 ? tokens / used : 1;
-    return used * static_cast<double>(bytes) / RateAt(rate.points, per_use);
-  }
-  return absl::NotFoundError(
-      fmt::format("cost table {} has no rate for {}; it has {}", name, scheme.Name(), known));
-}
-
-absl::StatusOr<CostTable> LoadCostTable(const std::string& name, Env* env) {
-  if (name == "h200") return H200();
-  MOERT_ASSIGN_OR_RETURN(const nlohmann::json object, ReadJsonFile(env, name));
+absl::StatusOr<CostTable> ParseCostTable(const nlohmann::json& object, const std::string& name) {
   ConfigFields f(object, name);
   CostTable table;
   table.name = f.String("name");
@@ -108,6 +64,28 @@ absl::StatusOr<CostTable> LoadCostTable(const std::string& name, Env* env) {
     table.rates.push_back({*scheme, std::move(points)});
   }
   return table;
+}
+
+}  // namespace
+
+absl::StatusOr<double> CostTable::Seconds(const Scheme& scheme, int64_t bytes,
+                                          double tokens) const {
+  std::string known;
+  for (const Rate& rate : rates) {
+    known += (known.empty() ? "" : ", ") + rate.scheme.Name();
+    if (!(rate.scheme == scheme)) continue;
+    const double used = -std::expm1(-tokens);
+    const double per_use = used > 0 ? tokens / used : 1;
+    return used * static_cast<double>(bytes) / RateAt(rate.points, per_use);
+  }
+  return absl::NotFoundError(
+      fmt::format("cost table {} has no rate for {}; it has {}", name, scheme.Name(), known));
+}
+
+absl::StatusOr<CostTable> LoadCostTable(const std::string& name, Env* env) {
+  if (name == "h200") return ParseCostTable(nlohmann::json::parse(kH200Costs), name);
+  MOERT_ASSIGN_OR_RETURN(const nlohmann::json object, ReadJsonFile(env, name));
+  return ParseCostTable(object, name);
 }
 
 }  // namespace moert
