@@ -2,13 +2,14 @@
 """Times of mixed plans on a device, as the cost table predicts them and as they are.
 
     scripts/plan_times.py measure --bin build/cuda/bin --out DIR
-    scripts/plan_times.py page [DIR/plans.json]            docs/quality/21-plan-times.md
+    scripts/plan_times.py page [DIR]                       docs/quality/21-plan-times.md
     scripts/plan_times.py ship DIR/table.json              lib/allocate/h200_costs.h
 
 measure times a layer with every uniform version (DIR/uniform.json, workload `uniform`), makes a table
 of rates by scheme and tokens of an expert from that (DIR/table.json, what `moert-pack allocate
 --profile` reads), and then times versions with a scheme drawn for each linear block, and predicts
-them by the table (DIR/plans.json, workload `mixed`): these had no part in it. `page` keeps what it
+them by the table (DIR/plans-*.json, a set of schemes each, workload `mixed`): these had no part in
+it. `page` keeps what it
 needs in docs/quality/21-plan-times.json and, run without a file, writes the section again from that.
 `ship` makes a table the one that `moert-pack allocate` uses by itself.
 """
@@ -30,6 +31,10 @@ DEVICE = "one H200, CUDA 13.0, driver 580.159.04"
 SCHEMES = ["w8a16_g128", "w8a8", "w4a16_g128_asym", "w4a8_g128", "w4a16_g-1_asym", "w3a16_g128_asym",
            "w3a16_g-1_asym", "w2a16_g64_asym", "w2a16_g128_asym", "w2a16_g-1_asym"]
 MORE = ["bf16", "w4a16_g128"]  # in the table too
+SETS = {"ten": ("ten schemes of 2 to 8 bits, activations of 16 and 8", SCHEMES),
+        "a16": ("a 2.25-bit plan's: per channel, 2, 3 and 4 bits", ["w4a16_g-1_asym",
+                "w3a16_g-1_asym", "w2a16_g-1_asym"]),
+        "a8": ("w4a8 and w8a8", ["w8a8", "w4a8_g128"])}
 
 
 def version_of(row):
@@ -64,23 +69,33 @@ def measure(args):
     unit, rates = args.out / "unit.json", args.out / "table.json"
     unit.write_text(json.dumps({"name": "unit", "rates": {s: [[1, 1e12]] for s in SCHEMES + MORE}}))
 
-    def bench(name, plans, costs, workload):
+    def bench(name, plans, costs, workload, drawn):
         versions = [f"mixed-{i}" for i in range(plans)] + SCHEMES + MORE
         command = [str(args.bin / "moert-bench"), "layer", "--backend", args.backend, "--synthetic",
                    args.shape, "--schemes", ",".join(SCHEMES + MORE), "--mixed", str(plans),
-                   "--strategy", ";".join(f"resident:scheme={v}" for v in versions), "--tokens",
+                   "--mixed-schemes", ",".join(drawn), "--strategy", ";".join(f"resident:scheme={v}" for v in versions), "--tokens",
                    args.tokens, "--steps", str(args.steps), "--repeats", "5", "--costs", str(costs),
                    "--workload", workload, "--quiet", "--json", str(args.out / name)]
         command += ["--layer-times"] if args.backend == "cuda" else []
         subprocess.run(command, check=True)
         return json.loads((args.out / name).read_text())
 
-    data = reduced(bench("uniform.json", 0, unit, "uniform"))
+    data = reduced(bench("uniform.json", 0, unit, "uniform", SCHEMES))
     rates.write_text(json.dumps(table(data, args.name), indent=1) + "\n")
-    data = reduced(bench("plans.json", args.plans, rates, "mixed"))
-    for batch, times in data["times"].items():
-        for version, us in times.items():
-            print(batch, version, f"{data['predicted'][batch][version]:.1f} {us:.1f}")
+    for name, (_, drawn) in SETS.items():
+        data = reduced(bench(f"plans-{name}.json", args.plans, rates, "mixed", drawn))
+        for batch in data["times"]:
+            print(name, batch, f"rank correlation {correlations(data, batch)[0]:.3f}", flush=True)
+
+
+def correlations(data, batch):
+    """Of ranks, of the times, and how many plans."""
+    mixed = [v for v in data["bits"] if v.startswith("mixed-")]
+    predicted = [data["predicted"][batch][v] for v in mixed]
+    measured = [data["times"][batch][v] for v in mixed]
+    return (quality_allocator.pearson(quality_allocator.ranks(predicted),
+                                      quality_allocator.ranks(measured)),
+            quality_allocator.pearson(predicted, measured), len(mixed))
 
 
 def table(data, name):
@@ -115,43 +130,47 @@ def ship(path):
         "#endif  // MOERT_LIB_ALLOCATE_H200_COSTS_H_\n")
 
 
-def page(data):
-    mixed = sorted((v for v in data["bits"] if v.startswith("mixed-")),
-                   key=lambda v: int(v.split("-")[1]))
-    batches = sorted(data["times"], key=int)
+def page(sets):
+    first = next(iter(sets.values()))
+    batches = sorted(first["times"], key=int)
+    plans = correlations(first, batches[0])[2]
     lines = ["## Times of plans: predicted and measured", "",
-             f"{len(mixed)} versions with a scheme drawn for each linear block, in proportions of "
-             f"their own, at the shape of {data['shape']['name']} on {DEVICE}; whole calls of a layer on "
-             "the device's clock (median), every expert resident, popular experts and others "
-             "(workload `mixed`). T is predicted by a table of rates that uniform versions gave in "
-             "another run, with all experts equally popular; mixed ones had no part in it.", "",
+             f"{plans} versions a set, with a scheme drawn for each linear block in proportions that "
+             f"each version has of its own, at the shape of {first['shape']['name']} on {DEVICE}; whole "
+             "calls of a layer on the device's clock (median), every expert resident, popular "
+             "experts and others (workload `mixed`). T is predicted by a table of rates that uniform "
+             "versions gave in another run, with all experts equally popular; mixed ones had no "
+             "part in it.", "",
              "    scripts/plan_times.py measure --bin build/cuda/bin --out DIR",
-             "    scripts/plan_times.py page DIR/plans.json", "",
-             "| tokens a call | correlation of ranks, T and time | largest error of T | "
-             "mean error | fastest to slowest plan, us |", "|---|---|---|---|---|"]
+             "    scripts/plan_times.py page DIR; scripts/plan_times.py ship DIR/table.json", "",
+             "| drawn from | tokens a call | correlation of T and time, of ranks | mean error of T | "
+             "largest | fastest to slowest plan, us |", "|---|---|---|---|---|---|"]
     panels = []
-    for batch in batches:
-        predicted = [data["predicted"][batch][v] for v in mixed]
-        measured = [data["times"][batch][v] for v in mixed]
-        rank = quality_allocator.pearson(quality_allocator.ranks(predicted),
-                                         quality_allocator.ranks(measured))
-        errors = [abs(p / m - 1) for p, m in zip(predicted, measured)]
-        lines.append(f"| {batch} | {rank:.3f} | {100 * max(errors):.1f} % | "
-                     f"{100 * lib.mean(errors):.1f} % | {min(measured):.1f} to "
-                     f"{max(measured):.1f} |")
-        low, high = min(predicted + measured), max(predicted + measured)
-        panels.append(plot.Panel(f"{batch} tokens", "predicted, us", "measured, us", [
-            quality_allocator.Dots("a plan", sorted(zip(predicted, measured))),
-            plot.Line("predicted = measured", [(low, low), (high, high)], dash=1, markers=False,
-                      color=6)]))
+    for name, data in sets.items():
+        mixed = [v for v in data["bits"] if v.startswith("mixed-")]
+        for batch in batches:
+            predicted = [data["predicted"][batch][v] for v in mixed]
+            measured = [data["times"][batch][v] for v in mixed]
+            rank, plain, _ = correlations(data, batch)
+            errors = [p / m - 1 for p, m in zip(predicted, measured)]
+            lines.append(f"| {SETS[name][0] if batch == batches[0] else ''} | {batch} | {plain:.3f}, "
+                         f"{rank:.3f} | {100 * lib.mean(errors):+.1f} % | "
+                         f"{100 * max(errors, key=abs):+.1f} % | {min(measured):.1f} to "
+                         f"{max(measured):.1f} |")
+            if batch in ["8", "32", "512"]:
+                low, high = min(predicted + measured), max(predicted + measured)
+                panels.append(plot.Panel(f"{name}, {batch} tokens", "predicted, us", "measured, us", [
+                    quality_allocator.Dots("a plan", sorted(zip(predicted, measured))),
+                    plot.Line("predicted = measured", [(low, low), (high, high)], dash=1,
+                              markers=False, color=6)]))
     plot.save(str(lib.ROOT / "docs" / "images" / "plan-times"), panels)
     lines += ["", plot.picture("images/plan-times", "predicted against measured times of plans"),
-              "", "Uniform versions, microseconds a layer:", "",
+              "", "Uniform versions in the same run, microseconds a layer:", "",
               "| | stored bits | " + " | ".join(f"{b} tokens" for b in batches) + " |",
               "|---|---|" + "---|" * len(batches)]
-    for version in (v for v in data["bits"] if not v.startswith("mixed-")):
-        lines.append(f"| {version} | {data['bits'][version]:.2f} | " + " | ".join(
-            f"{data['times'][b].get(version, float('nan')):.1f}" for b in batches) + " |")
+    for version in (v for v in first["bits"] if not v.startswith("mixed-")):
+        lines.append(f"| {version} | {first['bits'][version]:.2f} | " + " | ".join(
+            f"{first['times'][b].get(version, float('nan')):.1f}" for b in batches) + " |")
     notes = JSON.with_name("21-plan-times.notes")
     if notes.exists():
         lines += ["", notes.read_text().strip()]
@@ -168,7 +187,7 @@ def main():
     parser.add_argument("--out", type=pathlib.Path)
     parser.add_argument("--backend", default="cuda")
     parser.add_argument("--shape", default="qwen3-30b:2")
-    parser.add_argument("--plans", type=int, default=10)
+    parser.add_argument("--plans", type=int, default=12)
     parser.add_argument("--tokens", default="1,8,32,128,512")
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--name", default="h200")
@@ -181,10 +200,12 @@ def main():
     if args.what == "ship":
         ship(args.run)
         return
-    data = reduced(json.loads(args.run.read_text())) if args.run else lib.load(JSON)
+    sets = lib.load(JSON)
     if args.run:
-        lib.save(JSON, data)
-    page(data)
+        sets = {name: reduced(json.loads((args.run / f"plans-{name}.json").read_text()))
+                for name in SETS if (args.run / f"plans-{name}.json").exists()}
+        lib.save(JSON, sets)
+    page(sets)
 
 
 if __name__ == "__main__":

@@ -144,6 +144,16 @@ TEST_CASE("layer: versions drawn like plans, and what a cost table makes of them
         RunJson("moert-bench layer --synthetic tiny:2 --tokens 16 --steps 2 --repeats 2 --mixed 3 "
                 "--strategy resident:scheme=mixed-1 --costs " +
                 costs)["groups"][0]["predicted"]);
+  // Of two schemes, nothing but these.
+  const Json two = RunJson(
+      "moert-bench layer --synthetic tiny:2 --tokens 16 --steps 2 --repeats 2 --mixed 2 "
+      "--mixed-schemes w8a8,w4a8_g128 --strategy resident:scheme=mixed-1 --costs " +
+      costs);
+  for (const auto& [name, p] : two["groups"][0]["predicted"].items()) {
+    if (name == "bf16") continue;
+    CHECK(p["stored_bits"] > 4.1);
+    CHECK(p["stored_bits"] < 8.4);
+  }
 }
 
 TEST_CASE("wall clock: prefill, layers, experts from a file") {

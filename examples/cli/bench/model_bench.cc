@@ -104,6 +104,7 @@ absl::Status ModelBench::Open() {
   SyntheticOptions synthetic;
   synthetic.schemes = absl::StrSplit(o_.schemes, ',');
   synthetic.mixed = o_.mixed;
+  if (!o_.mixed_schemes.empty()) synthetic.mixed_schemes = absl::StrSplit(o_.mixed_schemes, ',');
   synthetic.directory = o_.directory;
   if (device_ != nullptr) {
     synthetic.memory_bytes = kPinnedBytes;

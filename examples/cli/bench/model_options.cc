@@ -24,6 +24,8 @@ void AddModelBenchFlags(ArgParser* parser, ModelBenchOptions* o) {
   parser->AddString("schemes", &o->schemes, "stored versions, comma-separated, most bits first");
   parser->AddInt("mixed", &o->mixed,
                  "versions more, mixed-0 and on, of schemes drawn for each linear block", 0, 1000);
+  parser->AddString("mixed-schemes", &o->mixed_schemes,
+                    "what these are drawn from, comma-separated; empty: ten of 2 to 8 bits");
   if (o->bench == "layer") {
     parser->AddString("costs", &o->costs,
                       "tile cost table (h200, or a file) that predicts the time of each version");

@@ -20,6 +20,7 @@ struct ModelBenchOptions {
   std::string budget = "40%";
   std::string schemes = "bf16";
   int mixed = 0;
+  std::string mixed_schemes;
   std::string costs;
   std::string directory;
   std::vector<int> batch = {1};

@@ -23,7 +23,7 @@
 namespace moert::cli {
 namespace {
 
-/// What mixed versions draw from.
+/// What mixed versions draw from by themselves.
 constexpr const char* kMixedSchemes[] = {
     "w8a16_g128",      "w8a8",           "w4a16_g128_asym", "w4a8_g128",       "w4a16_g-1_asym",
     "w3a16_g128_asym", "w3a16_g-1_asym", "w2a16_g64_asym",  "w2a16_g128_asym", "w2a16_g-1_asym"};
@@ -60,8 +60,15 @@ class SyntheticExperts final : public ExpertSource, public PinnedRecords {
     if (options.mixed > 0 && !options.directory.empty()) {
       return absl::InvalidArgumentError("mixed versions are in memory only");
     }
+    std::vector<Scheme> drawn;
+    for (const char* name : kMixedSchemes) drawn.push_back(*Scheme::Parse(name));
+    if (!options.mixed_schemes.empty()) drawn.clear();
+    for (const std::string& name : options.mixed_schemes) {
+      MOERT_ASSIGN_OR_RETURN(const Scheme scheme, Scheme::Parse(name));
+      drawn.push_back(scheme);
+    }
     for (int i = 0; i < options.mixed; ++i) {
-      MOERT_RETURN_IF_ERROR(AddMixed(i, options));
+      MOERT_RETURN_IF_ERROR(AddMixed(i, drawn, options));
     }
     for (int l = 0; l < shape_.spec.num_layers(); ++l) {
       MOERT_ASSIGN_OR_RETURN(LayerConstants constants, MakeConstants(l, workload));
@@ -119,25 +126,24 @@ class SyntheticExperts final : public ExpertSource, public PinnedRecords {
     return Fill(std::move(ring), options);
   }
 
-  absl::Status AddMixed(int index, const SyntheticOptions& options) {
-    constexpr size_t kSchemes = std::size(kMixedSchemes);
-    double until[kSchemes];  // sums of proportions
-    for (size_t k = 0; k < kSchemes; ++k) {
+  absl::Status AddMixed(int index, const std::vector<Scheme>& schemes,
+                        const SyntheticOptions& options) {
+    std::vector<double> until;  // sums of proportions
+    for (size_t k = 0; k < schemes.size(); ++k) {
       const double share = std::exp(1.5 * RandomNormal(MixKey(seed_, 104, index), k));
-      until[k] = (k > 0 ? until[k - 1] : 0) + share;
+      until.push_back((k > 0 ? until.back() : 0) + share);
     }
     const auto draw = [&](uint64_t key) {
-      const double at = until[kSchemes - 1] * static_cast<double>(MixBits(key) >> 11) * 0x1p-53;
-      return Scheme::Parse(
-          kMixedSchemes[std::upper_bound(until, until + kSchemes - 1, at) - until]);
+      const double at = until.back() * static_cast<double>(MixBits(key) >> 11) * 0x1p-53;
+      return schemes[std::upper_bound(until.begin(), until.end() - 1, at) - until.begin()];
     };
     Ring ring;
     ring.by_expert = true;
     for (int l = 0; l < shape_.spec.num_layers(); ++l) {
       const MoeLayerSpec& layer = shape_.spec.layers[l];
       for (int e = 0; e < layer.num_experts; ++e) {
-        MOERT_ASSIGN_OR_RETURN(const Scheme gate, draw(MixKey(seed_, 105, index, first_[l] + e)));
-        MOERT_ASSIGN_OR_RETURN(const Scheme down, draw(MixKey(seed_, 106, index, first_[l] + e)));
+        const Scheme gate = draw(MixKey(seed_, 105, index, first_[l] + e));
+        const Scheme down = draw(MixKey(seed_, 106, index, first_[l] + e));
         MOERT_ASSIGN_OR_RETURN(
             const RecordLayout layout,
             MakeRecordLayout(layer.hidden, layer.intermediate, {gate, gate, down, false}));
