@@ -165,5 +165,21 @@ TEST_CASE("48 layers of 128 experts with two blocks and eight schemes") {
   CHECK(product->gap < 1e-3);
 }
 
+TEST_CASE("a hundred thousand blocks") {
+  const ProductProblem p = Random(11, 100000, 8, 1);
+  const ChoiceProblem c = LossOnly(p);
+  const auto relaxed = SolveByRelaxation(c);
+  REQUIRE_OK(relaxed.status());
+  CheckFeasible(c, *relaxed);
+  CHECK((relaxed->cost - relaxed->bound) / relaxed->cost < 1e-5);
+  if (HaveMilp()) {
+    const auto exact = SolveByMilp(c, {.gap = 1e-6, .seconds = 60});
+    REQUIRE_OK(exact.status());
+    CheckFeasible(c, *exact);
+    CHECK(exact->cost <= relaxed->cost * (1 + 1e-12));
+    CHECK(exact->cost >= relaxed->bound * (1 - 1e-9));
+  }
+}
+
 }  // namespace
 }  // namespace moert
