@@ -44,8 +44,8 @@ class Prefetcher {
   /// Which version a prefetch brings into a cache of several; null: the best. Borrowed.
   void SetPrecision(PrecisionPolicy* policy) { precision_policy_ = policy; }
   /// A CPU beside the fast tier computes what has not arrived in time, and what it computed is
-  /// brought behind it: then a transfer that is longer than its window saves nothing that is worth
-  /// a prediction.
+  /// brought behind it: then a transfer that is longer than its window only helps to fill a cold
+  /// cache, and is not worth a prediction otherwise.
   void SetCpuBeside(bool cpu_beside) { cpu_beside_ = cpu_beside; }
 
   bool wants_next_gate(Phase phase) const;

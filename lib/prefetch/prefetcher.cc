@@ -252,8 +252,9 @@ void Prefetcher::Admit(const PolicyContext& context, const std::vector<PrefetchC
         prediction->late = key.expert;
         prediction->late_rank = rank;
       }
-      const bool admitted =
-          transfer_ns <= left_ns || (late && !cpu_beside_ && LatePays(rank, transfer_ns, left_ns));
+      const bool useful_late = !cpu_beside_ || store_->HasFreeSlot(key.layer);
+      const bool admitted = transfer_ns <= left_ns ||
+                            (late && useful_late && LatePays(rank, transfer_ns, left_ns));
       if (!admitted || !StartLoad(context, rank, prediction)) continue;
       ++stats_->prefetch_issued;
       prediction->hidden_ns[key.expert] = std::min(transfer_ns, left_ns);
