@@ -477,7 +477,9 @@ def page():
         lines += ["### Weights and activations", "",
                   "small-moe, rounded to nearest. `a4`: plans of 5 stored bits from w4a4, w4a4_g128 "
                   "and w8a8 (the paper's W5A5); `a8`: from w4a8_g128 and w8a8. Activations are "
-                  "rounded at run time, by the CPU kernels of these schemes.",
+                  "rounded at run time, by the CPU kernels of these schemes. `emulated`: weights per "
+                  "channel and activations per token of as many bits, in fp32 arithmetic with other "
+                  "random signs (scripts/quality_uniform_bits.py, one H200): no hardware has 5 or 6.",
                   ""] + activations(data)
     quality_page.write_section(JSON, lines)
 
