@@ -315,8 +315,9 @@ def offload(results):
             # The last of a name: the dynaexq that begins with what the first has found.
             v = {x["strategy"].split(":")[0]: x for x in group["variants"]}
             ours, slow = v["dynaexq"], [v["on-demand"], v["expertflow-like"]]
-            rows.append([str(batch), spread_text(ours), spread_text(low[batch]) if batch in low else "-"] +
-                        [spread_text(x) for x in slow] + [f"{over_text(x, ours)}x" for x in slow] +
+            text = lambda x: f"{x['step_p50_ms']:.2f} ({x['step_mean_ms']:.2f})" if x else "-"
+            rows.append([str(batch)] + [text(x) for x in (ours, low.get(batch, v.get("never-stall")), *slow)] +
+                        [f"{x['step_p50_ms'] / ours['step_p50_ms']:.1f}x" for x in slow] +
                         [f"{100 * v['on-demand']['hit_ratio']:.0f} %"])
     return table(["batch", "dynaexq, ms", "never-stall", "on-demand", "expertflow-like",
                   "on-demand over dynaexq", "expertflow-like over dynaexq", "on-demand hits"], rows)
