@@ -181,7 +181,7 @@ struct ExecutorParts {
 /// these threads. A layer hands its misses to the CPU as soon as it is routed and the next one does
 /// so a few hundred us later: on a virtual machine waking a thread in between took 130 us in the
 /// median, as long as the CPU needs for a whole expert.
-inline constexpr int kSpinBesideDeviceUs = 2000;
+inline constexpr int kSpinBesideDeviceUs = 1000;
 
 class Backend {
  public:

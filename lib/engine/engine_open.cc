@@ -123,8 +123,11 @@ absl::Status EngineImpl::Init() {
     store_->SetCapacity(plan_.slots);
   }
   const CpuBeside beside = MakeCpuBeside();
+  PolicyContext decode;
+  decode.model = &model;
+  decode.phase = Phase::kDecode;
   const bool fills = beside.can_compute != nullptr && strategy_.placement != nullptr &&
-                     strategy_.placement->Fills({});
+                     strategy_.placement->Fills(decode);
   store_->SetCpuBeside(fills);
   prefetcher_->SetCpuBeside(fills);
   scheduler_ = std::make_unique<Scheduler>(&model, strategy_.placement.get(), &profile_,

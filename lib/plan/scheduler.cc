@@ -59,7 +59,9 @@ void Scheduler::Plan(const PolicyContext& context, int64_t epoch, const RoutingR
 void Scheduler::Took(const LayerPlan& plan, int64_t cpu_ns) {
   if (cpu_.link == nullptr || plan.cpu_ns <= 0 || cpu_ns <= 0) return;
   constexpr double kWeight = 0.05;
-  const double ratio = cpu_scale_ * static_cast<double>(cpu_ns) / static_cast<double>(plan.cpu_ns);
+  double ratio = cpu_scale_ * static_cast<double>(cpu_ns) / static_cast<double>(plan.cpu_ns);
+  // What interrupts a thread for some ms is no rate of the CPU.
+  if (cpu_measured_) ratio = std::min(ratio, 2 * cpu_scale_);
   cpu_scale_ = cpu_measured_ ? cpu_scale_ + kWeight * (ratio - cpu_scale_) : ratio;
   cpu_measured_ = true;
 }

@@ -53,10 +53,13 @@ class CpuLoadBalancer final : public PlacementPolicy {
     return placements;
   }
 
-  bool Fills(const PolicyContext& context) override { return options_.fill; }
+  // Not in prefill: the next layer has loads of its own for the link.
+  bool Fills(const PolicyContext& context) override {
+    return options_.fill && context.phase == Phase::kDecode;
+  }
   // Algorithm 2 begins with a load, which fills a cache by itself.
   bool FillsFree(const PolicyContext& context) override {
-    return options_.fill || options_.by_completion;
+    return (options_.fill || options_.by_completion) && context.phase == Phase::kDecode;
   }
 
  private:

@@ -256,6 +256,29 @@ TEST_CASE("a transfer longer than the window starts while such predictions are r
   CHECK(f.stats.prefetch_issued > issued + 5);
 }
 
+TEST_CASE("beside a CPU that computes what is late, late transfers only fill free slots") {
+  for (const bool cpu_beside : {false, true}) {
+    INFO(cpu_beside);
+    Fixture f(6);                     // two a layer
+    f.profile.decode_layer_ns = 900;  // of the 1000 a transfer takes
+    f.prefetcher->SetCpuBeside(cpu_beside);
+    for (const int e : {5, 4}) {  // free slots
+      f.Call(0, {0, 1}, {e}, 900);
+      f.Call(1, {e}, {}, 900);
+    }
+    CHECK(f.stats.prefetch_issued == 2);
+    CHECK(!f.store->HasFreeSlot(1));
+    f.Call(0, {0, 1}, {6}, 900);
+    CHECK(f.stats.prefetch_issued == (cpu_beside ? 2 : 3));
+    // What is early goes as ever.
+    Fixture early(6);
+    early.prefetcher->SetCpuBeside(cpu_beside);
+    early.Load(1, {0, 1});
+    early.Call(0, {0, 1}, {6}, 2500);
+    CHECK(early.stats.prefetch_issued == 1);
+  }
+}
+
 TEST_CASE("poor guesses where the best ones are there do not discourage good ones") {
   Fixture f(9);  // three a layer
   f.profile.decode_layer_ns = 600;
