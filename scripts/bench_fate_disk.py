@@ -53,7 +53,7 @@ def run_all(args):
         with open(args.out, encoding="utf-8") as file:
             results = json.load(file)
     for key, command in runs(args):
-        if key in results:
+        if key in results or args.only not in key:
             continue
         begin = time.time()
         out = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -94,10 +94,12 @@ def part(results, bench):
 
 
 def render(args):
-    if args.results:
-        with open(args.results, encoding="utf-8") as file:
-            bench_strategies.dump(STORED, json.load(file))
     results = {}
+    if args.results:
+        for path in [STORED] * os.path.exists(STORED) + [args.results]:  # runs of the same name are replaced
+            with open(path, encoding="utf-8") as file:
+                results.update(json.load(file))
+        bench_strategies.dump(STORED, results)
     if os.path.exists(STORED):
         with open(STORED, encoding="utf-8") as file:
             results = json.load(file)
@@ -119,6 +121,7 @@ def main():
     parser.add_argument("--out")
     parser.add_argument("--dir", default="/tmp")
     parser.add_argument("--threads", type=int, default=12)
+    parser.add_argument("--only", default="", help="runs whose name contains this")
     parser.add_argument("--small", action="store_true", help="to see that everything works")
     parser.add_argument("--results")
     args = parser.parse_args()

@@ -13,6 +13,7 @@ the runtime. A run that is in DIR already is not repeated; --process 2 runs it o
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -211,7 +212,7 @@ def run_all(args):
                 results = json.load(file)
         for run in PARTS[part]():
             key = run["key"] if args.process == 1 else f"{run['key']}/{args.process}"
-            if key in results or (args.only and args.only not in key):
+            if key in results or (args.only and not re.search(args.only, key)):
                 continue
             if time.time() - begin > args.seconds:
                 print(f"{part} {key}: no time left")
@@ -683,7 +684,7 @@ def main():
     parser.add_argument("--profile", default=os.path.join(ROOT, "profiles/h200.json"))
     parser.add_argument("--out")
     parser.add_argument("--part", default=",".join(PARTS))
-    parser.add_argument("--only", help="runs whose key contains this")
+    parser.add_argument("--only", help="runs whose key matches this regular expression")
     parser.add_argument("--process", type=int, default=1, help="which process of the same runs this is")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--seconds", type=float, default=1e9, help="begins no run after so many")
