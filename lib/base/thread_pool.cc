@@ -156,14 +156,17 @@ class WorkStealingPool final : public ThreadPool {
       return true;
     };
     if (spin_.count() > 0) {
-      const auto deadline = std::chrono::steady_clock::now() + spin_;
-      do {
+      // One that looks for long must not keep the CPU from a thread that works.
+      constexpr std::chrono::microseconds kAlone{50};
+      const auto begin = std::chrono::steady_clock::now();
+      for (auto now = begin; now < begin + spin_; now = std::chrono::steady_clock::now()) {
         for (int i = 0; i < 64; ++i) {
           if (fresh()) return true;
           Pause();
         }
         if (stop_.load(std::memory_order_acquire)) return false;
-      } while (std::chrono::steady_clock::now() < deadline);
+        if (now >= begin + kAlone) std::this_thread::yield();
+      }
     }
     std::unique_lock<std::mutex> lock(sleep_mutex_);
     sleepers_.fetch_add(1);

@@ -19,15 +19,18 @@ namespace {
 /// True when `ready` came true while spinning.
 template <typename Ready>
 bool Spin(std::chrono::microseconds spin, const Ready& ready) {
-  const auto deadline = std::chrono::steady_clock::now() + spin;
-  do {
+  constexpr std::chrono::microseconds kAlone{50};
+  const auto begin = std::chrono::steady_clock::now();
+  for (auto now = begin; now < begin + spin; now = std::chrono::steady_clock::now()) {
     for (int i = 0; i < 64; ++i) {
       if (ready()) return true;
 #if defined(__x86_64__)
       __builtin_ia32_pause();
 #endif
     }
-  } while (std::chrono::steady_clock::now() < deadline);
+    // One that looks for long must not keep the CPU from a thread that works.
+    if (now >= begin + kAlone) std::this_thread::yield();
+  }
   return ready();
 }
 
