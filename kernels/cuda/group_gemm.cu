@@ -4,12 +4,18 @@
 #include "kernels/cuda/primitives/epilogue.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
 #include "kernels/cuda/primitives/multiply.cuh"
+#include "kernels/cuda/primitives/ring_product.cuh"
 
 namespace moert::cuda {
 namespace {
 
 constexpr int kThreads = kGemmWarps * 32;
-constexpr int kSharedBytes = kReduceBuffers * kGemmWarps * kReduceFloats * 4;
+/// That share a multiprocessor, where its shared memory has room for them: while one ends a share
+/// and begins the next, the other multiplies.
+constexpr int kCtas = 2;
+constexpr int kReduceBytes = kReduceBuffers * kGemmWarps * kReduceFloats * 4;
+constexpr int kSharedBytes = kReduceBytes + kGemmWarps * kRingBytes;
+static_assert(2 * kScaleBytes <= kRingBytes);
 
 /// What a share is worked on with.
 struct Share {
@@ -17,6 +23,7 @@ struct Share {
   const int product;
   const bool waits;  // for the other product's h
   float* const reduce;
+  const uint8_t* const ring;  // kRingBytes of this warp
   int buffer;
 };
 
@@ -24,7 +31,8 @@ struct Share {
 __device__ __forceinline__ const uint8_t* OperandRow(const Share& share, int operand, int slot) {
   const GroupGemmArgs& args = share.args;
   if (share.product == 1) return args.h + slot * args.h_stride;
-  const int token = slot < args.pairs ? slot / args.top_k : slot - args.pairs;
+  const int token =
+      slot < args.pairs ? static_cast<int>(slot * args.top_k_inverse >> 32) : slot - args.pairs;
   return args.x[operand] + token * args.x_stride;
 }
 
@@ -56,12 +64,13 @@ __device__ __forceinline__ void WaitForH(const Share& share, int tile, const Til
 }
 
 /// The items of one tile that fall to this warp's group.
-template <Packing kPacking, int kTokens8>
+template <Packing kPacking, int kTokens8, int kGroups>
 __device__ __forceinline__ void RunItems(Share& share, int tile_index, const Tile& tile,
                                          const TileMatrix& m, const ItemRange& range) {
   using Shape = UnitShape<kPacking>;
   const int warp = threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
+  // By way of a shuffle, so that it stays in a register and is not read anew in every unit.
+  const int lane = __shfl_sync(~0u, static_cast<int>(threadIdx.x % 32), threadIdx.x % 32);
   const int slices_log2 = KSlicesLog2(m.k64s);
   const Slice slice = SliceOf(m.k64s, slices_log2, warp & ((1 << slices_log2) - 1));
   const int units = (slice.end - slice.begin + Shape::kK64s - 1) / Shape::kK64s;
@@ -69,22 +78,26 @@ __device__ __forceinline__ void RunItems(Share& share, int tile_index, const Til
   const bool plain_h = tile.matrix[1].operand == 0;
   const Decoding<kPacking> decoding(m.zero_point);
 
-  WeightCursor<kPacking> cursor(m, slice, share.product, lane);
-  ItemProduct<kPacking, kTokens8> product;
-  cursor.Open(range.first);
-  product.Fill(cursor);
+  using Product = std::conditional_t<Shape::kRing, RingProduct<kPacking, kTokens8, kGroups>,
+                                     ItemProduct<kPacking, kTokens8>>;
+  using Weights =
+      std::conditional_t<Shape::kRing, WeightRing<kPacking, kGroups>, WeightCursor<kPacking>>;
+  Weights weights(m, slice, units, share.product, lane, range, share.ring);
+  Product product(lane, share.ring);
+  if constexpr (!Shape::kRing) {
+    weights.Open(range.first);
+    product.Fill(weights);
+  }
   if (share.waits) WaitForH(share, tile_index, tile.matrix[0]);
 
   const uint8_t* rows[kTokens8];
-  int slots[kTokens8];
 #pragma unroll
   for (int n = 0; n < kTokens8; ++n) {
     const int column = min(n * 8 + (lane >> 2), tile.count - 1);
     rows[n] = OperandRow(share, m.operand, tile.slots[column]) +
               (slice.begin * 64 + LaneChannels<kPacking>(lane)) * Shape::kElement;
-    const int stored = n * 8 + 2 * ((lane >> 2) & 3) + (lane & 1);
-    slots[n] = stored < tile.count ? tile.slots[stored] : -1;
   }
+  const StoredSlots<kTokens8> stored(tile, share.product, lane);
   constexpr bool kScaledRows = Shape::kInt || kPacking == Packing::kF8;
   const uint8_t* scaled[kTokens8][2];
   if constexpr (kScaledRows) {
@@ -111,45 +124,56 @@ __device__ __forceinline__ void RunItems(Share& share, int tile_index, const Til
     }
   };
 
+  const auto unit_at = [&](int unit, const uint8_t*(&at)[kTokens8]) {
+#pragma unroll
+    for (int n = 0; n < kTokens8; ++n) {
+      at[n] = rows[n] + unit * (Shape::kK64s * 64 * Shape::kElement);
+    }
+  };
+  const uint8_t* at[kTokens8];
+  if constexpr (Shape::kRing) {
+#pragma unroll
+    for (int i = 0; i < Product::kLoads; ++i) product.Load(rows, i);
+  }
 #pragma unroll 1
   for (int item = range.first; item < range.end; item += 1 << range.groups_log2) {
     product.Clear();
 #pragma unroll 1
     for (int unit = 0; unit < units; ++unit) {
-      if (unit + 1 < units) {
-        cursor.Advance();
+      if constexpr (kPacking == Packing::kW4A8) scales_of(unit);
+      if constexpr (Shape::kRing) {
+        unit_at(unit + 1 < units ? unit + 1 : 0, at);
+        product.Unit(weights.Next(), at, decoding, weights.zeros, x_scales);
       } else {
         const int next = item + (1 << range.groups_log2);
-        if (next < range.end) {
-          cursor.Open(next);
+        if (unit + 1 < units) {
+          weights.Advance();
+        } else if (next < range.end) {
+          weights.Open(next);
         } else {
-          cursor.left = 0;
+          weights.left = 0;
         }
+        unit_at(unit, at);
+        product.Unit(at, weights, decoding, x_scales);
       }
-      if constexpr (kPacking == Packing::kW4A8) scales_of(unit);
-      const uint8_t* at[kTokens8];
-#pragma unroll
-      for (int n = 0; n < kTokens8; ++n) {
-        at[n] = rows[n] + unit * (Shape::kK64s * 64 * Shape::kElement);
-      }
-      product.Unit(at, cursor, decoding, x_scales);
     }
     if constexpr (kPacking == Packing::kF8 || kPacking == Packing::kW8A8) {
       scales_of(0);
-      product.EndItem(cursor, x_scales);
+      product.EndItem(weights, x_scales);
     }
-    EndItem<kTokens8>(share.args, share.product, row_blocks, plain_h, slices_log2, item, slots,
+    EndItem<kTokens8>(share.args, share.product, row_blocks, plain_h, slices_log2, item, stored,
                       share.reduce, share.buffer, product.acc);
   }
+  if constexpr (kTokens8 == kReduceBuffers) GroupBarrier(slices_log2, warp);  // see EndItem
 }
 
-template <Packing kPacking>
+template <Packing kPacking, int kGroups = 0>
 __device__ __forceinline__ void RunPacking(Share& share, int index, const Tile& tile,
                                            const TileMatrix& m, const ItemRange& range) {
   if (tile.count <= 8) {
-    RunItems<kPacking, 1>(share, index, tile, m, range);
+    RunItems<kPacking, 1, kGroups>(share, index, tile, m, range);
   } else {
-    RunItems<kPacking, 2>(share, index, tile, m, range);
+    RunItems<kPacking, 2, kGroups>(share, index, tile, m, range);
   }
 }
 
@@ -161,10 +185,13 @@ __device__ __forceinline__ void RunTile(Share& share, int index, const Tile& til
     case Packing::kW8:
       return RunPacking<Packing::kW8>(share, index, tile, m, range);
     case Packing::kW4:
+      if (m.group_k64s == 2) return RunPacking<Packing::kW4, 1>(share, index, tile, m, range);
       return RunPacking<Packing::kW4>(share, index, tile, m, range);
     case Packing::kW3:
+      if (m.group_k64s == 2) return RunPacking<Packing::kW3, 1>(share, index, tile, m, range);
       return RunPacking<Packing::kW3>(share, index, tile, m, range);
     case Packing::kW2:
+      if (m.group_k64s == 1) return RunPacking<Packing::kW2, 2>(share, index, tile, m, range);
       return RunPacking<Packing::kW2>(share, index, tile, m, range);
     case Packing::kF8:
       return RunPacking<Packing::kF8>(share, index, tile, m, range);
@@ -183,7 +210,10 @@ __device__ __forceinline__ void RunShare(Share& share, TileWalk walk) {
     const Tile& tile = share.args.table.tiles[index];
     const TileMatrix& m = tile.matrix[share.product];
     // Groups of another size use the reduction buffers of these.
-    if (slices_log2 >= 0 && slices_log2 != KSlicesLog2(m.k64s)) __syncthreads();
+    if (slices_log2 >= 0 && slices_log2 != KSlicesLog2(m.k64s)) {
+      __syncthreads();
+      share.buffer = 0;
+    }
     slices_log2 = KSlicesLog2(m.k64s);
     const ItemRange range = walk.Items(m, warp);
     if (!range.empty()) {
@@ -194,28 +224,47 @@ __device__ __forceinline__ void RunShare(Share& share, TileWalk walk) {
   }
 }
 
-__global__ void __launch_bounds__(kThreads, 1)
+/// The shares that a CTA does next, one of each product.
+struct TakenShares {
+  int ticket[2];
+  Position begin[2];
+  Position end[2];
+};
+__device__ __forceinline__ void Take(const GroupGemmArgs& args, int product, int ticket,
+                                     TakenShares* to) {
+  to->ticket[product] = ticket;
+  if (ticket >= args.shares) return;
+  to->begin[product] = args.table.starts[product][ticket];
+  to->end[product] = args.table.starts[product][ticket + 1];
+}
+
+__global__ void __launch_bounds__(kThreads, kCtas)
     GroupGemmKernel(const __grid_constant__ GroupGemmArgs args) {
   extern __shared__ __align__(128) float reduce[];
-  __shared__ int taken;
+  __shared__ TakenShares taken;
   WaitForPrevious();
   LetNextBegin();
   const bool both = args.first != args.last;
-  int ticket = blockIdx.x;
-  while (true) {
-    if (both) {
+  const int warp = threadIdx.x / 32;
+  const bool first_lane = threadIdx.x % 32 == 0;
+  // Of both products at once, so that the way to a share of `down` is behind the other's products.
+  if (first_lane && warp >= args.first && warp <= args.last) {
+    Take(args, warp, both ? atomicAdd(args.table.ticket + warp, 1) : blockIdx.x, &taken);
+  }
+  __syncthreads();
+  const auto* ring = reinterpret_cast<const uint8_t*>(reduce) + kReduceBytes + warp * kRingBytes;
+  for (int product = args.first; product <= args.last; ++product) {
+    while (taken.ticket[product] < args.shares) {
+      int next = args.shares;
+      if (both && threadIdx.x == 0) {
+        next = atomicAdd(args.table.ticket + product, 1);  // beside the products
+      }
+      Share share{args, product, both && product == 1, reduce, ring, 0};
+      RunShare(share, {taken.begin[product], taken.end[product], 0});
       __syncthreads();
-      if (threadIdx.x == 0) taken = atomicAdd(args.table.ticket, 1);
+      if (threadIdx.x == 0) Take(args, product, next, &taken);
       __syncthreads();
-      ticket = taken;
-      if (ticket >= 2 * args.ctas) return;
     }
-    const int product = ticket < args.ctas ? args.first : args.last;
-    const int at = ticket < args.ctas ? ticket : ticket - args.ctas;
-    Share share{args, product, both && product == 1, reduce, 0};
-    const Position* starts = args.table.starts[product];
-    RunShare(share, {starts[at], starts[at + 1], 0});
-    if (!both) return;
   }
 }
 
@@ -225,7 +274,9 @@ int Launch(GroupGemmArgs args, int first, int last, cudaStream_t stream) {
   if (error != cudaSuccess) return error;
   args.first = first;
   args.last = last;
-  return LaunchEarly(GroupGemmKernel, args.ctas, kThreads, kSharedBytes, stream, args);
+  // Rounded up: exact for products of slots and top_k below 2^32.
+  args.top_k_inverse = ((uint64_t{1} << 32) + args.top_k - 1) / args.top_k;
+  return LaunchEarly(GroupGemmKernel, args.shares, kThreads, kSharedBytes, stream, args);
 }
 
 }  // namespace
@@ -240,7 +291,7 @@ int LaunchDown(const GroupGemmArgs& args, CUstream_st* stream) {
   return Launch(args, 1, 1, stream);
 }
 
-int GroupGemmCtas() {
+int GroupGemmShares() {
   int device = 0, processors = 0, per_processor = 0;
   if (cudaGetDevice(&device) != cudaSuccess ||
       cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
@@ -250,8 +301,8 @@ int GroupGemmCtas() {
                                                     kSharedBytes) != cudaSuccess) {
     return 0;
   }
-  const int ctas = processors * per_processor;
-  return ctas < kMaxCtas ? ctas : kMaxCtas;
+  const int shares = processors * per_processor;
+  return shares < kMaxShares ? shares : kMaxShares;
 }
 
 }  // namespace moert::cuda

@@ -2,12 +2,14 @@
 //
 // An item is a pair of row blocks of one tile: the gate and the up block of 16 channels, or two
 // blocks of down. The warps of a CTA form groups that split K; each group takes every n-th item of
-// the CTA's share, so groups wait for nobody but themselves. Weights stream once from device memory
-// into registers, a unit ahead of the products that use them.
+// the CTA's share, so groups wait for nobody but themselves. Weights stream once from device memory:
+// those of 16 bits, and integer products', into registers a unit ahead of the products that use
+// them, those of fewer bits some units ahead through shared memory (primitives/weight_ring.cuh).
 //
-// Both products are one launch. Shares are taken by ticket, those of gate and up first; the first
-// read of a tile's h waits until all of it was written. Whoever waits so knows that the shares it
-// waits for were taken by CTAs that run, and these wait for nothing.
+// Both products are one launch. Shares are taken by ticket, all of gate and up before the first of
+// `down` is worked on; the first read of a tile's h waits until all of it was written. Whoever
+// waits so knows that the shares it waits for were taken by CTAs that run, and these wait for
+// nothing.
 //
 // Which CTA or group computes an item changes nothing in its arithmetic: the split of K depends on
 // the matrix alone, and sums run in a fixed order (design rule 6).
@@ -38,9 +40,11 @@ struct GroupGemmArgs {
   int32_t top_k = 1;       // slots from `pairs` on are one a token: the shared expert
   int32_t hidden = 0;      // channels of out that are written
   int32_t activation = 0;  // moert::Activation
-  int32_t ctas = 0;        // as given to LaunchMakeTiles
-  int32_t first = 0;       // products of a launch; set by it
+  int32_t shares = 0;      // as given to LaunchMakeTiles
+  // Set by the launch: its products, and 2^32 / top_k.
+  int32_t first = 0;
   int32_t last = 0;
+  uint64_t top_k_inverse = 0;
 };
 
 /// Enqueues gate, up, down: x -> h -> out, once for each LaunchMakeTiles. 0 or a cudaError_t.
@@ -49,11 +53,11 @@ int LaunchProducts(const GroupGemmArgs& args, CUstream_st* stream);
 int LaunchGateUp(const GroupGemmArgs& args, CUstream_st* stream);
 int LaunchDown(const GroupGemmArgs& args, CUstream_st* stream);
 
-/// CTAs that run at a time on the current device, at most kMaxCtas. 0 on an error.
-int GroupGemmCtas();
+/// Shares into which a wave's work is cut on the current device, at most kMaxShares. 0 on an error.
+int GroupGemmShares();
 
 /// How a matrix is cut: warps of a CTA that share its K.
-constexpr int kGemmWarpsLog2 = 4;
+constexpr int kGemmWarpsLog2 = 3;
 constexpr int kGemmWarps = 1 << kGemmWarpsLog2;
 MOERT_HOST_DEVICE constexpr int KSlicesLog2(int k64s) { return k64s >= 16 ? 2 : k64s >= 8 ? 1 : 0; }
 

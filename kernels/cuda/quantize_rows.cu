@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(kWarps * 32)
   LetNextBegin();
   WaitForPrevious();
   __shared__ float shared[kWarps];
-  const int tiles = args.table.starts[0][args.ctas].tile;
+  const int tiles = args.table.starts[0][args.shares].tile;
   for (int at = blockIdx.x; at < tiles * kTileTokens; at += gridDim.x) {
     const Tile& tile = args.table.tiles[at / kTileTokens];
     const TileMatrix& down = tile.matrix[1];
@@ -215,7 +215,7 @@ int LaunchPackOperand(const DeviceRows& x, int operand, uint8_t* packed, int64_t
 }
 
 int LaunchPackHidden(const PackHiddenArgs& args, CUstream_st* stream) {
-  return LaunchEarly(PackHiddenKernel, 4 * args.ctas, kWarps * 32, 0, stream, args,
+  return LaunchEarly(PackHiddenKernel, 4 * args.shares, kWarps * 32, 0, stream, args,
                      HadamardSigns());
 }
 

@@ -218,31 +218,34 @@ __global__ void __launch_bounds__(128)
   if (expert == 0) AddCall(tally + experts, pairs, 0);
 }
 
-/// What an item costs, in bytes of bf16 that take as long: measured on an H200, where products of
-/// few bits are bound by instructions and those of more than 8 tokens take more of them.
+/// What an item costs, in bytes of bf16 that take as long: the bytes it reads, or the instructions
+/// where products of few bits are bound by them.
 __device__ int ItemCost(const TileMatrix& m, int tokens) {
   constexpr int kItem = 3000;
   const bool many = tokens > 8;
-  int k64 = many ? 2200 : 1550;
+  int k64 = 0;
   switch (m.packing) {
     case Packing::kBf16:
-      k64 = many ? 4400 : 4096;
+      k64 = many ? 4300 : 4096;
       break;
     case Packing::kW8:
     case Packing::kF8:
-      k64 = many ? 3100 : 2400;
+      k64 = many ? 2400 : 2150;
       break;
     case Packing::kW8A8:
       k64 = 2100;
       break;
+    case Packing::kW4:
+      k64 = many ? 1250 : 1100;
+      break;
     case Packing::kW3:
-      k64 = many ? 2700 : 2000;
+      k64 = many ? 1500 : 1350;
+      break;
+    case Packing::kW2:
+      k64 = many ? 1150 : 850;
       break;
     case Packing::kW4A8:
-      k64 = many ? 1500 : 1200;
-      break;
-    case Packing::kW4:
-    case Packing::kW2:
+      k64 = 1100;
       break;
   }
   return m.k64s * k64 + kItem;
@@ -362,7 +365,7 @@ __global__ void __launch_bounds__(kTileThreads)
       cost_sum[1] += warp_cost[1][w];
     }
   }
-  if (e == 0) *args.table.ticket = 0;
+  if (e < 2) args.table.ticket[e] = 0;
   const int first = tile_sum - tiles;
   const int32_t* slots =
       shared ? args.shared_slots : args.lists + static_cast<int64_t>(e) * args.pairs;
@@ -378,10 +381,10 @@ __global__ void __launch_bounds__(kTileThreads)
     }
   }
   __syncthreads();
-  for (int cta = e; cta <= args.ctas; cta += static_cast<int>(blockDim.x)) {
+  for (int cta = e; cta <= args.shares; cta += static_cast<int>(blockDim.x)) {
     for (int p = 0; p < 2; ++p) {
       args.table.starts[p][cta] =
-          StartOf(args.table.tiles, args.table.cost[p], num_tiles, p, cta, args.ctas);
+          StartOf(args.table.tiles, args.table.cost[p], num_tiles, p, cta, args.shares);
     }
   }
 }

@@ -64,8 +64,8 @@ struct MakeTilesArgs {
   int32_t experts = 0;
   int32_t pairs = 0;
   int32_t tokens = 0;
-  int32_t ctas = 0;  // of the products' launches, at most kMaxCtas
-  ExpertSet wave;    // experts with no tokens may be in it
+  int32_t shares = 0;  // GroupGemmShares()
+  ExpertSet wave;      // experts with no tokens may be in it
   /// Waves of one call that find out by themselves what is there: kFirst takes the experts of the
   /// wave that have a record and notes them in `taken`, kRest those that were not taken.
   enum Part : int32_t { kAll = 0, kFirst = 1, kRest = 2 };

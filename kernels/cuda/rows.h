@@ -33,7 +33,7 @@ struct PackHiddenArgs {
   int64_t wide_h_stride = 0;
   uint8_t* h = nullptr;  // [slots] rows of h_stride bytes
   int64_t h_stride = 0;
-  int32_t ctas = 0;  // as given to LaunchMakeTiles
+  int32_t shares = 0;  // as given to LaunchMakeTiles
 };
 int LaunchPackHidden(const PackHiddenArgs& args, CUstream_st* stream);
 

@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/device_types.h"
+
 namespace moert::cuda {
 
 constexpr uint32_t kMagic = 0x43004300u;  // two bf16 of 128
@@ -100,6 +102,18 @@ __device__ __forceinline__ void FragmentW4A8(uint32_t w, uint32_t& low, uint32_t
   high = MaskXor(w, 0xf0f0f0f0u, 0x80808080u);
 }
 constexpr float kW4A8Unit = 16;
+
+/// What turns sums of fragment values into sums of weights, of rows g and g + 8.
+template <Packing kPacking>
+struct Decoding {
+  float offset[2];  // of the values, in units of the scale
+
+  __device__ __forceinline__ explicit Decoding(int zero_point) {
+    const auto zero = static_cast<float>(zero_point);
+    offset[0] = zero + (kPacking == Packing::kW8 ? 2 * kMagicOffset : kMagicOffset);
+    offset[1] = kPacking == Packing::kW2 ? zero + kMagicOffset / kW2UpperRows : offset[0];
+  }
+};
 
 }  // namespace moert::cuda
 

@@ -9,71 +9,120 @@
 namespace moert::cuda {
 
 constexpr int kPieceFloats = 128;  // a 16 x 8 accumulator
-/// Each warp's sums of an item. Two of them, so that one barrier an item is enough.
-constexpr int kReduceFloats = 2 * (kTileTokens / 8) * kPieceFloats;
-constexpr int kReduceBuffers = 2;
+/// Each warp's sums of an item of 8 tokens. Two of them, so that one barrier an item is enough; of
+/// 16 tokens they take both.
+constexpr int kReduceFloats = 2 * kPieceFloats;
+constexpr int kReduceBuffers = kTileTokens / 8;
 
-__device__ __noinline__ float ActivateOther(int kind, float v) { return Activate(kind, v); }
+static __device__ __noinline__ float ActivateOther(int kind, float v) { return Activate(kind, v); }
 
-/// slots: of the column of every 8 tokens that falls to this thread, -1: none.
+/// The sum over a group's parts of K, in their order. All are read before the first is added.
+template <typename T>
+__device__ __forceinline__ T Part(const float* parts, int slice) {
+  return *reinterpret_cast<const T*>(parts + slice * kReduceFloats);
+}
+__device__ __forceinline__ float4 operator+(float4 a, float4 b) {
+  return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+template <typename T>
+__device__ __forceinline__ T SumOfParts(const float* parts, int slices_log2) {
+  const T first = Part<T>(parts, 0);
+  if (slices_log2 == 0) return first;
+  const T second = Part<T>(parts, 1);
+  if (slices_log2 == 1) return first + second;
+  const T third = Part<T>(parts, 2), fourth = Part<T>(parts, 3);
+  return first + second + third + fourth;
+}
+
+/// Slots of the columns of every 8 tokens whose results this thread stores, -1: none.
+template <int kTokens8>
+struct StoredSlots {
+  int slots[kTokens8][2];
+
+  __device__ __forceinline__ StoredSlots(const Tile& tile, int product, int lane) {
+    // Gate and up: one element a thread, `down`: those of an accumulator; see EndItem.
+    const int column = product == 0 ? 2 * ((lane >> 2) & 3) + (lane & 1) : 2 * (lane & 3);
+#pragma unroll
+    for (int n = 0; n < kTokens8; ++n) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const int at = n * 8 + column + c;
+        slots[n][c] = at < tile.count && (product == 1 || c == 0) ? tile.slots[at] : -1;
+      }
+    }
+  }
+};
+
 template <int kTokens8>
 __device__ __forceinline__ void EndItem(const GroupGemmArgs& args, int product, int row_blocks,
                                         bool plain_h, int slices_log2, int item,
-                                        const int (&slots)[kTokens8], float* reduce, int& buffer,
-                                        const float (&acc)[2][kTokens8][4]) {
+                                        const StoredSlots<kTokens8>& stored, float* reduce,
+                                        int& buffer, const float (&acc)[2][kTokens8][4]) {
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   const int threads = 32 << slices_log2;
-  const int slices = 1 << slices_log2;
-  float* base = reduce + buffer * (kGemmWarps * kReduceFloats);
-  buffer ^= 1;
+  constexpr int kBuffer = kGemmWarps * kReduceFloats;
+  if (kTokens8 == kReduceBuffers) {
+    GroupBarrier(slices_log2, warp);  // all have read what lies there
+  } else {
+    reduce += buffer * kBuffer;
+    buffer ^= 1;
+  }
 #pragma unroll
   for (int n = 0; n < kTokens8; ++n) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      *reinterpret_cast<float4*>(base + warp * kReduceFloats + (2 * n + r) * kPieceFloats +
+      *reinterpret_cast<float4*>(reduce + n * kBuffer + warp * kReduceFloats + r * kPieceFloats +
                                  lane * 4) =
           make_float4(acc[r][n][0], acc[r][n][1], acc[r][n][2], acc[r][n][3]);
     }
   }
   GroupBarrier(slices_log2, warp);
-  const float* group = base + (warp >> slices_log2 << slices_log2) * kReduceFloats;
-  const int elements = product == 0 ? kPieceFloats : 2 * kPieceFloats;
+  const float* group = reduce + (warp >> slices_log2 << slices_log2) * kReduceFloats;
+  const int first = threadIdx.x & (threads - 1);
 #pragma unroll
   for (int n = 0; n < kTokens8; ++n) {
-    const int slot = slots[n];
+    const int slot = stored.slots[n][0];
     if (slot < 0) continue;
-    const float* part = group + 2 * n * kPieceFloats;
+    const float* part = group + n * kBuffer;
+    if (product == 1) {
+      // The four values that a lane of a warp had: rows g and g + 8, two columns.
+      const int second_slot = stored.slots[n][1];
 #pragma unroll 1
-    for (int e = threadIdx.x & (threads - 1); e < elements; e += threads) {
-      const int row = ((e >> 4) & 7) + 8 * ((e >> 1) & 1);
-      float sum = part[e];
-      if (product == 0) {
-        // An element is a channel of h, gate and up in one thread.
-        float up = part[e + kPieceFloats];
-#pragma unroll 1
-        for (int s = 1; s < slices; ++s) {
-          sum += part[e + s * kReduceFloats];
-          up += part[e + kPieceFloats + s * kReduceFloats];
+      for (int e = first; e < 2 * kPieceFloats / 4; e += threads) {
+        const float4 sum = SumOfParts<float4>(part + e * 4, slices_log2);
+        const int channel = (2 * item + e / 32) * 16 + (e % 32) / 4;
+        float* out = args.out + slot * args.out_stride + channel;
+        float* second = args.out + second_slot * args.out_stride + channel;
+        if (channel < args.hidden) {
+          out[0] = sum.x;
+          if (second_slot >= 0) second[0] = sum.y;
         }
-        const float active =
-            args.activation == 0 ? Activate(0, sum) : ActivateOther(args.activation, sum);
-        if (plain_h) {
-          auto* h = reinterpret_cast<uint16_t*>(args.h + slot * args.h_stride);
-          h[PackedIndex(item * 16 + row)] = ToBf16(active * up);
-          if (item + 1 == row_blocks) {
-            // The padding up to whole pieces of 128 is an operand of `down` too.
+        if (channel + 8 < args.hidden) {
+          out[8] = sum.z;
+          if (second_slot >= 0) second[8] = sum.w;
+        }
+      }
+      continue;
+    }
 #pragma unroll 1
-            for (int b = row_blocks; b % 8 != 0; ++b) h[PackedIndex(b * 16 + row)] = 0;
-          }
-        } else {
-          args.wide_h[slot * args.wide_h_stride + item * 16 + row] = active * up;
+    for (int e = first; e < kPieceFloats; e += threads) {
+      // A channel of h, gate and up in one thread.
+      const int row = ((e >> 4) & 7) + 8 * ((e >> 1) & 1);
+      const float gate = SumOfParts<float>(part + e, slices_log2);
+      const float up = SumOfParts<float>(part + e + kPieceFloats, slices_log2);
+      const float active =
+          args.activation == 0 ? Activate(0, gate) : ActivateOther(args.activation, gate);
+      if (plain_h) {
+        auto* h = reinterpret_cast<uint16_t*>(args.h + slot * args.h_stride);
+        h[PackedIndex(item * 16 + row)] = ToBf16(active * up);
+        if (item + 1 == row_blocks) {
+          // The padding up to whole pieces of 128 is an operand of `down` too.
+#pragma unroll 1
+          for (int b = row_blocks; b % 8 != 0; ++b) h[PackedIndex(b * 16 + row)] = 0;
         }
       } else {
-#pragma unroll 1
-        for (int s = 1; s < slices; ++s) sum += part[e + s * kReduceFloats];
-        const int channel = (2 * item + e / kPieceFloats) * 16 + row;
-        if (channel < args.hidden) args.out[slot * args.out_stride + channel] = sum;
+        args.wide_h[slot * args.wide_h_stride + item * 16 + row] = active * up;
       }
     }
   }

@@ -1,5 +1,5 @@
 // Warp-level matrix products (mma.sync, sm_80 and later). Fragments are named as in the PTX manual;
-// lane = g * 4 + t.
+// lane = g * 4 + t. Volatile: products and the loads between them stay in the order of the program.
 #ifndef MOERT_KERNELS_CUDA_PRIMITIVES_MMA_CUH_
 #define MOERT_KERNELS_CUDA_PRIMITIVES_MMA_CUH_
 
@@ -11,7 +11,8 @@ namespace moert::cuda {
 /// c[0], c[1]: row g, columns 2t, 2t+1; c[2], c[3]: row g + 8.
 __device__ __forceinline__ void MmaBf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                         uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
       "{%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -20,7 +21,8 @@ __device__ __forceinline__ void MmaBf16(float (&c)[4], const uint32_t (&a)[4], u
 /// c [16, 8] += a [16, 32] b [32, 8], int8 operands, exact int32 sums.
 __device__ __forceinline__ void MmaInt8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                         uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
       "{%0,%1,%2,%3};"
       : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));

@@ -13,18 +13,6 @@
 
 namespace moert::cuda {
 
-/// What turns sums of fragment values into sums of weights, of rows g and g + 8.
-template <Packing kPacking>
-struct Decoding {
-  float offset[2];  // of the values, in units of the scale
-
-  __device__ __forceinline__ explicit Decoding(int zero_point) {
-    const auto zero = static_cast<float>(zero_point);
-    offset[0] = zero + (kPacking == Packing::kW8 ? 2 * kMagicOffset : kMagicOffset);
-    offset[1] = kPacking == Packing::kW2 ? zero + kMagicOffset / kW2UpperRows : offset[0];
-  }
-};
-
 /// This lane's parts of an item: rows g and g + 8 of both row blocks, columns 2t and 2t + 1 of
 /// every 8 tokens.
 template <Packing kPacking, int kTokens8>
@@ -34,8 +22,8 @@ struct ItemProduct {
   using Sum = std::conditional_t<Shape::kInt, int32_t, float>;
 
   uint32_t weights[2][Shape::kLoads][Shape::kWords] = {};
-  GroupScales scales;       // of the unit's last group
-  GroupScales half_scales;  // of its first, where a group is 64 k
+  uint32_t scales;       // shared memory: of the unit, kScaleBytes
+  uint32_t next_scales;  // of the one behind it
   float acc[2][kTokens8][4];
   Sum sum[2][kTokens8][4];  // since the last scaling
   float x[kTokens8][4];     // sums of the activations of `sum`, alike in every row
@@ -49,6 +37,10 @@ struct ItemProduct {
     ClearSums();
   }
 
+  /// scales: shared memory of this warp, 2 * kScaleBytes.
+  __device__ __forceinline__ ItemProduct(int /*lane*/, const uint8_t* shared)
+      : scales(SharedAddress(shared)), next_scales(SharedAddress(shared) + kScaleBytes) {}
+
   /// Loads the unit at the cursor.
   __device__ __forceinline__ void Fill(const Cursor& cursor) {
 #pragma unroll
@@ -56,7 +48,7 @@ struct ItemProduct {
 #pragma unroll
       for (int r = 0; r < 2; ++r) cursor.Load(r, i, weights[r][i]);
     }
-    FillScales(cursor);
+    cursor.CopyScales(scales);
   }
 
   /// Multiplies the unit in the registers by the activations at `rows` and fills them with the
@@ -64,6 +56,7 @@ struct ItemProduct {
   __device__ __forceinline__ void Unit(const uint8_t* const (&rows)[kTokens8], const Cursor& cursor,
                                        const Decoding<kPacking>& decoding,
                                        const float (&x_scales)[kTokens8][2]) {
+    cursor.CopyScales(next_scales);
     if constexpr (kPacking == Packing::kBf16) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -71,53 +64,35 @@ struct ItemProduct {
         Activations(rows, i * 16, b);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          uint32_t a[4];
-          Take(cursor, r, i, a);
 #pragma unroll
-          for (int n = 0; n < kTokens8; ++n) MmaBf16(acc[r][n], a, b[n].x, b[n].y);
+          for (int n = 0; n < kTokens8; ++n) MmaBf16(acc[r][n], weights[r][i], b[n].x, b[n].y);
+          cursor.Load(r, i, weights[r][i]);
         }
       }
     } else if constexpr (kPacking == Packing::kW8A8) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        uint2 b[kTokens8];
-        Activations(rows, i * 32, b);
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          uint32_t a[4];
-          Take(cursor, r, i, a);
-#pragma unroll
-          for (int j = 0; j < 4; ++j) a[j] ^= 0x80808080u;  // u - 128
-#pragma unroll
-          for (int n = 0; n < kTokens8; ++n) MmaInt8(sum[r][n], a, b[n].x, b[n].y);
-        }
-      }
-    } else if constexpr (kPacking == Packing::kW4A8) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         uint2 b[kTokens8];
         Activations(rows, i * 32, b);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          uint32_t w[2], a[4];
-          Take(cursor, r, i, w);
-          FragmentW4A8(w[0], a[0], a[1]);
-          FragmentW4A8(w[1], a[2], a[3]);
+          uint32_t a[4];
+#pragma unroll
+          for (int j = 0; j < 4; ++j) a[j] = weights[r][i][j] ^ 0x80808080u;  // u - 128
 #pragma unroll
           for (int n = 0; n < kTokens8; ++n) MmaInt8(sum[r][n], a, b[n].x, b[n].y);
+          cursor.Load(r, i, weights[r][i]);
         }
       }
-      ScaleInt(x_scales, 1 / kW4A8Unit);
-      FillScales(cursor);
     } else if constexpr (kPacking == Packing::kF8) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
+      for (int i = 0; i < 4; ++i) {
         uint4 b[kTokens8];
         Activations(rows, i * 32, b);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          uint32_t w[4], a[2][4];
-          Take(cursor, r, i, w);
+          uint32_t a[2][4];
+          const auto& w = weights[r][i];
           FragmentF8(w[0], w[1], a[0]);
           FragmentF8(w[2], w[3], a[1]);
 #pragma unroll
@@ -125,94 +100,55 @@ struct ItemProduct {
             MmaBf16(acc[r][n], a[0], b[n].x, b[n].y);
             MmaBf16(acc[r][n], a[1], b[n].z, b[n].w);
           }
+          cursor.Load(r, i, weights[r][i]);
         }
       }
-    } else if constexpr (kPacking == Packing::kW4 || kPacking == Packing::kW8) {
+    } else {  // w8
 #pragma unroll
-      for (int i = 0; i < Shape::kLoads; ++i) {
+      for (int i = 0; i < 4; ++i) {
         uint4 b[kTokens8];
         Activations(rows, i * 32, b);
-        AddX(b);
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          uint32_t w[Shape::kWords];
-          Take(cursor, r, i, w);
+        for (int j = 0; j < 2; ++j) {
 #pragma unroll
-          for (int j = 0; j < 2; ++j) {
-            if constexpr (kPacking == Packing::kW4) {
-              uint32_t a[4];
-              FragmentW4(w[j], a);
-              Add(r, a, b, j);
-            } else {
-              uint32_t low[4], high[4];
-              FragmentW8(w[2 * j], w[2 * j + 1], low, high);
-              Add(r, low, b, j);
-              Add(r, high, b, j);
-            }
+          for (int r = 0; r < 2; ++r) {
+            const auto& w = weights[r][i];
+            uint32_t low[4], high[4];
+            FragmentW8(w[2 * j], w[2 * j + 1], low, high);
+            Add(r, low, b, j);
+            Add(r, high, b, j);
+            if (j == 1) cursor.Load(r, i, weights[r][i]);
           }
+          AddX(b, j);
         }
       }
-      Scale(scales, decoding);
-      FillScales(cursor);
-    } else {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        if (kPacking == Packing::kW2 && i == 1 && cursor.two_groups) Scale(half_scales, decoding);
-        uint4 b[2][kTokens8];  // of the halves
-        Activations(rows, i * 64, b[0]);
-        Activations(rows, i * 64 + 16, b[1]);
-        AddX(b[0]);
-        AddX(b[1]);
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          uint32_t w[2], plane[2] = {};
-          if constexpr (kPacking == Packing::kW2) {
-            Take(cursor, r, i, w);
-          } else {
-            Take(cursor, r, 2 * i, w);
-            Take(cursor, r, 2 * i + 1, plane);
-            plane[0] >>= (cursor.lane & 2) * 2;  // the nibble of lane t's k32 block
-            plane[1] >>= (cursor.lane & 2) * 2;
-          }
-#pragma unroll
-          for (int j = 0; j < 2; ++j) {
-            uint32_t a[2][4];
-            if constexpr (kPacking == Packing::kW2) {
-              FragmentW2<0>(w[j], a[0]);
-              FragmentW2<1>(w[j], a[1]);
-            } else {
-              FragmentW3<0>(w[j], plane[j], a[0]);
-              FragmentW3<1>(w[j], plane[j], a[1]);
-            }
-            Add(r, a[0], b[0], j);
-            Add(r, a[1], b[1], j);
-          }
-        }
-      }
-      Scale(scales, decoding);
-      FillScales(cursor);
+      AwaitScales();
+      Scale({scales, cursor.lane, cursor.zeros}, decoding);
+      ExchangeScales();
     }
   }
 
-  /// After the last unit of an item: scales what has one scale a channel, and fills scales with the
-  /// cursor's.
+  /// After the last unit of an item: scales what has one scale a channel.
   __device__ __forceinline__ void EndItem(const Cursor& cursor,
                                           const float (&x_scales)[kTokens8][2]) {
     if constexpr (kPacking == Packing::kW8A8) {
-      ScaleInt(x_scales, 1);
-      FillScales(cursor);
+      AwaitScales();
+      ScaleInt(cursor, x_scales, 1);
+      ExchangeScales();
     } else if constexpr (kPacking == Packing::kF8) {
       constexpr float kUnit = kF8Unit / kF8Activations;
+      AwaitScales();
+      const GroupScales s(scales, cursor.lane, false);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
-          const float scale = WidenBf16(scales.scale[r][c / 2]) * kUnit;
+          const float scale = s.scale[r][c / 2] * kUnit;
 #pragma unroll
           for (int n = 0; n < kTokens8; ++n) acc[r][n][c] *= scale * x_scales[n][c & 1];
         }
       }
-      FillScales(cursor);
+      ExchangeScales();
     }
   }
 
@@ -226,18 +162,17 @@ struct ItemProduct {
       b[n] = *reinterpret_cast<const T*>(rows[n] + channel * Shape::kElement);
     }
   }
-  /// Weights out of the registers, the next unit's into them.
-  template <int kWords>
-  __device__ __forceinline__ void Take(const Cursor& cursor, int r, int i, uint32_t (&a)[kWords]) {
-#pragma unroll
-    for (int j = 0; j < kWords; ++j) a[j] = weights[r][i][j];
-    cursor.Load(r, i, weights[r][i]);
+  /// Until the unit's scales are there for all lanes; those of the next may be under way.
+  __device__ __forceinline__ static void AwaitScales() {
+    CopyAsyncWait<1>();
+    __syncwarp();
   }
-  __device__ __forceinline__ void FillScales(const Cursor& cursor) {
-    if constexpr (kPacking != Packing::kBf16) {
-      if (kPacking == Packing::kW2 && cursor.two_groups) cursor.Load(true, &half_scales);
-      cursor.Load(false, &scales);
-    }
+  /// On to the next unit; the copies into the unit's own scales begin after all lanes read them.
+  __device__ __forceinline__ void ExchangeScales() {
+    __syncwarp();
+    const uint32_t read = scales;
+    scales = next_scales;
+    next_scales = read;
   }
   __device__ __forceinline__ void ClearSums() {
 #pragma unroll
@@ -257,13 +192,12 @@ struct ItemProduct {
       MmaBf16(sum[r][n], a, j == 0 ? b[n].x : b[n].z, j == 0 ? b[n].y : b[n].w);
     }
   }
-  __device__ __forceinline__ void AddX(const uint4 (&b)[kTokens8]) {
+  __device__ __forceinline__ void AddX(const uint4 (&b)[kTokens8], int j) {
     constexpr uint32_t kOnes = 0x3f803f80u;  // two bf16 of 1
     const uint32_t ones[4] = {kOnes, kOnes, kOnes, kOnes};
 #pragma unroll
     for (int n = 0; n < kTokens8; ++n) {
-      MmaBf16(x[n], ones, b[n].x, b[n].y);
-      MmaBf16(x[n], ones, b[n].z, b[n].w);
+      MmaBf16(x[n], ones, j == 0 ? b[n].x : b[n].z, j == 0 ? b[n].y : b[n].w);
     }
   }
   /// acc += scale * (sum - offset * x) - zero * x.
@@ -272,8 +206,8 @@ struct ItemProduct {
     for (int r = 0; r < 2; ++r) {
 #pragma unroll
       for (int upper = 0; upper < 2; ++upper) {  // rows g, g + 8
-        float scale = WidenBf16(s.scale[r][upper]);
-        const float zero = fmaf(scale, decoding.offset[upper], WidenBf16(s.zero[r][upper]));
+        float scale = s.scale[r][upper];
+        const float zero = fmaf(scale, decoding.offset[upper], s.zero[r][upper]);
         if (kPacking == Packing::kW2 && upper == 1) scale *= 1 / kW2UpperRows;
 #pragma unroll
         for (int n = 0; n < kTokens8; ++n) {
@@ -289,12 +223,14 @@ struct ItemProduct {
     ClearSums();
   }
   /// acc += unit * scale * x_scale * sum.
-  __device__ __forceinline__ void ScaleInt(const float (&x_scales)[kTokens8][2], float unit) {
+  __device__ __forceinline__ void ScaleInt(const Cursor& cursor,
+                                           const float (&x_scales)[kTokens8][2], float unit) {
+    const GroupScales s(scales, cursor.lane, false);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
-        const float scale = WidenBf16(scales.scale[r][c / 2]) * unit;
+        const float scale = s.scale[r][c / 2] * unit;
 #pragma unroll
         for (int n = 0; n < kTokens8; ++n) {
           acc[r][n][c] =

@@ -1,9 +1,9 @@
 // How a lane reads packed weights from global memory, straight into the registers of A fragments.
 //
-// A unit is what a warp multiplies at a time: two row blocks by 64 or 128 k. The order of k inside
-// a product is free as long as weights and activations agree, so each packing takes the order in
-// which a lane's weights lie together, as far as the lanes of a load then meet at most in pairs in
-// a bank:
+// A unit is what a warp multiplies at a time: two row blocks by 128 k, bf16 64. The order of k
+// inside a product is free as long as weights and activations agree, so each packing takes the
+// order in which a lane's weights lie together, as far as the lanes of a load then meet at most in
+// pairs in a bank:
 //   bf16           as stored: unit t of each k16 block, 16 bytes
 //   w8, f8, w8a8   lane t: k16 block t / 2 of 32 k, units 2 (t % 2) + i, 16 bytes
 //   w4, w4a8       the same, 8 bytes
@@ -22,18 +22,21 @@ namespace moert::cuda {
 /// Loads of a unit, of each row block.
 template <Packing kPacking>
 struct UnitShape {
-  static constexpr bool kHalf = kPacking == Packing::kW4 || kPacking == Packing::kW4A8 ||
-                                kPacking == Packing::kW3 || kPacking == Packing::kW2;
-  static constexpr int kK64s = kHalf ? 2 : 1;  // pieces of 64 k
-  static constexpr int kWords = kHalf ? 2 : 4;
-  static constexpr int kLoads =
-      kPacking == Packing::kW2 || kWords == 4 && kPacking != Packing::kBf16 ? 2 : 4;
+  static constexpr bool kHalfWords = kPacking == Packing::kW4 || kPacking == Packing::kW4A8 ||
+                                     kPacking == Packing::kW3 || kPacking == Packing::kW2;
+  // Pieces of 64 k.
+  static constexpr int kK64s =
+      kPacking == Packing::kBf16 || kPacking == Packing::kW8 ? 1 : 2;
+  static constexpr int kWords = kHalfWords ? 2 : 4;
+  static constexpr int kLoads = kPacking == Packing::kW2 ? 2 : 4;
   static constexpr int kBytes = K64Bytes(kPacking) * kK64s;
   static constexpr bool kInt = kPacking == Packing::kW8A8 || kPacking == Packing::kW4A8;
   /// Whether groups of weights have scales, so that each unit is scaled by itself.
   static constexpr bool kGroups = kPacking == Packing::kW8 || kPacking == Packing::kW4 ||
                                   kPacking == Packing::kW3 || kPacking == Packing::kW2 ||
                                   kPacking == Packing::kW4A8;
+  /// Whether weights come through shared memory (weight_ring.cuh), not straight into registers.
+  static constexpr bool kRing = kHalfWords || kPacking == Packing::kW8;
   static constexpr int kElement = kInt ? 1 : 2;  // bytes of an activation
 };
 
@@ -69,44 +72,88 @@ __device__ __forceinline__ uint64_t EvictFirst() {
   return policy;
 }
 
-/// Past L1; the lines beside them come along into L2.
+/// Past L1; the lines beside them come along into L2. Leaves v as it is unless `there`. Written so
+/// that the registers are loaded in place: a copy behind the load would wait for it.
 template <int kWords>
 __device__ __forceinline__ void LoadWeights(uint32_t (&v)[kWords], const uint8_t* at,
-                                            uint64_t policy) {
+                                            uint64_t policy, bool there) {
   if constexpr (kWords == 4) {
     asm volatile(
-        "ld.global.nc.L1::no_allocate.L2::cache_hint.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-        : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
-        : "l"(at), "l"(policy));
+        "{\n"
+        ".reg .pred there;\n"
+        "setp.ne.s32 there, %6, 0;\n"
+        "@there ld.global.nc.L1::no_allocate.L2::cache_hint.L2::256B.v4.u32 {%0, %1, %2, %3}, "
+        "[%4], "
+        "%5;\n"
+        "}"
+        : "+r"(v[0]), "+r"(v[1]), "+r"(v[2]), "+r"(v[3])
+        : "l"(at), "l"(policy), "r"(static_cast<int>(there)));
   } else {
-    asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.L2::256B.v2.u32 {%0, %1}, [%2], %3;"
-                 : "=r"(v[0]), "=r"(v[1])
-                 : "l"(at), "l"(policy));
+    asm volatile(
+        "{\n"
+        ".reg .pred there;\n"
+        "setp.ne.s32 there, %4, 0;\n"
+        "@there ld.global.nc.L1::no_allocate.L2::cache_hint.L2::256B.v2.u32 {%0, %1}, [%2], %3;\n"
+        "}"
+        : "+r"(v[0]), "+r"(v[1])
+        : "l"(at), "l"(policy), "r"(static_cast<int>(there)));
   }
 }
-__device__ __forceinline__ uint32_t LoadScale(const uint8_t* at) {
-  uint16_t v;
-  asm volatile("ld.global.nc.L2::128B.u16 %0, [%1];" : "=h"(v) : "l"(at));
-  return v;
+
+/// Shared memory of a warp for the scales of a unit: of its groups (two of 64 k, or one), scales
+/// and zeros of both row blocks, 16 rows of bf16 each.
+constexpr int kScaleBytes = 256;
+
+__device__ __forceinline__ uint32_t SharedAddress(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
-__device__ __forceinline__ float WidenBf16(uint32_t v) { return __uint_as_float(v << 16); }
+/// Copies that run beside the arithmetic; they end in the order of their beginning. Zeros, unless
+/// `there`.
+__device__ __forceinline__ void CopyAsync16(uint32_t shared, const void* global, bool there) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
+               "r"(there ? 16 : 0)
+               : "memory");
+}
+/// Of weights; `bytes`: 16, or 0 for zeros.
+__device__ __forceinline__ void CopyWeights16(uint32_t shared, const void* global, uint32_t bytes,
+                                              uint64_t policy) {
+  asm volatile(
+      "cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2, %3;" ::"r"(shared),
+      "l"(global), "r"(bytes), "l"(policy)
+      : "memory");
+}
+__device__ __forceinline__ void CopyAsyncCommit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+/// Until at most `kPending` groups of this thread are under way.
+template <int kPending>
+__device__ __forceinline__ void CopyAsyncWait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
 
-/// Scales and zeros of one group: of both row blocks, rows g and g + 8. bf16.
+/// Scales and zeros of one group as this lane needs them: of both row blocks, rows g and g + 8.
 struct GroupScales {
-  uint32_t scale[2][2] = {};
-  uint32_t zero[2][2] = {};
+  float scale[2][2];
+  float zero[2][2];
 
-  __device__ __forceinline__ void Load(const uint8_t* first, const uint8_t* second,
-                                       int zero_distance) {
+  /// `at`: of the group, in shared memory.
+  __device__ __forceinline__ GroupScales(uint32_t at, int lane, bool zeros) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
 #pragma unroll
       for (int upper = 0; upper < 2; ++upper) {
-        const uint8_t* at = (r == 0 ? first : second) + upper * 16;
-        scale[r][upper] = LoadScale(at);
-        if (zero_distance != 0) zero[r][upper] = LoadScale(at + zero_distance);
+        const uint32_t row = at + r * 32 + upper * 16 + (lane >> 2) * 2;
+        scale[r][upper] = Read(row);
+        zero[r][upper] = zeros ? Read(row + 64) : 0.0f;
       }
     }
+  }
+
+ private:
+  __device__ __forceinline__ static float Read(uint32_t at) {
+    uint16_t v;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(at));
+    return __uint_as_float(static_cast<uint32_t>(v) << 16);
   }
 };
 

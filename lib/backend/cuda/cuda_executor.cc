@@ -13,8 +13,8 @@ namespace moert::cuda {
 
 absl::Status CudaExecutor::Init() {
   DeviceScope scope(device_);
-  ctas_ = GroupGemmCtas();
-  if (ctas_ == 0) {
+  shares_ = GroupGemmShares();
+  if (shares_ == 0) {
     MOERT_CUDA_RETURN_IF_ERROR(cudaGetLastError());
     return absl::UnimplementedError("the kernels of this build do not run on this device");
   }
@@ -173,7 +173,7 @@ absl::Status CudaExecutor::Products(const DeviceCall& call, const ExpertSet& wav
   tiles.experts = spec.num_experts;
   tiles.pairs = tokens * spec.routing.top_k;
   tiles.tokens = tokens;
-  tiles.ctas = ctas_;
+  tiles.shares = shares_;
   tiles.wave = wave;
   tiles.part = part;
   tiles.taken = w_.taken;
@@ -192,7 +192,7 @@ absl::Status CudaExecutor::Products(const DeviceCall& call, const ExpertSet& wav
   gemm.top_k = spec.routing.top_k;
   gemm.hidden = static_cast<int32_t>(spec.hidden);
   gemm.activation = static_cast<int32_t>(spec.activation);
-  gemm.ctas = ctas_;
+  gemm.shares = shares_;
   if (!extent_.use.wide_h) {
     MOERT_CUDA_RETURN_IF_ERROR(LaunchProducts(gemm, stream));
     return absl::OkStatus();
@@ -204,7 +204,7 @@ absl::Status CudaExecutor::Products(const DeviceCall& call, const ExpertSet& wav
   pack.wide_h_stride = extent_.intermediate;
   pack.h = w_.h;
   pack.h_stride = extent_.h_stride();
-  pack.ctas = ctas_;
+  pack.shares = shares_;
   MOERT_CUDA_RETURN_IF_ERROR(LaunchPackHidden(pack, stream));
   MOERT_CUDA_RETURN_IF_ERROR(LaunchDown(gemm, stream));
   return absl::OkStatus();

@@ -122,7 +122,7 @@ class CudaExecutor final : public DeviceExecutor {
   const int device_;
   ComputeFence* const fence_;
   const Extent extent_;
-  int ctas_ = 0;
+  int shares_ = 0;
 
   Buffer memory_;
   Workspace w_{};

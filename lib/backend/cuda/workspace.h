@@ -104,10 +104,10 @@ struct Workspace {
     table.tiles = c->Take<Tile>(e.tiles);
     for (int p = 0; p < 2; ++p) {
       table.cost[p] = c->Take<int64_t>(e.tiles);
-      table.starts[p] = c->Take<Position>(kMaxCtas + 1);
+      table.starts[p] = c->Take<Position>(kMaxShares + 1);
     }
     table.ready = c->Take<int32_t>(e.tiles);
-    table.ticket = c->Take<int32_t>(1);
+    table.ticket = c->Take<int32_t>(2);
     rule.Carve(e, c);
     handles = c->Take<ExpertHandle>(handle_count);
     tally = c->Take<SelectionTally>(handle_count);

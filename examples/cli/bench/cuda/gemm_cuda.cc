@@ -76,10 +76,10 @@ struct LayerBuffers {
     table.tiles = c->Take<cuda::Tile>(tiles);
     for (int p = 0; p < 2; ++p) {
       table.cost[p] = c->Take<int64_t>(tiles);
-      table.starts[p] = c->Take<cuda::Position>(cuda::kMaxCtas + 1);
+      table.starts[p] = c->Take<cuda::Position>(cuda::kMaxShares + 1);
     }
     table.ready = c->Take<int32_t>(tiles);
-    table.ticket = c->Take<int32_t>(1);
+    table.ticket = c->Take<int32_t>(2);
   }
 };
 
@@ -257,7 +257,7 @@ class GemmBench {
           l.ids, static_cast<int>(pairs), spec_.num_experts, l.lists, l.counts, stream_.get()));
     }
     MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream_.get()));
-    ctas_ = cuda::GroupGemmCtas();
+    shares_ = cuda::GroupGemmShares();
     result->tokens = tokens;
     result->zipf = zipf;
     result->experts = static_cast<double>(touched) / layers_;
@@ -278,7 +278,7 @@ class GemmBench {
     args.experts = spec_.num_experts;
     args.pairs = rows_.rows * spec_.routing.top_k;
     args.tokens = rows_.rows;
-    args.ctas = ctas_;
+    args.shares = shares_;
     for (int e = 0; e < spec_.num_experts; ++e) args.wave.Add(e);
     MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchMakeTiles(args, stream_.get()));
     return absl::OkStatus();
@@ -298,7 +298,7 @@ class GemmBench {
     args.pairs = rows_.rows * spec_.routing.top_k;
     args.top_k = spec_.routing.top_k;
     args.hidden = static_cast<int32_t>(spec_.hidden);
-    args.ctas = ctas_;
+    args.shares = shares_;
     if (format_.down.operand == 0) {
       MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchProducts(args, stream_.get()));
       return absl::OkStatus();
@@ -310,7 +310,7 @@ class GemmBench {
     pack.wide_h_stride = args.wide_h_stride;
     pack.h = args.h;
     pack.h_stride = args.h_stride;
-    pack.ctas = ctas_;
+    pack.shares = shares_;
     MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchPackHidden(pack, stream_.get()));
     MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchDown(args, stream_.get()));
     return absl::OkStatus();
@@ -368,7 +368,7 @@ class GemmBench {
   SharedBuffers shared_{};
   std::vector<LayerBuffers> calls_;
   cuda::DeviceRows rows_;
-  int ctas_ = 0;
+  int shares_ = 0;
 };
 
 }  // namespace
