@@ -108,7 +108,7 @@ struct ExpertHandle {
 };
 
 /// One product's matrix of a tile, resolved: what a launch needs, at hand in one read.
-struct TileMatrix {
+struct alignas(16) TileMatrix {
   const uint8_t* weights;  // of row block 0 (gate, or down)
   const uint8_t* scales;
   int32_t second_weights;  // from an item's first row block to its second, bytes

@@ -5,6 +5,7 @@
 #include "kernels/cuda/primitives/launch.cuh"
 #include "kernels/cuda/primitives/multiply.cuh"
 #include "kernels/cuda/primitives/ring_product.cuh"
+#include "kernels/cuda/primitives/told.cuh"
 
 namespace moert::cuda {
 namespace {
@@ -17,14 +18,37 @@ constexpr int kReduceBytes = kReduceBuffers * kGemmWarps * kReduceFloats * 4;
 constexpr int kSharedBytes = kReduceBytes + kGemmWarps * kRingBytes;
 static_assert(2 * kScaleBytes <= kRingBytes);
 
-/// What a share is worked on with.
+/// What a warp works on shares with, one after the other.
 struct Share {
   const GroupGemmArgs& args;
-  const int product;
-  const bool waits;  // for the other product's h
   float* const reduce;
   const uint8_t* const ring;  // kRingBytes of this warp
-  int buffer;
+  int product = 0;
+  bool waits = false;  // for the other product's h
+  int slices_log2 = 0;
+  int buffer = 0;
+};
+
+/// What a launch needs of a tile, read at once and before anything else: each read anew, behind a
+/// wait for memory, takes as long as all of them.
+struct TileAtHand {
+  int index;
+  TileMatrix m;
+  int slot;  // of column `lane`, or of the last one
+  int count;
+  int h_items;  // of gate and up
+  bool plain_h;
+
+  __device__ __forceinline__ TileAtHand(const Tile& tile, int i, int product, int lane)
+      : index(i), m(tile.matrix[product]) {
+    count = tile.count;
+    h_items = tile.matrix[0].items;
+    plain_h = tile.matrix[1].operand == 0;
+    slot = tile.slots[min(lane, count - 1)];
+  }
+  __device__ __forceinline__ int Slot(int column) const {
+    return __shfl_sync(~0u, slot, column);  // a column behind the last has its slot
+  }
 };
 
 /// The row of activations that is operand of a slot.
@@ -36,27 +60,27 @@ __device__ __forceinline__ const uint8_t* OperandRow(const Share& share, int ope
   return args.x[operand] + token * args.x_stride;
 }
 
-/// Tells who waits for the tile's h that this warp has done `count` items of it.
+/// Tells who waits for the tile's h that this warp's group has done `count` items of it.
 __device__ __forceinline__ void Announce(const Share& share, int tile, int count) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) {
+  const int warp = threadIdx.x / 32;
+  GroupBarrier(share.slices_log2, warp);  // what the group's other warps stored is told of, too
+  if ((threadIdx.x & ((32 << share.slices_log2) - 1)) == 0) {
     asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(share.args.table.ready + tile),
                  "r"(count)
                  : "memory");
   }
 }
 
-/// Until every warp has done its items of gate and up.
-__device__ __forceinline__ void WaitForH(const Share& share, int tile, const TileMatrix& gate) {
+/// Until every group has done its items of gate and up.
+__device__ __forceinline__ void WaitForH(const Share& share, const TileAtHand& tile) {
   if (threadIdx.x % 32 == 0) {
-    const int all = gate.items << KSlicesLog2(gate.k64s);
     int done = 0;
     while (true) {
       asm volatile("ld.acquire.gpu.global.s32 %0, [%1];"
                    : "=r"(done)
-                   : "l"(share.args.table.ready + tile)
+                   : "l"(share.args.table.ready + tile.index)
                    : "memory");
-      if (done >= all) break;
+      if (done >= tile.h_items) break;
       __nanosleep(40);
     }
   }
@@ -65,17 +89,17 @@ __device__ __forceinline__ void WaitForH(const Share& share, int tile, const Til
 
 /// The items of one tile that fall to this warp's group.
 template <Packing kPacking, int kTokens8, int kGroups>
-__device__ __forceinline__ void RunItems(Share& share, int tile_index, const Tile& tile,
-                                         const TileMatrix& m, const ItemRange& range) {
+__device__ __forceinline__ void RunItems(Share& share, const TileAtHand& tile,
+                                         const ItemRange& range) {
   using Shape = UnitShape<kPacking>;
+  const TileMatrix& m = tile.m;
   const int warp = threadIdx.x / 32;
   // By way of a shuffle, so that it stays in a register and is not read anew in every unit.
   const int lane = __shfl_sync(~0u, static_cast<int>(threadIdx.x % 32), threadIdx.x % 32);
-  const int slices_log2 = KSlicesLog2(m.k64s);
+  const int slices_log2 = share.slices_log2;
   const Slice slice = SliceOf(m.k64s, slices_log2, warp & ((1 << slices_log2) - 1));
   const int units = (slice.end - slice.begin + Shape::kK64s - 1) / Shape::kK64s;
   const int row_blocks = m.row_blocks;
-  const bool plain_h = tile.matrix[1].operand == 0;
   const Decoding<kPacking> decoding(m.zero_point);
 
   using Product = std::conditional_t<Shape::kRing, RingProduct<kPacking, kTokens8, kGroups>,
@@ -88,13 +112,12 @@ __device__ __forceinline__ void RunItems(Share& share, int tile_index, const Til
     weights.Open(range.first);
     product.Fill(weights);
   }
-  if (share.waits) WaitForH(share, tile_index, tile.matrix[0]);
+  if (share.waits) WaitForH(share, tile);
 
   const uint8_t* rows[kTokens8];
 #pragma unroll
   for (int n = 0; n < kTokens8; ++n) {
-    const int column = min(n * 8 + (lane >> 2), tile.count - 1);
-    rows[n] = OperandRow(share, m.operand, tile.slots[column]) +
+    rows[n] = OperandRow(share, m.operand, tile.Slot(n * 8 + (lane >> 2))) +
               (slice.begin * 64 + LaneChannels<kPacking>(lane)) * Shape::kElement;
   }
   const StoredSlots<kTokens8> stored(tile, share.product, lane);
@@ -106,8 +129,8 @@ __device__ __forceinline__ void RunItems(Share& share, int tile_index, const Til
     for (int n = 0; n < kTokens8; ++n) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        const int column = min(n * 8 + 2 * (lane & 3) + c, tile.count - 1);
-        scaled[n][c] = OperandRow(share, m.operand, tile.slots[column]) + first;
+        const int slot = tile.Slot(n * 8 + 2 * (lane & 3) + c);
+        scaled[n][c] = OperandRow(share, m.operand, slot) + first;
       }
     }
   }
@@ -148,77 +171,80 @@ __device__ __forceinline__ void RunItems(Share& share, int tile_index, const Til
         const int next = item + (1 << range.groups_log2);
         if (unit + 1 < units) {
           weights.Advance();
-        } else if (next < range.end) {
-          weights.Open(next);
         } else {
-          weights.left = 0;
+          if (next < range.end) {
+            weights.Open(next);
+          } else {
+            weights.left = 0;
+          }
+          product.OpenItem(weights);
         }
         unit_at(unit, at);
-        product.Unit(at, weights, decoding, x_scales);
+        product.Unit(at, weights);
       }
     }
     if constexpr (kPacking == Packing::kF8 || kPacking == Packing::kW8A8) {
       scales_of(0);
       product.EndItem(weights, x_scales);
     }
-    EndItem<kTokens8>(share.args, share.product, row_blocks, plain_h, slices_log2, item, stored,
-                      share.reduce, share.buffer, product.acc);
+    EndItem<kTokens8>(share.args, share.product, row_blocks, tile.plain_h, slices_log2, item,
+                      stored, share.reduce, share.buffer, product.acc);
   }
   if constexpr (kTokens8 == kReduceBuffers) GroupBarrier(slices_log2, warp);  // see EndItem
 }
 
 template <Packing kPacking, int kGroups = 0>
-__device__ __forceinline__ void RunPacking(Share& share, int index, const Tile& tile,
-                                           const TileMatrix& m, const ItemRange& range) {
+__device__ __forceinline__ void RunPacking(Share& share, const TileAtHand& tile,
+                                           const ItemRange& range) {
   if (tile.count <= 8) {
-    RunItems<kPacking, 1, kGroups>(share, index, tile, m, range);
+    RunItems<kPacking, 1, kGroups>(share, tile, range);
   } else {
-    RunItems<kPacking, 2, kGroups>(share, index, tile, m, range);
+    RunItems<kPacking, 2, kGroups>(share, tile, range);
   }
 }
 
-__device__ __forceinline__ void RunTile(Share& share, int index, const Tile& tile,
-                                        const TileMatrix& m, const ItemRange& range) {
+__device__ __forceinline__ void RunTile(Share& share, const TileAtHand& tile,
+                                        const ItemRange& range) {
+  const TileMatrix& m = tile.m;
   switch (m.packing) {
     case Packing::kBf16:
-      return RunPacking<Packing::kBf16>(share, index, tile, m, range);
+      return RunPacking<Packing::kBf16>(share, tile, range);
     case Packing::kW8:
-      return RunPacking<Packing::kW8>(share, index, tile, m, range);
+      return RunPacking<Packing::kW8>(share, tile, range);
     case Packing::kW4:
-      if (m.group_k64s == 2) return RunPacking<Packing::kW4, 1>(share, index, tile, m, range);
-      return RunPacking<Packing::kW4>(share, index, tile, m, range);
+      if (m.group_k64s == 2) return RunPacking<Packing::kW4, 1>(share, tile, range);
+      return RunPacking<Packing::kW4>(share, tile, range);
     case Packing::kW3:
-      if (m.group_k64s == 2) return RunPacking<Packing::kW3, 1>(share, index, tile, m, range);
-      return RunPacking<Packing::kW3>(share, index, tile, m, range);
+      if (m.group_k64s == 2) return RunPacking<Packing::kW3, 1>(share, tile, range);
+      return RunPacking<Packing::kW3>(share, tile, range);
     case Packing::kW2:
-      if (m.group_k64s == 1) return RunPacking<Packing::kW2, 2>(share, index, tile, m, range);
-      return RunPacking<Packing::kW2>(share, index, tile, m, range);
+      if (m.group_k64s == 1) return RunPacking<Packing::kW2, 2>(share, tile, range);
+      return RunPacking<Packing::kW2>(share, tile, range);
     case Packing::kF8:
-      return RunPacking<Packing::kF8>(share, index, tile, m, range);
+      return RunPacking<Packing::kF8>(share, tile, range);
     case Packing::kW8A8:
-      return RunPacking<Packing::kW8A8>(share, index, tile, m, range);
+      return RunPacking<Packing::kW8A8>(share, tile, range);
     case Packing::kW4A8:
-      return RunPacking<Packing::kW4A8>(share, index, tile, m, range);
+      return RunPacking<Packing::kW4A8>(share, tile, range);
   }
 }
 
 __device__ __forceinline__ void RunShare(Share& share, TileWalk walk) {
   const int warp = threadIdx.x / 32;
-  int slices_log2 = -1;
   while (!walk.done()) {
-    const int index = walk.at.tile;
-    const Tile& tile = share.args.table.tiles[index];
-    const TileMatrix& m = tile.matrix[share.product];
-    // Groups of another size use the reduction buffers of these.
-    if (slices_log2 >= 0 && slices_log2 != KSlicesLog2(m.k64s)) {
-      __syncthreads();
+    const TileAtHand tile(share.args.table.tiles[walk.at.tile], walk.at.tile, share.product,
+                          threadIdx.x % 32);
+    const int slices_log2 = KSlicesLog2(tile.m.k64s);
+    if (slices_log2 != share.slices_log2) {
+      // Groups of another size use the reduction buffers of these.
+      GroupBarrier(max(slices_log2, share.slices_log2), warp);
+      share.slices_log2 = slices_log2;
       share.buffer = 0;
     }
-    slices_log2 = KSlicesLog2(m.k64s);
-    const ItemRange range = walk.Items(m, warp);
+    const ItemRange range = walk.Items(tile.m, warp);
     if (!range.empty()) {
-      RunTile(share, index, tile, m, range);
-      if (share.product == 0 && share.args.last == 1) Announce(share, index, range.count());
+      RunTile(share, tile, range);
+      if (share.product == 0 && share.args.last == 1) Announce(share, tile.index, range.count());
     }
     walk.Next(range);
   }
@@ -229,6 +255,8 @@ struct TakenShares {
   int ticket[2];
   Position begin[2];
   Position end[2];
+  int next[2];       // the ticket behind, when `told` says so
+  uint64_t told[2];  // mbarriers of one thread
 };
 __device__ __forceinline__ void Take(const GroupGemmArgs& args, int product, int ticket,
                                      TakenShares* to) {
@@ -245,24 +273,34 @@ __global__ void __launch_bounds__(kThreads, kCtas)
   WaitForPrevious();
   LetNextBegin();
   const bool both = args.first != args.last;
-  const int warp = threadIdx.x / 32;
-  const bool first_lane = threadIdx.x % 32 == 0;
+  // By way of a shuffle, so that what follows from it stays in registers.
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   // Of both products at once, so that the way to a share of `down` is behind the other's products.
-  if (first_lane && warp >= args.first && warp <= args.last) {
+  if (threadIdx.x % 32 == 0 && warp >= args.first && warp <= args.last) {
     Take(args, warp, both ? atomicAdd(args.table.ticket + warp, 1) : blockIdx.x, &taken);
+    InitTold(&taken.told[warp]);
   }
   __syncthreads();
-  const auto* ring = reinterpret_cast<const uint8_t*>(reduce) + kReduceBytes + warp * kRingBytes;
+  const bool takes = threadIdx.x == kThreads - 32;  // the last group has least to do
+  const auto* rings = reinterpret_cast<const uint8_t*>(reduce) + kReduceBytes;
+  Share share{args, reduce, rings + warp * kRingBytes};
   for (int product = args.first; product <= args.last; ++product) {
-    while (taken.ticket[product] < args.shares) {
+    share.product = product;
+    share.waits = both && product == 1;
+    // Most often a CTA has one share of each product: its warps go on to the next as they are done
+    // with the one, and meet again only where there is another share.
+    for (int parity = 0; taken.ticket[product] < args.shares; parity ^= 1) {
       int next = args.shares;
-      if (both && threadIdx.x == 0) {
-        next = atomicAdd(args.table.ticket + product, 1);  // beside the products
-      }
-      Share share{args, product, both && product == 1, reduce, ring, 0};
+      if (both && takes) next = atomicAdd(args.table.ticket + product, 1);  // beside the products
       RunShare(share, {taken.begin[product], taken.end[product], 0});
+      if (takes) {
+        taken.next[product] = next;
+        Tell(&taken.told[product]);
+      }
+      WaitUntilTold(&taken.told[product], parity);
+      if (taken.next[product] >= args.shares) break;
       __syncthreads();
-      if (threadIdx.x == 0) Take(args, product, next, &taken);
+      if (takes) Take(args, product, next, &taken);
       __syncthreads();
     }
   }

@@ -39,7 +39,9 @@ template <int kTokens8>
 struct StoredSlots {
   int slots[kTokens8][2];
 
-  __device__ __forceinline__ StoredSlots(const Tile& tile, int product, int lane) {
+  /// tile: has Slot(column) and count.
+  template <typename T>
+  __device__ __forceinline__ StoredSlots(const T& tile, int product, int lane) {
     // Gate and up: one element a thread, `down`: those of an accumulator; see EndItem.
     const int column = product == 0 ? 2 * ((lane >> 2) & 3) + (lane & 1) : 2 * (lane & 3);
 #pragma unroll
@@ -47,7 +49,8 @@ struct StoredSlots {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         const int at = n * 8 + column + c;
-        slots[n][c] = at < tile.count && (product == 1 || c == 0) ? tile.slots[at] : -1;
+        const int slot = tile.Slot(at);
+        slots[n][c] = at < tile.count && (product == 1 || c == 0) ? slot : -1;
       }
     }
   }

@@ -25,35 +25,21 @@ struct UnitShape {
   static constexpr bool kHalfWords = kPacking == Packing::kW4 || kPacking == Packing::kW4A8 ||
                                      kPacking == Packing::kW3 || kPacking == Packing::kW2;
   // Pieces of 64 k.
-  static constexpr int kK64s =
-      kPacking == Packing::kBf16 || kPacking == Packing::kW8 ? 1 : 2;
+  static constexpr int kK64s = kPacking == Packing::kBf16 || kPacking == Packing::kW8 ? 1 : 2;
   static constexpr int kWords = kHalfWords ? 2 : 4;
   static constexpr int kLoads = kPacking == Packing::kW2 ? 2 : 4;
   static constexpr int kBytes = K64Bytes(kPacking) * kK64s;
   static constexpr bool kInt = kPacking == Packing::kW8A8 || kPacking == Packing::kW4A8;
-  /// Whether groups of weights have scales, so that each unit is scaled by itself.
-  static constexpr bool kGroups = kPacking == Packing::kW8 || kPacking == Packing::kW4 ||
-                                  kPacking == Packing::kW3 || kPacking == Packing::kW2 ||
-                                  kPacking == Packing::kW4A8;
   /// Whether weights come through shared memory (weight_ring.cuh), not straight into registers.
   static constexpr bool kRing = kHalfWords || kPacking == Packing::kW8;
   static constexpr int kElement = kInt ? 1 : 2;  // bytes of an activation
 };
 
-/// Where load `i` of a unit lies, less the lane's offset. w3: low bits, plane, low bits, plane.
-template <Packing kPacking>
-__host__ __device__ constexpr int LoadOffset(int i) {
-  if (kPacking == Packing::kW3) return (i >> 1) * 384 + (i & 1) * 256;
-  return i * (UnitShape<kPacking>::kWords == 4 ? 512 : 256);
-}
-
-/// Where a lane's bytes of a load begin.
+/// Where a lane's bytes of a load into registers begin.
 template <Packing kPacking>
 __device__ __forceinline__ int LaneOffset(int lane) {
   const int g = lane >> 2, t = lane & 3;
-  if (kPacking == Packing::kBf16) return lane * 16;
-  if (UnitShape<kPacking>::kWords == 4) return (t >> 1) * 256 + (2 * g + (t & 1)) * 16;
-  return (t >> 1) * 128 + g * 16 + (t & 1) * 8;
+  return kPacking == Packing::kBf16 ? lane * 16 : (t >> 1) * 256 + (2 * g + (t & 1)) * 16;
 }
 
 /// Where a lane's activations of a row begin, in channels.
@@ -74,35 +60,21 @@ __device__ __forceinline__ uint64_t EvictFirst() {
 
 /// Past L1; the lines beside them come along into L2. Leaves v as it is unless `there`. Written so
 /// that the registers are loaded in place: a copy behind the load would wait for it.
-template <int kWords>
-__device__ __forceinline__ void LoadWeights(uint32_t (&v)[kWords], const uint8_t* at,
-                                            uint64_t policy, bool there) {
-  if constexpr (kWords == 4) {
-    asm volatile(
-        "{\n"
-        ".reg .pred there;\n"
-        "setp.ne.s32 there, %6, 0;\n"
-        "@there ld.global.nc.L1::no_allocate.L2::cache_hint.L2::256B.v4.u32 {%0, %1, %2, %3}, "
-        "[%4], "
-        "%5;\n"
-        "}"
-        : "+r"(v[0]), "+r"(v[1]), "+r"(v[2]), "+r"(v[3])
-        : "l"(at), "l"(policy), "r"(static_cast<int>(there)));
-  } else {
-    asm volatile(
-        "{\n"
-        ".reg .pred there;\n"
-        "setp.ne.s32 there, %4, 0;\n"
-        "@there ld.global.nc.L1::no_allocate.L2::cache_hint.L2::256B.v2.u32 {%0, %1}, [%2], %3;\n"
-        "}"
-        : "+r"(v[0]), "+r"(v[1])
-        : "l"(at), "l"(policy), "r"(static_cast<int>(there)));
-  }
+__device__ __forceinline__ void LoadWeights(uint32_t (&v)[4], const uint8_t* at, uint64_t policy,
+                                            bool there) {
+  asm volatile(
+      "{\n"
+      ".reg .pred there;\n"
+      "setp.ne.s32 there, %6, 0;\n"
+      "@there ld.global.nc.L1::no_allocate.L2::cache_hint.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4], "
+      "%5;\n"
+      "}"
+      : "+r"(v[0]), "+r"(v[1]), "+r"(v[2]), "+r"(v[3])
+      : "l"(at), "l"(policy), "r"(static_cast<int>(there)));
 }
 
-/// Shared memory of a warp for the scales of a unit: of its groups (two of 64 k, or one), scales
-/// and zeros of both row blocks, 16 rows of bf16 each.
-constexpr int kScaleBytes = 256;
+/// Shared memory for the scales of an item's channels: both row blocks, 16 rows of bf16 each.
+constexpr int kScaleBytes = 64;
 
 __device__ __forceinline__ uint32_t SharedAddress(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
@@ -131,29 +103,23 @@ __device__ __forceinline__ void CopyAsyncWait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-/// Scales and zeros of one group as this lane needs them: of both row blocks, rows g and g + 8.
-struct GroupScales {
+/// Scales of the channels as this lane needs them: of both row blocks, rows g and g + 8.
+struct ChannelScales {
   float scale[2][2];
-  float zero[2][2];
 
-  /// `at`: of the group, in shared memory.
-  __device__ __forceinline__ GroupScales(uint32_t at, int lane, bool zeros) {
+  /// `at`: in shared memory.
+  __device__ __forceinline__ ChannelScales(uint32_t at, int lane) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
 #pragma unroll
       for (int upper = 0; upper < 2; ++upper) {
-        const uint32_t row = at + r * 32 + upper * 16 + (lane >> 2) * 2;
-        scale[r][upper] = Read(row);
-        zero[r][upper] = zeros ? Read(row + 64) : 0.0f;
+        uint16_t v;
+        asm volatile("ld.shared.u16 %0, [%1];"
+                     : "=h"(v)
+                     : "r"(at + r * 32 + upper * 16 + (lane >> 2) * 2));
+        scale[r][upper] = __uint_as_float(static_cast<uint32_t>(v) << 16);
       }
     }
-  }
-
- private:
-  __device__ __forceinline__ static float Read(uint32_t at) {
-    uint16_t v;
-    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(at));
-    return __uint_as_float(static_cast<uint32_t>(v) << 16);
   }
 };
 

@@ -21,34 +21,16 @@ struct WeightCursor {
   const int product;
   const int lane;
   const uint64_t policy = EvictFirst();
-  // Of its groups, in units.
-  int group_units;
-  int group_stride;
-  int first_group;  // of the slice
-  int first_until;  // units of it in the slice
-  bool zeros;
-  bool copies;  // this lane copies scales
 
   // Of the unit. Pointers are this lane's.
   const uint8_t* weights[2];
-  const uint8_t* scales;  // what the lane copies: half, row block, zeros, group by its bits
+  const uint8_t* scales;  // what the lane copies of the item's: half, row block by its bits
   int left = 0;           // pieces of 64 k from here on; 0: no more items
-  int until_group = 0;    // units
 
   __device__ __forceinline__ WeightCursor(const TileMatrix& matrix, Slice s, int /*units*/, int p,
                                           int l, const ItemRange& /*range*/,
                                           const uint8_t* /*shared*/)
-      : m(matrix), slice(s), product(p), lane(l) {
-    if constexpr (kPacking != Packing::kBf16) {
-      const int k64s = matrix.group_k64s;
-      zeros = matrix.zero_distance != 0;
-      group_units = (k64s + Shape::kK64s - 1) / Shape::kK64s;
-      group_stride = matrix.row_blocks * 32;
-      first_group = k64s == 2 ? slice.begin >> 1 : k64s >= matrix.k64s ? 0 : slice.begin / k64s;
-      first_until = group_units - (slice.begin - first_group * k64s) / Shape::kK64s;
-      copies = lane < 8 && (zeros || (lane & 4) == 0);
-    }
-  }
+      : m(matrix), slice(s), product(p), lane(l) {}
 
   /// At the first unit of an item. A last odd block of `down` is paired with itself.
   __device__ __forceinline__ void Open(int item) {
@@ -60,11 +42,8 @@ struct WeightCursor {
     weights[1] = weights[0] + (lone ? 0 : m.second_weights);
     left = slice.end - slice.begin;
     if constexpr (kPacking != Packing::kBf16) {
-      scales = m.scales + (static_cast<int64_t>(first_group) * m.row_blocks + block) * 32 +
-               (lane & 1) * 16;
+      scales = m.scales + static_cast<int64_t>(block) * 32 + (lane & 1) * 16;
       if ((lane & 2) && !lone) scales += m.second_scales;
-      if (lane & 4) scales += m.zero_distance;
-      until_group = first_until;
     }
   }
 
@@ -73,25 +52,18 @@ struct WeightCursor {
     weights[0] += Shape::kBytes;
     weights[1] += Shape::kBytes;
     left -= Shape::kK64s;
-    if constexpr (Shape::kGroups) {
-      if (--until_group == 0) {
-        until_group = group_units;
-        scales += group_stride;
-      }
-    }
   }
 
   /// Load `i` of row block `r`, if the unit has it.
-  __device__ __forceinline__ void Load(int r, int i, uint32_t (&v)[Shape::kWords]) const {
+  __device__ __forceinline__ void Load(int r, int i, uint32_t (&v)[4]) const {
     const bool second = Shape::kK64s == 2 && i >= Shape::kLoads / 2;
-    const uint8_t* at = weights[r] + LoadOffset<kPacking>(i);
-    if (kPacking == Packing::kW3 && (i & 1)) at -= ((lane & 3) >> 1) * 128;
-    LoadWeights(v, at, policy, left > (second ? 1 : 0));
+    LoadWeights(v, weights[r] + i * 512, policy, left > (second ? 1 : 0));
   }
-  /// Begins to copy the unit's scales to kScaleBytes at `to`, and closes a group either way.
+  /// Begins to copy the item's scales, one a channel, to kScaleBytes at `to`, and closes a group
+  /// either way.
   __device__ __forceinline__ void CopyScales(uint32_t to) const {
     if constexpr (kPacking != Packing::kBf16) {
-      if (copies && left > 0) CopyAsync16(to + lane * 16, scales, true);
+      if (lane < 4 && left > 0) CopyAsync16(to + lane * 16, scales, true);
       CopyAsyncCommit();
     }
   }
