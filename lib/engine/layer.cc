@@ -77,11 +77,13 @@ void LayerRunner::FillBehindCpu(const LayerCall& call) {
   if (plan_.cpu.empty() || placement == nullptr) return;
   const int layer = call.context.layer;
   const bool always = placement->Fills(call.context);
-  // One at a time: what waits would hold a block that somebody was evicted from.
+  // One at a time: what waits would hold a block that somebody was evicted from. Into free slots
+  // two, so that the link is never idle while a cache is cold.
   for (const int32_t e : plan_.cpu) {
-    if (parts_.store->in_flight() > 0) return;
     const bool free = parts_.store->HasFreeSlot(layer) && placement->FillsFree(call.context);
     if (!always && !free) return;
+    if (parts_.store->in_flight() > (free ? 1 : 0)) return;
+    if (parts_.store->Arriving({layer, e})) continue;
     parts_.stats->fills +=
         parts_.store->StartLoad({layer, e}, 0, LoadReason::kBackground, call.context);
   }
