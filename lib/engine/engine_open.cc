@@ -65,7 +65,9 @@ absl::Status EngineImpl::Init() {
     auto clock = std::make_unique<VirtualClock>();
     virtual_clock = clock.get();
     clock_ = std::move(clock);
-    transfers = MakeVirtualLink(source_.get(), virtual_clock, &profile_);
+    // Blocks that are only counted have no bytes to read into.
+    transfers =
+        MakeVirtualLink(options_.simulate ? nullptr : source_.get(), virtual_clock, &profile_);
   } else {
     clock_ = std::make_unique<WallClock>();
     std::shared_ptr<LinkPacer> pacer;

@@ -114,7 +114,7 @@ class WaitingTransfers {
 std::unique_ptr<TransferQueue> MakeReaderQueue(const ExpertSource* source, const Clock* clock,
                                                int threads, std::shared_ptr<LinkPacer> pacer);
 
-/// A logical link with the profile's rate and latency.
+/// A logical link with the profile's rate and latency. source null: nothing is read.
 std::unique_ptr<TransferQueue> MakeVirtualLink(const ExpertSource* source, VirtualClock* clock,
                                                const HardwareProfile* profile);
 

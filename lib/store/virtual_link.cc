@@ -1,5 +1,6 @@
 // The simulated link of the virtual clock: some transfers at once, in the order of service.
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "store/transfer_queue.h"
@@ -98,9 +99,12 @@ class VirtualLink final : public TransferQueue {
       const Active a = *first;
       active_.erase(first);
       const Transfer& t = a.job.transfer;
-      finished_.push_back({t.key, t.version,
-                           source_->ReadRecord(t.key.layer, t.key.expert, t.source_version, t.dst),
-                           t.bytes, a.job.submitted_ns, a.started_ns, a.finished_ns});
+      absl::Status status;
+      if (source_ != nullptr) {
+        status = source_->ReadRecord(t.key.layer, t.key.expert, t.source_version, t.dst);
+      }
+      finished_.push_back({t.key, t.version, std::move(status), t.bytes, a.job.submitted_ns,
+                           a.started_ns, a.finished_ns});
       Start(a.finished_ns);
     }
   }

@@ -132,5 +132,60 @@ TEST_CASE("no demand load waits behind more than the transfer that is on the lin
   if (transfers_in_window > 1) CHECK(sink->prefetches > 0);
 }
 
+// A host pauses between two steps: it samples, or waits for its user. That is no time that a
+// prefetch could use, so no slot may be kept free for it.
+TEST_CASE("a pause between steps costs no hits") {
+  constexpr int kLayers = 6, kExperts = 24, kTopK = 3;
+  const auto source =
+      std::make_shared<SyntheticSource>(SyntheticShape{kLayers, kExperts, kTopK, 16, 16, 0});
+  EngineOptions options;
+  options.clock = ClockKind::kVirtual;
+  options.simulate = true;
+  options.budget = Budget::Fraction(0.25);
+  options.strategy = GENERATE("fate", "activation-path+fate.residency");
+  options.profile.link_latency_ns = 0;
+  const double transfers_in_window = GENERATE(0.3, 1.3);
+  options.profile.link_bytes_per_s = 1e9 * static_cast<double>(source->layout(0, 0, 0).bytes) *
+                                     transfers_in_window /
+                                     static_cast<double>(options.profile.decode_layer_ns);
+  INFO(options.strategy << " window holds " << transfers_in_window);
+  const auto misses = [&](int64_t pause_ns) {
+    auto engine = Engine::Create(source, options);
+    REQUIRE_OK(engine.status());
+    std::mt19937_64 rng(3);
+    std::vector<std::vector<int32_t>> used(kLayers);
+    std::vector<float> x(16), y(16), weights(kTopK, 1.0f / kTopK), scores(kExperts);
+    for (int s = 0; s < 300; ++s) {
+      for (std::vector<int32_t>& ids : used) {  // mostly those of the step before
+        for (int i = 0; static_cast<int>(ids.size()) < kTopK || i == 0; ++i) {
+          const int32_t e = static_cast<int32_t>(std::min(rng() % kExperts, rng() % kExperts));
+          if (std::find(ids.begin(), ids.end(), e) != ids.end()) continue;
+          if (static_cast<int>(ids.size()) == kTopK) ids.erase(ids.begin());
+          ids.push_back(e);
+        }
+      }
+      auto step = (*engine)->BeginStep({Phase::kDecode, 1});
+      REQUIRE_OK(step.status());
+      for (int l = 0; l < kLayers; ++l) {
+        RoutedInput routed;
+        routed.ids = used[l];
+        routed.weights = weights;
+        scores.assign(kExperts, 0.1f);
+        for (const int32_t e : used[(l + 1) % kLayers]) scores[e] = 0.9f;
+        if (l + 1 < kLayers) routed.next_scores = scores;
+        if (l == 0) routed.idle_before_ns = pause_ns;
+        REQUIRE_OK((*engine)->ForwardRouted(*step, l, {x.data(), DType::kF32, 1, 16, 16}, routed,
+                                            {y.data(), DType::kF32, 1, 16, 16}));
+      }
+      REQUIRE_OK((*engine)->EndStep(*step));
+    }
+    const EngineStats stats = (*engine)->stats();
+    return stats.lookups - stats.hits_resident - stats.hits_prefetched;
+  };
+  const int64_t none = misses(0);
+  CHECK(none > 0);
+  CHECK(misses(100 * options.profile.decode_layer_ns) <= none + none / 100);
+}
+
 }  // namespace
 }  // namespace moert
