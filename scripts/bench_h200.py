@@ -484,6 +484,23 @@ def fate_slots(results):
                   "fate's hits, now", "on-demand's time over fate's, now"], rows) if rows else MISSING
 
 
+def fate_side(results):
+    """Runs that were made side by side: what they waited and hit, which others on the device hardly change."""
+    mine, lru, path, same = (f"fate:scheme={W4}", *list(FATE_RIVALS.values())[1:])
+    rows = []
+    for key, result in results.items():
+        if not key.startswith("side-"):
+            continue
+        for group in result["groups"]:
+            v = {x["strategy"]: x for x in group["variants"]}
+            rows.append([result["shape"]["name"], link_name(int(key.split("-decode")[0].rsplit("-", 1)[1])), group["budget"]] +
+                        [f"{100 * v[s]['hit_ratio']:.1f} %" for s in (mine, same, lru)] + [f"{v[mine]['stall_ms']:.2f}"] +
+                        [f"{v[s]['stall_ms'] / v[mine]['stall_ms']:.3f}" for s in (lru, path, same)])
+    rows.sort(key=lambda r: (list(SHAPES).index(r[0]), -float(r[1].split()[0]), float(r[2].rstrip("%"))))
+    return table(["shape", "link", "budget", "fate's hits", "same cache, other prediction", "on-demand's", "fate waits, ms a step",
+                  "on-demand's over it", "activation-path's", "activation-path's, fate's cache"], rows) if rows else MISSING
+
+
 def fate_host(results):
     rows = []
     for shape, link, budget, known, _ in fate_cells(results, "decode"):
@@ -716,7 +733,7 @@ def importance_claims(results):
 def fate_tables(results):
     return {"fate-worst": fate_worst(results), "fate-decode": fate_times(results, "decode"),
             "fate-prefill": fate_times(results, "prefill"), "fate-ablation": fate_ablation(results),
-            "fate-claims": fate_claims(results), "fate-slots": fate_slots(results),
+            "fate-claims": fate_claims(results), "fate-slots": fate_slots(results), "fate-side": fate_side(results),
             "fate-host": fate_host(results), "fate-before": cells(results, ["before"])}
 
 

@@ -267,12 +267,12 @@ def decode(lab, images):
                     name: [lab.decode(model, d, spec, budget, link_of(model, window))[
                         "tpot_ms"]["mean"] for d in DOMAINS]
                     for name, spec in {**RIVALS, "fate": "fate"}.items()}
-    stopped = [(w, lab.decode(m, d, "fate", b, link_of(m, w))["prefetch"]["disabled_steps"])
+    stopped = [(w, b, lab.decode(m, d, "fate", b, link_of(m, w))["prefetch"]["disabled_steps"])
                for m in MODELS for w in WINDOWS for b in BUDGETS for d in DOMAINS]
-    where = sorted({w for w, steps in stopped if steps > 0})
-    control = (f"The control stopped `fate`'s prefetching for a part of the steps in "
-               f"{sum(steps > 0 for _, steps in stopped)} of {len(stopped)} runs")
-    control += f" (windows of {', '.join(f'{w:g}' for w in where)})." if where else "."
+    where = sorted({b for _, b, steps in stopped if steps > 0})
+    control = (f"`fate`'s predictions were stopped or rested for a part of the steps in "
+               f"{sum(steps > 0 for _, _, steps in stopped)} of {len(stopped)} runs")
+    control += f" (budgets of {', '.join(f'{b:g}' for b in where)} %)." if where else "."
     text, (ratio, where) = ratios(cells, images, "fate-decode", "budget, % of the experts")
     return {"decode": text, "control": control, "decode-worst": f"Worst of all {len(cells) * 12} single ratios: "
                                             f"{ratio:.3f} ({where})."}

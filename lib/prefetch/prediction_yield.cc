@@ -55,7 +55,7 @@ void PredictionYield::StepDone(int64_t rows, int64_t step_ns, int64_t stalled_ns
 void PredictionYield::EndLook() {
   const double cost = cost_ns();
   const bool repaid = cost < 0 ? admitted_ * options_.look >= worth_ * looked_
-                               : static_cast<double>(saved_ns_) >= cost * looked_;
+                               : saved_ns_ > 0 && static_cast<double>(saved_ns_) >= cost * looked_;
   blindly_ = 0;
   const int longer = std::max((options_.measured ? 4 : 2) * rest_, RestForPrice(cost));
   rest_ = repaid ? 0 : std::clamp(longer, options_.look, options_.longest);

@@ -98,6 +98,18 @@ TEST_CASE(
   CHECK(run.predicted == 1000);
 }
 
+TEST_CASE("what saves nothing rests, also where a noisy machine hides its cost") {
+  Run run;
+  run.admitted = 0;
+  run.saved = 0;
+  run.cost = -1'000;
+  run.Steps(64);
+  run.Trial(8);
+  run.predicted = 0;
+  run.Steps(1000);
+  CHECK(run.predicted < 100);
+}
+
 TEST_CASE("looks at what does not repay cost a hundredth of the time") {
   Run run;
   run.saved = 2'000;
