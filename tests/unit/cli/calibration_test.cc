@@ -1,4 +1,5 @@
 // Calibration tokens through a model block by block, and what quantizing with them must not do.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -7,6 +8,7 @@
 #include "examples/cli/pack/calibration_stream.h"
 #include "examples/cli/pack/expert_quantizer.h"
 #include "examples/cli/pack/moe_block.h"
+#include "examples/cli/pack/sensitivity.h"
 #include "quant/rtn.h"
 #include "support/catch.h"
 #include "support/temp_dir.h"
@@ -198,6 +200,81 @@ TEST_CASE("inputs that are no numbers fall back, and never reach a scale") {
   GptqOutcome outcome;
   CHECK(expert.Gptq(layout, &outcome) == expert.Plain(layout, QuantMethod::kHqq));
   CHECK(outcome.fallback_matrices == 3);
+}
+
+/// A device that multiplies in fp64, until it refuses.
+class FakeDevice final : public host::DeviceProducts {
+ public:
+  explicit FakeDevice(int good) : good_(good) {}
+  absl::Status Multiply(const float* w, int64_t out, int64_t in, const float* x, int64_t rows,
+                        float* y) override {
+    if (++calls > good_) {
+      for (int64_t i = 0; i < rows * out; ++i) y[i] = NAN;  // undefined after an error
+      return absl::ResourceExhaustedError("full");
+    }
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t o = 0; o < out; ++o) {
+        double sum = 0;
+        for (int64_t i = 0; i < in; ++i) sum += double{x[r * in + i]} * w[o * in + i];
+        y[r * out + o] = static_cast<float>(sum);
+      }
+    }
+    return absl::OkStatus();
+  }
+  absl::Status first_error() const override { return absl::OkStatus(); }
+  const std::string& name() const override { return name_; }
+  int calls = 0;
+
+ private:
+  const int good_;
+  const std::string name_ = "fake";
+};
+
+TEST_CASE("Delta does not depend on who multiplies, nor on a device that refuses") {
+  const OneExpert expert(2100);  // products of 17 million multiply-adds
+  SensitivitySettings settings;
+  settings.schemes = {*Scheme::Parse("w2a16_g64_asym"), *Scheme::Parse("w8a8")};
+  settings.method = QuantMethod::kRtn;
+  settings.probe = 0;
+  const auto measure = [&](FakeDevice* device, Floats* x) {
+    *x = expert.x;
+    auto changes = ExpertSensitivity(expert.layer, settings, expert.weights, expert.token_weights,
+                                     Compute(expert.pool.get(), device), x);
+    REQUIRE_OK(changes.status());
+    return *std::move(changes);
+  };
+  Floats outputs;
+  const ExpertChanges cpu = measure(nullptr, &outputs);
+  constexpr int kProducts = 3 + 2 * 5 + 1;  // the expert, its schemes, both blocks of the probe
+  for (const int good : {1000, 4, 0}) {
+    INFO("refuses after " << good);
+    FakeDevice device(good);
+    Floats y;
+    const ExpertChanges changes = measure(&device, &y);
+    CHECK(device.calls == kProducts);
+    REQUIRE(changes.delta.size() == 6);
+    for (size_t i = 0; i < 6; ++i) {
+      CHECK(cpu.delta[i] > 0);
+      CHECK(changes.delta[i] == Approx(cpu.delta[i]).epsilon(1e-4));
+    }
+    REQUIRE(changes.gate_up.size() == cpu.gate_up.size());
+    double apart = 0;
+    for (size_t i = 0; i < y.size(); ++i) {
+      apart = std::max({apart, std::abs(double{y[i]} - outputs[i]),
+                        std::abs(double{changes.gate_up[i]} - cpu.gate_up[i]),
+                        std::abs(double{changes.down[i]} - cpu.down[i])});
+    }
+    CHECK(apart < 1e-4);
+    if (good == 0) CHECK(apart == 0);
+  }
+  // Few rows are not worth the way to it.
+  const OneExpert small(100);
+  FakeDevice device(1000);
+  Floats x = small.x;
+  REQUIRE_OK(ExpertSensitivity(small.layer, settings, small.weights, small.token_weights,
+                               Compute(small.pool.get(), &device), &x)
+                 .status());
+  CHECK(device.calls == 0);
 }
 
 }  // namespace
