@@ -6,8 +6,9 @@
 //    keeping the 2k highest scores, lowest S leaves;
 //  - its scheduling simulation of CPU, link and GPU queues is replaced by the split of the misses
 //    that is done earliest, the link taking those with most tokens (plan/balancer.h); cached
-//    experts are never moved to an idle CPU. `balancer=1` is Algorithm 2 of the importance
-//    paper;
+//    experts are never moved to an idle CPU. Where the CPU is always earlier, what it computed is
+//    brought into slots that nobody holds (HybriMoE begins with a full cache; this is in the
+//    baseline's favour). `balancer=1` is Algorithm 2 of the importance paper;
 //  - its impact-driven prefetch over the next three layers is replaced by the next layer's
 //    predicted actives, most tokens first.
 #include <algorithm>
