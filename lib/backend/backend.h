@@ -4,6 +4,7 @@
 #ifndef MOERT_LIB_BACKEND_BACKEND_H_
 #define MOERT_LIB_BACKEND_BACKEND_H_
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -14,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "base/clock.h"
+#include "base/spin.h"
 #include "moert/backend.h"
 #include "moert/expert_source.h"
 #include "moert/expert_store.h"
@@ -174,14 +176,15 @@ struct ExecutorParts {
   int64_t max_tokens = 0;
   EngineStats* stats = nullptr;
   MixedGroupGemm* cpu_gemm = nullptr;  // for experts on the CPU; null: none
-  int cpu_spin_us = 50;                // how long its thread, and who waits for it, stay awake
+  /// How long the thread that drives it, and who waits for it, stay awake.
+  std::chrono::microseconds cpu_spin = kSpinAlone;
 };
 
 /// That, and the same of the pool that multiplies beside a device, where there is a CPU for each of
 /// these threads. A layer hands its misses to the CPU as soon as it is routed and the next one does
 /// so a few hundred us later: on a virtual machine waking a thread in between took 130 us in the
 /// median, as long as the CPU needs for a whole expert.
-inline constexpr int kSpinBesideDeviceUs = 1000;
+inline constexpr std::chrono::microseconds kSpinBesideDevice{1000};
 
 class Backend {
  public:

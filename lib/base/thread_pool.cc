@@ -12,18 +12,11 @@
 #include <system_error>
 #include <thread>
 
+#include "base/spin.h"
 #include "base/status_macros.h"
 
 namespace moert {
 namespace {
-
-void Pause() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 // Jobs [begin, end) that a worker still has to start, in one word so that its owner (from the
 // front) and thieves (half, from the back) take from it with one compare-and-swap.
@@ -155,23 +148,12 @@ class WorkStealingPool final : public ThreadPool {
       *seen = epoch;
       return true;
     };
-    if (spin_.count() > 0) {
-      // One that looks for long must not keep the CPU from a thread that works.
-      constexpr std::chrono::microseconds kAlone{50};
-      const auto begin = std::chrono::steady_clock::now();
-      for (auto now = begin; now < begin + spin_; now = std::chrono::steady_clock::now()) {
-        for (int i = 0; i < 64; ++i) {
-          if (fresh()) return true;
-          Pause();
-        }
-        if (stop_.load(std::memory_order_acquire)) return false;
-        if (now >= begin + kAlone) std::this_thread::yield();
-      }
-    }
+    bool found = false;
+    const auto done = [&] { return (found = fresh()) || stop_.load(std::memory_order_acquire); };
+    if (SpinFor(spin_, done)) return found;
     std::unique_lock<std::mutex> lock(sleep_mutex_);
     sleepers_.fetch_add(1);
-    bool found = false;
-    while (!(found = fresh()) && !stop_.load(std::memory_order_acquire)) wake_.wait(lock);
+    wake_.wait(lock, done);
     sleepers_.fetch_sub(1);
     return found;
   }

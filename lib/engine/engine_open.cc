@@ -165,11 +165,11 @@ absl::Status EngineImpl::Init() {
   parts.best_version = versions_[0];
   if (backend_ != nullptr) {
     MOERT_ASSIGN_OR_RETURN(
-        device_,
-        backend_->MakeExecutor({source_.get(), versions_, &constants_, parts.shared_records,
-                                options_.max_tokens_per_forward, &stats_,
-                                strategy_.placement != nullptr ? gemm_.get() : nullptr,
-                                pool_->num_threads() < UsableCpus() ? kSpinBesideDeviceUs : 50}));
+        device_, backend_->MakeExecutor(
+                     {source_.get(), versions_, &constants_, parts.shared_records,
+                      options_.max_tokens_per_forward, &stats_,
+                      strategy_.placement != nullptr ? gemm_.get() : nullptr,
+                      pool_->num_threads() < UsableCpus() ? kSpinBesideDevice : kSpinAlone}));
     parts.device = device_.get();
     if (graph_safe()) store_->TrackChanges();
   }

@@ -44,7 +44,7 @@ absl::Status MoeBlocks::Run(int layer, CalibrationStream* stream, ExpertJob job,
   MOERT_RETURN_IF_ERROR(router_->Route(layer, stream->inputs(), stream->rows(), RoutingRule(),
                                        LayerResidency(), {}, /*next_gate=*/true, &routing_));
   CompareWithPrediction(layer);
-  const int chunk = kExpertsPerThread * pool_->num_threads();
+  const int chunk = kExpertsPerThread * compute_.pool->num_threads();
   struct Part {
     ExpertRows tokens;
     Floats values;
@@ -52,7 +52,7 @@ absl::Status MoeBlocks::Run(int layer, CalibrationStream* stream, ExpertJob job,
   };
   for (int begin = 0; begin < spec.num_experts; begin += chunk) {
     std::vector<Part> parts(static_cast<size_t>(std::min(chunk, spec.num_experts - begin)));
-    pool_->Run(static_cast<int64_t>(parts.size()), [&](int64_t i, int worker) {
+    compute_.pool->Run(static_cast<int64_t>(parts.size()), [&](int64_t i, int worker) {
       Part& part = parts[static_cast<size_t>(i)];
       try {
         part.tokens = RowsOf(routing_, begin + static_cast<int>(i));

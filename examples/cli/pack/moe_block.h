@@ -47,13 +47,12 @@ class MoeBlocks {
 
  private:
   MoeBlocks(const CheckpointExperts* experts, const Compute& compute)
-      : experts_(experts), compute_(compute), pool_(compute.pool) {}
+      : experts_(experts), compute_(compute) {}
   void CompareWithPrediction(int layer);
   absl::Status AddShared(int layer, const float* inputs, int64_t rows, float* residual) const;
 
   const CheckpointExperts* const experts_;
-  const Compute compute_;  // of shared experts
-  ThreadPool* const pool_;
+  const Compute compute_;  // its device is for shared experts
   std::vector<LayerConstants> constants_;
   std::vector<std::unique_ptr<ThreadPool>> single_;  // by worker
   std::unique_ptr<Router> router_;

@@ -20,7 +20,7 @@ struct ItemProduct {
   using Shape = UnitShape<kPacking>;
   using Cursor = WeightCursor<kPacking>;
 
-  uint32_t weights[2][Shape::kLoads][Shape::kWords] = {};
+  uint32_t weights[2][kUnitLoads][4] = {};
   uint32_t scales;       // shared memory: of the item, kScaleBytes
   uint32_t next_scales;  // of the one behind it
   float acc[2][kTokens8][4];
@@ -44,7 +44,7 @@ struct ItemProduct {
   /// Loads the unit at the cursor, the first of a run.
   __device__ __forceinline__ void Fill(const Cursor& cursor) {
 #pragma unroll
-    for (int i = 0; i < Shape::kLoads; ++i) {
+    for (int i = 0; i < kUnitLoads; ++i) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) cursor.Load(r, i, weights[r][i]);
     }

@@ -1,4 +1,5 @@
-// How a lane reads packed weights from global memory, straight into the registers of A fragments.
+// How packed weights become the registers of A fragments: read straight into them from global
+// memory, or by way of a ring in shared memory (weight_ring.cuh).
 //
 // A unit is what a warp multiplies at a time: two row blocks by 128 k, bf16 64. The order of k
 // inside a product is free as long as weights and activations agree, so each packing takes the
@@ -27,7 +28,6 @@ struct UnitShape {
   // Pieces of 64 k.
   static constexpr int kK64s = kPacking == Packing::kBf16 || kPacking == Packing::kW8 ? 1 : 2;
   static constexpr int kWords = kHalfWords ? 2 : 4;
-  static constexpr int kLoads = kPacking == Packing::kW2 ? 2 : 4;
   static constexpr int kBytes = K64Bytes(kPacking) * kK64s;
   static constexpr bool kInt = kPacking == Packing::kW8A8 || kPacking == Packing::kW4A8;
   /// Whether weights come through shared memory (weight_ring.cuh), not straight into registers.

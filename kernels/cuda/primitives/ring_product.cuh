@@ -95,41 +95,31 @@ struct RingProduct {
     const uint8_t* w = stage + words;
     if constexpr (kPacking == Packing::kW4A8) {
       const RingScales s(scales, lane, false);
-      Words v[2][2];
-      LoadWords(w, 0, v[0]);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (i < 3) LoadWords(w, (i + 1) * 256, v[(i + 1) & 1]);
+      ForWords(w, next, [&](int i, const Words(&v)[2]) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           uint32_t a[4];
-          FragmentW4A8(v[i & 1][r].x, a[0], a[1]);
-          FragmentW4A8(v[i & 1][r].y, a[2], a[3]);
+          FragmentW4A8(v[r].x, a[0], a[1]);
+          FragmentW4A8(v[r].y, a[2], a[3]);
 #pragma unroll
           for (int n = 0; n < kTokens8; ++n) Multiply(sum[r][n], a, b[i][n].x, b[i][n].y);
         }
-        Load(next, i);
-      }
+      });
       ScaleInt(s, x_scales);
     } else if constexpr (kPacking == Packing::kW4) {
       const RingScales s(scales, lane, zeros);
-      Words v[2][2];
-      LoadWords(w, 0, v[0]);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (i < 3) LoadWords(w, (i + 1) * 256, v[(i + 1) & 1]);
+      ForWords(w, next, [&](int i, const Words(&v)[2]) {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
 #pragma unroll
           for (int r = 0; r < 2; ++r) {
             uint32_t a[4];
-            FragmentW4(j == 0 ? v[i & 1][r].x : v[i & 1][r].y, a);
+            FragmentW4(j == 0 ? v[r].x : v[r].y, a);
             Add(r, a, b[i], j);
           }
           AddX(b[i], j);
         }
-        Load(next, i);
-      }
+      });
       Scale(s, decoding);
     } else if constexpr (kPacking == Packing::kW8) {
       const RingScales s(scales, lane, zeros);
@@ -201,6 +191,20 @@ struct RingProduct {
   __device__ __forceinline__ static void LoadWords(const uint8_t* w, int at, Words (&v)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) v[r] = *reinterpret_cast<const Words*>(w + r * Shape::kBytes + at);
+  }
+  /// `multiply` with each quarter of a unit of 4 bits, the words of the next one already on their
+  /// way; behind it the activations of that quarter of the next unit.
+  template <typename F>
+  __device__ __forceinline__ void ForWords(const uint8_t* w, const uint8_t* const (&next)[kTokens8],
+                                           const F& multiply) {
+    Words v[2][2];
+    LoadWords(w, 0, v[0]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i < 3) LoadWords(w, (i + 1) * 256, v[(i + 1) & 1]);
+      multiply(i, v[i & 1]);
+      Load(next, i);
+    }
   }
   template <typename T>
   __device__ __forceinline__ static void Multiply(T (&c)[4], const uint32_t (&a)[4], uint32_t b0,

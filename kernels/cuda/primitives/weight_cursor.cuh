@@ -11,6 +11,9 @@
 
 namespace moert::cuda {
 
+/// Loads of a unit by a lane, of each row block, 16 bytes each.
+constexpr int kUnitLoads = 4;
+
 template <Packing kPacking>
 struct WeightCursor {
   using Shape = UnitShape<kPacking>;
@@ -56,7 +59,7 @@ struct WeightCursor {
 
   /// Load `i` of row block `r`, if the unit has it.
   __device__ __forceinline__ void Load(int r, int i, uint32_t (&v)[4]) const {
-    const bool second = Shape::kK64s == 2 && i >= Shape::kLoads / 2;
+    const bool second = Shape::kK64s == 2 && i >= kUnitLoads / 2;
     LoadWeights(v, weights[r] + i * 512, policy, left > (second ? 1 : 0));
   }
   /// Begins to copy the item's scales, one a channel, to kScaleBytes at `to`, and closes a group

@@ -9,30 +9,13 @@
 #include <system_error>
 
 #include "base/rows.h"
+#include "base/spin.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
 #include "moert/scheduler.h"
 
 namespace moert::cuda {
 namespace {
-
-/// True when `ready` came true while spinning.
-template <typename Ready>
-bool Spin(std::chrono::microseconds spin, const Ready& ready) {
-  constexpr std::chrono::microseconds kAlone{50};
-  const auto begin = std::chrono::steady_clock::now();
-  for (auto now = begin; now < begin + spin; now = std::chrono::steady_clock::now()) {
-    for (int i = 0; i < 64; ++i) {
-      if (ready()) return true;
-#if defined(__x86_64__)
-      __builtin_ia32_pause();
-#endif
-    }
-    // One that looks for long must not keep the CPU from a thread that works.
-    if (now >= begin + kAlone) std::this_thread::yield();
-  }
-  return ready();
-}
 
 int64_t NowNs() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -44,9 +27,10 @@ int64_t NowNs() {
 
 absl::StatusOr<std::unique_ptr<CpuExperts>> CpuExperts::Create(const MoeModelSpec& model,
                                                                MixedGroupGemm* gemm,
-                                                               int64_t max_tokens, int spin_us,
+                                                               int64_t max_tokens,
+                                                               std::chrono::microseconds spin,
                                                                absl::Span<const int> cpus) {
-  std::unique_ptr<CpuExperts> c(new CpuExperts(gemm, std::chrono::microseconds(spin_us)));
+  std::unique_ptr<CpuExperts> c(new CpuExperts(gemm, spin));
   c->max_tokens_ = std::min(max_tokens, CpuBeside::kMaxTokens);
   int64_t hidden = 0, pairs = 0;
   for (const MoeLayerSpec& layer : model.layers) {
@@ -141,7 +125,7 @@ absl::Status CpuExperts::Join(int64_t* took_ns) {
   const auto done = [this] {
     return done_.load(std::memory_order_acquire) == posted_.load(std::memory_order_relaxed);
   };
-  if (!Spin(spin_, done)) {
+  if (!SpinFor(spin_, done)) {
     std::unique_lock<std::mutex> lock(mu_);
     finished_.wait(lock, done);
   }
@@ -155,7 +139,7 @@ void CpuExperts::Serve() {
     return posted_.load(std::memory_order_acquire) != done_.load(std::memory_order_relaxed);
   };
   while (true) {
-    if (!Spin(spin_, wanted)) {
+    if (!SpinFor(spin_, wanted)) {
       std::unique_lock<std::mutex> lock(mu_);
       work_.wait(lock, [&] { return stopping_ || wanted(); });
       if (!wanted()) return;  // a posted job is finished first: somebody may wait for it

@@ -38,12 +38,13 @@ struct HostExpert {
 /// One caller at a time: BringRows, then TakeRows or SetRows, Begin, Join.
 class CpuExperts {
  public:
-  /// `gemm` is borrowed. `spin_us`: how long the thread looks for the next job, and Join for the
+  /// `gemm` is borrowed. `spin`: how long the thread looks for the next job, and Join for the
   /// end of one, before they sleep. `cpus`: the thread is pinned to the first one; empty: not
   /// pinned.
   static absl::StatusOr<std::unique_ptr<CpuExperts>> Create(const MoeModelSpec& model,
                                                             MixedGroupGemm* gemm,
-                                                            int64_t max_tokens, int spin_us,
+                                                            int64_t max_tokens,
+                                                            std::chrono::microseconds spin,
                                                             absl::Span<const int> cpus);
   ~CpuExperts();
 

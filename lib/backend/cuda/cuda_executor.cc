@@ -31,7 +31,7 @@ absl::Status CudaExecutor::Init() {
   MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&rows_arrived_, cudaEventDisableTiming));
   if (parts_.cpu_gemm != nullptr) {
     MOERT_ASSIGN_OR_RETURN(cpu_, CpuExperts::Create(model_, parts_.cpu_gemm, parts_.max_tokens,
-                                                    parts_.cpu_spin_us, options_.cpus));
+                                                    parts_.cpu_spin, options_.cpus));
   }
   MOERT_CUDA_RETURN_IF_ERROR(cudaDeviceSynchronize());
   return absl::OkStatus();

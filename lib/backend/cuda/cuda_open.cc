@@ -4,6 +4,7 @@
 
 #include "backend/cuda/cuda_executor_impl.h"
 #include "base/checked_math.h"
+#include "base/spin.h"
 #include "base/status_macros.h"
 
 namespace moert::cuda {
@@ -11,12 +12,6 @@ namespace {
 
 // Replays cannot be counted: between them the thread looks for a while before it sleeps.
 constexpr auto kLookOn = std::chrono::milliseconds(2);
-
-void Pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
-}
 
 }  // namespace
 
