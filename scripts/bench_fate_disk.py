@@ -19,6 +19,7 @@ import time
 
 import bench_h200
 import bench_strategies
+import h200_page
 from experiment import table
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
@@ -75,13 +76,13 @@ def part(results, bench):
         groups = [g for budgets in ("25%", "10%,40%,60%")
                   for g in results.get(f"{bench} {source} {budgets}", {"groups": []})["groups"]]
         for group in sorted(groups, key=lambda g: float(g["budget"].rstrip("%"))):
-            known = {v["strategy"]: v for v in group["variants"] if bench_h200.counted(v)}
+            known = {v["strategy"]: v for v in group["variants"] if h200_page.counted(v)}
             if "fate" not in known:
                 continue
             mine = known["fate"]
             rows.append([source, f"{group['transfer_ms']:.2f}", f"{group['layer_ms']:.2f}", group["budget"],
-                         bench_h200.spread_text(mine), f"{mine['stall_ms']:.1f}", f"{100 * mine['hit_ratio']:.0f} %"] +
-                        [bench_h200.over_text(known[r], mine) if r in known else "-" for r in rivals])
+                         h200_page.spread_text(mine), f"{mine['stall_ms']:.1f}", f"{100 * mine['hit_ratio']:.0f} %"] +
+                        [h200_page.over_text(known[r], mine) if r in known else "-" for r in rivals])
             worst += [(known[r]["step_mean_ms"] / mine["step_mean_ms"], f"{source}, {group['budget']}, against {r}")
                       for r in rivals if r in known]
     if not rows:
