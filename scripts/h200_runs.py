@@ -104,7 +104,8 @@ IMPORTANCE_PREFILL = ["on-demand", "fate", "hybrimoe-like", ALGORITHM2, OURS]
 
 
 def importance_runs():
-    """Importance against its rivals, batch 1 and 3, CPU experts beside the device."""
+    """Importance against its rivals, batch 1 and 3, CPU experts beside the device. On a link of 16 GB/s it takes
+    some 150 steps until every cache is full."""
     # Of the others: the best rival given the fill, too.
     others = [FILLED_RIVAL, "importance"]
 
@@ -119,8 +120,8 @@ def importance_runs():
         # The parts one by one on two shapes; steps of the largest experts take longest.
         parts = [spec for _, spec in IMPORTANCE_PARTS] if shape != "qwen2-57b" else [ALGORITHM2]
         return run_of(f"{shape}-{link}", "decode", of(shape),
-                      list(dict.fromkeys(IMPORTANCE_RIVALS + [OURS] + parts + others)), batch="1,3", warm=72,
-                      steps=8, repeats=3, **flags_of(shape, link))
+                      list(dict.fromkeys(IMPORTANCE_RIVALS + [OURS] + parts + others)), batch="1,3", warm=192,
+                      steps=16, repeats=4, **flags_of(shape, link))
 
     for link in (16, 0):
         for shape in IMPORTANCE_SHAPES:

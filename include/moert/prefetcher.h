@@ -77,6 +77,13 @@ class Prefetcher {
     std::vector<uint8_t> marks;      // [E]
     std::vector<int64_t> hidden_ns;  // [E] of an issued transfer, what fits the window
   };
+  /// Share of the late ones that the routing used.
+  struct LateShare {
+    double used = 0, seen = 0;
+    void Add(bool was_used);
+    /// Of few, `guess` counts as much as some of them.
+    double Of(double guess) const;
+  };
   struct Ranked {
     ExpertKey key;
     int version = 0;  // to bring if absent
@@ -93,6 +100,9 @@ class Prefetcher {
              int64_t window_ns, Prediction* prediction);
   /// Whether one transfer that is longer than what is left of the window is worth its start.
   bool LatePays(size_t rank, int64_t transfer_ns, int64_t window_ns) const;
+  /// Judged rank by rank: where the best are there already, the one to bring is a poor guess. A
+  /// rank that was rarely seen is taken for about as good as the one before it.
+  double LatePrecision(size_t rank) const;
   /// A block from those ranked lower, the lowest first, if need be.
   bool StartLoad(const PolicyContext& context, size_t rank, Prediction* prediction);
 
@@ -113,9 +123,7 @@ class Prefetcher {
   std::vector<PredictionYield> yields_;  // by phase; empty: not controlled
   int64_t routed_stalled_ns_ = 0;
   Prediction predictions_[2];
-  /// Share of the late ones that the routing used, by rank, the last for all ranks from there on: a
-  /// guess, then measured. Where the best are there already, the one to bring is a poor guess.
-  std::vector<double> precision_;
+  std::vector<LateShare> late_;                      // by rank, the last: all from there on
   std::vector<Ranked> ranked_;                       // scratch
   std::vector<int32_t> counts_;                      // scratch, [E] predicted tokens
   std::vector<PrefetchOutlook> measured_, outlook_;  // [L]; outlook_: zeros while it is off

@@ -181,10 +181,11 @@ struct ExecutorParts {
 };
 
 /// That, and the same of the pool that multiplies beside a device, where there is a CPU for each of
-/// these threads. A layer hands its misses to the CPU as soon as it is routed and the next one does
-/// so a few hundred us later: on a virtual machine waking a thread in between took 130 us in the
-/// median, as long as the CPU needs for a whole expert.
-inline constexpr std::chrono::microseconds kSpinBesideDevice{1000};
+/// these threads. A layer hands its misses to the CPU as soon as it is routed; on a virtual machine
+/// waking a thread takes 50 to 130 us, as long as the CPU needs for a whole expert. Longer than
+/// from one such layer to the next: where little is missing, they are some milliseconds apart.
+/// Those that look for work give way to whoever has any (base/spin.h).
+inline constexpr std::chrono::microseconds kSpinBesideDevice{10'000};
 
 class Backend {
  public:

@@ -41,7 +41,7 @@ Prefetcher::Prefetcher(const MoeModelSpec* model, PrefetchPolicy* policy, bool c
     yields_ = {PredictionYield(prefill, model->num_layers()),
                PredictionYield({}, model->num_layers())};
   }
-  precision_.assign(kRanks, kGuessedPrecision);
+  late_.resize(kRanks);
   measured_.resize(model->num_layers());
   outlook_.resize(model->num_layers());
   if (policy == nullptr) return;
@@ -99,9 +99,7 @@ void Prefetcher::Resolve(const PolicyContext& context, const RoutingResult& rout
   Prediction& prediction = PredictionOf(context.layer);
   if (prediction.layer != context.layer) return;
   if (prediction.late >= 0) {
-    constexpr double kWeight = 0.02;
-    double& precision = precision_[std::min(prediction.late_rank, kRanks - 1)];
-    precision += kWeight * ((routing.counts[prediction.late] > 0 ? 1.0 : 0.0) - precision);
+    late_[std::min(prediction.late_rank, kRanks - 1)].Add(routing.counts[prediction.late] > 0);
   }
   int lookups = 0, recalled = 0;
   bool waits = false;      // for anybody
@@ -253,8 +251,8 @@ void Prefetcher::Admit(const PolicyContext& context, const std::vector<PrefetchC
         prediction->late_rank = rank;
       }
       const bool useful_late = !cpu_beside_ || store_->HasFreeSlot(key.layer);
-      const bool admitted = transfer_ns <= left_ns ||
-                            (late && useful_late && LatePays(rank, transfer_ns, left_ns));
+      const bool admitted =
+          transfer_ns <= left_ns || (late && useful_late && LatePays(rank, transfer_ns, left_ns));
       if (!admitted || !StartLoad(context, rank, prediction)) continue;
       ++stats_->prefetch_issued;
       prediction->hidden_ns[key.expert] = std::min(transfer_ns, left_ns);
@@ -268,11 +266,32 @@ void Prefetcher::Admit(const PolicyContext& context, const std::vector<PrefetchC
 }
 
 bool Prefetcher::LatePays(size_t rank, int64_t transfer_ns, int64_t window_ns) const {
-  const double precision = precision_[std::min(rank, kRanks - 1)];
+  const double precision = LatePrecision(rank);
   // Right: it arrives earlier by the window. Wrong: a demand load waits for what is left of it, and
   // what made way for it is missing later; together not more than a transfer.
   return precision * static_cast<double>(window_ns) >
          (1 - precision) * static_cast<double>(transfer_ns);
+}
+
+void Prefetcher::LateShare::Add(bool was_used) {
+  constexpr double kMemory = 50;  // routing drifts: of older ones less and less is left
+  if (seen >= kMemory) {
+    used *= (kMemory - 1) / seen;
+    seen = kMemory - 1;
+  }
+  used += was_used ? 1 : 0;
+  seen += 1;
+}
+
+double Prefetcher::LateShare::Of(double guess) const {
+  constexpr double kGuess = 4;
+  return (kGuess * guess + used) / (kGuess + seen);
+}
+
+double Prefetcher::LatePrecision(size_t rank) const {
+  double precision = kGuessedPrecision;
+  for (size_t r = 0; r <= std::min(rank, kRanks - 1); ++r) precision = late_[r].Of(precision);
+  return precision;
 }
 
 bool Prefetcher::StartLoad(const PolicyContext& context, size_t rank, Prediction* prediction) {

@@ -246,8 +246,8 @@ TEST_CASE("a transfer longer than the window starts while such predictions are r
     tried += f.stats.prefetch_issued > issued;
     issued = f.stats.prefetch_issued;
   }
-  CHECK(tried > 6);
-  CHECK(tried < 20);
+  CHECK(tried >= 1);
+  CHECK(tried < 6);
   // Not started, and still counted: when predictions are right again, so are starts.
   for (int s = 0; s < 80; ++s) {
     f.Call(0, {0, 1}, {5 + s % 3}, 600);  // of three in turn, two slots never hold the next
