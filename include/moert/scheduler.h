@@ -56,13 +56,18 @@ class Scheduler {
   /// not wait for them; else they are waited for.
   void OfferArriving(bool offer) { offer_arriving_ = offer; }
 
-  /// The experts of plan.cpu took the CPU so long.
+  /// The experts of plan.cpu took the CPU so long. Only a CPU that is used is measured: while
+  /// misses that it could take are all loaded, it is thought a little faster each time, until it is
+  /// tried again. A trial counts more than other measurements, so that they are rare where the link
+  /// wins.
   void Took(const LayerPlan& plan, int64_t cpu_ns);
 
  private:
   /// Asks the policy where the misses go that are not on their way, and moves those it gives to the
   /// CPU from plan->load to plan->cpu.
   void Place(const PolicyContext& context, const RoutingResult& routing, LayerPlan* plan);
+  /// Whether the CPU gets nothing of what it could take.
+  bool PassesOver(absl::Span<const Placement> placements) const;
   int64_t LinkBusyNs(const PolicyContext& context) const;
 
   const MoeModelSpec* model_;
@@ -74,6 +79,7 @@ class Scheduler {
   bool offer_arriving_ = true;
   double cpu_scale_ = 1;  // measured over modelled
   bool cpu_measured_ = false;
+  bool cpu_passed_over_ = false;  // since it was measured
   std::vector<MissView> misses_;  // scratch
   std::vector<uint8_t> low_;      // [E]: answered low
   std::vector<float> mass_;       // scratch, [E]

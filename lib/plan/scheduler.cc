@@ -58,12 +58,14 @@ void Scheduler::Plan(const PolicyContext& context, int64_t epoch, const RoutingR
 
 void Scheduler::Took(const LayerPlan& plan, int64_t cpu_ns) {
   if (cpu_.link == nullptr || plan.cpu_ns <= 0 || cpu_ns <= 0) return;
-  constexpr double kWeight = 0.05;
+  constexpr double kWeight = 0.05, kTrial = 0.5;
   double ratio = cpu_scale_ * static_cast<double>(cpu_ns) / static_cast<double>(plan.cpu_ns);
   // What interrupts a thread for some ms is no rate of the CPU.
   if (cpu_measured_) ratio = std::min(ratio, 2 * cpu_scale_);
-  cpu_scale_ = cpu_measured_ ? cpu_scale_ + kWeight * (ratio - cpu_scale_) : ratio;
+  const double weight = cpu_passed_over_ ? kTrial : kWeight;
+  cpu_scale_ = cpu_measured_ ? cpu_scale_ + weight * (ratio - cpu_scale_) : ratio;
   cpu_measured_ = true;
+  cpu_passed_over_ = false;
 }
 
 void Scheduler::Place(const PolicyContext& context, const RoutingResult& routing, LayerPlan* plan) {
@@ -104,6 +106,12 @@ void Scheduler::Place(const PolicyContext& context, const RoutingResult& routing
     ++stats_->policy_fallbacks;
     return;
   }
+  // In prefill a trial would be dear.
+  if (cpu_measured_ && context.phase == Phase::kDecode && PassesOver(placements)) {
+    constexpr double kForget = 1.0 / 256;
+    cpu_scale_ *= 1 - kForget;
+    cpu_passed_over_ = true;
+  }
   for (size_t i = 0; i < placements.size(); ++i) {
     const MissView& miss = misses_[i];
     if (placements[i] == Placement::kLoad) {
@@ -117,6 +125,15 @@ void Scheduler::Place(const PolicyContext& context, const RoutingResult& routing
     ++stats_->cpu_computed;
     stats_->late -= miss.arriving;
   }
+}
+
+bool Scheduler::PassesOver(absl::Span<const Placement> placements) const {
+  bool able = false;
+  for (size_t i = 0; i < placements.size(); ++i) {
+    if (placements[i] == Placement::kCpu) return false;
+    able = able || (misses_[i].cpu_ns >= 0 && !misses_[i].arriving);
+  }
+  return able;
 }
 
 int64_t Scheduler::LinkBusyNs(const PolicyContext& context) const {

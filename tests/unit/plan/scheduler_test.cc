@@ -2,6 +2,7 @@
 #include "moert/scheduler.h"
 
 #include <cmath>
+#include <limits>
 
 #include "base/clock.h"
 #include "store/block_pool.h"
@@ -19,13 +20,18 @@ using test::SyntheticSource;
 
 constexpr int kExperts = 8;
 
-/// Gives everything to the CPU, and keeps what it was asked.
-struct AllToCpu final : PlacementPolicy {
+/// Gives to the CPU what takes it at most so long, and keeps what it was asked.
+struct FasterToCpu final : PlacementPolicy {
   std::vector<MissView> misses;
-  absl::string_view name() const override { return "all-to-cpu"; }
+  int64_t most_ns = std::numeric_limits<int64_t>::max();
+  absl::string_view name() const override { return "faster-to-cpu"; }
   std::vector<Placement> Place(const PlacementSnapshot& snapshot) override {
     misses.assign(snapshot.misses.begin(), snapshot.misses.end());
-    return std::vector<Placement>(misses.size(), Placement::kCpu);
+    std::vector<Placement> placements;
+    for (const MissView& miss : misses) {
+      placements.push_back(miss.cpu_ns <= most_ns ? Placement::kCpu : Placement::kLoad);
+    }
+    return placements;
   }
 };
 
@@ -38,7 +44,7 @@ struct Fixture {
   BudgetTracker budget{int64_t{1} << 20};
   std::unique_ptr<ResidencyPolicy> residency = MakeLru();
   std::unique_ptr<ExpertStore> store;
-  AllToCpu policy;
+  FasterToCpu policy;
   LayerPlan plan;
 
   Fixture() {
@@ -65,7 +71,7 @@ struct Fixture {
     return Scheduler(&source.model(), &policy, &profile, store.get(), &stats, cpu);
   }
   /// What an expert of `tokens` tokens is said to take the CPU.
-  int64_t CpuNs(Scheduler* scheduler, int tokens) {
+  int64_t CpuNs(Scheduler* scheduler, int tokens, Phase phase = Phase::kDecode) {
     RoutingResult routing;
     routing.tokens = tokens;
     routing.top_k = 1;
@@ -76,11 +82,12 @@ struct Fixture {
     routing.weights.assign(tokens, 1.0f);
     PolicyContext context;
     context.model = &source.model();
-    context.phase = Phase::kDecode;
+    context.phase = phase;
     scheduler->Plan(context, 0, routing, &plan);
     REQUIRE(policy.misses.size() == 1);
-    CHECK(plan.cpu == std::vector<int32_t>{3});
-    CHECK(plan.cpu_ns == policy.misses[0].cpu_ns);
+    const bool on_cpu = policy.misses[0].cpu_ns <= policy.most_ns;
+    CHECK(plan.cpu == (on_cpu ? std::vector<int32_t>{3} : std::vector<int32_t>{}));
+    CHECK(plan.cpu_ns == (on_cpu ? policy.misses[0].cpu_ns : 0));
     return policy.misses[0].cpu_ns;
   }
 };
@@ -112,6 +119,28 @@ TEST_CASE("a thread that was interrupted is no slow CPU") {
   f.CpuNs(&scheduler, 1);
   scheduler.Took(f.plan, 100 * usual);
   CHECK(f.CpuNs(&scheduler, 1) <= static_cast<int64_t>(1.06 * static_cast<double>(usual)));
+}
+
+TEST_CASE("a CPU that is thought slow is tried again, now and then") {
+  Fixture f;
+  Scheduler scheduler = f.Make("other");
+  const int64_t usual = f.CpuNs(&scheduler, 1);
+  f.policy.most_ns = 2 * usual;  // what a load takes
+  // `real` times as slow as usual: how many of 2000 calls the CPU gets.
+  const auto given = [&](double real, Phase phase) {
+    int cpu = 0;
+    for (int i = 0; i < 2000; ++i) {
+      f.CpuNs(&scheduler, 1, phase);
+      if (f.plan.cpu.empty()) continue;
+      ++cpu;
+      scheduler.Took(f.plan, std::llround(real * static_cast<double>(usual)));
+    }
+    return cpu;
+  };
+  CHECK(given(3, Phase::kDecode) > 2);  // one is slow, some trials follow
+  CHECK(given(3, Phase::kDecode) < 60);
+  CHECK(given(3, Phase::kPrefill) <= 1);
+  CHECK(given(1, Phase::kDecode) > 1500);  // found out, and used from then on
 }
 
 }  // namespace
