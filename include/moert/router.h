@@ -7,6 +7,7 @@
 #define MOERT_ROUTER_H_
 
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -92,7 +93,12 @@ class Router {
   static void NoteOwnChoice(const LayerResidency& residency, RoutingResult* result);
 
  private:
-  void Logits(int layer, const float* x, int64_t tokens, float* logits);
+  /// Of several layers' gates on the same input: [tokens, E of the first], then of the second, ...
+  void Logits(std::initializer_list<int> layers, const float* x, int64_t tokens,
+              std::vector<float>* logits);
+  /// From logits to the scores of all experts.
+  absl::Status ScoreLogits(int layer, const float* logits, int64_t tokens,
+                           std::vector<float>* scores) const;
   /// From the model's own choice to the final one: applies the rule and groups.
   absl::Status Finish(int layer, const RoutingRule& rule, const LayerResidency& residency,
                       absl::Span<const int64_t> request_ids, RoutingResult* result);

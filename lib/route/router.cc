@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "base/thread_pool.h"
 #include "fmt/format.h"
@@ -42,14 +43,42 @@ Router::~Router() = default;
 double Router::worst_slot_share() const { return ledger_->worst_slot_share(); }
 double Router::worst_mass_share() const { return ledger_->worst_mass_share(); }
 
-void Router::Logits(int layer, const float* x, int64_t tokens, float* logits) {
-  const MoeLayerSpec& spec = model_->layers[layer];
-  const float* gate = gates_[layer].data();
-  const int experts = spec.num_experts;
-  pool_->Run(tokens, [&](int64_t t, int) {
-    const float* row = x + t * spec.hidden;
-    for (int e = 0; e < experts; ++e) {
-      logits[t * experts + e] = Dot(row, gate + e * spec.hidden, spec.hidden);
+void Router::Logits(std::initializer_list<int> layers, const float* x, int64_t tokens,
+                    std::vector<float>* logits) {
+  // Jobs of one token and some experts: a single token's gate is work for several threads, a small
+  // one for the caller alone.
+  constexpr int64_t kJobWeights = 32 << 10;
+  struct Gate {
+    const float* rows;
+    int64_t hidden, experts, experts_a_job, jobs_a_token;
+    float* out;
+  };
+  std::vector<Gate> gates;
+  int64_t jobs_a_token = 0, size = 0;
+  for (const int layer : layers) {
+    const MoeLayerSpec& spec = model_->layers[layer];
+    const int64_t a_job = std::max<int64_t>(1, kJobWeights / spec.hidden);
+    gates.push_back({gates_[layer].data(), spec.hidden, spec.num_experts, a_job,
+                     CeilDiv(spec.num_experts, a_job), nullptr});
+    jobs_a_token += gates.back().jobs_a_token;
+    size += tokens * spec.num_experts;
+  }
+  logits->resize(size);
+  float* out = logits->data();
+  for (Gate& gate : gates) {
+    gate.out = out;
+    out += tokens * gate.experts;
+  }
+  pool_->Run(tokens * jobs_a_token, [&](int64_t job, int) {
+    const int64_t token = job / jobs_a_token;
+    int64_t part = job % jobs_a_token;
+    auto gate = gates.begin();
+    for (; part >= gate->jobs_a_token; ++gate) part -= gate->jobs_a_token;
+    const int64_t begin = part * gate->experts_a_job;
+    const int64_t end = std::min(begin + gate->experts_a_job, gate->experts);
+    for (int64_t e = begin; e < end; ++e) {
+      gate->out[token * gate->experts + e] =
+          Dot(x + token * gate->hidden, gate->rows + e * gate->hidden, gate->hidden);
     }
   });
 }
@@ -66,8 +95,12 @@ absl::Status Router::Route(int layer, const float* x, int64_t tokens, const Rout
   r->ids.resize(tokens * k);
   r->weights.resize(tokens * k);
   r->scores.resize(tokens * experts);
-  logits_.resize(tokens * experts);
-  Logits(layer, x, tokens, logits_.data());
+  const int next = (layer + 1) % model_->num_layers();
+  if (next_gate) {
+    Logits({layer, next}, x, tokens, &logits_);
+  } else {
+    Logits({layer}, x, tokens, &logits_);
+  }
   for (int64_t t = 0; t < tokens; ++t) {
     const absl::Status status =
         RouteToken(spec.routing, absl::MakeConstSpan(logits_).subspan(t * experts, experts),
@@ -77,24 +110,26 @@ absl::Status Router::Route(int layer, const float* x, int64_t tokens, const Rout
   MOERT_RETURN_IF_ERROR(Finish(layer, rule, residency, request_ids, r));
 
   r->next_scores.clear();
-  if (next_gate) {
-    MOERT_RETURN_IF_ERROR(Score((layer + 1) % model_->num_layers(), x, tokens, &r->next_scores));
-  }
-  return absl::OkStatus();
+  if (!next_gate) return absl::OkStatus();
+  return ScoreLogits(next, logits_.data() + tokens * experts, tokens, &r->next_scores);
 }
 
 absl::Status Router::Score(int layer, const float* x, int64_t tokens, std::vector<float>* scores) {
+  Logits({layer}, x, tokens, &logits_);
+  return ScoreLogits(layer, logits_.data(), tokens, scores);
+}
+
+absl::Status Router::ScoreLogits(int layer, const float* logits, int64_t tokens,
+                                 std::vector<float>* scores) const {
   const MoeLayerSpec& spec = model_->layers[layer];
   const int experts = spec.num_experts;
   scores->resize(tokens * experts);
-  logits_.resize(tokens * experts);
-  Logits(layer, x, tokens, logits_.data());
   std::vector<int32_t> ids(spec.routing.top_k);
   std::vector<float> weights(spec.routing.top_k);
   for (int64_t t = 0; t < tokens; ++t) {
     MOERT_RETURN_IF_ERROR(
-        RouteToken(spec.routing, absl::MakeConstSpan(logits_).subspan(t * experts, experts),
-                   biases_[layer], &(*scores)[t * experts], ids.data(), weights.data()));
+        RouteToken(spec.routing, absl::MakeConstSpan(logits + t * experts, experts), biases_[layer],
+                   &(*scores)[t * experts], ids.data(), weights.data()));
   }
   return absl::OkStatus();
 }

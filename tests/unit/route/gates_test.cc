@@ -1,0 +1,73 @@
+// The gates' products: wide ones are cut into jobs, which changes no result.
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "moert/router.h"
+#include "tests/support/catch.h"
+
+namespace moert {
+namespace {
+
+TEST_CASE("gates of any width give the same scores on any number of threads") {
+  constexpr int64_t kHidden = 1024;
+  MoeModelSpec model;
+  std::vector<std::vector<float>> weights;
+  std::mt19937 rng(7);
+  std::normal_distribution<float> normal(0, 0.05f);
+  for (const int experts : {100, 3, 64}) {  // 4, 1 and 2 jobs a token
+    MoeLayerSpec layer;
+    layer.hidden = kHidden;
+    layer.intermediate = 16;
+    layer.num_experts = experts;
+    layer.routing.top_k = 2;
+    model.layers.push_back(layer);
+    weights.emplace_back(experts * kHidden);
+    for (float& w : weights.back()) w = normal(rng);
+  }
+  std::vector<absl::Span<const float>> gates(weights.begin(), weights.end());
+  const std::vector<absl::Span<const float>> biases(gates.size());
+  std::vector<float> x(5 * kHidden);
+  for (float& v : x) v = normal(rng);
+
+  ThreadPoolOptions several;
+  several.threads = 4;
+  ThreadPoolOptions single;
+  single.threads = 1;
+  const auto pool = *CreateThreadPool(several);
+  const auto alone = *CreateThreadPool(single);
+  Router shared(&model, gates, biases, pool.get());
+  Router whole(&model, gates, biases, alone.get());
+  for (const int64_t tokens : {1, 5}) {
+    for (int layer = 0; layer < 3; ++layer) {
+      const int next = (layer + 1) % 3;
+      RoutingResult a, b;
+      REQUIRE(shared.Route(layer, x.data(), tokens, {}, {}, {}, true, &a).ok());
+      REQUIRE(whole.Route(layer, x.data(), tokens, {}, {}, {}, true, &b).ok());
+      CHECK(a.ids == b.ids);
+      CHECK(a.scores == b.scores);
+      CHECK(a.next_scores == b.next_scores);
+      std::vector<float> scores;
+      REQUIRE(whole.Score(next, x.data(), tokens, &scores).ok());
+      CHECK(a.next_scores == scores);
+      // The best expert is the one with the greatest product.
+      for (int64_t t = 0; t < tokens; ++t) {
+        int best = 0;
+        double most = -1e9;
+        for (int e = 0; e < model.layers[layer].num_experts; ++e) {
+          double product = 0;
+          for (int64_t i = 0; i < kHidden; ++i) {
+            product += double{x[t * kHidden + i]} * weights[layer][e * kHidden + i];
+          }
+          if (product > most) best = e;
+          most = std::max(most, product);
+        }
+        CHECK(a.ids[t * 2] == best);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace moert
