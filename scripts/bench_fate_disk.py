@@ -38,7 +38,7 @@ def runs(args):
                            "--strategy", ";".join(STRATEGIES + more), "--threads", str(args.threads),
                            "--io-threads", "2", "--link-gbps", str(gbps), "--quiet", "--json", "-"]
                 command += ["--dir", args.dir] if on_disk else []
-                how = {"warm": 64, "steps": 12, "repeats": 4}
+                how = {"warm": 64, "steps": 12, "repeats": 8}
                 if bench == "prefill":
                     how = {"prompt": 128, "warm": 1, "steps": 1, "repeats": 3}
                 if args.small:

@@ -241,53 +241,14 @@ def fate_claims(results):
     return table(["", "paper", "full link", "16 GB/s", "4 GB/s"], rows)
 
 
-def fate_slots(results):
-    """Cells that were measured before pauses stopped counting as windows, and after."""
-    mine, same, lru = f"fate:scheme={W4}", FATE_RIVALS["activation-path, fate's cache"], FATE_RIVALS["on-demand"]
+def fate_host(results):
+    """Runs with the driver's calls counted, which costs them time: for nothing but this table."""
     rows = []
     for shape in SHAPES:
-        for link in (16, 4):
-            for key in ("", "-25"):
-                old = results.get(f"slots-before-{shape}-{link}-decode{key}")
-                new = results.get(f"{shape}-{link}-decode{key}")
-                for group in (old or {"groups": []})["groups"]:
-                    v = {x["strategy"]: x for x in group["variants"]}
-                    row = [shape, link_name(link), group["budget"]] + [f"{100 * v[s]['hit_ratio']:.1f} %" for s in (same, mine)]
-                    row.append(f"{v[lru]['step_mean_ms'] / v[mine]['step_mean_ms']:.3f}")
-                    if new:
-                        v = {x["strategy"]: x for x in variants(new, group["budget"])}
-                        row += [f"{100 * v[mine]['hit_ratio']:.1f} %", f"{v[lru]['step_mean_ms'] / v[mine]['step_mean_ms']:.3f}"]
-                    rows.append(row + ["-"] * (8 - len(row)))
-    rows.sort(key=lambda r: (list(SHAPES).index(r[0]), -float(r[1].split()[0]), float(r[2].rstrip("%"))))
-    return table(["shape", "link", "budget", "hits, same cache, other prediction", "fate's, before", "on-demand's time over fate's, before",
-                  "fate's hits, now", "on-demand's time over fate's, now"], rows) if rows else MISSING
-
-
-def fate_side(results):
-    """Runs that were made side by side: what they waited and hit, which others on the device hardly change."""
-    mine, lru, path, same = (f"fate:scheme={W4}", *list(FATE_RIVALS.values())[1:])
-    rows = []
-    for key, result in results.items():
-        if not key.startswith("side-"):
-            continue
-        for group in result["groups"]:
-            v = {x["strategy"]: x for x in group["variants"]}
-            rows.append([result["shape"]["name"], link_name(int(key.split("-decode")[0].rsplit("-", 1)[1])), group["budget"]] +
-                        [f"{100 * v[s]['hit_ratio']:.1f} %" for s in (mine, same, lru)] + [f"{v[mine]['stall_ms']:.2f}"] +
-                        [f"{v[s]['stall_ms'] / v[mine]['stall_ms']:.3f}" for s in (lru, path, same)])
-    rows.sort(key=lambda r: (list(SHAPES).index(r[0]), -float(r[1].split()[0]), float(r[2].rstrip("%"))))
-    return table(["shape", "link", "budget", "fate's hits", "same cache, other prediction", "on-demand's", "fate waits, ms a step",
-                  "on-demand's over it", "activation-path's", "activation-path's, fate's cache"], rows) if rows else MISSING
-
-
-def fate_host(results):
-    rows = []
-    for shape, link, budget, known, _ in fate_cells(results, "decode"):
-        if link or budget != "25%":
-            continue
-        for name in [f"fate:scheme={W4}", *FATE_RIVALS.values()]:
-            host = (known.get(name) or {}).get("host") or {}
-            if "busy_us_a_layer" in host:
+        for result in repeats_of(results, f"host-{shape}"):
+            known = {v["strategy"]: v for v in variants(result)}
+            for name in [f"fate:scheme={W4}", *FATE_RIVALS.values()]:
+                host = known[name]["host"]
                 rows.append([shape, name_of(name), f"{host['busy_us_a_layer']:.0f}", f"{host['launches_a_layer']:.1f}",
                              f"{host['driver_waits_a_step']:.0f}"])
     return table(["shape", "strategy", "host, us a layer", "launches a layer", "waits a step"], rows) if rows else MISSING
@@ -316,29 +277,14 @@ def name_with_layers(result):
     return f"{result['shape']['name']}, {result['shape']['layers']} layers"
 
 
-# Specs of runs that were made while Algorithm 2 was the default, as they are written now.
-ONCE = {"hybrimoe-like": "hybrimoe-like:balancer=1", "hybrimoe-like:balancer=completion": "hybrimoe-like",
-        "hybrimoe-like:balancer=completion,fill=1": FILLED_RIVAL, "importance": "importance:balancer=1",
-        "importance:alpha=0.3": ALGORITHM2, "importance:alpha=0.3,balancer=completion": OURS,
-        "importance:alpha=0.3,balancer=completion,fill=0": "importance:alpha=0.3,fill=0"}
-
-
-def with_names_of_now(result):
-    if "balancer=completion" not in result["command"]:
-        return result
-    groups = [dict(g, variants=[dict(v, strategy=ONCE.get(v["strategy"], v["strategy"])) for v in g["variants"]])
-              for g in result["groups"]]
-    return dict(result, groups=groups)
-
-
 def importance_groups(results, suffix=""):
     """[(shape and layers, link, batch, {strategy: variant})]."""
     out = []
     for link in (16, 0):
         for shape in IMPORTANCE_SHAPES:
-            for result in repeats_of(results, f"{shape}-{link}{suffix}")[:1]:
-                for group in with_names_of_now(result)["groups"]:
-                    out.append((name_with_layers(result), link, group["batch"],
+            for i, result in enumerate(repeats_of(results, f"{shape}-{link}{suffix}")):
+                for group in result["groups"]:
+                    out.append((name_with_layers(result) + ", again" * (i > 0), link, group["batch"],
                                 {v["strategy"]: v for v in group["variants"] if counted(v)}))
     return sorted(out, key=lambda g: g[2])
 
@@ -374,38 +320,12 @@ def importance_tpot(results):
                  ["importance", "TPOT less", "medians", "hit ratio"], rows) if rows else MISSING
 
 
-def importance_before(results):
-    """The first run on a device, by median and tail, and the same strategies later."""
-    specs = ["on-demand", "cpu-split", "hybrimoe-like:balancer=1", "hybrimoe-like", FILLED_RIVAL,
-             "importance:alpha=0.3,fill=0", OURS]
-    runs = [("first", "before"), ("second", "deepseek-moe-16b-16-parts"), ("third", "deepseek-moe-16b-16")]
-    runs = [run for i, run in enumerate(runs) if results.get(run[1]) not in [results.get(k) for _, k in runs[:i]]]
-    rows = []
-    for batch in (1, 3):
-        for spec in specs:
-            row = [str(batch), rival_name(spec) if spec != OURS else "**importance**"]
-            for _, key in runs:
-                found = [v for r in repeats_of(results, key)[:1] for g in with_names_of_now(r)["groups"]
-                         if g["batch"] == batch for v in g["variants"] if v["strategy"] == spec]
-                for v in found:
-                    on_cpu = (v["cpu_computed"] or 0) * v["lookups"] / v["steps"]
-                    each = f"{1e3 * v['stall_reasons_ms']['cpu'] / on_cpu:.0f}" if on_cpu > 0.5 else "-"
-                    row += [f"{v['step_mean_ms']:.2f}", f"{v['step_p50_ms']:.2f}, {v['step_p99_ms']:.2f}",
-                            f"{100 * v['hit_ratio']:.0f}", each]
-                if not found:
-                    row += ["-"] * 4
-            rows.append(row)
-    head = [h for name, _ in runs for h in (f"{name}: mean, ms", "median, P99", "hits, %", "us an expert")]
-    return table(["batch", "", *head], rows) if repeats_of(results, "before") else MISSING
-
-
 def importance_others(results):
     """With Algorithm 2, the documented alpha, the best rival with the fill."""
     names = {OURS: "importance", ALGORITHM2: "importance, Algorithm 2", "importance": "importance, alpha 0.1",
              FILLED_RIVAL: "hybrimoe-like with the fill"}
     rows = []
-    second = [(f"{shape}, second state", *rest) for shape, *rest in importance_groups(results, "-parts")]
-    for shape, link, batch, known in importance_groups(results) + second:
+    for shape, link, batch, known in importance_groups(results):
         rows.append([str(batch), link_name(link), shape] +
                     [f"{spread_text(known[s])}" if s in known else "-" for s in names])
     return table(["batch", "link", "shape", *names.values()], rows) if rows else MISSING
@@ -431,10 +351,9 @@ def importance_waiting(results):
 
 def importance_parts(results):
     """Mean over the shapes of TPOT, on-demand = 100."""
-    columns, of = {}, set()
-    for shape, link, batch, known in importance_groups(results) + importance_groups(results, "-parts"):
-        if all(spec in known for _, spec in IMPORTANCE_PARTS) and (shape, link, batch) not in of:
-            of.add((shape, link, batch))
+    columns = {}
+    for shape, link, batch, known in importance_groups(results):
+        if all(spec in known for _, spec in IMPORTANCE_PARTS):
             columns.setdefault((batch, link), []).append(
                 [100 * known[spec]["step_mean_ms"] / known["on-demand"]["step_mean_ms"] for _, spec in IMPORTANCE_PARTS])
     if not columns:
@@ -483,10 +402,8 @@ def importance_claims(results):
     no_cpu = ["on-demand", "activation-path", "fate"]
     rows.append(["... against the best of those without a CPU, batch 3, 1", "", means(lambda k: less(k, no_cpu))])
     paper = [r for r in IMPORTANCE_RIVALS if r != "hybrimoe-like"]
-    second = {b: less(k, paper, ALGORITHM2) for _, _, b, k in importance_groups(results, "-parts")}
-    if second:
-        rows.append(["... both sides with Algorithm 2 (second state), batch 3, 1", "",
-                     ", ".join(f"{second[b]:+.0f} % (1)" for b in (3, 1))])
+    rows.append(["... both sides with Algorithm 2, batch 3, 1", "", means(lambda k: less(k, paper, ALGORITHM2))])
+    rows.append(["... against the rivals with Algorithm 2, batch 3, 1", "", means(lambda k: less(k, paper))])
     if any(FILLED_RIVAL in k for k in cells()):
         rows.append(["... hybrimoe-like given the fill, too, batch 3, 1", "",
                      means(lambda k: less(k, IMPORTANCE_RIVALS + [FILLED_RIVAL]) if FILLED_RIVAL in k else None)])
@@ -512,15 +429,13 @@ def importance_claims(results):
 def fate_tables(results):
     return {"fate-worst": fate_worst(results), "fate-decode": fate_times(results, "decode"),
             "fate-prefill": fate_times(results, "prefill"), "fate-ablation": fate_ablation(results),
-            "fate-claims": fate_claims(results), "fate-slots": fate_slots(results), "fate-side": fate_side(results),
-            "fate-host": fate_host(results), "fate-before": cells(results, ["before"])}
+            "fate-claims": fate_claims(results), "fate-host": fate_host(results)}
 
 
 def importance_tables(results):
-    return {"importance-tpot": importance_tpot(results), "importance-before": importance_before(results),
-            "importance-others": importance_others(results),
-            "importance-waiting": importance_waiting(results), "importance-parts": importance_parts(results), "importance-prefill": importance_prefill(results),
-            "importance-claims": importance_claims(results)}
+    return {"importance-tpot": importance_tpot(results), "importance-claims": importance_claims(results),
+            "importance-waiting": importance_waiting(results), "importance-others": importance_others(results),
+            "importance-parts": importance_parts(results), "importance-prefill": importance_prefill(results)}
 
 
 # Queued copies of pinned memory on this machine, by themselves: 47.1 GB/s at 1 MiB, 53.0 at 4, 54.6 at 16, 55.3 at 64.

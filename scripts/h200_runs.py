@@ -117,8 +117,9 @@ def importance_runs():
         return f"{shape}:{IMPORTANCE_SHAPES[shape][1]}"
 
     def decode(shape, link):
-        # The parts one by one on two shapes; steps of the largest experts take longest.
-        parts = [spec for _, spec in IMPORTANCE_PARTS] if shape != "qwen2-57b" else [ALGORITHM2]
+        # The parts one by one where steps without a CPU are short enough.
+        all_parts = shape == "deepseek-moe-16b" or (shape == "xverse-moe" and link == 0)
+        parts = [spec for _, spec in IMPORTANCE_PARTS] if all_parts else [ALGORITHM2]
         return run_of(f"{shape}-{link}", "decode", of(shape),
                       list(dict.fromkeys(IMPORTANCE_RIVALS + [OURS] + parts + others)), batch="1,3", warm=192,
                       steps=16, repeats=4, **flags_of(shape, link))
