@@ -569,7 +569,10 @@ typedef struct moert_engine_options {
   const char *profile;
   double link_gbps; /* paces transfers, GB/s; 0: no pacing */
   uint64_t seed;
-  int32_t threads;     /* compute threads, the caller's included; 0: one per usable CPU */
+  /* Compute threads, the caller's included; 0: one per usable CPU, on a device without those of the
+   * caller and of I/O. There, where a strategy computes experts on the CPU, they look for work for
+   * 10 ms after a job, giving way to other threads, before they sleep. */
+  int32_t threads;
   int32_t io_threads;  /* threads that read experts, 1..16 */
   const char *kernels; /* CPU kernel set (moert_probe); NULL: the best */
   moert_backend backend;

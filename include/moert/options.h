@@ -69,7 +69,9 @@ struct EngineOptions {
 
   // Options that change speed only.
 
-  /// Compute threads, the caller's included; 0: one per core this process may use.
+  /// Compute threads, the caller's included; 0: one per core this process may use, on a device
+  /// without those of the caller and of I/O. There, where a strategy computes experts on the CPU,
+  /// they look for work for 10 ms after a job, giving way to other threads, before they sleep.
   int threads = 0;
   /// CPUs the compute threads are pinned to, in turn; empty: not pinned. The caller's own thread is
   /// never touched.
