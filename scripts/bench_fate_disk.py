@@ -13,14 +13,13 @@ results as docs/benchmarks/fate-disk.json and writes the tables.
 import argparse
 import json
 import os
-import re
 import subprocess
 import time
 
 import bench_h200
 import bench_strategies
 import h200_page
-from experiment import table
+from experiment import replace_parts, table
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 STORED = os.path.join(ROOT, "docs", "benchmarks", "fate-disk.json")
@@ -104,15 +103,8 @@ def render(args):
     if os.path.exists(STORED):
         with open(STORED, encoding="utf-8") as file:
             results = json.load(file)
-    page = os.path.join(ROOT, "docs", "fate.md")
-    with open(page, encoding="utf-8") as file:
-        text = file.read()
-    for bench in ("decode", "prefill"):
-        name = f"disk-{bench}"
-        text = re.sub(f"(<!-- {name} -->\n).*?(<!-- /{name} -->)",
-                      lambda m, bench=bench: f"{m[1]}{part(results, bench)}\n{m[2]}", text, flags=re.S)
-    with open(page, "w", encoding="utf-8") as file:
-        file.write(text)
+    replace_parts(os.path.join(ROOT, "docs", "fate.md"),
+                  {f"disk-{bench}": part(results, bench) for bench in ("decode", "prefill")})
 
 
 def main():

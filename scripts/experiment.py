@@ -89,5 +89,17 @@ def table(head, rows):
     return "\n".join(lines)
 
 
+def replace_parts(path, parts):
+    """Writes each text of `parts` between the marks `<!-- name -->` and `<!-- /name -->` of a page."""
+    with open(path, encoding="utf-8") as page:
+        text = page.read()
+    for name, part in parts.items():
+        begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+        before, rest = text.split(begin, 1)
+        text = before + begin + part.rstrip("\n") + "\n" + end + rest.split(end, 1)[1]
+    with open(path, "w", encoding="utf-8") as page:
+        page.write(text)
+
+
 def signed(mean, digits=2):
     return f"{mean.mean:+.{digits}f} ± {mean.error:.{digits}f}"

@@ -159,12 +159,7 @@ def batch_table(e, models):
 
 def replace_batches(e, models):
     """Writes that table into the page as it is."""
-    with open(e.args.page, encoding="utf-8") as page:
-        text = page.read()
-    begin, end = "<!-- batches -->\n", "<!-- /batches -->"
-    head, rest = text.split(begin)
-    with open(e.args.page, "w", encoding="utf-8") as page:
-        page.write(head + begin + batch_table(e, models) + "\n" + end + rest.split(end)[1])
+    experiment.replace_parts(e.args.page, {"batches": batch_table(e, models)})
 
 
 def setting_panels(e, sweeps):
@@ -277,7 +272,7 @@ budget 25 %; alpha 0.6 with three times the tokens except for displaced weights.
                                 ["alpha 0.6: over the rule, %"], rows) + "\n\n" + NOTES + """
 
 Several sequences side by side, by domain (4,096 tokens each, weights of the experts' own scores). The rule is the best in all twelve comparisons, by
-0.1 to 0.3 %, one to two standard errors each:
+0.1 to 0.3 %, half to two standard errors each:
 
 <!-- batches -->
 """ + (batch_table(e, list(e.models)) or "") + "\n<!-- /batches -->")

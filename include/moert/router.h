@@ -93,11 +93,11 @@ class Router {
   static void NoteOwnChoice(const LayerResidency& residency, RoutingResult* result);
 
  private:
-  /// Of several layers' gates on the same input: [tokens, E of the first], then of the second, ...
-  void Logits(std::initializer_list<int> layers, const float* x, int64_t tokens,
-              std::vector<float>* logits);
-  /// From logits to the scores of all experts.
-  absl::Status ScoreLogits(int layer, const float* logits, int64_t tokens,
+  /// Of several layers' gates on the same input, into logits_: by token, one layer's experts behind
+  /// the other's. Returns how many these are.
+  int64_t Logits(std::initializer_list<int> layers, const float* x, int64_t tokens);
+  /// From logits, `stride` from token to token, to the scores of all experts.
+  absl::Status ScoreLogits(int layer, const float* logits, int64_t stride, int64_t tokens,
                            std::vector<float>* scores) const;
   /// From the model's own choice to the final one: applies the rule and groups.
   absl::Status Finish(int layer, const RoutingRule& rule, const LayerResidency& residency,

@@ -66,8 +66,6 @@ class Scheduler {
   /// Asks the policy where the misses go that are not on their way, and moves those it gives to the
   /// CPU from plan->load to plan->cpu.
   void Place(const PolicyContext& context, const RoutingResult& routing, LayerPlan* plan);
-  /// Whether the CPU gets nothing of what it could take.
-  bool PassesOver(absl::Span<const Placement> placements) const;
   int64_t LinkBusyNs(const PolicyContext& context) const;
 
   const MoeModelSpec* model_;

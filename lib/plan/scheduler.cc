@@ -106,12 +106,6 @@ void Scheduler::Place(const PolicyContext& context, const RoutingResult& routing
     ++stats_->policy_fallbacks;
     return;
   }
-  // In prefill a trial would be dear.
-  if (cpu_measured_ && context.phase == Phase::kDecode && PassesOver(placements)) {
-    constexpr double kForget = 1.0 / 256;
-    cpu_scale_ *= 1 - kForget;
-    cpu_passed_over_ = true;
-  }
   for (size_t i = 0; i < placements.size(); ++i) {
     const MissView& miss = misses_[i];
     if (placements[i] == Placement::kLoad) {
@@ -125,15 +119,16 @@ void Scheduler::Place(const PolicyContext& context, const RoutingResult& routing
     ++stats_->cpu_computed;
     stats_->late -= miss.arriving;
   }
-}
-
-bool Scheduler::PassesOver(absl::Span<const Placement> placements) const {
-  bool able = false;
-  for (size_t i = 0; i < placements.size(); ++i) {
-    if (placements[i] == Placement::kCpu) return false;
-    able = able || (misses_[i].cpu_ns >= 0 && !misses_[i].arriving);
+  // In prefill a trial would be dear.
+  const bool passed_over =
+      plan->cpu.empty() && std::any_of(misses_.begin(), misses_.end(), [](const MissView& miss) {
+        return miss.cpu_ns >= 0 && !miss.arriving;
+      });
+  if (cpu_measured_ && passed_over && context.phase == Phase::kDecode) {
+    constexpr double kForget = 1.0 / 256;
+    cpu_scale_ *= 1 - kForget;
+    cpu_passed_over_ = true;
   }
-  return able;
 }
 
 int64_t Scheduler::LinkBusyNs(const PolicyContext& context) const {

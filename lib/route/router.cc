@@ -43,44 +43,29 @@ Router::~Router() = default;
 double Router::worst_slot_share() const { return ledger_->worst_slot_share(); }
 double Router::worst_mass_share() const { return ledger_->worst_mass_share(); }
 
-void Router::Logits(std::initializer_list<int> layers, const float* x, int64_t tokens,
-                    std::vector<float>* logits) {
+int64_t Router::Logits(std::initializer_list<int> layers, const float* x, int64_t tokens) {
   // Jobs of one token and some experts: a single token's gate is work for several threads, a small
   // one for the caller alone.
   constexpr int64_t kJobWeights = 32 << 10;
-  struct Gate {
-    const float* rows;
-    int64_t hidden, experts, experts_a_job, jobs_a_token;
-    float* out;
-  };
-  std::vector<Gate> gates;
-  int64_t jobs_a_token = 0, size = 0;
-  for (const int layer : layers) {
-    const MoeLayerSpec& spec = model_->layers[layer];
-    const int64_t a_job = std::max<int64_t>(1, kJobWeights / spec.hidden);
-    gates.push_back({gates_[layer].data(), spec.hidden, spec.num_experts, a_job,
-                     CeilDiv(spec.num_experts, a_job), nullptr});
-    jobs_a_token += gates.back().jobs_a_token;
-    size += tokens * spec.num_experts;
-  }
-  logits->resize(size);
-  float* out = logits->data();
-  for (Gate& gate : gates) {
-    gate.out = out;
-    out += tokens * gate.experts;
-  }
+  const int64_t hidden = model_->layers[0].hidden;
+  int64_t experts = 0;
+  for (const int layer : layers) experts += model_->layers[layer].num_experts;
+  const int64_t a_job = std::max<int64_t>(1, kJobWeights / hidden);
+  const int64_t jobs_a_token = CeilDiv(experts, a_job);
+  logits_.resize(tokens * experts);
   pool_->Run(tokens * jobs_a_token, [&](int64_t job, int) {
-    const int64_t token = job / jobs_a_token;
-    int64_t part = job % jobs_a_token;
-    auto gate = gates.begin();
-    for (; part >= gate->jobs_a_token; ++gate) part -= gate->jobs_a_token;
-    const int64_t begin = part * gate->experts_a_job;
-    const int64_t end = std::min(begin + gate->experts_a_job, gate->experts);
-    for (int64_t e = begin; e < end; ++e) {
-      gate->out[token * gate->experts + e] =
-          Dot(x + token * gate->hidden, gate->rows + e * gate->hidden, gate->hidden);
+    const int64_t token = job / jobs_a_token, first = job % jobs_a_token * a_job;
+    for (int64_t i = first; i < std::min(first + a_job, experts); ++i) {
+      int64_t expert = i;
+      auto layer = layers.begin();
+      for (; expert >= model_->layers[*layer].num_experts; ++layer) {
+        expert -= model_->layers[*layer].num_experts;
+      }
+      logits_[token * experts + i] =
+          Dot(x + token * hidden, gates_[*layer].data() + expert * hidden, hidden);
     }
   });
+  return experts;
 }
 
 absl::Status Router::Route(int layer, const float* x, int64_t tokens, const RoutingRule& rule,
@@ -96,14 +81,10 @@ absl::Status Router::Route(int layer, const float* x, int64_t tokens, const Rout
   r->weights.resize(tokens * k);
   r->scores.resize(tokens * experts);
   const int next = (layer + 1) % model_->num_layers();
-  if (next_gate) {
-    Logits({layer, next}, x, tokens, &logits_);
-  } else {
-    Logits({layer}, x, tokens, &logits_);
-  }
+  const int64_t stride = next_gate ? Logits({layer, next}, x, tokens) : Logits({layer}, x, tokens);
   for (int64_t t = 0; t < tokens; ++t) {
     const absl::Status status =
-        RouteToken(spec.routing, absl::MakeConstSpan(logits_).subspan(t * experts, experts),
+        RouteToken(spec.routing, absl::MakeConstSpan(logits_).subspan(t * stride, experts),
                    biases_[layer], &r->scores[t * experts], &r->ids[t * k], &r->weights[t * k]);
     if (!status.ok()) return status;
   }
@@ -111,15 +92,15 @@ absl::Status Router::Route(int layer, const float* x, int64_t tokens, const Rout
 
   r->next_scores.clear();
   if (!next_gate) return absl::OkStatus();
-  return ScoreLogits(next, logits_.data() + tokens * experts, tokens, &r->next_scores);
+  return ScoreLogits(next, logits_.data() + experts, stride, tokens, &r->next_scores);
 }
 
 absl::Status Router::Score(int layer, const float* x, int64_t tokens, std::vector<float>* scores) {
-  Logits({layer}, x, tokens, &logits_);
-  return ScoreLogits(layer, logits_.data(), tokens, scores);
+  const int64_t stride = Logits({layer}, x, tokens);
+  return ScoreLogits(layer, logits_.data(), stride, tokens, scores);
 }
 
-absl::Status Router::ScoreLogits(int layer, const float* logits, int64_t tokens,
+absl::Status Router::ScoreLogits(int layer, const float* logits, int64_t stride, int64_t tokens,
                                  std::vector<float>* scores) const {
   const MoeLayerSpec& spec = model_->layers[layer];
   const int experts = spec.num_experts;
@@ -128,7 +109,7 @@ absl::Status Router::ScoreLogits(int layer, const float* logits, int64_t tokens,
   std::vector<float> weights(spec.routing.top_k);
   for (int64_t t = 0; t < tokens; ++t) {
     MOERT_RETURN_IF_ERROR(
-        RouteToken(spec.routing, absl::MakeConstSpan(logits + t * experts, experts), biases_[layer],
+        RouteToken(spec.routing, absl::MakeConstSpan(logits + t * stride, experts), biases_[layer],
                    &(*scores)[t * experts], ids.data(), weights.data()));
   }
   return absl::OkStatus();

@@ -43,13 +43,13 @@ TEST_CASE("gates of any width give the same scores on any number of threads") {
     for (int layer = 0; layer < 3; ++layer) {
       const int next = (layer + 1) % 3;
       RoutingResult a, b;
-      REQUIRE(shared.Route(layer, x.data(), tokens, {}, {}, {}, true, &a).ok());
-      REQUIRE(whole.Route(layer, x.data(), tokens, {}, {}, {}, true, &b).ok());
+      REQUIRE_OK(shared.Route(layer, x.data(), tokens, {}, {}, {}, true, &a));
+      REQUIRE_OK(whole.Route(layer, x.data(), tokens, {}, {}, {}, true, &b));
       CHECK(a.ids == b.ids);
       CHECK(a.scores == b.scores);
       CHECK(a.next_scores == b.next_scores);
       std::vector<float> scores;
-      REQUIRE(whole.Score(next, x.data(), tokens, &scores).ok());
+      REQUIRE_OK(whole.Score(next, x.data(), tokens, &scores));
       CHECK(a.next_scores == scores);
       // The best expert is the one with the greatest product.
       for (int64_t t = 0; t < tokens; ++t) {
