@@ -29,10 +29,10 @@ endif()
 # Adds the backend, or what stands in for it, to a target.
 function(moert_add_cuda target)
   if(NOT MOERT_HAVE_CUDA)
-    target_sources(${target} PRIVATE ${PROJECT_SOURCE_DIR}/lib/backend/no_cuda/no_cuda.cc)
+    target_sources(${target} PRIVATE ${PROJECT_SOURCE_DIR}/lib/exec/no_cuda/no_cuda.cc)
     return()
   endif()
-  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/lib/backend/cuda/*.cc
+  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/lib/exec/cuda/*.cc
        ${PROJECT_SOURCE_DIR}/kernels/cuda/*.cu)
   target_sources(${target} PRIVATE ${sources})
   target_link_libraries(${target} PRIVATE CUDA::cudart_static)

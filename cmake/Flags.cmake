@@ -34,15 +34,40 @@ function(moert_isa_flags)
   set(amx ${avx512bf16} -mavx512vnni -mgfni -mamx-tile -mamx-int8 -mamx-bf16)
   foreach(source ${ARGN})
     if(source MATCHES "_(avx2|avx512|avx512bf16|vnni|amx)\\.cc$")
-      set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${${CMAKE_MATCH_1}}")
+      set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${${CMAKE_MATCH_1}}"
+                                                       SKIP_PRECOMPILE_HEADERS ON)
     endif()
   endforeach()
+endfunction()
+
+# Precompiles what most files of a target include; its own headers are not among them.
+function(moert_precompile target)
+  if(NOT MOERT_PCH OR MOERT_FUZZ)
+    return()
+  endif()
+  target_precompile_headers(${target} PRIVATE
+    $<$<COMPILE_LANGUAGE:CXX>:<algorithm$<ANGLE-R>>
+    $<$<COMPILE_LANGUAGE:CXX>:<functional$<ANGLE-R>>
+    $<$<COMPILE_LANGUAGE:CXX>:<map$<ANGLE-R>>
+    $<$<COMPILE_LANGUAGE:CXX>:<memory$<ANGLE-R>>
+    $<$<COMPILE_LANGUAGE:CXX>:<string$<ANGLE-R>>
+    $<$<COMPILE_LANGUAGE:CXX>:<vector$<ANGLE-R>>
+    $<$<COMPILE_LANGUAGE:CXX>:<absl/status/statusor.h$<ANGLE-R>>
+    $<$<COMPILE_LANGUAGE:CXX>:<absl/strings/str_cat.h$<ANGLE-R>>
+    $<$<COMPILE_LANGUAGE:CXX>:<absl/types/span.h$<ANGLE-R>>
+    $<$<COMPILE_LANGUAGE:CXX>:<fmt/format.h$<ANGLE-R>> ${ARGN})
+  # gcc: lets ccache see what a precompiled header stands for.
+  target_compile_options(${target} PRIVATE
+                         $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fpch-preprocess>)
 endfunction()
 
 find_program(MOERT_CCACHE ccache)
 mark_as_advanced(MOERT_CCACHE)
 if(MOERT_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_C_COMPILER_LAUNCHER ${MOERT_CCACHE})
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${MOERT_CCACHE})
+  # What ccache asks for to cache files that use a precompiled header.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
+      CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
+      ${MOERT_CCACHE})
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${MOERT_CCACHE})
 endif()

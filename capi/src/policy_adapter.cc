@@ -376,17 +376,17 @@ class HostPlacement final : public PlacementPolicy, Adapter {
     if (fallback_ != nullptr) return fallback_->Place(snapshot);
     return std::vector<Placement>(snapshot.misses.size(), Placement::kLoad);
   }
-  bool Fills(const PolicyContext& context) override {
-    const bool own = fallback_ != nullptr && fallback_->Fills(context);
+  bool Backfills(const PolicyContext& context) override {
+    const bool own = fallback_ != nullptr && fallback_->Backfills(context);
     const moert_policy_context where = ToC(context);
     int32_t fills = own;
     const bool decided = Decided(
         c().placement_fills, [&] { return c().placement_fills(c().user_data, &where, &fills); });
     return decided ? fills != 0 : own;
   }
-  bool FillsFree(const PolicyContext& context) override {
-    if (c().placement_fills != nullptr || fallback_ == nullptr) return Fills(context);
-    return fallback_->FillsFree(context);
+  bool BackfillsFreeSlots(const PolicyContext& context) override {
+    if (c().placement_fills != nullptr || fallback_ == nullptr) return Backfills(context);
+    return fallback_->BackfillsFreeSlots(context);
   }
 
  private:

@@ -12,13 +12,13 @@
 #include <vector>
 
 #include "base/status_macros.h"
+#include "checkpoint/hf_config.h"
+#include "checkpoint/safetensors.h"
 #include "examples/custom_policy/use_rate.h"
 #include "examples/custom_policy/use_rate_c.h"
 #include "examples/host/engine_runner.h"
 #include "examples/host/model.h"
 #include "examples/host/perplexity.h"
-#include "format/hf_config.h"
-#include "format/safetensors.h"
 #include "moert/engine.h"
 
 namespace {

@@ -10,11 +10,11 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "base/thread_pool.h"
+#include "checkpoint/hf_config.h"
 #include "examples/host/kv_cache.h"
 #include "examples/host/linear.h"
 #include "examples/host/norm.h"
 #include "examples/host/rope.h"
-#include "format/hf_config.h"
 
 namespace moert::host {
 

@@ -7,8 +7,8 @@
 
 #include "absl/status/statusor.h"
 #include "base/thread_pool.h"
+#include "checkpoint/safetensors.h"
 #include "examples/host/linear.h"
-#include "format/safetensors.h"
 #include "moert/model.h"
 
 namespace moert::host {

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "base/thread_pool.h"
+#include "checkpoint/hf_config.h"
 #include "examples/host/aligned.h"
 #include "examples/host/attention.h"
 #include "examples/host/kv_cache.h"
@@ -18,7 +19,6 @@
 #include "examples/host/moe_runner.h"
 #include "examples/host/norm.h"
 #include "examples/host/token_model.h"
-#include "format/hf_config.h"
 
 namespace moert::host {
 

@@ -8,8 +8,8 @@
 
 #include "absl/status/statusor.h"
 #include "base/thread_pool.h"
-#include "format/hf_config.h"
-#include "format/safetensors.h"
+#include "checkpoint/hf_config.h"
+#include "checkpoint/safetensors.h"
 
 namespace moert::host {
 

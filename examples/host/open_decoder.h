@@ -8,8 +8,8 @@
 
 #include "absl/status/statusor.h"
 #include "base/thread_pool.h"
+#include "checkpoint/safetensors.h"
 #include "examples/host/token_model.h"
-#include "format/safetensors.h"
 #include "moert/engine.h"
 
 namespace moert::host {

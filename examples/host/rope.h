@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "format/rope_config.h"
+#include "checkpoint/rope_config.h"
 
 namespace moert::host {
 

@@ -10,8 +10,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/json.h"
 #include "examples/host/tokenizer.h"
-#include "format/json.h"
 
 namespace moert::host {
 

@@ -16,10 +16,10 @@
 #include <string>
 
 #include "base/status_macros.h"
+#include "checkpoint/hf_config.h"
+#include "checkpoint/safetensors.h"
 #include "examples/host/generate.h"
 #include "examples/server_loop/server.h"
-#include "format/hf_config.h"
-#include "format/safetensors.h"
 #include "moert/engine.h"
 
 namespace moert::server {

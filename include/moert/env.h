@@ -18,8 +18,8 @@ namespace moert {
 class RandomAccessFile {
  public:
   virtual ~RandomAccessFile() = default;
-  /// Fills `dst` from byte `offset`. Short files are an error (OutOfRange), never a partial result.
-  /// Blocking; never memory-mapped, so a vanishing file is a status and not a signal.
+  /// Backfills `dst` from byte `offset`. Short files are an error (OutOfRange), never a partial
+  /// result. Blocking; never memory-mapped, so a vanishing file is a status and not a signal.
   virtual absl::Status Read(int64_t offset, absl::Span<std::byte> dst) const = 0;
   /// Size when the file was opened.
   virtual int64_t size() const = 0;

@@ -87,7 +87,7 @@ class ExpertStore {
   void SetLinkEstimate(LinkEstimate* link) { link_ = link; }
   /// A CPU beside the fast tier computes what is missing, and brings it later if it is worth that:
   /// nothing but demand has to be brought.
-  void SetCpuBeside(bool cpu_beside) { cpu_beside_ = cpu_beside; }
+  void SetCpuOffload(bool cpu_offload) { cpu_offload_ = cpu_offload; }
   /// Of a cache: whether the layer holds less than its slots.
   bool HasFreeSlot(int layer) const { return held_[layer] < capacity_[layer]; }
   /// [L] of the layers, for the capacities. Borrowed; empty: no prefetch.
@@ -252,7 +252,7 @@ class ExpertStore {
   TraceSink* trace_ = nullptr;
   LinkEstimate* link_ = nullptr;
   absl::Span<const PrefetchOutlook> outlook_;
-  bool cpu_beside_ = false;
+  bool cpu_offload_ = false;
 
   std::vector<int64_t> first_;  // index of each layer's expert 0
   std::vector<Entry> entries_;

@@ -280,10 +280,10 @@ class PlacementPolicy {
   virtual std::vector<Placement> Place(const PlacementSnapshot& snapshot) = 0;
   /// True when experts that the CPU computed should be brought behind the call, where the link is
   /// idle and the residency policy finds them worth more than whom they replace.
-  virtual bool Fills(const PolicyContext& context) { return false; }
+  virtual bool Backfills(const PolicyContext& context) { return false; }
   /// The same while the layer has slots that nobody holds. Where nothing of a cold cache is loaded
   /// because the CPU is always earlier, it would stay empty.
-  virtual bool FillsFree(const PolicyContext& context) { return Fills(context); }
+  virtual bool BackfillsFreeSlots(const PolicyContext& context) { return Backfills(context); }
 };
 
 }  // namespace moert

@@ -46,7 +46,7 @@ class Prefetcher {
   /// A CPU beside the fast tier computes what has not arrived in time, and what it computed is
   /// brought behind it: then a transfer that is longer than its window only helps to fill a cold
   /// cache, and is not worth a prediction otherwise.
-  void SetCpuBeside(bool cpu_beside) { cpu_beside_ = cpu_beside; }
+  void SetCpuOffload(bool cpu_offload) { cpu_offload_ = cpu_offload; }
 
   bool wants_next_gate(Phase phase) const;
   bool wants_resident_forward(Phase phase) const;
@@ -110,7 +110,7 @@ class Prefetcher {
   PrefetchPolicy* policy_;
   PrecisionPolicy* precision_policy_ = nullptr;
   const LinkEstimate* link_;
-  bool cpu_beside_ = false;
+  bool cpu_offload_ = false;
   ExpertStore* store_;
   VersionManager* versions_;
   EngineStats* stats_;

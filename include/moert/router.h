@@ -89,7 +89,7 @@ class Router {
 
   /// The grouping of a routing the host supplies: fills counts, offsets and grouped_* from ids.
   static void Group(RoutingResult* result);
-  /// Fills the fields about substitution of a grouped routing that is the model's own choice.
+  /// Backfills the fields about substitution of a grouped routing that is the model's own choice.
   static void NoteOwnChoice(const LayerResidency& residency, RoutingResult* result);
 
  private:

@@ -26,7 +26,7 @@ struct LayerPlan {
 class LinkEstimate;
 
 /// What may compute misses beside the fast tier.
-struct CpuBeside {
+struct CpuOffload {
   /// Calls of more rows stay off the CPU, whatever costs say.
   static constexpr int64_t kMaxTokens = 512;
 
@@ -34,7 +34,7 @@ struct CpuBeside {
   /// rows. Null: there is no such CPU.
   std::function<bool(ExpertKey key, int64_t tokens)> can_compute;
   /// What transfers take as measured, borrowed: then times of the CPU are corrected by measurement
-  /// too (Took). Null: the profile is right about both.
+  /// too (ObserveCpuTime). Null: the profile is right about both.
   const LinkEstimate* link = nullptr;
   /// Name of the version it multiplies, for the profile's rates.
   std::string version;
@@ -44,7 +44,7 @@ class Scheduler {
  public:
   /// All borrowed; a null policy loads every miss.
   Scheduler(const MoeModelSpec* model, PlacementPolicy* policy, const HardwareProfile* profile,
-            ExpertStore* store, EngineStats* stats, CpuBeside cpu);
+            ExpertStore* store, EngineStats* stats, CpuOffload cpu);
 
   /// Classifies the experts of a routing as a step of `epoch` sees them, and counts lookups, hits
   /// and low answers. Ready experts are pinned; the caller unpins them when they are multiplied.
@@ -60,7 +60,7 @@ class Scheduler {
   /// misses that it could take are all loaded, it is thought a little faster each time, until it is
   /// tried again. A trial counts more than other measurements, so that they are rare where the link
   /// wins.
-  void Took(const LayerPlan& plan, int64_t cpu_ns);
+  void ObserveCpuTime(const LayerPlan& plan, int64_t cpu_ns);
 
  private:
   /// Asks the policy where the misses go that are not on their way, and moves those it gives to the
@@ -73,7 +73,7 @@ class Scheduler {
   const HardwareProfile* profile_;
   ExpertStore* store_;
   EngineStats* stats_;
-  const CpuBeside cpu_;
+  const CpuOffload cpu_;
   bool offer_arriving_ = true;
   double cpu_scale_ = 1;  // measured over modelled
   bool cpu_measured_ = false;

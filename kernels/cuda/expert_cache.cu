@@ -142,7 +142,7 @@ class Token {
   }
 
   /// The first pass: the n worst slots get the best experts at hand, the best of them the best.
-  __device__ void UseWhatIsAtHand(const uint32_t* resident, const uint32_t* top, int n) {
+  __device__ void SubstituteResident(const uint32_t* resident, const uint32_t* top, int n) {
     if (n == 0) return;
     uint32_t others = ~AtHand(resident, top);
     for (int i = 0; i < n; ++i) {
@@ -344,8 +344,8 @@ class OpenAccount {
 template <int kPerLane>
 __global__ void __launch_bounds__(32 * kWarps)
     ExpertCacheKernel(const __grid_constant__ ExpertCacheArgs args) {
-  LetNextBegin();
-  WaitForPrevious();
+  TriggerDependentLaunch();
+  GridDependencySync();
   __shared__ uint32_t resident[kWords], top[kWords], anchored[kWords];
   __shared__ int users[32 * kPerLane];
   __shared__ float group_keys[kWarps][32 * kPerLane], group_ranks[kWarps][32 * kPerLane];
@@ -386,14 +386,14 @@ __global__ void __launch_bounds__(32 * kWarps)
     token.FindReplaceable(resident, top);
     if (!parallel) continue;
     OpenAccount account(args, lane);
-    token.UseWhatIsAtHand(resident, top, token.Book(account.Of(t)));
+    token.SubstituteResident(resident, top, token.Book(account.Of(t)));
   }
   __syncthreads();
   if (!parallel && warp == 0) {
     OpenAccount account(args, lane);
     for (int t = 0; t < tokens; ++t) {
       Token<kPerLane> token(args, t, lane);
-      token.UseWhatIsAtHand(resident, top, token.Book(account.Of(t)));
+      token.SubstituteResident(resident, top, token.Book(account.Of(t)));
     }
   }
 
@@ -448,8 +448,8 @@ __global__ void __launch_bounds__(32 * kWarps)
 
 __global__ void SetAccountsKernel(int32_t* rows, RequestAccount* accounts,
                                   const __grid_constant__ AccountRows set) {
-  LetNextBegin();
-  WaitForPrevious();
+  TriggerDependentLaunch();
+  GridDependencySync();
   const int i = threadIdx.x;
   if (i >= set.count) return;
   rows[set.begin + i] = set.account[i];

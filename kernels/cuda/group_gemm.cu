@@ -3,9 +3,9 @@
 #include "kernels/cuda/group_gemm.h"
 #include "kernels/cuda/primitives/epilogue.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
+#include "kernels/cuda/primitives/mbarrier.cuh"
 #include "kernels/cuda/primitives/multiply.cuh"
 #include "kernels/cuda/primitives/ring_product.cuh"
-#include "kernels/cuda/primitives/told.cuh"
 
 namespace moert::cuda {
 namespace {
@@ -31,7 +31,7 @@ struct Share {
 
 /// What a launch needs of a tile, read at once and before anything else: each read anew, behind a
 /// wait for memory, takes as long as all of them.
-struct TileAtHand {
+struct ResolvedTile {
   int index;
   TileMatrix m;
   int slot;  // of column `lane`, or of the last one
@@ -39,7 +39,7 @@ struct TileAtHand {
   int h_items;  // of gate and up
   bool plain_h;
 
-  __device__ __forceinline__ TileAtHand(const Tile& tile, int i, int product, int lane)
+  __device__ __forceinline__ ResolvedTile(const Tile& tile, int i, int product, int lane)
       : index(i), m(tile.matrix[product]) {
     count = tile.count;
     h_items = tile.matrix[0].items;
@@ -72,7 +72,7 @@ __device__ __forceinline__ void Announce(const Share& share, int tile, int count
 }
 
 /// Until every group has done its items of gate and up.
-__device__ __forceinline__ void WaitForH(const Share& share, const TileAtHand& tile) {
+__device__ __forceinline__ void WaitForH(const Share& share, const ResolvedTile& tile) {
   if (threadIdx.x % 32 == 0) {
     int done = 0;
     while (true) {
@@ -89,7 +89,7 @@ __device__ __forceinline__ void WaitForH(const Share& share, const TileAtHand& t
 
 /// The items of one tile that fall to this warp's group.
 template <Packing kPacking, int kTokens8, int kGroups>
-__device__ __forceinline__ void RunItems(Share& share, const TileAtHand& tile,
+__device__ __forceinline__ void RunItems(Share& share, const ResolvedTile& tile,
                                          const ItemRange& range) {
   using Shape = UnitShape<kPacking>;
   const TileMatrix& m = tile.m;
@@ -194,7 +194,7 @@ __device__ __forceinline__ void RunItems(Share& share, const TileAtHand& tile,
 }
 
 template <Packing kPacking, int kGroups = 0>
-__device__ __forceinline__ void RunPacking(Share& share, const TileAtHand& tile,
+__device__ __forceinline__ void RunPacking(Share& share, const ResolvedTile& tile,
                                            const ItemRange& range) {
   if (tile.count <= 8) {
     RunItems<kPacking, 1, kGroups>(share, tile, range);
@@ -203,7 +203,7 @@ __device__ __forceinline__ void RunPacking(Share& share, const TileAtHand& tile,
   }
 }
 
-__device__ __forceinline__ void RunTile(Share& share, const TileAtHand& tile,
+__device__ __forceinline__ void RunTile(Share& share, const ResolvedTile& tile,
                                         const ItemRange& range) {
   const TileMatrix& m = tile.m;
   switch (m.packing) {
@@ -232,8 +232,8 @@ __device__ __forceinline__ void RunTile(Share& share, const TileAtHand& tile,
 __device__ __forceinline__ void RunShare(Share& share, TileWalk walk) {
   const int warp = threadIdx.x / 32;
   while (!walk.done()) {
-    const TileAtHand tile(share.args.table.tiles[walk.at.tile], walk.at.tile, share.product,
-                          threadIdx.x % 32);
+    const ResolvedTile tile(share.args.table.tiles[walk.at.tile], walk.at.tile, share.product,
+                            threadIdx.x % 32);
     const int slices_log2 = KSlicesLog2(tile.m.k64s);
     if (slices_log2 != share.slices_log2) {
       // Groups of another size use the reduction buffers of these.
@@ -255,8 +255,8 @@ struct TakenShares {
   int ticket[2];
   Position begin[2];
   Position end[2];
-  int next[2];       // the ticket behind, when `told` says so
-  uint64_t told[2];  // mbarriers of one thread
+  int next[2];            // the ticket behind, when its mbarrier says so
+  uint64_t mbarriers[2];  // of one thread
 };
 __device__ __forceinline__ void Take(const GroupGemmArgs& args, int product, int ticket,
                                      TakenShares* to) {
@@ -270,15 +270,15 @@ __global__ void __launch_bounds__(kThreads, kCtas)
     GroupGemmKernel(const __grid_constant__ GroupGemmArgs args) {
   extern __shared__ __align__(128) float reduce[];
   __shared__ TakenShares taken;
-  WaitForPrevious();
-  LetNextBegin();
+  GridDependencySync();
+  TriggerDependentLaunch();
   const bool both = args.first != args.last;
   // By way of a shuffle, so that what follows from it stays in registers.
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   // Of both products at once, so that the way to a share of `down` is behind the other's products.
   if (threadIdx.x % 32 == 0 && warp >= args.first && warp <= args.last) {
     Take(args, warp, both ? atomicAdd(args.table.ticket + warp, 1) : blockIdx.x, &taken);
-    InitTold(&taken.told[warp]);
+    InitMbarrier(&taken.mbarriers[warp]);
   }
   __syncthreads();
   const bool takes = threadIdx.x == kThreads - 32;  // the last group has least to do
@@ -295,9 +295,9 @@ __global__ void __launch_bounds__(kThreads, kCtas)
       RunShare(share, {taken.begin[product], taken.end[product], 0});
       if (takes) {
         taken.next[product] = next;
-        Tell(&taken.told[product]);
+        ArriveMbarrier(&taken.mbarriers[product]);
       }
-      WaitUntilTold(&taken.told[product], parity);
+      WaitMbarrier(&taken.mbarriers[product], parity);
       if (taken.next[product] >= args.shares) break;
       __syncthreads();
       if (takes) Take(args, product, next, &taken);

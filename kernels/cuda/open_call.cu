@@ -13,8 +13,8 @@ constexpr int kWordsABlock = 2048;
 __global__ void __launch_bounds__(kThreads)
     PublishKernel(const __grid_constant__ PublishArgs args) {
   // The next kernel may begin, and waits: nothing here is written by it before this ends.
-  LetNextBegin();
-  WaitForPrevious();
+  TriggerDependentLaunch();
+  GridDependencySync();
   const int stride = gridDim.x * kThreads;
 #pragma unroll
   for (const PublishPiece& piece : args.piece) {
@@ -37,8 +37,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void ApplyKernel(const __grid_constant__ ApplyArgs args) {
-  LetNextBegin();
-  WaitForPrevious();
+  TriggerDependentLaunch();
+  GridDependencySync();
   // One read, not one a warp: reads of host memory stand in line behind transfers.
   __shared__ int count;
   if (threadIdx.x == 0) {
@@ -57,8 +57,8 @@ __global__ void ApplyKernel(const __grid_constant__ ApplyArgs args) {
 
 __global__ void PlaceOpenRowsKernel(const float* rows, const int32_t* where, const int32_t* count,
                                     int cols, float* slots, int64_t slot_stride) {
-  LetNextBegin();
-  WaitForPrevious();
+  TriggerDependentLaunch();
+  GridDependencySync();
   const int64_t row = blockIdx.x;
   if (row >= *count) return;
   float* to = slots + where[row] * slot_stride;

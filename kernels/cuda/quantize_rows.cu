@@ -177,8 +177,8 @@ template <typename T>
 __global__ void __launch_bounds__(kWarps * 32)
     PackOperandKernel(const T* x, int k, int64_t x_stride, int operand, Signs signs,
                       uint8_t* packed, int64_t stride) {
-  LetNextBegin();
-  WaitForPrevious();
+  TriggerDependentLaunch();
+  GridDependencySync();
   __shared__ float shared[kWarps];
   const int64_t row = blockIdx.x;
   PackRow(x + row * x_stride, k, FormOf(operand, k, signs), shared, packed + row * stride);
@@ -186,8 +186,8 @@ __global__ void __launch_bounds__(kWarps * 32)
 
 __global__ void __launch_bounds__(kWarps * 32)
     PackHiddenKernel(const __grid_constant__ PackHiddenArgs args, Signs signs) {
-  LetNextBegin();
-  WaitForPrevious();
+  TriggerDependentLaunch();
+  GridDependencySync();
   __shared__ float shared[kWarps];
   const int tiles = args.table.starts[0][args.shares].tile;
   for (int at = blockIdx.x; at < tiles * kTileTokens; at += gridDim.x) {

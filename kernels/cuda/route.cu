@@ -40,8 +40,8 @@ template <typename T, bool kCtaAnExpert>
 __global__ void __launch_bounds__(256)
     GateLogitsKernel(const T* x, int tokens, int hidden, int64_t stride, const float* gate,
                      int experts, float* logits) {
-  LetNextBegin();
-  WaitForPrevious();
+  TriggerDependentLaunch();
+  GridDependencySync();
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   const int expert = kCtaAnExpert ? static_cast<int>(blockIdx.x) : blockIdx.x * 8 + warp;
@@ -106,8 +106,8 @@ template <int kPerLane>
 __global__ void __launch_bounds__(128)
     TopKKernel(const __grid_constant__ DeviceRouting routing, int tokens, float* logits,
                int32_t* ids, float* weights) {
-  LetNextBegin();
-  WaitForPrevious();
+  TriggerDependentLaunch();
+  GridDependencySync();
   __shared__ float group_keys[4][32 * kPerLane], group_ranks[4][32 * kPerLane];
   const int token = blockIdx.x * 4 + threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
@@ -191,8 +191,8 @@ __device__ void AddCall(SelectionTally* to, int slots, float mass) {
 __global__ void __launch_bounds__(128)
     GroupKernel(const int32_t* ids, int pairs, int experts, int32_t* lists, int32_t* counts,
                 const float* weights, SelectionTally* tally) {
-  LetNextBegin();
-  WaitForPrevious();
+  TriggerDependentLaunch();
+  GridDependencySync();
   const int expert = blockIdx.x * 4 + threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   if (expert >= experts) return;
@@ -299,8 +299,8 @@ __device__ Position StartOf(const Tile* tiles, const int64_t* cost, int num_tile
 /// thread a CTA of the products finds its share.
 __global__ void __launch_bounds__(kTileThreads)
     MakeTilesKernel(const __grid_constant__ MakeTilesArgs args) {
-  LetNextBegin();
-  WaitForPrevious();
+  TriggerDependentLaunch();
+  GridDependencySync();
   __shared__ int warp_tiles[32];
   __shared__ int64_t warp_cost[2][32];
   const int e = threadIdx.x;
@@ -390,16 +390,16 @@ __global__ void __launch_bounds__(kTileThreads)
 }
 
 __global__ void IotaKernel(int32_t* first, int begin, int count) {
-  LetNextBegin();
-  WaitForPrevious();
+  TriggerDependentLaunch();
+  GridDependencySync();
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < count) first[i] = begin + i;
 }
 
 __global__ void UpdateTableKernel(ExpertHandle* table,
                                   const __grid_constant__ TableUpdates updates) {
-  LetNextBegin();
-  WaitForPrevious();
+  TriggerDependentLaunch();
+  GridDependencySync();
   const int i = threadIdx.x;
   if (i < updates.count) table[updates.index[i]] = updates.handle[i];
 }

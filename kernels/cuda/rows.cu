@@ -16,8 +16,8 @@ constexpr int kThreads = 256;
 template <typename T>
 __global__ void PackRowsKernel(const T* x, int cols, int64_t x_stride, uint8_t* packed,
                                int64_t stride) {
-  LetNextBegin();
-  WaitForPrevious();
+  TriggerDependentLaunch();
+  GridDependencySync();
   const int64_t row = blockIdx.x;
   // A thread fills 4 elements that lie together: a unit.
   const int i = blockIdx.y * kThreads + threadIdx.x;
@@ -37,8 +37,8 @@ __global__ void PackRowsKernel(const T* x, int cols, int64_t x_stride, uint8_t* 
 /// A CTA a token and kThreads channels.
 template <typename In, typename Out>
 __global__ void CombineKernel(const __grid_constant__ CombineArgs args) {
-  LetNextBegin();
-  WaitForPrevious();
+  TriggerDependentLaunch();
+  GridDependencySync();
   const int64_t token = blockIdx.x;
   const int hidden = args.x.cols;
   const In* x = static_cast<const In*>(args.x.data) + token * args.x.stride;
@@ -87,8 +87,8 @@ constexpr int kPlaceEach = 4;  // of a thread, all under way at once: host memor
 
 __global__ void PlaceRowsKernel(const float* rows, const int32_t* where, int cols, float* slots,
                                 int64_t slot_stride) {
-  LetNextBegin();
-  WaitForPrevious();
+  TriggerDependentLaunch();
+  GridDependencySync();
   const int64_t row = blockIdx.x;
   const int first = blockIdx.y * kThreads * kPlaceEach + threadIdx.x;
   float v[kPlaceEach];

@@ -85,7 +85,7 @@ absl::StatusOr<Blueprint> MakeBlueprint(const ExpertSource& source, const Engine
     threads.cpus = options.cpus;
     if (b.backend != nullptr && options.threads == 0) threads.threads = ThreadsBeside(options);
     if (b.backend != nullptr && b.strategy.placement != nullptr) {
-      threads.spin_microseconds = static_cast<int>(kSpinBesideDevice.count());
+      threads.spin_microseconds = static_cast<int>(kSpinWithDevice.count());
     }
     MOERT_ASSIGN_OR_RETURN(b.pool, CreateThreadPool(threads));
   }

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "backend/backend.h"
+#include "exec/backend.h"
 #include "moert/engine.h"
 #include "moert/expert_source.h"
 #include "moert/mixed_group_gemm.h"

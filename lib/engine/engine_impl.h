@@ -20,8 +20,8 @@
 #include "moert/engine.h"
 #include "store/block_pool.h"
 #include "store/budget_tracker.h"
-#include "store/link_estimate.h"
 #include "strategies/builtin.h"
+#include "transfer/link_estimate.h"
 
 namespace moert {
 
@@ -120,7 +120,7 @@ class EngineImpl final : public Engine {
 
   absl::Status ReadConstants();
   /// What computes experts beside the fast tier, if anything does.
-  CpuBeside MakeCpuBeside();
+  CpuOffload MakeCpuOffload();
   absl::StatusOr<std::unique_ptr<BlockPool>> MakePool(const BlockSizes& sizes, int64_t limit);
   absl::Status Run(StepId step_id, int layer, const MatrixView& hidden, const RoutedInput* routed,
                    const MutableMatrixView& out);

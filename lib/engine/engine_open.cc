@@ -8,7 +8,7 @@
 #include "engine/engine_impl.h"
 #include "engine/memory_plan.h"
 #include "fmt/format.h"
-#include "store/transfer_queue.h"
+#include "transfer/transfer_queue.h"
 
 namespace moert {
 
@@ -124,14 +124,14 @@ absl::Status EngineImpl::Init() {
     store_->SetPrefetchOutlook(prefetcher_->outlook());
     store_->SetCapacity(plan_.slots);
   }
-  const CpuBeside beside = MakeCpuBeside();
+  const CpuOffload beside = MakeCpuOffload();
   PolicyContext decode;
   decode.model = &model;
   decode.phase = Phase::kDecode;
   const bool fills = beside.can_compute != nullptr && strategy_.placement != nullptr &&
-                     strategy_.placement->Fills(decode);
-  store_->SetCpuBeside(fills);
-  prefetcher_->SetCpuBeside(fills);
+                     strategy_.placement->Backfills(decode);
+  store_->SetCpuOffload(fills);
+  prefetcher_->SetCpuOffload(fills);
   scheduler_ = std::make_unique<Scheduler>(&model, strategy_.placement.get(), &profile_,
                                            store_.get(), &stats_, beside);
   LayerParts parts;
@@ -169,7 +169,7 @@ absl::Status EngineImpl::Init() {
                      {source_.get(), versions_, &constants_, parts.shared_records,
                       options_.max_tokens_per_forward, &stats_,
                       strategy_.placement != nullptr ? gemm_.get() : nullptr,
-                      pool_->num_threads() < UsableCpus() ? kSpinBesideDevice : kSpinAlone}));
+                      pool_->num_threads() < UsableCpus() ? kSpinWithDevice : kSpinAlone}));
     parts.device = device_.get();
     if (graph_safe()) store_->TrackChanges();
   }
@@ -197,12 +197,12 @@ absl::Status EngineImpl::Init() {
   return absl::OkStatus();
 }
 
-CpuBeside EngineImpl::MakeCpuBeside() {
-  CpuBeside cpu;
+CpuOffload EngineImpl::MakeCpuOffload() {
+  CpuOffload cpu;
   cpu.version = std::string(source_->version_name(versions_[0]));
   if (options_.simulate) {
     if (profile_.cpu_executor) {
-      cpu.can_compute = [](ExpertKey, int64_t tokens) { return tokens <= CpuBeside::kMaxTokens; };
+      cpu.can_compute = [](ExpertKey, int64_t tokens) { return tokens <= CpuOffload::kMaxTokens; };
     }
   } else if (backend_ != nullptr) {
     cpu.can_compute = [this](ExpertKey key, int64_t tokens) {

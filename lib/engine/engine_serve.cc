@@ -70,7 +70,7 @@ absl::StatusOr<bool> EngineImpl::TryOpen(StepId step_id, int layer, const Matrix
   const bool capturing = device_->Capturing(step.stream);
   // A graph may be replayed when that is no longer so.
   if ((everything_held_ || unsettled_) && !capturing) return false;
-  RuleCall ruled;
+  RoutingOverride ruled;
   const bool own_choice = step.rules.empty() || step.rules[layer].kind == RoutingRuleKind::kTopK;
   if (!own_choice) {
     ruled = {step.rules[layer], step.request_ids, nullptr};

@@ -44,7 +44,7 @@ absl::Status LayerRunner::Forward(LayerCall call, float* out) {
   if (parts_.versions == nullptr) {
     parts_.store->EndLayerCall(call.context);
     Upgrade(call);
-    FillBehindCpu(call);
+    BackfillAfterCpu(call);
   }
   Charge(static_cast<double>(
       recorded_ != nullptr
@@ -72,15 +72,16 @@ void LayerRunner::Upgrade(const LayerCall& call) {
   }
 }
 
-void LayerRunner::FillBehindCpu(const LayerCall& call) {
+void LayerRunner::BackfillAfterCpu(const LayerCall& call) {
   PlacementPolicy* placement = parts_.strategy->placement.get();
   if (plan_.cpu.empty() || placement == nullptr) return;
   const int layer = call.context.layer;
-  const bool always = placement->Fills(call.context);
+  const bool always = placement->Backfills(call.context);
   // One at a time: what waits would hold a block that somebody was evicted from. Into free slots
   // two, so that the link is never idle while a cache is cold.
   for (const int32_t e : plan_.cpu) {
-    const bool free = parts_.store->HasFreeSlot(layer) && placement->FillsFree(call.context);
+    const bool free =
+        parts_.store->HasFreeSlot(layer) && placement->BackfillsFreeSlots(call.context);
     if (!always && !free) return;
     if (parts_.store->in_flight() > (free ? 1 : 0)) return;
     if (parts_.store->Arriving({layer, e})) continue;
@@ -95,7 +96,7 @@ absl::Status LayerRunner::JoinCpu(const LayerCall& call, int64_t done_ns) {
   if (parts_.device != nullptr) {
     int64_t took_ns = 0;
     status = parts_.device->JoinCpu(call.device, &took_ns);
-    if (status.ok()) parts_.scheduler->Took(plan_, took_ns);
+    if (status.ok()) parts_.scheduler->ObserveCpuTime(plan_, took_ns);
   }
   Charge(static_cast<double>(done_ns - begin_ns));
   const int64_t waited_ns = parts_.clock->now_ns() - begin_ns;

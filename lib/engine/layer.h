@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "backend/backend.h"
 #include "base/aligned_array.h"
 #include "base/clock.h"
 #include "base/thread_pool.h"
+#include "exec/backend.h"
 #include "moert/engine.h"
 #include "moert/expert_source.h"
 #include "moert/expert_store.h"
@@ -140,7 +140,7 @@ class LayerRunner {
   /// Behind a call, lower versions it used are replaced, if the policy wants that.
   void Upgrade(const LayerCall& call);
   /// Behind a call, an expert that the CPU computed is brought, if the policy wants that.
-  void FillBehindCpu(const LayerCall& call);
+  void BackfillAfterCpu(const LayerCall& call);
   /// Waits for the CPU beside the fast tier; on the virtual clock it is done at done_ns.
   absl::Status JoinCpu(const LayerCall& call, int64_t done_ns);
   void CountStall(const LayerCall& call, int64_t begin_ns);

@@ -10,7 +10,7 @@ absl::Status LayerRunner::RouteOnDevice(const LayerCall& call, const RoutingRule
                                         const LayerResidency& residency, bool next_gate) {
   const int layer = call.context.layer;
   const bool own_choice = rule.kind == RoutingRuleKind::kTopK;
-  const RuleCall ruled{rule, call.context.request_ids, parts_.store};
+  const RoutingOverride ruled{rule, call.context.request_ids, parts_.store};
   MOERT_RETURN_IF_ERROR(parts_.device->Route(
       call.device, own_choice ? nullptr : &ruled, next_gate,
       [&](const float* x, RoutingResult* routing) {
@@ -130,7 +130,7 @@ absl::Status LayerRunner::Serve(LayerCall call, bool ruled, RoutingResult* routi
   status.Update(fetched);
   if (!plan_.cpu.empty()) status.Update(JoinCpu(call, 0));
   // While the call waits and all it uses is pinned: nobody reads who leaves for it.
-  if (status.ok()) FillBehindCpu(call);
+  if (status.ok()) BackfillAfterCpu(call);
   return status;
 }
 

@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <utility>
 
-#include "store/link_estimate.h"
+#include "transfer/link_estimate.h"
 
 namespace moert {
 
 Scheduler::Scheduler(const MoeModelSpec* model, PlacementPolicy* policy,
                      const HardwareProfile* profile, ExpertStore* store, EngineStats* stats,
-                     CpuBeside cpu)
+                     CpuOffload cpu)
     : model_(model),
       policy_(policy),
       profile_(profile),
@@ -56,7 +56,7 @@ void Scheduler::Plan(const PolicyContext& context, int64_t epoch, const RoutingR
   if (policy_ != nullptr && !plan->load.empty()) Place(context, routing, plan);
 }
 
-void Scheduler::Took(const LayerPlan& plan, int64_t cpu_ns) {
+void Scheduler::ObserveCpuTime(const LayerPlan& plan, int64_t cpu_ns) {
   if (cpu_.link == nullptr || plan.cpu_ns <= 0 || cpu_ns <= 0) return;
   constexpr double kWeight = 0.05, kTrial = 0.5;
   double ratio = cpu_scale_ * static_cast<double>(cpu_ns) / static_cast<double>(plan.cpu_ns);

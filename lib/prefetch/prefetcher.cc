@@ -6,8 +6,8 @@
 #include "prefetch/prediction_yield.h"
 #include "prefetch/prefetch_control.h"
 #include "prefetch/window_estimate.h"
-#include "store/link_estimate.h"
 #include "store/version_manager.h"
+#include "transfer/link_estimate.h"
 
 namespace moert {
 namespace {
@@ -250,7 +250,7 @@ void Prefetcher::Admit(const PolicyContext& context, const std::vector<PrefetchC
         prediction->late = key.expert;
         prediction->late_rank = rank;
       }
-      const bool useful_late = !cpu_beside_ || store_->HasFreeSlot(key.layer);
+      const bool useful_late = !cpu_offload_ || store_->HasFreeSlot(key.layer);
       const bool admitted =
           transfer_ns <= left_ns || (late && useful_late && LatePays(rank, transfer_ns, left_ns));
       if (!admitted || !StartLoad(context, rank, prediction)) continue;

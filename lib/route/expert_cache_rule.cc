@@ -41,7 +41,7 @@ class ExpertCache {
     ledger_->BeginCall(call_.request_ids);
     for (int64_t t = 0; t < call_.tokens; ++t) View(t);
     for (TokenView& token : tokens_) FindReplaceable(&token);
-    for (int64_t t = 0; t < call_.tokens; ++t) UseWhatIsAtHand(t);
+    for (int64_t t = 0; t < call_.tokens; ++t) SubstituteResident(t);
     if (rule_.second_pass) GroupWhatIsFetched();
     for (TokenView& token : tokens_) Weigh(&token);
     ledger_->EndCall(call_.request_ids);
@@ -138,7 +138,7 @@ class ExpertCache {
     return true;
   }
 
-  void UseWhatIsAtHand(int64_t t) {
+  void SubstituteResident(int64_t t) {
     TokenView& token = tokens_[t];
     if (token.slots.empty()) return;
     FindSubstitutes(token, [this](int32_t e) { return AtHand(e); });

@@ -4,8 +4,8 @@
 
 #include "fmt/format.h"
 #include "store/block_pool.h"
-#include "store/link_estimate.h"
-#include "store/transfer_queue.h"
+#include "transfer/link_estimate.h"
+#include "transfer/transfer_queue.h"
 
 namespace moert {
 
@@ -249,7 +249,7 @@ ExpertKey ExpertStore::ChooseVictim(int layer, ExpertKey incoming, LoadReason re
   }
   if (candidates_.empty()) return kNobody;
   const bool prefetch = reason != LoadReason::kDemand;  // nobody waits
-  const bool dispensable = prefetch && cpu_beside_;
+  const bool dispensable = prefetch && cpu_offload_;
   int victim = residency_->Victim({context, incoming, prefetch, candidates_, dispensable});
   if (victim < 0 && prefetch) return kNobody;
   if (victim < 0 || victim >= static_cast<int>(candidates_.size())) {

@@ -54,11 +54,11 @@ class CpuLoadBalancer final : public PlacementPolicy {
   }
 
   // Not in prefill: the next layer has loads of its own for the link.
-  bool Fills(const PolicyContext& context) override {
+  bool Backfills(const PolicyContext& context) override {
     return options_.fill && context.phase == Phase::kDecode;
   }
   // Algorithm 2 begins with a load, which fills a cache by itself.
-  bool FillsFree(const PolicyContext& context) override {
+  bool BackfillsFreeSlots(const PolicyContext& context) override {
     return (options_.fill || options_.by_completion) && context.phase == Phase::kDecode;
   }
 

@@ -6,8 +6,8 @@
 
 #include "base/status_macros.h"
 #include "fmt/format.h"
-#include "format/calibration.h"
 #include "moert/env.h"
+#include "pack/calibration.h"
 
 namespace moert {
 

@@ -4,7 +4,7 @@
 
 #include "base/bf16.h"
 #include "base/status_macros.h"
-#include "format/model_json.h"
+#include "model/model_json.h"
 #include "moert/trace.h"
 #include "trace/stdio_file.h"
 #include "trace/trace_format.h"

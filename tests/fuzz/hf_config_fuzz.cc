@@ -1,6 +1,6 @@
 // config.json of every architecture, and the rotary tables that follow from it.
+#include "checkpoint/hf_config.h"
 #include "examples/host/rope.h"
-#include "format/hf_config.h"
 #include "fuzz/fuzz.h"
 
 using namespace moert;

@@ -1,6 +1,6 @@
 // moert.json of an expert pack.
-#include "format/pack_manifest.h"
 #include "fuzz/fuzz.h"
+#include "pack/pack_manifest.h"
 
 using namespace moert;
 

@@ -1,5 +1,5 @@
 // A checkpoint: config.json up to a zero byte, then the safetensors file that has to fit it.
-#include "format/checkpoint_experts.h"
+#include "checkpoint/checkpoint_experts.h"
 #include "fuzz/fuzz.h"
 
 using namespace moert;

@@ -1,7 +1,6 @@
 // A plan, as `moert-pack quantize --plan` reads it.
-#include "format/plan.h"
-
 #include "fuzz/fuzz.h"
+#include "pack/plan.h"
 
 using namespace moert;
 

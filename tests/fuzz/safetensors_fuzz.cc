@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "format/safetensors.h"
+#include "checkpoint/safetensors.h"
 #include "fuzz/fuzz.h"
 
 using namespace moert;

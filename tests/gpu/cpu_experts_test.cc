@@ -98,7 +98,7 @@ TEST_CASE("what is not in host memory is loaded, not computed by the CPU") {
 
 TEST_CASE("calls of very many rows stay off the CPU") {
   const auto source = std::make_shared<SyntheticSource>(Shape());
-  constexpr int64_t kMost = CpuBeside::kMaxTokens;
+  constexpr int64_t kMost = CpuOffload::kMaxTokens;
   EngineOptions options = Options("cpu-split", 0.3);
   options.max_tokens_per_forward = kMost + 32;
   auto engine = Engine::Create(source, options);

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/hf_config.h"
+#include "checkpoint/safetensors.h"
 #include "examples/host/cuda/device_decoder.h"
-#include "format/hf_config.h"
-#include "format/safetensors.h"
 #include "moert/engine.h"
 #include "tests/support/architecture_fixture.h"
 #include "tests/support/catch.h"

@@ -241,7 +241,7 @@ struct LayerStack {
     REQUIRE_OK(engine->EndStep(*step));
   }
   /// Until everything late has come.
-  EngineStats Settle() const {
+  EngineStats GrowArena() const {
     for (int i = 0; i < 3; ++i) {
       REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
       Step(nullptr, /*idle=*/true);
@@ -267,7 +267,7 @@ TEST_CASE("replayed steps are counted as eager ones are, none twice and none for
       if (s % 7 == 0) REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
       if (!replay) REQUIRE(cudaDeviceSynchronize() == cudaSuccess);  // room for late routings
     }
-    stats[replay] = layers.Settle();
+    stats[replay] = layers.GrowArena();
     if (graph != nullptr) cudaGraphExecDestroy(graph);
   }
   CHECK(stats[1].slots == int64_t{30} * Shape().layers * kRows * Shape().top_k);
@@ -296,7 +296,7 @@ TEST_CASE("hotness follows replayed steps alone") {
     layers.Step(graph);
     device.Get();
   }
-  const EngineStats stats = layers.Settle();
+  const EngineStats stats = layers.GrowArena();
   INFO("promotions " << stats.promotions << ", low answers " << stats.low_answers << " of "
                      << stats.lookups);
   CHECK(stats.promotions > 0);

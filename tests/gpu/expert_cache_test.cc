@@ -8,7 +8,7 @@
 #include <map>
 #include <random>
 
-#include "backend/cuda/device_routing.h"
+#include "exec/cuda/device_routing.h"
 #include "tests/support/catch.h"
 #include "tests/support/expert_cache_cases.h"
 

@@ -3,8 +3,8 @@
 #include <cstring>
 #include <string>
 
-#include "backend/cuda/cuda_api.h"
 #include "device_step.h"
+#include "exec/cuda/cuda_api.h"
 #include "tests/support/catch.h"
 #include "tests/support/run_engine.h"
 #include "tests/support/synthetic_source.h"

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <random>
 
-#include "backend/cuda/device_routing.h"
+#include "exec/cuda/device_routing.h"
 #include "moert/router.h"
 #include "tests/support/catch.h"
 

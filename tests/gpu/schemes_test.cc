@@ -7,8 +7,8 @@
 #include "device_step.h"
 #include "kernels/reference/expert_mlp.h"
 #include "moert/router.h"
+#include "offline/rtn.h"
 #include "quant/packing.h"
-#include "quant/rtn.h"
 #include "tests/support/catch.h"
 #include "tests/support/synthetic_source.h"
 

@@ -1,8 +1,8 @@
 // Cross-layer predictability of the bundled model, with the library's own router, equals what the
 // reference implementation recorded (all tokens of three domains; here every ninth window).
 //
-// MOERT_CROSS_LAYER_MODEL=DIR measures any model over all windows and prints JSON: scripts/fate.py
-// runs it so for docs/fate.md.
+// MOERT_CROSS_LAYER_MODEL=DIR measures any model over all windows and prints JSON:
+// tests/research/fate.py runs it so for docs/fate.md.
 #include "support/cross_layer.h"
 
 #include <cstdlib>

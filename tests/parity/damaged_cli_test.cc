@@ -1,5 +1,5 @@
 // The tools over damaged models: each run reads what is there or ends with status 2 and one
-// message, never by a signal. (10,000 files in one process: unit/format/damaged_files_test.cc.)
+// message, never by a signal. (10,000 files in one process: unit/pack/damaged_files_test.cc.)
 #include <string>
 
 #include "support/catch.h"

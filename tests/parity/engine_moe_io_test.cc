@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "format/safetensors.h"
+#include "checkpoint/safetensors.h"
 #include "moert/engine.h"
 #include "moert/expert_source.h"
 #include "support/catch.h"

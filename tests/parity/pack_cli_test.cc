@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "format/calibration.h"
+#include "pack/calibration.h"
 #include "support/catch.h"
 #include "support/run_tool.h"
 #include "support/temp_dir.h"

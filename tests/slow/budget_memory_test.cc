@@ -5,8 +5,8 @@
 #include <string>
 #include <thread>
 
-#include "format/pack_writer.h"
 #include "moert/engine.h"
+#include "pack/pack_writer.h"
 #include "support/catch.h"
 #include "support/run_engine.h"
 #include "support/temp_dir.h"

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/hf_config.h"
+#include "checkpoint/safetensors.h"
 #include "examples/host/engine_runner.h"
 #include "examples/host/model.h"
-#include "format/hf_config.h"
-#include "format/safetensors.h"
 #include "moert/engine.h"
 #include "support/catch.h"
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "format/safetensors.h"
+#include "checkpoint/safetensors.h"
 #include "support/catch.h"
 #include "support/temp_dir.h"
 

@@ -10,8 +10,8 @@
 
 #include "base/aligned_buffer.h"
 #include "moert/scheme.h"
+#include "offline/rtn.h"
 #include "quant/packing.h"
-#include "quant/rtn.h"
 #include "tests/support/catch.h"
 
 namespace moert::test {

@@ -12,9 +12,9 @@
 
 #include "absl/status/status.h"
 #include "base/status_macros.h"
+#include "checkpoint/hf_config.h"
+#include "checkpoint/safetensors.h"
 #include "examples/host/moe_runner.h"
-#include "format/hf_config.h"
-#include "format/safetensors.h"
 
 namespace moert {
 

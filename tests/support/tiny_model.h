@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "base/thread_pool.h"
+#include "checkpoint/hf_config.h"
+#include "checkpoint/safetensors.h"
 #include "examples/host/model.h"
-#include "format/hf_config.h"
-#include "format/safetensors.h"
 #include "support/catch.h"
 #include "support/plain_moe.h"
 

@@ -9,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
-#include "allocate/cost_table.h"
 #include "base/bytes_text.h"
 #include "base/checked_math.h"
 #include "base/status_macros.h"
@@ -25,6 +24,7 @@
 #include "examples/cli/common/progress.h"
 #include "examples/cli/common/report.h"
 #include "examples/cli/workload/synthetic_experts.h"
+#include "offline/allocate/cost_table.h"
 
 namespace moert::cli {
 namespace {

@@ -12,10 +12,10 @@
 #include <thread>
 
 #include "base/aligned_buffer.h"
+#include "base/file_writer.h"
 #include "base/status_macros.h"
 #include "examples/cli/bench/probe_parts.h"
 #include "fmt/format.h"
-#include "format/file_writer.h"
 #include "moert/env.h"
 
 namespace moert::cli {

@@ -4,7 +4,7 @@
 
 #include "absl/strings/match.h"
 #include "base/status_macros.h"
-#include "format/hf_config.h"
+#include "checkpoint/hf_config.h"
 
 namespace moert::cli {
 

@@ -7,14 +7,14 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "allocate/allocator.h"
 #include "base/status_macros.h"
 #include "examples/cli/common/args.h"
 #include "examples/cli/pack/commands.h"
 #include "examples/cli/pack/heat_map.h"
 #include "examples/cli/pack/quantize_job.h"
-#include "format/calibration.h"
-#include "format/plan.h"
+#include "offline/allocate/allocator.h"
+#include "pack/calibration.h"
+#include "pack/plan.h"
 
 namespace moert::cli {
 namespace {

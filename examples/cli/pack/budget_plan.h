@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "format/pack_manifest.h"
 #include "moert/engine.h"
+#include "pack/pack_manifest.h"
 
 namespace moert::cli {
 

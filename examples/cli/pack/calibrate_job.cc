@@ -13,21 +13,21 @@
 #include <new>
 
 #include "base/checked_math.h"
+#include "base/file_writer.h"
 #include "base/hash64.h"
 #include "base/posix_error.h"
 #include "base/status_macros.h"
+#include "checkpoint/checkpoint_experts.h"
+#include "checkpoint/hf_config.h"
+#include "checkpoint/safetensors.h"
 #include "examples/cli/pack/calibration_stream.h"
 #include "examples/cli/pack/loss_probe.h"
 #include "examples/cli/pack/moe_block.h"
 #include "examples/host/model.h"
-#include "format/calibration.h"
-#include "format/checkpoint_experts.h"
-#include "format/file_writer.h"
-#include "format/hf_config.h"
-#include "format/model_cache.h"
-#include "format/safetensors.h"
-#include "format/sealed_json.h"
 #include "moert/backend.h"
+#include "pack/calibration.h"
+#include "pack/model_cache.h"
+#include "pack/sealed_json.h"
 
 namespace moert::cli {
 namespace {

@@ -8,9 +8,9 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "base/thread_pool.h"
+#include "checkpoint/checkpoint_experts.h"
 #include "examples/host/aligned.h"
 #include "examples/host/device_products.h"
-#include "format/checkpoint_experts.h"
 #include "moert/model.h"
 #include "moert/scheme.h"
 

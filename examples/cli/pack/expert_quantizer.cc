@@ -5,10 +5,10 @@
 #include "base/status_macros.h"
 #include "examples/cli/pack/activation_rounding.h"
 #include "examples/host/mlp.h"
+#include "offline/hqq.h"
+#include "offline/rtn.h"
 #include "quant/hadamard.h"
-#include "quant/hqq.h"
 #include "quant/packing.h"
-#include "quant/rtn.h"
 
 namespace moert::cli {
 namespace {

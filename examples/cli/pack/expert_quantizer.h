@@ -11,12 +11,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/thread_pool.h"
+#include "checkpoint/checkpoint_experts.h"
 #include "examples/cli/pack/calibration_stream.h"
 #include "examples/cli/pack/expert_mlp.h"
-#include "format/checkpoint_experts.h"
 #include "moert/model.h"
 #include "moert/scheme.h"
-#include "quant/gptq.h"
+#include "offline/gptq.h"
 #include "quant/quantized_matrix.h"
 
 namespace moert::cli {

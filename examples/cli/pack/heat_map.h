@@ -4,8 +4,8 @@
 
 #include <string>
 
-#include "format/pack_manifest.h"
 #include "moert/model.h"
+#include "pack/pack_manifest.h"
 
 namespace moert::cli {
 

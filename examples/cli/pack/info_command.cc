@@ -9,15 +9,15 @@
 #include "base/bytes_text.h"
 #include "base/fmt_absl.h"
 #include "base/status_macros.h"
+#include "checkpoint/hf_config.h"
+#include "checkpoint/safetensors.h"
 #include "examples/cli/common/args.h"
 #include "examples/cli/common/budget_flag.h"
 #include "examples/cli/common/report.h"
 #include "examples/cli/pack/budget_plan.h"
 #include "examples/cli/pack/commands.h"
 #include "examples/cli/pack/model_parts.h"
-#include "format/hf_config.h"
-#include "format/pack_manifest.h"
-#include "format/safetensors.h"
+#include "pack/pack_manifest.h"
 
 namespace moert::cli {
 namespace {

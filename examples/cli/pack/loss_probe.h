@@ -16,11 +16,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "checkpoint/checkpoint_experts.h"
 #include "examples/cli/pack/calibration_stream.h"
 #include "examples/cli/pack/moe_block.h"
 #include "examples/cli/pack/sensitivity.h"
 #include "examples/host/model.h"
-#include "format/checkpoint_experts.h"
 
 namespace moert::cli {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "format/safetensors.h"
+#include "checkpoint/safetensors.h"
 
 namespace moert::cli {
 

@@ -11,9 +11,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/thread_pool.h"
+#include "checkpoint/checkpoint_experts.h"
 #include "examples/cli/pack/calibration_stream.h"
 #include "examples/cli/pack/expert_mlp.h"
-#include "format/checkpoint_experts.h"
 #include "moert/router.h"
 
 namespace moert::cli {

@@ -8,7 +8,7 @@
 #include "examples/cli/common/args.h"
 #include "examples/cli/common/progress.h"
 #include "examples/cli/pack/commands.h"
-#include "format/verify_pack.h"
+#include "pack/verify_pack.h"
 
 namespace moert::cli {
 namespace {

@@ -5,10 +5,10 @@
 #include <utility>
 
 #include "base/status_macros.h"
+#include "checkpoint/safetensors.h"
 #include "examples/cli/common/progress.h"
 #include "examples/host/open_decoder.h"
 #include "examples/host/utf8.h"
-#include "format/safetensors.h"
 #include "moert/expert_source.h"
 
 namespace moert::cli {

@@ -7,10 +7,10 @@
 
 #include "absl/status/statusor.h"
 #include "base/thread_pool.h"
+#include "checkpoint/hf_config.h"
 #include "examples/cli/common/run_report.h"
 #include "examples/cli/run/run_options.h"
 #include "examples/host/token_model.h"
-#include "format/hf_config.h"
 #include "moert/engine.h"
 
 namespace moert::cli {

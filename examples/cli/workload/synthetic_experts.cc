@@ -12,11 +12,11 @@
 #include "base/aligned_buffer.h"
 #include "base/bf16.h"
 #include "base/checked_math.h"
+#include "base/file_writer.h"
 #include "base/status_macros.h"
 #include "base/thread_pool.h"
 #include "examples/cli/workload/random_vectors.h"
 #include "fmt/format.h"
-#include "format/file_writer.h"
 #include "moert/env.h"
 #include "moert/pinned_records.h"
 
@@ -226,7 +226,7 @@ class SyntheticExperts final : public ExpertSource, public PinnedRecords {
   std::vector<std::unique_ptr<RandomAccessFile>> files_;  // by version; empty: from memory
 };
 
-/// Fills [begin, end) of a record with `word(i)`, 8 bytes each.
+/// Backfills [begin, end) of a record with `word(i)`, 8 bytes each.
 template <typename Word>
 void FillWords(std::byte* begin, int64_t bytes, Word word) {
   for (int64_t i = 0; i < bytes; i += 8) {

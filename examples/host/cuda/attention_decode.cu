@@ -7,9 +7,9 @@
 namespace moert::host {
 namespace {
 
+using cuda::GridDependencySync;
 using cuda::LaunchEarly;
-using cuda::LetNextBegin;
-using cuda::WaitForPrevious;
+using cuda::TriggerDependentLaunch;
 
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / 32;
@@ -39,8 +39,8 @@ __global__ void __launch_bounds__(kThreads)
   // Scores of the piece, then the channels' sums by subset of keys.
   __shared__ float scratch[kGroup][kPieceKeys];
   __shared__ float parts[kGroup][kWarps];
-  LetNextBegin();
-  WaitForPrevious();
+  TriggerDependentLaunch();
+  GridDependencySync();
   const int dim = a.head_dim;
   const int per_kv = a.heads / a.kv_heads;
   const int parts_of_kv = (per_kv + kGroup - 1) / kGroup;
@@ -188,8 +188,8 @@ __global__ void __launch_bounds__(kThreads)
 /// A block a (row, head).
 __global__ void CombineKernel(const __grid_constant__ AttentionArgs a, int pieces,
                               float* partials) {
-  LetNextBegin();
-  WaitForPrevious();
+  TriggerDependentLaunch();
+  GridDependencySync();
   const int64_t row = blockIdx.x;
   const int head = blockIdx.y;
   float highest = -INFINITY;

@@ -7,9 +7,9 @@
 namespace moert::host {
 namespace {
 
+using cuda::GridDependencySync;
 using cuda::LaunchEarly;
-using cuda::LetNextBegin;
-using cuda::WaitForPrevious;
+using cuda::TriggerDependentLaunch;
 
 constexpr int kThreads = 128;
 static_assert(QueryTile::kRows == kThreads / 32 * 16);
@@ -37,8 +37,8 @@ __global__ void __launch_bounds__(kThreads) PrefillKernel(const __grid_constant_
   constexpr int kStride = kDim + 8;  // no two rows of a fragment in one bank
   __shared__ __align__(16) uint16_t keys[kKeys][kStride];
   __shared__ __align__(16) uint16_t values[kKeys][kStride];
-  LetNextBegin();
-  WaitForPrevious();
+  TriggerDependentLaunch();
+  GridDependencySync();
   const int dim = a.head_dim;
   const int head = blockIdx.x, kv_head = head / (a.heads / a.kv_heads);
   const QueryTile tile = a.inputs.tiles[blockIdx.y];

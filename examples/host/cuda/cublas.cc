@@ -10,8 +10,8 @@
 #include <initializer_list>
 #include <vector>
 
-#include "backend/cuda/cuda_api.h"
 #include "base/status_macros.h"
+#include "exec/cuda/cuda_api.h"
 
 namespace moert::host {
 namespace {

@@ -8,9 +8,9 @@
 #include <mutex>
 #include <vector>
 
-#include "backend/cuda/cuda_api.h"
 #include "base/status_macros.h"
 #include "examples/host/cuda/cublas.h"
+#include "exec/cuda/cuda_api.h"
 #include "moert/backend.h"
 
 namespace moert::host {

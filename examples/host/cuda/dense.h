@@ -10,9 +10,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "backend/cuda/cuda_api.h"
+#include "checkpoint/safetensors.h"
 #include "examples/host/cuda/cublas.h"
-#include "format/safetensors.h"
+#include "exec/cuda/cuda_api.h"
 
 namespace moert::host {
 

@@ -13,13 +13,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "backend/cuda/cuda_api.h"
 #include "examples/host/cuda/dense.h"
 #include "examples/host/cuda/device_weights.h"
 #include "examples/host/cuda/step_graphs.h"
 #include "examples/host/cuda/step_upload.h"
 #include "examples/host/rope.h"
 #include "examples/host/token_model.h"
+#include "exec/cuda/cuda_api.h"
 #include "moert/engine.h"
 
 namespace moert::host {

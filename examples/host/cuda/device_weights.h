@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "backend/cuda/cuda_api.h"
+#include "checkpoint/hf_config.h"
+#include "checkpoint/safetensors.h"
 #include "examples/host/cuda/dense.h"
-#include "format/hf_config.h"
-#include "format/safetensors.h"
+#include "exec/cuda/cuda_api.h"
 
 namespace moert::host {
 

@@ -5,9 +5,9 @@
 namespace moert::host {
 namespace {
 
+using cuda::GridDependencySync;
 using cuda::LaunchEarly;
-using cuda::LetNextBegin;
-using cuda::WaitForPrevious;
+using cuda::TriggerDependentLaunch;
 
 constexpr int kWarps = 4;
 constexpr int kMaxRows = 8;
@@ -15,8 +15,8 @@ constexpr int kMaxRows = 8;
 /// A warp an output channel and kRows rows; a lane 8 elements of every 256.
 template <int kRows>
 __global__ void __launch_bounds__(kWarps * 32) GemmKernel(const __grid_constant__ DenseGemm g) {
-  LetNextBegin();
-  WaitForPrevious();
+  TriggerDependentLaunch();
+  GridDependencySync();
   const int channel = blockIdx.x * kWarps + threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   if (channel >= g.out) return;

@@ -5,15 +5,15 @@
 namespace moert::host {
 namespace {
 
+using cuda::GridDependencySync;
 using cuda::LaunchEarly;
-using cuda::LetNextBegin;
-using cuda::WaitForPrevious;
+using cuda::TriggerDependentLaunch;
 
 /// A block a row. A thread reads back only what it wrote itself.
 __global__ void NormKernel(const __grid_constant__ NormArgs a) {
   __shared__ float parts[32];
-  LetNextBegin();
-  WaitForPrevious();
+  TriggerDependentLaunch();
+  GridDependencySync();
   const int64_t at = static_cast<int64_t>(blockIdx.x) * a.width;
   float* x = a.residual + at;
   const int width = a.width, step = static_cast<int>(blockDim.x);

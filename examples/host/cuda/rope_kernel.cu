@@ -5,9 +5,9 @@
 namespace moert::host {
 namespace {
 
+using cuda::GridDependencySync;
 using cuda::LaunchEarly;
-using cuda::LetNextBegin;
-using cuda::WaitForPrevious;
+using cuda::TriggerDependentLaunch;
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
@@ -25,8 +25,8 @@ __device__ void NormAll(float* x, int width, const float* weight, float eps, flo
 __global__ void __launch_bounds__(kThreads) RopeKernel(const __grid_constant__ RopeArgs a) {
   __shared__ float parts[32];
   __shared__ float cosine[kMaxHalf], sine[kMaxHalf];
-  LetNextBegin();
-  WaitForPrevious();
+  TriggerDependentLaunch();
+  GridDependencySync();
   const int dim = a.head_dim, half = dim / 2;
   const int q = a.heads * dim, kv = a.kv_heads * dim, all = q + 2 * kv;
   const RowInput row = a.inputs.rows[blockIdx.x];

@@ -1,6 +1,6 @@
 #include "examples/host/cuda/step_graphs.h"
 
-#include "backend/cuda/cuda_api.h"
+#include "exec/cuda/cuda_api.h"
 
 namespace moert::host {
 

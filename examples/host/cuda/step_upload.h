@@ -8,10 +8,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "backend/cuda/cuda_api.h"
 #include "examples/host/cuda/step_inputs.h"
 #include "examples/host/rope.h"
 #include "examples/host/token_model.h"
+#include "exec/cuda/cuda_api.h"
 
 namespace moert::host {
 

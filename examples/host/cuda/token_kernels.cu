@@ -5,16 +5,16 @@
 namespace moert::host {
 namespace {
 
+using cuda::GridDependencySync;
 using cuda::LaunchEarly;
-using cuda::LetNextBegin;
-using cuda::WaitForPrevious;
+using cuda::TriggerDependentLaunch;
 
 constexpr int kThreads = 256;
 constexpr int kRowThreads = 1024;  // of kernels with one block a row of logits
 
 __global__ void EmbedKernel(const RowInput* inputs, const uint16_t* table, int width, float* out) {
-  LetNextBegin();
-  WaitForPrevious();
+  TriggerDependentLaunch();
+  GridDependencySync();
   const int64_t row = blockIdx.x;
   const uint16_t* from = table + static_cast<int64_t>(inputs[row].token) * width;
   for (int i = threadIdx.x; i < width; i += kThreads) out[row * width + i] = FromBf16(from[i]);
@@ -27,8 +27,8 @@ __device__ float Activated(int kind, float x) {
 }
 
 __global__ void GatedActivationKernel(const float* gate_up, int kind, int width, uint16_t* out) {
-  LetNextBegin();
-  WaitForPrevious();
+  TriggerDependentLaunch();
+  GridDependencySync();
   const int64_t row = blockIdx.x;
   const float* gate = gate_up + row * 2 * width;
   const int i = blockIdx.y * kThreads + threadIdx.x;
@@ -36,8 +36,8 @@ __global__ void GatedActivationKernel(const float* gate_up, int kind, int width,
 }
 
 __global__ void AddBiasKernel(float* y, const float* bias, int width) {
-  LetNextBegin();
-  WaitForPrevious();
+  TriggerDependentLaunch();
+  GridDependencySync();
   const int i = blockIdx.y * kThreads + threadIdx.x;
   if (i < width) y[static_cast<int64_t>(blockIdx.x) * width + i] += bias[i];
 }
@@ -56,8 +56,8 @@ struct Candidate {
 __global__ void __launch_bounds__(kRowThreads)
     BestKernel(const float* logits, int vocabulary, int32_t* best) {
   __shared__ Candidate by_warp[kRowThreads / 32];
-  LetNextBegin();
-  WaitForPrevious();
+  TriggerDependentLaunch();
+  GridDependencySync();
   const float* row = logits + static_cast<int64_t>(blockIdx.x) * vocabulary;
   Candidate mine = {-INFINITY, kNotFinite};
   for (int i = threadIdx.x; i < vocabulary; i += kRowThreads) {
@@ -86,8 +86,8 @@ __global__ void __launch_bounds__(kRowThreads)
     ScoreKernel(const float* logits, const int32_t* targets, int vocabulary, double* nll) {
   __shared__ double by_warp[kRowThreads / 32];
   __shared__ float highest_by_warp[kRowThreads / 32];
-  LetNextBegin();
-  WaitForPrevious();
+  TriggerDependentLaunch();
+  GridDependencySync();
   const float* row = logits + static_cast<int64_t>(blockIdx.x) * vocabulary;
   float highest = -INFINITY;
   for (int i = threadIdx.x; i < vocabulary; i += kRowThreads) highest = fmaxf(highest, row[i]);

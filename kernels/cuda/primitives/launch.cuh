@@ -1,7 +1,7 @@
 // Launches that may begin before the kernel in front of them has ended (programmatic dependent
 // launch, sm_90 and later; an ordinary launch elsewhere). A kernel launched so calls
-// WaitForPrevious() before it touches what earlier kernels write or still read, and every kernel of
-// a chain calls it at some point: then a kernel that ended has seen all before it end.
+// GridDependencySync() before it touches what earlier kernels write or still read, and every kernel
+// of a chain calls it at some point: then a kernel that ended has seen all before it end.
 #ifndef MOERT_KERNELS_CUDA_PRIMITIVES_LAUNCH_CUH_
 #define MOERT_KERNELS_CUDA_PRIMITIVES_LAUNCH_CUH_
 
@@ -12,13 +12,13 @@
 namespace moert::cuda {
 
 /// Until the kernels in front have ended and their writes can be seen.
-__device__ __forceinline__ void WaitForPrevious() {
+__device__ __forceinline__ void GridDependencySync() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 /// From here on the next kernel may begin; it waits for this one's end where it says so itself.
-__device__ __forceinline__ void LetNextBegin() {
+__device__ __forceinline__ void TriggerDependentLaunch() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif

@@ -9,7 +9,7 @@
 #include "examples/cli/pack/expert_quantizer.h"
 #include "examples/cli/pack/moe_block.h"
 #include "examples/cli/pack/sensitivity.h"
-#include "quant/rtn.h"
+#include "offline/rtn.h"
 #include "support/catch.h"
 #include "support/temp_dir.h"
 #include "support/tiny_model.h"

@@ -6,10 +6,10 @@
 #include "engine/layer.h"
 #include "store/block_pool.h"
 #include "store/budget_tracker.h"
-#include "store/transfer_queue.h"
 #include "strategies/builtin.h"
 #include "support/catch.h"
 #include "support/synthetic_source.h"
+#include "transfer/transfer_queue.h"
 
 namespace moert {
 namespace {
@@ -28,7 +28,8 @@ class CountingDevice final : public DeviceExecutor {
   }
   bool TakeRouting(PolicyContext*, RoutingResult*) override { return false; }
 
-  absl::Status Route(const DeviceCall&, const RuleCall*, bool, HostRoute, RoutingResult*) override {
+  absl::Status Route(const DeviceCall&, const RoutingOverride*, bool, HostRoute,
+                     RoutingResult*) override {
     return Unasked();
   }
   bool Executes(int, const RoutingRule&) const override { return false; }
@@ -57,7 +58,7 @@ class CountingDevice final : public DeviceExecutor {
   absl::Status StartOpen() override { return Unasked(); }
   int64_t MaxOpenTokens() const override { return 0; }
   absl::Status SyncTable(ExpertStore*) override { return Unasked(); }
-  absl::Status EnqueueOpen(const DeviceCall&, const OpenContext&, const RuleCall*) override {
+  absl::Status EnqueueOpen(const DeviceCall&, const OpenContext&, const RoutingOverride*) override {
     return Unasked();
   }
   bool NextOpen(OpenCall*, RoutingResult*) override { return false; }

@@ -172,13 +172,13 @@ TEST_CASE("by completion: a slow link is left alone, and a CPU does not wait for
   const auto policy = MakeCpuLoadBalancer({/*by_completion=*/true, /*fill=*/true});
   PolicyContext decode;
   decode.phase = Phase::kDecode;
-  CHECK(policy->Fills(decode));
-  CHECK_FALSE(MakeCpuLoadBalancer({true, false})->Fills(decode));
+  CHECK(policy->Backfills(decode));
+  CHECK_FALSE(MakeCpuLoadBalancer({true, false})->Backfills(decode));
   // A cold cache is filled in any case, by the loads of Algorithm 2 or behind the CPU.
-  CHECK(MakeCpuLoadBalancer({true, false})->FillsFree(decode));
-  CHECK_FALSE(MakeCpuLoadBalancer({false, false})->FillsFree(decode));
-  CHECK_FALSE(policy->Fills({}));  // prefill
-  CHECK_FALSE(policy->FillsFree({}));
+  CHECK(MakeCpuLoadBalancer({true, false})->BackfillsFreeSlots(decode));
+  CHECK_FALSE(MakeCpuLoadBalancer({false, false})->BackfillsFreeSlots(decode));
+  CHECK_FALSE(policy->Backfills({}));  // prefill
+  CHECK_FALSE(policy->BackfillsFreeSlots({}));
   const auto load = Placement::kLoad, cpu = Placement::kCpu;
   // One transfer takes longer than the CPU needs for everything. Algorithm 2 would begin with it.
   CHECK(Place(policy.get(), {Miss(0, 1, 50, 4), Miss(1, 2, 50, 8)}) ==

@@ -6,11 +6,11 @@
 
 #include "base/clock.h"
 #include "store/block_pool.h"
-#include "store/link_estimate.h"
-#include "store/transfer_queue.h"
 #include "strategies/builtin.h"
 #include "tests/support/catch.h"
 #include "tests/support/synthetic_source.h"
+#include "transfer/link_estimate.h"
+#include "transfer/transfer_queue.h"
 
 namespace moert {
 namespace {
@@ -64,7 +64,7 @@ struct Fixture {
         MakeVirtualLink(&source, &clock, &profile), residency.get(), &stats);
   }
   Scheduler Make(const std::string& version) {
-    CpuBeside cpu;
+    CpuOffload cpu;
     cpu.can_compute = [](ExpertKey, int64_t) { return true; };
     cpu.link = &link;
     cpu.version = version;
@@ -102,11 +102,11 @@ TEST_CASE("time on the CPU: by tokens and version, and as measured") {
   CHECK(f.CpuNs(&scheduler, 3) == Approx(2 * bytes).margin(2));
   // The first measurement counts whole, later ones by and by.
   f.CpuNs(&scheduler, 1);
-  scheduler.Took(f.plan, std::llround(1.5 * bytes));
+  scheduler.ObserveCpuTime(f.plan, std::llround(1.5 * bytes));
   CHECK(f.CpuNs(&scheduler, 1) == Approx(1.5 * bytes).epsilon(0.01));
   for (int i = 0; i < 200; ++i) {
     f.CpuNs(&scheduler, 1);
-    scheduler.Took(f.plan, std::llround(3 * bytes));
+    scheduler.ObserveCpuTime(f.plan, std::llround(3 * bytes));
   }
   CHECK(f.CpuNs(&scheduler, 1) == Approx(3 * bytes).epsilon(0.01));
 }
@@ -115,9 +115,9 @@ TEST_CASE("a thread that was interrupted is no slow CPU") {
   Fixture f;
   Scheduler scheduler = f.Make("other");
   const int64_t usual = f.CpuNs(&scheduler, 1);
-  scheduler.Took(f.plan, usual);
+  scheduler.ObserveCpuTime(f.plan, usual);
   f.CpuNs(&scheduler, 1);
-  scheduler.Took(f.plan, 100 * usual);
+  scheduler.ObserveCpuTime(f.plan, 100 * usual);
   CHECK(f.CpuNs(&scheduler, 1) <= static_cast<int64_t>(1.06 * static_cast<double>(usual)));
 }
 
@@ -133,7 +133,7 @@ TEST_CASE("a CPU that is thought slow is tried again, now and then") {
       f.CpuNs(&scheduler, 1, phase);
       if (f.plan.cpu.empty()) continue;
       ++cpu;
-      scheduler.Took(f.plan, std::llround(real * static_cast<double>(usual)));
+      scheduler.ObserveCpuTime(f.plan, std::llround(real * static_cast<double>(usual)));
     }
     return cpu;
   };

@@ -2,12 +2,12 @@
 #include "moert/prefetcher.h"
 
 #include "store/block_pool.h"
-#include "store/link_estimate.h"
-#include "store/transfer_queue.h"
 #include "strategies/arc.h"
 #include "strategies/builtin.h"
 #include "tests/support/catch.h"
 #include "tests/support/synthetic_source.h"
+#include "transfer/link_estimate.h"
+#include "transfer/transfer_queue.h"
 
 namespace moert {
 namespace {
@@ -257,11 +257,11 @@ TEST_CASE("a transfer longer than the window starts while such predictions are r
 }
 
 TEST_CASE("beside a CPU that computes what is late, late transfers only fill free slots") {
-  for (const bool cpu_beside : {false, true}) {
-    INFO(cpu_beside);
+  for (const bool cpu_offload : {false, true}) {
+    INFO(cpu_offload);
     Fixture f(6);                     // two a layer
     f.profile.decode_layer_ns = 900;  // of the 1000 a transfer takes
-    f.prefetcher->SetCpuBeside(cpu_beside);
+    f.prefetcher->SetCpuOffload(cpu_offload);
     for (const int e : {5, 4}) {  // free slots
       f.Call(0, {0, 1}, {e}, 900);
       f.Call(1, {e}, {}, 900);
@@ -269,10 +269,10 @@ TEST_CASE("beside a CPU that computes what is late, late transfers only fill fre
     CHECK(f.stats.prefetch_issued == 2);
     CHECK(!f.store->HasFreeSlot(1));
     f.Call(0, {0, 1}, {6}, 900);
-    CHECK(f.stats.prefetch_issued == (cpu_beside ? 2 : 3));
+    CHECK(f.stats.prefetch_issued == (cpu_offload ? 2 : 3));
     // What is early goes as ever.
     Fixture early(6);
-    early.prefetcher->SetCpuBeside(cpu_beside);
+    early.prefetcher->SetCpuOffload(cpu_offload);
     early.Load(1, {0, 1});
     early.Call(0, {0, 1}, {6}, 2500);
     CHECK(early.stats.prefetch_issued == 1);

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <random>
 
+#include "offline/rtn.h"
 #include "quant/packing.h"
-#include "quant/rtn.h"
 #include "support/catch.h"
 
 namespace moert {

@@ -11,11 +11,11 @@
 #include "moert/expert_store.h"
 #include "store/block_pool.h"
 #include "store/budget_tracker.h"
-#include "store/transfer_queue.h"
 #include "store/version_manager.h"
 #include "strategies/builtin.h"
 #include "tests/support/catch.h"
 #include "tests/support/synthetic_source.h"
+#include "transfer/transfer_queue.h"
 
 namespace moert {
 namespace {

@@ -4,10 +4,10 @@
 #include <map>
 
 #include "store/block_pool.h"
-#include "store/transfer_queue.h"
 #include "strategies/builtin.h"
 #include "support/catch.h"
 #include "support/synthetic_source.h"
+#include "transfer/transfer_queue.h"
 
 namespace moert {
 namespace {

@@ -6,10 +6,10 @@
 #include <random>
 
 #include "store/block_pool.h"
-#include "store/transfer_queue.h"
 #include "strategies/builtin.h"
 #include "tests/support/catch.h"
 #include "tests/support/synthetic_source.h"
+#include "transfer/transfer_queue.h"
 
 namespace moert {
 namespace {

@@ -8,11 +8,11 @@
 #include <utility>
 #include <vector>
 
-#include "backend/cuda/cuda_api.h"
 #include "base/status_macros.h"
 #include "examples/cli/bench/cuda/driver_calls.h"
 #include "examples/cli/bench/cuda/probe_cuda_parts.h"
 #include "examples/cli/bench/cuda/probe_kernels.h"
+#include "exec/cuda/cuda_api.h"
 #include "fmt/format.h"
 
 namespace moert::cli {

@@ -9,11 +9,11 @@
 #include <numeric>
 #include <random>
 
-#include "backend/backend.h"
-#include "backend/cuda/device_format.h"
 #include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "examples/cli/bench/cuda/probe_cuda_parts.h"
+#include "exec/backend.h"
+#include "exec/cuda/device_format.h"
 #include "fmt/format.h"
 #include "kernels/cuda/group_gemm.h"
 #include "kernels/cuda/route.h"

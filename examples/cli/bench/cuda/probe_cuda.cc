@@ -6,12 +6,12 @@
 #include <functional>
 #include <memory>
 
-#include "backend/backend.h"
-#include "backend/cuda/cuda_api.h"
 #include "base/aligned_buffer.h"
 #include "base/status_macros.h"
 #include "examples/cli/bench/cuda/probe_cuda_parts.h"
 #include "examples/cli/bench/cuda/probe_kernels.h"
+#include "exec/backend.h"
+#include "exec/cuda/cuda_api.h"
 #include "fmt/format.h"
 
 namespace moert::cli {

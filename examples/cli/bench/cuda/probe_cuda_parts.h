@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "backend/cuda/cuda_api.h"
 #include "examples/cli/bench/probe_cuda.h"
+#include "exec/cuda/cuda_api.h"
 
 namespace moert::cli {
 
@@ -57,7 +57,7 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-/// Fills probe->layers, experts and expert_bytes.
+/// Backfills probe->layers, experts and expert_bytes.
 absl::Status ProbeDeviceLayers(const Shape& shape, const std::vector<int>& tokens, int repeats,
                                CudaProbe* probe);
 

@@ -1,0 +1,131 @@
+#include "base/file_writer.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <random>
+
+#include "base/posix_error.h"
+#include "base/status_macros.h"
+
+namespace moert {
+
+absl::Status SyncDirectory(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return PosixError(errno, fmt::format("{}: open", path));
+  const int result = ::fsync(fd);
+  const int error = errno;
+  ::close(fd);
+  // Some file systems cannot sync a folder; their renames are as durable as they get.
+  if (result != 0 && error != EINVAL) return PosixError(error, fmt::format("{}: fsync", path));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<FileWriter>> FileWriter::Create(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+  if (fd < 0) return PosixError(errno, fmt::format("{}: create", path));
+  return std::unique_ptr<FileWriter>(new FileWriter(path, fd));
+}
+
+absl::StatusOr<std::unique_ptr<FileWriter>> FileWriter::Resume(const std::string& path,
+                                                               int64_t size) {
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+  if (fd < 0) return PosixError(errno, fmt::format("{}: open", path));
+  std::unique_ptr<FileWriter> writer(new FileWriter(path, fd));
+  struct stat st {};
+  if (::fstat(fd, &st) != 0) return PosixError(errno, fmt::format("{}: stat", path));
+  if (st.st_size < size) {
+    return absl::DataLossError(
+        fmt::format("{}: has {} bytes, {} were written before", path, st.st_size, size));
+  }
+  if (::ftruncate(fd, size) != 0) return PosixError(errno, fmt::format("{}: truncate", path));
+  if (::lseek(fd, size, SEEK_SET) != size) return PosixError(errno, fmt::format("{}: seek", path));
+  writer->size_ = size;
+  return writer;
+}
+
+FileWriter::~FileWriter() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+absl::Status FileWriter::Append(absl::Span<const std::byte> data) {
+  if (fd_ < 0) return absl::FailedPreconditionError(fmt::format("{}: already closed", path_));
+  while (!data.empty()) {
+    const ssize_t n = ::write(fd_, data.data(), std::min<size_t>(data.size(), size_t{1} << 30));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return PosixError(errno, fmt::format("{}: write at {}", path_, size_));
+    size_ += n;
+    data.remove_prefix(static_cast<size_t>(n));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FileWriter::Append(absl::string_view text) {
+  return Append(absl::MakeConstSpan(reinterpret_cast<const std::byte*>(text.data()), text.size()));
+}
+
+absl::Status FileWriter::Sync() {
+  if (fd_ < 0) return absl::FailedPreconditionError(fmt::format("{}: already closed", path_));
+  if (::fsync(fd_) != 0) return PosixError(errno, fmt::format("{}: fsync", path_));
+  return absl::OkStatus();
+}
+
+absl::Status FileWriter::Close() {
+  if (fd_ < 0) return absl::FailedPreconditionError(fmt::format("{}: already closed", path_));
+  const int synced = ::fsync(fd_);
+  const int sync_error = errno;
+  const int closed = ::close(fd_);
+  const int close_error = errno;
+  fd_ = -1;
+  if (synced != 0) return PosixError(sync_error, fmt::format("{}: fsync", path_));
+  if (closed != 0) return PosixError(close_error, fmt::format("{}: close", path_));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<AtomicDirectory>> AtomicDirectory::Create(
+    const std::string& final_path) {
+  std::string name = final_path;
+  while (name.size() > 1 && name.back() == '/') name.pop_back();
+  struct stat st {};
+  if (::lstat(name.c_str(), &st) == 0) {
+    return absl::AlreadyExistsError(fmt::format("{}: already exists", name));
+  }
+  // Not mkdtemp: that makes a private folder, but a finished pack is as public as any file, and the
+  // umask cannot be read without changing it for the whole process.
+  for (int attempt = 0;; ++attempt) {
+    std::string path = fmt::format("{}.tmp-{:08x}", name, std::random_device{}());
+    if (::mkdir(path.c_str(), 0777) == 0) {
+      return std::unique_ptr<AtomicDirectory>(new AtomicDirectory(std::move(path), name));
+    }
+    if (errno != EEXIST || attempt == 100) {
+      return PosixError(errno, fmt::format("{}: cannot create a folder here", name));
+    }
+  }
+}
+
+AtomicDirectory::~AtomicDirectory() {
+  if (committed_) return;
+  std::error_code ec;
+  std::filesystem::remove_all(path_, ec);
+}
+
+absl::Status AtomicDirectory::Commit() {
+  MOERT_RETURN_IF_ERROR(SyncDirectory(path_));
+  if (::rename(path_.c_str(), final_path_.c_str()) != 0) {
+    const int error = errno;
+    if (error == ENOTEMPTY || error == EEXIST || error == ENOTDIR) {
+      return absl::AlreadyExistsError(fmt::format("{}: already exists", final_path_));
+    }
+    return PosixError(error, fmt::format("{}: rename from {}", final_path_, path_));
+  }
+  committed_ = true;
+  const std::string parent = std::filesystem::path(final_path_).parent_path().string();
+  return SyncDirectory(parent.empty() ? "." : parent);
+}
+
+}  // namespace moert

@@ -1,0 +1,71 @@
+// Writing files so that they are complete and on disk, or not there at all.
+#ifndef MOERT_LIB_BASE_FILE_WRITER_H_
+#define MOERT_LIB_BASE_FILE_WRITER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+namespace moert {
+
+/// Appends to one file. Not thread-safe.
+class FileWriter {
+ public:
+  /// AlreadyExists if there is a file.
+  static absl::StatusOr<std::unique_ptr<FileWriter>> Create(const std::string& path);
+  /// Goes on with a file of at least `size` bytes, of which only the first `size` are kept.
+  /// DataLoss if it is shorter.
+  static absl::StatusOr<std::unique_ptr<FileWriter>> Resume(const std::string& path, int64_t size);
+  ~FileWriter();
+  FileWriter(const FileWriter&) = delete;
+  FileWriter& operator=(const FileWriter&) = delete;
+
+  absl::Status Append(absl::Span<const std::byte> data);
+  absl::Status Append(absl::string_view text);
+  /// Flushes what was appended to the disk.
+  absl::Status Sync();
+  /// Flushes to the disk and closes. The file is complete only after this returns OK.
+  absl::Status Close();
+  int64_t size() const { return size_; }
+  const std::string& path() const { return path_; }
+
+ private:
+  FileWriter(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
+  const std::string path_;
+  int fd_;
+  int64_t size_ = 0;
+};
+
+/// A folder being written under a temporary name beside its final one; removed unless committed.
+class AtomicDirectory {
+ public:
+  /// Creates `<final_path>.tmp-<random>`. The parent must exist.
+  static absl::StatusOr<std::unique_ptr<AtomicDirectory>> Create(const std::string& final_path);
+  ~AtomicDirectory();
+  AtomicDirectory(const AtomicDirectory&) = delete;
+  AtomicDirectory& operator=(const AtomicDirectory&) = delete;
+
+  const std::string& path() const { return path_; }
+  /// Makes the folder durable and gives it its final name. AlreadyExists if that is taken.
+  absl::Status Commit();
+
+ private:
+  AtomicDirectory(std::string path, std::string final_path)
+      : path_(std::move(path)), final_path_(std::move(final_path)) {}
+  const std::string path_;
+  const std::string final_path_;
+  bool committed_ = false;
+};
+
+/// Makes entries made, renamed and removed in a folder durable.
+absl::Status SyncDirectory(const std::string& path);
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_BASE_FILE_WRITER_H_

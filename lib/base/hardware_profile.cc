@@ -1,0 +1,179 @@
+#include <cmath>
+
+#include "base/json.h"
+#include "base/status_macros.h"
+#include "fmt/format.h"
+#include "moert/env.h"
+#include "moert/profile.h"
+
+namespace moert {
+namespace {
+
+/// Reads field `name` if it is there; it must then be a number in [low, high].
+absl::Status ReadNumber(const nlohmann::json& json, const std::string& path, const char* name,
+                        double low, double high, double* value) {
+  const auto it = json.find(name);
+  if (it == json.end()) return absl::OkStatus();
+  if (!it->is_number() || !(it->get<double>() >= low && it->get<double>() <= high)) {
+    return absl::InvalidArgumentError(fmt::format(
+        "{}: field '{}' is {}: must be a number in [{}, {}]", path, name, it->dump(), low, high));
+  }
+  *value = it->get<double>();
+  return absl::OkStatus();
+}
+
+/// The field "compute": a list of {"tokens", "weight_bytes_per_s"}, tokens ascending.
+absl::Status ReadComputeRates(const nlohmann::json& json, const std::string& path,
+                              std::vector<HardwareProfile::ComputeRate>* rates) {
+  const auto it = json.find("compute");
+  if (it == json.end()) return absl::OkStatus();
+  constexpr size_t kMaxRates = 1000;
+  if (!it->is_array() || it->size() > kMaxRates) {
+    return absl::InvalidArgumentError(
+        fmt::format("{}: field 'compute' must be a list of at most {} rates", path, kMaxRates));
+  }
+  for (const nlohmann::json& row : *it) {
+    if (!row.is_object() || !row.contains("tokens") || !row.contains("weight_bytes_per_s")) {
+      return absl::InvalidArgumentError(fmt::format(
+          "{}: field 'compute': a rate is {{\"tokens\", \"weight_bytes_per_s\"}}", path));
+    }
+    double tokens = 0, rate = 0;
+    MOERT_RETURN_IF_ERROR(ReadNumber(row, path, "tokens", 1, 1e9, &tokens));
+    MOERT_RETURN_IF_ERROR(ReadNumber(row, path, "weight_bytes_per_s", 1, 1e15, &rate));
+    if (!rates->empty() && !(tokens > static_cast<double>(rates->back().tokens))) {
+      return absl::InvalidArgumentError(
+          fmt::format("{}: field 'compute': tokens {} must ascend", path, tokens));
+    }
+    rates->push_back({std::llround(tokens), rate});
+  }
+  return absl::OkStatus();
+}
+
+/// Field `name`: {"NAME": {"compute": [...]}, ...}.
+absl::Status ReadVersionRates(const nlohmann::json& json, const std::string& path, const char* name,
+                              std::vector<HardwareProfile::VersionRates>* versions) {
+  const auto it = json.find(name);
+  if (it == json.end()) return absl::OkStatus();
+  constexpr size_t kMaxVersions = 100;
+  if (!it->is_object() || it->size() > kMaxVersions) {
+    return absl::InvalidArgumentError(fmt::format(
+        "{}: field '{}' must be an object of at most {} versions", path, name, kMaxVersions));
+  }
+  for (const auto& [version, value] : it->items()) {
+    HardwareProfile::VersionRates v{version, {}};
+    if (!value.is_object()) {
+      return absl::InvalidArgumentError(
+          fmt::format("{}: field '{}': '{}' is no object", path, name, version));
+    }
+    MOERT_RETURN_IF_ERROR(ReadComputeRates(value, path, &v.rates));
+    versions->push_back(std::move(v));
+  }
+  return absl::OkStatus();
+}
+
+using Rates = std::vector<HardwareProfile::ComputeRate>;
+
+/// Rates of a version; null: it has none of its own.
+const Rates* RatesOf(const std::vector<HardwareProfile::VersionRates>& versions,
+                     absl::string_view version) {
+  for (const HardwareProfile::VersionRates& v : versions) {
+    if (v.version == version && !v.rates.empty()) return &v.rates;
+  }
+  return nullptr;
+}
+
+/// Time per byte as a function of tokens: linear between rows, proportional after the last, the
+/// first row's before it (weights are streamed whole for one token as for any fewer).
+double NsPerByte(const Rates& rates, int64_t tokens) {
+  using ComputeRate = HardwareProfile::ComputeRate;
+  const auto ns_per_byte = [](const ComputeRate& r) { return 1e9 / r.weight_bytes_per_s; };
+  const ComputeRate* low = &rates.front();
+  const ComputeRate* high = low;
+  for (const ComputeRate& r : rates) {
+    high = &r;
+    if (r.tokens >= tokens) break;
+    low = &r;
+  }
+  double per_byte = 0;
+  if (tokens >= high->tokens) {
+    per_byte = ns_per_byte(*high) * static_cast<double>(tokens) / static_cast<double>(high->tokens);
+  } else if (low == high || tokens <= low->tokens) {
+    per_byte = ns_per_byte(*low);
+  } else {
+    const double at =
+        static_cast<double>(tokens - low->tokens) / static_cast<double>(high->tokens - low->tokens);
+    per_byte = ns_per_byte(*low) + at * (ns_per_byte(*high) - ns_per_byte(*low));
+  }
+  return per_byte;
+}
+
+}  // namespace
+
+double HardwareProfile::ExpertNs(int64_t bytes, int64_t tokens, absl::string_view version) const {
+  if (compute.empty() || tokens <= 0) return 0;
+  const Rates* rates = RatesOf(version_compute, version);
+  return NsPerByte(rates != nullptr ? *rates : compute, tokens) * static_cast<double>(bytes);
+}
+
+int64_t HardwareProfile::CpuExpertNs(int64_t bytes, int64_t tokens,
+                                     absl::string_view version) const {
+  const Rates* rates = RatesOf(cpu_compute, version);
+  const double more = static_cast<double>(tokens > 1 ? tokens - 1 : 0);
+  const double per_byte = rates != nullptr
+                              ? NsPerByte(*rates, tokens)
+                              : 1e9 / cpu_weight_bytes_per_s * (1 + cpu_next_token_share * more);
+  return cpu_expert_latency_ns + static_cast<int64_t>(per_byte * static_cast<double>(bytes));
+}
+
+absl::StatusOr<HardwareProfile> LoadProfile(const std::string& path) {
+  if (path == "reference") return HardwareProfile{};
+  MOERT_ASSIGN_OR_RETURN(const nlohmann::json json, ReadJsonFile(Env::Default(), path));
+  HardwareProfile p;
+  p.name = path;
+  if (const auto it = json.find("name"); it != json.end() && it->is_string()) {
+    p.name = it->get<std::string>();
+  }
+  double latency = static_cast<double>(p.link_latency_ns);
+  double decode = static_cast<double>(p.decode_layer_ns);
+  double prefill = static_cast<double>(p.prefill_token_ns);
+  double cpu_latency = static_cast<double>(p.cpu_expert_latency_ns);
+  double streams = 1, arrival = 0, wave = 0, wake = 0, next_gate = 0;
+  MOERT_RETURN_IF_ERROR(ReadNumber(json, path, "link_bytes_per_s", 1, 1e15, &p.link_bytes_per_s));
+  MOERT_RETURN_IF_ERROR(ReadNumber(json, path, "link_latency_ns", 0, 1e12, &latency));
+  MOERT_RETURN_IF_ERROR(ReadNumber(json, path, "decode_layer_ns", 0, 1e12, &decode));
+  MOERT_RETURN_IF_ERROR(ReadNumber(json, path, "prefill_token_ns", 0, 1e12, &prefill));
+  MOERT_RETURN_IF_ERROR(
+      ReadNumber(json, path, "cpu_weight_bytes_per_s", 1, 1e15, &p.cpu_weight_bytes_per_s));
+  MOERT_RETURN_IF_ERROR(ReadNumber(json, path, "cpu_expert_latency_ns", 0, 1e12, &cpu_latency));
+  MOERT_RETURN_IF_ERROR(ReadNumber(json, path, "link_streams", 1, 64, &streams));
+  MOERT_RETURN_IF_ERROR(
+      ReadNumber(json, path, "stream_bytes_per_s", 0, 1e15, &p.stream_bytes_per_s));
+  MOERT_RETURN_IF_ERROR(ReadNumber(json, path, "arrival_ns", 0, 1e12, &arrival));
+  MOERT_RETURN_IF_ERROR(ReadNumber(json, path, "wave_ns", 0, 1e12, &wave));
+  MOERT_RETURN_IF_ERROR(ReadNumber(json, path, "wake_ns", 0, 1e12, &wake));
+  MOERT_RETURN_IF_ERROR(ReadNumber(json, path, "next_gate_ns", 0, 1e12, &next_gate));
+  MOERT_RETURN_IF_ERROR(ReadComputeRates(json, path, &p.compute));
+  MOERT_RETURN_IF_ERROR(ReadVersionRates(json, path, "version_compute", &p.version_compute));
+  MOERT_RETURN_IF_ERROR(ReadVersionRates(json, path, "cpu_compute", &p.cpu_compute));
+  MOERT_RETURN_IF_ERROR(
+      ReadNumber(json, path, "cpu_next_token_share", 0, 1000, &p.cpu_next_token_share));
+  if (const auto it = json.find("cpu_executor"); it != json.end()) {
+    if (!it->is_boolean()) {
+      return absl::InvalidArgumentError(
+          fmt::format("{}: field 'cpu_executor' is {}: must be true or false", path, it->dump()));
+    }
+    p.cpu_executor = it->get<bool>();
+  }
+  p.link_latency_ns = std::llround(latency);
+  p.link_streams = static_cast<int>(streams);
+  p.arrival_ns = std::llround(arrival);
+  p.wave_ns = std::llround(wave);
+  p.wake_ns = std::llround(wake);
+  p.next_gate_ns = std::llround(next_gate);
+  p.decode_layer_ns = std::llround(decode);
+  p.prefill_token_ns = std::llround(prefill);
+  p.cpu_expert_latency_ns = std::llround(cpu_latency);
+  return p;
+}
+
+}  // namespace moert

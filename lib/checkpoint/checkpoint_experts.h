@@ -1,0 +1,69 @@
+// The experts and layer constants of an HF checkpoint, by layer and expert instead of by name.
+#ifndef MOERT_LIB_CHECKPOINT_CHECKPOINT_EXPERTS_H_
+#define MOERT_LIB_CHECKPOINT_CHECKPOINT_EXPERTS_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/hf_config.h"
+#include "checkpoint/safetensors.h"
+#include "moert/expert_source.h"
+
+namespace moert {
+
+/// One expert's matrices as bf16 bits, row-major: gate and up [intermediate, hidden], down [hidden,
+/// intermediate].
+struct ExpertWeights {
+  std::vector<uint16_t> gate, up, down;
+};
+
+/// The tensors that hold the experts of one layer: one a matrix of an expert, or all experts of a
+/// layer in one, gate and up together or apart, as they are multiplied or transposed.
+struct ExpertTensors {
+  bool fused = false;
+  const TensorInfo* gate_up = nullptr;  // [E, 2 intermediate, hidden], gate's rows first; or null
+  const TensorInfo* gate = nullptr;     // [E, intermediate, hidden]; or null
+  const TensorInfo* up = nullptr;       // [E, intermediate, hidden]; or null
+  const TensorInfo* down = nullptr;     // [E, hidden, intermediate]
+  bool transposed = false;              // the last two dimensions of each are swapped
+};
+
+/// Thread-safe. Borrows both arguments of Create.
+class CheckpointExperts {
+ public:
+  /// Fails at once, naming the tensor, if any that the model needs is missing or has another shape
+  /// or a type that is not floating point.
+  static absl::StatusOr<std::unique_ptr<CheckpointExperts>> Create(const Checkpoint* checkpoint,
+                                                                   const HfConfig* config);
+
+  const MoeModelSpec& model() const { return config_->moe; }
+  /// `layer` counts MoE layers. Weights that are not bf16 are rounded to nearest even.
+  absl::Status ReadExpert(int layer, int expert, ExpertWeights* out) const;
+  /// The shared expert as a bf16 record.
+  absl::StatusOr<LayerConstants> ReadConstants(int layer) const;
+
+ private:
+  CheckpointExperts(const Checkpoint* checkpoint, const HfConfig* config)
+      : checkpoint_(checkpoint), config_(config) {}
+  absl::Status Check(const std::string& name, absl::Span<const int64_t> shape) const;
+  absl::Status CheckLayer(const MoeLayerSpec& layer);
+  absl::StatusOr<ExpertTensors> FindFused(const MoeLayerSpec& layer) const;
+  absl::Status ReadMatrix(const std::string& name, std::vector<uint16_t>* out) const;
+  absl::Status ReadFused(const ExpertTensors& tensors, const MoeLayerSpec& layer, int expert,
+                         ExpertWeights* out) const;
+
+  const Checkpoint* const checkpoint_;
+  const HfConfig* const config_;
+  MoeTensorNames names_;
+  std::vector<ExpertTensors> tensors_;  // by MoE layer
+};
+
+/// Packs one expert as a bf16 record at `record`, which holds layout.bytes; gaps are zeroed.
+absl::Status PackExpertBf16(const RecordLayout& layout, const ExpertWeights& weights,
+                            std::byte* record);
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_CHECKPOINT_CHECKPOINT_EXPERTS_H_

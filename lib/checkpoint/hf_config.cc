@@ -1,0 +1,173 @@
+#include "checkpoint/hf_config.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <new>
+
+#include "base/json.h"
+#include "base/status_macros.h"
+#include "checkpoint/architectures/architecture.h"
+#include "checkpoint/safetensors.h"
+
+namespace moert {
+namespace {
+
+using nlohmann::json;
+
+constexpr JsonLimits kConfigLimits = {
+    .max_bytes = 16'000'000, .max_depth = 16, .max_values = 200'000};
+constexpr int64_t kMaxVocabulary = int64_t{1} << 28;
+constexpr int64_t kMaxPositions = int64_t{1} << 31;
+
+// The one kind of quantized checkpoint that is read: fp8 with a scale for each 128 x 128 block, as
+// DeepSeek-V3 and Qwen3 are published (safetensors.h: Checkpoint::Fp8Scales).
+void ReadQuantization(ConfigFields& fields) {
+  constexpr char kKey[] = "quantization_config";
+  const json* object = fields.Find(kKey);
+  if (object == nullptr) return;
+  constexpr char kLegal[] =
+      "legal are unquantized weights (no such field), or quant_method \"fp8\" with fmt \"e4m3\" "
+      "and "
+      "weight_block_size [128, 128]";
+  if (!object->is_object()) return fields.Fail(kKey, kLegal);
+  ConfigFields inner(*object, kKey);
+  const bool legal = inner.String("quant_method", "") == "fp8" &&
+                     inner.String("fmt", "e4m3") == "e4m3" &&
+                     inner.Ints("weight_block_size", 0, kMaxPositions) ==
+                         std::vector<int64_t>{kFp8BlockRows, kFp8BlockCols};
+  if (!legal || !inner.status().ok()) fields.Fail(kKey, kLegal);
+}
+
+// Which layers look only at the last sliding_window positions.
+void ReadSlidingWindow(const Architecture& family, ConfigFields& fields, HfConfig& config) {
+  const size_t layers = static_cast<size_t>(config.num_hidden_layers);
+  config.sliding_window.assign(layers, 0);
+  const int64_t window = fields.Int("sliding_window", 0, kMaxPositions, 0);
+  if (window == 0 || !fields.Bool("use_sliding_window", family.window_without_flag)) return;
+  if (const json* types = fields.Find("layer_types"); types != nullptr) {
+    if (!types->is_array() || types->size() != layers) {
+      return fields.Fail("layer_types", fmt::format("legal is a list of {} names", layers));
+    }
+    for (size_t i = 0; i < layers; ++i) {
+      if ((*types)[i] == "sliding_attention") {
+        config.sliding_window[i] = window;
+      } else if ((*types)[i] != "full_attention") {
+        return fields.Fail("layer_types", "legal names are full_attention and sliding_attention");
+      }
+    }
+    return;
+  }
+  const int64_t first = fields.Int("max_window_layers", 0, kMaxLayerCount, 0);
+  for (size_t i = static_cast<size_t>(first); i < layers; ++i) config.sliding_window[i] = window;
+}
+
+void ReadAttention(ConfigFields& fields, HfConfig& config) {
+  config.num_attention_heads = static_cast<int>(fields.Int("num_attention_heads", 1, 65536));
+  config.num_key_value_heads = static_cast<int>(
+      fields.Int("num_key_value_heads", 1, config.num_attention_heads, config.num_attention_heads));
+  if (config.num_attention_heads % config.num_key_value_heads != 0) {
+    fields.Fail("num_key_value_heads", fmt::format("legal is a divisor of num_attention_heads ({})",
+                                                   config.num_attention_heads));
+  }
+  std::optional<int64_t> derived;
+  if (config.hidden_size % config.num_attention_heads == 0) {
+    derived = config.hidden_size / config.num_attention_heads;
+  }
+  config.head_dim = fields.Int("head_dim", 1, 65536, derived);
+  if (config.head_dim % 2 != 0) fields.Fail("head_dim", "legal is an even number");
+  if (fields.Real("partial_rotary_factor", 0, 1, 1) != 1) {
+    fields.Fail("partial_rotary_factor", "legal is 1: all channels of a head are rotated");
+  }
+}
+
+void ReadCommon(const Architecture& family, ConfigFields& fields, HfConfig& config) {
+  ReadQuantization(fields);
+  config.vocab_size = fields.Int("vocab_size", 1, kMaxVocabulary);
+  config.hidden_size = fields.Int("hidden_size", 1, kMaxWidth);
+  config.num_hidden_layers = static_cast<int>(fields.Int("num_hidden_layers", 1, kMaxLayerCount));
+  config.max_position_embeddings = fields.Int("max_position_embeddings", 1, kMaxPositions);
+  config.norm_eps = fields.Real("rms_norm_eps", 0.0, 1.0, family.norm_eps);
+  config.tie_word_embeddings = fields.Bool("tie_word_embeddings", false);
+  config.activation = fields.ActivationOf("hidden_act", "silu");
+  config.bos_token_id = fields.Int("bos_token_id", -1, config.vocab_size - 1, -1);
+  config.eos_token_ids = fields.Ints("eos_token_id", 0, config.vocab_size - 1, true);
+  config.is_moe.assign(static_cast<size_t>(config.num_hidden_layers), true);
+  ReadAttention(fields, config);
+  config.rope =
+      ReadRopeConfig(fields, family.rope_theta, config.max_position_embeddings, config.head_dim);
+  ReadSlidingWindow(family, fields, config);
+}
+
+absl::StatusOr<HfConfig> Read(const json& object, const std::string& source) {
+  ConfigFields fields(object, source);
+  HfConfig config;
+  config.model_type = fields.String("model_type");
+  MOERT_RETURN_IF_ERROR(fields.status());
+  const auto all = Architectures();
+  const auto found = std::find_if(all.begin(), all.end(), [&](const Architecture* a) {
+    return config.model_type == a->model_type;
+  });
+  if (found == all.end()) {
+    return absl::UnimplementedError(
+        fmt::format("{}: model_type is \"{}\", which is not supported; supported are: {}", source,
+                    config.model_type, fmt::join(SupportedArchitectures(), ", ")));
+  }
+  ReadCommon(**found, fields, config);
+  MOERT_RETURN_IF_ERROR(fields.status());
+  config.moe.architecture = config.model_type;
+  (*found)->read(fields, config);
+  if (std::find(config.is_moe.begin(), config.is_moe.end(), false) != config.is_moe.end()) {
+    config.dense_intermediate = fields.Int("intermediate_size", 1, kMaxFfnWidth);
+  }
+  MOERT_RETURN_IF_ERROR(fields.status());
+  if (const absl::Status s = config.moe.Validate(); !s.ok()) {
+    return absl::InvalidArgumentError(
+        fmt::format("{}: {}", source, fmt::string_view(s.message().data(), s.message().size())));
+  }
+  return config;
+}
+
+}  // namespace
+
+int HfConfig::MoeLayerIndex(int model_layer) const {
+  if (model_layer < 0 || model_layer >= num_hidden_layers) return -1;
+  if (!is_moe[static_cast<size_t>(model_layer)]) return -1;
+  return static_cast<int>(std::count(is_moe.begin(), is_moe.begin() + model_layer, true));
+}
+
+std::vector<std::string> SupportedArchitectures() {
+  std::vector<std::string> names;
+  for (const Architecture* a : Architectures()) names.emplace_back(a->model_type);
+  return names;
+}
+
+absl::StatusOr<HfConfig> ParseHfConfig(absl::string_view text, const std::string& source) {
+  MOERT_ASSIGN_OR_RETURN(const json object, ParseJsonObject(text, source, kConfigLimits));
+  try {
+    return Read(object, source);
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError(fmt::format("{}: out of memory", source));
+  }
+}
+
+absl::StatusOr<HfConfig> LoadHfConfig(const std::string& model_dir, Env* env) {
+  const std::string path = model_dir + "/config.json";
+  MOERT_ASSIGN_OR_RETURN(const json object, ReadJsonFile(env, path, kConfigLimits));
+  try {
+    MOERT_ASSIGN_OR_RETURN(HfConfig config, Read(object, path));
+    const std::string generation = model_dir + "/generation_config.json";
+    const auto file = env->Open(generation, FileAccess::kBuffered);
+    if (absl::IsNotFound(file.status())) return config;
+    MOERT_ASSIGN_OR_RETURN(const json extra, ReadJsonFile(env, generation, kConfigLimits));
+    ConfigFields fields(extra, generation);
+    const auto eos = fields.Ints("eos_token_id", 0, config.vocab_size - 1, true);
+    MOERT_RETURN_IF_ERROR(fields.status());
+    if (!eos.empty()) config.eos_token_ids = eos;
+    return config;
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError(fmt::format("{}: out of memory", path));
+  }
+}
+
+}  // namespace moert

@@ -1,0 +1,89 @@
+#include "checkpoint/rope_config.h"
+
+#include <fmt/format.h>
+
+#include <optional>
+#include <string>
+
+namespace moert {
+namespace {
+
+constexpr double kMaxTheta = 1e12;
+constexpr double kMaxFactor = 1e6;
+constexpr int64_t kMaxPositions = int64_t{1} << 31;
+
+std::optional<RopeKind> ParseKind(const std::string& name) {
+  if (name == "default") return RopeKind::kDefault;
+  if (name == "linear") return RopeKind::kLinear;
+  if (name == "llama3") return RopeKind::kLlama3;
+  if (name == "yarn") return RopeKind::kYarn;
+  if (name == "longrope" || name == "su") return RopeKind::kLongRope;  // su: its older name
+  return std::nullopt;
+}
+
+void ReadYarn(ConfigFields& scaling, RopeConfig& rope) {
+  rope.beta_fast = scaling.Real("beta_fast", 1e-3, kMaxFactor, 32);
+  rope.beta_slow = scaling.Real("beta_slow", 1e-3, kMaxFactor, 1);
+  rope.mscale = scaling.Real("mscale", 0, kMaxFactor, 0);
+  rope.mscale_all_dim = scaling.Real("mscale_all_dim", 0, kMaxFactor, 0);
+  rope.truncate = scaling.Bool("truncate", true);
+  rope.attention_factor = scaling.Real("attention_factor", 0, kMaxFactor, 0);
+  if (rope.theta <= 1.0) scaling.Fail("rope_theta", "legal with yarn is a number above 1");
+}
+
+void ReadLongRope(ConfigFields& scaling, int64_t half, RopeConfig& rope) {
+  rope.short_factor = scaling.Reals("short_factor", 1e-6, kMaxFactor, half);
+  rope.long_factor = scaling.Reals("long_factor", 1e-6, kMaxFactor, half);
+  rope.short_mscale = scaling.Real("short_mscale", 0, kMaxFactor, 0);
+  rope.long_mscale = scaling.Real("long_mscale", 0, kMaxFactor, 0);
+  rope.attention_factor = scaling.Real("attention_factor", 0, kMaxFactor, 0);
+}
+
+}  // namespace
+
+RopeConfig ReadRopeConfig(ConfigFields& fields, double theta, int64_t max_positions,
+                          int64_t head_dim) {
+  RopeConfig rope;
+  rope.theta = fields.Real("rope_theta", 1.0, kMaxTheta, theta);
+  const char* key = fields.Has("rope_parameters") ? "rope_parameters" : "rope_scaling";
+  const nlohmann::json* object = fields.Find(key);
+  if (object == nullptr) return rope;
+  if (!object->is_object()) {
+    fields.Fail(key, "legal is an object");
+    return rope;
+  }
+  ConfigFields scaling(*object, key);
+  rope.theta = scaling.Real("rope_theta", 1.0, kMaxTheta, rope.theta);
+  const std::string name = scaling.String("rope_type", scaling.String("type", "default"));
+  const auto kind = ParseKind(name);
+  if (!kind) {
+    scaling.Fail(scaling.Has("rope_type") ? "rope_type" : "type",
+                 "legal are default, linear, llama3, yarn, longrope");
+  }
+  rope.kind = kind.value_or(RopeKind::kDefault);
+  if (rope.kind != RopeKind::kDefault) {
+    constexpr char kOriginal[] = "original_max_position_embeddings";
+    // Phi's configurations keep it beside the object, and then it decides the factor too.
+    const int64_t beside = fields.Int(kOriginal, 1, kMaxPositions, 0);
+    const int64_t within = scaling.Int(kOriginal, 1, kMaxPositions, beside);
+    rope.original_max_positions = within > 0 ? within : max_positions;
+    const bool derived = rope.kind == RopeKind::kLongRope && within > 0;
+    const double ratio =
+        static_cast<double>(max_positions) / static_cast<double>(rope.original_max_positions);
+    rope.factor = derived ? ratio : scaling.Real("factor", 1.0, kMaxFactor);
+  }
+  if (rope.kind == RopeKind::kYarn) ReadYarn(scaling, rope);
+  if (rope.kind == RopeKind::kLongRope) ReadLongRope(scaling, head_dim / 2, rope);
+  if (rope.kind == RopeKind::kLlama3) {
+    rope.low_freq_factor = scaling.Real("low_freq_factor", 1e-6, kMaxFactor);
+    rope.high_freq_factor = scaling.Real("high_freq_factor", 1e-6, kMaxFactor);
+    if (rope.high_freq_factor <= rope.low_freq_factor) {
+      scaling.Fail("high_freq_factor",
+                   fmt::format("legal is more than low_freq_factor ({})", rope.low_freq_factor));
+    }
+  }
+  if (!scaling.status().ok()) fields.Fail(key, std::string(scaling.status().message()));
+  return rope;
+}
+
+}  // namespace moert

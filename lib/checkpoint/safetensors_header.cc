@@ -1,0 +1,198 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <new>
+#include <optional>
+#include <utility>
+
+#include "base/checked_math.h"
+#include "base/json.h"
+#include "base/status_macros.h"
+#include "checkpoint/safetensors.h"
+
+namespace moert {
+namespace {
+
+using nlohmann::json;
+
+constexpr int64_t kPrefixBytes = 8;
+constexpr int64_t kMaxHeaderBytes = 100'000'000;  // as the reference implementation
+constexpr size_t kMaxRank = 8;
+constexpr size_t kMaxNameBytes = 1024;
+
+struct DTypeCode {
+  const char* code;
+  DType dtype;
+};
+constexpr DTypeCode kDTypeCodes[] = {
+    {"F32", DType::kF32}, {"BF16", DType::kBF16}, {"F16", DType::kF16}, {"F8_E4M3", DType::kF8E4M3},
+    {"U8", DType::kU8},   {"I32", DType::kI32},   {"I64", DType::kI64},
+};
+
+std::optional<DType> ParseDType(const std::string& code) {
+  for (const DTypeCode& c : kDTypeCodes) {
+    if (code == c.code) return c.dtype;
+  }
+  return std::nullopt;
+}
+
+// A non-negative integer that fits int64_t.
+std::optional<int64_t> AsSize(const json& v) {
+  if (!v.is_number_unsigned()) return std::nullopt;
+  const uint64_t u = v.get<uint64_t>();
+  if (u > static_cast<uint64_t>(INT64_MAX)) return std::nullopt;
+  return static_cast<int64_t>(u);
+}
+
+// `data_bytes` is what the file holds after its header; offsets are relative to that.
+absl::StatusOr<TensorInfo> ParseTensor(const std::string& path, const std::string& name,
+                                       const json& entry, int64_t data_bytes) {
+  const auto error = [&](const std::string& what) {
+    return absl::InvalidArgumentError(fmt::format("{}: tensor \"{}\": {}", path, name, what));
+  };
+  if (name.empty() || name.size() > kMaxNameBytes) {
+    return error(
+        fmt::format("the name has {} bytes, legal is 1 to {}", name.size(), kMaxNameBytes));
+  }
+  if (!entry.is_object()) return error("its entry is not an object");
+  const auto dtype = entry.find("dtype");
+  const auto shape = entry.find("shape");
+  const auto offsets = entry.find("data_offsets");
+  if (dtype == entry.end() || shape == entry.end() || offsets == entry.end() || entry.size() != 3) {
+    return error("its entry must have dtype, shape and data_offsets, and nothing else");
+  }
+
+  TensorInfo t;
+  t.name = name;
+  const auto parsed =
+      dtype->is_string() ? ParseDType(dtype->get_ref<const std::string&>()) : std::nullopt;
+  if (!parsed) {
+    std::string legal;
+    for (const DTypeCode& c : kDTypeCodes) legal += fmt::format(" {}", c.code);
+    return error(fmt::format("dtype {} is not supported, legal are:{}",
+                             dtype->is_string() ? dtype->get<std::string>() : "(not a string)",
+                             legal));
+  }
+  t.dtype = *parsed;
+
+  if (!shape->is_array() || shape->size() > kMaxRank) {
+    return error(fmt::format("shape must be an array of at most {} sizes", kMaxRank));
+  }
+  Checked<int64_t> bytes(DTypeBytes(t.dtype));
+  for (const json& d : *shape) {
+    const auto size = AsSize(d);
+    if (!size) return error("a size in shape is not a non-negative integer");
+    t.shape.push_back(*size);
+    bytes.Mul(*size);
+  }
+  if (!bytes.value()) {
+    return error(fmt::format("the size of shape {} overflows", ShapeToString(t.shape)));
+  }
+  t.bytes = *bytes.value();
+
+  if (!offsets->is_array() || offsets->size() != 2) {
+    return error("data_offsets must be two integers");
+  }
+  const auto begin = AsSize((*offsets)[0]), end = AsSize((*offsets)[1]);
+  if (!begin || !end || *begin > *end) {
+    return error("data_offsets must be two non-negative integers in ascending order");
+  }
+  if (*end > data_bytes) {
+    return error(fmt::format("ends at {}, but the file holds only {} bytes of data (truncated?)",
+                             *end, data_bytes));
+  }
+  if (*end - *begin != t.bytes) {
+    return error(fmt::format("{} {} takes {} bytes, but data_offsets span {}",
+                             DTypeName(t.dtype).data(), ShapeToString(t.shape), t.bytes,
+                             *end - *begin));
+  }
+  t.offset = *begin;
+  return t;
+}
+
+// The tensors, sorted, must tile [0, data_bytes) exactly.
+absl::Status CheckCoverage(const std::string& path, const std::vector<TensorInfo>& tensors,
+                           int64_t data_bytes) {
+  int64_t end = 0;
+  for (const TensorInfo& t : tensors) {
+    if (t.offset != end) {
+      return absl::InvalidArgumentError(fmt::format(
+          "{}: tensor \"{}\": starts at {}, but {} ends at {} ({})", path, t.name, t.offset,
+          end == 0 ? "nothing" : "the one before it", end, t.offset < end ? "overlap" : "gap"));
+    }
+    end = t.offset + t.bytes;
+  }
+  if (end != data_bytes) {
+    return absl::InvalidArgumentError(
+        fmt::format("{}: the last tensor ends at {}, but the file holds {} bytes of data", path,
+                    end, data_bytes));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<SafetensorsHeader> Parse(const RandomAccessFile& file) {
+  const std::string& path = file.path();
+  if (file.size() < kPrefixBytes) {
+    return absl::InvalidArgumentError(
+        fmt::format("{}: {} bytes is too short for a safetensors file", path, file.size()));
+  }
+  uint64_t length = 0;  // little-endian, as the host
+  MOERT_RETURN_IF_ERROR(
+      file.Read(0, absl::MakeSpan(reinterpret_cast<std::byte*>(&length), sizeof(length))));
+  if (length > static_cast<uint64_t>(kMaxHeaderBytes) ||
+      static_cast<int64_t>(length) > file.size() - kPrefixBytes) {
+    return absl::InvalidArgumentError(
+        fmt::format("{}: a header of {} bytes, legal is up to {} and within the file's {} bytes",
+                    path, length, kMaxHeaderBytes, file.size()));
+  }
+  std::string text(static_cast<size_t>(length), '\0');
+  MOERT_RETURN_IF_ERROR(file.Read(
+      kPrefixBytes, absl::MakeSpan(reinterpret_cast<std::byte*>(text.data()), text.size())));
+  if (text.empty() || text[0] != '{') {
+    return absl::InvalidArgumentError(
+        fmt::format("{}: the safetensors header does not start with {{", path));
+  }
+  MOERT_ASSIGN_OR_RETURN(const json doc, ParseJsonObject(text, path, {.max_depth = 4}));
+
+  SafetensorsHeader header;
+  header.data_offset = kPrefixBytes + static_cast<int64_t>(length);
+  const int64_t data_bytes = file.size() - header.data_offset;
+  header.tensors.reserve(doc.size());
+  for (const auto& [name, entry] : doc.items()) {
+    if (name == "__metadata__") {
+      if (!entry.is_object()) {
+        return absl::InvalidArgumentError(fmt::format("{}: __metadata__ is not an object", path));
+      }
+      for (const auto& [key, value] : entry.items()) {
+        if (!value.is_string()) {
+          return absl::InvalidArgumentError(
+              fmt::format("{}: __metadata__ \"{}\" is not a string", path, key));
+        }
+        header.metadata.emplace(key, value.get<std::string>());
+      }
+      continue;
+    }
+    MOERT_ASSIGN_OR_RETURN(TensorInfo t, ParseTensor(path, name, entry, data_bytes));
+    header.tensors.push_back(std::move(t));
+  }
+  std::sort(header.tensors.begin(), header.tensors.end(),
+            [](const TensorInfo& a, const TensorInfo& b) {
+              return std::pair(a.offset, a.bytes) < std::pair(b.offset, b.bytes);
+            });
+  MOERT_RETURN_IF_ERROR(CheckCoverage(path, header.tensors, data_bytes));
+  for (TensorInfo& t : header.tensors) t.offset += header.data_offset;
+  return header;
+}
+
+}  // namespace
+
+absl::StatusOr<SafetensorsHeader> ReadSafetensorsHeader(const RandomAccessFile& file) {
+  try {
+    return Parse(file);
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError(
+        fmt::format("{}: out of memory while reading the header", file.path()));
+  }
+}
+
+}  // namespace moert

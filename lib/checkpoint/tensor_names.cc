@@ -1,0 +1,40 @@
+#include "checkpoint/tensor_names.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+
+namespace moert {
+namespace {
+
+std::string Layer(const std::string& pattern, int layer) {
+  return absl::StrReplaceAll(pattern, {{"{layer}", absl::StrCat(layer)}});
+}
+
+}  // namespace
+
+std::string MoeTensorNames::Expert(int model_layer, int expert_index, Projection p) const {
+  return absl::StrReplaceAll(expert, {{"{layer}", absl::StrCat(model_layer)},
+                                      {"{expert}", absl::StrCat(expert_index)},
+                                      {"{projection}", projections[static_cast<int>(p)]}});
+}
+
+std::string MoeTensorNames::ExpertsPrefix(int model_layer) const {
+  return Layer(expert.substr(0, expert.find("{expert}")), model_layer);
+}
+
+std::string MoeTensorNames::Router(int model_layer) const { return Layer(router, model_layer); }
+
+std::string MoeTensorNames::SelectionBias(int model_layer) const {
+  return Layer(selection_bias, model_layer);
+}
+
+std::string MoeTensorNames::SharedExpert(int model_layer, Projection p) const {
+  return absl::StrReplaceAll(shared_expert, {{"{layer}", absl::StrCat(model_layer)},
+                                             {"{projection}", projections[static_cast<int>(p)]}});
+}
+
+std::string MoeTensorNames::SharedGate(int model_layer) const {
+  return Layer(shared_gate, model_layer);
+}
+
+}  // namespace moert

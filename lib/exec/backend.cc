@@ -1,0 +1,25 @@
+#include "exec/backend.h"
+
+namespace moert {
+
+absl::string_view BackendName(BackendKind kind) {
+  switch (kind) {
+    case BackendKind::kAuto:
+      return "auto";
+    case BackendKind::kCpu:
+      return "cpu";
+    case BackendKind::kCuda:
+      return "cuda";
+  }
+  return "?";
+}
+
+absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const EngineOptions& options) {
+  const bool simulated = options.simulate;  // counts only: needs no device
+  const bool cuda = options.backend == BackendKind::kCuda ||
+                    (options.backend == BackendKind::kAuto && CudaStatus().ok());
+  if (!cuda || simulated) return std::unique_ptr<Backend>();
+  return MakeCudaBackend(options);
+}
+
+}  // namespace moert

@@ -1,0 +1,84 @@
+// ComputeFence: lets transfers wait for the kernels that may still read the block they overwrite.
+//
+// Layer calls are enqueued and their experts unpinned long before they have run. Behind every batch
+// of kernels the executor passes the fence; a transfer remembers how far the fence was when its
+// block was taken, and its copy waits, on the device, for that point and not for work enqueued
+// later, so a demand load runs beside the products of the same layer.
+#ifndef MOERT_LIB_EXEC_CUDA_COMPUTE_FENCE_H_
+#define MOERT_LIB_EXEC_CUDA_COMPUTE_FENCE_H_
+
+#include <array>
+#include <cstdint>
+#include <mutex>
+
+#include "exec/cuda/cuda_api.h"
+
+namespace moert::cuda {
+
+/// Thread-safe.
+class ComputeFence {
+ public:
+  using Ticket = int64_t;  // 0: nothing to wait for
+
+  ComputeFence() = default;
+  ComputeFence(const ComputeFence&) = delete;
+  ComputeFence& operator=(const ComputeFence&) = delete;
+  ~ComputeFence() {
+    for (cudaEvent_t event : events_) {
+      if (event != nullptr) cudaEventDestroy(event);
+    }
+  }
+
+  absl::Status Init() {
+    for (cudaEvent_t& event : events_) {
+      MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    }
+    return absl::OkStatus();
+  }
+
+  /// Everything enqueued on `stream` so far lies before the next ticket. Work on another stream
+  /// than the last pass is ordered behind that: calls share buffers.
+  absl::Status Pass(cudaStream_t stream) {
+    std::lock_guard<std::mutex> lock(mu_);
+    MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(events_[(last_ + 1) % kEvents], stream));
+    ++last_;
+    return absl::OkStatus();
+  }
+  Ticket Now() const {
+    std::lock_guard<std::mutex> lock(mu_);
+    return last_;
+  }
+  /// While quiet, blocks that are taken have no readers left, and what is enqueued may depend on
+  /// the transfer (open calls, backend/backend.h): transfers wait for nothing.
+  void SetQuiet(bool quiet) {
+    std::lock_guard<std::mutex> lock(mu_);
+    quiet_ = quiet;
+  }
+  bool quiet() const {
+    std::lock_guard<std::mutex> lock(mu_);
+    return quiet_;
+  }
+  Ticket ForTransfer() const {
+    std::lock_guard<std::mutex> lock(mu_);
+    return quiet_ ? 0 : last_;
+  }
+  /// Work enqueued on `stream` from now on waits for the ticket. An event that was recorded again
+  /// since stands for a later point, which contains it.
+  absl::Status Wait(Ticket ticket, cudaStream_t stream) {
+    if (ticket == 0) return absl::OkStatus();
+    std::lock_guard<std::mutex> lock(mu_);
+    MOERT_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(stream, events_[ticket % kEvents], 0));
+    return absl::OkStatus();
+  }
+
+ private:
+  static constexpr int kEvents = 256;
+  mutable std::mutex mu_;
+  std::array<cudaEvent_t, kEvents> events_{};
+  Ticket last_ = 0;
+  bool quiet_ = false;
+};
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_LIB_EXEC_CUDA_COMPUTE_FENCE_H_

@@ -1,0 +1,105 @@
+// Experts that the CPU multiplies beside a device (importance paper Sec. 5.4): a thread of its own
+// runs the CPU backend's MixedGroupGemm over records in pinned host memory while the caller starts
+// transfers and enqueues the device's products.
+//
+// The rows of x come down before the routing is waited for; the outputs lie in mapped host memory,
+// where a kernel fetches them into their slots. The sum over slots does not know who made them.
+#ifndef MOERT_LIB_EXEC_CUDA_CPU_EXPERTS_H_
+#define MOERT_LIB_EXEC_CUDA_CPU_EXPERTS_H_
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "base/aligned_array.h"
+#include "exec/cuda/cuda_api.h"
+#include "moert/mixed_group_gemm.h"
+#include "moert/model.h"
+#include "moert/router.h"
+#include "moert/tensor.h"
+
+namespace moert::cuda {
+
+/// An expert and its record in host memory.
+struct HostExpert {
+  int32_t expert = 0;
+  const std::byte* record = nullptr;
+  const RecordLayout* layout = nullptr;
+};
+
+/// One caller at a time: BringRows, then TakeRows or SetRows, Begin, Join.
+class CpuExperts {
+ public:
+  /// `gemm` is borrowed. `spin`: how long the thread looks for the next job, and Join for the
+  /// end of one, before they sleep. `cpus`: the thread is pinned to the first one; empty: not
+  /// pinned.
+  static absl::StatusOr<std::unique_ptr<CpuExperts>> Create(const MoeModelSpec& model,
+                                                            MixedGroupGemm* gemm,
+                                                            int64_t max_tokens,
+                                                            std::chrono::microseconds spin,
+                                                            absl::Span<const int> cpus);
+  ~CpuExperts();
+
+  /// Calls of so many rows at most.
+  int64_t max_tokens() const { return max_tokens_; }
+
+  /// Enqueues the copy of a call's rows to the host.
+  absl::Status BringRows(const MatrixView& hidden, cudaStream_t stream) const;
+  /// The rows that BringRows copied have arrived.
+  void TakeRows(const MatrixView& hidden);
+  /// The rows are in host memory already, fp32 and contiguous, until Join.
+  void SetRows(const float* rows, int64_t tokens, int64_t hidden);
+
+  /// Starts multiplying the rows last taken or set; the routing is only read here. Nothing may be
+  /// under way.
+  void Begin(const RoutingResult& routing, absl::Span<const HostExpert> experts,
+             Activation activation);
+  bool busy() const { return busy_; }
+  /// Waits for the products, and how long they took. Then rows() and slots() hold until the next
+  /// Begin: by then the caller must have waited for the kernel that reads them.
+  absl::Status Join(int64_t* took_ns);
+
+  /// [slots().size(), hidden] in mapped host memory, and the slot of each row.
+  const float* rows() const { return reinterpret_cast<const float*>(out_memory_.data()); }
+  const int32_t* slots() const { return reinterpret_cast<const int32_t*>(slot_memory_.data()); }
+  int num_rows() const { return static_cast<int>(out_rows_.size()); }
+  /// They have been handed on: num_rows() is 0 until the next Begin.
+  void Forget() { out_rows_.clear(); }
+
+ private:
+  CpuExperts(MixedGroupGemm* gemm, std::chrono::microseconds spin) : gemm_(gemm), spin_(spin) {}
+  void Serve();
+  void Multiply();
+
+  MixedGroupGemm* const gemm_;
+  const std::chrono::microseconds spin_;
+  int64_t max_tokens_ = 0;
+  Buffer in_memory_, out_memory_, slot_memory_;
+  AlignedArray<float> widened_;
+  MatrixView arriving_;       // pinned rows as the host has them
+  const float* x_ = nullptr;  // null: to be widened from arriving_
+  int64_t tokens_ = 0, hidden_ = 0;
+  std::vector<int32_t> tokens_of_, out_rows_;
+  std::vector<ExpertProblem> problems_;
+  bool busy_ = false;
+
+  std::atomic<int64_t> posted_{0}, done_{0};  // jobs
+  absl::Status status_;                       // of the last job; like took_ns_, read after done_
+  int64_t took_ns_ = 0;
+  std::mutex mu_;
+  std::condition_variable work_, finished_;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_LIB_EXEC_CUDA_CPU_EXPERTS_H_

@@ -1,0 +1,92 @@
+// The CUDA runtime in the library's terms: errors as Status, memory and events with owners.
+#ifndef MOERT_LIB_EXEC_CUDA_CUDA_API_H_
+#define MOERT_LIB_EXEC_CUDA_CUDA_API_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace moert::cuda {
+
+/// OK for cudaSuccess; ResourceExhausted when memory ran out, Unavailable without driver or device.
+absl::Status ToStatus(int error, const char* what);
+
+#define MOERT_CUDA_RETURN_IF_ERROR(call)                                                \
+  do {                                                                                  \
+    const int moert_cuda_error = static_cast<int>(call);                                \
+    if (moert_cuda_error != 0) return ::moert::cuda::ToStatus(moert_cuda_error, #call); \
+  } while (false)
+
+/// Device or host memory.
+class Buffer {
+ public:
+  Buffer() = default;
+  static absl::StatusOr<Buffer> Device(int64_t bytes);
+  static absl::StatusOr<Buffer> Pinned(int64_t bytes);
+  /// Where pinning is refused: copies from it wait for the driver to stage it.
+  static absl::StatusOr<Buffer> Pageable(int64_t bytes);
+  /// For tests: from now on so many more bytes may be pinned; -1: as many as the system has.
+  static void LimitPinning(int64_t bytes);
+  Buffer(Buffer&& other) noexcept { *this = std::move(other); }
+  Buffer& operator=(Buffer&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    std::swap(kind_, other.kind_);
+    return *this;
+  }
+  ~Buffer();
+
+  std::byte* data() const { return data_; }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  int64_t bytes_ = 0;
+  enum class Kind { kDevice, kPinned, kPageable };
+  Kind kind_ = Kind::kDevice;
+};
+
+/// Cuts typed arrays out of one allocation. With a null base it only counts bytes.
+class Carver {
+ public:
+  explicit Carver(std::byte* base = nullptr) : base_(base) {}
+  template <typename T>
+  T* Take(int64_t count) {
+    T* at = reinterpret_cast<T*>(base_ + used_);
+    used_ += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+    return at;
+  }
+  int64_t used() const { return used_; }
+
+ private:
+  std::byte* base_;
+  int64_t used_ = 0;
+};
+
+/// Makes `device` current for a scope.
+class DeviceScope {
+ public:
+  explicit DeviceScope(int device) {
+    if (cudaGetDevice(&before_) != cudaSuccess) before_ = device;
+    if (before_ != device) cudaSetDevice(device);
+    device_ = device;
+  }
+  ~DeviceScope() {
+    if (before_ != device_) cudaSetDevice(before_);
+  }
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  int before_ = 0;
+  int device_ = 0;
+};
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_LIB_EXEC_CUDA_CUDA_API_H_

@@ -1,0 +1,128 @@
+// The CUDA backend: device memory pools, transfers through pinned host memory, kernels.
+#include <cstdlib>
+#include <cstring>
+
+#include "base/status_macros.h"
+#include "exec/backend.h"
+#include "exec/cuda/compute_fence.h"
+#include "exec/cuda/cuda_api.h"
+#include "exec/cuda/cuda_executor.h"
+#include "exec/cuda/device_format.h"
+#include "exec/cuda/device_pool.h"
+#include "exec/cuda/device_transfers.h"
+#include "fmt/format.h"
+#include "kernels/cuda/route.h"
+
+namespace moert {
+namespace cuda {
+namespace {
+
+class CudaBackend final : public Backend {
+ public:
+  explicit CudaBackend(const EngineOptions& options) : options_(options) {}
+  absl::Status Init() {
+    DeviceScope scope(options_.device);
+    return fence_.Init();
+  }
+
+  absl::Status Check(const ExpertSource& source, absl::Span<const int> versions) const override {
+    if (options_.activation != ActivationNumerics::kBF16) {
+      return absl::UnimplementedError(
+          "activations: the cuda backend multiplies bf16 activations only (--dtype bf16)");
+    }
+    const MoeModelSpec& model = source.model();
+    for (int l = 0; l < model.num_layers(); ++l) {
+      const MoeLayerSpec& layer = model.layers[l];
+      if (layer.num_experts > kMaxExperts || layer.routing.top_k > kMaxTopK) {
+        return absl::UnimplementedError(
+            fmt::format("layer {}: {} experts, top {}: the cuda backend takes at most {}, top {}",
+                        l, layer.num_experts, layer.routing.top_k, kMaxExperts, kMaxTopK));
+      }
+      for (int e = 0; e < layer.num_experts; ++e) {
+        for (const int version : versions) {
+          MOERT_RETURN_IF_ERROR(MakeDeviceFormat(source.layout(l, e, version)).status());
+        }
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<int64_t> WorkspaceBytes(const ExpertSource& source, absl::Span<const int> versions,
+                                         int64_t max_tokens) const override {
+    constexpr int64_t kPools = 2;  // of an engine, at most
+    MOERT_ASSIGN_OR_RETURN(const int64_t bytes, ExecutorBytes(source, versions, max_tokens));
+    return bytes + kPools * kPoolRounding;
+  }
+
+  absl::StatusOr<std::unique_ptr<BlockPool>> MakePool(const BlockSizes& sizes, int64_t limit,
+                                                      BudgetTracker* budget) override {
+    return MakeDevicePool(options_.device, sizes, limit, budget, &fence_);
+  }
+
+  absl::StatusOr<std::unique_ptr<TransferQueue>> MakeTransfers(
+      const ExpertSource* source, const Clock* clock, VirtualClock* virtual_clock,
+      const HardwareProfile* profile, const EngineOptions& options) override {
+    auto device_source =
+        std::make_unique<DeviceSource>(source, options_.device, options_.host_budget, &fence_);
+    MOERT_RETURN_IF_ERROR(device_source->Init());
+    records_ = device_source.get();
+    if (virtual_clock != nullptr) {
+      std::unique_ptr<TransferQueue> link =
+          MakeVirtualLink(device_source.get(), virtual_clock, profile);
+      return MakeDeviceTransfers(std::move(device_source), std::move(link), nullptr, nullptr);
+    }
+    std::shared_ptr<LinkPacer> pacer;
+    if (options.link_gbps > 0) pacer = std::make_shared<LinkPacer>(clock, options.link_gbps * 1e9);
+    std::unique_ptr<TransferQueue> readers =
+        MakeReaderQueue(device_source.get(), clock, options.io_threads, pacer);
+    return MakeDeviceTransfers(std::move(device_source), std::move(readers), clock, pacer);
+  }
+
+  std::string TakeNotice() const override {
+    return records_ == nullptr ? std::string() : records_->TakeNotice();
+  }
+
+  absl::StatusOr<std::unique_ptr<DeviceExecutor>> MakeExecutor(
+      const ExecutorParts& parts) override {
+    CudaExecutorOptions executor;
+    executor.device = options_.device;
+    executor.cpus = options_.cpus;
+    executor.fence = &fence_;
+    executor.records = records_;
+    executor.io_threads = options_.io_threads;
+    // Whose thread serves misses: "wait" leaves the device to wait for one of the engine's, "split"
+    // has the caller's wait for the device.
+    const char* misses = std::getenv("MOERT_CUDA_MISSES");
+    executor.open_calls = misses != nullptr && std::strcmp(misses, "wait") == 0;
+    return MakeCudaExecutor(parts, executor);
+  }
+
+ private:
+  const EngineOptions options_;
+  ComputeFence fence_;
+  DeviceSource* records_ = nullptr;  // of the transfers, which outlive the executor
+};
+
+}  // namespace
+}  // namespace cuda
+
+absl::Status CudaStatus() {
+  int devices = 0;
+  const cudaError_t error = cudaGetDeviceCount(&devices);
+  if (error != cudaSuccess) {
+    cudaGetLastError();
+    return absl::UnavailableError(fmt::format("no CUDA device: {}; the cpu backend works without",
+                                              cudaGetErrorString(error)));
+  }
+  if (devices == 0) return absl::UnavailableError("no CUDA device; the cpu backend works without");
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(const EngineOptions& options) {
+  MOERT_RETURN_IF_ERROR(CudaStatus());
+  auto backend = std::make_unique<cuda::CudaBackend>(options);
+  MOERT_RETURN_IF_ERROR(backend->Init());
+  return backend;
+}
+
+}  // namespace moert

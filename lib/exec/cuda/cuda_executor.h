@@ -1,0 +1,32 @@
+// The arithmetic of layer calls on a CUDA device.
+#ifndef MOERT_LIB_EXEC_CUDA_CUDA_EXECUTOR_H_
+#define MOERT_LIB_EXEC_CUDA_CUDA_EXECUTOR_H_
+
+#include <memory>
+#include <vector>
+
+#include "exec/backend.h"
+#include "exec/cuda/compute_fence.h"
+#include "exec/cuda/device_transfers.h"
+
+namespace moert::cuda {
+
+/// Device memory of an executor's buffers.
+absl::StatusOr<int64_t> ExecutorBytes(const ExpertSource& source, absl::Span<const int> versions,
+                                      int64_t max_tokens);
+
+/// Pointers are borrowed.
+struct CudaExecutorOptions {
+  int device = 0;
+  std::vector<int> cpus;            // see EngineOptions
+  ComputeFence* fence = nullptr;    // passed behind every batch of kernels
+  DeviceSource* records = nullptr;  // what the CPU multiplies
+  int io_threads = 1;               // that read records
+  bool open_calls = false;          // see DeviceExecutor::EnqueueOpen
+};
+absl::StatusOr<std::unique_ptr<DeviceExecutor>> MakeCudaExecutor(
+    const ExecutorParts& parts, const CudaExecutorOptions& options);
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_LIB_EXEC_CUDA_CUDA_EXECUTOR_H_

@@ -1,0 +1,87 @@
+#include "exec/cuda/device_model.h"
+
+#include <cstring>
+
+#include "base/status_macros.h"
+#include "exec/cuda/device_format.h"
+#include "exec/cuda/device_routing.h"
+
+namespace moert::cuda {
+
+absl::Status DeviceModel::Init(const ExecutorParts& parts) {
+  Carver count;
+  MOERT_RETURN_IF_ERROR(PlaceConstants(parts, &count, false));
+  MOERT_ASSIGN_OR_RETURN(constants_memory_, Buffer::Device(count.used()));
+  Carver carver(constants_memory_.data());
+  MOERT_RETURN_IF_ERROR(PlaceConstants(parts, &carver, true));
+  return PlaceFormats(parts);
+}
+
+absl::Status DeviceModel::PlaceConstants(const ExecutorParts& parts, Carver* carver, bool copy) {
+  const MoeModelSpec& model = parts.source->model();
+  layers_.clear();
+  int64_t handle = 0;
+  const auto bring = [&](const void* from, size_t bytes) -> absl::StatusOr<std::byte*> {
+    std::byte* at = carver->Take<std::byte>(static_cast<int64_t>(bytes));
+    if (copy) MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpy(at, from, bytes, cudaMemcpyHostToDevice));
+    return at;
+  };
+  for (int l = 0; l < model.num_layers(); ++l) {
+    const LayerConstants& host = (*parts.constants)[l];
+    LayerOnDevice d;
+    d.first_handle = handle;
+    handle += model.layers[l].num_experts + 1;
+    MOERT_ASSIGN_OR_RETURN(std::byte * gate, bring(host.gate.data(), host.gate.size() * 4));
+    d.gate = reinterpret_cast<const float*>(gate);
+    if (!host.selection_bias.empty()) {
+      MOERT_ASSIGN_OR_RETURN(std::byte * bias,
+                             bring(host.selection_bias.data(), host.selection_bias.size() * 4));
+      d.selection_bias = reinterpret_cast<const float*>(bias);
+    }
+    if (!host.shared_gate.empty()) {
+      MOERT_ASSIGN_OR_RETURN(std::byte * shared_gate,
+                             bring(host.shared_gate.data(), host.shared_gate.size() * 4));
+      d.shared_gate = reinterpret_cast<const float*>(shared_gate);
+    }
+    if (parts.shared_records[l] != nullptr) {
+      MOERT_ASSIGN_OR_RETURN(d.shared_record, bring(parts.shared_records[l],
+                                                    static_cast<size_t>(host.shared_layout.bytes)));
+    }
+    d.routing =
+        MakeDeviceRouting(model.layers[l].routing, model.layers[l].num_experts, d.selection_bias);
+    layers_.push_back(d);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DeviceModel::PlaceFormats(const ExecutorParts& parts) {
+  const MoeModelSpec& model = parts.source->model();
+  std::vector<DeviceFormat> formats;  // few, shared by many records
+  const auto add = [&](const RecordLayout& layout) -> absl::Status {
+    if (format_of_.count(&layout) != 0) return absl::OkStatus();
+    MOERT_ASSIGN_OR_RETURN(const DeviceFormat format, MakeDeviceFormat(layout));
+    size_t i = 0;
+    while (i < formats.size() && std::memcmp(&formats[i], &format, sizeof(format)) != 0) ++i;
+    if (i == formats.size()) formats.push_back(format);
+    format_of_[&layout] = static_cast<int64_t>(i);
+    return absl::OkStatus();
+  };
+  for (int l = 0; l < model.num_layers(); ++l) {
+    for (int e = 0; e < model.layers[l].num_experts; ++e) {
+      for (const int version : parts.versions) {
+        MOERT_RETURN_IF_ERROR(add(parts.source->layout(l, e, version)));
+      }
+    }
+    if (layers_[l].shared_record == nullptr) continue;
+    const RecordLayout& shared = (*parts.constants)[l].shared_layout;
+    MOERT_RETURN_IF_ERROR(add(shared));
+    layers_[l].shared_format = format_of_[&shared];
+  }
+  const auto bytes = static_cast<int64_t>(formats.size() * sizeof(DeviceFormat));
+  MOERT_ASSIGN_OR_RETURN(formats_memory_, Buffer::Device(bytes));
+  MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpy(formats_memory_.data(), formats.data(),
+                                        static_cast<size_t>(bytes), cudaMemcpyHostToDevice));
+  return absl::OkStatus();
+}
+
+}  // namespace moert::cuda

@@ -1,0 +1,30 @@
+// BlockPool in device memory.
+#ifndef MOERT_LIB_EXEC_CUDA_DEVICE_POOL_H_
+#define MOERT_LIB_EXEC_CUDA_DEVICE_POOL_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "exec/cuda/compute_fence.h"
+#include "store/block_pool.h"
+
+namespace moert::cuda {
+
+/// What a pool may map beyond its blocks: it maps whole granules of at most this size.
+constexpr int64_t kPoolRounding = int64_t{2} << 20;
+
+/// Address space for all blocks is reserved once; physical memory is mapped under blocks when they
+/// are taken, lowest first, and unmapped when the limit is lowered and nothing in a piece is taken
+/// any more (unmapping waits for the device). The budget is charged for the blocks held; mapped is
+/// at most what the limit's blocks need, rounded up once (kPoolRounding), except that after the
+/// limit was lowered scattered blocks keep up to 16 granules each mapped until they are given back.
+/// While `fence` is quiet nothing is unmapped: the device waits for the caller then. `budget` and
+/// `fence` are borrowed.
+absl::StatusOr<std::unique_ptr<BlockPool>> MakeDevicePool(int device, const BlockSizes& sizes,
+                                                          int64_t limit, BudgetTracker* budget,
+                                                          const ComputeFence* fence);
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_LIB_EXEC_CUDA_DEVICE_POOL_H_

@@ -1,0 +1,20 @@
+// A layer's routing and a strategy's rule as the kernels are told them.
+#ifndef MOERT_LIB_EXEC_CUDA_DEVICE_ROUTING_H_
+#define MOERT_LIB_EXEC_CUDA_DEVICE_ROUTING_H_
+
+#include "kernels/cuda/expert_cache.h"
+#include "kernels/cuda/route.h"
+#include "moert/policy.h"
+
+namespace moert::cuda {
+
+/// selection_bias: on the device, or null.
+DeviceRouting MakeDeviceRouting(const RoutingSpec& spec, int num_experts,
+                                const float* selection_bias);
+
+/// What the rule says; nothing of the call.
+ExpertCacheArgs MakeExpertCacheArgs(const RoutingRule& rule);
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_LIB_EXEC_CUDA_DEVICE_ROUTING_H_

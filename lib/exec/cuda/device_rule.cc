@@ -1,0 +1,71 @@
+#include "exec/cuda/device_rule.h"
+
+#include <algorithm>
+
+#include "base/status_macros.h"
+#include "exec/cuda/device_routing.h"
+#include "route/expert_cache_rule.h"
+
+namespace moert::cuda {
+
+DeviceRule::DeviceRule(int64_t max_tokens) : requests_(kRememberedRequests, max_tokens) {}
+
+bool DeviceRule::Executes(const RoutingSpec& routing, const RoutingRule& rule) {
+  return rule.kind == RoutingRuleKind::kExpertCache && rule.alpha >= 0 && rule.alpha <= 1 &&
+         (rule.substitute == SubstituteChoice::kBestScore ||
+          rule.substitute == SubstituteChoice::kSkip) &&
+         CheckExpertCacheRule(routing).ok();
+}
+
+absl::Status DeviceRule::Init(const RuleBuffers& buffers) {
+  MOERT_CUDA_RETURN_IF_ERROR(cudaMemset(buffers.accounts, 0, sizeof(RequestAccount)));  // account 0
+  MOERT_CUDA_RETURN_IF_ERROR(cudaMemset(buffers.worst_shares, 0, 2 * sizeof(double)));
+  return absl::OkStatus();
+}
+
+absl::Status DeviceRule::SetRows(const RuleBuffers& buffers, absl::Span<const int64_t> request_ids,
+                                 cudaStream_t stream) {
+  if (request_ids == rows_) return absl::OkStatus();  // as in the layer before
+  rows_.assign(request_ids.begin(), request_ids.end());
+  one_row_each_ = requests_.Assign(rows_, &slot_, &fresh_);
+  for (size_t begin = 0; begin < slot_.size(); begin += AccountRows::kMax) {
+    AccountRows set{};
+    set.begin = static_cast<int32_t>(begin);
+    set.count = static_cast<int32_t>(std::min(slot_.size() - begin, size_t{AccountRows::kMax}));
+    for (int i = 0; i < set.count; ++i) {
+      set.account[i] = slot_[begin + i];
+      if (fresh_[begin + i] != 0) set.fresh[i / 32] |= 1u << (i % 32);
+    }
+    MOERT_CUDA_RETURN_IF_ERROR(
+        LaunchSetAccounts(buffers.account_of, buffers.accounts, set, stream));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DeviceRule::Run(const Workspace& w, const DeviceRouting& routing, int64_t tokens,
+                             const RoutingRule& rule, absl::Span<const int64_t> request_ids,
+                             const ExpertHandle* handles, const RuleMirror& mirror,
+                             cudaStream_t stream) {
+  if (!request_ids.empty()) MOERT_RETURN_IF_ERROR(SetRows(w.rule, request_ids, stream));
+  ExpertCacheArgs args = MakeExpertCacheArgs(rule);
+  args.routing = routing;
+  args.tokens = static_cast<int32_t>(tokens);
+  args.scores = w.scores;
+  args.ids = w.ids;
+  args.weights = w.weights;
+  args.handles = handles;
+  args.account_of = request_ids.empty() ? nullptr : w.rule.account_of;
+  args.one_row_each = tokens == 1 || (!request_ids.empty() && one_row_each_) ? 1 : 0;
+  args.accounts = w.rule.accounts;
+  args.worst_shares = w.rule.worst_shares;
+  args.scratch = w.rule.scratch;
+  args.own_ids = w.rule.own_ids;
+  args.own_weights = w.rule.own_weights;
+  args.host_own_ids = mirror.own_ids;
+  args.host_own_weights = mirror.own_weights;
+  args.report = mirror.report;
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchExpertCache(args, stream));
+  return absl::OkStatus();
+}
+
+}  // namespace moert::cuda

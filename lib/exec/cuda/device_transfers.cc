@@ -1,0 +1,380 @@
+#include "exec/cuda/device_transfers.h"
+
+#include <algorithm>
+#include <chrono>
+#include <deque>
+#include <thread>
+#include <utility>
+
+#include "base/bytes_text.h"
+#include "base/checked_math.h"
+#include "base/fmt_absl.h"
+#include "base/status_macros.h"
+#include "fmt/format.h"
+
+namespace moert::cuda {
+namespace {
+
+constexpr int64_t kArenaBuffer = int64_t{256} << 20;
+
+/// Demand loads of records that lie in pinned memory are issued by the caller, one behind the
+/// other: the copy engine never waits for a thread that saw the last copy through. Everything else
+/// goes through `inner`.
+class DeviceTransfers final : public TransferQueue {
+ public:
+  DeviceTransfers(std::unique_ptr<DeviceSource> source, std::unique_ptr<TransferQueue> inner,
+                  const Clock* direct_clock, std::shared_ptr<LinkPacer> pacer)
+      : source_(std::move(source)),
+        inner_(std::move(inner)),
+        clock_(direct_clock),
+        pacer_(std::move(pacer)) {}
+
+  ~DeviceTransfers() override {
+    for (Direct& direct : direct_) source_->ReturnEvent(direct.event);
+  }
+
+  void Submit(const Transfer& transfer) override {
+    source_->Stamp(transfer.key, transfer.source_version);
+    const int64_t now = clock_ != nullptr ? clock_->now_ns() : 0;
+    if (transfer.reason == LoadReason::kDemand && Issue(transfer, now)) return;
+    if (clock_ != nullptr) waiting_.push_back({transfer, now});
+    inner_->Submit(transfer);
+  }
+
+  void Raise(ExpertKey key, int version, LoadReason reason) override {
+    Waiting* waiting = Find(key, version);
+    if (waiting != nullptr && reason == LoadReason::kDemand &&
+        source_->Kept(key, waiting->transfer.source_version) && inner_->Cancel(key, version)) {
+      const Waiting w = *waiting;
+      Forget(key, version);
+      if (!Issue(w.transfer, w.submitted_ns)) inner_->Submit(w.transfer);
+      return;
+    }
+    inner_->Raise(key, version, reason);
+  }
+
+  bool Cancel(ExpertKey key, int version) override {
+    if (!inner_->Cancel(key, version)) return false;
+    Forget(key, version);
+    return true;
+  }
+
+  void Poll(std::vector<TransferDone>* done) override {
+    const size_t before = done->size();
+    inner_->Poll(done);
+    for (size_t i = before; i < done->size(); ++i) Forget((*done)[i].key, (*done)[i].version);
+    while (!direct_.empty() && Finish(false, done)) {
+    }
+  }
+
+  bool Wait(std::vector<TransferDone>* done) override {
+    const size_t before = done->size();
+    Poll(done);
+    if (done->size() > before) return true;
+    if (!direct_.empty()) return Finish(true, done);
+    if (!inner_->Wait(done)) return false;
+    for (size_t i = before; i < done->size(); ++i) Forget((*done)[i].key, (*done)[i].version);
+    return true;
+  }
+
+ private:
+  struct Direct {
+    Transfer transfer;
+    int64_t submitted_ns;
+    cudaEvent_t event;
+    int64_t due_ns;  // when its turn on a paced link is over
+  };
+  struct Waiting {
+    Transfer transfer;
+    int64_t submitted_ns;
+  };
+
+  /// False when the record is not in pinned memory or something failed, which the other path will
+  /// report.
+  bool Issue(const Transfer& transfer, int64_t submitted_ns) {
+    if (clock_ == nullptr) return false;
+    absl::StatusOr<cudaEvent_t> event = source_->Begin(transfer);
+    if (!event.ok() || *event == nullptr) return false;
+    const int64_t due_ns = pacer_ != nullptr ? pacer_->Reserve(transfer.bytes) : 0;
+    direct_.push_back({transfer, submitted_ns, *event, due_ns});
+    return true;
+  }
+
+  /// Delivers the oldest copy if it is done, or waits until it is.
+  bool Finish(bool wait, std::vector<TransferDone>* done) {
+    const Direct oldest = direct_.front();
+    if (pacer_ != nullptr) {
+      if (!wait && clock_->now_ns() < oldest.due_ns) return false;
+      AwaitTurn(oldest.due_ns);
+    }
+    const cudaError_t error =
+        wait ? cudaEventSynchronize(oldest.event) : cudaEventQuery(oldest.event);
+    if (error == cudaErrorNotReady) return false;
+    direct_.pop_front();
+    source_->ReturnEvent(oldest.event);
+    const int64_t now = pacer_ != nullptr ? oldest.due_ns : clock_->now_ns();
+    done->push_back({oldest.transfer.key, oldest.transfer.version,
+                     ToStatus(error, "copying a record"), oldest.transfer.bytes,
+                     oldest.submitted_ns, std::max(oldest.submitted_ns, last_finished_ns_), now});
+    last_finished_ns_ = now;
+    return true;
+  }
+
+  /// As exactly as the events of a real link would say: asleep, then awake for the last moment.
+  void AwaitTurn(int64_t due_ns) const {
+    constexpr int64_t kAwakeNs = 200'000;
+    const int64_t left_ns = due_ns - clock_->now_ns();
+    if (left_ns > kAwakeNs) {
+      std::this_thread::sleep_for(std::chrono::nanoseconds(left_ns - kAwakeNs));
+    }
+    while (clock_->now_ns() < due_ns) {
+    }
+  }
+
+  Waiting* Find(ExpertKey key, int version) {
+    for (Waiting& w : waiting_) {
+      if (w.transfer.key == key && w.transfer.version == version) return &w;
+    }
+    return nullptr;
+  }
+  void Forget(ExpertKey key, int version) {
+    Waiting* w = Find(key, version);
+    if (w == nullptr) return;
+    *w = waiting_.back();
+    waiting_.pop_back();
+  }
+
+  std::unique_ptr<DeviceSource> source_;  // outlives the threads of inner_
+  std::unique_ptr<TransferQueue> inner_;
+  const Clock* const clock_;  // null: everything goes through inner_
+  const std::shared_ptr<LinkPacer> pacer_;
+  std::deque<Direct> direct_;     // in the order of the copy stream
+  std::vector<Waiting> waiting_;  // what inner_ has
+  int64_t last_finished_ns_ = 0;
+};
+
+}  // namespace
+
+absl::Status DeviceSource::Init() {
+  DeviceScope scope(device_);
+  int lowest = 0, highest = 0;
+  MOERT_CUDA_RETURN_IF_ERROR(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+  MOERT_CUDA_RETURN_IF_ERROR(
+      cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, highest));
+  return absl::OkStatus();
+}
+
+DeviceSource::~DeviceSource() {
+  DeviceScope scope(device_);
+  if (stream_ != nullptr) {
+    cudaStreamSynchronize(stream_);
+    cudaStreamDestroy(stream_);
+  }
+  for (Staging& staging : idle_) cudaEventDestroy(staging.done);
+  for (cudaEvent_t event : events_) cudaEventDestroy(event);
+}
+
+void DeviceSource::Stamp(ExpertKey key, int source_version) {
+  const ComputeFence::Ticket now = fence_->ForTransfer();
+  std::lock_guard<std::mutex> lock(mu_);
+  tickets_[Id(key.layer, key.expert, source_version)] = now;
+}
+
+std::byte* DeviceSource::Reserve(int64_t bytes) const {
+  std::lock_guard<std::mutex> lock(mu_);
+  if (arena_.empty() || arena_used_ + bytes > arena_.back().bytes()) {
+    if (preallocated_) {
+      wanted_ = std::max(wanted_, bytes);
+      return nullptr;
+    }
+    if (!Grow(bytes)) return nullptr;
+  }
+  std::byte* at = arena_.back().data() + arena_used_;
+  arena_used_ += bytes;
+  return at;
+}
+
+bool DeviceSource::Grow(int64_t bytes) const {
+  int64_t size = std::max(kArenaBuffer, bytes);
+  if (host_budget_ >= 0) size = std::min(size, host_budget_ - pinned_bytes_);
+  if (size < bytes || pinning_refused_) return false;
+  absl::StatusOr<Buffer> buffer = Buffer::Pinned(size);
+  if (!buffer.ok()) {
+    // The system's limit: what is pinned stays, the rest is staged.
+    pinning_refused_ = true;
+    notice_ = fmt::format("{}; {} are pinned, further records are read again for every transfer",
+                          buffer.status().message(), BytesText(pinned_bytes_));
+    return false;
+  }
+  pinned_bytes_ += size;
+  arena_.push_back(std::move(*buffer));
+  arena_used_ = 0;
+  return true;
+}
+
+absl::Status DeviceSource::Preallocate(int readers, int64_t record_bytes) {
+  DeviceScope scope(device_);
+  std::vector<Staging> made;
+  for (int i = 0; i < readers; ++i) {
+    MOERT_ASSIGN_OR_RETURN(Staging staging, TakeStaging(record_bytes));
+    made.push_back(std::move(staging));
+  }
+  constexpr int kEvents = 256;  // copies under way; more are made as they are needed
+  std::lock_guard<std::mutex> lock(mu_);
+  for (Staging& staging : made) idle_.push_back(std::move(staging));
+  while (events_.size() < kEvents) {
+    cudaEvent_t event = nullptr;
+    MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    events_.push_back(event);
+  }
+  preallocated_ = true;
+  Grow(record_bytes);
+  return absl::OkStatus();
+}
+
+void DeviceSource::GrowArena() {
+  std::lock_guard<std::mutex> lock(mu_);
+  if (wanted_ == 0) return;
+  DeviceScope scope(device_);
+  Grow(wanted_);
+  wanted_ = 0;
+}
+
+std::string DeviceSource::TakeNotice() const {
+  std::lock_guard<std::mutex> lock(mu_);
+  std::string notice;
+  notice.swap(notice_);
+  return notice;
+}
+
+absl::StatusOr<DeviceSource::Staging> DeviceSource::TakeStaging(int64_t bytes) const {
+  Staging staging;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    if (!idle_.empty()) {
+      staging = std::move(idle_.back());
+      idle_.pop_back();
+    }
+  }
+  if (staging.done == nullptr) {
+    MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&staging.done, cudaEventDisableTiming));
+  }
+  if (staging.buffer.bytes() < bytes) {
+    absl::StatusOr<Buffer> buffer = Buffer::Pinned(bytes);
+    if (!buffer.ok()) buffer = Buffer::Pageable(bytes);  // slower, and Grow said why
+    if (!buffer.ok()) {
+      cudaEventDestroy(staging.done);
+      return buffer.status();
+    }
+    staging.buffer = std::move(*buffer);
+  }
+  return staging;
+}
+
+absl::Status DeviceSource::Copy(int64_t id, const std::byte* from, int64_t bytes, std::byte* to,
+                                cudaEvent_t done) const {
+  ComputeFence::Ticket ticket = 0;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    if (const auto it = tickets_.find(id); it != tickets_.end()) ticket = it->second;
+  }
+  MOERT_RETURN_IF_ERROR(fence_->Wait(ticket, stream_));
+  MOERT_CUDA_RETURN_IF_ERROR(
+      cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, stream_));
+  MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(done, stream_));
+  MOERT_CUDA_RETURN_IF_ERROR(cudaEventSynchronize(done));
+  return absl::OkStatus();
+}
+
+const std::byte* DeviceSource::KeptRecord(ExpertKey key, int source_version) const {
+  std::lock_guard<std::mutex> lock(mu_);
+  return Pinned(key.layer, key.expert, source_version);
+}
+
+bool DeviceSource::Kept(ExpertKey key, int source_version) const {
+  return KeptRecord(key, source_version) != nullptr;
+}
+
+absl::StatusOr<cudaEvent_t> DeviceSource::Begin(const Transfer& transfer) {
+  const int64_t id = Id(transfer.key.layer, transfer.key.expert, transfer.source_version);
+  const std::byte* from = nullptr;
+  ComputeFence::Ticket ticket = 0;
+  cudaEvent_t event = nullptr;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    from = Pinned(transfer.key.layer, transfer.key.expert, transfer.source_version);
+    if (from == nullptr) return nullptr;
+    if (const auto it = tickets_.find(id); it != tickets_.end()) ticket = it->second;
+    if (!events_.empty()) {
+      event = events_.back();
+      events_.pop_back();
+    }
+  }
+  DeviceScope scope(device_);
+  if (event == nullptr) {
+    MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  }
+  const auto enqueue = [&]() -> absl::Status {
+    MOERT_RETURN_IF_ERROR(fence_->Wait(ticket, stream_));
+    const int64_t bytes =
+        layout(transfer.key.layer, transfer.key.expert, transfer.source_version).bytes;
+    MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(
+        transfer.dst.data(), from, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, stream_));
+    MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(event, stream_));
+    return absl::OkStatus();
+  };
+  const absl::Status status = enqueue();
+  if (!status.ok()) {
+    ReturnEvent(event);
+    return status;
+  }
+  return event;
+}
+
+void DeviceSource::ReturnEvent(cudaEvent_t event) {
+  std::lock_guard<std::mutex> lock(mu_);
+  events_.push_back(event);
+}
+
+absl::Status DeviceSource::ReadRecord(int layer, int expert, int version,
+                                      absl::Span<std::byte> dst) const {
+  DeviceScope scope(device_);
+  // What the threads of transfers do must not end a capture of another thread.
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  const int64_t id = Id(layer, expert, version);
+  const int64_t bytes = layout(layer, expert, version).bytes;
+  const int64_t rounded = RoundUp(bytes, kRecordAlignment);
+  const std::byte* from = nullptr;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    from = Pinned(layer, expert, version);
+  }
+  std::byte* place = from == nullptr ? Reserve(rounded) : nullptr;
+  MOERT_ASSIGN_OR_RETURN(Staging staging,
+                         TakeStaging(from == nullptr && place == nullptr ? rounded : 0));
+  absl::Status status;
+  if (from == nullptr) {
+    std::byte* into = place != nullptr ? place : staging.buffer.data();
+    status = source_->ReadRecord(layer, expert, version,
+                                 absl::MakeSpan(into, static_cast<size_t>(rounded)));
+    from = into;
+  }
+  if (status.ok()) status = Copy(id, from, bytes, dst.data(), staging.done);
+  std::lock_guard<std::mutex> lock(mu_);
+  // A failed read leaves a hole in the arena: failures are rare and the next read takes a new
+  // place.
+  if (status.ok() && place != nullptr) kept_[id] = place;
+  idle_.push_back(std::move(staging));
+  return status;
+}
+
+std::unique_ptr<TransferQueue> MakeDeviceTransfers(std::unique_ptr<DeviceSource> source,
+                                                   std::unique_ptr<TransferQueue> inner,
+                                                   const Clock* direct_clock,
+                                                   std::shared_ptr<LinkPacer> pacer) {
+  return std::make_unique<DeviceTransfers>(std::move(source), std::move(inner), direct_clock,
+                                           std::move(pacer));
+}
+
+}  // namespace moert::cuda

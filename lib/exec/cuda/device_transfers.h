@@ -1,0 +1,126 @@
+// Transfers from the expert source through pinned host memory into device memory.
+#ifndef MOERT_LIB_EXEC_CUDA_DEVICE_TRANSFERS_H_
+#define MOERT_LIB_EXEC_CUDA_DEVICE_TRANSFERS_H_
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "exec/cuda/compute_fence.h"
+#include "exec/cuda/cuda_api.h"
+#include "moert/expert_source.h"
+#include "moert/pinned_records.h"
+#include "transfer/link_pacer.h"
+#include "transfer/transfer_queue.h"
+
+namespace moert::cuda {
+
+/// A source whose ReadRecord fills device memory: the record comes from pinned host memory, the
+/// source's own (PinnedRecords) or ours, where it stays after the first read while the host budget
+/// lasts, or through a staging buffer, and is copied by one asynchronous copy on the copy stream.
+/// Blocks the calling thread until the copy is done. Thread-safe.
+class DeviceSource final : public ExpertSource {
+ public:
+  DeviceSource(const ExpertSource* source, int device, int64_t host_budget, ComputeFence* fence)
+      : source_(source),
+        pinned_(dynamic_cast<const PinnedRecords*>(source)),
+        device_(device),
+        host_budget_(host_budget),
+        fence_(fence) {}
+  ~DeviceSource() override;
+  absl::Status Init();
+
+  /// The copy of this record waits for the fence as it is now: its block was just taken.
+  void Stamp(ExpertKey key, int source_version);
+
+  /// Whether the record lies in pinned memory, so that Begin can copy it.
+  bool Kept(ExpertKey key, int source_version) const;
+  /// Where that is, for as long as this lives; null: not kept.
+  const std::byte* KeptRecord(ExpertKey key, int source_version) const;
+  /// Enqueues the copy of a kept record and returns the event behind it, to be given back by
+  /// ReturnEvent; null when the record is not kept. Does not wait.
+  absl::StatusOr<cudaEvent_t> Begin(const Transfer& transfer);
+  void ReturnEvent(cudaEvent_t event);
+
+  /// From now on no thread of transfers allocates: its calls of the driver must not wait for a
+  /// thread of the host that waits for the device (open calls, backend/backend.h). `readers`
+  /// staging buffers of `record_bytes` are made here; places to keep records by GrowArena alone.
+  absl::Status Preallocate(int readers, int64_t record_bytes);
+  /// While no call is open: makes room for the records that were read meanwhile.
+  void GrowArena();
+  /// What the one who runs the host should know, once; empty: nothing.
+  std::string TakeNotice() const;
+
+  const MoeModelSpec& model() const override { return source_->model(); }
+  const std::string& name() const override { return source_->name(); }
+  int num_versions() const override { return source_->num_versions(); }
+  absl::string_view version_name(int v) const override { return source_->version_name(v); }
+  const RecordLayout& layout(int layer, int expert, int version) const override {
+    return source_->layout(layer, expert, version);
+  }
+  absl::Status ReadRecord(int layer, int expert, int version,
+                          absl::Span<std::byte> dst) const override;
+  absl::StatusOr<LayerConstants> ReadConstants(int layer) const override {
+    return source_->ReadConstants(layer);
+  }
+
+ private:
+  struct Staging {
+    Buffer buffer;
+    cudaEvent_t done = nullptr;
+  };
+
+  int64_t Id(int layer, int expert, int version) const {
+    return (int64_t{version} << 40) | (int64_t{layer} << 20) | expert;
+  }
+  /// Where a record lies in pinned memory, or null. mu_ must be held.
+  const std::byte* Pinned(int layer, int expert, int version) const {
+    const std::byte* own =
+        pinned_ != nullptr ? pinned_->PinnedRecord(layer, expert, version) : nullptr;
+    if (own != nullptr) return own;
+    const auto it = kept_.find(Id(layer, expert, version));
+    return it != kept_.end() ? it->second : nullptr;
+  }
+  /// A place for a record in the pinned arena, or null when the host budget is spent.
+  std::byte* Reserve(int64_t bytes) const;
+  /// Makes the arena's next buffer. Under mu_.
+  bool Grow(int64_t bytes) const;
+  absl::StatusOr<Staging> TakeStaging(int64_t bytes) const;
+  absl::Status Copy(int64_t id, const std::byte* from, int64_t bytes, std::byte* to,
+                    cudaEvent_t done) const;
+
+  const ExpertSource* const source_;
+  const PinnedRecords* const pinned_;  // the same object, or null
+  const int device_;
+  const int64_t host_budget_;  // -1: no limit
+  ComputeFence* const fence_;
+  cudaStream_t stream_ = nullptr;
+
+  mutable std::mutex mu_;
+  mutable std::vector<Buffer> arena_;
+  mutable int64_t arena_used_ = 0;  // of the last buffer
+  mutable int64_t pinned_bytes_ = 0;
+  mutable bool pinning_refused_ = false;
+  mutable std::string notice_;
+  bool preallocated_ = false;
+  mutable int64_t wanted_ = 0;  // bytes of a record that found no place
+  mutable std::unordered_map<int64_t, const std::byte*> kept_;
+  mutable std::unordered_map<int64_t, ComputeFence::Ticket> tickets_;
+  mutable std::vector<Staging> idle_;
+  std::vector<cudaEvent_t> events_;
+};
+
+/// `inner` reads through `source`, which is kept alive here. Demand loads of kept records bypass it
+/// when `direct_clock`, the engine's, is not null: legal where transfers take what time they take.
+/// With a pacer, which `inner` shares, a copy is delivered when its turn on the link is over.
+std::unique_ptr<TransferQueue> MakeDeviceTransfers(std::unique_ptr<DeviceSource> source,
+                                                   std::unique_ptr<TransferQueue> inner,
+                                                   const Clock* direct_clock,
+                                                   std::shared_ptr<LinkPacer> pacer);
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_LIB_EXEC_CUDA_DEVICE_TRANSFERS_H_

@@ -1,0 +1,88 @@
+#include "exec/cuda/residency_table.h"
+
+#include "base/status_macros.h"
+#include "exec/cuda/workspace.h"
+
+namespace moert::cuda {
+
+absl::Status ResidencyTable::Init(const MoeModelSpec* model, const DeviceModel* on_device,
+                                  ExpertHandle* table) {
+  model_ = model;
+  on_device_ = on_device;
+  table_ = table;
+  shadow_.resize(HandleCount(*model));
+  dirty_layers_.assign(model->layers.size(), 1);
+  std::vector<ExpertHandle> rows(shadow_.size());
+  for (int l = 0; l < model->num_layers(); ++l) {
+    const LayerOnDevice& layer = on_device->layer(l);
+    if (layer.shared_record == nullptr) continue;
+    const int64_t at = layer.first_handle + model->layers[l].num_experts;
+    rows[at] = {reinterpret_cast<const uint8_t*>(layer.shared_record),
+                static_cast<int32_t>(layer.shared_format), 0};
+  }
+  MOERT_CUDA_RETURN_IF_ERROR(
+      cudaMemcpy(table_, rows.data(), rows.size() * sizeof(rows[0]), cudaMemcpyHostToDevice));
+  return absl::OkStatus();
+}
+
+bool ResidencyTable::Change(ExpertKey key, const moert::ExpertHandle& handle, TableChange* change) {
+  const int64_t index = on_device_->layer(key.layer).first_handle + key.expert;
+  moert::ExpertHandle& shadow = shadow_[index];
+  if (shadow.record == handle.record && shadow.layout == handle.layout &&
+      shadow.version == handle.version) {
+    return false;
+  }
+  shadow = handle;
+  change->index = index;
+  change->handle = {
+      reinterpret_cast<const uint8_t*>(handle.record),
+      handle.layout == nullptr ? 0 : static_cast<int32_t>(on_device_->FormatOf(handle.layout)),
+      handle.version};
+  return true;
+}
+
+absl::Status ResidencyTable::Set(int layer, int expert, const moert::ExpertHandle& handle,
+                                 cudaStream_t stream) {
+  dirty_layers_[layer] = 1;
+  return Write({layer, expert}, handle, stream);
+}
+
+absl::Status ResidencyTable::Write(ExpertKey key, const moert::ExpertHandle& handle,
+                                   cudaStream_t stream) {
+  TableChange change;
+  if (!Change(key, handle, &change)) return absl::OkStatus();
+  updates_.index[updates_.count] = static_cast<int32_t>(change.index);
+  updates_.handle[updates_.count] = change.handle;
+  return ++updates_.count < TableUpdates::kMax ? absl::OkStatus() : Flush(stream);
+}
+
+absl::Status ResidencyTable::Flush(cudaStream_t stream) {
+  if (updates_.count == 0) return absl::OkStatus();
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchUpdateTable(table_, updates_, stream));
+  updates_.count = 0;
+  return absl::OkStatus();
+}
+
+absl::Status ResidencyTable::SyncLayer(const ExpertStore& store, int layer, int64_t epoch,
+                                       cudaStream_t stream) {
+  for (int e = 0; e < model_->layers[layer].num_experts; ++e) {
+    MOERT_RETURN_IF_ERROR(Set(layer, e, store.Resolve({layer, e}, epoch), stream));
+  }
+  return Flush(stream);
+}
+
+absl::Status ResidencyTable::SyncNewest(ExpertStore* store, int64_t epoch, cudaStream_t stream) {
+  changed_.clear();
+  store->TakeChanges(&changed_);
+  for (const ExpertKey key : changed_) {
+    MOERT_RETURN_IF_ERROR(Write(key, store->Resolve(key, epoch), stream));
+  }
+  for (int l = 0; l < model_->num_layers(); ++l) {
+    if (!dirty_layers_[l]) continue;
+    MOERT_RETURN_IF_ERROR(SyncLayer(*store, l, epoch, stream));
+    dirty_layers_[l] = 0;
+  }
+  return Flush(stream);
+}
+
+}  // namespace moert::cuda

@@ -1,0 +1,121 @@
+// The executor's buffers in device memory.
+#ifndef MOERT_LIB_EXEC_CUDA_WORKSPACE_H_
+#define MOERT_LIB_EXEC_CUDA_WORKSPACE_H_
+
+#include <algorithm>
+#include <cstdint>
+
+#include "base/checked_math.h"
+#include "exec/cuda/cuda_api.h"
+#include "exec/cuda/device_format.h"
+#include "kernels/cuda/device_types.h"
+#include "kernels/cuda/expert_cache.h"
+#include "kernels/cuda/route.h"
+#include "moert/model.h"
+#include "route/request_slots.h"
+
+namespace moert::cuda {
+
+/// The widest of each dimension over a model's layers.
+struct Extent {
+  int64_t tokens = 0, pairs = 0, slots = 0, experts = 0, hidden = 0, intermediate = 0, tiles = 0;
+  OperandUse use;
+
+  Extent(const MoeModelSpec& model, const OperandUse& operands, int64_t max_tokens)
+      : tokens(max_tokens), use(operands) {
+    for (const MoeLayerSpec& l : model.layers) {
+      pairs = std::max(pairs, max_tokens * l.routing.top_k);
+      experts = std::max<int64_t>(experts, l.num_experts);
+      hidden = std::max(hidden, RoundUp(l.hidden, 64));
+      intermediate =
+          std::max({intermediate, RoundUp(l.intermediate, 64), RoundUp(l.shared_intermediate, 64)});
+      tiles = std::max(tiles, MaxTiles(max_tokens, l.routing.top_k, l.num_experts));
+    }
+    slots = pairs + tokens;
+  }
+  int64_t x_stride() const { return OperandBytes(hidden); }
+  int64_t h_stride() const { return OperandBytes(intermediate); }
+};
+
+/// Rows of the residency table: all layers, each with its shared expert last.
+inline int64_t HandleCount(const MoeModelSpec& model) {
+  return model.total_experts() + model.num_layers();
+}
+
+/// Requests whose substitutions are accounted for, beside those of the running call.
+constexpr int64_t kRememberedRequests = 1024;
+
+/// Of the expert-cache rule.
+struct RuleBuffers {
+  int32_t* account_of;  // [tokens]
+  RequestAccount* accounts;
+  double* worst_shares;
+  ExpertCacheToken* scratch;
+  int32_t* own_ids;  // [pairs]
+  float* own_weights;
+
+  void Carve(const Extent& e, Carver* c) {
+    account_of = c->Take<int32_t>(e.tokens);
+    accounts = c->Take<RequestAccount>(RequestSlots::Capacity(kRememberedRequests, e.tokens));
+    worst_shares = c->Take<double>(2);
+    scratch = c->Take<ExpertCacheToken>(e.tokens);
+    own_ids = c->Take<int32_t>(e.pairs);
+    own_weights = c->Take<float>(e.pairs);
+  }
+};
+
+struct Workspace {
+  uint8_t* x[kOperands];  // packed rows; null: not in use
+  uint8_t* h;
+  float* wide_h;
+  float* out;     // by slot
+  float* scores;  // [tokens, experts]
+  float* next_scores;
+  int32_t* ids;  // [pairs]
+  float* weights;
+  int32_t* next_ids;
+  float* next_weights;
+  int32_t* lists;  // [experts, pairs]
+  int32_t* counts;
+  int32_t* shared_slots;
+  TileTable table;
+  RuleBuffers rule;
+  ExpertHandle* handles;  // the residency table
+  SelectionTally* tally;  // of captured calls: a row for each of the residency table
+  uint32_t* taken;        // of open calls: experts of the first wave
+  uint32_t* counters;     // of their publications, zero at first
+
+  void Carve(const Extent& e, int64_t handle_count, Carver* c) {
+    for (int i = 0; i < kOperands; ++i) {
+      x[i] = e.use.x[i] ? c->Take<uint8_t>(e.tokens * e.x_stride()) : nullptr;
+    }
+    h = c->Take<uint8_t>(e.slots * e.h_stride());
+    wide_h = e.use.wide_h ? c->Take<float>(e.slots * e.intermediate) : nullptr;
+    out = c->Take<float>(e.slots * e.hidden);
+    scores = c->Take<float>(e.tokens * e.experts);
+    next_scores = c->Take<float>(e.tokens * e.experts);
+    ids = c->Take<int32_t>(e.pairs);
+    weights = c->Take<float>(e.pairs);
+    next_ids = c->Take<int32_t>(e.pairs);
+    next_weights = c->Take<float>(e.pairs);
+    lists = c->Take<int32_t>(e.experts * e.pairs);
+    counts = c->Take<int32_t>(e.experts);
+    shared_slots = c->Take<int32_t>(e.tokens);
+    table.tiles = c->Take<Tile>(e.tiles);
+    for (int p = 0; p < 2; ++p) {
+      table.cost[p] = c->Take<int64_t>(e.tiles);
+      table.starts[p] = c->Take<Position>(kMaxShares + 1);
+    }
+    table.ready = c->Take<int32_t>(e.tiles);
+    table.ticket = c->Take<int32_t>(2);
+    rule.Carve(e, c);
+    handles = c->Take<ExpertHandle>(handle_count);
+    tally = c->Take<SelectionTally>(handle_count);
+    taken = c->Take<uint32_t>(kMaxExperts / 32 + 1);
+    counters = c->Take<uint32_t>(4);
+  }
+};
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_LIB_EXEC_CUDA_WORKSPACE_H_

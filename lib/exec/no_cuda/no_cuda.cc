@@ -1,0 +1,15 @@
+// Stands in for the CUDA backend in builds without it.
+#include "exec/backend.h"
+
+namespace moert {
+
+absl::Status CudaStatus() {
+  return absl::UnavailableError(
+      "this build has no CUDA backend; configure with -DMOERT_CUDA=ON, or use the cpu backend");
+}
+
+absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(const EngineOptions& options) {
+  return CudaStatus();
+}
+
+}  // namespace moert

@@ -1,0 +1,68 @@
+// GPTQ (Frantar et al., 2022): rounds the columns of a matrix in order and lets those not yet
+// rounded make up for each one's error, as the second moments of the layer's inputs say.
+//
+// Without activation order: the groups of a row stay contiguous, as kernels read them.
+#ifndef MOERT_LIB_OFFLINE_GPTQ_H_
+#define MOERT_LIB_OFFLINE_GPTQ_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "offline/hqq.h"
+#include "offline/rtn.h"
+#include "quant/quantized_matrix.h"
+
+namespace moert {
+
+/// Second moments of a linear block's inputs, H = sum over tokens of weight^2 x x^T. Not
+/// thread-safe.
+class InputMoments {
+ public:
+  explicit InputMoments(int64_t k);
+  /// x: [rows, k], row-major. weights: [rows], how much each token counts (its router weight), or
+  /// empty for 1. Values that are not finite are refused: one of them would poison everything.
+  absl::Status Add(absl::Span<const float> x, absl::Span<const float> weights);
+
+  int64_t k() const { return k_; }
+  int64_t tokens() const { return tokens_; }
+  /// [k, k], the lower triangle.
+  const std::vector<double>& lower() const { return lower_; }
+
+ private:
+  const int64_t k_;
+  int64_t tokens_ = 0;
+  std::vector<double> lower_;
+};
+
+struct GptqOptions {
+  int64_t block = 128;       // columns whose errors are spread together (rounded to whole groups)
+  double damping = 0.01;     // of the mean of the diagonal, added to it
+  int damping_attempts = 6;  // ten times as much each time the factorization fails
+  RtnOptions clip;           // how a group's scale is fitted
+};
+
+/// What GPTQ needs of the moments: the upper triangular U with H^-1 = U^T U. Serves every matrix
+/// with these inputs.
+struct GptqFactor {
+  int64_t k = 0;
+  std::vector<float> upper;  // [k, k], row-major
+  double damping = 0;        // that was needed
+  int64_t dead_columns = 0;  // inputs that were always zero
+};
+
+/// FailedPrecondition if H cannot be factored whatever the damping allowed, or has no tokens.
+absl::StatusOr<GptqFactor> FactorMoments(const InputMoments& moments, const GptqOptions& options);
+
+/// weights: row-major [rows, k] of layout. Columns whose input was always zero are rounded to
+/// nearest like all others (the published code sets them to zero, which deletes weights of an
+/// expert that saw too few tokens). FailedPrecondition if a scale is not finite.
+absl::StatusOr<QuantizedMatrix> QuantizeGptq(const MatrixLayout& layout,
+                                             absl::Span<const float> weights,
+                                             const GptqFactor& factor,
+                                             const GptqOptions& options = {});
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_OFFLINE_GPTQ_H_

@@ -1,0 +1,37 @@
+// Half-quadratic quantization (Badri and Shaji, 2023): calibration-free. With the scale of a group
+// fixed, alternates the proximal operator of |residual|^p, which lets outliers be wrong, and the
+// closed-form zero point that is best for the rest. Groups run along the input dimension.
+#ifndef MOERT_LIB_OFFLINE_HQQ_H_
+#define MOERT_LIB_OFFLINE_HQQ_H_
+
+#include "absl/types/span.h"
+#include "moert/scheme.h"
+#include "offline/rtn.h"
+#include "quant/quantized_matrix.h"
+
+namespace moert {
+
+struct HqqOptions {
+  double lp_norm = 0.7;
+  double beta = 10;
+  double kappa = 1.01;
+  int iterations = 20;
+  /// The published method keeps the scale that spans the group. Here it is the first of `scales`
+  /// candidates down to `smallest` of it; each gets its own zero, and the least sum of
+  /// |error|^select decides. 1: the published method.
+  int scales = 24;
+  double smallest = 0.4;
+  double select = 2.0;
+};
+
+/// Symmetric schemes have no zero to optimize: there the scale is what is alternated. fp8 is fitted
+/// as FitGroup does.
+GroupScale FitHqq(const Scheme& scheme, absl::Span<const float> values, const HqqOptions& options);
+
+/// weights: row-major [rows, k] of layout.
+QuantizedMatrix QuantizeHqq(const MatrixLayout& layout, absl::Span<const float> weights,
+                            const HqqOptions& options = {});
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_OFFLINE_HQQ_H_

@@ -1,0 +1,46 @@
+// Round to nearest, with the clipping that loses least: the scale (and zero) of each group is
+// searched over shrunken ranges for the smallest sum of |error|^2.4, as GPTQ's published quantizer
+// does.
+#ifndef MOERT_LIB_OFFLINE_RTN_H_
+#define MOERT_LIB_OFFLINE_RTN_H_
+
+#include "absl/functional/function_ref.h"
+#include "absl/types/span.h"
+#include "moert/scheme.h"
+#include "quant/quantized_matrix.h"
+
+namespace moert {
+
+struct RtnOptions {
+  int grid = 100;         // candidate ranges between 1 and ...
+  double smallest = 0.2;  // ... this share of the full one
+  double norm = 2.4;
+};
+
+/// Scale and offset of one group of weights.
+struct GroupScale {
+  float scale = 0;
+  float offset = 0;  // asymmetric: scale * zero
+};
+
+/// The best range for `values` under a scheme, rounded to bf16 as it will be stored.
+GroupScale FitGroup(const Scheme& scheme, absl::Span<const float> values,
+                    const RtnOptions& options);
+
+/// The weight that a code stands for.
+float RestoreCode(const Scheme& scheme, const GroupScale& group, uint8_t code);
+
+/// The code of one weight under a group's scale.
+uint8_t RoundToCode(const Scheme& scheme, const GroupScale& group, float weight);
+
+/// Rounds every group to nearest under the scale that `fit` gives for its weights.
+QuantizedMatrix QuantizeGroups(const MatrixLayout& layout, absl::Span<const float> weights,
+                               absl::FunctionRef<GroupScale(absl::Span<const float>)> fit);
+
+/// weights: row-major [rows, k] of layout.
+QuantizedMatrix QuantizeRtn(const MatrixLayout& layout, absl::Span<const float> weights,
+                            const RtnOptions& options = {});
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_OFFLINE_RTN_H_

@@ -1,0 +1,174 @@
+#include "pack/calibration.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <new>
+#include <nlohmann/json.hpp>
+
+#include "base/json.h"
+#include "base/status_macros.h"
+#include "model/config_fields.h"
+#include "model/model_json.h"
+#include "pack/sealed_json.h"
+
+namespace moert {
+namespace {
+
+using nlohmann::json;
+
+constexpr char kFormatName[] = "moert calibration";
+constexpr int64_t kMaxTokens = int64_t{1} << 50;
+constexpr double kMaxNorm = 1e30;
+constexpr JsonLimits kLimits = {.max_bytes = 512'000'000, .max_depth = 8, .max_values = 16'000'000};
+
+absl::Status Error(const std::string& source, const std::string& what) {
+  return absl::InvalidArgumentError(fmt::format("{}: {}", source, what));
+}
+
+json LayerToJson(const LayerCalibration& layer) {
+  json object = {{"selections", layer.selections},
+                 {"weight_sums", layer.weight_sums},
+                 {"output_norm", layer.output_norm},
+                 {"cross_layer_accuracy", layer.cross_layer_accuracy},
+                 {"delta", layer.delta}};
+  if (!layer.loss_per_square.empty()) object["loss_per_square"] = layer.loss_per_square;
+  return object;
+}
+
+absl::StatusOr<LayerCalibration> LayerFromJson(const json& object, int num_experts, size_t schemes,
+                                               const std::string& source) {
+  if (!object.is_object()) return Error(source, "not an object");
+  ConfigFields f(object, source);
+  LayerCalibration layer;
+  layer.selections = f.Ints("selections", 0, kMaxTokens);
+  layer.weight_sums = f.Reals("weight_sums", -kMaxNorm, kMaxNorm, num_experts);
+  layer.output_norm = f.Real("output_norm", 0, kMaxNorm);
+  layer.cross_layer_accuracy = f.Real("cross_layer_accuracy", 0, 1);
+  layer.delta =
+      f.Reals("delta", 0, kMaxNorm,
+              static_cast<int64_t>(num_experts) * kLinearBlocks * static_cast<int64_t>(schemes));
+  if (f.Has("loss_per_square")) {
+    layer.loss_per_square = f.Reals("loss_per_square", 0, kMaxNorm, 2);
+  }
+  MOERT_RETURN_IF_ERROR(f.status());
+  if (layer.selections.size() != static_cast<size_t>(num_experts)) {
+    return Error(source, fmt::format("selections has {} entries for {} experts",
+                                     layer.selections.size(), num_experts));
+  }
+  return layer;
+}
+
+absl::StatusOr<Calibration> Parse(const json& object, const std::string& source) {
+  ConfigFields f(object, source);
+  if (f.String("format") != kFormatName) return Error(source, "is no calibration file");
+  const int64_t version = f.Int("format_version", 0, INT32_MAX);
+  MOERT_RETURN_IF_ERROR(f.status());
+  if (version != kCalibrationFormatVersion) {
+    return Error(source, fmt::format("has format version {}, this build reads {}", version,
+                                     kCalibrationFormatVersion));
+  }
+  Calibration c;
+  const json* model = f.Find("model");
+  if (model == nullptr) return Error(source, "model is missing");
+  MOERT_ASSIGN_OR_RETURN(c.model, ModelFromJson(*model, source + ": model"));
+  c.source_identity = f.String("source_identity");
+  c.tokens = f.Int("tokens", 1, kMaxTokens);
+  c.window = f.Int("window", 1, kMaxTokens);
+  c.tokens_checksum = f.String("tokens_checksum");
+  c.method = f.String("method");
+  c.hadamard = f.Bool("hadamard");
+  MOERT_RETURN_IF_ERROR(f.status());
+  const json* schemes = f.Find("schemes");
+  if (schemes == nullptr || !schemes->is_array() || schemes->empty() ||
+      schemes->size() > Scheme::All().size()) {
+    return Error(source, "schemes is not a list of schemes");
+  }
+  for (const json& name : *schemes) {
+    if (!name.is_string()) return Error(source, "schemes: not a name");
+    const auto scheme = Scheme::Parse(name.get_ref<const std::string&>());
+    if (!scheme.ok()) return Error(source, std::string(scheme.status().message()));
+    for (const Scheme& other : c.schemes) {
+      if (other == *scheme) return Error(source, "schemes: " + scheme->Name() + " is listed twice");
+    }
+    c.schemes.push_back(*scheme);
+  }
+  if (f.Has("probe_tokens")) {
+    c.probe_tokens = f.Int("probe_tokens", 1, kMaxTokens);
+    const auto scheme = Scheme::Parse(f.String("probe_scheme"));
+    MOERT_RETURN_IF_ERROR(f.status());
+    if (!scheme.ok()) return Error(source, std::string(scheme.status().message()));
+    c.probe_scheme = *scheme;
+  }
+  const json* layers = f.Find("layers");
+  if (layers == nullptr || !layers->is_array() || layers->size() != c.model.layers.size()) {
+    return Error(source, fmt::format("layers is not a list of {}", c.model.layers.size()));
+  }
+  for (size_t l = 0; l < layers->size(); ++l) {
+    MOERT_ASSIGN_OR_RETURN(LayerCalibration layer,
+                           LayerFromJson((*layers)[l], c.model.layers[l].num_experts,
+                                         c.schemes.size(), fmt::format("{}: layer {}", source, l)));
+    if (layer.loss_per_square.empty() != (c.probe_tokens == 0)) {
+      return Error(source, fmt::format("layer {}: loss_per_square goes with probe_tokens", l));
+    }
+    c.layers.push_back(std::move(layer));
+  }
+  return c;
+}
+
+}  // namespace
+
+std::string CalibrationToJson(const Calibration& c) {
+  json schemes = json::array(), layers = json::array();
+  for (const Scheme& s : c.schemes) schemes.push_back(s.Name());
+  for (const LayerCalibration& l : c.layers) layers.push_back(LayerToJson(l));
+  json object = {{"format", kFormatName},
+                 {"format_version", kCalibrationFormatVersion},
+                 {"model", ModelToJson(c.model)},
+                 {"source_identity", c.source_identity},
+                 {"tokens", c.tokens},
+                 {"window", c.window},
+                 {"tokens_checksum", c.tokens_checksum},
+                 {"method", c.method},
+                 {"hadamard", c.hadamard},
+                 {"schemes", std::move(schemes)},
+                 {"layers", std::move(layers)}};
+  if (c.probe_tokens > 0) {
+    object["probe_tokens"] = c.probe_tokens;
+    object["probe_scheme"] = c.probe_scheme.Name();
+  }
+  return SealedText(std::move(object));
+}
+
+absl::StatusOr<Calibration> ReadCalibration(const std::string& path, Env* env) {
+  MOERT_ASSIGN_OR_RETURN(json object, ReadJsonFile(env, path, kLimits));
+  try {
+    MOERT_ASSIGN_OR_RETURN(Calibration calibration, Parse(object, path));
+    MOERT_RETURN_IF_ERROR(CheckSeal(std::move(object), path));
+    return calibration;
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError(path + ": out of memory");
+  } catch (const std::exception& e) {
+    return Error(path, e.what());
+  }
+}
+
+std::string LayerCalibrationToLine(const LayerCalibration& layer) {
+  return SealedText(LayerToJson(layer));
+}
+
+absl::StatusOr<LayerCalibration> LayerCalibrationFromLine(const std::string& line, int num_experts,
+                                                          size_t schemes,
+                                                          const std::string& source) {
+  MOERT_ASSIGN_OR_RETURN(json object, ParseJsonObject(line, source, kLimits));
+  try {
+    MOERT_ASSIGN_OR_RETURN(LayerCalibration layer,
+                           LayerFromJson(object, num_experts, schemes, source));
+    MOERT_RETURN_IF_ERROR(CheckSeal(std::move(object), source));
+    return layer;
+  } catch (const std::exception& e) {
+    return Error(source, e.what());
+  }
+}
+
+}  // namespace moert

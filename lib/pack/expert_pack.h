@@ -1,0 +1,29 @@
+// Opening expert packs with a choice of how files are read. moert/expert_source.h has the usual
+// way.
+#ifndef MOERT_LIB_PACK_EXPERT_PACK_H_
+#define MOERT_LIB_PACK_EXPERT_PACK_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "moert/env.h"
+#include "moert/expert_source.h"
+
+namespace moert {
+
+struct ExpertPackOptions {
+  Env* env = Env::Default();  // borrowed for the source's life
+  /// Records bypass the page cache where the file system can: the budget then bounds all memory
+  /// that experts take, and a read costs what the disk costs.
+  bool direct_io = true;
+};
+
+/// All files are opened here and stay open, so a pack that is replaced or removed meanwhile goes on
+/// being read as it was.
+absl::StatusOr<std::unique_ptr<ExpertSource>> OpenExpertPack(const std::string& dir,
+                                                             const ExpertPackOptions& options);
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_PACK_EXPERT_PACK_H_

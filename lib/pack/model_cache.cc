@@ -1,0 +1,191 @@
+#include "pack/model_cache.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <new>
+#include <vector>
+
+#include "base/bytes_text.h"
+#include "base/fmt_absl.h"
+#include "base/posix_error.h"
+#include "base/status_macros.h"
+#include "checkpoint/checkpoint_experts.h"
+#include "checkpoint/hf_config.h"
+#include "checkpoint/safetensors.h"
+#include "moert/expert_source.h"
+#include "pack/expert_pack.h"
+#include "pack/pack_writer.h"
+
+namespace moert {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kRemedy[] =
+    "the bf16 pack of a checkpoint is kept in a cache folder; name a writable one (--cache DIR), "
+    "or "
+    "use an existing pack (--experts PACK)";
+
+// Held while one process looks for a pack and writes it; the others then find it. Where locks do
+// not work, several may write: each has a folder of its own and the first rename wins.
+class CacheLock {
+ public:
+  explicit CacheLock(const std::string& path)
+      : fd_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)) {
+    if (fd_ < 0) return;
+    while (::flock(fd_, LOCK_EX) != 0 && errno == EINTR) {
+    }
+  }
+  ~CacheLock() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  CacheLock(const CacheLock&) = delete;
+  CacheLock& operator=(const CacheLock&) = delete;
+
+ private:
+  const int fd_;
+};
+
+// What crashed writers, and older versions of the library, left of this checkpoint. Only under the
+// lock. Open files of a removed pack go on working.
+void RemoveLeftovers(const std::string& cache_dir, const std::string& identity,
+                     const std::string& current) {
+  std::error_code ec;
+  std::vector<fs::path> old;
+  for (fs::directory_iterator it(cache_dir, ec), end; !ec && it != end; it.increment(ec)) {
+    const std::string name = it->path().filename().string();
+    if (!it->is_directory(ec) || name == current) continue;
+    const bool partial = name.rfind(current + ".tmp-", 0) == 0;
+    bool older = false;
+    for (int v = 0; v < kPackFormatVersion; ++v) {
+      older = older || name == fmt::format("{}-v{}", identity, v);
+    }
+    if (partial || older) old.push_back(it->path());
+  }
+  for (const fs::path& p : old) fs::remove_all(p, ec);
+}
+
+absl::Status CheckSpace(const std::string& dir, int64_t bytes) {
+  struct statvfs vfs {};
+  if (::statvfs(dir.c_str(), &vfs) != 0) return absl::OkStatus();  // then writing will tell
+  const uint64_t available = uint64_t{vfs.f_bavail} * uint64_t{vfs.f_frsize};
+  if (available >= static_cast<uint64_t>(bytes)) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      fmt::format("{}: the pack needs {}, {} are free; {}", dir, BytesText(bytes),
+                  BytesText(static_cast<int64_t>(available)), kRemedy));
+}
+
+absl::Status WritePack(const std::string& model_dir, const HfConfig& config,
+                       const std::string& identity, const std::string& pack_dir,
+                       const OpenModelOptions& options) {
+  MOERT_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(model_dir));
+  MOERT_ASSIGN_OR_RETURN(const auto experts, CheckpointExperts::Create(checkpoint.get(), &config));
+  PackDescription description;
+  description.model = config.moe;
+  description.versions = {PackVersion::Uniform(Scheme{})};
+  description.quantizer_json = R"({"method":"none"})";
+  description.source_identity = identity;
+  MOERT_ASSIGN_OR_RETURN(const auto writer, PackWriter::Create(pack_dir, std::move(description)));
+  MOERT_RETURN_IF_ERROR(
+      CheckSpace(fs::path(pack_dir).parent_path().string(), writer->total_bytes()));
+  if (options.log != nullptr) {
+    options.log(options.user, fmt::format("packing {} as bf16 into {} ({}, once)", model_dir,
+                                          pack_dir, BytesText(writer->total_bytes())));
+  }
+  const int64_t total = config.moe.total_experts();
+  int64_t done = 0;
+  ExpertWeights weights;
+  std::vector<std::byte> record;
+  for (int l = 0; l < config.moe.num_layers(); ++l) {
+    for (int e = 0; e < config.moe.layers[static_cast<size_t>(l)].num_experts; ++e) {
+      MOERT_ASSIGN_OR_RETURN(const RecordLayout layout, writer->Layout(l, e, 0));
+      MOERT_RETURN_IF_ERROR(experts->ReadExpert(l, e, &weights));
+      record.resize(static_cast<size_t>(layout.bytes));
+      MOERT_RETURN_IF_ERROR(PackExpertBf16(layout, weights, record.data()));
+      MOERT_RETURN_IF_ERROR(writer->WriteRecord(l, e, 0, record));
+      if (options.progress != nullptr) options.progress(options.user, ++done, total);
+    }
+    MOERT_ASSIGN_OR_RETURN(const LayerConstants constants, experts->ReadConstants(l));
+    MOERT_RETURN_IF_ERROR(writer->WriteConstants(l, constants));
+  }
+  const absl::Status finished = writer->Finish();
+  return absl::IsAlreadyExists(finished) ? absl::OkStatus() : finished;
+}
+
+// A cached pack that opens and is of this checkpoint.
+absl::StatusOr<std::unique_ptr<ExpertSource>> OpenCached(const std::string& pack_dir,
+                                                         const HfConfig& config) {
+  MOERT_ASSIGN_OR_RETURN(auto source, OpenExpertPack(pack_dir));
+  if (!(source->model() == config.moe)) {
+    return absl::DataLossError(fmt::format("{}: not the model that it is cached for", pack_dir));
+  }
+  return source;
+}
+
+absl::StatusOr<std::unique_ptr<ExpertSource>> OpenOrWrite(const std::string& model_dir,
+                                                          const OpenModelOptions& options) {
+  MOERT_ASSIGN_OR_RETURN(const HfConfig config, LoadHfConfig(model_dir));
+  MOERT_ASSIGN_OR_RETURN(const std::string identity, CheckpointIdentity(model_dir, Env::Default()));
+  MOERT_ASSIGN_OR_RETURN(const std::string cache_dir, CacheDirectory(options.cache_dir));
+  const std::string name = fmt::format("{}-v{}", identity, kPackFormatVersion);
+  const std::string pack_dir = cache_dir + "/" + name;
+  if (auto source = OpenCached(pack_dir, config); source.ok()) return source;
+
+  if (::access(cache_dir.c_str(), W_OK | X_OK) != 0) {
+    return PosixError(errno, fmt::format("{}: not writable; {}", cache_dir, kRemedy));
+  }
+  const CacheLock lock(cache_dir + "/" + name + ".lock");
+  if (auto source = OpenCached(pack_dir, config); source.ok()) return source;
+  // What is there, if anything, does not open: it is rebuilt like a missing one.
+  std::error_code ec;
+  fs::remove_all(pack_dir, ec);
+  if (ec) {
+    return PosixError(ec.value(), fmt::format("{}: cannot be replaced; {}", pack_dir, kRemedy));
+  }
+  RemoveLeftovers(cache_dir, identity, name);
+  MOERT_RETURN_IF_ERROR(WritePack(model_dir, config, identity, pack_dir, options));
+  return OpenCached(pack_dir, config);
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> CacheDirectory(const std::string& requested) {
+  std::string dir = requested;
+  if (dir.empty()) {
+    const char* xdg = std::getenv("XDG_CACHE_HOME");
+    const char* home = std::getenv("HOME");
+    // The XDG specification says that a relative path is to be ignored.
+    if (xdg != nullptr && xdg[0] == '/') {
+      dir = std::string(xdg) + "/moert";
+    } else if (home != nullptr && home[0] == '/') {
+      dir = std::string(home) + "/.cache/moert";
+    } else {
+      return absl::FailedPreconditionError(
+          fmt::format("neither XDG_CACHE_HOME nor HOME names a folder; {}", kRemedy));
+    }
+  }
+  std::error_code ec;
+  fs::create_directories(dir, ec);
+  if (ec) return PosixError(ec.value(), fmt::format("{}: cannot be created; {}", dir, kRemedy));
+  return dir;
+}
+
+absl::StatusOr<std::unique_ptr<ExpertSource>> OpenModel(const std::string& model_dir,
+                                                        const OpenModelOptions& options) {
+  try {
+    return OpenOrWrite(model_dir, options);
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError(fmt::format("{}: out of memory while opening", model_dir));
+  } catch (const std::exception& e) {
+    return absl::InternalError(fmt::format("{}: {}", model_dir, e.what()));
+  }
+}
+
+}  // namespace moert

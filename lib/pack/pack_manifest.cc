@@ -1,0 +1,267 @@
+#include "pack/pack_manifest.h"
+
+#include <fmt/format.h>
+
+#include <new>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "base/checked_math.h"
+#include "base/fmt_absl.h"
+#include "base/json.h"
+#include "base/status_macros.h"
+#include "model/config_fields.h"
+#include "model/model_json.h"
+#include "pack/sealed_json.h"
+#include "pack/version_json.h"
+
+namespace moert {
+namespace {
+
+using nlohmann::json;
+
+constexpr char kFormatName[] = "moert expert pack";
+constexpr size_t kMaxVersions = 64;
+constexpr size_t kMaxFiles = 65536;
+constexpr size_t kMaxRecords = 2'000'000;
+
+absl::Status Error(const std::string& source, const std::string& what) {
+  return absl::InvalidArgumentError(fmt::format("{}: {}", source, what));
+}
+
+std::optional<int64_t> ParseSize(const json& v) {
+  if (!v.is_number_unsigned()) return std::nullopt;
+  const uint64_t u = v.get<uint64_t>();
+  if (u > static_cast<uint64_t>(INT64_MAX)) return std::nullopt;
+  return static_cast<int64_t>(u);
+}
+
+absl::StatusOr<const json*> List(const json& object, const char* key, const std::string& source,
+                                 size_t limit) {
+  const auto it = object.find(key);
+  if (it == object.end() || !it->is_array() || it->size() > limit) {
+    return Error(source, fmt::format("{} is not a list of at most {} entries", key, limit));
+  }
+  return &*it;
+}
+
+absl::StatusOr<PackFile> ParseFile(const json& v, const std::string& source) {
+  if (!v.is_object()) return Error(source, "not an object");
+  ConfigFields fields(v, source);
+  PackFile file;
+  file.name = fields.String("name");
+  file.bytes = fields.Int("bytes", 0, INT64_MAX);
+  MOERT_RETURN_IF_ERROR(fields.status());
+  // A pack's files lie in its folder; anything else is an attempt to read other files.
+  if (file.name.empty() || file.name.size() > 255 || file.name[0] == '.' ||
+      file.name.find('/') != std::string::npos || file.name.find('\0') != std::string::npos) {
+    return Error(source, "its name is not a plain file name");
+  }
+  return file;
+}
+
+// The message does not say which record it is; the caller does.
+absl::StatusOr<PackRecord> ParseRecord(const json& v, const PackManifest& m, int64_t bytes) {
+  if (!v.is_array() || v.size() != 4) {
+    return absl::InvalidArgumentError("not a list of file, offset, bytes and checksum");
+  }
+  const auto file = ParseSize(v[0]), offset = ParseSize(v[1]), size = ParseSize(v[2]);
+  const auto checksum = ParseHex(v[3]);
+  if (!file || !offset || !size || !checksum) {
+    return absl::InvalidArgumentError(
+        "file, offset and bytes must be integers, checksum 16 hex digits");
+  }
+  if (*file >= static_cast<int64_t>(m.files.size())) {
+    return absl::InvalidArgumentError(
+        fmt::format("file is {}, but there are {}", *file, m.files.size()));
+  }
+  if (*size != bytes) {
+    return absl::InvalidArgumentError(
+        fmt::format("bytes is {}, but its format takes {}", *size, bytes));
+  }
+  const PackFile& f = m.files[static_cast<size_t>(*file)];
+  const auto end = Checked<int64_t>(bytes).RoundUp(kRecordAlignment).Add(*offset).value();
+  if (*offset % kRecordAlignment != 0 || !end || *end > f.bytes) {
+    return absl::InvalidArgumentError(
+        fmt::format("offset is {}, legal is a multiple of {} with {} bytes before the end of {} at "
+                    "{}",
+                    *offset, kRecordAlignment, bytes, f.name, f.bytes));
+  }
+  return PackRecord{static_cast<int>(*file), *offset, *size, *checksum};
+}
+
+// Record sizes of one version, computed once per distinct (layer shape, format).
+class RecordSizes {
+ public:
+  absl::StatusOr<int64_t> Get(const MoeLayerSpec& layer, const ExpertFormat& format) {
+    if (last_ && hidden_ == layer.hidden && intermediate_ == layer.intermediate &&
+        format_ == format) {
+      return *last_;
+    }
+    MOERT_ASSIGN_OR_RETURN(const RecordLayout layout,
+                           MakeRecordLayout(layer.hidden, layer.intermediate, format));
+    hidden_ = layer.hidden;
+    intermediate_ = layer.intermediate;
+    format_ = format;
+    last_ = layout.bytes;
+    return layout.bytes;
+  }
+
+ private:
+  int64_t hidden_ = 0, intermediate_ = 0;
+  ExpertFormat format_;
+  std::optional<int64_t> last_;
+};
+
+absl::Status ParseRecords(const json& object, const std::string& source, PackManifest* m) {
+  const size_t count = m->IndexRecords();
+  MOERT_ASSIGN_OR_RETURN(const json* records, List(object, "records", source, kMaxRecords));
+  if (records->size() != count) {
+    return Error(source, fmt::format("records has {} entries, but model and versions need {}",
+                                     records->size(), count));
+  }
+  m->records.reserve(count);
+  RecordSizes sizes;
+  int64_t last_total = INT64_MAX;
+  std::vector<int64_t> totals(m->versions.size(), 0);
+  for (int l = 0; l < m->model.num_layers(); ++l) {
+    const MoeLayerSpec& layer = m->model.layers[static_cast<size_t>(l)];
+    for (int v = 0; v < m->num_versions(); ++v) {
+      const PackVersion& version = m->versions[static_cast<size_t>(v)];
+      for (int e = 0; e < layer.num_experts; ++e) {
+        MOERT_ASSIGN_OR_RETURN(const int64_t bytes, sizes.Get(layer, version.format(l, e)));
+        auto record = ParseRecord((*records)[m->records.size()], *m, bytes);
+        if (!record.ok()) {
+          return Error(fmt::format("{}: record {}", source, RecordTensorName(l, e, version.name)),
+                       std::string(record.status().message()));
+        }
+        m->records.push_back(*record);
+        totals[static_cast<size_t>(v)] += bytes / kSectionAlignment;
+      }
+    }
+  }
+  for (size_t v = 0; v < totals.size(); ++v) {
+    if (totals[v] > last_total) return Error(source, "versions are not listed most bits first");
+    last_total = totals[v];
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<PackManifest> Parse(const json& object, const std::string& source) {
+  ConfigFields fields(object, source);
+  if (fields.String("format") != kFormatName) {
+    fields.Fail("format", fmt::format("legal is \"{}\"", kFormatName));
+  }
+  const int64_t format_version = fields.Int("format_version", 0, INT32_MAX);
+  MOERT_RETURN_IF_ERROR(fields.status());
+  if (format_version != kPackFormatVersion) {
+    return absl::InvalidArgumentError(
+        fmt::format("{}: is of pack format version {}, this build reads version {}: quantize the "
+                    "model again, or use the release that wrote the pack",
+                    source, format_version, kPackFormatVersion));
+  }
+  PackManifest m;
+  m.source_identity = fields.String("source_identity", "");
+  MOERT_RETURN_IF_ERROR(fields.status());
+  const json* model = fields.Find("model");
+  if (model == nullptr || !model->is_object()) return Error(source, "model is not an object");
+  MOERT_ASSIGN_OR_RETURN(m.model, ModelFromJson(*model, source + ": model"));
+  if (const json* q = fields.Find("quantizer"); q != nullptr) {
+    if (!q->is_object()) return Error(source, "quantizer is not an object");
+    m.quantizer_json = q->dump(-1, ' ', true);
+  }
+
+  MOERT_ASSIGN_OR_RETURN(const json* versions, List(object, "versions", source, kMaxVersions));
+  for (size_t i = 0; i < versions->size(); ++i) {
+    MOERT_ASSIGN_OR_RETURN(
+        PackVersion v,
+        VersionFromJson((*versions)[i], m.model, fmt::format("{}: version {}", source, i)));
+    m.versions.push_back(std::move(v));
+  }
+  if (m.versions.empty()) return Error(source, "versions is empty");
+
+  MOERT_ASSIGN_OR_RETURN(const json* files, List(object, "files", source, kMaxFiles));
+  for (size_t i = 0; i < files->size(); ++i) {
+    MOERT_ASSIGN_OR_RETURN(PackFile f,
+                           ParseFile((*files)[i], fmt::format("{}: file {}", source, i)));
+    m.files.push_back(std::move(f));
+  }
+
+  const json* constants = fields.Find("constants");
+  if (constants == nullptr) return Error(source, "constants is missing");
+  MOERT_ASSIGN_OR_RETURN(m.constants, ParseFile(*constants, source + ": constants"));
+  MOERT_ASSIGN_OR_RETURN(const json* checksums,
+                         List(*constants, "checksums", source, m.model.layers.size()));
+  for (const json& c : *checksums) {
+    const auto value = ParseHex(c);
+    if (!value) return Error(source, "constants: a checksum is not 16 hex digits");
+    m.constants_checksums.push_back(*value);
+  }
+  if (m.constants_checksums.size() != m.model.layers.size()) {
+    return Error(source, "constants: checksums must list all layers");
+  }
+  MOERT_RETURN_IF_ERROR(ParseRecords(object, source, &m));
+  return m;
+}
+
+}  // namespace
+
+size_t PackManifest::IndexRecords() {
+  first_record.clear();
+  size_t count = 0;
+  for (const MoeLayerSpec& l : model.layers) {
+    first_record.push_back(count);
+    count += static_cast<size_t>(l.num_experts) * versions.size();
+  }
+  return count;
+}
+
+std::string RecordTensorName(int layer, int expert, const std::string& version) {
+  return fmt::format("layers.{}.experts.{}.{}", layer, expert, version);
+}
+
+std::string ManifestToJson(const PackManifest& m) {
+  json versions = json::array();
+  for (const PackVersion& v : m.versions) versions.push_back(VersionToJson(v));
+  json files = json::array();
+  for (const PackFile& f : m.files) files.push_back({{"name", f.name}, {"bytes", f.bytes}});
+  json checksums = json::array();
+  for (const uint64_t c : m.constants_checksums) checksums.push_back(HexOf(c));
+  json records = json::array();
+  for (const PackRecord& r : m.records) {
+    records.push_back(json::array({r.file, r.offset, r.bytes, HexOf(r.checksum)}));
+  }
+  json quantizer = json::parse(m.quantizer_json, nullptr, false);
+  if (!quantizer.is_object()) quantizer = json::object();
+  json doc = {{"format", kFormatName},
+              {"format_version", kPackFormatVersion},
+              {"model", ModelToJson(m.model)},
+              {"versions", std::move(versions)},
+              {"quantizer", std::move(quantizer)},
+              {"source_identity", m.source_identity},
+              {"files", std::move(files)},
+              {"constants",
+               {{"name", m.constants.name},
+                {"bytes", m.constants.bytes},
+                {"checksums", std::move(checksums)}}},
+              {"records", std::move(records)}};
+  return SealedText(std::move(doc));
+}
+
+absl::StatusOr<PackManifest> ReadManifest(const std::string& dir, Env* env) {
+  const std::string path = dir + "/" + kManifestFile;
+  const JsonLimits limits = {.max_bytes = 256'000'000, .max_depth = 8, .max_values = 16'000'000};
+  MOERT_ASSIGN_OR_RETURN(json object, ReadJsonFile(env, path, limits));
+  try {
+    // What makes no sense is named by field; the checksum finds damage that does make sense.
+    MOERT_ASSIGN_OR_RETURN(PackManifest manifest, Parse(object, path));
+    MOERT_RETURN_IF_ERROR(CheckSeal(std::move(object), path));
+    return manifest;
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError(path + ": out of memory");
+  } catch (const std::exception& e) {
+    return Error(path, e.what());
+  }
+}
+
+}  // namespace moert

@@ -1,0 +1,85 @@
+// moert.json: what an expert pack holds and where. The fields are described in docs/pack.md.
+#ifndef MOERT_LIB_PACK_PACK_MANIFEST_H_
+#define MOERT_LIB_PACK_PACK_MANIFEST_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "moert/env.h"
+#include "moert/model.h"
+#include "moert/scheme.h"
+
+namespace moert {
+
+inline constexpr int kPackFormatVersion = 1;
+inline constexpr char kManifestFile[] = "moert.json";
+inline constexpr char kConstantsFile[] = "constants.safetensors";
+
+/// One stored version of every expert.
+struct PackVersion {
+  std::string name;
+  std::vector<ExpertFormat> formats;  // the distinct ones
+  /// [MoE layer][expert] -> index into formats; empty: formats[0] everywhere.
+  std::vector<std::vector<int>> assignment;
+
+  const ExpertFormat& format(int layer, int expert) const {
+    if (assignment.empty()) return formats[0];
+    return formats[static_cast<size_t>(
+        assignment[static_cast<size_t>(layer)][static_cast<size_t>(expert)])];
+  }
+  static PackVersion Uniform(const Scheme& s, bool hadamard = false) {
+    return {s.Name(), {ExpertFormat::Uniform(s, hadamard)}, {}};
+  }
+};
+
+struct PackFile {
+  std::string name;
+  int64_t bytes = 0;
+};
+
+struct PackRecord {
+  int file = 0;
+  int64_t offset = 0;     // from the start of the file, a multiple of kRecordAlignment
+  int64_t bytes = 0;      // without the padding up to the next multiple
+  uint64_t checksum = 0;  // Hash64 of those bytes
+};
+
+struct PackManifest {
+  MoeModelSpec model;
+  std::vector<PackVersion> versions;  // most bits first
+  std::string quantizer_json = "{}";  // an object: method and settings, for people and reports
+  std::string source_identity;        // of the checkpoint it was made from; may be empty
+  std::vector<PackFile> files;
+  PackFile constants;
+  std::vector<uint64_t> constants_checksums;  // by layer: its tensors' bytes in file order
+  std::vector<PackRecord> records;            // by RecordIndex
+
+  int num_versions() const { return static_cast<int>(versions.size()); }
+  /// Layers outermost, then versions, then experts: also the order in the files.
+  size_t RecordIndex(int layer, int expert, int version) const {
+    const size_t experts =
+        static_cast<size_t>(model.layers[static_cast<size_t>(layer)].num_experts);
+    return first_record[static_cast<size_t>(layer)] + static_cast<size_t>(version) * experts +
+           static_cast<size_t>(expert);
+  }
+  /// Backfills first_record and returns the number of records; model and versions must be set.
+  size_t IndexRecords();
+  std::vector<size_t> first_record;
+};
+
+/// "layers.3.experts.17.bf16"
+std::string RecordTensorName(int layer, int expert, const std::string& version);
+
+/// The text of moert.json.
+std::string ManifestToJson(const PackManifest& manifest);
+
+/// Reads and checks `dir`/moert.json: legal model, versions and formats, one record per expert and
+/// version, aligned, of the size that its layout says, inside its file as the manifest describes
+/// it.
+absl::StatusOr<PackManifest> ReadManifest(const std::string& dir, Env* env);
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_PACK_PACK_MANIFEST_H_

@@ -1,0 +1,300 @@
+// Reads the routing trace. The file is hostile input: every size is computed with checked
+// arithmetic from what was checked before, and compared with what the file says and has.
+#include <fmt/format.h>
+
+#include <cstring>
+#include <exception>
+#include <new>
+#include <nlohmann/json.hpp>
+
+#include "base/bf16.h"
+#include "base/checked_math.h"
+#include "base/json.h"
+#include "base/status_macros.h"
+#include "model/config_fields.h"
+#include "model/model_json.h"
+#include "moert/env.h"
+#include "moert/trace.h"
+#include "trace/trace_format.h"
+
+namespace moert {
+namespace {
+
+using nlohmann::json;
+
+constexpr int64_t kMaxRecordBytes = int64_t{1} << 40;
+constexpr int64_t kMaxSizes = 10'000'000;  // versions x experts: a short header can ask for many
+constexpr int64_t kChunkBytes = int64_t{4} << 20;
+
+absl::StatusOr<TraceVersion> ParseVersion(const json& object, const MoeModelSpec& model,
+                                          const std::string& source) {
+  if (!object.is_object()) return absl::InvalidArgumentError(source + ": not an object");
+  ConfigFields fields(object, source);
+  TraceVersion version;
+  version.name = fields.String("name");
+  MOERT_RETURN_IF_ERROR(fields.status());
+  const json* bytes = fields.Find("bytes");
+  if (bytes == nullptr || !bytes->is_array() || bytes->size() != model.layers.size()) {
+    return absl::InvalidArgumentError(
+        fmt::format("{}: bytes must be a list of {} layers", source, model.layers.size()));
+  }
+  const auto read = [&](const json& value) -> int64_t {
+    if (!value.is_number_integer()) return -1;
+    const int64_t b = value.get<int64_t>();
+    return b >= 1 && b <= kMaxRecordBytes ? b : -1;
+  };
+  for (size_t l = 0; l < bytes->size(); ++l) {
+    const json& layer = (*bytes)[l];
+    const auto experts = static_cast<size_t>(model.layers[l].num_experts);
+    std::vector<int64_t>& row = version.bytes.emplace_back(experts, read(layer));
+    const bool listed = layer.is_array() && layer.size() == experts;
+    for (size_t e = 0; listed && e < experts; ++e) row[e] = read(layer[e]);
+    for (const int64_t b : row) {
+      if (b > 0) continue;
+      return absl::InvalidArgumentError(
+          fmt::format("{}: bytes of layer {} must be a size or {} sizes in [1, {}]", source, l,
+                      experts, kMaxRecordBytes));
+    }
+  }
+  return version;
+}
+
+absl::StatusOr<TraceHeader> ParseHeader(absl::string_view text, const std::string& path) {
+  MOERT_ASSIGN_OR_RETURN(const json object, ParseJsonObject(text, path));
+  ConfigFields fields(object, path);
+  TraceHeader header;
+  if (fields.String("format") != "moert-trace") fields.Fail("format", "must be moert-trace");
+  header.source = fields.String("source", "");
+  header.strategy = fields.String("strategy", "");
+  header.clock = fields.String("clock", "");
+  header.max_tokens = fields.Int("max_tokens", 1, trace::kMaxTokens);
+  MOERT_RETURN_IF_ERROR(fields.status());
+  const json* model = fields.Find("model");
+  if (model == nullptr || !model->is_object()) {
+    return absl::InvalidArgumentError(path + ": model is not an object");
+  }
+  MOERT_ASSIGN_OR_RETURN(header.model, ModelFromJson(*model, path + ": model"));
+  for (const MoeLayerSpec& layer : header.model.layers) {
+    if (layer.num_experts <= UINT16_MAX + 1) continue;
+    return absl::InvalidArgumentError(
+        fmt::format("{}: {} experts in a layer, a trace holds 65536", path, layer.num_experts));
+  }
+  const json* versions = fields.Find("versions");
+  if (versions == nullptr || !versions->is_array() || versions->empty() || versions->size() > 64) {
+    return absl::InvalidArgumentError(path + ": versions must be a list of 1 to 64");
+  }
+  const auto count = static_cast<int64_t>(versions->size());
+  if (count * header.model.total_experts() > kMaxSizes) {
+    return absl::InvalidArgumentError(fmt::format("{}: {} versions of {} experts, the limit is {}",
+                                                  path, count, header.model.total_experts(),
+                                                  kMaxSizes));
+  }
+  for (size_t v = 0; v < versions->size(); ++v) {
+    MOERT_ASSIGN_OR_RETURN(
+        TraceVersion version,
+        ParseVersion((*versions)[v], header.model, fmt::format("{}: version {}", path, v)));
+    header.versions.push_back(std::move(version));
+  }
+  return header;
+}
+
+template <typename T>
+T Load(const std::byte* p) {
+  T v;
+  std::memcpy(&v, p, sizeof(v));
+  return v;
+}
+
+class Reader final : public TraceReader {
+ public:
+  explicit Reader(std::unique_ptr<RandomAccessFile> file) : file_(std::move(file)) {}
+
+  absl::Status Open() {
+    std::byte fixed[trace::kFileHeaderBytes];
+    if (file_->size() < static_cast<int64_t>(sizeof(fixed))) return Bad("too short for a trace");
+    MOERT_RETURN_IF_ERROR(file_->Read(0, absl::MakeSpan(fixed)));
+    if (std::memcmp(fixed, trace::kMagic, sizeof(trace::kMagic)) != 0) {
+      return Bad("not a routing trace (docs/trace-format.md)");
+    }
+    const uint32_t version = Load<uint32_t>(fixed + 8);
+    if (version != trace::kVersion) {
+      return Bad(
+          fmt::format("version {} of the format, this build reads {}", version, trace::kVersion));
+    }
+    const int64_t length = Load<uint32_t>(fixed + 12);
+    if (length > trace::kMaxHeaderBytes ||
+        length > file_->size() - static_cast<int64_t>(sizeof(fixed))) {
+      return Bad(fmt::format("header of {} bytes in a file of {}", length, file_->size()));
+    }
+    std::string text(static_cast<size_t>(length), '\0');
+    MOERT_RETURN_IF_ERROR(file_->Read(
+        sizeof(fixed), absl::MakeSpan(reinterpret_cast<std::byte*>(text.data()), text.size())));
+    MOERT_ASSIGN_OR_RETURN(header_, ParseHeader(text, file_->path()));
+    first_call_ = static_cast<int64_t>(sizeof(fixed)) + length;
+    return Rewind();
+  }
+
+  const TraceHeader& header() const override { return header_; }
+
+  absl::Status Rewind() override {
+    offset_ = first_call_;
+    calls_ = 0;
+    chunk_begin_ = chunk_end_ = 0;
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<const TraceCall*> Next() override {
+    if (offset_ == file_->size()) return nullptr;
+    try {
+      MOERT_RETURN_IF_ERROR(ReadCall());
+    } catch (const std::bad_alloc&) {
+      return absl::ResourceExhaustedError(
+          fmt::format("{}: call {}: out of memory", file_->path(), calls_));
+    }
+    ++calls_;
+    return &call_;
+  }
+
+ private:
+  absl::Status Bad(const std::string& what) const {
+    return absl::InvalidArgumentError(fmt::format("{}: {}", file_->path(), what));
+  }
+  absl::Status BadCall(const std::string& what) const {
+    return Bad(fmt::format("call {} at byte {}: {}", calls_, offset_, what));
+  }
+
+  /// Bytes [offset_, offset_ + size) of the file, in memory. Never more than the file has.
+  absl::StatusOr<const std::byte*> Fetch(int64_t size) {
+    if (size > file_->size() - offset_) {
+      return BadCall(fmt::format("{} bytes, the file has {} more", size, file_->size() - offset_));
+    }
+    if (offset_ < chunk_begin_ || offset_ + size > chunk_end_) {
+      const int64_t want = std::min(std::max(size, kChunkBytes), file_->size() - offset_);
+      chunk_.resize(static_cast<size_t>(want));
+      chunk_begin_ = chunk_end_ = 0;
+      MOERT_RETURN_IF_ERROR(file_->Read(offset_, absl::MakeSpan(chunk_)));
+      chunk_begin_ = offset_;
+      chunk_end_ = offset_ + want;
+    }
+    return chunk_.data() + (offset_ - chunk_begin_);
+  }
+
+  absl::Status ReadCall() {
+    MOERT_ASSIGN_OR_RETURN(const std::byte* p, Fetch(trace::kCallHeaderBytes));
+    const int64_t bytes = Load<int64_t>(p);
+    const uint8_t phase = Load<uint8_t>(p + 8);
+    const uint8_t flags = Load<uint8_t>(p + 9);
+    const int layer = Load<uint16_t>(p + 10);
+    const int64_t tokens = Load<uint32_t>(p + 12);
+    const int64_t step = Load<int64_t>(p + 16);
+    if (phase > 1) return BadCall(fmt::format("phase {}: must be 0 or 1", phase));
+    if ((flags & ~trace::kAllFlags) != 0) return BadCall(fmt::format("unknown flags {}", flags));
+    if (layer >= header_.model.num_layers()) {
+      return BadCall(fmt::format("layer {}: the model has {}", layer, header_.model.num_layers()));
+    }
+    if (tokens < 1 || tokens > header_.max_tokens) {
+      return BadCall(fmt::format("{} tokens: must be in [1, {}]", tokens, header_.max_tokens));
+    }
+    if (step < 0) return BadCall("negative step");
+
+    const MoeLayerSpec& spec = header_.model.layers[layer];
+    const int64_t k = spec.routing.top_k;
+    const int64_t experts = spec.num_experts;
+    const int64_t next = header_.model.layers[(layer + 1) % header_.model.num_layers()].num_experts;
+    Checked<int64_t> per_token(4 * k);
+    if (flags & trace::kHasRequestIds) per_token.Add(8);
+    if (flags & trace::kHasScores) per_token.Add(2 * experts);
+    if (flags & trace::kHasNextScores) per_token.Add(2 * next);
+    per_token.Mul(tokens).Add(static_cast<int64_t>(trace::kCallHeaderBytes + trace::kTimesBytes));
+    if (per_token.value() != bytes) {
+      return BadCall(fmt::format("{} bytes, its fields take {}", bytes, *per_token.value()));
+    }
+    MOERT_ASSIGN_OR_RETURN(p, Fetch(bytes));
+    p += trace::kCallHeaderBytes;
+    int64_t times[6];
+    for (int64_t& ns : times) {
+      ns = Load<int64_t>(p);
+      p += 8;
+      // A limit of three decades keeps sums of times from overflowing.
+      if (ns < 0 || ns > (int64_t{1} << 60)) return BadCall(fmt::format("time {} ns", ns));
+    }
+    call_.times = {times[0], times[1], times[2], times[3], times[4], times[5]};
+    const CallTimes& t = call_.times;
+    if (t.step_begin_ns > t.begin_ns || t.end_ns < t.begin_ns) {
+      return BadCall("its times do not ascend");
+    }
+    for (const int64_t part : {t.route_ns, t.multiply_ns, t.stalled_ns}) {
+      if (part <= t.end_ns - t.begin_ns) continue;
+      return BadCall(fmt::format("a part of {} ns in a call of {}", part, t.end_ns - t.begin_ns));
+    }
+    request_ids_.resize(flags & trace::kHasRequestIds ? tokens : 0);
+    for (int64_t& id : request_ids_) {
+      id = Load<int64_t>(p);
+      p += 8;
+    }
+    ids_.resize(tokens * k);
+    for (int64_t i = 0; i < tokens * k; ++i, p += 2) {
+      ids_[i] = Load<uint16_t>(p);
+      bool repeated = false;
+      for (int64_t j = i / k * k; j < i; ++j) repeated = repeated || ids_[j] == ids_[i];
+      if (ids_[i] >= experts || repeated) {
+        return BadCall(fmt::format("token {}: expert {} {}", i / k, ids_[i],
+                                   repeated ? "comes twice" : "does not exist"));
+      }
+    }
+    MOERT_RETURN_IF_ERROR(LoadF16("weights", tokens * k, &p, &weights_));
+    MOERT_RETURN_IF_ERROR(
+        LoadF16("scores", flags & trace::kHasScores ? tokens * experts : 0, &p, &scores_));
+    MOERT_RETURN_IF_ERROR(LoadF16(
+        "predicted scores", flags & trace::kHasNextScores ? tokens * next : 0, &p, &next_scores_));
+    call_.step = step;
+    call_.phase = static_cast<Phase>(phase);
+    call_.layer = layer;
+    call_.tokens = tokens;
+    call_.request_ids = request_ids_;
+    call_.ids = ids_;
+    call_.weights = weights_;
+    call_.scores = scores_;
+    call_.next_scores = next_scores_;
+    offset_ += bytes;
+    return absl::OkStatus();
+  }
+
+  absl::Status LoadF16(const char* what, int64_t count, const std::byte** p,
+                       std::vector<float>* values) {
+    values->resize(count);
+    for (int64_t i = 0; i < count; ++i, *p += 2) {
+      const uint16_t bits = Load<uint16_t>(*p);
+      if ((bits & 0x7c00u) == 0x7c00u) return BadCall(fmt::format("{}: not finite", what));
+      (*values)[i] = F16ToF32(bits);
+    }
+    return absl::OkStatus();
+  }
+
+  const std::unique_ptr<RandomAccessFile> file_;
+  TraceHeader header_;
+  int64_t first_call_ = 0;
+  int64_t offset_ = 0;
+  int64_t calls_ = 0;
+  std::vector<std::byte> chunk_;
+  int64_t chunk_begin_ = 0, chunk_end_ = 0;  // of the file, what chunk_ holds
+  TraceCall call_;
+  std::vector<int64_t> request_ids_;
+  std::vector<int32_t> ids_;
+  std::vector<float> weights_, scores_, next_scores_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<TraceReader>> OpenTrace(const std::string& path) {
+  try {
+    MOERT_ASSIGN_OR_RETURN(auto file, Env::Default()->Open(path, FileAccess::kBuffered));
+    auto reader = std::make_unique<Reader>(std::move(file));
+    MOERT_RETURN_IF_ERROR(reader->Open());
+    return reader;
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError(fmt::format("{}: out of memory", path));
+  }
+}
+
+}  // namespace moert

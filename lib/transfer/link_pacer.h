@@ -1,0 +1,43 @@
+// LinkPacer: a link slower than the one there is, to measure what a machine with such a link would
+// do. It carries one transfer after another; a transfer holds it for bytes / rate and has arrived
+// when that time is over, however early its bytes did.
+#ifndef MOERT_LIB_TRANSFER_LINK_PACER_H_
+#define MOERT_LIB_TRANSFER_LINK_PACER_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <mutex>
+
+#include "base/clock.h"
+
+namespace moert {
+
+/// Shared by everything that moves over the link. Thread-safe.
+class LinkPacer {
+ public:
+  /// `clock` is borrowed.
+  LinkPacer(const Clock* clock, double bytes_per_s) : clock_(clock), bytes_per_s_(bytes_per_s) {}
+
+  /// From when on the link is free; in the past if it is.
+  int64_t free_ns() const {
+    const std::lock_guard<std::mutex> lock(mu_);
+    return free_ns_;
+  }
+  /// The next turn: when a transfer of `bytes` that takes it will have arrived.
+  int64_t Reserve(int64_t bytes) {
+    const std::lock_guard<std::mutex> lock(mu_);
+    free_ns_ = std::max(clock_->now_ns(), free_ns_) +
+               static_cast<int64_t>(1e9 * static_cast<double>(bytes) / bytes_per_s_);
+    return free_ns_;
+  }
+
+ private:
+  const Clock* const clock_;
+  const double bytes_per_s_;
+  mutable std::mutex mu_;
+  int64_t free_ns_ = 0;
+};
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_TRANSFER_LINK_PACER_H_

@@ -1,0 +1,123 @@
+// TransferQueue: the link between the slow and the fast tier. Demand goes ahead of prefetch,
+// prefetch ahead of background; within a class first come, first served. A transfer that has
+// started is never interrupted.
+//
+// Two of them: on the wall clock I/O threads read from the source; on the virtual clock a simulated
+// link carries as many at a time as the profile says, in logical time, and the bytes are read when
+// a transfer completes.
+#ifndef MOERT_LIB_TRANSFER_TRANSFER_QUEUE_H_
+#define MOERT_LIB_TRANSFER_TRANSFER_QUEUE_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "base/clock.h"
+#include "moert/expert_source.h"
+#include "moert/expert_store.h"
+#include "moert/policy.h"
+#include "moert/profile.h"
+#include "transfer/link_pacer.h"
+
+namespace moert {
+
+struct Transfer {
+  ExpertKey key;
+  int version = 0;         // the store's index, returned with the result
+  int source_version = 0;  // what is read
+  LoadReason reason = LoadReason::kDemand;
+  absl::Span<std::byte> dst;
+  int64_t bytes = 0;  // of the record
+};
+
+struct TransferDone {
+  ExpertKey key;
+  int version = 0;
+  absl::Status status;
+  int64_t bytes = 0;
+  int64_t submitted_ns = 0;  // the engine's clock
+  int64_t started_ns = 0;
+  int64_t finished_ns = 0;
+};
+
+/// One caller thread (under the engine's lock).
+class TransferQueue {
+ public:
+  virtual ~TransferQueue() = default;
+  virtual void Submit(const Transfer& transfer) = 0;
+  /// Moves a waiting transfer into a higher class; no effect once it has started.
+  virtual void Raise(ExpertKey key, int version, LoadReason reason) = 0;
+  /// True when the transfer had not started: it is forgotten and its destination untouched.
+  virtual bool Cancel(ExpertKey key, int version) = 0;
+  /// Appends what has finished by now.
+  virtual void Poll(std::vector<TransferDone>* done) = 0;
+  /// Blocks until something finished (advancing a virtual clock) and appends it. False when nothing
+  /// is in flight.
+  virtual bool Wait(std::vector<TransferDone>* done) = 0;
+};
+
+/// Transfers that have not started, in the order of service.
+class WaitingTransfers {
+ public:
+  struct Job {
+    Transfer transfer;
+    int64_t submitted_ns = 0;
+  };
+
+  void Push(const Transfer& transfer, int64_t now_ns) {
+    classes_[Class(transfer.reason)].push_back({transfer, now_ns});
+  }
+  bool empty() const {
+    return std::all_of(std::begin(classes_), std::end(classes_),
+                       [](const auto& jobs) { return jobs.empty(); });
+  }
+  /// The next to serve. Not empty.
+  Job Pop() {
+    auto& jobs = *std::find_if(std::begin(classes_), std::end(classes_),
+                               [](const auto& c) { return !c.empty(); });
+    Job job = jobs.front();
+    jobs.pop_front();
+    return job;
+  }
+  std::optional<Job> Remove(ExpertKey key, int version) {
+    for (auto& jobs : classes_) {
+      auto it = std::find_if(jobs.begin(), jobs.end(), [&](const Job& job) {
+        return job.transfer.key == key && job.transfer.version == version;
+      });
+      if (it == jobs.end()) continue;
+      Job job = *it;
+      jobs.erase(it);
+      return job;
+    }
+    return std::nullopt;
+  }
+  void Raise(ExpertKey key, int version, LoadReason reason) {
+    std::optional<Job> job = Remove(key, version);
+    if (!job) return;
+    job->transfer.reason = std::min(job->transfer.reason, reason);
+    classes_[Class(job->transfer.reason)].push_back(*job);
+  }
+
+ private:
+  static int Class(LoadReason reason) { return static_cast<int>(reason); }
+  std::deque<Job> classes_[3];
+};
+
+/// `threads` readers. With a pacer they take turns on its link, and what is asked for before a turn
+/// begins may still go first.
+std::unique_ptr<TransferQueue> MakeReaderQueue(const ExpertSource* source, const Clock* clock,
+                                               int threads, std::shared_ptr<LinkPacer> pacer);
+
+/// A logical link with the profile's rate and latency. source null: nothing is read.
+std::unique_ptr<TransferQueue> MakeVirtualLink(const ExpertSource* source, VirtualClock* clock,
+                                               const HardwareProfile* profile);
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_TRANSFER_TRANSFER_QUEUE_H_

@@ -1,0 +1,132 @@
+// Readers on the wall clock: what a paced link promises of order and of time.
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+
+#include "support/catch.h"
+#include "support/synthetic_source.h"
+#include "transfer/transfer_queue.h"
+
+namespace moert {
+namespace {
+
+using test::SyntheticShape;
+using test::SyntheticSource;
+
+constexpr int64_t kTurnNs = 20'000'000;
+
+struct Fixture {
+  SyntheticSource source{SyntheticShape{}};
+  WallClock clock;
+  std::shared_ptr<LinkPacer> pacer = std::make_shared<LinkPacer>(&clock, 1e9);  // a byte a ns
+  std::unique_ptr<TransferQueue> readers = MakeReaderQueue(&source, &clock, 2, pacer);
+  std::vector<std::byte> memory = std::vector<std::byte>(1 << 20);
+  std::vector<TransferDone> done;
+
+  void Submit(int expert, LoadReason reason) {
+    constexpr size_t kEach = 1 << 17;  // two may be read at once
+    readers->Submit({{0, expert},
+                     0,
+                     0,
+                     reason,
+                     absl::MakeSpan(memory).subspan(expert * kEach, kEach),
+                     kTurnNs});
+  }
+  void WaitForAll() {
+    while (readers->Wait(&done)) {
+    }
+  }
+};
+
+TEST_CASE("a paced link carries one transfer after another, whoever reads") {
+  Fixture f;
+  for (int e = 0; e < 4; ++e) f.Submit(e, LoadReason::kPrefetch);
+  f.WaitForAll();
+  REQUIRE(f.done.size() == 4);
+  for (int i = 0; i < 4; ++i) {
+    REQUIRE_OK(f.done[i].status);
+    CHECK(f.done[i].key.expert == i);
+    CHECK(f.done[i].finished_ns - f.done[i].started_ns >= kTurnNs);
+    if (i > 0) CHECK(f.done[i].finished_ns - f.done[i - 1].finished_ns >= kTurnNs / 2);
+  }
+  CHECK(f.done[3].finished_ns - f.done[0].started_ns >= 4 * kTurnNs);
+}
+
+TEST_CASE("a demand load goes ahead of prefetches whose turn on a paced link has not begun") {
+  Fixture f;
+  f.Submit(1, LoadReason::kPrefetch);
+  // Taken by a reader by now, or taken before anything else: it came first.
+  while (f.pacer->free_ns() == 0) {
+  }
+  f.Submit(2, LoadReason::kPrefetch);  // the other reader is idle, the link is not
+  f.Submit(3, LoadReason::kPrefetch);
+  f.Submit(4, LoadReason::kDemand);
+  CHECK(f.readers->Cancel({0, 3}, 0));
+  f.WaitForAll();
+  REQUIRE(f.done.size() == 3);
+  CHECK(f.done[0].key.expert == 1);
+  CHECK(f.done[1].key.expert == 4);
+  CHECK(f.done[2].key.expert == 2);
+}
+
+/// Its reads end when two of them have been under way at once, or after a while.
+class MetByTwo final : public ExpertSource {
+ public:
+  explicit MetByTwo(const ExpertSource* source) : source_(source) {}
+  const MoeModelSpec& model() const override { return source_->model(); }
+  const std::string& name() const override { return source_->name(); }
+  int num_versions() const override { return source_->num_versions(); }
+  absl::string_view version_name(int version) const override {
+    return source_->version_name(version);
+  }
+  const RecordLayout& layout(int layer, int expert, int version) const override {
+    return source_->layout(layer, expert, version);
+  }
+  absl::Status ReadRecord(int, int, int, absl::Span<std::byte>) const override {
+    std::unique_lock<std::mutex> lock(mu_);
+    met_ |= ++reading_ == 2;
+    changed_.notify_all();
+    changed_.wait_for(lock, std::chrono::seconds(20), [this] { return met_; });
+    --reading_;
+    return met_ ? absl::OkStatus() : absl::DeadlineExceededError("nobody else came to read");
+  }
+  absl::StatusOr<LayerConstants> ReadConstants(int layer) const override {
+    return source_->ReadConstants(layer);
+  }
+
+ private:
+  const ExpertSource* source_;
+  mutable std::mutex mu_;
+  mutable std::condition_variable changed_;
+  mutable int reading_ = 0;
+  mutable bool met_ = false;
+};
+
+TEST_CASE("one wake-up is enough for readers to share what comes several at a time") {
+  const LoadReason reason = GENERATE(LoadReason::kDemand, LoadReason::kBackground);
+  SyntheticSource synthetic{SyntheticShape{}};
+  MetByTwo source(&synthetic);
+  WallClock clock;
+  std::unique_ptr<TransferQueue> readers = MakeReaderQueue(&source, &clock, 2, nullptr);
+  std::vector<std::byte> memory(1 << 10);
+  std::vector<TransferDone> done;
+  for (int e = 0; e < 4; ++e) {
+    readers->Submit({{0, e}, 0, 0, reason, absl::MakeSpan(memory), 1});
+  }
+  while (readers->Wait(&done)) {
+  }
+  REQUIRE(done.size() == 4);
+  for (const TransferDone& d : done) CHECK(d.status.ok());
+}
+
+TEST_CASE("what others move over the link delays the next transfer") {
+  Fixture f;
+  CHECK(f.pacer->Reserve(kTurnNs) >= kTurnNs);
+  f.Submit(1, LoadReason::kDemand);
+  f.WaitForAll();
+  CHECK(f.done[0].started_ns >= kTurnNs);
+}
+
+}  // namespace
+}  // namespace moert
