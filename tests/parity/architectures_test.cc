@@ -11,6 +11,7 @@
 #include "examples/host/rope.h"
 #include "support/architecture_fixture.h"
 #include "support/edit_checkpoint.h"
+#include "support/paths.h"
 #include "support/temp_dir.h"
 
 namespace moert {
@@ -286,7 +287,7 @@ TEST_CASE("what does not fit the config is refused by name") {
 }
 
 TEST_CASE("frequencies of every kind of RoPE scaling are the reference library's") {
-  std::ifstream in(std::string(MOERT_SOURCE_DIR) + "/tests/data/architectures/rope.json");
+  std::ifstream in(SourceDir() + "/tests/data/architectures/rope.json");
   const nlohmann::json cases = nlohmann::json::parse(in);
   REQUIRE(cases.size() == 6);
   nlohmann::json config;

@@ -8,6 +8,7 @@
 #include <set>
 #include <string>
 
+#include "support/paths.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 
@@ -29,7 +30,7 @@ struct Outcome {
 Outcome Run(const std::string& args) {
   const std::string base = Dir().path();
   const std::string command =
-      std::string(MOERT_BIN_DIR) + "/" + args + " >" + base + "/out 2>" + base + "/err </dev/null";
+      BinDir() + "/" + args + " >" + base + "/out 2>" + base + "/err </dev/null";
   Outcome outcome;
   const int raw = std::system(command.c_str());
   REQUIRE(WIFEXITED(raw));

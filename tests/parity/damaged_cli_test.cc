@@ -4,6 +4,7 @@
 
 #include "support/catch.h"
 #include "support/mutate.h"
+#include "support/paths.h"
 #include "support/run_tool.h"
 #include "support/temp_dir.h"
 
@@ -16,7 +17,7 @@ using test::TempDir;
 using test::WriteFile;
 
 TEST_CASE("damaged checkpoints: status 0 or 2, and 2 comes with a message") {
-  const std::string model = std::string(MOERT_SOURCE_DIR) + "/tests/data/architectures/xverse";
+  const std::string model = SourceDir() + "/tests/data/architectures/xverse";
   TempDir scratch, dir, cache;
   std::string tokens;
   for (int i = 0; i < 16; ++i) tokens += {static_cast<char>(7 * i % 128), '\0'};

@@ -12,6 +12,7 @@
 
 #include "pack/calibration.h"
 #include "support/catch.h"
+#include "support/paths.h"
 #include "support/run_tool.h"
 #include "support/temp_dir.h"
 #include "support/tiny_model.h"
@@ -255,7 +256,7 @@ TEST_CASE("info of a checkpoint and of a file") {
 }
 
 TEST_CASE("info counts every tensor of a checkpoint in one part") {
-  const std::string fixtures = std::string(MOERT_SOURCE_DIR) + "/tests/data/architectures/";
+  const std::string fixtures = SourceDir() + "/tests/data/architectures/";
   for (const char* name :
        {"qwen2_moe", "qwen3_moe_fp8", "mixtral", "olmoe", "phimoe", "deepseek", "xverse"}) {
     INFO(name);

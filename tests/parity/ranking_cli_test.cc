@@ -8,6 +8,7 @@
 
 #include "moert/strategy.h"
 #include "support/catch.h"
+#include "support/paths.h"
 #include "support/run_tool.h"
 #include "support/tiny_model.h"
 
@@ -43,7 +44,7 @@ TEST_CASE("strategies rank alike on the trained model and on its recorded routin
   const std::string run_args =
       "ppl --model " + TinyModelDir() + " --cache " + dir.path() + "/cache --tokens " + EvalDir() +
       "/gsm8k.tokens.u16 --limit 512 --step-tokens 1 --clock virtual" + common;
-  const std::string sim_args = "--trace " + std::string(MOERT_SOURCE_DIR) +
+  const std::string sim_args = "--trace " + SourceDir() +
                                "/tests/data/traces/tiny-gsm8k.safetensors --model " +
                                TinyModelDir() + " --steps 512" + common;
   std::map<std::string, double> run, sim;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "support/catch.h"
+#include "support/paths.h"
 #include "support/temp_dir.h"
 #include "support/tiny_model.h"
 
@@ -32,8 +33,8 @@ const test::TempDir& Cache() {
 // Runs `moert-run ARGS` with the bundled model's pack cached in a folder of this process.
 Outcome Run(const std::string& args) {
   const std::string base = Cache().path();
-  const std::string command = std::string(MOERT_BIN_DIR) + "/moert-run " + args + " >" + base +
-                              "/out 2>" + base + "/err </dev/null";
+  const std::string command =
+      BinDir() + "/moert-run " + args + " >" + base + "/out 2>" + base + "/err </dev/null";
   Outcome outcome;
   const int raw = std::system(command.c_str());
   REQUIRE(WIFEXITED(raw));

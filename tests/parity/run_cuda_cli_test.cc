@@ -7,6 +7,7 @@
 
 #include "moert/backend.h"
 #include "support/catch.h"
+#include "support/paths.h"
 
 namespace {
 
@@ -17,9 +18,8 @@ struct Outcome {
 
 Outcome Run(const std::string& arguments) {
   const std::string command =
-      std::string(MOERT_BIN_DIR) + "/moert-run ppl --model " + MOERT_SOURCE_DIR +
-      "/examples/models/tiny-moe --tokens " + MOERT_SOURCE_DIR +
-      "/tests/data/eval/humaneval.tokens.u16 --limit 512 " + arguments + " 2>&1";
+      BinDir() + "/moert-run ppl --model " + SourceDir() + "/examples/models/tiny-moe --tokens " +
+      SourceDir() + "/tests/data/eval/humaneval.tokens.u16 --limit 512 " + arguments + " 2>&1";
   Outcome outcome;
   FILE* pipe = popen(command.c_str(), "r");
   REQUIRE(pipe != nullptr);

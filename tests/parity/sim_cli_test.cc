@@ -7,6 +7,7 @@
 #include <string>
 
 #include "support/catch.h"
+#include "support/paths.h"
 #include "support/temp_dir.h"
 #include "support/tiny_model.h"
 
@@ -28,7 +29,7 @@ const test::TempDir& Dir() {
 Outcome Run(const std::string& args) {
   const std::string base = Dir().path();
   const std::string command =
-      std::string(MOERT_BIN_DIR) + "/" + args + " >" + base + "/out 2>" + base + "/err </dev/null";
+      BinDir() + "/" + args + " >" + base + "/out 2>" + base + "/err </dev/null";
   Outcome outcome;
   const int raw = std::system(command.c_str());
   REQUIRE(WIFEXITED(raw));
@@ -76,7 +77,7 @@ TEST_CASE("a trace replays to the run's own counters on the virtual clock") {
 }
 
 TEST_CASE("recorded routing of the trained model replays with the model's sizes") {
-  const std::string recorded = std::string(MOERT_SOURCE_DIR) + "/tests/data/traces/tiny-";
+  const std::string recorded = SourceDir() + "/tests/data/traces/tiny-";
   double previous = 0;
   for (const char* budget : {"20%", "40%", "60%", "100%"}) {
     const Json sim = RunJson("moert-sim --trace " + recorded + "gsm8k.safetensors --model " +
@@ -93,12 +94,12 @@ TEST_CASE("wrong arguments are named") {
   const Outcome none = Run("moert-sim --trace /nowhere");
   CHECK(none.status == 2);
   CHECK_THAT(none.err, Catch::Contains("/nowhere"));
-  const Outcome model = Run("moert-sim --trace " + std::string(MOERT_SOURCE_DIR) +
-                            "/tests/data/traces/tiny-gsm8k.safetensors");
+  const Outcome model =
+      Run("moert-sim --trace " + SourceDir() + "/tests/data/traces/tiny-gsm8k.safetensors");
   CHECK(model.status == 2);
   CHECK_THAT(model.err, Catch::Contains("--model"));
   const Outcome small =
-      Run("moert-sim --trace " + std::string(MOERT_SOURCE_DIR) +
+      Run("moert-sim --trace " + SourceDir() +
           "/tests/data/traces/tiny-gsm8k.safetensors --budget 1KiB --model " + TinyModelDir());
   CHECK(small.status == 2);
   CHECK_THAT(small.err, Catch::Contains("below the minimum"));

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "support/catch.h"
+#include "support/paths.h"
 #include "support/run_tool.h"
 #include "support/temp_dir.h"
 #include "support/tiny_model.h"
@@ -30,7 +31,7 @@ std::map<std::string, std::string> Files(const std::string& dir) {
 }
 
 pid_t Start(const std::string& out, const std::vector<std::string>& method) {
-  const std::string tool = std::string(MOERT_BIN_DIR) + "/moert-pack", model = TinyModelDir();
+  const std::string tool = BinDir() + "/moert-pack", model = TinyModelDir();
   std::vector<std::string> args = {tool,    "quantize", "--quiet",   "--model",       model,
                                    "--out", out,        "--schemes", "w2a16_g-1_asym"};
   args.insert(args.end(), method.begin(), method.end());

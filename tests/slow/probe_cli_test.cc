@@ -6,6 +6,7 @@
 #include <string>
 
 #include "moert/profile.h"
+#include "support/paths.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 
@@ -15,8 +16,7 @@ namespace {
 TEST_CASE("a probed profile loads, and is a profile of this machine") {
   const test::TempDir dir;
   const std::string path = dir / "hw.json";
-  const std::string command = std::string(MOERT_BIN_DIR) + "/moert-bench probe --quiet --dir " +
-                              dir.path() +
+  const std::string command = BinDir() + "/moert-bench probe --quiet --dir " + dir.path() +
                               " --file-size 64MiB --repeats 1 --tokens 1,8,32 --json " + path;
   REQUIRE(WEXITSTATUS(std::system(command.c_str())) == 0);
   const auto profile = LoadProfile(path);

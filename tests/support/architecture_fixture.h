@@ -14,11 +14,12 @@
 #include "examples/host/model.h"
 #include "moert/engine.h"
 #include "support/catch.h"
+#include "support/paths.h"
 
 namespace moert::test {
 
 inline std::string ArchitectureDir(const std::string& name) {
-  return std::string(MOERT_SOURCE_DIR) + "/tests/data/architectures/" + name;
+  return SourceDir() + "/tests/data/architectures/" + name;
 }
 
 /// Sequences of equal length, of which the first `prefill` tokens are one step.

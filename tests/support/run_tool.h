@@ -8,6 +8,7 @@
 #include <string>
 
 #include "support/catch.h"
+#include "support/paths.h"
 #include "support/temp_dir.h"
 
 namespace moert::test {
@@ -20,8 +21,8 @@ struct Outcome {
 /// `moert-TOOL ARGS` through the shell, from the build under test; `scratch` receives its output.
 inline Outcome RunTool(const std::string& tool, const std::string& args, const TempDir& scratch) {
   const std::string out = scratch / "stdout", err = scratch / "stderr";
-  const std::string command = std::string(MOERT_BIN_DIR) + "/moert-" + tool + " " + args + " >" +
-                              out + " 2>" + err + " </dev/null";
+  const std::string command =
+      BinDir() + "/moert-" + tool + " " + args + " >" + out + " 2>" + err + " </dev/null";
   Outcome outcome;
   const int raw = std::system(command.c_str());
   REQUIRE(WIFEXITED(raw));

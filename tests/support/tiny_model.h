@@ -15,14 +15,13 @@
 #include "checkpoint/safetensors.h"
 #include "examples/host/model.h"
 #include "support/catch.h"
+#include "support/paths.h"
 #include "support/plain_moe.h"
 
 namespace moert {
 
-inline std::string TinyModelDir() {
-  return std::string(MOERT_SOURCE_DIR) + "/examples/models/tiny-moe";
-}
-inline std::string EvalDir() { return std::string(MOERT_SOURCE_DIR) + "/tests/data/eval"; }
+inline std::string TinyModelDir() { return SourceDir() + "/examples/models/tiny-moe"; }
+inline std::string EvalDir() { return SourceDir() + "/tests/data/eval"; }
 
 inline std::string ReadWholeFile(const std::string& path) {
   std::ifstream in(path, std::ios::binary);

@@ -1,5 +1,6 @@
 // Profiles: measured compute rates and what they cost.
 #include "moert/profile.h"
+#include "support/paths.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 
@@ -59,7 +60,7 @@ TEST_CASE("a CPU beside a device: by rate and share, or as measured of a version
 }
 
 TEST_CASE("the shipped profile of an H200 loads") {
-  const auto p = LoadProfile(std::string(MOERT_SOURCE_DIR) + "/tests/research/profiles/h200.json");
+  const auto p = LoadProfile(SourceDir() + "/tests/research/profiles/h200.json");
   REQUIRE_OK(p.status());
   CHECK(p->name == "h200");
   CHECK(p->link_bytes_per_s > 50e9);

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "support/catch.h"
+#include "support/paths.h"
 #include "support/temp_dir.h"
 
 namespace moert {
@@ -10,7 +11,7 @@ namespace {
 
 using nlohmann::json;
 
-const std::string kTiny = std::string(MOERT_SOURCE_DIR) + "/examples/models/tiny-moe";
+const std::string kTiny = SourceDir() + "/examples/models/tiny-moe";
 
 json TinyJson() { return json::parse(test::ReadFile(kTiny + "/config.json")); }
 

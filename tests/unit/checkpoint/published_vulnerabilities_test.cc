@@ -12,6 +12,7 @@
 #include "moert/trace.h"
 #include "pack/pack_manifest.h"
 #include "support/catch.h"
+#include "support/paths.h"
 #include "support/temp_dir.h"
 
 namespace moert {
@@ -20,7 +21,7 @@ namespace {
 using nlohmann::json;
 using test::ReadFile;
 
-const std::string kSource = MOERT_SOURCE_DIR;
+const std::string kSource = SourceDir();
 const std::string kCorpus = kSource + "/tests/fuzz/corpus/";
 
 struct Case {

@@ -6,6 +6,7 @@
 
 #include "base/bf16.h"
 #include "support/catch.h"
+#include "support/paths.h"
 #include "support/temp_dir.h"
 
 namespace moert {
@@ -16,7 +17,7 @@ using test::Safetensors;
 using test::TempDir;
 using test::WriteFile;
 
-const std::string kTiny = std::string(MOERT_SOURCE_DIR) + "/examples/models/tiny-moe";
+const std::string kTiny = SourceDir() + "/examples/models/tiny-moe";
 
 std::string Bytes(std::initializer_list<uint16_t> values) {
   std::string out;

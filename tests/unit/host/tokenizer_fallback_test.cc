@@ -8,6 +8,7 @@
 
 #include "examples/host/tokenizer.h"
 #include "support/catch.h"
+#include "support/paths.h"
 #include "support/temp_dir.h"
 
 namespace moert::host {
@@ -17,7 +18,7 @@ using Json = nlohmann::json;
 using test::TempDir;
 using test::WriteFile;
 
-const std::string kDir = std::string(MOERT_SOURCE_DIR) + "/tests/data/tokenizers/";
+const std::string kDir = SourceDir() + "/tests/data/tokenizers/";
 
 Tokenizer Load(const std::string& name) {
   auto loaded = Tokenizer::Load(kDir + name + ".json");

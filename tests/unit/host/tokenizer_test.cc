@@ -12,13 +12,14 @@
 
 #include "examples/host/utf8.h"
 #include "support/catch.h"
+#include "support/paths.h"
 
 namespace moert::host {
 namespace {
 
 using Json = nlohmann::json;
 
-const std::string kSource = MOERT_SOURCE_DIR;
+const std::string kSource = SourceDir();
 const std::string kTokenizerFile = kSource + "/examples/models/tiny-moe/tokenizer.json";
 
 std::string ReadFile(const std::string& path) {

@@ -10,6 +10,7 @@
 #include "offline/gptq.h"
 #include "offline/hqq.h"
 #include "support/catch.h"
+#include "support/paths.h"
 #include "support/tiny_model.h"
 
 namespace moert {
@@ -44,8 +45,8 @@ double MeanSquare(const std::vector<float>& v) {
 }
 
 TEST_CASE("reconstruction errors are those of the reference packages, or less") {
-  const Json reference = Json::parse(
-      ReadWholeFile(std::string(MOERT_SOURCE_DIR) + "/tests/data/quantizers/reference.json"));
+  const Json reference =
+      Json::parse(ReadWholeFile(SourceDir() + "/tests/data/quantizers/reference.json"));
   REQUIRE(reference["errors"].size() == 8);
   constexpr int64_t kHidden = 128;
   for (const Json& e : reference["errors"]) {

@@ -23,6 +23,7 @@
 #include "pack/plan.h"
 #include "support/catch.h"
 #include "support/mutate.h"
+#include "support/paths.h"
 #include "support/record_buffer.h"
 #include "support/temp_dir.h"
 
@@ -70,7 +71,7 @@ using test::ReadFile;
 using test::TempDir;
 using test::WriteFile;
 
-const std::string kData = std::string(MOERT_SOURCE_DIR) + "/tests/data/";
+const std::string kData = SourceDir() + "/tests/data/";
 const std::string kModel = kData + "architectures/xverse";
 
 // Reads `bytes`; OK means that they were read and that what was read was found correct.
@@ -300,8 +301,7 @@ TEST_CASE("damaged packs give the original bytes or an error") {
 }
 
 TEST_CASE("damaged traces and profiles and plans") {
-  const std::string trace =
-      ReadFile(std::string(MOERT_SOURCE_DIR) + "/tests/fuzz/corpus/trace/two_windows.trace");
+  const std::string trace = ReadFile(SourceDir() + "/tests/fuzz/corpus/trace/two_windows.trace");
   const auto scratch = [](const std::string& bytes) {
     return fuzz::ScratchFile(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
   };
@@ -319,8 +319,7 @@ TEST_CASE("damaged traces and profiles and plans") {
   });
   CHECK(t.refused > 400);
 
-  const std::string profile =
-      ReadFile(std::string(MOERT_SOURCE_DIR) + "/tests/fuzz/corpus/profile/all_fields.json");
+  const std::string profile = ReadFile(SourceDir() + "/tests/fuzz/corpus/profile/all_fields.json");
   const Tally p = DamageMany(profile, 400, 9, [&](const std::string& bytes) {
     const auto read = LoadProfile(scratch(bytes));
     if (!read.ok()) return read.status();
@@ -329,8 +328,7 @@ TEST_CASE("damaged traces and profiles and plans") {
   });
   CHECK(p.refused > 150);
 
-  const std::string plan =
-      ReadFile(std::string(MOERT_SOURCE_DIR) + "/tests/fuzz/corpus/plan/two_formats.json");
+  const std::string plan = ReadFile(SourceDir() + "/tests/fuzz/corpus/plan/two_formats.json");
   const Tally l = DamageMany(plan, 400, 10, [&](const std::string& bytes) {
     fuzz::MemoryEnv env(bytes);
     const auto read = ReadPlan("plan", &env);

@@ -16,6 +16,7 @@
 #include "quant/packing.h"
 #include "quant/quantized_matrix.h"
 #include "support/catch.h"
+#include "support/paths.h"
 #include "support/record_buffer.h"
 #include "support/temp_dir.h"
 
@@ -23,7 +24,7 @@ namespace moert {
 namespace {
 
 std::string GoldenDir(int version = kPackFormatVersion) {
-  return std::string(MOERT_SOURCE_DIR) + "/tests/data/packs/v" + std::to_string(version);
+  return SourceDir() + "/tests/data/packs/v" + std::to_string(version);
 }
 
 // Dimensions that are no multiples of anything: padding is part of the format. K of gate and up in

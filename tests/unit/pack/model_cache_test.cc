@@ -11,6 +11,7 @@
 #include "moert/expert_source.h"
 #include "quant/packing.h"
 #include "support/catch.h"
+#include "support/paths.h"
 #include "support/record_buffer.h"
 #include "support/temp_dir.h"
 
@@ -21,7 +22,7 @@ namespace fs = std::filesystem;
 using test::RecordBuffer;
 using test::TempDir;
 
-const std::string kTiny = std::string(MOERT_SOURCE_DIR) + "/examples/models/tiny-moe";
+const std::string kTiny = SourceDir() + "/examples/models/tiny-moe";
 
 struct Calls {
   int logs = 0;

@@ -10,6 +10,7 @@
 #include "base/thread_pool.h"
 #include "moert/router.h"
 #include "nlohmann/json.hpp"
+#include "support/paths.h"
 #include "tests/support/catch.h"
 
 namespace moert {
@@ -58,7 +59,7 @@ std::vector<float> RandomLogits(int experts, std::mt19937* rng, float spread = 1
 }
 
 TEST_CASE("every routing kind gives the experts and weights of the published formulas") {
-  std::ifstream file(MOERT_SOURCE_DIR "/tests/data/routing/routing.json");
+  std::ifstream file(SourceDir() + "/tests/data/routing/routing.json");
   REQUIRE(file.good());
   const nlohmann::json cases = nlohmann::json::parse(file);
   REQUIRE(cases.size() >= 14);

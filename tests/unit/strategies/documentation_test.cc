@@ -10,6 +10,7 @@
 #include "absl/strings/str_split.h"
 #include "moert/strategy.h"
 #include "support/catch.h"
+#include "support/paths.h"
 
 namespace moert {
 namespace {
@@ -50,7 +51,7 @@ std::string Reference() {
 }
 
 TEST_CASE("docs/strategies.md says what the registry says") {
-  const std::string path = MOERT_SOURCE_DIR "/docs/strategies.md";
+  const std::string path = SourceDir() + "/docs/strategies.md";
   std::ifstream file(path);
   std::stringstream buffer;
   buffer << file.rdbuf();

@@ -4,6 +4,7 @@
 
 #include "moert/trace.h"
 #include "support/catch.h"
+#include "support/paths.h"
 #include "support/run_engine.h"
 #include "support/synthetic_source.h"
 #include "support/temp_dir.h"
@@ -11,13 +12,13 @@
 namespace moert {
 namespace {
 
-using test::ReadFile;
-using test::TempDir;
-using test::WriteFile;
 using test::HiddenProcess;
+using test::ReadFile;
 using test::RunStep;
 using test::SyntheticShape;
 using test::SyntheticSource;
+using test::TempDir;
+using test::WriteFile;
 
 /// Keeps what a sink saw.
 class Memory final : public TraceSink {
@@ -254,8 +255,7 @@ TEST_CASE("the recorded routing of the trained model is a trace") {
     header.model.layers.push_back(layer);
   }
   header.versions.push_back({"bf16", std::vector(8, std::vector<int64_t>(32, 49152))});
-  const std::string path =
-      std::string(MOERT_SOURCE_DIR) + "/tests/data/traces/tiny-wikitext2.safetensors";
+  const std::string path = SourceDir() + "/tests/data/traces/tiny-wikitext2.safetensors";
   auto reader = OpenRecordedRouting(path, header);
   REQUIRE_OK(reader.status());
   int64_t calls = 0, recalled = 0, predicted = 0;

@@ -10,6 +10,7 @@
 #include "examples/cli/workload/facts.h"
 #include "examples/cli/workload/shapes.h"
 #include "examples/cli/workload/workload_trace.h"
+#include "support/paths.h"
 #include "tests/support/catch.h"
 
 namespace moert::cli {
@@ -134,7 +135,7 @@ TEST_CASE("LRU holds 90 to 95 % at 40 % residency on Qwen3-30B-A3B") {
 TEST_CASE("scores and predictions lie within what the trained models' traces show") {
   double low_top = 1, high_top = 0, low_beta = 1, high_beta = 0, low_mass = 1, high_mass = 0;
   for (const char* domain : {"wikitext2", "gsm8k", "humaneval"}) {
-    const std::string root = MOERT_SOURCE_DIR;
+    const std::string root = SourceDir();
     auto trace = OpenAnyTrace(root + "/tests/data/traces/tiny-" + domain + ".safetensors",
                               root + "/examples/models/tiny-moe");
     REQUIRE_OK(trace.status());

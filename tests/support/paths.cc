@@ -1,0 +1,8 @@
+#include "support/paths.h"
+
+namespace moert {
+
+std::string SourceDir() { return MOERT_SOURCE_DIR; }
+std::string BinDir() { return MOERT_BIN_DIR; }
+
+}  // namespace moert
