@@ -1,14 +1,14 @@
 # The policy tutorial: its files are those that are compiled, letter by letter; its result is what the
 # program prints (hit ratios within a point, because kernel sets round differently).
 cmake_policy(VERSION 3.22)
-file(READ ${ROOT}/docs/custom-policy.md page)
+file(READ ${ROOT}/docs/guide/custom-policy.md page)
 foreach(pair "use_rate.h;cpp" "use_rate.cc;cpp" "use_rate_c.c;c")
   list(GET pair 0 name)
   list(GET pair 1 language)
   file(READ ${ROOT}/examples/custom_policy/${name} text)
   string(FIND "${page}" "<!-- file:examples/custom_policy/${name} -->\n```${language}\n${text}```\n<!-- /file -->" at)
   if(at EQUAL -1)
-    message(FATAL_ERROR "docs/custom-policy.md does not hold examples/custom_policy/${name}")
+    message(FATAL_ERROR "docs/guide/custom-policy.md does not hold examples/custom_policy/${name}")
   endif()
 endforeach()
 

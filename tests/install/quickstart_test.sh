@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# docs/quickstart.md, tried as it stands: installs, then runs every block marked `<!-- run -->`, or
+# docs/guide/embed.md, tried as it stands: installs, then runs every block marked `<!-- run -->`, or
 # `<!-- run:TOOL -->` where the tool is there, in an empty folder. Each language has to print the same.
 #   quickstart_test.sh BUILD_DIR SOURCE_DIR WORK_DIR
 set -euo pipefail
@@ -16,7 +16,7 @@ python3() { command "${MOERT_PYTHON:-python3}" "$@"; }
 blocks=$(awk '/^<!-- run/ { tool = $2; sub("run:?", "", tool); wait = 1; next }
               wait && /^```sh/ { wait = 0; n++; on = 1; print "#TOOL " tool; next }
               on && /^```/ { on = 0; print "#END"; next }
-              on { print }' "$SRC/docs/quickstart.md")
+              on { print }' "$SRC/docs/guide/embed.md")
 cd "$3/empty"
 ran=0 block='' tool=''
 while IFS= read -r line; do

@@ -1,4 +1,4 @@
-// docs/strategies.md is what the registry says: its reference is generated, and compared here.
+// docs/reference/strategies.md is what the registry says: its reference is generated, and compared here.
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
@@ -50,8 +50,8 @@ std::string Reference() {
   return text;
 }
 
-TEST_CASE("docs/strategies.md says what the registry says") {
-  const std::string path = SourceDir() + "/docs/strategies.md";
+TEST_CASE("docs/reference/strategies.md says what the registry says") {
+  const std::string path = SourceDir() + "/docs/reference/strategies.md";
   std::ifstream file(path);
   std::stringstream buffer;
   buffer << file.rdbuf();
