@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures fate on the wall clock, CPU backend, experts on a disk: a part of docs/fate.md.
+"""Measures fate on the wall clock, CPU backend, experts on a disk: build/report/fate-disk.md.
 
     bench_fate_disk.py run --bin build/dev/bin --out FILE --dir DIR [--threads N] [--small]
     bench_fate_disk.py render [--results FILE]
@@ -8,7 +8,7 @@
 with O_DIRECT, so the page cache does not answer; beside the disk as it is, it is paced to 1 GB/s, and
 memory to 4 GB/s. In every run the strategies take turns on the same steps. Runs that FILE has are not
 repeated; what tells most comes first, so that it may be stopped at any time. `render` stores the
-results as docs/benchmarks/fate-disk.json and writes the tables.
+results as docs/results/data/fate-disk.json and reports.
 """
 import argparse
 import json
@@ -19,10 +19,11 @@ import time
 import bench_h200
 import bench_strategies
 import h200_page
-from experiment import replace_parts, table
+import report
+from experiment import table
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
-STORED = os.path.join(ROOT, "docs", "benchmarks", "fate-disk.json")
+STORED = str(report.DATA / "fate-disk.json")
 SHAPE, SCHEME = "qwen1.5-moe:4", "w4a16_g128"
 STRATEGIES = ["fate", "on-demand", "activation-path", "activation-path+fate.residency"]
 SOURCES = {"disk": (True, 0), "disk, 1 GB/s": (True, 1), "memory, 4 GB/s": (False, 4)}
@@ -103,8 +104,7 @@ def render(args):
     if os.path.exists(STORED):
         with open(STORED, encoding="utf-8") as file:
             results = json.load(file)
-    replace_parts(os.path.join(ROOT, "docs", "fate.md"),
-                  {f"disk-{bench}": part(results, bench) for bench in ("decode", "prefill")})
+    report.write("fate-disk", {bench: part(results, bench) for bench in ("decode", "prefill")})
 
 
 def main():

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Measures the strategies on a GPU at published shapes, and writes docs/benchmarks-h200.md.
+"""Measures the strategies on a GPU at published shapes, and reports them: build/report/h200.md.
 
     bench_h200.py run --bin build/cuda/bin --out DIR [--part dynaexq,fate,importance,loads] [--smoke]
-    bench_h200.py render --results DIR      copies DIR/*.json to docs/benchmarks/h200-*.json, writes the page
+    bench_h200.py render --results DIR      copies DIR/*.json to docs/results/data/h200-*.json, reports
     bench_h200.py render                    writes the page from what is stored
 
 `run` needs a device and an otherwise idle machine; --smoke takes a few layers and steps, to see that

@@ -1,4 +1,4 @@
-"""Measures and replays the built-in strategies for docs/benchmarks.md; tests/research/benchmarks.py draws it.
+"""Measures and replays the built-in strategies for build/report/benchmarks.md; tests/research/benchmarks.py draws it.
 
     bench_strategies.py wall     --bin BIN --profile OUT --out OUT   probes, then runs, on a quiet machine
     bench_strategies.py predict  --bin BIN --profile P --wall FILE --out OUT   moert-sim on the same steps

@@ -1,30 +1,20 @@
-"""Writes the generated parts of docs/benchmarks.md, and charts, from docs/benchmarks/*.json.
+"""Reports of the strategies on a CPU, of moert-sim's predictions and of the GPU's grouped product.
 
-    python3 tests/research/benchmarks.py                   rewrites the parts between marks
-    python3 tests/research/benchmarks.py --gemm FILE...    first stores what `moert-bench gemm --backend cuda --json FILE` wrote,
-                                                    in place of what was stored of it
-    python3 tests/research/benchmarks.py --check           fails if the page is not what the stored results say
+    python3 tests/research/benchmarks.py                   build/report/benchmarks.md, from docs/results/data
+    python3 tests/research/benchmarks.py --gemm FILE...    first stores what `moert-bench gemm --backend cuda
+                                                           --json FILE` wrote, in place of what was stored
 
-The strategies' results are made by tests/research/bench_strategies.py. The rest of the page is written by hand.
+The strategies' results are made by tests/research/bench_strategies.py.
 """
 import argparse
 import json
-import os
 import re
-import sys
 
 import plot
-
-DOCS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "docs")
-BEGIN = "<!-- begin: tests/research/benchmarks.py -->\n"
-END = "<!-- end: tests/research/benchmarks.py -->\n"
-GEMM_BEGIN = "<!-- begin: tests/research/benchmarks.py --gemm -->\n"
-GEMM_END = "<!-- end: tests/research/benchmarks.py --gemm -->\n"
-
+import report
 
 def load(name):
-    with open(os.path.join(DOCS, "benchmarks", name + ".json"), encoding="utf-8") as file:
-        return json.load(file)
+    return json.loads((report.DATA / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def table(head, rows):
@@ -52,14 +42,14 @@ def wall_section(wall):
     text = f"""## Built-in strategies, CPU backend, wall clock
 
 {machine['cpu']}, {machine['cpus']} CPUs, 8 compute threads and 2 readers, otherwise idle; commit `{wall['commit']}`, seed {wall['seed']}.{again}
-Synthetic experts at the shape of Qwen3-30B-A3B, three layers, workload `mixed` (docs/workloads.md), two requests side by side,
+Synthetic experts at the shape of Qwen3-30B-A3B, three layers, workload `mixed` (docs/results/workloads.md), two requests side by side,
 300 us of emulated attention before every layer, transfers paced to 4 GB/s (2.4 ms an expert). Every variant alone in its process: {wall['warm_steps']} steps of
 warm-up, then {wall['repeats']} repetitions of {wall['steps']} steps, the same for all. ms a step: mean, in brackets the least and greatest repetition, which are
 different steps. `dynaexq` and `never-stall` never wait; their hits are lookups answered in the version meant for them, which caches' bounds do
 not limit. Bounds in hindsight: what caches that know the future would hit, one a layer or one for all, and the step if their misses were
 known a layer ahead.
 
-    tests/research/bench_strategies.py wall --bin build/dev/bin --profile tests/research/profiles/xeon-8-threads.json --out docs/benchmarks/wall.json
+    tests/research/bench_strategies.py wall --bin build/dev/bin --profile tests/research/profiles/xeon-8-threads.json --out docs/results/data/wall.json
 
 """
     rows = []
@@ -81,7 +71,7 @@ known a layer ahead.
         bars.append(plot.Bars(budget, [known[n]["step_mean_ms"] if n in known else None for n in names],
                               [(known[n]["step_ms"]["max"] - known[n]["step_ms"]["min"]) / 2
                                if n in known else None for n in names]))
-    plot.save(os.path.join(DOCS, "images", "bench-wall"),
+    plot.save(report.image("bench-wall"),
               [plot.Panel("Time of a decode step", "", "ms", bars, categories=names)],
               panel_width=760, panel_height=240)
     return text + "\n" + plot.picture("images/bench-wall", "time of a step by strategy and budget") + "\n"
@@ -107,7 +97,7 @@ def accuracy_section(predicted):
 (`tests/research/profiles/xeon-8-threads.json`). Which costs the model has was settled on these runs and earlier ones, their values are the probe's. {inside} of {total} step times are within 10 % and {exact_hits} of {total} hit
 ratios within one point. Outside 10 %: {', '.join(f'`{n}`' for n in outside) if outside else 'none'}.
 
-    tests/research/bench_strategies.py predict --profile tests/research/profiles/xeon-8-threads.json --wall docs/benchmarks/wall.json --out docs/benchmarks/predicted.json
+    tests/research/bench_strategies.py predict --profile tests/research/profiles/xeon-8-threads.json --wall docs/results/data/wall.json --out docs/results/data/predicted.json
 
 """
     text += table(["budget", "strategy", "ms, measured", "predicted", "error", "hits, measured",
@@ -142,7 +132,7 @@ def shapes_section(shapes):
     bars = [plot.Bars(shape.split(":")[0],
                       [100 * known[shape, s]["hit_ratio"] if (shape, s) in known else None
                        for s in strategies]) for shape in names]
-    plot.save(os.path.join(DOCS, "images", "bench-shapes"),
+    plot.save(report.image("bench-shapes"),
               [plot.Panel("Hit ratio at 40 %", "", "%", bars, categories=strategies)],
               panel_width=840, panel_height=240)
     text = f"""
@@ -155,7 +145,7 @@ w2a16_g64_asym. The last column is the share of tokens that the best fixed set o
 How long it takes: 60 layers of 256 experts (`deepseek-v3:60`), 10,000 tokens, budget 40 %, take 1.8 to 12.7 s a strategy (AMD EPYC, one
 thread, wall clock; `fate` the most).
 
-    tests/research/bench_strategies.py shapes --profile tests/research/profiles/xeon-8-threads.json --out docs/benchmarks/shapes.json
+    tests/research/bench_strategies.py shapes --profile tests/research/profiles/xeon-8-threads.json --out docs/results/data/shapes.json
 
 """
     text += table(["shape", "strategy", "budget", "ms a step", "p99", "of it waiting", "hits",
@@ -177,7 +167,7 @@ def bundled_section(bundled):
 recorded there in fp32; budget 40 % (`resident`: 100 %), 0.5 GB/s, virtual clock with profile `reference`. Exact strategies differ by what bf16 rounds;
 `importance` changes the hidden states of later layers, which a replay cannot follow. `tests/parity/ranking_cli_test.cc` holds the order.
 
-    tests/research/bench_strategies.py bundled --out docs/benchmarks/bundled.json
+    tests/research/bench_strategies.py bundled --out docs/results/data/bundled.json
 
 """ + table(["strategy", "hits, real", "replayed", "ms a step, real", "replayed", "Belady, a layer",
              "Belady, all"], rows)
@@ -197,9 +187,8 @@ def store_gemm(paths):
             run = json.load(file)
         run["command"] = re.sub(r" --json \S+", "", run["command"])
         runs.append(run)
-    with open(os.path.join(DOCS, "benchmarks", "gemm-h200.json"), "w", encoding="utf-8") as file:
-        json.dump({"runs": runs}, file, separators=(",", ":"))
-        file.write("\n")
+    (report.DATA / "gemm-h200.json").write_text(
+        json.dumps({"runs": runs}, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
 def gemm_section(stored):
@@ -256,29 +245,16 @@ Weights a second as a share of the copy rate, routed uniformly / by Zipf with ex
     return text
 
 
-def replace(page, begin, end, part):
-    before, rest = page.split(begin, 1)
-    return before + begin + part + end + rest.split(end, 1)[1]
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true")
     parser.add_argument("--gemm", nargs="+", metavar="FILE")
     args = parser.parse_args()
     if args.gemm:
         store_gemm(args.gemm)
     sections = [wall_section(load("wall")), accuracy_section(load("predicted")),
-                shapes_section(load("shapes")), bundled_section(load("bundled"))]
-    path = os.path.join(DOCS, "benchmarks.md")
-    with open(path, encoding="utf-8") as file:
-        page = file.read()
-    new = replace(page, BEGIN, END, "\n".join(s.strip("\n") + "\n" for s in sections))
-    new = replace(new, GEMM_BEGIN, GEMM_END, gemm_section(load("gemm-h200")))
-    if args.check:
-        sys.exit(0 if new == page else "docs/benchmarks.md is not what docs/benchmarks/*.json say")
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(new)
+                shapes_section(load("shapes")), bundled_section(load("bundled")),
+                "## Grouped products on the GPU\n\n" + gemm_section(load("gemm-h200"))]
+    report.write("benchmarks", "\n".join(s.strip("\n") + "\n" for s in sections))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures what docs/fate.md shows, and writes its tables and charts.
+"""Measures what docs/results/fate.md shows: docs/results/data/fate-replay.json, build/report/fate.md.
 
     tests/research/fate.py --models DIR [--build build/dev] [--work /tmp/fate] [--only NAME,...] [--rho]
 
@@ -13,12 +13,12 @@ import hashlib
 import json
 import math
 import os
-import re
 import subprocess
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import plot  # noqa: E402
+import report  # noqa: E402
 
 DOMAINS = ("wikitext2", "gsm8k", "humaneval")
 MODELS = ("tiny", "small")
@@ -115,7 +115,7 @@ def table(head, rows):
 # Every part returns {name of a table: its text} and writes its charts.
 
 
-def cross_layer(lab, images):
+def cross_layer(lab):
     panels, rows = [], []
     for model in MODELS:
         runs = lab.run([f"{lab.tests}/parity.cross_layer_test"],
@@ -135,11 +135,11 @@ def cross_layer(lab, images):
                                  y_range=(0.6, 1.0), x_range=(0.8, layers - 0.8),
                                  rules=[(0.888, "paper: cosine"), (0.788, "paper: overlap"),
                                         (0.9715, "paper: recall")]))
-    plot.save(f"{images}/fate-cross-layer", panels)
+    plot.save(report.image("fate-cross-layer"), panels)
     return {"cross-layer": table(["model", "of 3 x 32,256 tokens", *DOMAINS, "mean"], rows)}
 
 
-def window_cut(lab, images):
+def window_cut(lab):
     panels, rows = [], []
     for model in MODELS:
         series = []
@@ -156,13 +156,13 @@ def window_cut(lab, images):
                          *(f"{c:.3f}" for c in cut)])
         panels.append(plot.Panel(f"{model}-moe", "budget, % of the experts",
                                  "recall after the window cut", series, y_range=(0, 1)))
-    plot.save(f"{images}/fate-window", panels)
+    plot.save(report.image("fate-window"), panels)
     head = ["model", "transfers in the window", "recall before the cut",
             *(f"after, {b:g} %" for b in BUDGETS)]
     return {"window-cut": table(head, rows)}
 
 
-def recall_layers(lab, images):
+def recall_layers(lab):
     """Recall by layer, before the window cut and behind it."""
     panels = []
     for model in MODELS:
@@ -183,11 +183,11 @@ def recall_layers(lab, images):
                                     [(l, share("in_window", l)) for l in layers], color=i))
         panels.append(plot.Panel(f"{model}-moe, budget 25 %", "predicted layer",
                                  "recall, 75th percentile", series, y_range=(0.4, 1)))
-    plot.save(f"{images}/fate-recall-layers", panels)
+    plot.save(report.image("fate-recall-layers"), panels)
     return {}
 
 
-def hit_ratio(lab, images):
+def hit_ratio(lab):
     panels, rows, worst = [], [], []
     for model in MODELS:
         for window in (2, 8):
@@ -223,7 +223,7 @@ def hit_ratio(lab, images):
                 best = max(by_cell[p, c, budget] for p, c in GRID)
                 worst.append((by_cell["next gate", "arc + dealt", budget] - best, model, window,
                               budget))
-    plot.save(f"{images}/fate-hits", panels, columns=2)
+    plot.save(report.image("fate-hits"), panels, columns=2)
     gap, model, window, budget = min(worst)
     text = "`fate` (next gate, arc + dealt) is the best of the nine in every cell."
     if gap < -5e-4:
@@ -234,7 +234,7 @@ def hit_ratio(lab, images):
             "hit-ratio-gap": text}
 
 
-def ratios(cells, images, name, x_label, columns=3):
+def ratios(cells, name, x_label, columns=3):
     """cells: {(title, x): {strategy: [ms of each run]}}: charts of rival / fate, rows, the worst."""
     titles = list(dict.fromkeys(title for title, _ in cells))
     panels, rows, worst = [], [], (9, None)
@@ -253,12 +253,12 @@ def ratios(cells, images, name, x_label, columns=3):
             rows.append([title, f"{x:g} %", f"{mean(cells[title, x]['fate']):.2f}",
                          *(f"{dict(s.points)[x]:.2f}" for s in series)])
         panels.append(plot.Panel(title, x_label, "time over fate's", series, rules=[(1, "")]))
-    plot.save(f"{images}/{name}", panels, columns=columns)
+    plot.save(report.image(name), panels, columns=columns)
     head = ["", "budget", "fate, ms", *RIVALS]
     return table(head, rows), worst
 
 
-def decode(lab, images):
+def decode(lab):
     cells = {}
     for model in MODELS:
         for window in WINDOWS:
@@ -273,12 +273,12 @@ def decode(lab, images):
     control = (f"`fate`'s predictions were stopped or rested for a part of the steps in "
                f"{sum(steps > 0 for _, _, steps in stopped)} of {len(stopped)} runs")
     control += f" (budgets of {', '.join(f'{b:g}' for b in where)} %)." if where else "."
-    text, (ratio, where) = ratios(cells, images, "fate-decode", "budget, % of the experts")
+    text, (ratio, where) = ratios(cells, "fate-decode", "budget, % of the experts")
     return {"decode": text, "control": control, "decode-worst": f"Worst of all {len(cells) * 12} single ratios: "
                                             f"{ratio:.3f} ({where})."}
 
 
-def prefill(lab, images):
+def prefill(lab):
     cells = {}
     for model in MODELS:
         for tokens in (32, 512):
@@ -295,12 +295,12 @@ def prefill(lab, images):
                     cells[f"{model}-moe, {tokens} tokens, window of {window}", budget] = {
                         name: [lab.sim(t, spec, budget, gbps)["ttft_ms"] for t in traces]
                         for name, spec in {**RIVALS, "fate": "fate"}.items()}
-    text, (ratio, where) = ratios(cells, images, "fate-prefill", "budget, % of the experts")
+    text, (ratio, where) = ratios(cells, "fate-prefill", "budget, % of the experts")
     return {"prefill": text, "prefill-worst": f"Worst of all {len(cells) * 12} single ratios: "
                                               f"{ratio:.3f} ({where})."}
 
 
-def shapes(lab, images):
+def shapes(lab):
     """Published shapes on the frozen workloads, w4 experts."""
     cells = {}
     for shape in ("qwen1.5-moe", "deepseek-v2-lite"):
@@ -312,11 +312,11 @@ def shapes(lab, images):
                 cells[f"{shape}, {gbps} GB/s", budget] = {
                     name: [lab.sim(trace, spec, budget, gbps)["tpot_ms"]["mean"]]
                     for name, spec in {**RIVALS, "fate": "fate"}.items()}
-    text, (ratio, where) = ratios(cells, images, "fate-shapes", "budget, % of the experts")
+    text, (ratio, where) = ratios(cells, "fate-shapes", "budget, % of the experts")
     return {"shapes": text, "shapes-worst": f"Worst: {ratio:.3f} ({where})."}
 
 
-def ablation(lab, images):
+def ablation(lab):
     """Prefetch, cache and quantization one after another, as the paper's Fig. 14."""
     pack = lab.pack("small", "bf16,w4a16_g128,w2a16_g64_asym")
     steps = {
@@ -351,7 +351,7 @@ def ablation(lab, images):
             values[phase].append(ms)
             row += [f"{ms:.2f}", f"{values[phase][0] / ms:.2f}"]
         rows.append(row)
-    plot.save(f"{images}/fate-ablation", [
+    plot.save(report.image("fate-ablation"), [
         plot.Panel(phase, "", "speed over load-on-demand", [
             plot.Bars("", [v[0] / x for x in v])],
             categories=["LoD", "LRU", "+gate", "fate", "+w4", "+hybrid", "+w2 miss"])
@@ -362,7 +362,7 @@ def ablation(lab, images):
     return {"ablation": table(head, rows)}
 
 
-def rho(lab, images):
+def rho(lab):
     pack = lab.pack("small")
     shares = (0, 0.05, 0.1, 0.2, 0.3, 0.5, 1)
     rows, series, best = [], [], 1.0
@@ -380,14 +380,14 @@ def rho(lab, images):
         best = min(best, max(within))
         series.append(plot.Line(d, list(zip(shares, loss)), color=i))
         rows.append([d, *(f"{l:+.2f} % ({f:.2f})" for l, f in zip(loss, fewer))])
-    plot.save(f"{images}/fate-rho", [plot.Panel("small-moe, w4 with w2, HQQ", "rho",
+    plot.save(report.image("fate-rho"), [plot.Panel("small-moe, w4 with w2, HQQ", "rho",
                                                 "perplexity over w4's, %", series,
                                                 rules=[(1, "1 %")])], panel_width=420)
     return {"rho": table(["domain", *(f"rho {s:g}" for s in shares)], rows),
             "rho-best": f"The largest of these shares within 1 % in every domain: **rho = {best:g}**."}
 
 
-def taps(lab, images):
+def taps(lab):
     """The paper's three tap positions, in the example host."""
     rows = []
     for model in MODELS[:1]:
@@ -417,25 +417,16 @@ def main():
     parser.add_argument("--models", required=True)
     parser.add_argument("--build", default="build/dev")
     parser.add_argument("--work", default="/tmp/fate")
-    parser.add_argument("--docs", default="docs")
     parser.add_argument("--only", default=",".join(PARTS))
     parser.add_argument("--rho", action="store_true", help="only the search of rho")
     options = parser.parse_args()
     lab = Lab(options)
-    images = f"{options.docs}/images"
-    os.makedirs(images, exist_ok=True)
-    page = f"{options.docs}/fate.md"
+    parts = {}
     for name in ["rho"] if options.rho else options.only.split(","):
         print(name, file=sys.stderr)
-        for key, text in PARTS[name](lab, images).items():
-            with open(page, encoding="utf-8") as file:
-                old = file.read()
-            pattern = re.compile(f"(<!-- {key} -->\n).*?(<!-- /{key} -->)", re.S)
-            if not pattern.search(old):
-                print(f"\n{key}\n\n{text}\n")
-                continue
-            with open(page, "w", encoding="utf-8") as file:
-                file.write(pattern.sub(lambda m: f"{m[1]}{text}\n{m[2]}", old))
+        parts.update(PARTS[name](lab))
+    report.store_tables("fate-replay", parts)
+    report.write("fate", parts)
 
 
 if __name__ == "__main__":

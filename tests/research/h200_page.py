@@ -1,19 +1,19 @@
-"""Writes docs/benchmarks-h200.md from what bench_h200.py measured. Keys of runs that were repeated in processes
+"""Reports what bench_h200.py measured: build/report/h200.md. Keys of runs that were repeated in processes
 of their own end in "/2", "/3"."""
 import json
 import os
 import re
 
 import bench_strategies
-from experiment import replace_parts, table
+import report
+from experiment import table
 from h200_runs import (ALGORITHM2, FILLED_RIVAL, IMPORTANCE_PARTS, IMPORTANCE_PREFILL,
                        IMPORTANCE_RIVALS, IMPORTANCE_SHAPES, LINKS, OURS, PARTS, SHAPES, W2, W4, W8)
 
-DOCS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "docs")
 
 
 def load(part):
-    path = os.path.join(DOCS, "benchmarks", f"h200-{part}.json")
+    path = report.DATA / f"h200-{part}.json"
     if not os.path.exists(path):
         return {}
     with open(path, encoding="utf-8") as file:
@@ -466,16 +466,16 @@ def stored_with(part, results):
 
 
 def render(folder):
-    """Writes the page, from what is stored once the results in `folder`, if any, are among it."""
+    """Writes the report, from what is stored once the results in `folder`, if any, are among it."""
     if folder:
         for part in PARTS:
             path = os.path.join(folder, part + ".json")
             if os.path.exists(path):
                 with open(path, encoding="utf-8") as file:
                     results = json.load(file)
-                bench_strategies.dump(os.path.join(DOCS, "benchmarks", f"h200-{part}.json"), stored_with(part, results))
+                bench_strategies.dump(str(report.DATA / f"h200-{part}.json"), stored_with(part, results))
     d = load("dynaexq")
     tables = {"dynaexq-adapt": adaptation(d), "dynaexq-bounds": bounds(d), "dynaexq-offload": offload(d),
               "dynaexq-shift": shift(d), **fate_tables(load("fate")),
               **importance_tables(load("importance")), "loads": loads(load("loads"))}
-    replace_parts(os.path.join(DOCS, "benchmarks-h200.md"), tables)
+    report.write("h200", tables)

@@ -2,7 +2,7 @@
 """Times of mixed plans on a device, as the cost table predicts them and as they are.
 
     tests/research/plan_times.py measure --bin build/cuda/bin --out DIR
-    tests/research/plan_times.py page [DIR]                       docs/quality/21-plan-times.md
+    tests/research/plan_times.py page [DIR]                       build/report/plan-times.md
     tests/research/plan_times.py ship DIR/table.json              lib/offline/allocate/h200_costs.h
 
 measure times a layer with every uniform version (DIR/uniform.json, workload `uniform`), makes a table
@@ -21,9 +21,9 @@ import subprocess
 import plot
 import quality_allocator
 import quality_lib as lib
-import quality_page
+import report
 
-JSON = lib.ROOT / "docs" / "quality" / "21-plan-times.json"
+JSON = report.DATA / "plan-times.json"
 
 
 DEVICE = "one H200, CUDA 13.0, driver 580.159.04"
@@ -121,13 +121,13 @@ def ship(path):
     rows = [f'  "{k}": {json.dumps(data[k])},' for k in ["name", "source"]] + ['  "rates": {']
     rows += [f'    "{scheme}": {json.dumps(points)}' + ("," if i + 1 < len(data["rates"]) else "")
              for i, (scheme, points) in enumerate(sorted(data["rates"].items()))]
-    (lib.ROOT / "lib" / "allocate" / "h200_costs.h").write_text(
+    (lib.ROOT / "lib" / "offline" / "allocate" / "h200_costs.h").write_text(
         "// Written by tests/research/plan_times.py ship: whole calls of a layer, weight bytes a second by "
         "scheme and\n// tokens of an expert that gets any (cost_table.h: rates).\n"
-        "#ifndef MOERT_LIB_ALLOCATE_H200_COSTS_H_\n#define MOERT_LIB_ALLOCATE_H200_COSTS_H_\n\n"
+        "#ifndef MOERT_LIB_OFFLINE_ALLOCATE_H200_COSTS_H_\n#define MOERT_LIB_OFFLINE_ALLOCATE_H200_COSTS_H_\n\n"
         "namespace moert {\n\n// clang-format off\ninline constexpr char kH200Costs[] = R\"({\n" +
         "\n".join(rows) + "\n  }\n})\";\n// clang-format on\n\n}  // namespace moert\n\n"
-        "#endif  // MOERT_LIB_ALLOCATE_H200_COSTS_H_\n")
+        "#endif  // MOERT_LIB_OFFLINE_ALLOCATE_H200_COSTS_H_\n")
 
 
 def page(sets):
@@ -163,7 +163,7 @@ def page(sets):
                     quality_allocator.Dots("a plan", sorted(zip(predicted, measured))),
                     plot.Line("predicted = measured", [(low, low), (high, high)], dash=1,
                               markers=False, color=6)]))
-    plot.save(str(lib.ROOT / "docs" / "images" / "plan-times"), panels)
+    plot.save(report.image("plan-times"), panels)
     lines += ["", plot.picture("images/plan-times", "predicted against measured times of plans"),
               "", "Uniform versions in the same run, microseconds a layer:", "",
               "| | stored bits | " + " | ".join(f"{b} tokens" for b in batches) + " |",
@@ -171,11 +171,7 @@ def page(sets):
     for version in (v for v in first["bits"] if not v.startswith("mixed-")):
         lines.append(f"| {version} | {first['bits'][version]:.2f} | " + " | ".join(
             f"{first['times'][b].get(version, float('nan')):.1f}" for b in batches) + " |")
-    notes = JSON.with_name("21-plan-times.notes")
-    if notes.exists():
-        lines += ["", notes.read_text().strip()]
-    JSON.with_suffix(".md").write_text("\n".join(lines).strip() + "\n")
-    quality_page.main()
+    report.write("plan-times", "\n".join(lines))
 
 
 def main():

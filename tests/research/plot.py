@@ -1,26 +1,25 @@
-"""Charts for the documentation, as SVG, with nothing but the standard library.
+"""Charts as SVG, light and dark, by matplotlib (pip install matplotlib).
 
     import plot
-    plot.save("docs/images/loss", [plot.Panel("batch 1", "alpha", "perplexity, %", [
+    plot.save("build/report/images/loss", [plot.Panel("batch 1", "alpha", "perplexity, %", [
         plot.Line("importance", [(0, 0), (0.3, 0.4)], errors=[0, 0.1])])])
 
-writes docs/images/loss-light.svg and -dark.svg; `picture()` is the HTML that shows the one that
-fits the reader's theme. The same input gives the same bytes.
+writes loss-light.svg and loss-dark.svg; `picture()` is the HTML that shows the one that fits the
+reader's theme. The same input and matplotlib give the same bytes.
 """
+import contextlib
 import dataclasses
 import html
-import math
 
 THEMES = {
-    "light": {"back": "#ffffff", "ink": "#1f2328", "faint": "#d8dee4", "soft": "#59636e",
+    "light": {"back": "#ffffff", "ink": "#1f2328", "faint": "#d8dee4", "soft": "#59636e", "fill": "#f3f6f9",
               "colors": ["#0969da", "#bc4c00", "#1a7f37", "#8250df", "#cf222e", "#9a6700", "#57606a",
                          "#0f8a8a"]},
-    "dark": {"back": "#0d1117", "ink": "#e6edf3", "faint": "#30363d", "soft": "#9198a1",
+    "dark": {"back": "#0d1117", "ink": "#e6edf3", "faint": "#30363d", "soft": "#9198a1", "fill": "#161b22",
              "colors": ["#58a6ff", "#f0883e", "#3fb950", "#bc8cff", "#ff7b72", "#d29922", "#8b949e",
                         "#39c5cf"]},
 }
-DASHES = ["", "6 3", "2 3", "8 3 2 3"]
-FONT = "font-family='-apple-system,Segoe UI,Helvetica,Arial,sans-serif'"
+DASHES = ["-", "--", ":", "-."]
 
 
 @dataclasses.dataclass
@@ -54,212 +53,109 @@ class Panel:
     x_range: tuple = None     # None: of the data
     y_range: tuple = None
     log_x: bool = False
+    log_y: bool = False
     rules: list = dataclasses.field(default_factory=list)   # (y, text): horizontal lines
     marks: list = dataclasses.field(default_factory=list)   # (x, text): vertical lines
+    labels: bool = False      # the height of every bar, above it
 
 
-def ticks(low, high, about=5):
-    """Round numbers that cover [low, high]."""
-    span = high - low
-    if span <= 0:
-        return [low]
-    step = 10 ** math.floor(math.log10(span / about))
-    step *= min((1, 2, 5, 10), key=lambda m: abs(span / (step * m) - about))
-    first = math.ceil(low / step - 1e-9)
-    return [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
+def theme_settings(theme):
+    return {"figure.facecolor": theme["back"], "axes.facecolor": theme["back"], "savefig.facecolor": theme["back"],
+            "text.color": theme["ink"], "axes.labelcolor": theme["soft"], "axes.edgecolor": theme["faint"],
+            "xtick.color": theme["soft"], "ytick.color": theme["soft"], "grid.color": theme["faint"],
+            "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 10, "font.size": 9,
+            "axes.titleweight": "bold", "legend.frameon": False, "svg.fonttype": "none",
+            "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "svg.hashsalt": "moert"}
 
 
-def text_of(value):
-    if value == 0:
-        return "0"
-    if abs(value) >= 1e6:
-        return f"{value / 1e6:g}M"
-    if abs(value) >= 1e4:
-        return f"{value / 1e3:g}k"
-    return f"{value:.6g}"
+@contextlib.contextmanager
+def figures(base, width, height):
+    """For each theme a (figure, theme) to draw into, written when the block ends:
+    `with figures(...) as pages: for figure, theme in pages: ...`. Sizes are in pixels."""
+    import matplotlib
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    def pages():
+        for name, theme in THEMES.items():
+            with matplotlib.rc_context(theme_settings(theme)):
+                figure = plt.figure(figsize=(width / 100, height / 100), dpi=100)
+                yield figure, theme
+                figure.savefig(f"{base}-{name}.svg", metadata={"Date": None, "Creator": None})
+                plt.close(figure)
+    yield pages()
 
 
-class Canvas:
-    def __init__(self, width, height, theme):
-        self.theme = theme
-        self.parts = [f"<svg xmlns='http://www.w3.org/2000/svg' width='{width}' height='{height}' "
-                      f"viewBox='0 0 {width} {height}' {FONT} font-size='12'>",
-                      f"<rect width='{width}' height='{height}' fill='{theme['back']}'/>"]
-
-    def line(self, x1, y1, x2, y2, color, width=1.0, dash=""):
-        dash = f" stroke-dasharray='{dash}'" if dash else ""
-        self.parts.append(f"<line x1='{x1:.1f}' y1='{y1:.1f}' x2='{x2:.1f}' y2='{y2:.1f}' "
-                          f"stroke='{color}' stroke-width='{width:g}'{dash}/>")
-
-    def text(self, x, y, text, color, anchor="middle", size=12, turn=False, bold=False):
-        turned = f" transform='rotate(-90 {x:.1f} {y:.1f})'" if turn else ""
-        weight = " font-weight='600'" if bold else ""
-        self.parts.append(f"<text x='{x:.1f}' y='{y:.1f}' fill='{color}' text-anchor='{anchor}' "
-                          f"font-size='{size}'{weight}{turned}>{html.escape(text)}</text>")
-
-    def rect(self, x, y, width, height, color):
-        self.parts.append(f"<rect x='{x:.1f}' y='{y:.1f}' width='{width:.1f}' "
-                          f"height='{max(height, 0):.1f}' fill='{color}'/>")
-
-    def path(self, points, color, width, dash):
-        dash = f" stroke-dasharray='{dash}'" if dash else ""
-        where = "M" + " L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-        self.parts.append(f"<path d='{where}' fill='none' stroke='{color}' "
-                          f"stroke-width='{width:g}' stroke-linejoin='round'{dash}/>")
-
-    def dot(self, x, y, color):
-        self.parts.append(f"<circle cx='{x:.1f}' cy='{y:.1f}' r='2.6' fill='{color}'/>")
-
-    def svg(self):
-        return "\n".join(self.parts + ["</svg>", ""])
+def draw_bars(axes, panel, theme):
+    groups = [s for s in panel.series if isinstance(s, Bars)]
+    width = 0.8 / len(groups)
+    for i, bars in enumerate(groups):
+        color = theme["colors"][i if bars.color is None else bars.color]
+        at = [c + (i - (len(groups) - 1) / 2) * width for c in range(len(bars.values))]
+        known = [(x, v, e) for x, v, e in zip(at, bars.values, bars.errors or [0] * len(at)) if v is not None]
+        drawn = axes.bar([x for x, _, _ in known], [v for _, v, _ in known], width * 0.92, color=color,
+                         label=bars.name, yerr=[e for _, _, e in known] if bars.errors else None,
+                         error_kw={"ecolor": theme["soft"], "elinewidth": 1})
+        if panel.labels:
+            axes.bar_label(drawn, fmt="%.3g", fontsize=7, color=theme["soft"], padding=1)
+    axes.set_xticks(range(len(panel.categories)), panel.categories,
+                    rotation=20 if max(map(len, panel.categories)) > 12 else 0)
 
 
-def data_range(panel, axis):
-    values = []
-    for series in panel.series:
-        if isinstance(series, Bars):
-            errors = series.errors or [0] * len(series.values)
-            pairs = [(v, e) for v, e in zip(series.values, errors) if v is not None]
-            values += [0] if axis else []
-        else:
-            errors = (series.errors or [0] * len(series.points)) if axis else [0] * len(series.points)
-            pairs = [(p[axis], e) for p, e in zip(series.points, errors) if p[1] is not None]
-        values += [v + s * (e or 0) for v, e in pairs for s in (-1, 1)]
-    if axis:
-        values += [y for y, _ in panel.rules]
-    low, high = (min(values), max(values)) if values else (0, 1)
-    if low == high:
-        low, high = low - 0.5, high + 0.5
-    if axis:
-        pad = 0.05 * (high - low)
-        low, high = (low if low == 0 else low - pad), high + pad
-    return low, high
-
-
-def draw_panel(canvas, panel, left, top, width, height):
-    theme = canvas.theme
-    low_y, high_y = panel.y_range or data_range(panel, 1)
+def draw_panel(axes, panel, theme):
     if panel.categories:
-        low_x, high_x = -0.5, len(panel.categories) - 0.5
-    else:
-        low_x, high_x = panel.x_range or data_range(panel, 0)
-    scale = math.log if panel.log_x else (lambda v: v)
-
-    def at_x(x):
-        return left + width * (scale(x) - scale(low_x)) / (scale(high_x) - scale(low_x))
-
-    def at_y(y):
-        y = min(max(y, low_y), high_y)
-        return top + height * (1 - (y - low_y) / (high_y - low_y))
-
-    canvas.text(left + width / 2, top - 10, panel.title, theme["ink"], size=13, bold=True)
-    for y in ticks(low_y, high_y):
-        canvas.line(left, at_y(y), left + width, at_y(y), theme["faint"])
-        canvas.text(left - 6, at_y(y) + 4, text_of(y), theme["soft"], "end", 11)
-    if panel.categories:
-        for i, name in enumerate(panel.categories):
-            canvas.text(at_x(i), top + height + 16, name, theme["soft"], size=11)
-    else:
-        shown = ticks(low_x, high_x)
-        if panel.log_x:
-            shown = sorted({x for s in panel.series for x, _ in s.points})
-        for x in shown:
-            canvas.line(at_x(x), top + height, at_x(x), top + height + 4, theme["soft"])
-            canvas.text(at_x(x), top + height + 16, text_of(x), theme["soft"], size=11)
-    canvas.line(left, top + height, left + width, top + height, theme["soft"])
-    canvas.text(left + width / 2, top + height + 34, panel.x_label, theme["ink"])
-    canvas.text(left - 44, top + height / 2, panel.y_label, theme["ink"], turn=True)
-    for x, text in panel.marks:
-        canvas.line(at_x(x), top, at_x(x), top + height, theme["soft"], 1, "3 3")
-        canvas.text(at_x(x) + 3, top + 11, text, theme["soft"], "start", 10)
+        draw_bars(axes, panel, theme)
+    lines = [s for s in panel.series if isinstance(s, Line)]
+    for i, line in enumerate(lines):
+        color = theme["colors"][(i if line.color is None else line.color) % len(theme["colors"])]
+        xs = [x for x, _ in line.points]
+        ys = [float("nan") if y is None else y for _, y in line.points]
+        axes.errorbar(xs, ys, yerr=line.errors, color=color, linewidth=line.width, label=line.name,
+                      linestyle=DASHES[line.dash % len(DASHES)] if line.width else "none",
+                      marker="o" if line.markers else None, markersize=3.5, elinewidth=0.8)
     for y, text in panel.rules:
-        canvas.line(left, at_y(y), left + width, at_y(y), theme["soft"], 1.2, "4 3")
-        canvas.text(left + width - 3, at_y(y) - 4, text, theme["soft"], "end", 10)
-
-    bars = [s for s in panel.series if isinstance(s, Bars)]
-    for i, series in enumerate(panel.series):
-        color = theme["colors"][(series.color if series.color is not None else i)
-                                % len(theme["colors"])]
-        errors = series.errors
-        if isinstance(series, Bars):
-            each = 0.8 * width / len(panel.categories) / len(bars)
-            for c, value in enumerate(series.values):
-                if value is None:
-                    continue
-                x = at_x(c) + each * (bars.index(series) - len(bars) / 2)
-                zero = at_y(max(0, low_y))
-                canvas.rect(x, min(at_y(value), zero), each * 0.92, abs(at_y(value) - zero), color)
-                if errors and errors[c]:
-                    middle = x + each * 0.46
-                    canvas.line(middle, at_y(value - errors[c]), middle, at_y(value + errors[c]),
-                                theme["ink"])
-            continue
-        run = []
-        for j, (x, y) in enumerate(series.points + [(None, None)]):
-            if y is None:
-                if len(run) > 1:
-                    canvas.path(run, color, series.width, DASHES[series.dash % len(DASHES)])
-                run = []
-                continue
-            if errors and errors[j]:
-                canvas.line(at_x(x), at_y(y - errors[j]), at_x(x), at_y(y + errors[j]), color)
-            if series.markers:
-                canvas.dot(at_x(x), at_y(y), color)
-            run.append((at_x(x), at_y(y)))
+        axes.axhline(y, color=theme["soft"], linewidth=0.8, linestyle="--")
+        axes.text(1, y, text, color=theme["soft"], fontsize=7, ha="right", va="bottom",
+                  transform=axes.get_yaxis_transform())
+    for x, text in panel.marks:
+        axes.axvline(x, color=theme["soft"], linewidth=0.8, linestyle="--")
+        axes.text(x, 1, text, color=theme["soft"], fontsize=7, va="top", transform=axes.get_xaxis_transform())
+    if panel.log_x:
+        axes.set_xscale("log", base=2)
+    if panel.log_y:
+        axes.set_yscale("log")
+    if panel.x_range:
+        axes.set_xlim(panel.x_range)
+    if panel.y_range:
+        axes.set_ylim(panel.y_range)
+    axes.set_title(panel.title, loc="left")
+    axes.set_xlabel(panel.x_label)
+    axes.set_ylabel(panel.y_label)
+    axes.grid(axis="y", linewidth=0.6)
+    axes.set_axisbelow(True)
 
 
-def legend_rows(panels, width):
-    """Every series' name once, in rows that fit. [[(name, color, dash, is_bar)]]"""
-    rows, used, seen = [[]], 0, set()
-    for panel in panels:
-        for i, series in enumerate(panel.series):
-            if not series.name or series.name in seen:
-                continue
-            seen.add(series.name)
-            need = 40 + 6.6 * len(series.name)
-            if used + need > width and rows[-1]:
-                rows.append([])
-                used = 0
-            used += need
-            rows[-1].append((series.name, i if series.color is None else series.color,
-                             getattr(series, "dash", 0), isinstance(series, Bars)))
-    return rows
-
-
-def render(panels, theme, columns, panel_width, panel_height):
+def save(base, panels, columns=3, panel_width=300, panel_height=220):
+    """Draws the panels in rows of `columns`, one legend below all."""
     columns = min(columns, len(panels))
-    cell_x, cell_y = panel_width + 76, panel_height + 72
-    rows = (len(panels) + columns - 1) // columns
-    width = cell_x * columns + 16
-    legend = legend_rows(panels, width - 80)
-    height = cell_y * rows + 20 * len(legend) + 14
-    canvas = Canvas(width, height, theme)
-    for i, panel in enumerate(panels):
-        draw_panel(canvas, panel, 62 + cell_x * (i % columns), 28 + cell_y * (i // columns),
-                   panel_width, panel_height)
-    y = cell_y * rows + 14
-    for row in legend:
-        x = 62
-        for name, color, dash, is_bar in row:
-            ink = theme["colors"][color % len(theme["colors"])]
-            if is_bar:
-                canvas.rect(x + 4, y - 5, 14, 9, ink)
-            else:
-                canvas.line(x, y, x + 22, y, ink, 2, DASHES[dash % len(DASHES)])
-            canvas.text(x + 27, y + 4, name, theme["ink"], "start")
-            x += 40 + 6.6 * len(name)
-        y += 20
-    return canvas.svg()
+    rows = -(-len(panels) // columns)
+    with figures(base, columns * panel_width + 40, rows * (panel_height + 70) + 30) as pages:
+        for figure, theme in pages:
+            figure.set_layout_engine("constrained")
+            grid = figure.subplots(rows, columns, squeeze=False)
+            entries = {}
+            for i, axes in enumerate(grid.flat):
+                if i >= len(panels):
+                    axes.axis("off")
+                    continue
+                draw_panel(axes, panels[i], theme)
+                entries.update({text: handle for handle, text in zip(*axes.get_legend_handles_labels()) if text})
+            if len(entries) > 1:
+                figure.legend(entries.values(), entries.keys(), loc="outside lower center",
+                              ncols=min(len(entries), 4))
 
 
-def save(stem, panels, columns=3, panel_width=300, panel_height=200):
-    """Writes stem-light.svg and stem-dark.svg."""
-    for name, theme in THEMES.items():
-        with open(f"{stem}-{name}.svg", "w", encoding="utf-8") as out:
-            out.write(render(panels, theme, columns, panel_width, panel_height))
-
-
-def picture(stem, alt):
-    """HTML for Markdown: the variant that fits the reader's theme. `stem` relative to the page."""
-    return (f'<picture><source media="(prefers-color-scheme: dark)" srcset="{stem}-dark.svg">'
-            f'<img alt="{html.escape(alt)}" src="{stem}-light.svg"></picture>')
+def picture(base, alt):
+    """HTML for Markdown: the picture of the reader's theme."""
+    return (f'<picture><source media="(prefers-color-scheme: dark)" srcset="{base}-dark.svg">'
+            f'<img alt="{html.escape(alt)}" src="{base}-light.svg"></picture>')

@@ -4,9 +4,9 @@
     tests/research/quality_allocator.py measure --small DIR --calib DIR [--jobs N] [--work DIR] [--only TEXT]
     tests/research/quality_allocator.py page
 
-measure fills docs/quality/20-allocator.json (what is there already is not measured again), a cell a
-process of one thread, --jobs of them at a time; page writes the section docs/quality/20-allocator.md
-from it and draws docs/images/plans-predicted-*.svg.
+measure fills docs/results/data/quality-plans.json (what is there already is not measured again), a cell a
+process of one thread, --jobs of them at a time; page writes build/report/plans.md
+from it, and a chart.
 """
 import argparse
 import concurrent.futures
@@ -19,10 +19,9 @@ import shutil
 
 import plot
 import quality_lib as lib
-import quality_page
+import report
 
-JSON = lib.ROOT / "docs" / "quality" / "20-allocator.json"
-IMAGES = lib.ROOT / "docs" / "images"
+JSON = report.DATA / "quality-plans.json"
 TOKENS = 32768  # that calibrate, plans and GPTQ alike
 WINDOWS = 63    # of every domain: all
 RANDOM_PLANS = 30
@@ -414,7 +413,7 @@ def predictions(data, sets):
                 "predicted" + (", nats a token" if scale == 1 else ", of the largest"),
                 "measured, nats a token",
                 [Dots("", sorted((x / scale, y) for x, y in zip(losses[measure], measured)))]))
-    plot.save(str(IMAGES / "plans-predicted"), panels)
+    plot.save(report.image("plans-predicted"), panels)
     return lines + ["", plot.picture("images/plans-predicted",
                                      "predicted against measured loss of random plans"), ""]
 
@@ -481,7 +480,7 @@ def page():
                   "channel and activations per token of as many bits, in fp32 arithmetic with other "
                   "random signs (tests/research/quality_uniform_bits.py, one H200): no hardware has 5 or 6.",
                   ""] + activations(data)
-    quality_page.write_section(JSON, lines)
+    report.write("plans", "\n".join(lines))
 
 
 def main():

@@ -4,9 +4,9 @@
     tests/research/quality_dynaexq.py measure --calib DIR [--jobs N] tiny-moe=examples/models/tiny-moe small-moe=DIR
     tests/research/quality_dynaexq.py page
 
-measure fills docs/quality/40-dynaexq.json: teacher-forced decode on the virtual clock, one thread a run
+measure fills docs/results/data/quality-dynaexq.json: teacher-forced decode on the virtual clock, one thread a run
 and --jobs runs at a time, so a rerun gives the same figures on any machine that computes the same. Runs
-are kept in --work and not repeated. page writes docs/quality/40-dynaexq.md and docs/dynaexq.md from it.
+are kept in --work and not repeated. page writes build/report/dynaexq.md from it.
 """
 import argparse
 import array
@@ -20,7 +20,7 @@ import tempfile
 import experiment
 import quality_lib as lib
 
-JSON = lib.ROOT / "docs" / "quality" / "40-dynaexq.json"
+JSON = lib.ROOT / "docs" / "results" / "data" / "quality-dynaexq.json"
 DOMAINS = lib.DOMAINS
 SCHEMES = ["bf16", "w8a16_g128", "w4a16_g128", "w3a16_g128_asym", "w2a16_g64_asym"]
 PAIRS = [("bf16", "w4a16_g128"), ("w8a16_g128", "w2a16_g64_asym"), ("w4a16_g128", "w2a16_g64_asym")]

@@ -1,15 +1,12 @@
-"""Writes docs/quality/40-dynaexq.md and the measured part of docs/dynaexq.md from the figures that
-quality_dynaexq.py has kept."""
+"""Reports the figures that quality_dynaexq.py has kept: build/report/dynaexq.md."""
 import math
 
 import experiment
 import plot
 import quality_dynaexq as q
 import quality_lib as lib
-import quality_page
+import report
 
-PAGE = lib.ROOT / "docs" / "dynaexq.md"
-BEGIN, END = "<!-- written by tests/research/quality_dynaexq.py -->\n", "<!-- /written -->"
 SHIFT_METHODS = ["static low", "static mixed, first domain", "static mixed, offline", "dynaexq", "static high"]
 BETA, INTERVAL_MS = 0.85, 200  # dynaexq's defaults
 
@@ -213,7 +210,7 @@ most of the time in the second half of its segments. Offline: by the calibration
     forgotten = math.log(0.05) / math.log(BETA)
     for model, shift in data["shift"].items():
         name = f"dynaexq-shift-{model}"
-        plot.save(str(lib.ROOT / "docs" / "images" / name), shift_panels(shift), columns=2, panel_width=380)
+        plot.save(report.image(name), shift_panels(shift), columns=2, panel_width=380)
         points = shift["overlap"]["points"]
         assert shift["overlap"]["stalls"] == 0
         late = [y for x, y, _ in points if x >= q.SHIFT_SEGMENT // 2]
@@ -250,7 +247,7 @@ def demotion_section(data):
         half = data["experts"][model] // 2
         cold, hot = (dict(line.points)[half] for line in lines)
         texts.append(f"{cold:.1f} % against {hot:.1f} % ({model})")
-    plot.save(str(lib.ROOT / "docs" / "images" / "dynaexq-demotion"), panels, columns=2, panel_width=380)
+    plot.save(report.image("dynaexq-demotion"), panels, columns=2, panel_width=380)
     return f"""## Demoting experts, coldest or hottest first
 
 Static sets by the selections of the stream itself (paper Fig. 3), {pair_name(q.PAIRS[1])}, all domains.
@@ -264,11 +261,7 @@ def write(data):
     # tiny-moe, which ships, before small-moe
     data = {what: dict(sorted(models.items(), reverse=True)) if isinstance(models, dict) else models
             for what, models in data.items()}
-    quality_page.write_section(q.JSON, [quality_section(data), ""])
     sections = [section(data) for section, what in ((hysteresis_section, "hysteresis"),
                                                     (shift_section, "shift"),
                                                     (demotion_section, "demotion")) if data[what]]
-    measured = "\n\n".join(sections) + "\n\n"
-    text = PAGE.read_text()
-    head, tail = text.split(BEGIN)[0], text.split(END)[1]
-    PAGE.write_text(head + BEGIN + "\n" + measured + END + tail)
+    report.write("dynaexq", "\n\n".join([quality_section(data), *sections]))

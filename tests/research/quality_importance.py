@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
-"""What substitution by the expert-cache rule costs, and against what: docs/quality-importance.md.
+"""What substitution by the expert-cache rule costs, and against what: docs/results/data/importance-quality.json.
 
     tests/research/quality_importance.py --moert-run build/dev/bin/moert-run \\
         tiny-moe=examples/models/tiny-moe small-moe=DIR
 
-Everything runs on the virtual clock, so a rerun gives the same page. Runs are kept in --runs and
-not repeated; --render only writes the page from them.
+Everything runs on the virtual clock, so a rerun gives the same figures. Runs are kept in --runs and
+not repeated; --render only reports them.
 """
 import argparse
 import os
 
 import experiment
 import plot
+import report
 
 DOMAINS = ["wikitext2", "gsm8k", "humaneval"]
 ALPHAS = [round(0.05 * i, 2) for i in range(13)]
@@ -158,8 +159,8 @@ def batch_table(e, models):
 
 
 def replace_batches(e, models):
-    """Writes that table into the page as it is."""
-    experiment.replace_parts(e.args.page, {"batches": batch_table(e, models)})
+    """Stores that table alone."""
+    report.store_tables("importance-quality", {"batches": batch_table(e, models)})
 
 
 def setting_panels(e, sweeps):
@@ -213,97 +214,38 @@ def fine_table(e, sweeps):
                             ["slots, %", "mass, %", "worst request's slots, %", "hits before, %", "after, %", "step, ms"], rows)
 
 
-def write(e, sweeps, comparisons):
-    a = e.args
-    safe = min(largest_within(points, BOUND) for points in sweeps.values())
-    at = {m: [largest_within(p, BOUND) for (model, _, _), p in sweeps.items() if model == m]
-          for m in e.models}
-    tokens = len(DOMAINS) * (a.limit // a.window) * (a.window - 1)
-    pairs = len(DOMAINS) * (a.limit // a.window)
-    worst = {alpha: max(dict(p)[alpha]["loss"].mean for p in sweeps.values()) for alpha in (0.3, 0.6)}
-    names = " and ".join(e.models)
-    each = "; ".join(f"{m}: {min(v):g} to {max(v):g} by batch and budget" for m, v in at.items())
-    parts = [f"""# What substitution costs: quality of `importance`
-
-<!-- written by tests/research/quality_importance.py -->
-
-**Suggested: `importance:alpha={safe:g}`**, the largest alpha whose perplexity stays within {BOUND} % of exact routing in every
-setting below ({each}). At the paper's 0.3 the largest loss of any setting is {worst[0.3]:.1f} %, at 0.6 {worst[0.6]:.1f} %. Models this
-small have little redundancy (4 of 32 experts); larger ones may stand more, so measure yours with the command below. Where a bound
-matters more than speed, cap it: `max_slots` and `max_mass` hold for every request.
-
-## How it was measured
-
-{names}, teacher-forced decode, one token a step, 1, 3 and 8 sequences side by side, windows of {a.window} tokens, the first {a.limit} tokens
-of each of {", ".join(DOMAINS)}: {tokens:,} scored tokens a setting. Virtual clock (profile `reference`), link {a.link_gbps:g} GB/s: an expert
-of tiny-moe then takes 1 ms, two layers' time, about what one of DeepSeek-MoE-16B takes on a link of 16 GB/s. Every setting routes
-the same tokens, so losses are paired differences over {pairs} windows of all domains, ± one standard error. The same everywhere: bf16 experts, `n=64`,
-resident-forward prefetch by the example host. Reproducible to the bit; about {len(e.runs.known)} runs of 1 to 2 s of processor time.
-
-    tests/research/quality_importance.py tiny-moe=examples/models/tiny-moe small-moe=DIR
-
-## Loss by alpha
-
-{plot.picture("images/quality-importance", "perplexity loss and share of substituted slots by alpha")}
-
-{alpha_table(e, sweeps)}
-
-With its standard error counted in, no alpha but 0 is certain to be within {BOUND} % for every setting: {tokens:,} tokens resolve about ±0.2 %.
-All alphas, {list(e.models)[0]}, batch 1, budget 25 %, by domain:
-
-{fine_table(e, sweeps)}"""]
+def prefetch_table(sweeps):
+    """At alpha 0.3: of the prefetches, the share that was top-score and active in the true routing; predictions
+    through the host's next attention; hits of exact routing, and before and after substitution; times."""
     rows = []
-    panels = []
-    for model, (found, panel) in comparisons.items():
-        if found is None:
-            continue
-        panels.append(panel)
-        rows += [[f"{model}: {row[0]}"] + row[1:] for row in found]
-    parts.append(f"""## Against other substitutes
-
-The rule decides which slots are replaced; here somebody else gets them: nobody (weight 0), a random expert at hand, the expert
-at hand whose gate row is closest (cosine; the experts' own matrices have no common order of neurons to compare), or the
-rule's choice with the weight of the expert it displaces. Keys: `substitute=`, `weights=`. Loss, % (slots replaced, %), batch 1,
-budget 25 %; alpha 0.6 with three times the tokens except for displaced weights. The last column is the paired difference of perplexities.
-
-{plot.picture("images/quality-importance-substitutes", "perplexity loss by share of replaced slots for seven kinds of substitute")}
-
-""" + experiment.table([""] + [f"alpha {x:g}" for x, _ in COMPARED] +
-                                ["alpha 0.6: over the rule, %"], rows) + "\n\n" + NOTES + """
-
-Several sequences side by side, by domain (4,096 tokens each, weights of the experts' own scores). The rule is the best in all twelve comparisons, by
-0.1 to 0.3 %, half to two standard errors each:
-
-<!-- batches -->
-""" + (batch_table(e, list(e.models)) or "") + "\n<!-- /batches -->")
-    points = [(m, p) for (m, b, bud), pts in sorted(sweeps.items()) for alpha, p in pts
-              if alpha == 0.3 and b == 1]
-    rows = []
-    for (model, batch, budget), pts in sorted(sweeps.items()):
-        zero, third = dict(pts)[0], dict(pts)[0.3]
+    for (model, batch, budget), points in sorted(sweeps.items()):
+        zero, third = dict(points)[0], dict(points)[0.3]
         rows.append([f"{model}, batch {batch}, {budget}", f"{100 * third['issued_top']:.1f}",
                      f"{100 * third['issued_active']:.1f}", f"{100 * third['forward']:.0f}",
                      f"{zero['hit']:.1f}", f"{third['hit_before']:.1f}, {third['hit']:.1f}",
                      f"{zero['tpot']:.2f}", f"{third['tpot']:.2f}",
                      f"{100 * (third['tpot'] / zero['tpot'] - 1):+.0f}"])
-    parts.append("""## Prefetch precision and time
-
-At alpha 0.3: of the prefetches, the share that was top-score and active in the true routing (paper: 82 and 95 %), the share of predictions
-made from resident experts through the host's next attention, the hit ratio (an expert counts once a call) of exact routing and, at alpha 0.3, of the model's own choice
-and after substitution, and the logical time of a step against alpha 0.
-
-""" + experiment.table(["", "top-score, %", "active, %", "resident-forward, %", "hits at 0, %", "at 0.3: before, after, %",
-                                "step at 0, ms", "at 0.3, ms", "%"], rows))
-    os.makedirs("docs/images", exist_ok=True)
-    plot.save("docs/images/quality-importance", setting_panels(e, sweeps), columns=2)
-    plot.save("docs/images/quality-importance-substitutes", panels, columns=2, panel_width=380)
-    with open(a.page, "w", encoding="utf-8") as page:
-        page.write("\n\n".join(parts) + "\n")
+    return experiment.table(["", "top-score, %", "active, %", "resident-forward, %", "hits at 0, %",
+                             "at 0.3: before, after, %", "step at 0, ms", "at 0.3, ms", "%"], rows)
 
 
-NOTES = """The rule's choice is the best of them at equal share for both models, by 0.1 to 0.3 % at alpha 0.6, which is one to two standard
-errors: a low-score slot weighs little whoever gets it. The weight matters more: a stranger with the displaced expert's weight costs
-two to three times as much. At alpha 0.3 the differences are below what these runs resolve."""
+def write(e, sweeps, comparisons):
+    safe = min(largest_within(points, BOUND) for points in sweeps.values())
+    print(f"largest alpha within {BOUND} % in every setting: {safe:g}")
+    rows, panels = [], []
+    for model, (found, panel) in comparisons.items():
+        if found is not None:
+            panels.append(panel)
+            rows += [[f"{model}: {row[0]}"] + row[1:] for row in found]
+    parts = {"Loss by alpha": alpha_table(e, sweeps), "Loss by alpha 2": fine_table(e, sweeps),
+             "Against other substitutes": experiment.table(
+                 [""] + [f"alpha {x:g}" for x, _ in COMPARED] + ["alpha 0.6: over the rule, %"], rows),
+             "batches": batch_table(e, list(e.models)) or "",
+             "Prefetch precision and time": prefetch_table(sweeps)}
+    report.store_tables("importance-quality", parts)
+    plot.save(report.image("quality-importance"), setting_panels(e, sweeps), columns=2)
+    plot.save(report.image("quality-importance-substitutes"), panels, columns=2, panel_width=380)
+    report.write("importance", parts)
 
 
 def main():
@@ -316,7 +258,6 @@ def main():
     parser.add_argument("--link-gbps", type=float, default=0.05)
     parser.add_argument("--runs", default="build/quality-importance.jsonl")
     parser.add_argument("--render", action="store_true", help="runs nothing")
-    parser.add_argument("--page", default="docs/quality-importance.md")
     parser.add_argument("--only-batches", action="store_true",
                         help="only the table of substitutes at several sequences")
     e = Experiment(parser.parse_args())

@@ -5,8 +5,8 @@
                                        [--jobs N]
     tests/research/quality_schemes.py page
 
-measure fills docs/quality/10-schemes.json (what is there already is not measured again), with --jobs
-by so many processes of one thread; page writes the section docs/quality/10-schemes.md from it.
+measure fills docs/results/data/quality-schemes.json (what is there already is not measured again), with --jobs
+by so many processes of one thread; page writes build/report/schemes.md from it.
 """
 import argparse
 import pathlib
@@ -15,11 +15,11 @@ import threading
 from concurrent import futures
 
 import quality_lib as lib
-import quality_page
+import report
 
 SCHEMES = ["w8a16_g128", "w4a16_g128", "w3a16_g128_asym", "w2a16_g128_asym"]
 METHODS = ["rtn", "hqq", "gptq"]
-JSON = lib.ROOT / "docs" / "quality" / "10-schemes.json"
+JSON = report.DATA / "quality-schemes.json"
 
 
 def measure(args):
@@ -152,7 +152,7 @@ def page():
         if len(entry) > 1:
             lines += table(name, entry)
     lines += relations(data)
-    quality_page.write_section(JSON, lines)
+    report.write("schemes", "\n".join(lines))
 
 
 def main():

@@ -8,7 +8,7 @@ lose is measured in fp32 arithmetic on rounded values: routed experts' weights s
 channel with the range that moert's round to nearest chooses, activations symmetric per token, with
 and without block Hadamard transforms of 128. 4 and 8 bits are also what w4a4 and w8a8 packs score,
 so the emulation can be held against the real thing. Fills "emulated ..." in
-docs/quality/20-allocator.json, which quality_allocator.py page shows.
+docs/results/data/quality-plans.json, which quality_allocator.py page shows.
 """
 import argparse
 import pathlib
@@ -101,7 +101,7 @@ def main():
     parser.add_argument("--small", required=True)
     parser.add_argument("--eval", default=str(lib.ROOT / "tests" / "data" / "eval"))
     parser.add_argument("--out", type=pathlib.Path,
-                        default=lib.ROOT / "docs" / "quality" / "20-allocator.json")
+                        default=lib.ROOT / "docs" / "results" / "data" / "quality-plans.json")
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False

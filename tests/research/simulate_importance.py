@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Offloading strategies on published shapes, simulated: docs/simulated-importance.md.
+"""Offloading strategies on published shapes, simulated: docs/results/data/importance-simulated.json.
 
     tests/research/simulate_importance.py --bench build/dev/bin/moert-bench --sim build/dev/bin/moert-sim
 
-Routing comes from the frozen workloads (docs/workloads.md), times from tests/research/profiles/h200.json with
+Routing comes from the frozen workloads (docs/results/workloads.md), times from tests/research/profiles/h200.json with
 its link replaced: a replay through the library's own policies, store and planners on a virtual
-clock. Runs are kept in --work and not repeated; --render only writes the page from them.
+clock. Runs are kept in --work and not repeated; --render only reports them.
 """
 import argparse
 import os
@@ -13,6 +13,7 @@ import subprocess
 
 import experiment
 import plot
+import report
 
 SHAPES = ["qwen2-57b", "deepseek-moe-16b", "xverse-moe"]
 NAMES = {"qwen2-57b": "Qwen2-57B-A14B", "deepseek-moe-16b": "DeepSeek-MoE-16B",
@@ -135,32 +136,11 @@ def panels(found):
 
 
 def write(e, found):
-    args = e.args
-    lines = ["""# importance on published shapes, simulated
-
-<!-- written by tests/research/simulate_importance.py -->
-
-**Simulated, not measured on the machine**: `moert-sim` replays routing through the library's own policies, store and planners on a
-virtual clock. Routing is the frozen workload `mixed` ([workloads](workloads.md)), """ + f"""{args.steps} decode steps; experts in bf16; a budget of {BUDGET} of
-all experts. Times are those of `{PROFILE}`, which `moert-bench probe` measured on one H200: multiplication 2.6 TB/s of weights
-at one token, 0.076 ms for the rest of a layer, a CPU beside it that goes through 150 GB/s of experts; its link is set to 16 GB/s (PCIe 4.0 x8 or 3.0 x16) or 55 GB/s (its
-own). Not charged: the memory bandwidth that CPU experts and transfers share. No host predicts the next input here: `importance` goes by the next
-layer's gate.
-
-    tests/research/simulate_importance.py --bench build/dev/bin/moert-bench --sim build/dev/bin/moert-sim
-
-A rerun gives the same numbers: one seed, no noise. TPOT in ms a step; in brackets the hit ratio in percent, for importance before
-and after substitution. The last columns: TPOT against the best rival, hit ratio after substitution against the best rival's."""]
     head = ["shape"] + [short(r) for r in RIVALS] + ["importance", "TPOT less", "hit ratio"]
-    for batch in BATCHES:
-        for link in LINKS:
-            lines += [f"## Batch {batch}, {link} GB/s\n\n" +
-                      experiment.table(head, cell_rows(found, batch, link))]
-    os.makedirs("docs/images", exist_ok=True)
-    plot.save("docs/images/simulated-importance", panels(found), columns=2, panel_width=420,
+    parts = {f"Batch {batch}, {link} GB/s": experiment.table(head, cell_rows(found, batch, link))
+             for batch in BATCHES for link in LINKS}
+    plot.save(report.image("simulated-importance"), panels(found), columns=2, panel_width=420,
               panel_height=190)
-    lines.append(plot.picture("images/simulated-importance",
-                              "time per step of six strategies on three shapes, relative to on-demand"))
 
     def mean_less(batch, rivals, tpot=tpot):
         gains = [percent_less(tpot(found[s, batch, l][OURS]),
@@ -186,7 +166,7 @@ and after substitution. The last columns: TPOT against the best rival, hit ratio
     one, one_max = mean_less(1, RIVALS)
     gain, gain_max = hit_gain()
     lowest = min(hit(c[OURS]) for c in found.values())
-    lines.append("## Beside the paper\n\n" + experiment.table(
+    parts["Beside the paper"] = (experiment.table(
         ["claim", "paper", "here, simulated"],
         [["TPOT at batch 3 against the best rival, mean", "-35 %", f"-{three:.0f} %"],
          ["... at batch 1", "-24 %", f"-{one:.0f} %"],
@@ -214,9 +194,7 @@ and after substitution. The last columns: TPOT against the best rival, hit ratio
                     tpot(found[s, batch, link]["on-demand"]) for s in SHAPES) / len(SHAPES)
                 row.append(f"{100 * mine:.0f}" + ("" if i == 0 else f" ({100 * (mine / previous - 1):+.0f})"))
         steps.append(row)
-    lines.append("## Ablation\n\nMean TPOT over the shapes, on-demand = 100; in brackets the change by the part, percent. "
-                 "The paper's: eviction -8, router -20, prefetch -14, balancer -34.\n\n" +
-                 experiment.table(["", *(f"batch {b}, {l} GB/s" for b in BATCHES for l in LINKS)], steps))
+    parts["Ablation"] = experiment.table(["", *(f"batch {b}, {l} GB/s" for b in BATCHES for l in LINKS)], steps)
     precise = []
     for batch in BATCHES:
         for link in LINKS:
@@ -225,45 +203,18 @@ and after substitution. The last columns: TPOT against the best rival, hit ratio
                 if p["issued"]:
                     precise.append((p["issued"], p["top_score"], p["active"]))
     total = sum(n for n, _, _ in precise)
-    lines.append("## Prefetch precision\n\n" +
-                 f"Of the prefetches of these runs without a CPU ({total:,}) {100 * sum(n * t for n, t, _ in precise) / total:.0f} % were "
-                 f"top-score and {100 * sum(n * a for n, _, a in precise) / total:.0f} % active in the true routing (paper: 82 and 95 %). "
-                 "These are experts that were *missing*, predicted by the next layer's gate; what resident-forward\n"
-                 "prediction reaches on trained models is in [quality of importance](quality-importance.md).")
+    parts["Prefetch precision"] = (
+        f"Of {total:,} prefetches {100 * sum(n * t for n, t, _ in precise) / total:.0f} % were top-score and "
+        f"{100 * sum(n * a for n, _, a in precise) / total:.0f} % active in the true routing (paper: 82 and 95 %).")
     rows = []
     for shape in SHAPES:
         for link in LINKS:
             results = {r: e.prefill(shape, link, r) for r in ("on-demand", "fate", RIVALS[-1], OURS)}
             rows.append([f"{NAMES[shape]}, {link} GB/s"] +
                         [f"{r['ttft_ms']:.0f}" for r in results.values()])
-    lines.append("## Prefill\n\nTTFT in ms of prompts of 128 tokens, one at a time, mean of 4. In prefill nothing is substituted "
-                 "(`phase=decode`); the balancer decides by measured cost whether the CPU helps.\n\n" +
-                 experiment.table(["", "on-demand", "fate", "hybrimoe-like", "importance"], rows))
-    lines.append(NOTES)
-    with open(args.page, "w", encoding="utf-8") as page:
-        page.write("\n\n".join(lines) + "\n")
-
-
-NOTES = """## What to make of it
-
-- **Placement decides.** Algorithm 2 begins with a load whatever it costs; on these machines one transfer takes longer than the CPU
-  needs for all misses of a layer. `balancer=completion` therefore splits by earliest completion (of the splits that load the
-  experts with most tokens, the one that is done first, what is under way counted in), computes on the CPU what is still arriving,
-  and brings what the CPU computed while the link is idle, if its average score is clearly above that of the expert it replaces
-  (`fill=1`): the cache then follows the routing and nobody waits. It is the default ([measured](benchmarks-h200.md#importance)).
-- hybrimoe-like has the split by completion here, too (HybriMoE simulates its queues and takes the earliest end), but the fill only into slots that nobody holds;
-  a line of the table gives it all of that as well. What is left then are the router and the longer memory of the cache.
-- The paper's distance to the best rival is not reached, at batch 1 by 10 points, at batch 3 as well: half of a step is still waiting, with the link and the CPU about
-  equally loaded by what the router leaves to be fetched, and the best rival is one the paper did not have: hybrimoe-like with this library's own split, whose cold cache
-  is filled behind the CPU (without that it was at 25.5, 7.9 and 13.3 ms at batch 1 and 16 GB/s, 26 to 40 % behind). Means are over all 300 steps; at 16 GB/s the first
-  hundred fill the caches, in all strategies.
-- The hit ratio says less here than in the paper: an LRU cache already hits 73 to 87 % on these workloads, so 66 % more would pass 100 %; and an expert
-  that the CPU computes counts as no hit, though nobody waits for its transfer.
-- Prefetch brings next to nothing: an expert takes longer than its layer; where a CPU can compute a miss, such a transfer is
-  started ahead only into a slot that nobody holds, later it is brought behind the call if it is worth a slot. Where the host predicts through its attention (resident-forward), predictions are right far more often
-  ([figures](quality-importance.md)), which a replay cannot show.
-- `load` is charged on the link alone and CPU experts run at the rate measured without transfers beside them; on a real machine both share memory
-  bandwidth. On the CPU backend \"load\" is a disk read and the CPU is the executor itself: there is nothing to balance."""
+    parts["Prefill"] = experiment.table(["", "on-demand", "fate", "hybrimoe-like", "importance"], rows)
+    report.store_tables("importance-simulated", parts)
+    report.write("importance-simulated", parts)
 
 
 def main():
@@ -273,7 +224,6 @@ def main():
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--work", default="build/simulate-importance")
     parser.add_argument("--render", action="store_true", help="runs nothing")
-    parser.add_argument("--page", default="docs/simulated-importance.md")
     args = parser.parse_args()
     e = Experiment(args)
     found = compared(e)
