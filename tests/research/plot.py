@@ -97,7 +97,7 @@ def draw_bars(axes, panel, theme):
                          label=bars.name, yerr=[e for _, _, e in known] if bars.errors else None,
                          error_kw={"ecolor": theme["soft"], "elinewidth": 1})
         if panel.labels:
-            axes.bar_label(drawn, fmt="%.3g", fontsize=7, color=theme["soft"], padding=1)
+            axes.bar_label(drawn, fmt=lambda v: f"{v:.0f}" if v >= 100 else f"{v:.3g}", fontsize=7, color=theme["soft"], padding=1)
     axes.set_xticks(range(len(panel.categories)), panel.categories,
                     rotation=20 if max(map(len, panel.categories)) > 12 else 0)
 
@@ -122,8 +122,10 @@ def draw_panel(axes, panel, theme):
         axes.text(x, 1, text, color=theme["soft"], fontsize=7, va="top", transform=axes.get_xaxis_transform())
     if panel.log_x:
         axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     if panel.log_y:
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
     if panel.x_range:
         axes.set_xlim(panel.x_range)
     if panel.y_range:

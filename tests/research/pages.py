@@ -1,0 +1,86 @@
+#!/usr/bin/env python3
+"""Puts the tables of digest.py between the marks of README.md and docs.
+
+    tests/research/pages.py            rewrites what stands between <!-- generated:NAME --> and its end
+    tests/research/pages.py --check    fails if a page is not what docs/results/data says
+"""
+import argparse
+import re
+import sys
+
+import digest
+import report
+
+MODELS = ("tiny-moe", "small-moe")
+COLUMNS = ["model", "transfers in the window", "recall before the cut", "after, 25 %", "after, 75 %"]
+HITS = ["model", "window", "prefetch", "cache", "25 %", "50 %", "75 %"]
+TABLES = {
+    "readme": digest.readme, "architecture": digest.architecture,
+    "rivals-grouped": lambda: digest.stored("rivals", "The grouped product, prompts included"),
+    "rivals-decoders": lambda: digest.stored("rivals", "Whole decoders"),
+    "rivals-ours": lambda: digest.stored("rivals", "Ours, extrapolated to 48 layers"),
+    "rivals-budget": lambda: digest.stored("rivals", "Decoding under a budget"),
+    "fate-decode": digest.fate_decode, "fate-multiples": digest.fate_multiples,
+    "score-eviction": digest.score_eviction,
+    "importance-summary": digest.importance_summary,
+    "importance-parts": lambda: digest.h200.importance_parts(digest.h200.load("importance")),
+    "offload": digest.offload,
+    "dynaexq-adapt": lambda: digest.h200.adaptation(digest.h200.load("dynaexq")).split("\n\n")[0],
+    "dynaexq-bounds": lambda: digest.h200.bounds(digest.h200.load("dynaexq")),
+    "loads": lambda: digest.h200.loads(digest.h200.load("loads")),
+    "cross-layer": lambda: digest.stored("fate-replay", "cross-layer"),
+    "window-cut": lambda: digest.stored("fate-replay", "window-cut", COLUMNS),
+    "hit-ratio": lambda: digest.stored("fate-replay", "hit-ratio", HITS, lambda r: r[0] == "small-moe" and r[3] != "arc"),
+    "rho": lambda: digest.stored("fate-replay", "rho"),
+    "disk": lambda: digest.fate_disk(),
+    "alpha": lambda: digest.stored("importance-quality", "Loss by alpha"),
+    "substitutes": lambda: digest.stored("importance-quality", "Against other substitutes",
+                                         rows=lambda r: "displaced" not in r[0]),
+    "simulated-paper": lambda: digest.stored("importance-simulated", "Beside the paper"),
+    "uniform": digest.uniform_perplexity,
+    **{f"equal-{m}": (lambda m=m: digest.equal_bytes(m)) for m in MODELS},
+    "never-stall": lambda: digest.stored("two-precisions", "never-stall"),
+    "hysteresis": lambda: digest.stored("two-precisions", "Hysteresis"),
+    "schemes": digest.scheme_losses, "plans": digest.plan_gains, "choices": digest.plan_choices,
+    "activations": digest.plan_activations, "references": lambda: digest.stored(
+        "quantizer-references", "Quantizers against their packages"),
+    "gemm-few": digest.gemm_shares, "gemm-many": digest.gemm_many,
+    "predictions": digest.predictions, "four-shapes": digest.four_shapes,
+    **{f"cpu-{mark}": (lambda t=table: digest.stored("cpu-kernels", t)) for mark, table in (
+        ("streaming", "streaming, 16 cores"), ("bf16", "bf16, 16 cores"), ("ggml", "ggml, 16 cores"),
+        ("sets", "sets by tokens a call"))},
+}
+
+
+def made(text, used):
+    def part(match):
+        name = match[1]
+        if name not in TABLES:
+            sys.exit(f"no table {name}; there are {', '.join(TABLES)}")
+        used.add(name)
+        return f"<!-- generated:{name} -->\n{TABLES[name]().strip()}\n<!-- /generated:{name} -->"
+    return re.sub(r"<!-- generated:([\w-]+) -->\n.*?<!-- /generated:\1 -->", part, text, flags=re.S)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    args = parser.parse_args()
+    stale, used = [], set()
+    for path in [report.ROOT / "README.md", *sorted((report.ROOT / "docs").rglob("*.md"))]:
+        text = path.read_text(encoding="utf-8")
+        new = made(text, used)
+        if new != text:
+            stale.append(str(path.relative_to(report.ROOT)))
+            if not args.check:
+                path.write_text(new, encoding="utf-8")
+    unused = set(TABLES) - used
+    if unused:
+        print(f"in no page: {', '.join(sorted(unused))}")
+    if args.check and (stale or unused):
+        sys.exit(f"{', '.join(stale)}: not what docs/results/data says; run tests/research/pages.py")
+    print("\n".join(stale) or f"{len(used)} tables are up to date")
+
+
+if __name__ == "__main__":
+    main()
