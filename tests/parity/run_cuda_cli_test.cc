@@ -18,8 +18,8 @@ struct Outcome {
 
 Outcome Run(const std::string& arguments) {
   const std::string command =
-      BinDir() + "/moert-run ppl --model " + SourceDir() + "/examples/models/tiny-moe --tokens " +
-      SourceDir() + "/tests/data/eval/humaneval.tokens.u16 --limit 512 " + arguments + " 2>&1";
+      moert::BinDir() + "/moert-run ppl --model " + moert::SourceDir() + "/examples/models/tiny-moe --tokens " +
+      moert::SourceDir() + "/tests/data/eval/humaneval.tokens.u16 --limit 512 " + arguments + " 2>&1";
   Outcome outcome;
   FILE* pipe = popen(command.c_str(), "r");
   REQUIRE(pipe != nullptr);
