@@ -6,12 +6,13 @@ set -euo pipefail
 
 packages=(build-essential cmake ninja-build pkg-config git libabsl-dev libfmt-dev
           nlohmann-json3-dev libpcre2-dev libeigen3-dev catch2)
-# Wanted, not needed: a faster rebuild, the Rust and Go hosts of examples/, the API reference. A tool
+# Wanted, not needed: a faster rebuild, the Rust and Go hosts of examples/, the API reference, spelling. A tool
 # that is there under another name (rustup's cargo) is not installed again.
 optional=(ccache coinor-libcbc-dev)
 command -v cargo >/dev/null || optional+=(cargo)
 command -v go >/dev/null || optional+=(golang-go)
 command -v doxygen >/dev/null || optional+=(doxygen)
+command -v codespell >/dev/null || optional+=(codespell)
 if [ "${1:-}" = --needed ]; then optional=(); fi
 
 if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then

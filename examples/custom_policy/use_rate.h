@@ -1,5 +1,5 @@
-// A residency policy of the host: who is used least often leaves. docs/custom-policy.md builds it
-// up from an empty file.
+// A residency policy of the host: who is used least often leaves. docs/guide/custom-policy.md
+// builds it up from an empty file.
 #ifndef MOERT_EXAMPLES_CUSTOM_POLICY_USE_RATE_H_
 #define MOERT_EXAMPLES_CUSTOM_POLICY_USE_RATE_H_
 

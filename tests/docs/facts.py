@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""Checks what the documents name against the sources: files, tests, tools and their flags, strategies and
+their keys, C functions.
+
+Words that stand for something of the reader's (PACK, DIR...) are left alone. What a page may name although
+it is not there is in ALLOWED.
+"""
+import re
+import sys
+
+import pages
+
+SOURCES = (".h", ".cc", ".c", ".cu", ".cuh", ".py", ".sh", ".cmake", ".txt", ".rs", ".go")
+FOLDERS = ("lib", "kernels", "capi", "include", "examples", "tests", "docs", "cmake")
+TOOLS = ("moert-run", "moert-pack", "moert-bench", "moert-sim")
+ALLOWED = {
+    "docs/results/claims.md": {"file"},      # quotes what is gone
+    "docs/results/data/house.json": {"file"},
+}
+FLAGS_OF_OTHERS = {"--check", "--cpu-offload-gb", "--n-cpu-moe", "--component", "--target", "--test-dir", "--wrap", "--sanitizers"}
+
+
+def read(*folders):
+    return "\n".join(p.read_text(encoding="utf-8", errors="replace") for f in folders
+                     for p in sorted((pages.ROOT / f).rglob("*")) if p.suffix in SOURCES and p.is_file())
+
+
+def strategies():
+    """{name: keys} of the generated reference."""
+    text = (pages.ROOT / "docs" / "reference" / "strategies.md").read_text(encoding="utf-8")
+    text = text.split("<!-- registry -->")[1].split("<!-- /registry -->")[0]
+    found = {}
+    for part in text.split("\n### ")[1:]:
+        found[part.split("`")[1]] = set(re.findall(r"^\| `([\w-]+)` \|", part, re.M))
+    return found
+
+
+def code_of(line):
+    return [line.text] if line.kind == "code" else re.findall(r"`([^`]+)`", line.text)
+
+
+def expanded(name):
+    """`a.{h,cc}` and `a.*` as paths to look for."""
+    braces = re.match(r"(.*)\{([^}]*)\}(.*)", name)
+    return [braces[1] + b + braces[3] for b in braces[2].split(",")] if braces else [name]
+
+
+def file_errors(text):
+    for name in re.findall(r"(?<![\w./-])((?:%s)/[\w./{},*-]+)" % "|".join(FOLDERS), text):
+        for path in expanded(name.rstrip(".,")):
+            path = path.rstrip("/")
+            if "NAME" in path or "<" in path or "NNN" in path:
+                continue
+            if not (pages.ROOT / path).exists() and not list(pages.ROOT.glob(path)) and \
+                    not list(pages.ROOT.glob(path + ".*")) and not (pages.ROOT / "include" / path).exists():
+                yield f"{path}: no such file"
+
+
+def test_errors(text):
+    for kind, name in re.findall(r"\b(unit|gpu|parity|concurrency)\.([\w.]+)_test\b", text):
+        path = f"tests/{kind}/{name.replace('.', '/')}_test.cc"
+        if not (pages.ROOT / path).exists() and not list((pages.ROOT / "tests" / kind).rglob(f"{name.split('.')[-1]}_test.cc")):
+            yield f"{kind}.{name}_test: no such test"
+
+
+def tool_errors(text, flags):
+    for tool, rest in re.findall(r"\b(moert-(?:run|pack|bench|sim))\b([^`\n]*)", text):
+        for flag in re.findall(r"(?<![\w-])--([a-z][\w-]*)", rest):
+            if flag not in flags and "--" + flag not in FLAGS_OF_OTHERS:
+                yield f"{tool} --{flag}: no such flag"
+    # A flag by itself, or the continuation of a command.
+    for flag in re.findall(r"^\s*\[?--([a-z][\w-]*)", text):
+        if flag not in flags and "--" + flag not in FLAGS_OF_OTHERS:
+            yield f"--{flag}: no such flag of the tools"
+
+
+def spec_errors(text, known):
+    for spec in re.findall(r"[\w-]+:[\w]+=[\w,=.%/:-]+", text):
+        name, _, rest = spec.partition(":")
+        if name not in known:
+            continue
+        for key in re.findall(r"(?:^|,)([a-z_]+)=", rest):
+            if key not in known[name]:
+                yield f"{spec}: {name} has no key {key}"
+
+
+def symbol_errors(text, symbols):
+    for name in re.findall(r"\b(?:moert|MOERT)_\w+", text):
+        if name not in symbols and not any(s.startswith(name) for s in symbols):
+            yield f"{name}: no such name in the sources"
+
+
+def main():
+    flags = set(re.findall(r'"(?:--)?([a-z][\w-]*)', read("examples/cli")))
+    symbols = set(re.findall(r"\b(?:moert|MOERT)_\w+", read("capi", "include", "examples", "cmake", "tests") +
+                             (pages.ROOT / "CMakeLists.txt").read_text()))
+    known = strategies()
+    found = []
+    for path in pages.pages():
+        page = str(path.relative_to(pages.ROOT))
+        allowed = ALLOWED.get(page, set())
+        for line in pages.lines_of(path):
+            for text in code_of(line):
+                errors = [*test_errors(text), *tool_errors(text, flags), *spec_errors(text, known),
+                          *symbol_errors(text, symbols)]
+                if "file" not in allowed:
+                    errors += file_errors(text)
+                found += [f"{page}:{line.number}: {e}" for e in errors]
+    print("\n".join(found) or f"{len(known)} strategies, {len(flags)} flags and words of the tools, {len(symbols)} symbols")
+    sys.exit(bool(found))
+
+
+if __name__ == "__main__":
+    main()
