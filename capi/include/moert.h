@@ -703,8 +703,9 @@ MOERT_API moert_code moert_step_status(const moert_step *step, moert_error **err
  * load has arrived, and later ones at once. The step still has to be ended. Never blocks.
  * Thread-safe. */
 MOERT_API moert_code moert_step_cancel(moert_step *step, moert_error **error);
-/* Frees the step and returns its first error. NULL is MOERT_OK. Not thread-safe: after all other
- * calls on the step have returned. */
+/* Frees the step and returns its first error. NULL is MOERT_OK. Leases of the step end.
+ * MOERT_FAILED_PRECONDITION: split calls of the step are not finished; the step has ended, and those
+ * that had not run will not. Not thread-safe: after all other calls on the step have returned. */
 MOERT_API moert_code moert_step_end(moert_step *step, moert_error **error);
 
 /* hidden, out: [n_tokens, hidden size of the layer] of `dtype` (f32, bf16, f16), rows row_stride
@@ -798,7 +799,8 @@ MOERT_API void moert_expert_view_init(moert_expert_view *view, uint64_t size);
  * while loading. Thread-safe. */
 MOERT_API moert_code moert_lease_acquire(moert_step *step, int32_t layer, const int32_t *experts,
                                          int64_t count, moert_lease **lease, moert_error **error);
-/* index: position in `experts` of acquire. Its strings live as long as the lease. Thread-safe. */
+/* index: position in `experts` of acquire. Its strings live as long as the lease's handle, the record
+ * until the lease ends. MOERT_FAILED_PRECONDITION: it has ended. Thread-safe. */
 MOERT_API moert_code moert_lease_view(const moert_lease *lease, int64_t index,
                                       moert_expert_view *view, moert_error **error);
 /* One projection of an expert, widened: dst [count], row-major [rows, k] without padding. CPU

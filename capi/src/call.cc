@@ -63,6 +63,8 @@ moert_code moert_layer_begin(moert_step* step, int32_t layer, const void* hidden
         step->state->calls.Submit(
             [engine, id, layer, views] { return engine->Forward(id, layer, views.in, views.out); },
             [checked](const absl::Status& status) { Notify(checked, status); }));
+    handle->unfinished = step->unfinished;
+    ++*handle->unfinished;
     *call = handle.release();
     return absl::OkStatus();
   });
@@ -74,6 +76,7 @@ moert_code moert_layer_finish(moert_call* call, moert_error** error) {
   return Guard(__func__, error, [&]() -> absl::Status {
     if (call == nullptr) return absl::OkStatus();
     const std::unique_ptr<moert_call> owned(call);
+    --*owned->unfinished;
     return owned->ticket->Wait();
   });
 }

@@ -2,6 +2,8 @@
 #ifndef MOERT_CAPI_SRC_HANDLES_H_
 #define MOERT_CAPI_SRC_HANDLES_H_
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -38,18 +40,20 @@ struct moert_step {
   std::shared_ptr<moert::capi::EngineState> state;
   moert::StepId id = 0;
   moert_stream stream = nullptr;
+  // Split calls that were begun and are not finished; they may outlive the step.
+  std::shared_ptr<std::atomic<int64_t>> unfinished;
 };
 
 struct moert_call {
   std::shared_ptr<moert::capi::EngineState> state;
   std::shared_ptr<moert::capi::Ticket> ticket;
+  std::shared_ptr<std::atomic<int64_t>> unfinished;  // its step's
 };
 
 struct moert_lease {
   std::shared_ptr<moert::capi::EngineState> state;
   moert::LeaseId id = 0;
-  std::vector<moert::ExpertView> views;
-  std::vector<std::string> schemes;  // gate, up, down of each view
+  std::vector<std::string> schemes;  // gate, up, down of each expert
 };
 
 #endif  // MOERT_CAPI_SRC_HANDLES_H_

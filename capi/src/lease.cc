@@ -1,4 +1,5 @@
-#include <utility>
+#include <algorithm>
+#include <memory>
 
 #include "base/status_macros.h"
 #include "guard.h"
@@ -24,11 +25,18 @@ moert_matrix ToC(const MatrixLayout& m, const std::string& scheme) {
   return c;
 }
 
-absl::Status CheckIndex(const moert_lease& lease, int64_t index) {
-  const int64_t count = static_cast<int64_t>(lease.views.size());
-  if (index >= 0 && index < count) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("index is ", index, ", the lease has ", count, " experts"));
+/// Calls `use` with one leased expert, which stays where it is until it returns.
+template <typename Use>
+absl::Status UseExpert(const moert_lease& lease, int64_t index, Use&& use) {
+  return lease.state->engine->UseLease(
+      lease.id, [&](absl::Span<const moert::ExpertView> views) -> absl::Status {
+        const int64_t count = static_cast<int64_t>(views.size());
+        if (index < 0 || index >= count) {
+          return absl::InvalidArgumentError(
+              absl::StrCat("index is ", index, ", the lease has ", count, " experts"));
+        }
+        return use(views[static_cast<size_t>(index)]);
+      });
 }
 
 }  // namespace
@@ -54,18 +62,19 @@ moert_code moert_lease_acquire(moert_step* step, int32_t layer, const int32_t* e
     auto handle = std::make_unique<moert_lease>();
     handle->state = step->state;
     const auto wanted = absl::MakeConstSpan(experts, static_cast<size_t>(count));
-    // Room first: nothing may fail once experts are pinned.
-    handle->views.reserve(wanted.size());
-    handle->schemes.reserve(3 * wanted.size());
-    MOERT_ASSIGN_OR_RETURN(
-        handle->id, step->state->engine->AcquireExperts(step->id, layer, wanted, &handle->views));
-    for (const moert::ExpertView& view : handle->views) {
-      const moert::RecordLayout& layout = *view.layout;
-      for (const moert::MatrixLayout* m : {&layout.gate, &layout.up, &layout.down}) {
-        handle->schemes.push_back(m->scheme.Name());
+    std::vector<moert::ExpertView> views;
+    MOERT_ASSIGN_OR_RETURN(handle->id,
+                           step->state->engine->AcquireExperts(step->id, layer, wanted, &views));
+    // Named after the lease holds, so that a failure releases it.
+    std::unique_ptr<moert_lease, decltype(&moert_lease_release)> held(handle.release(),
+                                                                      &moert_lease_release);
+    for (const moert::ExpertView& view : views) {
+      for (const moert::MatrixLayout* m :
+           {&view.layout->gate, &view.layout->up, &view.layout->down}) {
+        held->schemes.push_back(m->scheme.Name());
       }
     }
-    *lease = handle.release();
+    *lease = held.release();
     return absl::OkStatus();
   });
 }
@@ -74,17 +83,18 @@ moert_code moert_lease_view(const moert_lease* lease, int64_t index, moert_exper
                             moert_error** error) {
   return Guard(__func__, error, [&]() -> absl::Status {
     MOERT_REQUIRE_NOT_NULL(lease);
-    MOERT_RETURN_IF_ERROR(CheckIndex(*lease, index));
-    const moert::ExpertView& v = lease->views[index];
-    moert_expert_view value{};
-    value.record = v.record;
-    value.bytes = v.layout->bytes;
-    value.expert = v.expert;
-    value.version = v.version;
-    value.gate = ToC(v.layout->gate, lease->schemes[3 * index]);
-    value.up = ToC(v.layout->up, lease->schemes[3 * index + 1]);
-    value.down = ToC(v.layout->down, lease->schemes[3 * index + 2]);
-    return WriteStruct(value, view, "view");
+    return UseExpert(*lease, index, [&](const moert::ExpertView& v) {
+      const size_t first = 3 * static_cast<size_t>(index);
+      moert_expert_view value{};
+      value.record = v.record;
+      value.bytes = v.layout->bytes;
+      value.expert = v.expert;
+      value.version = v.version;
+      value.gate = ToC(v.layout->gate, lease->schemes[first]);
+      value.up = ToC(v.layout->up, lease->schemes[first + 1]);
+      value.down = ToC(v.layout->down, lease->schemes[first + 2]);
+      return WriteStruct(value, view, "view");
+    });
   });
 }
 
@@ -93,27 +103,27 @@ moert_code moert_lease_read(const moert_lease* lease, int64_t index, moert_part 
   return Guard(__func__, error, [&]() -> absl::Status {
     MOERT_REQUIRE_NOT_NULL(lease);
     MOERT_REQUIRE_NOT_NULL(dst);
-    MOERT_RETURN_IF_ERROR(CheckIndex(*lease, index));
     if (lease->state->engine->backend() != moert::BackendKind::kCpu) {
       return absl::UnimplementedError("moert_lease_read needs records in host memory");
     }
-    const moert::ExpertView& v = lease->views[index];
-    const moert::MatrixLayout* matrix = part == MOERT_PART_GATE_PROJ   ? &v.layout->gate
-                                        : part == MOERT_PART_UP_PROJ   ? &v.layout->up
-                                        : part == MOERT_PART_DOWN_PROJ ? &v.layout->down
-                                                                       : nullptr;
-    if (matrix == nullptr) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("part is ", part, ", legal are the three projections"));
-    }
-    if (count != static_cast<uint64_t>(matrix->rows * matrix->k)) {
-      return absl::InvalidArgumentError(absl::StrCat("count is ", count, ", the matrix is [",
-                                                     matrix->rows, ", ", matrix->k, "]"));
-    }
-    std::vector<float> widened;
-    MOERT_RETURN_IF_ERROR(moert::UnpackMatrix(*matrix, v.record, &widened));
-    std::copy(widened.begin(), widened.end(), dst);
-    return absl::OkStatus();
+    return UseExpert(*lease, index, [&](const moert::ExpertView& v) -> absl::Status {
+      const moert::MatrixLayout* matrix = part == MOERT_PART_GATE_PROJ   ? &v.layout->gate
+                                          : part == MOERT_PART_UP_PROJ   ? &v.layout->up
+                                          : part == MOERT_PART_DOWN_PROJ ? &v.layout->down
+                                                                         : nullptr;
+      if (matrix == nullptr) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("part is ", part, ", legal are the three projections"));
+      }
+      if (count != static_cast<uint64_t>(matrix->rows * matrix->k)) {
+        return absl::InvalidArgumentError(absl::StrCat("count is ", count, ", the matrix is [",
+                                                       matrix->rows, ", ", matrix->k, "]"));
+      }
+      std::vector<float> widened;
+      MOERT_RETURN_IF_ERROR(moert::UnpackMatrix(*matrix, v.record, &widened));
+      std::copy(widened.begin(), widened.end(), dst);
+      return absl::OkStatus();
+    });
   });
 }
 

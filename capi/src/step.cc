@@ -66,6 +66,7 @@ moert_code moert_step_begin(moert_engine* engine, const moert_step_info* info,
     auto handle = std::make_unique<moert_step>();
     handle->state = engine->state;
     handle->stream = stream;
+    handle->unfinished = std::make_shared<std::atomic<int64_t>>(0);
     MOERT_ASSIGN_OR_RETURN(handle->id, engine->state->engine->BeginStep(cpp));
     *step = handle.release();
     return absl::OkStatus();
@@ -90,7 +91,13 @@ moert_code moert_step_end(moert_step* step, moert_error** error) {
   return Guard(__func__, error, [&]() -> absl::Status {
     if (step == nullptr) return absl::OkStatus();
     const std::unique_ptr<moert_step> owned(step);
-    return owned->state->engine->EndStep(owned->id);
+    const absl::Status ended = owned->state->engine->EndStep(owned->id);
+    const int64_t unfinished = *owned->unfinished;
+    if (!ended.ok() || unfinished == 0) return ended;
+    return absl::FailedPreconditionError(
+        absl::StrCat(unfinished,
+                     " split calls of the step are not finished: call "
+                     "moert_layer_finish on each before moert_step_end (the step has ended)"));
   });
 }
 

@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -164,10 +165,15 @@ class Engine {
 
   /// Loads the experts, pins them and says where they are: for hosts whose own kernels read weights
   /// in place. Pinned experts take slots from layer calls: ResourceExhausted when they do not fit.
-  /// A lease ends with ReleaseExperts, or with its step.
+  /// A lease ends with ReleaseExperts, or with its step; what `views` point to is gone then.
   virtual absl::StatusOr<LeaseId> AcquireExperts(StepId step, int layer,
                                                  absl::Span<const int32_t> experts,
                                                  std::vector<ExpertView>* views) = 0;
+  /// Calls `use` with the views of a lease and returns its result. The lease cannot end meanwhile:
+  /// whoever ends it waits. FailedPrecondition when it has ended. `use` must not call the engine.
+  virtual absl::Status UseLease(
+      LeaseId lease, absl::FunctionRef<absl::Status(absl::Span<const ExpertView>)> use) const = 0;
+  /// FailedPrecondition when it has ended.
   virtual absl::Status ReleaseExperts(LeaseId lease) = 0;
 
   /// The host knows what is coming: these experts of a layer, best first, are brought while the

@@ -44,7 +44,7 @@ class ExpertSource {
 
   /// Reads one whole record. `dst` is kRecordAlignment-aligned and at least
   /// RoundUp(layout.bytes, kRecordAlignment) long; bytes past layout.bytes are unspecified.
-  /// Blocking. The first read of each record verifies its checksum where the source stores one.
+  /// Blocking. Every read verifies the record's checksum where the source stores one.
   virtual absl::Status ReadRecord(int layer, int expert, int version,
                                   absl::Span<std::byte> dst) const = 0;
 

@@ -40,12 +40,9 @@ absl::StatusOr<LeaseId> EngineImpl::AcquireExperts(StepId step, int layer,
   }
   const Hold hold(this);
   MOERT_RETURN_IF_ERROR(hold.status());
-  const auto it = steps_.find(step);
-  if (it == steps_.end()) {
-    return absl::InvalidArgumentError(fmt::format("step {} is not open", step));
-  }
+  MOERT_ASSIGN_OR_RETURN(const Step* found, FindStep(step));
   absl::StatusOr<LeaseId> lease =
-      leases_->Acquire(step, it->second.epoch, ContextOf(it->second, layer), experts, views);
+      leases_->Acquire(step, found->epoch, ContextOf(*found, layer), experts, views);
   Publish();
   return lease;
 }

@@ -53,6 +53,11 @@ class EngineImpl final : public Engine {
   absl::Status CancelStep(StepId step) override;
   absl::StatusOr<LeaseId> AcquireExperts(StepId step, int layer, absl::Span<const int32_t> experts,
                                          std::vector<ExpertView>* views) override;
+  absl::Status UseLease(
+      LeaseId lease,
+      absl::FunctionRef<absl::Status(absl::Span<const ExpertView>)> use) const override {
+    return leases_->Use(lease, use);
+  }
   absl::Status ReleaseExperts(LeaseId lease) override;
   absl::Status PrefetchHint(int layer, absl::Span<const int32_t> experts) override;
   absl::StatusOr<std::vector<Residency>> ResidencyOf(int layer) override;
@@ -107,6 +112,9 @@ class EngineImpl final : public Engine {
     absl::Status status;
   };
 
+  /// InvalidArgument: there never was such a step; FailedPrecondition: it has ended. Under a lock
+  /// that steps_ changes under.
+  absl::StatusOr<Step*> FindStep(StepId id);
   /// Enqueues the call without its misses being known; false: it is not one of those. Under
   /// call_mu_ alone.
   absl::StatusOr<bool> TryOpen(StepId step_id, int layer, const MatrixView& hidden,

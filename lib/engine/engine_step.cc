@@ -58,6 +58,15 @@ absl::StatusOr<StepId> EngineImpl::BeginStep(const StepInfo& info) {
   return id;
 }
 
+absl::StatusOr<EngineImpl::Step*> EngineImpl::FindStep(StepId id) {
+  const auto it = steps_.find(id);
+  if (it != steps_.end()) return &it->second;
+  if (id < 1 || id >= next_step_) {
+    return absl::InvalidArgumentError(fmt::format("there is no step {}", id));
+  }
+  return absl::FailedPreconditionError(fmt::format("step {} has ended", id));
+}
+
 absl::Status EngineImpl::CheckViews(const Step& step, int layer, const MatrixView& hidden,
                                     const MutableMatrixView& out) const {
   const MoeModelSpec& model = source_->model();
@@ -133,11 +142,8 @@ absl::Status EngineImpl::Run(StepId step_id, int layer, const MatrixView& hidden
 
 absl::Status EngineImpl::RunLocked(StepId step_id, int layer, const MatrixView& hidden,
                                    const RoutedInput* routed, const MutableMatrixView& out) {
-  const auto it = steps_.find(step_id);
-  if (it == steps_.end()) {
-    return absl::InvalidArgumentError(fmt::format("step {} is not open", step_id));
-  }
-  Step& step = it->second;
+  MOERT_ASSIGN_OR_RETURN(Step* const found, FindStep(step_id));
+  Step& step = *found;
   MOERT_RETURN_IF_ERROR(CheckViews(step, layer, hidden, out));
   if (step.cancelled->load(std::memory_order_relaxed)) {
     if (step.status.ok()) step.status = absl::CancelledError("the step was cancelled");
@@ -175,11 +181,8 @@ absl::Status EngineImpl::RunLocked(StepId step_id, int layer, const MatrixView& 
 
 absl::Status EngineImpl::OfferInput(StepId step_id, int layer, const MatrixView& hidden) {
   const Hold hold(this);
-  const auto it = steps_.find(step_id);
-  if (it == steps_.end()) {
-    return absl::InvalidArgumentError(fmt::format("step {} is not open", step_id));
-  }
-  Step& step = it->second;
+  MOERT_ASSIGN_OR_RETURN(Step* const found, FindStep(step_id));
+  Step& step = *found;
   if (layer == 0) {
     return absl::InvalidArgumentError("layer 0: no layer is in front of it; offer layers from 1");
   }
@@ -200,10 +203,8 @@ absl::Status EngineImpl::OfferInput(StepId step_id, int layer, const MatrixView&
 
 absl::Status EngineImpl::EndStep(StepId step) {
   const Hold hold(this);
+  MOERT_RETURN_IF_ERROR(FindStep(step).status());
   const auto it = steps_.find(step);
-  if (it == steps_.end()) {
-    return absl::InvalidArgumentError(fmt::format("step {} is not open", step));
-  }
   absl::Status status = it->second.status;
   status.Update(hold.status());
   if (device_ != nullptr) {
@@ -237,7 +238,7 @@ absl::Status EngineImpl::CancelStep(StepId step) {
   const std::lock_guard<std::mutex> lock(cancel_mu_);
   const auto it = cancel_flags_.find(step);
   if (it == cancel_flags_.end()) {
-    return absl::InvalidArgumentError(fmt::format("step {} is not open", step));
+    return absl::FailedPreconditionError(fmt::format("step {} is not open", step));
   }
   it->second->store(true, std::memory_order_relaxed);
   return absl::OkStatus();
@@ -245,11 +246,8 @@ absl::Status EngineImpl::CancelStep(StepId step) {
 
 absl::Status EngineImpl::StepStatus(StepId step) {
   std::lock_guard<std::mutex> lock(mu_);
-  const auto it = steps_.find(step);
-  if (it == steps_.end()) {
-    return absl::InvalidArgumentError(fmt::format("step {} is not open", step));
-  }
-  return it->second.status;
+  MOERT_ASSIGN_OR_RETURN(const Step* found, FindStep(step));
+  return found->status;
 }
 
 }  // namespace moert

@@ -1,5 +1,6 @@
 #include "engine/leases.h"
 
+#include <mutex>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -8,7 +9,7 @@
 namespace moert {
 
 absl::Status Leases::Bring(int64_t epoch, const PolicyContext& context,
-                           absl::Span<const int32_t> experts, std::vector<ExpertKey>* pinned) {
+                           absl::Span<const int32_t> experts, Pins* pins) {
   const int num_experts = context.model->layers[context.layer].num_experts;
   for (const int32_t e : experts) {
     if (e < 0 || e >= num_experts) {
@@ -16,6 +17,7 @@ absl::Status Leases::Bring(int64_t epoch, const PolicyContext& context,
           fmt::format("layer {} expert {}: must be in [0, {})", context.layer, e, num_experts));
     }
   }
+  pins->Reserve(experts.size());
   store_->BeginLayerCall();
   store_->Pump();
   for (const int32_t e : experts) {
@@ -41,8 +43,7 @@ absl::Status Leases::Bring(int64_t epoch, const PolicyContext& context,
     } else if (!missed) {
       ++(prefetched ? stats_->hits_prefetched : stats_->hits_resident);
     }
-    store_->Pin(key);
-    pinned->push_back(key);
+    pins->Add(key);
   }
   return absl::OkStatus();
 }
@@ -50,43 +51,41 @@ absl::Status Leases::Bring(int64_t epoch, const PolicyContext& context,
 absl::StatusOr<LeaseId> Leases::Acquire(StepId step, int64_t epoch, const PolicyContext& context,
                                         absl::Span<const int32_t> experts,
                                         std::vector<ExpertView>* views) {
-  Lease lease{step, {}};
-  if (absl::Status status = Bring(epoch, context, experts, &lease.pinned); !status.ok()) {
-    Unpin(lease.pinned);
-    return status;
-  }
-  views->clear();
-  for (const ExpertKey key : lease.pinned) {
+  Lease lease{step, Pins(store_), {}};
+  MOERT_RETURN_IF_ERROR(Bring(epoch, context, experts, &lease.pins));
+  for (const ExpertKey key : lease.pins.keys()) {
     const ExpertHandle handle = store_->Resolve(key, epoch);
-    views->push_back({key.expert, handle.record, handle.layout, handle.version});
+    lease.views.push_back({key.expert, handle.record, handle.layout, handle.version});
   }
-  leases_[next_] = std::move(lease);
+  *views = lease.views;
+  const std::unique_lock<std::shared_mutex> lock(mu_);
+  leases_.emplace(next_, std::move(lease));
   return next_++;
 }
 
-absl::Status Leases::Release(LeaseId id) {
-  const auto it = leases_.find(id);
-  if (it == leases_.end()) {
-    return absl::InvalidArgumentError(fmt::format("lease {} is not held", id));
+absl::Status Leases::Ended(LeaseId id) const {
+  if (id < 1 || id >= next_) {
+    return absl::InvalidArgumentError(fmt::format("there is no lease {}", id));
   }
-  Unpin(it->second.pinned);
-  leases_.erase(it);
-  return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      fmt::format("lease {} has ended: it was released, or its step ended", id));
+}
+
+absl::Status Leases::Use(LeaseId id,
+                         absl::FunctionRef<absl::Status(absl::Span<const ExpertView>)> use) const {
+  const std::shared_lock<std::shared_mutex> lock(mu_);
+  const auto it = leases_.find(id);
+  return it == leases_.end() ? Ended(id) : use(it->second.views);
+}
+
+absl::Status Leases::Release(LeaseId id) {
+  const std::unique_lock<std::shared_mutex> lock(mu_);
+  return leases_.erase(id) == 1 ? absl::OkStatus() : Ended(id);
 }
 
 void Leases::ReleaseStep(StepId step) {
-  for (auto it = leases_.begin(); it != leases_.end();) {
-    if (it->second.step == step) {
-      Unpin(it->second.pinned);
-      it = leases_.erase(it);
-    } else {
-      ++it;
-    }
-  }
-}
-
-void Leases::Unpin(const std::vector<ExpertKey>& keys) {
-  for (const ExpertKey key : keys) store_->Unpin(key);
+  const std::unique_lock<std::shared_mutex> lock(mu_);
+  std::erase_if(leases_, [step](const auto& item) { return item.second.step == step; });
 }
 
 }  // namespace moert

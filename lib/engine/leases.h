@@ -4,8 +4,11 @@
 
 #include <cstdint>
 #include <map>
+#include <shared_mutex>
+#include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -14,7 +17,7 @@
 
 namespace moert {
 
-/// Called under the engine's lock.
+/// Called under the engine's lock, but for Use, which is thread-safe.
 class Leases {
  public:
   /// Borrowed.
@@ -25,23 +28,49 @@ class Leases {
   absl::StatusOr<LeaseId> Acquire(StepId step, int64_t epoch, const PolicyContext& context,
                                   absl::Span<const int32_t> experts,
                                   std::vector<ExpertView>* views);
+  /// Calls `use` while the lease cannot end. FailedPrecondition: it has ended.
+  absl::Status Use(LeaseId lease,
+                   absl::FunctionRef<absl::Status(absl::Span<const ExpertView>)> use) const;
   absl::Status Release(LeaseId lease);
   bool any() const { return !leases_.empty(); }
   /// All leases of a step.
   void ReleaseStep(StepId step);
 
  private:
+  /// Unpins what it holds when it dies.
+  class Pins {
+   public:
+    explicit Pins(ExpertStore* store) : store_(store) {}
+    Pins(Pins&& other) noexcept : store_(other.store_), keys_(std::move(other.keys_)) {}
+    Pins& operator=(Pins&&) = delete;
+    ~Pins() {
+      for (const ExpertKey key : keys_) store_->Unpin(key);
+    }
+    void Reserve(size_t count) { keys_.reserve(count); }
+    /// Within what was reserved.
+    void Add(ExpertKey key) {
+      keys_.push_back(key);
+      store_->Pin(key);
+    }
+    const std::vector<ExpertKey>& keys() const { return keys_; }
+
+   private:
+    ExpertStore* store_;
+    std::vector<ExpertKey> keys_;
+  };
   struct Lease {
     StepId step = 0;
-    std::vector<ExpertKey> pinned;
+    Pins pins;
+    std::vector<ExpertView> views;
   };
 
   absl::Status Bring(int64_t epoch, const PolicyContext& context, absl::Span<const int32_t> experts,
-                     std::vector<ExpertKey>* pinned);
-  void Unpin(const std::vector<ExpertKey>& keys);
+                     Pins* pins);
+  absl::Status Ended(LeaseId lease) const;
 
   ExpertStore* store_;
   EngineStats* stats_;
+  mutable std::shared_mutex mu_;  // shared: leases in use; alone: leases come and go
   std::map<LeaseId, Lease> leases_;
   LeaseId next_ = 1;
 };

@@ -17,6 +17,8 @@ struct ExpertPackOptions {
   /// Records bypass the page cache where the file system can: the budget then bounds all memory
   /// that experts take, and a read costs what the disk costs.
   bool direct_io = true;
+  /// Not empty: DataLoss unless the pack was made from this checkpoint.
+  std::string source_identity;
 };
 
 /// All files are opened here and stay open, so a pack that is replaced or removed meanwhile goes on

@@ -121,12 +121,21 @@ absl::Status WritePack(const std::string& model_dir, const HfConfig& config,
 
 // A cached pack that opens and is of this checkpoint.
 absl::StatusOr<std::unique_ptr<ExpertSource>> OpenCached(const std::string& pack_dir,
-                                                         const HfConfig& config) {
-  MOERT_ASSIGN_OR_RETURN(auto source, OpenExpertPack(pack_dir));
+                                                         const HfConfig& config,
+                                                         const std::string& identity) {
+  ExpertPackOptions pack_options;
+  pack_options.source_identity = identity;
+  MOERT_ASSIGN_OR_RETURN(auto source, OpenExpertPack(pack_dir, pack_options));
   if (!(source->model() == config.moe)) {
     return absl::DataLossError(fmt::format("{}: not the model that it is cached for", pack_dir));
   }
   return source;
+}
+
+// Whether a pack that did not open with this is missing or damaged. Anything else (no memory, no
+// descriptor, no permission, an I/O error) says nothing about the pack.
+bool NeedsRebuild(const absl::Status& status) {
+  return absl::IsNotFound(status) || absl::IsDataLoss(status) || absl::IsInvalidArgument(status);
 }
 
 absl::StatusOr<std::unique_ptr<ExpertSource>> OpenOrWrite(const std::string& model_dir,
@@ -136,14 +145,16 @@ absl::StatusOr<std::unique_ptr<ExpertSource>> OpenOrWrite(const std::string& mod
   MOERT_ASSIGN_OR_RETURN(const std::string cache_dir, CacheDirectory(options.cache_dir));
   const std::string name = fmt::format("{}-v{}", identity, kPackFormatVersion);
   const std::string pack_dir = cache_dir + "/" + name;
-  if (auto source = OpenCached(pack_dir, config); source.ok()) return source;
+  absl::StatusOr<std::unique_ptr<ExpertSource>> cached = OpenCached(pack_dir, config, identity);
+  if (cached.ok() || !NeedsRebuild(cached.status())) return cached;
 
   if (::access(cache_dir.c_str(), W_OK | X_OK) != 0) {
     return PosixError(errno, fmt::format("{}: not writable; {}", cache_dir, kRemedy));
   }
   const CacheLock lock(cache_dir + "/" + name + ".lock");
-  if (auto source = OpenCached(pack_dir, config); source.ok()) return source;
-  // What is there, if anything, does not open: it is rebuilt like a missing one.
+  cached = OpenCached(pack_dir, config, identity);
+  if (cached.ok() || !NeedsRebuild(cached.status())) return cached;
+  // What is there, if anything, is damaged: it is rebuilt like a missing one.
   std::error_code ec;
   fs::remove_all(pack_dir, ec);
   if (ec) {
@@ -151,7 +162,7 @@ absl::StatusOr<std::unique_ptr<ExpertSource>> OpenOrWrite(const std::string& mod
   }
   RemoveLeftovers(cache_dir, identity, name);
   MOERT_RETURN_IF_ERROR(WritePack(model_dir, config, identity, pack_dir, options));
-  return OpenCached(pack_dir, config);
+  return OpenCached(pack_dir, config, identity);
 }
 
 }  // namespace

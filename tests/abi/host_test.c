@@ -578,7 +578,8 @@ static void test_finish_in_callback(void) {
   CHECK_OK(moert_layer_begin(step, 0, x, kTinyHidden, MOERT_F32, 1, y, NULL, &completion, &call,
                              &error));
   while (!moert_call_done(call)) usleep(100);
-  CHECK_OK(moert_step_end(step, &error));
+  CHECK_FAILS(moert_step_end(step, &error), MOERT_FAILED_PRECONDITION, "1 split calls",
+              "moert_step_end");
   moert_engine_destroy(engine);
   pthread_mutex_lock(&f.mutex);
   f.to_finish = call;
@@ -636,11 +637,41 @@ static void test_lease(void) {
   many[0] = 0;
   CHECK_OK(moert_lease_acquire(step, 0, many, 3, &lease, &error));
   CHECK_OK(moert_step_end(step, &error)); /* ends the lease */
-  decode(engine, 1, up);                  /* its blocks are free again */
+  CHECK_FAILS(moert_lease_view(lease, 0, &view, &error), MOERT_FAILED_PRECONDITION, "has ended",
+              "moert_lease_view");
+  CHECK_FAILS(moert_lease_read(lease, 0, MOERT_PART_UP_PROJ, up, kTinyIntermediate * kTinyHidden,
+                               &error),
+              MOERT_FAILED_PRECONDITION, "has ended", "moert_lease_read");
+  decode(engine, 1, up); /* its blocks are free again */
   moert_engine_destroy(engine);
   moert_lease_release(lease);
   moert_lease_release(NULL);
   free(up);
+}
+
+/* A step that ends first takes the calls that have not run with it, and says so. */
+static void test_end_before_finish(void) {
+  moert_engine_options options = default_options();
+  moert_engine *engine = make_engine(&options);
+  moert_step *step = begin(engine);
+  moert_call *calls[20];
+  float x[kTinyHidden], y[20][kTinyHidden];
+  int i, late = 0;
+  for (i = 0; i < kTinyHidden; ++i) x[i] = tiny_input(i);
+  for (i = 0; i < 20; ++i) {
+    CHECK_OK(moert_layer_begin(step, i % 2, x, kTinyHidden, MOERT_F32, 1, y[i], NULL, NULL,
+                               &calls[i], &error));
+  }
+  CHECK_FAILS(moert_step_end(step, &error), MOERT_FAILED_PRECONDITION, "20 split calls",
+              "moert_step_end");
+  for (i = 0; i < 20; ++i) {
+    moert_code code = moert_layer_finish(calls[i], NULL);
+    CHECK(code == MOERT_OK || code == MOERT_FAILED_PRECONDITION);
+    CHECK(late == 0 || code != MOERT_OK); /* in order */
+    late += code != MOERT_OK;
+  }
+  decode(engine, 1, y[0]);
+  moert_engine_destroy(engine);
 }
 
 static void test_hint_and_cancel(void) {
@@ -760,6 +791,7 @@ int main(int argc, char **argv) {
   test_split_calls();
   test_finish_in_callback();
   test_lease();
+  test_end_before_finish();
   test_hint_and_cancel();
   test_prometheus();
   test_trace(argv[1]);

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 )
 
 const hidden = 64
@@ -280,7 +281,7 @@ func TestEveryFormOfALayerCall(t *testing.T) {
 		t.Fatal(view, err)
 	}
 	// The first lane of the first tile, in place: bf16 of row 0, column 0 (docs/layout.md).
-	b := view.Record[view.Down.WeightOffset:]
+	b := unsafe.Slice((*byte)(view.Record), view.Bytes)[view.Down.WeightOffset:]
 	if math.Float32frombits(uint32(b[1])<<24|uint32(b[0])<<16) != weights[0] {
 		t.Fatal(b[:4], weights[0])
 	}
@@ -289,10 +290,17 @@ func TestEveryFormOfALayerCall(t *testing.T) {
 	}
 	lease.Release()
 	var refused *Error
+	if lease, err = step.Lease(1, []int32{3}); err != nil {
+		t.Fatal(err)
+	}
+	defer lease.Release()
 	if err := step.Forward(ctx, 0, x[:32], y[:32]); !errors.As(err, &refused) || refused.Code != InvalidArgument {
 		t.Fatal(err)
 	}
 	step.End()
+	if _, err := lease.Read(0, DownProj); !errors.As(err, &refused) || refused.Code != FailedPrecondition {
+		t.Fatal(err)
+	}
 	text, err := engine.Prometheus("go")
 	if err != nil || !strings.Contains(text, "moert_lookups_total{engine=\"go\"}") {
 		t.Fatal(text, err)

@@ -219,7 +219,8 @@ func (s *Step) End() error {
 	return check(func(err **C.moert_error) C.moert_code { return C.moert_step_end(handle, err) })
 }
 
-// Lease is experts pinned where they lie. Release it before its step ends.
+// Lease is experts pinned where they lie, until Release or until its step ends; then View and Read
+// return FailedPrecondition.
 type Lease struct {
 	handle *C.moert_lease
 }
@@ -251,7 +252,8 @@ type Matrix struct {
 
 // View is one leased expert in place.
 type View struct {
-	Record         []byte // the library's memory: read only, until Release
+	Record         unsafe.Pointer // Bytes long, the library's: read only, until Release or End
+	Bytes          int64
 	Expert         int
 	Version        int
 	Gate, Up, Down Matrix
@@ -271,7 +273,7 @@ func (l *Lease) View(index int) (View, error) {
 		return Matrix{C.GoString(m.scheme), int64(m.rows), int64(m.k), int64(m.padded_rows), int64(m.padded_k),
 			int64(m.group), int64(m.weight_offset), int64(m.weight_bytes), int64(m.scale_offset), int64(m.scale_bytes)}
 	}
-	return View{unsafe.Slice((*byte)(c.record), int(c.bytes)), int(c.expert), int(c.version),
+	return View{unsafe.Pointer(c.record), int64(c.bytes), int(c.expert), int(c.version),
 		matrix(&c.gate), matrix(&c.up), matrix(&c.down)}, nil
 }
 

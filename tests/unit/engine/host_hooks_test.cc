@@ -1,8 +1,11 @@
 // What a host may bring or ask for: policies, threads, memory, a log; leases, hints, residency.
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <map>
 #include <numeric>
+#include <thread>
 
 #include "moert/engine.h"
 #include "support/catch.h"
@@ -210,12 +213,44 @@ TEST_CASE("leased experts are there, stay there, and are the source's bytes") {
   CHECK((*residency)[5] == Residency::kHigh);
   CHECK((*residency)[2] == Residency::kHigh);
 
+  const auto count = [](absl::Span<const ExpertView> held) {
+    return held.size() == 2 ? absl::OkStatus() : absl::InternalError("not what was leased");
+  };
+  REQUIRE_OK(engine->UseLease(*lease, count));
   REQUIRE_OK(engine->ReleaseExperts(*lease));
-  CHECK(engine->ReleaseExperts(*lease).code() == absl::StatusCode::kInvalidArgument);
+  CHECK(engine->UseLease(*lease, count).code() == absl::StatusCode::kFailedPrecondition);
+  CHECK(engine->ReleaseExperts(*lease).code() == absl::StatusCode::kFailedPrecondition);
+  CHECK(engine->ReleaseExperts(77).code() == absl::StatusCode::kInvalidArgument);
   CHECK(!engine->AcquireExperts(*step, 1, {8}, &views).ok());
   CHECK(!engine->AcquireExperts(*step, 3, {0}, &views).ok());
   CHECK(!engine->AcquireExperts(77, 1, {0}, &views).ok());
   REQUIRE_OK(engine->EndStep(*step));
+}
+
+TEST_CASE("a lease cannot be used once its step has ended, nor end while it is used") {
+  const auto source = std::make_shared<SyntheticSource>(SyntheticShape{});
+  EngineOptions options;
+  options.budget = Budget::Fraction(0.5);
+  const auto engine = Open(options, source);
+  const auto step = engine->BeginStep({Phase::kDecode, 1});
+  std::vector<ExpertView> views;
+  const auto lease = engine->AcquireExperts(*step, 1, {5}, &views);
+  REQUIRE_OK(lease.status());
+  std::thread ender;
+  std::atomic<bool> ended{false};
+  REQUIRE_OK(engine->UseLease(*lease, [&](absl::Span<const ExpertView> held) {
+    ender = std::thread([&] {
+      (void)engine->EndStep(*step);
+      ended = true;
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    return ended || held[0].expert != 5 ? absl::InternalError("it ended") : absl::OkStatus();
+  }));
+  ender.join();
+  CHECK(engine->UseLease(*lease, [](auto) { return absl::OkStatus(); }).code() ==
+        absl::StatusCode::kFailedPrecondition);
+  CHECK(engine->EndStep(*step).code() == absl::StatusCode::kFailedPrecondition);
+  CHECK(engine->EndStep(*step + 1).code() == absl::StatusCode::kInvalidArgument);
 }
 
 TEST_CASE("a lease that does not fit is refused and holds nothing; a step's end releases") {

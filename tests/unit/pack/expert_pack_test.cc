@@ -4,6 +4,7 @@
 
 #include <csignal>
 #include <cstring>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -189,6 +190,29 @@ TEST_CASE("a damaged record is reported by file, tensor and place, the others st
                                                "expert 2, version mixed) is damaged"));
   CHECK_FALSE((*pack)->ReadRecord(1, 2, 1, buffer.span()).ok());
   REQUIRE_OK((*pack)->ReadRecord(1, 1, 1, buffer.span()));
+}
+
+TEST_CASE("damage is found in a record that was read before") {
+  TempDir dir;
+  REQUIRE_OK(WriteAll(dir / "pack", Description()));
+  const json manifest = json::parse(test::ReadFile(dir / "pack/moert.json"));
+  const json& record = manifest["records"][0];
+  const std::string path =
+      dir / "pack/" + manifest["files"][record[0].get<size_t>()]["name"].get<std::string>();
+  const std::string intact = test::ReadFile(path);
+  const auto pack = OpenExpertPack(dir / "pack");
+  REQUIRE_OK(pack.status());
+  const RecordBuffer buffer(1 << 16);
+  const size_t offset = record[1].get<size_t>(), bytes = record[2].get<size_t>();
+  for (size_t at = 0; at < bytes; at += 97) {
+    REQUIRE_OK((*pack)->ReadRecord(0, 0, 0, buffer.span()));
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(static_cast<std::streamoff>(offset + at));
+    file.put(static_cast<char>(intact[offset + at] ^ (1 << at % 8)));
+    file.close();
+    CHECK((*pack)->ReadRecord(0, 0, 0, buffer.span()).code() == absl::StatusCode::kDataLoss);
+    test::WriteFile(path, intact);
+  }
 }
 
 TEST_CASE("damaged constants are reported") {

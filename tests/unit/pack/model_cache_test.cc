@@ -1,5 +1,6 @@
 #include "pack/model_cache.h"
 
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -159,6 +160,57 @@ TEST_CASE("a pack of another format version, and a broken one, are rebuilt silen
   fs::resize_file(pack + "/experts-00000.safetensors", 4096);
   REQUIRE_OK(OpenModel(kTiny, Options(dir / "cache", &calls)).status());
   CHECK(calls.logs == 3);
+  fs::resize_file(pack + "/constants.safetensors", 7);
+  REQUIRE_OK(OpenModel(kTiny, Options(dir / "cache", &calls)).status());
+  CHECK(calls.logs == 4);
+}
+
+TEST_CASE("a pack of another checkpoint under this one's name is not taken for it") {
+  TempDir dir;
+  Calls calls;
+  REQUIRE_OK(OpenModel(kTiny, Options(dir / "cache", &calls)).status());
+  const std::string pack = Packs(dir / "cache").at(0);
+  CopyModel(dir / "m");
+  std::string bytes = test::ReadFile(dir / "m/model.safetensors");
+  bytes.back() ^= 1;
+  test::WriteFile(dir / "m/model.safetensors", bytes);
+  REQUIRE_OK(OpenModel(dir / "m", Options(dir / "other", &calls)).status());
+  fs::remove_all(pack);
+  fs::copy(Packs(dir / "other").at(0), pack, fs::copy_options::recursive);
+  const std::string wrong = test::ReadFile(pack + "/moert.json");
+  REQUIRE_OK(OpenModel(kTiny, Options(dir / "cache", &calls)).status());
+  CHECK(calls.logs == 3);
+  CHECK(test::ReadFile(pack + "/moert.json") != wrong);
+}
+
+TEST_CASE("a pack that cannot be opened for want of descriptors is not rebuilt") {
+  TempDir dir;
+  Calls calls;
+  REQUIRE_OK(OpenModel(kTiny, Options(dir / "cache", &calls)).status());
+  const std::string pack = Packs(dir / "cache").at(0);
+  struct stat before {};
+  REQUIRE(::stat((pack + "/moert.json").c_str(), &before) == 0);
+  rlimit old{};
+  REQUIRE(::getrlimit(RLIMIT_NOFILE, &old) == 0);
+  const int lowest = ::dup(0);  // the descriptors below it are taken
+  ::close(lowest);
+  int refused = 0;
+  for (int spare = 0;; ++spare) {
+    const rlimit few{static_cast<rlim_t>(lowest + spare), old.rlim_max};
+    REQUIRE(::setrlimit(RLIMIT_NOFILE, &few) == 0);
+    const absl::Status status = OpenModel(kTiny, Options(dir / "cache", &calls)).status();
+    REQUIRE(::setrlimit(RLIMIT_NOFILE, &old) == 0);
+    struct stat now {};
+    REQUIRE(::stat((pack + "/moert.json").c_str(), &now) == 0);
+    CHECK(now.st_ino == before.st_ino);
+    if (status.ok()) break;
+    INFO(status.ToString());
+    CHECK(absl::IsResourceExhausted(status));
+    ++refused;
+    REQUIRE(spare < 64);
+  }
+  CHECK(refused > 2);
+  CHECK(calls.logs == 1);
 }
 
 TEST_CASE("concurrent first opens write one pack") {
