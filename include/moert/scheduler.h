@@ -52,10 +52,6 @@ class Scheduler {
   void Plan(const PolicyContext& context, int64_t epoch, const RoutingResult& routing,
             LayerPlan* plan);
 
-  /// Whether misses whose prefetch is on its way are shown to the policy, too, so that a CPU need
-  /// not wait for them; else they are waited for.
-  void OfferArriving(bool offer) { offer_arriving_ = offer; }
-
   /// The experts of plan.cpu took the CPU so long. Only a CPU that is used is measured: while
   /// misses that it could take are all loaded, it is thought a little faster each time, until it is
   /// tried again. A trial counts more than other measurements, so that they are rare where the link
@@ -74,7 +70,6 @@ class Scheduler {
   ExpertStore* store_;
   EngineStats* stats_;
   const CpuOffload cpu_;
-  bool offer_arriving_ = true;
   double cpu_scale_ = 1;  // measured over modelled
   bool cpu_measured_ = false;
   bool cpu_passed_over_ = false;  // since it was measured

@@ -472,9 +472,4 @@ int LaunchSetAccounts(int32_t* rows, RequestAccount* accounts, const AccountRows
   return LaunchEarly(SetAccountsKernel, 1, AccountRows::kMax, 0, stream, rows, accounts, set);
 }
 
-int LoadExpertCacheKernels() {
-  return LoadKernels(ExpertCacheKernel<2>, ExpertCacheKernel<4>, ExpertCacheKernel<8>,
-                     ExpertCacheKernel<kMaxExperts / 32>, SetAccountsKernel);
-}
-
 }  // namespace moert::cuda

@@ -84,9 +84,6 @@ struct AccountRows {
 int LaunchSetAccounts(int32_t* rows, RequestAccount* accounts, const AccountRows& set,
                       CUstream_st* stream);
 
-/// As LoadRouteKernels.
-int LoadExpertCacheKernels();
-
 }  // namespace moert::cuda
 
 #endif  // MOERT_KERNELS_CUDA_EXPERT_CACHE_H_

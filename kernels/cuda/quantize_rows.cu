@@ -219,15 +219,4 @@ int LaunchPackHidden(const PackHiddenArgs& args, CUstream_st* stream) {
                      HadamardSigns());
 }
 
-int LoadOperandKernels() {
-  int error = LoadKernels(PackHiddenKernel);
-  for (int dtype = 0; dtype < 3; ++dtype) {
-    WithElement(dtype, [&](auto type) {
-      using T = std::remove_const_t<std::remove_pointer_t<decltype(type)>>;
-      if (error == 0) error = LoadKernels(PackOperandKernel<T>);
-    });
-  }
-  return error;
-}
-
 }  // namespace moert::cuda

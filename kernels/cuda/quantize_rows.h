@@ -9,8 +9,6 @@ namespace moert::cuda {
 int LaunchPackOperand(const DeviceRows& x, int operand, uint8_t* packed, int64_t stride,
                       CUstream_st* stream);
 
-/// As LoadRouteKernels; part of LoadRowKernels.
-int LoadOperandKernels();
 
 }  // namespace moert::cuda
 

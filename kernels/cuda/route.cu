@@ -313,11 +313,6 @@ __global__ void __launch_bounds__(kTileThreads)
     handle = args.handles[e];
     if (handle.record != nullptr) count = shared ? args.tokens : args.counts[e];
   }
-  if (args.part == MakeTilesArgs::kRest && (args.taken[warp] >> lane & 1)) count = 0;
-  if (args.part == MakeTilesArgs::kFirst) {
-    const uint32_t taken = __ballot_sync(kFull, count > 0);
-    if (lane == 0) args.taken[warp] = taken;
-  }
   const int tiles = (count + kTileTokens - 1) / kTileTokens;
   Tile tile{};
   int64_t cost[2] = {}, last_cost[2] = {};
@@ -450,18 +445,6 @@ int LaunchIota(int32_t* first, int begin, int count, CUstream_st* stream) {
 
 int LaunchUpdateTable(ExpertHandle* table, const TableUpdates& updates, CUstream_st* stream) {
   return LaunchEarly(UpdateTableKernel, 1, TableUpdates::kMax, 0, stream, table, updates);
-}
-
-int LoadRouteKernels() {
-  int error = LoadKernels(TopKKernel<2>, TopKKernel<4>, TopKKernel<8>, TopKKernel<kMaxExperts / 32>,
-                          GroupKernel, MakeTilesKernel, IotaKernel, UpdateTableKernel);
-  for (int dtype = 0; dtype < 3; ++dtype) {
-    WithElement(dtype, [&](auto type) {
-      using T = Element<decltype(type)>;
-      if (error == 0) error = LoadKernels(GateLogitsKernel<T, true>, GateLogitsKernel<T, false>);
-    });
-  }
-  return error;
 }
 
 }  // namespace moert::cuda

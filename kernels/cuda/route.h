@@ -66,11 +66,6 @@ struct MakeTilesArgs {
   int32_t tokens = 0;
   int32_t shares = 0;  // GroupGemmShares()
   ExpertSet wave;      // experts with no tokens may be in it
-  /// Waves of one call that find out by themselves what is there: kFirst takes the experts of the
-  /// wave that have a record and notes them in `taken`, kRest those that were not taken.
-  enum Part : int32_t { kAll = 0, kFirst = 1, kRest = 2 };
-  Part part = kAll;
-  uint32_t* taken = nullptr;  // [kMaxExperts / 32 + 1]
 };
 
 /// Most tiles a wave can have.
@@ -91,10 +86,6 @@ struct TableUpdates {
   ExpertHandle handle[kMax];
 };
 int LaunchUpdateTable(ExpertHandle* table, const TableUpdates& updates, CUstream_st* stream);
-
-/// Loads every kernel of this file now. A kernel's first launch may wait for the device, which must
-/// not happen while a stream waits for the host (see open_call.h).
-int LoadRouteKernels();
 
 }  // namespace moert::cuda
 

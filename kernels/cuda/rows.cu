@@ -145,21 +145,4 @@ int LaunchPlaceRows(const float* rows, const int32_t* where, int count, int cols
                      slot_stride);
 }
 
-int LoadRowKernels() {
-  int error = LoadKernels(PlaceRowsKernel);
-  if (error == 0) error = LoadOperandKernels();
-  for (int in_dtype = 0; in_dtype < 3; ++in_dtype) {
-    WithElement(in_dtype, [&](auto in) {
-      using In = Element<decltype(in)>;
-      if (error == 0) error = LoadKernels(PackRowsKernel<In>);
-      for (int out_dtype = 0; out_dtype < 3; ++out_dtype) {
-        WithElement(out_dtype, [&](auto out) {
-          if (error == 0) error = LoadKernels(CombineKernel<In, Element<decltype(out)>>);
-        });
-      }
-    });
-  }
-  return error;
-}
-
 }  // namespace moert::cuda

@@ -59,9 +59,6 @@ int LaunchCombine(const CombineArgs& args, CUstream_st* stream);
 int LaunchPlaceRows(const float* rows, const int32_t* where, int count, int cols, float* slots,
                     int64_t slot_stride, CUstream_st* stream);
 
-/// As LoadRouteKernels.
-int LoadRowKernels();
-
 }  // namespace moert::cuda
 
 #endif  // MOERT_KERNELS_CUDA_ROWS_H_

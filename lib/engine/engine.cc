@@ -38,8 +38,7 @@ absl::StatusOr<LeaseId> EngineImpl::AcquireExperts(StepId step, int layer,
   if (options_.simulate) {
     return absl::FailedPreconditionError("simulate: there are no records to lease");
   }
-  const Hold hold(this);
-  MOERT_RETURN_IF_ERROR(hold.status());
+  const std::lock_guard<std::mutex> lock(mu_);
   MOERT_ASSIGN_OR_RETURN(const Step* found, FindStep(step));
   absl::StatusOr<LeaseId> lease =
       leases_->Acquire(step, found->epoch, ContextOf(*found, layer), experts, views);
@@ -48,7 +47,7 @@ absl::StatusOr<LeaseId> EngineImpl::AcquireExperts(StepId step, int layer,
 }
 
 absl::Status EngineImpl::ReleaseExperts(LeaseId lease) {
-  const Hold hold(this);
+  const std::lock_guard<std::mutex> lock(mu_);
   return leases_->Release(lease);
 }
 
@@ -68,9 +67,6 @@ absl::Status EngineImpl::PrefetchHint(int layer, absl::Span<const int32_t> exper
     if (hints_.size() + experts.size() > kMost) hints_.clear();
     for (const int32_t e : experts) hints_.push_back({layer, e});
   }
-  const std::unique_lock<std::mutex> call(call_mu_, std::try_to_lock);
-  // While calls are open, their service applies hints.
-  if (!call.owns_lock() || (open_calls_ && !steps_.empty())) return absl::OkStatus();
   const std::unique_lock<std::mutex> lock(mu_, std::try_to_lock);
   if (lock.owns_lock()) ApplyHints();
   return absl::OkStatus();
@@ -98,8 +94,7 @@ void EngineImpl::ApplyHints() {
 
 absl::StatusOr<std::vector<Residency>> EngineImpl::ResidencyOf(int layer) {
   MOERT_RETURN_IF_ERROR(CheckLayer(layer));
-  const Hold hold(this);
-  MOERT_RETURN_IF_ERROR(hold.status());
+  const std::lock_guard<std::mutex> lock(mu_);
   store_->Pump();
   std::vector<Residency> states;
   for (int e = 0; e < source_->model().layers[layer].num_experts; ++e) {
@@ -117,8 +112,7 @@ absl::Status EngineImpl::SetBudget(const Budget& budget) {
   absl::Status status;
   std::string line;
   {
-    const Hold hold(this);
-    MOERT_RETURN_IF_ERROR(hold.status());
+    const std::lock_guard<std::mutex> lock(mu_);
     const int64_t before = plan_.budget_bytes;
     status = SetBudgetLocked(budget);
     line = fmt::format("budget {} -> {}, room for {} experts", BytesText(before),
@@ -143,8 +137,6 @@ absl::Status EngineImpl::SetBudgetLocked(const Budget& budget) {
                             : manager_->Resize(HighExperts(plan), plan.slots, plan.low_slots));
   budget_.SetLimit(plan.budget_bytes);
   HoldPools();
-  everything_held_ = false;
-  unsettled_ = true;
   {
     std::lock_guard<std::mutex> published(published_mu_);
     plan_ = plan;

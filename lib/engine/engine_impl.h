@@ -9,7 +9,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -39,7 +38,6 @@ class EngineImpl final : public Engine {
         backend_(std::move(b.backend)),
         versions_(std::move(b.versions)) {}
 
-  ~EngineImpl() override;
   absl::Status Init();
 
   absl::StatusOr<StepId> BeginStep(const StepInfo& info) override;
@@ -81,22 +79,6 @@ class EngineImpl final : public Engine {
   bool graph_safe() const override;
 
  private:
-  /// A host's call: they come one at a time, and while one is held no open call waits for the
-  /// service thread, so that the state may change under them.
-  class Hold {
-   public:
-    explicit Hold(EngineImpl* engine);
-    ~Hold();
-    /// Not OK: open calls could not be waited for; nothing may be moved then.
-    const absl::Status& status() const { return status_; }
-
-   private:
-    EngineImpl* const engine_;
-    const std::lock_guard<std::mutex> call_;
-    absl::Status status_;
-    std::unique_lock<std::mutex> state_;
-  };
-
   struct Step {
     Phase phase = Phase::kPrefill;
     int64_t rows = 0;
@@ -104,7 +86,6 @@ class EngineImpl final : public Engine {
     int64_t epoch = 0;
     int64_t begin_ns = 0;
     std::vector<int64_t> request_ids;
-    std::vector<RoutingRule> rules;  // with open calls: by layer, asked ahead; empty: the model's
     void* stream = nullptr;
     PredictNext predict_next;
     bool inputs_offered = false;
@@ -112,20 +93,8 @@ class EngineImpl final : public Engine {
     absl::Status status;
   };
 
-  /// InvalidArgument: there never was such a step; FailedPrecondition: it has ended. Under a lock
-  /// that steps_ changes under.
+  /// InvalidArgument: there never was such a step; FailedPrecondition: it has ended. Under mu_.
   absl::StatusOr<Step*> FindStep(StepId id);
-  /// Enqueues the call without its misses being known; false: it is not one of those. Under
-  /// call_mu_ alone.
-  absl::StatusOr<bool> TryOpen(StepId step_id, int layer, const MatrixView& hidden,
-                               const MutableMatrixView& out);
-  /// Whether calls are left open at all; then starts the thread that serves them.
-  void StartService();
-  /// The service thread.
-  void Serve();
-  void ServeOne(const OpenCall& open, RoutingResult* routing);
-  bool AllUsable() const;
-
   absl::Status ReadConstants();
   /// What computes experts beside the fast tier, if anything does.
   CpuOffload MakeCpuOffload();
@@ -181,8 +150,7 @@ class EngineImpl final : public Engine {
   std::unique_ptr<Leases> leases_;
   AlignedArray<float> x_, y_;
 
-  std::mutex call_mu_;  // held by every call of the host that changes something, before mu_
-  std::mutex mu_;       // everything above but plan_ and what is const; steps_ changes under both
+  std::mutex mu_;  // everything above but plan_ and what is const, and steps_
   std::map<StepId, Step> steps_;
   StepId next_step_ = 1;
 
@@ -193,12 +161,6 @@ class EngineImpl final : public Engine {
 
   mutable std::mutex published_mu_;
   EngineStats published_;
-
-  bool open_calls_ = false;                   // misses are served by service_
-  std::atomic<bool> everything_held_{false};  // all experts are in the fast tier and stay
-  bool unsettled_ = false;  // the pool may have to map or unmap memory; under call_mu_
-  std::atomic<bool> closing_{false};
-  std::thread service_;
 };
 
 }  // namespace moert

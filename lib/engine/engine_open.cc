@@ -190,7 +190,6 @@ absl::Status EngineImpl::Init() {
   store_->SetTrace(options_.trace.get());
   leases_ = std::make_unique<Leases>(store_.get(), &stats_);
   Publish();
-  StartService();
   Log(LogLevel::kInfo,
       fmt::format("{} opened, strategy {}, budget {}: {}", source_->name(), strategy_.spec,
                   BytesText(plan_.budget_bytes), plan_.ToString()));

@@ -19,8 +19,7 @@ absl::StatusOr<StepId> EngineImpl::BeginStep(const StepInfo& info) {
     return absl::InvalidArgumentError(
         fmt::format("step of {} rows has {} request ids", info.rows, info.request_ids.size()));
   }
-  const Hold hold(this);
-  MOERT_RETURN_IF_ERROR(hold.status());
+  const std::lock_guard<std::mutex> lock(mu_);
   const StepId id = next_step_++;
   Step& step = steps_[id];
   step.phase = info.phase;
@@ -36,11 +35,6 @@ absl::StatusOr<StepId> EngineImpl::BeginStep(const StepInfo& info) {
   }
   step.epoch = store_->OpenStep();
   if (manager_ != nullptr) manager_->AfterStepOpened(context);
-  // Its calls are enqueued without the lock that policies are asked under.
-  for (int l = 0; open_calls_ && strategy_.routing != nullptr && l < source_->model().num_layers();
-       ++l) {
-    step.rules.push_back(strategy_.routing->Rule(ContextOf(step, l)));
-  }
   step.cancelled = std::make_shared<std::atomic<bool>>(false);
   step.stream = info.stream;
   step.predict_next = info.predict_next;
@@ -112,14 +106,8 @@ absl::Status EngineImpl::Run(StepId step_id, int layer, const MatrixView& hidden
                              const RoutedInput* routed, const MutableMatrixView& out) {
   absl::Status status;
   int64_t fallbacks = 0;
-  if (open_calls_ && routed == nullptr) {
-    const std::lock_guard<std::mutex> lock(call_mu_);
-    absl::StatusOr<bool> open = TryOpen(step_id, layer, hidden, out);
-    if (!open.ok() || *open) return open.status();
-  }
   {
-    const Hold hold(this);
-    MOERT_RETURN_IF_ERROR(hold.status());
+    const std::lock_guard<std::mutex> lock(mu_);
     fallbacks = stats_.policy_fallbacks;
     status = RunLocked(step_id, layer, hidden, routed, out);
     fallbacks = stats_.policy_fallbacks - fallbacks;
@@ -180,7 +168,7 @@ absl::Status EngineImpl::RunLocked(StepId step_id, int layer, const MatrixView& 
 }
 
 absl::Status EngineImpl::OfferInput(StepId step_id, int layer, const MatrixView& hidden) {
-  const Hold hold(this);
+  const std::lock_guard<std::mutex> lock(mu_);
   MOERT_ASSIGN_OR_RETURN(Step* const found, FindStep(step_id));
   Step& step = *found;
   if (layer == 0) {
@@ -202,11 +190,10 @@ absl::Status EngineImpl::OfferInput(StepId step_id, int layer, const MatrixView&
 }
 
 absl::Status EngineImpl::EndStep(StepId step) {
-  const Hold hold(this);
+  const std::lock_guard<std::mutex> lock(mu_);
   MOERT_RETURN_IF_ERROR(FindStep(step).status());
   const auto it = steps_.find(step);
   absl::Status status = it->second.status;
-  status.Update(hold.status());
   if (device_ != nullptr) {
     runner_->TakeSelections();
     status.Update(device_->CloseStep(it->second.stream));

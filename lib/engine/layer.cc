@@ -12,7 +12,6 @@
 namespace moert {
 
 absl::Status LayerRunner::Forward(LayerCall call, float* out) {
-  FinishOpen();
   recorded_ = call.routed == nullptr ? nullptr : call.routed->times;
   if (call.routed != nullptr) Charge(static_cast<double>(call.routed->idle_before_ns));
   call.context.now_ns = parts_.clock->now_ns();
@@ -192,8 +191,6 @@ void LayerRunner::Plan(const LayerCall& call) {
   parts_.prefetcher->Resolve(known, routing_);
   parts_.residency->OnRouting(context, routing_.view());
   if (parts_.versions != nullptr) parts_.versions->OnRouting(context, routing_.view());
-  // The device would multiply one that arrives while an open call waits.
-  parts_.scheduler->OfferArriving(!call.device.open);
   parts_.scheduler->Plan(context, call.epoch, routing_, &plan_);
 }
 

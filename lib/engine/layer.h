@@ -81,14 +81,6 @@ class LayerRunner {
   /// taken.
   void CollectLate(PolicyContext context);
 
-  /// Serves a call that waits on the device (DeviceExecutor::EnqueueOpen), whose routing has come:
-  /// when it returns, everything the device was not found to have is there or computed, or the
-  /// error says why not. What the call uses stays pinned until FinishOpen. `ruled`: the routing is
-  /// not the model's own choice.
-  absl::Status Serve(LayerCall call, bool ruled, RoutingResult* routing);
-  /// The device is through with the call served last, or nothing that was enqueued waits any more.
-  void FinishOpen();
-  bool WantsNextGate(Phase phase) const { return parts_.prefetcher->wants_next_gate(phase); }
   /// call.x: what the host expects the input of call's layer to be, before the layers in front of
   /// it are done. CPU backend.
   absl::Status OfferInput(const LayerCall& call);
@@ -102,8 +94,6 @@ class LayerRunner {
   absl::Status Route(const LayerCall& call);
   void Plan(const LayerCall& call);
   absl::Status FetchAndMultiply(const LayerCall& call);
-  /// Of an open call: until all have arrived.
-  absl::Status FetchAll(const LayerCall& call);
   void CountRouting();
   void Combine(const LayerCall& call, float* out);
 
@@ -155,9 +145,6 @@ class LayerRunner {
   LayerPlan plan_;
   std::vector<int32_t> wave_;       // experts ready to be multiplied, pinned
   std::vector<int32_t> flying_;     // experts on their way
-  LayerCall open_call_;             // served last...
-  std::vector<int32_t> open_pins_;  // ...and what it pins
-  bool any_open_ = false;
   std::vector<ExpertProblem> problems_;
   std::vector<int> problem_versions_;  // of each; -1: a shared expert
   std::vector<WaveExpert> handles_;    // of a wave on a device

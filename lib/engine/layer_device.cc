@@ -1,8 +1,6 @@
-// Layer calls on a device: routing there, calls that miss nothing, and calls that are served by
-// another thread than the host's.
+// Layer calls on a device: routing there, and calls that miss nothing.
 #include "base/status_macros.h"
 #include "engine/layer.h"
-#include "plan/transfer_version.h"
 
 namespace moert {
 
@@ -97,91 +95,6 @@ void LayerRunner::CollectLate(PolicyContext context) {
     view.counts = late_routing_.counts;
     if (parts_.versions != nullptr) parts_.versions->OnRouting(context, view);
   }
-}
-
-absl::Status LayerRunner::Serve(LayerCall call, bool ruled, RoutingResult* routing) {
-  // The device multiplies those it found already: nobody may evict them before the plan pins them.
-  const std::vector<int32_t> counts = routing->counts;
-  const auto for_each_used = [&](auto&& what) {
-    for (int32_t e = 0; e < std::ssize(counts); ++e) {
-      if (counts[e] > 0) what(ExpertKey{call.context.layer, e});
-    }
-  };
-  for_each_used([&](ExpertKey key) { parts_.store->Pin(key); });
-  FinishOpen();
-  recorded_ = nullptr;
-  call.context.now_ns = parts_.clock->now_ns();
-  times_ = {call.step_begin_ns, call.context.now_ns};
-  parts_.store->BeginLayerCall();
-  parts_.store->Pump();
-  std::swap(routing_, *routing);
-  if (!ruled) Router::NoteOwnChoice(parts_.store->Layer(call.context.layer), &routing_);
-  CountRouting();
-  Plan(call);
-  for_each_used([&](ExpertKey key) { parts_.store->Unpin(key); });
-  open_call_ = call;
-  open_pins_ = plan_.ready;
-  any_open_ = true;
-  absl::Status status;
-  if (!plan_.cpu.empty()) {
-    status = parts_.device->BeginCpu(call.device, routing_, plan_.cpu, parts_.best_version);
-  }
-  const absl::Status fetched = FetchAll(call);
-  status.Update(fetched);
-  if (!plan_.cpu.empty()) status.Update(JoinCpu(call, 0));
-  // While the call waits and all it uses is pinned: nobody reads who leaves for it.
-  if (status.ok()) BackfillAfterCpu(call);
-  return status;
-}
-
-absl::Status LayerRunner::FetchAll(const LayerCall& call) {
-  const PolicyContext& context = call.context;
-  wave_.clear();
-  flying_.clear();
-  auto next = plan_.load.begin();
-  bool predicted = false;
-  absl::Status failure;
-  while (true) {
-    if (failure.ok() && call.cancelled->load(std::memory_order_relaxed)) {
-      failure = absl::CancelledError("the step was cancelled");
-    }
-    while (failure.ok() && next != plan_.load.end()) {
-      const ExpertKey key{context.layer, *next};
-      const int version =
-          TransferVersion(Precision(), context, key, routing_.counts, /*prefetch=*/false,
-                          parts_.store->num_versions(), parts_.stats);
-      if (!parts_.store->StartLoad(key, version, LoadReason::kDemand, context)) break;
-      if (!Claim(call, *next)) flying_.push_back(*next);
-      ++next;
-    }
-    const bool all_queued = next == plan_.load.end();
-    if (all_queued && !predicted) {
-      CountPrediction(call);
-      parts_.prefetcher->Predict(context, routing_, parts_.clock->now_ns());
-      predicted = true;
-    }
-    // Claimed experts stay pinned: the device has yet to read them.
-    open_pins_.insert(open_pins_.end(), wave_.begin(), wave_.end());
-    wave_.clear();
-    if (flying_.empty() && (all_queued || !failure.ok())) return failure;
-    const int64_t begin_ns = parts_.clock->now_ns();
-    if (!parts_.store->Wait()) {
-      return absl::ResourceExhaustedError("no block of the budget is free for a missing expert");
-    }
-    failure.Update(CollectArrived(call));
-    CountStall(call, begin_ns);
-  }
-}
-
-void LayerRunner::FinishOpen() {
-  if (!any_open_) return;
-  any_open_ = false;
-  const PolicyContext& context = open_call_.context;
-  for (const int32_t e : open_pins_) parts_.store->Unpin({context.layer, e});
-  open_pins_.clear();
-  parts_.store->EndLayerCall(context);
-  Upgrade(open_call_);
-  parts_.prefetcher->EndCall(context, open_call_.tokens, parts_.clock->now_ns());
 }
 
 }  // namespace moert

@@ -32,7 +32,6 @@ class Leases {
   absl::Status Use(LeaseId lease,
                    absl::FunctionRef<absl::Status(absl::Span<const ExpertView>)> use) const;
   absl::Status Release(LeaseId lease);
-  bool any() const { return !leases_.empty(); }
   /// All leases of a step.
   void ReleaseStep(StepId step);
 

@@ -40,20 +40,6 @@ struct DeviceCall {
   void* stream = nullptr;  // orders the call
   /// Experts may be computed by the CPU: its input comes to the host beside the routing.
   bool cpu_offload = false;
-  bool open = false;  // see DeviceExecutor::EnqueueOpen
-};
-
-/// What the thread that serves an open call has to know.
-struct OpenContext {
-  int64_t step_id = 0;
-  bool next_gate = false;
-};
-/// A call that waits on the device until its misses are there.
-struct OpenCall {
-  DeviceCall call;
-  OpenContext context;
-  bool captured = false;  // by a graph: it belongs to the step that is open when it is replayed
-  bool ruled = false;     // by another rule than the model's own
 };
 
 /// How often an expert was selected by calls that left no routing.
@@ -76,7 +62,7 @@ using HostRoute = absl::FunctionRef<absl::Status(const float* x, RoutingResult* 
 struct RoutingOverride {
   RoutingRule rule;
   absl::Span<const int64_t> request_ids;  // [tokens], or empty: all rows are one request
-  const ExpertStore* store = nullptr;     // of a call that waits for its routing
+  const ExpertStore* store = nullptr;
 };
 
 /// The arithmetic of layer calls, one call at a time: Route, Multiply once or more, Combine. What a
@@ -90,7 +76,6 @@ class DeviceExecutor {
   /// does not execute.
   virtual absl::Status Route(const DeviceCall& call, const RoutingOverride* rule, bool next_gate,
                              HostRoute host_route, RoutingResult* routing) = 0;
-  virtual bool Executes(int layer, const RoutingRule& rule) const = 0;
   /// The largest substituted shares of slots and of mass that any request reached on the device.
   virtual double worst_slot_share() const = 0;
   virtual double worst_mass_share() const = 0;
@@ -135,36 +120,6 @@ class DeviceExecutor {
   virtual absl::Status OpenStep(ExpertStore* store, int64_t epoch, void* stream) = 0;
   /// Behind the last call of a step, replayed graphs included.
   virtual absl::Status CloseStep(void* stream) = 0;
-
-  // Open calls: enqueued whole before it is known what they miss. One thread enqueues; another
-  // serves: while a call waits, everything enqueued before it has ended, nothing behind it has
-  // begun, and of its own only the products of experts that the residency table had. So it may
-  // overwrite any other expert.
-
-  /// Whether this machine's user has them.
-  virtual bool wants_open() const = 0;
-  /// Makes them possible, if it can.
-  virtual absl::Status StartOpen() = 0;
-  /// Most rows of an open call; 0: none are possible.
-  virtual int64_t MaxOpenTokens() const = 0;
-  /// Brings the residency table up to what the store says, in the order of the calls, so that what
-  /// is enqueued next sees it. Legal while no call is open.
-  virtual absl::Status SyncTable(ExpertStore* store) = 0;
-  /// Enqueues routing, products, the wait, products of late experts, and the sum. Waits for
-  /// nothing. Legal under stream capture. `rule`: null, or one that Executes(); not under capture,
-  /// since requests come and go.
-  virtual absl::Status EnqueueOpen(const DeviceCall& call, const OpenContext& context,
-                                   const RoutingOverride* rule) = 0;
-  /// Blocks until a call waits; false behind StopOpen. Then the call must be released.
-  virtual bool NextOpen(OpenCall* open, RoutingResult* routing) = 0;
-  /// Tells the device what changed, and lets the call go on.
-  virtual void ReleaseOpen(const OpenCall& open, ExpertStore* store) = 0;
-  /// Blocks until all calls that were enqueued, graphs included, are released. The thread that
-  /// serves must not depend on the caller.
-  virtual absl::Status DrainOpen() = 0;
-  virtual bool AnyOpen() const = 0;
-  /// Blocks until the device is idle, then ends NextOpen.
-  virtual void StopOpen() = 0;
 };
 
 /// Borrowed by an executor for its life.

@@ -79,7 +79,6 @@ void Scheduler::Place(const PolicyContext& context, const RoutingResult& routing
     const ExpertKey key{context.layer, e};
     MissView miss;
     miss.arriving = store_->Arriving(key);
-    if (miss.arriving && !offer_arriving_) continue;
     miss.expert = e;
     miss.tokens = routing.counts[e];
     miss.mass = mass_[e];

@@ -47,18 +47,6 @@ int LaunchEarly(void (*kernel)(Params...), dim3 grid, int threads, int shared_by
   return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(std::forward<Args>(args))...);
 }
 
-/// Loads kernels now instead of at their first launch. A cudaError_t.
-template <typename... Kernels>
-int LoadKernels(Kernels*... kernels) {
-  int error = 0;
-  const auto load = [&](auto* kernel) {
-    cudaFuncAttributes attributes;
-    if (error == 0) error = cudaFuncGetAttributes(&attributes, kernel);
-  };
-  (load(kernels), ...);
-  return error;
-}
-
 }  // namespace moert::cuda
 
 #endif  // MOERT_KERNELS_CUDA_PRIMITIVES_LAUNCH_CUH_

@@ -48,20 +48,6 @@ class ComputeFence {
     std::lock_guard<std::mutex> lock(mu_);
     return last_;
   }
-  /// While quiet, blocks that are taken have no readers left, and what is enqueued may depend on
-  /// the transfer (open calls, backend/backend.h): transfers wait for nothing.
-  void SetQuiet(bool quiet) {
-    std::lock_guard<std::mutex> lock(mu_);
-    quiet_ = quiet;
-  }
-  bool quiet() const {
-    std::lock_guard<std::mutex> lock(mu_);
-    return quiet_;
-  }
-  Ticket ForTransfer() const {
-    std::lock_guard<std::mutex> lock(mu_);
-    return quiet_ ? 0 : last_;
-  }
   /// Work enqueued on `stream` from now on waits for the ticket. An event that was recorded again
   /// since stands for a later point, which contains it.
   absl::Status Wait(Ticket ticket, cudaStream_t stream) {
@@ -76,7 +62,6 @@ class ComputeFence {
   mutable std::mutex mu_;
   std::array<cudaEvent_t, kEvents> events_{};
   Ticket last_ = 0;
-  bool quiet_ = false;
 };
 
 }  // namespace moert::cuda

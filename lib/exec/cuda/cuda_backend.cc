@@ -1,7 +1,4 @@
 // The CUDA backend: device memory pools, transfers through pinned host memory, kernels.
-#include <cstdlib>
-#include <cstring>
-
 #include "base/status_macros.h"
 #include "exec/backend.h"
 #include "exec/cuda/compute_fence.h"
@@ -89,11 +86,6 @@ class CudaBackend final : public Backend {
     executor.cpus = options_.cpus;
     executor.fence = &fence_;
     executor.records = records_;
-    executor.io_threads = options_.io_threads;
-    // Whose thread serves misses: "wait" leaves the device to wait for one of the engine's, "split"
-    // has the caller's wait for the device.
-    const char* misses = std::getenv("MOERT_CUDA_MISSES");
-    executor.open_calls = misses != nullptr && std::strcmp(misses, "wait") == 0;
     return MakeCudaExecutor(parts, executor);
   }
 

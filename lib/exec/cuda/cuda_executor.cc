@@ -143,7 +143,9 @@ absl::Status CudaExecutor::Route(const DeviceCall& call, const RoutingOverride* 
   const cudaStream_t stream = Stream(call);
   MOERT_RETURN_IF_ERROR(Enter(stream));
   if (rule != nullptr) {
-    if (!Executes(call.layer, rule->rule)) return RouteOnHost(call, host_route, routing);
+    if (!DeviceRule::Executes(Spec(call).routing, rule->rule)) {
+      return RouteOnHost(call, host_route, routing);
+    }
     // The rule goes by the table.
     MOERT_RETURN_IF_ERROR(table_.SyncLayer(*rule->store, call.layer, call.epoch, stream));
   }
@@ -158,8 +160,7 @@ absl::Status CudaExecutor::Route(const DeviceCall& call, const RoutingOverride* 
   return absl::OkStatus();
 }
 
-absl::Status CudaExecutor::Products(const DeviceCall& call, const ExpertSet& wave,
-                                    MakeTilesArgs::Part part) {
+absl::Status CudaExecutor::Products(const DeviceCall& call, const ExpertSet& wave) {
   const cudaStream_t stream = Stream(call);
   const MoeLayerSpec& spec = Spec(call);
   const auto tokens = static_cast<int32_t>(call.hidden.rows);
@@ -175,8 +176,6 @@ absl::Status CudaExecutor::Products(const DeviceCall& call, const ExpertSet& wav
   tiles.tokens = tokens;
   tiles.shares = shares_;
   tiles.wave = wave;
-  tiles.part = part;
-  tiles.taken = w_.taken;
   MOERT_CUDA_RETURN_IF_ERROR(LaunchMakeTiles(tiles, stream));
   GroupGemmArgs gemm;
   gemm.table = w_.table;
@@ -249,7 +248,6 @@ absl::Status CudaExecutor::JoinCpu(const DeviceCall& call, int64_t* took_ns) {
   *took_ns = 0;
   if (cpu_ == nullptr || !cpu_->busy()) return absl::OkStatus();
   MOERT_RETURN_IF_ERROR(cpu_->Join(took_ns));
-  if (call.open) return absl::OkStatus();  // ReleaseOpen says how many rows there are
   const int rows = cpu_->num_rows();
   cpu_->Forget();
   DeviceScope scope(device_);
@@ -335,14 +333,10 @@ absl::Status CudaExecutor::OpenStep(ExpertStore* store, int64_t epoch, void* str
     MOERT_RETURN_IF_ERROR(Enter(static_cast<cudaStream_t>(stream)));
     MOERT_RETURN_IF_ERROR(table_.SyncNewest(store, epoch, static_cast<cudaStream_t>(stream)));
   }
-  step_stream_ = static_cast<cudaStream_t>(stream);
-  ++steps_;
-  WakeServer();
   return absl::OkStatus();
 }
 
 absl::Status CudaExecutor::CloseStep(void* stream) {
-  --steps_;
   DeviceScope scope(device_);
   const auto order = static_cast<cudaStream_t>(stream);
   // Replays cannot be told from steps without them.

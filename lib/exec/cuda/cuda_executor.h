@@ -21,8 +21,6 @@ struct CudaExecutorOptions {
   std::vector<int> cpus;            // see EngineOptions
   ComputeFence* fence = nullptr;    // passed behind every batch of kernels
   DeviceSource* records = nullptr;  // what the CPU multiplies
-  int io_threads = 1;               // that read records
-  bool open_calls = false;          // see DeviceExecutor::EnqueueOpen
 };
 absl::StatusOr<std::unique_ptr<DeviceExecutor>> MakeCudaExecutor(
     const ExecutorParts& parts, const CudaExecutorOptions& options);

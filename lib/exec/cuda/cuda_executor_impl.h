@@ -1,13 +1,8 @@
-// The executor behind cuda_executor.h: cuda_executor.cc has the calls whose misses the caller's
-// thread serves, cuda_open.cc those that another thread does.
+// The executor behind cuda_executor.h.
 #ifndef MOERT_LIB_EXEC_CUDA_CUDA_EXECUTOR_IMPL_H_
 #define MOERT_LIB_EXEC_CUDA_CUDA_EXECUTOR_IMPL_H_
 
-#include <atomic>
-#include <condition_variable>
-#include <deque>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "base/aligned_array.h"
@@ -16,7 +11,6 @@
 #include "exec/cuda/cuda_executor.h"
 #include "exec/cuda/device_model.h"
 #include "exec/cuda/device_rule.h"
-#include "exec/cuda/open_mail.h"
 #include "exec/cuda/residency_table.h"
 #include "exec/cuda/routing_return.h"
 #include "exec/cuda/selection_return.h"
@@ -42,16 +36,12 @@ class CudaExecutor final : public DeviceExecutor {
     DeviceScope scope(device_);
     cudaDeviceSynchronize();  // kernels of the last calls use what goes now
     if (rows_arrived_ != nullptr) cudaEventDestroy(rows_arrived_);
-    if (table_stream_ != nullptr) cudaStreamDestroy(table_stream_);
   }
 
   absl::Status Init();
 
   absl::Status Route(const DeviceCall& call, const RoutingOverride* rule, bool next_gate,
                      HostRoute host_route, RoutingResult* routing) override;
-  bool Executes(int layer, const RoutingRule& rule) const override {
-    return DeviceRule::Executes(model_.layers[layer].routing, rule);
-  }
   double worst_slot_share() const override { return returned_.worst_slot_share(); }
   double worst_mass_share() const override { return returned_.worst_mass_share(); }
   absl::Status SetRouting(const DeviceCall& call, const RoutingResult& routing) override;
@@ -71,18 +61,6 @@ class CudaExecutor final : public DeviceExecutor {
   bool TakeSelections(std::vector<SelectionCount>* added) override;
   absl::Status OpenStep(ExpertStore* store, int64_t epoch, void* stream) override;
   absl::Status CloseStep(void* stream) override;
-
-  bool wants_open() const override { return options_.open_calls; }
-  absl::Status StartOpen() override;
-  int64_t MaxOpenTokens() const override { return mail_ == nullptr ? 0 : mail_->max_tokens(); }
-  absl::Status SyncTable(ExpertStore* store) override;
-  absl::Status EnqueueOpen(const DeviceCall& call, const OpenContext& context,
-                           const RoutingOverride* rule) override;
-  bool NextOpen(OpenCall* open, RoutingResult* routing) override;
-  void ReleaseOpen(const OpenCall& open, ExpertStore* store) override;
-  absl::Status DrainOpen() override;
-  bool AnyOpen() const override { return opened_.load() != served_.load(); }
-  void StopOpen() override;
 
  private:
   const MoeLayerSpec& Spec(const DeviceCall& call) const { return model_.layers[call.layer]; }
@@ -111,8 +89,7 @@ class CudaExecutor final : public DeviceExecutor {
   bool CpuOffload(const DeviceCall& call) const {
     return cpu_ != nullptr && call.cpu_offload && call.hidden.rows <= cpu_->max_tokens();
   }
-  absl::Status Products(const DeviceCall& call, const ExpertSet& wave,
-                        MakeTilesArgs::Part part = MakeTilesArgs::kAll);
+  absl::Status Products(const DeviceCall& call, const ExpertSet& wave);
   ExpertSet AllExperts(const DeviceCall& call) const;
   absl::Status WeightedSum(const DeviceCall& call);
 
@@ -133,33 +110,11 @@ class CudaExecutor final : public DeviceExecutor {
   DeviceRule rule_;
   cudaEvent_t rows_arrived_ = nullptr;
   cudaStream_t last_stream_ = nullptr;
-  cudaStream_t step_stream_ = nullptr;   // of the step begun last
-  cudaStream_t table_stream_ = nullptr;  // of table changes between calls
   bool any_stream_ = false;
   bool captured_ = false;  // some call was captured: its replays read the table
   AlignedArray<float> host_rows_;
   std::unique_ptr<CpuExperts> cpu_;  // null: none beside the device
   std::vector<HostExpert> on_cpu_;   // scratch
-  std::vector<ExpertKey> changed_;   // scratch
-
-  // Open calls. Those that were captured keep their number, the others take turns.
-  static constexpr uint32_t kEager = 1024;  // under way at most
-  static constexpr uint32_t kMark = ~0u;
-  /// A mark on the stream: by the time it has been seen, replays before it have been served.
-  absl::Status EnqueueMark(cudaStream_t stream);
-  void WakeServer();
-
-  std::unique_ptr<OpenMail> mail_;  // null: no open calls
-  std::mutex open_mu_;              // what follows
-  std::condition_variable open_changed_;
-  std::vector<OpenCall> eager_calls_;    // [kEager], a ring
-  std::deque<OpenCall> captured_calls_;  // for good: graphs may be replayed
-  bool stopping_ = false;
-  bool server_sleeps_ = false;
-  std::atomic<int64_t> opened_{0}, served_{0};  // eager calls and marks
-  std::atomic<int> steps_{0};                   // open steps
-  std::atomic<bool> captured_open_{false};
-  uint32_t rings_ = 0;  // heard by the thread that serves
 };
 
 }  // namespace moert::cuda

@@ -234,7 +234,6 @@ class DevicePool final : public BlockPool {
   /// `from`, until `wanted` granules are free.
   bool UnmapIdleRuns(int64_t wanted, int64_t from = 0) {
     const int64_t goal = mapped_granules_ - wanted;
-    if (fence_->quiet()) return false;
     bool synchronized = false;
     for (auto g = static_cast<int64_t>(granules_.size()); g-- > from && mapped_granules_ > goal;) {
       if (granules_[g].run_first < 0) continue;

@@ -175,19 +175,15 @@ DeviceSource::~DeviceSource() {
 }
 
 void DeviceSource::Stamp(ExpertKey key, int source_version) {
-  const ComputeFence::Ticket now = fence_->ForTransfer();
+  const ComputeFence::Ticket now = fence_->Now();
   std::lock_guard<std::mutex> lock(mu_);
   tickets_[Id(key.layer, key.expert, source_version)] = now;
 }
 
 std::byte* DeviceSource::Reserve(int64_t bytes) const {
   std::lock_guard<std::mutex> lock(mu_);
-  if (arena_.empty() || arena_used_ + bytes > arena_.back().bytes()) {
-    if (preallocated_) {
-      wanted_ = std::max(wanted_, bytes);
-      return nullptr;
-    }
-    if (!Grow(bytes)) return nullptr;
+  if ((arena_.empty() || arena_used_ + bytes > arena_.back().bytes()) && !Grow(bytes)) {
+    return nullptr;
   }
   std::byte* at = arena_.back().data() + arena_used_;
   arena_used_ += bytes;
@@ -210,34 +206,6 @@ bool DeviceSource::Grow(int64_t bytes) const {
   arena_.push_back(std::move(*buffer));
   arena_used_ = 0;
   return true;
-}
-
-absl::Status DeviceSource::Preallocate(int readers, int64_t record_bytes) {
-  DeviceScope scope(device_);
-  std::vector<Staging> made;
-  for (int i = 0; i < readers; ++i) {
-    MOERT_ASSIGN_OR_RETURN(Staging staging, TakeStaging(record_bytes));
-    made.push_back(std::move(staging));
-  }
-  constexpr int kEvents = 256;  // copies under way; more are made as they are needed
-  std::lock_guard<std::mutex> lock(mu_);
-  for (Staging& staging : made) idle_.push_back(std::move(staging));
-  while (events_.size() < kEvents) {
-    cudaEvent_t event = nullptr;
-    MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-    events_.push_back(event);
-  }
-  preallocated_ = true;
-  Grow(record_bytes);
-  return absl::OkStatus();
-}
-
-void DeviceSource::GrowArena() {
-  std::lock_guard<std::mutex> lock(mu_);
-  if (wanted_ == 0) return;
-  DeviceScope scope(device_);
-  Grow(wanted_);
-  wanted_ = 0;
 }
 
 std::string DeviceSource::TakeNotice() const {

@@ -45,12 +45,6 @@ class DeviceSource final : public ExpertSource {
   absl::StatusOr<cudaEvent_t> Begin(const Transfer& transfer);
   void ReturnEvent(cudaEvent_t event);
 
-  /// From now on no thread of transfers allocates: its calls of the driver must not wait for a
-  /// thread of the host that waits for the device (open calls, backend/backend.h). `readers`
-  /// staging buffers of `record_bytes` are made here; places to keep records by GrowArena alone.
-  absl::Status Preallocate(int readers, int64_t record_bytes);
-  /// While no call is open: makes room for the records that were read meanwhile.
-  void GrowArena();
   /// What the one who runs the host should know, once; empty: nothing.
   std::string TakeNotice() const;
 
@@ -105,8 +99,6 @@ class DeviceSource final : public ExpertSource {
   mutable int64_t pinned_bytes_ = 0;
   mutable bool pinning_refused_ = false;
   mutable std::string notice_;
-  bool preallocated_ = false;
-  mutable int64_t wanted_ = 0;  // bytes of a record that found no place
   mutable std::unordered_map<int64_t, const std::byte*> kept_;
   mutable std::unordered_map<int64_t, ComputeFence::Ticket> tickets_;
   mutable std::vector<Staging> idle_;

@@ -25,22 +25,6 @@ absl::Status ResidencyTable::Init(const MoeModelSpec* model, const DeviceModel* 
   return absl::OkStatus();
 }
 
-bool ResidencyTable::Change(ExpertKey key, const moert::ExpertHandle& handle, TableChange* change) {
-  const int64_t index = on_device_->layer(key.layer).first_handle + key.expert;
-  moert::ExpertHandle& shadow = shadow_[index];
-  if (shadow.record == handle.record && shadow.layout == handle.layout &&
-      shadow.version == handle.version) {
-    return false;
-  }
-  shadow = handle;
-  change->index = index;
-  change->handle = {
-      reinterpret_cast<const uint8_t*>(handle.record),
-      handle.layout == nullptr ? 0 : static_cast<int32_t>(on_device_->FormatOf(handle.layout)),
-      handle.version};
-  return true;
-}
-
 absl::Status ResidencyTable::Set(int layer, int expert, const moert::ExpertHandle& handle,
                                  cudaStream_t stream) {
   dirty_layers_[layer] = 1;
@@ -49,10 +33,18 @@ absl::Status ResidencyTable::Set(int layer, int expert, const moert::ExpertHandl
 
 absl::Status ResidencyTable::Write(ExpertKey key, const moert::ExpertHandle& handle,
                                    cudaStream_t stream) {
-  TableChange change;
-  if (!Change(key, handle, &change)) return absl::OkStatus();
-  updates_.index[updates_.count] = static_cast<int32_t>(change.index);
-  updates_.handle[updates_.count] = change.handle;
+  const int64_t index = on_device_->layer(key.layer).first_handle + key.expert;
+  moert::ExpertHandle& shadow = shadow_[index];
+  if (shadow.record == handle.record && shadow.layout == handle.layout &&
+      shadow.version == handle.version) {
+    return absl::OkStatus();
+  }
+  shadow = handle;
+  updates_.index[updates_.count] = static_cast<int32_t>(index);
+  updates_.handle[updates_.count] = {
+      reinterpret_cast<const uint8_t*>(handle.record),
+      handle.layout == nullptr ? 0 : static_cast<int32_t>(on_device_->FormatOf(handle.layout)),
+      handle.version};
   return ++updates_.count < TableUpdates::kMax ? absl::OkStatus() : Flush(stream);
 }
 

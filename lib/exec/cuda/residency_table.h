@@ -8,7 +8,6 @@
 #include "absl/status/status.h"
 #include "exec/cuda/cuda_api.h"
 #include "exec/cuda/device_model.h"
-#include "kernels/cuda/open_call.h"
 #include "kernels/cuda/route.h"
 #include "moert/expert_store.h"
 #include "moert/model.h"
@@ -29,9 +28,6 @@ class ResidencyTable {
   /// Gathers a change; it is enqueued by Flush at the latest.
   absl::Status Set(int layer, int expert, const moert::ExpertHandle& handle, cudaStream_t stream);
   absl::Status Flush(cudaStream_t stream);
-  /// What Set would write: true, and *change, when the table holds something else. Then it counts
-  /// as written.
-  bool Change(ExpertKey key, const moert::ExpertHandle& handle, TableChange* change);
   /// All experts of a layer as a step of `epoch` sees them.
   absl::Status SyncLayer(const ExpertStore& store, int layer, int64_t epoch, cudaStream_t stream);
 

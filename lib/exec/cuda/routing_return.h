@@ -58,9 +58,6 @@ class RoutingReturn {
   /// The oldest that has arrived and was not taken; false: none.
   bool Take(PolicyContext* context, RoutingResult* routing);
 
-  /// Of a routing that was read, what the rule left in its mirror.
-  void ReadRule(const RuleMirror& rule, RoutingResult* routing);
-
   /// The largest substituted shares any request reached, as far as they have arrived.
   double worst_slot_share() const { return worst_slot_share_; }
   double worst_mass_share() const { return worst_mass_share_; }
@@ -81,6 +78,8 @@ class RoutingReturn {
     return {*model_, m.context.layer, m.tokens, m.next_gate, m.at};
   }
   void Read(const Mirror& mirror, RoutingResult* routing);
+  /// Of a routing that was read, what the rule left in its mirror.
+  void ReadRule(const RuleMirror& rule, RoutingResult* routing);
 
   const MoeModelSpec* model_ = nullptr;
   Buffer memory_;

@@ -82,8 +82,6 @@ struct Workspace {
   RuleBuffers rule;
   ExpertHandle* handles;  // the residency table
   SelectionTally* tally;  // of captured calls: a row for each of the residency table
-  uint32_t* taken;        // of open calls: experts of the first wave
-  uint32_t* counters;     // of their publications, zero at first
 
   void Carve(const Extent& e, int64_t handle_count, Carver* c) {
     for (int i = 0; i < kOperands; ++i) {
@@ -111,8 +109,6 @@ struct Workspace {
     rule.Carve(e, c);
     handles = c->Take<ExpertHandle>(handle_count);
     tally = c->Take<SelectionTally>(handle_count);
-    taken = c->Take<uint32_t>(kMaxExperts / 32 + 1);
-    counters = c->Take<uint32_t>(4);
   }
 };
 

@@ -32,7 +32,6 @@ class CountingDevice final : public DeviceExecutor {
                      RoutingResult*) override {
     return Unasked();
   }
-  bool Executes(int, const RoutingRule&) const override { return false; }
   double worst_slot_share() const override { return 0; }
   double worst_mass_share() const override { return 0; }
   absl::Status SetRouting(const DeviceCall&, const RoutingResult&) override { return Unasked(); }
@@ -54,18 +53,6 @@ class CountingDevice final : public DeviceExecutor {
   bool Capturing(void*) const override { return false; }
   absl::Status OpenStep(ExpertStore*, int64_t, void*) override { return Unasked(); }
   absl::Status CloseStep(void*) override { return Unasked(); }
-  bool wants_open() const override { return false; }
-  absl::Status StartOpen() override { return Unasked(); }
-  int64_t MaxOpenTokens() const override { return 0; }
-  absl::Status SyncTable(ExpertStore*) override { return Unasked(); }
-  absl::Status EnqueueOpen(const DeviceCall&, const OpenContext&, const RoutingOverride*) override {
-    return Unasked();
-  }
-  bool NextOpen(OpenCall*, RoutingResult*) override { return false; }
-  void ReleaseOpen(const OpenCall&, ExpertStore*) override {}
-  absl::Status DrainOpen() override { return Unasked(); }
-  bool AnyOpen() const override { return false; }
-  void StopOpen() override {}
 
  private:
   static absl::Status Unasked() { return absl::InternalError("nobody should ask"); }
