@@ -684,8 +684,6 @@ typedef struct moert_step_info {
    * MOERT_OK: cannot tell. Called on the thread that computes the layer call. */
   moert_code (*predict_next)(void *user_data, int32_t layer, const float *partial, int64_t rows,
                              float *next_input);
-  int32_t offers_inputs; /* 1: moert_layer_offer will tell what to predict from. CPU backend */
-  int32_t reserved1;
 } moert_step_info;
 
 /* Default: decode of one row. */
@@ -726,15 +724,6 @@ MOERT_API moert_code moert_layer_forward_routed(moert_step *step, int32_t layer,
                                                 const float *weights, int32_t top_k,
                                                 int32_t *used_ids, void *out,
                                                 moert_stream stream, moert_error **error);
-
-/* What the input of `layer` (1 or more) is expected to be, offered before the layers in front of it
- * are done: its gate on that input says what to prefetch, in place of the gate on the input of the
- * layer before. hidden as in moert_layer_forward. Nothing happens unless the step was begun with
- * offers_inputs, on the CPU backend, under a strategy that prefetches by a gate. Waits for a layer
- * call in progress. Thread-safe. */
-MOERT_API moert_code moert_layer_offer(moert_step *step, int32_t layer, const void *hidden,
-                                       int64_t row_stride, moert_dtype dtype, int64_t n_tokens,
-                                       moert_error **error);
 
 /* How a host learns that a call is done, besides waiting. */
 typedef struct moert_completion {
@@ -868,7 +857,6 @@ typedef struct moert_stats {
   int64_t low_loads;           /* transfers that brought a lower version than the best */
   int64_t upgrades;            /* low copies that began to be replaced by the best, in place */
   int64_t fills;               /* loads behind a call of what the CPU had computed for it */
-  int64_t predictions_offered; /* layer calls predicted by what moert_layer_offer gave */
   int64_t prefetch_trials;     /* blocks of decode steps tried with prefetch on or off */
   int64_t prefetch_switches;   /* ... after which it stayed that way */
 } moert_stats;

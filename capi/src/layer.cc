@@ -39,16 +39,6 @@ moert_code moert_layer_forward(moert_step* step, int32_t layer, const void* hidd
   });
 }
 
-moert_code moert_layer_offer(moert_step* step, int32_t layer, const void* hidden,
-                             int64_t row_stride, moert_dtype dtype, int64_t n_tokens,
-                             moert_error** error) {
-  return Guard(__func__, error, [&]() -> absl::Status {
-    MOERT_ASSIGN_OR_RETURN(const LayerViews views, MakeViews(step, layer, hidden, row_stride, dtype,
-                                                             n_tokens, nullptr, nullptr));
-    return step->state->engine->OfferInput(step->id, layer, views.in);
-  });
-}
-
 moert_code moert_layer_forward_routed(moert_step* step, int32_t layer, const void* hidden,
                                       int64_t row_stride, moert_dtype dtype, int64_t n_tokens,
                                       const int32_t* ids, const float* weights, int32_t top_k,

@@ -61,7 +61,6 @@ moert_stats ToC(const EngineStats& s) {
   c.low_loads = s.low_loads;
   c.upgrades = s.upgrades;
   c.fills = s.fills;
-  c.predictions_offered = s.predictions_offered;
   c.prefetch_trials = s.prefetch_trials;
   c.prefetch_switches = s.prefetch_switches;
   return c;

@@ -39,7 +39,6 @@ moert_code moert_step_begin(moert_engine* engine, const moert_step_info* info,
                                                      ", legal is MOERT_PREFILL or MOERT_DECODE"));
     }
     if (checked.reserved0 != 0) return absl::InvalidArgumentError("info.reserved0: must be 0");
-    if (checked.reserved1 != 0) return absl::InvalidArgumentError("info.reserved1: must be 0");
     if (checked.rows < 1) {
       return absl::InvalidArgumentError(
           absl::StrCat("info.rows is ", checked.rows, ", legal is 1 or more"));
@@ -61,7 +60,6 @@ moert_code moert_step_begin(moert_engine* engine, const moert_step_info* info,
                        static_cast<float*>(partial.next_input.data)) == MOERT_OK;
       };
     }
-    cpp.offers_inputs = checked.offers_inputs != 0;
     if (positions != nullptr) cpp.positions = absl::MakeConstSpan(positions, rows);
     auto handle = std::make_unique<moert_step>();
     handle->state = engine->state;

@@ -17,7 +17,6 @@ absl::Status EngineRunner::BeginStep(StepPhase phase, absl::Span<const int64_t> 
                      static_cast<float*>(partial.next_input.data));
     };
   }
-  info.offers_inputs = offers_inputs_;
   MOERT_ASSIGN_OR_RETURN(step_, engine_->BeginStep(info));
   return absl::OkStatus();
 }
@@ -26,11 +25,6 @@ absl::Status EngineRunner::Forward(int moe_layer, const float* x, int64_t rows, 
   const int64_t hidden = engine_->model().layers[moe_layer].hidden;
   return engine_->Forward(step_, moe_layer, {x, DType::kF32, rows, hidden, hidden},
                           {out, DType::kF32, rows, hidden, hidden});
-}
-
-absl::Status EngineRunner::OfferInput(int moe_layer, const float* x, int64_t rows) {
-  const int64_t hidden = engine_->model().layers[moe_layer].hidden;
-  return engine_->OfferInput(step_, moe_layer, {x, DType::kF32, rows, hidden, hidden});
 }
 
 absl::Status EngineRunner::EndStep() { return engine_->EndStep(step_); }

@@ -21,8 +21,6 @@ class EngineRunner : public MoeRunner {
   absl::Status Forward(int moe_layer, const float* x, int64_t rows, float* out) override;
   absl::Status EndStep() override;
   void OfferPrediction(PredictNext predict) override { predict_ = std::move(predict); }
-  void WillOfferInputs(bool will) override { offers_inputs_ = will; }
-  absl::Status OfferInput(int moe_layer, const float* x, int64_t rows) override;
   int64_t max_rows() const override { return max_rows_; }
   double NowMs() const override { return static_cast<double>(engine_->now_ns()) * 1e-6; }
 
@@ -33,7 +31,6 @@ class EngineRunner : public MoeRunner {
   Engine* const engine_;
   const int64_t max_rows_;
   PredictNext predict_;
-  bool offers_inputs_ = false;
   StepId step_ = 0;
 };
 

@@ -84,7 +84,6 @@ absl::Status Decoder::Step(StepPhase phase, absl::Span<const SequenceInput> inpu
   moe_->OfferPrediction([this](int moe_layer, const float* partial, float* next_input) {
     return PredictNext(moe_layer, partial, next_input);
   });
-  moe_->WillOfferInputs(tap_ != 2);
   absl::Status status = moe_->BeginStep(phase, request_ids, positions);
   moe_->OfferPrediction(nullptr);
   MOERT_RETURN_IF_ERROR(status);
@@ -126,21 +125,6 @@ bool Decoder::PredictNext(int moe_layer, const float* partial, float* next_input
   return false;
 }
 
-absl::Status Decoder::OfferInputs(size_t index) {
-  // The state as it is here, in the place of what a later MoE block will see.
-  size_t target = index;
-  if (tap_ == 3) {
-    if (layers_[index].moe_layer < 0) return absl::OkStatus();
-    do ++target;
-    while (target < layers_.size() && layers_[target].moe_layer < 0);
-  }
-  if (target == layers_.size() || layers_[target].moe_layer < 1) return absl::OkStatus();
-  Layer& layer = layers_[target];
-  predicted_normed_.resize(residual_.size());
-  layer.mlp_norm.Forward(pool_, residual_.data(), rows_, predicted_normed_.data());
-  return moe_->OfferInput(layer.moe_layer, predicted_normed_.data(), rows_);
-}
-
 absl::Status Decoder::RunLayers(absl::Span<const RowGroup> groups, int64_t rows) {
   groups_ = groups;
   rows_ = rows;
@@ -148,9 +132,6 @@ absl::Status Decoder::RunLayers(absl::Span<const RowGroup> groups, int64_t rows)
     for (size_t i = 0; i < delta_.size(); ++i) residual_[i] += delta_[i];
   };
   for (Layer& layer : layers_) {
-    if (tap_ != 2) {
-      MOERT_RETURN_IF_ERROR(OfferInputs(static_cast<size_t>(&layer - layers_.data())));
-    }
     layer.attention_norm.Forward(pool_, residual_.data(), rows, normed_.data());
     layer.attention.Forward(pool_, groups, normed_.data(), rows, delta_.data());
     add_delta();

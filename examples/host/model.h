@@ -63,11 +63,6 @@ class Decoder final : public TokenModel {
   /// The final norm: hidden is what Logits takes.
   void FinishHidden(int64_t rows, const float* residual, float* hidden);
 
-  /// From which state the experts of a MoE layer are predicted (Fate Sec. 4.2), for a runner that
-  /// prefetches by gates: 1, the state before its own attention; 2, the gate input of the MoE layer
-  /// before, which the runner sees anyway; 3, the state before that layer's attention.
-  void set_tap(int position) { tap_ = position; }
-
   const HfConfig& config() const override { return config_; }
   ThreadPool* pool() const { return pool_; }
   MoeRunner* moe() const { return moe_; }
@@ -86,13 +81,10 @@ class Decoder final : public TokenModel {
   /// to what the next MoE block's input would then be. The keys and values it stores on the way are
   /// overwritten by the true pass.
   bool PredictNext(int moe_layer, const float* partial, float* next_input);
-  /// Before the attention of layers_[index].
-  absl::Status OfferInputs(size_t index);
 
   const HfConfig config_;
   ThreadPool* const pool_;
   MoeRunner* const moe_;
-  int tap_ = 2;
   Rope rope_;
   Linear embedding_;
   Linear head_;  // empty when tied to the embedding

@@ -36,13 +36,6 @@ class MoeRunner {
   /// these. A runner may have no use for it.
   virtual void OfferPrediction(PredictNext predict) {}
 
-  /// For the steps that begin after: whether inputs of MoE layers will be offered ahead.
-  virtual void WillOfferInputs(bool will) {}
-  /// What the input of `moe_layer` (not the first) is expected to be: fp32 [rows, hidden], dense.
-  virtual absl::Status OfferInput(int moe_layer, const float* x, int64_t rows) {
-    return absl::OkStatus();
-  }
-
   /// Most rows that one step may have.
   virtual int64_t max_rows() const = 0;
 

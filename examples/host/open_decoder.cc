@@ -48,7 +48,6 @@ absl::StatusOr<OpenedDecoder> OpenDecoder(const Checkpoint& checkpoint, const Hf
   if (engine->backend() == BackendKind::kCpu) {
     auto runner = std::make_unique<EngineRunner>(engine, options.max_rows);
     MOERT_ASSIGN_OR_RETURN(auto decoder, Decoder::Load(checkpoint, config, pool, runner.get()));
-    decoder->set_tap(options.tap);
     opened.model = std::make_unique<CpuModel>(std::move(runner), std::move(decoder));
     return opened;
   }

@@ -17,7 +17,6 @@ namespace moert::host {
 struct OpenDecoderOptions {
   int64_t max_rows = 0;  // EngineOptions::max_tokens_per_forward
   int device = 0;        // EngineOptions::device
-  int tap = 2;           // Decoder::set_tap; a decoder on a device has no other
   bool graphs = true;    // CUDA graphs of decode steps, where the strategy allows them
 };
 

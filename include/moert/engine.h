@@ -59,9 +59,6 @@ struct StepInfo {
   /// Offers resident-forward prediction to prefetch policies that want it. Decode steps of the CPU
   /// backend use it; a device's partial output would have to wait for the device. May be null.
   PredictNext predict_next;
-  /// The host will call OfferInput for the layers of this step: then the next layer's gate does not
-  /// predict by itself, on this layer's input. CPU backend; a device's steps predict by themselves.
-  bool offers_inputs = false;
 };
 
 /// Identifies an open step; never reused within an engine.
@@ -146,15 +143,6 @@ class Engine {
   /// EngineOptions::simulate, hidden and out are not looked at.
   virtual absl::Status ForwardRouted(StepId step, int layer, const MatrixView& hidden,
                                      const RoutedInput& routing, const MutableMatrixView& out) = 0;
-
-  /// What the input of MoE layer `layer` (not the first) is expected to be, offered before the
-  /// layers in front of it are done: its gate on that input says what to prefetch. For a host that
-  /// can tell earlier or better than the gate input of the layer before (Fate Sec. 4.2, position 2,
-  /// the default), such as the state before the attention of the layer before (position 3: more
-  /// time) or of this layer (position 1: less), normalized as this layer's input is. hidden: [rows,
-  /// hidden]. Nothing happens unless the step was begun with offers_inputs and its strategy
-  /// prefetches by a gate.
-  virtual absl::Status OfferInput(StepId step, int layer, const MatrixView& hidden) = 0;
 
   virtual absl::Status EndStep(StepId step) = 0;
   /// The first error of an open step, or OK.

@@ -56,10 +56,6 @@ class Prefetcher {
   /// The true routing of a layer is known, at context.now_ns: account for the predictions made for
   /// it, and forget those that have not started.
   void Resolve(const PolicyContext& context, const RoutingResult& routing);
-  /// The same for `target` (not the first layer), whose input the host offered before the layers in
-  /// front of it have run: routing.next_scores are its scores on it, nothing else of `routing` but
-  /// its sizes is known.
-  void PredictOffered(const PolicyContext& target, const RoutingResult& routing, int64_t now_ns);
   /// Ranks and admits for the next layer. Called at `now_ns`, after the layer's own demand loads
   /// are queued.
   void Predict(const PolicyContext& context, const RoutingResult& routing, int64_t now_ns);
@@ -94,7 +90,6 @@ class Prefetcher {
   int64_t WindowNs(const PolicyContext& context, const RoutingResult& routing,
                    int64_t now_ns) const;
   void Rank(PrefetchSnapshot* snapshot);
-  /// Offered inputs may be two layers ahead.
   Prediction& PredictionOf(int layer) { return predictions_[layer % 2]; }
   void Admit(const PolicyContext& context, const std::vector<PrefetchCandidate>& ranked,
              int64_t window_ns, Prediction* prediction);

@@ -51,7 +51,6 @@ struct EngineStats {
   // (StepInfo::predict_next), or the gate on the input of the layer before.
   int64_t predictions_resident_forward = 0;
   int64_t predictions_next_gate = 0;
-  int64_t predictions_offered = 0;      // by the gate on what the host offered (Engine::OfferInput)
   bool prefetch_disabled = false;       // it did not pay, in decode steps
   int64_t prefetch_disabled_steps = 0;  // decode steps since that ran with this verdict
   int64_t prefetch_trials = 0;          // blocks of steps tried in the other mode

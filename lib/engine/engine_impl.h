@@ -45,7 +45,6 @@ class EngineImpl final : public Engine {
                        const MutableMatrixView& out) override;
   absl::Status ForwardRouted(StepId step, int layer, const MatrixView& hidden,
                              const RoutedInput& routing, const MutableMatrixView& out) override;
-  absl::Status OfferInput(StepId step, int layer, const MatrixView& hidden) override;
   absl::Status EndStep(StepId step) override;
   absl::Status StepStatus(StepId step) override;
   absl::Status CancelStep(StepId step) override;
@@ -88,7 +87,6 @@ class EngineImpl final : public Engine {
     std::vector<int64_t> request_ids;
     void* stream = nullptr;
     PredictNext predict_next;
-    bool inputs_offered = false;
     std::shared_ptr<std::atomic<bool>> cancelled;
     absl::Status status;
   };

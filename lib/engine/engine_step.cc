@@ -38,7 +38,6 @@ absl::StatusOr<StepId> EngineImpl::BeginStep(const StepInfo& info) {
   step.cancelled = std::make_shared<std::atomic<bool>>(false);
   step.stream = info.stream;
   step.predict_next = info.predict_next;
-  step.inputs_offered = info.offers_inputs && device_ == nullptr && !options_.simulate;
   if (device_ != nullptr) {
     const absl::Status opened = device_->OpenStep(store_.get(), step.epoch, step.stream);
     if (!opened.ok()) {
@@ -155,7 +154,6 @@ absl::Status EngineImpl::RunLocked(StepId step_id, int layer, const MatrixView& 
        step.begin_ns,
        step.cancelled.get(),
        &step.predict_next,
-       step.inputs_offered,
        {layer, step.epoch, hidden, out, step.stream, strategy_.placement != nullptr}},
       y_.data());
   if (status.ok()) {
@@ -163,28 +161,6 @@ absl::Status EngineImpl::RunLocked(StepId step_id, int layer, const MatrixView& 
   } else if (step.status.ok()) {
     step.status = status;
   }
-  Publish();
-  return status;
-}
-
-absl::Status EngineImpl::OfferInput(StepId step_id, int layer, const MatrixView& hidden) {
-  const std::lock_guard<std::mutex> lock(mu_);
-  MOERT_ASSIGN_OR_RETURN(Step* const found, FindStep(step_id));
-  Step& step = *found;
-  if (layer == 0) {
-    return absl::InvalidArgumentError("layer 0: no layer is in front of it; offer layers from 1");
-  }
-  MOERT_RETURN_IF_ERROR(CheckViews(
-      step, layer, hidden,
-      {const_cast<void*>(hidden.data), hidden.dtype, hidden.rows, hidden.cols, hidden.row_stride}));
-  if (!step.inputs_offered) return absl::OkStatus();
-  WidenRows(hidden, x_.data());
-  LayerCall call;
-  call.context = ContextOf(step, layer);
-  call.epoch = step.epoch;
-  call.x = x_.data();
-  call.tokens = step.rows;
-  const absl::Status status = runner_->OfferInput(call);
   Publish();
   return status;
 }

@@ -123,9 +123,9 @@ absl::Status LayerRunner::Route(const LayerCall& call) {
       parts_.strategy->routing ? parts_.strategy->routing->Rule(context) : RoutingRule{};
   const LayerResidency residency = parts_.store->Layer(context.layer);
   if (call.routed == nullptr) {
-    const bool next_gate = (parts_.prefetcher->wants_next_gate(context.phase) &&
-                            !WantsForward(call) && !OffersInputs(call)) ||
-                           (parts_.trace != nullptr && parts_.trace->wants_next_scores());
+    const bool next_gate =
+        (parts_.prefetcher->wants_next_gate(context.phase) && !WantsForward(call)) ||
+        (parts_.trace != nullptr && parts_.trace->wants_next_scores());
     MOERT_RETURN_IF_ERROR(parts_.device != nullptr
                               ? RouteOnDevice(call, rule, residency, next_gate)
                               : parts_.router->Route(context.layer, call.x, call.tokens, rule,
@@ -146,8 +146,7 @@ absl::Status LayerRunner::Route(const LayerCall& call) {
       std::copy(routing_.ids.begin(), routing_.ids.end(), given.used_ids.begin());
     }
   }
-  if (recorded_ == nullptr && parts_.prefetcher->wants_next_gate(context.phase) &&
-      !OffersInputs(call)) {
+  if (recorded_ == nullptr && parts_.prefetcher->wants_next_gate(context.phase)) {
     Charge(static_cast<double>(parts_.profile->next_gate_ns));
   }
   if (recorded_ != nullptr) {
@@ -228,10 +227,8 @@ absl::Status LayerRunner::FetchAndMultiply(const LayerCall& call) {
     }
     const bool all_queued = next == plan_.load.end();
     if (all_queued && !predicted && !forward) {
-      if (!OffersInputs(call)) {
-        CountPrediction(call);
-        parts_.prefetcher->Predict(context, routing_, parts_.clock->now_ns());
-      }
+      CountPrediction(call);
+      parts_.prefetcher->Predict(context, routing_, parts_.clock->now_ns());
       predicted = true;
     }
     if (first_wave || !wave_.empty()) {

@@ -63,7 +63,6 @@ struct LayerCall {
   int64_t step_begin_ns = 0;
   const std::atomic<bool>* cancelled = nullptr;  // becomes true when nobody wants the output
   const PredictNext* predict_next = nullptr;     // of the step; null: not offered
-  bool inputs_offered = false;                   // predictions come from OfferInput, not from here
   DeviceCall device;  // where a device executes; x and out are then unused
 };
 
@@ -80,10 +79,6 @@ class LayerRunner {
   /// Accounts for calls on a device whose routing has arrived since, or whose selections were
   /// taken.
   void CollectLate(PolicyContext context);
-
-  /// call.x: what the host expects the input of call's layer to be, before the layers in front of
-  /// it are done. CPU backend.
-  absl::Status OfferInput(const LayerCall& call);
 
   /// Bytes of workspace for max_tokens rows of any layer, MixedGroupGemm's own excluded;
   /// `resident_forward`: with the two matrices that it exchanges with the host.
@@ -105,10 +100,6 @@ class LayerRunner {
   /// Has the host predict it, from the experts of the first wave: new next_scores. On the host's
   /// refusal those of the next layer's gate.
   absl::Status PredictForward(const LayerCall& call, absl::Span<const int32_t> computed);
-  /// Whether this call's own prediction gives way to what the host offers.
-  bool OffersInputs(const LayerCall& call) const {
-    return call.inputs_offered && parts_.prefetcher->wants_next_gate(call.context.phase);
-  }
   /// Counts by what the prefetcher is about to predict.
   void CountPrediction(const LayerCall& call);
   absl::Status RouteOnDevice(const LayerCall& call, const RoutingRule& rule,
@@ -151,7 +142,6 @@ class LayerRunner {
   RoutingResult late_routing_;
   std::vector<SelectionCount> selections_;
   bool selected_ = false;  // there are some
-  RoutingResult offered_;
   CallTimes times_;                      // of this call
   const CallTimes* recorded_ = nullptr;  // of this call when it was recorded
   double recorded_bytes_ = 0;            // of all records it multiplied then

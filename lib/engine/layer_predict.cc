@@ -1,6 +1,5 @@
 // What a layer call tells the prefetcher of layers to come: scores on the input that resident
-// experts and the host's attention predict (importance paper Sec. 5.2), or on inputs the host
-// offers ahead (Fate Sec. 4.2).
+// experts and the host's attention predict (importance paper Sec. 5.2).
 #include <algorithm>
 
 #include "base/status_macros.h"
@@ -9,9 +8,7 @@
 namespace moert {
 
 bool LayerRunner::WantsForward(const LayerCall& call) const {
-  if (call.predict_next == nullptr || *call.predict_next == nullptr || call.inputs_offered) {
-    return false;
-  }
+  if (call.predict_next == nullptr || *call.predict_next == nullptr) return false;
   if (call.context.phase != Phase::kDecode || parts_.simulate || parts_.device != nullptr ||
       partial_.size() == 0 || call.context.layer + 1 == parts_.model->num_layers() ||
       !parts_.prefetcher->wants_resident_forward(call.context.phase)) {
@@ -58,20 +55,6 @@ absl::Status LayerRunner::PredictForward(const LayerCall& call,
       layer + 1, forward_predicted_ ? next_input_.data() : call.x, tokens, &routing_.next_scores);
   Span(call, TimelineTrack::kLayers, "predict the next layer's input", begin_ns);
   return status;
-}
-
-absl::Status LayerRunner::OfferInput(const LayerCall& call) {
-  const PolicyContext& target = call.context;
-  if (!parts_.prefetcher->wants_next_gate(target.phase)) return absl::OkStatus();
-  parts_.store->Pump();
-  offered_.tokens = call.tokens;
-  offered_.top_k = parts_.model->layers[target.layer].routing.top_k;
-  MOERT_RETURN_IF_ERROR(
-      parts_.router->Score(target.layer, call.x, call.tokens, &offered_.next_scores));
-  Charge(static_cast<double>(parts_.profile->next_gate_ns));
-  ++parts_.stats->predictions_offered;
-  parts_.prefetcher->PredictOffered(target, offered_, parts_.clock->now_ns());
-  return absl::OkStatus();
 }
 
 void LayerRunner::CountPrediction(const LayerCall& call) {

@@ -68,8 +68,6 @@ std::string PrometheusText(const EngineStats& s, absl::string_view label) {
        "Layer calls predicted from the partial output.", n(s.predictions_resident_forward)},
       {"predictions_next_gate_total", "counter", "Layer calls predicted by the next layer's gate.",
        n(s.predictions_next_gate)},
-      {"predictions_offered_total", "counter", "Layer calls predicted by what the host offered.",
-       n(s.predictions_offered)},
       {"prefetch_trials_total", "counter", "Blocks of steps tried with prefetch on or off.",
        n(s.prefetch_trials)},
       {"prefetch_switches_total", "counter", "Trials after which prefetch changed.",

@@ -22,8 +22,8 @@ EngineStats StatsSince(const EngineStats& now, const EngineStats& before) {
            &S::prefetch_active, &S::prefetch_top_score, &S::prefetch_bytes);
   Subtract(&s, before, &S::prefetch_predicted, &S::prefetch_recalled,
            &S::prefetch_recalled_in_window, &S::prefetch_disabled_steps,
-           &S::predictions_resident_forward, &S::predictions_next_gate, &S::predictions_offered,
-           &S::prefetch_trials, &S::prefetch_switches);
+           &S::predictions_resident_forward, &S::predictions_next_gate, &S::prefetch_trials,
+           &S::prefetch_switches);
   Subtract(&s, before, &S::slots, &S::slots_substituted, &S::slots_low, &S::model_lookups,
            &S::model_hits);
   Subtract(&s, before, &S::mass, &S::mass_substituted, &S::mass_low);

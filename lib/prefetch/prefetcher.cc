@@ -145,23 +145,6 @@ void Prefetcher::Predict(const PolicyContext& context, const RoutingResult& rout
   Rank(&snapshot);
 }
 
-void Prefetcher::PredictOffered(const PolicyContext& target, const RoutingResult& routing,
-                                int64_t now_ns) {
-  if (!wants_next_gate(target.phase)) return;
-  PrefetchSnapshot snapshot;
-  snapshot.context = target;
-  snapshot.context.layer = target.layer - 1;
-  snapshot.target_layer = target.layer;
-  snapshot.routing = routing.view();
-  snapshot.predicted_scores = routing.next_scores;
-  // What is under way for the layers in between comes first.
-  const int64_t queued_ns =
-      store_->in_flight() * link_->TransferNs(store_->layout({target.layer, 0}, 0).bytes);
-  snapshot.window_ns = std::max<int64_t>(
-      0, window_->UntilNs(target, routing.tokens, now_ns, StalledNs(*stats_)) - queued_ns);
-  Rank(&snapshot);
-}
-
 void Prefetcher::Rank(PrefetchSnapshot* snapshot) {
   const PolicyContext& context = snapshot->context;
   const int target = snapshot->target_layer;

@@ -497,64 +497,6 @@ static void test_predict_next(void) {
   moert_source_destroy(source);
 }
 
-/* ---- Inputs offered ahead, what later headers appended. */
-
-static void test_offers_and_later_fields(void) {
-  host_model model = {MOERT_BF16, 0, MOERT_OK, "", 0};
-  float x[kTinyLayers][kTinyHidden], y[kTinyHidden];
-  moert_source *source = make_source(&model);
-  moert_engine *engine = NULL;
-  moert_engine_options options;
-  moert_step_info info;
-  moert_step *step = NULL;
-  moert_stats stats;
-  int s, i, l;
-  moert_engine_options_init(&options, sizeof(options));
-  options.strategy = "fate:control=0";
-  options.clock = MOERT_CLOCK_VIRTUAL;
-  options.budget_fraction = 0.5;
-  CHECK_OK(moert_engine_create(source, &options, &engine, &error));
-  for (s = 0; s < 10; ++s) {
-    moert_step_info_init(&info, sizeof(info));
-    CHECK(info.offers_inputs == 0 && info.reserved1 == 0);
-    info.offers_inputs = s % 2; /* every other step */
-    for (l = 0; l < kTinyLayers; ++l) {
-      for (i = 0; i < kTinyHidden; ++i) x[l][i] = tiny_input(i + 1000 * (s * kTinyLayers + l));
-    }
-    CHECK_OK(moert_step_begin(engine, &info, NULL, NULL, NULL, &step, &error));
-    for (l = 0; l < kTinyLayers; ++l) {
-      if (l > 0) {
-        CHECK_OK(moert_layer_offer(step, l, x[l], kTinyHidden, MOERT_F32, 1, &error));
-      }
-      CHECK_OK(moert_layer_forward(step, l, x[l], kTinyHidden, MOERT_F32, 1, y, NULL, &error));
-    }
-    CHECK_FAILS(moert_layer_offer(step, 0, x[0], kTinyHidden, MOERT_F32, 1, &error),
-                MOERT_INVALID_ARGUMENT, "layers from 1", "moert_layer_offer");
-    CHECK_FAILS(moert_layer_offer(step, 1, x[1], kTinyHidden, MOERT_F32, 2, &error),
-                MOERT_INVALID_ARGUMENT, "hidden", "moert_layer_offer");
-    CHECK_FAILS(moert_layer_offer(NULL, 1, x[1], kTinyHidden, MOERT_F32, 1, &error),
-                MOERT_INVALID_ARGUMENT, "step", "moert_layer_offer");
-    CHECK_OK(moert_step_end(step, &error));
-  }
-  moert_stats_init(&stats, sizeof(stats));
-  CHECK_OK(moert_engine_stats(engine, &stats, &error));
-  CHECK(stats.predictions_offered == 5 * (kTinyLayers - 1));
-  CHECK(stats.predictions_next_gate > 0);
-  CHECK(stats.low_loads == 0 && stats.upgrades == 0 && stats.fills == 0);
-  CHECK(stats.prefetch_trials == 0 && stats.prefetch_switches == 0);
-  /* A caller of the first header gets what it knows, and nothing behind it. */
-  moert_stats_init(&stats, 312);
-  stats.predictions_offered = 77;
-  CHECK_OK(moert_engine_stats(engine, &stats, &error));
-  CHECK(stats.lookups > 0 && stats.predictions_offered == 77);
-  moert_step_info_init(&info, sizeof(info));
-  info.reserved1 = 1;
-  CHECK_FAILS(moert_step_begin(engine, &info, NULL, NULL, NULL, &step, &error),
-              MOERT_INVALID_ARGUMENT, "reserved1", "moert_step_begin");
-  moert_engine_destroy(engine);
-  moert_source_destroy(source);
-}
-
 static void test_failing_reads(void) {
   host_model model = {MOERT_F32, 0, MOERT_DATA_LOSS, "the disk is gone", 0};
   float x[kTinyHidden], first[kTinyHidden], again[kTinyHidden];
@@ -669,7 +611,6 @@ int main(int argc, char **argv) {
   test_source_errors();
   test_engine_errors();
   test_predict_next();
-  test_offers_and_later_fields();
   test_failing_reads();
   test_lists();
   if (argc != 3) {

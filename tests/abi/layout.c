@@ -273,15 +273,13 @@ ABI_FIELD(moert_memory, total_experts, 80);
 ABI_FIELD(moert_memory, minimum_bytes, 88);
 ABI_LAST(moert_memory, minimum_bytes, 8);
 
-ABI_SIZE(moert_step_info, 48);
+ABI_SIZE(moert_step_info, 40);
 ABI_FIELD(moert_step_info, rows, 8);
 ABI_FIELD(moert_step_info, phase, 16);
 ABI_FIELD(moert_step_info, reserved0, 20);
 ABI_FIELD(moert_step_info, user_data, 24);
 ABI_FIELD(moert_step_info, predict_next, 32);
-ABI_FIELD(moert_step_info, offers_inputs, 40);
-ABI_FIELD(moert_step_info, reserved1, 44);
-ABI_LAST(moert_step_info, reserved1, 4);
+ABI_LAST(moert_step_info, predict_next, 8);
 
 ABI_SIZE(moert_completion, 32);
 ABI_FIELD(moert_completion, user_data, 8);
@@ -365,9 +363,8 @@ ABI_FIELD(moert_stats, mass_low, 376);
 ABI_FIELD(moert_stats, low_loads, 384);
 ABI_FIELD(moert_stats, upgrades, 392);
 ABI_FIELD(moert_stats, fills, 400);
-ABI_FIELD(moert_stats, predictions_offered, 408);
-ABI_FIELD(moert_stats, prefetch_trials, 416);
-ABI_FIELD(moert_stats, prefetch_switches, 424);
+ABI_FIELD(moert_stats, prefetch_trials, 408);
+ABI_FIELD(moert_stats, prefetch_switches, 416);
 ABI_LAST(moert_stats, prefetch_switches, 8);
 
 int main(void) { return 0; }

@@ -387,27 +387,7 @@ def rho(lab):
             "rho-best": f"The largest of these shares within 1 % in every domain: **rho = {best:g}**."}
 
 
-def taps(lab):
-    """The paper's three tap positions, in the example host."""
-    rows = []
-    for model in MODELS[:1]:
-        for tap in (1, 2, 3):
-            row = [f"{model}-moe", str(tap)]
-            for key in ("top=4", "percentile=75"):
-                runs = [lab.ppl(model, d, "--step-tokens", "1", "--limit", "512", "--window", "128",
-                                "--threads", "1", "--budget", "25%", "--tap", str(tap), "--link-gbps",
-                                f"{link_of(model, 2):.6g}", "--strategy", f"fate:control=0,{key}")
-                        for d in DOMAINS]
-                row.append(f"{mean(r['prefetch']['recall'] for r in runs):.3f}")
-            row.append(f"{mean(r['prefetch']['recall_in_window'] for r in runs):.3f}")
-            row.append(f"{mean(r['tpot_ms']['mean'] for r in runs):.2f}")
-            rows.append(row)
-    head = ["model", "position", "top-k overlap", "recall, 75th percentile", "after the cut",
-            "decode, ms"]
-    return {"taps": table(head, rows)}
-
-
-PARTS = {"taps": taps, "cross-layer": cross_layer, "window": window_cut, "layers": recall_layers, "hits": hit_ratio, "decode": decode,
+PARTS = {"cross-layer": cross_layer, "window": window_cut, "layers": recall_layers, "hits": hit_ratio, "decode": decode,
          "prefill": prefill, "shapes": shapes, "ablation": ablation, "rho": rho}
 
 

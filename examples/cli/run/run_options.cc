@@ -26,10 +26,6 @@ void AddRunFlags(ArgParser* parser, RunOptions* o) {
                     "hardware profile: reference, or a file of moert-bench");
   parser->AddString("cache", &o->cache, "folder of cached packs");
   parser->AddInt64("seed", &o->seed, "seed of sampling and of strategies that draw", 0);
-  parser->AddInt("tap", &o->tap,
-                 "what a gate predicts a layer's experts from: 1, the state before its attention; "
-                 "2, the input of the MoE layer before; 3, the state before that one's attention",
-                 1, 3);
   parser->AddChoice("dtype", &o->dtype, {"bf16", "f32", "int8"},
                     "activations of the experts; the rest of the model computes in f32");
   parser->AddString("kernels", &o->kernels, "CPU kernel set: auto or a name");

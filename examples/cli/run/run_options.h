@@ -24,7 +24,6 @@ struct RunOptions {
   std::string profile = "reference";
   std::string cache;
   int64_t seed = 0;
-  int tap = 2;
   std::string dtype = "bf16";
   std::string kernels = "auto";
   std::string graphs = "auto";

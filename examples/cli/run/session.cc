@@ -67,7 +67,6 @@ absl::StatusOr<Session> Session::Open(const RunOptions& options, HfConfig config
   host::OpenDecoderOptions open;
   open.max_rows = max_rows;
   open.device = engine_options.device;
-  open.tap = options.tap;
   // A trace and a virtual clock see every step; a recorded one would pass unseen.
   open.graphs = options.graphs == "auto" && s.trace == nullptr && options.clock != "virtual";
   MOERT_ASSIGN_OR_RETURN(

@@ -168,7 +168,7 @@ type Stats struct {
 	Lookups, HitsResident, HitsPrefetched, Late, Loads, Evictions int64
 	BytesLoaded, PrefetchIssued, PolicyFallbacks                  int64
 	SlotsSubstituted, SlotsLow, CPUComputed, LowLoads, Upgrades   int64
-	Fills, PredictionsResidentForward, PredictionsOffered         int64
+	Fills, PredictionsResidentForward                             int64
 	PrefetchTrials, PrefetchSwitches                              int64
 }
 
@@ -182,7 +182,7 @@ func (e *Engine) Stats() (Stats, error) {
 		int64(c.evictions), int64(c.bytes_loaded), int64(c.prefetch_issued), int64(c.policy_fallbacks),
 		int64(c.slots_substituted), int64(c.slots_low), int64(c.cpu_computed), int64(c.low_loads),
 		int64(c.upgrades), int64(c.fills), int64(c.predictions_resident_forward),
-		int64(c.predictions_offered), int64(c.prefetch_trials), int64(c.prefetch_switches)}, err
+		int64(c.prefetch_trials), int64(c.prefetch_switches)}, err
 }
 
 // Memory is what the budget pays for, in bytes and slots.

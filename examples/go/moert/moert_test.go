@@ -343,22 +343,6 @@ func TestPredictNextAndOffer(t *testing.T) {
 	if calls < 3 || stats.PredictionsResidentForward != int64(calls-2) || stats.PolicyFallbacks != 2 {
 		t.Error("predictions", calls, stats.PredictionsResidentForward, stats.PolicyFallbacks)
 	}
-	step, err := engine.BeginWith(Decode, 1, StepOptions{OffersInputs: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	step.Forward(context.Background(), 0, input(1, 1), y)
-	if err := step.Offer(1, input(1, 2)); err != nil {
-		t.Error(err)
-	}
-	step.Forward(context.Background(), 1, input(1, 2), y)
-	if err := step.Offer(0, input(1, 1)); err == nil {
-		t.Error("layer 0 was offered")
-	}
-	step.End()
-	if stats, _ = engine.Stats(); stats.PredictionsOffered != 1 {
-		t.Error("offered", stats.PredictionsOffered)
-	}
 	if _, err := engine.BeginWith(Decode, 1, StepOptions{RequestIDs: []int64{1, 2}}); err == nil {
 		t.Error("two requests for a row")
 	}

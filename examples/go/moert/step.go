@@ -42,7 +42,6 @@ type predictor struct {
 type StepOptions struct {
 	RequestIDs   []int64     // one a row, or nil
 	PredictNext  PredictNext // resident-forward prediction, or nil
-	OffersInputs bool        // Offer will be called
 }
 
 // BeginWith is Begin with options.
@@ -101,9 +100,6 @@ func (e *Engine) beginWith(phase Phase, rows int, requestIDs *C.int64_t, options
 	C.moert_step_info_init(&info, C.sizeof_moert_step_info)
 	info.rows = C.int64_t(rows)
 	info.phase = C.moert_phase(phase)
-	if options.OffersInputs {
-		info.offers_inputs = 1
-	}
 	var predicts cgo.Handle
 	if options.PredictNext != nil {
 		predicts = cgo.NewHandle(predictor{e, options.PredictNext})
@@ -120,19 +116,6 @@ func (e *Engine) beginWith(phase Phase, rows int, requestIDs *C.int64_t, options
 		return nil, err
 	}
 	return &Step{handle, rows, predicts}, nil
-}
-
-// Offer tells what the input of a layer is expected to be, rows x its hidden size, before the layers
-// in front of it are done.
-func (s *Step) Offer(layer int, hidden []float32) error {
-	if len(hidden) == 0 || len(hidden)%s.rows != 0 {
-		return &Error{InvalidArgument, "Offer",
-			fmt.Sprintf("hidden has %d elements, for a step of %d rows", len(hidden), s.rows)}
-	}
-	return check(func(err **C.moert_error) C.moert_code {
-		return C.moert_layer_offer(s.handle, C.int32_t(layer), unsafe.Pointer(&hidden[0]),
-			C.int64_t(len(hidden)/s.rows), C.MOERT_F32, C.int64_t(s.rows), err)
-	})
 }
 
 // watch cancels the step when the context ends; the function it returns ends the watch.

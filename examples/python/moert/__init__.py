@@ -260,12 +260,11 @@ class Engine(_Handle):
                 return _c.INTERNAL
         return _c.PredictNext(call)
 
-    def step(self, phase, rows, request_ids=None, predict_next=None, offers_inputs=False):
+    def step(self, phase, rows, request_ids=None, predict_next=None):
         """Opens a step of `rows` tokens; phase is "prefill" or "decode". predict_next: see
-        _predictor; offers_inputs: Step.offer will be called."""
+        _predictor."""
         info = _c.init(_c.StepInfo)
         info.rows = rows
-        info.offers_inputs = int(offers_inputs)
         callback = None
         if predict_next is not None:
             callback = info.predict_next = self._predictor(predict_next)
@@ -312,12 +311,6 @@ class Step:
                self.rows, (c.c_int32 * len(ids))(*ids), (c.c_float * len(ids))(*weights),
                len(ids) // self.rows, used, target, None)
         return list(used)
-
-    def offer(self, layer, hidden):
-        """What the input of `layer` is expected to be, before the layers in front of it are done."""
-        source, dtype, count = _memory(hidden)
-        _check(lib.moert_layer_offer, self._handle, layer, source, count // self.rows, dtype,
-               self.rows)
 
     def cancel(self):
         """From any thread: the layer call in progress and later ones fail with CANCELLED."""

@@ -57,8 +57,7 @@ PredictNext = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_int32, c.POINTER(c.c_float)
 class StepInfo(c.Structure):
     _fields_ = [("struct_size", c.c_uint64), ("rows", c.c_int64), ("phase", c.c_int32),
                 ("reserved0", c.c_int32), ("user_data", c.c_void_p),
-                ("predict_next", PredictNext), ("offers_inputs", c.c_int32),
-                ("reserved1", c.c_int32)]
+                ("predict_next", PredictNext)]
 
 
 Stats = _struct(
@@ -71,7 +70,7 @@ Stats = _struct(
     "i32 prefetch_disabled graph_captured", "i64 prefetch_active prefetch_top_score",
     "i64 predictions_resident_forward predictions_next_gate prefetch_cancelled",
     "i64 prefetch_recalled_in_window prefetch_disabled_steps slots_low", "f64 mass_low",
-    "i64 low_loads upgrades fills predictions_offered prefetch_trials prefetch_switches")
+    "i64 low_loads upgrades fills prefetch_trials prefetch_switches")
 
 # Of each struct its name in moert.h, for its _init function.
 _NAMES = {StrategyInfo: "strategy_info", LayerSpec: "layer_spec", OpenOptions: "open_options",
@@ -92,7 +91,6 @@ _FUNCTIONS = {
     "residency": "code ptr i32 ptr i64",
     "step_begin": "code ptr ptr ptr ptr ptr out", "step_cancel": "code ptr", "step_end": "code ptr",
     "layer_forward": "code ptr i32 ptr i64 i32 i64 ptr ptr",
-    "layer_offer": "code ptr i32 ptr i64 i32 i64",
     "layer_forward_routed": "code ptr i32 ptr i64 i32 i64 ptr ptr i32 ptr ptr ptr",
     "strategy_count": "i32", "strategy_at": "code i32 ptr", "version_string": "str",
     "code_name": "str i32", "error_message": "str ptr", "error_origin": "str ptr",

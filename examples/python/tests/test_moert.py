@@ -44,7 +44,7 @@ class Binding(unittest.TestCase):
                 if offset and "ABI_FIELD" in offset[0]:
                     self.assertEqual(int(offset[1]), getattr(kind, field).offset, (name, field))
 
-    def test_a_host_predicts_and_offers_inputs(self):
+    def test_a_host_predicts(self):
         source = moert.Source.from_weights("w", layers(), weights)
         engine = moert.Engine(source, strategy="importance:alpha=0", budget_fraction=0.5)
         calls, y = [], floats(0)
@@ -65,13 +65,6 @@ class Binding(unittest.TestCase):
         self.assertGreaterEqual(len(calls), 3)
         self.assertEqual(stats.predictions_resident_forward, len(calls) - 2)
         self.assertEqual(stats.policy_fallbacks, 2)
-        with engine.step("decode", 1, offers_inputs=True) as step:
-            step.forward(0, floats(1), y)
-            step.offer(1, floats(2))
-            step.forward(1, floats(2), y)
-            with self.assertRaises(moert.Error):
-                step.offer(0, floats(1))
-        self.assertEqual(engine.stats().predictions_offered, 1)
 
     def test_errors_of_the_library(self):
         with self.assertRaises(moert.Error) as refused:

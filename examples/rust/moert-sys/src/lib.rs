@@ -775,8 +775,6 @@ pub struct moert_step_info {
             next_input: *mut f32,
         ) -> moert_code,
     >,
-    pub offers_inputs: i32,
-    pub reserved1: i32,
 }
 extern "C" {
     pub fn moert_step_info_init(info: *mut moert_step_info, size: u64);
@@ -828,17 +826,6 @@ extern "C" {
         used_ids: *mut i32,
         out: *mut ::core::ffi::c_void,
         stream: moert_stream,
-        error: *mut *mut moert_error,
-    ) -> moert_code;
-}
-extern "C" {
-    pub fn moert_layer_offer(
-        step: *mut moert_step,
-        layer: i32,
-        hidden: *const ::core::ffi::c_void,
-        row_stride: i64,
-        dtype: moert_dtype,
-        n_tokens: i64,
         error: *mut *mut moert_error,
     ) -> moert_code;
 }
@@ -992,7 +979,6 @@ pub struct moert_stats {
     pub low_loads: i64,
     pub upgrades: i64,
     pub fills: i64,
-    pub predictions_offered: i64,
     pub prefetch_trials: i64,
     pub prefetch_switches: i64,
 }

@@ -176,7 +176,6 @@ impl Engine {
             Phase::Prefill => sys::MOERT_PREFILL,
             Phase::Decode => sys::MOERT_DECODE,
         };
-        info.offers_inputs = options.offers_inputs as i32;
         let mut predictor = None;
         if let Some(predict) = options.predict_next {
             let widths =

@@ -19,8 +19,6 @@ pub struct StepOptions<'a> {
     /// One a row.
     pub request_ids: Option<&'a [i64]>,
     pub predict_next: Option<PredictNext>,
-    /// `Step::offer` will be called.
-    pub offers_inputs: bool,
 }
 
 /// What `predict_next` of the C API is given.
@@ -110,23 +108,6 @@ impl<'engine> Step<'engine> {
                 self.rows,
                 out.as_mut_ptr() as *mut c_void,
                 ptr::null_mut(),
-                e,
-            )
-        })
-    }
-
-    /// What the input of `layer` is expected to be, rows x its hidden size, before the layers in front
-    /// of it are done: its gate on that says what to prefetch.
-    pub fn offer(&self, layer: i32, hidden: &[f32]) -> Result<()> {
-        let width = self.width("Step::offer", hidden.len(), hidden.len())?;
-        check(|e| unsafe {
-            sys::moert_layer_offer(
-                self.handle,
-                layer,
-                hidden.as_ptr() as *const c_void,
-                width,
-                sys::MOERT_F32,
-                self.rows,
                 e,
             )
         })

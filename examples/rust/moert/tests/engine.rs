@@ -296,7 +296,7 @@ fn every_form_of_a_layer_call_says_the_same() {
 }
 
 #[test]
-fn a_host_predicts_and_offers_inputs() {
+fn a_host_predicts() {
     let (alive, broken) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
     let source = Source::from_weights("w", &layers(), Counted::new(&alive, &broken)).unwrap();
     let options = Options {
@@ -330,15 +330,6 @@ fn a_host_predicts_and_offers_inputs() {
     assert!(calls.load(Ordering::SeqCst) >= 3);
     assert_eq!(stats.predictions_resident_forward as usize, calls.load(Ordering::SeqCst) - 2);
     assert_eq!(stats.policy_fallbacks, 2);
-
-    let options = StepOptions { offers_inputs: true, ..Default::default() };
-    let step = engine.step_with(Phase::Decode, 1, options).unwrap();
-    step.forward(0, &input(1), &mut y).unwrap();
-    step.offer(1, &input(2)).unwrap();
-    step.forward(1, &input(2), &mut y).unwrap();
-    assert_eq!(step.offer(0, &input(1)).unwrap_err().code, Code::InvalidArgument);
-    step.end().unwrap();
-    assert_eq!(engine.stats().unwrap().predictions_offered, 1);
     let wrong = StepOptions { request_ids: Some(&[1, 2]), ..Default::default() };
     assert_eq!(engine.step_with(Phase::Decode, 1, wrong).err().unwrap().code, Code::InvalidArgument);
 }
