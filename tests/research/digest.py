@@ -32,7 +32,7 @@ def two(x):
 # Strategies on an H200
 
 def fate_decode():
-    """A row a shape and link, a column a budget: ms, time of on-demand over it, prefetches a step."""
+    """A row a shape and link, a column a budget: ms, time of on-demand over it, prefetches per step."""
     cells = h200.fate_cells(h200.load("fate"), "decode")
     budgets = list(dict.fromkeys(c[2] for c in cells))
     rows = {}
@@ -58,7 +58,7 @@ def score_eviction():
             heads += [head] * (head not in heads)
             ms = [two(known[s]["step_mean_ms"]) for s in ("on-demand", "fate", spec)]
             rows.setdefault(shape, {})[head] = " / ".join(ms)
-    return experiment.table(["ms a step: `on-demand` / `fate` / `on-demand+importance.residency`", *heads],
+    return experiment.table(["ms per step: `on-demand` / `fate` / `on-demand+importance.residency`", *heads],
                             [[shape, *(row.get(h, "-") for h in heads)] for shape, row in rows.items()])
 
 
@@ -81,7 +81,7 @@ def importance_summary():
         ("alpha 0.3, the paper's", h200.OURS, h200.IMPORTANCE_RIVALS),
         ("alpha 0.3, the rival given `fill` too", h200.OURS, filled),
         ("alpha 0.1, rivals without a CPU", "importance", no_cpu))]
-    return experiment.table(["time a step against the best rival", "batch 1", "batch 3"], rows)
+    return experiment.table(["time per step against the best rival", "batch 1", "batch 3"], rows)
 
 
 def offload():
@@ -193,7 +193,7 @@ def predictions():
 
 
 def four_shapes():
-    """ms a step at 40 %, by shape."""
+    """ms per step at 40 %, by shape."""
     rows = data("shapes")["rows"]
     shapes = list(dict.fromkeys(r["shape"] for r in rows))
     known = {(r["shape"], r["strategy"]): r for r in rows}

@@ -65,7 +65,7 @@ def adaptation(results):
                            [ratio_text([(v[i][field], v[2][field]) for v in runs])
                             for i, field in ((1, "step_p50_ms"), (1, "step_mean_ms"), (1, "step_p99_ms"),
                                              (3, "step_mean_ms"))])
-    text = table(["batch", "transitions", "promotions a step", "frozen, ms", "on, ms", "mean", "P99",
+    text = table(["batch", "transitions", "promotions per step", "frozen, ms", "on, ms", "mean", "P99",
                   "BeginStep, us more", "driver waits"], rows)
     if churned:
         text += "\n\nTTFT in ms, one prompt at a time, medians, and what adaptation adds:\n\n" + table(
@@ -83,7 +83,7 @@ def bounds(results):
                         [f"{mean(v[0]['promotions'] / v[0]['steps'] for v in runs):.1f}"] +
                         [ratio_text([(v[0][field], v[1][field]) for v in runs])
                          for field in ("step_mean_ms", "step_p99_ms")] + [f"{mean(v[3]['step_mean_ms'] for v in runs):.2f}"])
-    return table(["batch", "all w4", "26 % bf16, static", "the same, adapting", "promotions a step", "mean", "P99",
+    return table(["batch", "all w4", "26 % bf16, static", "the same, adapting", "promotions per step", "mean", "P99",
                   "all bf16"], rows)
 
 
@@ -120,8 +120,8 @@ def shift(results):
                              f"{v['stall_ms']:.2f}", f"{100 * v['hit_ratio']:.0f} %",
                              f"{v['step_mean_ms'] / first['step_mean_ms']:.2f}",
                              "-" if busy is None else f"{busy:.0f}"])
-    return table(["budget", "batch", "strategy", "ms a step", "of it waiting", "hits", "over the first",
-                  "host, us a layer"], rows)
+    return table(["budget", "batch", "strategy", "ms per step", "of it waiting", "hits", "over the first",
+                  "host, us per layer"], rows)
 
 
 def counted(variant):
@@ -249,7 +249,7 @@ def fate_host(results):
                 host = known[name]["host"]
                 rows.append([shape, name_of(name), f"{host['busy_us_a_layer']:.0f}", f"{host['launches_a_layer']:.1f}",
                              f"{host['driver_waits_a_step']:.0f}"])
-    return table(["shape", "strategy", "host, us a layer", "launches a layer", "waits a step"], rows) if rows else MISSING
+    return table(["shape", "strategy", "host, us per layer", "launches per layer", "waits a step"], rows) if rows else MISSING
 
 
 def fate_ablation(results):
@@ -344,7 +344,7 @@ def importance_waiting(results):
                          f"{v.get('fills', 0) / v['steps']:.1f}", f"{v['prefetch_issued'] / v['steps']:.1f}",
                          f"{1e-6 * v['bytes_loaded_a_step']:.0f}", f"{balance['load']:.2f}, {balance['cpu']:.2f}"])
     return table(["batch", "link", "shape", "", "not waiting, ms", "for the link", "for the CPU", "experts by the CPU",
-                  "slots replaced", "fills a step", "prefetches", "MB a step", "T_load, T_cpu"], rows) if rows else MISSING
+                  "slots replaced", "fills per step", "prefetches", "MB per step", "T_load, T_cpu"], rows) if rows else MISSING
 
 
 def importance_parts(results):
@@ -452,7 +452,7 @@ def loads(results):
             rows.append([v["strategy"].split("=")[1], f"{bytes_a_load / 2**20:.1f} MiB",
                          f"{v['loads'] / v['steps'] / result['shape']['layers']:.0f}",
                          f"{rate:.1f} ({rates[0]:.1f} .. {rates[-1]:.1f})", f"{queued:.1f}", f"{100 * rate / queued:.0f} %"])
-    return table(["scheme", "record", "loads a layer", "GB/s of whole layer calls", "copies alone", ""], rows) if rows else MISSING
+    return table(["scheme", "record", "loads per layer", "GB/s of whole layer calls", "copies alone", ""], rows) if rows else MISSING
 
 
 def stored_with(part, results):

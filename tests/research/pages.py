@@ -48,7 +48,7 @@ TABLES = {
     "predictions": digest.predictions, "four-shapes": digest.four_shapes,
     **{f"cpu-{mark}": (lambda t=table: digest.stored("cpu-kernels", t)) for mark, table in (
         ("streaming", "streaming, 16 cores"), ("bf16", "bf16, 16 cores"), ("ggml", "ggml, 16 cores"),
-        ("sets", "sets by tokens a call"))},
+        ("sets", "sets by tokens per call"))},
 }
 
 

@@ -73,7 +73,7 @@ def path_of_a_batch():
             arrow(axes, theme, (11, 47.5), (15.6, 47.5))
             arrow(axes, theme, (186.4, 47.5), (190, 47.5))
             axes.text(190.5, 49, "out\n[T, H]", fontsize=8.5, color=theme["ink"], va="center")
-            tiers = [(16, 38, "disk or host's callback", "one read a record"), (66, 38, "RAM", "pinned records beside a GPU"),
+            tiers = [(16, 38, "disk or host's callback", "one read per record"), (66, 38, "RAM", "pinned records beside a GPU"),
                      (116, 55, "fast tier: HBM, or RAM on a CPU", "pools of blocks under one byte budget")]
             for x, width, title, text in tiers:
                 box(axes, theme, x, 6, width, 15, title, text, theme["soft"], size=9)

@@ -263,9 +263,9 @@ def against_uniform(data, widths, prefix=""):
 
 
 CHOICES = [("Delta", "L: the paper's sum of Delta"), ("relative", "L: Delta over the norm of its "
-           "layer's output"), ("by expert", "one scheme an expert"), ("by layer", "one scheme a layer"),
+           "layer's output"), ("by expert", "one scheme per expert"), ("by layer", "one scheme per layer"),
            ("untied", "gate and up may differ"), ("r = 0.75", "r = 0.75"),
-           ("a budget a layer", "a budget a layer")]
+           ("a budget a layer", "a budget per layer")]
 
 
 def choices(data):
