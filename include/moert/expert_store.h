@@ -30,7 +30,6 @@
 #include "absl/types/span.h"
 #include "moert/expert_source.h"
 #include "moert/policy.h"
-#include "moert/stats.h"
 #include "moert/trace.h"
 
 namespace moert {
@@ -72,13 +71,39 @@ struct LoadHint {
   bool spare_popular = false;
 };
 
+/// What a store counted since it was made.
+struct StoreStats {
+  // A lookup is one distinct expert that a layer call needs; `hits_prefetched` are those that a
+  // prefetch brought and that are used for the first time.
+  int64_t lookups = 0;
+  int64_t hits_resident = 0;
+  int64_t hits_prefetched = 0;
+  int64_t late = 0;         // absent, but on the way
+  int64_t low_answers = 0;  // answered by a lower version than intended
+  // Transfers that arrived.
+  int64_t loads = 0;      // of absent experts, prefetches excluded
+  int64_t low_loads = 0;  // of absent experts, in a lower version than the best
+  int64_t bytes_loaded = 0;
+  int64_t prefetch_bytes = 0;
+  int64_t prefetch_useful = 0;  // prefetched experts that were used before they were evicted
+  int64_t upgrades = 0;         // reloads that began
+  int64_t evictions = 0;
+  int64_t policy_fallbacks = 0;  // answers of the residency policy replaced by the default
+};
+
+/// How a lookup was answered.
+enum class LookupResult : int8_t {
+  kMiss,
+  kLow,  // by a lower version than intended
+  kHit,
+};
+
 class ExpertStore {
  public:
   /// Versions most bits first. Pool 0 is the one a residency policy's capacities speak of.
   ExpertStore(const ExpertSource* source, std::vector<ServedVersion> versions,
               std::vector<std::unique_ptr<BlockPool>> pools,
-              std::unique_ptr<TransferQueue> transfers, ResidencyPolicy* residency,
-              EngineStats* stats);
+              std::unique_ptr<TransferQueue> transfers, ResidencyPolicy* residency);
   ~ExpertStore();
 
   /// Transfers are shown to `trace` as they arrive; null: not. Borrowed.
@@ -112,6 +137,7 @@ class ExpertStore {
   const RecordLayout& layout(ExpertKey key, int version) const;
   int num_versions() const { return static_cast<int>(versions_.size()); }
   LayerResidency Layer(int layer) const;
+  StoreStats stats() const { return stats_; }
 
   /// The version the strategy wants an expert to be answered with; a lower one is a low answer.
   int intended(ExpertKey key) const { return At(key).intended; }
@@ -123,6 +149,12 @@ class ExpertStore {
 
   /// Begins a layer call: advances the tick that Touch records.
   void BeginLayerCall() { ++tick_; }
+  /// Counts a lookup of an expert, as a step of `epoch` sees it, that `tokens` tokens want. One
+  /// that is not a miss is touched.
+  LookupResult Lookup(ExpertKey key, int64_t epoch, int32_t tokens);
+  /// Counts `calls` past lookups by `slots` tokens in all that were answered without asking: the
+  /// handle was there and has been read. Returns kLow or kHit.
+  LookupResult CountAnswered(ExpertKey key, int64_t slots, int64_t calls);
   /// Marks a use by `tokens` tokens for the policies. True when it is the first use since a
   /// prefetch brought the expert.
   bool Touch(ExpertKey key, int32_t tokens);
@@ -223,6 +255,8 @@ class ExpertStore {
     absl::Status failure;
   };
 
+  /// `calls` lookups that `version` answered.
+  LookupResult Count(ExpertKey key, int version, int32_t tokens, int64_t calls);
   int64_t Index(ExpertKey key) const { return first_[key.layer] + key.expert; }
   Entry& At(ExpertKey key) { return entries_[Index(key)]; }
   const Entry& At(ExpertKey key) const { return entries_[Index(key)]; }
@@ -248,7 +282,7 @@ class ExpertStore {
   std::vector<std::unique_ptr<BlockPool>> pools_;
   std::unique_ptr<TransferQueue> transfers_;
   ResidencyPolicy* residency_;
-  EngineStats* stats_;
+  StoreStats stats_;
   TraceSink* trace_ = nullptr;
   LinkEstimate* link_ = nullptr;
   absl::Span<const PrefetchOutlook> outlook_;

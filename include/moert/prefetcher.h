@@ -8,7 +8,7 @@
 // goes ahead of a demand load, is forgotten when the true routing arrives and it has not started,
 // takes blocks from its own layer or the transient ones only, and replaces none that the same
 // prediction ranks higher. Decode steps without prefetch are tried now and then; when they win,
-// prefetching stops until it wins again (EngineStats::prefetch_disabled); and it rests while
+// prefetching stops until it wins again (PrefetchStats::disabled); and it rests while
 // predictions save less than they cost.
 #ifndef MOERT_PREFETCHER_H_
 #define MOERT_PREFETCHER_H_
@@ -21,7 +21,6 @@
 #include "moert/policy.h"
 #include "moert/profile.h"
 #include "moert/router.h"
-#include "moert/stats.h"
 
 namespace moert {
 
@@ -31,6 +30,24 @@ class PrefetchControl;
 class VersionManager;
 class WindowEstimate;
 
+/// What a prefetcher counted since it was made.
+struct PrefetchStats {
+  int64_t issued = 0;     // began to move
+  int64_t cancelled = 0;  // were queued, but the true routing came first
+  // Of the issued ones, those that the true routing of the layer they were for used, and those that
+  // were top-score in it (under the expert-cache rule).
+  int64_t active = 0;
+  int64_t top_score = 0;
+  int64_t predicted = 0;           // experts of layers that a prediction was made for...
+  int64_t recalled = 0;            // ...and that were in it
+  int64_t recalled_in_window = 0;  // ...and present, on their way or admitted
+  bool disabled = false;           // it did not pay, in decode steps
+  int64_t disabled_steps = 0;      // decode steps since that ran with this verdict
+  int64_t trials = 0;              // blocks of steps tried in the other mode
+  int64_t switches = 0;            // ...after which it became the mode
+  int64_t policy_fallbacks = 0;    // invalid candidates and versions
+};
+
 class Prefetcher {
  public:
   /// All borrowed; a null policy prefetches nothing. Where every expert is present in some version
@@ -38,7 +55,7 @@ class Prefetcher {
   /// `controlled`: try whether it pays.
   Prefetcher(const MoeModelSpec* model, PrefetchPolicy* policy, bool controlled,
              const HardwareProfile* profile, const LinkEstimate* link, ExpertStore* store,
-             VersionManager* versions, EngineStats* stats);
+             VersionManager* versions);
   ~Prefetcher();
 
   /// Which version a prefetch brings into a cache of several; null: the best. Borrowed.
@@ -59,10 +76,16 @@ class Prefetcher {
   /// Ranks and admits for the next layer. Called at `now_ns`, after the layer's own demand loads
   /// are queued.
   void Predict(const PolicyContext& context, const RoutingResult& routing, int64_t now_ns);
-  /// The layer call has waited for a load until `now_ns`.
-  void Waited(int64_t now_ns);
+  /// Brings an expert that the host expects to be used.
+  void Hint(const PolicyContext& context, ExpertKey key);
+  /// The layer call has waited for loads from begin_ns to now_ns.
+  void WaitedForLoads(int64_t begin_ns, int64_t now_ns);
+  /// It has waited `ns` for experts that the CPU computes.
+  void WaitedForCpu(int64_t ns) { stalled_ns_ += ns; }
   /// The layer call is over.
   void EndCall(const PolicyContext& context, int64_t tokens, int64_t now_ns);
+
+  PrefetchStats stats() const { return stats_; }
 
  private:
   /// For a layer that has not asked yet.
@@ -108,9 +131,10 @@ class Prefetcher {
   bool cpu_offload_ = false;
   ExpertStore* store_;
   VersionManager* versions_;
-  EngineStats* stats_;
+  PrefetchStats stats_;
   std::unique_ptr<WindowEstimate> window_;
   std::unique_ptr<PrefetchControl> control_;  // null: always on
+  int64_t stalled_ns_ = 0;                    // all that layer calls have waited
   int64_t step_ = -1;
   int64_t step_begin_ns_ = 0;            // routing of its first layer
   int64_t step_stalled_ns_ = 0;          // all that was waited before it

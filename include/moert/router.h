@@ -58,6 +58,21 @@ struct RoutingResult {
   RoutingView view() const { return {tokens, top_k, ids, weights, scores, counts}; }
 };
 
+/// What a router counted since it was made. Slots are token x k; mass sums the model's own routing
+/// weights.
+struct RouterStats {
+  int64_t slots = 0;
+  int64_t slots_substituted = 0;
+  double mass = 0;
+  double mass_substituted = 0;  // of the experts that were displaced
+  // Distinct experts of the model's own choice, and those of them that were resident.
+  int64_t model_lookups = 0;
+  int64_t model_hits = 0;
+  // The largest substituted shares that any one request reached.
+  double worst_slot_share = 0;
+  double worst_mass_share = 0;
+};
+
 class Router {
  public:
   /// gates[l]: [E, hidden] fp32; biases[l]: [E] or empty. Borrowed, as is the pool.
@@ -75,9 +90,11 @@ class Router {
   /// Scores of all experts of a layer on x: [tokens, hidden] fp32, into scores: [tokens, E].
   absl::Status Score(int layer, const float* x, int64_t tokens, std::vector<float>* scores);
 
-  /// The largest substituted shares of slots and of mass that any request reached.
-  double worst_slot_share() const;
-  double worst_mass_share() const;
+  /// Counts a routing, by whomever it was made.
+  void Count(const RoutingResult& routing);
+  /// Counts the model's own choice for `slots` slots of summed weight `mass`.
+  void CountOwnChoice(int64_t slots, double mass);
+  RouterStats stats() const;
 
   /// The same for a routing that is given: `rule` applies to it as to the model's own. Checks ids
   /// and sizes; scores and next_scores may be empty.
@@ -108,6 +125,7 @@ class Router {
   std::vector<absl::Span<const float>> biases_;
   ThreadPool* pool_;
   std::unique_ptr<SubstitutionLedger> ledger_;
+  RouterStats stats_;  // but for the worst shares
   std::vector<float> logits_;
 };
 

@@ -11,7 +11,6 @@
 #include "moert/policy.h"
 #include "moert/profile.h"
 #include "moert/router.h"
-#include "moert/stats.h"
 
 namespace moert {
 
@@ -40,17 +39,39 @@ struct CpuOffload {
   std::string version;
 };
 
+/// What a scheduler counted since it was made.
+struct SchedulerStats {
+  int64_t slots_low = 0;  // token x k slots answered by a lower version than intended
+  double mass_low = 0;    // routing weight of these, as it entered the sum
+  int64_t cpu_computed = 0;
+  int64_t cpu_computed_late = 0;  // of these, experts that were on their way
+  int64_t fills = 0;              // loads behind a call of what the CPU had computed for it
+  // Modelled time of the two sides, summed over layers.
+  int64_t balance_load_ns = 0;
+  int64_t balance_cpu_ns = 0;
+  int64_t policy_fallbacks = 0;
+};
+
 class Scheduler {
  public:
   /// All borrowed; a null policy loads every miss.
   Scheduler(const MoeModelSpec* model, PlacementPolicy* policy, const HardwareProfile* profile,
-            ExpertStore* store, EngineStats* stats, CpuOffload cpu);
+            ExpertStore* store, CpuOffload cpu);
 
-  /// Classifies the experts of a routing as a step of `epoch` sees them, and counts lookups, hits
-  /// and low answers. Ready experts are pinned; the caller unpins them when they are multiplied.
-  /// Misses with more tokens are fetched earlier (Fate Sec. 4.3), equal ones by index.
+  /// Looks up the experts of a routing as a step of `epoch` sees them and classifies them. Ready
+  /// experts are pinned; the caller unpins them when they are multiplied. Misses with more tokens
+  /// are fetched earlier (Fate Sec. 4.3), equal ones by index.
   void Plan(const PolicyContext& context, int64_t epoch, const RoutingResult& routing,
             LayerPlan* plan);
+
+  /// Counts a past call that read every expert of its routing without a plan.
+  void CountAnswered(int layer, const RoutingResult& routing);
+  /// Counts `calls` past calls that read `key` without a plan, for `slots` slots of summed weight
+  /// `mass`.
+  void CountAnswered(ExpertKey key, int64_t slots, int64_t calls, double mass);
+
+  /// Behind a call: begins to load what the CPU computed for it, if the policy wants that.
+  void Backfill(const PolicyContext& context, const LayerPlan& plan);
 
   /// The experts of plan.cpu took the CPU so long. Only a CPU that is used is measured: while
   /// misses that it could take are all loaded, it is thought a little faster each time, until it is
@@ -58,7 +79,11 @@ class Scheduler {
   /// wins.
   void ObserveCpuTime(const LayerPlan& plan, int64_t cpu_ns);
 
+  SchedulerStats stats() const { return stats_; }
+
  private:
+  /// Counts the slots of experts that low_ marks.
+  void CountLow(const RoutingResult& routing);
   /// Asks the policy where the misses go that are not on their way, and moves those it gives to the
   /// CPU from plan->load to plan->cpu.
   void Place(const PolicyContext& context, const RoutingResult& routing, LayerPlan* plan);
@@ -68,7 +93,7 @@ class Scheduler {
   PlacementPolicy* policy_;
   const HardwareProfile* profile_;
   ExpertStore* store_;
-  EngineStats* stats_;
+  SchedulerStats stats_;
   const CpuOffload cpu_;
   double cpu_scale_ = 1;  // measured over modelled
   bool cpu_measured_ = false;

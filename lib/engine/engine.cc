@@ -11,12 +11,9 @@
 namespace moert {
 
 void EngineImpl::Publish() {
-  stats_.budget_bytes = budget_.limit();
-  stats_.peak_bytes = budget_.peak();
-  stats_.fixed_bytes = plan_.fixed_bytes();
-  stats_.pool_bytes = budget_.used() - plan_.fixed_bytes();
+  const EngineStats stats = StatsSince(CollectStats(), opened_);
   std::lock_guard<std::mutex> lock(published_mu_);
-  published_ = stats_;
+  published_ = stats;
 }
 
 bool EngineImpl::graph_safe() const {
@@ -83,12 +80,7 @@ void EngineImpl::ApplyHints() {
   PolicyContext context{&source_->model(), next_step_ - 1, Phase::kDecode, clock_->now_ns(), 0, {}};
   for (const ExpertKey key : hints) {
     context.layer = key.layer;
-    if (manager_ != nullptr) {
-      manager_->Want(context, key, 1);
-      continue;
-    }
-    if (store_->Latest(key).record != nullptr || store_->Arriving(key)) continue;
-    stats_.prefetch_issued += store_->StartLoad(key, 0, LoadReason::kPrefetch, context);
+    prefetcher_->Hint(context, key);
   }
 }
 

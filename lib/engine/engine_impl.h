@@ -119,6 +119,8 @@ class EngineImpl final : public Engine {
   int64_t MaxBlocks() const { return plan_.total_experts + plan_.spare; }
   absl::Status CheckViews(const Step& step, int layer, const MatrixView& hidden,
                           const MutableMatrixView& out) const;
+  /// The components' counters in one.
+  EngineStats CollectStats() const;
   void Publish();
 
   const std::shared_ptr<const ExpertSource> source_;
@@ -135,7 +137,7 @@ class EngineImpl final : public Engine {
   const std::vector<int> versions_;
   std::vector<LayerConstants> constants_;
   std::vector<AlignedArray<std::byte>> shared_records_;
-  EngineStats stats_;
+  EngineStats opened_;  // counted while the engine was opened
 
   LinkEstimate link_{&profile_};
   std::unique_ptr<ExpertStore> store_;

@@ -100,13 +100,12 @@ absl::Status EngineImpl::Init() {
   ResidencyPolicy* residency =
       strategy_.residency ? strategy_.residency.get() : default_residency_.get();
   store_ = std::make_unique<ExpertStore>(source_.get(), std::move(served), std::move(pools),
-                                         std::move(transfers), residency, &stats_);
+                                         std::move(transfers), residency);
   store_->SetLinkEstimate(&link_);
   if (strategy_.serving == Serving::kHotSet) {
-    manager_ =
-        MakeHotSet(&model, strategy_.precision.get(), strategy_.transitions, store_.get(), &stats_);
+    manager_ = MakeHotSet(&model, strategy_.precision.get(), strategy_.transitions, store_.get());
   } else if (strategy_.serving == Serving::kLowPlusCache) {
-    manager_ = MakeHighCache(&model, strategy_.transitions, &profile_, store_.get(), &stats_);
+    manager_ = MakeHighCache(&model, strategy_.transitions, &profile_, store_.get());
   }
 
   std::vector<absl::Span<const float>> gates, biases;
@@ -117,7 +116,7 @@ absl::Status EngineImpl::Init() {
   router_ = std::make_unique<Router>(&model, std::move(gates), std::move(biases), pool_.get());
   prefetcher_ =
       std::make_unique<Prefetcher>(&model, strategy_.prefetch.get(), strategy_.prefetch_control,
-                                   &profile_, &link_, store_.get(), manager_.get(), &stats_);
+                                   &profile_, &link_, store_.get(), manager_.get());
   if (strategy_.serving == Serving::kCache) prefetcher_->SetPrecision(strategy_.precision.get());
   if (strategy_.prefetch != nullptr) {
     // The capacities of the store's making knew of no prefetch.
@@ -133,7 +132,7 @@ absl::Status EngineImpl::Init() {
   store_->SetCpuOffload(fills);
   prefetcher_->SetCpuOffload(fills);
   scheduler_ = std::make_unique<Scheduler>(&model, strategy_.placement.get(), &profile_,
-                                           store_.get(), &stats_, beside);
+                                           store_.get(), beside);
   LayerParts parts;
   parts.model = &model;
   parts.profile = &profile_;
@@ -159,7 +158,6 @@ absl::Status EngineImpl::Init() {
   parts.pool = pool_.get();
   parts.clock = clock_.get();
   parts.virtual_clock = virtual_clock;
-  parts.stats = &stats_;
   parts.trace = options_.trace.get();
   parts.simulate = options_.simulate;
   parts.best_version = versions_[0];
@@ -167,7 +165,7 @@ absl::Status EngineImpl::Init() {
     MOERT_ASSIGN_OR_RETURN(
         device_, backend_->MakeExecutor(
                      {source_.get(), versions_, &constants_, parts.shared_records,
-                      options_.max_tokens_per_forward, &stats_,
+                      options_.max_tokens_per_forward,
                       strategy_.placement != nullptr ? gemm_.get() : nullptr,
                       pool_->num_threads() < UsableCpus() ? kSpinWithDevice : kSpinAlone}));
     parts.device = device_.get();
@@ -186,9 +184,9 @@ absl::Status EngineImpl::Init() {
     MOERT_RETURN_IF_ERROR(Preload());
   }
   HoldPools();
-  stats_ = EngineStats{};  // what opening took is not what running does
+  opened_ = CollectStats();  // what opening took is not what running does
   store_->SetTrace(options_.trace.get());
-  leases_ = std::make_unique<Leases>(store_.get(), &stats_);
+  leases_ = std::make_unique<Leases>(store_.get());
   Publish();
   Log(LogLevel::kInfo,
       fmt::format("{} opened, strategy {}, budget {}: {}", source_->name(), strategy_.spec,

@@ -107,9 +107,9 @@ absl::Status EngineImpl::Run(StepId step_id, int layer, const MatrixView& hidden
   int64_t fallbacks = 0;
   {
     const std::lock_guard<std::mutex> lock(mu_);
-    fallbacks = stats_.policy_fallbacks;
+    fallbacks = CollectStats().policy_fallbacks;
     status = RunLocked(step_id, layer, hidden, routed, out);
-    fallbacks = stats_.policy_fallbacks - fallbacks;
+    fallbacks = CollectStats().policy_fallbacks - fallbacks;
   }
   if (!status.ok() && !absl::IsCancelled(status)) {
     Log(LogLevel::kError, fmt::format("layer {}: {}", layer, status.ToString()));

@@ -16,7 +16,7 @@ absl::Status LayerRunner::Forward(LayerCall call, float* out) {
   if (call.routed != nullptr) Charge(static_cast<double>(call.routed->idle_before_ns));
   call.context.now_ns = parts_.clock->now_ns();
   times_ = {call.step_begin_ns, call.context.now_ns};
-  const int64_t stalled_ns = StalledNs(*parts_.stats);
+  const int64_t stalled_ns = stats_.stalled_ns();
   parts_.store->BeginLayerCall();
   parts_.store->Pump();
 
@@ -43,7 +43,7 @@ absl::Status LayerRunner::Forward(LayerCall call, float* out) {
   if (parts_.versions == nullptr) {
     parts_.store->EndLayerCall(call.context);
     Upgrade(call);
-    BackfillAfterCpu(call);
+    parts_.scheduler->Backfill(call.context, plan_);
   }
   Charge(static_cast<double>(
       recorded_ != nullptr
@@ -51,7 +51,7 @@ absl::Status LayerRunner::Forward(LayerCall call, float* out) {
           : parts_.profile->LayerNs(call.context.phase == Phase::kPrefill, call.tokens)));
   Span(call, TimelineTrack::kLayers, "combine", combine_ns);
   times_.end_ns = parts_.clock->now_ns();
-  times_.stalled_ns = StalledNs(*parts_.stats) - stalled_ns;
+  times_.stalled_ns = stats_.stalled_ns() - stalled_ns;
   parts_.prefetcher->EndCall(call.context, call.tokens, times_.end_ns);
   if (parts_.trace != nullptr) {
     parts_.trace->OnCall({call.context.step, call.context.phase, call.context.layer, call.tokens,
@@ -67,25 +67,7 @@ void LayerRunner::Upgrade(const LayerCall& call) {
   for (int32_t e = 0; e < routing_.num_experts; ++e) {
     const ExpertKey key{call.context.layer, e};
     if (routing_.counts[e] == 0 || parts_.store->Latest(key).version <= 0) continue;
-    parts_.stats->upgrades += parts_.store->Reload(key, 0, LoadReason::kBackground);
-  }
-}
-
-void LayerRunner::BackfillAfterCpu(const LayerCall& call) {
-  PlacementPolicy* placement = parts_.strategy->placement.get();
-  if (plan_.cpu.empty() || placement == nullptr) return;
-  const int layer = call.context.layer;
-  const bool always = placement->Backfills(call.context);
-  // One at a time: what waits would hold a block that somebody was evicted from. Into free slots
-  // two, so that the link is never idle while a cache is cold.
-  for (const int32_t e : plan_.cpu) {
-    const bool free =
-        parts_.store->HasFreeSlot(layer) && placement->BackfillsFreeSlots(call.context);
-    if (!always && !free) return;
-    if (parts_.store->in_flight() > (free ? 1 : 0)) return;
-    if (parts_.store->Arriving({layer, e})) continue;
-    parts_.stats->fills +=
-        parts_.store->StartLoad({layer, e}, 0, LoadReason::kBackground, call.context);
+    (void)parts_.store->Reload(key, 0, LoadReason::kBackground);
   }
 }
 
@@ -100,7 +82,8 @@ absl::Status LayerRunner::JoinCpu(const LayerCall& call, int64_t done_ns) {
   Charge(static_cast<double>(done_ns - begin_ns));
   const int64_t waited_ns = parts_.clock->now_ns() - begin_ns;
   if (waited_ns == 0) return status;
-  parts_.stats->stall_cpu_ns += waited_ns;
+  stats_.stall_cpu_ns += waited_ns;
+  parts_.prefetcher->WaitedForCpu(waited_ns);
   Span(call, TimelineTrack::kStalls, "wait for the CPU", begin_ns);
   return status;
 }
@@ -161,24 +144,8 @@ absl::Status LayerRunner::Route(const LayerCall& call) {
           static_cast<double>((*parts_.constants)[context.layer].shared_layout.bytes);
     }
   }
-  CountRouting();
+  parts_.router->Count(routing_);
   return absl::OkStatus();
-}
-
-void LayerRunner::CountRouting() {
-  EngineStats& stats = *parts_.stats;
-  stats.slots += routing_.tokens * routing_.top_k;
-  stats.slots_substituted += routing_.substituted;
-  stats.mass += routing_.mass;
-  stats.mass_substituted += routing_.mass_substituted;
-  stats.worst_slot_share = parts_.router->worst_slot_share();
-  stats.worst_mass_share = parts_.router->worst_mass_share();
-  if (parts_.device != nullptr) {
-    stats.worst_slot_share = std::max(stats.worst_slot_share, parts_.device->worst_slot_share());
-    stats.worst_mass_share = std::max(stats.worst_mass_share, parts_.device->worst_mass_share());
-  }
-  stats.model_lookups += routing_.model_lookups;
-  stats.model_hits += routing_.model_hits;
 }
 
 void LayerRunner::Plan(const LayerCall& call) {
@@ -218,7 +185,7 @@ absl::Status LayerRunner::FetchAndMultiply(const LayerCall& call) {
       const ExpertKey key{context.layer, *next};
       const int version =
           TransferVersion(Precision(), context, key, routing_.counts, /*prefetch=*/false,
-                          parts_.store->num_versions(), parts_.stats);
+                          parts_.store->num_versions(), &stats_.policy_fallbacks);
       if (!parts_.store->StartLoad(key, version, LoadReason::kDemand, context, hint)) break;
       // A late prefetch may have landed since the plan was made. It is claimed at once: unpinned,
       // it could be evicted for the next load.
@@ -272,7 +239,7 @@ absl::Status LayerRunner::CollectArrived(const LayerCall& call) {
 bool LayerRunner::Claim(const LayerCall& call, int32_t expert) {
   const ExpertKey key{call.context.layer, expert};
   if (parts_.store->Resolve(key, call.epoch).record == nullptr) return false;
-  parts_.stats->prefetch_useful += parts_.store->Touch(key, routing_.counts[expert]);
+  parts_.store->Touch(key, routing_.counts[expert]);
   parts_.store->Pin(key);
   wave_.push_back(expert);
   return true;
@@ -286,9 +253,9 @@ void LayerRunner::CountStall(const LayerCall& call, int64_t begin_ns) {
   for (const int32_t e : wave_) {
     moved = std::max(moved, parts_.store->moved_ns({call.context.layer, e}));
   }
-  parts_.stats->stall_miss_ns += std::min(waited, moved);
-  parts_.stats->stall_queue_ns += waited - std::min(waited, moved);
-  parts_.prefetcher->Waited(begin_ns + waited);
+  stats_.stall_miss_ns += std::min(waited, moved);
+  stats_.stall_queue_ns += waited - std::min(waited, moved);
+  parts_.prefetcher->WaitedForLoads(begin_ns, begin_ns + waited);
   Span(call, TimelineTrack::kStalls, "wait for experts", begin_ns);
 }
 

@@ -46,11 +46,10 @@ struct LayerParts {
   ThreadPool* pool = nullptr;
   Clock* clock = nullptr;
   VirtualClock* virtual_clock = nullptr;  // null on the wall clock
-  EngineStats* stats = nullptr;
-  TraceSink* trace = nullptr;        // null: none
-  bool simulate = false;             // no arithmetic
-  DeviceExecutor* device = nullptr;  // null: the arithmetic runs on the CPU
-  int best_version = 0;              // of the source: what a CPU beside the device multiplies
+  TraceSink* trace = nullptr;             // null: none
+  bool simulate = false;                  // no arithmetic
+  DeviceExecutor* device = nullptr;       // null: the arithmetic runs on the CPU
+  int best_version = 0;                   // of the source: what a CPU beside the device multiplies
 };
 
 /// One call: which layer, for which step, over which rows.
@@ -64,6 +63,20 @@ struct LayerCall {
   const std::atomic<bool>* cancelled = nullptr;  // becomes true when nobody wants the output
   const PredictNext* predict_next = nullptr;     // of the step; null: not offered
   DeviceCall device;  // where a device executes; x and out are then unused
+};
+
+/// What layer calls counted since the runner was made.
+struct LayerStats {
+  // Layer calls whose experts were predicted, by what.
+  int64_t predictions_resident_forward = 0;
+  int64_t predictions_next_gate = 0;
+  // Time a call could not go on, by reason, in the engine's clock.
+  int64_t stall_miss_ns = 0;
+  int64_t stall_queue_ns = 0;
+  int64_t stall_cpu_ns = 0;
+  int64_t policy_fallbacks = 0;
+
+  int64_t stalled_ns() const { return stall_miss_ns + stall_queue_ns + stall_cpu_ns; }
 };
 
 /// Runs layer calls, one at a time. Its workspace is sized once for max_tokens rows.
@@ -80,6 +93,8 @@ class LayerRunner {
   /// taken.
   void CollectLate(PolicyContext context);
 
+  LayerStats stats() const { return stats_; }
+
   /// Bytes of workspace for max_tokens rows of any layer, MixedGroupGemm's own excluded;
   /// `resident_forward`: with the two matrices that it exchanges with the host.
   static int64_t WorkspaceBytes(const MoeModelSpec& model, int64_t max_tokens,
@@ -89,7 +104,6 @@ class LayerRunner {
   absl::Status Route(const LayerCall& call);
   void Plan(const LayerCall& call);
   absl::Status FetchAndMultiply(const LayerCall& call);
-  void CountRouting();
   void Combine(const LayerCall& call, float* out);
 
   absl::Status Multiply(const LayerCall& call, bool first);
@@ -109,8 +123,6 @@ class LayerRunner {
   absl::StatusOr<bool> TryResident(const LayerCall& call);
   /// Accounts for calls of TryResident whose routing has arrived.
   void CollectRoutings();
-  /// Counts `calls` past calls that used an expert. True: they were answered low.
-  bool CountLateUse(ExpertKey key, int64_t slots, int64_t calls);
   absl::Status CollectArrived(const LayerCall& call);
   /// Puts an expert into the next wave, pinned, if it is usable.
   bool Claim(const LayerCall& call, int32_t expert);
@@ -120,8 +132,6 @@ class LayerRunner {
   }
   /// Behind a call, lower versions it used are replaced, if the policy wants that.
   void Upgrade(const LayerCall& call);
-  /// Behind a call, an expert that the CPU computed is brought, if the policy wants that.
-  void BackfillAfterCpu(const LayerCall& call);
   /// Waits for the CPU beside the fast tier; on the virtual clock it is done at done_ns.
   absl::Status JoinCpu(const LayerCall& call, int64_t done_ns);
   void CountStall(const LayerCall& call, int64_t begin_ns);
@@ -132,16 +142,17 @@ class LayerRunner {
   void Span(const LayerCall& call, TimelineTrack track, absl::string_view name, int64_t begin_ns);
 
   const LayerParts parts_;
+  LayerStats stats_;
   RoutingResult routing_;
   LayerPlan plan_;
-  std::vector<int32_t> wave_;       // experts ready to be multiplied, pinned
-  std::vector<int32_t> flying_;     // experts on their way
+  std::vector<int32_t> wave_;    // experts ready to be multiplied, pinned
+  std::vector<int32_t> flying_;  // experts on their way
   std::vector<ExpertProblem> problems_;
   std::vector<int> problem_versions_;  // of each; -1: a shared expert
   std::vector<WaveExpert> handles_;    // of a wave on a device
   RoutingResult late_routing_;
   std::vector<SelectionCount> selections_;
-  bool selected_ = false;  // there are some
+  bool selected_ = false;                // there are some
   CallTimes times_;                      // of this call
   const CallTimes* recorded_ = nullptr;  // of this call when it was recorded
   double recorded_bytes_ = 0;            // of all records it multiplied then

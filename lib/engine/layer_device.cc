@@ -34,37 +34,16 @@ absl::StatusOr<bool> LayerRunner::TryResident(const LayerCall& call) {
   return true;
 }
 
-bool LayerRunner::CountLateUse(ExpertKey key, int64_t slots, int64_t calls) {
-  EngineStats& stats = *parts_.stats;
-  stats.lookups += calls;
-  const bool prefetched = parts_.store->Touch(key, static_cast<int32_t>(slots / calls));
-  stats.prefetch_useful += prefetched;
-  if (parts_.store->Latest(key).version > parts_.store->intended(key)) {
-    stats.low_answers += calls;
-    return true;
-  }
-  stats.hits_prefetched += prefetched;
-  stats.hits_resident += calls - prefetched;
-  return false;
-}
-
 void LayerRunner::CollectRoutings() {
   PolicyContext context;
   while (parts_.device->TakeRouting(&context, &late_routing_)) {
-    EngineStats& stats = *parts_.stats;
-    stats.slots += late_routing_.tokens * late_routing_.top_k;
-    for (const float w : late_routing_.weights) stats.mass += w;
+    double mass = 0;
+    for (const float w : late_routing_.weights) mass += w;
+    parts_.router->CountOwnChoice(late_routing_.tokens * late_routing_.top_k, mass);
     context.model = parts_.model;
     parts_.residency->OnRouting(context, late_routing_.view());
     if (parts_.versions != nullptr) parts_.versions->OnRouting(context, late_routing_.view());
-    computed_.assign(late_routing_.num_experts, 0);  // here: answered low
-    for (int32_t e = 0; e < late_routing_.num_experts; ++e) {
-      if (late_routing_.counts[e] == 0) continue;
-      computed_[e] = CountLateUse({context.layer, e}, late_routing_.counts[e], 1);
-    }
-    const auto [slots_low, mass_low] = late_routing_.ShareOf(computed_);
-    stats.slots_low += slots_low;
-    stats.mass_low += mass_low;
+    parts_.scheduler->CountAnswered(context.layer, late_routing_);
   }
 }
 
@@ -73,22 +52,21 @@ void LayerRunner::CollectLate(PolicyContext context) {
   if (!selected_) return;
   selected_ = false;
   parts_.store->BeginLayerCall();
-  EngineStats& stats = *parts_.stats;
   const SelectionCount* row = selections_.data();
   for (context.layer = 0; context.layer < parts_.model->num_layers(); ++context.layer) {
     const MoeLayerSpec& spec = parts_.model->layers[context.layer];
     const SelectionCount& all = row[spec.num_experts];
     late_routing_.counts.assign(spec.num_experts, 0);
+    double mass = 0;
     for (int32_t e = 0; e < spec.num_experts; ++e, ++row) {
       late_routing_.counts[e] = static_cast<int32_t>(row->slots);
-      stats.mass += row->mass;
-      if (row->calls == 0 || !CountLateUse({context.layer, e}, row->slots, row->calls)) continue;
-      stats.slots_low += row->slots;
-      stats.mass_low += row->mass;
+      mass += row->mass;
+      if (row->calls == 0) continue;
+      parts_.scheduler->CountAnswered({context.layer, e}, row->slots, row->calls, row->mass);
     }
     ++row;  // the layer's own
     if (all.calls == 0) continue;
-    stats.slots += all.slots;
+    parts_.router->CountOwnChoice(all.slots, mass);
     RoutingView view;  // of the counts alone
     view.top_k = spec.routing.top_k;
     view.tokens = all.slots / view.top_k / all.calls;

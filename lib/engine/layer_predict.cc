@@ -50,7 +50,7 @@ absl::Status LayerRunner::PredictForward(const LayerCall& call,
   } catch (...) {  // the host's
     forward_predicted_ = false;
   }
-  if (!forward_predicted_) ++parts_.stats->policy_fallbacks;
+  if (!forward_predicted_) ++stats_.policy_fallbacks;
   const absl::Status status = parts_.router->Score(
       layer + 1, forward_predicted_ ? next_input_.data() : call.x, tokens, &routing_.next_scores);
   Span(call, TimelineTrack::kLayers, "predict the next layer's input", begin_ns);
@@ -60,8 +60,7 @@ absl::Status LayerRunner::PredictForward(const LayerCall& call,
 void LayerRunner::CountPrediction(const LayerCall& call) {
   if (!parts_.prefetcher->wants_next_gate(call.context.phase) || routing_.next_scores.empty())
     return;
-  ++(forward_predicted_ ? parts_.stats->predictions_resident_forward
-                        : parts_.stats->predictions_next_gate);
+  ++(forward_predicted_ ? stats_.predictions_resident_forward : stats_.predictions_next_gate);
 }
 
 }  // namespace moert

@@ -22,11 +22,8 @@ absl::Status Leases::Bring(int64_t epoch, const PolicyContext& context,
   store_->Pump();
   for (const int32_t e : experts) {
     const ExpertKey key{context.layer, e};
-    ++stats_->lookups;
-    bool missed = false;
+    const bool missed = store_->Lookup(key, epoch, 1) == LookupResult::kMiss;
     while (store_->Resolve(key, epoch).record == nullptr) {
-      if (!missed) stats_->late += store_->Arriving(key);
-      missed = true;
       const bool moving = store_->StartLoad(key, 0, LoadReason::kDemand, context);
       if (!store_->Wait() && !moving) {
         return absl::ResourceExhaustedError(fmt::format(
@@ -36,13 +33,7 @@ absl::Status Leases::Bring(int64_t epoch, const PolicyContext& context,
         MOERT_RETURN_IF_ERROR(store_->TakeFailure(key));
       }
     }
-    const bool prefetched = store_->Touch(key, 1);
-    stats_->prefetch_useful += prefetched;
-    if (!missed && store_->Resolve(key, epoch).version > store_->intended(key)) {
-      ++stats_->low_answers;
-    } else if (!missed) {
-      ++(prefetched ? stats_->hits_prefetched : stats_->hits_resident);
-    }
+    if (missed) store_->Touch(key, 1);
     pins->Add(key);
   }
   return absl::OkStatus();

@@ -21,7 +21,7 @@ namespace moert {
 class Leases {
  public:
   /// Borrowed.
-  Leases(ExpertStore* store, EngineStats* stats) : store_(store), stats_(stats) {}
+  explicit Leases(ExpertStore* store) : store_(store) {}
 
   /// Brings and pins the experts of context.layer as a step of `epoch` sees them. Counts lookups,
   /// hits and loads as a layer call does. On failure nothing stays pinned.
@@ -68,7 +68,6 @@ class Leases {
   absl::Status Ended(LeaseId lease) const;
 
   ExpertStore* store_;
-  EngineStats* stats_;
   mutable std::shared_mutex mu_;  // shared: leases in use; alone: leases come and go
   std::map<LeaseId, Lease> leases_;
   LeaseId next_ = 1;

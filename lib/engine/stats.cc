@@ -1,4 +1,9 @@
+// Statistics of an engine: its components' counters, and what lies between two snapshots.
 #include "moert/stats.h"
+
+#include <algorithm>
+
+#include "engine/engine_impl.h"
 
 namespace moert {
 namespace {
@@ -10,7 +15,100 @@ void Subtract(EngineStats* stats, const EngineStats& before, T EngineStats::*fir
   ((stats->*rest -= before.*rest), ...);
 }
 
+void Add(const RouterStats& router, EngineStats* s) {
+  s->slots = router.slots;
+  s->slots_substituted = router.slots_substituted;
+  s->mass = router.mass;
+  s->mass_substituted = router.mass_substituted;
+  s->model_lookups = router.model_lookups;
+  s->model_hits = router.model_hits;
+  s->worst_slot_share = std::max(s->worst_slot_share, router.worst_slot_share);
+  s->worst_mass_share = std::max(s->worst_mass_share, router.worst_mass_share);
+}
+
+void Add(const StoreStats& store, EngineStats* s) {
+  s->lookups = store.lookups;
+  s->hits_resident = store.hits_resident;
+  s->hits_prefetched = store.hits_prefetched;
+  s->late += store.late;
+  s->low_answers = store.low_answers;
+  s->loads = store.loads;
+  s->low_loads = store.low_loads;
+  s->bytes_loaded = store.bytes_loaded;
+  s->prefetch_bytes = store.prefetch_bytes;
+  s->prefetch_useful = store.prefetch_useful;
+  s->upgrades = store.upgrades;
+  s->evictions += store.evictions;
+  s->policy_fallbacks += store.policy_fallbacks;
+}
+
+void Add(const PrefetchStats& prefetch, EngineStats* s) {
+  s->prefetch_issued = prefetch.issued;
+  s->prefetch_cancelled = prefetch.cancelled;
+  s->prefetch_active = prefetch.active;
+  s->prefetch_top_score = prefetch.top_score;
+  s->prefetch_predicted = prefetch.predicted;
+  s->prefetch_recalled = prefetch.recalled;
+  s->prefetch_recalled_in_window = prefetch.recalled_in_window;
+  s->prefetch_disabled = prefetch.disabled;
+  s->prefetch_disabled_steps = prefetch.disabled_steps;
+  s->prefetch_trials = prefetch.trials;
+  s->prefetch_switches = prefetch.switches;
+  s->policy_fallbacks += prefetch.policy_fallbacks;
+}
+
+void Add(const SchedulerStats& scheduler, EngineStats* s) {
+  s->slots_low = scheduler.slots_low;
+  s->mass_low = scheduler.mass_low;
+  s->cpu_computed = scheduler.cpu_computed;
+  s->late -= scheduler.cpu_computed_late;
+  s->fills = scheduler.fills;
+  s->balance_load_ns = scheduler.balance_load_ns;
+  s->balance_cpu_ns = scheduler.balance_cpu_ns;
+  s->policy_fallbacks += scheduler.policy_fallbacks;
+}
+
+void Add(const PrecisionStats& precision, EngineStats* s) {
+  s->promotions = precision.promotions;
+  s->demotions = precision.demotions;
+  s->deferred = precision.deferred;
+  s->evictions += precision.evictions;
+  s->policy_fallbacks += precision.policy_fallbacks;
+}
+
+void Add(const LayerStats& layer, EngineStats* s) {
+  s->predictions_resident_forward = layer.predictions_resident_forward;
+  s->predictions_next_gate = layer.predictions_next_gate;
+  s->stall_miss_ns = layer.stall_miss_ns;
+  s->stall_queue_ns = layer.stall_queue_ns;
+  s->stall_cpu_ns = layer.stall_cpu_ns;
+  s->policy_fallbacks += layer.policy_fallbacks;
+}
+
+void Add(const ExecutorStats& executor, EngineStats* s) {
+  s->host_syncs = executor.host_syncs;
+  s->graph_captured = executor.graph_captured;
+  s->worst_slot_share = std::max(s->worst_slot_share, executor.worst_slot_share);
+  s->worst_mass_share = std::max(s->worst_mass_share, executor.worst_mass_share);
+}
+
 }  // namespace
+
+EngineStats EngineImpl::CollectStats() const {
+  EngineStats s;
+  s.budget_bytes = budget_.limit();
+  s.peak_bytes = budget_.peak();
+  s.fixed_bytes = plan_.fixed_bytes();
+  s.pool_bytes = budget_.used() - plan_.fixed_bytes();
+  Add(router_->stats(), &s);
+  Add(store_->stats(), &s);
+  Add(prefetcher_->stats(), &s);
+  Add(scheduler_->stats(), &s);
+  if (manager_ != nullptr) Add(manager_->stats(), &s);
+  Add(runner_->stats(), &s);
+  if (device_ != nullptr) Add(device_->stats(), &s);
+  return s;
+}
 
 EngineStats StatsSince(const EngineStats& now, const EngineStats& before) {
   using S = EngineStats;

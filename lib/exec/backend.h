@@ -24,7 +24,6 @@
 #include "moert/policy.h"
 #include "moert/profile.h"
 #include "moert/router.h"
-#include "moert/stats.h"
 #include "moert/tensor.h"
 #include "store/block_pool.h"
 #include "transfer/transfer_queue.h"
@@ -65,6 +64,15 @@ struct RoutingOverride {
   const ExpertStore* store = nullptr;
 };
 
+/// What an executor counted since it was made.
+struct ExecutorStats {
+  int64_t host_syncs = 0;  // times a layer call waited for the device
+  bool graph_captured = false;
+  // The largest substituted shares of slots and of mass that any request reached on the device.
+  double worst_slot_share = 0;
+  double worst_mass_share = 0;
+};
+
 /// The arithmetic of layer calls, one call at a time: Route, Multiply once or more, Combine. What a
 /// Multiply computes for an expert does not depend on which Multiply it is in.
 class DeviceExecutor {
@@ -76,9 +84,7 @@ class DeviceExecutor {
   /// does not execute.
   virtual absl::Status Route(const DeviceCall& call, const RoutingOverride* rule, bool next_gate,
                              HostRoute host_route, RoutingResult* routing) = 0;
-  /// The largest substituted shares of slots and of mass that any request reached on the device.
-  virtual double worst_slot_share() const = 0;
-  virtual double worst_mass_share() const = 0;
+  virtual ExecutorStats stats() const = 0;
   /// In place of Route: the routing is given, tokens grouped. Waits for the device only for a call
   /// with `cpu_offload`.
   virtual absl::Status SetRouting(const DeviceCall& call, const RoutingResult& routing) = 0;
@@ -129,7 +135,6 @@ struct ExecutorParts {
   const std::vector<LayerConstants>* constants = nullptr;  // read at creation only
   std::vector<const std::byte*> shared_records;  // [L], null where there is none; likewise
   int64_t max_tokens = 0;
-  EngineStats* stats = nullptr;
   MixedGroupGemm* cpu_gemm = nullptr;  // for experts on the CPU; null: none
   /// How long the thread that drives it, and who waits for it, stay awake.
   std::chrono::microseconds cpu_spin = kSpinAlone;

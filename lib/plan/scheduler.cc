@@ -8,14 +8,8 @@
 namespace moert {
 
 Scheduler::Scheduler(const MoeModelSpec* model, PlacementPolicy* policy,
-                     const HardwareProfile* profile, ExpertStore* store, EngineStats* stats,
-                     CpuOffload cpu)
-    : model_(model),
-      policy_(policy),
-      profile_(profile),
-      store_(store),
-      stats_(stats),
-      cpu_(std::move(cpu)) {}
+                     const HardwareProfile* profile, ExpertStore* store, CpuOffload cpu)
+    : model_(model), policy_(policy), profile_(profile), store_(store), cpu_(std::move(cpu)) {}
 
 void Scheduler::Plan(const PolicyContext& context, int64_t epoch, const RoutingResult& routing,
                      LayerPlan* plan) {
@@ -24,36 +18,59 @@ void Scheduler::Plan(const PolicyContext& context, int64_t epoch, const RoutingR
   plan->cpu.clear();
   plan->cpu_ns = 0;
   low_.assign(routing.num_experts, 0);
-  const int64_t low_answers = stats_->low_answers;
   for (int32_t e = 0; e < routing.num_experts; ++e) {
     if (routing.counts[e] == 0) continue;
     const ExpertKey key{context.layer, e};
-    ++stats_->lookups;
-    const ExpertHandle handle = store_->Resolve(key, epoch);
-    if (handle.record == nullptr) {
-      stats_->late += store_->Arriving(key);
+    const LookupResult found = store_->Lookup(key, epoch, routing.counts[e]);
+    if (found == LookupResult::kMiss) {
       plan->load.push_back(e);
       continue;
     }
-    const bool prefetched = store_->Touch(key, routing.counts[e]);
-    stats_->prefetch_useful += prefetched;
-    if (handle.version > store_->intended(key)) {
-      ++stats_->low_answers;
-      low_[e] = 1;
-    } else {
-      ++(prefetched ? stats_->hits_prefetched : stats_->hits_resident);
-    }
+    low_[e] = found == LookupResult::kLow;
     store_->Pin(key);
     plan->ready.push_back(e);
   }
-  if (stats_->low_answers > low_answers) {
-    const auto [slots, mass] = routing.ShareOf(low_);
-    stats_->slots_low += slots;
-    stats_->mass_low += mass;
-  }
+  CountLow(routing);
   std::stable_sort(plan->load.begin(), plan->load.end(),
                    [&](int32_t a, int32_t b) { return routing.counts[a] > routing.counts[b]; });
   if (policy_ != nullptr && !plan->load.empty()) Place(context, routing, plan);
+}
+
+void Scheduler::CountLow(const RoutingResult& routing) {
+  if (std::find(low_.begin(), low_.end(), 1) == low_.end()) return;
+  const auto [slots, mass] = routing.ShareOf(low_);
+  stats_.slots_low += slots;
+  stats_.mass_low += mass;
+}
+
+void Scheduler::CountAnswered(int layer, const RoutingResult& routing) {
+  low_.assign(routing.num_experts, 0);
+  for (int32_t e = 0; e < routing.num_experts; ++e) {
+    if (routing.counts[e] == 0) continue;
+    low_[e] = store_->CountAnswered({layer, e}, routing.counts[e], 1) == LookupResult::kLow;
+  }
+  CountLow(routing);
+}
+
+void Scheduler::CountAnswered(ExpertKey key, int64_t slots, int64_t calls, double mass) {
+  if (store_->CountAnswered(key, slots, calls) != LookupResult::kLow) return;
+  stats_.slots_low += slots;
+  stats_.mass_low += mass;
+}
+
+void Scheduler::Backfill(const PolicyContext& context, const LayerPlan& plan) {
+  if (plan.cpu.empty() || policy_ == nullptr) return;
+  const bool always = policy_->Backfills(context);
+  // One at a time: what waits would hold a block that somebody was evicted from. Into free slots
+  // two, so that the link is never idle while a cache is cold.
+  for (const int32_t e : plan.cpu) {
+    const ExpertKey key{context.layer, e};
+    const bool free = store_->HasFreeSlot(context.layer) && policy_->BackfillsFreeSlots(context);
+    if (!always && !free) return;
+    if (store_->in_flight() > (free ? 1 : 0)) return;
+    if (store_->Arriving(key)) continue;
+    stats_.fills += store_->StartLoad(key, 0, LoadReason::kBackground, context);
+  }
 }
 
 void Scheduler::ObserveCpuTime(const LayerPlan& plan, int64_t cpu_ns) {
@@ -102,21 +119,21 @@ void Scheduler::Place(const PolicyContext& context, const RoutingResult& routing
             (placements[i] == Placement::kCpu && misses_[i].cpu_ns >= 0);
   }
   if (!valid) {
-    ++stats_->policy_fallbacks;
+    ++stats_.policy_fallbacks;
     return;
   }
   for (size_t i = 0; i < placements.size(); ++i) {
     const MissView& miss = misses_[i];
     if (placements[i] == Placement::kLoad) {
-      if (!miss.arriving) stats_->balance_load_ns += miss.load_ns;
+      if (!miss.arriving) stats_.balance_load_ns += miss.load_ns;
       continue;
     }
     plan->load.erase(std::find(plan->load.begin(), plan->load.end(), miss.expert));
     plan->cpu.push_back(miss.expert);
     plan->cpu_ns += miss.cpu_ns;
-    stats_->balance_cpu_ns += miss.cpu_ns;
-    ++stats_->cpu_computed;
-    stats_->late -= miss.arriving;
+    stats_.balance_cpu_ns += miss.cpu_ns;
+    ++stats_.cpu_computed;
+    stats_.cpu_computed_late += miss.arriving;
   }
   // In prefill a trial would be dear.
   const bool passed_over =

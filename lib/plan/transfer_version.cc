@@ -6,7 +6,7 @@ namespace moert {
 
 int TransferVersion(PrecisionPolicy* policy, const PolicyContext& context, ExpertKey key,
                     absl::Span<const int32_t> counts, bool prefetch, int num_versions,
-                    EngineStats* stats) {
+                    int64_t* fallbacks) {
   if (policy == nullptr || num_versions < 2) return 0;
   TransferSnapshot snapshot;
   snapshot.context = context;
@@ -18,7 +18,7 @@ int TransferVersion(PrecisionPolicy* policy, const PolicyContext& context, Exper
   snapshot.layer_counts = counts;
   const int version = policy->TransferVersion(snapshot);
   if (version >= 0 && version < num_versions) return version;
-  ++stats->policy_fallbacks;
+  ++*fallbacks;
   return 0;
 }
 

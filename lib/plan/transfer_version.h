@@ -6,15 +6,15 @@
 
 #include "absl/types/span.h"
 #include "moert/policy.h"
-#include "moert/stats.h"
 
 namespace moert {
 
 /// Index into the served versions; 0, the best, where `policy` is null. `counts` [E]: tokens of
-/// every expert of the layer, true or predicted. An illegal answer becomes 0 and is counted.
+/// every expert of the layer, true or predicted. An illegal answer becomes 0 and is counted in
+/// *fallbacks.
 int TransferVersion(PrecisionPolicy* policy, const PolicyContext& context, ExpertKey key,
                     absl::Span<const int32_t> counts, bool prefetch, int num_versions,
-                    EngineStats* stats);
+                    int64_t* fallbacks);
 
 }  // namespace moert
 

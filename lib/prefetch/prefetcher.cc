@@ -25,13 +25,12 @@ constexpr size_t kRanks = 16;
 
 Prefetcher::Prefetcher(const MoeModelSpec* model, PrefetchPolicy* policy, bool controlled,
                        const HardwareProfile* profile, const LinkEstimate* link, ExpertStore* store,
-                       VersionManager* versions, EngineStats* stats)
+                       VersionManager* versions)
     : model_(model),
       policy_(policy),
       link_(link),
       store_(store),
       versions_(versions),
-      stats_(stats),
       window_(std::make_unique<WindowEstimate>(model->num_layers(), profile)) {
   // Wishes for other versions are served between steps: what they cost is not in a step's time.
   if (controlled && versions == nullptr) {
@@ -76,26 +75,25 @@ bool Prefetcher::wants_resident_forward(Phase phase) const {
 
 void Prefetcher::Resolve(const PolicyContext& context, const RoutingResult& routing) {
   if (policy_ == nullptr) return;
-  const int64_t stalled_ns = StalledNs(*stats_);
   PredictionYield* const yield =
       yields_.empty() ? nullptr : &yields_[static_cast<int>(context.phase)];
   if (yield != nullptr) {
     // Of the layer before.
     yield->Missed(
-        std::min(stalled_ns - routed_stalled_ns_, window_->WindowNs(context, routing.tokens)));
+        std::min(stalled_ns_ - routed_stalled_ns_, window_->WindowNs(context, routing.tokens)));
   }
   routed_ns_ = context.now_ns;
-  routed_stalled_ns_ = stalled_ns;
+  routed_stalled_ns_ = stalled_ns_;
   window_->Routed(context, routing.tokens, routed_stalled_ns_);
   if (context.layer == 0) {
     step_ = context.step;
     step_begin_ns_ = context.now_ns;
-    step_stalled_ns_ = stalled_ns;
+    step_stalled_ns_ = stalled_ns_;
   }
   policy_->Observe(context, routing.view());
   const int64_t cancelled = store_->CancelPrefetches(context.layer, routing.counts);
-  stats_->prefetch_cancelled += cancelled;
-  stats_->prefetch_issued -= cancelled;
+  stats_.cancelled += cancelled;
+  stats_.issued -= cancelled;
   Prediction& prediction = PredictionOf(context.layer);
   if (prediction.layer != context.layer) return;
   if (prediction.late >= 0) {
@@ -108,7 +106,7 @@ void Prefetcher::Resolve(const PolicyContext& context, const RoutingResult& rout
     const ExpertKey key{context.layer, e};
     const bool issued = prediction.marks[e] == kIssued &&
                         (store_->Latest(key).record != nullptr || store_->Arriving(key));
-    stats_->prefetch_top_score += issued && !routing.top_score.empty() && routing.top_score[e];
+    stats_.top_score += issued && !routing.top_score.empty() && routing.top_score[e];
     if (routing.counts[e] == 0) {
       if (issued && store_->Arriving(key)) {
         wrongly_ns += link_->TransferNs(store_->layout(key, 0).bytes) - prediction.hidden_ns[e];
@@ -116,16 +114,16 @@ void Prefetcher::Resolve(const PolicyContext& context, const RoutingResult& rout
       continue;
     }
     waits = waits || store_->Latest(key).record == nullptr;
-    stats_->prefetch_active += issued;
+    stats_.active += issued;
     if (issued && yield != nullptr) yield->Saved(prediction.hidden_ns[e]);
     ++lookups;
     recalled += prediction.marks[e] != 0;
-    stats_->prefetch_recalled_in_window += prediction.marks[e] >= kAdmitted;
+    stats_.recalled_in_window += prediction.marks[e] >= kAdmitted;
   }
   if (waits && wrongly_ns > 0 && yield != nullptr) yield->Saved(-wrongly_ns);
   prediction.layer = -1;
-  stats_->prefetch_predicted += lookups;
-  stats_->prefetch_recalled += recalled;
+  stats_.predicted += lookups;
+  stats_.recalled += recalled;
   if (context.phase == Phase::kDecode && lookups > 0) {
     constexpr double kWeight = 0.02;
     double& recall = measured_[context.layer].recall;
@@ -156,7 +154,7 @@ void Prefetcher::Rank(PrefetchSnapshot* snapshot) {
            candidate.key.expert >= model_->layers[target].num_experts;
   };
   const auto end = std::remove_if(ranked.begin(), ranked.end(), illegal);
-  stats_->policy_fallbacks += ranked.end() - end;
+  stats_.policy_fallbacks += ranked.end() - end;
   ranked.erase(end, ranked.end());
   if (ranked.empty()) return;
   if (context.phase == Phase::kDecode) {
@@ -185,12 +183,21 @@ int64_t Prefetcher::WindowNs(const PolicyContext& context, const RoutingResult& 
   }
   // Of the window counts what is left of it: queueing the demand loads may have taken several
   // waves.
-  const int64_t computed_ns = now_ns - routed_ns_ - (StalledNs(*stats_) - routed_stalled_ns_);
+  const int64_t computed_ns = now_ns - routed_ns_ - (stalled_ns_ - routed_stalled_ns_);
   return std::max<int64_t>(0, window_->WindowNs(context, routing.tokens) - computed_ns);
 }
 
-void Prefetcher::Waited(int64_t now_ns) {
-  if (policy_ != nullptr) window_->Waited(now_ns);
+void Prefetcher::WaitedForLoads(int64_t begin_ns, int64_t now_ns) {
+  stalled_ns_ += now_ns - begin_ns;
+  window_->Waited(now_ns);
+}
+
+void Prefetcher::Hint(const PolicyContext& context, ExpertKey key) {
+  if (versions_ != nullptr) {
+    versions_->Want(context, key, 1);
+  } else if (store_->Latest(key).record == nullptr && !store_->Arriving(key)) {
+    stats_.issued += store_->StartLoad(key, 0, LoadReason::kPrefetch, context);
+  }
 }
 
 void Prefetcher::Admit(const PolicyContext& context, const std::vector<PrefetchCandidate>& ranked,
@@ -212,8 +219,9 @@ void Prefetcher::Admit(const PolicyContext& context, const std::vector<PrefetchC
   for (const PrefetchCandidate& candidate : ranked) {
     const bool present = store_->Latest(candidate.key).record != nullptr;
     if (present) store_->Pin(candidate.key);
-    const int version = TransferVersion(precision_policy_, context, candidate.key, counts_,
-                                        /*prefetch=*/true, store_->num_versions(), stats_);
+    const int version =
+        TransferVersion(precision_policy_, context, candidate.key, counts_,
+                        /*prefetch=*/true, store_->num_versions(), &stats_.policy_fallbacks);
     ranked_.push_back({candidate.key, version, present});
   }
   int64_t used_ns = 0;
@@ -237,7 +245,7 @@ void Prefetcher::Admit(const PolicyContext& context, const std::vector<PrefetchC
       const bool admitted =
           transfer_ns <= left_ns || (late && useful_late && LatePays(rank, transfer_ns, left_ns));
       if (!admitted || !StartLoad(context, rank, prediction)) continue;
-      ++stats_->prefetch_issued;
+      ++stats_.issued;
       prediction->hidden_ns[key.expert] = std::min(transfer_ns, left_ns);
       if (!yields_.empty()) yields_[static_cast<int>(context.phase)].Admitted();
     }
@@ -299,15 +307,15 @@ void Prefetcher::EndCall(const PolicyContext& context, int64_t tokens, int64_t n
     const bool predicted = Prefetching(context.phase);
     const bool rested = yield.resting();
     const int64_t ns = now_ns - step_begin_ns_;
-    yield.StepDone(tokens, ns, StalledNs(*stats_) - step_stalled_ns_, predicted);
+    yield.StepDone(tokens, ns, stalled_ns_ - step_stalled_ns_, predicted);
     if (context.phase != Phase::kDecode) return;
     // Steps of a rest say nothing of what control_ compares.
     if (!rested) control_->StepDone(tokens, ns);
     if (!rested && yield.resting()) control_->Abandon();
-    stats_->prefetch_disabled_steps += control_->disabled() || rested;
-    stats_->prefetch_disabled = control_->disabled() || yield.resting();
-    stats_->prefetch_trials = control_->trials();
-    stats_->prefetch_switches = control_->switches();
+    stats_.disabled_steps += control_->disabled() || rested;
+    stats_.disabled = control_->disabled() || yield.resting();
+    stats_.trials = control_->trials();
+    stats_.switches = control_->switches();
   }
   if (context.phase != Phase::kDecode) return;
   // What is only tried now and then is nothing to count on.

@@ -40,8 +40,25 @@ Router::Router(const MoeModelSpec* model, std::vector<absl::Span<const float>> g
 
 Router::~Router() = default;
 
-double Router::worst_slot_share() const { return ledger_->worst_slot_share(); }
-double Router::worst_mass_share() const { return ledger_->worst_mass_share(); }
+void Router::Count(const RoutingResult& routing) {
+  CountOwnChoice(routing.tokens * routing.top_k, routing.mass);
+  stats_.slots_substituted += routing.substituted;
+  stats_.mass_substituted += routing.mass_substituted;
+  stats_.model_lookups += routing.model_lookups;
+  stats_.model_hits += routing.model_hits;
+}
+
+void Router::CountOwnChoice(int64_t slots, double mass) {
+  stats_.slots += slots;
+  stats_.mass += mass;
+}
+
+RouterStats Router::stats() const {
+  RouterStats stats = stats_;
+  stats.worst_slot_share = ledger_->worst_slot_share();
+  stats.worst_mass_share = ledger_->worst_mass_share();
+  return stats;
+}
 
 int64_t Router::Logits(std::initializer_list<int> layers, const float* x, int64_t tokens) {
   // Jobs of one token and some experts: a single token's gate is work for several threads, a small

@@ -15,14 +15,12 @@ const int64_t ExpertStore::kBytesPerExpert =
 
 ExpertStore::ExpertStore(const ExpertSource* source, std::vector<ServedVersion> versions,
                          std::vector<std::unique_ptr<BlockPool>> pools,
-                         std::unique_ptr<TransferQueue> transfers, ResidencyPolicy* residency,
-                         EngineStats* stats)
+                         std::unique_ptr<TransferQueue> transfers, ResidencyPolicy* residency)
     : source_(source),
       versions_(std::move(versions)),
       pools_(std::move(pools)),
       transfers_(std::move(transfers)),
-      residency_(residency),
-      stats_(stats) {
+      residency_(residency) {
   int64_t total = 0;
   for (const MoeLayerSpec& layer : source->model().layers) {
     first_.push_back(total);
@@ -51,7 +49,7 @@ void ExpertStore::SetCapacity(int64_t slots) {
     sum += capacity_[l];
   }
   if (valid && sum <= slots) return;
-  ++stats_->policy_fallbacks;
+  ++stats_.policy_fallbacks;
   capacity_ = UniformCapacity(model, slots);
 }
 
@@ -142,9 +140,34 @@ LayerResidency ExpertStore::Layer(int layer) const {
           absl::MakeConstSpan(in_flight_).subspan(first, count), capacity_[layer]};
 }
 
+LookupResult ExpertStore::Lookup(ExpertKey key, int64_t epoch, int32_t tokens) {
+  const int version = Resolve(key, epoch).version;
+  if (version >= 0) return Count(key, version, tokens, 1);
+  ++stats_.lookups;
+  stats_.late += Arriving(key);
+  return LookupResult::kMiss;
+}
+
+LookupResult ExpertStore::CountAnswered(ExpertKey key, int64_t slots, int64_t calls) {
+  return Count(key, Latest(key).version, static_cast<int32_t>(slots / calls), calls);
+}
+
+LookupResult ExpertStore::Count(ExpertKey key, int version, int32_t tokens, int64_t calls) {
+  stats_.lookups += calls;
+  const bool prefetched = Touch(key, tokens);
+  if (version > intended(key)) {
+    stats_.low_answers += calls;
+    return LookupResult::kLow;
+  }
+  stats_.hits_prefetched += prefetched;
+  stats_.hits_resident += calls - prefetched;
+  return LookupResult::kHit;
+}
+
 bool ExpertStore::Touch(ExpertKey key, int32_t tokens) {
   Entry& entry = At(key);
   const bool first_use_of_prefetch = entry.unused_prefetch;
+  stats_.prefetch_useful += first_use_of_prefetch;
   entry.unused_prefetch = false;
   entry.last_used = tick_;
   ++entry.uses;
@@ -253,7 +276,7 @@ ExpertKey ExpertStore::ChooseVictim(int layer, ExpertKey incoming, LoadReason re
   int victim = residency_->Victim({context, incoming, prefetch, candidates_, dispensable});
   if (victim < 0 && prefetch) return kNobody;
   if (victim < 0 || victim >= static_cast<int>(candidates_.size())) {
-    ++stats_->policy_fallbacks;
+    ++stats_.policy_fallbacks;
     victim = LeastRecentlyUsed(candidates_);
   }
   return candidates_[victim].key;
@@ -274,7 +297,7 @@ void ExpertStore::Evict(ExpertKey key) {
   const int version = entry.active;
   const int8_t intended = entry.intended;
   const bool changed = tracking_;  // Drop notes it
-  ++stats_->evictions;
+  ++stats_.evictions;
   entry.active = -1;
   Drop(key, version);
   entry = Entry{};
@@ -342,14 +365,14 @@ void ExpertStore::Publish() {
       entry.failure = done.status;
       continue;
     }
-    stats_->bytes_loaded += done.bytes;
+    stats_.bytes_loaded += done.bytes;
     version.state = VersionState::kResident;
     if (entry.active < 0) {
-      stats_->low_loads += done.version > 0;
+      stats_.low_loads += done.version > 0;
       if (entry.unused_prefetch) {
-        stats_->prefetch_bytes += done.bytes;
+        stats_.prefetch_bytes += done.bytes;
       } else {
-        ++stats_->loads;
+        ++stats_.loads;
       }
       entry.active = static_cast<int8_t>(done.version);
       entry.inserted = tick_;
@@ -382,6 +405,7 @@ bool ExpertStore::Reload(ExpertKey key, int version, LoadReason reason) {
   entry.active = -1;
   entry.reloading = true;
   entry.failure = absl::OkStatus();
+  ++stats_.upgrades;
   Submit(key, version, block, reason);
   return true;
 }

@@ -16,8 +16,8 @@ constexpr int kLow = 1;
 class HighCache final : public VersionManager {
  public:
   HighCache(const MoeModelSpec* model, const TransitionOptions& options,
-            const HardwareProfile* profile, ExpertStore* store, EngineStats* stats)
-      : model_(model), profile_(profile), store_(store), stats_(stats), pacer_(options.max_gbps) {}
+            const HardwareProfile* profile, ExpertStore* store)
+      : model_(model), profile_(profile), store_(store), pacer_(options.max_gbps) {}
 
   absl::Status Preload(int64_t high) override {
     for (int l = 0; l < model_->num_layers(); ++l) {
@@ -43,10 +43,10 @@ class HighCache final : public VersionManager {
       if (state == VersionState::kLoading) return false;
       if (state == VersionState::kResident) {
         store_->Switch(key, kHigh, /*drop_old=*/false);
-        ++stats_->promotions;
+        ++stats_.promotions;
       } else {
         (void)store_->TakeFailure(key);
-        ++stats_->deferred;
+        ++stats_.deferred;
       }
       return true;
     };
@@ -70,7 +70,7 @@ class HighCache final : public VersionManager {
       if (!moving_.empty() && in_flight_ns + profile_->TransferNs(bytes) > window_ns) break;
       if (store_->held(wish.key.layer) >= store_->capacity(wish.key.layer)) continue;
       if (!store_->StartVersion(wish.key, kHigh, LoadReason::kBackground)) {
-        ++stats_->deferred;
+        ++stats_.deferred;
         continue;
       }
       in_flight_ns += profile_->TransferNs(bytes);
@@ -112,7 +112,7 @@ class HighCache final : public VersionManager {
           store_->ChooseVictim(over, {context.layer, -1}, LoadReason::kDemand, context);
       if (victim.expert < 0) return absl::InternalError("high versions that nobody may evict");
       store_->Switch(victim, kLow, /*drop_old=*/true);
-      ++stats_->demotions;
+      ++stats_.demotions;
       store_->CloseStep(store_->OpenStep());
     }
     store_->pool(kHigh).SetLimit(slots);
@@ -165,15 +165,14 @@ class HighCache final : public VersionManager {
           store_->ChooseVictim(wish.key.layer, wish.key, LoadReason::kPrefetch, context);
       if (victim.expert < 0) continue;
       store_->Switch(victim, kLow, /*drop_old=*/true);
-      ++stats_->demotions;
-      ++stats_->evictions;
+      ++stats_.demotions;
+      ++stats_.evictions;
     }
   }
 
   const MoeModelSpec* model_;
   const HardwareProfile* profile_;
   ExpertStore* store_;
-  EngineStats* stats_;
   TransitionPacer pacer_;
   std::vector<Wish> wishes_;  // since the last boundary
   std::vector<Wish> chosen_;  // of this boundary, best first
@@ -185,9 +184,8 @@ class HighCache final : public VersionManager {
 
 std::unique_ptr<VersionManager> MakeHighCache(const MoeModelSpec* model,
                                               const TransitionOptions& options,
-                                              const HardwareProfile* profile, ExpertStore* store,
-                                              EngineStats* stats) {
-  return std::make_unique<HighCache>(model, options, profile, store, stats);
+                                              const HardwareProfile* profile, ExpertStore* store) {
+  return std::make_unique<HighCache>(model, options, profile, store);
 }
 
 }  // namespace moert

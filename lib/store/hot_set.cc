@@ -18,13 +18,8 @@ constexpr int kLow = 1;
 class HotSet final : public VersionManager {
  public:
   HotSet(const MoeModelSpec* model, PrecisionPolicy* policy, const TransitionOptions& options,
-         ExpertStore* store, EngineStats* stats)
-      : model_(model),
-        policy_(policy),
-        options_(options),
-        store_(store),
-        stats_(stats),
-        pacer_(options.max_gbps) {
+         ExpertStore* store)
+      : model_(model), policy_(policy), options_(options), store_(store), pacer_(options.max_gbps) {
     int64_t total = 0;
     for (const MoeLayerSpec& layer : model->layers) {
       first_.push_back(total);
@@ -95,7 +90,7 @@ class HotSet final : public VersionManager {
         }
         moving_.push_back(key);
         MOERT_RETURN_IF_ERROR(Drain());
-        ++stats_->demotions;
+        ++stats_.demotions;
       }
     }
     return absl::OkStatus();
@@ -119,7 +114,7 @@ class HotSet final : public VersionManager {
     std::vector<double> worth = policy_->Worth({context, selections_, high_, capacity_});
     const bool any_nan = std::any_of(worth.begin(), worth.end(), [](double w) { return w != w; });
     if (worth.size() == selections_.size() && !any_nan) return worth;
-    stats_->policy_fallbacks += !worth.empty();
+    stats_.policy_fallbacks += !worth.empty();
     return {selections_.begin(), selections_.end()};
   }
   /// A layer's high experts, those worth least first; of equals the first ones stay longest.
@@ -199,7 +194,7 @@ class HotSet final : public VersionManager {
         store_->Switch(key, target, /*drop_old=*/true);
       } else {
         (void)store_->TakeFailure(key);
-        ++stats_->deferred;
+        ++stats_.deferred;
         SetTarget(key, target == kHigh ? kLow : kHigh);
       }
       return true;
@@ -224,7 +219,7 @@ class HotSet final : public VersionManager {
     for (int l = 0; l < model_->num_layers(); ++l) high[l] = HighOf(l);
     for (const ExpertKey key : decision.demote) {
       if (!Legal(key) || !high_[Index(key)] || Moving(key)) {
-        ++stats_->policy_fallbacks;
+        ++stats_.policy_fallbacks;
         continue;
       }
       --high[key.layer];
@@ -234,7 +229,7 @@ class HotSet final : public VersionManager {
     for (const ExpertKey key : decision.promote) {
       if (!Legal(key) || high_[Index(key)] || Moving(key) ||
           high[key.layer] >= capacity_[key.layer]) {
-        ++stats_->policy_fallbacks;
+        ++stats_.policy_fallbacks;
         continue;
       }
       ++high[key.layer];
@@ -256,9 +251,9 @@ class HotSet final : public VersionManager {
     while (progress && pacer_.Allows(now_ns)) {
       // A demotion gives high bytes back, so it goes first (evictions first when the budget is
       // tight).
-      progress = StartOne(&demotions_, kLow, now_ns, &stats_->demotions);
+      progress = StartOne(&demotions_, kLow, now_ns, &stats_.demotions);
       if (pacer_.Allows(now_ns)) {
-        progress = StartOne(&promotions_, kHigh, now_ns, &stats_->promotions) || progress;
+        progress = StartOne(&promotions_, kHigh, now_ns, &stats_.promotions) || progress;
       }
     }
   }
@@ -269,7 +264,7 @@ class HotSet final : public VersionManager {
     // The old version must have been reclaimed: a block of each pool is all an expert may hold.
     if (store_->State(key, version) != VersionState::kAbsent) return false;
     if (!store_->StartVersion(key, version, LoadReason::kBackground)) {
-      ++stats_->deferred;
+      ++stats_.deferred;
       return false;
     }
     queue->pop_front();
@@ -283,7 +278,6 @@ class HotSet final : public VersionManager {
   PrecisionPolicy* policy_;
   const TransitionOptions options_;
   ExpertStore* store_;
-  EngineStats* stats_;
   TransitionPacer pacer_;
   std::vector<int64_t> first_;
   std::vector<int64_t> selections_;  // since the last decision
@@ -298,9 +292,8 @@ class HotSet final : public VersionManager {
 }  // namespace
 
 std::unique_ptr<VersionManager> MakeHotSet(const MoeModelSpec* model, PrecisionPolicy* policy,
-                                           const TransitionOptions& options, ExpertStore* store,
-                                           EngineStats* stats) {
-  return std::make_unique<HotSet>(model, policy, options, store, stats);
+                                           const TransitionOptions& options, ExpertStore* store) {
+  return std::make_unique<HotSet>(model, policy, options, store);
 }
 
 }  // namespace moert

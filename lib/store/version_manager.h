@@ -11,10 +11,18 @@
 #include "moert/expert_store.h"
 #include "moert/policy.h"
 #include "moert/profile.h"
-#include "moert/stats.h"
 #include "moert/strategy.h"
 
 namespace moert {
+
+/// What a manager counted since it was made.
+struct PrecisionStats {
+  int64_t promotions = 0;
+  int64_t demotions = 0;
+  int64_t deferred = 0;   // transitions that found no block, or failed
+  int64_t evictions = 0;  // demotions that made room for another expert's high version
+  int64_t policy_fallbacks = 0;
+};
 
 /// Served version 0 is the high one, 1 the low one. Called under the engine's lock.
 class VersionManager {
@@ -35,18 +43,21 @@ class VersionManager {
   virtual void Want(const PolicyContext& context, ExpertKey key, float score) {}
   /// Fits the pools to a new plan; no step is open. `high` experts may be high.
   virtual absl::Status Resize(int64_t high, int64_t slots, int64_t low_slots) = 0;
+
+  PrecisionStats stats() const { return stats_; }
+
+ protected:
+  PrecisionStats stats_;
 };
 
 /// Every expert in exactly one version, the hottest high (kHotSet). Borrows all; spare >= 1.
 std::unique_ptr<VersionManager> MakeHotSet(const MoeModelSpec* model, PrecisionPolicy* policy,
-                                           const TransitionOptions& options, ExpertStore* store,
-                                           EngineStats* stats);
+                                           const TransitionOptions& options, ExpertStore* store);
 
 /// Every expert low, and a cache of high versions fed by low answers (kLowPlusCache).
 std::unique_ptr<VersionManager> MakeHighCache(const MoeModelSpec* model,
                                               const TransitionOptions& options,
-                                              const HardwareProfile* profile, ExpertStore* store,
-                                              EngineStats* stats);
+                                              const HardwareProfile* profile, ExpertStore* store);
 
 /// Paces transitions: bytes allowed by `now` at a byte rate, with one transfer of credit.
 class TransitionPacer {

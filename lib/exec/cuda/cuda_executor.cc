@@ -109,7 +109,7 @@ absl::Status CudaExecutor::RouteOnHost(const DeviceCall& call, HostRoute host_ro
 
 absl::Status CudaExecutor::WaitForRows(cudaStream_t stream) {
   MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(rows_arrived_, stream));
-  ++parts_.stats->host_syncs;
+  ++host_syncs_;
   MOERT_CUDA_RETURN_IF_ERROR(cudaEventSynchronize(rows_arrived_));
   return absl::OkStatus();
 }
@@ -154,7 +154,7 @@ absl::Status CudaExecutor::Route(const DeviceCall& call, const RoutingOverride* 
   MOERT_RETURN_IF_ERROR(
       returned_.Bring(w_, call.layer, call.hidden.rows, next_gate, rule != nullptr, stream));
   MOERT_RETURN_IF_ERROR(GroupAndPack(call));  // beside the host's wait
-  ++parts_.stats->host_syncs;
+  ++host_syncs_;
   MOERT_RETURN_IF_ERROR(returned_.Wait(routing));
   if (CpuOffload(call)) cpu_->TakeRows(call.hidden);
   return absl::OkStatus();
@@ -296,7 +296,6 @@ absl::Status CudaExecutor::RunResident(const DeviceCall& call, const PolicyConte
   if (capturing) {
     // The handles are read at replay, from the table as OpenStep keeps it.
     captured_ = true;
-    parts_.stats->graph_captured = true;
   } else {
     MOERT_RETURN_IF_ERROR(Enter(stream));
     MOERT_RETURN_IF_ERROR(table_.SyncLayer(store, call.layer, call.epoch, stream));

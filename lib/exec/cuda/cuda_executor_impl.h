@@ -42,8 +42,9 @@ class CudaExecutor final : public DeviceExecutor {
 
   absl::Status Route(const DeviceCall& call, const RoutingOverride* rule, bool next_gate,
                      HostRoute host_route, RoutingResult* routing) override;
-  double worst_slot_share() const override { return returned_.worst_slot_share(); }
-  double worst_mass_share() const override { return returned_.worst_mass_share(); }
+  ExecutorStats stats() const override {
+    return {host_syncs_, captured_, returned_.worst_slot_share(), returned_.worst_mass_share()};
+  }
   absl::Status SetRouting(const DeviceCall& call, const RoutingResult& routing) override;
   absl::Status Multiply(const DeviceCall& call, const RoutingResult& routing,
                         absl::Span<const WaveExpert> wave, bool first) override;
@@ -94,6 +95,7 @@ class CudaExecutor final : public DeviceExecutor {
   absl::Status WeightedSum(const DeviceCall& call);
 
   const ExecutorParts parts_;
+  int64_t host_syncs_ = 0;
   const CudaExecutorOptions options_;
   const MoeModelSpec& model_;
   const int device_;

@@ -32,8 +32,7 @@ class CountingDevice final : public DeviceExecutor {
                      RoutingResult*) override {
     return Unasked();
   }
-  double worst_slot_share() const override { return 0; }
-  double worst_mass_share() const override { return 0; }
+  ExecutorStats stats() const override { return {}; }
   absl::Status SetRouting(const DeviceCall&, const RoutingResult&) override { return Unasked(); }
   absl::Status Multiply(const DeviceCall&, const RoutingResult&, absl::Span<const WaveExpert>,
                         bool) override {
@@ -81,7 +80,6 @@ class Listener final : public VersionManager {
 TEST_CASE("selections of replays reach counters, recency and the version manager") {
   const SyntheticSource source(SyntheticShape{2, 3, 2, 64, 48, 0, false, false, true});
   const MoeModelSpec& model = source.model();
-  EngineStats stats;
   BudgetTracker budget(int64_t{1} << 20);
   const std::unique_ptr<ResidencyPolicy> lru = MakeLru();
   std::vector<std::unique_ptr<BlockPool>> pools(2);
@@ -91,7 +89,7 @@ TEST_CASE("selections of replays reach counters, recency and the version manager
   }
   WallClock clock;
   ExpertStore store(&source, {{0, 0}, {1, 1}}, std::move(pools),
-                    MakeReaderQueue(&source, &clock, 1, nullptr), lru.get(), &stats);
+                    MakeReaderQueue(&source, &clock, 1, nullptr), lru.get());
   // Expert 2 of the first layer is low and should not be; 1 is low as intended; the rest is high.
   for (int l = 0; l < 2; ++l) {
     for (int e = 0; e < 3; ++e) {
@@ -102,17 +100,20 @@ TEST_CASE("selections of replays reach counters, recency and the version manager
   }
   while (store.Wait()) {
   }
-  stats = {};
 
   CountingDevice device;
   Listener listener;
+  HardwareProfile profile;
+  Router router(&model, {}, {}, nullptr);
+  Scheduler scheduler(&model, nullptr, &profile, &store, {});
   LayerParts parts;
   parts.model = &model;
   parts.residency = lru.get();
   parts.store = &store;
   parts.versions = &listener;
   parts.clock = &clock;
-  parts.stats = &stats;
+  parts.router = &router;
+  parts.scheduler = &scheduler;
   parts.device = &device;
   LayerRunner runner(parts, 4);
   PolicyContext context;
@@ -120,20 +121,20 @@ TEST_CASE("selections of replays reach counters, recency and the version manager
 
   runner.TakeSelections();
   runner.CollectLate(context);
-  CHECK(stats.lookups == 0);
+  CHECK(store.stats().lookups == 0);
 
   // Two replays of three rows, of which the second layer's second has not been counted yet.
   device.next = {{6, 2, 3.0},  {4, 1, 1.5}, {2, 2, 0.5}, {12, 2, 0},
                  {3, 1, 1.25}, {0, 0, 0},   {3, 1, 1.5}, {6, 1, 0}};
   runner.TakeSelections();
   runner.CollectLate(context);
-  CHECK(stats.slots == 18);
-  CHECK(stats.mass == Approx(7.75));
-  CHECK(stats.lookups == 7);
-  CHECK(stats.low_answers == 2);
-  CHECK(stats.slots_low == 2);
-  CHECK(stats.mass_low == Approx(0.5));
-  CHECK(stats.hits_resident == 5);
+  CHECK(router.stats().slots == 18);
+  CHECK(router.stats().mass == Approx(7.75));
+  CHECK(store.stats().lookups == 7);
+  CHECK(store.stats().low_answers == 2);
+  CHECK(scheduler.stats().slots_low == 2);
+  CHECK(scheduler.stats().mass_low == Approx(0.5));
+  CHECK(store.stats().hits_resident == 5);
   REQUIRE(listener.calls.size() == 2);
   CHECK(listener.calls[0].layer == 0);
   CHECK(listener.calls[0].tokens == 3);  // of a call
@@ -149,7 +150,7 @@ TEST_CASE("selections of replays reach counters, recency and the version manager
   runner.CollectLate(context);
   REQUIRE(listener.calls.size() == 3);
   CHECK(listener.calls[2].layer == 1);
-  CHECK(stats.lookups == 10);
+  CHECK(store.stats().lookups == 10);
 }
 
 }  // namespace

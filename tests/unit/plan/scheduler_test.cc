@@ -40,7 +40,6 @@ struct Fixture {
   VirtualClock clock;
   HardwareProfile profile;
   LinkEstimate link{&profile};
-  EngineStats stats;
   BudgetTracker budget{int64_t{1} << 20};
   std::unique_ptr<ResidencyPolicy> residency = MakeLru();
   std::unique_ptr<ExpertStore> store;
@@ -59,16 +58,16 @@ struct Fixture {
         (source.layout(0, 0, 0).bytes + kRecordAlignment - 1) / kRecordAlignment * kRecordAlignment;
     std::vector<std::unique_ptr<BlockPool>> pools(1);
     pools[0] = *MakeRamBlockPool({block, kExperts}, kExperts, &budget);
-    store = std::make_unique<ExpertStore>(
-        &source, std::vector<ServedVersion>{{0, 0}}, std::move(pools),
-        MakeVirtualLink(&source, &clock, &profile), residency.get(), &stats);
+    store =
+        std::make_unique<ExpertStore>(&source, std::vector<ServedVersion>{{0, 0}}, std::move(pools),
+                                      MakeVirtualLink(&source, &clock, &profile), residency.get());
   }
   Scheduler Make(const std::string& version) {
     CpuOffload cpu;
     cpu.can_compute = [](ExpertKey, int64_t) { return true; };
     cpu.link = &link;
     cpu.version = version;
-    return Scheduler(&source.model(), &policy, &profile, store.get(), &stats, cpu);
+    return Scheduler(&source.model(), &policy, &profile, store.get(), cpu);
   }
   /// What an expert of `tokens` tokens is said to take the CPU.
   int64_t CpuNs(Scheduler* scheduler, int tokens, Phase phase = Phase::kDecode) {

@@ -39,7 +39,6 @@ struct Fixture {
   VirtualClock clock;
   HardwareProfile profile;
   LinkEstimate link{&profile};
-  EngineStats stats;
   BudgetTracker budget;
   std::unique_ptr<ResidencyPolicy> residency;
   std::unique_ptr<ExpertStore> store;
@@ -54,12 +53,12 @@ struct Fixture {
     profile.decode_layer_ns = 2500;
     std::vector<std::unique_ptr<BlockPool>> pools(1);
     pools[0] = *MakeRamBlockPool({Block(), 3 * kExperts}, slots, &budget);
-    store = std::make_unique<ExpertStore>(
-        &source, std::vector<ServedVersion>{{0, 0}}, std::move(pools),
-        MakeVirtualLink(&source, &clock, &profile), residency.get(), &stats);
+    store =
+        std::make_unique<ExpertStore>(&source, std::vector<ServedVersion>{{0, 0}}, std::move(pools),
+                                      MakeVirtualLink(&source, &clock, &profile), residency.get());
     store->SetLinkEstimate(&link);
     prefetcher = std::make_unique<Prefetcher>(&source.model(), &oracle, /*controlled=*/false,
-                                              &profile, &link, store.get(), nullptr, &stats);
+                                              &profile, &link, store.get(), nullptr);
   }
   int64_t Block() const {
     return (source.layout(0, 0, 0).bytes + kRecordAlignment - 1) / kRecordAlignment *
@@ -118,7 +117,7 @@ struct Fixture {
       store->Pin({layer, e});
     }
     const int64_t waited = clock.now_ns() - begin;
-    stats.stall_miss_ns += waited;
+    prefetcher->WaitedForLoads(begin, clock.now_ns());
     for (const int e : used) store->Unpin({layer, e});
     store->EndLayerCall(context);
     clock.AdvanceTo(clock.now_ns() + compute_ns);
@@ -132,7 +131,7 @@ TEST_CASE("as many prefetches as fit the window, the best ones") {
   Fixture f(24);
   f.profile.decode_layer_ns = 2100;
   f.Call(0, {0, 1}, {5, 4, 3, 2}, 2500);  // 2.1 transfers: a third would not be early enough
-  CHECK(f.stats.prefetch_issued == 2);
+  CHECK(f.prefetcher->stats().issued == 2);
   f.store->Pump();
   CHECK(f.Present(1, 5));
   CHECK(f.Present(1, 4));
@@ -141,9 +140,9 @@ TEST_CASE("as many prefetches as fit the window, the best ones") {
   CHECK(f.oracle.last.transfer_ns == 1000);
   // Of four lookups the prediction names three; two were in the window.
   CHECK(f.Call(1, {5, 4, 3, 7}, {}, 2500) == 2000);
-  CHECK(f.stats.prefetch_predicted == 4);
-  CHECK(f.stats.prefetch_recalled == 3);
-  CHECK(f.stats.prefetch_recalled_in_window == 2);
+  CHECK(f.prefetcher->stats().predicted == 4);
+  CHECK(f.prefetcher->stats().recalled == 3);
+  CHECK(f.prefetcher->stats().recalled_in_window == 2);
 }
 
 TEST_CASE("the window is measured, without what was waited") {
@@ -167,15 +166,15 @@ TEST_CASE("a demand load waits for what is on the link and for no other prefetch
   Fixture f(24);
   f.profile.decode_layer_ns = 100'000;  // a window that is far longer than what really happens
   f.Call(0, {0, 1}, {2, 3, 4, 5, 6, 7}, 1500);
-  CHECK(f.stats.prefetch_issued == 6);
+  CHECK(f.prefetcher->stats().issued == 6);
   // All wrong but one that has not started: 500 more of the one on the link, then its own 1000
   // each.
   CHECK(f.Call(1, {0, 7}, {}, 2500) <= 500 + 2 * 1000);
-  CHECK(f.stats.prefetch_cancelled == 3);
-  CHECK(f.stats.prefetch_issued == 3);
+  CHECK(f.prefetcher->stats().cancelled == 3);
+  CHECK(f.prefetcher->stats().issued == 3);
   f.store->Pump();
   CHECK(!f.Present(1, 6));
-  CHECK(f.stats.bytes_loaded == 6 * f.source.layout(0, 0, 0).bytes);
+  CHECK(f.store->stats().bytes_loaded == 6 * f.source.layout(0, 0, 0).bytes);
 }
 
 TEST_CASE("a prediction never replaces what it ranks higher") {
@@ -192,7 +191,7 @@ TEST_CASE("a prediction never replaces what it ranks higher") {
     CHECK(!f.Present(1, 3));
     CHECK(!f.Present(1, 5));
     for (const int e : {0, 1, 2}) CHECK(f.Present(1, e));
-    CHECK(f.stats.prefetch_issued == 1);
+    CHECK(f.prefetcher->stats().issued == 1);
   }
   SECTION("a better one takes the place of the worst") {
     f.Call(0, {0, 1}, {4, 5, 3, 0, 1, 2}, 9000);
@@ -224,7 +223,7 @@ TEST_CASE("layers without slots are served through the transient ones") {
     CHECK(f.store->held(2) == 0);
     CHECK(f.store->held(0) == 8);
   }
-  CHECK(f.stats.prefetch_useful + f.stats.prefetch_issued > 0);
+  CHECK(f.store->stats().prefetch_useful + f.prefetcher->stats().issued > 0);
   // More than the transient blocks hold: what is left is loaded, and layer 0 still is whole.
   f.Call(0, {0, 1}, {0, 1, 2, 3, 4, 5}, 9000);
   CHECK(f.Call(1, {0, 1, 2, 3, 4}, {}, 9000) == 1000);
@@ -235,16 +234,16 @@ TEST_CASE("a transfer longer than the window starts while such predictions are r
   Fixture f(6);                     // two a layer
   f.profile.decode_layer_ns = 600;  // of the 1000 a transfer takes: pays above 5 in 8 right
   f.Call(0, {0, 1}, {5, 4}, 600);
-  CHECK(f.stats.prefetch_issued == 1);  // the best one only
+  CHECK(f.prefetcher->stats().issued == 1);  // the best one only
   CHECK(f.Call(1, {5}, {}, 600) == 400);
   // Wrong ones: each delays the miss by what is left of it, until there have been too many.
-  int64_t issued = f.stats.prefetch_issued;
+  int64_t issued = f.prefetcher->stats().issued;
   int tried = 0;
   for (int s = 0; s < 60; ++s) {
     f.Call(0, {0, 1}, {s % 2 == 0 ? 6 : 7}, 600);  // one replaces the other
     f.Call(1, {5}, {}, 600);
-    tried += f.stats.prefetch_issued > issued;
-    issued = f.stats.prefetch_issued;
+    tried += f.prefetcher->stats().issued > issued;
+    issued = f.prefetcher->stats().issued;
   }
   CHECK(tried >= 1);
   CHECK(tried < 6);
@@ -253,7 +252,7 @@ TEST_CASE("a transfer longer than the window starts while such predictions are r
     f.Call(0, {0, 1}, {5 + s % 3}, 600);  // of three in turn, two slots never hold the next
     f.Call(1, {5 + s % 3}, {}, 600);
   }
-  CHECK(f.stats.prefetch_issued > issued + 5);
+  CHECK(f.prefetcher->stats().issued > issued + 5);
 }
 
 TEST_CASE("beside a CPU that computes what is late, late transfers only fill free slots") {
@@ -266,16 +265,16 @@ TEST_CASE("beside a CPU that computes what is late, late transfers only fill fre
       f.Call(0, {0, 1}, {e}, 900);
       f.Call(1, {e}, {}, 900);
     }
-    CHECK(f.stats.prefetch_issued == 2);
+    CHECK(f.prefetcher->stats().issued == 2);
     CHECK(!f.store->HasFreeSlot(1));
     f.Call(0, {0, 1}, {6}, 900);
-    CHECK(f.stats.prefetch_issued == (cpu_offload ? 2 : 3));
+    CHECK(f.prefetcher->stats().issued == (cpu_offload ? 2 : 3));
     // What is early goes as ever.
     Fixture early(6);
     early.prefetcher->SetCpuOffload(cpu_offload);
     early.Load(1, {0, 1});
     early.Call(0, {0, 1}, {6}, 2500);
-    CHECK(early.stats.prefetch_issued == 1);
+    CHECK(early.prefetcher->stats().issued == 1);
   }
 }
 
@@ -288,19 +287,19 @@ TEST_CASE("poor guesses where the best ones are there do not discourage good one
     f.Call(0, {0, 1}, {5, 4, s % 2 == 0 ? 6 : 7}, 600);  // the third is wrong
     f.Call(1, {5, 4}, {}, 600);
   }
-  const int64_t issued = f.stats.prefetch_issued;
+  const int64_t issued = f.prefetcher->stats().issued;
   f.Call(0, {0, 1}, {5, 4, 2}, 600);
-  CHECK(f.stats.prefetch_issued == issued);
+  CHECK(f.prefetcher->stats().issued == issued);
   f.Call(1, {5, 4}, {}, 600);
   f.Call(0, {0, 1}, {3}, 600);
-  CHECK(f.stats.prefetch_issued == issued + 1);
+  CHECK(f.prefetcher->stats().issued == issued + 1);
 }
 
 TEST_CASE("illegal candidates are dropped and counted") {
   Fixture f(24);
   f.Call(0, {0}, {kExperts, -1, 3}, 2500);
-  CHECK(f.stats.policy_fallbacks == 2);
-  CHECK(f.stats.prefetch_issued == 1);
+  CHECK(f.prefetcher->stats().policy_fallbacks == 2);
+  CHECK(f.prefetcher->stats().issued == 1);
 }
 
 }  // namespace

@@ -76,7 +76,6 @@ struct Script final : PrecisionPolicy {
 /// One layer of experts in exactly one version each: `high` high ones and the spare blocks.
 struct Fixture {
   SyntheticSource source{SyntheticShape{1, kExperts, 2, 64, 48, 0, false, false, true}};
-  EngineStats stats;
   BudgetTracker budget;
   std::unique_ptr<ResidencyPolicy> lru = MakeLru();
   Script script;
@@ -98,12 +97,12 @@ struct Fixture {
     auto held = std::make_unique<HeldQueue>(&source);
     queue = held.get();
     store = std::make_unique<ExpertStore>(&source, std::vector<ServedVersion>{{0, 0}, {1, 1}},
-                                          std::move(pools), std::move(held), lru.get(), &stats);
+                                          std::move(pools), std::move(held), lru.get());
     TransitionOptions options;
     options.interval_ns = interval_ns;  // 0: every step decides
     options.spare = spare;
     options.max_gbps = max_gbps;
-    manager = MakeHotSet(&source.model(), &script, options, store.get(), &stats);
+    manager = MakeHotSet(&source.model(), &script, options, store.get());
     REQUIRE_OK(manager->Preload(high));
     Check();
   }
@@ -204,7 +203,7 @@ TEST_CASE("full-pool swap: with one spare block of each, every order of arrival 
     f.Step();
     REQUIRE(f.Highs() == 2);
   }
-  CHECK(f.stats.promotions == 21);
+  CHECK(f.manager->stats().promotions == 21);
 }
 
 TEST_CASE("evict against read: an old version stays while a step may read it") {
@@ -223,7 +222,7 @@ TEST_CASE("evict against read: an old version stays while a step may read it") {
   f.Step();
   CHECK(f.queue->waiting() == 0);
   CHECK(f.store->Resolve({0, 0}, reader).version == kHigh);
-  CHECK(f.stats.deferred > 0);
+  CHECK(f.manager->stats().deferred > 0);
   f.End(reader);
   f.Swap(5, 1);
   f.Step();
@@ -297,7 +296,7 @@ TEST_CASE("a smaller budget demotes what is worth least") {
     f.script.worth[2] = 4;
     shrink(1);
     CHECK(f.Version(0) == kHigh);
-    CHECK(f.stats.policy_fallbacks == 0);
+    CHECK(f.manager->stats().policy_fallbacks == 0);
   }
   SECTION("by its selections, where the policy does not say") {
     const std::vector<int32_t> counts = {1, 0, 3, 9, 9, 9};
@@ -308,7 +307,7 @@ TEST_CASE("a smaller budget demotes what is worth least") {
     f.manager->OnRouting(context, routing);
     shrink(1);
     CHECK(f.Version(2) == kHigh);
-    CHECK(f.stats.policy_fallbacks == 0);
+    CHECK(f.manager->stats().policy_fallbacks == 0);
   }
   SECTION("an answer that is none is counted; of equals the first stay") {
     f.script.worth = {std::nan(""), 0, 0, 0, 0, 0};
@@ -317,7 +316,7 @@ TEST_CASE("a smaller budget demotes what is worth least") {
     f.script.worth = {1};
     shrink(1);
     CHECK(f.Version(0) == kHigh);
-    CHECK(f.stats.policy_fallbacks == 2);
+    CHECK(f.manager->stats().policy_fallbacks == 2);
   }
 }
 
@@ -331,15 +330,15 @@ TEST_CASE("drain against promote: what was queued and never started is forgotten
   CHECK(f.queue->waiting() == 0);
   f.Check();
   CHECK(f.Highs() == 3);
-  const int64_t promotions = f.stats.promotions;
+  const int64_t promotions = f.manager->stats().promotions;
   for (int i = 0; i < 5; ++i) f.Step();
   CHECK(f.queue->waiting() == 0);
-  CHECK(f.stats.promotions == promotions);
+  CHECK(f.manager->stats().promotions == promotions);
   CHECK(f.Highs() == 3);
   // Nobody is left marked as on its way: all of them can be asked for again.
   std::vector<ExpertKey> low, high;
   for (int e = 0; e < kExperts; ++e) (f.Version(e) == kHigh ? high : low).push_back({0, e});
-  const int64_t fallbacks = f.stats.policy_fallbacks;
+  const int64_t fallbacks = f.manager->stats().policy_fallbacks;
   f.script.next = {low, high};
   for (int i = 0; i < 12; ++i) {
     f.manager->AfterStep(f.Context());
@@ -351,7 +350,7 @@ TEST_CASE("drain against promote: what was queued and never started is forgotten
     f.Check();
     if (i < 11) f.script.next = {};
   }
-  CHECK(f.stats.policy_fallbacks == fallbacks);
+  CHECK(f.manager->stats().policy_fallbacks == fallbacks);
 }
 
 TEST_CASE(
@@ -469,8 +468,8 @@ TEST_CASE("the invariant under random decisions, arrivals, failures, overlaps an
     f.Check();
     REQUIRE(f.store->pool(kHigh).taken() <= high + spare);
   }
-  CHECK(f.stats.promotions > 20);
-  CHECK(f.stats.demotions > 20);
+  CHECK(f.manager->stats().promotions > 20);
+  CHECK(f.manager->stats().demotions > 20);
   CHECK(torn > 20);
   CHECK(overlaps > 20);
   CHECK(resizes > 2);
@@ -493,7 +492,7 @@ TEST_CASE("a byte rate rations transitions, and lets them through in the end") {
   f.script.next = {{{0, 3}, {0, 4}, {0, 5}}, {{0, 0}, {0, 1}, {0, 2}}};
   int64_t started = 0, steps = 0;
   constexpr int64_t kStepNs = 1'000'000;
-  while (f.stats.promotions + f.stats.demotions < 6) {
+  while (f.manager->stats().promotions + f.manager->stats().demotions < 6) {
     REQUIRE(steps < 10000);
     f.Step();
     while (f.queue->waiting() > 0) {
@@ -530,7 +529,7 @@ TEST_CASE("a transfer that fails in the middle of a swap leaves both experts usa
   CHECK(f.Version(4) == kLow);
   CHECK(f.Version(0) == kLow);
   CHECK(f.Highs() == 1);
-  CHECK(f.stats.deferred == 1);
+  CHECK(f.manager->stats().deferred == 1);
   f.script.next = {{{0, 4}}, {}};
   f.Step();
   f.queue->Finish(0);

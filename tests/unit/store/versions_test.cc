@@ -19,7 +19,6 @@ struct Fixture {
   SyntheticSource source{SyntheticShape{2, 6, 2, 64, 48, 0, false, false, true}};
   VirtualClock clock;
   HardwareProfile profile;
-  EngineStats stats;
   BudgetTracker budget;
   std::unique_ptr<ResidencyPolicy> lru = MakeLru();
   std::unique_ptr<ExpertStore> store;
@@ -28,9 +27,9 @@ struct Fixture {
     std::vector<std::unique_ptr<BlockPool>> pools(2);
     pools[0] = *MakeRamBlockPool({Block(0), 12}, high, &budget);
     pools[1] = *MakeRamBlockPool({Block(1), 12}, low, &budget);
-    store = std::make_unique<ExpertStore>(
-        &source, std::vector<ServedVersion>{{0, 0}, {1, 1}}, std::move(pools),
-        MakeVirtualLink(&source, &clock, &profile), lru.get(), &stats);
+    store = std::make_unique<ExpertStore>(&source, std::vector<ServedVersion>{{0, 0}, {1, 1}},
+                                          std::move(pools),
+                                          MakeVirtualLink(&source, &clock, &profile), lru.get());
   }
   int64_t Block(int version) const {
     return (source.layout(0, 0, version).bytes + kRecordAlignment - 1) / kRecordAlignment *

@@ -111,7 +111,6 @@ TEST_CASE("ARC in the store is the published algorithm, request by request") {
   SyntheticSource source{SyntheticShape{1, kKeys, 1, 16, 16, 0}};
   VirtualClock clock;
   HardwareProfile profile;
-  EngineStats stats;
   const int64_t block =
       (source.layout(0, 0, 0).bytes + kRecordAlignment - 1) / kRecordAlignment * kRecordAlignment;
   BudgetTracker budget(capacity * block);
@@ -142,7 +141,7 @@ TEST_CASE("ARC in the store is the published algorithm, request by request") {
   policy.arc = MakeArc(MakeShallowFirst({0, 0}));
   policy.lists = &lists;
   ExpertStore store(&source, {{0, 0}}, std::move(pools), MakeVirtualLink(&source, &clock, &profile),
-                    &policy, &stats);
+                    &policy);
 
   PublishedArc published{capacity};
   PolicyContext context;
@@ -176,7 +175,7 @@ TEST_CASE("ARC in the store is the published algorithm, request by request") {
     REQUIRE(lists.Contents(ArcLists::kB2) == AsVector(published.b2));
     REQUIRE(lists.p() == published.p);
   }
-  CHECK(stats.policy_fallbacks == 0);
+  CHECK(store.stats().policy_fallbacks == 0);
   if (kind == "zipf" && capacity == 12) CHECK(hits > 2000);
 }
 
