@@ -4,22 +4,14 @@
 
 namespace moert {
 
-void PredictionYield::Mean::Add(double sample) {
-  constexpr int kMemory = 16;
-  // What interrupts a process for a while is no cost of predictions.
-  if (steps >= kKnown) sample = std::min(sample, 2 * ns);
-  steps = std::min(steps + 1, kMemory);
-  ns += (sample - ns) / steps;
-}
-
 PredictionYield::PredictionYield(const Options& options, int layers)
     : options_(options), worth_(std::max<int64_t>(1, int64_t{options.look} * layers / 32)) {
   BeginLook(options_.look);
 }
 
 double PredictionYield::cost_ns() const {
-  if (!options_.measured || with_.steps < kKnown || without_.steps < kKnown) return -1;
-  return std::max(0.0, with_.ns - without_.ns);
+  if (!options_.measured || with_.samples() < kKnown || without_.samples() < kKnown) return -1;
+  return std::max(0.0, with_.mean() - without_.mean());
 }
 
 void PredictionYield::BeginLook(int steps) {
@@ -65,8 +57,8 @@ void PredictionYield::EndLook() {
 
 int PredictionYield::RestForPrice(double cost) const {
   constexpr double kPrice = 0.01;
-  if (cost <= 0 || all_.ns <= 0) return 0;
-  const double steps = (options_.look / 2) * cost / (kPrice * all_.ns);
+  if (cost <= 0 || all_.mean() <= 0) return 0;
+  const double steps = (options_.look / 2) * cost / (kPrice * all_.mean());
   return static_cast<int>(std::min<double>(steps, options_.longest / 2));
 }
 

@@ -12,6 +12,8 @@
 
 #include <cstdint>
 
+#include "base/ewma.h"
+
 namespace moert {
 
 class PredictionYield {
@@ -48,11 +50,7 @@ class PredictionYield {
   static constexpr int kBlindly = 16;  // rests in a row that were not ended by a look
 
  private:
-  struct Mean {
-    double ns = 0;
-    int steps = 0;
-    void Add(double sample);
-  };
+  using Mean = Ewma<running_mean::kStepTime>;
 
   void EndLook();
   /// Steps to rest so that looks cost a hundredth of the time.

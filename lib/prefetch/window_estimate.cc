@@ -7,6 +7,11 @@ namespace {
 
 constexpr int kSizes = 22;  // up to 2^21 tokens
 
+/// A time of 0 is none that was measured.
+void Observe(double ns, Ewma<running_mean::kWindow>* mean) {
+  if (ns > 0 || mean->measured()) mean->Add(ns);
+}
+
 int SizeClass(int64_t tokens) {
   int size = 0;
   while (size + 1 < kSizes && (int64_t{1} << size) < tokens) ++size;
@@ -18,8 +23,8 @@ int SizeClass(int64_t tokens) {
 WindowEstimate::WindowEstimate(int layers, const HardwareProfile* profile)
     : layers_(layers),
       profile_(profile),
-      mean_ns_(2 * size_t{kSizes} * layers, 0),
-      idle_ns_(mean_ns_.size(), 0) {}
+      mean_ns_(2 * size_t{kSizes} * layers),
+      idle_ns_(mean_ns_.size()) {}
 
 size_t WindowEstimate::Index(Phase phase, int layer, int64_t tokens) const {
   return (static_cast<size_t>(phase) * kSizes + SizeClass(tokens)) * layers_ + layer;
@@ -32,18 +37,16 @@ void WindowEstimate::Routed(const PolicyContext& context, int64_t tokens, int64_
   if (any_ && tokens == last_tokens_ && (next_layer || next_step)) {
     double ns =
         static_cast<double>(context.now_ns - last_.now_ns - (stalled_ns - last_stalled_ns_));
-    double& mean = mean_ns_[Index(last_.phase, last_.layer, tokens)];
+    const size_t index = Index(last_.phase, last_.layer, tokens);
     // Between two steps a host may also wait for its user, which is no time to count on.
     constexpr double kLongest = 4;
     PolicyContext before = last_;
     before.layer = std::max(0, last_.layer - 1);
     if (next_step) ns = std::min(ns, kLongest * static_cast<double>(WindowNs(before, tokens)));
-    constexpr double kWeight = 0.1;
-    mean = mean == 0 ? ns : mean + kWeight * (ns - mean);
+    Observe(ns, &mean_ns_[index]);
     if (waited_ns_ >= 0) {
       const double left = static_cast<double>(std::max<int64_t>(1, context.now_ns - waited_ns_));
-      double& idle = idle_ns_[Index(last_.phase, last_.layer, tokens)];
-      idle = idle == 0 ? std::min(left, ns) : idle + kWeight * (std::min(left, ns) - idle);
+      Observe(std::min(left, ns), &idle_ns_[index]);
     }
   }
   last_ = context;
@@ -54,23 +57,14 @@ void WindowEstimate::Routed(const PolicyContext& context, int64_t tokens, int64_
 }
 
 int64_t WindowEstimate::WindowNs(const PolicyContext& context, int64_t tokens) const {
-  const double mean = mean_ns_[Index(context.phase, context.layer, tokens)];
-  if (mean > 0) return static_cast<int64_t>(mean);
+  const Mean& mean = mean_ns_[Index(context.phase, context.layer, tokens)];
+  if (mean.measured()) return static_cast<int64_t>(mean.mean());
   return profile_->LayerNs(context.phase == Phase::kPrefill, tokens);
 }
 
 int64_t WindowEstimate::IdleNs(const PolicyContext& context, int64_t tokens) const {
-  const double idle = idle_ns_[Index(context.phase, context.layer, tokens)];
-  return idle > 0 ? static_cast<int64_t>(idle) : -1;
-}
-
-int64_t WindowEstimate::UntilNs(const PolicyContext& target, int64_t tokens, int64_t now_ns,
-                                int64_t stalled_ns) const {
-  if (!any_ || target.step != last_.step || last_.layer >= target.layer) return 0;
-  PolicyContext at = target;
-  int64_t ns = stalled_ns - last_stalled_ns_ - (now_ns - last_.now_ns);
-  for (at.layer = last_.layer; at.layer < target.layer; ++at.layer) ns += WindowNs(at, tokens);
-  return std::max<int64_t>(0, ns);
+  const Mean& idle = idle_ns_[Index(context.phase, context.layer, tokens)];
+  return idle.measured() ? static_cast<int64_t>(idle.mean()) : -1;
 }
 
 }  // namespace moert

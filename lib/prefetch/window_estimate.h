@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/ewma.h"
 #include "moert/policy.h"
 #include "moert/profile.h"
 
@@ -29,19 +30,16 @@ class WindowEstimate {
   /// From the last load that a call of context.layer waited for to the routing of the layer after
   /// it; -1 if no call has waited.
   int64_t IdleNs(const PolicyContext& context, int64_t tokens) const;
-  /// From now_ns to the routing of target.layer of the same step, as far as layers of that step
-  /// have been routed; else, and when it should have come by now, 0.
-  int64_t UntilNs(const PolicyContext& target, int64_t tokens, int64_t now_ns,
-                  int64_t stalled_ns) const;
 
  private:
   size_t Index(Phase phase, int layer, int64_t tokens) const;
 
   const int layers_;
   const HardwareProfile* profile_;
-  std::vector<double> mean_ns_;  // 0: not measured
-  std::vector<double> idle_ns_;  // likewise
-  int64_t waited_ns_ = -1;       // since the last routing; -1: not
+  using Mean = Ewma<running_mean::kWindow>;
+  std::vector<Mean> mean_ns_;
+  std::vector<Mean> idle_ns_;
+  int64_t waited_ns_ = -1;  // since the last routing; -1: not
   PolicyContext last_;
   int64_t last_tokens_ = 0;
   int64_t last_stalled_ns_ = 0;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "base/ewma.h"
 #include "moert/profile.h"
 
 namespace moert {
@@ -17,7 +18,9 @@ class LinkEstimate {
 
   /// Time the link is busy with a transfer of `bytes`.
   int64_t TransferNs(int64_t bytes) const {
-    return static_cast<int64_t>(scale_ * static_cast<double>(profile_->TransferNs(bytes)));
+    const int64_t modelled_ns = profile_->TransferNs(bytes);
+    if (!scale_.measured()) return modelled_ns;
+    return static_cast<int64_t>(scale_.mean() * static_cast<double>(modelled_ns));
   }
 
   /// A transfer that ran from started_ns to finished_ns. In order of finishing.
@@ -27,17 +30,13 @@ class LinkEstimate {
     const int64_t busy_ns = finished_ns - std::max(started_ns, last_finished_ns_);
     last_finished_ns_ = std::max(last_finished_ns_, finished_ns);
     if (busy_ns < 0) return;
-    constexpr double kWeight = 0.05;
-    const double ratio = static_cast<double>(busy_ns) /
-                         static_cast<double>(std::max<int64_t>(1, profile_->TransferNs(bytes)));
-    scale_ = measured_ ? scale_ + kWeight * (ratio - scale_) : ratio;
-    measured_ = true;
+    scale_.Add(static_cast<double>(busy_ns) /
+               static_cast<double>(std::max<int64_t>(1, profile_->TransferNs(bytes))));
   }
 
  private:
   const HardwareProfile* profile_;
-  double scale_ = 1;
-  bool measured_ = false;
+  Ewma<running_mean::kLinkScale> scale_;
   int64_t last_finished_ns_ = 0;
 };
 

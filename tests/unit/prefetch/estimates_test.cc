@@ -44,26 +44,6 @@ TEST_CASE("a window lasts from a layer's routing to the next one's, waiting excl
   CHECK(c.window.WindowNs(c.Context(9, 1, Phase::kDecode), 4) == c.profile.LayerNs(false, 4));
 }
 
-TEST_CASE("until a later layer asks: the windows in between, less what has passed") {
-  Clockwork c;
-  for (int s = 0; s < 50; ++s) c.Step(s, Phase::kDecode, 1, {300, 500, 700});
-  const auto until = [&](int layer) {
-    return c.window.UntilNs(c.Context(50, layer, Phase::kDecode), 1, c.now, c.stalled);
-  };
-  CHECK(until(1) == 0);  // nothing of the step has been routed
-  c.window.Routed(c.Context(50, 0, Phase::kDecode), 1, c.stalled);
-  CHECK(until(1) == 300);
-  CHECK(until(2) == 800);
-  c.now += 100;
-  CHECK(until(2) == 700);
-  c.now += 5000;  // waiting does not count
-  c.stalled += 5000;
-  CHECK(until(2) == 700);
-  CHECK(until(0) == 0);
-  c.now += 900;
-  CHECK(until(2) == 0);
-}
-
 TEST_CASE("it follows what it measures") {
   Clockwork c;
   for (int s = 0; s < 50; ++s) c.Step(s, Phase::kDecode, 1, {300, 500, 700});
