@@ -59,7 +59,7 @@ def file_errors(text):
 def test_errors(text):
     for kind, name in re.findall(r"\b(unit|gpu|parity|concurrency)\.([\w.]+)_test\b", text):
         path = f"tests/{kind}/{name.replace('.', '/')}_test.cc"
-        if not (pages.ROOT / path).exists() and not list((pages.ROOT / "tests" / kind).rglob(f"{name.split('.')[-1]}_test.cc")):
+        if not (pages.ROOT / path).exists():
             yield f"{kind}.{name}_test: no such test"
 
 
