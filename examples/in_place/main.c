@@ -25,8 +25,8 @@ static float from_bf16(uint32_t bits) {
   return value;
 }
 
-/* y[0, m->rows) = W x, W in the record's order (docs/layout.md, bf16): blocks of 16 rows x 16 k, in
- * each 32 lanes of four words, lane = 4 g + t. */
+/* y[0, m->rows) = W x, W in the record's order (docs/reference/layout.md, bf16): blocks of 16 rows x
+ * 16 k, in each 32 lanes of four words, lane = 4 g + t. */
 static void multiply(const moert_expert_view* view, const moert_matrix* m, const float* x,
                      float* y) {
   const uint32_t* word =

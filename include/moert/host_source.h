@@ -24,7 +24,7 @@ enum class WeightPart : int32_t {
   kRouter = 3,         // of a layer: [num_experts, hidden], f32
   kSelectionBias = 4,  // of a layer: [1, num_experts], f32
   kSharedGate = 5,     // of a layer: [1, hidden], f32
-  kRecord = 6,         // of an expert: [1, bytes], a packed record (docs/layout.md), u8
+  kRecord = 6,         // of an expert: [1, bytes], a packed record (docs/reference/layout.md), u8
 };
 
 /// `expert` of the parts of the shared expert.

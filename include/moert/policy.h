@@ -67,7 +67,7 @@ enum class RoutingRuleKind : int32_t {
 
 /// Who takes a replaceable slot. Only kBestScore is the paper's rule; the others decide which slots
 /// are replaced exactly as it does, and are there to be compared with it
-/// (docs/quality-importance.md).
+/// (docs/results/importance.md).
 enum class SubstituteChoice : int32_t {
   kBestScore = 0,
   kRandom = 1,       // any inactive expert at hand, drawn by a fixed hash

@@ -40,8 +40,8 @@ struct ExpertFormat {
   Scheme gate;
   Scheme up;
   Scheme down;
-  /// Weights are stored in the block Hadamard domain (docs/layout.md): the inputs of gate and up,
-  /// and those of down, are transformed before they are rounded or quantized.
+  /// Weights are stored in the block Hadamard domain (docs/reference/layout.md): the inputs of gate
+  /// and up, and those of down, are transformed before they are rounded or quantized.
   bool hadamard = false;
 
   static ExpertFormat Uniform(const Scheme& s, bool hadamard = false) {
@@ -52,7 +52,7 @@ struct ExpertFormat {
 };
 
 // Weights are the A operand of a matrix product: rows are output channels, K is the input
-// dimension. Both are padded to these tiles with zeros, for every scheme (docs/layout.md).
+// dimension. Both are padded to these tiles with zeros, in any scheme (docs/reference/layout.md).
 inline constexpr int64_t kRowTile = 16;
 inline constexpr int64_t kKTile = 64;
 // Sections of a record start at multiples of this; records in a file and in a pool start at

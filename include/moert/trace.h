@@ -1,8 +1,8 @@
 // Traces: what an engine did, layer call by layer call.
 //
 // A sink sees every layer call's routing and every span of time. Two are built in: the routing
-// trace (docs/trace-format.md), which moert-sim replays through the same policies, and a timeline
-// in Chrome's trace JSON, which Perfetto shows.
+// trace (docs/reference/trace-format.md), which moert-sim replays through the same policies, and a
+// timeline in Chrome's trace JSON, which Perfetto shows.
 #ifndef MOERT_TRACE_H_
 #define MOERT_TRACE_H_
 

@@ -2,10 +2,10 @@
 // ISA can include it. Nothing here may be inline code (cmake/Flags.cmake says why).
 //
 // A weight matrix is a sequence of row blocks, 16 output channels each; a row block is `k16s`
-// pieces of 16 input channels in fragment order (docs/layout.md; bf16: 512 B), four of them a tile
-// of 64. A kernel multiplies one or two row blocks by some activation rows ("columns" of the
-// product): up to kNarrowColumns of them, wherever they lie, or up to kMaxColumns that lie equally
-// far apart if it is a wide one.
+// pieces of 16 input channels in fragment order (docs/reference/layout.md; bf16: 512 B), four of
+// them a tile of 64. A kernel multiplies one or two row blocks by some activation rows ("columns"
+// of the product): up to kNarrowColumns of them, wherever they lie, or up to kMaxColumns that lie
+// equally far apart if it is a wide one.
 //
 // Every element of the product is summed in an order over k that the kernel alone fixes: it never
 // depends on how many columns or blocks are computed beside it.

@@ -12,8 +12,8 @@
 
 namespace moert::cuda {
 
-/// How the weights of a matrix are stored (docs/layout.md); groups and zeros are in DeviceMatrix.
-/// The last three are multiplied with quantized activations.
+/// How the weights of a matrix are stored (docs/reference/layout.md); groups and zeros are in
+/// DeviceMatrix. The last three are multiplied with quantized activations.
 enum class Packing : int32_t {
   kBf16 = 0,
   kW8 = 1,

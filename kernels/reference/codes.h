@@ -1,4 +1,5 @@
-// The codes of quantized weights, read back from fragment order (docs/layout.md) a tile at a time.
+// The codes of quantized weights, read back from fragment order (docs/reference/layout.md) a tile
+// at a time.
 #ifndef MOERT_KERNELS_REFERENCE_CODES_H_
 #define MOERT_KERNELS_REFERENCE_CODES_H_
 

@@ -1,4 +1,4 @@
-// Where a bf16 weight is inside a packed matrix (docs/layout.md), one element at a time.
+// Where a bf16 weight is inside a packed matrix (docs/reference/layout.md), one element at a time.
 #ifndef MOERT_KERNELS_REFERENCE_FRAGMENT_H_
 #define MOERT_KERNELS_REFERENCE_FRAGMENT_H_
 

@@ -1,5 +1,5 @@
 // The calibration file: what a model does with typical text, and what each candidate scheme would
-// do to it. Written by `moert-pack calibrate`; docs/calibration.md describes the fields.
+// do to it. Written by `moert-pack calibrate`; docs/reference/calibration.md describes the fields.
 #ifndef MOERT_LIB_PACK_CALIBRATION_H_
 #define MOERT_LIB_PACK_CALIBRATION_H_
 

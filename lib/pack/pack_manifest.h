@@ -1,4 +1,5 @@
-// moert.json: what an expert pack holds and where. The fields are described in docs/pack.md.
+// moert.json: what an expert pack holds and where. The fields are described in
+// docs/reference/pack.md.
 #ifndef MOERT_LIB_PACK_PACK_MANIFEST_H_
 #define MOERT_LIB_PACK_PACK_MANIFEST_H_
 

@@ -1,5 +1,5 @@
 // A plan: which scheme every linear block of a model is to be stored in. Written by `moert-pack
-// allocate`, read by `moert-pack quantize --plan`; docs/allocator.md describes the fields.
+// allocate`, read by `moert-pack quantize --plan`; docs/guide/quantize.md describes the fields.
 #ifndef MOERT_LIB_PACK_PLAN_H_
 #define MOERT_LIB_PACK_PLAN_H_
 

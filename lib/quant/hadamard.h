@@ -1,6 +1,6 @@
 // The block Hadamard transform that makes weights and activations incoherent before they are
-// quantized (QuIP, QuaRot; docs/layout.md): outliers of single channels are spread over a block of
-// 128, so that a group's range is used better.
+// quantized (QuIP, QuaRot; docs/reference/layout.md): outliers of single channels are spread over a
+// block of 128, so that a group's range is used better.
 //
 // A block of channels x becomes H D x: D fixed signs, H the normalized Hadamard matrix. The
 // transform is orthogonal, so a row of weights that is transformed like the activations gives the

@@ -34,9 +34,9 @@ QuantizedMatrix MakeQuantizedMatrix(const MatrixLayout& layout);
 /// Row-major fp32 [rows, k].
 std::vector<float> Dequantize(const Scheme& scheme, const QuantizedMatrix& matrix);
 
-/// Writes the weight and scale sections of one matrix (docs/layout.md). `record` is the start of
-/// the record. Padding rows get scale 0, padding k code 0. InvalidArgument names what does not fit
-/// the layout (shape, a code out of range, a scale that is not finite).
+/// Writes the weight and scale sections of one matrix (docs/reference/layout.md). `record` is the
+/// start of the record. Padding rows get scale 0, padding k code 0. InvalidArgument names what does
+/// not fit the layout (shape, a code out of range, a scale that is not finite).
 absl::Status PackMatrix(const MatrixLayout& layout, const QuantizedMatrix& matrix,
                         std::byte* record);
 /// The inverse of PackMatrix, without padding.

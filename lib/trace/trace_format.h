@@ -1,4 +1,4 @@
-// The routing trace's bytes; docs/trace-format.md is the specification.
+// The routing trace's bytes; docs/reference/trace-format.md is the specification.
 #ifndef MOERT_LIB_TRACE_TRACE_FORMAT_H_
 #define MOERT_LIB_TRACE_TRACE_FORMAT_H_
 

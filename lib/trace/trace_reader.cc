@@ -114,7 +114,7 @@ class Reader final : public TraceReader {
     if (file_->size() < static_cast<int64_t>(sizeof(fixed))) return Bad("too short for a trace");
     MOERT_RETURN_IF_ERROR(file_->Read(0, absl::MakeSpan(fixed)));
     if (std::memcmp(fixed, trace::kMagic, sizeof(trace::kMagic)) != 0) {
-      return Bad("not a routing trace (docs/trace-format.md)");
+      return Bad("not a routing trace (docs/reference/trace-format.md)");
     }
     const uint32_t version = Load<uint32_t>(fixed + 8);
     if (version != trace::kVersion) {

@@ -8,8 +8,8 @@
 DIR gets a corpus a target (started from corpus/ beside this script), findings, and a line for every
 run in runs.jsonl: executions and the processor time that the program took. Each of the N processes
 takes the target with the least processor time so far for a slice, then the next; processes on one
-target share its corpus. --report prints the table of docs/fuzzing.md: sums, and the edges that the
-corpus reaches. The first finding ends everything with status 1. Several DIRs can be reported
+target share its corpus. --report prints the table of docs/internals/testing.md: sums, and the edges that
+the corpus reaches. The first finding ends everything with status 1. Several DIRs can be reported
 together: --state A --state B (edges: those of the corpora together).
 """
 import argparse

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What docs/cuda.md says of whole models on a device: perplexity and greedy tokens of the bundled
-# model beside the reference's, and decode rates, eager and as CUDA graphs.
+# What docs/internals/cuda.md says of whole models on a device: perplexity and greedy tokens of the
+# bundled model beside the reference's, and decode rates, eager and as CUDA graphs.
 #   tests/gpu/host_figures.sh build/cuda
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)

@@ -12,7 +12,7 @@ namespace moert::cli {
 void AddModelBenchFlags(ArgParser* parser, ModelBenchOptions* o) {
   parser->AddString("synthetic", &o->synthetic, "a published model's shape: SHAPE[:layers]");
   parser->AddString("workload", &o->workload,
-                    "steady, mixed, shift, uniform (docs/workloads.md), or trace:FILE");
+                    "steady, mixed, shift, uniform (docs/results/workloads.md), or trace:FILE");
   parser->AddString(
       "strategy", &o->strategy,
       "SPEC[@BUDGET][;...]: compared with each other, each at its own budget if given; all: every "

@@ -37,7 +37,8 @@ struct Compute {
 
 /// InvalidArgument, naming the matrix, if a weight is not finite.
 absl::Status WidenExpert(const ExpertWeights& weights, ExpertMatrices* out);
-/// The weights a record stands for, in the domain they are stored in (docs/layout.md: Hadamard).
+/// The weights a record stands for, in the domain they are stored in (docs/reference/layout.md:
+/// Hadamard).
 absl::Status UnpackExpert(const RecordLayout& layout, const std::byte* record, ExpertMatrices* out);
 
 /// y = x w^T; w: [out, in], x: [rows, in]. A pool of a single thread works inside a job of another.

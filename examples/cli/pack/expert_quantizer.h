@@ -25,7 +25,7 @@ enum class QuantMethod { kRtn, kHqq, kGptq };
 absl::StatusOr<QuantMethod> ParseMethod(const std::string& name);
 
 /// Fewer tokens than this say too little about the moments of k inputs: HQQ, which needs none, is
-/// better then (docs/quality.md).
+/// better then (docs/results/quantization.md).
 constexpr int64_t MinimumTokens(int64_t k) { return k / 4 > 512 ? k / 4 : 512; }
 
 /// RTN or HQQ. weights: row-major [rows, k], finite.

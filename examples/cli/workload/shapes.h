@@ -18,8 +18,8 @@ struct Shape {
   MoeModelSpec spec;
   int64_t attention_parameters = 0;  // projections of one layer, for emulated attention
   int64_t kv_bytes = 0;              // of one token in one layer's cache, bf16
-  /// Share of the logits' variance that every request has in common (docs/workloads.md): fitted to
-  /// the published activation density where there is one, else that of Qwen3-30B-A3B.
+  /// Share of the logits' variance that every request has in common (docs/results/workloads.md):
+  /// fitted to the published activation density where there is one, else that of Qwen3-30B-A3B.
   double common_share = 0;
 };
 

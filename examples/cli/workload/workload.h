@@ -1,5 +1,6 @@
 // Gate inputs of a decoder that is not there: a process of hidden states that routes as trained
-// models do. docs/workloads.md has the model, where its numbers come from, and how well they fit.
+// models do. docs/results/workloads.md has the model, where its numbers come from, and how well
+// they fit.
 //
 // The gate of layer l is a real matrix. What it sees of a token is a vector of `dims` components
 // (the rest of the hidden state is orthogonal to every gate), a sum of independent Gaussian parts:

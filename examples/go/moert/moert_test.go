@@ -280,7 +280,7 @@ func TestEveryFormOfALayerCall(t *testing.T) {
 	if err != nil || view.Down.Scheme != "bf16" || view.Expert != 3 {
 		t.Fatal(view, err)
 	}
-	// The first lane of the first tile, in place: bf16 of row 0, column 0 (docs/layout.md).
+	// The first lane of the first tile, in place: bf16 of row 0, column 0 (docs/reference/layout.md).
 	b := unsafe.Slice((*byte)(view.Record), view.Bytes)[view.Down.WeightOffset:]
 	if math.Float32frombits(uint32(b[1])<<24|uint32(b[0])<<16) != weights[0] {
 		t.Fatal(b[:4], weights[0])

@@ -224,7 +224,7 @@ func (s *Step) Lease(layer int, experts []int32) (*Lease, error) {
 	return &Lease{handle}, nil
 }
 
-// Matrix says where a projection lies in a record (docs/layout.md).
+// Matrix says where a projection lies in a record (docs/reference/layout.md).
 type Matrix struct {
 	Scheme                       string
 	Rows, K, PaddedRows, PaddedK int64

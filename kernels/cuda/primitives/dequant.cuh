@@ -1,7 +1,7 @@
 // Packed weights -> bf16 A fragments, by masks and shifts alone: the bits of a weight become
 // mantissa bits of a power of two. Scale, zero and that power are applied to the sums of a group,
 // where they cost one fused multiply-add and not one a weight. For integer products they become
-// bytes. Layouts: docs/layout.md.
+// bytes. Layouts: docs/reference/layout.md.
 #ifndef MOERT_KERNELS_CUDA_PRIMITIVES_DEQUANT_CUH_
 #define MOERT_KERNELS_CUDA_PRIMITIVES_DEQUANT_CUH_
 

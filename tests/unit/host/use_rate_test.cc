@@ -1,4 +1,4 @@
-// The tutorial's policy (docs/custom-policy.md, step 6) asked without an engine.
+// The tutorial's policy (docs/guide/custom-policy.md, step 6) asked without an engine.
 #include "examples/custom_policy/use_rate.cc"  // NOLINT: the example is a program, not a library
 
 #include "support/catch.h"

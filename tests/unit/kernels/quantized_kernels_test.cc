@@ -328,7 +328,7 @@ TEST_CASE("every e4m3 code is its value in every set") {
     for (uint16_t& scale : weights.scales) scale = F32ToBf16(1.0f);
     for (int b = 0; b < 2; ++b) {
       for (int64_t i = 0; i < weights.block_bytes; ++i) {
-        const int64_t row = i / 8 % 32 / 4 + i / 4 % 2 * 8;  // docs/layout.md, 8 bits
+        const int64_t row = i / 8 % 32 / 4 + i / 4 % 2 * 8;  // docs/reference/layout.md, 8 bits
         Bytes(weights.codes)[b * weights.block_bytes + i] =
             static_cast<uint8_t>(first + b * 16 + row);
       }

@@ -1,5 +1,5 @@
-// Codes of every width survive packing, land where docs/layout.md says, and rounding loses what it
-// must.
+// Codes of every width survive packing, land where docs/reference/layout.md says, and rounding
+// loses what it must.
 #include "quant/quantized_matrix.h"
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// The frozen workloads against what was published and recorded (docs/workloads.md): means over
-// seeds, each with its stated tolerance.
+// The frozen workloads against what was published and recorded (docs/results/workloads.md): means
+// over seeds, each with its stated tolerance.
 #include "examples/cli/workload/workload.h"
 
 #include <algorithm>

@@ -235,7 +235,7 @@ impl Call<'_> {
     }
 }
 
-/// Where a projection lies in a record (docs/layout.md).
+/// Where a projection lies in a record (docs/reference/layout.md).
 #[derive(Clone, Debug)]
 pub struct Matrix {
     pub scheme: String,

@@ -246,7 +246,8 @@ fn a_lease_shows_the_weights() {
     assert!(weights.iter().any(|w| *w != 0.0) && weights.iter().all(|w| w.abs() <= 0.126));
     let matrix = lease.matrix(0, Part::DownProj).unwrap();
     assert_eq!(matrix.scheme, "bf16");
-    // The first lane of the first tile, in place: bf16 of row 0, columns 0 and 1 (docs/layout.md).
+    // The first lane of the first tile, in place: bf16 of row 0, columns 0 and 1
+    // (docs/reference/layout.md).
     let bytes = &lease.record(0).unwrap()[matrix.weights.clone()];
     let widened =
         |at: usize| f32::from_bits((bytes[at + 1] as u32) << 24 | (bytes[at] as u32) << 16);
