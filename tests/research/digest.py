@@ -98,6 +98,12 @@ def offload():
                              "`never-stall`", "ratio of means (medians)", "uniform w4, all resident"], rows)
 
 
+def adaptation():
+    """What transitions cost, by batch; the columns that all rows share left out."""
+    columns, rows = report.tables_of(h200.adaptation(h200.load("dynaexq")))[0]
+    return experiment.table(columns[:7], [row[:7] for row in rows])
+
+
 # Two precisions, quantization
 
 def equal_bytes(model):
@@ -153,7 +159,7 @@ def plan_activations():
     t = report.tables_of("\n".join(plans.activations(data("quality-plans"))))[0]
     keep = [0, 1, 5]
     return experiment.table([t[0][i] for i in keep], [[r[i] for i in keep] for r in t[1]
-                                                      if "emulated" not in r[0] or "hadamard" in r[0]])
+                                                      if "emulated" not in r[0]])
 
 
 # Grouped product, simulator

@@ -13,6 +13,7 @@ import report
 
 MODELS = ("tiny-moe", "small-moe")
 COLUMNS = ["model", "transfers in the window", "recall before the cut", "after, 25 %", "after, 75 %"]
+ALPHAS = ["loss, % (slots replaced, %)", "alpha 0.1", "alpha 0.2", "alpha 0.3", "alpha 0.6", "largest within 0.5 %"]
 HITS = ["model", "window", "prefetch", "cache", "25 %", "50 %", "75 %"]
 TABLES = {
     "readme": digest.readme, "architecture": digest.architecture,
@@ -25,30 +26,27 @@ TABLES = {
     "importance-summary": digest.importance_summary,
     "importance-parts": lambda: digest.h200.importance_parts(digest.h200.load("importance")),
     "offload": digest.offload,
-    "dynaexq-adapt": lambda: digest.h200.adaptation(digest.h200.load("dynaexq")).split("\n\n")[0],
+    "dynaexq-adapt": lambda: digest.adaptation(),
     "dynaexq-bounds": lambda: digest.h200.bounds(digest.h200.load("dynaexq")),
     "loads": lambda: digest.h200.loads(digest.h200.load("loads")),
     "cross-layer": lambda: digest.stored("fate-replay", "cross-layer"),
-    "window-cut": lambda: digest.stored("fate-replay", "window-cut", COLUMNS),
-    "hit-ratio": lambda: digest.stored("fate-replay", "hit-ratio", HITS, lambda r: r[0] == "small-moe" and r[3] != "arc"),
+    "window-cut": lambda: digest.stored("fate-replay", "window-cut", COLUMNS, lambda r: r[1] in ("0.5", "2", "8")),
+    "hit-ratio": lambda: digest.stored("fate-replay", "hit-ratio", HITS, lambda r: r[:2] == ["small-moe", "2"] and r[3] != "arc"),
     "rho": lambda: digest.stored("fate-replay", "rho"),
     "disk": lambda: digest.fate_disk(),
-    "alpha": lambda: digest.stored("importance-quality", "Loss by alpha"),
+    "alpha": lambda: digest.stored("importance-quality", "Loss by alpha", ALPHAS),
     "substitutes": lambda: digest.stored("importance-quality", "Against other substitutes",
                                          rows=lambda r: "displaced" not in r[0]),
     "simulated-paper": lambda: digest.stored("importance-simulated", "Beside the paper"),
     "uniform": digest.uniform_perplexity,
     **{f"equal-{m}": (lambda m=m: digest.equal_bytes(m)) for m in MODELS},
-    "never-stall": lambda: digest.stored("two-precisions", "never-stall"),
-    "hysteresis": lambda: digest.stored("two-precisions", "Hysteresis"),
     "schemes": digest.scheme_losses, "plans": digest.plan_gains, "choices": digest.plan_choices,
     "activations": digest.plan_activations, "references": lambda: digest.stored(
         "quantizer-references", "Quantizers against their packages"),
     "gemm-few": digest.gemm_shares, "gemm-many": digest.gemm_many,
     "predictions": digest.predictions, "four-shapes": digest.four_shapes,
     **{f"cpu-{mark}": (lambda t=table: digest.stored("cpu-kernels", t)) for mark, table in (
-        ("streaming", "streaming, 16 cores"), ("bf16", "bf16, 16 cores"), ("ggml", "ggml, 16 cores"),
-        ("sets", "sets by tokens per call"))},
+        ("streaming", "streaming, 16 cores"), ("ggml", "ggml, 16 cores"), ("sets", "sets by tokens per call"))},
 }
 
 
