@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Checks what the documents name against the sources: files, tests, tools and their flags, strategies and
-their keys, C functions.
+their keys, functions, classes and fields.
 
 Words that stand for something of the reader's (PACK, DIR...) are left alone. What a page may name although
 it is not there is in ALLOWED.
@@ -18,6 +18,10 @@ ALLOWED = {
     "docs/results/data/house.json": {"file"},
 }
 FLAGS_OF_OTHERS = {"--check", "--cpu-offload-gb", "--n-cpu-moe", "--component", "--target", "--test-dir", "--wrap", "--sanitizers"}
+
+
+WORDS_OF_OTHERS = {"ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", "ffn_gate_inp", "graph_compute", "generate_until",
+                   "max_num_batched_tokens", "grouped_mm"}
 
 
 def read(*folders):
@@ -90,7 +94,22 @@ def symbol_errors(text, symbols):
             yield f"{name}: no such name in the sources"
 
 
+def word_errors(text, words):
+    """Names in backquotes that look like the code's: snake_case, CamelCase, Class::Member."""
+    for name in re.findall(r"(?:[A-Za-z]+::)*[A-Za-z]\w*", text if re.fullmatch(r"[\w:.()<>{}, *&]+", text) else ""):
+        last = name.split("::")[-1]
+        looks = "::" in name or re.fullmatch(r"[a-z]+(_[a-z0-9]+)+|[A-Z][a-z]+([A-Z][a-z0-9]+)+", last)
+        if looks and last not in words:
+            yield f"{name}: no such name in the sources"
+
+
 def main():
+    code = [p for f in ("lib", "kernels", "capi", "include", "examples", "tests", "cmake")
+            for p in (pages.ROOT / f).rglob("*") if p.suffix in SOURCES]
+    words = WORDS_OF_OTHERS | {p.stem for p in code}
+    for path in code:
+        if pages.ROOT / "tests" / "docs" not in path.parents:
+            words |= set(re.findall(r"[A-Za-z_]\w*", path.read_text(encoding="utf-8", errors="replace")))
     flags = set(re.findall(r'"(?:--)?([a-z][\w-]*)', read("examples/cli")))
     symbols = set(re.findall(r"\b(?:moert|MOERT)_\w+", read("capi", "include", "examples", "cmake", "tests") +
                              (pages.ROOT / "CMakeLists.txt").read_text()))
@@ -103,6 +122,8 @@ def main():
             for text in code_of(line):
                 errors = [*test_errors(text), *tool_errors(text, flags), *spec_errors(text, known),
                           *symbol_errors(text, symbols)]
+                if line.kind != "code":
+                    errors += word_errors(text, words)
                 if "file" not in allowed:
                     errors += file_errors(text)
                 found += [f"{page}:{line.number}: {e}" for e in errors]
