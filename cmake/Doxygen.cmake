@@ -31,7 +31,7 @@ QUIET = YES
 WARNINGS = YES
 WARN_IF_INCOMPLETE_DOC = NO
 ")
-set(headers "${PROJECT_SOURCE_DIR}/capi/include/moert.h ${PROJECT_SOURCE_DIR}/include/moert")
+set(headers "${PROJECT_SOURCE_DIR}/capi/include/moert.h ${PROJECT_SOURCE_DIR}/capi/include/moert/c ${PROJECT_SOURCE_DIR}/include/moert")
 file(GENERATE OUTPUT ${PROJECT_BINARY_DIR}/doxygen/reference.doxyfile CONTENT "${common}
 INPUT = ${headers}
 OUTPUT_DIRECTORY = ${PROJECT_BINARY_DIR}/doxygen/reference

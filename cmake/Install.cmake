@@ -10,7 +10,7 @@ install(TARGETS moert_shared EXPORT moertCapiTargets
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT runtime
         NAMELINK_COMPONENT development)
 install(EXPORT moertCapiTargets NAMESPACE moert:: DESTINATION ${package_dir} COMPONENT development)
-install(FILES ${PROJECT_SOURCE_DIR}/capi/include/moert.h
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/capi/include/
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development)
 
 # The C++ library needs packages of its dependencies; what was fetched for this build alone has none.

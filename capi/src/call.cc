@@ -40,19 +40,18 @@ void moert_completion_init(moert_completion* completion, uint64_t size) {
   InitStruct(completion, size, DefaultCompletion());
 }
 
-moert_code moert_layer_begin(moert_step* step, int32_t layer, const void* hidden,
-                             int64_t row_stride, moert_dtype dtype, int64_t n_tokens, void* out,
-                             moert_stream stream, const moert_completion* completion,
-                             moert_call** call, moert_error** error) {
+moert_code moert_layer_begin(moert_step* step, int32_t layer, const moert_tensor* x,
+                             const moert_routing* routing, const moert_tensor* out,
+                             const moert_completion* completion, moert_call** call,
+                             moert_error** error) {
   return Guard(__func__, error, [&]() -> absl::Status {
     MOERT_REQUIRE_NOT_NULL(call);
     moert_completion checked = DefaultCompletion();
     if (completion != nullptr) {
       MOERT_RETURN_IF_ERROR(ReadStruct(completion, "completion", &checked));
-      if (checked.reserved0 != 0) return absl::InvalidArgumentError("completion.reserved0: not 0");
     }
-    MOERT_ASSIGN_OR_RETURN(const LayerViews views, MakeViews(step, layer, hidden, row_stride, dtype,
-                                                             n_tokens, out, stream));
+    MOERT_ASSIGN_OR_RETURN(const LayerArguments arguments,
+                           ReadLayerCall(step, layer, x, routing, out));
     auto handle = std::make_unique<moert_call>();
     handle->state = step->state;
     // Not the state: the queue is part of it, and its thread must not be the one that destroys it.
@@ -61,7 +60,7 @@ moert_code moert_layer_begin(moert_step* step, int32_t layer, const void* hidden
     MOERT_ASSIGN_OR_RETURN(
         handle->ticket,
         step->state->calls.Submit(
-            [engine, id, layer, views] { return engine->Forward(id, layer, views.in, views.out); },
+            [engine, id, layer, arguments] { return RunLayer(engine, id, layer, arguments); },
             [checked](const absl::Status& status) { Notify(checked, status); }));
     handle->unfinished = step->unfinished;
     ++*handle->unfinished;

@@ -7,6 +7,7 @@
 #include "base/status_macros.h"
 #include "guard.h"
 #include "moert/host_source.h"
+#include "moert/pinned_records.h"
 
 namespace moert::capi {
 namespace {
@@ -15,6 +16,7 @@ static_assert(static_cast<int32_t>(WeightPart::kRecord) == MOERT_PART_RECORD);
 static_assert(static_cast<int32_t>(WeightPart::kRouter) == MOERT_PART_ROUTER);
 static_assert(static_cast<int32_t>(DType::kF16) == MOERT_F16);
 static_assert(static_cast<int32_t>(DType::kU8) == MOERT_U8);
+static_assert(static_cast<int32_t>(DType::kI32) == MOERT_I32);
 static_assert(kSharedExpert == MOERT_SHARED_EXPERT);
 
 /// Calls destroy with the last reference, once it owns user_data.
@@ -35,15 +37,48 @@ absl::Status Read(const Callbacks& callbacks, const WeightRead& cpp) {
   read.part = static_cast<moert_part>(cpp.part);
   read.version = cpp.version;
   read.first_row = cpp.first_row;
-  read.rows = cpp.rows;
-  read.cols = cpp.cols;
-  read.dst = cpp.dst;
-  read.dst_bytes = static_cast<uint64_t>(cpp.bytes());
-  read.dtype = static_cast<moert_dtype>(cpp.dtype);
+  moert_tensor_init(&read.dst, cpp.dst, cpp.rows, cpp.cols, static_cast<moert_dtype>(cpp.dtype));
   moert_failure failure;
   const moert_code code = callbacks.c.read(callbacks.c.user_data, &read, &failure);
   return FromCallback(code, failure, "read callback");
 }
+
+/// A host source that says where its records lie.
+class PinnedSource final : public ExpertSource, public PinnedRecords {
+ public:
+  PinnedSource(std::unique_ptr<ExpertSource> source, std::shared_ptr<const Callbacks> callbacks)
+      : source_(std::move(source)), callbacks_(std::move(callbacks)) {}
+
+  const MoeModelSpec& model() const override { return source_->model(); }
+  const std::string& name() const override { return source_->name(); }
+  int num_versions() const override { return source_->num_versions(); }
+  absl::string_view version_name(int version) const override {
+    return source_->version_name(version);
+  }
+  const RecordLayout& layout(int layer, int expert, int version) const override {
+    return source_->layout(layer, expert, version);
+  }
+  absl::Status ReadRecord(int layer, int expert, int version,
+                          absl::Span<std::byte> dst) const override {
+    return source_->ReadRecord(layer, expert, version, dst);
+  }
+  int64_t scratch_bytes() const override { return source_->scratch_bytes(); }
+  absl::StatusOr<LayerConstants> ReadConstants(int layer) const override {
+    return source_->ReadConstants(layer);
+  }
+
+  const std::byte* PinnedRecord(int layer, int expert, int version) const override {
+    const moert_source_callbacks& c = callbacks_->c;
+    const void* record = c.pinned_record(c.user_data, layer, expert, version);
+    // A record that cannot be used where it lies is read.
+    if (reinterpret_cast<uintptr_t>(record) % kRecordAlignment != 0) return nullptr;
+    return static_cast<const std::byte*>(record);
+  }
+
+ private:
+  const std::unique_ptr<ExpertSource> source_;
+  const std::shared_ptr<const Callbacks> callbacks_;
+};
 
 }  // namespace
 
@@ -52,12 +87,15 @@ absl::StatusOr<std::shared_ptr<const ExpertSource>> MakeCallbackSource(
   if (callbacks.read == nullptr) {
     return absl::InvalidArgumentError("callbacks.read: must not be NULL");
   }
-  if (callbacks.reserved0 != 0) return absl::InvalidArgumentError("callbacks.reserved0: must be 0");
   if (callbacks.weights_dtype != MOERT_F32 && callbacks.weights_dtype != MOERT_BF16 &&
       callbacks.weights_dtype != MOERT_F16) {
     return absl::InvalidArgumentError(
         absl::StrCat("callbacks.weights_dtype is ", callbacks.weights_dtype,
                      ", legal is MOERT_F32, MOERT_BF16 or MOERT_F16"));
+  }
+  if (callbacks.pinned_record != nullptr && callbacks.schemes == nullptr) {
+    return absl::InvalidArgumentError(
+        "callbacks.pinned_record: records lie in memory only where callbacks.schemes names them");
   }
   auto shared = std::make_shared<Callbacks>();
   shared->c = callbacks;
@@ -66,10 +104,13 @@ absl::StatusOr<std::shared_ptr<const ExpertSource>> MakeCallbackSource(
   weights.dtype = static_cast<DType>(callbacks.weights_dtype);
   if (callbacks.schemes != nullptr) weights.schemes = absl::StrSplit(callbacks.schemes, ',');
   shared->c.schemes = nullptr;  // the caller's
-  MOERT_ASSIGN_OR_RETURN(std::shared_ptr<const ExpertSource> source,
+  MOERT_ASSIGN_OR_RETURN(std::unique_ptr<ExpertSource> source,
                          MakeHostSource(std::move(name), std::move(model), std::move(weights)));
+  if (callbacks.pinned_record != nullptr) {
+    source = std::make_unique<PinnedSource>(std::move(source), shared);
+  }
   shared->owns = true;
-  return source;
+  return std::shared_ptr<const ExpertSource>(std::move(source));
 }
 
 }  // namespace moert::capi

@@ -1,4 +1,4 @@
-// A trace that the host can complete while the engine goes on.
+// Trace files that the host can complete while the engine goes on.
 #ifndef MOERT_CAPI_SRC_CLOSABLE_TRACE_H_
 #define MOERT_CAPI_SRC_CLOSABLE_TRACE_H_
 
@@ -11,15 +11,19 @@
 
 namespace moert::capi {
 
+/// Writes the files, and passes everything on to the host's own sink, if it has one.
 class ClosableTrace final : public TraceSink {
  public:
-  explicit ClosableTrace(std::unique_ptr<TraceFile> file) : file_(std::move(file)) {}
+  ClosableTrace(std::unique_ptr<TraceFile> file, std::shared_ptr<TraceSink> host)
+      : host_(std::move(host)), file_(std::move(file)) {}
 
   void OnCall(const TraceCall& call) override {
+    if (host_ != nullptr) host_->OnCall(call);
     const std::lock_guard<std::mutex> lock(mu_);
     if (file_ != nullptr) file_->OnCall(call);
   }
   void OnSpan(const TimelineSpan& span) override {
+    if (host_ != nullptr) host_->OnSpan(span);
     const std::lock_guard<std::mutex> lock(mu_);
     if (file_ != nullptr) file_->OnSpan(span);
   }
@@ -31,6 +35,7 @@ class ClosableTrace final : public TraceSink {
   }
 
  private:
+  const std::shared_ptr<TraceSink> host_;  // null: none
   std::mutex mu_;
   std::unique_ptr<TraceFile> file_;
 };

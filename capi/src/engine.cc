@@ -37,10 +37,11 @@ moert_code moert_engine_create(const moert_source* source, const moert_engine_op
           std::unique_ptr<moert::TraceFile> file,
           moert::CreateTraceFiles(parsed.trace_path,
                                   TraceHeaderOf(*source->source, parsed.options)));
-      state.trace = std::make_shared<ClosableTrace>(std::move(file));
+      state.trace = std::make_shared<ClosableTrace>(std::move(file), parsed.options.trace);
       parsed.options.trace = state.trace;
     }
     state.policies = parsed.policies;
+    state.simulates = parsed.options.simulate;
     MOERT_ASSIGN_OR_RETURN(state.engine, moert::Engine::Create(source->source, parsed.options));
     parsed.Arm();
     *engine = handle.release();

@@ -23,7 +23,8 @@ struct EngineState {
   std::shared_ptr<HostPolicies> policies;  // null: none
   std::shared_ptr<ClosableTrace> trace;    // null: none
   std::unique_ptr<Engine> engine;
-  CallQueue calls;  // dies first: its calls use the engine
+  bool simulates = false;  // layer calls have no hidden states
+  CallQueue calls;         // dies first: its calls use the engine
 };
 
 }  // namespace moert::capi
@@ -39,7 +40,7 @@ struct moert_engine {
 struct moert_step {
   std::shared_ptr<moert::capi::EngineState> state;
   moert::StepId id = 0;
-  moert_stream stream = nullptr;
+  int64_t rows = 0;
   // Split calls that were begun and are not finished; they may outlive the step.
   std::shared_ptr<std::atomic<int64_t>> unfinished;
 };

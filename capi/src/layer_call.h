@@ -1,23 +1,31 @@
-// What the layer calls have in common.
+// The arguments of a layer call, checked.
 #ifndef MOERT_CAPI_SRC_LAYER_CALL_H_
 #define MOERT_CAPI_SRC_LAYER_CALL_H_
 
+#include <optional>
+
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "handles.h"
 #include "moert.h"
 #include "moert/tensor.h"
+#include "moert/trace.h"
 
 namespace moert::capi {
 
-struct LayerViews {
-  MatrixView in;
+struct LayerArguments {
+  MatrixView x;
   MutableMatrixView out;
+  std::optional<RoutedInput> routing;  // the host's
+  std::optional<CallTimes> times;      // of the routing
 };
 
 /// Checks what the engine cannot see.
-absl::StatusOr<LayerViews> MakeViews(const moert_step* step, int32_t layer, const void* hidden,
-                                     int64_t row_stride, moert_dtype dtype, int64_t n_tokens,
-                                     void* out, moert_stream stream);
+absl::StatusOr<LayerArguments> ReadLayerCall(const moert_step* step, int32_t layer,
+                                             const moert_tensor* x, const moert_routing* routing,
+                                             const moert_tensor* out);
+
+absl::Status RunLayer(Engine* engine, StepId step, int32_t layer, const LayerArguments& arguments);
 
 }  // namespace moert::capi
 

@@ -23,7 +23,7 @@ moert_layer_spec ToC(const MoeLayerSpec& layer) {
   spec.model_layer = layer.model_layer;
   spec.num_experts = layer.num_experts;
   spec.top_k = layer.routing.top_k;
-  spec.routing = static_cast<moert_routing>(layer.routing.kind);
+  spec.routing = static_cast<moert_routing_kind>(layer.routing.kind);
   spec.activation = static_cast<moert_activation>(layer.activation);
   spec.shared_gate = layer.shared_gate;
   spec.renormalize = layer.routing.renormalize;

@@ -19,6 +19,7 @@ moert_memory ToC(const MemoryPlan& plan) {
   memory.low_block_bytes = plan.low_block_bytes;
   memory.low_slots = plan.low_slots;
   memory.spare_slots = plan.spare;
+  memory.own_bytes = plan.own_bytes;
   memory.total_experts = plan.total_experts;
   memory.minimum_bytes = plan.minimum_bytes;
   return memory;
@@ -34,8 +35,8 @@ void moert_memory_init(moert_memory* memory, uint64_t size) {
   InitStruct(memory, size, moert_memory{});
 }
 
-moert_code moert_plan(const moert_source* source, const moert_engine_options* options,
-                      moert_memory* memory, moert_error** error) {
+moert_code moert_memory_plan(const moert_source* source, const moert_engine_options* options,
+                             moert_memory* memory, moert_error** error) {
   return Guard(__func__, error, [&]() -> absl::Status {
     MOERT_REQUIRE_NOT_NULL(source);
     MOERT_ASSIGN_OR_RETURN(const ParsedOptions parsed, ReadOptions(options));

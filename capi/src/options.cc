@@ -10,6 +10,7 @@
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "struct_io.h"
+#include "trace_sink.h"
 
 namespace moert::capi {
 namespace {
@@ -22,7 +23,6 @@ moert_engine_options Defaults() {
   options.numerics = static_cast<moert_numerics>(defaults.activation);
   options.clock = static_cast<moert_clock>(defaults.clock);
   options.link_gbps = defaults.link_gbps;
-  options.seed = defaults.seed;
   options.threads = defaults.threads;
   options.io_threads = defaults.io_threads;
   options.backend = static_cast<moert_backend>(defaults.backend);
@@ -81,6 +81,11 @@ absl::Status ReadServices(const moert_engine_options& c, ParsedOptions* parsed) 
     MOERT_RETURN_IF_ERROR(ReadStruct(c.logger, "options.logger", &logger));
     MOERT_ASSIGN_OR_RETURN(options.log, AdaptLogger(logger, parsed->ownership));
   }
+  if (c.trace_sink != nullptr) {
+    moert_trace_sink sink{};
+    MOERT_RETURN_IF_ERROR(ReadStruct(c.trace_sink, "options.trace_sink", &sink));
+    options.trace = AdaptTraceSink(sink, parsed->ownership);
+  }
   return absl::OkStatus();
 }
 
@@ -94,7 +99,7 @@ absl::StatusOr<ParsedOptions> ReadOptions(const moert_engine_options* options) {
   moert_engine_options c = Defaults();
   if (options != nullptr) MOERT_RETURN_IF_ERROR(ReadStruct(options, "options", &c));
   MOERT_RETURN_IF_ERROR(CheckEnum("numerics", c.numerics, MOERT_NUMERICS_INT8));
-  MOERT_RETURN_IF_ERROR(CheckEnum("clock", c.clock, MOERT_CLOCK_VIRTUAL));
+  MOERT_RETURN_IF_ERROR(CheckEnum("clock", c.clock, MOERT_CLOCK_SIMULATION));
   MOERT_RETURN_IF_ERROR(CheckEnum("backend", c.backend, MOERT_BACKEND_CUDA));
   ParsedOptions parsed;
   EngineOptions& result = parsed.options;
@@ -102,12 +107,12 @@ absl::StatusOr<ParsedOptions> ReadOptions(const moert_engine_options* options) {
   result.budget = ToBudget(c.budget_bytes, c.budget_fraction);
   result.max_tokens_per_forward = c.max_tokens_per_forward;
   result.activation = static_cast<ActivationNumerics>(c.numerics);
-  result.clock = static_cast<ClockKind>(c.clock);
+  result.clock = c.clock == MOERT_CLOCK_WALL ? ClockKind::kWall : ClockKind::kVirtual;
+  result.simulate = c.clock == MOERT_CLOCK_SIMULATION;
   if (c.profile != nullptr) {
     MOERT_ASSIGN_OR_RETURN(result.profile, LoadProfile(c.profile));
   }
   result.link_gbps = c.link_gbps;
-  result.seed = c.seed;
   result.threads = c.threads;
   result.io_threads = c.io_threads;
   if (c.kernels != nullptr) result.kernels = c.kernels;

@@ -4,14 +4,17 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "guard.h"
+#include "layer_spec.h"
 #include "struct_io.h"
 
 namespace moert::capi {
 namespace {
 
 static_assert(static_cast<int32_t>(RoutingRuleKind::kExpertCache) == MOERT_RULE_EXPERT_CACHE);
-static_assert(static_cast<int32_t>(SubstituteChoice::kSkip) == MOERT_SUBSTITUTE_SKIP);
-static_assert(static_cast<int32_t>(Placement::kLow) == MOERT_PLACE_LOW);
+static_assert(static_cast<int32_t>(Placement::kCpu) == MOERT_COMPUTE_ON_CPU);
 
 moert_policy_context ToC(const PolicyContext& context) {
   moert_policy_context c{};
@@ -35,6 +38,19 @@ moert_routing_view ToC(const RoutingView& routing) {
   c.counts = routing.counts.data();
   c.top_k = routing.top_k;
   c.num_experts = static_cast<int32_t>(routing.counts.size());
+  return c;
+}
+
+moert_precision_snapshot ToC(const PrecisionSnapshot& snapshot,
+                             const moert_policy_context* context) {
+  moert_precision_snapshot c{};
+  c.struct_size = sizeof(c);
+  c.context = context;
+  c.selections = snapshot.selections.data();
+  c.high = snapshot.high.data();
+  c.total_experts = static_cast<int64_t>(snapshot.selections.size());
+  c.high_capacity = snapshot.high_capacity.data();
+  c.num_layers = static_cast<int64_t>(snapshot.high_capacity.size());
   return c;
 }
 
@@ -67,6 +83,16 @@ class Adapter {
     }
   }
   void CountFailure() { ++host_->failures; }
+  /// A question whose failure is the host's answer.
+  template <typename Call>
+  absl::Status Ask(const char* what, Call call) const {
+    moert_failure failure;
+    try {
+      return FromCallback(call(&failure), failure, what);
+    } catch (...) {
+      return absl::InternalError(absl::StrCat(what, ": the callback threw"));
+    }
+  }
 
  private:
   const std::shared_ptr<HostPolicies> host_;
@@ -78,7 +104,17 @@ class HostRouting final : public RoutingPolicy, Adapter {
       : Adapter(std::move(host)), fallback_(std::move(fallback)) {}
   absl::string_view name() const override { return "host"; }
   absl::Status Check(const MoeModelSpec& model) const override {
-    return fallback_ == nullptr ? absl::OkStatus() : fallback_->Check(model);
+    if (fallback_ != nullptr) MOERT_RETURN_IF_ERROR(fallback_->Check(model));
+    if (c().routing_check == nullptr) return absl::OkStatus();
+    std::vector<moert_layer_spec> layers;
+    for (const MoeLayerSpec& layer : model.layers) {
+      layers.push_back(capi::ToC(layer));
+      layers.back().struct_size = sizeof(moert_layer_spec);
+    }
+    return Ask("routing_check", [&](moert_failure* failure) {
+      return c().routing_check(c().user_data, layers.data(), static_cast<int32_t>(layers.size()),
+                               failure);
+    });
   }
   RoutingRule Rule(const PolicyContext& context) override {
     const RoutingRule own = fallback_ == nullptr ? RoutingRule{} : fallback_->Rule(context);
@@ -91,7 +127,6 @@ class HostRouting final : public RoutingPolicy, Adapter {
     rule.max_mass_share = own.max_mass_share;
     rule.second_pass = own.second_pass;
     rule.own_score_weights = own.own_score_weights;
-    rule.substitute = static_cast<moert_substitute>(own.substitute);
     if (!Decided(c().routing_rule,
                  [&] { return c().routing_rule(c().user_data, &where, &rule); })) {
       return own;
@@ -99,20 +134,18 @@ class HostRouting final : public RoutingPolicy, Adapter {
     const bool legal = (rule.kind == MOERT_RULE_TOPK || rule.kind == MOERT_RULE_EXPERT_CACHE) &&
                        rule.alpha >= 0 && rule.alpha <= 1 && rule.max_slot_share >= 0 &&
                        rule.max_slot_share <= 1 && rule.max_mass_share >= 0 &&
-                       rule.max_mass_share <= 1 && rule.substitute >= MOERT_SUBSTITUTE_BEST &&
-                       rule.substitute <= MOERT_SUBSTITUTE_SKIP;
+                       rule.max_mass_share <= 1;
     if (!legal) {
       CountFailure();
       return own;
     }
-    RoutingRule decided;
+    RoutingRule decided = own;
     decided.kind = static_cast<RoutingRuleKind>(rule.kind);
     decided.alpha = rule.alpha;
     decided.max_slot_share = rule.max_slot_share;
     decided.max_mass_share = rule.max_mass_share;
     decided.second_pass = rule.second_pass != 0;
     decided.own_score_weights = rule.own_score_weights != 0;
-    decided.substitute = static_cast<SubstituteChoice>(rule.substitute);
     return decided;
   }
 
@@ -126,19 +159,23 @@ class HostPrefetch final : public PrefetchPolicy, Adapter {
       : Adapter(std::move(host)), fallback_(std::move(fallback)) {}
   absl::string_view name() const override { return "host"; }
   bool wants_next_gate() const override {
-    return c().wants_next_gate != 0 || (fallback_ != nullptr && fallback_->wants_next_gate());
+    return c().prefetch_wants_next_gate != 0 ||
+           (fallback_ != nullptr && fallback_->wants_next_gate());
   }
   bool wants_resident_forward() const override {
-    return fallback_ != nullptr && fallback_->wants_resident_forward();
+    return c().prefetch_wants_resident_forward != 0 ||
+           (fallback_ != nullptr && fallback_->wants_resident_forward());
   }
   void Observe(const PolicyContext& context, const RoutingView& routing) override {
     if (fallback_ != nullptr) fallback_->Observe(context, routing);
   }
   std::vector<PrefetchCandidate> Rank(const PrefetchSnapshot& snapshot) override {
+    const moert_policy_context context = ToC(snapshot.context);
+    const moert_routing_view routing = ToC(snapshot.routing);
     moert_prefetch_snapshot s{};
     s.struct_size = sizeof(s);
-    s.context = ToC(snapshot.context);
-    s.routing = ToC(snapshot.routing);
+    s.context = &context;
+    s.routing = &routing;
     s.predicted_scores =
         snapshot.predicted_scores.empty() ? nullptr : snapshot.predicted_scores.data();
     s.resident = snapshot.target.resident.data();
@@ -146,18 +183,19 @@ class HostPrefetch final : public PrefetchPolicy, Adapter {
     s.in_flight = snapshot.target.in_flight.data();
     s.target_layer = snapshot.target_layer;
     s.target_experts = static_cast<int32_t>(snapshot.target.resident.size());
+    s.target_capacity = snapshot.target.capacity;
     s.window_ns = snapshot.window_ns;
     s.transfer_ns = snapshot.transfer_ns;
-    experts_.assign(static_cast<size_t>(s.target_experts), 0);
+    ranked_.assign(static_cast<size_t>(s.target_experts), {});
     int32_t count = 0;
     const bool decided = Decided(c().prefetch_rank, [&] {
-      return c().prefetch_rank(c().user_data, &s, experts_.data(), s.target_experts, &count);
+      return c().prefetch_rank(c().user_data, &s, ranked_.data(), s.target_experts, &count);
     });
     if (decided && count >= 0 && count <= s.target_experts) {
       std::vector<PrefetchCandidate> ranked;
       for (int32_t i = 0; i < count; ++i) {
-        ranked.push_back(
-            {{s.target_layer, experts_[static_cast<size_t>(i)]}, static_cast<float>(count - i)});
+        const moert_prediction& p = ranked_[static_cast<size_t>(i)];
+        ranked.push_back({{s.target_layer, p.expert}, p.score, p.tokens});
       }
       return ranked;
     }
@@ -167,7 +205,7 @@ class HostPrefetch final : public PrefetchPolicy, Adapter {
 
  private:
   const std::unique_ptr<PrefetchPolicy> fallback_;
-  std::vector<int32_t> experts_;
+  std::vector<moert_prediction> ranked_;
 };
 
 /// Also the seam that hears every routing, whatever the strategy.
@@ -181,9 +219,15 @@ class HostResidency final : public ResidencyPolicy, Adapter {
     std::vector<int> own =
         fallback_ == nullptr ? ResidencyPolicy::Capacity(snapshot) : fallback_->Capacity(snapshot);
     std::vector<int32_t> capacity(own.begin(), own.end());
+    outlook_.clear();
+    for (const PrefetchOutlook& o : snapshot.prefetch) outlook_.push_back({o.recall, o.transfers});
+    moert_capacity_snapshot s{};
+    s.struct_size = sizeof(s);
+    s.slots = snapshot.slots;
+    s.num_layers = static_cast<int64_t>(capacity.size());
+    s.prefetch = outlook_.empty() ? nullptr : outlook_.data();
     const bool decided = Decided(c().residency_capacity, [&] {
-      return c().residency_capacity(c().user_data, snapshot.slots, capacity.data(),
-                                    static_cast<int32_t>(capacity.size()));
+      return c().residency_capacity(c().user_data, &s, capacity.data());
     });
     return decided ? std::vector<int>(capacity.begin(), capacity.end()) : own;
   }
@@ -215,7 +259,6 @@ class HostResidency final : public ResidencyPolicy, Adapter {
     candidates_.clear();
     for (const VictimCandidate& candidate : snapshot.candidates) {
       moert_candidate v{};
-      v.struct_size = sizeof(v);
       v.last_used = candidate.last_used;
       v.inserted = candidate.inserted;
       v.uses = candidate.uses;
@@ -225,9 +268,10 @@ class HostResidency final : public ResidencyPolicy, Adapter {
       v.tokens = candidate.tokens;
       candidates_.push_back(v);
     }
+    const moert_policy_context context = ToC(snapshot.context);
     moert_victim_snapshot s{};
     s.struct_size = sizeof(s);
-    s.context = ToC(snapshot.context);
+    s.context = &context;
     s.candidates = candidates_.data();
     s.num_candidates = static_cast<int64_t>(candidates_.size());
     s.incoming_layer = snapshot.incoming.layer;
@@ -247,6 +291,7 @@ class HostResidency final : public ResidencyPolicy, Adapter {
  private:
   const std::unique_ptr<ResidencyPolicy> fallback_;
   std::vector<moert_candidate> candidates_;
+  std::vector<moert_prefetch_outlook> outlook_;
 };
 
 class HostPrecision final : public PrecisionPolicy, Adapter {
@@ -257,18 +302,26 @@ class HostPrecision final : public PrecisionPolicy, Adapter {
 
   absl::StatusOr<std::vector<ExpertKey>> Initial(const MoeModelSpec& model,
                                                  absl::Span<const int32_t> high_capacity) override {
-    if (fallback_ == nullptr) return std::vector<ExpertKey>();
-    return fallback_->Initial(model, high_capacity);
+    if (c().precision_initial == nullptr) {
+      if (fallback_ == nullptr) return std::vector<ExpertKey>();
+      return fallback_->Initial(model, high_capacity);
+    }
+    promote_.assign(static_cast<size_t>(model.total_experts()), 0);
+    int64_t count = 0;
+    MOERT_RETURN_IF_ERROR(Ask("precision_initial", [&](moert_failure* failure) {
+      return c().precision_initial(
+          c().user_data, high_capacity.data(), static_cast<int32_t>(high_capacity.size()),
+          static_cast<int64_t>(promote_.size()), promote_.data(), &count, failure);
+    }));
+    std::vector<ExpertKey> high;
+    if (Keys(model, promote_, count, &high)) return high;
+    return absl::InvalidArgumentError(
+        absl::StrCat("precision_initial: ", count, " indices, legal are at most ", promote_.size(),
+                     ", each from 0 to ", static_cast<int64_t>(promote_.size()) - 1));
   }
   PrecisionDecision Decide(const PrecisionSnapshot& snapshot) override {
-    moert_precision_snapshot s{};
-    s.struct_size = sizeof(s);
-    s.context = ToC(snapshot.context);
-    s.selections = snapshot.selections.data();
-    s.high = snapshot.high.data();
-    s.high_capacity = snapshot.high_capacity.data();
-    s.total_experts = static_cast<int64_t>(snapshot.selections.size());
-    s.num_layers = static_cast<int32_t>(snapshot.high_capacity.size());
+    const moert_policy_context context = ToC(snapshot.context);
+    const moert_precision_snapshot s = ToC(snapshot, &context);
     promote_.assign(static_cast<size_t>(s.total_experts), 0);
     demote_.assign(static_cast<size_t>(s.total_experts), 0);
     int64_t promotes = 0, demotes = 0;
@@ -285,20 +338,29 @@ class HostPrecision final : public PrecisionPolicy, Adapter {
     return fallback_ == nullptr ? PrecisionDecision{} : fallback_->Decide(snapshot);
   }
   std::vector<double> Worth(const PrecisionSnapshot& snapshot) override {
-    return fallback_ == nullptr || c().precision_decide != nullptr ? std::vector<double>()
-                                                                   : fallback_->Worth(snapshot);
+    const moert_policy_context context = ToC(snapshot.context);
+    const moert_precision_snapshot s = ToC(snapshot, &context);
+    std::vector<double> worth(snapshot.selections.size());
+    if (Decided(c().precision_worth,
+                [&] { return c().precision_worth(c().user_data, &s, worth.data()); })) {
+      return worth;
+    }
+    // Another's worths say nothing of a hot set that the host decides.
+    if (fallback_ == nullptr || c().precision_decide != nullptr) return {};
+    return fallback_->Worth(snapshot);
   }
   int TransferVersion(const TransferSnapshot& snapshot) override {
+    const moert_policy_context context = ToC(snapshot.context);
     moert_transfer_snapshot s{};
     s.struct_size = sizeof(s);
-    s.context = ToC(snapshot.context);
+    s.context = &context;
     s.layer_tokens = snapshot.layer_tokens;
     s.expert = snapshot.key.expert;
     s.tokens = snapshot.tokens;
     s.prefetch = snapshot.prefetch;
     s.num_versions = snapshot.num_versions;
     s.layer_counts = snapshot.layer_counts.empty() ? nullptr : snapshot.layer_counts.data();
-    s.num_experts = static_cast<int32_t>(snapshot.layer_counts.size());
+    s.num_experts = static_cast<int64_t>(snapshot.layer_counts.size());
     int32_t version = 0;
     const bool decided = Decided(c().precision_transfer, [&] {
       return c().precision_transfer(c().user_data, &s, &version);
@@ -348,24 +410,27 @@ class HostPlacement final : public PlacementPolicy, Adapter {
     misses_.clear();
     for (const MissView& miss : snapshot.misses) {
       moert_miss m{};
-      m.struct_size = sizeof(m);
       m.bytes = miss.bytes;
       m.load_ns = miss.load_ns;
       m.cpu_ns = miss.cpu_ns;
       m.expert = miss.expert;
       m.tokens = miss.tokens;
       m.mass = miss.mass;
-      m.low_resident = miss.low_resident;
+      m.arriving = miss.arriving;
       misses_.push_back(m);
     }
-    decisions_.assign(misses_.size(), MOERT_PLACE_LOAD);
-    const moert_policy_context where = ToC(snapshot.context);
-    const bool decided = Decided(c().placement, [&] {
-      return c().placement(c().user_data, &where, misses_.data(),
-                           static_cast<int32_t>(misses_.size()), decisions_.data());
-    });
+    decisions_.assign(misses_.size(), MOERT_LOAD_MISS);
+    const moert_policy_context context = ToC(snapshot.context);
+    moert_placement_snapshot s{};
+    s.struct_size = sizeof(s);
+    s.context = &context;
+    s.misses = misses_.data();
+    s.num_misses = static_cast<int64_t>(misses_.size());
+    s.link_busy_ns = snapshot.link_busy_ns;
+    const bool decided =
+        Decided(c().placement, [&] { return c().placement(c().user_data, &s, decisions_.data()); });
     const bool legal = std::all_of(decisions_.begin(), decisions_.end(), [](moert_placement p) {
-      return p >= MOERT_PLACE_LOAD && p <= MOERT_PLACE_LOW;
+      return p == MOERT_LOAD_MISS || p == MOERT_COMPUTE_ON_CPU;
     });
     if (decided && legal) {
       std::vector<Placement> placed;
@@ -377,19 +442,22 @@ class HostPlacement final : public PlacementPolicy, Adapter {
     return std::vector<Placement>(snapshot.misses.size(), Placement::kLoad);
   }
   bool Backfills(const PolicyContext& context) override {
-    const bool own = fallback_ != nullptr && fallback_->Backfills(context);
-    const moert_policy_context where = ToC(context);
-    int32_t fills = own;
-    const bool decided = Decided(
-        c().placement_fills, [&] { return c().placement_fills(c().user_data, &where, &fills); });
-    return decided ? fills != 0 : own;
+    return Backfills(context, false, fallback_ != nullptr && fallback_->Backfills(context));
   }
   bool BackfillsFreeSlots(const PolicyContext& context) override {
-    if (c().placement_fills != nullptr || fallback_ == nullptr) return Backfills(context);
-    return fallback_->BackfillsFreeSlots(context);
+    return Backfills(context, true, fallback_ != nullptr && fallback_->BackfillsFreeSlots(context));
   }
 
  private:
+  bool Backfills(const PolicyContext& context, bool free_slots, bool own) {
+    const moert_policy_context where = ToC(context);
+    int32_t backfills = own;
+    const bool decided = Decided(c().placement_backfills, [&] {
+      return c().placement_backfills(c().user_data, &where, free_slots, &backfills);
+    });
+    return decided ? backfills != 0 : own;
+  }
+
   const std::unique_ptr<PlacementPolicy> fallback_;
   std::vector<moert_miss> misses_;
   std::vector<moert_placement> decisions_;
@@ -410,17 +478,18 @@ absl::Status InstallPolicies(std::shared_ptr<HostPolicies> policies, Strategy* s
       c.residency_wants_capacity != nullptr) {
     strategy->residency = std::make_unique<HostResidency>(policies, std::move(strategy->residency));
   }
-  if (c.precision_decide != nullptr || c.precision_transfer != nullptr ||
+  if (c.precision_initial != nullptr || c.precision_decide != nullptr ||
+      c.precision_worth != nullptr || c.precision_transfer != nullptr ||
       c.precision_upgrades != nullptr) {
     strategy->precision = std::make_unique<HostPrecision>(policies, std::move(strategy->precision));
   }
-  if (c.placement != nullptr || c.placement_fills != nullptr) {
+  if (c.placement != nullptr || c.placement_backfills != nullptr) {
     strategy->placement = std::make_unique<HostPlacement>(policies, std::move(strategy->placement));
   }
   // What these seams decide can reach the output, and is known only when they are asked.
-  if (c.routing_rule != nullptr || c.precision_decide != nullptr ||
-      c.precision_transfer != nullptr || c.precision_upgrades != nullptr ||
-      c.placement != nullptr) {
+  if (c.routing_rule != nullptr || c.precision_initial != nullptr ||
+      c.precision_decide != nullptr || c.precision_transfer != nullptr ||
+      c.precision_upgrades != nullptr || c.placement != nullptr) {
     strategy->exact = false;
     strategy->graph_safe = false;
   }

@@ -8,6 +8,7 @@
 #include "guard.h"
 #include "moert/backend.h"
 #include "moert/mixed_group_gemm.h"
+#include "moert/scheme.h"
 #include "struct_io.h"
 
 namespace moert::capi {
@@ -53,6 +54,10 @@ moert_code moert_probe(moert_probe_info* info, moert_error** error) {
     value.memory_bytes = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
     value.memory_available_bytes = AvailableMemory();
     value.kernels = kernels->c_str();
+    static const std::string* const schemes = new std::string(absl::StrJoin(
+        moert::Scheme::All(), ",",
+        [](std::string* out, const moert::Scheme& scheme) { out->append(scheme.Name()); }));
+    value.schemes = schemes->c_str();
     return WriteStruct(value, info, "info");
   });
 }

@@ -13,8 +13,8 @@ static_assert(static_cast<int>(moert::Residency::kHigh) == MOERT_RESIDENT_HIGH);
 
 extern "C" {
 
-moert_code moert_prefetch_hint(moert_engine* engine, int32_t layer, const int32_t* experts,
-                               int64_t count, moert_error** error) {
+moert_code moert_engine_prefetch(moert_engine* engine, int32_t layer, const int32_t* experts,
+                                 int64_t count, moert_error** error) {
   return Guard(__func__, error, [&]() -> absl::Status {
     MOERT_REQUIRE_NOT_NULL(engine);
     MOERT_REQUIRE_NOT_NULL(experts);
@@ -26,8 +26,8 @@ moert_code moert_prefetch_hint(moert_engine* engine, int32_t layer, const int32_
   });
 }
 
-moert_code moert_residency(moert_engine* engine, int32_t layer, uint8_t* states, int64_t count,
-                           moert_error** error) {
+moert_code moert_engine_residency(const moert_engine* engine, int32_t layer, uint8_t* states,
+                                  int64_t count, moert_error** error) {
   return Guard(__func__, error, [&]() -> absl::Status {
     MOERT_REQUIRE_NOT_NULL(engine);
     MOERT_REQUIRE_NOT_NULL(states);

@@ -9,23 +9,6 @@
 namespace moert::capi {
 namespace {
 
-/// A struct of callbacks, and its user_data once it is ours.
-template <typename Callbacks>
-class Owned {
- public:
-  Owned(const Callbacks& c, std::shared_ptr<const Ownership> ownership)
-      : c_(c), ownership_(std::move(ownership)) {}
-  Owned(const Owned&) = delete;
-  ~Owned() {
-    if (ownership_->armed && c_.destroy != nullptr) c_.destroy(c_.user_data);
-  }
-  const Callbacks* operator->() const { return &c_; }
-
- private:
-  const Callbacks c_;
-  const std::shared_ptr<const Ownership> ownership_;
-};
-
 class CThreadPool final : public ThreadPool {
  public:
   CThreadPool(const moert_thread_pool& c, std::shared_ptr<const Ownership> ownership)

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "moert.h"
@@ -17,6 +18,23 @@ namespace moert::capi {
 /// `armed`: until then the host owns its user_data.
 struct Ownership {
   bool armed = false;
+};
+
+/// A struct of callbacks, and its user_data once it is ours.
+template <typename Callbacks>
+class Owned {
+ public:
+  Owned(const Callbacks& c, std::shared_ptr<const Ownership> ownership)
+      : c_(c), ownership_(std::move(ownership)) {}
+  Owned(const Owned&) = delete;
+  ~Owned() {
+    if (ownership_->armed && c_.destroy != nullptr) c_.destroy(c_.user_data);
+  }
+  const Callbacks* operator->() const { return &c_; }
+
+ private:
+  const Callbacks c_;
+  const std::shared_ptr<const Ownership> ownership_;
 };
 
 using LogFunction = std::function<void(LogLevel, absl::string_view)>;

@@ -1,5 +1,6 @@
 #include <memory>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "guard.h"
 #include "handles.h"
@@ -8,10 +9,53 @@
 namespace moert::capi {
 namespace {
 
-moert_step_info DefaultStep() {
-  moert_step_info info{};
-  info.rows = 1;
-  info.phase = MOERT_DECODE;
+moert_step_options DefaultStep() {
+  moert_step_options options{};
+  options.rows = 1;
+  options.phase = MOERT_DECODE;
+  return options;
+}
+
+/// Both tensors are fp32 in host memory.
+moert_tensor ToC(const void* data, int64_t rows, int64_t cols, int64_t row_stride) {
+  return {const_cast<void*>(data), rows, cols, row_stride, MOERT_F32, MOERT_HOST};
+}
+
+PredictNext AdaptPredictNext(moert_predict_next predict, void* user) {
+  return [predict, user](const PartialOutput& partial) {
+    const moert_tensor output = ToC(partial.output.data, partial.output.rows, partial.output.cols,
+                                    partial.output.row_stride);
+    const moert_tensor next = ToC(partial.next_input.data, partial.next_input.rows,
+                                  partial.next_input.cols, partial.next_input.row_stride);
+    return predict(user, partial.layer, &output, &next) == MOERT_OK;
+  };
+}
+
+absl::StatusOr<StepInfo> ReadStep(const moert_step_options* options, const Engine& engine) {
+  moert_step_options checked = DefaultStep();
+  if (options != nullptr) MOERT_RETURN_IF_ERROR(ReadStruct(options, "options", &checked));
+  if (checked.phase != MOERT_PREFILL && checked.phase != MOERT_DECODE) {
+    return absl::InvalidArgumentError(absl::StrCat("options.phase is ", checked.phase,
+                                                   ", legal is MOERT_PREFILL or MOERT_DECODE"));
+  }
+  if (checked.rows < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("options.rows is ", checked.rows, ", legal is 1 or more"));
+  }
+  if (checked.stream != nullptr && engine.backend() == BackendKind::kCpu) {
+    return absl::InvalidArgumentError(
+        "options.stream: the CPU backend has no streams, it must be NULL");
+  }
+  StepInfo info;
+  info.stream = checked.stream;
+  info.phase = static_cast<Phase>(checked.phase);
+  info.rows = checked.rows;
+  if (checked.request_ids != nullptr) {
+    info.request_ids = absl::MakeConstSpan(checked.request_ids, static_cast<size_t>(checked.rows));
+  }
+  if (checked.predict_next != nullptr) {
+    info.predict_next = AdaptPredictNext(checked.predict_next, checked.user_data);
+  }
   return info;
 }
 
@@ -22,50 +66,21 @@ using namespace moert::capi;
 
 extern "C" {
 
-void moert_step_info_init(moert_step_info* info, uint64_t size) {
-  InitStruct(info, size, DefaultStep());
+void moert_step_options_init(moert_step_options* options, uint64_t size) {
+  InitStruct(options, size, DefaultStep());
 }
 
-moert_code moert_step_begin(moert_engine* engine, const moert_step_info* info,
-                            const int64_t* request_ids, const int32_t* positions,
-                            moert_stream stream, moert_step** step, moert_error** error) {
+moert_code moert_step_begin(moert_engine* engine, const moert_step_options* options,
+                            moert_step** step, moert_error** error) {
   return Guard(__func__, error, [&]() -> absl::Status {
     MOERT_REQUIRE_NOT_NULL(engine);
     MOERT_REQUIRE_NOT_NULL(step);
-    moert_step_info checked = DefaultStep();
-    MOERT_RETURN_IF_ERROR(ReadStruct(info, "info", &checked));
-    if (checked.phase != MOERT_PREFILL && checked.phase != MOERT_DECODE) {
-      return absl::InvalidArgumentError(absl::StrCat("info.phase is ", checked.phase,
-                                                     ", legal is MOERT_PREFILL or MOERT_DECODE"));
-    }
-    if (checked.reserved0 != 0) return absl::InvalidArgumentError("info.reserved0: must be 0");
-    if (checked.rows < 1) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("info.rows is ", checked.rows, ", legal is 1 or more"));
-    }
-    if (stream != nullptr && engine->state->engine->backend() == moert::BackendKind::kCpu) {
-      return absl::InvalidArgumentError("stream: the CPU backend has no streams, it must be NULL");
-    }
-    moert::StepInfo cpp;
-    cpp.stream = stream;
-    cpp.phase = static_cast<moert::Phase>(checked.phase);
-    cpp.rows = checked.rows;
-    const size_t rows = static_cast<size_t>(checked.rows);
-    if (request_ids != nullptr) cpp.request_ids = absl::MakeConstSpan(request_ids, rows);
-    if (checked.predict_next != nullptr) {
-      cpp.predict_next = [predict = checked.predict_next,
-                          user = checked.user_data](const moert::PartialOutput& partial) {
-        return predict(user, partial.layer, static_cast<const float*>(partial.output.data),
-                       partial.output.rows,
-                       static_cast<float*>(partial.next_input.data)) == MOERT_OK;
-      };
-    }
-    if (positions != nullptr) cpp.positions = absl::MakeConstSpan(positions, rows);
+    MOERT_ASSIGN_OR_RETURN(const moert::StepInfo info, ReadStep(options, *engine->state->engine));
     auto handle = std::make_unique<moert_step>();
     handle->state = engine->state;
-    handle->stream = stream;
+    handle->rows = info.rows;
     handle->unfinished = std::make_shared<std::atomic<int64_t>>(0);
-    MOERT_ASSIGN_OR_RETURN(handle->id, engine->state->engine->BeginStep(cpp));
+    MOERT_ASSIGN_OR_RETURN(handle->id, engine->state->engine->BeginStep(info));
     *step = handle.release();
     return absl::OkStatus();
   });

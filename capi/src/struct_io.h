@@ -18,7 +18,7 @@ namespace moert::capi {
 template <typename T>
 inline constexpr uint64_t kFirstSize = 0;
 template <>
-inline constexpr uint64_t kFirstSize<moert_probe_info> = 48;
+inline constexpr uint64_t kFirstSize<moert_probe_info> = 56;
 template <>
 inline constexpr uint64_t kFirstSize<moert_strategy_info> = 32;
 template <>
@@ -26,18 +26,13 @@ inline constexpr uint64_t kFirstSize<moert_layer_spec> = 80;
 template <>
 inline constexpr uint64_t kFirstSize<moert_open_options> = 40;
 template <>
-inline constexpr uint64_t kFirstSize<moert_source_callbacks> = 48;
+inline constexpr uint64_t kFirstSize<moert_source_callbacks> = 56;
+template <>
+inline constexpr uint64_t kFirstSize<moert_record_info> = 272;
 template <>
 inline constexpr uint64_t kFirstSize<moert_engine_options> = 152;
 template <>
-inline constexpr uint64_t kFirstSize<moert_memory> = 96;
-template <>
-inline constexpr uint64_t kFirstSize<moert_step_info> = 24;
-template <>
-inline constexpr uint64_t kFirstSize<moert_stats> = 312;
-
-template <>
-inline constexpr uint64_t kFirstSize<moert_policies> = 112;
+inline constexpr uint64_t kFirstSize<moert_policies> = 160;
 template <>
 inline constexpr uint64_t kFirstSize<moert_thread_pool> = 40;
 template <>
@@ -45,9 +40,21 @@ inline constexpr uint64_t kFirstSize<moert_allocator> = 40;
 template <>
 inline constexpr uint64_t kFirstSize<moert_logger> = 32;
 template <>
+inline constexpr uint64_t kFirstSize<moert_trace_sink> = 48;
+template <>
+inline constexpr uint64_t kFirstSize<moert_call_times> = 56;
+template <>
+inline constexpr uint64_t kFirstSize<moert_memory> = 104;
+template <>
+inline constexpr uint64_t kFirstSize<moert_step_options> = 56;
+template <>
+inline constexpr uint64_t kFirstSize<moert_routing> = 224;
+template <>
 inline constexpr uint64_t kFirstSize<moert_completion> = 32;
 template <>
 inline constexpr uint64_t kFirstSize<moert_expert_view> = 272;
+template <>
+inline constexpr uint64_t kFirstSize<moert_stats> = 120;
 
 template <typename T>
 concept SizedStruct = std::is_standard_layout_v<T> && std::is_trivially_copyable_v<T> &&

@@ -21,6 +21,7 @@ int main(void) {
   moert_engine_options options;
   moert_stats stats;
   float x[kTinyHidden], y[kTinyHidden];
+  moert_tensor in, out;
   int token, i;
 
   tiny_layers(layers);
@@ -35,15 +36,15 @@ int main(void) {
   TRY(moert_engine_create(source, &options, &engine, &error));
   moert_source_destroy(source); /* the engine keeps its own reference */
 
+  moert_tensor_init(&in, x, 1, kTinyHidden, MOERT_F32);
+  moert_tensor_init(&out, y, 1, kTinyHidden, MOERT_F32);
   for (token = 0; token < 8; ++token) {
-    moert_step_info info;
     moert_step *step;
     int32_t layer;
     for (i = 0; i < kTinyHidden; ++i) x[i] = tiny_input(token * kTinyHidden + i);
-    moert_step_info_init(&info, sizeof(info)); /* one row of decoding */
-    TRY(moert_step_begin(engine, &info, NULL, NULL, NULL, &step, &error));
+    TRY(moert_step_begin(engine, NULL, &step, &error)); /* one row of decoding */
     for (layer = 0; layer < moert_engine_layer_count(engine); ++layer) {
-      TRY(moert_layer_forward(step, layer, x, kTinyHidden, MOERT_F32, 1, y, NULL, &error));
+      TRY(moert_layer_forward(step, layer, &in, NULL, &out, &error));
       for (i = 0; i < kTinyHidden; ++i) x[i] += y[i]; /* the host's residual stream */
     }
     TRY(moert_step_end(step, &error));

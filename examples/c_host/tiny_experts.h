@@ -38,12 +38,13 @@ static inline float tiny_input(int64_t index) { return tiny_value(99u, 0u, 0u, (
 /* The read callback: weights_dtype is MOERT_F32. */
 static inline moert_code tiny_read(void *user_data, const moert_read *read,
                                    moert_failure *failure) {
-  float *dst = (float *)read->dst;
+  float *dst = (float *)read->dst.data;
+  const int64_t first = read->first_row * read->dst.cols;
   int64_t i;
   (void)user_data;
   (void)failure;
-  for (i = 0; i < read->rows * read->cols; ++i) {
-    dst[i] = tiny_weight(read->layer, read->expert, read->part, read->first_row * read->cols + i);
+  for (i = 0; i < read->dst.rows * read->dst.cols; ++i) {
+    dst[i] = tiny_weight(read->layer, read->expert, read->part, first + i);
   }
   return MOERT_OK;
 }

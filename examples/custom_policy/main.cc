@@ -42,16 +42,18 @@ class CRunner : public moert::host::MoeRunner {
 
   absl::Status BeginStep(moert::host::StepPhase phase, absl::Span<const int64_t> request_ids,
                          absl::Span<const int32_t> positions) override {
-    moert_step_info info;
-    moert_step_info_init(&info, sizeof(info));
-    info.phase = phase == moert::host::StepPhase::kDecode ? MOERT_DECODE : MOERT_PREFILL;
-    info.rows = static_cast<int64_t>(positions.size());
-    return Check(moert_step_begin(engine_, &info, request_ids.data(), positions.data(), nullptr,
-                                  &step_, &error_));
+    moert_step_options options;
+    moert_step_options_init(&options, sizeof(options));
+    options.phase = phase == moert::host::StepPhase::kDecode ? MOERT_DECODE : MOERT_PREFILL;
+    options.rows = static_cast<int64_t>(positions.size());
+    options.request_ids = request_ids.data();
+    return Check(moert_step_begin(engine_, &options, &step_, &error_));
   }
   absl::Status Forward(int layer, const float* x, int64_t rows, float* out) override {
-    return Check(
-        moert_layer_forward(step_, layer, x, hidden_, MOERT_F32, rows, out, nullptr, &error_));
+    moert_tensor in, to;
+    moert_tensor_init(&in, const_cast<float*>(x), rows, hidden_, MOERT_F32);
+    moert_tensor_init(&to, out, rows, hidden_, MOERT_F32);
+    return Check(moert_layer_forward(step_, layer, &in, nullptr, &to, &error_));
   }
   absl::Status EndStep() override {
     return Check(moert_step_end(std::exchange(step_, nullptr), &error_));

@@ -69,6 +69,7 @@ int main(void) {
   moert_engine_options options;
   moert_stats stats;
   float x[kTinyHidden], mine[kTinyHidden], theirs[kTinyHidden];
+  moert_tensor in, out;
   double worst = 0, largest = 0;
   int token, i;
 
@@ -83,20 +84,21 @@ int main(void) {
   TRY(moert_engine_create(source, &options, &engine, &error));
   moert_source_destroy(source);
 
+  moert_tensor_init(&in, x, 1, kTinyHidden, MOERT_F32);
+  moert_tensor_init(&out, theirs, 1, kTinyHidden, MOERT_F32);
   for (token = 0; token < 32; ++token) {
-    moert_step_info info;
     moert_step* step;
     int32_t layer;
-    moert_step_info_init(&info, sizeof(info));
-    TRY(moert_step_begin(engine, &info, NULL, NULL, NULL, &step, &error));
+    TRY(moert_step_begin(engine, NULL, &step, &error));
     for (i = 0; i < kTinyHidden; ++i) x[i] = tiny_input(token * kTinyHidden + i);
     for (layer = 0; layer < kTinyLayers; ++layer) {
       /* The host's own router: here, any two experts. */
       const int32_t ids[kTinyTopK] = {(token * 3 + layer) % kTinyExperts,
                                       (token * 5 + layer + 4) % kTinyExperts};
       const int32_t other = (ids[0] + 1) % kTinyExperts;
-      const int32_t experts[kTinyTopK] = {ids[0], ids[1] == ids[0] ? other : ids[1]};
-      const float weights[kTinyTopK] = {0.75f, 0.25f};
+      int32_t experts[kTinyTopK] = {ids[0], ids[1] == ids[0] ? other : ids[1]};
+      float weights[kTinyTopK] = {0.75f, 0.25f};
+      moert_routing routing;
       moert_lease* lease;
       moert_expert_view view;
       memset(mine, 0, sizeof(mine));
@@ -111,8 +113,10 @@ int main(void) {
         add_expert(&view, x, weights[i], mine);
       }
       moert_lease_release(lease);
-      TRY(moert_layer_forward_routed(step, layer, x, kTinyHidden, MOERT_F32, 1, experts, weights,
-                                     kTinyTopK, NULL, theirs, NULL, &error));
+      moert_routing_init(&routing, sizeof(routing));
+      moert_tensor_init(&routing.ids, experts, 1, kTinyTopK, MOERT_I32);
+      moert_tensor_init(&routing.weights, weights, 1, kTinyTopK, MOERT_F32);
+      TRY(moert_layer_forward(step, layer, &in, &routing, &out, &error));
       for (i = 0; i < kTinyHidden; ++i) {
         worst = fmax(worst, fabs(mine[i] - theirs[i]));
         largest = fmax(largest, fabs(theirs[i]));

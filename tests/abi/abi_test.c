@@ -46,7 +46,7 @@ static float from_f16(uint16_t v) {
 
 static moert_code host_read(void *user_data, const moert_read *read, moert_failure *failure) {
   const host_model *model = (const host_model *)user_data;
-  const int64_t count = read->rows * read->cols;
+  const int64_t count = read->dst.rows * read->dst.cols;
   int64_t i;
   if (read->struct_size < sizeof(moert_read)) return MOERT_INTERNAL;
   if (model->fail && read->part <= MOERT_PART_DOWN_PROJ) {
@@ -54,14 +54,16 @@ static moert_code host_read(void *user_data, const moert_read *read, moert_failu
     return model->code;
   }
   if (read->part > MOERT_PART_DOWN_PROJ || model->dtype == MOERT_F32) {
-    if (read->dtype != MOERT_F32 || read->dst_bytes != (uint64_t)count * 4) return MOERT_INTERNAL;
+    if (read->dst.dtype != MOERT_F32 || read->dst.place != MOERT_HOST) return MOERT_INTERNAL;
     return tiny_read(NULL, read, failure);
   }
-  if (read->dtype != model->dtype || read->dst_bytes != (uint64_t)count * 2) return MOERT_INTERNAL;
+  if (read->dst.dtype != model->dtype || read->dst.row_stride != read->dst.cols) {
+    return MOERT_INTERNAL;
+  }
   for (i = 0; i < count; ++i) {
     const float w =
-        tiny_weight(read->layer, read->expert, read->part, read->first_row * read->cols + i);
-    ((uint16_t *)read->dst)[i] = model->dtype == MOERT_BF16 ? to_bf16(w) : to_f16(w);
+        tiny_weight(read->layer, read->expert, read->part, read->first_row * read->dst.cols + i);
+    ((uint16_t *)read->dst.data)[i] = model->dtype == MOERT_BF16 ? to_bf16(w) : to_f16(w);
   }
   return MOERT_OK;
 }
@@ -85,11 +87,11 @@ static moert_source *make_source(host_model *model) {
 }
 
 static moert_step *begin(moert_engine *engine, int64_t rows) {
-  moert_step_info info;
+  moert_step_options options;
   moert_step *step = NULL;
-  moert_step_info_init(&info, sizeof(info));
-  info.rows = rows;
-  CHECK_OK(moert_step_begin(engine, &info, NULL, NULL, NULL, &step, &error));
+  moert_step_options_init(&options, sizeof(options));
+  options.rows = rows;
+  CHECK_OK(moert_step_begin(engine, &options, &step, &error));
   return step;
 }
 
@@ -161,6 +163,7 @@ static void test_forward(moert_dtype dtype) {
   moert_engine *engine = NULL;
   moert_source *source;
   moert_step *step;
+  moert_tensor in, out;
   int32_t layer;
   int t, i;
   model.dtype = dtype;
@@ -172,10 +175,14 @@ static void test_forward(moert_dtype dtype) {
   moert_source_destroy(source); /* the engine keeps it */
   CHECK(model.destroyed == 0);
   for (i = 0; i < kRows * kStride; ++i) x[i] = tiny_input(i);
+  moert_tensor_init(&in, x, kRows, kTinyHidden, MOERT_F32);
+  moert_tensor_init(&out, y, kRows, kTinyHidden, MOERT_F32);
+  CHECK(in.data == x && in.row_stride == kTinyHidden && in.place == MOERT_HOST);
+  in.row_stride = out.row_stride = kStride;
   step = begin(engine, kRows);
   for (layer = 0; layer < kTinyLayers; ++layer) {
     for (i = 0; i < kRows * kStride; ++i) y[i] = -777;
-    CHECK_OK(moert_layer_forward(step, layer, x, kStride, MOERT_F32, kRows, y, NULL, &error));
+    CHECK_OK(moert_layer_forward(step, layer, &in, NULL, &out, &error));
     for (t = 0; t < kRows; ++t) {
       double expected[kTinyHidden];
       plain_layer(&model, layer, x + t * kStride, expected);
@@ -222,22 +229,22 @@ static void test_struct_sizes(void) {
   CHECK(memory.known.struct_size == sizeof(memory));
   memory.from_the_future[1] = 7;
   moert_engine_options_init(&options.known, sizeof(options));
-  CHECK_OK(moert_plan(source, &options.known, &memory.known, &error));
+  CHECK_OK(moert_memory_plan(source, &options.known, &memory.known, &error));
   CHECK(memory.known.struct_size == sizeof(memory));
   CHECK(memory.known.total_experts == kTinyLayers * kTinyExperts);
   CHECK(memory.known.minimum_bytes > 0);
   CHECK(memory.from_the_future[1] == 0);
   options.from_the_future[1] = 1;
-  CHECK_FAILS(moert_plan(source, &options.known, &memory.known, &error), MOERT_INVALID_ARGUMENT,
-              "options: byte", "moert_plan");
+  CHECK_FAILS(moert_memory_plan(source, &options.known, &memory.known, &error), MOERT_INVALID_ARGUMENT,
+              "options: byte", "moert_memory_plan");
 
   /* A struct nobody initialized. */
   memset(&options, 0, sizeof(options));
-  CHECK_FAILS(moert_plan(source, &options.known, &memory.known, &error), MOERT_INVALID_ARGUMENT,
-              "call its _init function", "moert_plan");
+  CHECK_FAILS(moert_memory_plan(source, &options.known, &memory.known, &error), MOERT_INVALID_ARGUMENT,
+              "call its _init function", "moert_memory_plan");
   memory.known.struct_size = 8;
-  CHECK_FAILS(moert_plan(source, NULL, &memory.known, &error), MOERT_INVALID_ARGUMENT,
-              "memory.struct_size is 8", "moert_plan");
+  CHECK_FAILS(moert_memory_plan(source, NULL, &memory.known, &error), MOERT_INVALID_ARGUMENT,
+              "memory.struct_size is 8", "moert_memory_plan");
   moert_memory_init(NULL, 100);
   moert_source_destroy(source);
   CHECK(model.destroyed == 1);
@@ -265,10 +272,6 @@ static void test_source_errors(void) {
   CHECK_FAILS(moert_source_create("x", layers, 2, &callbacks, &source, &error),
               MOERT_INVALID_ARGUMENT, "w5a16", f);
   callbacks.schemes = NULL;
-  callbacks.reserved0 = 1;
-  CHECK_FAILS(moert_source_create("x", layers, 2, &callbacks, &source, &error),
-              MOERT_INVALID_ARGUMENT, "reserved0", f);
-  callbacks.reserved0 = 0;
   CHECK_FAILS(moert_source_create("x", NULL, 2, &callbacks, &source, &error),
               MOERT_INVALID_ARGUMENT, "layers", f);
   CHECK_FAILS(moert_source_create("x", layers, 0, &callbacks, &source, &error),
@@ -313,6 +316,54 @@ static void test_source_errors(void) {
   moert_source_destroy(NULL);
 }
 
+static void test_layer_errors(moert_step *step, float *x, float *y) {
+  const char *const f = "moert_layer_forward";
+  moert_tensor in, out;
+  moert_tensor_init(&in, x, 1, kTinyHidden, MOERT_F32);
+  moert_tensor_init(&out, y, 1, kTinyHidden, MOERT_F32);
+  CHECK_FAILS(moert_layer_forward(step, 2, &in, NULL, &out, &error), MOERT_INVALID_ARGUMENT,
+              "layer is 2", f);
+  CHECK_FAILS(moert_layer_forward(step, -1, &in, NULL, &out, &error), MOERT_INVALID_ARGUMENT,
+              "layer is -1", f);
+  CHECK_FAILS(moert_layer_forward(step, 0, NULL, NULL, &out, &error), MOERT_INVALID_ARGUMENT,
+              "x: must not be NULL", f);
+  CHECK_FAILS(moert_layer_forward(step, 0, &in, NULL, NULL, &error), MOERT_INVALID_ARGUMENT,
+              "out: must not be NULL", f);
+  CHECK_FAILS(moert_layer_forward(NULL, 0, &in, NULL, &out, &error), MOERT_INVALID_ARGUMENT, "step",
+              f);
+  in.place = MOERT_DEVICE;
+  CHECK_FAILS(moert_layer_forward(step, 0, &in, NULL, &out, &error), MOERT_INVALID_ARGUMENT,
+              "x.place is 1 (MOERT_DEVICE), the cpu backend takes MOERT_HOST", f);
+  in.place = MOERT_HOST;
+  out.place = 7;
+  CHECK_FAILS(moert_layer_forward(step, 0, &in, NULL, &out, &error), MOERT_INVALID_ARGUMENT,
+              "out.place is 7", f);
+  out.place = MOERT_HOST;
+  in.dtype = out.dtype = 6;
+  CHECK_FAILS(moert_layer_forward(step, 0, &in, NULL, &out, &error), MOERT_INVALID_ARGUMENT, "dtype",
+              f);
+  in.dtype = MOERT_F32;
+  CHECK_FAILS(moert_layer_forward(step, 0, &in, NULL, &out, &error), MOERT_INVALID_ARGUMENT,
+              "out.dtype is 6, that of x is 0", f);
+  out.dtype = MOERT_F32;
+  in.row_stride = kTinyHidden - 1;
+  CHECK_FAILS(moert_layer_forward(step, 0, &in, NULL, &out, &error), MOERT_INVALID_ARGUMENT,
+              "row stride 63", f);
+  in.row_stride = kTinyHidden;
+  in.cols = kTinyHidden - 1;
+  CHECK_FAILS(moert_layer_forward(step, 0, &in, NULL, &out, &error), MOERT_INVALID_ARGUMENT,
+              "[1, 63]", f);
+  in.cols = kTinyHidden;
+  out.rows = 2;
+  CHECK_FAILS(moert_layer_forward(step, 0, &in, NULL, &out, &error), MOERT_INVALID_ARGUMENT, "out",
+              f);
+  out.rows = 1;
+  in.data = NULL;
+  CHECK_FAILS(moert_layer_forward(step, 0, &in, NULL, &out, &error), MOERT_INVALID_ARGUMENT, "null",
+              f);
+  CHECK_OK(forward(step, 0, x, kTinyHidden, 1, x, &error)); /* in place */
+}
+
 static void test_engine_errors(void) {
   host_model model = {MOERT_BF16, 0, MOERT_OK, "", 0};
   float x[kTinyHidden], y[kTinyHidden];
@@ -320,9 +371,8 @@ static void test_engine_errors(void) {
   moert_engine_options options;
   moert_engine *engine = NULL;
   moert_memory memory, plan;
-  moert_step_info info;
-  moert_step *step = NULL, *other = NULL;
-  moert_stream stream = (moert_stream)(void *)x;
+  moert_step_options info;
+  moert_step *step = NULL;
   int i;
   for (i = 0; i < kTinyHidden; ++i) x[i] = tiny_input(i);
   moert_memory_init(&memory, sizeof(memory));
@@ -342,7 +392,7 @@ static void test_engine_errors(void) {
   CHECK_FAILS(moert_engine_create(source, &options, &engine, &error), MOERT_INVALID_ARGUMENT,
               "io_threads = 99", "moert_engine_create");
   options.io_threads = 2;
-  CHECK_OK(moert_plan(source, &options, &plan, &error));
+  CHECK_OK(moert_memory_plan(source, &options, &plan, &error));
   options.budget_bytes = plan.minimum_bytes - 1;
   CHECK_FAILS(moert_engine_create(source, &options, &engine, &error), MOERT_INVALID_ARGUMENT,
               "below the minimum", "moert_engine_create");
@@ -372,40 +422,25 @@ static void test_engine_errors(void) {
   CHECK_OK(moert_engine_memory(engine, &memory, &error));
   CHECK(memory.slots == kTinyLayers * kTinyExperts);
 
-  moert_step_info_init(&info, sizeof(info));
+  moert_step_options_init(&info, sizeof(info));
   CHECK(info.rows == 1 && info.phase == MOERT_DECODE);
   info.phase = 2;
-  CHECK_FAILS(moert_step_begin(engine, &info, NULL, NULL, NULL, &step, &error),
-              MOERT_INVALID_ARGUMENT, "info.phase is 2", "moert_step_begin");
+  CHECK_FAILS(moert_step_begin(engine, &info, &step, &error), MOERT_INVALID_ARGUMENT,
+              "options.phase is 2", "moert_step_begin");
   info.phase = MOERT_PREFILL;
   info.rows = -5;
-  CHECK_FAILS(moert_step_begin(engine, &info, NULL, NULL, NULL, &step, &error),
-              MOERT_INVALID_ARGUMENT, "info.rows is -5", "moert_step_begin");
+  CHECK_FAILS(moert_step_begin(engine, &info, &step, &error), MOERT_INVALID_ARGUMENT,
+              "options.rows is -5", "moert_step_begin");
   info.rows = 1000000;
-  CHECK_FAILS(moert_step_begin(engine, &info, NULL, NULL, NULL, &step, &error),
-              MOERT_INVALID_ARGUMENT, "1000000", "moert_step_begin");
-  CHECK(step == NULL);
+  CHECK_FAILS(moert_step_begin(engine, &info, &step, &error), MOERT_INVALID_ARGUMENT, "1000000",
+              "moert_step_begin");
   info.rows = 1;
-  step = begin(engine, 1);
-  CHECK_FAILS(moert_layer_forward(step, 2, x, kTinyHidden, MOERT_F32, 1, y, NULL, &error),
-              MOERT_INVALID_ARGUMENT, "layer is 2", "moert_layer_forward");
-  CHECK_FAILS(moert_layer_forward(step, -1, x, kTinyHidden, MOERT_F32, 1, y, NULL, &error),
-              MOERT_INVALID_ARGUMENT, "layer is -1", "moert_layer_forward");
-  CHECK_FAILS(moert_layer_forward(step, 0, x, kTinyHidden, MOERT_F32, 1, y, stream, &error),
-              MOERT_INVALID_ARGUMENT, "stream", "moert_layer_forward");
-  CHECK_FAILS(moert_step_begin(engine, &info, NULL, NULL, stream, &other, &error),
-              MOERT_INVALID_ARGUMENT, "stream", "moert_step_begin");
-  CHECK_FAILS(moert_layer_forward(step, 0, x, kTinyHidden, 6, 1, y, NULL, &error),
-              MOERT_INVALID_ARGUMENT, "dtype", "moert_layer_forward");
-  CHECK_FAILS(moert_layer_forward(step, 0, x, kTinyHidden - 1, MOERT_F32, 1, y, NULL, &error),
-              MOERT_INVALID_ARGUMENT, "row stride 63", "moert_layer_forward");
-  CHECK_FAILS(moert_layer_forward(step, 0, x, kTinyHidden, MOERT_F32, 2, y, NULL, &error),
-              MOERT_INVALID_ARGUMENT, "hidden", "moert_layer_forward");
-  CHECK_FAILS(moert_layer_forward(step, 0, NULL, kTinyHidden, MOERT_F32, 1, y, NULL, &error),
-              MOERT_INVALID_ARGUMENT, "null", "moert_layer_forward");
-  CHECK_FAILS(moert_layer_forward(NULL, 0, x, kTinyHidden, MOERT_F32, 1, y, NULL, &error),
-              MOERT_INVALID_ARGUMENT, "step", "moert_layer_forward");
-  CHECK_OK(moert_layer_forward(step, 0, x, kTinyHidden, MOERT_F32, 1, x, NULL, &error));
+  info.stream = (moert_stream)(void *)x;
+  CHECK_FAILS(moert_step_begin(engine, &info, &step, &error), MOERT_INVALID_ARGUMENT, "stream",
+              "moert_step_begin");
+  CHECK(step == NULL);
+  CHECK_OK(moert_step_begin(engine, NULL, &step, &error));
+  test_layer_errors(step, x, y);
   /* Misuse is not the step's failure. */
   CHECK_OK(moert_step_status(step, &error));
 
@@ -413,7 +448,7 @@ static void test_engine_errors(void) {
   moert_engine_destroy(engine);
   moert_source_destroy(source);
   CHECK(model.destroyed == 0);
-  CHECK_OK(moert_layer_forward(step, 1, x, kTinyHidden, MOERT_F32, 1, y, NULL, &error));
+  CHECK_OK(forward(step, 1, x, kTinyHidden, 1, y, &error));
   CHECK_OK(moert_step_end(step, &error));
   CHECK(model.destroyed == 1);
 
@@ -431,14 +466,16 @@ typedef struct forward_host {
   int calls, refuse;
 } forward_host;
 
-static moert_code predict_next(void *user_data, int32_t layer, const float *partial, int64_t rows,
-                               float *next_input) {
+static moert_code predict_next(void *user_data, int32_t layer, const moert_tensor *partial,
+                               const moert_tensor *next_input) {
   forward_host *host = (forward_host *)user_data;
   int i;
   ++host->calls;
-  CHECK(layer == 0 && rows == 1 && partial != NULL);
+  CHECK(layer == 0 && partial->data != NULL && partial->dtype == MOERT_F32);
+  CHECK(partial->rows == 1 && partial->cols == kTinyHidden);
+  CHECK(next_input->rows == 1 && next_input->cols == kTinyHidden);
   if (host->refuse) return MOERT_UNAVAILABLE;
-  for (i = 0; i < kTinyHidden; ++i) next_input[i] = host->x[1][i];
+  for (i = 0; i < kTinyHidden; ++i) ((float *)next_input->data)[i] = host->x[1][i];
   return MOERT_OK;
 }
 
@@ -449,7 +486,7 @@ static void test_predict_next(void) {
   moert_source *source = make_source(&model);
   moert_engine *engine = NULL;
   moert_engine_options options;
-  moert_step_info info;
+  moert_step_options info;
   moert_stats stats;
   int s, i, l;
   memset(&host, 0, sizeof(host));
@@ -460,7 +497,7 @@ static void test_predict_next(void) {
   CHECK_OK(moert_engine_create(source, &options, &engine, &error));
   for (s = 0; s < 20; ++s) {
     moert_step *step = NULL;
-    moert_step_info_init(&info, sizeof(info));
+    moert_step_options_init(&info, sizeof(info));
     CHECK(info.predict_next == NULL && info.user_data == NULL);
     info.predict_next = predict_next;
     info.user_data = &host;
@@ -468,31 +505,22 @@ static void test_predict_next(void) {
     for (l = 0; l < kTinyLayers; ++l) {
       for (i = 0; i < kTinyHidden; ++i) host.x[l][i] = tiny_input(i + 1000 * (s * kTinyLayers + l));
     }
-    CHECK_OK(moert_step_begin(engine, &info, NULL, NULL, NULL, &step, &error));
+    CHECK_OK(moert_step_begin(engine, &info, &step, &error));
     for (l = 0; l < kTinyLayers; ++l) {
-      CHECK_OK(moert_layer_forward(step, l, host.x[l], kTinyHidden, MOERT_F32, 1, y, NULL, &error));
+      CHECK_OK(forward(step, l, host.x[l], kTinyHidden, 1, y, &error));
     }
     CHECK_OK(moert_step_end(step, &error));
   }
   moert_stats_init(&stats, sizeof(stats));
   CHECK_OK(moert_engine_stats(engine, &stats, &error));
   CHECK(host.calls == 20);
-  CHECK(stats.predictions_resident_forward == 10);
-  CHECK(stats.predictions_next_gate == 30);
+  CHECK(metric(engine, "moert_predictions_resident_forward_total") == 10);
+  CHECK(metric(engine, "moert_predictions_next_gate_total") == 30);
+  CHECK(metric(engine, "moert_lookups_total") == (double)stats.lookups);
+  CHECK(metric(engine, "moert_no_such_metric") == -1);
   CHECK(stats.policy_fallbacks == 10);
-  /* A caller of the first header has no such field. */
-  moert_step_info_init(&info, 24);
-  CHECK(info.struct_size == 24);
-  {
-    moert_step *step = NULL;
-    info.predict_next = predict_next; /* beyond what it says it has */
-    CHECK_OK(moert_step_begin(engine, &info, NULL, NULL, NULL, &step, &error));
-    for (l = 0; l < kTinyLayers; ++l) {
-      CHECK_OK(moert_layer_forward(step, l, host.x[l], kTinyHidden, MOERT_F32, 1, y, NULL, &error));
-    }
-    CHECK_OK(moert_step_end(step, &error));
-    CHECK(host.calls == 20);
-  }
+  CHECK_FAILS(moert_metrics_visit(engine, NULL, NULL, &error), MOERT_INVALID_ARGUMENT, "visit",
+              "moert_metrics_visit");
   moert_engine_destroy(engine);
   moert_source_destroy(source);
 }
@@ -509,26 +537,26 @@ static void test_failing_reads(void) {
   CHECK_OK(moert_engine_create(source, NULL, &engine, &error));
   model.fail = 1;
   step = begin(engine, 1);
-  CHECK_FAILS(moert_layer_forward(step, 0, x, kTinyHidden, MOERT_F32, 1, first, NULL, &error),
+  CHECK_FAILS(forward(step, 0, x, kTinyHidden, 1, first, &error),
               MOERT_DATA_LOSS, "tiny layer 0 expert", "moert_layer_forward");
-  CHECK_FAILS(moert_layer_forward(step, 0, x, kTinyHidden, MOERT_F32, 1, first, NULL, &error),
+  CHECK_FAILS(forward(step, 0, x, kTinyHidden, 1, first, &error),
               MOERT_DATA_LOSS, "the disk is gone", "moert_layer_forward");
   CHECK_FAILS(moert_step_status(step, &error), MOERT_DATA_LOSS, "the disk is gone",
               "moert_step_status");
   CHECK_FAILS(moert_step_end(step, &error), MOERT_DATA_LOSS, "the disk is gone", "moert_step_end");
   model.code = 12345; /* not a code */
   step = begin(engine, 1);
-  CHECK_FAILS(moert_layer_forward(step, 0, x, kTinyHidden, MOERT_F32, 1, first, NULL, &error),
+  CHECK_FAILS(forward(step, 0, x, kTinyHidden, 1, first, &error),
               MOERT_INTERNAL, "12345", "moert_layer_forward");
   moert_step_end(step, NULL);
 
   model.fail = 0;
   step = begin(engine, 1);
-  CHECK_OK(moert_layer_forward(step, 0, x, kTinyHidden, MOERT_F32, 1, first, NULL, &error));
+  CHECK_OK(forward(step, 0, x, kTinyHidden, 1, first, &error));
   CHECK_OK(moert_step_end(step, &error));
   model.fail = 1; /* what is resident still answers */
   step = begin(engine, 1);
-  CHECK_OK(moert_layer_forward(step, 0, x, kTinyHidden, MOERT_F32, 1, again, NULL, &error));
+  CHECK_OK(forward(step, 0, x, kTinyHidden, 1, again, &error));
   CHECK_OK(moert_step_end(step, &error));
   CHECK(memcmp(first, again, sizeof(first)) == 0);
   moert_stats_init(&stats, sizeof(stats));
@@ -589,6 +617,7 @@ static void test_lists(void) {
   CHECK(probe.memory_bytes > 0 && probe.memory_available_bytes > 0);
   CHECK(probe.memory_available_bytes <= probe.memory_bytes);
   CHECK(strstr(probe.kernels, "reference") != NULL);
+  CHECK(strncmp(probe.schemes, "bf16,", 5) == 0);
   moert_strategy_info_init(&strategy, sizeof(strategy));
   for (i = 0; i < moert_strategy_count(); ++i) {
     CHECK_OK(moert_strategy_at(i, &strategy, &error));

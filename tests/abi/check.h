@@ -49,4 +49,35 @@ static int check_failures = 0;
     moert_error_destroy(error);                                                   \
   } while (0)
 
+/* A layer call of contiguous fp32 rows in host memory. */
+static inline moert_code forward(moert_step *step, int32_t layer, float *x, int64_t cols,
+                                 int64_t rows, float *y, moert_error **error) {
+  moert_tensor in, out;
+  moert_tensor_init(&in, x, rows, cols, MOERT_F32);
+  moert_tensor_init(&out, y, rows, cols, MOERT_F32);
+  return moert_layer_forward(step, layer, &in, NULL, &out, error);
+}
+
+typedef struct metric_query {
+  const char *name;
+  double value;
+  int visited;
+} metric_query;
+
+static inline void find_metric(void *user_data, const char *name, double value) {
+  metric_query *query = (metric_query *)user_data;
+  ++query->visited;
+  CHECK(strncmp(name, "moert_", 6) == 0);
+  if (strcmp(name, query->name) == 0) query->value = value;
+}
+
+/* -1: there is none of that name. */
+static inline double metric(const moert_engine *engine, const char *name) {
+  metric_query query = {NULL, -1, 0};
+  query.name = name;
+  CHECK_OK(moert_metrics_visit(engine, find_metric, &query, &error));
+  CHECK(query.visited > 40);
+  return query.value;
+}
+
 #endif /* MOERT_TESTS_ABI_CHECK_H_ */

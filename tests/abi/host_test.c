@@ -41,10 +41,8 @@ static moert_engine *make_engine(const moert_engine_options *options) {
 }
 
 static moert_step *begin(moert_engine *engine) {
-  moert_step_info info;
   moert_step *step = NULL;
-  moert_step_info_init(&info, sizeof(info));
-  CHECK_OK(moert_step_begin(engine, &info, NULL, NULL, NULL, &step, &error));
+  CHECK_OK(moert_step_begin(engine, NULL, &step, &error));
   return step;
 }
 
@@ -58,7 +56,7 @@ static void decode(moert_engine *engine, int tokens, float *out) {
     int32_t layer;
     for (i = 0; i < kTinyHidden; ++i) x[i] = tiny_input(token * kTinyHidden + i);
     for (layer = 0; layer < kTinyLayers; ++layer, out += kTinyHidden) {
-      CHECK_OK(moert_layer_forward(step, layer, x, kTinyHidden, MOERT_F32, 1, out, NULL, &error));
+      CHECK_OK(forward(step, layer, x, kTinyHidden, 1, out, &error));
     }
     CHECK_OK(moert_step_end(step, &error));
   }
@@ -107,7 +105,7 @@ static moert_code evict_newest(void *user_data, const moert_victim_snapshot *sna
   int64_t i, best = 0;
   ++host->asked;
   CHECK(snapshot->num_candidates >= 1);
-  CHECK(snapshot->candidates[0].struct_size == sizeof(moert_candidate));
+  CHECK(snapshot->context->struct_size == sizeof(moert_policy_context));
   for (i = 1; i < snapshot->num_candidates; ++i) {
     if (snapshot->candidates[i].last_used > snapshot->candidates[best].last_used) best = i;
   }
@@ -127,23 +125,30 @@ static void count_evict(void *user_data, int32_t layer, int32_t expert) {
   ++((host_policies *)user_data)->evicted;
 }
 
-static moert_code lopsided(void *user_data, int64_t slots, int32_t *capacity, int32_t num_layers) {
+static moert_code lopsided(void *user_data, const moert_capacity_snapshot *snapshot,
+                           int32_t *capacity) {
   host_policies *host = (host_policies *)user_data;
-  CHECK(num_layers == kTinyLayers && slots == 4);
+  CHECK(snapshot->num_layers == kTinyLayers && snapshot->slots == 4);
+  CHECK(snapshot->prefetch == NULL); /* the strategy has none */
   capacity[0] = 1;
   capacity[1] = host->wild ? 77 : 3;
   return host->fail ? MOERT_INTERNAL : MOERT_OK;
 }
 
 static moert_code rank_all(void *user_data, const moert_prefetch_snapshot *snapshot,
-                           int32_t *experts, int32_t capacity, int32_t *count) {
+                           moert_prediction *ranked, int32_t capacity, int32_t *count) {
   host_policies *host = (host_policies *)user_data;
   int32_t e;
   CHECK(snapshot->target_experts == kTinyExperts && capacity == kTinyExperts);
-  CHECK(snapshot->target_layer == (snapshot->context.layer + 1) % kTinyLayers);
-  CHECK(snapshot->predicted_scores != NULL); /* wants_next_gate */
+  CHECK(snapshot->target_layer == (snapshot->context->layer + 1) % kTinyLayers);
+  CHECK(snapshot->routing->tokens == 1 && snapshot->target_capacity > 0);
+  CHECK(snapshot->predicted_scores != NULL); /* prefetch_wants_next_gate */
   ++host->asked;
-  for (e = 0; e < kTinyExperts; ++e) experts[e] = host->wild ? 99 : e;
+  for (e = 0; e < kTinyExperts; ++e) {
+    ranked[e].expert = host->wild ? 99 : e;
+    ranked[e].score = (float)(kTinyExperts - e);
+    ranked[e].tokens = 1;
+  }
   *count = kTinyExperts;
   return host->fail ? MOERT_ABORTED : MOERT_OK;
 }
@@ -220,14 +225,14 @@ static void test_capacity_policy(void) {
     engine = make_engine(&options);
     decode(engine, kTokens, out);
     CHECK(memcmp(out, expected, sizeof(out)) == 0);
-    CHECK_OK(moert_residency(engine, 1, states, kTinyExperts, &error));
+    CHECK_OK(moert_engine_residency(engine, 1, states, kTinyExperts, &error));
     for (e = 0; e < kTinyExperts; ++e) held += states[e] == MOERT_RESIDENT_HIGH;
     CHECK(held == (mode == 0 ? 3 : 2));
     CHECK(stats_of(engine).policy_fallbacks == (mode == 1));
-    CHECK_FAILS(moert_residency(engine, 1, states, 3, &error), MOERT_INVALID_ARGUMENT, "8 experts",
-                "moert_residency");
-    CHECK_FAILS(moert_residency(engine, 2, states, kTinyExperts, &error), MOERT_INVALID_ARGUMENT,
-                "layer 2", "moert_residency");
+    CHECK_FAILS(moert_engine_residency(engine, 1, states, 3, &error), MOERT_INVALID_ARGUMENT, "8 experts",
+                "moert_engine_residency");
+    CHECK_FAILS(moert_engine_residency(engine, 2, states, kTinyExperts, &error), MOERT_INVALID_ARGUMENT,
+                "layer 2", "moert_engine_residency");
     moert_engine_destroy(engine);
   }
 }
@@ -247,7 +252,7 @@ static void test_prefetch_policy(void) {
     moert_policies_init(&policies, sizeof(policies));
     policies.user_data = &host;
     policies.prefetch_rank = rank_all;
-    policies.wants_next_gate = 1;
+    policies.prefetch_wants_next_gate = 1;
     options.policies = &policies;
     engine = make_engine(&options);
     decode(engine, kTokens, out);
@@ -255,9 +260,9 @@ static void test_prefetch_policy(void) {
     stats = stats_of(engine);
     CHECK(host.asked == kTokens * kTinyLayers);
     if (mode == 0) {
-      CHECK(stats.prefetch_issued > 0 && stats.policy_fallbacks == 0);
+      CHECK(stats.prefetches > 0 && stats.policy_fallbacks == 0);
     } else {
-      CHECK(stats.prefetch_issued == 0 && stats.policy_fallbacks >= host.asked);
+      CHECK(stats.prefetches == 0 && stats.policy_fallbacks >= host.asked);
     }
     moert_engine_destroy(engine);
   }
@@ -285,10 +290,10 @@ static void test_routing_policy(void) {
     stats = stats_of(engine);
     CHECK(host.asked == kTokens * kTinyLayers);
     if (mode == 0) {
-      CHECK(stats.slots_substituted > 0 && stats.policy_fallbacks == 0);
+      CHECK(stats.substituted > 0 && stats.policy_fallbacks == 0);
     } else {
       CHECK(memcmp(out, expected, sizeof(out)) == 0);
-      CHECK(stats.slots_substituted == 0 && stats.policy_fallbacks == host.asked);
+      CHECK(stats.substituted == 0 && stats.policy_fallbacks == host.asked);
     }
     moert_engine_destroy(engine);
   }
@@ -307,7 +312,7 @@ static void test_ownership_on_failure(void) {
   policies.destroy = policies_destroy;
   options.policies = &policies;
   moert_memory_init(&memory, sizeof(memory));
-  CHECK_OK(moert_plan(source, &options, &memory, &error)); /* borrows only */
+  CHECK_OK(moert_memory_plan(source, &options, &memory, &error)); /* borrows only */
   options.budget_bytes = 1;
   CHECK_FAILS(moert_engine_create(source, &options, &engine, &error), MOERT_INVALID_ARGUMENT,
               "below the minimum", "moert_engine_create");
@@ -392,10 +397,10 @@ static void test_services(void) {
   decode(engine, kTokens, out);
   CHECK(memcmp(out, expected, sizeof(out)) == 0);
   CHECK(pool_runs > 0);
-  CHECK(held > 0 && (int64_t)held == stats_of(engine).pool_bytes);
+  CHECK(held > 0 && (int64_t)held == (int64_t)metric(engine, "moert_pool_bytes"));
   CHECK_OK(moert_engine_set_budget(engine, 0, 0.125, &error));
   CHECK(log_lines == 2);
-  CHECK((int64_t)held == stats_of(engine).pool_bytes);
+  CHECK((int64_t)held == (int64_t)metric(engine, "moert_pool_bytes"));
   moert_engine_destroy(engine);
   CHECK(held == 0 && most_held > 0);
   CHECK(services_destroyed == 3);
@@ -427,9 +432,12 @@ static void test_forward_routed(void) {
   int32_t ids[2], used[2] = {-1, -1};
   float weights[2];
   double score[kTinyExperts];
+  moert_tensor in, out;
+  moert_routing routing;
+  const char *const f = "moert_layer_forward";
   int e, i;
   for (i = 0; i < kTinyHidden; ++i) x[i] = tiny_input(i);
-  CHECK_OK(moert_layer_forward(step, 1, x, kTinyHidden, MOERT_F32, 1, gated, NULL, &error));
+  CHECK_OK(forward(step, 1, x, kTinyHidden, 1, gated, &error));
   /* The gate, written down. */
   for (e = 0; e < kTinyExperts; ++e) {
     double logit = 0;
@@ -448,25 +456,53 @@ static void test_forward_routed(void) {
   }
   weights[0] = (float)(score[ids[0]] / (score[ids[0]] + score[ids[1]]));
   weights[1] = (float)(score[ids[1]] / (score[ids[0]] + score[ids[1]]));
-  CHECK_OK(moert_layer_forward_routed(step, 1, x, kTinyHidden, MOERT_F32, 1, ids, weights, 2, used,
-                                      routed, NULL, &error));
+  moert_tensor_init(&in, x, 1, kTinyHidden, MOERT_F32);
+  moert_tensor_init(&out, routed, 1, kTinyHidden, MOERT_F32);
+  moert_routing_init(&routing, sizeof(routing));
+  CHECK(routing.struct_size == sizeof(routing) && routing.scores.data == NULL);
+  moert_tensor_init(&routing.ids, ids, 1, 2, MOERT_I32);
+  moert_tensor_init(&routing.weights, weights, 1, 2, MOERT_F32);
+  moert_tensor_init(&routing.used_ids, used, 1, 2, MOERT_I32);
+  CHECK_OK(moert_layer_forward(step, 1, &in, &routing, &out, &error));
   CHECK(used[0] == ids[0] && used[1] == ids[1]);
   for (i = 0; i < kTinyHidden; ++i) {
     CHECK(fabs(routed[i] - gated[i]) <= 1e-5 * (1 + fabs(gated[i])));
   }
-  CHECK_FAILS(moert_layer_forward_routed(step, 1, x, kTinyHidden, MOERT_F32, 1, ids, weights, 3,
-                                         NULL, routed, NULL, &error),
-              MOERT_INVALID_ARGUMENT, "top_k is 3", "moert_layer_forward_routed");
+  routing.ids.cols = 3;
+  CHECK_FAILS(moert_layer_forward(step, 1, &in, &routing, &out, &error), MOERT_INVALID_ARGUMENT,
+              "routing.ids: [1, 3]; this layer of this step takes [1, 2]", f);
+  routing.ids.cols = 2;
+  routing.weights.rows = INT64_MAX / 2;
+  CHECK_FAILS(moert_layer_forward(step, 1, &in, &routing, &out, &error), MOERT_INVALID_ARGUMENT,
+              "routing.weights", f);
+  routing.weights.rows = 1;
+  routing.ids.dtype = MOERT_F32;
+  CHECK_FAILS(moert_layer_forward(step, 1, &in, &routing, &out, &error), MOERT_INVALID_ARGUMENT,
+              "routing.ids.dtype is 0, legal is MOERT_I32", f);
+  routing.ids.dtype = MOERT_I32;
+  routing.ids.place = MOERT_DEVICE;
+  CHECK_FAILS(moert_layer_forward(step, 1, &in, &routing, &out, &error), MOERT_UNIMPLEMENTED,
+              "copy the routing to host memory", f);
+  routing.ids.place = MOERT_HOST;
+  routing.scores.rows = 1; /* a shape without data */
+  CHECK_FAILS(moert_layer_forward(step, 1, &in, &routing, &out, &error), MOERT_INVALID_ARGUMENT,
+              "routing.scores.data", f);
+  routing.scores.rows = 0;
+  ids[1] = -1;
+  CHECK_FAILS(moert_layer_forward(step, 1, &in, &routing, &out, &error), MOERT_UNIMPLEMENTED,
+              "routing.ids[0, 1] is -1: experts of other ranks", f);
   ids[1] = ids[0];
-  CHECK(moert_layer_forward_routed(step, 1, x, kTinyHidden, MOERT_F32, 1, ids, weights, 2, NULL,
-                                   routed, NULL, NULL) == MOERT_INVALID_ARGUMENT);
+  CHECK_FAILS(moert_layer_forward(step, 1, &in, &routing, &out, &error), MOERT_INVALID_ARGUMENT,
+              "twice", f);
   ids[1] = kTinyExperts;
-  CHECK(moert_layer_forward_routed(step, 1, x, kTinyHidden, MOERT_F32, 1, ids, weights, 2, NULL,
-                                   routed, NULL, NULL) == MOERT_INVALID_ARGUMENT);
-  CHECK(moert_layer_forward_routed(step, 1, x, kTinyHidden, MOERT_F32, 1, NULL, weights, 2, NULL,
-                                   routed, NULL, NULL) == MOERT_INVALID_ARGUMENT);
-  CHECK(moert_layer_forward_routed(step, 1, x, kTinyHidden, MOERT_F32, INT64_MAX / 2, ids, weights,
-                                   2, NULL, routed, NULL, NULL) == MOERT_INVALID_ARGUMENT);
+  CHECK_FAILS(moert_layer_forward(step, 1, &in, &routing, &out, &error), MOERT_INVALID_ARGUMENT,
+              "does not exist", f);
+  routing.ids.data = NULL;
+  CHECK_FAILS(moert_layer_forward(step, 1, &in, &routing, &out, &error), MOERT_INVALID_ARGUMENT,
+              "routing.ids.data", f);
+  memset(&routing, 0, sizeof(routing));
+  CHECK_FAILS(moert_layer_forward(step, 1, &in, &routing, &out, &error), MOERT_INVALID_ARGUMENT,
+              "routing.struct_size is 0", f);
   moert_step_end(step, NULL);
   moert_engine_destroy(engine);
 }
@@ -498,6 +534,7 @@ static void test_split_calls(void) {
   moert_call *first = NULL, *second = NULL;
   finished f;
   float x[kTinyHidden], y[2][kTinyHidden];
+  moert_tensor in, out[2];
   struct pollfd ready;
   eventfd_t count = 0;
   int i;
@@ -510,11 +547,11 @@ static void test_split_calls(void) {
   completion.eventfd = eventfd(0, EFD_NONBLOCK);
   completion.done = on_done;
   completion.user_data = &f;
+  moert_tensor_init(&in, x, 1, kTinyHidden, MOERT_F32);
+  for (i = 0; i < 2; ++i) moert_tensor_init(&out[i], y[i], 1, kTinyHidden, MOERT_F32);
   /* Two layers begun at once run in order; the host's own work would be here. */
-  CHECK_OK(moert_layer_begin(step, 0, x, kTinyHidden, MOERT_F32, 1, y[0], NULL, &completion, &first,
-                             &error));
-  CHECK_OK(
-      moert_layer_begin(step, 1, x, kTinyHidden, MOERT_F32, 1, y[1], NULL, NULL, &second, &error));
+  CHECK_OK(moert_layer_begin(step, 0, &in, NULL, &out[0], &completion, &first, &error));
+  CHECK_OK(moert_layer_begin(step, 1, &in, NULL, &out[1], NULL, &second, &error));
   ready.fd = completion.eventfd;
   ready.events = POLLIN;
   CHECK(poll(&ready, 1, 60000) == 1);
@@ -529,17 +566,31 @@ static void test_split_calls(void) {
   pthread_mutex_unlock(&f.mutex);
 
   /* Errors come with the finish, and to the callback. */
-  CHECK_OK(moert_layer_begin(step, 0, x, kTinyHidden, MOERT_F32, 7, y[0], NULL, &completion, &first,
-                             &error));
+  in.rows = 7;
+  CHECK_OK(moert_layer_begin(step, 0, &in, NULL, &out[0], &completion, &first, &error));
   CHECK_FAILS(moert_layer_finish(first, &error), MOERT_INVALID_ARGUMENT, "row",
               "moert_layer_finish");
   pthread_mutex_lock(&f.mutex);
   while (f.calls == 1) pthread_cond_wait(&f.changed, &f.mutex);
   CHECK(f.code == MOERT_INVALID_ARGUMENT);
   pthread_mutex_unlock(&f.mutex);
-  CHECK_FAILS(moert_layer_begin(step, 9, x, kTinyHidden, MOERT_F32, 1, y[0], NULL, NULL, &first,
-                                &error),
+  in.rows = 1;
+  CHECK_FAILS(moert_layer_begin(step, 9, &in, NULL, &out[0], NULL, &first, &error),
               MOERT_INVALID_ARGUMENT, "layer is 9", "moert_layer_begin");
+  { /* with a routing, whose struct is copied */
+    int32_t ids[2] = {6, 1};
+    float weights[2] = {0.25f, 0.75f}, whole[kTinyHidden];
+    moert_routing routing;
+    moert_routing_init(&routing, sizeof(routing));
+    moert_tensor_init(&routing.ids, ids, 1, 2, MOERT_I32);
+    moert_tensor_init(&routing.weights, weights, 1, 2, MOERT_F32);
+    CHECK_OK(moert_layer_begin(step, 0, &in, &routing, &out[0], NULL, &first, &error));
+    out[1].data = whole;
+    CHECK_OK(moert_layer_forward(step, 0, &in, &routing, &out[1], &error));
+    memset(&routing, 0x55, sizeof(routing));
+    CHECK_OK(moert_layer_finish(first, &error));
+    CHECK(memcmp(whole, y[0], sizeof(whole)) == 0);
+  }
   CHECK_OK(moert_layer_finish(NULL, &error));
   CHECK(moert_call_done(NULL) == 1);
   CHECK_OK(moert_step_end(step, &error));
@@ -567,6 +618,7 @@ static void test_finish_in_callback(void) {
   moert_call *call = NULL;
   finished f;
   float x[kTinyHidden], y[kTinyHidden];
+  moert_tensor in, out;
   int i;
   memset(&f, 0, sizeof(f));
   pthread_mutex_init(&f.mutex, NULL);
@@ -575,8 +627,9 @@ static void test_finish_in_callback(void) {
   moert_completion_init(&completion, sizeof(completion));
   completion.done = finish_in_callback;
   completion.user_data = &f;
-  CHECK_OK(moert_layer_begin(step, 0, x, kTinyHidden, MOERT_F32, 1, y, NULL, &completion, &call,
-                             &error));
+  moert_tensor_init(&in, x, 1, kTinyHidden, MOERT_F32);
+  moert_tensor_init(&out, y, 1, kTinyHidden, MOERT_F32);
+  CHECK_OK(moert_layer_begin(step, 0, &in, NULL, &out, &completion, &call, &error));
   while (!moert_call_done(call)) usleep(100);
   CHECK_FAILS(moert_step_end(step, &error), MOERT_FAILED_PRECONDITION, "1 split calls",
               "moert_step_end");
@@ -616,7 +669,7 @@ static void test_lease(void) {
   for (i = 0; i < kTinyIntermediate * kTinyHidden; ++i) {
     CHECK(fabs(up[i] - tiny_weight(1, 6, MOERT_PART_UP_PROJ, i)) <= fabs(up[i]) / 256);
   }
-  CHECK_OK(moert_residency(engine, 1, states, kTinyExperts, &error));
+  CHECK_OK(moert_engine_residency(engine, 1, states, kTinyExperts, &error));
   CHECK(states[6] == MOERT_RESIDENT_HIGH && states[1] == MOERT_RESIDENT_HIGH);
   CHECK_FAILS(moert_lease_view(lease, 2, &view, &error), MOERT_INVALID_ARGUMENT, "2 experts",
               "moert_lease_view");
@@ -659,8 +712,10 @@ static void test_end_before_finish(void) {
   int i, late = 0;
   for (i = 0; i < kTinyHidden; ++i) x[i] = tiny_input(i);
   for (i = 0; i < 20; ++i) {
-    CHECK_OK(moert_layer_begin(step, i % 2, x, kTinyHidden, MOERT_F32, 1, y[i], NULL, NULL,
-                               &calls[i], &error));
+    moert_tensor in, out;
+    moert_tensor_init(&in, x, 1, kTinyHidden, MOERT_F32);
+    moert_tensor_init(&out, y[i], 1, kTinyHidden, MOERT_F32);
+    CHECK_OK(moert_layer_begin(step, i % 2, &in, NULL, &out, NULL, &calls[i], &error));
   }
   CHECK_FAILS(moert_step_end(step, &error), MOERT_FAILED_PRECONDITION, "20 split calls",
               "moert_step_end");
@@ -683,17 +738,17 @@ static void test_hint_and_cancel(void) {
   float x[kTinyHidden], y[kTinyHidden];
   int i;
   for (i = 0; i < kTinyHidden; ++i) x[i] = tiny_input(i);
-  CHECK_OK(moert_prefetch_hint(engine, 1, experts, 2, &error));
+  CHECK_OK(moert_engine_prefetch(engine, 1, experts, 2, &error));
   CHECK(stats_of(engine).budget_bytes > 0);
-  CHECK_FAILS(moert_prefetch_hint(engine, 1, &bad, 1, &error), MOERT_INVALID_ARGUMENT, "expert -1",
-              "moert_prefetch_hint");
-  CHECK_FAILS(moert_prefetch_hint(engine, 1, experts, -2, &error), MOERT_INVALID_ARGUMENT,
-              "count is -2", "moert_prefetch_hint");
+  CHECK_FAILS(moert_engine_prefetch(engine, 1, &bad, 1, &error), MOERT_INVALID_ARGUMENT, "expert -1",
+              "moert_engine_prefetch");
+  CHECK_FAILS(moert_engine_prefetch(engine, 1, experts, -2, &error), MOERT_INVALID_ARGUMENT,
+              "count is -2", "moert_engine_prefetch");
   step = begin(engine);
-  CHECK_OK(moert_layer_forward(step, 0, x, kTinyHidden, MOERT_F32, 1, y, NULL, &error));
-  CHECK(stats_of(engine).prefetch_issued == 2);
+  CHECK_OK(forward(step, 0, x, kTinyHidden, 1, y, &error));
+  CHECK(stats_of(engine).prefetches == 2);
   CHECK_OK(moert_step_cancel(step, &error));
-  CHECK_FAILS(moert_layer_forward(step, 1, x, kTinyHidden, MOERT_F32, 1, y, NULL, &error),
+  CHECK_FAILS(forward(step, 1, x, kTinyHidden, 1, y, &error),
               MOERT_CANCELLED, "cancelled", "moert_layer_forward");
   CHECK_FAILS(moert_step_end(step, &error), MOERT_CANCELLED, "cancelled", "moert_step_end");
   CHECK_FAILS(moert_step_cancel(NULL, &error), MOERT_INVALID_ARGUMENT, "step", "moert_step_cancel");
@@ -709,15 +764,15 @@ static void test_prometheus(void) {
   uint64_t needed = 0;
   char *text, small[8] = "keep";
   decode(engine, 2, out);
-  CHECK_OK(moert_engine_prometheus(engine, "a\"b", NULL, 0, &needed, &error));
+  CHECK_OK(moert_metrics_prometheus(engine, "a\"b", NULL, 0, &needed, &error));
   CHECK(needed > 100);
   text = (char *)malloc((size_t)needed);
-  CHECK_OK(moert_engine_prometheus(engine, "a\"b", text, needed, NULL, &error));
+  CHECK_OK(moert_metrics_prometheus(engine, "a\"b", text, needed, NULL, &error));
   CHECK(strlen(text) + 1 == needed);
   CHECK(strstr(text, "\nmoert_lookups_total{engine=\"a\\\"b\"} 8\n") != NULL);
   CHECK(strstr(text, "# TYPE moert_lookups_total counter\n") != NULL);
-  CHECK_FAILS(moert_engine_prometheus(engine, NULL, small, sizeof(small), &needed, &error),
-              MOERT_OUT_OF_RANGE, "buffer_bytes is 8", "moert_engine_prometheus");
+  CHECK_FAILS(moert_metrics_prometheus(engine, NULL, small, sizeof(small), &needed, &error),
+              MOERT_OUT_OF_RANGE, "buffer_bytes is 8", "moert_metrics_prometheus");
   CHECK(strcmp(small, "keep") == 0);
   free(text);
   moert_engine_destroy(engine);

@@ -48,14 +48,14 @@ static void *work(void *argument) {
   for (i = 0; i < kTinyHidden; ++i) x[i] = tiny_input(i + 1000 * id);
   while (now() < end) {
     const int32_t layer = (int32_t)((id + round++) % 3);
-    moert_step_info info;
+    moert_step_options info;
     moert_step *step = NULL;
     moert_error *error = NULL;
     moert_code code;
-    moert_step_info_init(&info, sizeof(info));
+    moert_step_options_init(&info, sizeof(info));
     if (layer == 2) { /* an error with this thread's number in it */
       info.rows = 100000 + id;
-      code = moert_step_begin(shared_engine, &info, NULL, NULL, NULL, &step, &error);
+      code = moert_step_begin(shared_engine, &info, &step, &error);
       snprintf(mine, sizeof(mine), "of %d rows", 100000 + id);
       if (code != MOERT_INVALID_ARGUMENT || strstr(moert_error_message(error), mine) == NULL) {
         fprintf(stderr, "thread %d got: %s\n", id, moert_error_message(error));
@@ -65,8 +65,8 @@ static void *work(void *argument) {
       ++failed;
       continue;
     }
-    if (moert_step_begin(shared_engine, &info, NULL, NULL, NULL, &step, NULL) != MOERT_OK) abort();
-    code = moert_layer_forward(step, layer, x, kTinyHidden, MOERT_F32, 1, y, NULL, &error);
+    if (moert_step_begin(shared_engine, &info, &step, NULL) != MOERT_OK) abort();
+    code = forward(step, layer, x, kTinyHidden, 1, y, &error);
     if (code == MOERT_OK) {
       if (known[layer] && memcmp(y, expected[layer], sizeof(y)) != 0) abort();
       memcpy(expected[layer], y, sizeof(y));

@@ -16,14 +16,45 @@ void bridge_callbacks(moert_source_callbacks *callbacks, uintptr_t handle) {
   callbacks->weights_dtype = MOERT_F32;
 }
 
-static moert_code predict_next(void *user_data, int32_t layer, const float *partial, int64_t rows,
-                               float *next_input) {
-  return goPredict((uintptr_t)user_data, layer, (float *)partial, rows, next_input);
+static moert_code predict_next(void *user_data, int32_t layer, const moert_tensor *partial,
+                               const moert_tensor *next_input) {
+  return goPredict((uintptr_t)user_data, layer, (moert_tensor *)partial,
+                   (moert_tensor *)next_input);
 }
 
-void bridge_predict(moert_step_info *info, uintptr_t handle) {
-  info->user_data = (void *)handle;
-  info->predict_next = predict_next;
+void bridge_predict(moert_step_options *options, uintptr_t handle) {
+  options->user_data = (void *)handle;
+  options->predict_next = predict_next;
+}
+
+moert_code bridge_begin(moert_engine *engine, moert_step_options *options,
+                        const int64_t *request_ids, moert_step **step, moert_error **error) {
+  moert_step_options mine = *options;
+  mine.request_ids = request_ids;
+  return moert_step_begin(engine, &mine, step, error);
+}
+
+moert_code bridge_forward(moert_step *step, int32_t layer, float *hidden, float *out, int64_t rows,
+                          int64_t cols, int32_t *ids, float *weights, int32_t *used, int64_t k,
+                          moert_error **error) {
+  moert_tensor x, y;
+  moert_routing routing;
+  moert_tensor_init(&x, hidden, rows, cols, MOERT_F32);
+  moert_tensor_init(&y, out, rows, cols, MOERT_F32);
+  if (ids == NULL) return moert_layer_forward(step, layer, &x, NULL, &y, error);
+  moert_routing_init(&routing, sizeof(routing));
+  moert_tensor_init(&routing.ids, ids, rows, k, MOERT_I32);
+  moert_tensor_init(&routing.weights, weights, rows, k, MOERT_F32);
+  moert_tensor_init(&routing.used_ids, used, rows, k, MOERT_I32);
+  return moert_layer_forward(step, layer, &x, &routing, &y, error);
+}
+
+static void metric(void *user_data, const char *name, double value) {
+  goMetric((uintptr_t)user_data, (char *)name, value);
+}
+
+moert_code bridge_metrics(const moert_engine *engine, uintptr_t handle, moert_error **error) {
+  return moert_metrics_visit(engine, metric, (void *)handle, error);
 }
 
 /* All policies go through one exported function: what is asked, its arguments, their number. */
@@ -40,13 +71,18 @@ static moert_code rule(void *user_data, const moert_policy_context *context,
   return ASK(RULE, context, own, NULL, NULL, 0);
 }
 
-static moert_code rank(void *user_data, const moert_prefetch_snapshot *snapshot, int32_t *experts,
-                       int32_t capacity, int32_t *count) {
-  return ASK(RANK, snapshot, experts, count, NULL, capacity);
+static moert_code rank(void *user_data, const moert_prefetch_snapshot *snapshot,
+                       moert_prediction *ranked, int32_t capacity, int32_t *count) {
+  return ASK(RANK, snapshot, ranked, count, NULL, capacity);
 }
 
-static moert_code capacity(void *user_data, int64_t slots, int32_t *layers, int32_t num_layers) {
-  return ASK(CAPACITY, &slots, layers, NULL, NULL, num_layers);
+static moert_code capacity(void *user_data, const moert_capacity_snapshot *snapshot,
+                           int32_t *layers) {
+  return ASK(CAPACITY, snapshot, layers, NULL, NULL, 0);
+}
+
+static moert_code resize(void *user_data, const moert_policy_context *context, int32_t *wants) {
+  return ASK(RESIZE, context, wants, NULL, NULL, 0);
 }
 
 static moert_code victim(void *user_data, const moert_victim_snapshot *snapshot, int64_t *chosen) {
@@ -61,6 +97,16 @@ static void evicted(void *user_data, int32_t layer, int32_t expert) {
   ASK(EVICTED, &layer, &expert, NULL, NULL, 0);
 }
 
+static moert_code initial(void *user_data, const int32_t *high_capacity, int32_t num_layers,
+                          int64_t total_experts, int64_t *high, int64_t *num_high,
+                          moert_failure *failure) {
+  return ASK(INITIAL, high_capacity, &total_experts, high, num_high, num_layers);
+}
+
+static moert_code worth(void *user_data, const moert_precision_snapshot *snapshot, double *worth) {
+  return ASK(WORTH, snapshot, worth, NULL, NULL, 0);
+}
+
 static moert_code precision(void *user_data, const moert_precision_snapshot *snapshot,
                             int64_t *promote, int64_t *num_promote, int64_t *demote,
                             int64_t *num_demote) {
@@ -73,27 +119,41 @@ static moert_code transfer(void *user_data, const moert_transfer_snapshot *snaps
   return ASK(TRANSFER, snapshot, version, NULL, NULL, 0);
 }
 
-static moert_code placement(void *user_data, const moert_policy_context *context,
-                            const moert_miss *misses, int32_t num_misses,
+static moert_code upgrades(void *user_data, const moert_policy_context *context, int32_t *yes) {
+  return ASK(UPGRADES, context, yes, NULL, NULL, 0);
+}
+
+static moert_code placement(void *user_data, const moert_placement_snapshot *snapshot,
                             moert_placement *decisions) {
-  return ASK(PLACEMENT, context, misses, decisions, NULL, num_misses);
+  return ASK(PLACEMENT, snapshot, decisions, NULL, NULL, 0);
+}
+
+static moert_code backfills(void *user_data, const moert_policy_context *context,
+                            int32_t free_slots, int32_t *yes) {
+  return ASK(BACKFILLS, context, yes, NULL, NULL, free_slots);
 }
 
 void bridge_policies(moert_policies *policies, uintptr_t handle, uint32_t seams,
-                     int32_t wants_next_gate) {
+                     int32_t wants_next_gate, int32_t wants_resident_forward) {
 #define SET(what, member, function) \
   if (seams & (1u << BRIDGE_##what)) policies->member = function
   moert_policies_init(policies, sizeof(*policies));
   policies->user_data = (void *)handle;
   policies->destroy = destroy;
-  policies->wants_next_gate = wants_next_gate;
+  policies->prefetch_wants_next_gate = wants_next_gate;
+  policies->prefetch_wants_resident_forward = wants_resident_forward;
   SET(OBSERVE, observe, observe);
   SET(RULE, routing_rule, rule);
   SET(RANK, prefetch_rank, rank);
   SET(CAPACITY, residency_capacity, capacity);
+  SET(RESIZE, residency_wants_capacity, resize);
   SET(VICTIM, residency_victim, victim);
   SET(INSERTED, residency_insert, inserted);
   SET(EVICTED, residency_evict, evicted);
+  SET(INITIAL, precision_initial, initial);
+  SET(WORTH, precision_worth, worth);
+  SET(UPGRADES, precision_upgrades, upgrades);
+  SET(BACKFILLS, placement_backfills, backfills);
   SET(PRECISION, precision_decide, precision);
   SET(TRANSFER, precision_transfer, transfer);
   SET(PLACEMENT, placement, placement);

@@ -28,10 +28,9 @@ type Options struct {
 	Threads, IOThreads  int
 	CPUs                string  // of the compute threads, "0-3,8"
 	LinkGBps            float64 // paces transfers
-	Seed                uint64
-	VirtualClock        bool   // logical time, reproducible to the bit
-	TracePath           string // writes a routing trace, and a timeline beside it
-	Policies            any    // decides what its methods name (see Observer...); nil: the strategy's own
+	VirtualClock        bool    // logical time, reproducible to the bit
+	TracePath           string  // writes a routing trace, and a timeline beside it
+	Policies            any     // decides what its methods name (see Observer...); nil: the strategy's own
 }
 
 // NewEngine reads the fixed parts and reserves the pools. Close it.
@@ -59,13 +58,12 @@ func NewEngine(source *Source, options Options) (*Engine, error) {
 		c.io_threads = C.int32_t(options.IOThreads)
 	}
 	c.link_gbps = C.double(options.LinkGBps)
-	c.seed = C.uint64_t(options.Seed)
 	if options.VirtualClock {
 		c.clock = C.MOERT_CLOCK_VIRTUAL
 	}
 	var policies cgo.Handle
 	if options.Policies != nil {
-		asked, nextGate := seams(options.Policies)
+		asked, nextGate, forward := seams(options.Policies)
 		if asked == 0 {
 			return nil, &Error{InvalidArgument, "NewEngine", fmt.Sprintf("Options.Policies: a %T has none of "+
 				"the methods Observe, Rule, Rank, Capacity, Victim, Precision, Transfer, Place", options.Policies)}
@@ -73,7 +71,7 @@ func NewEngine(source *Source, options Options) (*Engine, error) {
 		policies = cgo.NewHandle(options.Policies)
 		vtable := (*C.moert_policies)(C.calloc(1, C.sizeof_moert_policies))
 		defer C.free(unsafe.Pointer(vtable))
-		C.bridge_policies(vtable, C.uintptr_t(policies), asked, nextGate)
+		C.bridge_policies(vtable, C.uintptr_t(policies), asked, nextGate, forward)
 		c.policies = vtable
 	}
 	var handle *C.moert_engine
@@ -127,13 +125,13 @@ func (e *Engine) SetBudget(bytes int64, fraction float64) error {
 	})
 }
 
-// PrefetchHint says which experts of a layer are coming, best first.
-func (e *Engine) PrefetchHint(layer int, experts []int32) error {
+// Prefetch says which experts of a layer are coming, best first.
+func (e *Engine) Prefetch(layer int, experts []int32) error {
 	if len(experts) == 0 {
 		return nil
 	}
 	return check(func(err **C.moert_error) C.moert_code {
-		return C.moert_prefetch_hint(e.handle, C.int32_t(layer),
+		return C.moert_engine_prefetch(e.handle, C.int32_t(layer),
 			(*C.int32_t)(unsafe.Pointer(&experts[0])), C.int64_t(len(experts)), err)
 	})
 }
@@ -156,20 +154,18 @@ func (e *Engine) Residency(layer int) ([]Residency, error) {
 	}
 	states := make([]Residency, int(spec.num_experts))
 	err = check(func(err **C.moert_error) C.moert_code {
-		return C.moert_residency(e.handle, C.int32_t(layer), (*C.uint8_t)(unsafe.Pointer(&states[0])),
+		return C.moert_engine_residency(e.handle, C.int32_t(layer), (*C.uint8_t)(unsafe.Pointer(&states[0])),
 			C.int64_t(len(states)), err)
 	})
 	return states, err
 }
 
-// Stats are the counters most asked for; Prometheus has all.
+// Stats are the counters that every host can use; Metrics has all.
 type Stats struct {
-	BudgetBytes, PeakBytes, FixedBytes, PoolBytes                 int64
-	Lookups, HitsResident, HitsPrefetched, Late, Loads, Evictions int64
-	BytesLoaded, PrefetchIssued, PolicyFallbacks                  int64
-	SlotsSubstituted, SlotsLow, CPUComputed, LowLoads, Upgrades   int64
-	Fills, PredictionsResidentForward                             int64
-	PrefetchTrials, PrefetchSwitches                              int64
+	BudgetBytes, PeakBytes                               int64
+	Lookups, HitsResident, HitsPrefetched, Late          int64
+	Loads, Prefetches, BytesLoaded, Evictions, StalledNs int64
+	Substituted, LowAnswers, PolicyFallbacks             int64
 }
 
 // Stats since the engine was created.
@@ -177,12 +173,26 @@ func (e *Engine) Stats() (Stats, error) {
 	var c C.moert_stats
 	C.moert_stats_init(&c, C.sizeof_moert_stats)
 	err := check(func(err **C.moert_error) C.moert_code { return C.moert_engine_stats(e.handle, &c, err) })
-	return Stats{int64(c.budget_bytes), int64(c.peak_bytes), int64(c.fixed_bytes), int64(c.pool_bytes),
-		int64(c.lookups), int64(c.hits_resident), int64(c.hits_prefetched), int64(c.late), int64(c.loads),
-		int64(c.evictions), int64(c.bytes_loaded), int64(c.prefetch_issued), int64(c.policy_fallbacks),
-		int64(c.slots_substituted), int64(c.slots_low), int64(c.cpu_computed), int64(c.low_loads),
-		int64(c.upgrades), int64(c.fills), int64(c.predictions_resident_forward),
-		int64(c.prefetch_trials), int64(c.prefetch_switches)}, err
+	return Stats{int64(c.budget_bytes), int64(c.peak_bytes), int64(c.lookups), int64(c.hits_resident),
+		int64(c.hits_prefetched), int64(c.late), int64(c.loads), int64(c.prefetches), int64(c.bytes_loaded),
+		int64(c.evictions), int64(c.stalled_ns), int64(c.substituted), int64(c.low_answers),
+		int64(c.policy_fallbacks)}, err
+}
+
+// Metrics is every metric of one snapshot by its name (docs/reference/metrics.md).
+func (e *Engine) Metrics() (map[string]float64, error) {
+	metrics := map[string]float64{}
+	handle := cgo.NewHandle(metrics)
+	defer handle.Delete()
+	err := check(func(err **C.moert_error) C.moert_code {
+		return C.bridge_metrics(e.handle, C.uintptr_t(handle), err)
+	})
+	return metrics, err
+}
+
+//export goMetric
+func goMetric(handle C.uintptr_t, name *C.char, value C.double) {
+	cgo.Handle(handle).Value().(map[string]float64)[C.GoString(name)] = float64(value)
 }
 
 // Memory is what the budget pays for, in bytes and slots.
@@ -209,7 +219,7 @@ func (e *Engine) Prometheus(label string) (string, error) {
 		buffer := (*C.char)(C.malloc(C.size_t(size)))
 		var needed C.uint64_t
 		err := check(func(err **C.moert_error) C.moert_code {
-			return C.moert_engine_prometheus(e.handle, cLabel, buffer, size, &needed, err)
+			return C.moert_metrics_prometheus(e.handle, cLabel, buffer, size, &needed, err)
 		})
 		if err == nil {
 			text := C.GoString(buffer)

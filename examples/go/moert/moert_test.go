@@ -138,22 +138,22 @@ func (p *cachePolicies) Victim(c PolicyContext, candidates []Candidate, forPrefe
 	return best, true
 }
 func (p *cachePolicies) WantsNextGate() bool { return true }
-func (p *cachePolicies) Rank(f Prefetch) ([]int32, bool) {
+func (p *cachePolicies) Rank(f Prefetch) ([]Prediction, bool) {
 	p.ranked++
 	if len(f.PredictedScores) != 8 || len(f.Resident) != 8 || f.TargetLayer != (f.Context.Layer+1)%2 {
 		panic("what is predicted from")
 	}
 	if p.wrong {
-		return []int32{99}, true
+		return []Prediction{{99, 1, 0}}, true
 	}
-	return []int32{0, 1}, true
+	return []Prediction{{0, 2, 1}, {1, 1, 1}}, true
 }
-func (p *cachePolicies) Capacity(slots int64, layers int) ([]int32, bool) {
+func (p *cachePolicies) Capacity(s Sizes) ([]int32, bool) {
 	p.sized++
 	if p.wrong {
-		return make([]int32, layers+1), true
+		return make([]int32, s.Layers+1), true
 	}
-	return []int32{int32(slots) - 1, 1}, layers == 2
+	return []int32{int32(s.Slots) - 1, 1}, s.Layers == 2
 }
 func (p *cachePolicies) Inserted(layer, expert int, prefetch bool) { p.inserted++ }
 func (p *cachePolicies) Evicted(layer, expert int)                 { p.evicted++ }
@@ -171,7 +171,7 @@ func (p *allPolicies) Rule(c PolicyContext, own Rule) (Rule, bool) {
 	}
 	return rule, !own.ExpertCache
 }
-func (p *allPolicies) Place(c PolicyContext, misses []Miss) ([]Placement, bool) {
+func (p *allPolicies) Place(c PolicyContext, misses []Miss, linkBusyNs int64) ([]Placement, bool) {
 	p.placed++
 	if p.wrong {
 		panic("a host's bug")
@@ -220,18 +220,18 @@ func TestPoliciesDecide(t *testing.T) {
 		t.Fatal("cache policies changed the output")
 	}
 	if cache.observed != 40 || cache.ranked != 40 || cache.asked == 0 || cache.sized == 0 ||
-		cache.inserted <= cache.evicted || stats.PolicyFallbacks != 0 || stats.PrefetchIssued == 0 {
+		cache.inserted <= cache.evicted || stats.PolicyFallbacks != 0 || stats.Prefetches == 0 {
 		t.Fatalf("%+v %+v", *cache, stats)
 	}
 	all := &allPolicies{}
 	mine, stats, exact = run(all)
-	if exact || same(plain, mine) || stats.SlotsSubstituted == 0 || stats.PolicyFallbacks != 0 ||
+	if exact || same(plain, mine) || stats.Substituted == 0 || stats.PolicyFallbacks != 0 ||
 		all.ruled != 40 || all.placed == 0 {
 		t.Fatalf("%+v %+v", *all, stats)
 	}
 	all = &allPolicies{cachePolicies: cachePolicies{wrong: true}}
 	mine, stats, _ = run(all) // nothing of it can be carried out
-	if !same(plain, mine) || stats.SlotsSubstituted != 0 ||
+	if !same(plain, mine) || stats.Substituted != 0 ||
 		stats.PolicyFallbacks < int64(all.ruled+all.ranked+all.asked+all.placed) {
 		t.Fatalf("%+v %+v", *all, stats)
 	}
@@ -310,7 +310,7 @@ func TestEveryFormOfALayerCall(t *testing.T) {
 	}
 }
 
-func TestPredictNextAndOffer(t *testing.T) {
+func TestPredictNext(t *testing.T) {
 	engine := newEngine(t, &testWeights{}, Options{Strategy: "importance:alpha=0", BudgetFraction: 0.5})
 	defer engine.Close()
 	calls, y := 0, make([]float32, hidden)
@@ -340,8 +340,13 @@ func TestPredictNextAndOffer(t *testing.T) {
 		}
 	}
 	stats, _ := engine.Stats()
-	if calls < 3 || stats.PredictionsResidentForward != int64(calls-2) || stats.PolicyFallbacks != 2 {
-		t.Error("predictions", calls, stats.PredictionsResidentForward, stats.PolicyFallbacks)
+	metrics, err := engine.Metrics()
+	if err != nil || metrics["moert_lookups_total"] != float64(stats.Lookups) {
+		t.Error(metrics, err)
+	}
+	forward := int(metrics["moert_predictions_resident_forward_total"])
+	if calls < 3 || forward != calls-2 || stats.PolicyFallbacks != 2 {
+		t.Error("predictions", calls, forward, stats.PolicyFallbacks)
 	}
 	if _, err := engine.BeginWith(Decode, 1, StepOptions{RequestIDs: []int64{1, 2}}); err == nil {
 		t.Error("two requests for a row")

@@ -28,7 +28,7 @@ type Ruler interface {
 
 // Ranker names experts of the target layer to prefetch, best first.
 type Ranker interface {
-	Rank(prefetch Prefetch) (experts []int32, ok bool)
+	Rank(prefetch Prefetch) (ranked []Prediction, ok bool)
 }
 
 // GateReader is a Ranker that may ask for the next gate's scores (asked once).
@@ -36,9 +36,19 @@ type GateReader interface {
 	WantsNextGate() bool
 }
 
-// Sizer gives each layer its slots; their sum is at most `slots`.
+// ForwardReader is a Ranker that may ask for scores of what StepOptions.PredictNext tells (asked once).
+type ForwardReader interface {
+	WantsResidentForward() bool
+}
+
+// Sizer gives each layer its slots; their sum is at most Sizes.Slots.
 type Sizer interface {
-	Capacity(slots int64, layers int) (capacity []int32, ok bool)
+	Capacity(sizes Sizes) (capacity []int32, ok bool)
+}
+
+// Resizer says at the beginning of a step whether it wants to be asked for new capacities.
+type Resizer interface {
+	WantsCapacity(context PolicyContext) bool
 }
 
 // Evictor chooses the candidate that leaves; -1 refuses, which only a prefetch may be.
@@ -50,6 +60,28 @@ type Evictor interface {
 type Mover interface {
 	Inserted(layer, expert int, prefetch bool)
 	Evicted(layer, expert int)
+}
+
+// Starter names experts, by index over all layers, that are high from the start where every expert is
+// resident in one of two versions: at most highCapacity[l] of layer l.
+type Starter interface {
+	InitialHigh(highCapacity []int32, totalExperts int64) []int64
+}
+
+// Valuer says what each expert is worth in high: a smaller budget demotes those worth least.
+type Valuer interface {
+	Worth(precision Precision) (worth []float64, ok bool)
+}
+
+// Upgrader says whether lower versions that a call used shall be replaced by the best.
+type Upgrader interface {
+	Upgrades(context PolicyContext) bool
+}
+
+// Backfiller says whether what the CPU computed shall be brought while the link is idle, or, with
+// freeSlots, into slots that nobody holds.
+type Backfiller interface {
+	Backfills(context PolicyContext, freeSlots bool) bool
 }
 
 // Promoter names experts, by index over all layers, to promote (best first) and to demote.
@@ -64,7 +96,7 @@ type Transferrer interface {
 
 // Placer makes one decision a miss.
 type Placer interface {
-	Place(context PolicyContext, misses []Miss) (placements []Placement, ok bool)
+	Place(context PolicyContext, misses []Miss, linkBusyNs int64) (placements []Placement, ok bool)
 }
 
 // PolicyContext is when and where a decision is asked.
@@ -98,6 +130,29 @@ type Prefetch struct {
 	TargetLayer                int
 	PredictedScores            []float32 // [tokens, experts of the target], or nil
 	Resident, Usable, InFlight []uint8
+	TargetCapacity             int64 // slots
+	WindowNs, TransferNs       int64 // until the target asks; one of its experts on the link
+}
+
+// Prediction is an expert of the target layer; a higher score is fetched earlier. Tokens: expected to
+// use it, 0 if that cannot be told.
+type Prediction struct {
+	Expert int32
+	Score  float32
+	Tokens int32
+}
+
+// Sizes is what capacities are decided from.
+type Sizes struct {
+	Slots    int64
+	Layers   int
+	Prefetch []PrefetchOutlook // by layer; empty: no prefetch
+}
+
+// PrefetchOutlook is what prefetching can do for a layer, as measured: the share of its lookups that
+// predictions name, and the transfers that fit before it asks.
+type PrefetchOutlook struct {
+	Recall, Transfers float64
 }
 
 // Candidate is one expert that may be evicted; times are layer calls.
@@ -130,20 +185,19 @@ type Miss struct {
 	Expert, Tokens       int
 	Mass                 float32
 	Bytes, LoadNs, CPUNs int64
-	LowResident          bool
+	Arriving             bool // a prefetch of it is on its way
 }
 
 // Placement of a miss.
 type Placement int32
 
 const (
-	PlaceLoad Placement = C.MOERT_PLACE_LOAD
-	PlaceCPU  Placement = C.MOERT_PLACE_CPU
-	PlaceLow  Placement = C.MOERT_PLACE_LOW
+	PlaceLoad Placement = C.MOERT_LOAD_MISS
+	PlaceCPU  Placement = C.MOERT_COMPUTE_ON_CPU
 )
 
 // seams is which decisions a value makes, as bits of bridge_question, and whether it wants the next gate.
-func seams(policies any) (asked C.uint32_t, nextGate C.int32_t) {
+func seams(policies any) (asked C.uint32_t, nextGate, forward C.int32_t) {
 	has := func(what uint, ok bool) {
 		if ok {
 			asked |= 1 << what
@@ -157,6 +211,16 @@ func seams(policies any) (asked C.uint32_t, nextGate C.int32_t) {
 	has(C.BRIDGE_RANK, ok)
 	_, ok = policies.(Sizer)
 	has(C.BRIDGE_CAPACITY, ok)
+	_, ok = policies.(Resizer)
+	has(C.BRIDGE_RESIZE, ok)
+	_, ok = policies.(Starter)
+	has(C.BRIDGE_INITIAL, ok)
+	_, ok = policies.(Valuer)
+	has(C.BRIDGE_WORTH, ok)
+	_, ok = policies.(Upgrader)
+	has(C.BRIDGE_UPGRADES, ok)
+	_, ok = policies.(Backfiller)
+	has(C.BRIDGE_BACKFILLS, ok)
 	_, ok = policies.(Evictor)
 	has(C.BRIDGE_VICTIM, ok)
 	_, ok = policies.(Mover)
@@ -171,7 +235,10 @@ func seams(policies any) (asked C.uint32_t, nextGate C.int32_t) {
 	if gate, ok := policies.(GateReader); ok {
 		nextGate = flag(gate.WantsNextGate())
 	}
-	return asked, nextGate
+	if reader, ok := policies.(ForwardReader); ok {
+		forward = flag(reader.WantsResidentForward())
+	}
+	return asked, nextGate, forward
 }
 
 func array[T any](data unsafe.Pointer, count int) []T {
@@ -191,6 +258,13 @@ func routingOf(r *C.moert_routing_view) RoutingView {
 	return RoutingView{int(r.tokens), int(r.top_k), array[int32](unsafe.Pointer(r.ids), slots),
 		array[float32](unsafe.Pointer(r.weights), slots), array[float32](unsafe.Pointer(r.scores), scores),
 		array[int32](unsafe.Pointer(r.counts), int(r.num_experts))}
+}
+
+func precisionOf(s *C.moert_precision_snapshot) Precision {
+	total := int(s.total_experts)
+	return Precision{contextOf(s.context), array[int64](unsafe.Pointer(s.selections), total),
+		array[uint8](unsafe.Pointer(s.high), total),
+		array[int32](unsafe.Pointer(s.high_capacity), int(s.num_layers))}
 }
 
 //export goPolicy
@@ -223,23 +297,29 @@ func goPolicy(handle C.uintptr_t, what C.int, a, b, c, d unsafe.Pointer, n C.int
 	case C.BRIDGE_RANK:
 		s := (*C.moert_prefetch_snapshot)(a)
 		targets := int(s.target_experts)
-		ranked, ok := policies.(Ranker).Rank(Prefetch{contextOf(&s.context), routingOf(&s.routing), int(s.target_layer),
+		ranked, ok := policies.(Ranker).Rank(Prefetch{contextOf(s.context), routingOf(s.routing), int(s.target_layer),
 			array[float32](unsafe.Pointer(s.predicted_scores), int(s.routing.tokens)*targets),
 			array[uint8](unsafe.Pointer(s.resident), targets), array[uint8](unsafe.Pointer(s.usable), targets),
-			array[uint8](unsafe.Pointer(s.in_flight), targets)})
+			array[uint8](unsafe.Pointer(s.in_flight), targets), int64(s.target_capacity), int64(s.window_ns),
+			int64(s.transfer_ns)})
 		if !ok {
 			return unanswered
 		}
-		*(*C.int32_t)(c) = C.int32_t(copy(array[int32](b, int(n)), ranked))
+		*(*C.int32_t)(c) = C.int32_t(copy(array[Prediction](b, int(n)), ranked))
 	case C.BRIDGE_CAPACITY:
-		capacity, ok := policies.(Sizer).Capacity(*(*int64)(a), int(n))
+		s := (*C.moert_capacity_snapshot)(a)
+		layers := int(s.num_layers)
+		capacity, ok := policies.(Sizer).Capacity(Sizes{int64(s.slots), layers,
+			array[PrefetchOutlook](unsafe.Pointer(s.prefetch), layers)})
 		if !ok {
 			return unanswered
 		}
-		if len(capacity) != int(n) {
+		if len(capacity) != layers {
 			return C.MOERT_INVALID_ARGUMENT
 		}
-		copy(array[int32](b, int(n)), capacity)
+		copy(array[int32](b, layers), capacity)
+	case C.BRIDGE_RESIZE:
+		*(*C.int32_t)(b) = flag(policies.(Resizer).WantsCapacity(contextOf((*C.moert_policy_context)(a))))
 	case C.BRIDGE_VICTIM:
 		s := (*C.moert_victim_snapshot)(a)
 		candidates := make([]Candidate, int(s.num_candidates))
@@ -247,7 +327,7 @@ func goPolicy(handle C.uintptr_t, what C.int, a, b, c, d unsafe.Pointer, n C.int
 			candidates[i] = Candidate{int(v.layer), int(v.expert), int64(v.last_used), int64(v.inserted),
 				int64(v.uses), int(v.tokens), v.unused_prefetch != 0}
 		}
-		index, ok := policies.(Evictor).Victim(contextOf(&s.context), candidates, s.for_prefetch != 0)
+		index, ok := policies.(Evictor).Victim(contextOf(s.context), candidates, s.for_prefetch != 0)
 		if !ok {
 			return unanswered
 		}
@@ -256,12 +336,28 @@ func goPolicy(handle C.uintptr_t, what C.int, a, b, c, d unsafe.Pointer, n C.int
 		policies.(Mover).Inserted(int(*(*int32)(a)), int(*(*int32)(b)), n != 0)
 	case C.BRIDGE_EVICTED:
 		policies.(Mover).Evicted(int(*(*int32)(a)), int(*(*int32)(b)))
+	case C.BRIDGE_INITIAL:
+		total := *(*int64)(b)
+		high := policies.(Starter).InitialHigh(array[int32](a, int(n)), total)
+		*(*int64)(d) = int64(copy(array[int64](c, int(total)), high))
+	case C.BRIDGE_WORTH:
+		s := (*C.moert_precision_snapshot)(a)
+		worth, ok := policies.(Valuer).Worth(precisionOf(s))
+		if !ok {
+			return unanswered
+		}
+		if len(worth) != int(s.total_experts) {
+			return C.MOERT_INVALID_ARGUMENT
+		}
+		copy(array[float64](b, int(s.total_experts)), worth)
+	case C.BRIDGE_UPGRADES:
+		*(*C.int32_t)(b) = flag(policies.(Upgrader).Upgrades(contextOf((*C.moert_policy_context)(a))))
+	case C.BRIDGE_BACKFILLS:
+		*(*C.int32_t)(b) = flag(policies.(Backfiller).Backfills(contextOf((*C.moert_policy_context)(a)), n != 0))
 	case C.BRIDGE_PRECISION:
 		s := (*C.moert_precision_snapshot)(a)
 		total := int(s.total_experts)
-		promote, demote, ok := policies.(Promoter).Precision(Precision{contextOf(&s.context),
-			array[int64](unsafe.Pointer(s.selections), total), array[uint8](unsafe.Pointer(s.high), total),
-			array[int32](unsafe.Pointer(s.high_capacity), int(s.num_layers))})
+		promote, demote, ok := policies.(Promoter).Precision(precisionOf(s))
 		if !ok {
 			return unanswered
 		}
@@ -270,26 +366,27 @@ func goPolicy(handle C.uintptr_t, what C.int, a, b, c, d unsafe.Pointer, n C.int
 		*counts[1] = int64(copy(array[int64](c, total), demote))
 	case C.BRIDGE_TRANSFER:
 		s := (*C.moert_transfer_snapshot)(a)
-		version, ok := policies.(Transferrer).Transfer(Transfer{contextOf(&s.context), int(s.expert), int(s.tokens),
+		version, ok := policies.(Transferrer).Transfer(Transfer{contextOf(s.context), int(s.expert), int(s.tokens),
 			int(s.num_versions), int64(s.layer_tokens), s.prefetch != 0})
 		if !ok {
 			return unanswered
 		}
 		*(*int32)(b) = int32(version)
 	case C.BRIDGE_PLACEMENT:
-		misses := make([]Miss, int(n))
-		for i, m := range unsafe.Slice((*C.moert_miss)(b), int(n)) {
+		s := (*C.moert_placement_snapshot)(a)
+		misses := make([]Miss, int(s.num_misses))
+		for i, m := range unsafe.Slice(s.misses, int(s.num_misses)) {
 			misses[i] = Miss{int(m.expert), int(m.tokens), float32(m.mass), int64(m.bytes), int64(m.load_ns),
-				int64(m.cpu_ns), m.low_resident != 0}
+				int64(m.cpu_ns), m.arriving != 0}
 		}
-		places, ok := policies.(Placer).Place(contextOf((*C.moert_policy_context)(a)), misses)
+		places, ok := policies.(Placer).Place(contextOf(s.context), misses, int64(s.link_busy_ns))
 		if !ok {
 			return unanswered
 		}
 		if len(places) != len(misses) {
 			return C.MOERT_INVALID_ARGUMENT
 		}
-		copy(array[Placement](c, int(n)), places)
+		copy(array[Placement](b, len(misses)), places)
 	}
 	return C.MOERT_OK
 }

@@ -112,7 +112,7 @@ func NewSource(name string, layers []LayerSpec, weights Weights) (*Source, error
 		specs[i].shared_gate = flag(l.SharedGate)
 		specs[i].renormalize = flag(l.Renormalize)
 		specs[i].selection_bias = flag(l.SelectionBias)
-		specs[i].routing = C.moert_routing(l.Routing)
+		specs[i].routing = C.moert_routing_kind(l.Routing)
 		specs[i].activation = C.moert_activation(l.Activation)
 		if l.Groups != 0 {
 			specs[i].num_groups = C.int32_t(l.Groups)
@@ -166,8 +166,9 @@ func goRead(handle C.uintptr_t, r *C.moert_read, failure *C.moert_failure) (code
 		}
 	}()
 	weights := cgo.Handle(handle).Value().(Weights)
-	dst := unsafe.Slice((*float32)(r.dst), int64(r.rows*r.cols))
-	read := Read{int(r.layer), int(r.expert), Part(r.part), int64(r.first_row), int64(r.rows), int64(r.cols)}
+	dst := unsafe.Slice((*float32)(r.dst.data), int64(r.dst.rows*r.dst.cols))
+	read := Read{int(r.layer), int(r.expert), Part(r.part), int64(r.first_row), int64(r.dst.rows),
+		int64(r.dst.cols)}
 	if err := weights.Read(read, dst); err != nil {
 		fail(err.Error())
 		return C.MOERT_DATA_LOSS

@@ -33,15 +33,10 @@ type Step struct {
 // be if partial, rows x the layer's, were the whole output of the layer. False: cannot tell.
 type PredictNext func(layer int, partial, nextInput []float32) bool
 
-type predictor struct {
-	engine  *Engine
-	predict PredictNext
-}
-
 // StepOptions are what else a step may begin with.
 type StepOptions struct {
-	RequestIDs   []int64     // one a row, or nil
-	PredictNext  PredictNext // resident-forward prediction, or nil
+	RequestIDs  []int64     // one a row, or nil
+	PredictNext PredictNext // resident-forward prediction, or nil
 }
 
 // BeginWith is Begin with options.
@@ -58,23 +53,16 @@ func (e *Engine) BeginWith(phase Phase, rows int, options StepOptions) (*Step, e
 }
 
 //export goPredict
-func goPredict(handle C.uintptr_t, layer C.int32_t, partial *C.float, rows C.int64_t, next *C.float) (code C.moert_code) {
+func goPredict(handle C.uintptr_t, layer C.int32_t, partial, next *C.moert_tensor) (code C.moert_code) {
 	defer func() { // a panic must not unwind into C
 		if recover() != nil {
 			code = C.MOERT_INTERNAL
 		}
 	}()
-	p := cgo.Handle(handle).Value().(predictor)
-	width := func(layer int) int64 {
-		hidden, err := p.engine.Hidden(layer)
-		if err != nil {
-			panic(err)
-		}
-		return int64(hidden)
+	floats := func(t *C.moert_tensor) []float32 {
+		return unsafe.Slice((*float32)(t.data), int64(t.rows*t.cols))
 	}
-	from := unsafe.Slice((*float32)(unsafe.Pointer(partial)), int64(rows)*width(int(layer)))
-	to := unsafe.Slice((*float32)(unsafe.Pointer(next)), int64(rows)*width(int(layer)+1))
-	if !p.predict(int(layer), from, to) {
+	if !cgo.Handle(handle).Value().(PredictNext)(int(layer), floats(partial), floats(next)) {
 		return C.MOERT_UNAVAILABLE
 	}
 	return C.MOERT_OK
@@ -96,18 +84,18 @@ func (e *Engine) begin(phase Phase, rows int, requestIDs *C.int64_t) (*Step, err
 }
 
 func (e *Engine) beginWith(phase Phase, rows int, requestIDs *C.int64_t, options StepOptions) (*Step, error) {
-	var info C.moert_step_info
-	C.moert_step_info_init(&info, C.sizeof_moert_step_info)
+	var info C.moert_step_options
+	C.moert_step_options_init(&info, C.sizeof_moert_step_options)
 	info.rows = C.int64_t(rows)
 	info.phase = C.moert_phase(phase)
 	var predicts cgo.Handle
 	if options.PredictNext != nil {
-		predicts = cgo.NewHandle(predictor{e, options.PredictNext})
+		predicts = cgo.NewHandle(options.PredictNext)
 		C.bridge_predict(&info, C.uintptr_t(predicts))
 	}
 	var handle *C.moert_step
 	err := check(func(err **C.moert_error) C.moert_code {
-		return C.moert_step_begin(e.handle, &info, requestIDs, nil, nil, &handle, err)
+		return C.bridge_begin(e.handle, &info, requestIDs, &handle, err)
 	})
 	if err != nil {
 		if predicts != 0 {
@@ -138,7 +126,7 @@ func (s *Step) watch(ctx context.Context) func() {
 }
 
 func (s *Step) call(ctx context.Context, hidden, out []float32,
-	f func(hidden, out unsafe.Pointer, stride C.int64_t, err **C.moert_error) C.moert_code) error {
+	f func(hidden, out *C.float, cols C.int64_t, err **C.moert_error) C.moert_code) error {
 	if len(hidden) == 0 || len(hidden) != len(out) || len(hidden)%s.rows != 0 {
 		return &Error{InvalidArgument, "Forward",
 			fmt.Sprintf("hidden has %d elements, out %d, for a step of %d rows", len(hidden), len(out), s.rows)}
@@ -148,7 +136,8 @@ func (s *Step) call(ctx context.Context, hidden, out []float32,
 	}
 	defer s.watch(ctx)()
 	err := check(func(err **C.moert_error) C.moert_code {
-		return f(unsafe.Pointer(&hidden[0]), unsafe.Pointer(&out[0]), C.int64_t(len(hidden)/s.rows), err)
+		return f((*C.float)(unsafe.Pointer(&hidden[0])), (*C.float)(unsafe.Pointer(&out[0])),
+			C.int64_t(len(hidden)/s.rows), err)
 	})
 	if failed, ok := err.(*Error); ok && failed.Code == Cancelled && ctx.Err() != nil {
 		return ctx.Err()
@@ -160,9 +149,9 @@ func (s *Step) call(ctx context.Context, hidden, out []float32,
 // step is cancelled: this call and later ones return its error.
 func (s *Step) Forward(ctx context.Context, layer int, hidden, out []float32) error {
 	return s.call(ctx, hidden, out,
-		func(hidden, out unsafe.Pointer, stride C.int64_t, err **C.moert_error) C.moert_code {
-			return C.moert_layer_forward(s.handle, C.int32_t(layer), hidden, stride, C.MOERT_F32,
-				C.int64_t(s.rows), out, nil, err)
+		func(hidden, out *C.float, cols C.int64_t, err **C.moert_error) C.moert_code {
+			return C.bridge_forward(s.handle, C.int32_t(layer), hidden, out, C.int64_t(s.rows), cols,
+				nil, nil, nil, 0, err)
 		})
 }
 
@@ -176,11 +165,10 @@ func (s *Step) ForwardRouted(ctx context.Context, layer int, hidden []float32, i
 	}
 	used := make([]int32, len(ids))
 	err := s.call(ctx, hidden, out,
-		func(hidden, out unsafe.Pointer, stride C.int64_t, err **C.moert_error) C.moert_code {
-			return C.moert_layer_forward_routed(s.handle, C.int32_t(layer), hidden, stride, C.MOERT_F32,
-				C.int64_t(s.rows), (*C.int32_t)(unsafe.Pointer(&ids[0])),
-				(*C.float)(unsafe.Pointer(&weights[0])), C.int32_t(len(ids)/s.rows),
-				(*C.int32_t)(unsafe.Pointer(&used[0])), out, nil, err)
+		func(hidden, out *C.float, cols C.int64_t, err **C.moert_error) C.moert_code {
+			return C.bridge_forward(s.handle, C.int32_t(layer), hidden, out, C.int64_t(s.rows), cols,
+				(*C.int32_t)(unsafe.Pointer(&ids[0])), (*C.float)(unsafe.Pointer(&weights[0])),
+				(*C.int32_t)(unsafe.Pointer(&used[0])), C.int64_t(len(ids)/s.rows), err)
 		})
 	return used, err
 }

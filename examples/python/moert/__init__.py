@@ -126,15 +126,16 @@ class Source(_Handle):
         def callback(_, what, failure):
             r = what.contents
             try:
-                weights = read(r.layer, r.expert, _c.PARTS[r.part], r.first_row, r.rows, r.cols)
-                count = r.rows * r.cols
+                weights = read(r.layer, r.expert, _c.PARTS[r.part], r.first_row, r.dst.rows,
+                               r.dst.cols)
+                count = r.dst.rows * r.dst.cols
                 if not hasattr(weights, "__getitem__") or isinstance(weights, (list, tuple)):
                     weights = array.array("f", weights)
                 view = memoryview(weights)
                 if view.format not in ("f", "<f") or view.nbytes != 4 * count:
                     raise ValueError(f"{count} float32 are wanted, not {view.nbytes} bytes of "
                                      f"'{view.format}'")
-                c.memmove(r.dst, view.tobytes(), view.nbytes)
+                c.memmove(r.dst.data, view.tobytes(), view.nbytes)
                 return 0
             except BaseException as e:  # must not pass through C
                 text = f"{type(e).__name__}: {e}".replace("\0", " ")
@@ -174,7 +175,7 @@ class Engine(_Handle):
 
     def __init__(self, source, *, strategy=None, budget_bytes=0, budget_fraction=1.0,
                  max_tokens=512, threads=0, numerics="bf16", virtual_clock=False, link_gbps=0.0,
-                 seed=0, trace_path=None):
+                 trace_path=None):
         o = _c.init(_c.EngineOptions)
         if strategy is not None:
             o.strategy = strategy.encode()
@@ -184,7 +185,7 @@ class Engine(_Handle):
         o.max_tokens_per_forward, o.threads = max_tokens, threads
         o.numerics = _c.NUMERICS[numerics]
         o.clock = _c.CLOCK_VIRTUAL if virtual_clock else _c.CLOCK_WALL
-        o.link_gbps, o.seed, o.backend = link_gbps, seed, _c.BACKEND_CPU
+        o.link_gbps, o.backend = link_gbps, _c.BACKEND_CPU
         handle = c.c_void_p()
         _check(lib.moert_engine_create, source._handle, c.byref(o), c.byref(handle))
         super().__init__(handle)
@@ -220,10 +221,17 @@ class Engine(_Handle):
         _check(lib.moert_engine_set_budget, self._handle, bytes, fraction)
 
     def stats(self):
-        """Every counter of moert_stats; hit_ratio(stats) is the one most asked for."""
+        """The counters of moert_stats; metrics() has all, hit_ratio() what is most asked for."""
         value = _c.init(Stats)
         _check(lib.moert_engine_stats, self._handle, c.byref(value))
         return value
+
+    def metrics(self):
+        """Every metric of one snapshot: {name: value} (docs/reference/metrics.md)."""
+        found = {}
+        visit = _c.VisitMetric(lambda _, name, value: found.__setitem__(name.decode(), value))
+        _check(lib.moert_metrics_visit, self._handle, visit, None)
+        return found
 
     def hit_ratio(self):
         s = self.stats()
@@ -237,11 +245,12 @@ class Engine(_Handle):
     def residency(self, layer):
         """A state for each expert: 0 absent, 1 arriving, 2 low version, 3 high version."""
         states = (c.c_uint8 * self.layer(layer).num_experts)()
-        _check(lib.moert_residency, self._handle, layer, states, len(states))
+        _check(lib.moert_engine_residency, self._handle, layer, states, len(states))
         return list(states)
 
-    def prefetch_hint(self, layer, experts):
-        _check(lib.moert_prefetch_hint, self._handle, layer,
+    def prefetch(self, layer, experts):
+        """These experts of a layer are coming, best first."""
+        _check(lib.moert_engine_prefetch, self._handle, layer,
                (c.c_int32 * len(experts))(*experts), len(experts))
 
     def close_trace(self):
@@ -250,11 +259,11 @@ class Engine(_Handle):
     def _predictor(self, predict_next):
         """predict_next(layer, partial, next_input) as moert.h has it: both are flat arrays of floats,
         the second to be filled; anything but True: cannot tell."""
-        def call(_, layer, partial, rows, next_input):
+        def call(_, layer, partial, next_input):
             try:
-                widths = [rows * self.layer(l).hidden for l in (layer, layer + 1)]
-                arrays = [c.cast(p, c.POINTER(c.c_float * n)).contents
-                          for p, n in zip((partial, next_input), widths)]
+                tensors = [p.contents for p in (partial, next_input)]
+                arrays = [c.cast(t.data, c.POINTER(c.c_float * (t.rows * t.cols))).contents
+                          for t in tensors]
                 return 0 if predict_next(layer, *arrays) is True else _c.INTERNAL
             except Exception:  # must not unwind into C
                 return _c.INTERNAL
@@ -263,19 +272,19 @@ class Engine(_Handle):
     def step(self, phase, rows, request_ids=None, predict_next=None):
         """Opens a step of `rows` tokens; phase is "prefill" or "decode". predict_next: see
         _predictor."""
-        info = _c.init(_c.StepInfo)
-        info.rows = rows
+        options = _c.init(_c.StepOptions)
+        options.rows = rows
         callback = None
         if predict_next is not None:
-            callback = info.predict_next = self._predictor(predict_next)
-        info.phase = {"prefill": _c.PREFILL, "decode": _c.DECODE}[phase]
+            callback = options.predict_next = self._predictor(predict_next)
+        options.phase = {"prefill": _c.PREFILL, "decode": _c.DECODE}[phase]
         if request_ids is not None:
             if len(request_ids) != rows:
                 raise ValueError(f"{len(request_ids)} request ids for {rows} rows")
-            request_ids = (c.c_int64 * rows)(*request_ids)
+            request_ids = (c.c_int64 * rows)(*request_ids)  # alive until the call has copied it
+            options.request_ids = c.addressof(request_ids)
         handle = c.c_void_p()
-        _check(lib.moert_step_begin, self._handle, c.byref(info), request_ids, None, None,
-               c.byref(handle))
+        _check(lib.moert_step_begin, self._handle, c.byref(options), c.byref(handle))
         return Step(self, handle, rows, callback)
 
 
@@ -286,30 +295,36 @@ class Step:
         self._engine, self._handle, self.rows = engine, handle, rows
         self._callback = callback  # C has no reference to it
 
-    def _arrays(self, hidden, out):
+    def _tensors(self, hidden, out):
         source, dtype, count = _memory(hidden)
         target, out_dtype, out_count = _memory(out, writable=True)
         if count != out_count or dtype != out_dtype or count % self.rows != 0:
             raise ValueError(f"hidden has {count} elements, out {out_count}, for {self.rows} rows; "
                              "their types must be the same")
-        return source, count // self.rows, dtype, target
+        return [_c.Tensor.of(address, self.rows, count // self.rows, dtype)
+                for address in (source, target)]
 
     def forward(self, layer, hidden, out):
         """out gets what the MoE block adds to the residual stream."""
-        source, width, dtype, target = self._arrays(hidden, out)
-        _check(lib.moert_layer_forward, self._handle, layer, source, width, dtype, self.rows,
-               target, None)
+        x, y = self._tensors(hidden, out)
+        _check(lib.moert_layer_forward, self._handle, layer, c.byref(x), None, c.byref(y))
 
     def forward_routed(self, layer, hidden, ids, weights, out):
         """With the host's routing: rows * top_k ids and weights, flat. Returns the experts really
         used."""
-        source, width, dtype, target = self._arrays(hidden, out)
+        x, y = self._tensors(hidden, out)
         if len(ids) != len(weights) or len(ids) % self.rows != 0:
             raise ValueError(f"{len(ids)} ids and {len(weights)} weights for {self.rows} rows")
+        k = len(ids) // self.rows
         used = (c.c_int32 * len(ids))()
-        _check(lib.moert_layer_forward_routed, self._handle, layer, source, width, dtype,
-               self.rows, (c.c_int32 * len(ids))(*ids), (c.c_float * len(ids))(*weights),
-               len(ids) // self.rows, used, target, None)
+        ids = (c.c_int32 * len(ids))(*ids)
+        weights = (c.c_float * len(weights))(*weights)
+        routing = _c.init(_c.Routing)
+        routing.ids = _c.Tensor.of(c.addressof(ids), self.rows, k, _c.I32)
+        routing.weights = _c.Tensor.of(c.addressof(weights), self.rows, k, _c.F32)
+        routing.used_ids = _c.Tensor.of(c.addressof(used), self.rows, k, _c.I32)
+        _check(lib.moert_layer_forward, self._handle, layer, c.byref(x), c.byref(routing),
+               c.byref(y))
         return list(used)
 
     def cancel(self):

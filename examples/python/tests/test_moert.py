@@ -63,7 +63,9 @@ class Binding(unittest.TestCase):
                     step.forward(l, floats(2 * s + l), y)
         stats = engine.stats()
         self.assertGreaterEqual(len(calls), 3)
-        self.assertEqual(stats.predictions_resident_forward, len(calls) - 2)
+        metrics = engine.metrics()
+        self.assertEqual(metrics["moert_predictions_resident_forward_total"], len(calls) - 2)
+        self.assertEqual(metrics["moert_lookups_total"], stats.lookups)
         self.assertEqual(stats.policy_fallbacks, 2)
 
     def test_errors_of_the_library(self):

@@ -11,5 +11,5 @@ out=${1:-src/lib.rs}
   echo
   bindgen --allowlist-function 'moert_.*' --allowlist-type 'moert_.*' --allowlist-var 'MOERT_.*' \
     --no-prepend-enum-name --no-layout-tests --size_t-is-usize --use-core --no-doc-comments \
-    ../../../capi/include/moert.h | grep -v -e 'automatically generated' | cat -s
+    ../../../capi/include/moert.h -- -I../../../capi/include | grep -v -e 'automatically generated' | cat -s
 } > "$out"

@@ -10,6 +10,12 @@ pub type __uint8_t = ::std::os::raw::c_uchar;
 pub type __int32_t = ::std::os::raw::c_int;
 pub type __int64_t = ::std::os::raw::c_long;
 pub type __uint64_t = ::std::os::raw::c_ulong;
+extern "C" {
+    pub fn moert_version() -> i32;
+}
+extern "C" {
+    pub fn moert_version_string() -> *const ::std::os::raw::c_char;
+}
 pub type moert_code = i32;
 pub const MOERT_OK: moert_code_values = 0;
 pub const MOERT_CANCELLED: moert_code_values = -1;
@@ -29,94 +35,10 @@ pub const MOERT_UNAVAILABLE: moert_code_values = -14;
 pub const MOERT_DATA_LOSS: moert_code_values = -15;
 pub const MOERT_UNAUTHENTICATED: moert_code_values = -16;
 pub type moert_code_values = ::std::os::raw::c_int;
-pub type moert_dtype = i32;
-pub const MOERT_DTYPE_INVALID: moert_dtype_values = -1;
-pub const MOERT_F32: moert_dtype_values = 0;
-pub const MOERT_BF16: moert_dtype_values = 1;
-pub const MOERT_F16: moert_dtype_values = 2;
-pub const MOERT_U8: moert_dtype_values = 4;
-pub type moert_dtype_values = ::std::os::raw::c_int;
-pub type moert_phase = i32;
-pub const MOERT_PHASE_INVALID: moert_phase_values = -1;
-pub const MOERT_PREFILL: moert_phase_values = 0;
-pub const MOERT_DECODE: moert_phase_values = 1;
-pub type moert_phase_values = ::std::os::raw::c_int;
-pub type moert_routing = i32;
-pub const MOERT_ROUTING_INVALID: moert_routing_values = -1;
-pub const MOERT_ROUTING_SOFTMAX_TOPK: moert_routing_values = 0;
-pub const MOERT_ROUTING_TOPK_SOFTMAX: moert_routing_values = 1;
-pub const MOERT_ROUTING_SIGMOID_GROUPED: moert_routing_values = 2;
-pub const MOERT_ROUTING_SPARSEMIXER: moert_routing_values = 3;
-pub type moert_routing_values = ::std::os::raw::c_int;
-pub type moert_activation = i32;
-pub const MOERT_ACTIVATION_INVALID: moert_activation_values = -1;
-pub const MOERT_SILU: moert_activation_values = 0;
-pub const MOERT_GELU: moert_activation_values = 1;
-pub const MOERT_GELU_TANH: moert_activation_values = 2;
-pub type moert_activation_values = ::std::os::raw::c_int;
-pub type moert_numerics = i32;
-pub const MOERT_NUMERICS_INVALID: moert_numerics_values = -1;
-pub const MOERT_NUMERICS_BF16: moert_numerics_values = 0;
-pub const MOERT_NUMERICS_F32: moert_numerics_values = 1;
-pub const MOERT_NUMERICS_INT8: moert_numerics_values = 2;
-pub type moert_numerics_values = ::std::os::raw::c_int;
-pub type moert_backend = i32;
-pub const MOERT_BACKEND_INVALID: moert_backend_values = -1;
-pub const MOERT_BACKEND_AUTO: moert_backend_values = 0;
-pub const MOERT_BACKEND_CPU: moert_backend_values = 1;
-pub const MOERT_BACKEND_CUDA: moert_backend_values = 2;
-pub type moert_backend_values = ::std::os::raw::c_int;
-pub type moert_clock = i32;
-pub const MOERT_CLOCK_INVALID: moert_clock_values = -1;
-pub const MOERT_CLOCK_WALL: moert_clock_values = 0;
-pub const MOERT_CLOCK_VIRTUAL: moert_clock_values = 1;
-pub type moert_clock_values = ::std::os::raw::c_int;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct moert_error {
     _unused: [u8; 0],
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct moert_source {
-    _unused: [u8; 0],
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct moert_engine {
-    _unused: [u8; 0],
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct moert_step {
-    _unused: [u8; 0],
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct moert_call {
-    _unused: [u8; 0],
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct moert_lease {
-    _unused: [u8; 0],
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct moert_failure {
-    _unused: [u8; 0],
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct CUstream_st {
-    _unused: [u8; 0],
-}
-pub type moert_stream = *mut CUstream_st;
-extern "C" {
-    pub fn moert_version() -> i32;
-}
-extern "C" {
-    pub fn moert_version_string() -> *const ::std::os::raw::c_char;
 }
 extern "C" {
     pub fn moert_code_name(code: moert_code) -> *const ::std::os::raw::c_char;
@@ -133,6 +55,11 @@ extern "C" {
 extern "C" {
     pub fn moert_error_destroy(error: *mut moert_error);
 }
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moert_failure {
+    _unused: [u8; 0],
+}
 extern "C" {
     pub fn moert_failure_set(failure: *mut moert_failure, message: *const ::std::os::raw::c_char);
 }
@@ -145,6 +72,7 @@ pub struct moert_probe_info {
     pub memory_bytes: i64,
     pub memory_available_bytes: i64,
     pub kernels: *const ::std::os::raw::c_char,
+    pub schemes: *const ::std::os::raw::c_char,
     pub cuda_status: *const ::std::os::raw::c_char,
 }
 extern "C" {
@@ -153,27 +81,51 @@ extern "C" {
 extern "C" {
     pub fn moert_probe(info: *mut moert_probe_info, error: *mut *mut moert_error) -> moert_code;
 }
+pub type moert_dtype = i32;
+pub const MOERT_DTYPE_INVALID: moert_dtype_values = -1;
+pub const MOERT_F32: moert_dtype_values = 0;
+pub const MOERT_BF16: moert_dtype_values = 1;
+pub const MOERT_F16: moert_dtype_values = 2;
+pub const MOERT_U8: moert_dtype_values = 4;
+pub const MOERT_I32: moert_dtype_values = 5;
+pub type moert_dtype_values = ::std::os::raw::c_int;
+pub type moert_place = i32;
+pub const MOERT_PLACE_INVALID: moert_place_values = -1;
+pub const MOERT_HOST: moert_place_values = 0;
+pub const MOERT_DEVICE: moert_place_values = 1;
+pub type moert_place_values = ::std::os::raw::c_int;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
-pub struct moert_strategy_info {
-    pub struct_size: u64,
-    pub name: *const ::std::os::raw::c_char,
-    pub summary: *const ::std::os::raw::c_char,
-    pub keys: *const ::std::os::raw::c_char,
+pub struct moert_tensor {
+    pub data: *mut ::core::ffi::c_void,
+    pub rows: i64,
+    pub cols: i64,
+    pub row_stride: i64,
+    pub dtype: moert_dtype,
+    pub place: moert_place,
 }
 extern "C" {
-    pub fn moert_strategy_info_init(info: *mut moert_strategy_info, size: u64);
+    pub fn moert_tensor_init(
+        tensor: *mut moert_tensor,
+        data: *mut ::core::ffi::c_void,
+        rows: i64,
+        cols: i64,
+        dtype: moert_dtype,
+    );
 }
-extern "C" {
-    pub fn moert_strategy_count() -> i32;
-}
-extern "C" {
-    pub fn moert_strategy_at(
-        index: i32,
-        info: *mut moert_strategy_info,
-        error: *mut *mut moert_error,
-    ) -> moert_code;
-}
+pub type moert_routing_kind = i32;
+pub const MOERT_ROUTING_INVALID: moert_routing_kind_values = -1;
+pub const MOERT_ROUTING_SOFTMAX_TOPK: moert_routing_kind_values = 0;
+pub const MOERT_ROUTING_TOPK_SOFTMAX: moert_routing_kind_values = 1;
+pub const MOERT_ROUTING_SIGMOID_GROUPED: moert_routing_kind_values = 2;
+pub const MOERT_ROUTING_SPARSEMIXER: moert_routing_kind_values = 3;
+pub type moert_routing_kind_values = ::std::os::raw::c_int;
+pub type moert_activation = i32;
+pub const MOERT_ACTIVATION_INVALID: moert_activation_values = -1;
+pub const MOERT_SILU: moert_activation_values = 0;
+pub const MOERT_GELU: moert_activation_values = 1;
+pub const MOERT_GELU_TANH: moert_activation_values = 2;
+pub type moert_activation_values = ::std::os::raw::c_int;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct moert_layer_spec {
@@ -181,12 +133,12 @@ pub struct moert_layer_spec {
     pub hidden: i64,
     pub intermediate: i64,
     pub shared_intermediate: i64,
-    pub model_layer: i32,
     pub num_experts: i32,
-    pub top_k: i32,
-    pub routing: moert_routing,
+    pub model_layer: i32,
     pub activation: moert_activation,
     pub shared_gate: i32,
+    pub routing: moert_routing_kind,
+    pub top_k: i32,
     pub renormalize: i32,
     pub selection_bias: i32,
     pub num_groups: i32,
@@ -196,6 +148,25 @@ pub struct moert_layer_spec {
 }
 extern "C" {
     pub fn moert_layer_spec_init(spec: *mut moert_layer_spec, size: u64);
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moert_matrix {
+    pub scheme: *const ::std::os::raw::c_char,
+    pub rows: i64,
+    pub k: i64,
+    pub padded_rows: i64,
+    pub padded_k: i64,
+    pub group: i64,
+    pub weight_offset: i64,
+    pub weight_bytes: i64,
+    pub scale_offset: i64,
+    pub scale_bytes: i64,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moert_source {
+    _unused: [u8; 0],
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -256,17 +227,14 @@ pub struct moert_read {
     pub part: moert_part,
     pub version: i32,
     pub first_row: i64,
-    pub rows: i64,
-    pub cols: i64,
-    pub dst: *mut ::core::ffi::c_void,
-    pub dst_bytes: u64,
-    pub dtype: moert_dtype,
-    pub reserved0: i32,
+    pub dst: moert_tensor,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct moert_source_callbacks {
     pub struct_size: u64,
+    pub weights_dtype: moert_dtype,
+    pub schemes: *const ::std::os::raw::c_char,
     pub user_data: *mut ::core::ffi::c_void,
     pub read: ::core::option::Option<
         unsafe extern "C" fn(
@@ -275,10 +243,15 @@ pub struct moert_source_callbacks {
             failure: *mut moert_failure,
         ) -> moert_code,
     >,
+    pub pinned_record: ::core::option::Option<
+        unsafe extern "C" fn(
+            user_data: *mut ::core::ffi::c_void,
+            layer: i32,
+            expert: i32,
+            version: i32,
+        ) -> *const ::core::ffi::c_void,
+    >,
     pub destroy: ::core::option::Option<unsafe extern "C" fn(user_data: *mut ::core::ffi::c_void)>,
-    pub schemes: *const ::std::os::raw::c_char,
-    pub weights_dtype: moert_dtype,
-    pub reserved0: i32,
 }
 extern "C" {
     pub fn moert_source_callbacks_init(callbacks: *mut moert_source_callbacks, size: u64);
@@ -297,6 +270,9 @@ extern "C" {
     pub fn moert_source_destroy(source: *mut moert_source);
 }
 extern "C" {
+    pub fn moert_source_name(source: *const moert_source) -> *const ::std::os::raw::c_char;
+}
+extern "C" {
     pub fn moert_source_layer_count(source: *const moert_source) -> i32;
 }
 extern "C" {
@@ -308,248 +284,42 @@ extern "C" {
     ) -> moert_code;
 }
 extern "C" {
-    pub fn moert_source_name(source: *const moert_source) -> *const ::std::os::raw::c_char;
+    pub fn moert_source_version_count(source: *const moert_source) -> i32;
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
-pub struct moert_policy_context {
+pub struct moert_record_info {
     pub struct_size: u64,
-    pub step: i64,
-    pub now_ns: i64,
-    pub request_ids: *const i64,
-    pub num_request_ids: i64,
-    pub layer: i32,
-    pub phase: moert_phase,
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct moert_routing_view {
-    pub struct_size: u64,
-    pub tokens: i64,
-    pub ids: *const i32,
-    pub weights: *const f32,
-    pub scores: *const f32,
-    pub counts: *const i32,
-    pub top_k: i32,
-    pub num_experts: i32,
-}
-pub type moert_rule = i32;
-pub const MOERT_RULE_INVALID: moert_rule_values = -1;
-pub const MOERT_RULE_TOPK: moert_rule_values = 0;
-pub const MOERT_RULE_EXPERT_CACHE: moert_rule_values = 1;
-pub type moert_rule_values = ::std::os::raw::c_int;
-pub type moert_substitute = i32;
-pub const MOERT_SUBSTITUTE_INVALID: moert_substitute_values = -1;
-pub const MOERT_SUBSTITUTE_BEST: moert_substitute_values = 0;
-pub const MOERT_SUBSTITUTE_RANDOM: moert_substitute_values = 1;
-pub const MOERT_SUBSTITUTE_NEAREST: moert_substitute_values = 2;
-pub const MOERT_SUBSTITUTE_SKIP: moert_substitute_values = 3;
-pub type moert_substitute_values = ::std::os::raw::c_int;
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct moert_routing_rule {
-    pub struct_size: u64,
-    pub kind: moert_rule,
-    pub alpha: f32,
-    pub max_slot_share: f32,
-    pub max_mass_share: f32,
-    pub second_pass: i32,
-    pub own_score_weights: i32,
-    pub substitute: moert_substitute,
-    pub reserved0: i32,
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct moert_prefetch_snapshot {
-    pub struct_size: u64,
-    pub context: moert_policy_context,
-    pub routing: moert_routing_view,
-    pub predicted_scores: *const f32,
-    pub resident: *const u8,
-    pub usable: *const u8,
-    pub in_flight: *const u8,
-    pub target_layer: i32,
-    pub target_experts: i32,
-    pub window_ns: i64,
-    pub transfer_ns: i64,
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct moert_candidate {
-    pub struct_size: u64,
-    pub last_used: i64,
-    pub inserted: i64,
-    pub uses: i64,
-    pub layer: i32,
-    pub expert: i32,
-    pub unused_prefetch: i32,
-    pub tokens: i32,
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct moert_victim_snapshot {
-    pub struct_size: u64,
-    pub context: moert_policy_context,
-    pub candidates: *const moert_candidate,
-    pub num_candidates: i64,
-    pub incoming_layer: i32,
-    pub incoming_expert: i32,
-    pub for_prefetch: i32,
-    pub reserved0: i32,
-    pub dispensable: i32,
-    pub reserved1: i32,
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct moert_precision_snapshot {
-    pub struct_size: u64,
-    pub context: moert_policy_context,
-    pub selections: *const i64,
-    pub high: *const u8,
-    pub high_capacity: *const i32,
-    pub total_experts: i64,
-    pub num_layers: i32,
-    pub reserved0: i32,
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct moert_transfer_snapshot {
-    pub struct_size: u64,
-    pub context: moert_policy_context,
-    pub layer_tokens: i64,
-    pub expert: i32,
-    pub tokens: i32,
-    pub prefetch: i32,
-    pub num_versions: i32,
-    pub layer_counts: *const i32,
-    pub num_experts: i32,
-    pub reserved0: i32,
-}
-pub type moert_placement = i32;
-pub const MOERT_PLACEMENT_INVALID: moert_placement_values = -1;
-pub const MOERT_PLACE_LOAD: moert_placement_values = 0;
-pub const MOERT_PLACE_CPU: moert_placement_values = 1;
-pub const MOERT_PLACE_LOW: moert_placement_values = 2;
-pub type moert_placement_values = ::std::os::raw::c_int;
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct moert_miss {
-    pub struct_size: u64,
+    pub version: *const ::std::os::raw::c_char,
     pub bytes: i64,
-    pub load_ns: i64,
-    pub cpu_ns: i64,
-    pub expert: i32,
-    pub tokens: i32,
-    pub mass: f32,
-    pub low_resident: i32,
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct moert_policies {
-    pub struct_size: u64,
-    pub user_data: *mut ::core::ffi::c_void,
-    pub destroy: ::core::option::Option<unsafe extern "C" fn(user_data: *mut ::core::ffi::c_void)>,
-    pub observe: ::core::option::Option<
-        unsafe extern "C" fn(
-            user_data: *mut ::core::ffi::c_void,
-            context: *const moert_policy_context,
-            routing: *const moert_routing_view,
-        ),
-    >,
-    pub routing_rule: ::core::option::Option<
-        unsafe extern "C" fn(
-            user_data: *mut ::core::ffi::c_void,
-            context: *const moert_policy_context,
-            rule: *mut moert_routing_rule,
-        ) -> moert_code,
-    >,
-    pub prefetch_rank: ::core::option::Option<
-        unsafe extern "C" fn(
-            user_data: *mut ::core::ffi::c_void,
-            snapshot: *const moert_prefetch_snapshot,
-            experts: *mut i32,
-            capacity: i32,
-            count: *mut i32,
-        ) -> moert_code,
-    >,
-    pub residency_capacity: ::core::option::Option<
-        unsafe extern "C" fn(
-            user_data: *mut ::core::ffi::c_void,
-            slots: i64,
-            capacity: *mut i32,
-            num_layers: i32,
-        ) -> moert_code,
-    >,
-    pub residency_victim: ::core::option::Option<
-        unsafe extern "C" fn(
-            user_data: *mut ::core::ffi::c_void,
-            snapshot: *const moert_victim_snapshot,
-            victim: *mut i64,
-        ) -> moert_code,
-    >,
-    pub residency_insert: ::core::option::Option<
-        unsafe extern "C" fn(
-            user_data: *mut ::core::ffi::c_void,
-            layer: i32,
-            expert: i32,
-            prefetch: i32,
-        ),
-    >,
-    pub residency_evict: ::core::option::Option<
-        unsafe extern "C" fn(user_data: *mut ::core::ffi::c_void, layer: i32, expert: i32),
-    >,
-    pub precision_decide: ::core::option::Option<
-        unsafe extern "C" fn(
-            user_data: *mut ::core::ffi::c_void,
-            snapshot: *const moert_precision_snapshot,
-            promote: *mut i64,
-            num_promote: *mut i64,
-            demote: *mut i64,
-            num_demote: *mut i64,
-        ) -> moert_code,
-    >,
-    pub precision_transfer: ::core::option::Option<
-        unsafe extern "C" fn(
-            user_data: *mut ::core::ffi::c_void,
-            snapshot: *const moert_transfer_snapshot,
-            version: *mut i32,
-        ) -> moert_code,
-    >,
-    pub placement: ::core::option::Option<
-        unsafe extern "C" fn(
-            user_data: *mut ::core::ffi::c_void,
-            context: *const moert_policy_context,
-            misses: *const moert_miss,
-            num_misses: i32,
-            decisions: *mut moert_placement,
-        ) -> moert_code,
-    >,
-    pub wants_next_gate: i32,
-    pub reserved0: i32,
-    pub residency_wants_capacity: ::core::option::Option<
-        unsafe extern "C" fn(
-            user_data: *mut ::core::ffi::c_void,
-            context: *const moert_policy_context,
-            wants: *mut i32,
-        ) -> moert_code,
-    >,
-    pub precision_upgrades: ::core::option::Option<
-        unsafe extern "C" fn(
-            user_data: *mut ::core::ffi::c_void,
-            context: *const moert_policy_context,
-            upgrades: *mut i32,
-        ) -> moert_code,
-    >,
-    pub placement_fills: ::core::option::Option<
-        unsafe extern "C" fn(
-            user_data: *mut ::core::ffi::c_void,
-            context: *const moert_policy_context,
-            fills: *mut i32,
-        ) -> moert_code,
-    >,
+    pub hadamard: i32,
+    pub gate: moert_matrix,
+    pub up: moert_matrix,
+    pub down: moert_matrix,
 }
 extern "C" {
-    pub fn moert_policies_init(policies: *mut moert_policies, size: u64);
+    pub fn moert_record_info_init(info: *mut moert_record_info, size: u64);
+}
+extern "C" {
+    pub fn moert_source_record(
+        source: *const moert_source,
+        layer: i32,
+        expert: i32,
+        version: i32,
+        info: *mut moert_record_info,
+        error: *mut *mut moert_error,
+    ) -> moert_code;
+}
+extern "C" {
+    pub fn moert_source_read(
+        source: *const moert_source,
+        layer: i32,
+        expert: i32,
+        version: i32,
+        dst: *mut ::core::ffi::c_void,
+        dst_bytes: u64,
+        error: *mut *mut moert_error,
+    ) -> moert_code;
 }
 pub type moert_job = ::core::option::Option<
     unsafe extern "C" fn(job_data: *mut ::core::ffi::c_void, index: i64, worker: i32),
@@ -558,6 +328,7 @@ pub type moert_job = ::core::option::Option<
 #[derive(Debug, Copy, Clone)]
 pub struct moert_thread_pool {
     pub struct_size: u64,
+    pub num_threads: i32,
     pub user_data: *mut ::core::ffi::c_void,
     pub run: ::core::option::Option<
         unsafe extern "C" fn(
@@ -568,8 +339,6 @@ pub struct moert_thread_pool {
         ),
     >,
     pub destroy: ::core::option::Option<unsafe extern "C" fn(user_data: *mut ::core::ffi::c_void)>,
-    pub num_threads: i32,
-    pub reserved0: i32,
 }
 extern "C" {
     pub fn moert_thread_pool_init(pool: *mut moert_thread_pool, size: u64);
@@ -621,61 +390,411 @@ pub struct moert_logger {
 extern "C" {
     pub fn moert_logger_init(logger: *mut moert_logger, size: u64);
 }
+pub type moert_phase = i32;
+pub const MOERT_PHASE_INVALID: moert_phase_values = -1;
+pub const MOERT_PREFILL: moert_phase_values = 0;
+pub const MOERT_DECODE: moert_phase_values = 1;
+pub type moert_phase_values = ::std::os::raw::c_int;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moert_policy_context {
+    pub struct_size: u64,
+    pub step: i64,
+    pub now_ns: i64,
+    pub layer: i32,
+    pub phase: moert_phase,
+    pub request_ids: *const i64,
+    pub num_request_ids: i64,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moert_routing_view {
+    pub struct_size: u64,
+    pub tokens: i64,
+    pub top_k: i32,
+    pub num_experts: i32,
+    pub ids: *const i32,
+    pub weights: *const f32,
+    pub scores: *const f32,
+    pub counts: *const i32,
+}
+pub type moert_rule = i32;
+pub const MOERT_RULE_INVALID: moert_rule_values = -1;
+pub const MOERT_RULE_TOPK: moert_rule_values = 0;
+pub const MOERT_RULE_EXPERT_CACHE: moert_rule_values = 1;
+pub type moert_rule_values = ::std::os::raw::c_int;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moert_routing_rule {
+    pub struct_size: u64,
+    pub kind: moert_rule,
+    pub alpha: f32,
+    pub max_slot_share: f32,
+    pub max_mass_share: f32,
+    pub second_pass: i32,
+    pub own_score_weights: i32,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moert_prefetch_snapshot {
+    pub struct_size: u64,
+    pub context: *const moert_policy_context,
+    pub routing: *const moert_routing_view,
+    pub target_layer: i32,
+    pub target_experts: i32,
+    pub predicted_scores: *const f32,
+    pub resident: *const u8,
+    pub usable: *const u8,
+    pub in_flight: *const u8,
+    pub target_capacity: i64,
+    pub window_ns: i64,
+    pub transfer_ns: i64,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moert_prediction {
+    pub expert: i32,
+    pub score: f32,
+    pub tokens: i32,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moert_prefetch_outlook {
+    pub recall: f64,
+    pub transfers: f64,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moert_capacity_snapshot {
+    pub struct_size: u64,
+    pub slots: i64,
+    pub num_layers: i64,
+    pub prefetch: *const moert_prefetch_outlook,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moert_candidate {
+    pub layer: i32,
+    pub expert: i32,
+    pub last_used: i64,
+    pub inserted: i64,
+    pub uses: i64,
+    pub tokens: i32,
+    pub unused_prefetch: i32,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moert_victim_snapshot {
+    pub struct_size: u64,
+    pub context: *const moert_policy_context,
+    pub candidates: *const moert_candidate,
+    pub num_candidates: i64,
+    pub incoming_layer: i32,
+    pub incoming_expert: i32,
+    pub for_prefetch: i32,
+    pub dispensable: i32,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moert_precision_snapshot {
+    pub struct_size: u64,
+    pub context: *const moert_policy_context,
+    pub selections: *const i64,
+    pub high: *const u8,
+    pub total_experts: i64,
+    pub high_capacity: *const i32,
+    pub num_layers: i64,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moert_transfer_snapshot {
+    pub struct_size: u64,
+    pub context: *const moert_policy_context,
+    pub expert: i32,
+    pub prefetch: i32,
+    pub tokens: i32,
+    pub num_versions: i32,
+    pub layer_tokens: i64,
+    pub layer_counts: *const i32,
+    pub num_experts: i64,
+}
+pub type moert_placement = i32;
+pub const MOERT_PLACEMENT_INVALID: moert_placement_values = -1;
+pub const MOERT_LOAD_MISS: moert_placement_values = 0;
+pub const MOERT_COMPUTE_ON_CPU: moert_placement_values = 1;
+pub type moert_placement_values = ::std::os::raw::c_int;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moert_miss {
+    pub expert: i32,
+    pub tokens: i32,
+    pub mass: f32,
+    pub arriving: i32,
+    pub bytes: i64,
+    pub load_ns: i64,
+    pub cpu_ns: i64,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moert_placement_snapshot {
+    pub struct_size: u64,
+    pub context: *const moert_policy_context,
+    pub misses: *const moert_miss,
+    pub num_misses: i64,
+    pub link_busy_ns: i64,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moert_policies {
+    pub struct_size: u64,
+    pub user_data: *mut ::core::ffi::c_void,
+    pub destroy: ::core::option::Option<unsafe extern "C" fn(user_data: *mut ::core::ffi::c_void)>,
+    pub observe: ::core::option::Option<
+        unsafe extern "C" fn(
+            user_data: *mut ::core::ffi::c_void,
+            context: *const moert_policy_context,
+            routing: *const moert_routing_view,
+        ),
+    >,
+    pub routing_check: ::core::option::Option<
+        unsafe extern "C" fn(
+            user_data: *mut ::core::ffi::c_void,
+            layers: *const moert_layer_spec,
+            num_layers: i32,
+            failure: *mut moert_failure,
+        ) -> moert_code,
+    >,
+    pub routing_rule: ::core::option::Option<
+        unsafe extern "C" fn(
+            user_data: *mut ::core::ffi::c_void,
+            context: *const moert_policy_context,
+            rule: *mut moert_routing_rule,
+        ) -> moert_code,
+    >,
+    pub prefetch_wants_next_gate: i32,
+    pub prefetch_wants_resident_forward: i32,
+    pub prefetch_rank: ::core::option::Option<
+        unsafe extern "C" fn(
+            user_data: *mut ::core::ffi::c_void,
+            snapshot: *const moert_prefetch_snapshot,
+            ranked: *mut moert_prediction,
+            capacity: i32,
+            count: *mut i32,
+        ) -> moert_code,
+    >,
+    pub residency_capacity: ::core::option::Option<
+        unsafe extern "C" fn(
+            user_data: *mut ::core::ffi::c_void,
+            snapshot: *const moert_capacity_snapshot,
+            capacity: *mut i32,
+        ) -> moert_code,
+    >,
+    pub residency_wants_capacity: ::core::option::Option<
+        unsafe extern "C" fn(
+            user_data: *mut ::core::ffi::c_void,
+            context: *const moert_policy_context,
+            wants: *mut i32,
+        ) -> moert_code,
+    >,
+    pub residency_victim: ::core::option::Option<
+        unsafe extern "C" fn(
+            user_data: *mut ::core::ffi::c_void,
+            snapshot: *const moert_victim_snapshot,
+            victim: *mut i64,
+        ) -> moert_code,
+    >,
+    pub residency_insert: ::core::option::Option<
+        unsafe extern "C" fn(
+            user_data: *mut ::core::ffi::c_void,
+            layer: i32,
+            expert: i32,
+            prefetch: i32,
+        ),
+    >,
+    pub residency_evict: ::core::option::Option<
+        unsafe extern "C" fn(user_data: *mut ::core::ffi::c_void, layer: i32, expert: i32),
+    >,
+    pub precision_initial: ::core::option::Option<
+        unsafe extern "C" fn(
+            user_data: *mut ::core::ffi::c_void,
+            high_capacity: *const i32,
+            num_layers: i32,
+            total_experts: i64,
+            high: *mut i64,
+            num_high: *mut i64,
+            failure: *mut moert_failure,
+        ) -> moert_code,
+    >,
+    pub precision_decide: ::core::option::Option<
+        unsafe extern "C" fn(
+            user_data: *mut ::core::ffi::c_void,
+            snapshot: *const moert_precision_snapshot,
+            promote: *mut i64,
+            num_promote: *mut i64,
+            demote: *mut i64,
+            num_demote: *mut i64,
+        ) -> moert_code,
+    >,
+    pub precision_worth: ::core::option::Option<
+        unsafe extern "C" fn(
+            user_data: *mut ::core::ffi::c_void,
+            snapshot: *const moert_precision_snapshot,
+            worth: *mut f64,
+        ) -> moert_code,
+    >,
+    pub precision_transfer: ::core::option::Option<
+        unsafe extern "C" fn(
+            user_data: *mut ::core::ffi::c_void,
+            snapshot: *const moert_transfer_snapshot,
+            version: *mut i32,
+        ) -> moert_code,
+    >,
+    pub precision_upgrades: ::core::option::Option<
+        unsafe extern "C" fn(
+            user_data: *mut ::core::ffi::c_void,
+            context: *const moert_policy_context,
+            upgrades: *mut i32,
+        ) -> moert_code,
+    >,
+    pub placement: ::core::option::Option<
+        unsafe extern "C" fn(
+            user_data: *mut ::core::ffi::c_void,
+            snapshot: *const moert_placement_snapshot,
+            decisions: *mut moert_placement,
+        ) -> moert_code,
+    >,
+    pub placement_backfills: ::core::option::Option<
+        unsafe extern "C" fn(
+            user_data: *mut ::core::ffi::c_void,
+            context: *const moert_policy_context,
+            free_slots: i32,
+            backfills: *mut i32,
+        ) -> moert_code,
+    >,
+}
+extern "C" {
+    pub fn moert_policies_init(policies: *mut moert_policies, size: u64);
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moert_call_times {
+    pub struct_size: u64,
+    pub step_begin_ns: i64,
+    pub begin_ns: i64,
+    pub end_ns: i64,
+    pub route_ns: i64,
+    pub multiply_ns: i64,
+    pub stalled_ns: i64,
+}
+extern "C" {
+    pub fn moert_call_times_init(times: *mut moert_call_times, size: u64);
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moert_trace_call {
+    pub struct_size: u64,
+    pub step: i64,
+    pub layer: i32,
+    pub phase: moert_phase,
+    pub tokens: i64,
+    pub top_k: i32,
+    pub num_experts: i32,
+    pub request_ids: *const i64,
+    pub ids: *const i32,
+    pub weights: *const f32,
+    pub scores: *const f32,
+    pub next_scores: *const f32,
+    pub next_experts: i64,
+    pub times: *const moert_call_times,
+}
+pub type moert_track = i32;
+pub const MOERT_TRACK_INVALID: moert_track_values = -1;
+pub const MOERT_TRACK_STEPS: moert_track_values = 0;
+pub const MOERT_TRACK_LAYERS: moert_track_values = 1;
+pub const MOERT_TRACK_STALLS: moert_track_values = 2;
+pub const MOERT_TRACK_LINK: moert_track_values = 3;
+pub type moert_track_values = ::std::os::raw::c_int;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moert_trace_span {
+    pub struct_size: u64,
+    pub name: *const ::std::os::raw::c_char,
+    pub track: moert_track,
+    pub begin_ns: i64,
+    pub end_ns: i64,
+    pub step: i64,
+    pub layer: i32,
+    pub expert: i32,
+    pub bytes: i64,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moert_trace_sink {
+    pub struct_size: u64,
+    pub wants_next_scores: i32,
+    pub user_data: *mut ::core::ffi::c_void,
+    pub on_call: ::core::option::Option<
+        unsafe extern "C" fn(user_data: *mut ::core::ffi::c_void, call: *const moert_trace_call),
+    >,
+    pub on_span: ::core::option::Option<
+        unsafe extern "C" fn(user_data: *mut ::core::ffi::c_void, span: *const moert_trace_span),
+    >,
+    pub destroy: ::core::option::Option<unsafe extern "C" fn(user_data: *mut ::core::ffi::c_void)>,
+}
+extern "C" {
+    pub fn moert_trace_sink_init(sink: *mut moert_trace_sink, size: u64);
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moert_engine {
+    _unused: [u8; 0],
+}
+pub type moert_backend = i32;
+pub const MOERT_BACKEND_INVALID: moert_backend_values = -1;
+pub const MOERT_BACKEND_AUTO: moert_backend_values = 0;
+pub const MOERT_BACKEND_CPU: moert_backend_values = 1;
+pub const MOERT_BACKEND_CUDA: moert_backend_values = 2;
+pub type moert_backend_values = ::std::os::raw::c_int;
+pub type moert_numerics = i32;
+pub const MOERT_NUMERICS_INVALID: moert_numerics_values = -1;
+pub const MOERT_NUMERICS_BF16: moert_numerics_values = 0;
+pub const MOERT_NUMERICS_F32: moert_numerics_values = 1;
+pub const MOERT_NUMERICS_INT8: moert_numerics_values = 2;
+pub type moert_numerics_values = ::std::os::raw::c_int;
+pub type moert_clock = i32;
+pub const MOERT_CLOCK_INVALID: moert_clock_values = -1;
+pub const MOERT_CLOCK_WALL: moert_clock_values = 0;
+pub const MOERT_CLOCK_VIRTUAL: moert_clock_values = 1;
+pub const MOERT_CLOCK_SIMULATION: moert_clock_values = 2;
+pub type moert_clock_values = ::std::os::raw::c_int;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct moert_engine_options {
     pub struct_size: u64,
     pub strategy: *const ::std::os::raw::c_char,
+    pub policies: *const moert_policies,
     pub budget_bytes: i64,
     pub budget_fraction: f64,
+    pub host_budget_bytes: i64,
     pub max_tokens_per_forward: i64,
-    pub numerics: moert_numerics,
-    pub clock: moert_clock,
-    pub profile: *const ::std::os::raw::c_char,
-    pub link_gbps: f64,
-    pub seed: u64,
-    pub threads: i32,
-    pub io_threads: i32,
-    pub kernels: *const ::std::os::raw::c_char,
+    pub allocator: *const moert_allocator,
     pub backend: moert_backend,
     pub device: i32,
-    pub host_budget_bytes: i64,
+    pub numerics: moert_numerics,
+    pub io_threads: i32,
+    pub threads: i32,
+    pub clock: moert_clock,
     pub cpus: *const ::std::os::raw::c_char,
-    pub trace_path: *const ::std::os::raw::c_char,
-    pub policies: *const moert_policies,
+    pub kernels: *const ::std::os::raw::c_char,
+    pub profile: *const ::std::os::raw::c_char,
+    pub link_gbps: f64,
     pub thread_pool: *const moert_thread_pool,
-    pub allocator: *const moert_allocator,
     pub logger: *const moert_logger,
+    pub trace_sink: *const moert_trace_sink,
+    pub trace_path: *const ::std::os::raw::c_char,
 }
 extern "C" {
     pub fn moert_engine_options_init(options: *mut moert_engine_options, size: u64);
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct moert_memory {
-    pub struct_size: u64,
-    pub budget_bytes: i64,
-    pub constant_bytes: i64,
-    pub table_bytes: i64,
-    pub workspace_bytes: i64,
-    pub block_bytes: i64,
-    pub slots: i64,
-    pub low_block_bytes: i64,
-    pub low_slots: i64,
-    pub spare_slots: i64,
-    pub total_experts: i64,
-    pub minimum_bytes: i64,
-}
-extern "C" {
-    pub fn moert_memory_init(memory: *mut moert_memory, size: u64);
-}
-extern "C" {
-    pub fn moert_plan(
-        source: *const moert_source,
-        options: *const moert_engine_options,
-        memory: *mut moert_memory,
-        error: *mut *mut moert_error,
-    ) -> moert_code;
 }
 extern "C" {
     pub fn moert_engine_create(
@@ -697,13 +816,6 @@ extern "C" {
     ) -> moert_code;
 }
 extern "C" {
-    pub fn moert_engine_memory(
-        engine: *const moert_engine,
-        memory: *mut moert_memory,
-        error: *mut *mut moert_error,
-    ) -> moert_code;
-}
-extern "C" {
     pub fn moert_engine_layer_count(engine: *const moert_engine) -> i32;
 }
 extern "C" {
@@ -715,10 +827,10 @@ extern "C" {
     ) -> moert_code;
 }
 extern "C" {
-    pub fn moert_engine_now_ns(engine: *const moert_engine) -> i64;
+    pub fn moert_engine_backend(engine: *const moert_engine) -> moert_backend;
 }
 extern "C" {
-    pub fn moert_engine_backend(engine: *const moert_engine) -> moert_backend;
+    pub fn moert_engine_strategy(engine: *const moert_engine) -> *const ::std::os::raw::c_char;
 }
 extern "C" {
     pub fn moert_engine_exact(engine: *const moert_engine) -> i32;
@@ -727,7 +839,7 @@ extern "C" {
     pub fn moert_engine_graph_safe(engine: *const moert_engine) -> i32;
 }
 extern "C" {
-    pub fn moert_engine_strategy(engine: *const moert_engine) -> *const ::std::os::raw::c_char;
+    pub fn moert_engine_now_ns(engine: *const moert_engine) -> i64;
 }
 extern "C" {
     pub fn moert_engine_close_trace(
@@ -735,57 +847,78 @@ extern "C" {
         error: *mut *mut moert_error,
     ) -> moert_code;
 }
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moert_memory {
+    pub struct_size: u64,
+    pub budget_bytes: i64,
+    pub minimum_bytes: i64,
+    pub constant_bytes: i64,
+    pub table_bytes: i64,
+    pub workspace_bytes: i64,
+    pub block_bytes: i64,
+    pub slots: i64,
+    pub low_block_bytes: i64,
+    pub low_slots: i64,
+    pub spare_slots: i64,
+    pub own_bytes: i64,
+    pub total_experts: i64,
+}
 extern "C" {
-    pub fn moert_prefetch_hint(
-        engine: *mut moert_engine,
-        layer: i32,
-        experts: *const i32,
-        count: i64,
+    pub fn moert_memory_init(memory: *mut moert_memory, size: u64);
+}
+extern "C" {
+    pub fn moert_memory_plan(
+        source: *const moert_source,
+        options: *const moert_engine_options,
+        memory: *mut moert_memory,
         error: *mut *mut moert_error,
     ) -> moert_code;
 }
-pub const MOERT_ABSENT: moert_residency_values = 0;
-pub const MOERT_ARRIVING: moert_residency_values = 1;
-pub const MOERT_RESIDENT_LOW: moert_residency_values = 2;
-pub const MOERT_RESIDENT_HIGH: moert_residency_values = 3;
-pub type moert_residency_values = ::std::os::raw::c_uint;
 extern "C" {
-    pub fn moert_residency(
-        engine: *mut moert_engine,
-        layer: i32,
-        states: *mut u8,
-        count: i64,
+    pub fn moert_engine_memory(
+        engine: *const moert_engine,
+        memory: *mut moert_memory,
         error: *mut *mut moert_error,
     ) -> moert_code;
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
-pub struct moert_step_info {
+pub struct moert_step {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CUstream_st {
+    _unused: [u8; 0],
+}
+pub type moert_stream = *mut CUstream_st;
+pub type moert_predict_next = ::core::option::Option<
+    unsafe extern "C" fn(
+        user_data: *mut ::core::ffi::c_void,
+        layer: i32,
+        partial: *const moert_tensor,
+        next_input: *const moert_tensor,
+    ) -> moert_code,
+>;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moert_step_options {
     pub struct_size: u64,
     pub rows: i64,
     pub phase: moert_phase,
-    pub reserved0: i32,
+    pub request_ids: *const i64,
+    pub stream: moert_stream,
     pub user_data: *mut ::core::ffi::c_void,
-    pub predict_next: ::core::option::Option<
-        unsafe extern "C" fn(
-            user_data: *mut ::core::ffi::c_void,
-            layer: i32,
-            partial: *const f32,
-            rows: i64,
-            next_input: *mut f32,
-        ) -> moert_code,
-    >,
+    pub predict_next: moert_predict_next,
 }
 extern "C" {
-    pub fn moert_step_info_init(info: *mut moert_step_info, size: u64);
+    pub fn moert_step_options_init(options: *mut moert_step_options, size: u64);
 }
 extern "C" {
     pub fn moert_step_begin(
         engine: *mut moert_engine,
-        info: *const moert_step_info,
-        request_ids: *const i64,
-        positions: *const i32,
-        stream: moert_stream,
+        options: *const moert_step_options,
         step: *mut *mut moert_step,
         error: *mut *mut moert_error,
     ) -> moert_code;
@@ -799,46 +932,45 @@ extern "C" {
 extern "C" {
     pub fn moert_step_end(step: *mut moert_step, error: *mut *mut moert_error) -> moert_code;
 }
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moert_routing {
+    pub struct_size: u64,
+    pub ids: moert_tensor,
+    pub weights: moert_tensor,
+    pub scores: moert_tensor,
+    pub next_scores: moert_tensor,
+    pub used_ids: moert_tensor,
+    pub times: *const moert_call_times,
+    pub idle_before_ns: i64,
+}
+extern "C" {
+    pub fn moert_routing_init(routing: *mut moert_routing, size: u64);
+}
 extern "C" {
     pub fn moert_layer_forward(
         step: *mut moert_step,
         layer: i32,
-        hidden: *const ::core::ffi::c_void,
-        row_stride: i64,
-        dtype: moert_dtype,
-        n_tokens: i64,
-        out: *mut ::core::ffi::c_void,
-        stream: moert_stream,
-        error: *mut *mut moert_error,
-    ) -> moert_code;
-}
-extern "C" {
-    pub fn moert_layer_forward_routed(
-        step: *mut moert_step,
-        layer: i32,
-        hidden: *const ::core::ffi::c_void,
-        row_stride: i64,
-        dtype: moert_dtype,
-        n_tokens: i64,
-        ids: *const i32,
-        weights: *const f32,
-        top_k: i32,
-        used_ids: *mut i32,
-        out: *mut ::core::ffi::c_void,
-        stream: moert_stream,
+        x: *const moert_tensor,
+        routing: *const moert_routing,
+        out: *const moert_tensor,
         error: *mut *mut moert_error,
     ) -> moert_code;
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct moert_call {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct moert_completion {
     pub struct_size: u64,
+    pub eventfd: i32,
     pub user_data: *mut ::core::ffi::c_void,
     pub done: ::core::option::Option<
         unsafe extern "C" fn(user_data: *mut ::core::ffi::c_void, code: moert_code),
     >,
-    pub eventfd: i32,
-    pub reserved0: i32,
 }
 extern "C" {
     pub fn moert_completion_init(completion: *mut moert_completion, size: u64);
@@ -847,12 +979,9 @@ extern "C" {
     pub fn moert_layer_begin(
         step: *mut moert_step,
         layer: i32,
-        hidden: *const ::core::ffi::c_void,
-        row_stride: i64,
-        dtype: moert_dtype,
-        n_tokens: i64,
-        out: *mut ::core::ffi::c_void,
-        stream: moert_stream,
+        x: *const moert_tensor,
+        routing: *const moert_routing,
+        out: *const moert_tensor,
         completion: *const moert_completion,
         call: *mut *mut moert_call,
         error: *mut *mut moert_error,
@@ -866,17 +995,8 @@ extern "C" {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
-pub struct moert_matrix {
-    pub scheme: *const ::std::os::raw::c_char,
-    pub rows: i64,
-    pub k: i64,
-    pub padded_rows: i64,
-    pub padded_k: i64,
-    pub group: i64,
-    pub weight_offset: i64,
-    pub weight_bytes: i64,
-    pub scale_offset: i64,
-    pub scale_bytes: i64,
+pub struct moert_lease {
+    _unused: [u8; 0],
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -924,63 +1044,47 @@ extern "C" {
 extern "C" {
     pub fn moert_lease_release(lease: *mut moert_lease);
 }
+pub const MOERT_ABSENT: moert_residency_values = 0;
+pub const MOERT_ARRIVING: moert_residency_values = 1;
+pub const MOERT_RESIDENT_LOW: moert_residency_values = 2;
+pub const MOERT_RESIDENT_HIGH: moert_residency_values = 3;
+pub type moert_residency_values = ::std::os::raw::c_uint;
+extern "C" {
+    pub fn moert_engine_residency(
+        engine: *const moert_engine,
+        layer: i32,
+        states: *mut u8,
+        count: i64,
+        error: *mut *mut moert_error,
+    ) -> moert_code;
+}
+extern "C" {
+    pub fn moert_engine_prefetch(
+        engine: *mut moert_engine,
+        layer: i32,
+        experts: *const i32,
+        count: i64,
+        error: *mut *mut moert_error,
+    ) -> moert_code;
+}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct moert_stats {
     pub struct_size: u64,
     pub budget_bytes: i64,
     pub peak_bytes: i64,
-    pub fixed_bytes: i64,
-    pub pool_bytes: i64,
     pub lookups: i64,
     pub hits_resident: i64,
     pub hits_prefetched: i64,
     pub late: i64,
     pub loads: i64,
+    pub prefetches: i64,
     pub bytes_loaded: i64,
     pub evictions: i64,
+    pub stalled_ns: i64,
+    pub substituted: i64,
     pub low_answers: i64,
-    pub cpu_computed: i64,
-    pub prefetch_issued: i64,
-    pub prefetch_useful: i64,
-    pub prefetch_bytes: i64,
-    pub prefetch_predicted: i64,
-    pub prefetch_recalled: i64,
-    pub slots: i64,
-    pub slots_substituted: i64,
-    pub mass: f64,
-    pub mass_substituted: f64,
-    pub worst_slot_share: f64,
-    pub worst_mass_share: f64,
-    pub model_lookups: i64,
-    pub model_hits: i64,
-    pub promotions: i64,
-    pub demotions: i64,
-    pub deferred: i64,
-    pub balance_load_ns: i64,
-    pub balance_cpu_ns: i64,
     pub policy_fallbacks: i64,
-    pub stall_miss_ns: i64,
-    pub stall_queue_ns: i64,
-    pub stall_staging_ns: i64,
-    pub stall_cpu_ns: i64,
-    pub host_syncs: i64,
-    pub prefetch_disabled: i32,
-    pub graph_captured: i32,
-    pub prefetch_active: i64,
-    pub prefetch_top_score: i64,
-    pub predictions_resident_forward: i64,
-    pub predictions_next_gate: i64,
-    pub prefetch_cancelled: i64,
-    pub prefetch_recalled_in_window: i64,
-    pub prefetch_disabled_steps: i64,
-    pub slots_low: i64,
-    pub mass_low: f64,
-    pub low_loads: i64,
-    pub upgrades: i64,
-    pub fills: i64,
-    pub prefetch_trials: i64,
-    pub prefetch_switches: i64,
 }
 extern "C" {
     pub fn moert_stats_init(stats: *mut moert_stats, size: u64);
@@ -993,12 +1097,47 @@ extern "C" {
     ) -> moert_code;
 }
 extern "C" {
-    pub fn moert_engine_prometheus(
+    pub fn moert_metrics_visit(
+        engine: *const moert_engine,
+        visit: ::core::option::Option<
+            unsafe extern "C" fn(
+                user_data: *mut ::core::ffi::c_void,
+                name: *const ::std::os::raw::c_char,
+                value: f64,
+            ),
+        >,
+        user_data: *mut ::core::ffi::c_void,
+        error: *mut *mut moert_error,
+    ) -> moert_code;
+}
+extern "C" {
+    pub fn moert_metrics_prometheus(
         engine: *const moert_engine,
         label: *const ::std::os::raw::c_char,
         buffer: *mut ::std::os::raw::c_char,
         buffer_bytes: u64,
         needed: *mut u64,
+        error: *mut *mut moert_error,
+    ) -> moert_code;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moert_strategy_info {
+    pub struct_size: u64,
+    pub name: *const ::std::os::raw::c_char,
+    pub summary: *const ::std::os::raw::c_char,
+    pub keys: *const ::std::os::raw::c_char,
+}
+extern "C" {
+    pub fn moert_strategy_info_init(info: *mut moert_strategy_info, size: u64);
+}
+extern "C" {
+    pub fn moert_strategy_count() -> i32;
+}
+extern "C" {
+    pub fn moert_strategy_at(
+        index: i32,
+        info: *mut moert_strategy_info,
         error: *mut *mut moert_error,
     ) -> moert_code;
 }

@@ -7,7 +7,7 @@ use moert_sys as sys;
 use std::ffi::c_void;
 use std::ptr;
 
-/// All counters; their meaning is in moert/stats.h.
+/// The counters that every host can use; `Engine::metrics` has all.
 pub type Stats = sys::moert_stats;
 /// What the budget pays for, in bytes.
 pub type Memory = sys::moert_memory;
@@ -28,7 +28,6 @@ pub struct Options {
     pub cpus: Option<String>,
     /// Paces transfers, GB/s.
     pub link_gbps: f64,
-    pub seed: u64,
     /// Logical time, reproducible to the bit.
     pub virtual_clock: bool,
     /// Writes a routing trace, and a timeline beside it.
@@ -104,7 +103,6 @@ impl Engine {
             c.io_threads = options.io_threads;
         }
         c.link_gbps = options.link_gbps;
-        c.seed = options.seed;
         c.budget_bytes = options.budget_bytes;
         if options.budget_fraction != 0.0 {
             c.budget_fraction = options.budget_fraction;
@@ -168,9 +166,9 @@ impl Engine {
 
     /// The same with options.
     pub fn step_with(&self, phase: Phase, rows: i64, options: StepOptions) -> Result<Step<'_>> {
-        let mut info: sys::moert_step_info = unsafe { std::mem::zeroed() };
+        let mut info: sys::moert_step_options = unsafe { std::mem::zeroed() };
         let size = std::mem::size_of_val(&info) as u64;
-        unsafe { sys::moert_step_info_init(&mut info, size) };
+        unsafe { sys::moert_step_options_init(&mut info, size) };
         info.rows = rows;
         info.phase = match phase {
             Phase::Prefill => sys::MOERT_PREFILL,
@@ -178,9 +176,7 @@ impl Engine {
         };
         let mut predictor = None;
         if let Some(predict) = options.predict_next {
-            let widths =
-                (0..self.layer_count()).map(|l| self.hidden(l)).collect::<Result<Vec<i64>>>()?;
-            let boxed = Box::new(Predictor { predict, widths });
+            let boxed = Box::new(Predictor { predict });
             info.user_data = &*boxed as *const Predictor as *mut c_void;
             info.predict_next = Some(predict_next);
             predictor = Some(boxed);
@@ -194,25 +190,22 @@ impl Engine {
                 });
             }
         }
-        let requests = options.request_ids.map_or(ptr::null(), |ids| ids.as_ptr());
+        info.request_ids = options.request_ids.map_or(ptr::null(), |ids| ids.as_ptr());
         let mut handle = ptr::null_mut();
-        check(|e| unsafe {
-            sys::moert_step_begin(
-                self.handle,
-                &info,
-                requests,
-                ptr::null(),
-                ptr::null_mut(),
-                &mut handle,
-                e,
-            )
-        })?;
+        check(|e| unsafe { sys::moert_step_begin(self.handle, &info, &mut handle, e) })?;
         Ok(Step::new(handle, rows, predictor))
     }
 
-    pub fn prefetch_hint(&self, layer: i32, experts: &[i32]) -> Result<()> {
+    /// These experts of a layer are coming, best first.
+    pub fn prefetch(&self, layer: i32, experts: &[i32]) -> Result<()> {
         check(|e| unsafe {
-            sys::moert_prefetch_hint(self.handle, layer, experts.as_ptr(), experts.len() as i64, e)
+            sys::moert_engine_prefetch(
+                self.handle,
+                layer,
+                experts.as_ptr(),
+                experts.len() as i64,
+                e,
+            )
         })
     }
 
@@ -223,6 +216,22 @@ impl Engine {
         unsafe { sys::moert_stats_init(&mut c, size) };
         check(|e| unsafe { sys::moert_engine_stats(self.handle, &mut c, e) })?;
         Ok(c)
+    }
+
+    /// Every metric of one snapshot by its name (docs/reference/metrics.md), in a fixed order.
+    pub fn metrics(&self) -> Result<Vec<(String, f64)>> {
+        unsafe extern "C" fn visit(
+            user_data: *mut c_void,
+            name: *const std::os::raw::c_char,
+            value: f64,
+        ) {
+            let all = unsafe { &mut *(user_data as *mut Vec<(String, f64)>) };
+            all.push((text(name), value));
+        }
+        let mut all: Vec<(String, f64)> = Vec::new();
+        let to = &mut all as *mut _ as *mut c_void;
+        check(|e| unsafe { sys::moert_metrics_visit(self.handle, Some(visit), to, e) })?;
+        Ok(all)
     }
 
     pub fn memory(&self) -> Result<Memory> {
@@ -242,7 +251,13 @@ impl Engine {
     pub fn residency(&self, layer: i32) -> Result<Vec<Residency>> {
         let mut states = vec![0u8; self.layer(layer)?.num_experts as usize];
         check(|e| unsafe {
-            sys::moert_residency(self.handle, layer, states.as_mut_ptr(), states.len() as i64, e)
+            sys::moert_engine_residency(
+                self.handle,
+                layer,
+                states.as_mut_ptr(),
+                states.len() as i64,
+                e,
+            )
         })?;
         let named = |state: &u8| match *state as i32 {
             1 => Residency::Arriving,
@@ -269,7 +284,7 @@ impl Engine {
             let mut needed = 0u64;
             let data = if buffer.is_empty() { ptr::null_mut() } else { buffer.as_mut_ptr() };
             let written = check(|e| unsafe {
-                sys::moert_engine_prometheus(
+                sys::moert_metrics_prometheus(
                     self.handle,
                     label.as_ptr(),
                     data,

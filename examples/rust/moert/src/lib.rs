@@ -21,8 +21,8 @@ mod step;
 pub use engine::{Engine, Memory, Options, Phase, Residency, Stats};
 pub use error::{Code, Error, Result};
 pub use policy::{
-    Candidate, Context, Miss, Placement, Policies, Precision, Prefetch, Routing as RoutingView,
-    Rule, Seams, Transfer, Victim,
+    Candidate, Capacity, Context, Miss, Placement, Policies, Precision, Prediction, Prefetch,
+    Routing as RoutingView, Rule, Seams, Transfer, Victim,
 };
 pub use source::{Activation, LayerSpec, Part, Read, Routing, Source, Weights};
 pub use step::{Call, Lease, Matrix, PredictNext, Step, StepOptions};

@@ -19,6 +19,10 @@ pub struct Seams {
     /// Who leaves.
     pub eviction: bool,
     pub precision: bool,
+    /// Who is high from the start.
+    pub initial_high: bool,
+    /// Who a smaller budget demotes first.
+    pub worth: bool,
     pub placement: bool,
 }
 
@@ -74,6 +78,32 @@ pub struct Prefetch<'a> {
     pub resident: &'a [u8],
     pub usable: &'a [u8],
     pub in_flight: &'a [u8],
+    /// Slots of the target layer.
+    pub target_capacity: i64,
+    /// Until the target asks, waiting excluded, and one of its experts on the link: measured.
+    pub window_ns: i64,
+    pub transfer_ns: i64,
+}
+
+/// An expert of the target layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Prediction {
+    pub expert: i32,
+    /// Higher is fetched earlier.
+    pub score: f32,
+    /// Expected to use it; 0: cannot tell.
+    pub tokens: i32,
+}
+
+/// What capacities are decided from.
+#[derive(Clone, Copy, Debug)]
+pub struct Capacity<'a> {
+    /// Of the pool.
+    pub slots: i64,
+    pub layers: usize,
+    /// What prefetching can do for each layer, as measured: the share of its lookups that predictions
+    /// name, and the transfers that fit before it asks. Empty: no prefetch.
+    pub prefetch: &'a [sys::moert_prefetch_outlook],
 }
 
 /// One expert that may be evicted; times are layer calls.
@@ -132,14 +162,14 @@ pub struct Miss {
     pub load_ns: i64,
     /// Negative: there is no CPU beside the fast tier.
     pub cpu_ns: i64,
-    pub low_resident: bool,
+    /// A prefetch of it is on its way.
+    pub arriving: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
     Load,
     Cpu,
-    Low,
 }
 
 /// None means: as the strategy does. It is counted (`policy_fallbacks`), as are panics and answers out
@@ -158,12 +188,20 @@ pub trait Policies: Send + 'static {
     fn wants_next_gate(&self) -> bool {
         false
     }
+    /// The same from the input that `StepOptions::predict_next` tells?
+    fn wants_resident_forward(&self) -> bool {
+        false
+    }
     /// Experts of the target layer to prefetch, best first.
-    fn rank(&mut self, _prefetch: &Prefetch) -> Option<Vec<i32>> {
+    fn rank(&mut self, _prefetch: &Prefetch) -> Option<Vec<Prediction>> {
         None
     }
-    /// Slots of each layer; their sum is at most `slots`.
-    fn capacity(&mut self, _slots: i64, _layers: usize) -> Option<Vec<i32>> {
+    /// Slots of each layer; their sum is at most `capacity.slots`.
+    fn capacity(&mut self, _capacity: &Capacity) -> Option<Vec<i32>> {
+        None
+    }
+    /// At the beginning of a step: true to be asked for new capacities.
+    fn wants_capacity(&mut self, _context: &Context) -> Option<bool> {
         None
     }
     fn victim(
@@ -177,16 +215,38 @@ pub trait Policies: Send + 'static {
     /// With eviction or capacity among the seams: an expert came, an expert left.
     fn inserted(&mut self, _layer: i32, _expert: i32, _prefetch: bool) {}
     fn evicted(&mut self, _layer: i32, _expert: i32) {}
+    /// Where every expert is resident in one of two versions: indices of those that are high from the
+    /// start, at most high_capacity[l] of layer l.
+    fn initial_high(&mut self, _high_capacity: &[i32], _total_experts: i64) -> Vec<i64> {
+        Vec::new()
+    }
     /// Indices of experts to promote, best first, and to demote.
     fn precision(&mut self, _precision: &Precision) -> Option<(Vec<i64>, Vec<i64>)> {
+        None
+    }
+    /// What each expert is worth in high: a smaller budget demotes those worth least.
+    fn worth(&mut self, _precision: &Precision) -> Option<Vec<f64>> {
         None
     }
     /// The version a load should bring, 0 the one with most bits.
     fn transfer_version(&mut self, _transfer: &Transfer) -> Option<i32> {
         None
     }
-    /// One decision a miss.
-    fn placement(&mut self, _context: &Context, _misses: &[Miss]) -> Option<Vec<Placement>> {
+    /// Shall lower versions that a call used be replaced by the best?
+    fn upgrades(&mut self, _context: &Context) -> Option<bool> {
+        None
+    }
+    /// One decision a miss. link_busy_ns: until what is under way has arrived.
+    fn placement(
+        &mut self,
+        _context: &Context,
+        _misses: &[Miss],
+        _link_busy_ns: i64,
+    ) -> Option<Vec<Placement>> {
+        None
+    }
+    /// Shall what the CPU computed be brought while the link is idle (into slots that nobody holds)?
+    fn backfills(&mut self, _context: &Context, _free_slots: bool) -> Option<bool> {
         None
     }
 }
@@ -196,7 +256,8 @@ pub(crate) fn vtable(policies: Box<dyn Policies>) -> sys::moert_policies {
     let size = std::mem::size_of_val(&c) as u64;
     unsafe { sys::moert_policies_init(&mut c, size) };
     let seams = policies.seams();
-    c.wants_next_gate = policies.wants_next_gate() as i32;
+    c.prefetch_wants_next_gate = policies.wants_next_gate() as i32;
+    c.prefetch_wants_resident_forward = policies.wants_resident_forward() as i32;
     // A fat pointer does not fit into user_data: one more box.
     c.user_data = Box::into_raw(Box::new(policies)) as *mut c_void;
     c.destroy = Some(destroy);
@@ -209,6 +270,7 @@ pub(crate) fn vtable(policies: Box<dyn Policies>) -> sys::moert_policies {
     }
     if seams.capacity {
         c.residency_capacity = Some(capacity);
+        c.residency_wants_capacity = Some(wants_capacity);
     }
     if seams.eviction {
         c.residency_victim = Some(victim);
@@ -219,10 +281,18 @@ pub(crate) fn vtable(policies: Box<dyn Policies>) -> sys::moert_policies {
     }
     if seams.precision {
         c.precision_decide = Some(precision);
+        c.precision_upgrades = Some(upgrades);
         c.precision_transfer = Some(transfer_version);
+    }
+    if seams.initial_high {
+        c.precision_initial = Some(initial_high);
+    }
+    if seams.worth {
+        c.precision_worth = Some(worth);
     }
     if seams.placement {
         c.placement = Some(placement);
+        c.placement_backfills = Some(backfills);
     }
     c
 }
@@ -335,14 +405,14 @@ unsafe extern "C" fn routing_rule(
 unsafe extern "C" fn rank(
     user_data: *mut c_void,
     snapshot: *const sys::moert_prefetch_snapshot,
-    experts: *mut i32,
+    to: *mut sys::moert_prediction,
     capacity: i32,
     count: *mut i32,
 ) -> sys::moert_code {
     let s = unsafe { &*snapshot };
-    let (context, routing) = unsafe { (context_of(&s.context), routing_of(&s.routing)) };
+    let (context, routing) = unsafe { (context_of(&*s.context), routing_of(&*s.routing)) };
     let targets = s.target_experts as i64;
-    let scores = unsafe { array(s.predicted_scores, s.routing.tokens * targets) };
+    let scores = unsafe { array(s.predicted_scores, routing.tokens as i64 * targets) };
     let view = Prefetch {
         context,
         routing,
@@ -351,14 +421,19 @@ unsafe extern "C" fn rank(
         resident: unsafe { array(s.resident, targets) },
         usable: unsafe { array(s.usable, targets) },
         in_flight: unsafe { array(s.in_flight, targets) },
+        target_capacity: s.target_capacity,
+        window_ns: s.window_ns,
+        transfer_ns: s.transfer_ns,
     };
     match unsafe { ask(user_data, |host| host.rank(&view)) } {
         Ok(ranked) => {
             let n = ranked.len().min(capacity as usize);
-            unsafe {
-                std::ptr::copy_nonoverlapping(ranked.as_ptr(), experts, n);
-                *count = n as i32;
+            for (i, p) in ranked.iter().take(n).enumerate() {
+                let c =
+                    sys::moert_prediction { expert: p.expert, score: p.score, tokens: p.tokens };
+                unsafe { *to.add(i) = c };
             }
+            unsafe { *count = n as i32 };
             sys::MOERT_OK
         }
         Err(code) => code,
@@ -367,12 +442,14 @@ unsafe extern "C" fn rank(
 
 unsafe extern "C" fn capacity(
     user_data: *mut c_void,
-    slots: i64,
+    snapshot: *const sys::moert_capacity_snapshot,
     capacity: *mut i32,
-    num_layers: i32,
 ) -> sys::moert_code {
-    let layers = num_layers as usize;
-    match unsafe { ask(user_data, |host| host.capacity(slots, layers)) } {
+    let s = unsafe { &*snapshot };
+    let layers = s.num_layers as usize;
+    let view =
+        Capacity { slots: s.slots, layers, prefetch: unsafe { array(s.prefetch, s.num_layers) } };
+    match unsafe { ask(user_data, |host| host.capacity(&view)) } {
         Ok(slots) if slots.len() == layers => {
             unsafe { std::ptr::copy_nonoverlapping(slots.as_ptr(), capacity, layers) };
             sys::MOERT_OK
@@ -388,7 +465,7 @@ unsafe extern "C" fn victim(
     chosen: *mut i64,
 ) -> sys::moert_code {
     let s = unsafe { &*snapshot };
-    let context = unsafe { context_of(&s.context) };
+    let context = unsafe { context_of(&*s.context) };
     let candidates: Vec<Candidate> = unsafe { array(s.candidates, s.num_candidates) }
         .iter()
         .map(|v| Candidate {
@@ -430,6 +507,102 @@ unsafe extern "C" fn evicted(user_data: *mut c_void, layer: i32, expert: i32) {
     let _ = unsafe { ask(user_data, tell) };
 }
 
+unsafe fn precision_of<'a>(s: &'a sys::moert_precision_snapshot) -> Precision<'a> {
+    unsafe {
+        Precision {
+            context: context_of(&*s.context),
+            selections: array(s.selections, s.total_experts),
+            high: array(s.high, s.total_experts),
+            high_capacity: array(s.high_capacity, s.num_layers),
+        }
+    }
+}
+
+unsafe extern "C" fn initial_high(
+    user_data: *mut c_void,
+    high_capacity: *const i32,
+    num_layers: i32,
+    total_experts: i64,
+    high: *mut i64,
+    num_high: *mut i64,
+    failure: *mut sys::moert_failure,
+) -> sys::moert_code {
+    let capacity = unsafe { array(high_capacity, num_layers as i64) };
+    match unsafe { ask(user_data, |host| Some(host.initial_high(capacity, total_experts))) } {
+        Ok(list) if list.len() as i64 <= total_experts => unsafe {
+            std::ptr::copy_nonoverlapping(list.as_ptr(), high, list.len());
+            *num_high = list.len() as i64;
+            sys::MOERT_OK
+        },
+        Ok(_) => sys::MOERT_INVALID_ARGUMENT,
+        Err(code) => {
+            let why = b"Policies::initial_high panicked\0";
+            unsafe { sys::moert_failure_set(failure, why.as_ptr() as *const _) };
+            code
+        }
+    }
+}
+
+unsafe extern "C" fn worth(
+    user_data: *mut c_void,
+    snapshot: *const sys::moert_precision_snapshot,
+    worth: *mut f64,
+) -> sys::moert_code {
+    let s = unsafe { &*snapshot };
+    let view = unsafe { precision_of(s) };
+    match unsafe { ask(user_data, |host| host.worth(&view)) } {
+        Ok(list) if list.len() as i64 == s.total_experts => {
+            unsafe { std::ptr::copy_nonoverlapping(list.as_ptr(), worth, list.len()) };
+            sys::MOERT_OK
+        }
+        Ok(_) => sys::MOERT_INVALID_ARGUMENT,
+        Err(code) => code,
+    }
+}
+
+/// A yes or no about `context`.
+unsafe fn ask_flag(
+    user_data: *mut c_void,
+    context: *const sys::moert_policy_context,
+    answer: *mut i32,
+    question: impl FnOnce(&mut dyn Policies, &Context) -> Option<bool>,
+) -> sys::moert_code {
+    let own = unsafe { *answer != 0 };
+    let context = unsafe { context_of(&*context) };
+    // Nothing said: as the strategy has it, which is no failure.
+    let decide = |host: &mut dyn Policies| Some(question(host, &context).unwrap_or(own));
+    match unsafe { ask(user_data, decide) } {
+        Ok(yes) => unsafe { *answer = yes as i32 },
+        Err(code) => return code,
+    }
+    sys::MOERT_OK
+}
+
+unsafe extern "C" fn wants_capacity(
+    user_data: *mut c_void,
+    context: *const sys::moert_policy_context,
+    wants: *mut i32,
+) -> sys::moert_code {
+    unsafe { ask_flag(user_data, context, wants, |host, c| host.wants_capacity(c)) }
+}
+
+unsafe extern "C" fn upgrades(
+    user_data: *mut c_void,
+    context: *const sys::moert_policy_context,
+    upgrades: *mut i32,
+) -> sys::moert_code {
+    unsafe { ask_flag(user_data, context, upgrades, |host, c| host.upgrades(c)) }
+}
+
+unsafe extern "C" fn backfills(
+    user_data: *mut c_void,
+    context: *const sys::moert_policy_context,
+    free_slots: i32,
+    backfills: *mut i32,
+) -> sys::moert_code {
+    unsafe { ask_flag(user_data, context, backfills, |host, c| host.backfills(c, free_slots != 0)) }
+}
+
 unsafe extern "C" fn precision(
     user_data: *mut c_void,
     snapshot: *const sys::moert_precision_snapshot,
@@ -439,12 +612,7 @@ unsafe extern "C" fn precision(
     num_demote: *mut i64,
 ) -> sys::moert_code {
     let s = unsafe { &*snapshot };
-    let view = Precision {
-        context: unsafe { context_of(&s.context) },
-        selections: unsafe { array(s.selections, s.total_experts) },
-        high: unsafe { array(s.high, s.total_experts) },
-        high_capacity: unsafe { array(s.high_capacity, s.num_layers as i64) },
-    };
+    let view = unsafe { precision_of(s) };
     match unsafe { ask(user_data, |host| host.precision(&view)) } {
         Ok((up, down)) => {
             for (list, out, count) in [(up, promote, num_promote), (down, demote, num_demote)] {
@@ -467,7 +635,7 @@ unsafe extern "C" fn transfer_version(
 ) -> sys::moert_code {
     let s = unsafe { &*snapshot };
     let view = Transfer {
-        context: unsafe { context_of(&s.context) },
+        context: unsafe { context_of(&*s.context) },
         expert: s.expert,
         tokens: s.tokens,
         layer_tokens: s.layer_tokens,
@@ -483,13 +651,12 @@ unsafe extern "C" fn transfer_version(
 
 unsafe extern "C" fn placement(
     user_data: *mut c_void,
-    context: *const sys::moert_policy_context,
-    misses: *const sys::moert_miss,
-    num_misses: i32,
+    snapshot: *const sys::moert_placement_snapshot,
     decisions: *mut sys::moert_placement,
 ) -> sys::moert_code {
-    let context = unsafe { context_of(&*context) };
-    let misses: Vec<Miss> = unsafe { array(misses, num_misses as i64) }
+    let s = unsafe { &*snapshot };
+    let context = unsafe { context_of(&*s.context) };
+    let misses: Vec<Miss> = unsafe { array(s.misses, s.num_misses) }
         .iter()
         .map(|m| Miss {
             expert: m.expert,
@@ -498,16 +665,15 @@ unsafe extern "C" fn placement(
             bytes: m.bytes,
             load_ns: m.load_ns,
             cpu_ns: m.cpu_ns,
-            low_resident: m.low_resident != 0,
+            arriving: m.arriving != 0,
         })
         .collect();
-    match unsafe { ask(user_data, |host| host.placement(&context, &misses)) } {
+    match unsafe { ask(user_data, |host| host.placement(&context, &misses, s.link_busy_ns)) } {
         Ok(places) if places.len() == misses.len() => {
             for (i, place) in places.iter().enumerate() {
                 let code = match place {
-                    Placement::Load => sys::MOERT_PLACE_LOAD,
-                    Placement::Cpu => sys::MOERT_PLACE_CPU,
-                    Placement::Low => sys::MOERT_PLACE_LOW,
+                    Placement::Load => sys::MOERT_LOAD_MISS,
+                    Placement::Cpu => sys::MOERT_COMPUTE_ON_CPU,
                 };
                 unsafe { *decisions.add(i) = code };
             }

@@ -230,11 +230,11 @@ unsafe extern "C" fn read_trampoline<W: Weights>(
         expert: r.expert,
         part,
         first_row: r.first_row,
-        rows: r.rows,
-        cols: r.cols,
+        rows: r.dst.rows,
+        cols: r.dst.cols,
     };
-    let dst =
-        unsafe { std::slice::from_raw_parts_mut(r.dst as *mut f32, (r.rows * r.cols) as usize) };
+    let elements = (r.dst.rows * r.dst.cols) as usize;
+    let dst = unsafe { std::slice::from_raw_parts_mut(r.dst.data as *mut f32, elements) };
     // A panic must not unwind into C.
     match catch_unwind(AssertUnwindSafe(|| weights.read(&what, dst))) {
         Ok(Ok(())) => sys::MOERT_OK,

@@ -24,21 +24,20 @@ pub struct StepOptions<'a> {
 /// What `predict_next` of the C API is given.
 pub(crate) struct Predictor {
     pub predict: PredictNext,
-    pub widths: Vec<i64>, // by layer
 }
 
 pub(crate) unsafe extern "C" fn predict_next(
     user_data: *mut c_void,
     layer: i32,
-    partial: *const f32,
-    rows: i64,
-    next_input: *mut f32,
+    partial: *const sys::moert_tensor,
+    next_input: *const sys::moert_tensor,
 ) -> sys::moert_code {
     let predictor = unsafe { &*(user_data as *const Predictor) };
-    let elements = |layer: i32| (rows * predictor.widths[layer as usize]) as usize;
+    let elements = |t: &sys::moert_tensor| (t.rows * t.cols) as usize;
     let answer = catch_unwind(AssertUnwindSafe(|| unsafe {
-        let from = slice::from_raw_parts(partial, elements(layer));
-        let to = slice::from_raw_parts_mut(next_input, elements(layer + 1));
+        let (from, to) = (&*partial, &*next_input);
+        let from = slice::from_raw_parts(from.data as *const f32, elements(from));
+        let to = slice::from_raw_parts_mut(to.data as *mut f32, elements(to));
         (predictor.predict)(layer, from, to)
     }));
     match answer {
@@ -71,6 +70,13 @@ fn invalid(origin: &str, message: String) -> Error {
     Error { code: Code::InvalidArgument, origin: origin.into(), message }
 }
 
+/// fp32 or expert ids, contiguous, in host memory.
+fn tensor<T>(data: *const T, rows: i64, cols: i64, dtype: sys::moert_dtype) -> sys::moert_tensor {
+    let mut tensor: sys::moert_tensor = unsafe { std::mem::zeroed() };
+    unsafe { sys::moert_tensor_init(&mut tensor, data as *mut c_void, rows, cols, dtype) };
+    tensor
+}
+
 impl<'engine> Step<'engine> {
     pub(crate) fn new(
         handle: *mut sys::moert_step,
@@ -80,37 +86,36 @@ impl<'engine> Step<'engine> {
         Step { handle, rows, predictor, engine: PhantomData }
     }
 
-    /// Elements of a row. The library checks them against the layer's width; that both slices are
-    /// as long as it will believe is checked here.
-    fn width(&self, origin: &str, hidden: usize, out: usize) -> Result<i64> {
-        if hidden == 0 || hidden != out || hidden as i64 % self.rows != 0 {
+    /// Both as tensors. The library checks their shapes against the layer; that the slices are as
+    /// long as it will believe is checked here.
+    fn tensors(
+        &self,
+        origin: &str,
+        hidden: &[f32],
+        out: *mut f32,
+        out_len: usize,
+    ) -> Result<(sys::moert_tensor, sys::moert_tensor)> {
+        let count = hidden.len();
+        if count == 0 || count != out_len || count as i64 % self.rows != 0 {
             return Err(invalid(
                 origin,
                 format!(
-                    "hidden has {hidden} elements, out {out}, for a step of {} rows",
+                    "hidden has {count} elements, out {out_len}, for a step of {} rows",
                     self.rows
                 ),
             ));
         }
-        Ok(hidden as i64 / self.rows)
+        let cols = count as i64 / self.rows;
+        Ok((
+            tensor(hidden.as_ptr(), self.rows, cols, sys::MOERT_F32),
+            tensor(out, self.rows, cols, sys::MOERT_F32),
+        ))
     }
 
     /// hidden, out: rows x the layer's hidden size, contiguous.
     pub fn forward(&self, layer: i32, hidden: &[f32], out: &mut [f32]) -> Result<()> {
-        let width = self.width("Step::forward", hidden.len(), out.len())?;
-        check(|e| unsafe {
-            sys::moert_layer_forward(
-                self.handle,
-                layer,
-                hidden.as_ptr() as *const c_void,
-                width,
-                sys::MOERT_F32,
-                self.rows,
-                out.as_mut_ptr() as *mut c_void,
-                ptr::null_mut(),
-                e,
-            )
-        })
+        let (x, y) = self.tensors("Step::forward", hidden, out.as_mut_ptr(), out.len())?;
+        check(|e| unsafe { sys::moert_layer_forward(self.handle, layer, &x, ptr::null(), &y, e) })
     }
 
     /// With the host's routing. ids, weights: rows x top_k. Returns the experts really used, in the
@@ -123,50 +128,39 @@ impl<'engine> Step<'engine> {
         weights: &[f32],
         out: &mut [f32],
     ) -> Result<Vec<i32>> {
-        let width = self.width("Step::forward_routed", hidden.len(), out.len())?;
+        let (x, y) = self.tensors("Step::forward_routed", hidden, out.as_mut_ptr(), out.len())?;
         if ids.len() != weights.len() || ids.len() as i64 % self.rows != 0 {
             return Err(invalid(
                 "Step::forward_routed",
                 format!("{} ids and {} weights for {} rows", ids.len(), weights.len(), self.rows),
             ));
         }
+        let k = ids.len() as i64 / self.rows;
         let mut used = vec![-1; ids.len()];
-        check(|e| unsafe {
-            sys::moert_layer_forward_routed(
-                self.handle,
-                layer,
-                hidden.as_ptr() as *const c_void,
-                width,
-                sys::MOERT_F32,
-                self.rows,
-                ids.as_ptr(),
-                weights.as_ptr(),
-                (ids.len() as i64 / self.rows) as i32,
-                used.as_mut_ptr(),
-                out.as_mut_ptr() as *mut c_void,
-                ptr::null_mut(),
-                e,
-            )
-        })?;
+        let mut routing: sys::moert_routing = unsafe { std::mem::zeroed() };
+        let size = std::mem::size_of_val(&routing) as u64;
+        unsafe { sys::moert_routing_init(&mut routing, size) };
+        routing.ids = tensor(ids.as_ptr(), self.rows, k, sys::MOERT_I32);
+        routing.weights = tensor(weights.as_ptr(), self.rows, k, sys::MOERT_F32);
+        routing.used_ids = tensor(used.as_mut_ptr(), self.rows, k, sys::MOERT_I32);
+        check(|e| unsafe { sys::moert_layer_forward(self.handle, layer, &x, &routing, &y, e) })?;
         Ok(used)
     }
 
     /// Starts a layer call and returns; the buffers are the call's until `Call::finish` gives them
     /// back. (Owned, because a forgotten call goes on writing.)
     pub fn begin_forward(&self, layer: i32, hidden: Vec<f32>, out: Vec<f32>) -> Result<Call<'_>> {
-        let width = self.width("Step::begin_forward", hidden.len(), out.len())?;
         let mut buffers = Box::new((hidden, out));
+        let (hidden, out) = &mut *buffers;
+        let (x, y) = self.tensors("Step::begin_forward", hidden, out.as_mut_ptr(), out.len())?;
         let mut handle = ptr::null_mut();
         check(|e| unsafe {
             sys::moert_layer_begin(
                 self.handle,
                 layer,
-                buffers.0.as_ptr() as *const c_void,
-                width,
-                sys::MOERT_F32,
-                self.rows,
-                buffers.1.as_mut_ptr() as *mut c_void,
-                ptr::null_mut(),
+                &x,
+                ptr::null(),
+                &y,
                 ptr::null(),
                 &mut handle,
                 e,

@@ -134,16 +134,18 @@ impl Policies for Everything {
             own_score_weights: true,
         })
     }
-    fn rank(&mut self, prefetch: &Prefetch) -> Option<Vec<i32>> {
+    fn rank(&mut self, prefetch: &Prefetch) -> Option<Vec<Prediction>> {
         self.count(2);
         assert_eq!(prefetch.predicted_scores.unwrap().len(), 8);
         assert_eq!(prefetch.target_layer, (prefetch.context.layer + 1) % 2);
-        Some(if self.wrong { vec![99] } else { vec![0, 1] })
+        let experts = if self.wrong { vec![99] } else { vec![0, 1] };
+        let named = |(i, expert)| Prediction { expert, score: 9.0 - i as f32, tokens: 1 };
+        Some(experts.into_iter().enumerate().map(named).collect())
     }
-    fn capacity(&mut self, slots: i64, layers: usize) -> Option<Vec<i32>> {
+    fn capacity(&mut self, capacity: &Capacity) -> Option<Vec<i32>> {
         self.count(3);
-        let mut all = vec![1; layers];
-        all[0] = slots as i32 - 1;
+        let mut all = vec![1; capacity.layers];
+        all[0] = capacity.slots as i32 - 1;
         if self.wrong {
             all.push(0);
         }
@@ -162,9 +164,14 @@ impl Policies for Everything {
     fn evicted(&mut self, _layer: i32, _expert: i32) {
         self.count(7);
     }
-    fn placement(&mut self, _context: &Context, misses: &[Miss]) -> Option<Vec<Placement>> {
+    fn placement(
+        &mut self,
+        _context: &Context,
+        misses: &[Miss],
+        link_busy_ns: i64,
+    ) -> Option<Vec<Placement>> {
         self.count(5);
-        assert!(misses.iter().all(|m| m.tokens == 1 && m.cpu_ns < 0 && !m.low_resident));
+        assert!(link_busy_ns >= 0 && misses.iter().all(|m| m.tokens == 1 && m.cpu_ns < 0));
         Some(vec![Placement::Load; misses.len()])
     }
     fn precision(&mut self, precision: &Precision) -> Option<(Vec<i64>, Vec<i64>)> {
@@ -213,24 +220,24 @@ fn policies_decide_and_what_they_cannot_falls_back() {
     assert!(exact && all == plain);
     assert_eq!((asked[0], asked[1], asked[2], asked[5]), (40, 0, 40, 0));
     assert!(asked[3] > 0 && asked[4] > 0 && stats.policy_fallbacks == 0);
-    assert!(stats.prefetch_issued > 0 && stats.peak_bytes <= stats.budget_bytes);
+    assert!(stats.prefetches > 0 && stats.peak_bytes <= stats.budget_bytes);
     assert_eq!((asked[6] - asked[7]) as i64 * 10, 10 * held(&stats));
 
     let every = Seams { routing: true, precision: true, placement: true, ..cache };
     let (all, stats, asked, exact) = make(false, every);
-    assert!(!exact && all != plain && stats.slots_substituted > 0);
+    assert!(!exact && all != plain && stats.substituted > 0);
     assert_eq!((asked[1], stats.policy_fallbacks), (40, 0), "{asked:?}");
     assert!(asked[5] > 0 && asked[8] == 0, "{asked:?}"); // one version: nothing to choose
 
     let (all, stats, asked, _) = make(true, every); // nothing of it can be carried out
     assert_eq!(all, plain);
     assert!(stats.policy_fallbacks >= (asked[1] + asked[2] + asked[4] + asked[5]) as i64);
-    assert_eq!(stats.slots_substituted, 0);
+    assert_eq!(stats.substituted, 0);
 }
 
 /// Experts in the pools.
 fn held(stats: &Stats) -> i64 {
-    stats.loads + stats.prefetch_issued - stats.evictions
+    stats.loads + stats.prefetches - stats.evictions
 }
 
 #[test]
@@ -238,7 +245,7 @@ fn a_lease_shows_the_weights() {
     let (alive, broken) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
     let source = Source::from_weights("w", &layers(), Counted::new(&alive, &broken)).unwrap();
     let engine = Engine::new(&source, &Options::default()).unwrap();
-    engine.prefetch_hint(1, &[3]).unwrap();
+    engine.prefetch(1, &[3]).unwrap();
     let step = engine.step(Phase::Decode, 1).unwrap();
     let lease = step.lease(1, &[3]).unwrap();
     let (rows, cols, weights) = lease.read(0, Part::DownProj).unwrap();
@@ -329,8 +336,14 @@ fn a_host_predicts() {
     }
     let stats = engine.stats().unwrap();
     assert!(calls.load(Ordering::SeqCst) >= 3);
-    assert_eq!(stats.predictions_resident_forward as usize, calls.load(Ordering::SeqCst) - 2);
+    let metrics = engine.metrics().unwrap();
+    let value = |name: &str| metrics.iter().find(|(n, _)| n == name).unwrap().1 as usize;
+    assert_eq!(value("moert_predictions_resident_forward_total"), calls.load(Ordering::SeqCst) - 2);
+    assert_eq!(value("moert_lookups_total"), stats.lookups as usize);
     assert_eq!(stats.policy_fallbacks, 2);
     let wrong = StepOptions { request_ids: Some(&[1, 2]), ..Default::default() };
-    assert_eq!(engine.step_with(Phase::Decode, 1, wrong).err().unwrap().code, Code::InvalidArgument);
+    assert_eq!(
+        engine.step_with(Phase::Decode, 1, wrong).err().unwrap().code,
+        Code::InvalidArgument
+    );
 }

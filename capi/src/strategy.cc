@@ -1,9 +1,10 @@
+#include "moert/strategy.h"
+
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_join.h"
 #include "guard.h"
-#include "moert/strategy.h"
 #include "struct_io.h"
 
 namespace moert::capi {

@@ -1,0 +1,118 @@
+/* engine.h: an engine owns the experts of one model under one byte budget. Since 0.1. */
+#ifndef MOERT_C_ENGINE_H_
+#define MOERT_C_ENGINE_H_
+
+#include "moert/c/policy.h"
+#include "moert/c/services.h"
+#include "moert/c/source.h"
+#include "moert/c/trace.h"
+
+MOERT_BEGIN_C
+
+typedef struct moert_engine moert_engine;
+
+/* Where experts execute and what the fast tier is. */
+typedef int32_t moert_backend;
+enum moert_backend_values {
+  MOERT_BACKEND_INVALID = -1,
+  MOERT_BACKEND_AUTO = 0, /* CUDA where it is usable, else the CPU */
+  MOERT_BACKEND_CPU = 1,  /* the default. Tensors in host memory; layer calls block */
+  MOERT_BACKEND_CUDA = 2  /* tensors in device memory; layer calls are ordered by a stream */
+};
+
+/* How activations enter the products of bf16 weights and of the a16 schemes. */
+typedef int32_t moert_numerics;
+enum moert_numerics_values {
+  MOERT_NUMERICS_INVALID = -1,
+  MOERT_NUMERICS_BF16 = 0, /* rounded to bf16, fp32 accumulation */
+  MOERT_NUMERICS_F32 = 1,  /* not rounded */
+  MOERT_NUMERICS_INT8 = 2  /* CPU only: a16 schemes with int8 per 128 channels */
+};
+
+typedef int32_t moert_clock;
+enum moert_clock_values {
+  MOERT_CLOCK_INVALID = -1,
+  MOERT_CLOCK_WALL = 0,
+  MOERT_CLOCK_VIRTUAL = 1,   /* logical times from the profile: reproducible to the bit */
+  MOERT_CLOCK_SIMULATION = 2 /* the same, and no expert is read or multiplied: decisions and times
+                              * only. Layer calls bring their routing (layer.h) */
+};
+
+/* Strings are copied. Structs that are pointed to are copied, what their user_data point to must
+ * live until destroy is called; on a failed create it stays the host's. */
+typedef struct moert_engine_options {
+  uint64_t struct_size;
+  /* Strategy. */
+  const char *strategy; /* a spec (docs/reference/strategies.md); NULL: "on-demand" */
+  const moert_policies *policies; /* decide in place of the strategy's; NULL: none */
+  /* Memory. */
+  int64_t budget_bytes;   /* hard limit of everything the engine holds; 0: budget_fraction */
+  double budget_fraction; /* pools for this share of the bytes of all routed experts, fixed parts
+                           * added. In (0, 1], default 1 */
+  int64_t host_budget_bytes; /* CUDA: of pinned host memory that keeps records; -1 (default): all */
+  int64_t max_tokens_per_forward;   /* rows of the largest layer call; sizes the workspace */
+  const moert_allocator *allocator; /* of pools in RAM; NULL: the system */
+  /* Execution. */
+  moert_backend backend;
+  int32_t device; /* CUDA: its ordinal */
+  moert_numerics numerics;
+  int32_t io_threads; /* that read experts, 1 to 16 */
+  int32_t threads;    /* that compute, the caller's included; 0: one per usable CPU, on a device
+                       * without those of the caller and of I/O */
+  moert_clock clock;
+  const char *cpus;    /* "0-3,8": of the compute threads; NULL: not pinned */
+  const char *kernels; /* CPU kernel set (probe.h); NULL: the best */
+  const char *profile; /* of the machine: a file of `moert-bench probe --json`; NULL: "reference" */
+  double link_gbps;    /* paces transfers, GB/s; 0: the device's own speed, or the profile's */
+  const moert_thread_pool *thread_pool; /* in place of threads and cpus; NULL: the library's */
+  /* What can be seen. */
+  const moert_logger *logger;         /* NULL: silence */
+  const moert_trace_sink *trace_sink; /* sees every layer call; NULL: none */
+  const char *trace_path; /* writes a routing trace, and a timeline beside it; NULL: none */
+} moert_engine_options;
+
+MOERT_API void moert_engine_options_init(moert_engine_options *options, uint64_t size);
+
+/* Reads the fixed parts, reserves the pools, and loads experts where the strategy preloads them.
+ * options NULL: the defaults. Thread-safe. Blocks while it reads. Fails: INVALID_ARGUMENT, a budget
+ * below the minimum included; RESOURCE_EXHAUSTED; UNAVAILABLE for CUDA where it is not usable;
+ * UNIMPLEMENTED; the source's errors. */
+MOERT_API moert_code moert_engine_create(const moert_source *source,
+                                         const moert_engine_options *options, moert_engine **engine,
+                                         moert_error **error);
+/* Steps still open stay usable and keep the engine's memory until they end. Accepts NULL. Not
+ * thread-safe. Blocks for split calls under way. */
+MOERT_API void moert_engine_destroy(moert_engine *engine);
+
+/* A new hard limit, in bytes or, with bytes 0, as a fraction (moert_engine_options). Shrinking
+ * evicts before it returns; a refused one changes nothing. Thread-safe. Blocks for a layer call in
+ * progress and for transfers that have to end. Fails: INVALID_ARGUMENT below the minimum;
+ * FAILED_PRECONDITION when leases pin more; RESOURCE_EXHAUSTED. */
+MOERT_API moert_code moert_engine_set_budget(moert_engine *engine, int64_t bytes, double fraction,
+                                             moert_error **error);
+
+/* MoE layers; 0 for NULL. Thread-safe. */
+MOERT_API int32_t moert_engine_layer_count(const moert_engine *engine);
+/* Thread-safe. Never blocks. Fails: INVALID_ARGUMENT. */
+MOERT_API moert_code moert_engine_layer(const moert_engine *engine, int32_t layer,
+                                        moert_layer_spec *spec, moert_error **error);
+/* MOERT_BACKEND_CPU or MOERT_BACKEND_CUDA; MOERT_BACKEND_INVALID for NULL. Thread-safe. */
+MOERT_API moert_backend moert_engine_backend(const moert_engine *engine);
+/* The strategy's spec. Lives as long as the engine. Thread-safe. */
+MOERT_API const char *moert_engine_strategy(const moert_engine *engine);
+/* 1: the output is the same at any budget and thread count; 0 for NULL. Thread-safe. */
+MOERT_API int32_t moert_engine_exact(const moert_engine *engine);
+/* 1: layer calls may be recorded into a CUDA graph, and the graph launched between step_begin and
+ * step_end of later steps. 0: layer calls on a stream that is being captured fail with
+ * FAILED_PRECONDITION; always so on the CPU backend. The same for an engine's life. Thread-safe. */
+MOERT_API int32_t moert_engine_graph_safe(const moert_engine *engine);
+/* The engine's clock, which all times in its statistics are in; 0 for NULL. Thread-safe. */
+MOERT_API int64_t moert_engine_now_ns(const moert_engine *engine);
+/* Completes the files of trace_path and reports what went wrong while they were
+ * written; later calls are not written. Thread-safe. Blocks while it writes. Fails:
+ * FAILED_PRECONDITION without a trace_path; the write's error. */
+MOERT_API moert_code moert_engine_close_trace(moert_engine *engine, moert_error **error);
+
+MOERT_END_C
+
+#endif /* MOERT_C_ENGINE_H_ */

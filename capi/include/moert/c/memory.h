@@ -1,0 +1,43 @@
+/* memory.h: what a budget pays for. Since 0.1. */
+#ifndef MOERT_C_MEMORY_H_
+#define MOERT_C_MEMORY_H_
+
+#include "moert/c/engine.h"
+
+MOERT_BEGIN_C
+
+/* Bytes, unless the name says otherwise. A slot is room for one expert. */
+typedef struct moert_memory {
+  uint64_t struct_size;
+  int64_t budget_bytes;
+  int64_t minimum_bytes; /* the smallest legal budget */
+  /* Fixed parts. */
+  int64_t constant_bytes;  /* gates, shared experts */
+  int64_t table_bytes;     /* residency and bookkeeping */
+  int64_t workspace_bytes; /* activations */
+  /* Pools. */
+  int64_t block_bytes;     /* one expert in the best version served, the largest */
+  int64_t slots;           /* blocks of that size that the rest holds */
+  int64_t low_block_bytes; /* one expert in the low version, where two are served */
+  int64_t low_slots;
+  int64_t spare_slots; /* blocks of each size kept free so that full pools can swap */
+  int64_t own_bytes;   /* where every expert has a block that it never leaves, each as large as its
+                        * record: their bytes; 0: no such pool */
+  int64_t total_experts; /* routed experts of all layers */
+} moert_memory;
+
+MOERT_API void moert_memory_init(moert_memory *memory, uint64_t size);
+/* What an engine would take; allocates nothing and needs no device. options NULL: the defaults.
+ * Thread-safe. Blocks only to read a profile file. Fails: as moert_engine_create does, but for what
+ * takes memory or reads experts. */
+MOERT_API moert_code moert_memory_plan(const moert_source *source,
+                                       const moert_engine_options *options, moert_memory *memory,
+                                       moert_error **error);
+/* The same of a live engine. Thread-safe. Blocks for a layer call's bookkeeping, never for its
+ * work. Fails: INVALID_ARGUMENT. */
+MOERT_API moert_code moert_engine_memory(const moert_engine *engine, moert_memory *memory,
+                                         moert_error **error);
+
+MOERT_END_C
+
+#endif /* MOERT_C_MEMORY_H_ */

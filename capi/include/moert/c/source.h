@@ -1,0 +1,135 @@
+/* source.h: where experts come from: a checkpoint, an expert pack, or a host's own weights. A
+ * source is counted: an engine keeps its own reference. Since 0.1. */
+#ifndef MOERT_C_SOURCE_H_
+#define MOERT_C_SOURCE_H_
+
+#include "moert/c/model.h"
+#include "moert/c/tensor.h"
+
+MOERT_BEGIN_C
+
+typedef struct moert_source moert_source;
+
+/* ---- Files. */
+
+/* Both callbacks may be NULL; they run on the thread that opens. */
+typedef struct moert_open_options {
+  uint64_t struct_size;
+  const char *cache_dir; /* NULL: $XDG_CACHE_HOME/moert or ~/.cache/moert */
+  void *user_data;
+  void (*log)(void *user_data, const char *line);
+  void (*progress)(void *user_data, int64_t done_bytes, int64_t total_bytes);
+} moert_open_options;
+
+MOERT_API void moert_open_options_init(moert_open_options *options, uint64_t size);
+
+/* A checkpoint directory as published on Hugging Face (config.json and safetensors shards), through
+ * a bf16 expert pack in the cache folder, which the first open writes. options NULL: the defaults.
+ * Thread-safe. Blocks while it reads and writes files. Fails: NOT_FOUND, PERMISSION_DENIED;
+ * INVALID_ARGUMENT or DATA_LOSS for a damaged file; UNIMPLEMENTED for an unknown architecture;
+ * RESOURCE_EXHAUSTED when the disk is full. */
+MOERT_API moert_code moert_source_open(const char *model_dir, const moert_open_options *options,
+                                       moert_source **source, moert_error **error);
+/* An expert pack directory, as moert-pack writes them. Thread-safe. Blocks while it reads the
+ * manifest. Fails: NOT_FOUND; INVALID_ARGUMENT or DATA_LOSS for a damaged file. */
+MOERT_API moert_code moert_source_open_pack(const char *pack_dir, moert_source **source,
+                                            moert_error **error);
+
+/* ---- A host's own weights. */
+
+/* What a host's source is asked for. */
+typedef int32_t moert_part;
+enum moert_part_values {
+  MOERT_PART_INVALID = -1,
+  MOERT_PART_GATE_PROJ = 0,      /* of an expert: [intermediate, hidden], in weights_dtype */
+  MOERT_PART_UP_PROJ = 1,        /* of an expert: [intermediate, hidden], in weights_dtype */
+  MOERT_PART_DOWN_PROJ = 2,      /* of an expert: [hidden, intermediate], in weights_dtype */
+  MOERT_PART_ROUTER = 3,         /* of a layer: [num_experts, hidden], f32 */
+  MOERT_PART_SELECTION_BIAS = 4, /* of a layer: [1, num_experts], f32 */
+  MOERT_PART_SHARED_GATE = 5,    /* of a layer: [1, hidden], f32 */
+  MOERT_PART_RECORD = 6 /* of an expert: [1, bytes], a packed record (docs/reference/layout.md) */
+};
+
+/* `expert` of the parts of the shared expert. */
+enum moert_expert_values { MOERT_SHARED_EXPERT = -1 };
+
+/* Rows [first_row, first_row + rows) of a row-major matrix are wanted. */
+typedef struct moert_read {
+  uint64_t struct_size;
+  int32_t layer;
+  int32_t expert; /* MOERT_SHARED_EXPERT, or an expert; 0 for parts of a layer */
+  moert_part part;
+  int32_t version;   /* of MOERT_PART_RECORD: index into `schemes`; else 0 */
+  int64_t first_row; /* a multiple of 16 */
+  moert_tensor dst;  /* to be filled: contiguous, in host memory */
+} moert_read;
+
+typedef struct moert_source_callbacks {
+  uint64_t struct_size;
+  moert_dtype weights_dtype; /* of the three projections: f32, bf16 (the default) or f16 */
+  /* NULL: experts are read by rows and kept as bf16. Else the schemes of packed records the host
+   * has, most bits first, comma separated ("bf16,w4a16_g128"): `read` gets MOERT_PART_RECORD. */
+  const char *schemes;
+  void *user_data;
+  /* Called from several threads of the library at once, and with the virtual clock from the thread
+   * of the layer call. MOERT_OK, or the code that the layer call which needed the weights returns.
+   */
+  moert_code (*read)(void *user_data, const moert_read *read, moert_failure *failure);
+  /* Packed records that lie in page-locked host memory already, at a multiple of 4096 bytes: the
+   * CUDA backend copies them to the device from there and keeps no copy. NULL: the record has to be
+   * read. Called as `read` is. The member may be NULL. */
+  const void *(*pinned_record)(void *user_data, int32_t layer, int32_t expert, int32_t version);
+  /* Once, when the last user of the source is gone; may be NULL. */
+  void (*destroy)(void *user_data);
+} moert_source_callbacks;
+
+MOERT_API void moert_source_callbacks_init(moert_source_callbacks *callbacks, uint64_t size);
+
+/* A source over a host's own weights. layers: [num_layers]; name is for messages. Nothing is read.
+ * On success user_data belongs to the source, until destroy is called; on failure it stays the
+ * host's. Thread-safe. Never blocks. Fails: INVALID_ARGUMENT. */
+MOERT_API moert_code moert_source_create(const char *name, const moert_layer_spec *layers,
+                                         uint64_t num_layers,
+                                         const moert_source_callbacks *callbacks,
+                                         moert_source **source, moert_error **error);
+
+/* ---- Any source. */
+
+/* Accepts NULL. Not thread-safe. */
+MOERT_API void moert_source_destroy(moert_source *source);
+/* For messages: the directory, or the host's name. Lives as long as the source. Thread-safe. */
+MOERT_API const char *moert_source_name(const moert_source *source);
+/* MoE layers; 0 for NULL. Thread-safe. */
+MOERT_API int32_t moert_source_layer_count(const moert_source *source);
+/* Thread-safe. Never blocks. Fails: INVALID_ARGUMENT. */
+MOERT_API moert_code moert_source_layer(const moert_source *source, int32_t layer,
+                                        moert_layer_spec *spec, moert_error **error);
+/* Versions that every expert is stored in, most bits first; 0 for NULL. Thread-safe. */
+MOERT_API int32_t moert_source_version_count(const moert_source *source);
+
+/* One stored version of an expert: one contiguous record. */
+typedef struct moert_record_info {
+  uint64_t struct_size;
+  const char *version; /* its scheme, or its plan's name if mixed. Static */
+  int64_t bytes;
+  int32_t hadamard; /* 1: weights are stored in the block Hadamard domain */
+  moert_matrix gate;
+  moert_matrix up;
+  moert_matrix down;
+} moert_record_info;
+
+MOERT_API void moert_record_info_init(moert_record_info *info, uint64_t size);
+/* Thread-safe. Never blocks. Fails: INVALID_ARGUMENT. */
+MOERT_API moert_code moert_source_record(const moert_source *source, int32_t layer, int32_t expert,
+                                         int32_t version, moert_record_info *info,
+                                         moert_error **error);
+/* The bytes of one record into dst (at least moert_record_info.bytes long, checked). Thread-safe.
+ * Blocks while it reads. Fails: INVALID_ARGUMENT, DATA_LOSS for a wrong checksum, or the code of
+ * the host's `read`. */
+MOERT_API moert_code moert_source_read(const moert_source *source, int32_t layer, int32_t expert,
+                                       int32_t version, void *dst, uint64_t dst_bytes,
+                                       moert_error **error);
+
+MOERT_END_C
+
+#endif /* MOERT_C_SOURCE_H_ */

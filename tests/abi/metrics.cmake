@@ -1,0 +1,11 @@
+# docs/reference/metrics.md lists the metrics that the library has.
+cmake_policy(VERSION 3.22)
+execute_process(COMMAND ${PROGRAM} OUTPUT_VARIABLE table RESULT_VARIABLE result)
+if(NOT result EQUAL 0 OR NOT table MATCHES "moert_lookups_total")
+  message(FATAL_ERROR "${PROGRAM}: exit status ${result}:\n${table}")
+endif()
+file(READ ${PAGE} page)
+string(FIND "${page}" "<!-- metrics -->\n${table}<!-- /metrics -->" at)
+if(at EQUAL -1)
+  message(FATAL_ERROR "${PAGE} does not hold this between its markers:\n${table}")
+endif()
