@@ -5,8 +5,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "call_queue.h"
 #include "closable_trace.h"
@@ -54,7 +52,6 @@ struct moert_call {
 struct moert_lease {
   std::shared_ptr<moert::capi::EngineState> state;
   moert::LeaseId id = 0;
-  std::vector<std::string> schemes;  // gate, up, down of each expert
 };
 
 #endif  // MOERT_CAPI_SRC_HANDLES_H_

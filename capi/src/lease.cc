@@ -1,29 +1,16 @@
 #include <algorithm>
 #include <memory>
+#include <vector>
 
 #include "base/status_macros.h"
 #include "guard.h"
 #include "handles.h"
 #include "quant/packing.h"
+#include "record.h"
 #include "struct_io.h"
 
 namespace moert::capi {
 namespace {
-
-moert_matrix ToC(const MatrixLayout& m, const std::string& scheme) {
-  moert_matrix c{};
-  c.scheme = scheme.c_str();
-  c.rows = m.rows;
-  c.k = m.k;
-  c.padded_rows = m.padded_rows;
-  c.padded_k = m.padded_k;
-  c.group = m.group;
-  c.weight_offset = m.weight_offset;
-  c.weight_bytes = m.weight_bytes;
-  c.scale_offset = m.scale_offset;
-  c.scale_bytes = m.scale_bytes;
-  return c;
-}
 
 /// Calls `use` with one leased expert, which stays where it is until it returns.
 template <typename Use>
@@ -65,16 +52,7 @@ moert_code moert_lease_acquire(moert_step* step, int32_t layer, const int32_t* e
     std::vector<moert::ExpertView> views;
     MOERT_ASSIGN_OR_RETURN(handle->id,
                            step->state->engine->AcquireExperts(step->id, layer, wanted, &views));
-    // Named after the lease holds, so that a failure releases it.
-    std::unique_ptr<moert_lease, decltype(&moert_lease_release)> held(handle.release(),
-                                                                      &moert_lease_release);
-    for (const moert::ExpertView& view : views) {
-      for (const moert::MatrixLayout* m :
-           {&view.layout->gate, &view.layout->up, &view.layout->down}) {
-        held->schemes.push_back(m->scheme.Name());
-      }
-    }
-    *lease = held.release();
+    *lease = handle.release();
     return absl::OkStatus();
   });
 }
@@ -84,15 +62,14 @@ moert_code moert_lease_view(const moert_lease* lease, int64_t index, moert_exper
   return Guard(__func__, error, [&]() -> absl::Status {
     MOERT_REQUIRE_NOT_NULL(lease);
     return UseExpert(*lease, index, [&](const moert::ExpertView& v) {
-      const size_t first = 3 * static_cast<size_t>(index);
       moert_expert_view value{};
       value.record = v.record;
       value.bytes = v.layout->bytes;
       value.expert = v.expert;
       value.version = v.version;
-      value.gate = ToC(v.layout->gate, lease->schemes[first]);
-      value.up = ToC(v.layout->up, lease->schemes[first + 1]);
-      value.down = ToC(v.layout->down, lease->schemes[first + 2]);
+      value.gate = ToC(v.layout->gate);
+      value.up = ToC(v.layout->up);
+      value.down = ToC(v.layout->down);
       return WriteStruct(value, view, "view");
     });
   });

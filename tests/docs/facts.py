@@ -111,7 +111,7 @@ def main():
         if pages.ROOT / "tests" / "docs" not in path.parents:
             words |= set(re.findall(r"[A-Za-z_]\w*", path.read_text(encoding="utf-8", errors="replace")))
     flags = set(re.findall(r'"(?:--)?([a-z][\w-]*)', read("examples/cli")))
-    symbols = set(re.findall(r"\b(?:moert|MOERT)_\w+", read("capi", "include", "examples", "cmake", "tests") +
+    symbols = set(re.findall(r"\b(?:moert|MOERT)_\w+", read("capi", "include", "lib", "examples", "cmake", "tests") +
                              (pages.ROOT / "CMakeLists.txt").read_text()))
     known = strategies()
     found = []

@@ -28,9 +28,8 @@ MOERT_API void moert_expert_view_init(moert_expert_view *view, uint64_t size);
  * INVALID_ARGUMENT; RESOURCE_EXHAUSTED when they do not fit; CANCELLED; the source's errors. */
 MOERT_API moert_code moert_lease_acquire(moert_step *step, int32_t layer, const int32_t *experts,
                                          int64_t count, moert_lease **lease, moert_error **error);
-/* index: position in `experts` of acquire. The view's strings live as long as the lease's handle.
- * Thread-safe. Never blocks. Fails: INVALID_ARGUMENT; FAILED_PRECONDITION when the lease has ended
- * with its step. */
+/* index: position in `experts` of acquire. Thread-safe. Never blocks. Fails: INVALID_ARGUMENT;
+ * FAILED_PRECONDITION when the lease has ended with its step. */
 MOERT_API moert_code moert_lease_view(const moert_lease *lease, int64_t index,
                                       moert_expert_view *view, moert_error **error);
 /* One projection of an expert, widened to f32: dst [count], row-major [rows, k] without padding, in

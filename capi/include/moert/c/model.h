@@ -52,7 +52,7 @@ MOERT_API void moert_layer_spec_init(moert_layer_spec *spec, uint64_t size);
 /* A packed matrix inside a record (docs/reference/layout.md). Sizes are elements unless the name
  * says bytes. It never changes. */
 typedef struct moert_matrix {
-  const char *scheme; /* "bf16", "w4a16_g128", ... */
+  const char *scheme; /* "bf16", "w4a16_g128", ... Static */
   int64_t rows;
   int64_t k;
   int64_t padded_rows;
