@@ -25,7 +25,7 @@ moert_dependency(absl absl::status ""
 moert_dependency(fmt fmt::fmt "9" https://github.com/fmtlib/fmt/archive/refs/tags/10.1.1.tar.gz)
 moert_dependency(nlohmann_json nlohmann_json::nlohmann_json "3.9"
                  https://github.com/nlohmann/json/archive/refs/tags/v3.11.3.tar.gz)
-if(MOERT_BUILD_EXAMPLES OR MOERT_BUILD_TESTS)
+if(MOERT_BUILD_OFFLINE)
   moert_dependency(Eigen3 Eigen3::Eigen "3.3"
                    https://gitlab.com/libeigen/eigen/-/archive/3.4.0/eigen-3.4.0.tar.gz)
   # Optional: the exact solver of moert-pack allocate.
@@ -44,12 +44,4 @@ endif()
 if(MOERT_BUILD_TESTS)
   moert_dependency(Catch2 Catch2::Catch2 ""
                    https://github.com/catchorg/Catch2/archive/refs/tags/v2.13.10.tar.gz)
-endif()
-if(MOERT_BUILD_EXAMPLES)
-  find_path(PCRE2_INCLUDE_DIR pcre2.h)
-  find_library(PCRE2_LIBRARY pcre2-8)
-  if(NOT PCRE2_INCLUDE_DIR OR NOT PCRE2_LIBRARY)
-    message(FATAL_ERROR "PCRE2 (8 bit) is needed by the example tokenizer: run "
-                        "cmake/install-deps.sh, or configure with -DMOERT_BUILD_EXAMPLES=OFF")
-  endif()
 endif()

@@ -1,6 +1,6 @@
 # cmake --install: headers, both libraries, a CMake package with the components `capi` (libmoert.so, the
-# C ABI, no dependencies) and `cxx` (libmoert.a, the C++ API, with the same Abseil as ours), and two
-# pkg-config files. Install components: runtime, development, tools.
+# C ABI, no dependencies), `cxx` (libmoert.a, the C++ API, with the same Abseil as ours) and `offline`
+# (libmoert_offline.a, what makes packs, above cxx), and two pkg-config files. Install components: runtime, development, tools.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/moert)
@@ -19,6 +19,13 @@ if(moert_absl_installed)
   install(TARGETS moert EXPORT moertCxxTargets
           ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development)
   install(EXPORT moertCxxTargets NAMESPACE moert:: DESTINATION ${package_dir} COMPONENT development)
+  if(TARGET moert_offline)
+    set_target_properties(moert_offline PROPERTIES EXPORT_NAME offline)
+    install(TARGETS moert_offline EXPORT moertOfflineTargets
+            ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development)
+    install(EXPORT moertOfflineTargets NAMESPACE moert:: DESTINATION ${package_dir}
+            COMPONENT development)
+  endif()
   install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/moert
           DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development)
 endif()

@@ -11,15 +11,15 @@
 #include <utility>
 #include <vector>
 
-#include "base/status_macros.h"
-#include "checkpoint/hf_config.h"
-#include "checkpoint/safetensors.h"
-#include "examples/custom_policy/use_rate.h"
-#include "examples/custom_policy/use_rate_c.h"
-#include "examples/host/engine_runner.h"
-#include "examples/host/model.h"
-#include "examples/host/perplexity.h"
+#include "custom_policy/use_rate.h"
+#include "custom_policy/use_rate_c.h"
+#include "host/engine_runner.h"
+#include "host/model.h"
+#include "host/perplexity.h"
 #include "moert/engine.h"
+#include "moert/offline/checkpoint.h"
+#include "moert/offline/hf_config.h"
+#include "util/status_macros.h"
 
 namespace {
 

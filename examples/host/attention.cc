@@ -1,10 +1,10 @@
-#include "examples/host/attention.h"
+#include "host/attention.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "base/status_macros.h"
-#include "examples/host/panel_gemm.h"
+#include "host/panel_gemm.h"
+#include "util/status_macros.h"
 
 namespace moert::host {
 namespace {

@@ -9,12 +9,12 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "base/thread_pool.h"
-#include "checkpoint/hf_config.h"
-#include "examples/host/kv_cache.h"
-#include "examples/host/linear.h"
-#include "examples/host/norm.h"
-#include "examples/host/rope.h"
+#include "host/kv_cache.h"
+#include "host/linear.h"
+#include "host/norm.h"
+#include "host/rope.h"
+#include "moert/offline/hf_config.h"
+#include "moert/thread_pool.h"
 
 namespace moert::host {
 

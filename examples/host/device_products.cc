@@ -1,7 +1,7 @@
-#include "examples/host/device_products.h"
+#include "host/device_products.h"
 
 #ifdef MOERT_HOST_CUDA
-#include "examples/host/cuda/cublas_products.h"
+#include "host/cuda/cublas_products.h"
 #endif
 
 namespace moert::host {

@@ -1,6 +1,6 @@
-#include "examples/host/engine_runner.h"
+#include "host/engine_runner.h"
 
-#include "base/status_macros.h"
+#include "util/status_macros.h"
 
 namespace moert::host {
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "examples/host/moe_runner.h"
+#include "host/moe_runner.h"
 #include "moert/engine.h"
 
 namespace moert::host {

@@ -1,12 +1,12 @@
-#include "examples/host/generate.h"
+#include "host/generate.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <memory>
 
-#include "base/status_macros.h"
-#include "examples/host/sampling.h"
+#include "host/sampling.h"
+#include "util/status_macros.h"
 
 namespace moert::host {
 

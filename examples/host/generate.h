@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "examples/host/token_model.h"
+#include "host/token_model.h"
 
 namespace moert::host {
 

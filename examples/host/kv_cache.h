@@ -5,10 +5,10 @@
 
 #include <cstdint>
 
-#include "checkpoint/hf_config.h"
-#include "examples/host/aligned.h"
-#include "examples/host/panel_gemm.h"
-#include "examples/host/token_model.h"
+#include "host/aligned.h"
+#include "host/panel_gemm.h"
+#include "host/token_model.h"
+#include "moert/offline/hf_config.h"
 
 namespace moert::host {
 

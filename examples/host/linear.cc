@@ -1,11 +1,11 @@
-#include "examples/host/linear.h"
+#include "host/linear.h"
 
 #include <algorithm>
 #include <cstring>
 #include <vector>
 
-#include "base/status_macros.h"
-#include "examples/host/panel_gemm.h"
+#include "host/panel_gemm.h"
+#include "util/status_macros.h"
 
 namespace moert::host {
 namespace {

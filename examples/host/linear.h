@@ -6,9 +6,9 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "base/thread_pool.h"
-#include "checkpoint/safetensors.h"
-#include "examples/host/aligned.h"
+#include "host/aligned.h"
+#include "moert/offline/checkpoint.h"
+#include "moert/thread_pool.h"
 
 namespace moert::host {
 

@@ -1,8 +1,8 @@
-#include "examples/host/mlp.h"
+#include "host/mlp.h"
 
 #include <cmath>
 
-#include "base/status_macros.h"
+#include "util/status_macros.h"
 
 namespace moert::host {
 

@@ -6,10 +6,10 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "base/thread_pool.h"
-#include "checkpoint/safetensors.h"
-#include "examples/host/linear.h"
+#include "host/linear.h"
 #include "moert/model.h"
+#include "moert/offline/checkpoint.h"
+#include "moert/thread_pool.h"
 
 namespace moert::host {
 

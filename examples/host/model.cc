@@ -1,12 +1,12 @@
-#include "examples/host/model.h"
+#include "host/model.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <string>
 
-#include "base/status_macros.h"
-#include "examples/host/sampling.h"
+#include "host/sampling.h"
+#include "util/status_macros.h"
 
 namespace moert::host {
 namespace {

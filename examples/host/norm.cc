@@ -1,9 +1,9 @@
-#include "examples/host/norm.h"
+#include "host/norm.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "base/status_macros.h"
+#include "util/status_macros.h"
 
 namespace moert::host {
 namespace {

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "base/thread_pool.h"
-#include "checkpoint/hf_config.h"
-#include "checkpoint/safetensors.h"
+#include "moert/offline/checkpoint.h"
+#include "moert/offline/hf_config.h"
+#include "moert/thread_pool.h"
 
 namespace moert::host {
 

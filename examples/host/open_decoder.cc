@@ -1,10 +1,10 @@
-#include "examples/host/open_decoder.h"
+#include "host/open_decoder.h"
 
-#include "base/status_macros.h"
-#include "examples/host/engine_runner.h"
-#include "examples/host/model.h"
+#include "host/engine_runner.h"
+#include "host/model.h"
+#include "util/status_macros.h"
 #ifdef MOERT_HOST_CUDA
-#include "examples/host/cuda/device_decoder.h"
+#include "host/cuda/device_decoder.h"
 #endif
 
 namespace moert::host {

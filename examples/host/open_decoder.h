@@ -7,10 +7,10 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "base/thread_pool.h"
-#include "checkpoint/safetensors.h"
-#include "examples/host/token_model.h"
+#include "host/token_model.h"
 #include "moert/engine.h"
+#include "moert/offline/checkpoint.h"
+#include "moert/thread_pool.h"
 
 namespace moert::host {
 

@@ -1,4 +1,4 @@
-#include "examples/host/panel_gemm.h"
+#include "host/panel_gemm.h"
 
 #if defined(__AVX2__) && defined(__FMA__)
 #include <immintrin.h>

@@ -1,4 +1,4 @@
-#include "examples/host/panel_gemm.h"
+#include "host/panel_gemm.h"
 
 #if defined(__AVX512F__)
 #if defined(__GNUC__) && !defined(__clang__)

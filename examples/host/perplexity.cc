@@ -1,4 +1,4 @@
-#include "examples/host/perplexity.h"
+#include "host/perplexity.h"
 
 #include <fmt/format.h>
 
@@ -6,7 +6,7 @@
 #include <cmath>
 #include <memory>
 
-#include "base/status_macros.h"
+#include "util/status_macros.h"
 
 namespace moert::host {
 namespace {

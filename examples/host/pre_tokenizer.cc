@@ -1,4 +1,4 @@
-#include "examples/host/pre_tokenizer.h"
+#include "host/pre_tokenizer.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <fmt/format.h>
@@ -6,8 +6,8 @@
 
 #include <utility>
 
-#include "base/status_macros.h"
-#include "examples/host/utf8.h"
+#include "host/utf8.h"
+#include "util/status_macros.h"
 
 namespace moert::host {
 

@@ -1,4 +1,4 @@
-#include "examples/host/rope.h"
+#include "host/rope.h"
 
 #include <algorithm>
 #include <cmath>

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "checkpoint/rope_config.h"
+#include "moert/offline/rope_config.h"
 
 namespace moert::host {
 

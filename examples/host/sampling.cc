@@ -1,10 +1,10 @@
-#include "examples/host/sampling.h"
+#include "host/sampling.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
-#include "base/status_macros.h"
+#include "util/status_macros.h"
 
 namespace moert::host {
 

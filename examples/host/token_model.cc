@@ -1,4 +1,4 @@
-#include "examples/host/token_model.h"
+#include "host/token_model.h"
 
 #include <fmt/format.h>
 

@@ -8,8 +8,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "checkpoint/hf_config.h"
-#include "examples/host/moe_runner.h"
+#include "host/moe_runner.h"
+#include "moert/offline/hf_config.h"
 
 namespace moert::host {
 

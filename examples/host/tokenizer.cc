@@ -1,4 +1,4 @@
-#include "examples/host/tokenizer.h"
+#include "host/tokenizer.h"
 
 #include <fmt/format.h>
 
@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "examples/host/tokenizer_json.h"
-#include "examples/host/utf8.h"
+#include "host/tokenizer_json.h"
+#include "host/utf8.h"
+#include "util/status_macros.h"
 
 namespace moert::host {
 namespace {

@@ -13,7 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "examples/host/pre_tokenizer.h"
+#include "host/pre_tokenizer.h"
 
 namespace moert::host {
 

@@ -1,5 +1,5 @@
 // tokenizer.json: the model and the added tokens.
-#include "examples/host/tokenizer_json.h"
+#include "host/tokenizer_json.h"
 
 #include <fmt/format.h>
 
@@ -10,8 +10,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_replace.h"
-#include "base/status_macros.h"
-#include "examples/host/utf8.h"
+#include "host/utf8.h"
+#include "util/status_macros.h"
 
 namespace moert::host {
 namespace {
@@ -60,7 +60,7 @@ std::string StringMember(const nlohmann::json& object, const char* key) {
 }
 
 absl::StatusOr<Tokenizer> TokenizerJsonReader::Read(absl::string_view text) {
-  MOERT_ASSIGN_OR_RETURN(const Json root, ParseJsonObject(text, name_, kTokenizerLimits));
+  MOERT_ASSIGN_OR_RETURN(const Json root, util::ParseJsonObject(text, name_, kTokenizerLimits));
   byte_level_ahead_ = HasByteLevel(root);
   const Json* model = FindMember(root, "model");
   if (model == nullptr || !model->is_object()) return Error("model", "is missing");

@@ -10,15 +10,15 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "base/json.h"
-#include "examples/host/tokenizer.h"
+#include "host/tokenizer.h"
+#include "util/json.h"
 
 namespace moert::host {
 
 /// U+2581, which stands for a space in the vocabularies that SentencePiece made.
 inline constexpr absl::string_view kSpaceMark = "\xE2\x96\x81";
 
-inline constexpr JsonLimits kTokenizerLimits = {
+inline constexpr util::JsonLimits kTokenizerLimits = {
     .max_bytes = int64_t{256} << 20, .max_depth = 16, .max_values = 8'000'000};
 
 /// A string for a message, cut where it would be long.

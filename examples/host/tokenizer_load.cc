@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <exception>
 
-#include "base/status_macros.h"
-#include "examples/host/tokenizer.h"
-#include "examples/host/tokenizer_json.h"
+#include "host/tokenizer.h"
+#include "host/tokenizer_json.h"
 #include "moert/env.h"
+#include "util/status_macros.h"
 
 namespace moert::host {
 
@@ -23,7 +23,7 @@ absl::StatusOr<Tokenizer> Tokenizer::Parse(absl::string_view json, const std::st
 
 // add_bos_token and bos_token, in the forms that transformers has written over time.
 absl::Status Tokenizer::ApplyConfig(absl::string_view text, const std::string& name) {
-  MOERT_ASSIGN_OR_RETURN(const Json config, ParseJsonObject(text, name, kTokenizerLimits));
+  MOERT_ASSIGN_OR_RETURN(const Json config, util::ParseJsonObject(text, name, kTokenizerLimits));
   const Json* add = FindMember(config, "add_bos_token");
   if (add == nullptr) return absl::OkStatus();
   if (!add->is_boolean()) {

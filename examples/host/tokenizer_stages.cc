@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "absl/strings/ascii.h"
-#include "base/status_macros.h"
-#include "examples/host/tokenizer_json.h"
+#include "host/tokenizer_json.h"
+#include "util/status_macros.h"
 
 namespace moert::host {
 namespace {

@@ -1,4 +1,4 @@
-#include "examples/host/utf8.h"
+#include "host/utf8.h"
 
 namespace moert::host {
 

@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "examples/c_host/tiny_experts.h"
+#include "c_host/tiny_experts.h"
 
 #define TRY(call)                                                                         \
   do {                                                                                    \

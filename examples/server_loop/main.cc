@@ -15,12 +15,12 @@
 #include <random>
 #include <string>
 
-#include "base/status_macros.h"
-#include "checkpoint/hf_config.h"
-#include "checkpoint/safetensors.h"
-#include "examples/host/generate.h"
-#include "examples/server_loop/server.h"
+#include "host/generate.h"
 #include "moert/engine.h"
+#include "moert/offline/checkpoint.h"
+#include "moert/offline/hf_config.h"
+#include "server_loop/server.h"
+#include "util/status_macros.h"
 
 namespace moert::server {
 namespace {

@@ -1,9 +1,9 @@
-#include "examples/server_loop/server.h"
+#include "server_loop/server.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "examples/host/sampling.h"
+#include "host/sampling.h"
 
 namespace moert::server {
 namespace {

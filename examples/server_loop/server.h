@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "examples/host/engine_runner.h"
-#include "examples/host/model.h"
+#include "host/engine_runner.h"
+#include "host/model.h"
 
 namespace moert::server {
 

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/hf_config.h"
-#include "checkpoint/safetensors.h"
 #include "moert/expert_source.h"
+#include "moert/offline/checkpoint.h"
+#include "moert/offline/hf_config.h"
 
 namespace moert {
 

@@ -1,4 +1,4 @@
-#include "checkpoint/hf_config.h"
+#include "moert/offline/hf_config.h"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,8 @@
 #include "base/json.h"
 #include "base/status_macros.h"
 #include "checkpoint/architectures/architecture.h"
-#include "checkpoint/safetensors.h"
+#include "checkpoint/rope_config.h"
+#include "checkpoint/safetensors_header.h"
 
 namespace moert {
 namespace {

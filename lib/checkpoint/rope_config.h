@@ -1,37 +1,13 @@
-// Rotary position embeddings as config.json describes them: rope_theta, and rope_scaling or the one
-// object rope_parameters that newer exporters write.
+// Reading RopeConfig from config.json.
 #ifndef MOERT_LIB_CHECKPOINT_ROPE_CONFIG_H_
 #define MOERT_LIB_CHECKPOINT_ROPE_CONFIG_H_
 
 #include <cstdint>
-#include <vector>
 
 #include "model/config_fields.h"
+#include "moert/offline/rope_config.h"
 
 namespace moert {
-
-enum class RopeKind : int32_t {
-  kDefault = 0,
-  kLinear = 1,    // every frequency divided by factor
-  kLlama3 = 2,    // the low ones divided by factor, a smooth transition (Llama 3.1)
-  kYarn = 3,      // YaRN (arXiv 2309.00071)
-  kLongRope = 4,  // LongRoPE (arXiv 2402.13753): a factor a frequency, one set for short contexts
-};
-
-/// Fields that a kind does not have keep their defaults.
-struct RopeConfig {
-  RopeKind kind = RopeKind::kDefault;
-  double theta = 10000.0;
-  double factor = 1.0;
-  int64_t original_max_positions = 0;  // of the pretraining; all kinds but default and linear
-  double low_freq_factor = 0, high_freq_factor = 0;  // kLlama3
-  double beta_fast = 32, beta_slow = 1;              // kYarn
-  double mscale = 0, mscale_all_dim = 0;             // kYarn; 0: not given
-  bool truncate = true;                              // kYarn: round the correction range
-  double attention_factor = 0;  // kYarn, kLongRope: what cos and sin are scaled by; 0: not given
-  std::vector<double> short_factor, long_factor;  // kLongRope: [head_dim / 2]
-  double short_mscale = 0, long_mscale = 0;  // kLongRope: instead of attention_factor; 0: not given
-};
 
 /// `theta` is the default of the architecture. Errors stay in `fields`.
 RopeConfig ReadRopeConfig(ConfigFields& fields, double theta, int64_t max_positions,

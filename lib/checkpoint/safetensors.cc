@@ -1,5 +1,3 @@
-#include "checkpoint/safetensors.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,6 +9,8 @@
 #include "base/bf16.h"
 #include "base/json.h"
 #include "base/status_macros.h"
+#include "checkpoint/safetensors_header.h"
+#include "moert/offline/checkpoint.h"
 
 namespace moert {
 namespace {

@@ -1,3 +1,5 @@
+#include "checkpoint/safetensors_header.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,7 +10,6 @@
 #include "base/checked_math.h"
 #include "base/json.h"
 #include "base/status_macros.h"
-#include "checkpoint/safetensors.h"
 
 namespace moert {
 namespace {

@@ -1,4 +1,4 @@
-#include "checkpoint/tensor_names.h"
+#include "moert/offline/tensor_names.h"
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"

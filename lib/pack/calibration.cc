@@ -1,4 +1,4 @@
-#include "pack/calibration.h"
+#include "moert/offline/calibration.h"
 
 #include <fmt/format.h>
 
@@ -10,6 +10,7 @@
 #include "base/status_macros.h"
 #include "model/config_fields.h"
 #include "model/model_json.h"
+#include "pack/calibration_lines.h"
 #include "pack/sealed_json.h"
 
 namespace moert {

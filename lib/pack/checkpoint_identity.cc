@@ -8,7 +8,7 @@
 #include "base/hash64.h"
 #include "base/posix_error.h"
 #include "base/status_macros.h"
-#include "checkpoint/safetensors.h"
+#include "checkpoint/safetensors_header.h"
 #include "pack/model_cache.h"
 
 namespace moert {

@@ -13,7 +13,7 @@
 #include "base/fmt_absl.h"
 #include "base/hash64.h"
 #include "base/status_macros.h"
-#include "checkpoint/safetensors.h"
+#include "moert/offline/checkpoint.h"
 #include "pack/pack_manifest.h"
 #include "pack/pack_writer.h"
 

@@ -17,9 +17,9 @@
 #include "base/posix_error.h"
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint_experts.h"
-#include "checkpoint/hf_config.h"
-#include "checkpoint/safetensors.h"
 #include "moert/expert_source.h"
+#include "moert/offline/checkpoint.h"
+#include "moert/offline/hf_config.h"
 #include "pack/expert_pack.h"
 #include "pack/pack_writer.h"
 

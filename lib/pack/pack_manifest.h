@@ -10,30 +10,12 @@
 #include "absl/status/statusor.h"
 #include "moert/env.h"
 #include "moert/model.h"
+#include "moert/offline/pack.h"
 #include "moert/scheme.h"
 
 namespace moert {
 
-inline constexpr int kPackFormatVersion = 1;
-inline constexpr char kManifestFile[] = "moert.json";
 inline constexpr char kConstantsFile[] = "constants.safetensors";
-
-/// One stored version of every expert.
-struct PackVersion {
-  std::string name;
-  std::vector<ExpertFormat> formats;  // the distinct ones
-  /// [MoE layer][expert] -> index into formats; empty: formats[0] everywhere.
-  std::vector<std::vector<int>> assignment;
-
-  const ExpertFormat& format(int layer, int expert) const {
-    if (assignment.empty()) return formats[0];
-    return formats[static_cast<size_t>(
-        assignment[static_cast<size_t>(layer)][static_cast<size_t>(expert)])];
-  }
-  static PackVersion Uniform(const Scheme& s, bool hadamard = false) {
-    return {s.Name(), {ExpertFormat::Uniform(s, hadamard)}, {}};
-  }
-};
 
 struct PackFile {
   std::string name;

@@ -1,4 +1,4 @@
-#include "pack/plan.h"
+#include "moert/offline/plan.h"
 
 #include <fmt/format.h>
 

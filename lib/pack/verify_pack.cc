@@ -1,5 +1,3 @@
-#include "pack/verify_pack.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,6 +9,7 @@
 #include "base/fmt_absl.h"
 #include "base/hash64.h"
 #include "base/status_macros.h"
+#include "moert/offline/pack.h"
 #include "pack/expert_pack.h"
 #include "pack/pack_manifest.h"
 #include "pack/pack_writer.h"

@@ -5,7 +5,7 @@
 #include "base/status_macros.h"
 #include "fmt/format.h"
 #include "moert/env.h"
-#include "pack/calibration.h"
+#include "moert/offline/calibration.h"
 #include "strategies/arc.h"
 #include "strategies/builtin.h"
 #include "strategies/capacity.h"

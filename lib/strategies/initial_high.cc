@@ -7,7 +7,7 @@
 #include "base/status_macros.h"
 #include "fmt/format.h"
 #include "moert/env.h"
-#include "pack/calibration.h"
+#include "moert/offline/calibration.h"
 
 namespace moert {
 

@@ -5,7 +5,7 @@
 #include <new>
 
 #include "base/status_macros.h"
-#include "checkpoint/safetensors.h"
+#include "moert/offline/checkpoint.h"
 #include "moert/trace.h"
 
 namespace moert {

@@ -1,7 +1,7 @@
 // config.json of every architecture, and the rotary tables that follow from it.
-#include "checkpoint/hf_config.h"
-#include "examples/host/rope.h"
 #include "fuzz/fuzz.h"
+#include "host/rope.h"
+#include "moert/offline/hf_config.h"
 
 using namespace moert;
 

@@ -1,6 +1,6 @@
 // A plan, as `moert-pack quantize --plan` reads it.
 #include "fuzz/fuzz.h"
-#include "pack/plan.h"
+#include "moert/offline/plan.h"
 
 using namespace moert;
 

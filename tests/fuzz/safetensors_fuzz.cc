@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "checkpoint/safetensors.h"
 #include "fuzz/fuzz.h"
+#include "moert/offline/checkpoint.h"
 
 using namespace moert;
 

@@ -1,6 +1,6 @@
 // tokenizer.json; what stands behind a zero byte is encoded with it.
-#include "examples/host/tokenizer.h"
 #include "fuzz/fuzz.h"
+#include "host/tokenizer.h"
 
 using namespace moert;
 

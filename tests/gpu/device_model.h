@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/hf_config.h"
-#include "checkpoint/safetensors.h"
-#include "examples/host/cuda/device_decoder.h"
+#include "host/cuda/device_decoder.h"
 #include "moert/engine.h"
+#include "moert/offline/checkpoint.h"
+#include "moert/offline/hf_config.h"
 #include "tests/support/architecture_fixture.h"
 #include "tests/support/catch.h"
 

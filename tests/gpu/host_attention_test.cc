@@ -5,7 +5,7 @@
 
 #include "device_array.h"
 #include "device_step.h"
-#include "examples/host/cuda/attention_kernel.h"
+#include "host/cuda/attention_kernel.h"
 
 namespace moert::test {
 namespace {

@@ -6,8 +6,8 @@
 #include <cstring>
 
 #include "device_model.h"
-#include "examples/host/generate.h"
-#include "examples/host/perplexity.h"
+#include "host/generate.h"
+#include "host/perplexity.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_model.h"
 

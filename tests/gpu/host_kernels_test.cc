@@ -8,14 +8,14 @@
 
 #include "device_array.h"
 #include "device_step.h"
-#include "examples/host/cuda/cublas.h"
-#include "examples/host/cuda/gemm_kernel.h"
-#include "examples/host/cuda/norm_kernel.h"
-#include "examples/host/cuda/rope_kernel.h"
-#include "examples/host/cuda/token_kernels.h"
-#include "examples/host/mlp.h"
-#include "examples/host/rope.h"
-#include "examples/host/sampling.h"
+#include "host/cuda/cublas.h"
+#include "host/cuda/gemm_kernel.h"
+#include "host/cuda/norm_kernel.h"
+#include "host/cuda/rope_kernel.h"
+#include "host/cuda/token_kernels.h"
+#include "host/mlp.h"
+#include "host/rope.h"
+#include "host/sampling.h"
 
 namespace moert::test {
 namespace {

@@ -5,15 +5,16 @@
 #include <thread>
 #include <vector>
 
+#include "cli/pack/host_model.h"
 #include "device_array.h"
-#include "examples/cli/pack/sensitivity.h"
-#include "examples/host/device_products.h"
+#include "host/device_products.h"
+#include "offline/sensitivity.h"
 
 namespace moert::test {
 namespace {
 
-using cli::Floats;
 using host::DeviceProducts;
+using offline::Floats;
 
 /// The largest error of a product's elements, of the sum of their terms' magnitudes.
 double Error(const std::vector<float>& w, int64_t out, int64_t in, const std::vector<float>& x,
@@ -109,7 +110,7 @@ TEST_CASE("a calibration's Delta does not depend on who multiplies") {
   layer.intermediate = 128;
   const int64_t rows = 1500;  // products of 49 million multiply-adds
   std::mt19937 rng(3);
-  cli::ExpertMatrices weights;
+  offline::ExpertMatrices weights;
   const size_t size = static_cast<size_t>(layer.hidden * layer.intermediate);
   weights.gate = RandomFloats(size, &rng, 0.1f);
   weights.up = RandomFloats(size, &rng, 0.1f);
@@ -117,18 +118,20 @@ TEST_CASE("a calibration's Delta does not depend on who multiplies") {
   const auto values = RandomFloats(static_cast<size_t>(rows * layer.hidden), &rng);
   const std::vector<float> token_weights(static_cast<size_t>(rows), 0.25f);
   for (const bool hadamard : {false, true}) {
-    cli::SensitivitySettings settings;
+    offline::SensitivitySettings settings;
     for (const char* name : {"w2a16_g128_asym", "w4a16_g-1_asym", "w4a8_g128"}) {
       settings.schemes.push_back(*Scheme::Parse(name));
     }
-    settings.method = cli::QuantMethod::kRtn;
+    settings.method = QuantMethod::kRtn;
     settings.hadamard = hadamard;
     Floats on_cpu(values.begin(), values.end()), on_device = on_cpu;
-    const auto cpu = cli::ExpertSensitivity(layer, settings, weights, token_weights,
-                                            cli::Compute(pool->get()), &on_cpu);
+    cli::HostProducts plain;
+    const auto cpu = offline::ExpertSensitivity(layer, settings, weights, token_weights,
+                                                {pool->get(), &plain}, &on_cpu);
     Counting counting(products->get());
-    const auto device = cli::ExpertSensitivity(layer, settings, weights, token_weights,
-                                               cli::Compute(pool->get(), &counting), &on_device);
+    cli::HostProducts counted(&counting);
+    const auto device = offline::ExpertSensitivity(layer, settings, weights, token_weights,
+                                                   {pool->get(), &counted}, &on_device);
     CHECK(counting.count == 3 + 5 * 3);  // the expert, and five products a scheme
     REQUIRE_OK(cpu.status());
     REQUIRE_OK(device.status());

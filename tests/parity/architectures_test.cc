@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/bf16.h"
-#include "examples/host/rope.h"
+#include "host/rope.h"
 #include "support/architecture_fixture.h"
 #include "support/edit_checkpoint.h"
 #include "support/paths.h"

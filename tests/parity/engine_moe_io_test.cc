@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/safetensors.h"
 #include "moert/engine.h"
 #include "moert/expert_source.h"
+#include "moert/offline/checkpoint.h"
 #include "support/catch.h"
 #include "support/temp_dir.h"
 #include "support/tiny_model.h"

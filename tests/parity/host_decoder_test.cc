@@ -3,9 +3,9 @@
 #include <cmath>
 #include <vector>
 
-#include "examples/host/generate.h"
-#include "examples/host/perplexity.h"
-#include "examples/host/sampling.h"
+#include "host/generate.h"
+#include "host/perplexity.h"
+#include "host/sampling.h"
 #include "support/catch.h"
 #include "support/tiny_model.h"
 

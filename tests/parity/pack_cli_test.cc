@@ -10,7 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "pack/calibration.h"
+#include "moert/offline/calibration.h"
+#include "pack/calibration_lines.h"
 #include "support/catch.h"
 #include "support/paths.h"
 #include "support/run_tool.h"

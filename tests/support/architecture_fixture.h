@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/hf_config.h"
-#include "checkpoint/safetensors.h"
-#include "examples/host/engine_runner.h"
-#include "examples/host/model.h"
+#include "host/engine_runner.h"
+#include "host/model.h"
 #include "moert/engine.h"
+#include "moert/offline/checkpoint.h"
+#include "moert/offline/hf_config.h"
 #include "support/catch.h"
 #include "support/paths.h"
 

@@ -13,13 +13,13 @@
 #include "absl/status/statusor.h"
 #include "base/status_macros.h"
 #include "base/thread_pool.h"
-#include "checkpoint/hf_config.h"
-#include "checkpoint/safetensors.h"
-#include "examples/host/engine_runner.h"
-#include "examples/host/model.h"
-#include "examples/host/perplexity.h"
+#include "host/engine_runner.h"
+#include "host/model.h"
+#include "host/perplexity.h"
 #include "moert/engine.h"
 #include "moert/expert_source.h"
+#include "moert/offline/checkpoint.h"
+#include "moert/offline/hf_config.h"
 #include "moert/trace.h"
 
 namespace moert::test {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/safetensors.h"
+#include "moert/offline/checkpoint.h"
 #include "support/catch.h"
 #include "support/temp_dir.h"
 

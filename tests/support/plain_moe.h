@@ -12,9 +12,9 @@
 
 #include "absl/status/status.h"
 #include "base/status_macros.h"
-#include "checkpoint/hf_config.h"
-#include "checkpoint/safetensors.h"
-#include "examples/host/moe_runner.h"
+#include "host/moe_runner.h"
+#include "moert/offline/checkpoint.h"
+#include "moert/offline/hf_config.h"
 
 namespace moert {
 

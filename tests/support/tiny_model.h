@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "base/thread_pool.h"
-#include "checkpoint/hf_config.h"
-#include "checkpoint/safetensors.h"
-#include "examples/host/model.h"
+#include "host/model.h"
+#include "moert/offline/checkpoint.h"
+#include "moert/offline/hf_config.h"
 #include "support/catch.h"
 #include "support/paths.h"
 #include "support/plain_moe.h"

@@ -1,12 +1,12 @@
-#include "examples/cli/bench/attention_loop.h"
+#include "cli/bench/attention_loop.h"
 
 #include <atomic>
 #include <chrono>
 #include <cstring>
 
-#include "base/status_macros.h"
-#include "examples/cli/bench/read_bandwidth.h"
-#include "examples/cli/common/report.h"
+#include "cli/bench/read_bandwidth.h"
+#include "cli/common/report.h"
+#include "util/status_macros.h"
 
 namespace moert::cli {
 namespace {

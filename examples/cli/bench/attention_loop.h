@@ -7,8 +7,8 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "base/aligned_buffer.h"
-#include "base/thread_pool.h"
+#include "moert/thread_pool.h"
+#include "util/aligned_buffer.h"
 
 namespace moert::cli {
 
@@ -21,7 +21,7 @@ class AttentionLoop {
 
  private:
   std::unique_ptr<ThreadPool> pool_;
-  AlignedBuffer buffer_;
+  util::AlignedBuffer buffer_;
 };
 
 }  // namespace moert::cli

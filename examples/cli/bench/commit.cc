@@ -1,4 +1,4 @@
-#include "examples/cli/bench/commit.h"
+#include "cli/bench/commit.h"
 
 #include "moert_commit.h"  // written by the build
 

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "examples/cli/bench/step_runner.h"
+#include "cli/bench/step_runner.h"
 #include "moert/model.h"
 #include "nlohmann/json.hpp"
 

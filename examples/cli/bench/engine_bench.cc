@@ -1,7 +1,7 @@
-#include "examples/cli/bench/engine_bench.h"
+#include "cli/bench/engine_bench.h"
 
-#include "base/status_macros.h"
 #include "fmt/format.h"
+#include "util/status_macros.h"
 
 namespace moert::cli {
 namespace {

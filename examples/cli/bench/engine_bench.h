@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "examples/cli/bench/step_runner.h"
-#include "examples/cli/bench/step_source.h"
+#include "cli/bench/step_runner.h"
+#include "cli/bench/step_source.h"
 #include "moert/engine.h"
 
 namespace moert::cli {

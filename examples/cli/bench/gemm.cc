@@ -23,17 +23,17 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
-#include "base/aligned_buffer.h"
-#include "base/status_macros.h"
-#include "base/thread_pool.h"
-#include "examples/cli/bench/bench.h"
-#include "examples/cli/bench/commit.h"
-#include "examples/cli/bench/gemm_cuda.h"
-#include "examples/cli/bench/read_bandwidth.h"
-#include "examples/cli/common/args.h"
-#include "examples/cli/common/report.h"
+#include "cli/bench/bench.h"
+#include "cli/bench/commit.h"
+#include "cli/bench/gemm_cuda.h"
+#include "cli/bench/read_bandwidth.h"
+#include "cli/common/args.h"
+#include "cli/common/report.h"
 #include "moert/mixed_group_gemm.h"
 #include "moert/scheme.h"
+#include "moert/thread_pool.h"
+#include "util/aligned_buffer.h"
+#include "util/status_macros.h"
 
 namespace moert::cli {
 namespace {
@@ -64,7 +64,7 @@ struct Options {
 
 struct Experts {
   RecordLayout layout;
-  AlignedBuffer bytes;
+  util::AlignedBuffer bytes;
   int64_t count = 0;
   int64_t stride = 0;
 };

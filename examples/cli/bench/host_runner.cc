@@ -1,8 +1,8 @@
 #include <algorithm>
 
-#include "base/status_macros.h"
-#include "examples/cli/bench/step_runner.h"
-#include "examples/cli/workload/random_vectors.h"
+#include "cli/bench/step_runner.h"
+#include "cli/workload/random_vectors.h"
+#include "util/status_macros.h"
 
 namespace moert::cli {
 namespace {

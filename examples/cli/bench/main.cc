@@ -4,8 +4,8 @@
 #include <cstring>
 #include <exception>
 
-#include "examples/cli/bench/bench.h"
-#include "examples/cli/common/args.h"
+#include "cli/bench/bench.h"
+#include "cli/common/args.h"
 
 namespace moert::cli {
 namespace {

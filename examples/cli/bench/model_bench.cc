@@ -9,22 +9,21 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
-#include "base/bytes_text.h"
-#include "base/checked_math.h"
-#include "base/status_macros.h"
-#include "base/thread_pool.h"
-#include "examples/cli/bench/bench.h"
-#include "examples/cli/bench/commit.h"
-#include "examples/cli/bench/device_bench.h"
-#include "examples/cli/bench/engine_bench.h"
-#include "examples/cli/bench/model_options.h"
-#include "examples/cli/bench/model_report.h"
-#include "examples/cli/common/any_trace.h"
-#include "examples/cli/common/budget_flag.h"
-#include "examples/cli/common/progress.h"
-#include "examples/cli/common/report.h"
-#include "examples/cli/workload/synthetic_experts.h"
-#include "offline/allocate/cost_table.h"
+#include "cli/bench/bench.h"
+#include "cli/bench/commit.h"
+#include "cli/bench/device_bench.h"
+#include "cli/bench/engine_bench.h"
+#include "cli/bench/model_options.h"
+#include "cli/bench/model_report.h"
+#include "cli/common/any_trace.h"
+#include "cli/common/budget_flag.h"
+#include "cli/common/progress.h"
+#include "cli/common/report.h"
+#include "cli/workload/synthetic_experts.h"
+#include "moert/offline/cost_table.h"
+#include "moert/thread_pool.h"
+#include "util/bytes_text.h"
+#include "util/status_macros.h"
 
 namespace moert::cli {
 namespace {
@@ -194,7 +193,7 @@ absl::Status ModelBench::MakeEngines(const std::string& budget, int64_t rows, Va
       return absl::InvalidArgumentError(fmt::format(
           "the strategies' engines hold {} together, {} may be held: fewer strategies, layers or a "
           "smaller --budget (--memory sets the limit)",
-          BytesText(held), BytesText(limit)));
+          util::BytesText(held), util::BytesText(limit)));
     }
     if (!o_.trace.empty() && !traced_) {
       TraceHeader header = MakeTraceHeader(*experts_, rows);
@@ -263,8 +262,8 @@ absl::StatusOr<double> ModelBench::TransferMs() const {
   if (o_.clock == "virtual") {
     return 1e-6 * static_cast<double>(engine_options_.profile.TransferNs(bytes));
   }
-  AlignedBuffer buffer;
-  MOERT_RETURN_IF_ERROR(buffer.Reset(RoundUp(bytes, kRecordAlignment)));
+  util::AlignedBuffer buffer;
+  MOERT_RETURN_IF_ERROR(buffer.Reset(util::RoundUp(bytes, kRecordAlignment)));
   std::vector<double> ms;
   for (int e = 0; e < std::min(9, shape_.spec.layers.front().num_experts); ++e) {
     const auto begin = std::chrono::steady_clock::now();

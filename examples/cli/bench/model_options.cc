@@ -1,11 +1,11 @@
-#include "examples/cli/bench/model_options.h"
+#include "cli/bench/model_options.h"
 
 #include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "base/status_macros.h"
+#include "util/status_macros.h"
 
 namespace moert::cli {
 

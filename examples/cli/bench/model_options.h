@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "examples/cli/common/args.h"
+#include "cli/common/args.h"
 #include "moert/options.h"
 
 namespace moert::cli {

@@ -1,4 +1,4 @@
-#include "examples/cli/bench/model_report.h"
+#include "cli/bench/model_report.h"
 
 #include <fmt/format.h>
 
@@ -6,8 +6,8 @@
 #include <cmath>
 #include <numeric>
 
-#include "base/bytes_text.h"
-#include "examples/cli/common/report.h"
+#include "cli/common/report.h"
+#include "util/bytes_text.h"
 
 namespace moert::cli {
 namespace {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "examples/cli/bench/engine_bench.h"
-#include "examples/cli/workload/oracles.h"
+#include "cli/bench/engine_bench.h"
+#include "cli/workload/oracles.h"
 #include "nlohmann/json.hpp"
 
 namespace moert::cli {

@@ -6,14 +6,14 @@
 #include <filesystem>
 
 #include "absl/strings/str_split.h"
-#include "base/status_macros.h"
-#include "examples/cli/bench/bench.h"
-#include "examples/cli/bench/commit.h"
-#include "examples/cli/bench/probe_cuda.h"
-#include "examples/cli/bench/probe_parts.h"
-#include "examples/cli/common/args.h"
-#include "examples/cli/common/report.h"
+#include "cli/bench/bench.h"
+#include "cli/bench/commit.h"
+#include "cli/bench/probe_cuda.h"
+#include "cli/bench/probe_parts.h"
+#include "cli/common/args.h"
+#include "cli/common/report.h"
 #include "moert/profile.h"
+#include "util/status_macros.h"
 
 namespace moert::cli {
 namespace {

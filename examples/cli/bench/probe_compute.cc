@@ -7,15 +7,15 @@
 #include <numeric>
 #include <utility>
 
-#include "base/aligned_buffer.h"
-#include "base/checked_math.h"
-#include "base/status_macros.h"
-#include "examples/cli/bench/attention_loop.h"
-#include "examples/cli/bench/probe_parts.h"
-#include "examples/cli/workload/random_vectors.h"
-#include "examples/cli/workload/synthetic_experts.h"
+#include "cli/bench/attention_loop.h"
+#include "cli/bench/probe_parts.h"
+#include "cli/workload/random_vectors.h"
+#include "cli/workload/synthetic_experts.h"
 #include "moert/engine.h"
 #include "moert/mixed_group_gemm.h"
+#include "util/aligned_buffer.h"
+#include "util/rounding.h"
+#include "util/status_macros.h"
 
 namespace moert::cli {
 namespace {
@@ -34,7 +34,7 @@ struct Records {
   RecordLayout layout;
   int64_t stride = 0;
   int64_t count = 0;
-  AlignedBuffer bytes;
+  util::AlignedBuffer bytes;
 };
 
 absl::Status MakeRecords(int64_t hidden, int64_t intermediate, const std::string& name,
@@ -42,7 +42,7 @@ absl::Status MakeRecords(int64_t hidden, int64_t intermediate, const std::string
   MOERT_ASSIGN_OR_RETURN(const Scheme scheme, Scheme::Parse(name));
   MOERT_ASSIGN_OR_RETURN(r->layout,
                          MakeRecordLayout(hidden, intermediate, ExpertFormat::Uniform(scheme)));
-  r->stride = RoundUp(r->layout.bytes, kRecordAlignment);
+  r->stride = util::RoundUp(r->layout.bytes, kRecordAlignment);
   r->count = std::max<int64_t>(kExpertsACall, WeightBytes() / r->stride);
   MOERT_RETURN_IF_ERROR(r->bytes.Reset(r->count * r->stride));
   for (int64_t i = 0; i < r->count; ++i) FillRecord(r->layout, i, r->bytes.data() + i * r->stride);
@@ -52,7 +52,8 @@ absl::Status MakeRecords(int64_t hidden, int64_t intermediate, const std::string
 /// Every record once, `experts` a call; bytes of weights a second. Large token counts use fewer
 /// records.
 absl::StatusOr<double> Pass(MixedGroupGemm* gemm, const Records& records, int64_t experts,
-                            int64_t tokens, const AlignedBuffer& x, AlignedBuffer* out) {
+                            int64_t tokens, const util::AlignedBuffer& x,
+                            util::AlignedBuffer* out) {
   std::vector<int32_t> rows(tokens), out_rows(tokens * experts);
   std::iota(rows.begin(), rows.end(), 0);
   std::iota(out_rows.begin(), out_rows.end(), 0);
@@ -103,7 +104,7 @@ absl::StatusOr<std::vector<ComputeProbe>> ProbeCompute(ThreadPool* pool, int64_t
                                                        const std::vector<std::string>& schemes,
                                                        int repeats) {
   const int64_t most = *std::max_element(tokens.begin(), tokens.end());
-  AlignedBuffer x, out;
+  util::AlignedBuffer x, out;
   MOERT_RETURN_IF_ERROR(x.Reset(most * hidden * 4));
   MOERT_RETURN_IF_ERROR(out.Reset(most * kExpertsACall * hidden * 4));
   for (int64_t i = 0; i < most * hidden; ++i) {

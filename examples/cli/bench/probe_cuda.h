@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "examples/cli/common/report.h"
-#include "examples/cli/workload/shapes.h"
+#include "cli/common/report.h"
+#include "cli/workload/shapes.h"
 
 namespace moert::cli {
 

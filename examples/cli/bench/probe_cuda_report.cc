@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "examples/cli/bench/probe_cuda.h"
+#include "cli/bench/probe_cuda.h"
 
 namespace moert::cli {
 namespace {

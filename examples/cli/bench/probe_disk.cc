@@ -11,12 +11,12 @@
 #include <random>
 #include <thread>
 
-#include "base/aligned_buffer.h"
-#include "base/file_writer.h"
-#include "base/status_macros.h"
-#include "examples/cli/bench/probe_parts.h"
+#include "cli/bench/probe_parts.h"
 #include "fmt/format.h"
 #include "moert/env.h"
+#include "util/aligned_buffer.h"
+#include "util/file_writer.h"
+#include "util/status_macros.h"
 
 namespace moert::cli {
 namespace {
@@ -32,7 +32,7 @@ struct Scratch {
 };
 
 absl::Status WriteScratch(const std::string& path, int64_t bytes) {
-  MOERT_ASSIGN_OR_RETURN(const auto writer, FileWriter::Create(path));
+  MOERT_ASSIGN_OR_RETURN(const auto writer, util::FileWriter::Create(path));
   std::vector<uint64_t> chunk((4 << 20) / 8);
   std::mt19937_64 rng(1);
   for (uint64_t& word : chunk) word = rng();
@@ -58,8 +58,8 @@ struct Reads {
 
 /// All reads by `threads` at once; bytes a second.
 absl::StatusOr<double> ReadAll(const Reads& reads, int threads) {
-  std::vector<AlignedBuffer> buffers(threads);
-  for (AlignedBuffer& b : buffers) MOERT_RETURN_IF_ERROR(b.Reset(reads.size));
+  std::vector<util::AlignedBuffer> buffers(threads);
+  for (util::AlignedBuffer& b : buffers) MOERT_RETURN_IF_ERROR(b.Reset(reads.size));
   std::atomic<size_t> next{0};
   std::mutex mu;
   absl::Status failure;

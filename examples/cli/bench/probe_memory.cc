@@ -7,10 +7,10 @@
 #include <mutex>
 #include <thread>
 
-#include "base/aligned_buffer.h"
-#include "base/status_macros.h"
-#include "examples/cli/bench/probe_parts.h"
-#include "examples/cli/bench/read_bandwidth.h"
+#include "cli/bench/probe_parts.h"
+#include "cli/bench/read_bandwidth.h"
+#include "util/aligned_buffer.h"
+#include "util/status_macros.h"
 
 namespace moert::cli {
 namespace {
@@ -77,7 +77,7 @@ absl::StatusOr<MemoryRates> ProbeMemory(int threads, int readers, int repeats) {
   MOERT_ASSIGN_OR_RETURN(const auto all, CreateThreadPool(all_options));
   MOERT_ASSIGN_OR_RETURN(const auto one, CreateThreadPool(one_options));
   MOERT_ASSIGN_OR_RETURN(const auto some, CreateThreadPool(reader_options));
-  AlignedBuffer from, to;
+  util::AlignedBuffer from, to;
   MOERT_RETURN_IF_ERROR(from.Reset(kBytes));
   MOERT_RETURN_IF_ERROR(to.Reset(kBytes));
   std::memset(from.data(), 1, kBytes);

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "base/thread_pool.h"
-#include "examples/cli/common/report.h"
-#include "examples/cli/workload/shapes.h"
+#include "cli/common/report.h"
+#include "cli/workload/shapes.h"
+#include "moert/thread_pool.h"
 
 namespace moert::cli {
 

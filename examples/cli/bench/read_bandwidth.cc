@@ -1,4 +1,4 @@
-#include "examples/cli/bench/read_bandwidth.h"
+#include "cli/bench/read_bandwidth.h"
 
 #include <algorithm>
 #include <atomic>

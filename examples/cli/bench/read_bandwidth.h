@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/thread_pool.h"
+#include "moert/thread_pool.h"
 
 namespace moert::cli {
 

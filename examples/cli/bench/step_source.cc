@@ -1,9 +1,9 @@
-#include "examples/cli/bench/step_source.h"
+#include "cli/bench/step_source.h"
 
 #include <utility>
 
-#include "base/status_macros.h"
 #include "fmt/format.h"
+#include "util/status_macros.h"
 
 namespace moert::cli {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "examples/cli/workload/workload_trace.h"
+#include "cli/workload/workload_trace.h"
 #include "moert/engine.h"
 #include "moert/thread_pool.h"
 

@@ -3,14 +3,14 @@
 #include <fmt/format.h>
 
 #include "absl/strings/str_split.h"
-#include "base/status_macros.h"
-#include "examples/cli/bench/bench.h"
-#include "examples/cli/common/any_trace.h"
-#include "examples/cli/common/args.h"
-#include "examples/cli/common/progress.h"
-#include "examples/cli/common/report.h"
-#include "examples/cli/workload/facts.h"
-#include "examples/cli/workload/workload_trace.h"
+#include "cli/bench/bench.h"
+#include "cli/common/any_trace.h"
+#include "cli/common/args.h"
+#include "cli/common/progress.h"
+#include "cli/common/report.h"
+#include "cli/workload/facts.h"
+#include "cli/workload/workload_trace.h"
+#include "util/status_macros.h"
 
 namespace moert::cli {
 namespace {

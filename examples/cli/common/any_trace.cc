@@ -1,10 +1,10 @@
-#include "examples/cli/common/any_trace.h"
+#include "cli/common/any_trace.h"
 
 #include <fmt/format.h>
 
 #include "absl/strings/match.h"
-#include "base/status_macros.h"
-#include "checkpoint/hf_config.h"
+#include "moert/offline/hf_config.h"
+#include "util/status_macros.h"
 
 namespace moert::cli {
 

@@ -1,4 +1,4 @@
-#include "examples/cli/common/budget_flag.h"
+#include "cli/common/budget_flag.h"
 
 #include <fmt/format.h>
 
@@ -6,7 +6,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/strip.h"
-#include "examples/cli/common/args.h"
+#include "cli/common/args.h"
 
 namespace moert::cli {
 

@@ -1,4 +1,4 @@
-#include "examples/cli/common/progress.h"
+#include "cli/common/progress.h"
 
 #include <fmt/format.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-#include "examples/cli/common/report.h"
+#include "cli/common/report.h"
 
 #include <fmt/format.h>
 #include <sched.h>

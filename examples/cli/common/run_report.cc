@@ -1,4 +1,4 @@
-#include "examples/cli/common/run_report.h"
+#include "cli/common/run_report.h"
 
 #include <fmt/format.h>
 
@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "base/bytes_text.h"
+#include "util/bytes_text.h"
 
 namespace moert::cli {
 namespace {
@@ -128,13 +128,14 @@ std::string ReportTable(const RunReport& r, const Engine& engine) {
     out += fmt::format("  {:<12} {}\n", name, value);
   };
   line("strategy", fmt::format("{} ({})", engine.strategy(), engine.exact() ? "exact" : "lossy"));
-  line("budget", fmt::format("{}: {} fixed, room for {} of {} experts", BytesText(s.budget_bytes),
-                             BytesText(m.fixed_bytes()), m.slots, m.total_experts));
-  line("peak", BytesText(s.peak_bytes));
+  line("budget",
+       fmt::format("{}: {} fixed, room for {} of {} experts", util::BytesText(s.budget_bytes),
+                   util::BytesText(m.fixed_bytes()), m.slots, m.total_experts));
+  line("peak", util::BytesText(s.peak_bytes));
   line("lookups", fmt::format("{}: {} resident, {} prefetched, {} loaded on demand, {} late",
                               s.lookups, s.hits_resident, s.hits_prefetched, s.loads, s.late));
   line("hit ratio", Percent(s.hit_ratio()));
-  line("loaded", fmt::format("{}, {} evictions", BytesText(s.bytes_loaded), s.evictions));
+  line("loaded", fmt::format("{}, {} evictions", util::BytesText(s.bytes_loaded), s.evictions));
   if (s.prefetch_issued > 0) {
     line("prefetch", fmt::format("{} issued, accuracy {}, recall {}{}", s.prefetch_issued,
                                  Percent(Ratio(s.prefetch_useful, s.prefetch_issued)),

@@ -7,14 +7,14 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "base/status_macros.h"
-#include "examples/cli/common/args.h"
-#include "examples/cli/pack/commands.h"
-#include "examples/cli/pack/heat_map.h"
-#include "examples/cli/pack/quantize_job.h"
-#include "offline/allocate/allocator.h"
-#include "pack/calibration.h"
-#include "pack/plan.h"
+#include "cli/common/args.h"
+#include "cli/pack/commands.h"
+#include "cli/pack/heat_map.h"
+#include "moert/offline/allocate.h"
+#include "moert/offline/calibration.h"
+#include "moert/offline/plan.h"
+#include "moert/offline/quantize.h"
+#include "util/status_macros.h"
 
 namespace moert::cli {
 namespace {

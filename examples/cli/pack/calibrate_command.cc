@@ -4,12 +4,12 @@
 #include <filesystem>
 
 #include "absl/strings/str_split.h"
-#include "base/status_macros.h"
-#include "examples/cli/common/args.h"
-#include "examples/cli/common/progress.h"
-#include "examples/cli/pack/calibrate_job.h"
-#include "examples/cli/pack/commands.h"
-#include "examples/cli/pack/quantize_job.h"
+#include "cli/common/args.h"
+#include "cli/common/progress.h"
+#include "cli/pack/commands.h"
+#include "cli/pack/host_model.h"
+#include "moert/offline/calibrate.h"
+#include "util/status_macros.h"
 
 namespace moert::cli {
 namespace {
@@ -19,19 +19,38 @@ constexpr char kSchemes[] =
     "w8a16_g128,w4a16_g128_asym,w4a16_g-1_asym,w3a16_g128_asym,w3a16_g-1_asym,w2a16_g64_asym,"
     "w2a16_g128_asym,w2a16_g-1_asym";
 
-absl::Status Run(CalibrateJob* job, const std::string& schemes, bool quiet) {
-  MOERT_ASSIGN_OR_RETURN(job->settings.schemes, ParseSchemes(schemes));
-  MOERT_ASSIGN_OR_RETURN(job->settings.method, ParseMethod(job->method));
-  Progress progress("calibrating experts", !quiet);
-  job->progress = [&](int64_t done, int64_t total) { progress.Update(done, total); };
-  if (!quiet) job->log = [](const std::string& line) { fmt::print(stderr, "{}\n", line); };
-  const absl::Status status = RunCalibrateJob(*job);
+struct Arguments {
+  CalibrateJob job;
+  std::string schemes = kSchemes, tokens, method = "gptq", backend = "auto";
+  bool quiet = false;
+};
+
+absl::Status Run(Arguments* a) {
+  CalibrateJob& job = a->job;
+  const auto say = [&](const std::string& line) {
+    if (!a->quiet && !line.empty()) fmt::print(stderr, "{}\n", line);
+  };
+  job.token_files = absl::StrSplit(a->tokens, ',');
+  MOERT_ASSIGN_OR_RETURN(job.schemes, ParseSchemes(a->schemes));
+  MOERT_ASSIGN_OR_RETURN(job.method, ParseQuantMethod(a->method));
+  std::string note;
+  MOERT_ASSIGN_OR_RETURN(const auto device, OpenProducts(a->backend, job.threads, &note));
+  say(note);
+  job.open_model = HostModelOpener(device.get());
+  Progress progress("calibrating experts", !a->quiet);
+  job.progress = [&](int64_t done, int64_t total) { progress.Update(done, total); };
+  job.log = say;
+  const absl::Status status = RunCalibrateJob(job);
+  if (device != nullptr && !device->first_error().ok()) {
+    say(fmt::format("note: the device refused products, which the CPU did: {}",
+                    std::string(device->first_error().message())));
+  }
   std::error_code ec;
-  if (!status.ok() && !quiet && std::filesystem::exists(job->out + ".partial", ec)) {
-    fmt::print(stderr,
-               "note: completed layers are kept in {}.partial; the same command goes on after "
-               "them\n",
-               job->out);
+  if (!status.ok() && std::filesystem::exists(job.out + ".partial", ec)) {
+    say(
+        fmt::format("note: completed layers are kept in {}.partial; the same command continues "
+                    "after them",
+                    job.out));
   }
   return status;
 }
@@ -39,22 +58,21 @@ absl::Status Run(CalibrateJob* job, const std::string& schemes, bool quiet) {
 }  // namespace
 
 int CalibrateMain(int argc, const char* const* argv) {
-  CalibrateJob job;
-  std::string schemes = kSchemes, tokens;
-  bool quiet = false;
+  Arguments a;
+  CalibrateJob& job = a.job;
   ArgParser parser(kCommand,
                    "Runs a model over calibration tokens and records how often each expert is "
-                   "used and what each scheme would cost each of its linear blocks. An "
-                   "interrupted run is gone on with by the same command.");
+                   "used and what each scheme would cost each of its linear blocks. After an "
+                   "interruption, the same command continues.");
   parser.AddString("model", &job.model, "directory of a Hugging Face checkpoint");
   parser.Require("model");
-  parser.AddString("tokens", &tokens, "comma-separated files of calibration tokens");
+  parser.AddString("tokens", &a.tokens, "comma-separated files of calibration tokens");
   parser.Require("tokens");
   parser.AddString("out", &job.out, "the calibration file to write");
   parser.Require("out");
-  parser.AddString("schemes", &schemes, "comma-separated candidates");
-  parser.AddChoice("method", &job.method, {"rtn", "hqq", "gptq"}, "what quantizes the candidates");
-  parser.AddSwitch("hadamard", &job.settings.hadamard, "in the block Hadamard domain");
+  parser.AddString("schemes", &a.schemes, "comma-separated candidates");
+  parser.AddChoice("method", &a.method, {"rtn", "hqq", "gptq"}, "what quantizes the candidates");
+  parser.AddSwitch("hadamard", &job.hadamard, "in the block Hadamard domain");
   parser.AddInt64("calibration-tokens", &job.tokens, "tokens used of those files together; 0: all",
                   0);
   parser.AddInt64("probe-tokens", &job.probe_tokens,
@@ -63,17 +81,16 @@ int CalibrateMain(int argc, const char* const* argv) {
                   0);
   parser.AddInt64("window", &job.window, "tokens a calibration sequence", 2, int64_t{1} << 20);
   parser.AddInt("threads", &job.threads, "threads; 0: one a core", 0, 1024);
-  parser.AddChoice("backend", &job.backend, {"cpu", "cuda", "auto"},
+  parser.AddChoice("backend", &a.backend, {"cpu", "cuda", "auto"},
                    "where matrices are multiplied; quantizing is the CPU's");
-  parser.AddSwitch("quiet", &quiet, "no progress, no notes");
+  parser.AddSwitch("quiet", &a.quiet, "no progress, no notes");
   const absl::Status parsed = parser.Parse(argc, argv);
   if (!parsed.ok()) return ReportError(kCommand, parsed);
   if (parser.help_requested()) {
     fmt::print("{}", parser.Help());
     return kExitOk;
   }
-  job.token_files = absl::StrSplit(tokens, ',');
-  const absl::Status status = Run(&job, schemes, quiet);
+  const absl::Status status = Run(&a);
   return status.ok() ? kExitOk : ReportError(kCommand, status);
 }
 

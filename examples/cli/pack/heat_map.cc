@@ -1,4 +1,4 @@
-#include "examples/cli/pack/heat_map.h"
+#include "cli/pack/heat_map.h"
 
 #include <fmt/format.h>
 

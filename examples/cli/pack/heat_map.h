@@ -5,7 +5,7 @@
 #include <string>
 
 #include "moert/model.h"
-#include "pack/pack_manifest.h"
+#include "moert/offline/pack.h"
 
 namespace moert::cli {
 

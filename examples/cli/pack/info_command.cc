@@ -6,18 +6,17 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
-#include "base/bytes_text.h"
-#include "base/fmt_absl.h"
-#include "base/status_macros.h"
-#include "checkpoint/hf_config.h"
-#include "checkpoint/safetensors.h"
-#include "examples/cli/common/args.h"
-#include "examples/cli/common/budget_flag.h"
-#include "examples/cli/common/report.h"
-#include "examples/cli/pack/budget_plan.h"
-#include "examples/cli/pack/commands.h"
-#include "examples/cli/pack/model_parts.h"
-#include "pack/pack_manifest.h"
+#include "cli/common/args.h"
+#include "cli/common/budget_flag.h"
+#include "cli/common/report.h"
+#include "cli/pack/commands.h"
+#include "cli/pack/model_parts.h"
+#include "moert/engine.h"
+#include "moert/offline/checkpoint.h"
+#include "moert/offline/hf_config.h"
+#include "moert/offline/pack.h"
+#include "util/bytes_text.h"
+#include "util/status_macros.h"
 
 namespace moert::cli {
 namespace {
@@ -35,38 +34,22 @@ bool Exists(const std::string& path) {
   return ::stat(path.c_str(), &st) == 0;
 }
 
-/// What the experts of a model take in one version: sums over all layers and experts.
-struct Totals {
-  int64_t bytes = 0;
-  int64_t weights = 0;
-  int64_t padded_weights = 0;
-
-  void Add(const RecordLayout& layout) {
-    bytes += layout.bytes;
-    for (const MatrixLayout* m : {&layout.gate, &layout.up, &layout.down}) {
-      weights += m->rows * m->k;
-      padded_weights += m->padded_rows * m->padded_k;
-    }
-  }
-  double bits() const { return 8.0 * static_cast<double>(bytes) / static_cast<double>(weights); }
-  /// Share of the stored weights that are padding.
-  double padding() const {
-    return 1.0 - static_cast<double>(weights) / static_cast<double>(padded_weights);
-  }
+/// The run that is planned.
+struct PlanOptions {
+  std::string budget;  // empty: none
+  std::string strategy = "on-demand";
+  int64_t rows = 512;  // of the largest step
 };
 
-absl::StatusOr<Totals> TotalsOf(const MoeModelSpec& model, const PackVersion& version) {
-  Totals totals;
-  for (int l = 0; l < model.num_layers(); ++l) {
-    const MoeLayerSpec& layer = model.layers[static_cast<size_t>(l)];
-    for (int e = 0; e < layer.num_experts; ++e) {
-      MOERT_ASSIGN_OR_RETURN(
-          const RecordLayout layout,
-          MakeRecordLayout(layer.hidden, layer.intermediate, version.format(l, e)));
-      totals.Add(layout);
-    }
-  }
-  return totals;
+/// The engine's own plan for a budget of the CPU backend.
+absl::StatusOr<MemoryPlan> PlanBudget(const ExpertSource& source, const PlanOptions& options,
+                                      const Budget& budget) {
+  EngineOptions engine;
+  engine.strategy = options.strategy;
+  engine.budget = budget;
+  engine.max_tokens_per_forward = options.rows;
+  engine.backend = BackendKind::kCpu;
+  return Engine::Plan(source, engine);
 }
 
 json ModelJson(const MoeModelSpec& model) {
@@ -124,16 +107,16 @@ absl::StatusOr<json> BudgetsJson(const std::string& path, const MoeModelSpec& mo
   return out;
 }
 
-json VersionJson(const PackVersion& version, const Totals& totals) {
+json VersionJson(const PackVersion& version, const VersionSize& size) {
   json formats = json::array();
   for (const ExpertFormat& f : version.formats) {
     formats.push_back({f.gate.Name(), f.up.Name(), f.down.Name()});
   }
   return {{"name", version.name},
           {"formats", std::move(formats)},
-          {"bytes", totals.bytes},
-          {"stored_bits", totals.bits()},
-          {"padding", totals.padding()}};
+          {"bytes", size.bytes},
+          {"stored_bits", size.stored_bits()},
+          {"padding", size.padding()}};
 }
 
 void PrintModel(const json& m) {
@@ -157,15 +140,15 @@ void PrintParts(const json& parts) {
     std::vector<std::string> types = p["types"];
     fmt::print(
         "  {:<20} {:>8} {:>12} {:>6.1f}%  {}\n", p["name"].get<std::string>(),
-        p["tensors"].get<int64_t>(), BytesText(bytes),
+        p["tensors"].get<int64_t>(), util::BytesText(bytes),
         100.0 * static_cast<double>(bytes) / static_cast<double>(std::max<int64_t>(total, 1)),
         fmt::join(types, ", "));
   }
-  fmt::print("  {:<20} {:>8} {:>12}\n", "total", "", BytesText(total));
+  fmt::print("  {:<20} {:>8} {:>12}\n", "total", "", util::BytesText(total));
 }
 
 std::string BudgetText(const json& budget) {
-  return budget["bytes"].is_null() ? "-" : BytesText(budget["bytes"].get<int64_t>());
+  return budget["bytes"].is_null() ? "-" : util::BytesText(budget["bytes"].get<int64_t>());
 }
 
 void PrintVersions(const json& versions) {
@@ -173,12 +156,12 @@ void PrintVersions(const json& versions) {
              "padding", "--budget for all, half, a quarter, the least");
   for (const json& v : versions) {
     fmt::print("  {:<20} {:>12.3f} {:>12} {:>8.1f}%", v["name"].get<std::string>(),
-               v["stored_bits"].get<double>(), BytesText(v["bytes"].get<int64_t>()),
+               v["stored_bits"].get<double>(), util::BytesText(v["bytes"].get<int64_t>()),
                100 * v["padding"].get<double>());
     const auto need = v.find("need");
     if (need != v.end()) {
       for (const json& b : (*need)["budgets"]) fmt::print(" {:>11}", BudgetText(b));
-      fmt::print(" {:>11}", BytesText((*need)["minimum_bytes"].get<int64_t>()));
+      fmt::print(" {:>11}", util::BytesText((*need)["minimum_bytes"].get<int64_t>()));
     }
     fmt::print("\n");
   }
@@ -189,14 +172,14 @@ void PrintPlan(const std::string& what, const json& need, const json& experts) {
   const json& plan = need["plan"];
   if (!plan["fits"].get<bool>()) {
     fmt::print("  {:<20} does not fit, the least is {}\n", what,
-               BytesText(need["minimum_bytes"].get<int64_t>()));
+               util::BytesText(need["minimum_bytes"].get<int64_t>()));
     return;
   }
   const int64_t slots = plan["slots"].get<int64_t>(), low = plan["low_slots"].get<int64_t>();
   const int64_t total = experts.get<int64_t>();
   fmt::print("  {:<20} {} for experts, {} fixed: ", what,
-             BytesText(plan["pool_bytes"].get<int64_t>()),
-             BytesText(plan["fixed_bytes"].get<int64_t>()));
+             util::BytesText(plan["pool_bytes"].get<int64_t>()),
+             util::BytesText(plan["fixed_bytes"].get<int64_t>()));
   if (low > 0) fmt::print("{} high and {} low versions of {} experts\n", slots, low, total);
   if (low == 0) fmt::print("{} of {} experts\n", std::min(slots, total), total);
 }
@@ -220,15 +203,13 @@ void AddOptions(const PlanOptions& options, json* info) {
   (*info)["rows"] = options.rows;
 }
 
-absl::StatusOr<json> PackInfo(const std::string& path, const PlanOptions& options) {
-  MOERT_ASSIGN_OR_RETURN(const PackManifest m, ReadManifest(path, Env::Default()));
+absl::StatusOr<json> DescribePack(const std::string& path, const PlanOptions& options) {
+  MOERT_ASSIGN_OR_RETURN(const PackInfo m, ReadPackInfo(path));
   json versions = json::array();
   for (const PackVersion& v : m.versions) {
-    MOERT_ASSIGN_OR_RETURN(const Totals totals, TotalsOf(m.model, v));
-    versions.push_back(VersionJson(v, totals));
+    MOERT_ASSIGN_OR_RETURN(const VersionSize size, SizeOf(m.model, v));
+    versions.push_back(VersionJson(v, size));
   }
-  int64_t bytes = m.constants.bytes;
-  for (const PackFile& f : m.files) bytes += f.bytes;
   MOERT_ASSIGN_OR_RETURN(json need, BudgetsJson(path, m.model, m.versions, options));
   json info = {{"kind", "pack"},
                {"path", path},
@@ -237,8 +218,8 @@ absl::StatusOr<json> PackInfo(const std::string& path, const PlanOptions& option
                {"versions", std::move(versions)},
                {"quantizer", json::parse(m.quantizer_json, nullptr, false)},
                {"source_identity", m.source_identity},
-               {"files", m.files.size() + 1},
-               {"bytes", bytes},
+               {"files", m.num_files},
+               {"bytes", m.bytes},
                {"need", std::move(need)}};
   AddOptions(options, &info);
   return info;
@@ -257,13 +238,13 @@ absl::StatusOr<json> PartsJson(const std::string& path) {
 }
 
 // A checkpoint, and what its experts would take in each scheme.
-absl::StatusOr<json> CheckpointInfo(const std::string& path, const PlanOptions& options) {
+absl::StatusOr<json> DescribeCheckpoint(const std::string& path, const PlanOptions& options) {
   MOERT_ASSIGN_OR_RETURN(const HfConfig config, LoadHfConfig(path));
   json schemes = json::array();
   for (const Scheme& scheme : Scheme::All()) {
     const PackVersion version = PackVersion::Uniform(scheme);
-    MOERT_ASSIGN_OR_RETURN(const Totals totals, TotalsOf(config.moe, version));
-    json row = VersionJson(version, totals);
+    MOERT_ASSIGN_OR_RETURN(const VersionSize size, SizeOf(config.moe, version));
+    json row = VersionJson(version, size);
     MOERT_ASSIGN_OR_RETURN(row["need"], BudgetsJson(path, config.moe, {version}, options));
     schemes.push_back(std::move(row));
   }
@@ -281,7 +262,7 @@ absl::StatusOr<json> CheckpointInfo(const std::string& path, const PlanOptions& 
   return info;
 }
 
-absl::StatusOr<json> FileInfo(const std::string& path) {
+absl::StatusOr<json> DescribeFile(const std::string& path) {
   MOERT_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(path));
   json tensors = json::array();
   for (const TensorInfo& t : checkpoint->tensors()) {
@@ -297,9 +278,9 @@ absl::StatusOr<json> FileInfo(const std::string& path) {
 }
 
 absl::StatusOr<json> Info(const std::string& path, const PlanOptions& options) {
-  if (IsFile(path)) return FileInfo(path);
-  if (Exists(path + "/" + kManifestFile)) return PackInfo(path, options);
-  if (Exists(path + "/config.json")) return CheckpointInfo(path, options);
+  if (IsFile(path)) return DescribeFile(path);
+  if (Exists(path + "/" + kManifestFile)) return DescribePack(path, options);
+  if (Exists(path + "/config.json")) return DescribeCheckpoint(path, options);
   return absl::NotFoundError(
       fmt::format("{}: neither an expert pack ({}), nor a checkpoint (config.json), nor a file",
                   path, kManifestFile));
@@ -324,10 +305,10 @@ void Print(const json& info) {
   PrintVersions(info["versions"]);
   fmt::print("  --budget for all, half, a quarter, the least:");
   for (const json& b : info["need"]["budgets"]) fmt::print(" {},", BudgetText(b));
-  fmt::print(" {}\n", BytesText(info["need"]["minimum_bytes"].get<int64_t>()));
+  fmt::print(" {}\n", util::BytesText(info["need"]["minimum_bytes"].get<int64_t>()));
   PrintPlans(info, json::array());
   fmt::print("  quantizer {}, {} files, {}\n", info["quantizer"].dump(),
-             info["files"].get<int64_t>(), BytesText(info["bytes"].get<int64_t>()));
+             info["files"].get<int64_t>(), util::BytesText(info["bytes"].get<int64_t>()));
 }
 
 }  // namespace

@@ -5,8 +5,8 @@
 #include <exception>
 #include <string>
 
-#include "examples/cli/common/args.h"
-#include "examples/cli/pack/commands.h"
+#include "cli/common/args.h"
+#include "cli/pack/commands.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "examples/cli/pack/model_parts.h"
+#include "cli/pack/model_parts.h"
 
 #include <algorithm>
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/safetensors.h"
+#include "moert/offline/checkpoint.h"
 
 namespace moert::cli {
 

@@ -4,18 +4,26 @@
 #include <filesystem>
 
 #include "absl/strings/str_split.h"
-#include "base/status_macros.h"
-#include "examples/cli/common/args.h"
-#include "examples/cli/common/progress.h"
-#include "examples/cli/pack/commands.h"
-#include "examples/cli/pack/quantize_job.h"
+#include "cli/common/args.h"
+#include "cli/common/progress.h"
+#include "cli/pack/commands.h"
+#include "cli/pack/host_model.h"
+#include "moert/offline/quantize.h"
+#include "util/status_macros.h"
 
 namespace moert::cli {
 namespace {
 
 constexpr char kCommand[] = "moert-pack quantize";
 
-absl::Status Run(QuantizeJob* job, const std::string& schemes, bool quiet) {
+absl::Status Run(QuantizeJob* job, const std::string& schemes, const std::string& method,
+                 bool quiet) {
+  MOERT_ASSIGN_OR_RETURN(job->method, ParseQuantMethod(method));
+  if (job->method == QuantMethod::kGptq && job->token_files.empty()) {
+    return absl::InvalidArgumentError(
+        "method gptq needs calibration tokens: give --tokens FILE[,FILE...]");
+  }
+  job->open_model = HostModelOpener(nullptr);
   if (!schemes.empty()) {
     MOERT_ASSIGN_OR_RETURN(job->schemes, ParseSchemes(schemes));
   } else if (job->plans.empty()) {
@@ -28,8 +36,8 @@ absl::Status Run(QuantizeJob* job, const std::string& schemes, bool quiet) {
   std::error_code ec;
   if (!status.ok() && !quiet && std::filesystem::exists(job->out + ".partial", ec)) {
     fmt::print(stderr,
-               "note: completed layers are kept in {}.partial; the same command goes on "
-               "after them\n",
+               "note: completed layers are kept in {}.partial; the same command "
+               "continues after them\n",
                job->out);
   }
   return status;
@@ -39,12 +47,12 @@ absl::Status Run(QuantizeJob* job, const std::string& schemes, bool quiet) {
 
 int QuantizeMain(int argc, const char* const* argv) {
   QuantizeJob job;
-  std::string schemes, plans, tokens;
+  std::string schemes, plans, tokens, method = "rtn";
   bool quiet = false;
   ArgParser parser(kCommand,
                    "Writes an expert pack: every routed expert in each of some schemes. Routers "
-                   "and shared experts stay as they are. An interrupted run is gone on with by the "
-                   "same command.");
+                   "and shared experts stay as they are. After an interruption, the same command "
+                   "continues.");
   parser.AddString("model", &job.model, "directory of a Hugging Face checkpoint");
   parser.Require("model");
   parser.AddString("out", &job.out, "the pack to write, a directory that does not exist");
@@ -52,7 +60,7 @@ int QuantizeMain(int argc, const char* const* argv) {
   parser.AddString("schemes", &schemes, "comma-separated schemes, e.g. bf16,w4a16_g128");
   parser.AddString("plan", &plans,
                    "comma-separated plans of `moert-pack allocate`, a version each");
-  parser.AddChoice("method", &job.method, {"rtn", "hqq", "gptq"},
+  parser.AddChoice("method", &method, {"rtn", "hqq", "gptq"},
                    "rounding to nearest, half-quadratic, or GPTQ, which needs --tokens");
   parser.AddSwitch("hadamard", &job.hadamard,
                    "transforms weights, and at run time activations, by block Hadamard matrices");
@@ -70,7 +78,7 @@ int QuantizeMain(int argc, const char* const* argv) {
   }
   if (parser.Given("tokens")) job.token_files = absl::StrSplit(tokens, ',');
   if (parser.Given("plan")) job.plans = absl::StrSplit(plans, ',');
-  const absl::Status status = Run(&job, schemes, quiet);
+  const absl::Status status = Run(&job, schemes, method, quiet);
   return status.ok() ? kExitOk : ReportError(kCommand, status);
 }
 

@@ -2,13 +2,13 @@
 
 #include <cstdio>
 
-#include "base/bytes_text.h"
-#include "base/status_macros.h"
-#include "base/thread_pool.h"
-#include "examples/cli/common/args.h"
-#include "examples/cli/common/progress.h"
-#include "examples/cli/pack/commands.h"
-#include "pack/verify_pack.h"
+#include "cli/common/args.h"
+#include "cli/common/progress.h"
+#include "cli/pack/commands.h"
+#include "moert/offline/pack.h"
+#include "moert/thread_pool.h"
+#include "util/bytes_text.h"
+#include "util/status_macros.h"
 
 namespace moert::cli {
 namespace {
@@ -54,7 +54,7 @@ int VerifyMain(int argc, const char* const* argv) {
   if (!result->damage.empty()) return kExitFailure;
   if (!quiet) {
     fmt::print("{}: {} records and the constants are intact ({})\n", pack, result->records,
-               BytesText(result->bytes));
+               util::BytesText(result->bytes));
   }
   return kExitOk;
 }

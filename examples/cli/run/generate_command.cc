@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "base/status_macros.h"
-#include "examples/cli/common/token_file.h"
-#include "examples/cli/run/commands.h"
-#include "examples/cli/run/session.h"
-#include "examples/host/generate.h"
-#include "examples/host/tokenizer.h"
+#include "cli/common/text_file.h"
+#include "cli/run/commands.h"
+#include "cli/run/session.h"
+#include "host/generate.h"
+#include "host/tokenizer.h"
+#include "util/status_macros.h"
 
 namespace moert::cli {
 namespace {

@@ -5,8 +5,8 @@
 #include <exception>
 #include <string>
 
-#include "examples/cli/common/args.h"
-#include "examples/cli/run/commands.h"
+#include "cli/common/args.h"
+#include "cli/run/commands.h"
 
 namespace {
 

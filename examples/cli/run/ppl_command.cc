@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "base/status_macros.h"
-#include "examples/cli/common/progress.h"
-#include "examples/cli/common/run_report.h"
-#include "examples/cli/common/token_file.h"
-#include "examples/cli/run/commands.h"
-#include "examples/cli/run/session.h"
-#include "examples/host/perplexity.h"
+#include "cli/common/progress.h"
+#include "cli/common/run_report.h"
+#include "cli/run/commands.h"
+#include "cli/run/session.h"
+#include "host/perplexity.h"
+#include "moert/offline/token_file.h"
+#include "util/status_macros.h"
 
 namespace moert::cli {
 namespace {

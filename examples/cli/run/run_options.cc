@@ -1,10 +1,10 @@
-#include "examples/cli/run/run_options.h"
+#include "cli/run/run_options.h"
 
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "examples/cli/common/budget_flag.h"
+#include "cli/common/budget_flag.h"
+#include "util/status_macros.h"
 
 namespace moert::cli {
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "examples/cli/common/args.h"
+#include "cli/common/args.h"
 #include "moert/options.h"
 
 namespace moert::cli {

@@ -1,15 +1,15 @@
-#include "examples/cli/run/session.h"
+#include "cli/run/session.h"
 
 #include <fmt/format.h>
 
 #include <utility>
 
-#include "base/status_macros.h"
-#include "checkpoint/safetensors.h"
-#include "examples/cli/common/progress.h"
-#include "examples/host/open_decoder.h"
-#include "examples/host/utf8.h"
+#include "cli/common/progress.h"
+#include "host/open_decoder.h"
+#include "host/utf8.h"
 #include "moert/expert_source.h"
+#include "moert/offline/checkpoint.h"
+#include "util/status_macros.h"
 
 namespace moert::cli {
 namespace {

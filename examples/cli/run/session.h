@@ -6,12 +6,12 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "base/thread_pool.h"
-#include "checkpoint/hf_config.h"
-#include "examples/cli/common/run_report.h"
-#include "examples/cli/run/run_options.h"
-#include "examples/host/token_model.h"
+#include "cli/common/run_report.h"
+#include "cli/run/run_options.h"
+#include "host/token_model.h"
 #include "moert/engine.h"
+#include "moert/offline/hf_config.h"
+#include "moert/thread_pool.h"
 
 namespace moert::cli {
 

@@ -7,16 +7,16 @@
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "examples/cli/common/any_trace.h"
-#include "examples/cli/common/args.h"
-#include "examples/cli/common/budget_flag.h"
-#include "examples/cli/common/progress.h"
-#include "examples/cli/common/run_report.h"
-#include "examples/cli/workload/oracles.h"
-#include "examples/host/utf8.h"
+#include "cli/common/any_trace.h"
+#include "cli/common/args.h"
+#include "cli/common/budget_flag.h"
+#include "cli/common/progress.h"
+#include "cli/common/run_report.h"
+#include "cli/workload/oracles.h"
+#include "host/utf8.h"
 #include "moert/engine.h"
 #include "moert/replay.h"
+#include "util/status_macros.h"
 
 namespace moert::cli {
 namespace {

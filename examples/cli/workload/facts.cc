@@ -1,4 +1,4 @@
-#include "examples/cli/workload/facts.h"
+#include "cli/workload/facts.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,7 +6,7 @@
 #include <numeric>
 #include <set>
 
-#include "base/status_macros.h"
+#include "util/status_macros.h"
 
 namespace moert::cli {
 namespace {

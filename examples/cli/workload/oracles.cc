@@ -1,4 +1,4 @@
-#include "examples/cli/workload/oracles.h"
+#include "cli/workload/oracles.h"
 
 #include <algorithm>
 #include <functional>
@@ -6,8 +6,8 @@
 #include <numeric>
 #include <set>
 
-#include "base/status_macros.h"
 #include "moert/policy.h"
+#include "util/status_macros.h"
 
 namespace moert::cli {
 namespace {

@@ -1,10 +1,9 @@
-#include "examples/cli/workload/shapes.h"
+#include "cli/workload/shapes.h"
 
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
-#include "base/fmt_absl.h"
 #include "fmt/format.h"
 
 namespace moert::cli {

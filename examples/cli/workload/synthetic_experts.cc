@@ -1,24 +1,24 @@
-#include "examples/cli/workload/synthetic_experts.h"
+#include "cli/workload/synthetic_experts.h"
 
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <iterator>
 #include <utility>
 
-#include "base/aligned_buffer.h"
-#include "base/bf16.h"
-#include "base/checked_math.h"
-#include "base/file_writer.h"
-#include "base/status_macros.h"
-#include "base/thread_pool.h"
-#include "examples/cli/workload/random_vectors.h"
+#include "cli/workload/random_vectors.h"
 #include "fmt/format.h"
 #include "moert/env.h"
 #include "moert/pinned_records.h"
+#include "moert/thread_pool.h"
+#include "util/aligned_buffer.h"
+#include "util/file_writer.h"
+#include "util/rounding.h"
+#include "util/status_macros.h"
 
 namespace moert::cli {
 namespace {
@@ -34,7 +34,7 @@ struct Ring {
   bool by_expert = false;
   int64_t stride = 0;
   int64_t count = 0;
-  AlignedBuffer bytes;
+  util::AlignedBuffer bytes;
   std::shared_ptr<void> pinned;  // null: pageable. Unlocks the bytes before they go.
 };
 
@@ -119,7 +119,7 @@ class SyntheticExperts final : public ExpertSource, public PinnedRecords {
       MOERT_ASSIGN_OR_RETURN(
           const RecordLayout layout,
           MakeRecordLayout(layer.hidden, layer.intermediate, ExpertFormat::Uniform(scheme)));
-      ring.stride = std::max(ring.stride, RoundUp(layout.bytes, kRecordAlignment));
+      ring.stride = std::max(ring.stride, util::RoundUp(layout.bytes, kRecordAlignment));
       ring.layouts.push_back(layout);
     }
     ring.count = std::clamp<int64_t>(options.memory_bytes / ring.stride, 1, total_);
@@ -147,7 +147,7 @@ class SyntheticExperts final : public ExpertSource, public PinnedRecords {
         MOERT_ASSIGN_OR_RETURN(
             const RecordLayout layout,
             MakeRecordLayout(layer.hidden, layer.intermediate, {gate, gate, down, false}));
-        ring.stride = std::max(ring.stride, RoundUp(layout.bytes, kRecordAlignment));
+        ring.stride = std::max(ring.stride, util::RoundUp(layout.bytes, kRecordAlignment));
         ring.layouts.push_back(layout);
       }
     }
@@ -201,7 +201,8 @@ class SyntheticExperts final : public ExpertSource, public PinnedRecords {
                                                       options.directory, total_,
                                                       total_ * ring.stride, space.available));
     }
-    MOERT_ASSIGN_OR_RETURN(const std::unique_ptr<FileWriter> writer, FileWriter::Create(path));
+    MOERT_ASSIGN_OR_RETURN(const std::unique_ptr<util::FileWriter> writer,
+                           util::FileWriter::Create(path));
     paths_.push_back(path);
     for (int64_t i = 0; i < total_; ++i) {
       MOERT_RETURN_IF_ERROR(writer->Append(
@@ -235,6 +236,11 @@ void FillWords(std::byte* begin, int64_t bytes, Word word) {
   }
 }
 
+/// The upper half of a float: exact for the scales made here, powers of two.
+uint16_t Bf16Bits(float value) {
+  return static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16);
+}
+
 }  // namespace
 
 void FillRecord(const RecordLayout& layout, uint64_t seed, std::byte* record) {
@@ -253,8 +259,8 @@ void FillRecord(const RecordLayout& layout, uint64_t seed, std::byte* record) {
     const float scale = 0x1p-9f / static_cast<float>(1 << (m->scheme.weight_bits - 1));
     const float middle = static_cast<float>(1 << (m->scheme.weight_bits - 1));
     const int64_t scales = m->scale_bytes / (m->scheme.symmetric ? 2 : 4);  // bf16 numbers
-    const uint64_t scale_bits = 0x0001000100010001u * F32ToBf16(scale);
-    const uint64_t zero_bits = 0x0001000100010001u * F32ToBf16(scale * middle);
+    const uint64_t scale_bits = 0x0001000100010001u * Bf16Bits(scale);
+    const uint64_t zero_bits = 0x0001000100010001u * Bf16Bits(scale * middle);
     FillWords(record + m->scale_offset, 2 * scales, [&](int64_t) { return scale_bits; });
     if (!m->scheme.symmetric) {
       FillWords(record + m->scale_offset + 2 * scales, 2 * scales,

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "examples/cli/workload/shapes.h"
-#include "examples/cli/workload/workload.h"
+#include "cli/workload/shapes.h"
+#include "cli/workload/workload.h"
 #include "moert/expert_source.h"
 
 namespace moert::cli {

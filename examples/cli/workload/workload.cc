@@ -1,10 +1,9 @@
-#include "examples/cli/workload/workload.h"
+#include "cli/workload/workload.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "base/fmt_absl.h"
-#include "examples/cli/workload/random_vectors.h"
+#include "cli/workload/random_vectors.h"
 #include "fmt/format.h"
 #include "fmt/ranges.h"
 
@@ -54,8 +53,8 @@ absl::StatusOr<Workload> Workload::Create(absl::string_view name, const MoeModel
                                           double common_share, uint64_t seed) {
   const std::vector<std::string> names = Names();
   if (std::find(names.begin(), names.end(), std::string(name)) == names.end()) {
-    return absl::InvalidArgumentError(
-        fmt::format("unknown workload '{}'; there are: {}", name, fmt::join(names, ", ")));
+    return absl::InvalidArgumentError(fmt::format("unknown workload '{}'; there are: {}",
+                                                  std::string(name), fmt::join(names, ", ")));
   }
   WorkloadParameters p;
   p.common = common_share;

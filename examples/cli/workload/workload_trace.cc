@@ -1,10 +1,10 @@
-#include "examples/cli/workload/workload_trace.h"
+#include "cli/workload/workload_trace.h"
 
 #include <utility>
 
-#include "base/status_macros.h"
 #include "moert/router.h"
 #include "moert/scheme.h"
+#include "util/status_macros.h"
 
 namespace moert::cli {
 namespace {

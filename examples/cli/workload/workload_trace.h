@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "examples/cli/workload/shapes.h"
-#include "examples/cli/workload/workload.h"
+#include "cli/workload/shapes.h"
+#include "cli/workload/workload.h"
 #include "moert/trace.h"
 
 namespace moert::cli {

@@ -1,15 +1,15 @@
 // Flash decoding: a block takes one piece of the keys of one query row and of one group of heads
 // that share them; a second kernel puts the pieces of a row together.
-#include "examples/host/cuda/attention_kernel.h"
-#include "examples/host/cuda/reduce.cuh"
-#include "kernels/cuda/primitives/launch.cuh"
+#include "host/cuda/attention_kernel.h"
+#include "host/cuda/reduce.cuh"
+#include "util/launch.cuh"
 
 namespace moert::host {
 namespace {
 
-using cuda::GridDependencySync;
-using cuda::LaunchEarly;
-using cuda::TriggerDependentLaunch;
+using gpu::GridDependencySync;
+using gpu::LaunchEarly;
+using gpu::TriggerDependentLaunch;
 
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / 32;

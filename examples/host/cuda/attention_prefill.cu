@@ -1,15 +1,15 @@
 // FlashAttention-2: a block takes 64 query rows of one head, a warp 16 of them, and walks over the
 // keys in tiles; scores and probabilities never leave registers.
-#include "examples/host/cuda/attention_kernel.h"
-#include "examples/host/cuda/reduce.cuh"
-#include "kernels/cuda/primitives/launch.cuh"
+#include "host/cuda/attention_kernel.h"
+#include "host/cuda/reduce.cuh"
+#include "util/launch.cuh"
 
 namespace moert::host {
 namespace {
 
-using cuda::GridDependencySync;
-using cuda::LaunchEarly;
-using cuda::TriggerDependentLaunch;
+using gpu::GridDependencySync;
+using gpu::LaunchEarly;
+using gpu::TriggerDependentLaunch;
 
 constexpr int kThreads = 128;
 static_assert(QueryTile::kRows == kThreads / 32 * 16);

@@ -1,4 +1,4 @@
-#include "examples/host/cuda/cublas.h"
+#include "host/cuda/cublas.h"
 
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
@@ -10,13 +10,13 @@
 #include <initializer_list>
 #include <vector>
 
-#include "base/status_macros.h"
-#include "exec/cuda/cuda_api.h"
+#include "util/cuda_api.h"
+#include "util/status_macros.h"
 
 namespace moert::host {
 namespace {
 
-using cuda::Buffer;
+using gpu::Buffer;
 
 // Of cublas_api.h, which not every toolkit installation has; stable since cuBLAS 11.
 using Handle = void*;

@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "examples/host/cuda/gemm_kernel.h"
+#include "host/cuda/gemm_kernel.h"
 
 namespace moert::host {
 

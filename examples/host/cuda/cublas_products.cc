@@ -1,4 +1,4 @@
-#include "examples/host/cuda/cublas_products.h"
+#include "host/cuda/cublas_products.h"
 
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
@@ -8,15 +8,15 @@
 #include <mutex>
 #include <vector>
 
-#include "base/status_macros.h"
-#include "examples/host/cuda/cublas.h"
-#include "exec/cuda/cuda_api.h"
+#include "host/cuda/cublas.h"
 #include "moert/backend.h"
+#include "util/cuda_api.h"
+#include "util/status_macros.h"
 
 namespace moert::host {
 namespace {
 
-using cuda::Buffer;
+using gpu::Buffer;
 
 // Of x and y together, on the device at once: more rows go in parts.
 constexpr int64_t kFloatsAtOnce = int64_t{1} << 26;
@@ -47,12 +47,12 @@ class CublasProducts final : public DeviceProducts {
  public:
   absl::Status Init(int lanes) {
     MOERT_RETURN_IF_ERROR(CudaStatus());
-    MOERT_CUDA_RETURN_IF_ERROR(cudaGetDevice(&device_));
+    RETURN_IF_CUDA_ERROR(cudaGetDevice(&device_));
     cudaDeviceProp properties;
-    MOERT_CUDA_RETURN_IF_ERROR(cudaGetDeviceProperties(&properties, device_));
+    RETURN_IF_CUDA_ERROR(cudaGetDeviceProperties(&properties, device_));
     for (int i = 0; i < lanes; ++i) {
       auto lane = std::make_unique<Lane>();
-      MOERT_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&lane->stream, cudaStreamNonBlocking));
+      RETURN_IF_CUDA_ERROR(cudaStreamCreateWithFlags(&lane->stream, cudaStreamNonBlocking));
       MOERT_ASSIGN_OR_RETURN(lane->cublas, Cublas::Open(lane->stream));
       name_ = fmt::format("{}, {}", properties.name, lane->cublas->library());
       free_.push_back(lane.get());
@@ -64,7 +64,7 @@ class CublasProducts final : public DeviceProducts {
   absl::Status Multiply(const float* w, int64_t out, int64_t in, const float* x, int64_t rows,
                         float* y) override {
     if (rows <= 0) return absl::OkStatus();
-    const cuda::DeviceScope scope(device_);
+    const gpu::DeviceScope scope(device_);
     Lane* const lane = Take();
     const absl::Status status = Run(lane, w, out, in, x, rows, y);
     // What is enqueued reads the caller's memory; nothing may be left of it after an error.
@@ -87,20 +87,20 @@ class CublasProducts final : public DeviceProducts {
     MOERT_ASSIGN_OR_RETURN(float* const device_w, Grown(&lane->w, out * in));
     MOERT_ASSIGN_OR_RETURN(float* const device_x, Grown(&lane->x, at_once * in));
     MOERT_ASSIGN_OR_RETURN(float* const device_y, Grown(&lane->y, at_once * out));
-    MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(device_w, w, static_cast<size_t>(out * in) * kBytes,
-                                               cudaMemcpyHostToDevice, lane->stream));
+    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(device_w, w, static_cast<size_t>(out * in) * kBytes,
+                                         cudaMemcpyHostToDevice, lane->stream));
     for (int64_t first = 0; first < rows; first += at_once) {
       const int64_t count = std::min(at_once, rows - first);
-      MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(device_x, x + first * in,
-                                                 static_cast<size_t>(count * in) * kBytes,
-                                                 cudaMemcpyHostToDevice, lane->stream));
+      RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(device_x, x + first * in,
+                                           static_cast<size_t>(count * in) * kBytes,
+                                           cudaMemcpyHostToDevice, lane->stream));
       MOERT_RETURN_IF_ERROR(
           lane->cublas->MultiplyF32(device_w, out, in, device_x, count, device_y));
-      MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(y + first * out, device_y,
-                                                 static_cast<size_t>(count * out) * kBytes,
-                                                 cudaMemcpyDeviceToHost, lane->stream));
+      RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(y + first * out, device_y,
+                                           static_cast<size_t>(count * out) * kBytes,
+                                           cudaMemcpyDeviceToHost, lane->stream));
     }
-    MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(lane->stream));
+    RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(lane->stream));
     return absl::OkStatus();
   }
 

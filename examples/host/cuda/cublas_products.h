@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "examples/host/device_products.h"
+#include "host/device_products.h"
 
 namespace moert::host {
 

@@ -1,13 +1,13 @@
-#include "examples/host/cuda/dense.h"
+#include "host/cuda/dense.h"
 
 #include <algorithm>
 
-#include "base/status_macros.h"
+#include "util/status_macros.h"
 
 namespace moert::host {
 namespace {
 
-using cuda::Buffer;
+using gpu::Buffer;
 
 // Rows up to which the own kernel is as fast as cuBLAS or faster, on an H200 (gpu.host_kernels_test
 // [bench]): 1.0 against 2.3 us where weights are few, the same rate where they are many.
@@ -18,7 +18,7 @@ constexpr int64_t kFewRows = 2;
 absl::StatusOr<Buffer> ToDevice(const std::vector<float>& values) {
   const auto bytes = static_cast<int64_t>(values.size() * sizeof(float));
   MOERT_ASSIGN_OR_RETURN(Buffer buffer, Buffer::Device(bytes));
-  MOERT_CUDA_RETURN_IF_ERROR(
+  RETURN_IF_CUDA_ERROR(
       cudaMemcpy(buffer.data(), values.data(), static_cast<size_t>(bytes), cudaMemcpyHostToDevice));
   return buffer;
 }
@@ -45,8 +45,7 @@ absl::StatusOr<DeviceMatrix> DeviceMatrix::Load(const Checkpoint& checkpoint,
     for (int64_t row = 0; row < part.out; row += rows_at_once) {
       rows.resize(std::min(rows_at_once, part.out - row) * in);
       MOERT_RETURN_IF_ERROR(checkpoint.ReadAsBf16(*tensor, row * in, absl::MakeSpan(rows)));
-      MOERT_CUDA_RETURN_IF_ERROR(
-          cudaMemcpy(to, rows.data(), rows.size() * 2, cudaMemcpyHostToDevice));
+      RETURN_IF_CUDA_ERROR(cudaMemcpy(to, rows.data(), rows.size() * 2, cudaMemcpyHostToDevice));
       to += rows.size() * 2;
     }
     if (!part.bias) continue;
@@ -89,7 +88,7 @@ absl::Status DenseProducts::Multiply(const DeviceMatrix& w, const uint16_t* x, i
   gemm.accumulate = accumulate;
   const bool few = kernels_ == DenseKernels::kAuto && rows <= kFewRows;
   if (cublas_ != nullptr && !few) return cublas_->Multiply(gemm);
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchDenseGemm(gemm, stream_));
+  RETURN_IF_CUDA_ERROR(LaunchDenseGemm(gemm, stream_));
   return absl::OkStatus();
 }
 

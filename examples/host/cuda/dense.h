@@ -10,15 +10,15 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/safetensors.h"
-#include "examples/host/cuda/cublas.h"
-#include "exec/cuda/cuda_api.h"
+#include "host/cuda/cublas.h"
+#include "moert/offline/checkpoint.h"
+#include "util/cuda_api.h"
 
 namespace moert::host {
 
 /// fp32 values in device memory.
-absl::StatusOr<cuda::Buffer> ToDevice(const std::vector<float>& values);
-inline const float* Floats(const cuda::Buffer& buffer) {
+absl::StatusOr<gpu::Buffer> ToDevice(const std::vector<float>& values);
+inline const float* Floats(const gpu::Buffer& buffer) {
   return reinterpret_cast<const float*>(buffer.data());
 }
 
@@ -45,8 +45,8 @@ class DeviceMatrix {
  private:
   int64_t in_ = 0;
   int64_t out_ = 0;
-  cuda::Buffer weights_;
-  cuda::Buffer bias_;
+  gpu::Buffer weights_;
+  gpu::Buffer bias_;
 };
 
 /// Who multiplies.

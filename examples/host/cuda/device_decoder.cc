@@ -1,23 +1,23 @@
-#include "examples/host/cuda/device_decoder.h"
+#include "host/cuda/device_decoder.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <vector>
 
-#include "base/status_macros.h"
-#include "examples/host/cuda/attention_kernel.h"
-#include "examples/host/cuda/norm_kernel.h"
-#include "examples/host/cuda/rope_kernel.h"
-#include "examples/host/cuda/token_kernels.h"
+#include "host/cuda/attention_kernel.h"
+#include "host/cuda/norm_kernel.h"
+#include "host/cuda/rope_kernel.h"
+#include "host/cuda/token_kernels.h"
 #include "moert/strategy.h"
+#include "util/status_macros.h"
 
 namespace moert::host {
 namespace {
 
-using cuda::Buffer;
-using cuda::Carver;
-using cuda::DeviceScope;
+using gpu::Buffer;
+using gpu::Carver;
+using gpu::DeviceScope;
 
 absl::Status CheckRunnable(const HfConfig& config) {
   if (config.head_dim % 16 == 0 && config.head_dim <= kMaxHeadDim) return absl::OkStatus();
@@ -53,7 +53,7 @@ DeviceDecoder::~DeviceDecoder() {
 }
 
 absl::Status DeviceDecoder::Init(const Checkpoint& checkpoint) {
-  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  RETURN_IF_CUDA_ERROR(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   MOERT_ASSIGN_OR_RETURN(products_, DenseProducts::Create(stream_, options_.kernels));
   MOERT_ASSIGN_OR_RETURN(weights_, DeviceWeights::Load(checkpoint, config_));
   MOERT_RETURN_IF_ERROR(upload_.Init(options_.max_rows));
@@ -151,7 +151,7 @@ absl::Status DeviceDecoder::Execute(StepPhase phase, const StepShape& shape, Ste
   cudaGraphExec_t graph = graphs_.Find(key);
   if (graph != nullptr && !observed) {
     ++replays_;
-    MOERT_CUDA_RETURN_IF_ERROR(cudaGraphLaunch(graph, stream_));
+    RETURN_IF_CUDA_ERROR(cudaGraphLaunch(graph, stream_));
     return absl::OkStatus();
   }
   MOERT_RETURN_IF_ERROR(EnqueueStep(shape, step));
@@ -166,7 +166,7 @@ absl::Status DeviceDecoder::ReservePartials(const StepShape& shape) {
   const int64_t bytes = PartialBytes(shape.rows, config_.num_attention_heads,
                                      static_cast<int>(config_.head_dim), shape.pieces);
   if (bytes <= partials_.bytes()) return absl::OkStatus();
-  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream_));
+  RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream_));
   graphs_.Clear();  // they hold the address
   MOERT_ASSIGN_OR_RETURN(partials_, Buffer::Device(2 * bytes));
   return absl::OkStatus();
@@ -174,8 +174,8 @@ absl::Status DeviceDecoder::ReservePartials(const StepShape& shape) {
 
 absl::Status DeviceDecoder::EnqueueStep(const StepShape& shape, StepId step) {
   const auto rows = static_cast<int>(shape.rows), hidden = static_cast<int>(config_.hidden_size);
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchEmbed(upload_.inputs(shape).rows, weights_.embedding.weights(),
-                                         rows, hidden, residual_, stream_));
+  RETURN_IF_CUDA_ERROR(LaunchEmbed(upload_.inputs(shape).rows, weights_.embedding.weights(), rows,
+                                   hidden, residual_, stream_));
   const float* delta = nullptr;  // an MoE block's output, not yet in the residual stream
   for (size_t i = 0; i < weights_.layers.size(); ++i) {
     MOERT_RETURN_IF_ERROR(
@@ -184,11 +184,11 @@ absl::Status DeviceDecoder::EnqueueStep(const StepShape& shape, StepId step) {
   MOERT_RETURN_IF_ERROR(Normalize(weights_.final_norm, shape, delta, nullptr, hidden_));
   if (!WithLogits(shape)) return absl::OkStatus();
   MOERT_RETURN_IF_ERROR(EnqueueHead(0, shape.rows));
-  MOERT_CUDA_RETURN_IF_ERROR(
+  RETURN_IF_CUDA_ERROR(
       LaunchBest(logits_, rows, static_cast<int>(config_.vocab_size), best_, stream_));
-  MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(best_on_host_, best_,
-                                             static_cast<size_t>(shape.rows) * sizeof(int32_t),
-                                             cudaMemcpyDeviceToHost, stream_));
+  RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(best_on_host_, best_,
+                                       static_cast<size_t>(shape.rows) * sizeof(int32_t),
+                                       cudaMemcpyDeviceToHost, stream_));
   return absl::OkStatus();
 }
 
@@ -204,7 +204,7 @@ absl::Status DeviceDecoder::Normalize(const DeviceNorm& norm, const StepShape& s
   args.width = static_cast<int32_t>(config_.hidden_size);
   args.f32 = f32;
   args.bf16 = bf16;
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchNorm(args, stream_));
+  RETURN_IF_CUDA_ERROR(LaunchNorm(args, stream_));
   return absl::OkStatus();
 }
 
@@ -225,9 +225,9 @@ absl::Status DeviceDecoder::EnqueueLayer(const DeviceLayer& layer, int index,
   }
   MOERT_RETURN_IF_ERROR(Normalize(layer.mlp_norm, shape, nullptr, nullptr, rounded_));
   MOERT_RETURN_IF_ERROR(products_->Multiply(layer.gate_up, rounded_, rows, gate_up_));
-  MOERT_CUDA_RETURN_IF_ERROR(
-      LaunchGatedActivation(gate_up_, static_cast<int>(config_.activation), rows,
-                            static_cast<int>(config_.dense_intermediate), activated_, stream_));
+  RETURN_IF_CUDA_ERROR(LaunchGatedActivation(gate_up_, static_cast<int>(config_.activation), rows,
+                                             static_cast<int>(config_.dense_intermediate),
+                                             activated_, stream_));
   return products_->Multiply(layer.down, activated_, rows, residual_, /*accumulate=*/true);
 }
 
@@ -251,7 +251,7 @@ absl::Status DeviceDecoder::EnqueueAttention(const DeviceLayer& layer, int index
   rope.kv_heads = config_.num_key_value_heads;
   rope.head_dim = static_cast<int32_t>(config_.head_dim);
   rope.layer = index;
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchRope(rope, stream_));
+  RETURN_IF_CUDA_ERROR(LaunchRope(rope, stream_));
 
   AttentionArgs attention;
   attention.inputs = rope.inputs;
@@ -265,16 +265,16 @@ absl::Status DeviceDecoder::EnqueueAttention(const DeviceLayer& layer, int index
   attention.layer = index;
   attention.window = static_cast<int32_t>(config_.sliding_window[index]);
   if (shape.tiles > 0) {
-    MOERT_CUDA_RETURN_IF_ERROR(LaunchPrefillAttention(attention, shape.tiles, stream_));
+    RETURN_IF_CUDA_ERROR(LaunchPrefillAttention(attention, shape.tiles, stream_));
   } else {
-    MOERT_CUDA_RETURN_IF_ERROR(LaunchDecodeAttention(
+    RETURN_IF_CUDA_ERROR(LaunchDecodeAttention(
         attention, shape.pieces, reinterpret_cast<float*>(partials_.data()), stream_));
   }
   MOERT_RETURN_IF_ERROR(
       products_->Multiply(layer.o, mixed_, shape.rows, residual_, /*accumulate=*/true));
   if (layer.o.bias() == nullptr) return absl::OkStatus();
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchAddBias(residual_, layer.o.bias(), rope.rows,
-                                           static_cast<int>(config_.hidden_size), stream_));
+  RETURN_IF_CUDA_ERROR(LaunchAddBias(residual_, layer.o.bias(), rope.rows,
+                                     static_cast<int>(config_.hidden_size), stream_));
   return absl::OkStatus();
 }
 
@@ -283,13 +283,13 @@ absl::Status DeviceDecoder::EnqueueHead(int64_t first, int64_t rows) {
   MOERT_RETURN_IF_ERROR(
       products_->Multiply(head, hidden_ + first * config_.hidden_size, rows, logits_));
   if (head.bias() == nullptr) return absl::OkStatus();
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchAddBias(logits_, head.bias(), static_cast<int>(rows),
-                                           static_cast<int>(config_.vocab_size), stream_));
+  RETURN_IF_CUDA_ERROR(LaunchAddBias(logits_, head.bias(), static_cast<int>(rows),
+                                     static_cast<int>(config_.vocab_size), stream_));
   return absl::OkStatus();
 }
 
 absl::Status DeviceDecoder::Wait() {
-  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream_));
+  RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream_));
   return absl::OkStatus();
 }
 
@@ -305,9 +305,9 @@ absl::Status DeviceDecoder::RowLogits(int64_t first, int64_t rows, float* logits
   for (int64_t at = 0; at < rows; at += logit_rows_) {
     const int64_t count = std::min(logit_rows_, rows - at);
     MOERT_ASSIGN_OR_RETURN(const float* from, LogitsOf(first + at, count));
-    MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(logits + at * vocab, from,
-                                               static_cast<size_t>(count * vocab) * 4,
-                                               cudaMemcpyDeviceToHost, stream_));
+    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(logits + at * vocab, from,
+                                         static_cast<size_t>(count * vocab) * 4,
+                                         cudaMemcpyDeviceToHost, stream_));
     MOERT_RETURN_IF_ERROR(Wait());
   }
   return absl::OkStatus();
@@ -317,9 +317,9 @@ absl::StatusOr<int32_t> DeviceDecoder::Best(int64_t row) {
   DeviceScope scope(options_.device);
   if (!have_logits_) {
     MOERT_RETURN_IF_ERROR(EnqueueHead(row, 1));
-    MOERT_CUDA_RETURN_IF_ERROR(
+    RETURN_IF_CUDA_ERROR(
         LaunchBest(logits_, 1, static_cast<int>(config_.vocab_size), best_, stream_));
-    MOERT_CUDA_RETURN_IF_ERROR(
+    RETURN_IF_CUDA_ERROR(
         cudaMemcpyAsync(best_on_host_, best_, sizeof(int32_t), cudaMemcpyDeviceToHost, stream_));
   }
   MOERT_RETURN_IF_ERROR(Wait());
@@ -338,13 +338,13 @@ absl::Status DeviceDecoder::Score(int64_t first, absl::Span<const int32_t> targe
     MOERT_ASSIGN_OR_RETURN(const float* from, LogitsOf(first + at, count));
     std::copy_n(targets.data() + at, count, targets_on_host_);
     const auto ids = static_cast<size_t>(count) * sizeof(int32_t);
-    MOERT_CUDA_RETURN_IF_ERROR(
+    RETURN_IF_CUDA_ERROR(
         cudaMemcpyAsync(targets_, targets_on_host_, ids, cudaMemcpyHostToDevice, stream_));
-    MOERT_CUDA_RETURN_IF_ERROR(
+    RETURN_IF_CUDA_ERROR(
         LaunchScore(from, targets_, static_cast<int>(count), vocab, nll_, stream_));
-    MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(nll_on_host_, nll_,
-                                               static_cast<size_t>(count) * sizeof(double),
-                                               cudaMemcpyDeviceToHost, stream_));
+    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(nll_on_host_, nll_,
+                                         static_cast<size_t>(count) * sizeof(double),
+                                         cudaMemcpyDeviceToHost, stream_));
     MOERT_RETURN_IF_ERROR(Wait());
     std::copy_n(nll_on_host_, count, nll + at);
   }

@@ -13,14 +13,14 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "examples/host/cuda/dense.h"
-#include "examples/host/cuda/device_weights.h"
-#include "examples/host/cuda/step_graphs.h"
-#include "examples/host/cuda/step_upload.h"
-#include "examples/host/rope.h"
-#include "examples/host/token_model.h"
-#include "exec/cuda/cuda_api.h"
+#include "host/cuda/dense.h"
+#include "host/cuda/device_weights.h"
+#include "host/cuda/step_graphs.h"
+#include "host/cuda/step_upload.h"
+#include "host/rope.h"
+#include "host/token_model.h"
 #include "moert/engine.h"
+#include "util/cuda_api.h"
 
 namespace moert::host {
 
@@ -98,7 +98,7 @@ class DeviceDecoder final : public TokenModel {
   int64_t replays_ = 0;
 
   // Of all rows of a step.
-  cuda::Buffer memory_;
+  gpu::Buffer memory_;
   float* residual_ = nullptr;      // [rows, hidden]
   float* normed_ = nullptr;        // likewise, the input of an MoE block
   float* delta_ = nullptr;         // likewise, its output
@@ -114,8 +114,8 @@ class DeviceDecoder final : public TokenModel {
   int32_t* best_ = nullptr;
   int32_t* targets_ = nullptr;
   double* nll_ = nullptr;
-  cuda::Buffer partials_;
-  cuda::Buffer pinned_;
+  gpu::Buffer partials_;
+  gpu::Buffer pinned_;
   int32_t* best_on_host_ = nullptr;
   int32_t* targets_on_host_ = nullptr;
   double* nll_on_host_ = nullptr;

@@ -1,9 +1,9 @@
-#include "examples/host/cuda/device_weights.h"
+#include "host/cuda/device_weights.h"
 
 #include <string>
 
-#include "base/status_macros.h"
-#include "examples/host/rope.h"
+#include "host/rope.h"
+#include "util/status_macros.h"
 
 namespace moert::host {
 namespace {

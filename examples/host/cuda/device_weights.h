@@ -5,16 +5,16 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/hf_config.h"
-#include "checkpoint/safetensors.h"
-#include "examples/host/cuda/dense.h"
-#include "exec/cuda/cuda_api.h"
+#include "host/cuda/dense.h"
+#include "moert/offline/checkpoint.h"
+#include "moert/offline/hf_config.h"
+#include "util/cuda_api.h"
 
 namespace moert::host {
 
 /// fp32 [width]; a layer normalization has a bias.
 struct DeviceNorm {
-  cuda::Buffer weight, bias;
+  gpu::Buffer weight, bias;
 };
 
 struct DeviceLayer {
@@ -30,7 +30,7 @@ struct DeviceWeights {
   DeviceMatrix head;  // empty when tied to the embedding
   DeviceNorm final_norm;
   std::vector<DeviceLayer> layers;
-  cuda::Buffer frequencies;  // fp32 [sets][head_dim / 2]
+  gpu::Buffer frequencies;  // fp32 [sets][head_dim / 2]
   float rope_factors[2] = {1, 1};
 
   const DeviceMatrix& output() const { return head.empty() ? embedding : head; }

@@ -1,13 +1,13 @@
-#include "examples/host/cuda/gemm_kernel.h"
-#include "examples/host/cuda/reduce.cuh"
-#include "kernels/cuda/primitives/launch.cuh"
+#include "host/cuda/gemm_kernel.h"
+#include "host/cuda/reduce.cuh"
+#include "util/launch.cuh"
 
 namespace moert::host {
 namespace {
 
-using cuda::GridDependencySync;
-using cuda::LaunchEarly;
-using cuda::TriggerDependentLaunch;
+using gpu::GridDependencySync;
+using gpu::LaunchEarly;
+using gpu::TriggerDependentLaunch;
 
 constexpr int kWarps = 4;
 constexpr int kMaxRows = 8;

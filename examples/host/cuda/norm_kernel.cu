@@ -1,13 +1,13 @@
-#include "examples/host/cuda/norm_kernel.h"
-#include "examples/host/cuda/reduce.cuh"
-#include "kernels/cuda/primitives/launch.cuh"
+#include "host/cuda/norm_kernel.h"
+#include "host/cuda/reduce.cuh"
+#include "util/launch.cuh"
 
 namespace moert::host {
 namespace {
 
-using cuda::GridDependencySync;
-using cuda::LaunchEarly;
-using cuda::TriggerDependentLaunch;
+using gpu::GridDependencySync;
+using gpu::LaunchEarly;
+using gpu::TriggerDependentLaunch;
 
 /// A block a row. A thread reads back only what it wrote itself.
 __global__ void NormKernel(const __grid_constant__ NormArgs a) {

@@ -1,13 +1,13 @@
-#include "examples/host/cuda/reduce.cuh"
-#include "examples/host/cuda/rope_kernel.h"
-#include "kernels/cuda/primitives/launch.cuh"
+#include "host/cuda/reduce.cuh"
+#include "host/cuda/rope_kernel.h"
+#include "util/launch.cuh"
 
 namespace moert::host {
 namespace {
 
-using cuda::GridDependencySync;
-using cuda::LaunchEarly;
-using cuda::TriggerDependentLaunch;
+using gpu::GridDependencySync;
+using gpu::LaunchEarly;
+using gpu::TriggerDependentLaunch;
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;

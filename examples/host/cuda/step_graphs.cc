@@ -1,6 +1,6 @@
-#include "examples/host/cuda/step_graphs.h"
+#include "host/cuda/step_graphs.h"
 
-#include "exec/cuda/cuda_api.h"
+#include "util/cuda_api.h"
 
 namespace moert::host {
 
@@ -12,18 +12,18 @@ cudaGraphExec_t StepGraphs::Find(Shape shape) const {
 absl::Status StepGraphs::Record(Shape shape, cudaStream_t stream,
                                 absl::FunctionRef<absl::Status()> enqueue) {
   if (graphs_.size() >= kMaxGraphs) {
-    MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream));
+    RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream));
     Clear();
   }
   // Relaxed: the engine's threads allocate and wait meanwhile, as they may.
-  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
+  RETURN_IF_CUDA_ERROR(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
   absl::Status status = enqueue();
   cudaGraph_t graph = nullptr;
   const cudaError_t ended = cudaStreamEndCapture(stream, &graph);
-  if (status.ok()) status = cuda::ToStatus(ended, "recording a step");
+  if (status.ok()) status = gpu::ToStatus(ended, "recording a step");
   cudaGraphExec_t executable = nullptr;
   if (status.ok()) {
-    status = cuda::ToStatus(cudaGraphInstantiate(&executable, graph, 0), "instantiating a step");
+    status = gpu::ToStatus(cudaGraphInstantiate(&executable, graph, 0), "instantiating a step");
   }
   if (graph != nullptr) cudaGraphDestroy(graph);
   if (!status.ok()) {

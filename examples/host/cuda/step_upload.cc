@@ -1,15 +1,15 @@
-#include "examples/host/cuda/step_upload.h"
+#include "host/cuda/step_upload.h"
 
 #include <algorithm>
 #include <memory>
 
-#include "base/status_macros.h"
-#include "examples/host/cuda/attention_kernel.h"
+#include "host/cuda/attention_kernel.h"
+#include "util/status_macros.h"
 
 namespace moert::host {
 namespace {
 
-using cuda::Buffer;
+using gpu::Buffer;
 
 // Rows of a sequence up to which every row is attended for alone.
 constexpr int64_t kDecodeRows = 8;
@@ -47,7 +47,7 @@ absl::Status StepUpload::Init(int64_t max_rows) {
   MOERT_ASSIGN_OR_RETURN(device_, Buffer::Device(bytes));
   for (Slot& slot : slots_) {
     MOERT_ASSIGN_OR_RETURN(slot.memory, Buffer::Pinned(bytes));
-    MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&slot.copied, cudaEventDisableTiming));
+    RETURN_IF_CUDA_ERROR(cudaEventCreateWithFlags(&slot.copied, cudaEventDisableTiming));
   }
   return absl::OkStatus();
 }
@@ -69,7 +69,7 @@ absl::Status StepUpload::Enqueue(absl::Span<const SequenceInput> inputs, cudaStr
   // No wait but for a host that ran ahead of the device.
   if (cudaEventQuery(slot.copied) == cudaErrorNotReady) {
     cudaGetLastError();  // which is how it is told, no error
-    MOERT_CUDA_RETURN_IF_ERROR(cudaEventSynchronize(slot.copied));
+    RETURN_IF_CUDA_ERROR(cudaEventSynchronize(slot.copied));
   }
   auto* row = reinterpret_cast<RowInput*>(slot.memory.data());
   auto* sequence = reinterpret_cast<SequenceCache*>(slot.memory.data() + SequencesAt(shape->rows));
@@ -91,10 +91,9 @@ absl::Status StepUpload::Enqueue(absl::Span<const SequenceInput> inputs, cudaStr
   }
   const int64_t bytes =
       TilesAt(shape->rows) + shape->tiles * static_cast<int64_t>(sizeof(QueryTile));
-  MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(device_.data(), slot.memory.data(),
-                                             static_cast<size_t>(bytes), cudaMemcpyHostToDevice,
-                                             stream));
-  MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(slot.copied, stream));
+  RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(device_.data(), slot.memory.data(),
+                                       static_cast<size_t>(bytes), cudaMemcpyHostToDevice, stream));
+  RETURN_IF_CUDA_ERROR(cudaEventRecord(slot.copied, stream));
   return absl::OkStatus();
 }
 

@@ -8,10 +8,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "examples/host/cuda/step_inputs.h"
-#include "examples/host/rope.h"
-#include "examples/host/token_model.h"
-#include "exec/cuda/cuda_api.h"
+#include "host/cuda/step_inputs.h"
+#include "host/rope.h"
+#include "host/token_model.h"
+#include "util/cuda_api.h"
 
 namespace moert::host {
 
@@ -27,7 +27,7 @@ class DeviceSequence final : public Sequence {
   explicit DeviceSequence(int64_t max_tokens) : Sequence(max_tokens, max_tokens) {}
 
   SequenceCache cache_;
-  cuda::Buffer memory_;
+  gpu::Buffer memory_;
 };
 
 /// What a step's launches depend on; all else is in device memory.
@@ -59,13 +59,13 @@ class StepUpload {
   static constexpr int kSlots = 4;
 
   struct Slot {
-    cuda::Buffer memory;
+    gpu::Buffer memory;
     cudaEvent_t copied = nullptr;
   };
   static int64_t SequencesAt(int64_t rows);
   static int64_t TilesAt(int64_t rows);
 
-  cuda::Buffer device_;
+  gpu::Buffer device_;
   Slot slots_[kSlots];
   int next_ = 0;
 };

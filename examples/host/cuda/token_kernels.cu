@@ -1,13 +1,13 @@
-#include "examples/host/cuda/reduce.cuh"
-#include "examples/host/cuda/token_kernels.h"
-#include "kernels/cuda/primitives/launch.cuh"
+#include "host/cuda/reduce.cuh"
+#include "host/cuda/token_kernels.h"
+#include "util/launch.cuh"
 
 namespace moert::host {
 namespace {
 
-using cuda::GridDependencySync;
-using cuda::LaunchEarly;
-using cuda::TriggerDependentLaunch;
+using gpu::GridDependencySync;
+using gpu::LaunchEarly;
+using gpu::TriggerDependentLaunch;
 
 constexpr int kThreads = 256;
 constexpr int kRowThreads = 1024;  // of kernels with one block a row of logits

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "examples/host/cuda/step_inputs.h"
+#include "host/cuda/step_inputs.h"
 
 struct CUstream_st;
 

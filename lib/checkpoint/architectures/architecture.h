@@ -4,8 +4,8 @@
 #define MOERT_LIB_CHECKPOINT_ARCHITECTURES_ARCHITECTURE_H_
 
 #include "absl/types/span.h"
-#include "checkpoint/hf_config.h"
 #include "model/config_fields.h"
+#include "moert/offline/hf_config.h"
 
 namespace moert {
 

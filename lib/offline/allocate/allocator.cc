@@ -1,5 +1,3 @@
-#include "offline/allocate/allocator.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 
 #include "base/checked_math.h"
 #include "base/status_macros.h"
+#include "moert/offline/allocate.h"
 #include "offline/allocate/product.h"
 
 namespace moert {

@@ -1,4 +1,4 @@
-#include "offline/allocate/cost_table.h"
+#include "moert/offline/cost_table.h"
 
 #include <fmt/format.h>
 

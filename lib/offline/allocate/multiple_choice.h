@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "moert/offline/allocate.h"
 
 namespace moert {
 
@@ -33,14 +34,6 @@ struct ChoiceSolution {
 /// the steepest step that did not fit saves. InvalidArgument, naming the least capacity, if even
 /// the smallest options do not fit.
 absl::StatusOr<ChoiceSolution> SolveByRelaxation(const ChoiceProblem& problem);
-
-struct MilpOptions {
-  double gap = 1e-5;  // of the cost, at which it stops
-  double seconds = 120;
-};
-
-/// Whether this build has CBC.
-bool HaveMilp();
 
 /// By CBC's branch and cut, over the options that can be part of a better solution than that of
 /// SolveByRelaxation. Not thread-safe. Unimplemented, saying what to install, without CBC.

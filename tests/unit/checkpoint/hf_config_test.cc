@@ -1,4 +1,4 @@
-#include "checkpoint/hf_config.h"
+#include "moert/offline/hf_config.h"
 
 #include <nlohmann/json.hpp>
 

@@ -5,10 +5,10 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/hf_config.h"
-#include "checkpoint/safetensors.h"
-#include "examples/host/tokenizer.h"
 #include "fuzz/fuzz.h"
+#include "host/tokenizer.h"
+#include "moert/offline/checkpoint.h"
+#include "moert/offline/hf_config.h"
 #include "moert/trace.h"
 #include "pack/pack_manifest.h"
 #include "support/catch.h"

@@ -1,10 +1,9 @@
-#include "checkpoint/safetensors.h"
-
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <thread>
 
 #include "base/bf16.h"
+#include "moert/offline/checkpoint.h"
 #include "support/catch.h"
 #include "support/paths.h"
 #include "support/temp_dir.h"

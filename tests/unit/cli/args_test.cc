@@ -1,4 +1,4 @@
-#include "examples/cli/common/args.h"
+#include "cli/common/args.h"
 
 #include "tests/support/catch.h"
 

@@ -1,4 +1,4 @@
-#include "examples/cli/common/budget_flag.h"
+#include "cli/common/budget_flag.h"
 
 #include <string>
 

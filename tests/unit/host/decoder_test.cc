@@ -6,8 +6,8 @@
 #include <random>
 #include <vector>
 
-#include "examples/host/generate.h"
-#include "examples/host/perplexity.h"
+#include "host/generate.h"
+#include "host/perplexity.h"
 #include "support/catch.h"
 #include "support/tiny_model.h"
 

@@ -1,14 +1,14 @@
 // The host's matrix product: every kernel set, row count and odd size against fp64, and
 // bit-identity.
-#include "examples/host/linear.h"
+#include "host/linear.h"
 
 #include <cmath>
 #include <cstring>
 #include <random>
 #include <vector>
 
-#include "examples/host/attention.h"
-#include "examples/host/panel_gemm.h"
+#include "host/attention.h"
+#include "host/panel_gemm.h"
 #include "support/catch.h"
 
 namespace moert::host {

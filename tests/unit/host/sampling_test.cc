@@ -1,4 +1,4 @@
-#include "examples/host/sampling.h"
+#include "host/sampling.h"
 
 #include <cmath>
 #include <limits>

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "examples/host/tokenizer.h"
+#include "host/tokenizer.h"
 #include "support/catch.h"
 #include "support/paths.h"
 #include "support/temp_dir.h"

@@ -1,6 +1,6 @@
 // The example host's tokenizer: against the reference encoding of the evaluation texts, and against
 // hostile files and bytes.
-#include "examples/host/tokenizer.h"
+#include "host/tokenizer.h"
 
 #include <cstdint>
 #include <fstream>
@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "examples/host/utf8.h"
+#include "host/utf8.h"
 #include "support/catch.h"
 #include "support/paths.h"
 

@@ -1,5 +1,5 @@
 // The tutorial's policy (docs/guide/custom-policy.md, step 6) asked without an engine.
-#include "examples/custom_policy/use_rate.cc"  // NOLINT: the example is a program, not a library
+#include "custom_policy/use_rate.cc"  // NOLINT: the example is a program, not a library
 
 #include "support/catch.h"
 

@@ -1,10 +1,10 @@
-#include "offline/allocate/allocator.h"
-
 #include <algorithm>
 #include <cmath>
 #include <random>
 
-#include "pack/plan.h"
+#include "moert/offline/allocate.h"
+#include "moert/offline/plan.h"
+#include "pack/calibration_lines.h"
 #include "support/catch.h"
 #include "support/temp_dir.h"
 

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "checkpoint/safetensors.h"
+#include "moert/offline/checkpoint.h"
 #include "pack/pack_writer.h"
 #include "support/catch.h"
 #include "support/fault_env.h"

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "base/bf16.h"
+#include "moert/offline/pack.h"
 #include "pack/expert_pack.h"
 #include "pack/pack_writer.h"
-#include "pack/verify_pack.h"
 #include "quant/packing.h"
 #include "quant/quantized_matrix.h"
 #include "support/catch.h"

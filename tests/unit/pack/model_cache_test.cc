@@ -8,8 +8,8 @@
 #include <thread>
 
 #include "base/bf16.h"
-#include "checkpoint/safetensors.h"
 #include "moert/expert_source.h"
+#include "moert/offline/checkpoint.h"
 #include "quant/packing.h"
 #include "support/catch.h"
 #include "support/paths.h"

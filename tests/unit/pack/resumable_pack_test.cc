@@ -3,9 +3,9 @@
 #include <string>
 
 #include "base/thread_pool.h"
+#include "moert/offline/pack.h"
 #include "pack/expert_pack.h"
 #include "pack/pack_writer.h"
-#include "pack/verify_pack.h"
 #include "support/catch.h"
 #include "support/temp_dir.h"
 

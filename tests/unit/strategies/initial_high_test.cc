@@ -1,7 +1,7 @@
 // Sets of experts that are high from the start: given in a spec, or by the frequencies of a
 // calibration file.
 #include "moert/engine.h"
-#include "pack/calibration.h"
+#include "moert/offline/calibration.h"
 #include "support/catch.h"
 #include "support/run_engine.h"
 #include "support/synthetic_source.h"

@@ -1,5 +1,5 @@
+#include "moert/offline/calibration.h"
 #include "moert/strategy.h"
-#include "pack/calibration.h"
 #include "support/catch.h"
 #include "support/temp_dir.h"
 

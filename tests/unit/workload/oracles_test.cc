@@ -1,12 +1,12 @@
 // Bounds against exhaustive search and by hand.
-#include "examples/cli/workload/oracles.h"
+#include "cli/workload/oracles.h"
 
 #include <algorithm>
 #include <map>
 #include <random>
 #include <set>
 
-#include "examples/cli/workload/workload_trace.h"
+#include "cli/workload/workload_trace.h"
 #include "moert/engine.h"
 #include "moert/replay.h"
 #include "tests/support/catch.h"

@@ -1,15 +1,15 @@
 // The frozen workloads against what was published and recorded (docs/results/workloads.md): means
 // over seeds, each with its stated tolerance.
-#include "examples/cli/workload/workload.h"
+#include "cli/workload/workload.h"
 
 #include <algorithm>
 #include <cmath>
 
 #include "base/thread_pool.h"
-#include "examples/cli/common/any_trace.h"
-#include "examples/cli/workload/facts.h"
-#include "examples/cli/workload/shapes.h"
-#include "examples/cli/workload/workload_trace.h"
+#include "cli/common/any_trace.h"
+#include "cli/workload/facts.h"
+#include "cli/workload/shapes.h"
+#include "cli/workload/workload_trace.h"
 #include "support/paths.h"
 #include "tests/support/catch.h"
 

@@ -1,4 +1,4 @@
-#include "examples/cli/bench/device_bench.h"
+#include "cli/bench/device_bench.h"
 
 #include <time.h>
 
@@ -8,18 +8,18 @@
 #include <utility>
 #include <vector>
 
-#include "base/status_macros.h"
-#include "examples/cli/bench/cuda/driver_calls.h"
-#include "examples/cli/bench/cuda/probe_cuda_parts.h"
-#include "examples/cli/bench/cuda/probe_kernels.h"
-#include "exec/cuda/cuda_api.h"
+#include "cli/bench/cuda/driver_calls.h"
+#include "cli/bench/cuda/probe_cuda_parts.h"
+#include "cli/bench/cuda/probe_kernels.h"
 #include "fmt/format.h"
+#include "util/cuda_api.h"
+#include "util/status_macros.h"
 
 namespace moert::cli {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using cuda::Buffer;
+using gpu::Buffer;
 
 /// What attention reads: far more than the device's caches hold, in turn.
 constexpr int64_t kAttentionMemory = int64_t{1} << 30;
@@ -72,9 +72,9 @@ class DeviceRunner final : public StepRunner {
     int64_t at = 0;
     for (const StepInputs& step : steps) {
       for (const LayerInputs& layer : step.layers) {
-        MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpy(Floats(inputs_) + at, layer.hidden.data(),
-                                              layer.hidden.size() * sizeof(float),
-                                              cudaMemcpyHostToDevice));
+        RETURN_IF_CUDA_ERROR(cudaMemcpy(Floats(inputs_) + at, layer.hidden.data(),
+                                        layer.hidden.size() * sizeof(float),
+                                        cudaMemcpyHostToDevice));
         at += static_cast<int64_t>(layer.hidden.size());
       }
     }
@@ -88,17 +88,17 @@ class DeviceRunner final : public StepRunner {
       floats += static_cast<int64_t>(layer.hidden.size());
     }
     // Where a captured step finds them, whichever step it is.
-    MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(x_.data(), Floats(inputs_) + first_[index],
-                                               static_cast<size_t>(Bytes(floats)),
-                                               cudaMemcpyDeviceToDevice, stream_.get()));
-    MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream_.get()));
+    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(x_.data(), Floats(inputs_) + first_[index],
+                                         static_cast<size_t>(Bytes(floats)),
+                                         cudaMemcpyDeviceToDevice, stream_.get()));
+    RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream_.get()));
     cudaGraphExec_t replay = nullptr;
     if (options_.graph) {
       MOERT_ASSIGN_OR_RETURN(replay, Captured(engine, step));
     }
     if (options_.layer_times && replay == nullptr) {
       MOERT_RETURN_IF_ERROR(ReserveEvents(step.layers.size() + 1));
-      MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(events_[0].get(), stream_.get()));
+      RETURN_IF_CUDA_ERROR(cudaEventRecord(events_[0].get(), stream_.get()));
     }
 
     const DriverCalls calls = CountDriverCalls();
@@ -109,7 +109,7 @@ class DeviceRunner final : public StepRunner {
     cost.begin_ms = MsSince(begin);
     absl::Status status;
     if (replay != nullptr) {
-      status = cuda::ToStatus(cudaGraphLaunch(replay, stream_.get()), "replaying a step");
+      status = gpu::ToStatus(cudaGraphLaunch(replay, stream_.get()), "replaying a step");
     } else {
       status = Layers(engine, id, step, options_.layer_times);
     }
@@ -117,7 +117,7 @@ class DeviceRunner final : public StepRunner {
     cost.host_ms = 1e-6 * static_cast<double>(ThreadCpuNs() - cpu_ns);
     const DriverCalls after = CountDriverCalls();
     MOERT_RETURN_IF_ERROR(status);
-    MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream_.get()));
+    RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream_.get()));
     cost.ms = MsSince(begin);
     cost.replayed = replay != nullptr;
     if (after.counted) {
@@ -128,8 +128,7 @@ class DeviceRunner final : public StepRunner {
     if (options_.layer_times && replay == nullptr) {
       for (size_t l = 0; l < step.layers.size(); ++l) {
         float ms = 0;
-        MOERT_CUDA_RETURN_IF_ERROR(
-            cudaEventElapsedTime(&ms, events_[l].get(), events_[l + 1].get()));
+        RETURN_IF_CUDA_ERROR(cudaEventElapsedTime(&ms, events_[l].get(), events_[l + 1].get()));
         cost.layer_us.push_back(1e3f * ms);
       }
     }
@@ -174,7 +173,7 @@ class DeviceRunner final : public StepRunner {
       const int64_t hidden = model.layers[l].hidden;
       MOERT_RETURN_IF_ERROR(engine->Forward(id, l, {x, DType::kF32, step.rows, hidden, hidden},
                                             {y_.data(), DType::kF32, step.rows, hidden, hidden}));
-      if (times) MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(events_[l + 1].get(), stream_.get()));
+      if (times) RETURN_IF_CUDA_ERROR(cudaEventRecord(events_[l + 1].get(), stream_.get()));
       x += step.rows * hidden;
     }
     return absl::OkStatus();
@@ -184,7 +183,7 @@ class DeviceRunner final : public StepRunner {
     for (int64_t left = options_.attention_bytes; left > 0;) {
       const int64_t bytes = std::min(left, attention_->bytes());
       if (attention_at_ + bytes > attention_->bytes()) attention_at_ = 0;
-      MOERT_CUDA_RETURN_IF_ERROR(
+      RETURN_IF_CUDA_ERROR(
           LaunchRead(attention_->data() + attention_at_, bytes, word_.data(), stream_.get()));
       attention_at_ += (bytes + 255) / 256 * 256;
       left -= bytes;
@@ -204,11 +203,10 @@ class DeviceRunner final : public StepRunner {
     absl::Status status = Layers(engine, eager, step, false);
     status.Update(engine->EndStep(eager));
     MOERT_RETURN_IF_ERROR(status);
-    MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream_.get()));
+    RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream_.get()));
     MOERT_ASSIGN_OR_RETURN(const StepId id, Begin(engine, step));
     cudaGraph_t graph = nullptr;
-    MOERT_CUDA_RETURN_IF_ERROR(
-        cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal));
+    RETURN_IF_CUDA_ERROR(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal));
     status = Layers(engine, id, step, false);
     cudaError_t error = cudaStreamEndCapture(stream_.get(), &graph);
     status.Update(engine->EndStep(id));
@@ -216,7 +214,7 @@ class DeviceRunner final : public StepRunner {
     if (status.ok() && error == cudaSuccess) error = cudaGraphInstantiate(&replay, graph, 0);
     if (graph != nullptr) cudaGraphDestroy(graph);
     MOERT_RETURN_IF_ERROR(status);
-    MOERT_CUDA_RETURN_IF_ERROR(error);
+    RETURN_IF_CUDA_ERROR(error);
     replays_[engine] = replay;
     return replay;
   }
@@ -239,11 +237,11 @@ class CudaBench final : public DeviceBench {
  public:
   absl::Status Init() {
     MOERT_RETURN_IF_ERROR(CudaStatus());
-    MOERT_CUDA_RETURN_IF_ERROR(cudaGetDeviceProperties(&properties_, 0));
-    MOERT_CUDA_RETURN_IF_ERROR(cudaDriverGetVersion(&driver_));
-    MOERT_CUDA_RETURN_IF_ERROR(cudaRuntimeGetVersion(&runtime_));
+    RETURN_IF_CUDA_ERROR(cudaGetDeviceProperties(&properties_, 0));
+    RETURN_IF_CUDA_ERROR(cudaDriverGetVersion(&driver_));
+    RETURN_IF_CUDA_ERROR(cudaRuntimeGetVersion(&runtime_));
     MOERT_ASSIGN_OR_RETURN(attention_, Buffer::Device(kAttentionMemory));
-    MOERT_CUDA_RETURN_IF_ERROR(cudaMemset(attention_.data(), 1, kAttentionMemory));
+    RETURN_IF_CUDA_ERROR(cudaMemset(attention_.data(), 1, kAttentionMemory));
     MOERT_ASSIGN_OR_RETURN(stream_, Stream::Create());
     std::vector<double> rates;
     for (int i = 0; i < 7; ++i) {
@@ -266,7 +264,7 @@ class CudaBench final : public DeviceBench {
 
   absl::StatusOr<int64_t> FreeBytes() const override {
     size_t free = 0, total = 0;
-    MOERT_CUDA_RETURN_IF_ERROR(cudaMemGetInfo(&free, &total));
+    RETURN_IF_CUDA_ERROR(cudaMemGetInfo(&free, &total));
     return static_cast<int64_t>(free);
   }
 
@@ -288,7 +286,7 @@ class CudaBench final : public DeviceBench {
   }
 
   absl::StatusOr<std::shared_ptr<void>> Pin(std::byte* data, int64_t bytes) const override {
-    MOERT_CUDA_RETURN_IF_ERROR(
+    RETURN_IF_CUDA_ERROR(
         cudaHostRegister(data, static_cast<size_t>(bytes), cudaHostRegisterPortable));
     return std::shared_ptr<void>(data, [](void* locked) { cudaHostUnregister(locked); });
   }
@@ -304,12 +302,12 @@ class CudaBench final : public DeviceBench {
   absl::StatusOr<double> DeviceMs(Work work) const {
     MOERT_ASSIGN_OR_RETURN(const Event begin, Event::Create());
     MOERT_ASSIGN_OR_RETURN(const Event end, Event::Create());
-    MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(begin.get(), stream_.get()));
-    MOERT_CUDA_RETURN_IF_ERROR(work());
-    MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(end.get(), stream_.get()));
-    MOERT_CUDA_RETURN_IF_ERROR(cudaEventSynchronize(end.get()));
+    RETURN_IF_CUDA_ERROR(cudaEventRecord(begin.get(), stream_.get()));
+    RETURN_IF_CUDA_ERROR(work());
+    RETURN_IF_CUDA_ERROR(cudaEventRecord(end.get(), stream_.get()));
+    RETURN_IF_CUDA_ERROR(cudaEventSynchronize(end.get()));
     float ms = 0;
-    MOERT_CUDA_RETURN_IF_ERROR(cudaEventElapsedTime(&ms, begin.get(), end.get()));
+    RETURN_IF_CUDA_ERROR(cudaEventElapsedTime(&ms, begin.get(), end.get()));
     return ms;
   }
 

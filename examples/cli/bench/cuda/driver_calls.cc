@@ -1,4 +1,4 @@
-#include "examples/cli/bench/cuda/driver_calls.h"
+#include "cli/bench/cuda/driver_calls.h"
 
 #include <dlfcn.h>
 

@@ -6,19 +6,18 @@
 #include <functional>
 #include <memory>
 
-#include "base/aligned_buffer.h"
-#include "base/status_macros.h"
-#include "examples/cli/bench/cuda/probe_cuda_parts.h"
-#include "examples/cli/bench/cuda/probe_kernels.h"
-#include "exec/backend.h"
-#include "exec/cuda/cuda_api.h"
+#include "cli/bench/cuda/probe_cuda_parts.h"
+#include "cli/bench/cuda/probe_kernels.h"
 #include "fmt/format.h"
+#include "util/aligned_buffer.h"
+#include "util/cuda_api.h"
+#include "util/status_macros.h"
 
 namespace moert::cli {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using cuda::Buffer;
+using gpu::Buffer;
 
 constexpr int64_t kSizes[] = {4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
 constexpr int kQueued = 8;
@@ -57,17 +56,16 @@ absl::StatusOr<double> Copy(const CopyRate& c, std::byte* host, std::byte* devic
       const int64_t offset = at++ % pieces * c.bytes;
       // The ways use halves of their own, so that neither waits for the other's lines.
       if (down) {
-        MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(device + offset, host + offset, c.bytes,
-                                                   cudaMemcpyHostToDevice, s.a.get()));
+        RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(device + offset, host + offset, c.bytes,
+                                             cudaMemcpyHostToDevice, s.a.get()));
       }
       if (up) {
-        MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(host + kRegion + offset,
-                                                   device + kRegion + offset, c.bytes,
-                                                   cudaMemcpyDeviceToHost, s.b.get()));
+        RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(host + kRegion + offset, device + kRegion + offset,
+                                             c.bytes, cudaMemcpyDeviceToHost, s.b.get()));
       }
     }
-    MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(s.a.get()));
-    MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(s.b.get()));
+    RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(s.a.get()));
+    RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(s.b.get()));
     return absl::OkStatus();
   });
   MOERT_RETURN_IF_ERROR(ns.status());
@@ -110,16 +108,15 @@ class CostProbe {
     }
     MOERT_ASSIGN_OR_RETURN(device_, Buffer::Device(kBytes));
     MOERT_ASSIGN_OR_RETURN(flags_, Buffer::Pinned(4096));
-    MOERT_CUDA_RETURN_IF_ERROR(cudaMemset(device_.data(), 1, kBytes));
+    RETURN_IF_CUDA_ERROR(cudaMemset(device_.data(), 1, kBytes));
     ops_ = FindMemOps();
     cudaGraph_t graph = nullptr;
-    MOERT_CUDA_RETURN_IF_ERROR(
-        cudaStreamBeginCapture(s_.a.get(), cudaStreamCaptureModeThreadLocal));
-    for (int i = 0; i < kOps; ++i) MOERT_CUDA_RETURN_IF_ERROR(LaunchEmpty(s_.a.get()));
-    MOERT_CUDA_RETURN_IF_ERROR(cudaStreamEndCapture(s_.a.get(), &graph));
+    RETURN_IF_CUDA_ERROR(cudaStreamBeginCapture(s_.a.get(), cudaStreamCaptureModeThreadLocal));
+    for (int i = 0; i < kOps; ++i) RETURN_IF_CUDA_ERROR(LaunchEmpty(s_.a.get()));
+    RETURN_IF_CUDA_ERROR(cudaStreamEndCapture(s_.a.get(), &graph));
     const cudaError_t error = cudaGraphInstantiate(&graph_, graph, 0);
     cudaGraphDestroy(graph);
-    MOERT_CUDA_RETURN_IF_ERROR(error);
+    RETURN_IF_CUDA_ERROR(error);
     return absl::OkStatus();
   }
   ~CostProbe() {
@@ -159,33 +156,33 @@ class CostProbe {
 
   /// Device time of what `work` puts on the first stream.
   absl::StatusOr<double> DeviceNs(const std::function<absl::Status()>& work) {
-    MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(events_[0].get(), s_.a.get()));
+    RETURN_IF_CUDA_ERROR(cudaEventRecord(events_[0].get(), s_.a.get()));
     MOERT_RETURN_IF_ERROR(work());
-    MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(events_[1].get(), s_.a.get()));
-    MOERT_CUDA_RETURN_IF_ERROR(cudaEventSynchronize(events_[1].get()));
+    RETURN_IF_CUDA_ERROR(cudaEventRecord(events_[1].get(), s_.a.get()));
+    RETURN_IF_CUDA_ERROR(cudaEventSynchronize(events_[1].get()));
     float ms = 0;
-    MOERT_CUDA_RETURN_IF_ERROR(cudaEventElapsedTime(&ms, events_[0].get(), events_[1].get()));
+    RETURN_IF_CUDA_ERROR(cudaEventElapsedTime(&ms, events_[0].get(), events_[1].get()));
     return 1e6 * static_cast<double>(ms);
   }
 
   /// Host time of each of many operations, queued behind nothing and then waited for.
   absl::Status HostNs(std::vector<double>* samples, const std::function<int()>& op) {
     const auto begin = Clock::now();
-    for (int i = 0; i < kOps; ++i) MOERT_CUDA_RETURN_IF_ERROR(op());
+    for (int i = 0; i < kOps; ++i) RETURN_IF_CUDA_ERROR(op());
     samples->push_back(Since(begin) / kOps);
-    MOERT_CUDA_RETURN_IF_ERROR(cudaDeviceSynchronize());
+    RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize());
     return absl::OkStatus();
   }
 
   absl::Status Memory() {
     constexpr int64_t kHalf = kBytes / 2;
     const auto read = [&]() -> absl::Status {
-      MOERT_CUDA_RETURN_IF_ERROR(LaunchRead(device_.data(), kBytes, flags_.data(), s_.a.get()));
+      RETURN_IF_CUDA_ERROR(LaunchRead(device_.data(), kBytes, flags_.data(), s_.a.get()));
       return absl::OkStatus();
     };
     const auto copy = [&]() -> absl::Status {
-      MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(device_.data() + kHalf, device_.data(), kHalf,
-                                                 cudaMemcpyDeviceToDevice, s_.a.get()));
+      RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(device_.data() + kHalf, device_.data(), kHalf,
+                                           cudaMemcpyDeviceToDevice, s_.a.get()));
       return absl::OkStatus();
     };
     MOERT_ASSIGN_OR_RETURN(const double read_ns, DeviceNs(read));
@@ -203,11 +200,11 @@ class CostProbe {
     }));
     MOERT_ASSIGN_OR_RETURN(const double kernels, DeviceNs([&]() -> absl::Status {
                              for (int i = 0; i < kOps; ++i)
-                               MOERT_CUDA_RETURN_IF_ERROR(LaunchEmpty(s_.a.get()));
+                               RETURN_IF_CUDA_ERROR(LaunchEmpty(s_.a.get()));
                              return absl::OkStatus();
                            }));
     MOERT_ASSIGN_OR_RETURN(const double graph, DeviceNs([&]() -> absl::Status {
-                             MOERT_CUDA_RETURN_IF_ERROR(cudaGraphLaunch(graph_, s_.a.get()));
+                             RETURN_IF_CUDA_ERROR(cudaGraphLaunch(graph_, s_.a.get()));
                              return absl::OkStatus();
                            }));
     kernel_.push_back(kernels / kOps);
@@ -224,20 +221,20 @@ class CostProbe {
     MOERT_ASSIGN_OR_RETURN(
         const double chain, DeviceNs([&]() -> absl::Status {
           for (int i = 0; i < kOps / 2; ++i) {
-            MOERT_CUDA_RETURN_IF_ERROR(LaunchEmpty(s_.a.get()));
-            MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(events_[2].get(), s_.a.get()));
-            MOERT_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(s_.b.get(), events_[2].get(), 0));
-            MOERT_CUDA_RETURN_IF_ERROR(LaunchEmpty(s_.b.get()));
-            MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(events_[3].get(), s_.b.get()));
-            MOERT_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(s_.a.get(), events_[3].get(), 0));
+            RETURN_IF_CUDA_ERROR(LaunchEmpty(s_.a.get()));
+            RETURN_IF_CUDA_ERROR(cudaEventRecord(events_[2].get(), s_.a.get()));
+            RETURN_IF_CUDA_ERROR(cudaStreamWaitEvent(s_.b.get(), events_[2].get(), 0));
+            RETURN_IF_CUDA_ERROR(LaunchEmpty(s_.b.get()));
+            RETURN_IF_CUDA_ERROR(cudaEventRecord(events_[3].get(), s_.b.get()));
+            RETURN_IF_CUDA_ERROR(cudaStreamWaitEvent(s_.a.get(), events_[3].get(), 0));
           }
           return absl::OkStatus();
         }));
     hop_.push_back(chain / kOps);
     const auto begin = Clock::now();
     for (int i = 0; i < kOps; ++i) {
-      MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(events_[2].get(), s_.a.get()));
-      MOERT_CUDA_RETURN_IF_ERROR(cudaEventSynchronize(events_[2].get()));
+      RETURN_IF_CUDA_ERROR(cudaEventRecord(events_[2].get(), s_.a.get()));
+      RETURN_IF_CUDA_ERROR(cudaEventSynchronize(events_[2].get()));
     }
     synchronize_.push_back(Since(begin) / kOps);
     return absl::OkStatus();
@@ -249,21 +246,21 @@ class CostProbe {
     MOERT_RETURN_IF_ERROR(HostNs(&enqueue_, [&]() -> int {
       return ops_.write(s_.a.get(), at(0), 1, CU_STREAM_WRITE_VALUE_DEFAULT);
     }));
-    MOERT_ASSIGN_OR_RETURN(const double writes, DeviceNs([&]() -> absl::Status {
-                             for (int i = 0; i < kOps; ++i) {
-                               MOERT_CUDA_RETURN_IF_ERROR(
-                                   ops_.write(s_.a.get(), at(0), 1, CU_STREAM_WRITE_VALUE_DEFAULT));
-                             }
-                             return absl::OkStatus();
-                           }));
+    MOERT_ASSIGN_OR_RETURN(
+        const double writes, DeviceNs([&]() -> absl::Status {
+          for (int i = 0; i < kOps; ++i) {
+            RETURN_IF_CUDA_ERROR(ops_.write(s_.a.get(), at(0), 1, CU_STREAM_WRITE_VALUE_DEFAULT));
+          }
+          return absl::OkStatus();
+        }));
     memop_.push_back(writes / kOps);
     constexpr int kAsk = 64, kAnswer = 128;  // words, on lines of their own
     constexpr int kTrips = 50;
     words[kAsk] = 0;
     words[kAnswer] = 0;
     for (uint32_t i = 1; i <= kTrips; ++i) {
-      MOERT_CUDA_RETURN_IF_ERROR(ops_.wait(s_.a.get(), at(1), i, CU_STREAM_WAIT_VALUE_GEQ));
-      MOERT_CUDA_RETURN_IF_ERROR(ops_.write(s_.a.get(), at(2), i, CU_STREAM_WRITE_VALUE_DEFAULT));
+      RETURN_IF_CUDA_ERROR(ops_.wait(s_.a.get(), at(1), i, CU_STREAM_WAIT_VALUE_GEQ));
+      RETURN_IF_CUDA_ERROR(ops_.write(s_.a.get(), at(2), i, CU_STREAM_WRITE_VALUE_DEFAULT));
     }
     const auto begin = Clock::now();
     bool lost = false;
@@ -273,7 +270,7 @@ class CostProbe {
     }
     const double ns = Since(begin);
     words[kAsk] = kTrips;  // lets the stream go on, whatever happened
-    MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(s_.a.get()));
+    RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(s_.a.get()));
     if (!lost) round_trip_.push_back(ns / kTrips);
     return absl::OkStatus();
   }
@@ -285,13 +282,13 @@ class CostProbe {
       MOERT_ASSIGN_OR_RETURN(const Buffer pinned, Buffer::Pinned(kPinned));
       pin_.push_back(1e9 * static_cast<double>(kPinned) / Since(begin));
     }
-    AlignedBuffer pageable;
+    util::AlignedBuffer pageable;
     MOERT_RETURN_IF_ERROR(pageable.Reset(kPinned));
     std::memset(pageable.data(), 1, kPinned);
     begin = Clock::now();
-    MOERT_CUDA_RETURN_IF_ERROR(cudaHostRegister(pageable.data(), kPinned, cudaHostRegisterDefault));
+    RETURN_IF_CUDA_ERROR(cudaHostRegister(pageable.data(), kPinned, cudaHostRegisterDefault));
     register_.push_back(1e9 * static_cast<double>(kPinned) / Since(begin));
-    MOERT_CUDA_RETURN_IF_ERROR(cudaHostUnregister(pageable.data()));
+    RETURN_IF_CUDA_ERROR(cudaHostUnregister(pageable.data()));
     return absl::OkStatus();
   }
 
@@ -318,7 +315,7 @@ absl::StatusOr<std::vector<CopyRate>> ProbeCopies(int repeats) {
   MOERT_ASSIGN_OR_RETURN(s.b, Stream::Create());
   MOERT_ASSIGN_OR_RETURN(const Buffer device, Buffer::Device(2 * kRegion));
   MOERT_ASSIGN_OR_RETURN(const Buffer pinned, Buffer::Pinned(2 * kRegion));
-  AlignedBuffer pageable;
+  util::AlignedBuffer pageable;
   MOERT_RETURN_IF_ERROR(pageable.Reset(2 * kRegion));
   std::memset(pageable.data(), 1, 2 * kRegion);
   std::memset(pinned.data(), 1, 2 * kRegion);
@@ -347,10 +344,10 @@ absl::StatusOr<CudaProbe> ProbeCuda(const Shape& shape, const std::vector<int>& 
   CudaProbe probe;
   cudaDeviceProp properties;
   int device = 0, driver = 0, runtime = 0;
-  MOERT_CUDA_RETURN_IF_ERROR(cudaGetDevice(&device));
-  MOERT_CUDA_RETURN_IF_ERROR(cudaGetDeviceProperties(&properties, device));
-  MOERT_CUDA_RETURN_IF_ERROR(cudaDriverGetVersion(&driver));
-  MOERT_CUDA_RETURN_IF_ERROR(cudaRuntimeGetVersion(&runtime));
+  RETURN_IF_CUDA_ERROR(cudaGetDevice(&device));
+  RETURN_IF_CUDA_ERROR(cudaGetDeviceProperties(&properties, device));
+  RETURN_IF_CUDA_ERROR(cudaDriverGetVersion(&driver));
+  RETURN_IF_CUDA_ERROR(cudaRuntimeGetVersion(&runtime));
   probe.device = properties.name;
   probe.driver = VersionText(driver);
   probe.runtime = VersionText(runtime);

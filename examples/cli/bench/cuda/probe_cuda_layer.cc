@@ -4,17 +4,17 @@
 #include <chrono>
 #include <memory>
 
-#include "base/status_macros.h"
-#include "examples/cli/bench/cuda/probe_cuda_parts.h"
-#include "examples/cli/workload/random_vectors.h"
-#include "examples/cli/workload/synthetic_experts.h"
+#include "cli/bench/cuda/probe_cuda_parts.h"
+#include "cli/workload/random_vectors.h"
+#include "cli/workload/synthetic_experts.h"
 #include "moert/engine.h"
+#include "util/status_macros.h"
 
 namespace moert::cli {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using cuda::Buffer;
+using gpu::Buffer;
 
 constexpr int kLayers = 4;          // together beyond the second-level cache
 constexpr int kSteps = 12;          // of one measurement
@@ -48,7 +48,7 @@ class Driven {
       const float v = RandomNormal(seed, i);
       for (int64_t t = 0; t < most; ++t) x[t * hidden_ + i] = v;
     }
-    MOERT_CUDA_RETURN_IF_ERROR(
+    RETURN_IF_CUDA_ERROR(
         cudaMemcpy(x_.data(), x.data(), x.size() * sizeof(float), cudaMemcpyHostToDevice));
     return absl::OkStatus();
   }
@@ -66,10 +66,10 @@ class Driven {
   /// Wall time of a layer, steps one after another.
   absl::StatusOr<double> EagerNs(int64_t rows) {
     for (int i = 0; i < 2; ++i) MOERT_RETURN_IF_ERROR(Step(rows));
-    MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream_.get()));
+    RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream_.get()));
     const auto begin = Clock::now();
     for (int i = 0; i < kSteps; ++i) MOERT_RETURN_IF_ERROR(Step(rows));
-    MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream_.get()));
+    RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream_.get()));
     const std::chrono::duration<double, std::nano> ns = Clock::now() - begin;
     return ns.count() / (kSteps * kLayers);
   }
@@ -77,7 +77,7 @@ class Driven {
   /// Time of a layer whose steps are replayed from a CUDA graph.
   absl::StatusOr<double> CapturedNs(int64_t rows) {
     MOERT_RETURN_IF_ERROR(Step(rows));
-    MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream_.get()));
+    RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream_.get()));
     StepInfo info;
     info.phase = Phase::kDecode;
     info.rows = rows;
@@ -85,18 +85,17 @@ class Driven {
     MOERT_ASSIGN_OR_RETURN(const StepId step, engine_->BeginStep(info));
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t replay = nullptr;
-    MOERT_CUDA_RETURN_IF_ERROR(
-        cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal));
+    RETURN_IF_CUDA_ERROR(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal));
     const absl::Status forward = Forward(step, rows);
     cudaError_t error = cudaStreamEndCapture(stream_.get(), &graph);
     MOERT_RETURN_IF_ERROR(engine_->EndStep(step));
     if (!forward.ok() || error != cudaSuccess) {
       if (graph != nullptr) cudaGraphDestroy(graph);
-      return forward.ok() ? cuda::ToStatus(error, "capturing a layer") : forward;
+      return forward.ok() ? gpu::ToStatus(error, "capturing a layer") : forward;
     }
     error = cudaGraphInstantiate(&replay, graph, 0);
     cudaGraphDestroy(graph);
-    MOERT_CUDA_RETURN_IF_ERROR(error);
+    RETURN_IF_CUDA_ERROR(error);
     const absl::StatusOr<double> ns = ReplayNs(replay);
     cudaGraphExecDestroy(replay);
     return ns;
@@ -113,13 +112,13 @@ class Driven {
   }
 
   absl::StatusOr<double> ReplayNs(cudaGraphExec_t replay) {
-    MOERT_CUDA_RETURN_IF_ERROR(cudaGraphLaunch(replay, stream_.get()));
-    MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream_.get()));
+    RETURN_IF_CUDA_ERROR(cudaGraphLaunch(replay, stream_.get()));
+    RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream_.get()));
     const auto begin = Clock::now();
     for (int i = 0; i < kSteps; ++i) {
-      MOERT_CUDA_RETURN_IF_ERROR(cudaGraphLaunch(replay, stream_.get()));
+      RETURN_IF_CUDA_ERROR(cudaGraphLaunch(replay, stream_.get()));
     }
-    MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream_.get()));
+    RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream_.get()));
     const std::chrono::duration<double, std::nano> ns = Clock::now() - begin;
     return ns.count() / (kSteps * kLayers);
   }

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "examples/cli/bench/probe_cuda.h"
-#include "exec/cuda/cuda_api.h"
+#include "cli/bench/probe_cuda.h"
+#include "util/cuda_api.h"
 
 namespace moert::cli {
 
@@ -18,7 +18,7 @@ class Stream {
   Stream() = default;
   static absl::StatusOr<Stream> Create() {
     Stream stream;
-    MOERT_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&stream.stream_, cudaStreamNonBlocking));
+    RETURN_IF_CUDA_ERROR(cudaStreamCreateWithFlags(&stream.stream_, cudaStreamNonBlocking));
     return stream;
   }
   Stream(Stream&& other) noexcept { *this = std::move(other); }
@@ -40,7 +40,7 @@ class Event {
   Event() = default;
   static absl::StatusOr<Event> Create() {
     Event event;
-    MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreate(&event.event_));
+    RETURN_IF_CUDA_ERROR(cudaEventCreate(&event.event_));
     return event;
   }
   Event(Event&& other) noexcept { *this = std::move(other); }

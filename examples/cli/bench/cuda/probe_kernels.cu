@@ -1,4 +1,4 @@
-#include "examples/cli/bench/cuda/probe_kernels.h"
+#include "cli/bench/cuda/probe_kernels.h"
 
 namespace moert::cli {
 namespace {

@@ -1,5 +1,5 @@
 // A build without CUDA.
-#include "examples/cli/bench/device_bench.h"
+#include "cli/bench/device_bench.h"
 
 namespace moert::cli {
 

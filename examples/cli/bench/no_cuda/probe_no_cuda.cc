@@ -1,5 +1,5 @@
 // A build without CUDA.
-#include "examples/cli/bench/probe_cuda.h"
+#include "cli/bench/probe_cuda.h"
 
 namespace moert::cli {
 

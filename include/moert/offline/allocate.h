@@ -1,0 +1,87 @@
+// From a calibration file to a plan: which scheme each linear block gets (MxMoE, Sec. 4).
+#ifndef MOERT_OFFLINE_ALLOCATE_H_
+#define MOERT_OFFLINE_ALLOCATE_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "moert/offline/calibration.h"
+#include "moert/offline/cost_table.h"
+#include "moert/offline/pack.h"
+
+namespace moert {
+
+/// What is decided together: a linear block (gate and up still tied, see below), all of an expert,
+/// all experts of a layer.
+enum class Granularity { kLinear, kExpert, kLayer };
+/// What a linear block's Delta counts for. Norms at different layers' outputs do not mean the same
+/// loss of the model: all but kDelta, the paper's, weigh layers against each other.
+enum class LossMeasure {
+  kAuto,      // kEndToEnd where the calibration has it, else kRelative
+  kDelta,     // Delta
+  kRelative,  // over the norm of its layer's output
+  kEndToEnd,  // Delta squared, in nats a token that the model loses by it
+};
+enum class AllocationSolver {
+  kRelaxation,  // Lagrangian: fast, with a bound on what it loses
+  kMilp,        // CBC's branch and cut
+};
+
+struct MilpOptions {
+  double gap = 1e-5;  // of the cost, at which it stops
+  double seconds = 120;
+};
+
+/// Whether this build has CBC.
+bool HaveMilp();
+
+struct AllocationOptions {
+  int64_t capacity = 0;  // bytes of all records
+  /// The capacity is cut among the layers by their weights, and each is a problem of its own.
+  bool per_layer = false;
+  Granularity granularity = Granularity::kLinear;
+  bool untied = false;  // gate and up may differ: no shipped GPU kernel executes that
+  double r = 1;
+  LossMeasure measure = LossMeasure::kAuto;
+  /// L sums Delta, as measured, to this power; 2 adds errors up as if they were independent. 0: 2
+  /// for kEndToEnd, else 1.
+  double power = 0;
+  /// Instead of the least loss a plan that knows nothing of it: what layers and blocks are worth is
+  /// drawn at random. To compare predictions with.
+  std::optional<uint64_t> random_seed;
+  int64_t batch = 512;  // tokens, for T
+  CostTable costs;
+  std::vector<Scheme> schemes;  // candidates, a subset of the calibration's; empty: all of them
+  AllocationSolver solver = AllocationSolver::kMilp;
+  MilpOptions milp;
+};
+
+struct Allocation {
+  PackVersion version;  // without a name
+  int64_t bytes = 0;
+  double stored_bits = 0;
+  double loss = 0;
+  double seconds = 0;  // T, a batch through all layers; 0 where the cost table lacks a scheme
+  double gap = 0;      // the largest of the problems solved
+};
+
+absl::StatusOr<Allocation> Allocate(const Calibration& calibration,
+                                    const AllocationOptions& options);
+
+/// What kAuto is for a calibration.
+LossMeasure MeasureFor(const Calibration& calibration, LossMeasure measure);
+
+/// The summed loss by the measure (and, with a table that has all schemes, T) of a version chosen
+/// otherwise.
+absl::StatusOr<Allocation> Predict(const Calibration& calibration, const AllocationOptions& options,
+                                   const PackVersion& version);
+
+/// Bytes that `bits` stored bits a weight come to.
+int64_t CapacityOf(const MoeModelSpec& model, double bits);
+
+}  // namespace moert
+
+#endif  // MOERT_OFFLINE_ALLOCATE_H_

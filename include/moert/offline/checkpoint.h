@@ -1,0 +1,84 @@
+// Reading safetensors: one file, or the shards of a checkpoint. Files are hostile input: nothing of
+// a header is believed before it has been checked against the file's real size.
+#ifndef MOERT_OFFLINE_CHECKPOINT_H_
+#define MOERT_OFFLINE_CHECKPOINT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "moert/env.h"
+#include "moert/tensor.h"
+
+namespace moert {
+
+struct TensorInfo {
+  std::string name;
+  DType dtype = DType::kF32;
+  std::vector<int64_t> shape;
+  int file = 0;        // index into Checkpoint::files()
+  int64_t offset = 0;  // from the start of the file
+  int64_t bytes = 0;
+
+  int64_t elements() const { return bytes / DTypeBytes(dtype); }
+};
+
+/// A model's tensors, whatever files they are in. Thread-safe after Open.
+class Checkpoint {
+ public:
+  /// `path`: a directory with model.safetensors or model.safetensors.index.json and its shards, or
+  /// one .safetensors file. `env` is borrowed for the object's life.
+  static absl::StatusOr<std::unique_ptr<Checkpoint>> Open(const std::string& path,
+                                                          Env* env = Env::Default());
+
+  /// Null if there is none.
+  const TensorInfo* Find(absl::string_view name) const;
+  /// NotFound naming the checkpoint and the tensor.
+  absl::StatusOr<const TensorInfo*> Get(absl::string_view name) const;
+  const std::vector<TensorInfo>& tensors() const { return tensors_; }
+  const std::string& path() const { return path_; }
+  const RandomAccessFile& file(int index) const { return *files_[static_cast<size_t>(index)]; }
+  int num_files() const { return static_cast<int>(files_.size()); }
+
+  /// Reads bytes [offset, offset + dst.size()) of a tensor. Blocking.
+  absl::Status ReadBytes(const TensorInfo& tensor, int64_t offset, absl::Span<std::byte> dst) const;
+  /// The scales of a weight [..., rows, cols] that is stored as f8_e4m3: the tensor NAME_scale_inv
+  /// [..., ceil(rows / 128), ceil(cols / 128)], floating point, by which values are multiplied.
+  /// Null if there is none, or the weight is of another type. InvalidArgument if it does not fit.
+  absl::StatusOr<const TensorInfo*> Fp8Scales(const TensorInfo& weight) const;
+  /// Whether `tensor` is of a type that weights may have: bf16, f16, f32, or f8_e4m3 with scales.
+  absl::Status CheckWeightType(const TensorInfo& tensor) const;
+  /// Reads elements [first, first + dst.size()), widened to fp32. Floating-point tensors only; fp8
+  /// times its scales, if it has any.
+  absl::Status ReadAsF32(const TensorInfo& tensor, int64_t first, absl::Span<float> dst) const;
+  /// The same as bf16 bits: bf16 is copied, all else rounded to nearest even.
+  absl::Status ReadAsBf16(const TensorInfo& tensor, int64_t first, absl::Span<uint16_t> dst) const;
+  /// A whole tensor of the shape that the caller expects, row-major.
+  absl::StatusOr<std::vector<float>> ReadF32(absl::string_view name,
+                                             absl::Span<const int64_t> shape) const;
+
+ private:
+  Checkpoint() = default;
+  absl::Status OpenFile(const std::string& path, Env* env);
+  absl::Status OpenSharded(const std::string& dir, const std::string& index_path, Env* env);
+  void BuildIndex();
+
+  std::string path_;
+  std::vector<std::unique_ptr<RandomAccessFile>> files_;
+  std::vector<TensorInfo> tensors_;
+  std::map<absl::string_view, size_t> by_name_;
+};
+
+/// "[4, 128]"
+std::string ShapeToString(absl::Span<const int64_t> shape);
+
+}  // namespace moert
+
+#endif  // MOERT_OFFLINE_CHECKPOINT_H_

@@ -1,0 +1,43 @@
+// What a tile costs on the machine that will run the plan: the profile that MxMoE's time T is
+// computed from (Sec. 4 of the paper).
+#ifndef MOERT_OFFLINE_COST_TABLE_H_
+#define MOERT_OFFLINE_COST_TABLE_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "moert/env.h"
+#include "moert/scheme.h"
+
+namespace moert {
+
+struct CostTable {
+  struct Point {
+    double tokens = 0;              // of an expert
+    double weight_bytes_per_s = 0;  // of all processors together, scales included
+  };
+  struct Rate {
+    Scheme scheme;
+    std::vector<Point> points;  // ascending tokens, none empty
+  };
+  std::string name;
+  std::string source;  // where the rates are from
+  std::vector<Rate> rates;
+
+  /// Seconds to multiply a matrix of `bytes` in `scheme`, expected over batches in which an expert
+  /// gets `tokens` on average: not at all when no token comes (arrivals taken as Poisson), else at
+  /// the rate for as many as come then. Between points by the logarithms of both; before the first
+  /// at its rate; behind the last time grows with the tokens. NotFound, listing those there are,
+  /// for a scheme without rates.
+  absl::StatusOr<double> Seconds(const Scheme& scheme, int64_t bytes, double tokens) const;
+};
+
+/// "h200": the shipped table. Else a file with name, source, and rates: an object of lists of
+/// [tokens of an expert, weight bytes a second] by scheme name.
+absl::StatusOr<CostTable> LoadCostTable(const std::string& name, Env* env);
+
+}  // namespace moert
+
+#endif  // MOERT_OFFLINE_COST_TABLE_H_

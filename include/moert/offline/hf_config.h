@@ -1,0 +1,80 @@
+// config.json of a Hugging Face checkpoint: what libmoert needs of a model, and what a host needs
+// to run the rest of it. One file a family under architectures/ knows that family's fields.
+#ifndef MOERT_OFFLINE_HF_CONFIG_H_
+#define MOERT_OFFLINE_HF_CONFIG_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "moert/env.h"
+#include "moert/model.h"
+#include "moert/offline/rope_config.h"
+#include "moert/offline/tensor_names.h"
+
+namespace moert {
+
+enum class NormKind : int32_t {
+  kRms = 0,
+  kLayer = 1,  // with bias
+};
+
+/// Normalization of queries and keys before RoPE.
+enum class QkNorm : int32_t {
+  kNone = 0,
+  kPerHead = 1,  // over head_dim, one weight for all heads
+  kFull = 2,     // over all heads together
+};
+
+struct HfConfig {
+  std::string model_type;
+  MoeModelSpec moe;
+  MoeTensorNames names;
+  /// Where the checkpoint has no router under `names`: what else exporters call the tensors.
+  std::vector<MoeTensorNames> other_names;
+
+  int64_t vocab_size = 0;
+  int64_t hidden_size = 0;
+  int num_hidden_layers = 0;
+  int num_attention_heads = 0;
+  int num_key_value_heads = 0;
+  int64_t head_dim = 0;
+  int64_t max_position_embeddings = 0;
+  RopeConfig rope;
+
+  NormKind norm = NormKind::kRms;
+  double norm_eps = 1e-6;
+  QkNorm qk_norm = QkNorm::kNone;
+  bool qkv_bias = false;
+  bool attention_output_bias = false;
+  bool lm_head_bias = false;
+  double clip_qkv = 0;  // 0: none; else queries, keys and values are clamped to +-clip_qkv
+  bool tie_word_embeddings = false;
+
+  /// Intermediate size of the layers that are not MoE; 0 when there are none.
+  int64_t dense_intermediate = 0;
+  Activation activation = Activation::kSilu;
+  std::vector<bool> is_moe;             // by model layer
+  std::vector<int64_t> sliding_window;  // by model layer; 0: full attention
+
+  int64_t bos_token_id = -1;  // -1: none
+  std::vector<int64_t> eos_token_ids;
+
+  /// Index into moe.layers, or -1 for a dense layer.
+  int MoeLayerIndex(int model_layer) const;
+};
+
+/// Parses `text`; `source` begins every error message, which names field, value and legal range.
+/// An unknown architecture's error lists the supported ones.
+absl::StatusOr<HfConfig> ParseHfConfig(absl::string_view text, const std::string& source);
+
+/// Reads config.json, and generation_config.json for the end-of-sequence ids if there is one.
+absl::StatusOr<HfConfig> LoadHfConfig(const std::string& model_dir, Env* env = Env::Default());
+
+/// model_type values of this build.
+std::vector<std::string> SupportedArchitectures();
+
+}  // namespace moert
+
+#endif  // MOERT_OFFLINE_HF_CONFIG_H_

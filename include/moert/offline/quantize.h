@@ -1,0 +1,59 @@
+// Writing an expert pack of a checkpoint: streaming, on several threads, resumable.
+#ifndef MOERT_OFFLINE_QUANTIZE_H_
+#define MOERT_OFFLINE_QUANTIZE_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "moert/offline/calibration_model.h"
+#include "moert/scheme.h"
+
+namespace moert {
+
+/// How a matrix is rounded (docs/quality.md compares them).
+enum class QuantMethod {
+  kRtn,   // to nearest, with the clipping that loses least
+  kHqq,   // half-quadratic quantization: no calibration needed
+  kGptq,  // by the second moments of the inputs that calibration tokens bring
+};
+/// "rtn", "hqq", "gptq".
+absl::StatusOr<QuantMethod> ParseQuantMethod(absl::string_view name);
+absl::string_view QuantMethodName(QuantMethod method);
+
+struct QuantizeJob {
+  std::string model;               // directory of a Hugging Face checkpoint
+  std::string out;                 // the pack to write, a directory that does not exist
+  std::vector<Scheme> schemes;     // distinct, any order
+  std::vector<std::string> plans;  // files of plans (moert/offline/plan.h): a version each
+  QuantMethod method = QuantMethod::kRtn;
+  /// Weights of all schemes but bf16 are stored in the block Hadamard domain (docs/layout.md).
+  /// Plans say it themselves.
+  bool hadamard = false;
+  // kGptq only: files of calibration tokens (moert/offline/token_file.h), how many of them are used
+  // (0: all), tokens a sequence, and who runs the rest of the model.
+  std::vector<std::string> token_files;
+  int64_t calibration_tokens = 65536;
+  int64_t window = 512;
+  OpenCalibrationModel open_model;
+  int threads = 0;  // 0: one a core
+  /// Matrices done and to do, those of layers that an earlier run completed included. May be null.
+  std::function<void(int64_t done, int64_t total)> progress;
+  /// A line for people. May be null.
+  std::function<void(const std::string& line)> log;
+};
+
+/// Writes job.out. An interrupted job leaves `<out>.partial` with the layers it completed; the same
+/// job, run again, continues after them. Errors name file, layer and expert.
+absl::Status RunQuantizeJob(const QuantizeJob& job);
+
+/// "w4a16_g128,bf16": distinct schemes; the error names the one that is not.
+absl::StatusOr<std::vector<Scheme>> ParseSchemes(absl::string_view list);
+
+}  // namespace moert
+
+#endif  // MOERT_OFFLINE_QUANTIZE_H_

@@ -1,0 +1,31 @@
+// The header of one safetensors file.
+#ifndef MOERT_LIB_CHECKPOINT_SAFETENSORS_HEADER_H_
+#define MOERT_LIB_CHECKPOINT_SAFETENSORS_HEADER_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "moert/env.h"
+#include "moert/offline/checkpoint.h"
+
+namespace moert {
+
+/// fp8 weights come with one scale for each block of this size, the last of a row or column cut.
+inline constexpr int64_t kFp8BlockRows = 128;
+inline constexpr int64_t kFp8BlockCols = 128;
+
+/// What the header of one file says, checked: sizes agree with shapes, the tensors cover the data
+/// without gap or overlap, and the last ends where the file does.
+struct SafetensorsHeader {
+  std::vector<TensorInfo> tensors;  // by offset; `file` is 0
+  std::map<std::string, std::string> metadata;
+  int64_t data_offset = 0;
+};
+absl::StatusOr<SafetensorsHeader> ReadSafetensorsHeader(const RandomAccessFile& file);
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_CHECKPOINT_SAFETENSORS_HEADER_H_

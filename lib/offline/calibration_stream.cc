@@ -1,0 +1,126 @@
+#include "offline/calibration_stream.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/status_macros.h"
+#include "moert/offline/token_file.h"
+
+namespace moert::offline {
+
+absl::StatusOr<CalibrationTokens> ReadCalibrationTokens(const std::vector<std::string>& files,
+                                                        int64_t vocab_size, int64_t window,
+                                                        int64_t count) {
+  std::vector<std::vector<int32_t>> read;
+  for (const std::string& file : files) {
+    MOERT_ASSIGN_OR_RETURN(std::vector<int32_t> ids, ReadTokenFile(file, vocab_size, 0));
+    if (static_cast<int64_t>(ids.size()) < window) {
+      return absl::InvalidArgumentError(
+          fmt::format("{}: {} tokens are fewer than one window of {}", file, ids.size(), window));
+    }
+    read.push_back(std::move(ids));
+  }
+  CalibrationTokens tokens;
+  tokens.window = window;
+  // A window of each file in turn: an amount that ends early still covers all of them.
+  for (int64_t w = 0;; ++w) {
+    bool any = false;
+    for (const std::vector<int32_t>& ids : read) {
+      if ((w + 1) * window > static_cast<int64_t>(ids.size())) continue;
+      if (count > 0 && static_cast<int64_t>(tokens.ids.size()) + window > count) continue;
+      tokens.ids.insert(tokens.ids.end(), ids.begin() + w * window, ids.begin() + (w + 1) * window);
+      any = true;
+    }
+    if (!any) break;
+  }
+  if (tokens.ids.empty()) {
+    return absl::InvalidArgumentError(
+        fmt::format("{} calibration tokens are fewer than one window of {}", count, window));
+  }
+  return tokens;
+}
+
+CalibrationStream::CalibrationStream(const ModelContext& context, const CalibrationTokens* tokens)
+    : context_(context),
+      tokens_(tokens),
+      window_(tokens->window),
+      hidden_(context.config->hidden_size),
+      rows_(static_cast<int64_t>(tokens->ids.size())),
+      residual_(static_cast<size_t>(rows_ * hidden_)),
+      normed_(static_cast<size_t>(rows_ * hidden_)) {
+  for (int64_t row = 0; row < rows_; row += window_) {
+    context_.model->Embed(absl::MakeConstSpan(tokens->ids).subspan(row, window_),
+                          residual_.data() + row * hidden_);
+  }
+}
+
+CalibrationStream::CalibrationStream(const ModelContext& context, int64_t window)
+    : context_(context), window_(window), hidden_(context.config->hidden_size) {}
+
+void CalibrationStream::Add(const float* residual, int64_t rows) {
+  residual_.insert(residual_.end(), residual, residual + rows * hidden_);
+  rows_ += rows;
+  normed_.resize(residual_.size());
+}
+
+void CalibrationStream::RunLayer(int layer, bool dense) {
+  for (int64_t row = 0; row < rows_; row += window_) {
+    float* const residual = residual_.data() + row * hidden_;
+    float* const normed = normed_.data() + row * hidden_;
+    context_.model->Attention(layer, window_, residual, normed);
+    if (dense) context_.model->Dense(layer, window_, normed, residual);
+  }
+}
+
+void CalibrationStream::ToMoe(int moe_layer) {
+  const int layer = context_.config->moe.layers[static_cast<size_t>(moe_layer)].model_layer;
+  for (; next_layer_ < layer; ++next_layer_) RunLayer(next_layer_, /*dense=*/true);
+  RunLayer(layer, /*dense=*/false);
+  next_layer_ = layer + 1;
+}
+
+const float* CalibrationStream::FinishHidden() {
+  const int layers = context_.config->num_hidden_layers;
+  for (; next_layer_ < layers; ++next_layer_) RunLayer(next_layer_, /*dense=*/true);
+  for (int64_t row = 0; row < rows_; row += window_) {
+    context_.model->Finish(window_, residual_.data() + row * hidden_,
+                           normed_.data() + row * hidden_);
+  }
+  return normed_.data();
+}
+
+double CalibrationStream::Nll() const {
+  const int64_t vocab = context_.config->vocab_size;
+  const int64_t window = window_;
+  std::vector<float> logits(static_cast<size_t>(window * vocab));
+  std::vector<double> nll(static_cast<size_t>(window));
+  double total = 0;
+  for (int64_t row = 0; row < rows_; row += window) {
+    context_.model->Logits(window, normed_.data() + row * hidden_, logits.data());
+    context_.pool->Run(window - 1, [&](int64_t i, int) {
+      const float* const at = logits.data() + i * vocab;
+      const float largest = *std::max_element(at, at + vocab);
+      double sum = 0;
+      for (int64_t v = 0; v < vocab; ++v) sum += std::exp(double{at[v]} - largest);
+      nll[static_cast<size_t>(i)] =
+          std::log(sum) + largest - at[tokens_->ids[static_cast<size_t>(row + i + 1)]];
+    });
+    for (int64_t i = 0; i + 1 < window; ++i) total += nll[static_cast<size_t>(i)];
+  }
+  return total / static_cast<double>(tokens_->windows() * (window - 1));
+}
+
+ExpertRows RowsOf(const RoutingResult& routing, int expert) {
+  ExpertRows of;
+  const size_t e = static_cast<size_t>(expert);
+  for (int32_t i = routing.offsets[e]; i < routing.offsets[e + 1]; ++i) {
+    of.rows.push_back(routing.grouped_tokens[static_cast<size_t>(i)]);
+    of.weights.push_back(
+        routing.weights[static_cast<size_t>(routing.grouped_slots[static_cast<size_t>(i)])]);
+  }
+  return of;
+}
+
+}  // namespace moert::offline

@@ -1,0 +1,86 @@
+// Calibration tokens on their way through a model, one MoE block at a time, so that a block's
+// experts can be looked at, quantized or replaced before the tokens go on.
+#ifndef MOERT_LIB_OFFLINE_CALIBRATION_STREAM_H_
+#define MOERT_LIB_OFFLINE_CALIBRATION_STREAM_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "moert/offline/calibration_model.h"
+#include "moert/offline/hf_config.h"
+#include "moert/router.h"
+#include "moert/thread_pool.h"
+
+namespace moert::offline {
+
+/// Token ids in windows, each a sequence of its own.
+struct CalibrationTokens {
+  int64_t window = 512;
+  std::vector<int32_t> ids;  // whole windows
+
+  int64_t windows() const { return static_cast<int64_t>(ids.size()) / window; }
+};
+
+/// The first tokens of every file in turn, `count` in all (0: all of them), cut into windows.
+absl::StatusOr<CalibrationTokens> ReadCalibrationTokens(const std::vector<std::string>& files,
+                                                        int64_t vocab_size, int64_t window,
+                                                        int64_t count);
+
+/// The model that tokens pass, and the threads that may be used. Borrowed.
+struct ModelContext {
+  CalibrationModel* model = nullptr;
+  const HfConfig* config = nullptr;
+  ThreadPool* pool = nullptr;
+};
+
+/// All windows side by side. Not thread-safe. Needs 8 bytes a token and hidden channel.
+class CalibrationStream {
+ public:
+  /// `tokens` are borrowed.
+  CalibrationStream(const ModelContext& context, const CalibrationTokens* tokens);
+  /// One without tokens, for rows of other streams.
+  CalibrationStream(const ModelContext& context, int64_t window);
+
+  /// Brings all tokens to the MoE block of `moe_layer`, the one after the last (or the first).
+  void ToMoe(int moe_layer);
+  int64_t rows() const { return rows_; }
+  int64_t hidden() const { return hidden_; }
+  /// The block's input [rows, hidden].
+  const float* inputs() const { return normed_.data(); }
+  /// What the block's output [rows, hidden] is to be added to.
+  float* residual() { return residual_.data(); }
+
+  /// Adds whole windows that are as far in the model as this stream: residual [rows, hidden].
+  void Add(const float* residual, int64_t rows);
+
+  /// From behind the last MoE block to the end: what logits are made of [rows, hidden].
+  const float* FinishHidden();
+  /// After that: the mean of -ln p over all but the first token of each window.
+  double Nll() const;
+
+ private:
+  void RunLayer(int layer, bool dense);
+
+  const ModelContext context_;
+  const CalibrationTokens* const tokens_ = nullptr;
+  const int64_t window_;
+  const int64_t hidden_;
+  int64_t rows_ = 0;
+  int next_layer_ = 0;
+  std::vector<float> residual_, normed_;
+};
+
+/// One expert's tokens in a routing: rows of the inputs and their weights.
+struct ExpertRows {
+  std::vector<int32_t> rows;
+  std::vector<float> weights;
+};
+ExpertRows RowsOf(const RoutingResult& routing, int expert);
+
+}  // namespace moert::offline
+
+#endif  // MOERT_LIB_OFFLINE_CALIBRATION_STREAM_H_

@@ -1,0 +1,40 @@
+#include "moert/offline/encode_matrix.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "offline/hqq.h"
+#include "offline/rtn.h"
+#include "quant/packing.h"
+#include "quant/quantized_matrix.h"
+
+namespace moert {
+
+absl::Status EncodeMatrix(const MatrixLayout& layout, QuantMethod method,
+                          absl::Span<const float> weights, std::byte* record) {
+  if (static_cast<int64_t>(weights.size()) != layout.rows * layout.k) {
+    return absl::InvalidArgumentError(
+        fmt::format("{} weights for a matrix of {} x {}", weights.size(), layout.rows, layout.k));
+  }
+  for (const float weight : weights) {
+    if (!std::isfinite(weight)) return absl::InvalidArgumentError("a weight is not finite");
+  }
+  if (layout.scheme.is_bf16()) return PackMatrixBf16(layout, weights, record);
+  switch (method) {
+    case QuantMethod::kRtn:
+      return PackMatrix(layout, QuantizeRtn(layout, weights), record);
+    case QuantMethod::kHqq:
+      return PackMatrix(layout, QuantizeHqq(layout, weights), record);
+    case QuantMethod::kGptq:
+      break;
+  }
+  return absl::UnimplementedError("gptq has to know a matrix's inputs: RunQuantizeJob does");
+}
+
+absl::Status DecodeMatrix(const MatrixLayout& layout, const std::byte* record,
+                          std::vector<float>* weights) {
+  return UnpackMatrix(layout, record, weights);
+}
+
+}  // namespace moert

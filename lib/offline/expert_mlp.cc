@@ -1,0 +1,78 @@
+#include "offline/expert_mlp.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "base/bf16.h"
+#include "base/status_macros.h"
+#include "quant/packing.h"
+
+namespace moert::offline {
+namespace {
+
+absl::Status Widen(const char* name, const std::vector<uint16_t>& from, std::vector<float>* to) {
+  to->resize(from.size());
+  for (size_t i = 0; i < from.size(); ++i) {
+    (*to)[i] = Bf16ToF32(from[i]);
+    if (!std::isfinite((*to)[i])) {
+      return absl::InvalidArgumentError(fmt::format("{}: a weight is not finite", name));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status WidenExpert(const ExpertWeights& weights, ExpertMatrices* out) {
+  MOERT_RETURN_IF_ERROR(Widen("gate", weights.gate, &out->gate));
+  MOERT_RETURN_IF_ERROR(Widen("up", weights.up, &out->up));
+  return Widen("down", weights.down, &out->down);
+}
+
+absl::Status UnpackExpert(const RecordLayout& layout, const std::byte* record,
+                          ExpertMatrices* out) {
+  MOERT_RETURN_IF_ERROR(UnpackMatrix(layout.gate, record, &out->gate));
+  MOERT_RETURN_IF_ERROR(UnpackMatrix(layout.up, record, &out->up));
+  return UnpackMatrix(layout.down, record, &out->down);
+}
+
+float Activate(Activation activation, float x) {
+  switch (activation) {
+    case Activation::kSilu:
+      return x / (1.0f + std::exp(-x));
+    case Activation::kGelu:
+      return 0.5f * x * (1.0f + std::erf(x * 0.70710678118654752f));
+    case Activation::kGeluTanh: {
+      const float inner = 0.79788456080286536f * (x + 0.044715f * x * x * x);
+      return 0.5f * x * (1.0f + std::tanh(inner));
+    }
+  }
+  return 0.0f;
+}
+
+void MatMul(const Compute& compute, absl::Span<const float> w, int64_t out, int64_t in,
+            const float* x, int64_t rows, float* y) {
+  if (rows > 0) compute.products->Multiply(compute.pool, w.data(), out, in, x, rows, y);
+}
+
+Floats GluForward(const Compute& compute, const MoeLayerSpec& layer, const std::vector<float>& gate,
+                  const std::vector<float>& up, const float* x, int64_t rows) {
+  Floats h(static_cast<size_t>(rows * layer.intermediate)), upped(h.size());
+  MatMul(compute, gate, layer.intermediate, layer.hidden, x, rows, h.data());
+  MatMul(compute, up, layer.intermediate, layer.hidden, x, rows, upped.data());
+  for (size_t i = 0; i < h.size(); ++i) h[i] = Activate(layer.activation, h[i]) * upped[i];
+  return h;
+}
+
+Floats GatherRows(const float* from, int64_t columns, absl::Span<const int32_t> rows) {
+  Floats out(rows.size() * static_cast<size_t>(columns));
+  for (size_t i = 0; i < rows.size(); ++i) {
+    std::memcpy(out.data() + static_cast<int64_t>(i) * columns, from + rows[i] * columns,
+                static_cast<size_t>(columns) * sizeof(float));
+  }
+  return out;
+}
+
+}  // namespace moert::offline

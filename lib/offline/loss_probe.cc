@@ -1,0 +1,120 @@
+#include "offline/loss_probe.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/status_macros.h"
+
+namespace moert::offline {
+namespace {
+
+// ln of the sum of exponentials.
+double LogSum(const float* logits, int64_t count) {
+  const float largest = *std::max_element(logits, logits + count);
+  double sum = 0;
+  for (int64_t i = 0; i < count; ++i) sum += std::exp(double{logits[i]} - largest);
+  return std::log(sum) + largest;
+}
+
+// Of the distribution of `other` from that of `logits`.
+double Divergence(const float* logits, const float* other, int64_t count) {
+  const double total = LogSum(logits, count), other_total = LogSum(other, count);
+  double sum = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const double log_p = logits[i] - total;
+    sum += std::exp(log_p) * (log_p - (other[i] - other_total));
+  }
+  return std::max(sum, 0.0);
+}
+
+}  // namespace
+
+LossProbe::LossProbe(const ModelContext& context, const CheckpointExperts* experts, int64_t window,
+                     int64_t tokens)
+    : context_(context),
+      experts_(experts),
+      window_(window),
+      tokens_(tokens),
+      copies_(context, window) {
+  for (Floats& change : changes_) {
+    change.resize(static_cast<size_t>(tokens_ * copies_.hidden()));
+  }
+}
+
+absl::StatusOr<std::unique_ptr<LossProbe>> LossProbe::Create(const ModelContext& context,
+                                                             const CheckpointExperts* experts,
+                                                             int64_t window, int64_t tokens) {
+  std::unique_ptr<LossProbe> probe(new LossProbe(context, experts, window, tokens));
+  MOERT_ASSIGN_OR_RETURN(probe->blocks_,
+                         MoeBlocks::Create(experts, {context.pool, context.model->products()}));
+  return probe;
+}
+
+void LossProbe::AddExpert(const ExpertRows& tokens, const ExpertChanges& changes) {
+  const int64_t hidden = copies_.hidden();
+  const Floats* const from[] = {&changes.gate_up, &changes.down};
+  for (size_t part = 0; part < changes_.size(); ++part) {
+    if (from[part]->empty()) continue;  // nothing chose the expert, or its scheme is bf16
+    for (size_t t = 0; t < tokens.rows.size() && tokens.rows[t] < tokens_; ++t) {
+      float* const to = changes_[part].data() + tokens.rows[t] * hidden;
+      const float* const change = from[part]->data() + static_cast<int64_t>(t) * hidden;
+      for (int64_t c = 0; c < hidden; ++c) to[c] += tokens.weights[t] * change[c];
+    }
+  }
+}
+
+absl::Status LossProbe::EndLayer(int layer, CalibrationStream* stream) {
+  const MoeLayerSpec& spec = experts_->model().layers[static_cast<size_t>(layer)];
+  if (copies_.rows() == 0) {
+    copies_.ToMoe(layer);
+  } else {
+    MOERT_RETURN_IF_ERROR(blocks_->Run(
+        layer, &copies_,
+        [&](int e, const ExpertRows& tokens, Floats* x, ThreadPool* single) -> absl::Status {
+          ExpertWeights stored;
+          ExpertMatrices weights;
+          MOERT_RETURN_IF_ERROR(experts_->ReadExpert(layer, e, &stored));
+          MOERT_RETURN_IF_ERROR(WidenExpert(stored, &weights));
+          const auto rows = static_cast<int64_t>(tokens.rows.size());
+          const Compute compute{single, context_.model->products()};
+          const Floats h = GluForward(compute, spec, weights.gate, weights.up, x->data(), rows);
+          MatMul(compute, weights.down, spec.hidden, spec.intermediate, h.data(), rows, x->data());
+          return absl::OkStatus();
+        },
+        [](int) { return absl::OkStatus(); }));
+  }
+  for (Floats& change : changes_) {
+    for (size_t i = 0; i < change.size(); ++i) change[i] += stream->residual()[i];
+    copies_.Add(change.data(), tokens_);
+    std::fill(change.begin(), change.end(), 0.0f);
+  }
+  return absl::OkStatus();
+}
+
+std::vector<std::array<double, 2>> LossProbe::Divergences(const float* hidden) {
+  const int64_t vocab = context_.config->vocab_size;
+  const int64_t copies = copies_.rows() / tokens_;
+  const float* const other = copies_.FinishHidden();
+  std::vector<double> sums(static_cast<size_t>(copies), 0.0);
+  Floats logits(static_cast<size_t>(window_ * vocab)), perturbed(logits.size());
+  std::vector<double> rows(static_cast<size_t>(window_));
+  for (int64_t first = 0; first < tokens_; first += window_) {
+    context_.model->Logits(window_, hidden + first * copies_.hidden(), logits.data());
+    for (int64_t copy = 0; copy < copies; ++copy) {
+      context_.model->Logits(window_, other + (copy * tokens_ + first) * copies_.hidden(),
+                             perturbed.data());
+      context_.pool->Run(window_, [&](int64_t i, int) {
+        rows[static_cast<size_t>(i)] =
+            Divergence(logits.data() + i * vocab, perturbed.data() + i * vocab, vocab);
+      });
+      for (const double row : rows) sums[static_cast<size_t>(copy)] += row;
+    }
+  }
+  std::vector<std::array<double, 2>> means(static_cast<size_t>(copies / 2));
+  for (size_t copy = 0; copy < sums.size(); ++copy) {
+    means[copy / 2][copy % 2] = sums[copy] / static_cast<double>(tokens_);
+  }
+  return means;
+}
+
+}  // namespace moert::offline

@@ -1,0 +1,61 @@
+// What an error of one MoE block does to the predictions of the whole model: the end-to-end loss
+// that a block's own Delta does not know of. The MxMoE paper (Sec. 5.2) names this weakness: norms
+// at the outputs of different layers do not mean the same loss.
+//
+// A perturbed copy of some tokens leaves every MoE layer: its output as it would be with gate and
+// up, or with down, of all the layer's experts in one scheme. The copies pass the unquantized rest
+// of the model side by side; how far their predictions are from the true ones in the end is the
+// loss.
+#ifndef MOERT_LIB_OFFLINE_LOSS_PROBE_H_
+#define MOERT_LIB_OFFLINE_LOSS_PROBE_H_
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/checkpoint_experts.h"
+#include "offline/calibration_stream.h"
+#include "offline/moe_block.h"
+#include "offline/sensitivity.h"
+
+namespace moert::offline {
+
+/// Memory: 2 copies a MoE layer of `tokens` rows, 8 bytes a channel.
+class LossProbe {
+ public:
+  /// The first `tokens` rows, whole windows, of the stream that is measured. Borrows the others.
+  static absl::StatusOr<std::unique_ptr<LossProbe>> Create(const ModelContext& context,
+                                                           const CheckpointExperts* experts,
+                                                           int64_t window, int64_t tokens);
+
+  /// The experts of a layer, in ascending order.
+  void AddExpert(const ExpertRows& tokens, const ExpertChanges& changes);
+  /// Afterwards: `stream` has passed the block of `layer`.
+  absl::Status EndLayer(int layer, CalibrationStream* stream);
+
+  /// At the end of the model. By layer, for {gate and up, down}: the mean Kullback-Leibler
+  /// divergence (nats a token) of the perturbed predictions from the true ones. `hidden`: of the
+  /// stream's FinishHidden.
+  std::vector<std::array<double, 2>> Divergences(const float* hidden);
+
+  int64_t tokens() const { return tokens_; }
+
+ private:
+  LossProbe(const ModelContext& context, const CheckpointExperts* experts, int64_t window,
+            int64_t tokens);
+
+  const ModelContext context_;
+  const CheckpointExperts* const experts_;
+  const int64_t window_;
+  const int64_t tokens_;
+  std::unique_ptr<MoeBlocks> blocks_;
+  CalibrationStream copies_;  // two a layer passed
+  std::array<Floats, 2> changes_;
+};
+
+}  // namespace moert::offline
+
+#endif  // MOERT_LIB_OFFLINE_LOSS_PROBE_H_

@@ -1,0 +1,139 @@
+#include "offline/moe_block.h"
+
+#include <algorithm>
+#include <cmath>
+#include <new>
+
+#include "base/status_macros.h"
+
+namespace moert::offline {
+namespace {
+
+// Experts whose inputs are in memory together, a thread: some more than one, for they differ in
+// tokens.
+constexpr int kExpertsPerThread = 4;
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<MoeBlocks>> MoeBlocks::Create(const CheckpointExperts* experts,
+                                                             const Compute& compute) {
+  ThreadPool* const pool = compute.pool;
+  std::unique_ptr<MoeBlocks> blocks(new MoeBlocks(experts, compute));
+  std::vector<absl::Span<const float>> gates, biases;
+  const int layers = experts->model().num_layers();
+  blocks->constants_.reserve(static_cast<size_t>(layers));  // the router borrows from them
+  for (int l = 0; l < layers; ++l) {
+    MOERT_ASSIGN_OR_RETURN(LayerConstants constants, experts->ReadConstants(l));
+    blocks->constants_.push_back(std::move(constants));
+    gates.push_back(blocks->constants_.back().gate);
+    biases.push_back(blocks->constants_.back().selection_bias);
+  }
+  blocks->router_ = std::make_unique<Router>(&experts->model(), gates, biases, pool);
+  for (int t = 0; t < pool->num_threads(); ++t) {
+    ThreadPoolOptions options;
+    options.threads = 1;
+    MOERT_ASSIGN_OR_RETURN(auto single, CreateThreadPool(options));
+    blocks->single_.push_back(std::move(single));
+  }
+  return blocks;
+}
+
+absl::Status MoeBlocks::Run(int layer, CalibrationStream* stream, ExpertJob job, ExpertDone done) {
+  const MoeLayerSpec& spec = experts_->model().layers[static_cast<size_t>(layer)];
+  stream->ToMoe(layer);
+  MOERT_RETURN_IF_ERROR(router_->Route(layer, stream->inputs(), stream->rows(), RoutingRule(),
+                                       LayerResidency(), {}, /*next_gate=*/true, &routing_));
+  CompareWithPrediction(layer);
+  const int chunk = kExpertsPerThread * compute_.pool->num_threads();
+  struct Part {
+    ExpertRows tokens;
+    Floats values;
+    absl::Status status;
+  };
+  for (int begin = 0; begin < spec.num_experts; begin += chunk) {
+    std::vector<Part> parts(static_cast<size_t>(std::min(chunk, spec.num_experts - begin)));
+    compute_.pool->Run(static_cast<int64_t>(parts.size()), [&](int64_t i, int worker) {
+      Part& part = parts[static_cast<size_t>(i)];
+      try {
+        part.tokens = RowsOf(routing_, begin + static_cast<int>(i));
+        part.values = GatherRows(stream->inputs(), spec.hidden, part.tokens.rows);
+        part.status = job(begin + static_cast<int>(i), part.tokens, &part.values,
+                          single_[static_cast<size_t>(worker)].get());
+      } catch (const std::bad_alloc&) {
+        part.status = absl::ResourceExhaustedError("out of memory");
+      }
+    });
+    // One after the other: the order of a token's additions must not depend on who was first.
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const Part& part = parts[i];
+      MOERT_RETURN_IF_ERROR(part.status);
+      for (size_t t = 0; t < part.tokens.rows.size(); ++t) {
+        float* const to = stream->residual() + part.tokens.rows[t] * spec.hidden;
+        const float* const from = part.values.data() + static_cast<int64_t>(t) * spec.hidden;
+        const float weight = part.tokens.weights[t];
+        for (int64_t c = 0; c < spec.hidden; ++c) to[c] += weight * from[c];
+      }
+      MOERT_RETURN_IF_ERROR(done(begin + static_cast<int>(i)));
+    }
+  }
+  return AddShared(layer, stream->inputs(), stream->rows(), stream->residual());
+}
+
+void MoeBlocks::CompareWithPrediction(int layer) {
+  cross_layer_accuracy_ = 0;
+  const auto experts = static_cast<size_t>(routing_.num_experts);
+  const auto k = static_cast<size_t>(routing_.top_k);
+  if (predicted_layer_ == layer &&
+      predicted_.size() == static_cast<size_t>(routing_.tokens) * experts) {
+    int64_t found = 0;
+    std::vector<int32_t> order(experts);
+    for (int64_t t = 0; t < routing_.tokens; ++t) {
+      const float* const scores = predicted_.data() + static_cast<size_t>(t) * experts;
+      for (size_t e = 0; e < experts; ++e) order[e] = static_cast<int32_t>(e);
+      std::partial_sort(order.begin(), order.begin() + static_cast<int64_t>(k), order.end(),
+                        [scores](int32_t a, int32_t b) {
+                          return scores[a] != scores[b] ? scores[a] > scores[b] : a < b;
+                        });
+      const int32_t* const ids = routing_.ids.data() + static_cast<size_t>(t) * k;
+      for (size_t j = 0; j < k; ++j) found += std::count(ids, ids + k, order[j]);
+    }
+    cross_layer_accuracy_ = static_cast<double>(found) /
+                            (static_cast<double>(routing_.tokens) * static_cast<double>(k));
+  }
+  predicted_ = routing_.next_scores;
+  predicted_layer_ = layer + 1;
+}
+
+absl::Status MoeBlocks::AddShared(int layer, const float* inputs, int64_t rows,
+                                  float* residual) const {
+  MoeLayerSpec spec = experts_->model().layers[static_cast<size_t>(layer)];
+  const LayerConstants& c = constants(layer);
+  if (spec.shared_intermediate == 0) return absl::OkStatus();
+  ExpertMatrices shared;
+  MOERT_RETURN_IF_ERROR(UnpackExpert(c.shared_layout, c.shared_expert.data(), &shared));
+  spec.intermediate = spec.shared_intermediate;
+  constexpr int64_t kRowsAtOnce = 4096;
+  for (int64_t first = 0; first < rows; first += kRowsAtOnce) {
+    const int64_t count = std::min(kRowsAtOnce, rows - first);
+    const float* const x = inputs + first * spec.hidden;
+    const Floats h = GluForward(compute_, spec, shared.gate, shared.up, x, count);
+    Floats y(static_cast<size_t>(count * spec.hidden));
+    MatMul(compute_, shared.down, spec.hidden, spec.intermediate, h.data(), count, y.data());
+    for (int64_t r = 0; r < count; ++r) {
+      float gate = 1.0f;
+      if (spec.shared_gate) {
+        double dot = 0;
+        for (int64_t i = 0; i < spec.hidden; ++i) {
+          dot += double{x[r * spec.hidden + i]} * c.shared_gate[static_cast<size_t>(i)];
+        }
+        gate = static_cast<float>(1.0 / (1.0 + std::exp(-dot)));
+      }
+      float* const to = residual + (first + r) * spec.hidden;
+      for (int64_t i = 0; i < spec.hidden; ++i)
+        to[i] += gate * y[static_cast<size_t>(r * spec.hidden + i)];
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace moert::offline

@@ -1,0 +1,67 @@
+// The MoE blocks of a model for calibration: routing, and experts that are processed many at a
+// time.
+#ifndef MOERT_LIB_OFFLINE_MOE_BLOCK_H_
+#define MOERT_LIB_OFFLINE_MOE_BLOCK_H_
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/checkpoint_experts.h"
+#include "moert/router.h"
+#include "moert/thread_pool.h"
+#include "offline/calibration_stream.h"
+#include "offline/expert_mlp.h"
+
+namespace moert::offline {
+
+class MoeBlocks {
+ public:
+  /// Reads the constants of all layers. Borrows its arguments.
+  static absl::StatusOr<std::unique_ptr<MoeBlocks>> Create(const CheckpointExperts* experts,
+                                                           const Compute& compute);
+
+  /// One expert's part: x are its tokens' inputs, to be turned into its outputs (both [rows,
+  /// hidden]). Runs on any thread, `single` being a pool of one thread for its products.
+  using ExpertJob = absl::FunctionRef<absl::Status(int expert, const ExpertRows& tokens, Floats* x,
+                                                   ThreadPool* single)>;
+  /// Called in ascending order of experts when an expert's job is done.
+  using ExpertDone = absl::FunctionRef<absl::Status(int expert)>;
+
+  /// Brings `stream` to the block of `layer`, runs `job` for every expert (also those without
+  /// tokens), and adds the block's output, shared experts included, to the stream. The same bits
+  /// whatever the number of threads.
+  absl::Status Run(int layer, CalibrationStream* stream, ExpertJob job, ExpertDone done);
+
+  const LayerConstants& constants(int layer) const {
+    return constants_[static_cast<size_t>(layer)];
+  }
+  /// Of the last Run: who chose which experts.
+  const RoutingResult& routing() const { return routing_; }
+  /// Share of the experts of the last Run's tokens that its gate finds when it is given the inputs
+  /// of the Run before, one layer up; 0 if there was none.
+  double cross_layer_accuracy() const { return cross_layer_accuracy_; }
+
+ private:
+  MoeBlocks(const CheckpointExperts* experts, const Compute& compute)
+      : experts_(experts), compute_(compute) {}
+  void CompareWithPrediction(int layer);
+  absl::Status AddShared(int layer, const float* inputs, int64_t rows, float* residual) const;
+
+  const CheckpointExperts* const experts_;
+  const Compute compute_;  // its device is for shared experts
+  std::vector<LayerConstants> constants_;
+  std::vector<std::unique_ptr<ThreadPool>> single_;  // by worker
+  std::unique_ptr<Router> router_;
+  RoutingResult routing_;
+  int predicted_layer_ = -1;
+  std::vector<float> predicted_;  // [tokens, experts] scores of predicted_layer_
+  double cross_layer_accuracy_ = 0;
+};
+
+}  // namespace moert::offline
+
+#endif  // MOERT_LIB_OFFLINE_MOE_BLOCK_H_

@@ -1,0 +1,71 @@
+#include "moert/offline/token_file.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+
+#include "base/status_macros.h"
+
+namespace moert {
+namespace {
+
+constexpr int64_t kMaxTokenFileBytes = int64_t{4} << 30;
+
+// At most `read_bytes` bytes of a regular file or pipe that has no more than `max_bytes`.
+absl::StatusOr<std::string> ReadBytes(const std::string& path, int64_t max_bytes,
+                                      int64_t read_bytes) {
+  std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
+  struct stat info;
+  if (file == nullptr || fstat(fileno(file.get()), &info) != 0) {
+    return absl::InvalidArgumentError(fmt::format("{}: {}", path, std::strerror(errno)));
+  }
+  if (S_ISDIR(info.st_mode)) {
+    return absl::InvalidArgumentError(fmt::format("{}: is a directory", path));
+  }
+  std::string bytes;
+  char buffer[1 << 16];
+  while (static_cast<int64_t>(bytes.size()) < read_bytes) {
+    const size_t want = std::min<int64_t>(sizeof(buffer), read_bytes - bytes.size());
+    const size_t got = std::fread(buffer, 1, want, file.get());
+    bytes.append(buffer, got);
+    if (static_cast<int64_t>(bytes.size()) > max_bytes) {
+      return absl::InvalidArgumentError(
+          fmt::format("{}: larger than the limit of {} bytes", path, max_bytes));
+    }
+    if (got < want) break;
+  }
+  if (std::ferror(file.get())) {
+    return absl::InvalidArgumentError(fmt::format("{}: {}", path, std::strerror(errno)));
+  }
+  return bytes;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<int32_t>> ReadTokenFile(const std::string& path, int64_t vocab_size,
+                                                   int64_t limit) {
+  const int64_t wanted =
+      limit > 0 && limit < kMaxTokenFileBytes / 2 ? 2 * limit : kMaxTokenFileBytes + 1;
+  MOERT_ASSIGN_OR_RETURN(const std::string bytes, ReadBytes(path, kMaxTokenFileBytes, wanted));
+  if (bytes.empty()) return absl::InvalidArgumentError(fmt::format("{}: is empty", path));
+  if (bytes.size() % 2 != 0) {
+    return absl::InvalidArgumentError(
+        fmt::format("{}: {} bytes, an odd number: not a file of uint16 ids", path, bytes.size()));
+  }
+  std::vector<int32_t> ids(bytes.size() / 2);
+  for (size_t i = 0; i < ids.size(); ++i) {
+    ids[i] = static_cast<uint8_t>(bytes[2 * i]) | static_cast<uint8_t>(bytes[2 * i + 1]) << 8;
+    if (ids[i] >= vocab_size) {
+      return absl::InvalidArgumentError(
+          fmt::format("{}: token {} at index {} is not in 0..{}", path, ids[i], i, vocab_size - 1));
+    }
+  }
+  return ids;
+}
+
+}  // namespace moert

@@ -1,0 +1,408 @@
+// Grouped products on random experts, layer after layer in a CUDA graph. Every layer has weights of
+// its own, together many times the second-level cache, and a routing of its own.
+#include "cli/bench/gemm_cuda.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <random>
+
+#include "base/checked_math.h"
+#include "base/status_macros.h"
+#include "cli/bench/cuda/probe_cuda_parts.h"
+#include "exec/backend.h"
+#include "exec/cuda/device_format.h"
+#include "fmt/format.h"
+#include "kernels/cuda/group_gemm.h"
+#include "kernels/cuda/route.h"
+#include "kernels/cuda/rows.h"
+
+namespace moert::cli {
+namespace {
+
+using cuda::Buffer;
+
+constexpr int64_t kPatternBytes = int64_t{64} << 20;
+constexpr int64_t kCopyBytes = int64_t{1} << 30;
+constexpr int kWarmUp = 2;
+
+/// Random bf16 (weights and scales) of magnitude below 2^-4, random codes.
+absl::StatusOr<Buffer> RandomWeights(int64_t bytes) {
+  MOERT_ASSIGN_OR_RETURN(Buffer weights, Buffer::Device(bytes));
+  std::vector<uint64_t> pattern(std::min(bytes, kPatternBytes) / 8 + 1);
+  std::mt19937_64 rng(1);
+  for (uint64_t& word : pattern) word = (rng() & 0x83ff83ff83ff83ffu) | 0x3800380038003800u;
+  const auto length = static_cast<int64_t>(pattern.size() * 8);
+  for (int64_t at = 0; at < bytes; at += length) {
+    MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpy(weights.data() + at, pattern.data(),
+                                          std::min(length, bytes - at), cudaMemcpyHostToDevice));
+  }
+  return weights;
+}
+
+/// Experts of every token: drawn by popularity, without repetition.
+std::vector<int32_t> DrawExperts(int tokens, int experts, int top_k, double zipf,
+                                 std::mt19937_64* rng) {
+  std::vector<int32_t> order(experts);
+  std::iota(order.begin(), order.end(), 0);
+  std::shuffle(order.begin(), order.end(), *rng);
+  std::vector<double> popularity(experts);
+  for (int e = 0; e < experts; ++e) popularity[e] = std::pow(e + 1.0, -zipf);
+  std::discrete_distribution<int> draw(popularity.begin(), popularity.end());
+  std::vector<int32_t> ids;
+  for (int t = 0; t < tokens; ++t) {
+    const size_t first = ids.size();
+    while (ids.size() < first + top_k) {
+      const int32_t e = order[draw(*rng)];
+      if (std::find(ids.begin() + first, ids.end(), e) == ids.end()) ids.push_back(e);
+    }
+  }
+  return ids;
+}
+
+/// The buffers of one layer call; `Carve` as the executor's workspace.
+struct LayerBuffers {
+  int32_t* ids;
+  int32_t* lists;
+  int32_t* counts;
+  cuda::TileTable table;
+
+  void Carve(int64_t experts, int64_t pairs, int64_t tiles, cuda::Carver* c) {
+    ids = c->Take<int32_t>(pairs);
+    lists = c->Take<int32_t>(experts * pairs);
+    counts = c->Take<int32_t>(experts);
+    table.tiles = c->Take<cuda::Tile>(tiles);
+    for (int p = 0; p < 2; ++p) {
+      table.cost[p] = c->Take<int64_t>(tiles);
+      table.starts[p] = c->Take<cuda::Position>(cuda::kMaxShares + 1);
+    }
+    table.ready = c->Take<int32_t>(tiles);
+    table.ticket = c->Take<int32_t>(2);
+  }
+};
+
+/// What the layers share.
+struct SharedBuffers {
+  float* x;
+  float* y;
+  float* gate;
+  float* scores;
+  float* weights;
+  int32_t* drawn_ids;
+  uint8_t* packed_x;
+  uint8_t* h;
+  float* wide_h;
+  float* out;
+
+  void Carve(const MoeLayerSpec& l, int64_t tokens, cuda::Carver* c) {
+    const int64_t pairs = tokens * l.routing.top_k;
+    x = c->Take<float>(tokens * l.hidden);
+    y = c->Take<float>(tokens * l.hidden);
+    gate = c->Take<float>(l.num_experts * l.hidden);
+    scores = c->Take<float>(tokens * l.num_experts);
+    weights = c->Take<float>(pairs);
+    drawn_ids = c->Take<int32_t>(pairs);
+    packed_x = c->Take<uint8_t>(tokens * cuda::OperandBytes(l.hidden));
+    h = c->Take<uint8_t>(pairs * cuda::OperandBytes(RoundUp(l.intermediate, 64)));
+    wide_h = c->Take<float>(pairs * RoundUp(l.intermediate, 64));
+    out = c->Take<float>(pairs * l.hidden);
+  }
+};
+
+/// A graph of one call of every layer.
+class Graph {
+ public:
+  Graph() = default;
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+  ~Graph() {
+    if (replay_ != nullptr) cudaGraphExecDestroy(replay_);
+  }
+  absl::Status Capture(cudaStream_t stream, const std::function<absl::Status()>& calls) {
+    MOERT_CUDA_RETURN_IF_ERROR(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    const absl::Status called = calls();
+    cudaGraph_t graph = nullptr;
+    const cudaError_t ended = cudaStreamEndCapture(stream, &graph);
+    if (called.ok() && ended == cudaSuccess) {
+      const cudaError_t error = cudaGraphInstantiate(&replay_, graph, 0);
+      cudaGraphDestroy(graph);
+      MOERT_CUDA_RETURN_IF_ERROR(error);
+      return absl::OkStatus();
+    }
+    if (graph != nullptr) cudaGraphDestroy(graph);
+    return called.ok() ? cuda::ToStatus(ended, "capturing a layer") : called;
+  }
+  absl::Status Launch(cudaStream_t stream) const {
+    MOERT_CUDA_RETURN_IF_ERROR(cudaGraphLaunch(replay_, stream));
+    return absl::OkStatus();
+  }
+
+ private:
+  cudaGraphExec_t replay_ = nullptr;
+};
+
+class GemmBench {
+ public:
+  GemmBench(const MoeLayerSpec& spec, int layers, int repeats)
+      : spec_(spec), layers_(layers), repeats_(repeats) {}
+
+  absl::Status Init(const ExpertFormat& format, const Buffer& copied) {
+    copied_ = &copied;
+    MOERT_ASSIGN_OR_RETURN(layout_, MakeRecordLayout(spec_.hidden, spec_.intermediate, format));
+    MOERT_ASSIGN_OR_RETURN(format_, cuda::MakeDeviceFormat(layout_));
+    MOERT_ASSIGN_OR_RETURN(stream_, Stream::Create());
+    for (Event& event : events_) {
+      MOERT_ASSIGN_OR_RETURN(event, Event::Create());
+    }
+    const int64_t stride = RoundUp(layout_.bytes, kRecordAlignment);
+    const int64_t records = layers_ * spec_.num_experts;
+    MOERT_ASSIGN_OR_RETURN(weights_, RandomWeights(records * stride));
+    std::vector<cuda::ExpertHandle> handles;
+    for (int64_t l = 0; l < layers_; ++l) {
+      for (int64_t e = 0; e < spec_.num_experts; ++e) {
+        handles.push_back({reinterpret_cast<const uint8_t*>(weights_.data()) +
+                               (l * spec_.num_experts + e) * stride,
+                           0});
+      }
+      handles.push_back({});  // no shared expert
+    }
+    const auto bytes = static_cast<int64_t>(handles.size() * sizeof(handles[0]));
+    MOERT_ASSIGN_OR_RETURN(handles_, Buffer::Device(bytes));
+    MOERT_CUDA_RETURN_IF_ERROR(
+        cudaMemcpy(handles_.data(), handles.data(), bytes, cudaMemcpyHostToDevice));
+    MOERT_ASSIGN_OR_RETURN(formats_, Buffer::Device(sizeof(format_)));
+    MOERT_CUDA_RETURN_IF_ERROR(
+        cudaMemcpy(formats_.data(), &format_, sizeof(format_), cudaMemcpyHostToDevice));
+    return absl::OkStatus();
+  }
+
+  absl::Status Measure(int tokens, double zipf, GemmCudaCase* result) {
+    MOERT_RETURN_IF_ERROR(Prepare(tokens, zipf, result));
+    Graph tiles, products, layer;
+    const auto all = [&](auto call) {
+      return [this, call]() -> absl::Status {
+        for (int l = 0; l < layers_; ++l) MOERT_RETURN_IF_ERROR((this->*call)(l));
+        return absl::OkStatus();
+      };
+    };
+    MOERT_RETURN_IF_ERROR(tiles.Capture(stream_.get(), all(&GemmBench::Tiles)));
+    MOERT_RETURN_IF_ERROR(products.Capture(stream_.get(), all(&GemmBench::Products)));
+    MOERT_RETURN_IF_ERROR(layer.Capture(stream_.get(), all(&GemmBench::Layer)));
+    std::vector<double> copies, product_times, layer_times;
+    for (int r = 0; r < kWarmUp + repeats_; ++r) {
+      // The tiles are made before each measurement; meanwhile the host enqueues what is measured.
+      MOERT_RETURN_IF_ERROR(tiles.Launch(stream_.get()));
+      MOERT_RETURN_IF_ERROR(Mark(0));
+      MOERT_RETURN_IF_ERROR(products.Launch(stream_.get()));
+      MOERT_RETURN_IF_ERROR(Mark(1));
+      MOERT_RETURN_IF_ERROR(layer.Launch(stream_.get()));
+      MOERT_RETURN_IF_ERROR(Mark(2));
+      MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(copied_->data() + kCopyBytes, copied_->data(),
+                                                 kCopyBytes, cudaMemcpyDeviceToDevice,
+                                                 stream_.get()));
+      MOERT_RETURN_IF_ERROR(Mark(3));
+      MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream_.get()));
+      if (r < kWarmUp) continue;
+      MOERT_ASSIGN_OR_RETURN(const double a, Between(0, 1));
+      MOERT_ASSIGN_OR_RETURN(const double b, Between(1, 2));
+      MOERT_ASSIGN_OR_RETURN(const double c, Between(2, 3));
+      product_times.push_back(a / layers_);
+      layer_times.push_back(b / layers_);
+      copies.push_back(2e-3 * kCopyBytes / c);
+    }
+    result->products = SpreadOf(product_times);
+    result->layer = SpreadOf(layer_times);
+    result->copy_gbps = SpreadOf(copies);
+    return absl::OkStatus();
+  }
+
+ private:
+  /// Buffers, routings and launch arguments.
+  absl::Status Prepare(int tokens, double zipf, GemmCudaCase* result) {
+    const int top_k = spec_.routing.top_k;
+    const int64_t pairs = int64_t{tokens} * top_k;
+    const int64_t tiles = cuda::MaxTiles(tokens, top_k, spec_.num_experts);
+    calls_.assign(layers_, {});
+    const auto carve = [&](cuda::Carver* c) {
+      shared_.Carve(spec_, tokens, c);
+      for (LayerBuffers& l : calls_) l.Carve(spec_.num_experts, pairs, tiles, c);
+    };
+    cuda::Carver count;
+    carve(&count);
+    memory_ = Buffer();
+    MOERT_ASSIGN_OR_RETURN(memory_, Buffer::Device(count.used()));
+    MOERT_CUDA_RETURN_IF_ERROR(cudaMemset(memory_.data(), 0, count.used()));
+    cuda::Carver carver(memory_.data());
+    carve(&carver);
+
+    std::mt19937_64 rng(3);
+    std::vector<float> x(tokens * spec_.hidden);
+    for (float& v : x) v = static_cast<float>(static_cast<int32_t>(rng())) * 0x1p-31f;
+    MOERT_CUDA_RETURN_IF_ERROR(
+        cudaMemcpy(shared_.x, x.data(), x.size() * sizeof(float), cudaMemcpyHostToDevice));
+    rows_ = {shared_.x, 0, tokens, static_cast<int32_t>(spec_.hidden), spec_.hidden};
+    MOERT_CUDA_RETURN_IF_ERROR(LaunchPackRows(rows_, format_.gate.operand, shared_.packed_x,
+                                              cuda::OperandBytes(spec_.hidden), stream_.get()));
+    int64_t touched = 0;
+    for (const LayerBuffers& l : calls_) {
+      const std::vector<int32_t> ids = DrawExperts(tokens, spec_.num_experts, top_k, zipf, &rng);
+      std::vector<bool> seen(spec_.num_experts);
+      for (const int32_t id : ids) seen[id] = true;
+      touched += std::count(seen.begin(), seen.end(), true);
+      MOERT_CUDA_RETURN_IF_ERROR(
+          cudaMemcpy(l.ids, ids.data(), ids.size() * sizeof(ids[0]), cudaMemcpyHostToDevice));
+      MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchGroup(
+          l.ids, static_cast<int>(pairs), spec_.num_experts, l.lists, l.counts, stream_.get()));
+    }
+    MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream_.get()));
+    shares_ = cuda::GroupGemmShares();
+    result->tokens = tokens;
+    result->zipf = zipf;
+    result->experts = static_cast<double>(touched) / layers_;
+    result->bytes = result->experts * static_cast<double>(layout_.bytes);
+    result->flops = 6.0 * static_cast<double>(spec_.hidden * spec_.intermediate * pairs);
+    return absl::OkStatus();
+  }
+
+  absl::Status Tiles(int layer) {
+    const LayerBuffers& l = calls_[layer];
+    cuda::MakeTilesArgs args;
+    args.table = l.table;
+    args.formats = reinterpret_cast<const cuda::DeviceFormat*>(formats_.data());
+    args.handles = reinterpret_cast<const cuda::ExpertHandle*>(handles_.data()) +
+                   int64_t{layer} * (spec_.num_experts + 1);
+    args.counts = l.counts;
+    args.lists = l.lists;
+    args.experts = spec_.num_experts;
+    args.pairs = rows_.rows * spec_.routing.top_k;
+    args.tokens = rows_.rows;
+    args.shares = shares_;
+    for (int e = 0; e < spec_.num_experts; ++e) args.wave.Add(e);
+    MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchMakeTiles(args, stream_.get()));
+    return absl::OkStatus();
+  }
+
+  absl::Status Products(int layer) {
+    cuda::GroupGemmArgs args;
+    args.table = calls_[layer].table;
+    args.x[format_.gate.operand] = shared_.packed_x;
+    args.h = shared_.h;
+    args.wide_h = shared_.wide_h;
+    args.out = shared_.out;
+    args.x_stride = cuda::OperandBytes(spec_.hidden);
+    args.h_stride = cuda::OperandBytes(RoundUp(spec_.intermediate, 64));
+    args.wide_h_stride = RoundUp(spec_.intermediate, 64);
+    args.out_stride = spec_.hidden;
+    args.pairs = rows_.rows * spec_.routing.top_k;
+    args.top_k = spec_.routing.top_k;
+    args.hidden = static_cast<int32_t>(spec_.hidden);
+    args.shares = shares_;
+    if (format_.down.operand == 0) {
+      MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchProducts(args, stream_.get()));
+      return absl::OkStatus();
+    }
+    MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchGateUp(args, stream_.get()));
+    cuda::PackHiddenArgs pack;
+    pack.table = args.table;
+    pack.wide_h = args.wide_h;
+    pack.wide_h_stride = args.wide_h_stride;
+    pack.h = args.h;
+    pack.h_stride = args.h_stride;
+    pack.shares = shares_;
+    MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchPackHidden(pack, stream_.get()));
+    MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchDown(args, stream_.get()));
+    return absl::OkStatus();
+  }
+
+  /// All kernels of a layer whose experts are there. The ids grouped are the drawn ones.
+  absl::Status Layer(int layer) {
+    const LayerBuffers& l = calls_[layer];
+    const int pairs = rows_.rows * spec_.routing.top_k;
+    cuda::DeviceRouting routing;
+    routing.num_experts = spec_.num_experts;
+    routing.top_k = spec_.routing.top_k;
+    MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchGateLogits(rows_, shared_.gate, spec_.num_experts,
+                                                      shared_.scores, stream_.get()));
+    MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchTopK(routing, rows_.rows, shared_.scores,
+                                                shared_.drawn_ids, shared_.weights, stream_.get()));
+    MOERT_CUDA_RETURN_IF_ERROR(
+        cuda::LaunchGroup(l.ids, pairs, spec_.num_experts, l.lists, l.counts, stream_.get()));
+    MOERT_CUDA_RETURN_IF_ERROR(LaunchPackRows(rows_, format_.gate.operand, shared_.packed_x,
+                                              cuda::OperandBytes(spec_.hidden), stream_.get()));
+    MOERT_RETURN_IF_ERROR(Tiles(layer));
+    MOERT_RETURN_IF_ERROR(Products(layer));
+    cuda::CombineArgs combine;
+    combine.x = rows_;
+    combine.slots = shared_.out;
+    combine.slot_stride = spec_.hidden;
+    combine.weights = shared_.weights;
+    combine.top_k = spec_.routing.top_k;
+    combine.out = shared_.y;
+    combine.out_stride = spec_.hidden;
+    MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchCombine(combine, stream_.get()));
+    return absl::OkStatus();
+  }
+
+  absl::Status Mark(int event) {
+    MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(events_[event].get(), stream_.get()));
+    return absl::OkStatus();
+  }
+  /// Microseconds.
+  absl::StatusOr<double> Between(int from, int to) {
+    float ms = 0;
+    MOERT_CUDA_RETURN_IF_ERROR(cudaEventElapsedTime(&ms, events_[from].get(), events_[to].get()));
+    return 1e3 * static_cast<double>(ms);
+  }
+
+  const MoeLayerSpec spec_;
+  const int layers_;
+  const int repeats_;
+  const Buffer* copied_ = nullptr;
+  RecordLayout layout_;
+  cuda::DeviceFormat format_;
+  Stream stream_;
+  Event events_[4];
+  Buffer weights_, handles_, formats_, memory_;
+  SharedBuffers shared_{};
+  std::vector<LayerBuffers> calls_;
+  cuda::DeviceRows rows_;
+  int shares_ = 0;
+};
+
+}  // namespace
+
+absl::Status BenchGemmCuda(const GemmCudaOptions& options, nlohmann::json* machine,
+                           const std::function<void(const GemmCudaCase&)>& done) {
+  const absl::Status available = CudaStatus();
+  if (!available.ok()) return absl::UnavailableError(available.message());
+  cudaDeviceProp properties;
+  int driver = 0, runtime = 0;
+  MOERT_CUDA_RETURN_IF_ERROR(cudaGetDeviceProperties(&properties, 0));
+  MOERT_CUDA_RETURN_IF_ERROR(cudaDriverGetVersion(&driver));
+  MOERT_CUDA_RETURN_IF_ERROR(cudaRuntimeGetVersion(&runtime));
+  (*machine)["device"] = properties.name;
+  (*machine)["cuda_driver"] = fmt::format("{}.{}", driver / 1000, driver % 1000 / 10);
+  (*machine)["cuda_runtime"] = fmt::format("{}.{}", runtime / 1000, runtime % 1000 / 10);
+  MOERT_ASSIGN_OR_RETURN(const Buffer copied, Buffer::Device(2 * kCopyBytes));
+  MOERT_CUDA_RETURN_IF_ERROR(cudaMemset(copied.data(), 1, 2 * kCopyBytes));
+  for (const Shape& shape : options.shapes) {
+    for (const ExpertFormat& format : options.formats) {
+      GemmBench bench(shape.spec.layers.front(), options.layers, options.repeats);
+      MOERT_RETURN_IF_ERROR(bench.Init(format, copied));
+      for (const int tokens : options.tokens) {
+        for (const double zipf : options.zipf) {
+          GemmCudaCase result;
+          result.shape = shape.name;
+          result.scheme = format.gate.Name() + (format.hadamard ? "+hadamard" : "");
+          MOERT_RETURN_IF_ERROR(bench.Measure(tokens, zipf, &result));
+          done(result);
+        }
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace moert::cli
