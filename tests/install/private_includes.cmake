@@ -1,0 +1,21 @@
+# Everything under examples/ builds against an installed libmoert: no file there includes a header of
+# lib/, kernels/ or tests/.   cmake -DROOT=SOURCE_DIR -P private_includes.cmake
+file(GLOB folders RELATIVE ${ROOT}/lib ${ROOT}/lib/*)
+list(JOIN folders "|" folders)
+file(GLOB_RECURSE sources ${ROOT}/examples/*.h ${ROOT}/examples/*.c ${ROOT}/examples/*.cc
+     ${ROOT}/examples/*.cu ${ROOT}/examples/*.cuh)
+list(LENGTH sources count)
+if(count LESS 100)
+  message(FATAL_ERROR "${count} files below ${ROOT}/examples: this is no source tree")
+endif()
+set(found "")
+foreach(source ${sources})
+  file(STRINGS ${source} lines REGEX "^#[ \t]*include[ \t]*[\"<](lib|kernels|tests|${folders})/")
+  foreach(line ${lines})
+    string(APPEND found "\n  ${source}: ${line}")
+  endforeach()
+endforeach()
+if(found)
+  message(FATAL_ERROR "examples include private headers:${found}")
+endif()
+message(STATUS "${count} files, no private include")
