@@ -12,7 +12,7 @@ class Moert(ConanFile):
     license = "Apache-2.0"
     description = "Mixture-of-Experts models bigger than GPU memory, as a library"
     settings = "os", "arch", "compiler", "build_type"
-    requires = "abseil/20230802.1", "fmt/10.1.1", "nlohmann_json/3.11.3"
+    requires = "abseil/20230802.1", "fmt/10.1.1", "nlohmann_json/3.11.3", "eigen/3.4.0"
 
     def export_sources(self):
         root = os.path.join(self.recipe_folder, "..", "..")
@@ -39,6 +39,6 @@ class Moert(ConanFile):
         CMake(self).install()
 
     def package_info(self):
-        # The package's own CMake files know its two components.
+        # The package's own CMake files know its components.
         self.cpp_info.set_property("cmake_find_mode", "none")
         self.cpp_info.builddirs.append(os.path.join("lib", "cmake", "moert"))

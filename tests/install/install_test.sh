@@ -41,3 +41,10 @@ for program in "$work/cmake/from_cpp" "$work/make/from_c" "$work/make/from_c_sta
     exit 1
   fi
 done
+
+# The component offline, where it was built.
+if [ -f "$(dirname "$(find "$prefix" -name moertConfig.cmake)")/moertOfflineTargets.cmake" ]; then
+  text=$("$work/cmake/from_offline" "$model" "$work/pack")
+  echo "$text"
+  [[ $text == "bf16: 16"*"w4a16_g128: 4."* ]]
+fi
