@@ -13,6 +13,7 @@
 #include "base/status_macros.h"
 #include "cli/bench/cuda/probe_cuda_parts.h"
 #include "exec/backend.h"
+#include "exec/cuda/cuda_api.h"
 #include "exec/cuda/device_format.h"
 #include "fmt/format.h"
 #include "kernels/cuda/group_gemm.h"
