@@ -16,6 +16,7 @@
 #include "host/engine_runner.h"
 #include "host/model.h"
 #include "host/perplexity.h"
+#include "moert/default_thread_pool.h"
 #include "moert/engine.h"
 #include "moert/offline/checkpoint.h"
 #include "moert/offline/hf_config.h"

@@ -16,6 +16,7 @@
 #include <string>
 
 #include "host/generate.h"
+#include "moert/default_thread_pool.h"
 #include "moert/engine.h"
 #include "moert/offline/checkpoint.h"
 #include "moert/offline/hf_config.h"

@@ -1,8 +1,8 @@
-// The built-in pool (moert/thread_pool.h): fixed threads, ranges of jobs with work stealing.
+// The built-in pool (moert/default_thread_pool.h).
 #ifndef MOERT_LIB_BASE_THREAD_POOL_H_
 #define MOERT_LIB_BASE_THREAD_POOL_H_
 
-#include "moert/thread_pool.h"
+#include "moert/default_thread_pool.h"
 
 namespace moert {
 

@@ -17,6 +17,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint_experts.h"
 #include "moert/backend.h"
+#include "moert/default_thread_pool.h"
 #include "moert/offline/calibrate.h"
 #include "moert/offline/calibration.h"
 #include "moert/offline/checkpoint.h"

@@ -5,6 +5,7 @@
 #include <new>
 
 #include "base/status_macros.h"
+#include "moert/default_thread_pool.h"
 
 namespace moert::offline {
 namespace {

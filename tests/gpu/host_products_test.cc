@@ -8,6 +8,7 @@
 #include "cli/pack/host_model.h"
 #include "device_array.h"
 #include "host/device_products.h"
+#include "moert/default_thread_pool.h"
 #include "offline/sensitivity.h"
 
 namespace moert::test {

@@ -6,6 +6,7 @@
 
 #include "cli/bench/read_bandwidth.h"
 #include "cli/common/report.h"
+#include "moert/default_thread_pool.h"
 #include "util/status_macros.h"
 
 namespace moert::cli {

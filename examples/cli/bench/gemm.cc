@@ -31,7 +31,7 @@
 #include "cli/common/report.h"
 #include "moert/mixed_group_gemm.h"
 #include "moert/scheme.h"
-#include "moert/thread_pool.h"
+#include "moert/default_thread_pool.h"
 #include "util/aligned_buffer.h"
 #include "util/status_macros.h"
 

@@ -21,7 +21,7 @@
 #include "cli/common/report.h"
 #include "cli/workload/synthetic_experts.h"
 #include "moert/offline/cost_table.h"
-#include "moert/thread_pool.h"
+#include "moert/default_thread_pool.h"
 #include "util/bytes_text.h"
 #include "util/status_macros.h"
 

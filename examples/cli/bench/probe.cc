@@ -12,6 +12,7 @@
 #include "cli/bench/probe_parts.h"
 #include "cli/common/args.h"
 #include "cli/common/report.h"
+#include "moert/default_thread_pool.h"
 #include "moert/profile.h"
 #include "util/status_macros.h"
 

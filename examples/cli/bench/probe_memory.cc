@@ -9,6 +9,7 @@
 
 #include "cli/bench/probe_parts.h"
 #include "cli/bench/read_bandwidth.h"
+#include "moert/default_thread_pool.h"
 #include "util/aligned_buffer.h"
 #include "util/status_macros.h"
 

@@ -7,6 +7,7 @@
 #include "cli/common/progress.h"
 #include "host/open_decoder.h"
 #include "host/utf8.h"
+#include "moert/default_thread_pool.h"
 #include "moert/expert_source.h"
 #include "moert/offline/checkpoint.h"
 #include "util/status_macros.h"

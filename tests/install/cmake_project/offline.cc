@@ -1,6 +1,7 @@
 // Quantizes a checkpoint, verifies the pack and says what it holds.
 #include <cstdio>
 
+#include "moert/default_thread_pool.h"
 #include "moert/offline/pack.h"
 #include "moert/offline/quantize.h"
 

@@ -9,6 +9,7 @@
 
 #include "host/attention.h"
 #include "host/panel_gemm.h"
+#include "moert/default_thread_pool.h"
 #include "support/catch.h"
 
 namespace moert::host {
