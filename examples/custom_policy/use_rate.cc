@@ -1,4 +1,4 @@
-#include "custom_policy/use_rate.h"
+#include "use_rate.h"
 
 void UseRate::OnRouting(const moert::PolicyContext& context, const moert::RoutingView& routing) {
   rates_.resize(context.model->layers.size());

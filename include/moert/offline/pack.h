@@ -1,6 +1,6 @@
 // Expert packs as files: what one holds, and whether every byte of it is intact. Experts are read
 // from a pack through OpenExpertPack (moert/expert_source.h) and written by RunQuantizeJob
-// (moert/offline/quantize.h). docs/pack.md describes the format.
+// (moert/offline/quantize.h). docs/reference/pack.md describes the format.
 #ifndef MOERT_OFFLINE_PACK_H_
 #define MOERT_OFFLINE_PACK_H_
 

@@ -15,7 +15,7 @@
 
 namespace moert {
 
-/// How a matrix is rounded (docs/quality.md compares them).
+/// How a matrix is rounded (docs/results/quantization.md compares them).
 enum class QuantMethod {
   kRtn,   // to nearest, with the clipping that loses least
   kHqq,   // half-quadratic quantization: no calibration needed
@@ -31,8 +31,8 @@ struct QuantizeJob {
   std::vector<Scheme> schemes;     // distinct, any order
   std::vector<std::string> plans;  // files of plans (moert/offline/plan.h): a version each
   QuantMethod method = QuantMethod::kRtn;
-  /// Weights of all schemes but bf16 are stored in the block Hadamard domain (docs/layout.md).
-  /// Plans say it themselves.
+  /// Weights of all schemes but bf16 are stored in the block Hadamard domain
+  /// (docs/reference/layout.md). Plans say it themselves.
   bool hadamard = false;
   // kGptq only: files of calibration tokens (moert/offline/token_file.h), how many of them are used
   // (0: all), tokens a sequence, and who runs the rest of the model.
