@@ -9,6 +9,7 @@
 #include "cli/bench/cuda/probe_cuda_parts.h"
 #include "cli/bench/cuda/probe_kernels.h"
 #include "fmt/format.h"
+#include "moert/backend.h"
 #include "util/aligned_buffer.h"
 #include "util/cuda_api.h"
 #include "util/status_macros.h"
