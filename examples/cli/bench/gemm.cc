@@ -29,9 +29,9 @@
 #include "cli/bench/read_bandwidth.h"
 #include "cli/common/args.h"
 #include "cli/common/report.h"
+#include "moert/default_thread_pool.h"
 #include "moert/mixed_group_gemm.h"
 #include "moert/scheme.h"
-#include "moert/default_thread_pool.h"
 #include "util/aligned_buffer.h"
 #include "util/status_macros.h"
 

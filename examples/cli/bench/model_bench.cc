@@ -20,9 +20,11 @@
 #include "cli/common/progress.h"
 #include "cli/common/report.h"
 #include "cli/workload/synthetic_experts.h"
-#include "moert/offline/cost_table.h"
 #include "moert/default_thread_pool.h"
+#include "moert/offline/cost_table.h"
+#include "util/aligned_buffer.h"
 #include "util/bytes_text.h"
+#include "util/rounding.h"
 #include "util/status_macros.h"
 
 namespace moert::cli {

@@ -5,8 +5,8 @@
 #include "cli/common/args.h"
 #include "cli/common/progress.h"
 #include "cli/pack/commands.h"
-#include "moert/offline/pack.h"
 #include "moert/default_thread_pool.h"
+#include "moert/offline/pack.h"
 #include "util/bytes_text.h"
 #include "util/status_macros.h"
 

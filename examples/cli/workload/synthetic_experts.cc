@@ -12,9 +12,9 @@
 
 #include "cli/workload/random_vectors.h"
 #include "fmt/format.h"
+#include "moert/default_thread_pool.h"
 #include "moert/env.h"
 #include "moert/pinned_records.h"
-#include "moert/default_thread_pool.h"
 #include "util/aligned_buffer.h"
 #include "util/file_writer.h"
 #include "util/rounding.h"
