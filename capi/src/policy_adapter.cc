@@ -54,6 +54,11 @@ moert_precision_snapshot ToC(const PrecisionSnapshot& snapshot,
   return c;
 }
 
+template <typename P>
+PolicyTraits TraitsOf(const std::unique_ptr<P>& policy) {
+  return policy == nullptr ? PolicyTraits{} : policy->traits();
+}
+
 /// What all adapters share: calls into the host that count as failed when it fails or throws.
 class Adapter {
  public:
@@ -64,7 +69,7 @@ class Adapter {
 
   /// True when the host has decided. `call` is not asked for when the host has no such member.
   template <typename Member, typename Call>
-  bool Decided(Member member, Call call) {
+  bool Decided(Member member, Call call) const {
     if (member == nullptr) return false;
     try {
       if (call() == MOERT_OK) return true;
@@ -102,7 +107,11 @@ class HostRouting final : public RoutingPolicy, Adapter {
  public:
   HostRouting(std::shared_ptr<HostPolicies> host, std::unique_ptr<RoutingPolicy> fallback)
       : Adapter(std::move(host)), fallback_(std::move(fallback)) {}
-  absl::string_view name() const override { return "host"; }
+  PolicyTraits traits() const override {
+    PolicyTraits traits = TraitsOf(fallback_);
+    traits.lossy = traits.needs_host = true;
+    return traits;
+  }
   absl::Status Check(const MoeModelSpec& model) const override {
     if (fallback_ != nullptr) MOERT_RETURN_IF_ERROR(fallback_->Check(model));
     if (c().routing_check == nullptr) return absl::OkStatus();
@@ -157,17 +166,14 @@ class HostPrefetch final : public PrefetchPolicy, Adapter {
  public:
   HostPrefetch(std::shared_ptr<HostPolicies> host, std::unique_ptr<PrefetchPolicy> fallback)
       : Adapter(std::move(host)), fallback_(std::move(fallback)) {}
-  absl::string_view name() const override { return "host"; }
-  bool wants_next_gate() const override {
-    return c().prefetch_wants_next_gate != 0 ||
-           (fallback_ != nullptr && fallback_->wants_next_gate());
+  PolicyTraits traits() const override {
+    PolicyTraits traits = TraitsOf(fallback_);
+    traits.next_gate = traits.next_gate || c().prefetch_wants_next_gate != 0;
+    traits.resident_forward = traits.resident_forward || c().prefetch_wants_resident_forward != 0;
+    return traits;
   }
-  bool wants_resident_forward() const override {
-    return c().prefetch_wants_resident_forward != 0 ||
-           (fallback_ != nullptr && fallback_->wants_resident_forward());
-  }
-  void Observe(const PolicyContext& context, const RoutingView& routing) override {
-    if (fallback_ != nullptr) fallback_->Observe(context, routing);
+  void Observe(const LayerEvent& event) override {
+    if (fallback_ != nullptr) fallback_->Observe(event);
   }
   std::vector<PrefetchCandidate> Rank(const PrefetchSnapshot& snapshot) override {
     const moert_policy_context context = ToC(snapshot.context);
@@ -213,11 +219,22 @@ class HostResidency final : public ResidencyPolicy, Adapter {
  public:
   HostResidency(std::shared_ptr<HostPolicies> host, std::unique_ptr<ResidencyPolicy> fallback)
       : Adapter(std::move(host)), fallback_(std::move(fallback)) {}
-  absl::string_view name() const override { return "host"; }
 
+  PolicyTraits traits() const override { return TraitsOf(fallback_); }
   std::vector<int> Capacity(const CapacitySnapshot& snapshot) override {
-    std::vector<int> own =
-        fallback_ == nullptr ? ResidencyPolicy::Capacity(snapshot) : fallback_->Capacity(snapshot);
+    CapacitySnapshot asked = snapshot;
+    if (snapshot.step != nullptr && c().residency_wants_capacity != nullptr) {
+      const moert_policy_context where = ToC(*snapshot.step);
+      int32_t wants = 0;
+      const bool decided = Decided(c().residency_wants_capacity, [&] {
+        return c().residency_wants_capacity(c().user_data, &where, &wants);
+      });
+      if (decided && wants == 0) return {};
+      if (decided) asked.step = nullptr;  // an answer is wanted
+    }
+    std::vector<int> own = fallback_ == nullptr ? std::vector<int>() : fallback_->Capacity(asked);
+    if (own.empty() && asked.step != nullptr) return {};
+    if (own.empty()) own = UniformCapacity(*snapshot.model, snapshot.slots);
     std::vector<int32_t> capacity(own.begin(), own.end());
     outlook_.clear();
     for (const PrefetchOutlook& o : snapshot.prefetch) outlook_.push_back({o.recall, o.transfers});
@@ -231,29 +248,25 @@ class HostResidency final : public ResidencyPolicy, Adapter {
     });
     return decided ? std::vector<int>(capacity.begin(), capacity.end()) : own;
   }
-  bool WantsCapacity(const PolicyContext& context) override {
-    const bool own = fallback_ != nullptr && fallback_->WantsCapacity(context);
-    const moert_policy_context where = ToC(context);
-    int32_t wants = own;
-    const bool decided = Decided(c().residency_wants_capacity, [&] {
-      return c().residency_wants_capacity(c().user_data, &where, &wants);
-    });
-    return decided ? wants != 0 : own;
-  }
-  void OnRouting(const PolicyContext& context, const RoutingView& routing) override {
-    if (fallback_ != nullptr) fallback_->OnRouting(context, routing);
-    const moert_policy_context where = ToC(context);
-    const moert_routing_view view = ToC(routing);
-    Tell(c().observe, [&] { c().observe(c().user_data, &where, &view); });
-  }
-  void OnInsert(ExpertKey key, bool prefetch) override {
-    if (fallback_ != nullptr) fallback_->OnInsert(key, prefetch);
-    Tell(c().residency_insert,
-         [&] { c().residency_insert(c().user_data, key.layer, key.expert, prefetch); });
-  }
-  void OnEvict(ExpertKey key) override {
-    if (fallback_ != nullptr) fallback_->OnEvict(key);
-    Tell(c().residency_evict, [&] { c().residency_evict(c().user_data, key.layer, key.expert); });
+  void Observe(const LayerEvent& event) override {
+    if (fallback_ != nullptr) fallback_->Observe(event);
+    const ExpertKey key = event.key;
+    switch (event.kind) {
+      case LayerEvent::Kind::kRouted: {
+        const moert_policy_context where = ToC(event.context);
+        const moert_routing_view view = ToC(event.routing);
+        Tell(c().observe, [&] { c().observe(c().user_data, &where, &view); });
+        return;
+      }
+      case LayerEvent::Kind::kInserted:
+        Tell(c().residency_insert,
+             [&] { c().residency_insert(c().user_data, key.layer, key.expert, event.prefetched); });
+        return;
+      case LayerEvent::Kind::kEvicted:
+        Tell(c().residency_evict,
+             [&] { c().residency_evict(c().user_data, key.layer, key.expert); });
+        return;
+    }
   }
   int Victim(const VictimSnapshot& snapshot) override {
     candidates_.clear();
@@ -298,58 +311,29 @@ class HostPrecision final : public PrecisionPolicy, Adapter {
  public:
   HostPrecision(std::shared_ptr<HostPolicies> host, std::unique_ptr<PrecisionPolicy> fallback)
       : Adapter(std::move(host)), fallback_(std::move(fallback)) {}
-  absl::string_view name() const override { return "host"; }
 
-  absl::StatusOr<std::vector<ExpertKey>> Initial(const MoeModelSpec& model,
-                                                 absl::Span<const int32_t> high_capacity) override {
-    if (c().precision_initial == nullptr) {
-      if (fallback_ == nullptr) return std::vector<ExpertKey>();
-      return fallback_->Initial(model, high_capacity);
-    }
-    promote_.assign(static_cast<size_t>(model.total_experts()), 0);
-    int64_t count = 0;
-    MOERT_RETURN_IF_ERROR(Ask("precision_initial", [&](moert_failure* failure) {
-      return c().precision_initial(
-          c().user_data, high_capacity.data(), static_cast<int32_t>(high_capacity.size()),
-          static_cast<int64_t>(promote_.size()), promote_.data(), &count, failure);
-    }));
-    std::vector<ExpertKey> high;
-    if (Keys(model, promote_, count, &high)) return high;
-    return absl::InvalidArgumentError(
-        absl::StrCat("precision_initial: ", count, " indices, legal are at most ", promote_.size(),
-                     ", each from 0 to ", static_cast<int64_t>(promote_.size()) - 1));
+  PolicyTraits traits() const override {
+    PolicyTraits traits = TraitsOf(fallback_);
+    const bool decides = c().precision_initial != nullptr || c().precision_decide != nullptr ||
+                         c().precision_transfer != nullptr || c().precision_upgrades != nullptr;
+    if (decides) traits.lossy = traits.needs_host = true;
+    return traits;
   }
-  PrecisionDecision Decide(const PrecisionSnapshot& snapshot) override {
-    const moert_policy_context context = ToC(snapshot.context);
-    const moert_precision_snapshot s = ToC(snapshot, &context);
-    promote_.assign(static_cast<size_t>(s.total_experts), 0);
-    demote_.assign(static_cast<size_t>(s.total_experts), 0);
-    int64_t promotes = 0, demotes = 0;
-    const bool decided = Decided(c().precision_decide, [&] {
-      return c().precision_decide(c().user_data, &s, promote_.data(), &promotes, demote_.data(),
-                                  &demotes);
-    });
-    PrecisionDecision decision;
-    if (decided && Keys(*snapshot.context.model, promote_, promotes, &decision.promote) &&
-        Keys(*snapshot.context.model, demote_, demotes, &decision.demote)) {
-      return decision;
+  absl::StatusOr<PrecisionDecision> Decide(const PrecisionSnapshot& snapshot) override {
+    switch (snapshot.moment) {
+      case PrecisionMoment::kOpen:
+        return Initial(snapshot);
+      case PrecisionMoment::kInterval:
+        return Transitions(snapshot);
+      case PrecisionMoment::kShrink:
+        break;
     }
-    if (decided) CountFailure();
-    return fallback_ == nullptr ? PrecisionDecision{} : fallback_->Decide(snapshot);
-  }
-  std::vector<double> Worth(const PrecisionSnapshot& snapshot) override {
-    const moert_policy_context context = ToC(snapshot.context);
-    const moert_precision_snapshot s = ToC(snapshot, &context);
-    std::vector<double> worth(snapshot.selections.size());
-    if (Decided(c().precision_worth,
-                [&] { return c().precision_worth(c().user_data, &s, worth.data()); })) {
-      return worth;
-    }
-    // Another's worths say nothing of a hot set that the host decides.
-    if (fallback_ == nullptr || c().precision_decide != nullptr) return {};
-    return fallback_->Worth(snapshot);
+    return Worth(snapshot);
   }
   int TransferVersion(const TransferSnapshot& snapshot) override {
+    const int own = fallback_ == nullptr ? PrecisionPolicy::TransferVersion(snapshot)
+                                         : fallback_->TransferVersion(snapshot);
+    if (snapshot.resident >= 0) return Upgraded(snapshot, own);
     const moert_policy_context context = ToC(snapshot.context);
     moert_transfer_snapshot s{};
     s.struct_size = sizeof(s);
@@ -367,19 +351,73 @@ class HostPrecision final : public PrecisionPolicy, Adapter {
     });
     if (decided && version >= 0 && version < snapshot.num_versions) return version;
     if (decided) CountFailure();
-    return fallback_ == nullptr ? 0 : fallback_->TransferVersion(snapshot);
-  }
-  bool Upgrades(const PolicyContext& context) override {
-    const bool own = fallback_ != nullptr && fallback_->Upgrades(context);
-    const moert_policy_context where = ToC(context);
-    int32_t upgrades = own;
-    const bool decided = Decided(c().precision_upgrades, [&] {
-      return c().precision_upgrades(c().user_data, &where, &upgrades);
-    });
-    return decided ? upgrades != 0 : own;
+    return own;
   }
 
  private:
+  absl::StatusOr<PrecisionDecision> Own(const PrecisionSnapshot& snapshot) {
+    return fallback_ == nullptr ? PrecisionDecision() : fallback_->Decide(snapshot);
+  }
+
+  absl::StatusOr<PrecisionDecision> Initial(const PrecisionSnapshot& snapshot) {
+    if (c().precision_initial == nullptr) return Own(snapshot);
+    const absl::Span<const int32_t> capacity = snapshot.high_capacity;
+    promote_.assign(snapshot.selections.size(), 0);
+    int64_t count = 0;
+    MOERT_RETURN_IF_ERROR(Ask("precision_initial", [&](moert_failure* failure) {
+      return c().precision_initial(
+          c().user_data, capacity.data(), static_cast<int32_t>(capacity.size()),
+          static_cast<int64_t>(promote_.size()), promote_.data(), &count, failure);
+    }));
+    PrecisionDecision decision;
+    if (Keys(*snapshot.context.model, promote_, count, &decision.promote)) return decision;
+    return absl::InvalidArgumentError(
+        absl::StrCat("precision_initial: ", count, " indices, legal are at most ", promote_.size(),
+                     ", each from 0 to ", static_cast<int64_t>(promote_.size()) - 1));
+  }
+
+  absl::StatusOr<PrecisionDecision> Transitions(const PrecisionSnapshot& snapshot) {
+    const moert_policy_context context = ToC(snapshot.context);
+    const moert_precision_snapshot s = ToC(snapshot, &context);
+    promote_.assign(static_cast<size_t>(s.total_experts), 0);
+    demote_.assign(static_cast<size_t>(s.total_experts), 0);
+    int64_t promotes = 0, demotes = 0;
+    const bool decided = Decided(c().precision_decide, [&] {
+      return c().precision_decide(c().user_data, &s, promote_.data(), &promotes, demote_.data(),
+                                  &demotes);
+    });
+    PrecisionDecision decision;
+    if (decided && Keys(*snapshot.context.model, promote_, promotes, &decision.promote) &&
+        Keys(*snapshot.context.model, demote_, demotes, &decision.demote)) {
+      return decision;
+    }
+    if (decided) CountFailure();
+    return Own(snapshot);
+  }
+
+  absl::StatusOr<PrecisionDecision> Worth(const PrecisionSnapshot& snapshot) {
+    const moert_policy_context context = ToC(snapshot.context);
+    const moert_precision_snapshot s = ToC(snapshot, &context);
+    PrecisionDecision decision;
+    decision.worth.resize(snapshot.selections.size());
+    if (Decided(c().precision_worth,
+                [&] { return c().precision_worth(c().user_data, &s, decision.worth.data()); })) {
+      return decision;
+    }
+    // Another's worths say nothing of a hot set that the host decides.
+    return c().precision_decide != nullptr ? PrecisionDecision() : Own(snapshot);
+  }
+
+  int Upgraded(const TransferSnapshot& snapshot, int own) {
+    const moert_policy_context where = ToC(snapshot.context);
+    int32_t upgrades = own < snapshot.resident;
+    const bool decided = Decided(c().precision_upgrades, [&] {
+      return c().precision_upgrades(c().user_data, &where, &upgrades);
+    });
+    if (!decided) return own;
+    return upgrades != 0 ? 0 : snapshot.resident;
+  }
+
   /// Indices over all experts, layer by layer, as keys. False when one is out of range.
   static bool Keys(const MoeModelSpec& model, const std::vector<int64_t>& indices, int64_t count,
                    std::vector<ExpertKey>* keys) {
@@ -403,10 +441,18 @@ class HostPrecision final : public PrecisionPolicy, Adapter {
 class HostPlacement final : public PlacementPolicy, Adapter {
  public:
   HostPlacement(std::shared_ptr<HostPolicies> host, std::unique_ptr<PlacementPolicy> fallback)
-      : Adapter(std::move(host)), fallback_(std::move(fallback)) {}
-  absl::string_view name() const override { return "host"; }
-
-  std::vector<Placement> Place(const PlacementSnapshot& snapshot) override {
+      : Adapter(std::move(host)), fallback_(std::move(fallback)) {
+    traits_ = fallback_ == nullptr ? PolicyTraits{.lossy = false} : fallback_->traits();
+    if (c().placement != nullptr) traits_.lossy = traits_.needs_host = true;
+    PolicyContext decode;
+    decode.phase = Phase::kDecode;
+    traits_.backfills = Backfills(decode, false, traits_.backfills);
+  }
+  PolicyTraits traits() const override { return traits_; }
+  PlacementDecision Place(const PlacementSnapshot& snapshot) override {
+    PlacementDecision decision{std::vector<Placement>(snapshot.misses.size(), Placement::kLoad)};
+    if (fallback_ != nullptr) decision = fallback_->Place(snapshot);
+    decision.backfill = BackfillIn(snapshot.context, decision.backfill);
     misses_.clear();
     for (const MissView& miss : snapshot.misses) {
       moert_miss m{};
@@ -433,23 +479,22 @@ class HostPlacement final : public PlacementPolicy, Adapter {
       return p == MOERT_LOAD_MISS || p == MOERT_COMPUTE_ON_CPU;
     });
     if (decided && legal) {
-      std::vector<Placement> placed;
-      for (const moert_placement p : decisions_) placed.push_back(static_cast<Placement>(p));
-      return placed;
+      decision.placements.resize(decisions_.size());
+      std::transform(decisions_.begin(), decisions_.end(), decision.placements.begin(),
+                     [](moert_placement p) { return static_cast<Placement>(p); });
+      return decision;
     }
     if (decided) CountFailure();
-    if (fallback_ != nullptr) return fallback_->Place(snapshot);
-    return std::vector<Placement>(snapshot.misses.size(), Placement::kLoad);
-  }
-  bool Backfills(const PolicyContext& context) override {
-    return Backfills(context, false, fallback_ != nullptr && fallback_->Backfills(context));
-  }
-  bool BackfillsFreeSlots(const PolicyContext& context) override {
-    return Backfills(context, true, fallback_ != nullptr && fallback_->BackfillsFreeSlots(context));
+    return decision;
   }
 
  private:
-  bool Backfills(const PolicyContext& context, bool free_slots, bool own) {
+  Backfill BackfillIn(const PolicyContext& context, Backfill own) const {
+    if (Backfills(context, false, own == Backfill::kAlways)) return Backfill::kAlways;
+    return Backfills(context, true, own != Backfill::kNever) ? Backfill::kFreeSlots
+                                                             : Backfill::kNever;
+  }
+  bool Backfills(const PolicyContext& context, bool free_slots, bool own) const {
     const moert_policy_context where = ToC(context);
     int32_t backfills = own;
     const bool decided = Decided(c().placement_backfills, [&] {
@@ -459,6 +504,7 @@ class HostPlacement final : public PlacementPolicy, Adapter {
   }
 
   const std::unique_ptr<PlacementPolicy> fallback_;
+  PolicyTraits traits_;
   std::vector<moert_miss> misses_;
   std::vector<moert_placement> decisions_;
 };
@@ -485,13 +531,6 @@ absl::Status InstallPolicies(std::shared_ptr<HostPolicies> policies, Strategy* s
   }
   if (c.placement != nullptr || c.placement_backfills != nullptr) {
     strategy->placement = std::make_unique<HostPlacement>(policies, std::move(strategy->placement));
-  }
-  // What these seams decide can reach the output, and is known only when they are asked.
-  if (c.routing_rule != nullptr || c.precision_initial != nullptr ||
-      c.precision_decide != nullptr || c.precision_transfer != nullptr ||
-      c.precision_upgrades != nullptr || c.placement != nullptr) {
-    strategy->exact = false;
-    strategy->graph_safe = false;
   }
   return absl::OkStatus();
 }

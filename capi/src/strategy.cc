@@ -1,8 +1,11 @@
 #include "moert/strategy.h"
 
+#include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "guard.h"
 #include "struct_io.h"
@@ -14,15 +17,23 @@ struct Text {
   std::string name, summary, keys;
 };
 
-const std::vector<Text>& Strategies() {
-  static const auto* const texts = [] {
-    auto* list = new std::vector<Text>;
-    for (const StrategyInfo& info : ListStrategies()) {
-      list->push_back({info.name, info.summary, absl::StrJoin(info.keys, "\n")});
+/// The list as it is now. Strategies are never removed, so a text lives as long as the process.
+std::vector<const Text*> Strategies() {
+  static std::mutex mu;
+  static auto* const texts = new std::vector<std::unique_ptr<const Text>>;  // guarded by mu
+  const std::vector<StrategyInfo> all = ListStrategies();
+  const std::lock_guard<std::mutex> lock(mu);
+  for (size_t i = texts->size(); i < all.size(); ++i) {
+    std::vector<std::string> keys;
+    for (const StrategyKey& key : all[i].keys) {
+      keys.push_back(absl::StrCat(key.name, ": ", key.help));
     }
-    return list;
-  }();
-  return *texts;
+    texts->push_back(
+        std::make_unique<const Text>(Text{all[i].name, all[i].summary, absl::StrJoin(keys, "\n")}));
+  }
+  std::vector<const Text*> list;
+  for (const auto& text : *texts) list.push_back(text.get());
+  return list;
 }
 
 }  // namespace
@@ -47,15 +58,15 @@ int32_t moert_strategy_count(void) {
 
 moert_code moert_strategy_at(int32_t index, moert_strategy_info* info, moert_error** error) {
   return Guard(__func__, error, [&]() -> absl::Status {
-    const std::vector<Text>& all = Strategies();
+    const std::vector<const Text*> all = Strategies();
     if (index < 0 || static_cast<size_t>(index) >= all.size()) {
       return absl::InvalidArgumentError(
           absl::StrCat("index is ", index, ", legal is 0 to ", all.size() - 1));
     }
     moert_strategy_info value{};
-    value.name = all[index].name.c_str();
-    value.summary = all[index].summary.c_str();
-    value.keys = all[index].keys.c_str();
+    value.name = all[index]->name.c_str();
+    value.summary = all[index]->summary.c_str();
+    value.keys = all[index]->keys.c_str();
     return WriteStruct(value, info, "info");
   });
 }

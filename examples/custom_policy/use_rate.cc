@@ -1,11 +1,13 @@
 #include "use_rate.h"
 
-void UseRate::OnRouting(const moert::PolicyContext& context, const moert::RoutingView& routing) {
-  rates_.resize(context.model->layers.size());
-  std::vector<double>& rates = rates_[context.layer];
-  rates.resize(routing.counts.size());
+void UseRate::Observe(const moert::LayerEvent& event) {
+  if (event.kind != moert::LayerEvent::Kind::kRouted) return;
+  rates_.resize(event.context.model->layers.size());
+  std::vector<double>& rates = rates_[event.context.layer];
+  const absl::Span<const int32_t> counts = event.routing.counts;
+  rates.resize(counts.size());
   for (size_t e = 0; e < rates.size(); ++e) {
-    rates[e] = decay_ * rates[e] + (1 - decay_) * (routing.counts[e] > 0 ? 1 : 0);
+    rates[e] = decay_ * rates[e] + (1 - decay_) * (counts[e] > 0 ? 1 : 0);
   }
 }
 

@@ -13,8 +13,7 @@ class UseRate : public moert::ResidencyPolicy {
  public:
   explicit UseRate(double decay) : decay_(decay) {}
 
-  absl::string_view name() const override { return "use-rate"; }
-  void OnRouting(const moert::PolicyContext& context, const moert::RoutingView& routing) override;
+  void Observe(const moert::LayerEvent& event) override;
   int Victim(const moert::VictimSnapshot& snapshot) override;
 
  private:

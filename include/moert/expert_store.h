@@ -221,7 +221,7 @@ class ExpertStore {
   int held(int layer) const { return held_[layer]; }
   /// Recomputes the capacities for `slots` blocks of pool 0.
   void SetCapacity(int64_t slots);
-  /// At the beginning of a step of a cache: recomputes them if the residency policy wants to.
+  /// At the beginning of a step of a cache: takes new ones if the residency policy has any.
   void RefreshCapacity(const PolicyContext& context);
 
   /// Bookkeeping of one expert, for the budget's arithmetic.
@@ -261,6 +261,7 @@ class ExpertStore {
   Entry& At(ExpertKey key) { return entries_[Index(key)]; }
   const Entry& At(ExpertKey key) const { return entries_[Index(key)]; }
   BlockPool& PoolOf(int version) { return *pools_[versions_[version].pool]; }
+  void TakeCapacity(std::vector<int> capacity, int64_t slots);
   void Submit(ExpertKey key, int version, int32_t block, LoadReason reason);
   void Publish();
   void UpdateVisible(ExpertKey key);

@@ -1,12 +1,11 @@
-// The five policy seams. A policy answers one question from a snapshot and does nothing else: no
-// I/O, no locks, no clocks, no device calls; `now_ns` and `step` come in the snapshot (design rule
-// 5).
+// The five policies of a strategy. A policy answers one question from a snapshot and does nothing
+// else: no I/O, no locks, no clocks, no device calls. The snapshot carries the time and the step.
 //
-// A policy object may remember what it was told (ARC's ghosts, learned co-activation), so its
-// answers are a function of the sequence of its inputs: the same sequence gives the same decisions,
-// online, in moert-sim and in a test. An engine calls one policy object from one thread at a time,
-// under the engine's lock. Spans are borrowed for the call. An invalid answer is replaced by the
-// seam's default and counted (EngineStats::policy_fallbacks).
+// A policy may remember what it has observed (ARC's ghosts, learned co-activation). Its answers are
+// then a function of the sequence of its inputs: the same sequence gives the same decisions online,
+// in moert-sim and in a test. An engine calls each policy object from one thread at a time, under
+// the engine's lock. Spans are borrowed for the call. An invalid answer is replaced by the policy's
+// default and counted (EngineStats::policy_fallbacks).
 #ifndef MOERT_POLICY_H_
 #define MOERT_POLICY_H_
 
@@ -15,7 +14,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "moert/model.h"
 
@@ -57,22 +55,59 @@ struct LayerResidency {
   int capacity = 0;                     // slots the residency policy gave the layer
 };
 
+/// Facts about a policy that hold for as long as it lives. Whether a strategy is exact and whether
+/// its layers can be captured in a CUDA graph are derived from them (Strategy::exact, graph_safe).
+struct PolicyTraits {
+  /// Routing, precision, placement: its decisions may change the output.
+  bool lossy = true;
+  /// It must be asked while a layer runs, so the layer cannot be captured. A routing, prefetch or
+  /// placement policy always is; a residency or precision policy only if it says so.
+  bool needs_host = false;
+  /// Prefetch: the router must also run the next layer's gate on this layer's input.
+  bool next_gate = false;
+  /// Prefetch: predicted_scores should come from the next layer's input as the host predicts it
+  /// from this layer's partial output, in decode steps that can (StepInfo::predict_next). In other
+  /// steps they come from the next layer's gate.
+  bool resident_forward = false;
+  /// Placement: in decode, experts that the CPU computed are always brought in behind the call.
+  bool backfills = false;
+};
+
+class Policy {
+ public:
+  virtual ~Policy() = default;
+  /// May be asked at any time and by any thread.
+  virtual PolicyTraits traits() const { return {}; }
+};
+
+/// Something that happened, for policies that learn.
+struct LayerEvent {
+  enum class Kind : int32_t {
+    kRouted,    // the true routing of a layer call is known
+    kInserted,  // an expert has entered the cache
+    kEvicted,   // an expert has left the cache
+  };
+  static LayerEvent Routed(const PolicyContext& context, const RoutingView& routing) {
+    return {Kind::kRouted, context, routing, {}, false};
+  }
+  static LayerEvent Inserted(ExpertKey key, bool prefetched) {
+    return {Kind::kInserted, {}, {}, key, prefetched};
+  }
+  static LayerEvent Evicted(ExpertKey key) { return {Kind::kEvicted, {}, {}, key, false}; }
+
+  Kind kind = Kind::kRouted;
+  PolicyContext context;    // kRouted
+  RoutingView routing;      // kRouted
+  ExpertKey key;            // kInserted, kEvicted
+  bool prefetched = false;  // kInserted: no layer call has asked for it yet
+};
+
 // ---------------------------------------------------------------------------------------------------
 // Routing: which experts does a token use?
 
 enum class RoutingRuleKind : int32_t {
   kTopK = 0,         // the model's own routing
   kExpertCache = 1,  // Algorithm 1 of the importance paper, against the residency table
-};
-
-/// Who takes a replaceable slot. Only kBestScore is the paper's rule; the others decide which slots
-/// are replaced exactly as it does, and are there to be compared with it
-/// (docs/results/importance.md).
-enum class SubstituteChoice : int32_t {
-  kBestScore = 0,
-  kRandom = 1,       // any inactive expert at hand, drawn by a fixed hash
-  kNearestGate = 2,  // the inactive expert at hand whose gate row is closest (cosine)
-  kSkip = 3,         // nobody: the slot weighs nothing
 };
 
 struct RoutingRule {
@@ -88,13 +123,10 @@ struct RoutingRule {
   // Weights of a token with substitutes: true, every expert its own gate score, then the model's
   // normalization and scaling; false, a substitute gets what the expert it displaces had.
   bool own_score_weights = true;
-  SubstituteChoice substitute = SubstituteChoice::kBestScore;
 };
 
-class RoutingPolicy {
+class RoutingPolicy : public Policy {
  public:
-  virtual ~RoutingPolicy() = default;
-  virtual absl::string_view name() const = 0;
   /// OK, or why a model cannot be routed by this policy's rules. Asked at open.
   virtual absl::Status Check(const MoeModelSpec& model) const { return absl::OkStatus(); }
   /// The rule the router executes for this layer call.
@@ -121,21 +153,13 @@ struct PrefetchCandidate {
   int32_t tokens = 0;  // how many are expected to use it; 0: the policy cannot tell
 };
 
-class PrefetchPolicy {
+class PrefetchPolicy : public Policy {
  public:
-  virtual ~PrefetchPolicy() = default;
-  virtual absl::string_view name() const = 0;
-  /// True when the router should also run the next layer's gate on this layer's input.
-  virtual bool wants_next_gate() const { return false; }
-  /// True when the scores should come from the next layer's input as the host predicts it from this
-  /// layer's partial output, in decode steps that offer that (StepInfo::predict_next); in others
-  /// they come from the next layer's gate as above.
-  virtual bool wants_resident_forward() const { return false; }
+  /// Every layer call's routing, in layer order, before Rank of that layer.
+  virtual void Observe(const LayerEvent& event) {}
   /// The experts to have in the fast tier for the target layer, best first, resident ones included
   /// (they are kept, not fetched again). The prefetcher admits what fits the compute window.
   virtual std::vector<PrefetchCandidate> Rank(const PrefetchSnapshot& snapshot) = 0;
-  /// Called with every layer's true routing, in layer order, before Rank of that layer.
-  virtual void Observe(const PolicyContext& context, const RoutingView& routing) {}
 };
 
 // ---------------------------------------------------------------------------------------------------
@@ -151,6 +175,7 @@ struct CapacitySnapshot {
   const MoeModelSpec* model = nullptr;
   int64_t slots = 0;                           // blocks of the pool
   absl::Span<const PrefetchOutlook> prefetch;  // [L], or empty: no prefetch
+  const PolicyContext* step = nullptr;         // the step that begins; null: open, or a new budget
 };
 
 /// One expert that may be evicted.
@@ -171,21 +196,16 @@ struct VictimSnapshot {
   bool dispensable = false;  // for_prefetch, and without it a CPU beside the fast tier computes it
 };
 
-class ResidencyPolicy {
+class ResidencyPolicy : public Policy {
  public:
-  virtual ~ResidencyPolicy() = default;
-  virtual absl::string_view name() const = 0;
-  /// Slots of each layer; each in [0, E], the sum at most `slots`; what is left over belongs to no
-  /// layer (ExpertStore::StartLoad). Asked at open, when the budget changes and when WantsCapacity.
-  /// Default: uniform.
-  virtual std::vector<int> Capacity(const CapacitySnapshot& snapshot);
-  /// At the beginning of a step of a cache: true to be asked for new capacities. A layer that loses
+  /// Every layer call's routing, before Victim is asked for that call; every expert that enters or
+  /// leaves the cache.
+  virtual void Observe(const LayerEvent& event) {}
+  /// Slots of each layer: each in [0, E], the sum at most `slots`. What is left over belongs to no
+  /// layer (ExpertStore::StartLoad). Asked at open, when the budget changes, and at the beginning
+  /// of every step of a cache. Empty: no change at a step, uniform otherwise. A layer that loses
   /// slots gives its surplus back at the end of its next call.
-  virtual bool WantsCapacity(const PolicyContext& context) { return false; }
-  /// Every layer call's true routing, before any victim of that call is asked.
-  virtual void OnRouting(const PolicyContext& context, const RoutingView& routing) {}
-  virtual void OnInsert(ExpertKey key, bool prefetch) {}
-  virtual void OnEvict(ExpertKey key) {}
+  virtual std::vector<int> Capacity(const CapacitySnapshot& snapshot) { return {}; }
   /// Index into candidates (never empty), or negative to refuse, which only a prefetch may be.
   virtual int Victim(const VictimSnapshot& snapshot) = 0;
 };
@@ -201,17 +221,28 @@ std::vector<int> UniformCapacity(const MoeModelSpec& model, int64_t slots);
 // ---------------------------------------------------------------------------------------------------
 // Precision: which version of an expert should be resident, and which is moved?
 
+/// When a precision policy decides.
+enum class PrecisionMoment : int32_t {
+  kOpen = 0,      // nothing is resident and nothing is selected yet
+  kInterval = 1,  // once an interval, at a step's end
+  kShrink = 2,    // a smaller budget demotes some at once
+};
+
 struct PrecisionSnapshot {
-  PolicyContext context;  // layer unused: asked once an interval, at a step's end
-  // Since the last call, per expert, [sum over layers of E]: tokens that selected it.
+  PolicyContext context;  // layer unused
+  // Since the last kInterval, per expert, [sum over layers of E]: tokens that selected it.
   absl::Span<const int64_t> selections;
   absl::Span<const uint8_t> high;           // 1: the high version is resident or on its way
   absl::Span<const int32_t> high_capacity;  // [L], experts of a layer that fit in high
+  PrecisionMoment moment = PrecisionMoment::kInterval;
 };
 
 struct PrecisionDecision {
-  std::vector<ExpertKey> promote;  // best first
-  std::vector<ExpertKey> demote;   // coldest first
+  std::vector<ExpertKey> promote;  // kOpen: who is high from the start. kInterval: best first
+  std::vector<ExpertKey> demote;   // kInterval: coldest first
+  /// kShrink: what each expert is worth in high, in any unit, [sum over layers of E]. Those of each
+  /// layer that are worth least leave. Empty: their selections.
+  std::vector<double> worth;
 };
 
 /// Why bytes are about to be moved.
@@ -219,50 +250,51 @@ struct TransferSnapshot {
   PolicyContext context;
   ExpertKey key;
   bool prefetch = false;
+  int resident = -1;         // >= 0: the version the call has used, which may be replaced behind it
   int32_t tokens = 0;        // tokens that want it (predicted ones for a prefetch)
   int64_t layer_tokens = 0;  // token x k slots of the layer
   int num_versions = 0;
   absl::Span<const int32_t> layer_counts;  // [E] tokens of every expert (likewise), or empty
 };
 
-class PrecisionPolicy {
+class PrecisionPolicy : public Policy {
  public:
-  virtual ~PrecisionPolicy() = default;
-  virtual absl::string_view name() const = 0;
-  /// Experts to be high from the start, where every expert is resident in one of two versions: at
-  /// most high_capacity[l] of layer l, which the first ones of the layer fill up. More than that,
-  /// repetitions and experts that the model does not have are refused at open, as is the whole
-  /// strategy when the policy cannot tell (an error). Asked once.
-  virtual absl::StatusOr<std::vector<ExpertKey>> Initial(const MoeModelSpec& model,
-                                                         absl::Span<const int32_t> high_capacity) {
-    return std::vector<ExpertKey>();
+  /// Where every expert is resident in one of two versions: who should be high. At open, `promote`
+  /// holds at most high_capacity[l] experts of layer l, and the layer's first experts fill up the
+  /// rest. A longer list, a repeated expert or one that the model does not have refuses the
+  /// strategy, and so does an error. Later an error changes nothing and is counted.
+  virtual absl::StatusOr<PrecisionDecision> Decide(const PrecisionSnapshot& snapshot) {
+    return PrecisionDecision();
   }
-  virtual PrecisionDecision Decide(const PrecisionSnapshot& snapshot) { return {}; }
-  /// What each expert is worth in high, in any unit, [sum over layers of E]; empty: its selections
-  /// since the last decision. Asked when a smaller budget demotes some at once: of each layer those
-  /// that are worth least.
-  virtual std::vector<double> Worth(const PrecisionSnapshot& snapshot) { return {}; }
-  /// The version (index into the strategy's versions, 0 = most bits) a load should bring.
-  virtual int TransferVersion(const TransferSnapshot& snapshot) { return 0; }
-  /// A cache of several versions, after a layer call: true when lower versions that the call used
-  /// should be replaced by the best, each in its own block, behind the demand loads and prefetches.
-  virtual bool Upgrades(const PolicyContext& context) { return false; }
+  /// A cache of several versions: the version (index into the strategy's versions, 0 = most bits)
+  /// that a load should bring. Also asked behind a layer call for every expert that it used in a
+  /// lower version (`resident`): an answer below that replaces it in its own block, behind the
+  /// demand loads and prefetches.
+  virtual int TransferVersion(const TransferSnapshot& snapshot) {
+    return snapshot.resident < 0 ? 0 : snapshot.resident;
+  }
 };
 
 // ---------------------------------------------------------------------------------------------------
 // Placement: what to do with a miss?
 
-enum class Placement : int32_t { kLoad = 0, kCpu = 1, kLow = 2 };
+enum class Placement : int32_t { kLoad = 0, kCpu = 1 };
+
+/// Whether experts that the CPU computed are brought in behind the call, where the link is idle.
+enum class Backfill : int32_t {
+  kNever = 0,
+  kFreeSlots = 1,  // into slots of the layer that nobody holds
+  kAlways = 2,     // also where the residency policy finds them worth more than whom they replace
+};
 
 struct MissView {
   int32_t expert = 0;
   int32_t tokens = 0;
-  float mass = 0;             // summed routing weight
-  bool low_resident = false;  // a lower version is usable
-  int64_t bytes = 0;          // of the transfer
-  int64_t load_ns = 0;        // modelled
-  int64_t cpu_ns = 0;         // modelled; negative: no CPU executor beside the fast tier
-  bool arriving = false;      // a prefetch of it is on its way; load_ns is what is left, about
+  float mass = 0;         // summed routing weight
+  int64_t bytes = 0;      // of the transfer
+  int64_t load_ns = 0;    // modelled
+  int64_t cpu_ns = 0;     // modelled; negative: no CPU executor beside the fast tier
+  bool arriving = false;  // a prefetch of it is on its way; load_ns is what is left, about
 };
 
 struct PlacementSnapshot {
@@ -271,19 +303,15 @@ struct PlacementSnapshot {
   int64_t link_busy_ns = 0;  // modelled, about: until what is under way has arrived
 };
 
-class PlacementPolicy {
+struct PlacementDecision {
+  std::vector<Placement> placements;  // one a miss, in order
+  Backfill backfill = Backfill::kNever;
+};
+
+class PlacementPolicy : public Policy {
  public:
-  virtual ~PlacementPolicy() = default;
-  virtual absl::string_view name() const = 0;
-  /// One placement a miss, in order. An expert that is arriving and given to the CPU goes on
-  /// arriving.
-  virtual std::vector<Placement> Place(const PlacementSnapshot& snapshot) = 0;
-  /// True when experts that the CPU computed should be brought behind the call, where the link is
-  /// idle and the residency policy finds them worth more than whom they replace.
-  virtual bool Backfills(const PolicyContext& context) { return false; }
-  /// The same while the layer has slots that nobody holds. Where nothing of a cold cache is loaded
-  /// because the CPU is always earlier, it would stay empty.
-  virtual bool BackfillsFreeSlots(const PolicyContext& context) { return Backfills(context); }
+  /// An expert that is arriving and given to the CPU goes on arriving.
+  virtual PlacementDecision Place(const PlacementSnapshot& snapshot) = 0;
 };
 
 }  // namespace moert

@@ -16,10 +16,11 @@ namespace moert {
 
 /// Expert indices of one layer call; every expert with tokens is in exactly one list.
 struct LayerPlan {
-  std::vector<int32_t> ready;  // present in some version: the first wave
-  std::vector<int32_t> load;   // missing or in flight, in the order they are fetched
-  std::vector<int32_t> cpu;    // missing, for the CPU executor beside the fast tier
-  int64_t cpu_ns = 0;          // modelled time of `cpu`
+  std::vector<int32_t> ready;            // present in some version: the first wave
+  std::vector<int32_t> load;             // missing or in flight, in the order they are fetched
+  std::vector<int32_t> cpu;              // missing, for the CPU executor beside the fast tier
+  int64_t cpu_ns = 0;                    // modelled time of `cpu`
+  Backfill backfill = Backfill::kNever;  // of `cpu`, behind the call
 };
 
 class LinkEstimate;

@@ -1,19 +1,26 @@
-// A strategy is a named bundle of policies; a null seam means its default.
+// A strategy is a named bundle of policies; a null policy means its default.
 //
 // Spec grammar: `name[:key=value,...]`, composed as `A+B.seam[:...]`: everything from A, that seam
-// from B. Two strategies that fill the same seam without naming one are an error. Unknown names,
-// seams or keys are errors that list the legal ones.
+// from B. The seams are routing, prefetch, residency, precision and placement. `A+B` takes every
+// seam that B fills, and is an error where A fills it too. Unknown names, seams and keys are errors
+// that list the legal ones, and a seam that would have no effect is an error that says why.
+//
+// A host adds strategies of its own with RegisterStrategy. They have names like the built-in ones
+// and work wherever a spec does: in an engine, in replays, in compositions, in the tools.
 #ifndef MOERT_STRATEGY_H_
 #define MOERT_STRATEGY_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "moert/policy.h"
+#include "moert/strategy_params.h"
 
 namespace moert {
 
@@ -21,55 +28,97 @@ namespace moert {
 enum class Serving : int32_t {
   /// A cache: experts come and go, a miss waits (or is placed elsewhere).
   kCache = 0,
-  /// Every expert is resident in one of two versions; the precision policy owns who is high.
+  /// Every expert is resident in one of two versions; the precision policy decides who is high.
   kHotSet = 1,
   /// Every expert is resident in the low version; what is left is a cache of high versions.
   kLowPlusCache = 2,
 };
 
-/// Kinds kHotSet and kLowPlusCache: how versions change.
+/// kHotSet and kLowPlusCache: how versions change.
 struct TransitionOptions {
-  int64_t interval_ns = 200'000'000;  // kHotSet: between two decisions
-  double hi_fraction =
-      -1;               // kHotSet: share of a layer's experts held high; < 0: what the budget holds
-  int spare = 4;        // kHotSet: spare blocks of each pool, so that full pools can swap
-  double max_gbps = 0;  // limit of transition bytes, GB/s; 0: none
+  /// kHotSet: between two decisions.
+  int64_t interval_ns = 200'000'000;
+  /// kHotSet: share of a layer's experts held high; negative: what the budget holds.
+  double hi_fraction = -1;
+  /// kHotSet: spare blocks of each pool, so that full pools can swap.
+  int spare = 4;
+  /// Limit of transition bytes, GB/s; 0: none.
+  double max_gbps = 0;
 };
 
 struct Strategy {
   std::string spec;
   Serving serving = Serving::kCache;
   TransitionOptions transitions;
-  /// Bit-identical output at any budget (design rule 6).
-  bool exact = true;
-  /// Guarantees a usable version of every expert, so layers can be captured in a CUDA graph, if
-  /// nothing else speaks against it (Engine::graph_safe).
-  bool graph_safe = false;
-  /// Every expert is loaded at open; a budget that cannot hold them is refused.
+  /// kCache: every expert is loaded at open; a budget that cannot hold them is refused.
   bool preload = false;
   /// Names of the versions it serves, most bits first; empty: the source's first. kHotSet and
   /// kLowPlusCache serve two.
   std::vector<std::string> versions;
-
   /// Decode steps without prefetch are tried now and then, and win if they are faster.
   bool prefetch_control = true;
 
   std::unique_ptr<RoutingPolicy> routing;      // null: the model's own top-k
   std::unique_ptr<PrefetchPolicy> prefetch;    // null: none
   std::unique_ptr<ResidencyPolicy> residency;  // null: LRU, uniform capacity
-  std::unique_ptr<PrecisionPolicy> precision;  // null: fixed
+  std::unique_ptr<PrecisionPolicy> precision;  // null: fixed; required by kHotSet
   std::unique_ptr<PlacementPolicy> placement;  // null: load
+
+  /// Bit-identical output at any budget: no policy can change what is computed.
+  bool exact() const;
+  /// Every expert always has a usable version and no policy has to be asked while a layer runs, so
+  /// layers can be captured in a CUDA graph, if nothing else of the engine speaks against it
+  /// (Engine::graph_safe).
+  bool graph_safe() const;
+  /// OK, or which part is missing or contradicts another. Checked when a strategy is made and when
+  /// an engine opens.
+  absl::Status Validate() const;
 };
 
-/// Builds a strategy from its spec.
-absl::StatusOr<Strategy> MakeStrategy(absl::string_view spec);
+/// What `moert-pack calibrate` measured of a model's routing, for strategies that begin with it.
+struct RoutingStatistics {
+  struct Layer {
+    std::vector<int64_t> selections;  // [E], tokens that chose the expert
+    double cross_layer_accuracy = 0;  // share of the experts that the layer before predicts
+  };
+  std::string file;  // for messages
+  std::vector<Layer> layers;
+};
 
+/// What a builder makes a strategy from.
+struct StrategyContext {
+  StrategyParams params;
+  /// Of the file that the key `calibration` names, already read; null without that key. Borrowed
+  /// for the call.
+  const RoutingStatistics* calibration = nullptr;
+};
+using StrategyBuilder = std::function<absl::StatusOr<Strategy>(const StrategyContext&)>;
+
+struct StrategyKey {
+  std::string name;
+  std::string help;  // ends with its default in parentheses
+};
 struct StrategyInfo {
   std::string name;
-  std::string summary;
-  std::vector<std::string> keys;  // "alpha=0.3: ..." with defaults and units
+  std::string summary;            // one sentence
+  std::vector<StrategyKey> keys;  // all that a spec may give; MakeStrategy refuses others
 };
-/// Every built-in strategy, in the order of the documentation.
+
+/// Adds a strategy for the rest of the process. Names and keys consist of a-z, 0-9, '-' and '_' and
+/// begin with a letter; InvalidArgument for others, for a key given twice and for a null builder,
+/// AlreadyExists for a name that is taken.
+///
+/// The builder is called by MakeStrategy, so whenever an engine opens with a spec that names the
+/// strategy, in the calling thread and possibly in several at once, with no lock held. It does no
+/// I/O and must not throw. It lives until the process ends: what it refers to must, too.
+/// Thread-safe.
+absl::Status RegisterStrategy(StrategyInfo info, StrategyBuilder builder);
+
+/// Builds a strategy from its spec. Reads the file that a `calibration` key names. Thread-safe.
+absl::StatusOr<Strategy> MakeStrategy(absl::string_view spec);
+
+/// Every strategy: the built-in ones in the order of the documentation, then those registered, in
+/// that order. Thread-safe.
 std::vector<StrategyInfo> ListStrategies();
 
 }  // namespace moert

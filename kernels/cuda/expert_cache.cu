@@ -94,7 +94,6 @@ class Token {
       state_.beta = beta;
       state_.has_beta = has_beta;
       state_.changed = 0;
-      state_.skipped = 0;
       state_.slots = state_.taken = state_.substitutes = 0;
     }
   }
@@ -150,13 +149,10 @@ class Token {
       if (lane_ == e % 32) others |= 1u << (e / 32);
       Substitute(state_.slot[n - 1 - i], e);
     }
-    uint32_t skipped = 0;
-    for (int i = 0; i < n; ++i) skipped |= 1u << state_.slot[i];
     __syncwarp();
     if (lane_ == 0) {
       state_.taken = n;
       state_.changed = 1;
-      if (args_.skip != 0) state_.skipped = skipped;
     }
     if (lane_ < k_) args_.ids[at_] = id_;
   }
@@ -198,13 +194,8 @@ class Token {
   }
 
   __device__ void Weigh() const {
-    if (!state_.changed) return;
-    const bool skipped = state_.skipped >> lane_ & 1;
-    if (args_.own_score_weights == 0) {
-      if (lane_ < k_ && skipped) args_.weights[at_] = 0;
-      return;
-    }
-    float weight = skipped ? 0 : id_score_;
+    if (!state_.changed || args_.own_score_weights == 0) return;
+    float weight = id_score_;
     if (args_.routing.renormalize || args_.routing.kind == 1) {
       float sum = 0;
       for (int j = 0; j < k_; ++j) sum = __fadd_rn(sum, __shfl_sync(kFull, weight, j));

@@ -38,7 +38,6 @@ struct ExpertCacheToken {
   int32_t taken;        // of them, by the first pass
   int32_t substitutes;  // at hand
   int32_t changed;
-  uint32_t skipped;  // slots that weigh nothing
   uint32_t eligible[kMaxExperts / 32];
   uint8_t slot[kMaxTopK];  // the replaceable ones, worst score first
 };
@@ -52,7 +51,6 @@ struct ExpertCacheArgs {
   double max_mass_share = 1;
   int32_t second_pass = 0;
   int32_t own_score_weights = 1;
-  int32_t skip = 0;  // replaced slots weigh nothing
 
   const float* scores = nullptr;          // [tokens, E], as LaunchTopK left them
   int32_t* ids = nullptr;                 // [tokens, top_k], the model's choice; then the rule's

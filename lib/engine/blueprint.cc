@@ -60,7 +60,7 @@ int ThreadsBeside(const EngineOptions& options) {
 }
 
 bool WantsForward(const Strategy& strategy) {
-  return strategy.prefetch != nullptr && strategy.prefetch->wants_resident_forward();
+  return strategy.prefetch != nullptr && strategy.prefetch->traits().resident_forward;
 }
 
 }  // namespace
@@ -74,6 +74,7 @@ absl::StatusOr<Blueprint> MakeBlueprint(const ExpertSource& source, const Engine
   if (options.customize_strategy != nullptr) {
     MOERT_RETURN_IF_ERROR(options.customize_strategy(&b.strategy));
   }
+  MOERT_RETURN_IF_ERROR(b.strategy.Validate());
   if (b.strategy.routing) MOERT_RETURN_IF_ERROR(b.strategy.routing->Check(model));
   MOERT_ASSIGN_OR_RETURN(b.versions, ServedVersions(source, b.strategy));
   MOERT_ASSIGN_OR_RETURN(b.backend, MakeBackend(options));

@@ -17,8 +17,7 @@ void EngineImpl::Publish() {
 }
 
 bool EngineImpl::graph_safe() const {
-  return backend_ != nullptr && strategy_.graph_safe && strategy_.routing == nullptr &&
-         strategy_.prefetch == nullptr && options_.trace == nullptr &&
+  return backend_ != nullptr && strategy_.graph_safe() && options_.trace == nullptr &&
          options_.clock == ClockKind::kWall && !options_.simulate;
 }
 

@@ -74,7 +74,7 @@ class EngineImpl final : public Engine {
   BackendKind backend() const override {
     return backend_ == nullptr ? BackendKind::kCpu : BackendKind::kCuda;
   }
-  bool exact() const override { return strategy_.exact; }
+  bool exact() const override { return strategy_.exact(); }
   bool graph_safe() const override;
 
  private:

@@ -124,11 +124,8 @@ absl::Status EngineImpl::Init() {
     store_->SetCapacity(plan_.slots);
   }
   const CpuOffload beside = MakeCpuOffload();
-  PolicyContext decode;
-  decode.model = &model;
-  decode.phase = Phase::kDecode;
   const bool fills = beside.can_compute != nullptr && strategy_.placement != nullptr &&
-                     strategy_.placement->Backfills(decode);
+                     strategy_.placement->traits().backfills;
   store_->SetCpuOffload(fills);
   prefetcher_->SetCpuOffload(fills);
   scheduler_ = std::make_unique<Scheduler>(&model, strategy_.placement.get(), &profile_,

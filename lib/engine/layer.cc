@@ -63,11 +63,16 @@ absl::Status LayerRunner::Forward(LayerCall call, float* out) {
 
 void LayerRunner::Upgrade(const LayerCall& call) {
   PrecisionPolicy* precision = Precision();
-  if (precision == nullptr || !precision->Upgrades(call.context)) return;
+  if (precision == nullptr) return;
   for (int32_t e = 0; e < routing_.num_experts; ++e) {
     const ExpertKey key{call.context.layer, e};
-    if (routing_.counts[e] == 0 || parts_.store->Latest(key).version <= 0) continue;
-    (void)parts_.store->Reload(key, 0, LoadReason::kBackground);
+    if (routing_.counts[e] == 0) continue;
+    const int version = parts_.store->Latest(key).version;
+    if (version <= 0) continue;
+    const int better =
+        TransferVersion(precision, call.context, key, routing_.counts, /*prefetch=*/false,
+                        parts_.store->num_versions(), &stats_.policy_fallbacks, version);
+    if (better < version) (void)parts_.store->Reload(key, better, LoadReason::kBackground);
   }
 }
 
@@ -155,7 +160,7 @@ void LayerRunner::Plan(const LayerCall& call) {
   PolicyContext known = context;
   known.now_ns = parts_.clock->now_ns();
   parts_.prefetcher->Resolve(known, routing_);
-  parts_.residency->OnRouting(context, routing_.view());
+  parts_.residency->Observe(LayerEvent::Routed(context, routing_.view()));
   if (parts_.versions != nullptr) parts_.versions->OnRouting(context, routing_.view());
   parts_.scheduler->Plan(context, call.epoch, routing_, &plan_);
 }
@@ -376,7 +381,7 @@ LayerRunner::LayerRunner(const LayerParts& parts, int64_t max_tokens)
   }
   if (parts.simulate || parts.device != nullptr) return;
   slots_ = AlignedArray<float>(slot_floats);
-  if (parts.strategy->prefetch == nullptr || !parts.strategy->prefetch->wants_resident_forward()) {
+  if (parts.strategy->prefetch == nullptr || !parts.strategy->prefetch->traits().resident_forward) {
     return;
   }
   int64_t hidden = 0;

@@ -41,7 +41,7 @@ void LayerRunner::CollectRoutings() {
     for (const float w : late_routing_.weights) mass += w;
     parts_.router->CountOwnChoice(late_routing_.tokens * late_routing_.top_k, mass);
     context.model = parts_.model;
-    parts_.residency->OnRouting(context, late_routing_.view());
+    parts_.residency->Observe(LayerEvent::Routed(context, late_routing_.view()));
     if (parts_.versions != nullptr) parts_.versions->OnRouting(context, late_routing_.view());
     parts_.scheduler->CountAnswered(context.layer, late_routing_);
   }

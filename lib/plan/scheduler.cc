@@ -17,6 +17,7 @@ void Scheduler::Plan(const PolicyContext& context, int64_t epoch, const RoutingR
   plan->load.clear();
   plan->cpu.clear();
   plan->cpu_ns = 0;
+  plan->backfill = Backfill::kNever;
   low_.assign(routing.num_experts, 0);
   for (int32_t e = 0; e < routing.num_experts; ++e) {
     if (routing.counts[e] == 0) continue;
@@ -59,13 +60,13 @@ void Scheduler::CountAnswered(ExpertKey key, int64_t slots, int64_t calls, doubl
 }
 
 void Scheduler::Backfill(const PolicyContext& context, const LayerPlan& plan) {
-  if (plan.cpu.empty() || policy_ == nullptr) return;
-  const bool always = policy_->Backfills(context);
+  if (plan.cpu.empty() || plan.backfill == Backfill::kNever) return;
+  const bool always = plan.backfill == Backfill::kAlways;
   // One at a time: what waits would hold a block that somebody was evicted from. Into free slots
   // two, so that the link is never idle while a cache is cold.
   for (const int32_t e : plan.cpu) {
     const ExpertKey key{context.layer, e};
-    const bool free = store_->HasFreeSlot(context.layer) && policy_->BackfillsFreeSlots(context);
+    const bool free = store_->HasFreeSlot(context.layer);
     if (!always && !free) return;
     if (store_->in_flight() > (free ? 1 : 0)) return;
     if (store_->Arriving(key)) continue;
@@ -111,10 +112,10 @@ void Scheduler::Place(const PolicyContext& context, const RoutingResult& routing
     misses_.push_back(miss);
   }
   if (misses_.empty()) return;
-  const std::vector<Placement> placements = policy_->Place({context, misses_, LinkBusyNs(context)});
+  const PlacementDecision decision = policy_->Place({context, misses_, LinkBusyNs(context)});
+  const std::vector<Placement>& placements = decision.placements;
   bool valid = placements.size() == misses_.size();
   for (size_t i = 0; valid && i < placements.size(); ++i) {
-    // A cache has no low versions to answer with; where there are some, the store did already.
     valid = placements[i] == Placement::kLoad ||
             (placements[i] == Placement::kCpu && misses_[i].cpu_ns >= 0);
   }
@@ -122,6 +123,7 @@ void Scheduler::Place(const PolicyContext& context, const RoutingResult& routing
     ++stats_.policy_fallbacks;
     return;
   }
+  plan->backfill = decision.backfill;
   for (size_t i = 0; i < placements.size(); ++i) {
     const MissView& miss = misses_[i];
     if (placements[i] == Placement::kLoad) {

@@ -9,12 +9,12 @@
 
 namespace moert {
 
-/// Index into the served versions; 0, the best, where `policy` is null. `counts` [E]: tokens of
-/// every expert of the layer, true or predicted. An illegal answer becomes 0 and is counted in
-/// *fallbacks.
+/// Index into the served versions. `counts` [E]: tokens of every expert of the layer, true or
+/// predicted. `resident` >= 0: the version that is there and may be replaced. Without a policy, and
+/// for an illegal answer, which is counted in *fallbacks: what is there, else 0, the best.
 int TransferVersion(PrecisionPolicy* policy, const PolicyContext& context, ExpertKey key,
                     absl::Span<const int32_t> counts, bool prefetch, int num_versions,
-                    int64_t* fallbacks);
+                    int64_t* fallbacks, int resident = -1);
 
 }  // namespace moert
 

@@ -66,11 +66,11 @@ bool Prefetcher::Prefetching(Phase phase) const {
 }
 
 bool Prefetcher::wants_next_gate(Phase phase) const {
-  return Prefetching(phase) && policy_->wants_next_gate();
+  return Prefetching(phase) && policy_->traits().next_gate;
 }
 
 bool Prefetcher::wants_resident_forward(Phase phase) const {
-  return Prefetching(phase) && policy_->wants_resident_forward();
+  return Prefetching(phase) && policy_->traits().resident_forward;
 }
 
 void Prefetcher::Resolve(const PolicyContext& context, const RoutingResult& routing) {
@@ -90,7 +90,7 @@ void Prefetcher::Resolve(const PolicyContext& context, const RoutingResult& rout
     step_begin_ns_ = context.now_ns;
     step_stalled_ns_ = stalled_ns_;
   }
-  policy_->Observe(context, routing.view());
+  policy_->Observe(LayerEvent::Routed(context, routing.view()));
   const int64_t cancelled = store_->CancelPrefetches(context.layer, routing.counts);
   stats_.cancelled += cancelled;
   stats_.issued -= cancelled;

@@ -1,7 +1,6 @@
 #include "route/expert_cache_rule.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
 #include "base/fmt_absl.h"
@@ -22,7 +21,6 @@ struct TokenView {
   float band_floor = 0;            // (1 - alpha) beta
   std::vector<int> slots;          // replaceable ones, worst score first
   std::vector<int32_t> displaced;  // experts that made way
-  std::vector<int> skipped;        // slots that weigh nothing
 };
 
 class ExpertCache {
@@ -146,65 +144,9 @@ class ExpertCache {
     SubstitutionAccount& account = Account(t);
     size_t n = 0;
     while (n < pairs && Book(&account, token.weights[token.slots[n]])) ++n;
-    if (rule_.substitute == SubstituteChoice::kRandom ||
-        rule_.substitute == SubstituteChoice::kNearestGate) {
-      for (size_t i = 0; i < n; ++i) {
-        const int slot = token.slots[n - 1 - i];
-        Substitute(&token, slot, PickUnscored(t, token, slot));
-      }
-    } else {
-      // The best displaced expert gets the best substitute.
-      for (size_t i = 0; i < n; ++i) Substitute(&token, token.slots[n - 1 - i], substitutes_[i]);
-    }
-    if (rule_.substitute == SubstituteChoice::kSkip) {
-      token.skipped.assign(token.slots.begin(),
-                           token.slots.begin() + static_cast<std::ptrdiff_t>(n));
-    }
+    // The best displaced expert gets the best substitute.
+    for (size_t i = 0; i < n; ++i) Substitute(&token, token.slots[n - 1 - i], substitutes_[i]);
     token.slots.erase(token.slots.begin(), token.slots.begin() + static_cast<std::ptrdiff_t>(n));
-  }
-
-  /// An inactive expert at hand that the token does not use, whatever its score; there is one,
-  /// because the rule's own substitutes are such.
-  int32_t PickUnscored(int64_t t, const TokenView& token, int slot) {
-    MarkEligible(token.scores);
-    std::vector<int32_t> pool;
-    for (int32_t e = 0; e < call_.num_experts; ++e) {
-      const auto is_e = [e](int32_t other) { return other == e; };
-      const bool taken = std::any_of(token.ids.begin(), token.ids.end(), is_e) ||
-                         std::any_of(token.displaced.begin(), token.displaced.end(), is_e);
-      if (!taken && Eligible(e) && AtHand(e)) pool.push_back(e);
-    }
-    if (rule_.substitute == SubstituteChoice::kRandom) {
-      // Of what identifies the slot alone, so that runs repeat.
-      const uint64_t draw =
-          Mix(Mix(static_cast<uint64_t>(ledger_->calls()) * 65599 + static_cast<uint64_t>(t)) +
-              static_cast<uint64_t>(slot));
-      return pool[draw % pool.size()];
-    }
-    const int32_t displaced = token.ids[slot];
-    return *std::max_element(pool.begin(), pool.end(), [&](int32_t a, int32_t b) {
-      return GateCosine(displaced, a) < GateCosine(displaced, b);
-    });
-  }
-
-  static uint64_t Mix(uint64_t x) {  // splitmix64
-    x += 0x9e3779b97f4a7c15;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-    return x ^ (x >> 31);
-  }
-
-  double GateCosine(int32_t a, int32_t b) const {
-    const size_t width = call_.gate.size() / call_.num_experts;
-    const float* row_a = call_.gate.data() + a * width;
-    const float* row_b = call_.gate.data() + b * width;
-    double dot = 0, aa = 0, bb = 0;
-    for (size_t i = 0; i < width; ++i) {
-      dot += static_cast<double>(row_a[i]) * static_cast<double>(row_b[i]);
-      aa += static_cast<double>(row_a[i]) * static_cast<double>(row_a[i]);
-      bb += static_cast<double>(row_b[i]) * static_cast<double>(row_b[i]);
-    }
-    return aa > 0 && bb > 0 ? dot / std::sqrt(aa * bb) : -1;
   }
 
   void GroupWhatIsFetched() {
@@ -233,13 +175,8 @@ class ExpertCache {
   }
 
   void Weigh(TokenView* token) {
-    if (token->displaced.empty()) return;
-    if (!rule_.own_score_weights) {
-      for (const int slot : token->skipped) token->weights[slot] = 0;
-      return;
-    }
+    if (token->displaced.empty() || !rule_.own_score_weights) return;
     for (int j = 0; j < k_; ++j) token->weights[j] = token->scores[token->ids[j]];
-    for (const int slot : token->skipped) token->weights[slot] = 0;
     NormalizeWeights(*call_.spec, token->weights);
   }
 
@@ -273,11 +210,6 @@ absl::Status ApplyExpertCacheRule(const RoutingRule& rule, const ExpertCacheCall
   if (!(rule.alpha >= 0 && rule.alpha <= 1)) {
     return absl::InvalidArgumentError(
         fmt::format("expert-cache rule: alpha = {}: must be in [0, 1]", rule.alpha));
-  }
-  if (rule.substitute == SubstituteChoice::kNearestGate && call.gate.empty()) {
-    return absl::FailedPreconditionError(
-        "expert-cache rule: substitution by the nearest gate row needs the gates, which a "
-        "simulation does not have");
   }
   const size_t tokens = static_cast<size_t>(call.tokens);
   if (call.scores.size() != tokens * call.num_experts ||

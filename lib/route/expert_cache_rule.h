@@ -19,10 +19,6 @@
 // y with most tokens first. An expert that was chosen so is not left by its other users, so every y
 // is really fetched for somebody else.
 //
-// RoutingRule::substitute exchanges whom a replaced slot gets, never which slots are replaced in a
-// call: the first pass's slots, their number and the caps stay as above. A skipped slot keeps the
-// id that the rule would have put there, with weight 0.
-//
 // Scores are the router's over all experts (model.h); for sigmoid routing the unbiased sigmoid.
 // Eligible are the experts of the groups that the token's group-limited selection left. fp32.
 #ifndef MOERT_LIB_ROUTE_EXPERT_CACHE_RULE_H_
@@ -48,9 +44,8 @@ struct ExpertCacheCall {
   absl::Span<const float> bias;           // [E] or empty
   absl::Span<const uint8_t> resident;     // [E]
   absl::Span<const int64_t> request_ids;  // [T], or empty: all rows are one request
-  absl::Span<int32_t> ids;            // [T, k]: a substitute takes the slot of whom it displaces
-  absl::Span<float> weights;          // [T, k]
-  absl::Span<const float> gate = {};  // [E, hidden]; kNearestGate only, else may be empty
+  absl::Span<int32_t> ids;    // [T, k]: a substitute takes the slot of whom it displaces
+  absl::Span<float> weights;  // [T, k]
 };
 
 struct ExpertCacheOutcome {

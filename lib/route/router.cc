@@ -192,12 +192,11 @@ absl::Status Router::Finish(int layer, const RoutingRule& rule, const LayerResid
   if (rule.kind == RoutingRuleKind::kTopK) return absl::OkStatus();
 
   ExpertCacheOutcome outcome;
-  MOERT_RETURN_IF_ERROR(
-      ApplyExpertCacheRule(rule,
-                           {&model_->layers[layer].routing, r->num_experts, r->tokens, r->scores,
-                            biases_[layer], residency.resident, request_ids, absl::MakeSpan(r->ids),
-                            absl::MakeSpan(r->weights), gates_[layer]},
-                           ledger_.get(), &outcome));
+  MOERT_RETURN_IF_ERROR(ApplyExpertCacheRule(
+      rule,
+      {&model_->layers[layer].routing, r->num_experts, r->tokens, r->scores, biases_[layer],
+       residency.resident, request_ids, absl::MakeSpan(r->ids), absl::MakeSpan(r->weights)},
+      ledger_.get(), &outcome));
   r->substituted = outcome.substituted;
   r->mass_substituted = outcome.mass_substituted;
   r->top_score = std::move(outcome.top_score);

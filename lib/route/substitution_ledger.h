@@ -39,7 +39,6 @@ class SubstitutionLedger {
   /// Of rows that say no request.
   SubstitutionAccount& anonymous() { return anonymous_; }
   size_t size() const { return accounts_.size(); }
-  int64_t calls() const { return call_; }
 
   /// The largest shares any request reached after any call.
   double worst_slot_share() const { return worst_slot_share_; }

@@ -41,7 +41,16 @@ ExpertStore::~ExpertStore() {
 
 void ExpertStore::SetCapacity(int64_t slots) {
   const MoeModelSpec& model = source_->model();
-  capacity_ = residency_->Capacity({&model, slots, outlook_});
+  TakeCapacity(residency_->Capacity({&model, slots, outlook_}), slots);
+}
+
+void ExpertStore::TakeCapacity(std::vector<int> capacity, int64_t slots) {
+  const MoeModelSpec& model = source_->model();
+  if (capacity.empty()) {
+    capacity_ = UniformCapacity(model, slots);
+    return;
+  }
+  capacity_ = std::move(capacity);
   int64_t sum = 0;
   bool valid = capacity_.size() == model.layers.size();
   for (size_t l = 0; valid && l < capacity_.size(); ++l) {
@@ -54,7 +63,9 @@ void ExpertStore::SetCapacity(int64_t slots) {
 }
 
 void ExpertStore::RefreshCapacity(const PolicyContext& context) {
-  if (residency_->WantsCapacity(context)) SetCapacity(pools_[0]->limit());
+  const int64_t slots = pools_[0]->limit();
+  std::vector<int> capacity = residency_->Capacity({&source_->model(), slots, outlook_, &context});
+  if (!capacity.empty()) TakeCapacity(std::move(capacity), slots);
 }
 
 // --------------------------------------------------------------------------------------------------
@@ -78,8 +89,9 @@ int64_t ExpertStore::OpenStep() {
     entry.since = epoch_;
     entry.inserted = tick_;
     reclaiming_.push_back(key);
-    if (versions_[entry.active].pool == 0) residency_->OnInsert(key, false);
-    if (versions_[entry.previous].pool == 0) residency_->OnEvict(key);
+    if (versions_[entry.active].pool == 0)
+      residency_->Observe(LayerEvent::Inserted(key, /*prefetched=*/false));
+    if (versions_[entry.previous].pool == 0) residency_->Observe(LayerEvent::Evicted(key));
     UpdateVisible(key);
   }
   switching_ = std::move(blocked);
@@ -303,7 +315,7 @@ void ExpertStore::Evict(ExpertKey key) {
   entry = Entry{};
   entry.intended = intended;
   entry.changed = changed;
-  residency_->OnEvict(key);
+  residency_->Observe(LayerEvent::Evicted(key));
 }
 
 void ExpertStore::Drop(ExpertKey key, int version) {
@@ -360,7 +372,7 @@ void ExpertStore::Publish() {
     if (!done.status.ok()) {
       Drop(done.key, done.version);
       entry.unused_prefetch = false;
-      if (entry.reloading) residency_->OnEvict(done.key);
+      if (entry.reloading) residency_->Observe(LayerEvent::Evicted(done.key));
       entry.reloading = false;
       entry.failure = done.status;
       continue;
@@ -378,7 +390,9 @@ void ExpertStore::Publish() {
       entry.inserted = tick_;
       entry.queued_ns = done.started_ns - done.submitted_ns;
       entry.moved_ns = done.finished_ns - done.started_ns;
-      if (!entry.reloading) residency_->OnInsert(done.key, entry.unused_prefetch);
+      if (!entry.reloading) {
+        residency_->Observe(LayerEvent::Inserted(done.key, entry.unused_prefetch));
+      }
       entry.reloading = false;
     }
     UpdateVisible(done.key);

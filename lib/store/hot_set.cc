@@ -107,14 +107,18 @@ class HotSet final : public VersionManager {
     const auto begin = high_.begin() + first_[layer];
     return static_cast<int>(std::count(begin, begin + model_->layers[layer].num_experts, 1));
   }
+  absl::StatusOr<PrecisionDecision> Ask(const PolicyContext& context, PrecisionMoment moment) {
+    return policy_->Decide({context, selections_, high_, capacity_, moment});
+  }
   /// What the policy says, or the selections do.
   std::vector<double> WorthInHigh() {
     PolicyContext context;
     context.model = model_;
-    std::vector<double> worth = policy_->Worth({context, selections_, high_, capacity_});
+    const absl::StatusOr<PrecisionDecision> decision = Ask(context, PrecisionMoment::kShrink);
+    const std::vector<double> worth = decision.ok() ? decision->worth : std::vector<double>();
     const bool any_nan = std::any_of(worth.begin(), worth.end(), [](double w) { return w != w; });
     if (worth.size() == selections_.size() && !any_nan) return worth;
-    stats_.policy_fallbacks += !worth.empty();
+    stats_.policy_fallbacks += !decision.ok() || !worth.empty();
     return {selections_.begin(), selections_.end()};
   }
   /// A layer's high experts, those worth least first; of equals the first ones stay longest.
@@ -135,9 +139,10 @@ class HotSet final : public VersionManager {
 
   /// The policy's initial high set, filled up with each layer's first experts.
   absl::Status ChooseInitial() {
-    MOERT_ASSIGN_OR_RETURN(const std::vector<ExpertKey> initial,
-                           policy_->Initial(*model_, capacity_));
-    for (const ExpertKey key : initial) {
+    PolicyContext context;
+    context.model = model_;
+    MOERT_ASSIGN_OR_RETURN(const PrecisionDecision initial, Ask(context, PrecisionMoment::kOpen));
+    for (const ExpertKey key : initial.promote) {
       if (!Legal(key)) {
         return absl::InvalidArgumentError(fmt::format(
             "initially high: layer {} expert {} does not exist in a model of {} MoE layers",
@@ -212,8 +217,13 @@ class HotSet final : public VersionManager {
 
   void Decide(PolicyContext context) {
     ForgetQueued();  // the new decision replaces it
-    const PrecisionDecision decision = policy_->Decide({context, selections_, high_, capacity_});
+    const absl::StatusOr<PrecisionDecision> decided = Ask(context, PrecisionMoment::kInterval);
     std::fill(selections_.begin(), selections_.end(), 0);
+    if (!decided.ok()) {
+      ++stats_.policy_fallbacks;
+      return;
+    }
+    const PrecisionDecision& decision = *decided;
     // Per layer the set may never exceed its capacity; what would is dropped and counted.
     std::vector<int> high(model_->num_layers());
     for (int l = 0; l < model_->num_layers(); ++l) high[l] = HighOf(l);

@@ -13,9 +13,9 @@ class ActivationPath final : public PrefetchPolicy {
  public:
   explicit ActivationPath(int width) : width_(width) {}
 
-  absl::string_view name() const override { return "activation-path"; }
-
-  void Observe(const PolicyContext& context, const RoutingView& routing) override {
+  void Observe(const LayerEvent& event) override {
+    const PolicyContext& context = event.context;
+    const RoutingView& routing = event.routing;
     const MoeModelSpec& model = *context.model;
     if (follows_.empty()) {
       follows_.resize(model.layers.size());
@@ -83,7 +83,8 @@ class ActivationPath final : public PrefetchPolicy {
 
 }  // namespace
 
-absl::StatusOr<Strategy> BuildActivationPath(const Params& params) {
+absl::StatusOr<Strategy> BuildActivationPath(const StrategyContext& context) {
+  const StrategyParams& params = context.params;
   Strategy strategy;
   if (params.Has("scheme")) strategy.versions = {params.Text("scheme", "")};
   MOERT_ASSIGN_OR_RETURN(const int64_t width, params.Integer("width", 100, 1, 1000));

@@ -169,8 +169,6 @@ class Arc final : public ResidencyPolicy {
  public:
   explicit Arc(std::unique_ptr<CapacityRule> rule) : rule_(std::move(rule)) {}
 
-  absl::string_view name() const override { return "arc"; }
-
   std::vector<int> Capacity(const CapacitySnapshot& snapshot) override {
     std::vector<int> capacity = rule_->Capacity(snapshot);
     for (size_t l = 0; l < capacity.size(); ++l) {
@@ -182,17 +180,20 @@ class Arc final : public ResidencyPolicy {
     return capacity;
   }
 
-  void OnRouting(const PolicyContext& context, const RoutingView& routing) override {
-    layers_[context.layer].Request(routing.counts);
-    rule_->OnRouting(context, routing);
+  void Observe(const LayerEvent& event) override {
+    switch (event.kind) {
+      case LayerEvent::Kind::kRouted:
+        layers_[event.context.layer].Request(event.routing.counts);
+        rule_->Observe(event);
+        return;
+      case LayerEvent::Kind::kInserted:
+        layers_[event.key.layer].Inserted(event.key.expert, event.prefetched);
+        return;
+      case LayerEvent::Kind::kEvicted:
+        layers_[event.key.layer].Evicted(event.key.expert);
+        return;
+    }
   }
-  bool WantsCapacity(const PolicyContext& context) override {
-    return rule_->WantsCapacity(context);
-  }
-  void OnInsert(ExpertKey key, bool prefetch) override {
-    layers_[key.layer].Inserted(key.expert, prefetch);
-  }
-  void OnEvict(ExpertKey key) override { layers_[key.layer].Evicted(key.expert); }
 
   int Victim(const VictimSnapshot& snapshot) override {
     const int layer = snapshot.candidates.front().key.layer;

@@ -14,9 +14,10 @@ class AverageScore final : public ResidencyPolicy {
  public:
   AverageScore(int window, double entry_margin) : window_(window), entry_margin_(entry_margin) {}
 
-  absl::string_view name() const override { return "average-score"; }
-
-  void OnRouting(const PolicyContext& context, const RoutingView& routing) override {
+  void Observe(const LayerEvent& event) override {
+    if (event.kind != LayerEvent::Kind::kRouted) return;
+    const PolicyContext& context = event.context;
+    const RoutingView& routing = event.routing;
     if (layers_.empty()) layers_.resize(context.model->layers.size());
     const int experts = context.model->layers[context.layer].num_experts;
     History& history = layers_[context.layer];

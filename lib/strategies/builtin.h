@@ -1,40 +1,39 @@
-// The built-in strategies, one readable file each. A new one: write its file, declare its builder
-// here, add its row to registry.cc.
+// The built-in strategies and the policies they are made of, one readable file each. To add a
+// strategy: write its file, declare its builder here, add its entry to builtin.cc.
 #ifndef MOERT_LIB_STRATEGIES_BUILTIN_H_
 #define MOERT_LIB_STRATEGIES_BUILTIN_H_
 
 #include <memory>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "moert/strategy.h"
-#include "strategies/params.h"
+#include "strategies/registry.h"
 
 namespace moert {
 
-absl::StatusOr<Strategy> BuildResident(const Params& params);
-absl::StatusOr<Strategy> BuildOnDemand(const Params& params);
-absl::StatusOr<Strategy> BuildLoadOnDemand(const Params& params);
-absl::StatusOr<Strategy> BuildActivationPath(const Params& params);
-absl::StatusOr<Strategy> BuildFate(const Params& params);
-absl::StatusOr<Strategy> BuildDynaExq(const Params& params);
-absl::StatusOr<Strategy> BuildNeverStall(const Params& params);
-absl::StatusOr<Strategy> BuildStaticMixed(const Params& params);
+/// In the order of the documentation.
+std::vector<RegisteredStrategy> BuiltinStrategies();
 
-absl::StatusOr<Strategy> BuildImportance(const Params& params);
-absl::StatusOr<Strategy> BuildCpuSplit(const Params& params);
-absl::StatusOr<Strategy> BuildHybriMoeLike(const Params& params);
-absl::StatusOr<Strategy> BuildExpertFlowLike(const Params& params);
+absl::StatusOr<Strategy> BuildResident(const StrategyContext& context);
+absl::StatusOr<Strategy> BuildOnDemand(const StrategyContext& context);
+absl::StatusOr<Strategy> BuildLoadOnDemand(const StrategyContext& context);
+absl::StatusOr<Strategy> BuildActivationPath(const StrategyContext& context);
+absl::StatusOr<Strategy> BuildFate(const StrategyContext& context);
+absl::StatusOr<Strategy> BuildImportance(const StrategyContext& context);
+absl::StatusOr<Strategy> BuildDynaExq(const StrategyContext& context);
+absl::StatusOr<Strategy> BuildNeverStall(const StrategyContext& context);
 
 std::unique_ptr<ResidencyPolicy> MakeLru();
-/// Lowest average score over the last `window` iterations leaves. `entry_margin` >= 0: and only for
-/// a prefetched one whose average is higher by that share.
+/// The lowest average score over the last `window` iterations leaves. `entry_margin` >= 0: only for
+/// a prefetched expert whose average is higher by that share.
 std::unique_ptr<ResidencyPolicy> MakeAverageScore(int window, double entry_margin = -1);
-/// Next layer's predicted top-score experts; alpha = 0: its predicted actives. `resident_forward`:
-/// predicted from the partial output where the host offers it.
+/// The next layer's predicted top-score experts; alpha = 0: its predicted actives.
+/// `resident_forward`: predicted from the partial output where the host can.
 std::unique_ptr<PrefetchPolicy> MakeTopScorePrefetch(float alpha, bool resident_forward);
 struct CpuBalanceOptions {
   bool by_completion = false;  // else Algorithm 2 of the importance paper
-  bool fill = false;           // bring what the CPU computed while the link is idle
+  bool fill = false;           // bring in what the CPU computed while the link is idle
 };
 /// Misses shared between the link and a CPU executor (plan/balancer.h).
 std::unique_ptr<PlacementPolicy> MakeCpuLoadBalancer(const CpuBalanceOptions& options);

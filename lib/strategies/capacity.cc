@@ -29,6 +29,7 @@ class ShallowFirstRule final : public CapacityRule {
  public:
   explicit ShallowFirstRule(const ShallowFirstOptions& options) : options_(options) {}
   std::vector<int> Capacity(const CapacitySnapshot& snapshot) override {
+    if (snapshot.step != nullptr) return {};  // it depends on nothing that a step changes
     return ShallowFirst(options_, snapshot);
   }
 
@@ -40,21 +41,15 @@ class MeasuredCapacity final : public CapacityRule {
  public:
   explicit MeasuredCapacity(int transient) : transient_(transient) {}
 
-  void OnRouting(const PolicyContext& context, const RoutingView& routing) override {
+  void Observe(const LayerEvent& event) override {
     // Prefill touches nearly everything, whatever the capacities.
-    if (context.phase != Phase::kDecode || curves_.empty()) return;
-    curves_[context.layer].Observe(routing.counts, predicted_[context.layer]);
-  }
-
-  bool WantsCapacity(const PolicyContext& context) override {
-    // Prefetch may have been stopped or begun: seen here, by looking often.
-    constexpr int64_t kLook = 16;
-    if (context.phase != Phase::kDecode || curves_.empty()) return false;
-    const int64_t calls = curves_.back().calls();
-    return calls >= next_ || (calls >= kFirst && calls % kLook == 0);
+    if (event.context.phase != Phase::kDecode || curves_.empty()) return;
+    const int layer = event.context.layer;
+    curves_[layer].Observe(event.routing.counts, predicted_[layer]);
   }
 
   std::vector<int> Capacity(const CapacitySnapshot& snapshot) override {
+    if (snapshot.step != nullptr && !DueAt(*snapshot.step)) return {};
     const MoeModelSpec& model = *snapshot.model;
     const size_t layers = model.layers.size();
     if (curves_.empty()) {
@@ -96,6 +91,14 @@ class MeasuredCapacity final : public CapacityRule {
  private:
   using Curves = std::vector<std::vector<double>>;          // [L][E + 1]
   static constexpr int64_t kFirst = 2 * MissCurve::kBlock;  // calls before curves say anything
+
+  bool DueAt(const PolicyContext& step) const {
+    // Prefetch may have stopped or begun since: a look every few steps sees it.
+    constexpr int64_t kLook = 16;
+    if (step.phase != Phase::kDecode || curves_.empty()) return false;
+    const int64_t calls = curves_.back().calls();
+    return calls >= next_ || (calls >= kFirst && calls % kLook == 0);
+  }
 
   static bool Predicted(const PrefetchOutlook& outlook) { return outlook.recall > 0; }
   static bool Hides(const PrefetchOutlook& outlook) {

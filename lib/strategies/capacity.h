@@ -24,9 +24,8 @@ class CapacityRule {
   /// As ResidencyPolicy::Capacity. Slots that it leaves over are transient: what passes through
   /// layers that are full or have none uses them (ExpertStore::StartLoad).
   virtual std::vector<int> Capacity(const CapacitySnapshot& snapshot) = 0;
-  /// As ResidencyPolicy.
-  virtual void OnRouting(const PolicyContext& context, const RoutingView& routing) {}
-  virtual bool WantsCapacity(const PolicyContext& context) { return false; }
+  /// Every layer call's routing (kRouted).
+  virtual void Observe(const LayerEvent& event) {}
 };
 
 struct ShallowFirstOptions {

@@ -13,9 +13,14 @@ class CpuLoadBalancer final : public PlacementPolicy {
  public:
   explicit CpuLoadBalancer(const CpuBalanceOptions& options) : options_(options) {}
 
-  absl::string_view name() const override { return "cpu-load-balancer"; }
+  PolicyTraits traits() const override { return {.lossy = true, .backfills = options_.fill}; }
 
-  std::vector<Placement> Place(const PlacementSnapshot& snapshot) override {
+  PlacementDecision Place(const PlacementSnapshot& snapshot) override {
+    return {Balanced(snapshot), BackfillIn(snapshot.context.phase)};
+  }
+
+ private:
+  std::vector<Placement> Balanced(const PlacementSnapshot& snapshot) const {
     std::vector<Placement> placements(snapshot.misses.size(), Placement::kLoad);
     std::vector<BalanceItem> items;
     std::vector<size_t> miss_of;
@@ -53,16 +58,15 @@ class CpuLoadBalancer final : public PlacementPolicy {
     return placements;
   }
 
-  // Not in prefill: the next layer has loads of its own for the link.
-  bool Backfills(const PolicyContext& context) override {
-    return options_.fill && context.phase == Phase::kDecode;
-  }
-  // Algorithm 2 begins with a load, which fills a cache by itself.
-  bool BackfillsFreeSlots(const PolicyContext& context) override {
-    return (options_.fill || options_.by_completion) && context.phase == Phase::kDecode;
+  Backfill BackfillIn(Phase phase) const {
+    // Not in prefill: the next layer has loads of its own for the link.
+    if (phase != Phase::kDecode) return Backfill::kNever;
+    if (options_.fill) return Backfill::kAlways;
+    // A cold cache would stay empty where the CPU is always earlier. Algorithm 2 begins with a
+    // load, which fills a cache by itself.
+    return options_.by_completion ? Backfill::kFreeSlots : Backfill::kNever;
   }
 
- private:
   const CpuBalanceOptions options_;
 };
 

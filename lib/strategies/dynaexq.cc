@@ -24,14 +24,13 @@ class HottestHigh final : public PrecisionPolicy {
   HottestHigh(Hotness hotness, Hysteresis hysteresis, InitialHigh initial)
       : hotness_(std::move(hotness)), hysteresis_(hysteresis), initial_(std::move(initial)) {}
 
-  absl::string_view name() const override { return "hotness"; }
-
-  absl::StatusOr<std::vector<ExpertKey>> Initial(const MoeModelSpec& model,
-                                                 absl::Span<const int32_t> capacity) override {
-    return initial_.Choose(model, capacity);
-  }
-
-  PrecisionDecision Decide(const PrecisionSnapshot& snapshot) override {
+  absl::StatusOr<PrecisionDecision> Decide(const PrecisionSnapshot& snapshot) override {
+    if (snapshot.moment == PrecisionMoment::kOpen) return initial_.Choose(snapshot);
+    if (snapshot.moment == PrecisionMoment::kShrink) {
+      PrecisionDecision decision;
+      decision.worth.assign(hotness_.values().begin(), hotness_.values().end());
+      return decision;
+    }
     hotness_.Add(snapshot.selections);
     swaps_.clear();
     size_t first = 0;
@@ -50,10 +49,6 @@ class HottestHigh final : public PrecisionPolicy {
       if (swap.leave.expert >= 0) decision.demote.push_back(swap.leave);
     }
     return decision;
-  }
-
-  std::vector<double> Worth(const PrecisionSnapshot& snapshot) override {
-    return {hotness_.values().begin(), hotness_.values().end()};
   }
 
  private:
@@ -138,11 +133,10 @@ class HottestHigh final : public PrecisionPolicy {
 
 }  // namespace
 
-absl::StatusOr<Strategy> BuildDynaExq(const Params& params) {
+absl::StatusOr<Strategy> BuildDynaExq(const StrategyContext& context) {
+  const StrategyParams& params = context.params;
   Strategy s;
   s.serving = Serving::kHotSet;
-  s.exact = false;
-  s.graph_safe = true;
   s.versions = {params.Text("hi", "bf16"), params.Text("lo", "w4a16_g128")};
   MOERT_ASSIGN_OR_RETURN(const double interval_ms, params.Number("interval_ms", 200, 0.001, 1e7));
   s.transitions.interval_ns = static_cast<int64_t>(interval_ms * 1e6);
@@ -155,7 +149,7 @@ absl::StatusOr<Strategy> BuildDynaExq(const Params& params) {
   MOERT_ASSIGN_OR_RETURN(const double margin, params.Number("margin", 0.2, 0, 1e9));
   MOERT_ASSIGN_OR_RETURN(const double noise, params.Number("noise", 0.5, 0, 1e9));
   MOERT_ASSIGN_OR_RETURN(const int64_t slack, params.Integer("slack", 0, 0, 1 << 20));
-  MOERT_ASSIGN_OR_RETURN(InitialHigh initial, InitialHigh::FromParams(params));
+  MOERT_ASSIGN_OR_RETURN(InitialHigh initial, InitialHigh::Make(context));
   s.precision = std::make_unique<HottestHigh>(
       Hotness(beta, memory), HottestHigh::Hysteresis{margin, noise, static_cast<int>(slack)},
       std::move(initial));

@@ -4,8 +4,6 @@
 #include "base/fmt_absl.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
-#include "moert/env.h"
-#include "moert/offline/calibration.h"
 #include "strategies/arc.h"
 #include "strategies/builtin.h"
 #include "strategies/capacity.h"
@@ -15,7 +13,7 @@
 namespace moert {
 namespace {
 
-absl::Status AddHybridBits(const Params& params, Strategy* strategy) {
+absl::Status AddHybridBits(const StrategyParams& params, Strategy* strategy) {
   if (!params.Has("low")) {
     for (const char* key : {"rho", "miss_bits", "low_hits"}) {
       if (params.Has(key)) {
@@ -38,16 +36,13 @@ absl::Status AddHybridBits(const Params& params, Strategy* strategy) {
   options.miss_low = miss == 1;
   options.upgrade = hits == 0;
   strategy->versions = {high, low};
-  strategy->exact = false;
   strategy->precision = MakeHybridBits(options);
   return absl::OkStatus();
 }
 
-absl::StatusOr<int64_t> BoundaryOf(const std::string& calibration_file) {
-  MOERT_ASSIGN_OR_RETURN(const Calibration calibration,
-                         ReadCalibration(calibration_file, Env::Default()));
+int64_t BoundaryOf(const RoutingStatistics& calibration) {
   std::vector<double> accuracy;
-  for (const LayerCalibration& layer : calibration.layers) {
+  for (const RoutingStatistics::Layer& layer : calibration.layers) {
     accuracy.push_back(layer.cross_layer_accuracy);
   }
   return ShallowBoundary(accuracy);
@@ -55,7 +50,8 @@ absl::StatusOr<int64_t> BoundaryOf(const std::string& calibration_file) {
 
 }  // namespace
 
-absl::StatusOr<Strategy> BuildFate(const Params& params) {
+absl::StatusOr<Strategy> BuildFate(const StrategyContext& context) {
+  const StrategyParams& params = context.params;
   Strategy strategy;
   if (params.Has("scheme")) strategy.versions = {params.Text("scheme", "")};
 
@@ -69,12 +65,10 @@ absl::StatusOr<Strategy> BuildFate(const Params& params) {
   MOERT_ASSIGN_OR_RETURN(strategy.prefetch_control, params.Flag("control", true));
 
   MOERT_ASSIGN_OR_RETURN(const int64_t transient, params.Integer("transient", -1, 0, 1 << 20));
-  if (params.Has("shallow") || params.Has("calibration")) {
-    // What is said outright wins over what was measured.
+  if (params.Has("shallow") || context.calibration != nullptr) {
+    // The spec's own number wins over what was measured.
     MOERT_ASSIGN_OR_RETURN(int64_t shallow, params.Integer("shallow", -1, 0, 1 << 20));
-    if (shallow < 0) {
-      MOERT_ASSIGN_OR_RETURN(shallow, BoundaryOf(params.Text("calibration", "")));
-    }
+    if (shallow < 0) shallow = BoundaryOf(*context.calibration);
     strategy.residency =
         MakeArc(MakeShallowFirst({static_cast<int>(shallow), static_cast<int>(transient)}));
   } else {

@@ -7,19 +7,17 @@ class HybridBits final : public PrecisionPolicy {
  public:
   explicit HybridBits(const HybridBitsOptions& options) : options_(options) {}
 
-  absl::string_view name() const override { return "hybrid-bits"; }
-
   int TransferVersion(const TransferSnapshot& snapshot) override {
     constexpr int kHigh = 0, kLow = 1;
+    if (snapshot.resident >= 0) {
+      const bool upgrade = options_.upgrade && snapshot.context.phase == Phase::kDecode;
+      return upgrade ? kHigh : snapshot.resident;
+    }
     if (snapshot.context.phase == Phase::kDecode) {
       return options_.miss_low && !snapshot.prefetch ? kLow : kHigh;
     }
     return AmongLeastPopular(snapshot.layer_counts, snapshot.key.expert, options_.rho) ? kLow
                                                                                        : kHigh;
-  }
-
-  bool Upgrades(const PolicyContext& context) override {
-    return options_.upgrade && context.phase == Phase::kDecode;
   }
 
  private:

@@ -16,7 +16,7 @@ class ExpertCacheRouting final : public RoutingPolicy {
   ExpertCacheRouting(const RoutingRule& rule, bool decode_only)
       : rule_(rule), decode_only_(decode_only) {}
 
-  absl::string_view name() const override { return "expert-cache"; }
+  PolicyTraits traits() const override { return {.lossy = rule_.alpha > 0}; }
 
   absl::Status Check(const MoeModelSpec& model) const override {
     for (const MoeLayerSpec& layer : model.layers) {
@@ -36,7 +36,8 @@ class ExpertCacheRouting final : public RoutingPolicy {
 
 }  // namespace
 
-absl::StatusOr<Strategy> BuildImportance(const Params& params) {
+absl::StatusOr<Strategy> BuildImportance(const StrategyContext& context) {
+  const StrategyParams& params = context.params;
   Strategy strategy;
   if (params.Has("scheme")) strategy.versions = {params.Text("scheme", "")};
   RoutingRule rule;
@@ -47,19 +48,15 @@ absl::StatusOr<Strategy> BuildImportance(const Params& params) {
   MOERT_ASSIGN_OR_RETURN(const double slots, params.Number("max_slots", 1, 0, 1));
   MOERT_ASSIGN_OR_RETURN(const double mass, params.Number("max_mass", 1, 0, 1));
   MOERT_ASSIGN_OR_RETURN(const int weights, params.OneOf("weights", 0, {"own", "displaced"}));
-  MOERT_ASSIGN_OR_RETURN(const int substitute,
-                         params.OneOf("substitute", 0, {"best", "random", "nearest", "skip"}));
   MOERT_ASSIGN_OR_RETURN(const int predict, params.OneOf("predict", 0, {"forward", "gate"}));
   MOERT_ASSIGN_OR_RETURN(const int64_t window, params.Integer("n", 64, 1, 4096));
   rule.alpha = static_cast<float>(alpha);
   rule.max_slot_share = static_cast<float>(slots);
   rule.max_mass_share = static_cast<float>(mass);
   rule.own_score_weights = weights == 0;
-  rule.substitute = static_cast<SubstituteChoice>(substitute);
   MOERT_ASSIGN_OR_RETURN(const int balancer, params.OneOf("balancer", 2, {"0", "1", "completion"}));
   MOERT_ASSIGN_OR_RETURN(const bool fill, params.Flag("fill", balancer == 2));
   MOERT_ASSIGN_OR_RETURN(strategy.prefetch_control, params.Flag("control", true));
-  strategy.exact = alpha == 0 && balancer == 0;  // with one, another executor may multiply
   strategy.routing = std::make_unique<ExpertCacheRouting>(rule, phase == 0);
   strategy.prefetch = MakeTopScorePrefetch(rule.alpha, predict == 0);
   strategy.residency = MakeAverageScore(static_cast<int>(window));

@@ -3,31 +3,26 @@
 #ifndef MOERT_LIB_STRATEGIES_INITIAL_HIGH_H_
 #define MOERT_LIB_STRATEGIES_INITIAL_HIGH_H_
 
-#include <cstdint>
-#include <string>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
-#include "moert/policy.h"
-#include "strategies/params.h"
+#include "moert/strategy.h"
 
 namespace moert {
 
 class InitialHigh {
  public:
-  /// Reads keys `hot` and `calibration`, of which a spec has one at most, and the calibration file.
-  static absl::StatusOr<InitialHigh> FromParams(const Params& params);
+  /// By the keys `hot` and `calibration`, of which a spec has one at most.
+  static absl::StatusOr<InitialHigh> Make(const StrategyContext& context);
 
-  /// As PrecisionPolicy::Initial. InvalidArgument when the calibration is of a model with other
-  /// layers or experts.
-  absl::StatusOr<std::vector<ExpertKey>> Choose(const MoeModelSpec& model,
-                                                absl::Span<const int32_t> capacity) const;
+  /// The answer to PrecisionPolicy::Decide at open. InvalidArgument when the calibration is of a
+  /// model with other layers or experts.
+  absl::StatusOr<PrecisionDecision> Choose(const PrecisionSnapshot& snapshot) const;
 
  private:
   std::vector<ExpertKey> given_;
-  std::string calibration_;                       // its path; empty: none
-  std::vector<std::vector<int64_t>> selections_;  // [layer][expert] of the calibration
+  std::optional<RoutingStatistics> calibration_;
 };
 
 }  // namespace moert

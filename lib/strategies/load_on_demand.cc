@@ -7,7 +7,6 @@ namespace {
 
 class KeepNothing final : public ResidencyPolicy {
  public:
-  absl::string_view name() const override { return "none"; }
   std::vector<int> Capacity(const CapacitySnapshot& snapshot) override {
     return std::vector<int>(snapshot.model->layers.size(), 0);
   }
@@ -18,7 +17,8 @@ class KeepNothing final : public ResidencyPolicy {
 
 }  // namespace
 
-absl::StatusOr<Strategy> BuildLoadOnDemand(const Params& params) {
+absl::StatusOr<Strategy> BuildLoadOnDemand(const StrategyContext& context) {
+  const StrategyParams& params = context.params;
   Strategy strategy;
   if (params.Has("scheme")) strategy.versions = {params.Text("scheme", "")};
   strategy.residency = std::make_unique<KeepNothing>();

@@ -31,15 +31,10 @@ int LeastRecentlyUsed(absl::Span<const VictimCandidate> candidates) {
                           candidates.begin());
 }
 
-std::vector<int> ResidencyPolicy::Capacity(const CapacitySnapshot& snapshot) {
-  return UniformCapacity(*snapshot.model, snapshot.slots);
-}
-
 namespace {
 
 class Lru final : public ResidencyPolicy {
  public:
-  absl::string_view name() const override { return "lru"; }
   int Victim(const VictimSnapshot& snapshot) override {
     return LeastRecentlyUsed(snapshot.candidates);
   }

@@ -10,11 +10,10 @@
 
 namespace moert {
 
-absl::StatusOr<Strategy> BuildNeverStall(const Params& params) {
+absl::StatusOr<Strategy> BuildNeverStall(const StrategyContext& context) {
+  const StrategyParams& params = context.params;
   Strategy s;
   s.serving = Serving::kLowPlusCache;
-  s.exact = false;
-  s.graph_safe = true;
   s.versions = {params.Text("hi", "bf16"), params.Text("lo", "w2a16_g64_asym")};
   MOERT_ASSIGN_OR_RETURN(s.transitions.max_gbps, params.Number("max_gbps", 0, 0, 1e6));
   MOERT_ASSIGN_OR_RETURN(const int64_t window, params.Integer("n", 256, 1, 4096));

@@ -11,8 +11,7 @@ class NextLayerGate final : public PrefetchPolicy {
  public:
   explicit NextLayerGate(const NextLayerGateOptions& options) : options_(options) {}
 
-  absl::string_view name() const override { return "next-layer-gate"; }
-  bool wants_next_gate() const override { return true; }
+  PolicyTraits traits() const override { return {.next_gate = true}; }
 
   std::vector<PrefetchCandidate> Rank(const PrefetchSnapshot& snapshot) override {
     const int target = snapshot.target_layer;

@@ -4,7 +4,8 @@
 
 namespace moert {
 
-absl::StatusOr<Strategy> BuildOnDemand(const Params& params) {
+absl::StatusOr<Strategy> BuildOnDemand(const StrategyContext& context) {
+  const StrategyParams& params = context.params;
   Strategy strategy;
   if (params.Has("scheme")) strategy.versions = {params.Text("scheme", "")};
   return strategy;

@@ -3,9 +3,9 @@
 
 namespace moert {
 
-absl::StatusOr<Strategy> BuildResident(const Params& params) {
+absl::StatusOr<Strategy> BuildResident(const StrategyContext& context) {
+  const StrategyParams& params = context.params;
   Strategy strategy;
-  strategy.graph_safe = true;
   strategy.preload = true;
   if (params.Has("scheme")) strategy.versions = {params.Text("scheme", "")};
   return strategy;

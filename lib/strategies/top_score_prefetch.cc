@@ -21,9 +21,9 @@ class TopScorePrefetch final : public PrefetchPolicy {
   TopScorePrefetch(float alpha, bool resident_forward)
       : alpha_(alpha), resident_forward_(resident_forward) {}
 
-  absl::string_view name() const override { return "top-score"; }
-  bool wants_next_gate() const override { return true; }
-  bool wants_resident_forward() const override { return resident_forward_; }
+  PolicyTraits traits() const override {
+    return {.next_gate = true, .resident_forward = resident_forward_};
+  }
 
   std::vector<PrefetchCandidate> Rank(const PrefetchSnapshot& snapshot) override {
     // On the wrap to the next token the gate would see the wrong token.

@@ -5,6 +5,7 @@
 
 #include "device_step.h"
 #include "moert/scheduler.h"
+#include "research/strategies/research_strategies.h"
 #include "tests/support/catch.h"
 #include "tests/support/run_engine.h"
 #include "tests/support/synthetic_source.h"
@@ -27,6 +28,7 @@ SyntheticShape Shape() {
 }
 
 EngineOptions Options(const std::string& strategy, double share) {
+  REQUIRE_OK(RegisterResearchStrategies());
   EngineOptions o;
   o.backend = BackendKind::kCuda;
   o.strategy = strategy;

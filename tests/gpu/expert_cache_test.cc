@@ -196,7 +196,7 @@ TEST_CASE("two tokens: all pairs of score rows on a grid, all residencies, both 
   CHECK(device.compared == 81 * 81 * 16 * 2);
 }
 
-TEST_CASE("random batches over every routing kind that has scores, caps, weights and skipping") {
+TEST_CASE("random batches over every routing kind that has scores, caps and weights") {
   Device device;
   std::mt19937 rng(8);
   int64_t substituted = 0;
@@ -206,7 +206,6 @@ TEST_CASE("random batches over every routing kind that has scores, caps, weights
     if (rng() % 2) rule.max_slot_share = 0.05f * static_cast<float>(rng() % 20);
     if (rng() % 2) rule.max_mass_share = 0.05f * static_cast<float>(rng() % 20);
     rule.own_score_weights = rng() % 3 != 0;
-    if (rng() % 4 == 0) rule.substitute = SubstituteChoice::kSkip;
     const auto requests = static_cast<int64_t>(rng() % 8);  // few: rows share them
     for (size_t t = 0; requests > 0 && t < call.scores.size(); ++t) {
       with_requests.requests.push_back(static_cast<int64_t>(rng() % requests) - 3);

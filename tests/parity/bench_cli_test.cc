@@ -185,7 +185,8 @@ TEST_CASE("hot=before begins with what the strategy in front of it held when the
       "moert-bench decode --synthetic tiny:2 --schemes bf16,w4a16_g128 --budget 60% --clock "
       "virtual "
       "--workload shift --warm 40 --steps 20 --repeats 3 --strategy "
-      "'dynaexq:lo=w4a16_g128,interval_ms=5;static-mixed:lo=w4a16_g128,hot=before'");
+      "'dynaexq:lo=w4a16_g128,interval_ms=5;dynaexq:lo=w4a16_g128,interval_ms=10000000,hot="
+      "before'");
   const Json& variants = run["groups"][0]["variants"];
   CHECK(variants[0]["promotions"] > 0);
   CHECK(variants[1]["promotions"] == 0);
@@ -205,8 +206,7 @@ TEST_CASE("what cannot run is refused with a reason") {
   CHECK_THAT(error("--synthetic tiny --workload chat"), Contains("steady"));
   CHECK_THAT(error("--synthetic tiny --strategy best"), Contains("on-demand"));
   CHECK_THAT(error("--synthetic tiny --budget 140%"), Contains("140%"));
-  CHECK_THAT(error("--synthetic tiny --strategy static-mixed:hot=before"),
-             Contains("in front of it"));
+  CHECK_THAT(error("--synthetic tiny --strategy dynaexq:hot=before"), Contains("in front of it"));
   CHECK_THAT(error("--synthetic tiny --backend cuda --clock virtual"), Contains("wall"));
   CHECK_THAT(error("--synthetic tiny --strategy 'resident;on-demand@100%' --memory 1MiB"),
              Contains("--memory"));

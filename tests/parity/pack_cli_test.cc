@@ -220,11 +220,11 @@ TEST_CASE("calibrate, allocate, quantize by two plans, serve both") {
     CHECK(held % 4096 == 0);
   }
   // Two plans as the two versions of a strategy: experts move between them and nothing waits; and
-  // the calibration that the plans came from says who is high where a set is fixed.
+  // the calibration that the plans came from says who is high until the first decision.
   for (const std::string strategy :
        {"dynaexq:hi=mixed-3.5,lo=mixed-2.6,hi_fraction=0.25",
-        "static-mixed:hi=mixed-3.5,lo=mixed-2.6,hi_fraction=0.25,calibration="}) {
-    const bool fixed = strategy[0] == 's';
+        "dynaexq:hi=mixed-3.5,lo=mixed-2.6,hi_fraction=0.25,interval_ms=10000000,calibration="}) {
+    const bool fixed = strategy.back() == '=';
     outcome = test::RunTool("run",
                             "ppl --model " + TinyModelDir() + tokens +
                                 " --limit 2048 --quiet --json - --step-tokens 1 --clock virtual " +

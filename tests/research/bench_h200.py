@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures the strategies on a GPU at published shapes, and reports them: build/report/h200.md.
 
-    bench_h200.py run --bin build/cuda/bin --out DIR [--part dynaexq,fate,importance,loads] [--smoke]
+    bench_h200.py run --bin build/cuda/lab --out DIR [--part dynaexq,fate,importance,loads] [--smoke]
     bench_h200.py render --results DIR      copies DIR/*.json to docs/results/data/h200-*.json, reports
     bench_h200.py render                    writes the page from what is stored
 
@@ -96,7 +96,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["run", "render"])
-    parser.add_argument("--bin", default=os.path.join(ROOT, "build/cuda/bin"))
+    parser.add_argument("--bin", default=os.path.join(ROOT, "build/cuda/lab"))
     parser.add_argument("--counter", help="library to preload that counts driver calls")
     parser.add_argument("--profile", default=os.path.join(ROOT, "tests/research/profiles/h200.json"))
     parser.add_argument("--out")

@@ -207,7 +207,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["wall", "predict", "shapes", "bundled"])
-    parser.add_argument("--bin", default=os.path.join(ROOT, "build/dev/bin"))
+    parser.add_argument("--bin", default=os.path.join(ROOT, "build/dev/lab"))
     parser.add_argument("--profile")
     parser.add_argument("--wall")
     parser.add_argument("--only", help="wall: strategies to measure again in --out")

@@ -49,7 +49,7 @@ different steps. `dynaexq` and `never-stall` never wait; their hits are lookups 
 not limit. Bounds in hindsight: what caches that know the future would hit, one a layer or one for all, and the step if their misses were
 known a layer ahead.
 
-    tests/research/bench_strategies.py wall --bin build/dev/bin --profile tests/research/profiles/xeon-8-threads.json --out docs/results/data/wall.json
+    tests/research/bench_strategies.py wall --bin build/dev/lab --profile tests/research/profiles/xeon-8-threads.json --out docs/results/data/wall.json
 
 """
     rows = []

@@ -438,7 +438,7 @@ def main():
     parser.add_argument("models", nargs="*", metavar="NAME=DIR")
     parser.add_argument("--calib", help="folder of calibration tokens")
     parser.add_argument("--eval", default=str(lib.ROOT / "tests" / "data" / "eval"))
-    parser.add_argument("--binaries", default=str(lib.ROOT / "build" / "release" / "bin"))
+    parser.add_argument("--binaries", default=str(lib.ROOT / "build" / "release" / "lab"))
     parser.add_argument("--work", default="build/quality-dynaexq")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, a thread each")
     args = parser.parse_intermixed_args()

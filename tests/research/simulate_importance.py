@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Offloading strategies on published shapes, simulated: docs/results/data/importance-simulated.json.
 
-    tests/research/simulate_importance.py --bench build/dev/bin/moert-bench --sim build/dev/bin/moert-sim
+    tests/research/simulate_importance.py --bench build/dev/lab/moert-bench --sim build/dev/lab/moert-sim
 
 Routing comes from the frozen workloads (docs/results/workloads.md), times from tests/research/profiles/h200.json with
 its link replaced: a replay through the library's own policies, store and planners on a virtual
@@ -219,8 +219,8 @@ def write(e, found):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--bench", default="build/dev/bin/moert-bench")
-    parser.add_argument("--sim", default="build/dev/bin/moert-sim")
+    parser.add_argument("--bench", default="build/dev/lab/moert-bench")
+    parser.add_argument("--sim", default="build/dev/lab/moert-sim")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--work", default="build/simulate-importance")
     parser.add_argument("--render", action="store_true", help="runs nothing")

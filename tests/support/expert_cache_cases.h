@@ -28,7 +28,6 @@ struct Call {
   std::vector<float> bias;
   std::vector<uint8_t> resident;
   std::vector<int64_t> requests;
-  std::vector<float> gate;  // [experts, hidden] or empty
 
   std::vector<std::vector<float>> Keys() const {
     std::vector<std::vector<float>> keys = scores;
@@ -185,7 +184,7 @@ inline Answer Apply(const Call& call, const RoutingRule& rule, SubstitutionLedge
   a.status = ApplyExpertCacheRule(
       rule,
       {&call.spec, call.experts, static_cast<int64_t>(call.scores.size()), scores, call.bias,
-       call.resident, call.requests, absl::MakeSpan(ids), absl::MakeSpan(weights), call.gate},
+       call.resident, call.requests, absl::MakeSpan(ids), absl::MakeSpan(weights)},
       ledger, &a.outcome);
   const int k = call.spec.top_k;
   for (size_t t = 0; t < call.scores.size(); ++t) {
@@ -304,7 +303,7 @@ void ForOneToken(F f) {
   const std::vector<float> levels = {0.1f, 0.2f, 0.25f, 0.4f};
   for (const int k : {1, 2, 3}) {
     for (int code = 0; code < 1024; ++code) {
-      Call call{{RoutingKind::kSoftmaxTopK, k}, 5, {GridScores(code, 5, levels)}, {}, {}, {}, {}};
+      Call call{{RoutingKind::kSoftmaxTopK, k}, 5, {GridScores(code, 5, levels)}, {}, {}, {}};
       for (int bits = 0; bits < 32; ++bits) {
         Residency(&call, bits);
         for (const float alpha : {0.0f, 0.2f, 0.3f, 0.6f}) f(call, Rule(alpha), bits == 31);
@@ -321,7 +320,6 @@ void ForTwoTokens(F f) {
     Call call{{RoutingKind::kSoftmaxTopK, 2},
               4,
               {GridScores(code % 81, 4, levels), GridScores(code / 81, 4, levels)},
-              {},
               {},
               {},
               {}};

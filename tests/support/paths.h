@@ -9,6 +9,7 @@ namespace moert {
 
 std::string SourceDir();  // the repository
 std::string BinDir();     // of the command line tools
+std::string LabDir();     // of the same tools with the research strategies
 
 }  // namespace moert
 

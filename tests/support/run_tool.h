@@ -18,11 +18,12 @@ struct Outcome {
   std::string out, err;
 };
 
-/// `moert-TOOL ARGS` through the shell, from the build under test; `scratch` receives its output.
-inline Outcome RunTool(const std::string& tool, const std::string& args, const TempDir& scratch) {
+/// `moert-TOOL ARGS` of `folder` through the shell; `scratch` receives its output.
+inline Outcome RunTool(const std::string& tool, const std::string& args, const TempDir& scratch,
+                       const std::string& folder = BinDir()) {
   const std::string out = scratch / "stdout", err = scratch / "stderr";
   const std::string command =
-      BinDir() + "/moert-" + tool + " " + args + " >" + out + " 2>" + err + " </dev/null";
+      folder + "/moert-" + tool + " " + args + " >" + out + " 2>" + err + " </dev/null";
   Outcome outcome;
   const int raw = std::system(command.c_str());
   REQUIRE(WIFEXITED(raw));

@@ -24,7 +24,6 @@ ExpertCacheArgs MakeExpertCacheArgs(const RoutingRule& rule) {
   args.max_mass_share = static_cast<double>(rule.max_mass_share);
   args.second_pass = rule.second_pass ? 1 : 0;
   args.own_score_weights = rule.own_score_weights ? 1 : 0;
-  args.skip = rule.substitute == SubstituteChoice::kSkip ? 1 : 0;
   return args;
 }
 

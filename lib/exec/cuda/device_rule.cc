@@ -12,8 +12,6 @@ DeviceRule::DeviceRule(int64_t max_tokens) : requests_(kRememberedRequests, max_
 
 bool DeviceRule::Executes(const RoutingSpec& routing, const RoutingRule& rule) {
   return rule.kind == RoutingRuleKind::kExpertCache && rule.alpha >= 0 && rule.alpha <= 1 &&
-         (rule.substitute == SubstituteChoice::kBestScore ||
-          rule.substitute == SubstituteChoice::kSkip) &&
          CheckExpertCacheRule(routing).ok();
 }
 

@@ -32,8 +32,7 @@ class DeviceRule {
  public:
   explicit DeviceRule(int64_t max_tokens);
 
-  /// The paper's rule and skipping. Substitutes by chance or by gate rows, and routing kinds with
-  /// no scores, are the host's.
+  /// The expert-cache rule, on routing kinds that have scores.
   static bool Executes(const RoutingSpec& routing, const RoutingRule& rule);
 
   /// `buffers` are borrowed.

@@ -128,7 +128,6 @@ TEST_CASE("an allocator with nothing to give is an error of the call") {
 /// Evicts what was used last: the worst choice, and visible in the statistics.
 class MostRecent final : public ResidencyPolicy {
  public:
-  absl::string_view name() const override { return "most-recent"; }
   int Victim(const VictimSnapshot& snapshot) override {
     const auto& all = snapshot.candidates;
     return static_cast<int>(

@@ -15,7 +15,7 @@ TEST_CASE("the expert used least leaves") {
   const auto route = [&](std::vector<int32_t> counts) {
     RoutingView routing;
     routing.counts = counts;
-    policy.OnRouting(context, routing);
+    policy.Observe(LayerEvent::Routed(context, routing));
   };
   const VictimCandidate candidates[] = {{{0, 0}}, {{0, 1}}, {{0, 2}}};
   const VictimSnapshot snapshot{context, {0, 3}, false, candidates};

@@ -140,7 +140,7 @@ TEST_CASE("the split by completion is the best of all splits where loads are equ
 
 std::vector<Placement> Place(PlacementPolicy* policy, const std::vector<MissView>& misses,
                              int64_t link_busy_ns = 0) {
-  return policy->Place({{}, misses, link_busy_ns});
+  return policy->Place({{}, misses, link_busy_ns}).placements;
 }
 
 MissView Miss(int expert, int tokens, int64_t load_ns, int64_t cpu_ns) {
@@ -170,15 +170,18 @@ TEST_CASE("the balancer shares misses where that helps and loads them all where 
 
 TEST_CASE("by completion: a slow link is left alone, and a CPU does not wait for a prefetch") {
   const auto policy = MakeCpuLoadBalancer({/*by_completion=*/true, /*fill=*/true});
-  PolicyContext decode;
-  decode.phase = Phase::kDecode;
-  CHECK(policy->Backfills(decode));
-  CHECK_FALSE(MakeCpuLoadBalancer({true, false})->Backfills(decode));
+  const auto backfill = [](const CpuBalanceOptions& options, Phase phase) {
+    PolicyContext context;
+    context.phase = phase;
+    return MakeCpuLoadBalancer(options)->Place({context, {}, 0}).backfill;
+  };
+  CHECK(policy->traits().backfills);
+  CHECK_FALSE(MakeCpuLoadBalancer({true, false})->traits().backfills);
+  CHECK(backfill({true, true}, Phase::kDecode) == Backfill::kAlways);
   // A cold cache is filled in any case, by the loads of Algorithm 2 or behind the CPU.
-  CHECK(MakeCpuLoadBalancer({true, false})->BackfillsFreeSlots(decode));
-  CHECK_FALSE(MakeCpuLoadBalancer({false, false})->BackfillsFreeSlots(decode));
-  CHECK_FALSE(policy->Backfills({}));  // prefill
-  CHECK_FALSE(policy->BackfillsFreeSlots({}));
+  CHECK(backfill({true, false}, Phase::kDecode) == Backfill::kFreeSlots);
+  CHECK(backfill({false, false}, Phase::kDecode) == Backfill::kNever);
+  CHECK(backfill({true, true}, Phase::kPrefill) == Backfill::kNever);
   const auto load = Placement::kLoad, cpu = Placement::kCpu;
   // One transfer takes longer than the CPU needs for everything. Algorithm 2 would begin with it.
   CHECK(Place(policy.get(), {Miss(0, 1, 50, 4), Miss(1, 2, 50, 8)}) ==

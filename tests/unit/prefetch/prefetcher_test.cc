@@ -96,7 +96,7 @@ struct Fixture {
     routing.counts.assign(kExperts, 0);
     for (const int e : used) routing.counts[e] = 1;
     prefetcher->Resolve(context, routing);
-    residency->OnRouting(context, routing.view());
+    residency->Observe(LayerEvent::Routed(context, routing.view()));
     std::vector<int> loading;
     for (const int e : used) {
       if (Present(layer, e)) {

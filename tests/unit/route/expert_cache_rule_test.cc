@@ -97,78 +97,6 @@ TEST_CASE("weights of substitutes: the own score, or what the displaced had") {
   CHECK(a.weights[0] == a.model_weights[0]);
 }
 
-TEST_CASE("random, nearest and skip replace the slots that the rule replaces") {
-  std::mt19937 rng(11);
-  std::uniform_real_distribution<float> uniform(0.01f, 1.0f);
-  int64_t substituted = 0, differ[4] = {};
-  for (int trial = 0; trial < 3000; ++trial) {
-    Call call;
-    call.spec.top_k = 4;
-    call.spec.renormalize = trial % 2 == 1;
-    call.experts = 12;
-    for (int i = 0; i < 12 * 5; ++i) call.gate.push_back(uniform(rng) - 0.5f);
-    for (size_t t = 0; t < 3; ++t) {
-      std::vector<float> row;
-      for (int e = 0; e < 12; ++e) row.push_back(uniform(rng));
-      call.scores.push_back(row);
-    }
-    Residency(&call, static_cast<int>(rng() % 4096));
-    RoutingRule rule = Rule(0.3f);
-    rule.own_score_weights = trial % 4 < 2;
-    const Answer best = Apply(call, rule);
-    substituted += best.outcome.substituted;
-    for (const SubstituteChoice choice :
-         {SubstituteChoice::kRandom, SubstituteChoice::kNearestGate, SubstituteChoice::kSkip}) {
-      rule.substitute = choice;
-      const Answer a = Apply(call, rule);
-      REQUIRE(a.outcome.substituted == best.outcome.substituted);
-      REQUIRE(a.outcome.mass_substituted == best.outcome.mass_substituted);
-      for (size_t t = 0; t < 3; ++t) {
-        REQUIRE(std::set<int32_t>(a.ids[t].begin(), a.ids[t].end()).size() == 4);
-        float sum = 0;
-        for (int j = 0; j < 4; ++j) {
-          const int32_t e = a.ids[t][j];
-          const bool replaced = best.ids[t][j] != best.model[t][j];
-          REQUIRE((e != a.model[t][j]) == replaced);
-          if (replaced) {
-            REQUIRE((call.resident[e] || a.outcome.top_score[e]));
-            differ[static_cast<int>(choice)] += e != best.ids[t][j];
-          }
-          const bool skipped = replaced && choice == SubstituteChoice::kSkip;
-          if (skipped) {
-            REQUIRE(a.weights[t][j] == 0);
-          } else if (!rule.own_score_weights) {
-            REQUIRE(a.weights[t][j] == a.model_weights[t][j]);
-          }
-          sum += a.weights[t][j];
-        }
-        // A token all of whose slots are skipped is left with its shared expert.
-        if (call.spec.renormalize && rule.own_score_weights && sum != 0) {
-          REQUIRE(sum == Approx(1));
-        }
-      }
-      REQUIRE(Apply(call, rule).ids == a.ids);
-    }
-  }
-  CHECK(substituted > 1000);
-  CHECK(differ[1] > substituted / 2);
-  CHECK(differ[2] > substituted / 2);
-  CHECK(differ[3] == 0);
-}
-
-TEST_CASE("the nearest substitute is the expert at hand with the most parallel gate row") {
-  Call call;
-  call.spec.top_k = 2;
-  call.experts = 5;
-  call.scores = {{.5f, .2f, .18f, .17f, .05f}};
-  call.resident = {1, 0, 1, 1, 1};
-  call.gate = {1, 0, 0, 1, 1, 0, 1, -1, 0.2f, 3};  // rows of width 2
-  RoutingRule rule = Rule(0.3f);
-  CHECK(Apply(call, rule).ids[0] == Ids{0, 2});
-  rule.substitute = SubstituteChoice::kNearestGate;
-  CHECK(Apply(call, rule).ids[0] == Ids{0, 4});
-}
-
 TEST_CASE("a substitute sits in the slot of whom it displaces, the best with the best") {
   Call call;
   call.spec.top_k = 3;
@@ -295,10 +223,6 @@ TEST_CASE("sparsemixer, missing scores and a wild alpha are refused") {
              Catch::Contains("scores of all experts"));
   raw.scores = scores;
   CHECK(ApplyExpertCacheRule(Rule(.3f), raw, &ledger, &outcome).ok());
-  RoutingRule nearest = Rule(.3f);
-  nearest.substitute = SubstituteChoice::kNearestGate;
-  CHECK(ApplyExpertCacheRule(nearest, raw, &ledger, &outcome).code() ==
-        absl::StatusCode::kFailedPrecondition);
   CHECK_THAT(std::string(ApplyExpertCacheRule(Rule(1.5f), raw, &ledger, &outcome).message()),
              Catch::Contains("alpha = 1.5"));
 }

@@ -122,19 +122,14 @@ TEST_CASE("ARC in the store is the published algorithm, request by request") {
   struct Mirrored final : ResidencyPolicy {
     std::unique_ptr<ResidencyPolicy> arc;
     ArcLists* lists;
-    absl::string_view name() const override { return "mirrored"; }
     std::vector<int> Capacity(const CapacitySnapshot& s) override { return arc->Capacity(s); }
-    void OnRouting(const PolicyContext& context, const RoutingView& routing) override {
-      arc->OnRouting(context, routing);
-      lists->Request(routing.counts);
-    }
-    void OnInsert(ExpertKey key, bool prefetch) override {
-      arc->OnInsert(key, prefetch);
-      lists->Inserted(key.expert, prefetch);
-    }
-    void OnEvict(ExpertKey key) override {
-      arc->OnEvict(key);
-      lists->Evicted(key.expert);
+    void Observe(const LayerEvent& event) override {
+      arc->Observe(event);
+      if (event.kind == LayerEvent::Kind::kRouted) lists->Request(event.routing.counts);
+      if (event.kind == LayerEvent::Kind::kEvicted) lists->Evicted(event.key.expert);
+      if (event.kind == LayerEvent::Kind::kInserted) {
+        lists->Inserted(event.key.expert, event.prefetched);
+      }
     }
     int Victim(const VictimSnapshot& s) override { return arc->Victim(s); }
   } policy;
@@ -158,7 +153,7 @@ TEST_CASE("ARC in the store is the published algorithm, request by request") {
     routing.tokens = routing.top_k = 1;
     routing.counts = counts;
     store.BeginLayerCall();
-    policy.OnRouting(context, routing);
+    policy.Observe(LayerEvent::Routed(context, routing));
     const bool hit = store.Latest(key).record != nullptr;
     if (!hit) {
       REQUIRE(store.StartLoad(key, 0, LoadReason::kDemand, context));

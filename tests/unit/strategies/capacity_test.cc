@@ -162,9 +162,9 @@ TEST_CASE("slots jump over a stretch without gain") {
 }
 
 /// Skewed routing over `working_set` experts of each layer.
-std::vector<int> GrowArena(CapacityRule* rule, const MoeModelSpec& model,
-                           const std::vector<PrefetchOutlook>& outlook, int64_t slots,
-                           const std::vector<int>& working_set) {
+std::vector<int> Settled(CapacityRule* rule, const MoeModelSpec& model,
+                         const std::vector<PrefetchOutlook>& outlook, int64_t slots,
+                         const std::vector<int>& working_set) {
   std::vector<int> capacity = rule->Capacity({&model, slots, outlook});
   std::mt19937_64 rng(9);
   PolicyContext context;
@@ -172,7 +172,8 @@ std::vector<int> GrowArena(CapacityRule* rule, const MoeModelSpec& model,
   context.phase = Phase::kDecode;
   for (int step = 0; step < 600; ++step) {
     context.step = step;
-    if (rule->WantsCapacity(context)) capacity = rule->Capacity({&model, slots, outlook});
+    const std::vector<int> dealt = rule->Capacity({&model, slots, outlook, &context});
+    if (!dealt.empty()) capacity = dealt;
     for (int l = 0; l < model.num_layers(); ++l) {
       context.layer = l;
       std::vector<int32_t> counts(model.layers[l].num_experts, 0);
@@ -181,7 +182,7 @@ std::vector<int> GrowArena(CapacityRule* rule, const MoeModelSpec& model,
       }
       RoutingView routing;
       routing.counts = counts;
-      rule->OnRouting(context, routing);
+      rule->Observe(LayerEvent::Routed(context, routing));
     }
   }
   return capacity;
@@ -192,21 +193,21 @@ TEST_CASE("measured capacities follow the misses that predictions cannot hide") 
   const std::vector<int> everywhere(4, 16);
   const auto rule = MakeMeasuredCapacity(0);
   SECTION("no prefetch, equal layers: even") {
-    const std::vector<int> capacity = GrowArena(rule.get(), model, {}, 32, everywhere);
+    const std::vector<int> capacity = Settled(rule.get(), model, {}, 32, everywhere);
     for (const int c : capacity) CHECK(std::abs(c - 8) <= 3);
   }
   SECTION("a window that holds every miss: the layer without predictions gets its slots first") {
     const std::vector<PrefetchOutlook> outlook = {{}, {0.95, 9}, {0.95, 9}, {0.95, 9}};
-    CHECK(GrowArena(rule.get(), model, outlook, 32, everywhere)[0] == 16);
+    CHECK(Settled(rule.get(), model, outlook, 32, everywhere)[0] == 16);
   }
   SECTION("a window that holds nothing: recall does not help") {
     const std::vector<PrefetchOutlook> outlook = {{}, {0.95, 0.9}, {0.95, 0.9}, {0.95, 0.9}};
-    for (const int c : GrowArena(rule.get(), model, outlook, 32, everywhere)) {
+    for (const int c : Settled(rule.get(), model, outlook, 32, everywhere)) {
       CHECK(std::abs(c - 8) <= 3);
     }
   }
   SECTION("a layer that uses few experts gets those and no more") {
-    const std::vector<int> capacity = GrowArena(rule.get(), model, {}, 32, {3, 16, 16, 16});
+    const std::vector<int> capacity = Settled(rule.get(), model, {}, 32, {3, 16, 16, 16});
     CHECK(capacity[0] == 3);
     CHECK(std::accumulate(capacity.begin(), capacity.end(), 0) == 32);
   }
@@ -217,7 +218,7 @@ TEST_CASE("transient slots are what the window holds, and what a token needs whe
   const std::vector<int> everywhere(4, 16);
   const auto sum = [&](std::vector<PrefetchOutlook> outlook, int64_t slots) {
     const auto rule = MakeMeasuredCapacity(-1);
-    const std::vector<int> capacity = GrowArena(rule.get(), model, outlook, slots, everywhere);
+    const std::vector<int> capacity = Settled(rule.get(), model, outlook, slots, everywhere);
     return std::accumulate(capacity.begin(), capacity.end(), int64_t{0});
   };
   CHECK(sum({}, 32) == 32);
@@ -243,14 +244,15 @@ TEST_CASE("what a few misses say of layers that are alike is chance: even slots 
     context.phase = Phase::kDecode;
     for (int step = 0; step < 200; ++step) {
       context.step = step;
-      if (rule->WantsCapacity(context)) capacity = rule->Capacity({&model, kSlots, {}});
+      const std::vector<int> dealt = rule->Capacity({&model, kSlots, {}, &context});
+      if (!dealt.empty()) capacity = dealt;
       for (int l = 0; l < 8; ++l) {
         context.layer = l;
         std::vector<int32_t> counts(64, 0);
         for (int i = 0; i < 4; ++i) counts[std::min({rng() % 64, rng() % 64, rng() % 64})] = 1;
         RoutingView routing;
         routing.counts = counts;
-        rule->OnRouting(context, routing);
+        rule->Observe(LayerEvent::Routed(context, routing));
       }
     }
     CHECK(capacity == even);
@@ -261,7 +263,7 @@ TEST_CASE("slots are dealt anew when predictions stop hiding misses, and when th
   const MoeModelSpec model = Model(4, 16, 2);
   const std::vector<PrefetchOutlook> hiding = {{}, {0.95, 9}, {0.95, 9}, {0.95, 9}};
   const auto rule = MakeMeasuredCapacity(0);
-  REQUIRE(GrowArena(rule.get(), model, hiding, 32, {16, 16, 16, 16})[0] == 16);
+  REQUIRE(Settled(rule.get(), model, hiding, 32, {16, 16, 16, 16})[0] == 16);
   CHECK(rule->Capacity({&model, 32, {}}) == std::vector<int>{8, 8, 8, 8});
   CHECK(rule->Capacity({&model, 32, hiding})[0] >= 14);
 }

@@ -1,4 +1,5 @@
-// docs/reference/strategies.md is what the registry says: its reference is generated, and compared here.
+// docs/reference/strategies.md is what the registry says: its reference is generated, and compared
+// here.
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
@@ -7,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
-#include "absl/strings/str_split.h"
 #include "moert/strategy.h"
 #include "support/catch.h"
 #include "support/paths.h"
@@ -32,18 +32,16 @@ std::string Reference() {
     if (s.placement != nullptr) seams.push_back("placement");
     absl::StrAppend(&text, "### `", info.name, "`\n\n", info.summary, "\n\n");
     absl::StrAppend(
-        &text, "- output: ", s.exact ? "exact" : "lossy",
-        "\n- layers in CUDA graphs: ", s.graph_safe ? "yes" : "no",
+        &text, "- output: ", s.exact() ? "exact" : "lossy",
+        "\n- layers in CUDA graphs: ", s.graph_safe() ? "yes" : "no",
         "\n- policies of its own: ", seams.empty() ? "none" : absl::StrJoin(seams, ", "), "\n");
     if (!s.versions.empty()) {
       absl::StrAppend(&text, "- a pack with: ", absl::StrJoin(s.versions, ", "), "\n");
     }
     absl::StrAppend(&text, "\n| key | meaning (default) |\n|---|---|\n");
-    for (const std::string& key : info.keys) {
-      const std::pair<std::string, std::string> parts =
-          absl::StrSplit(key, absl::MaxSplits(": ", 1));
-      absl::StrAppend(&text, "| `", parts.first, "` | ",
-                      absl::StrReplaceAll(parts.second, {{"|", "\\|"}}), " |\n");
+    for (const StrategyKey& key : info.keys) {
+      absl::StrAppend(&text, "| `", key.name, "` | ", absl::StrReplaceAll(key.help, {{"|", "\\|"}}),
+                      " |\n");
     }
     text += '\n';
   }

@@ -47,7 +47,9 @@ struct Driver {
     snapshot.selections = counts;
     snapshot.high = high;
     snapshot.high_capacity = capacity;
-    PrecisionDecision decision = policy->Decide(snapshot);
+    const absl::StatusOr<PrecisionDecision> decided = policy->Decide(snapshot);
+    REQUIRE_OK(decided.status());
+    const PrecisionDecision& decision = *decided;
     for (const ExpertKey key : decision.demote) {
       REQUIRE(high[key.layer * kExperts + key.expert] == 1);
       high[key.layer * kExperts + key.expert] = 0;
@@ -113,13 +115,15 @@ TEST_CASE("a budget that shrinks demotes by hotness, not by the last interval") 
   Driver driver("", 2, 0);
   PrecisionSnapshot snapshot;
   snapshot.context.model = &driver.model;
-  CHECK(driver.policy->Worth(snapshot).empty());  // nothing seen: the caller goes by its counts
+  snapshot.moment = PrecisionMoment::kShrink;
+  // Nothing seen: the caller goes by its counts.
+  CHECK(driver.policy->Decide(snapshot)->worth.empty());
   std::vector<int64_t> counts(2 * kExperts, 10);
   counts[3] = 100;
   for (int i = 0; i < 10; ++i) driver.Decide(counts);
   std::swap(counts[3], counts[kExperts + 4]);  // one odd interval
   driver.Decide(counts);
-  const std::vector<double> worth = driver.policy->Worth(snapshot);
+  const std::vector<double> worth = driver.policy->Decide(snapshot)->worth;
   REQUIRE(worth.size() == counts.size());
   CHECK(worth[3] > worth[kExperts + 4]);
   CHECK(worth[kExperts + 4] > worth[0]);

@@ -55,6 +55,11 @@ TEST_CASE("prefill, decode and misses") {
   }
   CHECK(version({0.1, true}, Phase::kDecode, false, 0) == 1);
   CHECK(version({0.1, true}, Phase::kDecode, true, 0) == 0);
+  // A low copy that a call has used: decode replaces it.
+  snapshot.resident = 1;
+  CHECK(version({}, Phase::kDecode, false, 0) == 0);
+  CHECK(version({}, Phase::kPrefill, false, 0) == 1);
+  CHECK(version({.upgrade = false}, Phase::kDecode, false, 0) == 1);
 }
 
 TEST_CASE("hybrid bits need a second scheme and are lossy") {
@@ -70,7 +75,7 @@ TEST_CASE("hybrid bits need a second scheme and are lossy") {
   refused("fate:low=w2a16_g64_asym,rho=1.5", "rho");
   const auto strategy = MakeStrategy("fate:low=w2a16_g64_asym");
   REQUIRE_OK(strategy.status());
-  CHECK(!strategy->exact);
+  CHECK(!strategy->exact());
   CHECK(strategy->versions == std::vector<std::string>{"w4a16_g128", "w2a16_g64_asym"});
 }
 

@@ -40,7 +40,7 @@ PolicyContext Context(const MoeModelSpec& model, int layer, Phase phase = Phase:
 void Feed(ResidencyPolicy* policy, const PolicyContext& context, std::vector<float> scores,
           int64_t tokens = 1) {
   const std::vector<int32_t> counts(scores.size() / tokens, 0);
-  policy->OnRouting(context, {tokens, 1, {}, {}, scores, counts});
+  policy->Observe(LayerEvent::Routed(context, {tokens, 1, {}, {}, scores, counts}));
 }
 
 /// The expert evicted from those of layer 0.
@@ -113,7 +113,7 @@ TEST_CASE("decode prefetches what is predicted top-score, prefill what is predic
   const MoeModelSpec model = TwoLayers(5, 2);
   auto strategy = MakeStrategy("importance:alpha=0.3");
   REQUIRE_OK(strategy.status());
-  REQUIRE(strategy->prefetch->wants_next_gate());
+  REQUIRE(strategy->prefetch->traits().next_gate);
   const PolicyContext decode = Context(model, 0);
   // beta is .2: .25 is low-score, .4 is top-score.
   CHECK(Ranked(*strategy, decode, 1, {.2f, .25f, .4f, .1f, .05f}, 1) == std::vector<int>{2});
@@ -142,6 +142,7 @@ struct Work {
   Phase phase = Phase::kDecode;
   int64_t rows = 2;
   int steps = 30;
+  std::function<absl::Status(Strategy*)> customize;
 };
 
 Run Drive(const std::string& strategy, double share, const Work& work = {}, int threads = 1) {
@@ -154,6 +155,7 @@ Run Drive(const std::string& strategy, double share, const Work& work = {}, int 
   options.clock = ClockKind::kVirtual;
   options.link_gbps = 0.1;
   options.threads = threads;
+  options.customize_strategy = work.customize;
   auto engine = Engine::Create(source, options);
   REQUIRE_OK(engine.status());
   HiddenProcess process(64, 7);
@@ -188,7 +190,13 @@ TEST_CASE("where nothing may be substituted, importance is exact to the bit") {
     }
   }
   // All at hand: the rule runs and finds nothing to replace.
-  CHECK(SameBits(Drive("resident+importance.routing:alpha=0.6", 1), exact));
+  Work rule_beside_all;
+  rule_beside_all.customize = [](Strategy* strategy) {
+    auto importance = MakeStrategy("importance:alpha=0.6");
+    if (importance.ok()) strategy->routing = std::move(importance->routing);
+    return importance.status();
+  };
+  CHECK(SameBits(Drive("resident", 1, rule_beside_all), exact));
   // Prefill keeps the model's routing unless phase=all.
   const Work prefill{Phase::kPrefill, 20, 4};
   const Run exact_prefill = Drive("resident", 1, prefill);
@@ -196,10 +204,10 @@ TEST_CASE("where nothing may be substituted, importance is exact to the bit") {
   const Run all = Drive("importance:alpha=0.6,phase=all", 0.25, prefill);
   CHECK(!SameBits(all, exact_prefill));
   CHECK(all.stats.slots_substituted > 0);
-  CHECK(MakeStrategy("importance:alpha=0,balancer=0")->exact);
-  CHECK(!MakeStrategy("importance")->exact);
-  CHECK(MakeStrategy("on-demand+importance.residency")->exact);
-  CHECK(!MakeStrategy("on-demand+importance.routing")->exact);
+  CHECK(MakeStrategy("importance:alpha=0,balancer=0")->exact());
+  CHECK(!MakeStrategy("importance")->exact());
+  CHECK(MakeStrategy("on-demand+importance.residency")->exact());
+  CHECK(!MakeStrategy("on-demand+importance.routing")->exact());
 }
 
 TEST_CASE("substitution raises the hit ratio, moves fewer bytes and takes less time") {

@@ -13,7 +13,7 @@ TEST_CASE("strategy specs parse and compose") {
   REQUIRE_OK(s.status());
   CHECK(s->prefetch != nullptr);
   CHECK(s->residency == nullptr);
-  CHECK(s->exact);
+  CHECK(s->exact());
   CHECK(s->spec == "on-demand+activation-path.prefetch:width=200");
 
   s = MakeStrategy("load-on-demand+activation-path");
@@ -23,13 +23,13 @@ TEST_CASE("strategy specs parse and compose") {
 
   s = MakeStrategy("fate:percentile=50,shallow=4,transient=6,wrap=1,control=0");
   REQUIRE_OK(s.status());
-  CHECK(s->prefetch->wants_next_gate());
-  CHECK(s->residency->name() == "arc");
+  CHECK(s->prefetch->traits().next_gate);
+  CHECK(s->residency != nullptr);
   CHECK(!s->prefetch_control);
-  CHECK(s->exact);
+  CHECK(s->exact());
   s = MakeStrategy("fate+activation-path.prefetch:control=0");
   REQUIRE_OK(s.status());
-  CHECK(s->prefetch->name() == "activation-path");
+  CHECK(!s->prefetch->traits().next_gate);  // it is activation-path's
   CHECK(!s->prefetch_control);
 
   s = MakeStrategy("resident:scheme=w4a16_g128");

@@ -9,7 +9,7 @@
 // for each use and dropped after it.
 #include <memory>
 
-#include "strategies/builtin.h"
+#include "research/strategies/research_strategies.h"
 
 namespace moert {
 namespace {
@@ -20,8 +20,6 @@ using Split = std::vector<int>;
 class StaticSplit final : public ResidencyPolicy {
  public:
   explicit StaticSplit(std::shared_ptr<Split> split) : split_(std::move(split)) {}
-
-  absl::string_view name() const override { return "static-split"; }
 
   std::vector<int> Capacity(const CapacitySnapshot& snapshot) override {
     const std::vector<MoeLayerSpec>& layers = snapshot.model->layers;
@@ -55,19 +53,17 @@ class OutsideOnCpu final : public PlacementPolicy {
  public:
   explicit OutsideOnCpu(std::shared_ptr<Split> split) : split_(std::move(split)) {}
 
-  absl::string_view name() const override { return "static-split"; }
-
-  std::vector<Placement> Place(const PlacementSnapshot& snapshot) override {
+  PlacementDecision Place(const PlacementSnapshot& snapshot) override {
     const size_t layer = static_cast<size_t>(snapshot.context.layer);
     const int held = layer < split_->size() ? (*split_)[layer] : 0;
-    std::vector<Placement> placements;
+    PlacementDecision decision;
     // llama.cpp copies weights to the device for batches of 32 tokens and more.
     const bool decode = snapshot.context.phase == Phase::kDecode;
     for (const MissView& miss : snapshot.misses) {
       const bool cpu = decode && miss.expert >= held && miss.cpu_ns >= 0;
-      placements.push_back(cpu ? Placement::kCpu : Placement::kLoad);
+      decision.placements.push_back(cpu ? Placement::kCpu : Placement::kLoad);
     }
-    return placements;
+    return decision;
   }
 
  private:
@@ -76,11 +72,11 @@ class OutsideOnCpu final : public PlacementPolicy {
 
 }  // namespace
 
-absl::StatusOr<Strategy> BuildCpuSplit(const Params& params) {
+absl::StatusOr<Strategy> BuildCpuSplit(const StrategyContext& context) {
+  const StrategyParams& params = context.params;
   Strategy strategy;
   if (params.Has("scheme")) strategy.versions = {params.Text("scheme", "")};
   const auto split = std::make_shared<Split>();
-  strategy.exact = false;  // another executor may multiply
   strategy.residency = std::make_unique<StaticSplit>(split);
   strategy.placement = std::make_unique<OutsideOnCpu>(split);
   return strategy;

@@ -10,11 +10,13 @@
 //  - its token scheduler, which regroups requests by predicted experts, is the host's business and
 //    is left out.
 #include "base/status_macros.h"
+#include "research/strategies/research_strategies.h"
 #include "strategies/builtin.h"
 
 namespace moert {
 
-absl::StatusOr<Strategy> BuildExpertFlowLike(const Params& params) {
+absl::StatusOr<Strategy> BuildExpertFlowLike(const StrategyContext& context) {
+  const StrategyParams& params = context.params;
   Strategy strategy;
   if (params.Has("scheme")) strategy.versions = {params.Text("scheme", "")};
   strategy.prefetch_control = false;  // it always prefetches

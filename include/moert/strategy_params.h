@@ -1,25 +1,25 @@
-// The key=value part of a strategy spec, read with checked ranges.
-#ifndef MOERT_LIB_STRATEGIES_PARAMS_H_
-#define MOERT_LIB_STRATEGIES_PARAMS_H_
+// The key=value part of a strategy spec, read with checked ranges. Errors name the strategy, the
+// key, the value and what is legal.
+#ifndef MOERT_STRATEGY_PARAMS_H_
+#define MOERT_STRATEGY_PARAMS_H_
 
 #include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "moert/policy.h"
 
 namespace moert {
 
-class Params {
+class StrategyParams {
  public:
-  Params() = default;
-  /// `legal`: the keys a strategy documents. Unknown and repeated keys are errors.
-  static absl::StatusOr<Params> Parse(absl::string_view strategy, absl::string_view text,
-                                      const std::vector<std::string>& legal);
+  StrategyParams() = default;
+  /// `text` is "key=value,..." or empty. Keys that are not `legal` and repeated ones are errors.
+  static absl::StatusOr<StrategyParams> Parse(absl::string_view strategy, absl::string_view text,
+                                              const std::vector<std::string>& legal);
 
   bool Has(const std::string& key) const { return values_.count(key) != 0; }
   std::string Text(const std::string& key, std::string fallback) const;
@@ -29,12 +29,13 @@ class Params {
                                   int64_t high) const;
   /// 0 or 1.
   absl::StatusOr<bool> Flag(const std::string& key, bool fallback) const;
-  /// Experts by layer: "0-3-7/1-2" are experts 0, 3 and 7 of layer 0, 1 and 2 of layer 1. A layer
-  /// may be empty. Whether a model has them is the user's to check. Empty without the key.
-  absl::StatusOr<std::vector<ExpertKey>> Experts(const std::string& key) const;
-  /// One of `legal`, as its index; `fallback` is one too.
+  /// One of `legal`, as its index; `fallback` is an index, too.
   absl::StatusOr<int> OneOf(const std::string& key, int fallback,
                             const std::vector<std::string>& legal) const;
+  /// Experts by layer: "0-3-7/1-2" are experts 0, 3 and 7 of layer 0, 1 and 2 of layer 1. A layer
+  /// may be empty. Whether a model has these experts is checked when an engine opens. Empty without
+  /// the key.
+  absl::StatusOr<std::vector<ExpertKey>> Experts(const std::string& key) const;
 
  private:
   std::string strategy_;
@@ -43,4 +44,4 @@ class Params {
 
 }  // namespace moert
 
-#endif  // MOERT_LIB_STRATEGIES_PARAMS_H_
+#endif  // MOERT_STRATEGY_PARAMS_H_

@@ -1,4 +1,4 @@
-#include "strategies/params.h"
+#include "moert/strategy_params.h"
 
 #include <algorithm>
 
@@ -9,9 +9,10 @@
 
 namespace moert {
 
-absl::StatusOr<Params> Params::Parse(absl::string_view strategy, absl::string_view text,
-                                     const std::vector<std::string>& legal) {
-  Params params;
+absl::StatusOr<StrategyParams> StrategyParams::Parse(absl::string_view strategy,
+                                                     absl::string_view text,
+                                                     const std::vector<std::string>& legal) {
+  StrategyParams params;
   params.strategy_ = std::string(strategy);
   if (text.empty()) return params;
   for (const absl::string_view item : absl::StrSplit(text, ',')) {
@@ -33,13 +34,13 @@ absl::StatusOr<Params> Params::Parse(absl::string_view strategy, absl::string_vi
   return params;
 }
 
-std::string Params::Text(const std::string& key, std::string fallback) const {
+std::string StrategyParams::Text(const std::string& key, std::string fallback) const {
   const auto it = values_.find(key);
   return it == values_.end() ? std::move(fallback) : it->second;
 }
 
-absl::StatusOr<double> Params::Number(const std::string& key, double fallback, double low,
-                                      double high) const {
+absl::StatusOr<double> StrategyParams::Number(const std::string& key, double fallback, double low,
+                                              double high) const {
   const auto it = values_.find(key);
   if (it == values_.end()) return fallback;
   double value = 0;
@@ -50,8 +51,8 @@ absl::StatusOr<double> Params::Number(const std::string& key, double fallback, d
   return value;
 }
 
-absl::StatusOr<int64_t> Params::Integer(const std::string& key, int64_t fallback, int64_t low,
-                                        int64_t high) const {
+absl::StatusOr<int64_t> StrategyParams::Integer(const std::string& key, int64_t fallback,
+                                                int64_t low, int64_t high) const {
   const auto it = values_.find(key);
   if (it == values_.end()) return fallback;
   int64_t value = 0;
@@ -63,13 +64,13 @@ absl::StatusOr<int64_t> Params::Integer(const std::string& key, int64_t fallback
   return value;
 }
 
-absl::StatusOr<bool> Params::Flag(const std::string& key, bool fallback) const {
+absl::StatusOr<bool> StrategyParams::Flag(const std::string& key, bool fallback) const {
   const absl::StatusOr<int64_t> value = Integer(key, fallback ? 1 : 0, 0, 1);
   if (!value.ok()) return value.status();
   return *value == 1;
 }
 
-absl::StatusOr<std::vector<ExpertKey>> Params::Experts(const std::string& key) const {
+absl::StatusOr<std::vector<ExpertKey>> StrategyParams::Experts(const std::string& key) const {
   std::vector<ExpertKey> experts;
   const auto it = values_.find(key);
   if (it == values_.end()) return experts;
@@ -90,8 +91,8 @@ absl::StatusOr<std::vector<ExpertKey>> Params::Experts(const std::string& key) c
   return experts;
 }
 
-absl::StatusOr<int> Params::OneOf(const std::string& key, int fallback,
-                                  const std::vector<std::string>& legal) const {
+absl::StatusOr<int> StrategyParams::OneOf(const std::string& key, int fallback,
+                                          const std::vector<std::string>& legal) const {
   const auto it = values_.find(key);
   if (it == values_.end()) return fallback;
   const auto found = std::find(legal.begin(), legal.end(), it->second);

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/status_macros.h"
+#include "research/strategies/research_strategies.h"
 #include "route/route_token.h"
 #include "strategies/builtin.h"
 
@@ -25,9 +26,10 @@ class MinusRecentScore final : public ResidencyPolicy {
  public:
   explicit MinusRecentScore(double alpha) : alpha_(alpha) {}
 
-  absl::string_view name() const override { return "minus-recent-score"; }
-
-  void OnRouting(const PolicyContext& context, const RoutingView& routing) override {
+  void Observe(const LayerEvent& event) override {
+    if (event.kind != LayerEvent::Kind::kRouted) return;
+    const PolicyContext& context = event.context;
+    const RoutingView& routing = event.routing;
     if (priorities_.empty()) priorities_.resize(context.model->layers.size());
     const int experts = context.model->layers[context.layer].num_experts;
     std::vector<double>& priority = priorities_[context.layer];
@@ -73,11 +75,11 @@ class MinusRecentScore final : public ResidencyPolicy {
 
 }  // namespace
 
-absl::StatusOr<Strategy> BuildHybriMoeLike(const Params& params) {
+absl::StatusOr<Strategy> BuildHybriMoeLike(const StrategyContext& context) {
+  const StrategyParams& params = context.params;
   Strategy strategy;
   if (params.Has("scheme")) strategy.versions = {params.Text("scheme", "")};
   MOERT_ASSIGN_OR_RETURN(const double decay, params.Number("decay", 0.3, 0.001, 1));
-  strategy.exact = false;  // another executor may multiply
   strategy.residency = std::make_unique<MinusRecentScore>(decay);
   strategy.prefetch = MakeTopScorePrefetch(0, false);
   MOERT_ASSIGN_OR_RETURN(const int balancer, params.OneOf("balancer", 1, {"1", "completion"}));

@@ -1,0 +1,133 @@
+// The built-in strategies as users see them: names, one-sentence summaries, keys.
+#include "strategies/builtin.h"
+
+namespace moert {
+namespace {
+
+// Functions, not objects: strategies may be listed before this file's objects would be made.
+StrategyKey Scheme() {
+  return {"scheme", "version of the pack to serve, by name (the one with the most bits)"};
+}
+StrategyKey Control() {
+  return {"control", "1: measure whether prefetching pays, and stop it while it does not (1)"};
+}
+StrategyKey High() { return {"hi", "high version (bf16)"}; }
+StrategyKey MaxGbps() {
+  return {"max_gbps", "limit of the bytes moved for transitions, GB/s; 0: none (0)"};
+}
+
+RegisteredStrategy Fate() {
+  return {
+      {"fate",
+       "prefetch by the next layer's gate, ARC cache whose slots go where they spare most misses",
+       {Scheme(),
+        {"percentile",
+         "prefetch the experts whose predicted score is above this percentile, in [0, 100) "
+         "(75)"},
+        {"top", "prefetch this many experts a token instead (by percentile)"},
+        Control(),
+        {"wrap", "1: predict the first layer from the last layer of the step before (0)"},
+        {"shallow", "number of first layers that get all their slots (dealt by measured misses)"},
+        {"calibration",
+         "file of `moert-pack calibrate` whose layer accuracies choose `shallow`, where that "
+         "is not given (none)"},
+        {"transient",
+         "slots that belong to no layer, for experts passing through (what the window holds)"},
+        {"low", "second version of the pack, for transfers in fewer bits; lossy (none)"},
+        {"rho",
+         "share of a prefill's tokens whose experts, the least popular, are sent in `low` (0.1)"},
+        {"miss_bits", "version that a decode step waits for on a miss: high or low (high)"},
+        {"low_hits",
+         "low copies that decode has used: upgrade replaces them behind the call, keep leaves "
+         "them (upgrade)"}}},
+      &BuildFate};
+}
+
+RegisteredStrategy Importance() {
+  return {{"importance",
+           "lossy: low-score experts that are absent are replaced by resident ones; eviction and "
+           "prefetch by score",
+           {Scheme(),
+            {"alpha", "half width of the substitution band, in [0, 1]; 0: exact routing (0.1)"},
+            {"phase", "where experts are replaced: decode or all (decode)"},
+            {"second_pass", "1: also replace by experts that other tokens fetch anyway (0)"},
+            {"max_slots", "cap on the substituted share of each request's slots (1)"},
+            {"max_mass", "cap on the substituted share of each request's routing mass (1)"},
+            {"weights",
+             "weight of a substitute: own (its gate score) or displaced (that of the expert it "
+             "replaces) (own)"},
+            {"predict",
+             "what prefetch predicts from: forward (the resident experts' output through the "
+             "host's next attention, where the host offers it) or gate (the next layer's gate) "
+             "(forward)"},
+            {"n", "iterations that an expert's average score spans (64)"},
+            {"balancer",
+             "misses shared with a CPU beside a GPU: 0 (not shared), 1 (by Algorithm 2) or "
+             "completion (so that they finish earliest) (completion)"},
+            {"fill",
+             "1: bring in what the CPU computed while the link is idle (1 with "
+             "balancer=completion, else 0)"},
+            Control()}},
+          &BuildImportance};
+}
+
+RegisteredStrategy DynaExq() {
+  return {{"dynaexq",
+           "every expert resident, the hottest of each layer in the high version",
+           {High(),
+            {"lo", "low version (w4a16_g128)"},
+            {"interval_ms", "time between two decisions, ms (200)"},
+            {"hi_fraction", "share of each layer's experts held high (what the budget holds)"},
+            {"beta", "weight of the past in the exponential mean of selections (0.85)"},
+            {"memory",
+             "a second mean remembers this many times longer; it counts while chance explains how "
+             "it differs from the first; 1: no second mean (8)"},
+            {"margin",
+             "a newcomer must be hotter than the coldest member by this share of the layer's mean "
+             "(0.2)"},
+            {"noise", "and by this many standard deviations of chance (0.5)"},
+            {"slack", "and rank this many places inside the target set (0)"},
+            {"spare", "free blocks of each pool, so that full pools can swap (4)"},
+            MaxGbps(),
+            {"hot",
+             "experts that are high from the start, by layer: 0-3-7/1-2 for 0, 3, 7 of layer 0 and "
+             "1, 2 of layer 1 (the first ones)"},
+            {"calibration",
+             "file of `moert-pack calibrate` whose most selected experts are high from the start, "
+             "instead of `hot` (none)"}}},
+          &BuildDynaExq};
+}
+
+}  // namespace
+
+std::vector<RegisteredStrategy> BuiltinStrategies() {
+  return {
+      {{"resident", "every expert loaded at open", {Scheme()}}, &BuildResident},
+      {{"on-demand", "LRU cache, misses are loaded; the exact default", {Scheme()}},
+       &BuildOnDemand},
+      {{"load-on-demand", "no routed expert is kept after its layer call", {Scheme()}},
+       &BuildLoadOnDemand},
+      {{"activation-path",
+        "LRU cache, prefetch by which experts follow one another in adjacent layers, learned "
+        "online",
+        {Scheme(),
+         {"width", "number of predicted experts, in percent of the active ones (100)"},
+         Control()}},
+       &BuildActivationPath},
+      Fate(),
+      Importance(),
+      DynaExq(),
+      {{"never-stall",
+        "a low version of every expert answers misses, high versions are cached behind it",
+        {High(),
+         {"lo", "low version (w2a16_g64_asym)"},
+         MaxGbps(),
+         {"n", "iterations that an expert's average score spans (256)"},
+         {"margin",
+          "an expert enters the cache of high versions if its average score is higher by this "
+          "share than that of the one it replaces (0.3)"}}},
+       &BuildNeverStall},
+  };
+}
+
+}  // namespace moert

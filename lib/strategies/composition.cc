@@ -1,0 +1,238 @@
+// The composition grammar of strategy.h: A+B.seam. Whatever would have no effect is refused.
+#include <algorithm>
+#include <array>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_split.h"
+#include "base/fmt_absl.h"
+#include "base/status_macros.h"
+#include "fmt/format.h"
+#include "fmt/ranges.h"
+#include "strategies/registry.h"
+
+namespace moert {
+namespace {
+
+enum Seam { kRouting, kPrefetch, kResidency, kPrecision, kPlacement, kSeams };
+constexpr std::array<absl::string_view, kSeams> kSeamNames = {"routing", "prefetch", "residency",
+                                                              "precision", "placement"};
+
+/// A strategy while it is put together, and whose each part is, for messages.
+struct Composition {
+  Strategy strategy;
+  std::string serving;                     // name of whom Strategy::serving is
+  std::array<std::string, kSeams> filler;  // name of who fills a seam
+};
+
+absl::string_view NameOf(absl::string_view spec) { return spec.substr(0, spec.find(':')); }
+
+bool Fills(const Strategy& strategy, Seam seam) {
+  switch (seam) {
+    case kRouting:
+      return strategy.routing != nullptr;
+    case kPrefetch:
+      return strategy.prefetch != nullptr;
+    case kResidency:
+      return strategy.residency != nullptr;
+    case kPrecision:
+      return strategy.precision != nullptr;
+    case kPlacement:
+      return strategy.placement != nullptr;
+    case kSeams:
+      break;
+  }
+  return false;
+}
+
+bool FillsAny(const Strategy& strategy) {
+  for (int i = 0; i < kSeams; ++i) {
+    if (Fills(strategy, static_cast<Seam>(i))) return true;
+  }
+  return false;
+}
+
+/// Moves one seam of `from`, which fills it, into `into`, with what belongs to the seam.
+void TakeSeam(Seam seam, Strategy* from, Composition* into) {
+  Strategy& to = into->strategy;
+  into->filler[seam] = std::string(NameOf(from->spec));
+  switch (seam) {
+    case kRouting:
+      to.routing = std::move(from->routing);
+      return;
+    case kPrefetch:
+      to.prefetch_control = from->prefetch_control;
+      to.prefetch = std::move(from->prefetch);
+      return;
+    case kResidency:
+      to.residency = std::move(from->residency);
+      return;
+    case kPrecision:
+      to.precision = std::move(from->precision);
+      // Neither asks a precision policy: CheckEffect refuses it.
+      if (to.preload || to.serving == Serving::kLowPlusCache) return;
+      into->serving = into->filler[seam];
+      to.serving = from->serving;
+      to.transitions = from->transitions;
+      to.versions = from->versions;
+      return;
+    case kPlacement:
+      to.placement = std::move(from->placement);
+      return;
+    case kSeams:
+      return;
+  }
+}
+
+/// Why a seam that is filled can have no effect, or nothing.
+absl::string_view WhyInert(const Strategy& strategy, Seam seam) {
+  if (strategy.preload) {
+    constexpr std::array<absl::string_view, kSeams> kWhy = {
+        "loads every expert at open, so none is ever replaced by another",
+        "loads every expert at open, so nothing is ever fetched ahead of a miss",
+        "loads every expert at open, so nothing is ever evicted",
+        "loads every expert at open in one version, so there is no version to choose",
+        "loads every expert at open, so there is no miss to place"};
+    return kWhy[seam];
+  }
+  if (strategy.serving == Serving::kHotSet) {
+    if (seam == kPrefetch) {
+      return "keeps every expert resident, so nothing is ever fetched ahead of a miss";
+    }
+    if (seam == kResidency) {
+      return "keeps every expert resident and chooses versions by its precision policy, so nothing "
+             "is ever evicted";
+    }
+    if (seam == kPlacement) return "keeps every expert resident, so there is no miss to place";
+  }
+  if (strategy.serving == Serving::kLowPlusCache) {
+    if (seam == kPrecision) {
+      return "keeps the low version of every expert and chooses the high ones by its residency "
+             "policy, so no precision policy is asked";
+    }
+    if (seam == kPlacement) return "answers every miss with the low version, so none is placed";
+  }
+  if (strategy.serving == Serving::kCache && seam == kPrecision && strategy.versions.size() < 2) {
+    return "serves one version, so there is none to choose";
+  }
+  return {};
+}
+
+/// What to write instead of a composition whose `seam` has no effect.
+std::string Instead(const Composition& composition, Seam seam) {
+  std::string instead = fmt::format("write '{}'", composition.serving);
+  const bool hot_set = composition.strategy.serving == Serving::kHotSet;
+  if (hot_set && (seam == kPrefetch || seam == kResidency)) {
+    instead += fmt::format(", or 'never-stall+{}.{}', which caches high versions",
+                           composition.filler[seam], kSeamNames[seam]);
+  }
+  return instead;
+}
+
+absl::Status CheckEffect(const Composition& composition, absl::string_view spec) {
+  for (int i = 0; i < kSeams; ++i) {
+    const auto seam = static_cast<Seam>(i);
+    if (!Fills(composition.strategy, seam)) continue;
+    const absl::string_view why = WhyInert(composition.strategy, seam);
+    if (why.empty()) continue;
+    return absl::InvalidArgumentError(
+        fmt::format("strategy '{}': the {} policy of '{}' would have no effect: '{}' {}; {}", spec,
+                    kSeamNames[seam], composition.filler[seam], composition.serving, why,
+                    Instead(composition, seam)));
+  }
+  return absl::OkStatus();
+}
+
+/// The versions that a cache serves are those of the first strategy, or of who brings the precision
+/// policy; others that a spec names would be ignored.
+absl::Status CheckVersions(const Strategy& from, bool with_precision, const Strategy& into) {
+  if (with_precision || from.serving != Serving::kCache || from.versions.empty() ||
+      from.versions == into.versions) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      fmt::format("strategy '{}': the versions it names ({}) would be ignored; name them in the "
+                  "first strategy, '{}:scheme=...'",
+                  from.spec, fmt::join(from.versions, ", "), NameOf(into.spec)));
+}
+
+/// "A+B.seam": that seam of B.
+absl::Status AddSeam(absl::string_view name, Strategy* from, Composition* into) {
+  const auto it = std::find(kSeamNames.begin(), kSeamNames.end(), name);
+  if (it == kSeamNames.end()) {
+    return absl::InvalidArgumentError(
+        fmt::format("unknown seam '{}'; seams are: {}", name, fmt::join(kSeamNames, ", ")));
+  }
+  const auto seam = static_cast<Seam>(it - kSeamNames.begin());
+  if (!Fills(*from, seam)) {
+    return absl::InvalidArgumentError(
+        fmt::format("strategy '{}' leaves its {} seam at the default", from->spec, name));
+  }
+  MOERT_RETURN_IF_ERROR(CheckVersions(*from, seam == kPrecision, into->strategy));
+  TakeSeam(seam, from, into);
+  return absl::OkStatus();
+}
+
+/// "A+B": every seam that B fills, refused where A fills it too.
+absl::Status AddAll(Strategy* from, Composition* into) {
+  const absl::string_view name = NameOf(from->spec);
+  if (from->preload || (from->serving != Serving::kCache && !Fills(*from, kPrecision))) {
+    const absl::string_view first = NameOf(into->strategy.spec);
+    const std::string instead = from->preload || !FillsAny(into->strategy)
+                                    ? fmt::format("write '{}'", name)
+                                    : fmt::format("put it first, as in '{}+{}'", name, first);
+    return absl::InvalidArgumentError(
+        fmt::format("strategy '{0}': how it keeps experts is no seam, so '+{0}' would lose it; "
+                    "{1}{2}",
+                    name, instead, FillsAny(*from) ? ", or name one of its seams" : ""));
+  }
+  MOERT_RETURN_IF_ERROR(CheckVersions(*from, Fills(*from, kPrecision), into->strategy));
+  if (!FillsAny(*from)) {
+    return absl::InvalidArgumentError(fmt::format(
+        "strategy '{0}' leaves every seam at its default, so '+{0}' would have no effect", name));
+  }
+  for (int i = 0; i < kSeams; ++i) {
+    const auto seam = static_cast<Seam>(i);
+    if (!Fills(*from, seam)) continue;
+    if (Fills(into->strategy, seam)) {
+      return absl::InvalidArgumentError(
+          fmt::format("strategies '{0}' and '{1}' both fill the {2} seam; name one, as in "
+                      "'{0}+{1}.{2}'",
+                      into->strategy.spec, from->spec, kSeamNames[seam]));
+    }
+    TakeSeam(seam, from, into);
+  }
+  return absl::OkStatus();
+}
+
+/// Splits "name.seam:params" into the strategy's spec and the seam.
+std::pair<std::string, std::string> SplitSeam(absl::string_view part) {
+  const size_t colon = std::min(part.find(':'), part.size());
+  const size_t dot = part.substr(0, colon).find('.');
+  if (dot == absl::string_view::npos) return {std::string(part), ""};
+  return {fmt::format("{}{}", part.substr(0, dot), part.substr(colon)),
+          std::string(part.substr(dot + 1, colon - dot - 1))};
+}
+
+}  // namespace
+
+absl::StatusOr<Strategy> MakeStrategy(absl::string_view spec) {
+  const std::vector<std::string> parts = absl::StrSplit(spec, '+');
+  Composition composition;
+  MOERT_ASSIGN_OR_RETURN(composition.strategy, BuildOne(parts[0]));
+  composition.serving = std::string(NameOf(parts[0]));
+  composition.filler.fill(composition.serving);
+  for (size_t i = 1; i < parts.size(); ++i) {
+    const auto [name, seam] = SplitSeam(parts[i]);
+    MOERT_ASSIGN_OR_RETURN(Strategy other, BuildOne(name));
+    MOERT_RETURN_IF_ERROR(seam.empty() ? AddAll(&other, &composition)
+                                       : AddSeam(seam, &other, &composition));
+  }
+  MOERT_RETURN_IF_ERROR(CheckEffect(composition, spec));
+  composition.strategy.spec = std::string(spec);
+  MOERT_RETURN_IF_ERROR(composition.strategy.Validate());
+  return std::move(composition.strategy);
+}
+
+}  // namespace moert

@@ -1,0 +1,46 @@
+// What follows from the parts of a strategy.
+#include "moert/strategy.h"
+
+#include <algorithm>
+
+#include "fmt/format.h"
+
+namespace moert {
+namespace {
+
+bool Lossy(const Policy* policy) { return policy != nullptr && policy->traits().lossy; }
+bool NeedsHost(const Policy* policy) { return policy != nullptr && policy->traits().needs_host; }
+
+}  // namespace
+
+bool Strategy::exact() const {
+  // Versions that change and answer for one another are lossy whatever the policies say. Residency
+  // and prefetch decide where experts are, never what is computed.
+  return serving == Serving::kCache && !Lossy(routing.get()) && !Lossy(precision.get()) &&
+         !Lossy(placement.get());
+}
+
+bool Strategy::graph_safe() const {
+  const bool always_usable = preload || serving != Serving::kCache;
+  const bool asked_in_layers = routing != nullptr || prefetch != nullptr || placement != nullptr ||
+                               NeedsHost(residency.get()) || NeedsHost(precision.get());
+  return always_usable && !asked_in_layers;
+}
+
+absl::Status Strategy::Validate() const {
+  const auto invalid = [&](const std::string& why) {
+    return absl::InvalidArgumentError(fmt::format("strategy {}: {}", spec, why));
+  };
+  if (serving == Serving::kCache) return absl::OkStatus();
+  if (preload) return invalid("preload is for serving kCache; the others load what they keep");
+  if (versions.size() != 2) {
+    return invalid(
+        fmt::format("serves {} versions; it must name two, most bits first", versions.size()));
+  }
+  if (serving == Serving::kHotSet && precision == nullptr) {
+    return invalid("serving kHotSet needs a precision policy, which decides who is high");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace moert

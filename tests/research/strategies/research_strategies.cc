@@ -1,0 +1,52 @@
+#include "research/strategies/research_strategies.h"
+
+namespace moert {
+namespace {
+
+absl::Status RegisterAll() {
+  const StrategyKey scheme = {"scheme",
+                              "version of the pack to serve, by name (the one with the most bits)"};
+  absl::Status status;
+  status.Update(RegisterStrategy(
+      {"cpu-split", "the last layers' experts are held, the CPU computes the others", {scheme}},
+      &BuildCpuSplit));
+  status.Update(RegisterStrategy(
+      {"hybrimoe-like",
+       "score-aware cache, prefetch by the next layer's gate, misses shared with the CPU",
+       {scheme,
+        {"decay", "weight of the newest scores in the cache's priority (0.3)"},
+        {"balancer",
+         "misses shared by Algorithm 2 (1) or so that they finish earliest (completion) "
+         "(completion)"},
+        {"fill", "1: bring in what the CPU computed while the link is idle (0)"},
+        {"control", "1: measure whether prefetching pays, and stop it while it does not (1)"}}},
+      &BuildHybriMoeLike));
+  status.Update(RegisterStrategy(
+      {"expertflow-like",
+       "LRU cache, every expert that the next layer's gate predicts is fetched ahead",
+       {scheme}},
+      &BuildExpertFlowLike));
+  status.Update(RegisterStrategy(
+      {"static-mixed",
+       "every expert resident, a given set of them in the high version, which never changes",
+       {{"hi", "high version (bf16)"},
+        {"lo", "low version (w4a16_g128)"},
+        {"hi_fraction", "share of each layer's experts held high (what the budget holds)"},
+        {"hot",
+         "experts that are high, by layer: 0-3-7/1-2 for 0, 3, 7 of layer 0 and 1, 2 of layer 1 "
+         "(the first ones)"},
+        {"calibration",
+         "file of `moert-pack calibrate` whose most selected experts are high, instead of `hot` "
+         "(none)"}}},
+      &BuildStaticMixed));
+  return status;
+}
+
+}  // namespace
+
+absl::Status RegisterResearchStrategies() {
+  static const absl::Status status = RegisterAll();
+  return status;
+}
+
+}  // namespace moert
