@@ -8,11 +8,15 @@
 
 namespace moert {
 
+class VirtualClock;
+
 class Clock {
  public:
   virtual ~Clock() = default;
   virtual int64_t now_ns() const = 0;
-  virtual bool is_virtual() const = 0;
+  /// This clock, if its time is logical; else null.
+  virtual VirtualClock* as_virtual() { return nullptr; }
+  virtual bool is_virtual() const { return false; }
 };
 
 class WallClock final : public Clock {
@@ -22,7 +26,6 @@ class WallClock final : public Clock {
                                                                 start_)
         .count();
   }
-  bool is_virtual() const override { return false; }
 
  private:
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
@@ -32,6 +35,7 @@ class WallClock final : public Clock {
 class VirtualClock final : public Clock {
  public:
   int64_t now_ns() const override { return now_.load(std::memory_order_relaxed); }
+  VirtualClock* as_virtual() override { return this; }
   bool is_virtual() const override { return true; }
   /// Never goes back.
   void AdvanceTo(int64_t ns) {

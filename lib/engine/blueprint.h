@@ -1,5 +1,5 @@
-// What opening an engine decides before it allocates: the strategy, the versions it serves, and
-// every byte the budget has to hold.
+// What opening an engine decides before it allocates: the strategy, the versions it serves, the
+// backend, and every byte the budget has to hold.
 #ifndef MOERT_LIB_ENGINE_BLUEPRINT_H_
 #define MOERT_LIB_ENGINE_BLUEPRINT_H_
 
@@ -7,24 +7,39 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/clock.h"
 #include "exec/backend.h"
 #include "moert/engine.h"
 #include "moert/expert_source.h"
 #include "moert/mixed_group_gemm.h"
 #include "moert/options.h"
+#include "moert/profile.h"
 #include "moert/strategy.h"
 #include "moert/thread_pool.h"
 
 namespace moert {
 
-/// Objects whose sizes a plan needs; a created engine goes on with them.
+/// Objects whose sizes a plan needs, and what they are made of; a created engine goes on with them.
 struct Blueprint {
   Strategy strategy;
-  std::vector<int> versions;  // of the source
+  std::unique_ptr<ResidencyPolicy> default_residency;
+  std::vector<int> versions;  // of the source; the best first
+  std::unique_ptr<Backend> backend;
   std::shared_ptr<ThreadPool> pool;
-  std::unique_ptr<MixedGroupGemm> gemm;
-  std::unique_ptr<Backend> backend;  // null: the CPU
+  std::unique_ptr<MixedGroupGemm> gemm;  // over `pool`
+  std::unique_ptr<Clock> clock;
+  HardwareProfile profile;  // of the options, with the link that they ask for
   MemoryPlan plan;
+
+  ResidencyPolicy* residency() const {
+    return strategy.residency != nullptr ? strategy.residency.get() : default_residency.get();
+  }
+  /// Whether Executor::PartialOutput may be called.
+  bool partial_output() const {
+    return strategy.prefetch != nullptr && strategy.prefetch->traits().resident_forward;
+  }
+  /// Whether misses may be given to a CPU beside the fast tier.
+  bool cpu_offload() const { return strategy.placement != nullptr; }
 };
 
 /// Checks options, model and source against each other and makes the plan. InvalidArgument names

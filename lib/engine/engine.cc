@@ -10,15 +10,38 @@
 
 namespace moert {
 
-void EngineImpl::Publish() {
-  const EngineStats stats = StatsSince(CollectStats(), opened_);
-  std::lock_guard<std::mutex> lock(published_mu_);
-  published_ = stats;
+EngineImpl::EngineImpl(std::shared_ptr<const ExpertSource> source, const EngineOptions& options,
+                       std::unique_ptr<Blueprint> blueprint, std::unique_ptr<EngineParts> parts)
+    : source_(std::move(source)),
+      options_(options),
+      blueprint_(std::move(blueprint)),
+      parts_(std::move(parts)),
+      leases_(parts_->leases.get()),
+      graph_safe_(blueprint_->strategy.graph_safe() && parts_->runner->runs_resident()),
+      opened_(CollectStats(*parts_, blueprint_->plan.fixed_bytes())),
+      plan_(blueprint_->plan) {
+  Publish();
 }
 
-bool EngineImpl::graph_safe() const {
-  return backend_ != nullptr && strategy_.graph_safe() && options_.trace == nullptr &&
-         options_.clock == ClockKind::kWall && !options_.simulate;
+absl::StatusOr<std::unique_ptr<Engine>> EngineImpl::Create(
+    std::shared_ptr<const ExpertSource> source, const EngineOptions& options) {
+  MOERT_ASSIGN_OR_RETURN(Blueprint made, MakeBlueprint(*source, options));
+  auto blueprint = std::make_unique<Blueprint>(std::move(made));
+  MOERT_ASSIGN_OR_RETURN(std::unique_ptr<EngineParts> parts,
+                         MakeEngineParts(source.get(), options, *blueprint));
+  std::unique_ptr<EngineImpl> engine(
+      new EngineImpl(std::move(source), options, std::move(blueprint), std::move(parts)));
+  engine->Log(LogLevel::kInfo,
+              fmt::format("{} opened, strategy {}, budget {}: {}", engine->source_->name(),
+                          engine->strategy(), BytesText(engine->plan_.budget_bytes),
+                          engine->plan_.ToString()));
+  return engine;
+}
+
+void EngineImpl::Publish() {
+  const EngineStats stats = StatsSince(CollectStats(*parts_, plan_.fixed_bytes()), opened_);
+  std::lock_guard<std::mutex> lock(published_mu_);
+  published_ = stats;
 }
 
 absl::Status EngineImpl::CheckLayer(int layer) const {
@@ -31,20 +54,18 @@ absl::StatusOr<LeaseId> EngineImpl::AcquireExperts(StepId step, int layer,
                                                    absl::Span<const int32_t> experts,
                                                    std::vector<ExpertView>* views) {
   MOERT_RETURN_IF_ERROR(CheckLayer(layer));
-  if (options_.simulate) {
-    return absl::FailedPreconditionError("simulate: there are no records to lease");
-  }
+  MOERT_RETURN_IF_ERROR(blueprint_->backend->CheckLease());
   const std::lock_guard<std::mutex> lock(mu_);
   MOERT_ASSIGN_OR_RETURN(const Step* found, FindStep(step));
   absl::StatusOr<LeaseId> lease =
-      leases_->Acquire(step, found->epoch, ContextOf(*found, layer), experts, views);
+      parts_->leases->Acquire(step, found->epoch, ContextOf(*found, layer), experts, views);
   Publish();
   return lease;
 }
 
 absl::Status EngineImpl::ReleaseExperts(LeaseId lease) {
   const std::lock_guard<std::mutex> lock(mu_);
-  return leases_->Release(lease);
+  return parts_->leases->Release(lease);
 }
 
 absl::Status EngineImpl::PrefetchHint(int layer, absl::Span<const int32_t> experts) {
@@ -75,26 +96,26 @@ void EngineImpl::ApplyHints() {
     hints.swap(hints_);
   }
   if (hints.empty()) return;
-  store_->Pump();
-  PolicyContext context{&source_->model(), next_step_ - 1, Phase::kDecode, clock_->now_ns(), 0, {}};
+  parts_->store->Pump();
+  PolicyContext context{&source_->model(), next_step_ - 1, Phase::kDecode, now_ns(), 0, {}};
   for (const ExpertKey key : hints) {
     context.layer = key.layer;
-    prefetcher_->Hint(context, key);
+    parts_->prefetcher->Hint(context, key);
   }
 }
 
 absl::StatusOr<std::vector<Residency>> EngineImpl::ResidencyOf(int layer) {
   MOERT_RETURN_IF_ERROR(CheckLayer(layer));
   const std::lock_guard<std::mutex> lock(mu_);
-  store_->Pump();
+  parts_->store->Pump();
   std::vector<Residency> states;
   for (int e = 0; e < source_->model().layers[layer].num_experts; ++e) {
     const ExpertKey key{layer, e};
-    const ExpertHandle handle = store_->Latest(key);
-    states.push_back(handle.record == nullptr
-                         ? (store_->Arriving(key) ? Residency::kArriving : Residency::kAbsent)
-                     : handle.version == 0 ? Residency::kHigh
-                                           : Residency::kLow);
+    const ExpertHandle handle = parts_->store->Latest(key);
+    states.push_back(handle.record == nullptr ? (parts_->store->Arriving(key) ? Residency::kArriving
+                                                                              : Residency::kAbsent)
+                     : handle.version == 0    ? Residency::kHigh
+                                              : Residency::kLow);
   }
   return states;
 }
@@ -115,19 +136,19 @@ absl::Status EngineImpl::SetBudget(const Budget& budget) {
 
 absl::Status EngineImpl::SetBudgetLocked(const Budget& budget) {
   MemoryPlan plan = plan_;
-  MOERT_RETURN_IF_ERROR(ApplyBudget(budget, strategy_, source_->model(), &plan));
-  if (manager_ != nullptr && !steps_.empty()) {
-    return absl::FailedPreconditionError(
-        fmt::format("the budget of strategy {} changes between steps; {} are open", strategy_.spec,
-                    steps_.size()));
+  MOERT_RETURN_IF_ERROR(ApplyBudget(budget, blueprint_->strategy, source_->model(), &plan));
+  if (parts_->versions != nullptr && !steps_.empty()) {
+    return absl::FailedPreconditionError(fmt::format(
+        "the budget of strategy {} changes between steps; {} are open", strategy(), steps_.size()));
   }
   // Growing: the limit first, so that blocks may be taken; shrinking: after they were given back.
-  if (plan.budget_bytes > plan_.budget_bytes) budget_.SetLimit(plan.budget_bytes);
-  MOERT_RETURN_IF_ERROR(manager_ == nullptr
-                            ? store_->SetSlots(plan.slots)
-                            : manager_->Resize(HighExperts(plan), plan.slots, plan.low_slots));
-  budget_.SetLimit(plan.budget_bytes);
-  HoldPools();
+  if (plan.budget_bytes > plan_.budget_bytes) parts_->budget->SetLimit(plan.budget_bytes);
+  MOERT_RETURN_IF_ERROR(
+      parts_->versions == nullptr
+          ? parts_->store->SetSlots(plan.slots)
+          : parts_->versions->Resize(HighExperts(plan), plan.slots, plan.low_slots));
+  parts_->budget->SetLimit(plan.budget_bytes);
+  HoldPools(*blueprint_, parts_->store.get());
   {
     std::lock_guard<std::mutex> published(published_mu_);
     plan_ = plan;
@@ -144,10 +165,7 @@ absl::StatusOr<MemoryPlan> Engine::Plan(const ExpertSource& source, const Engine
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(std::shared_ptr<const ExpertSource> source,
                                                        const EngineOptions& options) {
   if (source == nullptr) return absl::InvalidArgumentError("source: must not be null");
-  MOERT_ASSIGN_OR_RETURN(Blueprint blueprint, MakeBlueprint(*source, options));
-  auto engine = std::make_unique<EngineImpl>(std::move(source), options, std::move(blueprint));
-  MOERT_RETURN_IF_ERROR(engine->Init());
-  return engine;
+  return EngineImpl::Create(std::move(source), options);
 }
 
 }  // namespace moert

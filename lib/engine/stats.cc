@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "engine/engine_impl.h"
+#include "engine/stats.h"
 
 namespace moert {
 namespace {
@@ -94,20 +94,26 @@ void Add(const ExecutorStats& executor, EngineStats* s) {
 
 }  // namespace
 
-EngineStats EngineImpl::CollectStats() const {
+EngineStats CollectStats(const EngineParts& parts, int64_t fixed_bytes) {
   EngineStats s;
-  s.budget_bytes = budget_.limit();
-  s.peak_bytes = budget_.peak();
-  s.fixed_bytes = plan_.fixed_bytes();
-  s.pool_bytes = budget_.used() - plan_.fixed_bytes();
-  Add(router_->stats(), &s);
-  Add(store_->stats(), &s);
-  Add(prefetcher_->stats(), &s);
-  Add(scheduler_->stats(), &s);
-  if (manager_ != nullptr) Add(manager_->stats(), &s);
-  Add(runner_->stats(), &s);
-  if (device_ != nullptr) Add(device_->stats(), &s);
+  s.budget_bytes = parts.budget->limit();
+  s.peak_bytes = parts.budget->peak();
+  s.fixed_bytes = fixed_bytes;
+  s.pool_bytes = parts.budget->used() - fixed_bytes;
+  Add(parts.router->stats(), &s);
+  Add(parts.store->stats(), &s);
+  Add(parts.prefetcher->stats(), &s);
+  Add(parts.scheduler->stats(), &s);
+  if (parts.versions != nullptr) Add(parts.versions->stats(), &s);
+  Add(parts.runner->stats(), &s);
+  Add(parts.executor->stats(), &s);
   return s;
+}
+
+int64_t CollectFallbacks(const EngineParts& parts) {
+  return parts.store->stats().policy_fallbacks + parts.prefetcher->stats().policy_fallbacks +
+         parts.scheduler->stats().policy_fallbacks + parts.runner->stats().policy_fallbacks +
+         (parts.versions != nullptr ? parts.versions->stats().policy_fallbacks : 0);
 }
 
 EngineStats StatsSince(const EngineStats& now, const EngineStats& before) {

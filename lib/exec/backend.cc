@@ -15,11 +15,10 @@ absl::string_view BackendName(BackendKind kind) {
 }
 
 absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const EngineOptions& options) {
-  const bool simulated = options.simulate;  // counts only: needs no device
+  if (options.simulate) return MakeNullBackend(options);
   const bool cuda = options.backend == BackendKind::kCuda ||
                     (options.backend == BackendKind::kAuto && CudaStatus().ok());
-  if (!cuda || simulated) return std::unique_ptr<Backend>();
-  return MakeCudaBackend(options);
+  return cuda ? MakeCudaBackend(options) : MakeCpuBackend(options);
 }
 
 }  // namespace moert

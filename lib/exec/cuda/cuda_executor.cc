@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/rows.h"
+#include "base/spin.h"
 #include "base/status_macros.h"
 #include "exec/cuda/cuda_executor_impl.h"
 #include "kernels/cuda/group_gemm.h"
@@ -29,9 +30,10 @@ absl::Status CudaExecutor::Init() {
   MOERT_RETURN_IF_ERROR(selections_.Init(w_.tally, HandleCount(model_)));
   MOERT_RETURN_IF_ERROR(rule_.Init(w_.rule));
   MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&rows_arrived_, cudaEventDisableTiming));
-  if (parts_.cpu_gemm != nullptr) {
-    MOERT_ASSIGN_OR_RETURN(cpu_, CpuExperts::Create(model_, parts_.cpu_gemm, parts_.max_tokens,
-                                                    parts_.cpu_spin, options_.cpus));
+  if (parts_.cpu_offload) {
+    const auto spin = parts_.pool->num_threads() < UsableCpus() ? kSpinWithDevice : kSpinAlone;
+    MOERT_ASSIGN_OR_RETURN(
+        cpu_, CpuExperts::Create(model_, parts_.gemm, parts_.max_tokens, spin, options_.cpus));
   }
   MOERT_CUDA_RETURN_IF_ERROR(cudaDeviceSynchronize());
   return absl::OkStatus();
@@ -46,7 +48,7 @@ absl::Status CudaExecutor::Enter(cudaStream_t stream) {
   return absl::OkStatus();
 }
 
-absl::Status CudaExecutor::RouteOnDevice(const DeviceCall& call, const RoutingOverride* rule,
+absl::Status CudaExecutor::RouteOnDevice(const ExecutorCall& call, const RoutingRequest* ruled,
                                          const RuleMirror& mirror, bool next_gate) {
   const cudaStream_t stream = Stream(call);
   const auto tokens = static_cast<int>(call.hidden.rows);
@@ -55,8 +57,8 @@ absl::Status CudaExecutor::RouteOnDevice(const DeviceCall& call, const RoutingOv
       LaunchGateLogits(Rows(call), layer.gate, layer.routing.num_experts, w_.scores, stream));
   MOERT_CUDA_RETURN_IF_ERROR(
       LaunchTopK(layer.routing, tokens, w_.scores, w_.ids, w_.weights, stream));
-  if (rule != nullptr) {
-    MOERT_RETURN_IF_ERROR(rule_.Run(w_, layer.routing, tokens, rule->rule, rule->request_ids,
+  if (ruled != nullptr) {
+    MOERT_RETURN_IF_ERROR(rule_.Run(w_, layer.routing, tokens, ruled->rule, ruled->request_ids,
                                     table_.rows(call.layer), mirror, stream));
   }
   if (!next_gate) return absl::OkStatus();
@@ -68,7 +70,7 @@ absl::Status CudaExecutor::RouteOnDevice(const DeviceCall& call, const RoutingOv
   return absl::OkStatus();
 }
 
-absl::Status CudaExecutor::GroupAndPack(const DeviceCall& call, bool tallied) {
+absl::Status CudaExecutor::GroupAndPack(const ExecutorCall& call, bool tallied) {
   const cudaStream_t stream = Stream(call);
   const MoeLayerSpec& spec = Spec(call);
   const auto tokens = static_cast<int>(call.hidden.rows);
@@ -86,7 +88,7 @@ absl::Status CudaExecutor::GroupAndPack(const DeviceCall& call, bool tallied) {
   return absl::OkStatus();
 }
 
-absl::Status CudaExecutor::RouteOnHost(const DeviceCall& call, HostRoute host_route,
+absl::Status CudaExecutor::RouteOnHost(const ExecutorCall& call, const RoutingRequest& request,
                                        RoutingResult* routing) {
   const cudaStream_t stream = Stream(call);
   const MoeLayerSpec& spec = Spec(call);
@@ -103,7 +105,9 @@ absl::Status CudaExecutor::RouteOnHost(const DeviceCall& call, HostRoute host_ro
   }
   WidenRows({rows.data(), call.hidden.dtype, tokens, spec.hidden, spec.hidden}, host_rows_.data());
   if (cpu_ != nullptr) cpu_->SetRows(host_rows_.data(), tokens, spec.hidden);
-  MOERT_RETURN_IF_ERROR(host_route(host_rows_.data(), routing));
+  MOERT_RETURN_IF_ERROR(parts_.router->Route(call.layer, host_rows_.data(), tokens, request.rule,
+                                             request.residency, request.request_ids,
+                                             request.next_gate, routing));
   return UploadRouting(call, *routing);
 }
 
@@ -114,7 +118,7 @@ absl::Status CudaExecutor::WaitForRows(cudaStream_t stream) {
   return absl::OkStatus();
 }
 
-absl::Status CudaExecutor::UploadRouting(const DeviceCall& call, const RoutingResult& routing) {
+absl::Status CudaExecutor::UploadRouting(const ExecutorCall& call, const RoutingResult& routing) {
   // Small and pageable: the copies have left the vectors when the calls return.
   const cudaStream_t stream = Stream(call);
   MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(w_.ids, routing.ids.data(), routing.ids.size() * 4,
@@ -125,7 +129,7 @@ absl::Status CudaExecutor::UploadRouting(const DeviceCall& call, const RoutingRe
   return GroupAndPack(call);
 }
 
-absl::Status CudaExecutor::SetRouting(const DeviceCall& call, const RoutingResult& routing) {
+absl::Status CudaExecutor::SetRouting(const ExecutorCall& call, const RoutingResult& routing) {
   DeviceScope scope(device_);
   const cudaStream_t stream = Stream(call);
   MOERT_RETURN_IF_ERROR(Enter(stream));
@@ -137,30 +141,33 @@ absl::Status CudaExecutor::SetRouting(const DeviceCall& call, const RoutingResul
   return UploadRouting(call, routing);
 }
 
-absl::Status CudaExecutor::Route(const DeviceCall& call, const RoutingOverride* rule,
-                                 bool next_gate, HostRoute host_route, RoutingResult* routing) {
+absl::Status CudaExecutor::Route(const ExecutorCall& call, const RoutingRequest& request,
+                                 RoutingResult* routing) {
   DeviceScope scope(device_);
   const cudaStream_t stream = Stream(call);
   MOERT_RETURN_IF_ERROR(Enter(stream));
-  if (rule != nullptr) {
-    if (!DeviceRule::Executes(Spec(call).routing, rule->rule)) {
-      return RouteOnHost(call, host_route, routing);
+  const bool own_choice = request.rule.kind == RoutingRuleKind::kTopK;
+  if (!own_choice) {
+    if (!DeviceRule::Executes(Spec(call).routing, request.rule)) {
+      return RouteOnHost(call, request, routing);
     }
     // The rule goes by the table.
-    MOERT_RETURN_IF_ERROR(table_.SyncLayer(*rule->store, call.layer, call.epoch, stream));
+    MOERT_RETURN_IF_ERROR(table_.SyncLayer(*request.store, call.layer, call.epoch, stream));
   }
   if (CpuOffload(call)) MOERT_RETURN_IF_ERROR(cpu_->BringRows(call.hidden, stream));
-  MOERT_RETURN_IF_ERROR(RouteOnDevice(call, rule, returned_.RuleOf(/*late=*/false), next_gate));
+  MOERT_RETURN_IF_ERROR(RouteOnDevice(call, own_choice ? nullptr : &request,
+                                      returned_.RuleOf(/*late=*/false), request.next_gate));
   MOERT_RETURN_IF_ERROR(
-      returned_.Bring(w_, call.layer, call.hidden.rows, next_gate, rule != nullptr, stream));
+      returned_.Bring(w_, call.layer, call.hidden.rows, request.next_gate, !own_choice, stream));
   MOERT_RETURN_IF_ERROR(GroupAndPack(call));  // beside the host's wait
   ++host_syncs_;
   MOERT_RETURN_IF_ERROR(returned_.Wait(routing));
   if (CpuOffload(call)) cpu_->TakeRows(call.hidden);
+  if (own_choice) Router::NoteOwnChoice(request.residency, routing);
   return absl::OkStatus();
 }
 
-absl::Status CudaExecutor::Products(const DeviceCall& call, const ExpertSet& wave) {
+absl::Status CudaExecutor::Products(const ExecutorCall& call, const ExpertSet& experts) {
   const cudaStream_t stream = Stream(call);
   const MoeLayerSpec& spec = Spec(call);
   const auto tokens = static_cast<int32_t>(call.hidden.rows);
@@ -175,7 +182,7 @@ absl::Status CudaExecutor::Products(const DeviceCall& call, const ExpertSet& wav
   tiles.pairs = tokens * spec.routing.top_k;
   tiles.tokens = tokens;
   tiles.shares = shares_;
-  tiles.wave = wave;
+  tiles.wave = experts;
   MOERT_CUDA_RETURN_IF_ERROR(LaunchMakeTiles(tiles, stream));
   GroupGemmArgs gemm;
   gemm.table = w_.table;
@@ -209,16 +216,16 @@ absl::Status CudaExecutor::Products(const DeviceCall& call, const ExpertSet& wav
   return absl::OkStatus();
 }
 
-absl::Status CudaExecutor::Multiply(const DeviceCall& call, const RoutingResult& /*routing*/,
-                                    absl::Span<const WaveExpert> wave, bool first) {
+absl::Status CudaExecutor::Multiply(const ExecutorCall& call, const RoutingResult& /*routing*/,
+                                    absl::Span<const ReadyExpert> experts, bool first) {
   const bool shared = first && HasShared(call);
-  if (wave.empty() && !shared) return absl::OkStatus();
+  if (experts.empty() && !shared) return absl::OkStatus();
   DeviceScope scope(device_);
   const cudaStream_t stream = Stream(call);
   ExpertSet set;
-  for (const WaveExpert& w : wave) {
-    MOERT_RETURN_IF_ERROR(table_.Set(call.layer, w.expert, w.handle, stream));
-    set.Add(w.expert);
+  for (const ReadyExpert& ready : experts) {
+    MOERT_RETURN_IF_ERROR(table_.Set(call.layer, ready.expert, ready.handle, stream));
+    set.Add(ready.expert);
   }
   MOERT_RETURN_IF_ERROR(table_.Flush(stream));
   if (shared) set.Add(Spec(call).num_experts);
@@ -226,25 +233,26 @@ absl::Status CudaExecutor::Multiply(const DeviceCall& call, const RoutingResult&
   return fence_->Pass(stream);
 }
 
-bool CudaExecutor::CpuCanCompute(ExpertKey key, int source_version, int64_t tokens) const {
+bool CudaExecutor::CpuCanCompute(ExpertKey key, int64_t tokens) const {
   return cpu_ != nullptr && tokens <= cpu_->max_tokens() &&
-         options_.records->KeptRecord(key, source_version) != nullptr;
+         options_.records->KeptRecord(key, parts_.versions[0]) != nullptr;
 }
 
-absl::Status CudaExecutor::BeginCpu(const DeviceCall& call, const RoutingResult& routing,
-                                    absl::Span<const int32_t> experts, int source_version) {
+absl::Status CudaExecutor::BeginCpu(const ExecutorCall& call, const RoutingResult& routing,
+                                    absl::Span<const int32_t> experts) {
+  const int version = parts_.versions[0];
   on_cpu_.clear();
   for (const int32_t e : experts) {
-    const std::byte* record = options_.records->KeptRecord({call.layer, e}, source_version);
+    const std::byte* record = options_.records->KeptRecord({call.layer, e}, version);
     if (record == nullptr)
       return absl::InternalError("an expert for the CPU is not in host memory");
-    on_cpu_.push_back({e, record, &options_.records->layout(call.layer, e, source_version)});
+    on_cpu_.push_back({e, record, &options_.records->layout(call.layer, e, version)});
   }
   cpu_->Begin(routing, on_cpu_, Spec(call).activation);
   return absl::OkStatus();
 }
 
-absl::Status CudaExecutor::JoinCpu(const DeviceCall& call, int64_t* took_ns) {
+absl::Status CudaExecutor::JoinCpu(const ExecutorCall& call, int64_t* took_ns) {
   *took_ns = 0;
   if (cpu_ == nullptr || !cpu_->busy()) return absl::OkStatus();
   MOERT_RETURN_IF_ERROR(cpu_->Join(took_ns));
@@ -259,7 +267,7 @@ absl::Status CudaExecutor::JoinCpu(const DeviceCall& call, int64_t* took_ns) {
   return absl::OkStatus();
 }
 
-absl::Status CudaExecutor::WeightedSum(const DeviceCall& call) {
+absl::Status CudaExecutor::WeightedSum(const ExecutorCall& call) {
   CombineArgs combine;
   combine.x = Rows(call);
   combine.slots = w_.out;
@@ -275,20 +283,20 @@ absl::Status CudaExecutor::WeightedSum(const DeviceCall& call) {
   return absl::OkStatus();
 }
 
-absl::Status CudaExecutor::Combine(const DeviceCall& call, const RoutingResult& /*routing*/) {
+absl::Status CudaExecutor::Combine(const ExecutorCall& call, const RoutingResult& /*routing*/) {
   DeviceScope scope(device_);
   MOERT_RETURN_IF_ERROR(WeightedSum(call));
   return fence_->Pass(Stream(call));
 }
 
-ExpertSet CudaExecutor::AllExperts(const DeviceCall& call) const {
+ExpertSet CudaExecutor::AllExperts(const ExecutorCall& call) const {
   ExpertSet all;
   for (int e = 0; e < Spec(call).num_experts; ++e) all.Add(e);
   if (HasShared(call)) all.Add(Spec(call).num_experts);
   return all;
 }
 
-absl::Status CudaExecutor::RunResident(const DeviceCall& call, const PolicyContext& context,
+absl::Status CudaExecutor::RunResident(const ExecutorCall& call, const PolicyContext& context,
                                        const ExpertStore& store) {
   DeviceScope scope(device_);
   const cudaStream_t stream = Stream(call);
@@ -353,8 +361,8 @@ absl::StatusOr<int64_t> ExecutorBytes(const ExpertSource& source, absl::Span<con
   return count.used();
 }
 
-absl::StatusOr<std::unique_ptr<DeviceExecutor>> MakeCudaExecutor(
-    const ExecutorParts& parts, const CudaExecutorOptions& options) {
+absl::StatusOr<std::unique_ptr<Executor>> MakeCudaExecutor(const ExecutorParts& parts,
+                                                           const CudaExecutorOptions& options) {
   MOERT_ASSIGN_OR_RETURN(const OperandUse use, OperandsOf(*parts.source, parts.versions));
   auto executor = std::make_unique<CudaExecutor>(parts, use, options);
   MOERT_RETURN_IF_ERROR(executor->Init());

@@ -22,8 +22,8 @@ struct CudaExecutorOptions {
   ComputeFence* fence = nullptr;    // passed behind every batch of kernels
   DeviceSource* records = nullptr;  // what the CPU multiplies
 };
-absl::StatusOr<std::unique_ptr<DeviceExecutor>> MakeCudaExecutor(
-    const ExecutorParts& parts, const CudaExecutorOptions& options);
+absl::StatusOr<std::unique_ptr<Executor>> MakeCudaExecutor(const ExecutorParts& parts,
+                                                           const CudaExecutorOptions& options);
 
 }  // namespace moert::cuda
 

@@ -20,7 +20,7 @@
 
 namespace moert::cuda {
 
-class CudaExecutor final : public DeviceExecutor {
+class CudaExecutor final : public Executor {
  public:
   CudaExecutor(const ExecutorParts& parts, const OperandUse& use,
                const CudaExecutorOptions& options)
@@ -40,22 +40,25 @@ class CudaExecutor final : public DeviceExecutor {
 
   absl::Status Init();
 
-  absl::Status Route(const DeviceCall& call, const RoutingOverride* rule, bool next_gate,
-                     HostRoute host_route, RoutingResult* routing) override;
   ExecutorStats stats() const override {
     return {host_syncs_, captured_, returned_.worst_slot_share(), returned_.worst_mass_share()};
   }
-  absl::Status SetRouting(const DeviceCall& call, const RoutingResult& routing) override;
-  absl::Status Multiply(const DeviceCall& call, const RoutingResult& routing,
-                        absl::Span<const WaveExpert> wave, bool first) override;
-  bool CpuCanCompute(ExpertKey key, int source_version, int64_t tokens) const override;
-  absl::Status BeginCpu(const DeviceCall& call, const RoutingResult& routing,
-                        absl::Span<const int32_t> experts, int source_version) override;
-  absl::Status JoinCpu(const DeviceCall& call, int64_t* took_ns) override;
-  absl::Status Combine(const DeviceCall& call, const RoutingResult& routing) override;
 
-  bool CanRunResident(int /*layer*/) const override { return true; }
-  absl::Status RunResident(const DeviceCall& call, const PolicyContext& context,
+  absl::Status Route(const ExecutorCall& call, const RoutingRequest& request,
+                     RoutingResult* routing) override;
+  absl::Status SetRouting(const ExecutorCall& call, const RoutingResult& routing) override;
+  absl::Status Multiply(const ExecutorCall& call, const RoutingResult& routing,
+                        absl::Span<const ReadyExpert> experts, bool first) override;
+  absl::Status Combine(const ExecutorCall& call, const RoutingResult& routing) override;
+
+  bool has_cpu_offload() const override { return cpu_ != nullptr; }
+  bool CpuCanCompute(ExpertKey key, int64_t tokens) const override;
+  absl::Status BeginCpu(const ExecutorCall& call, const RoutingResult& routing,
+                        absl::Span<const int32_t> experts) override;
+  absl::Status JoinCpu(const ExecutorCall& call, int64_t* took_ns) override;
+
+  bool runs_resident() const override { return true; }
+  absl::Status RunResident(const ExecutorCall& call, const PolicyContext& context,
                            const ExpertStore& store) override;
   bool Capturing(void* stream) const override;
   bool TakeRouting(PolicyContext* context, RoutingResult* routing) override;
@@ -64,35 +67,37 @@ class CudaExecutor final : public DeviceExecutor {
   absl::Status CloseStep(void* stream) override;
 
  private:
-  const MoeLayerSpec& Spec(const DeviceCall& call) const { return model_.layers[call.layer]; }
-  bool HasShared(const DeviceCall& call) const {
+  const MoeLayerSpec& Spec(const ExecutorCall& call) const { return model_.layers[call.layer]; }
+  bool HasShared(const ExecutorCall& call) const {
     return on_device_.layer(call.layer).shared_record != nullptr;
   }
-  static DeviceRows Rows(const DeviceCall& call) {
+  static DeviceRows Rows(const ExecutorCall& call) {
     return {call.hidden.data, static_cast<int32_t>(call.hidden.dtype),
             static_cast<int32_t>(call.hidden.rows), static_cast<int32_t>(call.hidden.cols),
             call.hidden.row_stride};
   }
-  static cudaStream_t Stream(const DeviceCall& call) {
+  static cudaStream_t Stream(const ExecutorCall& call) {
     return static_cast<cudaStream_t>(call.stream);
   }
 
   /// Calls of several streams share the buffers: they follow one another.
   absl::Status Enter(cudaStream_t stream);
-  absl::Status RouteOnDevice(const DeviceCall& call, const RoutingOverride* rule,
+  /// `ruled`: the request of a routing by another rule than the model's own; else null.
+  absl::Status RouteOnDevice(const ExecutorCall& call, const RoutingRequest* ruled,
                              const RuleMirror& mirror, bool next_gate);
-  absl::Status RouteOnHost(const DeviceCall& call, HostRoute host_route, RoutingResult* routing);
+  absl::Status RouteOnHost(const ExecutorCall& call, const RoutingRequest& request,
+                           RoutingResult* routing);
   /// `tallied`: selections are counted on the device.
-  absl::Status GroupAndPack(const DeviceCall& call, bool tallied = false);
+  absl::Status GroupAndPack(const ExecutorCall& call, bool tallied = false);
   /// The same of a routing from the host.
-  absl::Status UploadRouting(const DeviceCall& call, const RoutingResult& routing);
+  absl::Status UploadRouting(const ExecutorCall& call, const RoutingResult& routing);
   absl::Status WaitForRows(cudaStream_t stream);
-  bool CpuOffload(const DeviceCall& call) const {
-    return cpu_ != nullptr && call.cpu_offload && call.hidden.rows <= cpu_->max_tokens();
+  bool CpuOffload(const ExecutorCall& call) const {
+    return cpu_ != nullptr && call.hidden.rows <= cpu_->max_tokens();
   }
-  absl::Status Products(const DeviceCall& call, const ExpertSet& wave);
-  ExpertSet AllExperts(const DeviceCall& call) const;
-  absl::Status WeightedSum(const DeviceCall& call);
+  absl::Status Products(const ExecutorCall& call, const ExpertSet& experts);
+  ExpertSet AllExperts(const ExecutorCall& call) const;
+  absl::Status WeightedSum(const ExecutorCall& call);
 
   const ExecutorParts parts_;
   int64_t host_syncs_ = 0;

@@ -27,7 +27,7 @@ absl::Status DeviceModel::PlaceConstants(const ExecutorParts& parts, Carver* car
     return at;
   };
   for (int l = 0; l < model.num_layers(); ++l) {
-    const LayerConstants& host = (*parts.constants)[l];
+    const LayerConstants& host = parts.constants->layer(l);
     LayerOnDevice d;
     d.first_handle = handle;
     handle += model.layers[l].num_experts + 1;
@@ -43,9 +43,9 @@ absl::Status DeviceModel::PlaceConstants(const ExecutorParts& parts, Carver* car
                              bring(host.shared_gate.data(), host.shared_gate.size() * 4));
       d.shared_gate = reinterpret_cast<const float*>(shared_gate);
     }
-    if (parts.shared_records[l] != nullptr) {
-      MOERT_ASSIGN_OR_RETURN(d.shared_record, bring(parts.shared_records[l],
-                                                    static_cast<size_t>(host.shared_layout.bytes)));
+    if (const std::byte* shared = parts.constants->shared_record(l); shared != nullptr) {
+      MOERT_ASSIGN_OR_RETURN(d.shared_record,
+                             bring(shared, static_cast<size_t>(host.shared_layout.bytes)));
     }
     d.routing =
         MakeDeviceRouting(model.layers[l].routing, model.layers[l].num_experts, d.selection_bias);
@@ -73,7 +73,7 @@ absl::Status DeviceModel::PlaceFormats(const ExecutorParts& parts) {
       }
     }
     if (layers_[l].shared_record == nullptr) continue;
-    const RecordLayout& shared = (*parts.constants)[l].shared_layout;
+    const RecordLayout& shared = parts.constants->layer(l).shared_layout;
     MOERT_RETURN_IF_ERROR(add(shared));
     layers_[l].shared_format = format_of_[&shared];
   }

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "exec/backend.h"
 #include "exec/cuda/cuda_api.h"
+#include "exec/executor.h"
 #include "kernels/cuda/device_types.h"
 
 namespace moert::cuda {

@@ -18,7 +18,7 @@ using test::SyntheticShape;
 using test::SyntheticSource;
 
 /// Hands out the selections that a test wrote down; nothing else is asked of it.
-class CountingDevice final : public DeviceExecutor {
+class CountingDevice final : public Executor {
  public:
   std::vector<SelectionCount> next;
 
@@ -26,32 +26,16 @@ class CountingDevice final : public DeviceExecutor {
     *added = std::exchange(next, {});
     return !added->empty();
   }
-  bool TakeRouting(PolicyContext*, RoutingResult*) override { return false; }
 
-  absl::Status Route(const DeviceCall&, const RoutingOverride*, bool, HostRoute,
-                     RoutingResult*) override {
+  absl::Status Route(const ExecutorCall&, const RoutingRequest&, RoutingResult*) override {
     return Unasked();
   }
-  ExecutorStats stats() const override { return {}; }
-  absl::Status SetRouting(const DeviceCall&, const RoutingResult&) override { return Unasked(); }
-  absl::Status Multiply(const DeviceCall&, const RoutingResult&, absl::Span<const WaveExpert>,
+  absl::Status SetRouting(const ExecutorCall&, const RoutingResult&) override { return Unasked(); }
+  absl::Status Multiply(const ExecutorCall&, const RoutingResult&, absl::Span<const ReadyExpert>,
                         bool) override {
     return Unasked();
   }
-  bool CpuCanCompute(ExpertKey, int, int64_t) const override { return false; }
-  absl::Status BeginCpu(const DeviceCall&, const RoutingResult&, absl::Span<const int32_t>,
-                        int) override {
-    return Unasked();
-  }
-  absl::Status JoinCpu(const DeviceCall&, int64_t*) override { return Unasked(); }
-  absl::Status Combine(const DeviceCall&, const RoutingResult&) override { return Unasked(); }
-  bool CanRunResident(int) const override { return false; }
-  absl::Status RunResident(const DeviceCall&, const PolicyContext&, const ExpertStore&) override {
-    return Unasked();
-  }
-  bool Capturing(void*) const override { return false; }
-  absl::Status OpenStep(ExpertStore*, int64_t, void*) override { return Unasked(); }
-  absl::Status CloseStep(void*) override { return Unasked(); }
+  absl::Status Combine(const ExecutorCall&, const RoutingResult&) override { return Unasked(); }
 
  private:
   static absl::Status Unasked() { return absl::InternalError("nobody should ask"); }
@@ -106,16 +90,18 @@ TEST_CASE("selections of replays reach counters, recency and the version manager
   HardwareProfile profile;
   Router router(&model, {}, {}, nullptr);
   Scheduler scheduler(&model, nullptr, &profile, &store, {});
+  const Strategy strategy;
   LayerParts parts;
   parts.model = &model;
+  parts.strategy = &strategy;
   parts.residency = lru.get();
   parts.store = &store;
   parts.versions = &listener;
   parts.clock = &clock;
   parts.router = &router;
   parts.scheduler = &scheduler;
-  parts.device = &device;
-  LayerRunner runner(parts, 4);
+  parts.executor = &device;
+  LayerRunner runner(parts);
   PolicyContext context;
   context.model = &model;
 

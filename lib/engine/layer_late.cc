@@ -1,42 +1,12 @@
-// Layer calls on a device: routing there, and calls that miss nothing.
-#include "base/status_macros.h"
+// Calls whose routing is known only after they have returned: what ran on a device without the
+// host is accounted for here.
 #include "engine/layer.h"
 
 namespace moert {
 
-absl::Status LayerRunner::RouteOnDevice(const LayerCall& call, const RoutingRule& rule,
-                                        const LayerResidency& residency, bool next_gate) {
-  const int layer = call.context.layer;
-  const bool own_choice = rule.kind == RoutingRuleKind::kTopK;
-  const RoutingOverride ruled{rule, call.context.request_ids, parts_.store};
-  MOERT_RETURN_IF_ERROR(parts_.device->Route(
-      call.device, own_choice ? nullptr : &ruled, next_gate,
-      [&](const float* x, RoutingResult* routing) {
-        return parts_.router->Route(layer, x, call.tokens, rule, residency,
-                                    call.context.request_ids, next_gate, routing);
-      },
-      &routing_));
-  if (own_choice) Router::NoteOwnChoice(residency, &routing_);
-  return absl::OkStatus();
-}
-
-absl::StatusOr<bool> LayerRunner::TryResident(const LayerCall& call) {
-  if (!parts_.device->Capturing(call.device.stream)) CollectRoutings();
-  const LayerResidency residency = parts_.store->Layer(call.context.layer);
-  const bool observed = parts_.trace != nullptr || parts_.strategy->routing != nullptr ||
-                        parts_.strategy->prefetch != nullptr || parts_.virtual_clock != nullptr ||
-                        call.routed != nullptr;
-  if (observed || !parts_.device->CanRunResident(call.context.layer)) return false;
-  for (const uint8_t usable : residency.usable) {
-    if (!usable) return false;
-  }
-  MOERT_RETURN_IF_ERROR(parts_.device->RunResident(call.device, call.context, *parts_.store));
-  return true;
-}
-
 void LayerRunner::CollectRoutings() {
   PolicyContext context;
-  while (parts_.device->TakeRouting(&context, &late_routing_)) {
+  while (parts_.executor->TakeRouting(&context, &late_routing_)) {
     double mass = 0;
     for (const float w : late_routing_.weights) mass += w;
     parts_.router->CountOwnChoice(late_routing_.tokens * late_routing_.top_k, mass);

@@ -1,0 +1,214 @@
+#include "engine/engine_parts.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/status_macros.h"
+#include "engine/memory_plan.h"
+#include "fmt/format.h"
+
+namespace moert {
+namespace {
+
+/// Makes the parts of one engine.
+class Builder {
+ public:
+  Builder(const ExpertSource* source, const EngineOptions& options, const Blueprint& blueprint)
+      : source_(source), options_(options), b_(blueprint), model_(source->model()) {}
+
+  absl::StatusOr<std::unique_ptr<EngineParts>> Build() {
+    auto made = std::make_unique<EngineParts>();
+    EngineParts& p = *made;
+    MOERT_ASSIGN_OR_RETURN(p.constants, b_.backend->ReadConstants(*source_));
+    p.budget = std::make_unique<BudgetTracker>(b_.plan.budget_bytes);
+    if (!p.budget->TryReserve(b_.plan.fixed_bytes())) {
+      return absl::InternalError("fixed parts exceed a budget that was checked to hold them");
+    }
+    p.link = std::make_unique<LinkEstimate>(&b_.profile);
+    MOERT_ASSIGN_OR_RETURN(p.store, MakeStore(p));
+    p.versions = MakeVersions(p);
+    p.router = std::make_unique<Router>(&model_, p.constants.gates(),
+                                        p.constants.selection_biases(), b_.pool.get());
+    MOERT_ASSIGN_OR_RETURN(p.executor, MakeExecutor(p));
+    p.prefetcher = MakePrefetcher(p);
+    p.scheduler = MakeScheduler(p);
+    p.charges = std::make_unique<Charges>(b_.clock.get(), &b_.profile, &model_, &p.constants,
+                                          p.store.get(), VersionNames());
+    p.runner = std::make_unique<LayerRunner>(MakeLayerParts(p));
+    p.leases = std::make_unique<Leases>(p.store.get());
+    MOERT_RETURN_IF_ERROR(Load(p));
+    return made;
+  }
+
+ private:
+  bool cache() const { return b_.strategy.serving == Serving::kCache; }
+
+  absl::StatusOr<std::unique_ptr<ExpertStore>> MakeStore(const EngineParts& p) const {
+    const MemoryPlan& plan = b_.plan;
+    const std::vector<int64_t> own = OwnBlocks(*source_, b_.strategy, b_.versions);
+    // A pool reserves address space for every expert, and for what is spare.
+    const auto make_pool = [&](int64_t block_bytes, bool each_its_own, int64_t limit) {
+      const BlockSizes sizes =
+          each_its_own ? BlockSizes(own) : BlockSizes(block_bytes, plan.total_experts + plan.spare);
+      return b_.backend->MakePool(sizes, limit, p.budget.get());
+    };
+    std::vector<ServedVersion> served;
+    std::vector<std::unique_ptr<BlockPool>> pools(cache() ? 1 : 2);
+    MOERT_ASSIGN_OR_RETURN(pools[0],
+                           make_pool(plan.block_bytes, cache() && !own.empty(), plan.slots));
+    if (cache()) {
+      for (const int version : b_.versions) served.push_back({version, 0});
+    } else {
+      served = {{b_.versions[0], 0}, {b_.versions[1], 1}};
+      MOERT_ASSIGN_OR_RETURN(pools[1],
+                             make_pool(plan.low_block_bytes, !own.empty(), plan.low_slots));
+    }
+    MOERT_ASSIGN_OR_RETURN(std::unique_ptr<TransferQueue> transfers,
+                           b_.backend->MakeTransfers(source_, b_.clock.get(), &b_.profile));
+    auto store = std::make_unique<ExpertStore>(source_, std::move(served), std::move(pools),
+                                               std::move(transfers), b_.residency());
+    store->SetLinkEstimate(p.link.get());
+    return store;
+  }
+
+  std::unique_ptr<VersionManager> MakeVersions(const EngineParts& p) const {
+    switch (b_.strategy.serving) {
+      case Serving::kCache:
+        return nullptr;
+      case Serving::kHotSet:
+        return MakeHotSet(&model_, b_.strategy.precision.get(), b_.strategy.transitions,
+                          p.store.get());
+      case Serving::kLowPlusCache:
+        return MakeHighCache(&model_, b_.strategy.transitions, &b_.profile, p.store.get());
+    }
+    return nullptr;
+  }
+
+  absl::StatusOr<std::unique_ptr<Executor>> MakeExecutor(const EngineParts& p) const {
+    ExecutorParts parts;
+    parts.source = source_;
+    parts.versions = b_.versions;
+    parts.max_tokens = options_.max_tokens_per_forward;
+    parts.partial_output = b_.partial_output();
+    parts.cpu_offload = b_.cpu_offload();
+    parts.constants = &p.constants;
+    parts.profile = &b_.profile;
+    parts.router = p.router.get();
+    parts.gemm = b_.gemm.get();
+    parts.pool = b_.pool.get();
+    return b_.backend->MakeExecutor(parts);
+  }
+
+  /// Whether what the CPU computed beside the fast tier is brought behind a call.
+  bool Backfills(const EngineParts& p) const {
+    return p.executor->has_cpu_offload() && b_.cpu_offload() &&
+           b_.strategy.placement->traits().backfills;
+  }
+
+  std::unique_ptr<Prefetcher> MakePrefetcher(const EngineParts& p) const {
+    auto prefetcher = std::make_unique<Prefetcher>(&model_, b_.strategy.prefetch.get(),
+                                                   b_.strategy.prefetch_control, &b_.profile,
+                                                   p.link.get(), p.store.get(), p.versions.get());
+    if (cache()) prefetcher->SetPrecision(b_.strategy.precision.get());
+    if (b_.strategy.prefetch != nullptr) {
+      // The capacities of the store's making knew of no prefetch.
+      p.store->SetPrefetchOutlook(prefetcher->outlook());
+      p.store->SetCapacity(b_.plan.slots);
+    }
+    prefetcher->SetCpuOffload(Backfills(p));
+    p.store->SetCpuOffload(Backfills(p));
+    return prefetcher;
+  }
+
+  std::unique_ptr<Scheduler> MakeScheduler(const EngineParts& p) const {
+    CpuOffload cpu;
+    cpu.version = std::string(source_->version_name(b_.versions[0]));
+    if (p.executor->has_cpu_offload()) {
+      cpu.can_compute = [executor = p.executor.get()](ExpertKey key, int64_t tokens) {
+        return executor->CpuCanCompute(key, tokens);
+      };
+      if (!b_.clock->is_virtual()) cpu.link = p.link.get();
+    }
+    return std::make_unique<Scheduler>(&model_, b_.strategy.placement.get(), &b_.profile,
+                                       p.store.get(), std::move(cpu));
+  }
+
+  std::vector<std::string> VersionNames() const {
+    std::vector<std::string> names;
+    for (const int version : b_.versions) names.emplace_back(source_->version_name(version));
+    return names;
+  }
+
+  LayerParts MakeLayerParts(const EngineParts& p) const {
+    LayerParts parts;
+    parts.model = &model_;
+    parts.strategy = &b_.strategy;
+    parts.residency = b_.residency();
+    parts.clock = b_.clock.get();
+    parts.charges = p.charges.get();
+    parts.router = p.router.get();
+    parts.prefetcher = p.prefetcher.get();
+    parts.scheduler = p.scheduler.get();
+    parts.store = p.store.get();
+    parts.versions = p.versions.get();
+    parts.executor = p.executor.get();
+    parts.trace = options_.trace.get();
+    return parts;
+  }
+
+  /// What lies in the pools before the first step.
+  absl::Status Load(const EngineParts& p) const {
+    if (b_.strategy.graph_safe() && p.runner->runs_resident()) p.store->TrackChanges();
+    if (p.versions != nullptr) {
+      MOERT_RETURN_IF_ERROR(p.versions->Preload(HighExperts(b_.plan)));
+    } else if (b_.strategy.preload) {
+      MOERT_RETURN_IF_ERROR(PreloadAll(p.store.get()));
+    }
+    HoldPools(b_, p.store.get());
+    p.store->SetTrace(options_.trace.get());
+    return absl::OkStatus();
+  }
+
+  absl::Status PreloadAll(ExpertStore* store) const {
+    PolicyContext context;
+    context.model = &model_;
+    for (int l = 0; l < model_.num_layers(); ++l) {
+      context.layer = l;
+      const int experts = model_.layers[l].num_experts;
+      for (int e = 0; e < experts; ++e) {
+        if (!store->StartLoad({l, e}, 0, LoadReason::kBackground, context)) {
+          return absl::ResourceExhaustedError(
+              fmt::format("no memory for layer {} expert {} within the budget", l, e));
+        }
+      }
+      while (store->Wait()) {
+      }
+      for (int e = 0; e < experts; ++e) MOERT_RETURN_IF_ERROR(store->TakeFailure({l, e}));
+    }
+    return absl::OkStatus();
+  }
+
+  const ExpertSource* const source_;
+  const EngineOptions& options_;
+  const Blueprint& b_;
+  const MoeModelSpec& model_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<EngineParts>> MakeEngineParts(const ExpertSource* source,
+                                                             const EngineOptions& options,
+                                                             const Blueprint& blueprint) {
+  return Builder(source, options, blueprint).Build();
+}
+
+void HoldPools(const Blueprint& blueprint, ExpertStore* store) {
+  const bool one_pool = blueprint.strategy.serving == Serving::kCache;
+  if (one_pool && !blueprint.cpu_offload()) return;
+  // What does not fit now is tried again when a block is taken.
+  (void)store->pool(0).HoldAll();
+  if (!one_pool) (void)store->pool(1).HoldAll();
+}
+
+}  // namespace moert

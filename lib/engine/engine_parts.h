@@ -1,0 +1,55 @@
+// The objects behind an engine, wired in the order of the path.
+#ifndef MOERT_LIB_ENGINE_ENGINE_PARTS_H_
+#define MOERT_LIB_ENGINE_ENGINE_PARTS_H_
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "engine/blueprint.h"
+#include "engine/charges.h"
+#include "engine/layer.h"
+#include "engine/leases.h"
+#include "exec/backend.h"
+#include "exec/model_constants.h"
+#include "moert/engine.h"
+#include "moert/expert_store.h"
+#include "moert/prefetcher.h"
+#include "moert/router.h"
+#include "moert/scheduler.h"
+#include "store/budget_tracker.h"
+#include "store/version_manager.h"
+#include "transfer/link_estimate.h"
+
+namespace moert {
+
+/// In the order in which they are made: each borrows from those in front of it. None is null but
+/// where it says so.
+struct EngineParts {
+  ModelConstants constants;
+  std::unique_ptr<BudgetTracker> budget;
+  std::unique_ptr<LinkEstimate> link;
+  std::unique_ptr<ExpertStore> store;
+  std::unique_ptr<VersionManager> versions;  // null: a plain cache
+  std::unique_ptr<Router> router;
+  std::unique_ptr<Executor> executor;
+  std::unique_ptr<Prefetcher> prefetcher;
+  std::unique_ptr<Scheduler> scheduler;
+  std::unique_ptr<Charges> charges;
+  std::unique_ptr<LayerRunner> runner;
+  std::unique_ptr<Leases> leases;
+};
+
+/// Reserves the pools, reads the constants and, for preloading strategies, loads every expert.
+/// Borrows everything it is given.
+absl::StatusOr<std::unique_ptr<EngineParts>> MakeEngineParts(const ExpertSource* source,
+                                                             const EngineOptions& options,
+                                                             const Blueprint& blueprint);
+
+/// With a version manager, versions begin to arrive at the beginning of steps; with a CPU beside
+/// the fast tier, experts do behind a call. Neither is to wait until memory is mapped under them:
+/// the pools of such strategies hold theirs.
+void HoldPools(const Blueprint& blueprint, ExpertStore* store);
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_ENGINE_ENGINE_PARTS_H_

@@ -1,0 +1,128 @@
+#include "exec/cpu/cpu_executor.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "base/rows.h"
+#include "moert/thread_pool.h"
+
+namespace moert {
+
+CpuExecutor::CpuExecutor(const ExecutorParts& parts)
+    : parts_(parts), all_tokens_(parts.max_tokens), shared_rows_(parts.max_tokens) {
+  std::iota(all_tokens_.begin(), all_tokens_.end(), 0);
+  int64_t hidden = 0, output_floats = 0;
+  for (const MoeLayerSpec& layer : parts.source->model().layers) {
+    hidden = std::max(hidden, layer.hidden);
+    output_floats =
+        std::max(output_floats, parts.max_tokens * (layer.routing.top_k + 1) * layer.hidden);
+  }
+  x_ = AlignedArray<float>(parts.max_tokens * hidden);
+  y_ = AlignedArray<float>(parts.max_tokens * hidden);
+  outputs_ = AlignedArray<float>(output_floats);
+  if (!parts.partial_output) return;
+  partial_ = AlignedArray<float>(parts.max_tokens * hidden);
+  next_input_ = AlignedArray<float>(parts.max_tokens * hidden);
+}
+
+absl::Status CpuExecutor::Route(const ExecutorCall& call, const RoutingRequest& request,
+                                RoutingResult* routing) {
+  WidenRows(call.hidden, x_.data());
+  return parts_.router->Route(call.layer, x_.data(), call.tokens, request.rule, request.residency,
+                              request.request_ids, request.next_gate, routing);
+}
+
+absl::Status CpuExecutor::SetRouting(const ExecutorCall& call, const RoutingResult& /*routing*/) {
+  WidenRows(call.hidden, x_.data());
+  return absl::OkStatus();
+}
+
+absl::Status CpuExecutor::Multiply(const ExecutorCall& call, const RoutingResult& routing,
+                                   absl::Span<const ReadyExpert> experts, bool first) {
+  const MoeLayerSpec& spec = Spec(call);
+  problems_.clear();
+  for (const ReadyExpert& ready : experts) {
+    const int32_t begin = routing.offsets[ready.expert];
+    const int32_t count = routing.counts[ready.expert];
+    problems_.push_back({ready.handle.record, ready.handle.layout, spec.activation,
+                         absl::MakeConstSpan(routing.grouped_tokens).subspan(begin, count),
+                         absl::MakeConstSpan(routing.grouped_slots).subspan(begin, count)});
+  }
+  if (first) AddShared(call, call.tokens * routing.top_k);
+  return parts_.gemm->Run(x_.data(), call.tokens, spec.hidden, problems_, outputs_.data());
+}
+
+void CpuExecutor::AddShared(const ExecutorCall& call, int64_t pairs) {
+  const std::byte* record = parts_.constants->shared_record(call.layer);
+  if (record == nullptr) return;
+  // One more problem of the grouped product; its rows follow the slots.
+  for (int64_t t = 0; t < call.tokens; ++t) shared_rows_[t] = static_cast<int32_t>(pairs + t);
+  problems_.push_back({record, &parts_.constants->layer(call.layer).shared_layout,
+                       Spec(call).activation, absl::MakeConstSpan(all_tokens_).first(call.tokens),
+                       absl::MakeConstSpan(shared_rows_).first(call.tokens)});
+}
+
+float CpuExecutor::SharedWeight(const ExecutorCall& call, int64_t t) const {
+  const std::vector<float>& gate = parts_.constants->layer(call.layer).shared_gate;
+  if (gate.empty()) return 1;
+  const int64_t hidden = static_cast<int64_t>(gate.size());
+  double dot = 0;
+  for (int64_t i = 0; i < hidden; ++i) dot += x_[t * hidden + i] * gate[i];
+  return static_cast<float>(1 / (1 + std::exp(-dot)));
+}
+
+absl::Status CpuExecutor::Combine(const ExecutorCall& call, const RoutingResult& routing) {
+  const int64_t tokens = call.tokens;
+  const int64_t hidden = Spec(call).hidden;
+  const int k = routing.top_k;
+  const bool has_shared = parts_.constants->shared_record(call.layer) != nullptr;
+  parts_.pool->Run(tokens, [&](int64_t t, int) {
+    const float shared_weight = SharedWeight(call, t);
+    float* row = y_.data() + t * hidden;
+    // In k order, whatever the order of arrival.
+    const float* slot = outputs_.data() + t * k * hidden;
+    for (int64_t i = 0; i < hidden; ++i) row[i] = routing.weights[t * k] * slot[i];
+    for (int j = 1; j < k; ++j) {
+      const float weight = routing.weights[t * k + j];
+      for (int64_t i = 0; i < hidden; ++i) row[i] += weight * slot[j * hidden + i];
+    }
+    if (has_shared) {
+      const float* shared = outputs_.data() + (tokens * k + t) * hidden;
+      for (int64_t i = 0; i < hidden; ++i) row[i] += shared_weight * shared[i];
+    }
+  });
+  NarrowRows(y_.data(), call.out);
+  return absl::OkStatus();
+}
+
+PartialRows CpuExecutor::PartialOutput(const ExecutorCall& call, const RoutingResult& routing,
+                                       absl::Span<const uint8_t> computed) {
+  const int64_t tokens = call.tokens;
+  const int64_t hidden = Spec(call).hidden;
+  const int64_t next_hidden = parts_.source->model().layers[call.layer + 1].hidden;
+  const int k = routing.top_k;
+  const bool has_shared = parts_.constants->shared_record(call.layer) != nullptr;
+  for (int64_t t = 0; t < tokens; ++t) {
+    float* row = partial_.data() + t * hidden;
+    const float shared_weight = has_shared ? SharedWeight(call, t) : 0;
+    const float* shared = outputs_.data() + (tokens * k + t) * hidden;
+    for (int64_t i = 0; i < hidden; ++i) row[i] = has_shared ? shared_weight * shared[i] : 0;
+    for (int j = 0; j < k; ++j) {
+      if (!computed[routing.ids[t * k + j]]) continue;
+      const float weight = routing.weights[t * k + j];
+      const float* slot = outputs_.data() + (t * k + j) * hidden;
+      for (int64_t i = 0; i < hidden; ++i) row[i] += weight * slot[i];
+    }
+  }
+  return {{partial_.data(), DType::kF32, tokens, hidden, hidden},
+          {next_input_.data(), DType::kF32, tokens, next_hidden, next_hidden}};
+}
+
+absl::Status CpuExecutor::ScoreNext(const ExecutorCall& call, bool filled,
+                                    std::vector<float>* scores) {
+  return parts_.router->Score(call.layer + 1, filled ? next_input_.data() : x_.data(), call.tokens,
+                              scores);
+}
+
+}  // namespace moert

@@ -1,0 +1,51 @@
+// The arithmetic of layer calls on the CPU, on the caller's thread and its pool.
+#ifndef MOERT_LIB_EXEC_CPU_CPU_EXECUTOR_H_
+#define MOERT_LIB_EXEC_CPU_CPU_EXECUTOR_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "base/aligned_array.h"
+#include "exec/backend.h"
+#include "exec/executor.h"
+
+namespace moert {
+
+/// Its buffers are sized once for max_tokens rows.
+class CpuExecutor final : public Executor {
+ public:
+  explicit CpuExecutor(const ExecutorParts& parts);
+
+  absl::Status Route(const ExecutorCall& call, const RoutingRequest& request,
+                     RoutingResult* routing) override;
+  absl::Status SetRouting(const ExecutorCall& call, const RoutingResult& routing) override;
+  absl::Status Multiply(const ExecutorCall& call, const RoutingResult& routing,
+                        absl::Span<const ReadyExpert> experts, bool first) override;
+  absl::Status Combine(const ExecutorCall& call, const RoutingResult& routing) override;
+
+  bool has_partial_output() const override { return parts_.partial_output; }
+  PartialRows PartialOutput(const ExecutorCall& call, const RoutingResult& routing,
+                            absl::Span<const uint8_t> computed) override;
+  absl::Status ScoreNext(const ExecutorCall& call, bool filled,
+                         std::vector<float>* scores) override;
+
+ private:
+  const MoeLayerSpec& Spec(const ExecutorCall& call) const {
+    return parts_.source->model().layers[call.layer];
+  }
+  /// Adds the shared expert to the problems of a call of `pairs` slots.
+  void AddShared(const ExecutorCall& call, int64_t pairs);
+  /// What the shared expert's output of row t is multiplied with.
+  float SharedWeight(const ExecutorCall& call, int64_t t) const;
+
+  const ExecutorParts parts_;
+  AlignedArray<float> x_, y_;    // [T, hidden]: input and output of a call
+  AlignedArray<float> outputs_;  // [T * k + T, hidden]: of routed experts by slot, then shared ones
+  AlignedArray<float> partial_, next_input_;  // [T, hidden]; empty without partial_output
+  std::vector<int32_t> all_tokens_, shared_rows_;
+  std::vector<ExpertProblem> problems_;
+};
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_EXEC_CPU_CPU_EXECUTOR_H_

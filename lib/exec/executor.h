@@ -1,0 +1,160 @@
+// Executor: the arithmetic of layer calls, on one backend. The engine runs one loop over it,
+// route -> predict -> plan -> fetch -> multiply -> combine, and does not know which one it has.
+#ifndef MOERT_LIB_EXEC_EXECUTOR_H_
+#define MOERT_LIB_EXEC_EXECUTOR_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "moert/expert_store.h"
+#include "moert/model.h"
+#include "moert/policy.h"
+#include "moert/router.h"
+#include "moert/tensor.h"
+
+namespace moert {
+
+/// One layer call. The matrices lie where the backend computes.
+struct ExecutorCall {
+  int layer = 0;
+  int64_t epoch = 0;  // of the step, see ExpertStore::OpenStep
+  int64_t tokens = 0;
+  MatrixView hidden;  // [tokens, hidden]
+  MutableMatrixView out;
+  void* stream = nullptr;  // orders the call on a device
+};
+
+/// What a routing made by the executor goes by.
+struct RoutingRequest {
+  RoutingRule rule;          // kTopK: the model's own choice
+  LayerResidency residency;  // of the layer
+  const ExpertStore* store = nullptr;
+  absl::Span<const int64_t> request_ids;  // [tokens], or empty: all rows are one request
+  bool next_gate = false;                 // also score the next layer on the same input
+};
+
+/// An expert that is ready to be multiplied.
+struct ReadyExpert {
+  int32_t expert = 0;
+  ExpertHandle handle;
+};
+
+/// Resident-forward prediction: what is exchanged with the host. Both fp32 [tokens, hidden].
+struct PartialRows {
+  MatrixView output;             // of this layer, as far as it was multiplied
+  MutableMatrixView next_input;  // of the next layer, to be filled
+};
+
+/// How often an expert was selected by calls that left no routing.
+struct SelectionCount {
+  int64_t slots = 0;
+  int64_t calls = 0;
+  double mass = 0;  // summed routing weight
+};
+
+/// What an executor counted since it was made.
+struct ExecutorStats {
+  int64_t host_syncs = 0;  // times a layer call waited for the device
+  bool graph_captured = false;
+  // The largest substituted shares of slots and of mass that any request reached on the device.
+  double worst_slot_share = 0;
+  double worst_mass_share = 0;
+};
+
+/// Under the engine's lock, one call at a time: Check, Route or SetRouting, Multiply once or more,
+/// Combine. What Multiply computes for an expert does not depend on which Multiply it is in.
+///
+/// A backend that computes on the caller's thread implements the first group. The other groups are
+/// capabilities; what a backend does not override it does not have.
+class Executor {
+ public:
+  virtual ~Executor() = default;
+  virtual ExecutorStats stats() const { return {}; }
+
+  // Every executor.
+
+  /// Refuses a call whose matrices do not fit the layer, before anything has changed. `routed`: the
+  /// routing is given.
+  virtual absl::Status Check(const ExecutorCall& call, const MoeLayerSpec& layer,
+                             bool routed) const;
+  /// Scores, chosen experts and their weights, tokens grouped by expert: *routing is complete when
+  /// it returns.
+  virtual absl::Status Route(const ExecutorCall& call, const RoutingRequest& request,
+                             RoutingResult* routing) = 0;
+  /// In place of Route: the routing is given, tokens grouped.
+  virtual absl::Status SetRouting(const ExecutorCall& call, const RoutingResult& routing) = 0;
+  /// Computes or enqueues the products of `experts`, and those of the shared expert if this is the
+  /// `first` Multiply of the call. The records may be unpinned when it returns: a block is not
+  /// overwritten before this work is done.
+  virtual absl::Status Multiply(const ExecutorCall& call, const RoutingResult& routing,
+                                absl::Span<const ReadyExpert> experts, bool first) = 0;
+  /// call.out = weighted sum of the products, in the order of k, then the shared expert.
+  virtual absl::Status Combine(const ExecutorCall& call, const RoutingResult& routing) = 0;
+
+  // A CPU that multiplies beside the fast tier.
+
+  virtual bool has_cpu_offload() const { return false; }
+  /// Whether the CPU can multiply an expert of a call of `tokens` rows, in the best version served.
+  virtual bool CpuCanCompute(ExpertKey key, int64_t tokens) const { return false; }
+  /// Begins multiplying such experts, beside everything else. Behind Route or SetRouting; needs a
+  /// JoinCpu, whatever happens in between.
+  virtual absl::Status BeginCpu(const ExecutorCall& call, const RoutingResult& routing,
+                                absl::Span<const int32_t> experts) {
+    return NotSupported();
+  }
+  /// Waits for the CPU and hands its outputs to Combine. *took_ns: what the multiplication took; 0:
+  /// not measured.
+  virtual absl::Status JoinCpu(const ExecutorCall& call, int64_t* took_ns) {
+    return NotSupported();
+  }
+
+  // Resident-forward prediction, between two Multiply of a call.
+
+  virtual bool has_partial_output() const { return false; }
+  /// The output of the experts that `computed` [E] marks and of the shared expert.
+  virtual PartialRows PartialOutput(const ExecutorCall& call, const RoutingResult& routing,
+                                    absl::Span<const uint8_t> computed) {
+    return {};
+  }
+  /// Scores of the next layer: on next_input of PartialOutput, or, where the host has not filled
+  /// it, on the input of this call.
+  virtual absl::Status ScoreNext(const ExecutorCall& call, bool filled,
+                                 std::vector<float>* scores) {
+    return NotSupported();
+  }
+
+  // Whole calls on a device with no host in the way, eager or captured in a graph.
+
+  /// Whether RunResident is possible, given a usable version of every expert.
+  virtual bool runs_resident() const { return false; }
+  /// Enqueues a whole call. Legal under stream capture. Its routing arrives later.
+  virtual absl::Status RunResident(const ExecutorCall& call, const PolicyContext& context,
+                                   const ExpertStore& store) {
+    return NotSupported();
+  }
+  /// Whether calls on the stream are recorded into a graph.
+  virtual bool Capturing(void* stream) const { return false; }
+  /// The routing of the oldest RunResident that was not taken yet and whose results have arrived;
+  /// false when there is none. Calls that were captured leave none.
+  virtual bool TakeRouting(PolicyContext* context, RoutingResult* routing) { return false; }
+  /// What replays of captured calls have selected since this was last asked, as far as it has
+  /// arrived, about a step late: of each layer its experts, then all of them together. False:
+  /// nothing.
+  virtual bool TakeSelections(std::vector<SelectionCount>* added) { return false; }
+  /// Before the first call of a step: makes the handles of its epoch, the newest, visible to
+  /// captured calls. Where there may be any the store tracks its changes.
+  virtual absl::Status OpenStep(ExpertStore* store, int64_t epoch, void* stream) {
+    return absl::OkStatus();
+  }
+  /// Behind the last call of a step, replayed graphs included.
+  virtual absl::Status CloseStep(void* stream) { return absl::OkStatus(); }
+
+ private:
+  static absl::Status NotSupported();
+};
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_EXEC_EXECUTOR_H_

@@ -1,0 +1,49 @@
+#include "exec/model_constants.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/status_macros.h"
+
+namespace moert {
+
+absl::StatusOr<ModelConstants> ModelConstants::Read(const ExpertSource& source) {
+  ModelConstants all;
+  for (int l = 0; l < source.model().num_layers(); ++l) {
+    MOERT_ASSIGN_OR_RETURN(LayerConstants layer, source.ReadConstants(l));
+    all.shared_.emplace_back(static_cast<int64_t>(layer.shared_expert.size()));
+    std::copy(layer.shared_expert.begin(), layer.shared_expert.end(), all.shared_.back().data());
+    layer.shared_expert = {};
+    all.layers_.push_back(std::move(layer));
+  }
+  return all;
+}
+
+absl::StatusOr<ModelConstants> ModelConstants::SizesOnly(const MoeModelSpec& model) {
+  ModelConstants all;
+  for (const MoeLayerSpec& spec : model.layers) {
+    LayerConstants layer;
+    if (spec.shared_intermediate > 0) {
+      MOERT_ASSIGN_OR_RETURN(
+          layer.shared_layout,
+          MakeRecordLayout(spec.hidden, spec.shared_intermediate, ExpertFormat::Uniform(Scheme{})));
+    }
+    all.shared_.emplace_back();
+    all.layers_.push_back(std::move(layer));
+  }
+  return all;
+}
+
+std::vector<absl::Span<const float>> ModelConstants::gates() const {
+  std::vector<absl::Span<const float>> gates;
+  for (const LayerConstants& layer : layers_) gates.push_back(layer.gate);
+  return gates;
+}
+
+std::vector<absl::Span<const float>> ModelConstants::selection_biases() const {
+  std::vector<absl::Span<const float>> biases;
+  for (const LayerConstants& layer : layers_) biases.push_back(layer.selection_bias);
+  return biases;
+}
+
+}  // namespace moert

@@ -1,0 +1,38 @@
+// Gates, biases and shared experts of a model, in host memory.
+#ifndef MOERT_LIB_EXEC_MODEL_CONSTANTS_H_
+#define MOERT_LIB_EXEC_MODEL_CONSTANTS_H_
+
+#include <cstddef>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "base/aligned_array.h"
+#include "moert/expert_source.h"
+
+namespace moert {
+
+class ModelConstants {
+ public:
+  static absl::StatusOr<ModelConstants> Read(const ExpertSource& source);
+  /// Layouts of the shared experts; everything else is empty and must not be read.
+  static absl::StatusOr<ModelConstants> SizesOnly(const MoeModelSpec& model);
+
+  /// shared_expert is empty: it lies at shared_record.
+  const LayerConstants& layer(int l) const { return layers_[l]; }
+  /// 64-byte aligned; null where there is none.
+  const std::byte* shared_record(int l) const {
+    return shared_[l].size() == 0 ? nullptr : shared_[l].data();
+  }
+  /// Of all layers.
+  std::vector<absl::Span<const float>> gates() const;
+  std::vector<absl::Span<const float>> selection_biases() const;
+
+ private:
+  std::vector<LayerConstants> layers_;
+  std::vector<AlignedArray<std::byte>> shared_;
+};
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_EXEC_MODEL_CONSTANTS_H_
