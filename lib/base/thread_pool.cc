@@ -7,11 +7,10 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
-#include <mutex>
 #include <system_error>
 #include <thread>
 
+#include "base/mutex.h"
 #include "base/spin.h"
 #include "base/status_macros.h"
 
@@ -51,10 +50,10 @@ class WorkStealingPool final : public ThreadPool {
 
   ~WorkStealingPool() override {
     {
-      const std::lock_guard<std::mutex> lock(sleep_mutex_);
+      const MutexLock lock(&sleep_mutex_);
       stop_.store(true, std::memory_order_release);
     }
-    wake_.notify_all();
+    wake_.NotifyAll();
     for (std::thread& thread : threads_) thread.join();
   }
 
@@ -84,7 +83,7 @@ class WorkStealingPool final : public ThreadPool {
 
   void Run(int64_t num_jobs, Job job) override {
     if (num_jobs <= 0) return;
-    const std::lock_guard<std::mutex> one_at_a_time(run_mutex_);
+    const MutexLock one_at_a_time(&run_mutex_);
     if (num_threads_ == 1 || num_jobs == 1) {
       for (int64_t i = 0; i < num_jobs; ++i) job(i, 0);
       return;
@@ -97,7 +96,8 @@ class WorkStealingPool final : public ThreadPool {
   }
 
  private:
-  void RunEpoch(int64_t first, int64_t num_jobs, Job job) {
+  void RunEpoch(int64_t first, int64_t num_jobs, Job job)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(run_mutex_) {
     for (int w = 0; w < num_threads_; ++w) {
       const auto begin = static_cast<uint32_t>(num_jobs * w / num_threads_);
       const auto end = static_cast<uint32_t>(num_jobs * (w + 1) / num_threads_);
@@ -110,8 +110,8 @@ class WorkStealingPool final : public ThreadPool {
     // either it sees the new epoch or we see it asleep.
     state_.store(epoch << 1 | kOpen);
     if (sleepers_.load() > 0) {
-      { const std::lock_guard<std::mutex> lock(sleep_mutex_); }
-      wake_.notify_all();
+      { const MutexLock lock(&sleep_mutex_); }
+      wake_.NotifyAll();
     }
     WorkOn(0);
     // Jobs are all started; those inside are finishing their last.
@@ -151,9 +151,9 @@ class WorkStealingPool final : public ThreadPool {
     bool found = false;
     const auto done = [&] { return (found = fresh()) || stop_.load(std::memory_order_acquire); };
     if (SpinFor(spin_, done)) return found;
-    std::unique_lock<std::mutex> lock(sleep_mutex_);
+    const MutexLock lock(&sleep_mutex_);
     sleepers_.fetch_add(1);
-    wake_.wait(lock, done);
+    while (!done()) wake_.Wait(&sleep_mutex_);
     sleepers_.fetch_sub(1);
     return found;
   }
@@ -198,17 +198,17 @@ class WorkStealingPool final : public ThreadPool {
   std::vector<JobRange> ranges_;
   std::vector<Presence> present_;
   std::vector<std::thread> threads_;
-  std::mutex run_mutex_;
+  Mutex run_mutex_;  // held by Run: callers take turns
 
-  // Written by the caller while no worker is inside an epoch.
+  // Written by the caller while no worker is inside an epoch, read by workers that are.
   const Job* job_ = nullptr;
   int64_t first_job_ = 0;
 
   alignas(64) std::atomic<uint64_t> state_{0};
   alignas(64) std::atomic<int> sleepers_{0};
   std::atomic<bool> stop_{false};
-  std::mutex sleep_mutex_;
-  std::condition_variable wake_;
+  Mutex sleep_mutex_;  // guards no field: orders notifications behind a sleeper's last look
+  CondVar wake_;
 };
 
 }  // namespace

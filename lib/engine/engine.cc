@@ -31,16 +31,17 @@ absl::StatusOr<std::unique_ptr<Engine>> EngineImpl::Create(
                          MakeEngineParts(source.get(), options, *blueprint));
   std::unique_ptr<EngineImpl> engine(
       new EngineImpl(std::move(source), options, std::move(blueprint), std::move(parts)));
+  const MemoryPlan plan = engine->memory();
   engine->Log(LogLevel::kInfo,
               fmt::format("{} opened, strategy {}, budget {}: {}", engine->source_->name(),
-                          engine->strategy(), BytesText(engine->plan_.budget_bytes),
-                          engine->plan_.ToString()));
+                          engine->strategy(), BytesText(plan.budget_bytes), plan.ToString()));
   return engine;
 }
 
 void EngineImpl::Publish() {
-  const EngineStats stats = StatsSince(CollectStats(*parts_, plan_.fixed_bytes()), opened_);
-  std::lock_guard<std::mutex> lock(published_mu_);
+  const EngineStats stats =
+      StatsSince(CollectStats(*parts_, blueprint_->plan.fixed_bytes()), opened_);
+  const MutexLock lock(&published_mu_);
   published_ = stats;
 }
 
@@ -55,7 +56,7 @@ absl::StatusOr<LeaseId> EngineImpl::AcquireExperts(StepId step, int layer,
                                                    std::vector<ExpertView>* views) {
   MOERT_RETURN_IF_ERROR(CheckLayer(layer));
   MOERT_RETURN_IF_ERROR(blueprint_->backend->CheckLease());
-  const std::lock_guard<std::mutex> lock(mu_);
+  const MutexLock lock(&mu_);
   MOERT_ASSIGN_OR_RETURN(const Step* found, FindStep(step));
   absl::StatusOr<LeaseId> lease =
       parts_->leases->Acquire(step, found->epoch, ContextOf(*found, layer), experts, views);
@@ -64,7 +65,7 @@ absl::StatusOr<LeaseId> EngineImpl::AcquireExperts(StepId step, int layer,
 }
 
 absl::Status EngineImpl::ReleaseExperts(LeaseId lease) {
-  const std::lock_guard<std::mutex> lock(mu_);
+  const MutexLock lock(&mu_);
   return parts_->leases->Release(lease);
 }
 
@@ -78,21 +79,22 @@ absl::Status EngineImpl::PrefetchHint(int layer, absl::Span<const int32_t> exper
     }
   }
   {
-    const std::lock_guard<std::mutex> lock(hints_mu_);
+    const MutexLock lock(&hints_mu_);
     // Hints nobody comes to apply are forgotten, oldest first.
     constexpr size_t kMost = 1 << 16;
     if (hints_.size() + experts.size() > kMost) hints_.clear();
     for (const int32_t e : experts) hints_.push_back({layer, e});
   }
-  const std::unique_lock<std::mutex> lock(mu_, std::try_to_lock);
-  if (lock.owns_lock()) ApplyHints();
+  if (!mu_.TryLock()) return absl::OkStatus();
+  const MutexLock lock(&mu_, std::adopt_lock);
+  ApplyHints();
   return absl::OkStatus();
 }
 
 void EngineImpl::ApplyHints() {
   std::vector<ExpertKey> hints;
   {
-    const std::lock_guard<std::mutex> lock(hints_mu_);
+    const MutexLock lock(&hints_mu_);
     hints.swap(hints_);
   }
   if (hints.empty()) return;
@@ -106,7 +108,7 @@ void EngineImpl::ApplyHints() {
 
 absl::StatusOr<std::vector<Residency>> EngineImpl::ResidencyOf(int layer) {
   MOERT_RETURN_IF_ERROR(CheckLayer(layer));
-  const std::lock_guard<std::mutex> lock(mu_);
+  const MutexLock lock(&mu_);
   parts_->store->Pump();
   std::vector<Residency> states;
   for (int e = 0; e < source_->model().layers[layer].num_experts; ++e) {
@@ -124,25 +126,27 @@ absl::Status EngineImpl::SetBudget(const Budget& budget) {
   absl::Status status;
   std::string line;
   {
-    const std::lock_guard<std::mutex> lock(mu_);
-    const int64_t before = plan_.budget_bytes;
+    const MutexLock lock(&mu_);
+    const MemoryPlan before = memory();
     status = SetBudgetLocked(budget);
-    line = fmt::format("budget {} -> {}, room for {} experts", BytesText(before),
-                       BytesText(plan_.budget_bytes), plan_.slots + plan_.low_slots);
+    const MemoryPlan now = memory();
+    line = fmt::format("budget {} -> {}, room for {} experts", BytesText(before.budget_bytes),
+                       BytesText(now.budget_bytes), now.slots + now.low_slots);
   }
   if (status.ok()) Log(LogLevel::kInfo, line);
   return status;
 }
 
 absl::Status EngineImpl::SetBudgetLocked(const Budget& budget) {
-  MemoryPlan plan = plan_;
+  const int64_t old_bytes = memory().budget_bytes;
+  MemoryPlan plan = memory();
   MOERT_RETURN_IF_ERROR(ApplyBudget(budget, blueprint_->strategy, source_->model(), &plan));
   if (parts_->versions != nullptr && !steps_.empty()) {
     return absl::FailedPreconditionError(fmt::format(
         "the budget of strategy {} changes between steps; {} are open", strategy(), steps_.size()));
   }
   // Growing: the limit first, so that blocks may be taken; shrinking: after they were given back.
-  if (plan.budget_bytes > plan_.budget_bytes) parts_->budget->SetLimit(plan.budget_bytes);
+  if (plan.budget_bytes > old_bytes) parts_->budget->SetLimit(plan.budget_bytes);
   MOERT_RETURN_IF_ERROR(
       parts_->versions == nullptr
           ? parts_->store->SetSlots(plan.slots)
@@ -150,7 +154,7 @@ absl::Status EngineImpl::SetBudgetLocked(const Budget& budget) {
   parts_->budget->SetLimit(plan.budget_bytes);
   HoldPools(*blueprint_, parts_->store.get());
   {
-    std::lock_guard<std::mutex> published(published_mu_);
+    const MutexLock published(&published_mu_);
     plan_ = plan;
   }
   Publish();

@@ -6,11 +6,11 @@
 #include <atomic>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/mutex.h"
 #include "engine/blueprint.h"
 #include "engine/engine_parts.h"
 #include "engine/stats.h"
@@ -44,11 +44,11 @@ class EngineImpl final : public Engine {
   absl::Status SetBudget(const Budget& budget) override;
 
   EngineStats stats() const override {
-    std::lock_guard<std::mutex> lock(published_mu_);
+    const MutexLock lock(&published_mu_);
     return published_;
   }
   MemoryPlan memory() const override {
-    std::lock_guard<std::mutex> lock(published_mu_);
+    const MutexLock lock(&published_mu_);
     return plan_;
   }
   int64_t now_ns() const override { return blueprint_->clock->now_ns(); }
@@ -75,44 +75,42 @@ class EngineImpl final : public Engine {
   EngineImpl(std::shared_ptr<const ExpertSource> source, const EngineOptions& options,
              std::unique_ptr<Blueprint> blueprint, std::unique_ptr<EngineParts> parts);
 
-  /// InvalidArgument: there never was such a step; FailedPrecondition: it has ended. Under mu_.
-  absl::StatusOr<Step*> FindStep(StepId id);
+  /// InvalidArgument: there never was such a step; FailedPrecondition: it has ended.
+  absl::StatusOr<Step*> FindStep(StepId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Run(StepId step_id, int layer, const MatrixView& hidden, const RoutedInput* routed,
                    const MutableMatrixView& out);
   absl::Status RunLocked(StepId step_id, int layer, const MatrixView& hidden,
-                         const RoutedInput* routed, const MutableMatrixView& out);
-  absl::Status SetBudgetLocked(const Budget& budget);
+                         const RoutedInput* routed, const MutableMatrixView& out)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status SetBudgetLocked(const Budget& budget) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckLayer(int layer) const;
-  /// Starts what hints asked for. Under mu_.
-  void ApplyHints();
+  /// Starts what hints asked for.
+  void ApplyHints() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Log(LogLevel level, const std::string& line) const {
     if (options_.log != nullptr) options_.log(level, line);
   }
   PolicyContext ContextOf(const Step& step, int layer) const {
     return {&source_->model(), step.number, step.phase, now_ns(), layer, step.request_ids};
   }
-  void Publish();
+  void Publish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const std::shared_ptr<const ExpertSource> source_;
   const EngineOptions options_;
-  const std::unique_ptr<const Blueprint> blueprint_;  // what it points to changes under mu_
-  const std::unique_ptr<EngineParts> parts_;          // likewise
-  const Leases* const leases_;                        // of parts_: Use needs no lock
+  const std::unique_ptr<const Blueprint> blueprint_;  // its policies are asked under mu_
+  Mutex mu_;                                          // one call of the host at a time
+  const std::unique_ptr<EngineParts> parts_ ABSL_PT_GUARDED_BY(mu_);
+  const Leases* const leases_;  // of parts_: Use needs no lock
   const bool graph_safe_;
-
-  std::mutex mu_;  // parts_, what the policies know, and steps
-  std::map<StepId, Step> steps_;
-  StepId next_step_ = 1;
   const EngineStats opened_;  // counted while the engine was opened
+  std::map<StepId, Step> steps_ ABSL_GUARDED_BY(mu_);
+  StepId next_step_ ABSL_GUARDED_BY(mu_) = 1;
 
-  std::mutex cancel_mu_;  // never held for long, unlike mu_
-  std::map<StepId, std::shared_ptr<std::atomic<bool>>> cancel_flags_;
-  std::mutex hints_mu_;
-  std::vector<ExpertKey> hints_;
-
-  mutable std::mutex published_mu_;
-  EngineStats published_;
-  MemoryPlan plan_;  // written under mu_ too
+  // Never held for long, unlike mu_, and taken behind it.
+  mutable Mutex cancel_mu_, hints_mu_, published_mu_;
+  std::map<StepId, std::shared_ptr<std::atomic<bool>>> cancel_flags_ ABSL_GUARDED_BY(cancel_mu_);
+  std::vector<ExpertKey> hints_ ABSL_GUARDED_BY(hints_mu_);
+  EngineStats published_ ABSL_GUARDED_BY(published_mu_);
+  MemoryPlan plan_ ABSL_GUARDED_BY(published_mu_);  // changes under mu_
 };
 
 }  // namespace moert

@@ -17,7 +17,7 @@ absl::StatusOr<StepId> EngineImpl::BeginStep(const StepInfo& info) {
     return absl::InvalidArgumentError(
         fmt::format("step of {} rows has {} request ids", info.rows, info.request_ids.size()));
   }
-  const std::lock_guard<std::mutex> lock(mu_);
+  const MutexLock lock(&mu_);
   const StepId id = next_step_++;
   Step& step = steps_[id];
   step.phase = info.phase;
@@ -43,7 +43,7 @@ absl::StatusOr<StepId> EngineImpl::BeginStep(const StepInfo& info) {
     steps_.erase(id);
     return opened;
   }
-  const std::lock_guard<std::mutex> cancel_lock(cancel_mu_);
+  const MutexLock cancel_lock(&cancel_mu_);
   cancel_flags_[id] = step.cancelled;
   return id;
 }
@@ -72,7 +72,7 @@ absl::Status EngineImpl::Run(StepId step_id, int layer, const MatrixView& hidden
   absl::Status status;
   int64_t fallbacks = 0;
   {
-    const std::lock_guard<std::mutex> lock(mu_);
+    const MutexLock lock(&mu_);
     fallbacks = CollectFallbacks(*parts_);
     status = RunLocked(step_id, layer, hidden, routed, out);
     fallbacks = CollectFallbacks(*parts_) - fallbacks;
@@ -121,7 +121,7 @@ absl::Status EngineImpl::RunLocked(StepId step_id, int layer, const MatrixView& 
 }
 
 absl::Status EngineImpl::EndStep(StepId step) {
-  const std::lock_guard<std::mutex> lock(mu_);
+  const MutexLock lock(&mu_);
   MOERT_RETURN_IF_ERROR(FindStep(step).status());
   const auto it = steps_.find(step);
   absl::Status status = it->second.status;
@@ -137,7 +137,7 @@ absl::Status EngineImpl::EndStep(StepId step) {
   const Step ended = std::move(it->second);
   steps_.erase(it);
   {
-    const std::lock_guard<std::mutex> cancel_lock(cancel_mu_);
+    const MutexLock cancel_lock(&cancel_mu_);
     cancel_flags_.erase(step);
   }
   // Last, since a host's policy may throw: the step has ended. What has come of earlier steps is
@@ -149,7 +149,7 @@ absl::Status EngineImpl::EndStep(StepId step) {
 }
 
 absl::Status EngineImpl::CancelStep(StepId step) {
-  const std::lock_guard<std::mutex> lock(cancel_mu_);
+  const MutexLock lock(&cancel_mu_);
   const auto it = cancel_flags_.find(step);
   if (it == cancel_flags_.end()) {
     return absl::FailedPreconditionError(fmt::format("step {} is not open", step));
@@ -159,7 +159,7 @@ absl::Status EngineImpl::CancelStep(StepId step) {
 }
 
 absl::Status EngineImpl::StepStatus(StepId step) {
-  std::lock_guard<std::mutex> lock(mu_);
+  const MutexLock lock(&mu_);
   MOERT_ASSIGN_OR_RETURN(const Step* found, FindStep(step));
   return found->status;
 }

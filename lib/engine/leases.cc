@@ -1,6 +1,5 @@
 #include "engine/leases.h"
 
-#include <mutex>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -49,7 +48,7 @@ absl::StatusOr<LeaseId> Leases::Acquire(StepId step, int64_t epoch, const Policy
     lease.views.push_back({key.expert, handle.record, handle.layout, handle.version});
   }
   *views = lease.views;
-  const std::unique_lock<std::shared_mutex> lock(mu_);
+  const WriterMutexLock lock(&mu_);
   leases_.emplace(next_, std::move(lease));
   return next_++;
 }
@@ -64,18 +63,18 @@ absl::Status Leases::Ended(LeaseId id) const {
 
 absl::Status Leases::Use(LeaseId id,
                          absl::FunctionRef<absl::Status(absl::Span<const ExpertView>)> use) const {
-  const std::shared_lock<std::shared_mutex> lock(mu_);
+  const ReaderMutexLock lock(&mu_);
   const auto it = leases_.find(id);
   return it == leases_.end() ? Ended(id) : use(it->second.views);
 }
 
 absl::Status Leases::Release(LeaseId id) {
-  const std::unique_lock<std::shared_mutex> lock(mu_);
+  const WriterMutexLock lock(&mu_);
   return leases_.erase(id) == 1 ? absl::OkStatus() : Ended(id);
 }
 
 void Leases::ReleaseStep(StepId step) {
-  const std::unique_lock<std::shared_mutex> lock(mu_);
+  const WriterMutexLock lock(&mu_);
   std::erase_if(leases_, [step](const auto& item) { return item.second.step == step; });
 }
 

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <map>
-#include <shared_mutex>
 #include <utility>
 #include <vector>
 
@@ -12,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "base/mutex.h"
 #include "moert/engine.h"
 #include "moert/expert_store.h"
 
@@ -65,12 +65,12 @@ class Leases {
 
   absl::Status Bring(int64_t epoch, const PolicyContext& context, absl::Span<const int32_t> experts,
                      Pins* pins);
-  absl::Status Ended(LeaseId lease) const;
+  absl::Status Ended(LeaseId lease) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
 
   ExpertStore* store_;
-  mutable std::shared_mutex mu_;  // shared: leases in use; alone: leases come and go
-  std::map<LeaseId, Lease> leases_;
-  LeaseId next_ = 1;
+  mutable SharedMutex mu_;  // shared: leases in use; alone: leases come and go
+  std::map<LeaseId, Lease> leases_ ABSL_GUARDED_BY(mu_);
+  LeaseId next_ ABSL_GUARDED_BY(mu_) = 1;
 };
 
 }  // namespace moert

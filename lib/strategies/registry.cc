@@ -3,11 +3,11 @@
 
 #include <algorithm>
 #include <memory>
-#include <mutex>
 #include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_split.h"
+#include "base/mutex.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
 #include "fmt/ranges.h"
@@ -58,7 +58,7 @@ class Registry {
     if (strategy.builder == nullptr) {
       return absl::InvalidArgumentError(fmt::format("strategy {}: builder must not be null", name));
     }
-    const std::lock_guard<std::mutex> lock(mu_);
+    const MutexLock lock(&mu_);
     for (const auto& other : table_) {
       if (other->info.name == name) {
         return absl::AlreadyExistsError(
@@ -71,7 +71,7 @@ class Registry {
 
   /// The table as it is now. Entries live as long as the process.
   std::vector<const RegisteredStrategy*> All() const {
-    const std::lock_guard<std::mutex> lock(mu_);
+    const MutexLock lock(&mu_);
     std::vector<const RegisteredStrategy*> all;
     for (const auto& strategy : table_) all.push_back(strategy.get());
     return all;
@@ -84,8 +84,8 @@ class Registry {
     }
   }
 
-  mutable std::mutex mu_;  // guards table_, never held while a builder runs
-  std::vector<std::unique_ptr<const RegisteredStrategy>> table_;
+  mutable Mutex mu_;  // never held while a builder runs
+  std::vector<std::unique_ptr<const RegisteredStrategy>> table_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace

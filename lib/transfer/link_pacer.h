@@ -6,9 +6,9 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <mutex>
 
 #include "base/clock.h"
+#include "base/mutex.h"
 
 namespace moert {
 
@@ -20,12 +20,12 @@ class LinkPacer {
 
   /// From when on the link is free; in the past if it is.
   int64_t free_ns() const {
-    const std::lock_guard<std::mutex> lock(mu_);
+    const MutexLock lock(&mu_);
     return free_ns_;
   }
   /// The next turn: when a transfer of `bytes` that takes it will have arrived.
   int64_t Reserve(int64_t bytes) {
-    const std::lock_guard<std::mutex> lock(mu_);
+    const MutexLock lock(&mu_);
     free_ns_ = std::max(clock_->now_ns(), free_ns_) +
                static_cast<int64_t>(1e9 * static_cast<double>(bytes) / bytes_per_s_);
     return free_ns_;
@@ -34,8 +34,8 @@ class LinkPacer {
  private:
   const Clock* const clock_;
   const double bytes_per_s_;
-  mutable std::mutex mu_;
-  int64_t free_ns_ = 0;
+  mutable Mutex mu_;
+  int64_t free_ns_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
 }  // namespace moert

@@ -3,12 +3,12 @@
 
 #include <algorithm>
 #include <chrono>
-#include <condition_variable>
 #include <exception>
-#include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 
+#include "base/mutex.h"
 #include "fmt/format.h"
 #include "transfer/transfer_queue.h"
 
@@ -25,47 +25,47 @@ class ReaderQueue final : public TransferQueue {
 
   ~ReaderQueue() override {
     {
-      std::lock_guard<std::mutex> lock(mu_);
+      const MutexLock lock(&mu_);
       stopping_ = true;
     }
-    work_.notify_all();
+    work_.NotifyAll();
     for (std::thread& thread : threads_) thread.join();
   }
 
   void Submit(const Transfer& transfer) override {
     bool wake = true;
     {
-      std::lock_guard<std::mutex> lock(mu_);
+      const MutexLock lock(&mu_);
       // Waking a thread takes the caller some us, and transitions come several at a time at the
       // begin of a step. Nobody waits for those: whoever was woken for the first wakes the next.
       if (transfer.reason == LoadReason::kBackground) wake = waiting_.empty();
       waiting_.Push(transfer, clock_->now_ns());
       ++in_flight_;
     }
-    if (wake) work_.notify_one();
+    if (wake) work_.NotifyOne();
   }
 
   void Raise(ExpertKey key, int version, LoadReason reason) override {
-    std::lock_guard<std::mutex> lock(mu_);
+    const MutexLock lock(&mu_);
     waiting_.Raise(key, version, reason);
   }
 
   bool Cancel(ExpertKey key, int version) override {
-    std::lock_guard<std::mutex> lock(mu_);
+    const MutexLock lock(&mu_);
     if (!waiting_.Remove(key, version)) return false;
     --in_flight_;
     return true;
   }
 
   void Poll(std::vector<TransferDone>* done) override {
-    std::lock_guard<std::mutex> lock(mu_);
+    const MutexLock lock(&mu_);
     Deliver(done);
   }
 
   bool Wait(std::vector<TransferDone>* done) override {
-    std::unique_lock<std::mutex> lock(mu_);
+    const MutexLock lock(&mu_);
     if (in_flight_ == 0) return false;
-    arrived_.wait(lock, [this] { return !finished_.empty(); });
+    while (finished_.empty()) arrived_.Wait(&mu_);
     Deliver(done);
     return true;
   }
@@ -85,34 +85,46 @@ class ReaderQueue final : public TransferQueue {
   void Serve() {
     // Threads usually sleep some 50 us longer than asked to, a fifth of a record's turn.
     if (pacer_ != nullptr) prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
-    std::unique_lock<std::mutex> lock(mu_);
-    while (true) {
-      work_.wait(lock, [this] { return stopping_ || !waiting_.empty(); });
-      if (stopping_) return;
-      if (pacer_ != nullptr) {
-        const int64_t busy_ns = pacer_->free_ns() - clock_->now_ns();
-        if (busy_ns > 0) {
-          work_.wait_for(lock, std::chrono::nanoseconds(busy_ns));
-          continue;
-        }
-      }
-      const WaitingTransfers::Job job = waiting_.Pop();
-      // With a pacer its call may have met us; without, it may have been left to us.
-      if (!waiting_.empty()) work_.notify_one();
-      const int64_t started = clock_->now_ns();
-      const int64_t until = pacer_ != nullptr ? pacer_->Reserve(job.transfer.bytes) : 0;
-      lock.unlock();
+    std::optional<Turn> turn;
+    while ((turn = NextTurn()).has_value()) {
+      const WaitingTransfers::Job& job = turn->job;
       absl::Status status = Read(job.transfer);
-      const int64_t early_ns = until - clock_->now_ns();
+      const int64_t early_ns = turn->until_ns - clock_->now_ns();
       if (early_ns > 0) std::this_thread::sleep_for(std::chrono::nanoseconds(early_ns));
-      lock.lock();
+      const MutexLock lock(&mu_);
       finished_.push_back({job.transfer.key, job.transfer.version, std::move(status),
-                           job.transfer.bytes, job.submitted_ns, started, clock_->now_ns()});
-      arrived_.notify_all();
+                           job.transfer.bytes, job.submitted_ns, turn->started_ns,
+                           clock_->now_ns()});
+      arrived_.NotifyAll();
     }
   }
 
-  void Deliver(std::vector<TransferDone>* done) {
+  /// A transfer that a reader serves now. With a pacer it has not arrived before until_ns.
+  struct Turn {
+    WaitingTransfers::Job job;
+    int64_t started_ns = 0;
+    int64_t until_ns = 0;
+  };
+  /// Waits for one; none when the queue stops.
+  std::optional<Turn> NextTurn() {
+    const MutexLock lock(&mu_);
+    while (true) {
+      while (!stopping_ && waiting_.empty()) work_.Wait(&mu_);
+      if (stopping_) return std::nullopt;
+      const int64_t busy_ns = pacer_ != nullptr ? pacer_->free_ns() - clock_->now_ns() : 0;
+      if (busy_ns <= 0) break;
+      work_.WaitFor(&mu_, std::chrono::nanoseconds(busy_ns));
+    }
+    Turn turn;
+    turn.job = waiting_.Pop();
+    // With a pacer its call may have met us; without, it may have been left to us.
+    if (!waiting_.empty()) work_.NotifyOne();
+    turn.started_ns = clock_->now_ns();
+    if (pacer_ != nullptr) turn.until_ns = pacer_->Reserve(turn.job.transfer.bytes);
+    return turn;
+  }
+
+  void Deliver(std::vector<TransferDone>* done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     in_flight_ -= static_cast<int64_t>(finished_.size());
     done->insert(done->end(), finished_.begin(), finished_.end());
     finished_.clear();
@@ -121,13 +133,13 @@ class ReaderQueue final : public TransferQueue {
   const ExpertSource* source_;
   const Clock* clock_;
   const std::shared_ptr<LinkPacer> pacer_;  // null: the link as it is
-  std::mutex mu_;
-  std::condition_variable work_;
-  std::condition_variable arrived_;
-  WaitingTransfers waiting_;
-  std::vector<TransferDone> finished_;
-  int64_t in_flight_ = 0;  // submitted and not delivered
-  bool stopping_ = false;
+  Mutex mu_;
+  CondVar work_;
+  CondVar arrived_;
+  WaitingTransfers waiting_ ABSL_GUARDED_BY(mu_);
+  std::vector<TransferDone> finished_ ABSL_GUARDED_BY(mu_);
+  int64_t in_flight_ ABSL_GUARDED_BY(mu_) = 0;  // submitted and not delivered
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<std::thread> threads_;
 };
 

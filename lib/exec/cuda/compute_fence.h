@@ -9,8 +9,8 @@
 
 #include <array>
 #include <cstdint>
-#include <mutex>
 
+#include "base/mutex.h"
 #include "exec/cuda/cuda_api.h"
 
 namespace moert::cuda {
@@ -39,29 +39,29 @@ class ComputeFence {
   /// Everything enqueued on `stream` so far lies before the next ticket. Work on another stream
   /// than the last pass is ordered behind that: calls share buffers.
   absl::Status Pass(cudaStream_t stream) {
-    std::lock_guard<std::mutex> lock(mu_);
+    const MutexLock lock(&mu_);
     MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(events_[(last_ + 1) % kEvents], stream));
     ++last_;
     return absl::OkStatus();
   }
   Ticket Now() const {
-    std::lock_guard<std::mutex> lock(mu_);
+    const MutexLock lock(&mu_);
     return last_;
   }
   /// Work enqueued on `stream` from now on waits for the ticket. An event that was recorded again
   /// since stands for a later point, which contains it.
   absl::Status Wait(Ticket ticket, cudaStream_t stream) {
     if (ticket == 0) return absl::OkStatus();
-    std::lock_guard<std::mutex> lock(mu_);
+    const MutexLock lock(&mu_);
     MOERT_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(stream, events_[ticket % kEvents], 0));
     return absl::OkStatus();
   }
 
  private:
   static constexpr int kEvents = 256;
-  mutable std::mutex mu_;
-  std::array<cudaEvent_t, kEvents> events_{};
-  Ticket last_ = 0;
+  mutable Mutex mu_;
+  std::array<cudaEvent_t, kEvents> events_{};  // made by Init, recorded under mu_
+  Ticket last_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
 }  // namespace moert::cuda

@@ -62,10 +62,10 @@ absl::StatusOr<std::unique_ptr<CpuExperts>> CpuExperts::Create(const MoeModelSpe
 CpuExperts::~CpuExperts() {
   if (!thread_.joinable()) return;
   {
-    const std::lock_guard<std::mutex> lock(mu_);
+    const MutexLock lock(&mu_);
     stopping_ = true;
   }
-  work_.notify_all();
+  work_.NotifyAll();
   thread_.join();
 }
 
@@ -115,10 +115,10 @@ void CpuExperts::Begin(const RoutingResult& routing, absl::Span<const HostExpert
   }
   busy_ = true;
   {
-    const std::lock_guard<std::mutex> lock(mu_);
+    const MutexLock lock(&mu_);
     posted_.fetch_add(1, std::memory_order_release);
   }
-  work_.notify_one();
+  work_.NotifyOne();
 }
 
 absl::Status CpuExperts::Join(int64_t* took_ns) {
@@ -126,8 +126,8 @@ absl::Status CpuExperts::Join(int64_t* took_ns) {
     return done_.load(std::memory_order_acquire) == posted_.load(std::memory_order_relaxed);
   };
   if (!SpinFor(spin_, done)) {
-    std::unique_lock<std::mutex> lock(mu_);
-    finished_.wait(lock, done);
+    const MutexLock lock(&mu_);
+    while (!done()) finished_.Wait(&mu_);
   }
   busy_ = false;
   *took_ns = took_ns_;
@@ -140,16 +140,16 @@ void CpuExperts::Serve() {
   };
   while (true) {
     if (!SpinFor(spin_, wanted)) {
-      std::unique_lock<std::mutex> lock(mu_);
-      work_.wait(lock, [&] { return stopping_ || wanted(); });
+      const MutexLock lock(&mu_);
+      while (!stopping_ && !wanted()) work_.Wait(&mu_);
       if (!wanted()) return;  // a posted job is finished first: somebody may wait for it
     }
     Multiply();
     {
-      const std::lock_guard<std::mutex> lock(mu_);
+      const MutexLock lock(&mu_);
       done_.fetch_add(1, std::memory_order_release);
     }
-    finished_.notify_all();
+    finished_.NotifyAll();
   }
 }
 

@@ -9,10 +9,8 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -20,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "base/aligned_array.h"
+#include "base/mutex.h"
 #include "exec/cuda/cuda_api.h"
 #include "moert/mixed_group_gemm.h"
 #include "moert/model.h"
@@ -101,9 +100,9 @@ class CpuExperts {
   std::atomic<int64_t> posted_{0}, done_{0};  // jobs
   absl::Status status_;                       // of the last job; like took_ns_, read after done_
   int64_t took_ns_ = 0;
-  std::mutex mu_;
-  std::condition_variable work_, finished_;
-  bool stopping_ = false;
+  Mutex mu_;
+  CondVar work_, finished_;
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   std::thread thread_;
 };
 

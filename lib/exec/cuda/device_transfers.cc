@@ -176,12 +176,12 @@ DeviceSource::~DeviceSource() {
 
 void DeviceSource::Stamp(ExpertKey key, int source_version) {
   const ComputeFence::Ticket now = fence_->Now();
-  std::lock_guard<std::mutex> lock(mu_);
+  const MutexLock lock(&mu_);
   tickets_[Id(key.layer, key.expert, source_version)] = now;
 }
 
 std::byte* DeviceSource::Reserve(int64_t bytes) const {
-  std::lock_guard<std::mutex> lock(mu_);
+  const MutexLock lock(&mu_);
   if ((arena_.empty() || arena_used_ + bytes > arena_.back().bytes()) && !Grow(bytes)) {
     return nullptr;
   }
@@ -209,7 +209,7 @@ bool DeviceSource::Grow(int64_t bytes) const {
 }
 
 std::string DeviceSource::TakeNotice() const {
-  std::lock_guard<std::mutex> lock(mu_);
+  const MutexLock lock(&mu_);
   std::string notice;
   notice.swap(notice_);
   return notice;
@@ -218,7 +218,7 @@ std::string DeviceSource::TakeNotice() const {
 absl::StatusOr<DeviceSource::Staging> DeviceSource::TakeStaging(int64_t bytes) const {
   Staging staging;
   {
-    std::lock_guard<std::mutex> lock(mu_);
+    const MutexLock lock(&mu_);
     if (!idle_.empty()) {
       staging = std::move(idle_.back());
       idle_.pop_back();
@@ -243,7 +243,7 @@ absl::Status DeviceSource::Copy(int64_t id, const std::byte* from, int64_t bytes
                                 cudaEvent_t done) const {
   ComputeFence::Ticket ticket = 0;
   {
-    std::lock_guard<std::mutex> lock(mu_);
+    const MutexLock lock(&mu_);
     if (const auto it = tickets_.find(id); it != tickets_.end()) ticket = it->second;
   }
   MOERT_RETURN_IF_ERROR(fence_->Wait(ticket, stream_));
@@ -255,7 +255,7 @@ absl::Status DeviceSource::Copy(int64_t id, const std::byte* from, int64_t bytes
 }
 
 const std::byte* DeviceSource::KeptRecord(ExpertKey key, int source_version) const {
-  std::lock_guard<std::mutex> lock(mu_);
+  const MutexLock lock(&mu_);
   return Pinned(key.layer, key.expert, source_version);
 }
 
@@ -269,7 +269,7 @@ absl::StatusOr<cudaEvent_t> DeviceSource::Begin(const Transfer& transfer) {
   ComputeFence::Ticket ticket = 0;
   cudaEvent_t event = nullptr;
   {
-    std::lock_guard<std::mutex> lock(mu_);
+    const MutexLock lock(&mu_);
     from = Pinned(transfer.key.layer, transfer.key.expert, transfer.source_version);
     if (from == nullptr) return nullptr;
     if (const auto it = tickets_.find(id); it != tickets_.end()) ticket = it->second;
@@ -300,7 +300,7 @@ absl::StatusOr<cudaEvent_t> DeviceSource::Begin(const Transfer& transfer) {
 }
 
 void DeviceSource::ReturnEvent(cudaEvent_t event) {
-  std::lock_guard<std::mutex> lock(mu_);
+  const MutexLock lock(&mu_);
   events_.push_back(event);
 }
 
@@ -315,7 +315,7 @@ absl::Status DeviceSource::ReadRecord(int layer, int expert, int version,
   const int64_t rounded = RoundUp(bytes, kRecordAlignment);
   const std::byte* from = nullptr;
   {
-    std::lock_guard<std::mutex> lock(mu_);
+    const MutexLock lock(&mu_);
     from = Pinned(layer, expert, version);
   }
   std::byte* place = from == nullptr ? Reserve(rounded) : nullptr;
@@ -329,7 +329,7 @@ absl::Status DeviceSource::ReadRecord(int layer, int expert, int version,
     from = into;
   }
   if (status.ok()) status = Copy(id, from, bytes, dst.data(), staging.done);
-  std::lock_guard<std::mutex> lock(mu_);
+  const MutexLock lock(&mu_);
   // A failed read leaves a hole in the arena: failures are rare and the next read takes a new
   // place.
   if (status.ok() && place != nullptr) kept_[id] = place;

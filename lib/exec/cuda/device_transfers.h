@@ -4,11 +4,11 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "base/mutex.h"
 #include "exec/cuda/compute_fence.h"
 #include "exec/cuda/cuda_api.h"
 #include "moert/expert_source.h"
@@ -70,8 +70,9 @@ class DeviceSource final : public ExpertSource {
   int64_t Id(int layer, int expert, int version) const {
     return (int64_t{version} << 40) | (int64_t{layer} << 20) | expert;
   }
-  /// Where a record lies in pinned memory, or null. mu_ must be held.
-  const std::byte* Pinned(int layer, int expert, int version) const {
+  /// Where a record lies in pinned memory, or null.
+  const std::byte* Pinned(int layer, int expert, int version) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     const std::byte* own =
         pinned_ != nullptr ? pinned_->PinnedRecord(layer, expert, version) : nullptr;
     if (own != nullptr) return own;
@@ -80,8 +81,8 @@ class DeviceSource final : public ExpertSource {
   }
   /// A place for a record in the pinned arena, or null when the host budget is spent.
   std::byte* Reserve(int64_t bytes) const;
-  /// Makes the arena's next buffer. Under mu_.
-  bool Grow(int64_t bytes) const;
+  /// Makes the arena's next buffer.
+  bool Grow(int64_t bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::StatusOr<Staging> TakeStaging(int64_t bytes) const;
   absl::Status Copy(int64_t id, const std::byte* from, int64_t bytes, std::byte* to,
                     cudaEvent_t done) const;
@@ -93,16 +94,16 @@ class DeviceSource final : public ExpertSource {
   ComputeFence* const fence_;
   cudaStream_t stream_ = nullptr;
 
-  mutable std::mutex mu_;
-  mutable std::vector<Buffer> arena_;
-  mutable int64_t arena_used_ = 0;  // of the last buffer
-  mutable int64_t pinned_bytes_ = 0;
-  mutable bool pinning_refused_ = false;
-  mutable std::string notice_;
-  mutable std::unordered_map<int64_t, const std::byte*> kept_;
-  mutable std::unordered_map<int64_t, ComputeFence::Ticket> tickets_;
-  mutable std::vector<Staging> idle_;
-  std::vector<cudaEvent_t> events_;
+  mutable Mutex mu_;
+  mutable std::vector<Buffer> arena_ ABSL_GUARDED_BY(mu_);
+  mutable int64_t arena_used_ ABSL_GUARDED_BY(mu_) = 0;  // of the last buffer
+  mutable int64_t pinned_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  mutable bool pinning_refused_ ABSL_GUARDED_BY(mu_) = false;
+  mutable std::string notice_ ABSL_GUARDED_BY(mu_);
+  mutable std::unordered_map<int64_t, const std::byte*> kept_ ABSL_GUARDED_BY(mu_);
+  mutable std::unordered_map<int64_t, ComputeFence::Ticket> tickets_ ABSL_GUARDED_BY(mu_);
+  mutable std::vector<Staging> idle_ ABSL_GUARDED_BY(mu_);
+  std::vector<cudaEvent_t> events_ ABSL_GUARDED_BY(mu_);
 };
 
 /// `inner` reads through `source`, which is kept alive here. Demand loads of kept records bypass it
