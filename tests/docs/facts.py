@@ -2,8 +2,7 @@
 """Checks what the documents name against the sources: files, tests, tools and their flags, strategies and
 their keys, functions, classes and fields.
 
-Words that stand for something of the reader's (PACK, DIR...) are left alone. What a page may name although
-it is not there is in ALLOWED.
+Words that stand for something of the reader's (PACK, DIR...) are left alone.
 """
 import re
 import sys
@@ -12,14 +11,9 @@ import pages
 
 SOURCES = (".h", ".cc", ".c", ".cu", ".cuh", ".py", ".sh", ".cmake", ".txt", ".rs", ".go")
 FOLDERS = ("lib", "kernels", "capi", "include", "examples", "tests", "docs", "cmake")
-TOOLS = ("moert-run", "moert-pack", "moert-bench", "moert-sim")
-ALLOWED = {
-    "docs/results/claims.md": {"file"},      # quotes what is gone
-    "docs/results/data/house.json": {"file"},
-}
-FLAGS_OF_OTHERS = {"--check", "--cpu-offload-gb", "--n-cpu-moe", "--component", "--target", "--test-dir", "--wrap", "--sanitizers"}
-
-
+# What belongs to other programs.
+FLAGS_OF_OTHERS = {"--check", "--component", "--cpu-offload-gb", "--n-cpu-moe", "--sanitizers", "--target",
+                   "--test-dir", "--wrap"}
 WORDS_OF_OTHERS = {"ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", "ffn_gate_inp", "graph_compute", "generate_until",
                    "max_num_batched_tokens", "grouped_mm"}
 
@@ -117,15 +111,12 @@ def main():
     found = []
     for path in pages.pages():
         page = str(path.relative_to(pages.ROOT))
-        allowed = ALLOWED.get(page, set())
         for line in pages.lines_of(path):
             for text in code_of(line):
-                errors = [*test_errors(text), *tool_errors(text, flags), *spec_errors(text, known),
+                errors = [*file_errors(text), *test_errors(text), *tool_errors(text, flags), *spec_errors(text, known),
                           *symbol_errors(text, symbols)]
                 if line.kind != "code":
                     errors += word_errors(text, words)
-                if "file" not in allowed:
-                    errors += file_errors(text)
                 found += [f"{page}:{line.number}: {e}" for e in errors]
     print("\n".join(found) or f"{len(known)} strategies, {len(flags)} flags and words of the tools, {len(symbols)} symbols")
     sys.exit(bool(found))

@@ -38,6 +38,7 @@ TABLES = {
     "substitutes": lambda: digest.stored("importance-quality", "Against other substitutes",
                                          rows=lambda r: "displaced" not in r[0]),
     "simulated-paper": lambda: digest.stored("importance-simulated", "Beside the paper"),
+    "frontier": digest.frontier, "frontier-best": digest.frontier_best,
     "uniform": digest.uniform_perplexity,
     **{f"equal-{m}": (lambda m=m: digest.equal_bytes(m)) for m in MODELS},
     "schemes": digest.scheme_losses, "plans": digest.plan_gains, "choices": digest.plan_choices,

@@ -167,6 +167,24 @@ def frontier():
     plot.save(str(IMAGES / "frontier"), panels, columns=2, panel_width=400, panel_height=260)
 
 
+def frontier_time():
+    """Perplexity against time of every strategy, a panel a budget; what nothing beats is joined."""
+    import frontier as measured
+    families = [("resident", ["resident"]), ("cache, exact", ["on-demand", "fate"]), ("importance", ["importance"]),
+                ("dynaexq", ["dynaexq"]), ("never-stall", ["never-stall"])]
+    panels = []
+    for model, mib in measured.measured():
+        points = measured.cells(model, mib)
+        lines = [plot.Line(label, [(ms, p) for ms, p, spec in points if spec.split(":")[0] in names], color=i, width=0)
+                 for i, (label, names) in enumerate(families)]
+        lines.append(plot.Line("nothing is faster and better", [(ms, p) for ms, p, _ in measured.best(points)], color=6,
+                               dash=1, markers=False))
+        fastest, lowest = points[0][0], min(p for _, p, _ in points)
+        panels.append(plot.Panel(f"{model}, {mib:g} MiB", "ms per step", "perplexity", lines,
+                                 x_range=(0.98 * fastest, 1.8 * fastest), y_range=(0.995 * lowest, 1.2 * lowest)))
+    plot.save(str(IMAGES / "frontier-time"), panels, columns=3, panel_width=320, panel_height=230)
+
+
 def strategies_h200():
     """Time of a decode step over on-demand's, every cell of the H200 runs."""
     import h200_page as page
@@ -197,7 +215,8 @@ def strategies_h200():
     plot.save(str(IMAGES / "strategies-h200"), panels, columns=3, panel_width=330, panel_height=250)
 
 
-PICTURES = [path_of_a_batch, tiers_and_bytes, decode_beside, prefill_beside, cpu_beside, frontier, strategies_h200]
+PICTURES = [path_of_a_batch, tiers_and_bytes, decode_beside, prefill_beside, cpu_beside, frontier, frontier_time,
+            strategies_h200]
 
 
 def main():
