@@ -279,9 +279,10 @@ TEST_CASE("Delta does not depend on who multiplies, nor on a device that refuses
   // Few rows are not worth the way to it.
   const OneExpert small(100);
   FakeDevice device(1000);
+  HostProducts products(&device);
   Floats x = small.x;
   REQUIRE_OK(ExpertSensitivity(small.layer, settings, small.weights, small.token_weights,
-                               Compute(small.pool.get(), &device), &x)
+                               Compute(small.pool.get(), &products), &x)
                  .status());
   CHECK(device.calls == 0);
 }

@@ -24,14 +24,13 @@ constexpr int kExperts = 8;
 struct FasterToCpu final : PlacementPolicy {
   std::vector<MissView> misses;
   int64_t most_ns = std::numeric_limits<int64_t>::max();
-  absl::string_view name() const override { return "faster-to-cpu"; }
-  std::vector<Placement> Place(const PlacementSnapshot& snapshot) override {
+  PlacementDecision Place(const PlacementSnapshot& snapshot) override {
     misses.assign(snapshot.misses.begin(), snapshot.misses.end());
-    std::vector<Placement> placements;
+    PlacementDecision decision;
     for (const MissView& miss : misses) {
-      placements.push_back(miss.cpu_ns <= most_ns ? Placement::kCpu : Placement::kLoad);
+      decision.placements.push_back(miss.cpu_ns <= most_ns ? Placement::kCpu : Placement::kLoad);
     }
-    return placements;
+    return decision;
   }
 };
 

@@ -21,7 +21,6 @@ constexpr int kExperts = 8;
 struct Oracle final : PrefetchPolicy {
   std::vector<int> experts;
   PrefetchSnapshot last;
-  absl::string_view name() const override { return "oracle"; }
   std::vector<PrefetchCandidate> Rank(const PrefetchSnapshot& snapshot) override {
     last = snapshot;
     std::vector<PrefetchCandidate> ranked;

@@ -68,9 +68,20 @@ class HeldQueue final : public TransferQueue {
 struct Script final : PrecisionPolicy {
   PrecisionDecision next;
   std::vector<double> worth;
-  absl::string_view name() const override { return "script"; }
-  std::vector<double> Worth(const PrecisionSnapshot&) override { return worth; }
-  PrecisionDecision Decide(const PrecisionSnapshot&) override { return std::exchange(next, {}); }
+  absl::StatusOr<PrecisionDecision> Decide(const PrecisionSnapshot& snapshot) override {
+    switch (snapshot.moment) {
+      case PrecisionMoment::kOpen:
+        return PrecisionDecision();
+      case PrecisionMoment::kShrink: {
+        PrecisionDecision decision;
+        decision.worth = worth;
+        return decision;
+      }
+      case PrecisionMoment::kInterval:
+        return std::exchange(next, {});
+    }
+    return PrecisionDecision();
+  }
 };
 
 /// One layer of experts in exactly one version each: `high` high ones and the spare blocks.
