@@ -25,6 +25,7 @@
 #include "absl/types/span.h"
 #include "moert/backend.h"
 #include "moert/expert_source.h"
+#include "moert/expert_store.h"
 #include "moert/options.h"
 #include "moert/policy.h"
 #include "moert/stats.h"
@@ -65,17 +66,6 @@ struct StepInfo {
 using StepId = int64_t;
 /// Identifies a lease of experts; never reused within an engine.
 using LeaseId = int64_t;
-
-/// An expert where it lies in the fast tier. Not to be written.
-struct ExpertView {
-  int expert = 0;
-  const std::byte* record = nullptr;  // host or device memory, as the backend has it
-  const RecordLayout* layout = nullptr;
-  int version = 0;  // index into the strategy's versions, 0 = most bits
-};
-
-/// What the fast tier holds of an expert.
-enum class Residency : uint8_t { kAbsent = 0, kArriving = 1, kLow = 2, kHigh = 3 };
 
 /// A routing that the host computed, or a trace recorded. Spans are borrowed for the call.
 struct RoutedInput {

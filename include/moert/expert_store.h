@@ -1,75 +1,45 @@
-// ExpertStore: where every expert is, in which version, and how it moves.
+// ExpertStore: the experts of a model under a byte budget, for hosts with kernels of their own.
 //
-// Owns the pools, the residency table and the transfers. A version of an expert is kAbsent,
-// kLoading or kResident. The *handle* of an expert names its active version, and one invariant
-// holds: a handle resolves to a complete, usable record (versioned expert residency, DynaExq
-// Sec. 4.1). So
-//   - a version becomes visible only when its copy is complete;
-//   - absent -> present is visible at once, within the step too;
-//   - a switch between two versions is visible to steps that begin after it, never within a step;
-//   - a block is reused only when nobody can read it any more: its expert is not pinned, and no
-//   open
-//     step still resolves to it.
-// In the paper's words an expert is ResidentHi or ResidentLo (one version, or the low one always
-// kept), Promoting or Demoting (another version is kLoading, the handle unmoved) or Evicting (the
-// handle has moved, the old version waits for its last reader).
+//   auto store = ExpertStore::Create(source, {.budget_bytes = 8 << 30});
+//   auto lease = (*store)->Fetch({{layer, 3}, {layer, 17}});     // blocks until both are there
+//   for (const ExpertView& expert : lease->experts()) ...        // read them where they lie
+//   lease->Release();                                            // or let it go out of scope
 //
-// Not thread-safe: the engine calls it under its lock. Transfers run on other threads and meet the
-// store in Pump and Wait only.
+// It is a cache in RAM: an expert is absent, arriving or present; which ones leave is the residency
+// policy's choice (policy.h), but never one that is leased. Transfers run on threads of the store's
+// own; a Fetch goes ahead of prefetches.
+//
+// Thread-safe: calls take turns, and a Fetch that waits keeps the others waiting. Records are
+// readable from any thread while leased.
 #ifndef MOERT_EXPERT_STORE_H_
 #define MOERT_EXPERT_STORE_H_
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <set>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "moert/allocator.h"
 #include "moert/expert_source.h"
 #include "moert/policy.h"
-#include "moert/trace.h"
+#include "moert/scheme.h"
 
 namespace moert {
 
-class BlockPool;
-class LinkEstimate;
-class TransferQueue;
-struct TransferDone;
-
-enum class VersionState : uint8_t { kAbsent = 0, kLoading = 1, kResident = 2 };
-
-enum class LoadReason : int32_t { kDemand = 0, kPrefetch = 1, kBackground = 2 };
-
-/// Versions of one expert that an engine can serve.
-inline constexpr int kMaxVersions = 4;
-
-/// A served version: which of the source's, and from which pool its blocks come.
-struct ServedVersion {
-  int source_version = 0;
-  int pool = 0;
-};
-
-/// What the compute path reads of an expert.
-struct ExpertHandle {
-  const std::byte* record = nullptr;  // null: absent
+/// An expert where it lies in the fast tier. Not to be written.
+struct ExpertView {
+  int expert = 0;
+  const std::byte* record = nullptr;  // host or device memory, as the backend has it
   const RecordLayout* layout = nullptr;
-  int version = -1;  // index into the served versions
+  int version = 0;  // index into the versions served, 0 = most bits
 };
 
-/// What a layer call knows about a load it asks for.
-struct LoadHint {
-  int32_t tokens = 0;  // that want it
-  /// Experts of this call are in flight or about to be multiplied and will give their blocks back:
-  /// other layers' experts need not be evicted for this one.
-  bool can_wait = false;
-  /// Enough of them are in flight: what this call used by more tokens need not be evicted either,
-  /// so that a call that needs more experts than its layer has slots leaves the popular ones
-  /// behind.
-  bool spare_popular = false;
-};
+/// What the fast tier holds of an expert.
+enum class Residency : uint8_t { kAbsent = 0, kArriving = 1, kLow = 2, kHigh = 3 };
 
 /// What a store counted since it was made.
 struct StoreStats {
@@ -91,222 +61,74 @@ struct StoreStats {
   int64_t policy_fallbacks = 0;  // answers of the residency policy replaced by the default
 };
 
-/// How a lookup was answered.
-enum class LookupResult : int8_t {
-  kMiss,
-  kLow,  // by a lower version than intended
-  kHit,
+struct ExpertStoreOptions {
+  /// Most bytes of RAM that experts take, whole blocks; at least one block (the largest record,
+  /// rounded up to kRecordAlignment).
+  int64_t budget_bytes = 0;
+  /// Which of the source's versions is held.
+  int version = 0;
+  /// Who leaves for whom, and how many experts of each layer are kept; null: least recently used,
+  /// all layers alike. Owned by the store, called under its lock.
+  std::unique_ptr<ResidencyPolicy> residency;
+  /// Threads that read from the source. 1..16.
+  int io_threads = 2;
+  /// Where the memory comes from; null: the system.
+  std::shared_ptr<HostAllocator> allocator;
 };
 
 class ExpertStore {
  public:
-  /// Versions most bits first. Pool 0 is the one a residency policy's capacities speak of.
-  ExpertStore(const ExpertSource* source, std::vector<ServedVersion> versions,
-              std::vector<std::unique_ptr<BlockPool>> pools,
-              std::unique_ptr<TransferQueue> transfers, ResidencyPolicy* residency);
+  class Lease;
+
+  /// InvalidArgument names the option, its value and the legal range.
+  static absl::StatusOr<std::unique_ptr<ExpertStore>> Create(
+      std::shared_ptr<const ExpertSource> source, ExpertStoreOptions options);
+  /// Waits for transfers under way. Leases may outlive the store.
   ~ExpertStore();
 
-  /// Transfers are shown to `trace` as they arrive; null: not. Borrowed.
-  void SetTrace(TraceSink* trace) { trace_ = trace; }
-  /// Transfers that arrive are shown to `link`; null: not. Borrowed.
-  void SetLinkEstimate(LinkEstimate* link) { link_ = link; }
-  /// A CPU beside the fast tier computes what is missing, and brings it later if it is worth that:
-  /// nothing but demand has to be brought.
-  void SetCpuOffload(bool cpu_offload) { cpu_offload_ = cpu_offload; }
-  /// Of a cache: whether the layer holds less than its slots.
-  bool HasFreeSlot(int layer) const { return held_[layer] < capacity_[layer]; }
-  /// [L] of the layers, for the capacities. Borrowed; empty: no prefetch.
-  void SetPrefetchOutlook(absl::Span<const PrefetchOutlook> outlook) { outlook_ = outlook; }
+  /// Brings the experts and pins them until the lease is released. Blocks until all are there.
+  /// Experts of one layer a call is what residency policies are made for. Fails whole:
+  /// InvalidArgument for a key that does not exist, ResourceExhausted where leased experts and
+  /// these need more than the budget, or the error of the source's read.
+  absl::StatusOr<Lease> Fetch(absl::Span<const ExpertKey> keys);
+  /// Begins to bring what is absent, as far as blocks can be had for it. Does not block. How many
+  /// transfers it began; InvalidArgument for a key that does not exist.
+  absl::StatusOr<int64_t> Prefetch(absl::Span<const ExpertKey> keys);
+  /// [E] of a layer.
+  absl::StatusOr<std::vector<Residency>> residency(int layer) const;
 
-  // Steps.
-
-  /// Applies the switches that wait for a boundary, and opens a step. The epoch it returns says
-  /// which handles the step sees.
-  int64_t OpenStep();
-  void CloseStep(int64_t epoch);
-
-  // Lookup.
-
-  /// The handle as a step of `epoch` sees it. Valid while pinned.
-  ExpertHandle Resolve(ExpertKey key, int64_t epoch) const;
-  /// The handle as the next step will see it.
-  ExpertHandle Latest(ExpertKey key) const { return Resolve(key, epoch_); }
-  /// Absent, and a version is on its way.
-  bool Arriving(ExpertKey key) const;
-  VersionState State(ExpertKey key, int version) const { return At(key).versions[version].state; }
-  const RecordLayout& layout(ExpertKey key, int version) const;
-  int num_versions() const { return static_cast<int>(versions_.size()); }
-  LayerResidency Layer(int layer) const;
-  StoreStats stats() const { return stats_; }
-
-  /// The version the strategy wants an expert to be answered with; a lower one is a low answer.
-  int intended(ExpertKey key) const { return At(key).intended; }
-  void set_intended(ExpertKey key, int version) { At(key).intended = static_cast<int8_t>(version); }
-
-  /// A pinned expert is never evicted. Counted: each Pin needs an Unpin.
-  void Pin(ExpertKey key) { ++At(key).pins; }
-  void Unpin(ExpertKey key) { --At(key).pins; }
-
-  /// Begins a layer call: advances the tick that Touch records.
-  void BeginLayerCall() { ++tick_; }
-  /// Counts a lookup of an expert, as a step of `epoch` sees it, that `tokens` tokens want. One
-  /// that is not a miss is touched.
-  LookupResult Lookup(ExpertKey key, int64_t epoch, int32_t tokens);
-  /// Counts `calls` past lookups by `slots` tokens in all that were answered without asking: the
-  /// handle was there and has been read. Returns kLow or kHit.
-  LookupResult CountAnswered(ExpertKey key, int64_t slots, int64_t calls);
-  /// Marks a use by `tokens` tokens for the policies. True when it is the first use since a
-  /// prefetch brought the expert.
-  bool Touch(ExpertKey key, int32_t tokens);
-  /// How long the transfer that brought a resident expert waited for the link, and took on it.
-  int64_t queued_ns(ExpertKey key) const { return At(key).queued_ns; }
-  int64_t moved_ns(ExpertKey key) const { return At(key).moved_ns; }
-
-  /// From now on notes whose handles change.
-  void TrackChanges() { tracking_ = true; }
-  /// Appends the experts whose latest handle may have changed since the last call, each once.
-  void TakeChanges(std::vector<ExpertKey>* changed);
-
-  // Movement of a cache: experts come and go.
-
-  /// Begins bringing an absent expert. False when there is no block for it now. An expert that is
-  /// present or arriving is left alone (a prefetch in flight is raised) and counts as true.
-  ///
-  /// A layer under its capacity takes a free block, and so does any other while transient blocks
-  /// (those beyond the sum of the capacities) are left; else the layer replaces one of its own, as
-  /// the residency policy says. When that fails (a layer with no slots, or all of them pinned) it
-  /// borrows: what is free, then from layers over their capacity, then, for a demand load that has
-  /// no block of its own call to wait for, from anybody. What a layer holds beyond its capacity it
-  /// gives back when its call ends.
-  bool StartLoad(ExpertKey key, int version, LoadReason reason, const PolicyContext& context,
-                 const LoadHint& hint = {});
-  /// Forgets prefetches of a layer that have not started moving and that `counts` [E] (tokens of
-  /// each expert in the true routing) does not want. How many those were.
-  int64_t CancelPrefetches(int layer, absl::Span<const int32_t> counts);
-  /// Publishes what has arrived.
-  void Pump();
-  /// Transfers that have not arrived.
-  int64_t in_flight() const { return loading_; }
-  /// Blocks until at least one transfer arrived, then publishes. False when none is in flight.
-  bool Wait();
-  /// The error of a load that failed since it was last asked, or OK.
-  absl::Status TakeFailure(ExpertKey key);
-  /// Replaces the active version of an expert by `version` of the same pool, in the same block: it
-  /// is absent until that has arrived. False, and nothing changes, where it is read or switching.
-  bool Reload(ExpertKey key, int version, LoadReason reason);
-  /// Ends a layer call: a layer over its capacity gives its surplus back.
-  void EndLayerCall(const PolicyContext& context);
-
-  // Movement between versions: an expert stays present throughout.
-
-  /// Begins bringing a second version beside the active one, from free blocks only: nothing is
-  /// evicted for it. False when there is none.
-  bool StartVersion(ExpertKey key, int version, LoadReason reason);
-  /// From the next boundary on the handle is `version`; with `drop_old`, the version it leaves is
-  /// reclaimed after its last reader. The last call before the boundary counts. False, and nothing
-  /// changes, when `version` is not resident.
-  bool Switch(ExpertKey key, int version, bool drop_old);
-  /// The policy's choice among the experts of `layer` (all layers if negative) whose latest version
-  /// is in pool 0 and that nobody switches; expert -1 when there is none or it refuses.
-  ExpertKey ChooseVictim(int layer, ExpertKey incoming, LoadReason reason,
-                         const PolicyContext& context);
-
-  // Size.
-
-  /// Changes the blocks of pool 0 of a cache; evicts to fit, waiting for transfers in flight.
-  /// FailedPrecondition if pinned experts hold more.
-  absl::Status SetSlots(int64_t slots);
-  BlockPool& pool(int index) { return *pools_[index]; }
-  int capacity(int layer) const { return capacity_[layer]; }
-  int held(int layer) const { return held_[layer]; }
-  /// Recomputes the capacities for `slots` blocks of pool 0.
-  void SetCapacity(int64_t slots);
-  /// At the beginning of a step of a cache: takes new ones if the residency policy has any.
-  void RefreshCapacity(const PolicyContext& context);
-
-  /// Bookkeeping of one expert, for the budget's arithmetic.
-  static const int64_t kBytesPerExpert;
+  /// Of a version's largest record, rounded up: what an expert takes of the budget.
+  int64_t block_bytes() const;
+  /// Experts that the budget holds.
+  int64_t slots() const;
+  const MoeModelSpec& model() const;
+  StoreStats stats() const;
 
  private:
-  struct Version {
-    VersionState state = VersionState::kAbsent;
-    LoadReason reason = LoadReason::kDemand;
-    int32_t block = -1;
-  };
-  struct Entry {
-    std::array<Version, kMaxVersions> versions;
-    int8_t active = -1;    // of steps since `since`
-    int8_t previous = -1;  // of older steps; -1: no older step differs
-    int8_t next = -1;      // waits for the boundary
-    bool drop_previous = false;
-    bool drop_next = false;
-    int8_t intended = 0;
-    bool unused_prefetch = false;
-    bool changed = false;    // in changed_
-    bool reloading = false;  // on its way to where it was: nothing new to the residency policy
-    int32_t pins = 0;
-    int64_t since = 0;
-    int64_t last_used = 0;
-    int64_t inserted = 0;
-    int64_t uses = 0;
-    int32_t tokens = 0;
-    int64_t queued_ns = 0;
-    int64_t moved_ns = 0;
-    absl::Status failure;
-  };
+  friend class Prefetcher;
+  struct Impl;
+  explicit ExpertStore(std::shared_ptr<Impl> impl);
+  const std::shared_ptr<Impl> impl_;
+};
 
-  /// `calls` lookups that `version` answered.
-  LookupResult Count(ExpertKey key, int version, int32_t tokens, int64_t calls);
-  int64_t Index(ExpertKey key) const { return first_[key.layer] + key.expert; }
-  Entry& At(ExpertKey key) { return entries_[Index(key)]; }
-  const Entry& At(ExpertKey key) const { return entries_[Index(key)]; }
-  BlockPool& PoolOf(int version) { return *pools_[versions_[version].pool]; }
-  void TakeCapacity(std::vector<int> capacity, int64_t slots);
-  void Submit(ExpertKey key, int version, int32_t block, LoadReason reason);
-  void Publish();
-  void UpdateVisible(ExpertKey key);
-  /// Gives a version's block back.
-  void Drop(ExpertKey key, int version);
-  void Evict(ExpertKey key);
-  bool TransientFree() const;
-  int32_t MakeRoom(ExpertKey incoming, int pool, LoadReason reason, const PolicyContext& context,
-                   const LoadHint& hint);
-  bool EvictOneOf(int layer, ExpertKey incoming, LoadReason reason, const PolicyContext& context,
-                  const LoadHint& hint = {});
-  /// Frees what the oldest open step can no longer see.
-  void Reclaim();
+/// Experts pinned where they lie. Movable; thread-compatible.
+class ExpertStore::Lease {
+ public:
+  Lease() = default;
+  Lease(Lease&& other) noexcept { *this = std::move(other); }
+  Lease& operator=(Lease&& other) noexcept;
+  ~Lease() { Release(); }
 
-  static constexpr int kAnyLayer = -1;
+  /// In the order of the keys. Valid until Release.
+  absl::Span<const ExpertView> experts() const { return views_; }
+  /// Gives the experts back; a second time does nothing.
+  void Release();
 
-  const ExpertSource* source_;
-  const std::vector<ServedVersion> versions_;
-  std::vector<std::unique_ptr<BlockPool>> pools_;
-  std::unique_ptr<TransferQueue> transfers_;
-  ResidencyPolicy* residency_;
-  StoreStats stats_;
-  TraceSink* trace_ = nullptr;
-  LinkEstimate* link_ = nullptr;
-  absl::Span<const PrefetchOutlook> outlook_;
-  bool cpu_offload_ = false;
-
-  std::vector<int64_t> first_;  // index of each layer's expert 0
-  std::vector<Entry> entries_;
-  std::vector<uint8_t> resident_;   // version 0 is active
-  std::vector<uint8_t> usable_;     // some version is active
-  std::vector<uint8_t> in_flight_;  // a version is on its way
-  std::vector<int> capacity_;       // per layer, of pool 0
-  std::vector<int> held_;           // blocks of pool 0 per layer, loading ones included
-  bool tracking_ = false;
-  std::vector<ExpertKey> changed_;           // since TakeChanges
-  std::vector<VictimCandidate> candidates_;  // scratch
-  std::vector<TransferDone> done_;           // scratch
-
-  int64_t epoch_ = 0;
-  std::multiset<int64_t> open_epochs_;
-  std::vector<ExpertKey> switching_;   // wait for the boundary
-  std::vector<ExpertKey> reclaiming_;  // have a previous version
-  int64_t tick_ = 0;
-  int64_t loading_ = 0;
+ private:
+  friend class ExpertStore;
+  std::shared_ptr<Impl> store_;  // null: released
+  std::vector<ExpertKey> keys_;
+  std::vector<ExpertView> views_;
 };
 
 }  // namespace moert

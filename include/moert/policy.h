@@ -202,9 +202,9 @@ class ResidencyPolicy : public Policy {
   /// leaves the cache.
   virtual void Observe(const LayerEvent& event) {}
   /// Slots of each layer: each in [0, E], the sum at most `slots`. What is left over belongs to no
-  /// layer (ExpertStore::StartLoad). Asked at open, when the budget changes, and at the beginning
-  /// of every step of a cache. Empty: no change at a step, uniform otherwise. A layer that loses
-  /// slots gives its surplus back at the end of its next call.
+  /// layer and is lent to whoever needs it. Asked at open, when the budget changes, and at the
+  /// beginning of every step of a cache. Empty: no change at a step, uniform otherwise. A layer
+  /// that loses slots gives its surplus back at the end of its next call.
   virtual std::vector<int> Capacity(const CapacitySnapshot& snapshot) { return {}; }
   /// Index into candidates (never empty), or negative to refuse, which only a prefetch may be.
   virtual int Victim(const VictimSnapshot& snapshot) = 0;
@@ -243,6 +243,19 @@ struct PrecisionDecision {
   /// kShrink: what each expert is worth in high, in any unit, [sum over layers of E]. Those of each
   /// layer that are worth least leave. Empty: their selections.
   std::vector<double> worth;
+};
+
+/// Where every expert is resident in one of two versions (Serving::kHotSet, kLowPlusCache): how
+/// versions change.
+struct TransitionOptions {
+  /// kHotSet: between two decisions.
+  int64_t interval_ns = 200'000'000;
+  /// kHotSet: share of a layer's experts held high; negative: what the budget holds.
+  double hi_fraction = -1;
+  /// kHotSet: spare blocks of each pool, so that full pools can swap.
+  int spare = 4;
+  /// Limit of transition bytes, GB/s; 0: none.
+  double max_gbps = 0;
 };
 
 /// Why bytes are about to be moved.

@@ -1,34 +1,35 @@
-// Prefetcher: admits what a prefetch policy ranks, as far as it pays.
+// Prefetcher: brings the experts that a policy expects the next layer to use, as far as that pays.
 //
-// Best first, as long as the transfers fit the window, the time until the target layer asks (Fate
-// Sec. 4.3: N = floor(T_window / T_io)); both times are measured and kept current. One more,
-// which only begins in the window, is started all the same if such predictions have been right
-// often enough: it will be late, and earlier than on demand. For large experts on a slow link that
-// is the only one. A prefetch never
-// goes ahead of a demand load, is forgotten when the true routing arrives and it has not started,
-// takes blocks from its own layer or the transient ones only, and replaces none that the same
-// prediction ranks higher. Decode steps without prefetch are tried now and then; when they win,
-// prefetching stops until it wins again (PrefetchStats::disabled); and it rests while
-// predictions save less than they cost.
+//   prefetcher->Observe(layer, phase, routing);   // the layer has been routed
+//   lease = store->Fetch(...);                    // its misses go first
+//   prefetcher->Predict(layer, phase, routing);   // begins transfers for the layer behind it
+//   ... multiply ...
+//   prefetcher->EndStep();                        // behind the last layer
+//
+// Best first, as long as the transfers fit the window, the time until the next layer asks (Fate
+// Sec. 4.3: N = floor(T_window / T_io)); both times are measured and kept current. One that only
+// begins in the window is started all the same if such predictions have been right often enough. A
+// prefetch never goes ahead of a Fetch, is forgotten when the true routing arrives and it has not
+// begun to move, and replaces nothing that the same prediction ranks higher. Decode steps without
+// prefetch are tried now and then: while these win, or while predictions save less than they cost,
+// prefetching rests.
+//
+// Thread-safety: one call at a time per object; other threads may use the store meanwhile. Nothing
+// blocks on a transfer.
 #ifndef MOERT_PREFETCHER_H_
 #define MOERT_PREFETCHER_H_
 
 #include <cstdint>
 #include <memory>
-#include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "moert/expert_store.h"
 #include "moert/policy.h"
 #include "moert/profile.h"
 #include "moert/router.h"
 
 namespace moert {
-
-class LinkEstimate;
-class PredictionYield;
-class PrefetchControl;
-class VersionManager;
-class WindowEstimate;
 
 /// What a prefetcher counted since it was made.
 struct PrefetchStats {
@@ -48,104 +49,42 @@ struct PrefetchStats {
   int64_t policy_fallbacks = 0;    // invalid candidates and versions
 };
 
+struct PrefetcherOptions {
+  /// Of windows and transfers until they are measured.
+  HardwareProfile profile;
+  /// Finds out whether prefetching pays and stops it while it does not; false: always on.
+  bool controlled = true;
+};
+
 class Prefetcher {
  public:
-  /// All borrowed; a null policy prefetches nothing. Where every expert is present in some version
-  /// (`versions` not null), a prediction is a wish for the high one, served between steps.
-  /// `controlled`: try whether it pays.
-  Prefetcher(const MoeModelSpec* model, PrefetchPolicy* policy, bool controlled,
-             const HardwareProfile* profile, const LinkEstimate* link, ExpertStore* store,
-             VersionManager* versions);
+  /// `policy` and `store` are borrowed and must outlive this; at most one prefetcher a store.
+  /// InvalidArgument for a null one, FailedPrecondition for a store that has one.
+  static absl::StatusOr<std::unique_ptr<Prefetcher>> Create(PrefetchPolicy* policy,
+                                                            ExpertStore* store,
+                                                            PrefetcherOptions options);
   ~Prefetcher();
 
-  /// Which version a prefetch brings into a cache of several; null: the best. Borrowed.
-  void SetPrecision(PrecisionPolicy* policy) { precision_policy_ = policy; }
-  /// A CPU beside the fast tier computes what has not arrived in time, and what it computed is
-  /// brought behind it: then a transfer that is longer than its window only helps to fill a cold
-  /// cache, and is not worth a prediction otherwise.
-  void SetCpuOffload(bool cpu_offload) { cpu_offload_ = cpu_offload; }
-
+  /// Whether Predict wants RoutingResult::next_scores: the next layer's gate on this layer's input
+  /// (Router::Route with `next_gate`).
   bool wants_next_gate(Phase phase) const;
-  bool wants_resident_forward(Phase phase) const;
-  /// [L], in decode steps: kept current; zeros while there is no prefetch. Valid as long as this.
-  absl::Span<const PrefetchOutlook> outlook() const { return outlook_; }
 
-  /// The true routing of a layer is known, at context.now_ns: account for the predictions made for
-  /// it, and forget those that have not started.
-  void Resolve(const PolicyContext& context, const RoutingResult& routing);
-  /// Ranks and admits for the next layer. Called at `now_ns`, after the layer's own demand loads
-  /// are queued.
-  void Predict(const PolicyContext& context, const RoutingResult& routing, int64_t now_ns);
-  /// Brings an expert that the host expects to be used.
-  void Hint(const PolicyContext& context, ExpertKey key);
-  /// The layer call has waited for loads from begin_ns to now_ns.
-  void WaitedForLoads(int64_t begin_ns, int64_t now_ns);
-  /// It has waited `ns` for experts that the CPU computes.
-  void WaitedForCpu(int64_t ns) { stalled_ns_ += ns; }
-  /// The layer call is over.
-  void EndCall(const PolicyContext& context, int64_t tokens, int64_t now_ns);
+  /// The true routing of a layer: settles what was predicted for it, forgets its prefetches that
+  /// have not begun to move and that it does not want. Layers of a step come in order. Of `routing`
+  /// tokens, num_experts and counts are read, by policies also ids, weights and scores.
+  absl::Status Observe(int layer, Phase phase, const RoutingResult& routing);
+  /// Ranks experts of the layer behind `layer` (the first one behind the last) and begins to bring
+  /// them. `routing` as for Observe, with next_scores if the policy wants them.
+  absl::Status Predict(int layer, Phase phase, const RoutingResult& routing);
+  /// The last layer's call is over.
+  void EndStep();
 
-  PrefetchStats stats() const { return stats_; }
+  PrefetchStats stats() const;
 
  private:
-  /// For a layer that has not asked yet.
-  struct Prediction {
-    int layer = -1;
-    int late = -1;                   // would begin in the window, admitted or not; or -1
-    size_t late_rank = 0;            // of it
-    std::vector<uint8_t> marks;      // [E]
-    std::vector<int64_t> hidden_ns;  // [E] of an issued transfer, what fits the window
-  };
-  /// Share of the late ones that the routing used.
-  struct LateShare {
-    double used = 0, seen = 0;
-    void Add(bool was_used);
-    /// Of few, `guess` counts as much as some of them.
-    double Of(double guess) const;
-  };
-  struct Ranked {
-    ExpertKey key;
-    int version = 0;  // to bring if absent
-    bool pinned = false;
-  };
-
-  bool Prefetching(Phase phase) const;
-  int64_t WindowNs(const PolicyContext& context, const RoutingResult& routing,
-                   int64_t now_ns) const;
-  void Rank(PrefetchSnapshot* snapshot);
-  Prediction& PredictionOf(int layer) { return predictions_[layer % 2]; }
-  void Admit(const PolicyContext& context, const std::vector<PrefetchCandidate>& ranked,
-             int64_t window_ns, Prediction* prediction);
-  /// Whether one transfer that is longer than what is left of the window is worth its start.
-  bool LatePays(size_t rank, int64_t transfer_ns, int64_t window_ns) const;
-  /// Judged rank by rank: where the best are there already, the one to bring is a poor guess. A
-  /// rank that was rarely seen is taken for about as good as the one before it.
-  double LatePrecision(size_t rank) const;
-  /// A block from those ranked lower, the lowest first, if need be.
-  bool StartLoad(const PolicyContext& context, size_t rank, Prediction* prediction);
-
-  const MoeModelSpec* model_;
-  PrefetchPolicy* policy_;
-  PrecisionPolicy* precision_policy_ = nullptr;
-  const LinkEstimate* link_;
-  bool cpu_offload_ = false;
-  ExpertStore* store_;
-  VersionManager* versions_;
-  PrefetchStats stats_;
-  std::unique_ptr<WindowEstimate> window_;
-  std::unique_ptr<PrefetchControl> control_;  // null: always on
-  int64_t stalled_ns_ = 0;                    // all that layer calls have waited
-  int64_t step_ = -1;
-  int64_t step_begin_ns_ = 0;            // routing of its first layer
-  int64_t step_stalled_ns_ = 0;          // all that was waited before it
-  int64_t routed_ns_ = 0;                // of the layer call
-  std::vector<PredictionYield> yields_;  // by phase; empty: not controlled
-  int64_t routed_stalled_ns_ = 0;
-  Prediction predictions_[2];
-  std::vector<LateShare> late_;                      // by rank, the last: all from there on
-  std::vector<Ranked> ranked_;                       // scratch
-  std::vector<int32_t> counts_;                      // scratch, [E] predicted tokens
-  std::vector<PrefetchOutlook> measured_, outlook_;  // [L]; outlook_: zeros while it is off
+  struct Impl;
+  explicit Prefetcher(std::unique_ptr<Impl> impl);
+  const std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace moert

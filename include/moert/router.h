@@ -1,8 +1,11 @@
 // Router: hidden states -> the k experts of every token, their weights, and the tokens grouped by
-// expert. Runs gate(l+1) on the same input when the prefetch policy wants it (Fate Sec. 4.1).
+// expert. Runs gate(l+1) on the same input when a prefetch policy wants it (Fate Sec. 4.1), and the
+// expert-cache rule (importance paper Sec. 5.1, Algorithm 1) against what a store holds.
 //
 // fp32 throughout. Of equal scores the lower expert index wins. A token's result depends on its row
 // alone, never on the batch (except under the expert-cache rule, which is defined over a batch).
+//
+// Not thread-safe: one call at a time per object; it uses the threads of its pool.
 #ifndef MOERT_ROUTER_H_
 #define MOERT_ROUTER_H_
 
@@ -13,6 +16,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "moert/model.h"
 #include "moert/policy.h"
@@ -58,8 +62,8 @@ struct RoutingResult {
   RoutingView view() const { return {tokens, top_k, ids, weights, scores, counts}; }
 };
 
-/// What a router counted since it was made. Slots are token x k; mass sums the model's own routing
-/// weights.
+/// What a router was shown since it was made (Count). Slots are token x k; mass sums the model's
+/// own routing weights.
 struct RouterStats {
   int64_t slots = 0;
   int64_t slots_substituted = 0;
@@ -75,22 +79,32 @@ struct RouterStats {
 
 class Router {
  public:
-  /// gates[l]: [E, hidden] fp32; biases[l]: [E] or empty. Borrowed, as is the pool.
-  Router(const MoeModelSpec* model, std::vector<absl::Span<const float>> gates,
-         std::vector<absl::Span<const float>> biases, ThreadPool* pool);
+  /// gates[l]: [E, hidden] fp32; biases[l], the selection bias of layers that have one: [E], else
+  /// empty (ExpertSource::ReadConstants reads both). A layer without a gate takes given routings
+  /// only; where no layer has one, `pool` may be null. All borrowed. InvalidArgument names what
+  /// does not fit the model.
+  static absl::StatusOr<std::unique_ptr<Router>> Create(const MoeModelSpec* model,
+                                                        std::vector<absl::Span<const float>> gates,
+                                                        std::vector<absl::Span<const float>> biases,
+                                                        ThreadPool* pool);
   ~Router();
 
-  /// x: [tokens, hidden] fp32. `residency` (its spans may be empty under plain top-k) and
+  /// The model's own choice for x: [tokens, hidden] fp32, contiguous.
+  absl::Status Route(int layer, const float* x, int64_t tokens, RoutingResult* result) {
+    return Route(layer, x, tokens, {}, {}, {}, /*next_gate=*/false, result);
+  }
+
+  /// By a rule. `residency` (its spans may be empty under plain top-k) and
   /// `request_ids` ([tokens] or empty) are read by the expert-cache rule. With `next_gate`, also
   /// scores layer + 1 (layer 0 after the last) on the same input.
   absl::Status Route(int layer, const float* x, int64_t tokens, const RoutingRule& rule,
                      const LayerResidency& residency, absl::Span<const int64_t> request_ids,
                      bool next_gate, RoutingResult* result);
 
-  /// Scores of all experts of a layer on x: [tokens, hidden] fp32, into scores: [tokens, E].
+  /// Scores of all experts of a layer on x, into scores: [tokens, E].
   absl::Status Score(int layer, const float* x, int64_t tokens, std::vector<float>* scores);
 
-  /// Counts a routing, by whomever it was made.
+  /// Counts a routing into stats(), by whomever it was made.
   void Count(const RoutingResult& routing);
   /// Counts the model's own choice for `slots` slots of summed weight `mass`.
   void CountOwnChoice(int64_t slots, double mass);
@@ -104,12 +118,11 @@ class Router {
                           const LayerResidency& residency, absl::Span<const int64_t> request_ids,
                           RoutingResult* result);
 
-  /// The grouping of a routing the host supplies: fills counts, offsets and grouped_* from ids.
-  static void Group(RoutingResult* result);
-  /// Backfills the fields about substitution of a grouped routing that is the model's own choice.
-  static void NoteOwnChoice(const LayerResidency& residency, RoutingResult* result);
-
  private:
+  Router(const MoeModelSpec* model, std::vector<absl::Span<const float>> gates,
+         std::vector<absl::Span<const float>> biases, ThreadPool* pool);
+  /// `gate`: the layer must have one.
+  absl::Status CheckLayer(int layer, bool gate) const;
   /// Of several layers' gates on the same input, into logits_: by token, one layer's experts behind
   /// the other's. Returns how many these are.
   int64_t Logits(std::initializer_list<int> layers, const float* x, int64_t tokens);

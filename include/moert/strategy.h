@@ -34,18 +34,6 @@ enum class Serving : int32_t {
   kLowPlusCache = 2,
 };
 
-/// kHotSet and kLowPlusCache: how versions change.
-struct TransitionOptions {
-  /// kHotSet: between two decisions.
-  int64_t interval_ns = 200'000'000;
-  /// kHotSet: share of a layer's experts held high; negative: what the budget holds.
-  double hi_fraction = -1;
-  /// kHotSet: spare blocks of each pool, so that full pools can swap.
-  int spare = 4;
-  /// Limit of transition bytes, GB/s; 0: none.
-  double max_gbps = 0;
-};
-
 struct Strategy {
   std::string spec;
   Serving serving = Serving::kCache;

@@ -76,7 +76,7 @@ absl::StatusOr<MemoryPlan> MeasureParts(const ExpertSource& source, const Engine
   for (const int64_t bytes : OwnBlocks(source, b.strategy, b.versions)) plan.own_bytes += bytes;
   if (b.strategy.serving == Serving::kHotSet) plan.spare = b.strategy.transitions.spare;
   MOERT_ASSIGN_OR_RETURN(plan.constant_bytes, ConstantBytes(model));
-  plan.table_bytes = plan.total_experts * ExpertStore::kBytesPerExpert;
+  plan.table_bytes = plan.total_experts * VersionedStore::kBytesPerExpert;
   MOERT_ASSIGN_OR_RETURN(
       plan.workspace_bytes,
       b.backend->WorkspaceBytes(

@@ -7,7 +7,7 @@
 namespace moert {
 
 Charges::Charges(Clock* clock, const HardwareProfile* profile, const MoeModelSpec* model,
-                 const ModelConstants* constants, const ExpertStore* store,
+                 const ModelConstants* constants, const VersionedStore* store,
                  std::vector<std::string> version_names)
     : clock_(clock->as_virtual()),
       profile_(profile),

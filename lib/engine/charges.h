@@ -12,8 +12,8 @@
 #include "exec/executor.h"
 #include "exec/model_constants.h"
 #include "moert/engine.h"
-#include "moert/expert_store.h"
 #include "moert/profile.h"
+#include "store/versioned_store.h"
 
 namespace moert {
 
@@ -23,7 +23,7 @@ class Charges {
  public:
   /// All borrowed. `version_names`: of the served versions, for the profile's rates.
   Charges(Clock* clock, const HardwareProfile* profile, const MoeModelSpec* model,
-          const ModelConstants* constants, const ExpertStore* store,
+          const ModelConstants* constants, const VersionedStore* store,
           std::vector<std::string> version_names);
 
   /// A call begins; `routed` is null where it is routed by the gate.
@@ -46,7 +46,7 @@ class Charges {
   const HardwareProfile* const profile_;
   const MoeModelSpec* const model_;
   const ModelConstants* const constants_;
-  const ExpertStore* const store_;
+  const VersionedStore* const store_;
   const std::vector<std::string> version_names_;
   const CallTimes* recorded_ = nullptr;  // of this call when it was recorded
   double recorded_bytes_ = 0;            // of all records it multiplied then

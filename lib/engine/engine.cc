@@ -110,16 +110,7 @@ absl::StatusOr<std::vector<Residency>> EngineImpl::ResidencyOf(int layer) {
   MOERT_RETURN_IF_ERROR(CheckLayer(layer));
   const MutexLock lock(&mu_);
   parts_->store->Pump();
-  std::vector<Residency> states;
-  for (int e = 0; e < source_->model().layers[layer].num_experts; ++e) {
-    const ExpertKey key{layer, e};
-    const ExpertHandle handle = parts_->store->Latest(key);
-    states.push_back(handle.record == nullptr ? (parts_->store->Arriving(key) ? Residency::kArriving
-                                                                              : Residency::kAbsent)
-                     : handle.version == 0    ? Residency::kHigh
-                                              : Residency::kLow);
-  }
-  return states;
+  return parts_->store->States(layer);
 }
 
 absl::Status EngineImpl::SetBudget(const Budget& budget) {

@@ -28,8 +28,8 @@ class Builder {
     p.link = std::make_unique<LinkEstimate>(&b_.profile);
     MOERT_ASSIGN_OR_RETURN(p.store, MakeStore(p));
     p.versions = MakeVersions(p);
-    p.router = std::make_unique<Router>(&model_, p.constants.gates(),
-                                        p.constants.selection_biases(), b_.pool.get());
+    MOERT_ASSIGN_OR_RETURN(p.router, Router::Create(&model_, p.constants.gates(),
+                                                    p.constants.selection_biases(), b_.pool.get()));
     MOERT_ASSIGN_OR_RETURN(p.executor, MakeExecutor(p));
     p.prefetcher = MakePrefetcher(p);
     p.scheduler = MakeScheduler(p);
@@ -44,7 +44,7 @@ class Builder {
  private:
   bool cache() const { return b_.strategy.serving == Serving::kCache; }
 
-  absl::StatusOr<std::unique_ptr<ExpertStore>> MakeStore(const EngineParts& p) const {
+  absl::StatusOr<std::unique_ptr<VersionedStore>> MakeStore(const EngineParts& p) const {
     const MemoryPlan& plan = b_.plan;
     const std::vector<int64_t> own = OwnBlocks(*source_, b_.strategy, b_.versions);
     // A pool reserves address space for every expert, and for what is spare.
@@ -66,8 +66,8 @@ class Builder {
     }
     MOERT_ASSIGN_OR_RETURN(std::unique_ptr<TransferQueue> transfers,
                            b_.backend->MakeTransfers(source_, b_.clock.get(), &b_.profile));
-    auto store = std::make_unique<ExpertStore>(source_, std::move(served), std::move(pools),
-                                               std::move(transfers), b_.residency());
+    auto store = std::make_unique<VersionedStore>(source_, std::move(served), std::move(pools),
+                                                  std::move(transfers), b_.residency());
     store->SetLinkEstimate(p.link.get());
     return store;
   }
@@ -106,10 +106,10 @@ class Builder {
            b_.strategy.placement->traits().backfills;
   }
 
-  std::unique_ptr<Prefetcher> MakePrefetcher(const EngineParts& p) const {
-    auto prefetcher = std::make_unique<Prefetcher>(&model_, b_.strategy.prefetch.get(),
-                                                   b_.strategy.prefetch_control, &b_.profile,
-                                                   p.link.get(), p.store.get(), p.versions.get());
+  std::unique_ptr<LayerPrefetcher> MakePrefetcher(const EngineParts& p) const {
+    auto prefetcher = std::make_unique<LayerPrefetcher>(
+        &model_, b_.strategy.prefetch.get(), b_.strategy.prefetch_control, &b_.profile,
+        p.link.get(), p.store.get(), p.versions.get());
     if (cache()) prefetcher->SetPrecision(b_.strategy.precision.get());
     if (b_.strategy.prefetch != nullptr) {
       // The capacities of the store's making knew of no prefetch.
@@ -121,7 +121,7 @@ class Builder {
     return prefetcher;
   }
 
-  std::unique_ptr<Scheduler> MakeScheduler(const EngineParts& p) const {
+  std::unique_ptr<LayerPlanner> MakeScheduler(const EngineParts& p) const {
     CpuOffload cpu;
     cpu.version = std::string(source_->version_name(b_.versions[0]));
     if (p.executor->has_cpu_offload()) {
@@ -130,8 +130,8 @@ class Builder {
       };
       if (!b_.clock->is_virtual()) cpu.link = p.link.get();
     }
-    return std::make_unique<Scheduler>(&model_, b_.strategy.placement.get(), &b_.profile,
-                                       p.store.get(), std::move(cpu));
+    return std::make_unique<LayerPlanner>(b_.strategy.placement.get(), &b_.profile, p.store.get(),
+                                          std::move(cpu));
   }
 
   std::vector<std::string> VersionNames() const {
@@ -170,7 +170,7 @@ class Builder {
     return absl::OkStatus();
   }
 
-  absl::Status PreloadAll(ExpertStore* store) const {
+  absl::Status PreloadAll(VersionedStore* store) const {
     PolicyContext context;
     context.model = &model_;
     for (int l = 0; l < model_.num_layers(); ++l) {
@@ -203,7 +203,7 @@ absl::StatusOr<std::unique_ptr<EngineParts>> MakeEngineParts(const ExpertSource*
   return Builder(source, options, blueprint).Build();
 }
 
-void HoldPools(const Blueprint& blueprint, ExpertStore* store) {
+void HoldPools(const Blueprint& blueprint, VersionedStore* store) {
   const bool one_pool = blueprint.strategy.serving == Serving::kCache;
   if (one_pool && !blueprint.cpu_offload()) return;
   // What does not fit now is tried again when a block is taken.

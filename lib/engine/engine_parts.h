@@ -12,12 +12,12 @@
 #include "exec/backend.h"
 #include "exec/model_constants.h"
 #include "moert/engine.h"
-#include "moert/expert_store.h"
-#include "moert/prefetcher.h"
 #include "moert/router.h"
-#include "moert/scheduler.h"
+#include "plan/layer_planner.h"
+#include "prefetch/layer_prefetcher.h"
 #include "store/budget_tracker.h"
 #include "store/version_manager.h"
+#include "store/versioned_store.h"
 #include "transfer/link_estimate.h"
 
 namespace moert {
@@ -28,12 +28,12 @@ struct EngineParts {
   ModelConstants constants;
   std::unique_ptr<BudgetTracker> budget;
   std::unique_ptr<LinkEstimate> link;
-  std::unique_ptr<ExpertStore> store;
+  std::unique_ptr<VersionedStore> store;
   std::unique_ptr<VersionManager> versions;  // null: a plain cache
   std::unique_ptr<Router> router;
   std::unique_ptr<Executor> executor;
-  std::unique_ptr<Prefetcher> prefetcher;
-  std::unique_ptr<Scheduler> scheduler;
+  std::unique_ptr<LayerPrefetcher> prefetcher;
+  std::unique_ptr<LayerPlanner> scheduler;
   std::unique_ptr<Charges> charges;
   std::unique_ptr<LayerRunner> runner;
   std::unique_ptr<Leases> leases;
@@ -48,7 +48,7 @@ absl::StatusOr<std::unique_ptr<EngineParts>> MakeEngineParts(const ExpertSource*
 /// With a version manager, versions begin to arrive at the beginning of steps; with a CPU beside
 /// the fast tier, experts do behind a call. Neither is to wait until memory is mapped under them:
 /// the pools of such strategies hold theirs.
-void HoldPools(const Blueprint& blueprint, ExpertStore* store);
+void HoldPools(const Blueprint& blueprint, VersionedStore* store);
 
 }  // namespace moert
 

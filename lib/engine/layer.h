@@ -12,14 +12,14 @@
 #include "engine/charges.h"
 #include "exec/executor.h"
 #include "moert/engine.h"
-#include "moert/expert_store.h"
 #include "moert/policy.h"
-#include "moert/prefetcher.h"
 #include "moert/router.h"
-#include "moert/scheduler.h"
 #include "moert/strategy.h"
 #include "moert/trace.h"
+#include "plan/layer_planner.h"
+#include "prefetch/layer_prefetcher.h"
 #include "store/version_manager.h"
+#include "store/versioned_store.h"
 
 namespace moert {
 
@@ -31,9 +31,9 @@ struct LayerParts {
   Clock* clock = nullptr;
   Charges* charges = nullptr;
   Router* router = nullptr;
-  Prefetcher* prefetcher = nullptr;
-  Scheduler* scheduler = nullptr;
-  ExpertStore* store = nullptr;
+  LayerPrefetcher* prefetcher = nullptr;
+  LayerPlanner* scheduler = nullptr;
+  VersionedStore* store = nullptr;
   VersionManager* versions = nullptr;  // null: a plain cache
   Executor* executor = nullptr;
   TraceSink* trace = nullptr;  // null: none

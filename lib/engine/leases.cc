@@ -7,8 +7,9 @@
 
 namespace moert {
 
-absl::Status Leases::Bring(int64_t epoch, const PolicyContext& context,
-                           absl::Span<const int32_t> experts, Pins* pins) {
+absl::StatusOr<LeaseId> Leases::Acquire(StepId step, int64_t epoch, const PolicyContext& context,
+                                        absl::Span<const int32_t> experts,
+                                        std::vector<ExpertView>* views) {
   const int num_experts = context.model->layers[context.layer].num_experts;
   for (const int32_t e : experts) {
     if (e < 0 || e >= num_experts) {
@@ -16,36 +17,12 @@ absl::Status Leases::Bring(int64_t epoch, const PolicyContext& context,
           fmt::format("layer {} expert {}: must be in [0, {})", context.layer, e, num_experts));
     }
   }
-  pins->Reserve(experts.size());
-  store_->BeginLayerCall();
-  store_->Pump();
-  for (const int32_t e : experts) {
-    const ExpertKey key{context.layer, e};
-    const bool missed = store_->Lookup(key, epoch, 1) == LookupResult::kMiss;
-    while (store_->Resolve(key, epoch).record == nullptr) {
-      const bool moving = store_->StartLoad(key, 0, LoadReason::kDemand, context);
-      if (!store_->Wait() && !moving) {
-        return absl::ResourceExhaustedError(fmt::format(
-            "layer {} expert {}: every block of the budget is pinned or leased", context.layer, e));
-      }
-      if (store_->Resolve(key, epoch).record == nullptr && !store_->Arriving(key)) {
-        MOERT_RETURN_IF_ERROR(store_->TakeFailure(key));
-      }
-    }
-    if (missed) store_->Touch(key, 1);
-    pins->Add(key);
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<LeaseId> Leases::Acquire(StepId step, int64_t epoch, const PolicyContext& context,
-                                        absl::Span<const int32_t> experts,
-                                        std::vector<ExpertView>* views) {
   Lease lease{step, Pins(store_), {}};
-  MOERT_RETURN_IF_ERROR(Bring(epoch, context, experts, &lease.pins));
-  for (const ExpertKey key : lease.pins.keys()) {
-    const ExpertHandle handle = store_->Resolve(key, epoch);
-    lease.views.push_back({key.expert, handle.record, handle.layout, handle.version});
+  MOERT_RETURN_IF_ERROR(moert::Acquire(
+      store_, epoch, context, experts, [this] { return store_->Wait(); }, &lease.pins));
+  for (const int32_t e : experts) {
+    const ExpertHandle handle = store_->Resolve({context.layer, e}, epoch);
+    lease.views.push_back({e, handle.record, handle.layout, handle.version});
   }
   *views = lease.views;
   const WriterMutexLock lock(&mu_);

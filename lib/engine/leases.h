@@ -13,7 +13,8 @@
 #include "absl/types/span.h"
 #include "base/mutex.h"
 #include "moert/engine.h"
-#include "moert/expert_store.h"
+#include "store/acquire.h"
+#include "store/versioned_store.h"
 
 namespace moert {
 
@@ -21,7 +22,7 @@ namespace moert {
 class Leases {
  public:
   /// Borrowed.
-  explicit Leases(ExpertStore* store) : store_(store) {}
+  explicit Leases(VersionedStore* store) : store_(store) {}
 
   /// Brings and pins the experts of context.layer as a step of `epoch` sees them. Counts lookups,
   /// hits and loads as a layer call does. On failure nothing stays pinned.
@@ -36,38 +37,15 @@ class Leases {
   void ReleaseStep(StepId step);
 
  private:
-  /// Unpins what it holds when it dies.
-  class Pins {
-   public:
-    explicit Pins(ExpertStore* store) : store_(store) {}
-    Pins(Pins&& other) noexcept : store_(other.store_), keys_(std::move(other.keys_)) {}
-    Pins& operator=(Pins&&) = delete;
-    ~Pins() {
-      for (const ExpertKey key : keys_) store_->Unpin(key);
-    }
-    void Reserve(size_t count) { keys_.reserve(count); }
-    /// Within what was reserved.
-    void Add(ExpertKey key) {
-      keys_.push_back(key);
-      store_->Pin(key);
-    }
-    const std::vector<ExpertKey>& keys() const { return keys_; }
-
-   private:
-    ExpertStore* store_;
-    std::vector<ExpertKey> keys_;
-  };
   struct Lease {
     StepId step = 0;
     Pins pins;
     std::vector<ExpertView> views;
   };
 
-  absl::Status Bring(int64_t epoch, const PolicyContext& context, absl::Span<const int32_t> experts,
-                     Pins* pins);
   absl::Status Ended(LeaseId lease) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
 
-  ExpertStore* store_;
+  VersionedStore* store_;
   mutable SharedMutex mu_;  // shared: leases in use; alone: leases come and go
   std::map<LeaseId, Lease> leases_ ABSL_GUARDED_BY(mu_);
   LeaseId next_ ABSL_GUARDED_BY(mu_) = 1;

@@ -57,7 +57,7 @@ void Add(const PrefetchStats& prefetch, EngineStats* s) {
   s->policy_fallbacks += prefetch.policy_fallbacks;
 }
 
-void Add(const SchedulerStats& scheduler, EngineStats* s) {
+void Add(const PlanStats& scheduler, EngineStats* s) {
   s->slots_low = scheduler.slots_low;
   s->mass_low = scheduler.mass_low;
   s->cpu_computed = scheduler.cpu_computed;

@@ -8,18 +8,18 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "moert/expert_store.h"
 #include "moert/model.h"
 #include "moert/policy.h"
 #include "moert/router.h"
 #include "moert/tensor.h"
+#include "store/versioned_store.h"
 
 namespace moert {
 
 /// One layer call. The matrices lie where the backend computes.
 struct ExecutorCall {
   int layer = 0;
-  int64_t epoch = 0;  // of the step, see ExpertStore::OpenStep
+  int64_t epoch = 0;  // of the step, see VersionedStore::OpenStep
   int64_t tokens = 0;
   MatrixView hidden;  // [tokens, hidden]
   MutableMatrixView out;
@@ -30,7 +30,7 @@ struct ExecutorCall {
 struct RoutingRequest {
   RoutingRule rule;          // kTopK: the model's own choice
   LayerResidency residency;  // of the layer
-  const ExpertStore* store = nullptr;
+  const VersionedStore* store = nullptr;
   absl::Span<const int64_t> request_ids;  // [tokens], or empty: all rows are one request
   bool next_gate = false;                 // also score the next layer on the same input
 };
@@ -131,7 +131,7 @@ class Executor {
   virtual bool runs_resident() const { return false; }
   /// Enqueues a whole call. Legal under stream capture. Its routing arrives later.
   virtual absl::Status RunResident(const ExecutorCall& call, const PolicyContext& context,
-                                   const ExpertStore& store) {
+                                   const VersionedStore& store) {
     return NotSupported();
   }
   /// Whether calls on the stream are recorded into a graph.
@@ -145,7 +145,7 @@ class Executor {
   virtual bool TakeSelections(std::vector<SelectionCount>* added) { return false; }
   /// Before the first call of a step: makes the handles of its epoch, the newest, visible to
   /// captured calls. Where there may be any the store tracks its changes.
-  virtual absl::Status OpenStep(ExpertStore* store, int64_t epoch, void* stream) {
+  virtual absl::Status OpenStep(VersionedStore* store, int64_t epoch, void* stream) {
     return absl::OkStatus();
   }
   /// Behind the last call of a step, replayed graphs included.

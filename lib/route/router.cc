@@ -7,6 +7,7 @@
 #include "base/thread_pool.h"
 #include "fmt/format.h"
 #include "route/expert_cache_rule.h"
+#include "route/grouping.h"
 #include "route/substitution_ledger.h"
 
 namespace moert {
@@ -40,6 +41,35 @@ Router::Router(const MoeModelSpec* model, std::vector<absl::Span<const float>> g
 
 Router::~Router() = default;
 
+absl::StatusOr<std::unique_ptr<Router>> Router::Create(const MoeModelSpec* model,
+                                                       std::vector<absl::Span<const float>> gates,
+                                                       std::vector<absl::Span<const float>> biases,
+                                                       ThreadPool* pool) {
+  if (model == nullptr) return absl::InvalidArgumentError("model: must not be null");
+  MOERT_RETURN_IF_ERROR(model->Validate());
+  if (gates.size() != model->layers.size() || biases.size() != model->layers.size()) {
+    return absl::InvalidArgumentError(
+        fmt::format("{} gates and {} biases: the model has {} MoE layers", gates.size(),
+                    biases.size(), model->num_layers()));
+  }
+  for (size_t l = 0; l < gates.size(); ++l) {
+    if (gates[l].empty()) continue;
+    if (pool == nullptr) return absl::InvalidArgumentError("pool: must not be null");
+    const MoeLayerSpec& layer = model->layers[l];
+    if (static_cast<int64_t>(gates[l].size()) != layer.num_experts * layer.hidden) {
+      return absl::InvalidArgumentError(fmt::format("gate of layer {}: {} values; takes [{}, {}]",
+                                                    l, gates[l].size(), layer.num_experts,
+                                                    layer.hidden));
+    }
+    const size_t bias = layer.routing.selection_bias ? layer.num_experts : 0;
+    if (biases[l].size() != bias) {
+      return absl::InvalidArgumentError(fmt::format(
+          "selection bias of layer {}: {} values; takes {}", l, biases[l].size(), bias));
+    }
+  }
+  return std::unique_ptr<Router>(new Router(model, std::move(gates), std::move(biases), pool));
+}
+
 void Router::Count(const RoutingResult& routing) {
   CountOwnChoice(routing.tokens * routing.top_k, routing.mass);
   stats_.slots_substituted += routing.substituted;
@@ -58,6 +88,16 @@ RouterStats Router::stats() const {
   stats.worst_slot_share = ledger_->worst_slot_share();
   stats.worst_mass_share = ledger_->worst_mass_share();
   return stats;
+}
+
+absl::Status Router::CheckLayer(int layer, bool gate) const {
+  const int layers = model_->num_layers();
+  if (layer < 0 || layer >= layers) {
+    return absl::InvalidArgumentError(fmt::format("layer {}: must be in [0, {})", layer, layers));
+  }
+  if (!gate || !gates_[layer].empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      fmt::format("layer {} has no gate: it takes given routings only", layer));
 }
 
 int64_t Router::Logits(std::initializer_list<int> layers, const float* x, int64_t tokens) {
@@ -88,6 +128,7 @@ int64_t Router::Logits(std::initializer_list<int> layers, const float* x, int64_
 absl::Status Router::Route(int layer, const float* x, int64_t tokens, const RoutingRule& rule,
                            const LayerResidency& residency, absl::Span<const int64_t> request_ids,
                            bool next_gate, RoutingResult* r) {
+  MOERT_RETURN_IF_ERROR(CheckLayer(layer, /*gate=*/true));
   const MoeLayerSpec& spec = model_->layers[layer];
   const int k = spec.routing.top_k;
   const int experts = spec.num_experts;
@@ -98,6 +139,7 @@ absl::Status Router::Route(int layer, const float* x, int64_t tokens, const Rout
   r->weights.resize(tokens * k);
   r->scores.resize(tokens * experts);
   const int next = (layer + 1) % model_->num_layers();
+  if (next_gate) MOERT_RETURN_IF_ERROR(CheckLayer(next, /*gate=*/true));
   const int64_t stride = next_gate ? Logits({layer, next}, x, tokens) : Logits({layer}, x, tokens);
   for (int64_t t = 0; t < tokens; ++t) {
     const absl::Status status =
@@ -113,6 +155,7 @@ absl::Status Router::Route(int layer, const float* x, int64_t tokens, const Rout
 }
 
 absl::Status Router::Score(int layer, const float* x, int64_t tokens, std::vector<float>* scores) {
+  MOERT_RETURN_IF_ERROR(CheckLayer(layer, /*gate=*/true));
   const int64_t stride = Logits({layer}, x, tokens);
   return ScoreLogits(layer, logits_.data(), stride, tokens, scores);
 }
@@ -137,6 +180,7 @@ absl::Status Router::RouteGiven(int layer, int64_t tokens, absl::Span<const int3
                                 absl::Span<const float> next_scores, const RoutingRule& rule,
                                 const LayerResidency& residency,
                                 absl::Span<const int64_t> request_ids, RoutingResult* r) {
+  MOERT_RETURN_IF_ERROR(CheckLayer(layer, /*gate=*/false));
   const MoeLayerSpec& spec = model_->layers[layer];
   const int k = spec.routing.top_k;
   const int experts = spec.num_experts;
@@ -172,22 +216,9 @@ absl::Status Router::RouteGiven(int layer, int64_t tokens, absl::Span<const int3
   return Finish(layer, rule, residency, request_ids, r);
 }
 
-void Router::NoteOwnChoice(const LayerResidency& residency, RoutingResult* r) {
-  r->mass = 0;
-  for (const float w : r->weights) r->mass += w;
-  r->model_lookups = r->model_hits = 0;
-  for (int e = 0; e < r->num_experts; ++e) {
-    r->model_lookups += r->counts[e] > 0;
-    r->model_hits += r->counts[e] > 0 && !residency.resident.empty() && residency.resident[e];
-  }
-  r->substituted = 0;
-  r->mass_substituted = 0;
-  r->top_score.clear();
-}
-
 absl::Status Router::Finish(int layer, const RoutingRule& rule, const LayerResidency& residency,
                             absl::Span<const int64_t> request_ids, RoutingResult* r) {
-  Group(r);
+  GroupByExpert(r);
   NoteOwnChoice(residency, r);
   if (rule.kind == RoutingRuleKind::kTopK) return absl::OkStatus();
 
@@ -200,24 +231,8 @@ absl::Status Router::Finish(int layer, const RoutingRule& rule, const LayerResid
   r->substituted = outcome.substituted;
   r->mass_substituted = outcome.mass_substituted;
   r->top_score = std::move(outcome.top_score);
-  if (r->substituted > 0) Group(r);
+  if (r->substituted > 0) GroupByExpert(r);
   return absl::OkStatus();
-}
-
-void Router::Group(RoutingResult* r) {
-  const int64_t pairs = r->tokens * r->top_k;
-  r->counts.assign(r->num_experts, 0);
-  for (const int32_t e : r->ids) ++r->counts[e];
-  r->offsets.assign(r->num_experts + 1, 0);
-  for (int e = 0; e < r->num_experts; ++e) r->offsets[e + 1] = r->offsets[e] + r->counts[e];
-  r->grouped_tokens.resize(pairs);
-  r->grouped_slots.resize(pairs);
-  std::vector<int32_t> at(r->offsets.begin(), r->offsets.end() - 1);
-  for (int64_t slot = 0; slot < pairs; ++slot) {
-    const int32_t i = at[r->ids[slot]]++;
-    r->grouped_tokens[i] = static_cast<int32_t>(slot / r->top_k);
-    r->grouped_slots[i] = static_cast<int32_t>(slot);
-  }
 }
 
 }  // namespace moert

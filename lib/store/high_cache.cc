@@ -16,7 +16,7 @@ constexpr int kLow = 1;
 class HighCache final : public VersionManager {
  public:
   HighCache(const MoeModelSpec* model, const TransitionOptions& options,
-            const HardwareProfile* profile, ExpertStore* store)
+            const HardwareProfile* profile, VersionedStore* store)
       : model_(model), profile_(profile), store_(store), pacer_(options.max_gbps) {}
 
   absl::Status Preload(int64_t high) override {
@@ -172,7 +172,7 @@ class HighCache final : public VersionManager {
 
   const MoeModelSpec* model_;
   const HardwareProfile* profile_;
-  ExpertStore* store_;
+  VersionedStore* store_;
   TransitionPacer pacer_;
   std::vector<Wish> wishes_;  // since the last boundary
   std::vector<Wish> chosen_;  // of this boundary, best first
@@ -184,7 +184,8 @@ class HighCache final : public VersionManager {
 
 std::unique_ptr<VersionManager> MakeHighCache(const MoeModelSpec* model,
                                               const TransitionOptions& options,
-                                              const HardwareProfile* profile, ExpertStore* store) {
+                                              const HardwareProfile* profile,
+                                              VersionedStore* store) {
   return std::make_unique<HighCache>(model, options, profile, store);
 }
 

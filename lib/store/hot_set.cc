@@ -18,7 +18,7 @@ constexpr int kLow = 1;
 class HotSet final : public VersionManager {
  public:
   HotSet(const MoeModelSpec* model, PrecisionPolicy* policy, const TransitionOptions& options,
-         ExpertStore* store)
+         VersionedStore* store)
       : model_(model), policy_(policy), options_(options), store_(store), pacer_(options.max_gbps) {
     int64_t total = 0;
     for (const MoeLayerSpec& layer : model->layers) {
@@ -287,7 +287,7 @@ class HotSet final : public VersionManager {
   const MoeModelSpec* model_;
   PrecisionPolicy* policy_;
   const TransitionOptions options_;
-  ExpertStore* store_;
+  VersionedStore* store_;
   TransitionPacer pacer_;
   std::vector<int64_t> first_;
   std::vector<int64_t> selections_;  // since the last decision
@@ -302,7 +302,8 @@ class HotSet final : public VersionManager {
 }  // namespace
 
 std::unique_ptr<VersionManager> MakeHotSet(const MoeModelSpec* model, PrecisionPolicy* policy,
-                                           const TransitionOptions& options, ExpertStore* store) {
+                                           const TransitionOptions& options,
+                                           VersionedStore* store) {
   return std::make_unique<HotSet>(model, policy, options, store);
 }
 

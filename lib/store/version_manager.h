@@ -8,10 +8,9 @@
 #include <memory>
 
 #include "absl/status/status.h"
-#include "moert/expert_store.h"
 #include "moert/policy.h"
 #include "moert/profile.h"
-#include "moert/strategy.h"
+#include "store/versioned_store.h"
 
 namespace moert {
 
@@ -52,12 +51,13 @@ class VersionManager {
 
 /// Every expert in exactly one version, the hottest high (kHotSet). Borrows all; spare >= 1.
 std::unique_ptr<VersionManager> MakeHotSet(const MoeModelSpec* model, PrecisionPolicy* policy,
-                                           const TransitionOptions& options, ExpertStore* store);
+                                           const TransitionOptions& options, VersionedStore* store);
 
 /// Every expert low, and a cache of high versions fed by low answers (kLowPlusCache).
 std::unique_ptr<VersionManager> MakeHighCache(const MoeModelSpec* model,
                                               const TransitionOptions& options,
-                                              const HardwareProfile* profile, ExpertStore* store);
+                                              const HardwareProfile* profile,
+                                              VersionedStore* store);
 
 /// Paces transitions: bytes allowed by `now` at a byte rate, with one transfer of credit.
 class TransitionPacer {

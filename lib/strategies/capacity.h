@@ -22,7 +22,7 @@ class CapacityRule {
  public:
   virtual ~CapacityRule() = default;
   /// As ResidencyPolicy::Capacity. Slots that it leaves over are transient: what passes through
-  /// layers that are full or have none uses them (ExpertStore::StartLoad).
+  /// layers that are full or have none uses them (VersionedStore::StartLoad).
   virtual std::vector<int> Capacity(const CapacitySnapshot& snapshot) = 0;
   /// Every layer call's routing (kRouted).
   virtual void Observe(const LayerEvent& event) {}

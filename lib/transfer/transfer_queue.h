@@ -20,12 +20,14 @@
 #include "absl/types/span.h"
 #include "base/clock.h"
 #include "moert/expert_source.h"
-#include "moert/expert_store.h"
 #include "moert/policy.h"
 #include "moert/profile.h"
 #include "transfer/link_pacer.h"
 
 namespace moert {
+
+/// Why an expert is brought, most urgent first.
+enum class LoadReason : int32_t { kDemand = 0, kPrefetch = 1, kBackground = 2 };
 
 struct Transfer {
   ExpertKey key;

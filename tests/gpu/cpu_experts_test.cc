@@ -4,8 +4,7 @@
 #include <random>
 
 #include "device_step.h"
-#include "moert/scheduler.h"
-#include "research/strategies/research_strategies.h"
+#include "plan/layer_planner.h"
 #include "tests/support/catch.h"
 #include "tests/support/run_engine.h"
 #include "tests/support/synthetic_source.h"

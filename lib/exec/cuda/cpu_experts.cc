@@ -12,7 +12,7 @@
 #include "base/spin.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
-#include "moert/scheduler.h"
+#include "plan/layer_planner.h"
 
 namespace moert::cuda {
 namespace {

@@ -9,6 +9,7 @@
 #include "base/status_macros.h"
 #include "exec/cuda/cuda_executor_impl.h"
 #include "kernels/cuda/group_gemm.h"
+#include "route/grouping.h"
 
 namespace moert::cuda {
 
@@ -163,7 +164,7 @@ absl::Status CudaExecutor::Route(const ExecutorCall& call, const RoutingRequest&
   ++host_syncs_;
   MOERT_RETURN_IF_ERROR(returned_.Wait(routing));
   if (CpuOffload(call)) cpu_->TakeRows(call.hidden);
-  if (own_choice) Router::NoteOwnChoice(request.residency, routing);
+  if (own_choice) NoteOwnChoice(request.residency, routing);
   return absl::OkStatus();
 }
 
@@ -297,7 +298,7 @@ ExpertSet CudaExecutor::AllExperts(const ExecutorCall& call) const {
 }
 
 absl::Status CudaExecutor::RunResident(const ExecutorCall& call, const PolicyContext& context,
-                                       const ExpertStore& store) {
+                                       const VersionedStore& store) {
   DeviceScope scope(device_);
   const cudaStream_t stream = Stream(call);
   const bool capturing = Capturing(call.stream);
@@ -334,7 +335,7 @@ bool CudaExecutor::TakeSelections(std::vector<SelectionCount>* added) {
   return selections_.Take(added);
 }
 
-absl::Status CudaExecutor::OpenStep(ExpertStore* store, int64_t epoch, void* stream) {
+absl::Status CudaExecutor::OpenStep(VersionedStore* store, int64_t epoch, void* stream) {
   if (captured_) {
     DeviceScope scope(device_);
     MOERT_RETURN_IF_ERROR(Enter(static_cast<cudaStream_t>(stream)));

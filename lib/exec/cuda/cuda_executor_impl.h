@@ -59,11 +59,11 @@ class CudaExecutor final : public Executor {
 
   bool runs_resident() const override { return true; }
   absl::Status RunResident(const ExecutorCall& call, const PolicyContext& context,
-                           const ExpertStore& store) override;
+                           const VersionedStore& store) override;
   bool Capturing(void* stream) const override;
   bool TakeRouting(PolicyContext* context, RoutingResult* routing) override;
   bool TakeSelections(std::vector<SelectionCount>* added) override;
-  absl::Status OpenStep(ExpertStore* store, int64_t epoch, void* stream) override;
+  absl::Status OpenStep(VersionedStore* store, int64_t epoch, void* stream) override;
   absl::Status CloseStep(void* stream) override;
 
  private:

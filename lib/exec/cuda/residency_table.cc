@@ -55,7 +55,7 @@ absl::Status ResidencyTable::Flush(cudaStream_t stream) {
   return absl::OkStatus();
 }
 
-absl::Status ResidencyTable::SyncLayer(const ExpertStore& store, int layer, int64_t epoch,
+absl::Status ResidencyTable::SyncLayer(const VersionedStore& store, int layer, int64_t epoch,
                                        cudaStream_t stream) {
   for (int e = 0; e < model_->layers[layer].num_experts; ++e) {
     MOERT_RETURN_IF_ERROR(Set(layer, e, store.Resolve({layer, e}, epoch), stream));
@@ -63,7 +63,7 @@ absl::Status ResidencyTable::SyncLayer(const ExpertStore& store, int layer, int6
   return Flush(stream);
 }
 
-absl::Status ResidencyTable::SyncNewest(ExpertStore* store, int64_t epoch, cudaStream_t stream) {
+absl::Status ResidencyTable::SyncNewest(VersionedStore* store, int64_t epoch, cudaStream_t stream) {
   changed_.clear();
   store->TakeChanges(&changed_);
   for (const ExpertKey key : changed_) {

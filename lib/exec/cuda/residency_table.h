@@ -9,8 +9,8 @@
 #include "exec/cuda/cuda_api.h"
 #include "exec/cuda/device_model.h"
 #include "kernels/cuda/route.h"
-#include "moert/expert_store.h"
 #include "moert/model.h"
+#include "store/versioned_store.h"
 
 namespace moert::cuda {
 
@@ -23,13 +23,14 @@ class ResidencyTable {
 
   /// As the step begun last sees all experts, for calls that were captured. The store tracks its
   /// changes; only layers that other calls wrote since the last time are gone through whole.
-  absl::Status SyncNewest(ExpertStore* store, int64_t epoch, cudaStream_t stream);
+  absl::Status SyncNewest(VersionedStore* store, int64_t epoch, cudaStream_t stream);
 
   /// Gathers a change; it is enqueued by Flush at the latest.
   absl::Status Set(int layer, int expert, const moert::ExpertHandle& handle, cudaStream_t stream);
   absl::Status Flush(cudaStream_t stream);
   /// All experts of a layer as a step of `epoch` sees them.
-  absl::Status SyncLayer(const ExpertStore& store, int layer, int64_t epoch, cudaStream_t stream);
+  absl::Status SyncLayer(const VersionedStore& store, int layer, int64_t epoch,
+                         cudaStream_t stream);
 
   /// Rows of a layer: [experts + 1], the last is the shared expert.
   const ExpertHandle* rows(int layer) const {

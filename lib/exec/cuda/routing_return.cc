@@ -2,6 +2,7 @@
 
 #include "base/checked_math.h"
 #include "base/status_macros.h"
+#include "route/grouping.h"
 
 namespace moert::cuda {
 
@@ -36,7 +37,7 @@ void RoutingMirror::Read(const MoeModelSpec& model, int layer, int64_t tokens,
   routing->substituted = 0;
   routing->mass = routing->mass_substituted = 0;
   for (const float w : routing->weights) routing->mass += w;
-  Router::Group(routing);
+  GroupByExpert(routing);
 }
 
 RoutingReturn::~RoutingReturn() {

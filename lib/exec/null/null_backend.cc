@@ -5,7 +5,7 @@
 
 #include "exec/backend.h"
 #include "exec/cpu/cpu_workspace.h"
-#include "moert/scheduler.h"
+#include "plan/layer_planner.h"
 
 namespace moert {
 namespace {

@@ -34,7 +34,7 @@ struct Setup {
     std::vector<std::unique_ptr<BlockPool>> pools;
     pools.push_back(*MakeCountingBlockPool({source.layout(0, 0, 0).bytes, 4}, 4, &budget));
     store =
-        std::make_unique<ExpertStore>(&source, std::vector<ServedVersion>{{0, 0}}, std::move(pools),
+        std::make_unique<VersionedStore>(&source, std::vector<ServedVersion>{{0, 0}}, std::move(pools),
                                       MakeVirtualLink(nullptr, &link_clock, &profile), lru.get());
     charges = std::make_unique<Charges>(clock, &profile, &source.model(), &constants, store.get(),
                                         std::vector<std::string>{"bf16"});
@@ -50,7 +50,7 @@ struct Setup {
   const std::unique_ptr<ResidencyPolicy> lru = MakeLru();
   BudgetTracker budget{int64_t{1} << 30};
   VirtualClock link_clock;
-  std::unique_ptr<ExpertStore> store;
+  std::unique_ptr<VersionedStore> store;
   std::unique_ptr<Charges> charges;
   RoutingResult routing;
   std::vector<ReadyExpert> ready;

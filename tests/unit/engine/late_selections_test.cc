@@ -72,8 +72,8 @@ TEST_CASE("selections of replays reach counters, recency and the version manager
         *MakeRamBlockPool({source.layout(0, 0, version).bytes + kRecordAlignment, 6}, 6, &budget);
   }
   WallClock clock;
-  ExpertStore store(&source, {{0, 0}, {1, 1}}, std::move(pools),
-                    MakeReaderQueue(&source, &clock, 1, nullptr), lru.get());
+  VersionedStore store(&source, {{0, 0}, {1, 1}}, std::move(pools),
+                       MakeReaderQueue(&source, &clock, 1, nullptr), lru.get());
   // Expert 2 of the first layer is low and should not be; 1 is low as intended; the rest is high.
   for (int l = 0; l < 2; ++l) {
     for (int e = 0; e < 3; ++e) {
@@ -88,8 +88,8 @@ TEST_CASE("selections of replays reach counters, recency and the version manager
   CountingDevice device;
   Listener listener;
   HardwareProfile profile;
-  Router router(&model, {}, {}, nullptr);
-  Scheduler scheduler(&model, nullptr, &profile, &store, {});
+  const auto router = *Router::Create(&model, {{}, {}}, {{}, {}}, nullptr);
+  LayerPlanner scheduler(nullptr, &profile, &store, {});
   const Strategy strategy;
   LayerParts parts;
   parts.model = &model;
@@ -98,7 +98,7 @@ TEST_CASE("selections of replays reach counters, recency and the version manager
   parts.store = &store;
   parts.versions = &listener;
   parts.clock = &clock;
-  parts.router = &router;
+  parts.router = router.get();
   parts.scheduler = &scheduler;
   parts.executor = &device;
   LayerRunner runner(parts);
@@ -114,8 +114,8 @@ TEST_CASE("selections of replays reach counters, recency and the version manager
                  {3, 1, 1.25}, {0, 0, 0},   {3, 1, 1.5}, {6, 1, 0}};
   runner.TakeSelections();
   runner.CollectLate(context);
-  CHECK(router.stats().slots == 18);
-  CHECK(router.stats().mass == Approx(7.75));
+  CHECK(router->stats().slots == 18);
+  CHECK(router->stats().mass == Approx(7.75));
   CHECK(store.stats().lookups == 7);
   CHECK(store.stats().low_answers == 2);
   CHECK(scheduler.stats().slots_low == 2);

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "moert/scheduler.h"
+#include "plan/layer_planner.h"
 #include "tests/support/executor_contract.h"
 
 namespace moert {

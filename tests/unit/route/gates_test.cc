@@ -37,19 +37,19 @@ TEST_CASE("gates of any width give the same scores on any number of threads") {
   single.threads = 1;
   const auto pool = *CreateThreadPool(several);
   const auto alone = *CreateThreadPool(single);
-  Router shared(&model, gates, biases, pool.get());
-  Router whole(&model, gates, biases, alone.get());
+  const auto shared = *Router::Create(&model, gates, biases, pool.get());
+  const auto whole = *Router::Create(&model, gates, biases, alone.get());
   for (const int64_t tokens : {1, 5}) {
     for (int layer = 0; layer < 3; ++layer) {
       const int next = (layer + 1) % 3;
       RoutingResult a, b;
-      REQUIRE_OK(shared.Route(layer, x.data(), tokens, {}, {}, {}, true, &a));
-      REQUIRE_OK(whole.Route(layer, x.data(), tokens, {}, {}, {}, true, &b));
+      REQUIRE_OK(shared->Route(layer, x.data(), tokens, {}, {}, {}, true, &a));
+      REQUIRE_OK(whole->Route(layer, x.data(), tokens, {}, {}, {}, true, &b));
       CHECK(a.ids == b.ids);
       CHECK(a.scores == b.scores);
       CHECK(a.next_scores == b.next_scores);
       std::vector<float> scores;
-      REQUIRE_OK(whole.Score(next, x.data(), tokens, &scores));
+      REQUIRE_OK(whole->Score(next, x.data(), tokens, &scores));
       CHECK(a.next_scores == scores);
       // The best expert is the one with the greatest product.
       for (int64_t t = 0; t < tokens; ++t) {

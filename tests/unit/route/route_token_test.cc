@@ -258,10 +258,10 @@ TEST_CASE("next-gate scores are those of the next layer on this input, in every 
     REQUIRE_OK(model.Validate());
     const absl::Span<const float> b =
         biased ? absl::MakeConstSpan(bias) : absl::Span<const float>{};
-    Router router(&model, {gate0, gate1}, {b, b}, pool->get());
+    const auto router = *Router::Create(&model, {gate0, gate1}, {b, b}, pool->get());
     RoutingResult first, second;
-    REQUIRE_OK(router.Route(0, x.data(), tokens, {}, {}, {}, true, &first));
-    REQUIRE_OK(router.Route(1, x.data(), tokens, {}, {}, {}, true, &second));
+    REQUIRE_OK(router->Route(0, x.data(), tokens, {}, {}, {}, true, &first));
+    REQUIRE_OK(router->Route(1, x.data(), tokens, {}, {}, {}, true, &second));
     CHECK(first.next_scores == second.scores);
     CHECK(second.next_scores == first.scores);
     for (const float s : first.next_scores) CHECK((s >= 0 && s <= 1));

@@ -8,7 +8,7 @@
 #include <map>
 #include <random>
 
-#include "moert/expert_store.h"
+#include "store/versioned_store.h"
 #include "store/block_pool.h"
 #include "store/budget_tracker.h"
 #include "store/version_manager.h"
@@ -91,7 +91,7 @@ struct Fixture {
   std::unique_ptr<ResidencyPolicy> lru = MakeLru();
   Script script;
   HeldQueue* queue;
-  std::unique_ptr<ExpertStore> store;
+  std::unique_ptr<VersionedStore> store;
   std::unique_ptr<VersionManager> manager;
   // Epoch of each open step -> versions it began with. Steps between which nothing switched share
   // an epoch.
@@ -107,7 +107,7 @@ struct Fixture {
     pools[1] = *MakeRamBlockPool({Block(kLow), kExperts + spare}, kExperts - high + spare, &budget);
     auto held = std::make_unique<HeldQueue>(&source);
     queue = held.get();
-    store = std::make_unique<ExpertStore>(&source, std::vector<ServedVersion>{{0, 0}, {1, 1}},
+    store = std::make_unique<VersionedStore>(&source, std::vector<ServedVersion>{{0, 0}, {1, 1}},
                                           std::move(pools), std::move(held), lru.get());
     TransitionOptions options;
     options.interval_ns = interval_ns;  // 0: every step decides

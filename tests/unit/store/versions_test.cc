@@ -21,13 +21,13 @@ struct Fixture {
   HardwareProfile profile;
   BudgetTracker budget;
   std::unique_ptr<ResidencyPolicy> lru = MakeLru();
-  std::unique_ptr<ExpertStore> store;
+  std::unique_ptr<VersionedStore> store;
 
   Fixture(int high, int low) : budget(high * Block(0) + low * Block(1)) {
     std::vector<std::unique_ptr<BlockPool>> pools(2);
     pools[0] = *MakeRamBlockPool({Block(0), 12}, high, &budget);
     pools[1] = *MakeRamBlockPool({Block(1), 12}, low, &budget);
-    store = std::make_unique<ExpertStore>(&source, std::vector<ServedVersion>{{0, 0}, {1, 1}},
+    store = std::make_unique<VersionedStore>(&source, std::vector<ServedVersion>{{0, 0}, {1, 1}},
                                           std::move(pools),
                                           MakeVirtualLink(&source, &clock, &profile), lru.get());
   }

@@ -135,7 +135,7 @@ TEST_CASE("ARC in the store is the published algorithm, request by request") {
   } policy;
   policy.arc = MakeArc(MakeShallowFirst({0, 0}));
   policy.lists = &lists;
-  ExpertStore store(&source, {{0, 0}}, std::move(pools), MakeVirtualLink(&source, &clock, &profile),
+  VersionedStore store(&source, {{0, 0}}, std::move(pools), MakeVirtualLink(&source, &clock, &profile),
                     &policy);
 
   PublishedArc published{capacity};

@@ -1,5 +1,5 @@
 // What the prefetcher admits, what it leaves alone, and that it never keeps a demand load waiting.
-#include "moert/prefetcher.h"
+#include "prefetch/layer_prefetcher.h"
 
 #include "store/block_pool.h"
 #include "strategies/arc.h"
@@ -40,9 +40,9 @@ struct Fixture {
   LinkEstimate link{&profile};
   BudgetTracker budget;
   std::unique_ptr<ResidencyPolicy> residency;
-  std::unique_ptr<ExpertStore> store;
+  std::unique_ptr<VersionedStore> store;
   Oracle oracle;
-  std::unique_ptr<Prefetcher> prefetcher;
+  std::unique_ptr<LayerPrefetcher> prefetcher;
   int64_t step = 0;
 
   explicit Fixture(int slots, std::unique_ptr<ResidencyPolicy> policy = MakeLru())
@@ -53,10 +53,10 @@ struct Fixture {
     std::vector<std::unique_ptr<BlockPool>> pools(1);
     pools[0] = *MakeRamBlockPool({Block(), 3 * kExperts}, slots, &budget);
     store =
-        std::make_unique<ExpertStore>(&source, std::vector<ServedVersion>{{0, 0}}, std::move(pools),
+        std::make_unique<VersionedStore>(&source, std::vector<ServedVersion>{{0, 0}}, std::move(pools),
                                       MakeVirtualLink(&source, &clock, &profile), residency.get());
     store->SetLinkEstimate(&link);
-    prefetcher = std::make_unique<Prefetcher>(&source.model(), &oracle, /*controlled=*/false,
+    prefetcher = std::make_unique<LayerPrefetcher>(&source.model(), &oracle, /*controlled=*/false,
                                               &profile, &link, store.get(), nullptr);
   }
   int64_t Block() const {

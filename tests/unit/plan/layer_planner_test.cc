@@ -1,5 +1,5 @@
 // What the scheduler asks a placement policy with: times of this machine, corrected by measurement.
-#include "moert/scheduler.h"
+#include "plan/layer_planner.h"
 
 #include <cmath>
 #include <limits>
@@ -41,7 +41,7 @@ struct Fixture {
   LinkEstimate link{&profile};
   BudgetTracker budget{int64_t{1} << 20};
   std::unique_ptr<ResidencyPolicy> residency = MakeLru();
-  std::unique_ptr<ExpertStore> store;
+  std::unique_ptr<VersionedStore> store;
   FasterToCpu policy;
   LayerPlan plan;
 
@@ -58,18 +58,18 @@ struct Fixture {
     std::vector<std::unique_ptr<BlockPool>> pools(1);
     pools[0] = *MakeRamBlockPool({block, kExperts}, kExperts, &budget);
     store =
-        std::make_unique<ExpertStore>(&source, std::vector<ServedVersion>{{0, 0}}, std::move(pools),
+        std::make_unique<VersionedStore>(&source, std::vector<ServedVersion>{{0, 0}}, std::move(pools),
                                       MakeVirtualLink(&source, &clock, &profile), residency.get());
   }
-  Scheduler Make(const std::string& version) {
+  LayerPlanner Make(const std::string& version) {
     CpuOffload cpu;
     cpu.can_compute = [](ExpertKey, int64_t) { return true; };
     cpu.link = &link;
     cpu.version = version;
-    return Scheduler(&source.model(), &policy, &profile, store.get(), cpu);
+    return LayerPlanner(&policy, &profile, store.get(), cpu);
   }
   /// What an expert of `tokens` tokens is said to take the CPU.
-  int64_t CpuNs(Scheduler* scheduler, int tokens, Phase phase = Phase::kDecode) {
+  int64_t CpuNs(LayerPlanner* scheduler, int tokens, Phase phase = Phase::kDecode) {
     RoutingResult routing;
     routing.tokens = tokens;
     routing.top_k = 1;
@@ -93,9 +93,9 @@ struct Fixture {
 TEST_CASE("time on the CPU: by tokens and version, and as measured") {
   Fixture f;
   const auto bytes = static_cast<double>(f.source.layout(0, 0, 0).bytes);
-  Scheduler slow = f.Make("slow");
+  LayerPlanner slow = f.Make("slow");
   CHECK(f.CpuNs(&slow, 1) == Approx(2 * bytes).margin(2));
-  Scheduler scheduler = f.Make("other");
+  LayerPlanner scheduler = f.Make("other");
   CHECK(f.CpuNs(&scheduler, 1) == Approx(bytes).margin(2));
   CHECK(f.CpuNs(&scheduler, 3) == Approx(2 * bytes).margin(2));
   // The first measurement counts whole, later ones by and by.
@@ -111,7 +111,7 @@ TEST_CASE("time on the CPU: by tokens and version, and as measured") {
 
 TEST_CASE("a thread that was interrupted is no slow CPU") {
   Fixture f;
-  Scheduler scheduler = f.Make("other");
+  LayerPlanner scheduler = f.Make("other");
   const int64_t usual = f.CpuNs(&scheduler, 1);
   scheduler.ObserveCpuTime(f.plan, usual);
   f.CpuNs(&scheduler, 1);
@@ -121,7 +121,7 @@ TEST_CASE("a thread that was interrupted is no slow CPU") {
 
 TEST_CASE("a CPU that is thought slow is tried again, now and then") {
   Fixture f;
-  Scheduler scheduler = f.Make("other");
+  LayerPlanner scheduler = f.Make("other");
   const int64_t usual = f.CpuNs(&scheduler, 1);
   f.policy.most_ns = 2 * usual;  // what a load takes
   // `real` times as slow as usual: how many of 2000 calls the CPU gets.

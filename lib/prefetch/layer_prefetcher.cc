@@ -1,4 +1,4 @@
-#include "moert/prefetcher.h"
+#include "prefetch/layer_prefetcher.h"
 
 #include <algorithm>
 
@@ -23,9 +23,9 @@ constexpr size_t kRanks = 16;
 
 }  // namespace
 
-Prefetcher::Prefetcher(const MoeModelSpec* model, PrefetchPolicy* policy, bool controlled,
-                       const HardwareProfile* profile, const LinkEstimate* link, ExpertStore* store,
-                       VersionManager* versions)
+LayerPrefetcher::LayerPrefetcher(const MoeModelSpec* model, PrefetchPolicy* policy, bool controlled,
+                                 const HardwareProfile* profile, const LinkEstimate* link,
+                                 VersionedStore* store, VersionManager* versions)
     : model_(model),
       policy_(policy),
       link_(link),
@@ -41,6 +41,7 @@ Prefetcher::Prefetcher(const MoeModelSpec* model, PrefetchPolicy* policy, bool c
                PredictionYield({}, model->num_layers())};
   }
   late_.resize(kRanks);
+  recall_.resize(model->num_layers(), Ewma<running_mean::kPredictionRecall>(0));
   measured_.resize(model->num_layers());
   outlook_.resize(model->num_layers());
   if (policy == nullptr) return;
@@ -48,15 +49,16 @@ Prefetcher::Prefetcher(const MoeModelSpec* model, PrefetchPolicy* policy, bool c
   const int64_t window_ns = profile->LayerNs(/*prefill=*/false, 1);
   for (int l = 1; l < model->num_layers(); ++l) {
     const int64_t transfer_ns = link->TransferNs(store->layout({l, 0}, 0).bytes);
+    recall_[l] = Ewma<running_mean::kPredictionRecall>(kGuessedRecall);
     measured_[l] = {kGuessedRecall, static_cast<double>(window_ns) /
                                         static_cast<double>(std::max<int64_t>(1, transfer_ns))};
   }
   outlook_ = measured_;
 }
 
-Prefetcher::~Prefetcher() = default;
+LayerPrefetcher::~LayerPrefetcher() = default;
 
-bool Prefetcher::Prefetching(Phase phase) const {
+bool LayerPrefetcher::Prefetching(Phase phase) const {
   // Prefill is exempt: over many tokens the predictions are nearly always right, and its steps are
   // too few and too different to experiment with.
   if (policy_ == nullptr) return false;
@@ -65,15 +67,15 @@ bool Prefetcher::Prefetching(Phase phase) const {
          (phase == Phase::kPrefill || control_->prefetching());
 }
 
-bool Prefetcher::wants_next_gate(Phase phase) const {
+bool LayerPrefetcher::wants_next_gate(Phase phase) const {
   return Prefetching(phase) && policy_->traits().next_gate;
 }
 
-bool Prefetcher::wants_resident_forward(Phase phase) const {
+bool LayerPrefetcher::wants_resident_forward(Phase phase) const {
   return Prefetching(phase) && policy_->traits().resident_forward;
 }
 
-void Prefetcher::Resolve(const PolicyContext& context, const RoutingResult& routing) {
+void LayerPrefetcher::Resolve(const PolicyContext& context, const RoutingResult& routing) {
   if (policy_ == nullptr) return;
   PredictionYield* const yield =
       yields_.empty() ? nullptr : &yields_[static_cast<int>(context.phase)];
@@ -97,7 +99,8 @@ void Prefetcher::Resolve(const PolicyContext& context, const RoutingResult& rout
   Prediction& prediction = PredictionOf(context.layer);
   if (prediction.layer != context.layer) return;
   if (prediction.late >= 0) {
-    late_[std::min(prediction.late_rank, kRanks - 1)].Add(routing.counts[prediction.late] > 0);
+    late_[std::min(prediction.late_rank, kRanks - 1)].Add(routing.counts[prediction.late] > 0 ? 1
+                                                                                              : 0);
   }
   int lookups = 0, recalled = 0;
   bool waits = false;      // for anybody
@@ -125,14 +128,13 @@ void Prefetcher::Resolve(const PolicyContext& context, const RoutingResult& rout
   stats_.predicted += lookups;
   stats_.recalled += recalled;
   if (context.phase == Phase::kDecode && lookups > 0) {
-    constexpr double kWeight = 0.02;
-    double& recall = measured_[context.layer].recall;
-    recall += kWeight * (static_cast<double>(recalled) / lookups - recall);
+    recall_[context.layer].Add(static_cast<double>(recalled) / lookups);
+    measured_[context.layer].recall = recall_[context.layer].mean();
   }
 }
 
-void Prefetcher::Predict(const PolicyContext& context, const RoutingResult& routing,
-                         int64_t now_ns) {
+void LayerPrefetcher::Predict(const PolicyContext& context, const RoutingResult& routing,
+                              int64_t now_ns) {
   if (!Prefetching(context.phase)) return;
   PrefetchSnapshot snapshot;
   snapshot.context = context;
@@ -143,7 +145,7 @@ void Prefetcher::Predict(const PolicyContext& context, const RoutingResult& rout
   Rank(&snapshot);
 }
 
-void Prefetcher::Rank(PrefetchSnapshot* snapshot) {
+void LayerPrefetcher::Rank(PrefetchSnapshot* snapshot) {
   const PolicyContext& context = snapshot->context;
   const int target = snapshot->target_layer;
   snapshot->target = store_->Layer(target);
@@ -169,8 +171,8 @@ void Prefetcher::Rank(PrefetchSnapshot* snapshot) {
   Admit(context, ranked, snapshot->window_ns, &prediction);
 }
 
-int64_t Prefetcher::WindowNs(const PolicyContext& context, const RoutingResult& routing,
-                             int64_t now_ns) const {
+int64_t LayerPrefetcher::WindowNs(const PolicyContext& context, const RoutingResult& routing,
+                                  int64_t now_ns) const {
   // A prompt loads much of a layer, and its computation hides behind that: what is left for the
   // next layer is the time from the last of these loads on. The few loads of a decode step leave
   // more than they take.
@@ -187,12 +189,12 @@ int64_t Prefetcher::WindowNs(const PolicyContext& context, const RoutingResult& 
   return std::max<int64_t>(0, window_->WindowNs(context, routing.tokens) - computed_ns);
 }
 
-void Prefetcher::WaitedForLoads(int64_t begin_ns, int64_t now_ns) {
+void LayerPrefetcher::WaitedForLoads(int64_t begin_ns, int64_t now_ns) {
   stalled_ns_ += now_ns - begin_ns;
   window_->Waited(now_ns);
 }
 
-void Prefetcher::Hint(const PolicyContext& context, ExpertKey key) {
+void LayerPrefetcher::Hint(const PolicyContext& context, ExpertKey key) {
   if (versions_ != nullptr) {
     versions_->Want(context, key, 1);
   } else if (store_->Latest(key).record == nullptr && !store_->Arriving(key)) {
@@ -200,8 +202,9 @@ void Prefetcher::Hint(const PolicyContext& context, ExpertKey key) {
   }
 }
 
-void Prefetcher::Admit(const PolicyContext& context, const std::vector<PrefetchCandidate>& ranked,
-                       int64_t window_ns, Prediction* prediction) {
+void LayerPrefetcher::Admit(const PolicyContext& context,
+                            const std::vector<PrefetchCandidate>& ranked, int64_t window_ns,
+                            Prediction* prediction) {
   std::vector<uint8_t>& marks = prediction->marks;
   for (const PrefetchCandidate& candidate : ranked) marks[candidate.key.expert] = kRanked;
   if (versions_ != nullptr) {
@@ -256,7 +259,7 @@ void Prefetcher::Admit(const PolicyContext& context, const std::vector<PrefetchC
   }
 }
 
-bool Prefetcher::LatePays(size_t rank, int64_t transfer_ns, int64_t window_ns) const {
+bool LayerPrefetcher::LatePays(size_t rank, int64_t transfer_ns, int64_t window_ns) const {
   const double precision = LatePrecision(rank);
   // Right: it arrives earlier by the window. Wrong: a demand load waits for what is left of it, and
   // what made way for it is missing later; together not more than a transfer.
@@ -264,28 +267,17 @@ bool Prefetcher::LatePays(size_t rank, int64_t transfer_ns, int64_t window_ns) c
          (1 - precision) * static_cast<double>(transfer_ns);
 }
 
-void Prefetcher::LateShare::Add(bool was_used) {
-  constexpr double kMemory = 50;  // routing drifts: of older ones less and less is left
-  if (seen >= kMemory) {
-    used *= (kMemory - 1) / seen;
-    seen = kMemory - 1;
-  }
-  used += was_used ? 1 : 0;
-  seen += 1;
-}
-
-double Prefetcher::LateShare::Of(double guess) const {
-  constexpr double kGuess = 4;
-  return (kGuess * guess + used) / (kGuess + seen);
-}
-
-double Prefetcher::LatePrecision(size_t rank) const {
+double LayerPrefetcher::LatePrecision(size_t rank) const {
+  constexpr double kGuess = 4;  // samples that the guess counts as much as
   double precision = kGuessedPrecision;
-  for (size_t r = 0; r <= std::min(rank, kRanks - 1); ++r) precision = late_[r].Of(precision);
+  for (size_t r = 0; r <= std::min(rank, kRanks - 1); ++r) {
+    const double seen = late_[r].samples();
+    precision = (kGuess * precision + late_[r].mean() * seen) / (kGuess + seen);
+  }
   return precision;
 }
 
-bool Prefetcher::StartLoad(const PolicyContext& context, size_t rank, Prediction* prediction) {
+bool LayerPrefetcher::StartLoad(const PolicyContext& context, size_t rank, Prediction* prediction) {
   const ExpertKey key = ranked_[rank].key;
   const int version = ranked_[rank].version;
   if (store_->StartLoad(key, version, LoadReason::kPrefetch, context)) return true;
@@ -299,7 +291,7 @@ bool Prefetcher::StartLoad(const PolicyContext& context, size_t rank, Prediction
   return false;
 }
 
-void Prefetcher::EndCall(const PolicyContext& context, int64_t tokens, int64_t now_ns) {
+void LayerPrefetcher::EndCall(const PolicyContext& context, int64_t tokens, int64_t now_ns) {
   if (policy_ == nullptr) return;
   if (context.layer != model_->num_layers() - 1 || context.step != step_) return;
   if (control_ != nullptr) {

@@ -1,4 +1,4 @@
-#include "moert/expert_store.h"
+#include "store/versioned_store.h"
 
 #include <algorithm>
 
@@ -10,12 +10,12 @@
 namespace moert {
 
 // Entry, the three visible bits, a place in the pools' lists, one in the candidates.
-const int64_t ExpertStore::kBytesPerExpert =
+const int64_t VersionedStore::kBytesPerExpert =
     sizeof(Entry) + 3 + 2 * sizeof(int32_t) + sizeof(VictimCandidate);
 
-ExpertStore::ExpertStore(const ExpertSource* source, std::vector<ServedVersion> versions,
-                         std::vector<std::unique_ptr<BlockPool>> pools,
-                         std::unique_ptr<TransferQueue> transfers, ResidencyPolicy* residency)
+VersionedStore::VersionedStore(const ExpertSource* source, std::vector<ServedVersion> versions,
+                               std::vector<std::unique_ptr<BlockPool>> pools,
+                               std::unique_ptr<TransferQueue> transfers, ResidencyPolicy* residency)
     : source_(source),
       versions_(std::move(versions)),
       pools_(std::move(pools)),
@@ -34,17 +34,17 @@ ExpertStore::ExpertStore(const ExpertSource* source, std::vector<ServedVersion> 
   SetCapacity(pools_[0]->limit());
 }
 
-ExpertStore::~ExpertStore() {
+VersionedStore::~VersionedStore() {
   // Readers write into the pools: they must be gone before those are.
   transfers_.reset();
 }
 
-void ExpertStore::SetCapacity(int64_t slots) {
+void VersionedStore::SetCapacity(int64_t slots) {
   const MoeModelSpec& model = source_->model();
   TakeCapacity(residency_->Capacity({&model, slots, outlook_}), slots);
 }
 
-void ExpertStore::TakeCapacity(std::vector<int> capacity, int64_t slots) {
+void VersionedStore::TakeCapacity(std::vector<int> capacity, int64_t slots) {
   const MoeModelSpec& model = source_->model();
   if (capacity.empty()) {
     capacity_ = UniformCapacity(model, slots);
@@ -62,7 +62,7 @@ void ExpertStore::TakeCapacity(std::vector<int> capacity, int64_t slots) {
   capacity_ = UniformCapacity(model, slots);
 }
 
-void ExpertStore::RefreshCapacity(const PolicyContext& context) {
+void VersionedStore::RefreshCapacity(const PolicyContext& context) {
   const int64_t slots = pools_[0]->limit();
   std::vector<int> capacity = residency_->Capacity({&source_->model(), slots, outlook_, &context});
   if (!capacity.empty()) TakeCapacity(std::move(capacity), slots);
@@ -71,7 +71,7 @@ void ExpertStore::RefreshCapacity(const PolicyContext& context) {
 // --------------------------------------------------------------------------------------------------
 // Steps.
 
-int64_t ExpertStore::OpenStep() {
+int64_t VersionedStore::OpenStep() {
   if (!switching_.empty()) ++epoch_;
   std::vector<ExpertKey> blocked;
   for (const ExpertKey key : switching_) {
@@ -100,13 +100,13 @@ int64_t ExpertStore::OpenStep() {
   return epoch_;
 }
 
-void ExpertStore::CloseStep(int64_t epoch) {
+void VersionedStore::CloseStep(int64_t epoch) {
   const auto it = open_epochs_.find(epoch);
   if (it != open_epochs_.end()) open_epochs_.erase(it);
   Reclaim();
 }
 
-void ExpertStore::Reclaim() {
+void VersionedStore::Reclaim() {
   const auto unread = [&](ExpertKey key) {
     Entry& entry = At(key);
     const bool read = !open_epochs_.empty() && *open_epochs_.begin() < entry.since;
@@ -122,7 +122,7 @@ void ExpertStore::Reclaim() {
 // --------------------------------------------------------------------------------------------------
 // Lookup.
 
-ExpertHandle ExpertStore::Resolve(ExpertKey key, int64_t epoch) const {
+ExpertHandle VersionedStore::Resolve(ExpertKey key, int64_t epoch) const {
   const Entry& entry = At(key);
   const int version = entry.previous >= 0 && epoch < entry.since ? entry.previous : entry.active;
   if (version < 0) return {};
@@ -130,21 +130,21 @@ ExpertHandle ExpertStore::Resolve(ExpertKey key, int64_t epoch) const {
           &layout(key, version), version};
 }
 
-void ExpertStore::TakeChanges(std::vector<ExpertKey>* changed) {
+void VersionedStore::TakeChanges(std::vector<ExpertKey>* changed) {
   for (const ExpertKey key : changed_) At(key).changed = false;
   changed->insert(changed->end(), changed_.begin(), changed_.end());
   changed_.clear();
 }
 
-bool ExpertStore::Arriving(ExpertKey key) const {
+bool VersionedStore::Arriving(ExpertKey key) const {
   return At(key).active < 0 && in_flight_[Index(key)];
 }
 
-const RecordLayout& ExpertStore::layout(ExpertKey key, int version) const {
+const RecordLayout& VersionedStore::layout(ExpertKey key, int version) const {
   return source_->layout(key.layer, key.expert, versions_[version].source_version);
 }
 
-LayerResidency ExpertStore::Layer(int layer) const {
+LayerResidency VersionedStore::Layer(int layer) const {
   const int64_t first = first_[layer];
   const int64_t count = source_->model().layers[layer].num_experts;
   return {absl::MakeConstSpan(resident_).subspan(first, count),
@@ -152,7 +152,19 @@ LayerResidency ExpertStore::Layer(int layer) const {
           absl::MakeConstSpan(in_flight_).subspan(first, count), capacity_[layer]};
 }
 
-LookupResult ExpertStore::Lookup(ExpertKey key, int64_t epoch, int32_t tokens) {
+std::vector<Residency> VersionedStore::States(int layer) const {
+  std::vector<Residency> states;
+  for (int e = 0; e < source_->model().layers[layer].num_experts; ++e) {
+    const int version = Latest({layer, e}).version;
+    states.push_back(version > 0            ? Residency::kLow
+                     : version == 0         ? Residency::kHigh
+                     : Arriving({layer, e}) ? Residency::kArriving
+                                            : Residency::kAbsent);
+  }
+  return states;
+}
+
+LookupResult VersionedStore::Lookup(ExpertKey key, int64_t epoch, int32_t tokens) {
   const int version = Resolve(key, epoch).version;
   if (version >= 0) return Count(key, version, tokens, 1);
   ++stats_.lookups;
@@ -160,11 +172,11 @@ LookupResult ExpertStore::Lookup(ExpertKey key, int64_t epoch, int32_t tokens) {
   return LookupResult::kMiss;
 }
 
-LookupResult ExpertStore::CountAnswered(ExpertKey key, int64_t slots, int64_t calls) {
+LookupResult VersionedStore::CountAnswered(ExpertKey key, int64_t slots, int64_t calls) {
   return Count(key, Latest(key).version, static_cast<int32_t>(slots / calls), calls);
 }
 
-LookupResult ExpertStore::Count(ExpertKey key, int version, int32_t tokens, int64_t calls) {
+LookupResult VersionedStore::Count(ExpertKey key, int version, int32_t tokens, int64_t calls) {
   stats_.lookups += calls;
   const bool prefetched = Touch(key, tokens);
   if (version > intended(key)) {
@@ -176,7 +188,7 @@ LookupResult ExpertStore::Count(ExpertKey key, int version, int32_t tokens, int6
   return LookupResult::kHit;
 }
 
-bool ExpertStore::Touch(ExpertKey key, int32_t tokens) {
+bool VersionedStore::Touch(ExpertKey key, int32_t tokens) {
   Entry& entry = At(key);
   const bool first_use_of_prefetch = entry.unused_prefetch;
   stats_.prefetch_useful += first_use_of_prefetch;
@@ -187,7 +199,7 @@ bool ExpertStore::Touch(ExpertKey key, int32_t tokens) {
   return first_use_of_prefetch;
 }
 
-void ExpertStore::UpdateVisible(ExpertKey key) {
+void VersionedStore::UpdateVisible(ExpertKey key) {
   const int64_t i = Index(key);
   Entry& entry = entries_[i];
   if (tracking_ && !entry.changed) {
@@ -203,8 +215,8 @@ void ExpertStore::UpdateVisible(ExpertKey key) {
 // --------------------------------------------------------------------------------------------------
 // Movement of a cache.
 
-bool ExpertStore::StartLoad(ExpertKey key, int version, LoadReason reason,
-                            const PolicyContext& context, const LoadHint& hint) {
+bool VersionedStore::StartLoad(ExpertKey key, int version, LoadReason reason,
+                               const PolicyContext& context, const LoadHint& hint) {
   Entry& entry = At(key);
   if (entry.active >= 0) return true;
   for (int v = 0; v < num_versions(); ++v) {
@@ -224,7 +236,7 @@ bool ExpertStore::StartLoad(ExpertKey key, int version, LoadReason reason,
   return true;
 }
 
-void ExpertStore::Submit(ExpertKey key, int version, int32_t block, LoadReason reason) {
+void VersionedStore::Submit(ExpertKey key, int version, int32_t block, LoadReason reason) {
   BlockPool& pool = PoolOf(version);
   At(key).versions[version] = {VersionState::kLoading, reason, block};
   ++loading_;
@@ -235,8 +247,8 @@ void ExpertStore::Submit(ExpertKey key, int version, int32_t block, LoadReason r
                       layout(key, version).bytes});
 }
 
-int32_t ExpertStore::MakeRoom(ExpertKey incoming, int pool, LoadReason reason,
-                              const PolicyContext& context, const LoadHint& hint) {
+int32_t VersionedStore::MakeRoom(ExpertKey incoming, int pool, LoadReason reason,
+                                 const PolicyContext& context, const LoadHint& hint) {
   BlockPool& blocks = *pools_[pool];
   if (pool != 0) return blocks.TakeFor(Index(incoming));
   if (held_[incoming.layer] >= capacity_[incoming.layer] && !TransientFree() &&
@@ -254,14 +266,14 @@ int32_t ExpertStore::MakeRoom(ExpertKey incoming, int pool, LoadReason reason,
   return EvictOneOf(kAnyLayer, incoming, reason, context) ? blocks.TakeFor(Index(incoming)) : -1;
 }
 
-bool ExpertStore::TransientFree() const {
+bool VersionedStore::TransientFree() const {
   int64_t left = pools_[0]->limit();
   for (size_t l = 0; l < held_.size(); ++l) left -= std::max(capacity_[l], held_[l]);
   return left > 0;
 }
 
-ExpertKey ExpertStore::ChooseVictim(int layer, ExpertKey incoming, LoadReason reason,
-                                    const PolicyContext& context) {
+ExpertKey VersionedStore::ChooseVictim(int layer, ExpertKey incoming, LoadReason reason,
+                                       const PolicyContext& context) {
   constexpr ExpertKey kNobody{0, -1};
   candidates_.clear();
   const int first = layer < 0 ? 0 : layer;
@@ -294,8 +306,8 @@ ExpertKey ExpertStore::ChooseVictim(int layer, ExpertKey incoming, LoadReason re
   return candidates_[victim].key;
 }
 
-bool ExpertStore::EvictOneOf(int layer, ExpertKey incoming, LoadReason reason,
-                             const PolicyContext& context, const LoadHint& hint) {
+bool VersionedStore::EvictOneOf(int layer, ExpertKey incoming, LoadReason reason,
+                                const PolicyContext& context, const LoadHint& hint) {
   const ExpertKey victim = ChooseVictim(layer, incoming, reason, context);
   if (victim.expert < 0) return false;
   const Entry& entry = At(victim);
@@ -304,7 +316,7 @@ bool ExpertStore::EvictOneOf(int layer, ExpertKey incoming, LoadReason reason,
   return true;
 }
 
-void ExpertStore::Evict(ExpertKey key) {
+void VersionedStore::Evict(ExpertKey key) {
   Entry& entry = At(key);
   const int version = entry.active;
   const int8_t intended = entry.intended;
@@ -318,7 +330,7 @@ void ExpertStore::Evict(ExpertKey key) {
   residency_->Observe(LayerEvent::Evicted(key));
 }
 
-void ExpertStore::Drop(ExpertKey key, int version) {
+void VersionedStore::Drop(ExpertKey key, int version) {
   Version& v = At(key).versions[version];
   PoolOf(version).Give(v.block);
   if (versions_[version].pool == 0) --held_[key.layer];
@@ -326,7 +338,7 @@ void ExpertStore::Drop(ExpertKey key, int version) {
   UpdateVisible(key);
 }
 
-int64_t ExpertStore::CancelPrefetches(int layer, absl::Span<const int32_t> counts) {
+int64_t VersionedStore::CancelPrefetches(int layer, absl::Span<const int32_t> counts) {
   int64_t cancelled = 0;
   for (int e = 0; e < source_->model().layers[layer].num_experts; ++e) {
     const ExpertKey key{layer, e};
@@ -345,18 +357,18 @@ int64_t ExpertStore::CancelPrefetches(int layer, absl::Span<const int32_t> count
   return cancelled;
 }
 
-void ExpertStore::Pump() {
+void VersionedStore::Pump() {
   transfers_->Poll(&done_);
   Publish();
 }
 
-bool ExpertStore::Wait() {
+bool VersionedStore::Wait() {
   if (!transfers_->Wait(&done_)) return false;
   Publish();
   return true;
 }
 
-void ExpertStore::Publish() {
+void VersionedStore::Publish() {
   for (const TransferDone& done : done_) {
     --loading_;
     Entry& entry = At(done.key);
@@ -400,13 +412,13 @@ void ExpertStore::Publish() {
   done_.clear();
 }
 
-absl::Status ExpertStore::TakeFailure(ExpertKey key) {
+absl::Status VersionedStore::TakeFailure(ExpertKey key) {
   absl::Status failure = std::move(At(key).failure);
   At(key).failure = absl::OkStatus();
   return failure;
 }
 
-bool ExpertStore::Reload(ExpertKey key, int version, LoadReason reason) {
+bool VersionedStore::Reload(ExpertKey key, int version, LoadReason reason) {
   Entry& entry = At(key);
   if (entry.active < 0 || entry.active == version || entry.pins > 0 || entry.next >= 0 ||
       entry.previous >= 0 || versions_[entry.active].pool != versions_[version].pool) {
@@ -424,7 +436,7 @@ bool ExpertStore::Reload(ExpertKey key, int version, LoadReason reason) {
   return true;
 }
 
-void ExpertStore::EndLayerCall(const PolicyContext& context) {
+void VersionedStore::EndLayerCall(const PolicyContext& context) {
   const int layer = context.layer;
   while (held_[layer] > capacity_[layer] &&
          EvictOneOf(layer, {layer, -1}, LoadReason::kDemand, context)) {
@@ -434,7 +446,7 @@ void ExpertStore::EndLayerCall(const PolicyContext& context) {
 // --------------------------------------------------------------------------------------------------
 // Movement between versions.
 
-bool ExpertStore::StartVersion(ExpertKey key, int version, LoadReason reason) {
+bool VersionedStore::StartVersion(ExpertKey key, int version, LoadReason reason) {
   if (At(key).versions[version].state != VersionState::kAbsent) return true;
   const int32_t block = PoolOf(version).TakeFor(Index(key));
   if (block < 0) return false;
@@ -443,7 +455,7 @@ bool ExpertStore::StartVersion(ExpertKey key, int version, LoadReason reason) {
   return true;
 }
 
-bool ExpertStore::Switch(ExpertKey key, int version, bool drop_old) {
+bool VersionedStore::Switch(ExpertKey key, int version, bool drop_old) {
   Entry& entry = At(key);
   if (entry.versions[version].state != VersionState::kResident) return false;
   if (version == entry.active) {
@@ -461,7 +473,7 @@ bool ExpertStore::Switch(ExpertKey key, int version, bool drop_old) {
 // --------------------------------------------------------------------------------------------------
 // Size.
 
-absl::Status ExpertStore::SetSlots(int64_t slots) {
+absl::Status VersionedStore::SetSlots(int64_t slots) {
   Pump();
   const int64_t pinned = std::count_if(entries_.begin(), entries_.end(),
                                        [](const Entry& entry) { return entry.pins > 0; });

@@ -1,0 +1,108 @@
+#include "plan/layer_planner.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace moert {
+
+LayerPlanner::LayerPlanner(PlacementPolicy* policy, const HardwareProfile* profile,
+                           VersionedStore* store, CpuOffload cpu)
+    : store_(store),
+      cpu_can_compute_(std::move(cpu.can_compute)),
+      placer_(policy, profile, cpu.link, std::move(cpu.version)) {}
+
+void LayerPlanner::Plan(const PolicyContext& context, int64_t epoch, const RoutingResult& routing,
+                        LayerPlan* plan) {
+  plan->ready.clear();
+  plan->load.clear();
+  plan->cpu.clear();
+  plan->cpu_ns = 0;
+  plan->backfill = Backfill::kNever;
+  low_.assign(routing.num_experts, 0);
+  for (int32_t e = 0; e < routing.num_experts; ++e) {
+    if (routing.counts[e] == 0) continue;
+    const ExpertKey key{context.layer, e};
+    const LookupResult found = store_->Lookup(key, epoch, routing.counts[e]);
+    if (found == LookupResult::kMiss) {
+      plan->load.push_back(e);
+      continue;
+    }
+    low_[e] = found == LookupResult::kLow;
+    store_->Pin(key);
+    plan->ready.push_back(e);
+  }
+  CountLow(routing);
+  std::stable_sort(plan->load.begin(), plan->load.end(),
+                   [&](int32_t a, int32_t b) { return routing.counts[a] > routing.counts[b]; });
+  if (placer_.policy() != nullptr && !plan->load.empty()) Place(context, routing, plan);
+}
+
+PlanStats LayerPlanner::stats() const {
+  PlanStats stats = stats_;
+  static_cast<SchedulerStats&>(stats) = placer_.stats();
+  return stats;
+}
+
+void LayerPlanner::CountLow(const RoutingResult& routing) {
+  if (std::find(low_.begin(), low_.end(), 1) == low_.end()) return;
+  const auto [slots, mass] = routing.ShareOf(low_);
+  stats_.slots_low += slots;
+  stats_.mass_low += mass;
+}
+
+void LayerPlanner::CountAnswered(int layer, const RoutingResult& routing) {
+  low_.assign(routing.num_experts, 0);
+  for (int32_t e = 0; e < routing.num_experts; ++e) {
+    if (routing.counts[e] == 0) continue;
+    low_[e] = store_->CountAnswered({layer, e}, routing.counts[e], 1) == LookupResult::kLow;
+  }
+  CountLow(routing);
+}
+
+void LayerPlanner::CountAnswered(ExpertKey key, int64_t slots, int64_t calls, double mass) {
+  if (store_->CountAnswered(key, slots, calls) != LookupResult::kLow) return;
+  stats_.slots_low += slots;
+  stats_.mass_low += mass;
+}
+
+void LayerPlanner::Backfill(const PolicyContext& context, const LayerPlan& plan) {
+  if (plan.cpu.empty() || plan.backfill == Backfill::kNever) return;
+  const bool always = plan.backfill == Backfill::kAlways;
+  // One at a time: what waits would hold a block that somebody was evicted from. Into free slots
+  // two, so that the link is never idle while a cache is cold.
+  for (const int32_t e : plan.cpu) {
+    const ExpertKey key{context.layer, e};
+    const bool free = store_->HasFreeSlot(context.layer);
+    if (!always && !free) return;
+    if (store_->in_flight() > (free ? 1 : 0)) return;
+    if (store_->Arriving(key)) continue;
+    stats_.fills += store_->StartLoad(key, 0, LoadReason::kBackground, context);
+  }
+}
+
+void LayerPlanner::Place(const PolicyContext& context, const RoutingResult& routing,
+                         LayerPlan* plan) {
+  constexpr int kVersion = 0;
+  mass_.assign(routing.num_experts, 0);
+  for (size_t slot = 0; slot < routing.ids.size(); ++slot) {
+    mass_[routing.ids[slot]] += routing.weights[slot];
+  }
+  misses_.clear();
+  for (const int32_t e : plan->load) {
+    const ExpertKey key{context.layer, e};
+    misses_.push_back({e, routing.counts[e], mass_[e], store_->layout(key, kVersion).bytes,
+                       store_->Arriving(key),
+                       cpu_can_compute_ != nullptr && cpu_can_compute_(key, routing.tokens)});
+  }
+  const PlacedMisses placed = placer_.Place(
+      context, misses_, {store_->in_flight(), store_->layout({context.layer, 0}, kVersion).bytes});
+  plan->cpu_ns = placed.cpu_ns;
+  plan->backfill = placed.backfill;
+  for (size_t i = 0; i < misses_.size(); ++i) {
+    if (placed.placements[i] != Placement::kCpu) continue;
+    plan->load.erase(std::find(plan->load.begin(), plan->load.end(), misses_[i].expert));
+    plan->cpu.push_back(misses_[i].expert);
+  }
+}
+
+}  // namespace moert

@@ -1,0 +1,96 @@
+// LayerPlanner: what happens to each expert a layer needs (design "plan"). It looks them up in the
+// store and has the misses placed.
+#ifndef MOERT_LIB_PLAN_LAYER_PLANNER_H_
+#define MOERT_LIB_PLAN_LAYER_PLANNER_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "moert/policy.h"
+#include "moert/profile.h"
+#include "moert/router.h"
+#include "plan/miss_placer.h"
+#include "store/versioned_store.h"
+
+namespace moert {
+
+/// Expert indices of one layer call; every expert with tokens is in exactly one list.
+struct LayerPlan {
+  std::vector<int32_t> ready;            // present in some version: multiplied first
+  std::vector<int32_t> load;             // missing or in flight, in the order they are fetched
+  std::vector<int32_t> cpu;              // missing, for the CPU executor beside the fast tier
+  int64_t cpu_ns = 0;                    // modelled time of `cpu`
+  Backfill backfill = Backfill::kNever;  // of `cpu`, behind the call
+};
+
+/// What may compute misses beside the fast tier.
+struct CpuOffload {
+  /// Calls of more rows stay off the CPU, whatever costs say.
+  static constexpr int64_t kMaxTokens = 512;
+
+  /// Whether the CPU can multiply an expert now, in the best version served, for a call of `tokens`
+  /// rows. Null: there is no such CPU.
+  std::function<bool(ExpertKey key, int64_t tokens)> can_compute;
+  /// What transfers take as measured, borrowed: then times of the CPU are corrected by measurement
+  /// too (ObserveCpuTime). Null: the profile is right about both.
+  const LinkEstimate* link = nullptr;
+  /// Name of the version it multiplies, for the profile's rates.
+  std::string version;
+};
+
+/// What a planner counted since it was made.
+struct PlanStats : SchedulerStats {
+  int64_t slots_low = 0;  // token x k slots answered by a lower version than intended
+  double mass_low = 0;    // routing weight of these, as it entered the sum
+  int64_t fills = 0;      // loads behind a call of what the CPU had computed for it
+};
+
+class LayerPlanner {
+ public:
+  /// All borrowed; a null policy loads every miss.
+  LayerPlanner(PlacementPolicy* policy, const HardwareProfile* profile, VersionedStore* store,
+               CpuOffload cpu);
+
+  /// Looks up the experts of a routing as a step of `epoch` sees them and classifies them. Ready
+  /// experts are pinned; the caller unpins them when they are multiplied. Misses with more tokens
+  /// are fetched earlier (Fate Sec. 4.3), equal ones by index.
+  void Plan(const PolicyContext& context, int64_t epoch, const RoutingResult& routing,
+            LayerPlan* plan);
+
+  /// Counts a past call that read every expert of its routing without a plan.
+  void CountAnswered(int layer, const RoutingResult& routing);
+  /// Counts `calls` past calls that read `key` without a plan, for `slots` slots of summed weight
+  /// `mass`.
+  void CountAnswered(ExpertKey key, int64_t slots, int64_t calls, double mass);
+
+  /// Behind a call: begins to load what the CPU computed for it, if the policy wants that.
+  void Backfill(const PolicyContext& context, const LayerPlan& plan);
+
+  /// The experts of plan.cpu took the CPU so long.
+  void ObserveCpuTime(const LayerPlan& plan, int64_t cpu_ns) {
+    placer_.ObserveCpuTime(plan.cpu_ns, cpu_ns);
+  }
+
+  PlanStats stats() const;
+
+ private:
+  /// Counts the slots of experts that low_ marks.
+  void CountLow(const RoutingResult& routing);
+  /// Asks the policy where the misses go that are not on their way, and moves those it gives to the
+  /// CPU from plan->load to plan->cpu.
+  void Place(const PolicyContext& context, const RoutingResult& routing, LayerPlan* plan);
+
+  VersionedStore* store_;
+  const std::function<bool(ExpertKey key, int64_t tokens)> cpu_can_compute_;
+  MissPlacer placer_;
+  PlanStats stats_;
+  std::vector<Miss> misses_;  // scratch
+  std::vector<uint8_t> low_;  // [E]: answered low
+  std::vector<float> mass_;   // scratch, [E]
+};
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_PLAN_LAYER_PLANNER_H_

@@ -1,0 +1,142 @@
+#include "plan/miss_placer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "fmt/format.h"
+
+namespace moert {
+
+MissPlacer::MissPlacer(PlacementPolicy* policy, const HardwareProfile* profile,
+                       const LinkEstimate* link, std::string cpu_version)
+    : policy_(policy), profile_(profile), link_(link), cpu_version_(std::move(cpu_version)) {}
+
+PlacedMisses MissPlacer::Place(const PolicyContext& context, absl::Span<const Miss> misses,
+                               const LinkLoad& link) {
+  PlacedMisses placed;
+  placed.placements.assign(misses.size(), Placement::kLoad);
+  if (policy_ == nullptr || misses.empty()) return placed;
+  views_.clear();
+  for (const Miss& miss : misses) views_.push_back(Price(miss));
+  const PlacementDecision decision = policy_->Place({context, views_, BusyNs(link)});
+  const std::vector<Placement>& asked = decision.placements;
+  bool valid = asked.size() == misses.size();
+  for (size_t i = 0; valid && i < asked.size(); ++i) {
+    valid = asked[i] == Placement::kLoad || (asked[i] == Placement::kCpu && misses[i].cpu);
+  }
+  if (!valid) {
+    ++stats_.policy_fallbacks;
+    return placed;
+  }
+  placed.backfill = decision.backfill;
+  bool any_on_cpu = false, passed_over = false;
+  for (size_t i = 0; i < asked.size(); ++i) {
+    const MissView& miss = views_[i];
+    if (asked[i] == Placement::kLoad) {
+      if (!miss.arriving) stats_.balance_load_ns += miss.load_ns;
+      passed_over = passed_over || (misses[i].cpu && !miss.arriving);
+      continue;
+    }
+    any_on_cpu = true;
+    placed.placements[i] = Placement::kCpu;
+    placed.cpu_ns += miss.cpu_ns;
+    stats_.balance_cpu_ns += miss.cpu_ns;
+    ++stats_.cpu_computed;
+    stats_.cpu_computed_late += miss.arriving;
+  }
+  // In prefill a trial would be dear.
+  if (cpu_scale_.measured() && passed_over && !any_on_cpu && context.phase == Phase::kDecode) {
+    cpu_scale_.Add(0, running_mean::kCpuForget);
+    cpu_passed_over_ = true;
+  }
+  return placed;
+}
+
+MissView MissPlacer::Price(const Miss& miss) const {
+  MissView view;
+  view.expert = miss.expert;
+  view.tokens = miss.tokens;
+  view.mass = miss.mass;
+  view.bytes = miss.bytes;
+  view.arriving = miss.arriving;
+  view.load_ns = TransferNs(miss.bytes);
+  if (miss.arriving) view.load_ns /= 2;  // on average
+  view.cpu_ns = -1;
+  if (miss.cpu) {
+    const int64_t modelled_ns = profile_->CpuExpertNs(miss.bytes, miss.tokens, cpu_version_);
+    const double scale = cpu_scale_.measured() ? cpu_scale_.mean() : 1;
+    view.cpu_ns = static_cast<int64_t>(scale * static_cast<double>(modelled_ns));
+  }
+  return view;
+}
+
+void MissPlacer::ObserveCpuTime(int64_t cpu_ns, int64_t took_ns) {
+  if (link_ == nullptr || cpu_ns <= 0 || took_ns <= 0) return;
+  // The modelled time had the scale in it.
+  const double scale = cpu_scale_.measured() ? cpu_scale_.mean() : 1;
+  const double ratio = scale * static_cast<double>(took_ns) / static_cast<double>(cpu_ns);
+  if (cpu_passed_over_) {
+    cpu_scale_.Add(ratio, running_mean::kCpuTrialWeight);
+  } else {
+    cpu_scale_.Add(ratio);
+  }
+  cpu_passed_over_ = false;
+}
+
+int64_t MissPlacer::TransferNs(int64_t bytes) const {
+  return link_ != nullptr ? link_->TransferNs(bytes) : profile_->TransferNs(bytes);
+}
+
+int64_t MissPlacer::BusyNs(const LinkLoad& link) const {
+  if (link.transfers == 0) return 0;
+  // The one that moves is half way, on average.
+  const int64_t one_ns = TransferNs(link.bytes);
+  return link.transfers * one_ns - one_ns / 2;
+}
+
+// --------------------------------------------------------------------------------------------------
+// The public face.
+
+struct Scheduler::Impl {
+  Impl(PlacementPolicy* policy, SchedulerOptions o)
+      : options(std::move(o)),
+        link(&options.profile),
+        placer(policy, &options.profile, options.measured ? &link : nullptr, options.cpu_version) {}
+
+  const SchedulerOptions options;
+  LinkEstimate link;
+  MissPlacer placer;
+};
+
+absl::StatusOr<std::unique_ptr<Scheduler>> Scheduler::Create(PlacementPolicy* policy,
+                                                             SchedulerOptions options) {
+  const HardwareProfile& profile = options.profile;
+  for (const auto& [field, rate] : {std::pair("link_bytes_per_s", profile.link_bytes_per_s),
+                                    {"cpu_weight_bytes_per_s", profile.cpu_weight_bytes_per_s}}) {
+    if (rate > 0) continue;
+    return absl::InvalidArgumentError(
+        fmt::format("profile {}: {} is {}; must be positive", profile.name, field, rate));
+  }
+  return std::unique_ptr<Scheduler>(
+      new Scheduler(std::make_unique<Impl>(policy, std::move(options))));
+}
+
+Scheduler::Scheduler(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Scheduler::~Scheduler() = default;
+
+PlacedMisses Scheduler::Place(const PolicyContext& context, absl::Span<const Miss> misses,
+                              const LinkLoad& link) {
+  return impl_->placer.Place(context, misses, link);
+}
+
+void Scheduler::ObserveTransfer(int64_t bytes, int64_t started_ns, int64_t finished_ns) {
+  impl_->link.Observe(bytes, started_ns, finished_ns);
+}
+
+void Scheduler::ObserveCpuTime(int64_t cpu_ns, int64_t took_ns) {
+  impl_->placer.ObserveCpuTime(cpu_ns, took_ns);
+}
+
+SchedulerStats Scheduler::stats() const { return impl_->placer.stats(); }
+
+}  // namespace moert

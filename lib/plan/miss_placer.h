@@ -1,0 +1,50 @@
+// MissPlacer: prices misses for a placement policy, and checks what it answers.
+#ifndef MOERT_LIB_PLAN_MISS_PLACER_H_
+#define MOERT_LIB_PLAN_MISS_PLACER_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "base/ewma.h"
+#include "moert/policy.h"
+#include "moert/profile.h"
+#include "moert/scheduler.h"
+#include "transfer/link_estimate.h"
+
+namespace moert {
+
+class MissPlacer {
+ public:
+  /// All borrowed. `policy` null: every miss is loaded. `link` null: the profile is right about
+  /// transfers and about the CPU.
+  MissPlacer(PlacementPolicy* policy, const HardwareProfile* profile, const LinkEstimate* link,
+             std::string cpu_version);
+
+  /// See Scheduler.
+  PlacedMisses Place(const PolicyContext& context, absl::Span<const Miss> misses,
+                     const LinkLoad& link);
+  void ObserveCpuTime(int64_t cpu_ns, int64_t took_ns);
+
+  PlacementPolicy* policy() const { return policy_; }
+  SchedulerStats stats() const { return stats_; }
+
+ private:
+  MissView Price(const Miss& miss) const;
+  int64_t TransferNs(int64_t bytes) const;
+  int64_t BusyNs(const LinkLoad& link) const;
+
+  PlacementPolicy* const policy_;
+  const HardwareProfile* const profile_;
+  const LinkEstimate* const link_;
+  const std::string cpu_version_;
+  SchedulerStats stats_;
+  Ewma<running_mean::kCpuScale> cpu_scale_;  // measured over modelled
+  bool cpu_passed_over_ = false;             // since it was measured
+  std::vector<MissView> views_;              // scratch
+};
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_PLAN_MISS_PLACER_H_

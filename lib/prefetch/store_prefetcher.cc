@@ -1,0 +1,122 @@
+#include <utility>
+
+#include "base/mutex.h"
+#include "fmt/format.h"
+#include "moert/prefetcher.h"
+#include "prefetch/layer_prefetcher.h"
+#include "store/store_impl.h"
+#include "transfer/link_estimate.h"
+
+namespace moert {
+
+struct Prefetcher::Impl {
+  Impl(PrefetchPolicy* policy, std::shared_ptr<ExpertStore::Impl> s, PrefetcherOptions o)
+      : store(std::move(s)),
+        options(std::move(o)),
+        link(&options.profile),
+        ahead(&store->model(), policy, options.controlled, &options.profile, &link,
+              store->store.get(), /*versions=*/nullptr) {}
+
+  absl::Status Check(int layer, const RoutingResult& routing) const;
+  void Attach() ABSL_EXCLUSIVE_LOCKS_REQUIRED(store->mu);
+  void Detach() ABSL_EXCLUSIVE_LOCKS_REQUIRED(store->mu);
+
+  const std::shared_ptr<ExpertStore::Impl> store;
+  const PrefetcherOptions options;
+  LinkEstimate link ABSL_GUARDED_BY(store->mu);
+  LayerPrefetcher ahead ABSL_GUARDED_BY(store->mu);
+  PolicyContext context ABSL_GUARDED_BY(store->mu);  // of the last Observe
+  int64_t tokens ABSL_GUARDED_BY(store->mu) = 0;     // likewise
+};
+
+absl::Status Prefetcher::Impl::Check(int layer, const RoutingResult& routing) const {
+  const int layers = store->model().num_layers();
+  if (layer < 0 || layer >= layers) {
+    return absl::InvalidArgumentError(fmt::format("layer {}: must be in [0, {})", layer, layers));
+  }
+  const int experts = store->model().layers[layer].num_experts;
+  if (routing.num_experts == experts && static_cast<int>(routing.counts.size()) == experts) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      fmt::format("routing of layer {}: {} experts, {} counts; takes {} of each", layer,
+                  routing.num_experts, routing.counts.size(), experts));
+}
+
+void Prefetcher::Impl::Attach() {
+  store->on_wait = [this](int64_t begin_ns, int64_t now_ns) {
+    store->mu.AssertHeld();
+    ahead.WaitedForLoads(begin_ns, now_ns);
+  };
+  store->store->SetLinkEstimate(&link);
+  // The capacities of the store's making knew of no prefetch.
+  store->store->SetPrefetchOutlook(ahead.outlook());
+  store->store->SetCapacity(store->slots);
+}
+
+void Prefetcher::Impl::Detach() {
+  store->on_wait = nullptr;
+  store->store->SetLinkEstimate(nullptr);
+  store->store->SetPrefetchOutlook({});
+}
+
+absl::StatusOr<std::unique_ptr<Prefetcher>> Prefetcher::Create(PrefetchPolicy* policy,
+                                                               ExpertStore* store,
+                                                               PrefetcherOptions options) {
+  if (policy == nullptr) return absl::InvalidArgumentError("policy: must not be null");
+  if (store == nullptr) return absl::InvalidArgumentError("store: must not be null");
+  auto impl = std::make_unique<Impl>(policy, store->impl_, std::move(options));
+  const MutexLock lock(&impl->store->mu);
+  if (impl->store->on_wait != nullptr) {
+    return absl::FailedPreconditionError("store: another prefetcher drives it");
+  }
+  impl->Attach();
+  return std::unique_ptr<Prefetcher>(new Prefetcher(std::move(impl)));
+}
+
+Prefetcher::Prefetcher(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Prefetcher::~Prefetcher() {
+  const MutexLock lock(&impl_->store->mu);
+  impl_->Detach();
+}
+
+bool Prefetcher::wants_next_gate(Phase phase) const {
+  const MutexLock lock(&impl_->store->mu);
+  return impl_->ahead.wants_next_gate(phase);
+}
+
+absl::Status Prefetcher::Observe(int layer, Phase phase, const RoutingResult& routing) {
+  if (absl::Status status = impl_->Check(layer, routing); !status.ok()) return status;
+  const MutexLock lock(&impl_->store->mu);
+  impl_->store->store->Pump();
+  impl_->context = impl_->store->BeginCall(layer, phase);
+  impl_->tokens = routing.tokens;
+  impl_->ahead.Resolve(impl_->context, routing);
+  impl_->store->residency->Observe(LayerEvent::Routed(impl_->context, routing.view()));
+  return absl::OkStatus();
+}
+
+absl::Status Prefetcher::Predict(int layer, Phase phase, const RoutingResult& routing) {
+  if (absl::Status status = impl_->Check(layer, routing); !status.ok()) return status;
+  const MutexLock lock(&impl_->store->mu);
+  if (impl_->context.layer != layer || impl_->context.phase != phase || impl_->tokens == 0) {
+    return absl::FailedPreconditionError(
+        fmt::format("layer {}: Observe its routing first, in the same phase", layer));
+  }
+  impl_->ahead.Predict(impl_->context, routing, impl_->store->clock.now_ns());
+  return absl::OkStatus();
+}
+
+void Prefetcher::EndStep() {
+  const MutexLock lock(&impl_->store->mu);
+  impl_->ahead.EndCall(impl_->context, impl_->tokens, impl_->store->clock.now_ns());
+  impl_->store->EndStep();
+}
+
+PrefetchStats Prefetcher::stats() const {
+  const MutexLock lock(&impl_->store->mu);
+  return impl_->ahead.stats();
+}
+
+}  // namespace moert

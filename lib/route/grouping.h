@@ -1,0 +1,18 @@
+// What follows from the ids and weights of a routing.
+#ifndef MOERT_LIB_ROUTE_GROUPING_H_
+#define MOERT_LIB_ROUTE_GROUPING_H_
+
+#include "moert/policy.h"
+#include "moert/router.h"
+
+namespace moert {
+
+/// Fills counts, offsets and grouped_* from ids.
+void GroupByExpert(RoutingResult* routing);
+
+/// Fills the fields about substitution of a grouped routing that is the model's own choice.
+void NoteOwnChoice(const LayerResidency& residency, RoutingResult* routing);
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_ROUTE_GROUPING_H_

@@ -1,0 +1,236 @@
+#include "store/store_impl.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/checked_math.h"
+#include "base/status_macros.h"
+#include "fmt/format.h"
+#include "store/acquire.h"
+#include "store/block_pool.h"
+#include "transfer/transfer_queue.h"
+
+namespace moert {
+namespace {
+
+constexpr int kMaxIoThreads = 16;
+
+class LeastRecentlyUsedFirst final : public ResidencyPolicy {
+ public:
+  int Victim(const VictimSnapshot& snapshot) override {
+    return LeastRecentlyUsed(snapshot.candidates);
+  }
+};
+
+int64_t LargestRecord(const ExpertSource& source, int version) {
+  int64_t bytes = 0;
+  for (int l = 0; l < source.model().num_layers(); ++l) {
+    for (int e = 0; e < source.model().layers[l].num_experts; ++e) {
+      bytes = std::max(bytes, source.layout(l, e, version).bytes);
+    }
+  }
+  return bytes;
+}
+
+absl::Status Check(const ExpertSource* source, const ExpertStoreOptions& options) {
+  if (source == nullptr) return absl::InvalidArgumentError("source: must not be null");
+  if (options.version < 0 || options.version >= source->num_versions()) {
+    return absl::InvalidArgumentError(fmt::format("version {}: {} has versions 0 to {}",
+                                                  options.version, source->name(),
+                                                  source->num_versions() - 1));
+  }
+  if (options.io_threads < 1 || options.io_threads > kMaxIoThreads) {
+    return absl::InvalidArgumentError(
+        fmt::format("io_threads {}: must be in [1, {}]", options.io_threads, kMaxIoThreads));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+// --------------------------------------------------------------------------------------------------
+// What lies behind.
+
+absl::StatusOr<std::shared_ptr<ExpertStore::Impl>> ExpertStore::Impl::Create(
+    std::shared_ptr<const ExpertSource> source, ExpertStoreOptions options) {
+  auto impl = std::make_shared<Impl>();
+  const int64_t total = source->model().total_experts();
+  impl->block_bytes = RoundUp(LargestRecord(*source, options.version), kRecordAlignment);
+  if (options.budget_bytes < impl->block_bytes) {
+    return absl::InvalidArgumentError(fmt::format(
+        "budget_bytes {}: one expert of {} takes {}, all {} of them {}", options.budget_bytes,
+        source->name(), impl->block_bytes, total, total * impl->block_bytes));
+  }
+  impl->slots = std::min(options.budget_bytes / impl->block_bytes, total);
+  impl->budget.SetLimit(options.budget_bytes);
+  impl->allocator = std::move(options.allocator);
+  impl->residency = std::move(options.residency);
+  if (impl->residency == nullptr) impl->residency = std::make_unique<LeastRecentlyUsedFirst>();
+  const BlockSizes sizes(impl->block_bytes, total);
+  std::vector<std::unique_ptr<BlockPool>> pools(1);
+  MOERT_ASSIGN_OR_RETURN(
+      pools[0], impl->allocator != nullptr
+                    ? MakeHostBlockPool(impl->allocator.get(), sizes, impl->slots, &impl->budget)
+                    : MakeRamBlockPool(sizes, impl->slots, &impl->budget));
+  impl->source = std::move(source);
+  impl->store = std::make_unique<VersionedStore>(
+      impl->source.get(), std::vector<ServedVersion>{{options.version, 0}}, std::move(pools),
+      MakeReaderQueue(impl->source.get(), &impl->clock, options.io_threads, nullptr),
+      impl->residency.get());
+  return impl;
+}
+
+absl::Status ExpertStore::Impl::CheckKey(ExpertKey key) const {
+  const int layers = model().num_layers();
+  if (key.layer < 0 || key.layer >= layers) {
+    return absl::InvalidArgumentError(
+        fmt::format("layer {}: must be in [0, {})", key.layer, layers));
+  }
+  const int experts = model().layers[key.layer].num_experts;
+  if (key.expert >= 0 && key.expert < experts) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      fmt::format("layer {} expert {}: must be in [0, {})", key.layer, key.expert, experts));
+}
+
+PolicyContext ExpertStore::Impl::BeginCall(int layer, Phase phase) {
+  if (layer < last_layer) EndStep();
+  PolicyContext context;
+  context.model = &model();
+  context.step = step;
+  context.phase = phase;
+  context.now_ns = clock.now_ns();
+  context.layer = layer;
+  if (last_layer < 0) store->RefreshCapacity(context);
+  last_layer = layer;
+  return context;
+}
+
+void ExpertStore::Impl::EndStep() {
+  ++step;
+  last_layer = -1;
+}
+
+absl::Status ExpertStore::Impl::Acquire(int layer, absl::Span<const int32_t> experts, Pins* pins) {
+  const PolicyContext context = BeginCall(layer, Phase::kDecode);
+  if (on_wait == nullptr) {
+    std::vector<int32_t> counts(model().layers[layer].num_experts, 0);
+    for (const int32_t e : experts) counts[e] = 1;
+    RoutingView routing;  // of the counts alone
+    routing.tokens = 1;
+    routing.counts = counts;
+    residency->Observe(LayerEvent::Routed(context, routing));
+  }
+  const auto wait = [&, this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
+    const int64_t begin_ns = clock.now_ns();
+    const bool arrived = store->Wait();
+    if (on_wait != nullptr) on_wait(begin_ns, clock.now_ns());
+    return arrived;
+  };
+  return moert::Acquire(store.get(), /*epoch=*/0, context, experts, wait, pins);
+}
+
+void ExpertStore::Impl::Release(absl::Span<const ExpertKey> pinned) {
+  const MutexLock lock(&mu);
+  for (const ExpertKey key : pinned) store->Unpin(key);
+  PolicyContext context;
+  context.model = &model();
+  context.step = step;
+  context.now_ns = clock.now_ns();
+  for (size_t i = 0; i < pinned.size(); ++i) {
+    if (i > 0 && pinned[i].layer == pinned[i - 1].layer) continue;
+    context.layer = pinned[i].layer;
+    store->EndLayerCall(context);
+  }
+}
+
+// --------------------------------------------------------------------------------------------------
+// The store.
+
+absl::StatusOr<std::unique_ptr<ExpertStore>> ExpertStore::Create(
+    std::shared_ptr<const ExpertSource> source, ExpertStoreOptions options) {
+  MOERT_RETURN_IF_ERROR(Check(source.get(), options));
+  MOERT_ASSIGN_OR_RETURN(std::shared_ptr<Impl> impl,
+                         Impl::Create(std::move(source), std::move(options)));
+  return std::unique_ptr<ExpertStore>(new ExpertStore(std::move(impl)));
+}
+
+ExpertStore::ExpertStore(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+ExpertStore::~ExpertStore() = default;
+
+absl::StatusOr<ExpertStore::Lease> ExpertStore::Fetch(absl::Span<const ExpertKey> keys) {
+  for (const ExpertKey key : keys) MOERT_RETURN_IF_ERROR(impl_->CheckKey(key));
+  const MutexLock lock(&impl_->mu);
+  Pins pins(impl_->store.get());
+  std::vector<int32_t> experts;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    experts.push_back(keys[i].expert);
+    if (i + 1 < keys.size() && keys[i + 1].layer == keys[i].layer) continue;
+    MOERT_RETURN_IF_ERROR(impl_->Acquire(keys[i].layer, experts, &pins));
+    experts.clear();
+  }
+  Lease lease;
+  for (const ExpertKey key : keys) {
+    const ExpertHandle handle = impl_->store->Latest(key);
+    lease.views_.push_back({key.expert, handle.record, handle.layout, handle.version});
+  }
+  lease.keys_ = pins.Take();
+  lease.store_ = impl_;
+  return lease;
+}
+
+absl::StatusOr<int64_t> ExpertStore::Prefetch(absl::Span<const ExpertKey> keys) {
+  for (const ExpertKey key : keys) MOERT_RETURN_IF_ERROR(impl_->CheckKey(key));
+  const MutexLock lock(&impl_->mu);
+  VersionedStore& store = *impl_->store;
+  store.Pump();
+  PolicyContext context;
+  context.model = &impl_->model();
+  context.step = impl_->step;
+  context.phase = Phase::kDecode;
+  context.now_ns = impl_->clock.now_ns();
+  int64_t begun = 0;
+  for (const ExpertKey key : keys) {
+    if (store.Latest(key).record != nullptr || store.Arriving(key)) continue;
+    context.layer = key.layer;
+    begun += store.StartLoad(key, 0, LoadReason::kPrefetch, context);
+  }
+  return begun;
+}
+
+absl::StatusOr<std::vector<Residency>> ExpertStore::residency(int layer) const {
+  MOERT_RETURN_IF_ERROR(impl_->CheckKey({layer, 0}));
+  const MutexLock lock(&impl_->mu);
+  impl_->store->Pump();
+  return impl_->store->States(layer);
+}
+
+int64_t ExpertStore::block_bytes() const { return impl_->block_bytes; }
+int64_t ExpertStore::slots() const { return impl_->slots; }
+const MoeModelSpec& ExpertStore::model() const { return impl_->model(); }
+
+StoreStats ExpertStore::stats() const {
+  const MutexLock lock(&impl_->mu);
+  return impl_->store->stats();
+}
+
+// --------------------------------------------------------------------------------------------------
+// Leases.
+
+ExpertStore::Lease& ExpertStore::Lease::operator=(Lease&& other) noexcept {
+  if (this == &other) return *this;
+  Release();
+  store_ = std::move(other.store_);
+  keys_ = std::exchange(other.keys_, {});
+  views_ = std::exchange(other.views_, {});
+  return *this;
+}
+
+void ExpertStore::Lease::Release() {
+  if (store_ == nullptr) return;
+  store_->Release(keys_);
+  store_ = nullptr;
+  keys_.clear();
+  views_.clear();
+}
+
+}  // namespace moert
