@@ -26,9 +26,12 @@ class RandomAccessFile {
   virtual const std::string& path() const = 0;
 };
 
+/// What unbuffered reads are aligned to.
+inline constexpr int64_t kDirectAlignment = 4096;
+
 enum class FileAccess : int32_t {
   kBuffered = 0,
-  /// Reads whose offset, length and address are multiples of kRecordAlignment bypass the page cache
+  /// Reads whose offset, length and address are multiples of kDirectAlignment bypass the page cache
   /// where the file system can; all others, and all reads elsewhere, are buffered.
   kDirect = 1,
 };

@@ -24,17 +24,6 @@ namespace moert {
 
 class ThreadPool;
 
-/// How activations enter the product of bf16 weights and of the a16 schemes. The a8 and a4 schemes
-/// bring their own, whatever is asked here (part of a scheme's contract per executor): int8 (int4)
-/// with a scale per 128 channels for schemes in groups and per row for those per channel, e4m3 with
-/// a scale per row for fp8.
-enum class ActivationNumerics : int32_t {
-  kBF16 = 0,  // x and h rounded to bf16, fp32 accumulation
-  kF32 = 1,   // not rounded: for parity with fp32 references
-  kInt8 = 2,  // CPU only: a16 schemes are multiplied as w4a8_g128 is, with int8 per 128 channels;
-              // bf16 weights as under kBF16
-};
-
 /// One expert and the tokens that chose it. Borrowed for the call.
 struct ExpertProblem {
   const std::byte* record = nullptr;  // 64-byte aligned

@@ -8,7 +8,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "kernels/cpu/block_gemm.h"
-#include "moert/mixed_group_gemm.h"
+#include "moert/model.h"
+#include "moert/scheme.h"
 
 namespace moert::kernels {
 

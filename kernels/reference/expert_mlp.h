@@ -6,7 +6,6 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
-#include "moert/mixed_group_gemm.h"
 #include "moert/model.h"
 #include "moert/scheme.h"
 

@@ -9,7 +9,6 @@
 
 #include "base/posix_error.h"
 #include "moert/env.h"
-#include "moert/scheme.h"
 
 namespace moert {
 namespace {
@@ -35,7 +34,7 @@ class PosixFile final : public RandomAccessFile {
     }
     const bool aligned =
         ((static_cast<uint64_t>(offset) | dst.size() | reinterpret_cast<uintptr_t>(dst.data())) %
-         static_cast<uint64_t>(kRecordAlignment)) == 0;
+         static_cast<uint64_t>(kDirectAlignment)) == 0;
     bool direct = direct_fd_ >= 0 && aligned;
     size_t done = 0;
     while (done < dst.size()) {
@@ -55,7 +54,7 @@ class PosixFile final : public RandomAccessFile {
                         offset + static_cast<int64_t>(done)));
       }
       done += static_cast<size_t>(n);
-      if (done % static_cast<size_t>(kRecordAlignment) != 0) direct = false;
+      if (done % static_cast<size_t>(kDirectAlignment) != 0) direct = false;
     }
     return absl::OkStatus();
   }

@@ -18,6 +18,8 @@
 #include "pack/pack_writer.h"
 
 namespace moert {
+
+static_assert(kRecordAlignment % kDirectAlignment == 0, "records are read unbuffered");
 namespace {
 
 class ExpertPack final : public ExpertSource {

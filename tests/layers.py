@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""Includes follow the path of a batch: a folder includes itself and what is below it, never what is
+above. Fails on an include that runs back up, on a folder or public header that no layer names, and
+on a path that does not exist.   layers.py [SOURCE_DIR]"""
+import os
+import re
+import sys
+
+# Bottom first. Folders, then the public headers that declare what these folders (or hosts) define.
+LAYERS = [
+    ("base", ["lib/base"], "env thread_pool default_thread_pool tensor allocator profile"),
+    ("quant", ["lib/quant"], "scheme"),
+    ("model", ["lib/model"], "model"),
+    ("kernels", ["kernels"], ""),
+    ("gemm", ["lib/gemm"], "mixed_group_gemm"),
+    ("source", ["lib/source"], "expert_source host_source pinned_records"),
+    ("checkpoint", ["lib/checkpoint"], ""),
+    ("pack", ["lib/pack"], ""),
+    ("offline", ["lib/offline"], "offline/*"),
+    ("policy", [], "policy trace"),  # what policies and sinks are asked and told
+    ("transfer", ["lib/transfer"], ""),
+    ("store", ["lib/store"], "expert_store"),
+    ("route", ["lib/route"], "router"),
+    ("plan", ["lib/plan"], "scheduler"),
+    ("prefetch", ["lib/prefetch"], "prefetcher"),
+    ("strategies", ["lib/strategies"], "strategy"),
+    ("options", [], "options backend"),
+    ("exec", ["lib/exec"], ""),
+    ("engine", ["lib/engine"], "engine stats metrics"),
+    ("trace", ["lib/trace"], "replay"),
+    ("capi", ["capi"], ""),
+]
+INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
+SOURCES = (".h", ".cc", ".c", ".cu", ".cuh")
+
+
+def layer_of(path):
+    """Index into LAYERS of a path from the root, or None."""
+    for i, (_, folders, headers) in enumerate(LAYERS):
+        if any(path.startswith(folder + "/") for folder in folders):
+            return i
+        for header in headers.split():
+            if header.endswith("*"):
+                if path.startswith("include/moert/" + header[:-1]):
+                    return i
+            elif path == f"include/moert/{header}.h":
+                return i
+    return None
+
+
+def resolve(root, path, name):
+    """What an include names, as a path from the root; None: nothing of ours."""
+    for folder in ("", "lib", "include", "capi/include", "capi/src", os.path.dirname(path)):
+        candidate = os.path.normpath(os.path.join(folder, name))
+        if os.path.isfile(os.path.join(root, candidate)):
+            return candidate
+    return None
+
+
+def check(root):
+    problems = []
+    count = 0
+    for top in ("include", "lib", "kernels", "capi"):
+        for folder, _, files in os.walk(os.path.join(root, top)):
+            for file in sorted(files):
+                if not file.endswith(SOURCES):
+                    continue
+                path = os.path.relpath(os.path.join(folder, file), root)
+                mine = layer_of(path)
+                if mine is None:
+                    problems.append(f"{path}: belongs to no layer of tests/layers.py")
+                    continue
+                with open(os.path.join(root, path), encoding="utf-8") as text:
+                    names = INCLUDE.findall(text.read())
+                for name in names:
+                    other = resolve(root, path, name)
+                    if other is None:
+                        if name.startswith(("moert/", "kernels/")):
+                            problems.append(f"{path}: includes {name}, which does not exist")
+                        continue
+                    count += 1
+                    theirs = layer_of(other)
+                    if theirs is not None and theirs > mine:
+                        problems.append(f"{path} ({LAYERS[mine][0]}) includes {other} "
+                                        f"({LAYERS[theirs][0]}), which is above it")
+                    if path.startswith("include/") and not other.startswith("include/"):
+                        problems.append(f"{path}: is installed and includes {other}, which is not")
+    return problems, count
+
+
+def main():
+    root = sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(__file__), "..")
+    problems, count = check(root)
+    for problem in problems:
+        print(problem)
+    print(f"{count} includes, {len(problems)} against the layers")
+    return 1 if problems or count == 0 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
