@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Compiles every installed C++ header by itself against the installed include folder.
+#   headers_test.sh BUILD_DIR WORK_DIR COMPILER [SYSTEM_INCLUDE_DIR...]
+set -euo pipefail
+build=$1 work=$2 compiler=$3
+shift 3
+rm -rf "$work"
+mkdir -p "$work"
+cmake --install "$build" --prefix "$work/prefix" --component development >"$work/install.log"
+include=$(dirname "$(find "$work/prefix" -path '*/moert/engine.h')")/..
+system=()
+for folder in "$@"; do system+=(-isystem "$folder"); done
+
+failed=0 headers=0
+while read -r header; do
+  headers=$((headers + 1))
+  echo "#include \"$header\"" >"$work/alone.cc"
+  "$compiler" -std=c++20 -fsyntax-only -Wall -Werror -I "$include" "${system[@]}" "$work/alone.cc" ||
+    failed=$((failed + 1))
+done < <(cd "$include" && find moert -name '*.h' | sort)
+echo "$headers headers, $failed of them not usable alone"
+[ "$headers" -gt 10 ] && [ "$failed" = 0 ]
