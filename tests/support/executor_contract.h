@@ -41,13 +41,13 @@ class ExecutorRig {
     REQUIRE(backend_->Check(*source, {0}).ok());
     pool_ = *CreateThreadPool(backend_->Threads(false));
     gemm_ = *MixedGroupGemm::Create(pool_.get(), "auto", ActivationNumerics::kBF16);
-    router_ = std::make_unique<Router>(&model, constants_.gates(), constants_.selection_biases(),
-                                       pool_.get());
+    router_ =
+        *Router::Create(&model, constants_.gates(), constants_.selection_biases(), pool_.get());
     const int64_t blocks = model.num_layers() * model.layers[0].num_experts;
     std::vector<std::unique_ptr<BlockPool>> pools;
     pools.push_back(*backend_->MakePool({source->layout(0, 0, 0).bytes + kRecordAlignment, blocks},
                                         blocks, &budget_));
-    store_ = std::make_unique<ExpertStore>(
+    store_ = std::make_unique<VersionedStore>(
         source, std::vector<ServedVersion>{{0, 0}}, std::move(pools),
         *backend_->MakeTransfers(source, &clock_, &profile_), lru_.get());
     ExecutorParts parts;
@@ -100,7 +100,7 @@ class ExecutorRig {
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<MixedGroupGemm> gemm_;
   std::unique_ptr<Router> router_;
-  std::unique_ptr<ExpertStore> store_;
+  std::unique_ptr<VersionedStore> store_;
   std::unique_ptr<Executor> executor_;
 };
 
