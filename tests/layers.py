@@ -13,7 +13,7 @@ LAYERS = [
     ("model", ["lib/model"], "model"),
     ("kernels", ["kernels"], ""),
     ("gemm", ["lib/gemm"], "mixed_group_gemm"),
-    ("source", ["lib/source"], "expert_source host_source pinned_records"),
+    ("source", ["lib/source"], "expert_source host_source"),
     ("checkpoint", ["lib/checkpoint"], ""),
     ("pack", ["lib/pack"], ""),
     ("offline", ["lib/offline"], "offline/*"),

@@ -7,7 +7,6 @@
 #include "base/status_macros.h"
 #include "guard.h"
 #include "moert/host_source.h"
-#include "moert/pinned_records.h"
 
 namespace moert::capi {
 namespace {
@@ -43,43 +42,6 @@ absl::Status Read(const Callbacks& callbacks, const WeightRead& cpp) {
   return FromCallback(code, failure, "read callback");
 }
 
-/// A host source that says where its records lie.
-class PinnedSource final : public ExpertSource, public PinnedRecords {
- public:
-  PinnedSource(std::unique_ptr<ExpertSource> source, std::shared_ptr<const Callbacks> callbacks)
-      : source_(std::move(source)), callbacks_(std::move(callbacks)) {}
-
-  const MoeModelSpec& model() const override { return source_->model(); }
-  const std::string& name() const override { return source_->name(); }
-  int num_versions() const override { return source_->num_versions(); }
-  absl::string_view version_name(int version) const override {
-    return source_->version_name(version);
-  }
-  const RecordLayout& layout(int layer, int expert, int version) const override {
-    return source_->layout(layer, expert, version);
-  }
-  absl::Status ReadRecord(int layer, int expert, int version,
-                          absl::Span<std::byte> dst) const override {
-    return source_->ReadRecord(layer, expert, version, dst);
-  }
-  int64_t scratch_bytes() const override { return source_->scratch_bytes(); }
-  absl::StatusOr<LayerConstants> ReadConstants(int layer) const override {
-    return source_->ReadConstants(layer);
-  }
-
-  const std::byte* PinnedRecord(int layer, int expert, int version) const override {
-    const moert_source_callbacks& c = callbacks_->c;
-    const void* record = c.pinned_record(c.user_data, layer, expert, version);
-    // A record that cannot be used where it lies is read.
-    if (reinterpret_cast<uintptr_t>(record) % kRecordAlignment != 0) return nullptr;
-    return static_cast<const std::byte*>(record);
-  }
-
- private:
-  const std::unique_ptr<ExpertSource> source_;
-  const std::shared_ptr<const Callbacks> callbacks_;
-};
-
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const ExpertSource>> MakeCallbackSource(
@@ -103,12 +65,15 @@ absl::StatusOr<std::shared_ptr<const ExpertSource>> MakeCallbackSource(
   weights.read = [shared](const WeightRead& read) { return Read(*shared, read); };
   weights.dtype = static_cast<DType>(callbacks.weights_dtype);
   if (callbacks.schemes != nullptr) weights.schemes = absl::StrSplit(callbacks.schemes, ',');
+  if (callbacks.pinned_record != nullptr) {
+    weights.pinned_record = [shared](int layer, int expert, int version) {
+      const moert_source_callbacks& c = shared->c;
+      return static_cast<const std::byte*>(c.pinned_record(c.user_data, layer, expert, version));
+    };
+  }
   shared->c.schemes = nullptr;  // the caller's
   MOERT_ASSIGN_OR_RETURN(std::unique_ptr<ExpertSource> source,
                          MakeHostSource(std::move(name), std::move(model), std::move(weights)));
-  if (callbacks.pinned_record != nullptr) {
-    source = std::make_unique<PinnedSource>(std::move(source), shared);
-  }
   shared->owns = true;
   return std::shared_ptr<const ExpertSource>(std::move(source));
 }

@@ -66,10 +66,7 @@ absl::StatusOr<std::vector<float>> Run(std::shared_ptr<const moert::ExpertSource
   if (!pool.ok()) return pool.status();
   if (!gates.ok()) return gates.status();
   auto router = moert::Router::Create(&model, gates->gates, gates->biases, pool->get());
-  moert::SchedulerOptions rates;
-  rates.profile.link_bytes_per_s = 1e9;  // a transfer takes about as long as the CPU
-  rates.measured = false;
-  auto scheduler = moert::Scheduler::Create(strategy->placement.get(), rates);
+  auto scheduler = moert::Scheduler::Create(strategy->placement.get(), {.measured = false});
   auto gemm =
       moert::MixedGroupGemm::Create(pool->get(), "reference", moert::ActivationNumerics::kF32);
   if (!router.ok()) return router.status();

@@ -48,6 +48,13 @@ class ExpertSource {
   virtual absl::Status ReadRecord(int layer, int expert, int version,
                                   absl::Span<std::byte> dst) const = 0;
 
+  /// Where a record lies in page-locked host memory already, as it would be read: at a multiple of
+  /// kRecordAlignment, for as long as the source lives. A device copies it from there, and no copy
+  /// of it is kept. Null: it has to be read.
+  virtual const std::byte* PinnedRecord(int layer, int expert, int version) const {
+    return nullptr;
+  }
+
   /// Memory one ReadRecord call holds besides `dst`, bytes. Part of the budget, once an I/O thread.
   virtual int64_t scratch_bytes() const { return 0; }
 

@@ -3,6 +3,7 @@
 #ifndef MOERT_HOST_SOURCE_H_
 #define MOERT_HOST_SOURCE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -53,6 +54,9 @@ struct HostWeights {
   DType dtype = DType::kBF16;
   /// Not empty: experts come as packed records in these schemes, most bits first.
   std::vector<std::string> schemes;
+  /// With `schemes`: ExpertSource::PinnedRecord, for records in page-locked memory of the host. One
+  /// at another alignment is read. May be null. Called as `read` is.
+  std::function<const std::byte*(int layer, int expert, int version)> pinned_record;
 };
 
 /// `name` is for messages. Errors of `read` are passed on with name, layer, expert and part in

@@ -96,6 +96,12 @@ class HostSource final : public ExpertSource {
     return Read(read);
   }
 
+  const std::byte* PinnedRecord(int layer, int expert, int version) const override {
+    if (weights_.pinned_record == nullptr) return nullptr;
+    const std::byte* record = weights_.pinned_record(layer, expert, version);
+    return reinterpret_cast<uintptr_t>(record) % kRecordAlignment == 0 ? record : nullptr;
+  }
+
   absl::StatusOr<LayerConstants> ReadConstants(int layer) const override {
     const MoeLayerSpec& spec = model_.layers[layer];
     LayerConstants constants;
@@ -213,6 +219,10 @@ absl::StatusOr<std::unique_ptr<ExpertSource>> MakeHostSource(std::string name, M
                                                   name, DTypeName(weights.dtype)));
   }
   const bool records = !weights.schemes.empty();
+  if (weights.pinned_record != nullptr && !records) {
+    return absl::InvalidArgumentError(
+        fmt::format("{}: pinned_record without schemes; packed records alone can be pinned", name));
+  }
   if (!records) weights.schemes = {"bf16"};
   std::vector<Version> versions;
   for (const std::string& scheme : weights.schemes) {

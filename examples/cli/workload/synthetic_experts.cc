@@ -14,7 +14,6 @@
 #include "fmt/format.h"
 #include "moert/default_thread_pool.h"
 #include "moert/env.h"
-#include "moert/pinned_records.h"
 #include "util/aligned_buffer.h"
 #include "util/file_writer.h"
 #include "util/rounding.h"
@@ -38,7 +37,7 @@ struct Ring {
   std::shared_ptr<void> pinned;  // null: pageable. Unlocks the bytes before they go.
 };
 
-class SyntheticExperts final : public ExpertSource, public PinnedRecords {
+class SyntheticExperts final : public ExpertSource {
  public:
   SyntheticExperts(const Shape& shape, uint64_t seed, const SyntheticOptions& options)
       : shape_(shape), schemes_(options.schemes), seed_(seed) {

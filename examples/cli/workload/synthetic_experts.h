@@ -32,7 +32,7 @@ struct SyntheticOptions {
   std::string directory;
   int64_t memory_bytes = int64_t{512} << 20;
   /// Page-locks that memory and returns what unlocks it; then devices copy records from where they
-  /// are (PinnedRecords). May be null.
+  /// are (ExpertSource::PinnedRecord). May be null.
   std::function<absl::StatusOr<std::shared_ptr<void>>(std::byte* data, int64_t bytes)> pin;
   std::function<void(int64_t done, int64_t total)> progress;  // may be null
 };

@@ -12,24 +12,19 @@
 #include "exec/cuda/compute_fence.h"
 #include "exec/cuda/cuda_api.h"
 #include "moert/expert_source.h"
-#include "moert/pinned_records.h"
 #include "transfer/link_pacer.h"
 #include "transfer/transfer_queue.h"
 
 namespace moert::cuda {
 
 /// A source whose ReadRecord fills device memory: the record comes from pinned host memory, the
-/// source's own (PinnedRecords) or ours, where it stays after the first read while the host budget
+/// source's own (PinnedRecord) or ours, where it stays after the first read while the host budget
 /// lasts, or through a staging buffer, and is copied by one asynchronous copy on the copy stream.
 /// Blocks the calling thread until the copy is done. Thread-safe.
 class DeviceSource final : public ExpertSource {
  public:
   DeviceSource(const ExpertSource* source, int device, int64_t host_budget, ComputeFence* fence)
-      : source_(source),
-        pinned_(dynamic_cast<const PinnedRecords*>(source)),
-        device_(device),
-        host_budget_(host_budget),
-        fence_(fence) {}
+      : source_(source), device_(device), host_budget_(host_budget), fence_(fence) {}
   ~DeviceSource() override;
   absl::Status Init();
 
@@ -73,8 +68,7 @@ class DeviceSource final : public ExpertSource {
   /// Where a record lies in pinned memory, or null.
   const std::byte* Pinned(int layer, int expert, int version) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    const std::byte* own =
-        pinned_ != nullptr ? pinned_->PinnedRecord(layer, expert, version) : nullptr;
+    const std::byte* own = source_->PinnedRecord(layer, expert, version);
     if (own != nullptr) return own;
     const auto it = kept_.find(Id(layer, expert, version));
     return it != kept_.end() ? it->second : nullptr;
@@ -88,7 +82,6 @@ class DeviceSource final : public ExpertSource {
                     cudaEvent_t done) const;
 
   const ExpertSource* const source_;
-  const PinnedRecords* const pinned_;  // the same object, or null
   const int device_;
   const int64_t host_budget_;  // -1: no limit
   ComputeFence* const fence_;

@@ -119,6 +119,23 @@ TEST_CASE("packed records pass through, each in its version") {
   }
 }
 
+TEST_CASE("pinned records are used where they lie, misaligned ones are read") {
+  HostWeights weights;
+  weights.schemes = {"w8a16_g128", "w4a16_g128"};
+  weights.read = Fill;
+  alignas(kRecordAlignment) static std::byte memory[2 * kRecordAlignment];
+  weights.pinned_record = [](int, int expert, int version) -> const std::byte* {
+    return expert == 0 ? nullptr : memory + version * (kRecordAlignment / 2);
+  };
+  const auto source = *MakeHostSource("test", OneLayer(256, 128, 0), weights);
+  CHECK(source->PinnedRecord(0, 0, 0) == nullptr);
+  CHECK(source->PinnedRecord(0, 1, 0) == memory);
+  CHECK(source->PinnedRecord(0, 1, 1) == nullptr);
+  weights.schemes = {};
+  CHECK_THAT(std::string(MakeHostSource("test", OneLayer(256, 128, 0), weights).status().message()),
+             Catch::Contains("pinned_record without schemes"));
+}
+
 TEST_CASE("what is wrong is named") {
   const auto message = [](HostWeights weights) {
     return std::string(MakeHostSource("mine", OneLayer(64, 48, 0), weights).status().message());
