@@ -1,0 +1,123 @@
+// The MixedGroupGemm of the CPU: validates the problems, lays out the workspace, cuts the work into
+// jobs and lets the pool's threads take them. The arithmetic is in kernels/.
+//
+// A call is three or four parallel steps: pack the rows of x into the operand forms of the
+// problems' schemes; all gate and up products with the activation; all down products. For bf16
+// weights the 16 results of a row block are at once packed as one operand piece of the down
+// product; other forms need what spans pieces (scales, sums, Hadamard blocks), so h is kept in fp32
+// and packed by the thread that ends an expert's last gate and up job or, with many tokens, in a
+// step of its own. A job is some row blocks of one problem for some of its tokens.
+// How jobs are cut changes no result: see kernels/cpu/block_gemm.h.
+//
+// Wide kernels want rows that lie equally far apart. Those of h do; those of x are copied together
+// where an expert's tokens are not evenly spaced, once for all row blocks of a job.
+// cpu_gemm.cc lays a call out and packs operands, cpu_gemm_jobs.cc multiplies.
+#ifndef MOERT_LIB_GEMM_CPU_GEMM_H_
+#define MOERT_LIB_GEMM_CPU_GEMM_H_
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "base/aligned_buffer.h"
+#include "gemm/block_product.h"
+#include "gemm/jobs.h"
+#include "gemm/operand_forms.h"
+#include "kernels/cpu/kernel_set.h"
+#include "moert/mixed_group_gemm.h"
+#include "moert/thread_pool.h"
+
+namespace moert::gemm {
+
+class CpuGemm final : public MixedGroupGemm {
+ public:
+  CpuGemm(ThreadPool* pool, const KernelSet& set, ActivationNumerics numerics)
+      : pool_(pool), set_(set), numerics_(numerics), sizes_(set, numerics, pool->num_threads()) {}
+
+  absl::Status Run(const float* x, int64_t rows, int64_t hidden,
+                   absl::Span<const ExpertProblem> problems, float* out) override;
+  int64_t WorkspaceBytes(int64_t rows, int64_t slots, int64_t hidden, int64_t max_intermediate,
+                         absl::Span<const ExpertFormat> formats) const override;
+  absl::string_view kernels() const override { return set_.name; }
+
+ private:
+  // Row blocks of a gate and up job, so that the copying of its rows of x is little beside them.
+  int64_t GatheringBlocks(const RecordLayout& layout, int64_t columns) const;
+
+  void MakePlans(absl::Span<const ExpertProblem> problems);
+
+  // Where the jobs of a worker begin, as pools that give each an equal part in order have it. With
+  // another pool what follows from it is of no use, and does no harm.
+  int64_t FirstJob(int64_t jobs, int worker) const { return jobs * worker / pool_->num_threads(); }
+
+  // Fetches the first weights of a worker's jobs of a step into the L2 cache.
+  void FetchFirst(Stage Plan::*stage, int64_t jobs, int worker) const;
+
+  const Plan& PlanOf(int64_t job, Stage Plan::*stage) const {
+    const Plan* after = std::upper_bound(
+        plans_, plans_ + num_plans_, job,
+        [stage](int64_t j, const Plan& plan) { return j < (plan.*stage).first_job; });
+    return *(after - 1);
+  }
+
+  // Whether gate and up jobs pack h, piece by piece: else it is kept in fp32 for PackH.
+  bool PacksPieces(const RecordLayout& layout) const {
+    return !layout.format.hadamard &&
+           kernels::OperandFor(layout.down.scheme, numerics_) == OperandKind::kPlain;
+  }
+
+  void PackInput(int64_t rows, const Forms& forms);
+  void PackH(int64_t slots);
+  // The Hadamard transform is no pass of its own: the row is in the L1 cache.
+  void PackHRow(const Plan& plan, int64_t slot) const;
+
+  // What multiplies gate or up with the tokens of a job. `room`: where rows may be copied together.
+  Product ProductOfX(const ExpertProblem& problem, const MatrixLayout& matrix,
+                     const JobRange& range, uint8_t* room) const;
+
+  // One product of `args.blocks` row blocks with the columns [column, column + args.columns) of x.
+  void MultiplyX(const ExpertProblem& problem, const MatrixLayout& matrix, const JobRange& range,
+                 const Product& product, int64_t column, BlockGemmArgs* args) const;
+
+  void GateUpJob(int64_t job, int thread) const;
+
+  // The 16 channels of h that row block `block` gave, as one piece of a plain operand.
+  static void PackPiece(const RecordLayout& layout, int64_t block, const float* h,
+                        const OperandKernels& kernels, uint8_t* row);
+
+  void DownJob(int64_t job) const;
+
+  void Scatter(const ExpertProblem& problem, int64_t block, int blocks, int64_t column, int columns,
+               const float* product) const;
+
+  ThreadPool* const pool_;
+  const KernelSet& set_;
+  const ActivationNumerics numerics_;
+  const OperandSizes sizes_;
+  AlignedBuffer workspace_;
+
+  // State of the Run under way; the arrays are in workspace_.
+  const float* x_ = nullptr;
+  float* out_ = nullptr;
+  int64_t hidden_ = 0;
+  uint8_t* packed_x_[kInputForms] = {};
+  float* transformed_ = nullptr;  // a row of x a thread, on its way into a Hadamard form
+  uint8_t* gathered_ = nullptr;   // rows of x that a job brings together, a thread
+  int64_t gathered_matrix_bytes_ = 0;
+  int64_t gathered_matrices_ = 1;  // 2 if gate and up may be two products
+  uint8_t* packed_h_ = nullptr;    // each slot in the form of its down matrix
+  int64_t h_row_bytes_ = 0;
+  float* h_ = nullptr;  // where it is not packed as it is made
+  int64_t h_stride_ = 0;
+  Plan* plans_ = nullptr;
+  std::atomic<int64_t>* pending_ = nullptr;  // by plan: gate and up jobs that are not done
+  int64_t num_plans_ = 0;
+  int64_t gate_up_jobs_ = 0;
+  int64_t down_jobs_ = 0;
+};
+
+}  // namespace moert::gemm
+
+#endif  // MOERT_LIB_GEMM_CPU_GEMM_H_
