@@ -29,7 +29,7 @@ absl::StatusOr<std::unique_ptr<MoeBlocks>> MoeBlocks::Create(const CheckpointExp
     gates.push_back(blocks->constants_.back().gate);
     biases.push_back(blocks->constants_.back().selection_bias);
   }
-  blocks->router_ = std::make_unique<Router>(&experts->model(), gates, biases, pool);
+  MOERT_ASSIGN_OR_RETURN(blocks->router_, Router::Create(&experts->model(), gates, biases, pool));
   for (int t = 0; t < pool->num_threads(); ++t) {
     ThreadPoolOptions options;
     options.threads = 1;
