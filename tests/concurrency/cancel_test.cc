@@ -87,7 +87,7 @@ TEST_CASE("a cancelled step returns, and its engine goes on") {
   CHECK((*engine)->Forward(*step, 1, in, out).code() == absl::StatusCode::kCancelled);
   CHECK((*engine)->StepStatus(*step).code() == absl::StatusCode::kCancelled);
   CHECK((*engine)->EndStep(*step).code() == absl::StatusCode::kCancelled);
-  CHECK((*engine)->CancelStep(*step).code() == absl::StatusCode::kInvalidArgument);
+  CHECK((*engine)->CancelStep(*step).code() == absl::StatusCode::kFailedPrecondition);
   REQUIRE_OK((*engine)->EndStep(*next));
 
   // Cancelled before it began.

@@ -5,6 +5,7 @@
 
 #include "device_step.h"
 #include "plan/layer_planner.h"
+#include "research/strategies/research_strategies.h"
 #include "tests/support/catch.h"
 #include "tests/support/run_engine.h"
 #include "tests/support/synthetic_source.h"

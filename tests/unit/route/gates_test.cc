@@ -18,6 +18,7 @@ TEST_CASE("gates of any width give the same scores on any number of threads") {
   std::normal_distribution<float> normal(0, 0.05f);
   for (const int experts : {100, 3, 64}) {  // 4, 1 and 2 jobs a token
     MoeLayerSpec layer;
+    layer.model_layer = static_cast<int>(model.layers.size());
     layer.hidden = kHidden;
     layer.intermediate = 16;
     layer.num_experts = experts;

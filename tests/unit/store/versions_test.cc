@@ -4,6 +4,7 @@
 #include <map>
 
 #include "store/block_pool.h"
+#include "store/versioned_store.h"
 #include "strategies/builtin.h"
 #include "support/catch.h"
 #include "support/synthetic_source.h"
@@ -28,8 +29,8 @@ struct Fixture {
     pools[0] = *MakeRamBlockPool({Block(0), 12}, high, &budget);
     pools[1] = *MakeRamBlockPool({Block(1), 12}, low, &budget);
     store = std::make_unique<VersionedStore>(&source, std::vector<ServedVersion>{{0, 0}, {1, 1}},
-                                          std::move(pools),
-                                          MakeVirtualLink(&source, &clock, &profile), lru.get());
+                                             std::move(pools),
+                                             MakeVirtualLink(&source, &clock, &profile), lru.get());
   }
   int64_t Block(int version) const {
     return (source.layout(0, 0, version).bytes + kRecordAlignment - 1) / kRecordAlignment *

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "store/block_pool.h"
+#include "store/versioned_store.h"
 #include "strategies/builtin.h"
 #include "tests/support/catch.h"
 #include "tests/support/synthetic_source.h"
