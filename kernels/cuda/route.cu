@@ -5,6 +5,7 @@
 #include "kernels/cuda/group_gemm.h"
 #include "kernels/cuda/primitives/element.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
+#include "kernels/cuda/primitives/tile_matrix.cuh"
 #include "kernels/cuda/primitives/top_k.cuh"
 #include "kernels/cuda/route.h"
 
@@ -251,28 +252,6 @@ __device__ int ItemCost(const TileMatrix& m, int tokens) {
   return m.k64s * k64 + kItem;
 }
 
-/// `up`: the matrix of the second row blocks, if it is another.
-__device__ TileMatrix Resolve(const uint8_t* record, const DeviceMatrix& m,
-                              const DeviceMatrix* up) {
-  TileMatrix t;
-  t.weights = record + m.weight_offset;
-  t.scales = record + m.scale_offset;
-  t.second_weights = up != nullptr ? static_cast<int>(up->weight_offset - m.weight_offset)
-                                   : m.k64s * K64Bytes(m.packing);
-  t.second_scales = up != nullptr ? static_cast<int>(up->scale_offset - m.scale_offset) : 32;
-  t.zero_distance = static_cast<int>(m.zero_offset - m.scale_offset);
-  t.items = up != nullptr ? m.row_blocks : (m.row_blocks + 1) / 2;
-  t.row_blocks = m.row_blocks;
-  t.k64s = m.k64s;
-  t.group_k64s = m.group_k64s;
-  t.zero_point = m.zero_point;
-  t.packing = m.packing;
-  t.operand = m.operand;
-  t.k = m.k;
-  t.unused = 0;
-  return t;
-}
-
 /// Where share `cta` of `ctas` equal shares of the work begins. cost: up to and with each tile.
 __device__ Position StartOf(const Tile* tiles, const int64_t* cost, int num_tiles, int product,
                             int cta, int ctas) {
@@ -318,8 +297,8 @@ __global__ void __launch_bounds__(kTileThreads)
   int64_t cost[2] = {}, last_cost[2] = {};
   if (tiles > 0) {
     const DeviceFormat& f = args.formats[handle.format];
-    tile.matrix[0] = Resolve(handle.record, f.gate, &f.up);
-    tile.matrix[1] = Resolve(handle.record, f.down, nullptr);
+    tile.matrix[0] = ResolveMatrix(handle.record, f.gate, &f.up);
+    tile.matrix[1] = ResolveMatrix(handle.record, f.down, nullptr);
     // Of a tile that is full; the last may cost less.
     for (int p = 0; p < 2; ++p) {
       cost[p] = int64_t{tile.matrix[p].items} * ItemCost(tile.matrix[p], min(count, kTileTokens));
