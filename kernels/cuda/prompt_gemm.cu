@@ -267,7 +267,6 @@ __global__ void __launch_bounds__(kThreads, 1)
 #endif
 }
 
-#ifndef MOERT_PROMPT_TEST
 template <Packing kPacking, bool kGateUp, int kMost>
 int LaunchOne(const PromptGemmArgs& args, cudaStream_t stream) {
   constexpr int kBytes = PromptRing<kPacking, kMost>::kBytes;
@@ -294,10 +293,8 @@ int LaunchBoth(const PromptGemmArgs& args, cudaStream_t stream) {
   return error != 0 ? error : LaunchPackings<false, kMost>(args, stream);
 }
 
-#endif
 }  // namespace
 
-#ifndef MOERT_PROMPT_TEST
 int LaunchPromptProducts(const PromptGemmArgs& args, CUstream_st* stream) {
   switch (args.most) {
     case 64:
@@ -330,5 +327,4 @@ int PromptGemmCtas() {
   return attributes.numRegs > 64 ? processors : 0;
 }
 
-#endif
 }  // namespace moert::cuda

@@ -43,10 +43,12 @@ MOERT_HOST_DEVICE constexpr int PromptPacking(const DeviceMatrix& m) {
       return -1;
   }
 }
-/// Whether experts of this format are multiplied by this family.
-MOERT_HOST_DEVICE constexpr bool HasPromptProduct(const DeviceFormat& f) {
-  return PromptPacking(f.gate) >= 0 && PromptPacking(f.up) == PromptPacking(f.gate) &&
-         PromptPacking(f.down) >= 0;
+/// Whether experts of this format are multiplied by this family, of whose packings those of
+/// `packings` (a bit each) are in use.
+MOERT_HOST_DEVICE constexpr bool IsPromptFormat(const DeviceFormat& f, uint32_t packings) {
+  const int gate = PromptPacking(f.gate), down = PromptPacking(f.down);
+  return gate >= 0 && down >= 0 && PromptPacking(f.up) == gate && (packings >> gate & 1) != 0 &&
+         (packings >> down & 1) != 0;
 }
 
 /// Columns that a unit may have: `most`, and some steps less.
@@ -101,12 +103,11 @@ MOERT_HOST_DEVICE constexpr int64_t MaxPromptRows(int64_t tokens, int64_t top_k,
 
 struct MakePromptTilesArgs {
   PromptTable table;
-  int32_t most = 256;  // one of kPromptMosts
+  int32_t most = 256;     // one of kPromptMosts
+  uint32_t packings = 0;  // see IsPromptFormat
   const DeviceFormat* formats = nullptr;
   const ExpertHandle* handles = nullptr;  // as MakeTilesArgs
-  const int32_t* counts = nullptr;
-  const int32_t* firsts = nullptr;  // [experts] into sorted
-  const int32_t* sorted = nullptr;  // slots, expert by expert
+  SlotGroups groups;
   const int32_t* shared_slots = nullptr;
   int32_t experts = 0;
   int32_t tokens = 0;
@@ -134,9 +135,6 @@ int LaunchPromptProducts(const PromptGemmArgs& args, CUstream_st* stream);
 
 /// CTAs of a product on the current device; 0 where this family does not run.
 int PromptGemmCtas();
-
-/// As LoadRouteKernels.
-int LoadPromptKernels();
 
 }  // namespace moert::cuda
 

@@ -65,13 +65,13 @@ __global__ void __launch_bounds__(kThreads)
   ExpertHandle handle{};
   if (is_expert && args.wave.Has(e)) {
     handle = args.handles[e];
-    count = shared ? args.tokens : args.counts[e];
+    count = shared ? args.tokens : args.groups.counts[e];
     if (handle.record == nullptr) count = 0;
   }
   const DeviceFormat* format = nullptr;
   if (count > 0) {
     format = args.formats + handle.format;
-    if (!HasPromptProduct(*format)) count = 0;
+    if (!IsPromptFormat(*format, args.packings)) count = 0;
   }
   const int columns = count > 0 ? PromptShare(args.most, count) : 0;
   const int units = count > 0 ? (count + columns - 1) / columns : 0;
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kThreads)
     share[1].packing = PromptPacking(format->down);
     share[0].row_tiles = (unit.matrix[0].row_blocks + 3) / 4;
     share[1].row_tiles = (unit.matrix[1].row_blocks + 7) / 8;
-    const int32_t* slots = shared ? args.shared_slots : args.sorted + args.firsts[e];
+    const int32_t* slots = shared ? args.shared_slots : args.groups.sorted + args.groups.firsts[e];
     for (int i = 0; i < units; ++i) {
       unit.slots = slots + i * columns;
       unit.count = i + 1 < units ? columns : last;
@@ -161,7 +161,5 @@ __global__ void __launch_bounds__(kThreads)
 int LaunchMakePromptTiles(const MakePromptTilesArgs& args, CUstream_st* stream) {
   return LaunchEarly(MakePromptTilesKernel, 1, kThreads, 0, stream, args);
 }
-
-int LoadPromptTileKernels() { return LoadKernels(MakePromptTilesKernel); }
 
 }  // namespace moert::cuda

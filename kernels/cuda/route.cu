@@ -7,6 +7,7 @@
 #include "kernels/cuda/primitives/launch.cuh"
 #include "kernels/cuda/primitives/tile_matrix.cuh"
 #include "kernels/cuda/primitives/top_k.cuh"
+#include "kernels/cuda/prompt_gemm.h"
 #include "kernels/cuda/route.h"
 
 namespace moert::cuda {
@@ -188,35 +189,120 @@ __device__ void AddCall(SelectionTally* to, int slots, float mass) {
   *to = t;
 }
 
-/// A warp an expert walks all pairs: slots come out ascending with no sort and no atomics.
-__global__ void __launch_bounds__(128)
-    GroupKernel(const int32_t* ids, int pairs, int experts, int32_t* lists, int32_t* counts,
-                const float* weights, SelectionTally* tally) {
+constexpr int kChunk = 1024;  // pairs that a CTA places
+constexpr int kChunkWarps = kChunk / 32;
+
+/// A warp adds what an expert was given in this call.
+__device__ void TallyExpert(const SlotGroups& groups, int expert, int first, int count,
+                            const float* weights, SelectionTally* tally) {
+  const int lane = threadIdx.x % 32;
+  float mass = 0;
+  for (int i = lane; i < count; i += 32) mass += weights[groups.sorted[first + i]];
+  mass = WarpSum(mass);
+  if (lane == 0 && count > 0) AddCall(tally + expert, count, mass);
+}
+
+__global__ void __launch_bounds__(128) TallyKernel(SlotGroups groups, int pairs, int experts,
+                                                   const float* weights, SelectionTally* tally) {
   TriggerDependentLaunch();
   GridDependencySync();
   const int expert = blockIdx.x * 4 + threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
   if (expert >= experts) return;
-  int32_t* list = lists + static_cast<int64_t>(expert) * pairs;
-  int count = 0;
-  float mass = 0;
-#pragma unroll 4
-  for (int base = 0; base < pairs; base += 32) {
-    const int i = base + lane;
-    const bool mine = i < pairs && ids[i] == expert;
-    const uint32_t found = __ballot_sync(kFull, mine);
-    if (mine) {
-      list[count + __popc(found & ((1u << lane) - 1))] = i;
-      if (tally != nullptr) mass += weights[i];
-    }
-    count += __popc(found);
+  TallyExpert(groups, expert, groups.firsts[expert], groups.counts[expert], weights, tally);
+  if (expert == 0 && threadIdx.x == 0) AddCall(tally + experts, pairs, 0);
+}
+
+/// Counts each chunk's experts.
+__global__ void __launch_bounds__(256)
+    CountChunkKernel(const int32_t* ids, int pairs, int experts, int32_t* chunks) {
+  TriggerDependentLaunch();
+  GridDependencySync();
+  __shared__ int counts[kMaxExperts];
+  for (int e = threadIdx.x; e < experts; e += 256) counts[e] = 0;
+  __syncthreads();
+  const int begin = blockIdx.x * kChunk;
+  const int end = min(pairs, begin + kChunk);
+  for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += 256) {
+    const int e = ids[i];
+    if (e >= 0 && e < experts) atomicAdd(counts + e, 1);
   }
-  if (lane == 0) counts[expert] = count;
-  if (tally == nullptr) return;
-  mass = WarpSum(mass);
-  if (lane != 0) return;
-  if (count > 0) AddCall(tally + expert, count, mass);
-  if (expert == 0) AddCall(tally + experts, pairs, 0);
+  __syncthreads();
+  for (int e = threadIdx.x; e < experts; e += 256) {
+    chunks[static_cast<int64_t>(blockIdx.x) * experts + e] = counts[e];
+  }
+}
+
+/// A CTA places a chunk's slots behind those of the chunks before it. A thread a pair: its rank in
+/// the warp by a match, then behind those of the warps before it. Slots of an expert come out
+/// ascending.
+__global__ void __launch_bounds__(kChunk)
+    GroupKernel(const int32_t* ids, int pairs, int experts, SlotGroups groups, const float* weights,
+                SelectionTally* tally) {
+  TriggerDependentLaunch();
+  GridDependencySync();
+  __shared__ uint16_t before[kChunkWarps][kMaxExperts];  // of an expert, in the warps before
+  __shared__ int places[kMaxExperts];
+  __shared__ int totals[32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int warps = static_cast<int>(blockDim.x) / 32;
+  const int in_use =
+      min(warps, (min(pairs - static_cast<int>(blockIdx.x) * kChunk, kChunk) + 31) / 32);
+  for (int w = 0; w < in_use; ++w) {
+    for (int e = threadIdx.x; e < experts; e += static_cast<int>(blockDim.x)) before[w][e] = 0;
+  }
+  __syncthreads();
+  const int at = static_cast<int>(blockIdx.x) * kChunk + static_cast<int>(threadIdx.x);
+  const int mine = at < pairs && warp < in_use ? ids[at] : -1;
+  const bool placed = mine >= 0 && mine < experts;
+  const uint32_t alike = __match_any_sync(kFull, mine);
+  const int rank = __popc(alike & ((1u << lane) - 1));
+  if (placed && rank == 0) before[warp][mine] = static_cast<uint16_t>(__popc(alike));
+  __syncthreads();
+  const int e = threadIdx.x;
+  int here = 0, all = 0, ahead = 0;
+  if (e < experts) {
+    for (int w = 0; w < in_use; ++w) {
+      const int count = before[w][e];
+      before[w][e] = static_cast<uint16_t>(here);
+      here += count;
+    }
+    all = here;
+    if (gridDim.x > 1) {
+      all = 0;
+#pragma unroll 8
+      for (int c = 0; c < static_cast<int>(gridDim.x); ++c) {
+        const int count = groups.chunks[static_cast<int64_t>(c) * experts + e];
+        all += count;
+        if (c < static_cast<int>(blockIdx.x)) ahead += count;
+      }
+    }
+  }
+  int sum = all;
+#pragma unroll
+  for (int d = 1; d < 32; d *= 2) {
+    const int other = __shfl_up_sync(kFull, sum, d);
+    if (lane >= d) sum += other;
+  }
+  if (lane == 31) totals[warp] = sum;
+  __syncthreads();
+  int first = sum - all;
+  for (int w = 0; w < warp && w * 32 < experts; ++w) first += totals[w];
+  if (e < experts) {
+    places[e] = first + ahead;
+    if (blockIdx.x == 0) {
+      groups.firsts[e] = first;
+      groups.counts[e] = all;
+    }
+  }
+  __syncthreads();
+  if (placed) groups.sorted[places[mine] + before[warp][mine] + rank] = at;
+  if (tally == nullptr || gridDim.x > 1) return;
+  __syncthreads();
+  for (int expert = warp; expert < experts; expert += warps) {
+    const int begin = places[expert];
+    TallyExpert(groups, expert, begin, groups.counts[expert], weights, tally);
+  }
+  if (threadIdx.x == 0) AddCall(tally + experts, pairs, 0);
 }
 
 /// What an item costs, in bytes of bf16 that take as long: the bytes it reads, or the instructions
@@ -290,7 +376,11 @@ __global__ void __launch_bounds__(kTileThreads)
   ExpertHandle handle{};
   if (e <= args.experts && args.wave.Has(e)) {
     handle = args.handles[e];
-    if (handle.record != nullptr) count = shared ? args.tokens : args.counts[e];
+    if (handle.record != nullptr) count = shared ? args.tokens : args.groups.counts[e];
+  }
+  if (args.prompt_packings != 0 && count > 0 &&
+      IsPromptFormat(args.formats[handle.format], args.prompt_packings)) {
+    count = 0;
   }
   const int tiles = (count + kTileTokens - 1) / kTileTokens;
   Tile tile{};
@@ -341,8 +431,9 @@ __global__ void __launch_bounds__(kTileThreads)
   }
   if (e < 2) args.table.ticket[e] = 0;
   const int first = tile_sum - tiles;
-  const int32_t* slots =
-      shared ? args.shared_slots : args.lists + static_cast<int64_t>(e) * args.pairs;
+  const int32_t* slots = shared      ? args.shared_slots
+                         : tiles > 0 ? args.groups.sorted + args.groups.firsts[e]
+                                     : nullptr;
   for (int i = 0; i < tiles; ++i) {
     const int at = first + i;
     tile.slots = slots + i * kTileTokens;
@@ -407,10 +498,21 @@ int LaunchTopK(const DeviceRouting& routing, int tokens, float* logits, int32_t*
                      weights);
 }
 
-int LaunchGroup(const int32_t* ids, int pairs, int experts, int32_t* lists, int32_t* counts,
+int LaunchGroup(const int32_t* ids, int pairs, int experts, const SlotGroups& groups,
                 CUstream_st* stream, const float* weights, SelectionTally* tally) {
-  return LaunchEarly(GroupKernel, (experts + 3) / 4, 128, 0, stream, ids, pairs, experts, lists,
-                     counts, weights, tally);
+  const auto chunks = static_cast<int>(GroupChunks(pairs));
+  if (chunks > 1) {
+    const int error =
+        LaunchEarly(CountChunkKernel, chunks, 256, 0, stream, ids, pairs, experts, groups.chunks);
+    if (error != 0) return error;
+  }
+  const int least = pairs > experts ? pairs : experts;
+  const int threads = least >= kChunk ? kChunk : (least + 31) / 32 * 32;
+  const int error = LaunchEarly(GroupKernel, chunks, threads, 0, stream, ids, pairs, experts,
+                                groups, weights, tally);
+  if (error != 0 || tally == nullptr || chunks == 1) return error;
+  return LaunchEarly(TallyKernel, (experts + 3) / 4, 128, 0, stream, groups, pairs, experts,
+                     weights, tally);
 }
 
 int LaunchMakeTiles(const MakeTilesArgs& args, CUstream_st* stream) {
