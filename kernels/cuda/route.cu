@@ -14,7 +14,8 @@ namespace moert::cuda {
 namespace {
 
 constexpr int kGateTokens = 4;
-constexpr int kGateParts = 8;   // of the width, each summed by itself
+constexpr int kGateParts = 8;  // of the width, each summed by itself
+constexpr int kManyGateRows = 256;
 constexpr int kFewTokens = 64;  // up to here a CTA an expert, else a warp an expert
 constexpr int kTileThreads = kMaxExperts + 32;
 
@@ -80,6 +81,66 @@ __global__ void __launch_bounds__(256)
 #pragma unroll
   for (int t = 0; t < kGateTokens; ++t) {
     if (first + t < tokens) logits[static_cast<int64_t>(first + t) * experts + expert] = total[t];
+  }
+}
+
+/// The same sums, bit for bit, of many tokens: a warp takes kManyExperts experts by kManyTokens
+/// tokens, so that few of its instructions are loads.
+constexpr int kManyExperts = 2;
+constexpr int kManyTokens = 16;
+template <typename T>
+__global__ void __launch_bounds__(256)
+    ManyGateLogitsKernel(const T* x, int tokens, int hidden, int64_t stride, const float* gate,
+                         int experts, float* logits) {
+  TriggerDependentLaunch();
+  GridDependencySync();
+  const int lane = threadIdx.x % 32;
+  const int expert = (blockIdx.x * 8 + static_cast<int>(threadIdx.x) / 32) * kManyExperts;
+  const int first = blockIdx.y * kManyTokens;
+  if (expert >= experts) return;
+  const float* rows[kManyExperts];
+#pragma unroll
+  for (int e = 0; e < kManyExperts; ++e) {
+    rows[e] = gate + static_cast<int64_t>(min(expert + e, experts - 1)) * hidden;
+  }
+  const T* from = x + first * stride;
+  const int last = min(kManyTokens, tokens - first) - 1;
+  const int width = (hidden + kGateParts - 1) / kGateParts;
+  float total[kManyExperts][kManyTokens];
+#pragma unroll 1
+  for (int p = 0; p < kGateParts; ++p) {
+    const int end = min(hidden, (p + 1) * width);
+    float sum[kManyExperts][kManyTokens] = {};
+#pragma unroll 2
+    for (int i = p * width + lane; i < end; i += 32) {
+      float g[kManyExperts];
+#pragma unroll
+      for (int e = 0; e < kManyExperts; ++e) g[e] = rows[e][i];
+#pragma unroll
+      for (int t = 0; t < kManyTokens; ++t) {
+        const float v = ToFloat(from[min(t, last) * stride + i]);
+#pragma unroll
+        for (int e = 0; e < kManyExperts; ++e) sum[e][t] = fmaf(g[e], v, sum[e][t]);
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < kManyExperts; ++e) {
+#pragma unroll
+      for (int t = 0; t < kManyTokens; ++t) {
+        const float part = WarpSum(sum[e][t]);
+        total[e][t] = p == 0 ? part : total[e][t] + part;
+      }
+    }
+  }
+  if (lane != 0) return;
+#pragma unroll
+  for (int e = 0; e < kManyExperts; ++e) {
+#pragma unroll
+    for (int t = 0; t < kManyTokens; ++t) {
+      if (expert + e < experts && t <= last) {
+        logits[static_cast<int64_t>(first + t) * experts + expert + e] = total[e][t];
+      }
+    }
   }
 }
 
@@ -189,27 +250,65 @@ __device__ void AddCall(SelectionTally* to, int slots, float mass) {
   *to = t;
 }
 
+/// Up to kChunk pairs: a warp an expert walks them all. Slots come out ascending with no sort and
+/// no atomics; an expert's begin behind those of the ids below its own.
+__global__ void __launch_bounds__(128)
+    GroupFewKernel(const int32_t* ids, int pairs, int experts, SlotGroups groups,
+                   const float* weights, SelectionTally* tally) {
+  TriggerDependentLaunch();
+  GridDependencySync();
+  const int expert = blockIdx.x * 4 + threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  if (expert >= experts) return;
+  int first = 0;
+#pragma unroll 4
+  for (int base = 0; base < pairs; base += 32) {
+    const int i = base + lane;
+    const int id = i < pairs ? ids[i] : -1;
+    first += __popc(__ballot_sync(kFull, id >= 0 && id < expert));
+  }
+  int count = 0;
+  float mass = 0;
+#pragma unroll 4
+  for (int base = 0; base < pairs; base += 32) {
+    const int i = base + lane;
+    const bool mine = i < pairs && ids[i] == expert;
+    const uint32_t found = __ballot_sync(kFull, mine);
+    if (mine) {
+      groups.sorted[first + count + __popc(found & ((1u << lane) - 1))] = i;
+      if (tally != nullptr) mass += weights[i];
+    }
+    count += __popc(found);
+  }
+  if (lane == 0) {
+    groups.firsts[expert] = first;
+    groups.counts[expert] = count;
+  }
+  if (tally == nullptr) return;
+  mass = WarpSum(mass);
+  if (lane != 0) return;
+  if (count > 0) AddCall(tally + expert, count, mass);
+  if (expert == 0) AddCall(tally + experts, pairs, 0);
+}
+
 constexpr int kChunk = 1024;  // pairs that a CTA places
 constexpr int kChunkWarps = kChunk / 32;
 
-/// A warp adds what an expert was given in this call.
-__device__ void TallyExpert(const SlotGroups& groups, int expert, int first, int count,
-                            const float* weights, SelectionTally* tally) {
-  const int lane = threadIdx.x % 32;
-  float mass = 0;
-  for (int i = lane; i < count; i += 32) mass += weights[groups.sorted[first + i]];
-  mass = WarpSum(mass);
-  if (lane == 0 && count > 0) AddCall(tally + expert, count, mass);
-}
-
+/// A warp an expert adds what it was given in this call.
 __global__ void __launch_bounds__(128) TallyKernel(SlotGroups groups, int pairs, int experts,
                                                    const float* weights, SelectionTally* tally) {
   TriggerDependentLaunch();
   GridDependencySync();
   const int expert = blockIdx.x * 4 + threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
   if (expert >= experts) return;
-  TallyExpert(groups, expert, groups.firsts[expert], groups.counts[expert], weights, tally);
-  if (expert == 0 && threadIdx.x == 0) AddCall(tally + experts, pairs, 0);
+  const int first = groups.firsts[expert], count = groups.counts[expert];
+  float mass = 0;
+  for (int i = lane; i < count; i += 32) mass += weights[groups.sorted[first + i]];
+  mass = WarpSum(mass);
+  if (lane != 0) return;
+  if (count > 0) AddCall(tally + expert, count, mass);
+  if (expert == 0) AddCall(tally + experts, pairs, 0);
 }
 
 /// Counts each chunk's experts.
@@ -236,17 +335,14 @@ __global__ void __launch_bounds__(256)
 /// the warp by a match, then behind those of the warps before it. Slots of an expert come out
 /// ascending.
 __global__ void __launch_bounds__(kChunk)
-    GroupKernel(const int32_t* ids, int pairs, int experts, SlotGroups groups, const float* weights,
-                SelectionTally* tally) {
+    GroupKernel(const int32_t* ids, int pairs, int experts, SlotGroups groups) {
   TriggerDependentLaunch();
   GridDependencySync();
   __shared__ uint16_t before[kChunkWarps][kMaxExperts];  // of an expert, in the warps before
   __shared__ int places[kMaxExperts];
   __shared__ int totals[32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int warps = static_cast<int>(blockDim.x) / 32;
-  const int in_use =
-      min(warps, (min(pairs - static_cast<int>(blockIdx.x) * kChunk, kChunk) + 31) / 32);
+  const int in_use = (min(pairs - static_cast<int>(blockIdx.x) * kChunk, kChunk) + 31) / 32;
   for (int w = 0; w < in_use; ++w) {
     for (int e = threadIdx.x; e < experts; e += static_cast<int>(blockDim.x)) before[w][e] = 0;
   }
@@ -266,15 +362,11 @@ __global__ void __launch_bounds__(kChunk)
       before[w][e] = static_cast<uint16_t>(here);
       here += count;
     }
-    all = here;
-    if (gridDim.x > 1) {
-      all = 0;
 #pragma unroll 8
-      for (int c = 0; c < static_cast<int>(gridDim.x); ++c) {
-        const int count = groups.chunks[static_cast<int64_t>(c) * experts + e];
-        all += count;
-        if (c < static_cast<int>(blockIdx.x)) ahead += count;
-      }
+    for (int c = 0; c < static_cast<int>(gridDim.x); ++c) {
+      const int count = groups.chunks[static_cast<int64_t>(c) * experts + e];
+      all += count;
+      if (c < static_cast<int>(blockIdx.x)) ahead += count;
     }
   }
   int sum = all;
@@ -296,13 +388,6 @@ __global__ void __launch_bounds__(kChunk)
   }
   __syncthreads();
   if (placed) groups.sorted[places[mine] + before[warp][mine] + rank] = at;
-  if (tally == nullptr || gridDim.x > 1) return;
-  __syncthreads();
-  for (int expert = warp; expert < experts; expert += warps) {
-    const int begin = places[expert];
-    TallyExpert(groups, expert, begin, groups.counts[expert], weights, tally);
-  }
-  if (threadIdx.x == 0) AddCall(tally + experts, pairs, 0);
 }
 
 /// What an item costs, in bytes of bf16 that take as long: the bytes it reads, or the instructions
@@ -481,6 +566,15 @@ int LaunchGateLogits(const DeviceRows& x, const float* gate, int experts, float*
   int error = 0;
   WithElement(x.dtype, [&](auto type) {
     using T = Element<decltype(type)>;
+    if (x.rows >= kManyGateRows) {
+      constexpr int kCtaExperts = 8 * kManyExperts;
+      const dim3 many((experts + kCtaExperts - 1) / kCtaExperts,
+                      (x.rows + kManyTokens - 1) / kManyTokens);
+      error =
+          LaunchEarly(ManyGateLogitsKernel<T>, many, 256, 0, stream, static_cast<const T*>(x.data),
+                      x.rows, x.cols, x.stride, gate, experts, logits);
+      return;
+    }
     const auto kernel = few ? GateLogitsKernel<T, true> : GateLogitsKernel<T, false>;
     error = LaunchEarly(kernel, grid, 256, 0, stream, static_cast<const T*>(x.data), x.rows, x.cols,
                         x.stride, gate, experts, logits);
@@ -500,19 +594,19 @@ int LaunchTopK(const DeviceRouting& routing, int tokens, float* logits, int32_t*
 
 int LaunchGroup(const int32_t* ids, int pairs, int experts, const SlotGroups& groups,
                 CUstream_st* stream, const float* weights, SelectionTally* tally) {
-  const auto chunks = static_cast<int>(GroupChunks(pairs));
-  if (chunks > 1) {
-    const int error =
-        LaunchEarly(CountChunkKernel, chunks, 256, 0, stream, ids, pairs, experts, groups.chunks);
-    if (error != 0) return error;
+  const int warps4 = (experts + 3) / 4;
+  if (pairs <= kChunk) {
+    return LaunchEarly(GroupFewKernel, warps4, 128, 0, stream, ids, pairs, experts, groups, weights,
+                       tally);
   }
-  const int least = pairs > experts ? pairs : experts;
-  const int threads = least >= kChunk ? kChunk : (least + 31) / 32 * 32;
-  const int error = LaunchEarly(GroupKernel, chunks, threads, 0, stream, ids, pairs, experts,
-                                groups, weights, tally);
-  if (error != 0 || tally == nullptr || chunks == 1) return error;
-  return LaunchEarly(TallyKernel, (experts + 3) / 4, 128, 0, stream, groups, pairs, experts,
-                     weights, tally);
+  const auto chunks = static_cast<int>(GroupChunks(pairs));
+  int error =
+      LaunchEarly(CountChunkKernel, chunks, 256, 0, stream, ids, pairs, experts, groups.chunks);
+  if (error == 0) {
+    error = LaunchEarly(GroupKernel, chunks, kChunk, 0, stream, ids, pairs, experts, groups);
+  }
+  if (error != 0 || tally == nullptr) return error;
+  return LaunchEarly(TallyKernel, warps4, 128, 0, stream, groups, pairs, experts, weights, tally);
 }
 
 int LaunchMakeTiles(const MakeTilesArgs& args, CUstream_st* stream) {
