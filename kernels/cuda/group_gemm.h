@@ -2,9 +2,10 @@
 //
 // An item is a pair of row blocks of one tile: the gate and the up block of 16 channels, or two
 // blocks of down. The warps of a CTA form groups that split K; each group takes every n-th item of
-// the CTA's share, so groups wait for nobody but themselves. Weights stream once from device memory:
-// those of 16 bits, and integer products', into registers a unit ahead of the products that use
-// them, those of fewer bits some units ahead through shared memory (primitives/weight_ring.cuh).
+// the CTA's share, so groups wait for nobody but themselves. Weights stream once from device
+// memory: those of 16 bits, and integer products', into registers a unit ahead of the products that
+// use them, those of fewer bits some units ahead through shared memory
+// (primitives/weight_ring.cuh).
 //
 // Both products are one launch. Shares are taken by ticket, all of gate and up before the first of
 // `down` is worked on; the first read of a tile's h waits until all of it was written. Whoever
@@ -32,6 +33,7 @@ struct GroupGemmArgs {
   float* wide_h = nullptr;           // [slots, wide_h_stride] floats: h where `down` wants another
                                      // operand than plain bf16
   float* out = nullptr;              // [slots, out_stride] floats: down h
+  uint16_t* narrow_out = nullptr;    // if not null, instead of it: the same as bf16
   int64_t x_stride = 0;
   int64_t h_stride = 0;
   int64_t wide_h_stride = 0;

@@ -5,14 +5,17 @@
 #include "kernels/cuda/group_gemm.h"
 #include "kernels/cuda/primitives/element.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
+#include "kernels/cuda/primitives/tile_matrix.cuh"
 #include "kernels/cuda/primitives/top_k.cuh"
+#include "kernels/cuda/prompt_gemm.h"
 #include "kernels/cuda/route.h"
 
 namespace moert::cuda {
 namespace {
 
 constexpr int kGateTokens = 4;
-constexpr int kGateParts = 8;   // of the width, each summed by itself
+constexpr int kGateParts = 8;  // of the width, each summed by itself
+constexpr int kManyGateRows = 256;
 constexpr int kFewTokens = 64;  // up to here a CTA an expert, else a warp an expert
 constexpr int kTileThreads = kMaxExperts + 32;
 
@@ -78,6 +81,66 @@ __global__ void __launch_bounds__(256)
 #pragma unroll
   for (int t = 0; t < kGateTokens; ++t) {
     if (first + t < tokens) logits[static_cast<int64_t>(first + t) * experts + expert] = total[t];
+  }
+}
+
+/// The same sums, bit for bit, of many tokens: a warp takes kManyExperts experts by kManyTokens
+/// tokens, so that few of its instructions are loads.
+constexpr int kManyExperts = 2;
+constexpr int kManyTokens = 16;
+template <typename T>
+__global__ void __launch_bounds__(256)
+    ManyGateLogitsKernel(const T* x, int tokens, int hidden, int64_t stride, const float* gate,
+                         int experts, float* logits) {
+  TriggerDependentLaunch();
+  GridDependencySync();
+  const int lane = threadIdx.x % 32;
+  const int expert = (blockIdx.x * 8 + static_cast<int>(threadIdx.x) / 32) * kManyExperts;
+  const int first = blockIdx.y * kManyTokens;
+  if (expert >= experts) return;
+  const float* rows[kManyExperts];
+#pragma unroll
+  for (int e = 0; e < kManyExperts; ++e) {
+    rows[e] = gate + static_cast<int64_t>(min(expert + e, experts - 1)) * hidden;
+  }
+  const T* from = x + first * stride;
+  const int last = min(kManyTokens, tokens - first) - 1;
+  const int width = (hidden + kGateParts - 1) / kGateParts;
+  float total[kManyExperts][kManyTokens];
+#pragma unroll 1
+  for (int p = 0; p < kGateParts; ++p) {
+    const int end = min(hidden, (p + 1) * width);
+    float sum[kManyExperts][kManyTokens] = {};
+#pragma unroll 2
+    for (int i = p * width + lane; i < end; i += 32) {
+      float g[kManyExperts];
+#pragma unroll
+      for (int e = 0; e < kManyExperts; ++e) g[e] = rows[e][i];
+#pragma unroll
+      for (int t = 0; t < kManyTokens; ++t) {
+        const float v = ToFloat(from[min(t, last) * stride + i]);
+#pragma unroll
+        for (int e = 0; e < kManyExperts; ++e) sum[e][t] = fmaf(g[e], v, sum[e][t]);
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < kManyExperts; ++e) {
+#pragma unroll
+      for (int t = 0; t < kManyTokens; ++t) {
+        const float part = WarpSum(sum[e][t]);
+        total[e][t] = p == 0 ? part : total[e][t] + part;
+      }
+    }
+  }
+  if (lane != 0) return;
+#pragma unroll
+  for (int e = 0; e < kManyExperts; ++e) {
+#pragma unroll
+    for (int t = 0; t < kManyTokens; ++t) {
+      if (expert + e < experts && t <= last) {
+        logits[static_cast<int64_t>(first + t) * experts + expert + e] = total[e][t];
+      }
+    }
   }
 }
 
@@ -187,16 +250,23 @@ __device__ void AddCall(SelectionTally* to, int slots, float mass) {
   *to = t;
 }
 
-/// A warp an expert walks all pairs: slots come out ascending with no sort and no atomics.
+/// Up to kChunk pairs: a warp an expert walks them all. Slots come out ascending with no sort and
+/// no atomics; an expert's begin behind those of the ids below its own.
 __global__ void __launch_bounds__(128)
-    GroupKernel(const int32_t* ids, int pairs, int experts, int32_t* lists, int32_t* counts,
-                const float* weights, SelectionTally* tally) {
+    GroupFewKernel(const int32_t* ids, int pairs, int experts, SlotGroups groups,
+                   const float* weights, SelectionTally* tally) {
   TriggerDependentLaunch();
   GridDependencySync();
   const int expert = blockIdx.x * 4 + threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   if (expert >= experts) return;
-  int32_t* list = lists + static_cast<int64_t>(expert) * pairs;
+  int first = 0;
+#pragma unroll 4
+  for (int base = 0; base < pairs; base += 32) {
+    const int i = base + lane;
+    const int id = i < pairs ? ids[i] : -1;
+    first += __popc(__ballot_sync(kFull, id >= 0 && id < expert));
+  }
   int count = 0;
   float mass = 0;
 #pragma unroll 4
@@ -205,17 +275,119 @@ __global__ void __launch_bounds__(128)
     const bool mine = i < pairs && ids[i] == expert;
     const uint32_t found = __ballot_sync(kFull, mine);
     if (mine) {
-      list[count + __popc(found & ((1u << lane) - 1))] = i;
+      groups.sorted[first + count + __popc(found & ((1u << lane) - 1))] = i;
       if (tally != nullptr) mass += weights[i];
     }
     count += __popc(found);
   }
-  if (lane == 0) counts[expert] = count;
+  if (lane == 0) {
+    groups.firsts[expert] = first;
+    groups.counts[expert] = count;
+  }
   if (tally == nullptr) return;
   mass = WarpSum(mass);
   if (lane != 0) return;
   if (count > 0) AddCall(tally + expert, count, mass);
   if (expert == 0) AddCall(tally + experts, pairs, 0);
+}
+
+constexpr int kChunk = 1024;  // pairs that a CTA places
+constexpr int kChunkWarps = kChunk / 32;
+
+/// A warp an expert adds what it was given in this call.
+__global__ void __launch_bounds__(128) TallyKernel(SlotGroups groups, int pairs, int experts,
+                                                   const float* weights, SelectionTally* tally) {
+  TriggerDependentLaunch();
+  GridDependencySync();
+  const int expert = blockIdx.x * 4 + threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  if (expert >= experts) return;
+  const int first = groups.firsts[expert], count = groups.counts[expert];
+  float mass = 0;
+  for (int i = lane; i < count; i += 32) mass += weights[groups.sorted[first + i]];
+  mass = WarpSum(mass);
+  if (lane != 0) return;
+  if (count > 0) AddCall(tally + expert, count, mass);
+  if (expert == 0) AddCall(tally + experts, pairs, 0);
+}
+
+/// Counts each chunk's experts.
+__global__ void __launch_bounds__(256)
+    CountChunkKernel(const int32_t* ids, int pairs, int experts, int32_t* chunks) {
+  TriggerDependentLaunch();
+  GridDependencySync();
+  __shared__ int counts[kMaxExperts];
+  for (int e = threadIdx.x; e < experts; e += 256) counts[e] = 0;
+  __syncthreads();
+  const int begin = blockIdx.x * kChunk;
+  const int end = min(pairs, begin + kChunk);
+  for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += 256) {
+    const int e = ids[i];
+    if (e >= 0 && e < experts) atomicAdd(counts + e, 1);
+  }
+  __syncthreads();
+  for (int e = threadIdx.x; e < experts; e += 256) {
+    chunks[static_cast<int64_t>(blockIdx.x) * experts + e] = counts[e];
+  }
+}
+
+/// A CTA places a chunk's slots behind those of the chunks before it. A thread a pair: its rank in
+/// the warp by a match, then behind those of the warps before it. Slots of an expert come out
+/// ascending.
+__global__ void __launch_bounds__(kChunk)
+    GroupKernel(const int32_t* ids, int pairs, int experts, SlotGroups groups) {
+  TriggerDependentLaunch();
+  GridDependencySync();
+  __shared__ uint16_t before[kChunkWarps][kMaxExperts];  // of an expert, in the warps before
+  __shared__ int places[kMaxExperts];
+  __shared__ int totals[32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int in_use = (min(pairs - static_cast<int>(blockIdx.x) * kChunk, kChunk) + 31) / 32;
+  for (int w = 0; w < in_use; ++w) {
+    for (int e = threadIdx.x; e < experts; e += static_cast<int>(blockDim.x)) before[w][e] = 0;
+  }
+  __syncthreads();
+  const int at = static_cast<int>(blockIdx.x) * kChunk + static_cast<int>(threadIdx.x);
+  const int mine = at < pairs && warp < in_use ? ids[at] : -1;
+  const bool placed = mine >= 0 && mine < experts;
+  const uint32_t alike = __match_any_sync(kFull, mine);
+  const int rank = __popc(alike & ((1u << lane) - 1));
+  if (placed && rank == 0) before[warp][mine] = static_cast<uint16_t>(__popc(alike));
+  __syncthreads();
+  const int e = threadIdx.x;
+  int here = 0, all = 0, ahead = 0;
+  if (e < experts) {
+    for (int w = 0; w < in_use; ++w) {
+      const int count = before[w][e];
+      before[w][e] = static_cast<uint16_t>(here);
+      here += count;
+    }
+#pragma unroll 8
+    for (int c = 0; c < static_cast<int>(gridDim.x); ++c) {
+      const int count = groups.chunks[static_cast<int64_t>(c) * experts + e];
+      all += count;
+      if (c < static_cast<int>(blockIdx.x)) ahead += count;
+    }
+  }
+  int sum = all;
+#pragma unroll
+  for (int d = 1; d < 32; d *= 2) {
+    const int other = __shfl_up_sync(kFull, sum, d);
+    if (lane >= d) sum += other;
+  }
+  if (lane == 31) totals[warp] = sum;
+  __syncthreads();
+  int first = sum - all;
+  for (int w = 0; w < warp && w * 32 < experts; ++w) first += totals[w];
+  if (e < experts) {
+    places[e] = first + ahead;
+    if (blockIdx.x == 0) {
+      groups.firsts[e] = first;
+      groups.counts[e] = all;
+    }
+  }
+  __syncthreads();
+  if (placed) groups.sorted[places[mine] + before[warp][mine] + rank] = at;
 }
 
 /// What an item costs, in bytes of bf16 that take as long: the bytes it reads, or the instructions
@@ -249,28 +421,6 @@ __device__ int ItemCost(const TileMatrix& m, int tokens) {
       break;
   }
   return m.k64s * k64 + kItem;
-}
-
-/// `up`: the matrix of the second row blocks, if it is another.
-__device__ TileMatrix Resolve(const uint8_t* record, const DeviceMatrix& m,
-                              const DeviceMatrix* up) {
-  TileMatrix t;
-  t.weights = record + m.weight_offset;
-  t.scales = record + m.scale_offset;
-  t.second_weights = up != nullptr ? static_cast<int>(up->weight_offset - m.weight_offset)
-                                   : m.k64s * K64Bytes(m.packing);
-  t.second_scales = up != nullptr ? static_cast<int>(up->scale_offset - m.scale_offset) : 32;
-  t.zero_distance = static_cast<int>(m.zero_offset - m.scale_offset);
-  t.items = up != nullptr ? m.row_blocks : (m.row_blocks + 1) / 2;
-  t.row_blocks = m.row_blocks;
-  t.k64s = m.k64s;
-  t.group_k64s = m.group_k64s;
-  t.zero_point = m.zero_point;
-  t.packing = m.packing;
-  t.operand = m.operand;
-  t.k = m.k;
-  t.unused = 0;
-  return t;
 }
 
 /// Where share `cta` of `ctas` equal shares of the work begins. cost: up to and with each tile.
@@ -311,15 +461,19 @@ __global__ void __launch_bounds__(kTileThreads)
   ExpertHandle handle{};
   if (e <= args.experts && args.wave.Has(e)) {
     handle = args.handles[e];
-    if (handle.record != nullptr) count = shared ? args.tokens : args.counts[e];
+    if (handle.record != nullptr) count = shared ? args.tokens : args.groups.counts[e];
+  }
+  if (args.prompt_packings != 0 && count > 0 &&
+      IsPromptFormat(args.formats[handle.format], args.prompt_packings)) {
+    count = 0;
   }
   const int tiles = (count + kTileTokens - 1) / kTileTokens;
   Tile tile{};
   int64_t cost[2] = {}, last_cost[2] = {};
   if (tiles > 0) {
     const DeviceFormat& f = args.formats[handle.format];
-    tile.matrix[0] = Resolve(handle.record, f.gate, &f.up);
-    tile.matrix[1] = Resolve(handle.record, f.down, nullptr);
+    tile.matrix[0] = ResolveMatrix(handle.record, f.gate, &f.up);
+    tile.matrix[1] = ResolveMatrix(handle.record, f.down, nullptr);
     // Of a tile that is full; the last may cost less.
     for (int p = 0; p < 2; ++p) {
       cost[p] = int64_t{tile.matrix[p].items} * ItemCost(tile.matrix[p], min(count, kTileTokens));
@@ -362,8 +516,9 @@ __global__ void __launch_bounds__(kTileThreads)
   }
   if (e < 2) args.table.ticket[e] = 0;
   const int first = tile_sum - tiles;
-  const int32_t* slots =
-      shared ? args.shared_slots : args.lists + static_cast<int64_t>(e) * args.pairs;
+  const int32_t* slots = shared      ? args.shared_slots
+                         : tiles > 0 ? args.groups.sorted + args.groups.firsts[e]
+                                     : nullptr;
   for (int i = 0; i < tiles; ++i) {
     const int at = first + i;
     tile.slots = slots + i * kTileTokens;
@@ -411,6 +566,15 @@ int LaunchGateLogits(const DeviceRows& x, const float* gate, int experts, float*
   int error = 0;
   WithElement(x.dtype, [&](auto type) {
     using T = Element<decltype(type)>;
+    if (x.rows >= kManyGateRows) {
+      constexpr int kCtaExperts = 8 * kManyExperts;
+      const dim3 many((experts + kCtaExperts - 1) / kCtaExperts,
+                      (x.rows + kManyTokens - 1) / kManyTokens);
+      error =
+          LaunchEarly(ManyGateLogitsKernel<T>, many, 256, 0, stream, static_cast<const T*>(x.data),
+                      x.rows, x.cols, x.stride, gate, experts, logits);
+      return;
+    }
     const auto kernel = few ? GateLogitsKernel<T, true> : GateLogitsKernel<T, false>;
     error = LaunchEarly(kernel, grid, 256, 0, stream, static_cast<const T*>(x.data), x.rows, x.cols,
                         x.stride, gate, experts, logits);
@@ -428,10 +592,21 @@ int LaunchTopK(const DeviceRouting& routing, int tokens, float* logits, int32_t*
                      weights);
 }
 
-int LaunchGroup(const int32_t* ids, int pairs, int experts, int32_t* lists, int32_t* counts,
+int LaunchGroup(const int32_t* ids, int pairs, int experts, const SlotGroups& groups,
                 CUstream_st* stream, const float* weights, SelectionTally* tally) {
-  return LaunchEarly(GroupKernel, (experts + 3) / 4, 128, 0, stream, ids, pairs, experts, lists,
-                     counts, weights, tally);
+  const int warps4 = (experts + 3) / 4;
+  if (pairs <= kChunk) {
+    return LaunchEarly(GroupFewKernel, warps4, 128, 0, stream, ids, pairs, experts, groups, weights,
+                       tally);
+  }
+  const auto chunks = static_cast<int>(GroupChunks(pairs));
+  int error =
+      LaunchEarly(CountChunkKernel, chunks, 256, 0, stream, ids, pairs, experts, groups.chunks);
+  if (error == 0) {
+    error = LaunchEarly(GroupKernel, chunks, kChunk, 0, stream, ids, pairs, experts, groups);
+  }
+  if (error != 0 || tally == nullptr) return error;
+  return LaunchEarly(TallyKernel, warps4, 128, 0, stream, groups, pairs, experts, weights, tally);
 }
 
 int LaunchMakeTiles(const MakeTilesArgs& args, CUstream_st* stream) {

@@ -40,9 +40,17 @@ int LaunchGateLogits(const DeviceRows& x, const float* gate, int experts, float*
 int LaunchTopK(const DeviceRouting& routing, int tokens, float* logits, int32_t* ids,
                float* weights, CUstream_st* stream);
 
-/// lists[e * pairs ...]: the slots of expert e, ascending; counts[e] of them. `tally`: null, or
-/// [experts + 1], the layer's own row last, which the call is added to; then weights: [pairs].
-int LaunchGroup(const int32_t* ids, int pairs, int experts, int32_t* lists, int32_t* counts,
+/// Slots by expert.
+struct SlotGroups {
+  int32_t* sorted = nullptr;  // [pairs]: the slots of expert 0, ascending, of expert 1, ...
+  int32_t* firsts = nullptr;  // [experts]: where they begin
+  int32_t* counts = nullptr;  // [experts]
+  int32_t* chunks = nullptr;  // [GroupChunks(pairs), experts]: scratch, where there are several
+};
+MOERT_HOST_DEVICE constexpr int64_t GroupChunks(int64_t pairs) { return (pairs + 1023) / 1024; }
+/// `tally`: null, or [experts + 1], the layer's own row last, which the call is added to; then
+/// weights: [pairs].
+int LaunchGroup(const int32_t* ids, int pairs, int experts, const SlotGroups& groups,
                 CUstream_st* stream, const float* weights = nullptr,
                 SelectionTally* tally = nullptr);
 
@@ -57,15 +65,14 @@ struct MakeTilesArgs {
   TileTable table;
   const DeviceFormat* formats = nullptr;
   const ExpertHandle* handles =
-      nullptr;                      // [experts + 1] of the layer; the last is the shared expert
-  const int32_t* counts = nullptr;  // [experts]
-  const int32_t* lists = nullptr;   // [experts, pairs]
+      nullptr;  // [experts + 1] of the layer; the last is the shared expert
+  SlotGroups groups;
   const int32_t* shared_slots = nullptr;  // [tokens]: pairs, pairs + 1, ...
   int32_t experts = 0;
-  int32_t pairs = 0;
   int32_t tokens = 0;
-  int32_t shares = 0;  // GroupGemmShares()
-  ExpertSet wave;      // experts with no tokens may be in it
+  int32_t shares = 0;            // GroupGemmShares()
+  uint32_t prompt_packings = 0;  // experts that prompt_gemm.h multiplies with these are left out
+  ExpertSet wave;                // experts with no tokens may be in it
 };
 
 /// Most tiles a wave can have.

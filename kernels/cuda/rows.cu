@@ -34,6 +34,113 @@ __global__ void PackRowsKernel(const T* x, int cols, int64_t x_stride, uint8_t* 
   }
 }
 
+/// A thread rounds 8 channels.
+template <typename T>
+__global__ void RoundRowsKernel(const T* x, int cols, int64_t x_stride, uint8_t* rounded,
+                                int64_t stride) {
+  TriggerDependentLaunch();
+  GridDependencySync();
+  const int64_t row = blockIdx.x;
+  const int first = (blockIdx.y * kThreads + threadIdx.x) * 8;
+  if (first >= (cols + 63) / 64 * 64) return;
+  const T* from = x + row * x_stride + first;
+  T v[8];
+  if (first + 8 <= cols && reinterpret_cast<uintptr_t>(from) % 16 == 0) {
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(T)) / 2; ++i) {
+      reinterpret_cast<uint4*>(v)[i] = reinterpret_cast<const uint4*>(from)[i];
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = first + i < cols ? from[i] : FromFloat<T>(0);
+  }
+  uint32_t pairs[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    pairs[i] = ToBf16(ToFloat(v[2 * i])) | uint32_t{ToBf16(ToFloat(v[2 * i + 1]))} << 16;
+  }
+  *reinterpret_cast<uint4*>(rounded + row * stride + first * 2) =
+      make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+}
+
+/// sigmoid(gate . x) of a row, by all threads of a CTA.
+template <typename In>
+__device__ float SharedWeight(const In* x, const float* gate, int hidden) {
+  __shared__ float parts[kThreads / 32];
+  float dot = 0;
+#pragma unroll 8
+  for (int i = threadIdx.x; i < hidden; i += kThreads) dot += ToFloat(x[i]) * gate[i];
+  dot = WarpSum(dot);
+  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = dot;
+  __syncthreads();
+  dot = 0;
+  for (int w = 0; w < kThreads / 32; ++w) dot += parts[w];
+  return 1 / (1 + expf(-dot));
+}
+
+/// Slots of bf16. A CTA a token and 8 kThreads channels, 8 a thread.
+template <typename In, typename Out>
+__global__ void __launch_bounds__(kThreads)
+    CombineNarrowKernel(const __grid_constant__ CombineArgs args) {
+  TriggerDependentLaunch();
+  GridDependencySync();
+  const int64_t token = blockIdx.x;
+  const int hidden = args.x.cols;
+  float shared_weight = 1;
+  if (args.shared && args.shared_gate != nullptr) {
+    shared_weight = SharedWeight(static_cast<const In*>(args.x.data) + token * args.x.stride,
+                                 args.shared_gate, hidden);
+  }
+  const int first = (blockIdx.y * kThreads + threadIdx.x) * 8;
+  if (first >= hidden) return;
+  const auto* all = static_cast<const uint16_t*>(args.slots) + first;
+  const uint16_t* slots = all + token * args.top_k * args.slot_stride;
+  const float* weights = args.weights + token * args.top_k;
+  float sum[8] = {};
+  const auto add = [&](const uint4& v, float w) {
+    const uint32_t pairs[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      sum[2 * i] = fmaf(w, __uint_as_float(pairs[i] << 16), sum[2 * i]);
+      sum[2 * i + 1] = fmaf(w, __uint_as_float(pairs[i] & 0xffff0000u), sum[2 * i + 1]);
+    }
+  };
+  constexpr int kAtOnce = 8;
+  for (int base = 0; base < args.top_k; base += kAtOnce) {
+    uint4 v[kAtOnce];
+    float w[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int at = min(base + j, args.top_k - 1);
+      v[j] = *reinterpret_cast<const uint4*>(slots + at * args.slot_stride);
+      w[j] = weights[at];
+    }
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      if (base + j < args.top_k) add(v[j], w[j]);
+    }
+  }
+  if (args.shared) {
+    const int64_t slot = static_cast<int64_t>(gridDim.x) * args.top_k + token;
+    add(*reinterpret_cast<const uint4*>(all + slot * args.slot_stride), shared_weight);
+  }
+  Out* out = static_cast<Out*>(args.out) + token * args.out_stride + first;
+  Out results[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) results[i] = FromFloat<Out>(sum[i]);
+  if (first + 8 <= hidden && reinterpret_cast<uintptr_t>(out) % 16 == 0) {
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(Out)) / 2; ++i) {
+      reinterpret_cast<uint4*>(out)[i] = reinterpret_cast<const uint4*>(results)[i];
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (first + i < hidden) out[i] = results[i];
+    }
+  }
+}
+
 /// A CTA a token and kThreads channels.
 template <typename In, typename Out>
 __global__ void CombineKernel(const __grid_constant__ CombineArgs args) {
@@ -44,25 +151,16 @@ __global__ void CombineKernel(const __grid_constant__ CombineArgs args) {
   const In* x = static_cast<const In*>(args.x.data) + token * args.x.stride;
   float shared_weight = 1;
   if (args.shared && args.shared_gate != nullptr) {
-    __shared__ float parts[kThreads / 32];
-    float dot = 0;
-#pragma unroll 8
-    for (int i = threadIdx.x; i < hidden; i += kThreads) dot += ToFloat(x[i]) * args.shared_gate[i];
-    dot = WarpSum(dot);
-    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = dot;
-    __syncthreads();
-    dot = 0;
-    for (int w = 0; w < kThreads / 32; ++w) dot += parts[w];
-    shared_weight = 1 / (1 + expf(-dot));
+    shared_weight = SharedWeight(x, args.shared_gate, hidden);
   }
   const int i = blockIdx.y * kThreads + threadIdx.x;
   if (i >= hidden) return;
-  const float* slots = args.slots + token * args.top_k * args.slot_stride + i;
+  const auto* all = static_cast<const float*>(args.slots);
+  const float* slots = all + token * args.top_k * args.slot_stride + i;
   const float* weights = args.weights + token * args.top_k;
   float shared = 0;
   if (args.shared) {
-    shared =
-        args.slots[(static_cast<int64_t>(gridDim.x) * args.top_k + token) * args.slot_stride + i];
+    shared = all[(static_cast<int64_t>(gridDim.x) * args.top_k + token) * args.slot_stride + i];
   }
   float sum = 0;
   constexpr int kAtOnce = 8;
@@ -85,7 +183,8 @@ __global__ void CombineKernel(const __grid_constant__ CombineArgs args) {
 
 constexpr int kPlaceEach = 4;  // of a thread, all under way at once: host memory is far
 
-__global__ void PlaceRowsKernel(const float* rows, const int32_t* where, int cols, float* slots,
+template <typename T>
+__global__ void PlaceRowsKernel(const float* rows, const int32_t* where, int cols, T* slots,
                                 int64_t slot_stride) {
   TriggerDependentLaunch();
   GridDependencySync();
@@ -97,11 +196,11 @@ __global__ void PlaceRowsKernel(const float* rows, const int32_t* where, int col
     const int i = first + j * kThreads;
     v[j] = i < cols ? rows[row * cols + i] : 0.0f;
   }
-  float* to = slots + where[row] * slot_stride;
+  T* to = slots + where[row] * slot_stride;
 #pragma unroll
   for (int j = 0; j < kPlaceEach; ++j) {
     const int i = first + j * kThreads;
-    if (i < cols) to[i] = v[j];
+    if (i < cols) to[i] = FromFloat<T>(v[j]);
   }
 }
 
@@ -124,25 +223,43 @@ int LaunchPackRows(const DeviceRows& x, int operand, uint8_t* packed, int64_t st
   return error;
 }
 
+int LaunchRoundRows(const DeviceRows& x, uint8_t* rounded, int64_t stride, CUstream_st* stream) {
+  int error = 0;
+  WithElement(x.dtype, [&](auto type) {
+    using T = Element<decltype(type)>;
+    const dim3 grid(x.rows, (x.cols + 8 * kThreads - 1) / (8 * kThreads));
+    error = LaunchEarly(RoundRowsKernel<T>, grid, kThreads, 0, stream,
+                        static_cast<const T*>(x.data), x.cols, x.stride, rounded, stride);
+  });
+  return error;
+}
+
 int LaunchCombine(const CombineArgs& args, CUstream_st* stream) {
-  const dim3 grid(args.x.rows, (args.x.cols + kThreads - 1) / kThreads);
+  const int channels = args.narrow ? 8 * kThreads : kThreads;
+  const dim3 grid(args.x.rows, (args.x.cols + channels - 1) / channels);
   int error = 0;
   WithElement(args.x.dtype, [&](auto in) {
     WithElement(args.out_dtype, [&](auto out) {
-      error = LaunchEarly(CombineKernel<Element<decltype(in)>, Element<decltype(out)>>, grid,
-                          kThreads, 0, stream, args);
+      using In = Element<decltype(in)>;
+      using Out = Element<decltype(out)>;
+      const auto kernel = args.narrow ? CombineNarrowKernel<In, Out> : CombineKernel<In, Out>;
+      error = LaunchEarly(kernel, grid, kThreads, 0, stream, args);
     });
   });
   return error;
 }
 
-int LaunchPlaceRows(const float* rows, const int32_t* where, int count, int cols, float* slots,
-                    int64_t slot_stride, CUstream_st* stream) {
+int LaunchPlaceRows(const float* rows, const int32_t* where, int count, int cols, void* slots,
+                    bool narrow, int64_t slot_stride, CUstream_st* stream) {
   if (count == 0) return 0;
   constexpr int kWide = kThreads * kPlaceEach;
   const dim3 grid(count, (cols + kWide - 1) / kWide);
-  return LaunchEarly(PlaceRowsKernel, grid, kThreads, 0, stream, rows, where, cols, slots,
-                     slot_stride);
+  if (narrow) {
+    return LaunchEarly(PlaceRowsKernel<__nv_bfloat16>, grid, kThreads, 0, stream, rows, where, cols,
+                       static_cast<__nv_bfloat16*>(slots), slot_stride);
+  }
+  return LaunchEarly(PlaceRowsKernel<float>, grid, kThreads, 0, stream, rows, where, cols,
+                     static_cast<float*>(slots), slot_stride);
 }
 
 }  // namespace moert::cuda

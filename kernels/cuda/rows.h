@@ -25,6 +25,10 @@ struct DeviceRows {
 int LaunchPackRows(const DeviceRows& x, int operand, uint8_t* packed, int64_t stride,
                    CUstream_st* stream);
 
+/// Rounds each row to bf16, channels in their order and zeros up to whole 64: what prompt_gemm.h
+/// reads. stride: bytes, a multiple of 16.
+int LaunchRoundRows(const DeviceRows& x, uint8_t* rounded, int64_t stride, CUstream_st* stream);
+
 /// Packs h between gate and up, which left it in floats, and down: of the wave's tiles those whose
 /// down matrix wants another operand than plain bf16.
 struct PackHiddenArgs {
@@ -38,8 +42,9 @@ struct PackHiddenArgs {
 int LaunchPackHidden(const PackHiddenArgs& args, CUstream_st* stream);
 
 struct CombineArgs {
-  DeviceRows x;                  // the layer's input: the shared gate reads it
-  const float* slots = nullptr;  // [tokens * top_k + tokens, slot_stride]
+  DeviceRows x;                 // the layer's input: the shared gate reads it
+  const void* slots = nullptr;  // [tokens * top_k + tokens, slot_stride], floats
+  bool narrow = false;          // bf16 instead; slot_stride is a multiple of 8
   int64_t slot_stride = 0;
   const float* weights = nullptr;      // [tokens, top_k]
   const float* shared_gate = nullptr;  // [cols] or null: weight 1
@@ -54,10 +59,10 @@ struct CombineArgs {
 /// expert's row times sigmoid(shared_gate . x[t]).
 int LaunchCombine(const CombineArgs& args, CUstream_st* stream);
 
-/// slots[where[r]] = rows[r], cols wide, for r < count. rows ([count, cols]) and where may lie in
-/// mapped host memory.
-int LaunchPlaceRows(const float* rows, const int32_t* where, int count, int cols, float* slots,
-                    int64_t slot_stride, CUstream_st* stream);
+/// slots[where[r]] = rows[r], cols wide, for r < count; slots as CombineArgs has them. rows
+/// ([count, cols]) and where may lie in mapped host memory.
+int LaunchPlaceRows(const float* rows, const int32_t* where, int count, int cols, void* slots,
+                    bool narrow, int64_t slot_stride, CUstream_st* stream);
 
 }  // namespace moert::cuda
 

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 
@@ -116,11 +117,50 @@ TEST_CASE("softmax then top-k, with groups and biases") {
   Check({RoutingKind::kSoftmaxTopK, 64, 6, false, 1, 1, 1, true}, 300);
 }
 
+TEST_CASE("slots are grouped by expert, ascending, whatever their number") {
+  std::mt19937 rng(5);
+  for (const int experts : {1, 7, 64, 128, 512}) {
+    for (const int pairs : {1, 8, 31, 333, 1023, 1024, 1025, 5000, 65536}) {
+      std::vector<int32_t> ids(pairs);
+      // Some experts are popular, some ids are of experts elsewhere.
+      for (int32_t& id : ids) {
+        id =
+            rng() % 16 == 0 ? -1 : static_cast<int32_t>(std::min(rng() % experts, rng() % experts));
+      }
+      std::vector<float> weights(pairs, 0.5f);
+      const OnDevice<int32_t> device_ids(ids), sorted(pairs), firsts(experts), counts(experts),
+          chunks(static_cast<size_t>(cuda::GroupChunks(pairs)) * experts);
+      const OnDevice<float> device_weights(weights);
+      const OnDevice<cuda::SelectionTally> tally(std::vector<cuda::SelectionTally>(experts + 1));
+      const cuda::SlotGroups groups{sorted.get(), firsts.get(), counts.get(), chunks.get()};
+      REQUIRE(cuda::LaunchGroup(device_ids.get(), pairs, experts, groups, nullptr,
+                                device_weights.get(), tally.get()) == 0);
+      REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
+      const std::vector<int32_t> got = sorted.Bring(), at = firsts.Bring(), count = counts.Bring();
+      const std::vector<cuda::SelectionTally> tallied = tally.Bring();
+      std::vector<int32_t> want;
+      bool same = true;
+      for (int e = 0; e < experts; ++e) {
+        same = same && at[e] == static_cast<int32_t>(want.size());
+        for (int i = 0; i < pairs; ++i) {
+          if (ids[i] == e) want.push_back(i);
+        }
+        same = same && count[e] == static_cast<int32_t>(want.size()) - at[e];
+        same = same && tallied[e].slots == static_cast<uint32_t>(count[e]);
+        same = same && tallied[e].mass == 0.5 * count[e];
+      }
+      same = same && std::equal(want.begin(), want.end(), got.begin());
+      INFO(experts << " experts, " << pairs << " pairs");
+      CHECK(same);
+    }
+  }
+}
+
 TEST_CASE("selections are tallied while tokens are grouped") {
   std::mt19937 rng(11);
   for (const int experts : {5, 64, 130}) {
     const int calls = 3, tokens = 37, top_k = 4, pairs = tokens * top_k;
-    const OnDevice<int32_t> lists(static_cast<size_t>(experts) * pairs), counts(experts);
+    const OnDevice<int32_t> sorted(pairs), firsts(experts), counts(experts), chunks(experts);
     const OnDevice<cuda::SelectionTally> tally(std::vector<cuda::SelectionTally>(experts + 1));
     std::vector<int64_t> slots(experts), used(experts);
     std::vector<double> mass(experts);
@@ -138,8 +178,9 @@ TEST_CASE("selections are tallied while tokens are grouped") {
       }
       const OnDevice<int32_t> device_ids(ids);
       const OnDevice<float> device_weights(weights);
-      REQUIRE(cuda::LaunchGroup(device_ids.get(), pairs, experts, lists.get(), counts.get(),
-                                nullptr, device_weights.get(), tally.get()) == 0);
+      const cuda::SlotGroups groups{sorted.get(), firsts.get(), counts.get(), chunks.get()};
+      REQUIRE(cuda::LaunchGroup(device_ids.get(), pairs, experts, groups, nullptr,
+                                device_weights.get(), tally.get()) == 0);
       REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
     }
     const std::vector<cuda::SelectionTally> got = tally.Bring();

@@ -225,6 +225,30 @@ TEST_CASE("from one token to 8192") {
   }
 }
 
+// Enough tokens an expert for family P (kernels/tuning/prompt.h), in every tiling of it.
+TEST_CASE("prompts, by tokens an expert") {
+  for (const char* scheme : {"bf16", "w8a16_g128", "w4a16_g128"}) {
+    for (const int64_t rows : {29, 61, 120, 300, 513, 1200}) {
+      CheckCase({256, 192, 4, 2}, {scheme}, rows);
+    }
+    CheckCase({2048, 768, 4, 2}, {scheme}, 150);
+    CheckCase({1040, 336, 6, 3}, {scheme}, 90);
+    CheckCase({72, 40, 4, 1}, {scheme}, 200);
+    CheckCase({192, 16, 3, 2, Activation::kGeluTanh}, {scheme}, 131);
+    CheckCase({192, 80, 3, 2, Activation::kGelu}, {scheme}, 131);
+  }
+  for (const int64_t rows : {2048, 4096, 8192}) {
+    CheckCase({256, 192, 16, 4}, {"bf16"}, rows);
+    CheckCase({256, 192, 16, 4}, {"w4a16_g128", "bf16", "w8a16_g128"}, rows);
+  }
+}
+
+TEST_CASE("prompts of experts of which only some have a product of family P") {
+  CheckCase({256, 192, 9, 3}, {"bf16", "w2a16_g64_asym", "w4a16_g128"}, 90);
+  CheckCase({256, 192, 9, 3}, {"w4a16_g128", "w8a8", "bf16+h"}, 200, 0, 1e-2);
+  CheckCase({128, 64, 32, 2}, {"w4a16_g128", "bf16", "w3a16_g128_asym"}, 600, 0.5);
+}
+
 TEST_CASE("K of published models, split over warps") {
   for (const std::string scheme : {"bf16", "w8a16_g128", "w4a16_g128_asym", "w2a16_g64_asym",
                                    "w8a8", "w4a8_g128+h", "w8a8_fp8"}) {

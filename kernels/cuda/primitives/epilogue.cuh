@@ -56,6 +56,14 @@ struct StoredSlots {
   }
 };
 
+/// Channels `channel` and `channel` + 8 of a slot.
+__device__ __forceinline__ void StoreNarrow(const GroupGemmArgs& args, int slot, int channel,
+                                            float first, float second) {
+  uint16_t* out = args.narrow_out + slot * args.out_stride + channel;
+  if (channel < args.hidden) out[0] = ToBf16(first);
+  if (channel + 8 < args.hidden) out[8] = ToBf16(second);
+}
+
 template <int kTokens8>
 __device__ __forceinline__ void EndItem(const GroupGemmArgs& args, int product, int row_blocks,
                                         bool plain_h, int slices_log2, int item,
@@ -95,6 +103,11 @@ __device__ __forceinline__ void EndItem(const GroupGemmArgs& args, int product, 
       for (int e = first; e < 2 * kPieceFloats / 4; e += threads) {
         const float4 sum = SumOfParts<float4>(part + e * 4, slices_log2);
         const int channel = (2 * item + e / 32) * 16 + (e % 32) / 4;
+        if (args.narrow_out != nullptr) {
+          StoreNarrow(args, slot, channel, sum.x, sum.z);
+          if (second_slot >= 0) StoreNarrow(args, second_slot, channel, sum.y, sum.w);
+          continue;
+        }
         float* out = args.out + slot * args.out_stride + channel;
         float* second = args.out + second_slot * args.out_stride + channel;
         if (channel < args.hidden) {

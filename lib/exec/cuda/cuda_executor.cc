@@ -20,6 +20,7 @@ absl::Status CudaExecutor::Init() {
     MOERT_CUDA_RETURN_IF_ERROR(cudaGetLastError());
     return absl::UnimplementedError("the kernels of this build do not run on this device");
   }
+  prompt_ctas_ = PromptGemmCtas();
   Carver count;
   w_.Carve(extent_, HandleCount(model_), &count);
   MOERT_ASSIGN_OR_RETURN(memory_, Buffer::Device(count.used()));
@@ -78,9 +79,15 @@ absl::Status CudaExecutor::GroupAndPack(const ExecutorCall& call, bool tallied) 
   const int pairs = tokens * spec.routing.top_k;
   SelectionTally* tally = tallied ? w_.tally + on_device_.layer(call.layer).first_handle : nullptr;
   MOERT_CUDA_RETURN_IF_ERROR(
-      LaunchGroup(w_.ids, pairs, spec.num_experts, w_.lists, w_.counts, stream, w_.weights, tally));
+      LaunchGroup(w_.ids, pairs, spec.num_experts, w_.groups, stream, w_.weights, tally));
   if (HasShared(call)) {
     MOERT_CUDA_RETURN_IF_ERROR(LaunchIota(w_.shared_slots, pairs, tokens, stream));
+  }
+  const PromptPlan prompt = Prompt(call);
+  if (prompt.any()) {
+    MOERT_CUDA_RETURN_IF_ERROR(
+        LaunchRoundRows(Rows(call), w_.prompt_x, extent_.prompt_x_stride(), stream));
+    if (!prompt.others) return absl::OkStatus();
   }
   for (int i = 0; i < kOperands; ++i) {
     if (w_.x[i] == nullptr) continue;
@@ -168,22 +175,67 @@ absl::Status CudaExecutor::Route(const ExecutorCall& call, const RoutingRequest&
   return absl::OkStatus();
 }
 
-absl::Status CudaExecutor::Products(const ExecutorCall& call, const ExpertSet& experts) {
+PromptPlan CudaExecutor::Prompt(const ExecutorCall& call) const {
+  const auto bytes = static_cast<uint64_t>(call.hidden.rows * extent_.prompt_x_stride());
+  if (prompt_ctas_ == 0 || bytes >> 32 != 0) return {};
+  return PlanPrompt(extent_.use.prompt, Spec(call), call.hidden.rows);
+}
+
+absl::Status CudaExecutor::PromptProducts(const ExecutorCall& call, const PromptPlan& plan,
+                                          const ExpertSet& wave) {
   const cudaStream_t stream = Stream(call);
   const MoeLayerSpec& spec = Spec(call);
   const auto tokens = static_cast<int32_t>(call.hidden.rows);
+  MakePromptTilesArgs tiles;
+  tiles.table = w_.prompt;
+  tiles.most = plan.most;
+  tiles.packings = plan.packings;
+  tiles.formats = on_device_.formats();
+  tiles.handles = table_.rows(call.layer);
+  tiles.groups = w_.groups;
+  tiles.shared_slots = w_.shared_slots;
+  tiles.experts = spec.num_experts;
+  tiles.tokens = tokens;
+  tiles.wave = wave;
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchMakePromptTiles(tiles, stream));
+  PromptGemmArgs gemm;
+  gemm.table = w_.prompt;
+  gemm.most = plan.most;
+  std::copy(std::begin(plan.of_product), std::end(plan.of_product), gemm.packings);
+  gemm.x = w_.prompt_x;
+  gemm.x_stride = extent_.prompt_x_stride();
+  gemm.h = w_.h;
+  gemm.h_stride = extent_.prompt_h_stride();
+  gemm.out = reinterpret_cast<uint16_t*>(w_.out);
+  gemm.out_stride = extent_.hidden;
+  gemm.pairs = tokens * spec.routing.top_k;
+  gemm.top_k = spec.routing.top_k;
+  gemm.activation = static_cast<int32_t>(spec.activation);
+  gemm.ctas = prompt_ctas_;
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchPromptProducts(gemm, stream));
+  return absl::OkStatus();
+}
+
+absl::Status CudaExecutor::Products(const ExecutorCall& call, const ExpertSet& wave) {
+  const cudaStream_t stream = Stream(call);
+  const MoeLayerSpec& spec = Spec(call);
+  const auto tokens = static_cast<int32_t>(call.hidden.rows);
+  const PromptPlan prompt = Prompt(call);
+  if (prompt.any()) {
+    MOERT_RETURN_IF_ERROR(PromptProducts(call, prompt, wave));
+    if (!prompt.others) return absl::OkStatus();
+  }
   MakeTilesArgs tiles;
   tiles.table = w_.table;
   tiles.formats = on_device_.formats();
   tiles.handles = table_.rows(call.layer);
-  tiles.counts = w_.counts;
-  tiles.lists = w_.lists;
+  tiles.groups = w_.groups;
   tiles.shared_slots = w_.shared_slots;
   tiles.experts = spec.num_experts;
-  tiles.pairs = tokens * spec.routing.top_k;
   tiles.tokens = tokens;
   tiles.shares = shares_;
-  tiles.wave = experts;
+  tiles.prompt_packings = prompt.packings;
+  tiles.wave = wave;
   MOERT_CUDA_RETURN_IF_ERROR(LaunchMakeTiles(tiles, stream));
   GroupGemmArgs gemm;
   gemm.table = w_.table;
@@ -191,11 +243,12 @@ absl::Status CudaExecutor::Products(const ExecutorCall& call, const ExpertSet& e
   gemm.h = w_.h;
   gemm.wide_h = w_.wide_h;
   gemm.out = w_.out;
+  if (prompt.any()) gemm.narrow_out = reinterpret_cast<uint16_t*>(w_.out);
   gemm.x_stride = extent_.x_stride();
   gemm.h_stride = extent_.h_stride();
   gemm.wide_h_stride = extent_.intermediate;
   gemm.out_stride = extent_.hidden;
-  gemm.pairs = tiles.pairs;
+  gemm.pairs = tokens * spec.routing.top_k;
   gemm.top_k = spec.routing.top_k;
   gemm.hidden = static_cast<int32_t>(spec.hidden);
   gemm.activation = static_cast<int32_t>(spec.activation);
@@ -264,7 +317,7 @@ absl::Status CudaExecutor::JoinCpu(const ExecutorCall& call, int64_t* took_ns) {
   // fetched.
   MOERT_CUDA_RETURN_IF_ERROR(LaunchPlaceRows(cpu_->rows(), cpu_->slots(), rows,
                                              static_cast<int>(Spec(call).hidden), w_.out,
-                                             extent_.hidden, Stream(call)));
+                                             Prompt(call).any(), extent_.hidden, Stream(call)));
   return absl::OkStatus();
 }
 
@@ -272,6 +325,7 @@ absl::Status CudaExecutor::WeightedSum(const ExecutorCall& call) {
   CombineArgs combine;
   combine.x = Rows(call);
   combine.slots = w_.out;
+  combine.narrow = Prompt(call).any();
   combine.slot_stride = extent_.hidden;
   combine.weights = w_.weights;
   combine.shared_gate = on_device_.layer(call.layer).shared_gate;

@@ -95,7 +95,11 @@ class CudaExecutor final : public Executor {
   bool CpuOffload(const ExecutorCall& call) const {
     return cpu_ != nullptr && call.hidden.rows <= cpu_->max_tokens();
   }
-  absl::Status Products(const ExecutorCall& call, const ExpertSet& experts);
+  /// What family P does of a call.
+  PromptPlan Prompt(const ExecutorCall& call) const;
+  absl::Status Products(const ExecutorCall& call, const ExpertSet& wave);
+  absl::Status PromptProducts(const ExecutorCall& call, const PromptPlan& plan,
+                              const ExpertSet& wave);
   ExpertSet AllExperts(const ExecutorCall& call) const;
   absl::Status WeightedSum(const ExecutorCall& call);
 
@@ -107,6 +111,7 @@ class CudaExecutor final : public Executor {
   ComputeFence* const fence_;
   const Extent extent_;
   int shares_ = 0;
+  int prompt_ctas_ = 0;  // 0: no products of family P on this device
 
   Buffer memory_;
   Workspace w_{};

@@ -80,7 +80,10 @@ absl::StatusOr<OperandUse> OperandsOf(const ExpertSource& source, absl::Span<con
   const MoeModelSpec& model = source.model();
   const ExpertFormat* last = nullptr;
   for (int l = 0; l < model.num_layers(); ++l) {
-    use.x[0] |= model.layers[l].shared_intermediate > 0;  // a bf16 record
+    if (model.layers[l].shared_intermediate > 0) {
+      use.x[0] = true;
+      use.prompt.Add(DeviceFormat{});  // a bf16 record
+    }
     for (int e = 0; e < model.layers[l].num_experts; ++e) {
       for (const int version : versions) {
         const RecordLayout& layout = source.layout(l, e, version);
@@ -89,6 +92,7 @@ absl::StatusOr<OperandUse> OperandsOf(const ExpertSource& source, absl::Span<con
         MOERT_ASSIGN_OR_RETURN(const DeviceFormat f, MakeDeviceFormat(layout));
         use.x[f.gate.operand] = true;
         use.wide_h |= f.down.operand != 0;
+        use.prompt.Add(f);
       }
     }
   }

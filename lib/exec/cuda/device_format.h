@@ -4,6 +4,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "exec/cuda/prompt_plan.h"
 #include "kernels/cuda/device_types.h"
 #include "moert/expert_source.h"
 #include "moert/scheme.h"
@@ -17,6 +18,7 @@ absl::StatusOr<DeviceFormat> MakeDeviceFormat(const RecordLayout& layout);
 struct OperandUse {
   bool x[kOperands] = {};
   bool wide_h = false;  // some h is more than rounded before down
+  PromptFormats prompt;
 };
 absl::StatusOr<OperandUse> OperandsOf(const ExpertSource& source, absl::Span<const int> versions);
 

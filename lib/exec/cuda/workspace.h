@@ -10,6 +10,7 @@
 #include "exec/cuda/device_format.h"
 #include "kernels/cuda/device_types.h"
 #include "kernels/cuda/expert_cache.h"
+#include "kernels/cuda/prompt_gemm.h"
 #include "kernels/cuda/route.h"
 #include "moert/model.h"
 #include "route/request_slots.h"
@@ -19,6 +20,7 @@ namespace moert::cuda {
 /// The widest of each dimension over a model's layers.
 struct Extent {
   int64_t tokens = 0, pairs = 0, slots = 0, experts = 0, hidden = 0, intermediate = 0, tiles = 0;
+  int64_t prompt_units = 0, prompt_h_rows = 0;
   OperandUse use;
 
   Extent(const MoeModelSpec& model, const OperandUse& operands, int64_t max_tokens)
@@ -30,11 +32,20 @@ struct Extent {
       intermediate =
           std::max({intermediate, RoundUp(l.intermediate, 64), RoundUp(l.shared_intermediate, 64)});
       tiles = std::max(tiles, MaxTiles(max_tokens, l.routing.top_k, l.num_experts));
+      const PromptExtent prompt = MaxPromptExtent(l, max_tokens);
+      prompt_units = std::max(prompt_units, prompt.units);
+      prompt_h_rows = std::max(prompt_h_rows, prompt.h_rows);
     }
     slots = pairs + tokens;
   }
   int64_t x_stride() const { return OperandBytes(hidden); }
   int64_t h_stride() const { return OperandBytes(intermediate); }
+  bool prompts() const { return use.prompt.pairs != 0; }
+  int64_t prompt_x_stride() const { return hidden * 2; }
+  int64_t prompt_h_stride() const { return intermediate * 2; }
+  int64_t h_bytes() const {
+    return std::max(slots * h_stride(), prompts() ? prompt_h_rows * prompt_h_stride() : 0);
+  }
 };
 
 /// Rows of the residency table: all layers, each with its shared expert last.
@@ -66,19 +77,20 @@ struct RuleBuffers {
 
 struct Workspace {
   uint8_t* x[kOperands];  // packed rows; null: not in use
+  uint8_t* prompt_x;      // rounded rows; null: not in use
   uint8_t* h;
   float* wide_h;
-  float* out;     // by slot
+  float* out;     // by slot; bf16 in calls with products of family P
   float* scores;  // [tokens, experts]
   float* next_scores;
   int32_t* ids;  // [pairs]
   float* weights;
   int32_t* next_ids;
   float* next_weights;
-  int32_t* lists;  // [experts, pairs]
-  int32_t* counts;
+  SlotGroups groups;
   int32_t* shared_slots;
   TileTable table;
+  PromptTable prompt;
   RuleBuffers rule;
   ExpertHandle* handles;  // the residency table
   SelectionTally* tally;  // of captured calls: a row for each of the residency table
@@ -87,7 +99,8 @@ struct Workspace {
     for (int i = 0; i < kOperands; ++i) {
       x[i] = e.use.x[i] ? c->Take<uint8_t>(e.tokens * e.x_stride()) : nullptr;
     }
-    h = c->Take<uint8_t>(e.slots * e.h_stride());
+    prompt_x = e.prompts() ? c->Take<uint8_t>(e.tokens * e.prompt_x_stride()) : nullptr;
+    h = c->Take<uint8_t>(e.h_bytes());
     wide_h = e.use.wide_h ? c->Take<float>(e.slots * e.intermediate) : nullptr;
     out = c->Take<float>(e.slots * e.hidden);
     scores = c->Take<float>(e.tokens * e.experts);
@@ -96,8 +109,10 @@ struct Workspace {
     weights = c->Take<float>(e.pairs);
     next_ids = c->Take<int32_t>(e.pairs);
     next_weights = c->Take<float>(e.pairs);
-    lists = c->Take<int32_t>(e.experts * e.pairs);
-    counts = c->Take<int32_t>(e.experts);
+    groups.sorted = c->Take<int32_t>(e.pairs);
+    groups.firsts = c->Take<int32_t>(e.experts);
+    groups.counts = c->Take<int32_t>(e.experts);
+    groups.chunks = c->Take<int32_t>(GroupChunks(e.pairs) * e.experts);
     shared_slots = c->Take<int32_t>(e.tokens);
     table.tiles = c->Take<Tile>(e.tiles);
     for (int p = 0; p < 2; ++p) {
@@ -106,6 +121,13 @@ struct Workspace {
     }
     table.ready = c->Take<int32_t>(e.tiles);
     table.ticket = c->Take<int32_t>(2);
+    if (e.prompts()) {
+      prompt.units = c->Take<PromptUnit>(e.prompt_units);
+      prompt.tiles[0] = c->Take<uint32_t>(e.prompt_units * (e.intermediate / 64));
+      prompt.tiles[1] = c->Take<uint32_t>(e.prompt_units * ((e.hidden + 127) / 128));
+      prompt.begins = c->Take<int32_t[kPromptPackings + 1]>(2);
+      prompt.tickets = c->Take<int32_t[kPromptPackings]>(2);
+    }
     rule.Carve(e, c);
     handles = c->Take<ExpertHandle>(handle_count);
     tally = c->Take<SelectionTally>(handle_count);

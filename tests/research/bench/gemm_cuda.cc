@@ -15,8 +15,10 @@
 #include "exec/backend.h"
 #include "exec/cuda/cuda_api.h"
 #include "exec/cuda/device_format.h"
+#include "exec/cuda/prompt_plan.h"
 #include "fmt/format.h"
 #include "kernels/cuda/group_gemm.h"
+#include "kernels/cuda/prompt_gemm.h"
 #include "kernels/cuda/route.h"
 #include "kernels/cuda/rows.h"
 
@@ -66,14 +68,20 @@ std::vector<int32_t> DrawExperts(int tokens, int experts, int top_k, double zipf
 /// The buffers of one layer call; `Carve` as the executor's workspace.
 struct LayerBuffers {
   int32_t* ids;
-  int32_t* lists;
-  int32_t* counts;
+  cuda::SlotGroups groups;
   cuda::TileTable table;
+  cuda::PromptTable prompt;
 
-  void Carve(int64_t experts, int64_t pairs, int64_t tiles, cuda::Carver* c) {
+  void Carve(const MoeLayerSpec& l, int64_t tokens, cuda::Carver* c) {
+    const int64_t experts = l.num_experts;
+    const int64_t pairs = tokens * l.routing.top_k;
+    const int64_t tiles = cuda::MaxTiles(tokens, l.routing.top_k, experts);
+    const int64_t units = cuda::MaxPromptExtent(l, tokens).units;
     ids = c->Take<int32_t>(pairs);
-    lists = c->Take<int32_t>(experts * pairs);
-    counts = c->Take<int32_t>(experts);
+    groups.sorted = c->Take<int32_t>(pairs);
+    groups.firsts = c->Take<int32_t>(experts);
+    groups.counts = c->Take<int32_t>(experts);
+    groups.chunks = c->Take<int32_t>(cuda::GroupChunks(pairs) * experts);
     table.tiles = c->Take<cuda::Tile>(tiles);
     for (int p = 0; p < 2; ++p) {
       table.cost[p] = c->Take<int64_t>(tiles);
@@ -81,6 +89,11 @@ struct LayerBuffers {
     }
     table.ready = c->Take<int32_t>(tiles);
     table.ticket = c->Take<int32_t>(2);
+    prompt.units = c->Take<cuda::PromptUnit>(units);
+    prompt.tiles[0] = c->Take<uint32_t>(units * ((l.intermediate + 63) / 64));
+    prompt.tiles[1] = c->Take<uint32_t>(units * ((l.hidden + 127) / 128));
+    prompt.begins = c->Take<int32_t[cuda::kPromptPackings + 1]>(2);
+    prompt.tickets = c->Take<int32_t[cuda::kPromptPackings]>(2);
   }
 };
 
@@ -93,6 +106,7 @@ struct SharedBuffers {
   float* weights;
   int32_t* drawn_ids;
   uint8_t* packed_x;
+  uint8_t* prompt_x;
   uint8_t* h;
   float* wide_h;
   float* out;
@@ -106,9 +120,12 @@ struct SharedBuffers {
     weights = c->Take<float>(pairs);
     drawn_ids = c->Take<int32_t>(pairs);
     packed_x = c->Take<uint8_t>(tokens * cuda::OperandBytes(l.hidden));
-    h = c->Take<uint8_t>(pairs * cuda::OperandBytes(RoundUp(l.intermediate, 64)));
+    prompt_x = c->Take<uint8_t>(tokens * RoundUp(l.hidden, 64) * 2);
+    const int64_t inter = RoundUp(l.intermediate, 64);
+    h = c->Take<uint8_t>(std::max(pairs * cuda::OperandBytes(inter),
+                                  cuda::MaxPromptExtent(l, tokens).h_rows * inter * 2));
     wide_h = c->Take<float>(pairs * RoundUp(l.intermediate, 64));
-    out = c->Take<float>(pairs * l.hidden);
+    out = c->Take<float>(pairs * RoundUp(l.hidden, 64));
   }
 };
 
@@ -224,11 +241,17 @@ class GemmBench {
   absl::Status Prepare(int tokens, double zipf, GemmCudaCase* result) {
     const int top_k = spec_.routing.top_k;
     const int64_t pairs = int64_t{tokens} * top_k;
-    const int64_t tiles = cuda::MaxTiles(tokens, top_k, spec_.num_experts);
+    prompt_ctas_ = cuda::PromptGemmCtas();
+    prompt_ = {};
+    if (prompt_ctas_ > 0) {
+      cuda::PromptFormats formats;
+      formats.Add(format_);
+      prompt_ = cuda::PlanPrompt(formats, spec_, tokens);
+    }
     calls_.assign(layers_, {});
     const auto carve = [&](cuda::Carver* c) {
       shared_.Carve(spec_, tokens, c);
-      for (LayerBuffers& l : calls_) l.Carve(spec_.num_experts, pairs, tiles, c);
+      for (LayerBuffers& l : calls_) l.Carve(spec_, tokens, c);
     };
     cuda::Carver count;
     carve(&count);
@@ -244,8 +267,7 @@ class GemmBench {
     MOERT_CUDA_RETURN_IF_ERROR(
         cudaMemcpy(shared_.x, x.data(), x.size() * sizeof(float), cudaMemcpyHostToDevice));
     rows_ = {shared_.x, 0, tokens, static_cast<int32_t>(spec_.hidden), spec_.hidden};
-    MOERT_CUDA_RETURN_IF_ERROR(LaunchPackRows(rows_, format_.gate.operand, shared_.packed_x,
-                                              cuda::OperandBytes(spec_.hidden), stream_.get()));
+    MOERT_RETURN_IF_ERROR(Pack());
     int64_t touched = 0;
     for (const LayerBuffers& l : calls_) {
       const std::vector<int32_t> ids = DrawExperts(tokens, spec_.num_experts, top_k, zipf, &rng);
@@ -254,8 +276,8 @@ class GemmBench {
       touched += std::count(seen.begin(), seen.end(), true);
       MOERT_CUDA_RETURN_IF_ERROR(
           cudaMemcpy(l.ids, ids.data(), ids.size() * sizeof(ids[0]), cudaMemcpyHostToDevice));
-      MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchGroup(
-          l.ids, static_cast<int>(pairs), spec_.num_experts, l.lists, l.counts, stream_.get()));
+      MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchGroup(l.ids, static_cast<int>(pairs),
+                                                   spec_.num_experts, l.groups, stream_.get()));
     }
     MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream_.get()));
     shares_ = cuda::GroupGemmShares();
@@ -267,17 +289,63 @@ class GemmBench {
     return absl::OkStatus();
   }
 
+  absl::Status Pack() {
+    if (prompt_.any()) {
+      MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchRoundRows(
+          rows_, shared_.prompt_x, RoundUp(spec_.hidden, 64) * 2, stream_.get()));
+    } else {
+      MOERT_CUDA_RETURN_IF_ERROR(LaunchPackRows(rows_, format_.gate.operand, shared_.packed_x,
+                                                cuda::OperandBytes(spec_.hidden), stream_.get()));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status PromptTiles(int layer) {
+    const LayerBuffers& l = calls_[layer];
+    cuda::MakePromptTilesArgs args;
+    args.table = l.prompt;
+    args.most = prompt_.most;
+    args.packings = prompt_.packings;
+    args.formats = reinterpret_cast<const cuda::DeviceFormat*>(formats_.data());
+    args.handles = reinterpret_cast<const cuda::ExpertHandle*>(handles_.data()) +
+                   int64_t{layer} * (spec_.num_experts + 1);
+    args.groups = l.groups;
+    args.experts = spec_.num_experts;
+    args.tokens = rows_.rows;
+    for (int e = 0; e < spec_.num_experts; ++e) args.wave.Add(e);
+    MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchMakePromptTiles(args, stream_.get()));
+    return absl::OkStatus();
+  }
+
+  absl::Status PromptProducts(int layer) {
+    cuda::PromptGemmArgs args;
+    args.table = calls_[layer].prompt;
+    args.most = prompt_.most;
+    for (int p = 0; p < 2; ++p) args.packings[p] = prompt_.of_product[p];
+    args.x = shared_.prompt_x;
+    args.x_stride = RoundUp(spec_.hidden, 64) * 2;
+    args.h = shared_.h;
+    args.h_stride = RoundUp(spec_.intermediate, 64) * 2;
+    args.out = reinterpret_cast<uint16_t*>(shared_.out);
+    args.out_stride = RoundUp(spec_.hidden, 64);
+    args.pairs = rows_.rows * spec_.routing.top_k;
+    args.top_k = spec_.routing.top_k;
+    args.activation = static_cast<int32_t>(spec_.activation);
+    args.ctas = prompt_ctas_;
+    MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchPromptProducts(args, stream_.get()));
+    return absl::OkStatus();
+  }
+
   absl::Status Tiles(int layer) {
+    if (prompt_.any()) return PromptTiles(layer);
     const LayerBuffers& l = calls_[layer];
     cuda::MakeTilesArgs args;
     args.table = l.table;
     args.formats = reinterpret_cast<const cuda::DeviceFormat*>(formats_.data());
     args.handles = reinterpret_cast<const cuda::ExpertHandle*>(handles_.data()) +
                    int64_t{layer} * (spec_.num_experts + 1);
-    args.counts = l.counts;
-    args.lists = l.lists;
+    args.groups = l.groups;
     args.experts = spec_.num_experts;
-    args.pairs = rows_.rows * spec_.routing.top_k;
     args.tokens = rows_.rows;
     args.shares = shares_;
     for (int e = 0; e < spec_.num_experts; ++e) args.wave.Add(e);
@@ -286,6 +354,7 @@ class GemmBench {
   }
 
   absl::Status Products(int layer) {
+    if (prompt_.any()) return PromptProducts(layer);
     cuda::GroupGemmArgs args;
     args.table = calls_[layer].table;
     args.x[format_.gate.operand] = shared_.packed_x;
@@ -295,7 +364,7 @@ class GemmBench {
     args.x_stride = cuda::OperandBytes(spec_.hidden);
     args.h_stride = cuda::OperandBytes(RoundUp(spec_.intermediate, 64));
     args.wide_h_stride = RoundUp(spec_.intermediate, 64);
-    args.out_stride = spec_.hidden;
+    args.out_stride = RoundUp(spec_.hidden, 64);
     args.pairs = rows_.rows * spec_.routing.top_k;
     args.top_k = spec_.routing.top_k;
     args.hidden = static_cast<int32_t>(spec_.hidden);
@@ -329,15 +398,15 @@ class GemmBench {
     MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchTopK(routing, rows_.rows, shared_.scores,
                                                 shared_.drawn_ids, shared_.weights, stream_.get()));
     MOERT_CUDA_RETURN_IF_ERROR(
-        cuda::LaunchGroup(l.ids, pairs, spec_.num_experts, l.lists, l.counts, stream_.get()));
-    MOERT_CUDA_RETURN_IF_ERROR(LaunchPackRows(rows_, format_.gate.operand, shared_.packed_x,
-                                              cuda::OperandBytes(spec_.hidden), stream_.get()));
+        cuda::LaunchGroup(l.ids, pairs, spec_.num_experts, l.groups, stream_.get()));
+    MOERT_RETURN_IF_ERROR(Pack());
     MOERT_RETURN_IF_ERROR(Tiles(layer));
     MOERT_RETURN_IF_ERROR(Products(layer));
     cuda::CombineArgs combine;
     combine.x = rows_;
     combine.slots = shared_.out;
-    combine.slot_stride = spec_.hidden;
+    combine.slot_stride = RoundUp(spec_.hidden, 64);
+    combine.narrow = prompt_.any();
     combine.weights = shared_.weights;
     combine.top_k = spec_.routing.top_k;
     combine.out = shared_.y;
@@ -370,6 +439,8 @@ class GemmBench {
   std::vector<LayerBuffers> calls_;
   cuda::DeviceRows rows_;
   int shares_ = 0;
+  int prompt_ctas_ = 0;
+  cuda::PromptPlan prompt_;
 };
 
 }  // namespace

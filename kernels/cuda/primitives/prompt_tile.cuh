@@ -1,0 +1,290 @@
+// What a consumer warp group of family P does with a tile: 64 rows of weights by all columns, and
+// where the results go.
+#ifndef MOERT_KERNELS_CUDA_PRIMITIVES_PROMPT_TILE_CUH_
+#define MOERT_KERNELS_CUDA_PRIMITIVES_PROMPT_TILE_CUH_
+
+#include <cstdint>
+
+#include "kernels/cuda/primitives/prompt_weights.cuh"
+#include "kernels/cuda/primitives/wgmma.cuh"
+
+namespace moert::cuda {
+
+constexpr int kPromptSlots = 3;  // tiles that are known in shared memory
+/// Shared memory of a warp group's results on their way out.
+constexpr int kPromptStaging = 8192;
+
+/// A tile, as the scheduling warp resolved it.
+template <int kMost>
+struct PromptSlot {
+  const uint8_t* weights;                 // of row block 0: gate or down
+  const uint8_t* scales;                  // likewise
+  uint8_t* h;                             // of the unit
+  int32_t second_weights, second_scales;  // to those of up
+  int32_t k64s, group_k64s;
+  int32_t row_blocks;
+  int32_t row_tile;
+  int32_t columns;  // 0: there are no more tiles
+  int32_t count;
+  uint32_t rows[kMost];  // gate and up: where x's row begins; down: the slot
+};
+
+/// How stages lie in shared memory.
+template <Packing kPacking, int kMost>
+struct PromptRing {
+  static constexpr int kWeights = 8 * K64Bytes(kPacking);
+  static constexpr int kTokens = kMost * 128;
+  static constexpr int kSlotBytes = kPromptSlots * static_cast<int>(sizeof(PromptSlot<kMost>));
+  static constexpr int kBarrierBytes = 512;
+  static constexpr int kRest = 2 * kPromptStaging + kSlotBytes + kBarrierBytes + 1024;
+  static constexpr int kFit = (232448 - kRest) / (kWeights + kTokens);
+  static constexpr int kStages = kFit < 12 ? kFit : 12;
+  static constexpr int kBytes = kRest + kStages * (kWeights + kTokens);
+  static_assert(kStages >= 3);
+
+  uint32_t base;  // a multiple of 1024
+  __device__ __forceinline__ uint32_t Tokens(uint32_t stage) const {
+    return base + stage * kTokens;
+  }
+  __device__ __forceinline__ uint32_t Weights(uint32_t stage) const {
+    return base + kStages * kTokens + stage * kWeights;
+  }
+  __device__ __forceinline__ uint32_t Staging(int group) const {
+    return base + kStages * (kTokens + kWeights) + group * kPromptStaging;
+  }
+  __device__ __forceinline__ uint32_t Full(uint32_t stage) const { return Barriers() + stage * 8; }
+  __device__ __forceinline__ uint32_t Empty(uint32_t stage) const {
+    return Barriers() + (kStages + stage) * 8;
+  }
+  __device__ __forceinline__ uint32_t SlotFull(uint32_t slot) const {
+    return Barriers() + (2 * kStages + slot) * 8;
+  }
+  __device__ __forceinline__ uint32_t SlotEmpty(uint32_t slot) const {
+    return Barriers() + (2 * kStages + kPromptSlots + slot) * 8;
+  }
+  __device__ __forceinline__ uint32_t Barriers() const {
+    return base + kStages * (kTokens + kWeights) + 2 * kPromptStaging;
+  }
+};
+
+/// Of the 128 threads of a consumer warp group.
+__device__ __forceinline__ void WarpGroupBarrier(int group) {
+  if (group == 0) {
+    asm volatile("bar.sync 1, 128;" ::: "memory");
+  } else {
+    asm volatile("bar.sync 2, 128;" ::: "memory");
+  }
+}
+
+template <Packing kPacking, bool kGateUp, int kMost>
+struct PromptConsumer {
+  using Ring = PromptRing<kPacking, kMost>;
+  static constexpr bool kScaled = RowScales<kPacking>::kScaled;
+  static constexpr int kLaneBytes = K64Bytes(kPacking) / 128;
+
+  const Ring ring;
+  const int group;  // of two
+  const int warp;   // of four
+  int lane;
+  RingPlace<Ring::kStages> place;
+  uint32_t first, second;  // of the lane in a stage's weights
+  int half;
+
+  __device__ __forceinline__ PromptConsumer(const Ring& r, int g, int w, int l)
+      : ring(r), group(g), warp(w), lane(l) {
+    const int block = kGateUp ? 2 * g + (w >> 1) : 4 * g + w;
+    half = w & 1;
+    first = block * K64Bytes(kPacking) + l * kLaneBytes;
+    second = first + 4 * K64Bytes(kPacking);
+  }
+
+  /// Addresses of one tile are not worth registers in another: keeps the compiler from computing
+  /// them once for all tiles.
+  __device__ __forceinline__ void Forget() { asm volatile("" : "+r"(lane)::"memory"); }
+
+  __device__ __forceinline__ void Release(uint32_t stage) const {
+    if (lane == 0) Arrive(ring.Empty(stage));
+  }
+
+  /// The lane's two rows' scales.
+  __device__ __forceinline__ void OpenScales(const PromptSlot<kMost>& slot,
+                                             RowScales<kPacking>* scales) const {
+    if constexpr (kScaled) {
+      const int g = lane >> 2;
+      const int block = slot.row_tile * (kGateUp ? 4 : 8) +
+                        (kGateUp ? 2 * group + (warp >> 1) : 4 * group + warp);
+      const uint8_t* of = slot.scales + min(block, slot.row_blocks - 1) * 32 + g * 2;
+      scales->at[0] = of + (kGateUp ? half * 16 : 0);
+      scales->at[1] = kGateUp ? scales->at[0] + slot.second_scales : of + 16;
+    }
+  }
+
+  template <int kColumns>
+  __device__ __forceinline__ void Multiply(const PromptSlot<kMost>& slot,
+                                           float (&d)[kColumns / 2]) {
+    const int k64s = slot.k64s;
+#pragma unroll
+    for (float& v : d) v = 0;
+    StageFragments<kPacking, kGateUp> fragments[2];
+    RowScales<kPacking> scales;
+    OpenScales(slot, &scales);
+    const int group_k64s = kScaled ? slot.group_k64s : k64s;
+    const int64_t stride = int64_t{slot.row_blocks} * 32;
+    scales.Fetch(stride);
+    int left = 0;  // stages of the current scale group
+    int groups_left = kScaled ? (k64s + group_k64s - 1) / group_k64s : 0;
+    uint32_t before = 0;  // the stage whose products are under way
+    bool under_way = false;
+
+    const auto step = [&](int k, StageFragments<kPacking, kGateUp>& f) {
+      const uint32_t stage = place.stage;
+      float ratio[2] = {1, 1};
+      const bool turns = kScaled && left == 0;
+      if (turns) {
+        scales.Turn(ratio);
+        if (--groups_left > 0) scales.Fetch(stride);
+        left = group_k64s;
+      }
+      --left;
+      Await(ring.Full(stage), place.parity);
+      if constexpr (kGateUp) FenceAsyncProxyShared();  // of the gathered rows
+      f.Load(ring.Weights(stage) + first, ring.Weights(stage) + second, half, scales.unit,
+             scales.offset);
+      if (turns && k > 0) {
+        WgmmaWait<0>();
+        PinRegisters(d);
+        Release(before);
+        under_way = false;
+#pragma unroll
+        for (int j = 0; j < kColumns / 8; ++j) {
+          d[4 * j] *= ratio[0];
+          d[4 * j + 1] *= ratio[0];
+          d[4 * j + 2] *= ratio[1];
+          d[4 * j + 3] *= ratio[1];
+        }
+      }
+      PinRegisters(d);
+      WgmmaFence();
+      const uint64_t b = OperandDescriptor(ring.Tokens(stage));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) Wgmma<kColumns>(d, f.a[i], b + 2 * i);
+      WgmmaCommit();
+      PinRegisters(d);
+      WgmmaWait<1>();
+      if (under_way) Release(before);
+      before = stage;
+      under_way = true;
+      place.Next();
+    };
+    int k = 0;
+#pragma unroll 1
+    for (; k + 1 < k64s; k += 2) {
+      step(k, fragments[0]);
+      step(k + 1, fragments[1]);
+    }
+    if (k < k64s) {
+      // Nothing may be under way where paths of the program meet: it would be waited for anyway.
+      WgmmaWait<0>();
+      PinRegisters(d);
+      step(k, fragments[0]);
+    }
+    WgmmaWait<0>();
+    PinRegisters(d);
+    Release(before);
+    if constexpr (kScaled) {
+#pragma unroll
+      for (int j = 0; j < kColumns / 8; ++j) {
+        d[4 * j] *= scales.f[0];
+        d[4 * j + 1] *= scales.f[0];
+        d[4 * j + 2] *= scales.f[1];
+        d[4 * j + 3] *= scales.f[1];
+      }
+    }
+  }
+
+  /// act(gate) * up as bf16 rows of h: of this warp eight channels of every column.
+  template <int kColumns>
+  __device__ __forceinline__ void StoreH(const PromptSlot<kMost>& slot, bool silu,
+                                         const float (&d)[kColumns / 2]) const {
+    const uint32_t staging = ring.Staging(group);
+    const int block = slot.row_tile * 4 + 2 * group + (warp >> 1);
+    const bool there = block < slot.row_blocks;  // else padding up to whole 64: zeros
+    uint8_t* const h = slot.h + int64_t{slot.row_tile} * slot.columns * 128;
+    constexpr int kAtOnce = 128;
+#pragma unroll
+    for (int from = 0; from < kColumns; from += kAtOnce) {
+      constexpr int kTo = kColumns;
+      WarpGroupBarrier(group);  // what lay there was read
+#pragma unroll
+      for (int c = from; c < from + kAtOnce && c < kTo; c += 16) {
+        uint32_t v[2];
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const float* at = d + (c / 8 + j) * 4;
+          float two[2];
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const float gate = at[i];
+            const float x =
+                silu ? gate : 1.5957691216057308f * (gate + 0.044715f * gate * gate * gate);
+            two[i] = there ? __fdividef(gate, 1.0f + __expf(-x)) * at[2 + i] : 0.0f;
+          }
+          v[j] = PackBf16(two[0], two[1]);
+        }
+        const uint32_t row = c - from + (lane & 15);
+        StoreTransposed2(staging + row * 64 + ((warp ^ ((row >> 1) & 3)) * 16), v[0], v[1]);
+      }
+      WarpGroupBarrier(group);
+      const int thread = warp * 32 + lane;
+#pragma unroll
+      for (int i = 0; i < kAtOnce / 32; ++i) {
+        const uint32_t row = i * 32 + thread / 4;
+        const uint32_t piece = thread & 3;
+        if (from + static_cast<int>(row) < kColumns) {
+          const uint4 v = LoadShared16(staging + row * 64 + ((piece ^ ((row >> 1) & 3)) * 16));
+          const uint32_t column = from + row;
+          *reinterpret_cast<uint4*>(h + column * 128 +
+                                    (((4 * group + piece) ^ (column & 7)) * 16)) = v;
+        }
+      }
+    }
+  }
+
+  /// bf16 rows of out, by slot.
+  template <int kColumns>
+  __device__ __forceinline__ void StoreOut(const PromptSlot<kMost>& slot, uint16_t* out,
+                                           int64_t stride, const float (&d)[kColumns / 2]) const {
+    const uint32_t staging = ring.Staging(group);
+    constexpr int kAtOnce = 64;
+    const int thread = warp * 32 + lane;
+    const uint32_t piece = thread & 7;
+    const int64_t channel = slot.row_tile * 128 + group * 64 + piece * 8;
+    const bool there = channel < stride;
+#pragma unroll
+    for (int from = 0; from < kColumns; from += kAtOnce) {
+      WarpGroupBarrier(group);
+#pragma unroll
+      for (int c = from; c < from + kAtOnce && c < kColumns; c += 16) {
+        const float* at = d + c / 8 * 4;
+        const uint32_t row = c - from + (lane & 7) + ((lane >> 4) * 8);
+        const uint32_t of = 2 * warp + ((lane >> 3) & 1);
+        StoreTransposed4(staging + row * 128 + ((of ^ (row & 7)) * 16), PackBf16(at[0], at[1]),
+                         PackBf16(at[2], at[3]), PackBf16(at[4], at[5]), PackBf16(at[6], at[7]));
+      }
+      WarpGroupBarrier(group);
+#pragma unroll
+      for (int i = 0; i < kAtOnce / 16; ++i) {
+        const uint32_t row = i * 16 + thread / 8;
+        const int column = from + static_cast<int>(row);
+        if (column < slot.count && column < kColumns && there) {
+          const uint4 v = LoadShared16(staging + row * 128 + ((piece ^ (row & 7)) * 16));
+          *reinterpret_cast<uint4*>(out + slot.rows[column] * stride + channel) = v;
+        }
+      }
+    }
+  }
+};
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_PRIMITIVES_PROMPT_TILE_CUH_

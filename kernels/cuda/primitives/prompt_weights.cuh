@@ -1,0 +1,137 @@
+// A fragments of a stage (64 k) of family P, from packed records in shared memory, and the scales
+// that belong to them.
+//
+// A warp's 16 rows come from two row blocks or one. Gate and up: rows g of the fragment are 8
+// channels of gate, rows g + 8 the same of up: `half` of the 16 of either block. Down: the 16 rows
+// of a block.
+#ifndef MOERT_KERNELS_CUDA_PRIMITIVES_PROMPT_WEIGHTS_CUH_
+#define MOERT_KERNELS_CUDA_PRIMITIVES_PROMPT_WEIGHTS_CUH_
+
+#include <cstdint>
+
+#include "kernels/cuda/primitives/dequant.cuh"
+#include "kernels/cuda/primitives/pipeline.cuh"
+
+namespace moert::cuda {
+
+/// a * b + c of two bf16.
+__device__ __forceinline__ uint32_t FmaBf16(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t r;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+  return r;
+}
+
+/// The fragments of four times 16 k. `first`, `second`: of the lane, in shared memory, in the row
+/// blocks of rows g and of rows g + 8; unit, offset: see RowScales.
+template <Packing kPacking, bool kGateUp>
+struct StageFragments {
+  uint32_t a[4][4];
+
+  __device__ __forceinline__ void Load(uint32_t first, uint32_t second, int half,
+                                       const uint32_t (&unit)[2], const uint32_t (&offset)[2]) {
+    if constexpr (kPacking == Packing::kBf16) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint4 v = LoadShared16(first + i * 512);
+        if constexpr (kGateUp) {
+          const uint4 w = LoadShared16(second + i * 512);
+          a[i][0] = half ? v.y : v.x;
+          a[i][1] = half ? w.y : w.x;
+          a[i][2] = half ? v.w : v.z;
+          a[i][3] = half ? w.w : w.z;
+        } else {
+          a[i][0] = v.x;
+          a[i][1] = v.y;
+          a[i][2] = v.z;
+          a[i][3] = v.w;
+        }
+      }
+    } else if constexpr (kPacking == Packing::kW4) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        uint32_t low = LoadShared4(first + i * 128);
+        uint32_t high;
+        if constexpr (kGateUp) {
+          low >>= 4 * half;
+          high = LoadShared4(second + i * 128) >> 4 * half;
+        } else {
+          high = low >> 4;
+        }
+        constexpr uint32_t kMask = 0x000f000fu;
+        a[i][0] = FmaBf16(MaskOr(low, kMask, kMagic), unit[0], offset[0]);
+        a[i][1] = FmaBf16(MaskOr(high, kMask, kMagic), unit[1], offset[1]);
+        a[i][2] = FmaBf16(MaskOr(low >> 8, kMask, kMagic), unit[0], offset[0]);
+        a[i][3] = FmaBf16(MaskOr(high >> 8, kMask, kMagic), unit[1], offset[1]);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        uint32_t low, high;
+        if constexpr (kGateUp) {
+          low = LoadShared4(first + i * 256 + 4 * half);
+          high = LoadShared4(second + i * 256 + 4 * half);
+        } else {
+          const uint2 v = LoadShared8(first + i * 256);
+          low = v.x;
+          high = v.y;
+        }
+        a[i][0] = Widen(low, unit[0], offset[0]);
+        a[i][1] = Widen(high, unit[1], offset[1]);
+        a[i][2] = Widen(low >> 8, unit[0], offset[0]);
+        a[i][3] = Widen(high >> 8, unit[1], offset[1]);
+      }
+    }
+  }
+
+ private:
+  /// Seven bits are a mantissa above 128, the eighth makes 128 or 256 (FragmentW8); offset is for
+  /// both.
+  __device__ __forceinline__ static uint32_t Widen(uint32_t w, uint32_t unit, uint32_t offset) {
+    const uint32_t top = FmaBf16(MaskOr(w, 0x00800080u, kMagic), unit, offset);
+    return FmaBf16(MaskOr(w, 0x007f007fu, kMagic), unit, top);
+  }
+};
+
+/// Scales of a lane's two rows: scale = f * unit, unit a power of two, |f| in [1, 2).
+template <Packing kPacking>
+struct RowScales {
+  static constexpr bool kScaled = kPacking != Packing::kBf16;
+  const uint8_t* at[2];   // of the next group
+  uint16_t next[2];       // its scales, under way
+  float f[2] = {1, 1};    // of the current group
+  uint32_t unit[2] = {};  // twice, as bf16
+  uint32_t offset[2] = {};
+
+  __device__ __forceinline__ void Fetch(int64_t stride) {
+    if constexpr (kScaled) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(next[r]) : "l"(at[r]));
+        at[r] += stride;
+      }
+    }
+  }
+  /// What was fetched becomes the current group; ratio: the factor of the sums so far.
+  __device__ __forceinline__ void Turn(float (&ratio)[2]) {
+    if constexpr (kScaled) {
+      // 128 and the zero point; w8's two halves have 128 and 128 or 256.
+      constexpr uint32_t kOffset = kPacking == Packing::kW4 ? 0xc308c308u : 0xc3c0c3c0u;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const uint32_t bits = next[r];
+        const uint32_t exponent = bits & 0x7f80u;
+        const uint32_t power = exponent | exponent << 16;  // 0 for a scale of zero
+        const float fraction =
+            exponent == 0 ? f[r] : __uint_as_float((bits & 0x807fu) << 16 | 0x3f800000u);
+        ratio[r] = __fdividef(f[r], fraction);
+        f[r] = fraction;
+        unit[r] = power;
+        offset[r] = FmaBf16(kOffset, power, 0x80008000u);
+      }
+    }
+  }
+};
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_PRIMITIVES_PROMPT_WEIGHTS_CUH_

@@ -1,0 +1,21 @@
+// Which products of a call are family P's (kernels/cuda/prompt_gemm.h), and in which tiling, by the
+// mean of tokens an expert. Data: measured on an H200 with Qwen3-30B-A3B's and Mixtral-8x7B's
+// shapes by `moert-bench gemm`.
+#ifndef MOERT_KERNELS_TUNING_PROMPT_H_
+#define MOERT_KERNELS_TUNING_PROMPT_H_
+
+namespace moert::cuda::tuning {
+
+/// From so many tokens an expert on, by packing: bf16, w8, w4.
+constexpr double kPromptFrom[] = {8, 16, 28};
+
+/// Columns of the widest unit up to so many tokens an expert.
+struct PromptTiling {
+  double tokens;
+  int most;
+};
+constexpr PromptTiling kPromptTilings[] = {{44, 64}, {190, 160}, {1e30, 256}};
+
+}  // namespace moert::cuda::tuning
+
+#endif  // MOERT_KERNELS_TUNING_PROMPT_H_

@@ -1,0 +1,69 @@
+#include "exec/cuda/prompt_plan.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/cuda/prompt_gemm.h"
+#include "kernels/tuning/prompt.h"
+
+namespace moert::cuda {
+namespace {
+
+constexpr uint32_t kAll = (1u << kPromptPackings) - 1;
+
+double TokensAnExpert(const MoeLayerSpec& layer, int64_t tokens) {
+  return static_cast<double>(tokens * layer.routing.top_k) / layer.num_experts;
+}
+
+}  // namespace
+
+void PromptFormats::Add(const DeviceFormat& format) {
+  if (IsPromptFormat(format, kAll)) {
+    pairs |= 1u << (PromptPacking(format.gate) * kPromptPackings + PromptPacking(format.down));
+  } else {
+    others = true;
+  }
+}
+
+PromptPlan PlanPrompt(const PromptFormats& formats, const MoeLayerSpec& layer, int64_t tokens) {
+  PromptPlan plan;
+  if (layer.activation == Activation::kGelu) return plan;  // erf has no place in the epilogue
+  const double mean = TokensAnExpert(layer, tokens);
+  uint32_t packings = 0;
+  for (int p = 0; p < kPromptPackings; ++p) {
+    if (mean >= tuning::kPromptFrom[p]) packings |= 1u << p;
+  }
+  plan.others = formats.others;
+  for (int gate = 0; gate < kPromptPackings; ++gate) {
+    for (int down = 0; down < kPromptPackings; ++down) {
+      if ((formats.pairs >> (gate * kPromptPackings + down) & 1) == 0) continue;
+      const uint32_t both = 1u << gate | 1u << down;
+      if ((packings & both) == both) {
+        plan.of_product[0] |= 1u << gate;
+        plan.of_product[1] |= 1u << down;
+      } else {
+        plan.others = true;
+      }
+    }
+  }
+  if (plan.of_product[0] != 0) plan.packings = packings;
+  const auto* tiling = tuning::kPromptTilings;
+  while (mean > tiling->tokens) ++tiling;
+  plan.most = tiling->most;
+  return plan;
+}
+
+PromptExtent MaxPromptExtent(const MoeLayerSpec& layer, int64_t max_tokens) {
+  PromptExtent extent;
+  for (const tuning::PromptTiling& tiling : tuning::kPromptTilings) {
+    const double most = std::ceil(tiling.tokens * layer.num_experts / layer.routing.top_k) + 1;
+    const int64_t tokens =
+        most < static_cast<double>(max_tokens) ? static_cast<int64_t>(most) : max_tokens;
+    extent.units = std::max(
+        extent.units, MaxPromptUnits(tokens, layer.routing.top_k, layer.num_experts, tiling.most));
+  }
+  extent.h_rows = MaxPromptRows(max_tokens, layer.routing.top_k, layer.num_experts);
+  return extent;
+}
+
+}  // namespace moert::cuda

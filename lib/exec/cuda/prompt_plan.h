@@ -1,0 +1,40 @@
+// Which experts of a call family P multiplies (kernels/cuda/prompt_gemm.h). It depends on the layer
+// and the call's tokens alone, never on what is resident (design rule 6).
+#ifndef MOERT_LIB_EXEC_CUDA_PROMPT_PLAN_H_
+#define MOERT_LIB_EXEC_CUDA_PROMPT_PLAN_H_
+
+#include <cstdint>
+
+#include "kernels/cuda/device_types.h"
+#include "moert/model.h"
+
+namespace moert::cuda {
+
+/// Formats of a model, as this family sees them.
+struct PromptFormats {
+  uint32_t pairs = 0;   // bit gate * kPromptPackings + down, by packing
+  bool others = false;  // some format is never multiplied here
+
+  void Add(const DeviceFormat& format);
+};
+
+struct PromptPlan {
+  uint32_t packings = 0;        // whose formats are multiplied here; 0: none
+  uint32_t of_product[2] = {};  // of those, in gate and up, in down
+  bool others = false;          // some format of the model is not
+  int most = 0;                 // the tiling
+
+  bool any() const { return packings != 0; }
+};
+PromptPlan PlanPrompt(const PromptFormats& formats, const MoeLayerSpec& layer, int64_t tokens);
+
+/// Units and rows of h at most, of calls of up to so many tokens.
+struct PromptExtent {
+  int64_t units = 0;
+  int64_t h_rows = 0;
+};
+PromptExtent MaxPromptExtent(const MoeLayerSpec& layer, int64_t max_tokens);
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_LIB_EXEC_CUDA_PROMPT_PLAN_H_
