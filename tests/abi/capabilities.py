@@ -98,8 +98,10 @@ def main():
             print("\n".join(names(path.read_text(encoding="utf-8"))))
         return
     cxx, c, table = map(pathlib.Path, sys.argv[1:4])
-    c_names = set(re.findall(r"\b(?:moert|MOERT)_\w+|\b[a-z]\w*", "\n".join(
-        re.sub(r"/\*.*?\*/", " ", p.read_text(), flags=re.S) for p in (c / "moert/c").glob("*.h"))))
+    c_text = "\n".join(strip(p.read_text(encoding="utf-8")) for p in (c / "moert/c").glob("*.h"))
+    c_names = set(re.findall(r"\b(?:moert|MOERT)_\w+", c_text))
+    for struct, body in re.findall(r"typedef struct (\w+) \{(.*?)\n\} \1;", c_text, re.S):
+        c_names.update(f"{struct}.{field}" for field in re.findall(r"\b(\w+)\)?\s*(?:\(|;)", body))
     lines = {}
     for number, line in enumerate(table.read_text(encoding="utf-8").splitlines(), 1):
         if line.strip() and not line.startswith("#"):
@@ -123,7 +125,7 @@ def main():
             if len(value) < 8:
                 errors.append(f"{where}: no reason")
         else:
-            for word in re.findall(r"\w+", value):
+            for word in value.split():
                 if word not in c_names:
                     errors.append(f"{where}: the C headers have no {word}")
     print("\n".join(errors) or f"{counted} names of the C++ headers, {len(lines)} lines")
