@@ -1,6 +1,6 @@
 # Turns the headers' plain comments into Doxygen's, for cmake/Doxygen.cmake: the block at a file's head,
 # comments before declarations, comments behind members. The headers stay free of its syntax.
-FNR == 1 { head = 1; c = FILENAME ~ /moert\.h$/ }
+FNR == 1 { head = 1; c = FILENAME ~ /moert\.h$|\/moert\/c\// }
 c {
   if ($0 ~ /^ *\/\* ---/) { sub(/\/\* -+/, "/* ------") }  # section headings are no documentation
   else if (head && $0 ~ /^\/\*/) { sub(/^\/\*/, "/** @file\n *"); head = 0 }

@@ -6,9 +6,9 @@ set -euo pipefail
 
 packages=(build-essential cmake ninja-build pkg-config git libabsl-dev libfmt-dev
           nlohmann-json3-dev libpcre2-dev libeigen3-dev catch2)
-# Wanted, not needed: a faster rebuild, the Rust and Go hosts of examples/, the API reference, spelling. A tool
+# Wanted, not needed: the ABI check, a faster rebuild, the Rust and Go hosts of examples/, the API reference, spelling. A tool
 # that is there under another name (rustup's cargo) is not installed again.
-optional=(ccache coinor-libcbc-dev)
+optional=(abigail-tools ccache coinor-libcbc-dev)
 command -v cargo >/dev/null || optional+=(cargo)
 command -v go >/dev/null || optional+=(golang-go)
 command -v doxygen >/dev/null || optional+=(doxygen)

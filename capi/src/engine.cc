@@ -40,7 +40,8 @@ moert_code moert_engine_create(const moert_source* source, const moert_engine_op
       state.trace = std::make_shared<ClosableTrace>(std::move(file), parsed.options.trace);
       parsed.options.trace = state.trace;
     }
-    state.policies = parsed.policies;
+    if (parsed.policies != nullptr) state.policies.push_back(parsed.policies);
+    const PoliciesOfStrategies collect(&state.policies);
     state.simulates = parsed.options.simulate;
     MOERT_ASSIGN_OR_RETURN(state.engine, moert::Engine::Create(source->source, parsed.options));
     parsed.Arm();

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "call_queue.h"
 #include "closable_trace.h"
@@ -18,8 +19,8 @@ namespace moert::capi {
 /// An engine and what serves it, shared by all handles that need them: a host whose objects die in
 /// any order (garbage collectors) is safe.
 struct EngineState {
-  std::shared_ptr<HostPolicies> policies;  // null: none
-  std::shared_ptr<ClosableTrace> trace;    // null: none
+  std::vector<std::shared_ptr<HostPolicies>> policies;  // of the options and of strategies
+  std::shared_ptr<ClosableTrace> trace;                 // null: none
   std::unique_ptr<Engine> engine;
   bool simulates = false;  // layer calls have no hidden states
   CallQueue calls;         // dies first: its calls use the engine

@@ -33,8 +33,8 @@ moert_stats ToC(const EngineStats& s) {
 /// The engine's, and the decisions that a host failed to make.
 EngineStats StatsOf(const moert_engine& engine) {
   EngineStats stats = engine.state->engine->stats();
-  if (engine.state->policies != nullptr) {
-    stats.policy_fallbacks += engine.state->policies->failures.load();
+  for (const auto& policies : engine.state->policies) {
+    stats.policy_fallbacks += policies->failures.load();
   }
   return stats;
 }

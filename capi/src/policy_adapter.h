@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "moert.h"
@@ -21,6 +22,20 @@ struct HostPolicies {
   ~HostPolicies() {
     if (owns && c.destroy != nullptr) c.destroy(c.user_data);
   }
+};
+
+/// Collects the policies of strategies that are made on this thread while it lives, so that what
+/// they fail to decide is counted by their engine.
+class PoliciesOfStrategies {
+ public:
+  explicit PoliciesOfStrategies(std::vector<std::shared_ptr<HostPolicies>>* into);
+  ~PoliciesOfStrategies();
+  PoliciesOfStrategies(const PoliciesOfStrategies&) = delete;
+
+  static void Note(std::shared_ptr<HostPolicies> policies);
+
+ private:
+  std::vector<std::shared_ptr<HostPolicies>>* const outer_;
 };
 
 /// Puts adapters into the seams that `policies` has members for. What the host does not decide, the

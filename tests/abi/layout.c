@@ -401,6 +401,11 @@ ABI_FIELD(moert_strategy_info, summary, 16);
 ABI_FIELD(moert_strategy_info, keys, 24);
 ABI_LAST(moert_strategy_info, keys, 8);
 
+ABI_SIZE(moert_strategy, 24);
+ABI_FIELD(moert_strategy, base, 8);
+ABI_FIELD(moert_strategy, policies, 16);
+ABI_LAST(moert_strategy, policies, 8);
+
 ABI_VALUE(MOERT_OK, 0);
 ABI_VALUE(MOERT_CANCELLED, -1);
 ABI_VALUE(MOERT_UNKNOWN, -2);

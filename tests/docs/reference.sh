@@ -8,6 +8,6 @@ config=$1/doxygen/reference.doxyfile
 mkdir -p "$1/doxygen/reference"
 doxygen "$config" 2>&1
 # An empty reference has no warnings either.
-for page in moert_8h.html classmoert_1_1Engine.html structmoert__engine__options.html; do
+for page in capi_2include_2moert_2c_2engine_8h.html classmoert_1_1Engine.html structmoert__engine__options.html; do
   grep -q 'memdoc' "$1/doxygen/reference/html/$page" || { echo "$page documents nothing"; exit 1; }
 done

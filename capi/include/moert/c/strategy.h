@@ -20,6 +20,37 @@ MOERT_API int32_t moert_strategy_count(void);
 MOERT_API moert_code moert_strategy_at(int32_t index, moert_strategy_info *info,
                                        moert_error **error);
 
+/* ---- Strategies of the host. */
+
+/* What a spec gives: the values of its keys. Valid during the factory's call. */
+typedef struct moert_strategy_params moert_strategy_params;
+/* The text behind "key=", valid during the call too; NULL when the spec has no such key. Not
+ * thread-safe. */
+MOERT_API const char *moert_strategy_params_get(moert_strategy_params *params, const char *key);
+
+/* What a factory makes. */
+typedef struct moert_strategy {
+  uint64_t struct_size;
+  const char *base; /* a spec: how the fast tier is used, and who decides what the policies leave
+                     * NULL. Default "on-demand"; read as the factory returns */
+  moert_policies *policies; /* initialized, to be filled. Their user_data is the library's when the
+                             * factory succeeds, until destroy is called */
+} moert_strategy;
+
+/* Called whenever a spec names the strategy: by moert_engine_create and moert_memory_plan, in their
+ * thread, possibly in several at once, with nothing locked. Fills *strategy, which holds the
+ * defaults. Anything but MOERT_OK refuses the spec with that code. */
+typedef moert_code (*moert_strategy_factory)(void *user_data, moert_strategy_params *params,
+                                             moert_strategy *strategy, moert_failure *failure);
+
+/* Adds a strategy for the rest of the process: its name then works wherever a spec does, in
+ * compositions too. info: name, summary, and keys as "key: meaning" lines (NULL: none); names and
+ * keys are of a-z, 0-9, '-' and '_'. user_data must live as long as the process. Thread-safe. Never
+ * blocks. Fails: INVALID_ARGUMENT; ALREADY_EXISTS for a name that is taken. */
+MOERT_API moert_code moert_strategy_register(const moert_strategy_info *info,
+                                             moert_strategy_factory factory, void *user_data,
+                                             moert_error **error);
+
 MOERT_END_C
 
 #endif /* MOERT_C_STRATEGY_H_ */

@@ -1141,3 +1141,37 @@ extern "C" {
         error: *mut *mut moert_error,
     ) -> moert_code;
 }
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moert_strategy_params {
+    _unused: [u8; 0],
+}
+extern "C" {
+    pub fn moert_strategy_params_get(
+        params: *mut moert_strategy_params,
+        key: *const ::std::os::raw::c_char,
+    ) -> *const ::std::os::raw::c_char;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moert_strategy {
+    pub struct_size: u64,
+    pub base: *const ::std::os::raw::c_char,
+    pub policies: *mut moert_policies,
+}
+pub type moert_strategy_factory = ::core::option::Option<
+    unsafe extern "C" fn(
+        user_data: *mut ::core::ffi::c_void,
+        params: *mut moert_strategy_params,
+        strategy: *mut moert_strategy,
+        failure: *mut moert_failure,
+    ) -> moert_code,
+>;
+extern "C" {
+    pub fn moert_strategy_register(
+        info: *const moert_strategy_info,
+        factory: moert_strategy_factory,
+        user_data: *mut ::core::ffi::c_void,
+        error: *mut *mut moert_error,
+    ) -> moert_code;
+}

@@ -1,0 +1,79 @@
+#include <vector>
+
+#include "base/status_macros.h"
+#include "layer_spec.h"
+#include "policy_seams.h"
+#include "policy_views.h"
+
+namespace moert::capi {
+namespace {
+
+static_assert(static_cast<int32_t>(RoutingRuleKind::kExpertCache) == MOERT_RULE_EXPERT_CACHE);
+
+class HostRouting final : public RoutingPolicy, Adapter {
+ public:
+  HostRouting(std::shared_ptr<HostPolicies> host, std::unique_ptr<RoutingPolicy> fallback)
+      : Adapter(std::move(host)), fallback_(std::move(fallback)) {}
+  PolicyTraits traits() const override {
+    PolicyTraits traits = TraitsOf(fallback_);
+    traits.lossy = traits.needs_host = true;
+    return traits;
+  }
+  absl::Status Check(const MoeModelSpec& model) const override {
+    if (fallback_ != nullptr) MOERT_RETURN_IF_ERROR(fallback_->Check(model));
+    if (c().routing_check == nullptr) return absl::OkStatus();
+    std::vector<moert_layer_spec> layers;
+    for (const MoeLayerSpec& layer : model.layers) {
+      layers.push_back(capi::ToC(layer));
+      layers.back().struct_size = sizeof(moert_layer_spec);
+    }
+    return Ask("routing_check", [&](moert_failure* failure) {
+      return c().routing_check(c().user_data, layers.data(), static_cast<int32_t>(layers.size()),
+                               failure);
+    });
+  }
+  RoutingRule Rule(const PolicyContext& context) override {
+    const RoutingRule own = fallback_ == nullptr ? RoutingRule{} : fallback_->Rule(context);
+    const moert_policy_context where = ToC(context);
+    moert_routing_rule rule{};
+    rule.struct_size = sizeof(rule);
+    rule.kind = static_cast<moert_rule>(own.kind);
+    rule.alpha = own.alpha;
+    rule.max_slot_share = own.max_slot_share;
+    rule.max_mass_share = own.max_mass_share;
+    rule.second_pass = own.second_pass;
+    rule.own_score_weights = own.own_score_weights;
+    if (!Decided(c().routing_rule,
+                 [&] { return c().routing_rule(c().user_data, &where, &rule); })) {
+      return own;
+    }
+    const bool legal = (rule.kind == MOERT_RULE_TOPK || rule.kind == MOERT_RULE_EXPERT_CACHE) &&
+                       rule.alpha >= 0 && rule.alpha <= 1 && rule.max_slot_share >= 0 &&
+                       rule.max_slot_share <= 1 && rule.max_mass_share >= 0 &&
+                       rule.max_mass_share <= 1;
+    if (!legal) {
+      CountFailure();
+      return own;
+    }
+    RoutingRule decided = own;
+    decided.kind = static_cast<RoutingRuleKind>(rule.kind);
+    decided.alpha = rule.alpha;
+    decided.max_slot_share = rule.max_slot_share;
+    decided.max_mass_share = rule.max_mass_share;
+    decided.second_pass = rule.second_pass != 0;
+    decided.own_score_weights = rule.own_score_weights != 0;
+    return decided;
+  }
+
+ private:
+  const std::unique_ptr<RoutingPolicy> fallback_;
+};
+
+}  // namespace
+
+std::unique_ptr<RoutingPolicy> AdaptRouting(std::shared_ptr<HostPolicies> host,
+                                            std::unique_ptr<RoutingPolicy> fallback) {
+  return std::make_unique<HostRouting>(std::move(host), std::move(fallback));
+}
+
+}  // namespace moert::capi

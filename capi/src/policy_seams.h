@@ -1,0 +1,81 @@
+// One adapter a seam: a C++ policy that asks the host, and the policy it stands before for the
+// rest.
+#ifndef MOERT_CAPI_SRC_POLICY_SEAMS_H_
+#define MOERT_CAPI_SRC_POLICY_SEAMS_H_
+
+#include <memory>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "guard.h"
+#include "moert.h"
+#include "moert/policy.h"
+#include "policy_adapter.h"
+
+namespace moert::capi {
+
+template <typename P>
+PolicyTraits TraitsOf(const std::unique_ptr<P>& policy) {
+  return policy == nullptr ? PolicyTraits{} : policy->traits();
+}
+
+/// What all adapters share: calls into the host that count as failed when it fails or throws.
+class Adapter {
+ public:
+  explicit Adapter(std::shared_ptr<HostPolicies> host) : host_(std::move(host)) {}
+
+ protected:
+  const moert_policies& c() const { return host_->c; }
+
+  /// True when the host has decided. `call` is not asked for when the host has no such member.
+  template <typename Member, typename Call>
+  bool Decided(Member member, Call call) const {
+    if (member == nullptr) return false;
+    try {
+      if (call() == MOERT_OK) return true;
+    } catch (...) {  // the contract forbids it; dying for it helps nobody
+    }
+    ++host_->failures;
+    return false;
+  }
+  template <typename Member, typename Call>
+  void Tell(Member member, Call call) {
+    if (member == nullptr) return;
+    try {
+      call();
+    } catch (...) {
+      ++host_->failures;
+    }
+  }
+  void CountFailure() { ++host_->failures; }
+  /// A question whose failure is the host's answer.
+  template <typename Call>
+  absl::Status Ask(const char* what, Call call) const {
+    moert_failure failure;
+    try {
+      return FromCallback(call(&failure), failure, what);
+    } catch (...) {
+      return absl::InternalError(absl::StrCat(what, ": the callback threw"));
+    }
+  }
+
+ private:
+  const std::shared_ptr<HostPolicies> host_;
+};
+
+/// `fallback` may be null.
+std::unique_ptr<RoutingPolicy> AdaptRouting(std::shared_ptr<HostPolicies> host,
+                                            std::unique_ptr<RoutingPolicy> fallback);
+std::unique_ptr<PrefetchPolicy> AdaptPrefetch(std::shared_ptr<HostPolicies> host,
+                                              std::unique_ptr<PrefetchPolicy> fallback);
+std::unique_ptr<ResidencyPolicy> AdaptResidency(std::shared_ptr<HostPolicies> host,
+                                                std::unique_ptr<ResidencyPolicy> fallback);
+std::unique_ptr<PrecisionPolicy> AdaptPrecision(std::shared_ptr<HostPolicies> host,
+                                                std::unique_ptr<PrecisionPolicy> fallback);
+std::unique_ptr<PlacementPolicy> AdaptPlacement(std::shared_ptr<HostPolicies> host,
+                                                std::unique_ptr<PlacementPolicy> fallback);
+
+}  // namespace moert::capi
+
+#endif  // MOERT_CAPI_SRC_POLICY_SEAMS_H_
