@@ -5,7 +5,6 @@
 
 class First : public moert::ResidencyPolicy {
  public:
-  absl::string_view name() const override { return "first"; }
   int Victim(const moert::VictimSnapshot&) override { return 0; }
 };
 
