@@ -188,7 +188,7 @@ static void run_steps(moert_engine* engine) {
 }
 
 static void clean(void) {
-  char command[600];
+  char command[1600];
   const long hits = fault_disarm();
   (void)hits;
   snprintf(command, sizeof(command), "rm -rf '%s' '%s' '%s.perfetto.json'", fresh, trace, trace);
