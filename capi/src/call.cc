@@ -52,6 +52,7 @@ moert_code moert_layer_begin(moert_step* step, int32_t layer, const moert_tensor
     }
     MOERT_ASSIGN_OR_RETURN(const LayerArguments arguments,
                            ReadLayerCall(step, layer, x, routing, out));
+    MOERT_RETURN_IF_ERROR(step->state->CheckProcess());
     auto handle = std::make_unique<moert_call>();
     handle->state = step->state;
     // Not the state: the queue is part of it, and its thread must not be the one that destroys it.
@@ -76,6 +77,7 @@ moert_code moert_layer_finish(moert_call* call, moert_error** error) {
     if (call == nullptr) return absl::OkStatus();
     const std::unique_ptr<moert_call> owned(call);
     --*owned->unfinished;
+    MOERT_RETURN_IF_ERROR(owned->state->CheckProcess());
     return owned->ticket->Wait();
   });
 }

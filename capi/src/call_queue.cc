@@ -1,13 +1,12 @@
 #include "call_queue.h"
 
 #include <deque>
-#include <exception>
-#include <new>
 #include <system_error>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/exception_status.h"
 
 namespace moert::capi {
 
@@ -46,10 +45,8 @@ struct CallQueue::Shared {
   static absl::Status Run(const Job& job) {
     try {
       return job.call();
-    } catch (const std::bad_alloc&) {
-      return absl::ResourceExhaustedError("out of memory");
-    } catch (const std::exception& e) {
-      return absl::InternalError(absl::StrCat("exception: ", e.what()));
+    } catch (...) {
+      return ExceptionStatus("layer call");
     }
   }
 

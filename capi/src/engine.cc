@@ -30,7 +30,7 @@ moert_code moert_engine_create(const moert_source* source, const moert_engine_op
     MOERT_REQUIRE_NOT_NULL(engine);
     MOERT_ASSIGN_OR_RETURN(ParsedOptions parsed, ReadOptions(options));
     auto handle = std::make_unique<moert_engine>();
-    handle->state = std::make_shared<EngineState>();
+    handle->state = EngineState::Make();
     EngineState& state = *handle->state;
     if (!parsed.trace_path.empty()) {
       MOERT_ASSIGN_OR_RETURN(

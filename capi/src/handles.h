@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/fork.h"
 #include "call_queue.h"
 #include "closable_trace.h"
 #include "moert.h"
@@ -24,6 +25,19 @@ struct EngineState {
   std::unique_ptr<Engine> engine;
   bool simulates = false;  // layer calls have no hidden states
   CallQueue calls;         // dies first: its calls use the engine
+  const int forks = ForkCount();
+
+  /// In a fork of the process that made it, it is left as it is: threads that could be joined are
+  /// not there.
+  static std::shared_ptr<EngineState> Make() {
+    return {new EngineState, [](EngineState* state) {
+              if (state->forks == ForkCount()) delete state;
+            }};
+  }
+  absl::Status CheckProcess() const {
+    if (forks == ForkCount()) return absl::OkStatus();
+    return absl::FailedPreconditionError("the engine was made before fork()");
+  }
 };
 
 }  // namespace moert::capi

@@ -1,5 +1,7 @@
 #include "services.h"
 
+#include <atomic>
+#include <exception>
 #include <string>
 #include <utility>
 
@@ -15,15 +17,28 @@ class CThreadPool final : public ThreadPool {
       : c_(c, std::move(ownership)) {}
   int num_threads() const override { return c_->num_threads; }
   void Run(int64_t num_jobs, Job job) override {
-    c_->run(
-        c_->user_data, num_jobs,
-        [](void* data, int64_t index, int32_t worker) {
-          (*static_cast<Job*>(data))(index, worker);
-        },
-        &job);
+    Batch batch{job};
+    c_->run(c_->user_data, num_jobs, &RunOne, &batch);
+    if (batch.failed) std::rethrow_exception(batch.failure);
   }
 
  private:
+  struct Batch {
+    Job job;
+    std::atomic<bool> failed{false};
+    std::exception_ptr failure;
+  };
+
+  // Nothing may be thrown into the host's threads.
+  static void RunOne(void* data, int64_t index, int32_t worker) noexcept {
+    Batch& batch = *static_cast<Batch*>(data);
+    try {
+      batch.job(index, worker);
+    } catch (...) {
+      if (!batch.failed.exchange(true)) batch.failure = std::current_exception();
+    }
+  }
+
   const Owned<moert_thread_pool> c_;
 };
 

@@ -56,6 +56,9 @@ inline constexpr uint64_t kFirstSize<moert_expert_view> = 272;
 template <>
 inline constexpr uint64_t kFirstSize<moert_stats> = 120;
 
+/// No struct comes near it: a larger size is a value that nobody set.
+inline constexpr uint64_t kMostSize = 1 << 16;
+
 template <typename T>
 concept SizedStruct = std::is_standard_layout_v<T> && std::is_trivially_copyable_v<T> &&
                       (kFirstSize<T> > 0) &&
@@ -64,7 +67,7 @@ concept SizedStruct = std::is_standard_layout_v<T> && std::is_trivially_copyable
 /// The body of a _init function: `defaults` into the caller's struct of `size` bytes, zeros after.
 template <SizedStruct T>
 void InitStruct(T* out, uint64_t size, T defaults) {
-  if (out == nullptr || size < sizeof(out->struct_size)) return;
+  if (out == nullptr || size < sizeof(out->struct_size) || size > kMostSize) return;
   std::memset(static_cast<void*>(out), 0, size);
   std::memcpy(static_cast<void*>(out), &defaults, std::min<uint64_t>(size, sizeof(T)));
   out->struct_size = size;
@@ -72,10 +75,10 @@ void InitStruct(T* out, uint64_t size, T defaults) {
 
 template <SizedStruct T>
 absl::Status CheckSize(const T& in, const char* name) {
-  if (in.struct_size >= kFirstSize<T>) return absl::OkStatus();
+  if (in.struct_size >= kFirstSize<T> && in.struct_size <= kMostSize) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(name, ".struct_size is ", in.struct_size,
-                                                 ", legal is ", kFirstSize<T>,
-                                                 " or more: call its _init function"));
+                                                 ", legal is ", kFirstSize<T>, " to ", kMostSize,
+                                                 ": call its _init function"));
 }
 
 /// Overwrites `value`, which holds defaults, with what the caller's struct has. Bytes beyond ours

@@ -37,8 +37,8 @@ absl::StatusOr<Linear> Linear::Load(const Checkpoint& checkpoint, const std::str
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* tensor, checkpoint.Get(name + ".weight"));
   if (tensor->shape.size() != 2 || tensor->shape[0] != out || tensor->shape[1] != in) {
     const int64_t expected[] = {out, in};
-    return absl::InvalidArgumentError(checkpoint.path() + ": tensor " + tensor->name + " is " +
-                                      ShapeToString(tensor->shape) + ", expected " +
+    return absl::InvalidArgumentError(checkpoint.path() + ": tensor " + std::string(tensor->name) +
+                                      " is " + ShapeToString(tensor->shape) + ", expected " +
                                       ShapeToString(expected));
   }
   MOERT_RETURN_IF_ERROR(checkpoint.CheckWeightType(*tensor));

@@ -16,27 +16,27 @@
 namespace moert {
 
 absl::Status SyncDirectory(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return PosixError(errno, fmt::format("{}: open", path));
-  const int result = ::fsync(fd);
-  const int error = errno;
-  ::close(fd);
+  const Descriptor fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (fd.get() < 0) return PosixError(errno, fmt::format("{}: open", path));
   // Some file systems cannot sync a folder; their renames are as durable as they get.
-  if (result != 0 && error != EINVAL) return PosixError(error, fmt::format("{}: fsync", path));
+  if (::fsync(fd.get()) != 0 && errno != EINVAL) {
+    return PosixError(errno, fmt::format("{}: fsync", path));
+  }
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<FileWriter>> FileWriter::Create(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-  if (fd < 0) return PosixError(errno, fmt::format("{}: create", path));
-  return std::unique_ptr<FileWriter>(new FileWriter(path, fd));
+  Descriptor fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+  if (fd.get() < 0) return PosixError(errno, fmt::format("{}: create", path));
+  return std::unique_ptr<FileWriter>(new FileWriter(path, std::move(fd)));
 }
 
 absl::StatusOr<std::unique_ptr<FileWriter>> FileWriter::Resume(const std::string& path,
                                                                int64_t size) {
-  const int fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+  Descriptor file(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
+  const int fd = file.get();
   if (fd < 0) return PosixError(errno, fmt::format("{}: open", path));
-  std::unique_ptr<FileWriter> writer(new FileWriter(path, fd));
+  std::unique_ptr<FileWriter> writer(new FileWriter(path, std::move(file)));
   struct stat st {};
   if (::fstat(fd, &st) != 0) return PosixError(errno, fmt::format("{}: stat", path));
   if (st.st_size < size) {
@@ -49,16 +49,16 @@ absl::StatusOr<std::unique_ptr<FileWriter>> FileWriter::Resume(const std::string
   return writer;
 }
 
-FileWriter::~FileWriter() {
-  if (fd_ >= 0) ::close(fd_);
-}
-
 absl::Status FileWriter::Append(absl::Span<const std::byte> data) {
-  if (fd_ < 0) return absl::FailedPreconditionError(fmt::format("{}: already closed", path_));
+  if (fd_.get() < 0) return absl::FailedPreconditionError(fmt::format("{}: already closed", path_));
   while (!data.empty()) {
-    const ssize_t n = ::write(fd_, data.data(), std::min<size_t>(data.size(), size_t{1} << 30));
+    const ssize_t n =
+        ::write(fd_.get(), data.data(), std::min<size_t>(data.size(), size_t{1} << 30));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return PosixError(errno, fmt::format("{}: write at {}", path_, size_));
+    // Not a thing that POSIX allows for regular files; trying for ever would be worse than saying
+    // so.
+    if (n == 0) return PosixError(ENOSPC, fmt::format("{}: nothing written at {}", path_, size_));
     size_ += n;
     data.remove_prefix(static_cast<size_t>(n));
   }
@@ -70,25 +70,24 @@ absl::Status FileWriter::Append(absl::string_view text) {
 }
 
 absl::Status FileWriter::Sync() {
-  if (fd_ < 0) return absl::FailedPreconditionError(fmt::format("{}: already closed", path_));
-  if (::fsync(fd_) != 0) return PosixError(errno, fmt::format("{}: fsync", path_));
+  if (fd_.get() < 0) return absl::FailedPreconditionError(fmt::format("{}: already closed", path_));
+  if (::fsync(fd_.get()) != 0) return PosixError(errno, fmt::format("{}: fsync", path_));
   return absl::OkStatus();
 }
 
 absl::Status FileWriter::Close() {
-  if (fd_ < 0) return absl::FailedPreconditionError(fmt::format("{}: already closed", path_));
-  const int synced = ::fsync(fd_);
+  if (fd_.get() < 0) return absl::FailedPreconditionError(fmt::format("{}: already closed", path_));
+  const int synced = ::fsync(fd_.get());
   const int sync_error = errno;
-  const int closed = ::close(fd_);
+  const int closed = ::close(fd_.Release());
   const int close_error = errno;
-  fd_ = -1;
   if (synced != 0) return PosixError(sync_error, fmt::format("{}: fsync", path_));
   if (closed != 0) return PosixError(close_error, fmt::format("{}: close", path_));
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<AtomicDirectory>> AtomicDirectory::Create(
-    const std::string& final_path) {
+    const std::string& final_path, int mode) {
   std::string name = final_path;
   while (name.size() > 1 && name.back() == '/') name.pop_back();
   struct stat st {};
@@ -98,9 +97,11 @@ absl::StatusOr<std::unique_ptr<AtomicDirectory>> AtomicDirectory::Create(
   // Not mkdtemp: that makes a private folder, but a finished pack is as public as any file, and the
   // umask cannot be read without changing it for the whole process.
   for (int attempt = 0;; ++attempt) {
-    std::string path = fmt::format("{}.tmp-{:08x}", name, std::random_device{}());
-    if (::mkdir(path.c_str(), 0777) == 0) {
-      return std::unique_ptr<AtomicDirectory>(new AtomicDirectory(std::move(path), name));
+    std::unique_ptr<AtomicDirectory> folder(
+        new AtomicDirectory(fmt::format("{}.tmp-{:08x}", name, std::random_device{}()), name));
+    if (::mkdir(folder->path_.c_str(), static_cast<mode_t>(mode)) == 0) {
+      folder->created_ = true;
+      return folder;
     }
     if (errno != EEXIST || attempt == 100) {
       return PosixError(errno, fmt::format("{}: cannot create a folder here", name));
@@ -109,9 +110,12 @@ absl::StatusOr<std::unique_ptr<AtomicDirectory>> AtomicDirectory::Create(
 }
 
 AtomicDirectory::~AtomicDirectory() {
-  if (committed_) return;
-  std::error_code ec;
-  std::filesystem::remove_all(path_, ec);
+  if (!created_ || committed_) return;
+  try {
+    std::error_code ec;
+    std::filesystem::remove_all(path_, ec);
+  } catch (...) {  // no memory to walk it: the next writer removes it
+  }
 }
 
 absl::Status AtomicDirectory::Commit() {

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "base/descriptor.h"
 
 namespace moert {
 
@@ -22,7 +23,7 @@ class FileWriter {
   /// Goes on with a file of at least `size` bytes, of which only the first `size` are kept.
   /// DataLoss if it is shorter.
   static absl::StatusOr<std::unique_ptr<FileWriter>> Resume(const std::string& path, int64_t size);
-  ~FileWriter();
+  ~FileWriter() = default;
   FileWriter(const FileWriter&) = delete;
   FileWriter& operator=(const FileWriter&) = delete;
 
@@ -36,17 +37,18 @@ class FileWriter {
   const std::string& path() const { return path_; }
 
  private:
-  FileWriter(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
+  FileWriter(std::string path, Descriptor fd) : path_(std::move(path)), fd_(std::move(fd)) {}
   const std::string path_;
-  int fd_;
+  Descriptor fd_;
   int64_t size_ = 0;
 };
 
 /// A folder being written under a temporary name beside its final one; removed unless committed.
 class AtomicDirectory {
  public:
-  /// Creates `<final_path>.tmp-<random>`. The parent must exist.
-  static absl::StatusOr<std::unique_ptr<AtomicDirectory>> Create(const std::string& final_path);
+  /// Creates `<final_path>.tmp-<random>`, with `mode` less the umask. The parent must exist.
+  static absl::StatusOr<std::unique_ptr<AtomicDirectory>> Create(const std::string& final_path,
+                                                                 int mode = 0777);
   ~AtomicDirectory();
   AtomicDirectory(const AtomicDirectory&) = delete;
   AtomicDirectory& operator=(const AtomicDirectory&) = delete;
@@ -60,6 +62,7 @@ class AtomicDirectory {
       : path_(std::move(path)), final_path_(std::move(final_path)) {}
   const std::string path_;
   const std::string final_path_;
+  bool created_ = false;
   bool committed_ = false;
 };
 

@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include "base/json.h"
+#include "base/printable.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
 #include "moert/env.h"
@@ -10,30 +11,32 @@ namespace moert {
 namespace {
 
 /// Reads field `name` if it is there; it must then be a number in [low, high].
-absl::Status ReadNumber(const nlohmann::json& json, const std::string& path, const char* name,
-                        double low, double high, double* value) {
-  const auto it = json.find(name);
-  if (it == json.end()) return absl::OkStatus();
-  if (!it->is_number() || !(it->get<double>() >= low && it->get<double>() <= high)) {
-    return absl::InvalidArgumentError(fmt::format(
-        "{}: field '{}' is {}: must be a number in [{}, {}]", path, name, it->dump(), low, high));
+absl::Status ReadNumber(JsonValue object, const std::string& path, const char* name, double low,
+                        double high, double* value) {
+  const auto field = object.Find(name);
+  if (!field) return absl::OkStatus();
+  const auto number = field->AsDouble();
+  if (!number || !(*number >= low && *number <= high)) {
+    return absl::InvalidArgumentError(
+        fmt::format("{}: field '{}' is {}: must be a number in [{}, {}]", path, name,
+                    Printable(field->text()), low, high));
   }
-  *value = it->get<double>();
+  *value = *number;
   return absl::OkStatus();
 }
 
 /// The field "compute": a list of {"tokens", "weight_bytes_per_s"}, tokens ascending.
-absl::Status ReadComputeRates(const nlohmann::json& json, const std::string& path,
+absl::Status ReadComputeRates(JsonValue object, const std::string& path,
                               std::vector<HardwareProfile::ComputeRate>* rates) {
-  const auto it = json.find("compute");
-  if (it == json.end()) return absl::OkStatus();
+  const auto field = object.Find("compute");
+  if (!field) return absl::OkStatus();
   constexpr size_t kMaxRates = 1000;
-  if (!it->is_array() || it->size() > kMaxRates) {
+  if (!field->is_array() || field->size() > kMaxRates) {
     return absl::InvalidArgumentError(
         fmt::format("{}: field 'compute' must be a list of at most {} rates", path, kMaxRates));
   }
-  for (const nlohmann::json& row : *it) {
-    if (!row.is_object() || !row.contains("tokens") || !row.contains("weight_bytes_per_s")) {
+  for (const JsonValue row : field->elements()) {
+    if (!row.Find("tokens") || !row.Find("weight_bytes_per_s")) {
       return absl::InvalidArgumentError(fmt::format(
           "{}: field 'compute': a rate is {{\"tokens\", \"weight_bytes_per_s\"}}", path));
     }
@@ -50,22 +53,22 @@ absl::Status ReadComputeRates(const nlohmann::json& json, const std::string& pat
 }
 
 /// Field `name`: {"NAME": {"compute": [...]}, ...}.
-absl::Status ReadVersionRates(const nlohmann::json& json, const std::string& path, const char* name,
+absl::Status ReadVersionRates(JsonValue object, const std::string& path, const char* name,
                               std::vector<HardwareProfile::VersionRates>* versions) {
-  const auto it = json.find(name);
-  if (it == json.end()) return absl::OkStatus();
+  const auto field = object.Find(name);
+  if (!field) return absl::OkStatus();
   constexpr size_t kMaxVersions = 100;
-  if (!it->is_object() || it->size() > kMaxVersions) {
+  if (!field->is_object() || field->size() > kMaxVersions) {
     return absl::InvalidArgumentError(fmt::format(
         "{}: field '{}' must be an object of at most {} versions", path, name, kMaxVersions));
   }
-  for (const auto& [version, value] : it->items()) {
-    HardwareProfile::VersionRates v{version, {}};
-    if (!value.is_object()) {
+  for (const JsonMember& m : field->members()) {
+    HardwareProfile::VersionRates v{*m.key.AsString(), {}};
+    if (!m.value.is_object()) {
       return absl::InvalidArgumentError(
-          fmt::format("{}: field '{}': '{}' is no object", path, name, version));
+          fmt::format("{}: field '{}': '{}' is no object", path, name, Printable(v.version)));
     }
-    MOERT_RETURN_IF_ERROR(ReadComputeRates(value, path, &v.rates));
+    MOERT_RETURN_IF_ERROR(ReadComputeRates(m.value, path, &v.rates));
     versions->push_back(std::move(v));
   }
   return absl::OkStatus();
@@ -127,12 +130,11 @@ int64_t HardwareProfile::CpuExpertNs(int64_t bytes, int64_t tokens,
 
 absl::StatusOr<HardwareProfile> LoadProfile(const std::string& path) {
   if (path == "reference") return HardwareProfile{};
-  MOERT_ASSIGN_OR_RETURN(const nlohmann::json json, ReadJsonFile(Env::Default(), path));
+  MOERT_ASSIGN_OR_RETURN(const JsonDocument document, JsonDocument::Read(Env::Default(), path));
+  const JsonValue json = document.root();
   HardwareProfile p;
   p.name = path;
-  if (const auto it = json.find("name"); it != json.end() && it->is_string()) {
-    p.name = it->get<std::string>();
-  }
+  if (const auto name = json.Find("name"); name && name->is_string()) p.name = *name->AsString();
   double latency = static_cast<double>(p.link_latency_ns);
   double decode = static_cast<double>(p.decode_layer_ns);
   double prefill = static_cast<double>(p.prefill_token_ns);
@@ -157,12 +159,12 @@ absl::StatusOr<HardwareProfile> LoadProfile(const std::string& path) {
   MOERT_RETURN_IF_ERROR(ReadVersionRates(json, path, "cpu_compute", &p.cpu_compute));
   MOERT_RETURN_IF_ERROR(
       ReadNumber(json, path, "cpu_next_token_share", 0, 1000, &p.cpu_next_token_share));
-  if (const auto it = json.find("cpu_executor"); it != json.end()) {
-    if (!it->is_boolean()) {
-      return absl::InvalidArgumentError(
-          fmt::format("{}: field 'cpu_executor' is {}: must be true or false", path, it->dump()));
+  if (const auto field = json.Find("cpu_executor")) {
+    if (!field->is_bool()) {
+      return absl::InvalidArgumentError(fmt::format(
+          "{}: field 'cpu_executor' is {}: must be true or false", path, Printable(field->text())));
     }
-    p.cpu_executor = it->get<bool>();
+    p.cpu_executor = field->AsBool();
   }
   p.link_latency_ns = std::llround(latency);
   p.link_streams = static_cast<int>(streams);

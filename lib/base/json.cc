@@ -2,126 +2,284 @@
 
 #include <fmt/format.h>
 
-#include <exception>
+#include <algorithm>
+#include <charconv>
+#include <deque>
 #include <new>
-#include <utility>
+#include <system_error>
 #include <vector>
 
+#include "base/json_scan.h"
+#include "base/printable.h"
 #include "base/status_macros.h"
 
 namespace moert {
+
+using json_scan::CompareStrings;
+using json_scan::IsDigit;
+using json_scan::SkipSpace;
+using json_scan::SkipString;
+using json_scan::SkipValue;
+
 namespace {
 
-using nlohmann::json;
-
-// Builds the document from parser events, so that a limit or a duplicate key stops the parser at
-// once. The parser itself keeps its own stack and does not recurse.
-class Builder final : public nlohmann::json_sax<json> {
+// Checks a whole text. Memory: 4 bytes a key of the objects that are open.
+class Checker {
  public:
-  Builder(const JsonLimits& limits, std::string source)
-      : limits_(limits), source_(std::move(source)) {}
+  Checker(absl::string_view text, const JsonLimits& limits)
+      : begin_(text.data()), p_(text.data()), end_(text.data() + text.size()), limits_(limits) {}
 
-  bool null() override { return Put(json(nullptr)); }
-  bool boolean(bool v) override { return Put(json(v)); }
-  bool number_integer(number_integer_t v) override { return Put(json(v)); }
-  bool number_unsigned(number_unsigned_t v) override { return Put(json(v)); }
-  bool number_float(number_float_t v, const string_t&) override { return Put(json(v)); }
-  bool string(string_t& v) override { return Put(json(std::move(v))); }
-  bool binary(binary_t&) override { return Fail("binary value"); }
-
-  bool start_object(std::size_t) override { return Open(json::object()); }
-  bool start_array(std::size_t) override { return Open(json::array()); }
-  bool end_object() override { return Close(); }
-  bool end_array() override { return Close(); }
-
-  bool key(string_t& name) override {
-    auto [it, inserted] = stack_.back()->get_ref<json::object_t&>().emplace(name, nullptr);
-    if (!inserted) return Fail(fmt::format("duplicate key \"{}\"", name));
-    slot_ = &it->second;
-    return true;
+  // The message of what is wrong; empty: nothing.
+  std::string Run() {
+    p_ = SkipSpace(p_);
+    if (p_ == end_ || *p_ != '{') {
+      if (p_ == end_) return Illegal("no value");
+      return "the top level is not an object";
+    }
+    // Values in a loop, containers on a stack of our own: depth costs no call stack.
+    bool value = true;  // expected next
+    while (value || !open_.empty()) {
+      if (value && !Value()) return std::move(error_);
+      value = false;
+      if (open_.empty()) break;
+      p_ = SkipSpace(p_);
+      if (p_ == end_) return Illegal("the text ends inside an array or object");
+      Container& top = open_.back();
+      if (*p_ == (top.object ? '}' : ']')) {
+        if (top.object && !CheckKeys(top)) return std::move(error_);
+        ++p_;
+        open_.pop_back();
+        continue;
+      }
+      if (!top.empty && *p_++ != ',') return --p_, Illegal("no comma between two values");
+      top.empty = false;
+      if (top.object && !Key()) return std::move(error_);
+      value = true;
+    }
+    p_ = SkipSpace(p_);
+    return p_ == end_ ? "" : Illegal("more after the end of the value");
   }
-
-  bool parse_error(std::size_t position, const std::string&, const json::exception& e) override {
-    return Fail(fmt::format("invalid JSON at byte {}: {}", position, e.what()));
-  }
-
-  const std::string& error() const { return error_; }
-  json Take() { return std::move(root_); }
 
  private:
-  bool Fail(std::string what) {
-    if (error_.empty()) error_ = std::move(what);
+  struct Container {
+    bool object;
+    size_t first_key;   // in keys_
+    bool empty = true;  // so far
+  };
+
+  std::string Illegal(absl::string_view what) {
+    return fmt::format("invalid JSON at byte {}: {}", p_ - begin_,
+                       fmt::string_view(what.data(), what.size()));
+  }
+  bool Fail(std::string error) {
+    error_ = std::move(error);
     return false;
   }
 
-  // Places a value where the last key, or the open array, wants it.
-  json* Place(json v) {
+  bool Value() {
+    p_ = SkipSpace(p_);
     if (++values_ > limits_.max_values) {
-      Fail(fmt::format("more than {} values", limits_.max_values));
-      return nullptr;
+      return Fail(fmt::format("more than {} values", limits_.max_values));
     }
-    if (stack_.empty()) {
-      root_ = std::move(v);
-      return &root_;
+    if (p_ == end_) return Fail(Illegal("a value is missing"));
+    if (*p_ == '{' || *p_ == '[') {
+      if (static_cast<int>(open_.size()) >= limits_.max_depth) {
+        return Fail(fmt::format("nested deeper than {}", limits_.max_depth));
+      }
+      open_.push_back({*p_++ == '{', keys_.size()});
+      return true;
     }
-    if (stack_.back()->is_array()) {
-      stack_.back()->push_back(std::move(v));
-      return &stack_.back()->back();
+    const char* error = "not a value";
+    const char* after = nullptr;
+    if (*p_ == '"') {
+      after = json_scan::CheckString(p_, end_, &error);
+    } else if (*p_ == '-' || IsDigit(*p_)) {
+      after = json_scan::CheckNumber(p_, end_, &error);
+    } else {
+      for (const absl::string_view word : {"true", "false", "null"}) {
+        if (absl::string_view(p_, static_cast<size_t>(end_ - p_)).substr(0, word.size()) == word) {
+          after = p_ + word.size();
+        }
+      }
     }
-    *slot_ = std::move(v);
-    return slot_;
-  }
-  bool Put(json v) {
-    if (stack_.empty()) return Fail("the top level is not an object");
-    return Place(std::move(v)) != nullptr;
-  }
-  bool Open(json v) {
-    if (stack_.empty() && !v.is_object()) return Fail("the top level is not an object");
-    if (static_cast<int>(stack_.size()) >= limits_.max_depth) {
-      return Fail(fmt::format("nested deeper than {}", limits_.max_depth));
-    }
-    json* placed = Place(std::move(v));
-    if (placed == nullptr) return false;
-    // An array's elements move when it grows, but never while one of them is open.
-    stack_.push_back(placed);
-    return true;
-  }
-  bool Close() {
-    stack_.pop_back();
+    if (after == nullptr) return Fail(Illegal(error));
+    p_ = after;
     return true;
   }
 
-  const JsonLimits limits_;
-  const std::string source_;
-  json root_;
-  std::vector<json*> stack_;
-  json* slot_ = nullptr;
+  bool Key() {
+    p_ = SkipSpace(p_);
+    if (p_ == end_ || *p_ != '"') return Fail(Illegal("a member without a name"));
+    keys_.push_back(static_cast<uint32_t>(p_ - begin_));
+    const char* error = nullptr;
+    const char* const after = json_scan::CheckString(p_, end_, &error);
+    if (after == nullptr) return Fail(Illegal(error));
+    p_ = SkipSpace(after);
+    if (p_ == end_ || *p_ != ':') return Fail(Illegal("no colon behind a member's name"));
+    ++p_;
+    return true;
+  }
+
+  bool CheckKeys(const Container& object) {
+    const auto first = keys_.begin() + static_cast<ptrdiff_t>(object.first_key);
+    std::sort(first, keys_.end(), [this](uint32_t a, uint32_t b) {
+      return CompareStrings(begin_ + a, begin_ + b) < 0;
+    });
+    const auto twice = std::adjacent_find(first, keys_.end(), [this](uint32_t a, uint32_t b) {
+      return CompareStrings(begin_ + a, begin_ + b) == 0;
+    });
+    if (twice != keys_.end()) {
+      const char* const key = begin_ + *twice;
+      return Fail(fmt::format(
+          "duplicate key {}",
+          Printable(absl::string_view(key, static_cast<size_t>(SkipString(key) - key)))));
+    }
+    keys_.resize(object.first_key);
+    return true;
+  }
+
+  const char* const begin_;
+  const char* p_;
+  const char* const end_;
+  const JsonLimits& limits_;
+  std::vector<Container> open_;
+  std::deque<uint32_t> keys_;  // places of opening quotes; a deque grows without a second copy
   int64_t values_ = 0;
   std::string error_;
 };
 
+// The next element or key after the value that ends at `p`; null: the container ends.
+const char* Next(const char* p) {
+  p = SkipSpace(p);
+  return *p == ',' ? SkipSpace(p + 1) : nullptr;
+}
+
+const char* ValueOf(const char* key) { return SkipSpace(SkipSpace(SkipString(key)) + 1); }
+
+void AppendUtf8(uint32_t point, std::string* out) {
+  const auto add = [out](uint32_t byte) { out->push_back(static_cast<char>(byte)); };
+  if (point < 0x80) return add(point);
+  if (point < 0x800) {
+    add(0xc0 | point >> 6);
+  } else {
+    if (point < 0x10000) {
+      add(0xe0 | point >> 12);
+    } else {
+      add(0xf0 | point >> 18);
+      add(0x80 | (point >> 12 & 0x3f));
+    }
+    add(0x80 | (point >> 6 & 0x3f));
+  }
+  add(0x80 | (point & 0x3f));
+}
+
 }  // namespace
 
-absl::StatusOr<json> ParseJsonObject(absl::string_view text, const std::string& source,
-                                     const JsonLimits& limits) {
-  if (static_cast<int64_t>(text.size()) > limits.max_bytes) {
-    return absl::InvalidArgumentError(fmt::format("{}: {} bytes of JSON, the limit is {}", source,
-                                                  text.size(), limits.max_bytes));
+std::optional<int64_t> JsonValue::AsInt() const {
+  if (!is_number()) return std::nullopt;
+  const absl::string_view s = text();
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(s.data(), s.data() + s.size(), value);
+  if (error != std::errc() || end != s.data() + s.size()) return std::nullopt;
+  return value;
+}
+
+std::optional<double> JsonValue::AsDouble() const {
+  if (!is_number()) return std::nullopt;
+  const absl::string_view s = text();
+  double value = 0;
+  const auto [end, error] = std::from_chars(s.data(), s.data() + s.size(), value);
+  if (error == std::errc()) return value;
+  // Out of range: too small counts as 0. Only a negative exponent or a leading 0 make it small.
+  const bool small =
+      s.find("e-") != s.npos || s.find("E-") != s.npos || s[s[0] == '-' ? 1 : 0] == '0';
+  return small ? std::optional<double>(0.0) : std::nullopt;
+}
+
+std::optional<std::string> JsonValue::AsString() const {
+  if (!is_string()) return std::nullopt;
+  std::string out;
+  const char* p = text_ + 1;
+  while (*p != '"') {
+    const char* const plain = p;
+    while (*p != '"' && *p != '\\') ++p;
+    out.append(plain, p);
+    if (*p == '\\') AppendUtf8(json_scan::NextCodePoint(&p), &out);
+  }
+  return out;
+}
+
+bool JsonValue::Is(absl::string_view string) const {
+  if (!is_string()) return false;
+  const absl::string_view s = text().substr(1, text().size() - 2);
+  if (s.find('\\') == s.npos) return s == string;
+  return *AsString() == string;
+}
+
+absl::string_view JsonValue::text() const {
+  return {text_, static_cast<size_t>(SkipValue(text_) - text_)};
+}
+
+size_t JsonValue::size() const {
+  size_t count = 0;
+  for ([[maybe_unused]] const JsonValue v : elements()) ++count;
+  for ([[maybe_unused]] const JsonMember& m : members()) ++count;
+  return count;
+}
+
+JsonValue::Elements JsonValue::elements() const {
+  const char* const first = is_array() ? SkipSpace(text_ + 1) : nullptr;
+  return Elements(first == nullptr || *first == ']' ? nullptr : first);
+}
+
+JsonValue::Members JsonValue::members() const {
+  const char* const first = is_object() ? SkipSpace(text_ + 1) : nullptr;
+  return Members(first == nullptr || *first == '}' ? nullptr : first);
+}
+
+JsonValue::Elements::Iterator& JsonValue::Elements::Iterator::operator++() {
+  at_ = Next(SkipValue(at_));
+  return *this;
+}
+
+JsonMember JsonValue::Members::Iterator::operator*() const {
+  return {JsonValue(at_), JsonValue(ValueOf(at_))};
+}
+
+JsonValue::Members::Iterator& JsonValue::Members::Iterator::operator++() {
+  at_ = Next(SkipValue(ValueOf(at_)));
+  return *this;
+}
+
+std::optional<JsonValue> JsonValue::Find(absl::string_view key) const {
+  for (const JsonMember& m : members()) {
+    if (m.key.Is(key)) return m.value;
+  }
+  return std::nullopt;
+}
+
+JsonValue JsonDocument::root() const { return JsonValue(SkipSpace(text_.data())); }
+
+absl::StatusOr<JsonDocument> JsonDocument::Parse(std::string text, const std::string& source,
+                                                 const JsonLimits& limits) {
+  const auto limit = std::min<int64_t>(limits.max_bytes, UINT32_MAX);
+  if (static_cast<int64_t>(text.size()) > limit) {
+    return absl::InvalidArgumentError(
+        fmt::format("{}: {} bytes of JSON, the limit is {}", source, text.size(), limit));
   }
   try {
-    Builder builder(limits, source);
-    if (!json::sax_parse(text.begin(), text.end(), &builder)) {
-      return absl::InvalidArgumentError(fmt::format("{}: {}", source, builder.error()));
+    if (text.compare(0, 3, "\xEF\xBB\xBF") == 0) text.replace(0, 3, "   ");  // a byte order mark
+    if (std::string error = Checker(text, limits).Run(); !error.empty()) {
+      return absl::InvalidArgumentError(fmt::format("{}: {}", source, error));
     }
-    return builder.Take();
+    return JsonDocument(std::move(text));
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError(fmt::format("{}: out of memory while parsing", source));
-  } catch (const std::exception& e) {
-    return absl::InvalidArgumentError(fmt::format("{}: {}", source, e.what()));
   }
 }
 
-absl::StatusOr<json> ReadJsonFile(Env* env, const std::string& path, const JsonLimits& limits) {
+absl::StatusOr<JsonDocument> JsonDocument::Read(Env* env, const std::string& path,
+                                                const JsonLimits& limits) {
   MOERT_ASSIGN_OR_RETURN(const auto file, env->Open(path, FileAccess::kBuffered));
   if (file->size() > limits.max_bytes) {
     return absl::InvalidArgumentError(
@@ -131,7 +289,7 @@ absl::StatusOr<json> ReadJsonFile(Env* env, const std::string& path, const JsonL
     std::string text(static_cast<size_t>(file->size()), '\0');
     MOERT_RETURN_IF_ERROR(
         file->Read(0, absl::MakeSpan(reinterpret_cast<std::byte*>(text.data()), text.size())));
-    return ParseJsonObject(text, path, limits);
+    return Parse(std::move(text), path, limits);
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError(fmt::format("{}: out of memory while reading", path));
   }

@@ -5,8 +5,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
+#include <utility>
 
+#include "base/descriptor.h"
 #include "base/posix_error.h"
 #include "moert/env.h"
 
@@ -15,14 +16,8 @@ namespace {
 
 class PosixFile final : public RandomAccessFile {
  public:
-  PosixFile(std::string path, int fd, int direct_fd, int64_t size)
-      : path_(std::move(path)), fd_(fd), direct_fd_(direct_fd), size_(size) {}
-  ~PosixFile() override {
-    ::close(fd_);
-    if (direct_fd_ >= 0) ::close(direct_fd_);
-  }
-  PosixFile(const PosixFile&) = delete;
-  PosixFile& operator=(const PosixFile&) = delete;
+  PosixFile(std::string path, Descriptor fd, Descriptor direct_fd, int64_t size)
+      : path_(std::move(path)), fd_(std::move(fd)), direct_fd_(std::move(direct_fd)), size_(size) {}
 
   int64_t size() const override { return size_; }
   const std::string& path() const override { return path_; }
@@ -35,12 +30,12 @@ class PosixFile final : public RandomAccessFile {
     const bool aligned =
         ((static_cast<uint64_t>(offset) | dst.size() | reinterpret_cast<uintptr_t>(dst.data())) %
          static_cast<uint64_t>(kDirectAlignment)) == 0;
-    bool direct = direct_fd_ >= 0 && aligned;
+    bool direct = direct_fd_.get() >= 0 && aligned;
     size_t done = 0;
     while (done < dst.size()) {
       // One call reads at most 2 GiB on Linux; ask for less, in a multiple of the alignment.
       const size_t want = std::min<size_t>(dst.size() - done, size_t{1} << 30);
-      const ssize_t n = ::pread(direct ? direct_fd_ : fd_, dst.data() + done, want,
+      const ssize_t n = ::pread(direct ? direct_fd_.get() : fd_.get(), dst.data() + done, want,
                                 static_cast<off_t>(offset + static_cast<int64_t>(done)));
       if (n < 0 && errno == EINTR) continue;
       if (n < 0 && direct && errno == EINVAL) {
@@ -61,8 +56,8 @@ class PosixFile final : public RandomAccessFile {
 
  private:
   const std::string path_;
-  const int fd_;
-  const int direct_fd_;  // -1: none
+  const Descriptor fd_;
+  const Descriptor direct_fd_;  // none where it is not possible
   const int64_t size_;
 };
 
@@ -70,24 +65,21 @@ class PosixEnv final : public Env {
  public:
   absl::StatusOr<std::unique_ptr<RandomAccessFile>> Open(const std::string& path,
                                                          FileAccess access) override {
-    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) return PosixError(errno, fmt::format("{}: open", path));
+    Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    if (fd.get() < 0) return PosixError(errno, fmt::format("{}: open", path));
     struct stat st {};
-    if (::fstat(fd, &st) != 0) {
-      const int error = errno;
-      ::close(fd);
-      return PosixError(error, fmt::format("{}: stat", path));
-    }
+    if (::fstat(fd.get(), &st) != 0) return PosixError(errno, fmt::format("{}: stat", path));
     if (!S_ISREG(st.st_mode)) {
-      ::close(fd);
       return absl::InvalidArgumentError(fmt::format("{}: not a regular file", path));
     }
-    int direct_fd = -1;
+    Descriptor direct_fd;
 #ifdef O_DIRECT
-    if (access == FileAccess::kDirect)
-      direct_fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
+    if (access == FileAccess::kDirect) {
+      direct_fd = Descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT));
+    }
 #endif
-    return std::make_unique<PosixFile>(path, fd, direct_fd, static_cast<int64_t>(st.st_size));
+    return std::make_unique<PosixFile>(path, std::move(fd), std::move(direct_fd),
+                                       static_cast<int64_t>(st.st_size));
   }
 };
 

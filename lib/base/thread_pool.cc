@@ -7,8 +7,10 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <exception>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include "base/mutex.h"
 #include "base/spin.h"
@@ -128,6 +130,7 @@ class WorkStealingPool final : public ThreadPool {
       }
     }
     job_ = nullptr;
+    if (failed_.exchange(false)) std::rethrow_exception(std::exchange(failure_, nullptr));
   }
 
   void WorkerLoop(int worker) {
@@ -165,11 +168,20 @@ class WorkStealingPool final : public ThreadPool {
       while (Begin(own) < End(own)) {
         if (range(worker).compare_exchange_weak(own, Pack(Begin(own) + 1, End(own)),
                                                 std::memory_order_acq_rel)) {
-          job(first_job_ + Begin(own), worker);
+          Call(job, first_job_ + Begin(own), worker);
           own = range(worker).load(std::memory_order_acquire);
         }
       }
       if (!Steal(worker)) return;
+    }
+  }
+
+  // The first exception is kept for the caller; the other jobs still run.
+  void Call(const Job& job, int64_t index, int worker) {
+    try {
+      job(index, worker);
+    } catch (...) {
+      if (!failed_.exchange(true)) failure_ = std::current_exception();
     }
   }
 
@@ -203,6 +215,9 @@ class WorkStealingPool final : public ThreadPool {
   // Written by the caller while no worker is inside an epoch, read by workers that are.
   const Job* job_ = nullptr;
   int64_t first_job_ = 0;
+  // Of jobs that threw; read by the caller when no worker is inside.
+  std::atomic<bool> failed_{false};
+  std::exception_ptr failure_;
 
   alignas(64) std::atomic<uint64_t> state_{0};
   alignas(64) std::atomic<int> sleepers_{0};

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "base/fmt_absl.h"
+#include "base/printable.h"
 #include "base/status_macros.h"
 #include "quant/packing.h"
 
@@ -89,7 +90,8 @@ absl::StatusOr<ExpertTensors> CheckpointExperts::FindFused(const MoeLayerSpec& l
           "expert width {}: gate and up [{}, {}, {}] (together [{}, {}, {}]) with down [{}, {}, "
           "{}], or "
           "all with the last two sizes swapped",
-          file, t->name, ShapeToString(t->shape), e, h, w, e, w, h, e, 2 * w, h, e, h, w));
+          file, Printable(t->name), ShapeToString(t->shape), e, h, w, e, w, h, e, 2 * w, h, e, h,
+          w));
     }
     MOERT_RETURN_IF_ERROR(checkpoint_->CheckWeightType(*t));
   }

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <new>
 
+#include "base/exception_status.h"
 #include "base/json.h"
+#include "base/printable.h"
 #include "base/status_macros.h"
 #include "checkpoint/architectures/architecture.h"
 #include "checkpoint/rope_config.h"
@@ -13,8 +15,6 @@
 
 namespace moert {
 namespace {
-
-using nlohmann::json;
 
 constexpr JsonLimits kConfigLimits = {
     .max_bytes = 16'000'000, .max_depth = 16, .max_values = 200'000};
@@ -25,8 +25,8 @@ constexpr int64_t kMaxPositions = int64_t{1} << 31;
 // DeepSeek-V3 and Qwen3 are published (safetensors.h: Checkpoint::Fp8Scales).
 void ReadQuantization(ConfigFields& fields) {
   constexpr char kKey[] = "quantization_config";
-  const json* object = fields.Find(kKey);
-  if (object == nullptr) return;
+  const auto object = fields.Find(kKey);
+  if (!object) return;
   constexpr char kLegal[] =
       "legal are unquantized weights (no such field), or quant_method \"fp8\" with fmt \"e4m3\" "
       "and "
@@ -46,16 +46,18 @@ void ReadSlidingWindow(const Architecture& family, ConfigFields& fields, HfConfi
   config.sliding_window.assign(layers, 0);
   const int64_t window = fields.Int("sliding_window", 0, kMaxPositions, 0);
   if (window == 0 || !fields.Bool("use_sliding_window", family.window_without_flag)) return;
-  if (const json* types = fields.Find("layer_types"); types != nullptr) {
+  if (const auto types = fields.Find("layer_types")) {
     if (!types->is_array() || types->size() != layers) {
       return fields.Fail("layer_types", fmt::format("legal is a list of {} names", layers));
     }
-    for (size_t i = 0; i < layers; ++i) {
-      if ((*types)[i] == "sliding_attention") {
-        config.sliding_window[i] = window;
-      } else if ((*types)[i] != "full_attention") {
+    auto layer = config.sliding_window.begin();
+    for (const JsonValue type : types->elements()) {
+      if (type.Is("sliding_attention")) {
+        *layer = window;
+      } else if (!type.Is("full_attention")) {
         return fields.Fail("layer_types", "legal names are full_attention and sliding_attention");
       }
+      ++layer;
     }
     return;
   }
@@ -100,7 +102,7 @@ void ReadCommon(const Architecture& family, ConfigFields& fields, HfConfig& conf
   ReadSlidingWindow(family, fields, config);
 }
 
-absl::StatusOr<HfConfig> Read(const json& object, const std::string& source) {
+absl::StatusOr<HfConfig> Read(JsonValue object, const std::string& source) {
   ConfigFields fields(object, source);
   HfConfig config;
   config.model_type = fields.String("model_type");
@@ -112,7 +114,7 @@ absl::StatusOr<HfConfig> Read(const json& object, const std::string& source) {
   if (found == all.end()) {
     return absl::UnimplementedError(
         fmt::format("{}: model_type is \"{}\", which is not supported; supported are: {}", source,
-                    config.model_type, fmt::join(SupportedArchitectures(), ", ")));
+                    Printable(config.model_type), fmt::join(SupportedArchitectures(), ", ")));
   }
   ReadCommon(**found, fields, config);
   MOERT_RETURN_IF_ERROR(fields.status());
@@ -144,30 +146,32 @@ std::vector<std::string> SupportedArchitectures() {
 }
 
 absl::StatusOr<HfConfig> ParseHfConfig(absl::string_view text, const std::string& source) {
-  MOERT_ASSIGN_OR_RETURN(const json object, ParseJsonObject(text, source, kConfigLimits));
   try {
-    return Read(object, source);
+    MOERT_ASSIGN_OR_RETURN(const JsonDocument document,
+                           JsonDocument::Parse(std::string(text), source, kConfigLimits));
+    return Read(document.root(), source);
   } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError(fmt::format("{}: out of memory", source));
+    return OutOfMemory(source);
   }
 }
 
 absl::StatusOr<HfConfig> LoadHfConfig(const std::string& model_dir, Env* env) {
-  const std::string path = model_dir + "/config.json";
-  MOERT_ASSIGN_OR_RETURN(const json object, ReadJsonFile(env, path, kConfigLimits));
   try {
-    MOERT_ASSIGN_OR_RETURN(HfConfig config, Read(object, path));
+    const std::string path = model_dir + "/config.json";
+    MOERT_ASSIGN_OR_RETURN(const JsonDocument document,
+                           JsonDocument::Read(env, path, kConfigLimits));
+    MOERT_ASSIGN_OR_RETURN(HfConfig config, Read(document.root(), path));
     const std::string generation = model_dir + "/generation_config.json";
-    const auto file = env->Open(generation, FileAccess::kBuffered);
-    if (absl::IsNotFound(file.status())) return config;
-    MOERT_ASSIGN_OR_RETURN(const json extra, ReadJsonFile(env, generation, kConfigLimits));
-    ConfigFields fields(extra, generation);
+    const auto extra = JsonDocument::Read(env, generation, kConfigLimits);
+    if (absl::IsNotFound(extra.status())) return config;
+    MOERT_RETURN_IF_ERROR(extra.status());
+    ConfigFields fields(extra->root(), generation);
     const auto eos = fields.Ints("eos_token_id", 0, config.vocab_size - 1, true);
     MOERT_RETURN_IF_ERROR(fields.status());
     if (!eos.empty()) config.eos_token_ids = eos;
     return config;
   } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError(fmt::format("{}: out of memory", path));
+    return OutOfMemory(model_dir);
   }
 }
 

@@ -46,8 +46,8 @@ RopeConfig ReadRopeConfig(ConfigFields& fields, double theta, int64_t max_positi
   RopeConfig rope;
   rope.theta = fields.Real("rope_theta", 1.0, kMaxTheta, theta);
   const char* key = fields.Has("rope_parameters") ? "rope_parameters" : "rope_scaling";
-  const nlohmann::json* object = fields.Find(key);
-  if (object == nullptr) return rope;
+  const auto object = fields.Find(key);
+  if (!object) return rope;
   if (!object->is_object()) {
     fields.Fail(key, "legal is an object");
     return rope;

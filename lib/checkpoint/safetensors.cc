@@ -4,10 +4,13 @@
 #include <filesystem>
 #include <map>
 #include <new>
+#include <numeric>
 #include <utility>
 
 #include "base/bf16.h"
+#include "base/exception_status.h"
 #include "base/json.h"
+#include "base/printable.h"
 #include "base/status_macros.h"
 #include "checkpoint/safetensors_header.h"
 #include "moert/offline/checkpoint.h"
@@ -32,6 +35,60 @@ bool IsPlainFileName(const std::string& name) {
   return !name.empty() && name != "." && name != ".." && name.size() < 256 &&
          name.find('/') == std::string::npos && name.find('\\') == std::string::npos &&
          name.find('\0') == std::string::npos;
+}
+
+std::vector<uint32_t> SortedByName(const std::vector<TensorInfo>& tensors) {
+  std::vector<uint32_t> order(tensors.size());
+  std::iota(order.begin(), order.end(), 0u);
+  std::sort(order.begin(), order.end(),
+            [&](uint32_t a, uint32_t b) { return tensors[a].name < tensors[b].name; });
+  return order;
+}
+
+const TensorInfo* FindByName(const std::vector<TensorInfo>& tensors,
+                             const std::vector<uint32_t>& sorted, absl::string_view name) {
+  const auto it =
+      std::lower_bound(sorted.begin(), sorted.end(), name,
+                       [&](uint32_t i, absl::string_view n) { return tensors[i].name < n; });
+  return it == sorted.end() || tensors[*it].name != name ? nullptr : &tensors[*it];
+}
+
+struct Shard {
+  std::string file;
+  std::vector<JsonValue> tensors;  // keys of the index; never empty
+};
+
+// The shards of an index, by name.
+absl::StatusOr<std::vector<Shard>> ReadIndex(const JsonDocument& index, const std::string& path) {
+  const auto map = index.root().Find("weight_map");
+  if (!map || !map->is_object()) {
+    return absl::InvalidArgumentError(fmt::format("{}: weight_map is not an object", path));
+  }
+  // Counted first: lists of exactly the size they need.
+  std::map<std::string, size_t> counts;
+  for (const JsonMember& m : map->members()) {
+    const auto file = m.value.AsString();
+    if (!file || !IsPlainFileName(*file)) {
+      return absl::InvalidArgumentError(
+          fmt::format("{}: tensor {}: its file must be a plain file name in the same folder", path,
+                      Printable(m.key.text())));
+    }
+    ++counts[*file];
+    if (counts.size() > kMaxShards) {
+      return absl::InvalidArgumentError(fmt::format("{}: more than {} shards", path, kMaxShards));
+    }
+  }
+  std::vector<Shard> shards;
+  std::map<absl::string_view, size_t> place;
+  for (const auto& [file, count] : counts) {
+    place.emplace(file, shards.size());
+    shards.push_back({file, {}});
+    shards.back().tensors.reserve(count);
+  }
+  for (const JsonMember& m : map->members()) {
+    shards[place[*m.value.AsString()]].tensors.push_back(m.key);
+  }
+  return shards;
 }
 
 float ElementToF32(DType dtype, const std::byte* raw, size_t i);
@@ -87,7 +144,8 @@ absl::Status ReadConverted(const Checkpoint& checkpoint, const TensorInfo& tenso
       return absl::InvalidArgumentError(fmt::format(
           "{}: tensor \"{}\": dtype {} cannot be read as floating point, legal are f32, bf16, f16, "
           "f8_e4m3",
-          checkpoint.file(tensor.file).path(), tensor.name, View(DTypeName(tensor.dtype))));
+          checkpoint.file(tensor.file).path(), Printable(tensor.name),
+          View(DTypeName(tensor.dtype))));
   }
   Fp8Scaler scaler;
   std::vector<float> scaled;
@@ -165,7 +223,7 @@ absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& 
     c->BuildIndex();
     return c;
   } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError(fmt::format("{}: out of memory while opening", path));
+    return OutOfMemory(path);
   }
 }
 
@@ -173,71 +231,52 @@ absl::Status Checkpoint::OpenFile(const std::string& path, Env* env) {
   MOERT_ASSIGN_OR_RETURN(auto file, env->Open(path, FileAccess::kBuffered));
   MOERT_ASSIGN_OR_RETURN(SafetensorsHeader header, ReadSafetensorsHeader(*file));
   tensors_ = std::move(header.tensors);
+  storage_.push_back(std::move(header.storage));
   files_.push_back(std::move(file));
   return absl::OkStatus();
 }
 
 absl::Status Checkpoint::OpenSharded(const std::string& dir, const std::string& index_path,
                                      Env* env) {
-  MOERT_ASSIGN_OR_RETURN(const nlohmann::json index, ReadJsonFile(env, index_path));
-  const auto map = index.find("weight_map");
-  if (map == index.end() || !map->is_object()) {
-    return absl::InvalidArgumentError(fmt::format("{}: weight_map is not an object", index_path));
-  }
-  std::map<std::string, std::vector<std::string>> shards;  // file -> tensors
-  for (const auto& [name, file] : map->items()) {
-    if (!file.is_string() || !IsPlainFileName(file.get_ref<const std::string&>())) {
-      return absl::InvalidArgumentError(
-          fmt::format("{}: tensor \"{}\": its file must be a plain file name in the same folder",
-                      index_path, name));
-    }
-    shards[file.get<std::string>()].push_back(name);
-  }
-  if (shards.size() > kMaxShards) {
-    return absl::InvalidArgumentError(
-        fmt::format("{}: {} shards, the limit is {}", index_path, shards.size(), kMaxShards));
-  }
-  for (const auto& [file_name, names] : shards) {
-    auto file = env->Open(dir + "/" + file_name, FileAccess::kBuffered);
+  MOERT_ASSIGN_OR_RETURN(const JsonDocument index, JsonDocument::Read(env, index_path));
+  MOERT_ASSIGN_OR_RETURN(const std::vector<Shard> shards, ReadIndex(index, index_path));
+  for (const Shard& shard : shards) {
+    auto file = env->Open(dir + "/" + shard.file, FileAccess::kBuffered);
     if (!file.ok()) {
-      return absl::Status(file.status().code(),
-                          fmt::format("{}: shard {} of tensor \"{}\": {}", index_path, file_name,
-                                      names.front(), View(file.status().message())));
+      return absl::Status(
+          file.status().code(),
+          fmt::format("{}: shard {} of tensor {}: {}", index_path, Printable(shard.file),
+                      Printable(shard.tensors[0].text()), View(file.status().message())));
     }
     MOERT_ASSIGN_OR_RETURN(SafetensorsHeader header, ReadSafetensorsHeader(**file));
-    std::map<absl::string_view, TensorInfo*> found;
-    for (TensorInfo& t : header.tensors) found.emplace(t.name, &t);
-    std::vector<TensorInfo*> wanted;
-    for (const std::string& name : names) {
-      const auto it = found.find(name);
-      if (it == found.end()) {
-        return absl::InvalidArgumentError(fmt::format(
-            "{}: tensor \"{}\" is not in {} as the index says", index_path, name, file_name));
-      }
-      wanted.push_back(it->second);
-    }
+    const std::vector<uint32_t> by_name = SortedByName(header.tensors);
     // Tensors that a shard has but the index does not name stay out, as they do elsewhere.
-    for (TensorInfo* t : wanted) {
-      t->file = static_cast<int>(files_.size());
-      tensors_.push_back(std::move(*t));
+    for (const JsonValue key : shard.tensors) {
+      const std::string name = *key.AsString();
+      const TensorInfo* found = FindByName(header.tensors, by_name, name);
+      if (found == nullptr) {
+        return absl::InvalidArgumentError(
+            fmt::format("{}: tensor \"{}\" is not in {} as the index says", index_path,
+                        Printable(name), Printable(shard.file)));
+      }
+      tensors_.push_back(*found);
+      tensors_.back().file = static_cast<int>(files_.size());
     }
+    storage_.push_back(std::move(header.storage));
     files_.push_back(*std::move(file));
   }
   return absl::OkStatus();
 }
 
-void Checkpoint::BuildIndex() {
-  for (size_t i = 0; i < tensors_.size(); ++i) by_name_.emplace(tensors_[i].name, i);
-}
+void Checkpoint::BuildIndex() { by_name_ = SortedByName(tensors_); }
 
 const TensorInfo* Checkpoint::Find(absl::string_view name) const {
-  const auto it = by_name_.find(name);
-  return it == by_name_.end() ? nullptr : &tensors_[it->second];
+  return FindByName(tensors_, by_name_, name);
 }
 
 absl::StatusOr<const TensorInfo*> Checkpoint::Get(absl::string_view name) const {
   if (const TensorInfo* t = Find(name); t != nullptr) return t;
-  return absl::NotFoundError(fmt::format("{}: tensor \"{}\" is missing", path_, View(name)));
+  return absl::NotFoundError(fmt::format("{}: tensor \"{}\" is missing", path_, Printable(name)));
 }
 
 absl::Status Checkpoint::ReadBytes(const TensorInfo& tensor, int64_t offset,
@@ -245,17 +284,17 @@ absl::Status Checkpoint::ReadBytes(const TensorInfo& tensor, int64_t offset,
   if (offset < 0 || offset > tensor.bytes ||
       static_cast<int64_t>(dst.size()) > tensor.bytes - offset) {
     return absl::OutOfRangeError(fmt::format("{}: tensor \"{}\": {} bytes at {} asked of {}",
-                                             file(tensor.file).path(), tensor.name, dst.size(),
-                                             offset, tensor.bytes));
+                                             file(tensor.file).path(), Printable(tensor.name),
+                                             dst.size(), offset, tensor.bytes));
   }
   return file(tensor.file).Read(tensor.offset + offset, dst);
 }
 
 absl::StatusOr<const TensorInfo*> Checkpoint::Fp8Scales(const TensorInfo& weight) const {
   if (weight.dtype != DType::kF8E4M3 || weight.shape.size() < 2) return nullptr;
-  const TensorInfo* scales = Find(weight.name + "_scale_inv");
+  const TensorInfo* scales = Find(std::string(weight.name) + "_scale_inv");
   if (scales == nullptr) return nullptr;
-  std::vector<int64_t> expected = weight.shape;
+  std::vector<int64_t> expected(weight.shape.begin(), weight.shape.end());
   const size_t rank = expected.size();
   expected[rank - 2] =
       expected[rank - 2] / kFp8BlockRows + (expected[rank - 2] % kFp8BlockRows > 0);
@@ -267,7 +306,7 @@ absl::StatusOr<const TensorInfo*> Checkpoint::Fp8Scales(const TensorInfo& weight
     return absl::InvalidArgumentError(fmt::format(
         "{}: tensor \"{}\": it is {} {}, legal for the scales of {} are f32, bf16 and f16 of "
         "shape {}",
-        file(scales->file).path(), scales->name, View(DTypeName(scales->dtype)),
+        file(scales->file).path(), Printable(scales->name), View(DTypeName(scales->dtype)),
         ShapeToString(scales->shape), ShapeToString(weight.shape), ShapeToString(expected)));
   }
   return scales;
@@ -282,8 +321,8 @@ absl::Status Checkpoint::CheckWeightType(const TensorInfo& tensor) const {
   return absl::InvalidArgumentError(fmt::format(
       "{}: tensor \"{}\": its type is {}, legal are bf16, f16, f32, and f8_e4m3 with the scales of "
       "its {} x {} blocks in {}_scale_inv",
-      file(tensor.file).path(), tensor.name, View(DTypeName(tensor.dtype)), kFp8BlockRows,
-      kFp8BlockCols, tensor.name));
+      file(tensor.file).path(), Printable(tensor.name), View(DTypeName(tensor.dtype)),
+      kFp8BlockRows, kFp8BlockCols, Printable(tensor.name)));
 }
 
 absl::Status Checkpoint::ReadAsF32(const TensorInfo& tensor, int64_t first,
@@ -313,7 +352,7 @@ absl::StatusOr<std::vector<float>> Checkpoint::ReadF32(absl::string_view name,
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* t, Get(name));
   if (absl::MakeConstSpan(t->shape) != shape) {
     return absl::InvalidArgumentError(fmt::format("{}: tensor \"{}\": its shape is {}, expected {}",
-                                                  file(t->file).path(), t->name,
+                                                  file(t->file).path(), Printable(t->name),
                                                   ShapeToString(t->shape), ShapeToString(shape)));
   }
   try {
@@ -321,8 +360,9 @@ absl::StatusOr<std::vector<float>> Checkpoint::ReadF32(absl::string_view name,
     MOERT_RETURN_IF_ERROR(ReadAsF32(*t, 0, absl::MakeSpan(values)));
     return values;
   } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError(fmt::format(
-        "{}: tensor \"{}\": out of memory for {} elements", path_, t->name, t->elements()));
+    return absl::ResourceExhaustedError(
+        fmt::format("{}: tensor \"{}\": out of memory for {} elements", path_, Printable(t->name),
+                    t->elements()));
   }
 }
 

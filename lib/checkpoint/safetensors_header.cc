@@ -8,13 +8,13 @@
 #include <utility>
 
 #include "base/checked_math.h"
+#include "base/exception_status.h"
 #include "base/json.h"
+#include "base/printable.h"
 #include "base/status_macros.h"
 
 namespace moert {
 namespace {
-
-using nlohmann::json;
 
 constexpr int64_t kPrefixBytes = 8;
 constexpr int64_t kMaxHeaderBytes = 100'000'000;  // as the reference implementation
@@ -30,62 +30,57 @@ constexpr DTypeCode kDTypeCodes[] = {
     {"U8", DType::kU8},   {"I32", DType::kI32},   {"I64", DType::kI64},
 };
 
-std::optional<DType> ParseDType(const std::string& code) {
+std::optional<DType> ParseDType(JsonValue code) {
   for (const DTypeCode& c : kDTypeCodes) {
-    if (code == c.code) return c.dtype;
+    if (code.Is(c.code)) return c.dtype;
   }
   return std::nullopt;
 }
 
-// A non-negative integer that fits int64_t.
-std::optional<int64_t> AsSize(const json& v) {
-  if (!v.is_number_unsigned()) return std::nullopt;
-  const uint64_t u = v.get<uint64_t>();
-  if (u > static_cast<uint64_t>(INT64_MAX)) return std::nullopt;
-  return static_cast<int64_t>(u);
-}
-
 // `data_bytes` is what the file holds after its header; offsets are relative to that.
-absl::StatusOr<TensorInfo> ParseTensor(const std::string& path, const std::string& name,
-                                       const json& entry, int64_t data_bytes) {
+absl::StatusOr<TensorInfo> ParseTensor(const std::string& path, absl::string_view name,
+                                       JsonValue entry, int64_t data_bytes,
+                                       std::vector<int64_t>* sizes) {
   const auto error = [&](const std::string& what) {
-    return absl::InvalidArgumentError(fmt::format("{}: tensor \"{}\": {}", path, name, what));
+    return absl::InvalidArgumentError(
+        fmt::format("{}: tensor \"{}\": {}", path, Printable(name), what));
   };
   if (name.empty() || name.size() > kMaxNameBytes) {
     return error(
         fmt::format("the name has {} bytes, legal is 1 to {}", name.size(), kMaxNameBytes));
   }
   if (!entry.is_object()) return error("its entry is not an object");
-  const auto dtype = entry.find("dtype");
-  const auto shape = entry.find("shape");
-  const auto offsets = entry.find("data_offsets");
-  if (dtype == entry.end() || shape == entry.end() || offsets == entry.end() || entry.size() != 3) {
+  const auto dtype = entry.Find("dtype");
+  const auto shape = entry.Find("shape");
+  const auto offsets = entry.Find("data_offsets");
+  if (!dtype || !shape || !offsets || entry.size() != 3) {
     return error("its entry must have dtype, shape and data_offsets, and nothing else");
   }
 
   TensorInfo t;
   t.name = name;
-  const auto parsed =
-      dtype->is_string() ? ParseDType(dtype->get_ref<const std::string&>()) : std::nullopt;
+  const auto parsed = ParseDType(*dtype);
   if (!parsed) {
     std::string legal;
     for (const DTypeCode& c : kDTypeCodes) legal += fmt::format(" {}", c.code);
-    return error(fmt::format("dtype {} is not supported, legal are:{}",
-                             dtype->is_string() ? dtype->get<std::string>() : "(not a string)",
-                             legal));
+    return error(fmt::format(
+        "dtype {} is not supported, legal are:{}",
+        dtype->is_string() ? Printable(*dtype->AsString(), 32) : "(not a string)", legal));
   }
   t.dtype = *parsed;
 
   if (!shape->is_array() || shape->size() > kMaxRank) {
     return error(fmt::format("shape must be an array of at most {} sizes", kMaxRank));
   }
+  const size_t first_size = sizes->size();
   Checked<int64_t> bytes(DTypeBytes(t.dtype));
-  for (const json& d : *shape) {
-    const auto size = AsSize(d);
-    if (!size) return error("a size in shape is not a non-negative integer");
-    t.shape.push_back(*size);
+  for (const JsonValue d : shape->elements()) {
+    const auto size = d.AsInt();
+    if (!size || *size < 0) return error("a size in shape is not a non-negative integer");
+    sizes->push_back(*size);
     bytes.Mul(*size);
   }
+  t.shape = absl::MakeConstSpan(*sizes).subspan(first_size);
   if (!bytes.value()) {
     return error(fmt::format("the size of shape {} overflows", ShapeToString(t.shape)));
   }
@@ -94,8 +89,11 @@ absl::StatusOr<TensorInfo> ParseTensor(const std::string& path, const std::strin
   if (!offsets->is_array() || offsets->size() != 2) {
     return error("data_offsets must be two integers");
   }
-  const auto begin = AsSize((*offsets)[0]), end = AsSize((*offsets)[1]);
-  if (!begin || !end || *begin > *end) {
+  const auto first = offsets->elements().begin();
+  auto second = first;
+  ++second;
+  const auto begin = (*first).AsInt(), end = (*second).AsInt();
+  if (!begin || !end || *begin < 0 || *begin > *end) {
     return error("data_offsets must be two non-negative integers in ascending order");
   }
   if (*end > data_bytes) {
@@ -117,9 +115,10 @@ absl::Status CheckCoverage(const std::string& path, const std::vector<TensorInfo
   int64_t end = 0;
   for (const TensorInfo& t : tensors) {
     if (t.offset != end) {
-      return absl::InvalidArgumentError(fmt::format(
-          "{}: tensor \"{}\": starts at {}, but {} ends at {} ({})", path, t.name, t.offset,
-          end == 0 ? "nothing" : "the one before it", end, t.offset < end ? "overlap" : "gap"));
+      return absl::InvalidArgumentError(
+          fmt::format("{}: tensor \"{}\": starts at {}, but {} ends at {} ({})", path,
+                      Printable(t.name), t.offset, end == 0 ? "nothing" : "the one before it", end,
+                      t.offset < end ? "overlap" : "gap"));
     }
     end = t.offset + t.bytes;
   }
@@ -129,6 +128,36 @@ absl::Status CheckCoverage(const std::string& path, const std::vector<TensorInfo
                     end, data_bytes));
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckMetadata(const std::string& path, JsonValue metadata) {
+  if (!metadata.is_object()) {
+    return absl::InvalidArgumentError(fmt::format("{}: __metadata__ is not an object", path));
+  }
+  for (const JsonMember& m : metadata.members()) {
+    if (m.value.is_string()) continue;
+    return absl::InvalidArgumentError(
+        fmt::format("{}: __metadata__ {} is not a string", path, Printable(m.key.text())));
+  }
+  return absl::OkStatus();
+}
+
+// Room for all tensors: views of the sizes stay where they are, and nothing grows beyond its need.
+void Reserve(JsonValue root, SafetensorsHeader* header) {
+  size_t tensors = 0, sizes = 0;
+  for (const JsonMember& m : root.members()) {
+    const auto shape = m.value.Find("shape");
+    ++tensors;
+    if (shape) sizes += std::min(shape->size(), kMaxRank);
+  }
+  header->tensors.reserve(tensors);
+  header->storage.sizes.reserve(sizes);
+}
+
+absl::string_view NameOf(JsonValue key, TensorStorage* storage) {
+  const absl::string_view quoted = key.text();
+  if (quoted.find('\\') == quoted.npos) return quoted.substr(1, quoted.size() - 2);
+  return storage->names.emplace_back(*key.AsString());
 }
 
 absl::StatusOr<SafetensorsHeader> Parse(const RandomAccessFile& file) {
@@ -153,29 +182,23 @@ absl::StatusOr<SafetensorsHeader> Parse(const RandomAccessFile& file) {
     return absl::InvalidArgumentError(
         fmt::format("{}: the safetensors header does not start with {{", path));
   }
-  MOERT_ASSIGN_OR_RETURN(const json doc, ParseJsonObject(text, path, {.max_depth = 4}));
+  MOERT_ASSIGN_OR_RETURN(JsonDocument document,
+                         JsonDocument::Parse(std::move(text), path, {.max_depth = 4}));
 
   SafetensorsHeader header;
   header.data_offset = kPrefixBytes + static_cast<int64_t>(length);
   const int64_t data_bytes = file.size() - header.data_offset;
-  header.tensors.reserve(doc.size());
-  for (const auto& [name, entry] : doc.items()) {
-    if (name == "__metadata__") {
-      if (!entry.is_object()) {
-        return absl::InvalidArgumentError(fmt::format("{}: __metadata__ is not an object", path));
-      }
-      for (const auto& [key, value] : entry.items()) {
-        if (!value.is_string()) {
-          return absl::InvalidArgumentError(
-              fmt::format("{}: __metadata__ \"{}\" is not a string", path, key));
-        }
-        header.metadata.emplace(key, value.get<std::string>());
-      }
+  Reserve(document.root(), &header);
+  for (const JsonMember& m : document.root().members()) {
+    if (m.key.Is("__metadata__")) {
+      MOERT_RETURN_IF_ERROR(CheckMetadata(path, m.value));
       continue;
     }
-    MOERT_ASSIGN_OR_RETURN(TensorInfo t, ParseTensor(path, name, entry, data_bytes));
-    header.tensors.push_back(std::move(t));
+    MOERT_ASSIGN_OR_RETURN(TensorInfo t, ParseTensor(path, NameOf(m.key, &header.storage), m.value,
+                                                     data_bytes, &header.storage.sizes));
+    header.tensors.push_back(t);
   }
+  header.storage.text = std::move(document).TakeText();
   std::sort(header.tensors.begin(), header.tensors.end(),
             [](const TensorInfo& a, const TensorInfo& b) {
               return std::pair(a.offset, a.bytes) < std::pair(b.offset, b.bytes);
@@ -191,8 +214,7 @@ absl::StatusOr<SafetensorsHeader> ReadSafetensorsHeader(const RandomAccessFile& 
   try {
     return Parse(file);
   } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError(
-        fmt::format("{}: out of memory while reading the header", file.path()));
+    return OutOfMemory(file.path());
   }
 }
 

@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "base/checked_math.h"
 #include "base/fmt_absl.h"
+#include "base/json_writer.h"
 #include "base/status_macros.h"
 #include "moert/env.h"
 #include "moert/scheme.h"
@@ -57,7 +57,7 @@ absl::StatusOr<std::string> SafetensorsFileStart(const std::vector<TensorSpec>& 
       return absl::InvalidArgumentError(fmt::format("tensor \"{}\": its size overflows", t.name));
     }
     header += fmt::format("{}{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}}",
-                          header.size() == 1 ? "" : ",", nlohmann::json(t.name).dump(),
+                          header.size() == 1 ? "" : ",", JsonWriter().String(t.name).Take(),
                           DTypeCode(t.dtype), fmt::join(t.shape, ","), end, *next);
     end = *next;
   }

@@ -45,6 +45,12 @@ void EngineImpl::Publish() {
   published_ = stats;
 }
 
+absl::Status EngineImpl::CheckProcess() const {
+  if (ForkCount() == forks_) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "the engine was made before fork(): its threads are in the parent; make one in this process");
+}
+
 absl::Status EngineImpl::CheckLayer(int layer) const {
   const int layers = source_->model().num_layers();
   if (layer >= 0 && layer < layers) return absl::OkStatus();
@@ -54,6 +60,7 @@ absl::Status EngineImpl::CheckLayer(int layer) const {
 absl::StatusOr<LeaseId> EngineImpl::AcquireExperts(StepId step, int layer,
                                                    absl::Span<const int32_t> experts,
                                                    std::vector<ExpertView>* views) {
+  MOERT_RETURN_IF_ERROR(CheckProcess());
   MOERT_RETURN_IF_ERROR(CheckLayer(layer));
   MOERT_RETURN_IF_ERROR(blueprint_->backend->CheckLease());
   const MutexLock lock(&mu_);
@@ -65,11 +72,13 @@ absl::StatusOr<LeaseId> EngineImpl::AcquireExperts(StepId step, int layer,
 }
 
 absl::Status EngineImpl::ReleaseExperts(LeaseId lease) {
+  MOERT_RETURN_IF_ERROR(CheckProcess());
   const MutexLock lock(&mu_);
   return parts_->leases->Release(lease);
 }
 
 absl::Status EngineImpl::PrefetchHint(int layer, absl::Span<const int32_t> experts) {
+  MOERT_RETURN_IF_ERROR(CheckProcess());
   MOERT_RETURN_IF_ERROR(CheckLayer(layer));
   const int num_experts = source_->model().layers[layer].num_experts;
   for (const int32_t e : experts) {
@@ -107,6 +116,7 @@ void EngineImpl::ApplyHints() {
 }
 
 absl::StatusOr<std::vector<Residency>> EngineImpl::ResidencyOf(int layer) {
+  MOERT_RETURN_IF_ERROR(CheckProcess());
   MOERT_RETURN_IF_ERROR(CheckLayer(layer));
   const MutexLock lock(&mu_);
   parts_->store->Pump();
@@ -114,6 +124,7 @@ absl::StatusOr<std::vector<Residency>> EngineImpl::ResidencyOf(int layer) {
 }
 
 absl::Status EngineImpl::SetBudget(const Budget& budget) {
+  MOERT_RETURN_IF_ERROR(CheckProcess());
   absl::Status status;
   std::string line;
   {

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/fork.h"
 #include "base/mutex.h"
 #include "engine/blueprint.h"
 #include "engine/engine_parts.h"
@@ -75,10 +76,17 @@ class EngineImpl final : public Engine {
   EngineImpl(std::shared_ptr<const ExpertSource> source, const EngineOptions& options,
              std::unique_ptr<Blueprint> blueprint, std::unique_ptr<EngineParts> parts);
 
+  /// FailedPrecondition in a fork of the process that made the engine: its threads are not there,
+  /// and its locks may be held for ever. Before any lock.
+  absl::Status CheckProcess() const;
   /// InvalidArgument: there never was such a step; FailedPrecondition: it has ended.
   absl::StatusOr<Step*> FindStep(StepId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void ForgetStep(StepId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// What policies and traces hear of a step's end.
+  void AfterStep(const Step& ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Run(StepId step_id, int layer, const MatrixView& hidden, const RoutedInput* routed,
                    const MutableMatrixView& out);
+  void LogCall(int layer, const absl::Status& status, int64_t fallbacks);
   absl::Status RunLocked(StepId step_id, int layer, const MatrixView& hidden,
                          const RoutedInput* routed, const MutableMatrixView& out)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -94,6 +102,7 @@ class EngineImpl final : public Engine {
   }
   void Publish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  const int forks_ = ForkCount();
   const std::shared_ptr<const ExpertSource> source_;
   const EngineOptions options_;
   const std::unique_ptr<const Blueprint> blueprint_;  // its policies are asked under mu_

@@ -1,6 +1,8 @@
 // Steps: from BeginStep through the layers to EndStep.
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
+#include "base/exception_status.h"
 #include "base/status_macros.h"
 #include "engine/engine_impl.h"
 #include "fmt/format.h"
@@ -8,6 +10,7 @@
 namespace moert {
 
 absl::StatusOr<StepId> EngineImpl::BeginStep(const StepInfo& info) {
+  MOERT_RETURN_IF_ERROR(CheckProcess());
   if (info.rows < 1 || info.rows > options_.max_tokens_per_forward) {
     return absl::InvalidArgumentError(
         fmt::format("step of {} rows: must be in [1, {}] (max_tokens_per_forward)", info.rows,
@@ -18,34 +21,44 @@ absl::StatusOr<StepId> EngineImpl::BeginStep(const StepInfo& info) {
         fmt::format("step of {} rows has {} request ids", info.rows, info.request_ids.size()));
   }
   const MutexLock lock(&mu_);
-  const StepId id = next_step_++;
-  Step& step = steps_[id];
-  step.phase = info.phase;
-  step.rows = info.rows;
-  step.number = id - 1;
-  step.begin_ns = now_ns();
-  step.request_ids.assign(info.request_ids.begin(), info.request_ids.end());
-  const PolicyContext context = ContextOf(step, 0);
+  Step begun;
+  begun.phase = info.phase;
+  begun.rows = info.rows;
+  begun.number = next_step_ - 1;
+  begun.begin_ns = now_ns();
+  begun.request_ids.assign(info.request_ids.begin(), info.request_ids.end());
+  begun.cancelled = std::make_shared<std::atomic<bool>>(false);
+  begun.stream = info.stream;
+  begun.predict_next = info.predict_next;
+  const PolicyContext context = ContextOf(begun, 0);
   if (parts_->versions != nullptr) {
     parts_->versions->BeforeStep(context);
   } else {
     parts_->store->RefreshCapacity(context);
   }
-  step.epoch = parts_->store->OpenStep();
-  if (parts_->versions != nullptr) parts_->versions->AfterStepOpened(context);
-  step.cancelled = std::make_shared<std::atomic<bool>>(false);
-  step.stream = info.stream;
-  step.predict_next = info.predict_next;
-  const absl::Status opened =
-      parts_->executor->OpenStep(parts_->store.get(), step.epoch, step.stream);
-  if (!opened.ok()) {
-    parts_->store->CloseStep(step.epoch);
-    steps_.erase(id);
-    return opened;
+
+  // From here on the step is open, and closed again by whatever fails.
+  const StepId id = next_step_++;
+  absl::Cleanup forget = [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { ForgetStep(id); };
+  {
+    const MutexLock cancel_lock(&cancel_mu_);
+    cancel_flags_.emplace(id, begun.cancelled);
   }
-  const MutexLock cancel_lock(&cancel_mu_);
-  cancel_flags_[id] = step.cancelled;
+  Step& step = steps_.emplace(id, std::move(begun)).first->second;
+  step.epoch = parts_->store->OpenStep();
+  absl::Cleanup close = [this, epoch = step.epoch] { parts_->store->CloseStep(epoch); };
+  if (parts_->versions != nullptr) parts_->versions->AfterStepOpened(ContextOf(step, 0));
+  MOERT_RETURN_IF_ERROR(
+      parts_->executor->OpenStep(parts_->store.get(), step.epoch, step.stream));
+  std::move(close).Cancel();
+  std::move(forget).Cancel();
   return id;
+}
+
+void EngineImpl::ForgetStep(StepId id) {
+  steps_.erase(id);
+  const MutexLock cancel_lock(&cancel_mu_);
+  cancel_flags_.erase(id);
 }
 
 absl::StatusOr<EngineImpl::Step*> EngineImpl::FindStep(StepId id) {
@@ -69,15 +82,29 @@ absl::Status EngineImpl::ForwardRouted(StepId step, int layer, const MatrixView&
 
 absl::Status EngineImpl::Run(StepId step_id, int layer, const MatrixView& hidden,
                              const RoutedInput* routed, const MutableMatrixView& out) {
+  MOERT_RETURN_IF_ERROR(CheckProcess());
   absl::Status status;
   int64_t fallbacks = 0;
   {
     const MutexLock lock(&mu_);
     fallbacks = CollectFallbacks(*parts_);
-    status = RunLocked(step_id, layer, hidden, routed, out);
+    try {
+      status = RunLocked(step_id, layer, hidden, routed, out);
+    } catch (...) {  // no memory, or a host's policy
+      status = ExceptionStatus("layer call");
+      if (const auto step = FindStep(step_id); step.ok()) (*step)->status.Update(status);
+    }
     fallbacks = CollectFallbacks(*parts_) - fallbacks;
   }
   if (options_.log == nullptr) return status;
+  try {
+    LogCall(layer, status, fallbacks);
+  } catch (...) {  // no memory for a line
+  }
+  return status;
+}
+
+void EngineImpl::LogCall(int layer, const absl::Status& status, int64_t fallbacks) {
   if (!status.ok() && !absl::IsCancelled(status)) {
     Log(LogLevel::kError, fmt::format("layer {}: {}", layer, status.ToString()));
   }
@@ -88,7 +115,6 @@ absl::Status EngineImpl::Run(StepId step_id, int layer, const MatrixView& hidden
         fmt::format("layer {}: {} invalid policy decisions were replaced by the default", layer,
                     fallbacks));
   }
-  return status;
 }
 
 absl::Status EngineImpl::RunLocked(StepId step_id, int layer, const MatrixView& hidden,
@@ -121,34 +147,43 @@ absl::Status EngineImpl::RunLocked(StepId step_id, int layer, const MatrixView& 
 }
 
 absl::Status EngineImpl::EndStep(StepId step) {
+  MOERT_RETURN_IF_ERROR(CheckProcess());
   const MutexLock lock(&mu_);
   MOERT_RETURN_IF_ERROR(FindStep(step).status());
   const auto it = steps_.find(step);
   absl::Status status = it->second.status;
-  parts_->runner->TakeSelections();
-  status.Update(parts_->executor->CloseStep(it->second.stream));
+  try {
+    parts_->runner->TakeSelections();
+    status.Update(parts_->executor->CloseStep(it->second.stream));
+  } catch (...) {
+    status.Update(ExceptionStatus("end of a step"));
+  }
   parts_->leases->ReleaseStep(step);
   parts_->store->CloseStep(it->second.epoch);
-  if (options_.trace != nullptr) {
-    options_.trace->OnSpan({TimelineTrack::kSteps,
-                            it->second.phase == Phase::kPrefill ? "prefill" : "decode",
-                            it->second.begin_ns, now_ns(), it->second.number});
-  }
   const Step ended = std::move(it->second);
-  steps_.erase(it);
-  {
-    const MutexLock cancel_lock(&cancel_mu_);
-    cancel_flags_.erase(step);
+  ForgetStep(step);
+  try {
+    AfterStep(ended);
+  } catch (...) {  // no memory, or a host's policy; the step has ended all the same
+    status.Update(ExceptionStatus("end of a step"));
   }
-  // Last, since a host's policy may throw: the step has ended. What has come of earlier steps is
-  // accounted for while a device may be busy with this one.
-  parts_->runner->CollectLate(ContextOf(ended, 0));
-  Publish();
-  if (parts_->versions != nullptr) parts_->versions->AfterStep(ContextOf(ended, 0));
   return status;
 }
 
+void EngineImpl::AfterStep(const Step& ended) {
+  // What has come of earlier steps is accounted for while a device may be busy with this one.
+  parts_->runner->CollectLate(ContextOf(ended, 0));
+  Publish();
+  if (parts_->versions != nullptr) parts_->versions->AfterStep(ContextOf(ended, 0));
+  if (options_.trace != nullptr) {
+    options_.trace->OnSpan({TimelineTrack::kSteps,
+                            ended.phase == Phase::kPrefill ? "prefill" : "decode", ended.begin_ns,
+                            now_ns(), ended.number});
+  }
+}
+
 absl::Status EngineImpl::CancelStep(StepId step) {
+  MOERT_RETURN_IF_ERROR(CheckProcess());
   const MutexLock lock(&cancel_mu_);
   const auto it = cancel_flags_.find(step);
   if (it == cancel_flags_.end()) {
@@ -159,6 +194,7 @@ absl::Status EngineImpl::CancelStep(StepId step) {
 }
 
 absl::Status EngineImpl::StepStatus(StepId step) {
+  MOERT_RETURN_IF_ERROR(CheckProcess());
   const MutexLock lock(&mu_);
   MOERT_ASSIGN_OR_RETURN(const Step* found, FindStep(step));
   return found->status;

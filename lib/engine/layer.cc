@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "absl/cleanup/cleanup.h"
+#include "base/exception_status.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
 #include "plan/transfer_version.h"
@@ -16,6 +18,11 @@ LayerRunner::LayerRunner(const LayerParts& parts)
                      !parts.clock->is_virtual()) {}
 
 absl::Status LayerRunner::Forward(LayerCall call) {
+  // Whatever leaves this call, its experts do not stay pinned.
+  const absl::Cleanup unpin = [&] {
+    for (const int32_t e : batch_) parts_.store->Unpin({call.context.layer, e});
+    batch_.clear();
+  };
   parts_.charges->Begin(call.routed);
   call.context.now_ns = parts_.clock->now_ns();
   times_ = {call.step_begin_ns, call.context.now_ns};
@@ -29,10 +36,16 @@ absl::Status LayerRunner::Forward(LayerCall call) {
 
   MOERT_RETURN_IF_ERROR(Route(call));
   Plan(call);
+  batch_.swap(plan_.ready);  // pinned; unpinned as batch_ from here on
   times_.route_ns = parts_.clock->now_ns() - times_.begin_ns;
   Span(call, TimelineTrack::kLayers, "route", times_.begin_ns);
   const int64_t cpu_done_ns = parts_.clock->now_ns() + plan_.cpu_ns;
-  absl::Status status = FetchAndMultiply(call);
+  absl::Status status;
+  try {
+    status = FetchAndMultiply(call);
+  } catch (...) {  // no memory, or a host's policy
+    status = ExceptionStatus("layer call");
+  }
   // Also behind a failure: the CPU reads and writes what the next call does.
   if (!plan_.cpu.empty()) status.Update(JoinCpu(call, cpu_done_ns));
   MOERT_RETURN_IF_ERROR(status);
@@ -140,7 +153,6 @@ void LayerRunner::Plan(const LayerCall& call) {
 }
 
 absl::Status LayerRunner::FetchAndMultiply(const LayerCall& call) {
-  batch_ = plan_.ready;
   flying_.clear();
   forward_predicted_ = false;
   bool forward = WantsForward(call);  // still to be done, behind the first batch
@@ -217,8 +229,8 @@ bool LayerRunner::Claim(const LayerCall& call, int32_t expert) {
   const ExpertKey key{call.context.layer, expert};
   if (parts_.store->Resolve(key, call.exec.epoch).record == nullptr) return false;
   parts_.store->Touch(key, routing_.counts[expert]);
-  parts_.store->Pin(key);
   batch_.push_back(expert);
+  parts_.store->Pin(key);
   return true;
 }
 

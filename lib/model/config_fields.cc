@@ -4,36 +4,33 @@
 
 #include <cmath>
 
+#include "base/json_scan.h"
+#include "base/printable.h"
+
 namespace moert {
 namespace {
-
-using nlohmann::json;
 
 constexpr size_t kShownBytes = 80;
 constexpr size_t kMaxListLength = 65536;
 
-std::string Show(const json* v) {
-  if (v == nullptr) return "missing";
-  std::string text = v->dump(-1, ' ', true, json::error_handler_t::replace);
-  if (text.size() > kShownBytes) text = text.substr(0, kShownBytes) + "...";
-  return text;
-}
-
-std::optional<int64_t> AsInt(const json& v) {
-  if (v.is_number_unsigned()) {
-    const uint64_t u = v.get<uint64_t>();
-    if (u > static_cast<uint64_t>(INT64_MAX)) return std::nullopt;
-    return static_cast<int64_t>(u);
+// Without the spaces and line ends between tokens.
+std::string Show(const std::optional<JsonValue>& v) {
+  if (!v) return "missing";
+  const absl::string_view text = v->text();
+  std::string shown;
+  bool quoted = false;
+  for (size_t i = 0; i < text.size() && shown.size() <= kShownBytes; ++i) {
+    if (text[i] == '"' && (i == 0 || text[i - 1] != '\\')) quoted = !quoted;
+    if (quoted || !json_scan::IsSpace(text[i])) shown += text[i];
   }
-  if (v.is_number_integer()) return v.get<int64_t>();
-  return std::nullopt;
+  return Printable(shown, kShownBytes);
 }
 
 }  // namespace
 
-const json* ConfigFields::Find(const char* key) const {
-  const auto it = object_.find(key);
-  return it == object_.end() || it->is_null() ? nullptr : &*it;
+std::optional<JsonValue> ConfigFields::Find(const char* key) const {
+  const std::optional<JsonValue> v = object_.Find(key);
+  return v && v->is_null() ? std::nullopt : v;
 }
 
 void ConfigFields::Fail(const char* key, const std::string& what) {
@@ -43,55 +40,51 @@ void ConfigFields::Fail(const char* key, const std::string& what) {
 }
 
 int64_t ConfigFields::Int(const char* key, int64_t low, int64_t high, std::optional<int64_t> def) {
-  const json* v = Find(key);
-  if (v == nullptr && def) return *def;
-  const auto i = v != nullptr ? AsInt(*v) : std::nullopt;
+  const auto v = Find(key);
+  if (!v && def) return *def;
+  const auto i = v ? v->AsInt() : std::nullopt;
   if (i && *i >= low && *i <= high) return *i;
   Fail(key, fmt::format("legal is an integer from {} to {}", low, high));
   return def.value_or(low);
 }
 
 double ConfigFields::Real(const char* key, double low, double high, std::optional<double> def) {
-  const json* v = Find(key);
-  if (v == nullptr && def) return *def;
-  if (v != nullptr && v->is_number()) {
-    const double d = v->get<double>();
-    if (std::isfinite(d) && d >= low && d <= high) return d;
-  }
+  const auto v = Find(key);
+  if (!v && def) return *def;
+  const auto d = v ? v->AsDouble() : std::nullopt;
+  if (d && *d >= low && *d <= high) return *d;
   Fail(key, fmt::format("legal is a number from {} to {}", low, high));
   return def.value_or(low);
 }
 
 bool ConfigFields::Bool(const char* key, std::optional<bool> def) {
-  const json* v = Find(key);
-  if (v == nullptr && def) return *def;
-  if (v != nullptr && v->is_boolean()) return v->get<bool>();
+  const auto v = Find(key);
+  if (!v && def) return *def;
+  if (v && v->is_bool()) return v->AsBool();
   Fail(key, "legal is true or false");
   return def.value_or(false);
 }
 
 std::string ConfigFields::String(const char* key, std::optional<std::string> def) {
-  const json* v = Find(key);
-  if (v == nullptr && def) return *def;
-  if (v != nullptr && v->is_string()) return v->get<std::string>();
+  const auto v = Find(key);
+  if (!v && def) return *def;
+  if (v && v->is_string()) return *v->AsString();
   Fail(key, "legal is a string");
   return def.value_or("");
 }
 
 std::vector<int64_t> ConfigFields::Ints(const char* key, int64_t low, int64_t high,
                                         bool scalar_too) {
-  const json* v = Find(key);
-  if (v == nullptr) return {};
+  const auto v = Find(key);
+  if (!v) return {};
   if (scalar_too && v->is_number()) return {Int(key, low, high)};
   std::vector<int64_t> values;
-  bool legal = v->is_array() && v->size() <= kMaxListLength;
-  if (legal) {
-    for (const json& e : *v) {
-      const auto i = AsInt(e);
-      legal = legal && i && *i >= low && *i <= high;
-      if (!legal) break;
-      values.push_back(*i);
-    }
+  bool legal = v->is_array();
+  for (const JsonValue e : v->elements()) {
+    const auto i = e.AsInt();
+    legal = i && *i >= low && *i <= high && values.size() < kMaxListLength;
+    if (!legal) break;
+    values.push_back(*i);
   }
   if (legal) return values;
   Fail(key, fmt::format("legal is a list of at most {} integers from {} to {}", kMaxListLength, low,
@@ -100,16 +93,16 @@ std::vector<int64_t> ConfigFields::Ints(const char* key, int64_t low, int64_t hi
 }
 
 std::vector<double> ConfigFields::Reals(const char* key, double low, double high, int64_t count) {
-  const json* v = Find(key);
+  const auto v = Find(key);
   std::vector<double> values;
-  if (v != nullptr && v->is_array() && static_cast<int64_t>(v->size()) == count) {
-    for (const json& e : *v) {
-      if (!e.is_number()) break;
-      const double d = e.get<double>();
-      if (!(d >= low && d <= high)) break;
-      values.push_back(d);
+  if (v && static_cast<int64_t>(v->size()) == count) {
+    values.reserve(static_cast<size_t>(count));
+    for (const JsonValue e : v->elements()) {
+      const auto d = e.AsDouble();
+      if (!d || !(*d >= low && *d <= high)) break;
+      values.push_back(*d);
     }
-    if (static_cast<int64_t>(values.size()) == count) return values;
+    if (v->is_array() && static_cast<int64_t>(values.size()) == count) return values;
   }
   Fail(key, fmt::format("legal is a list of {} numbers from {} to {}", count, low, high));
   return {};

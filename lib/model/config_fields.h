@@ -3,12 +3,12 @@
 #define MOERT_LIB_MODEL_CONFIG_FIELDS_H_
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/json.h"
 #include "moert/model.h"
 
 namespace moert {
@@ -19,13 +19,13 @@ namespace moert {
 class ConfigFields {
  public:
   /// `object` is borrowed and must be a JSON object. `source` begins every message.
-  ConfigFields(const nlohmann::json& object, std::string source)
+  ConfigFields(JsonValue object, std::string source)
       : object_(object), source_(std::move(source)) {}
 
   const absl::Status& status() const { return status_; }
-  bool Has(const char* key) const { return Find(key) != nullptr; }
-  /// Null if absent or null.
-  const nlohmann::json* Find(const char* key) const;
+  bool Has(const char* key) const { return Find(key).has_value(); }
+  /// Nothing if absent or null.
+  std::optional<JsonValue> Find(const char* key) const;
 
   int64_t Int(const char* key, int64_t low, int64_t high, std::optional<int64_t> def = {});
   /// Finite and within [low, high].
@@ -43,7 +43,7 @@ class ConfigFields {
   void Fail(const char* key, const std::string& what);
 
  private:
-  const nlohmann::json& object_;
+  const JsonValue object_;
   const std::string source_;
   absl::Status status_;
 };

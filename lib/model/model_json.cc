@@ -9,8 +9,6 @@
 namespace moert {
 namespace {
 
-using nlohmann::json;
-
 constexpr int64_t kMaxInt = INT32_MAX;
 constexpr RoutingKind kKinds[] = {RoutingKind::kSoftmaxTopK, RoutingKind::kTopKSoftmax,
                                   RoutingKind::kSigmoidGrouped, RoutingKind::kSparseMixer};
@@ -31,26 +29,28 @@ E Named(ConfigFields& fields, const char* key, const E (&all)[N], NameOf name_of
   return all[0];
 }
 
-json LayerToJson(const MoeLayerSpec& l) {
+void WriteLayer(const MoeLayerSpec& l, JsonWriter* out) {
   const RoutingSpec& r = l.routing;
-  return {{"model_layer", l.model_layer},
-          {"num_experts", l.num_experts},
-          {"hidden", l.hidden},
-          {"intermediate", l.intermediate},
-          {"shared_intermediate", l.shared_intermediate},
-          {"shared_gate", l.shared_gate},
-          {"activation", Str(ActivationName(l.activation))},
-          {"routing", Str(RoutingKindName(r.kind))},
-          {"top_k", r.top_k},
-          {"renormalize", r.renormalize},
-          {"scaling", r.scaling},
-          {"num_groups", r.num_groups},
-          {"top_groups", r.top_groups},
-          {"selection_bias", r.selection_bias},
-          {"sparsemixer_eps", r.sparsemixer_eps}};
+  out->BeginObject()
+      .Field("activation", ActivationName(l.activation))
+      .Field("hidden", l.hidden)
+      .Field("intermediate", l.intermediate)
+      .Field("model_layer", l.model_layer)
+      .Field("num_experts", l.num_experts)
+      .Field("num_groups", r.num_groups)
+      .Field("renormalize", r.renormalize)
+      .Field("routing", RoutingKindName(r.kind))
+      .Field("scaling", r.scaling)
+      .Field("selection_bias", r.selection_bias)
+      .Field("shared_gate", l.shared_gate)
+      .Field("shared_intermediate", l.shared_intermediate)
+      .Field("sparsemixer_eps", r.sparsemixer_eps)
+      .Field("top_groups", r.top_groups)
+      .Field("top_k", r.top_k)
+      .EndObject();
 }
 
-absl::StatusOr<MoeLayerSpec> LayerFromJson(const json& object, const std::string& source) {
+absl::StatusOr<MoeLayerSpec> LayerFromJson(JsonValue object, const std::string& source) {
   if (!object.is_object()) return absl::InvalidArgumentError(source + ": not an object");
   ConfigFields f(object, source);
   MoeLayerSpec l;
@@ -76,24 +76,26 @@ absl::StatusOr<MoeLayerSpec> LayerFromJson(const json& object, const std::string
 
 }  // namespace
 
-json ModelToJson(const MoeModelSpec& model) {
-  json layers = json::array();
-  for (const MoeLayerSpec& l : model.layers) layers.push_back(LayerToJson(l));
-  return {{"architecture", model.architecture}, {"layers", std::move(layers)}};
+void WriteModel(const MoeModelSpec& model, JsonWriter* out) {
+  out->BeginObject().Field("architecture", model.architecture).Key("layers").BeginArray();
+  for (const MoeLayerSpec& l : model.layers) WriteLayer(l, out);
+  out->EndArray().EndObject();
 }
 
-absl::StatusOr<MoeModelSpec> ModelFromJson(const json& object, const std::string& source) {
+absl::StatusOr<MoeModelSpec> ModelFromJson(JsonValue object, const std::string& source) {
+  if (!object.is_object()) return absl::InvalidArgumentError(source + " is not an object");
   ConfigFields fields(object, source);
   MoeModelSpec model;
   model.architecture = fields.String("architecture");
   MOERT_RETURN_IF_ERROR(fields.status());
-  const json* layers = fields.Find("layers");
-  if (layers == nullptr || !layers->is_array()) {
+  const auto layers = fields.Find("layers");
+  if (!layers || !layers->is_array()) {
     return absl::InvalidArgumentError(source + ": layers is not a list");
   }
-  for (size_t i = 0; i < layers->size(); ++i) {
-    MOERT_ASSIGN_OR_RETURN(MoeLayerSpec layer,
-                           LayerFromJson((*layers)[i], fmt::format("{}: layer {}", source, i)));
+  for (const JsonValue entry : layers->elements()) {
+    MOERT_ASSIGN_OR_RETURN(
+        MoeLayerSpec layer,
+        LayerFromJson(entry, fmt::format("{}: layer {}", source, model.layers.size())));
     model.layers.push_back(layer);
   }
   if (const absl::Status s = model.Validate(); !s.ok()) {

@@ -2,18 +2,19 @@
 #ifndef MOERT_LIB_MODEL_MODEL_JSON_H_
 #define MOERT_LIB_MODEL_MODEL_JSON_H_
 
-#include <nlohmann/json.hpp>
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "base/json.h"
+#include "base/json_writer.h"
 #include "moert/model.h"
 
 namespace moert {
 
-nlohmann::json ModelToJson(const MoeModelSpec& model);
+void WriteModel(const MoeModelSpec& model, JsonWriter* out);
 
 /// Every field checked, then the whole with MoeModelSpec::Validate. `source` begins the messages.
-absl::StatusOr<MoeModelSpec> ModelFromJson(const nlohmann::json& object, const std::string& source);
+absl::StatusOr<MoeModelSpec> ModelFromJson(JsonValue object, const std::string& source);
 
 }  // namespace moert
 

@@ -4,9 +4,10 @@
 
 #include <cmath>
 #include <new>
-#include <nlohmann/json.hpp>
 
+#include "base/exception_status.h"
 #include "base/json.h"
+#include "base/json_writer.h"
 #include "base/status_macros.h"
 #include "model/config_fields.h"
 #include "model/model_json.h"
@@ -15,8 +16,6 @@
 
 namespace moert {
 namespace {
-
-using nlohmann::json;
 
 constexpr char kFormatName[] = "moert calibration";
 constexpr int64_t kMaxTokens = int64_t{1} << 50;
@@ -27,17 +26,18 @@ absl::Status Error(const std::string& source, const std::string& what) {
   return absl::InvalidArgumentError(fmt::format("{}: {}", source, what));
 }
 
-json LayerToJson(const LayerCalibration& layer) {
-  json object = {{"selections", layer.selections},
-                 {"weight_sums", layer.weight_sums},
-                 {"output_norm", layer.output_norm},
-                 {"cross_layer_accuracy", layer.cross_layer_accuracy},
-                 {"delta", layer.delta}};
-  if (!layer.loss_per_square.empty()) object["loss_per_square"] = layer.loss_per_square;
-  return object;
+void WriteLayer(const LayerCalibration& layer, JsonWriter* out) {
+  out->BeginObject();
+  out->Field("cross_layer_accuracy", layer.cross_layer_accuracy);
+  out->Key("delta").Values(layer.delta);
+  if (!layer.loss_per_square.empty()) out->Key("loss_per_square").Values(layer.loss_per_square);
+  out->Field("output_norm", layer.output_norm);
+  out->Key("selections").Values(layer.selections);
+  out->Key("weight_sums").Values(layer.weight_sums);
+  out->EndObject();
 }
 
-absl::StatusOr<LayerCalibration> LayerFromJson(const json& object, int num_experts, size_t schemes,
+absl::StatusOr<LayerCalibration> LayerFromJson(JsonValue object, int num_experts, size_t schemes,
                                                const std::string& source) {
   if (!object.is_object()) return Error(source, "not an object");
   ConfigFields f(object, source);
@@ -60,7 +60,7 @@ absl::StatusOr<LayerCalibration> LayerFromJson(const json& object, int num_exper
   return layer;
 }
 
-absl::StatusOr<Calibration> Parse(const json& object, const std::string& source) {
+absl::StatusOr<Calibration> Parse(JsonValue object, const std::string& source) {
   ConfigFields f(object, source);
   if (f.String("format") != kFormatName) return Error(source, "is no calibration file");
   const int64_t version = f.Int("format_version", 0, INT32_MAX);
@@ -70,8 +70,8 @@ absl::StatusOr<Calibration> Parse(const json& object, const std::string& source)
                                      kCalibrationFormatVersion));
   }
   Calibration c;
-  const json* model = f.Find("model");
-  if (model == nullptr) return Error(source, "model is missing");
+  const auto model = f.Find("model");
+  if (!model) return Error(source, "model is missing");
   MOERT_ASSIGN_OR_RETURN(c.model, ModelFromJson(*model, source + ": model"));
   c.source_identity = f.String("source_identity");
   c.tokens = f.Int("tokens", 1, kMaxTokens);
@@ -80,14 +80,14 @@ absl::StatusOr<Calibration> Parse(const json& object, const std::string& source)
   c.method = f.String("method");
   c.hadamard = f.Bool("hadamard");
   MOERT_RETURN_IF_ERROR(f.status());
-  const json* schemes = f.Find("schemes");
-  if (schemes == nullptr || !schemes->is_array() || schemes->empty() ||
-      schemes->size() > Scheme::All().size()) {
+  const auto schemes = f.Find("schemes");
+  const size_t count = schemes && schemes->is_array() ? schemes->size() : 0;
+  if (count < 1 || count > Scheme::All().size()) {
     return Error(source, "schemes is not a list of schemes");
   }
-  for (const json& name : *schemes) {
+  for (const JsonValue name : schemes->elements()) {
     if (!name.is_string()) return Error(source, "schemes: not a name");
-    const auto scheme = Scheme::Parse(name.get_ref<const std::string&>());
+    const auto scheme = Scheme::Parse(*name.AsString());
     if (!scheme.ok()) return Error(source, std::string(scheme.status().message()));
     for (const Scheme& other : c.schemes) {
       if (other == *scheme) return Error(source, "schemes: " + scheme->Name() + " is listed twice");
@@ -101,14 +101,15 @@ absl::StatusOr<Calibration> Parse(const json& object, const std::string& source)
     if (!scheme.ok()) return Error(source, std::string(scheme.status().message()));
     c.probe_scheme = *scheme;
   }
-  const json* layers = f.Find("layers");
-  if (layers == nullptr || !layers->is_array() || layers->size() != c.model.layers.size()) {
+  const auto layers = f.Find("layers");
+  if (!layers || !layers->is_array() || layers->size() != c.model.layers.size()) {
     return Error(source, fmt::format("layers is not a list of {}", c.model.layers.size()));
   }
-  for (size_t l = 0; l < layers->size(); ++l) {
+  for (const JsonValue entry : layers->elements()) {
+    const size_t l = c.layers.size();
     MOERT_ASSIGN_OR_RETURN(LayerCalibration layer,
-                           LayerFromJson((*layers)[l], c.model.layers[l].num_experts,
-                                         c.schemes.size(), fmt::format("{}: layer {}", source, l)));
+                           LayerFromJson(entry, c.model.layers[l].num_experts, c.schemes.size(),
+                                         fmt::format("{}: layer {}", source, l)));
     if (layer.loss_per_square.empty() != (c.probe_tokens == 0)) {
       return Error(source, fmt::format("layer {}: loss_per_square goes with probe_tokens", l));
     }
@@ -120,55 +121,52 @@ absl::StatusOr<Calibration> Parse(const json& object, const std::string& source)
 }  // namespace
 
 std::string CalibrationToJson(const Calibration& c) {
-  json schemes = json::array(), layers = json::array();
-  for (const Scheme& s : c.schemes) schemes.push_back(s.Name());
-  for (const LayerCalibration& l : c.layers) layers.push_back(LayerToJson(l));
-  json object = {{"format", kFormatName},
-                 {"format_version", kCalibrationFormatVersion},
-                 {"model", ModelToJson(c.model)},
-                 {"source_identity", c.source_identity},
-                 {"tokens", c.tokens},
-                 {"window", c.window},
-                 {"tokens_checksum", c.tokens_checksum},
-                 {"method", c.method},
-                 {"hadamard", c.hadamard},
-                 {"schemes", std::move(schemes)},
-                 {"layers", std::move(layers)}};
+  JsonWriter out;
+  out.BeginObject();
+  out.Field("format", kFormatName).Field("format_version", kCalibrationFormatVersion);
+  out.Field("hadamard", c.hadamard);
+  out.Key("layers").BeginArray();
+  for (const LayerCalibration& l : c.layers) WriteLayer(l, &out);
+  out.EndArray().Field("method", c.method).Key("model");
+  WriteModel(c.model, &out);
   if (c.probe_tokens > 0) {
-    object["probe_tokens"] = c.probe_tokens;
-    object["probe_scheme"] = c.probe_scheme.Name();
+    out.Field("probe_scheme", c.probe_scheme.Name()).Field("probe_tokens", c.probe_tokens);
   }
-  return SealedText(std::move(object));
+  out.Key("schemes").BeginArray();
+  for (const Scheme& s : c.schemes) out.String(s.Name());
+  out.EndArray().Field("source_identity", c.source_identity).Field("tokens", c.tokens);
+  out.Field("tokens_checksum", c.tokens_checksum).Field("window", c.window).EndObject();
+  return SealedText(out.Take());
 }
 
 absl::StatusOr<Calibration> ReadCalibration(const std::string& path, Env* env) {
-  MOERT_ASSIGN_OR_RETURN(json object, ReadJsonFile(env, path, kLimits));
+  MOERT_ASSIGN_OR_RETURN(const JsonDocument document, JsonDocument::Read(env, path, kLimits));
   try {
-    MOERT_ASSIGN_OR_RETURN(Calibration calibration, Parse(object, path));
-    MOERT_RETURN_IF_ERROR(CheckSeal(std::move(object), path));
+    MOERT_ASSIGN_OR_RETURN(Calibration calibration, Parse(document.root(), path));
+    MOERT_RETURN_IF_ERROR(CheckSeal(document, path));
     return calibration;
   } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError(path + ": out of memory");
-  } catch (const std::exception& e) {
-    return Error(path, e.what());
+    return OutOfMemory(path);
   }
 }
 
 std::string LayerCalibrationToLine(const LayerCalibration& layer) {
-  return SealedText(LayerToJson(layer));
+  JsonWriter out;
+  WriteLayer(layer, &out);
+  return SealedText(out.Take());
 }
 
 absl::StatusOr<LayerCalibration> LayerCalibrationFromLine(const std::string& line, int num_experts,
                                                           size_t schemes,
                                                           const std::string& source) {
-  MOERT_ASSIGN_OR_RETURN(json object, ParseJsonObject(line, source, kLimits));
+  MOERT_ASSIGN_OR_RETURN(const JsonDocument document, JsonDocument::Parse(line, source, kLimits));
   try {
     MOERT_ASSIGN_OR_RETURN(LayerCalibration layer,
-                           LayerFromJson(object, num_experts, schemes, source));
-    MOERT_RETURN_IF_ERROR(CheckSeal(std::move(object), source));
+                           LayerFromJson(document.root(), num_experts, schemes, source));
+    MOERT_RETURN_IF_ERROR(CheckSeal(document, source));
     return layer;
-  } catch (const std::exception& e) {
-    return Error(source, e.what());
+  } catch (const std::bad_alloc&) {
+    return OutOfMemory(source);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -10,9 +11,12 @@
 #include <cstdlib>
 #include <filesystem>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "base/bytes_text.h"
+#include "base/descriptor.h"
+#include "base/exception_status.h"
 #include "base/fmt_absl.h"
 #include "base/posix_error.h"
 #include "base/status_macros.h"
@@ -37,20 +41,30 @@ constexpr char kRemedy[] =
 // not work, several may write: each has a folder of its own and the first rename wins.
 class CacheLock {
  public:
-  explicit CacheLock(const std::string& path)
-      : fd_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)) {
-    if (fd_ < 0) return;
-    while (::flock(fd_, LOCK_EX) != 0 && errno == EINTR) {
+  /// Says so in the log when it has to wait.
+  static absl::StatusOr<CacheLock> Take(const std::string& path, const OpenModelOptions& options) {
+    // Not through a link: the lock of another's file, or a file made elsewhere, is an attack.
+    CacheLock lock(
+        Descriptor(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600)));
+    if (lock.fd_.get() < 0) {
+      if (errno != ELOOP) return lock;
+      return absl::FailedPreconditionError(
+          fmt::format("{}: is a symbolic link, a lock must not be one; {}", path, kRemedy));
     }
+    if (::flock(lock.fd_.get(), LOCK_EX | LOCK_NB) == 0) return lock;
+    if (errno == EWOULDBLOCK && options.log != nullptr) {
+      options.log(
+          options.user,
+          fmt::format("waiting for another process that holds {} (it writes the pack)", path));
+    }
+    while (::flock(lock.fd_.get(), LOCK_EX) != 0 && errno == EINTR) {
+    }
+    return lock;
   }
-  ~CacheLock() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  CacheLock(const CacheLock&) = delete;
-  CacheLock& operator=(const CacheLock&) = delete;
 
  private:
-  const int fd_;
+  explicit CacheLock(Descriptor fd) : fd_(std::move(fd)) {}
+  Descriptor fd_;
 };
 
 // What crashed writers, and older versions of the library, left of this checkpoint. Only under the
@@ -92,6 +106,7 @@ absl::Status WritePack(const std::string& model_dir, const HfConfig& config,
   description.versions = {PackVersion::Uniform(Scheme{})};
   description.quantizer_json = R"({"method":"none"})";
   description.source_identity = identity;
+  description.owner_only = true;
   MOERT_ASSIGN_OR_RETURN(const auto writer, PackWriter::Create(pack_dir, std::move(description)));
   MOERT_RETURN_IF_ERROR(
       CheckSpace(fs::path(pack_dir).parent_path().string(), writer->total_bytes()));
@@ -151,7 +166,8 @@ absl::StatusOr<std::unique_ptr<ExpertSource>> OpenOrWrite(const std::string& mod
   if (::access(cache_dir.c_str(), W_OK | X_OK) != 0) {
     return PosixError(errno, fmt::format("{}: not writable; {}", cache_dir, kRemedy));
   }
-  const CacheLock lock(cache_dir + "/" + name + ".lock");
+  MOERT_ASSIGN_OR_RETURN(const CacheLock lock,
+                         CacheLock::Take(cache_dir + "/" + name + ".lock", options));
   cached = OpenCached(pack_dir, config, identity);
   if (cached.ok() || !NeedsRebuild(cached.status())) return cached;
   // What is there, if anything, is damaged: it is rebuilt like a missing one.
@@ -182,9 +198,16 @@ absl::StatusOr<std::string> CacheDirectory(const std::string& requested) {
           fmt::format("neither XDG_CACHE_HOME nor HOME names a folder; {}", kRemedy));
     }
   }
+  // A folder made here is the owner's: what models somebody uses is nobody else's business, and who
+  // can write there can have other weights computed.
   std::error_code ec;
-  fs::create_directories(dir, ec);
+  if (fs::is_directory(dir, ec)) return dir;
+  const fs::path parent = fs::path(dir).parent_path();
+  if (!parent.empty()) fs::create_directories(parent, ec);
   if (ec) return PosixError(ec.value(), fmt::format("{}: cannot be created; {}", dir, kRemedy));
+  if (::mkdir(dir.c_str(), 0700) != 0 && errno != EEXIST) {
+    return PosixError(errno, fmt::format("{}: cannot be created; {}", dir, kRemedy));
+  }
   return dir;
 }
 
@@ -192,10 +215,8 @@ absl::StatusOr<std::unique_ptr<ExpertSource>> OpenModel(const std::string& model
                                                         const OpenModelOptions& options) {
   try {
     return OpenOrWrite(model_dir, options);
-  } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError(fmt::format("{}: out of memory while opening", model_dir));
-  } catch (const std::exception& e) {
-    return absl::InternalError(fmt::format("{}: {}", model_dir, e.what()));
+  } catch (...) {
+    return ExceptionStatus(model_dir);
   }
 }
 

@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 
 #include <new>
-#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "base/checked_math.h"
+#include "base/exception_status.h"
 #include "base/fmt_absl.h"
 #include "base/json.h"
+#include "base/json_writer.h"
+#include "base/printable.h"
 #include "base/status_macros.h"
 #include "model/config_fields.h"
 #include "model/model_json.h"
@@ -17,8 +19,6 @@
 
 namespace moert {
 namespace {
-
-using nlohmann::json;
 
 constexpr char kFormatName[] = "moert expert pack";
 constexpr size_t kMaxVersions = 64;
@@ -29,23 +29,16 @@ absl::Status Error(const std::string& source, const std::string& what) {
   return absl::InvalidArgumentError(fmt::format("{}: {}", source, what));
 }
 
-std::optional<int64_t> ParseSize(const json& v) {
-  if (!v.is_number_unsigned()) return std::nullopt;
-  const uint64_t u = v.get<uint64_t>();
-  if (u > static_cast<uint64_t>(INT64_MAX)) return std::nullopt;
-  return static_cast<int64_t>(u);
-}
-
-absl::StatusOr<const json*> List(const json& object, const char* key, const std::string& source,
-                                 size_t limit) {
-  const auto it = object.find(key);
-  if (it == object.end() || !it->is_array() || it->size() > limit) {
+absl::StatusOr<JsonValue> List(JsonValue object, const char* key, const std::string& source,
+                               size_t limit) {
+  const auto list = object.Find(key);
+  if (!list || !list->is_array() || list->size() > limit) {
     return Error(source, fmt::format("{} is not a list of at most {} entries", key, limit));
   }
-  return &*it;
+  return *list;
 }
 
-absl::StatusOr<PackFile> ParseFile(const json& v, const std::string& source) {
+absl::StatusOr<PackFile> ParseFile(JsonValue v, const std::string& source) {
   if (!v.is_object()) return Error(source, "not an object");
   ConfigFields fields(v, source);
   PackFile file;
@@ -61,33 +54,42 @@ absl::StatusOr<PackFile> ParseFile(const json& v, const std::string& source) {
 }
 
 // The message does not say which record it is; the caller does.
-absl::StatusOr<PackRecord> ParseRecord(const json& v, const PackManifest& m, int64_t bytes) {
-  if (!v.is_array() || v.size() != 4) {
+absl::StatusOr<PackRecord> ParseRecord(JsonValue v, const PackManifest& m, int64_t bytes) {
+  if (v.size() != 4 || !v.is_array()) {
     return absl::InvalidArgumentError("not a list of file, offset, bytes and checksum");
   }
-  const auto file = ParseSize(v[0]), offset = ParseSize(v[1]), size = ParseSize(v[2]);
-  const auto checksum = ParseHex(v[3]);
-  if (!file || !offset || !size || !checksum) {
+  int64_t numbers[3] = {-1, -1, -1};
+  std::optional<uint64_t> checksum;
+  int i = 0;
+  for (const JsonValue e : v.elements()) {
+    if (i < 3) {
+      numbers[i++] = e.AsInt().value_or(-1);
+    } else {
+      checksum = ParseHex(e);
+    }
+  }
+  const auto [file, offset, size] = numbers;
+  if (file < 0 || offset < 0 || size < 0 || !checksum) {
     return absl::InvalidArgumentError(
         "file, offset and bytes must be integers, checksum 16 hex digits");
   }
-  if (*file >= static_cast<int64_t>(m.files.size())) {
+  if (file >= static_cast<int64_t>(m.files.size())) {
     return absl::InvalidArgumentError(
-        fmt::format("file is {}, but there are {}", *file, m.files.size()));
+        fmt::format("file is {}, but there are {}", file, m.files.size()));
   }
-  if (*size != bytes) {
+  if (size != bytes) {
     return absl::InvalidArgumentError(
-        fmt::format("bytes is {}, but its format takes {}", *size, bytes));
+        fmt::format("bytes is {}, but its format takes {}", size, bytes));
   }
-  const PackFile& f = m.files[static_cast<size_t>(*file)];
-  const auto end = Checked<int64_t>(bytes).RoundUp(kRecordAlignment).Add(*offset).value();
-  if (*offset % kRecordAlignment != 0 || !end || *end > f.bytes) {
+  const PackFile& f = m.files[static_cast<size_t>(file)];
+  const auto end = Checked<int64_t>(bytes).RoundUp(kRecordAlignment).Add(offset).value();
+  if (offset % kRecordAlignment != 0 || !end || *end > f.bytes) {
     return absl::InvalidArgumentError(
         fmt::format("offset is {}, legal is a multiple of {} with {} bytes before the end of {} at "
                     "{}",
-                    *offset, kRecordAlignment, bytes, f.name, f.bytes));
+                    offset, kRecordAlignment, bytes, Printable(f.name), f.bytes));
   }
-  return PackRecord{static_cast<int>(*file), *offset, *size, *checksum};
+  return PackRecord{static_cast<int>(file), offset, size, *checksum};
 }
 
 // Record sizes of one version, computed once per distinct (layer shape, format).
@@ -113,13 +115,14 @@ class RecordSizes {
   std::optional<int64_t> last_;
 };
 
-absl::Status ParseRecords(const json& object, const std::string& source, PackManifest* m) {
+absl::Status ParseRecords(JsonValue object, const std::string& source, PackManifest* m) {
   const size_t count = m->IndexRecords();
-  MOERT_ASSIGN_OR_RETURN(const json* records, List(object, "records", source, kMaxRecords));
-  if (records->size() != count) {
+  MOERT_ASSIGN_OR_RETURN(const JsonValue records, List(object, "records", source, kMaxRecords));
+  if (const size_t found = records.size(); found != count) {
     return Error(source, fmt::format("records has {} entries, but model and versions need {}",
-                                     records->size(), count));
+                                     found, count));
   }
+  auto entry = records.elements().begin();
   m->records.reserve(count);
   RecordSizes sizes;
   int64_t last_total = INT64_MAX;
@@ -130,7 +133,8 @@ absl::Status ParseRecords(const json& object, const std::string& source, PackMan
       const PackVersion& version = m->versions[static_cast<size_t>(v)];
       for (int e = 0; e < layer.num_experts; ++e) {
         MOERT_ASSIGN_OR_RETURN(const int64_t bytes, sizes.Get(layer, version.format(l, e)));
-        auto record = ParseRecord((*records)[m->records.size()], *m, bytes);
+        auto record = ParseRecord(*entry, *m, bytes);
+        ++entry;
         if (!record.ok()) {
           return Error(fmt::format("{}: record {}", source, RecordTensorName(l, e, version.name)),
                        std::string(record.status().message()));
@@ -147,7 +151,7 @@ absl::Status ParseRecords(const json& object, const std::string& source, PackMan
   return absl::OkStatus();
 }
 
-absl::StatusOr<PackManifest> Parse(const json& object, const std::string& source) {
+absl::StatusOr<PackManifest> Parse(JsonValue object, const std::string& source) {
   ConfigFields fields(object, source);
   if (fields.String("format") != kFormatName) {
     fields.Fail("format", fmt::format("legal is \"{}\"", kFormatName));
@@ -163,36 +167,36 @@ absl::StatusOr<PackManifest> Parse(const json& object, const std::string& source
   PackManifest m;
   m.source_identity = fields.String("source_identity", "");
   MOERT_RETURN_IF_ERROR(fields.status());
-  const json* model = fields.Find("model");
-  if (model == nullptr || !model->is_object()) return Error(source, "model is not an object");
+  const auto model = fields.Find("model");
+  if (!model || !model->is_object()) return Error(source, "model is not an object");
   MOERT_ASSIGN_OR_RETURN(m.model, ModelFromJson(*model, source + ": model"));
-  if (const json* q = fields.Find("quantizer"); q != nullptr) {
+  if (const auto q = fields.Find("quantizer")) {
     if (!q->is_object()) return Error(source, "quantizer is not an object");
-    m.quantizer_json = q->dump(-1, ' ', true);
+    m.quantizer_json = JsonWriter().Copy(*q).Take();
   }
 
-  MOERT_ASSIGN_OR_RETURN(const json* versions, List(object, "versions", source, kMaxVersions));
-  for (size_t i = 0; i < versions->size(); ++i) {
+  MOERT_ASSIGN_OR_RETURN(const JsonValue versions, List(object, "versions", source, kMaxVersions));
+  for (const JsonValue entry : versions.elements()) {
     MOERT_ASSIGN_OR_RETURN(
         PackVersion v,
-        VersionFromJson((*versions)[i], m.model, fmt::format("{}: version {}", source, i)));
+        VersionFromJson(entry, m.model, fmt::format("{}: version {}", source, m.versions.size())));
     m.versions.push_back(std::move(v));
   }
   if (m.versions.empty()) return Error(source, "versions is empty");
 
-  MOERT_ASSIGN_OR_RETURN(const json* files, List(object, "files", source, kMaxFiles));
-  for (size_t i = 0; i < files->size(); ++i) {
+  MOERT_ASSIGN_OR_RETURN(const JsonValue files, List(object, "files", source, kMaxFiles));
+  for (const JsonValue entry : files.elements()) {
     MOERT_ASSIGN_OR_RETURN(PackFile f,
-                           ParseFile((*files)[i], fmt::format("{}: file {}", source, i)));
+                           ParseFile(entry, fmt::format("{}: file {}", source, m.files.size())));
     m.files.push_back(std::move(f));
   }
 
-  const json* constants = fields.Find("constants");
-  if (constants == nullptr) return Error(source, "constants is missing");
+  const auto constants = fields.Find("constants");
+  if (!constants) return Error(source, "constants is missing");
   MOERT_ASSIGN_OR_RETURN(m.constants, ParseFile(*constants, source + ": constants"));
-  MOERT_ASSIGN_OR_RETURN(const json* checksums,
+  MOERT_ASSIGN_OR_RETURN(const JsonValue checksums,
                          List(*constants, "checksums", source, m.model.layers.size()));
-  for (const json& c : *checksums) {
+  for (const JsonValue c : checksums.elements()) {
     const auto value = ParseHex(c);
     if (!value) return Error(source, "constants: a checksum is not 16 hex digits");
     m.constants_checksums.push_back(*value);
@@ -221,46 +225,46 @@ std::string RecordTensorName(int layer, int expert, const std::string& version) 
 }
 
 std::string ManifestToJson(const PackManifest& m) {
-  json versions = json::array();
-  for (const PackVersion& v : m.versions) versions.push_back(VersionToJson(v));
-  json files = json::array();
-  for (const PackFile& f : m.files) files.push_back({{"name", f.name}, {"bytes", f.bytes}});
-  json checksums = json::array();
-  for (const uint64_t c : m.constants_checksums) checksums.push_back(HexOf(c));
-  json records = json::array();
-  for (const PackRecord& r : m.records) {
-    records.push_back(json::array({r.file, r.offset, r.bytes, HexOf(r.checksum)}));
+  JsonWriter out;
+  out.BeginObject().Key("constants").BeginObject();
+  out.Field("bytes", m.constants.bytes).Key("checksums").BeginArray();
+  for (const uint64_t c : m.constants_checksums) out.String(HexOf(c));
+  out.EndArray().Field("name", m.constants.name).EndObject();
+  out.Key("files").BeginArray();
+  for (const PackFile& f : m.files) {
+    out.BeginObject().Field("bytes", f.bytes).Field("name", f.name).EndObject();
   }
-  json quantizer = json::parse(m.quantizer_json, nullptr, false);
-  if (!quantizer.is_object()) quantizer = json::object();
-  json doc = {{"format", kFormatName},
-              {"format_version", kPackFormatVersion},
-              {"model", ModelToJson(m.model)},
-              {"versions", std::move(versions)},
-              {"quantizer", std::move(quantizer)},
-              {"source_identity", m.source_identity},
-              {"files", std::move(files)},
-              {"constants",
-               {{"name", m.constants.name},
-                {"bytes", m.constants.bytes},
-                {"checksums", std::move(checksums)}}},
-              {"records", std::move(records)}};
-  return SealedText(std::move(doc));
+  out.EndArray().Field("format", kFormatName).Field("format_version", kPackFormatVersion);
+  out.Key("model");
+  WriteModel(m.model, &out);
+  const auto quantizer = JsonDocument::Parse(m.quantizer_json, "quantizer");
+  out.Key("quantizer");
+  if (quantizer.ok()) {
+    out.Copy(quantizer->root());
+  } else {
+    out.BeginObject().EndObject();
+  }
+  out.Key("records").BeginArray();
+  for (const PackRecord& r : m.records) {
+    out.BeginArray().Int(r.file).Int(r.offset).Int(r.bytes).String(HexOf(r.checksum)).EndArray();
+  }
+  out.EndArray().Field("source_identity", m.source_identity).Key("versions").BeginArray();
+  for (const PackVersion& v : m.versions) WriteVersion(v, &out);
+  out.EndArray().EndObject();
+  return SealedText(out.Take());
 }
 
 absl::StatusOr<PackManifest> ReadManifest(const std::string& dir, Env* env) {
   const std::string path = dir + "/" + kManifestFile;
   const JsonLimits limits = {.max_bytes = 256'000'000, .max_depth = 8, .max_values = 16'000'000};
-  MOERT_ASSIGN_OR_RETURN(json object, ReadJsonFile(env, path, limits));
+  MOERT_ASSIGN_OR_RETURN(const JsonDocument document, JsonDocument::Read(env, path, limits));
   try {
     // What makes no sense is named by field; the checksum finds damage that does make sense.
-    MOERT_ASSIGN_OR_RETURN(PackManifest manifest, Parse(object, path));
-    MOERT_RETURN_IF_ERROR(CheckSeal(std::move(object), path));
+    MOERT_ASSIGN_OR_RETURN(PackManifest manifest, Parse(document.root(), path));
+    MOERT_RETURN_IF_ERROR(CheckSeal(document, path));
     return manifest;
   } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError(path + ": out of memory");
-  } catch (const std::exception& e) {
-    return Error(path, e.what());
+    return OutOfMemory(path);
   }
 }
 

@@ -77,8 +77,9 @@ absl::StatusOr<std::unique_ptr<PackWriter>> PackWriter::Plan(PackDescription des
 
 absl::StatusOr<std::unique_ptr<PackWriter>> PackWriter::Create(const std::string& dir,
                                                                PackDescription description) {
+  const int mode = description.owner_only ? 0700 : 0777;
   MOERT_ASSIGN_OR_RETURN(auto w, Plan(std::move(description)));
-  MOERT_ASSIGN_OR_RETURN(w->atomic_, AtomicDirectory::Create(dir));
+  MOERT_ASSIGN_OR_RETURN(w->atomic_, AtomicDirectory::Create(dir, mode));
   w->path_ = w->atomic_->path();
   MOERT_ASSIGN_OR_RETURN(w->constants_, SafetensorsWriter::Create(w->path_ + "/" + kConstantsFile,
                                                                   w->constant_tensors_));

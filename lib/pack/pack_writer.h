@@ -26,6 +26,8 @@ struct PackDescription {
   std::string source_identity;
   /// A file is closed and the next begun before it would exceed this; one record is the least.
   int64_t max_file_bytes = int64_t{4} << 30;
+  /// Only the owner may enter the pack's folder; else as the umask says.
+  bool owner_only = false;
 };
 
 /// Nothing is at the final place before Finish. Not thread-safe.

@@ -118,7 +118,7 @@ absl::StatusOr<std::unique_ptr<PartialPack>> PartialPack::Open(const std::string
   }
   MOERT_RETURN_IF_ERROR(MakeFolder(path));
   const std::string lock_path = path + "/lock";
-  const int lock = ::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  const int lock = ::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (lock < 0) return PosixError(errno, fmt::format("{}: open", lock_path));
   std::unique_ptr<PartialPack> partial(new PartialPack(path, name, lock));
   if (::flock(lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {

@@ -3,9 +3,10 @@
 #include <fmt/format.h>
 
 #include <new>
-#include <nlohmann/json.hpp>
 
+#include "base/exception_status.h"
 #include "base/json.h"
+#include "base/json_writer.h"
 #include "base/status_macros.h"
 #include "model/config_fields.h"
 #include "model/model_json.h"
@@ -14,15 +15,13 @@
 namespace moert {
 namespace {
 
-using nlohmann::json;
-
 constexpr char kFormatName[] = "moert plan";
 
 absl::Status Error(const std::string& source, const std::string& what) {
   return absl::InvalidArgumentError(fmt::format("{}: {}", source, what));
 }
 
-absl::StatusOr<Plan> Parse(const json& object, const std::string& source) {
+absl::StatusOr<Plan> Parse(JsonValue object, const std::string& source) {
   ConfigFields f(object, source);
   if (f.String("format") != kFormatName) return Error(source, "is no plan");
   const int64_t version = f.Int("format_version", 0, INT32_MAX);
@@ -31,9 +30,9 @@ absl::StatusOr<Plan> Parse(const json& object, const std::string& source) {
     return Error(source, fmt::format("has format version {}, this build reads {}", version,
                                      kPlanFormatVersion));
   }
-  const json* model = f.Find("model");
-  const json* assigned = f.Find("version");
-  if (model == nullptr || assigned == nullptr) {
+  const auto model = f.Find("model");
+  const auto assigned = f.Find("version");
+  if (!model || !assigned) {
     return Error(source, "model and version must be there");
   }
   Plan plan;
@@ -42,51 +41,55 @@ absl::StatusOr<Plan> Parse(const json& object, const std::string& source) {
   MOERT_ASSIGN_OR_RETURN(plan.model, ModelFromJson(*model, source + ": model"));
   MOERT_ASSIGN_OR_RETURN(plan.version,
                          VersionFromJson(*assigned, plan.model, source + ": version"));
-  const json* summary = f.Find("summary");
-  if (summary != nullptr && summary->is_object()) plan.summary_json = summary->dump();
+  const auto summary = f.Find("summary");
+  if (summary && summary->is_object()) plan.summary_json = JsonWriter().Copy(*summary).Take();
   return plan;
+}
+
+// An object with a line a field, and a line an element of its lists: people compare plans.
+std::string Lines(const std::string& object) {
+  const auto document = JsonDocument::Parse(object, "version");
+  if (!document.ok()) return object;
+  const auto text = [](JsonValue v) { return std::string(v.text()); };
+  std::string out = "{";
+  for (const JsonMember& m : document->root().members()) {
+    out += (out.size() > 1 ? ",\n" : "\n") + text(m.key) + ": ";
+    if (!m.value.is_array()) {
+      out += text(m.value);
+      continue;
+    }
+    const char* separator = "[\n ";
+    for (const JsonValue element : m.value.elements()) {
+      out += separator + text(element);
+      separator = ",\n ";
+    }
+    out += "]";
+  }
+  return out + "\n}";
 }
 
 }  // namespace
 
 std::string PlanToJson(const Plan& plan) {
-  json summary = json::parse(plan.summary_json, nullptr, false);
-  if (!summary.is_object()) summary = json::object();
-  const auto text = [](const json& value) {
-    return value.dump(-1, ' ', true, json::error_handler_t::replace);
-  };
-  const json version = VersionToJson(plan.version);
+  const auto summary = JsonDocument::Parse(plan.summary_json, "summary");
+  JsonWriter model;
+  WriteModel(plan.model, &model);
   std::string out = fmt::format(
       "{{\n\"format\": \"{}\",\n\"format_version\": {},\n\"source_identity\": {},\n"
-      "\"summary\": {},\n\"model\": {},\n\"version\": {{\n\"name\": {},\n\"formats\": [",
-      kFormatName, kPlanFormatVersion, text(plan.source_identity), summary.dump(1),
-      text(ModelToJson(plan.model)), text(version["name"]));
-  const char* separator = "\n ";
-  for (const json& format : version["formats"]) {
-    out += separator + text(format);
-    separator = ",\n ";
-  }
-  out += "]";
-  if (version.contains("assignment")) {
-    out += ",\n\"assignment\": [";
-    separator = "\n ";
-    for (const json& layer : version["assignment"]) {
-      out += separator + text(layer);
-      separator = ",\n ";
-    }
-    out += "]";
-  }
-  return out + "}\n}\n";
+      "\"summary\": {},\n\"model\": {},\n\"version\": ",
+      kFormatName, kPlanFormatVersion, JsonWriter().String(plan.source_identity).Take(),
+      summary.ok() ? JsonWriter().Copy(summary->root()).Take() : "{}", model.Take());
+  JsonWriter version;
+  WriteVersion(plan.version, &version);
+  return out + Lines(version.Take()) + "\n}\n";
 }
 
 absl::StatusOr<Plan> ReadPlan(const std::string& path, Env* env) {
-  MOERT_ASSIGN_OR_RETURN(const json object, ReadJsonFile(env, path));
+  MOERT_ASSIGN_OR_RETURN(const JsonDocument document, JsonDocument::Read(env, path));
   try {
-    return Parse(object, path);
+    return Parse(document.root(), path);
   } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError(path + ": out of memory");
-  } catch (const std::exception& e) {
-    return Error(path, e.what());
+    return OutOfMemory(path);
   }
 }
 

@@ -2,13 +2,12 @@
 
 #include <fmt/format.h>
 
+#include "base/fmt_absl.h"
 #include "base/status_macros.h"
 #include "model/config_fields.h"
 
 namespace moert {
 namespace {
-
-using nlohmann::json;
 
 constexpr char kHadamard[] = "hadamard";
 constexpr size_t kMaxFormats = 4096;
@@ -17,46 +16,62 @@ absl::Status Error(const std::string& source, const std::string& what) {
   return absl::InvalidArgumentError(fmt::format("{}: {}", source, what));
 }
 
-absl::StatusOr<const json*> List(const json& object, const char* key, const std::string& source,
-                                 size_t limit) {
-  const auto it = object.find(key);
-  if (it == object.end() || !it->is_array() || it->size() > limit) {
-    return Error(source, fmt::format("{} is not a list of at most {} entries", key, limit));
-  }
-  return &*it;
-}
-
-absl::StatusOr<ExpertFormat> ParseFormat(const json& v, const std::string& source) {
-  const bool hadamard = v.is_array() && v.size() == 4 && v[3] == kHadamard;
-  if (!v.is_array() || v.size() != (hadamard ? 4 : 3) || !v[0].is_string() || !v[1].is_string() ||
-      !v[2].is_string()) {
+absl::StatusOr<ExpertFormat> ParseFormat(JsonValue v, const std::string& source) {
+  const auto error = [&] {
     return Error(source, fmt::format("a format is not a list of three scheme names, and \"{}\" "
                                      "if so stored",
                                      kHadamard));
-  }
+  };
   Scheme schemes[3];
-  for (size_t i = 0; i < 3; ++i) {
-    const auto parsed = Scheme::Parse(v[i].get_ref<const std::string&>());
-    if (!parsed.ok()) return Error(source, std::string(parsed.status().message()));
-    schemes[i] = *parsed;
+  size_t count = 0;
+  for (const JsonValue name : v.elements()) {
+    if (!name.is_string() || count == 4 || (count == 3 && !name.Is(kHadamard))) return error();
+    if (count < 3) {
+      const auto parsed = Scheme::Parse(*name.AsString());
+      if (!parsed.ok()) return Error(source, std::string(parsed.status().message()));
+      schemes[count] = *parsed;
+    }
+    ++count;
   }
-  return ExpertFormat{schemes[0], schemes[1], schemes[2], hadamard};
+  if (count < 3) return error();
+  return ExpertFormat{schemes[0], schemes[1], schemes[2], count == 4};
+}
+
+// One index an expert. The message does not say which layer it is; the caller does.
+absl::StatusOr<std::vector<int>> ParseIndices(JsonValue row, int experts, size_t formats) {
+  if (!row.is_array() || row.size() != static_cast<size_t>(experts)) {
+    return absl::InvalidArgumentError(fmt::format(" must list {} experts", experts));
+  }
+  std::vector<int> indices;
+  for (const JsonValue e : row.elements()) {
+    const auto index = e.AsInt();
+    if (!index || *index < 0 || *index >= static_cast<int64_t>(formats)) {
+      return absl::InvalidArgumentError(fmt::format(": legal is 0 to {}", formats - 1));
+    }
+    indices.push_back(static_cast<int>(*index));
+  }
+  return indices;
 }
 
 }  // namespace
 
-json VersionToJson(const PackVersion& v) {
-  json formats = json::array();
-  for (const ExpertFormat& f : v.formats) {
-    formats.push_back({f.gate.Name(), f.up.Name(), f.down.Name()});
-    if (f.hadamard) formats.back().push_back(kHadamard);
+void WriteVersion(const PackVersion& v, JsonWriter* out) {
+  out->BeginObject();
+  if (!v.assignment.empty()) {
+    out->Key("assignment").BeginArray();
+    for (const std::vector<int>& layer : v.assignment) out->Values(layer);
+    out->EndArray();
   }
-  json version = {{"name", v.name}, {"formats", std::move(formats)}};
-  if (!v.assignment.empty()) version["assignment"] = v.assignment;
-  return version;
+  out->Key("formats").BeginArray();
+  for (const ExpertFormat& f : v.formats) {
+    out->BeginArray().String(f.gate.Name()).String(f.up.Name()).String(f.down.Name());
+    if (f.hadamard) out->String(kHadamard);
+    out->EndArray();
+  }
+  out->EndArray().Field("name", v.name).EndObject();
 }
 
-absl::StatusOr<PackVersion> VersionFromJson(const json& v, const MoeModelSpec& model,
+absl::StatusOr<PackVersion> VersionFromJson(JsonValue v, const MoeModelSpec& model,
                                             const std::string& source) {
   if (!v.is_object()) return Error(source, "not an object");
   PackVersion version;
@@ -66,31 +81,27 @@ absl::StatusOr<PackVersion> VersionFromJson(const json& v, const MoeModelSpec& m
   if (version.name.empty() || version.name.size() > 256) {
     return Error(source, "its name must have 1 to 256 bytes");
   }
-  MOERT_ASSIGN_OR_RETURN(const json* formats, List(v, "formats", source, kMaxFormats));
-  for (const json& f : *formats) {
+  const auto formats = fields.Find("formats");
+  if (!formats || !formats->is_array() || formats->size() > kMaxFormats) {
+    return Error(source, fmt::format("formats is not a list of at most {} entries", kMaxFormats));
+  }
+  for (const JsonValue f : formats->elements()) {
     MOERT_ASSIGN_OR_RETURN(const ExpertFormat format, ParseFormat(f, source));
     version.formats.push_back(format);
   }
   if (version.formats.empty()) return Error(source, "formats is empty");
-  if (!fields.Has("assignment")) return version;
-  MOERT_ASSIGN_OR_RETURN(const json* rows, List(v, "assignment", source, model.layers.size()));
-  if (rows->size() != model.layers.size()) return Error(source, "assignment must list all layers");
-  for (size_t l = 0; l < rows->size(); ++l) {
-    const json& row = (*rows)[l];
-    const size_t experts = static_cast<size_t>(model.layers[l].num_experts);
-    if (!row.is_array() || row.size() != experts) {
-      return Error(source, fmt::format("assignment of layer {} must list {} experts", l, experts));
+  const auto rows = fields.Find("assignment");
+  if (!rows) return version;
+  if (!rows->is_array() || rows->size() != model.layers.size()) {
+    return Error(source, "assignment must list all layers");
+  }
+  for (const JsonValue row : rows->elements()) {
+    const size_t l = version.assignment.size();
+    auto indices = ParseIndices(row, model.layers[l].num_experts, version.formats.size());
+    if (!indices.ok()) {
+      return Error(source, fmt::format("assignment of layer {}{}", l, indices.status().message()));
     }
-    std::vector<int> indices;
-    for (const json& e : row) {
-      const bool legal = e.is_number_unsigned() && e.get<uint64_t>() < version.formats.size();
-      if (!legal) {
-        return Error(source, fmt::format("assignment of layer {}: legal is 0 to {}", l,
-                                         version.formats.size() - 1));
-      }
-      indices.push_back(static_cast<int>(e.get<uint64_t>()));
-    }
-    version.assignment.push_back(std::move(indices));
+    version.assignment.push_back(*std::move(indices));
   }
   return version;
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
+
 namespace moert {
 
 LayerPlanner::LayerPlanner(PlacementPolicy* policy, const HardwareProfile* profile,
@@ -19,6 +21,13 @@ void LayerPlanner::Plan(const PolicyContext& context, int64_t epoch, const Routi
   plan->cpu_ns = 0;
   plan->backfill = Backfill::kNever;
   low_.assign(routing.num_experts, 0);
+  for (std::vector<int32_t>* list : {&plan->ready, &plan->load, &plan->cpu}) {
+    list->reserve(static_cast<size_t>(routing.num_experts));
+  }
+  absl::Cleanup unpin = [&] {  // nothing stays pinned behind an exception
+    for (const int32_t e : plan->ready) store_->Unpin({context.layer, e});
+    plan->ready.clear();
+  };
   for (int32_t e = 0; e < routing.num_experts; ++e) {
     if (routing.counts[e] == 0) continue;
     const ExpertKey key{context.layer, e};
@@ -35,6 +44,7 @@ void LayerPlanner::Plan(const PolicyContext& context, int64_t epoch, const Routi
   std::stable_sort(plan->load.begin(), plan->load.end(),
                    [&](int32_t a, int32_t b) { return routing.counts[a] > routing.counts[b]; });
   if (placer_.policy() != nullptr && !plan->load.empty()) Place(context, routing, plan);
+  std::move(unpin).Cancel();
 }
 
 PlanStats LayerPlanner::stats() const {

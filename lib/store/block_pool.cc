@@ -109,9 +109,10 @@ absl::Status BlockSizes::Check() const {
 
 // They are taken in order, so that the first is nearly always the one.
 int32_t BlockPool::TakeFor(int64_t index) {
-  int32_t block = Take();
-  if (sizes_.alike()) return block;
+  if (sizes_.alike()) return Take();
   std::vector<int32_t> others;
+  others.reserve(static_cast<size_t>(limit_ - taken_));  // a taken block must not be lost
+  int32_t block = Take();
   for (; block >= 0 && block != index; block = Take()) others.push_back(block);
   for (const int32_t other : others) Give(other);
   return block;

@@ -69,6 +69,7 @@ class HighCache final : public VersionManager {
       if (!pacer_.Allows(context.now_ns)) break;
       if (!moving_.empty() && in_flight_ns + profile_->TransferNs(bytes) > window_ns) break;
       if (store_->held(wish.key.layer) >= store_->capacity(wish.key.layer)) continue;
+      moving_.reserve(moving_.size() + 1);  // what moves is on the list
       if (!store_->StartVersion(wish.key, kHigh, LoadReason::kBackground)) {
         ++stats_.deferred;
         continue;

@@ -84,10 +84,11 @@ class HotSet final : public VersionManager {
       leaving.resize(std::max<int64_t>(0, std::ssize(leaving) - capacity_[l]));
       for (const int32_t e : leaving) {
         const ExpertKey key{l, e};
-        SetTarget(key, kLow);
+        moving_.reserve(moving_.size() + 1);  // what moves is on the list
         if (!store_->StartVersion(key, kLow, LoadReason::kDemand)) {
           return absl::ResourceExhaustedError("no spare block to demote an expert into");
         }
+        SetTarget(key, kLow);
         moving_.push_back(key);
         MOERT_RETURN_IF_ERROR(Drain());
         ++stats_.demotions;
@@ -232,9 +233,9 @@ class HotSet final : public VersionManager {
         ++stats_.policy_fallbacks;
         continue;
       }
+      demotions_.push_back(key);
       --high[key.layer];
       SetTarget(key, kLow);
-      demotions_.push_back(key);
     }
     for (const ExpertKey key : decision.promote) {
       if (!Legal(key) || high_[Index(key)] || Moving(key) ||
@@ -242,9 +243,9 @@ class HotSet final : public VersionManager {
         ++stats_.policy_fallbacks;
         continue;
       }
+      promotions_.push_back(key);
       ++high[key.layer];
       SetTarget(key, kHigh);
-      promotions_.push_back(key);
     }
   }
 
@@ -273,6 +274,7 @@ class HotSet final : public VersionManager {
     const ExpertKey key = queue->front();
     // The old version must have been reclaimed: a block of each pool is all an expert may hold.
     if (store_->State(key, version) != VersionState::kAbsent) return false;
+    moving_.reserve(moving_.size() + 1);  // what moves is on the list
     if (!store_->StartVersion(key, version, LoadReason::kBackground)) {
       ++stats_.deferred;
       return false;

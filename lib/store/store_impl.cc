@@ -73,10 +73,12 @@ absl::StatusOr<std::shared_ptr<ExpertStore::Impl>> ExpertStore::Impl::Create(
                     ? MakeHostBlockPool(impl->allocator.get(), sizes, impl->slots, &impl->budget)
                     : MakeRamBlockPool(sizes, impl->slots, &impl->budget));
   impl->source = std::move(source);
+  MOERT_ASSIGN_OR_RETURN(
+      std::unique_ptr<TransferQueue> readers,
+      MakeReaderQueue(impl->source.get(), &impl->clock, options.io_threads, nullptr));
   impl->store = std::make_unique<VersionedStore>(
       impl->source.get(), std::vector<ServedVersion>{{options.version, 0}}, std::move(pools),
-      MakeReaderQueue(impl->source.get(), &impl->clock, options.io_threads, nullptr),
-      impl->residency.get());
+      std::move(readers), impl->residency.get());
   return impl;
 }
 

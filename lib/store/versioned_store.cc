@@ -1,7 +1,9 @@
 #include "store/versioned_store.h"
 
 #include <algorithm>
+#include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "fmt/format.h"
 #include "store/block_pool.h"
 #include "transfer/link_estimate.h"
@@ -72,8 +74,13 @@ void VersionedStore::RefreshCapacity(const PolicyContext& context) {
 // Steps.
 
 int64_t VersionedStore::OpenStep() {
-  if (!switching_.empty()) ++epoch_;
+  // First what may fail.
   std::vector<ExpertKey> blocked;
+  blocked.reserve(switching_.size());
+  reclaiming_.reserve(reclaiming_.size() + switching_.size());
+  const auto opened = open_epochs_.insert(epoch_ + (switching_.empty() ? 0 : 1));
+  absl::Cleanup close = [&] { open_epochs_.erase(opened); };  // a policy may throw
+  if (!switching_.empty()) ++epoch_;
   for (const ExpertKey key : switching_) {
     Entry& entry = At(key);
     if (entry.next < 0) continue;
@@ -89,14 +96,15 @@ int64_t VersionedStore::OpenStep() {
     entry.since = epoch_;
     entry.inserted = tick_;
     reclaiming_.push_back(key);
-    if (versions_[entry.active].pool == 0)
-      residency_->Observe(LayerEvent::Inserted(key, /*prefetched=*/false));
-    if (versions_[entry.previous].pool == 0) residency_->Observe(LayerEvent::Evicted(key));
     UpdateVisible(key);
+    if (versions_[entry.active].pool == 0) {
+      residency_->Observe(LayerEvent::Inserted(key, /*prefetched=*/false));
+    }
+    if (versions_[entry.previous].pool == 0) residency_->Observe(LayerEvent::Evicted(key));
   }
   switching_ = std::move(blocked);
   Reclaim();
-  open_epochs_.insert(epoch_);
+  std::move(close).Cancel();
   return epoch_;
 }
 
@@ -131,8 +139,8 @@ ExpertHandle VersionedStore::Resolve(ExpertKey key, int64_t epoch) const {
 }
 
 void VersionedStore::TakeChanges(std::vector<ExpertKey>* changed) {
-  for (const ExpertKey key : changed_) At(key).changed = false;
   changed->insert(changed->end(), changed_.begin(), changed_.end());
+  for (const ExpertKey key : changed_) At(key).changed = false;
   changed_.clear();
 }
 
@@ -230,21 +238,29 @@ bool VersionedStore::StartLoad(ExpertKey key, int version, LoadReason reason,
   }
   const int32_t block = MakeRoom(key, versions_[version].pool, reason, context, hint);
   if (block < 0) return false;
+  SubmitOrGive(key, version, block, reason);
   entry.failure = absl::OkStatus();
   entry.unused_prefetch = reason == LoadReason::kPrefetch;
-  Submit(key, version, block, reason);
   return true;
+}
+
+void VersionedStore::SubmitOrGive(ExpertKey key, int version, int32_t block, LoadReason reason) {
+  absl::Cleanup give = [&] { PoolOf(version).Give(block); };
+  Submit(key, version, block, reason);
+  std::move(give).Cancel();
 }
 
 void VersionedStore::Submit(ExpertKey key, int version, int32_t block, LoadReason reason) {
   BlockPool& pool = PoolOf(version);
+  done_.reserve(done_.size() + static_cast<size_t>(loading_) + 1);  // its arrival cannot fail
+  transfers_->Submit({key, version, versions_[version].source_version, reason,
+                      absl::MakeSpan(pool.Address(block), pool.bytes(block)),
+                      layout(key, version).bytes});
+  // From here on nothing fails: it moves.
   At(key).versions[version] = {VersionState::kLoading, reason, block};
   ++loading_;
   if (versions_[version].pool == 0) ++held_[key.layer];
   UpdateVisible(key);
-  transfers_->Submit({key, version, versions_[version].source_version, reason,
-                      absl::MakeSpan(pool.Address(block), pool.bytes(block)),
-                      layout(key, version).bytes});
 }
 
 int32_t VersionedStore::MakeRoom(ExpertKey incoming, int pool, LoadReason reason,
@@ -369,31 +385,36 @@ bool VersionedStore::Wait() {
 }
 
 void VersionedStore::Publish() {
-  for (const TransferDone& done : done_) {
-    --loading_;
-    Entry& entry = At(done.key);
-    Version& version = entry.versions[done.version];
-    if (trace_ != nullptr) {
-      const char* what = entry.unused_prefetch                       ? "prefetch"
-                         : version.reason == LoadReason::kBackground ? "background"
-                                                                     : "load";
-      trace_->OnSpan({TimelineTrack::kLink, what, done.started_ns, done.finished_ns, -1,
-                      done.key.layer, done.key.expert, done.bytes});
-    }
-    if (link_ != nullptr) link_->Observe(done.bytes, done.started_ns, done.finished_ns);
-    if (!done.status.ok()) {
-      Drop(done.key, done.version);
-      entry.unused_prefetch = false;
-      if (entry.reloading) residency_->Observe(LayerEvent::Evicted(done.key));
-      entry.reloading = false;
-      entry.failure = done.status;
-      continue;
-    }
+  for (size_t i = 0; i < done_.size(); ++i) {
+    // What a policy or a trace throws comes when the states are right; the others are published by
+    // the next call.
+    absl::Cleanup forget = [&] {
+      done_.erase(done_.begin(), done_.begin() + static_cast<ptrdiff_t>(i) + 1);
+    };
+    PublishOne(done_[i]);
+    std::move(forget).Cancel();
+  }
+  done_.clear();
+}
+
+void VersionedStore::PublishOne(const TransferDone& done) {
+  --loading_;
+  Entry& entry = At(done.key);
+  Version& version = entry.versions[done.version];
+  const bool prefetched = entry.unused_prefetch;
+  const bool background = version.reason == LoadReason::kBackground;
+  const bool reloading = std::exchange(entry.reloading, false);
+  bool inserted = false;
+  if (!done.status.ok()) {
+    entry.unused_prefetch = false;
+    entry.failure = done.status;
+    Drop(done.key, done.version);
+  } else {
     stats_.bytes_loaded += done.bytes;
     version.state = VersionState::kResident;
     if (entry.active < 0) {
       stats_.low_loads += done.version > 0;
-      if (entry.unused_prefetch) {
+      if (prefetched) {
         stats_.prefetch_bytes += done.bytes;
       } else {
         ++stats_.loads;
@@ -402,14 +423,21 @@ void VersionedStore::Publish() {
       entry.inserted = tick_;
       entry.queued_ns = done.started_ns - done.submitted_ns;
       entry.moved_ns = done.finished_ns - done.started_ns;
-      if (!entry.reloading) {
-        residency_->Observe(LayerEvent::Inserted(done.key, entry.unused_prefetch));
-      }
-      entry.reloading = false;
+      inserted = !reloading;
     }
     UpdateVisible(done.key);
   }
-  done_.clear();
+  if (link_ != nullptr) link_->Observe(done.bytes, done.started_ns, done.finished_ns);
+  if (inserted) residency_->Observe(LayerEvent::Inserted(done.key, prefetched));
+  if (!done.status.ok() && reloading) residency_->Observe(LayerEvent::Evicted(done.key));
+  if (trace_ != nullptr) {
+    trace_->OnSpan({TimelineTrack::kLink,
+                    prefetched   ? "prefetch"
+                    : background ? "background"
+                                 : "load",
+                    done.started_ns, done.finished_ns, -1, done.key.layer, done.key.expert,
+                    done.bytes});
+  }
 }
 
 absl::Status VersionedStore::TakeFailure(ExpertKey key) {
@@ -424,15 +452,15 @@ bool VersionedStore::Reload(ExpertKey key, int version, LoadReason reason) {
       entry.previous >= 0 || versions_[entry.active].pool != versions_[version].pool) {
     return false;
   }
-  Version& old = entry.versions[entry.active];
-  const int32_t block = old.block;
-  old = Version{};
-  if (versions_[version].pool == 0) --held_[key.layer];  // Submit counts it again
+  const int8_t old = entry.active;
+  Submit(key, version, entry.versions[old].block, reason);
+  entry.versions[old] = Version{};
+  if (versions_[version].pool == 0) --held_[key.layer];  // Submit counted it again
   entry.active = -1;
   entry.reloading = true;
   entry.failure = absl::OkStatus();
   ++stats_.upgrades;
-  Submit(key, version, block, reason);
+  UpdateVisible(key);
   return true;
 }
 
@@ -450,8 +478,8 @@ bool VersionedStore::StartVersion(ExpertKey key, int version, LoadReason reason)
   if (At(key).versions[version].state != VersionState::kAbsent) return true;
   const int32_t block = PoolOf(version).TakeFor(Index(key));
   if (block < 0) return false;
+  SubmitOrGive(key, version, block, reason);
   At(key).failure = absl::OkStatus();
-  Submit(key, version, block, reason);
   return true;
 }
 
@@ -463,8 +491,8 @@ bool VersionedStore::Switch(ExpertKey key, int version, bool drop_old) {
     return true;
   }
   // Back to a version that only waits for its last reader: it is kept.
-  if (version == entry.previous) entry.drop_previous = false;
   if (entry.next < 0) switching_.push_back(key);
+  if (version == entry.previous) entry.drop_previous = false;
   entry.next = static_cast<int8_t>(version);
   entry.drop_next = drop_old;
   return true;

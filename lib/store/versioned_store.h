@@ -143,7 +143,10 @@ class VersionedStore {
   int64_t moved_ns(ExpertKey key) const { return At(key).moved_ns; }
 
   /// From now on notes whose handles change.
-  void TrackChanges() { tracking_ = true; }
+  void TrackChanges() {
+    changed_.reserve(entries_.size());
+    tracking_ = true;
+  }
   /// Appends the experts whose latest handle may have changed since the last call, each once.
   void TakeChanges(std::vector<ExpertKey>* changed);
 
@@ -243,7 +246,10 @@ class VersionedStore {
   BlockPool& PoolOf(int version) { return *pools_[versions_[version].pool]; }
   void TakeCapacity(std::vector<int> capacity, int64_t slots);
   void Submit(ExpertKey key, int version, int32_t block, LoadReason reason);
+  /// As Submit, which does all or nothing; then the block is given back.
+  void SubmitOrGive(ExpertKey key, int version, int32_t block, LoadReason reason);
   void Publish();
+  void PublishOne(const TransferDone& done);
   void UpdateVisible(ExpertKey key);
   /// Gives a version's block back.
   void Drop(ExpertKey key, int version);

@@ -2,6 +2,8 @@
 // experts of layer l+1 tokens used that used expert i of layer l, counted online; the prediction is
 // the sum over the layer's active experts.
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "base/status_macros.h"
 #include "strategies/builtin.h"
@@ -18,10 +20,11 @@ class ActivationPath final : public PrefetchPolicy {
     const RoutingView& routing = event.routing;
     const MoeModelSpec& model = *context.model;
     if (follows_.empty()) {
-      follows_.resize(model.layers.size());
+      std::vector<std::vector<float>> follows(model.layers.size());
       for (size_t l = 0; l + 1 < model.layers.size(); ++l) {
-        follows_[l].assign(model.layers[l].num_experts * model.layers[l + 1].num_experts, 0);
+        follows[l].assign(model.layers[l].num_experts * model.layers[l + 1].num_experts, 0);
       }
+      follows_ = std::move(follows);  // complete, or none
     }
     // Token by token: who followed whom. Rows of two layers of one step are the same tokens.
     if (context.layer > 0 && previous_step_ == context.step &&
@@ -44,7 +47,7 @@ class ActivationPath final : public PrefetchPolicy {
 
   std::vector<PrefetchCandidate> Rank(const PrefetchSnapshot& snapshot) override {
     const PolicyContext& context = snapshot.context;
-    if (snapshot.target_layer != context.layer + 1) return {};
+    if (snapshot.target_layer != context.layer + 1 || follows_.empty()) return {};
     const int experts = context.model->layers[snapshot.target_layer].num_experts;
     std::vector<float> score(experts, 0);
     int active = 0;

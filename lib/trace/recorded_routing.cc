@@ -4,6 +4,7 @@
 #include <cmath>
 #include <new>
 
+#include "base/printable.h"
 #include "base/status_macros.h"
 #include "moert/offline/checkpoint.h"
 #include "moert/trace.h"
@@ -50,7 +51,7 @@ class RecordedRouting final : public TraceReader {
                                         std::pair(predicted_, want_predicted)}) {
       if (tensor->shape == shape) continue;
       return absl::InvalidArgumentError(
-          fmt::format("{}: {} is {}, the model wants {}", file_->path(), tensor->name,
+          fmt::format("{}: {} is {}, the model wants {}", file_->path(), Printable(tensor->name),
                       ShapeToString(tensor->shape), ShapeToString(shape)));
     }
     return Rewind();

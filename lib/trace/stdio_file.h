@@ -25,7 +25,9 @@ class StdioFile {
     }
     std::setvbuf(file_, nullptr, _IOFBF, size_t{1} << 20);
   }
-  ~StdioFile() { (void)Close(); }
+  ~StdioFile() {
+    if (file_ != nullptr) std::fclose(file_);
+  }
   StdioFile(const StdioFile&) = delete;
   StdioFile& operator=(const StdioFile&) = delete;
 

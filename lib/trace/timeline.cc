@@ -20,7 +20,12 @@ class Timeline final : public TraceFile {
                 R"({"ph":"M","pid":1,"name":"process_name","args":{"name":"moert"}})");
     for (int track = 0; track < kLinkTrack; ++track) NameTrack(track, kTrackNames[track]);
   }
-  ~Timeline() override { (void)Close(); }
+  ~Timeline() override {
+    try {
+      (void)Close();
+    } catch (...) {  // no memory for the message of a failed write
+    }
+  }
 
   const absl::Status& status() const { return file_.status(); }
 

@@ -8,14 +8,16 @@
 namespace moert::trace {
 
 inline constexpr char kMagic[8] = {'m', 'o', 'e', 'r', 't', 't', 'r', 'c'};
-inline constexpr uint32_t kVersion = 1;
+inline constexpr uint32_t kVersion = 2;         // 1 had no checksums
 inline constexpr size_t kFileHeaderBytes = 16;  // magic, version, bytes of JSON
 inline constexpr int64_t kMaxHeaderBytes = 100'000'000;
 
 // A call: bytes u64, phase u8, flags u8, layer u16, tokens u32, step u64, times, then request ids,
-// ids, weights, scores and predicted scores as far as the flags say.
+// ids, weights, scores and predicted scores as far as the flags say, and the checksum of all that.
 inline constexpr size_t kCallHeaderBytes = 24;
 inline constexpr size_t kTimesBytes = 6 * 8;
+inline constexpr size_t kChecksumBytes =
+    8;  // Hash64: of a call, and of everything in front of them
 inline constexpr int64_t kMaxTokens = int64_t{1} << 20;
 inline constexpr uint8_t kHasScores = 1;
 inline constexpr uint8_t kHasNextScores = 2;

@@ -3,12 +3,12 @@
 #include <fmt/format.h>
 
 #include <cstring>
-#include <exception>
 #include <new>
-#include <nlohmann/json.hpp>
 
 #include "base/bf16.h"
 #include "base/checked_math.h"
+#include "base/exception_status.h"
+#include "base/hash64.h"
 #include "base/json.h"
 #include "base/status_macros.h"
 #include "model/config_fields.h"
@@ -20,35 +20,34 @@
 namespace moert {
 namespace {
 
-using nlohmann::json;
-
 constexpr int64_t kMaxRecordBytes = int64_t{1} << 40;
-constexpr int64_t kMaxSizes = 10'000'000;  // versions x experts: a short header can ask for many
+constexpr int64_t kMaxSizes = 1'000'000;  // versions x experts: a short header can ask for many
 constexpr int64_t kChunkBytes = int64_t{4} << 20;
 
-absl::StatusOr<TraceVersion> ParseVersion(const json& object, const MoeModelSpec& model,
+absl::StatusOr<TraceVersion> ParseVersion(JsonValue object, const MoeModelSpec& model,
                                           const std::string& source) {
   if (!object.is_object()) return absl::InvalidArgumentError(source + ": not an object");
   ConfigFields fields(object, source);
   TraceVersion version;
   version.name = fields.String("name");
   MOERT_RETURN_IF_ERROR(fields.status());
-  const json* bytes = fields.Find("bytes");
-  if (bytes == nullptr || !bytes->is_array() || bytes->size() != model.layers.size()) {
+  const auto bytes = fields.Find("bytes");
+  if (!bytes || !bytes->is_array() || bytes->size() != model.layers.size()) {
     return absl::InvalidArgumentError(
         fmt::format("{}: bytes must be a list of {} layers", source, model.layers.size()));
   }
-  const auto read = [&](const json& value) -> int64_t {
-    if (!value.is_number_integer()) return -1;
-    const int64_t b = value.get<int64_t>();
+  const auto read = [](JsonValue value) {
+    const int64_t b = value.AsInt().value_or(-1);
     return b >= 1 && b <= kMaxRecordBytes ? b : -1;
   };
-  for (size_t l = 0; l < bytes->size(); ++l) {
-    const json& layer = (*bytes)[l];
+  for (const JsonValue layer : bytes->elements()) {
+    const size_t l = version.bytes.size();
     const auto experts = static_cast<size_t>(model.layers[l].num_experts);
     std::vector<int64_t>& row = version.bytes.emplace_back(experts, read(layer));
-    const bool listed = layer.is_array() && layer.size() == experts;
-    for (size_t e = 0; listed && e < experts; ++e) row[e] = read(layer[e]);
+    if (layer.is_array() && layer.size() == experts) {
+      size_t e = 0;
+      for (const JsonValue size : layer.elements()) row[e++] = read(size);
+    }
     for (const int64_t b : row) {
       if (b > 0) continue;
       return absl::InvalidArgumentError(
@@ -59,9 +58,9 @@ absl::StatusOr<TraceVersion> ParseVersion(const json& object, const MoeModelSpec
   return version;
 }
 
-absl::StatusOr<TraceHeader> ParseHeader(absl::string_view text, const std::string& path) {
-  MOERT_ASSIGN_OR_RETURN(const json object, ParseJsonObject(text, path));
-  ConfigFields fields(object, path);
+absl::StatusOr<TraceHeader> ParseHeader(std::string text, const std::string& path) {
+  MOERT_ASSIGN_OR_RETURN(const JsonDocument document, JsonDocument::Parse(std::move(text), path));
+  ConfigFields fields(document.root(), path);
   TraceHeader header;
   if (fields.String("format") != "moert-trace") fields.Fail("format", "must be moert-trace");
   header.source = fields.String("source", "");
@@ -69,8 +68,8 @@ absl::StatusOr<TraceHeader> ParseHeader(absl::string_view text, const std::strin
   header.clock = fields.String("clock", "");
   header.max_tokens = fields.Int("max_tokens", 1, trace::kMaxTokens);
   MOERT_RETURN_IF_ERROR(fields.status());
-  const json* model = fields.Find("model");
-  if (model == nullptr || !model->is_object()) {
+  const auto model = fields.Find("model");
+  if (!model || !model->is_object()) {
     return absl::InvalidArgumentError(path + ": model is not an object");
   }
   MOERT_ASSIGN_OR_RETURN(header.model, ModelFromJson(*model, path + ": model"));
@@ -79,20 +78,21 @@ absl::StatusOr<TraceHeader> ParseHeader(absl::string_view text, const std::strin
     return absl::InvalidArgumentError(
         fmt::format("{}: {} experts in a layer, a trace holds 65536", path, layer.num_experts));
   }
-  const json* versions = fields.Find("versions");
-  if (versions == nullptr || !versions->is_array() || versions->empty() || versions->size() > 64) {
+  const auto versions = fields.Find("versions");
+  const int64_t count =
+      versions && versions->is_array() ? static_cast<int64_t>(versions->size()) : 0;
+  if (count < 1 || count > 64) {
     return absl::InvalidArgumentError(path + ": versions must be a list of 1 to 64");
   }
-  const auto count = static_cast<int64_t>(versions->size());
   if (count * header.model.total_experts() > kMaxSizes) {
     return absl::InvalidArgumentError(fmt::format("{}: {} versions of {} experts, the limit is {}",
                                                   path, count, header.model.total_experts(),
                                                   kMaxSizes));
   }
-  for (size_t v = 0; v < versions->size(); ++v) {
-    MOERT_ASSIGN_OR_RETURN(
-        TraceVersion version,
-        ParseVersion((*versions)[v], header.model, fmt::format("{}: version {}", path, v)));
+  for (const JsonValue entry : versions->elements()) {
+    MOERT_ASSIGN_OR_RETURN(TraceVersion version, ParseVersion(entry, header.model,
+                                                              fmt::format("{}: version {}", path,
+                                                                          header.versions.size())));
     header.versions.push_back(std::move(version));
   }
   return header;
@@ -117,20 +117,29 @@ class Reader final : public TraceReader {
       return Bad("not a routing trace (docs/reference/trace-format.md)");
     }
     const uint32_t version = Load<uint32_t>(fixed + 8);
-    if (version != trace::kVersion) {
-      return Bad(
-          fmt::format("version {} of the format, this build reads {}", version, trace::kVersion));
+    if (version < 1 || version > trace::kVersion) {
+      return Bad(fmt::format("version {} of the format, this build reads 1 to {}", version,
+                             trace::kVersion));
     }
+    checksum_bytes_ = version == 1 ? 0 : static_cast<int64_t>(trace::kChecksumBytes);
     const int64_t length = Load<uint32_t>(fixed + 12);
     if (length > trace::kMaxHeaderBytes ||
-        length > file_->size() - static_cast<int64_t>(sizeof(fixed))) {
+        length > file_->size() - static_cast<int64_t>(sizeof(fixed)) - checksum_bytes_) {
       return Bad(fmt::format("header of {} bytes in a file of {}", length, file_->size()));
     }
     std::string text(static_cast<size_t>(length), '\0');
     MOERT_RETURN_IF_ERROR(file_->Read(
         sizeof(fixed), absl::MakeSpan(reinterpret_cast<std::byte*>(text.data()), text.size())));
-    MOERT_ASSIGN_OR_RETURN(header_, ParseHeader(text, file_->path()));
-    first_call_ = static_cast<int64_t>(sizeof(fixed)) + length;
+    Hasher64 hasher;
+    hasher.Add(absl::MakeConstSpan(fixed));
+    hasher.Add(text);
+    MOERT_ASSIGN_OR_RETURN(header_, ParseHeader(std::move(text), file_->path()));
+    offset_ = static_cast<int64_t>(sizeof(fixed)) + length;
+    if (checksum_bytes_ > 0) {
+      MOERT_ASSIGN_OR_RETURN(const std::byte* sum, Fetch(checksum_bytes_));
+      if (Load<uint64_t>(sum) != hasher.Finish()) return Damaged("the header");
+    }
+    first_call_ = offset_ + checksum_bytes_;
     return Rewind();
   }
 
@@ -148,8 +157,7 @@ class Reader final : public TraceReader {
     try {
       MOERT_RETURN_IF_ERROR(ReadCall());
     } catch (const std::bad_alloc&) {
-      return absl::ResourceExhaustedError(
-          fmt::format("{}: call {}: out of memory", file_->path(), calls_));
+      return OutOfMemory(file_->path());
     }
     ++calls_;
     return &call_;
@@ -158,6 +166,10 @@ class Reader final : public TraceReader {
  private:
   absl::Status Bad(const std::string& what) const {
     return absl::InvalidArgumentError(fmt::format("{}: {}", file_->path(), what));
+  }
+  absl::Status Damaged(const std::string& what) const {
+    return absl::DataLossError(
+        fmt::format("{}: {} is damaged: its checksum differs", file_->path(), what));
   }
   absl::Status BadCall(const std::string& what) const {
     return Bad(fmt::format("call {} at byte {}: {}", calls_, offset_, what));
@@ -205,11 +217,14 @@ class Reader final : public TraceReader {
     if (flags & trace::kHasRequestIds) per_token.Add(8);
     if (flags & trace::kHasScores) per_token.Add(2 * experts);
     if (flags & trace::kHasNextScores) per_token.Add(2 * next);
-    per_token.Mul(tokens).Add(static_cast<int64_t>(trace::kCallHeaderBytes + trace::kTimesBytes));
+    per_token.Mul(tokens)
+        .Add(static_cast<int64_t>(trace::kCallHeaderBytes + trace::kTimesBytes))
+        .Add(checksum_bytes_);
     if (per_token.value() != bytes) {
       return BadCall(fmt::format("{} bytes, its fields take {}", bytes, *per_token.value()));
     }
     MOERT_ASSIGN_OR_RETURN(p, Fetch(bytes));
+    const std::byte* const call_begin = p;
     p += trace::kCallHeaderBytes;
     int64_t times[6];
     for (int64_t& ns : times) {
@@ -247,6 +262,11 @@ class Reader final : public TraceReader {
         LoadF16("scores", flags & trace::kHasScores ? tokens * experts : 0, &p, &scores_));
     MOERT_RETURN_IF_ERROR(LoadF16(
         "predicted scores", flags & trace::kHasNextScores ? tokens * next : 0, &p, &next_scores_));
+    // What makes no sense is named above; the checksum finds damage that does make sense.
+    const auto hashed = absl::MakeConstSpan(call_begin, static_cast<size_t>(p - call_begin));
+    if (checksum_bytes_ > 0 && Load<uint64_t>(p) != Hash64(hashed)) {
+      return Damaged(fmt::format("call {} at byte {}", calls_, offset_));
+    }
     call_.step = step;
     call_.phase = static_cast<Phase>(phase);
     call_.layer = layer;
@@ -273,6 +293,7 @@ class Reader final : public TraceReader {
 
   const std::unique_ptr<RandomAccessFile> file_;
   TraceHeader header_;
+  int64_t checksum_bytes_ = 0;  // of the file's version
   int64_t first_call_ = 0;
   int64_t offset_ = 0;
   int64_t calls_ = 0;
@@ -293,7 +314,7 @@ absl::StatusOr<std::unique_ptr<TraceReader>> OpenTrace(const std::string& path) 
     MOERT_RETURN_IF_ERROR(reader->Open());
     return reader;
   } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError(fmt::format("{}: out of memory", path));
+    return OutOfMemory(path);
   }
 }
 

@@ -1,8 +1,9 @@
 // Writes the routing trace.
 #include <cstring>
-#include <nlohmann/json.hpp>
 
 #include "base/bf16.h"
+#include "base/hash64.h"
+#include "base/json_writer.h"
 #include "base/status_macros.h"
 #include "model/model_json.h"
 #include "moert/trace.h"
@@ -12,33 +13,35 @@
 namespace moert {
 namespace {
 
-using nlohmann::json;
-
 /// Per layer one number where its experts are equal, else one an expert.
-json BytesToJson(const std::vector<std::vector<int64_t>>& bytes) {
-  json layers = json::array();
+void WriteBytes(const std::vector<std::vector<int64_t>>& bytes, JsonWriter* out) {
+  out->BeginArray();
   for (const std::vector<int64_t>& layer : bytes) {
-    bool equal = true;
+    bool equal = !layer.empty();
     for (const int64_t b : layer) equal = equal && b == layer.front();
-    layers.push_back(equal && !layer.empty() ? json(layer.front()) : json(layer));
+    if (equal) {
+      out->Int(layer.front());
+    } else {
+      out->Values(layer);
+    }
   }
-  return layers;
+  out->EndArray();
 }
 
 std::string HeaderText(const TraceHeader& header) {
-  json versions = json::array();
+  JsonWriter out;
+  out.BeginObject().Field("clock", header.clock).Field("format", "moert-trace");
+  out.Field("library", MOERT_VERSION).Field("max_tokens", header.max_tokens).Key("model");
+  WriteModel(header.model, &out);
+  out.Field("source", header.source).Field("strategy", header.strategy);
+  out.Key("versions").BeginArray();
   for (const TraceVersion& v : header.versions) {
-    versions.push_back({{"name", v.name}, {"bytes", BytesToJson(v.bytes)}});
+    out.BeginObject().Key("bytes");
+    WriteBytes(v.bytes, &out);
+    out.Field("name", v.name).EndObject();
   }
-  const json object = {{"format", "moert-trace"},
-                       {"library", MOERT_VERSION},
-                       {"source", header.source},
-                       {"strategy", header.strategy},
-                       {"clock", header.clock},
-                       {"max_tokens", header.max_tokens},
-                       {"model", ModelToJson(header.model)},
-                       {"versions", std::move(versions)}};
-  std::string text = object.dump(-1, ' ', false, json::error_handler_t::replace);
+  out.EndArray().EndObject();
+  std::string text = out.Take();
   while ((trace::kFileHeaderBytes + text.size()) % 8 != 0) text += ' ';
   return text;
 }
@@ -53,6 +56,7 @@ class TraceWriter final : public TraceFile {
     Put<uint32_t>(trace::kVersion);
     Put<uint32_t>(static_cast<uint32_t>(text.size()));
     buffer_ += text;
+    PutChecksum();
     file_.Write(buffer_);
     return file_.status();
   }
@@ -78,8 +82,9 @@ class TraceWriter final : public TraceFile {
     PutF16(call.weights);
     PutF16(call.scores);
     PutF16(call.next_scores);
-    const uint64_t bytes = buffer_.size();
+    const uint64_t bytes = buffer_.size() + trace::kChecksumBytes;
     std::memcpy(buffer_.data(), &bytes, sizeof(bytes));
+    PutChecksum();
     file_.Write(buffer_);
   }
 
@@ -90,6 +95,12 @@ class TraceWriter final : public TraceFile {
   template <typename T>
   void Put(T value) {  // little-endian, as every machine the library runs on
     buffer_.append(reinterpret_cast<const char*>(&value), sizeof(value));
+  }
+  /// Of all that the buffer holds.
+  void PutChecksum() {
+    Hasher64 hasher;
+    hasher.Add(buffer_);
+    Put<uint64_t>(hasher.Finish());
   }
   void PutF16(absl::Span<const float> values) {
     for (const float v : values) Put<uint16_t>(F32ToF16(v));

@@ -3,12 +3,15 @@
 
 #include <algorithm>
 #include <chrono>
-#include <exception>
+#include <iterator>
 #include <optional>
+#include <system_error>
 #include <thread>
 #include <utility>
 
+#include "base/exception_status.h"
 #include "base/mutex.h"
+#include "base/status_macros.h"
 #include "fmt/format.h"
 #include "transfer/transfer_queue.h"
 
@@ -20,7 +23,19 @@ class ReaderQueue final : public TransferQueue {
   ReaderQueue(const ExpertSource* source, const Clock* clock, int threads,
               std::shared_ptr<LinkPacer> pacer)
       : source_(source), clock_(clock), pacer_(std::move(pacer)) {
-    for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Serve(); });
+    threads_.reserve(static_cast<size_t>(threads));
+  }
+
+  absl::Status Start(int threads) {
+    for (int i = 0; i < threads; ++i) {
+      try {
+        threads_.emplace_back([this] { Serve(); });
+      } catch (const std::system_error& e) {
+        return absl::ResourceExhaustedError(
+            fmt::format("cannot start reader thread {} of {}: {}", i + 1, threads, e.what()));
+      }
+    }
+    return absl::OkStatus();
   }
 
   ~ReaderQueue() override {
@@ -39,6 +54,10 @@ class ReaderQueue final : public TransferQueue {
       // Waking a thread takes the caller some us, and transitions come several at a time at the
       // begin of a step. Nobody waits for those: whoever was woken for the first wakes the next.
       if (transfer.reason == LoadReason::kBackground) wake = waiting_.empty();
+      // Room for its end: a reader that delivers it cannot fail for want of memory.
+      if (finished_.capacity() <= static_cast<size_t>(in_flight_)) {
+        finished_.reserve(2 * static_cast<size_t>(in_flight_) + 16);
+      }
       waiting_.Push(transfer, clock_->now_ns());
       ++in_flight_;
     }
@@ -76,9 +95,8 @@ class ReaderQueue final : public TransferQueue {
     try {
       return source_->ReadRecord(transfer.key.layer, transfer.key.expert, transfer.source_version,
                                  transfer.dst);
-    } catch (const std::exception& e) {
-      return absl::InternalError(fmt::format("reading layer {} expert {}: {}", transfer.key.layer,
-                                             transfer.key.expert, e.what()));
+    } catch (...) {
+      return ExceptionStatus("reading an expert");
     }
   }
 
@@ -125,8 +143,9 @@ class ReaderQueue final : public TransferQueue {
   }
 
   void Deliver(std::vector<TransferDone>* done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    done->reserve(done->size() + finished_.size());
     in_flight_ -= static_cast<int64_t>(finished_.size());
-    done->insert(done->end(), finished_.begin(), finished_.end());
+    std::move(finished_.begin(), finished_.end(), std::back_inserter(*done));
     finished_.clear();
   }
 
@@ -145,9 +164,12 @@ class ReaderQueue final : public TransferQueue {
 
 }  // namespace
 
-std::unique_ptr<TransferQueue> MakeReaderQueue(const ExpertSource* source, const Clock* clock,
-                                               int threads, std::shared_ptr<LinkPacer> pacer) {
-  return std::make_unique<ReaderQueue>(source, clock, threads, std::move(pacer));
+absl::StatusOr<std::unique_ptr<TransferQueue>> MakeReaderQueue(const ExpertSource* source,
+                                                               const Clock* clock, int threads,
+                                                               std::shared_ptr<LinkPacer> pacer) {
+  auto queue = std::make_unique<ReaderQueue>(source, clock, threads, std::move(pacer));
+  MOERT_RETURN_IF_ERROR(queue->Start(threads));
+  return queue;
 }
 
 }  // namespace moert

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "base/clock.h"
 #include "moert/expert_source.h"
@@ -52,6 +53,7 @@ struct TransferDone {
 class TransferQueue {
  public:
   virtual ~TransferQueue() = default;
+  /// Throws std::bad_alloc, and then has not taken it.
   virtual void Submit(const Transfer& transfer) = 0;
   /// Moves a waiting transfer into a higher class; no effect once it has started.
   virtual void Raise(ExpertKey key, int version, LoadReason reason) = 0;
@@ -100,21 +102,29 @@ class WaitingTransfers {
     return std::nullopt;
   }
   void Raise(ExpertKey key, int version, LoadReason reason) {
-    std::optional<Job> job = Remove(key, version);
-    if (!job) return;
-    job->transfer.reason = std::min(job->transfer.reason, reason);
-    classes_[Class(job->transfer.reason)].push_back(*job);
+    for (int c = Class(reason) + 1; c < kClasses; ++c) {
+      for (size_t i = 0; i < classes_[c].size(); ++i) {
+        Job job = classes_[c][i];
+        if (!(job.transfer.key == key && job.transfer.version == version)) continue;
+        job.transfer.reason = reason;
+        classes_[Class(reason)].push_back(job);  // first what may fail
+        classes_[c].erase(classes_[c].begin() + static_cast<ptrdiff_t>(i));
+        return;
+      }
+    }
   }
 
  private:
   static int Class(LoadReason reason) { return static_cast<int>(reason); }
-  std::deque<Job> classes_[3];
+  static constexpr int kClasses = 3;
+  std::deque<Job> classes_[kClasses];
 };
 
 /// `threads` readers. With a pacer they take turns on its link, and what is asked for before a turn
-/// begins may still go first.
-std::unique_ptr<TransferQueue> MakeReaderQueue(const ExpertSource* source, const Clock* clock,
-                                               int threads, std::shared_ptr<LinkPacer> pacer);
+/// begins may still go first. ResourceExhausted when a thread cannot be started.
+absl::StatusOr<std::unique_ptr<TransferQueue>> MakeReaderQueue(const ExpertSource* source,
+                                                               const Clock* clock, int threads,
+                                                               std::shared_ptr<LinkPacer> pacer);
 
 /// A logical link with the profile's rate and latency. source null: nothing is read.
 std::unique_ptr<TransferQueue> MakeVirtualLink(const ExpertSource* source, VirtualClock* clock,

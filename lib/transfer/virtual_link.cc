@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/exception_status.h"
 #include "transfer/transfer_queue.h"
 
 namespace moert {
@@ -11,7 +12,9 @@ namespace {
 class VirtualLink final : public TransferQueue {
  public:
   VirtualLink(const ExpertSource* source, VirtualClock* clock, const HardwareProfile* profile)
-      : source_(source), clock_(clock), profile_(profile) {}
+      : source_(source), clock_(clock), profile_(profile) {
+    active_.reserve(static_cast<size_t>(profile->link_streams));
+  }
 
   void Submit(const Transfer& transfer) override {
     // What ended before now frees the link first: service follows logical time.
@@ -91,20 +94,26 @@ class VirtualLink final : public TransferQueue {
     }
   }
 
+  absl::Status Read(const Transfer& t) const {
+    if (source_ == nullptr) return absl::OkStatus();
+    try {
+      return source_->ReadRecord(t.key.layer, t.key.expert, t.source_version, t.dst);
+    } catch (...) {
+      return ExceptionStatus("reading an expert");
+    }
+  }
+
   /// Completes everything that ends by `now`.
   void Run(int64_t now) {
     while (!active_.empty()) {
       const auto first = Earliest();
       if (first->finished_ns > now) return;
+      finished_.reserve(finished_.size() + 1);  // nothing fails once it has left active_
       const Active a = *first;
       active_.erase(first);
       const Transfer& t = a.job.transfer;
-      absl::Status status;
-      if (source_ != nullptr) {
-        status = source_->ReadRecord(t.key.layer, t.key.expert, t.source_version, t.dst);
-      }
-      finished_.push_back({t.key, t.version, std::move(status), t.bytes, a.job.submitted_ns,
-                           a.started_ns, a.finished_ns});
+      finished_.push_back(
+          {t.key, t.version, Read(t), t.bytes, a.job.submitted_ns, a.started_ns, a.finished_ns});
       Start(a.finished_ns);
     }
   }
@@ -115,6 +124,7 @@ class VirtualLink final : public TransferQueue {
     const auto end = std::find_if(finished_.begin(), finished_.end(),
                                   [&](const TransferDone& d) { return d.finished_ns > seen_ns; });
     const bool any = end != finished_.begin();
+    done->reserve(done->size() + static_cast<size_t>(end - finished_.begin()));
     done->insert(done->end(), finished_.begin(), end);
     finished_.erase(finished_.begin(), end);
     return any;

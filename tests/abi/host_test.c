@@ -7,15 +7,16 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "check.h"
 #include "examples/c_host/tiny_experts.h"
 
-static moert_source *make_source(void) {
+static moert_source* make_source(void) {
   moert_layer_spec layers[kTinyLayers];
   moert_source_callbacks callbacks;
-  moert_source *source = NULL;
+  moert_source* source = NULL;
   tiny_layers(layers);
   moert_source_callbacks_init(&callbacks, sizeof(callbacks));
   callbacks.read = tiny_read;
@@ -32,27 +33,27 @@ static moert_engine_options default_options(void) {
   return options;
 }
 
-static moert_engine *make_engine(const moert_engine_options *options) {
-  moert_source *source = make_source();
-  moert_engine *engine = NULL;
+static moert_engine* make_engine(const moert_engine_options* options) {
+  moert_source* source = make_source();
+  moert_engine* engine = NULL;
   CHECK_OK(moert_engine_create(source, options, &engine, &error));
   moert_source_destroy(source);
   return engine;
 }
 
-static moert_step *begin(moert_engine *engine) {
-  moert_step *step = NULL;
+static moert_step* begin(moert_engine* engine) {
+  moert_step* step = NULL;
   CHECK_OK(moert_step_begin(engine, NULL, &step, &error));
   return step;
 }
 
 /* `tokens` decode steps over both layers; all outputs one after the other into out. */
 enum { kOutputs = kTinyLayers * kTinyHidden };
-static void decode(moert_engine *engine, int tokens, float *out) {
+static void decode(moert_engine* engine, int tokens, float* out) {
   float x[kTinyHidden];
   int token, i;
   for (token = 0; token < tokens; ++token) {
-    moert_step *step = begin(engine);
+    moert_step* step = begin(engine);
     int32_t layer;
     for (i = 0; i < kTinyHidden; ++i) x[i] = tiny_input(token * kTinyHidden + i);
     for (layer = 0; layer < kTinyLayers; ++layer, out += kTinyHidden) {
@@ -62,7 +63,7 @@ static void decode(moert_engine *engine, int tokens, float *out) {
   }
 }
 
-static moert_stats stats_of(const moert_engine *engine) {
+static moert_stats stats_of(const moert_engine* engine) {
   moert_stats stats;
   moert_stats_init(&stats, sizeof(stats));
   CHECK_OK(moert_engine_stats(engine, &stats, &error));
@@ -82,11 +83,11 @@ typedef struct host_policies {
   moert_phase phase;
 } host_policies;
 
-static void policies_destroy(void *user_data) { ++((host_policies *)user_data)->destroyed; }
+static void policies_destroy(void* user_data) { ++((host_policies*)user_data)->destroyed; }
 
-static void observe(void *user_data, const moert_policy_context *context,
-                    const moert_routing_view *routing) {
-  host_policies *host = (host_policies *)user_data;
+static void observe(void* user_data, const moert_policy_context* context,
+                    const moert_routing_view* routing) {
+  host_policies* host = (host_policies*)user_data;
   int32_t e, total = 0;
   CHECK(context->struct_size >= sizeof(*context));
   CHECK(routing->tokens == 1 && routing->top_k == kTinyTopK);
@@ -99,9 +100,9 @@ static void observe(void *user_data, const moert_policy_context *context,
   ++host->observed;
 }
 
-static moert_code evict_newest(void *user_data, const moert_victim_snapshot *snapshot,
-                               int64_t *victim) {
-  host_policies *host = (host_policies *)user_data;
+static moert_code evict_newest(void* user_data, const moert_victim_snapshot* snapshot,
+                               int64_t* victim) {
+  host_policies* host = (host_policies*)user_data;
   int64_t i, best = 0;
   ++host->asked;
   CHECK(snapshot->num_candidates >= 1);
@@ -114,20 +115,20 @@ static moert_code evict_newest(void *user_data, const moert_victim_snapshot *sna
   return MOERT_OK;
 }
 
-static void count_insert(void *user_data, int32_t layer, int32_t expert, int32_t prefetch) {
+static void count_insert(void* user_data, int32_t layer, int32_t expert, int32_t prefetch) {
   CHECK(layer >= 0 && layer < kTinyLayers && expert >= 0 && expert < kTinyExperts);
   CHECK(prefetch == 0 || prefetch == 1);
-  ++((host_policies *)user_data)->inserted;
+  ++((host_policies*)user_data)->inserted;
 }
 
-static void count_evict(void *user_data, int32_t layer, int32_t expert) {
+static void count_evict(void* user_data, int32_t layer, int32_t expert) {
   CHECK(layer >= 0 && layer < kTinyLayers && expert >= 0 && expert < kTinyExperts);
-  ++((host_policies *)user_data)->evicted;
+  ++((host_policies*)user_data)->evicted;
 }
 
-static moert_code lopsided(void *user_data, const moert_capacity_snapshot *snapshot,
-                           int32_t *capacity) {
-  host_policies *host = (host_policies *)user_data;
+static moert_code lopsided(void* user_data, const moert_capacity_snapshot* snapshot,
+                           int32_t* capacity) {
+  host_policies* host = (host_policies*)user_data;
   CHECK(snapshot->num_layers == kTinyLayers && snapshot->slots == 4);
   CHECK(snapshot->prefetch == NULL); /* the strategy has none */
   capacity[0] = 1;
@@ -135,9 +136,9 @@ static moert_code lopsided(void *user_data, const moert_capacity_snapshot *snaps
   return host->fail ? MOERT_INTERNAL : MOERT_OK;
 }
 
-static moert_code rank_all(void *user_data, const moert_prefetch_snapshot *snapshot,
-                           moert_prediction *ranked, int32_t capacity, int32_t *count) {
-  host_policies *host = (host_policies *)user_data;
+static moert_code rank_all(void* user_data, const moert_prefetch_snapshot* snapshot,
+                           moert_prediction* ranked, int32_t capacity, int32_t* count) {
+  host_policies* host = (host_policies*)user_data;
   int32_t e;
   CHECK(snapshot->target_experts == kTinyExperts && capacity == kTinyExperts);
   CHECK(snapshot->target_layer == (snapshot->context->layer + 1) % kTinyLayers);
@@ -153,9 +154,9 @@ static moert_code rank_all(void *user_data, const moert_prefetch_snapshot *snaps
   return host->fail ? MOERT_ABORTED : MOERT_OK;
 }
 
-static moert_code cache_rule(void *user_data, const moert_policy_context *context,
-                             moert_routing_rule *rule) {
-  host_policies *host = (host_policies *)user_data;
+static moert_code cache_rule(void* user_data, const moert_policy_context* context,
+                             moert_routing_rule* rule) {
+  host_policies* host = (host_policies*)user_data;
   CHECK(context->layer >= 0);
   CHECK(rule->kind == MOERT_RULE_TOPK);
   ++host->asked;
@@ -168,7 +169,7 @@ static void test_residency_policy(int fail, int wild) {
   host_policies host;
   moert_policies policies;
   moert_engine_options options = default_options();
-  moert_engine *engine;
+  moert_engine* engine;
   moert_stats stats;
   float out[kTokens * kOutputs];
   memset(&host, 0, sizeof(host));
@@ -211,7 +212,7 @@ static void test_capacity_policy(void) {
     host_policies host;
     moert_policies policies;
     moert_engine_options options = default_options();
-    moert_engine *engine;
+    moert_engine* engine;
     float out[kTokens * kOutputs];
     uint8_t states[kTinyExperts];
     int e, held = 0;
@@ -229,10 +230,10 @@ static void test_capacity_policy(void) {
     for (e = 0; e < kTinyExperts; ++e) held += states[e] == MOERT_RESIDENT_HIGH;
     CHECK(held == (mode == 0 ? 3 : 2));
     CHECK(stats_of(engine).policy_fallbacks == (mode == 1));
-    CHECK_FAILS(moert_engine_residency(engine, 1, states, 3, &error), MOERT_INVALID_ARGUMENT, "8 experts",
-                "moert_engine_residency");
-    CHECK_FAILS(moert_engine_residency(engine, 2, states, kTinyExperts, &error), MOERT_INVALID_ARGUMENT,
-                "layer 2", "moert_engine_residency");
+    CHECK_FAILS(moert_engine_residency(engine, 1, states, 3, &error), MOERT_INVALID_ARGUMENT,
+                "8 experts", "moert_engine_residency");
+    CHECK_FAILS(moert_engine_residency(engine, 2, states, kTinyExperts, &error),
+                MOERT_INVALID_ARGUMENT, "layer 2", "moert_engine_residency");
     moert_engine_destroy(engine);
   }
 }
@@ -243,7 +244,7 @@ static void test_prefetch_policy(void) {
     host_policies host;
     moert_policies policies;
     moert_engine_options options = default_options();
-    moert_engine *engine;
+    moert_engine* engine;
     moert_stats stats;
     float out[kTokens * kOutputs];
     memset(&host, 0, sizeof(host));
@@ -274,7 +275,7 @@ static void test_routing_policy(void) {
     host_policies host;
     moert_policies policies;
     moert_engine_options options = default_options();
-    moert_engine *engine;
+    moert_engine* engine;
     moert_stats stats;
     float out[kTokens * kOutputs];
     memset(&host, 0, sizeof(host));
@@ -303,8 +304,8 @@ static void test_ownership_on_failure(void) {
   host_policies host;
   moert_policies policies;
   moert_engine_options options = default_options();
-  moert_source *source = make_source();
-  moert_engine *engine = NULL;
+  moert_source* source = make_source();
+  moert_engine* engine = NULL;
   moert_memory memory;
   memset(&host, 0, sizeof(host));
   moert_policies_init(&policies, sizeof(policies));
@@ -326,34 +327,34 @@ static void test_ownership_on_failure(void) {
 /* ---- Threads, memory, log. */
 
 static int pool_runs, services_destroyed;
-static void run_jobs(void *user_data, int64_t num_jobs, moert_job job, void *job_data) {
+static void run_jobs(void* user_data, int64_t num_jobs, moert_job job, void* job_data) {
   int64_t i;
   CHECK(user_data == &pool_runs);
   for (i = num_jobs; i-- > 0;) job(job_data, i, (int32_t)(i & 1));
   ++pool_runs;
 }
-static void destroy_service(void *user_data) {
+static void destroy_service(void* user_data) {
   (void)user_data;
   ++services_destroyed;
 }
 
 static uint64_t held, most_held;
-static void *allocate(void *user_data, uint64_t bytes, uint64_t alignment) {
-  void *memory = NULL;
+static void* allocate(void* user_data, uint64_t bytes, uint64_t alignment) {
+  void* memory = NULL;
   CHECK(user_data == &held);
   if (posix_memalign(&memory, (size_t)alignment, (size_t)bytes) != 0) return NULL;
   held += bytes;
   if (held > most_held) most_held = held;
   return memory;
 }
-static void deallocate(void *user_data, void *memory, uint64_t bytes) {
+static void deallocate(void* user_data, void* memory, uint64_t bytes) {
   CHECK(user_data == &held);
   held -= bytes;
   free(memory);
 }
 
 static int log_lines;
-static void log_line(void *user_data, moert_log_level level, const char *line) {
+static void log_line(void* user_data, moert_log_level level, const char* line) {
   CHECK(user_data == &log_lines);
   CHECK(level == MOERT_LOG_INFO && strlen(line) > 10);
   ++log_lines;
@@ -364,8 +365,8 @@ static void test_services(void) {
   moert_thread_pool pool;
   moert_allocator allocator;
   moert_logger logger;
-  moert_engine *engine = NULL;
-  moert_source *source = make_source();
+  moert_engine* engine = NULL;
+  moert_source* source = make_source();
   float out[kTokens * kOutputs];
   moert_thread_pool_init(&pool, sizeof(pool));
   moert_allocator_init(&allocator, sizeof(allocator));
@@ -426,15 +427,15 @@ static void test_services(void) {
 
 static void test_forward_routed(void) {
   moert_engine_options options = default_options();
-  moert_engine *engine = make_engine(&options);
-  moert_step *step = begin(engine);
+  moert_engine* engine = make_engine(&options);
+  moert_step* step = begin(engine);
   float x[kTinyHidden], gated[kTinyHidden], routed[kTinyHidden];
   int32_t ids[2], used[2] = {-1, -1};
   float weights[2];
   double score[kTinyExperts];
   moert_tensor in, out;
   moert_routing routing;
-  const char *const f = "moert_layer_forward";
+  const char* const f = "moert_layer_forward";
   int e, i;
   for (i = 0; i < kTinyHidden; ++i) x[i] = tiny_input(i);
   CHECK_OK(forward(step, 1, x, kTinyHidden, 1, gated, &error));
@@ -514,11 +515,11 @@ typedef struct finished {
   pthread_cond_t changed;
   int calls;
   moert_code code;
-  moert_call *to_finish; /* finished from inside the callback */
+  moert_call* to_finish; /* finished from inside the callback */
 } finished;
 
-static void on_done(void *user_data, moert_code code) {
-  finished *f = (finished *)user_data;
+static void on_done(void* user_data, moert_code code) {
+  finished* f = (finished*)user_data;
   pthread_mutex_lock(&f->mutex);
   ++f->calls;
   f->code = code;
@@ -528,8 +529,8 @@ static void on_done(void *user_data, moert_code code) {
 
 static void test_split_calls(void) {
   moert_engine_options options = default_options();
-  moert_engine *engine = make_engine(&options);
-  moert_step *step = begin(engine);
+  moert_engine* engine = make_engine(&options);
+  moert_step* step = begin(engine);
   moert_completion completion;
   moert_call *first = NULL, *second = NULL;
   finished f;
@@ -599,9 +600,9 @@ static void test_split_calls(void) {
 }
 
 /* The last reference to everything dies on the library's own thread. */
-static void finish_in_callback(void *user_data, moert_code code) {
-  finished *f = (finished *)user_data;
-  moert_call *call;
+static void finish_in_callback(void* user_data, moert_code code) {
+  finished* f = (finished*)user_data;
+  moert_call* call;
   pthread_mutex_lock(&f->mutex);
   while (f->to_finish == NULL) pthread_cond_wait(&f->changed, &f->mutex);
   call = f->to_finish;
@@ -612,10 +613,10 @@ static void finish_in_callback(void *user_data, moert_code code) {
 
 static void test_finish_in_callback(void) {
   moert_engine_options options = default_options();
-  moert_engine *engine = make_engine(&options);
-  moert_step *step = begin(engine);
+  moert_engine* engine = make_engine(&options);
+  moert_step* step = begin(engine);
   moert_completion completion;
-  moert_call *call = NULL;
+  moert_call* call = NULL;
   finished f;
   float x[kTinyHidden], y[kTinyHidden];
   moert_tensor in, out;
@@ -646,12 +647,12 @@ static void test_finish_in_callback(void) {
 
 static void test_lease(void) {
   moert_engine_options options = default_options();
-  moert_engine *engine = make_engine(&options);
-  moert_step *step = begin(engine);
-  moert_lease *lease = NULL;
+  moert_engine* engine = make_engine(&options);
+  moert_step* step = begin(engine);
+  moert_lease* lease = NULL;
   moert_expert_view view;
   const int32_t experts[2] = {6, 1};
-  float *up = (float *)malloc(kTinyIntermediate * kTinyHidden * sizeof(float));
+  float* up = (float*)malloc(kTinyIntermediate * kTinyHidden * sizeof(float));
   uint8_t states[kTinyExperts];
   int32_t many[5] = {0, 1, 2, 3, 4};
   int i;
@@ -664,8 +665,8 @@ static void test_lease(void) {
   CHECK(view.up.rows == kTinyIntermediate && view.up.k == kTinyHidden);
   CHECK(view.down.rows == kTinyHidden && view.down.k == kTinyIntermediate);
   CHECK(view.down.weight_offset + view.down.weight_bytes <= view.bytes);
-  CHECK_OK(moert_lease_read(lease, 0, MOERT_PART_UP_PROJ, up, kTinyIntermediate * kTinyHidden,
-                            &error));
+  CHECK_OK(
+      moert_lease_read(lease, 0, MOERT_PART_UP_PROJ, up, kTinyIntermediate * kTinyHidden, &error));
   for (i = 0; i < kTinyIntermediate * kTinyHidden; ++i) {
     CHECK(fabs(up[i] - tiny_weight(1, 6, MOERT_PART_UP_PROJ, i)) <= fabs(up[i]) / 256);
   }
@@ -675,8 +676,8 @@ static void test_lease(void) {
               "moert_lease_view");
   CHECK_FAILS(moert_lease_read(lease, 0, MOERT_PART_ROUTER, up, 1, &error), MOERT_INVALID_ARGUMENT,
               "part is 3", "moert_lease_read");
-  CHECK_FAILS(moert_lease_read(lease, 0, MOERT_PART_UP_PROJ, up, 5, &error),
-              MOERT_INVALID_ARGUMENT, "[48, 64]", "moert_lease_read");
+  CHECK_FAILS(moert_lease_read(lease, 0, MOERT_PART_UP_PROJ, up, 5, &error), MOERT_INVALID_ARGUMENT,
+              "[48, 64]", "moert_lease_read");
   moert_lease_release(lease);
   lease = NULL;
   CHECK_FAILS(moert_lease_acquire(step, 0, many, 5, &lease, &error), MOERT_RESOURCE_EXHAUSTED,
@@ -692,9 +693,9 @@ static void test_lease(void) {
   CHECK_OK(moert_step_end(step, &error)); /* ends the lease */
   CHECK_FAILS(moert_lease_view(lease, 0, &view, &error), MOERT_FAILED_PRECONDITION, "has ended",
               "moert_lease_view");
-  CHECK_FAILS(moert_lease_read(lease, 0, MOERT_PART_UP_PROJ, up, kTinyIntermediate * kTinyHidden,
-                               &error),
-              MOERT_FAILED_PRECONDITION, "has ended", "moert_lease_read");
+  CHECK_FAILS(
+      moert_lease_read(lease, 0, MOERT_PART_UP_PROJ, up, kTinyIntermediate * kTinyHidden, &error),
+      MOERT_FAILED_PRECONDITION, "has ended", "moert_lease_read");
   decode(engine, 1, up); /* its blocks are free again */
   moert_engine_destroy(engine);
   moert_lease_release(lease);
@@ -705,9 +706,9 @@ static void test_lease(void) {
 /* A step that ends first takes the calls that have not run with it, and says so. */
 static void test_end_before_finish(void) {
   moert_engine_options options = default_options();
-  moert_engine *engine = make_engine(&options);
-  moert_step *step = begin(engine);
-  moert_call *calls[20];
+  moert_engine* engine = make_engine(&options);
+  moert_step* step = begin(engine);
+  moert_call* calls[20];
   float x[kTinyHidden], y[20][kTinyHidden];
   int i, late = 0;
   for (i = 0; i < kTinyHidden; ++i) x[i] = tiny_input(i);
@@ -729,10 +730,65 @@ static void test_end_before_finish(void) {
   moert_engine_destroy(engine);
 }
 
+/* Threads do not come along in a fork: calls say so, and nothing waits for them. */
+static void in_child(moert_engine* engine, moert_step* step, moert_tensor* in, moert_tensor* out) {
+  moert_step* other = NULL;
+  moert_call* call = NULL;
+  alarm(20);
+  check_failures = 0;
+  CHECK_FAILS(moert_step_begin(engine, NULL, &other, &error), MOERT_FAILED_PRECONDITION, "fork",
+              "moert_step_begin");
+  CHECK_FAILS(moert_layer_forward(step, 0, in, NULL, out, &error), MOERT_FAILED_PRECONDITION,
+              "fork", "moert_layer_forward");
+  CHECK_FAILS(moert_layer_begin(step, 0, in, NULL, out, NULL, &call, &error),
+              MOERT_FAILED_PRECONDITION, "fork", "moert_layer_begin");
+  CHECK_FAILS(moert_step_end(step, &error), MOERT_FAILED_PRECONDITION, "fork", "moert_step_end");
+  moert_engine_destroy(engine);
+  _exit(check_failures > 0);
+}
+
+static void test_fork(void) {
+  moert_engine_options options = default_options();
+  moert_engine* engine = make_engine(&options);
+  moert_step* step = begin(engine);
+  moert_call* call = NULL;
+  moert_tensor in, out;
+  float x[kTinyHidden], y[kTinyHidden];
+  int i, status = -1;
+  pid_t child;
+  for (i = 0; i < kTinyHidden; ++i) x[i] = tiny_input(i);
+  moert_tensor_init(&in, x, 1, kTinyHidden, MOERT_F32);
+  moert_tensor_init(&out, y, 1, kTinyHidden, MOERT_F32);
+  CHECK_OK(moert_layer_begin(step, 0, &in, NULL, &out, NULL, &call, &error));
+  CHECK_OK(moert_layer_finish(call, &error));
+  child = fork();
+  if (child == 0) in_child(engine, step, &in, &out);
+  CHECK(child > 0 && waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  CHECK_OK(moert_layer_forward(step, 0, &in, NULL, &out, &error));
+  CHECK_OK(moert_step_end(step, &error));
+  moert_engine_destroy(engine);
+}
+
+/* A struct_size that nobody set must not have gigabytes cleared. */
+static void test_struct_size(void) {
+  moert_engine_options options = default_options();
+  moert_engine* engine = make_engine(&options);
+  moert_stats stats;
+  moert_stats_init(&stats, sizeof(stats));
+  stats.struct_size = (uint64_t)1 << 40;
+  CHECK_FAILS(moert_engine_stats(engine, &stats, &error), MOERT_INVALID_ARGUMENT, "struct_size",
+              "moert_engine_stats");
+  memset(&stats, 7, sizeof(stats));
+  moert_stats_init(&stats, (uint64_t)1 << 40); /* nothing is written */
+  CHECK(((const char*)&stats)[sizeof(stats) - 1] == 7);
+  moert_engine_destroy(engine);
+}
+
 static void test_hint_and_cancel(void) {
   moert_engine_options options = default_options();
-  moert_engine *engine = make_engine(&options);
-  moert_step *step;
+  moert_engine* engine = make_engine(&options);
+  moert_step* step;
   const int32_t experts[2] = {0, 7};
   const int32_t bad = -1;
   float x[kTinyHidden], y[kTinyHidden];
@@ -740,16 +796,16 @@ static void test_hint_and_cancel(void) {
   for (i = 0; i < kTinyHidden; ++i) x[i] = tiny_input(i);
   CHECK_OK(moert_engine_prefetch(engine, 1, experts, 2, &error));
   CHECK(stats_of(engine).budget_bytes > 0);
-  CHECK_FAILS(moert_engine_prefetch(engine, 1, &bad, 1, &error), MOERT_INVALID_ARGUMENT, "expert -1",
-              "moert_engine_prefetch");
+  CHECK_FAILS(moert_engine_prefetch(engine, 1, &bad, 1, &error), MOERT_INVALID_ARGUMENT,
+              "expert -1", "moert_engine_prefetch");
   CHECK_FAILS(moert_engine_prefetch(engine, 1, experts, -2, &error), MOERT_INVALID_ARGUMENT,
               "count is -2", "moert_engine_prefetch");
   step = begin(engine);
   CHECK_OK(forward(step, 0, x, kTinyHidden, 1, y, &error));
   CHECK(stats_of(engine).prefetches == 2);
   CHECK_OK(moert_step_cancel(step, &error));
-  CHECK_FAILS(forward(step, 1, x, kTinyHidden, 1, y, &error),
-              MOERT_CANCELLED, "cancelled", "moert_layer_forward");
+  CHECK_FAILS(forward(step, 1, x, kTinyHidden, 1, y, &error), MOERT_CANCELLED, "cancelled",
+              "moert_layer_forward");
   CHECK_FAILS(moert_step_end(step, &error), MOERT_CANCELLED, "cancelled", "moert_step_end");
   CHECK_FAILS(moert_step_cancel(NULL, &error), MOERT_INVALID_ARGUMENT, "step", "moert_step_cancel");
   moert_engine_destroy(engine);
@@ -759,14 +815,14 @@ static void test_hint_and_cancel(void) {
 
 static void test_prometheus(void) {
   moert_engine_options options = default_options();
-  moert_engine *engine = make_engine(&options);
+  moert_engine* engine = make_engine(&options);
   float out[2 * kOutputs];
   uint64_t needed = 0;
   char *text, small[8] = "keep";
   decode(engine, 2, out);
   CHECK_OK(moert_metrics_prometheus(engine, "a\"b", NULL, 0, &needed, &error));
   CHECK(needed > 100);
-  text = (char *)malloc((size_t)needed);
+  text = (char*)malloc((size_t)needed);
   CHECK_OK(moert_metrics_prometheus(engine, "a\"b", text, needed, NULL, &error));
   CHECK(strlen(text) + 1 == needed);
   CHECK(strstr(text, "\nmoert_lookups_total{engine=\"a\\\"b\"} 8\n") != NULL);
@@ -778,12 +834,12 @@ static void test_prometheus(void) {
   moert_engine_destroy(engine);
 }
 
-static void test_trace(const char *folder) {
+static void test_trace(const char* folder) {
   moert_engine_options options = default_options();
-  moert_engine *engine;
+  moert_engine* engine;
   float out[2 * kOutputs];
   char path[4096], timeline[4200];
-  FILE *file;
+  FILE* file;
   long size;
   snprintf(path, sizeof(path), "%s/c_abi.trace", folder);
   snprintf(timeline, sizeof(timeline), "%s.perfetto.json", path);
@@ -816,9 +872,9 @@ static void test_trace(const char *folder) {
   moert_engine_destroy(engine);
 }
 
-int main(int argc, char **argv) {
+int main(int argc, char** argv) {
   moert_engine_options options = default_options();
-  moert_engine *engine = make_engine(&options);
+  moert_engine* engine = make_engine(&options);
   if (argc != 2) {
     fprintf(stderr, "usage: host_test FOLDER\n");
     return 2;
@@ -847,6 +903,8 @@ int main(int argc, char **argv) {
   test_finish_in_callback();
   test_lease();
   test_end_before_finish();
+  test_fork();
+  test_struct_size();
   test_hint_and_cancel();
   test_prometheus();
   test_trace(argv[1]);

@@ -31,12 +31,13 @@ inline EditCheckpoint ReadForEdit(const std::string& dir) {
     EditTensor e{t.dtype == DType::kBF16  ? "BF16"
                  : t.dtype == DType::kF32 ? "F32"
                                           : "F8_E4M3",
-                 t.shape, std::string(static_cast<size_t>(t.bytes), '\0')};
+                 {t.shape.begin(), t.shape.end()},
+                 std::string(static_cast<size_t>(t.bytes), '\0')};
     REQUIRE_OK((*checkpoint)
                    ->ReadBytes(t, 0,
                                absl::MakeSpan(reinterpret_cast<std::byte*>(e.bytes.data()),
                                               e.bytes.size())));
-    out.emplace(t.name, std::move(e));
+    out.emplace(std::string(t.name), std::move(e));
   }
   return out;
 }

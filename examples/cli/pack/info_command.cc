@@ -266,9 +266,9 @@ absl::StatusOr<json> DescribeFile(const std::string& path) {
   MOERT_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(path));
   json tensors = json::array();
   for (const TensorInfo& t : checkpoint->tensors()) {
-    tensors.push_back({{"name", t.name},
+    tensors.push_back({{"name", std::string(t.name)},
                        {"dtype", std::string(DTypeName(t.dtype))},
-                       {"shape", t.shape},
+                       {"shape", std::vector<int64_t>(t.shape.begin(), t.shape.end())},
                        {"bytes", t.bytes}});
   }
   return json{{"kind", "safetensors"},

@@ -27,7 +27,7 @@ constexpr Rule kRules[] = {
     {"norm", "norms"},
 };
 
-const char* PartOf(const std::string& tensor) {
+const char* PartOf(absl::string_view tensor) {
   for (const Rule& rule : kRules) {
     if (absl::StrContains(tensor, rule.pattern)) return rule.part;
   }

@@ -36,10 +36,10 @@ absl::StatusOr<DeviceMatrix> DeviceMatrix::Load(const Checkpoint& checkpoint,
   for (const Part& part : parts) {
     MOERT_ASSIGN_OR_RETURN(const TensorInfo* tensor, checkpoint.Get(part.name + ".weight"));
     const int64_t expected[] = {part.out, in};
-    if (tensor->shape != std::vector<int64_t>(expected, expected + 2)) {
-      return absl::InvalidArgumentError(checkpoint.path() + ": tensor " + tensor->name + " is " +
-                                        ShapeToString(tensor->shape) + ", expected " +
-                                        ShapeToString(expected));
+    if (tensor->shape != absl::MakeConstSpan(expected)) {
+      return absl::InvalidArgumentError(
+          checkpoint.path() + ": tensor " + std::string(tensor->name) + " is " +
+          ShapeToString(tensor->shape) + ", expected " + ShapeToString(expected));
     }
     MOERT_RETURN_IF_ERROR(checkpoint.CheckWeightType(*tensor));
     for (int64_t row = 0; row < part.out; row += rows_at_once) {

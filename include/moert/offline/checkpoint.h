@@ -5,7 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,15 +19,23 @@
 
 namespace moert {
 
+/// Name and shape are borrowed from the checkpoint that it came with.
 struct TensorInfo {
-  std::string name;
-  DType dtype = DType::kF32;
-  std::vector<int64_t> shape;
-  int file = 0;        // index into Checkpoint::files()
+  absl::string_view name;
+  absl::Span<const int64_t> shape;
   int64_t offset = 0;  // from the start of the file
   int64_t bytes = 0;
+  int file = 0;  // index into Checkpoint::files()
+  DType dtype = DType::kF32;
 
   int64_t elements() const { return bytes / DTypeBytes(dtype); }
+};
+
+/// What names and shapes of a file's tensors lie in; moving keeps it where it is.
+struct TensorStorage {
+  std::string text;
+  std::deque<std::string> names;  // those that are written with escapes
+  std::vector<int64_t> sizes;
 };
 
 /// A model's tensors, whatever files they are in. Thread-safe after Open.
@@ -72,8 +80,9 @@ class Checkpoint {
 
   std::string path_;
   std::vector<std::unique_ptr<RandomAccessFile>> files_;
+  std::vector<TensorStorage> storage_;  // by file
   std::vector<TensorInfo> tensors_;
-  std::map<absl::string_view, size_t> by_name_;
+  std::vector<uint32_t> by_name_;  // places in tensors_, sorted
 };
 
 /// "[4, 128]"

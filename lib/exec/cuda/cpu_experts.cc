@@ -5,9 +5,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <exception>
 #include <system_error>
 
+#include "base/exception_status.h"
 #include "base/rows.h"
 #include "base/spin.h"
 #include "base/status_macros.h"
@@ -162,8 +162,8 @@ void CpuExperts::Multiply() {
     }
     status_ =
         gemm_->Run(x_, tokens_, hidden_, problems_, reinterpret_cast<float*>(out_memory_.data()));
-  } catch (const std::exception& e) {  // a host's thread pool, or no memory
-    status_ = absl::InternalError(fmt::format("experts on the CPU: {}", e.what()));
+  } catch (...) {  // a host's thread pool, or no memory
+    status_ = ExceptionStatus("experts on the CPU");
   }
   took_ns_ = NowNs() - begin_ns;
 }

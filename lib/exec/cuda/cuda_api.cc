@@ -1,5 +1,7 @@
 #include "exec/cuda/cuda_api.h"
 
+#include <cuda.h>
+
 #include <atomic>
 #include <cstdlib>
 
@@ -11,10 +13,76 @@ namespace {
 
 std::atomic<int64_t> pinning_limit{-1};
 
+/// The driver's calls for contexts, found at run time: the library does not link the driver.
+struct Contexts {
+  decltype(&cuInit) init = nullptr;
+  decltype(&cuDevicePrimaryCtxRetain) retain = nullptr;
+  decltype(&cuCtxPushCurrent) push = nullptr;
+  decltype(&cuCtxPopCurrent) pop = nullptr;
+  absl::Status status;
+
+  template <typename F>
+  void Find(const char* name, F* f) {
+    void* p = nullptr;
+    cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+    const cudaError_t error =
+        cudaGetDriverEntryPointByVersion(name, &p, 12000, cudaEnableDefault, &result);
+    if (error == cudaSuccess && result == cudaDriverEntryPointSuccess && p != nullptr) {
+      *f = reinterpret_cast<F>(p);
+    } else {
+      status.Update(absl::UnavailableError(fmt::format("CUDA: this driver has no {}", name)));
+    }
+  }
+  Contexts() {
+    Find("cuInit", &init);
+    Find("cuDevicePrimaryCtxRetain", &retain);
+    Find("cuCtxPushCurrent", &push);
+    Find("cuCtxPopCurrent", &pop);
+    if (status.ok()) init(0);  // again: it has no effect
+  }
+};
+
+const Contexts& Driver() {
+  static const Contexts contexts;
+  return contexts;
+}
+
+// Of a device, retained for the life of the process, as the runtime retains those it uses.
+absl::StatusOr<CUcontext> PrimaryContext(int device) {
+  constexpr int kMostDevices = 128;
+  static std::atomic<CUcontext> retained[kMostDevices];
+  if (device < 0 || device >= kMostDevices) {
+    return absl::InvalidArgumentError(fmt::format("CUDA: device {} does not exist", device));
+  }
+  CUcontext context = retained[device].load(std::memory_order_acquire);
+  if (context != nullptr) return context;
+  if (!Driver().status.ok()) return Driver().status;
+  if (Driver().retain(&context, device) != CUDA_SUCCESS) {
+    return absl::UnavailableError(fmt::format("CUDA: device {} gives no context", device));
+  }
+  retained[device].store(context, std::memory_order_release);
+  return context;
+}
+
 }  // namespace
+
+DeviceScope::DeviceScope(int device) {
+  const absl::StatusOr<CUcontext> context = PrimaryContext(device);
+  if (!context.ok()) {
+    status_ = context.status();
+  } else if (Driver().push(*context) != CUDA_SUCCESS) {
+    status_ = absl::UnavailableError(fmt::format("CUDA: device {} gives no context", device));
+  }
+}
+
+DeviceScope::~DeviceScope() {
+  CUcontext ours = nullptr;
+  if (status_.ok()) Driver().pop(&ours);
+}
 
 absl::Status ToStatus(int error, const char* what) {
   if (error == cudaSuccess) return absl::OkStatus();
+  cudaGetLastError();  // said here; the host's own next check is not to find it
   const auto code = static_cast<cudaError_t>(error);
   const std::string message =
       fmt::format("CUDA: {} ({}) in {}", cudaGetErrorString(code), cudaGetErrorName(code), what);

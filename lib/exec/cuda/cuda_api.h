@@ -68,23 +68,33 @@ class Carver {
   int64_t used_ = 0;
 };
 
-/// Makes `device` current for a scope.
+/// Makes the runtime's context of `device` current for a scope. The thread's own context, or that
+/// it has none, comes back, and no other device is touched: cudaSetDevice would make a context on
+/// the device it goes back to, and replace one of the host's making.
 class DeviceScope {
  public:
-  explicit DeviceScope(int device) {
-    if (cudaGetDevice(&before_) != cudaSuccess) before_ = device;
-    if (before_ != device) cudaSetDevice(device);
-    device_ = device;
-  }
-  ~DeviceScope() {
-    if (before_ != device_) cudaSetDevice(before_);
-  }
+  explicit DeviceScope(int device);
+  ~DeviceScope();
   DeviceScope(const DeviceScope&) = delete;
   DeviceScope& operator=(const DeviceScope&) = delete;
 
+  /// Whether there is a context; asked once, when an engine is opened.
+  const absl::Status& status() const { return status_; }
+
  private:
-  int before_ = 0;
-  int device_ = 0;
+  absl::Status status_;
+};
+
+/// Calls of this thread do not end a capture that another thread is making, for a scope.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
 }  // namespace moert::cuda

@@ -1,5 +1,6 @@
 // The CUDA backend: device memory pools, transfers through pinned host memory, kernels.
 #include <algorithm>
+#include <optional>
 
 #include "base/status_macros.h"
 #include "exec/backend.h"
@@ -20,8 +21,10 @@ namespace {
 class CudaBackend final : public Backend {
  public:
   explicit CudaBackend(const EngineOptions& options) : options_(options) {}
+  ~CudaBackend() override { leaving_.emplace(options_.device); }
   absl::Status Init() {
     DeviceScope scope(options_.device);
+    MOERT_RETURN_IF_ERROR(scope.status());
     return fence_.Init();
   }
 
@@ -64,6 +67,12 @@ class CudaBackend final : public Backend {
   }
 
   absl::StatusOr<int64_t> WorkspaceBytes(const ExecutorSize& size) const override {
+    constexpr int64_t kMostTokens = 262140;  // 65535 tiles of 4 rows: a grid's second dimension
+    if (size.max_tokens > kMostTokens) {
+      return absl::InvalidArgumentError(
+          fmt::format("max_tokens_per_forward is {}, the cuda backend takes at most {}",
+                      size.max_tokens, kMostTokens));
+    }
     constexpr int64_t kPools = 2;  // of an engine, at most
     MOERT_ASSIGN_OR_RETURN(const int64_t bytes,
                            ExecutorBytes(*size.source, size.versions, size.max_tokens));
@@ -89,8 +98,9 @@ class CudaBackend final : public Backend {
     if (options_.link_gbps > 0) {
       pacer = std::make_shared<LinkPacer>(clock, options_.link_gbps * 1e9);
     }
-    std::unique_ptr<TransferQueue> readers =
-        MakeReaderQueue(device_source.get(), clock, options_.io_threads, pacer);
+    MOERT_ASSIGN_OR_RETURN(
+        std::unique_ptr<TransferQueue> readers,
+        MakeReaderQueue(device_source.get(), clock, options_.io_threads, pacer));
     return MakeDeviceTransfers(std::move(device_source), std::move(readers), clock, pacer);
   }
 
@@ -108,6 +118,7 @@ class CudaBackend final : public Backend {
   }
 
  private:
+  std::optional<DeviceScope> leaving_;  // first: memory and events below go within it
   const EngineOptions options_;
   ComputeFence fence_;
   DeviceSource* records_ = nullptr;  // of the transfers, which outlive the executor

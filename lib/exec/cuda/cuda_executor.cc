@@ -17,7 +17,6 @@ absl::Status CudaExecutor::Init() {
   DeviceScope scope(device_);
   shares_ = GroupGemmShares();
   if (shares_ == 0) {
-    MOERT_CUDA_RETURN_IF_ERROR(cudaGetLastError());
     return absl::UnimplementedError("the kernels of this build do not run on this device");
   }
   prompt_ctas_ = PromptGemmCtas();
@@ -37,6 +36,7 @@ absl::Status CudaExecutor::Init() {
     MOERT_ASSIGN_OR_RETURN(
         cpu_, CpuExperts::Create(model_, parts_.gemm, parts_.max_tokens, spin, options_.cpus));
   }
+  const RelaxedCapture relaxed;
   MOERT_CUDA_RETURN_IF_ERROR(cudaDeviceSynchronize());
   return absl::OkStatus();
 }
@@ -283,8 +283,9 @@ absl::Status CudaExecutor::Multiply(const ExecutorCall& call, const RoutingResul
   }
   MOERT_RETURN_IF_ERROR(table_.Flush(stream));
   if (shared) set.Add(Spec(call).num_experts);
-  MOERT_RETURN_IF_ERROR(Products(call, set));
-  return fence_->Pass(stream);
+  absl::Status status = Products(call, set);
+  status.Update(fence_->Pass(stream));  // also behind a failure: some kernels may be enqueued
+  return status;
 }
 
 bool CudaExecutor::CpuCanCompute(ExpertKey key, int64_t tokens) const {
@@ -363,14 +364,18 @@ absl::Status CudaExecutor::RunResident(const ExecutorCall& call, const PolicyCon
     MOERT_RETURN_IF_ERROR(Enter(stream));
     MOERT_RETURN_IF_ERROR(table_.SyncLayer(store, call.layer, call.epoch, stream));
   }
-  MOERT_RETURN_IF_ERROR(RouteOnDevice(call, nullptr, {}, false));
-  if (!capturing) {
-    MOERT_RETURN_IF_ERROR(returned_.BringLate(w_, context, call.hidden.rows, false, stream));
-  }
-  MOERT_RETURN_IF_ERROR(GroupAndPack(call, capturing));
-  MOERT_RETURN_IF_ERROR(Products(call, AllExperts(call)));
-  MOERT_RETURN_IF_ERROR(WeightedSum(call));
-  return capturing ? absl::OkStatus() : fence_->Pass(stream);
+  const auto enqueue = [&]() -> absl::Status {
+    MOERT_RETURN_IF_ERROR(RouteOnDevice(call, nullptr, {}, false));
+    if (!capturing) {
+      MOERT_RETURN_IF_ERROR(returned_.BringLate(w_, context, call.hidden.rows, false, stream));
+    }
+    MOERT_RETURN_IF_ERROR(GroupAndPack(call, capturing));
+    MOERT_RETURN_IF_ERROR(Products(call, AllExperts(call)));
+    return WeightedSum(call);
+  };
+  absl::Status status = enqueue();
+  if (!capturing) status.Update(fence_->Pass(stream));  // also behind a failure
+  return status;
 }
 
 bool CudaExecutor::Capturing(void* stream) const {

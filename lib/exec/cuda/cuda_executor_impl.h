@@ -3,6 +3,7 @@
 #define MOERT_LIB_EXEC_CUDA_CUDA_EXECUTOR_IMPL_H_
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "base/aligned_array.h"
@@ -33,7 +34,8 @@ class CudaExecutor final : public Executor {
         rule_(parts.max_tokens) {}
 
   ~CudaExecutor() override {
-    DeviceScope scope(device_);
+    leaving_.emplace(device_);
+    const RelaxedCapture relaxed;
     cudaDeviceSynchronize();  // kernels of the last calls use what goes now
     if (rows_arrived_ != nullptr) cudaEventDestroy(rows_arrived_);
   }
@@ -103,6 +105,7 @@ class CudaExecutor final : public Executor {
   ExpertSet AllExperts(const ExecutorCall& call) const;
   absl::Status WeightedSum(const ExecutorCall& call);
 
+  std::optional<DeviceScope> leaving_;  // first: memory and events below go within it
   const ExecutorParts parts_;
   int64_t host_syncs_ = 0;
   const CudaExecutorOptions options_;

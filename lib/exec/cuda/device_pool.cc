@@ -81,6 +81,7 @@ class DevicePool final : public BlockPool {
     budget_->Release(sizes_.Offset(charged_blocks_));
     if (base_ == 0) return;
     DeviceScope scope(device_);
+    const RelaxedCapture relaxed;
     cudaDeviceSynchronize();
     for (int64_t g = 0; g < static_cast<int64_t>(granules_.size());) g = UnmapRunAt(g);
     memory_.free(base_, static_cast<size_t>(reserved_));
@@ -244,7 +245,9 @@ class DevicePool final : public BlockPool {
       for (int64_t i = g; i <= last; ++i) idle = idle && granules_[i].blocks == 0;
       if (!idle) continue;
       DeviceScope scope(device_);
-      if (!synchronized) cudaDeviceSynchronize();  // kernels may still read what was given back
+      const RelaxedCapture relaxed;
+      // Kernels may still read what was given back.
+      if (!synchronized && cudaDeviceSynchronize() != cudaSuccess) return false;
       synchronized = true;
       UnmapRunAt(g);
     }

@@ -37,20 +37,29 @@ class DeviceTransfers final : public TransferQueue {
     source_->Stamp(transfer.key, transfer.source_version);
     const int64_t now = clock_ != nullptr ? clock_->now_ns() : 0;
     if (transfer.reason == LoadReason::kDemand && Issue(transfer, now)) return;
-    if (clock_ != nullptr) waiting_.push_back({transfer, now});
+    if (clock_ != nullptr) waiting_.reserve(waiting_.size() + 1);
     inner_->Submit(transfer);
+    if (clock_ != nullptr) waiting_.push_back({transfer, now});
   }
 
   void Raise(ExpertKey key, int version, LoadReason reason) override {
     Waiting* waiting = Find(key, version);
-    if (waiting != nullptr && reason == LoadReason::kDemand &&
-        source_->Kept(key, waiting->transfer.source_version) && inner_->Cancel(key, version)) {
-      const Waiting w = *waiting;
-      Forget(key, version);
-      if (!Issue(w.transfer, w.submitted_ns)) inner_->Submit(w.transfer);
+    if (waiting == nullptr || reason != LoadReason::kDemand ||
+        !source_->Kept(key, waiting->transfer.source_version)) {
+      inner_->Raise(key, version, reason);
       return;
     }
-    inner_->Raise(key, version, reason);
+    const Waiting w = *waiting;
+    direct_.push_back({w.transfer, w.submitted_ns, nullptr, 0});  // first what may find no memory
+    if (!inner_->Cancel(key, version)) {
+      direct_.pop_back();  // it moves already
+      return;
+    }
+    Forget(key, version);
+    if (!Start(&direct_.back())) {
+      direct_.pop_back();
+      inner_->Submit(w.transfer);
+    }
   }
 
   bool Cancel(ExpertKey key, int version) override {
@@ -93,10 +102,17 @@ class DeviceTransfers final : public TransferQueue {
   /// report.
   bool Issue(const Transfer& transfer, int64_t submitted_ns) {
     if (clock_ == nullptr) return false;
-    absl::StatusOr<cudaEvent_t> event = source_->Begin(transfer);
+    direct_.push_back({transfer, submitted_ns, nullptr, 0});  // first what may find no memory
+    if (Start(&direct_.back())) return true;
+    direct_.pop_back();
+    return false;
+  }
+
+  bool Start(Direct* direct) {
+    const absl::StatusOr<cudaEvent_t> event = source_->Begin(direct->transfer);
     if (!event.ok() || *event == nullptr) return false;
-    const int64_t due_ns = pacer_ != nullptr ? pacer_->Reserve(transfer.bytes) : 0;
-    direct_.push_back({transfer, submitted_ns, *event, due_ns});
+    direct->event = *event;
+    if (pacer_ != nullptr) direct->due_ns = pacer_->Reserve(direct->transfer.bytes);
     return true;
   }
 
@@ -110,6 +126,7 @@ class DeviceTransfers final : public TransferQueue {
     const cudaError_t error =
         wait ? cudaEventSynchronize(oldest.event) : cudaEventQuery(oldest.event);
     if (error == cudaErrorNotReady) return false;
+    done->reserve(done->size() + 1);
     direct_.pop_front();
     source_->ReturnEvent(oldest.event);
     const int64_t now = pacer_ != nullptr ? oldest.due_ns : clock_->now_ns();
@@ -165,7 +182,7 @@ absl::Status DeviceSource::Init() {
 }
 
 DeviceSource::~DeviceSource() {
-  DeviceScope scope(device_);
+  leaving_.emplace(device_);
   if (stream_ != nullptr) {
     cudaStreamSynchronize(stream_);
     cudaStreamDestroy(stream_);
@@ -247,11 +264,14 @@ absl::Status DeviceSource::Copy(int64_t id, const std::byte* from, int64_t bytes
     if (const auto it = tickets_.find(id); it != tickets_.end()) ticket = it->second;
   }
   MOERT_RETURN_IF_ERROR(fence_->Wait(ticket, stream_));
-  MOERT_CUDA_RETURN_IF_ERROR(
-      cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, stream_));
-  MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(done, stream_));
-  MOERT_CUDA_RETURN_IF_ERROR(cudaEventSynchronize(done));
-  return absl::OkStatus();
+  cudaError_t error =
+      cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, stream_);
+  if (error != cudaSuccess) return ToStatus(error, "copying a record");
+  error = cudaEventRecord(done, stream_);
+  // Both ends are free for others when this returns, also when it fails.
+  if (error == cudaSuccess) return ToStatus(cudaEventSynchronize(done), "copying a record");
+  cudaStreamSynchronize(stream_);
+  return ToStatus(error, "copying a record");
 }
 
 const std::byte* DeviceSource::KeptRecord(ExpertKey key, int source_version) const {
@@ -288,8 +308,9 @@ absl::StatusOr<cudaEvent_t> DeviceSource::Begin(const Transfer& transfer) {
         layout(transfer.key.layer, transfer.key.expert, transfer.source_version).bytes;
     MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(
         transfer.dst.data(), from, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, stream_));
-    MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(event, stream_));
-    return absl::OkStatus();
+    const cudaError_t recorded = cudaEventRecord(event, stream_);
+    if (recorded != cudaSuccess) cudaStreamSynchronize(stream_);  // its block is free again
+    return ToStatus(recorded, "copying a record");
   };
   const absl::Status status = enqueue();
   if (!status.ok()) {
@@ -307,9 +328,7 @@ void DeviceSource::ReturnEvent(cudaEvent_t event) {
 absl::Status DeviceSource::ReadRecord(int layer, int expert, int version,
                                       absl::Span<std::byte> dst) const {
   DeviceScope scope(device_);
-  // What the threads of transfers do must not end a capture of another thread.
-  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-  cudaThreadExchangeStreamCaptureMode(&mode);
+  const RelaxedCapture relaxed;
   const int64_t id = Id(layer, expert, version);
   const int64_t bytes = layout(layer, expert, version).bytes;
   const int64_t rounded = RoundUp(bytes, kRecordAlignment);

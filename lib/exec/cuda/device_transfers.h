@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -81,6 +82,7 @@ class DeviceSource final : public ExpertSource {
   absl::Status Copy(int64_t id, const std::byte* from, int64_t bytes, std::byte* to,
                     cudaEvent_t done) const;
 
+  std::optional<DeviceScope> leaving_;  // first: memory and events below go within it
   const ExpertSource* const source_;
   const int device_;
   const int64_t host_budget_;  // -1: no limit

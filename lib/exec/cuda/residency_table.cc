@@ -1,5 +1,8 @@
 #include "exec/cuda/residency_table.h"
 
+#include <algorithm>
+#include <climits>
+
 #include "base/status_macros.h"
 #include "exec/cuda/workspace.h"
 
@@ -50,9 +53,16 @@ absl::Status ResidencyTable::Write(ExpertKey key, const moert::ExpertHandle& han
 
 absl::Status ResidencyTable::Flush(cudaStream_t stream) {
   if (updates_.count == 0) return absl::OkStatus();
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchUpdateTable(table_, updates_, stream));
+  const absl::Status status =
+      ToStatus(LaunchUpdateTable(table_, updates_, stream), "updating the residency table");
+  if (!status.ok()) {
+    // They are not written: the next sync finds them different.
+    constexpr moert::ExpertHandle kUnknown{nullptr, nullptr, INT_MIN};
+    for (int i = 0; i < updates_.count; ++i) shadow_[updates_.index[i]] = kUnknown;
+    std::fill(dirty_layers_.begin(), dirty_layers_.end(), uint8_t{1});
+  }
   updates_.count = 0;
-  return absl::OkStatus();
+  return status;
 }
 
 absl::Status ResidencyTable::SyncLayer(const VersionedStore& store, int layer, int64_t epoch,

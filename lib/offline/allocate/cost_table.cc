@@ -24,15 +24,19 @@ double RateAt(const std::vector<CostTable::Point>& points, double tokens) {
   return low.weight_bytes_per_s * std::pow(next->weight_bytes_per_s / low.weight_bytes_per_s, part);
 }
 
-absl::StatusOr<std::vector<CostTable::Point>> ParsePoints(const nlohmann::json& list,
+absl::StatusOr<std::vector<CostTable::Point>> ParsePoints(JsonValue list,
                                                           const std::string& source) {
   std::vector<CostTable::Point> points;
   if (!list.is_array()) return absl::InvalidArgumentError(source + " is not a list");
-  for (const auto& pair : list) {
-    if (!pair.is_array() || pair.size() != 2 || !pair[0].is_number() || !pair[1].is_number()) {
+  for (const JsonValue pair : list.elements()) {
+    std::vector<double> numbers;
+    for (const JsonValue n : pair.elements()) {
+      if (const auto d = n.AsDouble(); d && numbers.size() < 3) numbers.push_back(*d);
+    }
+    if (numbers.size() != 2 || pair.size() != 2) {
       return absl::InvalidArgumentError(source + ": not a pair of tokens and bytes a second");
     }
-    const CostTable::Point p = {pair[0].get<double>(), pair[1].get<double>()};
+    const CostTable::Point p = {numbers[0], numbers[1]};
     const double least = points.empty() ? 0 : points.back().tokens;
     if (!(p.tokens > least && p.tokens <= 1e9 && p.weight_bytes_per_s >= 1 &&
           p.weight_bytes_per_s <= 1e18)) {
@@ -44,23 +48,24 @@ absl::StatusOr<std::vector<CostTable::Point>> ParsePoints(const nlohmann::json& 
   return points;
 }
 
-absl::StatusOr<CostTable> ParseCostTable(const nlohmann::json& object, const std::string& name) {
+absl::StatusOr<CostTable> ParseCostTable(JsonValue object, const std::string& name) {
   ConfigFields f(object, name);
   CostTable table;
   table.name = f.String("name");
   table.source = f.String("source", "");
-  const nlohmann::json* rates = f.Find("rates");
+  const auto rates = f.Find("rates");
   MOERT_RETURN_IF_ERROR(f.status());
-  if (rates == nullptr || !rates->is_object()) {
+  if (!rates || !rates->is_object()) {
     return absl::InvalidArgumentError(name + ": rates is not an object");
   }
-  for (const auto& [key, value] : rates->items()) {
+  for (const JsonMember& m : rates->members()) {
+    const std::string key = *m.key.AsString();
     const auto scheme = Scheme::Parse(key);
     if (!scheme.ok()) {
       return absl::InvalidArgumentError(name +
                                         ": rates: " + std::string(scheme.status().message()));
     }
-    MOERT_ASSIGN_OR_RETURN(auto points, ParsePoints(value, name + ": rates: " + key));
+    MOERT_ASSIGN_OR_RETURN(auto points, ParsePoints(m.value, name + ": rates: " + key));
     table.rates.push_back({*scheme, std::move(points)});
   }
   return table;
@@ -83,9 +88,10 @@ absl::StatusOr<double> CostTable::Seconds(const Scheme& scheme, int64_t bytes,
 }
 
 absl::StatusOr<CostTable> LoadCostTable(const std::string& name, Env* env) {
-  if (name == "h200") return ParseCostTable(nlohmann::json::parse(kH200Costs), name);
-  MOERT_ASSIGN_OR_RETURN(const nlohmann::json object, ReadJsonFile(env, name));
-  return ParseCostTable(object, name);
+  auto document =
+      name == "h200" ? JsonDocument::Parse(kH200Costs, name) : JsonDocument::Read(env, name);
+  if (!document.ok()) return document.status();
+  return ParseCostTable(document->root(), name);
 }
 
 }  // namespace moert

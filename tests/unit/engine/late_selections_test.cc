@@ -73,7 +73,7 @@ TEST_CASE("selections of replays reach counters, recency and the version manager
   }
   WallClock clock;
   VersionedStore store(&source, {{0, 0}, {1, 1}}, std::move(pools),
-                       MakeReaderQueue(&source, &clock, 1, nullptr), lru.get());
+                       *MakeReaderQueue(&source, &clock, 1, nullptr), lru.get());
   // Expert 2 of the first layer is low and should not be; 1 is low as intended; the rest is high.
   for (int l = 0; l < 2; ++l) {
     for (int e = 0; e < 3; ++e) {

@@ -214,7 +214,8 @@ TEST_CASE("damaged indices of shards") {
   const auto whole = Checkpoint::Open(kModel);
   REQUIRE_OK(whole.status());
   json map;
-  for (const TensorInfo& t : (*whole)->tensors()) map[t.name] = "model-00001.safetensors";
+  for (const TensorInfo& t : (*whole)->tensors())
+    map[std::string(t.name)] = "model-00001.safetensors";
   const json index = {{"metadata", {{"total_size", 1}}}, {"weight_map", map}};
   const Tally t = DamageMany(index.dump(), 500, 5, [&](const std::string& bytes) {
     WriteFile(dir / "model.safetensors.index.json", bytes);

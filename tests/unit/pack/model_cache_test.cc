@@ -1,5 +1,7 @@
 #include "pack/model_cache.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -26,7 +28,8 @@ using test::TempDir;
 const std::string kTiny = SourceDir() + "/examples/models/tiny-moe";
 
 struct Calls {
-  int logs = 0;
+  int logs = 0;  // of a pack that is written
+  int waits = 0;
   int64_t done = 0, total = 0;
   std::string line;
 };
@@ -37,8 +40,8 @@ OpenModelOptions Options(const std::string& cache_dir, Calls* calls) {
   o.user = calls;
   o.log = [](void* user, absl::string_view line) {
     auto* c = static_cast<Calls*>(user);
-    ++c->logs;
     c->line = std::string(line.data(), line.size());
+    ++(c->line.rfind("waiting", 0) == 0 ? c->waits : c->logs);
   };
   o.progress = [](void* user, int64_t done, int64_t total) {
     auto* c = static_cast<Calls*>(user);
@@ -211,6 +214,43 @@ TEST_CASE("a pack that cannot be opened for want of descriptors is not rebuilt")
   }
   CHECK(refused > 2);
   CHECK(calls.logs == 1);
+}
+
+mode_t ModeOf(const std::string& path) {
+  struct stat st {};
+  REQUIRE(::lstat(path.c_str(), &st) == 0);
+  return st.st_mode & 0777;
+}
+
+TEST_CASE("what the cache holds is its owner's; a lock is not followed, and waits aloud") {
+  TempDir dir;
+  Calls calls;
+  REQUIRE_OK(OpenModel(kTiny, Options(dir / "cache", &calls)).status());
+  const std::string pack = Packs(dir / "cache").at(0);
+  CHECK(ModeOf(dir / "cache") == 0700);
+  CHECK(ModeOf(pack) == 0700);
+  const std::string lock = pack + ".lock";
+  CHECK(ModeOf(lock) == 0600);
+
+  fs::remove_all(pack);
+  const int held = ::open(lock.c_str(), O_RDWR);
+  REQUIRE(::flock(held, LOCK_EX) == 0);
+  absl::Status opened;
+  std::thread opener([&] { opened = OpenModel(kTiny, Options(dir / "cache", &calls)).status(); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  ::close(held);
+  opener.join();
+  REQUIRE_OK(opened);
+  CHECK(calls.logs == 2);
+  CHECK(calls.waits == 1);
+
+  fs::remove_all(pack);
+  fs::remove(lock);
+  test::WriteFile(dir / "elsewhere", "");
+  fs::create_symlink(dir / "elsewhere", lock);
+  const absl::Status linked = OpenModel(kTiny, Options(dir / "cache", &calls)).status();
+  CHECK(linked.code() == absl::StatusCode::kFailedPrecondition);
+  CHECK_THAT(std::string(linked.message()), Catch::Contains("symbolic link"));
 }
 
 TEST_CASE("concurrent first opens write one pack") {

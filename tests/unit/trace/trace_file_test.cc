@@ -181,12 +181,12 @@ TEST_CASE("every cut of a trace is an error or a shorter trace, never more") {
   }
 }
 
-TEST_CASE("a damaged byte is never more than an error") {
+TEST_CASE("a damaged byte is an error, wherever it is") {
   const TempDir dir;
   Memory memory;
   Record(dir / "t", ClockKind::kVirtual, &memory);
   const std::string whole = ReadFile(dir / "t");
-  int errors = 0;
+  int errors = 0, flips = 0;
   for (size_t at = 0; at < whole.size(); at += at < 2000 ? 7 : 211) {
     for (const int flip : {0x01, 0x80, 0xff}) {
       std::string damaged = whole;
@@ -203,9 +203,10 @@ TEST_CASE("a damaged byte is never more than an error") {
         for (const int32_t id : (*call)->ids) REQUIRE((id >= 0 && id < layer.num_experts));
       }
       errors += !status.ok();
+      ++flips;
     }
   }
-  CHECK(errors > 50);
+  CHECK(errors == flips);
 }
 
 TEST_CASE("fields out of range are named") {
@@ -215,7 +216,7 @@ TEST_CASE("fields out of range are named") {
   const std::string whole = ReadFile(dir / "t");
   uint32_t header = 0;
   std::memcpy(&header, whole.data() + 12, 4);
-  const size_t call = 16 + header;
+  const size_t call = 16 + header + 8;
   const auto answer = [&](size_t at, const std::string& bytes) {
     std::string changed = whole;
     changed.replace(at, bytes.size(), bytes);

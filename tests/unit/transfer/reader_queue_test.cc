@@ -20,7 +20,7 @@ struct Fixture {
   SyntheticSource source{SyntheticShape{}};
   WallClock clock;
   std::shared_ptr<LinkPacer> pacer = std::make_shared<LinkPacer>(&clock, 1e9);  // a byte a ns
-  std::unique_ptr<TransferQueue> readers = MakeReaderQueue(&source, &clock, 2, pacer);
+  std::unique_ptr<TransferQueue> readers = *MakeReaderQueue(&source, &clock, 2, pacer);
   std::vector<std::byte> memory = std::vector<std::byte>(1 << 20);
   std::vector<TransferDone> done;
 
@@ -108,7 +108,7 @@ TEST_CASE("one wake-up is enough for readers to share what comes several at a ti
   SyntheticSource synthetic{SyntheticShape{}};
   MetByTwo source(&synthetic);
   WallClock clock;
-  std::unique_ptr<TransferQueue> readers = MakeReaderQueue(&source, &clock, 2, nullptr);
+  std::unique_ptr<TransferQueue> readers = *MakeReaderQueue(&source, &clock, 2, nullptr);
   std::vector<std::byte> memory(1 << 10);
   std::vector<TransferDone> done;
   for (int e = 0; e < 4; ++e) {

@@ -1,0 +1,42 @@
+// Exceptions as statuses. What says that memory is out must not need memory that is not there.
+#ifndef MOERT_LIB_BASE_EXCEPTION_STATUS_H_
+#define MOERT_LIB_BASE_EXCEPTION_STATUS_H_
+
+#include <exception>
+#include <new>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+
+namespace moert {
+
+/// ResourceExhausted "<what>: out of memory", without a message when there is no room for one.
+inline absl::Status OutOfMemory(absl::string_view what) noexcept {
+  try {
+    return absl::ResourceExhaustedError(absl::StrCat(what, ": out of memory"));
+  } catch (...) {
+    return absl::Status(absl::StatusCode::kResourceExhausted, "");
+  }
+}
+
+/// In a handler: the exception that is handled.
+inline absl::Status ExceptionStatus(absl::string_view what) noexcept {
+  try {
+    throw;
+  } catch (const std::bad_alloc&) {
+    return OutOfMemory(what);
+  } catch (const std::exception& e) {
+    try {
+      return absl::InternalError(absl::StrCat(what, ": ", e.what()));
+    } catch (...) {
+      return absl::Status(absl::StatusCode::kInternal, "");
+    }
+  } catch (...) {
+    return absl::Status(absl::StatusCode::kInternal, "");
+  }
+}
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_BASE_EXCEPTION_STATUS_H_

@@ -1,0 +1,20 @@
+#include "base/fork.h"
+
+#include <pthread.h>
+
+#include <atomic>
+
+namespace moert {
+namespace {
+
+std::atomic<int> forks{0};
+
+// Before main, and cheaper for every call than asking for the process's id.
+[[maybe_unused]] const int registered =
+    pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
+
+}  // namespace
+
+int ForkCount() { return forks.load(std::memory_order_relaxed); }
+
+}  // namespace moert
