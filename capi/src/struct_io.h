@@ -101,7 +101,7 @@ absl::Status ReadStruct(const T* in, const char* name, T* value) {
   return absl::OkStatus();
 }
 
-/// Backfills the caller's struct as far as it reaches, zeros what is newer than us.
+/// Fills the caller's struct as far as it reaches, zeros what is newer than us.
 template <SizedStruct T>
 absl::Status WriteStruct(const T& value, T* out, const char* name) {
   if (out == nullptr) return absl::InvalidArgumentError(absl::StrCat(name, ": must not be NULL"));

@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-/* Backfills `policies` for moert_engine_options.policies. 0, or -1 if there is no memory. If the
+/* Fills `policies` for moert_engine_options.policies. 0, or -1 if there is no memory. If the
  * engine cannot be created, call policies->destroy(policies->user_data). */
 int use_rate_policies(const moert_source* source, double decay, moert_policies* policies);
 

@@ -22,7 +22,7 @@ float Value(uint32_t layer, uint32_t expert, uint32_t part, uint32_t index) {
   return static_cast<float>(static_cast<int32_t>(h >> 8) - 8388608) / 8388608.0f;
 }
 
-/// Backfills rows of a matrix whenever an expert is needed.
+/// Fills rows of a matrix whenever an expert is needed.
 absl::Status ReadWeights(const moert::WeightRead& read) {
   const float scale = read.part == moert::WeightPart::kRouter ? 1.0f : 0.125f;
   for (int64_t i = 0; i < read.rows * read.cols; ++i) {

@@ -18,7 +18,7 @@ namespace moert {
 class RandomAccessFile {
  public:
   virtual ~RandomAccessFile() = default;
-  /// Backfills `dst` from byte `offset`. Short files are an error (OutOfRange), never a partial
+  /// Fills `dst` from byte `offset`. Short files are an error (OutOfRange), never a partial
   /// result. Blocking; never memory-mapped, so a vanishing file is a status and not a signal.
   virtual absl::Status Read(int64_t offset, absl::Span<std::byte> dst) const = 0;
   /// Size when the file was opened.

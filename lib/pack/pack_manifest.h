@@ -47,7 +47,7 @@ struct PackManifest {
     return first_record[static_cast<size_t>(layer)] + static_cast<size_t>(version) * experts +
            static_cast<size_t>(expert);
   }
-  /// Backfills first_record and returns the number of records; model and versions must be set.
+  /// Fills first_record and returns the number of records; model and versions must be set.
   size_t IndexRecords();
   std::vector<size_t> first_record;
 };

@@ -226,7 +226,7 @@ class SyntheticExperts final : public ExpertSource {
   std::vector<std::unique_ptr<RandomAccessFile>> files_;  // by version; empty: from memory
 };
 
-/// Backfills [begin, end) of a record with `word(i)`, 8 bytes each.
+/// Fills [begin, end) of a record with `word(i)`, 8 bytes each.
 template <typename Word>
 void FillWords(std::byte* begin, int64_t bytes, Word word) {
   for (int64_t i = 0; i < bytes; i += 8) {

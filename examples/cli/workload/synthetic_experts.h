@@ -41,7 +41,7 @@ struct SyntheticOptions {
 absl::StatusOr<std::shared_ptr<const ExpertSource>> MakeSyntheticExperts(
     const Shape& shape, const Workload& workload, uint64_t seed, const SyntheticOptions& options);
 
-/// Backfills a record with weights that kernels take as they are: random, small, no denormals.
+/// Fills a record with weights that kernels take as they are: random, small, no denormals.
 void FillRecord(const RecordLayout& layout, uint64_t seed, std::byte* record);
 
 }  // namespace moert::cli

@@ -11,7 +11,7 @@ namespace moert {
 
 struct Architecture {
   const char* model_type;
-  /// Backfills moe, names and whatever differs from the defaults of a decoder. The fields that all
+  /// Fills moe, names and whatever differs from the defaults of a decoder. The fields that all
   /// families share are already in `config`. Errors stay in `fields`.
   void (*read)(ConfigFields& fields, HfConfig& config);
   // What the family's own configuration class takes for a field that the file does not have.

@@ -57,7 +57,7 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-/// Backfills probe->layers, experts and expert_bytes.
+/// Fills probe->layers, experts and expert_bytes.
 absl::Status ProbeDeviceLayers(const Shape& shape, const std::vector<int>& tokens, int repeats,
                                CudaProbe* probe);
 
