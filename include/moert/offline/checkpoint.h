@@ -80,7 +80,7 @@ class Checkpoint {
 
   std::string path_;
   std::vector<std::unique_ptr<RandomAccessFile>> files_;
-  std::vector<TensorStorage> storage_;  // by file
+  std::deque<TensorStorage> storage_;  // by file; never moved
   std::vector<TensorInfo> tensors_;
   std::vector<uint32_t> by_name_;  // places in tensors_, sorted
 };
