@@ -2,6 +2,7 @@
 #include <filesystem>
 #include <functional>
 
+#include "fmt/format.h"
 #include "base/json_writer.h"
 #include "checkpoint/safetensors_header.h"
 #include "fault/inject.h"

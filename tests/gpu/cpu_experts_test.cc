@@ -98,6 +98,26 @@ TEST_CASE("what is not in host memory is loaded, not computed by the CPU") {
   CHECK((*engine)->stats().policy_fallbacks == 0);
 }
 
+/// How far rows of a prompt are from the reference. Layers feed each other, so rounding sends some
+/// tokens to another expert than the reference has; the others must agree.
+struct RowErrors {
+  double median = 0;
+  double share_beyond = 0;  // of rows further off than rounding explains
+};
+RowErrors CompareRows(const std::vector<float>& a, const std::vector<double>& b) {
+  const auto hidden = static_cast<size_t>(Shape().hidden);
+  REQUIRE(a.size() == b.size());
+  std::vector<double> errors;
+  for (size_t row = 0; row < b.size(); row += hidden) {
+    errors.push_back(RelativeError({a.begin() + row, a.begin() + row + hidden},
+                                   {b.begin() + row, b.begin() + row + hidden}));
+  }
+  std::sort(errors.begin(), errors.end());
+  const auto beyond = errors.end() - std::upper_bound(errors.begin(), errors.end(), 2e-2);
+  return {errors[errors.size() / 2],
+          static_cast<double>(beyond) / static_cast<double>(errors.size())};
+}
+
 TEST_CASE("calls of very many rows stay off the CPU") {
   const auto source = std::make_shared<SyntheticSource>(Shape());
   constexpr int64_t kMost = CpuOffload::kMaxTokens;
@@ -108,10 +128,14 @@ TEST_CASE("calls of very many rows stay off the CPU") {
   OnDevice(engine->get(), 3, kRows);
   const int64_t before = (*engine)->stats().cpu_computed;
   std::vector<float> outputs = OnDevice(engine->get(), 2, kMost + 32);
-  CHECK(RelativeError(outputs, OnCpu(source, 2, kMost + 32)) < 5e-3);
+  RowErrors errors = CompareRows(outputs, OnCpu(source, 2, kMost + 32));
+  CHECK(errors.median < 5e-3);
+  CHECK(errors.share_beyond < 0.1);
   CHECK((*engine)->stats().cpu_computed == before);
   outputs = OnDevice(engine->get(), 2, kMost);
-  CHECK(RelativeError(outputs, OnCpu(source, 2, kMost)) < 5e-3);
+  errors = CompareRows(outputs, OnCpu(source, 2, kMost));
+  CHECK(errors.median < 5e-3);
+  CHECK(errors.share_beyond < 0.1);
   CHECK((*engine)->stats().cpu_computed > before);
 }
 
