@@ -46,10 +46,10 @@ absl::StatusOr<StepId> EngineImpl::BeginStep(const StepInfo& info) {
   }
   Step& step = steps_.emplace(id, std::move(begun)).first->second;
   step.epoch = parts_->store->OpenStep();
-  absl::Cleanup close = [this, epoch = step.epoch] { parts_->store->CloseStep(epoch); };
+  absl::Cleanup close = [this, epoch = step.epoch]()
+                            ABSL_NO_THREAD_SAFETY_ANALYSIS { parts_->store->CloseStep(epoch); };
   if (parts_->versions != nullptr) parts_->versions->AfterStepOpened(ContextOf(step, 0));
-  MOERT_RETURN_IF_ERROR(
-      parts_->executor->OpenStep(parts_->store.get(), step.epoch, step.stream));
+  MOERT_RETURN_IF_ERROR(parts_->executor->OpenStep(parts_->store.get(), step.epoch, step.stream));
   std::move(close).Cancel();
   std::move(forget).Cancel();
   return id;
