@@ -9,7 +9,9 @@ mkdir -p "$work"
 cmake --install "$build" --prefix "$work/prefix" --component development >"$work/install.log"
 include=$(dirname "$(find "$work/prefix" -path '*/moert/engine.h')")/..
 system=()
-for folder in "$@"; do system+=(-isystem "$folder"); done
+for folder in "$@"; do  # /usr/include is searched as it is; named, its place in the order would change
+  [ "$folder" = /usr/include ] || system+=(-isystem "$folder")
+done
 
 failed=0 headers=0
 while read -r header; do
