@@ -192,13 +192,14 @@ TEST_CASE("channels of every scheme add up") {
     for (const int64_t first : {0, 128}) {
       parts.push_back(Run(Open(source, Channels(first, 128), 1.0).get(), &routing));
     }
-    // Activations with a scale a row are rounded by the largest of the row, here of the slice: half
-    // a step of 127 (7 for four bits, 1/16 for e4m3) each way. Other sums differ by their order.
+    // Where activations have a scale a row, that of the row's slice is another one: steps of a
+    // 127th (a 7th for four bits, a 16th of the value for e4m3) of the largest of some 256 normal
+    // values, half a step each way, spread over the sum. Other sums differ by their order alone.
     const bool row_scale = format.down.act_bits < 16 && format.down.group < 0;
     const double bound = !row_scale                  ? 5e-6
-                         : format.down.act_bits == 4 ? 0.15
+                         : format.down.act_bits == 4 ? 0.4
                          : format.down.fp8           ? 0.05
-                                                     : 0.01;
+                                                     : 0.025;
     CHECK(Difference(Sum(parts), whole) < bound);
   }
 }
