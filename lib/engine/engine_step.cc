@@ -159,6 +159,7 @@ absl::Status EngineImpl::EndStep(StepId step) {
     status.Update(ExceptionStatus("end of a step"));
   }
   parts_->leases->ReleaseStep(step);
+  it->second.fetched.clear();
   parts_->store->CloseStep(it->second.epoch);
   const StepState ended = std::move(it->second);
   ForgetStep(step);

@@ -92,6 +92,8 @@ void LayerRunner::EndCall(const LayerCall& call, int64_t stalled_ns) {
   times_.stalled_ns = stats_.stalled_ns() - stalled_ns;
   parts_.prefetcher->EndCall(call.context, call.exec.tokens, times_.end_ns);
   if (parts_.trace == nullptr) return;
+  // A trace has the layer's own number of experts a token.
+  if (routing_.top_k != parts_.model->layers[call.context.layer].routing.top_k) return;
   parts_.trace->OnCall({call.context.step, call.context.phase, call.context.layer, call.exec.tokens,
                         call.context.request_ids, routing_.ids, routing_.weights, routing_.scores,
                         routing_.next_scores, times_});

@@ -18,6 +18,7 @@
 #include "moert/trace.h"
 #include "plan/layer_planner.h"
 #include "prefetch/layer_prefetcher.h"
+#include "store/acquire.h"
 #include "store/version_manager.h"
 #include "store/versioned_store.h"
 
@@ -69,6 +70,9 @@ class LayerRunner {
   explicit LayerRunner(const LayerParts& parts);
 
   absl::Status Forward(LayerCall call);
+  /// A call without a product: brings what `input` names and pins it into *pins. On failure nothing
+  /// is pinned.
+  absl::Status Fetch(LayerCall call, const FetchInput& input, Pins* pins);
   /// Whether calls that miss nothing run on the device alone: nothing has to see a routing before
   /// it is executed.
   bool runs_resident() const { return runs_resident_; }
@@ -118,6 +122,15 @@ class LayerRunner {
   PrecisionPolicy* Precision() const {
     return parts_.versions == nullptr ? parts_.strategy->precision.get() : nullptr;
   }
+
+  // Fetch alone.
+
+  absl::Status SetFetchRouting(const LayerCall& call, const FetchInput& input);
+  /// Refuses a call that needs more blocks than it can have.
+  absl::Status CheckRoom(int layer) const;
+  absl::Status TooMany(int layer, int64_t wanted, int64_t most) const;
+  /// Until all experts of the call are in batch_, pinned.
+  absl::Status Bring(const LayerCall& call);
 
   // Predict.
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "moert/model.h"
 #include "moert/policy.h"
@@ -79,6 +80,10 @@ class Executor {
   /// routing is given.
   virtual absl::Status Check(const ExecutorCall& call, const MoeLayerSpec& layer,
                              bool routed) const;
+  /// Refuses rows that are not [call.tokens, hidden of the layer] of a float type. `what` is for
+  /// the message.
+  static absl::Status CheckRows(absl::string_view what, const MatrixView& rows,
+                                const ExecutorCall& call, const MoeLayerSpec& layer);
   /// Scores, chosen experts and their weights, tokens grouped by expert: *routing is complete when
   /// it returns.
   virtual absl::Status Route(const ExecutorCall& call, const RoutingRequest& request,
