@@ -35,9 +35,9 @@ class Source(Handle):
     @classmethod
     def from_weights(cls, name, layers, read, dtype="float32"):
         """Weights of the host's own. layers: a list of Source.layer(...). read(layer, expert, part,
-        first_row, rows, cols) returns rows * cols values: a contiguous buffer or CPU tensor of
-        `dtype` ("float32", "bfloat16" or "float16"; parts of a layer always float32), or an iterable
-        of floats. part is "gate_proj", "up_proj", "down_proj", "router", "selection_bias" or
+        first_row, rows, cols) returns rows * cols values: a CPU tensor or contiguous buffer of
+        `dtype` ("float32", "bfloat16" or "float16"; parts of a layer always float32), their bytes, or
+        an iterable of floats. part is "gate_proj", "up_proj", "down_proj", "router", "selection_bias" or
         "shared_gate"; expert -1 the shared one. Called from threads of the library."""
         def callback(_, what, failure):
             r = what.contents
@@ -99,6 +99,7 @@ class Source(Handle):
 
 
 _ITEM_BYTES = {_c.F32: 4, _c.BF16: 2, _c.F16: 2}
+_FORMATS = {_c.F32: ("f", "<f"), _c.F16: ("e", "<e"), _c.BF16: ("H", "<H")}  # of a buffer
 
 
 def _fill(dst, weights):
@@ -117,8 +118,7 @@ def _fill(dst, weights):
     if not hasattr(weights, "__getitem__") or isinstance(weights, (list, tuple)):
         weights = array.array("f", weights)
     view = memoryview(weights)
-    formats = {_c.F32: ("f", "<f"), _c.F16: ("e", "<e"), _c.BF16: ("H", "<H")}[dst.dtype]
-    if view.format not in formats or view.nbytes != size:
-        raise ValueError(f"{size} bytes of '{formats[0]}' are wanted, not {view.nbytes} bytes of "
-                         f"'{view.format}'")
-    c.memmove(dst.data, view.tobytes(), view.nbytes)
+    if view.format not in ("B", *_FORMATS[dst.dtype]) or view.nbytes != size:
+        raise ValueError(f"{size} bytes of '{_FORMATS[dst.dtype][0]}' are wanted, not {view.nbytes} "
+                         f"bytes of '{view.format}'")
+    c.memmove(dst.data, weights if isinstance(weights, bytes) else view.tobytes(), size)

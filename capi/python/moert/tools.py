@@ -1,6 +1,8 @@
 """The command line tools that come with the library."""
 import os
 import pathlib
+import pty
+import re
 import shutil
 import subprocess
 
@@ -23,32 +25,57 @@ def replace_process(name, arguments):
     os.execv(path(name), [name, *arguments])
 
 
-def lines(name, arguments):
-    """Runs a tool and yields what it prints on stderr, piece by piece as progress lines come.
-    Raises ToolError with its last words when it fails."""
-    process = subprocess.Popen([path(name), *arguments], stdout=subprocess.DEVNULL,
-                               stderr=subprocess.PIPE)
-    last, text = "", b""
-    try:
-        while chunk := process.stderr.read1(4096):
-            *whole, text = (text + chunk).replace(b"\r", b"\n").split(b"\n")
-            for line in whole:
-                if line.strip():
-                    last = line.decode(errors="replace").strip()
-                    yield last
-    except BaseException:
-        process.terminate()
-        raise
-    finally:
-        code = process.wait()
-        process.stderr.close()
-    if code != 0:
-        raise ToolError(name, code, text.decode(errors="replace").strip() or last)
-
-
 class ToolError(Exception):
-    """A tool failed: `tool`, `code` (its exit status), `message` (its last line)."""
+    """A tool failed: `tool`, `code` (its exit status), `message` (what it said last)."""
 
     def __init__(self, tool, code, message):
         super().__init__(f"{tool} failed with status {code}: {message}")
         self.tool, self.code, self.message = tool, code, message
+
+    def __reduce__(self):
+        return type(self), (self.tool, self.code, self.message)
+
+
+def run(name, arguments, progress=None):
+    """Runs a tool to its end; progress(done, total) hears of its progress line. ToolError when it
+    fails."""
+    ours, theirs = pty.openpty()  # tools show progress on a terminal only
+    try:
+        process = subprocess.Popen([path(name), *arguments], stdout=subprocess.DEVNULL,
+                                   stderr=theirs)
+    finally:
+        os.close(theirs)
+    said = []
+    try:
+        for line in _lines(ours):
+            shown = re.search(r": (\d+) of (\d+) \(", line)
+            if not shown:
+                said = [*said[-4:], line]
+            elif progress is not None:
+                progress(int(shown[1]), int(shown[2]))
+    except BaseException:  # Ctrl-C, or progress failed: the tool keeps what it has done
+        process.terminate()
+        raise
+    finally:
+        os.close(ours)
+        process.wait()
+    if process.returncode != 0:
+        raise ToolError(name, process.returncode, " ".join(said))
+
+
+def _lines(terminal):
+    """What is written to a terminal, line by line, progress lines and all."""
+    rest = b""
+    while True:
+        try:
+            chunk = os.read(terminal, 4096)
+        except OSError:  # EIO: nobody holds the other end any more
+            chunk = b""
+        *whole, rest = (rest + chunk).replace(b"\r", b"\n").replace(b"\033[K", b"").split(b"\n")
+        if not chunk:
+            whole.append(rest)
+        for line in whole:
+            if line.strip():
+                yield line.decode(errors="replace").strip()
+        if not chunk:
+            return

@@ -1,92 +1,231 @@
-"""The MoE blocks of a transformers model, computed by libmoert.
+"""The experts of transformers models (transformers 5), held by libmoert.
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype="float32")
-    engine = moert.transformers.attach(model, path, budget_fraction=0.25)
+    model = moert.from_pretrained("model-dir", budget="8GiB")
+    model.generate(**tokenizer("...", return_tensors="pt"))
 
-The model is then used as before (generate, Trainer's evaluation, lm-evaluation-harness); attention,
-embeddings and the head stay torch's. For transformers 5, on the CPU, without gradients.
+The config and all dense weights are transformers' own; experts are never materialized in torch. The
+model is then used as any other: generate (batches, streaming, assisted decoding), torch.compile,
+lm-evaluation-harness. It computes no gradients, its state_dict() has the dense weights only, and
+save_pretrained refuses.
 """
+import os
+import pathlib
+import re
+
 import torch
+import transformers
+from transformers.quantizers import HfQuantizer
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from . import Engine, Source
+from . import blocks, pack_cache
+from .checkpoint_experts import CheckpointExperts
+from .engine import Engine
+from .errors import Error
+from .passes import Passes
+from .source import Source
 
+__all__ = ["MoertConfig", "attach", "from_pretrained"]
 
-class MoeBlock(torch.nn.Module):
-    """Stands where a sparse MoE block stood. A step spans the layers of one forward pass; a pass
-    with more rows than the engine takes is several steps side by side."""
-
-    def __init__(self, shared, layer):
-        super().__init__()
-        self._shared, self._layer = shared, layer
-
-    def forward(self, hidden_states, *_, **__):
-        return self._shared.forward(self._layer, hidden_states)
-
-
-class _Steps:
-    def __init__(self, engine):
-        self.engine, self.open = engine, []
-
-    def forward(self, layer, hidden_states):
-        if torch.is_grad_enabled() and hidden_states.requires_grad:
-            raise RuntimeError("libmoert does not compute gradients: use torch.no_grad()")
-        x = hidden_states.detach().reshape(-1, hidden_states.shape[-1]).contiguous()
-        out = torch.empty_like(x)
-        if layer == 0:
-            self.begin(hidden_states.shape)
-        try:
-            row = 0
-            for step in self.open:
-                step.forward(layer, x[row:row + step.rows], out[row:row + step.rows])
-                row += step.rows
-        except BaseException:
-            self.abandon()
-            raise
-        if layer + 1 == self.engine.layers:
-            steps, self.open = self.open, []
-            for step in steps:
-                step.end()
-        return out.reshape(hidden_states.shape)
-
-    def begin(self, shape):
-        self.abandon()  # of a pass that died on its way
-        batch, length = (shape[0], shape[1]) if len(shape) == 3 else (1, shape[0])
-        requests = [b for b in range(batch) for _ in range(length)]
-        limit = self.engine.max_tokens
-        for first in range(0, len(requests), limit):
-            part = requests[first:first + limit]
-            self.open.append(self.engine.step("decode" if length == 1 else "prefill", len(part),
-                                              part))
-
-    def abandon(self):
-        steps, self.open = self.open, []
-        for step in steps:
-            step.__exit__(RuntimeError, None, None)
+_ENGINE = ("budget", "strategy", "max_tokens", "threads", "io_threads", "host_budget", "numerics",
+           "virtual_clock", "link_gbps", "cpus", "kernels", "profile", "trace_path")
+_OURS = ("experts", "routing", "top_k", "cache_dir", "progress")
 
 
-def moe_blocks(model):
-    """[(parent module, attribute, block)] of every sparse MoE block, in order."""
-    found = []
-    for module in model.modules():
-        for name, child in module.named_children():
-            if hasattr(child, "experts") and (hasattr(child, "gate") or hasattr(child, "router")):
-                found.append((module, name, child))
-    return found
+def from_pretrained(path, *, device="cpu", auto_class=None, **options):
+    """A model whose experts libmoert holds; `model.moert` is their engine.
+
+    path: a folder, or a name on the Hugging Face Hub. budget: bytes ("8GiB") of everything the engine
+    holds in the fast tier, or a share of the experts ("25%"). experts: None keeps them as stored; a
+    scheme ("w4a16_g128", or several with commas) quantizes them into the cache folder, the first time
+    with a progress line. device: where the dense part and the engine are. routing: "library", "host",
+    or None, which chooses (attach). Other options are those of moert.Engine, and of the auto class's
+    from_pretrained (auto_class: default AutoModelForCausalLM)."""
+    device = torch.device(device)
+    mine = {name: options.pop(name) for name in (*_ENGINE, *_OURS) if name in options}
+    folder = _local(path)
+    config = MoertConfig(device=str(device), **mine)
+    if device.type != "cpu":
+        options.setdefault("device_map", {"": device})
+    options.setdefault("dtype", "auto")
+    auto_class = auto_class or transformers.AutoModelForCausalLM
+    model = auto_class.from_pretrained(folder, quantization_config=config, **options)
+    return model.requires_grad_(False)
 
 
-def attach(model, experts, **options):
-    """Replaces the MoE blocks of `model`; their weights in torch are freed. `experts`: the model's
-    directory, or a Source (a pack's, say). options: those of Engine. Returns the engine."""
-    source = experts if isinstance(experts, Source) else Source.open(experts)
-    engine = Engine(source, **options)
-    blocks = moe_blocks(model)
-    if len(blocks) != engine.layers:
-        raise ValueError(f"the model has {len(blocks)} MoE blocks, the experts are of "
-                         f"{engine.layers}")
-    if model.config.hidden_size != engine.layer(0).hidden:
-        raise ValueError(f"the model's hidden size is {model.config.hidden_size}, that of the "
-                         f"experts {engine.layer(0).hidden}")
-    shared = _Steps(engine)
-    for layer, (parent, name, _) in enumerate(blocks):
-        setattr(parent, name, MoeBlock(shared, layer))
+def attach(model, experts, *, routing=None, top_k=None, device=None, cache_dir=None, progress=None,
+           **options):
+    """Gives the experts of a model that is in memory to libmoert; their weights in torch are freed.
+    Returns the engine.
+
+    experts: the model's folder; or a Source, such as Source.open_pack(dir). routing: "library"
+    replaces whole MoE blocks, so that routing and the prediction of the next layer happen beside the
+    experts; "host" replaces the experts alone, with the block's own router and shared experts. None:
+    "library" for architectures that the library reads, else "host". Other options: moert.Engine's."""
+    device = torch.device(device or _device(model))
+    plan = _plan(model, experts, {"routing": routing, "top_k": top_k, "cache_dir": cache_dir,
+                                  "progress": progress})
+    engine = _replace(model, *plan, _engine_options(options, device))
+    model.hf_quantizer = MoertQuantizer(MoertConfig(device=str(device)))  # refuses save_pretrained
     return engine
+
+
+def _local(path):
+    if os.path.isdir(path):
+        return pathlib.Path(path)
+    import huggingface_hub
+    return pathlib.Path(huggingface_hub.snapshot_download(
+        str(path), allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]))
+
+
+def _device(model):
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+def _engine_options(options, device):
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device is {device}; libmoert runs on cpu and cuda")
+    return {"backend": device.type, "device": device.index or 0, **options}
+
+
+def _plan(model, experts, options):
+    """(blocks, source, how the experts are routed)."""
+    found = blocks.find(model)
+    if not found:
+        raise ValueError(f"{type(model).__name__} has no MoE block: no module with experts and a gate "
+                         "or router")
+    routing = options["routing"]
+    if routing not in (None, "library", "host"):
+        raise ValueError(f"routing is {routing!r}, legal are 'library', 'host' and None")
+    if isinstance(experts, Source):
+        source = experts
+    elif routing == "host":
+        source = None
+    else:
+        source = _opened(experts, options, refuse=routing == "library")
+    if source is None:
+        return found, _by_structure(found, experts, options), "host"
+    _compare(model, found, source)
+    if routing == "host" and any(source.spec(l).shared_intermediate for l in range(source.layers)):
+        raise ValueError("routing='host' keeps the blocks' shared experts, and the source has them "
+                         "too: pass the model's folder")
+    return found, source, routing or "library"
+
+
+def _opened(folder, options, refuse):
+    """The library's own reading of a checkpoint; None where it does not know the architecture."""
+    schemes = options.get("experts")
+    try:
+        if schemes:
+            return pack_cache.quantized(folder, schemes, options["cache_dir"], options["progress"])
+        return pack_cache.opened(folder, options["cache_dir"], options["progress"])
+    except Error as error:
+        if refuse or error.code not in ("UNIMPLEMENTED", "INVALID_ARGUMENT"):
+            raise
+        return None
+
+
+def _by_structure(found, folder, options):
+    """A source of experts that the library does not read itself."""
+    if options.get("experts"):
+        raise ValueError(
+            f"experts={options['experts']!r}: libmoert does not read {found[0].name} of this "
+            "architecture itself, so it cannot be quantized on the way; leave experts=None")
+    shapes, specs = {}, []
+    for block in found:
+        shape, activation = blocks.shape(block)
+        if block.layer is None or block.layer in shapes:
+            raise ValueError(f"{block.name}: which layer it belongs to cannot be told")
+        shapes[block.layer] = shape
+        specs.append(Source.layer(
+            hidden=shape.hidden, intermediate=shape.width, num_experts=shape.experts,
+            model_layer=block.layer, activation=activation,
+            top_k=options["top_k"] or blocks.top_k(block)))
+    return CheckpointExperts(folder, shapes).source(str(folder), specs)
+
+
+def _compare(model, found, source):
+    if len(found) != source.layers:
+        raise ValueError(f"the model has {len(found)} MoE blocks, the experts are of "
+                         f"{source.layers}")
+    hidden = model.config.get_text_config().hidden_size
+    if hidden != source.spec(0).hidden:
+        raise ValueError(f"the model's hidden size is {hidden}, that of the experts "
+                         f"{source.spec(0).hidden}")
+
+
+def _replace(model, found, source, routing, engine_options):
+    """Creates the engine and puts its modules in place."""
+    engine = Engine(source, **engine_options)
+    passes = Passes(engine)
+    batch = blocks.Batch().watch(model) if routing == "host" else None
+    for layer, block in enumerate(found):
+        if routing == "host":
+            block.module.experts = blocks.Experts(passes, layer, batch)
+        else:
+            setattr(block.parent, block.attribute, blocks.MoeBlock(passes, layer))
+    model.moert = engine
+    return engine
+
+
+@register_quantization_config("moert")
+class MoertConfig(QuantizationConfigMixin):
+    """For an auto class's own from_pretrained(..., quantization_config=MoertConfig(budget="8GiB")).
+    Options: those of moert.from_pretrained that are not transformers' own."""
+
+    def __init__(self, device="cpu", **options):
+        self.quant_method, self.device = "moert", device
+        legal = {*_ENGINE, *_OURS}
+        for name in options:
+            if name not in legal and name != "quant_method":
+                raise TypeError(f"MoertConfig has no option '{name}', legal are "
+                                f"{', '.join(sorted(legal))}")
+        self._options = {name: options[name] for name in options if name in legal}
+
+    def to_dict(self):
+        plain = {k: v for k, v in self._options.items() if isinstance(v, (str, int, float))}
+        return {"quant_method": "moert", "device": self.device, **plain}
+
+    def split(self):
+        """(what finds and opens experts, what the engine takes)."""
+        ours = {name: self._options.get(name) for name in _OURS}
+        return ours, {k: v for k, v in self._options.items() if k in _ENGINE}
+
+
+@register_quantizer("moert")
+class MoertQuantizer(HfQuantizer):
+    """Takes the experts out of a model before transformers loads its weights."""
+
+    def __init__(self, quantization_config, **kwargs):
+        super().__init__(quantization_config, **kwargs)
+        if kwargs.get("pre_quantized"):
+            raise ValueError("config.json has a quantization_config: the checkpoint is quantized "
+                             "already, and transformers' own loading of it cannot be combined with "
+                             "libmoert's")
+        self._engine = None
+
+    def _process_model_before_weight_loading(self, model, checkpoint_files=None, **kwargs):
+        if not checkpoint_files or not checkpoint_files[0].endswith(".safetensors"):
+            raise ValueError("libmoert reads experts from safetensors files; this checkpoint has none")
+        ours, engine_options = self.quantization_config.split()
+        plan = _plan(model, os.path.dirname(checkpoint_files[0]), ours)
+        with torch.device("cpu"):  # transformers builds the model on the meta device
+            self._engine = _replace(model, *plan, _engine_options(
+                engine_options, torch.device(self.quantization_config.device)))
+        # What the engine reads is not missing from the model: no report about it.
+        prefixes = {re.escape(block.name) + (r"\.experts\." if plan[2] == "host" else r"\.")
+                    for block in plan[0]}
+        model._keys_to_ignore_on_load_unexpected = {
+            *(model._keys_to_ignore_on_load_unexpected or ()), *prefixes}
+
+    def is_serializable(self):  # asked by save_pretrained
+        raise ValueError("this model's experts are libmoert's, not torch's, so save_pretrained would "
+                         "lose them: copy the checkpoint's folder instead")
+
+    @property
+    def is_trainable(self):
+        return False
+
+    @property
+    def is_compileable(self):
+        return True
