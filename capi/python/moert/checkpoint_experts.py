@@ -6,10 +6,13 @@ import typing
 from .source import Source
 from .tensor_files import open_folder
 
-_OF_LAYER = re.compile(r"(?:.*\.)?layers\.(\d+)\.(?:.*\.)?experts\.(.+)")
+_OF_LAYER = re.compile(r"(?:.*\.)?layers\.(\d+)\.(?:.*\.)?(?:experts|block_sparse_moe)\.(.+)")
 _OF_EXPERT = re.compile(r"(\d+)\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.weight")
-_FUSED = re.compile(r"(gate_up_proj|gate_proj|up_proj|down_proj)(?:\.weight)?")
-_PARTS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+_FUSED = re.compile(r"(gate_up_proj|gate_proj|up_proj|down_proj|input_linear|output_linear)"
+                    r"(?:\.weight)?")
+_PARTS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj", "input_linear": "gate_up_proj",
+          "output_linear": "down_proj"}
+_OF_ROUTER = re.compile(r"(gate|router)\..*|.*e_score_correction_bias")
 _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
 
@@ -23,7 +26,9 @@ class _Layer:
         if match := _OF_EXPERT.fullmatch(rest):
             key = int(match[1]), _PARTS.get(match[2], match[2])
         elif match := _FUSED.fullmatch(rest):
-            key = None, match[1]
+            key = None, _PARTS.get(match[1], match[1])
+        elif _OF_ROUTER.fullmatch(rest):
+            return
         else:
             raise ValueError(f"{name} is no matrix of a gated expert; experts with biases or scales "
                              "of their own are not supported")
