@@ -22,7 +22,7 @@ from .errors import check as _check
 from .source import Source
 
 __all__ = ["Engine", "Error", "LayerSpec", "Memory", "Source", "Stats", "Step", "attach",
-           "from_pretrained", "plan", "probe", "strategies", "version"]
+           "from_pretrained", "open_experts", "plan", "probe", "strategies", "version"]
 
 
 def version():
@@ -45,6 +45,14 @@ def strategies():
         _check(_c.lib.moert_strategy_at, index, _c.c.byref(info))
         found[info.name.decode()] = (info.summary.decode(), info.keys.decode())
     return found
+
+
+def open_experts(model_dir, schemes=None, cache_dir=None):
+    """The experts of a checkpoint, as stored or quantized into the cache folder, as a Source."""
+    from . import pack_cache
+    if schemes:
+        return pack_cache.quantized(model_dir, schemes, cache_dir)
+    return pack_cache.opened(model_dir, cache_dir)
 
 
 def from_pretrained(path, **options):

@@ -129,21 +129,26 @@ class MoeBlock(_Replacement):
 
 
 class Experts(_Replacement):
-    """Stands where a block's experts stood; the block's router and shared experts stay."""
+    """Stands where a block's experts stood; the block's router and shared experts stay. shard: what a
+    process group's ranks hold (distributed.Shard), or None."""
 
-    def __init__(self, passes, layer, batch):
+    def __init__(self, passes, layer, batch, shard=None):
         super().__init__(passes, layer)
-        self._batch = batch
+        self._batch, self._shard = batch, shard
 
     def forward(self, hidden_states, top_k_index, top_k_weights):
         refuse_gradients(hidden_states, top_k_weights)
         x = hidden_states.reshape(-1, hidden_states.shape[-1])
         ids, weights = (t.reshape(x.shape[0], -1) for t in (top_k_index, top_k_weights))
+        if self._shard is not None:
+            ids = self._shard.local_ids(ids)
         if torch.compiler.is_compiling():
             out = _experts_op(x, ids, weights, self._passes.number, self._layer, 0)
         else:
             out = self._passes.forward(self._layer, x.detach(), self._batch.sequences,
                                        (ids.detach(), weights.detach()))
+        if self._shard is not None:
+            out = self._shard.sum(out)
         return out.reshape(hidden_states.shape)
 
 

@@ -17,6 +17,15 @@ def folder(cache_dir=None):
     return pathlib.Path(base) / "moert"
 
 
+def checkpoint_folder(path):
+    """`path`, or the local copy of a repository of the Hugging Face Hub, fetched if need be."""
+    if os.path.isdir(path):
+        return pathlib.Path(path)
+    import huggingface_hub
+    return pathlib.Path(huggingface_hub.snapshot_download(
+        str(path), allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]))
+
+
 def _identity(model):
     """Of what a checkpoint holds: its config, and of its weight files names, sizes and times."""
     digest = hashlib.sha256((model / "config.json").read_bytes())

@@ -19,11 +19,15 @@ def _(x, passes, layer, sequences):
     return x.new_empty(x.shape)
 
 
+def forward_experts(x, ids, weights, passes, layer, sequences):
+    return _passes.named(passes).forward(layer, x, sequences, (ids, weights))
+
+
 @torch.library.custom_op("moert::experts", mutates_args=(), tags=_TAGS)
 def experts(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, passes: int, layer: int,
             sequences: int) -> torch.Tensor:
     """The weighted sum of routed experts for x [rows, hidden], ids and weights [rows, top_k]."""
-    return _passes.named(passes).forward(layer, x, sequences, (ids, weights))
+    return forward_experts(x, ids, weights, passes, layer, sequences)
 
 
 @experts.register_fake
