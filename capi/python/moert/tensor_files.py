@@ -35,7 +35,8 @@ class _File:
         self.path, self.fd = path, os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def __del__(self):
-        os.close(self.fd)
+        if os is not None:  # at exit modules go first
+            os.close(self.fd)
 
     def header(self):
         size = os.fstat(self.fd).st_size
