@@ -35,7 +35,7 @@ def main():
     layers = [moert.Source.layer(model_layer=l, num_experts=8, top_k=2, hidden=HIDDEN,
                                  intermediate=48, renormalize=1) for l in range(2)]
     source = moert.Source.from_weights("tiny", layers, read)
-    engine = moert.Engine(source, budget_fraction=0.25, virtual_clock=True)
+    engine = moert.Engine(source, budget=0.25, virtual_clock=True)
 
     y = array.array("f", bytes(4 * HIDDEN))
     for token in range(8):
@@ -51,10 +51,10 @@ def main():
     print(f"lookups {s.lookups}, hits {s.hits_resident}, loads {s.loads}, evictions {s.evictions}, "
           f"budget kept: {'yes' if s.peak_bytes <= s.budget_bytes else 'no'}")
     try:
-        engine.set_budget(bytes=1)
+        engine.set_budget(1)
     except moert.Error as refused:
         print(f"one byte: {refused.code}")
-    engine.set_budget(fraction=1.0)  # live
+    engine.set_budget(1.0)  # live
 
 
 if __name__ == "__main__":

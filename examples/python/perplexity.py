@@ -42,7 +42,7 @@ def main():
     model.eval()
     plain = perplexity(model, tokens, a.window)
     engine = moert.transformers.attach(model, a.model, strategy=a.strategy,
-                                       budget_fraction=a.budget)
+                                       budget=a.budget)
     ours = perplexity(model, tokens, a.window)
     stats = engine.stats()
     print(f"transformers {plain:.6f}, with libmoert ({engine.strategy}, {a.budget:.0%} of the "

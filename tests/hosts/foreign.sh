@@ -2,15 +2,14 @@
 # Hosts in languages that CMake does not build. Exit status 77: what it takes is not installed.
 #   foreign.sh BUILD_DIR LIBRARY_DIR SOURCE_DIR WORK_DIR ACTION [PROGRAM...]
 # ACTION: rust_decoder (says what the C++ host says, PROGRAM), languages (the same program in all of them prints the same), rust, go (their own tests),
-# rust_soak, go_soak (the threads alone), rust_bindings (the checked-in ones are moert.h's), python (the
-# binding), python_transformers (MoE blocks replaced; MOERT_PYTHON names an interpreter that has torch).
+# rust_soak, go_soak (the threads alone), rust_bindings (the checked-in ones are moert.h's).
 set -euo pipefail
 build=$1 library=$2 source=$3 work=$4 action=$5
 shift 5
 export PKG_CONFIG_PATH=$build LD_LIBRARY_PATH=$library
 export CARGO_TARGET_DIR=$work/rust CARGO_NET_OFFLINE=true RUST_BACKTRACE=0
-python=${MOERT_PYTHON:-python3}
-export MOERT_LIBRARY=$library/libmoert.so PYTHONPATH=$source/examples/python PYTHONDONTWRITEBYTECODE=1
+python=python3
+export MOERT_LIBRARY=$library/libmoert.so PYTHONPATH=$source/capi/python PYTHONDONTWRITEBYTECODE=1
 export GOCACHE=$work/go GOPROXY=off GOFLAGS=-mod=mod GOTOOLCHAIN=local GO111MODULE=on CGO_ENABLED=1
 
 # why_not LANGUAGE: what is missing, or nothing.
@@ -83,21 +82,6 @@ case $action in
     printf '%s\n%s\n' "$ours" "$theirs" | awk '
       $1 == "nll" { v[++n] = $2 + 0; print "nll " v[n] }
       END { d = v[1] / v[2] - 1; exit !(n == 2 && v[1] > 0.5 && d < 1e-3 && d > -1e-3) }' ;;
-  python)
-    need python
-    "$python" "$source/examples/python/tests/test_moert.py" -v 2>&1 ;;
-  python_transformers)
-    need python
-    export XDG_CACHE_HOME=$work/cache HF_HUB_OFFLINE=1 TQDM_DISABLE=1
-    text=$("$python" "$source/examples/python/tests/test_transformers.py" -v 2>&1) || {
-      echo "$text"
-      exit 1
-    }
-    echo "$text"
-    if [[ $text == *"OK (skipped"* ]]; then
-      echo "SKIPPED: $python has no torch and transformers 5 (MOERT_PYTHON names another)"
-      exit 77
-    fi ;;
   rust_bindings)
     if ! bindgen --version 2>/dev/null | grep -q ' 0\.60\.' || ! command -v rustfmt >/dev/null; then
       echo "SKIPPED: bindgen 0.60 and rustfmt are not installed"

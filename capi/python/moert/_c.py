@@ -1,11 +1,15 @@
 """moert.h for ctypes: structs, constants, prototypes. Nothing here decides anything."""
 import ctypes as c
 import os
+import pathlib
 
 CANCELLED, INVALID_ARGUMENT, INTERNAL, DATA_LOSS = -1, -3, -13, -15
 F32, BF16, F16, I32 = 0, 1, 2, 5
+DTYPES = {"float32": F32, "bfloat16": BF16, "float16": F16}
+TORCH_DTYPES = {F32: "torch.float32", BF16: "torch.bfloat16", F16: "torch.float16"}
+HOST, DEVICE = 0, 1
 PREFILL, DECODE = 0, 1
-BACKEND_CPU = 1
+BACKENDS = {"auto": 0, "cpu": 1, "cuda": 2}
 CLOCK_WALL, CLOCK_VIRTUAL = 0, 1
 NUMERICS = {"bf16": 0, "f32": 1, "int8": 2}
 ROUTINGS = {"softmax_topk": 0, "topk_softmax": 1, "sigmoid_grouped": 2, "sparsemixer": 3}
@@ -68,7 +72,23 @@ Memory = _struct(
     "Memory", "i64 budget_bytes minimum_bytes constant_bytes table_bytes workspace_bytes",
     "i64 block_bytes slots low_block_bytes low_slots spare_slots own_bytes total_experts")
 PredictNext = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_int32, c.POINTER(Tensor), c.POINTER(Tensor))
+Progress = c.CFUNCTYPE(None, c.c_void_p, c.c_int64, c.c_int64)
 VisitMetric = c.CFUNCTYPE(None, c.c_void_p, c.c_char_p, c.c_double)
+
+
+ProbeInfo = _struct("ProbeInfo", "i32 cpus cuda_usable", "i64 memory_bytes memory_available_bytes",
+                    "str kernels schemes cuda_status")
+
+
+class Matrix(c.Structure):
+    _fields_ = [("scheme", c.c_char_p)] + [(name, c.c_int64) for name in (
+        "rows", "k", "padded_rows", "padded_k", "group", "weight_offset", "weight_bytes",
+        "scale_offset", "scale_bytes")]
+
+
+class RecordInfo(c.Structure):
+    _fields_ = [("struct_size", c.c_uint64), ("version", c.c_char_p), ("bytes", c.c_int64),
+                ("hadamard", c.c_int32), ("gate", Matrix), ("up", Matrix), ("down", Matrix)]
 
 
 class StepOptions(c.Structure):
@@ -91,17 +111,20 @@ Stats = _struct(
 # Of each struct its name in moert.h, for its _init function.
 _NAMES = {StrategyInfo: "strategy_info", LayerSpec: "layer_spec", OpenOptions: "open_options",
           SourceCallbacks: "source_callbacks", EngineOptions: "engine_options", Memory: "memory",
-          StepOptions: "step_options", Routing: "routing", Stats: "stats"}
+          StepOptions: "step_options", Routing: "routing", Stats: "stats",
+          ProbeInfo: "probe_info", RecordInfo: "record_info"}
 
 # name: result, arguments (without the error object, which functions that return a code have last).
 _FUNCTIONS = {
     "source_open": "code str ptr out", "source_open_pack": "code str out",
     "source_create": "code str ptr u64 ptr out", "source_destroy": "none ptr",
     "source_layer_count": "i32 ptr", "source_layer": "code ptr i32 ptr",
+    "source_name": "str ptr", "source_version_count": "i32 ptr",
+    "source_record": "code ptr i32 i32 i32 ptr",
     "engine_create": "code ptr ptr out", "engine_destroy": "none ptr",
     "engine_set_budget": "code ptr i64 f64", "engine_memory": "code ptr ptr",
     "engine_layer_count": "i32 ptr", "engine_layer": "code ptr i32 ptr", "engine_exact": "i32 ptr",
-    "engine_graph_safe": "i32 ptr",
+    "engine_backend": "i32 ptr", "engine_graph_safe": "i32 ptr", "probe": "code ptr",
     "engine_strategy": "str ptr", "engine_close_trace": "code ptr", "engine_stats": "code ptr ptr",
     "engine_prefetch": "code ptr i32 ptr i64", "memory_plan": "code ptr ptr ptr",
     "engine_residency": "code ptr i32 ptr i64", "metrics_visit": "code ptr visit ptr",
@@ -113,9 +136,14 @@ _FUNCTIONS = {
 }
 
 
+def _path():
+    """libmoert.so: MOERT_LIBRARY, the wheel's own, or where the dynamic linker finds it."""
+    own = pathlib.Path(__file__).with_name("libmoert.so")
+    return os.environ.get("MOERT_LIBRARY") or (str(own) if own.exists() else "libmoert.so.0")
+
+
 def load():
-    """libmoert.so: MOERT_LIBRARY, or where the dynamic linker finds it."""
-    library = c.CDLL(os.environ.get("MOERT_LIBRARY", "libmoert.so.0"))
+    library = c.CDLL(PATH)
     types = {"i32": c.c_int32, "i64": c.c_int64, "u64": c.c_uint64, "f64": c.c_double,
              "ptr": c.c_void_p, "str": c.c_char_p, "out": c.POINTER(c.c_void_p), "none": None,
              "code": c.c_int32, "visit": VisitMetric}
@@ -132,6 +160,7 @@ def load():
     return library
 
 
+PATH = _path()
 lib = load()
 
 

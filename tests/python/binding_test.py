@@ -12,7 +12,7 @@ import unittest
 import moert
 from moert import _c
 
-ROOT = pathlib.Path(__file__).resolve().parents[3]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 HIDDEN = 64
 
 
@@ -46,7 +46,7 @@ class Binding(unittest.TestCase):
 
     def test_a_host_predicts(self):
         source = moert.Source.from_weights("w", layers(), weights)
-        engine = moert.Engine(source, strategy="importance:alpha=0", budget_fraction=0.5)
+        engine = moert.Engine(source, strategy="importance:alpha=0", budget=0.5)
         calls, y = [], floats(0)
 
         def predict(layer, partial, next_input):
@@ -85,6 +85,30 @@ class Binding(unittest.TestCase):
                 step.forward(5, floats(1), floats(1))
         self.assertIn("importance", moert.strategies())
 
+    def test_budgets_as_people_write_them(self):
+        for value, expected in ((1 << 30, (1 << 30, 0.0)), ("8GiB", (8 << 30, 0.0)),
+                                ("1.5 MB", (1500000, 0.0)), (0.25, (0, 0.25)), ("25%", (0, 0.25)),
+                                (1.0, (0, 1.0))):
+            self.assertEqual(moert.sizes.budget(value), expected, value)
+        for value in ("8 gigs", "", "-1GiB", 0, -3, 1.5, 0.0, "200%"):
+            with self.assertRaisesRegex(ValueError, "legal are bytes"):
+                moert.sizes.budget(value)
+        with self.assertRaisesRegex(TypeError, "legal are bytes"):
+            moert.sizes.budget(None)
+
+    def test_plans_and_probes_take_nothing(self):
+        source = moert.Source.from_weights("w", layers(), weights)
+        memory = moert.plan(source, budget="50%")
+        self.assertEqual((memory.total_experts, memory.slots), (16, 8))
+        self.assertEqual((source.name, source.layers, source.spec(1).num_experts), ("w", 2, 8))
+        self.assertEqual([name for name, _ in source.versions()], ["bf16"])
+        with self.assertRaisesRegex(moert.Error, "budget"):
+            moert.plan(source, budget=1)
+        self.assertIn("reference", moert.probe().kernels.decode())
+        import copy
+        with self.assertRaisesRegex(TypeError, "owns memory"):
+            copy.deepcopy(source)
+
     def test_errors_of_the_host(self):
         broken = []
 
@@ -120,14 +144,16 @@ class Binding(unittest.TestCase):
             return out, engine
         full, engine = run()
         self.assertTrue(engine.exact and not engine.graph_safe)
-        tight, engine = run(budget_fraction=0.25)
+        tight, engine = run(budget=0.25)
         self.assertEqual(full, tight)
         self.assertGreater(engine.stats().loads, 0)
         self.assertEqual(engine.memory().total_experts, 16)
         self.assertEqual(len(engine.residency(0)), 8)
         routed = array.array("f", bytes(4 * HIDDEN))
+        ids, used = array.array("i", [6, 1]), array.array("i", [0, 0])
         with engine.step("decode", 1) as step:
-            self.assertEqual(step.forward_routed(0, floats(2), [6, 1], [0.5, 0.5], routed), [6, 1])
+            step.forward_routed(0, floats(2), ids, array.array("f", [0.5, 0.5]), routed, used)
+        self.assertEqual(used, ids)
         self.assertTrue(any(routed))
 
     def test_weights_go_with_their_last_user(self):
@@ -159,7 +185,7 @@ class Binding(unittest.TestCase):
             return weights(layer, expert, part, *shape)
 
         engine = moert.Engine(moert.Source.from_weights("w", layers(experts, 1), read),
-                              budget_fraction=0.25)
+                              budget=0.25)
         end = time.monotonic() + float(os.environ.get("MOERT_SOAK_SECONDS", "1"))
         wrong, counts = [], {"answered": 0, "failed": 0}
 
@@ -169,7 +195,8 @@ class Binding(unittest.TestCase):
                 while time.monotonic() < end:
                     try:
                         with engine.step("decode", 1) as step:
-                            step.forward_routed(mine % 2, x, [mine], [1.0], y)
+                            step.forward_routed(mine % 2, x, array.array("i", [mine]),
+                                                array.array("f", [1.0]), y)
                         counts["answered"] += 1
                     except moert.Error as e:
                         counts["failed"] += 1

@@ -1,0 +1,167 @@
+"""MoE blocks of a torch model, found by what they are made of, and what takes their place."""
+import inspect
+import re
+import typing
+
+import torch
+
+from .checkpoint_experts import Shape
+from .torch_ops import block as _block_op
+from .torch_ops import experts as _experts_op
+from .torch_ops import refuse_gradients
+
+_ACTIVATIONS = {"SiLUActivation": "silu", "SiLU": "silu", "Silu": "silu", "silu": "silu",
+                "GELUActivation": "gelu", "GELU": "gelu", "GELUTanh": "gelu_tanh",
+                "NewGELUActivation": "gelu_tanh", "PytorchGELUTanh": "gelu_tanh"}
+
+
+class Found(typing.NamedTuple):
+    """A sparse MoE block: `module` is `parent.attribute`, `name` its path in the model."""
+    name: str
+    parent: torch.nn.Module
+    attribute: str
+    module: torch.nn.Module
+
+    @property
+    def layer(self):
+        """Its layer's number in the model, or None."""
+        numbers = re.findall(r"\blayers\.(\d+)\b", self.name)
+        return int(numbers[-1]) if numbers else None
+
+
+def find(model):
+    """Every sparse MoE block, in order: a module with experts and a gate or router."""
+    found = []
+    for path, module in model.named_modules():
+        for name, child in module.named_children():
+            if hasattr(child, "experts") and (hasattr(child, "gate") or hasattr(child, "router")):
+                found.append(Found(f"{path}.{name}".lstrip("."), module, name, child))
+    return found
+
+
+def _refusal(experts):
+    """Why a module of experts cannot be computed here, or None. What is looked at is what
+    transformers 5 says of its fused experts."""
+    parameters = {name for name, _ in experts.named_parameters()}
+    takes = list(inspect.signature(type(experts).forward).parameters)
+    wraps = getattr(type(experts).forward, "__wrapped__", None)
+    if wraps is not None:
+        takes = list(inspect.signature(wraps).parameters)
+    if len(takes) < 4 or "index" not in takes[2] and "ids" not in takes[2] and "indices" not in takes[2]:
+        return f"its forward takes ({', '.join(takes[1:])}), not hidden states, ids and weights"
+    if not getattr(experts, "has_gate", True):
+        return "its experts have no gate"
+    if parameters != {"gate_up_proj", "down_proj"}:
+        return (f"its parameters are {', '.join(sorted(parameters))}, not gate_up_proj and "
+                "down_proj alone")
+    if not getattr(experts, "is_concatenated", True):
+        return "gate and up are interleaved"
+    gate = getattr(type(experts), "_apply_gate", None)
+    if gate is not None and gate.__module__ != "transformers.integrations.moe":
+        return "its gate is a formula of its own"
+    if _activation(experts) is None:
+        return f"its activation is {type(getattr(experts, 'act_fn', None)).__name__}"
+    return None
+
+
+def _activation(experts):
+    act = getattr(experts, "act_fn", None)
+    return _ACTIVATIONS.get(getattr(act, "__name__", None) or type(act).__name__)
+
+
+def shape(found):
+    """The Shape of a block's fused experts, and their activation. ValueError for experts that are not
+    gated ones summed by weight."""
+    experts = found.module.experts
+    why = _refusal(experts)
+    if why is not None:
+        raise ValueError(f"{found.name}: {type(experts).__name__} cannot be given to libmoert by its "
+                         f"structure: {why}")
+    transposed = bool(getattr(experts, "is_transposed", False))
+    count, *size = experts.down_proj.shape
+    hidden, width = size[::-1] if transposed else size
+    return Shape(count, width, hidden, transposed), _activation(experts)
+
+
+def top_k(found):
+    """Experts a token, as the block or its router says."""
+    block = found.module
+    router = getattr(block, "gate", None) or getattr(block, "router", None)
+    for owner in (block, router, getattr(block, "config", None), getattr(router, "config", None)):
+        for name in ("top_k", "num_experts_per_tok", "moe_top_k", "moe_k"):
+            value = getattr(owner, name, None)
+            if isinstance(value, int):
+                return value
+    raise ValueError(f"{found.name}: {type(block).__name__} does not say how many experts a token "
+                     "uses; pass top_k=")
+
+
+class _Replacement(torch.nn.Module):
+    """Without parameters or state: what it computes with is the engine's."""
+
+    def __init__(self, passes, layer):
+        super().__init__()
+        self._passes, self._layer = passes, layer
+
+    @property
+    def engine(self):
+        return self._passes.engine
+
+    def extra_repr(self):
+        return f"layer={self._layer}, engine={self.engine.strategy} on {self.engine.backend}"
+
+    def __deepcopy__(self, memo):
+        raise TypeError("a model with libmoert's experts cannot be copied: they are one engine's")
+
+
+class MoeBlock(_Replacement):
+    """Stands where a sparse MoE block stood; the library routes."""
+
+    def forward(self, hidden_states, *_, **__):
+        refuse_gradients(hidden_states)
+        x = hidden_states.reshape(-1, hidden_states.shape[-1])
+        sequences = hidden_states.shape[0] if hidden_states.dim() == 3 else 1
+        if torch.compiler.is_compiling():
+            out = _block_op(x, self._passes.number, self._layer, sequences)
+        else:
+            out = self._passes.forward(self._layer, x.detach(), sequences)
+        return out.reshape(hidden_states.shape)
+
+
+class Experts(_Replacement):
+    """Stands where a block's experts stood; the block's router and shared experts stay. shard: what a
+    process group's ranks hold (distributed.Shard), or None."""
+
+    def __init__(self, passes, layer, batch, shard=None):
+        super().__init__(passes, layer)
+        self._batch, self._shard = batch, shard
+
+    def forward(self, hidden_states, top_k_index, top_k_weights):
+        refuse_gradients(hidden_states, top_k_weights)
+        x = hidden_states.reshape(-1, hidden_states.shape[-1])
+        ids, weights = (t.reshape(x.shape[0], -1) for t in (top_k_index, top_k_weights))
+        if self._shard is not None:
+            ids = self._shard.local_ids(ids)
+        if torch.compiler.is_compiling():
+            out = _experts_op(x, ids, weights, self._passes.number, self._layer, 0)
+        else:
+            out = self._passes.forward(self._layer, x.detach(), self._batch.sequences,
+                                       (ids.detach(), weights.detach()))
+        if self._shard is not None:
+            out = self._shard.sum(out)
+        return out.reshape(hidden_states.shape)
+
+
+class Batch:
+    """How many sequences the pass under way has: blocks flatten them before their experts see them."""
+    sequences = 0  # not known
+
+    def watch(self, model):
+        """Looks at what the model is called with."""
+        def look(_, arguments, named):
+            if not torch.compiler.is_compiling():
+                ids = named.get("input_ids", named.get("inputs_embeds",
+                                                       arguments[0] if arguments else None))
+                self.sequences = ids.shape[0] if isinstance(ids, torch.Tensor) else 0
+        model.register_forward_pre_hook(look, with_kwargs=True)
+        return self

@@ -1,0 +1,124 @@
+"""Where experts come from."""
+import array
+import ctypes as c
+
+from . import _c
+from ._c import LayerSpec, lib
+from .errors import Handle, check
+
+
+class Source(Handle):
+    """A checkpoint, an expert pack, or weights of the host's own. Engines keep their own reference."""
+    _destroy = lib.moert_source_destroy
+
+    @classmethod
+    def open(cls, model_dir, cache_dir=None, progress=None):
+        """A checkpoint directory as published on Hugging Face. The first time, its experts are
+        written to a pack in the cache folder; progress(done_bytes, total_bytes) hears of that."""
+        options = _c.init(_c.OpenOptions)
+        if cache_dir is not None:
+            options.cache_dir = str(cache_dir).encode()
+        if progress is not None:
+            callback = _c.Progress(lambda _, done, total: progress(done, total))
+            options.progress = c.cast(callback, c.c_void_p)
+        handle = c.c_void_p()
+        check(lib.moert_source_open, str(model_dir).encode(), c.byref(options), c.byref(handle))
+        return cls(handle)
+
+    @classmethod
+    def open_pack(cls, pack_dir):
+        """An expert pack, as moert-pack writes them."""
+        handle = c.c_void_p()
+        check(lib.moert_source_open_pack, str(pack_dir).encode(), c.byref(handle))
+        return cls(handle)
+
+    @classmethod
+    def from_weights(cls, name, layers, read, dtype="float32"):
+        """Weights of the host's own. layers: a list of Source.layer(...). read(layer, expert, part,
+        first_row, rows, cols) returns rows * cols values: a CPU tensor or contiguous buffer of
+        `dtype` ("float32", "bfloat16" or "float16"; parts of a layer always float32), their bytes, or
+        an iterable of floats. part is "gate_proj", "up_proj", "down_proj", "router", "selection_bias" or
+        "shared_gate"; expert -1 the shared one. Called from threads of the library."""
+        def callback(_, what, failure):
+            r = what.contents
+            try:
+                _fill(r.dst, read(r.layer, r.expert, _c.PARTS[r.part], r.first_row, r.dst.rows,
+                                  r.dst.cols))
+                return 0
+            except BaseException as e:  # must not pass through C
+                text = f"{type(e).__name__}: {e}".replace("\0", " ")
+                lib.moert_failure_set(failure, text.encode())
+                return _c.DATA_LOSS
+
+        callbacks = _c.init(_c.SourceCallbacks)
+        callbacks.read = _c.ReadCallback(callback)
+        callbacks.weights_dtype = _c.DTYPES[dtype]
+        handle = c.c_void_p()
+        check(lib.moert_source_create, name.encode(), (LayerSpec * len(layers))(*layers),
+              len(layers), c.byref(callbacks), c.byref(handle))
+        source = cls(handle)
+        source._callbacks = callbacks  # the engine keeps the source object, that this
+        return source
+
+    @staticmethod
+    def layer(**fields):
+        """A LayerSpec with the library's defaults but for `fields`; routing and activation by
+        name."""
+        spec = _c.init(LayerSpec)
+        for name, value in fields.items():
+            if not hasattr(spec, name):
+                raise TypeError(f"LayerSpec has no field '{name}'")
+            setattr(spec, name, {"routing": _c.ROUTINGS, "activation": _c.ACTIVATIONS}.get(
+                name, {}).get(value, value))
+        return spec
+
+    @property
+    def name(self):
+        """The directory, or the host's name."""
+        return lib.moert_source_name(self._handle).decode()
+
+    @property
+    def layers(self):
+        """MoE layers."""
+        return lib.moert_source_layer_count(self._handle)
+
+    def spec(self, index):
+        """The LayerSpec of a layer."""
+        spec = _c.init(LayerSpec)
+        check(lib.moert_source_layer, self._handle, index, c.byref(spec))
+        return spec
+
+    def versions(self):
+        """[(name, bytes of one expert of the first layer)], most bits first."""
+        found = []
+        for version in range(lib.moert_source_version_count(self._handle)):
+            info = _c.init(_c.RecordInfo)
+            check(lib.moert_source_record, self._handle, 0, 0, version, c.byref(info))
+            found.append((info.version.decode(), info.bytes))
+        return found
+
+
+_ITEM_BYTES = {_c.F32: 4, _c.BF16: 2, _c.F16: 2}
+_FORMATS = {_c.F32: ("f", "<f"), _c.F16: ("e", "<e"), _c.BF16: ("H", "<H")}  # of a buffer
+
+
+def _fill(dst, weights):
+    """Copies what a host's read returned to where the library wants it."""
+    count = dst.rows * dst.cols
+    size = count * _ITEM_BYTES[dst.dtype]
+    if hasattr(weights, "data_ptr"):  # torch
+        if str(weights.dtype) != _c.TORCH_DTYPES[dst.dtype] or weights.numel() != count:
+            raise ValueError(f"{count} values of {_c.TORCH_DTYPES[dst.dtype]} are wanted, not "
+                             f"{weights.numel()} of {weights.dtype}")
+        weights = weights.contiguous()
+        if weights.device.type != "cpu":
+            raise ValueError(f"a CPU tensor is wanted, not one of {weights.device}")
+        c.memmove(dst.data, weights.data_ptr(), size)
+        return
+    if not hasattr(weights, "__getitem__") or isinstance(weights, (list, tuple)):
+        weights = array.array("f", weights)
+    view = memoryview(weights)
+    if view.format not in ("B", *_FORMATS[dst.dtype]) or view.nbytes != size:
+        raise ValueError(f"{size} bytes of '{_FORMATS[dst.dtype][0]}' are wanted, not {view.nbytes} "
+                         f"bytes of '{view.format}'")
+    c.memmove(dst.data, weights if isinstance(weights, bytes) else view.tobytes(), size)

@@ -1,0 +1,82 @@
+"""Rows of tensors in a checkpoint's safetensors files, read and never mapped: what is read is all that
+takes memory."""
+import json
+import math
+import os
+import pathlib
+import struct
+
+_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
+_HEADER_LIMIT = 100 << 20
+
+
+class Tensor:
+    """One tensor of a file: dtype ("BF16"), shape, and reads of what lies together."""
+
+    def __init__(self, file, start, dtype, shape):
+        self._file, self._start, self.dtype, self.shape = file, start, dtype, shape
+        self.item_bytes = _BYTES[dtype]
+
+    def read(self, first, count):
+        """Bytes of `count` elements from element `first` on."""
+        size, at = count * self.item_bytes, self._start + first * self.item_bytes
+        parts = []
+        while size > 0:
+            part = os.pread(self._file.fd, size, at)
+            if not part:
+                raise OSError(f"{self._file.path} ends at {at}, {size} bytes are missing")
+            parts.append(part)
+            size, at = size - len(part), at + len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+class _File:
+    def __init__(self, path):
+        self.path, self.fd = path, os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self):
+        if os is not None:  # at exit modules go first
+            os.close(self.fd)
+
+    def header(self):
+        size = os.fstat(self.fd).st_size
+        (length,) = struct.unpack("<Q", os.pread(self.fd, 8, 0).ljust(8, b"\0"))
+        if not 2 <= length <= min(_HEADER_LIMIT, size - 8):
+            raise ValueError(f"{self.path}: its header says {length} bytes, legal is 2 to "
+                             f"{min(_HEADER_LIMIT, max(size - 8, 2))}: no safetensors file")
+        return 8 + length, size, json.loads(os.pread(self.fd, length, 8))
+
+
+def _tensors(path):
+    file = _File(path)
+    base, size, header = file.header()
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        begin, end = entry["data_offsets"]
+        dtype, shape = entry["dtype"], entry["shape"]
+        if not 0 <= begin <= end <= size - base:
+            raise ValueError(f"{path}: {name} lies at {begin} to {end} of {size - base} bytes")
+        if dtype not in _BYTES:
+            yield name, dtype
+            continue
+        if math.prod(shape) * _BYTES[dtype] != end - begin:
+            raise ValueError(f"{path}: {name} is {shape} of {dtype}, but has {end - begin} bytes")
+        yield name, Tensor(file, base + begin, dtype, shape)
+
+
+def open_folder(folder):
+    """{name: Tensor} of every tensor of a checkpoint; the value is the type's name where it is none
+    of BF16, F16 and F32."""
+    folder = pathlib.Path(folder)
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    else:
+        names = ["model.safetensors"]
+    found = {}
+    for name in names:
+        if pathlib.PurePath(name).name != name:
+            raise ValueError(f"{index}: '{name}' is not a file of this folder")
+        found.update(_tensors(folder / name))
+    return found

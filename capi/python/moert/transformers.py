@@ -1,0 +1,258 @@
+"""The experts of transformers models (transformers 5), held by libmoert.
+
+    model = moert.from_pretrained("model-dir", budget="8GiB")
+    model.generate(**tokenizer("...", return_tensors="pt"))
+
+The config and all dense weights are transformers' own; experts are never materialized in torch. The
+model is then used as any other: generate (batches, streaming, assisted decoding), torch.compile,
+lm-evaluation-harness. It computes no gradients, its state_dict() has the dense weights only, and
+save_pretrained refuses.
+"""
+import json
+import os
+import re
+import typing
+
+import torch
+import transformers
+from transformers.quantizers import HfQuantizer
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from . import blocks, pack_cache
+from .checkpoint_experts import CheckpointExperts
+from .distributed import Shard
+from .engine import Engine
+from .errors import Error
+from .passes import Passes
+from .source import Source
+
+__all__ = ["MoertConfig", "attach", "from_pretrained"]
+
+_ENGINE = ("budget", "strategy", "max_tokens", "threads", "io_threads", "host_budget", "numerics",
+           "virtual_clock", "link_gbps", "cpus", "kernels", "profile", "trace_path")
+_OURS = ("experts", "routing", "top_k", "cache_dir", "progress", "group", "parallel")
+
+
+def from_pretrained(path, *, device="cpu", auto_class=None, **options):
+    """A model whose experts libmoert holds; `model.moert` is their engine.
+
+    path: a folder, or a name on the Hugging Face Hub. budget: bytes ("8GiB") of everything the engine
+    holds in the fast tier, or a share of the experts ("25%"). experts: None keeps them as stored; a
+    scheme ("w4a16_g128", or several with commas) quantizes them into the cache folder, the first time
+    with a progress line. device: where the dense part and the engine are. routing: "library", "host",
+    or None, which chooses (attach). group: a torch.distributed process group whose ranks share the
+    experts, parallel: "expert" (each rank some of them) or "tensor" (each a part of every one); the
+    dense part is whole on every rank. Other options are those of moert.Engine, and of the auto
+    class's from_pretrained (auto_class: default AutoModelForCausalLM)."""
+    device = torch.device(device)
+    mine = {name: options.pop(name) for name in (*_ENGINE, *_OURS) if name in options}
+    folder = pack_cache.checkpoint_folder(path)
+    _refuse_quantized(folder)
+    config = MoertConfig(device=str(device), **mine)
+    if device.type != "cpu":
+        options.setdefault("device_map", {"": device})
+    options.setdefault("dtype", "auto")
+    auto_class = auto_class or transformers.AutoModelForCausalLM
+    model = auto_class.from_pretrained(folder, quantization_config=config, **options)
+    return model.requires_grad_(False)
+
+
+def attach(model, experts, *, routing=None, top_k=None, device=None, cache_dir=None, progress=None,
+           group=None, parallel="expert", **options):
+    """Gives the experts of a model that is in memory to libmoert; their weights in torch are freed.
+    Returns the engine.
+
+    experts: the model's folder; or a Source, such as Source.open_pack(dir). routing: "library"
+    replaces whole MoE blocks, so that routing and the prediction of the next layer happen beside the
+    experts; "host" replaces the experts alone, with the block's own router and shared experts. None:
+    "library" for architectures that the library reads, else "host". Other options: moert.Engine's."""
+    device = torch.device(device or _device(model))
+    plan = _plan(model, experts, {"routing": routing, "top_k": top_k, "cache_dir": cache_dir,
+                                  "progress": progress, "group": group, "parallel": parallel})
+    engine = _replace(model, plan, _engine_options(options, device))
+    model.hf_quantizer = MoertQuantizer(MoertConfig(device=str(device)))  # refuses save_pretrained
+    return engine
+
+
+def _refuse_quantized(folder):
+    config = json.loads((folder / "config.json").read_text())
+    quantized = config.get("quantization_config")
+    if quantized and quantized.get("quant_method") != "moert":
+        raise ValueError(
+            f"{folder / 'config.json'}: the checkpoint is quantized already ("
+            f"{quantized.get('quant_method')}). transformers loads its dense weights in a way of its "
+            "own, which cannot be combined; load the model with transformers and attach() a pack, or "
+            "take the bf16 checkpoint with experts='w4a16_g128'")
+
+
+def _device(model):
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+def _engine_options(options, device):
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device is {device}; libmoert runs on cpu and cuda")
+    return {"backend": device.type, "device": device.index or 0, **options}
+
+
+class _Plan(typing.NamedTuple):
+    """What takes whose place: blocks found, where experts come from, who routes, which shard."""
+    found: list
+    source: Source
+    routing: str
+    shard: typing.Optional[Shard]
+
+
+def _plan(model, experts, options):
+    found = blocks.find(model)
+    if not found:
+        raise ValueError(f"{type(model).__name__} has no MoE block: no module with experts and a gate "
+                         "or router")
+    routing = options["routing"]
+    if routing not in (None, "library", "host"):
+        raise ValueError(f"routing is {routing!r}, legal are 'library', 'host' and None")
+    if options.get("group") is not None:
+        if routing == "library" or isinstance(experts, Source) or options.get("experts"):
+            raise ValueError("with a process group the model routes, and experts come from its folder "
+                             "as they are stored: leave routing and experts out")
+        shard = Shard(options["group"], options.get("parallel") or "expert")
+        return _Plan(found, _by_structure(found, experts, options, shard), "host", shard)
+    source = experts if isinstance(experts, Source) else None
+    if source is None and routing != "host":
+        source = _opened(experts, options, refuse=routing == "library")
+    if source is None:
+        return _Plan(found, _by_structure(found, experts, options), "host", None)
+    _compare(model, found, source)
+    if routing == "host" and _has_shared(source):
+        raise ValueError("routing='host' keeps the blocks' shared experts, and the source has them "
+                         "too: pass the model's folder")
+    return _Plan(found, source, routing or "library", None)
+
+
+def _has_shared(source):
+    return any(source.spec(layer).shared_intermediate for layer in range(source.layers))
+
+
+def _opened(folder, options, refuse):
+    """The library's own reading of a checkpoint; None where it does not know the architecture."""
+    schemes = options.get("experts")
+    try:
+        if schemes:
+            return pack_cache.quantized(folder, schemes, options["cache_dir"], options["progress"])
+        return pack_cache.opened(folder, options["cache_dir"], options["progress"])
+    except Error as error:
+        if refuse or error.code not in ("UNIMPLEMENTED", "INVALID_ARGUMENT"):
+            raise
+        return None
+
+
+def _by_structure(found, folder, options, shard=None):
+    """A source of routed experts alone, by the names of their tensors."""
+    if options.get("experts"):
+        return _quantized_by_structure(found, folder, options)
+    shapes, specs = {}, []
+    for block in found:
+        shape, activation = blocks.shape(block)
+        if block.layer is None or block.layer in shapes:
+            raise ValueError(f"{block.name}: which layer it belongs to cannot be told")
+        shapes[block.layer] = shape = shard.of(shape) if shard else shape
+        specs.append(Source.layer(model_layer=block.layer, activation=activation,
+                                  top_k=options.get("top_k") or blocks.top_k(block),
+                                  **shape.fields()))
+    return CheckpointExperts(folder, shapes).source(str(folder), specs)
+
+
+def _quantized_by_structure(found, folder, options):
+    """A pack of the library's, for a router of the model's."""
+    source = _opened(folder, options, refuse=True)
+    if _has_shared(source):
+        raise ValueError(f"experts={options['experts']!r} with routing='host': a pack has the shared "
+                         "experts of these blocks too; leave routing out")
+    return source
+
+
+def _compare(model, found, source):
+    if len(found) != source.layers:
+        raise ValueError(f"the model has {len(found)} MoE blocks, the experts are of "
+                         f"{source.layers}")
+    hidden = model.config.get_text_config().hidden_size
+    if hidden != source.spec(0).hidden:
+        raise ValueError(f"the model's hidden size is {hidden}, that of the experts "
+                         f"{source.spec(0).hidden}")
+
+
+def _replace(model, plan, engine_options):
+    """Creates the engine and puts its modules in place."""
+    engine = Engine(plan.source, **engine_options)
+    passes = Passes(engine)
+    batch = blocks.Batch().watch(model) if plan.routing == "host" else None
+    for layer, block in enumerate(plan.found):
+        if plan.routing == "host":
+            block.module.experts = blocks.Experts(passes, layer, batch, plan.shard)
+        else:
+            setattr(block.parent, block.attribute, blocks.MoeBlock(passes, layer))
+    model.moert = engine
+    return engine
+
+
+@register_quantization_config("moert")
+class MoertConfig(QuantizationConfigMixin):
+    """For an auto class's own from_pretrained(..., quantization_config=MoertConfig(budget="8GiB")).
+    Options: those of moert.from_pretrained that are not transformers' own."""
+
+    def __init__(self, device="cpu", **options):
+        self.quant_method, self.device = "moert", device
+        legal = {*_ENGINE, *_OURS}
+        for name in options:
+            if name not in legal and name != "quant_method":
+                raise TypeError(f"MoertConfig has no option '{name}', legal are "
+                                f"{', '.join(sorted(legal))}")
+        self._options = {name: options[name] for name in options if name in legal}
+
+    def __deepcopy__(self, memo):  # options may hold a process group or a callback
+        return MoertConfig(self.device, **self._options)
+
+    def to_dict(self):
+        plain = {k: v for k, v in self._options.items() if isinstance(v, (str, int, float))}
+        return {"quant_method": "moert", "device": self.device, **plain}
+
+    def split(self):
+        """(what finds and opens experts, what the engine takes)."""
+        ours = {name: self._options.get(name) for name in _OURS}
+        return ours, {k: v for k, v in self._options.items() if k in _ENGINE}
+
+
+@register_quantizer("moert")
+class MoertQuantizer(HfQuantizer):
+    """Takes the experts out of a model before transformers loads its weights."""
+
+    def __init__(self, quantization_config, **kwargs):
+        super().__init__(quantization_config, **kwargs)
+        self._engine = None
+
+    def _process_model_before_weight_loading(self, model, checkpoint_files=None, **kwargs):
+        if not checkpoint_files or not checkpoint_files[0].endswith(".safetensors"):
+            raise ValueError("libmoert reads experts from safetensors files; this checkpoint has none")
+        ours, engine_options = self.quantization_config.split()
+        plan = _plan(model, os.path.dirname(checkpoint_files[0]), ours)
+        with torch.device("cpu"):  # transformers builds the model on the meta device
+            self._engine = _replace(model, plan, _engine_options(
+                engine_options, torch.device(self.quantization_config.device)))
+        # What the engine reads is not missing from the model: no report about it.
+        prefixes = {re.escape(block.name) + (r"\.experts\." if plan.routing == "host" else r"\.")
+                    for block in plan.found}
+        model._keys_to_ignore_on_load_unexpected = {
+            *(model._keys_to_ignore_on_load_unexpected or ()), *prefixes}
+
+    def is_serializable(self):  # asked by save_pretrained
+        raise ValueError("this model's experts are libmoert's, not torch's, so save_pretrained would "
+                         "lose them: copy the checkpoint's folder instead")
+
+    @property
+    def is_trainable(self):
+        return False
+
+    @property
+    def is_compileable(self):
+        return True

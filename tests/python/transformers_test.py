@@ -1,0 +1,352 @@
+"""Models of transformers whose experts libmoert holds: every logit against transformers' own. Skipped
+where torch and transformers 5 are not installed."""
+import array
+import copy
+import io
+import os
+import pathlib
+import pickle
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+import warnings
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MODEL = ROOT / "examples/models/tiny-moe"
+sys.path.insert(0, str(ROOT / "examples/python"))
+
+try:
+    import torch
+    import transformers
+    available = int(transformers.__version__.split(".")[0]) >= 5
+except ImportError:
+    available = False
+
+if available:
+    import models
+    from perplexity import perplexity
+
+    import moert
+    import moert.blocks
+    transformers.logging.set_verbosity_error()
+
+
+def plain_model(path=MODEL):
+    return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+
+def ours(path=MODEL, budget=0.25, numerics="f32", dtype="float32", **options):
+    return moert.from_pretrained(path, budget=budget, numerics=numerics, dtype=dtype, **options)
+
+
+def tokens(count):
+    text = (ROOT / "tests/data/eval/gsm8k.tokens.u16").read_bytes()
+    return array.array("H", text)[:count].tolist()
+
+
+def replaced(model):
+    """What stands in place of experts: "MoeBlock", or "Experts" behind the model's own router."""
+    return {type(m).__name__ for m in model.modules() if isinstance(m, moert.blocks._Replacement)}
+
+
+@unittest.skipUnless(available, "torch and transformers 5 are not installed")
+class Test(unittest.TestCase):
+    def folder(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        return folder.name
+
+
+class Bundled(Test):
+    """The trained model of the repository."""
+
+    def test_perplexity_and_text(self):
+        model, text = plain_model(), tokens(1536)
+        plain = perplexity(model, text, 512)
+        prompt = torch.tensor([text[:24]])
+        written = model.generate(prompt, max_new_tokens=24, do_sample=False)
+        # Fewer rows than a window has: several steps side by side.
+        engine = moert.attach(model, MODEL, budget=0.25, max_tokens=200, numerics="f32")
+        mine = perplexity(model, text, 512)
+        print(f"perplexity {plain:.6f}, with libmoert {mine:.6f}: {100 * (mine / plain - 1):+.5f} %")
+        self.assertLess(abs(mine / plain - 1), 1e-3)
+        self.assertTrue(engine.exact and engine.stats().loads > 0)
+        self.assertLessEqual(engine.stats().peak_bytes, engine.stats().budget_bytes)
+        self.assertTrue(torch.equal(written, model.generate(prompt, max_new_tokens=24,
+                                                            do_sample=False)))
+
+    def test_budgets_and_routers_agree(self):
+        ids = torch.tensor([tokens(40)])
+        with torch.no_grad():
+            plain = plain_model()(ids).logits
+        full = ours(budget=1.0)
+        self.assertEqual(replaced(full), {"MoeBlock"})
+        logits = full(ids).logits  # from_pretrained freezes: no torch.no_grad() is needed
+        self.assertLess((logits - plain).abs().max().item(), 1e-3)
+        self.assertTrue(torch.equal(logits, ours(budget=0.25)(ids).logits))
+        host = ours(budget=0.25, routing="host")
+        self.assertEqual(replaced(host), {"Experts"})
+        self.assertLess((host(ids).logits - plain).abs().max().item(), 1e-3)
+        self.assertLess((ours(numerics="bf16")(ids).logits - plain).abs().max().item(), 0.2)
+
+    def test_bf16(self):
+        ids = torch.tensor([tokens(32), tokens(64)[32:]])
+        with torch.no_grad():
+            plain = plain_model()(ids).logits
+        logits = ours(dtype="bfloat16", numerics="bf16")(ids).logits
+        self.assertEqual(logits.dtype, torch.bfloat16)
+        self.assertGreater((logits.argmax(-1) == plain.argmax(-1)).float().mean().item(), 0.9)
+
+    def test_quantized_on_the_way(self):
+        ids, cache = torch.tensor([tokens(64)]), self.folder()
+        with torch.no_grad():
+            plain = torch.log_softmax(plain_model()(ids).logits, -1)
+        seen = []
+        model = ours(experts="w4a16_g128", cache_dir=cache,
+                     progress=lambda done, total: seen.append((done, total)))
+        self.assertEqual([name for name, _ in model.moert._source.versions()], ["w4a16_g128"])
+        self.assertTrue(all(0 <= done <= total == 8 * 32 * 3 for done, total in seen), seen)
+        loss = (plain.exp() * (plain - torch.log_softmax(model(ids).logits, -1))).sum(-1).mean()
+        self.assertTrue(1e-6 < loss < 0.1, loss)
+        seen.clear()
+        two = ours(experts="bf16,w4a16_g128", cache_dir=cache, strategy="dynaexq:lo=w4a16_g128",
+                   budget="60%")
+        self.assertTrue(torch.isfinite(two(ids).logits).all())
+        ours(experts="w4a16_g128", cache_dir=cache, progress=lambda *_: seen.append(_))
+        self.assertEqual(seen, [])  # made once
+        with self.assertRaisesRegex(moert.tools.ToolError, "w5"):
+            ours(experts="w5", cache_dir=cache)
+
+    def test_generation(self):
+        model, mine = plain_model(), ours()
+        tokenizer = transformers.AutoTokenizer.from_pretrained(MODEL, padding_side="left")
+        tokenizer.pad_token = tokenizer.pad_token or tokenizer.decode([0])
+        batch = tokenizer(["Question: 12 x 7?", "Question: A farmer has 12 cows and buys 7 more."],
+                          return_tensors="pt", padding=True)
+        greedy = dict(max_new_tokens=12, do_sample=False, pad_token_id=0)
+        self.assertTrue(torch.equal(model.generate(**batch, **greedy),
+                                    mine.generate(**batch, **greedy)))
+        one = tokenizer("Question: 12 x 7?", return_tensors="pt")
+        expected = model.generate(**one, **greedy)
+        self.assertTrue(torch.equal(expected, mine.generate(**one, **greedy, assistant_model=model)))
+        self.assertTrue(torch.equal(expected, mine.generate(**one, **greedy,
+                                                            cache_implementation="static")))
+        streamer = transformers.TextIteratorStreamer(tokenizer, timeout=600)
+        thread = threading.Thread(target=mine.generate,
+                                  kwargs=dict(one, **greedy, streamer=streamer))
+        thread.start()
+        self.assertEqual("".join(streamer), tokenizer.decode(expected[0]))
+        thread.join()
+
+    def test_threads_share_a_model(self):
+        model, ids = ours(), [torch.tensor([tokens(20)[i:]]) for i in range(4)]
+        alone = [model(i).logits for i in ids]
+        results, wrong = [None] * 4, []
+
+        def work(n):
+            try:
+                for _ in range(3):
+                    results[n] = model(ids[n]).logits
+            except BaseException as e:
+                wrong.append(repr(e))
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(wrong, [])
+        for n in range(4):
+            self.assertTrue(torch.equal(results[n], alone[n]), n)
+
+    def test_what_is_refused(self):
+        model = ours()
+        dense = set(model.state_dict())
+        self.assertFalse([name for name in dense if ".mlp." in name])
+        self.assertTrue(dense < set(plain_model().state_dict()))
+        with self.assertRaisesRegex(ValueError, "libmoert's, not torch's"):
+            model.save_pretrained(self.folder())
+        with self.assertRaisesRegex(TypeError, "cannot be copied"):
+            copy.deepcopy(model)
+        with self.assertRaisesRegex(TypeError, "owns memory"):
+            pickle.dumps(model)
+        model.model.embed_tokens.requires_grad_(True)
+        with self.assertRaisesRegex(RuntimeError, "no gradients"):
+            model(torch.tensor([[1, 2, 3]]))
+        with torch.no_grad():
+            model(torch.tensor([[1, 2, 3]]))
+        with self.assertRaisesRegex(ValueError, "budget is '8 gigs'"):
+            ours(budget="8 gigs")
+        with self.assertRaisesRegex(ValueError, "routing is 'me'"):
+            ours(routing="me")
+        with self.assertRaisesRegex(TypeError, "unexpected keyword|no option"):
+            ours(bugdet="8GiB")
+        source = moert.Source.from_weights(
+            "other", [moert.Source.layer(num_experts=4, hidden=64, intermediate=16)],
+            lambda *what: [0.0] * (what[4] * what[5]))
+        with self.assertRaisesRegex(ValueError, "8 MoE blocks"):
+            moert.attach(plain_model(), source)
+
+    def test_a_pass_that_dies(self):
+        model, ids = ours(), torch.tensor([tokens(12)])
+        expected = model(ids).logits
+        layer = model.model.layers[3].mlp
+        layer.register_forward_pre_hook(lambda *_: 1 / 0)
+        with self.assertRaises(ZeroDivisionError):
+            model(ids)
+        layer._forward_pre_hooks.clear()
+        self.assertTrue(torch.equal(expected, model(ids).logits))
+
+
+class Architectures(Test):
+    """Tiny random models as transformers saves them: published names of tensors, and fused ones."""
+
+    def check(self, name, **saving):
+        model = models.make(name)
+        if model is None:
+            self.skipTest(f"transformers {transformers.__version__} has no {name}")
+        folder, ids = self.folder(), torch.randint(3, 128, (2, 9))
+        model.save_pretrained(folder, **saving)
+        with torch.no_grad():
+            plain = model(ids).logits
+        mine = ours(folder, cache_dir=folder + "/cache", max_tokens=16)
+        difference = (mine(ids).logits - plain).abs().max().item()
+        print(f"{name}: {', '.join(replaced(mine))}, largest difference {difference:.1e}")
+        self.assertLess(difference, 1e-4)
+        self.assertGreater(plain.std().item(), 0.3)
+        self.assertGreater(mine.moert.stats().lookups, 0)
+        rounded = ours(folder, cache_dir=folder + "/cache", numerics="bf16")
+        difference = (rounded(ids).logits - plain).abs().amax(-1).flatten().median().item()
+        self.assertLess(difference, 0.03)
+
+    def test_fixtures(self):
+        """Checkpoints of tests/data/architectures, which older versions saved."""
+        for name in ("qwen2_moe", "qwen3_moe", "mixtral", "olmoe", "phimoe"):
+            path = ROOT / "tests/data/architectures" / name
+            with self.subTest(name), torch.no_grad():
+                ids = torch.randint(3, 60, (2, 11))
+                plain = plain_model(path)(ids).logits
+                mine = ours(path, cache_dir=self.folder())
+                self.assertEqual(replaced(mine), {"MoeBlock"})
+                self.assertLess((mine(ids).logits - plain).abs().max().item(), 1e-4)
+
+    def test_not_by_structure(self):
+        config = transformers.GptOssConfig(
+            vocab_size=64, hidden_size=64, intermediate_size=32, num_hidden_layers=1, head_dim=16,
+            num_attention_heads=4, num_key_value_heads=2, num_local_experts=4)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        with self.assertRaisesRegex(ValueError, "GptOssExperts.*down_proj_bias"):
+            moert.attach(model, self.folder(), routing="host")
+        dense = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(
+            vocab_size=64, hidden_size=64, intermediate_size=32, num_hidden_layers=1,
+            num_attention_heads=4))
+        with self.assertRaisesRegex(ValueError, "LlamaForCausalLM has no MoE block"):
+            moert.attach(dense, MODEL)
+
+    def test_quantized_checkpoints_are_refused(self):
+        with self.assertRaisesRegex(ValueError, "quantized already"):
+            ours(ROOT / "tests/data/architectures/qwen3_moe_fp8")
+
+    def test_files_that_disagree(self):
+        folder = self.folder()
+        models.make("Qwen3Moe", moe_intermediate_size=48).save_pretrained(folder)
+        with self.assertRaisesRegex(ValueError, r"layer 0: gate_proj.*\[48, 64\].*\[32, 64\]"):
+            moert.attach(models.make("Qwen3Moe"), folder, routing="host")
+        models.make("Qwen3Moe", num_hidden_layers=2).save_pretrained(folder)
+        with self.assertRaisesRegex(ValueError, "layer 2 has no gate_proj of expert 0"):
+            moert.attach(models.make("Qwen3Moe"), folder, routing="host")
+
+
+if available:
+    for _name in models.ARCHITECTURES:
+        def _test(self, name=_name):
+            self.check(name)
+        setattr(Architectures, f"test_{_name}", _test)
+    for _name in ("Qwen3Moe", "Mixtral", "GraniteMoe"):
+        def _test(self, name=_name):
+            self.check(name, save_original_format=False)
+        setattr(Architectures, f"test_{_name}_fused", _test)
+
+
+class Compiled(Test):
+    def compare(self, backend, **options):
+        folder, ids = self.folder(), torch.randint(3, 128, (1, 9))
+        models.make("Qwen2Moe", num_hidden_layers=2).save_pretrained(folder)
+        model = ours(folder, cache_dir=folder + "/cache", **options)
+        eager = model(ids).logits
+        compiled = torch.compile(model, backend=backend, fullgraph=True)
+        lookups = model.moert.stats().lookups
+        for _ in range(3):
+            self.assertLess((compiled(ids).logits - eager).abs().max().item(), 1e-4)
+        self.assertEqual(model.moert.stats().lookups, 4 * lookups)
+
+    def test_graphs(self):
+        self.compare("aot_eager")
+        self.compare("aot_eager", routing="host")
+
+    def test_inductor(self):
+        self.compare("inductor")
+
+    def test_operators(self):
+        """Fake implementations, schemas and the absence of gradients."""
+        model = ours()
+        x = torch.randn(3, 128)
+        number = model.model.layers[0].mlp._passes.number
+        torch.library.opcheck(torch.ops.moert.block.default, (x, number, 0, 1),
+                              test_utils=("test_schema", "test_faketensor"))
+        model.moert.stats()
+
+
+class HostMemory(Test):
+    """A checkpoint whose experts are most of it, loaded by a process of its own."""
+
+    LAYERS, EXPERTS, WIDTH, HIDDEN = 8, 32, 256, 512  # 192 MiB of experts in bf16
+
+    def test_peak(self):
+        import safetensors.torch
+        folder = self.folder()
+        config = transformers.Qwen3MoeConfig(
+            vocab_size=256, hidden_size=self.HIDDEN, intermediate_size=64, head_dim=64,
+            num_hidden_layers=self.LAYERS, num_attention_heads=4, num_key_value_heads=2,
+            num_experts=self.EXPERTS, num_experts_per_tok=4, moe_intermediate_size=self.WIDTH)
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        tensors, experts = {}, 0
+        for name, like in model.state_dict().items():
+            value = torch.empty(like.shape, dtype=torch.bfloat16).normal_(0, 0.02)
+            tensors[name] = value
+            experts += value.nbytes if ".experts." in name else 0
+        config.save_pretrained(folder)
+        edited = pathlib.Path(folder, "config.json")  # as older versions wrote it: the library reads it
+        edited.write_text(edited.read_text().replace("num_local_experts", "num_experts"))
+        safetensors.torch.save_file(tensors, folder + "/model.safetensors")
+        self.assertGreater(experts, 190 << 20)
+        program = """if True:
+            import pathlib, re, sys
+            import torch, transformers, moert, moert.transformers
+            from transformers.models.qwen3_moe import modeling_qwen3_moe
+            def memory(field):
+                text = pathlib.Path("/proc/self/status").read_text()
+                return int(re.search(field + r":\\s+(\\d+) kB", text)[1]) * 1024
+            pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak starts here
+            before = memory("VmRSS")
+            model = moert.from_pretrained(sys.argv[1], budget="24MiB", cache_dir=sys.argv[2],
+                                          routing=sys.argv[3], max_tokens=64)
+            model.generate(torch.tensor([[1, 2, 3, 4]]), max_new_tokens=8, do_sample=False)
+            assert model.moert.stats().loads > 200, model.moert.stats().loads
+            print(memory("VmHWM") - before)
+        """
+        for routing in ("host", "library"):
+            run = subprocess.run([sys.executable, "-c", program, folder, folder + "/cache", routing],
+                                 stdout=subprocess.PIPE, text=True)
+            self.assertEqual(run.returncode, 0)
+            grown = int(run.stdout)
+            print(f"{experts >> 20} MiB of experts, budget 24 MiB, routed by the {routing}: the "
+                  f"process grew by {grown >> 20} MiB")
+            self.assertTrue(24 << 20 < grown < experts // 2, grown)
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    unittest.main()
