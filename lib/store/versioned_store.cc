@@ -33,6 +33,7 @@ VersionedStore::VersionedStore(const ExpertSource* source, std::vector<ServedVer
   usable_.resize(total, 0);
   in_flight_.resize(total, 0);
   held_.resize(source->model().num_layers(), 0);
+  candidates_.reserve(static_cast<size_t>(total));
   SetCapacity(pools_[0]->limit());
 }
 
@@ -509,6 +510,8 @@ absl::Status VersionedStore::SetSlots(int64_t slots) {
     return absl::FailedPreconditionError(fmt::format(
         "{} experts are in use by open layer calls, the new budget holds {}", pinned, slots));
   }
+  const std::vector<int> before = capacity_;
+  absl::Cleanup keep = [&] { capacity_ = before; };  // as large as it is: no allocation
   SetCapacity(slots);
   PolicyContext context;
   context.model = &source_->model();
@@ -524,6 +527,7 @@ absl::Status VersionedStore::SetSlots(int64_t slots) {
     if (!Wait()) break;
   }
   pools_[0]->SetLimit(slots);
+  std::move(keep).Cancel();
   return absl::OkStatus();
 }
 

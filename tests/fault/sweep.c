@@ -53,8 +53,12 @@ static void problem(const char* what, const char* kind, long n, const char* deta
 }
 
 /* Whether a call failed; errors must come whole. */
-static int failed(moert_code code, moert_error* error, const char* call) {
-  if (code == MOERT_OK) return 0;
+static int failed(moert_code code, moert_error** object, const char* call) {
+  moert_error* error = *object;
+  if (code == MOERT_OK) {
+    if (error != NULL) problem("an error object of a call that succeeded", call, 0, "");
+    return 0;
+  }
   if (refused++ == 0) {
     snprintf(first_error, sizeof(first_error), "%s: %s: %s", call, moert_code_name(code),
              moert_error_message(error));
@@ -63,7 +67,8 @@ static int failed(moert_code code, moert_error* error, const char* call) {
   moert_error_destroy(error);
   return 1;
 }
-#define FAILED(call) (error = NULL, failed(call, error, #call))
+/* The call is evaluated before its error is looked at, whatever the order of arguments is. */
+#define FAILED(call) (error = NULL, failed(call, &error, #call))
 
 static moert_source* open_source(void) {
   moert_source* source = NULL;
