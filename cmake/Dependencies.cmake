@@ -11,7 +11,9 @@ function(moert_dependency package target version url)
     message(STATUS "${package} not found, fetching ${url} (or run cmake/install-deps.sh)")
     FetchContent_Declare(${package} URL ${url})
     FetchContent_MakeAvailable(${package})
+    string(REGEX MATCH "[0-9]+(\\.[0-9]+)+" ${package}_VERSION "${url}")
   endif()
+  set(${package}_VERSION "${${package}_VERSION}" PARENT_SCOPE)  # for the list of what is inside
 endfunction()
 
 if(POLICY CMP0135)

@@ -37,6 +37,27 @@ foreach(tool moert-run moert-pack moert-bench moert-sim)
   endif()
 endforeach()
 
+# Licence, notices and the list of what is inside go with every installation. Of Debian packages each
+# has a folder of its own, and its licence is named copyright (cmake/make-deb.sh).
+include(${CMAKE_CURRENT_LIST_DIR}/Sbom.cmake)
+set(MOERT_DEBIAN_RUNTIME libmoert0)
+set(MOERT_DEBIAN_DEVELOPMENT libmoert-dev)
+set(MOERT_DEBIAN_TOOLS moert-tools)
+if(MOERT_DEBIAN_DOCS)
+  foreach(component runtime development tools)
+    string(TOUPPER ${component} key)
+    set(doc ${CMAKE_INSTALL_DATADIR}/doc/${MOERT_DEBIAN_${key}})
+    install(FILES ${MOERT_DEBIAN_DOCS}/copyright ${MOERT_DEBIAN_DOCS}/changelog.Debian.gz
+                  THIRD_PARTY_NOTICES.md ${PROJECT_BINARY_DIR}/moert.spdx.json
+            DESTINATION ${doc} COMPONENT ${component})
+  endforeach()
+  install(DIRECTORY ${MOERT_DEBIAN_DOCS}/man1 DESTINATION ${CMAKE_INSTALL_MANDIR} COMPONENT tools
+          OPTIONAL)
+else()
+  install(FILES LICENSE THIRD_PARTY_NOTICES.md ${PROJECT_BINARY_DIR}/moert.spdx.json
+          DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT runtime)
+endif()
+
 configure_package_config_file(cmake/moertConfig.cmake.in ${PROJECT_BINARY_DIR}/moertConfig.cmake
                               INSTALL_DESTINATION ${package_dir})
 # Before 1.0 a minor release may change the API.

@@ -1,5 +1,5 @@
 # cpack -G DEB: libmoert0 (the shared library), libmoert-dev (headers, static library, CMake and
-# pkg-config files) and moert-tools (the commands).
+# pkg-config files) and moert-tools (the commands). cmake/make-deb.sh makes them as Debian wants them.
 set(CPACK_PACKAGE_NAME moert)
 set(CPACK_PACKAGE_VENDOR libmoert)
 set(CPACK_PACKAGE_CONTACT "libmoert maintainers <moert@users.noreply.github.com>")
@@ -16,14 +16,22 @@ set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PACKAGE_RELEASE 1)
 
-set(CPACK_DEBIAN_RUNTIME_PACKAGE_NAME libmoert0)
+set(CPACK_DEBIAN_RUNTIME_PACKAGE_NAME ${MOERT_DEBIAN_RUNTIME})
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_SECTION libs)
+set(CPACK_COMPONENT_RUNTIME_DESCRIPTION
+    "Mixture-of-Experts models bigger than memory, shared library\nThe library owns the experts of a Mixture-of-Experts model: where each lives (disk, RAM or GPU memory), in which precision, and when it moves.\nThis package has the shared library of the C ABI.")
+set(CPACK_COMPONENT_DEVELOPMENT_DESCRIPTION
+    "Mixture-of-Experts models bigger than memory, development files\nThe library owns the experts of a Mixture-of-Experts model: where each lives (disk, RAM or GPU memory), in which precision, and when it moves.\nThis package has headers, static libraries, CMake and pkg-config files.")
+set(CPACK_COMPONENT_TOOLS_DESCRIPTION
+    "Mixture-of-Experts models bigger than memory, command line tools\nThe library owns the experts of a Mixture-of-Experts model: where each lives (disk, RAM or GPU memory), in which precision, and when it moves.\nThis package has tools that run, quantize, measure and simulate such models.")
+set(CPACK_DEBIAN_RUNTIME_PACKAGE_CONTROL_EXTRA ${MOERT_DEBIAN_TRIGGERS})
+set(CPACK_DEBIAN_RUNTIME_PACKAGE_CONTROL_STRICT_PERMISSION ON)
 set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON)
-set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_NAME libmoert-dev)
+set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_NAME ${MOERT_DEBIAN_DEVELOPMENT})
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_SECTION libdevel)
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_DEPENDS "libmoert0 (= ${PROJECT_VERSION}-1)")
 # Only the C++ API needs them.
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_SUGGESTS "libabsl-dev, libfmt-dev")
-set(CPACK_DEBIAN_TOOLS_PACKAGE_NAME moert-tools)
+set(CPACK_DEBIAN_TOOLS_PACKAGE_NAME ${MOERT_DEBIAN_TOOLS})
 set(CPACK_DEBIAN_TOOLS_PACKAGE_SECTION utils)
 include(CPack)

@@ -5,18 +5,30 @@
 namespace moert::capi {
 namespace {
 
-// Given out when there is no memory for another; never freed.
-moert_error* OutOfMemory() {
-  static moert_error error{MOERT_RESOURCE_EXHAUSTED, "out of memory", "moert"};
-  return &error;
+// Given out when there is no memory for another, one a code; never freed.
+constexpr int kCodes = 1 - MOERT_UNAUTHENTICATED;
+struct FixedErrors {
+  moert_error of[kCodes];
+  FixedErrors() {
+    for (int i = 0; i < kCodes; ++i) of[i] = {-i, "out of memory", "moert"};
+  }
+};
+FixedErrors& Fixed() {
+  static FixedErrors errors;
+  return errors;
 }
-// Built before main, so that it needs no memory when there is none.
-[[maybe_unused]] const moert_error* const kBuilt = OutOfMemory();
+// Built before main, so that they need no memory when there is none.
+[[maybe_unused]] const FixedErrors& kBuilt = Fixed();
+
+moert_error* OutOfMemory(moert_code code) { return &Fixed().of[-code]; }
+bool IsFixed(const moert_error* error) {
+  return error >= Fixed().of && error < Fixed().of + kCodes;
+}
 
 }  // namespace
 
 moert_code ReportOutOfMemory(moert_error** error) noexcept {
-  if (error != nullptr) *error = OutOfMemory();
+  if (error != nullptr) *error = OutOfMemory(MOERT_RESOURCE_EXHAUSTED);
   return MOERT_RESOURCE_EXHAUSTED;
 }
 
@@ -28,7 +40,7 @@ moert_code Report(const absl::Status& status, const char* origin, moert_error** 
   try {
     *error = new moert_error{code, std::string(status.message()), origin};
   } catch (...) {
-    *error = OutOfMemory();
+    *error = OutOfMemory(code);
   }
   return code;
 }
@@ -47,7 +59,7 @@ absl::Status FromCallback(moert_code code, const moert_failure& failure, absl::s
 
 }  // namespace moert::capi
 
-using moert::capi::OutOfMemory;
+using moert::capi::IsFixed;
 
 extern "C" {
 
@@ -64,7 +76,7 @@ const char* moert_error_origin(const moert_error* error) {
 }
 
 void moert_error_destroy(moert_error* error) {
-  if (error != OutOfMemory()) delete error;
+  if (!IsFixed(error)) delete error;
 }
 
 void moert_failure_set(moert_failure* failure, const char* message) {

@@ -25,8 +25,8 @@ absl::Status SyncDirectory(const std::string& path) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<FileWriter>> FileWriter::Create(const std::string& path) {
-  Descriptor fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+absl::StatusOr<std::unique_ptr<FileWriter>> FileWriter::Create(const std::string& path, int mode) {
+  Descriptor fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode));
   if (fd.get() < 0) return PosixError(errno, fmt::format("{}: create", path));
   return std::unique_ptr<FileWriter>(new FileWriter(path, std::move(fd)));
 }

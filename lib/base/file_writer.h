@@ -18,8 +18,9 @@ namespace moert {
 /// Appends to one file. Not thread-safe.
 class FileWriter {
  public:
-  /// AlreadyExists if there is a file.
-  static absl::StatusOr<std::unique_ptr<FileWriter>> Create(const std::string& path);
+  /// AlreadyExists if there is a file. `mode` less the umask.
+  static absl::StatusOr<std::unique_ptr<FileWriter>> Create(const std::string& path,
+                                                            int mode = 0644);
   /// Goes on with a file of at least `size` bytes, of which only the first `size` are kept.
   /// DataLoss if it is shorter.
   static absl::StatusOr<std::unique_ptr<FileWriter>> Resume(const std::string& path, int64_t size);

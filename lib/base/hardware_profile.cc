@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include "base/exception_status.h"
 #include "base/json.h"
 #include "base/printable.h"
 #include "base/status_macros.h"
@@ -128,7 +129,7 @@ int64_t HardwareProfile::CpuExpertNs(int64_t bytes, int64_t tokens,
   return cpu_expert_latency_ns + static_cast<int64_t>(per_byte * static_cast<double>(bytes));
 }
 
-absl::StatusOr<HardwareProfile> LoadProfile(const std::string& path) {
+absl::StatusOr<HardwareProfile> LoadProfile(const std::string& path) try {
   if (path == "reference") return HardwareProfile{};
   MOERT_ASSIGN_OR_RETURN(const JsonDocument document, JsonDocument::Read(Env::Default(), path));
   const JsonValue json = document.root();
@@ -176,6 +177,8 @@ absl::StatusOr<HardwareProfile> LoadProfile(const std::string& path) {
   p.prefill_token_ns = std::llround(prefill);
   p.cpu_expert_latency_ns = std::llround(cpu_latency);
   return p;
+} catch (...) {
+  return ExceptionStatus("loading a profile");
 }
 
 }  // namespace moert

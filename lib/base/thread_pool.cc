@@ -12,6 +12,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/exception_status.h"
 #include "base/mutex.h"
 #include "base/spin.h"
 #include "base/status_macros.h"
@@ -235,7 +236,7 @@ int UsableCpus() {
   return count > 0 ? static_cast<int>(count) : 1;
 }
 
-absl::StatusOr<std::unique_ptr<ThreadPool>> CreateThreadPool(const ThreadPoolOptions& options) {
+absl::StatusOr<std::unique_ptr<ThreadPool>> CreateThreadPool(const ThreadPoolOptions& options) try {
   constexpr int kMostThreads = 4096;
   if (options.threads < 0 || options.threads > kMostThreads) {
     return absl::InvalidArgumentError(
@@ -257,6 +258,8 @@ absl::StatusOr<std::unique_ptr<ThreadPool>> CreateThreadPool(const ThreadPoolOpt
   auto pool = std::make_unique<WorkStealingPool>(threads, std::chrono::microseconds(spin));
   MOERT_RETURN_IF_ERROR(pool->Start(options.cpus));
   return std::unique_ptr<ThreadPool>(std::move(pool));
+} catch (...) {
+  return ExceptionStatus("creating a thread pool");
 }
 
 }  // namespace moert

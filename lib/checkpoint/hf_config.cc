@@ -145,7 +145,7 @@ std::vector<std::string> SupportedArchitectures() {
   return names;
 }
 
-absl::StatusOr<HfConfig> ParseHfConfig(absl::string_view text, const std::string& source) {
+absl::StatusOr<HfConfig> ParseHfConfig(absl::string_view text, const std::string& source) try {
   try {
     MOERT_ASSIGN_OR_RETURN(const JsonDocument document,
                            JsonDocument::Parse(std::string(text), source, kConfigLimits));
@@ -153,9 +153,11 @@ absl::StatusOr<HfConfig> ParseHfConfig(absl::string_view text, const std::string
   } catch (const std::bad_alloc&) {
     return OutOfMemory(source);
   }
+} catch (...) {
+  return ExceptionStatus("reading a configuration");
 }
 
-absl::StatusOr<HfConfig> LoadHfConfig(const std::string& model_dir, Env* env) {
+absl::StatusOr<HfConfig> LoadHfConfig(const std::string& model_dir, Env* env) try {
   try {
     const std::string path = model_dir + "/config.json";
     MOERT_ASSIGN_OR_RETURN(const JsonDocument document,
@@ -173,6 +175,8 @@ absl::StatusOr<HfConfig> LoadHfConfig(const std::string& model_dir, Env* env) {
   } catch (const std::bad_alloc&) {
     return OutOfMemory(model_dir);
   }
+} catch (...) {
+  return ExceptionStatus("reading a configuration");
 }
 
 }  // namespace moert

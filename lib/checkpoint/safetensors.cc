@@ -204,7 +204,8 @@ std::string ShapeToString(absl::Span<const int64_t> shape) {
   return fmt::format("[{}]", fmt::join(shape.begin(), shape.end(), ", "));
 }
 
-absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& path, Env* env) {
+absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& path,
+                                                             Env* env) try {
   try {
     std::unique_ptr<Checkpoint> c(new Checkpoint);
     c->path_ = path;
@@ -225,6 +226,8 @@ absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& 
   } catch (const std::bad_alloc&) {
     return OutOfMemory(path);
   }
+} catch (...) {
+  return ExceptionStatus("opening a checkpoint");
 }
 
 absl::Status Checkpoint::OpenFile(const std::string& path, Env* env) {

@@ -143,12 +143,15 @@ absl::Status CheckMetadata(const std::string& path, JsonValue metadata) {
 }
 
 // Room for all tensors: views of the sizes stay where they are, and nothing grows beyond its need.
+// An entry that lacks a field is refused later and takes none.
 void Reserve(JsonValue root, SafetensorsHeader* header) {
   size_t tensors = 0, sizes = 0;
   for (const JsonMember& m : root.members()) {
+    if (m.key.Is("__metadata__")) continue;
     const auto shape = m.value.Find("shape");
+    if (!shape || !m.value.Find("dtype") || !m.value.Find("data_offsets")) return;
     ++tensors;
-    if (shape) sizes += std::min(shape->size(), kMaxRank);
+    sizes += std::min(shape->size(), kMaxRank);
   }
   header->tensors.reserve(tensors);
   header->storage.sizes.reserve(sizes);

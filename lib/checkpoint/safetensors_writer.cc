@@ -92,9 +92,9 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Plan(
 }
 
 absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
-    const std::string& path, std::vector<TensorSpec> tensors) {
+    const std::string& path, std::vector<TensorSpec> tensors, int mode) {
   MOERT_ASSIGN_OR_RETURN(auto writer, Plan(path, std::move(tensors)));
-  MOERT_ASSIGN_OR_RETURN(writer->file_, FileWriter::Create(path));
+  MOERT_ASSIGN_OR_RETURN(writer->file_, FileWriter::Create(path, mode));
   MOERT_RETURN_IF_ERROR(writer->file_->Append(writer->start_));
   return writer;
 }

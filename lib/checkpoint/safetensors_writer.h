@@ -32,9 +32,10 @@ class SafetensorsWriter {
  public:
   /// The header is padded with spaces, which the format allows, so that the data begins at a
   /// multiple of kRecordAlignment: a tensor whose predecessors have such sizes can be read
-  /// directly.
+  /// directly. `mode` is the file's, less the umask.
   static absl::StatusOr<std::unique_ptr<SafetensorsWriter>> Create(const std::string& path,
-                                                                   std::vector<TensorSpec> tensors);
+                                                                   std::vector<TensorSpec> tensors,
+                                                                   int mode = 0644);
 
   /// Goes on with a file that Create began for the same tensors, after its first `written` ones;
   /// what is behind them is dropped. DataLoss if the file is not such a one.

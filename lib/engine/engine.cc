@@ -2,7 +2,9 @@
 
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "base/bytes_text.h"
+#include "base/exception_status.h"
 #include "base/status_macros.h"
 #include "engine/engine_impl.h"
 #include "engine/memory_plan.h"
@@ -61,7 +63,7 @@ absl::Status EngineImpl::CheckLayer(int layer) const {
 
 absl::StatusOr<LeaseId> EngineImpl::AcquireExperts(StepId step, int layer,
                                                    absl::Span<const int32_t> experts,
-                                                   std::vector<ExpertView>* views) {
+                                                   std::vector<ExpertView>* views) try {
   MOERT_RETURN_IF_ERROR(CheckProcess());
   MOERT_RETURN_IF_ERROR(CheckLayer(layer));
   MOERT_RETURN_IF_ERROR(blueprint_->backend->CheckLease());
@@ -71,15 +73,19 @@ absl::StatusOr<LeaseId> EngineImpl::AcquireExperts(StepId step, int layer,
       parts_->leases->Acquire(step, found->epoch, ContextOf(*found, layer), experts, views);
   Publish();
   return lease;
+} catch (...) {
+  return ExceptionStatus("acquiring experts");
 }
 
-absl::Status EngineImpl::ReleaseExperts(LeaseId lease) {
+absl::Status EngineImpl::ReleaseExperts(LeaseId lease) try {
   MOERT_RETURN_IF_ERROR(CheckProcess());
   const MutexLock lock(&mu_);
   return parts_->leases->Release(lease);
+} catch (...) {
+  return ExceptionStatus("releasing experts");
 }
 
-absl::Status EngineImpl::PrefetchHint(int layer, absl::Span<const int32_t> experts) {
+absl::Status EngineImpl::PrefetchHint(int layer, absl::Span<const int32_t> experts) try {
   MOERT_RETURN_IF_ERROR(CheckProcess());
   MOERT_RETURN_IF_ERROR(CheckLayer(layer));
   const int num_experts = source_->model().layers[layer].num_experts;
@@ -100,6 +106,8 @@ absl::Status EngineImpl::PrefetchHint(int layer, absl::Span<const int32_t> exper
   const MutexLock lock(&mu_, std::adopt_lock);
   ApplyHints();
   return absl::OkStatus();
+} catch (...) {
+  return ExceptionStatus("prefetch hint");
 }
 
 void EngineImpl::ApplyHints() {
@@ -117,15 +125,17 @@ void EngineImpl::ApplyHints() {
   }
 }
 
-absl::StatusOr<std::vector<Residency>> EngineImpl::ResidencyOf(int layer) {
+absl::StatusOr<std::vector<Residency>> EngineImpl::ResidencyOf(int layer) try {
   MOERT_RETURN_IF_ERROR(CheckProcess());
   MOERT_RETURN_IF_ERROR(CheckLayer(layer));
   const MutexLock lock(&mu_);
   parts_->store->Pump();
   return parts_->store->States(layer);
+} catch (...) {
+  return ExceptionStatus("residency");
 }
 
-absl::Status EngineImpl::SetBudget(const Budget& budget) {
+absl::Status EngineImpl::SetBudget(const Budget& budget) try {
   MOERT_RETURN_IF_ERROR(CheckProcess());
   absl::Status status;
   std::string line;
@@ -139,6 +149,8 @@ absl::Status EngineImpl::SetBudget(const Budget& budget) {
   }
   if (status.ok()) Log(LogLevel::kInfo, line);
   return status;
+} catch (...) {
+  return ExceptionStatus("changing the budget");
 }
 
 absl::Status EngineImpl::SetBudgetLocked(const Budget& budget) {
@@ -150,22 +162,26 @@ absl::Status EngineImpl::SetBudgetLocked(const Budget& budget) {
         "the budget of strategy {} changes between steps; {} are open", strategy(), steps_.size()));
   }
   // Growing: the limit first, so that blocks may be taken; shrinking: after they were given back.
+  absl::Cleanup keep = [this, old_bytes]()
+                           ABSL_NO_THREAD_SAFETY_ANALYSIS { parts_->budget->SetLimit(old_bytes); };
   if (plan.budget_bytes > old_bytes) parts_->budget->SetLimit(plan.budget_bytes);
   MOERT_RETURN_IF_ERROR(
       parts_->versions == nullptr
           ? parts_->store->SetSlots(plan.slots, plan.budget_bytes - plan.fixed_bytes())
           : parts_->versions->Resize(HighExperts(plan), plan.slots, plan.low_slots));
+  std::move(keep).Cancel();
   parts_->budget->SetLimit(plan.budget_bytes);
-  HoldPools(*blueprint_, parts_->store.get());
   {
     const MutexLock published(&published_mu_);
     plan_ = plan;
   }
+  HoldPools(*blueprint_, parts_->store.get());
   Publish();
   return absl::OkStatus();
 }
 
-absl::StatusOr<MemoryPlan> Engine::Plan(const ExpertSource& source, const EngineOptions& options) {
+absl::StatusOr<MemoryPlan> Engine::Plan(const ExpertSource& source,
+                                        const EngineOptions& options) try {
   // Borrowed for the call.
   const std::shared_ptr<const ExpertSource> whole(&source, [](const ExpertSource*) {});
   MOERT_ASSIGN_OR_RETURN(const auto part, SourceOfShard(whole, options));
@@ -173,10 +189,12 @@ absl::StatusOr<MemoryPlan> Engine::Plan(const ExpertSource& source, const Engine
       const Blueprint blueprint,
       MakeBlueprint(*part, options, ShardGateBytes(source.model(), part->model())));
   return blueprint.plan;
+} catch (...) {
+  return ExceptionStatus("planning memory");
 }
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(std::shared_ptr<const ExpertSource> source,
-                                                       const EngineOptions& options) {
+                                                       const EngineOptions& options) try {
   if (source == nullptr) return absl::InvalidArgumentError("source: must not be null");
   if (options.shard.whole()) return EngineImpl::Create(std::move(source), options);
   MOERT_RETURN_IF_ERROR(source->model().Validate());
@@ -184,6 +202,8 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(std::shared_ptr<const Exp
   MOERT_ASSIGN_OR_RETURN(auto part, MakeShardSource(source, plan));
   if (plan.all_experts) return EngineImpl::Create(std::move(part), options);
   return MakeShardEngine(std::move(source), std::move(part), plan, options);
+} catch (...) {
+  return ExceptionStatus("creating an engine");
 }
 
 }  // namespace moert

@@ -9,7 +9,7 @@
 
 namespace moert {
 
-absl::StatusOr<StepId> EngineImpl::BeginStep(const StepInfo& info) {
+absl::StatusOr<StepId> EngineImpl::BeginStep(const StepInfo& info) try {
   MOERT_RETURN_IF_ERROR(CheckProcess());
   if (info.rows < 1 || info.rows > options_.max_tokens_per_forward) {
     return absl::InvalidArgumentError(
@@ -53,6 +53,8 @@ absl::StatusOr<StepId> EngineImpl::BeginStep(const StepInfo& info) {
   std::move(close).Cancel();
   std::move(forget).Cancel();
   return id;
+} catch (...) {
+  return ExceptionStatus("begin of a step");
 }
 
 void EngineImpl::ForgetStep(StepId id) {
@@ -81,7 +83,7 @@ absl::Status EngineImpl::ForwardRouted(StepId step, int layer, const MatrixView&
 }
 
 absl::Status EngineImpl::Run(StepId step_id, int layer, const MatrixView& hidden,
-                             const RoutedInput* routed, const MutableMatrixView& out) {
+                             const RoutedInput* routed, const MutableMatrixView& out) try {
   MOERT_RETURN_IF_ERROR(CheckProcess());
   absl::Status status;
   int64_t fallbacks = 0;
@@ -102,6 +104,8 @@ absl::Status EngineImpl::Run(StepId step_id, int layer, const MatrixView& hidden
   } catch (...) {  // no memory for a line
   }
   return status;
+} catch (...) {
+  return ExceptionStatus("layer call");
 }
 
 void EngineImpl::LogCall(int layer, const absl::Status& status, int64_t fallbacks) {
@@ -146,7 +150,7 @@ absl::Status EngineImpl::RunLocked(StepId step_id, int layer, const MatrixView& 
   return status;
 }
 
-absl::Status EngineImpl::EndStep(StepId step) {
+absl::Status EngineImpl::EndStep(StepId step) try {
   MOERT_RETURN_IF_ERROR(CheckProcess());
   const MutexLock lock(&mu_);
   MOERT_RETURN_IF_ERROR(FindStep(step).status());
@@ -169,6 +173,8 @@ absl::Status EngineImpl::EndStep(StepId step) {
     status.Update(ExceptionStatus("end of a step"));
   }
   return status;
+} catch (...) {
+  return ExceptionStatus("end of a step");
 }
 
 void EngineImpl::AfterStep(const StepState& ended) {
@@ -183,7 +189,7 @@ void EngineImpl::AfterStep(const StepState& ended) {
   }
 }
 
-absl::Status EngineImpl::CancelStep(StepId step) {
+absl::Status EngineImpl::CancelStep(StepId step) try {
   MOERT_RETURN_IF_ERROR(CheckProcess());
   const MutexLock lock(&cancel_mu_);
   const auto it = cancel_flags_.find(step);
@@ -192,13 +198,17 @@ absl::Status EngineImpl::CancelStep(StepId step) {
   }
   it->second->store(true, std::memory_order_relaxed);
   return absl::OkStatus();
+} catch (...) {
+  return ExceptionStatus("cancelling a step");
 }
 
-absl::Status EngineImpl::StepStatus(StepId step) {
+absl::Status EngineImpl::StepStatus(StepId step) try {
   MOERT_RETURN_IF_ERROR(CheckProcess());
   const MutexLock lock(&mu_);
   MOERT_ASSIGN_OR_RETURN(const StepState* found, FindStep(step));
   return found->status;
+} catch (...) {
+  return ExceptionStatus("status of a step");
 }
 
 }  // namespace moert

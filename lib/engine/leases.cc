@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/exception_status.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
 
@@ -39,10 +40,13 @@ absl::Status Leases::Ended(LeaseId id) const {
 }
 
 absl::Status Leases::Use(LeaseId id,
-                         absl::FunctionRef<absl::Status(absl::Span<const ExpertView>)> use) const {
+                         absl::FunctionRef<absl::Status(absl::Span<const ExpertView>)> use) const
+    try {
   const ReaderMutexLock lock(&mu_);
   const auto it = leases_.find(id);
   return it == leases_.end() ? Ended(id) : use(it->second.views);
+} catch (...) {
+  return ExceptionStatus("using a lease");
 }
 
 absl::Status Leases::Release(LeaseId id) {

@@ -1,5 +1,6 @@
 #include "moert/mixed_group_gemm.h"
 
+#include "base/exception_status.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
 #include "gemm/cpu_gemm.h"
@@ -8,7 +9,7 @@
 namespace moert {
 
 absl::StatusOr<std::unique_ptr<MixedGroupGemm>> MixedGroupGemm::Create(
-    ThreadPool* pool, absl::string_view kernels, ActivationNumerics numerics) {
+    ThreadPool* pool, absl::string_view kernels, ActivationNumerics numerics) try {
   if (pool == nullptr) return absl::InvalidArgumentError("MixedGroupGemm needs a thread pool");
   if (numerics < ActivationNumerics::kBF16 || numerics > ActivationNumerics::kInt8) {
     return absl::InvalidArgumentError(
@@ -16,6 +17,8 @@ absl::StatusOr<std::unique_ptr<MixedGroupGemm>> MixedGroupGemm::Create(
   }
   MOERT_ASSIGN_OR_RETURN(const kernels::KernelSet* set, kernels::FindKernelSet(kernels));
   return std::unique_ptr<MixedGroupGemm>(new gemm::CpuGemm(pool, *set, numerics));
+} catch (...) {
+  return ExceptionStatus("creating a product");
 }
 
 std::vector<std::string> MixedGroupGemm::KernelNames() {

@@ -80,6 +80,7 @@ std::vector<int64_t> ConfigFields::Ints(const char* key, int64_t low, int64_t hi
   if (scalar_too && v->is_number()) return {Int(key, low, high)};
   std::vector<int64_t> values;
   bool legal = v->is_array();
+  values.reserve(std::min(v->size(), kMaxListLength));
   for (const JsonValue e : v->elements()) {
     const auto i = e.AsInt();
     legal = i && *i >= low && *i <= high && values.size() < kMaxListLength;

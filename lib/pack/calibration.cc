@@ -139,7 +139,7 @@ std::string CalibrationToJson(const Calibration& c) {
   return SealedText(out.Take());
 }
 
-absl::StatusOr<Calibration> ReadCalibration(const std::string& path, Env* env) {
+absl::StatusOr<Calibration> ReadCalibration(const std::string& path, Env* env) try {
   MOERT_ASSIGN_OR_RETURN(const JsonDocument document, JsonDocument::Read(env, path, kLimits));
   try {
     MOERT_ASSIGN_OR_RETURN(Calibration calibration, Parse(document.root(), path));
@@ -148,6 +148,8 @@ absl::StatusOr<Calibration> ReadCalibration(const std::string& path, Env* env) {
   } catch (const std::bad_alloc&) {
     return OutOfMemory(path);
   }
+} catch (...) {
+  return ExceptionStatus("reading a calibration");
 }
 
 std::string LayerCalibrationToLine(const LayerCalibration& layer) {

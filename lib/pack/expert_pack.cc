@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/checked_math.h"
+#include "base/exception_status.h"
 #include "base/fmt_absl.h"
 #include "base/hash64.h"
 #include "base/status_macros.h"
@@ -212,8 +213,10 @@ absl::StatusOr<std::unique_ptr<ExpertSource>> OpenExpertPack(const std::string& 
   }
 }
 
-absl::StatusOr<std::unique_ptr<ExpertSource>> OpenExpertPack(const std::string& dir) {
+absl::StatusOr<std::unique_ptr<ExpertSource>> OpenExpertPack(const std::string& dir) try {
   return OpenExpertPack(dir, ExpertPackOptions());
+} catch (...) {
+  return ExceptionStatus("opening a pack");
 }
 
 }  // namespace moert

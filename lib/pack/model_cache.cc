@@ -212,12 +212,14 @@ absl::StatusOr<std::string> CacheDirectory(const std::string& requested) {
 }
 
 absl::StatusOr<std::unique_ptr<ExpertSource>> OpenModel(const std::string& model_dir,
-                                                        const OpenModelOptions& options) {
+                                                        const OpenModelOptions& options) try {
   try {
     return OpenOrWrite(model_dir, options);
   } catch (...) {
     return ExceptionStatus(model_dir);
   }
+} catch (...) {
+  return ExceptionStatus("opening a model");
 }
 
 }  // namespace moert

@@ -69,6 +69,7 @@ absl::StatusOr<std::unique_ptr<PackWriter>> PackWriter::Plan(PackDescription des
   w->manifest_.versions = std::move(description.versions);
   w->manifest_.quantizer_json = std::move(description.quantizer_json);
   w->manifest_.source_identity = std::move(description.source_identity);
+  if (description.owner_only) w->file_mode_ = 0600;
   MOERT_RETURN_IF_ERROR(w->PlanFiles(description.max_file_bytes));
   MOERT_ASSIGN_OR_RETURN(w->constant_tensors_, ConstantTensors(w->manifest_.model));
   w->manifest_.constants.name = kConstantsFile;
@@ -81,8 +82,9 @@ absl::StatusOr<std::unique_ptr<PackWriter>> PackWriter::Create(const std::string
   MOERT_ASSIGN_OR_RETURN(auto w, Plan(std::move(description)));
   MOERT_ASSIGN_OR_RETURN(w->atomic_, AtomicDirectory::Create(dir, mode));
   w->path_ = w->atomic_->path();
-  MOERT_ASSIGN_OR_RETURN(w->constants_, SafetensorsWriter::Create(w->path_ + "/" + kConstantsFile,
-                                                                  w->constant_tensors_));
+  MOERT_ASSIGN_OR_RETURN(w->constants_,
+                         SafetensorsWriter::Create(w->path_ + "/" + kConstantsFile,
+                                                   w->constant_tensors_, w->file_mode_));
   w->manifest_.constants.bytes = w->constants_->file_bytes();
   return w;
 }
@@ -163,8 +165,8 @@ absl::Status PackWriter::NextFile() {
   const size_t file = manifest_.files.size();
   if (file == planned_.size()) return absl::OkStatus();
   const PlannedFile& plan = planned_[file];
-  MOERT_ASSIGN_OR_RETURN(records_,
-                         SafetensorsWriter::Create(path_ + "/" + plan.name, plan.tensors));
+  MOERT_ASSIGN_OR_RETURN(
+      records_, SafetensorsWriter::Create(path_ + "/" + plan.name, plan.tensors, file_mode_));
   PlaceRecords(plan);
   return absl::OkStatus();
 }
@@ -207,7 +209,8 @@ absl::Status PackWriter::Resume() {
   const std::string constants = path_ + "/" + kConstantsFile;
   if (next_constants_ == 0) {
     remove(kConstantsFile);
-    MOERT_ASSIGN_OR_RETURN(constants_, SafetensorsWriter::Create(constants, constant_tensors_));
+    MOERT_ASSIGN_OR_RETURN(constants_,
+                           SafetensorsWriter::Create(constants, constant_tensors_, file_mode_));
   } else {
     MOERT_ASSIGN_OR_RETURN(constants_,
                            SafetensorsWriter::Resume(constants, constant_tensors_,
@@ -318,7 +321,8 @@ absl::Status PackWriter::Finish() {
   }
   MOERT_RETURN_IF_ERROR(NextFile());
   MOERT_RETURN_IF_ERROR(constants_->Finish());
-  MOERT_ASSIGN_OR_RETURN(const auto file, FileWriter::Create(path_ + "/" + kManifestFile));
+  MOERT_ASSIGN_OR_RETURN(const auto file,
+                         FileWriter::Create(path_ + "/" + kManifestFile, file_mode_));
   MOERT_RETURN_IF_ERROR(file->Append(ManifestToJson(manifest_)));
   MOERT_RETURN_IF_ERROR(file->Close());
   return partial_ != nullptr ? partial_->Commit() : atomic_->Commit();

@@ -26,7 +26,7 @@ struct PackDescription {
   std::string source_identity;
   /// A file is closed and the next begun before it would exceed this; one record is the least.
   int64_t max_file_bytes = int64_t{4} << 30;
-  /// Only the owner may enter the pack's folder; else as the umask says.
+  /// Only the owner may read the pack: folder 0700, files 0600. Else as the umask says.
   bool owner_only = false;
 };
 
@@ -74,6 +74,7 @@ class PackWriter {
   void PlaceRecords(const PlannedFile& plan);
   size_t NumConstantTensors(int layers) const;
 
+  int file_mode_ = 0644;
   PackManifest manifest_;
   std::string path_;  // where files are written
   std::unique_ptr<AtomicDirectory> atomic_;

@@ -84,13 +84,15 @@ std::string PlanToJson(const Plan& plan) {
   return out + Lines(version.Take()) + "\n}\n";
 }
 
-absl::StatusOr<Plan> ReadPlan(const std::string& path, Env* env) {
+absl::StatusOr<Plan> ReadPlan(const std::string& path, Env* env) try {
   MOERT_ASSIGN_OR_RETURN(const JsonDocument document, JsonDocument::Read(env, path));
   try {
     return Parse(document.root(), path);
   } catch (const std::bad_alloc&) {
     return OutOfMemory(path);
   }
+} catch (...) {
+  return ExceptionStatus("reading a plan");
 }
 
 }  // namespace moert

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/exception_status.h"
 #include "fmt/format.h"
 
 namespace moert {
@@ -109,7 +110,7 @@ struct Scheduler::Impl {
 };
 
 absl::StatusOr<std::unique_ptr<Scheduler>> Scheduler::Create(PlacementPolicy* policy,
-                                                             SchedulerOptions options) {
+                                                             SchedulerOptions options) try {
   const HardwareProfile& profile = options.profile;
   for (const auto& [field, rate] : {std::pair("link_bytes_per_s", profile.link_bytes_per_s),
                                     {"cpu_weight_bytes_per_s", profile.cpu_weight_bytes_per_s}}) {
@@ -119,6 +120,8 @@ absl::StatusOr<std::unique_ptr<Scheduler>> Scheduler::Create(PlacementPolicy* po
   }
   return std::unique_ptr<Scheduler>(
       new Scheduler(std::make_unique<Impl>(policy, std::move(options))));
+} catch (...) {
+  return ExceptionStatus("creating a scheduler");
 }
 
 Scheduler::Scheduler(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/cleanup/cleanup.h"
 #include "plan/transfer_version.h"
 #include "prefetch/prediction_yield.h"
 #include "prefetch/prefetch_control.h"
@@ -164,10 +165,11 @@ void LayerPrefetcher::Rank(PrefetchSnapshot* snapshot) {
                                   static_cast<double>(std::max<int64_t>(1, snapshot->transfer_ns));
   }
   Prediction& prediction = PredictionOf(target);
-  prediction.layer = target;
+  prediction.layer = -1;  // none, until its arrays are there
   prediction.late = -1;
   prediction.marks.assign(model_->layers[target].num_experts, 0);
   prediction.hidden_ns.assign(prediction.marks.size(), 0);
+  prediction.layer = target;
   Admit(context, ranked, snapshot->window_ns, &prediction);
 }
 
@@ -219,13 +221,20 @@ void LayerPrefetcher::Admit(const PolicyContext& context,
   }
   // What is predicted and there must not make way for what is predicted with less confidence.
   ranked_.clear();
+  ranked_.reserve(ranked.size());
+  const absl::Cleanup unpin = [&] {  // whatever a policy throws
+    for (const Ranked& r : ranked_) {
+      if (r.pinned) store_->Unpin(r.key);
+    }
+    ranked_.clear();
+  };
   for (const PrefetchCandidate& candidate : ranked) {
     const bool present = store_->Latest(candidate.key).record != nullptr;
-    if (present) store_->Pin(candidate.key);
     const int version =
         TransferVersion(precision_policy_, context, candidate.key, counts_,
                         /*prefetch=*/true, store_->num_versions(), &stats_.policy_fallbacks);
     ranked_.push_back({candidate.key, version, present});
+    if (present) store_->Pin(candidate.key);
   }
   int64_t used_ns = 0;
   for (size_t rank = 0; rank < ranked_.size(); ++rank) {
@@ -253,9 +262,6 @@ void LayerPrefetcher::Admit(const PolicyContext& context,
       if (!yields_.empty()) yields_[static_cast<int>(context.phase)].Admitted();
     }
     marks[key.expert] = arriving ? kAdmitted : kIssued;
-  }
-  for (const Ranked& r : ranked_) {
-    if (r.pinned) store_->Unpin(r.key);
   }
 }
 

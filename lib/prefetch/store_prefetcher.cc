@@ -1,5 +1,7 @@
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
+#include "base/exception_status.h"
 #include "base/mutex.h"
 #include "fmt/format.h"
 #include "moert/prefetcher.h"
@@ -62,7 +64,7 @@ void Prefetcher::Impl::Detach() {
 
 absl::StatusOr<std::unique_ptr<Prefetcher>> Prefetcher::Create(PrefetchPolicy* policy,
                                                                ExpertStore* store,
-                                                               PrefetcherOptions options) {
+                                                               PrefetcherOptions options) try {
   if (policy == nullptr) return absl::InvalidArgumentError("policy: must not be null");
   if (store == nullptr) return absl::InvalidArgumentError("store: must not be null");
   auto impl = std::make_unique<Impl>(policy, store->impl_, std::move(options));
@@ -70,8 +72,13 @@ absl::StatusOr<std::unique_ptr<Prefetcher>> Prefetcher::Create(PrefetchPolicy* p
   if (impl->store->on_wait != nullptr) {
     return absl::FailedPreconditionError("store: another prefetcher drives it");
   }
+  absl::Cleanup detach = [&impl]() ABSL_NO_THREAD_SAFETY_ANALYSIS { impl->Detach(); };
   impl->Attach();
-  return std::unique_ptr<Prefetcher>(new Prefetcher(std::move(impl)));
+  std::unique_ptr<Prefetcher> prefetcher(new Prefetcher(std::move(impl)));
+  std::move(detach).Cancel();
+  return prefetcher;
+} catch (...) {
+  return ExceptionStatus("creating a prefetcher");
 }
 
 Prefetcher::Prefetcher(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -86,7 +93,7 @@ bool Prefetcher::wants_next_gate(Phase phase) const {
   return impl_->ahead.wants_next_gate(phase);
 }
 
-absl::Status Prefetcher::Observe(int layer, Phase phase, const RoutingResult& routing) {
+absl::Status Prefetcher::Observe(int layer, Phase phase, const RoutingResult& routing) try {
   if (absl::Status status = impl_->Check(layer, routing); !status.ok()) return status;
   const MutexLock lock(&impl_->store->mu);
   impl_->store->store->Pump();
@@ -95,9 +102,11 @@ absl::Status Prefetcher::Observe(int layer, Phase phase, const RoutingResult& ro
   impl_->ahead.Resolve(impl_->context, routing);
   impl_->store->residency->Observe(LayerEvent::Routed(impl_->context, routing.view()));
   return absl::OkStatus();
+} catch (...) {
+  return ExceptionStatus("observing a routing");
 }
 
-absl::Status Prefetcher::Predict(int layer, Phase phase, const RoutingResult& routing) {
+absl::Status Prefetcher::Predict(int layer, Phase phase, const RoutingResult& routing) try {
   if (absl::Status status = impl_->Check(layer, routing); !status.ok()) return status;
   const MutexLock lock(&impl_->store->mu);
   if (impl_->context.layer != layer || impl_->context.phase != phase || impl_->tokens == 0) {
@@ -106,6 +115,8 @@ absl::Status Prefetcher::Predict(int layer, Phase phase, const RoutingResult& ro
   }
   impl_->ahead.Predict(impl_->context, routing, impl_->store->clock.now_ns());
   return absl::OkStatus();
+} catch (...) {
+  return ExceptionStatus("predicting");
 }
 
 void Prefetcher::EndStep() {

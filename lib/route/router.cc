@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/checked_math.h"
+#include "base/exception_status.h"
 #include "base/status_macros.h"
 #include "base/thread_pool.h"
 #include "fmt/format.h"
@@ -44,7 +45,7 @@ Router::~Router() = default;
 absl::StatusOr<std::unique_ptr<Router>> Router::Create(const MoeModelSpec* model,
                                                        std::vector<absl::Span<const float>> gates,
                                                        std::vector<absl::Span<const float>> biases,
-                                                       ThreadPool* pool) {
+                                                       ThreadPool* pool) try {
   if (model == nullptr) return absl::InvalidArgumentError("model: must not be null");
   MOERT_RETURN_IF_ERROR(model->Validate());
   if (gates.size() != model->layers.size() || biases.size() != model->layers.size()) {
@@ -68,6 +69,8 @@ absl::StatusOr<std::unique_ptr<Router>> Router::Create(const MoeModelSpec* model
     }
   }
   return std::unique_ptr<Router>(new Router(model, std::move(gates), std::move(biases), pool));
+} catch (...) {
+  return ExceptionStatus("creating a router");
 }
 
 void Router::Count(const RoutingResult& routing) {
@@ -127,7 +130,7 @@ int64_t Router::Logits(std::initializer_list<int> layers, const float* x, int64_
 
 absl::Status Router::Route(int layer, const float* x, int64_t tokens, const RoutingRule& rule,
                            const LayerResidency& residency, absl::Span<const int64_t> request_ids,
-                           bool next_gate, RoutingResult* r) {
+                           bool next_gate, RoutingResult* r) try {
   MOERT_RETURN_IF_ERROR(CheckLayer(layer, /*gate=*/true));
   const MoeLayerSpec& spec = model_->layers[layer];
   const int k = spec.routing.top_k;
@@ -152,12 +155,17 @@ absl::Status Router::Route(int layer, const float* x, int64_t tokens, const Rout
   r->next_scores.clear();
   if (!next_gate) return absl::OkStatus();
   return ScoreLogits(next, logits_.data() + experts, stride, tokens, &r->next_scores);
+} catch (...) {
+  return ExceptionStatus("routing");
 }
 
-absl::Status Router::Score(int layer, const float* x, int64_t tokens, std::vector<float>* scores) {
+absl::Status Router::Score(int layer, const float* x, int64_t tokens,
+                           std::vector<float>* scores) try {
   MOERT_RETURN_IF_ERROR(CheckLayer(layer, /*gate=*/true));
   const int64_t stride = Logits({layer}, x, tokens);
   return ScoreLogits(layer, logits_.data(), stride, tokens, scores);
+} catch (...) {
+  return ExceptionStatus("scoring");
 }
 
 absl::Status Router::ScoreLogits(int layer, const float* logits, int64_t stride, int64_t tokens,
@@ -179,7 +187,7 @@ absl::Status Router::RouteGiven(int layer, int64_t tokens, absl::Span<const int3
                                 absl::Span<const float> weights, absl::Span<const float> scores,
                                 absl::Span<const float> next_scores, const RoutingRule& rule,
                                 const LayerResidency& residency,
-                                absl::Span<const int64_t> request_ids, RoutingResult* r) {
+                                absl::Span<const int64_t> request_ids, RoutingResult* r) try {
   MOERT_RETURN_IF_ERROR(CheckLayer(layer, /*gate=*/false));
   const MoeLayerSpec& spec = model_->layers[layer];
   const int k = spec.routing.top_k;
@@ -218,6 +226,8 @@ absl::Status Router::RouteGiven(int layer, int64_t tokens, absl::Span<const int3
   r->scores.assign(scores.begin(), scores.end());
   r->next_scores.assign(next_scores.begin(), next_scores.end());
   return Finish(layer, rule, residency, request_ids, r);
+} catch (...) {
+  return ExceptionStatus("routing");
 }
 
 absl::Status Router::Finish(int layer, const RoutingRule& rule, const LayerResidency& residency,

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/bf16.h"
+#include "base/exception_status.h"
 #include "base/fmt_absl.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
@@ -208,7 +209,7 @@ class HostSource final : public ExpertSource {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ExpertSource>> MakeHostSource(std::string name, MoeModelSpec model,
-                                                             HostWeights weights) {
+                                                             HostWeights weights) try {
   MOERT_RETURN_IF_ERROR(model.Validate());
   if (weights.read == nullptr) {
     return absl::InvalidArgumentError(fmt::format("{}: a host source needs a read function", name));
@@ -236,6 +237,8 @@ absl::StatusOr<std::unique_ptr<ExpertSource>> MakeHostSource(std::string name, M
   }
   return std::make_unique<HostSource>(std::move(name), std::move(model), std::move(weights),
                                       records, std::move(versions));
+} catch (...) {
+  return ExceptionStatus("making a source");
 }
 
 }  // namespace moert

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
 #include "base/numa.h"
 #include "base/status_macros.h"
@@ -166,7 +167,9 @@ absl::StatusOr<std::unique_ptr<BlockPool>> MakeRamBlockPool(const BlockSizes& si
   // Advice only: streaming through 4 KiB pages costs a TLB miss each. Blocks are taken in order, so
   // that no more than one huge page reaches beyond those that are held.
   madvise(base, static_cast<size_t>(reserved), MADV_HUGEPAGE);
+  absl::Cleanup unmap = [&] { munmap(base, static_cast<size_t>(reserved)); };
   auto pool = std::make_unique<RamBlockPool>(static_cast<std::byte*>(base), sizes, limit, budget);
+  std::move(unmap).Cancel();
   if (numa_node >= 0) {
     MOERT_RETURN_IF_ERROR(BindToNumaNode(base, static_cast<size_t>(reserved), numa_node));
   }

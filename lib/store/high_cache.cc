@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
 #include "store/block_pool.h"
@@ -103,6 +104,8 @@ class HighCache final : public VersionManager {
     BeforeStep(context);
     chosen_.clear();
     store_->CloseStep(store_->OpenStep());
+    const int64_t old_slots = store_->pool(kHigh).limit();
+    absl::Cleanup keep = [&] { store_->SetCapacity(old_slots); };
     store_->SetCapacity(slots);
     while (store_->pool(kHigh).taken() > slots) {
       int over = -1;
@@ -118,6 +121,7 @@ class HighCache final : public VersionManager {
       store_->CloseStep(store_->OpenStep());
     }
     store_->pool(kHigh).SetLimit(slots);
+    std::move(keep).Cancel();
     return absl::OkStatus();
   }
 

@@ -4,6 +4,7 @@
 #include <deque>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
 #include "store/block_pool.h"
@@ -71,7 +72,16 @@ class HotSet final : public VersionManager {
   }
 
   absl::Status Resize(int64_t high, int64_t slots, int64_t low_slots) override {
-    capacity_ = Capacities(high);
+    // What fails leaves the old size; experts that were demoted by then are promoted again later.
+    std::vector<int32_t> before = Capacities(high);
+    capacity_.swap(before);
+    const int64_t old_slots = store_->pool(kHigh).limit();
+    const int64_t old_low_slots = store_->pool(kLow).limit();
+    absl::Cleanup keep = [&] {
+      capacity_.swap(before);
+      store_->pool(kHigh).SetLimit(old_slots);
+      store_->pool(kLow).SetLimit(old_low_slots);
+    };
     ForgetQueued();
     // Blocks above a lowered limit stay with who has them and are freed when given back, which pays
     // for the low blocks the demotions below take.
@@ -95,6 +105,7 @@ class HotSet final : public VersionManager {
         ++stats_.demotions;
       }
     }
+    std::move(keep).Cancel();
     return absl::OkStatus();
   }
 

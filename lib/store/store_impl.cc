@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/checked_math.h"
+#include "base/exception_status.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
 #include "store/acquire.h"
@@ -134,7 +135,10 @@ void ExpertStore::Impl::Release(absl::Span<const ExpertKey> pinned) {
   for (size_t i = 0; i < pinned.size(); ++i) {
     if (i > 0 && pinned[i].layer == pinned[i - 1].layer) continue;
     context.layer = pinned[i].layer;
-    store->EndLayerCall(context);
+    try {
+      store->EndLayerCall(context);
+    } catch (...) {  // what a policy throws: the layer gives its surplus back after a later call
+    }
   }
 }
 
@@ -142,17 +146,19 @@ void ExpertStore::Impl::Release(absl::Span<const ExpertKey> pinned) {
 // The store.
 
 absl::StatusOr<std::unique_ptr<ExpertStore>> ExpertStore::Create(
-    std::shared_ptr<const ExpertSource> source, ExpertStoreOptions options) {
+    std::shared_ptr<const ExpertSource> source, ExpertStoreOptions options) try {
   MOERT_RETURN_IF_ERROR(Check(source.get(), options));
   MOERT_ASSIGN_OR_RETURN(std::shared_ptr<Impl> impl,
                          Impl::Create(std::move(source), std::move(options)));
   return std::unique_ptr<ExpertStore>(new ExpertStore(std::move(impl)));
+} catch (...) {
+  return ExceptionStatus("creating an expert store");
 }
 
 ExpertStore::ExpertStore(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 ExpertStore::~ExpertStore() = default;
 
-absl::StatusOr<ExpertStore::Lease> ExpertStore::Fetch(absl::Span<const ExpertKey> keys) {
+absl::StatusOr<ExpertStore::Lease> ExpertStore::Fetch(absl::Span<const ExpertKey> keys) try {
   for (const ExpertKey key : keys) MOERT_RETURN_IF_ERROR(impl_->CheckKey(key));
   const MutexLock lock(&impl_->mu);
   Pins pins(impl_->store.get());
@@ -171,9 +177,11 @@ absl::StatusOr<ExpertStore::Lease> ExpertStore::Fetch(absl::Span<const ExpertKey
   lease.keys_ = pins.Take();
   lease.store_ = impl_;
   return lease;
+} catch (...) {
+  return ExceptionStatus("fetching experts");
 }
 
-absl::StatusOr<int64_t> ExpertStore::Prefetch(absl::Span<const ExpertKey> keys) {
+absl::StatusOr<int64_t> ExpertStore::Prefetch(absl::Span<const ExpertKey> keys) try {
   for (const ExpertKey key : keys) MOERT_RETURN_IF_ERROR(impl_->CheckKey(key));
   const MutexLock lock(&impl_->mu);
   VersionedStore& store = *impl_->store;
@@ -190,13 +198,17 @@ absl::StatusOr<int64_t> ExpertStore::Prefetch(absl::Span<const ExpertKey> keys) 
     begun += store.StartLoad(key, 0, LoadReason::kPrefetch, context);
   }
   return begun;
+} catch (...) {
+  return ExceptionStatus("prefetching experts");
 }
 
-absl::StatusOr<std::vector<Residency>> ExpertStore::residency(int layer) const {
+absl::StatusOr<std::vector<Residency>> ExpertStore::residency(int layer) const try {
   MOERT_RETURN_IF_ERROR(impl_->CheckKey({layer, 0}));
   const MutexLock lock(&impl_->mu);
   impl_->store->Pump();
   return impl_->store->States(layer);
+} catch (...) {
+  return ExceptionStatus("residency");
 }
 
 int64_t ExpertStore::block_bytes() const { return impl_->block_bytes; }

@@ -33,6 +33,7 @@ VersionedStore::VersionedStore(const ExpertSource* source, std::vector<ServedVer
   usable_.resize(total, 0);
   in_flight_.resize(total, 0);
   held_.resize(source->model().num_layers(), 0);
+  candidates_.reserve(static_cast<size_t>(total));
   SetCapacity(pools_[0]->limit());
 }
 
@@ -520,6 +521,8 @@ absl::Status VersionedStore::SetSlots(int64_t slots, int64_t bytes) {
     return absl::FailedPreconditionError(fmt::format(
         "{} experts are in use by open layer calls, the new budget holds {}", pinned, slots));
   }
+  const std::vector<int> before = capacity_;
+  absl::Cleanup keep = [&] { capacity_ = before; };  // as large as it is: no allocation
   SetCapacity(slots);
   PolicyContext context;
   context.model = &source_->model();
@@ -536,6 +539,7 @@ absl::Status VersionedStore::SetSlots(int64_t slots, int64_t bytes) {
   }
   pools_[0]->SetByteLimit(bytes);
   pools_[0]->SetLimit(slots);
+  std::move(keep).Cancel();
   return absl::OkStatus();
 }
 

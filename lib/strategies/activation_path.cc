@@ -26,6 +26,7 @@ class ActivationPath final : public PrefetchPolicy {
       }
       follows_ = std::move(follows);  // complete, or none
     }
+    previous_ids_.reserve(routing.ids.size());  // counted and remembered, or neither
     // Token by token: who followed whom. Rows of two layers of one step are the same tokens.
     if (context.layer > 0 && previous_step_ == context.step &&
         previous_layer_ == context.layer - 1 && previous_tokens_ == routing.tokens) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_split.h"
+#include "base/exception_status.h"
 #include "base/fmt_absl.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
@@ -217,7 +218,7 @@ std::pair<std::string, std::string> SplitSeam(absl::string_view part) {
 
 }  // namespace
 
-absl::StatusOr<Strategy> MakeStrategy(absl::string_view spec) {
+absl::StatusOr<Strategy> MakeStrategy(absl::string_view spec) try {
   const std::vector<std::string> parts = absl::StrSplit(spec, '+');
   Composition composition;
   MOERT_ASSIGN_OR_RETURN(composition.strategy, BuildOne(parts[0]));
@@ -233,6 +234,8 @@ absl::StatusOr<Strategy> MakeStrategy(absl::string_view spec) {
   composition.strategy.spec = std::string(spec);
   MOERT_RETURN_IF_ERROR(composition.strategy.Validate());
   return std::move(composition.strategy);
+} catch (...) {
+  return ExceptionStatus("making a strategy");
 }
 
 }  // namespace moert

@@ -7,6 +7,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_split.h"
+#include "base/exception_status.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
@@ -90,8 +91,10 @@ class Registry {
 
 }  // namespace
 
-absl::Status RegisterStrategy(StrategyInfo info, StrategyBuilder builder) {
+absl::Status RegisterStrategy(StrategyInfo info, StrategyBuilder builder) try {
   return Registry::Get().Add({std::move(info), std::move(builder)});
+} catch (...) {
+  return ExceptionStatus("registering a strategy");
 }
 
 std::vector<StrategyInfo> ListStrategies() {

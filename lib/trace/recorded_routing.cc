@@ -4,6 +4,7 @@
 #include <cmath>
 #include <new>
 
+#include "base/exception_status.h"
 #include "base/printable.h"
 #include "base/status_macros.h"
 #include "moert/offline/checkpoint.h"
@@ -155,11 +156,13 @@ class RecordedRouting final : public TraceReader {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<TraceReader>> OpenRecordedRouting(const std::string& path,
-                                                                 const TraceHeader& header) {
+                                                                 const TraceHeader& header) try {
   MOERT_ASSIGN_OR_RETURN(std::unique_ptr<Checkpoint> file, Checkpoint::Open(path));
   auto reader = std::make_unique<RecordedRouting>(std::move(file), header);
   MOERT_RETURN_IF_ERROR(reader->Open());
   return reader;
+} catch (...) {
+  return ExceptionStatus("opening a recorded routing");
 }
 
 }  // namespace moert

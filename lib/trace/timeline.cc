@@ -1,6 +1,7 @@
 // Writes the timeline as Chrome trace JSON, event by event.
 #include <vector>
 
+#include "base/exception_status.h"
 #include "base/fmt_absl.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
@@ -90,10 +91,12 @@ class Timeline final : public TraceFile {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<TraceFile>> CreateTimeline(const std::string& path) {
+absl::StatusOr<std::unique_ptr<TraceFile>> CreateTimeline(const std::string& path) try {
   auto timeline = std::make_unique<Timeline>(path);
   MOERT_RETURN_IF_ERROR(timeline->status());
   return timeline;
+} catch (...) {
+  return ExceptionStatus("creating a timeline");
 }
 
 }  // namespace moert

@@ -311,7 +311,7 @@ class Reader final : public TraceReader {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<TraceReader>> OpenTrace(const std::string& path) {
+absl::StatusOr<std::unique_ptr<TraceReader>> OpenTrace(const std::string& path) try {
   try {
     MOERT_ASSIGN_OR_RETURN(auto file, Env::Default()->Open(path, FileAccess::kBuffered));
     auto reader = std::make_unique<Reader>(std::move(file));
@@ -320,6 +320,8 @@ absl::StatusOr<std::unique_ptr<TraceReader>> OpenTrace(const std::string& path) 
   } catch (const std::bad_alloc&) {
     return OutOfMemory(path);
   }
+} catch (...) {
+  return ExceptionStatus("opening a trace");
 }
 
 }  // namespace moert

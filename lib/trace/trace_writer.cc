@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "base/bf16.h"
+#include "base/exception_status.h"
 #include "base/hash64.h"
 #include "base/json_writer.h"
 #include "base/status_macros.h"
@@ -148,18 +149,22 @@ TraceHeader MakeTraceHeader(const ExpertSource& source, int64_t max_tokens) {
 }
 
 absl::StatusOr<std::unique_ptr<TraceFile>> CreateTrace(const std::string& path,
-                                                       const TraceHeader& header) {
+                                                       const TraceHeader& header) try {
   auto writer = std::make_unique<TraceWriter>(path);
   MOERT_RETURN_IF_ERROR(writer->WriteHeader(header));
   return writer;
+} catch (...) {
+  return ExceptionStatus("creating a trace");
 }
 
 absl::StatusOr<std::unique_ptr<TraceFile>> CreateTraceFiles(const std::string& path,
-                                                            const TraceHeader& header) {
+                                                            const TraceHeader& header) try {
   MOERT_ASSIGN_OR_RETURN(std::unique_ptr<TraceFile> trace, CreateTrace(path, header));
   MOERT_ASSIGN_OR_RETURN(std::unique_ptr<TraceFile> timeline,
                          CreateTimeline(path + ".perfetto.json"));
   return std::make_unique<BothFiles>(std::move(trace), std::move(timeline));
+} catch (...) {
+  return ExceptionStatus("creating a trace");
 }
 
 }  // namespace moert

@@ -24,12 +24,12 @@ extern void* __libc_memalign(size_t, size_t);
 extern void __libc_free(void*);
 
 static atomic_long calls[FAULT_KINDS];
-static atomic_long failed, live, live_bytes, peak_bytes, nth;
+static atomic_long failed, live, live_bytes, peak_bytes, mapped, nth;
 static atomic_int armed = -1, lasting;
 
-static const char* const names[FAULT_KINDS] = {"malloc", "thread", "open",  "stat",  "read",
-                                               "short",  "eof",    "flip",  "write", "zero-write",
-                                               "sync",   "rename", "mkdir", "map"};
+static const char* const names[FAULT_KINDS] = {
+    "malloc", "thread",     "open", "stat",   "read",  "short", "eof",      "flip", "interrupt",
+    "write",  "zero-write", "sync", "rename", "mkdir", "map",   "truncate", "lock", "close"};
 
 void fault_arm(int kind, long n, int persistent) {
   int i;
@@ -52,6 +52,7 @@ const char* fault_name(int kind) { return names[kind]; }
 long fault_live_blocks(void) { return live; }
 long fault_live_bytes(void) { return live_bytes; }
 long fault_peak_bytes(void) { return peak_bytes; }
+long fault_mappings(void) { return mapped; }
 
 int fault_kind_of(const char* name) {
   int i;
@@ -133,7 +134,14 @@ void* mmap(void* at, size_t size, int protection, int flags, int fd, off_t offse
     errno = ENOMEM;
     return MAP_FAILED;
   }
-  return (void*)syscall(SYS_mmap, at, size, protection, flags, fd, offset);
+  at = (void*)syscall(SYS_mmap, at, size, protection, flags, fd, offset);
+  mapped += at != MAP_FAILED;
+  return at;
+}
+int munmap(void* at, size_t size) {
+  const int result = (int)syscall(SYS_munmap, at, size);
+  mapped -= result == 0;
+  return result;
 }
 
 /* ---- Threads. */
@@ -146,6 +154,13 @@ int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*
 }
 
 /* ---- Files. */
+
+/* A call that is interrupted for ever never returns, and is no fault of who repeats it. */
+static int interrupted(void) {
+  const int hit = fails(FAULT_INTERRUPT);
+  if (hit && lasting && failed % 2 == 0) return 0;
+  return hit;
+}
 
 static int fail_with(int error) {
   errno = error;
@@ -174,6 +189,7 @@ int fstat(int fd, struct stat* out) {
 
 ssize_t pread(int fd, void* to, size_t size, off_t offset) {
   ssize_t got;
+  if (interrupted()) return fail_with(EINTR);
   if (fails(FAULT_READ)) return fail_with(EIO);
   if (fails(FAULT_EOF)) return 0;
   if (fails(FAULT_SHORT_READ) && size > 1) size = size > 8192 ? 4096 : size / 2;
@@ -182,6 +198,7 @@ ssize_t pread(int fd, void* to, size_t size, off_t offset) {
   return got;
 }
 ssize_t write(int fd, const void* from, size_t size) {
+  if (fd > 2 && interrupted()) return fail_with(EINTR);
   if (fd > 2 && fails(FAULT_WRITE)) return fail_with(ENOSPC);
   if (fd > 2 && fails(FAULT_ZERO_WRITE)) return 0;
   return syscall(SYS_write, fd, from, size);
@@ -202,6 +219,17 @@ int rename(const char* from, const char* to) {
 }
 int mkdir(const char* path, mode_t mode) {
   return fails(FAULT_MKDIR) ? fail_with(EACCES) : (int)syscall(SYS_mkdir, path, mode);
+}
+int ftruncate(int fd, off_t size) {
+  return fails(FAULT_TRUNCATE) ? fail_with(EIO) : (int)syscall(SYS_ftruncate, fd, size);
+}
+int flock(int fd, int operation) {
+  if (interrupted()) return fail_with(EINTR);
+  return fails(FAULT_LOCK) ? fail_with(ENOLCK) : (int)syscall(SYS_flock, fd, operation);
+}
+int close(int fd) {
+  const int result = (int)syscall(SYS_close, fd);
+  return fd > 2 && fails(FAULT_CLOSE) ? fail_with(EIO) : result;
 }
 
 /* The same calls under their names for large files. */

@@ -17,12 +17,16 @@ enum fault_kind {
   FAULT_SHORT_READ, /* pread: fewer bytes than asked for, no error */
   FAULT_EOF,        /* pread: no bytes, as of a truncated file */
   FAULT_FLIP,       /* pread: one bit is not what is on the disk */
+  FAULT_INTERRUPT,  /* pread, write, flock: EINTR; not for ever */
   FAULT_WRITE,      /* write, fwrite: ENOSPC */
   FAULT_ZERO_WRITE, /* write: 0 */
   FAULT_SYNC,       /* fsync: EIO */
   FAULT_RENAME,     /* rename: EIO */
   FAULT_MKDIR,      /* mkdir: EACCES */
   FAULT_MAP,        /* mmap: ENOMEM */
+  FAULT_TRUNCATE,   /* ftruncate: EIO */
+  FAULT_LOCK,       /* flock: ENOLCK */
+  FAULT_CLOSE,      /* close: EIO; it is closed */
   FAULT_KINDS
 };
 
@@ -40,6 +44,8 @@ int fault_kind_of(const char* name);
 long fault_live_blocks(void);
 long fault_live_bytes(void);
 long fault_peak_bytes(void);
+/* Mappings that were not unmapped. */
+long fault_mappings(void);
 int fault_descriptors(void);
 int fault_threads(void);
 

@@ -1,11 +1,15 @@
 /* One fault at a time through the life of an engine: sources, engines, steps, leases, hints,
  * budgets, traces over the C ABI, while the n-th call of a kind fails, for n = 1, 1 + stride...
  * After each fault the same engine, or a new one where none was made, must give the bits of a run
- * without faults, and blocks, descriptors and threads must be back. A crash ends the program.
+ * without faults, and blocks, mappings, descriptors and threads must be back. A crash ends the
+ * program.
  *
- *   sweep FOLDER MODEL CONFIG KIND|all STRIDE [once|lasting]
+ *   sweep FOLDER MODEL CONFIG KIND|all STRIDE FILE_STRIDE once|lasting|kept|all
  *
- * FOLDER: of the program's own files. MODEL: a checkpoint. Exit status 1: something did not hold.
+ * STRIDE of allocations, FILE_STRIDE of all else. kept: one engine lives through the faults of all
+ * n, in its steps; what each loses adds up, and its smallest budget must stay legal. FOLDER: of the
+ * program's own files. MODEL: a checkpoint, or a pack of two versions for the strategies that serve
+ * two. Exit status 1: something did not hold.
  */
 #define _GNU_SOURCE 1
 #include <stdarg.h>
@@ -19,7 +23,7 @@
 #include "moert.h"
 
 enum { kRows = 3, kSteps = 4, kMaxLayers = 8, kMaxHidden = 128 };
-enum source_kind { CALLBACKS, PACK, CACHED, FRESH };
+enum source_kind { CALLBACKS, PACK, CACHED, FRESH, GIVEN_PACK };
 
 struct config {
   const char* name;
@@ -38,6 +42,8 @@ static const struct config configs[] = {
     {"pack", PACK, "on-demand", 0.2, 0, 1, 2, 0, 1, 0},
     {"cached", CACHED, "on-demand", 0.2, 0, 1, 1, 0, 1, 0},
     {"fresh", FRESH, "on-demand", 0.2, 0, 1, 1, 0, 1, 0},
+    {"dynaexq", GIVEN_PACK, "dynaexq:hi=bf16,lo=w4a16_g128,interval_ms=0.2", 0.6, 0, 1, 2, 0, 0, 0},
+    {"never-stall", GIVEN_PACK, "never-stall:hi=bf16,lo=w4a16_g128", 0.6, 0, 1, 2, 0, 0, 0},
 };
 enum { kConfigs = (int)(sizeof(configs) / sizeof(configs[0])) };
 
@@ -46,6 +52,7 @@ static const char *folder, *model;
 static char cache[500], fresh[500], trace[500], pack[700];
 static int problems, refused;
 static char first_error[300];
+static double least_fraction;
 
 static void problem(const char* what, const char* kind, long n, const char* detail) {
   if (++problems <= 20)
@@ -53,8 +60,12 @@ static void problem(const char* what, const char* kind, long n, const char* deta
 }
 
 /* Whether a call failed; errors must come whole. */
-static int failed(moert_code code, moert_error* error, const char* call) {
-  if (code == MOERT_OK) return 0;
+static int failed(moert_code code, moert_error** object, const char* call) {
+  moert_error* error = *object;
+  if (code == MOERT_OK) {
+    if (error != NULL) problem("an error object of a call that succeeded", call, 0, "");
+    return 0;
+  }
   if (refused++ == 0) {
     snprintf(first_error, sizeof(first_error), "%s: %s: %s", call, moert_code_name(code),
              moert_error_message(error));
@@ -63,7 +74,8 @@ static int failed(moert_code code, moert_error* error, const char* call) {
   moert_error_destroy(error);
   return 1;
 }
-#define FAILED(call) (error = NULL, failed(call, error, #call))
+/* The call is evaluated before its error is looked at, whatever the order of arguments is. */
+#define FAILED(call) (error = NULL, failed(call, &error, #call))
 
 static moert_source* open_source(void) {
   moert_source* source = NULL;
@@ -76,8 +88,9 @@ static moert_source* open_source(void) {
     callbacks.read = tiny_read;
     callbacks.weights_dtype = MOERT_F32;
     (void)FAILED(moert_source_create("tiny", layers, kTinyLayers, &callbacks, &source, &error));
-  } else if (config->source == PACK) {
-    (void)FAILED(moert_source_open_pack(pack, &source, &error));
+  } else if (config->source == PACK || config->source == GIVEN_PACK) {
+    const char* const path = config->source == PACK ? pack : model;
+    (void)FAILED(moert_source_open_pack(path, &source, &error));
   } else {
     moert_open_options options;
     moert_open_options_init(&options, sizeof(options));
@@ -245,32 +258,103 @@ static long live_with(int kind, long n, int lasting) {
   return hits;
 }
 
+/* What a process holds. */
+struct holdings {
+  long blocks, mappings;
+  int descriptors, threads;
+};
+static struct holdings held_now(void) {
+  struct holdings now = {fault_live_blocks(), fault_mappings(), fault_descriptors(),
+                         fault_threads()};
+  return now;
+}
+static void compare_holdings(const struct holdings* before, const char* kind, long n) {
+  struct holdings now = held_now();
+  int i;
+  /* A thread that was joined leaves /proc a little later. */
+  for (i = 0; i < 1000 && now.threads > before->threads; ++i) {
+    usleep(1000);
+    now.threads = fault_threads();
+  }
+  if (now.blocks > before->blocks) problem("blocks are lost", kind, n, first_error);
+  if (now.mappings != before->mappings) problem("mappings are lost", kind, n, "");
+  if (now.descriptors != before->descriptors) problem("descriptors are lost", kind, n, "");
+  if (now.threads != before->threads) problem("threads are left", kind, n, "");
+}
+
 static long sweep(int kind, long stride, int lasting) {
-  long n, total, hits = 1, faults = 0;
-  long live, descriptors, threads;
+  long n, total = 0, hits = 1, faults = 0;
   live_with(kind, 0, 0);
   live_with(kind, 0, 0);
-  total = 0;
-  live = fault_live_blocks();
-  descriptors = fault_descriptors();
-  threads = fault_threads();
-  for (n = 1; hits > 0; n += stride) {
-    const int known = problems;
+  for (n = 1; hits > 0 && problems < 200; n += stride) {
+    const struct holdings before = held_now();
     hits = live_with(kind, n, lasting);
     faults += hits > 0;
     total = n;
-    if (fault_live_blocks() > live) problem("blocks are lost", fault_name(kind), n, first_error);
-    if (fault_descriptors() != descriptors)
-      problem("descriptors are lost", fault_name(kind), n, "");
-    if (fault_threads() != threads) problem("threads are left", fault_name(kind), n, "");
-    live = fault_live_blocks();
-    descriptors = fault_descriptors();
-    threads = fault_threads();
-    if (problems > known && problems > 200) break;
+    compare_holdings(&before, fault_name(kind), n);
   }
   printf("%s %s %s: %ld faults, n up to %ld\n", config->name, fault_name(kind),
          lasting ? "lasting" : "once", faults, total);
   return faults;
+}
+
+/* Refused while more experts are pinned than it holds, so no pin may be left. */
+static void smallest_budget(moert_engine* engine, const char* kind, long n) {
+  moert_error* error = NULL;
+  double fraction = 0.02; /* the first legal one */
+  refused = 0;
+  if (config->fraction >= 1) return;
+  while (fraction < config->fraction &&
+         moert_engine_set_budget(engine, 0, fraction, NULL) != MOERT_OK) {
+    fraction += 0.02;
+  }
+  if (n == 0) least_fraction = fraction;
+  if (fraction > least_fraction + 1e-9) problem("the smallest budget is refused", kind, n, "");
+  if (FAILED(moert_engine_set_budget(engine, 0, config->fraction, &error))) {
+    problem("the budget does not come back", kind, n, first_error);
+  }
+}
+
+/* One engine through the faults of all n. */
+static long sweep_kept(int kind, long stride) {
+  const char* const name = fault_name(kind);
+  struct holdings before;
+  long n, total = 0, hits = 1, faults = 0;
+  moert_source* source;
+  moert_engine* engine;
+  live_with(kind, 0, 0);
+  live_with(kind, 0, 0);
+  before = held_now();
+  if (config->trace) clean();
+  source = open_source();
+  engine = open_engine(source);
+  if (engine == NULL) exit(3);
+  smallest_budget(engine, name, 0);
+  for (n = 1; hits > 0 && problems < 200; n += stride) {
+    int lasting;
+    hits = 0;
+    for (lasting = 0; lasting < 2; ++lasting) {
+      fault_arm(kind, n, lasting);
+      run_steps(engine);
+      hits += fault_disarm();
+      if (config->exact && wrong(0)) problem("wrong output, status OK", name, n, first_error);
+      refused = 0;
+      run_steps(engine);
+      if (refused > 0) {
+        problem("unusable afterwards", name, n, first_error);
+      } else if (config->exact && wrong(1)) {
+        problem("wrong output afterwards", name, n, first_error);
+      }
+    }
+    faults += hits > 0;
+    total = n;
+    smallest_budget(engine, name, n);
+  }
+  moert_source_destroy(source);
+  moert_engine_destroy(engine);
+  compare_holdings(&before, name, n);
+  printf("%s %s kept: %ld faults, n up to %ld\n", config->name, name, 2 * faults, total);
+  return 2 * faults;
 }
 
 /* The pack that the cache made of the checkpoint. */
@@ -291,9 +375,11 @@ static void make_pack(void) {
 }
 
 int main(int argc, char** argv) {
-  int c, k, lasting = argc > 6 && strcmp(argv[6], "lasting") == 0;
-  long faults = 0, stride = argc > 5 ? atol(argv[5]) : 1;
-  if (argc < 6) return 2;
+  int c, k;
+  const char* mode;
+  long faults = 0;
+  if (argc != 8) return 2;
+  mode = argv[7];
   folder = argv[1];
   model = argv[2];
   snprintf(cache, sizeof(cache), "%s/cache", folder);
@@ -306,8 +392,11 @@ int main(int argc, char** argv) {
   if (config->source == PACK || config->source == CACHED) make_pack();
   for (k = 0; k < FAULT_KINDS; ++k) {
     if (strcmp(argv[4], "all") != 0 && k != fault_kind_of(argv[4])) continue;
-    /* Calls of files are few: each of them. */
-    faults += sweep(k, k == FAULT_MALLOC ? stride : 1 + stride / 50, lasting);
+    const long stride = atol(argv[k == FAULT_MALLOC ? 5 : 6]);
+    const int every = strcmp(mode, "all") == 0;
+    if (every || strcmp(mode, "once") == 0) faults += sweep(k, stride, 0);
+    if (every || strcmp(mode, "lasting") == 0) faults += sweep(k, stride, 1);
+    if (every || strcmp(mode, "kept") == 0) faults += sweep_kept(k, stride);
   }
   clean();
   printf("%s: %ld faults, %d problems\n", config->name, faults, problems);

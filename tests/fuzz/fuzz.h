@@ -34,33 +34,36 @@ namespace moert::fuzz {
 class MemoryFile final : public RandomAccessFile {
  public:
   MemoryFile(std::string path, std::string bytes)
+      : MemoryFile(std::move(path), std::make_shared<const std::string>(std::move(bytes))) {}
+  MemoryFile(std::string path, std::shared_ptr<const std::string> bytes)
       : path_(std::move(path)), bytes_(std::move(bytes)) {}
   absl::Status Read(int64_t offset, absl::Span<std::byte> dst) const override {
     if (offset < 0 || offset > size() || static_cast<int64_t>(dst.size()) > size() - offset) {
       return absl::OutOfRangeError(path_ + ": short");
     }
-    if (!dst.empty()) std::memcpy(dst.data(), bytes_.data() + offset, dst.size());
+    if (!dst.empty()) std::memcpy(dst.data(), bytes_->data() + offset, dst.size());
     return absl::OkStatus();
   }
-  int64_t size() const override { return static_cast<int64_t>(bytes_.size()); }
+  int64_t size() const override { return static_cast<int64_t>(bytes_->size()); }
   const std::string& path() const override { return path_; }
 
  private:
   const std::string path_;
-  const std::string bytes_;
+  const std::shared_ptr<const std::string> bytes_;
 };
 
 /// Every path is a file of the same bytes.
 class MemoryEnv final : public Env {
  public:
-  explicit MemoryEnv(std::string bytes) : bytes_(std::move(bytes)) {}
+  explicit MemoryEnv(std::string bytes)
+      : bytes_(std::make_shared<const std::string>(std::move(bytes))) {}
   absl::StatusOr<std::unique_ptr<RandomAccessFile>> Open(const std::string& path,
                                                          FileAccess) override {
     return std::make_unique<MemoryFile>(path, bytes_);
   }
 
  private:
-  const std::string bytes_;
+  const std::shared_ptr<const std::string> bytes_;
 };
 
 /// For readers that take a path: a file without a name, rewritten at each call.

@@ -229,6 +229,7 @@ TEST_CASE("what the cache holds is its owner's; a lock is not followed, and wait
   const std::string pack = Packs(dir / "cache").at(0);
   CHECK(ModeOf(dir / "cache") == 0700);
   CHECK(ModeOf(pack) == 0700);
+  for (const auto& file : fs::directory_iterator(pack)) CHECK(ModeOf(file.path()) == 0600);
   const std::string lock = pack + ".lock";
   CHECK(ModeOf(lock) == 0600);
 
