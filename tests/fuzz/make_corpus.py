@@ -14,7 +14,8 @@ import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.join(HERE, "..", "..")
-SIZES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "U8": 1, "I32": 4, "I64": 8}
+SIZES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "U8": 1, "I32": 4, "I64": 8,
+         "I8": 1, "F8_E8M0": 1, "BOOL": 1}
 
 
 def write(target, name, data):
@@ -55,6 +56,23 @@ CONFIGS = {
                           moe_intermediate_size=4,
                           quantization_config=dict(quant_method="fp8", fmt="e4m3",
                                                    weight_block_size=[128, 128])),
+    **{name: dict(COMMON, model_type="qwen3_moe", num_local_experts=2, num_experts_per_tok=2,
+                  hidden_size=32, moe_intermediate_size=32, quantization_config=quantization)
+       for name, quantization in {
+           "gptq": dict(quant_method="gptq", bits=4, group_size=32, sym=False, desc_act=False),
+           "awq": dict(quant_method="awq", bits=4, group_size=32, zero_point=True, version="gemm"),
+           "packed": dict(quant_method="compressed-tensors", format="pack-quantized", config_groups={
+               "a": dict(targets=["Linear"], weights=dict(num_bits=4, symmetric=False,
+                                                          strategy="group", group_size=32))}),
+           "int8": dict(quant_method="compressed-tensors", format="int-quantized", config_groups={
+               "a": dict(targets=["Linear"], weights=dict(num_bits=8, symmetric=True,
+                                                          strategy="channel"),
+                         input_activations=dict(num_bits=8))}),
+           "nvfp4": dict(quant_method="compressed-tensors", format="nvfp4-pack-quantized",
+                         config_groups={"a": dict(weights=dict(num_bits=4, strategy="tensor_group",
+                                                               group_size=16))}),
+           "modelopt": dict(quant_method="modelopt", quant_algo="NVFP4", group_size=16),
+           "mxfp4": dict(quant_method="mxfp4")}.items()},
     "mixtral": dict(COMMON, model_type="mixtral", num_local_experts=2, num_experts_per_tok=2,
                     intermediate_size=4, sliding_window=8, eos_token_id=[1, 2]),
     "olmoe": dict(COMMON, model_type="olmoe", num_experts=2, num_experts_per_tok=2,
@@ -89,6 +107,27 @@ def shared(prefix):
             f"{prefix}.down_proj.weight": ("F32", [8, 4])}
 
 
+def quantized(prefix, tensors):
+    """The tensors of each of two experts' three matrices, all of them 32 x 32."""
+    return {f"{prefix}.experts.{e}.{p}.{name}": t for e in range(2)
+            for p in ("gate_proj", "up_proj", "down_proj") for name, t in tensors.items()}
+
+
+# By configuration: the tensors of a matrix of 32 x 32.
+QUANTIZED = {
+    "gptq": {"qweight": ("I32", [4, 32]), "qzeros": ("I32", [1, 4]), "scales": ("F16", [1, 32]),
+             "g_idx": ("I32", [32])},
+    "awq": {"qweight": ("I32", [32, 4]), "qzeros": ("I32", [1, 4]), "scales": ("F16", [1, 32])},
+    "packed": {"weight_packed": ("I32", [32, 4]), "weight_zero_point": ("I32", [4, 1]),
+               "weight_scale": ("BF16", [32, 1])},
+    "int8": {"weight": ("I8", [32, 32]), "weight_scale": ("BF16", [32, 1])},
+    "nvfp4": {"weight_packed": ("U8", [32, 16]), "weight_scale": ("F8_E4M3", [32, 2]),
+              "weight_global_scale": ("F32", [1])},
+    "modelopt": {"weight": ("U8", [32, 16]), "weight_scale": ("F8_E4M3", [32, 2]),
+                 "weight_scale_2": ("F32", [])},
+}
+
+
 def models():
     mlp, proj = "model.layers.0.mlp", ("gate_proj", "up_proj", "down_proj")
     gate = {mlp + ".gate.weight": ("F32", [2, 8])}
@@ -102,6 +141,13 @@ def models():
                                       mlp + ".switch_mlp.down_proj.weight": ("F16", [2, 4, 8])}
     fp8 = experts(mlp + ".experts", proj, dtype="F8_E4M3")
     yield "fp8", "qwen3_moe_fp8", {**gate, **fp8, **{n + "_scale_inv": ("F32", [1, 1]) for n in fp8}}
+    wide = {mlp + ".gate.weight": ("F32", [2, 32])}
+    for form, tensors in QUANTIZED.items():
+        yield form, form, {**wide, **quantized(mlp, tensors)}
+    yield "mxfp4", "mxfp4", {**wide, mlp + ".experts.gate_up_proj_blocks": ("U8", [2, 64, 1, 16]),
+                             mlp + ".experts.gate_up_proj_scales": ("U8", [2, 64, 1]),
+                             mlp + ".experts.down_proj_blocks": ("U8", [2, 32, 1, 16]),
+                             mlp + ".experts.down_proj_scales": ("U8", [2, 32, 1])}
     block = "model.layers.0.block_sparse_moe"
     yield "mixtral", "mixtral", {**experts(block + ".experts", ("w1", "w3", "w2")),
                                  block + ".gate.weight": ("BF16", [2, 8])}

@@ -144,9 +144,10 @@ class Engine(Handle):
                 return _c.INTERNAL
         return _c.PredictNext(call)
 
-    def step(self, phase, rows, request_ids=None, predict_next=None, stream=None):
+    def step(self, phase, rows, request_ids=None, predict_next=None, stream=None, token_ids=None):
         """Opens a step of `rows` tokens; phase is "prefill" or "decode". stream: CUDA, the address of
-        the stream that orders the step's calls. predict_next: see _predictor."""
+        the stream that orders the step's calls. predict_next: see _predictor. token_ids: one a row, for layers that
+        route by them."""
         options = _c.init(_c.StepOptions)
         options.rows, options.stream = rows, stream
         callback = None
@@ -158,6 +159,11 @@ class Engine(Handle):
                 raise ValueError(f"{len(request_ids)} request ids for {rows} rows")
             request_ids = (c.c_int64 * rows)(*request_ids)  # alive until the call has copied it
             options.request_ids = c.addressof(request_ids)
+        if token_ids is not None:
+            if len(token_ids) != rows:
+                raise ValueError(f"{len(token_ids)} token ids for {rows} rows")
+            token_ids = (c.c_int32 * rows)(*token_ids)
+            options.token_ids = c.addressof(token_ids)
         handle = c.c_void_p()
         check(lib.moert_step_begin, self._handle, c.byref(options), c.byref(handle))
         return Step(self, handle, rows, callback)

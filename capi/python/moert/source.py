@@ -36,9 +36,9 @@ class Source(Handle):
     def from_weights(cls, name, layers, read, dtype="float32"):
         """Weights of the host's own. layers: a list of Source.layer(...). read(layer, expert, part,
         first_row, rows, cols) returns rows * cols values: a CPU tensor or contiguous buffer of
-        `dtype` ("float32", "bfloat16" or "float16"; parts of a layer always float32), their bytes, or
-        an iterable of floats. part is "gate_proj", "up_proj", "down_proj", "router", "selection_bias" or
-        "shared_gate"; expert -1 the shared one. Called from threads of the library."""
+        `dtype` ("float32", "bfloat16" or "float16"; parts of a layer always float32, "hash_experts"
+        int32), their bytes, or an iterable of numbers. part is one of _c.PARTS; expert -1 the shared
+        one. Called from threads of the library."""
         def callback(_, what, failure):
             r = what.contents
             try:
@@ -98,8 +98,8 @@ class Source(Handle):
         return found
 
 
-_ITEM_BYTES = {_c.F32: 4, _c.BF16: 2, _c.F16: 2}
-_FORMATS = {_c.F32: ("f", "<f"), _c.F16: ("e", "<e"), _c.BF16: ("H", "<H")}  # of a buffer
+_ITEM_BYTES = {_c.F32: 4, _c.BF16: 2, _c.F16: 2, _c.I32: 4}
+_FORMATS = {_c.I32: ("i", "<i"), _c.F32: ("f", "<f"), _c.F16: ("e", "<e"), _c.BF16: ("H", "<H")}  # of a buffer
 
 
 def _fill(dst, weights):
@@ -116,7 +116,7 @@ def _fill(dst, weights):
         c.memmove(dst.data, weights.data_ptr(), size)
         return
     if not hasattr(weights, "__getitem__") or isinstance(weights, (list, tuple)):
-        weights = array.array("f", weights)
+        weights = array.array("i" if dst.dtype == _c.I32 else "f", weights)
     view = memoryview(weights)
     if view.format not in ("B", *_FORMATS[dst.dtype]) or view.nbytes != size:
         raise ValueError(f"{size} bytes of '{_FORMATS[dst.dtype][0]}' are wanted, not {view.nbytes} "

@@ -37,6 +37,10 @@ inline constexpr int64_t kMaxExpertCount = 65536;
 inline constexpr int64_t kMaxWidth = int64_t{1} << 20;
 inline constexpr int64_t kMaxFfnWidth = int64_t{1} << 22;
 
+/// How a file calls the number of experts: transformers 5 writes num_local_experts for families
+/// that had num_experts.
+const char* ExpertCountKey(const ConfigFields& fields);
+
 /// is_moe of the Qwen families: every decoder_sparse_step-th layer but for mlp_only_layers.
 void ReadSparseStep(ConfigFields& fields, HfConfig& config);
 

@@ -8,6 +8,10 @@ absl::Span<const Architecture* const> Architectures() {
   return kAll;
 }
 
+const char* ExpertCountKey(const ConfigFields& fields) {
+  return fields.Has("num_local_experts") ? "num_local_experts" : "num_experts";
+}
+
 void ReadSparseStep(ConfigFields& fields, HfConfig& config) {
   const int64_t step = fields.Int("decoder_sparse_step", 1, kMaxLayerCount, 1);
   const std::vector<int64_t> dense =
