@@ -75,6 +75,7 @@ class Builder {
   std::unique_ptr<VersionManager> MakeVersions(const EngineParts& p) const {
     switch (b_.strategy.serving) {
       case Serving::kCache:
+      case Serving::kCacheOverLow:
         return nullptr;
       case Serving::kHotSet:
         return MakeHotSet(&model_, b_.strategy.precision.get(), b_.strategy.transitions,
@@ -162,6 +163,8 @@ class Builder {
     if (b_.strategy.graph_safe() && p.runner->runs_resident()) p.store->TrackChanges();
     if (p.versions != nullptr) {
       MOERT_RETURN_IF_ERROR(p.versions->Preload(HighExperts(b_.plan)));
+    } else if (b_.strategy.serving == Serving::kCacheOverLow) {
+      MOERT_RETURN_IF_ERROR(p.store->LoadStandby());
     } else if (b_.strategy.preload) {
       MOERT_RETURN_IF_ERROR(PreloadAll(p.store.get()));
     }
