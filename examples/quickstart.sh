@@ -10,6 +10,6 @@ cmake --build build/release --parallel "$(nproc)"
 
 model=examples/models/tiny-moe
 set -x
-build/release/bin/moert-run generate --model "$model" --budget 25% --max-tokens 64 \
+build/release/bin/moert-run generate --model "$model" --strategy auto --budget 25% --max-tokens 64 \
   --prompt "Question: A farmer has 12 cows and buys 7 more. How many cows does he have now?
 Answer:"

@@ -27,7 +27,7 @@ LAYERS = [
     ("options", [], "options backend"),
     ("offline", ["lib/offline"], "offline/*"),
     ("exec", ["lib/exec"], ""),
-    ("engine", ["lib/engine"], "engine stats metrics shard"),
+    ("engine", ["lib/engine"], "engine auto_strategy stats metrics shard"),
     ("trace", ["lib/trace"], "replay"),
     ("capi", ["capi"], ""),
 ]

@@ -71,6 +71,9 @@ struct PolicyTraits {
   bool resident_forward = false;
   /// Placement: in decode, experts that the CPU computed are always brought in behind the call.
   bool backfills = false;
+  /// Placement, where there are low versions to answer misses (Placement::kLow): the share of each
+  /// request's routing mass that may be, over its lifetime. The planner keeps to it.
+  double max_low_share = 0;
 };
 
 class Policy {
@@ -151,6 +154,9 @@ struct PrefetchCandidate {
   ExpertKey key;
   float score = 0;     // higher is fetched earlier
   int32_t tokens = 0;  // how many are expected to use it; 0: the policy cannot tell
+  /// That the routing uses it, as such predictions of absent experts have turned out, in [0, 1].
+  /// Negative: the policy cannot tell, and the prefetcher goes by rank.
+  float probability = -1;
 };
 
 class PrefetchPolicy : public Policy {
@@ -194,6 +200,10 @@ struct VictimSnapshot {
   bool for_prefetch = false;                     // nobody waits for it: may be refused
   absl::Span<const VictimCandidate> candidates;  // never pinned ones
   bool dispensable = false;  // for_prefetch, and without it a CPU beside the fast tier computes it
+  // for_prefetch: that the routing it is meant for uses it (negative: unknown), and the share of
+  // its transfer that would then be hidden.
+  float probability = -1;
+  float hidden = 1;
 };
 
 class ResidencyPolicy : public Policy {
@@ -291,7 +301,13 @@ class PrecisionPolicy : public Policy {
 // ---------------------------------------------------------------------------------------------------
 // Placement: what to do with a miss?
 
-enum class Placement : int32_t { kLoad = 0, kCpu = 1 };
+enum class Placement : int32_t {
+  kLoad = 0,
+  kCpu = 1,
+  // Answered by the low version: at once by the one that stands by (Serving::kCacheOverLow), or
+  // by a transfer of its fewer bytes, which is dropped behind the call (a cache of two versions).
+  kLow = 2,
+};
 
 /// Whether experts that the CPU computed are brought in behind the call, where the link is idle.
 enum class Backfill : int32_t {
@@ -308,6 +324,10 @@ struct MissView {
   int64_t load_ns = 0;    // modelled
   int64_t cpu_ns = 0;     // modelled; negative: no CPU executor beside the fast tier
   bool arriving = false;  // a prefetch of it is on its way; load_ns is what is left, about
+  // Of what its requests may still have answered low (PolicyTraits::max_low_share), the share that
+  // answering this one low would take; the largest of them. Above 1: not allowed. Negative: there is
+  // no low version.
+  float low_cost = -1;
 };
 
 struct PlacementSnapshot {

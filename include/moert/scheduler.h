@@ -29,6 +29,7 @@ struct Miss {
   int64_t bytes = 0;      // of the transfer
   bool arriving = false;  // a transfer of it is on its way
   bool cpu = false;       // the CPU beside the fast tier could compute it
+  float low_cost = -1;    // as MissView::low_cost
 };
 
 /// What is on the link already.
@@ -38,7 +39,7 @@ struct LinkLoad {
 };
 
 struct PlacedMisses {
-  std::vector<Placement> placements;  // one a miss, in order: kLoad or kCpu
+  std::vector<Placement> placements;  // one a miss, in order
   int64_t cpu_ns = 0;                 // modelled time of those for the CPU
   /// Whether the policy wants these brought in behind the call.
   Backfill backfill = Backfill::kNever;

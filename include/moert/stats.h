@@ -66,6 +66,9 @@ struct EngineStats {
   // Largest substituted shares that any one request reached; what caps are checked against.
   double worst_slot_share = 0;
   double worst_mass_share = 0;
+  // Largest share of its routing mass that any one request had answered low under a bound
+  // (PolicyTraits::max_low_share).
+  double worst_low_share = 0;
   // Lookups and hits as they would be counted before substitution.
   int64_t model_lookups = 0;
   int64_t model_hits = 0;

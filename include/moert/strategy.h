@@ -32,6 +32,9 @@ enum class Serving : int32_t {
   kHotSet = 1,
   /// Every expert is resident in the low version; what is left is a cache of high versions.
   kLowPlusCache = 2,
+  /// A cache as kCache of the high version, and beside it the low version of every expert, which
+  /// answers the misses that the placement policy gives it (Placement::kLow).
+  kCacheOverLow = 3,
 };
 
 struct Strategy {
@@ -40,8 +43,8 @@ struct Strategy {
   TransitionOptions transitions;
   /// kCache: every expert is loaded at open; a budget that cannot hold them is refused.
   bool preload = false;
-  /// Names of the versions it serves, most bits first; empty: the source's first. kHotSet and
-  /// kLowPlusCache serve two.
+  /// Names of the versions it serves, most bits first; empty: the source's first. All but
+  /// kCache serve two.
   std::vector<std::string> versions;
   /// Decode steps without prefetch are tried now and then, and win if they are faster.
   bool prefetch_control = true;

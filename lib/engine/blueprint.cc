@@ -9,6 +9,7 @@
 #include "engine/memory_plan.h"
 #include "fmt/format.h"
 #include "fmt/ranges.h"
+#include "moert/auto_strategy.h"
 #include "strategies/builtin.h"
 
 namespace moert {
@@ -108,6 +109,14 @@ absl::StatusOr<Blueprint> MakeBlueprint(const ExpertSource& source, const Engine
   MOERT_RETURN_IF_ERROR(options.Validate());
   const MoeModelSpec& model = source.model();
   MOERT_RETURN_IF_ERROR(model.Validate());
+  if (IsAuto(options.strategy)) {
+    MOERT_ASSIGN_OR_RETURN(const StrategyChoice choice, ChooseStrategy(source, options));
+    EngineOptions chosen = options;
+    chosen.strategy = choice.spec;
+    MOERT_ASSIGN_OR_RETURN(Blueprint b, MakeBlueprint(source, chosen));
+    b.why = choice.why;
+    return b;
+  }
   Blueprint b;
   MOERT_ASSIGN_OR_RETURN(b.strategy, MakeStrategy(options.strategy));
   if (options.customize_strategy != nullptr) {

@@ -4,6 +4,7 @@
 #define MOERT_LIB_ENGINE_BLUEPRINT_H_
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -23,6 +24,7 @@ namespace moert {
 /// Objects whose sizes a plan needs, and what they are made of; a created engine goes on with them.
 struct Blueprint {
   Strategy strategy;
+  std::string why;  // it was chosen, where the options left that open
   std::unique_ptr<ResidencyPolicy> default_residency;
   std::vector<int> versions;  // of the source; the best first
   std::unique_ptr<Backend> backend;

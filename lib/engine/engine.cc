@@ -39,6 +39,10 @@ absl::StatusOr<std::unique_ptr<Engine>> EngineImpl::Create(
   engine->Log(LogLevel::kInfo,
               fmt::format("{} opened, strategy {}, budget {}: {}", engine->source_->name(),
                           engine->strategy(), BytesText(plan.budget_bytes), plan.ToString()));
+  if (!engine->blueprint_->why.empty()) {
+    engine->Log(LogLevel::kInfo, fmt::format("{} was chosen by {}: {}", engine->strategy(),
+                                             options.strategy, engine->blueprint_->why));
+  }
   return engine;
 }
 

@@ -78,6 +78,7 @@ class Builder {
   std::unique_ptr<VersionManager> MakeVersions(const EngineParts& p) const {
     switch (b_.strategy.serving) {
       case Serving::kCache:
+      case Serving::kCacheOverLow:
         return nullptr;
       case Serving::kHotSet:
         return MakeHotSet(&model_, b_.strategy.precision.get(), b_.strategy.transitions,
@@ -167,6 +168,8 @@ class Builder {
       p.versions->WatchPreload([this](int layer) { return Loaded(layer); });
       const absl::Cleanup forget = [&] { p.versions->WatchPreload(nullptr); };
       MOERT_RETURN_IF_ERROR(p.versions->Preload(HighExperts(b_.plan)));
+    } else if (b_.strategy.serving == Serving::kCacheOverLow) {
+      MOERT_RETURN_IF_ERROR(p.store->LoadStandby());
     } else if (b_.strategy.preload) {
       MOERT_RETURN_IF_ERROR(PreloadAll(p.store.get()));
     }

@@ -67,6 +67,10 @@ bool LayerRunner::CanRunResident(const LayerCall& call) const {
 }
 
 void LayerRunner::EndCacheUse(const LayerCall& call) {
+  // What answered low has served: counted against a bound, it may not answer later calls.
+  for (const int32_t e : plan_.load) {
+    if (plan_.load_low[e] != 0) parts_.store->DropLow({call.context.layer, e});
+  }
   parts_.store->EndLayerCall(call.context);
   Upgrade(call);
   parts_.scheduler->Backfill(call.context, plan_);
@@ -200,8 +204,10 @@ void LayerRunner::StartLoads(const LayerCall& call, size_t* next) {
                         flying_.size() >= kStreamWidth};
     const ExpertKey key{context.layer, expert};
     const int version =
-        TransferVersion(Precision(), context, key, routing_.counts, /*prefetch=*/false,
-                        parts_.store->num_versions(), &stats_.policy_fallbacks);
+        plan_.load_low[expert] != 0
+            ? 1
+            : TransferVersion(Precision(), context, key, routing_.counts, /*prefetch=*/false,
+                              parts_.store->num_versions(), &stats_.policy_fallbacks);
     if (!parts_.store->StartLoad(key, version, LoadReason::kDemand, context, hint)) return;
     // A late prefetch may have landed since the plan was made. It is claimed at once: unpinned, it
     // could be evicted for the next load.
@@ -241,6 +247,9 @@ absl::Status LayerRunner::Multiply(const LayerCall& call, bool first) {
   ready_.clear();
   for (const int32_t e : batch_) {
     ready_.push_back({e, parts_.store->Resolve({layer, e}, call.exec.epoch)});
+  }
+  if (first) {
+    for (const int32_t e : plan_.low) ready_.push_back({e, parts_.store->Standby({layer, e})});
   }
   const int64_t begin_ns = parts_.clock->now_ns();
   const absl::Status status = parts_.executor->Multiply(call.exec, routing_, ready_, first);

@@ -35,6 +35,7 @@ int64_t MinimumPoolBytes(const Strategy& strategy, const MoeModelSpec& model,
              (total - high + plan.spare) * plan.low_block_bytes;
     }
     case Serving::kLowPlusCache:
+    case Serving::kCacheOverLow:
       return plan.own_bytes + plan.block_bytes;
   }
   return 0;
@@ -61,6 +62,7 @@ void DealSlots(const Strategy& strategy, const MoeModelSpec& model, MemoryPlan* 
       break;
     }
     case Serving::kLowPlusCache:
+    case Serving::kCacheOverLow:
       plan->low_slots = total;
       plan->slots = std::min(total, (pool - plan->own_bytes) / plan->block_bytes);
       break;

@@ -60,6 +60,7 @@ void Add(const PrefetchStats& prefetch, EngineStats* s) {
 void Add(const PlanStats& scheduler, EngineStats* s) {
   s->slots_low = scheduler.slots_low;
   s->mass_low = scheduler.mass_low;
+  s->worst_low_share = scheduler.worst_low_share;
   s->cpu_computed = scheduler.cpu_computed;
   s->late -= scheduler.cpu_computed_late;
   s->fills = scheduler.fills;

@@ -11,17 +11,22 @@ LayerPlanner::LayerPlanner(PlacementPolicy* policy, const HardwareProfile* profi
                            VersionedStore* store, CpuOffload cpu)
     : store_(store),
       cpu_can_compute_(std::move(cpu.can_compute)),
-      placer_(policy, profile, cpu.link, std::move(cpu.version)) {}
+      placer_(policy, profile, cpu.link, std::move(cpu.version)) {
+  const double share = policy == nullptr ? 0 : policy->traits().max_low_share;
+  if (share > 0 && store->num_versions() > 1) low_answers_ = std::make_unique<LowAnswers>(share);
+}
 
 void LayerPlanner::Plan(const PolicyContext& context, int64_t epoch, const RoutingResult& routing,
                         LayerPlan* plan) {
   plan->ready.clear();
   plan->load.clear();
+  plan->low.clear();
   plan->cpu.clear();
   plan->cpu_ns = 0;
   plan->backfill = Backfill::kNever;
   low_.assign(routing.num_experts, 0);
-  for (std::vector<int32_t>* list : {&plan->ready, &plan->load, &plan->cpu}) {
+  plan->load_low.assign(routing.num_experts, 0);
+  for (std::vector<int32_t>* list : {&plan->ready, &plan->load, &plan->low, &plan->cpu}) {
     list->reserve(static_cast<size_t>(routing.num_experts));
   }
   absl::Cleanup unpin = [&] {  // nothing stays pinned behind an exception
@@ -40,16 +45,19 @@ void LayerPlanner::Plan(const PolicyContext& context, int64_t epoch, const Routi
     store_->Pin(key);
     plan->ready.push_back(e);
   }
-  CountLow(routing);
   std::stable_sort(plan->load.begin(), plan->load.end(),
                    [&](int32_t a, int32_t b) { return routing.counts[a] > routing.counts[b]; });
+  if (low_answers_ != nullptr) low_answers_->Begin(routing, context.request_ids);
   if (placer_.policy() != nullptr && !plan->load.empty()) Place(context, routing, plan);
+  if (low_answers_ != nullptr) low_answers_->End();
+  CountLow(routing);
   std::move(unpin).Cancel();
 }
 
 PlanStats LayerPlanner::stats() const {
   PlanStats stats = stats_;
   static_cast<SchedulerStats&>(stats) = placer_.stats();
+  if (low_answers_ != nullptr) stats.worst_low_share = low_answers_->worst_share();
   return stats;
 }
 
@@ -76,11 +84,16 @@ void LayerPlanner::CountAnswered(ExpertKey key, int64_t slots, int64_t calls, do
 }
 
 void LayerPlanner::Backfill(const PolicyContext& context, const LayerPlan& plan) {
-  if (plan.cpu.empty() || plan.backfill == Backfill::kNever) return;
+  if (plan.backfill == Backfill::kNever) return;
   const bool always = plan.backfill == Backfill::kAlways;
   // One at a time: what waits would hold a block that somebody was evicted from. Into free slots
   // two, so that the link is never idle while a cache is cold.
-  for (const int32_t e : plan.cpu) {
+  backfill_.assign(plan.cpu.begin(), plan.cpu.end());
+  backfill_.insert(backfill_.end(), plan.low.begin(), plan.low.end());
+  for (const int32_t e : plan.load) {
+    if (plan.load_low[e] != 0) backfill_.push_back(e);
+  }
+  for (const int32_t e : backfill_) {
     const ExpertKey key{context.layer, e};
     const bool free = store_->HasFreeSlot(context.layer);
     if (!always && !free) return;
@@ -102,16 +115,27 @@ void LayerPlanner::Place(const PolicyContext& context, const RoutingResult& rout
     const ExpertKey key{context.layer, e};
     misses_.push_back({e, routing.counts[e], mass_[e], store_->layout(key, kVersion).bytes,
                        store_->Arriving(key),
-                       cpu_can_compute_ != nullptr && cpu_can_compute_(key, routing.tokens)});
+                       cpu_can_compute_ != nullptr && cpu_can_compute_(key, routing.tokens),
+                       low_answers_ != nullptr ? low_answers_->Cost(e) : -1.0F});
   }
   const PlacedMisses placed = placer_.Place(
       context, misses_, {store_->in_flight(), store_->layout({context.layer, 0}, kVersion).bytes});
   plan->cpu_ns = placed.cpu_ns;
   plan->backfill = placed.backfill;
   for (size_t i = 0; i < misses_.size(); ++i) {
-    if (placed.placements[i] != Placement::kCpu) continue;
-    plan->load.erase(std::find(plan->load.begin(), plan->load.end(), misses_[i].expert));
-    plan->cpu.push_back(misses_[i].expert);
+    const int32_t e = misses_[i].expert;
+    if (placed.placements[i] == Placement::kLoad) continue;
+    const bool low = placed.placements[i] == Placement::kLow;
+    // What is taken one after another may be too much together: the rest is loaded.
+    if (low && !low_answers_->Take(e)) continue;
+    if (low) {
+      low_[e] = 1;
+      store_->CountLowAnswer({context.layer, e});
+      plan->load_low[e] = store_->Standby({context.layer, e}).record == nullptr;
+      if (plan->load_low[e] != 0) continue;
+    }
+    plan->load.erase(std::find(plan->load.begin(), plan->load.end(), e));
+    (low ? plan->low : plan->cpu).push_back(e);
   }
 }
 

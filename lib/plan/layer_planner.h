@@ -5,12 +5,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "moert/policy.h"
 #include "moert/profile.h"
 #include "moert/router.h"
+#include "plan/low_answers.h"
 #include "plan/miss_placer.h"
 #include "store/versioned_store.h"
 
@@ -20,6 +22,8 @@ namespace moert {
 struct LayerPlan {
   std::vector<int32_t> ready;            // present in some version: multiplied first
   std::vector<int32_t> load;             // missing or in flight, in the order they are fetched
+  std::vector<int32_t> low;              // missing, answered by the low version that stands by
+  std::vector<uint8_t> load_low;         // [E] 1: in `load`, to be brought in the low version
   std::vector<int32_t> cpu;              // missing, for the CPU executor beside the fast tier
   int64_t cpu_ns = 0;                    // modelled time of `cpu`
   Backfill backfill = Backfill::kNever;  // of `cpu`, behind the call
@@ -44,6 +48,7 @@ struct CpuOffload {
 struct PlanStats : SchedulerStats {
   int64_t slots_low = 0;  // token x k slots answered by a lower version than intended
   double mass_low = 0;    // routing weight of these, as it entered the sum
+  double worst_low_share = 0;  // of any one request, under a bound
   int64_t fills = 0;      // loads behind a call of what the CPU had computed for it
 };
 
@@ -79,15 +84,17 @@ class LayerPlanner {
   /// Counts the slots of experts that low_ marks.
   void CountLow(const RoutingResult& routing);
   /// Asks the policy where the misses go that are not on their way, and moves those it gives to the
-  /// CPU from plan->load to plan->cpu.
+  /// CPU from plan->load to plan->cpu, and those that a low version answers to plan->low.
   void Place(const PolicyContext& context, const RoutingResult& routing, LayerPlan* plan);
 
   VersionedStore* store_;
   const std::function<bool(ExpertKey key, int64_t tokens)> cpu_can_compute_;
   MissPlacer placer_;
+  std::unique_ptr<LowAnswers> low_answers_;  // null: nothing stands by
   PlanStats stats_;
   std::vector<Miss> misses_;  // scratch
   std::vector<uint8_t> low_;  // [E]: answered low
+  std::vector<int32_t> backfill_;  // scratch
   std::vector<float> mass_;   // scratch, [E]
 };
 

@@ -23,7 +23,8 @@ PlacedMisses MissPlacer::Place(const PolicyContext& context, absl::Span<const Mi
   const std::vector<Placement>& asked = decision.placements;
   bool valid = asked.size() == misses.size();
   for (size_t i = 0; valid && i < asked.size(); ++i) {
-    valid = asked[i] == Placement::kLoad || (asked[i] == Placement::kCpu && misses[i].cpu);
+    valid = asked[i] == Placement::kLoad || (asked[i] == Placement::kCpu && misses[i].cpu) ||
+            (asked[i] == Placement::kLow && misses[i].low_cost >= 0);
   }
   if (!valid) {
     ++stats_.policy_fallbacks;
@@ -36,6 +37,10 @@ PlacedMisses MissPlacer::Place(const PolicyContext& context, absl::Span<const Mi
     if (asked[i] == Placement::kLoad) {
       if (!miss.arriving) stats_.balance_load_ns += miss.load_ns;
       passed_over = passed_over || (misses[i].cpu && !miss.arriving);
+      continue;
+    }
+    if (asked[i] == Placement::kLow) {
+      placed.placements[i] = Placement::kLow;
       continue;
     }
     any_on_cpu = true;
@@ -60,6 +65,7 @@ MissView MissPlacer::Price(const Miss& miss) const {
   view.mass = miss.mass;
   view.bytes = miss.bytes;
   view.arriving = miss.arriving;
+  view.low_cost = miss.low_cost;
   view.load_ns = TransferNs(miss.bytes);
   if (miss.arriving) view.load_ns /= 2;  // on average
   view.cpu_ns = -1;

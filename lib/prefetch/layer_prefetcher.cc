@@ -233,7 +233,7 @@ void LayerPrefetcher::Admit(const PolicyContext& context,
     const int version =
         TransferVersion(precision_policy_, context, candidate.key, counts_,
                         /*prefetch=*/true, store_->num_versions(), &stats_.policy_fallbacks);
-    ranked_.push_back({candidate.key, version, present});
+    ranked_.push_back({candidate.key, version, present, candidate.probability});
     if (present) store_->Pin(candidate.key);
   }
   int64_t used_ns = 0;
@@ -254,11 +254,18 @@ void LayerPrefetcher::Admit(const PolicyContext& context,
         prediction->late_rank = rank;
       }
       const bool useful_late = !cpu_offload_ || store_->HasFreeSlot(key.layer);
-      const bool admitted =
-          transfer_ns <= left_ns || (late && useful_late && LatePays(rank, transfer_ns, left_ns));
-      if (!admitted || !StartLoad(context, rank, prediction)) continue;
+      const bool fits = transfer_ns <= left_ns || (late && useful_late);
+      const bool admitted = ranked_[rank].probability >= 0
+                                ? fits && BenefitPays(rank, transfer_ns, left_ns)
+                                : fits && (!late || LatePays(rank, transfer_ns, left_ns));
+      const int64_t hidden_ns = std::min(transfer_ns, left_ns);
+      const float hidden = static_cast<float>(hidden_ns) / static_cast<float>(transfer_ns);
+      if (!admitted || !StartLoad(context, rank, hidden, prediction)) {
+        if (ranked_[rank].probability >= 0) used_ns -= transfer_ns;  // the next may be worth it
+        continue;
+      }
       ++stats_.issued;
-      prediction->hidden_ns[key.expert] = std::min(transfer_ns, left_ns);
+      prediction->hidden_ns[key.expert] = hidden_ns;
       if (!yields_.empty()) yields_[static_cast<int>(context.phase)].Admitted();
     }
     marks[key.expert] = arriving ? kAdmitted : kIssued;
@@ -273,6 +280,18 @@ bool LayerPrefetcher::LatePays(size_t rank, int64_t transfer_ns, int64_t window_
          (1 - precision) * static_cast<double>(transfer_ns);
 }
 
+bool LayerPrefetcher::BenefitPays(size_t rank, int64_t transfer_ns, int64_t left_ns) const {
+  const double p = ranked_[rank].probability;
+  const double held_ns = static_cast<double>(std::max<int64_t>(0, transfer_ns - left_ns));
+  double none_waits = 1;  // of the other absent experts
+  for (size_t r = 0; r < ranked_.size(); ++r) {
+    if (r == rank || store_->Latest(ranked_[r].key).record != nullptr) continue;
+    if (!store_->Arriving(ranked_[r].key)) none_waits *= 1 - ranked_[r].probability;
+  }
+  const double saved_ns = p * static_cast<double>(std::min(transfer_ns, left_ns));
+  return saved_ns > (1 - p) * held_ns * (1 - none_waits);
+}
+
 double LayerPrefetcher::LatePrecision(size_t rank) const {
   constexpr double kGuess = 4;  // samples that the guess counts as much as
   double precision = kGuessedPrecision;
@@ -283,10 +302,15 @@ double LayerPrefetcher::LatePrecision(size_t rank) const {
   return precision;
 }
 
-bool LayerPrefetcher::StartLoad(const PolicyContext& context, size_t rank, Prediction* prediction) {
+bool LayerPrefetcher::StartLoad(const PolicyContext& context, size_t rank, float hidden,
+                                Prediction* prediction) {
   const ExpertKey key = ranked_[rank].key;
   const int version = ranked_[rank].version;
-  if (store_->StartLoad(key, version, LoadReason::kPrefetch, context)) return true;
+  LoadHint hint;
+  hint.probability = ranked_[rank].probability;
+  hint.hidden = hidden;
+  if (store_->StartLoad(key, version, LoadReason::kPrefetch, context, hint)) return true;
+  if (hint.probability >= 0) return false;  // who stays is the residency policy's decision
   for (size_t lower = ranked_.size() - 1; lower > rank; --lower) {
     if (!ranked_[lower].pinned) continue;
     ranked_[lower].pinned = false;

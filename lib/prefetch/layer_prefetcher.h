@@ -75,6 +75,7 @@ class LayerPrefetcher {
     ExpertKey key;
     int version = 0;  // to bring if absent
     bool pinned = false;
+    float probability = -1;  // of its use; negative: by rank
   };
 
   bool Prefetching(Phase phase) const;
@@ -89,8 +90,12 @@ class LayerPrefetcher {
   /// Judged rank by rank: where the best are there already, the one to bring is a poor guess. A
   /// rank that was rarely seen is taken for about as good as the one before it.
   double LatePrecision(size_t rank) const;
-  /// A block from those ranked lower, the lowest first, if need be.
-  bool StartLoad(const PolicyContext& context, size_t rank, Prediction* prediction);
+  /// Whether a transfer of known probability saves more than it may cost: right, what fits the
+  /// window of it; wrong, the rest, where another expert of the layer has to wait for the link.
+  bool BenefitPays(size_t rank, int64_t transfer_ns, int64_t left_ns) const;
+  /// A block from those ranked lower, the lowest first, if need be. `hidden`: the share of the
+  /// transfer that fits the window.
+  bool StartLoad(const PolicyContext& context, size_t rank, float hidden, Prediction* prediction);
 
   const MoeModelSpec* model_;
   PrefetchPolicy* policy_;

@@ -275,7 +275,7 @@ int32_t VersionedStore::MakeRoom(ExpertKey incoming, int pool, LoadReason reason
   if (const int32_t block = blocks.TakeFor(Index(incoming)); block >= 0) return block;
   for (int layer = 0; layer < static_cast<int>(held_.size()); ++layer) {
     while (layer != incoming.layer && held_[layer] > capacity_[layer] &&
-           EvictOneOf(layer, incoming, reason, context)) {
+           EvictOneOf(layer, incoming, reason, context, hint)) {
       const int32_t block = blocks.TakeFor(Index(incoming));
       if (block >= 0 || blocks.alike()) return block;
     }
@@ -301,7 +301,7 @@ bool VersionedStore::TransientFree() const {
 }
 
 ExpertKey VersionedStore::ChooseVictim(int layer, ExpertKey incoming, LoadReason reason,
-                                       const PolicyContext& context) {
+                                       const PolicyContext& context, const LoadHint& hint) {
   constexpr ExpertKey kNobody{0, -1};
   candidates_.clear();
   const int first = layer < 0 ? 0 : layer;
@@ -324,8 +324,9 @@ ExpertKey VersionedStore::ChooseVictim(int layer, ExpertKey incoming, LoadReason
   }
   if (candidates_.empty()) return kNobody;
   const bool prefetch = reason != LoadReason::kDemand;  // nobody waits
-  const bool dispensable = prefetch && cpu_offload_;
-  int victim = residency_->Victim({context, incoming, prefetch, candidates_, dispensable});
+  const bool dispensable = reason == LoadReason::kBackground || (prefetch && cpu_offload_);
+  int victim = residency_->Victim(
+      {context, incoming, prefetch, candidates_, dispensable, hint.probability, hint.hidden});
   if (victim < 0 && prefetch) return kNobody;
   if (victim < 0 || victim >= static_cast<int>(candidates_.size())) {
     ++stats_.policy_fallbacks;
@@ -336,7 +337,7 @@ ExpertKey VersionedStore::ChooseVictim(int layer, ExpertKey incoming, LoadReason
 
 bool VersionedStore::EvictOneOf(int layer, ExpertKey incoming, LoadReason reason,
                                 const PolicyContext& context, const LoadHint& hint) {
-  const ExpertKey victim = ChooseVictim(layer, incoming, reason, context);
+  const ExpertKey victim = ChooseVictim(layer, incoming, reason, context, hint);
   if (victim.expert < 0) return false;
   const Entry& entry = At(victim);
   if (hint.spare_popular && entry.last_used == tick_ && entry.tokens > hint.tokens) return false;
@@ -481,6 +482,49 @@ void VersionedStore::EndLayerCall(const PolicyContext& context) {
   while (held_[layer] > capacity_[layer] &&
          EvictOneOf(layer, {layer, -1}, LoadReason::kDemand, context)) {
   }
+}
+
+// --------------------------------------------------------------------------------------------------
+// Low versions that stand by.
+
+absl::Status VersionedStore::LoadStandby() {
+  constexpr int kLow = 1;
+  const MoeModelSpec& model = source_->model();
+  standby_.assign(entries_.size(), -1);
+  for (int l = 0; l < model.num_layers(); ++l) {
+    for (int e = 0; e < model.layers[l].num_experts; ++e) {
+      if (!StartVersion({l, e}, kLow, LoadReason::kBackground)) {
+        return absl::ResourceExhaustedError(
+            fmt::format("no memory for layer {} expert {} within the budget", l, e));
+      }
+    }
+    while (Wait()) {
+    }
+    for (int e = 0; e < model.layers[l].num_experts; ++e) {
+      const ExpertKey key{l, e};
+      if (absl::Status status = TakeFailure(key); !status.ok()) return status;
+      // It leaves the table of what comes and goes.
+      standby_[Index(key)] = At(key).versions[kLow].block;
+      At(key) = Entry{};
+      UpdateVisible(key);
+      residency_->Observe(LayerEvent::Evicted(key));
+    }
+  }
+  return absl::OkStatus();
+}
+
+ExpertHandle VersionedStore::Standby(ExpertKey key) const {
+  if (standby_.empty()) return {};
+  return {pools_[versions_[1].pool]->Address(standby_[Index(key)]), &layout(key, 1), 1};
+}
+
+void VersionedStore::CountLowAnswer(ExpertKey key) {
+  ++stats_.low_answers;
+  stats_.late -= Arriving(key);
+}
+
+void VersionedStore::DropLow(ExpertKey key) {
+  if (At(key).active > 0 && At(key).pins == 0) Evict(key);
 }
 
 // --------------------------------------------------------------------------------------------------

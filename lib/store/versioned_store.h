@@ -75,6 +75,9 @@ struct LoadHint {
   /// so that a call that needs more experts than its layer has slots leaves the popular ones
   /// behind.
   bool spare_popular = false;
+  /// Of a prefetch, for the residency policy (VictimSnapshot).
+  float probability = -1;
+  float hidden = 1;
 };
 
 /// How a lookup was answered.
@@ -188,6 +191,17 @@ class VersionedStore {
   /// Ends a layer call: a layer over its capacity gives its surplus back.
   void EndLayerCall(const PolicyContext& context);
 
+  // A cache over low versions that stand by (Serving::kCacheOverLow): version 1, in pool 1.
+
+  /// Brings the low version of every expert, at open.
+  absl::Status LoadStandby();
+  /// The low version of an expert; no record where none stands by.
+  ExpertHandle Standby(ExpertKey key) const;
+  /// A lookup that missed is answered by a low version.
+  void CountLowAnswer(ExpertKey key);
+  /// Of a cache of several versions: an expert that is there in a lower one, and not in use, leaves.
+  void DropLow(ExpertKey key);
+
   // Movement between versions: an expert stays present throughout.
 
   /// Begins bringing a second version beside the active one, from free blocks only: nothing is
@@ -200,7 +214,7 @@ class VersionedStore {
   /// The policy's choice among the experts of `layer` (all layers if negative) whose latest version
   /// is in pool 0 and that nobody switches; expert -1 when there is none or it refuses.
   ExpertKey ChooseVictim(int layer, ExpertKey incoming, LoadReason reason,
-                         const PolicyContext& context);
+                         const PolicyContext& context, const LoadHint& hint = {});
 
   // Size.
 
@@ -296,6 +310,7 @@ class VersionedStore {
   std::vector<uint8_t> resident_;   // version 0 is active
   std::vector<uint8_t> usable_;     // some version is active
   std::vector<uint8_t> in_flight_;  // a version is on its way
+  std::vector<int32_t> standby_;    // blocks of pool 1 by index; empty: none stand by
   std::vector<int> capacity_;       // per layer, of pool 0
   std::vector<int> held_;           // blocks of pool 0 per layer, loading ones included
   bool tracking_ = false;

@@ -27,6 +27,9 @@ RegisteredStrategy Fate() {
         {"top", "prefetch this many experts a token instead (by percentile)"},
         Control(),
         {"wrap", "1: predict the first layer from the last layer of the step before (0)"},
+        {"eviction",
+         "who leaves: the expert that the gate's scores say will be wanted least (score), or by "
+         "ARC as in the paper (arc) (score)"},
         {"shallow", "number of first layers that get all their slots (dealt by measured misses)"},
         {"calibration",
          "file of `moert-pack calibrate` whose layer accuracies choose `shallow`, where that "
@@ -71,6 +74,28 @@ RegisteredStrategy Importance() {
           &BuildImportance};
 }
 
+RegisteredStrategy Graded() {
+  return {{"graded",
+           "lossy, bounded: misses that matter little are answered by low versions at once, others "
+           "wait for high ones",
+           {High(),
+            {"lo", "low version (w2a16_g64_asym)"},
+            {"standby",
+             "1: the low version of every expert is resident; 0: it is brought for the call, in "
+             "its fewer bytes (1)"},
+            {"transient",
+             "slots that belong to no layer (4 with standby=0, else what the window holds)"},
+            {"loss",
+             "share of each request's routing mass that may be answered low or substituted (0.05)"},
+            {"patience",
+             "a miss is answered low if it takes at most this fraction (1 over it) of what its "
+             "requests may still lose (16)"},
+            {"alpha", "half width of the band in which experts are substituted; 0: none are (0)"},
+            {"substituted", "share of `loss` for substitutes, where alpha is not 0 (0.5)"},
+            Control()}},
+          &BuildGraded};
+}
+
 RegisteredStrategy DynaExq() {
   return {{"dynaexq",
            "every expert resident, the hottest of each layer in the high version",
@@ -102,6 +127,14 @@ RegisteredStrategy DynaExq() {
 
 std::vector<RegisteredStrategy> BuiltinStrategies() {
   return {
+      {{"auto",
+        "chosen from budget, model and machine when the engine opens: all loaded where they fit, "
+        "else fate",
+        {SchemeKey(),
+         {"loss",
+          "share of each request's routing mass that may be answered in a lower version; then "
+          "graded may be chosen (0)"}}},
+       &BuildAuto},
       {{"resident", "every expert loaded at open", {SchemeKey()}}, &BuildResident},
       {{"on-demand", "LRU cache, misses are loaded; the exact default", {SchemeKey()}},
        &BuildOnDemand},
@@ -116,6 +149,7 @@ std::vector<RegisteredStrategy> BuiltinStrategies() {
        &BuildActivationPath},
       Fate(),
       Importance(),
+      Graded(),
       DynaExq(),
       {{"never-stall",
         "a low version of every expert answers misses, high versions are cached behind it",

@@ -15,12 +15,15 @@ namespace moert {
 /// In the order of the documentation.
 std::vector<RegisteredStrategy> BuiltinStrategies();
 
+/// What `auto` is where nobody knows the budget: the exact cache (moert/auto_strategy.h).
+absl::StatusOr<Strategy> BuildAuto(const StrategyContext& context);
 absl::StatusOr<Strategy> BuildResident(const StrategyContext& context);
 absl::StatusOr<Strategy> BuildOnDemand(const StrategyContext& context);
 absl::StatusOr<Strategy> BuildLoadOnDemand(const StrategyContext& context);
 absl::StatusOr<Strategy> BuildActivationPath(const StrategyContext& context);
 absl::StatusOr<Strategy> BuildFate(const StrategyContext& context);
 absl::StatusOr<Strategy> BuildImportance(const StrategyContext& context);
+absl::StatusOr<Strategy> BuildGraded(const StrategyContext& context);
 absl::StatusOr<Strategy> BuildDynaExq(const StrategyContext& context);
 absl::StatusOr<Strategy> BuildNeverStall(const StrategyContext& context);
 
@@ -28,6 +31,8 @@ std::unique_ptr<ResidencyPolicy> MakeLru();
 /// The lowest average score over the last `window` iterations leaves. `entry_margin` >= 0: only for
 /// a prefetched expert whose average is higher by that share.
 std::unique_ptr<ResidencyPolicy> MakeAverageScore(int window, double entry_margin = -1);
+/// The expert-cache rule in decode, displaced weight bounded for every request.
+std::unique_ptr<RoutingPolicy> MakeExpertCacheRouting(double alpha, double max_mass_share);
 /// The next layer's predicted top-score experts; alpha = 0: its predicted actives.
 /// `resident_forward`: predicted from the partial output where the host can.
 std::unique_ptr<PrefetchPolicy> MakeTopScorePrefetch(float alpha, bool resident_forward);

@@ -41,11 +41,16 @@ class MeasuredCapacity final : public CapacityRule {
  public:
   explicit MeasuredCapacity(int transient) : transient_(transient) {}
 
-  void Observe(const LayerEvent& event) override {
+  using CapacityRule::Observe;
+  void Observe(const LayerEvent& event, absl::Span<const int32_t> order) override {
     // Prefill touches nearly everything, whatever the capacities.
     if (event.context.phase != Phase::kDecode || curves_.empty()) return;
     const int layer = event.context.layer;
-    curves_[layer].Observe(event.routing.counts, predicted_[layer]);
+    if (order.empty()) {
+      curves_[layer].Observe(event.routing.counts, predicted_[layer]);
+    } else {
+      curves_[layer].Observe(event.routing.counts, predicted_[layer], order);
+    }
   }
 
   std::vector<int> Capacity(const CapacitySnapshot& snapshot) override {
@@ -226,30 +231,36 @@ std::vector<double> MissCurve::Misses(Part part, bool predicted) const {
 }
 
 void MissCurve::Observe(absl::Span<const int32_t> counts, const PrefetchOutlook& outlook) {
-  constexpr int64_t kMemory = 1024;  // calls
-  Means& all = of_[kAll];
-  Means& half = of_[all.calls / kBlock % 2 == 0 ? kOneHalf : kOtherHalf];
-  const double weight = 1.0 / static_cast<double>(std::min(++all.calls, kMemory));
-  const double half_weight = 1.0 / static_cast<double>(std::min(++half.calls, kMemory / 2));
-  // Misses with c slots: requests whose stack distance is c or more. Walked from the far end.
-  const int experts = static_cast<int>(recency_.size());
-  int misses = 0;
-  for (int c = experts; c >= 0; --c) {
-    if (c < seen_) misses += counts[recency_[c]] > 0;
-    const double hidden = std::min(outlook.recall * misses, std::floor(outlook.transfers));
-    all.misses[c] += weight * (misses - all.misses[c]);
-    all.hidden[c] += weight * (hidden - all.hidden[c]);
-    half.misses[c] += half_weight * (misses - half.misses[c]);
-    half.hidden[c] += half_weight * (hidden - half.hidden[c]);
-  }
+  Observe(counts, outlook, absl::MakeConstSpan(recency_).first(seen_));
   requested_.clear();
   beyond_.clear();
+  const int experts = static_cast<int>(recency_.size());
   for (int c = seen_; c < experts; ++c) seen_ += counts[recency_[c]] > 0;
   for (const int32_t e : recency_) (counts[e] > 0 ? requested_ : beyond_).push_back(e);
   std::stable_sort(requested_.begin(), requested_.end(),
                    [&](int32_t a, int32_t b) { return counts[a] > counts[b]; });
   std::copy(requested_.begin(), requested_.end(), recency_.begin());
   std::copy(beyond_.begin(), beyond_.end(), recency_.begin() + requested_.size());
+}
+
+void MissCurve::Observe(absl::Span<const int32_t> counts, const PrefetchOutlook& outlook,
+                        absl::Span<const int32_t> order) {
+  constexpr int64_t kMemory = 1024;  // calls
+  Means& all = of_[kAll];
+  Means& half = of_[all.calls / kBlock % 2 == 0 ? kOneHalf : kOtherHalf];
+  const double weight = 1.0 / static_cast<double>(std::min(++all.calls, kMemory));
+  const double half_weight = 1.0 / static_cast<double>(std::min(++half.calls, kMemory / 2));
+  // Misses with c slots: requests of what is c-th in the order or behind it. Walked from the end.
+  const int experts = static_cast<int>(recency_.size());
+  int misses = 0;
+  for (int c = experts; c >= 0; --c) {
+    if (c < static_cast<int>(order.size())) misses += counts[order[c]] > 0;
+    const double hidden = std::min(outlook.recall * misses, std::floor(outlook.transfers));
+    all.misses[c] += weight * (misses - all.misses[c]);
+    all.hidden[c] += weight * (hidden - all.hidden[c]);
+    half.misses[c] += half_weight * (misses - half.misses[c]);
+    half.hidden[c] += half_weight * (hidden - half.hidden[c]);
+  }
 }
 
 std::vector<int> DealByCurves(const std::vector<std::vector<double>>& curves, int64_t slots) {

@@ -24,8 +24,10 @@ class CapacityRule {
   /// As ResidencyPolicy::Capacity. Slots that it leaves over are transient: what passes through
   /// layers that are full or have none uses them (VersionedStore::StartLoad).
   virtual std::vector<int> Capacity(const CapacitySnapshot& snapshot) = 0;
-  /// Every layer call's routing (kRouted).
-  virtual void Observe(const LayerEvent& event) {}
+  /// Every layer call's routing (kRouted). `order`: the layer's experts that were ever requested,
+  /// in the order in which the cache would have kept them when the call came; empty: by recency.
+  virtual void Observe(const LayerEvent& event, absl::Span<const int32_t> order) {}
+  void Observe(const LayerEvent& event) { Observe(event, {}); }
 };
 
 struct ShallowFirstOptions {
@@ -59,6 +61,9 @@ class MissCurve {
   /// an expert's first request is missed whatever the slots, and left out. Of the misses a
   /// prediction of `outlook` hides what it names, as many as fit its window.
   void Observe(absl::Span<const int32_t> counts, const PrefetchOutlook& outlook);
+  /// The same for a cache that keeps the first c experts of `order`, all that were ever requested.
+  void Observe(absl::Span<const int32_t> counts, const PrefetchOutlook& outlook,
+               absl::Span<const int32_t> order);
   int64_t calls() const { return of_[kAll].calls; }
 
   /// Of all calls, or of every other kBlock ones: what is chosen by the one half is judged by the

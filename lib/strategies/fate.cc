@@ -6,9 +6,11 @@
 #include "fmt/format.h"
 #include "strategies/arc.h"
 #include "strategies/builtin.h"
+#include "strategies/calibrated_gate.h"
 #include "strategies/capacity.h"
 #include "strategies/hybrid_bits.h"
 #include "strategies/next_layer_gate.h"
+#include "strategies/worth_cache.h"
 
 namespace moert {
 namespace {
@@ -50,6 +52,15 @@ int64_t BoundaryOf(const RoutingStatistics& calibration) {
 
 }  // namespace
 
+absl::StatusOr<Strategy> BuildAuto(const StrategyContext& context) {
+  MOERT_RETURN_IF_ERROR(context.params.Number("loss", 0, 0, 1).status());
+  StrategyContext fate;
+  const std::string scheme = context.params.Text("scheme", "");
+  const std::string keys = scheme.empty() ? "" : "scheme=" + scheme;
+  MOERT_ASSIGN_OR_RETURN(fate.params, StrategyParams::Parse("fate", keys, {"scheme"}));
+  return BuildFate(fate);
+}
+
 absl::StatusOr<Strategy> BuildFate(const StrategyContext& context) {
   const StrategyParams& params = context.params;
   Strategy strategy;
@@ -61,19 +72,23 @@ absl::StatusOr<Strategy> BuildFate(const StrategyContext& context) {
   MOERT_ASSIGN_OR_RETURN(const int64_t top, params.Integer("top", 0, 1, 1 << 20));
   gate.top = static_cast<int>(top);
   MOERT_ASSIGN_OR_RETURN(gate.wrap, params.Flag("wrap", false));
-  strategy.prefetch = MakeNextLayerGate(gate);
+  const bool as_in_paper = params.Has("percentile") || params.Has("top");
+  strategy.prefetch = as_in_paper ? MakeNextLayerGate(gate) : MakeCalibratedGate(gate.wrap);
   MOERT_ASSIGN_OR_RETURN(strategy.prefetch_control, params.Flag("control", true));
 
   MOERT_ASSIGN_OR_RETURN(const int64_t transient, params.Integer("transient", -1, 0, 1 << 20));
+  std::unique_ptr<CapacityRule> capacity;
   if (params.Has("shallow") || context.calibration != nullptr) {
     // The spec's own number wins over what was measured.
     MOERT_ASSIGN_OR_RETURN(int64_t shallow, params.Integer("shallow", -1, 0, 1 << 20));
     if (shallow < 0) shallow = BoundaryOf(*context.calibration);
-    strategy.residency =
-        MakeArc(MakeShallowFirst({static_cast<int>(shallow), static_cast<int>(transient)}));
+    capacity = MakeShallowFirst({static_cast<int>(shallow), static_cast<int>(transient)});
   } else {
-    strategy.residency = MakeArc(MakeMeasuredCapacity(static_cast<int>(transient)));
+    capacity = MakeMeasuredCapacity(static_cast<int>(transient));
   }
+  MOERT_ASSIGN_OR_RETURN(const int eviction, params.OneOf("eviction", 0, {"score", "arc"}));
+  strategy.residency =
+      eviction == 0 ? MakeWorthCache(std::move(capacity)) : MakeArc(std::move(capacity));
   return strategy;
 }
 

@@ -36,6 +36,14 @@ class ExpertCacheRouting final : public RoutingPolicy {
 
 }  // namespace
 
+std::unique_ptr<RoutingPolicy> MakeExpertCacheRouting(double alpha, double max_mass_share) {
+  RoutingRule rule;
+  rule.kind = RoutingRuleKind::kExpertCache;
+  rule.alpha = static_cast<float>(alpha);
+  rule.max_mass_share = static_cast<float>(max_mass_share);
+  return std::make_unique<ExpertCacheRouting>(rule, /*decode_only=*/true);
+}
+
 absl::StatusOr<Strategy> BuildImportance(const StrategyContext& context) {
   const StrategyParams& params = context.params;
   Strategy strategy;

@@ -21,7 +21,8 @@ bool Strategy::exact() const {
 }
 
 bool Strategy::graph_safe() const {
-  const bool always_usable = preload || serving != Serving::kCache;
+  const bool always_usable =
+      preload || serving == Serving::kHotSet || serving == Serving::kLowPlusCache;
   const bool asked_in_layers = routing != nullptr || prefetch != nullptr || placement != nullptr ||
                                NeedsHost(residency.get()) || NeedsHost(precision.get());
   return always_usable && !asked_in_layers;
@@ -39,6 +40,9 @@ absl::Status Strategy::Validate() const {
   }
   if (serving == Serving::kHotSet && precision == nullptr) {
     return invalid("serving kHotSet needs a precision policy, which decides who is high");
+  }
+  if (serving == Serving::kCacheOverLow && placement == nullptr) {
+    return invalid("serving kCacheOverLow needs a placement policy, which decides who is low");
   }
   return absl::OkStatus();
 }

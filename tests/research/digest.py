@@ -3,6 +3,7 @@ import json
 import math
 import re
 
+import envelope
 import experiment
 import frontier as measured_frontier
 import h200_page as h200
@@ -233,6 +234,32 @@ def frontier_best():
             f"{known[n][0]:.3f}, {two(known[n][1])} ms ({short(known[n][2])})" if n in known else "-" for n in names])
     return experiment.table(["model", "budget", "`resident`", "`on-demand`", "`fate`", "score eviction", "`importance`",
                              "`dynaexq`", "`never-stall`"], rows)
+
+
+# One strategy against the best of the others, cell by cell
+
+def envelope_cells():
+    return data("envelope")["cells"]
+
+
+def envelope_exact():
+    return experiment.table(["budget", *envelope.LINKS.values()], envelope.exact_rows(envelope_cells()))
+
+
+def envelope_rivals():
+    return experiment.table(["time over that of `fate`", *envelope.LINKS.values()], envelope.rival_rows(envelope_cells()))
+
+
+def envelope_behind():
+    """In one line how many there are, then the worst."""
+    cells = envelope_cells()
+    values = envelope.shares(cells, "exact", envelope.OURS, envelope.EXACT_RIVALS)
+    behind = envelope.behind(cells)
+    text = (f"Of {len(values)} cells {len(behind)} are below 0.99, {sum(v < 0.95 for v, _ in behind)} below 0.95. The mean "
+            f"is {lib.mean(values):.3f}, the least {min(values):.3f}.")
+    rows = [[c[0], c[1], f"{c[2]}", f"{c[3]} %", envelope.LINKS[c[4]], f"{v:.3f}"] for v, c in behind[:15]]
+    table = experiment.table(["model", "domain", "batch", "budget", "link", "best of four over `fate`"], rows)
+    return f"{text}\n\n{table}" if rows else text
 
 
 # README and summary: one row a claim, figures from the data

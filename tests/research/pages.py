@@ -38,6 +38,8 @@ TABLES = {
     "substitutes": lambda: digest.stored("importance-quality", "Against other substitutes",
                                          rows=lambda r: "displaced" not in r[0]),
     "simulated-paper": lambda: digest.stored("importance-simulated", "Beside the paper"),
+    "envelope-exact": digest.envelope_exact, "envelope-rivals": digest.envelope_rivals,
+    "envelope-behind": digest.envelope_behind,
     "frontier": digest.frontier, "frontier-best": digest.frontier_best,
     "uniform": digest.uniform_perplexity,
     **{f"equal-{m}": (lambda m=m: digest.equal_bytes(m)) for m in MODELS},

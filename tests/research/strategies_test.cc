@@ -34,7 +34,7 @@ TEST_CASE("they are unknown until they are registered, and registering again is 
   CHECK(!MakeStrategy("cpu-split").ok());
   REQUIRE_OK(RegisterResearchStrategies());
   REQUIRE_OK(RegisterResearchStrategies());
-  CHECK(listed() == 4);
+  CHECK(listed() == 6);
 }
 
 TEST_CASE("cpu-split moves nothing once its layers are held") {

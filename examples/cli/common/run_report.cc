@@ -101,6 +101,7 @@ std::string ReportJson(const RunReport& r, const Engine& engine) {
                   {"mass_substituted", Ratio(s.mass_substituted, s.mass).value_or(0.0)},
                   {"worst_request_slots", s.worst_slot_share},
                   {"worst_request_mass", s.worst_mass_share},
+                  {"worst_request_mass_low", s.worst_low_share},
                   {"low", s.slots_low},
                   {"mass_low", Ratio(s.mass_low, s.mass).value_or(0.0)},
                   {"hit_ratio_before", OrNull(Ratio(s.model_hits, s.model_lookups))}};

@@ -11,6 +11,7 @@
 #include "cli/common/report.h"
 #include "cli/pack/commands.h"
 #include "cli/pack/model_parts.h"
+#include "moert/auto_strategy.h"
 #include "moert/engine.h"
 #include "moert/offline/checkpoint.h"
 #include "moert/offline/hf_config.h"
@@ -42,14 +43,18 @@ struct PlanOptions {
 };
 
 /// The engine's own plan for a budget of the CPU backend.
-absl::StatusOr<MemoryPlan> PlanBudget(const ExpertSource& source, const PlanOptions& options,
-                                      const Budget& budget) {
+EngineOptions EngineFor(const PlanOptions& options, const Budget& budget) {
   EngineOptions engine;
   engine.strategy = options.strategy;
   engine.budget = budget;
   engine.max_tokens_per_forward = options.rows;
   engine.backend = BackendKind::kCpu;
-  return Engine::Plan(source, engine);
+  return engine;
+}
+
+absl::StatusOr<MemoryPlan> PlanBudget(const ExpertSource& source, const PlanOptions& options,
+                                      const Budget& budget) {
+  return Engine::Plan(source, EngineFor(options, budget));
 }
 
 json ModelJson(const MoeModelSpec& model) {
@@ -103,6 +108,11 @@ absl::StatusOr<json> BudgetsJson(const std::string& path, const MoeModelSpec& mo
       return absl::InvalidArgumentError(absl::StrCat("--budget: ", budget.status().message()));
     }
     out["plan"] = PlanJson(PlanBudget(*source, options, *budget));
+    const auto choice = ChooseStrategy(*source, EngineFor(options, *budget));
+    if (choice.ok() && IsAuto(options.strategy)) {
+      out["plan"]["strategy"] = choice->spec;
+      out["plan"]["why"] = choice->why;
+    }
   }
   return out;
 }
@@ -182,6 +192,10 @@ void PrintPlan(const std::string& what, const json& need, const json& experts) {
              util::BytesText(plan["fixed_bytes"].get<int64_t>()));
   if (low > 0) fmt::print("{} high and {} low versions of {} experts\n", slots, low, total);
   if (low == 0) fmt::print("{} of {} experts\n", std::min(slots, total), total);
+  if (plan.contains("why")) {
+    fmt::print("  {:<20} {}: {}\n", "", plan["strategy"].get<std::string>(),
+               plan["why"].get<std::string>());
+  }
 }
 
 void PrintPlans(const json& info, const json& versions) {

@@ -27,6 +27,19 @@ absl::Status RegisterAll() {
        {scheme}},
       &BuildExpertFlowLike));
   status.Update(RegisterStrategy(
+      {"expertflow-2510-like",
+       "two-level LRU cache, every expert that the next layer's gate predicts is fetched ahead",
+       {scheme}},
+      &BuildExpertFlow2510Like));
+  status.Update(RegisterStrategy(
+      {"moe-infinity-like",
+       "prefetch and eviction by the recorded sequence whose activations are most alike",
+       {scheme,
+        {"sequence", "decode steps after which a sequence is taken to end (128)"},
+        {"traces", "recorded sequences that are kept, the newest (100)"},
+        {"control", "1: measure whether prefetching pays, and stop it while it does not (1)"}}},
+      &BuildMoeInfinityLike));
+  status.Update(RegisterStrategy(
       {"static-mixed",
        "every expert resident, a given set of them in the high version, which never changes",
        {{"hi", "high version (bf16)"},

@@ -15,6 +15,8 @@ absl::Status RegisterResearchStrategies();
 absl::StatusOr<Strategy> BuildCpuSplit(const StrategyContext& context);
 absl::StatusOr<Strategy> BuildHybriMoeLike(const StrategyContext& context);
 absl::StatusOr<Strategy> BuildExpertFlowLike(const StrategyContext& context);
+absl::StatusOr<Strategy> BuildExpertFlow2510Like(const StrategyContext& context);
+absl::StatusOr<Strategy> BuildMoeInfinityLike(const StrategyContext& context);
 absl::StatusOr<Strategy> BuildStaticMixed(const StrategyContext& context);
 
 }  // namespace moert

@@ -1,0 +1,143 @@
+#include "strategies/calibrated_gate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "strategies/next_layer_gate.h"
+
+namespace moert {
+namespace {
+
+constexpr double kLeast = 0.02;  // less likely ones are no candidates
+
+class CalibratedGate final : public PrefetchPolicy {
+ public:
+  explicit CalibratedGate(bool wrap) : wrap_(wrap), prefill_(MakeNextLayerGate({75, 0, wrap})) {}
+
+  PolicyTraits traits() const override { return {.next_gate = true}; }
+
+  void Observe(const LayerEvent& event) override {
+    if (event.kind != LayerEvent::Kind::kRouted) return;
+    Prediction& last = last_[event.context.layer % 2];
+    if (last.layer != event.context.layer) return;
+    last.layer = -1;
+    if (last.tokens != event.routing.tokens) return;
+    const int experts = static_cast<int>(last.absent.size());
+    used_.assign(experts, 0);
+    for (int64_t t = 0; t < last.tokens; ++t) {
+      const auto ids = event.routing.ids.subspan(t * event.routing.top_k, event.routing.top_k);
+      for (const int32_t e : ids) used_[e] = 1;
+      for (int e = 0; e < experts; ++e) {
+        if (!last.absent[e]) continue;
+        const float ratio = last.ratios[t * experts + e];
+        all_.Add(ratio, used_[e] != 0);
+        curves_[event.context.layer].Add(ratio, used_[e] != 0);
+      }
+      for (const int32_t e : ids) used_[e] = 0;
+    }
+  }
+
+  std::vector<PrefetchCandidate> Rank(const PrefetchSnapshot& snapshot) override {
+    if (snapshot.context.phase == Phase::kPrefill) return prefill_->Rank(snapshot);
+    const int target = snapshot.target_layer;
+    if (snapshot.predicted_scores.empty()) return {};
+    if (target != snapshot.context.layer + 1 && !wrap_) return {};
+    const MoeLayerSpec& layer = snapshot.context.model->layers[target];
+    curves_.resize(snapshot.context.model->layers.size());
+    SetRatios(snapshot, layer.num_experts, std::min(layer.routing.top_k, layer.num_experts));
+    return Candidates(snapshot, layer.num_experts);
+  }
+
+ private:
+  /// What was predicted for a layer that has not been routed.
+  struct Prediction {
+    int layer = -1;
+    int64_t tokens = 0;
+    std::vector<float> ratios;    // [T, E], score over the k-th best
+    std::vector<uint8_t> absent;  // [E]
+  };
+
+  void SetRatios(const PrefetchSnapshot& snapshot, int experts, int k) {
+    Prediction& made = last_[snapshot.target_layer % 2];
+    made.layer = snapshot.target_layer;
+    made.tokens = snapshot.routing.tokens;
+    made.ratios.resize(made.tokens * experts);
+    made.absent.resize(experts);
+    for (int e = 0; e < experts; ++e) made.absent[e] = snapshot.target.usable[e] == 0;
+    for (int64_t t = 0; t < made.tokens; ++t) {
+      const float* scores = &snapshot.predicted_scores[t * experts];
+      sorted_.assign(scores, scores + experts);
+      std::nth_element(sorted_.begin(), sorted_.begin() + (k - 1), sorted_.end(),
+                       std::greater<float>());
+      const float kth = std::max(sorted_[k - 1], std::numeric_limits<float>::min());
+      for (int e = 0; e < experts; ++e) made.ratios[t * experts + e] = scores[e] / kth;
+    }
+  }
+
+  std::vector<PrefetchCandidate> Candidates(const PrefetchSnapshot& snapshot, int experts) const {
+    const Prediction& made = last_[snapshot.target_layer % 2];
+    const HitCurve& curve = curves_[snapshot.target_layer];
+    std::vector<PrefetchCandidate> ranked;
+    for (int e = 0; e < experts; ++e) {
+      double unused = 1;
+      double tokens = 0;
+      for (int64_t t = 0; t < made.tokens; ++t) {
+        const float ratio = made.ratios[t * experts + e];
+        const double p =
+            curve.Probability(ratio, all_.Probability(ratio, HitCurve::Guess(ratio)));
+        unused *= 1 - p;
+        tokens += p;
+      }
+      if (!(1 - unused >= kLeast)) continue;
+      ranked.push_back({{snapshot.target_layer, e},
+                        static_cast<float>(1 - unused),
+                        static_cast<int32_t>(std::lround(tokens)),
+                        static_cast<float>(1 - unused)});
+    }
+    std::stable_sort(ranked.begin(), ranked.end(),
+                     [](const auto& a, const auto& b) { return a.score > b.score; });
+    return ranked;
+  }
+
+  const bool wrap_;
+  const std::unique_ptr<PrefetchPolicy> prefill_;
+  HitCurve all_;
+  std::vector<HitCurve> curves_;  // [L]
+  std::array<Prediction, 2> last_;
+  std::vector<float> sorted_;  // scratch
+  std::vector<uint8_t> used_;
+};
+
+}  // namespace
+
+int HitCurve::Bin(double ratio) {
+  const double at = std::floor(3 * std::log2(std::max(ratio, 1e-9))) + kBins / 2;
+  return static_cast<int>(std::clamp<double>(at, 0, kBins - 1));
+}
+
+double HitCurve::Guess(double ratio) { return 0.9 * ratio * ratio / (1 + ratio * ratio); }
+
+void HitCurve::Add(double ratio, bool used) {
+  constexpr double kMemory = 1024;
+  Counts& bin = bins_[Bin(ratio)];
+  if (bin.seen >= kMemory) {
+    bin.used *= 1 - 1 / kMemory;
+    bin.seen *= 1 - 1 / kMemory;
+  }
+  bin.used += used;
+  bin.seen += 1;
+}
+
+double HitCurve::Probability(double ratio, double prior) const {
+  constexpr double kPrior = 8;  // samples that it counts as much as
+  const Counts& bin = bins_[Bin(ratio)];
+  return (bin.used + kPrior * prior) / (bin.seen + kPrior);
+}
+
+std::unique_ptr<PrefetchPolicy> MakeCalibratedGate(bool wrap) {
+  return std::make_unique<CalibratedGate>(wrap);
+}
+
+}  // namespace moert

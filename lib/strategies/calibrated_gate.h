@@ -1,0 +1,40 @@
+// CalibratedGate: the next layer's gate as predictor (Fate Sec. 4.1), with how often such
+// predictions came true instead of a percentile.
+#ifndef MOERT_LIB_STRATEGIES_CALIBRATED_GATE_H_
+#define MOERT_LIB_STRATEGIES_CALIBRATED_GATE_H_
+
+#include <array>
+#include <memory>
+
+#include "moert/policy.h"
+
+namespace moert {
+
+/// How often experts were used that the gate predicted with such a score, by what the score is of
+/// the token's k-th best.
+class HitCurve {
+ public:
+  /// A prediction with score / k-th score = ratio came true or not.
+  void Add(double ratio, bool used);
+  /// `prior` answers as far as little was seen.
+  double Probability(double ratio, double prior) const;
+  /// Before anything was seen.
+  static double Guess(double ratio);
+
+ private:
+  static constexpr int kBins = 24;  // of log2(ratio), 1/3 wide, around 0
+  static int Bin(double ratio);
+  struct Counts {
+    double used = 0, seen = 0;
+  };
+  std::array<Counts, kBins> bins_;
+};
+
+/// Decode: every expert with the probability that some token uses it, best first. Prefill: as
+/// MakeNextLayerGate. A layer is measured by itself, on experts that were absent when they were
+/// predicted: what is there is used more often than what is not.
+std::unique_ptr<PrefetchPolicy> MakeCalibratedGate(bool wrap);
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_STRATEGIES_CALIBRATED_GATE_H_

@@ -1,0 +1,92 @@
+// graded: how much a miss matters decides its precision (importance paper Sec. 5, DynaExq Sec. 4,
+// composed). A low version of every expert stands by beside a cache of high ones. A miss whose
+// routing weight is low is answered by it at once; one that matters waits for the high version, or
+// is computed by a CPU where that is done earlier. What may be lost is the host's: `loss`, the
+// share of each request's routing mass that is answered low or substituted. The planner keeps to
+// it, whatever this policy answers.
+#include <algorithm>
+#include <vector>
+
+#include "base/status_macros.h"
+#include "strategies/builtin.h"
+#include "strategies/calibrated_gate.h"
+#include "strategies/capacity.h"
+#include "strategies/worth_cache.h"
+
+namespace moert {
+namespace {
+
+class GradedPlacement final : public PlacementPolicy {
+ public:
+  GradedPlacement(double loss, double patience, const CpuBalanceOptions& balance)
+      : loss_(loss), patience_(patience), balancer_(MakeCpuLoadBalancer(balance)) {}
+
+  PolicyTraits traits() const override {
+    PolicyTraits traits = balancer_->traits();
+    traits.max_low_share = loss_;
+    return traits;
+  }
+
+  PlacementDecision Place(const PlacementSnapshot& snapshot) override {
+    // Each miss costs about the same wait, and much or little of what may be lost. What may be lost
+    // grows with every call, so the misses to spend it on are those that take less than a
+    // patience-th of what has grown so far: where that is too many, less is left and fewer qualify.
+    rest_.clear();
+    where_.clear();
+    PlacementDecision decision;
+    decision.placements.assign(snapshot.misses.size(), Placement::kLoad);
+    const bool decode = snapshot.context.phase == Phase::kDecode;
+    for (size_t i = 0; i < snapshot.misses.size(); ++i) {
+      const MissView& miss = snapshot.misses[i];
+      if (decode && miss.low_cost >= 0 && patience_ * miss.low_cost <= 1) {
+        decision.placements[i] = Placement::kLow;
+      } else {
+        rest_.push_back(miss);
+        where_.push_back(i);
+      }
+    }
+    PlacementSnapshot rest = snapshot;
+    rest.misses = rest_;
+    const PlacementDecision balanced = balancer_->Place(rest);
+    for (size_t i = 0; i < where_.size(); ++i) {
+      decision.placements[where_[i]] = balanced.placements[i];
+    }
+    // What was answered low is brought behind the call, where the link is idle and it is worth it.
+    decision.backfill = decode ? Backfill::kAlways : balanced.backfill;
+    return decision;
+  }
+
+ private:
+  const double loss_;
+  const double patience_;
+  const std::unique_ptr<PlacementPolicy> balancer_;
+  std::vector<MissView> rest_;  // scratch
+  std::vector<size_t> where_;
+};
+
+}  // namespace
+
+absl::StatusOr<Strategy> BuildGraded(const StrategyContext& context) {
+  const StrategyParams& params = context.params;
+  Strategy s;
+  MOERT_ASSIGN_OR_RETURN(const bool standby, params.Flag("standby", true));
+  s.serving = standby ? Serving::kCacheOverLow : Serving::kCache;
+  s.versions = {params.Text("hi", "bf16"), params.Text("lo", "w2a16_g64_asym")};
+  MOERT_ASSIGN_OR_RETURN(const double loss, params.Number("loss", 0.05, 0, 1));
+  MOERT_ASSIGN_OR_RETURN(const double patience, params.Number("patience", 16, 1, 1e6));
+  MOERT_ASSIGN_OR_RETURN(const double alpha, params.Number("alpha", 0, 0, 1));
+  MOERT_ASSIGN_OR_RETURN(const double substituted, params.Number("substituted", 0.5, 0, 1));
+  MOERT_ASSIGN_OR_RETURN(s.prefetch_control, params.Flag("control", true));
+  const double to_substitutes = alpha > 0 ? substituted * loss : 0;
+  if (alpha > 0) s.routing = MakeExpertCacheRouting(alpha, to_substitutes);
+  s.prefetch = MakeCalibratedGate(/*wrap=*/false);
+  // Without low versions that stand by, those that are brought for a call need blocks meanwhile.
+  MOERT_ASSIGN_OR_RETURN(const int64_t transient,
+                         params.Integer("transient", standby ? -1 : 4, 0, 1 << 20));
+  s.residency = MakeWorthCache(MakeMeasuredCapacity(static_cast<int>(transient)));
+  s.placement = std::make_unique<GradedPlacement>(loss - to_substitutes, patience,
+                                                  CpuBalanceOptions{true, true});
+  return s;
+}
+
+}  // namespace moert

@@ -1,0 +1,114 @@
+// Who is worth a slot, who leaves, and which prefetch is refused.
+#include "strategies/worth_cache.h"
+
+#include "strategies/use_estimate.h"
+#include "tests/support/catch.h"
+
+namespace moert {
+namespace {
+
+constexpr int kExperts = 6;
+
+/// One token that uses `used`, with these scores.
+struct Call {
+  std::vector<int32_t> ids;
+  std::vector<float> weights;
+  std::vector<float> scores;
+  std::vector<int32_t> counts = std::vector<int32_t>(kExperts, 0);
+  RoutingView view;
+
+  Call(std::vector<int32_t> used, std::vector<float> row) : ids(std::move(used)), scores(std::move(row)) {
+    weights.assign(ids.size(), 0.5f);
+    for (const int32_t e : ids) counts[e] = 1;
+    view.tokens = 1;
+    view.top_k = static_cast<int>(ids.size());
+    view.ids = ids;
+    view.weights = weights;
+    view.scores = scores;
+    view.counts = counts;
+  }
+};
+
+struct Fixture {
+  MoeModelSpec model;
+  PolicyContext context;
+  std::unique_ptr<ResidencyPolicy> cache = MakeWorthCache(MakeMeasuredCapacity(0));
+  std::vector<VictimCandidate> candidates;
+
+  Fixture() {
+    for (int l = 0; l < 2; ++l) {
+      MoeLayerSpec layer;
+      layer.num_experts = kExperts;
+      layer.routing.top_k = 2;
+      model.layers.push_back(layer);
+    }
+    context.model = &model;
+    context.phase = Phase::kDecode;
+    cache->Capacity({&model, 6, {}});
+    for (int e = 0; e < kExperts; ++e) candidates.push_back({{0, e}});
+  }
+  void Route(const Call& call) { cache->Observe(LayerEvent::Routed(context, call.view)); }
+  int Victim(int incoming, bool prefetch, float probability = -1, float hidden = 1) {
+    VictimSnapshot snapshot{context, {0, incoming}, prefetch, candidates};
+    snapshot.probability = probability;
+    snapshot.hidden = hidden;
+    return cache->Victim(snapshot);
+  }
+};
+
+TEST_CASE("an expert that nearly made it is worth more than one that never came close") {
+  UseEstimate use(kExperts);
+  for (int i = 0; i < 50; ++i) use.Observe(Call({0, 1}, {.4f, .3f, .2f, .05f, .03f, .02f}).view);
+  CHECK(use.Worth(0) > use.Worth(1));
+  CHECK(use.Worth(1) > use.Worth(2));
+  CHECK(use.Worth(2) > use.Worth(3));
+  // Only what was ever chosen is in the order.
+  CHECK(std::vector<int32_t>(use.Order().begin(), use.Order().end()) == std::vector<int32_t>{0, 1});
+  // A change of use shows within the short memory, and the long one remembers.
+  for (int i = 0; i < UseEstimate::kShort; ++i) {
+    use.Observe(Call({4, 5}, {.02f, .03f, .05f, .2f, .4f, .3f}).view);
+  }
+  CHECK(use.Worth(4) > use.Worth(2));
+  CHECK(use.Worth(0) > use.Worth(3));
+  CHECK(use.Order().size() == 4);
+}
+
+TEST_CASE("scores of no number leave no trace") {
+  UseEstimate use(kExperts);
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  use.Observe(Call({0, 1}, {nan, nan, nan, nan, nan, nan}).view);
+  use.Observe(Call({0, 1}, {.4f, .3f, .2f, .05f, .03f, .02f}).view);
+  for (int e = 0; e < kExperts; ++e) CHECK(use.Worth(e) == use.Worth(e));
+  CHECK(use.Worth(0) > use.Worth(2));
+}
+
+TEST_CASE("the expert worth least leaves, a pending prefetch last") {
+  Fixture f;
+  const Call call({0, 1}, {.4f, .3f, .15f, .1f, .03f, .02f});
+  for (int i = 0; i < 20; ++i) f.Route(call);
+  CHECK(f.Victim(2, false) == 5);
+  f.cache->Observe(LayerEvent::Inserted({0, 5}, /*prefetched=*/true));
+  CHECK(f.Victim(2, false) == 4);
+  // One prediction does not push out another.
+  f.candidates = {{{0, 5}}};
+  CHECK(f.Victim(4, true) == -1);
+  CHECK(f.Victim(4, false) == 0);
+  // The routing that it was meant for has passed.
+  f.Route(call);
+  CHECK(f.Victim(4, true) == 0);
+}
+
+TEST_CASE("a prefetch is refused where its victim is worth more than it saves") {
+  Fixture f;
+  const Call call({0, 1}, {.4f, .3f, .15f, .1f, .03f, .02f});
+  for (int i = 0; i < 200; ++i) f.Route(call);  // nothing was inserted: nobody has to leave soon
+  f.candidates = {{{0, 0}}};
+  CHECK(f.Victim(5, true, 0.5f, 1) == -1);
+  CHECK(f.Victim(5, true, 1.0f, 1) == 0);
+  CHECK(f.Victim(5, true) == 0);  // by rank: the prefetcher has decided
+  f.candidates = {{{0, 5}}};
+  CHECK(f.Victim(0, true, 0.5f, 0.1f) == 0);
+}
+
+}  // namespace
+}  // namespace moert
