@@ -13,7 +13,7 @@ BACKENDS = {"auto": 0, "cpu": 1, "cuda": 2}
 CLOCK_WALL, CLOCK_VIRTUAL = 0, 1
 NUMERICS = {"bf16": 0, "f32": 1, "int8": 2}
 ROUTINGS = {"softmax_topk": 0, "topk_softmax": 1, "sigmoid_grouped": 2, "sparsemixer": 3,
-            "sqrt_softplus_grouped": 4, "topk_sigmoid": 5}
+            "sqrt_softplus_grouped": 4, "topk_sigmoid": 5, "external": 6}
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu2": 3}
 PARTS = ("gate_proj", "up_proj", "down_proj", "router", "selection_bias", "shared_gate", "record",
          "logit_bias", "expert_scales", "hash_experts", "gate_bias", "up_bias", "down_bias")
@@ -72,7 +72,10 @@ EngineOptions = _struct(
     "EngineOptions", "str strategy", "ptr policies", "i64 budget_bytes", "f64 budget_fraction",
     "i64 host_budget_bytes max_tokens_per_forward", "ptr allocator",
     "i32 backend device numerics io_threads threads clock", "str cpus kernels profile",
-    "f64 link_gbps", "ptr thread_pool logger trace_sink", "str trace_path")
+    "f64 link_gbps", "ptr thread_pool logger trace_sink", "str trace_path",
+    "ptr shard open_user_data open_progress", "i64 numa_node")
+Shard = _struct("Shard", "i64 first_expert num_experts", "ptr expert_list",
+                "i64 expert_list_size first_channel num_channels shared_experts")
 Memory = _struct(
     "Memory", "i64 budget_bytes minimum_bytes constant_bytes table_bytes workspace_bytes",
     "i64 block_bytes slots low_block_bytes low_slots spare_slots own_bytes total_experts")
@@ -117,7 +120,7 @@ Stats = _struct(
 _NAMES = {StrategyInfo: "strategy_info", LayerSpec: "layer_spec", OpenOptions: "open_options",
           SourceCallbacks: "source_callbacks", EngineOptions: "engine_options", Memory: "memory",
           StepOptions: "step_options", Routing: "routing", Stats: "stats",
-          ProbeInfo: "probe_info", RecordInfo: "record_info"}
+          Shard: "shard", ProbeInfo: "probe_info", RecordInfo: "record_info"}
 
 # name: result, arguments (without the error object, which functions that return a code have last).
 _FUNCTIONS = {

@@ -97,11 +97,12 @@ def top_k(found):
 
 
 class _Replacement(torch.nn.Module):
-    """Without parameters or state: what it computes with is the engine's."""
+    """Without parameters or state: what it computes with is the engine's. ranks: a
+    distributed.Ranks whose engines hold parts of each layer, or None."""
 
-    def __init__(self, passes, layer):
+    def __init__(self, passes, layer, ranks):
         super().__init__()
-        self._passes, self._layer = passes, layer
+        self._passes, self._layer, self._ranks = passes, layer, ranks
 
     @property
     def engine(self):
@@ -125,30 +126,29 @@ class MoeBlock(_Replacement):
             out = _block_op(x, self._passes.number, self._layer, sequences)
         else:
             out = self._passes.forward(self._layer, x.detach(), sequences)
+        if self._ranks is not None:
+            out = self._ranks.sum(out)
         return out.reshape(hidden_states.shape)
 
 
 class Experts(_Replacement):
-    """Stands where a block's experts stood; the block's router and shared experts stay. shard: what a
-    process group's ranks hold (distributed.Shard), or None."""
+    """Stands where a block's experts stood; the block's router and shared experts stay."""
 
-    def __init__(self, passes, layer, batch, shard=None):
-        super().__init__(passes, layer)
-        self._batch, self._shard = batch, shard
+    def __init__(self, passes, layer, ranks, batch):
+        super().__init__(passes, layer, ranks)
+        self._batch = batch
 
     def forward(self, hidden_states, top_k_index, top_k_weights):
         refuse_gradients(hidden_states, top_k_weights)
         x = hidden_states.reshape(-1, hidden_states.shape[-1])
         ids, weights = (t.reshape(x.shape[0], -1) for t in (top_k_index, top_k_weights))
-        if self._shard is not None:
-            ids = self._shard.local_ids(ids)
         if torch.compiler.is_compiling():
             out = _experts_op(x, ids, weights, self._passes.number, self._layer, 0)
         else:
             out = self._passes.forward(self._layer, x.detach(), self._batch.sequences,
                                        (ids.detach(), weights.detach()))
-        if self._shard is not None:
-            out = self._shard.sum(out)
+        if self._ranks is not None:
+            out = self._ranks.sum(out)
         return out.reshape(hidden_states.shape)
 
 

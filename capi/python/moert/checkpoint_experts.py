@@ -45,20 +45,11 @@ class _Layer:
 
 
 class Shape(typing.NamedTuple):
-    """Of a layer's experts as the model has them; transposed: fused tensors are [in, out]. A shard
-    has some of the experts (`held`: their numbers, in order) or of each expert the part
-    [first, first + count) of its width (`part`); None is all."""
+    """Of a layer's experts as the model has them; transposed: fused tensors are [in, out]."""
     experts: int
     width: int
     hidden: int
     transposed: bool = False
-    held: typing.Optional[typing.Tuple[int, ...]] = None
-    part: typing.Optional[typing.Tuple[int, int]] = None
-
-    def fields(self):
-        """Of a LayerSpec."""
-        return {"num_experts": self.experts if self.held is None else len(self.held),
-                "intermediate": self.part[1] if self.part else self.width, "hidden": self.hidden}
 
 
 class CheckpointExperts:
@@ -100,36 +91,25 @@ class CheckpointExperts:
         if part == "router":  # the host routes
             return bytes(4 * rows * cols)
         found, shape = self._layers[layer]
-        if shape.held is not None:
-            expert = shape.held[expert]
-        if shape.part is None:
-            return _rows(found, shape, expert, part, first_row, rows)
-        first, count = shape.part
-        if part != "down_proj":
-            return _rows(found, shape, expert, part, first + first_row, rows)
-        whole = memoryview(_rows(found, shape, expert, part, first_row, rows))
-        item = len(whole) // (rows * shape.width)
-        stride = item * shape.width
-        return b"".join(whole[row * stride + first * item:row * stride + (first + count) * item]
-                        for row in range(rows))
+        tensor, fused, halves = found.find(expert, part)
+        size = (1 + halves) * shape.width * shape.hidden  # elements an expert
+        base = expert * size if fused else 0
+        if halves and part == "up_proj":
+            first_row += shape.width
+        if not (fused and shape.transposed):
+            return tensor.read(base + first_row * cols, rows * cols)
+        stored = size // cols  # elements of a row as stored: our rows, of both halves
+        return _transpose([tensor.read(base + i * stored + first_row, rows) for i in range(cols)],
+                          rows, tensor.item_bytes)
 
-    def source(self, name, specs):
+    def source(self, name, top_k, activations):
+        """A source without routers: the host brings every layer's routing. top_k, activations: of
+        each layer."""
+        specs = [Source.layer(model_layer=layer.number, routing="external", top_k=k,
+                              activation=activation, num_experts=shape.experts, hidden=shape.hidden,
+                              intermediate=shape.width)
+                 for (layer, shape), k, activation in zip(self._layers, top_k, activations)]
         return Source.from_weights(name, specs, self.read, self.dtype)
-
-
-def _rows(layer, shape, expert, part, first_row, rows):
-    """Bytes of whole rows of one expert's matrix."""
-    tensor, fused, halves = layer.find(expert, part)
-    size = (1 + halves) * shape.width * shape.hidden  # elements an expert
-    cols = shape.width if part == "down_proj" else shape.hidden
-    base = expert * size if fused else 0
-    if halves and part == "up_proj":
-        first_row += shape.width
-    if not (fused and shape.transposed):
-        return tensor.read(base + first_row * cols, rows * cols)
-    stored = size // cols  # elements of a row as stored: our rows, of both halves
-    return _transpose([tensor.read(base + i * stored + first_row, rows) for i in range(cols)], rows,
-                      tensor.item_bytes)
 
 
 def _transpose(columns, rows, item_bytes):

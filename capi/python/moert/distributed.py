@@ -1,43 +1,42 @@
 """Experts shared by the ranks of a torch.distributed process group. Every rank sees every token and
-computes what it holds; the sum over ranks is the block's output."""
-import torch
+computes what its engine holds; the sum over ranks is the block's output."""
 import torch.distributed as dist
 
 
-class Shard:
-    """What a rank holds: "expert": a range of every layer's experts; "tensor": a range of every
-    expert's width. Ranges are as even as they can be, in the order of ranks."""
+class Ranks:
+    """How the ranks of a group share: "expert": each a range of every layer's experts; "tensor": each
+    a range of every expert's width. Ranges are as even as they can be, in the order of ranks."""
 
     def __init__(self, group, parallel):
         if parallel not in ("expert", "tensor"):
             raise ValueError(f"parallel is {parallel!r}, legal are 'expert' and 'tensor'")
-        self.group, self.parallel = group, parallel
-        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
-        self._held = None  # numbers of the experts here; None: all
+        self._group, self._parallel = group, parallel
+        self._rank, self._ranks = dist.get_rank(group), dist.get_world_size(group)
 
     def _range(self, count):
-        return (count * self.rank // self.ranks, count * (self.rank + 1) // self.ranks)
+        return (count * self._rank // self._ranks, count * (self._rank + 1) // self._ranks)
 
-    def of(self, shape):
-        """This rank's part of a layer's experts."""
-        if self.parallel == "expert":
-            if shape.experts < self.ranks:
-                raise ValueError(f"{shape.experts} experts cannot be shared by {self.ranks} ranks")
-            first, end = self._range(shape.experts)
-            self._held = first, end
-            return shape._replace(held=tuple(range(first, end)))
-        if shape.width < self.ranks:
-            raise ValueError(f"a width of {shape.width} cannot be shared by {self.ranks} ranks")
-        first, end = self._range(shape.width)
-        return shape._replace(part=(first, end - first))
-
-    def local_ids(self, ids):
-        """Expert numbers as the engine here counts them; -1: another rank's."""
-        if self._held is None:
-            return ids
-        first, end = self._held
-        return torch.where((ids >= first) & (ids < end), ids - first, -1)
+    def shard(self, source):
+        """This rank's part, as Engine takes it."""
+        specs = [source.spec(layer) for layer in range(source.layers)]
+        if self._parallel == "expert":
+            counts = {spec.num_experts for spec in specs}
+            if len(counts) != 1 or min(counts) < self._ranks:
+                raise ValueError(f"{self._ranks} ranks cannot share layers of {sorted(counts)} "
+                                 "experts: every layer wants as many, and one a rank")
+            first, end = self._range(counts.pop())
+            return {"first_expert": first, "num_experts": end - first,
+                    "shared_experts": self._rank == 0}
+        # Channels are dealt in what can be cut out of a record: tiles, or quantization groups.
+        unit = 64 if all(name == "bf16" for name, _ in source.versions()) else 128
+        widths = {spec.intermediate for spec in specs}
+        width = min(widths)
+        if len(widths) != 1 or width < unit * self._ranks:
+            raise ValueError(f"{self._ranks} ranks cannot share experts of width {sorted(widths)}: "
+                             f"every layer wants the same, and {unit} channels a rank")
+        first, end = (min(width, unit * edge) for edge in self._range(-(-width // unit)))
+        return {"first_channel": first, "num_channels": end - first}
 
     def sum(self, out):
-        dist.all_reduce(out, group=self.group)
+        dist.all_reduce(out, group=self._group)
         return out

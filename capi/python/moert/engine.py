@@ -10,7 +10,7 @@ from .errors import Error, Handle, check
 def _engine_options(*, budget=1.0, strategy=None, backend="cpu", device=0, max_tokens=512,
                     threads=0, io_threads=None, host_budget=None, numerics="bf16",
                     virtual_clock=False, link_gbps=0.0, cpus=None, kernels=None, profile=None,
-                    trace_path=None):
+                    trace_path=None, shard=None, numa_node=None):
     o = _c.init(_c.EngineOptions)
     for name, value in (("strategy", strategy), ("cpus", cpus), ("kernels", kernels),
                         ("profile", profile), ("trace_path", trace_path)):
@@ -30,7 +30,26 @@ def _engine_options(*, budget=1.0, strategy=None, backend="cpu", device=0, max_t
     o.device = device
     o.clock = _c.CLOCK_VIRTUAL if virtual_clock else _c.CLOCK_WALL
     o.link_gbps = link_gbps
+    if numa_node is not None:
+        o.numa_node = numa_node
+    if shard is not None:
+        o._kept = _shard(**shard)  # what o.shard points to
+        o.shard = c.addressof(o._kept)
     return o
+
+
+def _shard(first_expert=0, num_experts=0, first_channel=0, num_channels=0, shared_experts=True,
+           experts=None):
+    """moert_shard; experts: of each layer a list of those it has, in place of the range."""
+    shard = _c.init(_c.Shard)
+    shard.first_expert, shard.num_experts = first_expert, num_experts
+    shard.first_channel, shard.num_channels = first_channel, num_channels
+    shard.shared_experts = bool(shared_experts)
+    if experts is not None:
+        flat = [number for layer in experts for number in (len(layer), *layer)]
+        shard._list = (c.c_int32 * len(flat))(*flat)
+        shard.expert_list, shard.expert_list_size = c.addressof(shard._list), len(flat)
+    return shard
 
 
 def plan(source, **options):
@@ -47,8 +66,10 @@ class Engine(Handle):
     budget: bytes (an int, "8GiB") for everything it holds, or a share of the routed experts (a float
     in (0, 1], "25%") with fixed parts added. backend: "cpu", "cuda" or "auto"; device: a CUDA ordinal.
     max_tokens: rows of the largest layer call. host_budget: CUDA, bytes of pinned host memory.
-    numerics: how activations enter the products, "bf16", "f32" or "int8". The others are those of
-    moert_engine_options."""
+    numerics: how activations enter the products, "bf16", "f32" or "int8". shard: a part of every layer,
+    whose output is a partial sum: a dict of moert_shard's fields (first_expert, num_experts,
+    first_channel, num_channels, shared_experts), with `experts`, of each layer a list, in place of the
+    range. The others are those of moert_engine_options."""
     _destroy = lib.moert_engine_destroy
 
     def __init__(self, source, **options):

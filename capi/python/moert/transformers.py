@@ -21,7 +21,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from . import blocks, pack_cache
 from .checkpoint_experts import CheckpointExperts
-from .distributed import Shard
+from .distributed import Ranks
 from .engine import Engine
 from .errors import Error
 from .passes import Passes
@@ -97,11 +97,11 @@ def _engine_options(options, device):
 
 
 class _Plan(typing.NamedTuple):
-    """What takes whose place: blocks found, where experts come from, who routes, which shard."""
+    """What takes whose place: blocks found, where experts come from, who routes, who shares."""
     found: list
     source: Source
     routing: str
-    shard: typing.Optional[Shard]
+    ranks: typing.Optional[Ranks]
 
 
 def _plan(model, experts, options):
@@ -109,29 +109,18 @@ def _plan(model, experts, options):
     if not found:
         raise ValueError(f"{type(model).__name__} has no MoE block: no module with experts and a gate "
                          "or router")
-    routing = options["routing"]
+    routing, group = options["routing"], options.get("group")
     if routing not in (None, "library", "host"):
         raise ValueError(f"routing is {routing!r}, legal are 'library', 'host' and None")
-    if options.get("group") is not None:
-        if routing == "library" or isinstance(experts, Source) or options.get("experts"):
-            raise ValueError("with a process group the model routes, and experts come from its folder "
-                             "as they are stored: leave routing and experts out")
-        shard = Shard(options["group"], options.get("parallel") or "expert")
-        return _Plan(found, _by_structure(found, experts, options, shard), "host", shard)
+    ranks = None if group is None else Ranks(group, options.get("parallel") or "expert")
     source = experts if isinstance(experts, Source) else None
-    if source is None and routing != "host":
-        source = _opened(experts, options, refuse=routing == "library")
+    # A router of the model's needs no pack of the library's, unless experts are quantized.
+    if source is None and (routing != "host" or options.get("experts")):
+        source = _opened(experts, options, refuse=routing == "library" or options.get("experts"))
     if source is None:
-        return _Plan(found, _by_structure(found, experts, options), "host", None)
+        return _Plan(found, _by_structure(found, experts, options), "host", ranks)
     _compare(model, found, source)
-    if routing == "host" and _has_shared(source):
-        raise ValueError("routing='host' keeps the blocks' shared experts, and the source has them "
-                         "too: pass the model's folder")
-    return _Plan(found, source, routing or "library", None)
-
-
-def _has_shared(source):
-    return any(source.spec(layer).shared_intermediate for layer in range(source.layers))
+    return _Plan(found, source, routing or "library", ranks)
 
 
 def _opened(folder, options, refuse):
@@ -147,29 +136,17 @@ def _opened(folder, options, refuse):
         return None
 
 
-def _by_structure(found, folder, options, shard=None):
+def _by_structure(found, folder, options):
     """A source of routed experts alone, by the names of their tensors."""
-    if options.get("experts"):
-        return _quantized_by_structure(found, folder, options)
-    shapes, specs = {}, []
+    shapes, top_k, activations = {}, [], []
     for block in found:
         shape, activation = blocks.shape(block)
         if block.layer is None or block.layer in shapes:
             raise ValueError(f"{block.name}: which layer it belongs to cannot be told")
-        shapes[block.layer] = shape = shard.of(shape) if shard else shape
-        specs.append(Source.layer(model_layer=block.layer, activation=activation,
-                                  top_k=options.get("top_k") or blocks.top_k(block),
-                                  **shape.fields()))
-    return CheckpointExperts(folder, shapes).source(str(folder), specs)
-
-
-def _quantized_by_structure(found, folder, options):
-    """A pack of the library's, for a router of the model's."""
-    source = _opened(folder, options, refuse=True)
-    if _has_shared(source):
-        raise ValueError(f"experts={options['experts']!r} with routing='host': a pack has the shared "
-                         "experts of these blocks too; leave routing out")
-    return source
+        shapes[block.layer] = shape
+        top_k.append(options.get("top_k") or blocks.top_k(block))
+        activations.append(activation)
+    return CheckpointExperts(folder, shapes).source(str(folder), top_k, activations)
 
 
 def _compare(model, found, source):
@@ -184,14 +161,17 @@ def _compare(model, found, source):
 
 def _replace(model, plan, engine_options):
     """Creates the engine and puts its modules in place."""
-    engine = Engine(plan.source, **engine_options)
+    shard = plan.ranks.shard(plan.source) if plan.ranks else {}
+    if plan.routing == "host":
+        shard["shared_experts"] = False  # the blocks keep theirs
+    engine = Engine(plan.source, shard=shard, **engine_options)
     passes = Passes(engine)
     batch = blocks.Batch().watch(model) if plan.routing == "host" else None
     for layer, block in enumerate(plan.found):
         if plan.routing == "host":
-            block.module.experts = blocks.Experts(passes, layer, batch, plan.shard)
+            block.module.experts = blocks.Experts(passes, layer, plan.ranks, batch)
         else:
-            setattr(block.parent, block.attribute, blocks.MoeBlock(passes, layer))
+            setattr(block.parent, block.attribute, blocks.MoeBlock(passes, layer, plan.ranks))
     model.moert = engine
     return engine
 

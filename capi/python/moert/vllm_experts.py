@@ -12,7 +12,6 @@ from . import pack_cache, torch_ops
 from .checkpoint_experts import CheckpointExperts, Shape
 from .engine import Engine
 from .passes import Passes
-from .source import Source
 
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_tanh"}
 _OPTIONS = ("budget", "strategy", "max_tokens", "threads", "io_threads", "host_budget", "numerics",
@@ -75,38 +74,32 @@ class MoertConfig(QuantizationConfig):
         if self._passes is None:
             options = {k: v for k, v in self._options.items() if k in _OPTIONS}
             self._passes = Passes(Engine(self._source(), backend=device.type,
-                                         device=device.index or 0, **options))
+                                         device=device.index or 0, shard=_shard(self._layers),
+                                         **options))
         return self._passes
 
     def _source(self):
         if self._model is None:
             raise ValueError("quantization_config of moert: pass model, the checkpoint's folder")
         folder = pack_cache.checkpoint_folder(self._model)
-        shapes, specs = {}, []
-        for layer in self._layers:
-            number, shape, spec = _describe(layer)
-            if number in shapes:
-                raise ValueError(f"{layer.layer_name}: two MoE layers have the number {number}")
-            shapes[number] = shape
-            specs.append(spec)
+        found = [_describe(layer) for layer in self._layers]
         scheme = self._options.get("experts")
         if scheme:
-            return self._quantized(folder, scheme, shapes)
-        return CheckpointExperts(folder, shapes).source(str(folder), specs)
-
-    def _quantized(self, folder, scheme, shapes):
-        if any(shape.held is not None or shape.part is not None for shape in shapes.values()):
-            raise NotImplementedError(f"experts={scheme!r} runs on one rank only")
-        source = pack_cache.quantized(folder, scheme, self._options.get("cache_dir"))
-        if source.layers != len(shapes) or any(source.spec(l).shared_intermediate
-                                               for l in range(source.layers)):
-            raise NotImplementedError(f"experts={scheme!r}: a model with shared experts, or a part of "
-                                      "its layers")
-        return source
+            source = pack_cache.quantized(folder, scheme, self._options.get("cache_dir"))
+            if source.layers != len(found):
+                raise NotImplementedError(f"experts={scheme!r}: this process has {len(found)} of "
+                                          f"{source.layers} MoE layers")
+            return source
+        shapes = {number: shape for number, shape, *_ in found}
+        if len(shapes) != len(found):
+            raise ValueError("two MoE layers have the same number")
+        found.sort(key=lambda layer: layer[0])
+        return CheckpointExperts(folder, shapes).source(
+            str(folder), [k for *_, k, _ in found], [activation for *_, activation in found])
 
 
 def _describe(layer):
-    """(layer number, Shape, LayerSpec) of what a RoutedExperts of vLLM computes on this rank."""
+    """(layer number, Shape, experts a token, activation) of a whole RoutedExperts of vLLM."""
     moe, parallel = layer.moe_config, layer.moe_config.moe_parallel_config
     numbers = re.findall(r"\blayers\.(\d+)\b", layer.layer_name)
     activation = getattr(layer.activation, "value", layer.activation)
@@ -119,17 +112,23 @@ def _describe(layer):
             (moe.num_experts != moe.num_logical_experts, "it has redundant experts")):
         if wrong:
             raise NotImplementedError(f"{layer.layer_name} cannot be given to libmoert: {why}")
-    held, part, width = None, None, moe.intermediate_size_per_partition
-    if layer.expert_map is not None:
-        local = layer.expert_map.tolist()
-        held = tuple(sorted((e for e in range(len(local)) if local[e] >= 0), key=local.__getitem__))
-    elif parallel.tp_size > 1:
-        part = parallel.tp_rank * width, width
-        width *= parallel.tp_size
-    shape = Shape(moe.num_experts, width, layer.hidden_size, held=held, part=part)
-    return int(numbers[-1]), shape, Source.layer(
-        model_layer=int(numbers[-1]), top_k=moe.experts_per_token,
-        activation=_ACTIVATIONS[activation], **shape.fields())
+    width = moe.intermediate_size_per_partition * (1 if parallel.use_ep else parallel.tp_size)
+    return (int(numbers[-1]), Shape(moe.num_experts, width, layer.hidden_size),
+            moe.experts_per_token, _ACTIVATIONS[activation])
+
+
+def _shard(layers):
+    """This rank's part, as vLLM has dealt it. Shared experts are vLLM's."""
+    parallel = layers[0].moe_config.moe_parallel_config
+    if layers[0].expert_map is not None:
+        maps = [layer.expert_map.tolist() for layer in layers]
+        return {"shared_experts": False,
+                "experts": [[e for e, local in enumerate(m) if local >= 0] for m in maps]}
+    width = layers[0].moe_config.intermediate_size_per_partition
+    if parallel.tp_size > 1:
+        return {"shared_experts": False, "first_channel": parallel.tp_rank * width,
+                "num_channels": width}
+    return {"shared_experts": False}
 
 
 class MoertMethod(FusedMoEMethodBase):
@@ -160,8 +159,6 @@ class MoertMethod(FusedMoEMethodBase):
         self._passes = self._config.passes(device)
 
     def apply(self, layer, x, topk_weights, topk_ids, shared_experts, shared_experts_input):
-        if layer.expert_map is not None:
-            topk_ids = layer.expert_map[topk_ids.long()]
         call = torch_ops.experts if torch.compiler.is_compiling() else torch_ops.forward_experts
         return call(x, topk_ids, topk_weights, self._passes.number, self._index, 0)
 
