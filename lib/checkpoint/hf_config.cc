@@ -18,7 +18,7 @@ namespace {
 
 constexpr JsonLimits kConfigLimits = {
     .max_bytes = 16'000'000, .max_depth = 16, .max_values = 200'000};
-constexpr int64_t kMaxVocabulary = int64_t{1} << 28;
+constexpr int64_t kMaxVocabulary = int64_t{1} << 31;
 constexpr int64_t kMaxPositions = int64_t{1} << 31;
 
 // The one kind of quantized checkpoint that is read: fp8 with a scale for each 128 x 128 block, as

@@ -431,14 +431,11 @@ int BenchGemm(int argc, const char* const* argv) {
                    "what times are counted in: cpu is processor time over "
                    "threads, for a machine "
                    "that others use");
-  parser.AddString("json", &o.json, "write the figures as JSON to a file, or to - (stdout)");
+  parser.AddJson(&o.json);
   parser.AddSwitch("quiet", &o.quiet, "no table");
-  absl::Status status = parser.Parse(argc - 1, argv + 1);
-  if (status.ok() && parser.help_requested()) {
-    fmt::print("{}", parser.Help());
-    return kExitOk;
-  }
-  const std::string command = "moert-bench " + CommandLine(argc, argv);
+  if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
+  absl::Status status;
+  const std::string command = "moert-bench gemm " + CommandLine(argc, argv);
   if (status.ok()) status = o.backend == "cuda" ? RunCudaBench(o, command) : RunBench(o, command);
   return status.ok() ? kExitOk : ReportError("moert-bench gemm", status);
 }

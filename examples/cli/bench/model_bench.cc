@@ -414,12 +414,8 @@ int Main(ModelBenchOptions options, const char* summary, int argc, const char* c
   const std::string name = "moert-bench " + options.bench;
   ArgParser parser(name, summary);
   AddModelBenchFlags(&parser, &options);
-  absl::Status status = parser.Parse(argc - 1, argv + 1);
-  if (status.ok() && parser.help_requested()) {
-    fmt::print("{}", parser.Help());
-    return kExitOk;
-  }
-  if (status.ok()) status = RunModelBench(options, "moert-bench " + CommandLine(argc, argv));
+  if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
+  const absl::Status status = RunModelBench(options, name + " " + CommandLine(argc, argv));
   return status.ok() ? kExitOk : ReportError(name, status);
 }
 

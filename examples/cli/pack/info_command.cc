@@ -10,7 +10,7 @@
 #include "cli/common/budget_flag.h"
 #include "cli/common/report.h"
 #include "cli/pack/commands.h"
-#include "cli/pack/model_parts.h"
+#include "cli/common/model_parts.h"
 #include "moert/engine.h"
 #include "moert/offline/checkpoint.h"
 #include "moert/offline/hf_config.h"
@@ -324,16 +324,11 @@ int InfoMain(int argc, const char* const* argv) {
                    "shows what fits: 512MiB, 8GiB (everything), or 25% of the experts");
   parser.AddString("strategy", &options.strategy, "the strategy to plan for");
   parser.AddInt64("rows", &options.rows, "tokens of the largest step to plan for", 1, 65536);
-  parser.AddString("json", &json_path, "writes the description to a file, or - for stdout");
-  const absl::Status parsed = parser.Parse(argc, argv);
-  if (!parsed.ok()) return ReportError(kCommand, parsed);
-  if (parser.help_requested()) {
-    fmt::print("{}", parser.Help());
-    return kExitOk;
-  }
+  parser.AddJson(&json_path);
+  if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
   const absl::StatusOr<json> info = Info(path, options);
   if (!info.ok()) return ReportError(kCommand, info.status());
-  if (json_path != "-") Print(*info);
+  Print(*info);
   if (!json_path.empty()) {
     const absl::Status written = WriteJson(json_path, *info);
     if (!written.ok()) return ReportError(kCommand, written);

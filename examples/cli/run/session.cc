@@ -2,34 +2,62 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_join.h"
+#include "cli/common/interrupt.h"
+#include "cli/common/machine.h"
 #include "cli/common/progress.h"
+#include "cli/run/advice.h"
 #include "host/open_decoder.h"
 #include "host/utf8.h"
 #include "moert/default_thread_pool.h"
 #include "moert/expert_source.h"
 #include "moert/offline/checkpoint.h"
+#include "moert/offline/open_as.h"
+#include "moert/strategy.h"
 #include "util/status_macros.h"
 
 namespace moert::cli {
 namespace {
 
-absl::StatusOr<std::shared_ptr<const ExpertSource>> OpenExperts(const RunOptions& options,
-                                                                const HfConfig& config) {
-  if (!options.experts.empty()) {
-    MOERT_ASSIGN_OR_RETURN(std::shared_ptr<const ExpertSource> pack,
-                           OpenExpertPack(options.experts));
-    // The two directories are given separately: a pack of another model would compute nonsense.
-    if (pack->model().layers != config.moe.layers) {
-      return absl::InvalidArgumentError(fmt::format(
-          "--experts {}: its MoE layers are not those of {}", options.experts, options.model));
-    }
-    return pack;
+using Source = std::shared_ptr<const ExpertSource>;
+
+absl::StatusOr<Source> OpenPack(const RunOptions& options, const HfConfig& config) {
+  MOERT_ASSIGN_OR_RETURN(Source pack, OpenExpertPack(options.experts));
+  // The two directories are given separately: a pack of another model would compute nonsense.
+  if (pack->model().layers != config.moe.layers) {
+    return absl::InvalidArgumentError(fmt::format("--experts {}: its MoE layers are not those of {}",
+                                                  options.experts, options.model));
   }
+  return pack;
+}
+
+absl::StatusOr<Source> OpenAs(const RunOptions& options) {
+  OpenAsOptions open;
+  MOERT_ASSIGN_OR_RETURN(open.schemes, ParseSchemes(options.as));
+  open.cache_dir = options.cache;
+  open.threads = options.threads;
+  const CatchInterrupts catching;
+  open.cancelled = Interrupted;
+  Progress progress("quantizing matrices", !options.quiet);
+  open.progress = [&](int64_t done, int64_t total) { progress.Update(done, total); };
+  if (!options.quiet) {
+    open.log = [](const std::string& line) { fmt::print(stderr, "{}\n", line); };
+  }
+  return OpenModelAs(options.model, open);
+}
+
+absl::StatusOr<Source> OpenExperts(const RunOptions& options, const HfConfig& config) {
+  const int given = !options.experts.empty() + !options.as.empty() + options.pack;
+  if (given > 1) return absl::InvalidArgumentError("give one of --experts, --as and --pack");
+  if (!options.experts.empty()) return OpenPack(options, config);
+  if (!options.as.empty()) return OpenAs(options);
   Progress progress("packing experts", !options.quiet);
   OpenModelOptions open;
   open.cache_dir = options.cache;
+  open.mode = options.pack ? OpenMode::kPack : OpenMode::kPackIfThere;
   open.user = &progress;
   if (!options.quiet) {
     open.log = [](void*, absl::string_view line) { fmt::print(stderr, "{}\n", std::string(line)); };
@@ -38,6 +66,36 @@ absl::StatusOr<std::shared_ptr<const ExpertSource>> OpenExperts(const RunOptions
     };
   }
   return OpenModel(options.model, open);
+}
+
+// A strategy that serves versions which the source lacks: says what makes them.
+absl::Status CheckVersions(const RunOptions& options, const ExpertSource& source) {
+  MOERT_ASSIGN_OR_RETURN(const Strategy strategy, MakeStrategy(options.strategy));
+  std::vector<std::string> there;
+  for (int v = 0; v < source.num_versions(); ++v) there.emplace_back(source.version_name(v));
+  for (const std::string& version : strategy.versions) {
+    if (std::find(there.begin(), there.end(), version) != there.end()) continue;
+    const std::string all = absl::StrJoin(strategy.versions, ",");
+    return absl::InvalidArgumentError(fmt::format(
+        "strategy {} serves the versions {}; {} has {}. Give --as {} (quantizes once, into the "
+        "cache), or make a pack: moert-pack quantize --model {} --out PACK --schemes {}, then "
+        "--experts PACK",
+        options.strategy, all, source.name(), absl::StrJoin(there, ","), all, options.model, all));
+  }
+  return absl::OkStatus();
+}
+
+// A budget that the machine does not have is used until the kernel ends the process: said before.
+void WarnOfMemory(const RunOptions& options, const EngineOptions& engine, const ExpertSource& source,
+                  const Checkpoint& checkpoint, const HfConfig& config) {
+  if (options.quiet || engine.backend == BackendKind::kCuda) return;
+  const absl::StatusOr<MemoryPlan> plan = Engine::Plan(source, engine);
+  if (!plan.ok()) return;  // Create says why
+  // Not more than all experts are ever held.
+  const int64_t held = std::min(plan->budget_bytes, plan->fixed_bytes() + plan->pool_bytes());
+  const std::string warning = MemoryWarning(
+      ReadMemoryLimits(), held, HostBytes(checkpoint, config, engine.max_tokens_per_forward));
+  if (!warning.empty()) fmt::print(stderr, "{}\n", warning);
 }
 
 }  // namespace
@@ -50,6 +108,8 @@ absl::StatusOr<Session> Session::Open(const RunOptions& options, HfConfig config
   engine_options.max_tokens_per_forward = max_rows;
   MOERT_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(options.model));
   MOERT_ASSIGN_OR_RETURN(auto experts, OpenExperts(options, s.config));
+  MOERT_RETURN_IF_ERROR(CheckVersions(options, *experts));
+  WarnOfMemory(options, engine_options, *experts, *checkpoint, s.config);
   // The host and the engine take turns: their pools are as large, but only one of them works.
   ThreadPoolOptions pool_options;
   pool_options.threads = options.threads;
@@ -65,6 +125,7 @@ absl::StatusOr<Session> Session::Open(const RunOptions& options, HfConfig config
   if (s.engine->backend() == BackendKind::kCpu && options.host_budget >= 0 && !options.quiet) {
     fmt::print(stderr, "note: --host-budget has no effect on the cpu backend\n");
   }
+  Progress progress("reading dense weights", !options.quiet);
   host::OpenDecoderOptions open;
   open.max_rows = max_rows;
   open.device = engine_options.device;

@@ -1,6 +1,6 @@
 // What the bytes of a checkpoint are: experts, attention, ...
-#ifndef MOERT_EXAMPLES_CLI_PACK_MODEL_PARTS_H_
-#define MOERT_EXAMPLES_CLI_PACK_MODEL_PARTS_H_
+#ifndef MOERT_EXAMPLES_CLI_COMMON_MODEL_PARTS_H_
+#define MOERT_EXAMPLES_CLI_COMMON_MODEL_PARTS_H_
 
 #include <cstdint>
 #include <set>
@@ -23,4 +23,4 @@ std::vector<ModelPart> ModelParts(const Checkpoint& checkpoint);
 
 }  // namespace moert::cli
 
-#endif  // MOERT_EXAMPLES_CLI_PACK_MODEL_PARTS_H_
+#endif  // MOERT_EXAMPLES_CLI_COMMON_MODEL_PARTS_H_

@@ -1,4 +1,4 @@
-#include "cli/pack/model_parts.h"
+#include "cli/common/model_parts.h"
 
 #include <algorithm>
 
