@@ -27,7 +27,7 @@ LAYERS = [
     ("options", [], "options backend"),
     ("offline", ["lib/offline"], "offline/*"),
     ("exec", ["lib/exec"], ""),
-    ("engine", ["lib/engine"], "engine stats metrics"),
+    ("engine", ["lib/engine"], "engine stats metrics warm_start"),
     ("trace", ["lib/trace"], "replay"),
     ("capi", ["capi"], ""),
 ]

@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -121,6 +122,14 @@ NvidiaDriver ReadNvidiaDriver(const std::string& root) {
   }
   std::sort(driver.devices.begin(), driver.devices.end());
   return driver;
+}
+
+std::string CacheFolder(const std::string& requested) {
+  if (!requested.empty()) return requested;
+  const char* xdg = std::getenv("XDG_CACHE_HOME");
+  if (xdg != nullptr && xdg[0] == '/') return std::string(xdg) + "/moert";
+  const char* home = std::getenv("HOME");
+  return home != nullptr && home[0] == '/' ? std::string(home) + "/.cache/moert" : "";
 }
 
 std::string MemoryWarning(const MemoryLimits& limits, int64_t budget, int64_t host) {

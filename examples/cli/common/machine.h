@@ -29,6 +29,10 @@ struct NvidiaDriver {
 };
 NvidiaDriver ReadNvidiaDriver(const std::string& root = "");
 
+/// The folder of cached packs: `requested`, else $XDG_CACHE_HOME/moert or ~/.cache/moert; empty if
+/// neither is set. Not made.
+std::string CacheFolder(const std::string& requested);
+
 /// A warning that what a run will hold does not fit, with the sum; empty if it fits, or nothing is
 /// known. `budget`: the engine's; `host`: dense weights and KV cache, held by this program.
 std::string MemoryWarning(const MemoryLimits& limits, int64_t budget, int64_t host);

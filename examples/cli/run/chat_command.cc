@@ -91,6 +91,7 @@ class Conversation {
     options.max_tokens = std::min(options.max_tokens, room);
     options.on_token = [this](int32_t) {
       live_.AddTokens(1);
+      filling_ += opened_.session.filling();
       return absl::OkStatus();
     };
     options.stop = Interrupted;
@@ -113,6 +114,7 @@ class Conversation {
   }
 
   absl::Status Finish() {
+    report_.extra["filling_tokens"] = filling_;
     report_.extra["turns"] = turns_;
     report_.extra["template"] = opened_.chat_template.name();
     return opened_.session.Finish(report_, args_.run);
@@ -141,6 +143,7 @@ class Conversation {
   std::vector<int32_t> known_;  // tokens that the sequence has
   nlohmann::ordered_json turns_ = nlohmann::ordered_json::array();
   RunReport report_;
+  int64_t filling_ = 0;  // tokens while the fast tier filled: the first ones
 };
 
 absl::Status Talk(const Arguments& args, Opened* opened) {
@@ -174,6 +177,7 @@ absl::Status Talk(const Arguments& args, Opened* opened) {
 int ChatMain(int argc, const char* const* argv) {
   Arguments args;
   args.flags.max_tokens = 512;
+  args.run.warm = "auto";
   ArgParser parser(kCommand,
                    "Talks with a model: a message a line from stdin, or one of --message, in the "
                    "checkpoint's chat template.");

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -95,12 +94,7 @@ Json MemoryJson(const MemoryLimits& m) {
 
 // Free bytes where packs of checkpoints are kept; null if that cannot be told.
 Json CacheJson(const std::string& requested) {
-  const char* xdg = std::getenv("XDG_CACHE_HOME");
-  const char* home = std::getenv("HOME");
-  std::string folder = !requested.empty() ? requested
-                       : xdg != nullptr   ? std::string(xdg) + "/moert"
-                       : home != nullptr  ? std::string(home) + "/.cache/moert"
-                                          : "";
+  const std::string folder = CacheFolder(requested);
   if (folder.empty()) return nullptr;
   std::filesystem::path there = folder;
   std::error_code ec;

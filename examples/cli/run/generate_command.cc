@@ -64,10 +64,12 @@ absl::Status Run(const Arguments& args, Opened& opened) {
   MOERT_ASSIGN_OR_RETURN(const auto sequence,
                          session.decoder->NewSequence(size + options.max_tokens));
   Live live(session.engine.get(), args.run.live);
+  int64_t filling = 0;  // tokens while the fast tier filled: the first ones
   auto reading = std::make_unique<Progress>("reading the prompt, tokens", !args.run.quiet);
   options.progress = [&](int64_t done, int64_t total) { reading->Update(done, total); };
   options.on_token = [&](int32_t) {
     live.AddTokens(1);
+    filling += session.filling();
     return absl::OkStatus();
   };
   const auto show = [&](const std::string& piece) {
@@ -88,6 +90,7 @@ absl::Status Run(const Arguments& args, Opened& opened) {
   report.tokens = generation->result.tokens;
   report.ttft_ms = generation->result.ttft_ms;
   report.decode_ms = generation->result.step_ms;
+  if (session.warm != nullptr) report.extra["filling_tokens"] = filling;
   return session.Finish(std::move(report), args.run);
 }
 

@@ -40,6 +40,9 @@ void AddRunFlags(ArgParser* parser, RunOptions* o) {
   parser->AddJson(&o->json);
   parser->AddOutput("trace", &o->trace,
                     "writes the routing trace to a file, and a timeline to FILE.perfetto.json");
+  parser->AddString("warm", &o->warm,
+                    "fills the fast tier from opening on: auto (by the last run's use), a file of "
+                    "`moert-pack calibrate`, or off");
   parser->AddSwitch("live", &o->live, "a line of statistics on stderr, twice a second");
   parser->AddSwitch("quiet", &o->quiet, "no statistics table, no progress, no notes");
 }

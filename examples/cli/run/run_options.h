@@ -17,6 +17,7 @@ struct RunOptions {
   std::string as;  // schemes to open the checkpoint's experts in
   bool pack = false;
   bool live = false;
+  std::string warm = "off";
   std::string strategy = "on-demand";
   std::string budget = "100%";
   int64_t host_budget = -1;

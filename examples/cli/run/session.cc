@@ -98,6 +98,30 @@ void WarnOfMemory(const RunOptions& options, const EngineOptions& engine, const 
   if (!warning.empty()) fmt::print(stderr, "{}\n", warning);
 }
 
+// Counts the experts' use, where the next run is to begin with it. A sink sees every step, which
+// recorded CUDA graphs would pass by, and logical times must not depend on earlier runs.
+absl::Status PrepareWarmStart(const RunOptions& options, const ExpertSource& source,
+                              EngineOptions* engine, Session* s) {
+  const bool cpu = engine->backend == BackendKind::kCpu || !CudaStatus().ok();
+  if (options.warm == "off" || options.clock == "virtual" || !cpu) return absl::OkStatus();
+  s->uses = std::make_shared<UseCounter>(source.model(), engine->trace);
+  s->uses_path = UseCountsPath(source.name(), source.name() != options.model, options.cache);
+  engine->trace = s->uses;
+  return absl::OkStatus();
+}
+
+absl::Status BeginWarmStart(const RunOptions& options, Session* s) {
+  if (s->uses == nullptr) return absl::OkStatus();
+  const bool last = options.warm == "auto";
+  const auto counts = last ? ReadUseCounts(s->uses_path, s->engine->model())
+                           : CalibratedCounts(options.warm, s->engine->model());
+  if (last && !counts.ok()) return absl::OkStatus();  // the first run, or a file that is renewed
+  MOERT_RETURN_IF_ERROR(counts.status());
+  MOERT_ASSIGN_OR_RETURN(s->warm,
+                         WarmStart::Create(s->engine.get(), WarmStart::ByCounts(*counts)));
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<Session> Session::Open(const RunOptions& options, HfConfig config,
@@ -121,7 +145,9 @@ absl::StatusOr<Session> Session::Open(const RunOptions& options, HfConfig config
     MOERT_ASSIGN_OR_RETURN(s.trace, CreateTraceFiles(options.trace, header));
     engine_options.trace = s.trace;
   }
+  MOERT_RETURN_IF_ERROR(PrepareWarmStart(options, *experts, &engine_options, &s));
   MOERT_ASSIGN_OR_RETURN(s.engine, Engine::Create(std::move(experts), engine_options));
+  MOERT_RETURN_IF_ERROR(BeginWarmStart(options, &s));
   if (s.engine->backend() == BackendKind::kCpu && options.host_budget >= 0 && !options.quiet) {
     fmt::print(stderr, "note: --host-budget has no effect on the cpu backend\n");
   }
@@ -130,7 +156,7 @@ absl::StatusOr<Session> Session::Open(const RunOptions& options, HfConfig config
   open.max_rows = max_rows;
   open.device = engine_options.device;
   // A trace and a virtual clock see every step; a recorded one would pass unseen.
-  open.graphs = options.graphs == "auto" && s.trace == nullptr && options.clock != "virtual";
+  open.graphs = options.graphs == "auto" && engine_options.trace == nullptr && options.clock != "virtual";
   MOERT_ASSIGN_OR_RETURN(
       host::OpenedDecoder opened,
       host::OpenDecoder(*checkpoint, s.config, s.engine.get(), s.pool.get(), open));
@@ -141,6 +167,14 @@ absl::StatusOr<Session> Session::Open(const RunOptions& options, HfConfig config
 
 absl::Status Session::Finish(RunReport report, const RunOptions& options) {
   if (trace != nullptr) MOERT_RETURN_IF_ERROR(trace->Close());
+  if (warm != nullptr) report.extra["warm_start"] = {{"asked", warm->stats().asked}, {"arrived", warm->stats().arrived}};
+  warm.reset();
+  if (uses != nullptr && !uses_path.empty()) {
+    const absl::Status kept = WriteUseCounts(uses_path, uses->counts());
+    if (!kept.ok() && !options.quiet) {
+      fmt::print(stderr, "note: {}\n", std::string(kept.message()));
+    }
+  }
   report.model = host::ToValidUtf8(options.model);
   report.seed = options.seed;
   report.backend = std::string(BackendName(engine->backend()));
