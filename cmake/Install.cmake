@@ -30,6 +30,10 @@ if(moert_absl_installed)
           DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development)
 endif()
 
+if(TARGET moert-run)
+  install(PROGRAMS ${PROJECT_SOURCE_DIR}/examples/cli/plot.py
+          DESTINATION ${CMAKE_INSTALL_DATADIR}/moert COMPONENT tools)
+endif()
 foreach(tool moert-run moert-pack moert-bench moert-sim)
   if(TARGET ${tool})
     install(TARGETS ${tool} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT tools)

@@ -34,49 +34,114 @@ struct Family {
 
 // More particular families come first.
 const std::vector<Family>& Families() {
-  static const std::vector<Family>* const families = new std::vector<Family>{
-      {"harmony",  // gpt-oss
-       {"<|start|>", "<|channel|>", "<|message|>"},
-       "", "<|start|>system<|message|>", "<|end|>", "<|start|>user<|message|>", "<|end|>",
-       "<|start|>assistant<|channel|>final<|message|>", "<|end|>", "<|start|>assistant",
-       {"<|return|>", "<|call|>"}},
-      {"chatml",  // Qwen, and many others
-       {"<|im_start|>", "<|im_end|>"},
-       "", "<|im_start|>system\n", "<|im_end|>\n", "<|im_start|>user\n", "<|im_end|>\n",
-       "<|im_start|>assistant\n", "<|im_end|>\n", nullptr, {"<|im_end|>"}},
-      {"llama3",
-       {"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"},
-       "{bos}", "<|start_header_id|>system<|end_header_id|>\n\n", "<|eot_id|>",
-       "<|start_header_id|>user<|end_header_id|>\n\n", "<|eot_id|>",
-       "<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>", nullptr, {"<|eot_id|>"}},
-      {"deepseek",  // V2.5, V3, R1
-       {"<｜User｜>", "<｜Assistant｜>"},
-       "{bos}", "", "", "<｜User｜>", "", "<｜Assistant｜>", "{eos}", nullptr, {"{eos}"}},
-      {"phi",  // Phi-3, Phi-3.5-MoE
-       {"<|user|>", "<|assistant|>", "<|end|>"},
-       "", "<|system|>\n", "<|end|>\n", "<|user|>\n", "<|end|>\n", "<|assistant|>\n", "<|end|>\n",
-       nullptr, {"<|end|>"}},
-      {"tulu",  // OLMoE
-       {"<|user|>", "<|assistant|>"},
-       "{bos}", "<|system|>\n", "\n", "<|user|>\n", "\n", "<|assistant|>\n", "{eos}\n", nullptr,
-       {"{eos}", "<|user|>"}},
-      {"mistral",  // Mixtral
-       {"[INST]", "[/INST]"},
-       "{bos}", nullptr, nullptr, "[INST] ", " [/INST]", "", "{eos}", "", {"{eos}"}},
-      {"deepseek-v1",  // DeepSeekMoE, DeepSeek-V2
-       {"User: ", "Assistant:"},
-       "{bos}", "", "\n\n", "User: ", "\n\n", "Assistant: ", "{eos}", "Assistant:", {"{eos}"}},
-      {"gemma",
-       {"<start_of_turn>", "<end_of_turn>"},
-       "{bos}", nullptr, nullptr, "<start_of_turn>user\n", "<end_of_turn>\n",
-       "<start_of_turn>model\n", "<end_of_turn>\n", nullptr, {"<end_of_turn>"}}};
+  static const std::vector<Family>* const families =
+      new std::vector<Family>{{"harmony",  // gpt-oss
+                               {"<|start|>", "<|channel|>", "<|message|>"},
+                               "",
+                               "<|start|>system<|message|>",
+                               "<|end|>",
+                               "<|start|>user<|message|>",
+                               "<|end|>",
+                               "<|start|>assistant<|channel|>final<|message|>",
+                               "<|end|>",
+                               "<|start|>assistant",
+                               {"<|return|>", "<|call|>"}},
+                              {"chatml",  // Qwen, and many others
+                               {"<|im_start|>", "<|im_end|>"},
+                               "",
+                               "<|im_start|>system\n",
+                               "<|im_end|>\n",
+                               "<|im_start|>user\n",
+                               "<|im_end|>\n",
+                               "<|im_start|>assistant\n",
+                               "<|im_end|>\n",
+                               nullptr,
+                               {"<|im_end|>"}},
+                              {"llama3",
+                               {"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"},
+                               "{bos}",
+                               "<|start_header_id|>system<|end_header_id|>\n\n",
+                               "<|eot_id|>",
+                               "<|start_header_id|>user<|end_header_id|>\n\n",
+                               "<|eot_id|>",
+                               "<|start_header_id|>assistant<|end_header_id|>\n\n",
+                               "<|eot_id|>",
+                               nullptr,
+                               {"<|eot_id|>"}},
+                              {"deepseek",  // V2.5, V3, R1
+                               {"<｜User｜>", "<｜Assistant｜>"},
+                               "{bos}",
+                               "",
+                               "",
+                               "<｜User｜>",
+                               "",
+                               "<｜Assistant｜>",
+                               "{eos}",
+                               nullptr,
+                               {"{eos}"}},
+                              {"phi",  // Phi-3, Phi-3.5-MoE
+                               {"<|user|>", "<|assistant|>", "<|end|>"},
+                               "",
+                               "<|system|>\n",
+                               "<|end|>\n",
+                               "<|user|>\n",
+                               "<|end|>\n",
+                               "<|assistant|>\n",
+                               "<|end|>\n",
+                               nullptr,
+                               {"<|end|>"}},
+                              {"tulu",  // OLMoE
+                               {"<|user|>", "<|assistant|>"},
+                               "{bos}",
+                               "<|system|>\n",
+                               "\n",
+                               "<|user|>\n",
+                               "\n",
+                               "<|assistant|>\n",
+                               "{eos}\n",
+                               nullptr,
+                               {"{eos}", "<|user|>"}},
+                              {"mistral",  // Mixtral
+                               {"[INST]", "[/INST]"},
+                               "{bos}",
+                               nullptr,
+                               nullptr,
+                               "[INST] ",
+                               " [/INST]",
+                               "",
+                               "{eos}",
+                               "",
+                               {"{eos}"}},
+                              {"deepseek-v1",  // DeepSeekMoE, DeepSeek-V2
+                               {"User: ", "Assistant:"},
+                               "{bos}",
+                               "",
+                               "\n\n",
+                               "User: ",
+                               "\n\n",
+                               "Assistant: ",
+                               "{eos}",
+                               "Assistant:",
+                               {"{eos}"}},
+                              {"gemma",
+                               {"<start_of_turn>", "<end_of_turn>"},
+                               "{bos}",
+                               nullptr,
+                               nullptr,
+                               "<start_of_turn>user\n",
+                               "<end_of_turn>\n",
+                               "<start_of_turn>model\n",
+                               "<end_of_turn>\n",
+                               nullptr,
+                               {"<end_of_turn>"}}};
   return *families;
 }
 
 // The system message that a ChatML template writes where a conversation has none.
 std::string DefaultSystem(absl::string_view text) {
   for (const absl::string_view begin : {"<|im_start|>system\\n", "<|im_start|>system\n"}) {
-    for (size_t at = text.find(begin); at != absl::string_view::npos; at = text.find(begin, at + 1)) {
+    for (size_t at = text.find(begin); at != absl::string_view::npos;
+         at = text.find(begin, at + 1)) {
       const absl::string_view rest = text.substr(at + begin.size());
       const absl::string_view message = rest.substr(0, rest.find("<|im_end|>"));
       // Not the place where the conversation's own is put in: that ends the literal.
@@ -92,7 +157,8 @@ std::string DefaultSystem(absl::string_view text) {
 absl::StatusOr<std::string> ReadText(const std::string& path) {
   MOERT_ASSIGN_OR_RETURN(const auto file, Env::Default()->Open(path, FileAccess::kBuffered));
   if (file->size() > kTokenizerLimits.max_bytes) {
-    return absl::InvalidArgumentError(fmt::format("{}: {} bytes are no template", path, file->size()));
+    return absl::InvalidArgumentError(
+        fmt::format("{}: {} bytes are no template", path, file->size()));
   }
   std::string text(static_cast<size_t>(file->size()), '\0');
   MOERT_RETURN_IF_ERROR(
@@ -188,10 +254,10 @@ absl::StatusOr<ChatTemplate> ChatTemplate::LoadModel(const std::string& dir) {
   if (!jinja.ok() && !absl::IsNotFound(jinja.status())) return jinja.status();
   const std::string text = jinja.ok() ? *jinja : TemplateOf(config);
   if (text.empty()) {
-    return absl::NotFoundError(
-        fmt::format("{}: has no chat template: the model was not made to chat. Use generate, or name "
-                    "a template: --template {}",
-                    dir, absl::StrJoin(Names(), "|")));
+    return absl::NotFoundError(fmt::format(
+        "{}: has no chat template: the model was not made to chat. Use generate, or name "
+        "a template: --template {}",
+        dir, absl::StrJoin(Names(), "|")));
   }
   return Recognize(text, jinja.ok() ? file : path, TokenOf(config, "bos_token"),
                    TokenOf(config, "eos_token"));

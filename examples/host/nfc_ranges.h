@@ -1,7 +1,7 @@
 // Characters at which a text may differ from its Unicode normalization form C: those that are not
-// in that form (NFC_Quick_Check is not Yes) and those with a combining class. All others are stable,
-// whatever stands beside them. Made from the Unicode Character Database 14.0 by Python's unicodedata;
-// a range may span code points that no character has.
+// in that form (NFC_Quick_Check is not Yes) and those with a combining class. All others are
+// stable, whatever stands beside them. Made from the Unicode Character Database 14.0 by Python's
+// unicodedata; a range may span code points that no character has.
 #ifndef MOERT_EXAMPLES_HOST_NFC_RANGES_H_
 #define MOERT_EXAMPLES_HOST_NFC_RANGES_H_
 

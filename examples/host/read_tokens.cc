@@ -25,7 +25,8 @@ absl::StatusOr<std::string> ReadTextBytes(const std::string& path) {
   };
   const std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
   struct stat info {};
-  if (file == nullptr || ::fstat(fileno(file.get()), &info) != 0) return error(std::strerror(errno));
+  if (file == nullptr || ::fstat(fileno(file.get()), &info) != 0)
+    return error(std::strerror(errno));
   if (S_ISDIR(info.st_mode)) return error("is a directory");
   std::string text;
   char buffer[1 << 16];
@@ -67,7 +68,8 @@ absl::StatusOr<std::vector<int32_t>> ReadTokens(const std::string& path,
     return absl::Status(ids.status().code(),
                         fmt::format("{}: {}", path, std::string(ids.status().message())));
   }
-  if (limit > 0 && static_cast<int64_t>(ids->size()) > limit) ids->resize(static_cast<size_t>(limit));
+  if (limit > 0 && static_cast<int64_t>(ids->size()) > limit)
+    ids->resize(static_cast<size_t>(limit));
   for (const int32_t id : *ids) {
     if (id < vocab_size) continue;
     return absl::InvalidArgumentError(

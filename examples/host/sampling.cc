@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <limits>
+#include <numeric>
 
 #include "util/status_macros.h"
 
@@ -39,7 +39,8 @@ double LogSumExp(absl::Span<const float> logits) {
 absl::Status SamplingOptions::Validate() const {
   const auto check = [](const char* name, double value, double low, double high) {
     if (value >= low && value <= high) return absl::OkStatus();
-    return absl::InvalidArgumentError(fmt::format("{}: {} is not in {}..{}", name, value, low, high));
+    return absl::InvalidArgumentError(
+        fmt::format("{}: {} is not in {}..{}", name, value, low, high));
   };
   MOERT_RETURN_IF_ERROR(check("repetition-penalty", repetition_penalty, 0.01, 100));
   MOERT_RETURN_IF_ERROR(check("temperature", temperature, 0, 100));
@@ -65,8 +66,8 @@ absl::StatusOr<int32_t> Sampler::Next(absl::Span<const float> logits,
   weights_.resize(logits.size());
   double total = 0.0;
   for (size_t i = 0; i < logits.size(); ++i) {
-    weights_[i] = std::exp((double{logits[i]} - logits[static_cast<size_t>(best)]) /
-                           options_.temperature);
+    weights_[i] =
+        std::exp((double{logits[i]} - logits[static_cast<size_t>(best)]) / options_.temperature);
     total += weights_[i];
   }
   if (options_.top_p < 1.0) {

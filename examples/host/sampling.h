@@ -21,8 +21,8 @@ double LogSumExp(absl::Span<const float> logits);
 
 /// How the next token is drawn. Applied in the order of the fields.
 struct SamplingOptions {
-  /// Logits of tokens that the sequence already has are divided by it, where positive, or multiplied
-  /// (Keskar et al., 2019). 1: off.
+  /// Logits of tokens that the sequence already has are divided by it, where positive, or
+  /// multiplied (Keskar et al., 2019). 1: off.
   double repetition_penalty = 1.0;
   double temperature = 0.0;  // 0: the likeliest token, and nothing below counts
   double top_p = 1.0;        // the likeliest tokens that together have this probability; 1: all

@@ -21,9 +21,9 @@ bool IsSpace(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 // Whether NFC might change a text that contains this character. Too many rather than too few: the
 // answer to "maybe" is an error, never a silently different encoding.
 bool NfcMayChange(char32_t c) {
-  const auto* const range = std::lower_bound(
-      std::begin(kMayChangeInNfc), std::end(kMayChangeInNfc), c,
-      [](const CodePoints& r, char32_t value) { return r.last < value; });
+  const auto* const range =
+      std::lower_bound(std::begin(kMayChangeInNfc), std::end(kMayChangeInNfc), c,
+                       [](const CodePoints& r, char32_t value) { return r.last < value; });
   return range != std::end(kMayChangeInNfc) && c >= range->first;
 }
 

@@ -1,8 +1,8 @@
 // WarmStart: fills the fast tier in the background after an engine was opened, most popular experts
 // first, so that the first tokens do not pay for every expert's first read.
 //
-// It uses PrefetchHint: what it asks for moves while the link has nothing better to do, behind every
-// demand load, and few at a time. It fills free places only and evicts nothing.
+// It uses PrefetchHint: what it asks for moves while the link has nothing better to do, behind
+// every demand load, and few at a time. It fills free places only and evicts nothing.
 #ifndef MOERT_WARM_START_H_
 #define MOERT_WARM_START_H_
 
@@ -33,9 +33,9 @@ struct WarmStartStats {
 /// Thread-safe.
 class WarmStart {
  public:
-  /// `order`: the most popular first; an expert that is given twice counts once. `engine` is borrowed
-  /// and must live longer. InvalidArgument for an expert that the model lacks, or options out of
-  /// range.
+  /// `order`: the most popular first; an expert that is given twice counts once. `engine` is
+  /// borrowed and must live longer. InvalidArgument for an expert that the model lacks, or options
+  /// out of range.
   static absl::StatusOr<std::unique_ptr<WarmStart>> Create(Engine* engine,
                                                            std::vector<ExpertKey> order,
                                                            WarmStartOptions options = {});

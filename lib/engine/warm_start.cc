@@ -62,8 +62,8 @@ struct WarmStart::Impl {
     int64_t taken = 0;
     for (size_t e = 0; e < states.size(); ++e) taken += states[e] != Residency::kAbsent;
     for (const Asked& a : asked) {
-      taken += a.key.layer == layer &&
-               states[static_cast<size_t>(a.key.expert)] == Residency::kAbsent;
+      taken +=
+          a.key.layer == layer && states[static_cast<size_t>(a.key.expert)] == Residency::kAbsent;
     }
     return taken < slots / layers + (layer < slots % layers ? 1 : 0);
   }
@@ -104,8 +104,8 @@ struct WarmStart::Impl {
   const std::vector<ExpertKey> order;
   const WarmStartOptions options;
   mutable std::mutex mu;
-  size_t next = 0;            // in order
-  std::vector<Asked> asked;   // not yet there
+  size_t next = 0;           // in order
+  std::vector<Asked> asked;  // not yet there
   WarmStartStats stats;
   std::mutex ended_mu;
   std::condition_variable ended;

@@ -139,9 +139,9 @@ class Quantization {
       return absl::InvalidArgumentError("QuantizeJob::open_model is null: gptq needs the model");
     }
     const int64_t window = std::min(job_.window, config_.max_position_embeddings);
-    MOERT_ASSIGN_OR_RETURN(tokens_, ReadCalibrationTokens(job_.token_files, config_.vocab_size,
-                                                          window, job_.calibration_tokens,
-                                                          job_.read_tokens));
+    MOERT_ASSIGN_OR_RETURN(tokens_,
+                           ReadCalibrationTokens(job_.token_files, config_.vocab_size, window,
+                                                 job_.calibration_tokens, job_.read_tokens));
     MOERT_ASSIGN_OR_RETURN(model_, job_.open_model(*checkpoint_, config_, pool_.get(), window));
     MOERT_ASSIGN_OR_RETURN(blocks_,
                            MoeBlocks::Create(experts_.get(), {pool_.get(), model_->products()}));
@@ -327,9 +327,8 @@ class Quantization {
       const MatrixLayout* const layout[] = {&record.gate, &record.up, &record.down};
       const std::vector<uint16_t>* const matrix[] = {&weights.gate, &weights.up, &weights.down};
       const char* const names[] = {"gate", "up", "down"};
-      const absl::Status status =
-          EncodeStored(*layout[n % 3], method, record.format.hadamard, *matrix[n % 3],
-                       chunk->records[i].data());
+      const absl::Status status = EncodeStored(*layout[n % 3], method, record.format.hadamard,
+                                               *matrix[n % 3], chunk->records[i].data());
       outcomes[static_cast<size_t>(n)] =
           status.ok()
               ? status

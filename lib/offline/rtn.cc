@@ -260,7 +260,7 @@ class LaneFit {
   const absl::Span<const float> values_;
   const RtnOptions& options_;
   GroupScale groups_[kMaxGrid];
-  float least_[kMaxGrid];  // lower bounds of errors
+  float least_[kMaxGrid];                                 // lower bounds of errors
   float bound_ = std::numeric_limits<float>::infinity();  // upper bound of the least error
   int tried_ = 0;
 };

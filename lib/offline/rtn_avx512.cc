@@ -11,14 +11,39 @@ constexpr int kLowestExponent = -22;  // below, a power is nothing beside a sum'
 // 2^(2.4 e) for e = kLowestExponent ... kLowestExponent + 31. A constant: nothing of this file may
 // run before the processor was asked.
 alignas(64) constexpr float kPowers[32] = {
-    1.27531133e-16f, 6.73113366e-16f, 3.55271368e-15f, 1.87513359e-14f,
-    9.89701417e-14f, 5.22367523e-13f, 2.75707235e-12f, 1.45519152e-11f,
-    7.68054717e-11f, 4.053817e-10f, 2.13961737e-09f, 1.12929683e-08f,
-    5.96046448e-08f, 3.14595212e-07f, 1.66044344e-06f, 8.76387276e-06f,
-    4.62559983e-05f, 0.000244140625f, 0.00128858199f, 0.00680117635f,
-    0.0358968228f, 0.189464569f, 1.0f, 5.27803183f,
-    27.8576183f, 147.033386f, 776.046875f, 4096.0f,
-    21618.8184f, 114104.805f, 602248.75f, 3178688.0f,};
+    1.27531133e-16f,
+    6.73113366e-16f,
+    3.55271368e-15f,
+    1.87513359e-14f,
+    9.89701417e-14f,
+    5.22367523e-13f,
+    2.75707235e-12f,
+    1.45519152e-11f,
+    7.68054717e-11f,
+    4.053817e-10f,
+    2.13961737e-09f,
+    1.12929683e-08f,
+    5.96046448e-08f,
+    3.14595212e-07f,
+    1.66044344e-06f,
+    8.76387276e-06f,
+    4.62559983e-05f,
+    0.000244140625f,
+    0.00128858199f,
+    0.00680117635f,
+    0.0358968228f,
+    0.189464569f,
+    1.0f,
+    5.27803183f,
+    27.8576183f,
+    147.033386f,
+    776.046875f,
+    4096.0f,
+    21618.8184f,
+    114104.805f,
+    602248.75f,
+    3178688.0f,
+};
 
 // |x|^2.4: the exponent's part from the table, the mantissa's by a polynomial around 1.5.
 inline __m512 Power(__m512 x, __m512 low, __m512 high) {
@@ -80,8 +105,7 @@ void RtnCodesAvx512(const float* values, int count, float scale, float offset, f
         count - i >= 16 ? __mmask16(0xffff) : static_cast<__mmask16>((1u << (count - i)) - 1);
     const __m512 v = _mm512_add_ps(_mm512_maskz_loadu_ps(here, values + i), shift);
     const __m512 u = _mm512_add_ps(_mm512_div_ps(v, divisor), zero);
-    const __m512 code =
-        _mm512_roundscale_ps(u, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m512 code = _mm512_roundscale_ps(u, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const __m512 legal = _mm512_min_ps(_mm512_max_ps(code, _mm512_setzero_ps()), most);
     _mm_mask_storeu_epi8(codes + i, here, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(legal)));
   }

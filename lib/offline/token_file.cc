@@ -56,16 +56,17 @@ absl::StatusOr<std::vector<int32_t>> ReadTokenFile(const std::string& path, int6
   MOERT_ASSIGN_OR_RETURN(const std::string bytes, ReadBytes(path, kMaxTokenFileBytes, wanted));
   if (bytes.empty()) return absl::InvalidArgumentError(fmt::format("{}: is empty", path));
   if (static_cast<int64_t>(bytes.size()) % width != 0) {
-    return absl::InvalidArgumentError(fmt::format("{}: {} bytes, no multiple of {}: not a file of "
-                                                  "uint{} ids",
-                                                  path, bytes.size(), width, 8 * width));
+    return absl::InvalidArgumentError(
+        fmt::format("{}: {} bytes, no multiple of {}: not a file of "
+                    "uint{} ids",
+                    path, bytes.size(), width, 8 * width));
   }
   std::vector<int32_t> ids(bytes.size() / static_cast<size_t>(width));
   for (size_t i = 0; i < ids.size(); ++i) {
     uint32_t id = 0;
     for (int64_t b = 0; b < width; ++b) {
-      id |= uint32_t{static_cast<uint8_t>(bytes[i * static_cast<size_t>(width) +
-                                                static_cast<size_t>(b)])}
+      id |= uint32_t{static_cast<uint8_t>(
+                bytes[i * static_cast<size_t>(width) + static_cast<size_t>(b)])}
             << (8 * b);
     }
     if (id >= static_cast<uint64_t>(vocab_size)) {

@@ -21,8 +21,8 @@ class CheckpointSource final : public ExpertSource {
     auto source = std::unique_ptr<CheckpointSource>(new CheckpointSource(model_dir));
     MOERT_ASSIGN_OR_RETURN(source->config_, LoadHfConfig(model_dir));
     MOERT_ASSIGN_OR_RETURN(source->checkpoint_, Checkpoint::Open(model_dir));
-    MOERT_ASSIGN_OR_RETURN(
-        source->experts_, CheckpointExperts::Create(source->checkpoint_.get(), &source->config_));
+    MOERT_ASSIGN_OR_RETURN(source->experts_,
+                           CheckpointExperts::Create(source->checkpoint_.get(), &source->config_));
     for (const MoeLayerSpec& layer : source->config_.moe.layers) {
       MOERT_ASSIGN_OR_RETURN(
           RecordLayout layout,
@@ -76,8 +76,8 @@ class CheckpointSource final : public ExpertSource {
         expert < config_.moe.layers[static_cast<size_t>(layer)].num_experts) {
       return absl::OkStatus();
     }
-    return absl::InvalidArgumentError(fmt::format("{}: has no layer {}, expert {}, version {}",
-                                                  name_, layer, expert, version));
+    return absl::InvalidArgumentError(
+        fmt::format("{}: has no layer {}, expert {}, version {}", name_, layer, expert, version));
   }
 
   const std::string name_;

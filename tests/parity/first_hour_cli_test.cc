@@ -41,8 +41,8 @@ TEST_CASE("every tool: -h, --version, a man page, completion that bash takes") {
     const Outcome bash = Run(tool, "--help=bash");
     REQUIRE(bash.status == 0);
     const std::string script = Scratch() / "completion";
-    test::WriteFile(script, bash.out + "COMP_WORDS=(" + name + " --ver) COMP_CWORD=1\n_moert_" + tool +
-                                "; printf '%s,' \"${COMPREPLY[@]}\"\n");
+    test::WriteFile(script, bash.out + "COMP_WORDS=(" + name + " --ver) COMP_CWORD=1\n_moert_" +
+                                tool + "; printf '%s,' \"${COMPREPLY[@]}\"\n");
     CHECK(std::system(("bash -n " + script).c_str()) == 0);
     if (std::string(tool) == "sim") continue;  // no commands to complete
     REQUIRE(std::system(("bash " + script + " >" + script + ".out").c_str()) == 0);
@@ -71,8 +71,9 @@ TEST_CASE("--json - has stdout for itself, and the table goes to stderr") {
   const Outcome info = Run("pack", "info " + TinyModelDir() + " --json -");
   CHECK(Json::parse(info.out)["kind"] == "checkpoint");
   CHECK_THAT(info.err, Catch::Contains("MoE layers"));
-  const Outcome gemm = Run("bench", "gemm --bytes 1M --hidden 128 --intermediate 64 --tokens 1 "
-                                    "--repeats 1 --threads 1 --kernels auto --json -");
+  const Outcome gemm = Run("bench",
+                           "gemm --bytes 1M --hidden 128 --intermediate 64 --tokens 1 "
+                           "--repeats 1 --threads 1 --kernels auto --json -");
   REQUIRE(gemm.status == 0);
   CHECK(Json::parse(gemm.out).contains("results"));
   CHECK_THAT(gemm.err, Catch::Contains("machine"));
@@ -113,7 +114,8 @@ TEST_CASE("text is scored as its tokens are, whatever holds them") {
   test::WriteFile(narrow, ids);
   test::WriteFile(wide, widened);
   const auto nll = [&](const std::string& file) {
-    const Outcome run = Run("run", "ppl" + Model() + "--window 256 --limit 1024 --json - --quiet --tokens " + file);
+    const Outcome run =
+        Run("run", "ppl" + Model() + "--window 256 --limit 1024 --json - --quiet --tokens " + file);
     INFO(run.err);
     REQUIRE(run.status == 0);
     return Json::parse(run.out);
@@ -132,10 +134,12 @@ TEST_CASE("the first open makes no second copy, and computes what a pack compute
   const std::string model = " --model " + TinyModelDir() + " --cache " + cache + " ";
   const Json in_place = Json::parse(Run("run", "generate" + model + flags).out);
   bool packed = false;
-  for (const auto& entry : std::filesystem::directory_iterator(cache)) packed |= entry.is_directory();
+  for (const auto& entry : std::filesystem::directory_iterator(cache))
+    packed |= entry.is_directory();
   CHECK_FALSE(packed);
   const Json pack = Json::parse(Run("run", "generate" + model + flags + "--pack").out);
-  for (const auto& entry : std::filesystem::directory_iterator(cache)) packed |= entry.is_directory();
+  for (const auto& entry : std::filesystem::directory_iterator(cache))
+    packed |= entry.is_directory();
   CHECK(packed);
   CHECK(in_place["tokens"] == pack["tokens"]);
   CHECK(in_place["experts"]["loads"] == pack["experts"]["loads"]);
@@ -164,7 +168,8 @@ TEST_CASE("chat: a template by name, several turns, stop strings; without one it
   const Outcome none = Run("run", "chat" + Model() + "--message Hi");
   CHECK(none.status == 2);
   CHECK_THAT(none.err, Catch::Contains("has no chat template") && Catch::Contains("--template"));
-  const std::string flags = "chat" + Model() + "--template deepseek-v1 --max-tokens 6 --json - --quiet ";
+  const std::string flags =
+      "chat" + Model() + "--template deepseek-v1 --max-tokens 6 --json - --quiet ";
   const Json one = Json::parse(Run("run", flags + "--message Hello").out);
   CHECK(one["turns"].size() == 1);
   CHECK(one["tokens"].size() == 6);
@@ -177,8 +182,8 @@ TEST_CASE("chat: a template by name, several turns, stop strings; without one it
   CHECK(three["turns"][0]["assistant"] == one["turns"][0]["assistant"]);
   CHECK(three["turns"][2]["assistant"] == one["turns"][0]["assistant"]);  // begun anew
   const std::string answer = one["turns"][0]["assistant"];
-  const Json stopped = Json::parse(
-      Run("run", flags + "--message Hello --stop '" + answer.substr(1, 2) + "'").out);
+  const Json stopped =
+      Json::parse(Run("run", flags + "--message Hello --stop '" + answer.substr(1, 2) + "'").out);
   CHECK(stopped["text"].get<std::string>() == answer.substr(0, answer.find(answer.substr(1, 2))));
   CHECK_THAT(Run("run", flags + "--context 16 --message '" + std::string(200, 'x') + "'").err,
              Catch::Contains("fills the context of 16"));
@@ -196,15 +201,15 @@ TEST_CASE("doctor says what there is and what would be fastest") {
   CHECK_THAT(model.out, Catch::Contains("fastest here: every expert resident as bf16") &&
                             Catch::Contains("moert-run chat --model"));
   // Within little memory the same model needs fewer bits.
-  const std::string small = "ulimit -v 400000; " + BinDir() + "/moert-run doctor --seconds 0" + Model() +
-                            " >" + Scratch() / "small";
+  const std::string small = "ulimit -v 400000; " + BinDir() + "/moert-run doctor --seconds 0" +
+                            Model() + " >" + Scratch() / "small";
   REQUIRE(std::system(("sh -c '" + small + "'").c_str()) == 0);
   CHECK_THAT(ReadWholeFile(Scratch() / "small"), Catch::Contains("`ulimit -v` allows"));
 }
 
 TEST_CASE("--live and the warning of a budget beyond the machine's memory") {
-  const Outcome live = Run("run", "ppl" + Model() + "--live --limit 1024 --tokens " + EvalDir() +
-                                      "/gsm8k.tokens.u16");
+  const Outcome live = Run(
+      "run", "ppl" + Model() + "--live --limit 1024 --tokens " + EvalDir() + "/gsm8k.tokens.u16");
   REQUIRE(live.status == 0);
   CHECK_THAT(live.err, Catch::Contains("tokens/s | hits ") && Catch::Contains("fast tier"));
 }

@@ -28,6 +28,7 @@
 #include "cli/bench/gemm_cuda.h"
 #include "cli/bench/read_bandwidth.h"
 #include "cli/common/args.h"
+#include "cli/common/plot.h"
 #include "cli/common/report.h"
 #include "moert/default_thread_pool.h"
 #include "moert/mixed_group_gemm.h"
@@ -58,7 +59,7 @@ struct Options {
   std::string zipf = "0,0.8";
   int layers = 8;
   bool hadamard = false;
-  std::string json;
+  std::string json, plot;
   bool quiet = false;
 };
 
@@ -307,21 +308,21 @@ absl::Status RunBench(const Options& options, const std::string& command) {
         "({:.2f} .. {:.2f})\n",
         read.median, read.min, read.max);
   }
-  if (options.json.empty()) return absl::OkStatus();
-  return WriteJson(options.json, {{"command", command},
-                                  {"backend", options.backend},
-                                  {"machine", machine},
-                                  {"threads", pool->num_threads()},
-                                  {"numerics", options.numerics},
-                                  {"shape",
-                                   {{"hidden", options.hidden},
-                                    {"intermediate", options.intermediate},
-                                    {"experts_per_call", options.experts_per_call}}},
-                                  {"repeats", options.repeats},
-                                  {"clock", options.clock},
-                                  {"batches", !options.batch.empty()},
-                                  {"read_gbps", ToJson(read)},
-                                  {"results", results}});
+  return WriteFigures(options.json, options.plot,
+                      {{"command", command},
+                       {"backend", options.backend},
+                       {"machine", machine},
+                       {"threads", pool->num_threads()},
+                       {"numerics", options.numerics},
+                       {"shape",
+                        {{"hidden", options.hidden},
+                         {"intermediate", options.intermediate},
+                         {"experts_per_call", options.experts_per_call}}},
+                       {"repeats", options.repeats},
+                       {"clock", options.clock},
+                       {"batches", !options.batch.empty()},
+                       {"read_gbps", ToJson(read)},
+                       {"results", results}});
 }
 
 void PrintCudaCase(const GemmCudaCase& c) {
@@ -388,15 +389,15 @@ absl::Status RunCudaBench(const Options& options, const std::string& command) {
     fmt::print("\ncopy within the device, read + written: {:.0f} GB/s ({:.0f} .. {:.0f})\n",
                copy.median, copy.min, copy.max);
   }
-  if (options.json.empty()) return absl::OkStatus();
-  return WriteJson(options.json, {{"command", command},
-                                  {"commit", BuildCommit()},
-                                  {"backend", "cuda"},
-                                  {"machine", machine},
-                                  {"layers", o.layers},
-                                  {"repeats", o.repeats},
-                                  {"copy_gbps", ToJson(copy)},
-                                  {"results", results}});
+  return WriteFigures(options.json, options.plot,
+                      {{"command", command},
+                       {"commit", BuildCommit()},
+                       {"backend", "cuda"},
+                       {"machine", machine},
+                       {"layers", o.layers},
+                       {"repeats", o.repeats},
+                       {"copy_gbps", ToJson(copy)},
+                       {"results", results}});
 }
 
 }  // namespace
@@ -432,6 +433,7 @@ int BenchGemm(int argc, const char* const* argv) {
                    "threads, for a machine "
                    "that others use");
   parser.AddJson(&o.json);
+  parser.AddOutput("plot", &o.plot, "draws the figures: FILE.svg, .png or .pdf (matplotlib)");
   parser.AddSwitch("quiet", &o.quiet, "no table");
   if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
   absl::Status status;

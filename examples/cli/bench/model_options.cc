@@ -63,6 +63,7 @@ void AddModelBenchFlags(ArgParser* parser, ModelBenchOptions* o) {
   parser->AddSize("memory", &o->memory, "most memory that engines may hold together");
   parser->AddInt64("seed", &o->seed, "seed of weights and workload", 0);
   parser->AddJson(&o->json);
+  parser->AddOutput("plot", &o->plot, "draws the figures: FILE.svg, .png or .pdf (matplotlib)");
   parser->AddSwitch("quiet", &o->quiet, "no table, no progress");
 }
 

@@ -216,8 +216,8 @@ absl::Status ArgParser::CheckComplete(size_t positionals_given) const {
   }
   for (const Flag& flag : flags_) {
     if (flag.output == nullptr || !flag.given || force_ || !WouldOverwrite(*flag.output)) continue;
-    return absl::AlreadyExistsError(fmt::format("--{}: {} already exists; --force overwrites it",
-                                                     flag.name, *flag.output));
+    return absl::AlreadyExistsError(
+        fmt::format("--{}: {} already exists; --force overwrites it", flag.name, *flag.output));
   }
   return absl::OkStatus();
 }
@@ -279,10 +279,10 @@ absl::StatusOr<int64_t> ParseSize(absl::string_view text) {
   // 2^63 is exact as a double; every smaller product fits an int64.
   if (scale == 1.0 || !absl::SimpleAtod(number, &value) || !(value >= 0) ||
       !(value * scale < 9223372036854775808.0)) {
-    return absl::InvalidArgumentError(
-        fmt::format("'{}' is not a size: a number of bytes, or one with K, M, G or T (also KiB, ...: "
-                    "powers of 1024), or KB, MB, GB or TB (powers of 1000)",
-                    Str(text)));
+    return absl::InvalidArgumentError(fmt::format(
+        "'{}' is not a size: a number of bytes, or one with K, M, G or T (also KiB, ...: "
+        "powers of 1024), or KB, MB, GB or TB (powers of 1000)",
+        Str(text)));
   }
   return static_cast<int64_t>(value * scale);
 }

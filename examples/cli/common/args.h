@@ -112,8 +112,8 @@ class ArgParser {
   const std::string* json_ = nullptr;
 };
 
-/// Bytes from "4096", "512MiB", "8GiB", "1.5G" (K, M, G and T are powers of 1024, as in other tools)
-/// or decimal "8GB". Never negative.
+/// Bytes from "4096", "512MiB", "8GiB", "1.5G" (K, M, G and T are powers of 1024, as in other
+/// tools) or decimal "8GB". Never negative.
 absl::StatusOr<int64_t> ParseSize(absl::string_view text);
 
 /// Prints "command: message" to stderr and returns the exit status for it: kExitUsage for

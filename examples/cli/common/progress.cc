@@ -25,9 +25,9 @@ std::string ProgressText(const std::string& what, int64_t done, int64_t total, d
                          bool bytes) {
   if (total <= 0) return fmt::format("{}: {}", what, Duration(seconds));
   const auto count = [&](int64_t n) { return bytes ? util::BytesText(n) : fmt::format("{}", n); };
-  std::string text = fmt::format("{}: {} of {} ({}%)", what, count(done), count(total),
-                                 static_cast<int>(100.0 * static_cast<double>(done) /
-                                                  static_cast<double>(total)));
+  std::string text =
+      fmt::format("{}: {} of {} ({}%)", what, count(done), count(total),
+                  static_cast<int>(100.0 * static_cast<double>(done) / static_cast<double>(total)));
   if (done <= 0 || seconds <= 0) return text;
   const double rate = static_cast<double>(done) / seconds;
   text += bytes ? fmt::format(", {}/s", util::BytesText(std::llround(rate)))

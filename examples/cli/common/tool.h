@@ -1,5 +1,5 @@
-// What all tools have around their commands: help, version, man page, completion, and one place where
-// exceptions and failed writes become an exit status.
+// What all tools have around their commands: help, version, man page, completion, and one place
+// where exceptions and failed writes become an exit status.
 #ifndef MOERT_EXAMPLES_CLI_COMMON_TOOL_H_
 #define MOERT_EXAMPLES_CLI_COMMON_TOOL_H_
 
@@ -20,7 +20,8 @@ struct Tool {
   std::vector<Command> commands;
 };
 
-/// A tool's main. Beside the commands it has --help (-h), --version, `--help=man` (its man page) and
+/// A tool's main. Beside the commands it has --help (-h), --version, `--help=man` (its man page)
+/// and
 /// `--help=bash` (completion to be sourced by bash).
 int RunTool(const Tool& tool, int argc, const char* const* argv);
 

@@ -67,7 +67,8 @@ int CalibrateMain(int argc, const char* const* argv) {
                    "interruption, the same command continues.");
   parser.AddString("model", &job.model, "directory of a Hugging Face checkpoint");
   parser.Require("model");
-  parser.AddString("tokens", &a.tokens, "comma-separated calibration texts, or files of token ids, *.u16 or *.u32");
+  parser.AddString("tokens", &a.tokens,
+                   "comma-separated calibration texts, or files of token ids, *.u16 or *.u32");
   parser.Require("tokens");
   parser.AddOutput("out", &job.out, "the calibration file to write");
   parser.Require("out");

@@ -82,8 +82,9 @@ int QuantizeMain(int argc, const char* const* argv) {
                    "rounding to nearest, half-quadratic, or GPTQ, which needs --tokens");
   parser.AddSwitch("hadamard", &job.hadamard,
                    "transforms weights, and at run time activations, by block Hadamard matrices");
-  parser.AddString("tokens", &tokens,
-                   "comma-separated calibration texts, or files of token ids, *.u16 or *.u32 (gptq)");
+  parser.AddString(
+      "tokens", &tokens,
+      "comma-separated calibration texts, or files of token ids, *.u16 or *.u32 (gptq)");
   parser.AddInt64("calibration-tokens", &job.calibration_tokens,
                   "tokens used of those files together; 0: all", 0);
   parser.AddInt64("window", &job.window, "tokens a calibration sequence", 2, int64_t{1} << 20);

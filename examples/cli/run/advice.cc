@@ -6,6 +6,8 @@
 
 #include "cli/common/model_parts.h"
 #include "moert/engine.h"
+#include "moert/offline/checkpoint.h"
+#include "moert/offline/hf_config.h"
 #include "moert/offline/pack.h"
 #include "moert/scheme.h"
 #include "util/bytes_text.h"
@@ -19,18 +21,6 @@ constexpr const char* kSchemes[] = {"bf16", "w8a16_g128", "w4a16_g128", "w3a16_g
                                     "w2a16_g64_asym"};
 
 }  // namespace
-
-int64_t HostBytes(const Checkpoint& checkpoint, const HfConfig& config, int64_t tokens) {
-  int64_t bytes = 0;
-  for (const ModelPart& part : ModelParts(checkpoint)) {
-    const bool engine = part.name == "routed experts" || part.name == "shared experts" ||
-                        part.name == "routers";
-    if (!engine) bytes += part.bytes;
-  }
-  const int64_t kept = std::min(tokens, config.max_position_embeddings);
-  return bytes + 2 * int64_t{4} * config.num_hidden_layers * config.num_key_value_heads *
-                     config.head_dim * kept;
-}
 
 absl::StatusOr<ModelNeeds> ReadModelNeeds(const std::string& model_dir) {
   ModelNeeds needs;
@@ -85,18 +75,18 @@ std::vector<std::string> Advise(const std::string& model, const ModelNeeds& need
     return lines;
   }
   const ModelNeeds::As& four = needs.schemes[2];
-  lines.push_back(fmt::format(
-      "no scheme fits whole; as {} a share of {:.0f} % does ({} of {})", four.scheme,
-      100.0 * static_cast<double>(room) / static_cast<double>(four.bytes), util::BytesText(room),
-      util::BytesText(four.bytes)));
+  lines.push_back(fmt::format("no scheme fits whole; as {} a share of {:.0f} % does ({} of {})",
+                              four.scheme,
+                              100.0 * static_cast<double>(room) / static_cast<double>(four.bytes),
+                              util::BytesText(room), util::BytesText(four.bytes)));
   if (disk_rate > 0) {
-    lines.push_back(fmt::format(
-        "a token uses {} of experts: {:.0f} ms of reading if all of them were missing",
-        util::BytesText(four.token_bytes),
-        1e3 * static_cast<double>(four.token_bytes) / disk_rate));
+    lines.push_back(
+        fmt::format("a token uses {} of experts: {:.0f} ms of reading if all of them were missing",
+                    util::BytesText(four.token_bytes),
+                    1e3 * static_cast<double>(four.token_bytes) / disk_rate));
   }
-  lines.push_back(command(fmt::format(" --as {} --budget {}M", four.scheme,
-                                      (room + needs.fixed_bytes) >> 20)));
+  lines.push_back(
+      command(fmt::format(" --as {} --budget {}M", four.scheme, (room + needs.fixed_bytes) >> 20)));
   return lines;
 }
 

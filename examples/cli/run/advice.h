@@ -7,14 +7,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "moert/offline/checkpoint.h"
-#include "moert/offline/hf_config.h"
 
 namespace moert::cli {
-
-/// Bytes that the example decoder holds beside the engine's budget: dense weights, and the keys and
-/// values of one sequence of `tokens`.
-int64_t HostBytes(const Checkpoint& checkpoint, const HfConfig& config, int64_t tokens);
 
 struct ModelNeeds {
   struct As {

@@ -44,9 +44,8 @@ absl::StatusOr<Opened> Open(const Arguments& args) {
   MOERT_RETURN_IF_ERROR(chat_template.status());
   MOERT_ASSIGN_OR_RETURN(host::Tokenizer tokenizer, host::Tokenizer::LoadModel(args.run.model));
   const int64_t context = std::min(args.context, config.max_position_embeddings);
-  MOERT_ASSIGN_OR_RETURN(
-      Session session,
-      Session::Open(args.run, std::move(config), std::min(context, kMaxPrefillRows)));
+  MOERT_ASSIGN_OR_RETURN(Session session, Session::Open(args.run, std::move(config),
+                                                        std::min(context, kMaxPrefillRows)));
   MOERT_ASSIGN_OR_RETURN(auto sequence, session.decoder->NewSequence(context));
   return Opened{*std::move(chat_template), std::move(tokenizer), std::move(session),
                 std::move(sequence)};
@@ -83,10 +82,10 @@ class Conversation {
     const int64_t room = sequence->max_tokens() - static_cast<int64_t>(prompt.size());
     if (room < 1) {
       messages_.pop_back();
-      return absl::OutOfRangeError(
-          fmt::format("the conversation of {} tokens fills the context of {}; begin anew with /reset "
-                      "or give a larger --context",
-                      prompt.size(), sequence->max_tokens()));
+      return absl::OutOfRangeError(fmt::format(
+          "the conversation of {} tokens fills the context of {}; begin anew with /reset "
+          "or give a larger --context",
+          prompt.size(), sequence->max_tokens()));
     }
     options.max_tokens = std::min(options.max_tokens, room);
     options.on_token = [this](int32_t) {

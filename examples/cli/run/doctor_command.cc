@@ -40,7 +40,8 @@ std::string LargestFile(const std::string& folder) {
   std::string largest;
   uintmax_t most = 0;
   std::error_code ec;
-  for (std::filesystem::directory_iterator it(folder, ec), end; !ec && it != end; it.increment(ec)) {
+  for (std::filesystem::directory_iterator it(folder, ec), end; !ec && it != end;
+       it.increment(ec)) {
     const uintmax_t size = it->is_regular_file(ec) ? it->file_size(ec) : 0;
     if (ec || size <= most) continue;
     most = size;
@@ -142,8 +143,8 @@ void Print(const Json& r) {
   };
   const auto size = [](const Json& bytes) { return util::BytesText(bytes.get<int64_t>()); };
   const Json &machine = r["machine"], &memory = r["memory"], &cuda = r["cuda"];
-  line("cpu", fmt::format("{}, {} CPUs", machine["cpu"].get<std::string>(),
-                          machine["cpus"].get<int>()));
+  line("cpu",
+       fmt::format("{}, {} CPUs", machine["cpu"].get<std::string>(), machine["cpus"].get<int>()));
   line("kernels",
        fmt::format("{}", fmt::join(machine["isa"].get<std::vector<std::string>>(), ", ")));
   line("cuda", cuda["usable"].get<bool>()
@@ -155,8 +156,8 @@ void Print(const Json& r) {
                          cuda["driver"].get<std::string>(),
                          fmt::join(cuda["devices"].get<std::vector<std::string>>(), ", ")));
   }
-  line("memory", fmt::format("{}, {} available", size(memory["installed"]),
-                             size(memory["available"])));
+  line("memory",
+       fmt::format("{}, {} available", size(memory["installed"]), size(memory["available"])));
   if (!memory["control_group"].is_null()) {
     line("", fmt::format("the control group allows {}", size(memory["control_group"])));
   }

@@ -23,7 +23,8 @@ absl::StatusOr<Json> Strategies() {
   for (const StrategyInfo& info : ListStrategies()) {
     MOERT_ASSIGN_OR_RETURN(const Strategy strategy, MakeStrategy(info.name));
     Json keys = Json::array();
-    for (const StrategyKey& key : info.keys) keys.push_back({{"name", key.name}, {"help", key.help}});
+    for (const StrategyKey& key : info.keys)
+      keys.push_back({{"name", key.name}, {"help", key.help}});
     list.push_back({{"name", info.name},
                     {"exact", strategy.exact()},
                     {"versions", strategy.versions},
@@ -50,8 +51,8 @@ absl::StatusOr<Json> List(const std::string& what) {
   if (what.empty() || what == "models") all["models"] = SupportedArchitectures();
   if (what.empty() || what == "kernels") all["kernels"] = MixedGroupGemm::KernelNames();
   if (!all.is_null()) return all;
-  return absl::InvalidArgumentError(fmt::format(
-      "'{}' is not a list; legal are strategies, schemes, models and kernels", what));
+  return absl::InvalidArgumentError(
+      fmt::format("'{}' is not a list; legal are strategies, schemes, models and kernels", what));
 }
 
 void Print(const Json& all) {
@@ -76,8 +77,9 @@ void Print(const Json& all) {
 
 int ListMain(int argc, const char* const* argv) {
   std::string what, json;
-  ArgParser parser(kCommand, "Lists what --strategy, --schemes, --as and --kernels may name, and "
-                             "the architectures (model_type) that can be opened.");
+  ArgParser parser(kCommand,
+                   "Lists what --strategy, --schemes, --as and --kernels may name, and "
+                   "the architectures (model_type) that can be opened.");
   parser.AddPositional("WHAT", &what, "strategies, schemes, models or kernels; none: all", false);
   parser.AddJson(&json);
   if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;

@@ -39,8 +39,9 @@ absl::StatusOr<Opened> Open(const Arguments& args, const ArgParser& parser) {
         "--batch needs --step-tokens: without it each window is one prefill step");
   }
   MOERT_ASSIGN_OR_RETURN(HfConfig config, LoadHfConfig(args.run.model));
-  MOERT_ASSIGN_OR_RETURN(std::vector<int32_t> tokens,
-                         host::ReadTokens(args.tokens, args.run.model, config.vocab_size, args.limit));
+  MOERT_ASSIGN_OR_RETURN(
+      std::vector<int32_t> tokens,
+      host::ReadTokens(args.tokens, args.run.model, config.vocab_size, args.limit));
   if (args.window > config.max_position_embeddings) {
     return absl::InvalidArgumentError(fmt::format("--window {}: the model has {} positions",
                                                   args.window, config.max_position_embeddings));
@@ -98,9 +99,10 @@ absl::Status Run(const Arguments& args, Opened& opened) {
 
 int PplMain(int argc, const char* const* argv) {
   Arguments args;
-  ArgParser parser(kCommand,
-                   "Scores text, or a file of token ids, in windows that do not overlap; the first token of "
-                   "a window is not scored, a shorter rest at the end is not used.");
+  ArgParser parser(
+      kCommand,
+      "Scores text, or a file of token ids, in windows that do not overlap; the first token of "
+      "a window is not scored, a shorter rest at the end is not used.");
   parser.AddString("tokens", &args.tokens, "FILE.u16 or FILE.u32: token ids; any other file: text");
   parser.Require("tokens");
   parser.AddInt64("window", &args.window, "tokens a window", 2, int64_t{1} << 31);

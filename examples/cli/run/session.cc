@@ -8,8 +8,8 @@
 #include "absl/strings/str_join.h"
 #include "cli/common/interrupt.h"
 #include "cli/common/machine.h"
+#include "cli/common/model_parts.h"
 #include "cli/common/progress.h"
-#include "cli/run/advice.h"
 #include "host/open_decoder.h"
 #include "host/utf8.h"
 #include "moert/default_thread_pool.h"
@@ -28,8 +28,8 @@ absl::StatusOr<Source> OpenPack(const RunOptions& options, const HfConfig& confi
   MOERT_ASSIGN_OR_RETURN(Source pack, OpenExpertPack(options.experts));
   // The two directories are given separately: a pack of another model would compute nonsense.
   if (pack->model().layers != config.moe.layers) {
-    return absl::InvalidArgumentError(fmt::format("--experts {}: its MoE layers are not those of {}",
-                                                  options.experts, options.model));
+    return absl::InvalidArgumentError(fmt::format(
+        "--experts {}: its MoE layers are not those of {}", options.experts, options.model));
   }
   return pack;
 }
@@ -86,8 +86,9 @@ absl::Status CheckVersions(const RunOptions& options, const ExpertSource& source
 }
 
 // A budget that the machine does not have is used until the kernel ends the process: said before.
-void WarnOfMemory(const RunOptions& options, const EngineOptions& engine, const ExpertSource& source,
-                  const Checkpoint& checkpoint, const HfConfig& config) {
+void WarnOfMemory(const RunOptions& options, const EngineOptions& engine,
+                  const ExpertSource& source, const Checkpoint& checkpoint,
+                  const HfConfig& config) {
   if (options.quiet || engine.backend == BackendKind::kCuda) return;
   const absl::StatusOr<MemoryPlan> plan = Engine::Plan(source, engine);
   if (!plan.ok()) return;  // Create says why
@@ -117,8 +118,7 @@ absl::Status BeginWarmStart(const RunOptions& options, Session* s) {
                            : CalibratedCounts(options.warm, s->engine->model());
   if (last && !counts.ok()) return absl::OkStatus();  // the first run, or a file that is renewed
   MOERT_RETURN_IF_ERROR(counts.status());
-  MOERT_ASSIGN_OR_RETURN(s->warm,
-                         WarmStart::Create(s->engine.get(), WarmStart::ByCounts(*counts)));
+  MOERT_ASSIGN_OR_RETURN(s->warm, WarmStart::Create(s->engine.get(), WarmStart::ByCounts(*counts)));
   return absl::OkStatus();
 }
 
@@ -156,7 +156,8 @@ absl::StatusOr<Session> Session::Open(const RunOptions& options, HfConfig config
   open.max_rows = max_rows;
   open.device = engine_options.device;
   // A trace and a virtual clock see every step; a recorded one would pass unseen.
-  open.graphs = options.graphs == "auto" && engine_options.trace == nullptr && options.clock != "virtual";
+  open.graphs =
+      options.graphs == "auto" && engine_options.trace == nullptr && options.clock != "virtual";
   MOERT_ASSIGN_OR_RETURN(
       host::OpenedDecoder opened,
       host::OpenDecoder(*checkpoint, s.config, s.engine.get(), s.pool.get(), open));
@@ -167,7 +168,9 @@ absl::StatusOr<Session> Session::Open(const RunOptions& options, HfConfig config
 
 absl::Status Session::Finish(RunReport report, const RunOptions& options) {
   if (trace != nullptr) MOERT_RETURN_IF_ERROR(trace->Close());
-  if (warm != nullptr) report.extra["warm_start"] = {{"asked", warm->stats().asked}, {"arrived", warm->stats().arrived}};
+  if (warm != nullptr)
+    report.extra["warm_start"] = {{"asked", warm->stats().asked},
+                                  {"arrived", warm->stats().arrived}};
   warm.reset();
   if (uses != nullptr && !uses_path.empty()) {
     const absl::Status kept = WriteUseCounts(uses_path, uses->counts());

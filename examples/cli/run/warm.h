@@ -32,8 +32,8 @@ class UseCounter final : public TraceSink {
   UseCounts counts_;
 };
 
-/// Where the counts of the experts that `source` names are kept: beside a pack, or, for experts that
-/// are read in place, in the cache folder. Empty if there is no such folder.
+/// Where the counts of the experts that `source` names are kept: beside a pack, or, for experts
+/// that are read in place, in the cache folder. Empty if there is no such folder.
 std::string UseCountsPath(const std::string& source, bool is_pack, const std::string& cache);
 
 /// NotFound if there is no file; InvalidArgument if it is not of this model.

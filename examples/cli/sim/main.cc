@@ -173,9 +173,8 @@ int Main(int argc, const char* const* argv) {
 }  // namespace moert::cli
 
 int main(int argc, char** argv) {
-  return moert::cli::RunTool(
-      {"moert-sim",
-       "replays a recorded run for other budgets, links and machines",
-       {{"", "", moert::cli::Main}}},
-      argc, argv);
+  return moert::cli::RunTool({"moert-sim",
+                              "replays a recorded run for other budgets, links and machines",
+                              {{"", "", moert::cli::Main}}},
+                             argc, argv);
 }

@@ -20,7 +20,7 @@ absl::StatusOr<std::vector<int32_t>> ReadTokenFile(const std::string& path, int6
 /// Where a job gets the tokens of a "file" from, when that is not ReadTokenFile: text that the
 /// host's tokenizer encodes, say. The same errors.
 using TokenReader = std::function<absl::StatusOr<std::vector<int32_t>>(const std::string& path,
-                                                                      int64_t vocab_size)>;
+                                                                       int64_t vocab_size)>;
 
 }  // namespace moert
 

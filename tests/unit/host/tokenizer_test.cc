@@ -202,8 +202,9 @@ TEST_CASE("NFC: accepted where it cannot change the text, refused where it might
   const auto tokenizer = Tokenizer::Parse(json.dump(), "nfc");
   REQUIRE_OK(tokenizer.status());
   for (const std::string text :
-       {"na\xC3\xAFve \xE4\xB8\xAD\xE6\x96\x87", "Ti\xE1\xBA\xBFng Vi\xE1\xBB\x87t", "\xD8\xA7\xD9\x84",
-        "\xE0\xA4\xB9\xE0\xA4\xBF", "\xE1\xBC\x80\xCF\x81\xCF\x87\xCE\xAE", "\xF0\x9F\x98\x80"}) {
+       {"na\xC3\xAFve \xE4\xB8\xAD\xE6\x96\x87", "Ti\xE1\xBA\xBFng Vi\xE1\xBB\x87t",
+        "\xD8\xA7\xD9\x84", "\xE0\xA4\xB9\xE0\xA4\xBF", "\xE1\xBC\x80\xCF\x81\xCF\x87\xCE\xAE",
+        "\xF0\x9F\x98\x80"}) {
     INFO(text);
     REQUIRE_OK(tokenizer->Encode(text).status());
     REQUIRE(*tokenizer->Encode(text) == *TinyTokenizer().Encode(text));

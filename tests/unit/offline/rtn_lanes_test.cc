@@ -1,10 +1,12 @@
 // Rounding by vector instructions chooses the same scales and codes as the scalar code, to the bit.
+#include "offline/rtn_lanes.h"
+
 #include <cmath>
 #include <random>
 #include <vector>
 
+#include "offline/hqq.h"
 #include "offline/rtn.h"
-#include "offline/rtn_lanes.h"
 #include "support/catch.h"
 
 namespace moert {
@@ -44,6 +46,10 @@ TEST_CASE("the vector search finds the scalar search's scale, and the same codes
         const GroupScale found = FitGroup(*scheme, values, options);
         REQUIRE(found.scale == scalar.scale);
         REQUIRE(found.offset == scalar.offset);
+        const GroupScale half = FitHqqScalar(*scheme, values, HqqOptions());
+        const GroupScale lanes = FitHqq(*scheme, values, HqqOptions());
+        REQUIRE(lanes.scale == half.scale);
+        REQUIRE(lanes.offset == half.offset);
         std::vector<uint8_t> codes(count);
         RoundGroup(*scheme, found, values, codes.data());
         for (size_t i = 0; i < count; ++i) {
