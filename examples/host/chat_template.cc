@@ -154,7 +154,7 @@ std::string DefaultSystem(absl::string_view text) {
   return "";
 }
 
-absl::StatusOr<std::string> ReadText(const std::string& path) {
+absl::StatusOr<std::string> ReadFileText(const std::string& path) {
   MOERT_ASSIGN_OR_RETURN(const auto file, Env::Default()->Open(path, FileAccess::kBuffered));
   if (file->size() > kTokenizerLimits.max_bytes) {
     return absl::InvalidArgumentError(
@@ -244,13 +244,13 @@ absl::StatusOr<ChatTemplate> ChatTemplate::Recognize(absl::string_view text,
 absl::StatusOr<ChatTemplate> ChatTemplate::LoadModel(const std::string& dir) {
   const std::string path = dir + "/tokenizer_config.json", file = dir + "/chat_template.jinja";
   nlohmann::json config = nlohmann::json::object();
-  const absl::StatusOr<std::string> json = ReadText(path);
+  const absl::StatusOr<std::string> json = ReadFileText(path);
   if (json.ok()) {
     MOERT_ASSIGN_OR_RETURN(config, util::ParseJsonObject(*json, path, kTokenizerLimits));
   } else if (!absl::IsNotFound(json.status())) {
     return json.status();
   }
-  const absl::StatusOr<std::string> jinja = ReadText(file);
+  const absl::StatusOr<std::string> jinja = ReadFileText(file);
   if (!jinja.ok() && !absl::IsNotFound(jinja.status())) return jinja.status();
   const std::string text = jinja.ok() ? *jinja : TemplateOf(config);
   if (text.empty()) {
