@@ -31,9 +31,31 @@ if(moert_absl_installed)
           DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development)
 endif()
 
+if(TARGET moert-run)
+  install(PROGRAMS ${PROJECT_SOURCE_DIR}/examples/cli/plot.py
+          DESTINATION ${CMAKE_INSTALL_DATADIR}/moert COMPONENT tools)
+endif()
 foreach(tool moert-run moert-pack moert-bench moert-sim)
   if(TARGET ${tool})
     install(TARGETS ${tool} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT tools)
+    # Man page and completion: what the tool says of itself.
+    install(CODE "
+      foreach(form \"man;${CMAKE_INSTALL_MANDIR}/man1/${tool}.1\"
+                   \"bash;${CMAKE_INSTALL_DATADIR}/bash-completion/completions/${tool}\")
+        list(GET form 0 kind)
+        list(GET form 1 place)
+        if(NOT IS_ABSOLUTE \${place})
+          set(place \"\${CMAKE_INSTALL_PREFIX}/\${place}\")
+        endif()
+        get_filename_component(folder \"\$ENV{DESTDIR}\${place}\" DIRECTORY)
+        file(MAKE_DIRECTORY \${folder})
+        execute_process(COMMAND $<TARGET_FILE:${tool}> --help=\${kind} RESULT_VARIABLE failed
+                        OUTPUT_FILE \"\$ENV{DESTDIR}\${place}\")
+        if(failed)
+          message(FATAL_ERROR \"${tool} --help=\${kind}: \${failed}\")
+        endif()
+        message(STATUS \"Installing: \${place}\")
+      endforeach()" COMPONENT tools)
   endif()
 endforeach()
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what building, testing and running libmoert needs on Debian 12+ and Ubuntu 22.04+. Says what
 # it installs, and installs nothing that is there. Run as root, or with sudo available. With --needed,
-# nothing that some test merely skips without.
+# nothing that some test merely skips without; with --tools, only what the command line tools need.
 set -euo pipefail
 
 packages=(build-essential cmake ninja-build pkg-config git libabsl-dev libfmt-dev
@@ -13,7 +13,13 @@ command -v cargo >/dev/null || optional+=(cargo)
 command -v go >/dev/null || optional+=(golang-go)
 command -v doxygen >/dev/null || optional+=(doxygen)
 command -v codespell >/dev/null || optional+=(codespell)
-if [ "${1:-}" = --needed ]; then optional=(); fi
+case "${1:-}" in
+  --needed) optional=() ;;
+  --tools)
+    optional=()
+    packages=(g++ cmake ninja-build libabsl-dev libfmt-dev nlohmann-json3-dev libpcre2-dev libeigen3-dev)
+    ;;
+esac
 
 if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
   echo "install-deps: this is not Debian or Ubuntu. Needed: a C++20 compiler, CMake 3.22+, Ninja," \

@@ -27,7 +27,7 @@ LAYERS = [
     ("options", [], "options backend"),
     ("offline", ["lib/offline"], "offline/*"),
     ("exec", ["lib/exec"], ""),
-    ("engine", ["lib/engine"], "engine auto_strategy stats metrics shard"),
+    ("engine", ["lib/engine"], "engine auto_strategy stats metrics shard warm_start"),
     ("trace", ["lib/trace"], "replay"),
     ("capi", ["capi"], ""),
 ]

@@ -8,18 +8,21 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "host/sampling.h"
 #include "host/token_model.h"
 
 namespace moert::host {
 
-struct GenerateOptions {
+struct GenerateOptions : SamplingOptions {
   int64_t max_tokens = 64;
-  double temperature = 0.0;  // 0: greedy
-  uint64_t seed = 0;
   /// Generation ends before one of these, which is not part of the result.
   std::vector<int32_t> stop_tokens;
   /// Called with every token as it comes; returning an error ends the generation with it.
   std::function<absl::Status(int32_t token)> on_token;
+  /// Asked behind on_token: true ends the generation as a stop token does. May be null.
+  std::function<bool()> stop;
+  /// Prompt tokens done and to do, a step each. May be null.
+  std::function<void(int64_t done, int64_t total)> progress;
 };
 
 struct GenerateResult {
@@ -30,6 +33,12 @@ struct GenerateResult {
 
 /// The prompt is prefilled in as few steps as the model allows, then decoded token by token.
 absl::StatusOr<GenerateResult> Generate(TokenModel* model, absl::Span<const int32_t> prompt,
+                                        const GenerateOptions& options);
+
+/// The same with a sequence that outlives the call: what it has already, the first tokens of
+/// `prompt`, is not computed again. It must have room for the prompt and max_tokens.
+absl::StatusOr<GenerateResult> Generate(TokenModel* model, Sequence* sequence,
+                                        absl::Span<const int32_t> prompt,
                                         const GenerateOptions& options);
 
 }  // namespace moert::host

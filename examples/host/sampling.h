@@ -6,6 +6,7 @@
 #include <random>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 
@@ -18,17 +19,36 @@ absl::StatusOr<int32_t> ArgMax(absl::Span<const float> logits);
 /// ln sum exp(logits), in fp64.
 double LogSumExp(absl::Span<const float> logits);
 
+/// How the next token is drawn. Applied in the order of the fields.
+struct SamplingOptions {
+  /// Logits of tokens that the sequence already has are divided by it, where positive, or
+  /// multiplied (Keskar et al., 2019). 1: off.
+  double repetition_penalty = 1.0;
+  double temperature = 0.0;  // 0: the likeliest token, and nothing below counts
+  double top_p = 1.0;        // the likeliest tokens that together have this probability; 1: all
+  double min_p = 0.0;        // those with this share of the likeliest one's probability; 0: all
+  uint64_t seed = 0;
+
+  /// Names the first field out of range, its value and the legal range.
+  absl::Status Validate() const;
+};
+
 class Sampler {
  public:
-  /// temperature 0 is greedy. The same seed draws the same tokens on every platform.
-  Sampler(double temperature, uint64_t seed) : temperature_(temperature), random_(seed) {}
+  /// The same options draw the same tokens on every platform.
+  explicit Sampler(const SamplingOptions& options) : options_(options), random_(options.seed) {}
 
-  absl::StatusOr<int32_t> Next(absl::Span<const float> logits);
+  /// `sequence`: what the model has seen and said, for the penalty; ids outside the logits are
+  /// passed over.
+  absl::StatusOr<int32_t> Next(absl::Span<const float> logits,
+                               absl::Span<const int32_t> sequence = {});
 
  private:
-  const double temperature_;
+  const SamplingOptions options_;
   std::mt19937_64 random_;
+  std::vector<float> logits_;
   std::vector<double> weights_;
+  std::vector<int32_t> order_;
 };
 
 }  // namespace moert::host

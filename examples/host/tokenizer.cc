@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <queue>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "host/nfc_ranges.h"
 #include "host/tokenizer_json.h"
 #include "host/utf8.h"
 #include "util/status_macros.h"
@@ -16,31 +18,13 @@ namespace {
 
 bool IsSpace(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
-// Whether NFC might change a text that contains this character: combining marks and everything with
-// a canonical decomposition that composition does not restore. Too many rather than too few: the
+// Whether NFC might change a text that contains this character. Too many rather than too few: the
 // answer to "maybe" is an error, never a silently different encoding.
 bool NfcMayChange(char32_t c) {
-  if (c < 0x300) return false;
-  struct Range {
-    char32_t first, last;
-  };
-  static constexpr Range kStable[] = {
-      {0x0391, 0x03CE},   {0x0400, 0x0482},    // Greek and Cyrillic letters
-      {0x200B, 0x2027},                        // general punctuation, zero-width joiners
-      {0x2030, 0x205E},   {0x2070, 0x20CF},    // super- and subscripts, currency
-      {0x2190, 0x2328},                        // arrows, mathematical operators, technical
-      {0x232B, 0x2ADB},                        // box drawing, symbols, dingbats, operators
-      {0x3000, 0x3029},   {0x3041, 0x3096},    // CJK punctuation, hiragana
-      {0x30A1, 0x30FA},   {0x30FC, 0x30FF},    // katakana
-      {0x4E00, 0x9FFF},                        // CJK unified ideographs
-      {0xAC00, 0xD7A3},                        // Hangul syllables
-      {0xFE00, 0xFE0F},   {0xFF00, 0xFFEF},    // variation selectors, full-width forms
-      {0x1F300, 0x1FAFF}, {0x20000, 0x2A6DF},  // emoji, CJK extension B
-  };
-  for (const Range& r : kStable) {
-    if (c >= r.first && c <= r.last) return false;
-  }
-  return true;
+  const auto* const range =
+      std::lower_bound(std::begin(kMayChangeInNfc), std::end(kMayChangeInNfc), c,
+                       [](const CodePoints& r, char32_t value) { return r.last < value; });
+  return range != std::end(kMayChangeInNfc) && c >= range->first;
 }
 
 absl::Status CheckNfc(absl::string_view text) {

@@ -16,7 +16,7 @@
 namespace moert::host {
 namespace {
 
-constexpr int64_t kMaxTokens = int64_t{1} << 24;
+constexpr int64_t kMaxTokens = (int64_t{1} << 31) - 1;
 
 }  // namespace
 

@@ -68,11 +68,21 @@ class ExpertSource {
 /// Opens an expert pack directory (moert.json + experts-NNNNN.safetensors).
 absl::StatusOr<std::unique_ptr<ExpertSource>> OpenExpertPack(const std::string& dir);
 
-/// Opens an HF checkpoint directory through a pack in `cache_dir` (empty: the user's cache folder,
-/// $XDG_CACHE_HOME/moert or ~/.cache/moert), which is written on the first open: streamed, atomic,
-/// rebuilt when its format version or the checkpoint changed. Experts are in the scheme that the
-/// file has them in, floats of any kind in bf16. `log` receives one line saying place and size; may
-/// be null.
+/// How the experts of a checkpoint are read.
+enum class OpenMode : int32_t {
+  /// Through a pack in the cache folder, which is written on the first open: streamed, atomic,
+  /// rebuilt when its format version or the checkpoint changed. Experts are in the scheme that the
+  /// file has them in, floats of any kind in bf16. Reads are one piece and checked.
+  kPack = 0,
+  /// From the checkpoint itself, rearranged on the way: no second copy on the disk, nothing to wait
+  /// for, reads of several pieces that have no checksums. The same records, bit for bit.
+  kInPlace = 1,
+  /// kPack if that pack is there already, else kInPlace.
+  kPackIfThere = 2,
+};
+
+/// `cache_dir` empty: the user's cache folder, $XDG_CACHE_HOME/moert or ~/.cache/moert. `log`
+/// receives a line that says what was made where, and its size; may be null.
 struct OpenModelOptions {
   std::string cache_dir;
   /// Experts that the file has quantized become bf16, too: what the CUDA backend multiplies.
@@ -80,7 +90,9 @@ struct OpenModelOptions {
   void (*log)(void* user, absl::string_view line) = nullptr;
   void (*progress)(void* user, int64_t done, int64_t total) = nullptr;
   void* user = nullptr;
+  OpenMode mode = OpenMode::kPack;
 };
+/// Opens an HF checkpoint directory.
 absl::StatusOr<std::unique_ptr<ExpertSource>> OpenModel(const std::string& model_dir,
                                                         const OpenModelOptions& options);
 

@@ -19,7 +19,7 @@ namespace {
 
 constexpr JsonLimits kConfigLimits = {
     .max_bytes = 16'000'000, .max_depth = 16, .max_values = 200'000};
-constexpr int64_t kMaxVocabulary = int64_t{1} << 28;
+constexpr int64_t kMaxVocabulary = int64_t{1} << 31;
 constexpr int64_t kMaxPositions = int64_t{1} << 31;
 
 // Which layers look only at the last sliding_window positions.

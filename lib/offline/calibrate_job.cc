@@ -105,8 +105,8 @@ class Measurement {
     options.threads = job_.threads;
     MOERT_ASSIGN_OR_RETURN(pool_, CreateThreadPool(options));
     const int64_t window = std::min(job_.window, config_.max_position_embeddings);
-    MOERT_ASSIGN_OR_RETURN(
-        tokens_, ReadCalibrationTokens(job_.token_files, config_.vocab_size, window, job_.tokens));
+    MOERT_ASSIGN_OR_RETURN(tokens_, ReadCalibrationTokens(job_.token_files, config_.vocab_size,
+                                                          window, job_.tokens, job_.read_tokens));
     MOERT_ASSIGN_OR_RETURN(model_, job_.open_model(*checkpoint_, config_, pool_.get(), window));
     const ModelContext context = {model_.get(), &config_, pool_.get()};
     MOERT_ASSIGN_OR_RETURN(blocks_,

@@ -12,10 +12,11 @@ namespace moert::offline {
 
 absl::StatusOr<CalibrationTokens> ReadCalibrationTokens(const std::vector<std::string>& files,
                                                         int64_t vocab_size, int64_t window,
-                                                        int64_t count) {
+                                                        int64_t count, const TokenReader& reader) {
   std::vector<std::vector<int32_t>> read;
   for (const std::string& file : files) {
-    MOERT_ASSIGN_OR_RETURN(std::vector<int32_t> ids, ReadTokenFile(file, vocab_size, 0));
+    MOERT_ASSIGN_OR_RETURN(std::vector<int32_t> ids,
+                           reader ? reader(file, vocab_size) : ReadTokenFile(file, vocab_size));
     if (static_cast<int64_t>(ids.size()) < window) {
       return absl::InvalidArgumentError(
           fmt::format("{}: {} tokens are fewer than one window of {}", file, ids.size(), window));

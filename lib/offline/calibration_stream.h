@@ -12,6 +12,7 @@
 #include "absl/types/span.h"
 #include "moert/offline/calibration_model.h"
 #include "moert/offline/hf_config.h"
+#include "moert/offline/token_file.h"
 #include "moert/router.h"
 #include "moert/thread_pool.h"
 
@@ -26,9 +27,11 @@ struct CalibrationTokens {
 };
 
 /// The first tokens of every file in turn, `count` in all (0: all of them), cut into windows.
+/// `reader`: null: ReadTokenFile.
 absl::StatusOr<CalibrationTokens> ReadCalibrationTokens(const std::vector<std::string>& files,
                                                         int64_t vocab_size, int64_t window,
-                                                        int64_t count);
+                                                        int64_t count,
+                                                        const TokenReader& reader = {});
 
 /// The model that tokens pass, and the threads that may be used. Borrowed.
 struct ModelContext {

@@ -2,7 +2,8 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
+#include <bit>
+#include <cstdint>
 
 #include "offline/hqq.h"
 #include "offline/rtn.h"
@@ -17,9 +18,11 @@ absl::Status EncodeMatrix(const MatrixLayout& layout, QuantMethod method,
     return absl::InvalidArgumentError(
         fmt::format("{} weights for a matrix of {} x {}", weights.size(), layout.rows, layout.k));
   }
+  unsigned bad = 0;  // no branch: the loop is one of vectors
   for (const float weight : weights) {
-    if (!std::isfinite(weight)) return absl::InvalidArgumentError("a weight is not finite");
+    bad |= (std::bit_cast<uint32_t>(weight) & 0x7f800000u) == 0x7f800000u;
   }
+  if (bad != 0) return absl::InvalidArgumentError("a weight is not finite");
   if (layout.scheme.is_bf16()) return PackMatrixBf16(layout, weights, record);
   switch (method) {
     case QuantMethod::kRtn:

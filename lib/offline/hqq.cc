@@ -5,6 +5,8 @@
 #include <limits>
 
 #include "base/bf16.h"
+#include "offline/hqq_lanes.h"
+#include "offline/rtn_lanes.h"
 
 namespace moert {
 namespace {
@@ -114,12 +116,66 @@ float BestScale(float scale, float middle, float top, absl::Span<const float> va
   return best;
 }
 
+/// The candidate scales' shares of the one that spans the group.
+float ShareOf(const HqqOptions& options, int candidate) {
+  if (options.scales <= 1) return 1.0f;
+  return static_cast<float>(1 - (1 - options.smallest) * candidate / double(options.scales - 1));
+}
+
+/// FitHqq by vectors, a candidate scale a lane.
+GroupScale FitHqqLanes(const Scheme& scheme, absl::Span<const float> values,
+                       const HqqOptions& options, float low, float high) {
+  const float top = static_cast<float>((1 << scheme.weight_bits) - 1);
+  const float middle = static_cast<float>(1 << (scheme.weight_bits - 1));
+  const HqqGroup group = {values.data(),
+                          static_cast<int>(values.size()),
+                          top,
+                          middle,
+                          options.lp_norm,
+                          options.beta,
+                          options.kappa,
+                          options.iterations};
+  float scale[kMaxHqqLanes], offset[kMaxHqqLanes];
+  double error[kMaxHqqLanes];
+  int candidates = 0;
+  for (int i = 0; i < options.scales; ++i) {
+    const float share = ShareOf(options, i);
+    if (scheme.symmetric) {
+      scale[candidates++] = std::max(std::fabs(low), std::fabs(high)) / (middle - 1) * share;
+      continue;
+    }
+    scale[candidates] = RoundToBf16((high - low) * share / top);
+    if (!(scale[candidates] > 0)) continue;
+    offset[candidates] = -low * share / scale[candidates];  // the zero it begins with
+    ++candidates;
+  }
+  if (scheme.symmetric) {
+    HqqScalesAvx512(group, candidates, scale);
+  } else {
+    HqqZerosAvx512(group, candidates, scale, offset);
+  }
+  for (int i = 0; i < candidates; ++i) {
+    offset[i] = scheme.symmetric ? 0.0f : RoundToBf16(offset[i] * scale[i]);
+    scale[i] = RoundToBf16(scale[i]);
+  }
+  HqqErrorsAvx512(group, candidates, scale, scheme.symmetric ? nullptr : offset, error);
+  Fit best;
+  for (int i = 0; i < candidates; ++i) {
+    if (!(scale[i] > 0) || !std::isfinite(scale[i]) || !std::isfinite(offset[i])) continue;
+    if (error[i] < best.error) best = {{scale[i], offset[i]}, error[i]};
+  }
+  return std::isfinite(best.error) ? best.group : FitGroup(scheme, values, RtnOptions());
+}
+
 }  // namespace
 
-GroupScale FitHqq(const Scheme& scheme, absl::Span<const float> values, const HqqOptions& options) {
-  if (scheme.fp8 || scheme.fp4 || scheme.zero_points || scheme.scales != ScaleType::kBF16) {
-    return FitGroup(scheme, values, RtnOptions());
-  }
+float HqqShrink(float residual, double lp_norm, double beta) {
+  return Shrink(lp_norm, beta)(residual);
+}
+
+GroupScale FitHqqScalar(const Scheme& scheme, absl::Span<const float> values,
+                        const HqqOptions& options) {
+  if (!HasPlainCodes(scheme)) return FitGroup(scheme, values, RtnOptions());
   const auto [low_at, high_at] = std::minmax_element(values.begin(), values.end());
   const float low = *low_at, high = *high_at;
   const float top = static_cast<float>((1 << scheme.weight_bits) - 1);
@@ -129,9 +185,7 @@ GroupScale FitHqq(const Scheme& scheme, absl::Span<const float> values, const Hq
   Fit best;
   const int scales = std::max(1, options.scales);
   for (int i = 0; i < scales; ++i) {
-    const float share =
-        scales == 1 ? 1.0f
-                    : static_cast<float>(1 - (1 - options.smallest) * i / double(scales - 1));
+    const float share = ShareOf(options, i);
     if (scheme.symmetric) {
       const float start = std::max(std::fabs(low), std::fabs(high)) / (middle - 1) * share;
       Consider(scheme, BestScale(start, middle, top, values, options), 0, values, options.select,
@@ -145,6 +199,16 @@ GroupScale FitHqq(const Scheme& scheme, absl::Span<const float> values, const Hq
     }
   }
   return std::isfinite(best.error) ? best.group : FitGroup(scheme, values, RtnOptions());
+}
+
+GroupScale FitHqq(const Scheme& scheme, absl::Span<const float> values, const HqqOptions& options) {
+  static const bool lanes = HasRtnLanes();
+  if (lanes && HasPlainCodes(scheme) && options.select == 2 && options.scales > 1 &&
+      options.scales <= kMaxHqqLanes && !values.empty()) {
+    const auto [low, high] = std::minmax_element(values.begin(), values.end());
+    if (*high > *low) return FitHqqLanes(scheme, values, options, *low, *high);
+  }
+  return FitHqqScalar(scheme, values, options);
 }
 
 QuantizedMatrix QuantizeHqq(const MatrixLayout& layout, absl::Span<const float> weights,

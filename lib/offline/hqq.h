@@ -28,6 +28,10 @@ struct HqqOptions {
 /// as FitGroup does.
 GroupScale FitHqq(const Scheme& scheme, absl::Span<const float> values, const HqqOptions& options);
 
+/// The same without vector instructions: what FitHqq is compared with.
+GroupScale FitHqqScalar(const Scheme& scheme, absl::Span<const float> values,
+                        const HqqOptions& options);
+
 /// weights: row-major [rows, k] of layout.
 QuantizedMatrix QuantizeHqq(const MatrixLayout& layout, absl::Span<const float> weights,
                             const HqqOptions& options = {});

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <future>
 #include <memory>
 #include <new>
 #include <nlohmann/json.hpp>
@@ -9,6 +10,7 @@
 
 #include "absl/strings/str_split.h"
 #include "base/bf16.h"
+#include "base/exception_status.h"
 #include "base/hash64.h"
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint_experts.h"
@@ -136,8 +138,9 @@ class Quantization {
       return absl::InvalidArgumentError("QuantizeJob::open_model is null: gptq needs the model");
     }
     const int64_t window = std::min(job_.window, config_.max_position_embeddings);
-    MOERT_ASSIGN_OR_RETURN(tokens_, ReadCalibrationTokens(job_.token_files, config_.vocab_size,
-                                                          window, job_.calibration_tokens));
+    MOERT_ASSIGN_OR_RETURN(tokens_,
+                           ReadCalibrationTokens(job_.token_files, config_.vocab_size, window,
+                                                 job_.calibration_tokens, job_.read_tokens));
     MOERT_ASSIGN_OR_RETURN(model_, job_.open_model(*checkpoint_, config_, pool_.get(), window));
     MOERT_ASSIGN_OR_RETURN(blocks_,
                            MoeBlocks::Create(experts_.get(), {pool_.get(), model_->products()}));
@@ -199,16 +202,10 @@ class Quantization {
   }
 
   absl::Status WriteLayer(int l) {
-    const int experts = config_.moe.layers[static_cast<size_t>(l)].num_experts;
-    const int chunk = kExpertsPerThread * pool_->num_threads();
+    if (job_.cancelled && job_.cancelled()) return absl::CancelledError("interrupted");
     for (int v = 0; v < static_cast<int>(versions_.size()); ++v) {
-      if (versions_[static_cast<size_t>(v)].stream != nullptr) {
-        MOERT_RETURN_IF_ERROR(WriteCalibrated(l, v));
-        continue;
-      }
-      for (int e = 0; e < experts; e += chunk) {
-        MOERT_RETURN_IF_ERROR(WriteExperts(l, v, e, std::min(experts, e + chunk)));
-      }
+      const bool calibrated = versions_[static_cast<size_t>(v)].stream != nullptr;
+      MOERT_RETURN_IF_ERROR(calibrated ? WriteCalibrated(l, v) : WriteVersion(l, v));
     }
     MOERT_ASSIGN_OR_RETURN(const LayerConstants constants, experts_->ReadConstants(l));
     MOERT_RETURN_IF_ERROR(writer_->WriteConstants(l, constants));
@@ -263,65 +260,145 @@ class Quantization {
     return absl::OkStatus();
   }
 
-  // Widened. Of quantized files a matrix at a time: their codes and scales, not rounded to bf16.
-  absl::Status ReadWeights(int l, int e, ExpertMatrices* out) const {
-    const bool gated = config_.moe.layers[static_cast<size_t>(l)].activation.gated;
-    if (experts_->stored(l) == ExpertFormat::Uniform(Scheme{})) {
-      ExpertWeights stored;
-      MOERT_RETURN_IF_ERROR(experts_->ReadExpert(l, e, &stored));
-      const absl::Status status = WidenExpert(stored, out);
-      return status.ok() ? status : Located(status, l, e);
+  // Some experts of a layer on their way through reading, rounding and writing.
+  struct Chunk {
+    int begin = 0;
+    std::vector<ExpertWeights> weights;  // stored in bf16
+    std::vector<ExpertMatrices> wide;    // of quantized files, not rounded to bf16
+    std::vector<RecordLayout> layouts;
+    std::vector<std::vector<std::byte>> records;
+  };
+
+  /// A version's layer by a method that needs no calibration: while some experts are rounded on the
+  /// pool, the next are read and the ones before written. Three chunks are in memory at most.
+  absl::Status WriteVersion(int l, int v) {
+    const int experts = config_.moe.layers[static_cast<size_t>(l)].num_experts;
+    const int size = kExpertsPerThread * pool_->num_threads();
+    // Futures of std::async wait when they are forgotten: no thread outlives this call.
+    auto reading = ReadChunk(l, v, 0, std::min(experts, size));
+    std::future<absl::Status> writing;
+    for (int e = 0; e < experts; e += size) {
+      absl::StatusOr<Chunk> chunk = reading.get();
+      MOERT_RETURN_IF_ERROR(chunk.status());
+      const int next = e + size;
+      if (next < experts) reading = ReadChunk(l, v, next, std::min(experts, next + size));
+      absl::Status status = RoundChunk(l, v, &*chunk);
+      if (writing.valid()) status.Update(writing.get());
+      MOERT_RETURN_IF_ERROR(status);
+      if (job_.cancelled && job_.cancelled()) return absl::CancelledError("interrupted");
+      Advance(3 * static_cast<int64_t>(chunk->records.size()));
+      writing = WriteChunk(l, v, *std::move(chunk));
     }
-    if (gated) MOERT_RETURN_IF_ERROR(experts_->ReadWidened(l, e, Projection::kGate, &out->gate));
-    MOERT_RETURN_IF_ERROR(experts_->ReadWidened(l, e, Projection::kUp, &out->up));
-    return experts_->ReadWidened(l, e, Projection::kDown, &out->down);
+    return writing.valid() ? writing.get() : absl::OkStatus();
   }
 
-  // Some experts of a layer by a method that needs no calibration.
-  absl::Status WriteExperts(int l, int v, int begin, int end) {
-    const size_t count = static_cast<size_t>(end - begin);
-    std::vector<ExpertMatrices> weights(count);
-    std::vector<RecordLayout> layouts(count);
-    std::vector<std::vector<std::byte>> records(count);
-    for (size_t i = 0; i < count; ++i) {
-      const int e = begin + static_cast<int>(i);
-      MOERT_ASSIGN_OR_RETURN(layouts[i], writer_->Layout(l, e, v));
-      records[i].assign(static_cast<size_t>(layouts[i].bytes), std::byte{0});
-      if (layouts[i].format == experts_->stored(l)) {  // nothing to quantize: as it is
-        MOERT_RETURN_IF_ERROR(experts_->ReadRecord(l, e, layouts[i], records[i].data()));
-        continue;
+  std::future<absl::StatusOr<Chunk>> ReadChunk(int l, int v, int begin, int end) const {
+    return std::async(std::launch::async, [this, l, v, begin, end]() -> absl::StatusOr<Chunk> {
+      try {
+        const size_t count = static_cast<size_t>(end - begin);
+        Chunk chunk;
+        chunk.begin = begin;
+        chunk.weights.resize(count);
+        chunk.wide.resize(count);
+        chunk.layouts.resize(count);
+        chunk.records.resize(count);
+        for (size_t i = 0; i < count; ++i) {
+          MOERT_RETURN_IF_ERROR(ReadOne(l, v, i, &chunk));
+        }
+        return chunk;
+      } catch (...) {
+        return ExceptionStatus(job_.model);
       }
-      MOERT_RETURN_IF_ERROR(ReadWeights(l, e, &weights[i]));
-      MOERT_RETURN_IF_ERROR(experts_->ReadBiases(l, e, layouts[i], records[i].data()));
+    });
+  }
+
+  // Expert i of a chunk. What is stored as it is to be written goes into its record at once.
+  absl::Status ReadOne(int l, int v, size_t i, Chunk* chunk) const {
+    const int e = chunk->begin + static_cast<int>(i);
+    MOERT_ASSIGN_OR_RETURN(const RecordLayout layout, writer_->Layout(l, e, v));
+    chunk->layouts[i] = layout;
+    std::vector<std::byte>& record = chunk->records[i];
+    record.assign(static_cast<size_t>(layout.bytes), std::byte{0});
+    const ExpertFormat& stored = experts_->stored(l);
+    if (layout.format == stored) return experts_->ReadRecord(l, e, layout, record.data());
+    MOERT_RETURN_IF_ERROR(experts_->ReadBiases(l, e, layout, record.data()));
+    if (stored == ExpertFormat::Uniform(Scheme{})) {
+      return experts_->ReadExpert(l, e, &chunk->weights[i]);
     }
+    ExpertMatrices& wide = chunk->wide[i];
+    if (layout.contents.gate) {
+      MOERT_RETURN_IF_ERROR(experts_->ReadWidened(l, e, Projection::kGate, &wide.gate));
+    }
+    MOERT_RETURN_IF_ERROR(experts_->ReadWidened(l, e, Projection::kUp, &wide.up));
+    return experts_->ReadWidened(l, e, Projection::kDown, &wide.down);
+  }
+
+  absl::Status RoundChunk(int l, int v, Chunk* chunk) const {
+    const size_t count = chunk->weights.size();
     const QuantMethod method = versions_[static_cast<size_t>(v)].method;
     std::vector<absl::Status> outcomes(3 * count);
     pool_->Run(static_cast<int64_t>(3 * count), [&](int64_t n, int) {
       const size_t i = static_cast<size_t>(n / 3);
-      const MatrixLayout* const layout[] = {&layouts[i].gate, &layouts[i].up, &layouts[i].down};
-      std::vector<float>* const matrix[] = {&weights[i].gate, &weights[i].up, &weights[i].down};
+      const RecordLayout& record = chunk->layouts[i];
+      const MatrixLayout* const layout[] = {&record.gate, &record.up, &record.down};
+      const ExpertWeights& weights = chunk->weights[i];
+      const std::vector<uint16_t>* const stored[] = {&weights.gate, &weights.up, &weights.down};
+      ExpertMatrices& wide = chunk->wide[i];
+      std::vector<float>* const widened[] = {&wide.gate, &wide.up, &wide.down};
       const char* const names[] = {"gate", "up", "down"};
-      if (matrix[n % 3]->empty()) return;  // copied, or a gate that is not there
-      const absl::Status status = EncodeStored(*layout[n % 3], method, layouts[i].format.hadamard,
-                                               matrix[n % 3], records[i].data());
+      absl::Status status;  // both empty: copied, or a gate that is not there
+      if (!stored[n % 3]->empty()) {
+        status = EncodeStored(*layout[n % 3], method, record.format.hadamard, *stored[n % 3],
+                              chunk->records[i].data());
+      } else if (!widened[n % 3]->empty()) {
+        status = EncodeWide(*layout[n % 3], method, record.format.hadamard, widened[n % 3],
+                            chunk->records[i].data());
+      }
       outcomes[static_cast<size_t>(n)] =
           status.ok()
               ? status
               : Located(absl::Status(status.code(), fmt::format("{}: {}", names[n % 3],
                                                                 std::string(status.message()))),
-                        l, begin + static_cast<int>(i));
+                        l, chunk->begin + static_cast<int>(i));
     });
+    chunk->weights.clear();
+    chunk->wide.clear();
     for (const absl::Status& s : outcomes) MOERT_RETURN_IF_ERROR(s);
-    for (size_t i = 0; i < count; ++i) {
-      MOERT_RETURN_IF_ERROR(writer_->WriteRecord(l, begin + static_cast<int>(i), v, records[i]));
-    }
-    Advance(3 * static_cast<int64_t>(count));
     return absl::OkStatus();
   }
 
-  // Runs on the pool's threads, which nothing may throw in.
+  std::future<absl::Status> WriteChunk(int l, int v, Chunk chunk) const {
+    return std::async(std::launch::async, [this, l, v, chunk = std::move(chunk)]() -> absl::Status {
+      for (size_t i = 0; i < chunk.records.size(); ++i) {
+        MOERT_RETURN_IF_ERROR(
+            writer_->WriteRecord(l, chunk.begin + static_cast<int>(i), v, chunk.records[i]));
+      }
+      return absl::OkStatus();
+    });
+  }
+
+  // Both run on the pool's threads, which nothing may throw in.
+
   static absl::Status EncodeStored(const MatrixLayout& layout, QuantMethod method, bool hadamard,
-                                   std::vector<float>* weights, std::byte* record) {
+                                   const std::vector<uint16_t>& weights, std::byte* record) {
+    try {
+      if (layout.scheme.is_bf16() && !hadamard) return PackMatrixBf16(layout, weights, record);
+      std::vector<float> wide(weights.size());
+      unsigned bad = 0;  // no branch: the loop is one of vectors
+      for (size_t i = 0; i < wide.size(); ++i) {
+        wide[i] = Bf16ToF32(weights[i]);
+        bad |= (weights[i] & 0x7f80u) == 0x7f80u;
+      }
+      if (bad != 0) return absl::InvalidArgumentError("a weight is not finite");
+      if (hadamard) ApplyHadamard(layout.rows, layout.k, wide.data());
+      return EncodeMatrix(layout, method, wide, record);
+    } catch (const std::bad_alloc&) {
+      return absl::ResourceExhaustedError("out of memory while quantizing");
+    }
+  }
+
+  static absl::Status EncodeWide(const MatrixLayout& layout, QuantMethod method, bool hadamard,
+                                 std::vector<float>* weights, std::byte* record) {
     try {
       if (layout.scheme.is_bf16() && !hadamard) return PackMatrixBf16(layout, *weights, record);
       for (const float w : *weights) {
@@ -399,8 +476,8 @@ absl::StatusOr<std::vector<Scheme>> ParseSchemes(absl::string_view list) {
 absl::Status RunQuantizeJob(const QuantizeJob& job) {
   try {
     return offline::Quantization::Run(job);
-  } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError(fmt::format("{}: out of memory", job.out));
+  } catch (...) {  // no memory, or no thread
+    return ExceptionStatus(job.out);
   }
 }
 

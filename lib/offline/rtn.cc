@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/bf16.h"
+#include "offline/rtn_lanes.h"
 
 namespace moert {
 namespace {
@@ -151,6 +152,19 @@ double ErrorOfFloats(const Scheme& scheme, const GroupScale& g, absl::Span<const
 
 }  // namespace
 
+bool HasRtnLanes() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+#else
+  return false;
+#endif
+}
+
+bool HasPlainCodes(const Scheme& scheme) {
+  return !scheme.fp8 && !scheme.fp4 && !scheme.zero_points && scheme.scales == ScaleType::kBF16;
+}
+
 float RestoreCode(const Scheme& scheme, const GroupScale& g, uint8_t code) {
   if (scheme.fp8) return g.scale * F8E4M3ToF32(code);
   if (scheme.fp4) return g.scale * F4E2M1ToF32(code);
@@ -174,8 +188,125 @@ uint8_t RoundToCode(const Scheme& scheme, const GroupScale& g, float weight) {
   return static_cast<uint8_t>(std::clamp(std::nearbyint(u), 0.0f, top));
 }
 
-GroupScale FitGroup(const Scheme& scheme, absl::Span<const float> values,
-                    const RtnOptions& options) {
+namespace {
+
+/// The exact error of a candidate; above `limit`, anything that is above it.
+double GroupError(const Scheme& scheme, const GroupScale& g, absl::Span<const float> values,
+                  const RtnOptions& options, const PowerTable& power, double limit) {
+  if (scheme.fp8 || scheme.fp4) return ErrorOfFloats(scheme, g, values, options.norm);
+  const double unit = std::pow(double{g.scale}, options.norm);
+  return unit * ErrorInSteps(scheme, g, values, power, limit / unit);
+}
+
+/// The candidate ranges' shares of the full one, from 1 down.
+float ShareOf(const RtnOptions& options, int candidate, int grid) {
+  return static_cast<float>(1 - (1 - options.smallest) * candidate / static_cast<double>(grid));
+}
+
+/// FitGroup by vectors: all candidates' errors approximately, then exactly those whose bounds allow
+/// them to be the least. The same candidate wins as in FitGroup, whose order and sums the exact
+/// errors keep.
+class LaneFit {
+ public:
+  LaneFit(const Scheme& scheme, absl::Span<const float> values, const RtnOptions& options)
+      : scheme_(scheme), values_(values), options_(options) {}
+
+  static bool Can(const Scheme& scheme, absl::Span<const float> values, const RtnOptions& options) {
+    static const bool lanes = HasRtnLanes();
+    return lanes && HasPlainCodes(scheme) && options.norm == RtnOptions{}.norm &&
+           options.grid >= 1 && options.grid <= kMaxGrid && values.size() >= 16 &&
+           values.size() <= 4096;
+  }
+
+  /// False: the values are out of the range that the bounds hold for, and nothing is said.
+  bool Run(float low, float high, GroupScale* best) {
+    for (int begin = 0; begin < options_.grid; begin += kChunk) {
+      const int end = std::min(options_.grid, begin + kChunk);
+      if (!Approximate(low, high, begin, end)) return false;
+      tried_ = end;
+      if (NoneBetterFrom(low, high, end - 1)) break;
+    }
+    return Choose(best);
+  }
+
+ private:
+  static constexpr int kMaxGrid = 128, kChunk = 16;
+  // What the approximate sums may be off: the functions' own error, the table's, and rounding.
+  static constexpr float kRelative = 4e-5f, kPerValue = 4e-7f;
+
+  bool Approximate(float low, float high, int begin, int end) {
+    float inverse[kChunk], zero[kChunk], scale[kChunk], sum[kChunk], unit[kChunk];
+    const int n = end - begin;
+    for (int i = 0; i < n; ++i) {
+      const float share = ShareOf(options_, begin + i, options_.grid);
+      const GroupScale g = Spanning(scheme_, low * share, high * share);
+      if (!(g.scale > 3e-7f && g.scale < 500)) return false;
+      groups_[begin + i] = g;
+      scale[i] = g.scale;
+      inverse[i] = 1.0f / g.scale;
+      zero[i] = scheme_.symmetric ? static_cast<float>(1 << (scheme_.weight_bits - 1))
+                                  : g.offset * inverse[i];
+    }
+    const float top = static_cast<float>((1 << scheme_.weight_bits) - 1);
+    const int count = static_cast<int>(values_.size());
+    RtnErrorSumsAvx512(values_.data(), count, top, inverse, zero, n, sum);
+    RtnPowersAvx512(scale, n, unit);
+    for (int i = 0; i < n; ++i) {
+      const float slack = sum[i] * kRelative + kPerValue * static_cast<float>(count);
+      least_[begin + i] = unit[i] * (sum[i] - slack);
+      bound_ = std::min(bound_, unit[i] * (sum[i] + slack));
+    }
+    return true;
+  }
+
+  /// Whether what the range of a candidate cuts off its extremes alone is more than the best error:
+  /// all later candidates cut off more. Ranges are rounded, hence the slack.
+  bool NoneBetterFrom(float low, float high, int candidate) const {
+    const GroupScale& g = groups_[candidate];
+    const float top = static_cast<float>((1 << scheme_.weight_bits) - 1);
+    const float below =
+        scheme_.symmetric ? g.scale * static_cast<float>(1 << (scheme_.weight_bits - 1)) : g.offset;
+    const float cut = std::max(high - (g.scale * top - below), -low - below);
+    const float sure = cut - 0.01f * (high - low);
+    return sure > 0 && std::pow(double{sure}, options_.norm) > double{bound_} * 1.001;
+  }
+
+  bool Choose(GroupScale* best) const {
+    if (!std::isfinite(bound_)) return false;
+    int kept[kMaxGrid], count = 0;
+    for (int i = 0; i < tried_; ++i) {
+      if (least_[i] <= bound_) kept[count++] = i;
+    }
+    if (count == 1) {
+      *best = groups_[kept[0]];
+      return true;
+    }
+    const PowerTable power(options_.norm);
+    double least = std::numeric_limits<double>::infinity();
+    for (int i = 0; i < count; ++i) {
+      const GroupScale& g = groups_[kept[i]];
+      const double error = GroupError(scheme_, g, values_, options_, power, least);
+      if (error < least) {
+        least = error;
+        *best = g;
+      }
+    }
+    return std::isfinite(least);
+  }
+
+  const Scheme& scheme_;
+  const absl::Span<const float> values_;
+  const RtnOptions& options_;
+  GroupScale groups_[kMaxGrid];
+  float least_[kMaxGrid];                                 // lower bounds of errors
+  float bound_ = std::numeric_limits<float>::infinity();  // upper bound of the least error
+  int tried_ = 0;
+};
+
+}  // namespace
+
+GroupScale FitGroupScalar(const Scheme& scheme, absl::Span<const float> values,
+                          const RtnOptions& options) {
   float low = 0, high = 0;
   for (const float v : values) {
     low = std::min(low, v);
@@ -187,24 +318,45 @@ GroupScale FitGroup(const Scheme& scheme, absl::Span<const float> values,
   const PowerTable power(options.norm);
   const int grid = std::max(1, options.grid);
   for (int i = 0; i < grid; ++i) {
-    const float share =
-        static_cast<float>(1 - (1 - options.smallest) * i / static_cast<double>(grid));
+    const float share = ShareOf(options, i, grid);
     const GroupScale g = Spanning(scheme, low * share, high * share);
     if (!(g.scale > 0) || (g.scale == tried.scale && g.offset == tried.offset)) continue;
     tried = g;
-    double error;
-    if (scheme.fp8 || scheme.fp4) {
-      error = ErrorOfFloats(scheme, g, values, options.norm);
-    } else {
-      const double unit = std::pow(double{g.scale}, options.norm);
-      error = unit * ErrorInSteps(scheme, g, values, power, best_error / unit);
-    }
+    const double error = GroupError(scheme, g, values, options, power, best_error);
     if (error < best_error) {
       best_error = error;
       best = g;
     }
   }
   return best;
+}
+
+GroupScale FitGroup(const Scheme& scheme, absl::Span<const float> values,
+                    const RtnOptions& options) {
+  if (!LaneFit::Can(scheme, values, options)) return FitGroupScalar(scheme, values, options);
+  float low = 0, high = 0;
+  for (const float v : values) {
+    low = std::min(low, v);
+    high = std::max(high, v);
+  }
+  if (low == 0 && high == 0) return {};
+  GroupScale best;
+  if (LaneFit(scheme, values, options).Run(low, high, &best)) return best;
+  return FitGroupScalar(scheme, values, options);
+}
+
+void RoundGroup(const Scheme& scheme, const GroupScale& g, absl::Span<const float> weights,
+                uint8_t* codes) {
+  static const bool lanes = HasRtnLanes();
+  if (lanes && HasPlainCodes(scheme) && g.scale > 0) {
+    const float middle =
+        scheme.symmetric ? static_cast<float>(1 << (scheme.weight_bits - 1)) : 0.0f;
+    RtnCodesAvx512(weights.data(), static_cast<int>(weights.size()), g.scale,
+                   scheme.symmetric ? 0.0f : g.offset, middle,
+                   static_cast<float>((1 << scheme.weight_bits) - 1), codes);
+    return;
+  }
+  for (size_t i = 0; i < weights.size(); ++i) codes[i] = RoundToCode(scheme, g, weights[i]);
 }
 
 QuantizedMatrix QuantizeGroups(const MatrixLayout& layout, absl::Span<const float> weights,
@@ -217,9 +369,7 @@ QuantizedMatrix QuantizeGroups(const MatrixLayout& layout, absl::Span<const floa
       const GroupScale g = fit(weights.subspan(begin, count));
       q.scales[r * q.groups() + n] = g.scale;
       if (!q.offsets.empty()) q.offsets[r * q.groups() + n] = g.offset;
-      for (int64_t i = begin; i < begin + count; ++i) {
-        q.codes[i] = RoundToCode(layout.scheme, g, weights[i]);
-      }
+      RoundGroup(layout.scheme, g, weights.subspan(begin, count), q.codes.data() + begin);
     }
   }
   return q;

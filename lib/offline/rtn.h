@@ -27,11 +27,22 @@ struct GroupScale {
 GroupScale FitGroup(const Scheme& scheme, absl::Span<const float> values,
                     const RtnOptions& options);
 
+/// The same without vector instructions: what FitGroup is compared with.
+GroupScale FitGroupScalar(const Scheme& scheme, absl::Span<const float> values,
+                          const RtnOptions& options);
+
+/// Integer codes under bf16 scales: the schemes of our own, not those that files come in.
+bool HasPlainCodes(const Scheme& scheme);
+
 /// The weight that a code stands for.
 float RestoreCode(const Scheme& scheme, const GroupScale& group, uint8_t code);
 
 /// The code of one weight under a group's scale.
 uint8_t RoundToCode(const Scheme& scheme, const GroupScale& group, float weight);
+
+/// RoundToCode of every weight of a group. `codes` has room for weights.size().
+void RoundGroup(const Scheme& scheme, const GroupScale& group, absl::Span<const float> weights,
+                uint8_t* codes);
 
 /// Rounds every group to nearest under the scale that `fit` gives for its weights.
 QuantizedMatrix QuantizeGroups(const MatrixLayout& layout, absl::Span<const float> weights,

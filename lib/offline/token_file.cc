@@ -9,6 +9,7 @@
 #include <cstring>
 #include <memory>
 
+#include "absl/strings/match.h"
 #include "base/status_macros.h"
 
 namespace moert {
@@ -49,21 +50,30 @@ absl::StatusOr<std::string> ReadBytes(const std::string& path, int64_t max_bytes
 
 absl::StatusOr<std::vector<int32_t>> ReadTokenFile(const std::string& path, int64_t vocab_size,
                                                    int64_t limit) {
+  const int64_t width = absl::EndsWith(path, ".u32") ? 4 : 2;
   const int64_t wanted =
-      limit > 0 && limit < kMaxTokenFileBytes / 2 ? 2 * limit : kMaxTokenFileBytes + 1;
+      limit > 0 && limit < kMaxTokenFileBytes / width ? width * limit : kMaxTokenFileBytes + 1;
   MOERT_ASSIGN_OR_RETURN(const std::string bytes, ReadBytes(path, kMaxTokenFileBytes, wanted));
   if (bytes.empty()) return absl::InvalidArgumentError(fmt::format("{}: is empty", path));
-  if (bytes.size() % 2 != 0) {
+  if (static_cast<int64_t>(bytes.size()) % width != 0) {
     return absl::InvalidArgumentError(
-        fmt::format("{}: {} bytes, an odd number: not a file of uint16 ids", path, bytes.size()));
+        fmt::format("{}: {} bytes, no multiple of {}: not a file of "
+                    "uint{} ids",
+                    path, bytes.size(), width, 8 * width));
   }
-  std::vector<int32_t> ids(bytes.size() / 2);
+  std::vector<int32_t> ids(bytes.size() / static_cast<size_t>(width));
   for (size_t i = 0; i < ids.size(); ++i) {
-    ids[i] = static_cast<uint8_t>(bytes[2 * i]) | static_cast<uint8_t>(bytes[2 * i + 1]) << 8;
-    if (ids[i] >= vocab_size) {
-      return absl::InvalidArgumentError(
-          fmt::format("{}: token {} at index {} is not in 0..{}", path, ids[i], i, vocab_size - 1));
+    uint32_t id = 0;
+    for (int64_t b = 0; b < width; ++b) {
+      id |= uint32_t{static_cast<uint8_t>(
+                bytes[i * static_cast<size_t>(width) + static_cast<size_t>(b)])}
+            << (8 * b);
     }
+    if (id >= static_cast<uint64_t>(vocab_size)) {
+      return absl::InvalidArgumentError(
+          fmt::format("{}: token {} at index {} is not in 0..{}", path, id, i, vocab_size - 1));
+    }
+    ids[i] = static_cast<int32_t>(id);
   }
   return ids;
 }

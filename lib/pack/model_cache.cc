@@ -25,6 +25,7 @@
 #include "moert/expert_source.h"
 #include "moert/offline/checkpoint.h"
 #include "moert/offline/hf_config.h"
+#include "pack/checkpoint_source.h"
 #include "pack/expert_pack.h"
 #include "pack/pack_writer.h"
 
@@ -182,6 +183,7 @@ absl::StatusOr<std::unique_ptr<ExpertSource>> OpenOrWrite(const std::string& mod
   const std::string pack_dir = cache_dir + "/" + name;
   absl::StatusOr<std::unique_ptr<ExpertSource>> cached = OpenCached(pack_dir, config, identity);
   if (cached.ok() || !NeedsRebuild(cached.status())) return cached;
+  if (options.mode == OpenMode::kPackIfThere) return OpenCheckpointSource(model_dir);
 
   if (::access(cache_dir.c_str(), W_OK | X_OK) != 0) {
     return PosixError(errno, fmt::format("{}: not writable; {}", cache_dir, kRemedy));
@@ -234,6 +236,7 @@ absl::StatusOr<std::string> CacheDirectory(const std::string& requested) {
 absl::StatusOr<std::unique_ptr<ExpertSource>> OpenModel(const std::string& model_dir,
                                                         const OpenModelOptions& options) try {
   try {
+    if (options.mode == OpenMode::kInPlace) return OpenCheckpointSource(model_dir);
     return OpenOrWrite(model_dir, options);
   } catch (...) {
     return ExceptionStatus(model_dir);

@@ -50,20 +50,70 @@ constexpr Place PlaceOfThirdBit(int64_t row, int64_t k) {
           static_cast<int>(2 * (k / 16) + row / 8)};
 }
 
-void PutCode(int bits, int64_t row, int64_t k, unsigned code, uint8_t* tile) {
+// A whole tile of 4-bit codes at once: the two rows of a byte side by side.
+void PackTile4(const uint8_t (*codes)[kKTile], uint8_t* tile) {
+  for (int64_t k0 = 0; k0 < kKTile; k0 += 16) {
+    for (int64_t g = 0; g < 8; ++g) {
+      const uint8_t* low = codes[g] + k0;
+      const uint8_t* high = codes[g + 8] + k0;
+      for (int64_t t = 0; t < 8; t += 2, tile += 4) {
+        tile[0] = static_cast<uint8_t>(low[t] | high[t] << 4);
+        tile[1] = static_cast<uint8_t>(low[t + 8] | high[t + 8] << 4);
+        tile[2] = static_cast<uint8_t>(low[t + 1] | high[t + 1] << 4);
+        tile[3] = static_cast<uint8_t>(low[t + 9] | high[t + 9] << 4);
+      }
+    }
+  }
+}
+
+template <int bits>
+void PutCode(int64_t row, int64_t k, unsigned code, uint8_t* tile) {
   const auto put = [&](Place p, unsigned value) {
     tile[p.byte] = static_cast<uint8_t>(tile[p.byte] | (value << p.bit));
   };
-  switch (bits) {
-    case 8:
-      return put(PlaceOf8(row, k), code);
-    case 4:
-      return put(PlaceOf4(row, k), code);
-    case 3:
-      put(PlaceOf2(row, k), code & 3);
-      return put(PlaceOfThirdBit(row, k), code >> 2);
-    case 2:
-      return put(PlaceOf2(row, k), code);
+  if constexpr (bits == 8) put(PlaceOf8(row, k), code);
+  if constexpr (bits == 4) put(PlaceOf4(row, k), code);
+  if constexpr (bits == 3) {
+    put(PlaceOf2(row, k), code & 3);
+    put(PlaceOfThirdBit(row, k), code >> 2);
+  }
+  if constexpr (bits == 2) put(PlaceOf2(row, k), code);
+}
+
+// `tile` is zeroed.
+template <int bits>
+void PackTile(const uint8_t (*codes)[kKTile], uint8_t* tile) {
+  for (int64_t row = 0; row < kRowTile; ++row) {
+    for (int64_t k = 0; k < kKTile; ++k) PutCode<bits>(row, k, codes[row][k], tile);
+  }
+}
+
+void PackTiles(const MatrixLayout& m, const QuantizedMatrix& q, uint8_t* tile, int64_t tile_bytes) {
+  uint8_t codes[kRowTile][kKTile];
+  for (int64_t row0 = 0; row0 < m.padded_rows; row0 += kRowTile) {
+    for (int64_t k0 = 0; k0 < m.padded_k; k0 += kKTile, tile += tile_bytes) {
+      std::memset(codes, 0, sizeof(codes));
+      const int64_t rows = std::min<int64_t>(kRowTile, m.rows - row0);
+      const int64_t width = std::min<int64_t>(kKTile, m.k - k0);
+      if (rows <= 0 || width <= 0) continue;
+      for (int64_t r = 0; r < rows; ++r) {
+        std::memcpy(codes[r], q.codes.data() + (row0 + r) * m.k + k0, static_cast<size_t>(width));
+      }
+      switch (m.scheme.weight_bits) {
+        case 8:
+          PackTile<8>(codes, tile);
+          break;
+        case 4:
+          PackTile4(codes, tile);
+          break;
+        case 3:
+          PackTile<3>(codes, tile);
+          break;
+        case 2:
+          PackTile<2>(codes, tile);
+          break;
+      }
+    }
   }
 }
 
@@ -113,7 +163,9 @@ absl::Status CheckMatrix(const MatrixLayout& m, const QuantizedMatrix& q) {
     if (!std::isfinite(q.matrix_scale)) return bad("the scale of the matrix is not finite");
   }
   const unsigned limit = 1u << m.scheme.weight_bits;
-  for (size_t i = 0; i < q.codes.size(); ++i) {
+  uint8_t most = 0;  // one pass that says whether a slow one has something to find
+  for (const uint8_t code : q.codes) most = std::max(most, code);
+  for (size_t i = 0; (most >= limit || m.scheme.fp8) && i < q.codes.size(); ++i) {
     if (q.codes[i] >= limit) {
       return bad(fmt::format("code {} at row {}, k {}: must be in [0, {})", q.codes[i],
                              i / static_cast<size_t>(m.k), i % static_cast<size_t>(m.k), limit));
@@ -256,14 +308,7 @@ absl::Status PackMatrix(const MatrixLayout& m, const QuantizedMatrix& q, std::by
   if (absl::Status s = CheckMatrix(m, q); !s.ok()) return s;
   std::memset(record + m.weight_offset, 0, m.weight_bytes);
   std::memset(record + m.scale_offset, 0, m.scale_bytes);
-  uint8_t* tiles = reinterpret_cast<uint8_t*>(record + m.weight_offset);
-  const int64_t tiles_per_row = m.padded_k / kKTile;
-  for (int64_t r = 0; r < m.rows; ++r) {
-    for (int64_t c = 0; c < m.k; ++c) {
-      uint8_t* tile = tiles + (r / kRowTile * tiles_per_row + c / kKTile) * TileBytes(m);
-      PutCode(m.scheme.weight_bits, r % kRowTile, c % kKTile, q.codes[r * m.k + c], tile);
-    }
-  }
+  PackTiles(m, q, reinterpret_cast<uint8_t*>(record + m.weight_offset), TileBytes(m));
   if (m.scheme.imported()) {
     PackImportedScales(m, q, record);
     return absl::OkStatus();

@@ -28,6 +28,7 @@
 #include "cli/bench/gemm_cuda.h"
 #include "cli/bench/read_bandwidth.h"
 #include "cli/common/args.h"
+#include "cli/common/plot.h"
 #include "cli/common/report.h"
 #include "moert/default_thread_pool.h"
 #include "moert/mixed_group_gemm.h"
@@ -58,7 +59,7 @@ struct Options {
   std::string zipf = "0,0.8";
   int layers = 8;
   bool hadamard = false;
-  std::string json;
+  std::string json, plot;
   bool quiet = false;
 };
 
@@ -307,21 +308,21 @@ absl::Status RunBench(const Options& options, const std::string& command) {
         "({:.2f} .. {:.2f})\n",
         read.median, read.min, read.max);
   }
-  if (options.json.empty()) return absl::OkStatus();
-  return WriteJson(options.json, {{"command", command},
-                                  {"backend", options.backend},
-                                  {"machine", machine},
-                                  {"threads", pool->num_threads()},
-                                  {"numerics", options.numerics},
-                                  {"shape",
-                                   {{"hidden", options.hidden},
-                                    {"intermediate", options.intermediate},
-                                    {"experts_per_call", options.experts_per_call}}},
-                                  {"repeats", options.repeats},
-                                  {"clock", options.clock},
-                                  {"batches", !options.batch.empty()},
-                                  {"read_gbps", ToJson(read)},
-                                  {"results", results}});
+  return WriteFigures(options.json, options.plot,
+                      {{"command", command},
+                       {"backend", options.backend},
+                       {"machine", machine},
+                       {"threads", pool->num_threads()},
+                       {"numerics", options.numerics},
+                       {"shape",
+                        {{"hidden", options.hidden},
+                         {"intermediate", options.intermediate},
+                         {"experts_per_call", options.experts_per_call}}},
+                       {"repeats", options.repeats},
+                       {"clock", options.clock},
+                       {"batches", !options.batch.empty()},
+                       {"read_gbps", ToJson(read)},
+                       {"results", results}});
 }
 
 void PrintCudaCase(const GemmCudaCase& c) {
@@ -388,15 +389,15 @@ absl::Status RunCudaBench(const Options& options, const std::string& command) {
     fmt::print("\ncopy within the device, read + written: {:.0f} GB/s ({:.0f} .. {:.0f})\n",
                copy.median, copy.min, copy.max);
   }
-  if (options.json.empty()) return absl::OkStatus();
-  return WriteJson(options.json, {{"command", command},
-                                  {"commit", BuildCommit()},
-                                  {"backend", "cuda"},
-                                  {"machine", machine},
-                                  {"layers", o.layers},
-                                  {"repeats", o.repeats},
-                                  {"copy_gbps", ToJson(copy)},
-                                  {"results", results}});
+  return WriteFigures(options.json, options.plot,
+                      {{"command", command},
+                       {"commit", BuildCommit()},
+                       {"backend", "cuda"},
+                       {"machine", machine},
+                       {"layers", o.layers},
+                       {"repeats", o.repeats},
+                       {"copy_gbps", ToJson(copy)},
+                       {"results", results}});
 }
 
 }  // namespace
@@ -431,14 +432,12 @@ int BenchGemm(int argc, const char* const* argv) {
                    "what times are counted in: cpu is processor time over "
                    "threads, for a machine "
                    "that others use");
-  parser.AddString("json", &o.json, "write the figures as JSON to a file, or to - (stdout)");
+  parser.AddJson(&o.json);
+  parser.AddOutput("plot", &o.plot, "draws the figures: FILE.svg, .png or .pdf (matplotlib)");
   parser.AddSwitch("quiet", &o.quiet, "no table");
-  absl::Status status = parser.Parse(argc - 1, argv + 1);
-  if (status.ok() && parser.help_requested()) {
-    fmt::print("{}", parser.Help());
-    return kExitOk;
-  }
-  const std::string command = "moert-bench " + CommandLine(argc, argv);
+  if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
+  absl::Status status;
+  const std::string command = "moert-bench gemm " + CommandLine(argc, argv);
   if (status.ok()) status = o.backend == "cuda" ? RunCudaBench(o, command) : RunBench(o, command);
   return status.ok() ? kExitOk : ReportError("moert-bench gemm", status);
 }

@@ -17,6 +17,7 @@
 #include "cli/bench/model_report.h"
 #include "cli/common/any_trace.h"
 #include "cli/common/budget_flag.h"
+#include "cli/common/plot.h"
 #include "cli/common/progress.h"
 #include "cli/common/report.h"
 #include "cli/workload/synthetic_experts.h"
@@ -407,19 +408,15 @@ absl::Status RunModelBench(const ModelBenchOptions& options, const std::string& 
     fmt::print("* a bound: misses of Belady's caches, known a layer ahead\n\n");
   }
   MOERT_ASSIGN_OR_RETURN(const json result, bench.Run(command));
-  return options.json.empty() ? absl::OkStatus() : WriteJson(options.json, result);
+  return WriteFigures(options.json, options.plot, result);
 }
 
 int Main(ModelBenchOptions options, const char* summary, int argc, const char* const* argv) {
   const std::string name = "moert-bench " + options.bench;
   ArgParser parser(name, summary);
   AddModelBenchFlags(&parser, &options);
-  absl::Status status = parser.Parse(argc - 1, argv + 1);
-  if (status.ok() && parser.help_requested()) {
-    fmt::print("{}", parser.Help());
-    return kExitOk;
-  }
-  if (status.ok()) status = RunModelBench(options, "moert-bench " + CommandLine(argc, argv));
+  if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
+  const absl::Status status = RunModelBench(options, name + " " + CommandLine(argc, argv));
   return status.ok() ? kExitOk : ReportError(name, status);
 }
 

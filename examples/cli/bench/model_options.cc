@@ -59,10 +59,11 @@ void AddModelBenchFlags(ArgParser* parser, ModelBenchOptions* o) {
   parser->AddChoice("clock", &o->clock, {"wall", "virtual"},
                     "virtual: logical times, reproducible; then one repetition says all");
   parser->AddString("profile", &o->profile, "hardware profile: reference, or a file of probe");
-  parser->AddString("trace", &o->trace, "records the first strategy's run at the first budget");
+  parser->AddOutput("trace", &o->trace, "records the first strategy's run at the first budget");
   parser->AddSize("memory", &o->memory, "most memory that engines may hold together");
   parser->AddInt64("seed", &o->seed, "seed of weights and workload", 0);
-  parser->AddString("json", &o->json, "writes the figures to a file, or - for stdout");
+  parser->AddJson(&o->json);
+  parser->AddOutput("plot", &o->plot, "draws the figures: FILE.svg, .png or .pdf (matplotlib)");
   parser->AddSwitch("quiet", &o->quiet, "no table, no progress");
 }
 

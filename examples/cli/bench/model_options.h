@@ -42,7 +42,7 @@ struct ModelBenchOptions {
   std::string trace;
   int64_t memory = 0;
   int64_t seed = 1;
-  std::string json;
+  std::string json, plot;
   bool quiet = false;
 
   bool prefill() const { return bench == "prefill"; }

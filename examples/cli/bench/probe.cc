@@ -323,13 +323,10 @@ int BenchProbe(int argc, const char* const* argv) {
                    "emulated attention before every layer call that is measured");
   parser.AddInt("repeats", &o.repeats, "repetitions", 1, 1000);
   parser.AddString("name", &o.name, "name of the profile");
-  parser.AddString("json", &o.json, "writes the profile to a file, or - for stdout");
+  parser.AddJson(&o.json);
   parser.AddSwitch("quiet", &o.quiet, "no table");
-  absl::Status status = parser.Parse(argc - 1, argv + 1);
-  if (status.ok() && parser.help_requested()) {
-    fmt::print("{}", parser.Help());
-    return kExitOk;
-  }
+  if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
+  absl::Status status;
   if (status.ok() &&
       (o.file_bytes < int64_t{64} << 20 || !std::is_sorted(o.tokens.begin(), o.tokens.end()) ||
        o.tokens.front() != 1 || !(o.attention_us >= 0 && o.attention_us <= 1e9) ||
@@ -338,7 +335,7 @@ int BenchProbe(int argc, const char* const* argv) {
         "--file-size is at least 64MiB, --tokens ascend from 1, --attention-us is from 0 to 1e9, "
         "--link-gbps from 0 to 1e6");
   }
-  if (status.ok()) status = RunProbe(o, "moert-bench " + CommandLine(argc, argv));
+  if (status.ok()) status = RunProbe(o, "moert-bench probe " + CommandLine(argc, argv));
   return status.ok() ? kExitOk : ReportError("moert-bench probe", status);
 }
 

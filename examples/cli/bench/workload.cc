@@ -109,20 +109,17 @@ int BenchWorkload(int argc, const char* const* argv) {
   parser.AddChoice("workload", &o.workload, Workload::Names(), "hidden-state process");
   parser.AddString("trace", &o.trace, "a routing trace instead, or recorded routing");
   parser.AddString("model", &o.model, "checkpoint of recorded routing (*.safetensors)");
-  parser.AddString("out", &o.out, "writes the workload as a routing trace, for moert-sim");
+  parser.AddOutput("out", &o.out, "writes the workload as a routing trace, for moert-sim");
   parser.AddString("schemes", &o.schemes, "versions of the experts in that trace, most bits first");
   parser.AddInt64("steps", &o.steps, "steps", 1);
   parser.AddInt64("batch", &o.batch, "requests side by side", 1, 65536);
   parser.AddInt64("prompt", &o.prompt, "prefill steps of prompts of so many tokens", 0, 65536);
   parser.AddInt64("seed", &o.seed, "seed", 0);
-  parser.AddString("json", &o.json, "writes the figures to a file, or - for stdout");
+  parser.AddJson(&o.json);
   parser.AddSwitch("quiet", &o.quiet, "no table, no progress");
-  absl::Status status = parser.Parse(argc - 1, argv + 1);
-  if (status.ok() && parser.help_requested()) {
-    fmt::print("{}", parser.Help());
-    return kExitOk;
-  }
-  if (status.ok()) status = RunWorkload(o, "moert-bench " + CommandLine(argc, argv));
+  if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
+  absl::Status status;
+  if (status.ok()) status = RunWorkload(o, "moert-bench workload " + CommandLine(argc, argv));
   return status.ok() ? kExitOk : ReportError("moert-bench workload", status);
 }
 

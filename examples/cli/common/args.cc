@@ -6,10 +6,13 @@
 #include <cstdio>
 #include <utility>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "cli/common/output.h"
 
 namespace moert::cli {
 namespace {
@@ -126,6 +129,18 @@ void ArgParser::AddSwitch(std::string name, bool* value, std::string help) {
   });
 }
 
+void ArgParser::AddOutput(std::string name, std::string* path, std::string help) {
+  AddString(std::move(name), path, std::move(help));
+  flags_.back().shape = "FILE";
+  flags_.back().output = path;
+  if (Find("force") == nullptr) AddSwitch("force", &force_, "overwrites what is there");
+}
+
+void ArgParser::AddJson(std::string* path) {
+  AddOutput("json", path, "writes the figures to a file, or, alone, to stdout: -");
+  json_ = path;
+}
+
 void ArgParser::AddPositional(std::string name, std::string* value, std::string help,
                               bool required) {
   positionals_.push_back({std::move(name), std::move(help), value, required});
@@ -157,6 +172,56 @@ absl::Status ArgParser::UnknownFlag(absl::string_view name) const {
       fmt::format("unknown flag --{}, legal flags: {}", Str(name), absl::StrJoin(legal, ", ")));
 }
 
+// The flag at argv[*i], of which `arg` is what follows "--"; takes its value from the next argument
+// where it has one there.
+absl::Status ArgParser::SetFlag(absl::string_view arg, int argc, const char* const* argv, int* i) {
+  const size_t equals = arg.find('=');
+  const bool inline_value = equals != absl::string_view::npos;
+  Flag* flag = Find(arg.substr(0, equals));
+  if (flag == nullptr) return UnknownFlag(arg.substr(0, equals));
+  if (flag->given) {
+    return absl::InvalidArgumentError(fmt::format("--{} is given twice", flag->name));
+  }
+  flag->given = true;
+  absl::string_view value;
+  if (inline_value) {
+    if (flag->shape.empty()) {
+      return absl::InvalidArgumentError(fmt::format("--{} takes no value", flag->name));
+    }
+    value = arg.substr(equals + 1);
+  } else if (!flag->shape.empty()) {
+    if (*i + 1 == argc) {
+      return absl::InvalidArgumentError(
+          fmt::format("--{} needs a value: {}", flag->name, flag->shape));
+    }
+    value = argv[++*i];
+  }
+  const absl::Status status = flag->set(value);
+  if (status.ok()) return status;
+  return absl::InvalidArgumentError(fmt::format("--{}: {}", flag->name, Str(status.message())));
+}
+
+absl::Status ArgParser::CheckComplete(size_t positionals_given) const {
+  for (const Flag& flag : flags_) {
+    if (flag.required && !flag.given) {
+      return absl::InvalidArgumentError(
+          fmt::format("--{} {} is required: {}", flag.name, flag.shape, flag.help));
+    }
+  }
+  for (size_t i = positionals_given; i < positionals_.size(); ++i) {
+    if (positionals_[i].required) {
+      return absl::InvalidArgumentError(
+          fmt::format("{} is required: {}", positionals_[i].name, positionals_[i].help));
+    }
+  }
+  for (const Flag& flag : flags_) {
+    if (flag.output == nullptr || !flag.given || force_ || !WouldOverwrite(*flag.output)) continue;
+    return absl::AlreadyExistsError(
+        fmt::format("--{}: {} already exists; --force overwrites it", flag.name, *flag.output));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ArgParser::Parse(int argc, const char* const* argv) {
   size_t next_positional = 0;
   bool flags_ended = false;
@@ -166,100 +231,57 @@ absl::Status ArgParser::Parse(int argc, const char* const* argv) {
       flags_ended = true;
       continue;
     }
-    if (flags_ended || !absl::ConsumePrefix(&arg, "--")) {
-      if (next_positional == positionals_.size()) {
-        return absl::InvalidArgumentError(fmt::format("unexpected argument '{}'", Str(arg)));
-      }
-      *positionals_[next_positional++].value = Str(arg);
-      continue;
-    }
-    const size_t equals = arg.find('=');
-    const bool inline_value = equals != absl::string_view::npos;
-    const absl::string_view name = arg.substr(0, equals);
-    if (name == "help") {
+    if (!flags_ended && (arg == "-h" || arg == "--help" || absl::StartsWith(arg, "--help="))) {
       help_requested_ = true;
+      if (absl::ConsumePrefix(&arg, "--help=")) help_form_ = Str(arg);
       return absl::OkStatus();
     }
-    Flag* flag = Find(name);
-    if (flag == nullptr) return UnknownFlag(name);
-    if (flag->given) {
-      return absl::InvalidArgumentError(fmt::format("--{} is given twice", flag->name));
+    if (!flags_ended && absl::ConsumePrefix(&arg, "--")) {
+      const absl::Status status = SetFlag(arg, argc, argv, &i);
+      if (!status.ok()) return status;
+      continue;
     }
-    flag->given = true;
-    absl::string_view value;
-    if (inline_value) {
-      if (flag->shape.empty()) {
-        return absl::InvalidArgumentError(fmt::format("--{} takes no value", flag->name));
-      }
-      value = arg.substr(equals + 1);
-    } else if (!flag->shape.empty()) {
-      if (i + 1 == argc) {
-        return absl::InvalidArgumentError(
-            fmt::format("--{} needs a value: {}", flag->name, flag->shape));
-      }
-      value = argv[++i];
+    if (next_positional == positionals_.size()) {
+      return absl::InvalidArgumentError(fmt::format("unexpected argument '{}'", Str(arg)));
     }
-    const absl::Status status = flag->set(value);
-    if (!status.ok()) {
-      return absl::InvalidArgumentError(fmt::format("--{}: {}", flag->name, Str(status.message())));
-    }
+    *positionals_[next_positional++].value = Str(arg);
   }
-  for (const Flag& flag : flags_) {
-    if (flag.required && !flag.given) {
-      return absl::InvalidArgumentError(
-          fmt::format("--{} {} is required: {}", flag.name, flag.shape, flag.help));
-    }
-  }
-  for (size_t i = next_positional; i < positionals_.size(); ++i) {
-    if (positionals_[i].required) {
-      return absl::InvalidArgumentError(
-          fmt::format("{} is required: {}", positionals_[i].name, positionals_[i].help));
-    }
-  }
-  return absl::OkStatus();
+  return CheckComplete(next_positional);
 }
 
-std::string ArgParser::Help() const {
-  std::string out = fmt::format("{}: {}\n\nusage: {}", command_, summary_, command_);
-  for (const Positional& p : positionals_) {
-    out += p.required ? " " + p.name : fmt::format(" [{}]", p.name);
+std::optional<int> ArgParser::ParseOrReport(int argc, const char* const* argv) {
+  const absl::Status parsed = Parse(argc, argv);
+  if (!parsed.ok()) return ReportError(command_, parsed);
+  if (help_requested_) {
+    fmt::print("{}", help_form_ == "man"     ? ManSection()
+                     : help_form_ == "words" ? CompletionWords()
+                                             : Help());
+    return kExitOk;
   }
-  out += " [flags]\n";
-  for (const Positional& p : positionals_) out += fmt::format("  {}\n      {}\n", p.name, p.help);
-  for (const Flag& flag : flags_) {
-    out += fmt::format("  --{}{}{}\n      {}", flag.name, flag.shape.empty() ? "" : " ", flag.shape,
-                       flag.help);
-    if (flag.required) out += " (required)";
-    if (!flag.initial.empty()) out += fmt::format(" (default: {})", flag.initial);
-    out += "\n";
-  }
-  return out;
+  if (json_ != nullptr && *json_ == "-") KeepStdoutForJson();
+  return std::nullopt;
 }
 
 absl::StatusOr<int64_t> ParseSize(absl::string_view text) {
-  static constexpr struct {
-    const char* suffix;
-    double scale;
-  } kUnits[] = {
-      {"KiB", 1024.0}, {"MiB", 1048576.0}, {"GiB", 1073741824.0}, {"TiB", 1099511627776.0},
-      {"KB", 1e3},     {"MB", 1e6},        {"GB", 1e9},           {"TB", 1e12},
-      {"B", 1.0}};
   absl::string_view number = text;
   double scale = 1.0;
-  for (const auto& unit : kUnits) {
-    if (absl::ConsumeSuffix(&number, unit.suffix)) {
-      scale = unit.scale;
-      break;
-    }
+  const bool byte = absl::ConsumeSuffix(&number, "B");
+  const bool binary = absl::ConsumeSuffix(&number, "i");
+  const char unit = number.empty() ? '\0' : absl::ascii_toupper(number.back());
+  const size_t power = absl::string_view("KMGT").find(unit);
+  if (power != absl::string_view::npos) {
+    number.remove_suffix(1);
+    scale = std::pow(byte && !binary ? 1000.0 : 1024.0, static_cast<double>(power + 1));
   }
   int64_t whole;
-  if (scale == 1.0 && absl::SimpleAtoi(number, &whole) && whole >= 0) return whole;
+  if (!binary && scale == 1.0 && absl::SimpleAtoi(number, &whole) && whole >= 0) return whole;
   double value;
   // 2^63 is exact as a double; every smaller product fits an int64.
   if (scale == 1.0 || !absl::SimpleAtod(number, &value) || !(value >= 0) ||
       !(value * scale < 9223372036854775808.0)) {
     return absl::InvalidArgumentError(fmt::format(
-        "'{}' is not a size: a number of bytes, or one with KiB, MiB, GiB, TiB, KB, MB, GB or TB",
+        "'{}' is not a size: a number of bytes, or one with K, M, G or T (also KiB, ...: "
+        "powers of 1024), or KB, MB, GB or TB (powers of 1000)",
         Str(text)));
   }
   return static_cast<int64_t>(value * scale);

@@ -1,10 +1,13 @@
 // A declarative flag parser for the command line tools: a flag is a name, where its value goes and
-// a help line. Errors name the legal flags or values; the tools exit with status 2 on them.
+// a help line. Errors name the legal flags or values; the tools exit with status 2 on them. Help,
+// man pages and shell completion are all made from the same declarations, which is why this is not
+// CLI11: that has neither of the latter two, and takes seconds to compile in every file.
 #ifndef MOERT_EXAMPLES_CLI_COMMON_ARGS_H_
 #define MOERT_EXAMPLES_CLI_COMMON_ARGS_H_
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -44,19 +47,35 @@ class ArgParser {
                  std::string help);
   /// Takes no value: present means true.
   void AddSwitch(std::string name, bool* value, std::string help);
+  /// A file or folder that the command writes. One that is there already is refused unless --force,
+  /// which every parser with an output has, is given. "-" and devices may always be written.
+  void AddOutput(std::string name, std::string* path, std::string help);
+  /// --json FILE: an output. "-": the object alone goes to stdout, and all that would else go there
+  /// to stderr (cli/common/output.h).
+  void AddJson(std::string* path);
   /// Positional arguments are filled in the order they were added.
   void AddPositional(std::string name, std::string* value, std::string help, bool required = true);
   /// Parse fails unless the flag was given.
   void Require(absl::string_view name);
 
   /// argv without the program's (and subcommand's) name. InvalidArgument on anything unknown,
-  /// repeated, missing or out of range. After `--help` it returns OK with help_requested() set and
-  /// leaves required arguments unchecked.
+  /// repeated, missing or out of range, AlreadyExists for an output that would be overwritten.
+  /// After `--help` or `-h` it returns OK with help_requested() set and leaves the rest unchecked.
   absl::Status Parse(int argc, const char* const* argv);
+  /// Parse as a command's main does: the exit status once an error or the help has been printed,
+  /// else nothing.
+  std::optional<int> ParseOrReport(int argc, const char* const* argv);
   bool help_requested() const { return help_requested_; }
   /// True when the flag was given.
   bool Given(absl::string_view name) const;
+  /// Whether outputs may be overwritten.
+  bool force() const { return force_; }
+
   std::string Help() const;
+  /// The command as a subsection of a man page (roff).
+  std::string ManSection() const;
+  /// For shell completion: a line a flag, "--name" or "--name=a|b" or "--name=TEXT".
+  std::string CompletionWords() const;
 
  private:
   struct Flag {
@@ -65,6 +84,7 @@ class ArgParser {
     std::string shape;  // how the value looks in help: "N", "SIZE", "a|b"; empty for a switch
     std::string initial;
     std::function<absl::Status(absl::string_view)> set;
+    const std::string* output = nullptr;  // the path that it writes
     bool given = false;
     bool required = false;
   };
@@ -78,6 +98,8 @@ class ArgParser {
   void Add(std::string name, std::string shape, std::string initial, std::string help,
            std::function<absl::Status(absl::string_view)> set);
   Flag* Find(absl::string_view name);
+  absl::Status SetFlag(absl::string_view arg, int argc, const char* const* argv, int* i);
+  absl::Status CheckComplete(size_t positionals_given) const;
   absl::Status UnknownFlag(absl::string_view name) const;
 
   std::string command_;
@@ -85,9 +107,13 @@ class ArgParser {
   std::vector<Flag> flags_;
   std::vector<Positional> positionals_;
   bool help_requested_ = false;
+  std::string help_form_;  // of --help=FORM
+  bool force_ = false;
+  const std::string* json_ = nullptr;
 };
 
-/// Bytes from "4096", "512KiB", "512MiB", "8GiB", "1.5GiB" or decimal "8GB". Never negative.
+/// Bytes from "4096", "512MiB", "8GiB", "1.5G" (K, M, G and T are powers of 1024, as in other
+/// tools) or decimal "8GB". Never negative.
 absl::StatusOr<int64_t> ParseSize(absl::string_view text);
 
 /// Prints "command: message" to stderr and returns the exit status for it: kExitUsage for

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <fstream>
 
+#include "cli/common/output.h"
 #include "moert/mixed_group_gemm.h"
 
 namespace moert::cli {
@@ -81,14 +82,7 @@ absl::Status WriteJson(const std::string& path, const nlohmann::json& json) {
   // Doubles print as the shortest text that reads back exactly; odd bytes in strings are replaced.
   const std::string text =
       json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
-  std::FILE* file = path == "-" ? stdout : std::fopen(path.c_str(), "w");
-  if (file == nullptr) {
-    return absl::InvalidArgumentError(fmt::format("cannot write {}", path));
-  }
-  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  const bool flushed = (file == stdout ? std::fflush(file) : std::fclose(file)) == 0;
-  if (!written || !flushed) return absl::InternalError(fmt::format("writing {} failed", path));
-  return absl::OkStatus();
+  return WriteOutput(path, text);
 }
 
 }  // namespace moert::cli

@@ -3,13 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstdio>
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "cli/common/output.h"
 #include "util/bytes_text.h"
 
 namespace moert::cli {
@@ -161,24 +159,8 @@ std::string ReportTable(const RunReport& r, const Engine& engine) {
 absl::Status WriteReport(const RunReport& report, const Engine& engine, const std::string& json,
                          bool quiet) {
   if (!quiet) fmt::print("\n{}", ReportTable(report, engine));
-  if (!json.empty()) {
-    const std::string text = ReportJson(report, engine) + "\n";
-    if (json == "-") {
-      std::fwrite(text.data(), 1, text.size(), stdout);
-    } else {
-      FILE* file = std::fopen(json.c_str(), "wb");
-      bool ok = file != nullptr;
-      if (ok) ok = std::fwrite(text.data(), 1, text.size(), file) == text.size();
-      if (file != nullptr) ok = std::fclose(file) == 0 && ok;
-      if (!ok) {
-        return absl::UnavailableError(fmt::format("--json {}: {}", json, std::strerror(errno)));
-      }
-    }
-  }
-  if (std::fflush(stdout) != 0 || std::ferror(stdout)) {
-    return absl::UnavailableError(fmt::format("writing to stdout: {}", std::strerror(errno)));
-  }
-  return absl::OkStatus();
+  if (json.empty()) return absl::OkStatus();
+  return WriteOutput(json, ReportJson(report, engine) + "\n");
 }
 
 }  // namespace moert::cli

@@ -178,7 +178,7 @@ int AllocateMain(int argc, const char* const* argv) {
                    "number of bytes.");
   parser.AddString("calibration", &a.calibration, "file of `moert-pack calibrate`");
   parser.Require("calibration");
-  parser.AddString("out", &a.out, "the plan to write");
+  parser.AddOutput("out", &a.out, "the plan to write");
   parser.Require("out");
   parser.AddDouble("bits", &a.bits, "stored bits a weight, scales and padding included");
   parser.AddSize("budget", &a.bytes, "or bytes of all experts");
@@ -202,14 +202,9 @@ int AllocateMain(int argc, const char* const* argv) {
   parser.AddDouble("gap", &a.gap, "cbc stops at this share of the optimum");
   parser.AddDouble("time-limit", &a.seconds, "seconds for cbc");
   parser.AddString("name", &a.name, "the version's name (default: mixed-BITS)");
-  parser.AddString("picture", &a.picture, "an SVG heat map to write");
+  parser.AddOutput("picture", &a.picture, "an SVG heat map to write");
   parser.AddSwitch("quiet", &a.quiet, "prints nothing");
-  const absl::Status parsed = parser.Parse(argc, argv);
-  if (!parsed.ok()) return ReportError(kCommand, parsed);
-  if (parser.help_requested()) {
-    fmt::print("{}", parser.Help());
-    return kExitOk;
-  }
+  if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
   absl::Status status;
   try {
     status = Run(a);

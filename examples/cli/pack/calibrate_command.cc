@@ -31,6 +31,7 @@ absl::Status Run(Arguments* a) {
     if (!a->quiet && !line.empty()) fmt::print(stderr, "{}\n", line);
   };
   job.token_files = absl::StrSplit(a->tokens, ',');
+  job.read_tokens = HostTokenReader(job.model);
   MOERT_ASSIGN_OR_RETURN(job.schemes, ParseSchemes(a->schemes));
   MOERT_ASSIGN_OR_RETURN(job.method, ParseQuantMethod(a->method));
   std::string note;
@@ -66,9 +67,10 @@ int CalibrateMain(int argc, const char* const* argv) {
                    "interruption, the same command continues.");
   parser.AddString("model", &job.model, "directory of a Hugging Face checkpoint");
   parser.Require("model");
-  parser.AddString("tokens", &a.tokens, "comma-separated files of calibration tokens");
+  parser.AddString("tokens", &a.tokens,
+                   "comma-separated calibration texts, or files of token ids, *.u16 or *.u32");
   parser.Require("tokens");
-  parser.AddString("out", &job.out, "the calibration file to write");
+  parser.AddOutput("out", &job.out, "the calibration file to write");
   parser.Require("out");
   parser.AddString("schemes", &a.schemes, "comma-separated candidates");
   parser.AddChoice("method", &a.method, {"rtn", "hqq", "gptq"}, "what quantizes the candidates");
@@ -84,12 +86,9 @@ int CalibrateMain(int argc, const char* const* argv) {
   parser.AddChoice("backend", &a.backend, {"cpu", "cuda", "auto"},
                    "where matrices are multiplied; quantizing is the CPU's");
   parser.AddSwitch("quiet", &a.quiet, "no progress, no notes");
-  const absl::Status parsed = parser.Parse(argc, argv);
-  if (!parsed.ok()) return ReportError(kCommand, parsed);
-  if (parser.help_requested()) {
-    fmt::print("{}", parser.Help());
-    return kExitOk;
-  }
+  if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
+  std::error_code ec;
+  if (parser.force()) std::filesystem::remove(job.out, ec);
   const absl::Status status = Run(&a);
   return status.ok() ? kExitOk : ReportError(kCommand, status);
 }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "host/linear.h"
+#include "host/read_tokens.h"
 #include "moert/backend.h"
 #include "util/status_macros.h"
 
@@ -82,6 +83,12 @@ absl::StatusOr<std::unique_ptr<host::DeviceProducts>> OpenProducts(const std::st
   }
   return absl::Status(status.code(), fmt::format("--backend cuda: {}; legal are cpu and auto",
                                                  std::string(status.message())));
+}
+
+TokenReader HostTokenReader(const std::string& model) {
+  return [model](const std::string& path, int64_t vocab_size) {
+    return host::ReadTokens(path, model, vocab_size, 0);
+  };
 }
 
 OpenCalibrationModel HostModelOpener(host::DeviceProducts* device) {

@@ -9,6 +9,7 @@
 #include "host/device_products.h"
 #include "host/model.h"
 #include "moert/offline/calibration_model.h"
+#include "moert/offline/token_file.h"
 
 namespace moert::cli {
 
@@ -33,6 +34,9 @@ std::unique_ptr<CalibrationModel> MakeHostModel(std::unique_ptr<host::Decoder> d
 /// which *note then says why. An error where "cuda" cannot be had.
 absl::StatusOr<std::unique_ptr<host::DeviceProducts>> OpenProducts(const std::string& backend,
                                                                    int threads, std::string* note);
+
+/// Reads calibration tokens as host::ReadTokens does.
+TokenReader HostTokenReader(const std::string& model);
 
 /// Opens the decoder of a checkpoint. `device` is borrowed, may be null.
 OpenCalibrationModel HostModelOpener(host::DeviceProducts* device);

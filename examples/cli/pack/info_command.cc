@@ -8,9 +8,9 @@
 #include "absl/strings/str_cat.h"
 #include "cli/common/args.h"
 #include "cli/common/budget_flag.h"
-#include "cli/common/report.h"
+#include "cli/common/model_parts.h"
+#include "cli/common/plot.h"
 #include "cli/pack/commands.h"
-#include "cli/pack/model_parts.h"
 #include "moert/auto_strategy.h"
 #include "moert/engine.h"
 #include "moert/offline/checkpoint.h"
@@ -25,6 +25,8 @@ namespace {
 using nlohmann::json;
 
 constexpr char kCommand[] = "moert-pack info";
+
+constexpr int64_t kContext = 4096;  // tokens that the host's own memory is shown for
 
 bool IsFile(const std::string& path) {
   struct stat st {};
@@ -208,6 +210,11 @@ void PrintPlans(const json& info, const json& versions) {
     if (v.contains("need")) PrintPlan(v["name"].get<std::string>(), v["need"], experts);
   }
   if (info.contains("need")) PrintPlan("all versions", info["need"], experts);
+  if (!info.contains("host_bytes") || info["host_bytes"].is_null()) return;
+  fmt::print(
+      "  beside the budget: {} of dense weights and {} tokens of KV cache, held by the host; the "
+      "experts' files, read when they are missing\n",
+      util::BytesText(info["host_bytes"].get<int64_t>()), kContext);
 }
 
 void AddOptions(const PlanOptions& options, json* info) {
@@ -275,6 +282,10 @@ absl::StatusOr<json> DescribeCheckpoint(const std::string& path, const PlanOptio
     schemes.push_back(std::move(row));
   }
   MOERT_ASSIGN_OR_RETURN(json parts, PartsJson(path));
+  json host = nullptr;  // a config without its weights
+  if (const auto checkpoint = Checkpoint::Open(path); checkpoint.ok()) {
+    host = HostBytes(**checkpoint, config, kContext);
+  }
   json model = ModelJson(config.moe);
   model["layers"] = config.num_hidden_layers;
   model["vocabulary"] = config.vocab_size;
@@ -284,6 +295,7 @@ absl::StatusOr<json> DescribeCheckpoint(const std::string& path, const PlanOptio
                {"model", std::move(model)},
                {"stored", std::string(StoredWeightsName(config.quantization.form))},
                {"parts", std::move(parts)},
+               {"host_bytes", std::move(host)},
                {"schemes", std::move(schemes)}};
   AddOptions(options, &info);
   return info;
@@ -347,7 +359,7 @@ void Print(const json& info) {
 }  // namespace
 
 int InfoMain(int argc, const char* const* argv) {
-  std::string path, json_path;
+  std::string path, json_path, picture;
   PlanOptions options;
   ArgParser parser(kCommand,
                    "Describes an expert pack, a checkpoint (and what its experts would take in "
@@ -357,21 +369,14 @@ int InfoMain(int argc, const char* const* argv) {
                    "shows what fits: 512MiB, 8GiB (everything), or 25% of the experts");
   parser.AddString("strategy", &options.strategy, "the strategy to plan for");
   parser.AddInt64("rows", &options.rows, "tokens of the largest step to plan for", 1, 65536);
-  parser.AddString("json", &json_path, "writes the description to a file, or - for stdout");
-  const absl::Status parsed = parser.Parse(argc, argv);
-  if (!parsed.ok()) return ReportError(kCommand, parsed);
-  if (parser.help_requested()) {
-    fmt::print("{}", parser.Help());
-    return kExitOk;
-  }
+  parser.AddJson(&json_path);
+  parser.AddOutput("plot", &picture, "draws the figures: FILE.svg, .png or .pdf (matplotlib)");
+  if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
   const absl::StatusOr<json> info = Info(path, options);
   if (!info.ok()) return ReportError(kCommand, info.status());
-  if (json_path != "-") Print(*info);
-  if (!json_path.empty()) {
-    const absl::Status written = WriteJson(json_path, *info);
-    if (!written.ok()) return ReportError(kCommand, written);
-  }
-  return kExitOk;
+  Print(*info);
+  const absl::Status written = WriteFigures(json_path, picture, *info);
+  return written.ok() ? kExitOk : ReportError(kCommand, written);
 }
 
 }  // namespace moert::cli

@@ -5,9 +5,11 @@
 
 #include "absl/strings/str_split.h"
 #include "cli/common/args.h"
+#include "cli/common/interrupt.h"
 #include "cli/common/progress.h"
 #include "cli/pack/commands.h"
 #include "cli/pack/host_model.h"
+#include "moert/offline/pack.h"
 #include "moert/offline/quantize.h"
 #include "util/status_macros.h"
 
@@ -15,6 +17,19 @@ namespace moert::cli {
 namespace {
 
 constexpr char kCommand[] = "moert-pack quantize";
+
+// What --force replaces: a pack, and nothing else.
+absl::Status RemovePack(const std::string& path) {
+  std::error_code ec;
+  if (!std::filesystem::exists(path, ec)) return absl::OkStatus();
+  if (!std::filesystem::exists(path + "/" + kManifestFile, ec)) {
+    return absl::InvalidArgumentError(
+        fmt::format("--out: {} is no expert pack; --force replaces nothing else", path));
+  }
+  std::filesystem::remove_all(path, ec);
+  if (!ec) return absl::OkStatus();
+  return absl::PermissionDeniedError(fmt::format("{}: {}", path, ec.message()));
+}
 
 absl::Status Run(QuantizeJob* job, const std::string& schemes, const std::string& method,
                  bool quiet) {
@@ -24,6 +39,7 @@ absl::Status Run(QuantizeJob* job, const std::string& schemes, const std::string
         "method gptq needs calibration tokens: give --tokens FILE[,FILE...]");
   }
   job->open_model = HostModelOpener(nullptr);
+  job->read_tokens = HostTokenReader(job->model);
   if (!schemes.empty()) {
     MOERT_ASSIGN_OR_RETURN(job->schemes, ParseSchemes(schemes));
   } else if (job->plans.empty()) {
@@ -32,6 +48,8 @@ absl::Status Run(QuantizeJob* job, const std::string& schemes, const std::string
   Progress progress("quantizing matrices", !quiet);
   job->progress = [&](int64_t done, int64_t total) { progress.Update(done, total); };
   if (!quiet) job->log = [](const std::string& line) { fmt::print(stderr, "{}\n", line); };
+  job->cancelled = Interrupted;
+  const CatchInterrupts catching;
   const absl::Status status = RunQuantizeJob(*job);
   std::error_code ec;
   if (!status.ok() && !quiet && std::filesystem::exists(job->out + ".partial", ec)) {
@@ -55,7 +73,7 @@ int QuantizeMain(int argc, const char* const* argv) {
                    "continues.");
   parser.AddString("model", &job.model, "directory of a Hugging Face checkpoint");
   parser.Require("model");
-  parser.AddString("out", &job.out, "the pack to write, a directory that does not exist");
+  parser.AddOutput("out", &job.out, "the pack to write, a directory that does not exist");
   parser.Require("out");
   parser.AddString("schemes", &schemes, "comma-separated schemes, e.g. bf16,w4a16_g128");
   parser.AddString("plan", &plans,
@@ -64,20 +82,21 @@ int QuantizeMain(int argc, const char* const* argv) {
                    "rounding to nearest, half-quadratic, or GPTQ, which needs --tokens");
   parser.AddSwitch("hadamard", &job.hadamard,
                    "transforms weights, and at run time activations, by block Hadamard matrices");
-  parser.AddString("tokens", &tokens, "comma-separated files of calibration tokens (gptq)");
+  parser.AddString(
+      "tokens", &tokens,
+      "comma-separated calibration texts, or files of token ids, *.u16 or *.u32 (gptq)");
   parser.AddInt64("calibration-tokens", &job.calibration_tokens,
                   "tokens used of those files together; 0: all", 0);
   parser.AddInt64("window", &job.window, "tokens a calibration sequence", 2, int64_t{1} << 20);
   parser.AddInt("threads", &job.threads, "threads; 0: one a core", 0, 1024);
   parser.AddSwitch("quiet", &quiet, "no progress, no notes");
-  const absl::Status parsed = parser.Parse(argc, argv);
-  if (!parsed.ok()) return ReportError(kCommand, parsed);
-  if (parser.help_requested()) {
-    fmt::print("{}", parser.Help());
-    return kExitOk;
-  }
+  if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
   if (parser.Given("tokens")) job.token_files = absl::StrSplit(tokens, ',');
   if (parser.Given("plan")) job.plans = absl::StrSplit(plans, ',');
+  if (parser.force()) {
+    const absl::Status removed = RemovePack(job.out);
+    if (!removed.ok()) return ReportError(kCommand, removed);
+  }
   const absl::Status status = Run(&job, schemes, method, quiet);
   return status.ok() ? kExitOk : ReportError(kCommand, status);
 }

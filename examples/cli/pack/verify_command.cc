@@ -37,12 +37,7 @@ int VerifyMain(int argc, const char* const* argv) {
   parser.AddPositional("PACK", &pack, "an expert pack");
   parser.AddInt("threads", &threads, "threads; 0: one a core", 0, 1024);
   parser.AddSwitch("quiet", &quiet, "no progress, no summary");
-  const absl::Status parsed = parser.Parse(argc, argv);
-  if (!parsed.ok()) return ReportError(kCommand, parsed);
-  if (parser.help_requested()) {
-    fmt::print("{}", parser.Help());
-    return kExitOk;
-  }
+  if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
   const absl::StatusOr<PackVerification> result = Verify(pack, threads, quiet);
   if (!result.ok()) return ReportError(kCommand, result.status());
   for (size_t i = 0; i < result->damage.size() && i < kShown; ++i) {

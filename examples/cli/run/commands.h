@@ -5,7 +5,10 @@
 
 namespace moert::cli {
 
+int ChatMain(int argc, const char* const* argv);
+int DoctorMain(int argc, const char* const* argv);
 int GenerateMain(int argc, const char* const* argv);
+int ListMain(int argc, const char* const* argv);
 int PplMain(int argc, const char* const* argv);
 
 }  // namespace moert::cli

@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "cli/common/progress.h"
 #include "cli/common/text_file.h"
 #include "cli/run/commands.h"
+#include "cli/run/live.h"
+#include "cli/run/sampling_flags.h"
 #include "cli/run/session.h"
 #include "host/generate.h"
 #include "host/tokenizer.h"
@@ -20,8 +23,7 @@ constexpr int64_t kMaxPrefillRows = 512;
 struct Arguments {
   RunOptions run;
   std::string prompt, prompt_file;
-  int64_t max_tokens = 64;
-  double temperature = 0.0;
+  SamplingFlags flags;
 };
 
 struct Opened {
@@ -34,10 +36,7 @@ absl::StatusOr<Opened> Open(const Arguments& args, const ArgParser& parser) {
   if (parser.Given("prompt") == parser.Given("prompt-file")) {
     return absl::InvalidArgumentError("give one of --prompt and --prompt-file");
   }
-  if (!(args.temperature >= 0.0 && args.temperature <= 100.0)) {
-    return absl::InvalidArgumentError(
-        fmt::format("--temperature: {} is not in 0..100", args.temperature));
-  }
+  MOERT_RETURN_IF_ERROR(args.flags.sampling.Validate());
   std::string text = args.prompt;
   if (parser.Given("prompt-file")) {
     MOERT_ASSIGN_OR_RETURN(text, ReadTextFile(args.prompt_file, kMaxPromptBytes));
@@ -48,10 +47,10 @@ absl::StatusOr<Opened> Open(const Arguments& args, const ArgParser& parser) {
   MOERT_ASSIGN_OR_RETURN(std::vector<int32_t> prompt, tokenizer.EncodePrompt(text));
   const int64_t positions = config.max_position_embeddings;
   const int64_t size = static_cast<int64_t>(prompt.size());
-  if (size >= positions || args.max_tokens > positions - size) {
+  if (size >= positions || args.flags.max_tokens > positions - size) {
     return absl::InvalidArgumentError(
         fmt::format("a prompt of {} tokens and --max-tokens {} do not fit the model's {} positions",
-                    size, args.max_tokens, positions));
+                    size, args.flags.max_tokens, positions));
   }
   MOERT_ASSIGN_OR_RETURN(
       Session session, Session::Open(args.run, std::move(config), std::min(size, kMaxPrefillRows)));
@@ -59,38 +58,40 @@ absl::StatusOr<Opened> Open(const Arguments& args, const ArgParser& parser) {
 }
 
 absl::Status Run(const Arguments& args, Opened& opened) {
-  host::StreamDecoder stream(&opened.tokenizer);
-  std::string text;
+  Session& session = opened.session;
+  host::GenerateOptions options = MakeGenerateOptions(args.flags, args.run.seed, session.config);
+  const int64_t size = static_cast<int64_t>(opened.prompt.size());
+  MOERT_ASSIGN_OR_RETURN(const auto sequence,
+                         session.decoder->NewSequence(size + options.max_tokens));
+  Live live(session.engine.get(), args.run.live);
+  int64_t filling = 0;  // tokens while the fast tier filled: the first ones
+  auto reading = std::make_unique<Progress>("reading the prompt, tokens", !args.run.quiet);
+  options.progress = [&](int64_t done, int64_t total) { reading->Update(done, total); };
+  options.on_token = [&](int32_t) {
+    live.AddTokens(1);
+    filling += session.filling();
+    return absl::OkStatus();
+  };
   const auto show = [&](const std::string& piece) {
-    text += piece;
+    reading.reset();
     if (args.run.json_alone()) return;
     std::fwrite(piece.data(), 1, piece.size(), stdout);
     std::fflush(stdout);
   };
-  host::GenerateOptions options;
-  options.max_tokens = args.max_tokens;
-  options.temperature = args.temperature;
-  options.seed = static_cast<uint64_t>(args.run.seed);
-  for (const int64_t id : opened.session.config.eos_token_ids) {
-    options.stop_tokens.push_back(static_cast<int32_t>(id));
-  }
-  options.on_token = [&](int32_t token) -> absl::Status {
-    MOERT_ASSIGN_OR_RETURN(const std::string piece, stream.Push(token));
-    show(piece);
-    return absl::OkStatus();
-  };
-  const auto result = host::Generate(opened.session.decoder.get(), opened.prompt, options);
-  show(stream.Finish());
+  auto generation =
+      GenerateText(session.decoder.get(), sequence.get(), opened.tokenizer, opened.prompt,
+                   std::move(options), ParseStops(args.flags.stop), show);
   if (!args.run.json_alone()) std::fputc('\n', stdout);
-  MOERT_RETURN_IF_ERROR(result.status());
+  MOERT_RETURN_IF_ERROR(generation.status());
 
   RunReport report;
   report.command = "generate";
-  report.text = std::move(text);
-  report.tokens = result->tokens;
-  report.ttft_ms = result->ttft_ms;
-  report.decode_ms = result->step_ms;
-  return opened.session.Finish(std::move(report), args.run);
+  report.text = std::move(generation->text);
+  report.tokens = generation->result.tokens;
+  report.ttft_ms = generation->result.ttft_ms;
+  report.decode_ms = generation->result.step_ms;
+  if (session.warm != nullptr) report.extra["filling_tokens"] = filling;
+  return session.Finish(std::move(report), args.run);
 }
 
 }  // namespace
@@ -100,15 +101,9 @@ int GenerateMain(int argc, const char* const* argv) {
   ArgParser parser(kCommand, "Continues a prompt and streams the text to stdout.");
   parser.AddString("prompt", &args.prompt, "text to continue");
   parser.AddString("prompt-file", &args.prompt_file, "file with the text to continue");
-  parser.AddInt64("max-tokens", &args.max_tokens, "tokens to generate at most", 1);
-  parser.AddDouble("temperature", &args.temperature, "0: always the likeliest token");
+  AddSamplingFlags(&parser, &args.flags);
   AddRunFlags(&parser, &args.run);
-  const absl::Status parsed = parser.Parse(argc, argv);
-  if (!parsed.ok()) return ReportError(kCommand, parsed);
-  if (parser.help_requested()) {
-    fmt::print("{}", parser.Help());
-    return kExitOk;
-  }
+  if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
   absl::StatusOr<Opened> opened = Open(args, parser);
   if (!opened.ok()) {
     ReportError(kCommand, opened.status());

@@ -1,46 +1,16 @@
 // moert-run: generates text with a model, or scores token files, through libmoert.
-#include <fmt/format.h>
-
-#include <cstdio>
-#include <exception>
-#include <string>
-
-#include "cli/common/args.h"
+#include "cli/common/tool.h"
 #include "cli/run/commands.h"
 
-namespace {
-
-constexpr char kUsage[] =
-    "usage: moert-run generate --model DIR (--prompt TEXT | --prompt-file FILE) [flags]\n"
-    "       moert-run ppl --model DIR --tokens FILE.u16 [flags]\n"
-    "       moert-run COMMAND --help\n";
-
-int Run(int argc, char** argv) {
-  const std::string command = argc > 1 ? argv[1] : "";
-  if (command == "generate") return moert::cli::GenerateMain(argc - 2, argv + 2);
-  if (command == "ppl") return moert::cli::PplMain(argc - 2, argv + 2);
-  if (command == "--help" || command == "-h" || command == "help") {
-    fmt::print("{}", kUsage);
-    return moert::cli::kExitOk;
-  }
-  if (command == "--version") {
-    fmt::print("moert-run {}\n", MOERT_VERSION);
-    return moert::cli::kExitOk;
-  }
-  if (!command.empty()) {
-    fmt::print(stderr, "moert-run: '{}' is not a command; legal are generate and ppl\n", command);
-  }
-  fmt::print(stderr, "{}", kUsage);
-  return moert::cli::kExitUsage;
-}
-
-}  // namespace
-
 int main(int argc, char** argv) {
-  try {
-    return Run(argc, argv);
-  } catch (const std::exception& e) {  // out of memory: the host's own vectors throw
-    std::fprintf(stderr, "moert-run: %s\n", e.what());
-    return moert::cli::kExitFailure;
-  }
+  return moert::cli::RunTool(
+      {"moert-run",
+       "runs Mixture-of-Experts models bigger than memory",
+       {{"generate", "continues a prompt", moert::cli::GenerateMain},
+        {"chat", "talks with a model", moert::cli::ChatMain},
+        {"ppl", "scores text or token files", moert::cli::PplMain},
+        {"list", "strategies, schemes, models, kernels", moert::cli::ListMain},
+        {"doctor", "what this machine has, and what would be fastest on it",
+         moert::cli::DoctorMain}}},
+      argc, argv);
 }

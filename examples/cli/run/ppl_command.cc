@@ -6,9 +6,10 @@
 #include "cli/common/progress.h"
 #include "cli/common/run_report.h"
 #include "cli/run/commands.h"
+#include "cli/run/live.h"
 #include "cli/run/session.h"
 #include "host/perplexity.h"
-#include "moert/offline/token_file.h"
+#include "host/read_tokens.h"
 #include "util/status_macros.h"
 
 namespace moert::cli {
@@ -38,8 +39,9 @@ absl::StatusOr<Opened> Open(const Arguments& args, const ArgParser& parser) {
         "--batch needs --step-tokens: without it each window is one prefill step");
   }
   MOERT_ASSIGN_OR_RETURN(HfConfig config, LoadHfConfig(args.run.model));
-  MOERT_ASSIGN_OR_RETURN(std::vector<int32_t> tokens,
-                         ReadTokenFile(args.tokens, config.vocab_size, args.limit));
+  MOERT_ASSIGN_OR_RETURN(
+      std::vector<int32_t> tokens,
+      host::ReadTokens(args.tokens, args.run.model, config.vocab_size, args.limit));
   if (args.window > config.max_position_embeddings) {
     return absl::InvalidArgumentError(fmt::format("--window {}: the model has {} positions",
                                                   args.window, config.max_position_embeddings));
@@ -68,8 +70,14 @@ absl::Status Run(const Arguments& args, Opened& opened) {
   options.batch = args.batch;
   absl::StatusOr<host::PerplexityResult> result;
   {
-    Progress progress("tokens", !args.run.quiet);
-    options.progress = [&](int64_t done, int64_t total) { progress.Update(done, total); };
+    Progress progress("tokens", !args.run.quiet && !args.run.live);
+    Live live(opened.session.engine.get(), args.run.live);
+    int64_t before = 0;
+    options.progress = [&](int64_t done, int64_t total) {
+      progress.Update(done, total);
+      live.AddTokens(done - before);
+      before = done;
+    };
     result = host::Perplexity(opened.session.decoder.get(), opened.tokens, options);
   }
   MOERT_RETURN_IF_ERROR(result.status());
@@ -91,10 +99,11 @@ absl::Status Run(const Arguments& args, Opened& opened) {
 
 int PplMain(int argc, const char* const* argv) {
   Arguments args;
-  ArgParser parser(kCommand,
-                   "Scores a file of token ids in windows that do not overlap; the first token of "
-                   "a window is not scored, a shorter rest at the end is not used.");
-  parser.AddString("tokens", &args.tokens, "little-endian uint16 token ids");
+  ArgParser parser(
+      kCommand,
+      "Scores text, or a file of token ids, in windows that do not overlap; the first token of "
+      "a window is not scored, a shorter rest at the end is not used.");
+  parser.AddString("tokens", &args.tokens, "FILE.u16 or FILE.u32: token ids; any other file: text");
   parser.Require("tokens");
   parser.AddInt64("window", &args.window, "tokens a window", 2, int64_t{1} << 31);
   parser.AddInt64("step-tokens", &args.step_tokens,
@@ -103,12 +112,7 @@ int PplMain(int argc, const char* const* argv) {
   parser.AddInt64("batch", &args.batch, "windows that decode side by side", 1, int64_t{1} << 31);
   parser.AddInt64("limit", &args.limit, "uses only the first tokens of the file", 1);
   AddRunFlags(&parser, &args.run);
-  const absl::Status parsed = parser.Parse(argc, argv);
-  if (!parsed.ok()) return ReportError(kCommand, parsed);
-  if (parser.help_requested()) {
-    fmt::print("{}", parser.Help());
-    return kExitOk;
-  }
+  if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
   absl::StatusOr<Opened> opened = Open(args, parser);
   if (!opened.ok()) {
     ReportError(kCommand, opened.status());

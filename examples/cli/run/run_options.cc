@@ -13,6 +13,12 @@ void AddRunFlags(ArgParser* parser, RunOptions* o) {
   parser->Require("model");
   parser->AddString("experts", &o->experts,
                     "expert pack to use instead of the checkpoint's experts");
+  parser->AddString("as", &o->as,
+                    "opens the experts as these schemes, comma-separated, through a pack that is "
+                    "quantized once into the cache: w4a16_g128");
+  parser->AddSwitch("pack", &o->pack,
+                    "writes a bf16 pack of the experts into the cache, once, instead of reading "
+                    "them in place");
   parser->AddString("strategy", &o->strategy, "offloading strategy, name[:key=value,...]");
   parser->AddString("budget", &o->budget,
                     "memory for experts: 512MiB, 8GiB (everything), or 25% of the experts");
@@ -31,9 +37,13 @@ void AddRunFlags(ArgParser* parser, RunOptions* o) {
   parser->AddString("kernels", &o->kernels, "CPU kernel set: auto or a name");
   parser->AddChoice("graphs", &o->graphs, {"auto", "off"},
                     "cuda: decode steps as CUDA graphs where the strategy allows it, or never");
-  parser->AddString("json", &o->json, "writes the run's numbers to a file, or - for stdout");
-  parser->AddString("trace", &o->trace,
+  parser->AddJson(&o->json);
+  parser->AddOutput("trace", &o->trace,
                     "writes the routing trace to a file, and a timeline to FILE.perfetto.json");
+  parser->AddString("warm", &o->warm,
+                    "fills the fast tier from opening on: auto (by the last run's use), a file of "
+                    "`moert-pack calibrate`, or off");
+  parser->AddSwitch("live", &o->live, "a line of statistics on stderr, twice a second");
   parser->AddSwitch("quiet", &o->quiet, "no statistics table, no progress, no notes");
 }
 

@@ -14,6 +14,10 @@ namespace moert::cli {
 struct RunOptions {
   std::string model;
   std::string experts;
+  std::string as;  // schemes to open the checkpoint's experts in
+  bool pack = false;
+  bool live = false;
+  std::string warm = "off";
   std::string strategy = "on-demand";
   std::string budget = "100%";
   int64_t host_budget = -1;

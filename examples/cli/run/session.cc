@@ -2,8 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_join.h"
+#include "cli/common/interrupt.h"
+#include "cli/common/machine.h"
+#include "cli/common/model_parts.h"
 #include "cli/common/progress.h"
 #include "host/open_decoder.h"
 #include "host/utf8.h"
@@ -11,28 +16,51 @@
 #include "moert/default_thread_pool.h"
 #include "moert/expert_source.h"
 #include "moert/offline/checkpoint.h"
+#include "moert/offline/open_as.h"
+#include "moert/strategy.h"
 #include "util/status_macros.h"
 
 namespace moert::cli {
 namespace {
 
-absl::StatusOr<std::shared_ptr<const ExpertSource>> OpenExperts(const RunOptions& options,
-                                                                const HfConfig& config) {
-  if (!options.experts.empty()) {
-    MOERT_ASSIGN_OR_RETURN(std::shared_ptr<const ExpertSource> pack,
-                           OpenExpertPack(options.experts));
-    // The two directories are given separately: a pack of another model would compute nonsense.
-    if (pack->model().layers != config.moe.layers) {
-      return absl::InvalidArgumentError(fmt::format(
-          "--experts {}: its MoE layers are not those of {}", options.experts, options.model));
-    }
-    return pack;
+using Source = std::shared_ptr<const ExpertSource>;
+
+absl::StatusOr<Source> OpenPack(const RunOptions& options, const HfConfig& config) {
+  MOERT_ASSIGN_OR_RETURN(Source pack, OpenExpertPack(options.experts));
+  // The two directories are given separately: a pack of another model would compute nonsense.
+  if (pack->model().layers != config.moe.layers) {
+    return absl::InvalidArgumentError(fmt::format(
+        "--experts {}: its MoE layers are not those of {}", options.experts, options.model));
   }
+  return pack;
+}
+
+absl::StatusOr<Source> OpenAs(const RunOptions& options) {
+  OpenAsOptions open;
+  MOERT_ASSIGN_OR_RETURN(open.schemes, ParseSchemes(options.as));
+  open.cache_dir = options.cache;
+  open.threads = options.threads;
+  const CatchInterrupts catching;
+  open.cancelled = Interrupted;
+  Progress progress("quantizing matrices", !options.quiet);
+  open.progress = [&](int64_t done, int64_t total) { progress.Update(done, total); };
+  if (!options.quiet) {
+    open.log = [](const std::string& line) { fmt::print(stderr, "{}\n", line); };
+  }
+  return OpenModelAs(options.model, open);
+}
+
+absl::StatusOr<Source> OpenExperts(const RunOptions& options, const HfConfig& config) {
+  const int given = !options.experts.empty() + !options.as.empty() + options.pack;
+  if (given > 1) return absl::InvalidArgumentError("give one of --experts, --as and --pack");
+  if (!options.experts.empty()) return OpenPack(options, config);
+  if (!options.as.empty()) return OpenAs(options);
   Progress progress("packing experts", !options.quiet);
   OpenModelOptions open;
   open.cache_dir = options.cache;
   // Schemes in which files come are the CPU's alone.
   open.widen = options.backend != "cpu" && CudaStatus().ok();
+  open.mode = options.pack ? OpenMode::kPack : OpenMode::kPackIfThere;
   open.user = &progress;
   if (!options.quiet) {
     open.log = [](void*, absl::string_view line) { fmt::print(stderr, "{}\n", std::string(line)); };
@@ -41,6 +69,60 @@ absl::StatusOr<std::shared_ptr<const ExpertSource>> OpenExperts(const RunOptions
     };
   }
   return OpenModel(options.model, open);
+}
+
+// A strategy that serves versions which the source lacks: says what makes them.
+absl::Status CheckVersions(const RunOptions& options, const ExpertSource& source) {
+  MOERT_ASSIGN_OR_RETURN(const Strategy strategy, MakeStrategy(options.strategy));
+  std::vector<std::string> there;
+  for (int v = 0; v < source.num_versions(); ++v) there.emplace_back(source.version_name(v));
+  for (const std::string& version : strategy.versions) {
+    if (std::find(there.begin(), there.end(), version) != there.end()) continue;
+    const std::string all = absl::StrJoin(strategy.versions, ",");
+    return absl::InvalidArgumentError(fmt::format(
+        "strategy {} serves the versions {}; {} has {}. Give --as {} (quantizes once, into the "
+        "cache), or make a pack: moert-pack quantize --model {} --out PACK --schemes {}, then "
+        "--experts PACK",
+        options.strategy, all, source.name(), absl::StrJoin(there, ","), all, options.model, all));
+  }
+  return absl::OkStatus();
+}
+
+// A budget that the machine does not have is used until the kernel ends the process: said before.
+void WarnOfMemory(const RunOptions& options, const EngineOptions& engine,
+                  const ExpertSource& source, const Checkpoint& checkpoint,
+                  const HfConfig& config) {
+  if (options.quiet || engine.backend == BackendKind::kCuda) return;
+  const absl::StatusOr<MemoryPlan> plan = Engine::Plan(source, engine);
+  if (!plan.ok()) return;  // Create says why
+  // Not more than all experts are ever held.
+  const int64_t held = std::min(plan->budget_bytes, plan->fixed_bytes() + plan->pool_bytes());
+  const std::string warning = MemoryWarning(
+      ReadMemoryLimits(), held, HostBytes(checkpoint, config, engine.max_tokens_per_forward));
+  if (!warning.empty()) fmt::print(stderr, "{}\n", warning);
+}
+
+// Counts the experts' use, where the next run is to begin with it. A sink sees every step, which
+// recorded CUDA graphs would pass by, and logical times must not depend on earlier runs.
+absl::Status PrepareWarmStart(const RunOptions& options, const ExpertSource& source,
+                              EngineOptions* engine, Session* s) {
+  const bool cpu = engine->backend == BackendKind::kCpu || !CudaStatus().ok();
+  if (options.warm == "off" || options.clock == "virtual" || !cpu) return absl::OkStatus();
+  s->uses = std::make_shared<UseCounter>(source.model(), engine->trace);
+  s->uses_path = UseCountsPath(source.name(), source.name() != options.model, options.cache);
+  engine->trace = s->uses;
+  return absl::OkStatus();
+}
+
+absl::Status BeginWarmStart(const RunOptions& options, Session* s) {
+  if (s->uses == nullptr) return absl::OkStatus();
+  const bool last = options.warm == "auto";
+  const auto counts = last ? ReadUseCounts(s->uses_path, s->engine->model())
+                           : CalibratedCounts(options.warm, s->engine->model());
+  if (last && !counts.ok()) return absl::OkStatus();  // the first run, or a file that is renewed
+  MOERT_RETURN_IF_ERROR(counts.status());
+  MOERT_ASSIGN_OR_RETURN(s->warm, WarmStart::Create(s->engine.get(), WarmStart::ByCounts(*counts)));
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -53,6 +135,8 @@ absl::StatusOr<Session> Session::Open(const RunOptions& options, HfConfig config
   engine_options.max_tokens_per_forward = max_rows;
   MOERT_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(options.model));
   MOERT_ASSIGN_OR_RETURN(auto experts, OpenExperts(options, s.config));
+  MOERT_RETURN_IF_ERROR(CheckVersions(options, *experts));
+  WarnOfMemory(options, engine_options, *experts, *checkpoint, s.config);
   // The host and the engine take turns: their pools are as large, but only one of them works.
   ThreadPoolOptions pool_options;
   pool_options.threads = options.threads;
@@ -64,15 +148,19 @@ absl::StatusOr<Session> Session::Open(const RunOptions& options, HfConfig config
     MOERT_ASSIGN_OR_RETURN(s.trace, CreateTraceFiles(options.trace, header));
     engine_options.trace = s.trace;
   }
+  MOERT_RETURN_IF_ERROR(PrepareWarmStart(options, *experts, &engine_options, &s));
   MOERT_ASSIGN_OR_RETURN(s.engine, Engine::Create(std::move(experts), engine_options));
+  MOERT_RETURN_IF_ERROR(BeginWarmStart(options, &s));
   if (s.engine->backend() == BackendKind::kCpu && options.host_budget >= 0 && !options.quiet) {
     fmt::print(stderr, "note: --host-budget has no effect on the cpu backend\n");
   }
+  Progress progress("reading dense weights", !options.quiet);
   host::OpenDecoderOptions open;
   open.max_rows = max_rows;
   open.device = engine_options.device;
   // A trace and a virtual clock see every step; a recorded one would pass unseen.
-  open.graphs = options.graphs == "auto" && s.trace == nullptr && options.clock != "virtual";
+  open.graphs =
+      options.graphs == "auto" && engine_options.trace == nullptr && options.clock != "virtual";
   MOERT_ASSIGN_OR_RETURN(
       host::OpenedDecoder opened,
       host::OpenDecoder(*checkpoint, s.config, s.engine.get(), s.pool.get(), open));
@@ -83,6 +171,16 @@ absl::StatusOr<Session> Session::Open(const RunOptions& options, HfConfig config
 
 absl::Status Session::Finish(RunReport report, const RunOptions& options) {
   if (trace != nullptr) MOERT_RETURN_IF_ERROR(trace->Close());
+  if (warm != nullptr)
+    report.extra["warm_start"] = {{"asked", warm->stats().asked},
+                                  {"arrived", warm->stats().arrived}};
+  warm.reset();
+  if (uses != nullptr && !uses_path.empty()) {
+    const absl::Status kept = WriteUseCounts(uses_path, uses->counts());
+    if (!kept.ok() && !options.quiet) {
+      fmt::print(stderr, "note: {}\n", std::string(kept.message()));
+    }
+  }
   report.model = host::ToValidUtf8(options.model);
   report.seed = options.seed;
   report.backend = std::string(BackendName(engine->backend()));

@@ -8,10 +8,12 @@
 #include "absl/status/statusor.h"
 #include "cli/common/run_report.h"
 #include "cli/run/run_options.h"
+#include "cli/run/warm.h"
 #include "host/token_model.h"
 #include "moert/engine.h"
 #include "moert/offline/hf_config.h"
 #include "moert/thread_pool.h"
+#include "moert/warm_start.h"
 
 namespace moert::cli {
 
@@ -19,13 +21,18 @@ struct Session {
   HfConfig config;
   std::unique_ptr<ThreadPool> pool;
   std::shared_ptr<TraceFile> trace;  // null without --trace
+  std::shared_ptr<UseCounter> uses;  // null where nothing is counted
+  std::string uses_path;
   std::unique_ptr<Engine> engine;
+  std::unique_ptr<WarmStart> warm;  // null where nothing is filled
   std::unique_ptr<host::TokenModel> decoder;
 
   /// `config` is the model's. Notes and progress go to stderr, as `options` allows. `max_rows`:
   /// tokens of the largest step; the engine's workspace is sized from it.
   static absl::StatusOr<Session> Open(const RunOptions& options, HfConfig config, int64_t max_rows);
 
+  /// Whether the fast tier is still being filled: steps until then are counted apart.
+  bool filling() const { return warm != nullptr && warm->stats().filling; }
   /// Completes the trace, then prints and writes the report as the options say.
   absl::Status Finish(RunReport report, const RunOptions& options);
 };

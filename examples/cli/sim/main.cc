@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <exception>
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
@@ -12,6 +11,7 @@
 #include "cli/common/budget_flag.h"
 #include "cli/common/progress.h"
 #include "cli/common/run_report.h"
+#include "cli/common/tool.h"
 #include "cli/workload/oracles.h"
 #include "host/utf8.h"
 #include "moert/engine.h"
@@ -157,14 +157,9 @@ int Main(int argc, const char* const* argv) {
                   "rows the budget's workspace is sized for, if more than the trace has", 1,
                   1 << 20);
   parser.AddInt64("seed", &o.seed, "seed of strategies that draw", 0);
-  parser.AddString("json", &o.json, "writes the run's numbers to a file, or - for stdout");
+  parser.AddJson(&o.json);
   parser.AddSwitch("quiet", &o.quiet, "no statistics table, no progress");
-  const absl::Status parsed = parser.Parse(argc - 1, argv + 1);
-  if (!parsed.ok()) return ReportError(kCommand, parsed);
-  if (parser.help_requested()) {
-    fmt::print("{}", parser.Help());
-    return kExitOk;
-  }
+  if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
   absl::StatusOr<Opened> opened = Open(o);
   if (!opened.ok()) {
     ReportError(kCommand, opened.status());
@@ -178,10 +173,8 @@ int Main(int argc, const char* const* argv) {
 }  // namespace moert::cli
 
 int main(int argc, char** argv) {
-  try {
-    return moert::cli::Main(argc, argv);
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "moert-sim: {}\n", error.what());
-    return moert::cli::kExitFailure;
-  }
+  return moert::cli::RunTool({"moert-sim",
+                              "replays a recorded run for other budgets, links and machines",
+                              {{"", "", moert::cli::Main}}},
+                             argc, argv);
 }

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "moert/offline/calibration_model.h"
 #include "moert/offline/quantize.h"
+#include "moert/offline/token_file.h"
 #include "moert/scheme.h"
 
 namespace moert {
@@ -18,6 +19,7 @@ struct CalibrateJob {
   std::string model;  // directory of a Hugging Face checkpoint
   std::string out;    // the calibration file to write (moert/offline/calibration.h)
   std::vector<std::string> token_files;     // moert/offline/token_file.h
+  TokenReader read_tokens;                  // null: ReadTokenFile
   int64_t tokens = 65536;                   // used of those files together; 0: all
   int64_t window = 512;                     // tokens a sequence
   std::vector<Scheme> schemes;              // candidates that are measured

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "moert/offline/calibration_model.h"
+#include "moert/offline/token_file.h"
 #include "moert/scheme.h"
 
 namespace moert {
@@ -37,6 +38,7 @@ struct QuantizeJob {
   // kGptq only: files of calibration tokens (moert/offline/token_file.h), how many of them are used
   // (0: all), tokens a sequence, and who runs the rest of the model.
   std::vector<std::string> token_files;
+  TokenReader read_tokens;  // null: ReadTokenFile
   int64_t calibration_tokens = 65536;
   int64_t window = 512;
   OpenCalibrationModel open_model;
@@ -45,6 +47,9 @@ struct QuantizeJob {
   std::function<void(int64_t done, int64_t total)> progress;
   /// A line for people. May be null.
   std::function<void(const std::string& line)> log;
+  /// Asked between pieces of work, well within a second of each other; true ends the job with
+  /// Cancelled, which leaves what any interruption leaves. May be null.
+  std::function<bool()> cancelled;
 };
 
 /// Writes job.out. An interrupted job leaves `<out>.partial` with the layers it completed; the same

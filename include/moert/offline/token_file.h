@@ -1,9 +1,10 @@
 // Token files: what calibration and evaluation texts are stored as. Token ids one behind the other,
-// little-endian uint16, no header.
+// little-endian, no header: uint32 in a file whose name ends with ".u32", uint16 in every other.
 #ifndef MOERT_OFFLINE_TOKEN_FILE_H_
 #define MOERT_OFFLINE_TOKEN_FILE_H_
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -11,10 +12,15 @@
 
 namespace moert {
 
-/// The first `limit` ids of a regular file or pipe (0: all, at most 2 Gi). Errors name the file,
+/// The first `limit` ids of a regular file or pipe (0: all, at most 4 GiB). Errors name the file,
 /// and of an id outside 0..vocab_size - 1 its index too.
 absl::StatusOr<std::vector<int32_t>> ReadTokenFile(const std::string& path, int64_t vocab_size,
                                                    int64_t limit = 0);
+
+/// Where a job gets the tokens of a "file" from, when that is not ReadTokenFile: text that the
+/// host's tokenizer encodes, say. The same errors.
+using TokenReader = std::function<absl::StatusOr<std::vector<int32_t>>(const std::string& path,
+                                                                       int64_t vocab_size)>;
 
 }  // namespace moert
 

@@ -1,6 +1,7 @@
 #include "cli/common/args.h"
 
 #include "tests/support/catch.h"
+#include "tests/support/temp_dir.h"
 
 namespace moert::cli {
 namespace {
@@ -116,10 +117,54 @@ TEST_CASE("sizes") {
   CHECK(*ParseSize("17B") == 17);
   CHECK(*ParseSize("3KiB") == 3072);
   CHECK(*ParseSize("8GB") == 8000000000);
-  for (const char* bad : {"", "B", "-1", "-1MiB", "MiB", "1.5", "9223372036854775808", "8388608TiB",
-                          "nanGiB", "infGiB", "1 GiB x"}) {
+  for (const char* text : {"8K", "8KiB", "8Ki", "8k", "8192", "8192B"}) {
+    INFO(text);
+    CHECK(ParseSize(text).value_or(-1) == 8192);
+  }
+  CHECK(*ParseSize("1.5G") == 1610612736);
+  CHECK(*ParseSize("2M") == *ParseSize("2MiB"));
+  CHECK(*ParseSize("2MB") == 2000000);
+  CHECK(*ParseSize("1T") == int64_t{1} << 40);
+  for (const char* bad :
+       {"", "B", "iB", "4i", "4iB", "-1", "-1MiB", "MiB", "M", "1.5", "9223372036854775808",
+        "8388608TiB", "nanGiB", "infGiB", "1 GiB x", "8P"}) {
     INFO(bad);
     CHECK_FALSE(ParseSize(bad).ok());
+  }
+}
+
+TEST_CASE("help: -h, and the forms that man pages and completion are made of") {
+  const Parsed p = Parse({"-h"}, /*require_name=*/true);
+  CHECK(p.status.ok());
+  CHECK(p.help);
+  std::string mode = "a", path;
+  ArgParser parser("tool-x do", "does - things");
+  parser.AddChoice("mode", &mode, {"a", "b"}, "a mode");
+  parser.AddOutput("out", &path, "a file");
+  CHECK_THAT(parser.Help(), Catch::Contains("--mode a|b") && Catch::Contains("--force"));
+  CHECK_THAT(parser.ManSection(), Catch::StartsWith(".SS tool\\-x do [flags]\n") &&
+                                      Catch::Contains(".B \\-\\-mode\\fR a|b\n"));
+  CHECK(parser.CompletionWords() == "--mode=a|b\n--out=FILE\n--force\n--help\n");
+}
+
+TEST_CASE("nothing is overwritten without --force") {
+  const test::TempDir dir;
+  const std::string file = dir / "file", missing = dir / "missing";
+  test::WriteFile(file, "precious");
+  const auto parse = [](std::vector<const char*> argv) {
+    std::string path;
+    ArgParser parser("tool", "does things");
+    parser.AddOutput("out", &path, "a file");
+    return parser.Parse(static_cast<int>(argv.size()), argv.data());
+  };
+  const absl::Status refused = parse({"--out", file.c_str()});
+  CHECK(refused.code() == absl::StatusCode::kAlreadyExists);
+  CHECK((Mentions(refused, file.c_str()) && Mentions(refused, "--force")));
+  CHECK_FALSE(parse({"--out", dir.path().c_str()}).ok());
+  CHECK(parse({"--out", file.c_str(), "--force"}).ok());
+  for (const char* path : {missing.c_str(), "-", "/dev/null"}) {
+    INFO(path);
+    CHECK(parse({"--out", path}).ok());
   }
 }
 

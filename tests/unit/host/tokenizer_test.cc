@@ -201,8 +201,15 @@ TEST_CASE("NFC: accepted where it cannot change the text, refused where it might
   json["normalizer"] = {{"type", "NFC"}};
   const auto tokenizer = Tokenizer::Parse(json.dump(), "nfc");
   REQUIRE_OK(tokenizer.status());
-  const std::string text = "na\xC3\xAFve \xE4\xB8\xAD\xE6\x96\x87";
-  REQUIRE(*tokenizer->Encode(text) == *TinyTokenizer().Encode(text));
+  for (const std::string text :
+       {"na\xC3\xAFve \xE4\xB8\xAD\xE6\x96\x87", "Ti\xE1\xBA\xBFng Vi\xE1\xBB\x87t",
+        "\xD8\xA7\xD9\x84", "\xE0\xA4\xB9\xE0\xA4\xBF", "\xE1\xBC\x80\xCF\x81\xCF\x87\xCE\xAE",
+        "\xF0\x9F\x98\x80"}) {
+    INFO(text);
+    REQUIRE_OK(tokenizer->Encode(text).status());
+    REQUIRE(*tokenizer->Encode(text) == *TinyTokenizer().Encode(text));
+  }
+  REQUIRE_FALSE(tokenizer->Encode("\xE2\x84\xAB").ok());  // the Angstrom sign becomes a letter
   const auto combining = tokenizer->Encode("e\xCC\x81");
   REQUIRE(combining.status().code() == absl::StatusCode::kUnimplemented);
   REQUIRE_THAT(std::string(combining.status().message()), Catch::Contains("U+0301 at byte 1"));
@@ -222,6 +229,41 @@ TEST_CASE("UTF-8: overlong forms, surrogates and large values are invalid") {
     REQUIRE(unit.code_point == c);
     REQUIRE(unit.length == static_cast<int>(out.size()));
   }
+}
+
+// Pieces of a text under published pre-tokenizers, joined by |.
+std::string Pieces(const std::vector<std::string>& patterns, const std::string& text) {
+  PreTokenizer splitter;
+  for (const std::string& pattern : patterns) REQUIRE_OK(splitter.AddPattern(pattern));
+  std::vector<absl::string_view> pieces;
+  REQUIRE_OK(splitter.Split(text, &pieces));
+  std::string joined;
+  for (const absl::string_view piece : pieces) joined += std::string(piece) + "|";
+  return joined;
+}
+
+TEST_CASE("the pre-tokenizers of Qwen, Llama 3, DeepSeek V3 and gpt-oss") {
+  const std::string qwen =
+      "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
+      "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
+  const std::string llama =
+      "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| "
+      "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
+  const std::string upper = "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]", lower = "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]";
+  const std::string end = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?|", begin = "[^\\r\\n\\p{L}\\p{N}]?";
+  const std::string gpt_oss = begin + upper + "*" + lower + "+" + end + begin + upper + "+" + lower +
+                              "*" + end +
+                              "\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
+  const std::vector<std::string> deepseek = {
+      "\\p{N}{1,3}", "[\u4E00-\u9FA5\u3040-\u309F\u30A0-\u30FF]+",
+      "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| "
+      "?[\\p{P}\\p{S}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"};
+  const std::string text = "HelloWorld, it's 1234!\n  x";
+  CHECK(Pieces({qwen}, text) == "HelloWorld|,| it|'s| |1|2|3|4|!\n| | x|");
+  CHECK(Pieces({llama}, text) == "HelloWorld|,| it|'s| |123|4|!\n| | x|");
+  CHECK(Pieces({gpt_oss}, text) == "Hello|World|,| it's| |123|4|!\n| | x|");
+  CHECK(Pieces(deepseek, text) == "HelloWorld|,| it|'s| |123|4|!\n| | x|");
+  CHECK(Pieces(deepseek, "a\u4E2D\u6587b") == "a|\u4E2D\u6587|b|");
 }
 
 }  // namespace

@@ -35,5 +35,19 @@ TEST_CASE("token files: ids, limits, and errors that name file, index, value and
   REQUIRE_THAT(error(dir.path(), 65536), Catch::Contains("directory"));
 }
 
+TEST_CASE("token files of 32-bit ids, by their name") {
+  const test::TempDir dir;
+  const std::string path =
+      Write(dir / "ids.u32", std::string("\x01\x00\x00\x00\xFF\xFF\x01\x00\xFE\xFF\xFF\x7F", 12));
+  REQUIRE(*ReadTokenFile(path, int64_t{1} << 31) == std::vector<int32_t>{1, 131071, 2147483646});
+  REQUIRE(*ReadTokenFile(path, 151936, 2) == std::vector<int32_t>{1, 131071});
+  REQUIRE_THAT(std::string(ReadTokenFile(path, 151936).status().message()),
+               Catch::Contains("token 2147483646 at index 2 is not in 0..151935"));
+  const std::string negative = Write(dir / "negative.u32", std::string(4, '\xFF'));
+  REQUIRE_THAT(std::string(ReadTokenFile(negative, int64_t{1} << 31).status().message()),
+               Catch::Contains("token 4294967295"));
+  REQUIRE_FALSE(ReadTokenFile(Write(dir / "odd.u32", "abcdef"), 65536).ok());
+}
+
 }  // namespace
 }  // namespace moert

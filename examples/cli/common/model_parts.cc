@@ -1,4 +1,4 @@
-#include "cli/pack/model_parts.h"
+#include "cli/common/model_parts.h"
 
 #include <algorithm>
 
@@ -59,6 +59,18 @@ std::vector<ModelPart> ModelParts(const Checkpoint& checkpoint) {
   std::stable_sort(parts.begin(), parts.end(),
                    [](const ModelPart& a, const ModelPart& b) { return a.bytes > b.bytes; });
   return parts;
+}
+
+int64_t HostBytes(const Checkpoint& checkpoint, const HfConfig& config, int64_t tokens) {
+  int64_t bytes = 0;
+  for (const ModelPart& part : ModelParts(checkpoint)) {
+    const bool engine =
+        part.name == "routed experts" || part.name == "shared experts" || part.name == "routers";
+    if (!engine) bytes += part.bytes;
+  }
+  const int64_t kept = std::min(tokens, config.max_position_embeddings);
+  return bytes + 2 * int64_t{4} * config.num_hidden_layers * config.num_key_value_heads *
+                     config.head_dim * kept;
 }
 
 }  // namespace moert::cli

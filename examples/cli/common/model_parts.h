@@ -1,6 +1,6 @@
 // What the bytes of a checkpoint are: experts, attention, ...
-#ifndef MOERT_EXAMPLES_CLI_PACK_MODEL_PARTS_H_
-#define MOERT_EXAMPLES_CLI_PACK_MODEL_PARTS_H_
+#ifndef MOERT_EXAMPLES_CLI_COMMON_MODEL_PARTS_H_
+#define MOERT_EXAMPLES_CLI_COMMON_MODEL_PARTS_H_
 
 #include <cstdint>
 #include <set>
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "moert/offline/checkpoint.h"
+#include "moert/offline/hf_config.h"
 
 namespace moert::cli {
 
@@ -21,6 +22,10 @@ struct ModelPart {
 /// Every tensor counted once, by its name; parts without a tensor are left out. The largest first.
 std::vector<ModelPart> ModelParts(const Checkpoint& checkpoint);
 
+/// Bytes that the example decoder holds beside the engine's budget: dense weights, and the keys and
+/// values of one sequence of `tokens`.
+int64_t HostBytes(const Checkpoint& checkpoint, const HfConfig& config, int64_t tokens);
+
 }  // namespace moert::cli
 
-#endif  // MOERT_EXAMPLES_CLI_PACK_MODEL_PARTS_H_
+#endif  // MOERT_EXAMPLES_CLI_COMMON_MODEL_PARTS_H_

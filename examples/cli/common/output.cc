@@ -1,0 +1,54 @@
+#include "cli/common/output.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+namespace moert::cli {
+namespace {
+
+std::FILE* json_stdout = nullptr;  // the real stdout, while stdout is stderr
+
+absl::Status Failed(const std::string& what) {
+  return absl::UnavailableError(fmt::format("writing to {}: {}", what, std::strerror(errno)));
+}
+
+}  // namespace
+
+void KeepStdoutForJson() {
+  if (json_stdout != nullptr) return;
+  std::fflush(stdout);
+  const int kept = ::dup(STDOUT_FILENO);
+  if (kept < 0) return;
+  json_stdout = ::fdopen(kept, "w");
+  ::dup2(STDERR_FILENO, STDOUT_FILENO);
+}
+
+absl::Status WriteOutput(const std::string& path, absl::string_view text) {
+  const bool standard = path == "-";
+  std::FILE* file = !standard                ? std::fopen(path.c_str(), "wb")
+                    : json_stdout != nullptr ? json_stdout
+                                             : stdout;
+  const std::string name = standard ? "stdout" : path;
+  if (file == nullptr) return Failed(name);
+  bool ok = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  ok = (standard ? std::fflush(file) : std::fclose(file)) == 0 && ok;
+  return ok ? absl::OkStatus() : Failed(name);
+}
+
+bool WouldOverwrite(const std::string& path) {
+  struct stat info {};
+  return path != "-" && ::stat(path.c_str(), &info) == 0 &&
+         (S_ISREG(info.st_mode) || S_ISDIR(info.st_mode));
+}
+
+absl::Status FlushStdout() {
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) return Failed("stdout");
+  return absl::OkStatus();
+}
+
+}  // namespace moert::cli

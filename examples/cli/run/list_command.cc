@@ -1,0 +1,94 @@
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/match.h"
+#include "cli/common/args.h"
+#include "cli/common/report.h"
+#include "cli/run/commands.h"
+#include "moert/mixed_group_gemm.h"
+#include "moert/offline/hf_config.h"
+#include "moert/scheme.h"
+#include "moert/strategy.h"
+#include "util/status_macros.h"
+
+namespace moert::cli {
+namespace {
+
+constexpr char kCommand[] = "moert-run list";
+using Json = nlohmann::json;
+
+absl::StatusOr<Json> Strategies() {
+  Json list = Json::array();
+  for (const StrategyInfo& info : ListStrategies()) {
+    MOERT_ASSIGN_OR_RETURN(const Strategy strategy, MakeStrategy(info.name));
+    Json keys = Json::array();
+    for (const StrategyKey& key : info.keys)
+      keys.push_back({{"name", key.name}, {"help", key.help}});
+    list.push_back({{"name", info.name},
+                    {"exact", strategy.exact()},
+                    {"versions", strategy.versions},
+                    {"summary", info.summary},
+                    {"keys", std::move(keys)}});
+  }
+  return list;
+}
+
+Json Schemes() {
+  Json list = Json::array();
+  for (const Scheme& scheme : Scheme::All()) {
+    list.push_back({{"name", scheme.Name()}, {"weight_bits", scheme.weight_bits}});
+  }
+  return list;
+}
+
+absl::StatusOr<Json> List(const std::string& what) {
+  Json all;
+  if (what.empty() || what == "strategies") {
+    MOERT_ASSIGN_OR_RETURN(all["strategies"], Strategies());
+  }
+  if (what.empty() || what == "schemes") all["schemes"] = Schemes();
+  if (what.empty() || what == "models") all["models"] = SupportedArchitectures();
+  if (what.empty() || what == "kernels") all["kernels"] = MixedGroupGemm::KernelNames();
+  if (!all.is_null()) return all;
+  return absl::InvalidArgumentError(
+      fmt::format("'{}' is not a list; legal are strategies, schemes, models and kernels", what));
+}
+
+void Print(const Json& all) {
+  for (const auto& [name, list] : all.items()) {
+    fmt::print("{}\n", name);
+    for (const Json& item : list) {
+      if (item.is_string()) {
+        fmt::print("  {}\n", item.get<std::string>());
+      } else if (name == "schemes") {
+        fmt::print("  {:<20} {} bits\n", item["name"].get<std::string>(),
+                   item["weight_bits"].get<int>());
+      } else {
+        fmt::print("  {:<16} {:<6} {}\n", item["name"].get<std::string>(),
+                   item["exact"].get<bool>() ? "exact" : "lossy",
+                   item["summary"].get<std::string>());
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int ListMain(int argc, const char* const* argv) {
+  std::string what, json;
+  ArgParser parser(kCommand,
+                   "Lists what --strategy, --schemes, --as and --kernels may name, and "
+                   "the architectures (model_type) that can be opened.");
+  parser.AddPositional("WHAT", &what, "strategies, schemes, models or kernels; none: all", false);
+  parser.AddJson(&json);
+  if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
+  const absl::StatusOr<Json> all = List(what);
+  if (!all.ok()) return ReportError(kCommand, all.status());
+  Print(*all);
+  if (json.empty()) return kExitOk;
+  const absl::Status written = WriteJson(json, *all);
+  return written.ok() ? kExitOk : ReportError(kCommand, written);
+}
+
+}  // namespace moert::cli

@@ -1,0 +1,38 @@
+// Opening a checkpoint with its experts in other schemes than it has.
+#ifndef MOERT_OFFLINE_OPEN_AS_H_
+#define MOERT_OFFLINE_OPEN_AS_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "moert/expert_source.h"
+#include "moert/offline/quantize.h"
+#include "moert/scheme.h"
+
+namespace moert {
+
+struct OpenAsOptions {
+  std::vector<Scheme> schemes;  // distinct, any order; a version each
+  /// kRtn or kHqq: what needs no calibration.
+  QuantMethod method = QuantMethod::kRtn;
+  std::string cache_dir;  // empty: the user's cache folder, as for OpenModel
+  int threads = 0;        // 0: one a core
+  std::function<void(int64_t done, int64_t total)> progress;  // matrices; may be null
+  std::function<void(const std::string& line)> log;           // for people; may be null
+  std::function<bool()> cancelled;                            // as QuantizeJob::cancelled
+};
+
+/// Opens an HF checkpoint through a pack of these schemes in the cache folder, which is quantized
+/// on the first open, straight from the checkpoint; what an interrupted open completed is kept.
+/// InvalidArgument for no scheme, one given twice, and gptq; else as RunQuantizeJob and
+/// OpenExpertPack.
+absl::StatusOr<std::unique_ptr<ExpertSource>> OpenModelAs(const std::string& model_dir,
+                                                          const OpenAsOptions& options);
+
+}  // namespace moert
+
+#endif  // MOERT_OFFLINE_OPEN_AS_H_

@@ -1,0 +1,181 @@
+#include "moert/warm_start.h"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <thread>
+#include <tuple>
+#include <utility>
+
+#include "fmt/format.h"
+
+namespace moert {
+namespace {
+
+constexpr auto kPeriod = std::chrono::milliseconds(1);
+// Rounds that a hint may take to be seen: a layer call in progress applies it only at the next.
+constexpr int kPatience = 2000;
+
+}  // namespace
+
+struct WarmStart::Impl {
+  struct Asked {
+    ExpertKey key;
+    int rounds = 0;
+  };
+  // What is known of the layers' residency within one round.
+  using Seen = std::vector<std::optional<std::vector<Residency>>>;
+
+  Impl(Engine* e, std::vector<ExpertKey> o, const WarmStartOptions& opts)
+      : engine(e), order(std::move(o)), options(opts) {}
+
+  const std::vector<Residency>& Look(Seen* seen, int layer) const {
+    auto& entry = (*seen)[static_cast<size_t>(layer)];
+    if (!entry) entry = engine->ResidencyOf(layer).value_or(std::vector<Residency>());
+    return *entry;
+  }
+
+  // Hints that have been seen to; true while one may still come.
+  void Collect(Seen* seen) {
+    const auto done = [&](Asked& a) {
+      const std::vector<Residency>& layer = Look(seen, a.key.layer);
+      if (layer.empty()) return true;  // the engine cannot say: a forked process, say
+      const Residency r = layer[static_cast<size_t>(a.key.expert)];
+      if (r != Residency::kAbsent && r != Residency::kArriving) {
+        ++stats.arrived;
+        return true;
+      }
+      return ++a.rounds > kPatience;
+    };
+    asked.erase(std::remove_if(asked.begin(), asked.end(), done), asked.end());
+  }
+
+  // Places of a layer that no expert has, those on their way counted. A share of all places each:
+  // no more than the default capacity, so that nothing is evicted.
+  bool HasRoom(Seen* seen, int layer) const {
+    const int64_t layers = engine->model().num_layers();
+    const int64_t slots = engine->memory().slots;
+    const std::vector<Residency>& states = Look(seen, layer);
+    int64_t taken = 0;
+    for (size_t e = 0; e < states.size(); ++e) taken += states[e] != Residency::kAbsent;
+    for (const Asked& a : asked) {
+      taken +=
+          a.key.layer == layer && states[static_cast<size_t>(a.key.expert)] == Residency::kAbsent;
+    }
+    return taken < slots / layers + (layer < slots % layers ? 1 : 0);
+  }
+
+  bool Advance() {
+    const std::lock_guard<std::mutex> lock(mu);
+    Seen seen(static_cast<size_t>(engine->model().num_layers()));
+    Collect(&seen);
+    while (next < order.size() && asked.size() < static_cast<size_t>(options.in_flight)) {
+      const ExpertKey key = order[next++];
+      const std::vector<Residency>& states = Look(&seen, key.layer);
+      if (states.empty()) {
+        next = order.size();
+        break;
+      }
+      if (states[static_cast<size_t>(key.expert)] != Residency::kAbsent) continue;
+      if (!HasRoom(&seen, key.layer)) continue;
+      const int32_t expert = key.expert;
+      if (!engine->PrefetchHint(key.layer, {&expert, 1}).ok()) continue;
+      ++stats.asked;
+      asked.push_back({key, 0});
+    }
+    stats.filling = next < order.size() || !asked.empty();
+    return stats.filling;
+  }
+
+  void Run() {
+    while (true) {
+      {
+        std::unique_lock<std::mutex> lock(ended_mu);
+        if (ended.wait_for(lock, kPeriod, [this] { return end; })) return;
+      }
+      if (!Advance()) return;
+    }
+  }
+
+  Engine* const engine;
+  const std::vector<ExpertKey> order;
+  const WarmStartOptions options;
+  mutable std::mutex mu;
+  size_t next = 0;           // in order
+  std::vector<Asked> asked;  // not yet there
+  WarmStartStats stats;
+  std::mutex ended_mu;
+  std::condition_variable ended;
+  bool end = false;
+  std::thread thread;
+};
+
+WarmStart::WarmStart(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+absl::StatusOr<std::unique_ptr<WarmStart>> WarmStart::Create(Engine* engine,
+                                                             std::vector<ExpertKey> order,
+                                                             WarmStartOptions options) {
+  if (engine == nullptr) return absl::InvalidArgumentError("engine: must not be null");
+  if (options.in_flight < 1 || options.in_flight > 64) {
+    return absl::InvalidArgumentError(
+        fmt::format("in_flight {}: must be in [1, 64]", options.in_flight));
+  }
+  const MoeModelSpec& model = engine->model();
+  std::set<std::pair<int, int>> seen;
+  std::vector<ExpertKey> unique;
+  for (const ExpertKey& key : order) {
+    if (key.layer < 0 || key.layer >= model.num_layers() || key.expert < 0 ||
+        key.expert >= model.layers[static_cast<size_t>(key.layer)].num_experts) {
+      return absl::InvalidArgumentError(
+          fmt::format("layer {}, expert {}: the model has none such", key.layer, key.expert));
+    }
+    if (seen.emplace(key.layer, key.expert).second) unique.push_back(key);
+  }
+  auto impl = std::make_unique<Impl>(engine, std::move(unique), options);
+  impl->stats.filling = !impl->order.empty();
+  Impl* const shared = impl.get();
+  try {
+    if (options.thread) impl->thread = std::thread([shared] { shared->Run(); });
+  } catch (...) {
+    return absl::ResourceExhaustedError("no thread to fill the fast tier with");
+  }
+  return std::unique_ptr<WarmStart>(new WarmStart(std::move(impl)));
+}
+
+std::vector<ExpertKey> WarmStart::ByCounts(const std::vector<std::vector<int64_t>>& counts) {
+  std::vector<std::tuple<double, int, int>> ranked;
+  for (size_t l = 0; l < counts.size(); ++l) {
+    double total = 0;
+    for (const int64_t count : counts[l]) total += static_cast<double>(std::max<int64_t>(0, count));
+    for (size_t e = 0; e < counts[l].size(); ++e) {
+      if (counts[l][e] <= 0) continue;
+      ranked.emplace_back(-static_cast<double>(counts[l][e]) / total, static_cast<int>(l),
+                          static_cast<int>(e));
+    }
+  }
+  std::sort(ranked.begin(), ranked.end());
+  std::vector<ExpertKey> order;
+  for (const auto& [share, layer, expert] : ranked) order.push_back({layer, expert});
+  return order;
+}
+
+WarmStart::~WarmStart() {
+  {
+    const std::lock_guard<std::mutex> lock(impl_->ended_mu);
+    impl_->end = true;
+  }
+  impl_->ended.notify_all();
+  if (impl_->thread.joinable()) impl_->thread.join();
+}
+
+bool WarmStart::Advance() { return impl_->Advance(); }
+
+WarmStartStats WarmStart::stats() const {
+  const std::lock_guard<std::mutex> lock(impl_->mu);
+  return impl_->stats;
+}
+
+}  // namespace moert

@@ -1,0 +1,61 @@
+#include "moert/offline/open_as.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "base/exception_status.h"
+#include "base/status_macros.h"
+#include "moert/env.h"
+#include "moert/offline/pack.h"
+#include "pack/model_cache.h"
+
+namespace moert {
+namespace {
+
+absl::StatusOr<std::unique_ptr<ExpertSource>> Open(const std::string& model_dir,
+                                                   const OpenAsOptions& options) {
+  if (options.schemes.empty()) return absl::InvalidArgumentError("no scheme is given");
+  if (options.method == QuantMethod::kGptq) {
+    return absl::InvalidArgumentError(
+        "gptq needs calibration tokens: make a pack with RunQuantizeJob (moert-pack quantize)");
+  }
+  std::vector<std::string> names;
+  for (const Scheme& scheme : options.schemes) names.push_back(scheme.Name());
+  std::sort(names.begin(), names.end());  // the same pack whatever the order
+  MOERT_ASSIGN_OR_RETURN(const std::string identity, CheckpointIdentity(model_dir, Env::Default()));
+  MOERT_ASSIGN_OR_RETURN(const std::string cache, CacheDirectory(options.cache_dir));
+  const std::string pack =
+      fmt::format("{}/{}-v{}-{}-{}", cache, identity, kPackFormatVersion,
+                  std::string(QuantMethodName(options.method)), fmt::join(names, "+"));
+  std::error_code ec;
+  if (!std::filesystem::exists(pack, ec)) {
+    QuantizeJob job;
+    job.model = model_dir;
+    job.out = pack;
+    job.schemes = options.schemes;
+    job.method = options.method;
+    job.threads = options.threads;
+    job.progress = options.progress;
+    job.log = options.log;
+    job.cancelled = options.cancelled;
+    if (job.log) job.log(fmt::format("quantizing {} into {} (once)", model_dir, pack));
+    MOERT_RETURN_IF_ERROR(RunQuantizeJob(job));
+  }
+  return OpenExpertPack(pack);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ExpertSource>> OpenModelAs(const std::string& model_dir,
+                                                          const OpenAsOptions& options) {
+  try {
+    return Open(model_dir, options);
+  } catch (...) {
+    return ExceptionStatus(model_dir);
+  }
+}
+
+}  // namespace moert

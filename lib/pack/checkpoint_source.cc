@@ -1,0 +1,97 @@
+#include "pack/checkpoint_source.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "base/status_macros.h"
+#include "checkpoint/checkpoint_experts.h"
+#include "moert/offline/checkpoint.h"
+#include "moert/offline/hf_config.h"
+
+namespace moert {
+namespace {
+
+class CheckpointSource final : public ExpertSource {
+ public:
+  static absl::StatusOr<std::unique_ptr<ExpertSource>> Open(const std::string& model_dir) {
+    auto source = std::unique_ptr<CheckpointSource>(new CheckpointSource(model_dir));
+    MOERT_ASSIGN_OR_RETURN(source->config_, LoadHfConfig(model_dir));
+    MOERT_ASSIGN_OR_RETURN(source->checkpoint_, Checkpoint::Open(model_dir));
+    MOERT_ASSIGN_OR_RETURN(source->experts_,
+                           CheckpointExperts::Create(source->checkpoint_.get(), &source->config_));
+    for (const MoeLayerSpec& layer : source->config_.moe.layers) {
+      MOERT_ASSIGN_OR_RETURN(
+          RecordLayout layout,
+          MakeRecordLayout(layer.hidden, layer.intermediate, ExpertFormat::Uniform(Scheme{})));
+      // All three matrices as they are stored, and the largest of them once more where it has to be
+      // transposed or split.
+      const int64_t matrix = 2 * layer.hidden * layer.intermediate;
+      source->scratch_bytes_ = std::max(source->scratch_bytes_, 5 * matrix);
+      source->layouts_.push_back(std::move(layout));
+    }
+    return source;
+  }
+
+  const MoeModelSpec& model() const override { return config_.moe; }
+  const std::string& name() const override { return name_; }
+  int num_versions() const override { return 1; }
+  absl::string_view version_name(int) const override { return "bf16"; }
+  const RecordLayout& layout(int layer, int, int) const override {
+    return layouts_[static_cast<size_t>(layer)];
+  }
+  int64_t scratch_bytes() const override { return scratch_bytes_; }
+
+  absl::Status ReadRecord(int layer, int expert, int version,
+                          absl::Span<std::byte> dst) const override {
+    MOERT_RETURN_IF_ERROR(CheckKey(layer, expert, version));
+    const RecordLayout& layout = layouts_[static_cast<size_t>(layer)];
+    if (static_cast<int64_t>(dst.size()) < layout.bytes) {
+      return absl::InvalidArgumentError(
+          fmt::format("a record of {} bytes does not fit into {}", layout.bytes, dst.size()));
+    }
+    try {
+      ExpertWeights weights;
+      MOERT_RETURN_IF_ERROR(experts_->ReadExpert(layer, expert, &weights));
+      return PackExpertBf16(layout, weights, dst.data());
+    } catch (const std::bad_alloc&) {
+      return absl::ResourceExhaustedError(
+          fmt::format("{}: out of memory for layer {}, expert {}", name_, layer, expert));
+    }
+  }
+
+  absl::StatusOr<LayerConstants> ReadConstants(int layer) const override {
+    MOERT_RETURN_IF_ERROR(CheckKey(layer, 0, 0));
+    return experts_->ReadConstants(layer);
+  }
+
+ private:
+  explicit CheckpointSource(std::string name) : name_(std::move(name)) {}
+
+  absl::Status CheckKey(int layer, int expert, int version) const {
+    if (layer >= 0 && layer < config_.moe.num_layers() && version == 0 && expert >= 0 &&
+        expert < config_.moe.layers[static_cast<size_t>(layer)].num_experts) {
+      return absl::OkStatus();
+    }
+    return absl::InvalidArgumentError(
+        fmt::format("{}: has no layer {}, expert {}, version {}", name_, layer, expert, version));
+  }
+
+  const std::string name_;
+  HfConfig config_;
+  std::unique_ptr<Checkpoint> checkpoint_;
+  std::unique_ptr<CheckpointExperts> experts_;
+  std::vector<RecordLayout> layouts_;  // by layer
+  int64_t scratch_bytes_ = 0;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ExpertSource>> OpenCheckpointSource(const std::string& model_dir) {
+  return CheckpointSource::Open(model_dir);
+}
+
+}  // namespace moert

@@ -1,0 +1,70 @@
+// Rounding by vector instructions chooses the same scales and codes as the scalar code, to the bit.
+#include "offline/rtn_lanes.h"
+
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "offline/hqq.h"
+#include "offline/rtn.h"
+#include "support/catch.h"
+
+namespace moert {
+namespace {
+
+// Values as weights are, and as they are not: heavy tails, one sign, few distinct ones, outliers.
+std::vector<float> Draw(int kind, size_t count, std::mt19937* random) {
+  std::normal_distribution<float> normal(0, 0.03f);
+  std::vector<float> values(count);
+  for (float& v : values) {
+    v = normal(*random);
+    if (kind == 1) v = std::copysign(v * v * 100, v);
+    if (kind == 2) v = std::fabs(v) + 0.1f;
+    if (kind == 3) v = 0.01f * std::nearbyint(v * 40);
+    if (kind == 4) v *= 1e-6f;
+    if (kind == 5) v *= 1e4f;
+  }
+  if (kind == 6) values[count / 2] = 3;
+  return values;
+}
+
+TEST_CASE("the vector search finds the scalar search's scale, and the same codes") {
+  if (!HasRtnLanes()) {
+    WARN("this processor has no AVX-512: FitGroup is the scalar code");
+  }
+  std::mt19937 random(7);
+  for (const char* name : {"w8a16_g128", "w4a16_g128", "w4a16_g128_asym", "w3a16_g128_asym",
+                           "w2a16_g64_asym", "w4a16_g32", "w2a16_g128_asym"}) {
+    const auto scheme = Scheme::Parse(name);
+    if (!scheme.ok()) continue;
+    for (int kind = 0; kind <= 6; ++kind) {
+      for (const size_t count : {128, 64, 16, 77, 200}) {
+        INFO(name << ", kind " << kind << ", " << count << " values");
+        const std::vector<float> values = Draw(kind, count, &random);
+        const RtnOptions options;
+        const GroupScale scalar = FitGroupScalar(*scheme, values, options);
+        const GroupScale found = FitGroup(*scheme, values, options);
+        REQUIRE(found.scale == scalar.scale);
+        REQUIRE(found.offset == scalar.offset);
+        const GroupScale half = FitHqqScalar(*scheme, values, HqqOptions());
+        const GroupScale lanes = FitHqq(*scheme, values, HqqOptions());
+        REQUIRE(lanes.scale == half.scale);
+        REQUIRE(lanes.offset == half.offset);
+        std::vector<uint8_t> codes(count);
+        RoundGroup(*scheme, found, values, codes.data());
+        for (size_t i = 0; i < count; ++i) {
+          REQUIRE(codes[i] == RoundToCode(*scheme, found, values[i]));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a group of zeros has no scale") {
+  const std::vector<float> zeros(128, 0.0f);
+  const auto scheme = Scheme::Parse("w4a16_g128");
+  REQUIRE(FitGroup(*scheme, zeros, RtnOptions()).scale == 0);
+}
+
+}  // namespace
+}  // namespace moert
