@@ -36,7 +36,7 @@ absl::Status EngineImpl::Fetch(StepId step, int layer, const FetchInput& input, 
 
 absl::Status EngineImpl::FetchLocked(StepId step_id, int layer, const FetchInput& input,
                                      SlotView* view) {
-  MOERT_ASSIGN_OR_RETURN(Step* const step, FindStep(step_id));
+  MOERT_ASSIGN_OR_RETURN(StepState* const step, FindStep(step_id));
   if (parts_->versions != nullptr || parts_->store->num_versions() > 1) {
     return absl::FailedPreconditionError(fmt::format(
         "strategy {} serves several versions of an expert: Fetch needs one that serves one",
@@ -84,7 +84,7 @@ absl::Status EngineImpl::ReleaseFetched(StepId step, int layer) {
   MOERT_RETURN_IF_ERROR(CheckProcess());
   MOERT_RETURN_IF_ERROR(CheckLayer(layer));
   const MutexLock lock(&mu_);
-  MOERT_ASSIGN_OR_RETURN(Step* const found, FindStep(step));
+  MOERT_ASSIGN_OR_RETURN(StepState* const found, FindStep(step));
   const size_t released =
       std::erase_if(found->fetched, [layer](const Fetched& f) { return f.layer == layer; });
   if (released == 0) return absl::OkStatus();
