@@ -3,6 +3,7 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "base/exception_status.h"
+#include "base/fmt_absl.h"
 #include "base/status_macros.h"
 #include "engine/engine_impl.h"
 #include "fmt/format.h"
