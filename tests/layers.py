@@ -28,7 +28,8 @@ LAYERS = [
     ("offline", ["lib/offline"], "offline/*"),
     ("exec", ["lib/exec"], ""),
     ("engine", ["lib/engine"], "engine auto_strategy stats metrics shard warm_start"),
-    ("trace", ["lib/trace"], "replay"),
+    ("parallel", ["lib/parallel"], "collectives expert_parallel"),
+    ("trace", ["lib/trace"], "replay parallel_replay"),
     ("capi", ["capi"], ""),
 ]
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)

@@ -31,18 +31,25 @@ absl::Status ReadRouting(const moert_routing& c, const moert_step& step, int32_t
   const int64_t next = model.layers[(layer + 1) % model.num_layers()].num_experts;
   const int64_t k = spec.routing.top_k;
   RoutedInput& routing = arguments->routing.emplace();
+  const moert_place place = c.ids.place == MOERT_DEVICE ? MOERT_DEVICE : MOERT_HOST;
+  if (place == MOERT_DEVICE) {
+    MOERT_RETURN_IF_ERROR(CheckPlace("routing.ids", c.ids, step.state->engine->backend()));
+    routing.place = Place::kDevice;
+  }
+  MOERT_ASSIGN_OR_RETURN(routing.ids, TensorSpan<const int32_t>("routing.ids", c.ids, MOERT_I32,
+                                                                step.rows, k, false, place));
   MOERT_ASSIGN_OR_RETURN(
-      routing.ids, TensorSpan<const int32_t>("routing.ids", c.ids, MOERT_I32, step.rows, k, false));
-  MOERT_ASSIGN_OR_RETURN(routing.weights, TensorSpan<const float>("routing.weights", c.weights,
-                                                                  MOERT_F32, step.rows, k, false));
+      routing.weights,
+      TensorSpan<const float>("routing.weights", c.weights, MOERT_F32, step.rows, k, false, place));
   MOERT_ASSIGN_OR_RETURN(routing.scores,
                          TensorSpan<const float>("routing.scores", c.scores, MOERT_F32, step.rows,
                                                  spec.num_experts, true));
   MOERT_ASSIGN_OR_RETURN(routing.next_scores,
                          TensorSpan<const float>("routing.next_scores", c.next_scores, MOERT_F32,
                                                  step.rows, next, true));
-  MOERT_ASSIGN_OR_RETURN(routing.used_ids, TensorSpan<int32_t>("routing.used_ids", c.used_ids,
-                                                               MOERT_I32, step.rows, k, true));
+  MOERT_ASSIGN_OR_RETURN(
+      routing.used_ids,
+      TensorSpan<int32_t>("routing.used_ids", c.used_ids, MOERT_I32, step.rows, k, true, place));
   routing.idle_before_ns = c.idle_before_ns;
   if (c.times != nullptr) {
     moert_call_times times{};

@@ -1,4 +1,4 @@
-// Tensors in host memory as spans.
+// Tensors as spans.
 #ifndef MOERT_CAPI_SRC_TENSOR_SPAN_H_
 #define MOERT_CAPI_SRC_TENSOR_SPAN_H_
 
@@ -9,11 +9,12 @@
 
 namespace moert::capi {
 
-/// rows * cols elements of `tensor`, which messages call `name`; empty if it may be and is.
+/// rows * cols elements of `tensor`, which messages call `name` and lies at `place`; empty if it
+/// may be and is.
 template <typename T>
 absl::StatusOr<absl::Span<T>> TensorSpan(absl::string_view name, const moert_tensor& tensor,
                                          moert_dtype dtype, int64_t rows, int64_t cols,
-                                         bool may_be_empty) {
+                                         bool may_be_empty, moert_place place = MOERT_HOST) {
   const auto bad = [name](auto... what) {
     return absl::InvalidArgumentError(absl::StrCat(name, what...));
   };
@@ -21,11 +22,10 @@ absl::StatusOr<absl::Span<T>> TensorSpan(absl::string_view name, const moert_ten
     if (may_be_empty && tensor.rows == 0 && tensor.cols == 0) return absl::Span<T>();
     return bad(".data: must not be NULL");
   }
-  if (tensor.place == MOERT_DEVICE) {
-    return absl::UnimplementedError(
-        absl::StrCat(name, ".place is MOERT_DEVICE: copy the routing to host memory first"));
+  if (tensor.place != place) {
+    return bad(".place is ", tensor.place, ", legal is ",
+               place == MOERT_HOST ? "MOERT_HOST" : "MOERT_DEVICE, as that of ids");
   }
-  if (tensor.place != MOERT_HOST) return bad(".place is ", tensor.place, ", legal is MOERT_HOST");
   if (tensor.dtype != dtype) {
     return bad(".dtype is ", tensor.dtype, ", legal is ",
                dtype == MOERT_I32 ? "MOERT_I32" : "MOERT_F32");

@@ -82,8 +82,10 @@ struct RoutedInput {
   /// [T, k] or empty: receives the experts that were used. A lossy strategy may replace some.
   absl::Span<int32_t> used_ids;
   /// CUDA backend: where ids, weights and used_ids lie. On the device they are read on the step's
-  /// stream, scores have to be empty, and ids are not checked: one that is out of range is taken
-  /// for -1. Nothing waits for the host where every expert is present.
+  /// stream, scores have to be empty (next_scores stay in host memory), and ids are not checked:
+  /// one that is out of range is taken for -1. Where every expert is present and the strategy does
+  /// not prefetch nothing waits for the host, and the call can be captured; next_scores are not
+  /// read then.
   Place place = Place::kHost;
   /// Virtual clock only: what the call took when it was recorded, charged in place of the
   /// profile's cost, and the time that passed between the call before and this one.
@@ -150,7 +152,8 @@ struct SlotView {
   /// Of an opaque record its own; else one, the record (ExpertSource::layout).
   std::vector<Part> parts;
   int64_t slots = 0;  // slot numbers are below this
-  /// [E]: of the experts of this call, -1 for others. Valid until they are released.
+  /// [E]: of the experts of this call, -1 for others; of a shard, its own experts in their order.
+  /// Valid until they are released.
   absl::Span<const int32_t> slot_of_expert;
 };
 

@@ -10,13 +10,19 @@ namespace moert {
 namespace {
 
 /// Parts of the records of a layer, in slots.
-std::vector<SlotView::Part> PartsOf(const SlotRegion& region, const RecordLayout& layout) {
+std::vector<SlotView::Part> PartsOf(const SlotRegion& region, const VersionedStore& store,
+                                    int layer, int experts) {
   std::vector<SlotView::Part> parts;
+  const RecordLayout& layout = store.layout({layer, 0}, 0);
   for (const RecordPart& part : layout.parts) {
     parts.push_back({region.base + part.offset, region.stride, part.bytes});
   }
-  if (parts.empty()) parts.push_back({region.base, region.stride, layout.bytes});
-  return parts;
+  if (!parts.empty()) return parts;
+  bool alike = true;
+  for (int e = 1; e < experts; ++e) {
+    alike = alike && store.layout({layer, e}, 0).bytes == layout.bytes;
+  }
+  return {{region.base, region.stride, alike ? layout.bytes : 0}};
 }
 
 }  // namespace
@@ -73,7 +79,7 @@ absl::Status EngineImpl::FetchLocked(StepId step_id, int layer, const FetchInput
     const int32_t e = input.ids[i];
     input.slot_ids[i] = e < 0 ? -1 : fetched.slot_of_expert[static_cast<size_t>(e)];
   }
-  view->parts = PartsOf(region, parts_->store->layout({layer, 0}, 0));
+  view->parts = PartsOf(region, *parts_->store, layer, experts);
   view->slots = region.slots;
   step->fetched.push_back(std::move(fetched));
   view->slot_of_expert = step->fetched.back().slot_of_expert;

@@ -103,6 +103,8 @@ class LayerRunner {
   // Route.
 
   absl::Status SetGivenRouting(const LayerCall& call, const RoutingRequest& request);
+  /// Where it lies on the device: brings it, so that given is in host memory.
+  absl::Status BringGivenRouting(const LayerCall& call, RoutedInput* given);
   /// Whether the next layer's gate has to be scored beside this one's.
   bool WantsNextGate(const LayerCall& call) const;
 
@@ -158,6 +160,8 @@ class LayerRunner {
   CallTimes times_;
   bool forward_predicted_ = false;  // next_scores come from the host's prediction
   std::vector<uint8_t> computed_;   // [E]: of the first batch
+  std::vector<int32_t> given_ids_;  // brought from the device
+  std::vector<float> given_weights_;
 
   // Of calls that have returned.
   RoutingResult late_routing_;

@@ -37,6 +37,14 @@ struct RoutingRequest {
   bool next_gate = false;                 // also score the next layer on the same input
 };
 
+/// A routing that the host left in device memory: [tokens, top_k].
+struct GivenRouting {
+  const int32_t* ids = nullptr;
+  const float* weights = nullptr;
+  int32_t* used_ids = nullptr;  // or null
+  int64_t pairs = 0;
+};
+
 /// An expert that is ready to be multiplied.
 struct ReadyExpert {
   int32_t expert = 0;
@@ -138,6 +146,21 @@ class Executor {
   /// Enqueues a whole call. Legal under stream capture. Its routing arrives later.
   virtual absl::Status RunResident(const ExecutorCall& call, const PolicyContext& context,
                                    const VersionedStore& store) {
+    return NotSupported();
+  }
+  /// The same with the routing given on the device. An id out of range is taken for -1.
+  virtual absl::Status RunGiven(const ExecutorCall& call, const GivenRouting& given,
+                                const PolicyContext& context, const VersionedStore& store) {
+    return NotSupported();
+  }
+  /// Where an expert may be missing: brings such a routing to the host, and waits for it.
+  virtual absl::Status BringGiven(const ExecutorCall& call, const GivenRouting& given,
+                                  std::vector<int32_t>* ids, std::vector<float>* weights) {
+    return NotSupported();
+  }
+  /// Behind BringGiven: the experts that were used, to where the host wants them.
+  virtual absl::Status ReturnUsed(const ExecutorCall& call, absl::Span<const int32_t> used,
+                                  int32_t* to) {
     return NotSupported();
   }
   /// Whether calls on the stream are recorded into a graph.

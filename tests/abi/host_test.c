@@ -482,8 +482,8 @@ static void test_forward_routed(void) {
               "routing.ids.dtype is 0, legal is MOERT_I32", f);
   routing.ids.dtype = MOERT_I32;
   routing.ids.place = MOERT_DEVICE;
-  CHECK_FAILS(moert_layer_forward(step, 1, &in, &routing, &out, &error), MOERT_UNIMPLEMENTED,
-              "copy the routing to host memory", f);
+  CHECK_FAILS(moert_layer_forward(step, 1, &in, &routing, &out, &error), MOERT_INVALID_ARGUMENT,
+              "routing.ids.place is 1 (MOERT_DEVICE), the cpu backend takes MOERT_HOST", f);
   routing.ids.place = MOERT_HOST;
   routing.scores.rows = 1; /* a shape without data */
   CHECK_FAILS(moert_layer_forward(step, 1, &in, &routing, &out, &error), MOERT_INVALID_ARGUMENT,

@@ -50,6 +50,7 @@ const (
 	TopKSoftmax    Routing = C.MOERT_ROUTING_TOPK_SOFTMAX    // the k highest, then softmax over them (Mixtral)
 	SigmoidGrouped Routing = C.MOERT_ROUTING_SIGMOID_GROUPED // sigmoid + bias, best groups, top-k (DeepSeek-V3)
 	SparseMixer    Routing = C.MOERT_ROUTING_SPARSEMIXER     // two masked-softmax picks (Phi-3.5-MoE)
+	External       Routing = C.MOERT_ROUTING_EXTERNAL        // the host's own: no gate is read, layer calls bring their routing
 
 	SqrtSoftplusGrouped Routing = C.MOERT_ROUTING_SQRT_SOFTPLUS_GROUPED // as SigmoidGrouped (DeepSeek-V4)
 	TopKSigmoid         Routing = C.MOERT_ROUTING_TOPK_SIGMOID          // the k highest, weights their sigmoids (Llama-4)

@@ -6,8 +6,11 @@
 
 MOERT_BEGIN_C
 
-/* A routing that the host computed. Tensors are contiguous, in host memory, on both backends. T is
- * the step's rows, k the layer's top_k, E its experts. */
+/* A routing that the host computed. Tensors are contiguous. T is the step's rows, k the layer's
+ * top_k, E its experts. They lie in host memory; on CUDA ids, weights and used_ids may lie on the
+ * device, all of them, without scores. They are read on the step's stream and not checked: an id out
+ * of range is taken for -1. Where every expert is present and the strategy does not prefetch, such a
+ * call waits for nothing and can be captured. */
 typedef struct moert_routing {
   uint64_t struct_size;
   moert_tensor ids;         /* [T, k] i32: experts in [0, E), none twice for a token; or -1: not

@@ -21,6 +21,8 @@ pub enum Routing {
     SqrtSoftplusGrouped,
     /// The k highest, weights their sigmoids (Llama-4).
     TopKSigmoid,
+    /// The host's own: no gate is read, layer calls bring their routing.
+    External,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -219,6 +221,7 @@ fn to_c(layer: &LayerSpec) -> sys::moert_layer_spec {
         Routing::SparseMixer => sys::MOERT_ROUTING_SPARSEMIXER,
         Routing::SqrtSoftplusGrouped => sys::MOERT_ROUTING_SQRT_SOFTPLUS_GROUPED,
         Routing::TopKSigmoid => sys::MOERT_ROUTING_TOPK_SIGMOID,
+        Routing::External => sys::MOERT_ROUTING_EXTERNAL,
     };
     spec.activation = match layer.activation {
         Activation::Silu => sys::MOERT_SILU,
