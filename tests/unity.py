@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Files that a unity build compiles as one must not define the same name in an unnamed namespace.
-Fails naming both, for cmake/Unity.cmake's list of files that stay alone.   unity.py [SOURCE_DIR]"""
+"""Files that a unity build compiles as one must not define the same name in an unnamed namespace, nor one
+that a type of a header has. Fails naming both, for cmake/Unity.cmake's list of files that stay alone.
+unity.py [SOURCE_DIR]"""
 import collections
 import os
 import re
@@ -27,6 +28,20 @@ def defined(text):
     return names
 
 
+def types(root):
+    """{name: header} of the types that headers declare in the library's namespace."""
+    found = {}
+    for top in ("include", "lib"):
+        for folder, _, files in os.walk(os.path.join(root, top)):
+            for name in files:
+                if not name.endswith(".h"):
+                    continue
+                with open(os.path.join(folder, name), encoding="utf-8") as file:
+                    for match in re.finditer(r"^(?:class|struct|enum class|using) (\w+)", file.read(), re.M):
+                        found.setdefault(match.group(1), name)
+    return found
+
+
 def main():
     root = sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(__file__), "..")
     with open(os.path.join(root, "cmake/Unity.cmake"), encoding="utf-8") as file:
@@ -45,6 +60,10 @@ def main():
                         groups[os.path.dirname(path)][found].append(path)
     clashes = [f"{name}: {', '.join(paths)}" for group in groups.values()
                for name, paths in sorted(group.items()) if len(paths) > 1]
+    declared = types(root)
+    for group in groups.values():
+        clashes += [f"{name}: {', '.join(paths)} and the type of {declared[name]}"
+                    for name, paths in sorted(group.items()) if name in declared]
     # Tools' own folders are programs, which are not built as one.
     clashes = [c for c in clashes if not re.search(r"examples/cli/(bench|pack|sim|run)/", c)]
     print("\n".join(clashes) or "no clash")

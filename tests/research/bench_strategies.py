@@ -77,7 +77,7 @@ def wall_command(args, strategy, budget):
              budget] + WORKLOAD +
             ["--threads", "8", "--io-threads", "2", "--attention-us", ATTENTION_US, "--link-gbps",
              LINK_GBPS, "--warm", str(WARM), "--steps", str(STEPS), "--repeats", str(REPEATS),
-             "--profile", args.profile, "--quiet", "--json", "-"])
+             "--profile", args.profile, "--force", "--quiet", "--json", "-"])
 
 
 def merge(runs):
@@ -113,7 +113,7 @@ def wall(args):
     subprocess.run([tool(args, "bench"), "probe", "--backend", "cpu", "--synthetic",
                     SHAPE.split(":")[0], "--threads", "8", "--io-threads", "2", "--attention-us",
                     ATTENTION_US, "--schemes", VERSIONS, "--link-gbps", LINK_GBPS, "--tokens",
-                    "1,2,4", "--repeats", "3", "--quiet", "--json", args.profile], check=True)
+                    "1,2,4", "--repeats", "3", "--force", "--quiet", "--json", args.profile], check=True)
     runs = []
     for strategy in built_in(args):
         # What holds everything, or nothing, does not depend on the budget.
@@ -142,7 +142,7 @@ def predict(args):
         for v in measured["variants"]:
             s = run([tool(args, "sim"), "--trace", trace, "--profile", args.profile, "--strategy",
                      v["strategy"], "--budget", v["budget"], "--warm", str(measured["warm_steps"]),
-                     "--attention-us", ATTENTION_US, "--link-gbps", LINK_GBPS, "--quiet", "--json",
+                     "--attention-us", ATTENTION_US, "--link-gbps", LINK_GBPS, "--force", "--quiet", "--json",
                      "-"])
             rows.append({"strategy": v["strategy"], "budget": v["budget"],
                          "measured_ms": v["step_mean_ms"], "predicted_ms": s["tpot_ms"]["mean"],
@@ -162,7 +162,7 @@ def shapes(args):
                 budget = "100%" if strategy == "resident" else "40%"
                 s = run([tool(args, "sim"), "--trace", trace, "--profile", args.profile, "--strategy",
                          strategy, "--budget", budget, "--warm", str(SHAPE_WARM), "--attention-us",
-                         ATTENTION_US, "--link-gbps", LINK_GBPS, "--oracles", "--quiet", "--json",
+                         ATTENTION_US, "--link-gbps", LINK_GBPS, "--oracles", "--force", "--quiet", "--json",
                          "-"], refusable=True)
                 if "refused" in s:
                     continue
@@ -182,7 +182,7 @@ def bundled(args):
     with tempfile.TemporaryDirectory() as cache:
         for strategy in built_in(args):
             common = ["--budget", "100%" if strategy == "resident" else "40%", "--link-gbps", "0.5",
-                      "--strategy", strategy, "--quiet", "--json", "-"]
+                      "--strategy", strategy, "--force", "--quiet", "--json", "-"]
             for domain in args.domains.split(","):
                 replay = run([tool(args, "sim"), "--trace",
                               os.path.join(ROOT, f"tests/data/traces/tiny-{domain}.safetensors"),

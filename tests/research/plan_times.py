@@ -75,7 +75,7 @@ def measure(args):
                    args.shape, "--schemes", ",".join(SCHEMES + MORE), "--mixed", str(plans),
                    "--mixed-schemes", ",".join(drawn), "--strategy", ";".join(f"resident:scheme={v}" for v in versions), "--tokens",
                    args.tokens, "--steps", str(args.steps), "--repeats", "5", "--costs", str(costs),
-                   "--workload", workload, "--quiet", "--json", str(args.out / name)]
+                   "--workload", workload, "--force", "--quiet", "--json", str(args.out / name)]
         command += ["--layer-times"] if args.backend == "cuda" else []
         subprocess.run(command, check=True)
         return json.loads((args.out / name).read_text())

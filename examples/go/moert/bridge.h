@@ -1,5 +1,4 @@
-/* Callbacks of C that end in exported Go functions. user_data is an integer: no Go pointer is in C.
- */
+/* Callbacks of C that end in exported Go functions. user_data is an integer: no Go pointer is in C. */
 #ifndef MOERT_GO_BRIDGE_H_
 #define MOERT_GO_BRIDGE_H_
 
