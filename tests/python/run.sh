@@ -98,6 +98,12 @@ case $test in
     torch_python
     use_tree
     "$python" "$here/transformers_test.py" -v 2>&1 ;;
+  cuda)
+    torch_python
+    use_tree
+    text=$("$python" "$here/cuda_test.py" -v 2>&1) || { echo "$text"; exit 1; }
+    echo "$text"
+    [[ $text != *"OK (skipped"* ]] || skip "no CUDA device, or a library without CUDA" ;;
   lm_eval)
     torch_python
     "$python" -c 'import lm_eval' 2>/dev/null || fetch "$python" "lm_eval>=0.4.9"
