@@ -2,10 +2,10 @@
 #include <fmt/format.h>
 
 #include <cstring>
-#include <exception>
 
 #include "cli/bench/bench.h"
 #include "cli/common/args.h"
+#include "cli/common/guarded_main.h"
 
 namespace moert::cli {
 namespace {
@@ -48,10 +48,5 @@ int Main(int argc, const char* const* argv) {
 }  // namespace moert::cli
 
 int main(int argc, char** argv) {
-  try {
-    return moert::cli::Main(argc, argv);
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "moert-bench: {}\n", error.what());
-    return moert::cli::kExitFailure;
-  }
+  return moert::cli::GuardedMain("moert-bench", moert::cli::Main, argc, argv);
 }

@@ -2,10 +2,10 @@
 #include <fmt/format.h>
 
 #include <cstdio>
-#include <exception>
 #include <string>
 
 #include "cli/common/args.h"
+#include "cli/common/guarded_main.h"
 #include "cli/pack/commands.h"
 
 namespace {
@@ -46,11 +46,4 @@ int Run(int argc, char** argv) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  try {
-    return Run(argc, argv);
-  } catch (const std::exception& e) {  // out of memory: the standard containers throw
-    std::fprintf(stderr, "moert-pack: %s\n", e.what());
-    return moert::cli::kExitFailure;
-  }
-}
+int main(int argc, char** argv) { return moert::cli::GuardedMain("moert-pack", Run, argc, argv); }

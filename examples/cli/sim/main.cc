@@ -3,13 +3,13 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <exception>
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "cli/common/any_trace.h"
 #include "cli/common/args.h"
 #include "cli/common/budget_flag.h"
+#include "cli/common/guarded_main.h"
 #include "cli/common/progress.h"
 #include "cli/common/run_report.h"
 #include "cli/workload/oracles.h"
@@ -178,10 +178,5 @@ int Main(int argc, const char* const* argv) {
 }  // namespace moert::cli
 
 int main(int argc, char** argv) {
-  try {
-    return moert::cli::Main(argc, argv);
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "moert-sim: {}\n", error.what());
-    return moert::cli::kExitFailure;
-  }
+  return moert::cli::GuardedMain("moert-sim", moert::cli::Main, argc, argv);
 }
