@@ -23,19 +23,34 @@ class LinkPacer {
     const MutexLock lock(&mu_);
     return free_ns_;
   }
+  /// How long the link is still busy; not positive if it is free.
+  int64_t busy_ns() {
+    const MutexLock lock(&mu_);
+    const int64_t now_ns = Now();
+    return free_ns_ - now_ns;
+  }
   /// The next turn: when a transfer of `bytes` that takes it will have arrived.
   int64_t Reserve(int64_t bytes) {
     const MutexLock lock(&mu_);
-    free_ns_ = std::max(clock_->now_ns(), free_ns_) +
+    free_ns_ = std::max(Now(), free_ns_) +
                static_cast<int64_t>(1e9 * static_cast<double>(bytes) / bytes_per_s_);
     return free_ns_;
   }
 
  private:
+  /// Where the clock has stepped back, the turns move with it.
+  int64_t Now() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    const int64_t now_ns = clock_->now_ns();
+    if (now_ns < seen_ns_) free_ns_ -= seen_ns_ - now_ns;
+    seen_ns_ = now_ns;
+    return now_ns;
+  }
+
   const Clock* const clock_;
   const double bytes_per_s_;
   mutable Mutex mu_;
   int64_t free_ns_ ABSL_GUARDED_BY(mu_) = 0;
+  int64_t seen_ns_ ABSL_GUARDED_BY(mu_) = 0;  // the clock, when it was last asked
 };
 
 }  // namespace moert

@@ -107,8 +107,11 @@ class ReaderQueue final : public TransferQueue {
     while ((turn = NextTurn()).has_value()) {
       const WaitingTransfers::Job& job = turn->job;
       absl::Status status = Read(job.transfer);
-      const int64_t early_ns = turn->until_ns - clock_->now_ns();
-      if (early_ns > 0) std::this_thread::sleep_for(std::chrono::nanoseconds(early_ns));
+      if (pacer_ != nullptr) {
+        // A clock that steps back must not make the turn longer than it was to be.
+        const int64_t early_ns = turn->until_ns - std::max(clock_->now_ns(), turn->started_ns);
+        if (early_ns > 0) std::this_thread::sleep_for(std::chrono::nanoseconds(early_ns));
+      }
       const MutexLock lock(&mu_);
       finished_.push_back({job.transfer.key, job.transfer.version, std::move(status),
                            job.transfer.bytes, job.submitted_ns, turn->started_ns,
@@ -129,9 +132,10 @@ class ReaderQueue final : public TransferQueue {
     while (true) {
       while (!stopping_ && waiting_.empty()) work_.Wait(&mu_);
       if (stopping_) return std::nullopt;
-      const int64_t busy_ns = pacer_ != nullptr ? pacer_->free_ns() - clock_->now_ns() : 0;
+      const int64_t busy_ns = pacer_ != nullptr ? pacer_->busy_ns() : 0;
       if (busy_ns <= 0) break;
-      work_.WaitFor(&mu_, std::chrono::nanoseconds(busy_ns));
+      constexpr int64_t kLongest = 100'000'000;  // then the clock is asked again: it may step
+      work_.WaitFor(&mu_, std::chrono::nanoseconds(std::min(busy_ns, kLongest)));
     }
     Turn turn;
     turn.job = waiting_.Pop();

@@ -3,13 +3,13 @@
 #include <fmt/format.h>
 
 #include <cstdio>
-#include <exception>
 #include <string>
 
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
 #include "cli/common/args.h"
+#include "cli/common/guarded_main.h"
 #include "cli/common/output.h"
 
 namespace moert::cli {
@@ -113,12 +113,7 @@ int Dispatch(const Tool& tool, int argc, const char* const* argv) {
 }  // namespace
 
 int RunTool(const Tool& tool, int argc, const char* const* argv) {
-  int status = kExitFailure;
-  try {
-    status = Dispatch(tool, argc, argv);
-  } catch (const std::exception& error) {  // out of memory: the standard containers throw
-    std::fprintf(stderr, "%s: %s\n", tool.name, error.what());
-  }
+  const int status = GuardedMain(tool.name, [&] { return Dispatch(tool, argc, argv); });
   const absl::Status flushed = FlushStdout();
   if (!flushed.ok() && status == kExitOk) return ReportError(tool.name, flushed);
   return status;

@@ -1,4 +1,5 @@
 // Readers on the wall clock: what a paced link promises of order and of time.
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <memory>
@@ -68,6 +69,38 @@ TEST_CASE("a demand load goes ahead of prefetches whose turn on a paced link has
   CHECK(f.done[0].key.expert == 1);
   CHECK(f.done[1].key.expert == 4);
   CHECK(f.done[2].key.expert == 2);
+}
+
+/// Steps back by an hour at its n-th reading, and stays there.
+class SteppingClock final : public Clock {
+ public:
+  explicit SteppingClock(int n) : left_(n) {}
+  int64_t now_ns() const override {
+    return clock_.now_ns() - (left_.fetch_sub(1) <= 0 ? int64_t{3600} * 1'000'000'000 : 0);
+  }
+
+ private:
+  WallClock clock_;
+  mutable std::atomic<int> left_;
+};
+
+TEST_CASE("a clock that steps back does not stop the readers") {
+  const SyntheticSource source{SyntheticShape{}};
+  std::vector<std::byte> memory(1 << 20);
+  for (int n = 0; n < 12; ++n) {
+    const SteppingClock clock(n);
+    const auto begin = std::chrono::steady_clock::now();
+    for (const bool paced : {false, true}) {
+      const auto pacer = paced ? std::make_shared<LinkPacer>(&clock, 1e9) : nullptr;
+      const std::unique_ptr<TransferQueue> readers = *MakeReaderQueue(&source, &clock, 1, pacer);
+      readers->Submit({{0, 0}, 0, 0, LoadReason::kDemand, absl::MakeSpan(memory), 1000});
+      std::vector<TransferDone> done;
+      while (readers->Wait(&done)) {
+      }
+      REQUIRE(done.size() == 1);
+    }
+    CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(60));
+  }
 }
 
 /// Its reads end when two of them have been under way at once, or after a while.
