@@ -1,4 +1,4 @@
-// The ggml backend that multiplies: the CPU's, or the device of MOERT_DEVICE.
+// The ggml backend that multiplies: the CPU's.
 #ifndef MOERT_EXAMPLES_GGML_BACKEND_INNER_H_
 #define MOERT_EXAMPLES_GGML_BACKEND_INNER_H_
 
@@ -11,7 +11,7 @@ namespace moert_ggml {
 
 class Inner {
  public:
-  /// Null: there is no such device.
+  /// Null: the device cannot be used.
   static std::unique_ptr<Inner> Create(ggml_backend_dev_t device);
   ~Inner();
 

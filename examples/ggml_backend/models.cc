@@ -20,7 +20,10 @@ std::vector<std::weak_ptr<Model>>& Registry() {
   return *models;
 }
 
-// "blk.3.ffn_up_exps.weight" -> 3; -1: no experts.
+bool IsDown(const ggml_tensor* tensor) { return std::strstr(tensor->name, "ffn_down") != nullptr; }
+
+}  // namespace
+
 int BlockOfExperts(const char* name) {
   int block = -1;
   char kind[16] = "";
@@ -32,10 +35,6 @@ int BlockOfExperts(const char* name) {
       what == "up_exps" || what == "gate_exps" || what == "down_exps" || what == "gate_up_exps";
   return known && rest == ".weight" ? block : -1;
 }
-
-bool IsDown(const ggml_tensor* tensor) { return std::strstr(tensor->name, "ffn_down") != nullptr; }
-
-}  // namespace
 
 std::string StemOf(const std::string& path) {
   int end = 0;
@@ -67,6 +66,7 @@ std::vector<Layer> Model::Arrange() {
   std::vector<Layer> layers;
   for (auto& [block, tensors] : blocks_) {
     Layer layer;
+    layer.block = block;
     for (auto& expert : tensors) {
       const ggml_tensor* t = expert->tensor;
       expert->layer = static_cast<int>(layers.size());

@@ -61,6 +61,9 @@ struct MappedBuffer {
   std::vector<std::shared_ptr<Model>> models;  // one, unless names clash
 };
 
+/// Block of "blk.3.ffn_up_exps.weight": 3; -1: not a tensor of experts.
+int BlockOfExperts(const char* name);
+
 /// "dir/model" of "dir/model-00001-of-00003.gguf".
 std::string StemOf(const std::string& path);
 

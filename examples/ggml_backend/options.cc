@@ -50,7 +50,6 @@ bool ReadOptions(Options* options, std::string* error) {
     return false;
   }
   options->strategy = Value("MOERT_STRATEGY");
-  options->device = Value("MOERT_DEVICE");
   return ReadFlag("MOERT_STATS", &options->statistics, error) &&
          ReadFlag("MOERT_DISABLE", &options->disabled, error);
 }

@@ -13,7 +13,6 @@ struct Options {
   int64_t budget_bytes = 0;
   double budget_fraction = 0;
   std::string strategy;     // MOERT_STRATEGY: a spec of libmoert; empty: its default
-  std::string device;       // MOERT_DEVICE: the ggml device that multiplies; empty: the CPU
   bool statistics = false;  // MOERT_STATS=1: one line a model when it is unloaded
   bool disabled = false;    // MOERT_DISABLE=1
 };

@@ -17,15 +17,17 @@ std::string Message(moert_error* error) {
   return text;
 }
 
-moert_layer_spec Spec(const Layer& layer, int number) {
+// With `gates`, the library scores the next layer's by itself; ids are the host's in any case.
+moert_layer_spec Spec(const Layer& layer, const Gates& gates) {
   moert_layer_spec spec;
   moert_layer_spec_init(&spec, sizeof spec);
   spec.hidden = layer.hidden;
   spec.intermediate = layer.intermediate;
   spec.num_experts = layer.experts;
-  spec.model_layer = number;
-  spec.routing = MOERT_ROUTING_EXTERNAL;
-  spec.top_k = layer.top_k;
+  spec.model_layer = layer.block;
+  const bool gate = gates.top_k() > 0 && gates.Has(layer.block, layer.hidden, layer.experts);
+  spec.routing = gate ? MOERT_ROUTING_SOFTMAX_TOPK : MOERT_ROUTING_EXTERNAL;
+  spec.top_k = gate ? gates.top_k() : 1;
   return spec;
 }
 
@@ -65,6 +67,25 @@ int64_t FreeBudget(int64_t expert_bytes) {
   return expert_bytes + expert_bytes / 16 < budget ? 0 : budget;
 }
 
+// What a source's user_data points to.
+struct GateSource {
+  Gates gates;
+  std::vector<int> blocks;  // of layers
+};
+
+moert_code ReadGate(void* user_data, const moert_read* read, moert_failure* failure) {
+  const auto* from = static_cast<const GateSource*>(user_data);
+  if (read->part == MOERT_PART_ROUTER &&
+      from->gates.Read(from->blocks[static_cast<size_t>(read->layer)],
+                       static_cast<float*>(read->dst.data))) {
+    return MOERT_OK;
+  }
+  moert_failure_set(failure, "the router cannot be read from the GGUF");
+  return MOERT_DATA_LOSS;
+}
+
+void FreeGates(void* user_data) { delete static_cast<GateSource*>(user_data); }
+
 void Log(void* /*user_data*/, moert_log_level level, const char* line) {
   if (level != MOERT_LOG_INFO) Say("%s", line);
 }
@@ -79,20 +100,30 @@ int64_t Layer::ExpertBytes() const {
 
 std::unique_ptr<Store> Store::Open(const std::string& name, const std::vector<Layer>& layers,
                                    const Options& options, std::string* error) {
-  std::vector<moert_layer_spec> specs;
-  int64_t expert_bytes = 0;
-  for (const Layer& layer : layers) {
-    specs.push_back(Spec(layer, static_cast<int>(specs.size())));
-    expert_bytes += layer.experts * layer.ExpertBytes();
-  }
   std::vector<const char*> files;
   const std::vector<moert_opaque_part> parts = Parts(layers, &files);
+  auto gates = std::make_unique<GateSource>();
+  if (!options.strategy.empty()) {  // the default needs none
+    for (const char* file : files) gates->gates.Find(file);
+  }
+  std::vector<moert_layer_spec> specs;
+  int64_t expert_bytes = 0;
+  bool any_gate = false;
+  for (const Layer& layer : layers) {
+    specs.push_back(Spec(layer, gates->gates));
+    any_gate = any_gate || specs.back().routing != MOERT_ROUTING_EXTERNAL;
+    expert_bytes += layer.experts * layer.ExpertBytes();
+    gates->blocks.push_back(layer.block);
+  }
 
   moert_opaque_options opaque;
   moert_opaque_options_init(&opaque, sizeof opaque);
   opaque.format = "gguf";
   opaque.files = files.data();
   opaque.num_files = static_cast<int64_t>(files.size());
+  opaque.user_data = gates.get();
+  opaque.gates = ReadGate;
+  opaque.destroy = FreeGates;
   moert_source* source = nullptr;
   moert_error* failure = nullptr;
   if (moert_source_create_opaque(name.c_str(), specs.data(), specs.size(), parts.data(),
@@ -100,6 +131,7 @@ std::unique_ptr<Store> Store::Open(const std::string& name, const std::vector<La
     *error = Message(failure);
     return nullptr;
   }
+  gates.release();  // the source's now
 
   moert_engine_options engine;
   moert_engine_options_init(&engine, sizeof engine);
@@ -116,6 +148,7 @@ std::unique_ptr<Store> Store::Open(const std::string& name, const std::vector<La
   engine.logger = &logger;
 
   std::unique_ptr<Store> store(new Store);
+  store->gates_ = any_gate;
   const moert_code code = moert_engine_create(source, &engine, &store->engine_, &failure);
   moert_source_destroy(source);
   if (code != MOERT_OK) {
@@ -151,7 +184,7 @@ Store::Result Store::Fetch(int layer, std::span<const int32_t> experts,
   const auto count = static_cast<int64_t>(experts.size());
   moert_tensor_init(&fetch.ids, const_cast<int32_t*>(experts.data()), 1, count, MOERT_I32);
   moert_tensor_init(&fetch.slot_ids, slot_ids.data(), 1, count, MOERT_I32);
-  if (!hidden.empty()) {
+  if (gates_ && !hidden.empty()) {
     moert_tensor_init(&fetch.hidden, const_cast<float*>(hidden.data()), 1,
                       static_cast<int64_t>(hidden.size()), MOERT_F32);
   }

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "gates.h"
 #include "options.h"
 
 namespace moert_ggml {
@@ -24,8 +25,8 @@ struct Part {
 };
 
 struct Layer {
+  int block = 0;  // of the GGUF
   int experts = 0;
-  int top_k = 1;
   int64_t hidden = 0;
   int64_t intermediate = 0;
   std::vector<Part> parts;
@@ -61,6 +62,7 @@ class Store {
   moert_step* step_ = nullptr;
   int layer_ = -1;  // of the last fetch in this step
   bool held_ = false;
+  bool gates_ = false;  // of the layers, for strategies that predict by the next one
 };
 
 }  // namespace moert_ggml

@@ -7,10 +7,12 @@
 #include <ggml-backend.h>
 #include <llama.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <string>
 #include <vector>
 
@@ -166,21 +168,29 @@ double Milliseconds(std::chrono::steady_clock::time_point since) {
       .count();
 }
 
+// Of all threads.
+double CpuMilliseconds(std::clock_t since) {
+  return 1e3 * static_cast<double>(std::clock() - since) / CLOCKS_PER_SEC;
+}
+
 int RunTime(const char* path, int prompt, int tokens, const Modes& modes) {
   Host host(path, modes, 512);
   if (!host.ok()) return Fail("cannot load the model");
   // Once to bring in what is read but once, then as often as one likes.
   if (!host.Decode(0, 1, nullptr)) return Fail("cannot decode");
   auto begin = std::chrono::steady_clock::now();
+  std::clock_t cpu = std::clock();
   for (int at = 0; at < prompt; at += 512) {
     if (!host.Decode(1 + at, std::min(512, prompt - at), nullptr)) return Fail("cannot decode");
   }
-  const double prompt_ms = Milliseconds(begin);
+  const double prompt_ms = Milliseconds(begin), prompt_cpu = CpuMilliseconds(cpu);
   begin = std::chrono::steady_clock::now();
+  cpu = std::clock();
   for (int i = 0; i < tokens; ++i) {
     if (!host.Decode(1 + prompt + i, 1, nullptr)) return Fail("cannot decode");
   }
-  std::printf("prompt_ms %.1f token_ms %.2f\n", prompt_ms, Milliseconds(begin) / tokens);
+  std::printf("prompt ms %.1f cpu_ms %.1f   token ms %.2f cpu_ms %.2f\n", prompt_ms, prompt_cpu,
+              Milliseconds(begin) / tokens, CpuMilliseconds(cpu) / tokens);
   return 0;
 }
 
