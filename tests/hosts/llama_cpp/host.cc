@@ -3,7 +3,8 @@
 //   host logits MODEL OUT [MODE ...]  writes the logits of prompts and of decoding to OUT
 //     cpu_moe, override: what --cpu-moe and -ot exps=MOERT do; no_mmap; reload: the model twice,
 //     one behind the other; two: twice at once; parallel: two sequences in a batch
-//   host time MODEL PROMPT TOKENS THREADS [MODE ...]  milliseconds of a prompt and of a token
+//   host time MODEL PROMPT TOKENS THREADS [MODE ...]  milliseconds of a prompt, the
+//     second of its length, and of a token: by the clock, and of the processor
 #include <ggml-backend.h>
 #include <llama.h>
 
@@ -176,18 +177,21 @@ double CpuMilliseconds(std::clock_t since) {
 int RunTime(const char* path, int prompt, int tokens, const Modes& modes) {
   Host host(path, modes, 512);
   if (!host.ok()) return Fail("cannot load the model");
-  // Once to bring in what is read but once, then as often as one likes.
-  if (!host.Decode(0, 1, nullptr)) return Fail("cannot decode");
+  const auto decode = [&](int first) {
+    for (int at = 0; at < prompt; at += 512) {
+      if (!host.Decode(first + at, std::min(512, prompt - at), nullptr)) return false;
+    }
+    return true;
+  };
+  if (!decode(0)) return Fail("cannot decode");  // what is read but once is in memory then
   auto begin = std::chrono::steady_clock::now();
   std::clock_t cpu = std::clock();
-  for (int at = 0; at < prompt; at += 512) {
-    if (!host.Decode(1 + at, std::min(512, prompt - at), nullptr)) return Fail("cannot decode");
-  }
+  if (!decode(prompt)) return Fail("cannot decode");
   const double prompt_ms = Milliseconds(begin), prompt_cpu = CpuMilliseconds(cpu);
   begin = std::chrono::steady_clock::now();
   cpu = std::clock();
   for (int i = 0; i < tokens; ++i) {
-    if (!host.Decode(1 + prompt + i, 1, nullptr)) return Fail("cannot decode");
+    if (!host.Decode(2 * prompt + i, 1, nullptr)) return Fail("cannot decode");
   }
   std::printf("prompt ms %.1f cpu_ms %.1f   token ms %.2f cpu_ms %.2f\n", prompt_ms, prompt_cpu,
               Milliseconds(begin) / tokens, CpuMilliseconds(cpu) / tokens);
