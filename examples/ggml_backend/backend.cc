@@ -1,0 +1,185 @@
+// libggml-moert.so: a backend that an unmodified llama.cpp loads at run time. Its device is an
+// accelerator beside the CPU: llama.cpp gives it the expert tensors that are to stay in RAM, and
+// the products over them. The experts themselves live in libmoert, under a budget.
+//
+//   GGML_BACKEND_PATH=libggml-moert.so MOERT_BUDGET=8GiB llama-cli -m model.gguf --cpu-moe
+//
+// The tables below are ggml's interface of a backend (ggml-backend-impl.h); what they do is in
+// buffers.cc, claims.cc and runner.cc.
+#include <ggml-backend-impl.h>
+#include <ggml-backend.h>
+
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <string>
+
+#include "buffers.h"
+#include "claims.h"
+#include "inner.h"
+#include "options.h"
+#include "runner.h"
+
+namespace moert_ggml {
+namespace {
+
+ggml_backend_buffer_type_t buffer_type = nullptr;
+
+// ---- The backend: one for each context of llama.cpp.
+
+const char* BackendName(ggml_backend_t /*backend*/) { return "MOERT"; }
+
+void FreeBackend(ggml_backend_t backend) {
+  delete static_cast<Runner*>(backend->context);
+  delete backend;
+}
+
+ggml_status Compute(ggml_backend_t backend, ggml_cgraph* graph) {
+  try {
+    return static_cast<Runner*>(backend->context)->Compute(graph);
+  } catch (const std::exception& e) {  // no memory
+    Say("%s", e.what());
+    return GGML_STATUS_ALLOC_FAILED;
+  }
+}
+
+void SetThreads(ggml_backend_t backend, int threads) {
+  static_cast<Runner*>(backend->context)->inner()->SetThreads(threads);
+}
+
+ggml_guid_t Guid() {
+  static ggml_guid guid = {'l', 'i', 'b', 'm', 'o', 'e', 'r', 't',
+                           '-', 'e', 'x', 'p', 'e', 'r', 't', 's'};
+  return &guid;
+}
+
+// ---- The device.
+
+const char* DeviceName(ggml_backend_dev_t /*device*/) { return "MOERT"; }
+const char* DeviceDescription(ggml_backend_dev_t /*device*/) { return "experts kept by libmoert"; }
+enum ggml_backend_dev_type DeviceType(ggml_backend_dev_t /*device*/) {
+  return GGML_BACKEND_DEVICE_TYPE_ACCEL;
+}
+// None that llama.cpp should plan with.
+void DeviceMemory(ggml_backend_dev_t /*device*/, size_t* free, size_t* total) {
+  *free = 0;
+  *total = 0;
+}
+
+void DeviceProperties(ggml_backend_dev_t device, ggml_backend_dev_props* properties) {
+  *properties = {};
+  properties->name = DeviceName(device);
+  properties->description = DeviceDescription(device);
+  properties->type = DeviceType(device);
+  properties->caps.buffer_from_host_ptr = true;
+}
+
+ggml_backend_dev_t InnerDevice() { return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU); }
+
+ggml_backend_t InitBackend(ggml_backend_dev_t device, const char* /*parameters*/) {
+  try {
+    std::unique_ptr<Inner> inner = Inner::Create(InnerDevice());
+    if (inner == nullptr) return nullptr;
+    auto runner = std::make_unique<Runner>(std::move(inner));
+    auto backend = std::make_unique<ggml_backend>();
+    backend->guid = Guid();
+    backend->iface.get_name = BackendName;
+    backend->iface.free = FreeBackend;
+    backend->iface.graph_compute = Compute;
+    backend->device = device;
+    backend->context = runner.release();
+    return backend.release();
+  } catch (const std::exception& e) {
+    Say("%s", e.what());
+    return nullptr;
+  }
+}
+
+ggml_backend_buffer_type_t DeviceBufferType(ggml_backend_dev_t /*device*/) { return buffer_type; }
+
+ggml_backend_buffer_t BufferFromHostPointer(ggml_backend_dev_t /*device*/, void* address,
+                                            size_t size, size_t /*max_tensor_size*/) {
+  try {
+    return MapBuffer(address, size);
+  } catch (const std::exception& e) {
+    Say("%s", e.what());
+    return nullptr;
+  }
+}
+
+bool SupportsOp(ggml_backend_dev_t /*device*/, const ggml_tensor* node) {
+  return Claims(node, InnerDevice());
+}
+
+bool SupportsBufferType(ggml_backend_dev_t /*device*/, ggml_backend_buffer_type_t type) {
+  return ggml_backend_buft_is_host(type);
+}
+
+// ---- What ggml_backend_init returns.
+
+const char* RegistryName(ggml_backend_reg_t /*registry*/) { return "MOERT"; }
+size_t DeviceCount(ggml_backend_reg_t /*registry*/) { return 1; }
+ggml_backend_dev_t GetDevice(ggml_backend_reg_t registry, size_t /*index*/) {
+  return static_cast<ggml_backend_dev_t>(registry->context);
+}
+void* FindFunction(ggml_backend_reg_t /*registry*/, const char* name) {
+  if (std::strcmp(name, "ggml_backend_set_n_threads") == 0) {
+    return reinterpret_cast<void*>(&SetThreads);
+  }
+  return nullptr;
+}
+
+ggml_backend_reg_t MakeRegistry(const Options& options) {
+  static ggml_backend_device device = {};
+  static ggml_backend_reg registry = {};
+  device.iface.get_name = DeviceName;
+  device.iface.get_description = DeviceDescription;
+  device.iface.get_memory = DeviceMemory;
+  device.iface.get_type = DeviceType;
+  device.iface.get_props = DeviceProperties;
+  device.iface.init_backend = InitBackend;
+  device.iface.get_buffer_type = DeviceBufferType;
+  device.iface.buffer_from_host_ptr = BufferFromHostPointer;
+  device.iface.supports_op = SupportsOp;
+  device.iface.supports_buft = SupportsBufferType;
+  device.reg = &registry;
+  registry.api_version = GGML_BACKEND_API_VERSION;
+  registry.iface.get_name = RegistryName;
+  registry.iface.get_device_count = DeviceCount;
+  registry.iface.get_device = GetDevice;
+  registry.iface.get_proc_address = FindFunction;
+  registry.context = &device;
+  buffer_type = MakeBufferType(&device, options);
+  return &registry;
+}
+
+// ggml changes the tables above between minor versions without saying so in its API version.
+bool SameMinorVersion(const std::string& a, const std::string& b) {
+  const auto minor = [](const std::string& v) { return v.substr(0, v.find('.', v.find('.') + 1)); };
+  return minor(a) == minor(b);
+}
+
+}  // namespace
+}  // namespace moert_ggml
+
+/// The host's entry. Null: the host goes on as if we were not there.
+extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backend_init(void) {
+  using namespace moert_ggml;
+  try {
+    if (!SameMinorVersion(ggml_version(), MOERT_GGML_VERSION)) {
+      Say("built for ggml %s, this is ggml %s: build the plug-in against this llama.cpp's headers. "
+          "Experts are not cached",
+          MOERT_GGML_VERSION, ggml_version());
+      return nullptr;
+    }
+    Options options;
+    std::string error;
+    if (!ReadOptions(&options, &error)) {
+      Say("%s. Experts are not cached", error.c_str());
+      return nullptr;
+    }
+    return options.disabled ? nullptr : MakeRegistry(options);
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}

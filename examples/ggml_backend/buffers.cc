@@ -1,0 +1,95 @@
+#include "buffers.h"
+
+#include <ggml-backend-impl.h>
+
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+#include "mapped_file.h"
+#include "models.h"
+
+namespace moert_ggml {
+namespace {
+
+struct State {
+  ggml_backend_buffer_type type = {};
+  Options options;
+  std::mutex mutex;
+  std::unordered_map<const ggml_backend_buffer*, std::unique_ptr<MappedBuffer>> mapped;
+};
+
+// Leaked: buffers may be freed while the process exits.
+State& GetState() {
+  static auto* state = new State;
+  return *state;
+}
+
+const char* Name(ggml_backend_buffer_type_t /*type*/) { return "MOERT"; }
+
+// Memory of the CPU's, under our name: activations, and weights that are not mapped.
+ggml_backend_buffer_t Allocate(ggml_backend_buffer_type_t type, size_t size) {
+  ggml_backend_buffer_t buffer =
+      ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
+  if (buffer != nullptr) buffer->buft = type;
+  return buffer;
+}
+
+size_t Alignment(ggml_backend_buffer_type_t /*type*/) {
+  return ggml_backend_buft_get_alignment(ggml_backend_cpu_buffer_type());
+}
+
+bool IsHost(ggml_backend_buffer_type_t /*type*/) { return true; }
+
+ggml_status InitTensor(ggml_backend_buffer_t buffer, ggml_tensor* tensor) {
+  State& state = GetState();
+  const std::lock_guard<std::mutex> lock(state.mutex);
+  if (tensor->view_src == nullptr) {
+    AddTensor(state.mapped.at(buffer).get(), tensor, state.options);
+  }
+  return GGML_STATUS_SUCCESS;
+}
+
+void FreeMapped(ggml_backend_buffer_t buffer) {
+  State& state = GetState();
+  std::unique_ptr<MappedBuffer> mapped;
+  {
+    const std::lock_guard<std::mutex> lock(state.mutex);
+    mapped = std::move(state.mapped.at(buffer));
+    state.mapped.erase(buffer);
+  }
+  RemoveBuffer(mapped.get());
+}
+
+}  // namespace
+
+ggml_backend_buffer_type_t MakeBufferType(ggml_backend_dev_t device, const Options& options) {
+  State& state = GetState();
+  state.options = options;
+  state.type.iface.get_name = Name;
+  state.type.iface.alloc_buffer = Allocate;
+  state.type.iface.get_alignment = Alignment;
+  state.type.iface.is_host = IsHost;
+  state.type.device = device;
+  return &state.type;
+}
+
+bool IsOurs(const ggml_backend_buffer* buffer) {
+  return buffer != nullptr && buffer->buft == &GetState().type;
+}
+
+ggml_backend_buffer_t MapBuffer(void* address, size_t size) {
+  ggml_backend_buffer_t buffer = ggml_backend_cpu_buffer_from_ptr(address, size);
+  if (buffer == nullptr) return nullptr;
+  State& state = GetState();
+  buffer->buft = &state.type;
+  buffer->iface.init_tensor = InitTensor;
+  buffer->iface.free_buffer = FreeMapped;
+  auto mapped = std::make_unique<MappedBuffer>();
+  mapped->stem = StemOf(FindMappedFile(address, size).path);
+  const std::lock_guard<std::mutex> lock(state.mutex);
+  state.mapped[buffer] = std::move(mapped);
+  return buffer;
+}
+
+}  // namespace moert_ggml

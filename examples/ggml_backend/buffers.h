@@ -1,0 +1,25 @@
+// The buffer type that draws expert tensors to us: plain host memory, and files that llama.cpp
+// maps.
+#ifndef MOERT_EXAMPLES_GGML_BACKEND_BUFFERS_H_
+#define MOERT_EXAMPLES_GGML_BACKEND_BUFFERS_H_
+
+#include <ggml-backend.h>
+
+#include <cstddef>
+
+#include "options.h"
+
+namespace moert_ggml {
+
+/// Belongs to `device`. Both live as long as the process.
+ggml_backend_buffer_type_t MakeBufferType(ggml_backend_dev_t device, const Options& options);
+
+/// Whether a buffer (or null) is of that type.
+bool IsOurs(const ggml_backend_buffer* buffer);
+
+/// A buffer over a mapped file: expert tensors in it come from a store. Null: it cannot be had.
+ggml_backend_buffer_t MapBuffer(void* address, size_t size);
+
+}  // namespace moert_ggml
+
+#endif  // MOERT_EXAMPLES_GGML_BACKEND_BUFFERS_H_

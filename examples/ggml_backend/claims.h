@@ -1,0 +1,15 @@
+// Which nodes of a graph are ours: products over experts, and what follows them up to the sum over
+// a token's experts, so that a layer is one piece of the graph and not two.
+#ifndef MOERT_EXAMPLES_GGML_BACKEND_CLAIMS_H_
+#define MOERT_EXAMPLES_GGML_BACKEND_CLAIMS_H_
+
+#include <ggml-backend.h>
+
+namespace moert_ggml {
+
+/// `inner`: the device that would compute it.
+bool Claims(const ggml_tensor* node, ggml_backend_dev_t inner);
+
+}  // namespace moert_ggml
+
+#endif  // MOERT_EXAMPLES_GGML_BACKEND_CLAIMS_H_

@@ -1,0 +1,78 @@
+#include "layer_call.h"
+
+#include <algorithm>
+
+#include "buffers.h"
+
+namespace moert_ggml {
+
+ExpertTensor* ExpertsOf(const ggml_tensor* node) {
+  if (node->op != GGML_OP_MUL_MAT_ID || !IsOurs(node->src[0]->buffer)) return nullptr;
+  return static_cast<ExpertTensor*>(node->src[0]->extra);
+}
+
+bool IsView(const ggml_tensor* node) {
+  return node->op == GGML_OP_VIEW || node->op == GGML_OP_RESHAPE || node->op == GGML_OP_NONE;
+}
+
+LayerCall::LayerCall(ggml_cgraph* graph, int first)
+    : graph(graph),
+      first(first),
+      last(first),
+      experts(ExpertsOf(ggml_graph_node(graph, first))),
+      ids(ggml_graph_node(graph, first)->src[2]),
+      made_{ggml_graph_node(graph, first)} {
+  size_t made = 1;  // up to the last product
+  for (int i = first + 1; i < ggml_graph_n_nodes(graph); ++i) {
+    const ggml_tensor* next = node(i);
+    if (const ExpertTensor* other = ExpertsOf(next)) {
+      if (other->model != experts->model || other->block != experts->block || next->src[2] != ids) {
+        break;
+      }
+      made_.push_back(next);
+      made = made_.size();
+      last = i;
+    } else if (IsView(next)) {
+      if (Makes(next->src[0])) made_.push_back(next);
+    } else if (IsElementWise(next)) {
+      made_.push_back(next);
+    } else {
+      break;
+    }
+  }
+  made_.resize(made);
+}
+
+bool LayerCall::Makes(const ggml_tensor* tensor) const {
+  return std::find(made_.begin(), made_.end(), tensor) != made_.end();
+}
+
+// One result row for a (token, expert) pair, from rows of the same pair.
+bool LayerCall::IsElementWise(const ggml_tensor* next) const {
+  switch (next->op) {
+    case GGML_OP_GLU:
+    case GGML_OP_UNARY:
+    case GGML_OP_CLAMP:
+    case GGML_OP_SCALE:
+    case GGML_OP_SQR:
+    case GGML_OP_ADD:
+    case GGML_OP_MUL:
+    case GGML_OP_ADD_ID:
+      break;
+    default:
+      return false;
+  }
+  if (next->type != GGML_TYPE_F32 || next->ne[1] != top_k() || next->ne[2] != tokens())
+    return false;
+  if (next->op == GGML_OP_ADD_ID) return Makes(next->src[0]) && next->src[2] == ids;
+  bool any = false;
+  for (const ggml_tensor* source : next->src) {
+    if (source == nullptr) continue;
+    any = any || Makes(source);
+    const bool rows = source->ne[1] == top_k() && source->ne[2] == tokens();
+    if (!Makes(source) && !(rows && source->type == GGML_TYPE_F32)) return false;
+  }
+  return any;
+}
+
+}  // namespace moert_ggml

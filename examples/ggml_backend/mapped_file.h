@@ -1,0 +1,28 @@
+// Which file, and which part of it, a mapped address shows.
+#ifndef MOERT_EXAMPLES_GGML_BACKEND_MAPPED_FILE_H_
+#define MOERT_EXAMPLES_GGML_BACKEND_MAPPED_FILE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace moert_ggml {
+
+struct FileRange {
+  std::string path;    // empty: the memory is no mapped file, or the file is gone
+  int64_t offset = 0;  // of the address in the file
+};
+
+/// The file behind [address, address + size), by the system's table of mappings.
+FileRange FindMappedFile(const void* address, size_t size);
+
+/// Gives the mapped pages of the range back to the system: they are read from the file again
+/// should anybody touch them.
+void DropMappedPages(const void* address, size_t size);
+
+/// Bytes of RAM that can be had without swapping; 0: not known.
+int64_t AvailableMemory();
+
+}  // namespace moert_ggml
+
+#endif  // MOERT_EXAMPLES_GGML_BACKEND_MAPPED_FILE_H_

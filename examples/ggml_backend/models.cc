@@ -1,0 +1,151 @@
+#include "models.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+#include "mapped_file.h"
+
+namespace moert_ggml {
+namespace {
+
+// Models that may still get tensors from another file of theirs. Leaked: a host may free models
+// while the process exits.
+std::mutex& RegistryMutex() {
+  static auto* mutex = new std::mutex;
+  return *mutex;
+}
+std::vector<std::weak_ptr<Model>>& Registry() {
+  static auto* models = new std::vector<std::weak_ptr<Model>>;
+  return *models;
+}
+
+bool IsDown(const ggml_tensor* tensor) { return std::strstr(tensor->name, "ffn_down") != nullptr; }
+
+}  // namespace
+
+int BlockOfExperts(const char* name) {
+  int block = -1;
+  char kind[16] = "";
+  int end = 0;
+  if (std::sscanf(name, "blk.%d.ffn_%15[a-z_]%n", &block, kind, &end) != 2) return -1;
+  const std::string_view rest = name + end;
+  const std::string_view what = kind;
+  const bool known =
+      what == "up_exps" || what == "gate_exps" || what == "down_exps" || what == "gate_up_exps";
+  return known && rest == ".weight" ? block : -1;
+}
+
+std::string StemOf(const std::string& path) {
+  int end = 0;
+  const size_t dash = path.size() < 20 ? std::string::npos : path.size() - 20;
+  if (dash != std::string::npos &&
+      std::sscanf(path.c_str() + dash, "-%*5d-of-%*5d.gguf%n", &end) == 0 && end == 20) {
+    return path.substr(0, dash);
+  }
+  return path;
+}
+
+Model::~Model() { Close(); }
+
+bool Model::Add(ggml_tensor* tensor, int block) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (opened_) return false;
+  auto& tensors = blocks_[block];
+  for (const auto& other : tensors) {
+    if (std::strcmp(other->tensor->name, tensor->name) == 0) return false;
+    if (other->tensor->ne[2] != tensor->ne[2]) return true;  // stays where it is mapped
+  }
+  tensors.push_back(std::make_unique<ExpertTensor>(ExpertTensor{this, block, tensor}));
+  tensor->extra = tensors.back().get();
+  return true;
+}
+
+// The layers of the store, and of each tensor its place in them.
+std::vector<Layer> Model::Arrange() {
+  std::vector<Layer> layers;
+  for (auto& [block, tensors] : blocks_) {
+    Layer layer;
+    layer.block = block;
+    for (auto& expert : tensors) {
+      const ggml_tensor* t = expert->tensor;
+      expert->layer = static_cast<int>(layers.size());
+      expert->part = static_cast<int>(layer.parts.size());
+      Part part;
+      part.bytes = static_cast<int64_t>(t->nb[2]);
+      part.type_bytes = static_cast<int64_t>(ggml_type_size(t->type));
+      part.memory = t->data;
+      const FileRange file = FindMappedFile(t->data, ggml_nbytes(t));
+      part.file = file.path;
+      part.offset = file.offset;
+      layer.parts.push_back(part);
+      layer.experts = static_cast<int>(t->ne[2]);
+      layer.hidden = IsDown(t) ? t->ne[1] : t->ne[0];
+      layer.intermediate = IsDown(t) ? t->ne[0] : t->ne[1];
+    }
+    layers.push_back(std::move(layer));
+  }
+  return layers;
+}
+
+Store* Model::store() {
+  if (opened_) return store_.get();
+  opened_ = true;
+  const std::vector<Layer> layers = Arrange();
+  std::string error;
+  store_ = Store::Open(stem_, layers, options_, &error);
+  if (store_ == nullptr) {
+    Say("%s: experts are multiplied where they are mapped, as without the plug-in: %s",
+        stem_.c_str(), error.c_str());
+    return nullptr;
+  }
+  int64_t bytes = 0;
+  for (const Layer& layer : layers) bytes += layer.experts * layer.ExpertBytes();
+  Say("%s: %zu layers, %s of experts", stem_.c_str(), layers.size(), BytesText(bytes).c_str());
+  // From here on experts come by reads of ours. What loading the model has mapped may go.
+  for (const auto& [block, tensors] : blocks_) {
+    for (const auto& expert : tensors) {
+      DropMappedPages(expert->tensor->data, ggml_nbytes(expert->tensor));
+    }
+  }
+  return store_.get();
+}
+
+void Model::Close() {
+  if (store_ != nullptr && options_.statistics) {
+    Say("%s: %s", stem_.c_str(), store_->Statistics().c_str());
+  }
+  store_.reset();
+  opened_ = true;
+}
+
+void AddTensor(MappedBuffer* buffer, ggml_tensor* tensor, const Options& options) {
+  const int block = BlockOfExperts(tensor->name);
+  if (block < 0 || tensor->ne[2] < 2 || tensor->ne[3] != 1 || !ggml_is_contiguous(tensor)) return;
+  const std::lock_guard<std::mutex> lock(RegistryMutex());
+  for (const auto& model : buffer->models) {
+    if (model->Add(tensor, block)) return;
+  }
+  auto& registry = Registry();
+  std::erase_if(registry, [](const auto& model) { return model.expired(); });
+  for (const auto& known : registry) {
+    std::shared_ptr<Model> model = known.lock();
+    if (model == nullptr || model->stem() != buffer->stem || !model->Add(tensor, block)) continue;
+    buffer->models.push_back(std::move(model));
+    return;
+  }
+  auto model = std::make_shared<Model>(buffer->stem, options);
+  model->Add(tensor, block);
+  registry.push_back(model);
+  buffer->models.push_back(std::move(model));
+}
+
+void RemoveBuffer(MappedBuffer* buffer) {
+  for (const auto& model : buffer->models) {
+    const std::lock_guard<std::mutex> lock(model->mutex());
+    model->Close();
+  }
+  buffer->models.clear();
+}
+
+}  // namespace moert_ggml

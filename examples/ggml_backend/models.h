@@ -1,0 +1,77 @@
+// The expert tensors that llama.cpp put into our buffers, model by model. A model's store is opened
+// by its first product and closed when the model's first buffer is freed.
+#ifndef MOERT_EXAMPLES_GGML_BACKEND_MODELS_H_
+#define MOERT_EXAMPLES_GGML_BACKEND_MODELS_H_
+
+#include <ggml.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "options.h"
+#include "store.h"
+
+namespace moert_ggml {
+
+class Model;
+
+/// What an expert tensor's `extra` points to.
+struct ExpertTensor {
+  Model* model = nullptr;
+  int block = 0;  // "blk.7.": 7
+  const ggml_tensor* tensor = nullptr;
+  int layer = -1;  // of the store, once it is open
+  int part = -1;
+};
+
+class Model {
+ public:
+  Model(std::string stem, const Options& options) : stem_(std::move(stem)), options_(options) {}
+  ~Model();
+
+  const std::string& stem() const { return stem_; }
+  /// False: not open to more tensors, or it has one of this name. Then it is another model's.
+  bool Add(ggml_tensor* tensor, int block);
+
+  /// Held during a layer call.
+  std::mutex& mutex() { return mutex_; }
+  /// The store, opened where it is not; null: that failed, which has been said. Needs the lock.
+  Store* store();
+  /// Needs the lock. No more products over this model's tensors.
+  void Close();
+
+ private:
+  std::vector<Layer> Arrange();
+
+  const std::string stem_;  // of the GGUF's path, without the number of a split file
+  const Options options_;
+  std::mutex mutex_;
+  std::map<int, std::vector<std::unique_ptr<ExpertTensor>>> blocks_;
+  std::unique_ptr<Store> store_;
+  bool opened_ = false;
+};
+
+/// Expert tensors of a mapped buffer. Not thread-safe: llama.cpp loads on one thread.
+struct MappedBuffer {
+  std::string stem;
+  std::vector<std::shared_ptr<Model>> models;  // one, unless names clash
+};
+
+/// Block of "blk.3.ffn_up_exps.weight": 3; -1: not a tensor of experts.
+int BlockOfExperts(const char* name);
+
+/// "dir/model" of "dir/model-00001-of-00003.gguf".
+std::string StemOf(const std::string& path);
+
+/// Takes the tensor over if it holds experts of a block ("blk.3.ffn_up_exps.weight").
+void AddTensor(MappedBuffer* buffer, ggml_tensor* tensor, const Options& options);
+/// The buffer goes, and its models with it.
+void RemoveBuffer(MappedBuffer* buffer);
+
+}  // namespace moert_ggml
+
+#endif  // MOERT_EXAMPLES_GGML_BACKEND_MODELS_H_

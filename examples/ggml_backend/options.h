@@ -1,0 +1,31 @@
+// What the user says by environment variables, as ggml backends take their options.
+#ifndef MOERT_EXAMPLES_GGML_BACKEND_OPTIONS_H_
+#define MOERT_EXAMPLES_GGML_BACKEND_OPTIONS_H_
+
+#include <cstdint>
+#include <string>
+
+namespace moert_ggml {
+
+struct Options {
+  /// MOERT_BUDGET: "8GiB", "512MiB", bytes, or "25%" of the experts' bytes. Neither is set: what is
+  /// free less a reserve.
+  int64_t budget_bytes = 0;
+  double budget_fraction = 0;
+  std::string strategy;     // MOERT_STRATEGY: a spec of libmoert; empty: its default
+  bool statistics = false;  // MOERT_STATS=1: one line a model when it is unloaded
+  bool disabled = false;    // MOERT_DISABLE=1
+};
+
+/// False: a value is not legal, and `error` names the variable, its value and what is.
+bool ReadOptions(Options* options, std::string* error);
+
+/// One line to stderr, with the plug-in's name in front.
+void Say(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+/// "1.5 GiB".
+std::string BytesText(int64_t bytes);
+
+}  // namespace moert_ggml
+
+#endif  // MOERT_EXAMPLES_GGML_BACKEND_OPTIONS_H_

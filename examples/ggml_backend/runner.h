@@ -1,0 +1,59 @@
+// Carries out the part of a graph that llama.cpp gives us: products over experts run on an inner
+// ggml backend, with the store's slots in place of the tensors of all experts.
+#ifndef MOERT_EXAMPLES_GGML_BACKEND_RUNNER_H_
+#define MOERT_EXAMPLES_GGML_BACKEND_RUNNER_H_
+
+#include <ggml-backend.h>
+#include <ggml.h>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "inner.h"
+#include "layer_call.h"
+#include "models.h"
+#include "workspace.h"
+
+namespace moert_ggml {
+
+/// Of one context of llama.cpp. One thread at a time.
+class Runner {
+ public:
+  explicit Runner(std::unique_ptr<Inner> inner);
+
+  ggml_status Compute(ggml_cgraph* graph);
+  Inner* inner() { return inner_.get(); }
+
+ private:
+  friend class Chunks;
+
+  ggml_status Run(const LayerCall& call);
+  bool ReadIds(const LayerCall& call);
+  ggml_status RunAtOnce(const LayerCall& call, const moert_slots& slots);
+  // Experts that do not fit together: some at a time, over the rows that name them.
+  ggml_status RunInChunks(const LayerCall& call, Store* store);
+
+  void Append(ggml_tensor* node);
+  // Computes what was appended.
+  ggml_status Flush();
+  // A layer's tensor of slots in the form of its tensor of all experts.
+  ggml_tensor* SlotTensor(const ggml_tensor* all, const moert_slots& slots, int part);
+
+  std::unique_ptr<Inner> inner_;
+  Workspace nodes_;  // of the graph being made
+  Workspace kept_;   // over the chunks of a layer
+  ggml_cgraph* pending_ = nullptr;
+
+  // Of the layer call: ids as read, the experts named, in order of appearance, and their slots.
+  std::vector<int32_t> ids_;
+  std::vector<int32_t> named_;
+  std::vector<int32_t> slot_of_named_;
+  std::vector<int32_t> slot_of_expert_;
+};
+
+}  // namespace moert_ggml
+
+#endif  // MOERT_EXAMPLES_GGML_BACKEND_RUNNER_H_

@@ -1,0 +1,70 @@
+// The experts of one model in libmoert: what the plug-in needs of it, and no more.
+#ifndef MOERT_EXAMPLES_GGML_BACKEND_STORE_H_
+#define MOERT_EXAMPLES_GGML_BACKEND_STORE_H_
+
+#include <moert.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "gates.h"
+#include "options.h"
+
+namespace moert_ggml {
+
+/// One expert tensor of a layer: up, gate, gate and up in one, or down.
+struct Part {
+  int64_t bytes = 0;             // of one expert, as the GGUF has them; also from expert to expert
+  int64_t type_bytes = 1;        // of one block of its format: slots are a multiple of it apart
+  const void* memory = nullptr;  // where expert 0 lies
+  std::string file;              // the same in a file; empty: in memory alone
+  int64_t offset = 0;
+};
+
+struct Layer {
+  int block = 0;  // of the GGUF
+  int experts = 0;
+  int64_t hidden = 0;
+  int64_t intermediate = 0;
+  std::vector<Part> parts;
+
+  int64_t ExpertBytes() const;
+};
+
+/// Not thread-safe: the caller holds its model's lock.
+class Store {
+ public:
+  enum class Result { kOk, kTooMany, kFailed };
+
+  /// Null: `error` says why.
+  static std::unique_ptr<Store> Open(const std::string& name, const std::vector<Layer>& layers,
+                                     const Options& options, std::string* error);
+  ~Store();
+
+  /// Makes experts of a layer present until Release: slot_ids receives their slots, `slots` where
+  /// slots lie. kTooMany: they do not fit at once, nothing is held. `hidden`: what the router saw,
+  /// of one token, or empty.
+  Result Fetch(int layer, std::span<const int32_t> experts, std::span<const float> hidden,
+               std::span<int32_t> slot_ids, moert_slots* slots, std::string* error);
+  void Release();
+
+  /// "hits 812 of 1024, ...".
+  std::string Statistics() const;
+
+ private:
+  Store() = default;
+  bool BeginStep(int layer, std::string* error);
+
+  moert_engine* engine_ = nullptr;
+  moert_step* step_ = nullptr;
+  int layer_ = -1;  // of the last fetch in this step
+  bool held_ = false;
+  bool gates_ = false;  // of the layers, for strategies that predict by the next one
+};
+
+}  // namespace moert_ggml
+
+#endif  // MOERT_EXAMPLES_GGML_BACKEND_STORE_H_

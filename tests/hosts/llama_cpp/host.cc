@@ -1,0 +1,224 @@
+// What the tests run of an unmodified llama.cpp.
+//   host quantize IN OUT TYPE         TYPE: q8_0, q4_0, q4_k, q6_k, iq4_xs, mxfp4
+//   host logits MODEL OUT [MODE ...]  writes the logits of prompts and of decoding to OUT
+//     cpu_moe, override: what --cpu-moe and -ot exps=MOERT do; no_mmap; reload: the model twice,
+//     one behind the other; two: twice at once; parallel: two sequences in a batch
+//   host time MODEL PROMPT TOKENS THREADS [MODE ...]  milliseconds of a prompt, the
+//     second of its length, and of a token: by the clock, and of the processor
+#include <ggml-backend.h>
+#include <llama.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <string>
+#include <vector>
+
+namespace {
+
+int Fail(const char* what) {
+  std::fprintf(stderr, "host: %s\n", what);
+  return 1;
+}
+
+int Quantize(const char* in, const char* out, const std::string& type) {
+  llama_model_quantize_params params = llama_model_quantize_default_params();
+  params.nthread = 2;
+  params.pure = type != "mxfp4";
+  if (type == "q8_0") params.ftype = LLAMA_FTYPE_MOSTLY_Q8_0;
+  if (type == "q4_0") params.ftype = LLAMA_FTYPE_MOSTLY_Q4_0;
+  if (type == "q4_k") params.ftype = LLAMA_FTYPE_MOSTLY_Q4_K_S;
+  if (type == "q6_k") params.ftype = LLAMA_FTYPE_MOSTLY_Q6_K;
+  if (type == "iq4_xs") params.ftype = LLAMA_FTYPE_MOSTLY_IQ4_XS;
+  if (type == "mxfp4") params.ftype = LLAMA_FTYPE_MOSTLY_MXFP4_MOE;
+  return llama_model_quantize(in, out, &params) == 0 ? 0 : Fail("cannot quantize");
+}
+
+struct Modes {
+  bool cpu_moe = false, override = false, no_mmap = false, reload = false, two = false,
+       parallel = false;
+  int threads = 2;
+
+  bool Read(int argc, char** argv) {
+    for (int i = 0; i < argc; ++i) {
+      const std::string mode = argv[i];
+      if (mode == "cpu_moe")
+        cpu_moe = true;
+      else if (mode == "override")
+        override = true;
+      else if (mode == "no_mmap")
+        no_mmap = true;
+      else if (mode == "reload")
+        reload = true;
+      else if (mode == "two")
+        two = true;
+      else if (mode == "parallel")
+        parallel = true;
+      else
+        return false;
+    }
+    return true;
+  }
+};
+
+// A model and a context of it.
+class Host {
+ public:
+  Host(const char* path, const Modes& modes, int batch) : modes_(modes) {
+    llama_model_params params = llama_model_default_params();
+    params.n_gpu_layers = 0;
+    params.use_extra_bufts = false;  // repacked weights have results of their own
+    params.load_mode = modes.no_mmap ? LLAMA_LOAD_MODE_NONE : LLAMA_LOAD_MODE_MMAP;
+    llama_model_tensor_buft_override overrides[2] = {};
+    if (modes.cpu_moe) {
+      overrides[0] = {"\\.ffn_(up|down|gate|gate_up)_(ch|)exps", ggml_backend_cpu_buffer_type()};
+      params.tensor_buft_overrides = overrides;
+    } else if (modes.override) {
+      ggml_backend_dev_t device = ggml_backend_dev_by_name("MOERT");
+      if (device == nullptr) return;
+      overrides[0] = {"exps", ggml_backend_dev_buffer_type(device)};
+      params.tensor_buft_overrides = overrides;
+    }
+    model_ = llama_model_load_from_file(path, params);
+    if (model_ == nullptr) return;
+    llama_context_params context = llama_context_default_params();
+    context.n_ctx = 2048;
+    context.n_batch = static_cast<uint32_t>(batch);
+    context.n_ubatch = static_cast<uint32_t>(batch);
+    context.n_seq_max = 2;
+    context.n_threads = modes.threads;
+    context.n_threads_batch = modes.threads;
+    context_ = llama_init_from_model(model_, context);
+  }
+  ~Host() {
+    llama_free(context_);
+    llama_model_free(model_);
+  }
+  bool ok() const { return context_ != nullptr; }
+  llama_context* context() { return context_; }
+
+  // Decodes `count` tokens of each sequence; the logits of the last of each are appended.
+  bool Decode(int first, int count, std::vector<float>* logits) {
+    const int sequences = modes_.parallel ? 2 : 1;
+    llama_batch batch = llama_batch_init(count * sequences, 0, 1);
+    for (int s = 0; s < sequences; ++s) {
+      for (int i = 0; i < count; ++i) {
+        const int at = batch.n_tokens++;
+        batch.token[at] = 3 + ((first + i) * 37 + s * 11) % 256;
+        batch.pos[at] = first + i;
+        batch.n_seq_id[at] = 1;
+        batch.seq_id[at][0] = s;
+        batch.logits[at] = i == count - 1;
+      }
+    }
+    const bool ok = llama_decode(context_, batch) == 0;
+    for (int i = 0; ok && i < batch.n_tokens; ++i) {
+      if (!batch.logits[i] || logits == nullptr) continue;
+      const float* row = llama_get_logits_ith(context_, i);
+      logits->insert(logits->end(), row, row + llama_vocab_n_tokens(llama_model_get_vocab(model_)));
+    }
+    llama_batch_free(batch);
+    return ok;
+  }
+
+ private:
+  const Modes modes_;
+  llama_model* model_ = nullptr;
+  llama_context* context_ = nullptr;
+};
+
+// A prompt in one piece, a short one, and tokens one by one.
+bool Logits(Host* host, std::vector<float>* logits) {
+  int at = 0;
+  for (const int count : {96, 7, 1, 1, 2, 1, 1, 1, 1, 1, 1, 1}) {
+    if (!host->Decode(at, count, logits)) return false;
+    at += count;
+  }
+  return true;
+}
+
+int RunLogits(const char* path, const char* out, const Modes& modes) {
+  std::vector<float> logits;
+  {
+    Host host(path, modes, 256);
+    if (!host.ok()) return Fail("cannot load the model");
+    if (modes.two) {
+      Host other(path, modes, 256);
+      if (!other.ok() || !other.Decode(0, 50, nullptr)) return Fail("cannot decode");
+      if (!Logits(&host, &logits) || !other.Decode(50, 5, nullptr)) return Fail("cannot decode");
+    } else if (!Logits(&host, &logits)) {
+      return Fail("cannot decode");
+    }
+  }
+  if (modes.reload) {
+    logits.clear();
+    Host again(path, modes, 256);
+    if (!again.ok() || !Logits(&again, &logits)) return Fail("cannot decode after a reload");
+  }
+  std::FILE* file = std::fopen(out, "wb");
+  if (file == nullptr) return Fail("cannot write");
+  std::fwrite(logits.data(), sizeof(float), logits.size(), file);
+  return std::fclose(file) == 0 ? 0 : Fail("cannot write");
+}
+
+double Milliseconds(std::chrono::steady_clock::time_point since) {
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - since)
+      .count();
+}
+
+// Of all threads.
+double CpuMilliseconds(std::clock_t since) {
+  return 1e3 * static_cast<double>(std::clock() - since) / CLOCKS_PER_SEC;
+}
+
+int RunTime(const char* path, int prompt, int tokens, const Modes& modes) {
+  Host host(path, modes, 512);
+  if (!host.ok()) return Fail("cannot load the model");
+  const auto decode = [&](int first) {
+    for (int at = 0; at < prompt; at += 512) {
+      if (!host.Decode(first + at, std::min(512, prompt - at), nullptr)) return false;
+    }
+    return true;
+  };
+  if (!decode(0)) return Fail("cannot decode");  // what is read but once is in memory then
+  auto begin = std::chrono::steady_clock::now();
+  std::clock_t cpu = std::clock();
+  if (!decode(prompt)) return Fail("cannot decode");
+  const double prompt_ms = Milliseconds(begin), prompt_cpu = CpuMilliseconds(cpu);
+  begin = std::chrono::steady_clock::now();
+  cpu = std::clock();
+  for (int i = 0; i < tokens; ++i) {
+    if (!host.Decode(2 * prompt + i, 1, nullptr)) return Fail("cannot decode");
+  }
+  std::printf("prompt ms %.1f cpu_ms %.1f   token ms %.2f cpu_ms %.2f\n", prompt_ms, prompt_cpu,
+              Milliseconds(begin) / tokens, CpuMilliseconds(cpu) / tokens);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (std::getenv("HOST_VERBOSE") == nullptr) {
+    llama_log_set(
+        [](ggml_log_level level, const char* text, void*) {
+          if (level >= GGML_LOG_LEVEL_ERROR && level != GGML_LOG_LEVEL_CONT)
+            std::fputs(text, stderr);
+        },
+        nullptr);
+  }
+  ggml_backend_load_all();
+  const std::string command = argc > 1 ? argv[1] : "";
+  Modes modes;
+  if (command == "quantize" && argc == 5) return Quantize(argv[2], argv[3], argv[4]);
+  if (command == "logits" && argc >= 4 && modes.Read(argc - 4, argv + 4)) {
+    return RunLogits(argv[2], argv[3], modes);
+  }
+  if (command == "time" && argc >= 6 && modes.Read(argc - 6, argv + 6)) {
+    modes.threads = std::atoi(argv[5]);
+    return RunTime(argv[2], std::atoi(argv[3]), std::atoi(argv[4]), modes);
+  }
+  return Fail("bad arguments, see the top of host.cc");
+}

@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# The plug-in in an unmodified llama.cpp: logits with it are those without it, bit by bit, for every
+# layout, format and budget.
+#   plugin_test.sh BUILD_DIR SOURCE_DIR WORK_DIR
+set -euo pipefail
+build=$1 source=$2 work=$3
+here=$source/tests/hosts/llama_cpp
+llama=${MOERT_LLAMA_CPP:-${XDG_CACHE_HOME:-$HOME/.cache}/moert-tests/llama.cpp}
+"$here/get_llama_cpp.sh" "$llama"
+host=$llama/build/bin/host
+rm -rf "$work"
+mkdir -p "$work"
+cd "$work"
+
+# As a user does: against an installed libmoert.
+for component in runtime development; do
+  cmake --install "$build" --prefix "$work/prefix" --component "$component" >install.log
+done
+logged() { "$@" >build.log 2>&1 || { tail -30 build.log; exit 1; }; }
+logged cmake -S "$source/examples/ggml_backend" -B plugin -DCMAKE_PREFIX_PATH="$work/prefix" \
+  -DLLAMA_CPP="$llama/src"
+logged cmake --build plugin --parallel "${CMAKE_BUILD_PARALLEL_LEVEL:-2}"
+plugin=$work/plugin/libggml-moert.so
+
+failures=0
+fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
+
+# with BUDGET MODEL [MODE ...]: the plug-in's logits, and what it says.
+with() {
+  local budget=$1 model=$2
+  shift 2
+  env GGML_BACKEND_PATH="$plugin" MOERT_BUDGET="$budget" MOERT_STATS=1 "$host" logits "$model" \
+    with.logits "$@" >with.log 2>&1
+}
+# same BUDGET MODEL STOCK [MODE ...]
+same() {
+  local budget=$1 model=$2 stock=$3
+  shift 3
+  rm -f with.logits
+  with "$budget" "$model" "$@" || { fail "$model $budget $*: $(tail -1 with.log)"; return; }
+  cmp -s "$stock" with.logits || { fail "$model $budget $*: other logits"; return; }
+  grep -Eq ' [1-9][0-9]* loads' with.log || fail "$model $budget $*: no expert came by libmoert"
+}
+
+count=0
+for layout in qwen3moe mixtral deepseek2 gpt-oss; do
+  python3 "$here/make_gguf.py" "$layout" "$layout.f16.gguf"
+  for format in f16 q8_0 q4_0 q4_k q6_k iq4_xs mxfp4; do
+    model=$layout.$format.gguf
+    [ "$format" = f16 ] || "$host" quantize "$layout.f16.gguf" "$model" "$format" >quantize.log 2>&1
+    "$host" logits "$model" stock.logits
+    # 4 % of 32 or 48 experts is one: the smallest budget that libmoert takes.
+    for budget in 100% 50% 25% 4%; do
+      same "$budget" "$model" stock.logits
+      count=$((count + 1))
+    done
+    [ "$format" = f16 ] || [ "$format" = mxfp4 ] || rm "$model"
+  done
+done
+echo "$count combinations of layout, format and budget"
+
+# How experts come to the plug-in, and what else a host does.
+model=gpt-oss.mxfp4.gguf
+"$host" logits "$model" stock.logits
+for mode in cpu_moe override reload two; do same 25% "$model" stock.logits "$mode"; done
+MOERT_STRATEGY=activation-path same 25% "$model" stock.logits cpu_moe
+"$host" logits "$model" stock.logits parallel
+same 25% "$model" stock.logits parallel
+
+# Where the plug-in has nothing to do or cannot do it, llama.cpp goes on, and one line says why.
+stays() {  # WHAT IS SAID, then a command
+  local said=$1
+  shift
+  rm -f with.logits
+  "$@" >with.log 2>&1 || { fail "$said: $(tail -1 with.log)"; return; }
+  cmp -s stock.logits with.logits || fail "$said: other logits"
+  [ "$(grep -c '^moert:.*'"$said" with.log)" = 1 ] || fail "\"$said\" is not said once: $(cat with.log)"
+}
+"$host" logits "$model" stock.logits
+plain=(env GGML_BACKEND_PATH="$plugin")
+run=("$host" logits "$model" with.logits)
+stays 'MOERT_BUDGET is "much"' "${plain[@]}" MOERT_BUDGET=much "${run[@]}"
+stays 'multiplied where they are mapped' "${plain[@]}" MOERT_BUDGET=1KiB "${run[@]}"
+stays 'multiplied where they are mapped' "${plain[@]}" MOERT_STRATEGY=magic "${run[@]}"
+stays 'in RAM already' "${plain[@]}" "${run[@]}" no_mmap
+
+[ "$failures" = 0 ] && echo "logits with the plug-in are those without it"
+exit "$((failures > 0))"
