@@ -49,6 +49,7 @@ class CheckpointExperts {
       : checkpoint_(checkpoint), config_(config) {}
   absl::Status Check(const std::string& name, absl::Span<const int64_t> shape) const;
   absl::Status CheckLayer(const MoeLayerSpec& layer);
+  std::vector<int64_t> BiasShape(const MoeLayerSpec& layer) const;
   absl::StatusOr<ExpertTensors> FindFused(const MoeLayerSpec& layer) const;
   absl::Status ReadMatrix(const std::string& name, std::vector<uint16_t>* out) const;
   absl::Status ReadFused(const ExpertTensors& tensors, const MoeLayerSpec& layer, int expert,
