@@ -1,6 +1,7 @@
 # cmake --install: headers, both libraries, a CMake package with the components `capi` (libmoert.so, the
 # C ABI, no dependencies), `cxx` (libmoert.a, the C++ API, with the same Abseil as ours) and `offline`
-# (libmoert_offline.a, what makes packs, above cxx), and two pkg-config files. Install components: runtime, development, tools.
+# (libmoert_offline.a, what makes packs, above cxx), and a pkg-config file for each. Install components:
+# runtime, development, tools.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/moert)
@@ -51,9 +52,12 @@ if(MOERT_HAVE_CUDA)
   get_target_property(cudart CUDA::cudart_static IMPORTED_LOCATION)
   set(MOERT_PC_CUDA "${cudart} -ldl -lrt ")
 endif()
-foreach(pc moert moert-static)
+if(MOERT_HAVE_CBC)
+  set(MOERT_PC_CBC cbc)
+endif()
+foreach(pc moert moert-static moert-offline)
   configure_file(cmake/${pc}.pc.in ${PROJECT_BINARY_DIR}/${pc}.pc @ONLY)
-  if(pc STREQUAL "moert" OR moert_absl_installed)
+  if(pc STREQUAL "moert" OR (moert_absl_installed AND (pc STREQUAL "moert-static" OR TARGET moert_offline)))
     install(FILES ${PROJECT_BINARY_DIR}/${pc}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
             COMPONENT development)
   endif()

@@ -93,16 +93,15 @@ inline absl::StatusOr<std::vector<float>> EngineOutputs(
   std::vector<float> outputs, y(kHidden);
   for (int token = 0; token < kTokens; ++token) {
     std::vector<float> x = Input(token);
-    const auto step = (*engine)->BeginStep({moert::Phase::kDecode, 1});
+    auto step = (*engine)->Begin({moert::Phase::kDecode, 1});
     if (!step.ok()) return step.status();
     for (int layer = 0; layer < (*engine)->model().num_layers(); ++layer) {
-      auto status =
-          (*engine)->Forward(*step, layer, {x.data(), moert::DType::kF32, 1, kHidden, kHidden},
-                             {y.data(), moert::DType::kF32, 1, kHidden, kHidden});
+      auto status = step->Forward(layer, {x.data(), moert::DType::kF32, 1, kHidden, kHidden},
+                                  {y.data(), moert::DType::kF32, 1, kHidden, kHidden});
       if (!status.ok()) return status;
       for (int64_t i = 0; i < kHidden; ++i) x[i] += y[i];
     }
-    if (auto status = (*engine)->EndStep(*step); !status.ok()) return status;
+    if (auto status = step->End(); !status.ok()) return status;
     outputs.insert(outputs.end(), x.begin(), x.end());
   }
   return outputs;

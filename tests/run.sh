@@ -1,9 +1,21 @@
 #!/usr/bin/env bash
-# From a clean clone to green: installs what is missing, builds, runs every test, and ends on ctest's own
-# summary. With --sanitizers, first the address, undefined-behaviour and thread sanitizers.
+# From a clean clone to green: installs what is missing, builds, runs the tests, and ends on ctest's own
+# summary.
+#   tests/run.sh [--slow] [--sanitizers]
+# --slow: also the tests labelled slow. --sanitizers: first the address, undefined-behaviour and thread
+# sanitizers.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 jobs=$(nproc)
+
+slow=(-LE '^slow$') sanitizers=
+for option; do
+  case $option in
+    --slow) slow=() ;;
+    --sanitizers) sanitizers=1 ;;
+    *) echo "tests/run.sh: unknown option $option (there are --slow and --sanitizers)" >&2; exit 2 ;;
+  esac
+done
 
 cmake/install-deps.sh
 
@@ -13,7 +25,7 @@ build() {  # preset [target]
   cmake --build "build/$1" --parallel "$jobs" --target "${2:-all}"
 }
 
-if [ "${1:-}" = --sanitizers ]; then
+if [ -n "$sanitizers" ]; then
   # Memory and undefined behaviour over everything but the slowest runs and the installed tree; races
   # where threads meet. Examples are built too: the host's parsers read hostile files as well.
   build asan
@@ -22,4 +34,4 @@ if [ "${1:-}" = --sanitizers ]; then
   ctest --test-dir build/tsan --output-on-failure --parallel "$jobs" -L concurrency
 fi
 build dev
-ctest --test-dir build/dev --output-on-failure --parallel "$jobs"
+ctest --test-dir build/dev --output-on-failure --parallel "$jobs" "${slow[@]}"

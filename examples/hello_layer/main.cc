@@ -62,13 +62,13 @@ absl::Status Run() {
     for (int64_t i = 0; i < kHidden; ++i) {
       x[i] = Value(99, 0, 0, static_cast<uint32_t>(token * kHidden + i));
     }
-    const auto step = engine.BeginStep({moert::Phase::kDecode, 1});
+    auto step = engine.Begin({moert::Phase::kDecode, 1});
     if (!step.ok()) return step.status();
     for (int layer = 0; layer < engine.model().num_layers(); ++layer) {
-      if (auto status = engine.Forward(*step, layer, in, out); !status.ok()) return status;
+      if (auto status = step->Forward(layer, in, out); !status.ok()) return status;
       for (int64_t i = 0; i < kHidden; ++i) x[i] += y[i];  // the host's residual stream
     }
-    if (auto status = engine.EndStep(*step); !status.ok()) return status;
+    if (auto status = step->End(); !status.ok()) return status;
     std::printf("token %d: %.6f %.6f %.6f\n", token, x[0], x[1], x[2]);
   }
 

@@ -17,16 +17,16 @@ absl::Status EngineRunner::BeginStep(StepPhase phase, absl::Span<const int64_t> 
                      static_cast<float*>(partial.next_input.data));
     };
   }
-  MOERT_ASSIGN_OR_RETURN(step_, engine_->BeginStep(info));
+  MOERT_ASSIGN_OR_RETURN(step_, engine_->Begin(info));
   return absl::OkStatus();
 }
 
 absl::Status EngineRunner::Forward(int moe_layer, const float* x, int64_t rows, float* out) {
   const int64_t hidden = engine_->model().layers[moe_layer].hidden;
-  return engine_->Forward(step_, moe_layer, {x, DType::kF32, rows, hidden, hidden},
-                          {out, DType::kF32, rows, hidden, hidden});
+  return step_->Forward(moe_layer, {x, DType::kF32, rows, hidden, hidden},
+                        {out, DType::kF32, rows, hidden, hidden});
 }
 
-absl::Status EngineRunner::EndStep() { return engine_->EndStep(step_); }
+absl::Status EngineRunner::EndStep() { return step_->End(); }
 
 }  // namespace moert::host

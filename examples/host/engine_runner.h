@@ -3,6 +3,7 @@
 #define MOERT_EXAMPLES_HOST_ENGINE_RUNNER_H_
 
 #include <cstdint>
+#include <optional>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -25,13 +26,14 @@ class EngineRunner : public MoeRunner {
   double NowMs() const override { return static_cast<double>(engine_->now_ns()) * 1e-6; }
 
  protected:
-  StepId step() const { return step_; }
+  /// Of the step that is open.
+  StepId step() const { return step_->id(); }
 
  private:
   Engine* const engine_;
   const int64_t max_rows_;
   PredictNext predict_;
-  StepId step_ = 0;
+  std::optional<Step> step_;
 };
 
 }  // namespace moert::host

@@ -8,22 +8,22 @@
 absl::Status Run(const char* model_dir) {
   auto source = moert::OpenModel(model_dir, {});
   if (!source.ok()) return source.status();
-  auto engine = moert::Engine::Create(*std::move(source), {.budget = moert::Budget::Fraction(0.25)});
+  auto engine =
+      moert::Engine::Create(*std::move(source), {.budget = moert::Budget::Fraction(0.25)});
   if (!engine.ok()) return engine.status();
   const moert::MoeModelSpec& model = (*engine)->model();
   const int64_t hidden = model.layers[0].hidden;
   std::vector<float> x(hidden), y(hidden);
   x[0] = 1;  // comes from your attention block
-  auto step = (*engine)->BeginStep({moert::Phase::kDecode, 1});
+  auto step = (*engine)->Begin({moert::Phase::kDecode, 1});
   if (!step.ok()) return step.status();
   for (int layer = 0; layer < model.num_layers(); ++layer) {
-    absl::Status status =
-        (*engine)->Forward(*step, layer, {x.data(), moert::DType::kF32, 1, hidden, hidden},
-                           {y.data(), moert::DType::kF32, 1, hidden, hidden});
+    absl::Status status = step->Forward(layer, {x.data(), moert::DType::kF32, 1, hidden, hidden},
+                                        {y.data(), moert::DType::kF32, 1, hidden, hidden});
     if (!status.ok()) return status;
   }
   std::printf("last layer: %.3g %.3g %.3g ...\n", y[0], y[1], y[2]);
-  return (*engine)->EndStep(*step);
+  return step->End();
 }
 
 int main(int argc, char** argv) {

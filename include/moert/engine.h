@@ -1,9 +1,9 @@
 // Engine: the object a host holds. It owns the experts of one model under one byte budget and
 // answers, layer by layer, with the output of the MoE block.
 //
-//   step = engine->BeginStep({Phase::kDecode, rows});
-//   for each MoE layer l:  engine->Forward(step, l, hidden, out);
-//   engine->EndStep(step);
+//   auto step = engine->Begin({Phase::kDecode, rows});
+//   for each MoE layer l:  step->Forward(l, hidden, out);
+//   step->End();
 //
 // Thread-safety: every method may be called from any thread. Layer calls of one engine run one at a
 // time on the CPU backend (each uses all threads); several steps may be open.
@@ -17,6 +17,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -110,6 +111,8 @@ struct MemoryPlan {
   std::string ToString() const;
 };
 
+class Step;
+
 class Engine {
  public:
   /// Reads the constants, reserves the pools and, for preloading strategies, loads every expert.
@@ -120,6 +123,12 @@ class Engine {
   static absl::StatusOr<MemoryPlan> Plan(const ExpertSource& source, const EngineOptions& options);
 
   virtual ~Engine() = default;
+
+  /// Opens a step that ends itself. The engine must outlive it.
+  absl::StatusOr<Step> Begin(const StepInfo& info);
+
+  // The same by identifier, for bindings and for hosts that pass steps around. Such a step stays
+  // open until EndStep.
 
   virtual absl::StatusOr<StepId> BeginStep(const StepInfo& info) = 0;
 
@@ -182,6 +191,38 @@ class Engine {
   /// before it is executed. False otherwise, on the CPU backend always; calls on a stream that is
   /// being captured then fail with FailedPrecondition. Does not change over an engine's life.
   virtual bool graph_safe() const = 0;
+};
+
+/// An open step of an engine. Each method does what the engine's method of the same name does.
+/// Thread-safety: one thread at a time. Another thread cancels with engine->CancelStep(step.id()).
+class Step {
+ public:
+  Step(Step&& other) noexcept : engine_(std::exchange(other.engine_, nullptr)), id_(other.id_) {}
+  Step& operator=(Step&& other) noexcept;
+  /// Ends the step if End was not called; its error is lost then.
+  ~Step();
+
+  absl::Status Forward(int layer, const MatrixView& hidden, const MutableMatrixView& out);
+  absl::Status ForwardRouted(int layer, const MatrixView& hidden, const RoutedInput& routing,
+                             const MutableMatrixView& out);
+  /// The lease ends with the step at the latest.
+  absl::StatusOr<LeaseId> AcquireExperts(int layer, absl::Span<const int32_t> experts,
+                                         std::vector<ExpertView>* views);
+  /// The first error of the step, or OK.
+  absl::Status status() const;
+  absl::Status Cancel();
+  /// FailedPrecondition when the step has ended, as for the methods above.
+  absl::Status End();
+
+  /// For Engine's methods that take an identifier.
+  StepId id() const { return id_; }
+
+ private:
+  friend class Engine;
+  Step(Engine* engine, StepId id) : engine_(engine), id_(id) {}
+
+  Engine* engine_;  // null: ended or moved from
+  StepId id_;
 };
 
 }  // namespace moert

@@ -64,7 +64,7 @@ absl::StatusOr<LeaseId> EngineImpl::AcquireExperts(StepId step, int layer,
   MOERT_RETURN_IF_ERROR(CheckLayer(layer));
   MOERT_RETURN_IF_ERROR(blueprint_->backend->CheckLease());
   const MutexLock lock(&mu_);
-  MOERT_ASSIGN_OR_RETURN(const Step* found, FindStep(step));
+  MOERT_ASSIGN_OR_RETURN(const StepState* found, FindStep(step));
   absl::StatusOr<LeaseId> lease =
       parts_->leases->Acquire(step, found->epoch, ContextOf(*found, layer), experts, views);
   Publish();

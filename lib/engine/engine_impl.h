@@ -60,7 +60,7 @@ class EngineImpl final : public Engine {
   bool graph_safe() const override { return graph_safe_; }
 
  private:
-  struct Step {
+  struct StepState {
     Phase phase = Phase::kPrefill;
     int64_t rows = 0;
     int64_t number = 0;
@@ -80,10 +80,10 @@ class EngineImpl final : public Engine {
   /// and its locks may be held for ever. Before any lock.
   absl::Status CheckProcess() const;
   /// InvalidArgument: there never was such a step; FailedPrecondition: it has ended.
-  absl::StatusOr<Step*> FindStep(StepId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::StatusOr<StepState*> FindStep(StepId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ForgetStep(StepId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// What policies and traces hear of a step's end.
-  void AfterStep(const Step& ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AfterStep(const StepState& ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Run(StepId step_id, int layer, const MatrixView& hidden, const RoutedInput* routed,
                    const MutableMatrixView& out);
   void LogCall(int layer, const absl::Status& status, int64_t fallbacks);
@@ -97,7 +97,7 @@ class EngineImpl final : public Engine {
   void Log(LogLevel level, const std::string& line) const {
     if (options_.log != nullptr) options_.log(level, line);
   }
-  PolicyContext ContextOf(const Step& step, int layer) const {
+  PolicyContext ContextOf(const StepState& step, int layer) const {
     return {&source_->model(), step.number, step.phase, now_ns(), layer, step.request_ids};
   }
   void Publish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -111,7 +111,7 @@ class EngineImpl final : public Engine {
   const Leases* const leases_;  // of parts_: Use needs no lock
   const bool graph_safe_;
   const EngineStats opened_;  // counted while the engine was opened
-  std::map<StepId, Step> steps_ ABSL_GUARDED_BY(mu_);
+  std::map<StepId, StepState> steps_ ABSL_GUARDED_BY(mu_);
   StepId next_step_ ABSL_GUARDED_BY(mu_) = 1;
 
   // Never held for long, unlike mu_, and taken behind it.

@@ -21,7 +21,7 @@ absl::StatusOr<StepId> EngineImpl::BeginStep(const StepInfo& info) {
         fmt::format("step of {} rows has {} request ids", info.rows, info.request_ids.size()));
   }
   const MutexLock lock(&mu_);
-  Step begun;
+  StepState begun;
   begun.phase = info.phase;
   begun.rows = info.rows;
   begun.number = next_step_ - 1;
@@ -44,7 +44,7 @@ absl::StatusOr<StepId> EngineImpl::BeginStep(const StepInfo& info) {
     const MutexLock cancel_lock(&cancel_mu_);
     cancel_flags_.emplace(id, begun.cancelled);
   }
-  Step& step = steps_.emplace(id, std::move(begun)).first->second;
+  StepState& step = steps_.emplace(id, std::move(begun)).first->second;
   step.epoch = parts_->store->OpenStep();
   absl::Cleanup close = [this, epoch = step.epoch]()
                             ABSL_NO_THREAD_SAFETY_ANALYSIS { parts_->store->CloseStep(epoch); };
@@ -61,7 +61,7 @@ void EngineImpl::ForgetStep(StepId id) {
   cancel_flags_.erase(id);
 }
 
-absl::StatusOr<EngineImpl::Step*> EngineImpl::FindStep(StepId id) {
+absl::StatusOr<EngineImpl::StepState*> EngineImpl::FindStep(StepId id) {
   const auto it = steps_.find(id);
   if (it != steps_.end()) return &it->second;
   if (id < 1 || id >= next_step_) {
@@ -119,8 +119,8 @@ void EngineImpl::LogCall(int layer, const absl::Status& status, int64_t fallback
 
 absl::Status EngineImpl::RunLocked(StepId step_id, int layer, const MatrixView& hidden,
                                    const RoutedInput* routed, const MutableMatrixView& out) {
-  MOERT_ASSIGN_OR_RETURN(Step* const found, FindStep(step_id));
-  Step& step = *found;
+  MOERT_ASSIGN_OR_RETURN(StepState* const found, FindStep(step_id));
+  StepState& step = *found;
   MOERT_RETURN_IF_ERROR(CheckLayer(layer));
   const LayerCall call{ContextOf(step, layer),
                        {layer, step.epoch, step.rows, hidden, out, step.stream},
@@ -160,7 +160,7 @@ absl::Status EngineImpl::EndStep(StepId step) {
   }
   parts_->leases->ReleaseStep(step);
   parts_->store->CloseStep(it->second.epoch);
-  const Step ended = std::move(it->second);
+  const StepState ended = std::move(it->second);
   ForgetStep(step);
   try {
     AfterStep(ended);
@@ -170,7 +170,7 @@ absl::Status EngineImpl::EndStep(StepId step) {
   return status;
 }
 
-void EngineImpl::AfterStep(const Step& ended) {
+void EngineImpl::AfterStep(const StepState& ended) {
   // What has come of earlier steps is accounted for while a device may be busy with this one.
   parts_->runner->CollectLate(ContextOf(ended, 0));
   Publish();
@@ -196,7 +196,7 @@ absl::Status EngineImpl::CancelStep(StepId step) {
 absl::Status EngineImpl::StepStatus(StepId step) {
   MOERT_RETURN_IF_ERROR(CheckProcess());
   const MutexLock lock(&mu_);
-  MOERT_ASSIGN_OR_RETURN(const Step* found, FindStep(step));
+  MOERT_ASSIGN_OR_RETURN(const StepState* found, FindStep(step));
   return found->status;
 }
 

@@ -44,7 +44,12 @@ done
 
 # The component offline, where it was built.
 if [ -f "$(dirname "$(find "$prefix" -name moertConfig.cmake)")/moertOfflineTargets.cmake" ]; then
-  text=$("$work/cmake/from_offline" "$model" "$work/pack")
-  echo "$text"
-  [[ $text == "bf16: 16"*"w4a16_g128: 4."* ]]
+  PKG_CONFIG_PATH=$pkgconfig make -C "$work/make" -f "$source/tests/install/make_project/Makefile" \
+    OFFLINE="$source/tests/install/cmake_project/offline.cc" from_offline >"$work/make.log" 2>&1 ||
+    { cat "$work/make.log"; exit 1; }
+  for program in cmake make; do
+    text=$("$work/$program/from_offline" "$model" "$work/pack-$program")
+    echo "$text"
+    [[ $text == "bf16: 16"*"w4a16_g128: 4."* ]]
+  done
 fi

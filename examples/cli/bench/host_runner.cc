@@ -26,7 +26,7 @@ class HostRunner final : public StepRunner {
     info.phase = step.phase;
     info.rows = step.rows;
     info.request_ids = step.request_ids;
-    MOERT_ASSIGN_OR_RETURN(const StepId id, engine->BeginStep(info));
+    MOERT_ASSIGN_OR_RETURN(Step open, engine->Begin(info));
     absl::Status status;
     for (int l = 0; l < model.num_layers() && status.ok(); ++l) {
       if (attention_ != nullptr) attention_->Run(attention_ns_);
@@ -36,15 +36,13 @@ class HostRunner final : public StepRunner {
       const MatrixView from{x, DType::kF32, step.rows, hidden, hidden};
       const MutableMatrixView to{out_.data(), DType::kF32, step.rows, hidden, hidden};
       if (in.ids.empty()) {
-        status = engine->Forward(id, l, from, to);
+        status = open.Forward(l, from, to);
       } else {
-        status =
-            engine->ForwardRouted(id, l, from, {in.ids, in.weights, in.scores, in.next_scores}, to);
+        status = open.ForwardRouted(l, from, {in.ids, in.weights, in.scores, in.next_scores}, to);
       }
     }
-    const absl::Status ended = engine->EndStep(id);
     MOERT_RETURN_IF_ERROR(status);
-    MOERT_RETURN_IF_ERROR(ended);
+    MOERT_RETURN_IF_ERROR(open.End());
     StepCost cost;
     cost.ms = static_cast<double>(engine->now_ns() - begin_ns) * 1e-6;
     return cost;

@@ -170,17 +170,16 @@ absl::StatusOr<LayerOverhead> ProbeLayer(const Shape& shape, int threads, int64_
   for (int r = 0; r < repeats * 10; ++r) {
     for (const int64_t rows : {int64_t{1}, int64_t{1}, kMany}) {
       times->next_gate_ = rows == 1 && !times->next_gate_;
-      MOERT_ASSIGN_OR_RETURN(const StepId step, engine->BeginStep({Phase::kDecode, rows}));
+      MOERT_ASSIGN_OR_RETURN(Step step, engine->Begin({Phase::kDecode, rows}));
       for (int l = 0; l < shape.spec.num_layers(); ++l) {
         // Other experts every time, as a decoder meets them: from memory, not from caches.
         for (int64_t i = 0; i < rows * hidden; ++i) x[i] = RandomNormal(seed, i);
         ++seed;
         attention->Run(attention_ns);
-        MOERT_RETURN_IF_ERROR(engine->Forward(step, l,
-                                              {x.data(), DType::kF32, rows, hidden, hidden},
-                                              {out.data(), DType::kF32, rows, hidden, hidden}));
+        MOERT_RETURN_IF_ERROR(step.Forward(l, {x.data(), DType::kF32, rows, hidden, hidden},
+                                           {out.data(), DType::kF32, rows, hidden, hidden}));
       }
-      MOERT_RETURN_IF_ERROR(engine->EndStep(step));
+      MOERT_RETURN_IF_ERROR(step.End());
     }
   }
   const double one = SpreadOf(times->one_).median;

@@ -48,7 +48,7 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	engine, err := moert.NewEngine(source, moert.Options{BudgetFraction: 0.25, VirtualClock: true})
+	engine, err := moert.NewEngine(source, moert.Options{BudgetFraction: 0.25, Clock: moert.Virtual})
 	source.Close()
 	if err != nil {
 		return err

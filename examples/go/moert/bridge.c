@@ -1,5 +1,7 @@
 #include "bridge.h"
 
+#include <stdlib.h>
+
 #include "_cgo_export.h"
 
 static moert_code read_weights(void *user_data, const moert_read *read, moert_failure *failure) {
@@ -46,6 +48,7 @@ moert_code bridge_forward(moert_step *step, int32_t layer, float *hidden, float 
   moert_tensor_init(&routing.ids, ids, rows, k, MOERT_I32);
   moert_tensor_init(&routing.weights, weights, rows, k, MOERT_F32);
   moert_tensor_init(&routing.used_ids, used, rows, k, MOERT_I32);
+  if (hidden == NULL) return moert_layer_forward(step, layer, NULL, &routing, NULL, error);
   return moert_layer_forward(step, layer, &x, &routing, &y, error);
 }
 
@@ -55,6 +58,49 @@ static void metric(void *user_data, const char *name, double value) {
 
 moert_code bridge_metrics(const moert_engine *engine, uintptr_t handle, moert_error **error) {
   return moert_metrics_visit(engine, metric, (void *)handle, error);
+}
+
+static moert_code make_strategy(void *user_data, moert_strategy_params *params,
+                                moert_strategy *strategy, moert_failure *failure) {
+  /* Read when this function has returned: kept until the thread's next call. */
+  static _Thread_local char *base;
+  free(base);
+  base = goStrategy((uintptr_t)user_data, params, strategy->policies, failure);
+  if (base == NULL) return MOERT_INVALID_ARGUMENT;
+  strategy->base = base;
+  return MOERT_OK;
+}
+
+moert_code bridge_register(const moert_strategy_info *info, uintptr_t handle, moert_error **error) {
+  return moert_strategy_register(info, make_strategy, (void *)handle, error);
+}
+
+static void on_call(void *user_data, const moert_trace_call *call) {
+  goTraceCall((uintptr_t)user_data, (moert_trace_call *)call);
+}
+
+static void on_span(void *user_data, const moert_trace_span *span) {
+  goTraceSpan((uintptr_t)user_data, (moert_trace_span *)span);
+}
+
+void bridge_sink(moert_trace_sink *sink, uintptr_t handle, int32_t wants_next_scores) {
+  moert_trace_sink_init(sink, sizeof(*sink));
+  sink->wants_next_scores = wants_next_scores;
+  sink->user_data = (void *)handle;
+  sink->on_call = on_call;
+  sink->on_span = on_span;
+  sink->destroy = destroy;
+}
+
+static void on_log(void *user_data, moert_log_level level, const char *line) {
+  goLog((uintptr_t)user_data, level, (char *)line);
+}
+
+void bridge_logger(moert_logger *logger, uintptr_t handle) {
+  moert_logger_init(logger, sizeof(*logger));
+  logger->user_data = (void *)handle;
+  logger->log = on_log;
+  logger->destroy = destroy;
 }
 
 /* All policies go through one exported function: what is asked, its arguments, their number. */

@@ -10,7 +10,8 @@ void bridge_callbacks(moert_source_callbacks *callbacks, uintptr_t handle);
 void bridge_predict(moert_step_options *options, uintptr_t handle);
 
 /* Tensors are put together in C: a Go struct must not hold a Go pointer when it is passed. All are
- * contiguous: hidden, out [rows, cols] f32; ids, weights, used [rows, k], or NULL. */
+ * contiguous: hidden, out [rows, cols] f32, or NULL in a simulation; ids, weights, used [rows, k], or
+ * NULL. */
 moert_code bridge_begin(moert_engine *engine, moert_step_options *options,
                         const int64_t *request_ids, moert_step **step, moert_error **error);
 moert_code bridge_forward(moert_step *step, int32_t layer, float *hidden, float *out, int64_t rows,
@@ -18,6 +19,11 @@ moert_code bridge_forward(moert_step *step, int32_t layer, float *hidden, float 
                           moert_error **error);
 /* Every metric goes to goMetric. */
 moert_code bridge_metrics(const moert_engine *engine, uintptr_t handle, moert_error **error);
+
+/* The strategy's factory is goStrategy. */
+moert_code bridge_register(const moert_strategy_info *info, uintptr_t handle, moert_error **error);
+void bridge_sink(moert_trace_sink *sink, uintptr_t handle, int32_t wants_next_scores);
+void bridge_logger(moert_logger *logger, uintptr_t handle);
 
 /* What goPolicy is asked, and (1 << it) in `seams` of bridge_policies. */
 enum bridge_question {

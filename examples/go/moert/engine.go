@@ -7,7 +7,6 @@ package moert
 import "C"
 
 import (
-	"fmt"
 	"runtime"
 	"runtime/cgo"
 	"unsafe"
@@ -28,10 +27,21 @@ type Options struct {
 	Threads, IOThreads  int
 	CPUs                string  // of the compute threads, "0-3,8"
 	LinkGBps            float64 // paces transfers
-	VirtualClock        bool    // logical time, reproducible to the bit
-	TracePath           string  // writes a routing trace, and a timeline beside it
-	Policies            any     // decides what its methods name (see Observer...); nil: the strategy's own
+	Clock               Clock
+	TracePath           string    // writes a routing trace, and a timeline beside it
+	Trace               TraceSink // sees every layer call; nil: none
+	Log                 Logger    // nil: silence
+	Policies            any       // decides what its methods name (see Observer...); nil: the strategy's own
 }
+
+// Clock says what time is.
+type Clock int32
+
+const (
+	Wall       Clock = C.MOERT_CLOCK_WALL
+	Virtual    Clock = C.MOERT_CLOCK_VIRTUAL    // logical time, reproducible to the bit
+	Simulation Clock = C.MOERT_CLOCK_SIMULATION // the same, and nothing is read or multiplied: Step.Simulate
+)
 
 // NewEngine reads the fixed parts and reserves the pools. Close it.
 func NewEngine(source *Source, options Options) (*Engine, error) {
@@ -58,21 +68,33 @@ func NewEngine(source *Source, options Options) (*Engine, error) {
 		c.io_threads = C.int32_t(options.IOThreads)
 	}
 	c.link_gbps = C.double(options.LinkGBps)
-	if options.VirtualClock {
-		c.clock = C.MOERT_CLOCK_VIRTUAL
-	}
-	var policies cgo.Handle
+	c.clock = C.moert_clock(options.Clock)
+	var given []cgo.Handle // the library's, once there is an engine
 	if options.Policies != nil {
-		asked, nextGate, forward := seams(options.Policies)
-		if asked == 0 {
-			return nil, &Error{InvalidArgument, "NewEngine", fmt.Sprintf("Options.Policies: a %T has none of "+
-				"the methods Observe, Rule, Rank, Capacity, Victim, Precision, Transfer, Place", options.Policies)}
-		}
-		policies = cgo.NewHandle(options.Policies)
 		vtable := (*C.moert_policies)(C.calloc(1, C.sizeof_moert_policies))
 		defer C.free(unsafe.Pointer(vtable))
-		C.bridge_policies(vtable, C.uintptr_t(policies), asked, nextGate, forward)
+		policies, err := fillPolicies(vtable, options.Policies)
+		if err != nil {
+			return nil, &Error{InvalidArgument, "NewEngine", "Options.Policies: " + err.Error()}
+		}
+		given = append(given, policies)
 		c.policies = vtable
+	}
+	if options.Trace != nil {
+		sink := (*C.moert_trace_sink)(C.calloc(1, C.sizeof_moert_trace_sink))
+		defer C.free(unsafe.Pointer(sink))
+		trace := cgo.NewHandle(options.Trace)
+		C.bridge_sink(sink, C.uintptr_t(trace), flag(options.Trace.WantsNextScores()))
+		given = append(given, trace)
+		c.trace_sink = sink
+	}
+	if options.Log != nil {
+		logger := (*C.moert_logger)(C.calloc(1, C.sizeof_moert_logger))
+		defer C.free(unsafe.Pointer(logger))
+		log := cgo.NewHandle(options.Log)
+		C.bridge_logger(logger, C.uintptr_t(log))
+		given = append(given, log)
+		c.logger = logger
 	}
 	var handle *C.moert_engine
 	err := check(func(err **C.moert_error) C.moert_code {
@@ -80,8 +102,8 @@ func NewEngine(source *Source, options Options) (*Engine, error) {
 	})
 	runtime.KeepAlive(source)
 	if err != nil {
-		if policies != 0 {
-			policies.Delete() // on failure they stayed ours
+		for _, handle := range given {
+			handle.Delete() // on failure they stayed ours
 		}
 		return nil, err
 	}

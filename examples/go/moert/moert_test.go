@@ -185,7 +185,7 @@ func (p *allPolicies) Transfer(t Transfer) (int, bool) { return 0, true }
 
 func TestPoliciesDecide(t *testing.T) {
 	run := func(policies any) ([]float32, Stats, bool) {
-		engine := newEngine(t, &testWeights{}, Options{BudgetFraction: 0.5, VirtualClock: true, Policies: policies})
+		engine := newEngine(t, &testWeights{}, Options{BudgetFraction: 0.5, Clock: Virtual, Policies: policies})
 		defer engine.Close()
 		var all []float32
 		for s := 0; s < 20; s++ {

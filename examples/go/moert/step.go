@@ -173,6 +173,22 @@ func (s *Step) ForwardRouted(ctx context.Context, layer int, hidden []float32, i
 	return used, err
 }
 
+// Simulate, with Options.Clock Simulation: the layer call of this routing takes its logical time, and
+// nothing is computed. ids, weights: rows x top-k. It returns the experts that would be used.
+func (s *Step) Simulate(layer int, ids []int32, weights []float32) ([]int32, error) {
+	if len(ids) == 0 || len(ids) != len(weights) || len(ids)%s.rows != 0 {
+		return nil, &Error{InvalidArgument, "Simulate",
+			fmt.Sprintf("%d ids and %d weights for %d rows", len(ids), len(weights), s.rows)}
+	}
+	used := make([]int32, len(ids))
+	err := check(func(err **C.moert_error) C.moert_code {
+		return C.bridge_forward(s.handle, C.int32_t(layer), nil, nil, C.int64_t(s.rows), 0,
+			(*C.int32_t)(unsafe.Pointer(&ids[0])), (*C.float)(unsafe.Pointer(&weights[0])),
+			(*C.int32_t)(unsafe.Pointer(&used[0])), C.int64_t(len(ids)/s.rows), err)
+	})
+	return used, err
+}
+
 // Cancel may be called from any goroutine until End is.
 func (s *Step) Cancel() error {
 	return check(func(err **C.moert_error) C.moert_code { return C.moert_step_cancel(s.handle, err) })

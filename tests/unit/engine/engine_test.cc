@@ -53,6 +53,37 @@ TEST_CASE("illegal options name field, value and range") {
              Catch::Contains("1.5") && Catch::Contains("(0, 1]"));
 }
 
+TEST_CASE("a step ends itself") {
+  const auto source = std::make_shared<SyntheticSource>(SyntheticShape{});
+  const auto engine = *Engine::Create(source, {});
+  const int64_t hidden = engine->model().layers[0].hidden;
+  std::vector<float> x(hidden, 1.0f), y(hidden);
+  const MatrixView in{x.data(), DType::kF32, 1, hidden, hidden};
+  const MutableMatrixView out{y.data(), DType::kF32, 1, hidden, hidden};
+
+  StepId lost = 0;
+  {
+    auto step = engine->Begin({Phase::kDecode, 1});
+    REQUIRE_OK(step.status());
+    REQUIRE_OK(step->Forward(0, in, out));
+    lost = step->id();
+    CHECK(engine->StepStatus(lost).ok());
+  }
+  CHECK(engine->StepStatus(lost).code() == absl::StatusCode::kFailedPrecondition);
+
+  auto first = engine->Begin({Phase::kDecode, 1});
+  auto second = engine->Begin({Phase::kDecode, 1});
+  REQUIRE_OK(second.status());
+  const StepId replaced = first->id();
+  *first = *std::move(second);  // ends the step it replaces
+  CHECK(engine->StepStatus(replaced).code() == absl::StatusCode::kFailedPrecondition);
+  CHECK(second->Forward(0, in, out).code() == absl::StatusCode::kFailedPrecondition);
+  REQUIRE_OK(first->Forward(0, in, out));
+  REQUIRE_OK(first->End());
+  CHECK(first->End().code() == absl::StatusCode::kFailedPrecondition);
+  CHECK(first->Cancel().code() == absl::StatusCode::kFailedPrecondition);
+}
+
 TEST_CASE("a source that fails in mid-run: the step reports it and the engine goes on") {
   const auto source = std::make_shared<SyntheticSource>(SyntheticShape{});
   EngineOptions options;

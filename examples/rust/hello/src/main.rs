@@ -1,6 +1,6 @@
 //! A host in Rust with weights of its own: a quarter of the experts in memory, eight steps of decoding,
 //! then all of them. examples/c_host, hello_layer and go do the same and print the same.
-use moert::{Engine, LayerSpec, Options, Part, Phase, Read, Source, Weights};
+use moert::{Clock, Engine, LayerSpec, Options, Part, Phase, Read, Source, Weights};
 
 const HIDDEN: usize = 64;
 
@@ -45,7 +45,7 @@ fn main() -> moert::Result<()> {
         })
         .collect();
     let source = Source::from_weights("tiny", &layers, Formula)?;
-    let options = Options { budget_fraction: 0.25, virtual_clock: true, ..Default::default() };
+    let options = Options { budget_fraction: 0.25, clock: Clock::Virtual, ..Default::default() };
     let engine = Engine::new(&source, &options)?;
 
     let mut y = [0.0f32; HIDDEN];

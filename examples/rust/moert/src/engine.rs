@@ -1,5 +1,6 @@
 //! Engines: experts under one byte budget.
 use crate::error::{check, text, Code, Error, Result};
+use crate::observe::{self, Log, TraceSink};
 use crate::policy::{self, Policies};
 use crate::source::{c_string, Source};
 use crate::step::{predict_next, Predictor, Step, StepOptions};
@@ -28,10 +29,30 @@ pub struct Options {
     pub cpus: Option<String>,
     /// Paces transfers, GB/s.
     pub link_gbps: f64,
-    /// Logical time, reproducible to the bit.
-    pub virtual_clock: bool,
+    pub clock: Clock,
     /// Writes a routing trace, and a timeline beside it.
     pub trace_path: Option<String>,
+}
+
+/// What time is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Clock {
+    #[default]
+    Wall,
+    /// Logical time, reproducible to the bit.
+    Virtual,
+    /// The same, and no expert is read or multiplied: decisions and times only. Layer calls are
+    /// `Step::simulate`.
+    Simulation,
+}
+
+/// What the host takes part in.
+#[derive(Default)]
+pub struct Hooks {
+    /// Decides in place of the strategy's policies.
+    pub policies: Option<Box<dyn Policies>>,
+    pub trace: Option<Box<dyn TraceSink>>,
+    pub log: Option<Log>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +86,7 @@ impl Drop for Engine {
 
 impl Engine {
     pub fn new(source: &Source, options: &Options) -> Result<Engine> {
-        Engine::create(source, options, None)
+        Engine::with_hooks(source, options, Hooks::default())
     }
 
     pub fn with_policies(
@@ -73,14 +94,14 @@ impl Engine {
         options: &Options,
         policies: Box<dyn Policies>,
     ) -> Result<Engine> {
-        Engine::create(source, options, Some(policies))
+        Engine::with_hooks(
+            source,
+            options,
+            Hooks { policies: Some(policies), ..Default::default() },
+        )
     }
 
-    fn create(
-        source: &Source,
-        options: &Options,
-        policies: Option<Box<dyn Policies>>,
-    ) -> Result<Engine> {
+    pub fn with_hooks(source: &Source, options: &Options, hooks: Hooks) -> Result<Engine> {
         let optional = |what: &str, value: &Option<String>| {
             value.as_ref().map(|v| c_string(what, v)).transpose()
         };
@@ -111,19 +132,36 @@ impl Engine {
             c.max_tokens_per_forward = options.max_tokens_per_forward;
         }
         c.threads = options.threads;
-        if options.virtual_clock {
-            c.clock = sys::MOERT_CLOCK_VIRTUAL;
-        }
-        let vtable = policies.map(policy::vtable);
+        c.clock = match options.clock {
+            Clock::Wall => sys::MOERT_CLOCK_WALL,
+            Clock::Virtual => sys::MOERT_CLOCK_VIRTUAL,
+            Clock::Simulation => sys::MOERT_CLOCK_SIMULATION,
+        };
+        let vtable = hooks.policies.map(policy::vtable);
+        let sink = hooks.trace.map(observe::sink);
+        let logger = hooks.log.map(observe::logger);
         if let Some(v) = &vtable {
             c.policies = v;
+        }
+        if let Some(s) = &sink {
+            c.trace_sink = s;
+        }
+        if let Some(l) = &logger {
+            c.logger = l;
         }
         let mut handle = ptr::null_mut();
         let made =
             check(|e| unsafe { sys::moert_engine_create(source.handle, &c, &mut handle, e) });
         if let Err(error) = made {
+            // On failure they stayed ours.
             if let Some(v) = &vtable {
-                unsafe { policy::take_back(v) }; // on failure they stayed ours
+                unsafe { policy::take_back(v) };
+            }
+            if let Some(s) = &sink {
+                unsafe { observe::take_back(s.destroy, s.user_data) };
+            }
+            if let Some(l) = &logger {
+                unsafe { observe::take_back(l.destroy, l.user_data) };
             }
             return Err(error);
         }

@@ -14,15 +14,19 @@
 
 mod engine;
 mod error;
+mod observe;
 mod policy;
 mod source;
 mod step;
+mod strategy;
 
-pub use engine::{Engine, Memory, Options, Phase, Residency, Stats};
+pub use engine::{Clock, Engine, Hooks, Memory, Options, Phase, Residency, Stats};
 pub use error::{Code, Error, Result};
+pub use observe::{CallTimes, Level, Log, TraceCall, TraceSink, TraceSpan, Track};
 pub use policy::{
     Candidate, Capacity, Context, Miss, Placement, Policies, Precision, Prediction, Prefetch,
     Routing as RoutingView, Rule, Seams, Transfer, Victim,
 };
 pub use source::{Activation, LayerSpec, Part, Read, Routing, Source, Weights};
 pub use step::{Call, Lease, Matrix, PredictNext, Step, StepOptions};
+pub use strategy::{register_strategy, strategies, Factory, Params, Strategy, StrategyInfo};

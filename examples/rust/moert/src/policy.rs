@@ -320,7 +320,7 @@ unsafe fn ask<T>(
 }
 
 /// A borrowed array of the library; empty if it is NULL.
-unsafe fn array<'a, T>(data: *const T, count: i64) -> &'a [T] {
+pub(crate) unsafe fn array<'a, T>(data: *const T, count: i64) -> &'a [T] {
     if data.is_null() || count <= 0 {
         return &[];
     }

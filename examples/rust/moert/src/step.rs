@@ -129,9 +129,32 @@ impl<'engine> Step<'engine> {
         out: &mut [f32],
     ) -> Result<Vec<i32>> {
         let (x, y) = self.tensors("Step::forward_routed", hidden, out.as_mut_ptr(), out.len())?;
-        if ids.len() != weights.len() || ids.len() as i64 % self.rows != 0 {
+        let (routing, used) = self.routing("Step::forward_routed", ids, weights)?;
+        check(|e| unsafe { sys::moert_layer_forward(self.handle, layer, &x, &routing, &y, e) })?;
+        Ok(used)
+    }
+
+    /// Under `Clock::Simulation`: the layer call of this routing takes its logical time, and nothing is
+    /// computed. ids, weights: rows x top_k. Returns the experts that would be used.
+    pub fn simulate(&self, layer: i32, ids: &[i32], weights: &[f32]) -> Result<Vec<i32>> {
+        let (routing, used) = self.routing("Step::simulate", ids, weights)?;
+        let none = ptr::null();
+        check(|e| unsafe {
+            sys::moert_layer_forward(self.handle, layer, none, &routing, none, e)
+        })?;
+        Ok(used)
+    }
+
+    /// The host's routing, and where the library will write the experts it used.
+    fn routing(
+        &self,
+        origin: &str,
+        ids: &[i32],
+        weights: &[f32],
+    ) -> Result<(sys::moert_routing, Vec<i32>)> {
+        if ids.is_empty() || ids.len() != weights.len() || ids.len() as i64 % self.rows != 0 {
             return Err(invalid(
-                "Step::forward_routed",
+                origin,
                 format!("{} ids and {} weights for {} rows", ids.len(), weights.len(), self.rows),
             ));
         }
@@ -142,9 +165,9 @@ impl<'engine> Step<'engine> {
         unsafe { sys::moert_routing_init(&mut routing, size) };
         routing.ids = tensor(ids.as_ptr(), self.rows, k, sys::MOERT_I32);
         routing.weights = tensor(weights.as_ptr(), self.rows, k, sys::MOERT_F32);
+        // A vector's elements stay where they are when it is moved.
         routing.used_ids = tensor(used.as_mut_ptr(), self.rows, k, sys::MOERT_I32);
-        check(|e| unsafe { sys::moert_layer_forward(self.handle, layer, &x, &routing, &y, e) })?;
-        Ok(used)
+        Ok((routing, used))
     }
 
     /// Starts a layer call and returns; the buffers are the call's until `Call::finish` gives them

@@ -189,7 +189,7 @@ impl Policies for Everything {
 fn policies_decide_and_what_they_cannot_falls_back() {
     let (alive, broken) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
     let source = Source::from_weights("w", &layers(), Counted::new(&alive, &broken)).unwrap();
-    let options = || Options { budget_fraction: 0.5, virtual_clock: true, ..Default::default() };
+    let options = || Options { budget_fraction: 0.5, clock: Clock::Virtual, ..Default::default() };
     let run = |engine: &Engine| -> Vec<f32> {
         let mut all = Vec::new();
         for s in 0..20 {

@@ -1,0 +1,58 @@
+// Step: an open step that ends itself.
+#include <utility>
+#include <vector>
+
+#include "base/status_macros.h"
+#include "moert/engine.h"
+
+namespace moert {
+namespace {
+
+absl::Status Ended() { return absl::FailedPreconditionError("the step has ended"); }
+
+}  // namespace
+
+absl::StatusOr<Step> Engine::Begin(const StepInfo& info) {
+  MOERT_ASSIGN_OR_RETURN(const StepId id, BeginStep(info));
+  return Step(this, id);
+}
+
+Step& Step::operator=(Step&& other) noexcept {
+  if (this == &other) return *this;
+  if (engine_ != nullptr) End().IgnoreError();
+  engine_ = std::exchange(other.engine_, nullptr);
+  id_ = other.id_;
+  return *this;
+}
+
+Step::~Step() {
+  if (engine_ != nullptr) End().IgnoreError();
+}
+
+absl::Status Step::Forward(int layer, const MatrixView& hidden, const MutableMatrixView& out) {
+  return engine_ == nullptr ? Ended() : engine_->Forward(id_, layer, hidden, out);
+}
+
+absl::Status Step::ForwardRouted(int layer, const MatrixView& hidden, const RoutedInput& routing,
+                                 const MutableMatrixView& out) {
+  return engine_ == nullptr ? Ended() : engine_->ForwardRouted(id_, layer, hidden, routing, out);
+}
+
+absl::StatusOr<LeaseId> Step::AcquireExperts(int layer, absl::Span<const int32_t> experts,
+                                             std::vector<ExpertView>* views) {
+  if (engine_ == nullptr) return Ended();
+  return engine_->AcquireExperts(id_, layer, experts, views);
+}
+
+absl::Status Step::status() const {
+  return engine_ == nullptr ? Ended() : engine_->StepStatus(id_);
+}
+
+absl::Status Step::Cancel() { return engine_ == nullptr ? Ended() : engine_->CancelStep(id_); }
+
+absl::Status Step::End() {
+  Engine* const engine = std::exchange(engine_, nullptr);
+  return engine == nullptr ? Ended() : engine->EndStep(id_);
+}
+
+}  // namespace moert
