@@ -12,6 +12,7 @@ namespace moert::capi {
 namespace {
 
 static_assert(static_cast<int32_t>(WeightPart::kRecord) == MOERT_PART_RECORD);
+static_assert(static_cast<int32_t>(WeightPart::kDownBias) == MOERT_PART_DOWN_BIAS);
 static_assert(static_cast<int32_t>(WeightPart::kRouter) == MOERT_PART_ROUTER);
 static_assert(static_cast<int32_t>(DType::kF16) == MOERT_F16);
 static_assert(static_cast<int32_t>(DType::kU8) == MOERT_U8);

@@ -42,6 +42,9 @@ moert_record_info InfoOf(const RecordLayout& layout, absl::string_view version) 
   info.gate = ToC(layout.gate);
   info.up = ToC(layout.up);
   info.down = ToC(layout.down);
+  info.gate_bias_offset = layout.gate.bias_offset;
+  info.up_bias_offset = layout.up.bias_offset;
+  info.down_bias_offset = layout.down.bias_offset;
   return info;
 }
 

@@ -40,6 +40,11 @@ moert_code moert_source_open(const char* model_dir, const moert_open_options* op
     if (options != nullptr) MOERT_RETURN_IF_ERROR(ReadStruct(options, "options", &checked));
     moert::OpenModelOptions cpp;
     if (checked.cache_dir != nullptr) cpp.cache_dir = checked.cache_dir;
+    if (checked.widen != 0 && checked.widen != 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("options.widen is ", checked.widen, ", legal is 0 or 1"));
+    }
+    cpp.widen = checked.widen != 0;
     if (checked.log != nullptr) cpp.log = &Log;
     if (checked.progress != nullptr) cpp.progress = &Progress;
     cpp.user = &checked;

@@ -22,6 +22,9 @@ struct LayerConstants {
   std::vector<float> gate;               // [num_experts, hidden], fp32
   std::vector<float> selection_bias;     // [num_experts] or empty
   std::vector<float> shared_gate;        // [hidden] or empty
+  std::vector<float> logit_bias;         // [num_experts] or empty
+  std::vector<float> expert_scales;      // [num_experts] or empty
+  std::vector<int32_t> hash_experts;     // [hash_vocab, top_k] or empty: distinct ones of a token
   std::vector<std::byte> shared_expert;  // a bf16 record (shared_layout) or empty
   RecordLayout shared_layout;
 };
@@ -65,12 +68,15 @@ class ExpertSource {
 /// Opens an expert pack directory (moert.json + experts-NNNNN.safetensors).
 absl::StatusOr<std::unique_ptr<ExpertSource>> OpenExpertPack(const std::string& dir);
 
-/// Opens an HF checkpoint directory through a bf16 pack in `cache_dir` (empty: the user's cache
-/// folder, $XDG_CACHE_HOME/moert or ~/.cache/moert), which is written on the first open: streamed,
-/// atomic, rebuilt when its format version or the checkpoint changed. `log` receives one line
-/// saying place and size; may be null.
+/// Opens an HF checkpoint directory through a pack in `cache_dir` (empty: the user's cache folder,
+/// $XDG_CACHE_HOME/moert or ~/.cache/moert), which is written on the first open: streamed, atomic,
+/// rebuilt when its format version or the checkpoint changed. Experts are in the scheme that the
+/// file has them in, floats of any kind in bf16. `log` receives one line saying place and size; may
+/// be null.
 struct OpenModelOptions {
   std::string cache_dir;
+  /// Experts that the file has quantized become bf16, too: what the CUDA backend multiplies.
+  bool widen = false;
   void (*log)(void* user, absl::string_view line) = nullptr;
   void (*progress)(void* user, int64_t done, int64_t total) = nullptr;
   void* user = nullptr;

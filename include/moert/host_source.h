@@ -26,6 +26,12 @@ enum class WeightPart : int32_t {
   kSelectionBias = 4,  // of a layer: [1, num_experts], f32
   kSharedGate = 5,     // of a layer: [1, hidden], f32
   kRecord = 6,         // of an expert: [1, bytes], a packed record (docs/reference/layout.md), u8
+  kLogitBias = 7,      // of a layer: [1, num_experts], f32
+  kExpertScales = 8,   // of a layer: [1, num_experts], f32
+  kHashExperts = 9,    // of a layer: [hash_vocab, top_k], i32
+  kGateBias = 10,      // of an expert: [1, intermediate], f32
+  kUpBias = 11,        // of an expert: [1, intermediate], f32
+  kDownBias = 12,      // of an expert: [1, hidden], f32
 };
 
 /// `expert` of the parts of the shared expert.

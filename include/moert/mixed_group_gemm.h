@@ -1,10 +1,11 @@
 // MixedGroupGemm: every ready expert of a layer in one grouped problem, whatever their schemes.
 //
-// For expert problem p with n tokens: h = act(gate x) * (up x), out = down h, for its n rows of x.
-// Two fused jobs a call: gate+up of all problems, then down of all problems (MxMoE Sec. 5; design
-// "multiply"). The arithmetic of one (token, expert) pair depends on the expert's record and the
-// token's row only, never on which other problems, threads or waves run beside it, so results are
-// bit-identical however a layer is cut into calls.
+// For expert problem p with n tokens: h = act(gate x, up x), out = down h, for its n rows of x;
+// each product plus its bias if the record has one. Two fused jobs a call: gate+up of all problems,
+// then down of all problems (MxMoE Sec. 5; design "multiply"). The arithmetic of one (token,
+// expert) pair depends on the expert's record and the token's row only, never on which other
+// problems, threads or waves run beside it, so results are bit-identical however a layer is cut
+// into calls.
 #ifndef MOERT_MIXED_GROUP_GEMM_H_
 #define MOERT_MIXED_GROUP_GEMM_H_
 
@@ -28,7 +29,7 @@ class ThreadPool;
 struct ExpertProblem {
   const std::byte* record = nullptr;  // 64-byte aligned
   const RecordLayout* layout = nullptr;
-  Activation activation = Activation::kSilu;
+  ExpertActivation activation;
   absl::Span<const int32_t> tokens;    // rows of x
   absl::Span<const int32_t> out_rows;  // rows of out, same length, each written once, no overlap
 };

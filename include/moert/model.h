@@ -9,18 +9,23 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "moert/scheme.h"
 
 namespace moert {
 
 /// How router logits become k experts and their weights (design: "Routing kinds"). fp32 throughout;
 /// of equal scores the lower expert index wins. Every kind has scores over all E experts, which
-/// policies read: the full softmax of the logits, or kSigmoidGrouped's sigmoid without the bias.
+/// policies read: the full softmax of the logits, or the sigmoid (square root of the softplus) of
+/// the kinds that have one, without the selection bias.
 enum class RoutingKind : int32_t {
   kSoftmaxTopK = 0,     // softmax over all E, then the k highest (Qwen-MoE, DeepSeek-V1/V2, OLMoE)
   kTopKSoftmax = 1,     // the k highest logits, then softmax over them (Mixtral)
   kSigmoidGrouped = 2,  // sigmoid + selection bias, best groups, then top-k (DeepSeek-V3 family)
   kSparseMixer = 3,     // two masked-softmax picks (Phi-3.5-MoE)
+  kSqrtSoftplusGrouped = 4,  // as kSigmoidGrouped, scores sqrt(log(1 + e^logit)) (DeepSeek-V4)
+  kTopKSigmoid = 5,          // the k highest logits, weights their sigmoids (Llama-4)
 };
 
 struct RoutingSpec {
@@ -36,11 +41,42 @@ struct RoutingSpec {
   int top_groups = 1;
   bool selection_bias = false;    // e_score_correction_bias: selects, never weighs (same kinds)
   float sparsemixer_eps = 0.01f;  // kSparseMixer: 2 * jitter_eps is the masking threshold
+  bool logit_bias = false;        // a bias an expert is added to the logits (gpt-oss)
+  /// The weight multiplies the expert's input, and its output enters the sum as it is (Llama-4).
+  bool weight_input = false;
+  /// An expert's weight is also multiplied by a constant of that expert, after everything else
+  /// (Gemma-4).
+  bool expert_scales = false;
+  /// Above 0: the k experts of a token are looked up by its id, which is below this number
+  /// (StepInfo::token_ids); the logits give their weights (DeepSeek-V4's first layers).
+  int64_t hash_vocab = 0;
 
   friend bool operator==(const RoutingSpec&, const RoutingSpec&) = default;
 };
 
-enum class Activation : int32_t { kSilu = 0, kGelu = 1, kGeluTanh = 2 };
+enum class Activation : int32_t {
+  kSilu = 0,
+  kGelu = 1,      // by erf
+  kGeluTanh = 2,  // its approximation
+  kRelu2 = 3,     // max(x, 0) squared
+};
+
+/// What lies between an expert's products: h = f(min(gate, limit)) * (clamp(up, -limit, limit) +
+/// up_offset), where kSilu is x * sigmoid(alpha x). Without a gate: h = f(up). gpt-oss: kSilu,
+/// alpha 1.702, limit 7, up_offset 1.
+struct ExpertActivation {
+  ExpertActivation(Activation f = Activation::kSilu) : function(f) {}  // a plain gated one
+
+  Activation function;
+  bool gated = true;
+  float alpha = 1;      // kSilu only
+  float limit = 0;      // 0: nothing is clamped; gated only
+  float up_offset = 0;  // gated only
+
+  /// Whether the function alone says everything.
+  bool plain() const { return gated && alpha == 1 && limit == 0 && up_offset == 0; }
+  friend bool operator==(const ExpertActivation&, const ExpertActivation&) = default;
+};
 
 struct MoeLayerSpec {
   int model_layer = 0;
@@ -49,7 +85,8 @@ struct MoeLayerSpec {
   int64_t intermediate = 0;
   int64_t shared_intermediate = 0;  // 0: no shared expert; several are stored as one wide one
   bool shared_gate = false;         // sigmoid(w . x) times the shared expert's output
-  Activation activation = Activation::kSilu;
+  ExpertActivation activation;      // of routed and shared experts
+  bool expert_bias = false;  // of gate, up and down of every routed expert, fp32 in its record
   RoutingSpec routing;
 
   friend bool operator==(const MoeLayerSpec&, const MoeLayerSpec&) = default;
@@ -70,6 +107,11 @@ struct MoeModelSpec {
 
 absl::string_view RoutingKindName(RoutingKind kind);
 absl::string_view ActivationName(Activation a);
+
+/// The record of a routed expert of a layer, and of its shared expert, which is bf16.
+absl::StatusOr<RecordLayout> ExpertRecordLayout(const MoeLayerSpec& layer,
+                                                const ExpertFormat& format);
+absl::StatusOr<RecordLayout> SharedRecordLayout(const MoeLayerSpec& layer);
 
 }  // namespace moert
 

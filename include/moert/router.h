@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "moert/expert_source.h"
 #include "moert/model.h"
 #include "moert/policy.h"
 
@@ -77,12 +78,29 @@ struct RouterStats {
   double worst_mass_share = 0;
 };
 
+/// What the router of one layer computes with (ExpertSource::ReadConstants reads it). Borrowed. A
+/// span is empty where the layer's RoutingSpec does not have it.
+struct RouterConstants {
+  absl::Span<const float> gate;  // [E, hidden]; empty: the layer takes given routings only
+  absl::Span<const float> selection_bias;  // [E]
+  absl::Span<const float> logit_bias;      // [E]
+  absl::Span<const float> expert_scales;   // [E]: apply to given routings, too
+  absl::Span<const int32_t> hash_experts;  // [hash_vocab, k]: distinct ones in [0, E)
+
+  static RouterConstants Of(const LayerConstants& constants) {
+    return {constants.gate, constants.selection_bias, constants.logit_bias, constants.expert_scales,
+            constants.hash_experts};
+  }
+};
+
 class Router {
  public:
-  /// gates[l]: [E, hidden] fp32; biases[l], the selection bias of layers that have one: [E], else
-  /// empty (ExpertSource::ReadConstants reads both). A layer without a gate takes given routings
-  /// only; where no layer has one, `pool` may be null. All borrowed. InvalidArgument names what
-  /// does not fit the model.
+  /// One entry of `layers` a MoE layer. Where no layer has a gate, `pool` may be null. All
+  /// borrowed. InvalidArgument names what does not fit the model.
+  static absl::StatusOr<std::unique_ptr<Router>> Create(const MoeModelSpec* model,
+                                                        std::vector<RouterConstants> layers,
+                                                        ThreadPool* pool);
+  /// Of layers that have a gate and at most a selection bias.
   static absl::StatusOr<std::unique_ptr<Router>> Create(const MoeModelSpec* model,
                                                         std::vector<absl::Span<const float>> gates,
                                                         std::vector<absl::Span<const float>> biases,
@@ -96,10 +114,13 @@ class Router {
 
   /// By a rule. `residency` (its spans may be empty under plain top-k) and
   /// `request_ids` ([tokens] or empty) are read by the expert-cache rule. With `next_gate`, also
-  /// scores layer + 1 (layer 0 after the last) on the same input.
+  /// scores layer + 1 (layer 0 after the last) on the same input. `token_ids` ([tokens], else
+  /// unread): needed by layers whose experts follow from them (RoutingSpec::hash_vocab), to which
+  /// no rule applies.
   absl::Status Route(int layer, const float* x, int64_t tokens, const RoutingRule& rule,
                      const LayerResidency& residency, absl::Span<const int64_t> request_ids,
-                     bool next_gate, RoutingResult* result);
+                     bool next_gate, RoutingResult* result,
+                     absl::Span<const int32_t> token_ids = {});
 
   /// Scores of all experts of a layer on x, into scores: [tokens, E].
   absl::Status Score(int layer, const float* x, int64_t tokens, std::vector<float>* scores);
@@ -119,8 +140,7 @@ class Router {
                           RoutingResult* result);
 
  private:
-  Router(const MoeModelSpec* model, std::vector<absl::Span<const float>> gates,
-         std::vector<absl::Span<const float>> biases, ThreadPool* pool);
+  Router(const MoeModelSpec* model, std::vector<RouterConstants> layers, ThreadPool* pool);
   /// `gate`: the layer must have one.
   absl::Status CheckLayer(int layer, bool gate) const;
   /// Of several layers' gates on the same input, into logits_: by token, one layer's experts behind
@@ -129,13 +149,15 @@ class Router {
   /// From logits, `stride` from token to token, to the scores of all experts.
   absl::Status ScoreLogits(int layer, const float* logits, int64_t stride, int64_t tokens,
                            std::vector<float>* scores) const;
+  /// The experts that the ids of a hash layer's tokens stand for, into r->ids.
+  absl::Status LookUp(int layer, int64_t tokens, absl::Span<const int32_t> token_ids,
+                      RoutingResult* r) const;
   /// From the model's own choice to the final one: applies the rule and groups.
   absl::Status Finish(int layer, const RoutingRule& rule, const LayerResidency& residency,
                       absl::Span<const int64_t> request_ids, RoutingResult* result);
 
   const MoeModelSpec* model_;
-  std::vector<absl::Span<const float>> gates_;
-  std::vector<absl::Span<const float>> biases_;
+  const std::vector<RouterConstants> layers_;
   ThreadPool* pool_;
   std::unique_ptr<SubstitutionLedger> ledger_;
   RouterStats stats_;  // but for the worst shares
@@ -143,8 +165,9 @@ class Router {
 };
 
 /// Turns one token's logits into scores over all experts and the k chosen with their weights.
-/// bias: [E] or empty; scores: [E]; ids, weights: [k]. The spec is one that
-/// MoeModelSpec::Validate accepts. Exposed for tests and for hosts that route themselves.
+/// bias: the selection bias, [E] or empty; scores: [E]; ids, weights: [k]. logit_bias,
+/// expert_scales and hash_vocab are the Router's. The spec is one that MoeModelSpec::Validate
+/// accepts. Exposed for tests and for hosts that route themselves.
 absl::Status RouteToken(const RoutingSpec& spec, absl::Span<const float> logits,
                         absl::Span<const float> bias, float* scores, int32_t* ids, float* weights);
 

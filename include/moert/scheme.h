@@ -3,9 +3,10 @@
 //
 // A scheme is named `w<bits>a<bits>[_g<group>][_asym]` after MxMoE (Sec. 4 of the paper): weight
 // bits, activation bits, group size along the input dimension (-1: one group per output channel),
-// and whether groups carry a zero point. `bf16` is the unquantized scheme. Everything about a
-// scheme that the rest of the library needs (name, stored bits, sizes, legality) follows from this
-// one description.
+// and whether groups carry a zero point. `bf16` is the unquantized scheme. Schemes in which
+// published files come are kept as they are: `_zp` has integer zero points, `_f16` scales of that
+// type, and mxfp4, nvfp4 and fp8_b128 go by their own names. Everything about a scheme that the
+// rest of the library needs (name, stored bits, sizes, legality) follows from this one description.
 #ifndef MOERT_SCHEME_H_
 #define MOERT_SCHEME_H_
 
@@ -18,14 +19,32 @@
 
 namespace moert {
 
+/// In which type the scales of groups are stored.
+enum class ScaleType : int32_t {
+  kBF16 = 0,
+  kF16 = 1,
+  kF32 = 2,
+  kE8M0 = 3,  // a byte e: 2^(e - 127) (OCP MX)
+  kE4M3 = 4,  // a byte, times one fp32 scale of the whole matrix (NVFP4)
+};
+
 struct Scheme {
   int weight_bits = 16;
   int act_bits = 16;
   int group = -1;  // -1: per output channel; ignored for bf16
   bool symmetric = true;
-  bool fp8 = false;  // w8a8_fp8
+  bool fp8 = false;          // codes are e4m3: w8a8_fp8, fp8_b128
+  bool fp4 = false;          // codes are e2m1: mxfp4, nvfp4
+  bool zero_points = false;  // asymmetric: zeros are stored, not scale * zero
+  ScaleType scales = ScaleType::kBF16;
 
   bool is_bf16() const { return weight_bits == 16; }
+  /// Whether it is kept only for files that come in it: its weights meet the activations that bf16
+  /// weights meet, and the CPU alone multiplies it.
+  bool imported() const {
+    return fp4 || zero_points || scales != ScaleType::kBF16 ||
+           (weight_bits == 4 && group > 0 && group < 128);
+  }
   std::string Name() const;
   /// The error lists the legal names.
   static absl::StatusOr<Scheme> Parse(absl::string_view name);
@@ -54,12 +73,12 @@ struct ExpertFormat {
 /// How activations enter the product of bf16 weights and of the a16 schemes. The a8 and a4 schemes
 /// bring their own, whatever is asked here (part of a scheme's contract per executor): int8 (int4)
 /// with a scale per 128 channels for schemes in groups and per row for those per channel, e4m3 with
-/// a scale per row for fp8.
+/// a scale per row for w8a8_fp8.
 enum class ActivationNumerics : int32_t {
   kBF16 = 0,  // x and h rounded to bf16, fp32 accumulation
   kF32 = 1,   // not rounded: for parity with fp32 references
   kInt8 = 2,  // CPU only: a16 schemes are multiplied as w4a8_g128 is, with int8 per 128 channels;
-              // bf16 weights as under kBF16
+              // bf16 weights and imported schemes (Scheme::imported) as under kBF16
 };
 
 // Weights are the A operand of a matrix product: rows are output channels, K is the input
@@ -81,16 +100,33 @@ struct MatrixLayout {
   int64_t group = 0;          // effective group size: min(scheme.group, k); k when per channel
   int64_t weight_offset = 0;  // bytes from the start of the record
   int64_t weight_bytes = 0;
-  int64_t scale_offset =
-      0;                    // [groups][padded_rows] bf16 scales, then (asym) the same of scale*zero
+  /// [groups][padded_rows] scales, then (asym) the same of scale * zero (zero_points: of zeros, a
+  /// byte each), then (kE4M3) one fp32 scale of the matrix.
+  int64_t scale_offset = 0;
   int64_t scale_bytes = 0;  // 0 for bf16
+  int64_t bias_offset = 0;  // [padded_rows] fp32, added to the product; 0: none
+
+  int64_t groups() const { return scale_bytes > 0 ? (k + group - 1) / group : 0; }
+  int64_t zero_offset() const;          // behind the scales
+  int64_t matrix_scale_offset() const;  // kE4M3
 };
 
-/// One expert as one contiguous blob: gate, up, down, each weights then scales, `bytes` long
-/// (a multiple of kSectionAlignment). The same bytes on disk, in RAM and in HBM.
+/// What a record may lack, and what it may have besides.
+struct RecordParts {
+  bool gate = true;
+  bool biases = false;
+
+  friend bool operator==(const RecordParts&, const RecordParts&) = default;
+};
+
+/// One expert as one contiguous blob: gate, up, down, each weights then scales, then biases,
+/// `bytes` long (a multiple of kSectionAlignment). The same bytes on disk, in RAM and in HBM.
 struct RecordLayout {
   ExpertFormat format;
-  MatrixLayout gate, up, down;  // gate, up: [intermediate, hidden]; down: [hidden, intermediate]
+  /// gate, up: [intermediate, hidden]; down: [hidden, intermediate]. A record without a gate has
+  /// that of up in its place: the same bytes.
+  MatrixLayout gate, up, down;
+  RecordParts parts;
   int64_t bytes = 0;
 
   /// Stored bits per weight, scales and padding included.
@@ -98,8 +134,12 @@ struct RecordLayout {
 };
 
 /// Fails when a dimension is not positive or a size would overflow.
+/// Bytes of one scale.
+int64_t ScaleBytes(ScaleType type);
+
 absl::StatusOr<RecordLayout> MakeRecordLayout(int64_t hidden, int64_t intermediate,
-                                              const ExpertFormat& format);
+                                              const ExpertFormat& format,
+                                              const RecordParts& parts = {});
 
 }  // namespace moert
 

@@ -21,6 +21,16 @@ enum class DType : int32_t {
   kU8 = 4,      // packed records
   kI32 = 5,
   kI64 = 6,
+  // Checkpoints only: codes and scales of quantized weights, and what lies beside the experts.
+  kI8 = 7,
+  kF8E8M0 = 8,
+  kF8E5M2 = 9,
+  kBool = 10,
+  kI16 = 11,
+  kU16 = 12,
+  kU32 = 13,
+  kU64 = 14,
+  kF64 = 15,
 };
 
 /// Bytes of one element.
@@ -28,14 +38,23 @@ constexpr int64_t DTypeBytes(DType t) {
   switch (t) {
     case DType::kF32:
     case DType::kI32:
+    case DType::kU32:
       return 4;
     case DType::kBF16:
     case DType::kF16:
+    case DType::kI16:
+    case DType::kU16:
       return 2;
     case DType::kF8E4M3:
     case DType::kU8:
+    case DType::kI8:
+    case DType::kF8E8M0:
+    case DType::kF8E5M2:
+    case DType::kBool:
       return 1;
     case DType::kI64:
+    case DType::kU64:
+    case DType::kF64:
       return 8;
   }
   return 0;

@@ -28,7 +28,22 @@ constexpr int kInt8GroupTiles = 2;   // tiles that share one scale of int8 or in
 constexpr int kMaxFlushTiles = 512;  // int32 holds the sum of so many tiles of 8-bit products
 
 /// Weight kinds, by the bits that a kernel reads.
-enum WeightKind { kBf16Weights, kW8, kW4, kW3, kW2, kF8Weights, kWeightKinds };
+enum WeightKind {
+  kBf16Weights,
+  kW8,
+  kW4,
+  kW3,
+  kW2,
+  kF8Weights,
+  // Imported schemes, multiplied as bf16: int4 with any scales and zeros, e2m1, e4m3 in groups.
+  kExpandedW4,
+  kExpandedF4,
+  kExpandedF8,
+  kWeightKinds
+};
+
+/// How the scales of imported schemes are stored: moert::ScaleType.
+enum ScaleForm { kScaleBF16, kScaleF16, kScaleF32, kScaleE8M0, kScaleE4M3 };
 
 struct BlockGemmArgs {
   const uint8_t* weights[kMaxBlocks];  // row blocks, 64-byte aligned
@@ -50,8 +65,23 @@ struct BlockGemmArgs {
                         // group
   int64_t flush_tiles;  // tiles that share weight scales and activation scale,
                         // at most kMaxFlushTiles; divides group_tiles unless there is one group
+
+  // Imported schemes only, in place of the above. Of each row block, 16 scales a group in
+  // `scale_form` and (or null) 16 zeros, a byte each, groups scale_stride elements apart; or null,
+  // a scale of the matrix.
+  const uint8_t* raw_scales[kMaxBlocks];
+  const uint8_t* zeros[kMaxBlocks];
+  const float* matrix_scale[kMaxBlocks];
+  int scale_form;
+  int64_t groups;
+  int64_t group_k16s;  // pieces a group; all of them when there is one group
 };
 using BlockGemmFn = void (*)(const BlockGemmArgs& args);
+
+// Imported schemes are expanded, a chunk of tiles at a time, into the bf16 fragments of their
+// codes, which is exact, and multiplied by the kernel of bf16 weights. Scales multiply the sums of
+// a group; those of e2m1 codes multiply the codes, which is exact, too, and the matrix's multiplies
+// sums.
 
 /// What follows the codes of an integer (or fp8) activation row, one for each tile.
 struct TileScale {
@@ -94,6 +124,10 @@ void PackInt8TokenReference(const float* x, int64_t valid, int64_t k16s, uint8_t
 void PackInt4GroupReference(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
 void PackInt4TokenReference(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
 void PackF8TokenReference(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
+void BlockGemmExpandedW4Reference(const BlockGemmArgs& args);
+void BlockGemmExpandedF4Reference(const BlockGemmArgs& args);
+void BlockGemmExpandedF8Reference(const BlockGemmArgs& args);
+void GluRelu2Reference(const float* gate, const float* up, int64_t count, float* out);
 void GluSiluReference(const float* gate, const float* up, int64_t count, float* out);
 void GluGeluReference(const float* gate, const float* up, int64_t count, float* out);
 void GluGeluTanhReference(const float* gate, const float* up, int64_t count, float* out);
@@ -151,6 +185,13 @@ void BlockGemmF8Avx2(const BlockGemmArgs& args);
 void PackF8TokenAvx2(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
 void BlockGemmF8Avx512Bf16(const BlockGemmArgs& args);
 void PackF8TokenAvx512(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
+
+// Imported schemes: `inner` multiplies the bf16 fragments, with operands of `x_piece` bytes a
+// piece.
+using ExpandedGemmFn = void (*)(const BlockGemmArgs& args, BlockGemmFn inner, int64_t x_piece);
+void BlockGemmExpandedW4Avx2(const BlockGemmArgs& args, BlockGemmFn inner, int64_t x_piece);
+void BlockGemmExpandedF4Avx2(const BlockGemmArgs& args, BlockGemmFn inner, int64_t x_piece);
+void BlockGemmExpandedF8Avx2(const BlockGemmArgs& args, BlockGemmFn inner, int64_t x_piece);
 
 // Wide kernels, AMX: the thread needs the kernel's permission to use tiles (kernel_set.cc); they
 // leave no tile state behind. bf16 activations are packed as for vdpbf16ps.

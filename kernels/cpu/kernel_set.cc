@@ -54,8 +54,14 @@ bool HasAmx() {
 constexpr int64_t kFloatTile = kTileK * 4;
 constexpr int64_t kIntTile = kTileK + static_cast<int64_t>(sizeof(TileScale));
 
-OperandKernels Plain(int64_t bytes_per_tile, PackFn pack, BlockGemmFn gemm) {
-  return {bytes_per_tile, pack, {gemm}};
+// bf16 weights, and imported schemes.
+OperandKernels Plain(int64_t bytes_per_tile, PackFn pack, BlockGemmFn bf16, BlockGemmFn w4,
+                     BlockGemmFn f4, BlockGemmFn f8) {
+  OperandKernels kernels = {bytes_per_tile, pack, {bf16}};
+  kernels.gemm[kExpandedW4] = w4;
+  kernels.gemm[kExpandedF4] = f4;
+  kernels.gemm[kExpandedF8] = f8;
+  return kernels;
 }
 
 void Set(KernelSet* set, OperandKind kind, const OperandKernels& kernels) {
@@ -68,8 +74,12 @@ KernelSet Reference(const char* name, bool supported) {
   set.glu[static_cast<int>(Activation::kSilu)] = GluSiluReference;
   set.glu[static_cast<int>(Activation::kGelu)] = GluGeluReference;
   set.glu[static_cast<int>(Activation::kGeluTanh)] = GluGeluTanhReference;
-  Set(&set, OperandKind::kPlain, Plain(kFloatTile, PackBf16Reference, BlockGemmBf16Reference));
-  set.plain_f32 = Plain(kFloatTile, PackF32Reference, BlockGemmBf16Reference);
+  set.glu[static_cast<int>(Activation::kRelu2)] = GluRelu2Reference;
+  Set(&set, OperandKind::kPlain,
+      Plain(kFloatTile, PackBf16Reference, BlockGemmBf16Reference, BlockGemmExpandedW4Reference,
+            BlockGemmExpandedF4Reference, BlockGemmExpandedF8Reference));
+  set.plain_f32 = set.operands[static_cast<int>(OperandKind::kPlain)];
+  set.plain_f32.pack = PackF32Reference;
   OperandKernels summed = {kFloatTile,
                            PackBf16Reference,
                            {nullptr, BlockGemmFloatW8Reference, BlockGemmFloatW4Reference,
@@ -96,6 +106,17 @@ KernelSet Reference(const char* name, bool supported) {
 }
 
 #if defined(__x86_64__)
+template <ExpandedGemmFn kExpanded, BlockGemmFn kInner, int64_t kTile>
+void Expanded(const BlockGemmArgs& args) {
+  kExpanded(args, kInner, kTile / kTilePieces);
+}
+template <BlockGemmFn kBf16, int64_t kTile>
+OperandKernels PlainAvx2(PackFn pack) {
+  return Plain(kTile, pack, kBf16, Expanded<BlockGemmExpandedW4Avx2, kBf16, kTile>,
+               Expanded<BlockGemmExpandedF4Avx2, kBf16, kTile>,
+               Expanded<BlockGemmExpandedF8Avx2, kBf16, kTile>);
+}
+
 constexpr int64_t kSums = static_cast<int64_t>(sizeof(float));
 
 OperandKernels Float8(int64_t float_tile, PackFn pack, BlockGemmFn gemm) {
@@ -133,8 +154,8 @@ std::vector<KernelSet> AllKernelSets() {
   KernelSet avx2 = Reference("avx2", HasAvx2());
   avx2.glu[static_cast<int>(Activation::kSilu)] = GluSiluAvx2;
   avx2.glu[static_cast<int>(Activation::kGeluTanh)] = GluGeluTanhAvx2;
-  Set(&avx2, OperandKind::kPlain, Plain(kFloatTile, PackRoundedAvx2, BlockGemmBf16F32Avx2));
-  avx2.plain_f32 = Plain(kFloatTile, PackF32Avx2, BlockGemmBf16F32Avx2);
+  Set(&avx2, OperandKind::kPlain, PlainAvx2<BlockGemmBf16F32Avx2, kFloatTile>(PackRoundedAvx2));
+  avx2.plain_f32 = PlainAvx2<BlockGemmBf16F32Avx2, kFloatTile>(PackF32Avx2);
   Set(&avx2, OperandKind::kSummed,
       Quantized(kFloatTile + kSums, PackSummedRoundedAvx2, BlockGemmFloatW8Avx2,
                 BlockGemmFloatW4Avx2, BlockGemmFloatW3Avx2, BlockGemmFloatW2Avx2));
@@ -151,8 +172,9 @@ std::vector<KernelSet> AllKernelSets() {
   avx512.supported = HasAvx512();
   avx512.glu[static_cast<int>(Activation::kSilu)] = GluSiluAvx512;
   avx512.glu[static_cast<int>(Activation::kGeluTanh)] = GluGeluTanhAvx512;
-  Set(&avx512, OperandKind::kPlain, Plain(kFloatTile, PackRoundedAvx512, BlockGemmBf16F32Avx512));
-  avx512.plain_f32 = Plain(kFloatTile, PackF32Avx512, BlockGemmBf16F32Avx512);
+  Set(&avx512, OperandKind::kPlain,
+      PlainAvx2<BlockGemmBf16F32Avx512, kFloatTile>(PackRoundedAvx512));
+  avx512.plain_f32 = PlainAvx2<BlockGemmBf16F32Avx512, kFloatTile>(PackF32Avx512);
   if (HasVnni()) {
     SetIntegers(&avx512, BlockGemmIntW8Vnni, BlockGemmIntW4Vnni, BlockGemmIntW3Vnni,
                 BlockGemmIntW2Vnni);
@@ -162,7 +184,7 @@ std::vector<KernelSet> AllKernelSets() {
   avx512bf16.name = "avx512bf16";
   avx512bf16.supported = HasAvx512Bf16();
   Set(&avx512bf16, OperandKind::kPlain,
-      Plain(kFloatTile / 2, PackBf16Avx512, BlockGemmBf16Avx512Bf16));
+      PlainAvx2<BlockGemmBf16Avx512Bf16, kFloatTile / 2>(PackBf16Avx512));
   Set(&avx512bf16, OperandKind::kSummed,
       Quantized(kFloatTile / 2 + kSums, PackSummedBf16Avx512, BlockGemmFloatW8Avx512Bf16,
                 BlockGemmFloatW4Avx512Bf16, BlockGemmFloatW3Avx512Bf16,
@@ -175,7 +197,8 @@ std::vector<KernelSet> AllKernelSets() {
   KernelSet amx = avx512bf16;
   amx.name = "amx";
   amx.supported = HasAmx();
-  Set(&amx, OperandKind::kPlain, AnyWidth(Plain(kFloatTile / 2, PackBf16Avx512, BlockGemmBf16Amx)));
+  Set(&amx, OperandKind::kPlain,
+      AnyWidth(PlainAvx2<BlockGemmBf16Amx, kFloatTile / 2>(PackBf16Avx512)));
   Set(&amx, OperandKind::kSummed,
       AnyWidth(Quantized(kFloatTile / 2 + kSums, PackSummedBf16Avx512, BlockGemmFloatW8Amx,
                          BlockGemmFloatW4Amx, BlockGemmFloatW3Amx, BlockGemmFloatW2Amx)));
@@ -212,7 +235,7 @@ const std::vector<const KernelSet*>& SupportedKernelSets() {
 }
 
 OperandKind OperandFor(const Scheme& scheme, ActivationNumerics numerics) {
-  if (scheme.is_bf16()) return OperandKind::kPlain;
+  if (scheme.is_bf16() || scheme.imported()) return OperandKind::kPlain;
   if (scheme.fp8) return OperandKind::kF8Token;
   if (scheme.act_bits == 4) {
     return scheme.group > 0 ? OperandKind::kInt4Group : OperandKind::kInt4Token;
@@ -224,6 +247,9 @@ OperandKind OperandFor(const Scheme& scheme, ActivationNumerics numerics) {
 }
 
 WeightKind WeightKindOf(const Scheme& scheme) {
+  if (scheme.imported()) {
+    return scheme.fp4 ? kExpandedF4 : scheme.fp8 ? kExpandedF8 : kExpandedW4;
+  }
   if (scheme.fp8) return kF8Weights;
   switch (scheme.weight_bits) {
     case 8:

@@ -16,7 +16,7 @@ namespace moert::kernels {
 /// The forms in which activations enter a product. Which one a matrix takes follows from its scheme
 /// and the caller's ActivationNumerics, never from the kernel set (OperandFor).
 enum class OperandKind {
-  kPlain,      // bf16 or fp32, against bf16 weights
+  kPlain,      // bf16 or fp32, against bf16 weights and imported schemes
   kSummed,     // the same against quantized weights: with sums for their zero points
   kInt8Group,  // int8, a scale per 128 channels
   kInt8Token,  // int8, a scale per row
@@ -42,7 +42,7 @@ struct KernelSet {
   bool supported;                          // by this CPU and its operating system
   OperandKernels operands[kOperandKinds];  // kPlain and kSummed: rounded to bf16
   OperandKernels plain_f32, summed_f32;    // not rounded
-  GluFn glu[3];                            // by Activation
+  GluFn glu[4];                            // by Activation
 
   const OperandKernels& For(OperandKind kind, ActivationNumerics numerics) const {
     if (numerics == ActivationNumerics::kF32 && kind == OperandKind::kPlain) return plain_f32;

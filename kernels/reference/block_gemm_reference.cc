@@ -63,4 +63,8 @@ void GluGeluTanhReference(const float* gate, const float* up, int64_t count, flo
   Glu(Activation::kGeluTanh, gate, up, count, out);
 }
 
+void GluRelu2Reference(const float* gate, const float* up, int64_t count, float* out) {
+  Glu(Activation::kRelu2, gate, up, count, out);
+}
+
 }  // namespace moert::kernels

@@ -44,11 +44,11 @@ Rounded Quantize(const std::vector<float>& x, size_t group, float limit, bool f8
 
 Rounded Round(const std::vector<float>& x, const Scheme& scheme, ActivationNumerics numerics) {
   const size_t all = x.size();
-  if (scheme.fp8) return Quantize(x, all, 448, true);
+  if (scheme.fp8 && scheme.act_bits == 8) return Quantize(x, all, 448, true);
   if (scheme.act_bits < 16) {
     return Quantize(x, scheme.group > 0 ? 128 : all, scheme.act_bits == 8 ? 127 : 7, false);
   }
-  if (numerics == ActivationNumerics::kInt8 && !scheme.is_bf16()) {
+  if (numerics == ActivationNumerics::kInt8 && !scheme.is_bf16() && !scheme.imported()) {
     return Quantize(x, 128, 127, false);
   }
   Rounded r;
@@ -83,6 +83,11 @@ double Dot(const Matrix& matrix, int64_t row, const std::vector<double>& x) {
   return sum;
 }
 
+double BiasOf(const std::byte* record, const MatrixLayout& layout, int64_t row) {
+  if (layout.bias_offset == 0) return 0;
+  return reinterpret_cast<const float*>(record + layout.bias_offset)[row];
+}
+
 // Three channels rounded the other way, in the worst place; bf16 has more of them the more channels
 // there are, and the norm of the terms measures that.
 double ToleranceOf(const Matrix& down, int64_t row, const Rounded& h, bool bf16) {
@@ -108,13 +113,28 @@ double ApplyActivation(Activation activation, double x) {
       return 0.5 * x * (1.0 + std::erf(x * 0.70710678118654752440));
     case Activation::kGeluTanh:
       return 0.5 * x * (1.0 + std::tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x)));
+    case Activation::kRelu2:
+      return x > 0 ? x * x : 0;
   }
   return 0;
 }
 
+double ApplyActivation(const ExpertActivation& a, double gate, double up) {
+  const auto f = [&a](double x) {
+    return a.function == Activation::kSilu ? x / (1.0 + std::exp(-a.alpha * x))
+                                           : ApplyActivation(a.function, x);
+  };
+  if (!a.gated) return f(gate);
+  if (a.limit > 0) {
+    gate = std::min<double>(gate, a.limit);
+    up = std::clamp<double>(up, -a.limit, a.limit);
+  }
+  return f(gate) * (up + a.up_offset);
+}
+
 absl::Status ReferenceExpertMlp(const std::byte* record, const RecordLayout& layout,
-                                Activation activation, ActivationNumerics numerics, const float* x,
-                                float* out, float* tolerance) {
+                                const ExpertActivation& activation, ActivationNumerics numerics,
+                                const float* x, float* out, float* tolerance) {
   MOERT_ASSIGN_OR_RETURN(const Matrix gate, Widen(record, layout.gate));
   MOERT_ASSIGN_OR_RETURN(const Matrix up, Widen(record, layout.up));
   MOERT_ASSIGN_OR_RETURN(const Matrix down, Widen(record, layout.down));
@@ -124,15 +144,18 @@ absl::Status ReferenceExpertMlp(const std::byte* record, const RecordLayout& lay
   const Rounded up_x = Round(input, layout.up.scheme, numerics);
   std::vector<float> h(static_cast<size_t>(gate.rows));
   for (int64_t row = 0; row < gate.rows; ++row) {
-    h[static_cast<size_t>(row)] = static_cast<float>(
-        ApplyActivation(activation, Dot(gate, row, gate_x.values)) * Dot(up, row, up_x.values));
+    h[static_cast<size_t>(row)] = static_cast<float>(ApplyActivation(
+        activation, Dot(gate, row, gate_x.values) + BiasOf(record, layout.gate, row),
+        Dot(up, row, up_x.values) + BiasOf(record, layout.up, row)));
   }
   if (layout.format.hadamard) ApplyHadamard(1, down.k, h.data());
   const Rounded rounded = Round(h, layout.down.scheme, numerics);
   const bool bf16 = numerics != ActivationNumerics::kF32 && layout.down.scheme.act_bits == 16 &&
-                    (layout.down.scheme.is_bf16() || numerics == ActivationNumerics::kBF16);
+                    (layout.down.scheme.is_bf16() || layout.down.scheme.imported() ||
+                     numerics == ActivationNumerics::kBF16);
   for (int64_t row = 0; row < down.rows; ++row) {
-    out[row] = static_cast<float>(Dot(down, row, rounded.values));
+    out[row] =
+        static_cast<float>(Dot(down, row, rounded.values) + BiasOf(record, layout.down, row));
     if (tolerance != nullptr) {
       tolerance[row] = static_cast<float>(ToleranceOf(down, row, rounded, bf16));
     }

@@ -11,9 +11,12 @@
 
 namespace moert::kernels {
 
-/// act(x), in double precision: silu x / (1 + e^-x), gelu x / 2 (1 + erf(x / sqrt 2)), or gelu's
-/// tanh approximation.
+/// act(x), in double precision: silu x / (1 + e^-x), gelu x / 2 (1 + erf(x / sqrt 2)), gelu's tanh
+/// approximation, or relu2 max(x, 0)^2.
 double ApplyActivation(Activation activation, double x);
+
+/// h of one channel's products of gate and up, in double precision (moert/model.h).
+double ApplyActivation(const ExpertActivation& activation, double gate, double up);
 
 /// out = down (act(gate x) * (up x)) for the expert of a packed record of any schemes; x and out
 /// are [hidden]. Weights are widened, sums are in double precision. x and h are rounded as the
@@ -21,8 +24,8 @@ double ApplyActivation(Activation activation, double x);
 /// in fp32 may lie from it: a few ulp of the norm of its terms, and what the few channels of h cost
 /// that lie between two representable numbers and are then rounded to the other one.
 absl::Status ReferenceExpertMlp(const std::byte* record, const RecordLayout& layout,
-                                Activation activation, ActivationNumerics numerics, const float* x,
-                                float* out, float* tolerance = nullptr);
+                                const ExpertActivation& activation, ActivationNumerics numerics,
+                                const float* x, float* out, float* tolerance = nullptr);
 
 }  // namespace moert::kernels
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "checkpoint/quantized_weights.h"
 #include "moert/expert_source.h"
 #include "moert/offline/checkpoint.h"
 #include "moert/offline/hf_config.h"
@@ -14,7 +15,7 @@
 namespace moert {
 
 /// One expert's matrices as bf16 bits, row-major: gate and up [intermediate, hidden], down [hidden,
-/// intermediate].
+/// intermediate]. Without a gate that one is empty.
 struct ExpertWeights {
   std::vector<uint16_t> gate, up, down;
 };
@@ -28,6 +29,7 @@ struct ExpertTensors {
   const TensorInfo* up = nullptr;       // [E, intermediate, hidden]; or null
   const TensorInfo* down = nullptr;     // [E, hidden, intermediate]
   bool transposed = false;              // the last two dimensions of each are swapped
+  bool blocks = false;                  // mxfp4, and all of the above null
 };
 
 /// Thread-safe. Borrows both arguments of Create.
@@ -39,29 +41,52 @@ class CheckpointExperts {
                                                                    const HfConfig* config);
 
   const MoeModelSpec& model() const { return config_->moe; }
+  /// In which schemes the file has the experts of a layer: their records hold them as they are.
+  /// bf16 for floats of any kind.
+  const ExpertFormat& stored(int layer) const { return stored_[static_cast<size_t>(layer)]; }
   /// `layer` counts MoE layers. Weights that are not bf16 are rounded to nearest even.
   absl::Status ReadExpert(int layer, int expert, ExpertWeights* out) const;
+  /// One matrix, widened: nothing is rounded. Row-major.
+  absl::Status ReadWidened(int layer, int expert, Projection p, std::vector<float>* out) const;
+  /// A whole record in the format the file has it in, or in bf16, biases included. `layout`: of one
+  /// of these two. InvalidArgument where a scale has more bits than the record's.
+  absl::Status ReadRecord(int layer, int expert, const RecordLayout& layout,
+                          std::byte* record) const;
+  /// The biases alone.
+  absl::Status ReadBiases(int layer, int expert, const RecordLayout& layout,
+                          std::byte* record) const;
   /// The shared expert as a bf16 record.
   absl::StatusOr<LayerConstants> ReadConstants(int layer) const;
 
  private:
   CheckpointExperts(const Checkpoint* checkpoint, const HfConfig* config)
-      : checkpoint_(checkpoint), config_(config) {}
+      : checkpoint_(checkpoint), config_(config), quantized_(checkpoint, config->quantization) {}
   absl::Status Check(const std::string& name, absl::Span<const int64_t> shape) const;
   absl::Status CheckLayer(const MoeLayerSpec& layer);
   std::vector<int64_t> BiasShape(const MoeLayerSpec& layer) const;
+  absl::Status CheckExperts(const MoeLayerSpec& layer);
+  absl::Status CheckBiases(const MoeLayerSpec& layer) const;
+  bool IsQuantized(int layer) const;
+  /// Where a matrix of an expert of a quantized layer lies.
+  StoredMatrix Stored(const MoeLayerSpec& layer, int expert, Projection p, bool blocks) const;
+  absl::Status ReadBias(const MoeLayerSpec& layer, int expert, Projection p,
+                        std::vector<float>* out) const;
   absl::StatusOr<ExpertTensors> FindFused(const MoeLayerSpec& layer) const;
-  absl::Status ReadMatrix(const std::string& name, std::vector<uint16_t>* out) const;
+  absl::Status ReadMatrix(const std::string& name, int64_t rows, int64_t k,
+                          std::vector<uint16_t>* out) const;
   absl::Status ReadFused(const ExpertTensors& tensors, const MoeLayerSpec& layer, int expert,
                          ExpertWeights* out) const;
 
   const Checkpoint* const checkpoint_;
   const HfConfig* const config_;
   MoeTensorNames names_;
+  const QuantizedWeights quantized_;
   std::vector<ExpertTensors> tensors_;  // by MoE layer
+  std::vector<ExpertFormat> stored_;
 };
 
-/// Packs one expert as a bf16 record at `record`, which holds layout.bytes; gaps are zeroed.
+/// Packs one expert as a bf16 record at `record`, which holds layout.bytes; gaps and biases are
+/// zeroed.
 absl::Status PackExpertBf16(const RecordLayout& layout, const ExpertWeights& weights,
                             std::byte* record);
 

@@ -11,8 +11,9 @@
 #include "base/printable.h"
 #include "base/status_macros.h"
 #include "checkpoint/architectures/architecture.h"
+#include "checkpoint/other_ways.h"
+#include "checkpoint/quantization_config.h"
 #include "checkpoint/rope_config.h"
-#include "checkpoint/safetensors_header.h"
 
 namespace moert {
 namespace {
@@ -21,25 +22,6 @@ constexpr JsonLimits kConfigLimits = {
     .max_bytes = 16'000'000, .max_depth = 16, .max_values = 200'000};
 constexpr int64_t kMaxVocabulary = int64_t{1} << 28;
 constexpr int64_t kMaxPositions = int64_t{1} << 31;
-
-// The one kind of quantized checkpoint that is read: fp8 with a scale for each 128 x 128 block, as
-// DeepSeek-V3 and Qwen3 are published (safetensors.h: Checkpoint::Fp8Scales).
-void ReadQuantization(ConfigFields& fields) {
-  constexpr char kKey[] = "quantization_config";
-  const auto object = fields.Find(kKey);
-  if (!object) return;
-  constexpr char kLegal[] =
-      "legal are unquantized weights (no such field), or quant_method \"fp8\" with fmt \"e4m3\" "
-      "and "
-      "weight_block_size [128, 128]";
-  if (!object->is_object()) return fields.Fail(kKey, kLegal);
-  ConfigFields inner(*object, kKey);
-  const bool legal = inner.String("quant_method", "") == "fp8" &&
-                     inner.String("fmt", "e4m3") == "e4m3" &&
-                     inner.Ints("weight_block_size", 0, kMaxPositions) ==
-                         std::vector<int64_t>{kFp8BlockRows, kFp8BlockCols};
-  if (!legal || !inner.status().ok()) fields.Fail(kKey, kLegal);
-}
 
 // Which layers look only at the last sliding_window positions.
 void ReadSlidingWindow(const Architecture& family, ConfigFields& fields, HfConfig& config) {
@@ -119,7 +101,6 @@ void ReadAttention(const Architecture& family, ConfigFields& fields, HfConfig& c
 }
 
 void ReadCommon(const Architecture& family, ConfigFields& fields, HfConfig& config) {
-  ReadQuantization(fields);
   config.vocab_size = fields.Int("vocab_size", 1, kMaxVocabulary);
   config.hidden_size = fields.Int("hidden_size", 1, kMaxWidth);
   config.num_hidden_layers = static_cast<int>(fields.Int("num_hidden_layers", 1, kMaxLayerCount));
@@ -133,6 +114,19 @@ void ReadCommon(const Architecture& family, ConfigFields& fields, HfConfig& conf
   ReadAttention(family, fields, config);
 }
 
+absl::StatusOr<HfConfig> ReadFamily(const Architecture& family, ConfigFields& fields,
+                                    HfConfig config) {
+  ReadCommon(family, fields, config);
+  MOERT_RETURN_IF_ERROR(fields.status());
+  config.moe.architecture = config.model_type;
+  family.read(fields, config);
+  if (std::find(config.is_moe.begin(), config.is_moe.end(), false) != config.is_moe.end()) {
+    config.dense_intermediate = fields.Int(family.dense_width, 1, kMaxFfnWidth);
+  }
+  MOERT_RETURN_IF_ERROR(fields.status());
+  return config;
+}
+
 absl::StatusOr<HfConfig> Read(JsonValue object, const std::string& source) {
   ConfigFields fields(object, source);
   HfConfig config;
@@ -143,18 +137,21 @@ absl::StatusOr<HfConfig> Read(JsonValue object, const std::string& source) {
     return config.model_type == a->model_type;
   });
   if (found == all.end()) {
-    return absl::UnimplementedError(
-        fmt::format("{}: model_type is \"{}\", which is not supported; supported are: {}", source,
-                    Printable(config.model_type), fmt::join(SupportedArchitectures(), ", ")));
+    return absl::UnimplementedError(fmt::format(
+        "{}: model_type is \"{}\", which is not supported; supported are: {}; {}", source,
+        Printable(config.model_type), fmt::join(SupportedArchitectures(), ", "), kOtherWays));
   }
-  ReadCommon(**found, fields, config);
-  MOERT_RETURN_IF_ERROR(fields.status());
-  config.moe.architecture = config.model_type;
-  (*found)->read(fields, config);
-  if (std::find(config.is_moe.begin(), config.is_moe.end(), false) != config.is_moe.end()) {
-    config.dense_intermediate = fields.Int("intermediate_size", 1, kMaxFfnWidth);
+  config.tensor_prefix = (*found)->tensor_prefix;
+  config.quantization = ReadQuantizationConfig(fields);
+  if (const char* key = (*found)->text_config) {
+    const auto text = fields.Find(key);
+    if (!text || !text->is_object()) fields.Fail(key, "legal is an object");
+    MOERT_RETURN_IF_ERROR(fields.status());
+    ConfigFields inner(*text, fmt::format("{}: {}", source, key));
+    MOERT_ASSIGN_OR_RETURN(config, ReadFamily(**found, inner, std::move(config)));
+  } else {
+    MOERT_ASSIGN_OR_RETURN(config, ReadFamily(**found, fields, std::move(config)));
   }
-  MOERT_RETURN_IF_ERROR(fields.status());
   if (const absl::Status s = config.moe.Validate(); !s.ok()) {
     return absl::InvalidArgumentError(
         fmt::format("{}: {}", source, fmt::string_view(s.message().data(), s.message().size())));

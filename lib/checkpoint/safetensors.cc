@@ -12,6 +12,7 @@
 #include "base/json.h"
 #include "base/printable.h"
 #include "base/status_macros.h"
+#include "checkpoint/other_ways.h"
 #include "checkpoint/safetensors_header.h"
 #include "moert/offline/checkpoint.h"
 
@@ -28,6 +29,21 @@ fmt::string_view View(absl::string_view s) { return {s.data(), s.size()}; }
 bool Exists(const std::string& path) {
   std::error_code ec;
   return fs::exists(path, ec);
+}
+
+// What a folder has instead of safetensors files, for a message.
+std::string OtherFiles(const std::string& dir) {
+  std::error_code ec;
+  for (fs::directory_iterator it(dir, ec), end; !ec && it != end; it.increment(ec)) {
+    const std::string extension = it->path().extension().string();
+    const std::string name = Printable(it->path().filename().string());
+    if (extension == ".gguf") return fmt::format("; {} is a GGUF file; {}", name, kOtherWays);
+    if (extension == ".bin" || extension == ".pt" || extension == ".pth") {
+      return fmt::format("; {} may be a PyTorch file: save the model with safe_serialization",
+                         name);
+    }
+  }
+  return "";
 }
 
 // Shards lie beside their index; anything else is an attempt to read other files.
@@ -217,8 +233,8 @@ absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& 
       MOERT_RETURN_IF_ERROR(c->OpenSharded(path, index, env));
     } else {
       return absl::NotFoundError(fmt::format(
-          "{}: no checkpoint here: neither model.safetensors nor model.safetensors.index.json",
-          path));
+          "{}: no checkpoint here: neither model.safetensors nor model.safetensors.index.json{}",
+          path, OtherFiles(path)));
     }
     c->BuildIndex();
     return c;
@@ -345,6 +361,40 @@ absl::Status Checkpoint::ReadAsBf16(const TensorInfo& tensor, int64_t first,
                            out[i] = F32ToBf16(ElementToF32(dtype, raw, i));
                          }
                        });
+}
+
+absl::StatusOr<std::vector<int32_t>> Checkpoint::ReadI32(absl::string_view name,
+                                                         absl::Span<const int64_t> shape) const {
+  MOERT_ASSIGN_OR_RETURN(const TensorInfo* t, Get(name));
+  const bool wide = t->dtype == DType::kI64;
+  if (absl::MakeConstSpan(t->shape) != shape || (!wide && t->dtype != DType::kI32)) {
+    return absl::InvalidArgumentError(
+        fmt::format("{}: tensor \"{}\": it is {} {}, expected i32 or i64 {}", file(t->file).path(),
+                    Printable(t->name), View(DTypeName(t->dtype)), ShapeToString(t->shape),
+                    ShapeToString(shape)));
+  }
+  try {
+    std::vector<int32_t> values(static_cast<size_t>(t->elements()));
+    if (!wide) {
+      MOERT_RETURN_IF_ERROR(
+          ReadBytes(*t, 0, {reinterpret_cast<std::byte*>(values.data()), values.size() * 4}));
+      return values;
+    }
+    std::vector<int64_t> raw(values.size());
+    MOERT_RETURN_IF_ERROR(
+        ReadBytes(*t, 0, {reinterpret_cast<std::byte*>(raw.data()), raw.size() * 8}));
+    for (size_t i = 0; i < raw.size(); ++i) {
+      if (raw[i] < INT32_MIN || raw[i] > INT32_MAX) {
+        return absl::InvalidArgumentError(
+            fmt::format("{}: tensor \"{}\": element {} is {}, legal are 32 bits",
+                        file(t->file).path(), Printable(t->name), i, raw[i]));
+      }
+      values[i] = static_cast<int32_t>(raw[i]);
+    }
+    return values;
+  } catch (const std::bad_alloc&) {
+    return OutOfMemory(path_);
+  }
 }
 
 absl::StatusOr<std::vector<float>> Checkpoint::ReadF32(absl::string_view name,

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <new>
 #include <optional>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "base/json.h"
 #include "base/printable.h"
 #include "base/status_macros.h"
+#include "checkpoint/other_ways.h"
 
 namespace moert {
 namespace {
@@ -26,8 +28,12 @@ struct DTypeCode {
   DType dtype;
 };
 constexpr DTypeCode kDTypeCodes[] = {
-    {"F32", DType::kF32}, {"BF16", DType::kBF16}, {"F16", DType::kF16}, {"F8_E4M3", DType::kF8E4M3},
-    {"U8", DType::kU8},   {"I32", DType::kI32},   {"I64", DType::kI64},
+    {"F32", DType::kF32},        {"BF16", DType::kBF16}, {"F16", DType::kF16},
+    {"F8_E4M3", DType::kF8E4M3}, {"U8", DType::kU8},     {"I32", DType::kI32},
+    {"I64", DType::kI64},        {"I8", DType::kI8},     {"F8_E8M0", DType::kF8E8M0},
+    {"F8_E5M2", DType::kF8E5M2}, {"BOOL", DType::kBool}, {"I16", DType::kI16},
+    {"U16", DType::kU16},        {"U32", DType::kU32},   {"U64", DType::kU64},
+    {"F64", DType::kF64},
 };
 
 std::optional<DType> ParseDType(JsonValue code) {
@@ -160,6 +166,30 @@ absl::string_view NameOf(JsonValue key, TensorStorage* storage) {
   return storage->names.emplace_back(*key.AsString());
 }
 
+// Files that lie where a safetensors file is expected, known by how they begin.
+absl::Status CheckOtherFormats(const std::string& path, uint64_t first) {
+  char begin[sizeof(first)];
+  std::memcpy(begin, &first, sizeof(first));
+  const absl::string_view text(begin, sizeof(begin));
+  if (text == "version ") {
+    return absl::FailedPreconditionError(fmt::format(
+        "{}: a Git LFS pointer, not the file that it stands for: fetch it with `git lfs pull`, or "
+        "download the file itself",
+        path));
+  }
+  if (text.substr(0, 4) == "GGUF") {
+    return absl::UnimplementedError(
+        fmt::format("{}: a GGUF file, and safetensors files are read; {}", path, kOtherWays));
+  }
+  if (text.substr(0, 2) == "PK" || static_cast<unsigned char>(begin[0]) == 0x80) {
+    return absl::UnimplementedError(fmt::format(
+        "{}: a PyTorch file (pickle), and safetensors files are read: save the model with "
+        "safe_serialization",
+        path));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<SafetensorsHeader> Parse(const RandomAccessFile& file) {
   const std::string& path = file.path();
   if (file.size() < kPrefixBytes) {
@@ -169,6 +199,7 @@ absl::StatusOr<SafetensorsHeader> Parse(const RandomAccessFile& file) {
   uint64_t length = 0;  // little-endian, as the host
   MOERT_RETURN_IF_ERROR(
       file.Read(0, absl::MakeSpan(reinterpret_cast<std::byte*>(&length), sizeof(length))));
+  MOERT_RETURN_IF_ERROR(CheckOtherFormats(path, length));
   if (length > static_cast<uint64_t>(kMaxHeaderBytes) ||
       static_cast<int64_t>(length) > file.size() - kPrefixBytes) {
     return absl::InvalidArgumentError(

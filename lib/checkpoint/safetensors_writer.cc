@@ -34,8 +34,9 @@ const char* DTypeCode(DType t) {
       return "I32";
     case DType::kI64:
       return "I64";
+    default:
+      return "";  // nothing else is written
   }
-  return "";
 }
 
 std::optional<int64_t> TensorBytes(const TensorSpec& t) {

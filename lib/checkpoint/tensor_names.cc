@@ -33,6 +33,18 @@ std::string MoeTensorNames::SharedExpert(int model_layer, Projection p) const {
                                              {"{projection}", projections[static_cast<int>(p)]}});
 }
 
+std::string MoeTensorNames::RouterBias(int model_layer) const {
+  return Layer(router_bias, model_layer);
+}
+
+std::string MoeTensorNames::ExpertScales(int model_layer) const {
+  return Layer(expert_scales, model_layer);
+}
+
+std::string MoeTensorNames::HashExperts(int model_layer) const {
+  return Layer(hash_experts, model_layer);
+}
+
 std::string MoeTensorNames::SharedGate(int model_layer) const {
   return Layer(shared_gate, model_layer);
 }

@@ -39,12 +39,12 @@ absl::StatusOr<std::vector<int>> ServedVersions(const ExpertSource& source,
 absl::StatusOr<int64_t> ConstantBytes(const MoeModelSpec& model) {
   int64_t bytes = 0;
   for (const MoeLayerSpec& l : model.layers) {
-    bytes += 4 * l.num_experts * (l.hidden + (l.routing.selection_bias ? 1 : 0));
+    const RoutingSpec& r = l.routing;
+    bytes += 4 * l.num_experts * (l.hidden + r.selection_bias + r.logit_bias + r.expert_scales);
+    bytes += 4 * r.hash_vocab * r.top_k;
     if (l.shared_gate) bytes += 4 * l.hidden;
     if (l.shared_intermediate == 0) continue;
-    MOERT_ASSIGN_OR_RETURN(
-        const RecordLayout shared,
-        MakeRecordLayout(l.hidden, l.shared_intermediate, ExpertFormat::Uniform(Scheme{})));
+    MOERT_ASSIGN_OR_RETURN(const RecordLayout shared, SharedRecordLayout(l));
     bytes += shared.bytes;
   }
   return bytes;

@@ -67,6 +67,7 @@ class EngineImpl final : public Engine {
     int64_t epoch = 0;
     int64_t begin_ns = 0;
     std::vector<int64_t> request_ids;
+    std::vector<int32_t> token_ids;
     void* stream = nullptr;
     PredictNext predict_next;
     std::shared_ptr<std::atomic<bool>> cancelled;

@@ -28,8 +28,7 @@ class Builder {
     p.link = std::make_unique<LinkEstimate>(&b_.profile);
     MOERT_ASSIGN_OR_RETURN(p.store, MakeStore(p));
     p.versions = MakeVersions(p);
-    MOERT_ASSIGN_OR_RETURN(p.router, Router::Create(&model_, p.constants.gates(),
-                                                    p.constants.selection_biases(), b_.pool.get()));
+    MOERT_ASSIGN_OR_RETURN(p.router, Router::Create(&model_, p.constants.routers(), b_.pool.get()));
     MOERT_ASSIGN_OR_RETURN(p.executor, MakeExecutor(p));
     p.prefetcher = MakePrefetcher(p);
     p.scheduler = MakeScheduler(p);

@@ -20,6 +20,10 @@ absl::StatusOr<StepId> EngineImpl::BeginStep(const StepInfo& info) {
     return absl::InvalidArgumentError(
         fmt::format("step of {} rows has {} request ids", info.rows, info.request_ids.size()));
   }
+  if (!info.token_ids.empty() && static_cast<int64_t>(info.token_ids.size()) != info.rows) {
+    return absl::InvalidArgumentError(
+        fmt::format("step of {} rows has {} token ids", info.rows, info.token_ids.size()));
+  }
   const MutexLock lock(&mu_);
   StepState begun;
   begun.phase = info.phase;
@@ -27,6 +31,7 @@ absl::StatusOr<StepId> EngineImpl::BeginStep(const StepInfo& info) {
   begun.number = next_step_ - 1;
   begun.begin_ns = now_ns();
   begun.request_ids.assign(info.request_ids.begin(), info.request_ids.end());
+  begun.token_ids.assign(info.token_ids.begin(), info.token_ids.end());
   begun.cancelled = std::make_shared<std::atomic<bool>>(false);
   begun.stream = info.stream;
   begun.predict_next = info.predict_next;
@@ -123,7 +128,7 @@ absl::Status EngineImpl::RunLocked(StepId step_id, int layer, const MatrixView& 
   StepState& step = *found;
   MOERT_RETURN_IF_ERROR(CheckLayer(layer));
   const LayerCall call{ContextOf(step, layer),
-                       {layer, step.epoch, step.rows, hidden, out, step.stream},
+                       {layer, step.epoch, step.rows, hidden, out, step.stream, step.token_ids},
                        routed,
                        step.begin_ns,
                        step.cancelled.get(),

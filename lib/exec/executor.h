@@ -23,7 +23,8 @@ struct ExecutorCall {
   int64_t tokens = 0;
   MatrixView hidden;  // [tokens, hidden]
   MutableMatrixView out;
-  void* stream = nullptr;  // orders the call on a device
+  void* stream = nullptr;               // orders the call on a device
+  absl::Span<const int32_t> token_ids;  // [tokens], or empty: not told
 };
 
 /// What a routing made by the executor goes by.

@@ -24,9 +24,7 @@ absl::StatusOr<ModelConstants> ModelConstants::SizesOnly(const MoeModelSpec& mod
   for (const MoeLayerSpec& spec : model.layers) {
     LayerConstants layer;
     if (spec.shared_intermediate > 0) {
-      MOERT_ASSIGN_OR_RETURN(
-          layer.shared_layout,
-          MakeRecordLayout(spec.hidden, spec.shared_intermediate, ExpertFormat::Uniform(Scheme{})));
+      MOERT_ASSIGN_OR_RETURN(layer.shared_layout, SharedRecordLayout(spec));
     }
     all.shared_.emplace_back();
     all.layers_.push_back(std::move(layer));
@@ -34,16 +32,10 @@ absl::StatusOr<ModelConstants> ModelConstants::SizesOnly(const MoeModelSpec& mod
   return all;
 }
 
-std::vector<absl::Span<const float>> ModelConstants::gates() const {
-  std::vector<absl::Span<const float>> gates;
-  for (const LayerConstants& layer : layers_) gates.push_back(layer.gate);
-  return gates;
-}
-
-std::vector<absl::Span<const float>> ModelConstants::selection_biases() const {
-  std::vector<absl::Span<const float>> biases;
-  for (const LayerConstants& layer : layers_) biases.push_back(layer.selection_bias);
-  return biases;
+std::vector<RouterConstants> ModelConstants::routers() const {
+  std::vector<RouterConstants> routers;
+  for (const LayerConstants& layer : layers_) routers.push_back(RouterConstants::Of(layer));
+  return routers;
 }
 
 }  // namespace moert

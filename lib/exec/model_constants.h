@@ -9,6 +9,7 @@
 #include "absl/types/span.h"
 #include "base/aligned_array.h"
 #include "moert/expert_source.h"
+#include "moert/router.h"
 
 namespace moert {
 
@@ -25,8 +26,7 @@ class ModelConstants {
     return shared_[l].size() == 0 ? nullptr : shared_[l].data();
   }
   /// Of all layers.
-  std::vector<absl::Span<const float>> gates() const;
-  std::vector<absl::Span<const float>> selection_biases() const;
+  std::vector<RouterConstants> routers() const;
 
  private:
   std::vector<LayerConstants> layers_;

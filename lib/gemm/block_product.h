@@ -35,6 +35,17 @@ inline void PointAt(const ExpertProblem& problem, const MatrixLayout& matrix, in
   const auto* record = reinterpret_cast<const uint8_t*>(problem.record);
   args->weights[i] = record + matrix.weight_offset + block * BlockBytes(matrix);
   if (matrix.scheme.is_bf16()) return;
+  if (matrix.scheme.imported()) {
+    args->raw_scales[i] =
+        record + matrix.scale_offset + block * kBlockRows * ScaleBytes(matrix.scheme.scales);
+    args->zeros[i] =
+        matrix.scheme.symmetric ? nullptr : record + matrix.zero_offset() + block * kBlockRows;
+    args->matrix_scale[i] =
+        matrix.scheme.scales == ScaleType::kE4M3
+            ? reinterpret_cast<const float*>(record + matrix.matrix_scale_offset())
+            : nullptr;
+    return;
+  }
   const auto* scales = reinterpret_cast<const uint16_t*>(record + matrix.scale_offset);
   args->scales[i] = scales + block * kBlockRows;
   const int64_t groups = CeilDiv(matrix.k, matrix.group);
@@ -47,6 +58,12 @@ inline void DescribeGroups(const MatrixLayout& matrix, OperandKind kind, BlockGe
   if (matrix.scheme.is_bf16()) return;
   const int64_t tiles = matrix.padded_k / kKTile;
   args->scale_stride = matrix.padded_rows;
+  if (matrix.scheme.imported()) {
+    args->scale_form = static_cast<int>(matrix.scheme.scales);
+    args->groups = matrix.groups();
+    args->group_k16s = matrix.group < matrix.k ? matrix.group / kPieceK : args->k16s;
+    return;
+  }
   // A group that is not whole tiles is the only one: no group exceeds K (scheme.h).
   args->group_tiles = matrix.group < matrix.k ? matrix.group / kKTile : tiles;
   int64_t most = kernels::kMaxFlushTiles;
@@ -55,6 +72,18 @@ inline void DescribeGroups(const MatrixLayout& matrix, OperandKind kind, BlockGe
     most = kernels::kInt8GroupTiles;
   }
   args->flush_tiles = std::min({args->group_tiles, tiles, most});
+}
+
+// Of the 16 rows of a row block: what the record says, or null.
+inline const float* BiasOf(const ExpertProblem& problem, const MatrixLayout& matrix,
+                           int64_t block) {
+  if (matrix.bias_offset == 0) return nullptr;
+  return reinterpret_cast<const float*>(problem.record + matrix.bias_offset) + block * kBlockRows;
+}
+inline void AddBias(const float* bias, int columns, float* product) {
+  for (int i = 0; i < columns * kBlockRows && bias != nullptr; ++i) {
+    product[i] += bias[i % kBlockRows];
+  }
 }
 
 // Results go to rows that lie far apart; of many columns, more than stores can wait for.

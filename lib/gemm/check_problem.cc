@@ -12,8 +12,9 @@ absl::Status CheckProblem(const ExpertProblem& p, size_t index, int64_t rows, in
   const RecordLayout& l = *p.layout;
   for (const MatrixLayout* matrix : {&l.gate, &l.up, &l.down}) {
     const kernels::OperandKind kind = kernels::OperandFor(matrix->scheme, numerics);
+    const int64_t unit = matrix->scheme.imported() ? kernels::kPieceK : kKTile;
     const bool whole_groups = matrix->scheme.is_bf16() || matrix->group >= matrix->k ||
-                              (matrix->group > 0 && matrix->group % kKTile == 0);
+                              (matrix->group > 0 && matrix->group % unit == 0);
     if (set.For(kind, numerics).gemm[kernels::WeightKindOf(matrix->scheme)] == nullptr ||
         !whole_groups) {
       return absl::UnimplementedError(
@@ -28,9 +29,15 @@ absl::Status CheckProblem(const ExpertProblem& p, size_t index, int64_t rows, in
         "are no expert of hidden size {}",
         index, l.gate.rows, l.gate.k, l.up.rows, l.up.k, l.down.rows, l.down.k, hidden));
   }
-  if (p.activation < Activation::kSilu || p.activation > Activation::kGeluTanh) {
+  const Activation function = p.activation.function;
+  if (function < Activation::kSilu || function > Activation::kRelu2) {
     return absl::InvalidArgumentError(
-        fmt::format("problem {}: unknown activation {}", index, static_cast<int>(p.activation)));
+        fmt::format("problem {}: unknown activation {}", index, static_cast<int>(function)));
+  }
+  if (p.activation.gated != l.parts.gate) {
+    return absl::InvalidArgumentError(
+        fmt::format("problem {}: its activation takes {} gate, its record has {}", index,
+                    p.activation.gated ? "a" : "no", l.parts.gate ? "one" : "none"));
   }
   if (p.tokens.size() != p.out_rows.size()) {
     return absl::InvalidArgumentError(fmt::format("problem {}: {} tokens but {} output rows", index,

@@ -83,6 +83,10 @@ class CpuGemm final : public MixedGroupGemm {
 
   void GateUpJob(int64_t job, int thread) const;
 
+  // h of `count` products of gate and up, which it may overwrite.
+  void Activate(const ExpertActivation& activation, int64_t count, float* gate, float* up,
+                float* h) const;
+
   // The 16 channels of h that row block `block` gave, as one piece of a plain operand.
   static void PackPiece(const RecordLayout& layout, int64_t block, const float* h,
                         const OperandKernels& kernels, uint8_t* row);

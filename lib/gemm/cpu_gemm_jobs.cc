@@ -1,6 +1,7 @@
 // Jobs of the CPU's MixedGroupGemm: some row blocks of one problem for some of its tokens.
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "base/checked_math.h"
 #include "gemm/cpu_gemm.h"
@@ -87,8 +88,8 @@ void CpuGemm::GateUpJob(int64_t job, int thread) const {
   const ExpertProblem& problem = *plan.problem;
   const RecordLayout& layout = *problem.layout;
   const JobRange range = RangeOf(plan.gate_up, job, static_cast<int64_t>(problem.tokens.size()));
+  const bool gated = layout.parts.gate;
   const bool tied = layout.gate.scheme == layout.up.scheme;
-  const kernels::GluFn glu = set_.glu[static_cast<int>(problem.activation)];
   const bool packs = PacksPieces(layout);
   const OperandKernels down = sizes_.Kernels(static_cast<int>(OperandKind::kPlain));
   alignas(64) float product[kMaxBlocks * kMaxColumns * kBlockRows];
@@ -101,7 +102,7 @@ void CpuGemm::GateUpJob(int64_t job, int thread) const {
 
   BlockGemmArgs args = {};
   BlockGemmArgs up = {};  // when it is a product of its own
-  args.blocks = tied ? 2 : 1;
+  args.blocks = tied && gated ? 2 : 1;
   up.blocks = 1;
   args.out = product;
   up.out = product + kMaxColumns * kBlockRows;
@@ -109,9 +110,9 @@ void CpuGemm::GateUpJob(int64_t job, int thread) const {
   DescribeGroups(layout.up, kernels::OperandFor(layout.up.scheme, numerics_), &up);
   for (int64_t block = range.block_begin; block < range.block_end; ++block) {
     PointAt(problem, layout.gate, block, 0, &args);
-    if (tied) {
+    if (args.blocks == 2) {
       PointAt(problem, layout.up, block, 1, &args);
-    } else {
+    } else if (gated) {
       PointAt(problem, layout.up, block, 0, &up);
       up.next = up.weights[0] + BlockBytes(layout.up);
     }
@@ -126,7 +127,13 @@ void CpuGemm::GateUpJob(int64_t job, int thread) const {
         up.columns = args.columns;
         MultiplyX(problem, layout.up, range, up_product, column, &up);
       }
-      glu(product, product + kMaxColumns * kBlockRows, args.columns * kBlockRows, h);
+      AddBias(BiasOf(problem, layout.gate, block), args.columns, product);
+      if (gated) {
+        AddBias(BiasOf(problem, layout.up, block), args.columns,
+                product + kMaxColumns * kBlockRows);
+      }
+      Activate(problem.activation, args.columns * kBlockRows, product,
+               product + kMaxColumns * kBlockRows, h);
       for (int c = 0; c < args.columns; ++c) {
         const int64_t slot = plan.first_slot + column + c;
         if (packs) {
@@ -146,6 +153,30 @@ void CpuGemm::GateUpJob(int64_t job, int thread) const {
   if (job + 1 == FirstJob(gate_up_jobs_, thread + 1)) {
     FetchFirst(&Plan::down, down_jobs_, thread);
   }
+}
+
+void CpuGemm::Activate(const ExpertActivation& a, int64_t count, float* gate, float* up,
+                       float* h) const {
+  // silu(alpha x) / alpha is x sigmoid(alpha x).
+  if (!a.gated) {
+    std::fill(up, up + count, 1.0f / a.alpha);
+    for (int64_t i = 0; i < count && a.alpha != 1; ++i) gate[i] *= a.alpha;
+  } else if (!a.plain()) {
+    const float limit = a.limit > 0 ? a.limit : std::numeric_limits<float>::infinity();
+    for (int64_t i = 0; i < count; ++i) {
+      gate[i] = a.alpha * (gate[i] > limit ? limit : gate[i]);  // NaN stays
+      const float clamped = up[i] > limit ? limit : up[i] < -limit ? -limit : up[i];
+      up[i] = (clamped + a.up_offset) / a.alpha;
+    }
+  }
+  if (a.function == Activation::kRelu2) {
+    for (int64_t i = 0; i < count; ++i) {
+      const float x = gate[i] < 0 ? 0.0f : gate[i];
+      h[i] = x * x * up[i];
+    }
+    return;
+  }
+  set_.glu[static_cast<int>(a.function)](gate, up, count, h);
 }
 
 void CpuGemm::PackPiece(const RecordLayout& layout, int64_t block, const float* h,
@@ -188,6 +219,10 @@ void CpuGemm::DownJob(int64_t job) const {
         args.x[c] = packed_h_ + (plan.first_slot + column + c) * h_row_bytes_;
       }
       down_product.gemm(args);
+      for (int b = 0; b < args.blocks; ++b) {
+        AddBias(BiasOf(problem, down, block + b), args.columns,
+                product + b * kMaxColumns * kBlockRows);
+      }
       Scatter(problem, block, args.blocks, column, args.columns, product);
     }
   }

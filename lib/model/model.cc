@@ -17,6 +17,7 @@ constexpr int64_t kMaxExperts = 65536;
 constexpr int64_t kMaxTopK = 256;
 constexpr int64_t kMaxHidden = int64_t{1} << 20;
 constexpr int64_t kMaxIntermediate = int64_t{1} << 22;
+constexpr int64_t kMaxVocabulary = int64_t{1} << 24;
 
 absl::Status CheckRange(size_t layer, const char* field, int64_t value, int64_t low, int64_t high) {
   if (value >= low && value <= high) return absl::OkStatus();
@@ -32,7 +33,7 @@ absl::Status CheckPositive(size_t layer, const char* field, float value) {
 
 absl::Status ValidateRouting(size_t i, const MoeLayerSpec& layer) {
   const RoutingSpec& r = layer.routing;
-  MOERT_RETURN_IF_ERROR(CheckRange(i, "routing kind", static_cast<int64_t>(r.kind), 0, 3));
+  MOERT_RETURN_IF_ERROR(CheckRange(i, "routing kind", static_cast<int64_t>(r.kind), 0, 5));
   MOERT_RETURN_IF_ERROR(
       CheckRange(i, "top_k", r.top_k, 1, std::min<int64_t>(layer.num_experts, kMaxTopK)));
   MOERT_RETURN_IF_ERROR(CheckPositive(i, "scaling", r.scaling));
@@ -49,7 +50,9 @@ absl::Status ValidateRouting(size_t i, const MoeLayerSpec& layer) {
         fmt::format("MoE layer {}: top_k is {}, but {} of {} groups hold only {} experts", i,
                     r.top_k, r.top_groups, r.num_groups, eligible));
   }
-  if (r.kind == RoutingKind::kTopKSoftmax || r.kind == RoutingKind::kSparseMixer) {
+  MOERT_RETURN_IF_ERROR(CheckRange(i, "hash_vocab", r.hash_vocab, 0, kMaxVocabulary));
+  if (r.kind == RoutingKind::kTopKSoftmax || r.kind == RoutingKind::kSparseMixer ||
+      r.kind == RoutingKind::kTopKSigmoid) {
     const absl::string_view kind = RoutingKindName(r.kind);
     if (r.num_groups != 1 || r.selection_bias) {
       return absl::InvalidArgumentError(fmt::format(
@@ -60,8 +63,28 @@ absl::Status ValidateRouting(size_t i, const MoeLayerSpec& layer) {
   if (r.kind == RoutingKind::kSparseMixer) {
     MOERT_RETURN_IF_ERROR(CheckRange(i, "top_k of sparsemixer routing", r.top_k, 2, 2));
     MOERT_RETURN_IF_ERROR(CheckPositive(i, "sparsemixer_eps", r.sparsemixer_eps));
+    if (r.hash_vocab > 0) {
+      return absl::InvalidArgumentError(fmt::format(
+          "MoE layer {}: hash_vocab is set, but sparsemixer weighs only what it chose itself", i));
+    }
   }
   return absl::OkStatus();
+}
+
+absl::Status ValidateActivation(size_t i, const ExpertActivation& a) {
+  MOERT_RETURN_IF_ERROR(CheckRange(i, "activation", static_cast<int64_t>(a.function), 0, 3));
+  if (a.function == Activation::kSilu ? !(std::isfinite(a.alpha) && a.alpha > 0) : a.alpha != 1) {
+    return absl::InvalidArgumentError(
+        fmt::format("MoE layer {}: activation alpha is {}, legal is {}", i, a.alpha,
+                    a.function == Activation::kSilu ? "a finite number above 0" : "1: not silu"));
+  }
+  const bool legal = std::isfinite(a.limit) && a.limit >= 0 && std::isfinite(a.up_offset) &&
+                     (a.gated || (a.limit == 0 && a.up_offset == 0));
+  if (legal) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      fmt::format("MoE layer {}: activation limit is {} and up_offset {}: legal are finite "
+                  "numbers, the limit not below 0; both 0 without a gate",
+                  i, a.limit, a.up_offset));
 }
 
 }  // namespace
@@ -102,7 +125,7 @@ absl::Status MoeModelSpec::Validate() const {
       return absl::InvalidArgumentError(
           fmt::format("MoE layer {}: shared_gate is true, but shared_intermediate is 0", i));
     }
-    MOERT_RETURN_IF_ERROR(CheckRange(i, "activation", static_cast<int64_t>(l.activation), 0, 2));
+    MOERT_RETURN_IF_ERROR(ValidateActivation(i, l.activation));
     MOERT_RETURN_IF_ERROR(ValidateRouting(i, l));
   }
   return absl::OkStatus();
@@ -118,6 +141,10 @@ absl::string_view RoutingKindName(RoutingKind kind) {
       return "sigmoid_grouped";
     case RoutingKind::kSparseMixer:
       return "sparsemixer";
+    case RoutingKind::kSqrtSoftplusGrouped:
+      return "sqrt_softplus_grouped";
+    case RoutingKind::kTopKSigmoid:
+      return "topk_sigmoid";
   }
   return "invalid";
 }
@@ -130,8 +157,21 @@ absl::string_view ActivationName(Activation a) {
       return "gelu";
     case Activation::kGeluTanh:
       return "gelu_tanh";
+    case Activation::kRelu2:
+      return "relu2";
   }
   return "invalid";
+}
+
+absl::StatusOr<RecordLayout> ExpertRecordLayout(const MoeLayerSpec& layer,
+                                                const ExpertFormat& format) {
+  return MakeRecordLayout(layer.hidden, layer.intermediate, format,
+                          {layer.activation.gated, layer.expert_bias});
+}
+
+absl::StatusOr<RecordLayout> SharedRecordLayout(const MoeLayerSpec& layer) {
+  return MakeRecordLayout(layer.hidden, layer.shared_intermediate, ExpertFormat::Uniform(Scheme{}),
+                          {layer.activation.gated, /*biases=*/false});
 }
 
 }  // namespace moert

@@ -10,9 +10,11 @@ namespace moert {
 namespace {
 
 constexpr int64_t kMaxInt = INT32_MAX;
-constexpr RoutingKind kKinds[] = {RoutingKind::kSoftmaxTopK, RoutingKind::kTopKSoftmax,
-                                  RoutingKind::kSigmoidGrouped, RoutingKind::kSparseMixer};
-constexpr Activation kActivations[] = {Activation::kSilu, Activation::kGelu, Activation::kGeluTanh};
+constexpr RoutingKind kKinds[] = {RoutingKind::kSoftmaxTopK,         RoutingKind::kTopKSoftmax,
+                                  RoutingKind::kSigmoidGrouped,      RoutingKind::kSparseMixer,
+                                  RoutingKind::kSqrtSoftplusGrouped, RoutingKind::kTopKSigmoid};
+constexpr Activation kActivations[] = {Activation::kSilu, Activation::kGelu, Activation::kGeluTanh,
+                                       Activation::kRelu2};
 
 std::string Str(absl::string_view s) { return {s.data(), s.size()}; }
 
@@ -32,7 +34,7 @@ E Named(ConfigFields& fields, const char* key, const E (&all)[N], NameOf name_of
 void WriteLayer(const MoeLayerSpec& l, JsonWriter* out) {
   const RoutingSpec& r = l.routing;
   out->BeginObject()
-      .Field("activation", ActivationName(l.activation))
+      .Field("activation", ActivationName(l.activation.function))
       .Field("hidden", l.hidden)
       .Field("intermediate", l.intermediate)
       .Field("model_layer", l.model_layer)
@@ -46,8 +48,19 @@ void WriteLayer(const MoeLayerSpec& l, JsonWriter* out) {
       .Field("shared_intermediate", l.shared_intermediate)
       .Field("sparsemixer_eps", r.sparsemixer_eps)
       .Field("top_groups", r.top_groups)
-      .Field("top_k", r.top_k)
-      .EndObject();
+      .Field("top_k", r.top_k);
+  // Only where they say something: files of models without them stay as they always were.
+  const ExpertActivation& a = l.activation;
+  if (!a.gated) out->Field("gated", false);
+  if (a.alpha != 1) out->Field("activation_alpha", a.alpha);
+  if (a.limit != 0) out->Field("activation_limit", a.limit);
+  if (a.up_offset != 0) out->Field("up_offset", a.up_offset);
+  if (l.expert_bias) out->Field("expert_bias", true);
+  if (r.logit_bias) out->Field("logit_bias", true);
+  if (r.weight_input) out->Field("weight_input", true);
+  if (r.expert_scales) out->Field("expert_scales", true);
+  if (r.hash_vocab > 0) out->Field("hash_vocab", r.hash_vocab);
+  out->EndObject();
 }
 
 absl::StatusOr<MoeLayerSpec> LayerFromJson(JsonValue object, const std::string& source) {
@@ -70,6 +83,15 @@ absl::StatusOr<MoeLayerSpec> LayerFromJson(JsonValue object, const std::string& 
   r.top_groups = static_cast<int>(f.Int("top_groups", 1, kMaxInt));
   r.selection_bias = f.Bool("selection_bias");
   r.sparsemixer_eps = static_cast<float>(f.Real("sparsemixer_eps", 0.0, 1e30));
+  l.activation.gated = f.Bool("gated", true);
+  l.activation.alpha = static_cast<float>(f.Real("activation_alpha", 0.0, 1e30, 1.0));
+  l.activation.limit = static_cast<float>(f.Real("activation_limit", 0.0, 1e30, 0.0));
+  l.activation.up_offset = static_cast<float>(f.Real("up_offset", -1e30, 1e30, 0.0));
+  l.expert_bias = f.Bool("expert_bias", false);
+  r.logit_bias = f.Bool("logit_bias", false);
+  r.weight_input = f.Bool("weight_input", false);
+  r.expert_scales = f.Bool("expert_scales", false);
+  r.hash_vocab = f.Int("hash_vocab", 0, kMaxInt, 0);
   MOERT_RETURN_IF_ERROR(f.status());
   return l;
 }

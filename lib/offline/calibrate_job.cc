@@ -75,9 +75,8 @@ absl::StatusOr<size_t> ProbeScheme(const MoeLayerSpec& layer, const std::vector<
   size_t best = 0;
   int64_t least = INT64_MAX;
   for (size_t k = 0; k < schemes.size(); ++k) {
-    MOERT_ASSIGN_OR_RETURN(
-        const RecordLayout layout,
-        MakeRecordLayout(layer.hidden, layer.intermediate, ExpertFormat::Uniform(schemes[k])));
+    MOERT_ASSIGN_OR_RETURN(const RecordLayout layout,
+                           ExpertRecordLayout(layer, ExpertFormat::Uniform(schemes[k])));
     if (layout.bytes >= least) continue;
     least = layout.bytes;
     best = k;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -48,8 +49,22 @@ float Activate(Activation activation, float x) {
       const float inner = 0.79788456080286536f * (x + 0.044715f * x * x * x);
       return 0.5f * x * (1.0f + std::tanh(inner));
     }
+    case Activation::kRelu2:
+      return x > 0 ? x * x : 0.0f;
   }
   return 0.0f;
+}
+
+float Activate(const ExpertActivation& a, float gate, float up) {
+  const auto f = [&a](float x) {
+    return a.alpha == 1 ? Activate(a.function, x) : x / (1.0f + std::exp(-a.alpha * x));
+  };
+  if (!a.gated) return f(gate);
+  if (a.limit > 0) {
+    gate = std::min(gate, a.limit);
+    up = std::clamp(up, -a.limit, a.limit);
+  }
+  return f(gate) * (up + a.up_offset);
 }
 
 void MatMul(const Compute& compute, absl::Span<const float> w, int64_t out, int64_t in,
@@ -62,7 +77,7 @@ Floats GluForward(const Compute& compute, const MoeLayerSpec& layer, const std::
   Floats h(static_cast<size_t>(rows * layer.intermediate)), upped(h.size());
   MatMul(compute, gate, layer.intermediate, layer.hidden, x, rows, h.data());
   MatMul(compute, up, layer.intermediate, layer.hidden, x, rows, upped.data());
-  for (size_t i = 0; i < h.size(); ++i) h[i] = Activate(layer.activation, h[i]) * upped[i];
+  for (size_t i = 0; i < h.size(); ++i) h[i] = Activate(layer.activation, h[i], upped[i]);
   return h;
 }
 

@@ -34,8 +34,9 @@ absl::Status WidenExpert(const ExpertWeights& weights, ExpertMatrices* out);
 /// Hadamard).
 absl::Status UnpackExpert(const RecordLayout& layout, const std::byte* record, ExpertMatrices* out);
 
-/// act(x)
+/// f(x), and h of one channel's gate and up products (moert/model.h).
 float Activate(Activation activation, float x);
+float Activate(const ExpertActivation& activation, float gate, float up);
 
 /// y = x w^T; w: [out, in], x: [rows, in]. A pool of a single thread works inside a job of another.
 void MatMul(const Compute& compute, absl::Span<const float> w, int64_t out, int64_t in,

@@ -16,7 +16,7 @@ namespace {
 absl::Status Encode(const MatrixLayout& layout, const absl::StatusOr<GptqFactor>& factor,
                     const std::vector<float>& weights, std::byte* record, GptqOutcome* outcome) {
   if (layout.scheme.is_bf16()) return PackMatrixBf16(layout, weights, record);
-  if (factor.ok()) {
+  if (factor.ok() && layout.scheme.scales != ScaleType::kE4M3) {
     const absl::StatusOr<QuantizedMatrix> q = QuantizeGptq(layout, weights, *factor);
     if (q.ok()) {
       ++outcome->gptq_matrices;
@@ -39,7 +39,7 @@ Floats RoundedGlu(const MoeLayerSpec& layer, const RecordLayout& layout,
   RoundActivations(layout.up.scheme, layer.hidden, &up_x);
   MatMul(compute, weights.gate, layer.intermediate, layer.hidden, x->data(), rows, h.data());
   MatMul(compute, weights.up, layer.intermediate, layer.hidden, up_x.data(), rows, up.data());
-  for (size_t i = 0; i < h.size(); ++i) h[i] = Activate(layer.activation, h[i]) * up[i];
+  for (size_t i = 0; i < h.size(); ++i) h[i] = Activate(layer.activation, h[i], up[i]);
   return h;
 }
 
@@ -59,7 +59,7 @@ QuantizedMatrix QuantizeMatrix(const MatrixLayout& layout, QuantMethod method,
                                const absl::StatusOr<GptqFactor>& factor,
                                absl::Span<const float> weights) {
   if (method == QuantMethod::kRtn) return QuantizeRtn(layout, weights);
-  if (method == QuantMethod::kGptq && factor.ok()) {
+  if (method == QuantMethod::kGptq && factor.ok() && layout.scheme.scales != ScaleType::kE4M3) {
     absl::StatusOr<QuantizedMatrix> q = QuantizeGptq(layout, weights, *factor);
     if (q.ok()) return *std::move(q);
   }

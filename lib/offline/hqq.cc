@@ -117,7 +117,9 @@ float BestScale(float scale, float middle, float top, absl::Span<const float> va
 }  // namespace
 
 GroupScale FitHqq(const Scheme& scheme, absl::Span<const float> values, const HqqOptions& options) {
-  if (scheme.fp8) return FitGroup(scheme, values, RtnOptions());
+  if (scheme.fp8 || scheme.fp4 || scheme.zero_points || scheme.scales != ScaleType::kBF16) {
+    return FitGroup(scheme, values, RtnOptions());
+  }
   const auto [low_at, high_at] = std::minmax_element(values.begin(), values.end());
   const float low = *low_at, high = *high_at;
   const float top = static_cast<float>((1 << scheme.weight_bits) - 1);
@@ -147,6 +149,7 @@ GroupScale FitHqq(const Scheme& scheme, absl::Span<const float> values, const Hq
 
 QuantizedMatrix QuantizeHqq(const MatrixLayout& layout, absl::Span<const float> weights,
                             const HqqOptions& options) {
+  if (layout.scheme.scales == ScaleType::kE4M3) return QuantizeRtn(layout, weights);
   return QuantizeGroups(layout, weights, [&](absl::Span<const float> values) {
     return FitHqq(layout.scheme, values, options);
   });

@@ -1,5 +1,7 @@
 #include "offline/moe_block.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <new>
@@ -20,16 +22,23 @@ absl::StatusOr<std::unique_ptr<MoeBlocks>> MoeBlocks::Create(const CheckpointExp
                                                              const Compute& compute) {
   ThreadPool* const pool = compute.pool;
   std::unique_ptr<MoeBlocks> blocks(new MoeBlocks(experts, compute));
-  std::vector<absl::Span<const float>> gates, biases;
+  std::vector<RouterConstants> routers;
   const int layers = experts->model().num_layers();
   blocks->constants_.reserve(static_cast<size_t>(layers));  // the router borrows from them
   for (int l = 0; l < layers; ++l) {
+    const MoeLayerSpec& spec = experts->model().layers[static_cast<size_t>(l)];
+    if (!spec.activation.gated || spec.expert_bias || spec.routing.weight_input ||
+        spec.routing.hash_vocab > 0) {
+      return absl::UnimplementedError(fmt::format(
+          "layer {}: calibration does not know experts without a gate or with biases, weighted "
+          "inputs, or experts by token id; quantize with method rtn or hqq",
+          l));
+    }
     MOERT_ASSIGN_OR_RETURN(LayerConstants constants, experts->ReadConstants(l));
     blocks->constants_.push_back(std::move(constants));
-    gates.push_back(blocks->constants_.back().gate);
-    biases.push_back(blocks->constants_.back().selection_bias);
+    routers.push_back(RouterConstants::Of(blocks->constants_.back()));
   }
-  MOERT_ASSIGN_OR_RETURN(blocks->router_, Router::Create(&experts->model(), gates, biases, pool));
+  MOERT_ASSIGN_OR_RETURN(blocks->router_, Router::Create(&experts->model(), routers, pool));
   for (int t = 0; t < pool->num_threads(); ++t) {
     ThreadPoolOptions options;
     options.threads = 1;

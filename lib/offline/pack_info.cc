@@ -21,8 +21,7 @@ class LayoutSource final : public ExpertSource {
       for (const MoeLayerSpec& layer : model_.layers) {
         std::vector<RecordLayout>& layouts = layouts_[v].emplace_back();
         for (const ExpertFormat& format : versions_[v].formats) {
-          MOERT_ASSIGN_OR_RETURN(const RecordLayout layout,
-                                 MakeRecordLayout(layer.hidden, layer.intermediate, format));
+          MOERT_ASSIGN_OR_RETURN(const RecordLayout layout, ExpertRecordLayout(layer, format));
           layouts.push_back(layout);
         }
       }
@@ -67,9 +66,8 @@ absl::StatusOr<VersionSize> SizeOf(const MoeModelSpec& model, const PackVersion&
   for (int l = 0; l < model.num_layers(); ++l) {
     const MoeLayerSpec& layer = model.layers[static_cast<size_t>(l)];
     for (int e = 0; e < layer.num_experts; ++e) {
-      MOERT_ASSIGN_OR_RETURN(
-          const RecordLayout layout,
-          MakeRecordLayout(layer.hidden, layer.intermediate, version.format(l, e)));
+      MOERT_ASSIGN_OR_RETURN(const RecordLayout layout,
+                             ExpertRecordLayout(layer, version.format(l, e)));
       size.bytes += layout.bytes;
       for (const MatrixLayout* m : {&layout.gate, &layout.up, &layout.down}) {
         size.weights += m->rows * m->k;

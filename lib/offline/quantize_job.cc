@@ -38,9 +38,8 @@ absl::StatusOr<int64_t> VersionBytes(const MoeModelSpec& model, const PackVersio
   for (int l = 0; l < model.num_layers(); ++l) {
     const MoeLayerSpec& layer = model.layers[static_cast<size_t>(l)];
     for (int e = 0; e < layer.num_experts; ++e) {
-      MOERT_ASSIGN_OR_RETURN(
-          const RecordLayout layout,
-          MakeRecordLayout(layer.hidden, layer.intermediate, version.format(l, e)));
+      MOERT_ASSIGN_OR_RETURN(const RecordLayout layout,
+                             ExpertRecordLayout(layer, version.format(l, e)));
       bytes += layout.bytes;
     }
   }
@@ -264,28 +263,47 @@ class Quantization {
     return absl::OkStatus();
   }
 
+  // Widened. Of quantized files a matrix at a time: their codes and scales, not rounded to bf16.
+  absl::Status ReadWeights(int l, int e, ExpertMatrices* out) const {
+    const bool gated = config_.moe.layers[static_cast<size_t>(l)].activation.gated;
+    if (experts_->stored(l) == ExpertFormat::Uniform(Scheme{})) {
+      ExpertWeights stored;
+      MOERT_RETURN_IF_ERROR(experts_->ReadExpert(l, e, &stored));
+      const absl::Status status = WidenExpert(stored, out);
+      return status.ok() ? status : Located(status, l, e);
+    }
+    if (gated) MOERT_RETURN_IF_ERROR(experts_->ReadWidened(l, e, Projection::kGate, &out->gate));
+    MOERT_RETURN_IF_ERROR(experts_->ReadWidened(l, e, Projection::kUp, &out->up));
+    return experts_->ReadWidened(l, e, Projection::kDown, &out->down);
+  }
+
   // Some experts of a layer by a method that needs no calibration.
   absl::Status WriteExperts(int l, int v, int begin, int end) {
     const size_t count = static_cast<size_t>(end - begin);
-    std::vector<ExpertWeights> weights(count);
+    std::vector<ExpertMatrices> weights(count);
     std::vector<RecordLayout> layouts(count);
     std::vector<std::vector<std::byte>> records(count);
     for (size_t i = 0; i < count; ++i) {
       const int e = begin + static_cast<int>(i);
-      MOERT_RETURN_IF_ERROR(experts_->ReadExpert(l, e, &weights[i]));
       MOERT_ASSIGN_OR_RETURN(layouts[i], writer_->Layout(l, e, v));
       records[i].assign(static_cast<size_t>(layouts[i].bytes), std::byte{0});
+      if (layouts[i].format == experts_->stored(l)) {  // nothing to quantize: as it is
+        MOERT_RETURN_IF_ERROR(experts_->ReadRecord(l, e, layouts[i], records[i].data()));
+        continue;
+      }
+      MOERT_RETURN_IF_ERROR(ReadWeights(l, e, &weights[i]));
+      MOERT_RETURN_IF_ERROR(experts_->ReadBiases(l, e, layouts[i], records[i].data()));
     }
     const QuantMethod method = versions_[static_cast<size_t>(v)].method;
     std::vector<absl::Status> outcomes(3 * count);
     pool_->Run(static_cast<int64_t>(3 * count), [&](int64_t n, int) {
       const size_t i = static_cast<size_t>(n / 3);
       const MatrixLayout* const layout[] = {&layouts[i].gate, &layouts[i].up, &layouts[i].down};
-      const std::vector<uint16_t>* const matrix[] = {&weights[i].gate, &weights[i].up,
-                                                     &weights[i].down};
+      std::vector<float>* const matrix[] = {&weights[i].gate, &weights[i].up, &weights[i].down};
       const char* const names[] = {"gate", "up", "down"};
+      if (matrix[n % 3]->empty()) return;  // copied, or a gate that is not there
       const absl::Status status = EncodeStored(*layout[n % 3], method, layouts[i].format.hadamard,
-                                               *matrix[n % 3], records[i].data());
+                                               matrix[n % 3], records[i].data());
       outcomes[static_cast<size_t>(n)] =
           status.ok()
               ? status
@@ -303,16 +321,14 @@ class Quantization {
 
   // Runs on the pool's threads, which nothing may throw in.
   static absl::Status EncodeStored(const MatrixLayout& layout, QuantMethod method, bool hadamard,
-                                   const std::vector<uint16_t>& weights, std::byte* record) {
+                                   std::vector<float>* weights, std::byte* record) {
     try {
-      if (layout.scheme.is_bf16() && !hadamard) return PackMatrixBf16(layout, weights, record);
-      std::vector<float> wide(weights.size());
-      for (size_t i = 0; i < wide.size(); ++i) {
-        wide[i] = Bf16ToF32(weights[i]);
-        if (!std::isfinite(wide[i])) return absl::InvalidArgumentError("a weight is not finite");
+      if (layout.scheme.is_bf16() && !hadamard) return PackMatrixBf16(layout, *weights, record);
+      for (const float w : *weights) {
+        if (!std::isfinite(w)) return absl::InvalidArgumentError("a weight is not finite");
       }
-      if (hadamard) ApplyHadamard(layout.rows, layout.k, wide.data());
-      return EncodeMatrix(layout, method, wide, record);
+      if (hadamard) ApplyHadamard(layout.rows, layout.k, weights->data());
+      return EncodeMatrix(layout, method, *weights, record);
     } catch (const std::bad_alloc&) {
       return absl::ResourceExhaustedError("out of memory while quantizing");
     }

@@ -11,6 +11,7 @@ namespace moert {
 namespace {
 
 constexpr float kF8Max = 448;
+constexpr float kF4Max = 6;
 
 uint8_t NearestF8(float value) {
   // Positive codes ascend with their values: a binary search over 0x00..0x7e, then the nearer
@@ -34,15 +35,40 @@ uint8_t NearestF8(float value) {
   return static_cast<uint8_t>(code | (std::signbit(value) && code != 0 ? 0x80 : 0));
 }
 
+float RoundScale(const Scheme& scheme, float scale) {
+  return DecodeScale(scheme.scales, EncodeScale(scheme.scales, scale));
+}
+
+uint8_t NearestF4(float value) {
+  uint8_t best = 0;
+  for (uint8_t code = 1; code < 8; ++code) {
+    const float step = std::fabs(F4E2M1ToF32(code) - std::fabs(value));
+    const float held = std::fabs(F4E2M1ToF32(best) - std::fabs(value));
+    if (step < held || (step == held && code % 2 == 0)) best = code;
+  }
+  return static_cast<uint8_t>(best | (std::signbit(value) && best != 0 ? 8 : 0));
+}
+
 /// The scale that spans [low, high], as it will be stored.
 GroupScale Spanning(const Scheme& scheme, float low, float high) {
   GroupScale g;
-  if (scheme.fp8) {
-    g.scale = RoundToBf16(std::max(std::fabs(low), std::fabs(high)) / kF8Max);
+  const float most = std::max(std::fabs(low), std::fabs(high));
+  if (scheme.fp4) {
+    // Powers of two are rounded up: what is lower follows from smaller shares.
+    const float scale = most / kF4Max;
+    g.scale = scheme.scales == ScaleType::kE8M0
+                  ? RoundScale(scheme, std::exp2(std::ceil(std::log2(scale))))
+                  : RoundScale(scheme, scale);
+  } else if (scheme.fp8) {
+    g.scale = RoundScale(scheme, most / kF8Max);
+  } else if (scheme.zero_points) {
+    const float steps = static_cast<float>((1 << scheme.weight_bits) - 1);
+    g.scale = RoundScale(scheme, (high - low) / steps);
+    if (g.scale > 0) g.offset = std::clamp(std::nearbyint(-low / g.scale), 0.0f, steps);
   } else if (scheme.symmetric) {
     // Codes 0 .. 2^b - 1 around 2^(b-1): the negative side reaches one step further.
     const float steps = static_cast<float>((1 << (scheme.weight_bits - 1)) - 1);
-    g.scale = RoundToBf16(std::max(std::fabs(low), std::fabs(high)) / steps);
+    g.scale = RoundScale(scheme, most / steps);
   } else {
     const float steps = static_cast<float>((1 << scheme.weight_bits) - 1);
     g.scale = RoundToBf16((high - low) / steps);
@@ -96,8 +122,9 @@ float RoundSmall(float x) {
 double ErrorInSteps(const Scheme& scheme, const GroupScale& g, absl::Span<const float> values,
                     const PowerTable& power, double limit) {
   const float inverse = 1.0f / g.scale;
-  const float zero =
-      scheme.symmetric ? static_cast<float>(1 << (scheme.weight_bits - 1)) : g.offset * inverse;
+  const float zero = scheme.symmetric     ? static_cast<float>(1 << (scheme.weight_bits - 1))
+                     : scheme.zero_points ? g.offset
+                                          : g.offset * inverse;
   const float top = static_cast<float>((1 << scheme.weight_bits) - 1);
   constexpr size_t kBetweenChecks = 16;
   double sum = 0;
@@ -113,8 +140,8 @@ double ErrorInSteps(const Scheme& scheme, const GroupScale& g, absl::Span<const 
   return sum;
 }
 
-double ErrorF8(const Scheme& scheme, const GroupScale& g, absl::Span<const float> values,
-               double norm) {
+double ErrorOfFloats(const Scheme& scheme, const GroupScale& g, absl::Span<const float> values,
+                     double norm) {
   double sum = 0;
   for (const float v : values) {
     sum += std::pow(std::fabs(RestoreCode(scheme, g, RoundToCode(scheme, g, v)) - v), norm);
@@ -126,17 +153,23 @@ double ErrorF8(const Scheme& scheme, const GroupScale& g, absl::Span<const float
 
 float RestoreCode(const Scheme& scheme, const GroupScale& g, uint8_t code) {
   if (scheme.fp8) return g.scale * F8E4M3ToF32(code);
+  if (scheme.fp4) return g.scale * F4E2M1ToF32(code);
   const float u = static_cast<float>(code);
+  if (scheme.zero_points) return g.scale * (u - g.offset);
   return scheme.symmetric ? g.scale * (u - static_cast<float>(1 << (scheme.weight_bits - 1)))
                           : g.scale * u - g.offset;
 }
 
 uint8_t RoundToCode(const Scheme& scheme, const GroupScale& g, float weight) {
   if (scheme.fp8) return g.scale > 0 ? NearestF8(weight / g.scale) : 0;
+  if (scheme.fp4) return g.scale > 0 ? NearestF4(weight / g.scale) : 0;
   const float middle = static_cast<float>(1 << (scheme.weight_bits - 1));
   const float top = static_cast<float>((1 << scheme.weight_bits) - 1);
-  const float zero = scheme.symmetric ? middle : 0;
+  const float zero = scheme.symmetric ? middle : scheme.zero_points ? g.offset : 0;
   if (!(g.scale > 0)) return static_cast<uint8_t>(zero);
+  if (scheme.zero_points) {
+    return static_cast<uint8_t>(std::clamp(std::nearbyint(weight / g.scale + zero), 0.0f, top));
+  }
   const float u = scheme.symmetric ? weight / g.scale + middle : (weight + g.offset) / g.scale;
   return static_cast<uint8_t>(std::clamp(std::nearbyint(u), 0.0f, top));
 }
@@ -148,8 +181,8 @@ GroupScale FitGroup(const Scheme& scheme, absl::Span<const float> values,
     low = std::min(low, v);
     high = std::max(high, v);
   }
-  if (low == 0 && high == 0) return {};
-  GroupScale best = Spanning(scheme, low, high);
+  if (low == 0 && high == 0) return {RoundScale(scheme, 0), 0};
+  GroupScale best = Spanning(scheme, low, high), tried;
   double best_error = std::numeric_limits<double>::infinity();
   const PowerTable power(options.norm);
   const int grid = std::max(1, options.grid);
@@ -157,10 +190,11 @@ GroupScale FitGroup(const Scheme& scheme, absl::Span<const float> values,
     const float share =
         static_cast<float>(1 - (1 - options.smallest) * i / static_cast<double>(grid));
     const GroupScale g = Spanning(scheme, low * share, high * share);
-    if (!(g.scale > 0)) continue;
+    if (!(g.scale > 0) || (g.scale == tried.scale && g.offset == tried.offset)) continue;
+    tried = g;
     double error;
-    if (scheme.fp8) {
-      error = ErrorF8(scheme, g, values, options.norm);
+    if (scheme.fp8 || scheme.fp4) {
+      error = ErrorOfFloats(scheme, g, values, options.norm);
     } else {
       const double unit = std::pow(double{g.scale}, options.norm);
       error = unit * ErrorInSteps(scheme, g, values, power, best_error / unit);
@@ -193,6 +227,19 @@ QuantizedMatrix QuantizeGroups(const MatrixLayout& layout, absl::Span<const floa
 
 QuantizedMatrix QuantizeRtn(const MatrixLayout& layout, absl::Span<const float> weights,
                             const RtnOptions& options) {
+  if (layout.scheme.scales == ScaleType::kE4M3) {
+    // The largest group's scale takes the largest e4m3 value.
+    float most = 0;
+    for (const float w : weights) most = std::max(most, std::fabs(w));
+    const float matrix = most > 0 ? most / (kF4Max * kF8Max) : 1;
+    std::vector<float> scaled(weights.begin(), weights.end());
+    for (float& w : scaled) w /= matrix;
+    QuantizedMatrix q = QuantizeGroups(layout, scaled, [&](absl::Span<const float> values) {
+      return FitGroup(layout.scheme, values, options);
+    });
+    q.matrix_scale = matrix;
+    return q;
+  }
   return QuantizeGroups(layout, weights, [&](absl::Span<const float> values) {
     return FitGroup(layout.scheme, values, options);
   });

@@ -20,10 +20,10 @@ struct RtnOptions {
 /// Scale and offset of one group of weights.
 struct GroupScale {
   float scale = 0;
-  float offset = 0;  // asymmetric: scale * zero
+  float offset = 0;  // asymmetric: scale * zero; with zero points: the zero
 };
 
-/// The best range for `values` under a scheme, rounded to bf16 as it will be stored.
+/// The best range for `values` under a scheme, rounded as it will be stored.
 GroupScale FitGroup(const Scheme& scheme, absl::Span<const float> values,
                     const RtnOptions& options);
 

@@ -95,7 +95,7 @@ class Expert {
   }
   Floats Combine(const Floats& gate, const Floats& up) const {
     Floats h(gate.size());
-    for (size_t i = 0; i < h.size(); ++i) h[i] = Activate(layer_.activation, gate[i]) * up[i];
+    for (size_t i = 0; i < h.size(); ++i) h[i] = Activate(layer_.activation, gate[i], up[i]);
     return h;
   }
   // The change of the output when h is another one: down is linear.

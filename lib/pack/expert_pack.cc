@@ -6,6 +6,7 @@
 #include <cstring>
 #include <deque>
 #include <new>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -88,11 +89,12 @@ absl::Status ExpertPack::OpenFiles(const ExpertPackOptions& options) {
 
 absl::Status ExpertPack::MakeLayouts() {
   layout_of_.reserve(manifest_.records.size());
-  std::vector<std::pair<int64_t, int64_t>> shapes;  // of layouts_: hidden, intermediate
+  using Shape = std::tuple<int64_t, int64_t, bool, bool>;
+  std::vector<Shape> shapes;  // of layouts_: hidden, intermediate, gated, biases
   size_t last = 0;
   for (int l = 0; l < manifest_.model.num_layers(); ++l) {
     const MoeLayerSpec& layer = manifest_.model.layers[static_cast<size_t>(l)];
-    const std::pair<int64_t, int64_t> shape(layer.hidden, layer.intermediate);
+    const Shape shape(layer.hidden, layer.intermediate, layer.activation.gated, layer.expert_bias);
     for (const PackVersion& version : manifest_.versions) {
       for (int e = 0; e < layer.num_experts; ++e) {
         const ExpertFormat& format = version.format(l, e);
@@ -108,8 +110,7 @@ absl::Status ExpertPack::MakeLayouts() {
             return absl::InvalidArgumentError(
                 fmt::format("{}: more than {} distinct record layouts", dir_, UINT16_MAX));
           }
-          MOERT_ASSIGN_OR_RETURN(RecordLayout layout,
-                                 MakeRecordLayout(layer.hidden, layer.intermediate, format));
+          MOERT_ASSIGN_OR_RETURN(RecordLayout layout, ExpertRecordLayout(layer, format));
           layouts_.push_back(layout);
           shapes.push_back(shape);
         }
@@ -175,9 +176,21 @@ absl::StatusOr<LayerConstants> ExpertPack::ReadConstants(int layer) const {
     if (l.shared_gate) {
       MOERT_RETURN_IF_ERROR(read_floats(names.shared_gate, {l.hidden}, &c.shared_gate));
     }
+    if (l.routing.logit_bias) {
+      MOERT_RETURN_IF_ERROR(read_floats(names.logit_bias, {l.num_experts}, &c.logit_bias));
+    }
+    if (l.routing.expert_scales) {
+      MOERT_RETURN_IF_ERROR(read_floats(names.expert_scales, {l.num_experts}, &c.expert_scales));
+    }
+    if (l.routing.hash_vocab > 0) {
+      MOERT_ASSIGN_OR_RETURN(
+          c.hash_experts,
+          constants_->ReadI32(names.hash_experts, {l.routing.hash_vocab, l.routing.top_k}));
+      hasher.Add(absl::MakeConstSpan(reinterpret_cast<const std::byte*>(c.hash_experts.data()),
+                                     c.hash_experts.size() * sizeof(int32_t)));
+    }
     if (l.shared_intermediate > 0) {
-      MOERT_ASSIGN_OR_RETURN(c.shared_layout, MakeRecordLayout(l.hidden, l.shared_intermediate,
-                                                               ExpertFormat::Uniform(Scheme{})));
+      MOERT_ASSIGN_OR_RETURN(c.shared_layout, SharedRecordLayout(l));
       MOERT_ASSIGN_OR_RETURN(const TensorInfo* t, constants_->Get(names.shared_expert));
       if (t->bytes != c.shared_layout.bytes) {
         return absl::InvalidArgumentError(

@@ -7,6 +7,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
@@ -33,7 +34,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kRemedy[] =
-    "the bf16 pack of a checkpoint is kept in a cache folder; name a writable one (--cache DIR), "
+    "the pack of a checkpoint is kept in a cache folder; name a writable one (--cache DIR), "
     "or "
     "use an existing pack (--experts PACK)";
 
@@ -96,6 +97,24 @@ absl::Status CheckSpace(const std::string& dir, int64_t bytes) {
                   BytesText(static_cast<int64_t>(available)), kRemedy));
 }
 
+// The one version of every expert that a file has.
+PackVersion StoredVersion(const CheckpointExperts& experts) {
+  const MoeModelSpec& model = experts.model();
+  PackVersion version;
+  for (int l = 0; l < model.num_layers(); ++l) {
+    const ExpertFormat& format = experts.stored(l);
+    auto at = std::find(version.formats.begin(), version.formats.end(), format);
+    if (at == version.formats.end()) at = version.formats.insert(at, format);
+    const auto index = static_cast<int>(at - version.formats.begin());
+    version.assignment.emplace_back(
+        static_cast<size_t>(model.layers[static_cast<size_t>(l)].num_experts), index);
+  }
+  const bool mixed = version.formats.size() > 1 || !version.formats[0].uniform();
+  version.name = mixed ? "stored" : version.formats[0].up.Name();
+  if (version.formats.size() == 1) version.assignment.clear();
+  return version;
+}
+
 absl::Status WritePack(const std::string& model_dir, const HfConfig& config,
                        const std::string& identity, const std::string& pack_dir,
                        const OpenModelOptions& options) {
@@ -103,27 +122,26 @@ absl::Status WritePack(const std::string& model_dir, const HfConfig& config,
   MOERT_ASSIGN_OR_RETURN(const auto experts, CheckpointExperts::Create(checkpoint.get(), &config));
   PackDescription description;
   description.model = config.moe;
-  description.versions = {PackVersion::Uniform(Scheme{})};
+  description.versions = {options.widen ? PackVersion::Uniform(Scheme{}) : StoredVersion(*experts)};
   description.quantizer_json = R"({"method":"none"})";
   description.source_identity = identity;
   description.owner_only = true;
+  const std::string version = description.versions[0].name;
   MOERT_ASSIGN_OR_RETURN(const auto writer, PackWriter::Create(pack_dir, std::move(description)));
   MOERT_RETURN_IF_ERROR(
       CheckSpace(fs::path(pack_dir).parent_path().string(), writer->total_bytes()));
   if (options.log != nullptr) {
-    options.log(options.user, fmt::format("packing {} as bf16 into {} ({}, once)", model_dir,
+    options.log(options.user, fmt::format("packing {} as {} into {} ({}, once)", model_dir, version,
                                           pack_dir, BytesText(writer->total_bytes())));
   }
   const int64_t total = config.moe.total_experts();
   int64_t done = 0;
-  ExpertWeights weights;
   std::vector<std::byte> record;
   for (int l = 0; l < config.moe.num_layers(); ++l) {
     for (int e = 0; e < config.moe.layers[static_cast<size_t>(l)].num_experts; ++e) {
       MOERT_ASSIGN_OR_RETURN(const RecordLayout layout, writer->Layout(l, e, 0));
-      MOERT_RETURN_IF_ERROR(experts->ReadExpert(l, e, &weights));
       record.resize(static_cast<size_t>(layout.bytes));
-      MOERT_RETURN_IF_ERROR(PackExpertBf16(layout, weights, record.data()));
+      MOERT_RETURN_IF_ERROR(experts->ReadRecord(l, e, layout, record.data()));
       MOERT_RETURN_IF_ERROR(writer->WriteRecord(l, e, 0, record));
       if (options.progress != nullptr) options.progress(options.user, ++done, total);
     }
@@ -158,7 +176,9 @@ absl::StatusOr<std::unique_ptr<ExpertSource>> OpenOrWrite(const std::string& mod
   MOERT_ASSIGN_OR_RETURN(const HfConfig config, LoadHfConfig(model_dir));
   MOERT_ASSIGN_OR_RETURN(const std::string identity, CheckpointIdentity(model_dir, Env::Default()));
   MOERT_ASSIGN_OR_RETURN(const std::string cache_dir, CacheDirectory(options.cache_dir));
-  const std::string name = fmt::format("{}-v{}", identity, kPackFormatVersion);
+  const bool widens = options.widen && config.quantization.form != StoredWeights::kPlain;
+  const std::string name =
+      fmt::format("{}-v{}{}", identity, kPackFormatVersion, widens ? "-bf16" : "");
   const std::string pack_dir = cache_dir + "/" + name;
   absl::StatusOr<std::unique_ptr<ExpertSource>> cached = OpenCached(pack_dir, config, identity);
   if (cached.ok() || !NeedsRebuild(cached.status())) return cached;

@@ -96,14 +96,15 @@ absl::StatusOr<PackRecord> ParseRecord(JsonValue v, const PackManifest& m, int64
 class RecordSizes {
  public:
   absl::StatusOr<int64_t> Get(const MoeLayerSpec& layer, const ExpertFormat& format) {
+    const RecordParts parts = {layer.activation.gated, layer.expert_bias};
     if (last_ && hidden_ == layer.hidden && intermediate_ == layer.intermediate &&
-        format_ == format) {
+        parts_ == parts && format_ == format) {
       return *last_;
     }
-    MOERT_ASSIGN_OR_RETURN(const RecordLayout layout,
-                           MakeRecordLayout(layer.hidden, layer.intermediate, format));
+    MOERT_ASSIGN_OR_RETURN(const RecordLayout layout, ExpertRecordLayout(layer, format));
     hidden_ = layer.hidden;
     intermediate_ = layer.intermediate;
+    parts_ = parts;
     format_ = format;
     last_ = layout.bytes;
     return layout.bytes;
@@ -111,6 +112,7 @@ class RecordSizes {
 
  private:
   int64_t hidden_ = 0, intermediate_ = 0;
+  RecordParts parts_;
   ExpertFormat format_;
   std::optional<int64_t> last_;
 };

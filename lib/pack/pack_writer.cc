@@ -14,9 +14,9 @@
 namespace moert {
 namespace {
 
-absl::Span<const std::byte> AsBytes(const std::vector<float>& v) {
-  return absl::MakeConstSpan(reinterpret_cast<const std::byte*>(v.data()),
-                             v.size() * sizeof(float));
+template <typename T>
+absl::Span<const std::byte> AsBytes(const std::vector<T>& v) {
+  return absl::MakeConstSpan(reinterpret_cast<const std::byte*>(v.data()), v.size() * sizeof(T));
 }
 
 absl::Status CheckSize(int layer, const char* what, size_t got, int64_t want) {
@@ -27,9 +27,7 @@ absl::Status CheckSize(int layer, const char* what, size_t got, int64_t want) {
 
 absl::StatusOr<int64_t> SharedBytes(const MoeLayerSpec& l) {
   if (l.shared_intermediate == 0) return 0;
-  MOERT_ASSIGN_OR_RETURN(
-      const RecordLayout layout,
-      MakeRecordLayout(l.hidden, l.shared_intermediate, ExpertFormat::Uniform(Scheme{})));
+  MOERT_ASSIGN_OR_RETURN(const RecordLayout layout, SharedRecordLayout(l));
   return layout.bytes;
 }
 
@@ -39,6 +37,9 @@ ConstantNames::ConstantNames(int layer)
     : gate(fmt::format("layers.{}.gate", layer)),
       selection_bias(fmt::format("layers.{}.selection_bias", layer)),
       shared_gate(fmt::format("layers.{}.shared_gate", layer)),
+      logit_bias(fmt::format("layers.{}.logit_bias", layer)),
+      expert_scales(fmt::format("layers.{}.expert_scales", layer)),
+      hash_experts(fmt::format("layers.{}.hash_experts", layer)),
       shared_expert(fmt::format("layers.{}.shared_expert", layer)) {}
 
 absl::StatusOr<std::vector<TensorSpec>> ConstantTensors(const MoeModelSpec& model) {
@@ -51,6 +52,12 @@ absl::StatusOr<std::vector<TensorSpec>> ConstantTensors(const MoeModelSpec& mode
       tensors.push_back({names.selection_bias, DType::kF32, {l.num_experts}});
     }
     if (l.shared_gate) tensors.push_back({names.shared_gate, DType::kF32, {l.hidden}});
+    const RoutingSpec& r = l.routing;
+    if (r.logit_bias) tensors.push_back({names.logit_bias, DType::kF32, {l.num_experts}});
+    if (r.expert_scales) tensors.push_back({names.expert_scales, DType::kF32, {l.num_experts}});
+    if (r.hash_vocab > 0) {
+      tensors.push_back({names.hash_experts, DType::kI32, {r.hash_vocab, r.top_k}});
+    }
     MOERT_ASSIGN_OR_RETURN(const int64_t shared, SharedBytes(l));
     if (shared > 0) tensors.push_back({names.shared_expert, DType::kU8, {shared}});
   }
@@ -103,8 +110,8 @@ absl::StatusOr<std::unique_ptr<PackWriter>> PackWriter::CreateResumable(
 
 absl::StatusOr<RecordLayout> PackWriter::Layout(int layer, int expert, int version) const {
   const MoeLayerSpec& l = manifest_.model.layers[static_cast<size_t>(layer)];
-  return MakeRecordLayout(l.hidden, l.intermediate,
-                          manifest_.versions[static_cast<size_t>(version)].format(layer, expert));
+  return ExpertRecordLayout(l,
+                            manifest_.versions[static_cast<size_t>(version)].format(layer, expert));
 }
 
 absl::Status PackWriter::PlanFiles(int64_t max_file_bytes) {
@@ -140,8 +147,11 @@ size_t PackWriter::NumConstantTensors(int layers) const {
   size_t count = 0;
   for (int i = 0; i < layers; ++i) {
     const MoeLayerSpec& l = manifest_.model.layers[static_cast<size_t>(i)];
-    count += 1 + (l.routing.selection_bias ? 1 : 0) + (l.shared_gate ? 1 : 0) +
-             (l.shared_intermediate > 0 ? 1 : 0);
+    const RoutingSpec& r = l.routing;
+    for (const bool has : {true, r.selection_bias, l.shared_gate, r.logit_bias, r.expert_scales,
+                           r.hash_vocab > 0, l.shared_intermediate > 0}) {
+      count += has ? 1 : 0;
+    }
   }
   return count;
 }
@@ -296,11 +306,18 @@ absl::Status PackWriter::WriteConstants(int layer, const LayerConstants& c) {
                                   l.routing.selection_bias ? l.num_experts : 0));
   MOERT_RETURN_IF_ERROR(
       CheckSize(layer, "shared_gate", c.shared_gate.size(), l.shared_gate ? l.hidden : 0));
+  const RoutingSpec& r = l.routing;
+  MOERT_RETURN_IF_ERROR(
+      CheckSize(layer, "logit_bias", c.logit_bias.size(), r.logit_bias ? l.num_experts : 0));
+  MOERT_RETURN_IF_ERROR(CheckSize(layer, "expert_scales", c.expert_scales.size(),
+                                  r.expert_scales ? l.num_experts : 0));
+  MOERT_RETURN_IF_ERROR(
+      CheckSize(layer, "hash_experts", c.hash_experts.size(), r.hash_vocab * r.top_k));
   MOERT_RETURN_IF_ERROR(CheckSize(layer, "shared_expert", c.shared_expert.size(), shared));
   Hasher64 hasher;
   for (const absl::Span<const std::byte> part :
-       {AsBytes(c.gate), AsBytes(c.selection_bias), AsBytes(c.shared_gate),
-        absl::MakeConstSpan(c.shared_expert)}) {
+       {AsBytes(c.gate), AsBytes(c.selection_bias), AsBytes(c.shared_gate), AsBytes(c.logit_bias),
+        AsBytes(c.expert_scales), AsBytes(c.hash_experts), absl::MakeConstSpan(c.shared_expert)}) {
     if (part.empty()) continue;
     hasher.Add(part);
     MOERT_RETURN_IF_ERROR(constants_->Append(part));

@@ -95,7 +95,8 @@ TensorSpec RecordTensor(int layer, int expert, const std::string& version, int64
 /// Names of the constants' tensors of a layer.
 struct ConstantNames {
   explicit ConstantNames(int layer);
-  std::string gate, selection_bias, shared_gate, shared_expert;
+  std::string gate, selection_bias, shared_gate, logit_bias, expert_scales, hash_experts,
+      shared_expert;
 };
 
 }  // namespace moert

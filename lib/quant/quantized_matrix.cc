@@ -1,5 +1,7 @@
 #include "quant/quantized_matrix.h"
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -21,6 +23,8 @@ struct Place {
 };
 
 constexpr int64_t kLanes = 32;
+constexpr float kMostZero = 16;  // GPTQ stores zeros less one
+constexpr long kMostE8M0 = 250;  // above it a weight could overflow bf16
 
 /// Byte inside a word that holds position k (0..15) of a k16, and the lane's t.
 constexpr int ByteOfK(int64_t k) { return static_cast<int>((k % 2) * 2 + k / 8); }
@@ -91,6 +95,23 @@ absl::Status CheckMatrix(const MatrixLayout& m, const QuantizedMatrix& q) {
                            q.rows, q.k, q.group, q.codes.size(), q.scales.size(),
                            q.offsets.size()));
   }
+  if (m.scheme.imported()) {
+    for (size_t i = 0; i < groups; ++i) {
+      const float scale = q.scales[i];
+      const float stored = DecodeScale(m.scheme.scales, EncodeScale(m.scheme.scales, scale));
+      const float zero = q.offsets.empty() ? 0 : q.offsets[i];
+      if (std::isfinite(scale) && stored == scale && zero >= 0 && zero <= kMostZero &&
+          zero == std::floor(zero)) {
+        continue;
+      }
+      return bad(fmt::format(
+          "row {}, group {}: scale {} and zero {}: legal are a finite value of the scheme's "
+          "scale type and an integer in [0, {}]",
+          i / static_cast<size_t>(q.groups()), i % static_cast<size_t>(q.groups()), scale, zero,
+          kMostZero));
+    }
+    if (!std::isfinite(q.matrix_scale)) return bad("the scale of the matrix is not finite");
+  }
   const unsigned limit = 1u << m.scheme.weight_bits;
   for (size_t i = 0; i < q.codes.size(); ++i) {
     if (q.codes[i] >= limit) {
@@ -112,9 +133,89 @@ absl::Status CheckMatrix(const MatrixLayout& m, const QuantizedMatrix& q) {
   return absl::OkStatus();
 }
 
+void PackImportedScales(const MatrixLayout& m, const QuantizedMatrix& q, std::byte* record) {
+  const int64_t width = ScaleBytes(m.scheme.scales);
+  for (int64_t r = 0; r < m.rows; ++r) {
+    for (int64_t g = 0; g < q.groups(); ++g) {
+      const int64_t at = g * m.padded_rows + r;
+      const float scale = q.scales[static_cast<size_t>(r * q.groups() + g)];
+      const uint32_t bits = EncodeScale(m.scheme.scales, scale);
+      std::memcpy(record + m.scale_offset + at * width, &bits, static_cast<size_t>(width));
+      if (q.offsets.empty()) continue;
+      const float zero = q.offsets[static_cast<size_t>(r * q.groups() + g)];
+      record[m.zero_offset() + at] = static_cast<std::byte>(zero);
+    }
+  }
+  if (m.scheme.scales != ScaleType::kE4M3) return;
+  std::memcpy(record + m.matrix_scale_offset(), &q.matrix_scale, sizeof(float));
+}
+
+void UnpackImportedScales(const MatrixLayout& m, const std::byte* record, QuantizedMatrix* q) {
+  const int64_t width = ScaleBytes(m.scheme.scales);
+  for (int64_t r = 0; r < m.rows; ++r) {
+    for (int64_t g = 0; g < q->groups(); ++g) {
+      const int64_t at = g * m.padded_rows + r;
+      uint32_t bits = 0;
+      std::memcpy(&bits, record + m.scale_offset + at * width, static_cast<size_t>(width));
+      q->scales[static_cast<size_t>(r * q->groups() + g)] = DecodeScale(m.scheme.scales, bits);
+      if (q->offsets.empty()) continue;
+      q->offsets[static_cast<size_t>(r * q->groups() + g)] =
+          std::to_integer<int>(record[m.zero_offset() + at]);
+    }
+  }
+  if (m.scheme.scales != ScaleType::kE4M3) return;
+  std::memcpy(&q->matrix_scale, record + m.matrix_scale_offset(), sizeof(float));
+}
+
 int64_t TileBytes(const MatrixLayout& m) { return kRowTile * kKTile * m.scheme.weight_bits / 8; }
 
 }  // namespace
+
+uint32_t EncodeScale(ScaleType type, float scale) {
+  switch (type) {
+    case ScaleType::kBF16:
+      return F32ToBf16(scale);
+    case ScaleType::kF16:
+      return F32ToF16(scale);
+    case ScaleType::kF32:
+      return std::bit_cast<uint32_t>(scale);
+    case ScaleType::kE8M0:
+      if (!(scale > 0)) return 0;
+      return static_cast<uint32_t>(
+          std::clamp<long>(std::lround(std::log2(scale)), -127, kMostE8M0 - 127) + 127);
+    case ScaleType::kE4M3: {
+      uint32_t best = 0;
+      for (uint32_t code = 1; code < 0x7f; ++code) {
+        const float value = F8E4M3ToF32(static_cast<uint8_t>(code));
+        const float held = F8E4M3ToF32(static_cast<uint8_t>(best));
+        if (std::fabs(value - scale) < std::fabs(held - scale)) best = code;
+      }
+      return best;
+    }
+  }
+  return 0;
+}
+
+float DecodeScale(ScaleType type, uint32_t bits) {
+  switch (type) {
+    case ScaleType::kBF16:
+      return Bf16ToF32(static_cast<uint16_t>(bits));
+    case ScaleType::kF16:
+      return F16ToF32(static_cast<uint16_t>(bits));
+    case ScaleType::kF32:
+      return std::bit_cast<float>(bits);
+    case ScaleType::kE8M0:
+      return std::ldexp(1.0f, static_cast<int>(bits) - 127);
+    case ScaleType::kE4M3:
+      return F8E4M3ToF32(static_cast<uint8_t>(bits));
+  }
+  return 0;
+}
+
+float F4E2M1ToF32(uint8_t code) {
+  constexpr float kMagnitudes[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+  return code & 8 ? -kMagnitudes[code & 7] : kMagnitudes[code & 7];
+}
 
 QuantizedMatrix MakeQuantizedMatrix(const MatrixLayout& layout) {
   QuantizedMatrix q;
@@ -137,6 +238,10 @@ std::vector<float> Dequantize(const Scheme& scheme, const QuantizedMatrix& q) {
       const float u = static_cast<float>(q.codes[i]);
       if (scheme.fp8) {
         out[i] = q.scales[g] * F8E4M3ToF32(q.codes[i]);
+      } else if (scheme.fp4) {
+        out[i] = q.matrix_scale * (q.scales[g] * F4E2M1ToF32(q.codes[i]));
+      } else if (scheme.zero_points) {
+        out[i] = q.scales[g] * (u - q.offsets[g]);
       } else if (scheme.symmetric) {
         out[i] = q.scales[g] * (u - middle);
       } else {
@@ -158,6 +263,10 @@ absl::Status PackMatrix(const MatrixLayout& m, const QuantizedMatrix& q, std::by
       uint8_t* tile = tiles + (r / kRowTile * tiles_per_row + c / kKTile) * TileBytes(m);
       PutCode(m.scheme.weight_bits, r % kRowTile, c % kKTile, q.codes[r * m.k + c], tile);
     }
+  }
+  if (m.scheme.imported()) {
+    PackImportedScales(m, q, record);
+    return absl::OkStatus();
   }
   uint16_t* scales = reinterpret_cast<uint16_t*>(record + m.scale_offset);
   uint16_t* offsets = scales + q.groups() * m.padded_rows;
@@ -184,6 +293,10 @@ absl::Status UnpackCodes(const MatrixLayout& m, const std::byte* record, Quantiz
       q->codes[r * m.k + c] =
           static_cast<uint8_t>(GetCode(m.scheme.weight_bits, r % kRowTile, c % kKTile, tile));
     }
+  }
+  if (m.scheme.imported()) {
+    UnpackImportedScales(m, record, q);
+    return absl::OkStatus();
   }
   const uint16_t* scales = reinterpret_cast<const uint16_t*>(record + m.scale_offset);
   const uint16_t* offsets = scales + q->groups() * m.padded_rows;

@@ -29,11 +29,31 @@ void Sigmoid(absl::Span<const float> logits, float* out) {
   for (size_t i = 0; i < logits.size(); ++i) out[i] = 1.0f / (1.0f + std::exp(-logits[i]));
 }
 
+void SqrtSoftplus(absl::Span<const float> logits, float* out) {
+  for (size_t i = 0; i < logits.size(); ++i) {
+    // log(1 + e^x), which neither overflows nor loses what is small.
+    const float x = logits[i];
+    out[i] = std::sqrt(std::max(x, 0.0f) + std::log1p(std::exp(-std::fabs(x))));
+  }
+}
+
+void Scores(RoutingKind kind, absl::Span<const float> logits, float* scores) {
+  switch (kind) {
+    case RoutingKind::kSigmoidGrouped:
+    case RoutingKind::kTopKSigmoid:
+      return Sigmoid(logits, scores);
+    case RoutingKind::kSqrtSoftplusGrouped:
+      return SqrtSoftplus(logits, scores);
+    default:
+      return Softmax(logits, scores);
+  }
+}
+
 /// What a group is ranked by: the sum of its two highest keys (DeepSeek-V3) or its highest key
 /// (DeepSeek-V2, which routes by softmax).
 float GroupScore(RoutingKind kind, absl::Span<const float> keys) {
   int32_t best[2] = {0, 0};
-  const int wanted = kind == RoutingKind::kSigmoidGrouped && keys.size() > 1 ? 2 : 1;
+  const int wanted = kind != RoutingKind::kSoftmaxTopK && keys.size() > 1 ? 2 : 1;
   TopK(keys, wanted, best);
   return wanted == 2 ? keys[best[0]] + keys[best[1]] : keys[best[0]];
 }
@@ -109,26 +129,33 @@ void NormalizeWeights(const RoutingSpec& spec, absl::Span<float> weights) {
   }
 }
 
+void WeighChosen(const RoutingSpec& spec, absl::Span<const float> logits, float* scores,
+                 const int32_t* ids, float* weights) {
+  Scores(spec.kind, logits, scores);
+  for (int j = 0; j < spec.top_k; ++j) weights[j] = scores[ids[j]];
+  NormalizeWeights(spec, absl::MakeSpan(weights, spec.top_k));
+}
+
 absl::Status RouteToken(const RoutingSpec& spec, absl::Span<const float> logits,
                         absl::Span<const float> bias, float* scores, int32_t* ids, float* weights) {
   const int k = spec.top_k;
   const absl::Span<const float> all_scores(scores, logits.size());
+  Scores(spec.kind, logits, scores);
   switch (spec.kind) {
     case RoutingKind::kSoftmaxTopK:
-    case RoutingKind::kSigmoidGrouped: {
-      spec.kind == RoutingKind::kSoftmaxTopK ? Softmax(logits, scores) : Sigmoid(logits, scores);
+    case RoutingKind::kSigmoidGrouped:
+    case RoutingKind::kSqrtSoftplusGrouped: {
       ExpertFloats keys(logits.size());
       SelectionKeys(spec, all_scores, bias, absl::MakeSpan(keys));
       TopK(keys, k, ids);
       break;
     }
     case RoutingKind::kTopKSoftmax:
-      // By logits: distinct ones may have equal softmax scores.
-      Softmax(logits, scores);
+    case RoutingKind::kTopKSigmoid:
+      // By logits: distinct ones may have equal scores.
       TopK(logits, k, ids);
       break;
     case RoutingKind::kSparseMixer: {
-      Softmax(logits, scores);
       const float threshold = 2 * spec.sparsemixer_eps;
       ids[0] = SparseMixerPick(logits, -1, threshold, &weights[0]);
       ids[1] = SparseMixerPick(logits, ids[0], threshold, &weights[1]);
@@ -138,7 +165,7 @@ absl::Status RouteToken(const RoutingSpec& spec, absl::Span<const float> logits,
     default:
       return absl::InvalidArgumentError(
           fmt::format("routing kind {} is none of softmax_topk, topk_softmax, sigmoid_grouped, "
-                      "sparsemixer",
+                      "sparsemixer, sqrt_softplus_grouped, topk_sigmoid",
                       static_cast<int32_t>(spec.kind)));
   }
   for (int j = 0; j < k; ++j) weights[j] = scores[ids[j]];

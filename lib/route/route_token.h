@@ -22,6 +22,11 @@ void MaskUnselectedGroups(const RoutingSpec& spec, absl::Span<float> keys);
 /// Not for sparsemixer, whose weights are not a function of the scores.
 void NormalizeWeights(const RoutingSpec& spec, absl::Span<float> weights);
 
+/// Scores [E] of all experts and the weights [k] of those that are given: for layers whose experts
+/// follow from token ids. Not for sparsemixer.
+void WeighChosen(const RoutingSpec& spec, absl::Span<const float> logits, float* scores,
+                 const int32_t* ids, float* weights);
+
 }  // namespace moert
 
 #endif  // MOERT_LIB_ROUTE_ROUTE_TOKEN_H_

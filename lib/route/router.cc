@@ -2,12 +2,14 @@
 
 #include <algorithm>
 
+#include "absl/cleanup/cleanup.h"
 #include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "base/thread_pool.h"
 #include "fmt/format.h"
 #include "route/expert_cache_rule.h"
 #include "route/grouping.h"
+#include "route/route_token.h"
 #include "route/substitution_ledger.h"
 
 namespace moert {
@@ -29,13 +31,43 @@ float Dot(const float* a, const float* b, int64_t n) {
   return lanes[0] + tail;
 }
 
+absl::Status CheckConstants(int l, const MoeLayerSpec& layer, const RouterConstants& c) {
+  const RoutingSpec& r = layer.routing;
+  const int64_t experts = layer.num_experts;
+  const auto check = [l](const char* what, size_t found, int64_t wanted) {
+    if (static_cast<int64_t>(found) == wanted) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        fmt::format("{} of layer {}: {} values; takes {}", what, l, found, wanted));
+  };
+  MOERT_RETURN_IF_ERROR(
+      check("expert scales", c.expert_scales.size(), r.expert_scales ? experts : 0));
+  if (c.gate.empty()) return absl::OkStatus();
+  if (static_cast<int64_t>(c.gate.size()) != experts * layer.hidden) {
+    return absl::InvalidArgumentError(fmt::format("gate of layer {}: {} values; takes [{}, {}]", l,
+                                                  c.gate.size(), experts, layer.hidden));
+  }
+  MOERT_RETURN_IF_ERROR(
+      check("selection bias", c.selection_bias.size(), r.selection_bias ? experts : 0));
+  MOERT_RETURN_IF_ERROR(check("logit bias", c.logit_bias.size(), r.logit_bias ? experts : 0));
+  MOERT_RETURN_IF_ERROR(
+      check("experts by token id", c.hash_experts.size(), r.hash_vocab * r.top_k));
+  for (size_t i = 0; i < c.hash_experts.size(); ++i) {
+    const auto first = c.hash_experts.begin() + static_cast<int64_t>(i) / r.top_k * r.top_k;
+    const auto here = c.hash_experts.begin() + static_cast<int64_t>(i);
+    if (*here >= 0 && *here < experts && std::find(first, here, *here) == here) continue;
+    return absl::InvalidArgumentError(
+        fmt::format("experts by token id of layer {}, token id {}: legal are {} distinct ones in "
+                    "[0, {}), found {}",
+                    l, static_cast<int64_t>(i) / r.top_k, r.top_k, experts, *here));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
-Router::Router(const MoeModelSpec* model, std::vector<absl::Span<const float>> gates,
-               std::vector<absl::Span<const float>> biases, ThreadPool* pool)
+Router::Router(const MoeModelSpec* model, std::vector<RouterConstants> layers, ThreadPool* pool)
     : model_(model),
-      gates_(std::move(gates)),
-      biases_(std::move(biases)),
+      layers_(std::move(layers)),
       pool_(pool),
       ledger_(std::make_unique<SubstitutionLedger>()) {}
 
@@ -45,29 +77,32 @@ absl::StatusOr<std::unique_ptr<Router>> Router::Create(const MoeModelSpec* model
                                                        std::vector<absl::Span<const float>> gates,
                                                        std::vector<absl::Span<const float>> biases,
                                                        ThreadPool* pool) {
+  if (gates.size() != biases.size()) {
+    return absl::InvalidArgumentError(
+        fmt::format("{} gates and {} biases: one of each a layer", gates.size(), biases.size()));
+  }
+  std::vector<RouterConstants> layers;
+  for (size_t l = 0; l < gates.size(); ++l) layers.push_back({gates[l], biases[l], {}, {}, {}});
+  return Create(model, std::move(layers), pool);
+}
+
+absl::StatusOr<std::unique_ptr<Router>> Router::Create(const MoeModelSpec* model,
+                                                       std::vector<RouterConstants> layers,
+                                                       ThreadPool* pool) {
   if (model == nullptr) return absl::InvalidArgumentError("model: must not be null");
   MOERT_RETURN_IF_ERROR(model->Validate());
-  if (gates.size() != model->layers.size() || biases.size() != model->layers.size()) {
-    return absl::InvalidArgumentError(
-        fmt::format("{} gates and {} biases: the model has {} MoE layers", gates.size(),
-                    biases.size(), model->num_layers()));
+  if (layers.size() != model->layers.size()) {
+    return absl::InvalidArgumentError(fmt::format("gates of {} layers: the model has {} MoE layers",
+                                                  layers.size(), model->num_layers()));
   }
-  for (size_t l = 0; l < gates.size(); ++l) {
-    if (gates[l].empty()) continue;
-    if (pool == nullptr) return absl::InvalidArgumentError("pool: must not be null");
-    const MoeLayerSpec& layer = model->layers[l];
-    if (static_cast<int64_t>(gates[l].size()) != layer.num_experts * layer.hidden) {
-      return absl::InvalidArgumentError(fmt::format("gate of layer {}: {} values; takes [{}, {}]",
-                                                    l, gates[l].size(), layer.num_experts,
-                                                    layer.hidden));
-    }
-    const size_t bias = layer.routing.selection_bias ? layer.num_experts : 0;
-    if (biases[l].size() != bias) {
-      return absl::InvalidArgumentError(fmt::format(
-          "selection bias of layer {}: {} values; takes {}", l, biases[l].size(), bias));
+  for (size_t l = 0; l < layers.size(); ++l) {
+    const absl::Status status = CheckConstants(static_cast<int>(l), model->layers[l], layers[l]);
+    if (!status.ok()) return status;
+    if (!layers[l].gate.empty() && pool == nullptr) {
+      return absl::InvalidArgumentError("pool: must not be null");
     }
   }
-  return std::unique_ptr<Router>(new Router(model, std::move(gates), std::move(biases), pool));
+  return std::unique_ptr<Router>(new Router(model, std::move(layers), pool));
 }
 
 void Router::Count(const RoutingResult& routing) {
@@ -95,7 +130,7 @@ absl::Status Router::CheckLayer(int layer, bool gate) const {
   if (layer < 0 || layer >= layers) {
     return absl::InvalidArgumentError(fmt::format("layer {}: must be in [0, {})", layer, layers));
   }
-  if (!gate || !gates_[layer].empty()) return absl::OkStatus();
+  if (!gate || !layers_[layer].gate.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(
       fmt::format("layer {} has no gate: it takes given routings only", layer));
 }
@@ -118,8 +153,10 @@ int64_t Router::Logits(std::initializer_list<int> layers, const float* x, int64_
       for (; expert >= model_->layers[*layer].num_experts; ++layer) {
         expert -= model_->layers[*layer].num_experts;
       }
-      logits_[token * experts + i] =
-          Dot(x + token * hidden, gates_[*layer].data() + expert * hidden, hidden);
+      const RouterConstants& c = layers_[*layer];
+      float& logit = logits_[token * experts + i];
+      logit = Dot(x + token * hidden, c.gate.data() + expert * hidden, hidden);
+      if (!c.logit_bias.empty()) logit += c.logit_bias[expert];
     }
   });
   return experts;
@@ -127,7 +164,7 @@ int64_t Router::Logits(std::initializer_list<int> layers, const float* x, int64_
 
 absl::Status Router::Route(int layer, const float* x, int64_t tokens, const RoutingRule& rule,
                            const LayerResidency& residency, absl::Span<const int64_t> request_ids,
-                           bool next_gate, RoutingResult* r) {
+                           bool next_gate, RoutingResult* r, absl::Span<const int32_t> token_ids) {
   MOERT_RETURN_IF_ERROR(CheckLayer(layer, /*gate=*/true));
   const MoeLayerSpec& spec = model_->layers[layer];
   const int k = spec.routing.top_k;
@@ -140,11 +177,18 @@ absl::Status Router::Route(int layer, const float* x, int64_t tokens, const Rout
   r->scores.resize(tokens * experts);
   const int next = (layer + 1) % model_->num_layers();
   if (next_gate) MOERT_RETURN_IF_ERROR(CheckLayer(next, /*gate=*/true));
+  const bool hashed = spec.routing.hash_vocab > 0;
+  if (hashed) MOERT_RETURN_IF_ERROR(LookUp(layer, tokens, token_ids, r));
   const int64_t stride = next_gate ? Logits({layer, next}, x, tokens) : Logits({layer}, x, tokens);
   for (int64_t t = 0; t < tokens; ++t) {
-    const absl::Status status =
-        RouteToken(spec.routing, absl::MakeConstSpan(logits_).subspan(t * stride, experts),
-                   biases_[layer], &r->scores[t * experts], &r->ids[t * k], &r->weights[t * k]);
+    const auto logits = absl::MakeConstSpan(logits_).subspan(t * stride, experts);
+    float* const scores = &r->scores[t * experts];
+    if (hashed) {
+      WeighChosen(spec.routing, logits, scores, &r->ids[t * k], &r->weights[t * k]);
+      continue;
+    }
+    const absl::Status status = RouteToken(spec.routing, logits, layers_[layer].selection_bias,
+                                           scores, &r->ids[t * k], &r->weights[t * k]);
     if (!status.ok()) return status;
   }
   MOERT_RETURN_IF_ERROR(Finish(layer, rule, residency, request_ids, r));
@@ -168,9 +212,9 @@ absl::Status Router::ScoreLogits(int layer, const float* logits, int64_t stride,
   std::vector<int32_t> ids(spec.routing.top_k);
   std::vector<float> weights(spec.routing.top_k);
   for (int64_t t = 0; t < tokens; ++t) {
-    MOERT_RETURN_IF_ERROR(
-        RouteToken(spec.routing, absl::MakeConstSpan(logits + t * stride, experts), biases_[layer],
-                   &(*scores)[t * experts], ids.data(), weights.data()));
+    MOERT_RETURN_IF_ERROR(RouteToken(
+        spec.routing, absl::MakeConstSpan(logits + t * stride, experts),
+        layers_[layer].selection_bias, &(*scores)[t * experts], ids.data(), weights.data()));
   }
   return absl::OkStatus();
 }
@@ -216,18 +260,48 @@ absl::Status Router::RouteGiven(int layer, int64_t tokens, absl::Span<const int3
   return Finish(layer, rule, residency, request_ids, r);
 }
 
+absl::Status Router::LookUp(int layer, int64_t tokens, absl::Span<const int32_t> token_ids,
+                            RoutingResult* r) const {
+  const RoutingSpec& spec = model_->layers[layer].routing;
+  if (static_cast<int64_t>(token_ids.size()) != tokens) {
+    return absl::InvalidArgumentError(fmt::format(
+        "layer {} routes by token ids: the step has {}, and {} rows; give token_ids when the step "
+        "begins",
+        layer, token_ids.size(), tokens));
+  }
+  for (int64_t t = 0; t < tokens; ++t) {
+    if (token_ids[t] < 0 || token_ids[t] >= spec.hash_vocab) {
+      return absl::InvalidArgumentError(
+          fmt::format("token_ids[{}] is {}: legal for layer {} is 0 to {}", t, token_ids[t], layer,
+                      spec.hash_vocab - 1));
+    }
+    const auto experts =
+        layers_[layer].hash_experts.subspan(int64_t{token_ids[t]} * spec.top_k, spec.top_k);
+    std::copy(experts.begin(), experts.end(), &r->ids[t * spec.top_k]);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Router::Finish(int layer, const RoutingRule& rule, const LayerResidency& residency,
                             absl::Span<const int64_t> request_ids, RoutingResult* r) {
+  const absl::Span<const float> scales = layers_[layer].expert_scales;
+  const absl::Cleanup scale = [&] {
+    for (size_t i = 0; i < r->ids.size() && !scales.empty(); ++i) {
+      r->weights[i] *= scales[r->ids[i]];
+    }
+  };
   GroupByExpert(r);
   NoteOwnChoice(residency, r);
-  if (rule.kind == RoutingRuleKind::kTopK) return absl::OkStatus();
+  const bool hashed = model_->layers[layer].routing.hash_vocab > 0;
+  if (rule.kind == RoutingRuleKind::kTopK || hashed) return absl::OkStatus();
 
   ExpertCacheOutcome outcome;
-  MOERT_RETURN_IF_ERROR(ApplyExpertCacheRule(
-      rule,
-      {&model_->layers[layer].routing, r->num_experts, r->tokens, r->scores, biases_[layer],
-       residency.resident, request_ids, absl::MakeSpan(r->ids), absl::MakeSpan(r->weights)},
-      ledger_.get(), &outcome));
+  MOERT_RETURN_IF_ERROR(
+      ApplyExpertCacheRule(rule,
+                           {&model_->layers[layer].routing, r->num_experts, r->tokens, r->scores,
+                            layers_[layer].selection_bias, residency.resident, request_ids,
+                            absl::MakeSpan(r->ids), absl::MakeSpan(r->weights)},
+                           ledger_.get(), &outcome));
   r->substituted = outcome.substituted;
   r->mass_substituted = outcome.mass_substituted;
   r->top_score = std::move(outcome.top_score);

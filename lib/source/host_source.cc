@@ -32,6 +32,18 @@ const char* PartName(WeightPart part) {
       return "shared expert's gate";
     case WeightPart::kRecord:
       return "record";
+    case WeightPart::kLogitBias:
+      return "logit bias";
+    case WeightPart::kExpertScales:
+      return "expert scales";
+    case WeightPart::kHashExperts:
+      return "experts by token id";
+    case WeightPart::kGateBias:
+      return "gate bias";
+    case WeightPart::kUpBias:
+      return "up bias";
+    case WeightPart::kDownBias:
+      return "down bias";
   }
   return "invalid";
 }
@@ -46,8 +58,8 @@ absl::StatusOr<Version> MakeVersion(absl::string_view scheme_name, const MoeMode
   version.name = std::string(scheme_name);
   MOERT_ASSIGN_OR_RETURN(const Scheme scheme, Scheme::Parse(scheme_name));
   for (const MoeLayerSpec& layer : model.layers) {
-    MOERT_ASSIGN_OR_RETURN(RecordLayout layout, MakeRecordLayout(layer.hidden, layer.intermediate,
-                                                                 ExpertFormat::Uniform(scheme)));
+    MOERT_ASSIGN_OR_RETURN(RecordLayout layout,
+                           ExpertRecordLayout(layer, ExpertFormat::Uniform(scheme)));
     version.layouts.push_back(layout);
   }
   return version;
@@ -119,10 +131,22 @@ class HostSource final : public ExpertSource {
       MOERT_RETURN_IF_ERROR(
           floats(WeightPart::kSharedGate, 1, spec.hidden, &constants.shared_gate));
     }
+    const RoutingSpec& r = spec.routing;
+    if (r.logit_bias) {
+      MOERT_RETURN_IF_ERROR(
+          floats(WeightPart::kLogitBias, 1, spec.num_experts, &constants.logit_bias));
+    }
+    if (r.expert_scales) {
+      MOERT_RETURN_IF_ERROR(
+          floats(WeightPart::kExpertScales, 1, spec.num_experts, &constants.expert_scales));
+    }
+    if (r.hash_vocab > 0) {
+      constants.hash_experts.resize(static_cast<size_t>(r.hash_vocab * r.top_k));
+      MOERT_RETURN_IF_ERROR(Read({layer, 0, WeightPart::kHashExperts, 0, 0, r.hash_vocab, r.top_k,
+                                  DType::kI32, constants.hash_experts.data()}));
+    }
     if (spec.shared_intermediate > 0) {
-      MOERT_ASSIGN_OR_RETURN(
-          constants.shared_layout,
-          MakeRecordLayout(spec.hidden, spec.shared_intermediate, ExpertFormat::Uniform(Scheme{})));
+      MOERT_ASSIGN_OR_RETURN(constants.shared_layout, SharedRecordLayout(spec));
       constants.shared_expert.resize(static_cast<size_t>(constants.shared_layout.bytes));
       MOERT_RETURN_IF_ERROR(ReadMatrices(layer, kSharedExpert, constants.shared_layout,
                                          constants.shared_expert.data()));
@@ -152,13 +176,21 @@ class HostSource final : public ExpertSource {
   absl::Status ReadMatrices(int layer, int expert, const RecordLayout& layout,
                             std::byte* record) const {
     std::memset(record, 0, static_cast<size_t>(layout.bytes));  // what lies between the sections
-    const std::pair<WeightPart, const MatrixLayout*> parts[] = {
-        {WeightPart::kGateProj, &layout.gate},
-        {WeightPart::kUpProj, &layout.up},
-        {WeightPart::kDownProj, &layout.down}};
+    struct Part {
+      WeightPart weights, bias;
+      const MatrixLayout* matrix;
+    };
+    const Part parts[] = {{WeightPart::kGateProj, WeightPart::kGateBias, &layout.gate},
+                          {WeightPart::kUpProj, WeightPart::kUpBias, &layout.up},
+                          {WeightPart::kDownProj, WeightPart::kDownBias, &layout.down}};
     std::vector<std::byte> piece;
     std::vector<float> widened;
-    for (const auto& [part, matrix] : parts) {
+    for (const auto& [part, bias, matrix] : parts) {
+      if (part == WeightPart::kGateProj && !layout.parts.gate) continue;
+      if (matrix->bias_offset > 0) {
+        MOERT_RETURN_IF_ERROR(Read({layer, expert, bias, 0, 0, 1, matrix->rows, DType::kF32,
+                                    record + matrix->bias_offset}));
+      }
       const int64_t step = PieceRows(matrix->k);
       for (int64_t row = 0; row < matrix->rows; row += step) {
         const int64_t rows = std::min(step, matrix->rows - row);

@@ -5,7 +5,7 @@ namespace moert {
 namespace {
 
 // Functions, not objects: strategies may be listed before this file's objects would be made.
-StrategyKey Scheme() {
+StrategyKey SchemeKey() {
   return {"scheme", "version of the pack to serve, by name (the one with the most bits)"};
 }
 StrategyKey Control() {
@@ -20,7 +20,7 @@ RegisteredStrategy Fate() {
   return {
       {"fate",
        "prefetch by the next layer's gate, ARC cache whose slots go where they spare most misses",
-       {Scheme(),
+       {SchemeKey(),
         {"percentile",
          "prefetch the experts whose predicted score is above this percentile, in [0, 100) "
          "(75)"},
@@ -47,7 +47,7 @@ RegisteredStrategy Importance() {
   return {{"importance",
            "lossy: low-score experts that are absent are replaced by resident ones; eviction and "
            "prefetch by score",
-           {Scheme(),
+           {SchemeKey(),
             {"alpha", "half width of the substitution band, in [0, 1]; 0: exact routing (0.1)"},
             {"phase", "where experts are replaced: decode or all (decode)"},
             {"second_pass", "1: also replace by experts that other tokens fetch anyway (0)"},
@@ -102,15 +102,15 @@ RegisteredStrategy DynaExq() {
 
 std::vector<RegisteredStrategy> BuiltinStrategies() {
   return {
-      {{"resident", "every expert loaded at open", {Scheme()}}, &BuildResident},
-      {{"on-demand", "LRU cache, misses are loaded; the exact default", {Scheme()}},
+      {{"resident", "every expert loaded at open", {SchemeKey()}}, &BuildResident},
+      {{"on-demand", "LRU cache, misses are loaded; the exact default", {SchemeKey()}},
        &BuildOnDemand},
-      {{"load-on-demand", "no routed expert is kept after its layer call", {Scheme()}},
+      {{"load-on-demand", "no routed expert is kept after its layer call", {SchemeKey()}},
        &BuildLoadOnDemand},
       {{"activation-path",
         "LRU cache, prefetch by which experts follow one another in adjacent layers, learned "
         "online",
-        {Scheme(),
+        {SchemeKey(),
          {"width", "number of predicted experts, in percent of the active ones (100)"},
          Control()}},
        &BuildActivationPath},

@@ -36,7 +36,7 @@ ABI_FIELD(moert_tensor, dtype, 32);
 ABI_FIELD(moert_tensor, place, 36);
 ABI_LAST(moert_tensor, place, 4);
 
-ABI_SIZE(moert_layer_spec, 80);
+ABI_SIZE(moert_layer_spec, 120);
 ABI_FIELD(moert_layer_spec, hidden, 8);
 ABI_FIELD(moert_layer_spec, intermediate, 16);
 ABI_FIELD(moert_layer_spec, shared_intermediate, 24);
@@ -52,7 +52,17 @@ ABI_FIELD(moert_layer_spec, num_groups, 64);
 ABI_FIELD(moert_layer_spec, top_groups, 68);
 ABI_FIELD(moert_layer_spec, scaling, 72);
 ABI_FIELD(moert_layer_spec, sparsemixer_eps, 76);
-ABI_LAST(moert_layer_spec, sparsemixer_eps, 4);
+ABI_FIELD(moert_layer_spec, logit_bias, 80);
+ABI_FIELD(moert_layer_spec, weight_input, 84);
+ABI_FIELD(moert_layer_spec, expert_scales, 88);
+ABI_FIELD(moert_layer_spec, hash_vocab, 92);
+ABI_FIELD(moert_layer_spec, ungated, 96);
+ABI_FIELD(moert_layer_spec, expert_bias, 100);
+ABI_FIELD(moert_layer_spec, activation_alpha, 104);
+ABI_FIELD(moert_layer_spec, activation_limit, 108);
+ABI_FIELD(moert_layer_spec, up_offset, 112);
+ABI_FIELD(moert_layer_spec, reserved, 116);
+ABI_LAST(moert_layer_spec, reserved, 4);
 
 ABI_SIZE(moert_matrix, 80);
 ABI_FIELD(moert_matrix, scheme, 0);
@@ -67,12 +77,14 @@ ABI_FIELD(moert_matrix, scale_offset, 64);
 ABI_FIELD(moert_matrix, scale_bytes, 72);
 ABI_LAST(moert_matrix, scale_bytes, 8);
 
-ABI_SIZE(moert_open_options, 40);
+ABI_SIZE(moert_open_options, 48);
 ABI_FIELD(moert_open_options, cache_dir, 8);
 ABI_FIELD(moert_open_options, user_data, 16);
 ABI_FIELD(moert_open_options, log, 24);
 ABI_FIELD(moert_open_options, progress, 32);
-ABI_LAST(moert_open_options, progress, 8);
+ABI_FIELD(moert_open_options, widen, 40);
+ABI_FIELD(moert_open_options, reserved, 44);
+ABI_LAST(moert_open_options, reserved, 4);
 
 ABI_SIZE(moert_read, 72);
 ABI_FIELD(moert_read, layer, 8);
@@ -92,14 +104,17 @@ ABI_FIELD(moert_source_callbacks, pinned_record, 40);
 ABI_FIELD(moert_source_callbacks, destroy, 48);
 ABI_LAST(moert_source_callbacks, destroy, 8);
 
-ABI_SIZE(moert_record_info, 272);
+ABI_SIZE(moert_record_info, 296);
 ABI_FIELD(moert_record_info, version, 8);
 ABI_FIELD(moert_record_info, bytes, 16);
 ABI_FIELD(moert_record_info, hadamard, 24);
 ABI_FIELD(moert_record_info, gate, 32);
 ABI_FIELD(moert_record_info, up, 112);
 ABI_FIELD(moert_record_info, down, 192);
-ABI_LAST(moert_record_info, down, 80);
+ABI_FIELD(moert_record_info, gate_bias_offset, 272);
+ABI_FIELD(moert_record_info, up_bias_offset, 280);
+ABI_FIELD(moert_record_info, down_bias_offset, 288);
+ABI_LAST(moert_record_info, down_bias_offset, 8);
 
 ABI_SIZE(moert_thread_pool, 40);
 ABI_FIELD(moert_thread_pool, num_threads, 8);
@@ -160,14 +175,15 @@ ABI_FIELD(moert_memory, own_bytes, 88);
 ABI_FIELD(moert_memory, total_experts, 96);
 ABI_LAST(moert_memory, total_experts, 8);
 
-ABI_SIZE(moert_step_options, 56);
+ABI_SIZE(moert_step_options, 64);
 ABI_FIELD(moert_step_options, rows, 8);
 ABI_FIELD(moert_step_options, phase, 16);
 ABI_FIELD(moert_step_options, request_ids, 24);
 ABI_FIELD(moert_step_options, stream, 32);
 ABI_FIELD(moert_step_options, user_data, 40);
 ABI_FIELD(moert_step_options, predict_next, 48);
-ABI_LAST(moert_step_options, predict_next, 8);
+ABI_FIELD(moert_step_options, token_ids, 56);
+ABI_LAST(moert_step_options, token_ids, 8);
 
 ABI_SIZE(moert_routing, 224);
 ABI_FIELD(moert_routing, ids, 8);

@@ -14,7 +14,8 @@ import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.join(HERE, "..", "..")
-SIZES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "U8": 1, "I32": 4, "I64": 8}
+SIZES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "U8": 1, "I32": 4, "I64": 8,
+         "I8": 1, "F8_E8M0": 1, "BOOL": 1}
 
 
 def write(target, name, data):
@@ -43,6 +44,7 @@ def dump(value):
 
 COMMON = dict(vocab_size=32, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
               num_key_value_heads=1, max_position_embeddings=64, rms_norm_eps=1e-5)
+LATENT = dict(kv_lora_rank=4, q_lora_rank=4, qk_nope_head_dim=4, qk_rope_head_dim=2, v_head_dim=4)
 CONFIGS = {
     "qwen2_moe": dict(COMMON, model_type="qwen2_moe", num_experts=2, num_experts_per_tok=1,
                       moe_intermediate_size=4, shared_expert_intermediate_size=4, intermediate_size=8,
@@ -55,6 +57,23 @@ CONFIGS = {
                           moe_intermediate_size=4,
                           quantization_config=dict(quant_method="fp8", fmt="e4m3",
                                                    weight_block_size=[128, 128])),
+    **{name: dict(COMMON, model_type="qwen3_moe", num_local_experts=2, num_experts_per_tok=2,
+                  hidden_size=32, moe_intermediate_size=32, quantization_config=quantization)
+       for name, quantization in {
+           "gptq": dict(quant_method="gptq", bits=4, group_size=32, sym=False, desc_act=False),
+           "awq": dict(quant_method="awq", bits=4, group_size=32, zero_point=True, version="gemm"),
+           "packed": dict(quant_method="compressed-tensors", format="pack-quantized", config_groups={
+               "a": dict(targets=["Linear"], weights=dict(num_bits=4, symmetric=False,
+                                                          strategy="group", group_size=32))}),
+           "int8": dict(quant_method="compressed-tensors", format="int-quantized", config_groups={
+               "a": dict(targets=["Linear"], weights=dict(num_bits=8, symmetric=True,
+                                                          strategy="channel"),
+                         input_activations=dict(num_bits=8))}),
+           "nvfp4": dict(quant_method="compressed-tensors", format="nvfp4-pack-quantized",
+                         config_groups={"a": dict(weights=dict(num_bits=4, strategy="tensor_group",
+                                                               group_size=16))}),
+           "modelopt": dict(quant_method="modelopt", quant_algo="NVFP4", group_size=16),
+           "mxfp4": dict(quant_method="mxfp4")}.items()},
     "mixtral": dict(COMMON, model_type="mixtral", num_local_experts=2, num_experts_per_tok=2,
                     intermediate_size=4, sliding_window=8, eos_token_id=[1, 2]),
     "olmoe": dict(COMMON, model_type="olmoe", num_experts=2, num_experts_per_tok=2,
@@ -67,6 +86,35 @@ CONFIGS = {
     "deepseek": dict(COMMON, model_type="deepseek", num_hidden_layers=2, n_routed_experts=2, n_shared_experts=1,
                      num_experts_per_tok=1, moe_intermediate_size=4, intermediate_size=8,
                      first_k_dense_replace=1, moe_layer_freq=1, scoring_func="softmax"),
+    "deepseek_v2": dict(COMMON, **LATENT, model_type="deepseek_v2", moe_intermediate_size=4,
+                        n_routed_experts=4, n_shared_experts=1, num_experts_per_tok=1,
+                        topk_method="group_limited_greedy", n_group=2, topk_group=1,
+                        routed_scaling_factor=16.0,
+                        rope_scaling=dict(type="yarn", factor=4.0, mscale=0.7, mscale_all_dim=0.7,
+                                          original_max_position_embeddings=16)),
+    "deepseek_v3": dict(COMMON, **LATENT, model_type="deepseek_v3", moe_intermediate_size=4,
+                        n_routed_experts=4, num_experts_per_tok=2, topk_method="noaux_tc",
+                        scoring_func="sigmoid", n_group=2, topk_group=1, rope_interleave=True),
+    "glm4_moe": dict(COMMON, model_type="glm4_moe", head_dim=8, partial_rotary_factor=0.5,
+                     use_qk_norm=True, n_routed_experts=2, num_experts_per_tok=1,
+                     moe_intermediate_size=4),
+    "ernie4_5_moe": dict(COMMON, model_type="ernie4_5_moe", moe_num_experts=2, moe_k=1,
+                         moe_intermediate_size=4, moe_layer_start_index=0, moe_layer_end_index=-1,
+                         moe_layer_interval=1, use_bias=False),
+    "minimax_m2": dict(COMMON, model_type="minimax_m2", head_dim=8, rotary_dim=4, num_local_experts=2,
+                       num_experts_per_tok=1, intermediate_size=4, qk_norm_type="per_layer"),
+    "qwen3_next": dict(COMMON, model_type="qwen3_next", head_dim=16, num_experts=2,
+                       num_experts_per_tok=1, moe_intermediate_size=4,
+                       shared_expert_intermediate_size=4, layer_types=["linear_attention"],
+                       linear_num_key_heads=1, linear_num_value_heads=2,
+                       rope_parameters=dict(rope_type="default", partial_rotary_factor=0.25,
+                                            rope_theta=1e7)),
+    "gpt_oss": dict(COMMON, model_type="gpt_oss", num_local_experts=2, num_experts_per_tok=1,
+                    intermediate_size=4, sliding_window=8, layer_types=["sliding_attention"],
+                    swiglu_limit=7.0),
+    "llama4": dict(model_type="llama4", text_config=dict(
+        COMMON, num_local_experts=2, intermediate_size=4, no_rope_layers=[1], moe_layers=[0],
+        attention_chunk_size=8, attn_temperature_tuning=4, floor_scale=8192, attn_scale=0.1)),
     "xverse": dict(COMMON, model_type="xverse", num_experts=2, moe_top_k=2, num_shared_experts=1,
                    intermediate_size=4,
                    rope_parameters=dict(rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1,
@@ -89,6 +137,27 @@ def shared(prefix):
             f"{prefix}.down_proj.weight": ("F32", [8, 4])}
 
 
+def quantized(prefix, tensors):
+    """The tensors of each of two experts' three matrices, all of them 32 x 32."""
+    return {f"{prefix}.experts.{e}.{p}.{name}": t for e in range(2)
+            for p in ("gate_proj", "up_proj", "down_proj") for name, t in tensors.items()}
+
+
+# By configuration: the tensors of a matrix of 32 x 32.
+QUANTIZED = {
+    "gptq": {"qweight": ("I32", [4, 32]), "qzeros": ("I32", [1, 4]), "scales": ("F16", [1, 32]),
+             "g_idx": ("I32", [32])},
+    "awq": {"qweight": ("I32", [32, 4]), "qzeros": ("I32", [1, 4]), "scales": ("F16", [1, 32])},
+    "packed": {"weight_packed": ("I32", [32, 4]), "weight_zero_point": ("I32", [4, 1]),
+               "weight_scale": ("BF16", [32, 1])},
+    "int8": {"weight": ("I8", [32, 32]), "weight_scale": ("BF16", [32, 1])},
+    "nvfp4": {"weight_packed": ("U8", [32, 16]), "weight_scale": ("F8_E4M3", [32, 2]),
+              "weight_global_scale": ("F32", [1])},
+    "modelopt": {"weight": ("U8", [32, 16]), "weight_scale": ("F8_E4M3", [32, 2]),
+                 "weight_scale_2": ("F32", [])},
+}
+
+
 def models():
     mlp, proj = "model.layers.0.mlp", ("gate_proj", "up_proj", "down_proj")
     gate = {mlp + ".gate.weight": ("F32", [2, 8])}
@@ -102,6 +171,13 @@ def models():
                                       mlp + ".switch_mlp.down_proj.weight": ("F16", [2, 4, 8])}
     fp8 = experts(mlp + ".experts", proj, dtype="F8_E4M3")
     yield "fp8", "qwen3_moe_fp8", {**gate, **fp8, **{n + "_scale_inv": ("F32", [1, 1]) for n in fp8}}
+    wide = {mlp + ".gate.weight": ("F32", [2, 32])}
+    for form, tensors in QUANTIZED.items():
+        yield form, form, {**wide, **quantized(mlp, tensors)}
+    yield "mxfp4", "mxfp4", {**wide, mlp + ".experts.gate_up_proj_blocks": ("U8", [2, 64, 1, 16]),
+                             mlp + ".experts.gate_up_proj_scales": ("U8", [2, 64, 1]),
+                             mlp + ".experts.down_proj_blocks": ("U8", [2, 32, 1, 16]),
+                             mlp + ".experts.down_proj_scales": ("U8", [2, 32, 1])}
     block = "model.layers.0.block_sparse_moe"
     yield "mixtral", "mixtral", {**experts(block + ".experts", ("w1", "w3", "w2")),
                                  block + ".gate.weight": ("BF16", [2, 8])}

@@ -12,8 +12,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (int l = 0; l < plan->model.num_layers(); ++l) {
     const MoeLayerSpec& layer = plan->model.layers[static_cast<size_t>(l)];
     for (int e = 0; e < layer.num_experts; ++e) {
-      FUZZ_REQUIRE(
-          MakeRecordLayout(layer.hidden, layer.intermediate, plan->version.format(l, e)).ok());
+      FUZZ_REQUIRE(ExpertRecordLayout(layer, plan->version.format(l, e)).ok());
     }
   }
   // What was accepted is written and read as the same.

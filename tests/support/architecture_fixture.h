@@ -65,6 +65,7 @@ struct ArchitectureRun {
     checkpoint = *std::move(opened);
     OpenModelOptions open;
     open.cache_dir = cache;
+    open.widen = true;  // references of quantized files were rounded to bf16
     auto source = OpenModel(dir, open);
     REQUIRE_OK(source.status());
     EngineOptions o = options;

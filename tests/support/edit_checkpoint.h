@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "moert/offline/checkpoint.h"
 #include "support/catch.h"
 #include "support/temp_dir.h"
@@ -28,9 +29,7 @@ inline EditCheckpoint ReadForEdit(const std::string& dir) {
   REQUIRE_OK(checkpoint.status());
   EditCheckpoint out;
   for (const TensorInfo& t : (*checkpoint)->tensors()) {
-    EditTensor e{t.dtype == DType::kBF16  ? "BF16"
-                 : t.dtype == DType::kF32 ? "F32"
-                                          : "F8_E4M3",
+    EditTensor e{absl::AsciiStrToUpper(DTypeName(t.dtype)),
                  {t.shape.begin(), t.shape.end()},
                  std::string(static_cast<size_t>(t.bytes), '\0')};
     REQUIRE_OK((*checkpoint)

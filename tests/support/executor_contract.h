@@ -41,8 +41,7 @@ class ExecutorRig {
     REQUIRE(backend_->Check(*source, {0}).ok());
     pool_ = *CreateThreadPool(backend_->Threads(false));
     gemm_ = *MixedGroupGemm::Create(pool_.get(), "auto", ActivationNumerics::kBF16);
-    router_ =
-        *Router::Create(&model, constants_.gates(), constants_.selection_biases(), pool_.get());
+    router_ = *Router::Create(&model, constants_.routers(), pool_.get());
     const int64_t blocks = model.num_layers() * model.layers[0].num_experts;
     std::vector<std::unique_ptr<BlockPool>> pools;
     pools.push_back(*backend_->MakePool({source->layout(0, 0, 0).bytes + kRecordAlignment, blocks},

@@ -24,9 +24,10 @@ struct ExpertRecord {
 
 /// Weights are normal with standard deviation 1 / sqrt(k), so that activations keep their scale.
 inline ExpertRecord RandomExpert(int64_t hidden, int64_t intermediate, uint32_t seed,
-                                 const ExpertFormat& format = ExpertFormat::Uniform(Scheme{})) {
+                                 const ExpertFormat& format = ExpertFormat::Uniform(Scheme{}),
+                                 const RecordParts& parts = {}) {
   ExpertRecord e;
-  const auto layout = MakeRecordLayout(hidden, intermediate, format);
+  const auto layout = MakeRecordLayout(hidden, intermediate, format, parts);
   REQUIRE_OK(layout.status());
   e.layout = *layout;
   REQUIRE_OK(e.bytes.Reset(e.layout.bytes));
@@ -42,6 +43,10 @@ inline ExpertRecord RandomExpert(int64_t hidden, int64_t intermediate, uint32_t 
     } else {
       REQUIRE_OK(PackMatrix(*m, QuantizeRtn(*m, weights, {.grid = 1}), e.bytes.data()));
     }
+    if (m->bias_offset == 0) continue;
+    std::vector<float> bias(static_cast<size_t>(m->padded_rows));
+    for (int64_t r = 0; r < m->rows; ++r) bias[static_cast<size_t>(r)] = normal(rng);
+    std::memcpy(e.bytes.data() + m->bias_offset, bias.data(), bias.size() * sizeof(float));
   }
   return e;
 }

@@ -22,9 +22,8 @@ absl::StatusOr<std::unique_ptr<TraceReader>> OpenAnyTrace(const std::string& pat
   TraceVersion& version = header.versions.emplace_back();
   version.name = "bf16";
   for (const MoeLayerSpec& layer : header.model.layers) {
-    MOERT_ASSIGN_OR_RETURN(
-        const RecordLayout layout,
-        MakeRecordLayout(layer.hidden, layer.intermediate, ExpertFormat::Uniform(Scheme{})));
+    MOERT_ASSIGN_OR_RETURN(const RecordLayout layout,
+                           ExpertRecordLayout(layer, ExpertFormat::Uniform(Scheme{})));
     version.bytes.emplace_back(layer.num_experts, layout.bytes);
   }
   return OpenRecordedRouting(path, header);

@@ -237,9 +237,21 @@ absl::StatusOr<json> PartsJson(const std::string& path) {
   return parts;
 }
 
+// A checkpoint whose configuration is not read: what its tensors' names tell of it.
+absl::StatusOr<json> DescribeUnknown(const std::string& path, const absl::Status& why) {
+  MOERT_ASSIGN_OR_RETURN(json parts, PartsJson(path));
+  if (parts.empty()) return why;
+  return json{{"kind", "checkpoint"},
+              {"path", path},
+              {"not_read", std::string(why.message())},
+              {"parts", std::move(parts)}};
+}
+
 // A checkpoint, and what its experts would take in each scheme.
 absl::StatusOr<json> DescribeCheckpoint(const std::string& path, const PlanOptions& options) {
-  MOERT_ASSIGN_OR_RETURN(const HfConfig config, LoadHfConfig(path));
+  const absl::StatusOr<HfConfig> read = LoadHfConfig(path);
+  if (!read.ok()) return DescribeUnknown(path, read.status());
+  const HfConfig& config = *read;
   json schemes = json::array();
   for (const Scheme& scheme : Scheme::All()) {
     const PackVersion version = PackVersion::Uniform(scheme);
@@ -256,6 +268,7 @@ absl::StatusOr<json> DescribeCheckpoint(const std::string& path, const PlanOptio
   json info = {{"kind", "checkpoint"},
                {"path", path},
                {"model", std::move(model)},
+               {"stored", std::string(StoredWeightsName(config.quantization.form))},
                {"parts", std::move(parts)},
                {"schemes", std::move(schemes)}};
   AddOptions(options, &info);
@@ -280,7 +293,9 @@ absl::StatusOr<json> DescribeFile(const std::string& path) {
 absl::StatusOr<json> Info(const std::string& path, const PlanOptions& options) {
   if (IsFile(path)) return DescribeFile(path);
   if (Exists(path + "/" + kManifestFile)) return DescribePack(path, options);
-  if (Exists(path + "/config.json")) return DescribeCheckpoint(path, options);
+  for (const char* file : {"/config.json", "/model.safetensors", "/model.safetensors.index.json"}) {
+    if (Exists(path + file)) return DescribeCheckpoint(path, options);
+  }
   return absl::NotFoundError(
       fmt::format("{}: neither an expert pack ({}), nor a checkpoint (config.json), nor a file",
                   path, kManifestFile));
@@ -295,6 +310,10 @@ void Print(const json& info) {
                  t["shape"].dump());
     }
     return;
+  }
+  if (info.contains("not_read")) {
+    fmt::print("  not read: {}\n", info["not_read"].get<std::string>());
+    return PrintParts(info["parts"]);
   }
   PrintModel(info["model"]);
   if (kind == "checkpoint") {

@@ -12,16 +12,25 @@ struct Rule {
   const char* part;
 };
 
-// The first pattern that a name contains decides; tensors of the supported architectures.
+// The first pattern that a name contains decides; tensors of published families, those included
+// whose configuration is not read.
 constexpr Rule kRules[] = {
     {"shared_expert", "shared experts"},
     {".experts.", "routed experts"},
     {".switch_mlp.", "routed experts"},
+    {".expert_", "routed experts"},
+    {".feed_forward.router.", "routers"},
+    {".ffn.gate.", "routers"},
+    {".mixer.gate.", "routers"},
     {".mlp.gate.", "routers"},
     {".mlp.router.", "routers"},
     {".block_sparse_moe.gate.", "routers"},
     {".mlp.", "dense feed-forward"},
+    {".feed_forward.", "dense feed-forward"},
+    {".ffn.", "dense feed-forward"},
     {".self_attn.", "attention"},
+    {".linear_attn.", "attention"},
+    {".attn.", "attention"},
     {"embed_tokens", "embedding and head"},
     {"lm_head", "embedding and head"},
     {"norm", "norms"},

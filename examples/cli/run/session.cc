@@ -7,6 +7,7 @@
 #include "cli/common/progress.h"
 #include "host/open_decoder.h"
 #include "host/utf8.h"
+#include "moert/backend.h"
 #include "moert/default_thread_pool.h"
 #include "moert/expert_source.h"
 #include "moert/offline/checkpoint.h"
@@ -30,6 +31,8 @@ absl::StatusOr<std::shared_ptr<const ExpertSource>> OpenExperts(const RunOptions
   Progress progress("packing experts", !options.quiet);
   OpenModelOptions open;
   open.cache_dir = options.cache;
+  // Schemes in which files come are the CPU's alone.
+  open.widen = options.backend != "cpu" && CudaStatus().ok();
   open.user = &progress;
   if (!options.quiet) {
     open.log = [](void*, absl::string_view line) { fmt::print(stderr, "{}\n", std::string(line)); };

@@ -115,9 +115,8 @@ class SyntheticExperts final : public ExpertSource {
   absl::Status AddVersion(const Scheme& scheme, const SyntheticOptions& options) {
     Ring ring;
     for (const MoeLayerSpec& layer : shape_.spec.layers) {
-      MOERT_ASSIGN_OR_RETURN(
-          const RecordLayout layout,
-          MakeRecordLayout(layer.hidden, layer.intermediate, ExpertFormat::Uniform(scheme)));
+      MOERT_ASSIGN_OR_RETURN(const RecordLayout layout,
+                             ExpertRecordLayout(layer, ExpertFormat::Uniform(scheme)));
       ring.stride = std::max(ring.stride, util::RoundUp(layout.bytes, kRecordAlignment));
       ring.layouts.push_back(layout);
     }
@@ -143,9 +142,8 @@ class SyntheticExperts final : public ExpertSource {
       for (int e = 0; e < layer.num_experts; ++e) {
         const Scheme gate = draw(MixKey(seed_, 105, index, first_[l] + e));
         const Scheme down = draw(MixKey(seed_, 106, index, first_[l] + e));
-        MOERT_ASSIGN_OR_RETURN(
-            const RecordLayout layout,
-            MakeRecordLayout(layer.hidden, layer.intermediate, {gate, gate, down, false}));
+        MOERT_ASSIGN_OR_RETURN(const RecordLayout layout,
+                               ExpertRecordLayout(layer, {gate, gate, down, false}));
         ring.stride = std::max(ring.stride, util::RoundUp(layout.bytes, kRecordAlignment));
         ring.layouts.push_back(layout);
       }

@@ -113,9 +113,8 @@ absl::StatusOr<TraceHeader> HeaderOf(const Shape& shape, const std::vector<std::
     TraceVersion& version = header.versions.emplace_back();
     version.name = name;
     for (const MoeLayerSpec& layer : shape.spec.layers) {
-      MOERT_ASSIGN_OR_RETURN(
-          const RecordLayout layout,
-          MakeRecordLayout(layer.hidden, layer.intermediate, ExpertFormat::Uniform(scheme)));
+      MOERT_ASSIGN_OR_RETURN(const RecordLayout layout,
+                             ExpertRecordLayout(layer, ExpertFormat::Uniform(scheme)));
       version.bytes.emplace_back(layer.num_experts, layout.bytes);
     }
   }

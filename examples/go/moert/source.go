@@ -22,6 +22,11 @@ const (
 	Router        Part = C.MOERT_PART_ROUTER
 	SelectionBias Part = C.MOERT_PART_SELECTION_BIAS
 	SharedGate    Part = C.MOERT_PART_SHARED_GATE
+	LogitBias     Part = C.MOERT_PART_LOGIT_BIAS
+	ExpertScales  Part = C.MOERT_PART_EXPERT_SCALES
+	GateBias      Part = C.MOERT_PART_GATE_BIAS
+	UpBias        Part = C.MOERT_PART_UP_BIAS
+	DownBias      Part = C.MOERT_PART_DOWN_BIAS
 )
 
 // Read asks for rows [FirstRow, FirstRow+Rows) of a row-major matrix.
@@ -45,6 +50,9 @@ const (
 	TopKSoftmax    Routing = C.MOERT_ROUTING_TOPK_SOFTMAX    // the k highest, then softmax over them (Mixtral)
 	SigmoidGrouped Routing = C.MOERT_ROUTING_SIGMOID_GROUPED // sigmoid + bias, best groups, top-k (DeepSeek-V3)
 	SparseMixer    Routing = C.MOERT_ROUTING_SPARSEMIXER     // two masked-softmax picks (Phi-3.5-MoE)
+
+	SqrtSoftplusGrouped Routing = C.MOERT_ROUTING_SQRT_SOFTPLUS_GROUPED // as SigmoidGrouped (DeepSeek-V4)
+	TopKSigmoid         Routing = C.MOERT_ROUTING_TOPK_SIGMOID          // the k highest, weights their sigmoids (Llama-4)
 )
 
 // Activation of the gated linear unit.
@@ -54,9 +62,10 @@ const (
 	Silu     Activation = C.MOERT_SILU
 	Gelu     Activation = C.MOERT_GELU
 	GeluTanh Activation = C.MOERT_GELU_TANH
+	Relu2    Activation = C.MOERT_RELU2
 )
 
-// LayerSpec is one MoE layer: moert_layer_spec. Zero groups and scaling mean 1.
+// LayerSpec is one MoE layer: moert_layer_spec. Zero groups, scaling and alpha mean 1.
 type LayerSpec struct {
 	ModelLayer, NumExperts, TopK             int
 	Hidden, Intermediate, SharedIntermediate int64
@@ -65,6 +74,9 @@ type LayerSpec struct {
 	Activation                               Activation
 	Groups, TopGroups                        int
 	Scaling                                  float32
+	LogitBias, WeightInput, ExpertScales     bool
+	Ungated, ExpertBias                      bool
+	Alpha, Limit, UpOffset                   float32 // of the activation
 }
 
 // Source is where experts come from. Close it when engines have been made of it.
@@ -123,6 +135,16 @@ func NewSource(name string, layers []LayerSpec, weights Weights) (*Source, error
 		if l.Scaling != 0 {
 			specs[i].scaling = C.float(l.Scaling)
 		}
+		specs[i].logit_bias = flag(l.LogitBias)
+		specs[i].weight_input = flag(l.WeightInput)
+		specs[i].expert_scales = flag(l.ExpertScales)
+		specs[i].ungated = flag(l.Ungated)
+		specs[i].expert_bias = flag(l.ExpertBias)
+		if l.Alpha != 0 {
+			specs[i].activation_alpha = C.float(l.Alpha)
+		}
+		specs[i].activation_limit = C.float(l.Limit)
+		specs[i].up_offset = C.float(l.UpOffset)
 	}
 	callbacks := (*C.moert_source_callbacks)(C.calloc(1, C.sizeof_moert_source_callbacks))
 	defer C.free(unsafe.Pointer(callbacks))

@@ -8,6 +8,8 @@ namespace moert::host {
 
 float Activate(Activation activation, float x) {
   switch (activation) {
+    case Activation::kRelu2:
+      return x > 0 ? x * x : 0.0f;
     case Activation::kSilu:
       return x / (1.0f + std::exp(-x));
     case Activation::kGelu:

@@ -120,20 +120,21 @@ class Source(_Handle):
     @classmethod
     def from_weights(cls, name, layers, read):
         """Weights of the host's own. layers: a list of Source.layer(...). read(layer, expert, part,
-        first_row, rows, cols) returns rows * cols floats (a buffer of float32 or an iterable);
-        part is "gate_proj", "up_proj", "down_proj", "router", "selection_bias" or "shared_gate",
-        expert -1 the shared one. Called from threads of the library."""
+        first_row, rows, cols) returns rows * cols floats (a buffer of float32 or an iterable;
+        of "hash_experts" integers); part is one of _c.PARTS, expert -1 the shared one. Called from
+        threads of the library."""
         def callback(_, what, failure):
             r = what.contents
             try:
                 weights = read(r.layer, r.expert, _c.PARTS[r.part], r.first_row, r.dst.rows,
                                r.dst.cols)
                 count = r.dst.rows * r.dst.cols
+                kind = "i" if _c.PARTS[r.part] == "hash_experts" else "f"
                 if not hasattr(weights, "__getitem__") or isinstance(weights, (list, tuple)):
-                    weights = array.array("f", weights)
+                    weights = array.array(kind, weights)
                 view = memoryview(weights)
-                if view.format not in ("f", "<f") or view.nbytes != 4 * count:
-                    raise ValueError(f"{count} float32 are wanted, not {view.nbytes} bytes of "
+                if view.format not in (kind, "<" + kind) or view.nbytes != 4 * count:
+                    raise ValueError(f"{count} of '{kind}' are wanted, not {view.nbytes} bytes of "
                                      f"'{view.format}'")
                 c.memmove(r.dst.data, view.tobytes(), view.nbytes)
                 return 0
@@ -269,9 +270,9 @@ class Engine(_Handle):
                 return _c.INTERNAL
         return _c.PredictNext(call)
 
-    def step(self, phase, rows, request_ids=None, predict_next=None):
+    def step(self, phase, rows, request_ids=None, predict_next=None, token_ids=None):
         """Opens a step of `rows` tokens; phase is "prefill" or "decode". predict_next: see
-        _predictor."""
+        _predictor. token_ids: for layers that route by them."""
         options = _c.init(_c.StepOptions)
         options.rows = rows
         callback = None
@@ -283,6 +284,11 @@ class Engine(_Handle):
                 raise ValueError(f"{len(request_ids)} request ids for {rows} rows")
             request_ids = (c.c_int64 * rows)(*request_ids)  # alive until the call has copied it
             options.request_ids = c.addressof(request_ids)
+        if token_ids is not None:
+            if len(token_ids) != rows:
+                raise ValueError(f"{len(token_ids)} token ids for {rows} rows")
+            token_ids = (c.c_int32 * rows)(*token_ids)
+            options.token_ids = c.addressof(token_ids)
         handle = c.c_void_p()
         _check(lib.moert_step_begin, self._handle, c.byref(options), c.byref(handle))
         return Step(self, handle, rows, callback)

@@ -8,9 +8,11 @@ PREFILL, DECODE = 0, 1
 BACKEND_CPU = 1
 CLOCK_WALL, CLOCK_VIRTUAL = 0, 1
 NUMERICS = {"bf16": 0, "f32": 1, "int8": 2}
-ROUTINGS = {"softmax_topk": 0, "topk_softmax": 1, "sigmoid_grouped": 2, "sparsemixer": 3}
-ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
-PARTS = ("gate_proj", "up_proj", "down_proj", "router", "selection_bias", "shared_gate")
+ROUTINGS = {"softmax_topk": 0, "topk_softmax": 1, "sigmoid_grouped": 2, "sparsemixer": 3,
+            "sqrt_softplus_grouped": 4, "topk_sigmoid": 5}
+ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu2": 3}
+PARTS = ("gate_proj", "up_proj", "down_proj", "router", "selection_bias", "shared_gate", "record",
+         "logit_bias", "expert_scales", "hash_experts", "gate_bias", "up_bias", "down_bias")
 
 
 def _struct(name, *fields):
@@ -29,8 +31,11 @@ LayerSpec = _struct(
     "LayerSpec", "i64 hidden intermediate shared_intermediate",
     "i32 num_experts model_layer activation shared_gate",
     "i32 routing top_k renormalize selection_bias num_groups top_groups",
-    "f32 scaling sparsemixer_eps")
-OpenOptions = _struct("OpenOptions", "str cache_dir", "ptr user_data log progress")
+    "f32 scaling sparsemixer_eps",
+    "i32 logit_bias weight_input expert_scales hash_vocab ungated expert_bias",
+    "f32 activation_alpha activation_limit up_offset", "i32 reserved")
+OpenOptions = _struct("OpenOptions", "str cache_dir", "ptr user_data log progress",
+                      "i32 widen reserved")
 
 
 class Tensor(c.Structure):
@@ -74,7 +79,7 @@ VisitMetric = c.CFUNCTYPE(None, c.c_void_p, c.c_char_p, c.c_double)
 class StepOptions(c.Structure):
     _fields_ = [("struct_size", c.c_uint64), ("rows", c.c_int64), ("phase", c.c_int32),
                 ("request_ids", c.c_void_p), ("stream", c.c_void_p), ("user_data", c.c_void_p),
-                ("predict_next", PredictNext)]
+                ("predict_next", PredictNext), ("token_ids", c.c_void_p)]
 
 
 class Routing(c.Structure):

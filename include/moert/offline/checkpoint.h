@@ -71,6 +71,9 @@ class Checkpoint {
   /// A whole tensor of the shape that the caller expects, row-major.
   absl::StatusOr<std::vector<float>> ReadF32(absl::string_view name,
                                              absl::Span<const int64_t> shape) const;
+  /// The same of i32, or of i64 whose values fit.
+  absl::StatusOr<std::vector<int32_t>> ReadI32(absl::string_view name,
+                                               absl::Span<const int64_t> shape) const;
 
  private:
   Checkpoint() = default;

@@ -11,6 +11,7 @@
 #include "moert/env.h"
 #include "moert/model.h"
 #include "moert/offline/attention_config.h"
+#include "moert/offline/quantization_config.h"
 #include "moert/offline/rope_config.h"
 #include "moert/offline/tensor_names.h"
 
@@ -28,6 +29,7 @@ struct HfConfig {
   MoeTensorNames names;
   /// Where the checkpoint has no router under `names`: what else exporters call the tensors.
   std::vector<MoeTensorNames> other_names;
+  QuantizationConfig quantization;
 
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;

@@ -17,7 +17,12 @@ struct MoeTensorNames {
   std::string router;                      // [experts, hidden]
   std::string selection_bias;              // [experts]
   std::string shared_expert;
-  std::string shared_gate;  // [1, hidden]
+  std::string shared_gate;    // [1, hidden]
+  std::string router_bias;    // [experts]: added to the logits
+  std::string expert_scales;  // [experts]
+  std::string hash_experts;   // [vocabulary, top_k]
+  /// In tensors of all experts, gate's and up's rows take turns (gpt-oss); else gate's come first.
+  bool interleaved = false;
 
   std::string Expert(int model_layer, int expert_index, Projection p) const;
   /// What stands before the tensors that hold all experts of a layer: Expert()'s name up to the
@@ -27,6 +32,9 @@ struct MoeTensorNames {
   std::string SelectionBias(int model_layer) const;
   std::string SharedExpert(int model_layer, Projection p) const;
   std::string SharedGate(int model_layer) const;
+  std::string RouterBias(int model_layer) const;
+  std::string ExpertScales(int model_layer) const;
+  std::string HashExperts(int model_layer) const;
 };
 
 }  // namespace moert

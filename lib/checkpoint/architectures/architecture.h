@@ -24,6 +24,12 @@ struct Architecture {
   bool latent_attention = false;
   /// layer_types has names of the family's own, which `read` understands.
   bool own_layer_types = false;
+  /// The width of the layers that are not MoE.
+  const char* dense_width = "intermediate_size";
+  /// Where the fields of the language model are an object of their own: its key, and what its
+  /// tensors' names begin with.
+  const char* text_config = nullptr;
+  const char* tensor_prefix = "";
 };
 
 extern const Architecture kDeepseek;
@@ -31,6 +37,9 @@ extern const Architecture kDeepseekV2;
 extern const Architecture kDeepseekV3;
 extern const Architecture kErnie45Moe;
 extern const Architecture kGlm4Moe;
+extern const Architecture kGptOss;
+extern const Architecture kLlama4;
+extern const Architecture kLlama4Text;
 extern const Architecture kMinimaxM2;
 extern const Architecture kMixtral;
 extern const Architecture kOlmoe;
@@ -49,6 +58,10 @@ inline constexpr int64_t kMaxHeads = 65536;
 inline constexpr int64_t kMaxHeadDim = 65536;
 inline constexpr int64_t kMaxWidth = int64_t{1} << 20;
 inline constexpr int64_t kMaxFfnWidth = int64_t{1} << 22;
+
+/// How a file calls the number of experts: transformers 5 writes num_local_experts for families
+/// that had num_experts.
+const char* ExpertCountKey(const ConfigFields& fields);
 
 /// is_moe of the Qwen families: every decoder_sparse_step-th layer but for mlp_only_layers.
 void ReadSparseStep(ConfigFields& fields, HfConfig& config);

@@ -11,7 +11,7 @@ void Read(ConfigFields& fields, HfConfig& config) {
   if (fields.Has("clip_qkv")) config.clip_qkv = fields.Real("clip_qkv", 1e-6, 1e6);
 
   MoeLayerSpec layer;
-  layer.num_experts = static_cast<int>(fields.Int("num_experts", 1, kMaxExpertCount));
+  layer.num_experts = static_cast<int>(fields.Int(ExpertCountKey(fields), 1, kMaxExpertCount));
   layer.hidden = config.hidden_size;
   layer.intermediate = fields.Int("intermediate_size", 1, kMaxFfnWidth);
   layer.activation = config.activation;

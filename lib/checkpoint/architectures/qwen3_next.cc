@@ -52,7 +52,7 @@ void Read(ConfigFields& fields, HfConfig& config) {
   config.attention_gate = true;
 
   MoeLayerSpec layer;
-  layer.num_experts = static_cast<int>(fields.Int("num_experts", 1, kMaxExpertCount));
+  layer.num_experts = static_cast<int>(fields.Int(ExpertCountKey(fields), 1, kMaxExpertCount));
   layer.hidden = config.hidden_size;
   layer.intermediate = fields.Int("moe_intermediate_size", 1, kMaxFfnWidth);
   layer.shared_intermediate = fields.Int("shared_expert_intermediate_size", 1, kMaxFfnWidth);

@@ -4,9 +4,14 @@ namespace moert {
 
 absl::Span<const Architecture* const> Architectures() {
   static constexpr const Architecture* kAll[] = {
-      &kDeepseek, &kDeepseekV2, &kDeepseekV3, &kErnie45Moe, &kGlm4Moe,   &kMinimaxM2, &kMixtral,
-      &kOlmoe,    &kPhimoe,     &kQwen2Moe,   &kQwen3Moe,   &kQwen3Next, &kXverse};
+      &kDeepseek, &kDeepseekV2, &kDeepseekV3, &kErnie45Moe, &kGlm4Moe, &kGptOss,
+      &kLlama4,   &kLlama4Text, &kMinimaxM2,  &kMixtral,    &kOlmoe,   &kPhimoe,
+      &kQwen2Moe, &kQwen3Moe,   &kQwen3Next,  &kXverse};
   return kAll;
+}
+
+const char* ExpertCountKey(const ConfigFields& fields) {
+  return fields.Has("num_local_experts") ? "num_local_experts" : "num_experts";
 }
 
 void ReadSparseStep(ConfigFields& fields, HfConfig& config) {

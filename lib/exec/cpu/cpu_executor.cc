@@ -12,15 +12,17 @@ namespace moert {
 CpuExecutor::CpuExecutor(const ExecutorParts& parts)
     : parts_(parts), all_tokens_(parts.max_tokens), shared_rows_(parts.max_tokens) {
   std::iota(all_tokens_.begin(), all_tokens_.end(), 0);
-  int64_t hidden = 0, output_floats = 0;
+  int64_t hidden = 0, output_floats = 0, weighted_floats = 0;
   for (const MoeLayerSpec& layer : parts.source->model().layers) {
     hidden = std::max(hidden, layer.hidden);
     output_floats =
         std::max(output_floats, parts.max_tokens * (layer.routing.top_k + 1) * layer.hidden);
+    if (layer.routing.weight_input) weighted_floats = output_floats;
   }
   x_ = AlignedArray<float>(parts.max_tokens * hidden);
   y_ = AlignedArray<float>(parts.max_tokens * hidden);
   outputs_ = AlignedArray<float>(output_floats);
+  weighted_x_ = AlignedArray<float>(weighted_floats);
   if (!parts.partial_output) return;
   partial_ = AlignedArray<float>(parts.max_tokens * hidden);
   next_input_ = AlignedArray<float>(parts.max_tokens * hidden);
@@ -30,7 +32,7 @@ absl::Status CpuExecutor::Route(const ExecutorCall& call, const RoutingRequest& 
                                 RoutingResult* routing) {
   WidenRows(call.hidden, x_.data());
   return parts_.router->Route(call.layer, x_.data(), call.tokens, request.rule, request.residency,
-                              request.request_ids, request.next_gate, routing);
+                              request.request_ids, request.next_gate, routing, call.token_ids);
 }
 
 absl::Status CpuExecutor::SetRouting(const ExecutorCall& call, const RoutingResult& /*routing*/) {
@@ -42,15 +44,34 @@ absl::Status CpuExecutor::Multiply(const ExecutorCall& call, const RoutingResult
                                    absl::Span<const ReadyExpert> experts, bool first) {
   const MoeLayerSpec& spec = Spec(call);
   problems_.clear();
+  const bool weighted = spec.routing.weight_input;
+  if (weighted && first) WeightInput(call, routing);
   for (const ReadyExpert& ready : experts) {
     const int32_t begin = routing.offsets[ready.expert];
     const int32_t count = routing.counts[ready.expert];
-    problems_.push_back({ready.handle.record, ready.handle.layout, spec.activation,
-                         absl::MakeConstSpan(routing.grouped_tokens).subspan(begin, count),
-                         absl::MakeConstSpan(routing.grouped_slots).subspan(begin, count)});
+    const auto slots = absl::MakeConstSpan(routing.grouped_slots).subspan(begin, count);
+    problems_.push_back(
+        {ready.handle.record, ready.handle.layout, spec.activation,
+         weighted ? slots : absl::MakeConstSpan(routing.grouped_tokens).subspan(begin, count),
+         slots});
   }
-  if (first) AddShared(call, call.tokens * routing.top_k);
-  return parts_.gemm->Run(x_.data(), call.tokens, spec.hidden, problems_, outputs_.data());
+  const int64_t pairs = call.tokens * routing.top_k;
+  if (first) AddShared(call, pairs);
+  return weighted
+             ? parts_.gemm->Run(weighted_x_.data(), pairs + call.tokens, spec.hidden, problems_,
+                                outputs_.data())
+             : parts_.gemm->Run(x_.data(), call.tokens, spec.hidden, problems_, outputs_.data());
+}
+
+void CpuExecutor::WeightInput(const ExecutorCall& call, const RoutingResult& routing) {
+  const int64_t hidden = Spec(call).hidden, pairs = call.tokens * routing.top_k;
+  for (int64_t row = 0; row < pairs + call.tokens; ++row) {
+    const bool routed = row < pairs;
+    const float weight = routed ? routing.weights[row] : 1;
+    const float* from = x_.data() + (routed ? row / routing.top_k : row - pairs) * hidden;
+    float* to = weighted_x_.data() + row * hidden;
+    for (int64_t i = 0; i < hidden; ++i) to[i] = weight * from[i];
+  }
 }
 
 void CpuExecutor::AddShared(const ExecutorCall& call, int64_t pairs) {
@@ -58,9 +79,11 @@ void CpuExecutor::AddShared(const ExecutorCall& call, int64_t pairs) {
   if (record == nullptr) return;
   // One more problem of the grouped product; its rows follow the slots.
   for (int64_t t = 0; t < call.tokens; ++t) shared_rows_[t] = static_cast<int32_t>(pairs + t);
-  problems_.push_back({record, &parts_.constants->layer(call.layer).shared_layout,
-                       Spec(call).activation, absl::MakeConstSpan(all_tokens_).first(call.tokens),
-                       absl::MakeConstSpan(shared_rows_).first(call.tokens)});
+  const auto rows = absl::MakeConstSpan(shared_rows_).first(call.tokens);
+  problems_.push_back(
+      {record, &parts_.constants->layer(call.layer).shared_layout, Spec(call).activation,
+       Spec(call).routing.weight_input ? rows : absl::MakeConstSpan(all_tokens_).first(call.tokens),
+       rows});
 }
 
 float CpuExecutor::SharedWeight(const ExecutorCall& call, int64_t t) const {
@@ -82,9 +105,11 @@ absl::Status CpuExecutor::Combine(const ExecutorCall& call, const RoutingResult&
     float* row = y_.data() + t * hidden;
     // In k order, whatever the order of arrival.
     const float* slot = outputs_.data() + t * k * hidden;
-    for (int64_t i = 0; i < hidden; ++i) row[i] = routing.weights[t * k] * slot[i];
+    const bool weighted = Spec(call).routing.weight_input;  // the input was
+    const auto weight_of = [&](int j) { return weighted ? 1 : routing.weights[t * k + j]; };
+    for (int64_t i = 0; i < hidden; ++i) row[i] = weight_of(0) * slot[i];
     for (int j = 1; j < k; ++j) {
-      const float weight = routing.weights[t * k + j];
+      const float weight = weight_of(j);
       for (int64_t i = 0; i < hidden; ++i) row[i] += weight * slot[j * hidden + i];
     }
     if (has_shared) {
@@ -110,7 +135,7 @@ PartialRows CpuExecutor::PartialOutput(const ExecutorCall& call, const RoutingRe
     for (int64_t i = 0; i < hidden; ++i) row[i] = has_shared ? shared_weight * shared[i] : 0;
     for (int j = 0; j < k; ++j) {
       if (!computed[routing.ids[t * k + j]]) continue;
-      const float weight = routing.weights[t * k + j];
+      const float weight = Spec(call).routing.weight_input ? 1 : routing.weights[t * k + j];
       const float* slot = outputs_.data() + (t * k + j) * hidden;
       for (int64_t i = 0; i < hidden; ++i) row[i] += weight * slot[i];
     }

@@ -33,6 +33,8 @@ class CpuExecutor final : public Executor {
   const MoeLayerSpec& Spec(const ExecutorCall& call) const {
     return parts_.source->model().layers[call.layer];
   }
+  /// Fills weighted_x_: of each slot the token's row times its weight, then all rows as they are.
+  void WeightInput(const ExecutorCall& call, const RoutingResult& routing);
   /// Adds the shared expert to the problems of a call of `pairs` slots.
   void AddShared(const ExecutorCall& call, int64_t pairs);
   /// What the shared expert's output of row t is multiplied with.
@@ -41,6 +43,7 @@ class CpuExecutor final : public Executor {
   const ExecutorParts parts_;
   AlignedArray<float> x_, y_;    // [T, hidden]: input and output of a call
   AlignedArray<float> outputs_;  // [T * k + T, hidden]: of routed experts by slot, then shared ones
+  AlignedArray<float> weighted_x_;            // likewise, inputs; empty without weight_input
   AlignedArray<float> partial_, next_input_;  // [T, hidden]; empty without partial_output
   std::vector<int32_t> all_tokens_, shared_rows_;
   std::vector<ExpertProblem> problems_;

@@ -33,12 +33,13 @@ int64_t CpuWorkspaceBytes(const ExecutorSize& size, int io_threads) {
     hidden = std::max(hidden, layer.hidden);
     gemm_bytes = std::max(
         gemm_bytes, size.gemm->WorkspaceBytes(
-                        tokens, rows, layer.hidden,
+                        layer.routing.weight_input ? rows : tokens, rows, layer.hidden,
                         std::max(layer.intermediate, layer.shared_intermediate), Formats(size, l)));
     // Outputs by slot; ids, weights and two groupings of each pair; scores and logits of this and
     // the next layer.
+    const int64_t outputs = layer.routing.weight_input ? 2 : 1;  // and inputs
     call_bytes =
-        std::max(call_bytes, rows * layer.hidden * 4 + tokens * k * 16 + tokens * 8 +
+        std::max(call_bytes, outputs * rows * layer.hidden * 4 + tokens * k * 16 + tokens * 8 +
                                  tokens * int64_t{model.max_experts()} * 16 +
                                  (size.partial_output ? 2 * tokens * layer.hidden * 4 : 0));
   }

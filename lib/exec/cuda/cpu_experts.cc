@@ -92,7 +92,7 @@ void CpuExperts::SetRows(const float* rows, int64_t tokens, int64_t hidden) {
 }
 
 void CpuExperts::Begin(const RoutingResult& routing, absl::Span<const HostExpert> experts,
-                       Activation activation) {
+                       const ExpertActivation& activation) {
   tokens_of_.clear();
   problems_.clear();
   auto* slot = reinterpret_cast<int32_t*>(slot_memory_.data());

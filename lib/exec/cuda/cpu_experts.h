@@ -67,7 +67,7 @@ class CpuExperts {
   /// Starts multiplying the rows last taken or set; the routing is only read here. Nothing may be
   /// under way.
   void Begin(const RoutingResult& routing, absl::Span<const HostExpert> experts,
-             Activation activation);
+             const ExpertActivation& activation);
   bool busy() const { return busy_; }
   /// Waits for the products, and how long they took. Then rows() and slots() hold until the next
   /// Begin: by then the caller must have waited for the kernel that reads them.

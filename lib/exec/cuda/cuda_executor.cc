@@ -210,7 +210,7 @@ absl::Status CudaExecutor::PromptProducts(const ExecutorCall& call, const Prompt
   gemm.out_stride = extent_.hidden;
   gemm.pairs = tokens * spec.routing.top_k;
   gemm.top_k = spec.routing.top_k;
-  gemm.activation = static_cast<int32_t>(spec.activation);
+  gemm.activation = static_cast<int32_t>(spec.activation.function);
   gemm.ctas = prompt_ctas_;
   MOERT_CUDA_RETURN_IF_ERROR(LaunchPromptProducts(gemm, stream));
   return absl::OkStatus();
@@ -251,7 +251,7 @@ absl::Status CudaExecutor::Products(const ExecutorCall& call, const ExpertSet& w
   gemm.pairs = tokens * spec.routing.top_k;
   gemm.top_k = spec.routing.top_k;
   gemm.hidden = static_cast<int32_t>(spec.hidden);
-  gemm.activation = static_cast<int32_t>(spec.activation);
+  gemm.activation = static_cast<int32_t>(spec.activation.function);
   gemm.shares = shares_;
   if (!extent_.use.wide_h) {
     MOERT_CUDA_RETURN_IF_ERROR(LaunchProducts(gemm, stream));

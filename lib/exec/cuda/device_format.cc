@@ -17,6 +17,12 @@ OperandForm FormOf(const Scheme& s) {
 
 absl::StatusOr<Packing> PackingOf(const Scheme& s) {
   if (s.is_bf16()) return Packing::kBf16;
+  if (s.imported() || (s.weight_bits == 8 && s.act_bits == 16 && s.group < 0)) {
+    return absl::UnimplementedError(fmt::format(
+        "scheme {}: the cuda backend does not multiply it; the cpu backend does, and moert-pack "
+        "quantize --schemes makes another of it",
+        s.Name()));
+  }
   if (s.fp8) return Packing::kF8;
   if (s.act_bits == 16) {
     if (s.weight_bits == 8) return Packing::kW8;

@@ -27,7 +27,8 @@ void PromptFormats::Add(const DeviceFormat& format) {
 
 PromptPlan PlanPrompt(const PromptFormats& formats, const MoeLayerSpec& layer, int64_t tokens) {
   PromptPlan plan;
-  if (layer.activation == Activation::kGelu) return plan;  // erf has no place in the epilogue
+  if (layer.activation.function == Activation::kGelu)
+    return plan;  // erf has no place in the epilogue
   const double mean = TokensAnExpert(layer, tokens);
   uint32_t packings = 0;
   for (int p = 0; p < kPromptPackings; ++p) {

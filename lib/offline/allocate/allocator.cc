@@ -71,9 +71,8 @@ class Allocator {
     for (const MoeLayerSpec& layer : c_.model.layers) {
       std::vector<std::vector<int64_t>> sizes(kLinearBlocks);
       for (const Scheme& s : c_.schemes) {
-        MOERT_ASSIGN_OR_RETURN(
-            const RecordLayout layout,
-            MakeRecordLayout(layer.hidden, layer.intermediate, ExpertFormat::Uniform(s)));
+        MOERT_ASSIGN_OR_RETURN(const RecordLayout layout,
+                               ExpertRecordLayout(layer, ExpertFormat::Uniform(s)));
         const MatrixLayout* const blocks[] = {&layout.gate, &layout.up, &layout.down};
         for (size_t b = 0; b < kLinearBlocks; ++b) {
           sizes[b].push_back(

@@ -330,7 +330,7 @@ class GemmBench {
     args.out_stride = RoundUp(spec_.hidden, 64);
     args.pairs = rows_.rows * spec_.routing.top_k;
     args.top_k = spec_.routing.top_k;
-    args.activation = static_cast<int32_t>(spec_.activation);
+    args.activation = static_cast<int32_t>(spec_.activation.function);
     args.ctas = prompt_ctas_;
     MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchPromptProducts(args, stream_.get()));
     return absl::OkStatus();

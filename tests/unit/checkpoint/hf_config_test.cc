@@ -90,8 +90,8 @@ TEST_CASE("an illegal field is named with file, value and range") {
   const Case cases[] = {
       {"model_type", "gpt2",
        "c: model_type is \"gpt2\", which is not supported; supported are: deepseek, deepseek_v2, "
-       "deepseek_v3, ernie4_5_moe, glm4_moe, minimax_m2, mixtral, olmoe, phimoe, qwen2_moe, "
-       "qwen3_moe, qwen3_next, xverse"},
+       "deepseek_v3, ernie4_5_moe, glm4_moe, gpt_oss, llama4, llama4_text, minimax_m2, mixtral, "
+       "olmoe, phimoe, qwen2_moe, qwen3_moe, qwen3_next, xverse; other ways: "},
       {"model_type", nullptr, "c: model_type is missing, legal is a string"},
       {"hidden_size", -128, "c: hidden_size is -128, legal is an integer from 1 to 1048576"},
       {"hidden_size", 128.5, "c: hidden_size is 128.5, legal is an integer from 1 to 1048576"},
@@ -111,8 +111,15 @@ TEST_CASE("an illegal field is named with file, value and range") {
       {"mlp_only_layers", {0, 1, 2, 3, 4, 5, 6, 7}, "c: number of MoE layers is 0"},
       {"eos_token_id", 4096, "c: eos_token_id is 4096, legal is an integer from 0 to 4095"},
       {"quantization_config",
-       {{"quant_method", "gptq"}},
-       "legal are unquantized weights (no such field), or quant_method \"fp8\""},
+       {{"quant_method", "bitsandbytes"}},
+       "quant_method \"bitsandbytes\" is not read; read are: fp8 (e4m3"},
+      {"quantization_config", {{"quant_method", "gptq"}}, "group_size is missing"},
+      {"quantization_config",
+       {{"quant_method", "gptq"}, {"bits", 8}, {"group_size", 128}},
+       "8 bits in groups of 128: legal are 4 bits in groups of 32, 64 or 128"},
+      {"quantization_config",
+       {{"quant_method", "awq"}, {"bits", 4}, {"group_size", 128}, {"version", "gemv"}},
+       "version \"gemv\": legal is gemm"},
       {"quantization_config",
        {{"quant_method", "fp8"}, {"weight_block_size", {64, 64}}},
        "weight_block_size [128, 128]"},

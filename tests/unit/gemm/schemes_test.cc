@@ -110,6 +110,11 @@ TEST_CASE("every scheme agrees with the oracle in every kernel set") {
       const ExpertRecord expert = RandomExpert(hidden, intermediate, 1, format);
       CHECK(WorstError(gemm.get(), numerics, expert, n) <= 1.0);
     };
+    if (format.gate.scales == ScaleType::kF16) {  // else as their like with bf16 scales
+      check(65, 130, 1);
+      check(66, 70, 64);
+      continue;
+    }
     for (const auto& [hidden, intermediate] : std::vector<std::pair<int64_t, int64_t>>{
              {64, 64}, {1, 1}, {17, 3}, {65, 130}, {200, 72}}) {
       check(hidden, intermediate, 1);
@@ -154,7 +159,7 @@ TEST_CASE("integer schemes give the same bits in every SIMD set") {
   std::vector<std::string> names = MixedGroupGemm::KernelNames();
   names.pop_back();
   for (const Scheme& scheme : Scheme::All()) {
-    if (scheme.is_bf16() || scheme.fp8) continue;
+    if (scheme.is_bf16() || scheme.fp8 || scheme.imported()) continue;
     const ExpertRecord expert = RandomExpert(320, 208, 1, ExpertFormat::Uniform(scheme));
     const int64_t n = 7;
     const std::vector<float> x = RandomRows(n, 320, 2);

@@ -208,6 +208,49 @@ TEST_CASE("damaged weights, configurations and their pairs") {
   CHECK(n.refused > 400);
 }
 
+// Records of everything a quantized checkpoint holds.
+absl::Status ReadQuantized(const std::string& config_text, const std::string& file) {
+  auto config = ParseHfConfig(config_text, "config.json");
+  if (!config.ok()) return config.status();
+  if (config->quantization.form == StoredWeights::kMxfp4) {
+    config->names.interleaved = config->moe.layers[0].expert_bias = true;
+  }
+  fuzz::MemoryEnv env(file);
+  const auto checkpoint = Checkpoint::Open("model.safetensors", &env);
+  if (!checkpoint.ok()) return checkpoint.status();
+  const auto experts = CheckpointExperts::Create(checkpoint->get(), &*config);
+  if (!experts.ok()) return experts.status();
+  const MoeLayerSpec& layer = config->moe.layers[0];
+  const auto layout = ExpertRecordLayout(layer, (*experts)->stored(0));
+  if (!layout.ok()) return layout.status();
+  std::vector<std::byte> record(static_cast<size_t>(layout->bytes));
+  for (int e = 0; e < layer.num_experts; ++e) {
+    const absl::Status status = (*experts)->ReadRecord(0, e, *layout, record.data());
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+TEST_CASE("damaged quantized checkpoints, and their configurations") {
+  Tally total;
+  for (const auto& entry : std::filesystem::directory_iterator(kData + "quantized")) {
+    if (!entry.is_directory()) continue;
+    INFO(entry.path().string());
+    const std::string config = ReadFile(entry.path().string() + "/config.json");
+    const std::string weights = ReadFile(entry.path().string() + "/model.safetensors");
+    for (const Tally& t :
+         {DamageMany(weights, 80, 11,
+                     [&](const std::string& b) { return ReadQuantized(config, b); }),
+          DamageMany(config, 80, 12,
+                     [&](const std::string& b) { return ReadQuantized(b, weights); })}) {
+      total.refused += t.refused;
+      total.read += t.read;
+    }
+  }
+  CHECK(total.refused > 960);
+  CHECK(total.read > 100);
+}
+
 TEST_CASE("damaged indices of shards") {
   TempDir dir;
   std::filesystem::copy_file(kModel + "/model.safetensors", dir / "model-00001.safetensors");

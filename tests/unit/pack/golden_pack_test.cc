@@ -59,6 +59,8 @@ PackDescription Description() {
   PackDescription d;
   d.model = Model();
   for (const Scheme& scheme : Scheme::All()) {
+    // Younger than the golden files.
+    if (scheme.imported() || scheme.Name() == "w8a16_g-1") continue;
     d.versions.push_back(PackVersion::Uniform(scheme));
     if (scheme.Name() == "w3a16_g128_asym") {
       d.versions.push_back(PackVersion::Uniform(scheme, /*hadamard=*/true));

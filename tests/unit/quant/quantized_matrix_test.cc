@@ -43,6 +43,11 @@ TEST_CASE("codes and scales of every scheme and odd shapes survive a record") {
         for (uint8_t& c : q.codes) c = static_cast<uint8_t>(rng() % codes);
         for (float& s : q.scales) s = static_cast<float>(1 + rng() % 100) / 128;
         for (float& s : q.offsets) s = static_cast<float>(rng() % 100) / 64;
+        if (scheme.imported()) {  // what their types hold
+          for (float& s : q.scales) s = DecodeScale(scheme.scales, EncodeScale(scheme.scales, s));
+          for (float& s : q.offsets) s = static_cast<float>(rng() % 17);
+          if (scheme.scales == ScaleType::kE4M3) q.matrix_scale = 0.3f;
+        }
         REQUIRE_OK(PackMatrix(*m, q, record.data()));
         QuantizedMatrix back;
         REQUIRE_OK(UnpackCodes(*m, record.data(), &back));
@@ -50,6 +55,7 @@ TEST_CASE("codes and scales of every scheme and odd shapes survive a record") {
         CHECK(back.codes == q.codes);
         CHECK(back.scales == q.scales);
         CHECK(back.offsets == q.offsets);
+        CHECK(back.matrix_scale == q.matrix_scale);
         std::vector<float> widened;
         REQUIRE_OK(UnpackMatrix(*m, record.data(), &widened));
         CHECK(widened == Dequantize(scheme, q));
@@ -156,6 +162,17 @@ TEST_CASE("what does not fit a layout is refused by name") {
   q = MakeQuantizedMatrix(layout.down);
   CHECK_THAT(std::string(PackMatrix(layout.gate, q, record.data()).message()),
              Catch::Contains("was given 128 x 32"));
+  // Nothing of an imported scheme is rounded on its way into a record.
+  for (const char* name : {"w4a16_g32_zp_f16", "mxfp4", "nvfp4"}) {
+    const RecordLayout l = *MakeRecordLayout(128, 32, ExpertFormat::Uniform(*Scheme::Parse(name)));
+    QuantizedMatrix imported = MakeQuantizedMatrix(l.gate);
+    for (float& s : imported.scales) s = 0.5f;
+    std::vector<std::byte> bytes(l.bytes);
+    REQUIRE_OK(PackMatrix(l.gate, imported, bytes.data()));
+    imported.scales[imported.groups() * 2 + 1] = 0.1f;
+    CHECK_THAT(std::string(PackMatrix(l.gate, imported, bytes.data()).message()),
+               Catch::Contains("row 2, group 1: scale 0.1"));
+  }
   const RecordLayout f8 =
       *MakeRecordLayout(128, 32, ExpertFormat::Uniform(*Scheme::Parse("w8a8_fp8")));
   record.resize(static_cast<size_t>(f8.bytes));

@@ -10,10 +10,12 @@ MOERT_BEGIN_C
 typedef int32_t moert_routing_kind;
 enum moert_routing_kind_values {
   MOERT_ROUTING_INVALID = -1,
-  MOERT_ROUTING_SOFTMAX_TOPK = 0,    /* softmax over all, then the k highest (Qwen, OLMoE) */
-  MOERT_ROUTING_TOPK_SOFTMAX = 1,    /* the k highest, then softmax over them (Mixtral) */
-  MOERT_ROUTING_SIGMOID_GROUPED = 2, /* sigmoid + bias, best groups, top-k (DeepSeek-V3) */
-  MOERT_ROUTING_SPARSEMIXER = 3      /* two masked-softmax picks (Phi-3.5-MoE) */
+  MOERT_ROUTING_SOFTMAX_TOPK = 0,          /* softmax over all, then the k highest (Qwen, OLMoE) */
+  MOERT_ROUTING_TOPK_SOFTMAX = 1,          /* the k highest, then softmax over them (Mixtral) */
+  MOERT_ROUTING_SIGMOID_GROUPED = 2,       /* sigmoid + bias, best groups, top-k (DeepSeek-V3) */
+  MOERT_ROUTING_SPARSEMIXER = 3,           /* two masked-softmax picks (Phi-3.5-MoE) */
+  MOERT_ROUTING_SQRT_SOFTPLUS_GROUPED = 4, /* as the grouped sigmoid, with sqrt(softplus) */
+  MOERT_ROUTING_TOPK_SIGMOID = 5           /* the k highest, weights their sigmoids (Llama-4) */
 };
 
 typedef int32_t moert_activation;
@@ -21,7 +23,8 @@ enum moert_activation_values {
   MOERT_ACTIVATION_INVALID = -1,
   MOERT_SILU = 0,
   MOERT_GELU = 1,
-  MOERT_GELU_TANH = 2
+  MOERT_GELU_TANH = 2,
+  MOERT_RELU2 = 3 /* max(x, 0) squared */
 };
 
 /* One MoE layer. Layers are numbered 0..L-1 over the MoE layers only. */
@@ -44,6 +47,18 @@ typedef struct moert_layer_spec {
   int32_t top_groups;     /* of which this many stay eligible, else 1 */
   float scaling;          /* of the weights, usually 1 */
   float sparsemixer_eps;  /* sparsemixer: 2 * jitter_eps masks; usually 0.01 */
+  int32_t logit_bias;     /* 1: a bias an expert is added to the router's logits */
+  int32_t weight_input;   /* 1: weights multiply an expert's input, not its output (Llama-4) */
+  int32_t expert_scales;  /* 1: a constant an expert multiplies its weight, at the end */
+  int32_t hash_vocab;     /* above 0: experts by token id, ids below this (moert_step_options) */
+  /* Between the products: h = f(min(gate, limit)) * (clamp(up, -limit, limit) + up_offset), where
+   * silu is x * sigmoid(alpha * x); ungated: h = f(up), and there is no gate matrix. */
+  int32_t ungated;
+  int32_t expert_bias;    /* 1: gate, up and down of every routed expert have biases */
+  float activation_alpha; /* silu; usually 1 */
+  float activation_limit; /* 0: nothing is clamped */
+  float up_offset;        /* usually 0 */
+  int32_t reserved;       /* 0 */
 } moert_layer_spec;
 
 /* Defaults: silu, softmax then top-k of 1, no renormalization, no shared expert. */

@@ -19,12 +19,15 @@ typedef struct moert_open_options {
   void *user_data;
   void (*log)(void *user_data, const char *line);
   void (*progress)(void *user_data, int64_t done_bytes, int64_t total_bytes);
+  int32_t widen;    /* 1: experts that the file has quantized become bf16, as CUDA needs them */
+  int32_t reserved; /* 0 */
 } moert_open_options;
 
 MOERT_API void moert_open_options_init(moert_open_options *options, uint64_t size);
 
 /* A checkpoint directory as published on Hugging Face (config.json and safetensors shards), through
- * a bf16 expert pack in the cache folder, which the first open writes. options NULL: the defaults.
+ * an expert pack in the cache folder, which the first open writes: in the scheme that the file has
+ * its experts in, floats of any kind in bf16. options NULL: the defaults.
  * Thread-safe. Blocks while it reads and writes files. Fails: NOT_FOUND, PERMISSION_DENIED;
  * INVALID_ARGUMENT or DATA_LOSS for a damaged file; UNIMPLEMENTED for an unknown architecture;
  * RESOURCE_EXHAUSTED when the disk is full. */
@@ -47,7 +50,13 @@ enum moert_part_values {
   MOERT_PART_ROUTER = 3,         /* of a layer: [num_experts, hidden], f32 */
   MOERT_PART_SELECTION_BIAS = 4, /* of a layer: [1, num_experts], f32 */
   MOERT_PART_SHARED_GATE = 5,    /* of a layer: [1, hidden], f32 */
-  MOERT_PART_RECORD = 6 /* of an expert: [1, bytes], a packed record (docs/reference/layout.md) */
+  MOERT_PART_RECORD = 6, /* of an expert: [1, bytes], a packed record (docs/reference/layout.md) */
+  MOERT_PART_LOGIT_BIAS = 7,    /* of a layer: [1, num_experts], f32 */
+  MOERT_PART_EXPERT_SCALES = 8, /* of a layer: [1, num_experts], f32 */
+  MOERT_PART_HASH_EXPERTS = 9,  /* of a layer: [hash_vocab, top_k], i32: distinct experts */
+  MOERT_PART_GATE_BIAS = 10,    /* of an expert: [1, intermediate], f32 */
+  MOERT_PART_UP_BIAS = 11,      /* of an expert: [1, intermediate], f32 */
+  MOERT_PART_DOWN_BIAS = 12     /* of an expert: [1, hidden], f32 */
 };
 
 /* `expert` of the parts of the shared expert. */
@@ -113,9 +122,13 @@ typedef struct moert_record_info {
   const char *version; /* its scheme, or its plan's name if mixed. Static */
   int64_t bytes;
   int32_t hadamard; /* 1: weights are stored in the block Hadamard domain */
-  moert_matrix gate;
+  moert_matrix gate; /* that of up where the layer is ungated */
   moert_matrix up;
   moert_matrix down;
+  /* Where the f32 biases of each matrix lie in the record, [padded_rows]; 0: there are none. */
+  int64_t gate_bias_offset;
+  int64_t up_bias_offset;
+  int64_t down_bias_offset;
 } moert_record_info;
 
 MOERT_API void moert_record_info_init(moert_record_info *info, uint64_t size);

@@ -30,6 +30,7 @@ typedef struct moert_step_options {
   /* For prefetch policies that want it, in decode steps on the CPU backend. NULL: the next layer's
    * gate on this layer's input predicts. */
   moert_predict_next predict_next;
+  const int32_t *token_ids; /* [rows], copied; NULL: not told. Layers with hash_vocab need them */
 } moert_step_options;
 
 /* Default: decode of one row. */

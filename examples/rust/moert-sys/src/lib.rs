@@ -119,12 +119,15 @@ pub const MOERT_ROUTING_SOFTMAX_TOPK: moert_routing_kind_values = 0;
 pub const MOERT_ROUTING_TOPK_SOFTMAX: moert_routing_kind_values = 1;
 pub const MOERT_ROUTING_SIGMOID_GROUPED: moert_routing_kind_values = 2;
 pub const MOERT_ROUTING_SPARSEMIXER: moert_routing_kind_values = 3;
+pub const MOERT_ROUTING_SQRT_SOFTPLUS_GROUPED: moert_routing_kind_values = 4;
+pub const MOERT_ROUTING_TOPK_SIGMOID: moert_routing_kind_values = 5;
 pub type moert_routing_kind_values = ::std::os::raw::c_int;
 pub type moert_activation = i32;
 pub const MOERT_ACTIVATION_INVALID: moert_activation_values = -1;
 pub const MOERT_SILU: moert_activation_values = 0;
 pub const MOERT_GELU: moert_activation_values = 1;
 pub const MOERT_GELU_TANH: moert_activation_values = 2;
+pub const MOERT_RELU2: moert_activation_values = 3;
 pub type moert_activation_values = ::std::os::raw::c_int;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -145,6 +148,16 @@ pub struct moert_layer_spec {
     pub top_groups: i32,
     pub scaling: f32,
     pub sparsemixer_eps: f32,
+    pub logit_bias: i32,
+    pub weight_input: i32,
+    pub expert_scales: i32,
+    pub hash_vocab: i32,
+    pub ungated: i32,
+    pub expert_bias: i32,
+    pub activation_alpha: f32,
+    pub activation_limit: f32,
+    pub up_offset: f32,
+    pub reserved: i32,
 }
 extern "C" {
     pub fn moert_layer_spec_init(spec: *mut moert_layer_spec, size: u64);
@@ -187,6 +200,8 @@ pub struct moert_open_options {
             total_bytes: i64,
         ),
     >,
+    pub widen: i32,
+    pub reserved: i32,
 }
 extern "C" {
     pub fn moert_open_options_init(options: *mut moert_open_options, size: u64);
@@ -215,6 +230,12 @@ pub const MOERT_PART_ROUTER: moert_part_values = 3;
 pub const MOERT_PART_SELECTION_BIAS: moert_part_values = 4;
 pub const MOERT_PART_SHARED_GATE: moert_part_values = 5;
 pub const MOERT_PART_RECORD: moert_part_values = 6;
+pub const MOERT_PART_LOGIT_BIAS: moert_part_values = 7;
+pub const MOERT_PART_EXPERT_SCALES: moert_part_values = 8;
+pub const MOERT_PART_HASH_EXPERTS: moert_part_values = 9;
+pub const MOERT_PART_GATE_BIAS: moert_part_values = 10;
+pub const MOERT_PART_UP_BIAS: moert_part_values = 11;
+pub const MOERT_PART_DOWN_BIAS: moert_part_values = 12;
 pub type moert_part_values = ::std::os::raw::c_int;
 pub const MOERT_SHARED_EXPERT: moert_expert_values = -1;
 pub type moert_expert_values = ::std::os::raw::c_int;
@@ -296,6 +317,9 @@ pub struct moert_record_info {
     pub gate: moert_matrix,
     pub up: moert_matrix,
     pub down: moert_matrix,
+    pub gate_bias_offset: i64,
+    pub up_bias_offset: i64,
+    pub down_bias_offset: i64,
 }
 extern "C" {
     pub fn moert_record_info_init(info: *mut moert_record_info, size: u64);
@@ -911,6 +935,7 @@ pub struct moert_step_options {
     pub stream: moert_stream,
     pub user_data: *mut ::core::ffi::c_void,
     pub predict_next: moert_predict_next,
+    pub token_ids: *const i32,
 }
 extern "C" {
     pub fn moert_step_options_init(options: *mut moert_step_options, size: u64);

@@ -17,6 +17,10 @@ pub enum Routing {
     SigmoidGrouped,
     /// Two masked-softmax picks (Phi-3.5-MoE).
     SparseMixer,
+    /// As the grouped sigmoid, with the square root of the softplus (DeepSeek-V4).
+    SqrtSoftplusGrouped,
+    /// The k highest, weights their sigmoids (Llama-4).
+    TopKSigmoid,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +28,7 @@ pub enum Activation {
     Silu,
     Gelu,
     GeluTanh,
+    Relu2,
 }
 
 /// One MoE layer: `moert_layer_spec`, with the same defaults.
@@ -45,6 +50,14 @@ pub struct LayerSpec {
     pub num_groups: i32,
     pub top_groups: i32,
     pub scaling: f32,
+    pub logit_bias: bool,
+    pub weight_input: bool,
+    pub expert_scales: bool,
+    pub ungated: bool,
+    pub expert_bias: bool,
+    pub activation_alpha: f32,
+    pub activation_limit: f32,
+    pub up_offset: f32,
 }
 
 impl Default for LayerSpec {
@@ -64,6 +77,14 @@ impl Default for LayerSpec {
             num_groups: 1,
             top_groups: 1,
             scaling: 1.0,
+            logit_bias: false,
+            weight_input: false,
+            expert_scales: false,
+            ungated: false,
+            expert_bias: false,
+            activation_alpha: 1.0,
+            activation_limit: 0.0,
+            up_offset: 0.0,
         }
     }
 }
@@ -76,6 +97,11 @@ pub enum Part {
     Router,
     SelectionBias,
     SharedGate,
+    LogitBias,
+    ExpertScales,
+    GateBias,
+    UpBias,
+    DownBias,
 }
 
 /// Rows `first_row..first_row + rows` of a row-major matrix are wanted.
@@ -191,16 +217,27 @@ fn to_c(layer: &LayerSpec) -> sys::moert_layer_spec {
         Routing::TopKSoftmax => sys::MOERT_ROUTING_TOPK_SOFTMAX,
         Routing::SigmoidGrouped => sys::MOERT_ROUTING_SIGMOID_GROUPED,
         Routing::SparseMixer => sys::MOERT_ROUTING_SPARSEMIXER,
+        Routing::SqrtSoftplusGrouped => sys::MOERT_ROUTING_SQRT_SOFTPLUS_GROUPED,
+        Routing::TopKSigmoid => sys::MOERT_ROUTING_TOPK_SIGMOID,
     };
     spec.activation = match layer.activation {
         Activation::Silu => sys::MOERT_SILU,
         Activation::Gelu => sys::MOERT_GELU,
         Activation::GeluTanh => sys::MOERT_GELU_TANH,
+        Activation::Relu2 => sys::MOERT_RELU2,
     };
     spec.selection_bias = layer.selection_bias as i32;
     spec.num_groups = layer.num_groups;
     spec.top_groups = layer.top_groups;
     spec.scaling = layer.scaling;
+    spec.logit_bias = layer.logit_bias as i32;
+    spec.weight_input = layer.weight_input as i32;
+    spec.expert_scales = layer.expert_scales as i32;
+    spec.ungated = layer.ungated as i32;
+    spec.expert_bias = layer.expert_bias as i32;
+    spec.activation_alpha = layer.activation_alpha;
+    spec.activation_limit = layer.activation_limit;
+    spec.up_offset = layer.up_offset;
     spec
 }
 
@@ -223,6 +260,11 @@ unsafe extern "C" fn read_trampoline<W: Weights>(
         sys::MOERT_PART_ROUTER => Part::Router,
         sys::MOERT_PART_SELECTION_BIAS => Part::SelectionBias,
         sys::MOERT_PART_SHARED_GATE => Part::SharedGate,
+        sys::MOERT_PART_LOGIT_BIAS => Part::LogitBias,
+        sys::MOERT_PART_EXPERT_SCALES => Part::ExpertScales,
+        sys::MOERT_PART_GATE_BIAS => Part::GateBias,
+        sys::MOERT_PART_UP_BIAS => Part::UpBias,
+        sys::MOERT_PART_DOWN_BIAS => Part::DownBias,
         _ => return fail("unknown part"),
     };
     let what = Read {

@@ -1,0 +1,14 @@
+// What an error about a checkpoint that is not read says at its end.
+#ifndef MOERT_LIB_CHECKPOINT_OTHER_WAYS_H_
+#define MOERT_LIB_CHECKPOINT_OTHER_WAYS_H_
+
+namespace moert {
+
+inline constexpr char kOtherWays[] =
+    "other ways: a host that reads the file itself gives its weights by callback "
+    "(moert_source_create, MakeHostSource), and its own routing with each call if the library has "
+    "none like it (docs/guide/hosts.md)";
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_CHECKPOINT_OTHER_WAYS_H_

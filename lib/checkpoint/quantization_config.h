@@ -1,0 +1,16 @@
+// Reading QuantizationConfig from config.json.
+#ifndef MOERT_LIB_CHECKPOINT_QUANTIZATION_CONFIG_H_
+#define MOERT_LIB_CHECKPOINT_QUANTIZATION_CONFIG_H_
+
+#include "model/config_fields.h"
+#include "moert/offline/quantization_config.h"
+
+namespace moert {
+
+/// kPlain where there is no quantization_config. Errors stay in `fields`: they say what is read,
+/// and which ways are left for what is not.
+QuantizationConfig ReadQuantizationConfig(ConfigFields& fields);
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_CHECKPOINT_QUANTIZATION_CONFIG_H_

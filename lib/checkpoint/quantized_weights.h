@@ -1,0 +1,77 @@
+// Weights that a checkpoint stores quantized, as the codes and scales of a record: nothing is
+// rounded. docs/reference/checkpoints.md names the tensors of each form.
+#ifndef MOERT_LIB_CHECKPOINT_QUANTIZED_WEIGHTS_H_
+#define MOERT_LIB_CHECKPOINT_QUANTIZED_WEIGHTS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "moert/offline/checkpoint.h"
+#include "moert/offline/quantization_config.h"
+#include "moert/scheme.h"
+#include "quant/quantized_matrix.h"
+
+namespace moert {
+
+/// A matrix [rows, k] of a checkpoint. For tensors of all experts, `expert` is which of them, and
+/// the matrix is rows first_row, first_row + row_step, ... of that expert's.
+struct StoredMatrix {
+  std::string base;  // its tensors' names without ".weight", ".qweight", "_blocks", ...
+  int64_t rows = 0;
+  int64_t k = 0;
+  // Mxfp4Blocks only.
+  int64_t experts = 0, expert = 0;
+  int64_t stored_rows = 0, first_row = 0, row_step = 1;
+};
+
+/// Thread-safe. Borrows the checkpoint.
+class QuantizedWeights {
+ public:
+  QuantizedWeights(const Checkpoint* checkpoint, const QuantizationConfig& config)
+      : checkpoint_(checkpoint), config_(config) {}
+
+  /// Whether the file has `base` quantized: a linear layer may be left as it was.
+  bool Has(const std::string& base) const;
+  /// The scheme whose records hold the matrix as it is. Checks types and shapes of its tensors;
+  /// errors name the tensor.
+  absl::StatusOr<Scheme> SchemeOf(const StoredMatrix& matrix) const;
+  /// A layout of that scheme's codes, scales and zeros. Errors name the tensor: codes that are no
+  /// numbers, zero points where the configuration says there are none, an order of channels.
+  absl::StatusOr<QuantizedMatrix> Read(const StoredMatrix& matrix) const;
+
+ private:
+  absl::StatusOr<const TensorInfo*> Tensor(const std::string& name,
+                                           std::initializer_list<DType> types,
+                                           const std::vector<int64_t>& shape) const;
+  absl::Status Error(const TensorInfo& tensor, const std::string& what) const;
+  template <typename T>
+  absl::StatusOr<std::vector<T>> Whole(const TensorInfo& tensor) const;
+  absl::Status ReadScales(const TensorInfo& tensor, bool by_group, QuantizedMatrix* q) const;
+  absl::Status CheckOrder(const std::string& name, int64_t k) const;
+  absl::Status CheckZeros(const StoredMatrix& m, const TensorInfo& tensor,
+                          QuantizedMatrix* q) const;
+
+  absl::StatusOr<Scheme> Int4Scheme(const StoredMatrix& m, const TensorInfo& scales) const;
+  absl::StatusOr<Scheme> GptqScheme(const StoredMatrix& m) const;
+  absl::StatusOr<Scheme> PackedScheme(const StoredMatrix& m) const;
+  absl::StatusOr<Scheme> Int8Scheme(const StoredMatrix& m) const;
+  absl::StatusOr<Scheme> Nvfp4Scheme(const StoredMatrix& m) const;
+  absl::StatusOr<Scheme> Mxfp4Scheme(const StoredMatrix& m) const;
+  absl::StatusOr<Scheme> Fp8Scheme(const StoredMatrix& m) const;
+  absl::Status ReadGptq(const StoredMatrix& m, QuantizedMatrix* q) const;
+  absl::Status ReadPacked(const StoredMatrix& m, QuantizedMatrix* q) const;
+  absl::Status ReadInt8(const StoredMatrix& m, QuantizedMatrix* q) const;
+  absl::Status ReadNvfp4(const StoredMatrix& m, QuantizedMatrix* q) const;
+  absl::Status ReadMxfp4(const StoredMatrix& m, QuantizedMatrix* q) const;
+  absl::Status ReadFp8(const StoredMatrix& m, QuantizedMatrix* q) const;
+
+  const Checkpoint* const checkpoint_;
+  const QuantizationConfig config_;
+};
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_CHECKPOINT_QUANTIZED_WEIGHTS_H_

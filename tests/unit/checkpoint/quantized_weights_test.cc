@@ -1,0 +1,248 @@
+// Every form of quantized weights against values that an independent script unpacked
+// (tests/data/quantized): exact, as codes and in records. And what damaged files are told.
+#include "checkpoint/quantized_weights.h"
+
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint_experts.h"
+#include "moert/expert_source.h"
+#include "quant/packing.h"
+#include "support/catch.h"
+#include "support/edit_checkpoint.h"
+#include "support/paths.h"
+#include "support/record_buffer.h"
+#include "support/temp_dir.h"
+
+namespace moert {
+namespace {
+
+using test::EditCheckpoint;
+using test::EditTensor;
+using test::RecordBuffer;
+using test::TempDir;
+
+struct Form {
+  const char* name;
+  const char* scheme;
+};
+const Form kForms[] = {
+    {"gptq_g128", "w4a16_g128_f16"},
+    {"gptq_g32_zeros", "w4a16_g32_zp"},
+    {"gptq_g64_zeros", "w4a16_g64_zp_f16"},
+    {"awq_g128", "w4a16_g128_zp_f16"},
+    {"packed_g32", "w4a16_g32"},
+    {"packed_g128_zeros", "w4a16_g128_zp_f16"},
+    {"int8", "w8a8"},
+    {"int8_g128", "w8a16_g128"},
+    {"nvfp4_packed", "nvfp4"},
+    {"nvfp4_modelopt", "nvfp4"},
+    {"fp8_blocks", "fp8_b128"},
+    {"mxfp4", "mxfp4"},
+};
+
+std::string DirOf(const std::string& name) { return SourceDir() + "/tests/data/quantized/" + name; }
+
+HfConfig ConfigOf(const std::string& dir) {
+  auto config = LoadHfConfig(dir);
+  REQUIRE_OK(config.status());
+  if (config->quantization.form == StoredWeights::kMxfp4) {  // as gpt-oss has it
+    config->names.interleaved = true;
+    config->moe.layers[0].expert_bias = true;
+  }
+  return *std::move(config);
+}
+
+struct Expected {
+  std::vector<int32_t> places;  // [n, 4]: expert, projection, row, channel
+  std::vector<float> values;
+};
+
+Expected ReadExpected(const std::string& name) {
+  const auto file = Checkpoint::Open(DirOf(name) + "/expected.safetensors");
+  REQUIRE_OK(file.status());
+  const auto n = (*(*file)->Get("values"))->shape[0];
+  return {*(*file)->ReadI32("places", {n, 4}), *(*file)->ReadF32("values", {n})};
+}
+
+// How many values differ, of matrices [expert][projection] widened.
+int Differences(const Expected& expected, const std::vector<std::vector<float>>& matrices,
+                const MoeLayerSpec& layer) {
+  int differences = 0;
+  for (size_t i = 0; i < expected.values.size(); ++i) {
+    const int32_t* const at = expected.places.data() + 4 * i;
+    const int64_t k = at[1] == 2 ? layer.intermediate : layer.hidden;
+    const std::vector<float>& m = matrices[static_cast<size_t>(at[0] * 3 + at[1])];
+    differences += m[static_cast<size_t>(at[2] * k + at[3])] != expected.values[i];
+  }
+  return differences;
+}
+
+TEST_CASE("every form is read without rounding") {
+  const Form form = GENERATE(from_range(std::begin(kForms), std::end(kForms)));
+  INFO(form.name);
+  const HfConfig config = ConfigOf(DirOf(form.name));
+  const auto checkpoint = Checkpoint::Open(DirOf(form.name));
+  REQUIRE_OK(checkpoint.status());
+  const auto experts = CheckpointExperts::Create(checkpoint->get(), &config);
+  REQUIRE_OK(experts.status());
+  const MoeLayerSpec& layer = config.moe.layers[0];
+  CHECK((*experts)->stored(0) == ExpertFormat::Uniform(*Scheme::Parse(form.scheme)));
+  const Expected expected = ReadExpected(form.name);
+  CHECK(expected.values.size() == 2400);
+
+  std::vector<std::vector<float>> widened, unpacked;
+  const auto layout = ExpertRecordLayout(layer, (*experts)->stored(0));
+  REQUIRE_OK(layout.status());
+  for (int e = 0; e < layer.num_experts; ++e) {
+    for (const Projection p : {Projection::kGate, Projection::kUp, Projection::kDown}) {
+      widened.emplace_back();
+      REQUIRE_OK((*experts)->ReadWidened(0, e, p, &widened.back()));
+    }
+    RecordBuffer record(layout->bytes);
+    REQUIRE_OK((*experts)->ReadRecord(0, e, *layout, record.data()));
+    for (const MatrixLayout* m : {&layout->gate, &layout->up, &layout->down}) {
+      unpacked.emplace_back();
+      REQUIRE_OK(UnpackMatrix(*m, record.data(), &unpacked.back()));
+    }
+  }
+  CHECK(Differences(expected, widened, layer) == 0);
+  CHECK(Differences(expected, unpacked, layer) == 0);
+}
+
+TEST_CASE("gpt-oss: biases of gate and up take turns") {
+  const HfConfig config = ConfigOf(DirOf("mxfp4"));
+  const auto checkpoint = Checkpoint::Open(DirOf("mxfp4"));
+  REQUIRE_OK(checkpoint.status());
+  const auto experts = CheckpointExperts::Create(checkpoint->get(), &config);
+  REQUIRE_OK(experts.status());
+  const auto layout = ExpertRecordLayout(config.moe.layers[0], (*experts)->stored(0));
+  REQUIRE_OK(layout.status());
+  RecordBuffer record(layout->bytes);
+  REQUIRE_OK((*experts)->ReadRecord(0, 1, *layout, record.data()));
+  const auto both = (*checkpoint)->ReadF32("model.layers.0.mlp.experts.gate_up_proj_bias", {2, 64});
+  const auto down = (*checkpoint)->ReadF32("model.layers.0.mlp.experts.down_proj_bias", {2, 256});
+  REQUIRE_OK(both.status());
+  const auto bias = [&](const MatrixLayout& m, int64_t row) {
+    return reinterpret_cast<const float*>(record.data() + m.bias_offset)[row];
+  };
+  for (int64_t r = 0; r < 32; ++r) {
+    CHECK(bias(layout->gate, r) == (*both)[static_cast<size_t>(64 + 2 * r)]);
+    CHECK(bias(layout->up, r) == (*both)[static_cast<size_t>(64 + 2 * r + 1)]);
+  }
+  for (int64_t r = 0; r < 256; ++r) {
+    CHECK(bias(layout->down, r) == (*down)[static_cast<size_t>(256 + r)]);
+  }
+}
+
+TEST_CASE("OpenModel keeps the file's scheme, or widens it") {
+  for (const char* name : {"awq_g128", "nvfp4_packed", "fp8_blocks"}) {
+    INFO(name);
+    TempDir cache;
+    OpenModelOptions options;
+    options.cache_dir = cache.path();
+    const auto kept = OpenModel(DirOf(name), options);
+    REQUIRE_OK(kept.status());
+    options.widen = true;
+    const auto wide = OpenModel(DirOf(name), options);
+    REQUIRE_OK(wide.status());
+    CHECK((*wide)->version_name(0) == "bf16");
+    CHECK((*kept)->version_name(0) != "bf16");
+    const RecordLayout& layout = (*kept)->layout(0, 1, 0);
+    RecordBuffer record(layout.bytes);
+    REQUIRE_OK((*kept)->ReadRecord(0, 1, 0, record.span()));
+    std::vector<float> up;
+    REQUIRE_OK(UnpackMatrix(layout.up, record.data(), &up));
+    const Expected expected = ReadExpected(name);
+    for (size_t i = 0; i < expected.values.size(); ++i) {
+      const int32_t* const at = expected.places.data() + 4 * i;
+      if (at[0] != 1 || at[1] != 1) continue;
+      CHECK(up[static_cast<size_t>(at[2] * 256 + at[3])] == expected.values[i]);
+    }
+  }
+}
+
+// The error of a checkpoint in which `edit` changed something.
+template <typename Edit>
+std::string ErrorOf(const std::string& name, const Edit& edit) {
+  TempDir dir;
+  test::WriteFile(dir.path() + "/config.json", test::ReadFile(DirOf(name) + "/config.json"));
+  EditCheckpoint tensors = test::ReadForEdit(DirOf(name));
+  edit(&tensors);
+  test::WriteFile(dir.path() + "/model.safetensors", test::ToSafetensors(tensors));
+  const HfConfig config = ConfigOf(dir.path());
+  const auto checkpoint = Checkpoint::Open(dir.path());
+  if (!checkpoint.ok()) return std::string(checkpoint.status().message());
+  const auto experts = CheckpointExperts::Create(checkpoint->get(), &config);
+  if (!experts.ok()) return std::string(experts.status().message());
+  const auto layout = ExpertRecordLayout(config.moe.layers[0], (*experts)->stored(0));
+  RecordBuffer record(layout->bytes);
+  for (int e = 0; e < 2; ++e) {
+    const absl::Status status = (*experts)->ReadRecord(0, e, *layout, record.data());
+    if (!status.ok()) return std::string(status.message());
+  }
+  return "";
+}
+
+const std::string kGate0 = "model.layers.0.mlp.experts.0.gate_proj.";
+
+TEST_CASE("damaged quantized files name the tensor") {
+  struct Case {
+    const char* form;
+    std::string tensor;
+    void (*edit)(EditTensor* t);
+    const char* message;
+  };
+  const auto poke = [](EditTensor* t) { t->bytes[0] = '\x7f'; };
+  const auto flat = [](EditTensor* t) {
+    int64_t n = 1;
+    for (const int64_t d : t->shape) n *= d;
+    t->shape = {n};
+  };
+  const auto nan = [](EditTensor* t) { t->bytes.replace(0, 2, std::string("\xff\xff")); };
+  const auto as_u8 = [](EditTensor* t) {
+    t->dtype = "U8";
+    t->shape.back() *= 4;
+  };
+  const std::string mx = "model.layers.0.mlp.experts.gate_up_proj_";
+  const Case cases[] = {
+      {"gptq_g128", kGate0 + "qweight", flat, "gptq int4 weights take i32 [32, 32]"},
+      {"gptq_g128", kGate0 + "qweight", as_u8, "gptq int4 weights take i32"},
+      {"gptq_g128", kGate0 + "qzeros", poke, "says that weights are symmetric"},
+      {"gptq_g128", kGate0 + "scales", nan, "a scale is not finite"},
+      {"gptq_g64_zeros", kGate0 + "g_idx", [](EditTensor* t) { t->bytes[0] = 1; }, "act-order"},
+      {"gptq_g64_zeros", kGate0 + "g_idx", flat, ""},
+      {"awq_g128", kGate0 + "qzeros", flat, "awq int4 weights take i32 [2, 4]"},
+      {"awq_g128", kGate0 + "scales", nan, "a scale is not finite"},
+      {"packed_g32", kGate0 + "weight_scale", flat,
+       "compressed-tensors int4 weights take f16 or bf16"},
+      {"packed_g128_zeros", kGate0 + "weight_zero_point", flat, "take i32 [4, 2]"},
+      {"int8", kGate0 + "weight", flat, "compressed-tensors int8 weights take i8 [32, 256]"},
+      {"nvfp4_packed", kGate0 + "weight_scale", poke, "a scale is not finite"},
+      {"nvfp4_packed", kGate0 + "weight_global_scale",
+       [](EditTensor* t) { t->bytes.assign(4, '\0'); }, "legal is a finite number above 0"},
+      {"nvfp4_modelopt", kGate0 + "weight", flat, "modelopt nvfp4 weights take u8 [32, 128]"},
+      {"fp8_blocks", kGate0 + "weight", poke, "is no number"},
+      {"fp8_blocks", kGate0 + "weight_scale_inv", flat, "legal for the scales of"},
+      {"mxfp4", mx + "blocks", flat, "mxfp4 weights take u8 [2, 64, 8, 16]"},
+      {"mxfp4", mx + "scales", [](EditTensor* t) { t->bytes[0] = '\xfe'; }, "overflow bf16"},
+      {"mxfp4", mx + "bias", flat, "its shape is [128]"},
+  };
+  for (const Case& c : cases) {
+    INFO(c.form << " " << c.tensor << ": " << c.message);
+    const std::string error = ErrorOf(c.form, [&](EditCheckpoint* tensors) {
+      REQUIRE(tensors->count(c.tensor) == 1);
+      c.edit(&(*tensors)[c.tensor]);
+    });
+    CHECK(error.find(c.message) != std::string::npos);
+    CHECK((*c.message == '\0' ||
+           error.find(c.tensor.substr(0, c.tensor.rfind('.'))) != std::string::npos));
+    if (*c.message == '\0') CHECK(error.empty());
+  }
+  const std::string missing =
+      ErrorOf("packed_g32", [](EditCheckpoint* t) { t->erase(kGate0 + "weight_scale"); });
+  CHECK(missing.find("weight_scale\" is missing") != std::string::npos);
+}
+
+}  // namespace
+}  // namespace moert
