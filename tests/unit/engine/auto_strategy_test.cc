@@ -24,7 +24,7 @@ struct Fixture {
     options.strategy = "auto";
     options.threads = 1;
     options.budget = Budget::Fraction(share);
-    options.log = [this](LogLevel, const std::string& line) { lines.push_back(line); };
+    options.log = [this](LogLevel, absl::string_view line) { lines.emplace_back(line); };
   }
   std::string Chosen() {
     auto engine = Engine::Create(source, options);
