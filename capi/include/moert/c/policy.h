@@ -34,7 +34,7 @@ typedef struct moert_routing_view {
   int64_t tokens;
   int32_t top_k;
   int32_t num_experts;
-  const int32_t *ids;    /* [T, k], highest weight first */
+  const int32_t *ids;    /* [T, k], highest weight first; -1: not here (moert_routing) */
   const float *weights;  /* [T, k], as they enter the sum */
   const float *scores;   /* [T, E], or NULL when the host gave a routing without */
   const int32_t *counts; /* [E], tokens of each expert */
