@@ -8,7 +8,8 @@ from .errors import Handle, check
 
 
 class Source(Handle):
-    """A checkpoint, an expert pack, or weights of the host's own. Engines keep their own reference."""
+    """A checkpoint, an expert pack, or weights of the host's own. Engines keep their own
+    reference."""
     _destroy = lib.moert_source_destroy
 
     @classmethod
@@ -36,9 +37,10 @@ class Source(Handle):
     def from_weights(cls, name, layers, read, dtype="float32"):
         """Weights of the host's own. layers: a list of Source.layer(...). read(layer, expert, part,
         first_row, rows, cols) returns rows * cols values: a CPU tensor or contiguous buffer of
-        `dtype` ("float32", "bfloat16" or "float16"; parts of a layer always float32), their bytes, or
-        an iterable of floats. part is "gate_proj", "up_proj", "down_proj", "router", "selection_bias" or
-        "shared_gate"; expert -1 the shared one. Called from threads of the library."""
+        `dtype` ("float32", "bfloat16" or "float16"; parts of a layer always float32), their bytes,
+        or an iterable of floats. part is "gate_proj", "up_proj", "down_proj", "router",
+        "selection_bias" or "shared_gate"; expert -1 the shared one. Called from threads of the
+        library."""
         def callback(_, what, failure):
             r = what.contents
             try:
@@ -119,6 +121,6 @@ def _fill(dst, weights):
         weights = array.array("f", weights)
     view = memoryview(weights)
     if view.format not in ("B", *_FORMATS[dst.dtype]) or view.nbytes != size:
-        raise ValueError(f"{size} bytes of '{_FORMATS[dst.dtype][0]}' are wanted, not {view.nbytes} "
-                         f"bytes of '{view.format}'")
+        raise ValueError(f"{size} bytes of '{_FORMATS[dst.dtype][0]}' are wanted, not "
+                         f"{view.nbytes} bytes of '{view.format}'")
     c.memmove(dst.data, weights if isinstance(weights, bytes) else view.tobytes(), size)
