@@ -13,7 +13,7 @@ LAYERS = [
     ("model", ["lib/model"], "model"),
     ("kernels", ["kernels"], ""),
     ("gemm", ["lib/gemm"], "mixed_group_gemm"),
-    ("source", ["lib/source"], "expert_source host_source"),
+    ("source", ["lib/source"], "expert_source host_source opaque_source"),
     ("checkpoint", ["lib/checkpoint"],
      "offline/checkpoint offline/hf_config offline/rope_config offline/tensor_names"),
     ("pack", ["lib/pack"], "offline/calibration offline/pack offline/plan"),
@@ -27,8 +27,9 @@ LAYERS = [
     ("options", [], "options backend"),
     ("offline", ["lib/offline"], "offline/*"),
     ("exec", ["lib/exec"], ""),
-    ("engine", ["lib/engine"], "engine stats metrics"),
-    ("trace", ["lib/trace"], "replay"),
+    ("engine", ["lib/engine"], "engine stats metrics shard"),
+    ("parallel", ["lib/parallel"], "collectives expert_parallel"),
+    ("trace", ["lib/trace"], "replay parallel_replay"),
     ("capi", ["capi"], ""),
 ]
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)

@@ -38,6 +38,7 @@
 #include "moert/c/tensor.h"
 #include "moert/c/model.h"
 #include "moert/c/source.h"
+#include "moert/c/opaque.h"
 
 #include "moert/c/services.h"
 #include "moert/c/engine.h"
@@ -46,6 +47,7 @@
 #include "moert/c/step.h"
 #include "moert/c/layer.h"
 #include "moert/c/lease.h"
+#include "moert/c/slots.h"
 #include "moert/c/residency.h"
 
 #include "moert/c/metrics.h"

@@ -29,6 +29,15 @@ struct Callbacks {
 };
 
 absl::Status Read(const Callbacks& callbacks, const WeightRead& cpp) {
+  const moert_read read = ToC(cpp);
+  moert_failure failure;
+  const moert_code code = callbacks.c.read(callbacks.c.user_data, &read, &failure);
+  return FromCallback(code, failure, "read callback");
+}
+
+}  // namespace
+
+moert_read ToC(const WeightRead& cpp) {
   moert_read read{};
   read.struct_size = sizeof(read);
   read.layer = cpp.layer;
@@ -37,12 +46,8 @@ absl::Status Read(const Callbacks& callbacks, const WeightRead& cpp) {
   read.version = cpp.version;
   read.first_row = cpp.first_row;
   moert_tensor_init(&read.dst, cpp.dst, cpp.rows, cpp.cols, static_cast<moert_dtype>(cpp.dtype));
-  moert_failure failure;
-  const moert_code code = callbacks.c.read(callbacks.c.user_data, &read, &failure);
-  return FromCallback(code, failure, "read callback");
+  return read;
 }
-
-}  // namespace
 
 absl::StatusOr<std::shared_ptr<const ExpertSource>> MakeCallbackSource(
     std::string name, MoeModelSpec model, const moert_source_callbacks& callbacks) {

@@ -8,12 +8,15 @@
 #include "absl/status/statusor.h"
 #include "moert.h"
 #include "moert/expert_source.h"
+#include "moert/host_source.h"
 
 namespace moert::capi {
 
 /// On failure the callbacks' destroy has not been called and will not be.
 absl::StatusOr<std::shared_ptr<const ExpertSource>> MakeCallbackSource(
     std::string name, MoeModelSpec model, const moert_source_callbacks& callbacks);
+
+moert_read ToC(const WeightRead& read);
 
 }  // namespace moert::capi
 

@@ -1,11 +1,10 @@
-#include <algorithm>
-
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "guard.h"
 #include "handles.h"
 #include "layer_call.h"
 #include "struct_io.h"
+#include "tensor_span.h"
 
 namespace moert::capi {
 namespace {
@@ -25,47 +24,6 @@ absl::Status CheckPlace(const char* name, const moert_tensor& tensor, BackendKin
                    BackendName(backend), " backend takes ", PlaceName(legal)));
 }
 
-/// One tensor of a routing as a span of rows * cols elements; empty if it may be and is.
-template <typename T>
-absl::StatusOr<absl::Span<T>> RoutingSpan(const char* name, const moert_tensor& tensor,
-                                          moert_dtype dtype, int64_t rows, int64_t cols,
-                                          bool may_be_empty) {
-  const auto bad = [name](auto... what) {
-    return absl::InvalidArgumentError(absl::StrCat("routing.", name, what...));
-  };
-  if (tensor.data == nullptr) {
-    if (may_be_empty && tensor.rows == 0 && tensor.cols == 0) return absl::Span<T>();
-    return bad(".data: must not be NULL");
-  }
-  if (tensor.place == MOERT_DEVICE) {
-    return absl::UnimplementedError(absl::StrCat(
-        "routing.", name, ".place is MOERT_DEVICE: copy the routing to host memory first"));
-  }
-  if (tensor.place != MOERT_HOST) return bad(".place is ", tensor.place, ", legal is MOERT_HOST");
-  if (tensor.dtype != dtype) {
-    return bad(".dtype is ", tensor.dtype, ", legal is ",
-               dtype == MOERT_I32 ? "MOERT_I32" : "MOERT_F32");
-  }
-  if (tensor.rows != rows || tensor.cols != cols) {
-    return bad(": [", tensor.rows, ", ", tensor.cols, "]; this layer of this step takes [", rows,
-               ", ", cols, "]");
-  }
-  if (tensor.row_stride != cols && rows != 1) {
-    return bad(".row_stride is ", tensor.row_stride, ", legal is ", cols, ": contiguous");
-  }
-  return absl::MakeSpan(static_cast<T*>(tensor.data), static_cast<size_t>(rows * cols));
-}
-
-absl::Status RefuseForeignExperts(absl::Span<const int32_t> ids, int64_t top_k) {
-  const auto found = std::find(ids.begin(), ids.end(), -1);
-  if (found == ids.end()) return absl::OkStatus();
-  const int64_t slot = found - ids.begin();
-  return absl::UnimplementedError(absl::StrCat(
-      "routing.ids[", slot / top_k, ", ", slot % top_k,
-      "] is -1: experts of other ranks need an engine that owns a shard, which this version does "
-      "not have; name experts of this layer"));
-}
-
 absl::Status ReadRouting(const moert_routing& c, const moert_step& step, int32_t layer,
                          LayerArguments* arguments) {
   const MoeModelSpec& model = step.state->engine->model();
@@ -73,19 +31,25 @@ absl::Status ReadRouting(const moert_routing& c, const moert_step& step, int32_t
   const int64_t next = model.layers[(layer + 1) % model.num_layers()].num_experts;
   const int64_t k = spec.routing.top_k;
   RoutedInput& routing = arguments->routing.emplace();
-  MOERT_ASSIGN_OR_RETURN(routing.ids,
-                         RoutingSpan<const int32_t>("ids", c.ids, MOERT_I32, step.rows, k, false));
-  MOERT_ASSIGN_OR_RETURN(routing.weights, RoutingSpan<const float>("weights", c.weights, MOERT_F32,
-                                                                   step.rows, k, false));
+  const moert_place place = c.ids.place == MOERT_DEVICE ? MOERT_DEVICE : MOERT_HOST;
+  if (place == MOERT_DEVICE) {
+    MOERT_RETURN_IF_ERROR(CheckPlace("routing.ids", c.ids, step.state->engine->backend()));
+    routing.place = Place::kDevice;
+  }
+  MOERT_ASSIGN_OR_RETURN(routing.ids, TensorSpan<const int32_t>("routing.ids", c.ids, MOERT_I32,
+                                                                step.rows, k, false, place));
   MOERT_ASSIGN_OR_RETURN(
-      routing.scores,
-      RoutingSpan<const float>("scores", c.scores, MOERT_F32, step.rows, spec.num_experts, true));
+      routing.weights,
+      TensorSpan<const float>("routing.weights", c.weights, MOERT_F32, step.rows, k, false, place));
+  MOERT_ASSIGN_OR_RETURN(routing.scores,
+                         TensorSpan<const float>("routing.scores", c.scores, MOERT_F32, step.rows,
+                                                 spec.num_experts, true));
+  MOERT_ASSIGN_OR_RETURN(routing.next_scores,
+                         TensorSpan<const float>("routing.next_scores", c.next_scores, MOERT_F32,
+                                                 step.rows, next, true));
   MOERT_ASSIGN_OR_RETURN(
-      routing.next_scores,
-      RoutingSpan<const float>("next_scores", c.next_scores, MOERT_F32, step.rows, next, true));
-  MOERT_ASSIGN_OR_RETURN(routing.used_ids, RoutingSpan<int32_t>("used_ids", c.used_ids, MOERT_I32,
-                                                                step.rows, k, true));
-  MOERT_RETURN_IF_ERROR(RefuseForeignExperts(routing.ids, k));
+      routing.used_ids,
+      TensorSpan<int32_t>("routing.used_ids", c.used_ids, MOERT_I32, step.rows, k, true, place));
   routing.idle_before_ns = c.idle_before_ns;
   if (c.times != nullptr) {
     moert_call_times times{};

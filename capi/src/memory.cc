@@ -21,6 +21,7 @@ moert_memory ToC(const MemoryPlan& plan) {
   memory.spare_slots = plan.spare;
   memory.own_bytes = plan.own_bytes;
   memory.total_experts = plan.total_experts;
+  memory.all_bytes = plan.all_bytes;
   memory.minimum_bytes = plan.minimum_bytes;
   return memory;
 }

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
+#include "shard.h"
 #include "struct_io.h"
 #include "trace_sink.h"
 
@@ -28,6 +29,7 @@ moert_engine_options Defaults() {
   options.backend = static_cast<moert_backend>(defaults.backend);
   options.device = defaults.device;
   options.host_budget_bytes = defaults.host_budget;
+  options.numa_node = defaults.numa_node;
   return options;
 }
 
@@ -123,6 +125,20 @@ absl::StatusOr<ParsedOptions> ReadOptions(const moert_engine_options* options) {
     MOERT_ASSIGN_OR_RETURN(result.cpus, ParseCpus(c.cpus));
   }
   if (c.trace_path != nullptr) parsed.trace_path = c.trace_path;
+  if (c.shard != nullptr) {
+    MOERT_ASSIGN_OR_RETURN(result.shard, ReadShard(c.shard, "options.shard"));
+  }
+  if (c.open_progress != nullptr) {
+    result.open_progress = [call = c.open_progress,
+                            user = c.open_user_data](const OpenProgress& progress) {
+      return call(user, progress.loaded_experts, progress.total_experts) == MOERT_OK;
+    };
+  }
+  if (c.numa_node < -1 || c.numa_node > INT32_MAX) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("options.numa_node is ", c.numa_node, ", legal is a node or -1"));
+  }
+  result.numa_node = static_cast<int>(c.numa_node);
   MOERT_RETURN_IF_ERROR(ReadServices(c, &parsed));
   return parsed;
 }

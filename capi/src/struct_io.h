@@ -50,6 +50,16 @@ inline constexpr uint64_t kFirstSize<moert_step_options> = 56;
 template <>
 inline constexpr uint64_t kFirstSize<moert_routing> = 224;
 template <>
+inline constexpr uint64_t kFirstSize<moert_shard> = 64;
+template <>
+inline constexpr uint64_t kFirstSize<moert_fetch> = 208;
+template <>
+inline constexpr uint64_t kFirstSize<moert_slots> = 224;
+template <>
+inline constexpr uint64_t kFirstSize<moert_opaque_part> = 64;
+template <>
+inline constexpr uint64_t kFirstSize<moert_opaque_options> = 64;
+template <>
 inline constexpr uint64_t kFirstSize<moert_completion> = 32;
 template <>
 inline constexpr uint64_t kFirstSize<moert_expert_view> = 272;

@@ -70,7 +70,9 @@ using LeaseId = int64_t;
 
 /// A routing that the host computed, or a trace recorded. Spans are borrowed for the call.
 struct RoutedInput {
-  absl::Span<const int32_t> ids;    // [T, k], each in [0, E), no expert twice for a token
+  /// [T, k], each in [0, E), no expert twice for a token; or -1: not here. Such a slot adds
+  /// nothing.
+  absl::Span<const int32_t> ids;
   absl::Span<const float> weights;  // [T, k], as they enter the sum
   absl::Span<const float> scores;   // [T, E] over all experts, or empty: then policies that read
                                     // scores see none
@@ -78,6 +80,12 @@ struct RoutedInput {
                                         // empty
   /// [T, k] or empty: receives the experts that were used. A lossy strategy may replace some.
   absl::Span<int32_t> used_ids;
+  /// CUDA backend: where ids, weights and used_ids lie. On the device they are read on the step's
+  /// stream, scores have to be empty (next_scores stay in host memory), and ids are not checked:
+  /// one that is out of range is taken for -1. Where every expert is present and the strategy does
+  /// not prefetch nothing waits for the host, and the call can be captured; next_scores are not
+  /// read then.
+  Place place = Place::kHost;
   /// Virtual clock only: what the call took when it was recorded, charged in place of the
   /// profile's cost, and the time that passed between the call before and this one.
   const CallTimes* times = nullptr;
@@ -91,7 +99,9 @@ struct MemoryPlan {
   int64_t table_bytes = 0;      // residency and bookkeeping
   int64_t workspace_bytes = 0;  // activations, sized from max_tokens_per_forward
   int64_t block_bytes = 0;      // one expert in the best version served, the largest
-  int64_t slots = 0;            // blocks of that size the rest holds
+  int64_t all_bytes = 0;        // all experts in that version. A cache's blocks are as large as
+                                // their records, where the backend can do that; else the largest
+  int64_t slots = 0;  // blocks of the mean size, all_bytes / total_experts, the rest holds
   int64_t low_block_bytes = 0;  // one expert in the low version, where two are served
   int64_t low_slots = 0;
   /// Where every expert has a block of its own that it never leaves (all of them preloaded, or the
@@ -104,11 +114,46 @@ struct MemoryPlan {
 
   int64_t fixed_bytes() const { return constant_bytes + table_bytes + workspace_bytes; }
   int64_t pool_bytes() const {
-    if (own_bytes == 0) return slots * block_bytes + low_slots * low_block_bytes;
+    if (own_bytes == 0) return MeanBytes(slots) + low_slots * low_block_bytes;
     return own_bytes + (low_slots > 0 ? slots * block_bytes : 0);
+  }
+  /// Of `count` blocks of the mean size.
+  int64_t MeanBytes(int64_t count) const {
+    if (total_experts == 0) return 0;
+    return count * (all_bytes / total_experts) +
+           count * (all_bytes % total_experts) / total_experts;
   }
   /// "64.0 KiB gates and shared experts + ... = ...", for messages.
   std::string ToString() const;
+};
+
+/// What a host with kernels of its own asks for. Spans are borrowed for the call.
+struct FetchInput {
+  absl::Span<const int32_t> ids;    // [T, k] in [0, E), or -1: none. Of this call all are pinned
+  absl::Span<const float> weights;  // [T, k] or empty: for policies that read them
+  absl::Span<const float> scores;   // [T, E] or empty, likewise
+  absl::Span<const float> next_scores;  // [T, E'] predicted for layer + 1 (0 after the last), or
+                                        // empty
+  /// [rows, hidden] of the layer, or empty: where the source has gates, policies that predict by
+  /// the next layer's gate have it scored on this, unless next_scores are given.
+  MatrixView hidden;
+  absl::Span<int32_t> slot_ids;  // [T, k] or empty: receives slots in place of experts
+};
+
+/// Where the experts of a layer lie: part p of the expert in slot s begins at
+/// parts[p].base + s * parts[p].stride.
+struct SlotView {
+  struct Part {
+    const std::byte* base = nullptr;  // host or device memory, as the backend has it
+    int64_t stride = 0;               // bytes from slot to slot
+    int64_t bytes = 0;                // of one expert; 0: experts of the layer differ
+  };
+  /// Of an opaque record its own; else one, the record (ExpertSource::layout).
+  std::vector<Part> parts;
+  int64_t slots = 0;  // slot numbers are below this
+  /// [E]: of the experts of this call, -1 for others; of a shard, its own experts in their order.
+  /// Valid until they are released.
+  absl::Span<const int32_t> slot_of_expert;
 };
 
 class Step;
@@ -133,8 +178,8 @@ class Engine {
   virtual absl::StatusOr<StepId> BeginStep(const StepInfo& info) = 0;
 
   /// hidden, out: [rows, hidden] of MoE layer `layer` (0-based over MoE layers). out gets the
-  /// block's output (routed plus shared experts, before the residual addition); it may alias
-  /// hidden. Blocks until done on the CPU backend.
+  /// block's output (routed plus shared experts, before the residual addition; of a shard its part
+  /// of the sum); it may alias hidden. Blocks until done on the CPU backend.
   virtual absl::Status Forward(StepId step, int layer, const MatrixView& hidden,
                                const MutableMatrixView& out) = 0;
 
@@ -162,6 +207,16 @@ class Engine {
       LeaseId lease, absl::FunctionRef<absl::Status(absl::Span<const ExpertView>)> use) const = 0;
   /// FailedPrecondition when it has ended.
   virtual absl::Status ReleaseExperts(LeaseId lease) = 0;
+
+  /// A layer call whose product is the host's: brings the experts that `input` names and pins them
+  /// until ReleaseFetched or the step's end; policies see it as they see Forward. Blocks until all
+  /// are there. ResourceExhausted, with nothing pinned and how many fit in the message, where they
+  /// are more than the layer can have at once: ask for them in several calls, each released before
+  /// the next. FailedPrecondition where slots have no constant stride: a host's allocator, experts
+  /// of one layer in different sizes, or a strategy that serves several versions.
+  virtual absl::Status Fetch(StepId step, int layer, const FetchInput& input, SlotView* view) = 0;
+  /// Ends every Fetch of this layer in this step; none is OK. Never waits for transfers.
+  virtual absl::Status ReleaseFetched(StepId step, int layer) = 0;
 
   /// The host knows what is coming: these experts of a layer, best first, are brought while the
   /// link has nothing better to do. Never blocks; hints given during a layer call wait for the
@@ -208,6 +263,8 @@ class Step {
   /// The lease ends with the step at the latest.
   absl::StatusOr<LeaseId> AcquireExperts(int layer, absl::Span<const int32_t> experts,
                                          std::vector<ExpertView>* views);
+  absl::Status Fetch(int layer, const FetchInput& input, SlotView* view);
+  absl::Status ReleaseFetched(int layer);
   /// The first error of the step, or OK.
   absl::Status status() const;
   absl::Status Cancel();

@@ -21,6 +21,8 @@ enum class RoutingKind : int32_t {
   kTopKSoftmax = 1,     // the k highest logits, then softmax over them (Mixtral)
   kSigmoidGrouped = 2,  // sigmoid + selection bias, best groups, then top-k (DeepSeek-V3 family)
   kSparseMixer = 3,     // two masked-softmax picks (Phi-3.5-MoE)
+  kExternal = 4,        // the host's own: no gate is read or budgeted, layer calls bring their
+                        // routing. Of RoutingSpec top_k alone is read, and it may exceed E
 };
 
 struct RoutingSpec {

@@ -38,6 +38,34 @@ struct Budget {
 
 enum class LogLevel : int32_t { kInfo = 0, kWarning = 1, kError = 2 };
 
+/// Which part of every layer an engine owns: for expert and tensor parallelism. Its outputs are
+/// partial sums: over shards that cover a layer once they add up to the layer's output. Ids stay
+/// those of the whole model; what the shard does not own adds nothing.
+struct Shard {
+  /// Experts [first_expert, first_expert + num_experts) of every layer; num_experts 0: all.
+  int first_expert = 0;
+  int num_experts = 0;
+  /// Not empty: in place of the range, of every layer its experts, ascending, at least one.
+  std::vector<std::vector<int32_t>> experts;
+  /// Channels [first_channel, first_channel + num_channels) of every layer's intermediate
+  /// dimension; 0: all. Both are multiples of kKTile and of what the schemes group by. Shared
+  /// experts are sliced in proportion.
+  int64_t first_channel = 0;
+  int64_t num_channels = 0;
+  /// Whether the shared experts are computed here.
+  bool shared_experts = true;
+
+  bool whole() const {
+    return num_experts == 0 && experts.empty() && num_channels == 0 && shared_experts;
+  }
+};
+
+/// How far Engine::Create has come: experts that a preloading strategy loads.
+struct OpenProgress {
+  int64_t loaded_experts = 0;
+  int64_t total_experts = 0;
+};
+
 struct EngineOptions {
   // Options that change results or memory.
 
@@ -66,6 +94,8 @@ struct EngineOptions {
   /// Needs the virtual clock; layers run through Engine::ForwardRouted. Budgets mean what they mean
   /// in a real run of the same model.
   bool simulate = false;
+  /// The part of the model that this engine owns; the default is all of it.
+  Shard shard;
 
   // Options that change speed only.
 
@@ -78,6 +108,10 @@ struct EngineOptions {
   std::vector<int> cpus;
   /// The host's pool in place of `threads` and `cpus`; null: a pool of our own.
   std::shared_ptr<ThreadPool> thread_pool;
+  /// Pools in RAM come from this NUMA node, and compute threads run on its CPUs where neither
+  /// `cpus` nor `thread_pool` says otherwise; -1: wherever the system puts them. Refused where the
+  /// machine has no such node.
+  int numa_node = -1;
   /// Where expert pools in RAM come from; null: the system.
   std::shared_ptr<HostAllocator> allocator;
   /// Threads that read experts from their source. 1..16.
@@ -86,6 +120,11 @@ struct EngineOptions {
   std::string kernels = "auto";
   /// Sees every layer call; null: none.
   std::shared_ptr<TraceSink> trace;
+
+  /// Called by Create, on its thread, behind each layer that a preloading strategy has loaded.
+  /// False: Create gives up what it has, as soon as reads under way have ended, and returns
+  /// Cancelled. May be null.
+  std::function<bool(const OpenProgress&)> open_progress;
 
   /// One line for what a person who operates the host may want to know. Called from the thread that
   /// caused it, with no lock held; may call the engine. Null: silence.

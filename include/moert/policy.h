@@ -41,7 +41,7 @@ struct PolicyContext {
 struct RoutingView {
   int64_t tokens = 0;
   int top_k = 0;
-  absl::Span<const int32_t> ids;     // [T, k]
+  absl::Span<const int32_t> ids;     // [T, k]; -1: an expert that is not here (RoutedInput)
   absl::Span<const float> weights;   // [T, k], as they enter the sum
   absl::Span<const float> scores;    // [T, E], over all experts
   absl::Span<const int32_t> counts;  // [E], tokens of each expert

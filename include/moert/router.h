@@ -32,13 +32,14 @@ struct RoutingResult {
   int top_k = 0;
   int num_experts = 0;
   std::vector<int32_t> ids;             // [T, k], in the order the model's rule chooses them; a
-                                        // substitute sits in the slot of whom it displaces
+                                        // substitute sits in the slot of whom it displaces;
+                                        // -1: an expert that is not here
   std::vector<float> weights;           // [T, k], as they enter the sum
   std::vector<float> scores;            // [T, E]
   std::vector<int32_t> counts;          // [E]
   std::vector<int32_t> offsets;         // [E + 1] into grouped_*
-  std::vector<int32_t> grouped_tokens;  // [T * k] rows of x, by expert, ascending
-  std::vector<int32_t> grouped_slots;   // [T * k] t * k + j of each
+  std::vector<int32_t> grouped_tokens;  // [slots with an expert] rows of x, by expert, ascending
+  std::vector<int32_t> grouped_slots;   // [slots with an expert] t * k + j of each
   std::vector<float> next_scores;       // [T, E'] of the next layer, or empty
 
   // Substitution. Mass: sum of the model's own weights, before it.
@@ -52,7 +53,7 @@ struct RoutingResult {
   std::pair<int64_t, double> ShareOf(absl::Span<const uint8_t> of) const {
     std::pair<int64_t, double> share = {0, 0};
     for (size_t slot = 0; slot < ids.size(); ++slot) {
-      if (!of[ids[slot]]) continue;
+      if (ids[slot] < 0 || !of[ids[slot]]) continue;
       ++share.first;
       share.second += weights[slot];
     }

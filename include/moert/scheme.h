@@ -86,13 +86,27 @@ struct MatrixLayout {
   int64_t scale_bytes = 0;  // 0 for bf16
 };
 
+/// One part of an opaque record.
+struct RecordPart {
+  int64_t offset = 0;  // bytes from the start of the record
+  int64_t bytes = 0;
+
+  friend bool operator==(const RecordPart&, const RecordPart&) = default;
+};
+
 /// One expert as one contiguous blob: gate, up, down, each weights then scales, `bytes` long
 /// (a multiple of kSectionAlignment). The same bytes on disk, in RAM and in HBM.
 struct RecordLayout {
   ExpertFormat format;
   MatrixLayout gate, up, down;  // gate, up: [intermediate, hidden]; down: [hidden, intermediate]
   int64_t bytes = 0;
+  /// Not empty: the record is opaque (opaque_source.h), these are its parts, and the three matrices
+  /// are empty. The library moves it and never reads it.
+  std::vector<RecordPart> parts;
+  /// A slot that holds the record is a multiple of this many bytes long.
+  int64_t slot_multiple = 1;
 
+  bool opaque() const { return !parts.empty(); }
   /// Stored bits per weight, scales and padding included.
   double stored_bits() const;
 };

@@ -44,6 +44,12 @@ constexpr int64_t DTypeBytes(DType t) {
 /// "f32", "bf16", ...
 absl::string_view DTypeName(DType t);
 
+/// Where memory lies.
+enum class Place : int32_t {
+  kHost = 0,
+  kDevice = 1,  // of the engine; its backend is CUDA
+};
+
 /// A borrowed matrix of hidden states: `rows` tokens of `cols` channels, `row_stride` elements
 /// apart. Host memory on the CPU backend, device memory on CUDA.
 struct MatrixView {

@@ -79,7 +79,7 @@ __device__ float SharedWeight(const In* x, const float* gate, int hidden) {
 }
 
 /// Slots of bf16. A CTA a token and 8 kThreads channels, 8 a thread.
-template <typename In, typename Out>
+template <typename In, typename Out, bool kAbsent>
 __global__ void __launch_bounds__(kThreads)
     CombineNarrowKernel(const __grid_constant__ CombineArgs args) {
   TriggerDependentLaunch();
@@ -96,6 +96,7 @@ __global__ void __launch_bounds__(kThreads)
   const auto* all = static_cast<const uint16_t*>(args.slots) + first;
   const uint16_t* slots = all + token * args.top_k * args.slot_stride;
   const float* weights = args.weights + token * args.top_k;
+  const int32_t* ids = kAbsent ? args.ids + token * args.top_k : nullptr;
   float sum[8] = {};
   const auto add = [&](const uint4& v, float w) {
     const uint32_t pairs[4] = {v.x, v.y, v.z, v.w};
@@ -117,7 +118,7 @@ __global__ void __launch_bounds__(kThreads)
     }
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
-      if (base + j < args.top_k) add(v[j], w[j]);
+      if (base + j < args.top_k && (!kAbsent || ids[base + j] >= 0)) add(v[j], w[j]);
     }
   }
   if (args.shared) {
@@ -142,7 +143,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 /// A CTA a token and kThreads channels.
-template <typename In, typename Out>
+template <typename In, typename Out, bool kAbsent>
 __global__ void CombineKernel(const __grid_constant__ CombineArgs args) {
   TriggerDependentLaunch();
   GridDependencySync();
@@ -158,6 +159,7 @@ __global__ void CombineKernel(const __grid_constant__ CombineArgs args) {
   const auto* all = static_cast<const float*>(args.slots);
   const float* slots = all + token * args.top_k * args.slot_stride + i;
   const float* weights = args.weights + token * args.top_k;
+  const int32_t* ids = kAbsent ? args.ids + token * args.top_k : nullptr;
   float shared = 0;
   if (args.shared) {
     shared = all[(static_cast<int64_t>(gridDim.x) * args.top_k + token) * args.slot_stride + i];
@@ -174,11 +176,26 @@ __global__ void CombineKernel(const __grid_constant__ CombineArgs args) {
     }
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
+      if (kAbsent && base + j < args.top_k && ids[base + j] < 0) continue;
+      // From a sum of 0 fmaf gives the same bits, but for the sign of a zero.
       if (base + j < args.top_k) sum = base + j == 0 ? w[j] * v[j] : fmaf(w[j], v[j], sum);
     }
   }
   if (args.shared) sum = fmaf(shared_weight, shared, sum);
   static_cast<Out*>(args.out)[token * args.out_stride + i] = FromFloat<Out>(sum);
+}
+
+__global__ void AdoptRoutingKernel(const int32_t* in_ids, const float* in_weights, int pairs,
+                                   int experts, int32_t* ids, float* weights, int32_t* used) {
+  TriggerDependentLaunch();
+  GridDependencySync();
+  const int i = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
+  if (i >= pairs) return;
+  const int32_t id = in_ids[i];
+  const int32_t own = id >= 0 && id < experts ? id : -1;
+  ids[i] = own;
+  weights[i] = in_weights[i];
+  if (used != nullptr) used[i] = own;
 }
 
 constexpr int kPlaceEach = 4;  // of a thread, all under way at once: host memory is far
@@ -242,11 +259,21 @@ int LaunchCombine(const CombineArgs& args, CUstream_st* stream) {
     WithElement(args.out_dtype, [&](auto out) {
       using In = Element<decltype(in)>;
       using Out = Element<decltype(out)>;
-      const auto kernel = args.narrow ? CombineNarrowKernel<In, Out> : CombineKernel<In, Out>;
+      const auto all =
+          args.narrow ? CombineNarrowKernel<In, Out, false> : CombineKernel<In, Out, false>;
+      const auto some =
+          args.narrow ? CombineNarrowKernel<In, Out, true> : CombineKernel<In, Out, true>;
+      const auto kernel = args.ids == nullptr ? all : some;
       error = LaunchEarly(kernel, grid, kThreads, 0, stream, args);
     });
   });
   return error;
+}
+
+int LaunchAdoptRouting(const int32_t* in_ids, const float* in_weights, int pairs, int experts,
+                       int32_t* ids, float* weights, int32_t* used, CUstream_st* stream) {
+  return LaunchEarly(AdoptRoutingKernel, (pairs + kThreads - 1) / kThreads, kThreads, 0, stream,
+                     in_ids, in_weights, pairs, experts, ids, weights, used);
 }
 
 int LaunchPlaceRows(const float* rows, const int32_t* where, int count, int cols, void* slots,

@@ -47,6 +47,8 @@ struct CombineArgs {
   bool narrow = false;          // bf16 instead; slot_stride is a multiple of 8
   int64_t slot_stride = 0;
   const float* weights = nullptr;      // [tokens, top_k]
+  const int32_t* ids = nullptr;        // [tokens, top_k]: slots of an id below 0 were not computed
+                                       // and are left out; null: all were
   const float* shared_gate = nullptr;  // [cols] or null: weight 1
   bool shared = false;                 // slots from tokens * top_k on are the shared expert's
   int32_t top_k = 1;
@@ -58,6 +60,11 @@ struct CombineArgs {
 /// out[t] = sum over j of weights[t, j] * slots[t * top_k + j], in the order of j, then the shared
 /// expert's row times sigmoid(shared_gate . x[t]).
 int LaunchCombine(const CombineArgs& args, CUstream_st* stream);
+
+/// A routing that the host left in device memory: ids[i] = in_ids[i] where that is in [0, experts),
+/// else -1; weights[i] = in_weights[i]. used: null, or gets what ids gets.
+int LaunchAdoptRouting(const int32_t* in_ids, const float* in_weights, int pairs, int experts,
+                       int32_t* ids, float* weights, int32_t* used, CUstream_st* stream);
 
 /// slots[where[r]] = rows[r], cols wide, for r < count; slots as CombineArgs has them. rows
 /// ([count, cols]) and where may lie in mapped host memory.

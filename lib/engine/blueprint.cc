@@ -39,7 +39,9 @@ absl::StatusOr<std::vector<int>> ServedVersions(const ExpertSource& source,
 absl::StatusOr<int64_t> ConstantBytes(const MoeModelSpec& model) {
   int64_t bytes = 0;
   for (const MoeLayerSpec& l : model.layers) {
-    bytes += 4 * l.num_experts * (l.hidden + (l.routing.selection_bias ? 1 : 0));
+    if (l.routing.kind != RoutingKind::kExternal) {
+      bytes += 4 * l.num_experts * (l.hidden + (l.routing.selection_bias ? 1 : 0));
+    }
     if (l.shared_gate) bytes += 4 * l.hidden;
     if (l.shared_intermediate == 0) continue;
     MOERT_ASSIGN_OR_RETURN(
@@ -55,24 +57,15 @@ absl::StatusOr<MemoryPlan> MeasureParts(const ExpertSource& source, const Engine
                                         const Blueprint& b) {
   const MoeModelSpec& model = source.model();
   MemoryPlan plan;
-  for (int l = 0; l < model.num_layers(); ++l) {
-    const int num_experts = model.layers[l].num_experts;
-    for (int e = 0; e < num_experts; ++e) {
-      plan.block_bytes = std::max(plan.block_bytes, source.layout(l, e, b.versions[0]).bytes);
-      if (b.strategy.serving == Serving::kCache) {
-        // All versions share the blocks.
-        for (const int version : b.versions) {
-          plan.block_bytes = std::max(plan.block_bytes, source.layout(l, e, version).bytes);
-        }
-        continue;
-      }
-      plan.low_block_bytes =
-          std::max(plan.low_block_bytes, source.layout(l, e, b.versions[1]).bytes);
-    }
-    plan.total_experts += num_experts;
+  plan.total_experts = model.total_experts();
+  // All versions of a cache share the blocks.
+  const CacheBlocks blocks = BlocksOf(source, b);
+  plan.block_bytes = blocks.largest;
+  plan.all_bytes = blocks.all_bytes;
+  if (b.strategy.serving != Serving::kCache) {
+    plan.low_block_bytes =
+        MeasureCacheBlocks(source, absl::MakeConstSpan(b.versions).subspan(1, 1), false).largest;
   }
-  plan.block_bytes = RoundUp(plan.block_bytes, kRecordAlignment);
-  plan.low_block_bytes = RoundUp(plan.low_block_bytes, kRecordAlignment);
   for (const int64_t bytes : OwnBlocks(source, b.strategy, b.versions)) plan.own_bytes += bytes;
   if (b.strategy.serving == Serving::kHotSet) plan.spare = b.strategy.transitions.spare;
   MOERT_ASSIGN_OR_RETURN(plan.constant_bytes, ConstantBytes(model));
@@ -102,7 +95,15 @@ HardwareProfile EffectiveProfile(const EngineOptions& options) {
 
 }  // namespace
 
-absl::StatusOr<Blueprint> MakeBlueprint(const ExpertSource& source, const EngineOptions& options) {
+CacheBlocks BlocksOf(const ExpertSource& source, const Blueprint& b) {
+  const bool cache = b.strategy.serving == Serving::kCache;
+  return MeasureCacheBlocks(source,
+                            absl::MakeConstSpan(b.versions).first(cache ? b.versions.size() : 1),
+                            cache && b.backend->block_classes());
+}
+
+absl::StatusOr<Blueprint> MakeBlueprint(const ExpertSource& source, const EngineOptions& options,
+                                        int64_t other_bytes) {
   MOERT_RETURN_IF_ERROR(options.Validate());
   const MoeModelSpec& model = source.model();
   MOERT_RETURN_IF_ERROR(model.Validate());
@@ -126,6 +127,7 @@ absl::StatusOr<Blueprint> MakeBlueprint(const ExpertSource& source, const Engine
   b.clock = MakeClock(options.clock);
   b.profile = EffectiveProfile(options);
   MOERT_ASSIGN_OR_RETURN(b.plan, MeasureParts(source, options, b));
+  b.plan.constant_bytes += other_bytes;
   MOERT_RETURN_IF_ERROR(ApplyBudget(options.budget, b.strategy, model, &b.plan));
   return b;
 }

@@ -16,6 +16,7 @@
 #include "moert/profile.h"
 #include "moert/strategy.h"
 #include "moert/thread_pool.h"
+#include "store/cache_blocks.h"
 
 namespace moert {
 
@@ -44,7 +45,13 @@ struct Blueprint {
 
 /// Checks options, model and source against each other and makes the plan. InvalidArgument names
 /// the field; a budget that is too small is refused with the arithmetic.
-absl::StatusOr<Blueprint> MakeBlueprint(const ExpertSource& source, const EngineOptions& options);
+/// `other_bytes`: of constants that the budget also holds.
+absl::StatusOr<Blueprint> MakeBlueprint(const ExpertSource& source, const EngineOptions& options,
+                                        int64_t other_bytes = 0);
+
+/// The blocks of a cache, or of the high version. Behind the strategy, the versions and the backend
+/// of a blueprint in the making.
+CacheBlocks BlocksOf(const ExpertSource& source, const Blueprint& b);
 
 }  // namespace moert
 

@@ -6,6 +6,8 @@
 #include "base/status_macros.h"
 #include "engine/engine_impl.h"
 #include "engine/memory_plan.h"
+#include "engine/shard.h"
+#include "engine/shard_engine.h"
 #include "fmt/format.h"
 
 namespace moert {
@@ -24,8 +26,8 @@ EngineImpl::EngineImpl(std::shared_ptr<const ExpertSource> source, const EngineO
 }
 
 absl::StatusOr<std::unique_ptr<Engine>> EngineImpl::Create(
-    std::shared_ptr<const ExpertSource> source, const EngineOptions& options) {
-  MOERT_ASSIGN_OR_RETURN(Blueprint made, MakeBlueprint(*source, options));
+    std::shared_ptr<const ExpertSource> source, const EngineOptions& options, int64_t other_bytes) {
+  MOERT_ASSIGN_OR_RETURN(Blueprint made, MakeBlueprint(*source, options, other_bytes));
   auto blueprint = std::make_unique<Blueprint>(std::move(made));
   MOERT_ASSIGN_OR_RETURN(std::unique_ptr<EngineParts> parts,
                          MakeEngineParts(source.get(), options, *blueprint));
@@ -151,7 +153,7 @@ absl::Status EngineImpl::SetBudgetLocked(const Budget& budget) {
   if (plan.budget_bytes > old_bytes) parts_->budget->SetLimit(plan.budget_bytes);
   MOERT_RETURN_IF_ERROR(
       parts_->versions == nullptr
-          ? parts_->store->SetSlots(plan.slots)
+          ? parts_->store->SetSlots(plan.slots, plan.budget_bytes - plan.fixed_bytes())
           : parts_->versions->Resize(HighExperts(plan), plan.slots, plan.low_slots));
   parts_->budget->SetLimit(plan.budget_bytes);
   HoldPools(*blueprint_, parts_->store.get());
@@ -164,14 +166,24 @@ absl::Status EngineImpl::SetBudgetLocked(const Budget& budget) {
 }
 
 absl::StatusOr<MemoryPlan> Engine::Plan(const ExpertSource& source, const EngineOptions& options) {
-  MOERT_ASSIGN_OR_RETURN(const Blueprint blueprint, MakeBlueprint(source, options));
+  // Borrowed for the call.
+  const std::shared_ptr<const ExpertSource> whole(&source, [](const ExpertSource*) {});
+  MOERT_ASSIGN_OR_RETURN(const auto part, SourceOfShard(whole, options));
+  MOERT_ASSIGN_OR_RETURN(
+      const Blueprint blueprint,
+      MakeBlueprint(*part, options, ShardGateBytes(source.model(), part->model())));
   return blueprint.plan;
 }
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(std::shared_ptr<const ExpertSource> source,
                                                        const EngineOptions& options) {
   if (source == nullptr) return absl::InvalidArgumentError("source: must not be null");
-  return EngineImpl::Create(std::move(source), options);
+  if (options.shard.whole()) return EngineImpl::Create(std::move(source), options);
+  MOERT_RETURN_IF_ERROR(source->model().Validate());
+  MOERT_ASSIGN_OR_RETURN(const ShardPlan plan, ResolveShard(options.shard, source->model()));
+  MOERT_ASSIGN_OR_RETURN(auto part, MakeShardSource(source, plan));
+  if (plan.all_experts) return EngineImpl::Create(std::move(part), options);
+  return MakeShardEngine(std::move(source), std::move(part), plan, options);
 }
 
 }  // namespace moert

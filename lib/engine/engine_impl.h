@@ -4,6 +4,7 @@
 #define MOERT_LIB_ENGINE_ENGINE_IMPL_H_
 
 #include <atomic>
+#include <list>
 #include <map>
 #include <memory>
 #include <string>
@@ -14,6 +15,7 @@
 #include "base/mutex.h"
 #include "engine/blueprint.h"
 #include "engine/engine_parts.h"
+#include "engine/fetched.h"
 #include "engine/stats.h"
 #include "moert/engine.h"
 
@@ -21,8 +23,11 @@ namespace moert {
 
 class EngineImpl final : public Engine {
  public:
+  /// The options' shard is not looked at: `source` is its. `other_bytes` of constants are somebody
+  /// else's, and part of the budget.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(std::shared_ptr<const ExpertSource> source,
-                                                        const EngineOptions& options);
+                                                        const EngineOptions& options,
+                                                        int64_t other_bytes = 0);
 
   absl::StatusOr<StepId> BeginStep(const StepInfo& info) override;
   absl::Status Forward(StepId step, int layer, const MatrixView& hidden,
@@ -40,6 +45,8 @@ class EngineImpl final : public Engine {
     return leases_->Use(lease, use);
   }
   absl::Status ReleaseExperts(LeaseId lease) override;
+  absl::Status Fetch(StepId step, int layer, const FetchInput& input, SlotView* view) override;
+  absl::Status ReleaseFetched(StepId step, int layer) override;
   absl::Status PrefetchHint(int layer, absl::Span<const int32_t> experts) override;
   absl::StatusOr<std::vector<Residency>> ResidencyOf(int layer) override;
   absl::Status SetBudget(const Budget& budget) override;
@@ -71,6 +78,7 @@ class EngineImpl final : public Engine {
     PredictNext predict_next;
     std::shared_ptr<std::atomic<bool>> cancelled;
     absl::Status status;
+    std::list<Fetched> fetched;
   };
 
   EngineImpl(std::shared_ptr<const ExpertSource> source, const EngineOptions& options,
@@ -90,6 +98,10 @@ class EngineImpl final : public Engine {
   absl::Status RunLocked(StepId step_id, int layer, const MatrixView& hidden,
                          const RoutedInput* routed, const MutableMatrixView& out)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status FetchLocked(StepId step_id, int layer, const FetchInput& input, SlotView* view)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// Refuses a call whose routing is missing, or is where it cannot be read.
+  absl::Status CheckRouting(int layer, int64_t rows, const RoutedInput* routed) const;
   absl::Status SetBudgetLocked(const Budget& budget) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckLayer(int layer) const;
   /// Starts what hints asked for.

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "base/status_macros.h"
 #include "engine/memory_plan.h"
 #include "fmt/format.h"
@@ -48,21 +49,24 @@ class Builder {
     const MemoryPlan& plan = b_.plan;
     const std::vector<int64_t> own = OwnBlocks(*source_, b_.strategy, b_.versions);
     // A pool reserves address space for every expert, and for what is spare.
-    const auto make_pool = [&](int64_t block_bytes, bool each_its_own, int64_t limit) {
-      const BlockSizes sizes =
-          each_its_own ? BlockSizes(own) : BlockSizes(block_bytes, plan.total_experts + plan.spare);
-      return b_.backend->MakePool(sizes, limit, p.budget.get());
+    const auto make_pool = [&](const BlockSizes& sizes, bool each_its_own, int64_t limit) {
+      return b_.backend->MakePool(each_its_own ? BlockSizes(own) : sizes, limit, p.budget.get());
+    };
+    const auto alike = [&](int64_t block_bytes) {
+      return BlockSizes(block_bytes, plan.total_experts + plan.spare);
     };
     std::vector<ServedVersion> served;
     std::vector<std::unique_ptr<BlockPool>> pools(cache() ? 1 : 2);
-    MOERT_ASSIGN_OR_RETURN(pools[0],
-                           make_pool(plan.block_bytes, cache() && !own.empty(), plan.slots));
+    MOERT_ASSIGN_OR_RETURN(
+        pools[0], make_pool(cache() ? BlocksOf(*source_, b_).sizes : alike(plan.block_bytes),
+                            cache() && !own.empty(), plan.slots));
+    pools[0]->SetByteLimit(plan.budget_bytes - plan.fixed_bytes());
     if (cache()) {
       for (const int version : b_.versions) served.push_back({version, 0});
     } else {
       served = {{b_.versions[0], 0}, {b_.versions[1], 1}};
       MOERT_ASSIGN_OR_RETURN(pools[1],
-                             make_pool(plan.low_block_bytes, !own.empty(), plan.low_slots));
+                             make_pool(alike(plan.low_block_bytes), !own.empty(), plan.low_slots));
     }
     MOERT_ASSIGN_OR_RETURN(std::unique_ptr<TransferQueue> transfers,
                            b_.backend->MakeTransfers(source_, b_.clock.get(), &b_.profile));
@@ -161,6 +165,8 @@ class Builder {
   absl::Status Load(const EngineParts& p) const {
     if (b_.strategy.graph_safe() && p.runner->runs_resident()) p.store->TrackChanges();
     if (p.versions != nullptr) {
+      p.versions->WatchPreload([this](int layer) { return Loaded(layer); });
+      const absl::Cleanup forget = [&] { p.versions->WatchPreload(nullptr); };
       MOERT_RETURN_IF_ERROR(p.versions->Preload(HighExperts(b_.plan)));
     } else if (b_.strategy.preload) {
       MOERT_RETURN_IF_ERROR(PreloadAll(p.store.get()));
@@ -168,6 +174,16 @@ class Builder {
     HoldPools(b_, p.store.get());
     p.store->SetTrace(options_.trace.get());
     return absl::OkStatus();
+  }
+
+  /// Tells the host that all layers up to this one are loaded; it may give up.
+  absl::Status Loaded(int layer) const {
+    if (options_.open_progress == nullptr) return absl::OkStatus();
+    OpenProgress progress{0, model_.total_experts()};
+    for (int l = 0; l <= layer; ++l) progress.loaded_experts += model_.layers[l].num_experts;
+    if (options_.open_progress(progress)) return absl::OkStatus();
+    return absl::CancelledError(fmt::format("open_progress gave up after {} of {} experts",
+                                            progress.loaded_experts, progress.total_experts));
   }
 
   absl::Status PreloadAll(VersionedStore* store) const {
@@ -185,6 +201,7 @@ class Builder {
       while (store->Wait()) {
       }
       for (int e = 0; e < experts; ++e) MOERT_RETURN_IF_ERROR(store->TakeFailure({l, e}));
+      MOERT_RETURN_IF_ERROR(Loaded(l));
     }
     return absl::OkStatus();
   }

@@ -3,6 +3,7 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "base/exception_status.h"
+#include "base/fmt_absl.h"
 #include "base/status_macros.h"
 #include "engine/engine_impl.h"
 #include "fmt/format.h"
@@ -134,16 +135,48 @@ absl::Status EngineImpl::RunLocked(StepId step_id, int layer, const MatrixView& 
     step.status.Update(absl::CancelledError("the step was cancelled"));
     return absl::CancelledError("the step was cancelled");
   }
-  if ((routed != nullptr || !graph_safe_) && parts_->executor->Capturing(step.stream)) {
-    return absl::FailedPreconditionError(fmt::format(
-        "the stream is being captured: strategy {} needs the host in {}", strategy(),
-        routed != nullptr ? "calls that bring their routing" : "every layer call (graph_safe)"));
+  MOERT_RETURN_IF_ERROR(CheckRouting(layer, step.rows, routed));
+  const bool on_host = routed != nullptr && routed->place == Place::kHost;
+  if ((on_host || !graph_safe_) && parts_->executor->Capturing(step.stream)) {
+    return absl::FailedPreconditionError(
+        fmt::format("the stream is being captured: strategy {} needs the host in {}", strategy(),
+                    on_host ? "calls that bring their routing in host memory"
+                            : "every layer call (graph_safe)"));
   }
   ApplyHints();
   const absl::Status status = parts_->runner->Forward(call);
   step.status.Update(status);
   Publish();
   return status;
+}
+
+absl::Status EngineImpl::CheckRouting(int layer, int64_t rows, const RoutedInput* routed) const {
+  const RoutingSpec& routing = source_->model().layers[layer].routing;
+  if (routed == nullptr) {
+    if (routing.kind != RoutingKind::kExternal) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        fmt::format("layer {}: its routing is the host's: give it (ForwardRouted)", layer));
+  }
+  if (routed->place == Place::kHost) return absl::OkStatus();
+  if (backend() != BackendKind::kCuda) {
+    return absl::InvalidArgumentError(
+        fmt::format("layer {}: ids on a device; the {} backend takes them in host memory", layer,
+                    BackendName(backend())));
+  }
+  const auto pairs = static_cast<size_t>(rows * routing.top_k);
+  const bool used = !routed->used_ids.empty();
+  if (routed->ids.size() != pairs || routed->weights.size() != pairs ||
+      (used && routed->used_ids.size() != pairs)) {
+    return absl::InvalidArgumentError(fmt::format(
+        "layer {}: {} ids, {} weights, {} used_ids on the device; takes [{}, {}], used_ids or none",
+        layer, routed->ids.size(), routed->weights.size(), routed->used_ids.size(), rows,
+        routing.top_k));
+  }
+  if (!routed->scores.empty()) {
+    return absl::InvalidArgumentError(
+        fmt::format("layer {}: scores beside ids on the device; give none", layer));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status EngineImpl::EndStep(StepId step) {
@@ -159,6 +192,7 @@ absl::Status EngineImpl::EndStep(StepId step) {
     status.Update(ExceptionStatus("end of a step"));
   }
   parts_->leases->ReleaseStep(step);
+  it->second.fetched.clear();
   parts_->store->CloseStep(it->second.epoch);
   const StepState ended = std::move(it->second);
   ForgetStep(step);

@@ -10,6 +10,15 @@
 #include "plan/transfer_version.h"
 
 namespace moert {
+namespace {
+
+GivenRouting OnDevice(const RoutedInput& given) {
+  return {given.ids.data(), given.weights.data(),
+          given.used_ids.empty() ? nullptr : given.used_ids.data(),
+          static_cast<int64_t>(given.ids.size())};
+}
+
+}  // namespace
 
 LayerRunner::LayerRunner(const LayerParts& parts)
     : parts_(parts),
@@ -31,7 +40,11 @@ absl::Status LayerRunner::Forward(LayerCall call) {
   parts_.store->Pump();
   if (!parts_.executor->Capturing(call.exec.stream)) CollectRoutings();
   if (CanRunResident(call)) {
-    return parts_.executor->RunResident(call.exec, call.context, *parts_.store);
+    if (call.routed == nullptr) {
+      return parts_.executor->RunResident(call.exec, call.context, *parts_.store);
+    }
+    return parts_.executor->RunGiven(call.exec, OnDevice(*call.routed), call.context,
+                                     *parts_.store);
   }
 
   MOERT_RETURN_IF_ERROR(Route(call));
@@ -60,7 +73,8 @@ absl::Status LayerRunner::Forward(LayerCall call) {
 }
 
 bool LayerRunner::CanRunResident(const LayerCall& call) const {
-  if (!runs_resident_ || call.routed != nullptr) return false;
+  if (!runs_resident_) return false;
+  if (call.routed != nullptr && call.routed->place == Place::kHost) return false;
   const LayerResidency residency = parts_.store->Layer(call.context.layer);
   return std::all_of(residency.usable.begin(), residency.usable.end(),
                      [](uint8_t usable) { return usable != 0; });
@@ -92,6 +106,8 @@ void LayerRunner::EndCall(const LayerCall& call, int64_t stalled_ns) {
   times_.stalled_ns = stats_.stalled_ns() - stalled_ns;
   parts_.prefetcher->EndCall(call.context, call.exec.tokens, times_.end_ns);
   if (parts_.trace == nullptr) return;
+  // A trace has the layer's own number of experts a token.
+  if (routing_.top_k != parts_.model->layers[call.context.layer].routing.top_k) return;
   parts_.trace->OnCall({call.context.step, call.context.phase, call.context.layer, call.exec.tokens,
                         call.context.request_ids, routing_.ids, routing_.weights, routing_.scores,
                         routing_.next_scores, times_});
@@ -127,7 +143,8 @@ bool LayerRunner::WantsNextGate(const LayerCall& call) const {
 }
 
 absl::Status LayerRunner::SetGivenRouting(const LayerCall& call, const RoutingRequest& request) {
-  const RoutedInput& given = *call.routed;
+  RoutedInput given = *call.routed;
+  MOERT_RETURN_IF_ERROR(BringGivenRouting(call, &given));
   MOERT_RETURN_IF_ERROR(parts_.router->RouteGiven(
       call.context.layer, call.exec.tokens, given.ids, given.weights, given.scores,
       given.next_scores, request.rule, request.residency, request.request_ids, &routing_));
@@ -136,7 +153,19 @@ absl::Status LayerRunner::SetGivenRouting(const LayerCall& call, const RoutingRe
   if (given.used_ids.size() != routing_.ids.size()) {
     return absl::InvalidArgumentError("used_ids: must have the size of ids");
   }
+  if (given.place == Place::kDevice) {
+    return parts_.executor->ReturnUsed(call.exec, routing_.ids, given.used_ids.data());
+  }
   std::copy(routing_.ids.begin(), routing_.ids.end(), given.used_ids.begin());
+  return absl::OkStatus();
+}
+
+absl::Status LayerRunner::BringGivenRouting(const LayerCall& call, RoutedInput* given) {
+  if (given->place == Place::kHost) return absl::OkStatus();
+  MOERT_RETURN_IF_ERROR(
+      parts_.executor->BringGiven(call.exec, OnDevice(*given), &given_ids_, &given_weights_));
+  given->ids = given_ids_;
+  given->weights = given_weights_;
   return absl::OkStatus();
 }
 

@@ -18,6 +18,7 @@
 #include "moert/trace.h"
 #include "plan/layer_planner.h"
 #include "prefetch/layer_prefetcher.h"
+#include "store/acquire.h"
 #include "store/version_manager.h"
 #include "store/versioned_store.h"
 
@@ -69,6 +70,9 @@ class LayerRunner {
   explicit LayerRunner(const LayerParts& parts);
 
   absl::Status Forward(LayerCall call);
+  /// A call without a product: brings what `input` names and pins it into *pins. On failure nothing
+  /// is pinned.
+  absl::Status Fetch(LayerCall call, const FetchInput& input, Pins* pins);
   /// Whether calls that miss nothing run on the device alone: nothing has to see a routing before
   /// it is executed.
   bool runs_resident() const { return runs_resident_; }
@@ -99,6 +103,8 @@ class LayerRunner {
   // Route.
 
   absl::Status SetGivenRouting(const LayerCall& call, const RoutingRequest& request);
+  /// Where it lies on the device: brings it, so that given is in host memory.
+  absl::Status BringGivenRouting(const LayerCall& call, RoutedInput* given);
   /// Whether the next layer's gate has to be scored beside this one's.
   bool WantsNextGate(const LayerCall& call) const;
 
@@ -118,6 +124,15 @@ class LayerRunner {
   PrecisionPolicy* Precision() const {
     return parts_.versions == nullptr ? parts_.strategy->precision.get() : nullptr;
   }
+
+  // Fetch alone.
+
+  absl::Status SetFetchRouting(const LayerCall& call, const FetchInput& input);
+  /// Refuses a call that needs more blocks than it can have.
+  absl::Status CheckRoom(int layer) const;
+  absl::Status TooMany(int layer, int64_t wanted, int64_t most) const;
+  /// Until all experts of the call are in batch_, pinned.
+  absl::Status Bring(const LayerCall& call);
 
   // Predict.
 
@@ -145,6 +160,8 @@ class LayerRunner {
   CallTimes times_;
   bool forward_predicted_ = false;  // next_scores come from the host's prediction
   std::vector<uint8_t> computed_;   // [E]: of the first batch
+  std::vector<int32_t> given_ids_;  // brought from the device
+  std::vector<float> given_weights_;
 
   // Of calls that have returned.
   RoutingResult late_routing_;

@@ -7,6 +7,7 @@
 #include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
+#include "store/cache_blocks.h"
 
 namespace moert {
 namespace {
@@ -44,7 +45,7 @@ void DealSlots(const Strategy& strategy, const MoeModelSpec& model, MemoryPlan* 
   const int64_t total = plan->total_experts;
   switch (strategy.serving) {
     case Serving::kCache:
-      plan->slots = strategy.preload ? total : std::min(total, pool / plan->block_bytes);
+      plan->slots = strategy.preload ? total : SlotsOf(pool, plan->all_bytes, total);
       break;
     case Serving::kHotSet: {
       // n S_hi + (total - n) S_lo + h (S_hi + S_lo) <= pool, solved for n.
@@ -75,8 +76,7 @@ absl::Status ApplyBudget(const Budget& budget, const Strategy& strategy, const M
     plan->budget_bytes = *budget.bytes;
   } else if (budget.fraction > 0 && budget.fraction <= 1) {
     const bool own = strategy.serving == Serving::kCache && strategy.preload;
-    const double all =
-        static_cast<double>(own ? plan->own_bytes : plan->total_experts * plan->block_bytes);
+    const double all = static_cast<double>(own ? plan->own_bytes : plan->all_bytes);
     plan->budget_bytes = plan->fixed_bytes() + static_cast<int64_t>(budget.fraction * all);
   } else {
     return absl::InvalidArgumentError(
@@ -101,9 +101,9 @@ std::vector<int64_t> OwnBlocks(const ExpertSource& source, const Strategy& strat
     for (int e = 0; e < model.layers[static_cast<size_t>(l)].num_experts; ++e) {
       int64_t most = 0;
       for (size_t v = cache ? 0 : 1; v < (cache ? versions.size() : 2); ++v) {
-        most = std::max(most, source.layout(l, e, versions[v]).bytes);
+        most = std::max(most, BlockBytes(source.layout(l, e, versions[v])));
       }
-      bytes.push_back(RoundUp(most, kRecordAlignment));
+      bytes.push_back(most);
     }
   }
   return bytes;
@@ -117,7 +117,7 @@ std::string MemoryPlan::ToString() const {
       "of {} take {}",
       BytesText(constant_bytes), BytesText(table_bytes), BytesText(workspace_bytes),
       BytesText(minimum_bytes - fixed_bytes()), BytesText(minimum_bytes), total_experts,
-      BytesText(block_bytes), BytesText(total_experts * block_bytes));
+      BytesText(block_bytes), BytesText(all_bytes));
   if (low_block_bytes > 0) {
     text += fmt::format(", of {} (low version) {}", BytesText(low_block_bytes),
                         BytesText(total_experts * low_block_bytes));

@@ -1,5 +1,6 @@
 #include "moert/options.h"
 
+#include "base/numa.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
 
@@ -28,6 +29,8 @@ absl::Status EngineOptions::Validate() const {
   if (host_budget < -1) return OutOf("[-1, 2^63)", "host_budget", host_budget);
   if (!(link_gbps >= 0 && link_gbps <= 1e6)) return OutOf("[0, 1e6]", "link_gbps", link_gbps);
   MOERT_RETURN_IF_ERROR(CheckRange("threads", threads, 0, 1024));
+  MOERT_RETURN_IF_ERROR(CheckRange("numa_node", numa_node, -1, 1023));
+  if (numa_node >= 0) MOERT_RETURN_IF_ERROR(NumaCpus(numa_node).status());
   return CheckRange("io_threads", io_threads, 1, 16);
 }
 

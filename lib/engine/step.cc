@@ -44,6 +44,14 @@ absl::StatusOr<LeaseId> Step::AcquireExperts(int layer, absl::Span<const int32_t
   return engine_->AcquireExperts(id_, layer, experts, views);
 }
 
+absl::Status Step::Fetch(int layer, const FetchInput& input, SlotView* view) {
+  return engine_ == nullptr ? Ended() : engine_->Fetch(id_, layer, input, view);
+}
+
+absl::Status Step::ReleaseFetched(int layer) {
+  return engine_ == nullptr ? Ended() : engine_->ReleaseFetched(id_, layer);
+}
+
 absl::Status Step::status() const {
   return engine_ == nullptr ? Ended() : engine_->StepStatus(id_);
 }

@@ -9,22 +9,25 @@ namespace moert {
 
 absl::Status Executor::Check(const ExecutorCall& call, const MoeLayerSpec& layer,
                              bool /*routed*/) const {
-  const auto check = [&](absl::string_view what, const auto& view) -> absl::Status {
-    if (view.data == nullptr || view.rows != call.tokens || view.cols != layer.hidden ||
-        view.row_stride < view.cols) {
-      return absl::InvalidArgumentError(fmt::format(
-          "{}: [{}, {}] with row stride {}{}; layer {} of this step takes [{}, {}]", what,
-          view.rows, view.cols, view.row_stride, view.data == nullptr ? " at null" : "", call.layer,
-          call.tokens, layer.hidden));
-    }
-    if (view.dtype != DType::kF32 && view.dtype != DType::kBF16 && view.dtype != DType::kF16) {
-      return absl::InvalidArgumentError(
-          fmt::format("{}: dtype {}; legal: f32, bf16, f16", what, DTypeName(view.dtype)));
-    }
-    return absl::OkStatus();
-  };
-  MOERT_RETURN_IF_ERROR(check("hidden", call.hidden));
-  return check("out", call.out);
+  MOERT_RETURN_IF_ERROR(CheckRows("hidden", call.hidden, call, layer));
+  const MutableMatrixView& out = call.out;
+  return CheckRows("out", {out.data, out.dtype, out.rows, out.cols, out.row_stride}, call, layer);
+}
+
+absl::Status Executor::CheckRows(absl::string_view what, const MatrixView& rows,
+                                 const ExecutorCall& call, const MoeLayerSpec& layer) {
+  if (rows.data == nullptr || rows.rows != call.tokens || rows.cols != layer.hidden ||
+      rows.row_stride < rows.cols) {
+    return absl::InvalidArgumentError(
+        fmt::format("{}: [{}, {}] with row stride {}{}; layer {} of this step takes [{}, {}]", what,
+                    rows.rows, rows.cols, rows.row_stride, rows.data == nullptr ? " at null" : "",
+                    call.layer, call.tokens, layer.hidden));
+  }
+  if (rows.dtype != DType::kF32 && rows.dtype != DType::kBF16 && rows.dtype != DType::kF16) {
+    return absl::InvalidArgumentError(
+        fmt::format("{}: dtype {}; legal: f32, bf16, f16", what, DTypeName(rows.dtype)));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Executor::NotSupported() {

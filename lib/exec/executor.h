@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "moert/model.h"
 #include "moert/policy.h"
@@ -33,6 +34,14 @@ struct RoutingRequest {
   const VersionedStore* store = nullptr;
   absl::Span<const int64_t> request_ids;  // [tokens], or empty: all rows are one request
   bool next_gate = false;                 // also score the next layer on the same input
+};
+
+/// A routing that the host left in device memory: [tokens, top_k].
+struct GivenRouting {
+  const int32_t* ids = nullptr;
+  const float* weights = nullptr;
+  int32_t* used_ids = nullptr;  // or null
+  int64_t pairs = 0;
 };
 
 /// An expert that is ready to be multiplied.
@@ -79,6 +88,10 @@ class Executor {
   /// routing is given.
   virtual absl::Status Check(const ExecutorCall& call, const MoeLayerSpec& layer,
                              bool routed) const;
+  /// Refuses rows that are not [call.tokens, hidden of the layer] of a float type. `what` is for
+  /// the message.
+  static absl::Status CheckRows(absl::string_view what, const MatrixView& rows,
+                                const ExecutorCall& call, const MoeLayerSpec& layer);
   /// Scores, chosen experts and their weights, tokens grouped by expert: *routing is complete when
   /// it returns.
   virtual absl::Status Route(const ExecutorCall& call, const RoutingRequest& request,
@@ -132,6 +145,21 @@ class Executor {
   /// Enqueues a whole call. Legal under stream capture. Its routing arrives later.
   virtual absl::Status RunResident(const ExecutorCall& call, const PolicyContext& context,
                                    const VersionedStore& store) {
+    return NotSupported();
+  }
+  /// The same with the routing given on the device. An id out of range is taken for -1.
+  virtual absl::Status RunGiven(const ExecutorCall& call, const GivenRouting& given,
+                                const PolicyContext& context, const VersionedStore& store) {
+    return NotSupported();
+  }
+  /// Where an expert may be missing: brings such a routing to the host, and waits for it.
+  virtual absl::Status BringGiven(const ExecutorCall& call, const GivenRouting& given,
+                                  std::vector<int32_t>* ids, std::vector<float>* weights) {
+    return NotSupported();
+  }
+  /// Behind BringGiven: the experts that were used, to where the host wants them.
+  virtual absl::Status ReturnUsed(const ExecutorCall& call, absl::Span<const int32_t> used,
+                                  int32_t* to) {
     return NotSupported();
   }
   /// Whether calls on the stream are recorded into a graph.

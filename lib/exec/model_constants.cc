@@ -11,6 +11,10 @@ absl::StatusOr<ModelConstants> ModelConstants::Read(const ExpertSource& source) 
   ModelConstants all;
   for (int l = 0; l < source.model().num_layers(); ++l) {
     MOERT_ASSIGN_OR_RETURN(LayerConstants layer, source.ReadConstants(l));
+    if (source.model().layers[l].routing.kind == RoutingKind::kExternal) {
+      layer.gate = {};  // nobody routes by it, and no budget holds it
+      layer.selection_bias = {};
+    }
     all.shared_.emplace_back(static_cast<int64_t>(layer.shared_expert.size()));
     std::copy(layer.shared_expert.begin(), layer.shared_expert.end(), all.shared_.back().data());
     layer.shared_expert = {};

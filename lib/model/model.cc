@@ -32,7 +32,8 @@ absl::Status CheckPositive(size_t layer, const char* field, float value) {
 
 absl::Status ValidateRouting(size_t i, const MoeLayerSpec& layer) {
   const RoutingSpec& r = layer.routing;
-  MOERT_RETURN_IF_ERROR(CheckRange(i, "routing kind", static_cast<int64_t>(r.kind), 0, 3));
+  MOERT_RETURN_IF_ERROR(CheckRange(i, "routing kind", static_cast<int64_t>(r.kind), 0, 4));
+  if (r.kind == RoutingKind::kExternal) return CheckRange(i, "top_k", r.top_k, 1, kMaxTopK);
   MOERT_RETURN_IF_ERROR(
       CheckRange(i, "top_k", r.top_k, 1, std::min<int64_t>(layer.num_experts, kMaxTopK)));
   MOERT_RETURN_IF_ERROR(CheckPositive(i, "scaling", r.scaling));
@@ -118,6 +119,8 @@ absl::string_view RoutingKindName(RoutingKind kind) {
       return "sigmoid_grouped";
     case RoutingKind::kSparseMixer:
       return "sparsemixer";
+    case RoutingKind::kExternal:
+      return "external";
   }
   return "invalid";
 }

@@ -95,7 +95,7 @@ void LayerPlanner::Place(const PolicyContext& context, const RoutingResult& rout
   constexpr int kVersion = 0;
   mass_.assign(routing.num_experts, 0);
   for (size_t slot = 0; slot < routing.ids.size(); ++slot) {
-    mass_[routing.ids[slot]] += routing.weights[slot];
+    if (routing.ids[slot] >= 0) mass_[routing.ids[slot]] += routing.weights[slot];
   }
   misses_.clear();
   for (const int32_t e : plan->load) {

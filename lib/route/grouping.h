@@ -7,7 +7,7 @@
 
 namespace moert {
 
-/// Fills counts, offsets and grouped_* from ids.
+/// Fills counts, offsets and grouped_* from ids; a slot of id -1 is in no group.
 void GroupByExpert(RoutingResult* routing);
 
 /// Fills the fields about substitution of a grouped routing that is the model's own choice.

@@ -201,10 +201,14 @@ absl::Status Router::RouteGiven(int layer, int64_t tokens, absl::Span<const int3
     const int64_t first = slot / k * k;
     const bool repeated =
         std::find(ids.begin() + first, ids.begin() + slot, ids[slot]) != ids.begin() + slot;
-    if (ids[slot] >= 0 && ids[slot] < experts && !repeated) continue;
+    const bool absent = ids[slot] == -1 && rule.kind == RoutingRuleKind::kTopK;
+    if (absent || (ids[slot] >= 0 && ids[slot] < experts && !repeated)) continue;
     return absl::InvalidArgumentError(fmt::format(
-        "ids of layer {}, token {}: expert {} {}; legal are {} distinct ones in [0, {})", layer,
-        slot / k, ids[slot], repeated ? "comes twice" : "does not exist", k, experts));
+        "ids of layer {}, token {}: expert {} {}; legal are {} distinct ones in [0, {}){}", layer,
+        slot / k, ids[slot], repeated && ids[slot] != -1 ? "comes twice" : "does not exist", k,
+        experts,
+        rule.kind == RoutingRuleKind::kTopK ? ", or -1: not here"
+                                            : ": a rule that substitutes needs all of them"));
   }
   r->tokens = tokens;
   r->top_k = k;

@@ -109,9 +109,12 @@ class HostSource final : public ExpertSource {
       out->resize(static_cast<size_t>(rows * cols));
       return Read({layer, 0, part, 0, 0, rows, cols, DType::kF32, out->data()});
     };
-    MOERT_RETURN_IF_ERROR(
-        floats(WeightPart::kRouter, spec.num_experts, spec.hidden, &constants.gate));
-    if (spec.routing.selection_bias) {
+    const bool gate = spec.routing.kind != RoutingKind::kExternal;
+    if (gate) {
+      MOERT_RETURN_IF_ERROR(
+          floats(WeightPart::kRouter, spec.num_experts, spec.hidden, &constants.gate));
+    }
+    if (gate && spec.routing.selection_bias) {
       MOERT_RETURN_IF_ERROR(
           floats(WeightPart::kSelectionBias, 1, spec.num_experts, &constants.selection_bias));
     }

@@ -24,12 +24,15 @@ class Pins {
   ~Pins() {
     for (const ExpertKey key : keys_) store_->Unpin(key);
   }
+  absl::Span<const ExpertKey> keys() const { return keys_; }
   void Reserve(size_t more) { keys_.reserve(keys_.size() + more); }
   /// Within what was reserved.
   void Add(ExpertKey key) {
     keys_.push_back(key);
     store_->Pin(key);
   }
+  /// The same of one that is pinned already.
+  void Adopt(ExpertKey key) { keys_.push_back(key); }
   /// Hands them over: the caller unpins them.
   std::vector<ExpertKey> Take() { return std::exchange(keys_, {}); }
 

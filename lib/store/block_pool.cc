@@ -2,11 +2,13 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/numa.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
 
@@ -95,8 +97,32 @@ BlockSizes::BlockSizes(absl::Span<const int64_t> bytes)
   }
 }
 
+BlockSizes::BlockSizes(std::vector<BlockClass> classes, std::vector<int32_t> class_of)
+    : count_(0), class_of_(std::move(class_of)) {
+  int64_t offset = 0;
+  for (const BlockClass& c : classes) {
+    classes_.push_back({count_, c.bytes, offset});
+    int64_t bytes = 0;
+    overflow_ = overflow_ || c.bytes <= 0 || c.count <= 0 ||
+                __builtin_mul_overflow(c.bytes, c.count, &bytes) ||
+                __builtin_add_overflow(offset, bytes, &offset) ||
+                __builtin_add_overflow(count_, c.count, &count_);
+  }
+}
+
+int BlockSizes::ClassOf(int64_t block) const {
+  const auto behind = std::upper_bound(classes_.begin(), classes_.end(), block,
+                                       [](int64_t b, const Class& c) { return b < c.first; });
+  return static_cast<int>(behind - classes_.begin()) - 1;
+}
+
 absl::Status BlockSizes::Check() const {
   int64_t total = 0;
+  if (!classes_.empty()) {
+    if (!overflow_ && count_ <= INT32_MAX) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        fmt::format("pool of {} classes of blocks: sizes out of range", classes_.size()));
+  }
   const bool good =
       count_ > 0 && count_ <= INT32_MAX &&
       (offsets_.empty() ? bytes_ > 0 && !__builtin_mul_overflow(bytes_, count_, &total)
@@ -118,8 +144,17 @@ int32_t BlockPool::TakeFor(int64_t index) {
   return block;
 }
 
+BlockRegion BlockPool::Region(int64_t index) const {
+  const bool own = !sizes_.alike();
+  const auto first = static_cast<int32_t>(own ? index : 0);
+  return {Address(first), sizes_.Bytes(first), own ? 1 : sizes_.count()};
+}
+
 absl::StatusOr<std::unique_ptr<BlockPool>> MakeRamBlockPool(const BlockSizes& sizes, int64_t limit,
-                                                            BudgetTracker* budget) {
+                                                            BudgetTracker* budget, int numa_node) {
+  if (sizes.classes() > 0) {
+    return MakeClassedBlockPool(ClassedMemory::kRam, nullptr, sizes, limit, budget, numa_node);
+  }
   MOERT_RETURN_IF_ERROR(sizes.Check());
   const int64_t reserved = sizes.Offset(sizes.count());
   void* base = mmap(nullptr, reserved, PROT_READ | PROT_WRITE,
@@ -131,7 +166,11 @@ absl::StatusOr<std::unique_ptr<BlockPool>> MakeRamBlockPool(const BlockSizes& si
   // Advice only: streaming through 4 KiB pages costs a TLB miss each. Blocks are taken in order, so
   // that no more than one huge page reaches beyond those that are held.
   madvise(base, static_cast<size_t>(reserved), MADV_HUGEPAGE);
-  return std::make_unique<RamBlockPool>(static_cast<std::byte*>(base), sizes, limit, budget);
+  auto pool = std::make_unique<RamBlockPool>(static_cast<std::byte*>(base), sizes, limit, budget);
+  if (numa_node >= 0) {
+    MOERT_RETURN_IF_ERROR(BindToNumaNode(base, static_cast<size_t>(reserved), numa_node));
+  }
+  return pool;
 }
 
 }  // namespace moert

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -18,6 +19,19 @@
 
 namespace moert {
 
+/// Blocks that are interchangeable: one behind the other, all of one size.
+struct BlockClass {
+  int64_t bytes = 0;
+  int64_t count = 0;
+};
+
+/// Where the blocks lie that one expert may have.
+struct BlockRegion {
+  const std::byte* base = nullptr;  // null: scattered
+  int64_t stride = 0;               // bytes from block to block
+  int64_t blocks = 0;
+};
+
 /// How many blocks a pool has, how large they are, and where they lie, one behind the other.
 class BlockSizes {
  public:
@@ -26,23 +40,48 @@ class BlockSizes {
   /// Each of its own size, for records that stay: the pool takes what they need and no more.
   explicit BlockSizes(absl::Span<const int64_t> bytes);
 
+  /// In classes: an expert of index i takes any block of class class_of[i].
+  BlockSizes(std::vector<BlockClass> classes, std::vector<int32_t> class_of);
+
   /// InvalidArgument unless there are blocks, of positive sizes, whose sum does not overflow.
   absl::Status Check() const;
 
   int64_t count() const { return count_; }
-  bool alike() const { return offsets_.empty(); }
+  bool alike() const { return offsets_.empty() && classes_.empty(); }
   /// Where a block begins; of block count(), where the last ends.
   int64_t Offset(int64_t block) const {
-    return offsets_.empty() ? block * bytes_ : offsets_[static_cast<size_t>(block)];
+    if (!offsets_.empty()) return offsets_[static_cast<size_t>(block)];
+    if (classes_.empty()) return block * bytes_;
+    const Class& c = classes_[static_cast<size_t>(ClassOf(block))];
+    return c.offset + (block - c.first) * c.bytes;
   }
   int64_t Bytes(int64_t block) const {
+    if (!classes_.empty()) return classes_[static_cast<size_t>(ClassOf(block))].bytes;
     return offsets_.empty() ? bytes_ : Offset(block + 1) - Offset(block);
   }
 
+  // Of classes.
+
+  int classes() const { return static_cast<int>(classes_.size()); }
+  /// Of a block; of block count(), the last.
+  int ClassOf(int64_t block) const;
+  int ClassFor(int64_t index) const { return class_of_[static_cast<size_t>(index)]; }
+  int64_t first(int c) const { return classes_[static_cast<size_t>(c)].first; }
+  int64_t end(int c) const { return c + 1 < classes() ? first(c + 1) : count_; }
+
  private:
+  struct Class {
+    int64_t first = 0;  // block
+    int64_t bytes = 0;  // of each
+    int64_t offset = 0;
+  };
+
   int64_t count_;
   int64_t bytes_ = 0;             // of each, where they are alike
-  std::vector<int64_t> offsets_;  // else [count + 1]
+  std::vector<int64_t> offsets_;  // else [count + 1]...
+  std::vector<Class> classes_;    // ...or these
+  std::vector<int32_t> class_of_;
+  bool overflow_ = false;
 };
 
 /// Blocks nobody took yet are handed out in ascending order. Not thread-safe.
@@ -56,13 +95,23 @@ class BlockPool {
 
   /// A block index, or -1 at the limit, when the budget has no room, or when memory ran out.
   virtual int32_t Take() = 0;
-  /// For the expert of this index: its own block where each has one, else any.
-  int32_t TakeFor(int64_t index);
+  /// For the expert of this index: its own block where each has one, one of its class where there
+  /// are classes, else any.
+  virtual int32_t TakeFor(int64_t index);
+  /// The blocks that TakeFor(index) chooses from.
+  virtual BlockRegion Region(int64_t index) const;
   virtual void Give(int32_t block) = 0;
   virtual std::byte* Address(int32_t block) const = 0;
   /// Blocks that may be taken from now on; memory of untaken ones beyond it is returned at once, of
   /// taken ones when they are given back.
   virtual void SetLimit(int64_t blocks) = 0;
+  /// Where there are classes: bytes that taken blocks may have, in place of their number.
+  virtual void SetByteLimit(int64_t /*bytes*/) {}
+  virtual int64_t limit_bytes() const { return std::numeric_limits<int64_t>::max(); }
+  /// Whether more is taken than these limits would allow.
+  virtual bool Over(int64_t blocks, int64_t /*bytes*/) const { return taken_ > blocks; }
+  /// Whether any two blocks can stand in for each other.
+  bool alike() const { return sizes_.alike(); }
   /// Bytes of physical memory held.
   virtual int64_t held_bytes() const = 0;
   /// Holds the memory of every block of the limit from now on. False: not all of it, as blocks
@@ -78,9 +127,10 @@ class BlockPool {
 };
 
 /// Blocks of RAM, kRecordAlignment-aligned when all sizes are multiples of it. `budget` is borrowed
-/// and charged for every held block.
+/// and charged for every held block. Memory comes from `numa_node`; -1: from anywhere.
 absl::StatusOr<std::unique_ptr<BlockPool>> MakeRamBlockPool(const BlockSizes& sizes, int64_t limit,
-                                                            BudgetTracker* budget);
+                                                            BudgetTracker* budget,
+                                                            int numa_node = -1);
 
 /// The same from a host's allocator, which is borrowed.
 absl::StatusOr<std::unique_ptr<BlockPool>> MakeHostBlockPool(HostAllocator* allocator,
@@ -92,6 +142,13 @@ absl::StatusOr<std::unique_ptr<BlockPool>> MakeHostBlockPool(HostAllocator* allo
 absl::StatusOr<std::unique_ptr<BlockPool>> MakeCountingBlockPool(const BlockSizes& sizes,
                                                                  int64_t limit,
                                                                  BudgetTracker* budget);
+
+/// Blocks in classes: of RAM, of `allocator` where it is not null, or of nothing. `limit_bytes`
+/// bounds what is taken, and memory moves from class to class as they need it.
+enum class ClassedMemory : int8_t { kRam, kCounted };
+absl::StatusOr<std::unique_ptr<BlockPool>> MakeClassedBlockPool(
+    ClassedMemory memory, HostAllocator* allocator, const BlockSizes& sizes, int64_t limit,
+    BudgetTracker* budget, int numa_node = -1);
 
 }  // namespace moert
 

@@ -63,6 +63,9 @@ class CountingBlockPool final : public BlockPool {
 absl::StatusOr<std::unique_ptr<BlockPool>> MakeCountingBlockPool(const BlockSizes& sizes,
                                                                  int64_t limit,
                                                                  BudgetTracker* budget) {
+  if (sizes.classes() > 0) {
+    return MakeClassedBlockPool(ClassedMemory::kCounted, nullptr, sizes, limit, budget);
+  }
   MOERT_RETURN_IF_ERROR(sizes.Check());
   return std::make_unique<CountingBlockPool>(sizes, limit, budget);
 }

@@ -32,6 +32,7 @@ class HighCache final : public VersionManager {
       for (int e = 0; e < model_->layers[l].num_experts; ++e) {
         MOERT_RETURN_IF_ERROR(store_->TakeFailure({l, e}));
       }
+      MOERT_RETURN_IF_ERROR(Loaded(l));
     }
     return absl::OkStatus();
   }

@@ -54,6 +54,7 @@ class HostBlockPool final : public BlockPool {
   }
 
   int64_t held_bytes() const override { return held_bytes_; }
+  BlockRegion Region(int64_t /*index*/) const override { return {}; }
 
  private:
   int32_t TakeFrom(std::vector<int32_t>* list) {
@@ -92,6 +93,9 @@ class HostBlockPool final : public BlockPool {
 absl::StatusOr<std::unique_ptr<BlockPool>> MakeHostBlockPool(HostAllocator* allocator,
                                                              const BlockSizes& sizes, int64_t limit,
                                                              BudgetTracker* budget) {
+  if (sizes.classes() > 0) {
+    return MakeClassedBlockPool(ClassedMemory::kRam, allocator, sizes, limit, budget);
+  }
   MOERT_RETURN_IF_ERROR(sizes.Check());
   return std::make_unique<HostBlockPool>(allocator, sizes, limit, budget);
 }

@@ -42,6 +42,7 @@ class HotSet final : public VersionManager {
         }
       }
       MOERT_RETURN_IF_ERROR(WaitForLayer(l));
+      MOERT_RETURN_IF_ERROR(Loaded(l));
     }
     return absl::OkStatus();
   }

@@ -8,6 +8,7 @@
 #include "fmt/format.h"
 #include "store/acquire.h"
 #include "store/block_pool.h"
+#include "store/cache_blocks.h"
 #include "transfer/transfer_queue.h"
 
 namespace moert {
@@ -21,16 +22,6 @@ class LeastRecentlyUsedFirst final : public ResidencyPolicy {
     return LeastRecentlyUsed(snapshot.candidates);
   }
 };
-
-int64_t LargestRecord(const ExpertSource& source, int version) {
-  int64_t bytes = 0;
-  for (int l = 0; l < source.model().num_layers(); ++l) {
-    for (int e = 0; e < source.model().layers[l].num_experts; ++e) {
-      bytes = std::max(bytes, source.layout(l, e, version).bytes);
-    }
-  }
-  return bytes;
-}
 
 absl::Status Check(const ExpertSource* source, const ExpertStoreOptions& options) {
   if (source == nullptr) return absl::InvalidArgumentError("source: must not be null");
@@ -55,23 +46,25 @@ absl::StatusOr<std::shared_ptr<ExpertStore::Impl>> ExpertStore::Impl::Create(
     std::shared_ptr<const ExpertSource> source, ExpertStoreOptions options) {
   auto impl = std::make_shared<Impl>();
   const int64_t total = source->model().total_experts();
-  impl->block_bytes = RoundUp(LargestRecord(*source, options.version), kRecordAlignment);
+  const CacheBlocks blocks = MeasureCacheBlocks(*source, {options.version}, /*classes=*/true);
+  impl->block_bytes = blocks.largest;
   if (options.budget_bytes < impl->block_bytes) {
     return absl::InvalidArgumentError(fmt::format(
         "budget_bytes {}: one expert of {} takes {}, all {} of them {}", options.budget_bytes,
-        source->name(), impl->block_bytes, total, total * impl->block_bytes));
+        source->name(), impl->block_bytes, total, blocks.all_bytes));
   }
-  impl->slots = std::min(options.budget_bytes / impl->block_bytes, total);
+  impl->slots = SlotsOf(options.budget_bytes, blocks.all_bytes, total);
   impl->budget.SetLimit(options.budget_bytes);
   impl->allocator = std::move(options.allocator);
   impl->residency = std::move(options.residency);
   if (impl->residency == nullptr) impl->residency = std::make_unique<LeastRecentlyUsedFirst>();
-  const BlockSizes sizes(impl->block_bytes, total);
   std::vector<std::unique_ptr<BlockPool>> pools(1);
   MOERT_ASSIGN_OR_RETURN(
-      pools[0], impl->allocator != nullptr
-                    ? MakeHostBlockPool(impl->allocator.get(), sizes, impl->slots, &impl->budget)
-                    : MakeRamBlockPool(sizes, impl->slots, &impl->budget));
+      pools[0],
+      impl->allocator != nullptr
+          ? MakeHostBlockPool(impl->allocator.get(), blocks.sizes, impl->slots, &impl->budget)
+          : MakeRamBlockPool(blocks.sizes, impl->slots, &impl->budget));
+  pools[0]->SetByteLimit(options.budget_bytes);
   impl->source = std::move(source);
   MOERT_ASSIGN_OR_RETURN(
       std::unique_ptr<TransferQueue> readers,

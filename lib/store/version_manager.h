@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "moert/policy.h"
@@ -29,6 +31,8 @@ class VersionManager {
   virtual ~VersionManager() = default;
   /// Brings every expert, in one version. `high` experts may be high.
   virtual absl::Status Preload(int64_t high) = 0;
+  /// Hears of every layer that Preload has brought; an error ends it.
+  void WatchPreload(std::function<absl::Status(int layer)> watch) { watch_ = std::move(watch); }
   /// Before the store opens a step: hands over the switches that are ready. A device is idle
   /// meanwhile, so what can be done elsewhere is.
   virtual void BeforeStep(const PolicyContext& context) = 0;
@@ -46,7 +50,14 @@ class VersionManager {
   PrecisionStats stats() const { return stats_; }
 
  protected:
+  absl::Status Loaded(int layer) const {
+    return watch_ == nullptr ? absl::OkStatus() : watch_(layer);
+  }
+
   PrecisionStats stats_;
+
+ private:
+  std::function<absl::Status(int layer)> watch_;
 };
 
 /// Every expert in exactly one version, the hottest high (kHotSet). Borrows all; spare >= 1.

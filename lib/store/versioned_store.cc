@@ -267,19 +267,30 @@ int32_t VersionedStore::MakeRoom(ExpertKey incoming, int pool, LoadReason reason
                                  const PolicyContext& context, const LoadHint& hint) {
   BlockPool& blocks = *pools_[pool];
   if (pool != 0) return blocks.TakeFor(Index(incoming));
-  if (held_[incoming.layer] >= capacity_[incoming.layer] && !TransientFree() &&
-      EvictOneOf(incoming.layer, incoming, reason, context, hint)) {
-    return blocks.TakeFor(Index(incoming));
+  if (held_[incoming.layer] >= capacity_[incoming.layer] && !TransientFree()) {
+    const int32_t block = TakeFrom(incoming.layer, incoming, reason, context, hint);
+    if (block >= 0) return block;
   }
   if (const int32_t block = blocks.TakeFor(Index(incoming)); block >= 0) return block;
   for (int layer = 0; layer < static_cast<int>(held_.size()); ++layer) {
-    if (layer != incoming.layer && held_[layer] > capacity_[layer] &&
-        EvictOneOf(layer, incoming, reason, context)) {
-      return blocks.TakeFor(Index(incoming));
+    while (layer != incoming.layer && held_[layer] > capacity_[layer] &&
+           EvictOneOf(layer, incoming, reason, context)) {
+      const int32_t block = blocks.TakeFor(Index(incoming));
+      if (block >= 0 || blocks.alike()) return block;
     }
   }
   if (hint.can_wait || reason != LoadReason::kDemand) return -1;
-  return EvictOneOf(kAnyLayer, incoming, reason, context) ? blocks.TakeFor(Index(incoming)) : -1;
+  return TakeFrom(kAnyLayer, incoming, reason, context);
+}
+
+int32_t VersionedStore::TakeFrom(int layer, ExpertKey incoming, LoadReason reason,
+                                 const PolicyContext& context, const LoadHint& hint) {
+  while (EvictOneOf(layer, incoming, reason, context, hint)) {
+    const int32_t block = pools_[0]->TakeFor(Index(incoming));
+    if (block >= 0 || pools_[0]->alike()) return block;
+    if (reason != LoadReason::kDemand) return -1;  // several for one is no bargain
+  }
+  return -1;
 }
 
 bool VersionedStore::TransientFree() const {
@@ -501,7 +512,7 @@ bool VersionedStore::Switch(ExpertKey key, int version, bool drop_old) {
 // --------------------------------------------------------------------------------------------------
 // Size.
 
-absl::Status VersionedStore::SetSlots(int64_t slots) {
+absl::Status VersionedStore::SetSlots(int64_t slots, int64_t bytes) {
   Pump();
   const int64_t pinned = std::count_if(entries_.begin(), entries_.end(),
                                        [](const Entry& entry) { return entry.pins > 0; });
@@ -512,7 +523,7 @@ absl::Status VersionedStore::SetSlots(int64_t slots) {
   SetCapacity(slots);
   PolicyContext context;
   context.model = &source_->model();
-  while (pools_[0]->taken() > slots) {
+  while (pools_[0]->Over(slots, bytes)) {
     bool evicted = false;
     for (int layer = 0; layer < static_cast<int>(held_.size()) && !evicted; ++layer) {
       context.layer = layer;
@@ -523,8 +534,51 @@ absl::Status VersionedStore::SetSlots(int64_t slots) {
     // Only transfers in flight are left: they land, then leave.
     if (!Wait()) break;
   }
+  pools_[0]->SetByteLimit(bytes);
   pools_[0]->SetLimit(slots);
   return absl::OkStatus();
+}
+
+absl::StatusOr<SlotRegion> VersionedStore::Slots(int layer) const {
+  const BlockPool& pool = *pools_[0];
+  const int experts = source_->model().layers[layer].num_experts;
+  const BlockRegion first = pool.Region(first_[layer]);
+  bool good = first.base != nullptr;
+  for (int e = 1; good && e < experts; ++e) {
+    const BlockRegion region = pool.Region(first_[layer] + e);
+    const std::byte* base = first.base + (first.blocks == 1 ? e * first.stride : 0);
+    good = region.base == base && region.stride == first.stride;
+  }
+  if (!good) {
+    return absl::FailedPreconditionError(fmt::format(
+        "layer {}: its slots have no constant stride: {}", layer,
+        first.base == nullptr ? "they come from the host's allocator, or the engine simulates"
+                              : "its experts differ in size"));
+  }
+  return SlotRegion{first.base, first.stride, first.blocks == 1 ? experts : first.blocks};
+}
+
+int64_t VersionedStore::RoomFor(int layer, absl::Span<const int32_t> counts) const {
+  const BlockPool& pool = *pools_[0];
+  int64_t blocks = pool.limit(), bytes = pool.limit_bytes();
+  for (size_t l = 0; l < first_.size(); ++l) {
+    for (int e = 0; e < source_->model().layers[l].num_experts; ++e) {
+      const Entry& entry = entries_[first_[l] + e];
+      const bool wanted = static_cast<int>(l) == layer && counts[e] > 0;
+      if (entry.pins == 0 || entry.active < 0 || wanted) continue;
+      --blocks;
+      bytes -= pool.bytes(entry.versions[entry.active].block);
+    }
+  }
+  if (pool.alike()) return blocks;
+  int64_t room = 0;
+  for (int e = 0; e < source_->model().layers[layer].num_experts; ++e) {
+    if (counts[e] == 0) continue;
+    bytes -= pool.Region(first_[layer] + e).stride;
+    if (bytes < 0) break;
+    ++room;
+  }
+  return room;
 }
 
 }  // namespace moert

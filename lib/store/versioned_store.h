@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "moert/expert_source.h"
 #include "moert/expert_store.h"
@@ -55,6 +56,13 @@ struct ExpertHandle {
   const std::byte* record = nullptr;  // null: absent
   const RecordLayout* layout = nullptr;
   int version = -1;  // index into the served versions
+};
+
+/// Record of slot s at base + s * stride.
+struct SlotRegion {
+  const std::byte* base = nullptr;
+  int64_t stride = 0;
+  int64_t slots = 0;
 };
 
 /// What a layer call knows about a load it asks for.
@@ -196,9 +204,14 @@ class VersionedStore {
 
   // Size.
 
-  /// Changes the blocks of pool 0 of a cache; evicts to fit, waiting for transfers in flight.
-  /// FailedPrecondition if pinned experts hold more.
-  absl::Status SetSlots(int64_t slots);
+  /// Changes the blocks of pool 0 of a cache, in classes the bytes; evicts to fit, waiting for
+  /// transfers in flight. FailedPrecondition if pinned experts hold more.
+  absl::Status SetSlots(int64_t slots, int64_t bytes);
+  /// Where the experts of a layer lie in pool 0. FailedPrecondition where these places have no
+  /// constant stride.
+  absl::StatusOr<SlotRegion> Slots(int layer) const;
+  /// How many of the experts that `counts` [E] marks can be pinned at once beside those that are.
+  int64_t RoomFor(int layer, absl::Span<const int32_t> counts) const;
   BlockPool& pool(int index) { return *pools_[index]; }
   int capacity(int layer) const { return capacity_[layer]; }
   int held(int layer) const { return held_[layer]; }
@@ -255,6 +268,9 @@ class VersionedStore {
   void Drop(ExpertKey key, int version);
   void Evict(ExpertKey key);
   bool TransientFree() const;
+  /// Evicts experts of a layer until there is a block for `incoming`; -1 when there is none.
+  int32_t TakeFrom(int layer, ExpertKey incoming, LoadReason reason, const PolicyContext& context,
+                   const LoadHint& hint = {});
   int32_t MakeRoom(ExpertKey incoming, int pool, LoadReason reason, const PolicyContext& context,
                    const LoadHint& hint);
   bool EvictOneOf(int layer, ExpertKey incoming, LoadReason reason, const PolicyContext& context,

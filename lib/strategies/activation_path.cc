@@ -33,8 +33,13 @@ class ActivationPath final : public PrefetchPolicy {
       const int experts = model.layers[context.layer].num_experts;
       for (int64_t t = 0; t < routing.tokens; ++t) {
         for (int i = 0; i < previous_k_; ++i) {
-          float* row = &follows[int64_t{previous_ids_[t * previous_k_ + i]} * experts];
-          for (int j = 0; j < routing.top_k; ++j) row[routing.ids[t * routing.top_k + j]] += 1;
+          const int32_t before = previous_ids_[t * previous_k_ + i];
+          if (before < 0) continue;
+          float* row = &follows[int64_t{before} * experts];
+          for (int j = 0; j < routing.top_k; ++j) {
+            const int32_t e = routing.ids[t * routing.top_k + j];
+            if (e >= 0) row[e] += 1;
+          }
         }
       }
     }

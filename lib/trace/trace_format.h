@@ -16,6 +16,8 @@ inline constexpr int64_t kMaxHeaderBytes = 100'000'000;
 // ids, weights, scores and predicted scores as far as the flags say, and the checksum of all that.
 inline constexpr size_t kCallHeaderBytes = 24;
 inline constexpr size_t kTimesBytes = 6 * 8;
+/// In place of an expert's number: the slot's expert is not here (-1).
+inline constexpr int32_t kNotHere = 0xFFFF;
 inline constexpr size_t kChecksumBytes =
     8;  // Hash64: of a call, and of everything in front of them
 inline constexpr int64_t kMaxTokens = int64_t{1} << 20;

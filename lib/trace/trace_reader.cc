@@ -250,6 +250,10 @@ class Reader final : public TraceReader {
     ids_.resize(tokens * k);
     for (int64_t i = 0; i < tokens * k; ++i, p += 2) {
       ids_[i] = Load<uint16_t>(p);
+      if (ids_[i] == trace::kNotHere && experts <= trace::kNotHere) {
+        ids_[i] = -1;
+        continue;
+      }
       bool repeated = false;
       for (int64_t j = i / k * k; j < i; ++j) repeated = repeated || ids_[j] == ids_[i];
       if (ids_[i] >= experts || repeated) {

@@ -78,7 +78,7 @@ class TraceWriter final : public TraceFile {
       Put<int64_t>(ns);
     }
     for (const int64_t id : call.request_ids) Put<int64_t>(id);
-    for (const int32_t id : call.ids) Put<uint16_t>(static_cast<uint16_t>(id));
+    for (const int32_t id : call.ids) Put<uint16_t>(static_cast<uint16_t>(id));  // -1: kNotHere
     PutF16(call.weights);
     PutF16(call.scores);
     PutF16(call.next_scores);

@@ -482,16 +482,18 @@ static void test_forward_routed(void) {
               "routing.ids.dtype is 0, legal is MOERT_I32", f);
   routing.ids.dtype = MOERT_I32;
   routing.ids.place = MOERT_DEVICE;
-  CHECK_FAILS(moert_layer_forward(step, 1, &in, &routing, &out, &error), MOERT_UNIMPLEMENTED,
-              "copy the routing to host memory", f);
+  CHECK_FAILS(moert_layer_forward(step, 1, &in, &routing, &out, &error), MOERT_INVALID_ARGUMENT,
+              "routing.ids.place is 1 (MOERT_DEVICE), the cpu backend takes MOERT_HOST", f);
   routing.ids.place = MOERT_HOST;
   routing.scores.rows = 1; /* a shape without data */
   CHECK_FAILS(moert_layer_forward(step, 1, &in, &routing, &out, &error), MOERT_INVALID_ARGUMENT,
               "routing.scores.data", f);
   routing.scores.rows = 0;
   ids[1] = -1;
-  CHECK_FAILS(moert_layer_forward(step, 1, &in, &routing, &out, &error), MOERT_UNIMPLEMENTED,
-              "routing.ids[0, 1] is -1: experts of other ranks", f);
+  CHECK_OK(moert_layer_forward(step, 1, &in, &routing, &out, &error)); /* another rank's */
+  ids[1] = -2;
+  CHECK_FAILS(moert_layer_forward(step, 1, &in, &routing, &out, &error), MOERT_INVALID_ARGUMENT,
+              "or -1: not here", f);
   ids[1] = ids[0];
   CHECK_FAILS(moert_layer_forward(step, 1, &in, &routing, &out, &error), MOERT_INVALID_ARGUMENT,
               "twice", f);

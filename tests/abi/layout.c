@@ -121,7 +121,7 @@ ABI_FIELD(moert_logger, log, 16);
 ABI_FIELD(moert_logger, destroy, 24);
 ABI_LAST(moert_logger, destroy, 8);
 
-ABI_SIZE(moert_engine_options, 152);
+ABI_SIZE(moert_engine_options, 184);
 ABI_FIELD(moert_engine_options, strategy, 8);
 ABI_FIELD(moert_engine_options, policies, 16);
 ABI_FIELD(moert_engine_options, budget_bytes, 24);
@@ -143,9 +143,23 @@ ABI_FIELD(moert_engine_options, thread_pool, 120);
 ABI_FIELD(moert_engine_options, logger, 128);
 ABI_FIELD(moert_engine_options, trace_sink, 136);
 ABI_FIELD(moert_engine_options, trace_path, 144);
-ABI_LAST(moert_engine_options, trace_path, 8);
+ABI_FIELD(moert_engine_options, shard, 152);
+ABI_FIELD(moert_engine_options, open_user_data, 160);
+ABI_FIELD(moert_engine_options, open_progress, 168);
+ABI_FIELD(moert_engine_options, numa_node, 176);
+ABI_LAST(moert_engine_options, numa_node, 8);
 
-ABI_SIZE(moert_memory, 104);
+ABI_SIZE(moert_shard, 64);
+ABI_FIELD(moert_shard, first_expert, 8);
+ABI_FIELD(moert_shard, num_experts, 16);
+ABI_FIELD(moert_shard, expert_list, 24);
+ABI_FIELD(moert_shard, expert_list_size, 32);
+ABI_FIELD(moert_shard, first_channel, 40);
+ABI_FIELD(moert_shard, num_channels, 48);
+ABI_FIELD(moert_shard, shared_experts, 56);
+ABI_LAST(moert_shard, shared_experts, 8);
+
+ABI_SIZE(moert_memory, 112);
 ABI_FIELD(moert_memory, budget_bytes, 8);
 ABI_FIELD(moert_memory, minimum_bytes, 16);
 ABI_FIELD(moert_memory, constant_bytes, 24);
@@ -158,7 +172,8 @@ ABI_FIELD(moert_memory, low_slots, 72);
 ABI_FIELD(moert_memory, spare_slots, 80);
 ABI_FIELD(moert_memory, own_bytes, 88);
 ABI_FIELD(moert_memory, total_experts, 96);
-ABI_LAST(moert_memory, total_experts, 8);
+ABI_FIELD(moert_memory, all_bytes, 104);
+ABI_LAST(moert_memory, all_bytes, 8);
 
 ABI_SIZE(moert_step_options, 56);
 ABI_FIELD(moert_step_options, rows, 8);
@@ -168,6 +183,44 @@ ABI_FIELD(moert_step_options, stream, 32);
 ABI_FIELD(moert_step_options, user_data, 40);
 ABI_FIELD(moert_step_options, predict_next, 48);
 ABI_LAST(moert_step_options, predict_next, 8);
+
+ABI_SIZE(moert_opaque_part, 64);
+ABI_FIELD(moert_opaque_part, bytes, 8);
+ABI_FIELD(moert_opaque_part, alignment, 16);
+ABI_FIELD(moert_opaque_part, stride_multiple, 24);
+ABI_FIELD(moert_opaque_part, memory, 32);
+ABI_FIELD(moert_opaque_part, offset, 40);
+ABI_FIELD(moert_opaque_part, stride, 48);
+ABI_FIELD(moert_opaque_part, layer, 56);
+ABI_FIELD(moert_opaque_part, file, 60);
+ABI_LAST(moert_opaque_part, file, 4);
+
+ABI_SIZE(moert_opaque_options, 64);
+ABI_FIELD(moert_opaque_options, format, 8);
+ABI_FIELD(moert_opaque_options, files, 16);
+ABI_FIELD(moert_opaque_options, num_files, 24);
+ABI_FIELD(moert_opaque_options, user_data, 32);
+ABI_FIELD(moert_opaque_options, read, 40);
+ABI_FIELD(moert_opaque_options, gates, 48);
+ABI_FIELD(moert_opaque_options, destroy, 56);
+ABI_LAST(moert_opaque_options, destroy, 8);
+
+ABI_SIZE(moert_fetch, 208);
+ABI_FIELD(moert_fetch, ids, 8);
+ABI_FIELD(moert_fetch, weights, 48);
+ABI_FIELD(moert_fetch, next_scores, 88);
+ABI_FIELD(moert_fetch, hidden, 128);
+ABI_FIELD(moert_fetch, slot_ids, 168);
+ABI_LAST(moert_fetch, slot_ids, 40);
+
+ABI_SIZE(moert_slots, 224);
+ABI_FIELD(moert_slots, base, 8);
+ABI_FIELD(moert_slots, stride, 72);
+ABI_FIELD(moert_slots, bytes, 136);
+ABI_FIELD(moert_slots, slot_of_expert, 200);
+ABI_FIELD(moert_slots, slots, 208);
+ABI_FIELD(moert_slots, parts, 216);
+ABI_LAST(moert_slots, parts, 8);
 
 ABI_SIZE(moert_routing, 224);
 ABI_FIELD(moert_routing, ids, 8);
@@ -440,6 +493,8 @@ ABI_VALUE(MOERT_ROUTING_SOFTMAX_TOPK, 0);
 ABI_VALUE(MOERT_ROUTING_TOPK_SOFTMAX, 1);
 ABI_VALUE(MOERT_ROUTING_SIGMOID_GROUPED, 2);
 ABI_VALUE(MOERT_ROUTING_SPARSEMIXER, 3);
+ABI_VALUE(MOERT_ROUTING_EXTERNAL, 4);
+ABI_VALUE(MOERT_MAX_PARTS, 8);
 
 ABI_VALUE(MOERT_ACTIVATION_INVALID, -1);
 ABI_VALUE(MOERT_SILU, 0);

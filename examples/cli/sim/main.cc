@@ -15,6 +15,7 @@
 #include "cli/workload/oracles.h"
 #include "host/utf8.h"
 #include "moert/engine.h"
+#include "moert/parallel_replay.h"
 #include "moert/replay.h"
 #include "util/status_macros.h"
 
@@ -40,6 +41,9 @@ struct Options {
   int64_t seed = 0;
   std::string json;
   bool quiet = false;
+  int64_t gpus = 1;
+  int64_t nodes = 1;
+  int64_t all_reduce_tokens = 64;
 };
 
 absl::StatusOr<EngineOptions> MakeEngineOptions(const Options& o, const TraceHeader& header) {
@@ -77,9 +81,43 @@ absl::StatusOr<Opened> Open(const Options& options) {
   Opened opened;
   MOERT_ASSIGN_OR_RETURN(opened.trace, OpenAnyTrace(options.trace, options.model));
   const TraceHeader& header = opened.trace->header();
-  MOERT_ASSIGN_OR_RETURN(const EngineOptions engine_options, MakeEngineOptions(options, header));
+  MOERT_ASSIGN_OR_RETURN(EngineOptions engine_options, MakeEngineOptions(options, header));
+  const auto ranks = static_cast<int>(options.gpus * options.nodes);
+  if (ranks > 1) engine_options.shard = ReplayShard(header.model, 0, ranks);
   MOERT_ASSIGN_OR_RETURN(opened.engine, Engine::Create(MakeSizesSource(header), engine_options));
   return opened;
+}
+
+/// On several GPUs; fills what is reported of the group beside its steps.
+absl::StatusOr<ReplayResult> RunParallel(const Options& options, Opened& opened,
+                                         const ReplayOptions& replay,
+                                         nlohmann::ordered_json* group) {
+  const TraceHeader& header = opened.trace->header();
+  MOERT_ASSIGN_OR_RETURN(const EngineOptions engine, MakeEngineOptions(options, header));
+  ParallelReplayOptions parallel;
+  parallel.replay = replay;
+  parallel.gpus = static_cast<int>(options.gpus);
+  parallel.nodes = static_cast<int>(options.nodes);
+  parallel.all_reduce_tokens = options.all_reduce_tokens;
+  MOERT_ASSIGN_OR_RETURN(parallel.links, LoadPeerLinks(options.profile));
+  MOERT_ASSIGN_OR_RETURN(
+      const ParallelReplayResult result,
+      ReplayParallel(opened.trace.get(), MakeSizesSource(header), engine, parallel));
+  nlohmann::ordered_json hits = nlohmann::ordered_json::array();
+  for (const EngineStats& rank : result.ranks) hits.push_back(rank.hit_ratio());
+  *group = {{"gpus", options.gpus},
+            {"nodes", options.nodes},
+            {"exchange_ms", result.exchange_ms},
+            {"compute_ms", result.compute_ms},
+            {"imbalance", result.imbalance},
+            {"hit_ratio_by_rank", std::move(hits)}};
+  if (!options.quiet) {
+    fmt::print(
+        "\n  {} x {} GPUs: exchange {:.1f} ms, the slowest rank's layers {:.1f} ms, {:.2f} times "
+        "the mean rank's\n  (statistics below are rank 0's)\n",
+        options.nodes, options.gpus, result.exchange_ms, result.compute_ms, result.imbalance);
+  }
+  return result.whole;
 }
 
 absl::Status Run(const Options& options, Opened& opened) {
@@ -89,13 +127,17 @@ absl::Status Run(const Options& options, Opened& opened) {
   replay.host_ns = std::llround(1e3 * options.attention_us);
   replay.warm_steps = options.warm;
   absl::StatusOr<ReplayResult> result;
+  nlohmann::ordered_json group;
   {
     Progress progress("steps", !options.quiet);
     replay.progress = [&](int64_t done) { progress.Update(done, options.steps); };
-    result = Replay(opened.trace.get(), opened.engine.get(), replay);
+    result = options.gpus * options.nodes == 1
+                 ? Replay(opened.trace.get(), opened.engine.get(), replay)
+                 : RunParallel(options, opened, replay, &group);
   }
   MOERT_RETURN_IF_ERROR(result.status());
   RunReport report;
+  if (!group.is_null()) report.extra["group"] = std::move(group);
   report.command = "sim";
   report.backend = "sim";
   report.model = host::ToValidUtf8(opened.trace->header().source);
@@ -157,6 +199,13 @@ int Main(int argc, const char* const* argv) {
                   "rows the budget's workspace is sized for, if more than the trace has", 1,
                   1 << 20);
   parser.AddInt64("seed", &o.seed, "seed of strategies that draw", 0);
+  parser.AddInt64("gpus", &o.gpus, "GPUs of a node, over which the experts are dealt", 1, 1024);
+  parser.AddInt64("nodes", &o.nodes, "nodes of so many GPUs; rates: the profile's peer_*, node_*",
+                  1, 1024);
+  parser.AddInt64("all-reduce-tokens", &o.all_reduce_tokens,
+                  "longer calls send rows to the ranks that own their experts, in place of an "
+                  "all-reduce",
+                  0, 1 << 20);
   parser.AddString("json", &o.json, "writes the run's numbers to a file, or - for stdout");
   parser.AddSwitch("quiet", &o.quiet, "no statistics table, no progress");
   const absl::Status parsed = parser.Parse(argc - 1, argv + 1);

@@ -45,6 +45,7 @@ const (
 	TopKSoftmax    Routing = C.MOERT_ROUTING_TOPK_SOFTMAX    // the k highest, then softmax over them (Mixtral)
 	SigmoidGrouped Routing = C.MOERT_ROUTING_SIGMOID_GROUPED // sigmoid + bias, best groups, top-k (DeepSeek-V3)
 	SparseMixer    Routing = C.MOERT_ROUTING_SPARSEMIXER     // two masked-softmax picks (Phi-3.5-MoE)
+	External       Routing = C.MOERT_ROUTING_EXTERNAL        // the host's own: no gate is read, layer calls bring their routing
 )
 
 // Activation of the gated linear unit.

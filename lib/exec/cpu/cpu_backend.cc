@@ -1,7 +1,9 @@
 // The CPU backend: pools in RAM, records read from the source, arithmetic on the caller's thread.
+#include "base/numa.h"
 #include "exec/backend.h"
 #include "exec/cpu/cpu_executor.h"
 #include "exec/cpu/cpu_workspace.h"
+#include "exec/cpu/fetch_executor.h"
 
 namespace moert {
 namespace {
@@ -15,17 +17,25 @@ class CpuBackend final : public Backend {
     ThreadPoolOptions threads;
     threads.threads = options_.threads;
     threads.cpus = options_.cpus;
+    if (threads.cpus.empty() && options_.numa_node >= 0) {
+      // The options have been checked: it has some.
+      absl::StatusOr<std::vector<int>> cpus = NumaCpus(options_.numa_node);
+      if (cpus.ok()) threads.cpus = *std::move(cpus);
+      if (threads.threads == 0) threads.threads = static_cast<int>(threads.cpus.size());
+    }
     return threads;
   }
   absl::StatusOr<int64_t> WorkspaceBytes(const ExecutorSize& size) const override {
+    if (IsOpaque(*size.source)) return FetchWorkspaceBytes(size, options_.io_threads);
     return CpuWorkspaceBytes(size, options_.io_threads);
   }
+  bool block_classes() const override { return true; }
   absl::StatusOr<std::unique_ptr<BlockPool>> MakePool(const BlockSizes& sizes, int64_t limit,
                                                       BudgetTracker* budget) override {
     if (options_.allocator != nullptr) {
       return MakeHostBlockPool(options_.allocator.get(), sizes, limit, budget);
     }
-    return MakeRamBlockPool(sizes, limit, budget);
+    return MakeRamBlockPool(sizes, limit, budget, options_.numa_node);
   }
   absl::StatusOr<std::unique_ptr<TransferQueue>> MakeTransfers(
       const ExpertSource* source, Clock* clock, const HardwareProfile* profile) override {
@@ -39,6 +49,7 @@ class CpuBackend final : public Backend {
     return MakeReaderQueue(source, clock, options_.io_threads, std::move(pacer));
   }
   absl::StatusOr<std::unique_ptr<Executor>> MakeExecutor(const ExecutorParts& parts) override {
+    if (IsOpaque(*parts.source)) return std::make_unique<FetchExecutor>(parts);
     return std::make_unique<CpuExecutor>(parts);
   }
 

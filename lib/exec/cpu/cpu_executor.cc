@@ -81,12 +81,19 @@ absl::Status CpuExecutor::Combine(const ExecutorCall& call, const RoutingResult&
     const float shared_weight = SharedWeight(call, t);
     float* row = y_.data() + t * hidden;
     // In k order, whatever the order of arrival.
-    const float* slot = outputs_.data() + t * k * hidden;
-    for (int64_t i = 0; i < hidden; ++i) row[i] = routing.weights[t * k] * slot[i];
-    for (int j = 1; j < k; ++j) {
+    bool empty = true;
+    for (int j = 0; j < k; ++j) {
+      if (routing.ids[t * k + j] < 0) continue;
       const float weight = routing.weights[t * k + j];
-      for (int64_t i = 0; i < hidden; ++i) row[i] += weight * slot[j * hidden + i];
+      const float* slot = outputs_.data() + (t * k + j) * hidden;
+      if (empty) {
+        for (int64_t i = 0; i < hidden; ++i) row[i] = weight * slot[i];
+      } else {
+        for (int64_t i = 0; i < hidden; ++i) row[i] += weight * slot[i];
+      }
+      empty = false;
     }
+    if (empty) std::fill(row, row + hidden, 0.0f);
     if (has_shared) {
       const float* shared = outputs_.data() + (tokens * k + t) * hidden;
       for (int64_t i = 0; i < hidden; ++i) row[i] += shared_weight * shared[i];
@@ -109,7 +116,8 @@ PartialRows CpuExecutor::PartialOutput(const ExecutorCall& call, const RoutingRe
     const float* shared = outputs_.data() + (tokens * k + t) * hidden;
     for (int64_t i = 0; i < hidden; ++i) row[i] = has_shared ? shared_weight * shared[i] : 0;
     for (int j = 0; j < k; ++j) {
-      if (!computed[routing.ids[t * k + j]]) continue;
+      const int32_t expert = routing.ids[t * k + j];
+      if (expert < 0 || !computed[expert]) continue;
       const float weight = routing.weights[t * k + j];
       const float* slot = outputs_.data() + (t * k + j) * hidden;
       for (int64_t i = 0; i < hidden; ++i) row[i] += weight * slot[i];

@@ -35,6 +35,10 @@ class CudaBackend final : public Backend {
           "activations: the cuda backend multiplies bf16 activations only (--dtype bf16)");
     }
     const MoeModelSpec& model = source.model();
+    if (source.layout(0, 0, 0).opaque()) {
+      return absl::UnimplementedError(
+          fmt::format("the records of {} are opaque: the cpu backend serves them", source.name()));
+    }
     for (int l = 0; l < model.num_layers(); ++l) {
       const MoeLayerSpec& layer = model.layers[l];
       if (layer.num_experts > kMaxExperts || layer.routing.top_k > kMaxTopK) {
@@ -49,6 +53,10 @@ class CudaBackend final : public Backend {
       }
     }
     return absl::OkStatus();
+  }
+
+  absl::Status CheckFetch() const override {
+    return absl::UnimplementedError("Fetch: the cpu backend serves it; here lease experts");
   }
 
   /// Where the host did not say: the thread that drives the device and those that bring records
@@ -98,9 +106,8 @@ class CudaBackend final : public Backend {
     if (options_.link_gbps > 0) {
       pacer = std::make_shared<LinkPacer>(clock, options_.link_gbps * 1e9);
     }
-    MOERT_ASSIGN_OR_RETURN(
-        std::unique_ptr<TransferQueue> readers,
-        MakeReaderQueue(device_source.get(), clock, options_.io_threads, pacer));
+    MOERT_ASSIGN_OR_RETURN(std::unique_ptr<TransferQueue> readers,
+                           MakeReaderQueue(device_source.get(), clock, options_.io_threads, pacer));
     return MakeDeviceTransfers(std::move(device_source), std::move(readers), clock, pacer);
   }
 

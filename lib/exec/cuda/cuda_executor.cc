@@ -141,6 +141,7 @@ absl::Status CudaExecutor::SetRouting(const ExecutorCall& call, const RoutingRes
   DeviceScope scope(device_);
   const cudaStream_t stream = Stream(call);
   MOERT_RETURN_IF_ERROR(Enter(stream));
+  given_ = true;
   if (CpuOffload(call)) {
     MOERT_RETURN_IF_ERROR(cpu_->BringRows(call.hidden, stream));
     MOERT_RETURN_IF_ERROR(WaitForRows(stream));
@@ -154,6 +155,7 @@ absl::Status CudaExecutor::Route(const ExecutorCall& call, const RoutingRequest&
   DeviceScope scope(device_);
   const cudaStream_t stream = Stream(call);
   MOERT_RETURN_IF_ERROR(Enter(stream));
+  given_ = false;
   const bool own_choice = request.rule.kind == RoutingRuleKind::kTopK;
   if (!own_choice) {
     if (!DeviceRule::Executes(Spec(call).routing, request.rule)) {
@@ -322,13 +324,14 @@ absl::Status CudaExecutor::JoinCpu(const ExecutorCall& call, int64_t* took_ns) {
   return absl::OkStatus();
 }
 
-absl::Status CudaExecutor::WeightedSum(const ExecutorCall& call) {
+absl::Status CudaExecutor::WeightedSum(const ExecutorCall& call, bool given) {
   CombineArgs combine;
   combine.x = Rows(call);
   combine.slots = w_.out;
   combine.narrow = Prompt(call).any();
   combine.slot_stride = extent_.hidden;
   combine.weights = w_.weights;
+  if (given) combine.ids = w_.ids;
   combine.shared_gate = on_device_.layer(call.layer).shared_gate;
   combine.shared = HasShared(call);
   combine.top_k = Spec(call).routing.top_k;
@@ -341,7 +344,7 @@ absl::Status CudaExecutor::WeightedSum(const ExecutorCall& call) {
 
 absl::Status CudaExecutor::Combine(const ExecutorCall& call, const RoutingResult& /*routing*/) {
   DeviceScope scope(device_);
-  MOERT_RETURN_IF_ERROR(WeightedSum(call));
+  MOERT_RETURN_IF_ERROR(WeightedSum(call, given_));
   return fence_->Pass(Stream(call));
 }
 
@@ -352,8 +355,9 @@ ExpertSet CudaExecutor::AllExperts(const ExecutorCall& call) const {
   return all;
 }
 
-absl::Status CudaExecutor::RunResident(const ExecutorCall& call, const PolicyContext& context,
-                                       const VersionedStore& store) {
+absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContext& context,
+                                    const VersionedStore& store, bool given,
+                                    absl::FunctionRef<absl::Status()> route) {
   DeviceScope scope(device_);
   const cudaStream_t stream = Stream(call);
   const bool capturing = Capturing(call.stream);
@@ -365,17 +369,60 @@ absl::Status CudaExecutor::RunResident(const ExecutorCall& call, const PolicyCon
     MOERT_RETURN_IF_ERROR(table_.SyncLayer(store, call.layer, call.epoch, stream));
   }
   const auto enqueue = [&]() -> absl::Status {
-    MOERT_RETURN_IF_ERROR(RouteOnDevice(call, nullptr, {}, false));
+    MOERT_RETURN_IF_ERROR(route());
     if (!capturing) {
-      MOERT_RETURN_IF_ERROR(returned_.BringLate(w_, context, call.hidden.rows, false, stream));
+      MOERT_RETURN_IF_ERROR(
+          returned_.BringLate(w_, context, call.hidden.rows, false, stream, given));
     }
     MOERT_RETURN_IF_ERROR(GroupAndPack(call, capturing));
     MOERT_RETURN_IF_ERROR(Products(call, AllExperts(call)));
-    return WeightedSum(call);
+    return WeightedSum(call, given);
   };
   absl::Status status = enqueue();
   if (!capturing) status.Update(fence_->Pass(stream));  // also behind a failure
   return status;
+}
+
+absl::Status CudaExecutor::RunResident(const ExecutorCall& call, const PolicyContext& context,
+                                       const VersionedStore& store) {
+  return RunWhole(call, context, store, /*given=*/false,
+                  [&] { return RouteOnDevice(call, nullptr, {}, false); });
+}
+
+absl::Status CudaExecutor::RunGiven(const ExecutorCall& call, const GivenRouting& given,
+                                    const PolicyContext& context, const VersionedStore& store) {
+  return RunWhole(call, context, store, /*given=*/true, [&]() -> absl::Status {
+    MOERT_CUDA_RETURN_IF_ERROR(LaunchAdoptRouting(
+        given.ids, given.weights, static_cast<int>(given.pairs), Spec(call).num_experts, w_.ids,
+        w_.weights, given.used_ids, Stream(call)));
+    return absl::OkStatus();
+  });
+}
+
+absl::Status CudaExecutor::BringGiven(const ExecutorCall& call, const GivenRouting& given,
+                                      std::vector<int32_t>* ids, std::vector<float>* weights) {
+  DeviceScope scope(device_);
+  const cudaStream_t stream = Stream(call);
+  const auto bytes = static_cast<size_t>(given.pairs) * 4;
+  ids->resize(static_cast<size_t>(given.pairs));
+  weights->resize(static_cast<size_t>(given.pairs));
+  MOERT_CUDA_RETURN_IF_ERROR(
+      cudaMemcpyAsync(ids->data(), given.ids, bytes, cudaMemcpyDeviceToHost, stream));
+  MOERT_CUDA_RETURN_IF_ERROR(
+      cudaMemcpyAsync(weights->data(), given.weights, bytes, cudaMemcpyDeviceToHost, stream));
+  MOERT_RETURN_IF_ERROR(WaitForRows(stream));
+  const int32_t experts = Spec(call).num_experts;
+  for (int32_t& id : *ids) id = id >= 0 && id < experts ? id : -1;
+  return absl::OkStatus();
+}
+
+absl::Status CudaExecutor::ReturnUsed(const ExecutorCall& call, absl::Span<const int32_t> used,
+                                      int32_t* to) {
+  DeviceScope scope(device_);
+  // Pageable: the copy has left the span when the call returns.
+  MOERT_CUDA_RETURN_IF_ERROR(
+      cudaMemcpyAsync(to, used.data(), used.size() * 4, cudaMemcpyHostToDevice, Stream(call)));
+  return absl::OkStatus();
 }
 
 bool CudaExecutor::Capturing(void* stream) const {

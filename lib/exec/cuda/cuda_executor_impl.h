@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "base/aligned_array.h"
 #include "exec/cuda/cpu_experts.h"
 #include "exec/cuda/cuda_api.h"
@@ -62,6 +63,12 @@ class CudaExecutor final : public Executor {
   bool runs_resident() const override { return true; }
   absl::Status RunResident(const ExecutorCall& call, const PolicyContext& context,
                            const VersionedStore& store) override;
+  absl::Status RunGiven(const ExecutorCall& call, const GivenRouting& given,
+                        const PolicyContext& context, const VersionedStore& store) override;
+  absl::Status BringGiven(const ExecutorCall& call, const GivenRouting& given,
+                          std::vector<int32_t>* ids, std::vector<float>* weights) override;
+  absl::Status ReturnUsed(const ExecutorCall& call, absl::Span<const int32_t> used,
+                          int32_t* to) override;
   bool Capturing(void* stream) const override;
   bool TakeRouting(PolicyContext* context, RoutingResult* routing) override;
   bool TakeSelections(std::vector<SelectionCount>* added) override;
@@ -82,6 +89,11 @@ class CudaExecutor final : public Executor {
     return static_cast<cudaStream_t>(call.stream);
   }
 
+  /// A whole call whose routing `route` puts into w_, with every expert at hand. `given`: there may
+  /// be slots without an expert.
+  absl::Status RunWhole(const ExecutorCall& call, const PolicyContext& context,
+                        const VersionedStore& store, bool given,
+                        absl::FunctionRef<absl::Status()> route);
   /// Calls of several streams share the buffers: they follow one another.
   absl::Status Enter(cudaStream_t stream);
   /// `ruled`: the request of a routing by another rule than the model's own; else null.
@@ -103,7 +115,8 @@ class CudaExecutor final : public Executor {
   absl::Status PromptProducts(const ExecutorCall& call, const PromptPlan& plan,
                               const ExpertSet& wave);
   ExpertSet AllExperts(const ExecutorCall& call) const;
-  absl::Status WeightedSum(const ExecutorCall& call);
+  /// `given`: slots of an id below 0 are left out.
+  absl::Status WeightedSum(const ExecutorCall& call, bool given);
 
   std::optional<DeviceScope> leaving_;  // first: memory and events below go within it
   const ExecutorParts parts_;
@@ -123,6 +136,7 @@ class CudaExecutor final : public Executor {
   RoutingReturn returned_;
   SelectionReturn selections_;
   DeviceRule rule_;
+  bool given_ = false;  // the call's routing is the host's
   cudaEvent_t rows_arrived_ = nullptr;
   cudaStream_t last_stream_ = nullptr;
   bool any_stream_ = false;

@@ -36,7 +36,9 @@ void RoutingMirror::Read(const MoeModelSpec& model, int layer, int64_t tokens,
   routing->top_score.clear();
   routing->substituted = 0;
   routing->mass = routing->mass_substituted = 0;
-  for (const float w : routing->weights) routing->mass += w;
+  for (size_t slot = 0; slot < routing->ids.size(); ++slot) {
+    if (routing->ids[slot] >= 0) routing->mass += routing->weights[slot];
+  }
   GroupByExpert(routing);
 }
 
@@ -76,7 +78,9 @@ absl::Status RoutingReturn::Enqueue(const Workspace& w, Mirror* mirror, cudaStre
   };
   MOERT_CUDA_RETURN_IF_ERROR(bring(host.ids, w.ids, host.pairs));
   MOERT_CUDA_RETURN_IF_ERROR(bring(host.weights, w.weights, host.pairs));
-  MOERT_CUDA_RETURN_IF_ERROR(bring(host.scores, w.scores, host.num_scores));
+  if (!mirror->given) {
+    MOERT_CUDA_RETURN_IF_ERROR(bring(host.scores, w.scores, host.num_scores));
+  }
   if (mirror->next_gate) {
     MOERT_CUDA_RETURN_IF_ERROR(bring(host.next_scores, w.next_scores, host.num_next_scores));
   }
@@ -86,6 +90,7 @@ absl::Status RoutingReturn::Enqueue(const Workspace& w, Mirror* mirror, cudaStre
 
 void RoutingReturn::Read(const Mirror& mirror, RoutingResult* routing) {
   At(mirror).Read(*model_, mirror.context.layer, mirror.tokens, routing);
+  if (mirror.given) routing->scores.clear();
   if (mirror.ruled) ReadRule(mirror.rule, routing);
 }
 
@@ -125,6 +130,7 @@ absl::Status RoutingReturn::Bring(const Workspace& w, int layer, int64_t tokens,
   awaited_.tokens = tokens;
   awaited_.next_gate = next_gate;
   awaited_.ruled = ruled;
+  awaited_.given = false;
   return Enqueue(w, &awaited_, stream);
 }
 
@@ -135,13 +141,14 @@ absl::Status RoutingReturn::Wait(RoutingResult* routing) {
 }
 
 absl::Status RoutingReturn::BringLate(const Workspace& w, const PolicyContext& context,
-                                      int64_t tokens, bool ruled, cudaStream_t stream) {
+                                      int64_t tokens, bool ruled, cudaStream_t stream, bool given) {
   if (count_ == late_.size()) return absl::OkStatus();
   Mirror& mirror = late_[(first_ + count_) % late_.size()];
   mirror.context = context;
   mirror.context.request_ids = {};  // of a step that may have ended by then
   mirror.tokens = tokens;
   mirror.ruled = ruled;
+  mirror.given = given;
   MOERT_RETURN_IF_ERROR(Enqueue(w, &mirror, stream));
   ++count_;
   return absl::OkStatus();

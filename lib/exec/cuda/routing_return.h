@@ -52,9 +52,10 @@ class RoutingReturn {
   /// Blocks until the last Bring arrived, and fills *routing, tokens grouped.
   absl::Status Wait(RoutingResult* routing);
 
-  /// As Bring, but nobody waits: forgotten when too many are on their way.
+  /// As Bring, but nobody waits: forgotten when too many are on their way. `given`: the host made
+  /// the routing, there are no scores.
   absl::Status BringLate(const Workspace& w, const PolicyContext& context, int64_t tokens,
-                         bool ruled, cudaStream_t stream);
+                         bool ruled, cudaStream_t stream, bool given = false);
   /// The oldest that has arrived and was not taken; false: none.
   bool Take(PolicyContext* context, RoutingResult* routing);
 
@@ -68,6 +69,7 @@ class RoutingReturn {
     int64_t tokens = 0;
     bool next_gate = false;
     bool ruled = false;
+    bool given = false;
     std::byte* at = nullptr;  // pinned
     RuleMirror rule;          // pinned
     cudaEvent_t arrived = nullptr;

@@ -71,6 +71,7 @@ class NullBackend final : public Backend {
   absl::Status CheckLease() const override {
     return absl::FailedPreconditionError("simulate: there are no records to lease");
   }
+  bool block_classes() const override { return true; }
   absl::StatusOr<std::unique_ptr<BlockPool>> MakePool(const BlockSizes& sizes, int64_t limit,
                                                       BudgetTracker* budget) override {
     return MakeCountingBlockPool(sizes, limit, budget);

@@ -31,13 +31,20 @@ class Malloc final : public HostAllocator {
 using MakePool = std::function<absl::StatusOr<std::unique_ptr<BlockPool>>(
     const BlockSizes& sizes, int64_t limit, BudgetTracker* budget)>;
 
+/// Of RAM, of nothing, of a host's allocator.
+std::vector<MakePool> Kinds(Malloc* allocator) {
+  return {[](const BlockSizes& sizes, int64_t limit, BudgetTracker* budget) {
+            return MakeRamBlockPool(sizes, limit, budget);
+          },
+          MakeCountingBlockPool,
+          [allocator](const BlockSizes& sizes, int64_t limit, BudgetTracker* budget) {
+            return MakeHostBlockPool(allocator, sizes, limit, budget);
+          }};
+}
+
 TEST_CASE("blocks each of its own size: what they need and no more") {
   Malloc allocator;
-  const std::vector<MakePool> kinds = {
-      MakeRamBlockPool, MakeCountingBlockPool,
-      [&](const BlockSizes& sizes, int64_t limit, BudgetTracker* budget) {
-        return MakeHostBlockPool(&allocator, sizes, limit, budget);
-      }};
+  const std::vector<MakePool> kinds = Kinds(&allocator);
   const std::vector<int64_t> bytes = {3 * kPage, kPage, 2 * kPage, 5 * kPage};
   for (size_t kind = 0; kind < kinds.size(); ++kind) {
     const bool counting = kind == 1;
@@ -84,6 +91,68 @@ TEST_CASE("blocks each of its own size: what they need and no more") {
     CHECK(tight.used() == 6 * kPage);
   }
   CHECK(allocator.held == 0);
+}
+
+TEST_CASE("memory moves between classes of blocks, within the bytes that are allowed") {
+  Malloc allocator;
+  const std::vector<MakePool> kinds = Kinds(&allocator);
+  // Experts 0, 2 and 4 take two pages each, 1 and 3 three.
+  const BlockSizes sizes({{2 * kPage, 3}, {3 * kPage, 2}}, {0, 1, 0, 1, 0});
+  for (size_t kind = 0; kind < kinds.size(); ++kind) {
+    INFO("kind " << kind);
+    BudgetTracker budget(7 * kPage);
+    {
+      auto pool = kinds[kind](sizes, 3, &budget);
+      REQUIRE_OK(pool.status());
+      BlockPool& p = **pool;
+      p.SetByteLimit(7 * kPage);
+      const int32_t a = p.TakeFor(0), b = p.TakeFor(2), c = p.TakeFor(3);
+      REQUIRE((a >= 0 && b >= 0 && c >= 0));
+      CHECK(p.bytes(a) == 2 * kPage);
+      CHECK(p.bytes(c) == 3 * kPage);
+      CHECK(p.held_bytes() == 7 * kPage);
+      CHECK(p.TakeFor(4) == -1);
+      if (kind != 1) {
+        std::fill_n(p.Address(b), p.bytes(b), std::byte{2});
+        std::fill_n(p.Address(c), p.bytes(c), std::byte{3});
+      }
+      // Two pages are not three.
+      p.Give(a);
+      CHECK(p.TakeFor(1) == -1);
+      CHECK(p.held_bytes() <= 7 * kPage);
+      p.Give(c);
+      const int32_t d = p.TakeFor(1);  // what was given back, warm
+      REQUIRE(d >= 0);
+      if (kind != 1) {
+        std::fill_n(p.Address(d), p.bytes(d), std::byte{4});
+        CHECK(p.Address(b)[0] == std::byte{2});
+        CHECK(p.Address(b)[p.bytes(b) - 1] == std::byte{2});
+      }
+      CHECK(p.TakeFor(4) >= 0);
+      CHECK(budget.used() == 7 * kPage);
+      CHECK(p.Over(3, 6 * kPage));
+      CHECK_FALSE(p.Over(0, 7 * kPage));
+      // A class lies at one base with one stride, where memory can.
+      const BlockRegion region = p.Region(1);
+      CHECK((kind == 0) == (region.base != nullptr));
+      if (kind == 0) {
+        CHECK(region.stride == 3 * kPage);
+        CHECK(region.blocks == 2);
+        CHECK(p.Region(3).base == region.base);
+        CHECK((p.Address(d) - region.base) % region.stride == 0);
+      }
+      p.Give(d);
+      p.Give(b);
+      p.SetByteLimit(2 * kPage);
+      CHECK(p.held_bytes() == 2 * kPage);
+      CHECK(budget.used() == 2 * kPage);
+    }
+    CHECK(budget.used() == 0);
+  }
+  CHECK(allocator.held == 0);
+  BudgetTracker budget(kPage);
+  CHECK_FALSE(MakeRamBlockPool(BlockSizes({{kPage, 0}}, {}), 1, &budget).ok());
+  CHECK_FALSE(MakeRamBlockPool(BlockSizes({{INT64_MAX, 2}}, {0, 0}), 1, &budget).ok());
 }
 
 TEST_CASE("sizes that are none are refused") {

@@ -38,17 +38,41 @@ enum moert_clock_values {
                               * only. Layer calls bring their routing (layer.h) */
 };
 
+/* Which part of every layer an engine owns, for expert and tensor parallelism. Outputs are partial
+ * sums: over shards that cover a layer once they add up to the layer's output. Ids stay those of
+ * the whole model. */
+typedef struct moert_shard {
+  uint64_t struct_size;
+  int64_t first_expert; /* experts [first_expert, first_expert + num_experts) of every layer */
+  int64_t num_experts;  /* 0: all */
+  /* Not NULL: in place of the range, for each layer the number of its experts, then those,
+   * ascending: [expert_list_size] values. */
+  const int32_t *expert_list;
+  int64_t expert_list_size;
+  int64_t
+      first_channel;    /* of the intermediate dimension: multiples of 64 and of what the schemes */
+  int64_t num_channels; /* group by; 0: all. Shared experts are sliced in proportion */
+  int64_t shared_experts; /* 1: computed here, the default; 0: not */
+} moert_shard;
+
+/* The default is everything. */
+MOERT_API void moert_shard_init(moert_shard *shard, uint64_t size);
+/* MOERT_OK when the shards own everything of the source's model exactly once. Thread-safe. Never
+ * blocks. Fails: INVALID_ARGUMENT names what is missing or twice, and whose it is. */
+MOERT_API moert_code moert_shards_check(const moert_source *source, const moert_shard *shards,
+                                        int64_t num_shards, moert_error **error);
+
 /* Strings are copied. Structs that are pointed to are copied, what their user_data point to must
  * live until destroy is called; on a failed create it stays the host's. */
 typedef struct moert_engine_options {
   uint64_t struct_size;
   /* Strategy. */
-  const char *strategy; /* a spec (docs/reference/strategies.md); NULL: "on-demand" */
+  const char *strategy;           /* a spec (docs/reference/strategies.md); NULL: "on-demand" */
   const moert_policies *policies; /* decide in place of the strategy's; NULL: none */
   /* Memory. */
-  int64_t budget_bytes;   /* hard limit of everything the engine holds; 0: budget_fraction */
-  double budget_fraction; /* pools for this share of the bytes of all routed experts, fixed parts
-                           * added. In (0, 1], default 1 */
+  int64_t budget_bytes;      /* hard limit of everything the engine holds; 0: budget_fraction */
+  double budget_fraction;    /* pools for this share of the bytes of all routed experts, fixed parts
+                              * added. In (0, 1], default 1 */
   int64_t host_budget_bytes; /* CUDA: of pinned host memory that keeps records; -1 (default): all */
   int64_t max_tokens_per_forward;   /* rows of the largest layer call; sizes the workspace */
   const moert_allocator *allocator; /* of pools in RAM; NULL: the system */
@@ -69,6 +93,14 @@ typedef struct moert_engine_options {
   const moert_logger *logger;         /* NULL: silence */
   const moert_trace_sink *trace_sink; /* sees every layer call; NULL: none */
   const char *trace_path; /* writes a routing trace, and a timeline beside it; NULL: none */
+  /* What it owns, and where. */
+  const moert_shard *shard; /* NULL: the whole model */
+  void *open_user_data;     /* of open_progress */
+  /* Called by create, on its thread, behind each layer that a preloading strategy has loaded.
+   * Anything but MOERT_OK: create gives up and returns CANCELLED. NULL: none. */
+  moert_code (*open_progress)(void *user_data, int64_t loaded_experts, int64_t total_experts);
+  int64_t numa_node; /* CPU: of pools in RAM and, where cpus and thread_pool are NULL, of compute
+                      * threads; -1, the default: the system's choice */
 } moert_engine_options;
 
 MOERT_API void moert_engine_options_init(moert_engine_options *options, uint64_t size);

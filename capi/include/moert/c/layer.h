@@ -6,12 +6,15 @@
 
 MOERT_BEGIN_C
 
-/* A routing that the host computed. Tensors are contiguous, in host memory, on both backends. T is
- * the step's rows, k the layer's top_k, E its experts. */
+/* A routing that the host computed. Tensors are contiguous. T is the step's rows, k the layer's
+ * top_k, E its experts. They lie in host memory; on CUDA ids, weights and used_ids may lie on the
+ * device, all of them, without scores. They are read on the step's stream and not checked: an id out
+ * of range is taken for -1. Where every expert is present and the strategy does not prefetch, such a
+ * call waits for nothing and can be captured. */
 typedef struct moert_routing {
   uint64_t struct_size;
-  moert_tensor ids;         /* [T, k] i32: experts in [0, E), none twice for a token. -1 is reserved
-                             * for experts of another rank and refused until shards exist */
+  moert_tensor ids;         /* [T, k] i32: experts in [0, E), none twice for a token; or -1: not
+                             * here (another rank's), which adds nothing */
   moert_tensor weights;     /* [T, k] f32, as they enter the sum */
   moert_tensor scores;      /* [T, E] f32 over all experts, for policies that read them; or empty */
   moert_tensor next_scores; /* [T, E of layer + 1, or of layer 0 after the last] f32, predicted, for

@@ -17,13 +17,15 @@ typedef struct moert_memory {
   int64_t workspace_bytes; /* activations */
   /* Pools. */
   int64_t block_bytes;     /* one expert in the best version served, the largest */
-  int64_t slots;           /* blocks of that size that the rest holds */
+  int64_t slots;           /* blocks of the mean size that the rest holds: all_bytes over
+                            * total_experts, as a cache's blocks are as large as their records */
   int64_t low_block_bytes; /* one expert in the low version, where two are served */
   int64_t low_slots;
   int64_t spare_slots; /* blocks of each size kept free so that full pools can swap */
   int64_t own_bytes;   /* where every expert has a block that it never leaves, each as large as its
                         * record: their bytes; 0: no such pool */
   int64_t total_experts; /* routed experts of all layers */
+  int64_t all_bytes;     /* blocks for all of them, in the best version served */
 } moert_memory;
 
 MOERT_API void moert_memory_init(moert_memory *memory, uint64_t size);

@@ -13,7 +13,9 @@ enum moert_routing_kind_values {
   MOERT_ROUTING_SOFTMAX_TOPK = 0,    /* softmax over all, then the k highest (Qwen, OLMoE) */
   MOERT_ROUTING_TOPK_SOFTMAX = 1,    /* the k highest, then softmax over them (Mixtral) */
   MOERT_ROUTING_SIGMOID_GROUPED = 2, /* sigmoid + bias, best groups, top-k (DeepSeek-V3) */
-  MOERT_ROUTING_SPARSEMIXER = 3      /* two masked-softmax picks (Phi-3.5-MoE) */
+  MOERT_ROUTING_SPARSEMIXER = 3,     /* two masked-softmax picks (Phi-3.5-MoE) */
+  MOERT_ROUTING_EXTERNAL = 4 /* the host's own: no gate is read, layer calls bring their routing;
+                              * of the routing fields top_k alone is read */
 };
 
 typedef int32_t moert_activation;

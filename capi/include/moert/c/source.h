@@ -50,6 +50,9 @@ enum moert_part_values {
   MOERT_PART_RECORD = 6 /* of an expert: [1, bytes], a packed record (docs/reference/layout.md) */
 };
 
+/* Parts of an opaque record, at most. */
+enum moert_part_limits { MOERT_MAX_PARTS = 8 };
+
 /* `expert` of the parts of the shared expert. */
 enum moert_expert_values { MOERT_SHARED_EXPERT = -1 };
 

@@ -119,6 +119,7 @@ pub const MOERT_ROUTING_SOFTMAX_TOPK: moert_routing_kind_values = 0;
 pub const MOERT_ROUTING_TOPK_SOFTMAX: moert_routing_kind_values = 1;
 pub const MOERT_ROUTING_SIGMOID_GROUPED: moert_routing_kind_values = 2;
 pub const MOERT_ROUTING_SPARSEMIXER: moert_routing_kind_values = 3;
+pub const MOERT_ROUTING_EXTERNAL: moert_routing_kind_values = 4;
 pub type moert_routing_kind_values = ::std::os::raw::c_int;
 pub type moert_activation = i32;
 pub const MOERT_ACTIVATION_INVALID: moert_activation_values = -1;
@@ -216,6 +217,8 @@ pub const MOERT_PART_SELECTION_BIAS: moert_part_values = 4;
 pub const MOERT_PART_SHARED_GATE: moert_part_values = 5;
 pub const MOERT_PART_RECORD: moert_part_values = 6;
 pub type moert_part_values = ::std::os::raw::c_int;
+pub const MOERT_MAX_PARTS: moert_part_limits = 8;
+pub type moert_part_limits = ::std::os::raw::c_uint;
 pub const MOERT_SHARED_EXPERT: moert_expert_values = -1;
 pub type moert_expert_values = ::std::os::raw::c_int;
 #[repr(C)]
@@ -318,6 +321,65 @@ extern "C" {
         version: i32,
         dst: *mut ::core::ffi::c_void,
         dst_bytes: u64,
+        error: *mut *mut moert_error,
+    ) -> moert_code;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moert_opaque_part {
+    pub struct_size: u64,
+    pub bytes: i64,
+    pub alignment: i64,
+    pub stride_multiple: i64,
+    pub memory: *const ::core::ffi::c_void,
+    pub offset: i64,
+    pub stride: i64,
+    pub layer: i32,
+    pub file: i32,
+}
+extern "C" {
+    pub fn moert_opaque_part_init(part: *mut moert_opaque_part, size: u64);
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moert_opaque_options {
+    pub struct_size: u64,
+    pub format: *const ::std::os::raw::c_char,
+    pub files: *const *const ::std::os::raw::c_char,
+    pub num_files: i64,
+    pub user_data: *mut ::core::ffi::c_void,
+    pub read: ::core::option::Option<
+        unsafe extern "C" fn(
+            user_data: *mut ::core::ffi::c_void,
+            layer: i32,
+            expert: i32,
+            part: i32,
+            dst: *mut ::core::ffi::c_void,
+            bytes: i64,
+            failure: *mut moert_failure,
+        ) -> moert_code,
+    >,
+    pub gates: ::core::option::Option<
+        unsafe extern "C" fn(
+            user_data: *mut ::core::ffi::c_void,
+            read: *const moert_read,
+            failure: *mut moert_failure,
+        ) -> moert_code,
+    >,
+    pub destroy: ::core::option::Option<unsafe extern "C" fn(user_data: *mut ::core::ffi::c_void)>,
+}
+extern "C" {
+    pub fn moert_opaque_options_init(options: *mut moert_opaque_options, size: u64);
+}
+extern "C" {
+    pub fn moert_source_create_opaque(
+        name: *const ::std::os::raw::c_char,
+        layers: *const moert_layer_spec,
+        num_layers: u64,
+        parts: *const moert_opaque_part,
+        num_parts: u64,
+        options: *const moert_opaque_options,
+        source: *mut *mut moert_source,
         error: *mut *mut moert_error,
     ) -> moert_code;
 }
@@ -769,6 +831,29 @@ pub const MOERT_CLOCK_SIMULATION: moert_clock_values = 2;
 pub type moert_clock_values = ::std::os::raw::c_int;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct moert_shard {
+    pub struct_size: u64,
+    pub first_expert: i64,
+    pub num_experts: i64,
+    pub expert_list: *const i32,
+    pub expert_list_size: i64,
+    pub first_channel: i64,
+    pub num_channels: i64,
+    pub shared_experts: i64,
+}
+extern "C" {
+    pub fn moert_shard_init(shard: *mut moert_shard, size: u64);
+}
+extern "C" {
+    pub fn moert_shards_check(
+        source: *const moert_source,
+        shards: *const moert_shard,
+        num_shards: i64,
+        error: *mut *mut moert_error,
+    ) -> moert_code;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct moert_engine_options {
     pub struct_size: u64,
     pub strategy: *const ::std::os::raw::c_char,
@@ -792,6 +877,16 @@ pub struct moert_engine_options {
     pub logger: *const moert_logger,
     pub trace_sink: *const moert_trace_sink,
     pub trace_path: *const ::std::os::raw::c_char,
+    pub shard: *const moert_shard,
+    pub open_user_data: *mut ::core::ffi::c_void,
+    pub open_progress: ::core::option::Option<
+        unsafe extern "C" fn(
+            user_data: *mut ::core::ffi::c_void,
+            loaded_experts: i64,
+            total_experts: i64,
+        ) -> moert_code,
+    >,
+    pub numa_node: i64,
 }
 extern "C" {
     pub fn moert_engine_options_init(options: *mut moert_engine_options, size: u64);
@@ -863,6 +958,7 @@ pub struct moert_memory {
     pub spare_slots: i64,
     pub own_bytes: i64,
     pub total_experts: i64,
+    pub all_bytes: i64,
 }
 extern "C" {
     pub fn moert_memory_init(memory: *mut moert_memory, size: u64);
@@ -1043,6 +1139,49 @@ extern "C" {
 }
 extern "C" {
     pub fn moert_lease_release(lease: *mut moert_lease);
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moert_fetch {
+    pub struct_size: u64,
+    pub ids: moert_tensor,
+    pub weights: moert_tensor,
+    pub next_scores: moert_tensor,
+    pub hidden: moert_tensor,
+    pub slot_ids: moert_tensor,
+}
+extern "C" {
+    pub fn moert_fetch_init(fetch: *mut moert_fetch, size: u64);
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moert_slots {
+    pub struct_size: u64,
+    pub base: [*const ::core::ffi::c_void; 8usize],
+    pub stride: [i64; 8usize],
+    pub bytes: [i64; 8usize],
+    pub slot_of_expert: *const i32,
+    pub slots: i64,
+    pub parts: i64,
+}
+extern "C" {
+    pub fn moert_slots_init(slots: *mut moert_slots, size: u64);
+}
+extern "C" {
+    pub fn moert_layer_fetch(
+        step: *mut moert_step,
+        layer: i32,
+        fetch: *const moert_fetch,
+        slots: *mut moert_slots,
+        error: *mut *mut moert_error,
+    ) -> moert_code;
+}
+extern "C" {
+    pub fn moert_slots_release(
+        step: *mut moert_step,
+        layer: i32,
+        error: *mut *mut moert_error,
+    ) -> moert_code;
 }
 pub const MOERT_ABSENT: moert_residency_values = 0;
 pub const MOERT_ARRIVING: moert_residency_values = 1;

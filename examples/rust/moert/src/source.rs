@@ -17,6 +17,8 @@ pub enum Routing {
     SigmoidGrouped,
     /// Two masked-softmax picks (Phi-3.5-MoE).
     SparseMixer,
+    /// The host's own: no gate is read, layer calls bring their routing.
+    External,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -191,6 +193,7 @@ fn to_c(layer: &LayerSpec) -> sys::moert_layer_spec {
         Routing::TopKSoftmax => sys::MOERT_ROUTING_TOPK_SOFTMAX,
         Routing::SigmoidGrouped => sys::MOERT_ROUTING_SIGMOID_GROUPED,
         Routing::SparseMixer => sys::MOERT_ROUTING_SPARSEMIXER,
+        Routing::External => sys::MOERT_ROUTING_EXTERNAL,
     };
     spec.activation = match layer.activation {
         Activation::Silu => sys::MOERT_SILU,

@@ -1,0 +1,61 @@
+/* opaque.h: a source of records in the host's own format: bytes that the host's kernels read and
+ * the library stores, moves, prefetches and counts (slots.h has where they lie). Since 0.1. */
+#ifndef MOERT_C_OPAQUE_H_
+#define MOERT_C_OPAQUE_H_
+
+#include "moert/c/source.h"
+
+MOERT_BEGIN_C
+
+/* One part of every expert of a layer: the slices of a GGUF's expert tensor, say. It lies in memory
+ * or in a file; where neither is set, `read` of moert_opaque_options brings it. */
+typedef struct moert_opaque_part {
+  uint64_t struct_size;
+  int64_t bytes;           /* of one expert's */
+  int64_t alignment;       /* of its address in a slot: a power of two up to 4096; default 1 */
+  int64_t stride_multiple; /* slots are a multiple of so many bytes apart, up to 4096; default 1 */
+  const void *memory;      /* expert e's bytes begin at memory + offset + e * stride. Borrowed until
+                            * `destroy`; a mapped file will do */
+  int64_t offset;          /* of expert 0, in memory or in the file, bytes */
+  int64_t stride;          /* from expert to expert, bytes; 0: `bytes` */
+  int32_t layer;
+  int32_t file; /* index into files; -1: none, the default */
+} moert_opaque_part;
+
+MOERT_API void moert_opaque_part_init(moert_opaque_part *part, uint64_t size);
+
+/* Everything may be NULL or 0. */
+typedef struct moert_opaque_options {
+  uint64_t struct_size;
+  const char *format;       /* a short name of it, for reports */
+  const char *const *files; /* [num_files] paths */
+  int64_t num_files;
+  void *user_data;
+  /* One part of one expert into dst. Called from several threads of the library at once, and with
+   * the virtual clock from the thread of the layer call. MOERT_OK, or the code that the call which
+   * needed the expert returns. */
+  moert_code (*read)(void *user_data, int32_t layer, int32_t expert, int32_t part, void *dst,
+                     int64_t bytes, moert_failure *failure);
+  /* MOERT_PART_ROUTER and MOERT_PART_SELECTION_BIAS of layers whose routing is not
+   * MOERT_ROUTING_EXTERNAL. Called while an engine is made. */
+  moert_code (*gates)(void *user_data, const moert_read *read, moert_failure *failure);
+  /* Once, when the last user of the source is gone. */
+  void (*destroy)(void *user_data);
+} moert_opaque_options;
+
+MOERT_API void moert_opaque_options_init(moert_opaque_options *options, uint64_t size);
+
+/* layers: [num_layers], without shared experts; parts: [num_parts] of all layers, those of a layer
+ * in their order, 1 to MOERT_MAX_PARTS a layer. Files are opened. On success user_data and memory
+ * belong to the source, until destroy is called; on failure they stay the host's. Thread-safe.
+ * Blocks while it opens files. Fails: INVALID_ARGUMENT names layer, part and field; NOT_FOUND,
+ * PERMISSION_DENIED. */
+MOERT_API moert_code moert_source_create_opaque(const char *name, const moert_layer_spec *layers,
+                                                uint64_t num_layers, const moert_opaque_part *parts,
+                                                uint64_t num_parts,
+                                                const moert_opaque_options *options,
+                                                moert_source **source, moert_error **error);
+
+MOERT_END_C
+
+#endif /* MOERT_C_OPAQUE_H_ */

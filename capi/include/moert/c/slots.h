@@ -1,0 +1,54 @@
+/* slots.h: where experts lie, for hosts with kernels of their own. The library brings and keeps the
+ * experts, the product over them is the host's. Since 0.1. */
+#ifndef MOERT_C_SLOTS_H_
+#define MOERT_C_SLOTS_H_
+
+#include "moert/c/step.h"
+
+MOERT_BEGIN_C
+
+/* Which experts a layer needs. T is the step's rows, k any number a token; E the layer's experts.
+ * Tensors are contiguous, in host memory. */
+typedef struct moert_fetch {
+  uint64_t struct_size;
+  moert_tensor ids;         /* [T, k] i32 in [0, E), or -1: none */
+  moert_tensor weights;     /* [T, k] f32, for policies that read them; or empty */
+  moert_tensor next_scores; /* [T, E of layer + 1, or of layer 0 after the last] f32, predicted, for
+                             * prefetch; or empty */
+  moert_tensor hidden;      /* [T, hidden], f32, bf16 or f16: where the source has gates, the next
+                             * layer's is scored on it in place of next_scores; or empty */
+  moert_tensor slot_ids;    /* [T, k] i32, written: slots in place of experts; or empty */
+} moert_fetch;
+
+/* Empty tensors. */
+MOERT_API void moert_fetch_init(moert_fetch *fetch, uint64_t size);
+
+/* Part p of the expert in slot s begins at base[p] + s * stride[p]. */
+typedef struct moert_slots {
+  uint64_t struct_size;
+  const void *base[MOERT_MAX_PARTS]; /* of opaque records their parts; else one, the record */
+  int64_t stride[MOERT_MAX_PARTS];   /* bytes from slot to slot */
+  int64_t bytes[MOERT_MAX_PARTS];    /* of the part of one expert */
+  const int32_t *slot_of_expert;     /* [E], -1: not asked for. Valid until the release */
+  int64_t slots;                     /* slot numbers are below this */
+  int64_t parts;
+} moert_slots;
+
+MOERT_API void moert_slots_init(moert_slots *slots, uint64_t size);
+
+/* Brings the experts that fetch.ids names and pins them until moert_slots_release or the end of the
+ * step. Policies see it as they see a layer call, and prefetch by it. Thread-safe; layer calls of
+ * one engine take turns. Blocks until all are there. Fails: INVALID_ARGUMENT; RESOURCE_EXHAUSTED
+ * where they do not fit at once, with how many would in the message: nothing is pinned, ask in
+ * several calls, each released before the next; FAILED_PRECONDITION where slots have no constant
+ * stride (a host's allocator, experts of one layer in different sizes, a strategy of several
+ * versions); CANCELLED; UNIMPLEMENTED on CUDA; the source's errors. */
+MOERT_API moert_code moert_layer_fetch(moert_step *step, int32_t layer, const moert_fetch *fetch,
+                                       moert_slots *slots, moert_error **error);
+/* Ends every fetch of this layer in this step; none is MOERT_OK. Thread-safe. Blocks for a layer
+ * call in progress. Fails: INVALID_ARGUMENT. */
+MOERT_API moert_code moert_slots_release(moert_step *step, int32_t layer, moert_error **error);
+
+MOERT_END_C
+
+#endif /* MOERT_C_SLOTS_H_ */

@@ -1,0 +1,149 @@
+#include "moert/opaque_source.h"
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "base/status_macros.h"
+#include "callback_source.h"
+#include "guard.h"
+#include "handles.h"
+#include "layer_spec.h"
+#include "struct_io.h"
+
+namespace moert::capi {
+namespace {
+
+constexpr uint64_t kMaxParts = 4096 * kMaxRecordParts;
+
+moert_opaque_part DefaultPart() {
+  moert_opaque_part part{};
+  part.alignment = 1;
+  part.stride_multiple = 1;
+  part.file = -1;
+  return part;
+}
+
+/// Calls destroy with the last reference, once it owns user_data.
+struct Callbacks {
+  moert_opaque_options c{};
+  bool owns = false;
+
+  ~Callbacks() {
+    if (owns && c.destroy != nullptr) c.destroy(c.user_data);
+  }
+};
+
+absl::Status ReadPart(const Callbacks& callbacks, const OpaqueRead& read) {
+  moert_failure failure;
+  const moert_code code = callbacks.c.read(callbacks.c.user_data, read.layer, read.expert,
+                                           read.part, read.dst, read.bytes, &failure);
+  return FromCallback(code, failure, "read callback");
+}
+
+absl::Status ReadGate(const Callbacks& callbacks, const WeightRead& cpp) {
+  const moert_read read = ToC(cpp);
+  moert_failure failure;
+  const moert_code code = callbacks.c.gates(callbacks.c.user_data, &read, &failure);
+  return FromCallback(code, failure, "gates callback");
+}
+
+absl::Status ReadParts(const moert_opaque_part* parts, uint64_t count, OpaqueWeights* weights) {
+  MOERT_REQUIRE_NOT_NULL(parts);
+  if (count < 1 || count > kMaxParts) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("num_parts is ", count, ", legal is 1 to ", kMaxParts));
+  }
+  const uint64_t stride = parts->struct_size;
+  MOERT_RETURN_IF_ERROR(CheckSize(*parts, "parts[0]"));
+  const auto* bytes = reinterpret_cast<const unsigned char*>(parts);
+  for (uint64_t i = 0; i < count; ++i) {
+    const auto* in = reinterpret_cast<const moert_opaque_part*>(bytes + i * stride);
+    if (in->struct_size != stride) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "parts[", i, "].struct_size is ", in->struct_size, ", that of parts[0] is ", stride));
+    }
+    moert_opaque_part c = DefaultPart();
+    MOERT_RETURN_IF_ERROR(ReadStruct(in, "parts[]", &c));
+    const auto layers = static_cast<int64_t>(weights->layers.size());
+    if (c.layer < 0 || c.layer >= layers) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("parts[", i, "].layer is ", c.layer, ", legal is 0 to ", layers - 1));
+    }
+    OpaquePart part;
+    part.bytes = c.bytes;
+    part.alignment = c.alignment;
+    part.stride_multiple = c.stride_multiple;
+    part.memory = c.memory;
+    part.file = c.file;
+    part.offset = c.offset;
+    part.stride = c.stride;
+    weights->layers[static_cast<size_t>(c.layer)].push_back(part);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadFiles(const moert_opaque_options& c, OpaqueWeights* weights) {
+  if (c.num_files == 0) return absl::OkStatus();
+  if (c.files == nullptr || c.num_files < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("options.num_files is ", c.num_files,
+                                                   c.files == nullptr ? ", files is NULL" : ""));
+  }
+  for (int64_t i = 0; i < c.num_files; ++i) {
+    if (c.files[i] == nullptr) {
+      return absl::InvalidArgumentError(absl::StrCat("options.files[", i, "]: must not be NULL"));
+    }
+    weights->files.emplace_back(c.files[i]);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace moert::capi
+
+using namespace moert::capi;
+
+extern "C" {
+
+void moert_opaque_part_init(moert_opaque_part* part, uint64_t size) {
+  InitStruct(part, size, DefaultPart());
+}
+
+void moert_opaque_options_init(moert_opaque_options* options, uint64_t size) {
+  InitStruct(options, size, moert_opaque_options{});
+}
+
+moert_code moert_source_create_opaque(const char* name, const moert_layer_spec* layers,
+                                      uint64_t num_layers, const moert_opaque_part* parts,
+                                      uint64_t num_parts, const moert_opaque_options* options,
+                                      moert_source** source, moert_error** error) {
+  return Guard(__func__, error, [&]() -> absl::Status {
+    MOERT_REQUIRE_NOT_NULL(source);
+    auto shared = std::make_shared<Callbacks>();
+    if (options != nullptr) MOERT_RETURN_IF_ERROR(ReadStruct(options, "options", &shared->c));
+    MOERT_ASSIGN_OR_RETURN(moert::MoeModelSpec model, ReadLayers(layers, num_layers));
+    moert::OpaqueWeights weights;
+    weights.layers.resize(model.layers.size());
+    MOERT_RETURN_IF_ERROR(ReadParts(parts, num_parts, &weights));
+    MOERT_RETURN_IF_ERROR(ReadFiles(shared->c, &weights));
+    if (shared->c.format != nullptr) weights.format = shared->c.format;
+    if (shared->c.read != nullptr) {
+      weights.read = [shared](const moert::OpaqueRead& read) { return ReadPart(*shared, read); };
+    }
+    if (shared->c.gates != nullptr) {
+      weights.gates = [shared](const moert::WeightRead& read) { return ReadGate(*shared, read); };
+    }
+    auto handle = std::make_unique<moert_source>();  // first: nothing may fail behind the source
+    MOERT_ASSIGN_OR_RETURN(std::unique_ptr<moert::ExpertSource> made,
+                           moert::MakeOpaqueSource(name == nullptr ? "host" : name,
+                                                   std::move(model), std::move(weights)));
+    // Memory is the source's as user_data is, also where no function holds it.
+    handle->source = std::shared_ptr<const moert::ExpertSource>(
+        made.release(), [shared](const moert::ExpertSource* used) { delete used; });
+    shared->owns = true;
+    *source = handle.release();
+    return absl::OkStatus();
+  });
+}
+
+}  // extern "C"

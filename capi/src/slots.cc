@@ -1,0 +1,97 @@
+#include <algorithm>
+
+#include "base/status_macros.h"
+#include "guard.h"
+#include "handles.h"
+#include "moert/opaque_source.h"
+#include "struct_io.h"
+#include "tensor_span.h"
+
+namespace moert::capi {
+namespace {
+
+static_assert(MOERT_MAX_PARTS == kMaxRecordParts);
+
+absl::StatusOr<FetchInput> ReadFetch(const moert_fetch& c, const moert_step& step, int32_t layer) {
+  const MoeModelSpec& model = step.state->engine->model();
+  const int64_t next = model.layers[(layer + 1) % model.num_layers()].num_experts;
+  const int64_t k = c.ids.cols;
+  constexpr int64_t kMaxK = 65536;
+  if (k < 1 || k > kMaxK) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("fetch.ids.cols is ", k, ", legal is 1 to ", kMaxK));
+  }
+  FetchInput input;
+  MOERT_ASSIGN_OR_RETURN(
+      input.ids, TensorSpan<const int32_t>("fetch.ids", c.ids, MOERT_I32, step.rows, k, false));
+  MOERT_ASSIGN_OR_RETURN(input.weights, TensorSpan<const float>("fetch.weights", c.weights,
+                                                                MOERT_F32, step.rows, k, true));
+  MOERT_ASSIGN_OR_RETURN(input.next_scores,
+                         TensorSpan<const float>("fetch.next_scores", c.next_scores, MOERT_F32,
+                                                 step.rows, next, true));
+  MOERT_ASSIGN_OR_RETURN(input.slot_ids, TensorSpan<int32_t>("fetch.slot_ids", c.slot_ids,
+                                                             MOERT_I32, step.rows, k, true));
+  const moert_tensor& hidden = c.hidden;
+  if (hidden.data == nullptr) return input;
+  if (hidden.place != MOERT_HOST) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("fetch.hidden.place is ", hidden.place, ", legal is MOERT_HOST"));
+  }
+  input.hidden = {hidden.data, static_cast<DType>(hidden.dtype), hidden.rows, hidden.cols,
+                  hidden.row_stride};
+  return input;
+}
+
+moert_slots ToC(const SlotView& view) {
+  moert_slots slots{};
+  for (size_t p = 0; p < view.parts.size(); ++p) {
+    slots.base[p] = view.parts[p].base;
+    slots.stride[p] = view.parts[p].stride;
+    slots.bytes[p] = view.parts[p].bytes;
+  }
+  slots.slot_of_expert = view.slot_of_expert.data();
+  slots.slots = view.slots;
+  slots.parts = static_cast<int64_t>(view.parts.size());
+  return slots;
+}
+
+}  // namespace
+}  // namespace moert::capi
+
+using namespace moert::capi;
+
+extern "C" {
+
+void moert_fetch_init(moert_fetch* fetch, uint64_t size) { InitStruct(fetch, size, moert_fetch{}); }
+
+void moert_slots_init(moert_slots* slots, uint64_t size) { InitStruct(slots, size, moert_slots{}); }
+
+moert_code moert_layer_fetch(moert_step* step, int32_t layer, const moert_fetch* fetch,
+                             moert_slots* slots, moert_error** error) {
+  return Guard(__func__, error, [&]() -> absl::Status {
+    MOERT_REQUIRE_NOT_NULL(step);
+    MOERT_REQUIRE_NOT_NULL(slots);
+    MOERT_RETURN_IF_ERROR(CheckSize(*slots, "slots"));
+    moert_fetch checked{};
+    MOERT_RETURN_IF_ERROR(ReadStruct(fetch, "fetch", &checked));
+    moert::Engine* const engine = step->state->engine.get();
+    const int layers = engine->model().num_layers();
+    if (layer < 0 || layer >= layers) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("layer is ", layer, ", legal is 0 to ", layers - 1));
+    }
+    MOERT_ASSIGN_OR_RETURN(const moert::FetchInput input, ReadFetch(checked, *step, layer));
+    moert::SlotView view;
+    MOERT_RETURN_IF_ERROR(engine->Fetch(step->id, layer, input, &view));
+    return WriteStruct(ToC(view), slots, "slots");
+  });
+}
+
+moert_code moert_slots_release(moert_step* step, int32_t layer, moert_error** error) {
+  return Guard(__func__, error, [&]() -> absl::Status {
+    MOERT_REQUIRE_NOT_NULL(step);
+    return step->state->engine->ReleaseFetched(step->id, layer);
+  });
+}
+
+}  // extern "C"

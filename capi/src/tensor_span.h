@@ -1,0 +1,45 @@
+// Tensors as spans.
+#ifndef MOERT_CAPI_SRC_TENSOR_SPAN_H_
+#define MOERT_CAPI_SRC_TENSOR_SPAN_H_
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "moert.h"
+
+namespace moert::capi {
+
+/// rows * cols elements of `tensor`, which messages call `name` and lies at `place`; empty if it
+/// may be and is.
+template <typename T>
+absl::StatusOr<absl::Span<T>> TensorSpan(absl::string_view name, const moert_tensor& tensor,
+                                         moert_dtype dtype, int64_t rows, int64_t cols,
+                                         bool may_be_empty, moert_place place = MOERT_HOST) {
+  const auto bad = [name](auto... what) {
+    return absl::InvalidArgumentError(absl::StrCat(name, what...));
+  };
+  if (tensor.data == nullptr) {
+    if (may_be_empty && tensor.rows == 0 && tensor.cols == 0) return absl::Span<T>();
+    return bad(".data: must not be NULL");
+  }
+  if (tensor.place != place) {
+    return bad(".place is ", tensor.place, ", legal is ",
+               place == MOERT_HOST ? "MOERT_HOST" : "MOERT_DEVICE, as that of ids");
+  }
+  if (tensor.dtype != dtype) {
+    return bad(".dtype is ", tensor.dtype, ", legal is ",
+               dtype == MOERT_I32 ? "MOERT_I32" : "MOERT_F32");
+  }
+  if (tensor.rows != rows || tensor.cols != cols) {
+    return bad(": [", tensor.rows, ", ", tensor.cols, "]; this layer of this step takes [", rows,
+               ", ", cols, "]");
+  }
+  if (tensor.row_stride != cols && rows != 1) {
+    return bad(".row_stride is ", tensor.row_stride, ", legal is ", cols, ": contiguous");
+  }
+  return absl::MakeSpan(static_cast<T*>(tensor.data), static_cast<size_t>(rows * cols));
+}
+
+}  // namespace moert::capi
+
+#endif  // MOERT_CAPI_SRC_TENSOR_SPAN_H_

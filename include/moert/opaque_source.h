@@ -1,0 +1,82 @@
+// A source of opaque records: bytes of an expert that the host's own kernels read, in any format
+// (the gate, up and down slices of a GGUF expert, say). The library stores, moves, prefetches and
+// counts them as it does its own; the product is the host's (Engine::Fetch, ExpertStore).
+//
+//   MoeModelSpec model;                       // routing of kind kExternal: the host routes
+//   OpaqueWeights weights;
+//   weights.layers = {{gate, up, down}, ...};  // where these lie: OpaquePart
+//   auto source = MakeOpaqueSource("model.gguf", model, std::move(weights));
+//
+// A record holds its parts one behind the other; layers may differ in their sizes.
+#ifndef MOERT_OPAQUE_SOURCE_H_
+#define MOERT_OPAQUE_SOURCE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "moert/expert_source.h"
+#include "moert/host_source.h"
+#include "moert/model.h"
+
+namespace moert {
+
+/// Parts of one record, at most.
+inline constexpr int kMaxRecordParts = 8;
+
+/// One part of every expert of a layer: how large it is and where it lies. In memory, in a file, or
+/// (neither is set) wherever OpaqueWeights::read takes it from.
+struct OpaquePart {
+  int64_t bytes = 0;      // of one expert's
+  int64_t alignment = 1;  // of its address in a slot: a power of two, at most kRecordAlignment
+  /// Slots are a multiple of this many bytes apart, for kernels that count strides in blocks of
+  /// their format. At most kRecordAlignment.
+  int64_t stride_multiple = 1;
+  /// Expert e's bytes begin at memory + offset + e * stride, or at offset + e * stride of a file.
+  /// Memory is borrowed for the life of the source and copied straight into a slot: a mapped file
+  /// will do.
+  const void* memory = nullptr;
+  int file = -1;       // index into OpaqueWeights::files
+  int64_t offset = 0;  // of expert 0, bytes
+  int64_t stride = 0;  // bytes from expert to expert; 0: `bytes`
+};
+
+/// Asks for one part of one expert: all of its `bytes` into `dst`.
+struct OpaqueRead {
+  int layer = 0;
+  int expert = 0;
+  int part = 0;
+  int64_t bytes = 0;
+  void* dst = nullptr;
+};
+
+struct OpaqueWeights {
+  std::vector<std::vector<OpaquePart>> layers;  // [L], 1 to kMaxRecordParts parts each
+  /// Opened when the source is made. Reads go through the page cache, from I/O threads.
+  std::vector<std::string> files;
+  /// For parts that say nothing of where they lie; may be null. Called from several I/O threads at
+  /// once, and with the virtual clock from the thread of the layer call. Must not call the engine
+  /// it serves.
+  std::function<absl::Status(const OpaqueRead&)> read;
+  /// kRouter and kSelectionBias of layers whose routing is not kExternal, for policies that predict
+  /// by the next layer's gate; may be null where there are none. Called when an engine is made.
+  std::function<absl::Status(const WeightRead&)> gates;
+  /// A short name of the format, for reports: ExpertSource::version_name.
+  std::string format = "opaque";
+};
+
+/// Nothing is read but the files' sizes, which are checked against what the parts need.
+/// InvalidArgument names the layer, part and field. The model has no shared experts: they are the
+/// host's. `name` is for messages; errors of `read` are passed on with name, layer, expert and part
+/// in front.
+absl::StatusOr<std::unique_ptr<ExpertSource>> MakeOpaqueSource(std::string name, MoeModelSpec model,
+                                                               OpaqueWeights weights);
+
+}  // namespace moert
+
+#endif  // MOERT_OPAQUE_SOURCE_H_

@@ -1,0 +1,67 @@
+// Replay on several GPUs: one simulated engine a rank, each with its shard of the experts on a
+// virtual clock of its own; a layer ends when the slowest rank and the exchange are done. For
+// machines that are not here.
+#ifndef MOERT_PARALLEL_REPLAY_H_
+#define MOERT_PARALLEL_REPLAY_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "moert/expert_source.h"
+#include "moert/options.h"
+#include "moert/replay.h"
+#include "moert/trace.h"
+
+namespace moert {
+
+/// What an exchange takes: a collective's latency, then bytes at a rate, out of each GPU and into
+/// it at once. The defaults are those of no machine in particular.
+struct PeerLinks {
+  double peer_bytes_per_s = 200e9;  // of one GPU, to others of its node
+  int64_t peer_latency_ns = 10'000;
+  double node_bytes_per_s = 40e9;  // of one GPU, to other nodes
+  int64_t node_latency_ns = 20'000;
+};
+/// The fields of these names in a profile's file (profile.h); "reference" and what is not there:
+/// the defaults. Errors name the file, field and range.
+absl::StatusOr<PeerLinks> LoadPeerLinks(const std::string& path);
+
+struct ParallelReplayOptions {
+  ReplayOptions replay;  // recorded_times is not supported
+  int gpus = 1;          // of a node
+  int nodes = 1;
+  PeerLinks links;
+  /// Calls of up to so many tokens have them on every rank, and an all-reduce. In longer ones each
+  /// rank has its share of the tokens, sends rows to the ranks that own their experts, and gets
+  /// them back.
+  int64_t all_reduce_tokens = 64;
+  int64_t element_bytes = 2;  // of what is exchanged
+};
+
+struct ParallelReplayResult {
+  ReplayResult whole;              // times of the group; stats of rank 0
+  std::vector<EngineStats> ranks;  // of the counted steps
+  double exchange_ms = 0;          // of the counted steps
+  double compute_ms = 0;           // of the slowest rank of each layer, waiting for loads included
+  /// Time of the slowest rank over the mean of all, summed over layers: 1 is balanced.
+  double imbalance = 1;
+};
+
+/// What rank `rank` of `ranks` owns: experts rank, rank + ranks, ... of every layer, and rank 0 the
+/// shared ones.
+Shard ReplayShard(const MoeModelSpec& model, int rank, int ranks);
+
+/// The options' budget is each
+/// GPU's: a fraction is of its own experts. Their clock and simulate are set. A prompt's share of
+/// the layers' time that goes by tokens is divided by R.
+absl::StatusOr<ParallelReplayResult> ReplayParallel(TraceReader* trace,
+                                                    std::shared_ptr<const ExpertSource> source,
+                                                    EngineOptions engine,
+                                                    const ParallelReplayOptions& options);
+
+}  // namespace moert
+
+#endif  // MOERT_PARALLEL_REPLAY_H_

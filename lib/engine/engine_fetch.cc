@@ -1,0 +1,101 @@
+// Fetch: layer calls of hosts with kernels of their own.
+#include <utility>
+
+#include "base/exception_status.h"
+#include "base/status_macros.h"
+#include "engine/engine_impl.h"
+#include "fmt/format.h"
+
+namespace moert {
+namespace {
+
+/// Parts of the records of a layer, in slots.
+std::vector<SlotView::Part> PartsOf(const SlotRegion& region, const VersionedStore& store,
+                                    int layer, int experts) {
+  std::vector<SlotView::Part> parts;
+  const RecordLayout& layout = store.layout({layer, 0}, 0);
+  for (const RecordPart& part : layout.parts) {
+    parts.push_back({region.base + part.offset, region.stride, part.bytes});
+  }
+  if (!parts.empty()) return parts;
+  bool alike = true;
+  for (int e = 1; e < experts; ++e) {
+    alike = alike && store.layout({layer, e}, 0).bytes == layout.bytes;
+  }
+  return {{region.base, region.stride, alike ? layout.bytes : 0}};
+}
+
+}  // namespace
+
+absl::Status EngineImpl::Fetch(StepId step, int layer, const FetchInput& input, SlotView* view) {
+  MOERT_RETURN_IF_ERROR(CheckProcess());
+  MOERT_RETURN_IF_ERROR(CheckLayer(layer));
+  if (view == nullptr) return absl::InvalidArgumentError("view: must not be null");
+  MOERT_RETURN_IF_ERROR(blueprint_->backend->CheckFetch());
+  const MutexLock lock(&mu_);
+  try {
+    return FetchLocked(step, layer, input, view);
+  } catch (...) {  // no memory, or a host's policy
+    return ExceptionStatus("fetch");
+  }
+}
+
+absl::Status EngineImpl::FetchLocked(StepId step_id, int layer, const FetchInput& input,
+                                     SlotView* view) {
+  MOERT_ASSIGN_OR_RETURN(StepState* const step, FindStep(step_id));
+  if (parts_->versions != nullptr || parts_->store->num_versions() > 1) {
+    return absl::FailedPreconditionError(fmt::format(
+        "strategy {} serves several versions of an expert: Fetch needs one that serves one",
+        strategy()));
+  }
+  MOERT_ASSIGN_OR_RETURN(const SlotRegion region, parts_->store->Slots(layer));
+  const LayerCall call{ContextOf(*step, layer),
+                       {layer, step->epoch, step->rows, input.hidden, {}, step->stream},
+                       nullptr,
+                       step->begin_ns,
+                       step->cancelled.get(),
+                       nullptr};
+  if (input.hidden.data != nullptr) {
+    MOERT_RETURN_IF_ERROR(
+        Executor::CheckRows("hidden", input.hidden, call.exec, source_->model().layers[layer]));
+  }
+  Fetched fetched{layer, Pins(parts_->store.get()), {}};
+  ApplyHints();
+  const absl::Status status = parts_->runner->Fetch(call, input, &fetched.pins);
+  Publish();
+  // What the host can ask for differently is no failure of the step.
+  if (!absl::IsInvalidArgument(status) && !absl::IsResourceExhausted(status)) {
+    step->status.Update(status);
+  }
+  MOERT_RETURN_IF_ERROR(status);
+  const int experts = source_->model().layers[layer].num_experts;
+  fetched.slot_of_expert.assign(static_cast<size_t>(experts), -1);
+  for (const ExpertKey key : fetched.pins.keys()) {
+    const std::byte* record = parts_->store->Resolve(key, step->epoch).record;
+    fetched.slot_of_expert[static_cast<size_t>(key.expert)] =
+        static_cast<int32_t>((record - region.base) / region.stride);
+  }
+  for (size_t i = 0; i < input.slot_ids.size(); ++i) {
+    const int32_t e = input.ids[i];
+    input.slot_ids[i] = e < 0 ? -1 : fetched.slot_of_expert[static_cast<size_t>(e)];
+  }
+  view->parts = PartsOf(region, *parts_->store, layer, experts);
+  view->slots = region.slots;
+  step->fetched.push_back(std::move(fetched));
+  view->slot_of_expert = step->fetched.back().slot_of_expert;
+  return absl::OkStatus();
+}
+
+absl::Status EngineImpl::ReleaseFetched(StepId step, int layer) {
+  MOERT_RETURN_IF_ERROR(CheckProcess());
+  MOERT_RETURN_IF_ERROR(CheckLayer(layer));
+  const MutexLock lock(&mu_);
+  MOERT_ASSIGN_OR_RETURN(StepState* const found, FindStep(step));
+  const size_t released =
+      std::erase_if(found->fetched, [layer](const Fetched& f) { return f.layer == layer; });
+  if (released == 0) return absl::OkStatus();
+  parts_->store->EndLayerCall(ContextOf(*found, layer));
+  return absl::OkStatus();
+}
+
+}  // namespace moert

@@ -1,0 +1,141 @@
+// Layer calls whose product is the host's: routing is given, experts are brought and stay pinned.
+#include <algorithm>
+
+#include "absl/cleanup/cleanup.h"
+#include "base/status_macros.h"
+#include "engine/layer.h"
+#include "fmt/format.h"
+#include "plan/transfer_version.h"
+#include "route/grouping.h"
+
+namespace moert {
+
+absl::Status LayerRunner::Fetch(LayerCall call, const FetchInput& input, Pins* pins) {
+  const absl::Cleanup unpin = [&] {  // what is left in batch_ behind a failure
+    for (const int32_t e : batch_) parts_.store->Unpin({call.context.layer, e});
+    batch_.clear();
+  };
+  parts_.charges->Begin(nullptr);
+  call.context.now_ns = parts_.clock->now_ns();
+  times_ = {call.step_begin_ns, call.context.now_ns};
+  const int64_t stalled_ns = stats_.stalled_ns();
+  parts_.store->BeginLayerCall();
+  parts_.store->Pump();
+  MOERT_RETURN_IF_ERROR(SetFetchRouting(call, input));
+  MOERT_RETURN_IF_ERROR(CheckRoom(call.context.layer));
+  Plan(call);
+  batch_.swap(plan_.ready);
+  plan_.load.insert(plan_.load.end(), plan_.cpu.begin(), plan_.cpu.end());
+  plan_.cpu.clear();
+  times_.route_ns = parts_.clock->now_ns() - times_.begin_ns;
+  MOERT_RETURN_IF_ERROR(Bring(call));
+  pins->Reserve(batch_.size());
+  for (const int32_t e : batch_) pins->Adopt({call.context.layer, e});
+  batch_.clear();
+  EndCacheUse(call);
+  parts_.charges->Rest(call.context.phase, call.exec.tokens);
+  EndCall(call, stalled_ns);
+  return absl::OkStatus();
+}
+
+absl::Status LayerRunner::SetFetchRouting(const LayerCall& call, const FetchInput& input) {
+  const int layer = call.context.layer;
+  const int64_t tokens = call.exec.tokens;
+  const int experts = parts_.model->layers[layer].num_experts;
+  const int next = (layer + 1) % parts_.model->num_layers();
+  const int next_experts = parts_.model->layers[next].num_experts;
+  const int64_t pairs = static_cast<int64_t>(input.ids.size());
+  if (pairs == 0 || pairs % tokens != 0) {
+    return absl::InvalidArgumentError(
+        fmt::format("ids of layer {}: {} values; takes the same number for each of {} rows", layer,
+                    pairs, tokens));
+  }
+  const auto check = [&](const char* what, size_t size, int64_t wanted) {
+    if (size == 0 || static_cast<int64_t>(size) == wanted) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        fmt::format("{} of layer {}: {} values; takes {} or none", what, layer, size, wanted));
+  };
+  MOERT_RETURN_IF_ERROR(check("weights", input.weights.size(), pairs));
+  MOERT_RETURN_IF_ERROR(check("slot_ids", input.slot_ids.size(), pairs));
+  MOERT_RETURN_IF_ERROR(check("scores", input.scores.size(), tokens * experts));
+  MOERT_RETURN_IF_ERROR(check("next_scores", input.next_scores.size(), tokens * next_experts));
+  for (int64_t i = 0; i < pairs; ++i) {
+    if (input.ids[i] >= -1 && input.ids[i] < experts) continue;
+    return absl::InvalidArgumentError(
+        fmt::format("ids of layer {}, token {}: expert {} does not exist; legal are [0, {}) and "
+                    "-1: none",
+                    layer, i * tokens / pairs, input.ids[i], experts));
+  }
+  RoutingResult& r = routing_;
+  r.tokens = tokens;
+  r.top_k = static_cast<int>(pairs / tokens);
+  r.num_experts = experts;
+  r.ids.assign(input.ids.begin(), input.ids.end());
+  r.weights.assign(input.weights.begin(), input.weights.end());
+  if (input.weights.empty()) r.weights.assign(input.ids.size(), 1.0f / static_cast<float>(r.top_k));
+  r.scores.assign(input.scores.begin(), input.scores.end());
+  r.next_scores.assign(input.next_scores.begin(), input.next_scores.end());
+  GroupByExpert(&r);
+  NoteOwnChoice(parts_.store->Layer(layer), &r);
+  MOERT_RETURN_IF_ERROR(parts_.executor->SetRouting(call.exec, r));
+  const bool gate = parts_.model->layers[next].routing.kind != RoutingKind::kExternal;
+  if (r.next_scores.empty() && call.exec.hidden.data != nullptr && next > 0 && gate &&
+      WantsNextGate(call)) {
+    MOERT_RETURN_IF_ERROR(parts_.executor->ScoreNext(call.exec, false, &r.next_scores));
+  }
+  parts_.charges->Routed(layer, r, !r.next_scores.empty());
+  parts_.router->Count(r);
+  return absl::OkStatus();
+}
+
+absl::Status LayerRunner::CheckRoom(int layer) const {
+  const int64_t wanted = std::count_if(routing_.counts.begin(), routing_.counts.end(),
+                                       [](int32_t count) { return count > 0; });
+  if (wanted <= parts_.store->capacity(layer)) return absl::OkStatus();
+  const int64_t most = parts_.store->RoomFor(layer, routing_.counts);
+  return wanted <= most ? absl::OkStatus() : TooMany(layer, wanted, most);
+}
+
+absl::Status LayerRunner::TooMany(int layer, int64_t wanted, int64_t most) const {
+  return absl::ResourceExhaustedError(fmt::format(
+      "layer {}: {} distinct experts are asked for, {} fit beside what is pinned: ask for at most "
+      "{} at once and release them before the next, or give a larger budget",
+      layer, wanted, most, most));
+}
+
+absl::Status LayerRunner::Bring(const LayerCall& call) {
+  const int layer = call.context.layer;
+  flying_.clear();
+  forward_predicted_ = false;
+  size_t next = 0;  // of plan_.load
+  bool predicted = false;
+  absl::Status failure;
+  while (true) {
+    if (failure.ok() && call.cancelled->load(std::memory_order_relaxed)) {
+      failure = absl::CancelledError("the step was cancelled");
+    }
+    for (; failure.ok() && next < plan_.load.size(); ++next) {
+      const int32_t expert = plan_.load[next];
+      const ExpertKey key{layer, expert};
+      // All of them stay: nobody gives a block back for the next.
+      const LoadHint hint{routing_.counts[expert], /*can_wait=*/false, /*spare_popular=*/false};
+      if (!parts_.store->StartLoad(key, 0, LoadReason::kDemand, call.context, hint)) break;
+      if (!Claim(call, expert)) flying_.push_back(expert);
+    }
+    const bool all_queued = next == plan_.load.size();
+    if (all_queued && failure.ok() && !predicted) {
+      Predict(call);
+      predicted = true;
+    }
+    if (flying_.empty() && (all_queued || !failure.ok())) return failure;
+    const int64_t begin_ns = parts_.clock->now_ns();
+    if (!parts_.store->Wait()) {
+      const auto most = static_cast<int64_t>(batch_.size());
+      return TooMany(layer, most + static_cast<int64_t>(plan_.load.size() - next), most);
+    }
+    failure.Update(CollectArrived(call));
+    CountStall(call, begin_ns);
+  }
+}
+
+}  // namespace moert

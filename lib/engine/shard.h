@@ -1,0 +1,26 @@
+// What a shard owns, from the options.
+#ifndef MOERT_LIB_ENGINE_SHARD_H_
+#define MOERT_LIB_ENGINE_SHARD_H_
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "moert/expert_source.h"
+#include "moert/options.h"
+#include "source/shard_source.h"
+
+namespace moert {
+
+/// InvalidArgument names what the model does not have.
+absl::StatusOr<ShardPlan> ResolveShard(const Shard& shard, const MoeModelSpec& model);
+
+/// The source that an engine over the options' shard reads: `source` itself where it is whole.
+absl::StatusOr<std::shared_ptr<const ExpertSource>> SourceOfShard(
+    std::shared_ptr<const ExpertSource> source, const EngineOptions& options);
+
+/// Bytes of the gates that an engine over a shard of the experts keeps beside its own layers'.
+int64_t ShardGateBytes(const MoeModelSpec& whole, const MoeModelSpec& shard);
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_ENGINE_SHARD_H_

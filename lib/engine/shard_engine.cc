@@ -1,0 +1,284 @@
+#include "engine/shard_engine.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/mutex.h"
+#include "base/rows.h"
+#include "base/status_macros.h"
+#include "engine/engine_impl.h"
+#include "engine/shard.h"
+#include "fmt/format.h"
+#include "moert/default_thread_pool.h"
+
+namespace moert {
+namespace {
+
+/// Numbers of experts: of the whole model, and within the shard.
+class Numbering {
+ public:
+  Numbering(const MoeModelSpec& whole, const ShardPlan& plan) : own_(plan.experts) {
+    for (size_t l = 0; l < own_.size(); ++l) {
+      local_.emplace_back(static_cast<size_t>(whole.layers[l].num_experts), -1);
+      for (size_t i = 0; i < own_[l].size(); ++i) {
+        local_[l][static_cast<size_t>(own_[l][i])] = static_cast<int32_t>(i);
+      }
+    }
+  }
+
+  absl::Span<const int32_t> own(int layer) const { return own_[static_cast<size_t>(layer)]; }
+  int experts(int layer) const {
+    return static_cast<int>(local_[static_cast<size_t>(layer)].size());
+  }
+  /// -1: not here. `e` is an expert of the layer.
+  int32_t Local(int layer, int32_t e) const {
+    return local_[static_cast<size_t>(layer)][static_cast<size_t>(e)];
+  }
+
+  /// Ids in [0, E) or -1; InvalidArgument names another.
+  absl::StatusOr<std::vector<int32_t>> Ids(int layer, absl::Span<const int32_t> ids) const {
+    std::vector<int32_t> local;
+    local.reserve(ids.size());
+    for (const int32_t e : ids) {
+      if (e < -1 || e >= experts(layer)) {
+        return absl::InvalidArgumentError(
+            fmt::format("layer {}: expert {} does not exist; legal are [0, {}) and -1: not here",
+                        layer, e, experts(layer)));
+      }
+      local.push_back(e < 0 ? -1 : Local(layer, e));
+    }
+    return local;
+  }
+  /// The columns of what is here, of [rows, E].
+  absl::StatusOr<std::vector<float>> Columns(int layer, const char* what,
+                                             absl::Span<const float> all) const {
+    std::vector<float> here;
+    const auto width = static_cast<size_t>(experts(layer));
+    if (all.size() % width != 0) {
+      return absl::InvalidArgumentError(
+          fmt::format("{}: {} values; takes {} a row", what, all.size(), width));
+    }
+    for (size_t row = 0; row < all.size(); row += width) {
+      for (const int32_t e : own(layer)) here.push_back(all[row + static_cast<size_t>(e)]);
+    }
+    return here;
+  }
+  /// Experts of this shard alone.
+  absl::StatusOr<std::vector<int32_t>> Own(int layer, absl::Span<const int32_t> ids) const {
+    MOERT_ASSIGN_OR_RETURN(std::vector<int32_t> local, Ids(layer, ids));
+    const auto absent = std::find(local.begin(), local.end(), -1);
+    if (absent == local.end()) return local;
+    return absl::InvalidArgumentError(
+        fmt::format("layer {} expert {} is not of this shard", layer,
+                    ids[static_cast<size_t>(absent - local.begin())]));
+  }
+
+ private:
+  std::vector<std::vector<int32_t>> own_, local_;
+};
+
+class ShardEngine final : public Engine {
+ public:
+  ShardEngine(std::shared_ptr<const ExpertSource> whole, const ShardPlan& plan)
+      : whole_(std::move(whole)), numbers_(whole_->model(), plan) {}
+
+  absl::Status Open(std::shared_ptr<const ExpertSource> part, EngineOptions options) {
+    MOERT_RETURN_IF_ERROR(MakeRouter(&options));
+    const int64_t gates = ShardGateBytes(whole_->model(), part->model());
+    MOERT_ASSIGN_OR_RETURN(engine_, EngineImpl::Create(std::move(part), options, gates));
+    if (router_ != nullptr && engine_->backend() != BackendKind::kCpu) {
+      return absl::UnimplementedError(
+          "shard: on CUDA an engine over some experts takes its routing from the host: give the "
+          "model's layers the routing kind external, and call ForwardRouted");
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<StepId> BeginStep(const StepInfo& info) override {
+    return engine_->BeginStep(info);
+  }
+  absl::Status Forward(StepId step, int layer, const MatrixView& hidden,
+                       const MutableMatrixView& out) override;
+  absl::Status ForwardRouted(StepId step, int layer, const MatrixView& hidden,
+                             const RoutedInput& routing, const MutableMatrixView& out) override;
+  absl::Status EndStep(StepId step) override { return engine_->EndStep(step); }
+  absl::Status StepStatus(StepId step) override { return engine_->StepStatus(step); }
+  absl::Status CancelStep(StepId step) override { return engine_->CancelStep(step); }
+
+  absl::StatusOr<LeaseId> AcquireExperts(StepId step, int layer, absl::Span<const int32_t> experts,
+                                         std::vector<ExpertView>* views) override {
+    MOERT_RETURN_IF_ERROR(CheckLayer(layer));
+    MOERT_ASSIGN_OR_RETURN(const std::vector<int32_t> own, numbers_.Own(layer, experts));
+    MOERT_ASSIGN_OR_RETURN(const LeaseId lease, engine_->AcquireExperts(step, layer, own, views));
+    for (size_t i = 0; i < views->size(); ++i) (*views)[i].expert = experts[i];
+    return lease;
+  }
+  absl::Status UseLease(
+      LeaseId lease,
+      absl::FunctionRef<absl::Status(absl::Span<const ExpertView>)> use) const override {
+    return engine_->UseLease(lease, use);
+  }
+  absl::Status ReleaseExperts(LeaseId lease) override { return engine_->ReleaseExperts(lease); }
+  absl::Status Fetch(StepId step, int layer, const FetchInput& input, SlotView* view) override;
+  absl::Status ReleaseFetched(StepId step, int layer) override {
+    return engine_->ReleaseFetched(step, layer);
+  }
+
+  absl::Status PrefetchHint(int layer, absl::Span<const int32_t> experts) override {
+    MOERT_RETURN_IF_ERROR(CheckLayer(layer));
+    MOERT_ASSIGN_OR_RETURN(std::vector<int32_t> local, numbers_.Ids(layer, experts));
+    std::erase(local, -1);  // others' are nobody's business here
+    return engine_->PrefetchHint(layer, local);
+  }
+  absl::StatusOr<std::vector<Residency>> ResidencyOf(int layer) override {
+    MOERT_RETURN_IF_ERROR(CheckLayer(layer));
+    MOERT_ASSIGN_OR_RETURN(const std::vector<Residency> own, engine_->ResidencyOf(layer));
+    std::vector<Residency> all(static_cast<size_t>(numbers_.experts(layer)), Residency::kAbsent);
+    for (size_t i = 0; i < own.size(); ++i)
+      all[static_cast<size_t>(numbers_.own(layer)[i])] = own[i];
+    return all;
+  }
+  absl::Status SetBudget(const Budget& budget) override { return engine_->SetBudget(budget); }
+
+  EngineStats stats() const override { return engine_->stats(); }
+  MemoryPlan memory() const override { return engine_->memory(); }
+  int64_t now_ns() const override { return engine_->now_ns(); }
+  const MoeModelSpec& model() const override { return whole_->model(); }
+  const std::string& strategy() const override { return engine_->strategy(); }
+  BackendKind backend() const override { return engine_->backend(); }
+  bool exact() const override { return engine_->exact(); }
+  bool graph_safe() const override { return engine_->graph_safe(); }
+
+ private:
+  absl::Status MakeRouter(EngineOptions* options);
+  absl::Status CheckLayer(int layer) const {
+    const int layers = model().num_layers();
+    if (layer >= 0 && layer < layers) return absl::OkStatus();
+    return absl::InvalidArgumentError(fmt::format("layer {}: must be in [0, {})", layer, layers));
+  }
+  int Next(int layer) const { return (layer + 1) % model().num_layers(); }
+
+  const std::shared_ptr<const ExpertSource> whole_;
+  const Numbering numbers_;
+  std::shared_ptr<ThreadPool> pool_;
+  std::vector<LayerConstants> gates_;
+  bool next_gate_ = false;  // the prefetch policy reads its scores
+  Mutex mu_;
+  std::unique_ptr<Router> router_ ABSL_PT_GUARDED_BY(mu_);  // null: the host routes
+  std::vector<float> x_ ABSL_GUARDED_BY(mu_);
+  std::unique_ptr<Engine> engine_;
+};
+
+/// Where the library routes, it does so over all experts, as every shard of the model does.
+absl::Status ShardEngine::MakeRouter(EngineOptions* options) {
+  MOERT_ASSIGN_OR_RETURN(const Strategy strategy, MakeStrategy(options->strategy));
+  if (strategy.routing != nullptr) {
+    return absl::InvalidArgumentError(
+        fmt::format("strategy {}: its routing goes by what is resident here, which other shards do "
+                    "not know; choose one that does not substitute",
+                    strategy.spec));
+  }
+  const std::vector<MoeLayerSpec>& layers = model().layers;
+  const bool external = std::any_of(layers.begin(), layers.end(), [](const MoeLayerSpec& layer) {
+    return layer.routing.kind == RoutingKind::kExternal;
+  });
+  if (external || options->simulate) return absl::OkStatus();
+  next_gate_ = strategy.prefetch != nullptr && strategy.prefetch->traits().next_gate;
+  if (options->thread_pool == nullptr) {
+    ThreadPoolOptions threads;
+    threads.threads = options->threads;
+    threads.cpus = options->cpus;
+    MOERT_ASSIGN_OR_RETURN(options->thread_pool, CreateThreadPool(threads));
+  }
+  pool_ = options->thread_pool;
+  std::vector<absl::Span<const float>> gates, biases;
+  for (int l = 0; l < model().num_layers(); ++l) {
+    MOERT_ASSIGN_OR_RETURN(LayerConstants constants, whole_->ReadConstants(l));
+    constants.shared_expert = {};
+    gates_.push_back(std::move(constants));
+  }
+  for (const LayerConstants& constants : gates_) {
+    gates.push_back(constants.gate);
+    biases.push_back(constants.selection_bias);
+  }
+  MOERT_ASSIGN_OR_RETURN(
+      router_, Router::Create(&model(), std::move(gates), std::move(biases), pool_.get()));
+  return absl::OkStatus();
+}
+
+absl::Status ShardEngine::Forward(StepId step, int layer, const MatrixView& hidden,
+                                  const MutableMatrixView& out) {
+  MOERT_RETURN_IF_ERROR(CheckLayer(layer));
+  if (router_ == nullptr) return engine_->Forward(step, layer, hidden, out);  // says why not
+  const MoeLayerSpec& spec = model().layers[static_cast<size_t>(layer)];
+  const ExecutorCall call{layer, 0, hidden.rows, hidden, out, nullptr};
+  MOERT_RETURN_IF_ERROR(Executor::CheckRows("hidden", hidden, call, spec));
+  RoutingResult routing;
+  {
+    const MutexLock lock(&mu_);
+    x_.resize(static_cast<size_t>(hidden.rows * hidden.cols));
+    WidenRows(hidden, x_.data());
+    const bool next_gate = next_gate_ && Next(layer) != 0;
+    MOERT_RETURN_IF_ERROR(
+        router_->Route(layer, x_.data(), hidden.rows, {}, {}, {}, next_gate, &routing));
+  }
+  RoutedInput input;
+  input.ids = routing.ids;
+  input.weights = routing.weights;
+  input.scores = routing.scores;
+  input.next_scores = routing.next_scores;
+  return ForwardRouted(step, layer, hidden, input, out);
+}
+
+absl::Status ShardEngine::ForwardRouted(StepId step, int layer, const MatrixView& hidden,
+                                        const RoutedInput& routing, const MutableMatrixView& out) {
+  MOERT_RETURN_IF_ERROR(CheckLayer(layer));
+  if (routing.place != Place::kHost) {
+    return absl::UnimplementedError(
+        "shard: ids on the device name experts of the whole model; give them in host memory");
+  }
+  MOERT_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, numbers_.Ids(layer, routing.ids));
+  MOERT_ASSIGN_OR_RETURN(const std::vector<float> scores,
+                         numbers_.Columns(layer, "scores", routing.scores));
+  MOERT_ASSIGN_OR_RETURN(const std::vector<float> next_scores,
+                         numbers_.Columns(Next(layer), "next_scores", routing.next_scores));
+  RoutedInput local = routing;
+  local.ids = ids;
+  local.scores = scores;
+  local.next_scores = next_scores;
+  MOERT_RETURN_IF_ERROR(engine_->ForwardRouted(step, layer, hidden, local, out));
+  for (int32_t& used : routing.used_ids) {
+    if (used >= 0) used = numbers_.own(layer)[static_cast<size_t>(used)];
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ShardEngine::Fetch(StepId step, int layer, const FetchInput& input, SlotView* view) {
+  MOERT_RETURN_IF_ERROR(CheckLayer(layer));
+  MOERT_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, numbers_.Ids(layer, input.ids));
+  MOERT_ASSIGN_OR_RETURN(const std::vector<float> scores,
+                         numbers_.Columns(layer, "scores", input.scores));
+  MOERT_ASSIGN_OR_RETURN(const std::vector<float> next_scores,
+                         numbers_.Columns(Next(layer), "next_scores", input.next_scores));
+  FetchInput local = input;
+  local.ids = ids;
+  local.scores = scores;
+  local.next_scores = next_scores;
+  // slot_of_expert is of the shard's experts, in their order.
+  return engine_->Fetch(step, layer, local, view);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Engine>> MakeShardEngine(std::shared_ptr<const ExpertSource> whole,
+                                                        std::shared_ptr<const ExpertSource> part,
+                                                        const ShardPlan& plan,
+                                                        const EngineOptions& options) {
+  auto engine = std::make_unique<ShardEngine>(std::move(whole), plan);
+  MOERT_RETURN_IF_ERROR(engine->Open(std::move(part), options));
+  return engine;
+}
+
+}  // namespace moert

@@ -1,0 +1,44 @@
+// Layer calls whose product is the host's: gates may be scored for prediction, nothing is
+// multiplied.
+#ifndef MOERT_LIB_EXEC_CPU_FETCH_EXECUTOR_H_
+#define MOERT_LIB_EXEC_CPU_FETCH_EXECUTOR_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "base/aligned_array.h"
+#include "exec/backend.h"
+#include "exec/executor.h"
+
+namespace moert {
+
+/// Of opaque records. Engine::Forward and ForwardRouted are refused.
+class FetchExecutor final : public Executor {
+ public:
+  explicit FetchExecutor(const ExecutorParts& parts);
+
+  absl::Status Check(const ExecutorCall& call, const MoeLayerSpec& layer,
+                     bool routed) const override;
+  absl::Status Route(const ExecutorCall& call, const RoutingRequest& request,
+                     RoutingResult* routing) override;
+  absl::Status SetRouting(const ExecutorCall& call, const RoutingResult& routing) override;
+  absl::Status Multiply(const ExecutorCall& call, const RoutingResult& routing,
+                        absl::Span<const ReadyExpert> experts, bool first) override;
+  absl::Status Combine(const ExecutorCall& call, const RoutingResult& routing) override;
+  absl::Status ScoreNext(const ExecutorCall& call, bool filled,
+                         std::vector<float>* scores) override;
+
+ private:
+  const ExecutorParts parts_;
+  AlignedArray<float> x_;  // [T, hidden], where a layer has a gate
+};
+
+/// Whether a source's records are opaque. All are, or none.
+bool IsOpaque(const ExpertSource& source);
+
+/// Bytes that calls of this executor take beside the expert pools.
+int64_t FetchWorkspaceBytes(const ExecutorSize& size, int io_threads);
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_EXEC_CPU_FETCH_EXECUTOR_H_

@@ -1,0 +1,221 @@
+#include "moert/opaque_source.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include "base/checked_math.h"
+#include "base/fmt_absl.h"
+#include "base/status_macros.h"
+#include "fmt/format.h"
+#include "moert/env.h"
+
+namespace moert {
+namespace {
+
+/// Checks the weights against the model and each other.
+class Checker {
+ public:
+  Checker(const std::string& name, const MoeModelSpec& model, const OpaqueWeights& weights)
+      : name_(name), model_(model), weights_(weights) {}
+
+  absl::Status Check() const {
+    if (weights_.layers.size() != model_.layers.size()) {
+      return absl::InvalidArgumentError(fmt::format("{}: parts of {} layers, the model has {}",
+                                                    name_, weights_.layers.size(),
+                                                    model_.layers.size()));
+    }
+    for (size_t l = 0; l < weights_.layers.size(); ++l) {
+      const std::vector<OpaquePart>& parts = weights_.layers[l];
+      if (model_.layers[l].shared_intermediate != 0) {
+        return Bad(l, "shared_intermediate is {}, legal is 0: shared experts are the host's",
+                   model_.layers[l].shared_intermediate);
+      }
+      if (model_.layers[l].routing.kind != RoutingKind::kExternal && weights_.gates == nullptr) {
+        return Bad(l, "routing kind {} needs the gate, and there is no `gates` function",
+                   RoutingKindName(model_.layers[l].routing.kind));
+      }
+      if (parts.empty() || parts.size() > kMaxRecordParts) {
+        return Bad(l, "{} parts, legal is 1 to {}", parts.size(), kMaxRecordParts);
+      }
+      for (size_t p = 0; p < parts.size(); ++p) MOERT_RETURN_IF_ERROR(CheckPart(l, p));
+    }
+    return absl::OkStatus();
+  }
+
+  /// Behind Check: the parts in files lie within them.
+  absl::Status CheckFiles(const std::vector<std::unique_ptr<RandomAccessFile>>& files) const {
+    for (size_t l = 0; l < weights_.layers.size(); ++l) {
+      for (size_t p = 0; p < weights_.layers[l].size(); ++p) {
+        const OpaquePart& part = weights_.layers[l][p];
+        if (part.file < 0) continue;
+        const RandomAccessFile& file = *files[static_cast<size_t>(part.file)];
+        const auto end = Checked<int64_t>(part.stride)
+                             .Mul(model_.layers[l].num_experts - 1)
+                             .Add(part.offset)
+                             .Add(part.bytes)
+                             .value();
+        if (end && *end <= file.size()) continue;
+        return Bad(l,
+                   "part {} of {} experts from offset {} on, {} bytes apart, ends behind {} of "
+                   "{} bytes",
+                   p, model_.layers[l].num_experts, part.offset, part.stride, file.path(),
+                   file.size());
+      }
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  template <typename... Args>
+  absl::Status Bad(size_t layer, fmt::format_string<Args...> format, Args&&... args) const {
+    return absl::InvalidArgumentError(fmt::format(
+        "{} layer {}: {}", name_, layer, fmt::format(format, std::forward<Args>(args)...)));
+  }
+
+  absl::Status CheckPart(size_t l, size_t p) const {
+    const OpaquePart& part = weights_.layers[l][p];
+    constexpr int64_t kMostBytes = int64_t{1} << 40;
+    if (part.bytes < 1 || part.bytes > kMostBytes) {
+      return Bad(l, "part {}: bytes is {}, legal is 1 to {}", p, part.bytes, kMostBytes);
+    }
+    if (part.alignment < 1 || part.alignment > kRecordAlignment ||
+        (part.alignment & (part.alignment - 1)) != 0) {
+      return Bad(l, "part {}: alignment is {}, legal is a power of two up to {}", p, part.alignment,
+                 kRecordAlignment);
+    }
+    if (part.stride_multiple < 1 || part.stride_multiple > kRecordAlignment) {
+      return Bad(l, "part {}: stride_multiple is {}, legal is 1 to {}", p, part.stride_multiple,
+                 kRecordAlignment);
+    }
+    if (part.memory != nullptr && part.file >= 0) {
+      return Bad(l, "part {}: lies in memory and in file {}; one of them", p, part.file);
+    }
+    if (part.file >= static_cast<int>(weights_.files.size())) {
+      return Bad(l, "part {}: file is {}, there are {}", p, part.file, weights_.files.size());
+    }
+    if (part.memory == nullptr && part.file < 0) {
+      if (weights_.read != nullptr) return absl::OkStatus();
+      return Bad(l, "part {}: neither in memory nor in a file, and there is no `read` function", p);
+    }
+    if (part.offset < 0) return Bad(l, "part {}: offset is {}, legal is 0 or more", p, part.offset);
+    if (part.stride < 0) return Bad(l, "part {}: stride is {}, legal is 0 or more", p, part.stride);
+    return absl::OkStatus();
+  }
+
+  const std::string& name_;
+  const MoeModelSpec& model_;
+  const OpaqueWeights& weights_;
+};
+
+class OpaqueSource final : public ExpertSource {
+ public:
+  OpaqueSource(std::string name, MoeModelSpec model, OpaqueWeights weights,
+               std::vector<std::unique_ptr<RandomAccessFile>> files)
+      : name_(std::move(name)),
+        model_(std::move(model)),
+        weights_(std::move(weights)),
+        files_(std::move(files)) {
+    for (const std::vector<OpaquePart>& parts : weights_.layers) layouts_.push_back(Place(parts));
+  }
+
+  const MoeModelSpec& model() const override { return model_; }
+  const std::string& name() const override { return name_; }
+  int num_versions() const override { return 1; }
+  absl::string_view version_name(int /*version*/) const override { return weights_.format; }
+  const RecordLayout& layout(int layer, int /*expert*/, int /*version*/) const override {
+    return layouts_[layer];
+  }
+
+  absl::Status ReadRecord(int layer, int expert, int /*version*/,
+                          absl::Span<std::byte> dst) const override {
+    const std::vector<OpaquePart>& parts = weights_.layers[layer];
+    for (size_t p = 0; p < parts.size(); ++p) {
+      const absl::Status status =
+          ReadPart(parts[p], {layer, expert, static_cast<int>(p), parts[p].bytes,
+                              dst.data() + layouts_[layer].parts[p].offset});
+      if (status.ok()) continue;
+      return absl::Status(status.code(),
+                          fmt::format("{} layer {} expert {} part {}: {}", name_, layer, expert, p,
+                                      absl::string_view(status.message())));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<LayerConstants> ReadConstants(int layer) const override {
+    const MoeLayerSpec& spec = model_.layers[layer];
+    LayerConstants constants;
+    if (spec.routing.kind == RoutingKind::kExternal) return constants;
+    const auto floats = [&](WeightPart part, int64_t rows, int64_t cols, std::vector<float>* out) {
+      out->resize(static_cast<size_t>(rows * cols));
+      return weights_.gates({layer, 0, part, 0, 0, rows, cols, DType::kF32, out->data()});
+    };
+    MOERT_RETURN_IF_ERROR(
+        floats(WeightPart::kRouter, spec.num_experts, spec.hidden, &constants.gate));
+    if (spec.routing.selection_bias) {
+      MOERT_RETURN_IF_ERROR(
+          floats(WeightPart::kSelectionBias, 1, spec.num_experts, &constants.selection_bias));
+    }
+    return constants;
+  }
+
+ private:
+  static RecordLayout Place(const std::vector<OpaquePart>& parts) {
+    RecordLayout layout;
+    int64_t end = 0;
+    for (const OpaquePart& part : parts) {
+      const int64_t offset = RoundUp(end, part.alignment);
+      layout.parts.push_back({offset, part.bytes});
+      layout.slot_multiple = std::lcm(layout.slot_multiple, part.stride_multiple);
+      end = offset + part.bytes;
+    }
+    layout.bytes = RoundUp(end, kSectionAlignment);
+    return layout;
+  }
+
+  absl::Status ReadPart(const OpaquePart& part, const OpaqueRead& read) const {
+    if (part.memory != nullptr) {
+      std::memcpy(
+          read.dst,
+          static_cast<const std::byte*>(part.memory) + part.offset + read.expert * part.stride,
+          static_cast<size_t>(part.bytes));
+      return absl::OkStatus();
+    }
+    if (part.file < 0) return weights_.read(read);
+    return files_[static_cast<size_t>(part.file)]->Read(
+        part.offset + read.expert * part.stride,
+        {static_cast<std::byte*>(read.dst), static_cast<size_t>(part.bytes)});
+  }
+
+  const std::string name_;
+  const MoeModelSpec model_;
+  const OpaqueWeights weights_;
+  const std::vector<std::unique_ptr<RandomAccessFile>> files_;
+  std::vector<RecordLayout> layouts_;  // of each layer
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ExpertSource>> MakeOpaqueSource(std::string name, MoeModelSpec model,
+                                                               OpaqueWeights weights) {
+  MOERT_RETURN_IF_ERROR(model.Validate());
+  const Checker checker(name, model, weights);
+  MOERT_RETURN_IF_ERROR(checker.Check());
+  for (std::vector<OpaquePart>& parts : weights.layers) {
+    for (OpaquePart& part : parts) {
+      if (part.stride == 0) part.stride = part.bytes;
+    }
+  }
+  std::vector<std::unique_ptr<RandomAccessFile>> files;
+  for (const std::string& path : weights.files) {
+    MOERT_ASSIGN_OR_RETURN(std::unique_ptr<RandomAccessFile> file,
+                           Env::Default()->Open(path, FileAccess::kBuffered));
+    files.push_back(std::move(file));
+  }
+  MOERT_RETURN_IF_ERROR(checker.CheckFiles(files));
+  return std::make_unique<OpaqueSource>(std::move(name), std::move(model), std::move(weights),
+                                        std::move(files));
+}
+
+}  // namespace moert

@@ -1,0 +1,92 @@
+#include "store/cache_blocks.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "base/checked_math.h"
+#include "moert/scheme.h"
+
+namespace moert {
+namespace {
+
+constexpr size_t kMostSizes = 64;
+
+/// Rounded up to as coarse a unit as leaves few sizes.
+std::vector<int64_t> FewSizes(std::vector<int64_t> bytes) {
+  for (int64_t unit = kRecordAlignment;; unit *= 2) {
+    std::vector<int64_t> sizes = bytes;
+    std::sort(sizes.begin(), sizes.end());
+    sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
+    if (sizes.size() <= kMostSizes) return bytes;
+    for (int64_t& size : bytes) size = RoundUp(size, unit);
+  }
+}
+
+/// One class a value of `key`, in the order of the keys.
+BlockSizes InClasses(const std::vector<int64_t>& bytes, const std::vector<int64_t>& key) {
+  std::map<int64_t, BlockClass> classes;
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    BlockClass& c = classes[key[i]];
+    c.bytes = std::max(c.bytes, bytes[i]);
+    ++c.count;
+  }
+  std::vector<BlockClass> list;
+  std::map<int64_t, int32_t> number;
+  for (const auto& [value, c] : classes) {
+    number[value] = static_cast<int32_t>(list.size());
+    list.push_back(c);
+  }
+  std::vector<int32_t> class_of;
+  for (const int64_t value : key) class_of.push_back(number[value]);
+  return BlockSizes(std::move(list), std::move(class_of));
+}
+
+}  // namespace
+
+int64_t BlockBytes(const RecordLayout& layout) {
+  return RoundUp(layout.bytes, std::lcm(kRecordAlignment, layout.slot_multiple));
+}
+
+int64_t SlotsOf(int64_t bytes, int64_t all_bytes, int64_t total) {
+  if (bytes >= all_bytes) return total;
+  // bytes * total / all_bytes, with no overflow.
+  const int64_t mean = all_bytes / total, rest = all_bytes % total;
+  int64_t slots = bytes / std::max<int64_t>(1, mean);
+  while (slots > 0 && slots * mean + slots * rest / total > bytes) --slots;
+  return std::min(slots, total);
+}
+
+CacheBlocks MeasureCacheBlocks(const ExpertSource& source, absl::Span<const int> versions,
+                               bool classes) {
+  const MoeModelSpec& model = source.model();
+  std::vector<int64_t> bytes, layers;
+  int64_t multiple = 1;
+  for (int l = 0; l < model.num_layers(); ++l) {
+    for (int e = 0; e < model.layers[static_cast<size_t>(l)].num_experts; ++e) {
+      int64_t most = 0;
+      for (const int version : versions) {
+        const RecordLayout& layout = source.layout(l, e, version);
+        most = std::max(most, BlockBytes(layout));
+        multiple = std::lcm(multiple, layout.slot_multiple);
+      }
+      bytes.push_back(most);
+      layers.push_back(l);
+    }
+  }
+  const auto total = static_cast<int64_t>(bytes.size());
+  const bool opaque = source.layout(0, 0, versions[0]).opaque();
+  if (classes && !opaque) bytes = FewSizes(std::move(bytes));
+  const auto [least, most] = std::minmax_element(bytes.begin(), bytes.end());
+  const int64_t largest = RoundUp(*most, std::lcm(kRecordAlignment, multiple));
+  if (!classes || (*least == *most && !opaque)) {
+    return {BlockSizes(largest, total), largest, largest * total};
+  }
+  const int64_t all = std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
+  const int64_t largest_of_any = *most;
+  return {InClasses(bytes, opaque ? layers : bytes), largest_of_any, all};
+}
+
+}  // namespace moert

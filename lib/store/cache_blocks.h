@@ -1,0 +1,33 @@
+// The blocks of a cache: as large as its records, as far as the backend can do that.
+#ifndef MOERT_LIB_STORE_CACHE_BLOCKS_H_
+#define MOERT_LIB_STORE_CACHE_BLOCKS_H_
+
+#include <cstdint>
+
+#include "absl/types/span.h"
+#include "moert/expert_source.h"
+#include "store/block_pool.h"
+
+namespace moert {
+
+struct CacheBlocks {
+  BlockSizes sizes;
+  int64_t largest = 0;    // bytes
+  int64_t all_bytes = 0;  // of one block for every expert
+};
+
+/// Blocks that hold any of `versions` of an expert, one for every expert. With `classes`, opaque
+/// records have a class a layer, so that slots of a layer have one base and stride, and others a
+/// class a size; else, and where they are all of one size, they are alike.
+CacheBlocks MeasureCacheBlocks(const ExpertSource& source, absl::Span<const int> versions,
+                               bool classes);
+
+/// Blocks of the mean size that `bytes` hold, at most all `total`.
+int64_t SlotsOf(int64_t bytes, int64_t all_bytes, int64_t total);
+
+/// What a record takes of a pool, bytes.
+int64_t BlockBytes(const RecordLayout& layout);
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_STORE_CACHE_BLOCKS_H_

@@ -1,0 +1,237 @@
+// Blocks in classes of one size each. Every class has address space for all its blocks; memory is
+// held for those that are taken, or were, and moves to another class when that one needs it.
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstring>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "base/numa.h"
+#include "base/status_macros.h"
+#include "fmt/format.h"
+#include "moert/scheme.h"
+#include "store/block_pool.h"
+
+namespace moert {
+namespace {
+
+/// Memory under blocks.
+class BlockMemory {
+ public:
+  virtual ~BlockMemory() = default;
+  /// Null: there is none.
+  virtual std::byte* Hold(int32_t block) = 0;
+  virtual void Drop(int32_t block) = 0;
+  virtual std::byte* Address(int32_t block) const = 0;
+  /// Whether blocks of a class lie one behind the other.
+  virtual bool contiguous() const = 0;
+};
+
+class RamMemory final : public BlockMemory {
+ public:
+  RamMemory(std::byte* base, const BlockSizes& sizes) : base_(base), sizes_(sizes) {}
+  ~RamMemory() override { munmap(base_, static_cast<size_t>(sizes_.Offset(sizes_.count()))); }
+
+  static absl::StatusOr<std::unique_ptr<BlockMemory>> Make(const BlockSizes& sizes, int numa_node) {
+    const int64_t reserved = sizes.Offset(sizes.count());
+    void* base = mmap(nullptr, static_cast<size_t>(reserved), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED) {
+      return absl::ResourceExhaustedError(
+          fmt::format("reserving {} bytes of address space: {}", reserved, std::strerror(errno)));
+    }
+    // Huge pages would reach beyond the blocks that are held, once a class.
+    madvise(base, static_cast<size_t>(reserved), MADV_NOHUGEPAGE);
+    auto memory = std::make_unique<RamMemory>(static_cast<std::byte*>(base), sizes);
+    if (numa_node >= 0) {
+      MOERT_RETURN_IF_ERROR(BindToNumaNode(base, static_cast<size_t>(reserved), numa_node));
+    }
+    return memory;
+  }
+
+  std::byte* Hold(int32_t block) override { return Address(block); }
+  void Drop(int32_t block) override {
+    madvise(Address(block), static_cast<size_t>(sizes_.Bytes(block)), MADV_DONTNEED);
+  }
+  std::byte* Address(int32_t block) const override { return base_ + sizes_.Offset(block); }
+  bool contiguous() const override { return true; }
+
+ private:
+  std::byte* const base_;
+  const BlockSizes sizes_;
+};
+
+class AllocatedMemory final : public BlockMemory {
+ public:
+  AllocatedMemory(HostAllocator* allocator, const BlockSizes& sizes)
+      : allocator_(allocator), sizes_(sizes), addresses_(static_cast<size_t>(sizes.count())) {}
+  ~AllocatedMemory() override {
+    for (int32_t block = 0; block < sizes_.count(); ++block) {
+      if (Address(block) != nullptr) Drop(block);
+    }
+  }
+
+  std::byte* Hold(int32_t block) override {
+    auto* memory =
+        static_cast<std::byte*>(allocator_->Allocate(sizes_.Bytes(block), kRecordAlignment));
+    return addresses_[static_cast<size_t>(block)] = memory;
+  }
+  void Drop(int32_t block) override {
+    allocator_->Free(Address(block), sizes_.Bytes(block));
+    addresses_[static_cast<size_t>(block)] = nullptr;
+  }
+  std::byte* Address(int32_t block) const override {
+    return addresses_[static_cast<size_t>(block)];
+  }
+  bool contiguous() const override { return false; }
+
+ private:
+  HostAllocator* const allocator_;
+  const BlockSizes sizes_;
+  std::vector<std::byte*> addresses_;  // null: no memory held
+};
+
+class NoMemory final : public BlockMemory {
+ public:
+  std::byte* Hold(int32_t block) override { return Address(block); }
+  void Drop(int32_t /*block*/) override {}
+  std::byte* Address(int32_t /*block*/) const override {
+    static std::byte nothing{};
+    return &nothing;
+  }
+  bool contiguous() const override { return false; }
+};
+
+class ClassedBlockPool final : public BlockPool {
+ public:
+  ClassedBlockPool(std::unique_ptr<BlockMemory> memory, const BlockSizes& sizes, int64_t limit,
+                   BudgetTracker* budget)
+      : BlockPool(sizes, limit),
+        memory_(std::move(memory)),
+        budget_(budget),
+        classes_(static_cast<size_t>(sizes.classes())) {
+    for (int c = 0; c < sizes.classes(); ++c) {
+      Class& lists = classes_[static_cast<size_t>(c)];
+      const auto count = static_cast<size_t>(sizes.end(c) - sizes.first(c));
+      lists.fresh.reserve(count);
+      lists.warm.reserve(count);
+      for (int64_t i = sizes.end(c); i-- > sizes.first(c);) {
+        lists.fresh.push_back(static_cast<int32_t>(i));
+      }
+    }
+  }
+  ~ClassedBlockPool() override { budget_->Release(held_bytes_); }
+
+  int32_t Take() override { return TakeOf(0); }
+  int32_t TakeFor(int64_t index) override { return TakeOf(sizes_.ClassFor(index)); }
+
+  void Give(int32_t block) override {
+    --taken_;
+    taken_bytes_ -= bytes(block);
+    classes_[static_cast<size_t>(sizes_.ClassOf(block))].warm.push_back(block);
+    KeepBelow(limit_bytes_);
+  }
+
+  std::byte* Address(int32_t block) const override { return memory_->Address(block); }
+  BlockRegion Region(int64_t index) const override {
+    if (!memory_->contiguous()) return {};
+    const int c = sizes_.ClassFor(index);
+    const auto first = static_cast<int32_t>(sizes_.first(c));
+    return {Address(first), sizes_.Bytes(first), sizes_.end(c) - sizes_.first(c)};
+  }
+
+  void SetLimit(int64_t blocks) override { limit_ = blocks; }
+  void SetByteLimit(int64_t bytes) override {
+    limit_bytes_ = bytes;
+    KeepBelow(limit_bytes_);
+  }
+  int64_t limit_bytes() const override { return limit_bytes_; }
+  bool Over(int64_t /*blocks*/, int64_t bytes) const override { return taken_bytes_ > bytes; }
+  int64_t held_bytes() const override { return held_bytes_; }
+
+ private:
+  struct Class {
+    std::vector<int32_t> fresh;  // no memory behind them
+    std::vector<int32_t> warm;   // given back, memory still held
+  };
+
+  int32_t TakeOf(int c) {
+    Class& lists = classes_[static_cast<size_t>(c)];
+    const int64_t size = sizes_.Bytes(sizes_.first(c));
+    if (taken_bytes_ + size > limit_bytes_) return -1;
+    if (lists.warm.empty() && !Hold(&lists, size)) return -1;
+    const int32_t block = lists.warm.back();
+    lists.warm.pop_back();
+    ++taken_;
+    taken_bytes_ += size;
+    return block;
+  }
+
+  /// Makes a fresh block of `size` bytes warm; others that nobody has taken give their memory up.
+  bool Hold(Class* lists, int64_t size) {
+    if (lists->fresh.empty() || !KeepBelow(limit_bytes_ - size)) return false;
+    while (!budget_->TryReserve(size)) {
+      if (!DropOne()) return false;
+    }
+    const int32_t block = lists->fresh.back();
+    if (memory_->Hold(block) == nullptr) {
+      budget_->Release(size);
+      return false;
+    }
+    held_bytes_ += size;
+    lists->fresh.pop_back();
+    lists->warm.push_back(block);
+    return true;
+  }
+
+  bool KeepBelow(int64_t bytes) {
+    while (held_bytes_ > bytes) {
+      if (!DropOne()) return false;
+    }
+    return true;
+  }
+
+  /// Of the class with most of them.
+  bool DropOne() {
+    Class* most = nullptr;
+    for (Class& c : classes_) {
+      if (!c.warm.empty() && (most == nullptr || c.warm.size() > most->warm.size())) most = &c;
+    }
+    if (most == nullptr) return false;
+    const int32_t block = most->warm.back();
+    most->warm.pop_back();
+    memory_->Drop(block);
+    budget_->Release(bytes(block));
+    held_bytes_ -= bytes(block);
+    most->fresh.push_back(block);
+    return true;
+  }
+
+  const std::unique_ptr<BlockMemory> memory_;
+  BudgetTracker* const budget_;
+  std::vector<Class> classes_;
+  int64_t limit_bytes_ = std::numeric_limits<int64_t>::max();
+  int64_t taken_bytes_ = 0;
+  int64_t held_bytes_ = 0;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<BlockPool>> MakeClassedBlockPool(
+    ClassedMemory memory, HostAllocator* allocator, const BlockSizes& sizes, int64_t limit,
+    BudgetTracker* budget, int numa_node) {
+  MOERT_RETURN_IF_ERROR(sizes.Check());
+  std::unique_ptr<BlockMemory> made;
+  if (memory == ClassedMemory::kCounted) {
+    made = std::make_unique<NoMemory>();
+  } else if (allocator != nullptr) {
+    made = std::make_unique<AllocatedMemory>(allocator, sizes);
+  } else {
+    MOERT_ASSIGN_OR_RETURN(made, RamMemory::Make(sizes, numa_node));
+  }
+  return std::make_unique<ClassedBlockPool>(std::move(made), sizes, limit, budget);
+}
+
+}  // namespace moert
