@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A model that does not fit, looked at: what a budget pays for, how decoding goes token by token, and
-which strategy serves it best. Cells (# %%) run one by one in editors that know them.
+"""A model that does not fit, looked at: what a budget pays for, how decoding goes token by token,
+and which strategy serves it best. Cells (# %%) run one by one in editors that know them.
 
     explore.py MODEL_DIR [--budgets 25% 50%] [--strategies on-demand fate] [--plot explore.png]
 """
@@ -33,8 +33,8 @@ def show_plan(source):
     name, record = source.versions()[0]
     layers = [source.spec(layer) for layer in range(source.layers)]
     experts = sum(layer.num_experts for layer in layers)
-    print(f"{args.model}: {source.layers} MoE layers, {experts} experts of {size(record)} in {name}, "
-          f"{size(experts * record)} on disk\n")
+    print(f"{args.model}: {source.layers} MoE layers, {experts} experts of {size(record)} in "
+          f"{name}, {size(experts * record)} on disk\n")
     print(f"{'budget':>8} {'fast tier':>11} {'gates, shared':>14} {'tables':>10} {'workspace':>10} "
           f"{'experts':>10}  resident")
     for budget in args.budgets:

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """A host in Python with weights of its own: a quarter of the experts in memory, eight steps of
-decoding, then all of them. examples/c_host, hello_layer, rust and go do the same and print the same."""
+decoding, then all of them. examples/c_host, hello_layer, rust and go do the same and print the
+same."""
 import array
 
 import moert

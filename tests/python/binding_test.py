@@ -156,6 +156,37 @@ class Binding(unittest.TestCase):
         self.assertEqual(used, ids)
         self.assertTrue(any(routed))
 
+    def test_shards_add_up(self):
+        def run(source, ids=None, **options):
+            engine = moert.Engine(source, virtual_clock=True, numerics="f32", **options)
+            y = array.array("f", bytes(4 * 2 * HIDDEN))
+            with engine.step("decode", 2) as step:
+                if ids is None:
+                    step.forward(1, floats(3, rows=2), y)
+                else:
+                    step.forward_routed(1, floats(3, rows=2), array.array("i", ids),
+                                        array.array("f", [0.5, 0.25, 1, 2]), y)
+            return y
+
+        def close(sum_of, whole):
+            for value, *parts in zip(whole, *sum_of):
+                self.assertAlmostEqual(value, sum(parts), delta=1e-5)
+        source = moert.Source.from_weights("w", layers(), weights)
+        shards = [{"first_expert": 0, "num_experts": 3}, {"first_expert": 3, "num_experts": 5}]
+        close([run(source, shard=shard) for shard in shards], run(source))
+        lists = [[[0, 2, 7], [1, 5]], [[1, 3, 4, 5, 6], [0, 2, 3, 4, 6, 7]]]
+        close([run(source, shard={"experts": experts}) for experts in lists], run(source))
+        with self.assertRaisesRegex(moert.Error, "shard"):
+            run(source, shard={"first_expert": 7, "num_experts": 3})
+        # A host that routes itself; -1 is an expert that is not here.
+        external = moert.Source.from_weights("w", [moert.Source.layer(
+            model_layer=l, num_experts=8, top_k=2, hidden=HIDDEN, intermediate=48,
+            routing="external") for l in range(2)], weights)
+        close([run(external, [6, -1, -1, 0]), run(external, [-1, 1, 3, -1])],
+              run(external, [6, 1, 3, 0]))
+        with self.assertRaisesRegex(moert.Error, "rout"):
+            run(external)
+
     def test_weights_go_with_their_last_user(self):
         class Weights:
             def __call__(self, *what):

@@ -1,5 +1,5 @@
-"""lm-evaluation-harness over a model whose experts libmoert holds: a task of its own, made here, and
-the same scores as transformers alone. lm_eval_test.py MODEL_DIR"""
+"""lm-evaluation-harness over a model whose experts libmoert holds: a task of its own, made here,
+and the same scores as transformers alone. lm_eval_test.py MODEL_DIR"""
 import json
 import pathlib
 import sys
@@ -32,7 +32,8 @@ metric_list:
 def scores(model, tokenizer, folder):
     harness = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=2, device="cpu")
     found = lm_eval.simple_evaluate(harness, tasks=["moert_sums"],
-                                    task_manager=TaskManager(include_path=folder), bootstrap_iters=0)
+                                    task_manager=TaskManager(include_path=folder),
+                                    bootstrap_iters=0)
     choices = [sample["resps"] for sample in found["samples"]["moert_sums"]]
     likelihoods = [float(r[0][0]) for sample in choices for r in sample]
     return found["results"]["moert_sums"]["acc,none"], likelihoods
@@ -51,8 +52,8 @@ def main():
         ours = scores(moert.from_pretrained(path, budget="25%", dtype="float32", numerics="f32"),
                       tokenizer, folder)
     difference = max(abs(a - b) for a, b in zip(expected[1], ours[1]))
-    print(f"accuracy {ours[0]} of {expected[0]}; {len(ours[1])} log-likelihoods, largest difference "
-          f"{difference:.1e}")
+    print(f"accuracy {ours[0]} of {expected[0]}; {len(ours[1])} log-likelihoods, largest "
+          f"difference {difference:.1e}")
     assert ours[0] == expected[0] and len(ours[1]) == 12 and difference < 1e-2
 
 

@@ -1,9 +1,7 @@
-"""Models of transformers whose experts libmoert holds: every logit against transformers' own. Skipped
-where torch and transformers 5 are not installed."""
+"""Models of transformers whose experts libmoert holds: every logit against transformers' own.
+Skipped where torch and transformers 5 are not installed."""
 import array
 import copy
-import io
-import os
 import pathlib
 import pickle
 import subprocess
@@ -70,7 +68,8 @@ class Bundled(Test):
         # Fewer rows than a window has: several steps side by side.
         engine = moert.attach(model, MODEL, budget=0.25, max_tokens=200, numerics="f32")
         mine = perplexity(model, text, 512)
-        print(f"perplexity {plain:.6f}, with libmoert {mine:.6f}: {100 * (mine / plain - 1):+.5f} %")
+        print(f"perplexity {plain:.6f}, with libmoert {mine:.6f}: "
+              f"{100 * (mine / plain - 1):+.5f} %")
         self.assertLess(abs(mine / plain - 1), 1e-3)
         self.assertTrue(engine.exact and engine.stats().loads > 0)
         self.assertLessEqual(engine.stats().peak_bytes, engine.stats().budget_bytes)
@@ -130,7 +129,8 @@ class Bundled(Test):
                                     mine.generate(**batch, **greedy)))
         one = tokenizer("Question: 12 x 7?", return_tensors="pt")
         expected = model.generate(**one, **greedy)
-        self.assertTrue(torch.equal(expected, mine.generate(**one, **greedy, assistant_model=model)))
+        self.assertTrue(torch.equal(expected, mine.generate(**one, **greedy,
+                                                            assistant_model=model)))
         self.assertTrue(torch.equal(expected, mine.generate(**one, **greedy,
                                                             cache_implementation="static")))
         streamer = transformers.TextIteratorStreamer(tokenizer, timeout=600)
@@ -318,7 +318,7 @@ class HostMemory(Test):
             tensors[name] = value
             experts += value.nbytes if ".experts." in name else 0
         config.save_pretrained(folder)
-        edited = pathlib.Path(folder, "config.json")  # as older versions wrote it: the library reads it
+        edited = pathlib.Path(folder, "config.json")  # as older versions wrote it
         edited.write_text(edited.read_text().replace("num_local_experts", "num_experts"))
         safetensors.torch.save_file(tensors, folder + "/model.safetensors")
         self.assertGreater(experts, 190 << 20)
@@ -338,8 +338,8 @@ class HostMemory(Test):
             print(memory("VmHWM") - before)
         """
         for routing in ("host", "library"):
-            run = subprocess.run([sys.executable, "-c", program, folder, folder + "/cache", routing],
-                                 stdout=subprocess.PIPE, text=True)
+            run = subprocess.run([sys.executable, "-c", program, folder, folder + "/cache",
+                                  routing], stdout=subprocess.PIPE, text=True)
             self.assertEqual(run.returncode, 0)
             grown = int(run.stdout)
             print(f"{experts >> 20} MiB of experts, budget 24 MiB, routed by the {routing}: the "

@@ -3,7 +3,8 @@ import sys
 
 USAGE = """usage: python -m moert doctor [--json]   what was found: library, kernels, driver, memory
        python -m moert run ...           moert-run: text and perplexity without torch
-       python -m moert pack ...          moert-pack: makes expert packs, describes and checks them"""
+       python -m moert pack ...          moert-pack: makes expert packs, describes and checks
+       them"""
 
 
 def main(arguments=None):

@@ -1,5 +1,5 @@
-"""Matrices where they lie: torch tensors (host or CUDA), numpy arrays, anything with a buffer. Nothing
-is copied."""
+"""Matrices where they lie: torch tensors (host or CUDA), numpy arrays, anything with a buffer.
+Nothing is copied."""
 import ctypes as c
 
 from . import _c

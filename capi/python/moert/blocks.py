@@ -47,7 +47,7 @@ def _refusal(experts):
     wraps = getattr(type(experts).forward, "__wrapped__", None)
     if wraps is not None:
         takes = list(inspect.signature(wraps).parameters)
-    if len(takes) < 4 or "index" not in takes[2] and "ids" not in takes[2] and "indices" not in takes[2]:
+    if len(takes) < 4 or not re.search("index|indices|ids", takes[2]):
         return f"its forward takes ({', '.join(takes[1:])}), not hidden states, ids and weights"
     if not getattr(experts, "has_gate", True):
         return "its experts have no gate"
@@ -70,13 +70,13 @@ def _activation(experts):
 
 
 def shape(found):
-    """The Shape of a block's fused experts, and their activation. ValueError for experts that are not
-    gated ones summed by weight."""
+    """The Shape of a block's fused experts, and their activation. ValueError for experts that are
+    not gated ones summed by weight."""
     experts = found.module.experts
     why = _refusal(experts)
     if why is not None:
-        raise ValueError(f"{found.name}: {type(experts).__name__} cannot be given to libmoert by its "
-                         f"structure: {why}")
+        raise ValueError(f"{found.name}: {type(experts).__name__} cannot be given to libmoert by "
+                         f"its structure: {why}")
     transposed = bool(getattr(experts, "is_transposed", False))
     count, *size = experts.down_proj.shape
     hidden, width = size[::-1] if transposed else size
@@ -153,7 +153,8 @@ class Experts(_Replacement):
 
 
 class Batch:
-    """How many sequences the pass under way has: blocks flatten them before their experts see them."""
+    """How many sequences the pass under way has: blocks flatten them before their experts see
+    them."""
     sequences = 0  # not known
 
     def watch(self, model):

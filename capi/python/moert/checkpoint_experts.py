@@ -1,5 +1,6 @@
-"""Experts of a checkpoint that the library does not read itself, by the names of their tensors: rows as
-they are asked for, in the checkpoint's own type. For blocks whose router stays the host's."""
+"""Experts of a checkpoint that the library does not read itself, by the names of their tensors:
+rows as they are asked for, in the checkpoint's own type. For blocks whose router stays the
+host's."""
 import re
 import typing
 
@@ -30,8 +31,8 @@ class _Layer:
         elif _OF_ROUTER.fullmatch(rest):
             return
         else:
-            raise ValueError(f"{name} is no matrix of a gated expert; experts with biases or scales "
-                             "of their own are not supported")
+            raise ValueError(f"{name} is no matrix of a gated expert; experts with biases or "
+                             "scales of their own are not supported")
         if isinstance(tensor, str):
             raise ValueError(f"{name} is of type {tensor}; experts may be BF16, F16 or F32")
         self.tensors[key] = tensor
@@ -88,8 +89,6 @@ class CheckpointExperts:
 
     def read(self, layer, expert, part, first_row, rows, cols):
         """As Source.from_weights wants it."""
-        if part == "router":  # the host routes
-            return bytes(4 * rows * cols)
         found, shape = self._layers[layer]
         tensor, fused, halves = found.find(expert, part)
         size = (1 + halves) * shape.width * shape.hidden  # elements an expert

@@ -4,8 +4,9 @@ import torch.distributed as dist
 
 
 class Ranks:
-    """How the ranks of a group share: "expert": each a range of every layer's experts; "tensor": each
-    a range of every expert's width. Ranges are as even as they can be, in the order of ranks."""
+    """How the ranks of a group share: "expert": each a range of every layer's experts; "tensor":
+    each a range of every expert's width. Ranges are as even as they can be, in the order of
+    ranks."""
 
     def __init__(self, group, parallel):
         if parallel not in ("expert", "tensor"):

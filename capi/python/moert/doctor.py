@@ -1,4 +1,5 @@
-"""What is here: library, kernels, driver, memory, and the Python packages that this one works with."""
+"""What is here: library, kernels, driver, memory, and the Python packages that this one works
+with."""
 import ctypes
 import importlib.metadata
 import json
@@ -22,8 +23,8 @@ def _text(path):
 
 
 def _cpu():
-    fields = dict(line.split(":", 1) for line in _text("/proc/cpuinfo").split("\n\n")[0].splitlines()
-                  if ":" in line)
+    first = _text("/proc/cpuinfo").split("\n\n")[0].splitlines()
+    fields = dict(line.split(":", 1) for line in first if ":" in line)
     fields = {name.strip(): value.strip() for name, value in fields.items()}
     flags = set(fields.get("flags", "").split())
     return {"model": fields.get("model name", platform.processor() or platform.machine()),
@@ -40,7 +41,8 @@ def _memory_limit():
 
 
 def _devices():
-    """(driver's CUDA version, [(name, bytes)]) by the driver itself; ("", []) where there is none."""
+    """(driver's CUDA version, [(name, bytes)]) by the driver itself; ("", []) where there is
+    none."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -63,13 +63,13 @@ def plan(source, **options):
 class Engine(Handle):
     """An engine owns the experts of one model.
 
-    budget: bytes (an int, "8GiB") for everything it holds, or a share of the routed experts (a float
-    in (0, 1], "25%") with fixed parts added. backend: "cpu", "cuda" or "auto"; device: a CUDA ordinal.
-    max_tokens: rows of the largest layer call. host_budget: CUDA, bytes of pinned host memory.
-    numerics: how activations enter the products, "bf16", "f32" or "int8". shard: a part of every layer,
-    whose output is a partial sum: a dict of moert_shard's fields (first_expert, num_experts,
-    first_channel, num_channels, shared_experts), with `experts`, of each layer a list, in place of the
-    range. The others are those of moert_engine_options."""
+    budget: bytes (an int, "8GiB") for everything it holds, or a share of the routed experts (a
+    float in (0, 1], "25%") with fixed parts added. backend: "cpu", "cuda" or "auto"; device: a CUDA
+    ordinal. max_tokens: rows of the largest layer call. host_budget: CUDA, bytes of pinned host
+    memory. numerics: how activations enter the products, "bf16", "f32" or "int8". shard: a part of
+    every layer, whose output is a partial sum: a dict of moert_shard's fields (first_expert,
+    num_experts, first_channel, num_channels, shared_experts), with `experts`, of each layer a list,
+    in place of the range. The others are those of moert_engine_options."""
     _destroy = lib.moert_engine_destroy
 
     def __init__(self, source, **options):
@@ -153,8 +153,8 @@ class Engine(Handle):
         check(lib.moert_engine_close_trace, self._handle)
 
     def _predictor(self, predict_next):
-        """predict_next(layer, partial, next_input) as moert.h has it: both are flat arrays of floats,
-        the second to be filled; anything but True: cannot tell."""
+        """predict_next(layer, partial, next_input) as moert.h has it: both are flat arrays of
+        floats, the second to be filled; anything but True: cannot tell."""
         def call(_, layer, partial, next_input):
             try:
                 tensors = [p.contents for p in (partial, next_input)]
@@ -166,9 +166,9 @@ class Engine(Handle):
         return _c.PredictNext(call)
 
     def step(self, phase, rows, request_ids=None, predict_next=None, stream=None, token_ids=None):
-        """Opens a step of `rows` tokens; phase is "prefill" or "decode". stream: CUDA, the address of
-        the stream that orders the step's calls. predict_next: see _predictor. token_ids: one a row, for layers that
-        route by them."""
+        """Opens a step of `rows` tokens; phase is "prefill" or "decode". stream: CUDA, the address
+        of the stream that orders the step's calls. predict_next: see _predictor. token_ids: one a
+        row, for layers that route by them."""
         options = _c.init(_c.StepOptions)
         options.rows, options.stream = rows, stream
         callback = None

@@ -48,5 +48,5 @@ class Handle:
         self.close()
 
     def __reduce__(self):
-        raise TypeError(f"a moert.{type(self).__name__} cannot be pickled or copied: it owns memory "
-                        "of this process")
+        raise TypeError(f"a moert.{type(self).__name__} cannot be pickled or copied: it owns "
+                        "memory of this process")

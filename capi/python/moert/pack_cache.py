@@ -23,7 +23,8 @@ def checkpoint_folder(path):
         return pathlib.Path(path)
     import huggingface_hub
     return pathlib.Path(huggingface_hub.snapshot_download(
-        str(path), allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]))
+        str(path),
+        allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]))
 
 
 def _identity(model):

@@ -30,8 +30,8 @@ class Passes:
         _ALL[self.number] = self
 
     def forward(self, layer, x, sequences, routing=None):
-        """What the experts of a layer add for x [rows, hidden]. sequences: into which the rows divide
-        evenly; routing: (ids, weights) [rows, top_k], or None where the library routes."""
+        """What the experts of a layer add for x [rows, hidden]. sequences: into which the rows
+        divide evenly; routing: (ids, weights) [rows, top_k], or None where the library routes."""
         if routing is not None:
             ids, weights = (t if t.is_contiguous() else t.contiguous() for t in routing)
             routing = ids.to(torch.int32), weights.to(torch.float32)

@@ -9,8 +9,8 @@ _LEGAL = ("legal are bytes (an int), a share of the experts in (0, 1] (a float),
 
 
 def budget(value):
-    """(bytes, fraction) of a budget; the one that is not meant is 0. An int is bytes, a float a share
-    of the bytes of all routed experts, a string either."""
+    """(bytes, fraction) of a budget; the one that is not meant is 0. An int is bytes, a float a
+    share of the bytes of all routed experts, a string either."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise TypeError(f"budget is {value!r}; {_LEGAL}")
     if isinstance(value, str):

@@ -8,7 +8,8 @@ from .errors import Handle, check
 
 
 class Source(Handle):
-    """A checkpoint, an expert pack, or weights of the host's own. Engines keep their own reference."""
+    """A checkpoint, an expert pack, or weights of the host's own. Engines keep their own
+    reference."""
     _destroy = lib.moert_source_destroy
 
     @classmethod
@@ -119,6 +120,6 @@ def _fill(dst, weights):
         weights = array.array("i" if dst.dtype == _c.I32 else "f", weights)
     view = memoryview(weights)
     if view.format not in ("B", *_FORMATS[dst.dtype]) or view.nbytes != size:
-        raise ValueError(f"{size} bytes of '{_FORMATS[dst.dtype][0]}' are wanted, not {view.nbytes} "
-                         f"bytes of '{view.format}'")
+        raise ValueError(f"{size} bytes of '{_FORMATS[dst.dtype][0]}' are wanted, not "
+                         f"{view.nbytes} bytes of '{view.format}'")
     c.memmove(dst.data, weights if isinstance(weights, bytes) else view.tobytes(), size)

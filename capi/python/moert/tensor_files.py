@@ -1,5 +1,5 @@
-"""Rows of tensors in a checkpoint's safetensors files, read and never mapped: what is read is all that
-takes memory."""
+"""Rows of tensors in a checkpoint's safetensors files, read and never mapped: what is read is all
+that takes memory."""
 import json
 import math
 import os

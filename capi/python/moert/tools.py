@@ -15,8 +15,8 @@ def path(name):
             return str(found)
     found = shutil.which(name)
     if found is None:
-        raise FileNotFoundError(f"{name} is not there: install the wheel (pip install .), or name the "
-                                "folder that has it in MOERT_TOOLS")
+        raise FileNotFoundError(f"{name} is not there: install the wheel (pip install .), or name "
+                                "the folder that has it in MOERT_TOOLS")
     return found
 
 

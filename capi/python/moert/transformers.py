@@ -30,21 +30,22 @@ from .source import Source
 __all__ = ["MoertConfig", "attach", "from_pretrained"]
 
 _ENGINE = ("budget", "strategy", "max_tokens", "threads", "io_threads", "host_budget", "numerics",
-           "virtual_clock", "link_gbps", "cpus", "kernels", "profile", "trace_path")
+           "virtual_clock", "link_gbps", "cpus", "kernels", "profile", "trace_path", "numa_node")
 _OURS = ("experts", "routing", "top_k", "cache_dir", "progress", "group", "parallel")
 
 
 def from_pretrained(path, *, device="cpu", auto_class=None, **options):
     """A model whose experts libmoert holds; `model.moert` is their engine.
 
-    path: a folder, or a name on the Hugging Face Hub. budget: bytes ("8GiB") of everything the engine
-    holds in the fast tier, or a share of the experts ("25%"). experts: None keeps them as stored; a
-    scheme ("w4a16_g128", or several with commas) quantizes them into the cache folder, the first time
-    with a progress line. device: where the dense part and the engine are. routing: "library", "host",
-    or None, which chooses (attach). group: a torch.distributed process group whose ranks share the
-    experts, parallel: "expert" (each rank some of them) or "tensor" (each a part of every one); the
-    dense part is whole on every rank. Other options are those of moert.Engine, and of the auto
-    class's from_pretrained (auto_class: default AutoModelForCausalLM)."""
+    path: a folder, or a name on the Hugging Face Hub. budget: bytes ("8GiB") of everything the
+    engine holds in the fast tier, or a share of the experts ("25%"). experts: None keeps them as
+    stored; a scheme ("w4a16_g128", or several with commas) quantizes them into the cache folder,
+    the first time with a progress line. device: where the dense part and the engine are. routing:
+    "library", "host", or None, which chooses (attach). group: a torch.distributed process group
+    whose ranks share the experts, parallel: "expert" (each rank some of them) or "tensor" (each a
+    part of every one); the dense part is whole on every rank. Other options are those of
+    moert.Engine, and of the auto class's from_pretrained (auto_class: default
+    AutoModelForCausalLM)."""
     device = torch.device(device)
     mine = {name: options.pop(name) for name in (*_ENGINE, *_OURS) if name in options}
     folder = pack_cache.checkpoint_folder(path)
@@ -64,9 +65,10 @@ def attach(model, experts, *, routing=None, top_k=None, device=None, cache_dir=N
     Returns the engine.
 
     experts: the model's folder; or a Source, such as Source.open_pack(dir). routing: "library"
-    replaces whole MoE blocks, so that routing and the prediction of the next layer happen beside the
-    experts; "host" replaces the experts alone, with the block's own router and shared experts. None:
-    "library" for architectures that the library reads, else "host". Other options: moert.Engine's."""
+    replaces whole MoE blocks, so that routing and the prediction of the next layer happen beside
+    the experts; "host" replaces the experts alone, with the block's own router and shared experts.
+    None: "library" for architectures that the library reads, else "host". Other options:
+    moert.Engine's."""
     device = torch.device(device or _device(model))
     plan = _plan(model, experts, {"routing": routing, "top_k": top_k, "cache_dir": cache_dir,
                                   "progress": progress, "group": group, "parallel": parallel})
@@ -81,9 +83,9 @@ def _refuse_quantized(folder):
     if quantized and quantized.get("quant_method") != "moert":
         raise ValueError(
             f"{folder / 'config.json'}: the checkpoint is quantized already ("
-            f"{quantized.get('quant_method')}). transformers loads its dense weights in a way of its "
-            "own, which cannot be combined; load the model with transformers and attach() a pack, or "
-            "take the bf16 checkpoint with experts='w4a16_g128'")
+            f"{quantized.get('quant_method')}). transformers loads its dense weights in a way of "
+            "its own, which cannot be combined; load the model with transformers and attach() a "
+            "pack, or take the bf16 checkpoint with experts='w4a16_g128'")
 
 
 def _device(model):
@@ -107,8 +109,8 @@ class _Plan(typing.NamedTuple):
 def _plan(model, experts, options):
     found = blocks.find(model)
     if not found:
-        raise ValueError(f"{type(model).__name__} has no MoE block: no module with experts and a gate "
-                         "or router")
+        raise ValueError(f"{type(model).__name__} has no MoE block: no module with experts and a "
+                         "gate or router")
     routing, group = options["routing"], options.get("group")
     if routing not in (None, "library", "host"):
         raise ValueError(f"routing is {routing!r}, legal are 'library', 'host' and None")
@@ -213,7 +215,8 @@ class MoertQuantizer(HfQuantizer):
 
     def _process_model_before_weight_loading(self, model, checkpoint_files=None, **kwargs):
         if not checkpoint_files or not checkpoint_files[0].endswith(".safetensors"):
-            raise ValueError("libmoert reads experts from safetensors files; this checkpoint has none")
+            raise ValueError("libmoert reads experts from safetensors files; this checkpoint has "
+                             "none")
         ours, engine_options = self.quantization_config.split()
         plan = _plan(model, os.path.dirname(checkpoint_files[0]), ours)
         with torch.device("cpu"):  # transformers builds the model on the meta device
@@ -226,8 +229,8 @@ class MoertQuantizer(HfQuantizer):
             *(model._keys_to_ignore_on_load_unexpected or ()), *prefixes}
 
     def is_serializable(self):  # asked by save_pretrained
-        raise ValueError("this model's experts are libmoert's, not torch's, so save_pretrained would "
-                         "lose them: copy the checkpoint's folder instead")
+        raise ValueError("this model's experts are libmoert's, not torch's, so save_pretrained "
+                         "would lose them: copy the checkpoint's folder instead")
 
     @property
     def is_trainable(self):

@@ -1,5 +1,6 @@
-"""vLLM's MoE layers with libmoert's experts. Written against vLLM 0.33's sources; vLLM routes, shares
-experts and reduces, and drops the experts of a checkpoint unread: the engine opens it itself."""
+"""vLLM's MoE layers with libmoert's experts. Written against vLLM 0.33's sources; vLLM routes,
+shares experts and reduces, and drops the experts of a checkpoint unread: the engine opens it
+itself."""
 import re
 
 import torch
