@@ -19,14 +19,19 @@ set(CPACK_DEBIAN_PACKAGE_RELEASE 1)
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_NAME ${MOERT_DEBIAN_RUNTIME})
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_SECTION libs)
 set(CPACK_COMPONENT_RUNTIME_DESCRIPTION
-    "Mixture-of-Experts models bigger than memory, shared library\nThe library owns the experts of a Mixture-of-Experts model: where each lives (disk, RAM or GPU memory), in which precision, and when it moves.\nThis package has the shared library of the C ABI.")
+    "Mixture-of-Experts models bigger than memory, shared library\nThe library owns the experts of a Mixture-of-Experts model: where each\nlives (disk, RAM or GPU memory), in which precision, and when it moves.\nThis package has the shared library of the C ABI.")
 set(CPACK_COMPONENT_DEVELOPMENT_DESCRIPTION
-    "Mixture-of-Experts models bigger than memory, development files\nThe library owns the experts of a Mixture-of-Experts model: where each lives (disk, RAM or GPU memory), in which precision, and when it moves.\nThis package has headers, static libraries, CMake and pkg-config files.")
+    "Mixture-of-Experts models bigger than memory, development files\nThe library owns the experts of a Mixture-of-Experts model: where each\nlives (disk, RAM or GPU memory), in which precision, and when it moves.\nThis package has headers, static libraries, CMake and pkg-config files.")
 set(CPACK_COMPONENT_TOOLS_DESCRIPTION
-    "Mixture-of-Experts models bigger than memory, command line tools\nThe library owns the experts of a Mixture-of-Experts model: where each lives (disk, RAM or GPU memory), in which precision, and when it moves.\nThis package has tools that run, quantize, measure and simulate such models.")
-set(CPACK_DEBIAN_RUNTIME_PACKAGE_CONTROL_EXTRA ${MOERT_DEBIAN_TRIGGERS})
-set(CPACK_DEBIAN_RUNTIME_PACKAGE_CONTROL_STRICT_PERMISSION ON)
-set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON)
+    "Mixture-of-Experts models bigger than memory, command line tools\nThe library owns the experts of a Mixture-of-Experts model: where each\nlives (disk, RAM or GPU memory), in which precision, and when it moves.\nThis package has tools that run, quantize, measure and simulate such models.")
+if(MOERT_DEBIAN_DOCS)  # a trigger and a list instead of scripts that call ldconfig
+  set(CPACK_DEBIAN_RUNTIME_PACKAGE_CONTROL_EXTRA ${MOERT_DEBIAN_DOCS}/triggers
+      ${MOERT_DEBIAN_DOCS}/shlibs)
+  set(CPACK_DEBIAN_RUNTIME_PACKAGE_CONTROL_STRICT_PERMISSION ON)
+endif()
+if(NOT MOERT_DEBIAN_DOCS)
+  set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON)
+endif()
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_NAME ${MOERT_DEBIAN_DEVELOPMENT})
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_SECTION libdevel)
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_DEPENDS "libmoert0 (= ${PROJECT_VERSION}-1)")

@@ -17,6 +17,12 @@ if grep -rIl --include=*.cmake --include=*.pc -e "$source" -e "$build" "$prefix"
   echo "the files above name the build tree"
   exit 1
 fi
+for file in LICENSE THIRD_PARTY_NOTICES.md moert.spdx.json; do
+  test -s "$(find "$prefix/share/doc" -name "$file")" || { echo "$file is not installed"; exit 1; }
+done
+if command -v python3 >/dev/null; then
+  python3 -m json.tool "$(find "$prefix/share/doc" -name moert.spdx.json)" >/dev/null
+fi
 test -L "$(find "$prefix" -name libmoert.so)"
 test -L "$(find "$prefix" -name libmoert.so.0)"
 
