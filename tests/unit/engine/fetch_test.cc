@@ -8,6 +8,7 @@
 #include "moert/engine.h"
 #include "support/catch.h"
 #include "support/opaque_fixture.h"
+#include "support/synthetic_source.h"
 #include "support/temp_dir.h"
 
 namespace moert {
@@ -259,6 +260,87 @@ TEST_CASE("policies that read the next layer's gate take the host's scores") {
   CHECK(engine->stats().prefetch_issued > 0);
   CHECK(engine->stats().prefetch_useful > 0);
   CHECK(engine->stats().predictions_next_gate > 0);
+}
+
+TEST_CASE("with gates and hidden states the library scores the next layer itself") {
+  OpaqueModel model;
+  OpaqueWeights weights = model.InMemory();
+  for (const bool gates : {true, false}) {
+    for (MoeLayerSpec& layer : model.spec.layers) {
+      layer.routing.kind = gates ? RoutingKind::kSoftmaxTopK : RoutingKind::kExternal;
+    }
+    if (gates) {
+      weights.gates = [](const WeightRead& read) {
+        // Expert e scores what channel e of the input holds.
+        auto* gate = static_cast<float*>(read.dst);
+        for (int64_t i = 0; i < read.rows * read.cols; ++i) {
+          gate[i] = i / read.cols == i % read.cols ? 1.0f : 0.0f;
+        }
+        return absl::OkStatus();
+      };
+    }
+    EngineOptions options;
+    options.strategy = "fate";
+    options.clock = ClockKind::kVirtual;
+    options.budget = Budget::Fraction(0.5);
+    const auto engine = Open(Source(model, weights), options);
+    for (int s = 0; s < 6; ++s) {
+      auto step = engine->BeginStep({Phase::kDecode, 1});
+      REQUIRE_OK(step.status());
+      for (int l = 0; l < OpaqueModel::kLayers; ++l) {
+        const std::vector<int32_t> ids = {(s + l) % kE, (s + l + 5) % kE};
+        std::vector<float> x(OpaqueModel::kHidden);
+        x[(s + l + 1) % kE] = x[(s + l + 6) % kE] = 3;  // what the next layer will use
+        FetchInput input;
+        input.ids = ids;
+        input.hidden = {x.data(), DType::kF32, 1, OpaqueModel::kHidden, OpaqueModel::kHidden};
+        SlotView view;
+        REQUIRE_OK(engine->Fetch(*step, l, input, &view));
+        input.hidden.cols = 3;
+        CHECK(std::string(engine->Fetch(*step, l, input, &view).message()).find("hidden: [1, 3]") !=
+              std::string::npos);
+        REQUIRE_OK(engine->ReleaseFetched(*step, l));
+      }
+      REQUIRE_OK(engine->EndStep(*step));
+    }
+    CHECK((engine->stats().predictions_next_gate > 0) == gates);
+    CHECK((engine->stats().prefetch_useful > 0) == gates);
+  }
+}
+
+TEST_CASE("our own records have slots too: one part, the record") {
+  const auto source = std::make_shared<test::SyntheticSource>(test::SyntheticShape{});
+  EngineOptions options;
+  options.budget = Budget::Fraction(0.5);
+  const auto engine = Open(source, options);
+  auto step = engine->BeginStep({Phase::kDecode, 1});
+  REQUIRE_OK(step.status());
+  const std::vector<int32_t> ids = {5, 2};
+  FetchInput input;
+  input.ids = ids;
+  SlotView view;
+  REQUIRE_OK(engine->Fetch(*step, 1, input, &view));
+  REQUIRE(view.parts.size() == 1);
+  for (const int32_t e : ids) {
+    const std::byte* at = view.parts[0].base + view.slot_of_expert[e] * view.parts[0].stride;
+    const std::vector<std::byte>& record = source->record(1, e, 0);
+    CHECK(std::equal(record.begin(), record.end(), at));
+  }
+  CHECK(view.parts[0].bytes == source->layout(1, 0, 0).bytes);
+  REQUIRE_OK(engine->EndStep(*step));
+  options.strategy = "never-stall";
+  options.budget = Budget::Fraction(1);
+  test::SyntheticShape two;
+  two.low_version = true;
+  options.customize_strategy = [](Strategy* strategy) {
+    strategy->versions = {"bf16", "low"};
+    return absl::OkStatus();
+  };
+  const auto versions = Open(std::make_shared<test::SyntheticSource>(two), options);
+  step = versions->BeginStep({Phase::kDecode, 1});
+  REQUIRE_OK(step.status());
+  CHECK(versions->Fetch(*step, 1, input, &view).code() == absl::StatusCode::kFailedPrecondition);
+  REQUIRE_OK(versions->EndStep(*step));
 }
 
 TEST_CASE("the library does not multiply opaque records, and says so") {
