@@ -8,5 +8,9 @@ if [ $# = 0 ]; then
 fi
 shown=$(nm -D --defined-only "$1" | awk '$2 == "T" {print $3}')
 [ "$shown" = ggml_backend_init ] || { echo "shows more or less than ggml_backend_init: $shown"; exit 1; }
-nm -D --undefined-only "$1" | grep ' _ZNK\?5moert' && { echo "needs more of libmoert than its C ABI"; exit 1; }
-nm -D --undefined-only "$1" | grep -q ' moert_layer_fetch' || { echo "does not use libmoert"; exit 1; }
+used=$(nm -D --undefined-only "$1" | grep -oE '(moert_[a-z_]+|_ZNK?5moert[A-Za-z0-9_]+)' | sort -u)
+case $used in
+  *_Z*) echo "needs more of libmoert than its C ABI: $used"; exit 1 ;;
+  *moert_layer_fetch*) ;;
+  *) echo "does not use libmoert: $used"; exit 1 ;;
+esac
