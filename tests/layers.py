@@ -15,7 +15,8 @@ LAYERS = [
     ("gemm", ["lib/gemm"], "mixed_group_gemm"),
     ("source", ["lib/source"], "expert_source host_source"),
     ("checkpoint", ["lib/checkpoint"],
-     "offline/checkpoint offline/hf_config offline/quantization_config offline/rope_config offline/tensor_names"),
+     "offline/attention_config offline/checkpoint offline/hf_config offline/quantization_config "
+     "offline/rope_config offline/tensor_names"),
     ("pack", ["lib/pack"], "offline/calibration offline/pack offline/plan"),
     ("policy", [], "policy trace"),  # what policies and sinks are asked and told
     ("transfer", ["lib/transfer"], ""),

@@ -32,9 +32,9 @@ endfunction()
 # Kernels of the decoder's one matrix product, by instruction set.
 function(moert_isa_flags)
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-    set_source_files_properties(host/panel_gemm_avx2.cc PROPERTIES COMPILE_OPTIONS
+    set_source_files_properties(host/blocks/panel_gemm_avx2.cc PROPERTIES COMPILE_OPTIONS
                                 "-mavx2;-mfma;-mf16c;-mbmi2")
-    set_source_files_properties(host/panel_gemm_avx512.cc PROPERTIES COMPILE_OPTIONS
+    set_source_files_properties(host/blocks/panel_gemm_avx512.cc PROPERTIES COMPILE_OPTIONS
       "-mavx2;-mfma;-mf16c;-mbmi2;-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-Wno-maybe-uninitialized;-Wno-uninitialized")
   endif()
 endfunction()

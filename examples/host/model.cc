@@ -1,58 +1,46 @@
 #include "host/model.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <string>
+#include <utility>
 
+#include "host/blocks/panel_gemm.h"
 #include "host/sampling.h"
 #include "util/status_macros.h"
 
 namespace moert::host {
-namespace {
-
-// What a config may legally say but this decoder has no code for.
-absl::Status CheckRunnable(const HfConfig& config) {
-  if (config.head_dim % kPanelWidth != 0) {
-    return absl::UnimplementedError(
-        fmt::format("config.json: head_dim {}; the example decoder runs multiples of {}",
-                    config.head_dim, kPanelWidth));
-  }
-  return absl::OkStatus();
-}
-
-}  // namespace
 
 Decoder::Decoder(const HfConfig& config, ThreadPool* pool, MoeRunner* moe)
-    : config_(config), pool_(pool), moe_(moe), rope_(config.rope, config.head_dim) {}
+    : config_(config), pool_(pool), moe_(moe), rope_(config.rope) {}
 
 absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Load(const Checkpoint& checkpoint,
                                                        const HfConfig& config, ThreadPool* pool,
                                                        MoeRunner* moe) {
-  MOERT_RETURN_IF_ERROR(CheckRunnable(config));
   std::unique_ptr<Decoder> d(new Decoder(config, pool, moe));
+  const std::string& prefix = config.tensor_prefix;
   const auto norm = [&](const std::string& name) {
     return Norm::Load(checkpoint, name, config.norm, config.hidden_size,
                       static_cast<float>(config.norm_eps));
   };
-  MOERT_ASSIGN_OR_RETURN(d->embedding_, Linear::Load(checkpoint, "model.embed_tokens",
+  MOERT_ASSIGN_OR_RETURN(d->embedding_, Linear::Load(checkpoint, prefix + "model.embed_tokens",
                                                      config.vocab_size, config.hidden_size, false));
   if (!config.tie_word_embeddings) {
-    MOERT_ASSIGN_OR_RETURN(d->head_, Linear::Load(checkpoint, "lm_head", config.vocab_size,
+    MOERT_ASSIGN_OR_RETURN(d->head_, Linear::Load(checkpoint, prefix + "lm_head", config.vocab_size,
                                                   config.hidden_size, config.lm_head_bias));
   }
-  MOERT_ASSIGN_OR_RETURN(d->final_norm_, norm("model.norm"));
+  MOERT_ASSIGN_OR_RETURN(d->final_norm_, norm(prefix + "model.norm"));
   d->layers_.resize(config.num_hidden_layers);
   for (int i = 0; i < config.num_hidden_layers; ++i) {
     Layer& layer = d->layers_[i];
-    const std::string name = "model.layers." + std::to_string(i) + ".";
-    MOERT_ASSIGN_OR_RETURN(layer.attention_norm, norm(name + "input_layernorm"));
+    const std::string name = LayerPrefix(config, i);
+    MOERT_ASSIGN_OR_RETURN(layer.mixer_norm, norm(name + "input_layernorm"));
     MOERT_ASSIGN_OR_RETURN(layer.mlp_norm, norm(name + "post_attention_layernorm"));
-    MOERT_ASSIGN_OR_RETURN(layer.attention, Attention::Load(checkpoint, config, i, &d->rope_));
+    MOERT_ASSIGN_OR_RETURN(layer.mixer, LoadMixer(checkpoint, config, i, &d->rope_));
     layer.moe_layer = config.MoeLayerIndex(i);
     if (layer.moe_layer < 0) {
-      MOERT_ASSIGN_OR_RETURN(layer.mlp, Mlp::Load(checkpoint, name + "mlp", config.hidden_size,
-                                                  config.dense_intermediate, config.activation));
+      MOERT_ASSIGN_OR_RETURN(layer.mlp,
+                             Mlp::Load(checkpoint, name + config.dense_block, config.hidden_size,
+                                       config.dense_intermediate, config.activation));
     }
   }
   return d;
@@ -67,7 +55,7 @@ absl::Status Decoder::Step(StepPhase phase, absl::Span<const SequenceInput> inpu
   int64_t rows = 0, longest = 0;
   for (const SequenceInput& input : inputs) {
     const int64_t added = static_cast<int64_t>(input.tokens.size());
-    groups.push_back({static_cast<KvCache*>(input.cache), rows, added});
+    groups.push_back({static_cast<SequenceState*>(input.cache), rows, added});
     residual_.resize((rows + added) * config_.hidden_size);
     for (int64_t i = 0; i < added; ++i) {
       embedding_.Row(input.tokens[i], residual_.data() + (rows + i) * config_.hidden_size);
@@ -93,7 +81,7 @@ absl::Status Decoder::Step(StepPhase phase, absl::Span<const SequenceInput> inpu
 
   hidden->resize(rows * config_.hidden_size);
   final_norm_.Forward(pool_, residual_.data(), rows, hidden->data());
-  for (const RowGroup& group : groups) group.cache->set_length(group.cache->length() + group.rows);
+  for (const RowGroup& group : groups) group.sequence->Advance(group.rows);
   return absl::OkStatus();
 }
 
@@ -109,10 +97,8 @@ bool Decoder::PredictNext(int moe_layer, const float* partial, float* next_input
   while (layers_[i].moe_layer != moe_layer) ++i;
   for (++i; i < layers_.size(); ++i) {
     Layer& layer = layers_[i];
-    layer.attention_norm.Forward(pool_, predicted_residual_.data(), rows_,
-                                 predicted_normed_.data());
-    layer.attention.Forward(pool_, groups_, predicted_normed_.data(), rows_,
-                            predicted_delta_.data());
+    layer.mixer_norm.Forward(pool_, predicted_residual_.data(), rows_, predicted_normed_.data());
+    layer.mixer->Forward(pool_, groups_, predicted_normed_.data(), rows_, predicted_delta_.data());
     add(predicted_delta_.data());
     if (layer.moe_layer >= 0) {
       layer.mlp_norm.Forward(pool_, predicted_residual_.data(), rows_, next_input);
@@ -132,8 +118,8 @@ absl::Status Decoder::RunLayers(absl::Span<const RowGroup> groups, int64_t rows)
     for (size_t i = 0; i < delta_.size(); ++i) residual_[i] += delta_[i];
   };
   for (Layer& layer : layers_) {
-    layer.attention_norm.Forward(pool_, residual_.data(), rows, normed_.data());
-    layer.attention.Forward(pool_, groups, normed_.data(), rows, delta_.data());
+    layer.mixer_norm.Forward(pool_, residual_.data(), rows, normed_.data());
+    layer.mixer->Forward(pool_, groups, normed_.data(), rows, delta_.data());
     add_delta();
     layer.mlp_norm.Forward(pool_, residual_.data(), rows, normed_.data());
     if (layer.moe_layer >= 0) {
@@ -152,14 +138,14 @@ void Decoder::Embed(absl::Span<const int32_t> tokens, float* residual) const {
   }
 }
 
-void Decoder::AttentionHalf(int layer, KvCache* cache, int64_t rows, float* residual,
+void Decoder::AttentionHalf(int layer, SequenceState* scratch, int64_t rows, float* residual,
                             float* normed) {
   Layer& l = layers_[layer];
-  const RowGroup group{cache, 0, rows};
+  const RowGroup group{scratch, 0, rows};
   rope_.Extend(rows);
   delta_.resize(rows * config_.hidden_size);
-  l.attention_norm.Forward(pool_, residual, rows, normed);
-  l.attention.Forward(pool_, absl::MakeConstSpan(&group, 1), normed, rows, delta_.data());
+  l.mixer_norm.Forward(pool_, residual, rows, normed);
+  l.mixer->Forward(pool_, absl::MakeConstSpan(&group, 1), normed, rows, delta_.data());
   for (size_t i = 0; i < delta_.size(); ++i) residual[i] += delta_[i];
   l.mlp_norm.Forward(pool_, residual, rows, normed);
 }
@@ -178,8 +164,11 @@ void Decoder::Logits(const float* hidden, int64_t rows, float* logits) const {
   (head_.empty() ? embedding_ : head_).Forward(pool_, hidden, rows, logits);
 }
 
-absl::StatusOr<std::unique_ptr<Sequence>> Decoder::NewSequence(int64_t max_tokens) {
-  return std::make_unique<KvCache>(config_, max_tokens);
+std::unique_ptr<SequenceState> Decoder::MakeSequence(int64_t max_tokens) const {
+  const int64_t capacity = (max_tokens + kPanelWidth - 1) / kPanelWidth * kPanelWidth;
+  std::vector<std::unique_ptr<LayerState>> states;
+  for (const Layer& layer : layers_) states.push_back(layer.mixer->NewState(capacity));
+  return std::make_unique<SequenceState>(max_tokens, capacity, std::move(states));
 }
 
 absl::Status Decoder::Run(StepPhase phase, absl::Span<const SequenceInput> inputs) {

@@ -10,12 +10,12 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "host/aligned.h"
-#include "host/attention.h"
-#include "host/kv_cache.h"
-#include "host/linear.h"
-#include "host/mlp.h"
+#include "host/blocks/linear.h"
+#include "host/blocks/mixer.h"
+#include "host/blocks/mlp.h"
+#include "host/blocks/norm.h"
 #include "host/moe_runner.h"
-#include "host/norm.h"
+#include "host/sequence_state.h"
 #include "host/token_model.h"
 #include "moert/offline/hf_config.h"
 #include "moert/thread_pool.h"
@@ -33,7 +33,10 @@ class Decoder final : public TokenModel {
                                                        const HfConfig& config, ThreadPool* pool,
                                                        MoeRunner* moe);
 
-  absl::StatusOr<std::unique_ptr<Sequence>> NewSequence(int64_t max_tokens) override;
+  absl::StatusOr<std::unique_ptr<Sequence>> NewSequence(int64_t max_tokens) override {
+    return MakeSequence(max_tokens);
+  }
+  std::unique_ptr<SequenceState> MakeSequence(int64_t max_tokens) const;
   absl::Status Run(StepPhase phase, absl::Span<const SequenceInput> inputs) override;
   absl::Status RowLogits(int64_t first, int64_t rows, float* logits) override;
   absl::StatusOr<int32_t> Best(int64_t row) override;
@@ -42,7 +45,7 @@ class Decoder final : public TokenModel {
   int64_t max_rows() const override { return moe_->max_rows(); }
   double NowMs() const override { return moe_->NowMs(); }
 
-  /// Run, whose inputs' caches are KvCaches; `hidden` receives the final norm's output [rows,
+  /// Run; `hidden` receives the final norm's output [rows,
   /// config().hidden_size].
   absl::Status Step(StepPhase phase, absl::Span<const SequenceInput> inputs,
                     AlignedVector<float>* hidden);
@@ -55,9 +58,10 @@ class Decoder final : public TokenModel {
   // hidden], rows being the positions 0.. of a sequence.
 
   void Embed(absl::Span<const int32_t> tokens, float* residual) const;
-  /// Adds a layer's attention block to residual; normed receives the input of its feed-forward
-  /// block. `cache`, of at least `rows` tokens and length 0, is scratch.
-  void AttentionHalf(int layer, KvCache* cache, int64_t rows, float* residual, float* normed);
+  /// Adds a layer's mixer to residual; normed receives the input of its feed-forward block.
+  /// `scratch` is MakeSequence's, for at least `rows` tokens, of length 0.
+  void AttentionHalf(int layer, SequenceState* scratch, int64_t rows, float* residual,
+                     float* normed);
   /// Adds the feed-forward block of a layer that is not MoE.
   void DenseHalf(int layer, int64_t rows, const float* normed, float* residual);
   /// The final norm: hidden is what Logits takes.
@@ -69,8 +73,8 @@ class Decoder final : public TokenModel {
 
  private:
   struct Layer {
-    Norm attention_norm, mlp_norm;
-    Attention attention;
+    Norm mixer_norm, mlp_norm;
+    std::unique_ptr<Mixer> mixer;
     int moe_layer = -1;
     Mlp mlp;  // where moe_layer is -1
   };

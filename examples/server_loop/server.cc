@@ -115,8 +115,8 @@ void Server::DropCancelledAndAdmit() {
     std::unique_ptr<Sequence> sequence = std::move(waiting_.front());
     waiting_.pop_front();
     sequence->reply.queue_ms = MsSince(sequence->submitted);
-    sequence->cache = std::make_unique<host::KvCache>(
-        decoder_->config(), sequence->request.prompt.size() + sequence->request.max_tokens);
+    sequence->cache = decoder_->MakeSequence(static_cast<int64_t>(sequence->request.prompt.size()) +
+                                             sequence->request.max_tokens);
     running_.push_back(std::move(sequence));
   }
 }

@@ -87,7 +87,7 @@ class Server {
     Request request;
     Reply reply;
     Clock::time_point submitted, last_token;
-    std::unique_ptr<host::KvCache> cache;
+    std::unique_ptr<host::Sequence> cache;
     int64_t prefilled = 0;  // prompt tokens in the cache
   };
 

@@ -121,6 +121,13 @@ absl::StatusOr<ExpertTensors> CheckpointExperts::FindFused(const MoeLayerSpec& l
   return found;
 }
 
+// ERNIE's selection bias has a dimension more.
+std::vector<int64_t> CheckpointExperts::BiasShape(const MoeLayerSpec& l) const {
+  const TensorInfo* t = checkpoint_->Find(names_.SelectionBias(l.model_layer));
+  if (t != nullptr && t->shape.size() == 2) return {1, l.num_experts};
+  return {l.num_experts};
+}
+
 StoredMatrix CheckpointExperts::Stored(const MoeLayerSpec& l, int expert, Projection p,
                                        bool blocks) const {
   const bool down = p == Projection::kDown;
@@ -212,7 +219,7 @@ absl::Status CheckpointExperts::CheckLayer(const MoeLayerSpec& l) {
     MOERT_RETURN_IF_ERROR(Check(names.ExpertScales(n), {l.num_experts}));
   }
   if (l.routing.selection_bias) {
-    MOERT_RETURN_IF_ERROR(Check(names.SelectionBias(n), {l.num_experts}));
+    MOERT_RETURN_IF_ERROR(Check(names.SelectionBias(n), BiasShape(l)));
   }
   if (l.shared_intermediate > 0) {
     const int64_t w = l.shared_intermediate;
@@ -418,7 +425,7 @@ absl::StatusOr<LayerConstants> CheckpointExperts::ReadConstants(int layer) const
   MOERT_ASSIGN_OR_RETURN(c.gate, checkpoint_->ReadF32(names.Router(n), {l.num_experts, l.hidden}));
   if (l.routing.selection_bias) {
     MOERT_ASSIGN_OR_RETURN(c.selection_bias,
-                           checkpoint_->ReadF32(names.SelectionBias(n), {l.num_experts}));
+                           checkpoint_->ReadF32(names.SelectionBias(n), BiasShape(l)));
   }
   if (l.routing.logit_bias) {
     MOERT_ASSIGN_OR_RETURN(c.logit_bias,

@@ -63,6 +63,7 @@ class CheckpointExperts {
       : checkpoint_(checkpoint), config_(config), quantized_(checkpoint, config->quantization) {}
   absl::Status Check(const std::string& name, absl::Span<const int64_t> shape) const;
   absl::Status CheckLayer(const MoeLayerSpec& layer);
+  std::vector<int64_t> BiasShape(const MoeLayerSpec& layer) const;
   absl::Status CheckExperts(const MoeLayerSpec& layer);
   absl::Status CheckBiases(const MoeLayerSpec& layer) const;
   bool IsQuantized(int layer) const;

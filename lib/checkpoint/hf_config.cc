@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <new>
 
 #include "base/exception_status.h"
@@ -25,17 +26,18 @@ constexpr int64_t kMaxPositions = int64_t{1} << 31;
 // Which layers look only at the last sliding_window positions.
 void ReadSlidingWindow(const Architecture& family, ConfigFields& fields, HfConfig& config) {
   const size_t layers = static_cast<size_t>(config.num_hidden_layers);
-  config.sliding_window.assign(layers, 0);
+  config.mixers.assign(layers, {});
   const int64_t window = fields.Int("sliding_window", 0, kMaxPositions, 0);
   if (window == 0 || !fields.Bool("use_sliding_window", family.window_without_flag)) return;
+  const MixerConfig windowed{MixerKind::kWindow, window};
   if (const auto types = fields.Find("layer_types")) {
     if (!types->is_array() || types->size() != layers) {
       return fields.Fail("layer_types", fmt::format("legal is a list of {} names", layers));
     }
-    auto layer = config.sliding_window.begin();
+    auto layer = config.mixers.begin();
     for (const JsonValue type : types->elements()) {
       if (type.Is("sliding_attention")) {
-        *layer = window;
+        *layer = windowed;
       } else if (!type.Is("full_attention")) {
         return fields.Fail("layer_types", "legal names are full_attention and sliding_attention");
       }
@@ -44,30 +46,61 @@ void ReadSlidingWindow(const Architecture& family, ConfigFields& fields, HfConfi
     return;
   }
   const int64_t first = fields.Int("max_window_layers", 0, kMaxLayerCount, 0);
-  for (size_t i = static_cast<size_t>(first); i < layers; ++i) config.sliding_window[i] = window;
+  for (size_t i = static_cast<size_t>(first); i < layers; ++i) config.mixers[i] = windowed;
 }
 
-void ReadAttention(ConfigFields& fields, HfConfig& config) {
-  config.num_attention_heads = static_cast<int>(fields.Int("num_attention_heads", 1, 65536));
+// What YaRN as DeepSeek uses it adds to the scores: the square of its factor for mscale_all_dim.
+double LatentScale(const RopeConfig& rope) {
+  if (rope.kind != RopeKind::kYarn || rope.mscale_all_dim == 0 || rope.factor <= 1) return 1;
+  const double factor = 0.1 * rope.mscale_all_dim * std::log(rope.factor) + 1;
+  return factor * factor;
+}
+
+// Latent attention: sizes of a head are fields of their own.
+void ReadLatentHeads(ConfigFields& fields, HfConfig& config) {
+  LatentAttentionConfig& l = config.latent;
+  l.kv_rank = fields.Int("kv_lora_rank", 1, kMaxWidth);
+  l.q_rank = fields.Int("q_lora_rank", 1, kMaxWidth, 0);
+  l.nope_dim = fields.Int("qk_nope_head_dim", 1, kMaxHeadDim);
+  l.rope_dim = fields.Int("qk_rope_head_dim", 2, kMaxHeadDim);
+  l.value_dim = fields.Int("v_head_dim", 1, kMaxHeadDim);
+  if (l.rope_dim % 2 != 0) fields.Fail("qk_rope_head_dim", "legal is an even number");
+  config.head_dim = l.nope_dim + l.rope_dim;
+  ReadAttentionBias(fields, config);
+}
+
+void ReadHeads(const Architecture& family, ConfigFields& fields, HfConfig& config) {
+  config.num_attention_heads = static_cast<int>(fields.Int("num_attention_heads", 1, kMaxHeads));
   config.num_key_value_heads = static_cast<int>(
       fields.Int("num_key_value_heads", 1, config.num_attention_heads, config.num_attention_heads));
   if (config.num_attention_heads % config.num_key_value_heads != 0) {
     fields.Fail("num_key_value_heads", fmt::format("legal is a divisor of num_attention_heads ({})",
                                                    config.num_attention_heads));
   }
+  if (family.latent_attention) return ReadLatentHeads(fields, config);
   std::optional<int64_t> derived;
   if (config.hidden_size % config.num_attention_heads == 0) {
     derived = config.hidden_size / config.num_attention_heads;
   }
-  config.head_dim = fields.Int("head_dim", 1, 65536, derived);
+  config.head_dim = fields.Int("head_dim", 1, kMaxHeadDim, derived);
   if (config.head_dim % 2 != 0) fields.Fail("head_dim", "legal is an even number");
-  if (fields.Real("partial_rotary_factor", 0, 1, 1) != 1) {
-    fields.Fail("partial_rotary_factor", "legal is 1: all channels of a head are rotated");
+}
+
+void ReadAttention(const Architecture& family, ConfigFields& fields, HfConfig& config) {
+  ReadHeads(family, fields, config);
+  const int64_t rotated = family.latent_attention ? config.latent.rope_dim : config.head_dim;
+  config.rope = ReadRopeConfig(fields, family.rope_theta, family.partial_rotary,
+                               config.max_position_embeddings, rotated);
+  config.attention_scale = 1.0 / std::sqrt(static_cast<double>(config.head_dim));
+  if (family.latent_attention) config.attention_scale *= LatentScale(config.rope);
+  if (family.own_layer_types) {
+    config.mixers.assign(static_cast<size_t>(config.num_hidden_layers), {});
+  } else {
+    ReadSlidingWindow(family, fields, config);
   }
 }
 
 void ReadCommon(const Architecture& family, ConfigFields& fields, HfConfig& config) {
-  config.quantization = ReadQuantizationConfig(fields);
   config.vocab_size = fields.Int("vocab_size", 1, kMaxVocabulary);
   config.hidden_size = fields.Int("hidden_size", 1, kMaxWidth);
   config.num_hidden_layers = static_cast<int>(fields.Int("num_hidden_layers", 1, kMaxLayerCount));
@@ -78,10 +111,20 @@ void ReadCommon(const Architecture& family, ConfigFields& fields, HfConfig& conf
   config.bos_token_id = fields.Int("bos_token_id", -1, config.vocab_size - 1, -1);
   config.eos_token_ids = fields.Ints("eos_token_id", 0, config.vocab_size - 1, true);
   config.is_moe.assign(static_cast<size_t>(config.num_hidden_layers), true);
-  ReadAttention(fields, config);
-  config.rope =
-      ReadRopeConfig(fields, family.rope_theta, config.max_position_embeddings, config.head_dim);
-  ReadSlidingWindow(family, fields, config);
+  ReadAttention(family, fields, config);
+}
+
+absl::StatusOr<HfConfig> ReadFamily(const Architecture& family, ConfigFields& fields,
+                                    HfConfig config) {
+  ReadCommon(family, fields, config);
+  MOERT_RETURN_IF_ERROR(fields.status());
+  config.moe.architecture = config.model_type;
+  family.read(fields, config);
+  if (std::find(config.is_moe.begin(), config.is_moe.end(), false) != config.is_moe.end()) {
+    config.dense_intermediate = fields.Int(family.dense_width, 1, kMaxFfnWidth);
+  }
+  MOERT_RETURN_IF_ERROR(fields.status());
+  return config;
 }
 
 absl::StatusOr<HfConfig> Read(JsonValue object, const std::string& source) {
@@ -98,14 +141,17 @@ absl::StatusOr<HfConfig> Read(JsonValue object, const std::string& source) {
         "{}: model_type is \"{}\", which is not supported; supported are: {}; {}", source,
         Printable(config.model_type), fmt::join(SupportedArchitectures(), ", "), kOtherWays));
   }
-  ReadCommon(**found, fields, config);
-  MOERT_RETURN_IF_ERROR(fields.status());
-  config.moe.architecture = config.model_type;
-  (*found)->read(fields, config);
-  if (std::find(config.is_moe.begin(), config.is_moe.end(), false) != config.is_moe.end()) {
-    config.dense_intermediate = fields.Int("intermediate_size", 1, kMaxFfnWidth);
+  config.tensor_prefix = (*found)->tensor_prefix;
+  config.quantization = ReadQuantizationConfig(fields);
+  if (const char* key = (*found)->text_config) {
+    const auto text = fields.Find(key);
+    if (!text || !text->is_object()) fields.Fail(key, "legal is an object");
+    MOERT_RETURN_IF_ERROR(fields.status());
+    ConfigFields inner(*text, fmt::format("{}: {}", source, key));
+    MOERT_ASSIGN_OR_RETURN(config, ReadFamily(**found, inner, std::move(config)));
+  } else {
+    MOERT_ASSIGN_OR_RETURN(config, ReadFamily(**found, fields, std::move(config)));
   }
-  MOERT_RETURN_IF_ERROR(fields.status());
   if (const absl::Status s = config.moe.Validate(); !s.ok()) {
     return absl::InvalidArgumentError(
         fmt::format("{}: {}", source, fmt::string_view(s.message().data(), s.message().size())));

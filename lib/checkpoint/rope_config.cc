@@ -39,20 +39,28 @@ void ReadLongRope(ConfigFields& scaling, int64_t half, RopeConfig& rope) {
   rope.attention_factor = scaling.Real("attention_factor", 0, kMaxFactor, 0);
 }
 
-}  // namespace
-
-RopeConfig ReadRopeConfig(ConfigFields& fields, double theta, int64_t max_positions,
-                          int64_t head_dim) {
-  RopeConfig rope;
-  rope.theta = fields.Real("rope_theta", 1.0, kMaxTheta, theta);
-  const char* key = fields.Has("rope_parameters") ? "rope_parameters" : "rope_scaling";
-  const auto object = fields.Find(key);
-  if (!object) return rope;
-  if (!object->is_object()) {
-    fields.Fail(key, "legal is an object");
-    return rope;
+// Where published configurations say how much of a head is rotated: rotary_dim counts channels.
+int64_t ReadDim(ConfigFields& fields, ConfigFields* scaling, double partial, int64_t head_dim) {
+  constexpr char kPart[] = "partial_rotary_factor";
+  if (fields.Has("rotary_dim")) {
+    const int64_t dim = fields.Int("rotary_dim", 2, head_dim);
+    if (dim % 2 != 0) fields.Fail("rotary_dim", "legal is an even number");
+    return dim;
   }
-  ConfigFields scaling(*object, key);
+  partial = fields.Real(kPart, 0, 1, partial);
+  if (scaling != nullptr) partial = scaling->Real(kPart, 0, 1, partial);
+  const auto dim = static_cast<int64_t>(static_cast<double>(head_dim) * partial);
+  if (dim < 2 || dim % 2 != 0) {
+    fields.Fail(kPart, fmt::format("legal is what makes an even number of at least 2 of head_dim "
+                                   "({})",
+                                   head_dim));
+  }
+  return dim;
+}
+
+// Everything but `dim`, from the object that describes the scaling.
+void ReadScaling(ConfigFields& fields, ConfigFields& scaling, int64_t max_positions,
+                 RopeConfig& rope) {
   rope.theta = scaling.Real("rope_theta", 1.0, kMaxTheta, rope.theta);
   const std::string name = scaling.String("rope_type", scaling.String("type", "default"));
   const auto kind = ParseKind(name);
@@ -73,7 +81,7 @@ RopeConfig ReadRopeConfig(ConfigFields& fields, double theta, int64_t max_positi
     rope.factor = derived ? ratio : scaling.Real("factor", 1.0, kMaxFactor);
   }
   if (rope.kind == RopeKind::kYarn) ReadYarn(scaling, rope);
-  if (rope.kind == RopeKind::kLongRope) ReadLongRope(scaling, head_dim / 2, rope);
+  if (rope.kind == RopeKind::kLongRope) ReadLongRope(scaling, rope.dim / 2, rope);
   if (rope.kind == RopeKind::kLlama3) {
     rope.low_freq_factor = scaling.Real("low_freq_factor", 1e-6, kMaxFactor);
     rope.high_freq_factor = scaling.Real("high_freq_factor", 1e-6, kMaxFactor);
@@ -82,6 +90,27 @@ RopeConfig ReadRopeConfig(ConfigFields& fields, double theta, int64_t max_positi
                    fmt::format("legal is more than low_freq_factor ({})", rope.low_freq_factor));
     }
   }
+}
+
+}  // namespace
+
+RopeConfig ReadRopeConfig(ConfigFields& fields, double theta, double partial, int64_t max_positions,
+                          int64_t head_dim) {
+  RopeConfig rope;
+  rope.theta = fields.Real("rope_theta", 1.0, kMaxTheta, theta);
+  const char* key = fields.Has("rope_parameters") ? "rope_parameters" : "rope_scaling";
+  const auto object = fields.Find(key);
+  if (!object) {
+    rope.dim = ReadDim(fields, nullptr, partial, head_dim);
+    return rope;
+  }
+  if (!object->is_object()) {
+    fields.Fail(key, "legal is an object");
+    return rope;
+  }
+  ConfigFields scaling(*object, key);
+  rope.dim = ReadDim(fields, &scaling, partial, head_dim);
+  ReadScaling(fields, scaling, max_positions, rope);
   if (!scaling.status().ok()) fields.Fail(key, std::string(scaling.status().message()));
   return rope;
 }

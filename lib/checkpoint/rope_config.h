@@ -9,8 +9,9 @@
 
 namespace moert {
 
-/// `theta` is the default of the architecture. Errors stay in `fields`.
-RopeConfig ReadRopeConfig(ConfigFields& fields, double theta, int64_t max_positions,
+/// `theta` and `partial` (the part of a head's channels that is rotated) are the defaults of the
+/// architecture. Errors stay in `fields`.
+RopeConfig ReadRopeConfig(ConfigFields& fields, double theta, double partial, int64_t max_positions,
                           int64_t head_dim);
 
 }  // namespace moert

@@ -1,6 +1,6 @@
 // config.json of every architecture, and the rotary tables that follow from it.
 #include "fuzz/fuzz.h"
-#include "host/rope.h"
+#include "host/blocks/rope.h"
 #include "moert/offline/hf_config.h"
 
 using namespace moert;
@@ -14,11 +14,12 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   FUZZ_REQUIRE(config->moe.Validate().ok());
   FUZZ_REQUIRE(static_cast<int>(config->is_moe.size()) == config->num_hidden_layers);
-  FUZZ_REQUIRE(static_cast<int>(config->sliding_window.size()) == config->num_hidden_layers);
+  FUZZ_REQUIRE(static_cast<int>(config->mixers.size()) == config->num_hidden_layers);
   FUZZ_REQUIRE(config->MoeLayerIndex(config->moe.layers.back().model_layer) ==
                config->moe.num_layers() - 1);
+  FUZZ_REQUIRE(config->rope.dim >= 2 && config->rope.dim <= config->head_dim);
   FUZZ_REQUIRE(config->num_attention_heads % config->num_key_value_heads == 0);
-  host::Rope rope(config->rope, config->head_dim);
+  host::Rope rope(config->rope);
   rope.Extend(3);
   std::vector<float> x(static_cast<size_t>(config->head_dim), 1.0f);
   rope.Rotate(rope.SetOf(config->max_position_embeddings), 2, x.data());

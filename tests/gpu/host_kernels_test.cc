@@ -8,13 +8,13 @@
 
 #include "device_array.h"
 #include "device_step.h"
+#include "host/blocks/mlp.h"
+#include "host/blocks/rope.h"
 #include "host/cuda/cublas.h"
 #include "host/cuda/gemm_kernel.h"
 #include "host/cuda/norm_kernel.h"
 #include "host/cuda/rope_kernel.h"
 #include "host/cuda/token_kernels.h"
-#include "host/mlp.h"
-#include "host/rope.h"
 #include "host/sampling.h"
 
 namespace moert::test {
@@ -95,7 +95,8 @@ TEST_CASE("bias, norms, clipping, rotation and the cache") {
     config.high_freq_factor = 4;
     config.short_factor.assign(c.head_dim / 2, 1.1);
     config.long_factor.assign(c.head_dim / 2, 1.7);
-    Rope rope(config, c.head_dim);
+    config.dim = c.head_dim;
+    Rope rope(config);
     rope.Extend(4096);
     std::vector<float> frequencies;
     for (int s = 0; s < rope.num_sets(); ++s) {

@@ -6,9 +6,11 @@
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "base/bf16.h"
-#include "host/rope.h"
+#include "host/blocks/rope.h"
+#include "host/engine_runner.h"
 #include "support/architecture_fixture.h"
 #include "support/edit_checkpoint.h"
 #include "support/paths.h"
@@ -90,6 +92,102 @@ TEST_CASE("olmoe, with clipped queries, keys and values") { CheckParity("olmoe")
 TEST_CASE("phimoe, on both sides of its original context") { CheckParity("phimoe"); }
 TEST_CASE("deepseek") { CheckParity("deepseek"); }
 TEST_CASE("xverse") { CheckParity("xverse"); }
+TEST_CASE("deepseek_v2, with YaRN and groups of experts") { CheckParity("deepseek_v2"); }
+TEST_CASE("deepseek_v2 as V2-Lite is") { CheckParity("deepseek_v2_lite"); }
+TEST_CASE("deepseek_v3, with YaRN") { CheckParity("deepseek_v3"); }
+TEST_CASE("glm4_moe") { CheckParity("glm4_moe"); }
+TEST_CASE("ernie4_5_moe") { CheckParity("ernie4_5_moe"); }
+TEST_CASE("minimax_m2") { CheckParity("minimax_m2"); }
+TEST_CASE("qwen3_next") { CheckParity("qwen3_next"); }
+TEST_CASE("gpt_oss in MXFP4, with sinks, windows and YaRN") { CheckParity("gpt_oss"); }
+TEST_CASE("gpt_oss in bf16") { CheckParity("gpt_oss_bf16"); }
+TEST_CASE("llama4, with chunks, and a layer without RoPE") { CheckParity("llama4"); }
+
+TEST_CASE("every kind of layer gives the same bits however a sequence is cut into steps") {
+  TempDir cache;
+  for (const char* name :
+       {"qwen3_moe", "mixtral", "deepseek_v3", "qwen3_next", "gpt_oss", "llama4"}) {
+    ArchitectureRun run(ArchitectureDir(name), cache.path(), Options(ActivationNumerics::kF32),
+                        false);
+    ReferenceCase c = ReadReferenceCase(name, "long");
+    const std::vector<float> whole = run.Logits(c, 1);
+    for (const int64_t prefill : {1, 2, 7, 16}) {
+      INFO(name << " prefill " << prefill);
+      c.prefill = prefill;
+      CHECK(SameBits(run.Logits(c, 1), whole));
+    }
+  }
+}
+
+// Fails in the last MoE layer of a step, when asked to.
+class FailingRunner final : public host::EngineRunner {
+ public:
+  FailingRunner(Engine* engine, int64_t max_rows)
+      : EngineRunner(engine, max_rows), last_(engine->model().num_layers() - 1) {}
+  absl::Status Forward(int moe_layer, const float* x, int64_t rows, float* out) override {
+    if (moe_layer == last_ && std::exchange(fail_, false)) return absl::CancelledError("asked to");
+    return EngineRunner::Forward(moe_layer, x, rows, out);
+  }
+  void FailNext() { fail_ = true; }
+
+ private:
+  const int last_;
+  bool fail_ = false;
+};
+
+TEST_CASE("a step that failed can be repeated: no layer's state has moved") {
+  TempDir cache;
+  for (const char* name : {"deepseek_v3", "qwen3_next"}) {
+    INFO(name);
+    ArchitectureRun run(ArchitectureDir(name), cache.path(), Options(ActivationNumerics::kF32),
+                        false);
+    FailingRunner runner(run.engine.get(), 60);
+    auto decoder = host::Decoder::Load(*run.checkpoint, run.config, run.pool.get(), &runner);
+    REQUIRE_OK(decoder.status());
+    const ReferenceCase c = ReadReferenceCase(name, "short");
+    const auto all = absl::MakeConstSpan(c.tokens[0]);
+    const auto run_all = [&](bool failing) {
+      const auto sequence = (*decoder)->MakeSequence(15);
+      host::AlignedVector<float> hidden;
+      for (const auto& part : {all.subspan(0, 5), all.subspan(5, 1), all.subspan(6, 7)}) {
+        const host::SequenceInput input = {sequence.get(), 0, part};
+        if (failing) {
+          runner.FailNext();
+          const auto failed = (*decoder)->Step(host::StepPhase::kPrefill, {&input, 1}, &hidden);
+          REQUIRE(absl::IsCancelled(failed));
+        }
+        REQUIRE_OK((*decoder)->Step(host::StepPhase::kPrefill, {&input, 1}, &hidden));
+      }
+      return std::vector<float>(hidden.begin(), hidden.end());
+    };
+    CHECK(SameBits(run_all(true), run_all(false)));
+  }
+}
+
+TEST_CASE("a configuration means the same as published and as transformers 5 writes it") {
+  for (const char* name :
+       {"deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "glm4_moe", "ernie4_5_moe", "minimax_m2",
+        "qwen3_next", "gpt_oss", "gpt_oss_bf16", "llama4"}) {
+    INFO(name);
+    const auto a = LoadHfConfig(ArchitectureDir(name));
+    const auto b = ParseHfConfig(
+        test::ReadFile(ArchitectureDir(name) + "/config.transformers5.json"), "transformers 5");
+    REQUIRE_OK(a.status());
+    REQUIRE_OK(b.status());
+    CHECK(a->moe.layers == b->moe.layers);
+    CHECK(a->mixers == b->mixers);
+    CHECK(a->latent == b->latent);
+    CHECK(a->delta_net == b->delta_net);
+    CHECK(a->rope == b->rope);
+    CHECK(a->head_dim == b->head_dim);
+    CHECK(a->attention_scale == b->attention_scale);
+    CHECK(a->norm_eps == b->norm_eps);
+    CHECK(a->is_moe == b->is_moe);
+    CHECK(a->qk_norm == b->qk_norm);
+    CHECK(a->qkv_bias == b->qkv_bias);
+    CHECK(a->tie_word_embeddings == b->tie_word_embeddings);
+  }
+}
 
 // Moves the per-expert tensors of every layer into tensors of all experts.
 void Fuse(EditCheckpoint* c, const HfConfig& config, bool together, bool transposed,
@@ -300,7 +398,7 @@ TEST_CASE("frequencies of every kind of RoPE scaling are the reference library's
     config["max_position_embeddings"] = c["max_position_embeddings"];
     const auto parsed = ParseHfConfig(config.dump(), "c");
     REQUIRE_OK(parsed.status());
-    const host::Rope rope(parsed->rope, parsed->head_dim);
+    const host::Rope rope(parsed->rope);
     CHECK(rope.attention_factor(0) == Approx(c["attention_factor"].get<float>()).epsilon(1e-6));
     const std::vector<float> expected = c["inverse_frequencies"];
     REQUIRE(rope.inverse_frequencies(0).size() == expected.size());

@@ -13,7 +13,6 @@ namespace moert {
 namespace {
 
 using host::AlignedVector;
-using host::KvCache;
 using host::SequenceInput;
 using host::StepPhase;
 
@@ -28,8 +27,8 @@ TEST_CASE("five best logits and their normalizer at the recorded positions") {
     if (entry["domain"] != domain) {
       domain = entry["domain"];
       const std::vector<int32_t> tokens = ReadEvalTokens(domain);
-      KvCache cache(model.config, 512);
-      const SequenceInput input = {&cache, 0, absl::MakeSpan(tokens).subspan(0, 512)};
+      const auto cache = model.decoder->MakeSequence(512);
+      const SequenceInput input = {cache.get(), 0, absl::MakeSpan(tokens).subspan(0, 512)};
       REQUIRE_OK(model.decoder->Step(StepPhase::kPrefill, {&input, 1}, &hidden));
     }
     REQUIRE(entry["window"] == 0);

@@ -91,9 +91,9 @@ struct ArchitectureRun {
     const int64_t length = static_cast<int64_t>(c.tokens[0].size());
     const int64_t width = config.hidden_size, vocab = config.vocab_size;
     std::vector<float> out(batch * length * vocab);
-    std::vector<std::unique_ptr<host::KvCache>> caches;
+    std::vector<std::unique_ptr<host::SequenceState>> caches;
     for (int64_t b = 0; b < batch; ++b) {
-      caches.push_back(std::make_unique<host::KvCache>(config, length));
+      caches.push_back(decoder->MakeSequence(length));
     }
     host::AlignedVector<float> hidden;
     for (int64_t at = 0; at < length;) {

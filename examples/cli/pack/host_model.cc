@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "host/linear.h"
+#include "host/blocks/linear.h"
 #include "moert/backend.h"
 #include "util/status_macros.h"
 
@@ -21,13 +21,13 @@ constexpr int kDeviceLanes = 8;
 class HostModel final : public CalibrationModel {
  public:
   HostModel(std::unique_ptr<host::Decoder> decoder, host::DeviceProducts* device, int64_t window)
-      : decoder_(std::move(decoder)), cache_(decoder_->config(), window), products_(device) {}
+      : decoder_(std::move(decoder)), scratch_(decoder_->MakeSequence(window)), products_(device) {}
 
   void Embed(absl::Span<const int32_t> tokens, float* residual) override {
     decoder_->Embed(tokens, residual);
   }
   void Attention(int layer, int64_t rows, float* residual, float* normed) override {
-    decoder_->AttentionHalf(layer, &cache_, rows, residual, normed);
+    decoder_->AttentionHalf(layer, scratch_.get(), rows, residual, normed);
   }
   void Dense(int layer, int64_t rows, const float* normed, float* residual) override {
     decoder_->DenseHalf(layer, rows, normed, residual);
@@ -42,7 +42,7 @@ class HostModel final : public CalibrationModel {
 
  private:
   const std::unique_ptr<host::Decoder> decoder_;
-  host::KvCache cache_;
+  const std::unique_ptr<host::SequenceState> scratch_;
   HostProducts products_;
 };
 

@@ -19,7 +19,30 @@ using gpu::Buffer;
 using gpu::Carver;
 using gpu::DeviceScope;
 
+// What the kernels of this folder have no code for; null: nothing.
+const char* Missing(const HfConfig& config) {
+  for (const MixerConfig& mixer : config.mixers) {
+    if (mixer.kind == MixerKind::kDeltaNet) return "gated delta nets";
+    if (mixer.kind == MixerKind::kChunk) return "chunked attention";
+    if (!mixer.rotate) return "layers without RoPE";
+  }
+  if (config.latent.kv_rank > 0) return "latent attention";
+  if (config.attention_gate) return "gated attention";
+  if (config.attention_sinks) return "attention sinks";
+  if (config.rope.dim != config.head_dim) return "RoPE on a part of a head";
+  if (config.rope.interleaved) return "RoPE on neighbouring channels";
+  if (config.norm == NormKind::kRmsOffset) return "norms around zero";
+  if (config.qk_norm == QkNorm::kPerHeadL2) return "norms of queries behind RoPE";
+  return nullptr;
+}
+
 absl::Status CheckRunnable(const HfConfig& config) {
+  if (const char* missing = Missing(config)) {
+    return absl::UnimplementedError(
+        fmt::format("{}: the example decoder has no {} on a device; its CPU half runs the model "
+                    "(--backend cpu)",
+                    config.model_type, missing));
+  }
   if (config.head_dim % 16 == 0 && config.head_dim <= kMaxHeadDim) return absl::OkStatus();
   return absl::UnimplementedError(
       fmt::format("config.json: head_dim {}; the example decoder runs multiples of 16 up to {} on "
@@ -263,7 +286,7 @@ absl::Status DeviceDecoder::EnqueueAttention(const DeviceLayer& layer, int index
   attention.kv_heads = rope.kv_heads;
   attention.head_dim = rope.head_dim;
   attention.layer = index;
-  attention.window = static_cast<int32_t>(config_.sliding_window[index]);
+  attention.window = static_cast<int32_t>(config_.mixers[index].span);
   if (shape.tiles > 0) {
     RETURN_IF_CUDA_ERROR(LaunchPrefillAttention(attention, shape.tiles, stream_));
   } else {

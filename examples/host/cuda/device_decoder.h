@@ -13,11 +13,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "host/blocks/rope.h"
 #include "host/cuda/dense.h"
 #include "host/cuda/device_weights.h"
 #include "host/cuda/step_graphs.h"
 #include "host/cuda/step_upload.h"
-#include "host/rope.h"
 #include "host/token_model.h"
 #include "moert/engine.h"
 #include "util/cuda_api.h"
@@ -61,7 +61,7 @@ class DeviceDecoder final : public TokenModel {
 
  private:
   DeviceDecoder(const HfConfig& config, Engine* engine, const DeviceDecoderOptions& options)
-      : config_(config), engine_(engine), options_(options), rope_(config.rope, config.head_dim) {}
+      : config_(config), engine_(engine), options_(options), rope_(config.rope) {}
   absl::Status Init(const Checkpoint& checkpoint);
   absl::StatusOr<StepId> BeginStep(StepPhase phase, absl::Span<const SequenceInput> inputs);
   /// Enqueues a step, or replays it.

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "host/rope.h"
+#include "host/blocks/rope.h"
 #include "util/status_macros.h"
 
 namespace moert::host {
@@ -81,7 +81,7 @@ absl::StatusOr<DeviceWeights> DeviceWeights::Load(const Checkpoint& checkpoint,
     MOERT_ASSIGN_OR_RETURN(DeviceLayer layer, LoadLayer(checkpoint, config, i));
     w.layers.push_back(std::move(layer));
   }
-  const Rope rope(config.rope, config.head_dim);
+  const Rope rope(config.rope);
   std::vector<float> frequencies;
   for (int set = 0; set < rope.num_sets(); ++set) {
     const std::vector<float>& f = rope.inverse_frequencies(set);

@@ -8,8 +8,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "host/blocks/rope.h"
 #include "host/cuda/step_inputs.h"
-#include "host/rope.h"
 #include "host/token_model.h"
 #include "util/cuda_api.h"
 

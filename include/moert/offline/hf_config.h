@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "moert/env.h"
 #include "moert/model.h"
+#include "moert/offline/attention_config.h"
 #include "moert/offline/quantization_config.h"
 #include "moert/offline/rope_config.h"
 #include "moert/offline/tensor_names.h"
@@ -18,14 +19,8 @@ namespace moert {
 
 enum class NormKind : int32_t {
   kRms = 0,
-  kLayer = 1,  // with bias
-};
-
-/// Normalization of queries and keys before RoPE.
-enum class QkNorm : int32_t {
-  kNone = 0,
-  kPerHead = 1,  // over head_dim, one weight for all heads
-  kFull = 2,     // over all heads together
+  kLayer = 1,      // with bias
+  kRmsOffset = 2,  // root mean square, its weight is 1 more than what is stored
 };
 
 struct HfConfig {
@@ -41,7 +36,7 @@ struct HfConfig {
   int num_hidden_layers = 0;
   int num_attention_heads = 0;
   int num_key_value_heads = 0;
-  int64_t head_dim = 0;
+  int64_t head_dim = 0;  // of queries and keys
   int64_t max_position_embeddings = 0;
   RopeConfig rope;
 
@@ -54,11 +49,23 @@ struct HfConfig {
   double clip_qkv = 0;  // 0: none; else queries, keys and values are clamped to +-clip_qkv
   bool tie_word_embeddings = false;
 
+  std::vector<MixerConfig> mixers;  // by model layer
+  LatentAttentionConfig latent;     // instead of keys and values a head
+  DeltaNetConfig delta_net;
+  double attention_scale = 0;    // what queries times keys are multiplied by
+  bool attention_gate = false;   // q_proj has a gate behind each head's query
+  bool attention_sinks = false;  // self_attn.sinks: a score a head that attends to nothing
+  QueryTemperature temperature;
+
   /// Intermediate size of the layers that are not MoE; 0 when there are none.
   int64_t dense_intermediate = 0;
   Activation activation = Activation::kSilu;
-  std::vector<bool> is_moe;             // by model layer
-  std::vector<int64_t> sliding_window;  // by model layer; 0: full attention
+  std::vector<bool> is_moe;  // by model layer
+
+  /// What the names of all tensors outside `names` begin with, "" or "language_model.", and what a
+  /// layer's dense feed-forward block is called.
+  std::string tensor_prefix;
+  std::string dense_block = "mlp";
 
   int64_t bos_token_id = -1;  // -1: none
   std::vector<int64_t> eos_token_ids;

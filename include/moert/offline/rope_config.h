@@ -19,6 +19,8 @@ enum class RopeKind : int32_t {
 /// Fields that a kind does not have keep their defaults.
 struct RopeConfig {
   RopeKind kind = RopeKind::kDefault;
+  int64_t dim = 0;           // the first channels of a head, which are rotated; even
+  bool interleaved = false;  // a pair is channels 2i and 2i + 1, else i and i + dim / 2
   double theta = 10000.0;
   double factor = 1.0;
   int64_t original_max_positions = 0;  // of the pretraining; all kinds but default and linear
@@ -27,8 +29,10 @@ struct RopeConfig {
   double mscale = 0, mscale_all_dim = 0;             // kYarn; 0: not given
   bool truncate = true;                              // kYarn: round the correction range
   double attention_factor = 0;  // kYarn, kLongRope: what cos and sin are scaled by; 0: not given
-  std::vector<double> short_factor, long_factor;  // kLongRope: [head_dim / 2]
+  std::vector<double> short_factor, long_factor;  // kLongRope: [dim / 2]
   double short_mscale = 0, long_mscale = 0;  // kLongRope: instead of attention_factor; 0: not given
+
+  friend bool operator==(const RopeConfig&, const RopeConfig&) = default;
 };
 
 }  // namespace moert

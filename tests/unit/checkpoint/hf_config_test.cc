@@ -34,7 +34,7 @@ TEST_CASE("tiny-moe's config") {
   CHECK_FALSE(c->attention_output_bias);
   CHECK(c->eos_token_ids == std::vector<int64_t>{0});
   CHECK(c->dense_intermediate == 0);
-  CHECK(c->sliding_window == std::vector<int64_t>(8, 0));
+  CHECK(c->mixers == std::vector<MixerConfig>(8));
   REQUIRE(c->moe.num_layers() == 8);
   MoeLayerSpec expected;
   expected.model_layer = 5;
@@ -70,7 +70,9 @@ TEST_CASE("dense layers, RoPE variants, windows and ids") {
   CHECK(c->MoeLayerIndex(7) == 2);
   CHECK(c->MoeLayerIndex(5) == -1);
   CHECK(c->dense_intermediate == 256);
-  CHECK(c->sliding_window == std::vector<int64_t>{0, 0, 0, 0, 0, 0, 2048, 2048});
+  std::vector<MixerConfig> mixers(6);
+  mixers.resize(8, {MixerKind::kWindow, 2048});
+  CHECK(c->mixers == mixers);
   CHECK(c->eos_token_ids == std::vector<int64_t>{3, 4});
   CHECK(c->head_dim == 64);
   CHECK(c->rope.theta == 5e5);
@@ -87,9 +89,9 @@ TEST_CASE("an illegal field is named with file, value and range") {
   };
   const Case cases[] = {
       {"model_type", "gpt2",
-       "c: model_type is \"gpt2\", which is not supported; supported are: deepseek, mixtral, "
-       "olmoe, "
-       "phimoe, qwen2_moe, qwen3_moe, xverse"},
+       "c: model_type is \"gpt2\", which is not supported; supported are: deepseek, deepseek_v2, "
+       "deepseek_v3, ernie4_5_moe, glm4_moe, gpt_oss, llama4, llama4_text, minimax_m2, mixtral, "
+       "olmoe, phimoe, qwen2_moe, qwen3_moe, qwen3_next, xverse; other ways: "},
       {"model_type", nullptr, "c: model_type is missing, legal is a string"},
       {"hidden_size", -128, "c: hidden_size is -128, legal is an integer from 1 to 1048576"},
       {"hidden_size", 128.5, "c: hidden_size is 128.5, legal is an integer from 1 to 1048576"},
@@ -121,7 +123,8 @@ TEST_CASE("an illegal field is named with file, value and range") {
       {"quantization_config",
        {{"quant_method", "fp8"}, {"weight_block_size", {64, 64}}},
        "weight_block_size [128, 128]"},
-      {"partial_rotary_factor", 0.5, "c: partial_rotary_factor is 0.5, legal is 1"},
+      {"partial_rotary_factor", 0.01, "c: partial_rotary_factor is 0.01, legal is what makes"},
+      {"rotary_dim", 34, "c: rotary_dim is 34, legal is an integer from 2 to 32"},
       {"rope_scaling",
        {{"type", "dynamic"}, {"factor", 2.0}},
        "rope_scaling: type is \"dynamic\", legal are default, linear, llama3, yarn, longrope"},
@@ -360,8 +363,8 @@ TEST_CASE("published configurations") {
     const double weights = static_cast<double>(c->moe.total_experts()) * 3 *
                            static_cast<double>(layer.hidden * layer.intermediate);
     CHECK(weights / 1e9 == Approx(m.billions).epsilon(1e-3));
-    for (const int64_t window : c->sliding_window) {
-      CHECK((window == 0 || window == c->max_position_embeddings));
+    for (const MixerConfig& mixer : c->mixers) {
+      CHECK((mixer.kind == MixerKind::kFull || mixer.span == c->max_position_embeddings));
     }
   }
 }

@@ -15,7 +15,6 @@ namespace moert {
 namespace {
 
 using host::AlignedVector;
-using host::KvCache;
 using host::SequenceInput;
 using host::StepPhase;
 
@@ -26,17 +25,17 @@ bool SameBits(const AlignedVector<float>& a, const AlignedVector<float>& b) {
 // Hidden states of all tokens, in steps of the given sizes.
 AlignedVector<float> RunInSteps(TinyModel& model, absl::Span<const int32_t> tokens,
                                 const std::vector<int64_t>& sizes) {
-  KvCache cache(model.config, static_cast<int64_t>(tokens.size()));
+  const auto cache = model.decoder->MakeSequence(static_cast<int64_t>(tokens.size()));
   AlignedVector<float> all, hidden;
   int64_t at = 0;
   for (const int64_t size : sizes) {
-    const SequenceInput input = {&cache, 7, tokens.subspan(at, size)};
+    const SequenceInput input = {cache.get(), 7, tokens.subspan(at, size)};
     REQUIRE_OK(model.decoder->Step(StepPhase::kPrefill, {&input, 1}, &hidden));
     all.insert(all.end(), hidden.begin(), hidden.end());
     at += size;
   }
   REQUIRE(at == static_cast<int64_t>(tokens.size()));
-  REQUIRE(cache.length() == at);
+  REQUIRE(cache->length() == at);
   return all;
 }
 
@@ -56,7 +55,7 @@ TEST_CASE("sequences of different lengths in one step do not influence each othe
   const auto tokens = absl::MakeSpan(file);
   const int64_t width = model.config.hidden_size;
   // Sequence i: prefilled by 5 i tokens alone, then 3 tokens more together with the others.
-  std::vector<std::unique_ptr<KvCache>> caches;
+  std::vector<std::unique_ptr<host::SequenceState>> caches;
   std::vector<SequenceInput> inputs;
   std::vector<AlignedVector<float>> alone;
   AlignedVector<float> hidden;
@@ -64,7 +63,7 @@ TEST_CASE("sequences of different lengths in one step do not influence each othe
     const auto sequence = tokens.subspan(100 * i, 5 * i + 3);
     const AlignedVector<float> full = RunInSteps(model, sequence, {5 * i + 3});
     alone.emplace_back(full.end() - 3 * width, full.end());
-    caches.push_back(std::make_unique<KvCache>(model.config, 40 + i));
+    caches.push_back(model.decoder->MakeSequence(40 + i));
     if (i > 0) {
       const SequenceInput prefix = {caches[i].get(), i, sequence.subspan(0, 5 * i)};
       REQUIRE_OK(model.decoder->Step(StepPhase::kPrefill, {&prefix, 1}, &hidden));
@@ -113,17 +112,17 @@ TEST_CASE("a failed step leaves the sequence as it was, and can be repeated") {
   const std::vector<int32_t> file = ReadEvalTokens("gsm8k");
   const auto tokens = absl::MakeSpan(file).subspan(0, 30);
   const AlignedVector<float> full = RunInSteps(model, tokens, {30});
-  KvCache cache(model.config, 30);
+  const auto cache = model.decoder->MakeSequence(30);
   AlignedVector<float> hidden, all;
-  const SequenceInput first = {&cache, 0, tokens.subspan(0, 10)};
-  const SequenceInput second = {&cache, 0, tokens.subspan(10)};
+  const SequenceInput first = {cache.get(), 0, tokens.subspan(0, 10)};
+  const SequenceInput second = {cache.get(), 0, tokens.subspan(10)};
   REQUIRE_OK(model.decoder->Step(StepPhase::kPrefill, {&first, 1}, &hidden));
   all = hidden;
   for (int layer = 0; layer < model.config.num_hidden_layers; ++layer) {
     model.moe.forwards_until_failure = layer;
     const absl::Status status = model.decoder->Step(StepPhase::kPrefill, {&second, 1}, &hidden);
     REQUIRE(status.code() == absl::StatusCode::kUnavailable);
-    REQUIRE(cache.length() == 10);
+    REQUIRE(cache->length() == 10);
     REQUIRE(model.moe.open_steps == 0);
   }
   model.moe.forwards_until_failure = -1;
@@ -135,9 +134,9 @@ TEST_CASE("a failed step leaves the sequence as it was, and can be repeated") {
 TEST_CASE("bad input is refused with the value and the legal range") {
   TinyModel model(1);
   AlignedVector<float> hidden;
-  KvCache cache(model.config, 16);
+  const auto cache = model.decoder->MakeSequence(16);
   const auto step = [&](std::vector<int32_t> tokens) {
-    const SequenceInput input = {&cache, 0, tokens};
+    const SequenceInput input = {cache.get(), 0, tokens};
     const absl::Status status = model.decoder->Step(StepPhase::kDecode, {&input, 1}, &hidden);
     REQUIRE(status.code() == absl::StatusCode::kInvalidArgument);
     return std::string(status.message());
@@ -148,7 +147,7 @@ TEST_CASE("bad input is refused with the value and the legal range") {
   REQUIRE_THAT(step({}), Catch::Contains("a step of 0 tokens"));
   model.moe.rows_limit = 4;
   REQUIRE_THAT(step({1, 2, 3, 4, 5}), Catch::Contains("a step of 5 tokens; allowed are 1..4"));
-  REQUIRE(cache.length() == 0);
+  REQUIRE(cache->length() == 0);
 
   const std::vector<int32_t> tokens(100, 1);
   host::PerplexityOptions options;

@@ -1,14 +1,14 @@
 // The host's matrix product: every kernel set, row count and odd size against fp64, and
 // bit-identity.
-#include "host/linear.h"
+#include "host/blocks/linear.h"
 
 #include <cmath>
 #include <cstring>
 #include <random>
 #include <vector>
 
-#include "host/attention.h"
-#include "host/panel_gemm.h"
+#include "host/blocks/panel_gemm.h"
+#include "host/blocks/rope.h"
 #include "moert/default_thread_pool.h"
 #include "support/catch.h"
 
@@ -105,7 +105,8 @@ TEST_CASE("rotary embedding: a rotation, and scores depend on the distance of po
   std::mt19937 random(5);
   RopeConfig config;
   config.theta = 1e6;
-  Rope rope(config, 32);
+  config.dim = 32;
+  Rope rope(config);
   rope.Extend(600);
   const auto q = RandomFloats(&random, 32), k = RandomFloats(&random, 32);
   const auto score = [&](int64_t at_q, int64_t at_k) {

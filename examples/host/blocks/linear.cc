@@ -1,0 +1,143 @@
+#include "host/blocks/linear.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "host/blocks/panel_gemm.h"
+#include "util/status_macros.h"
+
+namespace moert::host {
+namespace {
+
+// A job's rows share the panels it streams from memory; more rows would only unbalance the threads.
+constexpr int64_t kRowsPerJob = 64;
+// Multiply-adds below which handing out a job costs more than it gains.
+constexpr int64_t kWorkPerJob = 1 << 18;
+
+}  // namespace
+
+Linear::Linear(int64_t out, int64_t in, bool bf16) : out_(out), in_(in) {
+  (bf16 ? bf16_.resize(panels() * in * kPanelWidth) : f32_.resize(panels() * in * kPanelWidth));
+}
+
+int64_t Linear::bytes() const {
+  return static_cast<int64_t>(f32_.size() * sizeof(float) + bf16_.size() * sizeof(uint16_t) +
+                              bias_.size() * sizeof(float));
+}
+
+template <typename T>
+void Linear::PackRow(int64_t row, const T* weights, AlignedVector<T>* packed) {
+  T* panel = packed->data() + (row / kPanelWidth) * in_ * kPanelWidth + row % kPanelWidth;
+  for (int64_t k = 0; k < in_; ++k) panel[k * kPanelWidth] = weights[k];
+}
+
+absl::StatusOr<Linear> Linear::Load(const Checkpoint& checkpoint, const std::string& name,
+                                    int64_t out, int64_t in, bool bias) {
+  MOERT_ASSIGN_OR_RETURN(const TensorInfo* tensor, checkpoint.Get(name + ".weight"));
+  if (tensor->shape.size() != 2 || tensor->shape[0] != out || tensor->shape[1] != in) {
+    const int64_t expected[] = {out, in};
+    return absl::InvalidArgumentError(checkpoint.path() + ": tensor " + std::string(tensor->name) +
+                                      " is " + ShapeToString(tensor->shape) + ", expected " +
+                                      ShapeToString(expected));
+  }
+  MOERT_RETURN_IF_ERROR(checkpoint.CheckWeightType(*tensor));
+  const bool as_bf16 = tensor->dtype == DType::kBF16 || tensor->dtype == DType::kF8E4M3;
+  Linear linear(out, in, as_bf16);
+  const int64_t rows_at_once = std::max<int64_t>(1, (int64_t{1} << 20) / in);
+  std::vector<uint16_t> bf16;
+  std::vector<float> f32;
+  for (int64_t row = 0; row < out; row += rows_at_once) {
+    const int64_t rows = std::min(rows_at_once, out - row);
+    if (as_bf16) {
+      bf16.resize(rows * in);
+      MOERT_RETURN_IF_ERROR(checkpoint.ReadAsBf16(*tensor, row * in, absl::MakeSpan(bf16)));
+      for (int64_t r = 0; r < rows; ++r) linear.PackRow(row + r, &bf16[r * in], &linear.bf16_);
+    } else {
+      f32.resize(rows * in);
+      MOERT_RETURN_IF_ERROR(checkpoint.ReadAsF32(*tensor, row * in, absl::MakeSpan(f32)));
+      for (int64_t r = 0; r < rows; ++r) linear.PackRow(row + r, &f32[r * in], &linear.f32_);
+    }
+  }
+  if (bias) {
+    MOERT_ASSIGN_OR_RETURN(const std::vector<float> b, checkpoint.ReadF32(name + ".bias", {out}));
+    linear.bias_.assign(linear.panels() * kPanelWidth, 0.0f);
+    std::copy(b.begin(), b.end(), linear.bias_.begin());
+  }
+  return linear;
+}
+
+Linear Linear::FromF32(const float* weights, int64_t out, int64_t in, const float* bias) {
+  Linear linear(out, in, /*bf16=*/false);
+  for (int64_t r = 0; r < out; ++r) linear.PackRow(r, weights + r * in, &linear.f32_);
+  if (bias != nullptr) {
+    linear.bias_.assign(linear.panels() * kPanelWidth, 0.0f);
+    std::copy(bias, bias + out, linear.bias_.begin());
+  }
+  return linear;
+}
+
+void Linear::Forward(ThreadPool* pool, const float* x, int64_t rows, float* y) const {
+  if (rows <= 0) return;
+  const int64_t row_jobs = (rows + kRowsPerJob - 1) / kRowsPerJob;
+  const int64_t panel_work = std::min(rows, kRowsPerJob) * in_ * kPanelWidth;
+  // A multiple of 8: the few-rows kernels run 8 panels side by side.
+  const int64_t step = (kWorkPerJob / panel_work + 8) / 8 * 8;
+  const int64_t panel_jobs = (panels() + step - 1) / step;
+  const auto job = [&](int64_t index, int) {
+    const int64_t row = index / panel_jobs * kRowsPerJob;
+    const int64_t panel = index % panel_jobs * step;
+    PanelGemm g;
+    g.x = x + row * in_;
+    g.x_stride = in_;
+    g.rows = std::min(kRowsPerJob, rows - row);
+    g.k = in_;
+    g.panel_stride = in_ * kPanelWidth;
+    g.y_stride = out_;
+    const auto run = [&](int64_t first, int64_t count, float* dst) {
+      g.num_panels = count;
+      g.bias = bias_.empty() ? nullptr : bias_.data() + first * kPanelWidth;
+      g.y = dst;
+      if (bf16_.empty()) {
+        g.panels = f32_.data() + first * g.panel_stride;
+        Panel().f32(g);
+      } else {
+        g.panels = bf16_.data() + first * g.panel_stride;
+        Panel().bf16(g);
+      }
+    };
+    const int64_t end = std::min(panels(), panel + step);
+    const int64_t whole = std::min(end, out_ / kPanelWidth);
+    if (whole > panel) run(panel, whole - panel, y + row * out_ + panel * kPanelWidth);
+    if (end > whole) {  // the last panel is only partly there: its padding must not reach y
+      float partial[kRowsPerJob * kPanelWidth];
+      g.y_stride = kPanelWidth;
+      run(whole, 1, partial);
+      const int64_t width = out_ - whole * kPanelWidth;
+      for (int64_t r = 0; r < g.rows; ++r) {
+        std::memcpy(y + (row + r) * out_ + whole * kPanelWidth, partial + r * kPanelWidth,
+                    width * sizeof(float));
+      }
+    }
+  };
+  const int64_t jobs = row_jobs * panel_jobs;
+  if (jobs == 1) {
+    job(0, 0);
+  } else {
+    pool->Run(jobs, job);
+  }
+}
+
+void Linear::Row(int64_t index, float* dst) const {
+  const int64_t at = index / kPanelWidth * in_ * kPanelWidth + index % kPanelWidth;
+  for (int64_t k = 0; k < in_; ++k) {
+    if (bf16_.empty()) {
+      dst[k] = f32_[at + k * kPanelWidth];
+    } else {
+      const uint32_t bits = static_cast<uint32_t>(bf16_[at + k * kPanelWidth]) << 16;
+      std::memcpy(&dst[k], &bits, sizeof(float));
+    }
+  }
+}
+
+}  // namespace moert::host

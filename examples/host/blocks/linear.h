@@ -1,0 +1,55 @@
+// A dense matrix of the host, packed for panel_gemm.h, with its optional bias.
+#ifndef MOERT_EXAMPLES_HOST_BLOCKS_LINEAR_H_
+#define MOERT_EXAMPLES_HOST_BLOCKS_LINEAR_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "host/aligned.h"
+#include "moert/offline/checkpoint.h"
+#include "moert/thread_pool.h"
+
+namespace moert::host {
+
+/// y = x W^T + b, W [out, in]. bf16 weights stay bf16 in memory, which loses nothing; all
+/// arithmetic is fp32. Thread-safe after Load.
+class Linear {
+ public:
+  Linear() = default;
+
+  /// Reads `name`.weight [out, in] and, if `bias`, `name`.bias [out].
+  static absl::StatusOr<Linear> Load(const Checkpoint& checkpoint, const std::string& name,
+                                     int64_t out, int64_t in, bool bias);
+  /// From fp32 weights [out, in] in memory, kept as fp32; `bias` null or [out].
+  static Linear FromF32(const float* weights, int64_t out, int64_t in, const float* bias);
+
+  /// x: [rows, in], y: [rows, out], both dense. The bits of a row do not depend on the others.
+  void Forward(ThreadPool* pool, const float* x, int64_t rows, float* y) const;
+
+  /// Row `index` of W, widened to fp32: how an embedding is looked up. dst: [in].
+  void Row(int64_t index, float* dst) const;
+
+  int64_t in() const { return in_; }
+  int64_t out() const { return out_; }
+  bool empty() const { return out_ == 0; }
+  /// Weights and bias, padding included.
+  int64_t bytes() const;
+
+ private:
+  Linear(int64_t out, int64_t in, bool bf16);
+  int64_t panels() const { return (out_ + 15) / 16; }
+  template <typename T>
+  void PackRow(int64_t row, const T* weights, AlignedVector<T>* packed);
+
+  int64_t out_ = 0;
+  int64_t in_ = 0;
+  // Panels [out / 16][in][16], the last one padded with zeros; one of the two is empty.
+  AlignedVector<float> f32_;
+  AlignedVector<uint16_t> bf16_;
+  AlignedVector<float> bias_;  // padded to whole panels, or empty
+};
+
+}  // namespace moert::host
+
+#endif  // MOERT_EXAMPLES_HOST_BLOCKS_LINEAR_H_

@@ -1,0 +1,37 @@
+// The dense feed-forward block of layers that are not MoE: down(act(gate x) * (up x)).
+#ifndef MOERT_EXAMPLES_HOST_BLOCKS_MLP_H_
+#define MOERT_EXAMPLES_HOST_BLOCKS_MLP_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "host/blocks/linear.h"
+#include "moert/model.h"
+#include "moert/offline/checkpoint.h"
+#include "moert/thread_pool.h"
+
+namespace moert::host {
+
+class Mlp {
+ public:
+  Mlp() = default;
+  /// Reads `name`.{gate,up,down}_proj.
+  static absl::StatusOr<Mlp> Load(const Checkpoint& checkpoint, const std::string& name,
+                                  int64_t hidden, int64_t intermediate, Activation activation);
+
+  /// x, out: [rows, hidden]; may not overlap. Not thread-safe: uses scratch.
+  void Forward(ThreadPool* pool, const float* x, int64_t rows, float* out);
+
+ private:
+  Linear gate_, up_, down_;
+  Activation activation_ = Activation::kSilu;
+  AlignedVector<float> gated_, upped_;
+};
+
+/// act(x)
+float Activate(Activation activation, float x);
+
+}  // namespace moert::host
+
+#endif  // MOERT_EXAMPLES_HOST_BLOCKS_MLP_H_

@@ -1,0 +1,51 @@
+// What the decoder keeps of one sequence: a state a layer, of the layer's kind.
+#ifndef MOERT_EXAMPLES_HOST_SEQUENCE_STATE_H_
+#define MOERT_EXAMPLES_HOST_SEQUENCE_STATE_H_
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "host/token_model.h"
+
+namespace moert::host {
+
+/// One layer's. A block may run the positions from the sequence's length on more than once, the
+/// last time for good; what it wrote counts from Commit on. At length 0 the state is that of a new
+/// sequence, whatever it holds.
+class LayerState {
+ public:
+  virtual ~LayerState() = default;
+  /// The positions of the last run are part of the sequence now.
+  virtual void Commit() {}
+};
+
+class SequenceState final : public Sequence {
+ public:
+  SequenceState(int64_t max_tokens, int64_t capacity,
+                std::vector<std::unique_ptr<LayerState>> layers)
+      : Sequence(max_tokens, capacity), layers_(std::move(layers)) {}
+
+  LayerState* layer(int index) const { return layers_[index].get(); }
+  /// The next `tokens` positions have been run.
+  void Advance(int64_t tokens) {
+    for (const auto& layer : layers_) layer->Commit();
+    set_length(length() + tokens);
+  }
+
+ private:
+  const std::vector<std::unique_ptr<LayerState>> layers_;
+};
+
+/// Consecutive rows of a batch that belong to one sequence, at positions sequence->length() onward.
+struct RowGroup {
+  SequenceState* sequence = nullptr;
+  int64_t first_row = 0;
+  int64_t rows = 0;
+};
+
+}  // namespace moert::host
+
+#endif  // MOERT_EXAMPLES_HOST_SEQUENCE_STATE_H_

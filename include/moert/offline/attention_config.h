@@ -1,0 +1,63 @@
+// How the layers of a model mix the positions of a sequence, as config.json describes it.
+#ifndef MOERT_OFFLINE_ATTENTION_CONFIG_H_
+#define MOERT_OFFLINE_ATTENTION_CONFIG_H_
+
+#include <cstdint>
+
+namespace moert {
+
+enum class MixerKind : int32_t {
+  kFull = 0,      // attention to all earlier positions
+  kWindow = 1,    // attention to the last `span` positions, the own one included
+  kChunk = 2,     // attention within chunks of `span` positions (Llama 4)
+  kDeltaNet = 3,  // no attention: a gated delta net (Qwen3-Next)
+};
+
+/// One layer's.
+struct MixerConfig {
+  MixerKind kind = MixerKind::kFull;
+  int64_t span = 0;    // kWindow, kChunk: positions; else 0
+  bool rotate = true;  // false: no position embeddings
+
+  friend bool operator==(const MixerConfig&, const MixerConfig&) = default;
+};
+
+/// Normalization of queries and keys.
+enum class QkNorm : int32_t {
+  kNone = 0,
+  kPerHead = 1,    // before RoPE, over head_dim, one weight for all heads
+  kFull = 2,       // before RoPE, over all heads together
+  kPerHeadL2 = 3,  // after RoPE, over head_dim, without weights; none where a layer has no RoPE
+};
+
+/// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, Sec. 2.1): a position is kept as one
+/// latent vector and one rotated key that all heads share.
+struct LatentAttentionConfig {
+  int64_t kv_rank = 0;  // channels of the latent; 0: the model has no such attention
+  int64_t q_rank = 0;   // queries are projected through this many channels; 0: at once
+  int64_t nope_dim = 0, rope_dim = 0;  // a head's query channels: not rotated, then rotated
+  int64_t value_dim = 0;               // a head's
+
+  friend bool operator==(const LatentAttentionConfig&, const LatentAttentionConfig&) = default;
+};
+
+/// Gated delta net (arXiv 2412.06464) with a short convolution before it, as in Qwen3-Next.
+struct DeltaNetConfig {
+  int key_heads = 0;                   // of queries too; 0: the model has no such layers
+  int value_heads = 0;                 // a multiple of key_heads
+  int64_t key_dim = 0, value_dim = 0;  // a head's
+  int64_t kernel = 0;                  // positions that the convolution sees, its own included
+
+  friend bool operator==(const DeltaNetConfig&, const DeltaNetConfig&) = default;
+};
+
+/// Llama 4: in layers without RoPE a query at position p is multiplied by
+/// 1 + scale * ln(1 + floor((p + 1) / floor)).
+struct QueryTemperature {
+  double scale = 0;  // 0: none
+  double floor = 1;
+};
+
+}  // namespace moert
+
+#endif  // MOERT_OFFLINE_ATTENTION_CONFIG_H_

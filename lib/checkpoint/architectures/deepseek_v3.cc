@@ -1,0 +1,30 @@
+// DeepSeek-V3 and R1: latent attention; sigmoid scores, a selection bias, top-k among the best
+// groups; shared experts without gate. The layers that predict further tokens are not read.
+#include "checkpoint/architectures/architecture.h"
+
+namespace moert {
+namespace {
+
+void Read(ConfigFields& fields, HfConfig& config) {
+  ReadDenseFirst(fields, config);
+  MoeLayerSpec layer = ReadDeepseekExperts(fields, config, /*renormalize=*/true);
+  layer.routing.kind = RoutingKind::kSigmoidGrouped;
+  layer.routing.selection_bias = true;
+  if (fields.String("scoring_func", "sigmoid") != "sigmoid") {
+    fields.Fail("scoring_func", "legal for deepseek_v3 is sigmoid");
+  }
+  if (fields.String("topk_method", "noaux_tc") != "noaux_tc") {
+    fields.Fail("topk_method", "legal for deepseek_v3 is noaux_tc");
+  }
+  ReadGroups(fields, layer);
+  AddMoeLayers(layer, config);
+  config.names = DeepseekNames();
+  config.rope.interleaved = fields.Bool("rope_interleave", true);
+}
+
+}  // namespace
+
+const Architecture kDeepseekV3 = {
+    .model_type = "deepseek_v3", .read = Read, .latent_attention = true};
+
+}  // namespace moert

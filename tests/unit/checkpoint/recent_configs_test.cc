@@ -1,0 +1,274 @@
+// What the readers make of configurations that publishers of recent families wrote (fields that say
+// nothing of sizes, routing or attention are left out), and of illegal ones.
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "moert/offline/hf_config.h"
+#include "tests/support/catch.h"
+
+namespace moert {
+namespace {
+
+using nlohmann::json;
+
+json V2Lite() {
+  return {{"model_type", "deepseek_v2"},
+          {"vocab_size", 102400},
+          {"hidden_size", 2048},
+          {"num_hidden_layers", 27},
+          {"num_attention_heads", 16},
+          {"num_key_value_heads", 16},
+          {"intermediate_size", 10944},
+          {"moe_intermediate_size", 1408},
+          {"n_routed_experts", 64},
+          {"n_shared_experts", 2},
+          {"num_experts_per_tok", 6},
+          {"first_k_dense_replace", 1},
+          {"moe_layer_freq", 1},
+          {"topk_method", "greedy"},
+          {"n_group", 1},
+          {"topk_group", 1},
+          {"norm_topk_prob", false},
+          {"scoring_func", "softmax"},
+          {"routed_scaling_factor", 1.0},
+          {"q_lora_rank", nullptr},
+          {"kv_lora_rank", 512},
+          {"qk_nope_head_dim", 128},
+          {"qk_rope_head_dim", 64},
+          {"v_head_dim", 128},
+          {"max_position_embeddings", 163840},
+          {"rope_theta", 10000},
+          {"rope_scaling",
+           {{"type", "yarn"},
+            {"factor", 40},
+            {"beta_fast", 32},
+            {"beta_slow", 1},
+            {"mscale", 0.707},
+            {"mscale_all_dim", 0.707},
+            {"original_max_position_embeddings", 4096}}}};
+}
+
+json V3() {
+  json j = V2Lite();
+  j.update({{"model_type", "deepseek_v3"},
+            {"vocab_size", 129280},
+            {"hidden_size", 7168},
+            {"num_hidden_layers", 61},
+            {"num_attention_heads", 128},
+            {"num_key_value_heads", 128},
+            {"intermediate_size", 18432},
+            {"moe_intermediate_size", 2048},
+            {"n_routed_experts", 256},
+            {"n_shared_experts", 1},
+            {"num_experts_per_tok", 8},
+            {"first_k_dense_replace", 3},
+            {"topk_method", "noaux_tc"},
+            {"n_group", 8},
+            {"topk_group", 4},
+            {"norm_topk_prob", true},
+            {"scoring_func", "sigmoid"},
+            {"routed_scaling_factor", 2.5},
+            {"q_lora_rank", 1536},
+            {"num_nextn_predict_layers", 1}});
+  j["rope_scaling"]["mscale"] = j["rope_scaling"]["mscale_all_dim"] = 1.0;
+  j["quantization_config"] = {{"quant_method", "fp8"},
+                              {"fmt", "e4m3"},
+                              {"activation_scheme", "dynamic"},
+                              {"weight_block_size", {128, 128}}};
+  return j;
+}
+
+json Qwen3Next() {
+  return {{"model_type", "qwen3_next"},
+          {"vocab_size", 151936},
+          {"hidden_size", 2048},
+          {"num_hidden_layers", 48},
+          {"num_attention_heads", 16},
+          {"num_key_value_heads", 2},
+          {"head_dim", 256},
+          {"partial_rotary_factor", 0.25},
+          {"rope_theta", 10000000},
+          {"rope_scaling", nullptr},
+          {"max_position_embeddings", 262144},
+          {"full_attention_interval", 4},
+          {"linear_conv_kernel_dim", 4},
+          {"linear_key_head_dim", 128},
+          {"linear_num_key_heads", 16},
+          {"linear_num_value_heads", 32},
+          {"linear_value_head_dim", 128},
+          {"intermediate_size", 5120},
+          {"moe_intermediate_size", 512},
+          {"shared_expert_intermediate_size", 512},
+          {"num_experts", 512},
+          {"num_experts_per_tok", 10},
+          {"norm_topk_prob", true},
+          {"decoder_sparse_step", 1},
+          {"mlp_only_layers", json::array()}};
+}
+
+json Scout() {
+  json text = {{"model_type", "llama4_text"},
+               {"vocab_size", 202048},
+               {"hidden_size", 5120},
+               {"num_hidden_layers", 48},
+               {"num_attention_heads", 40},
+               {"num_key_value_heads", 8},
+               {"head_dim", 128},
+               {"intermediate_size", 8192},
+               {"intermediate_size_mlp", 16384},
+               {"num_local_experts", 16},
+               {"num_experts_per_tok", 1},
+               {"interleave_moe_layer_step", 1},
+               {"attention_chunk_size", 8192},
+               {"attn_temperature_tuning", 4},
+               {"floor_scale", 8192},
+               {"attn_scale", 0.1},
+               {"no_rope_layers", json::array()},
+               {"use_qk_norm", true},
+               {"max_position_embeddings", 10485760},
+               {"rope_theta", 500000.0},
+               {"rope_scaling",
+                {{"rope_type", "llama3"},
+                 {"factor", 16.0},
+                 {"high_freq_factor", 1.0},
+                 {"low_freq_factor", 0.5},
+                 {"original_max_position_embeddings", 8192}}}};
+  return {{"model_type", "llama4"}, {"text_config", text}};
+}
+
+HfConfig Parse(const json& j) {
+  auto config = ParseHfConfig(j.dump(), "c");
+  REQUIRE_OK(config.status());
+  return *std::move(config);
+}
+
+double BillionsInExperts(const HfConfig& c) {
+  const MoeLayerSpec& layer = c.moe.layers[0];
+  return 3e-9 * static_cast<double>(c.moe.total_experts()) *
+         static_cast<double>(layer.hidden * layer.intermediate);
+}
+
+TEST_CASE("DeepSeek-V2-Lite") {
+  const HfConfig c = Parse(V2Lite());
+  CHECK(BillionsInExperts(c) == Approx(14.395).epsilon(1e-3));
+  CHECK(c.moe.layers[0].model_layer == 1);
+  CHECK(c.moe.layers[0].shared_intermediate == 2816);
+  CHECK(c.moe.layers[0].routing.kind == RoutingKind::kSoftmaxTopK);
+  CHECK(c.latent == LatentAttentionConfig{512, 0, 128, 64, 128});
+  CHECK(c.head_dim == 192);
+  CHECK(c.rope.dim == 64);
+  CHECK(c.rope.interleaved);
+  const double mscale = 0.1 * 0.707 * std::log(40.0) + 1;
+  CHECK(c.attention_scale == Approx(mscale * mscale / std::sqrt(192.0)));
+}
+
+TEST_CASE("DeepSeek-V3") {
+  const HfConfig c = Parse(V3());
+  CHECK(BillionsInExperts(c) == Approx(653.9).epsilon(1e-3));
+  const RoutingSpec& r = c.moe.layers[0].routing;
+  CHECK(r.kind == RoutingKind::kSigmoidGrouped);
+  CHECK((r.num_groups == 8 && r.top_groups == 4 && r.top_k == 8));
+  CHECK((r.selection_bias && r.renormalize && r.scaling == 2.5f));
+  CHECK(c.latent == LatentAttentionConfig{512, 1536, 128, 64, 128});
+  CHECK(c.names.SelectionBias(3) == "model.layers.3.mlp.gate.e_score_correction_bias");
+}
+
+TEST_CASE("Qwen3-Next-80B-A3B") {
+  const HfConfig c = Parse(Qwen3Next());
+  CHECK(BillionsInExperts(c) == Approx(77.3).epsilon(1e-3));
+  CHECK(std::count_if(c.mixers.begin(), c.mixers.end(),
+                      [](const MixerConfig& m) { return m.kind == MixerKind::kDeltaNet; }) == 36);
+  CHECK(c.mixers[3].kind == MixerKind::kFull);
+  CHECK(c.delta_net == DeltaNetConfig{16, 32, 128, 128, 4});
+  CHECK(c.rope.dim == 64);
+  CHECK(c.norm == NormKind::kRmsOffset);
+  CHECK(c.attention_gate);
+}
+
+TEST_CASE("Llama-4-Scout") {
+  const HfConfig c = Parse(Scout());
+  CHECK(BillionsInExperts(c) == Approx(96.6).epsilon(1e-3));
+  CHECK(c.mixers[0] == MixerConfig{MixerKind::kChunk, 8192});
+  CHECK(c.mixers[3] == MixerConfig{MixerKind::kFull, 0, false});
+  CHECK(c.temperature.scale == 0.1);
+  CHECK(c.moe.layers[0].routing.kind == RoutingKind::kTopKSigmoid);
+  CHECK(c.moe.layers[0].routing.weight_input);
+  CHECK(c.names.Router(7) == "language_model.model.layers.7.feed_forward.router.weight");
+}
+
+TEST_CASE("gpt-oss-20b") {
+  json types = json::array();
+  for (int i = 0; i < 24; ++i) types.push_back(i % 2 ? "full_attention" : "sliding_attention");
+  json j = {{"model_type", "gpt_oss"},
+            {"vocab_size", 201088},
+            {"hidden_size", 2880},
+            {"num_hidden_layers", 24},
+            {"num_attention_heads", 64},
+            {"num_key_value_heads", 8},
+            {"head_dim", 64},
+            {"intermediate_size", 2880},
+            {"num_local_experts", 32},
+            {"num_experts_per_tok", 4},
+            {"sliding_window", 128},
+            {"layer_types", types},
+            {"swiglu_limit", 7.0},
+            {"attention_bias", true},
+            {"max_position_embeddings", 131072},
+            {"rope_theta", 150000},
+            {"rope_scaling",
+             {{"rope_type", "yarn"},
+              {"factor", 32.0},
+              {"beta_fast", 32.0},
+              {"beta_slow", 1.0},
+              {"truncate", false},
+              {"original_max_position_embeddings", 4096}}},
+            {"quantization_config", {{"quant_method", "mxfp4"}}}};
+  const HfConfig c = Parse(j);
+  CHECK(BillionsInExperts(c) == Approx(19.11).epsilon(1e-3));
+  CHECK(c.mixers[0] == MixerConfig{MixerKind::kWindow, 128});
+  CHECK(c.mixers[1] == MixerConfig{});
+  CHECK(c.attention_sinks);
+  CHECK(c.moe.layers[0].activation.alpha == 1.702f);
+  CHECK(c.moe.layers[0].expert_bias);
+  j.erase("layer_types");
+  CHECK(Parse(j).mixers == c.mixers);
+}
+
+TEST_CASE("illegal fields of recent families are named") {
+  struct Case {
+    json config;
+    const char* field;
+    json value;
+    const char* message;
+  };
+  const Case cases[] = {
+      {V2Lite(), "kv_lora_rank", nullptr, "c: kv_lora_rank is missing, legal is an integer from 1"},
+      {V2Lite(), "qk_rope_head_dim", 63, "c: qk_rope_head_dim is 63, legal is an even number"},
+      {V2Lite(), "topk_method", "noaux_tc", "legal for deepseek_v2 are greedy and group_limited"},
+      {V2Lite(), "norm_topk_prob", true, "c: norm_topk_prob is true, legal for deepseek_v2 is"},
+      {V3(), "n_group", 7, "num_groups is 7, legal is a divisor of num_experts (256)"},
+      {V3(), "topk_group", 9, "c: topk_group is 9, legal is an integer from 1 to 8"},
+      {V3(), "scoring_func", "softmax", "legal for deepseek_v3 is sigmoid"},
+      {Qwen3Next(), "linear_num_value_heads", 24,
+       "c: linear_num_value_heads is 24, legal is a multiple of linear_num_key_heads (16)"},
+      {Qwen3Next(), "layer_types", {"linear_attention"}, "legal is a list of 48 names"},
+      {Scout(), "text_config", nullptr, "c: text_config is missing, legal is an object"},
+  };
+  for (const Case& k : cases) {
+    INFO(k.field);
+    json j = k.config;
+    j[k.field] = k.value;
+    const auto c = ParseHfConfig(j.dump(), "c");
+    REQUIRE_FALSE(c.ok());
+    CHECK_THAT(std::string(c.status().message()), Catch::Contains(k.message));
+  }
+  json j = Scout();
+  j["text_config"]["no_rope_layers"] = {1};
+  CHECK_THAT(std::string(ParseHfConfig(j.dump(), "c").status().message()),
+             Catch::Contains("c: text_config: no_rope_layers is [1], legal is a list of 48"));
+}
+
+}  // namespace
+}  // namespace moert
