@@ -35,9 +35,11 @@ struct Architecture {
 extern const Architecture kDeepseek;
 extern const Architecture kDeepseekV2;
 extern const Architecture kDeepseekV3;
+extern const Architecture kDots1;
 extern const Architecture kErnie45Moe;
 extern const Architecture kGlm4Moe;
 extern const Architecture kGptOss;
+extern const Architecture kKimiK2;
 extern const Architecture kLlama4;
 extern const Architecture kLlama4Text;
 extern const Architecture kMinimaxM2;

@@ -1,5 +1,5 @@
-// DeepSeek-V3 and R1: latent attention; sigmoid scores, a selection bias, top-k among the best
-// groups; shared experts without gate. The layers that predict further tokens are not read.
+// DeepSeek-V3, R1 and Kimi-K2: latent attention; sigmoid scores, a selection bias, top-k among the
+// best groups; shared experts without gate. The layers that predict further tokens are not read.
 #include "checkpoint/architectures/architecture.h"
 
 namespace moert {
@@ -26,5 +26,7 @@ void Read(ConfigFields& fields, HfConfig& config) {
 
 const Architecture kDeepseekV3 = {
     .model_type = "deepseek_v3", .read = Read, .latent_attention = true};
+
+const Architecture kKimiK2 = {.model_type = "kimi_k2", .read = Read, .latent_attention = true};
 
 }  // namespace moert

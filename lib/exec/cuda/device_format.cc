@@ -19,8 +19,8 @@ absl::StatusOr<Packing> PackingOf(const Scheme& s) {
   if (s.is_bf16()) return Packing::kBf16;
   if (s.imported() || (s.weight_bits == 8 && s.act_bits == 16 && s.group < 0)) {
     return absl::UnimplementedError(fmt::format(
-        "scheme {}: the cuda backend does not multiply it; the cpu backend does, and moert-pack "
-        "quantize --schemes makes another of it",
+        "scheme {}: the cuda backend does not multiply it, the cpu backend does; open the checkpoint "
+        "widened to bf16 (widen), or make another scheme of it (moert-pack quantize --schemes)",
         s.Name()));
   }
   if (s.fp8) return Packing::kF8;

@@ -262,7 +262,7 @@ TEST_CASE("illegal problems are refused, by what is wrong") {
   bad.layout = nullptr;
   CHECK(run(bad).code() == absl::StatusCode::kInvalidArgument);
   bad = good;
-  bad.activation = static_cast<Activation>(3);
+  bad.activation = static_cast<Activation>(4);
   CHECK(run(bad).code() == absl::StatusCode::kInvalidArgument);
   CHECK(run(Problem(expert, two, one)).code() == absl::StatusCode::kInvalidArgument);
   CHECK(run(Problem(expert, high, one)).code() == absl::StatusCode::kInvalidArgument);

@@ -1,0 +1,186 @@
+// Facts of published config.json files that decide what the library does: routing, widths, sizes,
+// and in which form the weights come.
+#include <nlohmann/json.hpp>
+
+#include "moert/offline/hf_config.h"
+#include "support/catch.h"
+
+namespace moert {
+namespace {
+
+using nlohmann::json;
+
+struct Published {
+  const char* name;
+  json config;
+  int moe_layers, experts, top_k;
+  RoutingKind routing;
+  float scaling;
+  int64_t shared;
+  double billions;  // of weights in routed experts
+  StoredWeights form;
+};
+
+json Fp8() {
+  return {{"quant_method", "fp8"},
+          {"fmt", "e4m3"},
+          {"activation_scheme", "dynamic"},
+          {"weight_block_size", {128, 128}}};
+}
+
+json Glm(int layers, int hidden, int width, int experts, int dense) {
+  return {{"model_type", "glm4_moe"},
+          {"vocab_size", 151552},
+          {"hidden_size", hidden},
+          {"num_hidden_layers", layers},
+          {"num_attention_heads", 96},
+          {"num_key_value_heads", 8},
+          {"head_dim", 128},
+          {"intermediate_size", 12288},
+          {"moe_intermediate_size", width},
+          {"n_routed_experts", experts},
+          {"n_shared_experts", 1},
+          {"num_experts_per_tok", 8},
+          {"first_k_dense_replace", dense},
+          {"n_group", 1},
+          {"topk_group", 1},
+          {"norm_topk_prob", true},
+          {"routed_scaling_factor", dense == 3 ? 2.5 : 1.0},
+          {"attention_bias", true},
+          {"partial_rotary_factor", 0.5},
+          {"max_position_embeddings", 131072},
+          {"rope_theta", 1000000}};
+}
+
+std::vector<Published> All() {
+  const json kimi = {{"model_type", "kimi_k2"},
+                     {"vocab_size", 163840},
+                     {"hidden_size", 7168},
+                     {"num_hidden_layers", 61},
+                     {"num_attention_heads", 64},
+                     {"num_key_value_heads", 64},
+                     {"intermediate_size", 18432},
+                     {"moe_intermediate_size", 2048},
+                     {"n_routed_experts", 384},
+                     {"n_shared_experts", 1},
+                     {"num_experts_per_tok", 8},
+                     {"first_k_dense_replace", 1},
+                     {"moe_layer_freq", 1},
+                     {"n_group", 1},
+                     {"topk_group", 1},
+                     {"topk_method", "noaux_tc"},
+                     {"scoring_func", "sigmoid"},
+                     {"norm_topk_prob", true},
+                     {"routed_scaling_factor", 2.827},
+                     {"q_lora_rank", 1536},
+                     {"kv_lora_rank", 512},
+                     {"qk_nope_head_dim", 128},
+                     {"qk_rope_head_dim", 64},
+                     {"v_head_dim", 128},
+                     {"max_position_embeddings", 131072},
+                     {"rope_theta", 50000},
+                     {"quantization_config", Fp8()}};
+  const json dots = {{"model_type", "dots1"},
+                     {"vocab_size", 152064},
+                     {"hidden_size", 4096},
+                     {"num_hidden_layers", 62},
+                     {"num_attention_heads", 32},
+                     {"num_key_value_heads", 32},
+                     {"intermediate_size", 10944},
+                     {"moe_intermediate_size", 1408},
+                     {"n_routed_experts", 128},
+                     {"n_shared_experts", 2},
+                     {"num_experts_per_tok", 6},
+                     {"first_k_dense_replace", 1},
+                     {"n_group", 1},
+                     {"topk_group", 1},
+                     {"norm_topk_prob", true},
+                     {"routed_scaling_factor", 2.5},
+                     {"max_position_embeddings", 32768},
+                     {"rope_theta", 10000000}};
+  const json minimax = {{"model_type", "minimax_m2"},
+                        {"vocab_size", 200064},
+                        {"hidden_size", 3072},
+                        {"num_hidden_layers", 62},
+                        {"num_attention_heads", 48},
+                        {"num_key_value_heads", 8},
+                        {"head_dim", 128},
+                        {"intermediate_size", 1536},
+                        {"num_local_experts", 256},
+                        {"num_experts_per_tok", 8},
+                        {"scoring_func", "sigmoid"},
+                        {"use_routing_bias", true},
+                        {"use_qk_norm", true},
+                        {"qk_norm_type", "per_layer"},
+                        {"rotary_dim", 64},
+                        {"max_position_embeddings", 196608},
+                        {"rope_theta", 5000000},
+                        {"quantization_config", Fp8()}};
+  const json ernie = {{"model_type", "ernie4_5_moe"},
+                      {"vocab_size", 103424},
+                      {"hidden_size", 2560},
+                      {"num_hidden_layers", 28},
+                      {"num_attention_heads", 20},
+                      {"num_key_value_heads", 4},
+                      {"intermediate_size", 12288},
+                      {"moe_intermediate_size", 1536},
+                      {"moe_num_experts", 64},
+                      {"moe_num_shared_experts", 2},
+                      {"moe_k", 6},
+                      {"moe_layer_start_index", 1},
+                      {"moe_layer_interval", 1},
+                      {"max_position_embeddings", 131072},
+                      {"rope_theta", 500000}};
+  // As transformers 5 saves it.
+  const json qwen3 = {{"model_type", "qwen3_moe"},
+                      {"vocab_size", 151936},
+                      {"hidden_size", 2048},
+                      {"num_hidden_layers", 48},
+                      {"num_attention_heads", 32},
+                      {"num_key_value_heads", 4},
+                      {"head_dim", 128},
+                      {"intermediate_size", 6144},
+                      {"moe_intermediate_size", 768},
+                      {"num_local_experts", 128},
+                      {"num_experts_per_tok", 8},
+                      {"norm_topk_prob", true},
+                      {"decoder_sparse_step", 1},
+                      {"mlp_only_layers", json::array()},
+                      {"max_position_embeddings", 40960},
+                      {"rope_parameters", {{"rope_theta", 1000000}, {"rope_type", "default"}}}};
+  constexpr auto kSigmoid = RoutingKind::kSigmoidGrouped;
+  constexpr auto kSoftmax = RoutingKind::kSoftmaxTopK;
+  constexpr auto kPlain = StoredWeights::kPlain, kFp8 = StoredWeights::kFp8Blocks;
+  return {
+      {"GLM-4.5", Glm(92, 5120, 1536, 160, 3), 89, 160, 8, kSigmoid, 2.5f, 1536, 335.98, kPlain},
+      {"GLM-4.5-Air", Glm(46, 4096, 1408, 128, 1), 45, 128, 8, kSigmoid, 1, 1408, 99.66, kPlain},
+      {"Kimi-K2", kimi, 60, 384, 8, kSigmoid, 2.827f, 2048, 1014.7, kFp8},
+      {"dots.llm1", dots, 61, 128, 6, kSigmoid, 2.5f, 2816, 135.1, kPlain},
+      {"MiniMax-M2", minimax, 62, 256, 8, kSigmoid, 1, 0, 224.7, kFp8},
+      {"ERNIE-4.5-21B-A3B", ernie, 27, 64, 6, kSoftmax, 1, 3072, 20.38, kPlain},
+      {"Qwen3-30B-A3B", qwen3, 48, 128, 8, kSoftmax, 1, 0, 28.99, kPlain}};
+}
+
+TEST_CASE("published configurations of recent models") {
+  for (const Published& m : All()) {
+    INFO(m.name);
+    const auto c = ParseHfConfig(m.config.dump(), "c");
+    REQUIRE_OK(c.status());
+    CHECK(c->moe.num_layers() == m.moe_layers);
+    const MoeLayerSpec& layer = c->moe.layers.front();
+    CHECK(layer.num_experts == m.experts);
+    CHECK(layer.routing.top_k == m.top_k);
+    CHECK(layer.routing.kind == m.routing);
+    CHECK(layer.routing.scaling == m.scaling);
+    CHECK(layer.routing.renormalize);
+    CHECK(layer.routing.selection_bias == (m.config["model_type"] != "qwen3_moe"));
+    CHECK(layer.shared_intermediate == m.shared);
+    CHECK(c->quantization.form == m.form);
+    const double weights = static_cast<double>(c->moe.total_experts()) * 3 *
+                           static_cast<double>(layer.hidden * layer.intermediate);
+    CHECK(weights / 1e9 == Approx(m.billions).epsilon(1e-3));
+  }
+}
+
+}  // namespace
+}  // namespace moert
