@@ -36,7 +36,9 @@ struct Opened {
 };
 
 absl::StatusOr<Opened> Open(const Arguments& args) {
-  MOERT_RETURN_IF_ERROR(args.flags.sampling.Validate());
+  if (const absl::Status status = args.flags.sampling.Validate(); !status.ok()) {
+    return absl::InvalidArgumentError(fmt::format("--{}", std::string(status.message())));
+  }
   MOERT_ASSIGN_OR_RETURN(HfConfig config, LoadHfConfig(args.run.model));
   absl::StatusOr<host::ChatTemplate> chat_template =
       args.chat_template.empty() ? host::ChatTemplate::LoadModel(args.run.model)

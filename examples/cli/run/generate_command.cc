@@ -36,7 +36,9 @@ absl::StatusOr<Opened> Open(const Arguments& args, const ArgParser& parser) {
   if (parser.Given("prompt") == parser.Given("prompt-file")) {
     return absl::InvalidArgumentError("give one of --prompt and --prompt-file");
   }
-  MOERT_RETURN_IF_ERROR(args.flags.sampling.Validate());
+  if (const absl::Status status = args.flags.sampling.Validate(); !status.ok()) {
+    return absl::InvalidArgumentError(fmt::format("--{}", std::string(status.message())));
+  }
   std::string text = args.prompt;
   if (parser.Given("prompt-file")) {
     MOERT_ASSIGN_OR_RETURN(text, ReadTextFile(args.prompt_file, kMaxPromptBytes));
