@@ -1,6 +1,8 @@
 // auto: what it chooses, and that it says why.
 #include "moert/auto_strategy.h"
 
+#include <algorithm>
+
 #include "absl/strings/match.h"
 #include "moert/engine.h"
 #include "support/catch.h"
@@ -24,7 +26,7 @@ struct Fixture {
     options.strategy = "auto";
     options.threads = 1;
     options.budget = Budget::Fraction(share);
-    options.log = [this](LogLevel, const std::string& line) { lines.push_back(line); };
+    options.log = [this](LogLevel, absl::string_view line) { lines.emplace_back(line); };
   }
   std::string Chosen() {
     auto engine = Engine::Create(source, options);

@@ -46,7 +46,7 @@ Run Decode(const std::string& strategy, double share) {
 }
 
 TEST_CASE("graded keeps every request within its loss, and waits less the more it may lose") {
-  const std::string spec = "graded:lo=low,loss=";
+  const std::string spec = "graded:lo=low,standby=1,alpha=0,loss=";
   const Run none = Decode(spec + "0", 0.8);
   CHECK(none.stats.low_answers == 0);
   CHECK(none.stats.worst_low_share == 0);
@@ -69,7 +69,7 @@ TEST_CASE("graded keeps every request within its loss, and waits less the more i
 }
 
 TEST_CASE("substitutes and low answers share one bound") {
-  const Run run = Decode("graded:lo=low,loss=0.1,alpha=0.5", 0.8);
+  const Run run = Decode("graded:lo=low,loss=0.1,alpha=0.5,substituted=0.5", 0.8);
   CHECK(run.stats.slots_substituted > 0);
   CHECK(run.stats.low_answers > 0);
   CHECK(run.stats.worst_low_share + run.stats.worst_mass_share <= 0.1 * (1 + 1e-6));
