@@ -120,7 +120,7 @@ class LayerPrefetcher {
   Prediction predictions_[2];
   /// By rank, the last: all from there on.
   std::vector<Ewma<running_mean::kLateShare>> late_;
-  Ewma<running_mean::kPredictionRecall> waiting_{0.5};  // share of decode calls with a load
+  Ewma<running_mean::kPredictionRecall> waiting_{0.5};         // share of decode calls with a load
   std::vector<Ranked> ranked_;                                 // scratch
   std::vector<int32_t> counts_;                                // scratch, [E] predicted tokens
   std::vector<Ewma<running_mean::kPredictionRecall>> recall_;  // [L]

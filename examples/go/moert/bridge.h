@@ -1,23 +1,24 @@
-/* Callbacks of C that end in exported Go functions. user_data is an integer: no Go pointer is in C. */
+/* Callbacks of C that end in exported Go functions. user_data is an integer: no Go pointer is in C.
+ */
 #ifndef MOERT_GO_BRIDGE_H_
 #define MOERT_GO_BRIDGE_H_
 
 #include <moert.h>
 
-void bridge_callbacks(moert_source_callbacks *callbacks, uintptr_t handle);
+void bridge_callbacks(moert_source_callbacks* callbacks, uintptr_t handle);
 
 /* options->predict_next asks goPredict. */
-void bridge_predict(moert_step_options *options, uintptr_t handle);
+void bridge_predict(moert_step_options* options, uintptr_t handle);
 
 /* Tensors are put together in C: a Go struct must not hold a Go pointer when it is passed. All are
  * contiguous: hidden, out [rows, cols] f32; ids, weights, used [rows, k], or NULL. */
-moert_code bridge_begin(moert_engine *engine, moert_step_options *options,
-                        const int64_t *request_ids, moert_step **step, moert_error **error);
-moert_code bridge_forward(moert_step *step, int32_t layer, float *hidden, float *out, int64_t rows,
-                          int64_t cols, int32_t *ids, float *weights, int32_t *used, int64_t k,
-                          moert_error **error);
+moert_code bridge_begin(moert_engine* engine, moert_step_options* options,
+                        const int64_t* request_ids, moert_step** step, moert_error** error);
+moert_code bridge_forward(moert_step* step, int32_t layer, float* hidden, float* out, int64_t rows,
+                          int64_t cols, int32_t* ids, float* weights, int32_t* used, int64_t k,
+                          moert_error** error);
 /* Every metric goes to goMetric. */
-moert_code bridge_metrics(const moert_engine *engine, uintptr_t handle, moert_error **error);
+moert_code bridge_metrics(const moert_engine* engine, uintptr_t handle, moert_error** error);
 
 /* What goPolicy is asked, and (1 << it) in `seams` of bridge_policies. */
 enum bridge_question {
@@ -37,7 +38,7 @@ enum bridge_question {
   BRIDGE_PLACEMENT,
   BRIDGE_BACKFILLS
 };
-void bridge_policies(moert_policies *policies, uintptr_t handle, uint32_t seams,
+void bridge_policies(moert_policies* policies, uintptr_t handle, uint32_t seams,
                      int32_t wants_next_gate, int32_t wants_resident_forward);
 
 #endif
