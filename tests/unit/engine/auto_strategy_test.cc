@@ -52,7 +52,7 @@ TEST_CASE("all experts are loaded where they fit, else fate caches them") {
 }
 
 TEST_CASE("an accepted loss buys low answers only where they are expected to be faster") {
-  Fixture slow(0.8);
+  Fixture slow(0.3);
   slow.options.strategy = "auto:loss=0.2";
   slow.options.clock = ClockKind::kVirtual;
   slow.options.link_gbps = 0.001;
