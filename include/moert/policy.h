@@ -325,8 +325,8 @@ struct MissView {
   int64_t cpu_ns = 0;     // modelled; negative: no CPU executor beside the fast tier
   bool arriving = false;  // a prefetch of it is on its way; load_ns is what is left, about
   // Of what its requests may still have answered low (PolicyTraits::max_low_share), the share that
-  // answering this one low would take; the largest of them. Above 1: not allowed. Negative: there is
-  // no low version.
+  // answering this one low would take; the largest of them. Above 1: not allowed. Negative: there
+  // is no low version.
   float low_cost = -1;
 };
 

@@ -46,10 +46,10 @@ struct CpuOffload {
 
 /// What a planner counted since it was made.
 struct PlanStats : SchedulerStats {
-  int64_t slots_low = 0;  // token x k slots answered by a lower version than intended
-  double mass_low = 0;    // routing weight of these, as it entered the sum
+  int64_t slots_low = 0;       // token x k slots answered by a lower version than intended
+  double mass_low = 0;         // routing weight of these, as it entered the sum
   double worst_low_share = 0;  // of any one request, under a bound
-  int64_t fills = 0;      // loads behind a call of what the CPU had computed for it
+  int64_t fills = 0;           // loads behind a call of what the CPU had computed for it
 };
 
 class LayerPlanner {
@@ -92,10 +92,10 @@ class LayerPlanner {
   MissPlacer placer_;
   std::unique_ptr<LowAnswers> low_answers_;  // null: nothing stands by
   PlanStats stats_;
-  std::vector<Miss> misses_;  // scratch
-  std::vector<uint8_t> low_;  // [E]: answered low
+  std::vector<Miss> misses_;       // scratch
+  std::vector<uint8_t> low_;       // [E]: answered low
   std::vector<int32_t> backfill_;  // scratch
-  std::vector<float> mass_;   // scratch, [E]
+  std::vector<float> mass_;        // scratch, [E]
 };
 
 }  // namespace moert

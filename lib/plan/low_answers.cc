@@ -41,7 +41,9 @@ float LowAnswers::Cost(int32_t expert) {
 bool LowAnswers::Take(int32_t expert) {
   Collect(expert);
   for (const Part& part : parts_) {
-    if (!part.account->Allows(part.weight, /*max_slot_share=*/2, max_share_)) return false;
+    constexpr double kSlack = 1e-9;  // of rounding
+    const double after = part.account->mass_substituted + part.weight;
+    if (after > max_share_ * part.account->mass * (1 + kSlack)) return false;
   }
   for (const Part& part : parts_) part.account->mass_substituted += part.weight;
   return true;

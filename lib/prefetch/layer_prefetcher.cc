@@ -1,6 +1,7 @@
 #include "prefetch/layer_prefetcher.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "absl/cleanup/cleanup.h"
 #include "plan/transfer_version.h"
@@ -97,6 +98,7 @@ void LayerPrefetcher::Resolve(const PolicyContext& context, const RoutingResult&
   const int64_t cancelled = store_->CancelPrefetches(context.layer, routing.counts);
   stats_.cancelled += cancelled;
   stats_.issued -= cancelled;
+  CountWaiting(context, routing);
   Prediction& prediction = PredictionOf(context.layer);
   if (prediction.layer != context.layer) return;
   if (prediction.late >= 0) {
@@ -256,7 +258,7 @@ void LayerPrefetcher::Admit(const PolicyContext& context,
       const bool useful_late = !cpu_offload_ || store_->HasFreeSlot(key.layer);
       const bool fits = transfer_ns <= left_ns || (late && useful_late);
       const bool admitted = ranked_[rank].probability >= 0
-                                ? fits && BenefitPays(rank, transfer_ns, left_ns)
+                                ? fits && BenefitPays(rank, transfer_ns, left_ns, window_ns)
                                 : fits && (!late || LatePays(rank, transfer_ns, left_ns));
       const int64_t hidden_ns = std::min(transfer_ns, left_ns);
       const float hidden = static_cast<float>(hidden_ns) / static_cast<float>(transfer_ns);
@@ -280,7 +282,17 @@ bool LayerPrefetcher::LatePays(size_t rank, int64_t transfer_ns, int64_t window_
          (1 - precision) * static_cast<double>(transfer_ns);
 }
 
-bool LayerPrefetcher::BenefitPays(size_t rank, int64_t transfer_ns, int64_t left_ns) const {
+void LayerPrefetcher::CountWaiting(const PolicyContext& context, const RoutingResult& routing) {
+  if (context.phase != Phase::kDecode) return;
+  bool waits = false;
+  for (int e = 0; e < routing.num_experts && !waits; ++e) {
+    waits = routing.counts[e] > 0 && store_->Latest({context.layer, e}).record == nullptr;
+  }
+  waiting_.Add(waits ? 1 : 0);
+}
+
+bool LayerPrefetcher::BenefitPays(size_t rank, int64_t transfer_ns, int64_t left_ns,
+                                  int64_t window_ns) const {
   const double p = ranked_[rank].probability;
   const double held_ns = static_cast<double>(std::max<int64_t>(0, transfer_ns - left_ns));
   double none_waits = 1;  // of the other absent experts
@@ -288,6 +300,8 @@ bool LayerPrefetcher::BenefitPays(size_t rank, int64_t transfer_ns, int64_t left
     if (r == rank || store_->Latest(ranked_[r].key).record != nullptr) continue;
     if (!store_->Arriving(ranked_[r].key)) none_waits *= 1 - ranked_[r].probability;
   }
+  const double later_layers = held_ns / static_cast<double>(std::max<int64_t>(1, window_ns));
+  none_waits *= std::pow(1 - waiting_.mean(), later_layers);
   const double saved_ns = p * static_cast<double>(std::min(transfer_ns, left_ns));
   return saved_ns > (1 - p) * held_ns * (1 - none_waits);
 }

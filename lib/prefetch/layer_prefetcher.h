@@ -91,8 +91,11 @@ class LayerPrefetcher {
   /// rank that was rarely seen is taken for about as good as the one before it.
   double LatePrecision(size_t rank) const;
   /// Whether a transfer of known probability saves more than it may cost: right, what fits the
-  /// window of it; wrong, the rest, where another expert of the layer has to wait for the link.
-  bool BenefitPays(size_t rank, int64_t transfer_ns, int64_t left_ns) const;
+  /// window of it; wrong, the rest, where somebody has to wait for the link: another expert of the
+  /// layer, or of those that come while the link is held.
+  bool BenefitPays(size_t rank, int64_t transfer_ns, int64_t left_ns, int64_t window_ns) const;
+  /// Counts whether a call finds what it needs.
+  void CountWaiting(const PolicyContext& context, const RoutingResult& routing);
   /// A block from those ranked lower, the lowest first, if need be. `hidden`: the share of the
   /// transfer that fits the window.
   bool StartLoad(const PolicyContext& context, size_t rank, float hidden, Prediction* prediction);
@@ -117,6 +120,7 @@ class LayerPrefetcher {
   Prediction predictions_[2];
   /// By rank, the last: all from there on.
   std::vector<Ewma<running_mean::kLateShare>> late_;
+  Ewma<running_mean::kPredictionRecall> waiting_{0.5};         // share of decode calls with a load
   std::vector<Ranked> ranked_;                                 // scratch
   std::vector<int32_t> counts_;                                // scratch, [E] predicted tokens
   std::vector<Ewma<running_mean::kPredictionRecall>> recall_;  // [L]

@@ -199,7 +199,8 @@ class VersionedStore {
   ExpertHandle Standby(ExpertKey key) const;
   /// A lookup that missed is answered by a low version.
   void CountLowAnswer(ExpertKey key);
-  /// Of a cache of several versions: an expert that is there in a lower one, and not in use, leaves.
+  /// Of a cache of several versions: an expert that is there in a lower one, and not in use,
+  /// leaves.
   void DropLow(ExpertKey key);
 
   // Movement between versions: an expert stays present throughout.

@@ -82,7 +82,7 @@ RegisteredStrategy Graded() {
             {"lo", "low version (w2a16_g64_asym)"},
             {"standby",
              "1: the low version of every expert is resident; 0: it is brought for the call, in "
-             "its fewer bytes (1)"},
+             "its fewer bytes (0)"},
             {"transient",
              "slots that belong to no layer (4 with standby=0, else what the window holds)"},
             {"loss",
@@ -90,8 +90,8 @@ RegisteredStrategy Graded() {
             {"patience",
              "a miss is answered low if it takes at most this fraction (1 over it) of what its "
              "requests may still lose (16)"},
-            {"alpha", "half width of the band in which experts are substituted; 0: none are (0)"},
-            {"substituted", "share of `loss` for substitutes, where alpha is not 0 (0.5)"},
+            {"alpha", "half width of the band in which experts are substituted; 0: none are (0.3)"},
+            {"substituted", "share of `loss` for substitutes, where alpha is not 0 (0.7)"},
             Control()}},
           &BuildGraded};
 }

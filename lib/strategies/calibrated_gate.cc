@@ -85,8 +85,7 @@ class CalibratedGate final : public PrefetchPolicy {
       double tokens = 0;
       for (int64_t t = 0; t < made.tokens; ++t) {
         const float ratio = made.ratios[t * experts + e];
-        const double p =
-            curve.Probability(ratio, all_.Probability(ratio, HitCurve::Guess(ratio)));
+        const double p = curve.Probability(ratio, all_.Probability(ratio, HitCurve::Guess(ratio)));
         unused *= 1 - p;
         tokens += p;
       }

@@ -18,8 +18,11 @@ namespace {
 
 class GradedPlacement final : public PlacementPolicy {
  public:
-  GradedPlacement(double loss, double patience, const CpuBalanceOptions& balance)
-      : loss_(loss), patience_(patience), balancer_(MakeCpuLoadBalancer(balance)) {}
+  GradedPlacement(double loss, double patience, bool at_once, const CpuBalanceOptions& balance)
+      : loss_(loss),
+        patience_(patience),
+        at_once_(at_once),
+        balancer_(MakeCpuLoadBalancer(balance)) {}
 
   PolicyTraits traits() const override {
     PolicyTraits traits = balancer_->traits();
@@ -38,7 +41,10 @@ class GradedPlacement final : public PlacementPolicy {
     const bool decode = snapshot.context.phase == Phase::kDecode;
     for (size_t i = 0; i < snapshot.misses.size(); ++i) {
       const MissView& miss = snapshot.misses[i];
-      if (decode && miss.low_cost >= 0 && patience_ * miss.low_cost <= 1) {
+      // A CPU that is earlier than the high version loses nothing, and a low version that has to
+      // be brought is not earlier by much.
+      const bool spared = !at_once_ && miss.cpu_ns >= 0 && miss.cpu_ns < miss.load_ns;
+      if (decode && !spared && miss.low_cost >= 0 && patience_ * miss.low_cost <= 1) {
         decision.placements[i] = Placement::kLow;
       } else {
         rest_.push_back(miss);
@@ -59,6 +65,7 @@ class GradedPlacement final : public PlacementPolicy {
  private:
   const double loss_;
   const double patience_;
+  const bool at_once_;  // low versions stand by
   const std::unique_ptr<PlacementPolicy> balancer_;
   std::vector<MissView> rest_;  // scratch
   std::vector<size_t> where_;
@@ -69,13 +76,13 @@ class GradedPlacement final : public PlacementPolicy {
 absl::StatusOr<Strategy> BuildGraded(const StrategyContext& context) {
   const StrategyParams& params = context.params;
   Strategy s;
-  MOERT_ASSIGN_OR_RETURN(const bool standby, params.Flag("standby", true));
+  MOERT_ASSIGN_OR_RETURN(const bool standby, params.Flag("standby", false));
   s.serving = standby ? Serving::kCacheOverLow : Serving::kCache;
   s.versions = {params.Text("hi", "bf16"), params.Text("lo", "w2a16_g64_asym")};
   MOERT_ASSIGN_OR_RETURN(const double loss, params.Number("loss", 0.05, 0, 1));
   MOERT_ASSIGN_OR_RETURN(const double patience, params.Number("patience", 16, 1, 1e6));
-  MOERT_ASSIGN_OR_RETURN(const double alpha, params.Number("alpha", 0, 0, 1));
-  MOERT_ASSIGN_OR_RETURN(const double substituted, params.Number("substituted", 0.5, 0, 1));
+  MOERT_ASSIGN_OR_RETURN(const double alpha, params.Number("alpha", 0.3, 0, 1));
+  MOERT_ASSIGN_OR_RETURN(const double substituted, params.Number("substituted", 0.7, 0, 1));
   MOERT_ASSIGN_OR_RETURN(s.prefetch_control, params.Flag("control", true));
   const double to_substitutes = alpha > 0 ? substituted * loss : 0;
   if (alpha > 0) s.routing = MakeExpertCacheRouting(alpha, to_substitutes);
@@ -84,7 +91,7 @@ absl::StatusOr<Strategy> BuildGraded(const StrategyContext& context) {
   MOERT_ASSIGN_OR_RETURN(const int64_t transient,
                          params.Integer("transient", standby ? -1 : 4, 0, 1 << 20));
   s.residency = MakeWorthCache(MakeMeasuredCapacity(static_cast<int>(transient)));
-  s.placement = std::make_unique<GradedPlacement>(loss - to_substitutes, patience,
+  s.placement = std::make_unique<GradedPlacement>(loss - to_substitutes, patience, standby,
                                                   CpuBalanceOptions{true, true});
   return s;
 }

@@ -4,7 +4,8 @@
 
 namespace moert {
 
-UseEstimate::UseEstimate(int experts) : short_(experts, 0), long_(experts, 0), chosen_(experts, 0) {}
+UseEstimate::UseEstimate(int experts)
+    : short_(experts, 0), long_(experts, 0), chosen_(experts, 0) {}
 
 void UseEstimate::Observe(const RoutingView& routing) {
   const int experts = static_cast<int>(short_.size());

@@ -250,6 +250,12 @@ def envelope_rivals():
     return experiment.table(["time over that of `fate`", *envelope.LINKS.values()], envelope.rival_rows(envelope_cells()))
 
 
+def envelope_bounded():
+    """Time of each over that of graded, and the largest share of its mass that any request lost."""
+    return experiment.table(["time over that of the first", *(envelope.LINKS[l] for l in envelope.BOUNDED_LINKS)],
+                            envelope.bounded_rows(envelope_cells()))
+
+
 def envelope_behind():
     """In one line how many there are, then the worst."""
     cells = envelope_cells()

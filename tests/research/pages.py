@@ -39,7 +39,7 @@ TABLES = {
                                          rows=lambda r: "displaced" not in r[0]),
     "simulated-paper": lambda: digest.stored("importance-simulated", "Beside the paper"),
     "envelope-exact": digest.envelope_exact, "envelope-rivals": digest.envelope_rivals,
-    "envelope-behind": digest.envelope_behind,
+    "envelope-behind": digest.envelope_behind, "envelope-bounded": digest.envelope_bounded,
     "frontier": digest.frontier, "frontier-best": digest.frontier_best,
     "uniform": digest.uniform_perplexity,
     **{f"equal-{m}": (lambda m=m: digest.equal_bytes(m)) for m in MODELS},

@@ -53,7 +53,7 @@ TEST_CASE("exact strategies are bit-identical to resident over budgets, threads 
   for (const char* strategy :
        {"on-demand", "load-on-demand", "activation-path", "importance:alpha=0", "fate",
         "fate:eviction=arc,percentile=75", "fate:shallow=0,wrap=1,top=5",
-        "fate:shallow=2,transient=3", "auto"}) {
+        "fate:shallow=2,transient=3"}) {
     for (const double share : {1.0, 0.5, 0.25, 0.15, 0.0}) {
       for (const int threads : {1, 2}) {
         for (const ClockKind clock : {ClockKind::kWall, ClockKind::kVirtual}) {

@@ -35,8 +35,7 @@ Run Decode(const std::string& strategy, double share) {
   Run run;
   const std::vector<int64_t> requests = {11, 12};
   for (int i = 0; i < 60; ++i) {
-    REQUIRE_OK(
-        RunStep(engine->get(), Phase::kDecode, process.Next(2), 2, &run.outputs, requests));
+    REQUIRE_OK(RunStep(engine->get(), Phase::kDecode, process.Next(2), 2, &run.outputs, requests));
   }
   run.stats = (*engine)->stats();
   run.now_ns = (*engine)->now_ns();
@@ -46,8 +45,8 @@ Run Decode(const std::string& strategy, double share) {
 }
 
 TEST_CASE("graded keeps every request within its loss, and waits less the more it may lose") {
-  const std::string spec = "graded:lo=low,loss=";
-  const Run none = Decode(spec + "0", 0.8);
+  const std::string spec = "graded:lo=low,standby=1,alpha=0,loss=";
+  const Run none = Decode(spec + "0", 0.95);
   CHECK(none.stats.low_answers == 0);
   CHECK(none.stats.worst_low_share == 0);
   const Run resident = Decode("resident", 1);
@@ -56,7 +55,7 @@ TEST_CASE("graded keeps every request within its loss, and waits less the more i
                     none.outputs.size() * sizeof(float)) == 0);
   int64_t before = none.stats.stall_miss_ns + none.stats.stall_queue_ns;
   for (const double loss : {0.02, 0.1, 0.3}) {
-    const Run run = Decode(spec + std::to_string(loss), 0.8);
+    const Run run = Decode(spec + std::to_string(loss), 0.95);
     INFO("loss " << loss);
     CHECK(run.stats.low_answers > 0);
     CHECK(run.stats.slots_low >= run.stats.low_answers);
@@ -69,7 +68,7 @@ TEST_CASE("graded keeps every request within its loss, and waits less the more i
 }
 
 TEST_CASE("substitutes and low answers share one bound") {
-  const Run run = Decode("graded:lo=low,loss=0.1,alpha=0.5", 0.8);
+  const Run run = Decode("graded:lo=low,loss=0.1,alpha=0.5,substituted=0.5", 0.8);
   CHECK(run.stats.slots_substituted > 0);
   CHECK(run.stats.low_answers > 0);
   CHECK(run.stats.worst_low_share + run.stats.worst_mass_share <= 0.1 * (1 + 1e-6));

@@ -17,7 +17,8 @@ struct Call {
   std::vector<int32_t> counts = std::vector<int32_t>(kExperts, 0);
   RoutingView view;
 
-  Call(std::vector<int32_t> used, std::vector<float> row) : ids(std::move(used)), scores(std::move(row)) {
+  Call(std::vector<int32_t> used, std::vector<float> row)
+      : ids(std::move(used)), scores(std::move(row)) {
     weights.assign(ids.size(), 0.5f);
     for (const int32_t e : ids) counts[e] = 1;
     view.tokens = 1;
