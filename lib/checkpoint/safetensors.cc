@@ -69,13 +69,13 @@ const TensorInfo* FindByName(const std::vector<TensorInfo>& tensors,
   return it == sorted.end() || tensors[*it].name != name ? nullptr : &tensors[*it];
 }
 
-struct Shard {
+struct ShardFile {
   std::string file;
   std::vector<JsonValue> tensors;  // keys of the index; never empty
 };
 
 // The shards of an index, by name.
-absl::StatusOr<std::vector<Shard>> ReadIndex(const JsonDocument& index, const std::string& path) {
+absl::StatusOr<std::vector<ShardFile>> ReadIndex(const JsonDocument& index, const std::string& path) {
   const auto map = index.root().Find("weight_map");
   if (!map || !map->is_object()) {
     return absl::InvalidArgumentError(fmt::format("{}: weight_map is not an object", path));
@@ -94,7 +94,7 @@ absl::StatusOr<std::vector<Shard>> ReadIndex(const JsonDocument& index, const st
       return absl::InvalidArgumentError(fmt::format("{}: more than {} shards", path, kMaxShards));
     }
   }
-  std::vector<Shard> shards;
+  std::vector<ShardFile> shards;
   std::map<absl::string_view, size_t> place;
   for (const auto& [file, count] : counts) {
     place.emplace(file, shards.size());
@@ -258,8 +258,8 @@ absl::Status Checkpoint::OpenFile(const std::string& path, Env* env) {
 absl::Status Checkpoint::OpenSharded(const std::string& dir, const std::string& index_path,
                                      Env* env) {
   MOERT_ASSIGN_OR_RETURN(const JsonDocument index, JsonDocument::Read(env, index_path));
-  MOERT_ASSIGN_OR_RETURN(const std::vector<Shard> shards, ReadIndex(index, index_path));
-  for (const Shard& shard : shards) {
+  MOERT_ASSIGN_OR_RETURN(const std::vector<ShardFile> shards, ReadIndex(index, index_path));
+  for (const ShardFile& shard : shards) {
     auto file = env->Open(dir + "/" + shard.file, FileAccess::kBuffered);
     if (!file.ok()) {
       return absl::Status(

@@ -167,7 +167,7 @@ absl::Status EngineImpl::CheckRouting(int layer, int64_t rows, const RoutedInput
         fmt::format("layer {}: its routing is the host's: give it (ForwardRouted)", layer));
   }
   if (routed->place == Place::kHost) return absl::OkStatus();
-  if (backend() != BackendKind::kCuda) {
+  if (!parts_->executor->takes_given()) {
     return absl::InvalidArgumentError(
         fmt::format("layer {}: ids on a device; the {} backend takes them in host memory", layer,
                     BackendName(backend())));

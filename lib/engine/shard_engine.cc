@@ -88,7 +88,7 @@ class ShardEngine final : public Engine {
     MOERT_RETURN_IF_ERROR(MakeRouter(&options));
     const int64_t gates = ShardGateBytes(whole_->model(), part->model());
     MOERT_ASSIGN_OR_RETURN(engine_, EngineImpl::Create(std::move(part), options, gates));
-    if (router_ != nullptr && engine_->backend() != BackendKind::kCpu) {
+    if (router_ != nullptr && !HiddenOnHost(engine_->backend())) {
       return absl::UnimplementedError(
           "shard: on CUDA an engine over some experts takes its routing from the host: give the "
           "model's layers the routing kind external, and call ForwardRouted");
@@ -184,7 +184,7 @@ absl::Status ShardEngine::MakeRouter(EngineOptions* options) {
   const bool external = std::any_of(layers.begin(), layers.end(), [](const MoeLayerSpec& layer) {
     return layer.routing.kind == RoutingKind::kExternal;
   });
-  if (external || options->simulate) return absl::OkStatus();
+  if (external || !RoutesLayers(*options)) return absl::OkStatus();
   next_gate_ = strategy.prefetch != nullptr && strategy.prefetch->traits().next_gate;
   if (options->thread_pool == nullptr) {
     ThreadPoolOptions threads;

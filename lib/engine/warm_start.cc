@@ -2,14 +2,13 @@
 
 #include <algorithm>
 #include <chrono>
-#include <condition_variable>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <thread>
 #include <tuple>
 #include <utility>
 
+#include "base/mutex.h"
 #include "fmt/format.h"
 
 namespace moert {
@@ -39,8 +38,8 @@ struct WarmStart::Impl {
   }
 
   // Hints that have been seen to; true while one may still come.
-  void Collect(Seen* seen) {
-    const auto done = [&](Asked& a) {
+  void Collect(Seen* seen) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
+    const auto done = [&](Asked& a) ABSL_NO_THREAD_SAFETY_ANALYSIS {
       const std::vector<Residency>& layer = Look(seen, a.key.layer);
       if (layer.empty()) return true;  // the engine cannot say: a forked process, say
       const Residency r = layer[static_cast<size_t>(a.key.expert)];
@@ -55,7 +54,7 @@ struct WarmStart::Impl {
 
   // Places of a layer that no expert has, those on their way counted. A share of all places each:
   // no more than the default capacity, so that nothing is evicted.
-  bool HasRoom(Seen* seen, int layer) const {
+  bool HasRoom(Seen* seen, int layer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     const int64_t layers = engine->model().num_layers();
     const int64_t slots = engine->memory().slots;
     const std::vector<Residency>& states = Look(seen, layer);
@@ -69,7 +68,7 @@ struct WarmStart::Impl {
   }
 
   bool Advance() {
-    const std::lock_guard<std::mutex> lock(mu);
+    const MutexLock lock(&mu);
     Seen seen(static_cast<size_t>(engine->model().num_layers()));
     Collect(&seen);
     while (next < order.size() && asked.size() < static_cast<size_t>(options.in_flight)) {
@@ -93,8 +92,9 @@ struct WarmStart::Impl {
   void Run() {
     while (true) {
       {
-        std::unique_lock<std::mutex> lock(ended_mu);
-        if (ended.wait_for(lock, kPeriod, [this] { return end; })) return;
+        const MutexLock lock(&ended_mu);
+        if (!end) ended.WaitFor(&ended_mu, kPeriod);
+        if (end) return;
       }
       if (!Advance()) return;
     }
@@ -103,13 +103,13 @@ struct WarmStart::Impl {
   Engine* const engine;
   const std::vector<ExpertKey> order;
   const WarmStartOptions options;
-  mutable std::mutex mu;
-  size_t next = 0;           // in order
-  std::vector<Asked> asked;  // not yet there
-  WarmStartStats stats;
-  std::mutex ended_mu;
-  std::condition_variable ended;
-  bool end = false;
+  Mutex mu;
+  size_t next ABSL_GUARDED_BY(mu) = 0;           // in order
+  std::vector<Asked> asked ABSL_GUARDED_BY(mu);  // not yet there
+  WarmStartStats stats ABSL_GUARDED_BY(mu);
+  Mutex ended_mu;
+  CondVar ended;
+  bool end ABSL_GUARDED_BY(ended_mu) = false;
   std::thread thread;
 };
 
@@ -135,7 +135,10 @@ absl::StatusOr<std::unique_ptr<WarmStart>> WarmStart::Create(Engine* engine,
     if (seen.emplace(key.layer, key.expert).second) unique.push_back(key);
   }
   auto impl = std::make_unique<Impl>(engine, std::move(unique), options);
-  impl->stats.filling = !impl->order.empty();
+  {
+    const MutexLock lock(&impl->mu);
+    impl->stats.filling = !impl->order.empty();
+  }
   Impl* const shared = impl.get();
   try {
     if (options.thread) impl->thread = std::thread([shared] { shared->Run(); });
@@ -164,17 +167,17 @@ std::vector<ExpertKey> WarmStart::ByCounts(const std::vector<std::vector<int64_t
 
 WarmStart::~WarmStart() {
   {
-    const std::lock_guard<std::mutex> lock(impl_->ended_mu);
+    const MutexLock lock(&impl_->ended_mu);
     impl_->end = true;
   }
-  impl_->ended.notify_all();
+  impl_->ended.NotifyAll();
   if (impl_->thread.joinable()) impl_->thread.join();
 }
 
 bool WarmStart::Advance() { return impl_->Advance(); }
 
 WarmStartStats WarmStart::stats() const {
-  const std::lock_guard<std::mutex> lock(impl_->mu);
+  const MutexLock lock(&impl_->mu);
   return impl_->stats;
 }
 

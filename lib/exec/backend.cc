@@ -21,4 +21,8 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const EngineOptions& option
   return cuda ? MakeCudaBackend(options) : MakeCpuBackend(options);
 }
 
+bool RoutesLayers(const EngineOptions& options) { return !options.simulate; }
+
+bool HiddenOnHost(BackendKind kind) { return kind == BackendKind::kCpu; }
+
 }  // namespace moert

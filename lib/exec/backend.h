@@ -101,6 +101,11 @@ class Backend {
 /// machine or build does not have it.
 absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const EngineOptions& options);
 
+/// Whether layer calls of such an engine may leave the routing to the library: not in a simulation.
+bool RoutesLayers(const EngineOptions& options);
+/// Whether hidden states lie where the CPU can route them.
+bool HiddenOnHost(BackendKind kind);
+
 // What MakeBackend chooses from. The options are borrowed for the call.
 absl::StatusOr<std::unique_ptr<Backend>> MakeCpuBackend(const EngineOptions& options);
 absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(const EngineOptions& options);

@@ -148,6 +148,8 @@ class Executor {
                                    const VersionedStore& store) {
     return NotSupported();
   }
+  /// Whether a routing may be given where the executor computes, apart from host memory.
+  virtual bool takes_given() const { return false; }
   /// The same with the routing given on the device. An id out of range is taken for -1.
   virtual absl::Status RunGiven(const ExecutorCall& call, const GivenRouting& given,
                                 const PolicyContext& context, const VersionedStore& store) {

@@ -57,7 +57,7 @@ class ExpertParallelImpl final : public ExpertParallel {
                           const RoutedInput* routing, const MutableMatrixView& out);
   absl::Status Own(StepId id, const Step& step, int layer, const MatrixView& hidden,
                    const RoutedInput& routing, const MutableMatrixView& out);
-  absl::Status Compute(StepId id, const Step& step, int layer, int64_t k, ExchangedRows* rows);
+  absl::Status Multiply(StepId id, const Step& step, int layer, int64_t k, ExchangedRows* rows);
   /// A rank that cannot go on tells the others.
   absl::Status OrAbort(absl::Status status) {
     if (!status.ok()) group_->Abort(status);
@@ -214,14 +214,14 @@ absl::Status ExpertParallelImpl::Own(StepId id, const Step& step, int layer,
     return exchange_.Dispatch(layer, step.rows, x_.data(), routing.ids, routing.weights, &received);
   }));
   const int64_t k = engine_->model().layers[static_cast<size_t>(layer)].routing.top_k;
-  MOERT_RETURN_IF_ERROR(Compute(id, step, layer, k, &received));
+  MOERT_RETURN_IF_ERROR(Multiply(id, step, layer, k, &received));
   MOERT_RETURN_IF_ERROR(Timed([&] { return exchange_.Combine(y_.data(), x_.data()); }));
   if (step.rows > 0) NarrowRows(x_.data(), out);
   return absl::OkStatus();
 }
 
 /// Into y_. Calls of a step have as many rows as all ranks together: what is missing has no expert.
-absl::Status ExpertParallelImpl::Compute(StepId id, const Step& step, int layer, int64_t k,
+absl::Status ExpertParallelImpl::Multiply(StepId id, const Step& step, int layer, int64_t k,
                                          ExchangedRows* rows) {
   const int64_t cols = engine_->model().layers[static_cast<size_t>(layer)].hidden;
   rows->hidden.resize(static_cast<size_t>(step.engine_rows * cols));

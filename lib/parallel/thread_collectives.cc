@@ -49,9 +49,10 @@ int64_t Before(absl::Span<const int64_t> bytes, size_t rank) {
 
 class Group {
  public:
-  Group(int size, int64_t timeout_ns) : timeout_(timeout_ns), calls_(static_cast<size_t>(size)) {}
+  Group(int size, int64_t timeout_ns)
+      : size_(size), timeout_(timeout_ns), calls_(static_cast<size_t>(size)) {}
 
-  int size() const { return static_cast<int>(calls_.size()); }
+  int size() const { return size_; }
 
   absl::Status Run(int rank, const Call& call) {
     const MutexLock lock(&mu_);
@@ -170,6 +171,8 @@ class Group {
     return absl::OkStatus();
   }
 
+  const int size_;
+  const int size_;
   const int64_t timeout_;
   Mutex mu_;
   CondVar changed_;

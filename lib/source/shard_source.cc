@@ -54,6 +54,20 @@ void SliceInputs(const MatrixLayout& from, const std::byte* whole, int64_t first
   }
 }
 
+/// Refuses records whose channels are not cut: of schemes that files come in, with biases, or
+/// without a gate.
+absl::Status CheckCut(const RecordLayout& record, int layer) {
+  std::string why;
+  for (const Scheme* scheme : {&record.format.gate, &record.format.up, &record.format.down}) {
+    if (scheme->imported()) why = fmt::format("of scheme {}", scheme->Name());
+  }
+  if (record.contents.biases) why = "with biases";
+  if (!record.contents.gate) why = "without a gate";
+  if (why.empty()) return absl::OkStatus();
+  return absl::UnimplementedError(fmt::format(
+      "shard: layer {}: experts {} cannot be cut by channels; shard by experts", layer, why));
+}
+
 /// Whether channels [first, first + count) of `intermediate` can be cut out of a record.
 absl::Status CheckSlice(const ExpertFormat& format, int64_t intermediate, int64_t first,
                         int64_t count, const std::string& where) {
@@ -90,9 +104,20 @@ class ShardSource final : public ExpertSource {
       first_.push_back(total_);
       if (!plan_.all_experts) {
         layer.num_experts = static_cast<int>(Experts(l).size());
+        const RoutingSpec& routing = whole.routing;
+        if (routing.logit_bias || routing.expert_scales || routing.hash_vocab > 0) {
+          return absl::UnimplementedError(fmt::format(
+              "shard: layer {} has {}, which an engine over some experts does not route by yet; "
+              "give the layer the routing kind external, or shard by channels",
+              l,
+              routing.logit_bias      ? "a bias of the router's logits"
+              : routing.expert_scales ? "scales of experts"
+                                      : "experts by token id"));
+        }
         RoutingSpec external;
         external.kind = RoutingKind::kExternal;
-        external.top_k = whole.routing.top_k;
+        external.top_k = routing.top_k;
+        external.weight_input = routing.weight_input;
         layer.routing = external;
       }
       total_ += layer.num_experts;
@@ -190,6 +215,7 @@ class ShardSource final : public ExpertSource {
               fmt::format("shard: layer {} version {} has {} channels, the layer {}", l,
                           version_name(v).data(), record.down.k, whole.intermediate));
         }
+        MOERT_RETURN_IF_ERROR(CheckCut(record, l));
         MOERT_RETURN_IF_ERROR(CheckSlice(record.format, whole.intermediate, first, count,
                                          fmt::format("layer {}", l)));
         MOERT_ASSIGN_OR_RETURN(RecordLayout part,

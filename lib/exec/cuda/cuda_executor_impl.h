@@ -63,6 +63,7 @@ class CudaExecutor final : public Executor {
   bool runs_resident() const override { return true; }
   absl::Status RunResident(const ExecutorCall& call, const PolicyContext& context,
                            const VersionedStore& store) override;
+  bool takes_given() const override { return true; }
   absl::Status RunGiven(const ExecutorCall& call, const GivenRouting& given,
                         const PolicyContext& context, const VersionedStore& store) override;
   absl::Status BringGiven(const ExecutorCall& call, const GivenRouting& given,

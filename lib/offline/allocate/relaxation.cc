@@ -11,7 +11,7 @@ namespace {
 using Option = ChoiceProblem::Option;
 
 // From one option of an item to the next on its convex hull.
-struct Step {
+struct Upgrade {
   int item = 0;
   int to = 0;
   double saved = 0;  // cost, > 0
@@ -49,11 +49,11 @@ std::vector<int> Hull(const std::vector<Option>& options) {
 void FillUp(const ChoiceProblem& problem, ChoiceSolution* s) {
   for (int round = 0; round < 8; ++round) {
     const int64_t slack = problem.capacity - s->bytes;
-    std::vector<Step> steps;
+    std::vector<Upgrade> steps;
     for (size_t i = 0; i < problem.items.size(); ++i) {
       const auto& options = problem.items[i];
       const Option& now = options[static_cast<size_t>(s->choice[i])];
-      Step best;
+      Upgrade best;
       for (size_t k = 0; k < options.size(); ++k) {
         const double saved = now.cost - options[k].cost;
         if (saved > best.saved && options[k].bytes - now.bytes <= slack) {
@@ -64,8 +64,8 @@ void FillUp(const ChoiceProblem& problem, ChoiceSolution* s) {
     }
     if (steps.empty()) return;
     std::stable_sort(steps.begin(), steps.end(),
-                     [](const Step& a, const Step& b) { return a.saved > b.saved; });
-    for (const Step& step : steps) {
+                     [](const Upgrade& a, const Upgrade& b) { return a.saved > b.saved; });
+    for (const Upgrade& step : steps) {
       if (s->bytes + step.bytes > problem.capacity) continue;
       s->choice[static_cast<size_t>(step.item)] = step.to;
       s->bytes += step.bytes;
@@ -77,7 +77,7 @@ void FillUp(const ChoiceProblem& problem, ChoiceSolution* s) {
 
 absl::StatusOr<ChoiceSolution> SolveByRelaxation(const ChoiceProblem& problem) {
   ChoiceSolution s;
-  std::vector<Step> steps;
+  std::vector<Upgrade> steps;
   double relaxed = 0;
   for (size_t i = 0; i < problem.items.size(); ++i) {
     const auto& options = problem.items[i];
@@ -97,10 +97,10 @@ absl::StatusOr<ChoiceSolution> SolveByRelaxation(const ChoiceProblem& problem) {
   }
   // Steps of one item are in order, for its hull is convex; equal rates keep the order of items.
   std::stable_sort(steps.begin(), steps.end(),
-                   [](const Step& a, const Step& b) { return a.rate() > b.rate(); });
+                   [](const Upgrade& a, const Upgrade& b) { return a.rate() > b.rate(); });
   bool full = false;
   std::vector<char> stopped(problem.items.size(), 0);
-  for (const Step& step : steps) {
+  for (const Upgrade& step : steps) {
     const int64_t left = problem.capacity - s.bytes;
     if (!full && step.bytes > left) {
       full = true;
