@@ -172,7 +172,6 @@ class Group {
   }
 
   const int size_;
-  const int size_;
   const int64_t timeout_;
   Mutex mu_;
   CondVar changed_;

@@ -19,7 +19,8 @@ StrategyKey MaxGbps() {
 RegisteredStrategy Fate() {
   return {
       {"fate",
-       "prefetch by the next layer's gate, ARC cache whose slots go where they spare most misses",
+       "prefetch by the next layer's gate where it pays, eviction by score over slots dealt to "
+       "layers",
        {SchemeKey(),
         {"percentile",
          "prefetch the experts whose predicted score is above this percentile, in [0, 100) "
