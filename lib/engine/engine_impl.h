@@ -102,7 +102,8 @@ class EngineImpl final : public Engine {
   absl::Status FetchLocked(StepId step_id, int layer, const FetchInput& input, SlotView* view)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Refuses a call whose routing is missing, or is where it cannot be read.
-  absl::Status CheckRouting(int layer, int64_t rows, const RoutedInput* routed) const;
+  absl::Status CheckRouting(int layer, int64_t rows, const RoutedInput* routed) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status SetBudgetLocked(const Budget& budget) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckLayer(int layer) const;
   /// Starts what hints asked for.

@@ -30,6 +30,7 @@ std::vector<std::string> CacheStrategies() {
   for (const StrategyInfo& info : ListStrategies()) {
     const auto strategy = MakeStrategy(info.name);
     if (!strategy.ok()) continue;  // it needs to be told something
+    if (strategy->versions.size() > 1) continue;
     if (!strategy->preload && strategy->serving == Serving::kCache) names.push_back(info.name);
   }
   return names;

@@ -164,7 +164,8 @@ TEST_CASE("the JSON object has exactly the documented keys") {
                                   "disabled", "disabled_steps"});
     REQUIRE(Keys(run["routing"]) ==
             std::set<std::string>{"substituted", "slots", "mass_substituted", "worst_request_slots",
-                                  "worst_request_mass", "hit_ratio_before", "low", "mass_low"});
+                                  "worst_request_mass", "worst_request_mass_low",
+                                  "hit_ratio_before", "low", "mass_low"});
     REQUIRE(Keys(run["precision"]) == std::set<std::string>{"promotions", "demotions", "deferred"});
     REQUIRE(Keys(run["balance"]) == std::set<std::string>{"t_load_ms", "t_cpu_ms"});
     REQUIRE(Keys(run["stall_ms"]) ==

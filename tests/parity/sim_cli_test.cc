@@ -46,8 +46,9 @@ Json RunJson(const std::string& args) {
   return Json::parse(outcome.out);
 }
 
+// From a pack: what reads in place take from the budget is not in a trace.
 std::string Ppl(const std::string& flags) {
-  return "moert-run ppl --model " + TinyModelDir() + " --cache " + Dir().path() +
+  return "moert-run ppl --pack --model " + TinyModelDir() + " --cache " + Dir().path() +
          "/cache --tokens " + EvalDir() + "/gsm8k.tokens.u16 --limit 520 --clock virtual " + flags;
 }
 

@@ -42,6 +42,7 @@ std::vector<ExpertFormat> Formats() {
 TEST_CASE("a slice of a record is a slice of its matrices") {
   constexpr int64_t kHidden = 72, kIntermediate = 320;
   for (const ExpertFormat& format : Formats()) {
+    if (format.down.imported()) continue;  // refused: unit.engine.shard_test
     const ExpertRecord whole = RandomExpert(kHidden, kIntermediate, 5, format);
     for (const auto& [first, count] : std::vector<std::pair<int64_t, int64_t>>{
              {0, 128}, {128, 128}, {256, 64}, {128, 192}, {0, kIntermediate}}) {
