@@ -61,7 +61,7 @@ class CalibratedGate final : public PrefetchPolicy {
 
   void SetRatios(const PrefetchSnapshot& snapshot, int experts, int k) {
     Prediction& made = last_[snapshot.target_layer % 2];
-    made.layer = snapshot.target_layer;
+    made.layer = -1;  // until it is whole
     made.tokens = snapshot.routing.tokens;
     made.ratios.resize(made.tokens * experts);
     made.absent.resize(experts);
@@ -74,6 +74,7 @@ class CalibratedGate final : public PrefetchPolicy {
       const float kth = std::max(sorted_[k - 1], std::numeric_limits<float>::min());
       for (int e = 0; e < experts; ++e) made.ratios[t * experts + e] = scores[e] / kth;
     }
+    made.layer = snapshot.target_layer;
   }
 
   std::vector<PrefetchCandidate> Candidates(const PrefetchSnapshot& snapshot, int experts) const {

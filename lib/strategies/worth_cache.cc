@@ -65,7 +65,10 @@ class WorthCache final : public ResidencyPolicy {
 
   Layer& At(const MoeModelSpec& model, int layer) {
     if (layers_.empty()) {
-      for (const MoeLayerSpec& spec : model.layers) layers_.emplace_back(spec.num_experts);
+      std::vector<Layer> layers;  // all or none, where memory runs out
+      layers.reserve(model.layers.size());
+      for (const MoeLayerSpec& spec : model.layers) layers.emplace_back(spec.num_experts);
+      layers_ = std::move(layers);
     }
     return layers_[layer];
   }
