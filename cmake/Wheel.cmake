@@ -12,6 +12,7 @@ if(MOERT_WHEEL_FROM)
                           "and moert-pack in ${MOERT_WHEEL_FROM} first")
     endif()
   endforeach()
+  file(REAL_PATH ${library} library)  # install() would copy a symbolic link as one
 else()
   set(library $<TARGET_FILE:moert_shared>)
   set(tools $<TARGET_FILE:moert-run> $<TARGET_FILE:moert-pack>)
