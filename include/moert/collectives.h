@@ -55,7 +55,8 @@ absl::StatusOr<NcclId> MakeNcclId();
 
 /// One rank on one device, the calling thread's current one, in device memory. NCCL is loaded at
 /// run time. `communicator` (an ncclComm_t) is borrowed; null: one is made with `id`, which blocks
-/// until all ranks have come. Wait polls the communicator for errors of others.
+/// until all ranks have come. Wait polls the communicator for errors of others. An error or Abort
+/// aborts the communicator, a borrowed one too (ncclCommAbort frees it: do not destroy it then).
 struct NcclOptions {
   int rank = 0;
   int size = 1;

@@ -37,6 +37,16 @@ inline absl::Status ExceptionStatus(absl::string_view what) noexcept {
   }
 }
 
+/// make(); where that throws, an error of `code` without a message.
+template <typename Make>
+absl::Status ErrorOr(absl::StatusCode code, const Make& make) noexcept {
+  try {
+    return make();
+  } catch (...) {
+    return absl::Status(code, "");
+  }
+}
+
 }  // namespace moert
 
 #endif  // MOERT_LIB_BASE_EXCEPTION_STATUS_H_

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/bytes_text.h"
+#include "base/exception_status.h"
 #include "base/fmt_absl.h"
 #include "base/status_macros.h"
 #include "engine/blueprint.h"
@@ -89,7 +90,7 @@ absl::StatusOr<StrategyParams> ParamsOf(absl::string_view spec) {
 bool IsAuto(absl::string_view spec) { return spec == "auto" || spec.substr(0, 5) == "auto:"; }
 
 absl::StatusOr<StrategyChoice> ChooseStrategy(const ExpertSource& source,
-                                              const EngineOptions& options) {
+                                              const EngineOptions& options) try {
   if (!IsAuto(options.strategy)) return StrategyChoice{options.strategy, "asked for by name"};
   MOERT_ASSIGN_OR_RETURN(const StrategyParams params, ParamsOf(options.strategy));
   MOERT_ASSIGN_OR_RETURN(const double loss, params.Number("loss", 0, 0, 1));
@@ -123,6 +124,8 @@ absl::StatusOr<StrategyChoice> ChooseStrategy(const ExpertSource& source,
                                 Room(*fits), expected.ms(), exact.ms())};
   }
   return choice;
+} catch (...) {
+  return ExceptionStatus("choosing a strategy");
 }
 
 }  // namespace moert

@@ -1,5 +1,6 @@
 #include "moert/options.h"
 
+#include "base/exception_status.h"
 #include "base/numa.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
@@ -19,7 +20,7 @@ absl::Status CheckRange(const char* field, int64_t value, int64_t least, int64_t
 
 }  // namespace
 
-absl::Status EngineOptions::Validate() const {
+absl::Status EngineOptions::Validate() const try {
   if (budget.bytes.has_value() && *budget.bytes < 1) {
     return OutOf("[1, 2^63)", "budget.bytes", *budget.bytes);
   }
@@ -32,6 +33,8 @@ absl::Status EngineOptions::Validate() const {
   MOERT_RETURN_IF_ERROR(CheckRange("numa_node", numa_node, -1, 1023));
   if (numa_node >= 0) MOERT_RETURN_IF_ERROR(NumaCpus(numa_node).status());
   return CheckRange("io_threads", io_threads, 1, 16);
+} catch (...) {
+  return ExceptionStatus("options");
 }
 
 }  // namespace moert

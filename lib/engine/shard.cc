@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/exception_status.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
 #include "moert/shard.h"
@@ -113,7 +114,7 @@ int64_t ShardGateBytes(const MoeModelSpec& whole, const MoeModelSpec& shard) {
   return bytes;
 }
 
-absl::Status CheckShards(const MoeModelSpec& model, absl::Span<const Shard> shards) {
+absl::Status CheckShards(const MoeModelSpec& model, absl::Span<const Shard> shards) try {
   std::vector<ShardPlan> plans;
   for (size_t s = 0; s < shards.size(); ++s) {
     absl::StatusOr<ShardPlan> plan = ResolveShard(shards[s], model);
@@ -146,6 +147,8 @@ absl::Status CheckShards(const MoeModelSpec& model, absl::Span<const Shard> shar
                                      fmt::format("the shared experts of layer {}", l)));
   }
   return absl::OkStatus();
+} catch (...) {
+  return ExceptionStatus("checking shards");
 }
 
 }  // namespace moert

@@ -4,10 +4,12 @@
 #include <chrono>
 #include <optional>
 #include <set>
+#include <system_error>
 #include <thread>
 #include <tuple>
 #include <utility>
 
+#include "base/exception_status.h"
 #include "base/mutex.h"
 #include "fmt/format.h"
 
@@ -67,8 +69,18 @@ struct WarmStart::Impl {
     return taken < slots / layers + (layer < slots % layers ? 1 : 0);
   }
 
-  bool Advance() {
+  /// Where memory is out it fills no further: nothing depends on it.
+  bool Advance() noexcept {
     const MutexLock lock(&mu);
+    try {
+      stats.filling = Ask();
+    } catch (...) {
+      stats.filling = false;
+    }
+    return stats.filling;
+  }
+
+  bool Ask() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     Seen seen(static_cast<size_t>(engine->model().num_layers()));
     Collect(&seen);
     while (next < order.size() && asked.size() < static_cast<size_t>(options.in_flight)) {
@@ -85,8 +97,7 @@ struct WarmStart::Impl {
       ++stats.asked;
       asked.push_back({key, 0});
     }
-    stats.filling = next < order.size() || !asked.empty();
-    return stats.filling;
+    return next < order.size() || !asked.empty();
   }
 
   void Run() {
@@ -117,7 +128,7 @@ WarmStart::WarmStart(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 absl::StatusOr<std::unique_ptr<WarmStart>> WarmStart::Create(Engine* engine,
                                                              std::vector<ExpertKey> order,
-                                                             WarmStartOptions options) {
+                                                             WarmStartOptions options) try {
   if (engine == nullptr) return absl::InvalidArgumentError("engine: must not be null");
   if (options.in_flight < 1 || options.in_flight > 64) {
     return absl::InvalidArgumentError(
@@ -140,12 +151,16 @@ absl::StatusOr<std::unique_ptr<WarmStart>> WarmStart::Create(Engine* engine,
     impl->stats.filling = !impl->order.empty();
   }
   Impl* const shared = impl.get();
+  // Whole before its thread runs: what fails later is joined by the destructor.
+  std::unique_ptr<WarmStart> warm(new WarmStart(std::move(impl)));
   try {
-    if (options.thread) impl->thread = std::thread([shared] { shared->Run(); });
-  } catch (...) {
+    if (options.thread) shared->thread = std::thread([shared] { shared->Run(); });
+  } catch (const std::system_error&) {
     return absl::ResourceExhaustedError("no thread to fill the fast tier with");
   }
-  return std::unique_ptr<WarmStart>(new WarmStart(std::move(impl)));
+  return warm;
+} catch (...) {
+  return ExceptionStatus("a warm start");
 }
 
 std::vector<ExpertKey> WarmStart::ByCounts(const std::vector<std::vector<int64_t>>& counts) {

@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
+#include "base/exception_status.h"
 #include "base/rows.h"
 #include "base/status_macros.h"
 #include "engine/shard.h"
@@ -115,7 +117,7 @@ absl::Status ExpertParallelImpl::CheckRows(const StepInfo& info, TokenPlacement 
 }
 
 absl::StatusOr<StepId> ExpertParallelImpl::BeginStep(const StepInfo& info,
-                                                     TokenPlacement placement) {
+                                                     TokenPlacement placement) try {
   Step step{placement, info.rows, info.rows, info.stream};
   MOERT_RETURN_IF_ERROR(CheckRows(info, placement, &step.engine_rows));
   StepInfo engine_info = info;
@@ -127,8 +129,12 @@ absl::StatusOr<StepId> ExpertParallelImpl::BeginStep(const StepInfo& info,
   }
   absl::StatusOr<StepId> id = engine_->BeginStep(engine_info);
   if (!id.ok()) return OrAbort(id.status());
+  absl::Cleanup end = [&] { engine_->EndStep(*id).IgnoreError(); };
   steps_[*id] = step;
+  std::move(end).Cancel();
   return id;
+} catch (...) {
+  return OrAbort(ExceptionStatus("beginning a step"));
 }
 
 absl::Status ExpertParallelImpl::CheckCall(const Step& step, int layer, const MatrixView& hidden,
@@ -168,7 +174,8 @@ absl::Status ExpertParallelImpl::CheckCall(const Step& step, int layer, const Ma
 }
 
 absl::Status ExpertParallelImpl::Forward(StepId id, int layer, const MatrixView& hidden,
-                                         const RoutedInput* routing, const MutableMatrixView& out) {
+                                         const RoutedInput* routing,
+                                         const MutableMatrixView& out) try {
   const auto found = steps_.find(id);
   if (found == steps_.end()) {
     return OrAbort(absl::FailedPreconditionError(fmt::format("step {} is not open", id)));
@@ -178,6 +185,8 @@ absl::Status ExpertParallelImpl::Forward(StepId id, int layer, const MatrixView&
   return OrAbort(step.placement == TokenPlacement::kReplicated
                      ? Replicated(id, step, layer, hidden, routing, out)
                      : Own(id, step, layer, hidden, *routing, out));
+} catch (...) {
+  return OrAbort(ExceptionStatus("a layer call"));
 }
 
 absl::Status ExpertParallelImpl::Replicated(StepId id, const Step& step, int layer,
@@ -222,7 +231,7 @@ absl::Status ExpertParallelImpl::Own(StepId id, const Step& step, int layer,
 
 /// Into y_. Calls of a step have as many rows as all ranks together: what is missing has no expert.
 absl::Status ExpertParallelImpl::Multiply(StepId id, const Step& step, int layer, int64_t k,
-                                         ExchangedRows* rows) {
+                                          ExchangedRows* rows) {
   const int64_t cols = engine_->model().layers[static_cast<size_t>(layer)].hidden;
   rows->hidden.resize(static_cast<size_t>(step.engine_rows * cols));
   rows->ids.resize(static_cast<size_t>(step.engine_rows * k), -1);
@@ -236,10 +245,28 @@ absl::Status ExpertParallelImpl::Multiply(StepId id, const Step& step, int layer
                                 routing, {y_.data(), DType::kF32, step.engine_rows, cols, cols});
 }
 
-/// Every rank hears how all of them fared.
-absl::Status AllReady(Collectives* group, const absl::Status& mine, bool device) {
-  if (!mine.ok()) group->Abort(mine);
-  if (!mine.ok() || device) return mine;
+absl::StatusOr<std::unique_ptr<ExpertParallel>> MakeRank(
+    const std::shared_ptr<const ExpertSource>& source, EngineOptions options,
+    absl::Span<const Shard> shards, const std::shared_ptr<Collectives>& group) {
+  if (static_cast<int>(shards.size()) != group->size()) {
+    return absl::InvalidArgumentError(fmt::format(
+        "{} shards for a group of {} ranks: each rank has one", shards.size(), group->size()));
+  }
+  MOERT_RETURN_IF_ERROR(CheckShards(source->model(), shards));
+  std::vector<ShardPlan> plans;
+  for (const Shard& shard : shards) {
+    MOERT_ASSIGN_OR_RETURN(ShardPlan plan, ResolveShard(shard, source->model()));
+    plans.push_back(std::move(plan));
+  }
+  options.shard = shards[static_cast<size_t>(group->rank())];
+  MOERT_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::Create(source, options));
+  return std::make_unique<ExpertParallelImpl>(std::move(engine), plans, group,
+                                              options.max_tokens_per_forward);
+}
+
+/// Every rank hears how all of them fared; on a device when they next meet.
+absl::Status AllReady(ExpertParallel* rank, Collectives* group) {
+  if (rank->engine()->backend() == BackendKind::kCuda) return absl::OkStatus();
   const int32_t ready = 1;
   std::vector<int32_t> all(static_cast<size_t>(group->size()));
   return group->AllGather(&ready, sizeof(ready), all.data(), nullptr);
@@ -249,30 +276,18 @@ absl::Status AllReady(Collectives* group, const absl::Status& mine, bool device)
 
 absl::StatusOr<std::unique_ptr<ExpertParallel>> ExpertParallel::Create(
     std::shared_ptr<const ExpertSource> source, EngineOptions options,
-    absl::Span<const Shard> shards, std::shared_ptr<Collectives> group) {
+    absl::Span<const Shard> shards, std::shared_ptr<Collectives> group) try {
   if (source == nullptr) return absl::InvalidArgumentError("source: must not be null");
   if (group == nullptr) return absl::InvalidArgumentError("group: must not be null");
-  std::vector<ShardPlan> plans;
-  std::unique_ptr<Engine> engine;
-  const auto make = [&]() -> absl::Status {
-    if (static_cast<int>(shards.size()) != group->size()) {
-      return absl::InvalidArgumentError(fmt::format(
-          "{} shards for a group of {} ranks: each rank has one", shards.size(), group->size()));
-    }
-    MOERT_RETURN_IF_ERROR(CheckShards(source->model(), shards));
-    for (const Shard& shard : shards) {
-      MOERT_ASSIGN_OR_RETURN(ShardPlan plan, ResolveShard(shard, source->model()));
-      plans.push_back(std::move(plan));
-    }
-    options.shard = shards[static_cast<size_t>(group->rank())];
-    MOERT_ASSIGN_OR_RETURN(engine, Engine::Create(source, options));
-    return absl::OkStatus();
-  };
-  const absl::Status made = make();
-  const bool device = engine != nullptr && engine->backend() == BackendKind::kCuda;
-  MOERT_RETURN_IF_ERROR(AllReady(group.get(), made, device));
-  return std::make_unique<ExpertParallelImpl>(std::move(engine), plans, std::move(group),
-                                              options.max_tokens_per_forward);
+  absl::StatusOr<std::unique_ptr<ExpertParallel>> rank =
+      MakeRank(source, std::move(options), shards, group);
+  if (!rank.ok()) group->Abort(rank.status());
+  if (rank.ok()) MOERT_RETURN_IF_ERROR(AllReady(rank->get(), group.get()));
+  return rank;
+} catch (...) {
+  const absl::Status status = ExceptionStatus("an expert-parallel group");
+  if (group != nullptr) group->Abort(status);
+  return status;
 }
 
 }  // namespace moert

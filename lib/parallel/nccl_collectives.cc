@@ -9,7 +9,9 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 
+#include "base/exception_status.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
 #include "moert/collectives.h"
@@ -153,7 +155,7 @@ class NcclCollectives final : public Collectives {
   }
 
   absl::Status Wait(void* stream, int64_t timeout_ns) override {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::nanoseconds(timeout_ns);
+    const auto begin = std::chrono::steady_clock::now();
     while (true) {
       MOERT_RETURN_IF_ERROR(failure_);
       NcclResult state = kNcclSuccess;
@@ -163,13 +165,11 @@ class NcclCollectives final : public Collectives {
       const int query = nccl_->StreamQuery(stream);
       if (query == kCudaSuccess) return absl::OkStatus();
       if (query != kCudaNotReady) {
-        return absl::InternalError(fmt::format("NCCL: the stream failed: CUDA error {}", query));
+        return GiveUp(absl::StatusCode::kInternal, "the stream failed: CUDA error {}", query);
       }
-      if (std::chrono::steady_clock::now() > deadline) {
-        Abort(absl::DeadlineExceededError(
-            fmt::format("rank {} of {}: some rank did not come within {} ms", rank_, size_,
-                        timeout_ns / 1'000'000)));
-        return failure_;
+      if (std::chrono::steady_clock::now() - begin > std::chrono::nanoseconds(timeout_ns)) {
+        return GiveUp(absl::StatusCode::kDeadlineExceeded, "some rank did not come within {} ms",
+                      timeout_ns / 1'000'000);
       }
       std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
@@ -177,7 +177,7 @@ class NcclCollectives final : public Collectives {
 
   void Abort(const absl::Status& why) override {
     if (!failure_.ok()) return;
-    failure_ = why.ok() ? absl::AbortedError("NCCL: this rank gave up") : why;
+    failure_ = why.ok() ? absl::Status(absl::StatusCode::kAborted, "") : why;
     if (comm_ != nullptr) nccl_->CommAbort(comm_);
     comm_ = nullptr;  // aborted ones are freed
   }
@@ -190,8 +190,14 @@ class NcclCollectives final : public Collectives {
     return result == kNcclSuccess ? absl::OkStatus() : Fail(what, result);
   }
   absl::Status Fail(const char* what, NcclResult result) {
-    Abort(absl::UnavailableError(fmt::format("NCCL: {} of rank {} of {}: {}", what, rank_, size_,
-                                             nccl_->GetErrorString(result))));
+    return GiveUp(absl::StatusCode::kUnavailable, "{}: {}", what, nccl_->GetErrorString(result));
+  }
+  template <typename... Args>
+  absl::Status GiveUp(absl::StatusCode code, fmt::format_string<Args...> text, Args&&... args) {
+    Abort(ErrorOr(code, [&] {
+      return absl::Status(code, fmt::format("NCCL: rank {} of {}: {}", rank_, size_,
+                                            fmt::format(text, std::forward<Args>(args)...)));
+    }));
     return failure_;
   }
 
@@ -216,7 +222,7 @@ absl::Status CheckCommunicator(const Nccl& nccl, const NcclOptions& options) {
 
 }  // namespace
 
-absl::StatusOr<NcclId> MakeNcclId() {
+absl::StatusOr<NcclId> MakeNcclId() try {
   MOERT_ASSIGN_OR_RETURN(const Nccl* const nccl, TheNccl());
   NcclUniqueId id{};
   if (const NcclResult result = nccl->GetUniqueId(&id); result != kNcclSuccess) {
@@ -226,9 +232,11 @@ absl::StatusOr<NcclId> MakeNcclId() {
   NcclId bytes;
   std::copy(std::begin(id.internal), std::end(id.internal), bytes.begin());
   return bytes;
+} catch (...) {
+  return ExceptionStatus("a unique id of NCCL");
 }
 
-absl::StatusOr<std::unique_ptr<Collectives>> MakeNcclCollectives(const NcclOptions& options) {
+absl::StatusOr<std::unique_ptr<Collectives>> MakeNcclCollectives(const NcclOptions& options) try {
   if (options.size < 1 || options.rank < 0 || options.rank >= options.size) {
     return absl::InvalidArgumentError(
         fmt::format("NCCL: rank {} of {}: must be in [0, size)", options.rank, options.size));
@@ -248,6 +256,8 @@ absl::StatusOr<std::unique_ptr<Collectives>> MakeNcclCollectives(const NcclOptio
   }
   return std::make_unique<NcclCollectives>(nccl, comm, options.communicator == nullptr,
                                            options.rank, options.size);
+} catch (...) {
+  return ExceptionStatus("a communicator of NCCL");
 }
 
 }  // namespace moert

@@ -1,12 +1,14 @@
 // A group of threads: the last rank that arrives does the work, while the others wait with their
 // buffers.
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/exception_status.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
@@ -31,6 +33,9 @@ const char* Name(Operation operation) {
   }
   return "no call";
 }
+
+// A timeout may be longer than a clock can add.
+constexpr auto kLongestWait = std::chrono::minutes(1);
 
 /// One rank's call.
 struct Call {
@@ -60,19 +65,21 @@ class Group {
     calls_[static_cast<size_t>(rank)] = call;
     const int64_t mine = generation_;
     if (++arrived_ == size()) {
-      failure_ = Execute();
+      failure_ = ErrorOr(absl::StatusCode::kInternal, [this] { return Execute(); });
       Finish();
       return failure_;
     }
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::nanoseconds(timeout_);
+    const auto begin = std::chrono::steady_clock::now();
     while (generation_ == mine && failure_.ok()) {
-      const auto left = deadline - std::chrono::steady_clock::now();
+      const auto left =
+          std::chrono::nanoseconds(timeout_) - (std::chrono::steady_clock::now() - begin);
       if (left.count() <= 0) {
-        failure_ = TimedOut(call.operation);
+        failure_ =
+            ErrorOr(absl::StatusCode::kDeadlineExceeded, [&] { return TimedOut(call.operation); });
         changed_.NotifyAll();
         break;
       }
-      changed_.WaitFor(&mu_, left);
+      changed_.WaitFor(&mu_, std::min<std::chrono::nanoseconds>(left, kLongestWait));
     }
     return generation_ == mine ? failure_ : result_;
   }
@@ -80,8 +87,11 @@ class Group {
   void Abort(int rank, const absl::Status& why) {
     const MutexLock lock(&mu_);
     if (!failure_.ok()) return;
-    failure_ = absl::Status(why.ok() ? absl::StatusCode::kAborted : why.code(),
-                            fmt::format("rank {} gave up: {}", rank, std::string(why.message())));
+    const absl::StatusCode code = why.ok() ? absl::StatusCode::kAborted : why.code();
+    failure_ = ErrorOr(code, [&] {
+      return absl::Status(code,
+                          fmt::format("rank {} gave up: {}", rank, std::string(why.message())));
+    });
     changed_.NotifyAll();
   }
 
@@ -133,13 +143,17 @@ class Group {
 
   absl::Status Reduce() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     const auto count = static_cast<size_t>(calls_[0].size);
-    std::vector<float> sum(count);
-    std::memcpy(sum.data(), calls_[0].send, count * sizeof(float));
-    for (size_t r = 1; r < calls_.size(); ++r) {
-      const auto* more = reinterpret_cast<const float*>(calls_[r].send);
-      for (size_t i = 0; i < count; ++i) sum[i] += more[i];
+    std::array<float, 1024> sum;
+    for (size_t at = 0; at < count; at += sum.size()) {
+      const size_t block = std::min(sum.size(), count - at);
+      const size_t offset = at * sizeof(float), bytes = block * sizeof(float);
+      std::memcpy(sum.data(), calls_[0].send + offset, bytes);
+      for (size_t r = 1; r < calls_.size(); ++r) {
+        const auto* more = reinterpret_cast<const float*>(calls_[r].send) + at;
+        for (size_t i = 0; i < block; ++i) sum[i] += more[i];
+      }
+      for (const Call& call : calls_) std::memcpy(call.recv + offset, sum.data(), bytes);
     }
-    for (const Call& call : calls_) std::memcpy(call.recv, sum.data(), count * sizeof(float));
     return absl::OkStatus();
   }
 
@@ -235,7 +249,7 @@ class ThreadCollectives final : public Collectives {
 }  // namespace
 
 absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> MakeThreadCollectives(
-    int size, int64_t timeout_ns) {
+    int size, int64_t timeout_ns) try {
   constexpr int kMostRanks = 1024;
   if (size < 1 || size > kMostRanks) {
     return absl::InvalidArgumentError(
@@ -250,6 +264,8 @@ absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> MakeThreadCollectives(
     ranks.push_back(std::make_unique<ThreadCollectives>(group, r, size));
   }
   return ranks;
+} catch (...) {
+  return ExceptionStatus("a group of threads");
 }
 
 }  // namespace moert

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/checked_math.h"
+#include "base/exception_status.h"
 #include "base/status_macros.h"
 
 namespace moert {
@@ -136,7 +137,7 @@ std::string Scheme::Name() const {
   return name;
 }
 
-absl::StatusOr<Scheme> Scheme::Parse(absl::string_view name) {
+absl::StatusOr<Scheme> Scheme::Parse(absl::string_view name) try {
   std::string legal;
   for (const Scheme& s : All()) {
     const std::string candidate = s.Name();
@@ -146,6 +147,8 @@ absl::StatusOr<Scheme> Scheme::Parse(absl::string_view name) {
   }
   return absl::InvalidArgumentError(fmt::format("unknown scheme \"{}\", legal are: {}",
                                                 fmt::string_view(name.data(), name.size()), legal));
+} catch (...) {
+  return ExceptionStatus("a scheme");
 }
 
 int64_t ScaleBytes(ScaleType type) {
@@ -178,7 +181,7 @@ double RecordLayout::stored_bits() const {
 
 absl::StatusOr<RecordLayout> MakeRecordLayout(int64_t hidden, int64_t intermediate,
                                               const ExpertFormat& format,
-                                              const RecordContents& contents) {
+                                              const RecordContents& contents) try {
   if (hidden <= 0 || intermediate <= 0) {
     return absl::InvalidArgumentError(
         fmt::format("expert dimensions must be positive: hidden is {}, intermediate is {}", hidden,
@@ -209,6 +212,8 @@ absl::StatusOr<RecordLayout> MakeRecordLayout(int64_t hidden, int64_t intermedia
   if (!CheckedRoundUp<int64_t>(end, kRecordAlignment)) return TooLarge(hidden, intermediate);
   layout.bytes = end;
   return layout;
+} catch (...) {
+  return ExceptionStatus("a record layout");
 }
 
 }  // namespace moert

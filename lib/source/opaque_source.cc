@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/checked_math.h"
+#include "base/exception_status.h"
 #include "base/fmt_absl.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
@@ -198,7 +199,7 @@ class OpaqueSource final : public ExpertSource {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ExpertSource>> MakeOpaqueSource(std::string name, MoeModelSpec model,
-                                                               OpaqueWeights weights) {
+                                                               OpaqueWeights weights) try {
   MOERT_RETURN_IF_ERROR(model.Validate());
   const Checker checker(name, model, weights);
   MOERT_RETURN_IF_ERROR(checker.Check());
@@ -216,6 +217,8 @@ absl::StatusOr<std::unique_ptr<ExpertSource>> MakeOpaqueSource(std::string name,
   MOERT_RETURN_IF_ERROR(checker.CheckFiles(files));
   return std::make_unique<OpaqueSource>(std::move(name), std::move(model), std::move(weights),
                                         std::move(files));
+} catch (...) {
+  return ExceptionStatus("a source of opaque records");
 }
 
 }  // namespace moert
