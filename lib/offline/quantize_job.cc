@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <future>
 #include <memory>
 #include <new>
@@ -377,21 +376,16 @@ class Quantization {
     });
   }
 
-  // Both run on the pool's threads, which nothing may throw in.
+  // Both run on the pool's threads, which nothing may throw in. EncodeMatrix refuses what is not
+  // finite, and a rotation leaves that so.
 
   static absl::Status EncodeStored(const MatrixLayout& layout, QuantMethod method, bool hadamard,
                                    const std::vector<uint16_t>& weights, std::byte* record) {
+    if (layout.scheme.is_bf16() && !hadamard) return PackMatrixBf16(layout, weights, record);
     try {
-      if (layout.scheme.is_bf16() && !hadamard) return PackMatrixBf16(layout, weights, record);
       std::vector<float> wide(weights.size());
-      unsigned bad = 0;  // no branch: the loop is one of vectors
-      for (size_t i = 0; i < wide.size(); ++i) {
-        wide[i] = Bf16ToF32(weights[i]);
-        bad |= (weights[i] & 0x7f80u) == 0x7f80u;
-      }
-      if (bad != 0) return absl::InvalidArgumentError("a weight is not finite");
-      if (hadamard) ApplyHadamard(layout.rows, layout.k, wide.data());
-      return EncodeMatrix(layout, method, wide, record);
+      for (size_t i = 0; i < wide.size(); ++i) wide[i] = Bf16ToF32(weights[i]);
+      return EncodeWide(layout, method, hadamard, &wide, record);
     } catch (const std::bad_alloc&) {
       return absl::ResourceExhaustedError("out of memory while quantizing");
     }
@@ -399,11 +393,8 @@ class Quantization {
 
   static absl::Status EncodeWide(const MatrixLayout& layout, QuantMethod method, bool hadamard,
                                  std::vector<float>* weights, std::byte* record) {
+    if (layout.scheme.is_bf16() && !hadamard) return PackMatrixBf16(layout, *weights, record);
     try {
-      if (layout.scheme.is_bf16() && !hadamard) return PackMatrixBf16(layout, *weights, record);
-      for (const float w : *weights) {
-        if (!std::isfinite(w)) return absl::InvalidArgumentError("a weight is not finite");
-      }
       if (hadamard) ApplyHadamard(layout.rows, layout.k, weights->data());
       return EncodeMatrix(layout, method, *weights, record);
     } catch (const std::bad_alloc&) {
