@@ -87,7 +87,7 @@ ExpertKey VersionedStore::ChooseVictim(int layer, ExpertKey incoming, LoadReason
   }
   if (candidates_.empty()) return kNobody;
   const bool prefetch = reason != LoadReason::kDemand;  // nobody waits
-  const bool dispensable = reason == LoadReason::kBackground || (prefetch && cpu_offload_);
+  const bool dispensable = reason == LoadReason::kBackground || (prefetch && driver_.cpu_offload);
   int victim = residency_->Victim(
       {context, incoming, prefetch, candidates_, dispensable, hint.probability, hint.hidden});
   if (victim < 0 && prefetch) return kNobody;

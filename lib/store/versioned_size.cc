@@ -9,9 +9,14 @@
 
 namespace moert {
 
+void VersionedStore::Attach(const PrefetchDriver& driver) {
+  driver_ = driver;
+  if (!driver.outlook.empty()) SetCapacity(pools_[0]->limit());
+}
+
 void VersionedStore::SetCapacity(int64_t slots) {
   const MoeModelSpec& model = source_->model();
-  TakeCapacity(residency_->Capacity({&model, slots, outlook_}), slots);
+  TakeCapacity(residency_->Capacity({&model, slots, driver_.outlook}), slots);
 }
 
 void VersionedStore::TakeCapacity(std::vector<int> capacity, int64_t slots) {
@@ -34,7 +39,8 @@ void VersionedStore::TakeCapacity(std::vector<int> capacity, int64_t slots) {
 
 void VersionedStore::RefreshCapacity(const PolicyContext& context) {
   const int64_t slots = pools_[0]->limit();
-  std::vector<int> capacity = residency_->Capacity({&source_->model(), slots, outlook_, &context});
+  std::vector<int> capacity =
+      residency_->Capacity({&source_->model(), slots, driver_.outlook, &context});
   if (!capacity.empty()) TakeCapacity(std::move(capacity), slots);
 }
 
