@@ -54,7 +54,7 @@ struct Matrix {
   std::vector<float>* wide;
 };
 
-absl::Status Encode(const Matrix& m, QuantMethod method, bool hadamard, std::byte* record) {
+absl::Status EncodeOne(const Matrix& m, QuantMethod method, bool hadamard, std::byte* record) {
   absl::Status status;
   if (!m.stored.empty()) {
     status = EncodeStored(m.layout, method, hadamard, m.stored, record);
@@ -148,8 +148,8 @@ absl::Status LayerRounder::Round(int layer, QuantMethod method, Chunk* chunk) co
     const std::array<Matrix, 3> matrices = {{{"gate", layout.gate, stored.gate, &wide.gate},
                                              {"up", layout.up, stored.up, &wide.up},
                                              {"down", layout.down, stored.down, &wide.down}}};
-    const absl::Status status = Encode(matrices[static_cast<size_t>(n % 3)], method,
-                                       layout.format.hadamard, chunk->records[i].data());
+    const absl::Status status = EncodeOne(matrices[static_cast<size_t>(n % 3)], method,
+                                          layout.format.hadamard, chunk->records[i].data());
     outcomes[static_cast<size_t>(n)] =
         status.ok() ? status
                     : AtExpert(status, parts_.model, layer, chunk->begin + static_cast<int>(i));
