@@ -312,8 +312,7 @@ void GemmOne(const BlockGemmArgs& args) {
     __m256 out[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
     const uint8_t* w = args.weights[b];
     for (int64_t begin = 0; begin < tiles; begin += args.flush_tiles) {
-      const int64_t left = tiles - begin;
-      const int64_t count = left < args.flush_tiles ? left : args.flush_tiles;
+      const int64_t count = tiles - begin < args.flush_tiles ? tiles - begin : args.flush_tiles;
       __m256i rows[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
       for (int64_t tile = 0; tile < count; tile += kChunkTiles) {
         const int64_t end = count - tile < kChunkTiles ? count : tile + kChunkTiles;
@@ -349,8 +348,7 @@ void Gemm(const BlockGemmArgs& args) {
     __m256 out[kNarrowColumns][2];
     for (int c = 0; c < args.columns; ++c) out[c][0] = out[c][1] = _mm256_setzero_ps();
     for (int64_t begin = 0; begin < tiles; begin += args.flush_tiles) {
-      const int64_t left = tiles - begin;
-      const int64_t count = left < args.flush_tiles ? left : args.flush_tiles;
+      const int64_t count = tiles - begin < args.flush_tiles ? tiles - begin : args.flush_tiles;
       const uint8_t* w = args.weights[b] + begin * kBits * 128;
       __m256i sums[kNarrowColumns][2][4];  // of 8-bit codes over the flush, else over a chunk
       __m256i rows[kNarrowColumns][2];

@@ -18,11 +18,6 @@
 namespace moert {
 namespace {
 
-// A linear layer's name without its weight's.
-std::string BaseOf(const std::string& weight) {
-  return std::string(absl::StripSuffix(weight, ".weight"));
-}
-
 // Schemes of the library's own have bf16 scales; imported ones are checked as they are packed.
 absl::Status CheckScales(const MatrixLayout& layout, const QuantizedMatrix& q) {
   for (const float scale : q.scales) {
@@ -36,90 +31,6 @@ absl::Status CheckScales(const MatrixLayout& layout, const QuantizedMatrix& q) {
 }
 
 }  // namespace
-
-absl::StatusOr<std::unique_ptr<CheckpointExperts>> CheckpointExperts::Create(
-    const Checkpoint* checkpoint, const HfConfig* config) {
-  std::unique_ptr<CheckpointExperts> experts(new CheckpointExperts(checkpoint, config));
-  experts->names_ = config->names;
-  const int first = config->moe.layers.front().model_layer;
-  for (const MoeTensorNames& other : config->other_names) {
-    if (checkpoint->Find(experts->names_.Router(first)) != nullptr) break;
-    if (checkpoint->Find(other.Router(first)) != nullptr) experts->names_ = other;
-  }
-  for (const MoeLayerSpec& layer : config->moe.layers) {
-    MOERT_RETURN_IF_ERROR(experts->CheckLayer(layer));
-  }
-  return experts;
-}
-
-absl::Status CheckpointExperts::Check(const std::string& name,
-                                      absl::Span<const int64_t> shape) const {
-  MOERT_ASSIGN_OR_RETURN(const TensorInfo* t, checkpoint_->Get(name));
-  const std::string& file = checkpoint_->file(t->file).path();
-  if (absl::MakeConstSpan(t->shape) != shape) {
-    return absl::InvalidArgumentError(
-        fmt::format("{}: tensor \"{}\": its shape is {}, config.json implies {}", file, name,
-                    ShapeToString(t->shape), ShapeToString(shape)));
-  }
-  return checkpoint_->CheckWeightType(*t);
-}
-
-// Looked for where a layer has no expert of its own: what transformers and MLX write.
-absl::StatusOr<ExpertTensors> CheckpointExperts::FindFused(const MoeLayerSpec& l) const {
-  const std::string prefix = names_.ExpertsPrefix(l.model_layer);  // "...experts."
-  const std::string mlx = absl::StrReplaceAll(prefix, {{".experts.", ".switch_mlp."}});
-  const auto find = [&](const char* part) {
-    const TensorInfo* t = nullptr;
-    for (const std::string& p : {prefix, mlx}) {
-      for (const char* suffix : {"", ".weight"}) {
-        if (t == nullptr) t = checkpoint_->Find(absl::StrCat(p, part, suffix));
-      }
-    }
-    return t;
-  };
-  ExpertTensors found;
-  found.fused = true;
-  found.gate_up = find("gate_up_proj");
-  if (found.gate_up == nullptr) {
-    found.gate = find("gate_proj");
-    found.up = find("up_proj");
-  }
-  found.down = find("down_proj");
-  const bool complete = found.gate_up != nullptr || (found.gate != nullptr && found.up != nullptr);
-  if (!complete || found.down == nullptr) {
-    return absl::NotFoundError(
-        fmt::format("{}: tensor \"{}\" is missing, and so is the one of all experts: "
-                    "{}gate_up_proj or {}gate_proj "
-                    "with {}up_proj, and {}down_proj",
-                    checkpoint_->path(), names_.Expert(l.model_layer, 0, Projection::kGate), prefix,
-                    prefix, prefix, prefix));
-  }
-  const int64_t e = l.num_experts, h = l.hidden, w = l.intermediate;
-  const auto is = [](const TensorInfo* t, std::vector<int64_t> shape) {
-    return t == nullptr || t->shape == shape;
-  };
-  // Never both: one of the three pairs of sizes differs from its reverse, unless h == w and gate
-  // and up are apart; such tensors are taken as they are multiplied.
-  const bool straight = is(found.gate_up, {e, 2 * w, h}) && is(found.gate, {e, w, h}) &&
-                        is(found.up, {e, w, h}) && is(found.down, {e, h, w});
-  found.transposed = is(found.gate_up, {e, h, 2 * w}) && is(found.gate, {e, h, w}) &&
-                     is(found.up, {e, h, w}) && is(found.down, {e, w, h}) && !straight;
-  for (const TensorInfo* t : {found.gate_up, found.gate, found.up, found.down}) {
-    if (t == nullptr) continue;
-    if (!straight && !found.transposed) {
-      const std::string& file = checkpoint_->file(t->file).path();
-      return absl::InvalidArgumentError(fmt::format(
-          "{}: tensor \"{}\": its shape is {}; config.json implies {} experts, hidden size {} and "
-          "expert width {}: gate and up [{}, {}, {}] (together [{}, {}, {}]) with down [{}, {}, "
-          "{}], or "
-          "all with the last two sizes swapped",
-          file, Printable(t->name), ShapeToString(t->shape), e, h, w, e, w, h, e, 2 * w, h, e, h,
-          w));
-    }
-    MOERT_RETURN_IF_ERROR(checkpoint_->CheckWeightType(*t));
-  }
-  return found;
-}
 
 // ERNIE's selection bias has a dimension more.
 std::vector<int64_t> CheckpointExperts::BiasShape(const MoeLayerSpec& l) const {
@@ -135,7 +46,7 @@ StoredMatrix CheckpointExperts::Stored(const MoeLayerSpec& l, int expert, Projec
   m.rows = down ? l.hidden : l.intermediate;
   m.k = down ? l.intermediate : l.hidden;
   if (!blocks) {
-    m.base = BaseOf(names_.Expert(l.model_layer, expert, p));
+    m.base = WeightBase(names_.Expert(l.model_layer, expert, p));
     return m;
   }
   m.base = absl::StrCat(names_.ExpertsPrefix(l.model_layer), down ? "down_proj" : "gate_up_proj");
@@ -151,95 +62,9 @@ bool CheckpointExperts::IsQuantized(int layer) const {
   return !(stored(layer) == ExpertFormat::Uniform(Scheme{}));
 }
 
-absl::Status CheckpointExperts::CheckExperts(const MoeLayerSpec& l) {
-  const int n = l.model_layer;
-  tensors_.emplace_back();
-  stored_.push_back(ExpertFormat::Uniform(Scheme{}));
-  const std::string prefix = names_.ExpertsPrefix(n);
-  if (config_->quantization.form == StoredWeights::kMxfp4) {
-    tensors_.back().blocks = quantized_.Has(prefix + "gate_up_proj");
-    tensors_.back().fused = tensors_.back().blocks;
-  }
-  const bool blocks = tensors_.back().blocks;
-  const Projection first = l.activation.gated ? Projection::kGate : Projection::kUp;
-  const bool quantized = blocks || quantized_.Has(BaseOf(names_.Expert(n, 0, first)));
-  if (!quantized && checkpoint_->Find(names_.Expert(n, 0, first)) == nullptr) {
-    if (!l.activation.gated) return checkpoint_->Get(names_.Expert(n, 0, first)).status();
-    MOERT_ASSIGN_OR_RETURN(tensors_.back(), FindFused(l));
-    return absl::OkStatus();
-  }
-  Scheme* const schemes[] = {&stored_.back().gate, &stored_.back().up, &stored_.back().down};
-  for (int e = 0; e < l.num_experts; ++e) {
-    for (const Projection p : {Projection::kGate, Projection::kUp, Projection::kDown}) {
-      if (p == Projection::kGate && !l.activation.gated) continue;
-      const StoredMatrix m = Stored(l, e, p, blocks);
-      if (!quantized) {
-        MOERT_RETURN_IF_ERROR(Check(names_.Expert(n, e, p), {m.rows, m.k}));
-        continue;
-      }
-      MOERT_ASSIGN_OR_RETURN(const Scheme scheme, quantized_.SchemeOf(m));
-      Scheme& of_layer = *schemes[static_cast<int>(p)];
-      if (e == 0) of_layer = scheme;
-      if (of_layer == scheme) continue;
-      return absl::InvalidArgumentError(
-          fmt::format("{}: {}: its scheme is {}, that of the layer's first expert {}",
-                      checkpoint_->path(), Printable(m.base), scheme.Name(), of_layer.Name()));
-    }
-    if (blocks) break;  // all experts are in the same tensors
-  }
-  if (!l.activation.gated) stored_.back().gate = stored_.back().up;
-  return absl::OkStatus();
-}
-
-absl::Status CheckpointExperts::CheckBiases(const MoeLayerSpec& l) const {
-  const int n = l.model_layer;
-  const std::string prefix = names_.ExpertsPrefix(n);
-  if (tensors_.back().fused) {
-    MOERT_RETURN_IF_ERROR(Check(prefix + "gate_up_proj_bias", {l.num_experts, 2 * l.intermediate}));
-    return Check(prefix + "down_proj_bias", {l.num_experts, l.hidden});
-  }
-  for (int e = 0; e < l.num_experts; ++e) {
-    for (const Projection p : {Projection::kGate, Projection::kUp, Projection::kDown}) {
-      if (p == Projection::kGate && !l.activation.gated) continue;
-      const int64_t rows = p == Projection::kDown ? l.hidden : l.intermediate;
-      MOERT_RETURN_IF_ERROR(Check(BaseOf(names_.Expert(n, e, p)) + ".bias", {rows}));
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckpointExperts::CheckLayer(const MoeLayerSpec& l) {
-  const MoeTensorNames& names = names_;
-  const int n = l.model_layer;
-  MOERT_RETURN_IF_ERROR(CheckExperts(l));
-  if (l.expert_bias) MOERT_RETURN_IF_ERROR(CheckBiases(l));
-  MOERT_RETURN_IF_ERROR(Check(names.Router(n), {l.num_experts, l.hidden}));
-  if (l.routing.logit_bias) MOERT_RETURN_IF_ERROR(Check(names.RouterBias(n), {l.num_experts}));
-  if (l.routing.expert_scales) {
-    MOERT_RETURN_IF_ERROR(Check(names.ExpertScales(n), {l.num_experts}));
-  }
-  if (l.routing.selection_bias) {
-    MOERT_RETURN_IF_ERROR(Check(names.SelectionBias(n), BiasShape(l)));
-  }
-  if (l.shared_intermediate > 0) {
-    const int64_t w = l.shared_intermediate;
-    for (const Projection p : {Projection::kGate, Projection::kUp, Projection::kDown}) {
-      if (p == Projection::kGate && !l.activation.gated) continue;
-      const bool down = p == Projection::kDown;
-      const StoredMatrix m = {BaseOf(names.SharedExpert(n, p)), down ? l.hidden : w,
-                              down ? w : l.hidden};
-      MOERT_RETURN_IF_ERROR(quantized_.Has(m.base)
-                                ? quantized_.SchemeOf(m).status()
-                                : Check(names.SharedExpert(n, p), {m.rows, m.k}));
-    }
-  }
-  if (l.shared_gate) MOERT_RETURN_IF_ERROR(Check(names.SharedGate(n), {1, l.hidden}));
-  return absl::OkStatus();
-}
-
 absl::Status CheckpointExperts::ReadMatrix(const std::string& name, int64_t rows, int64_t k,
                                            std::vector<uint16_t>* out) const {
-  if (const std::string base = BaseOf(name); quantized_.Has(base)) {
+  if (const std::string base = WeightBase(name); quantized_.Has(base)) {
     const StoredMatrix m = {base, rows, k};
     MOERT_ASSIGN_OR_RETURN(const Scheme scheme, quantized_.SchemeOf(m));
     MOERT_ASSIGN_OR_RETURN(const QuantizedMatrix codes, quantized_.Read(m));
@@ -353,8 +178,8 @@ absl::Status CheckpointExperts::ReadBias(const MoeLayerSpec& l, int expert, Proj
   out->resize(static_cast<size_t>(rows));
   if (!tensors_[static_cast<size_t>(config_->MoeLayerIndex(l.model_layer))].fused) {
     MOERT_ASSIGN_OR_RETURN(
-        *out,
-        checkpoint_->ReadF32(BaseOf(names_.Expert(l.model_layer, expert, p)) + ".bias", {rows}));
+        *out, checkpoint_->ReadF32(WeightBase(names_.Expert(l.model_layer, expert, p)) + ".bias",
+                                   {rows}));
     return absl::OkStatus();
   }
   const std::string prefix = names_.ExpertsPrefix(l.model_layer);

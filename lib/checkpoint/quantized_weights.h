@@ -16,6 +16,9 @@
 
 namespace moert {
 
+/// A linear layer's name without that of its weight: "...up_proj" of "...up_proj.weight".
+std::string WeightBase(const std::string& weight);
+
 /// A matrix [rows, k] of a checkpoint. For tensors of all experts, `expert` is which of them, and
 /// the matrix is rows first_row, first_row + row_step, ... of that expert's.
 struct StoredMatrix {
@@ -48,7 +51,13 @@ class QuantizedWeights {
                                            const std::vector<int64_t>& shape) const;
   absl::Status Error(const TensorInfo& tensor, const std::string& what) const;
   template <typename T>
-  absl::StatusOr<std::vector<T>> Whole(const TensorInfo& tensor) const;
+  absl::StatusOr<std::vector<T>> Whole(const TensorInfo& tensor) const {
+    std::vector<T> values(static_cast<size_t>(tensor.bytes) / sizeof(T));
+    absl::Status status = checkpoint_->ReadBytes(
+        tensor, 0, {reinterpret_cast<std::byte*>(values.data()), values.size() * sizeof(T)});
+    if (!status.ok()) return status;
+    return values;
+  }
   absl::Status ReadScales(const TensorInfo& tensor, bool by_group, QuantizedMatrix* q) const;
   absl::Status CheckOrder(const std::string& name, int64_t k) const;
   absl::Status CheckZeros(const StoredMatrix& m, const TensorInfo& tensor,

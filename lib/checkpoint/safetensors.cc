@@ -1,8 +1,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
-#include <map>
 #include <new>
 #include <numeric>
 #include <utility>
@@ -12,8 +12,10 @@
 #include "base/json.h"
 #include "base/printable.h"
 #include "base/status_macros.h"
+#include "checkpoint/fp8_scaler.h"
 #include "checkpoint/other_ways.h"
 #include "checkpoint/safetensors_header.h"
+#include "checkpoint/shard_index.h"
 #include "moert/offline/checkpoint.h"
 
 namespace moert {
@@ -21,7 +23,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kMaxShards = 10'000;
 constexpr size_t kChunkElements = 64 * 1024;
 
 fmt::string_view View(absl::string_view s) { return {s.data(), s.size()}; }
@@ -46,13 +47,6 @@ std::string OtherFiles(const std::string& dir) {
   return "";
 }
 
-// Shards lie beside their index; anything else is an attempt to read other files.
-bool IsPlainFileName(const std::string& name) {
-  return !name.empty() && name != "." && name != ".." && name.size() < 256 &&
-         name.find('/') == std::string::npos && name.find('\\') == std::string::npos &&
-         name.find('\0') == std::string::npos;
-}
-
 std::vector<uint32_t> SortedByName(const std::vector<TensorInfo>& tensors) {
   std::vector<uint32_t> order(tensors.size());
   std::iota(order.begin(), order.end(), 0u);
@@ -69,82 +63,31 @@ const TensorInfo* FindByName(const std::vector<TensorInfo>& tensors,
   return it == sorted.end() || tensors[*it].name != name ? nullptr : &tensors[*it];
 }
 
-struct ShardFile {
-  std::string file;
-  std::vector<JsonValue> tensors;  // keys of the index; never empty
-};
-
-// The shards of an index, by name.
-absl::StatusOr<std::vector<ShardFile>> ReadIndex(const JsonDocument& index, const std::string& path) {
-  const auto map = index.root().Find("weight_map");
-  if (!map || !map->is_object()) {
-    return absl::InvalidArgumentError(fmt::format("{}: weight_map is not an object", path));
-  }
-  // Counted first: lists of exactly the size they need.
-  std::map<std::string, size_t> counts;
-  for (const JsonMember& m : map->members()) {
-    const auto file = m.value.AsString();
-    if (!file || !IsPlainFileName(*file)) {
-      return absl::InvalidArgumentError(
-          fmt::format("{}: tensor {}: its file must be a plain file name in the same folder", path,
-                      Printable(m.key.text())));
-    }
-    ++counts[*file];
-    if (counts.size() > kMaxShards) {
-      return absl::InvalidArgumentError(fmt::format("{}: more than {} shards", path, kMaxShards));
-    }
-  }
-  std::vector<ShardFile> shards;
-  std::map<absl::string_view, size_t> place;
-  for (const auto& [file, count] : counts) {
-    place.emplace(file, shards.size());
-    shards.push_back({file, {}});
-    shards.back().tensors.reserve(count);
-  }
-  for (const JsonMember& m : map->members()) {
-    shards[place[*m.value.AsString()]].tensors.push_back(m.key);
-  }
-  return shards;
+float LoadF32(const std::byte* p) {
+  float f;
+  std::memcpy(&f, p, sizeof(f));
+  return f;
+}
+uint16_t LoadU16(const std::byte* p) {
+  uint16_t v;
+  std::memcpy(&v, p, sizeof(v));
+  return v;
 }
 
-float ElementToF32(DType dtype, const std::byte* raw, size_t i);
-
-// Multiplies fp8 values by the scales of their blocks.
-class Fp8Scaler {
- public:
-  static absl::StatusOr<Fp8Scaler> Load(const Checkpoint& checkpoint, const TensorInfo& weight) {
-    Fp8Scaler scaler;
-    MOERT_ASSIGN_OR_RETURN(const TensorInfo* scales, checkpoint.Fp8Scales(weight));
-    if (scales == nullptr) return scaler;
-    scaler.rows_ = weight.shape[weight.shape.size() - 2];
-    scaler.cols_ = weight.shape.back();
-    scaler.scale_cols_ = scales->shape.back();
-    scaler.scale_rows_ = scales->shape[scales->shape.size() - 2];
-    scaler.scales_.resize(static_cast<size_t>(scales->elements()));
-    MOERT_RETURN_IF_ERROR(checkpoint.ReadAsF32(*scales, 0, absl::MakeSpan(scaler.scales_)));
-    return scaler;
+float ElementToF32(DType dtype, const std::byte* raw, size_t i) {
+  switch (dtype) {
+    case DType::kF32:
+      return LoadF32(raw + 4 * i);
+    case DType::kBF16:
+      return Bf16ToF32(LoadU16(raw + 2 * i));
+    case DType::kF16:
+      return F16ToF32(LoadU16(raw + 2 * i));
+    case DType::kF8E4M3:
+      return F8E4M3ToF32(std::to_integer<uint8_t>(raw[i]));
+    default:
+      return 0.0f;  // excluded by ReadConverted
   }
-  bool empty() const { return scales_.empty(); }
-
-  /// values: elements [first, first + count) of the weight.
-  void Apply(int64_t first, size_t count, float* values) const {
-    const int64_t end = first + static_cast<int64_t>(count);
-    for (int64_t at = first; at < end;) {
-      const int64_t row = at / cols_, col = at % cols_;
-      const int64_t block_row = row / rows_ * scale_rows_ + row % rows_ / kFp8BlockRows;
-      const float scale =
-          scales_[static_cast<size_t>(block_row * scale_cols_ + col / kFp8BlockCols)];
-      // Up to the end of the block's row, or of the matrix's.
-      const int64_t run = std::min((col / kFp8BlockCols + 1) * kFp8BlockCols, cols_) - col;
-      for (const int64_t stop = std::min(end, at + run); at < stop; ++at)
-        values[at - first] *= scale;
-    }
-  }
-
- private:
-  int64_t rows_ = 0, cols_ = 0, scale_rows_ = 0, scale_cols_ = 0;
-  std::vector<float> scales_;
-};
+}
 
 // Reads elements in chunks through `convert(dtype, raw, count, out)`.
 template <typename T, typename Convert>
@@ -186,32 +129,6 @@ absl::Status ReadConverted(const Checkpoint& checkpoint, const TensorInfo& tenso
     done += n;
   }
   return absl::OkStatus();
-}
-
-float LoadF32(const std::byte* p) {
-  float f;
-  std::memcpy(&f, p, sizeof(f));
-  return f;
-}
-uint16_t LoadU16(const std::byte* p) {
-  uint16_t v;
-  std::memcpy(&v, p, sizeof(v));
-  return v;
-}
-
-float ElementToF32(DType dtype, const std::byte* raw, size_t i) {
-  switch (dtype) {
-    case DType::kF32:
-      return LoadF32(raw + 4 * i);
-    case DType::kBF16:
-      return Bf16ToF32(LoadU16(raw + 2 * i));
-    case DType::kF16:
-      return F16ToF32(LoadU16(raw + 2 * i));
-    case DType::kF8E4M3:
-      return F8E4M3ToF32(std::to_integer<uint8_t>(raw[i]));
-    default:
-      return 0.0f;  // excluded by ReadConverted
-  }
 }
 
 }  // namespace
@@ -258,7 +175,7 @@ absl::Status Checkpoint::OpenFile(const std::string& path, Env* env) {
 absl::Status Checkpoint::OpenSharded(const std::string& dir, const std::string& index_path,
                                      Env* env) {
   MOERT_ASSIGN_OR_RETURN(const JsonDocument index, JsonDocument::Read(env, index_path));
-  MOERT_ASSIGN_OR_RETURN(const std::vector<ShardFile> shards, ReadIndex(index, index_path));
+  MOERT_ASSIGN_OR_RETURN(const std::vector<ShardFile> shards, ReadShardIndex(index, index_path));
   for (const ShardFile& shard : shards) {
     auto file = env->Open(dir + "/" + shard.file, FileAccess::kBuffered);
     if (!file.ok()) {

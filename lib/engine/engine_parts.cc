@@ -69,10 +69,8 @@ class Builder {
     }
     MOERT_ASSIGN_OR_RETURN(std::unique_ptr<TransferQueue> transfers,
                            b_.backend->MakeTransfers(source_, b_.clock.get(), &b_.profile));
-    auto store = std::make_unique<VersionedStore>(source_, std::move(served), std::move(pools),
-                                                  std::move(transfers), b_.residency());
-    store->SetLinkEstimate(p.link.get());
-    return store;
+    return std::make_unique<VersionedStore>(source_, std::move(served), std::move(pools),
+                                            std::move(transfers), b_.residency());
   }
 
   std::unique_ptr<VersionManager> MakeVersions(const EngineParts& p) const {
@@ -115,13 +113,10 @@ class Builder {
         &model_, b_.strategy.prefetch.get(), b_.strategy.prefetch_control, &b_.profile,
         p.link.get(), p.store.get(), p.versions.get());
     if (cache()) prefetcher->SetPrecision(b_.strategy.precision.get());
-    if (b_.strategy.prefetch != nullptr) {
-      // The capacities of the store's making knew of no prefetch.
-      p.store->SetPrefetchOutlook(prefetcher->outlook());
-      p.store->SetCapacity(b_.plan.slots);
-    }
     prefetcher->SetCpuOffload(Backfills(p));
-    p.store->SetCpuOffload(Backfills(p));
+    PrefetchDriver driver{p.link.get(), {}, Backfills(p)};
+    if (b_.strategy.prefetch != nullptr) driver.outlook = prefetcher->outlook();
+    p.store->Attach(driver);
     return prefetcher;
   }
 

@@ -160,6 +160,25 @@ class ShardEngine final : public Engine {
   }
   int Next(int layer) const { return (layer + 1) % model().num_layers(); }
 
+  // What a localized input points to.
+  struct LocalArrays {
+    std::vector<int32_t> ids;
+    std::vector<float> scores, next_scores;
+  };
+  /// `input` (RoutedInput or FetchInput) in the shard's numbering.
+  template <typename Input>
+  absl::StatusOr<Input> Localized(int layer, const Input& input, LocalArrays* arrays) const {
+    MOERT_ASSIGN_OR_RETURN(arrays->ids, numbers_.Ids(layer, input.ids));
+    MOERT_ASSIGN_OR_RETURN(arrays->scores, numbers_.Columns(layer, "scores", input.scores));
+    MOERT_ASSIGN_OR_RETURN(arrays->next_scores,
+                           numbers_.Columns(Next(layer), "next_scores", input.next_scores));
+    Input local = input;
+    local.ids = arrays->ids;
+    local.scores = arrays->scores;
+    local.next_scores = arrays->next_scores;
+    return local;
+  }
+
   const std::shared_ptr<const ExpertSource> whole_;
   const Numbering numbers_;
   std::shared_ptr<ThreadPool> pool_;
@@ -239,15 +258,8 @@ absl::Status ShardEngine::ForwardRouted(StepId step, int layer, const MatrixView
     return absl::UnimplementedError(
         "shard: ids on the device name experts of the whole model; give them in host memory");
   }
-  MOERT_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, numbers_.Ids(layer, routing.ids));
-  MOERT_ASSIGN_OR_RETURN(const std::vector<float> scores,
-                         numbers_.Columns(layer, "scores", routing.scores));
-  MOERT_ASSIGN_OR_RETURN(const std::vector<float> next_scores,
-                         numbers_.Columns(Next(layer), "next_scores", routing.next_scores));
-  RoutedInput local = routing;
-  local.ids = ids;
-  local.scores = scores;
-  local.next_scores = next_scores;
+  LocalArrays arrays;
+  MOERT_ASSIGN_OR_RETURN(const RoutedInput local, Localized(layer, routing, &arrays));
   MOERT_RETURN_IF_ERROR(engine_->ForwardRouted(step, layer, hidden, local, out));
   for (int32_t& used : routing.used_ids) {
     if (used >= 0) used = numbers_.own(layer)[static_cast<size_t>(used)];
@@ -257,15 +269,8 @@ absl::Status ShardEngine::ForwardRouted(StepId step, int layer, const MatrixView
 
 absl::Status ShardEngine::Fetch(StepId step, int layer, const FetchInput& input, SlotView* view) {
   MOERT_RETURN_IF_ERROR(CheckLayer(layer));
-  MOERT_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, numbers_.Ids(layer, input.ids));
-  MOERT_ASSIGN_OR_RETURN(const std::vector<float> scores,
-                         numbers_.Columns(layer, "scores", input.scores));
-  MOERT_ASSIGN_OR_RETURN(const std::vector<float> next_scores,
-                         numbers_.Columns(Next(layer), "next_scores", input.next_scores));
-  FetchInput local = input;
-  local.ids = ids;
-  local.scores = scores;
-  local.next_scores = next_scores;
+  LocalArrays arrays;
+  MOERT_ASSIGN_OR_RETURN(const FetchInput local, Localized(layer, input, &arrays));
   // slot_of_expert is of the shard's experts, in their order.
   return engine_->Fetch(step, layer, local, view);
 }

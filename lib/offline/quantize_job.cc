@@ -1,15 +1,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
-#include <future>
 #include <memory>
-#include <new>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "absl/strings/str_split.h"
-#include "base/bf16.h"
 #include "base/exception_status.h"
 #include "base/hash64.h"
 #include "base/status_macros.h"
@@ -22,17 +18,13 @@
 #include "moert/thread_pool.h"
 #include "offline/calibration_stream.h"
 #include "offline/expert_quantizer.h"
+#include "offline/layer_rounder.h"
 #include "offline/moe_block.h"
 #include "pack/model_cache.h"
 #include "pack/pack_writer.h"
-#include "quant/hadamard.h"
-#include "quant/packing.h"
 
 namespace moert::offline {
 namespace {
-
-// Experts in memory at a time, a thread.
-constexpr int kExpertsPerThread = 2;
 
 /// Bytes of all records of a version.
 absl::StatusOr<int64_t> VersionBytes(const MoeModelSpec& model, const PackVersion& version) {
@@ -127,6 +119,9 @@ class Quantization {
     MOERT_ASSIGN_OR_RETURN(description.source_identity,
                            CheckpointIdentity(job_.model, Env::Default()));
     MOERT_ASSIGN_OR_RETURN(writer_, PackWriter::CreateResumable(job_.out, std::move(description)));
+    rounder_ = std::make_unique<LayerRounder>(
+        LayerRounder::Parts{experts_.get(), writer_.get(), pool_.get(), job_.model, job_.cancelled,
+                            [this](int64_t matrices) { Advance(matrices); }});
     return absl::OkStatus();
   }
 
@@ -204,8 +199,11 @@ class Quantization {
   absl::Status WriteLayer(int l) {
     if (job_.cancelled && job_.cancelled()) return absl::CancelledError("interrupted");
     for (int v = 0; v < static_cast<int>(versions_.size()); ++v) {
-      const bool calibrated = versions_[static_cast<size_t>(v)].stream != nullptr;
-      MOERT_RETURN_IF_ERROR(calibrated ? WriteCalibrated(l, v) : WriteVersion(l, v));
+      const Version& version = versions_[static_cast<size_t>(v)];
+      const int experts = config_.moe.layers[static_cast<size_t>(l)].num_experts;
+      MOERT_RETURN_IF_ERROR(version.stream != nullptr
+                                ? WriteCalibrated(l, v)
+                                : rounder_->Write(l, experts, v, version.method));
     }
     MOERT_ASSIGN_OR_RETURN(const LayerConstants constants, experts_->ReadConstants(l));
     MOERT_RETURN_IF_ERROR(writer_->WriteConstants(l, constants));
@@ -228,12 +226,12 @@ class Quantization {
           ExpertMatrices weights;
           MOERT_RETURN_IF_ERROR(experts_->ReadExpert(l, e, &stored));
           absl::Status status = WidenExpert(stored, &weights);
-          if (!status.ok()) return Located(status, l, e);
+          if (!status.ok()) return AtExpert(status, job_.model, l, e);
           Floats inputs = *x;
           const auto outcome =
               EncodeExpertGptq(layer, layout, std::move(weights), &inputs, tokens.weights,
                                {single, model_->products()}, record.data());
-          if (!outcome.ok()) return Located(outcome.status(), l, e);
+          if (!outcome.ok()) return AtExpert(outcome.status(), job_.model, l, e);
           outcomes[static_cast<size_t>(e)] = *outcome;
           return Forward(l, e, v, record.data(), tokens, single, x);
         },
@@ -260,162 +258,6 @@ class Quantization {
     return absl::OkStatus();
   }
 
-  // Some experts of a layer on their way through reading, rounding and writing.
-  struct Chunk {
-    int begin = 0;
-    std::vector<ExpertWeights> weights;  // stored in bf16
-    std::vector<ExpertMatrices> wide;    // of quantized files, not rounded to bf16
-    std::vector<RecordLayout> layouts;
-    std::vector<std::vector<std::byte>> records;
-  };
-
-  /// A version's layer by a method that needs no calibration: while some experts are rounded on the
-  /// pool, the next are read and the ones before written. Three chunks are in memory at most.
-  absl::Status WriteVersion(int l, int v) {
-    const int experts = config_.moe.layers[static_cast<size_t>(l)].num_experts;
-    const int size = kExpertsPerThread * pool_->num_threads();
-    // Futures of std::async wait when they are forgotten: no thread outlives this call.
-    auto reading = ReadChunk(l, v, 0, std::min(experts, size));
-    std::future<absl::Status> writing;
-    for (int e = 0; e < experts; e += size) {
-      absl::StatusOr<Chunk> chunk = reading.get();
-      MOERT_RETURN_IF_ERROR(chunk.status());
-      const int next = e + size;
-      if (next < experts) reading = ReadChunk(l, v, next, std::min(experts, next + size));
-      absl::Status status = RoundChunk(l, v, &*chunk);
-      if (writing.valid()) status.Update(writing.get());
-      MOERT_RETURN_IF_ERROR(status);
-      if (job_.cancelled && job_.cancelled()) return absl::CancelledError("interrupted");
-      Advance(3 * static_cast<int64_t>(chunk->records.size()));
-      writing = WriteChunk(l, v, *std::move(chunk));
-    }
-    return writing.valid() ? writing.get() : absl::OkStatus();
-  }
-
-  std::future<absl::StatusOr<Chunk>> ReadChunk(int l, int v, int begin, int end) const {
-    return std::async(std::launch::async, [this, l, v, begin, end]() -> absl::StatusOr<Chunk> {
-      try {
-        const size_t count = static_cast<size_t>(end - begin);
-        Chunk chunk;
-        chunk.begin = begin;
-        chunk.weights.resize(count);
-        chunk.wide.resize(count);
-        chunk.layouts.resize(count);
-        chunk.records.resize(count);
-        for (size_t i = 0; i < count; ++i) {
-          MOERT_RETURN_IF_ERROR(ReadOne(l, v, i, &chunk));
-        }
-        return chunk;
-      } catch (...) {
-        return ExceptionStatus(job_.model);
-      }
-    });
-  }
-
-  // Expert i of a chunk. What is stored as it is to be written goes into its record at once.
-  absl::Status ReadOne(int l, int v, size_t i, Chunk* chunk) const {
-    const int e = chunk->begin + static_cast<int>(i);
-    MOERT_ASSIGN_OR_RETURN(const RecordLayout layout, writer_->Layout(l, e, v));
-    chunk->layouts[i] = layout;
-    std::vector<std::byte>& record = chunk->records[i];
-    record.assign(static_cast<size_t>(layout.bytes), std::byte{0});
-    const ExpertFormat& stored = experts_->stored(l);
-    if (layout.format == stored) return experts_->ReadRecord(l, e, layout, record.data());
-    MOERT_RETURN_IF_ERROR(experts_->ReadBiases(l, e, layout, record.data()));
-    if (stored == ExpertFormat::Uniform(Scheme{})) {
-      return experts_->ReadExpert(l, e, &chunk->weights[i]);
-    }
-    ExpertMatrices& wide = chunk->wide[i];
-    if (layout.contents.gate) {
-      MOERT_RETURN_IF_ERROR(experts_->ReadWidened(l, e, Projection::kGate, &wide.gate));
-    }
-    MOERT_RETURN_IF_ERROR(experts_->ReadWidened(l, e, Projection::kUp, &wide.up));
-    return experts_->ReadWidened(l, e, Projection::kDown, &wide.down);
-  }
-
-  absl::Status RoundChunk(int l, int v, Chunk* chunk) const {
-    const size_t count = chunk->weights.size();
-    const QuantMethod method = versions_[static_cast<size_t>(v)].method;
-    std::vector<absl::Status> outcomes(3 * count);
-    pool_->Run(static_cast<int64_t>(3 * count), [&](int64_t n, int) {
-      const size_t i = static_cast<size_t>(n / 3);
-      const RecordLayout& record = chunk->layouts[i];
-      const MatrixLayout* const layout[] = {&record.gate, &record.up, &record.down};
-      const ExpertWeights& weights = chunk->weights[i];
-      const std::vector<uint16_t>* const stored[] = {&weights.gate, &weights.up, &weights.down};
-      ExpertMatrices& wide = chunk->wide[i];
-      std::vector<float>* const widened[] = {&wide.gate, &wide.up, &wide.down};
-      const char* const names[] = {"gate", "up", "down"};
-      absl::Status status;  // both empty: copied, or a gate that is not there
-      if (!stored[n % 3]->empty()) {
-        status = EncodeStored(*layout[n % 3], method, record.format.hadamard, *stored[n % 3],
-                              chunk->records[i].data());
-      } else if (!widened[n % 3]->empty()) {
-        status = EncodeWide(*layout[n % 3], method, record.format.hadamard, widened[n % 3],
-                            chunk->records[i].data());
-      }
-      outcomes[static_cast<size_t>(n)] =
-          status.ok()
-              ? status
-              : Located(absl::Status(status.code(), fmt::format("{}: {}", names[n % 3],
-                                                                std::string(status.message()))),
-                        l, chunk->begin + static_cast<int>(i));
-    });
-    chunk->weights.clear();
-    chunk->wide.clear();
-    for (const absl::Status& s : outcomes) MOERT_RETURN_IF_ERROR(s);
-    return absl::OkStatus();
-  }
-
-  std::future<absl::Status> WriteChunk(int l, int v, Chunk chunk) const {
-    return std::async(std::launch::async, [this, l, v, chunk = std::move(chunk)]() -> absl::Status {
-      for (size_t i = 0; i < chunk.records.size(); ++i) {
-        MOERT_RETURN_IF_ERROR(
-            writer_->WriteRecord(l, chunk.begin + static_cast<int>(i), v, chunk.records[i]));
-      }
-      return absl::OkStatus();
-    });
-  }
-
-  // Both run on the pool's threads, which nothing may throw in.
-
-  static absl::Status EncodeStored(const MatrixLayout& layout, QuantMethod method, bool hadamard,
-                                   const std::vector<uint16_t>& weights, std::byte* record) {
-    try {
-      if (layout.scheme.is_bf16() && !hadamard) return PackMatrixBf16(layout, weights, record);
-      std::vector<float> wide(weights.size());
-      unsigned bad = 0;  // no branch: the loop is one of vectors
-      for (size_t i = 0; i < wide.size(); ++i) {
-        wide[i] = Bf16ToF32(weights[i]);
-        bad |= (weights[i] & 0x7f80u) == 0x7f80u;
-      }
-      if (bad != 0) return absl::InvalidArgumentError("a weight is not finite");
-      if (hadamard) ApplyHadamard(layout.rows, layout.k, wide.data());
-      return EncodeMatrix(layout, method, wide, record);
-    } catch (const std::bad_alloc&) {
-      return absl::ResourceExhaustedError("out of memory while quantizing");
-    }
-  }
-
-  static absl::Status EncodeWide(const MatrixLayout& layout, QuantMethod method, bool hadamard,
-                                 std::vector<float>* weights, std::byte* record) {
-    try {
-      if (layout.scheme.is_bf16() && !hadamard) return PackMatrixBf16(layout, *weights, record);
-      for (const float w : *weights) {
-        if (!std::isfinite(w)) return absl::InvalidArgumentError("a weight is not finite");
-      }
-      if (hadamard) ApplyHadamard(layout.rows, layout.k, weights->data());
-      return EncodeMatrix(layout, method, *weights, record);
-    } catch (const std::bad_alloc&) {
-      return absl::ResourceExhaustedError("out of memory while quantizing");
-    }
-  }
-
-  absl::Status Located(const absl::Status& status, int l, int e) const {
-    return absl::Status(status.code(), fmt::format("{}: layer {}, expert {}: {}", job_.model, l, e,
-                                                   std::string(status.message())));
-  }
-
   void Advance(int64_t matrices) {
     done_ += matrices;
     if (job_.progress) job_.progress(done_, total_);
@@ -438,6 +280,7 @@ class Quantization {
   std::unique_ptr<MoeBlocks> blocks_;
   std::vector<Version> versions_;
   std::unique_ptr<PackWriter> writer_;
+  std::unique_ptr<LayerRounder> rounder_;
   int64_t done_ = 0;
   int64_t total_ = 0;
   int64_t gptq_matrices_ = 0;

@@ -50,16 +50,12 @@ void Prefetcher::Impl::Attach() {
     store->mu.AssertHeld();
     ahead.WaitedForLoads(begin_ns, now_ns);
   };
-  store->store->SetLinkEstimate(&link);
-  // The capacities of the store's making knew of no prefetch.
-  store->store->SetPrefetchOutlook(ahead.outlook());
-  store->store->SetCapacity(store->slots);
+  store->store->Attach({&link, ahead.outlook()});
 }
 
 void Prefetcher::Impl::Detach() {
   store->on_wait = nullptr;
-  store->store->SetLinkEstimate(nullptr);
-  store->store->SetPrefetchOutlook({});
+  store->store->Attach({});
 }
 
 absl::StatusOr<std::unique_ptr<Prefetcher>> Prefetcher::Create(PrefetchPolicy* policy,

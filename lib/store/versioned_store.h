@@ -80,6 +80,15 @@ struct LoadHint {
   float hidden = 1;
 };
 
+/// What a prefetcher tells the store that it drives.
+struct PrefetchDriver {
+  LinkEstimate* link = nullptr;               // is shown the transfers that arrive; may be null
+  absl::Span<const PrefetchOutlook> outlook;  // [L], for the capacities; empty: no prefetch
+  /// A CPU beside the fast tier computes what is missing, and brings it later if it is worth that:
+  /// nothing but demand has to be brought.
+  bool cpu_offload = false;
+};
+
 /// How a lookup was answered.
 enum class LookupResult : int8_t {
   kMiss,
@@ -97,15 +106,11 @@ class VersionedStore {
 
   /// Transfers are shown to `trace` as they arrive; null: not. Borrowed.
   void SetTrace(TraceSink* trace) { trace_ = trace; }
-  /// Transfers that arrive are shown to `link`; null: not. Borrowed.
-  void SetLinkEstimate(LinkEstimate* link) { link_ = link; }
-  /// A CPU beside the fast tier computes what is missing, and brings it later if it is worth that:
-  /// nothing but demand has to be brought.
-  void SetCpuOffload(bool cpu_offload) { cpu_offload_ = cpu_offload; }
+  /// The prefetcher that drives the store. With an outlook the capacities are computed again: those
+  /// of the store's making knew of none. Borrows what `driver` points to, until the next call.
+  void Attach(const PrefetchDriver& driver);
   /// Of a cache: whether the layer holds less than its slots.
   bool HasFreeSlot(int layer) const { return held_[layer] < capacity_[layer]; }
-  /// [L] of the layers, for the capacities. Borrowed; empty: no prefetch.
-  void SetPrefetchOutlook(absl::Span<const PrefetchOutlook> outlook) { outlook_ = outlook; }
 
   // Steps.
 
@@ -302,9 +307,7 @@ class VersionedStore {
   ResidencyPolicy* residency_;
   StoreStats stats_;
   TraceSink* trace_ = nullptr;
-  LinkEstimate* link_ = nullptr;
-  absl::Span<const PrefetchOutlook> outlook_;
-  bool cpu_offload_ = false;
+  PrefetchDriver driver_;
 
   std::vector<int64_t> first_;  // index of each layer's expert 0
   std::vector<Entry> entries_;

@@ -10,6 +10,7 @@
 #include "fmt/format.h"
 #include "moert/engine.h"
 #include "moert/env.h"
+#include "trace/replay_loop.h"
 
 namespace moert {
 namespace {
@@ -99,28 +100,43 @@ class ExchangeCost {
   const int ranks_;
 };
 
-class ParallelReplayer {
+class ParallelReplayer final : public ReplayLoop {
  public:
   ParallelReplayer(std::vector<std::unique_ptr<Engine>> engines,
                    const ParallelReplayOptions& options)
-      : engines_(std::move(engines)),
-        options_(options),
+      : ReplayLoop(options.replay),
+        engines_(std::move(engines)),
         cost_(options, engines_[0]->model()),
         steps_of_(engines_.size()),
         before_(engines_.size()) {}
 
-  absl::Status Call(const TraceCall& call) {
-    if (!open_) MOERT_RETURN_IF_ERROR(BeginStep(call));
-    const int64_t begin_ns = now_ns_ + options_.replay.host_ns;
+  ParallelReplayResult Take() {
+    for (size_t r = 0; r < engines_.size(); ++r) {
+      result_.ranks.push_back(StatsSince(engines_[r]->stats(), before_[r]));
+    }
+    result_.whole = std::move(*result());
+    result_.whole.stats = result_.ranks[0];
+    if (mean_ms_ > 0) result_.imbalance = result_.compute_ms / mean_ms_;
+    return std::move(result_);
+  }
+
+ private:
+  absl::Status Begin(const StepInfo& info, const TraceCall& /*first*/) override {
+    for (size_t r = 0; r < engines_.size(); ++r) {
+      MOERT_ASSIGN_OR_RETURN(steps_of_[r], engines_[r]->BeginStep(info));
+      now_ns_ = std::max(now_ns_, engines_[r]->now_ns());
+    }
+    begin_ns_ = now_ns_;
+    return absl::OkStatus();
+  }
+
+  absl::Status Call(const TraceCall& call) override {
+    const int64_t begin_ns = now_ns_ + options().host_ns;
     int64_t end_ns = begin_ns;
     double sum_ns = 0;
     for (size_t r = 0; r < engines_.size(); ++r) {
       Engine& engine = *engines_[r];
-      RoutedInput input;
-      input.ids = call.ids;
-      input.weights = call.weights;
-      input.scores = call.scores;
-      input.next_scores = call.next_scores;
+      RoutedInput input{call.ids, call.weights, call.scores, call.next_scores};
       // A rank that was done earlier has waited for the others.
       input.idle_before_ns = begin_ns - engine.now_ns();
       MOERT_RETURN_IF_ERROR(engine.ForwardRouted(steps_of_[r], call.layer, {}, input, {}));
@@ -129,78 +145,32 @@ class ParallelReplayer {
     }
     const double exchange_ns = cost_.Ns(call);
     now_ns_ = end_ns + std::llround(exchange_ns);
-    if (steps_ < options_.replay.warm_steps) return absl::OkStatus();
+    if (!counts()) return absl::OkStatus();
     result_.exchange_ms += exchange_ns * 1e-6;
     result_.compute_ms += static_cast<double>(end_ns - begin_ns) * 1e-6;
     mean_ms_ += sum_ns / static_cast<double>(engines_.size()) * 1e-6;
     return absl::OkStatus();
   }
 
-  absl::Status EndStep() {
-    if (!open_) return absl::OkStatus();
-    open_ = false;
+  absl::StatusOr<int64_t> End() override {
     for (size_t r = 0; r < engines_.size(); ++r) {
       MOERT_RETURN_IF_ERROR(engines_[r]->EndStep(steps_of_[r]));
     }
-    ++steps_;
-    if (options_.replay.progress) options_.replay.progress(steps_);
-    if (steps_ <= options_.replay.warm_steps) {
-      for (size_t r = 0; r < engines_.size(); ++r) before_[r] = engines_[r]->stats();
-      return absl::OkStatus();
-    }
-    ReplayResult& whole = result_.whole;
-    (phase_ == Phase::kPrefill ? whole.prefill_ms : whole.decode_ms)
-        .push_back(static_cast<double>(now_ns_ - begin_ns_) * 1e-6);
-    ++whole.steps;
-    whole.tokens += tokens_;
-    return absl::OkStatus();
+    return now_ns_ - begin_ns_;
   }
 
-  bool done() const { return options_.replay.max_steps > 0 && steps_ == options_.replay.max_steps; }
-  bool open() const { return open_; }
-  int64_t recorded_step() const { return recorded_step_; }
-
-  ParallelReplayResult Take() {
-    for (size_t r = 0; r < engines_.size(); ++r) {
-      result_.ranks.push_back(StatsSince(engines_[r]->stats(), before_[r]));
-    }
-    result_.whole.stats = result_.ranks[0];
-    if (mean_ms_ > 0) result_.imbalance = result_.compute_ms / mean_ms_;
-    return std::move(result_);
-  }
-
- private:
-  absl::Status BeginStep(const TraceCall& call) {
-    StepInfo info;
-    info.phase = call.phase;
-    info.rows = call.tokens;
-    info.request_ids = call.request_ids;
-    for (size_t r = 0; r < engines_.size(); ++r) {
-      MOERT_ASSIGN_OR_RETURN(steps_of_[r], engines_[r]->BeginStep(info));
-      now_ns_ = std::max(now_ns_, engines_[r]->now_ns());
-    }
-    begin_ns_ = now_ns_;
-    open_ = true;
-    phase_ = call.phase;
-    recorded_step_ = call.step;
-    tokens_ = call.tokens;
-    return absl::OkStatus();
+  void Forget() override {
+    for (size_t r = 0; r < engines_.size(); ++r) before_[r] = engines_[r]->stats();
   }
 
   const std::vector<std::unique_ptr<Engine>> engines_;
-  const ParallelReplayOptions& options_;
   const ExchangeCost cost_;
-  ParallelReplayResult result_;
+  ParallelReplayResult result_;  // `whole` is filled in at the end
   std::vector<StepId> steps_of_;
   std::vector<EngineStats> before_;
   int64_t now_ns_ = 0;  // of the group
   int64_t begin_ns_ = 0;
   double mean_ms_ = 0;
-  bool open_ = false;
-  int64_t recorded_step_ = -1;
-  Phase phase_ = Phase::kDecode;
-  int64_t steps_ = 0;
-  int64_t tokens_ = 0;
 };
 
 absl::Status Check(const MoeModelSpec& model, const ParallelReplayOptions& options) {
@@ -273,18 +243,8 @@ absl::StatusOr<ParallelReplayResult> ReplayParallel(TraceReader* trace,
     MOERT_ASSIGN_OR_RETURN(std::unique_ptr<Engine> made, Engine::Create(source, engine));
     engines.push_back(std::move(made));
   }
-  MOERT_RETURN_IF_ERROR(trace->Rewind());
   ParallelReplayer replayer(std::move(engines), options);
-  while (true) {
-    MOERT_ASSIGN_OR_RETURN(const TraceCall* call, trace->Next());
-    if (call == nullptr) break;
-    if (replayer.open() && call->step != replayer.recorded_step()) {
-      MOERT_RETURN_IF_ERROR(replayer.EndStep());
-      if (replayer.done()) break;
-    }
-    MOERT_RETURN_IF_ERROR(replayer.Call(*call));
-  }
-  MOERT_RETURN_IF_ERROR(replayer.EndStep());
+  MOERT_RETURN_IF_ERROR(replayer.Run(trace));
   return replayer.Take();
 }
 

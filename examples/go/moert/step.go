@@ -155,13 +155,20 @@ func (s *Step) Forward(ctx context.Context, layer int, hidden, out []float32) er
 		})
 }
 
+func (s *Step) checkRouting(call string, ids []int32, weights []float32) error {
+	if len(ids) == 0 || len(ids) != len(weights) || len(ids)%s.rows != 0 {
+		return &Error{InvalidArgument, call,
+			fmt.Sprintf("%d ids and %d weights for %d rows", len(ids), len(weights), s.rows)}
+	}
+	return nil
+}
+
 // ForwardRouted is Forward with the host's routing. ids, weights: rows x top-k. It returns the experts
 // really used: a lossy strategy may replace some.
 func (s *Step) ForwardRouted(ctx context.Context, layer int, hidden []float32, ids []int32,
 	weights, out []float32) ([]int32, error) {
-	if len(ids) == 0 || len(ids) != len(weights) || len(ids)%s.rows != 0 {
-		return nil, &Error{InvalidArgument, "ForwardRouted",
-			fmt.Sprintf("%d ids and %d weights for %d rows", len(ids), len(weights), s.rows)}
+	if err := s.checkRouting("ForwardRouted", ids, weights); err != nil {
+		return nil, err
 	}
 	used := make([]int32, len(ids))
 	err := s.call(ctx, hidden, out,
@@ -176,9 +183,8 @@ func (s *Step) ForwardRouted(ctx context.Context, layer int, hidden []float32, i
 // Simulate, with Options.Clock Simulation: the layer call of this routing takes its logical time, and
 // nothing is computed. ids, weights: rows x top-k. It returns the experts that would be used.
 func (s *Step) Simulate(layer int, ids []int32, weights []float32) ([]int32, error) {
-	if len(ids) == 0 || len(ids) != len(weights) || len(ids)%s.rows != 0 {
-		return nil, &Error{InvalidArgument, "Simulate",
-			fmt.Sprintf("%d ids and %d weights for %d rows", len(ids), len(weights), s.rows)}
+	if err := s.checkRouting("Simulate", ids, weights); err != nil {
+		return nil, err
 	}
 	used := make([]int32, len(ids))
 	err := check(func(err **C.moert_error) C.moert_code {

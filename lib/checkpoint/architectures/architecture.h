@@ -77,6 +77,11 @@ void ReadDenseFirst(ConfigFields& fields, HfConfig& config);
 /// default.
 MoeLayerSpec ReadDeepseekExperts(ConfigFields& fields, const HfConfig& config, bool renormalize);
 
+/// Experts behind softmax then top-k, none of them shared: num_experts of the width that the field
+/// `width` says, num_experts_per_tok, norm_topk_prob. `renormalize` is the default.
+MoeLayerSpec ReadSoftmaxExperts(ConfigFields& fields, const HfConfig& config, const char* width,
+                                bool renormalize);
+
 /// n_group and topk_group.
 void ReadGroups(ConfigFields& fields, MoeLayerSpec& layer);
 
@@ -94,6 +99,9 @@ MoeTensorNames BlockSparseNames();
 
 /// Appends `layer` to the spec for each layer with is_moe, with its number filled in.
 void AddMoeLayers(const MoeLayerSpec& layer, HfConfig& config);
+
+/// The layers and the names of ReadSoftmaxExperts with one gated shared expert.
+void AddGatedSharedLayers(ConfigFields& fields, HfConfig& config, bool renormalize);
 
 }  // namespace moert
 

@@ -47,6 +47,19 @@ MoeLayerSpec ReadDeepseekExperts(ConfigFields& fields, const HfConfig& config, b
   return layer;
 }
 
+MoeLayerSpec ReadSoftmaxExperts(ConfigFields& fields, const HfConfig& config, const char* width,
+                                bool renormalize) {
+  MoeLayerSpec layer;
+  layer.num_experts = static_cast<int>(fields.Int(ExpertCountKey(fields), 1, kMaxExpertCount));
+  layer.hidden = config.hidden_size;
+  layer.intermediate = fields.Int(width, 1, kMaxFfnWidth);
+  layer.activation = config.activation;
+  layer.routing.kind = RoutingKind::kSoftmaxTopK;
+  layer.routing.top_k = static_cast<int>(fields.Int("num_experts_per_tok", 1, layer.num_experts));
+  layer.routing.renormalize = fields.Bool("norm_topk_prob", renormalize);
+  return layer;
+}
+
 void ReadGroups(ConfigFields& fields, MoeLayerSpec& layer) {
   layer.routing.num_groups = static_cast<int>(fields.Int("n_group", 1, layer.num_experts, 1));
   layer.routing.top_groups =
@@ -87,6 +100,16 @@ void AddMoeLayers(const MoeLayerSpec& layer, HfConfig& config) {
     config.moe.layers.push_back(layer);
     config.moe.layers.back().model_layer = i;
   }
+}
+
+void AddGatedSharedLayers(ConfigFields& fields, HfConfig& config, bool renormalize) {
+  MoeLayerSpec layer = ReadSoftmaxExperts(fields, config, "moe_intermediate_size", renormalize);
+  layer.shared_intermediate = fields.Int("shared_expert_intermediate_size", 1, kMaxFfnWidth);
+  layer.shared_gate = true;
+  AddMoeLayers(layer, config);
+  config.names = MlpNames();
+  config.names.shared_expert = "model.layers.{layer}.mlp.shared_expert.{projection}.weight";
+  config.names.shared_gate = "model.layers.{layer}.mlp.shared_expert_gate.weight";
 }
 
 }  // namespace moert

@@ -55,7 +55,7 @@ struct Fixture {
     store =
         std::make_unique<VersionedStore>(&source, std::vector<ServedVersion>{{0, 0}}, std::move(pools),
                                       MakeVirtualLink(&source, &clock, &profile), residency.get());
-    store->SetLinkEstimate(&link);
+    store->Attach({&link});
     prefetcher = std::make_unique<LayerPrefetcher>(&source.model(), &oracle, /*controlled=*/false,
                                               &profile, &link, store.get(), nullptr);
   }

@@ -1,0 +1,142 @@
+// QuantizedWeights of floating-point codes: NVFP4, MXFP4 and FP8 in blocks.
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "base/checked_math.h"
+#include "base/fmt_absl.h"
+#include "base/status_macros.h"
+#include "checkpoint/quantized_weights.h"
+#include "checkpoint/safetensors_header.h"
+
+namespace moert {
+namespace {
+
+constexpr int64_t kMxGroup = 32;
+constexpr int64_t kNvGroup = 16;
+
+}  // namespace
+
+// e2m1 codes two a byte, the lower channel in the low bits, [rows, k / 2]; scales e4m3 [rows, k /
+// 16]; one scale of all, by which compressed-tensors divides and modelopt multiplies.
+absl::StatusOr<Scheme> QuantizedWeights::Nvfp4Scheme(const StoredMatrix& m) const {
+  const bool packed = config_.form == StoredWeights::kPackedFp4;
+  const std::string codes = m.base + (packed ? ".weight_packed" : ".weight");
+  MOERT_RETURN_IF_ERROR(Tensor(codes, {DType::kU8}, {m.rows, CeilDiv<int64_t>(m.k, 2)}).status());
+  MOERT_RETURN_IF_ERROR(
+      Tensor(m.base + ".weight_scale", {DType::kF8E4M3}, {m.rows, CeilDiv<int64_t>(m.k, kNvGroup)})
+          .status());
+  const std::string scale = m.base + (packed ? ".weight_global_scale" : ".weight_scale_2");
+  MOERT_ASSIGN_OR_RETURN(const TensorInfo* t, checkpoint_->Get(scale));
+  if (t->dtype != DType::kF32 || t->elements() != 1) {
+    return Error(*t, fmt::format("it is {} {}; nvfp4 weights take one f32", DTypeName(t->dtype),
+                                 ShapeToString(t->shape)));
+  }
+  return Scheme::Parse("nvfp4");
+}
+
+absl::Status QuantizedWeights::ReadNvfp4(const StoredMatrix& m, QuantizedMatrix* q) const {
+  const bool packed = config_.form == StoredWeights::kPackedFp4;
+  MOERT_ASSIGN_OR_RETURN(const TensorInfo* codes,
+                         checkpoint_->Get(m.base + (packed ? ".weight_packed" : ".weight")));
+  MOERT_ASSIGN_OR_RETURN(const std::vector<uint8_t> bytes, Whole<uint8_t>(*codes));
+  const int64_t row_bytes = CeilDiv<int64_t>(m.k, 2);
+  for (int64_t row = 0; row < m.rows; ++row) {
+    for (int64_t k = 0; k < m.k; ++k) {
+      const uint8_t byte = bytes[static_cast<size_t>(row * row_bytes + k / 2)];
+      q->codes[static_cast<size_t>(row * m.k + k)] =
+          static_cast<uint8_t>(k % 2 == 0 ? byte & 15 : byte >> 4);
+    }
+  }
+  MOERT_ASSIGN_OR_RETURN(const TensorInfo* scales, checkpoint_->Get(m.base + ".weight_scale"));
+  MOERT_RETURN_IF_ERROR(ReadScales(*scales, /*by_group=*/false, q));
+  for (const float scale : q->scales) {
+    if (scale < 0) return Error(*scales, "a scale is below 0");
+  }
+  MOERT_ASSIGN_OR_RETURN(
+      const TensorInfo* whole,
+      checkpoint_->Get(m.base + (packed ? ".weight_global_scale" : ".weight_scale_2")));
+  float value = 0;
+  MOERT_RETURN_IF_ERROR(checkpoint_->ReadAsF32(*whole, 0, {&value, 1}));
+  q->matrix_scale = packed ? 1.0f / value : value;
+  if (std::isfinite(q->matrix_scale) && q->matrix_scale > 0) return absl::OkStatus();
+  return Error(*whole, fmt::format("it is {}, legal is a finite number above 0", value));
+}
+
+// gpt-oss: all experts in one tensor. e2m1 codes [experts, rows, k / 32, 16], the lower channel in
+// the low bits, and exponents [experts, rows, k / 32].
+absl::StatusOr<Scheme> QuantizedWeights::Mxfp4Scheme(const StoredMatrix& m) const {
+  const int64_t groups = m.k / kMxGroup;
+  if (m.k % kMxGroup != 0) {
+    MOERT_ASSIGN_OR_RETURN(const TensorInfo* t, checkpoint_->Get(m.base + "_blocks"));
+    return Error(*t, fmt::format("{} channels are not whole groups of 32", m.k));
+  }
+  MOERT_RETURN_IF_ERROR(
+      Tensor(m.base + "_blocks", {DType::kU8}, {m.experts, m.stored_rows, groups, kMxGroup / 2})
+          .status());
+  MOERT_RETURN_IF_ERROR(
+      Tensor(m.base + "_scales", {DType::kU8, DType::kF8E8M0}, {m.experts, m.stored_rows, groups})
+          .status());
+  return Scheme::Parse("mxfp4");
+}
+
+absl::Status QuantizedWeights::ReadMxfp4(const StoredMatrix& m, QuantizedMatrix* q) const {
+  const int64_t groups = m.k / kMxGroup, row_bytes = m.k / 2;
+  MOERT_ASSIGN_OR_RETURN(const TensorInfo* blocks, checkpoint_->Get(m.base + "_blocks"));
+  MOERT_ASSIGN_OR_RETURN(const TensorInfo* scales, checkpoint_->Get(m.base + "_scales"));
+  const auto part = [&](const TensorInfo& t, int64_t width,
+                        std::vector<uint8_t>* bytes) -> absl::Status {
+    bytes->resize(static_cast<size_t>(m.stored_rows * width));
+    return checkpoint_->ReadBytes(t, m.expert * m.stored_rows * width,
+                                  {reinterpret_cast<std::byte*>(bytes->data()), bytes->size()});
+  };
+  std::vector<uint8_t> codes, exponents;
+  MOERT_RETURN_IF_ERROR(part(*blocks, row_bytes, &codes));
+  MOERT_RETURN_IF_ERROR(part(*scales, groups, &exponents));
+  for (int64_t r = 0; r < m.rows; ++r) {
+    const int64_t row = m.first_row + r * m.row_step;
+    for (int64_t i = 0; i < row_bytes; ++i) {
+      const uint8_t byte = codes[static_cast<size_t>(row * row_bytes + i)];
+      q->codes[static_cast<size_t>(r * m.k + 2 * i)] = byte & 15;
+      q->codes[static_cast<size_t>(r * m.k + 2 * i + 1)] = static_cast<uint8_t>(byte >> 4);
+    }
+    for (int64_t g = 0; g < groups; ++g) {
+      const uint8_t bits = exponents[static_cast<size_t>(row * groups + g)];
+      const float scale = DecodeScale(ScaleType::kE8M0, bits);
+      if (EncodeScale(ScaleType::kE8M0, scale) != bits) {
+        return Error(*scales, fmt::format("row {}, group {} of expert {}: the exponent is {}, at "
+                                          "which weights overflow bf16",
+                                          row, g, m.expert, bits));
+      }
+      q->scales[static_cast<size_t>(r * groups + g)] = scale;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Scheme> QuantizedWeights::Fp8Scheme(const StoredMatrix& m) const {
+  MOERT_ASSIGN_OR_RETURN(const TensorInfo* weight,
+                         Tensor(m.base + ".weight", {DType::kF8E4M3}, {m.rows, m.k}));
+  MOERT_RETURN_IF_ERROR(checkpoint_->Fp8Scales(*weight).status());
+  return Scheme::Parse("fp8_b128");
+}
+
+absl::Status QuantizedWeights::ReadFp8(const StoredMatrix& m, QuantizedMatrix* q) const {
+  MOERT_ASSIGN_OR_RETURN(const TensorInfo* weight, checkpoint_->Get(m.base + ".weight"));
+  MOERT_ASSIGN_OR_RETURN(q->codes, Whole<uint8_t>(*weight));
+  MOERT_ASSIGN_OR_RETURN(const TensorInfo* scales, checkpoint_->Fp8Scales(*weight));
+  if (scales == nullptr) return Error(*weight, "it has no weight_scale_inv");
+  std::vector<float> blocks(static_cast<size_t>(scales->elements()));
+  MOERT_RETURN_IF_ERROR(checkpoint_->ReadAsF32(*scales, 0, absl::MakeSpan(blocks)));
+  const int64_t groups = q->groups();
+  for (int64_t r = 0; r < m.rows; ++r) {
+    for (int64_t g = 0; g < groups; ++g) {
+      const float scale = blocks[static_cast<size_t>(r / kFp8BlockRows * groups + g)];
+      if (!std::isfinite(scale)) return Error(*scales, "a scale is not finite");
+      q->scales[static_cast<size_t>(r * groups + g)] = scale;
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace moert

@@ -1,0 +1,179 @@
+// QuantizedWeights of integer codes: GPTQ, AWQ and compressed-tensors.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/checked_math.h"
+#include "base/status_macros.h"
+#include "checkpoint/quantized_weights.h"
+
+namespace moert {
+namespace {
+
+constexpr int64_t kInWord = 8;  // 4-bit codes of an int32
+
+unsigned Nibble(uint32_t word, int64_t i) { return (word >> (4 * i)) & 15u; }
+
+}  // namespace
+
+// g_idx: which group a channel belongs to. In order, or the codes would need activations that are
+// permuted.
+absl::Status QuantizedWeights::CheckOrder(const std::string& name, int64_t k) const {
+  if (checkpoint_->Find(name) == nullptr) return absl::OkStatus();
+  MOERT_ASSIGN_OR_RETURN(const TensorInfo* t, Tensor(name, {DType::kI32}, {k}));
+  MOERT_ASSIGN_OR_RETURN(const std::vector<int32_t> groups, Whole<int32_t>(*t));
+  for (int64_t i = 0; i < k; ++i) {
+    if (groups[static_cast<size_t>(i)] == i / config_.group) continue;
+    return Error(
+        *t, fmt::format("channel {} is in group {}: channels were quantized in another order "
+                        "(act-order, desc_act), which records do not have; moert-pack quantize "
+                        "makes a pack of the unquantized model",
+                        i, groups[static_cast<size_t>(i)]));
+  }
+  return absl::OkStatus();
+}
+
+// A symmetric file may have zeros all the same: all in the middle.
+absl::Status QuantizedWeights::CheckZeros(const StoredMatrix& m, const TensorInfo& tensor,
+                                          QuantizedMatrix* q) const {
+  constexpr float kMiddle = 8;
+  if (!config_.symmetric) return absl::OkStatus();
+  for (size_t i = 0; i < q->offsets.size(); ++i) {
+    if (q->offsets[i] == kMiddle) continue;
+    return Error(tensor, fmt::format("row {} has a zero point of {}, but quantization_config says "
+                                     "that weights are symmetric (zero point 8)",
+                                     static_cast<int64_t>(i) / q->groups(), q->offsets[i]));
+  }
+  q->offsets.clear();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Scheme> QuantizedWeights::Int4Scheme(const StoredMatrix& m,
+                                                    const TensorInfo& scales) const {
+  if (m.k % config_.group != 0 && m.k > config_.group) {
+    return Error(scales, fmt::format("{} channels are not whole groups of {}", m.k, config_.group));
+  }
+  return Scheme::Parse(fmt::format("w4a16_g{}{}{}", config_.group, config_.symmetric ? "" : "_zp",
+                                   scales.dtype == DType::kF16 ? "_f16" : ""));
+}
+
+// GPTQ: codes eight input channels a word, [k / 8, rows]; AWQ: eight output channels a word,
+// [k, rows / 8]. Both: zeros [groups, rows / 8], scales [groups, rows].
+absl::StatusOr<Scheme> QuantizedWeights::GptqScheme(const StoredMatrix& m) const {
+  const bool awq = config_.form == StoredWeights::kAwq;
+  const int64_t groups = CeilDiv<int64_t>(m.k, config_.group);
+  if (m.rows % kInWord != 0 || m.k % kInWord != 0) {
+    MOERT_ASSIGN_OR_RETURN(const TensorInfo* t, checkpoint_->Get(m.base + ".qweight"));
+    return Error(*t, fmt::format("[{}, {}] weights: legal are multiples of 8", m.rows, m.k));
+  }
+  const std::vector<int64_t> shape = awq ? std::vector<int64_t>{m.k, m.rows / kInWord}
+                                         : std::vector<int64_t>{m.k / kInWord, m.rows};
+  MOERT_RETURN_IF_ERROR(Tensor(m.base + ".qweight", {DType::kI32}, shape).status());
+  MOERT_RETURN_IF_ERROR(
+      Tensor(m.base + ".qzeros", {DType::kI32}, {groups, m.rows / kInWord}).status());
+  MOERT_ASSIGN_OR_RETURN(const TensorInfo* scales,
+                         Tensor(m.base + ".scales", {DType::kF16, DType::kBF16}, {groups, m.rows}));
+  return Int4Scheme(m, *scales);
+}
+
+absl::Status QuantizedWeights::ReadGptq(const StoredMatrix& m, QuantizedMatrix* q) const {
+  // Where the columns of a word lie in AWQ's files.
+  constexpr int64_t kAwqOrder[kInWord] = {0, 2, 4, 6, 1, 3, 5, 7};
+  const bool awq = config_.form == StoredWeights::kAwq;
+  MOERT_RETURN_IF_ERROR(CheckOrder(m.base + ".g_idx", m.k));
+  MOERT_ASSIGN_OR_RETURN(const TensorInfo* codes, checkpoint_->Get(m.base + ".qweight"));
+  MOERT_ASSIGN_OR_RETURN(const std::vector<uint32_t> words, Whole<uint32_t>(*codes));
+  const int64_t row_words = m.rows / kInWord;
+  for (int64_t at = 0; at < static_cast<int64_t>(words.size()); ++at) {
+    const uint32_t word = words[static_cast<size_t>(at)];
+    for (int64_t i = 0; i < kInWord; ++i) {
+      const int64_t row = awq ? at % row_words * kInWord + kAwqOrder[i] : at % m.rows;
+      const int64_t k = awq ? at / row_words : at / m.rows * kInWord + i;
+      q->codes[static_cast<size_t>(row * m.k + k)] = static_cast<uint8_t>(Nibble(word, i));
+    }
+  }
+  MOERT_ASSIGN_OR_RETURN(const TensorInfo* zeros, checkpoint_->Get(m.base + ".qzeros"));
+  MOERT_ASSIGN_OR_RETURN(const std::vector<uint32_t> zero_words, Whole<uint32_t>(*zeros));
+  q->offsets.resize(q->scales.size());
+  for (int64_t g = 0; g < q->groups(); ++g) {
+    for (int64_t row = 0; row < m.rows; ++row) {
+      const int64_t column = row % kInWord;
+      const int64_t place =
+          awq ? std::find(kAwqOrder, kAwqOrder + kInWord, column) - kAwqOrder : column;
+      const uint32_t word = zero_words[static_cast<size_t>(g * row_words + row / kInWord)];
+      q->offsets[static_cast<size_t>(row * q->groups() + g)] =
+          static_cast<float>(Nibble(word, place) + (config_.less_one ? 1 : 0));
+    }
+  }
+  MOERT_RETURN_IF_ERROR(CheckZeros(m, *zeros, q));
+  MOERT_ASSIGN_OR_RETURN(const TensorInfo* scales, checkpoint_->Get(m.base + ".scales"));
+  return ReadScales(*scales, /*by_group=*/true, q);
+}
+
+// compressed-tensors: codes [rows, k / 8], zeros [rows / 8, groups], scales [rows, groups].
+absl::StatusOr<Scheme> QuantizedWeights::PackedScheme(const StoredMatrix& m) const {
+  const int64_t groups = CeilDiv<int64_t>(m.k, config_.group);
+  MOERT_RETURN_IF_ERROR(
+      Tensor(m.base + ".weight_packed", {DType::kI32}, {m.rows, CeilDiv<int64_t>(m.k, kInWord)})
+          .status());
+  if (!config_.symmetric) {
+    MOERT_RETURN_IF_ERROR(Tensor(m.base + ".weight_zero_point", {DType::kI32},
+                                 {CeilDiv<int64_t>(m.rows, kInWord), groups})
+                              .status());
+  }
+  MOERT_ASSIGN_OR_RETURN(
+      const TensorInfo* scales,
+      Tensor(m.base + ".weight_scale", {DType::kF16, DType::kBF16}, {m.rows, groups}));
+  return Int4Scheme(m, *scales);
+}
+
+absl::Status QuantizedWeights::ReadPacked(const StoredMatrix& m, QuantizedMatrix* q) const {
+  MOERT_RETURN_IF_ERROR(CheckOrder(m.base + ".weight_g_idx", m.k));
+  MOERT_ASSIGN_OR_RETURN(const TensorInfo* codes, checkpoint_->Get(m.base + ".weight_packed"));
+  MOERT_ASSIGN_OR_RETURN(const std::vector<uint32_t> words, Whole<uint32_t>(*codes));
+  const int64_t row_words = CeilDiv<int64_t>(m.k, kInWord);
+  for (int64_t row = 0; row < m.rows; ++row) {
+    for (int64_t k = 0; k < m.k; ++k) {
+      q->codes[static_cast<size_t>(row * m.k + k)] = static_cast<uint8_t>(
+          Nibble(words[static_cast<size_t>(row * row_words + k / kInWord)], k % kInWord));
+    }
+  }
+  if (!config_.symmetric) {
+    MOERT_ASSIGN_OR_RETURN(const TensorInfo* zeros,
+                           checkpoint_->Get(m.base + ".weight_zero_point"));
+    MOERT_ASSIGN_OR_RETURN(const std::vector<uint32_t> zero_words, Whole<uint32_t>(*zeros));
+    q->offsets.resize(q->scales.size());
+    for (int64_t row = 0; row < m.rows; ++row) {
+      for (int64_t g = 0; g < q->groups(); ++g) {
+        const uint32_t word = zero_words[static_cast<size_t>(row / kInWord * q->groups() + g)];
+        q->offsets[static_cast<size_t>(row * q->groups() + g)] =
+            static_cast<float>(Nibble(word, row % kInWord));
+      }
+    }
+  }
+  MOERT_ASSIGN_OR_RETURN(const TensorInfo* scales, checkpoint_->Get(m.base + ".weight_scale"));
+  return ReadScales(*scales, /*by_group=*/false, q);
+}
+
+// compressed-tensors: signed bytes [rows, k], scales [rows, 1] or [rows, groups]. Records have
+// scales of bf16.
+absl::StatusOr<Scheme> QuantizedWeights::Int8Scheme(const StoredMatrix& m) const {
+  const int64_t groups = config_.group > 0 ? CeilDiv<int64_t>(m.k, config_.group) : 1;
+  MOERT_RETURN_IF_ERROR(Tensor(m.base + ".weight", {DType::kI8}, {m.rows, m.k}).status());
+  MOERT_RETURN_IF_ERROR(
+      Tensor(m.base + ".weight_scale", {DType::kBF16, DType::kF16, DType::kF32}, {m.rows, groups})
+          .status());
+  return Scheme::Parse(config_.group > 0     ? "w8a16_g128"
+                       : config_.int8_inputs ? "w8a8"
+                                             : "w8a16_g-1");
+}
+
+absl::Status QuantizedWeights::ReadInt8(const StoredMatrix& m, QuantizedMatrix* q) const {
+  MOERT_ASSIGN_OR_RETURN(const TensorInfo* codes, checkpoint_->Get(m.base + ".weight"));
+  MOERT_ASSIGN_OR_RETURN(q->codes, Whole<uint8_t>(*codes));
+  for (uint8_t& code : q->codes) code = static_cast<uint8_t>(code ^ 0x80);  // + 128
+  MOERT_ASSIGN_OR_RETURN(const TensorInfo* scales, checkpoint_->Get(m.base + ".weight_scale"));
+  return ReadScales(*scales, /*by_group=*/false, q);
+}
+
+}  // namespace moert
