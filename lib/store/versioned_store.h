@@ -8,8 +8,7 @@
 //   - absent -> present is visible at once, within the step too;
 //   - a switch between two versions is visible to steps that begin after it, never within a step;
 //   - a block is reused only when nobody can read it any more: its expert is not pinned, and no
-//   open
-//     step still resolves to it.
+//     open step still resolves to it.
 // In the paper's words an expert is ResidentHi or ResidentLo (one version, or the low one always
 // kept), Promoting or Demoting (another version is kLoading, the handle unmoved) or Evicting (the
 // handle has moved, the old version waits for its last reader).
