@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/exception_status.h"
 #include "base/fmt_absl.h"
 #include "base/status_macros.h"
 
@@ -103,7 +102,7 @@ int64_t MoeModelSpec::total_experts() const {
   return total;
 }
 
-absl::Status MoeModelSpec::Validate() const try {
+absl::Status MoeModelSpec::Validate() const {
   const int64_t count = static_cast<int64_t>(layers.size());
   if (count < 1 || count > kMaxLayers) {
     return absl::InvalidArgumentError(
@@ -131,8 +130,6 @@ absl::Status MoeModelSpec::Validate() const try {
     MOERT_RETURN_IF_ERROR(ValidateRouting(i, l));
   }
   return absl::OkStatus();
-} catch (...) {
-  return ExceptionStatus("a model");
 }
 
 absl::string_view RoutingKindName(RoutingKind kind) {
@@ -170,18 +167,14 @@ absl::string_view ActivationName(Activation a) {
 }
 
 absl::StatusOr<RecordLayout> ExpertRecordLayout(const MoeLayerSpec& layer,
-                                                const ExpertFormat& format) try {
+                                                const ExpertFormat& format) {
   return MakeRecordLayout(layer.hidden, layer.intermediate, format,
                           {layer.activation.gated, layer.expert_bias});
-} catch (...) {
-  return ExceptionStatus("a record layout");
 }
 
-absl::StatusOr<RecordLayout> SharedRecordLayout(const MoeLayerSpec& layer) try {
+absl::StatusOr<RecordLayout> SharedRecordLayout(const MoeLayerSpec& layer) {
   return MakeRecordLayout(layer.hidden, layer.shared_intermediate, ExpertFormat::Uniform(Scheme{}),
                           {layer.activation.gated, /*biases=*/false});
-} catch (...) {
-  return ExceptionStatus("a record layout");
 }
 
 }  // namespace moert

@@ -65,7 +65,10 @@ class Group {
     calls_[static_cast<size_t>(rank)] = call;
     const int64_t mine = generation_;
     if (++arrived_ == size()) {
-      failure_ = ErrorOr(absl::StatusCode::kInternal, [this] { return Execute(); });
+      failure_ = ErrorOr(absl::StatusCode::kInternal, [this] {
+        mu_.AssertHeld();
+        return Execute();
+      });
       Finish();
       return failure_;
     }
@@ -74,8 +77,10 @@ class Group {
       const auto left =
           std::chrono::nanoseconds(timeout_) - (std::chrono::steady_clock::now() - begin);
       if (left.count() <= 0) {
-        failure_ =
-            ErrorOr(absl::StatusCode::kDeadlineExceeded, [&] { return TimedOut(call.operation); });
+        failure_ = ErrorOr(absl::StatusCode::kDeadlineExceeded, [&] {
+          mu_.AssertHeld();
+          return TimedOut(call.operation);
+        });
         changed_.NotifyAll();
         break;
       }

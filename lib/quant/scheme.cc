@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "base/checked_math.h"
-#include "base/exception_status.h"
 #include "base/status_macros.h"
 
 namespace moert {
@@ -137,7 +136,7 @@ std::string Scheme::Name() const {
   return name;
 }
 
-absl::StatusOr<Scheme> Scheme::Parse(absl::string_view name) try {
+absl::StatusOr<Scheme> Scheme::Parse(absl::string_view name) {
   std::string legal;
   for (const Scheme& s : All()) {
     const std::string candidate = s.Name();
@@ -147,8 +146,6 @@ absl::StatusOr<Scheme> Scheme::Parse(absl::string_view name) try {
   }
   return absl::InvalidArgumentError(fmt::format("unknown scheme \"{}\", legal are: {}",
                                                 fmt::string_view(name.data(), name.size()), legal));
-} catch (...) {
-  return ExceptionStatus("a scheme");
 }
 
 int64_t ScaleBytes(ScaleType type) {
@@ -181,7 +178,7 @@ double RecordLayout::stored_bits() const {
 
 absl::StatusOr<RecordLayout> MakeRecordLayout(int64_t hidden, int64_t intermediate,
                                               const ExpertFormat& format,
-                                              const RecordContents& contents) try {
+                                              const RecordContents& contents) {
   if (hidden <= 0 || intermediate <= 0) {
     return absl::InvalidArgumentError(
         fmt::format("expert dimensions must be positive: hidden is {}, intermediate is {}", hidden,
@@ -212,8 +209,6 @@ absl::StatusOr<RecordLayout> MakeRecordLayout(int64_t hidden, int64_t intermedia
   if (!CheckedRoundUp<int64_t>(end, kRecordAlignment)) return TooLarge(hidden, intermediate);
   layout.bytes = end;
   return layout;
-} catch (...) {
-  return ExceptionStatus("a record layout");
 }
 
 }  // namespace moert

@@ -77,11 +77,6 @@ TEST_CASE("functions that make things") {
       {.first_expert = 0, .num_experts = 4},
       {.first_expert = 4, .num_experts = 4, .shared_experts = false}};
   Sweep("shards", FAULT_MALLOC, [&] { return CheckShards(source.model(), shards); });
-  MoeLayerSpec none = source.model().layers[0];
-  none.hidden = 0;
-  const ExpertFormat format = ExpertFormat::Uniform(*Scheme::Parse("w4a16_g128"));
-  Sweep("record layout", FAULT_MALLOC, [&] { return ExpertRecordLayout(none, format).status(); });
-  Sweep("scheme", FAULT_MALLOC, [] { return Scheme::Parse("w5a16").status(); });
 }
 
 TEST_CASE("a warm start stops where memory or threads run out") {
