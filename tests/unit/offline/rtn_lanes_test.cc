@@ -1,6 +1,7 @@
 // Rounding by vector instructions chooses the same scales and codes as the scalar code, to the bit.
 #include "offline/rtn_lanes.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -92,6 +93,32 @@ TEST_CASE(
         REQUIRE(found[i] == RoundToCode(*scheme, {scale, 0}, scaled[i]));
       }
     }
+  }
+}
+
+TEST_CASE("groups that are fitted together get the scales that each gets alone") {
+  std::mt19937 random(11);
+  for (const char* name : {"w4a16_g128", "w2a16_g64_asym", "w8a8", "w3a16_g-1_asym", "mxfp4"}) {
+    const auto scheme = Scheme::Parse(name);
+    REQUIRE(scheme.ok());
+    // Neither the rows nor the groups of a row fill whole vectors; a row's last group is short.
+    const RecordLayout record = *MakeRecordLayout(200, 21, ExpertFormat::Uniform(*scheme));
+    const MatrixLayout& layout = record.gate;
+    std::vector<float> weights;
+    for (int64_t row = 0; row < layout.rows; ++row) {
+      const std::vector<float> values = Draw(static_cast<int>(row % 7), 200, &random);
+      weights.insert(weights.end(), values.begin(), values.end());
+    }
+    std::fill(weights.begin() + 400, weights.begin() + 600, 0.25f);
+    const QuantizedMatrix together = QuantizeHqq(layout, weights);
+    const QuantizedMatrix alone =
+        QuantizeGroups(layout, weights, [&](absl::Span<const float> values) {
+          return FitHqqScalar(*scheme, values, HqqOptions());
+        });
+    INFO(name);
+    REQUIRE(together.codes == alone.codes);
+    REQUIRE(together.scales == alone.scales);
+    REQUIRE(together.offsets == alone.offsets);
   }
 }
 

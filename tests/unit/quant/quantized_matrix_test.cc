@@ -152,7 +152,7 @@ TEST_CASE("a scale becomes the nearest that its type has") {
   std::mt19937 random(3);
   std::uniform_real_distribution<float> exponent(-12, 10);
   for (int i = 0; i < 20000; ++i) {
-    const float scale = i < 127 * 2 ? (F8E4M3ToF32(static_cast<uint8_t>(i / 2)) +
+    const float scale = i < 126 * 2 ? (F8E4M3ToF32(static_cast<uint8_t>(i / 2)) +
                                        F8E4M3ToF32(static_cast<uint8_t>((i + 1) / 2))) /
                                           2
                                     : std::exp2(exponent(random));
@@ -164,6 +164,7 @@ TEST_CASE("a scale becomes the nearest that its type has") {
       if (std::fabs(value - scale) < std::fabs(nearest - scale)) nearest = value;
     }
     REQUIRE(stored == nearest);
+    if (scale == 0) continue;
     const float power = std::exp2(std::nearbyint(std::log2(scale)));
     REQUIRE(DecodeScale(ScaleType::kE8M0, EncodeScale(ScaleType::kE8M0, scale)) == power);
     REQUIRE(DecodeScale(ScaleType::kE8M0, EncodeScale(ScaleType::kE8M0, power)) == power);
