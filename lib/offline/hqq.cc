@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
+#include <vector>
 
 #include "base/bf16.h"
 #include "offline/hqq_lanes.h"
@@ -34,7 +36,7 @@ class Shrink {
   const float none_below_;
 };
 
-struct Fit {
+struct Best {
   GroupScale group;
   double error = std::numeric_limits<double>::infinity();
 };
@@ -57,7 +59,7 @@ double SumOfPowers(const Scheme& scheme, const GroupScale& g, absl::Span<const f
 
 /// Keeps the better of *best and (scale, offset) as they will be stored.
 void Consider(const Scheme& scheme, float scale, float offset, absl::Span<const float> values,
-              double select, Fit* best) {
+              double select, Best* best) {
   const GroupScale g{RoundToBf16(scale), RoundToBf16(offset)};
   if (!(g.scale > 0) || !std::isfinite(g.scale) || !std::isfinite(g.offset)) return;
   const double error = SumOfPowers(scheme, g, values, select);
@@ -122,49 +124,134 @@ float ShareOf(const HqqOptions& options, int candidate) {
   return static_cast<float>(1 - (1 - options.smallest) * candidate / double(options.scales - 1));
 }
 
-/// FitHqq by vectors, a candidate scale a lane.
-GroupScale FitHqqLanes(const Scheme& scheme, absl::Span<const float> values,
-                       const HqqOptions& options, float low, float high) {
-  const float top = static_cast<float>((1 << scheme.weight_bits) - 1);
-  const float middle = static_cast<float>(1 << (scheme.weight_bits - 1));
-  const HqqGroup group = {values.data(),
-                          static_cast<int>(values.size()),
-                          top,
-                          middle,
-                          options.lp_norm,
-                          options.beta,
-                          options.kappa,
-                          options.iterations};
-  float scale[kMaxHqqLanes], offset[kMaxHqqLanes];
-  double error[kMaxHqqLanes];
-  int candidates = 0;
-  for (int i = 0; i < options.scales; ++i) {
-    const float share = ShareOf(options, i);
-    if (scheme.symmetric) {
-      scale[candidates++] = std::max(std::fabs(low), std::fabs(high)) / (middle - 1) * share;
-      continue;
+/// FitHqq by vectors, up to kHqqLanes groups of the same size at once.
+class HqqBatch {
+ public:
+  HqqBatch(const Scheme& scheme, const HqqOptions& options) : scheme_(scheme), options_(options) {
+    for (int i = 0; i < options.iterations; ++i) {
+      betas_.push_back(i == 0 ? options.beta : betas_.back() * options.kappa);
+      thresholds_.push_back(static_cast<float>(std::pow(betas_.back(), 1 / (options.lp_norm - 2))));
     }
-    scale[candidates] = RoundToBf16((high - low) * share / top);
-    if (!(scale[candidates] > 0)) continue;
-    offset[candidates] = -low * share / scale[candidates];  // the zero it begins with
-    ++candidates;
   }
-  if (scheme.symmetric) {
-    HqqScalesAvx512(group, candidates, scale);
-  } else {
-    HqqZerosAvx512(group, candidates, scale, offset);
+
+  static bool Can(const Scheme& scheme, const HqqOptions& options) {
+    static const bool lanes = HasRtnLanes();
+    return lanes && HasPlainCodes(scheme) && options.select == 2 && options.scales > 1 &&
+           options.scales <= kMaxHqqCandidates && options.iterations > 0;
   }
-  for (int i = 0; i < candidates; ++i) {
-    offset[i] = scheme.symmetric ? 0.0f : RoundToBf16(offset[i] * scale[i]);
-    scale[i] = RoundToBf16(scale[i]);
+
+  /// values: groups of `count` > 0 values. out: as many scales.
+  void Fit(absl::Span<const float* const> groups, int64_t count, GroupScale* out) {
+    values_.assign(static_cast<size_t>(count) * kHqqLanes, 0.0f);
+    candidates_ = {};
+    for (auto& scales : candidates_.scale) std::fill(std::begin(scales), std::end(scales), 1.0f);
+    for (size_t lane = 0; lane < groups.size(); ++lane) {
+      for (int64_t i = 0; i < count; ++i) {
+        values_[static_cast<size_t>(i) * kHqqLanes + lane] = groups[lane][i];
+      }
+      Begin(lane, absl::MakeConstSpan(groups[lane], static_cast<size_t>(count)));
+    }
+    if (scheme_.symmetric) doubles_.assign(values_.begin(), values_.end());
+    const HqqGroups all = {
+        values_.data(),    doubles_.data(),  static_cast<int>(count), top_,
+        middle_,           options_.lp_norm, options_.iterations,     betas_.data(),
+        thresholds_.data()};
+    if (scheme_.symmetric) {
+      HqqScalesAvx512(all, &candidates_);
+    } else {
+      HqqZerosAvx512(all, &candidates_);
+    }
+    Choose(all, groups, out);
   }
-  HqqErrorsAvx512(group, candidates, scale, scheme.symmetric ? nullptr : offset, error);
-  Fit best;
-  for (int i = 0; i < candidates; ++i) {
-    if (!(scale[i] > 0) || !std::isfinite(scale[i]) || !std::isfinite(offset[i])) continue;
-    if (error[i] < best.error) best = {{scale[i], offset[i]}, error[i]};
+
+ private:
+  /// The candidates that a group begins with.
+  void Begin(size_t lane, absl::Span<const float> values) {
+    const auto [low, high] = std::minmax_element(values.begin(), values.end());
+    if (!(*high > *low)) return;  // a constant group: no scale to begin with
+    candidates_.span[lane] = *high - *low;
+    int n = 0;
+    for (int i = 0; i < options_.scales; ++i) {
+      const float share = ShareOf(options_, i);
+      float& scale = candidates_.scale[n][lane];
+      if (scheme_.symmetric) {
+        scale = std::max(std::fabs(*low), std::fabs(*high)) / (middle_ - 1) * share;
+        ++n;
+        continue;
+      }
+      // In steps of the scale that is stored, so that the zero fits it.
+      scale = RoundToBf16((*high - *low) * share / top_);
+      if (scale > 0) candidates_.zero[n++][lane] = -*low * share / scale;
+    }
+    candidates_.count[lane] = n;
   }
-  return std::isfinite(best.error) ? best.group : FitGroup(scheme, values, RtnOptions());
+
+  /// The best candidate of each lane, as it will be stored.
+  void Choose(const HqqGroups& all, absl::Span<const float* const> groups, GroupScale* out) {
+    std::vector<Best> best(groups.size());
+    const int most = *std::max_element(std::begin(candidates_.count), std::end(candidates_.count));
+    for (int c = 0; c < most; ++c) {
+      float* const scale = candidates_.scale[c];
+      float* const offset = candidates_.zero[c];
+      for (size_t lane = 0; lane < groups.size(); ++lane) {
+        offset[lane] = scheme_.symmetric ? 0.0f : RoundToBf16(offset[lane] * scale[lane]);
+        scale[lane] = RoundToBf16(scale[lane]);
+      }
+      double errors[kHqqLanes];
+      HqqErrorsAvx512(all, candidates_, c, scheme_.symmetric, errors);
+      for (size_t lane = 0; lane < groups.size(); ++lane) {
+        if (c >= candidates_.count[lane] || !(scale[lane] > 0) || !std::isfinite(scale[lane]) ||
+            !std::isfinite(offset[lane])) {
+          continue;
+        }
+        if (errors[lane] < best[lane].error)
+          best[lane] = {{scale[lane], offset[lane]}, errors[lane]};
+      }
+    }
+    for (size_t lane = 0; lane < groups.size(); ++lane) {
+      const auto values = absl::MakeConstSpan(groups[lane], static_cast<size_t>(all.count));
+      out[lane] = std::isfinite(best[lane].error) ? best[lane].group
+                                                  : FitGroup(scheme_, values, RtnOptions());
+    }
+  }
+
+  const Scheme& scheme_;
+  const HqqOptions& options_;
+  const float top_ = static_cast<float>((1 << scheme_.weight_bits) - 1);
+  const float middle_ = static_cast<float>(1 << (scheme_.weight_bits - 1));
+  std::vector<double> betas_;
+  std::vector<float> thresholds_;
+  std::vector<float> values_;
+  std::vector<double> doubles_;
+  HqqCandidates candidates_;
+};
+
+/// The scales of all groups of a matrix, in the order of QuantizeGroups.
+std::vector<GroupScale> FitAll(const MatrixLayout& layout, absl::Span<const float> weights,
+                               const HqqOptions& options) {
+  const int64_t groups = layout.groups(), tail = layout.k - (groups - 1) * layout.group;
+  std::vector<GroupScale> fits(static_cast<size_t>(layout.rows * groups));
+  HqqBatch batch(layout.scheme, options);
+  for (const bool last : {false, true}) {  // a row's last group may be smaller
+    const float* values[kHqqLanes];
+    size_t at[kHqqLanes], lanes = 0;
+    const int64_t first = last ? groups - 1 : 0, end = last ? groups : groups - 1;
+    const auto fit = [&] {
+      GroupScale found[kHqqLanes];
+      batch.Fit(absl::MakeConstSpan(values, lanes), last ? tail : layout.group, found);
+      for (size_t i = 0; i < lanes; ++i) fits[at[i]] = found[i];
+      lanes = 0;
+    };
+    for (int64_t r = 0; r < layout.rows; ++r) {
+      for (int64_t n = first; n < end; ++n) {
+        values[lanes] = weights.data() + r * layout.k + n * layout.group;
+        at[lanes++] = static_cast<size_t>(r * groups + n);
+        if (lanes == kHqqLanes) fit();
+      }
+    }
+    if (lanes > 0) fit();
+  }
+  return fits;
 }
 
 }  // namespace
@@ -182,7 +269,7 @@ GroupScale FitHqqScalar(const Scheme& scheme, absl::Span<const float> values,
   const float middle = static_cast<float>(1 << (scheme.weight_bits - 1));
   // A constant group: a zero scale cannot hold it, and the iteration would divide by it.
   if (!(high > low)) return FitGroup(scheme, values, RtnOptions());
-  Fit best;
+  Best best;
   const int scales = std::max(1, options.scales);
   for (int i = 0; i < scales; ++i) {
     const float share = ShareOf(options, i);
@@ -202,21 +289,26 @@ GroupScale FitHqqScalar(const Scheme& scheme, absl::Span<const float> values,
 }
 
 GroupScale FitHqq(const Scheme& scheme, absl::Span<const float> values, const HqqOptions& options) {
-  static const bool lanes = HasRtnLanes();
-  if (lanes && HasPlainCodes(scheme) && options.select == 2 && options.scales > 1 &&
-      options.scales <= kMaxHqqLanes && !values.empty()) {
-    const auto [low, high] = std::minmax_element(values.begin(), values.end());
-    if (*high > *low) return FitHqqLanes(scheme, values, options, *low, *high);
+  if (values.empty() || !HqqBatch::Can(scheme, options)) {
+    return FitHqqScalar(scheme, values, options);
   }
-  return FitHqqScalar(scheme, values, options);
+  const float* const group = values.data();
+  GroupScale fit;
+  HqqBatch(scheme, options).Fit({&group, 1}, static_cast<int64_t>(values.size()), &fit);
+  return fit;
 }
 
 QuantizedMatrix QuantizeHqq(const MatrixLayout& layout, absl::Span<const float> weights,
                             const HqqOptions& options) {
-  if (layout.scheme.scales == ScaleType::kE4M3) return QuantizeRtn(layout, weights);
-  return QuantizeGroups(layout, weights, [&](absl::Span<const float> values) {
-    return FitHqq(layout.scheme, values, options);
-  });
+  if (!HasPlainCodes(layout.scheme)) return QuantizeRtn(layout, weights);
+  if (!HqqBatch::Can(layout.scheme, options)) {
+    return QuantizeGroups(layout, weights, [&](absl::Span<const float> values) {
+      return FitHqq(layout.scheme, values, options);
+    });
+  }
+  const std::vector<GroupScale> fits = FitAll(layout, weights, options);
+  size_t next = 0;
+  return QuantizeGroups(layout, weights, [&](absl::Span<const float>) { return fits[next++]; });
 }
 
 }  // namespace moert

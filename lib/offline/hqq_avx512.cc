@@ -6,8 +6,6 @@
 namespace moert {
 namespace {
 
-constexpr int kLanes = 16;
-
 // 16 sums in double precision.
 struct Sums {
   __m512d low = _mm512_setzero_pd(), high = _mm512_setzero_pd();
@@ -15,12 +13,17 @@ struct Sums {
     low = _mm512_add_pd(low, _mm512_cvtps_pd(_mm512_castps512_ps256(x)));
     high = _mm512_add_pd(high, _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)));
   }
-  // The product in double precision.
+  // In double precision, where products of floats are exact.
   void AddProduct(__m512 a, __m512 b) {
-    low = _mm512_add_pd(low, _mm512_mul_pd(_mm512_cvtps_pd(_mm512_castps512_ps256(a)),
-                                           _mm512_cvtps_pd(_mm512_castps512_ps256(b))));
-    high = _mm512_add_pd(high, _mm512_mul_pd(_mm512_cvtps_pd(_mm512_extractf32x8_ps(a, 1)),
-                                             _mm512_cvtps_pd(_mm512_extractf32x8_ps(b, 1))));
+    low = _mm512_fmadd_pd(_mm512_cvtps_pd(_mm512_castps512_ps256(a)),
+                          _mm512_cvtps_pd(_mm512_castps512_ps256(b)), low);
+    high = _mm512_fmadd_pd(_mm512_cvtps_pd(_mm512_extractf32x8_ps(a, 1)),
+                           _mm512_cvtps_pd(_mm512_extractf32x8_ps(b, 1)), high);
+  }
+  void AddProduct(__m512 a, const double* b) {
+    low = _mm512_fmadd_pd(_mm512_cvtps_pd(_mm512_castps512_ps256(a)), _mm512_loadu_pd(b), low);
+    high = _mm512_fmadd_pd(_mm512_cvtps_pd(_mm512_extractf32x8_ps(a, 1)), _mm512_loadu_pd(b + 8),
+                           high);
   }
   void Store(double* out) const {
     _mm512_storeu_pd(out, low);
@@ -38,141 +41,227 @@ inline __m512 Code(__m512 u, __m512 top) {
                               _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
-// Residuals above the threshold are rare among weights: they are shrunk one by one.
-inline __m512 Shrink(__m512 residual, __m512 none_below, double p, double beta) {
-  const __mmask16 above = _mm512_cmp_ps_mask(Absolute(residual), none_below, _CMP_NLE_UQ);
-  if (above == 0) return _mm512_setzero_ps();
-  alignas(64) float lanes[kLanes];
-  _mm512_store_ps(lanes, residual);
-  for (int i = 0; i < kLanes; ++i) {
-    lanes[i] = (above >> i & 1) != 0 ? HqqShrink(lanes[i], p, beta) : 0.0f;
-  }
-  return _mm512_load_ps(lanes);
+inline __mmask16 Above(__m512 absolute, __m512 none_below) {
+  return _mm512_cmp_ps_mask(absolute, none_below, _CMP_NLE_UQ);
 }
 
-inline float Threshold(double p, double beta) {
-  return static_cast<float>(__builtin_pow(beta, 1 / (p - 2)));
+// Each lane's way through its candidates.
+struct Lane {
+  int candidate = 0, iteration = 0;
+  double least = __builtin_inf();
+  float squares = __builtin_inff();  // of the best so far
+};
+
+// All lanes' state, as a pass over the values needs it.
+struct Pass {
+  alignas(64) float scale[kHqqLanes], zero[kHqqLanes], none_below[kHqqLanes], best[kHqqLanes];
+  alignas(64) double absolute[kHqqLanes];
+  Lane lane[kHqqLanes];
+  __mmask16 active = 0;
+
+  Pass(const HqqGroups& g, const HqqCandidates& c) {
+    for (int i = 0; i < kHqqLanes; ++i) {
+      scale[i] = 1;
+      zero[i] = none_below[i] = best[i] = 0;
+      if (c.count[i] > 0) Begin(g, c, i);
+    }
+  }
+  // The lane's candidate, or the end of its way.
+  void Begin(const HqqGroups& g, const HqqCandidates& c, int i) {
+    const int n = lane[i].candidate;
+    const __mmask16 bit = static_cast<__mmask16>(1u << i);
+    active = n < c.count[i] ? active | bit : active & static_cast<__mmask16>(~bit);
+    if (n >= c.count[i]) return;
+    scale[i] = c.scale[n][i];
+    zero[i] = c.zero[n][i];
+    lane[i].iteration = 0;
+    lane[i].least = __builtin_inf();
+    none_below[i] = g.thresholds[0];
+  }
+  // False: there is no further iteration.
+  bool Next(const HqqGroups& g, int i) {
+    if (++lane[i].iteration >= g.iterations) return false;
+    none_below[i] = g.thresholds[lane[i].iteration];
+    return true;
+  }
+  // Residuals above the threshold are rare among weights: they are shrunk one by one.
+  __m512 Shrunk(const HqqGroups& g, __m512 residual, __mmask16 outliers) const {
+    alignas(64) float lanes[kHqqLanes];
+    _mm512_store_ps(lanes, residual);
+    for (int i = 0; i < kHqqLanes; ++i) {
+      lanes[i] = (outliers >> i & 1) != 0
+                     ? HqqShrink(lanes[i], g.lp_norm, g.betas[lane[i].iteration])
+                     : 0.0f;
+    }
+    return _mm512_load_ps(lanes);
+  }
+};
+
+// Sums of one pass: |residual|, the zeros that the values ask for, and residual^2 about. False:
+// there were outliers, which only a pass that expects them takes into account.
+template <bool kOutliers>
+bool PassOfZeros(const HqqGroups& g, Pass* p, double* means, float* squares) {
+  const __m512 top = _mm512_set1_ps(g.top), none_below = _mm512_load_ps(p->none_below);
+  const __m512 scale = _mm512_load_ps(p->scale), zero = _mm512_load_ps(p->zero);
+  const __m512 inverse = _mm512_div_ps(_mm512_set1_ps(1), scale);
+  Sums absolutes, mean;
+  __m512 square = _mm512_setzero_ps(), most = square;
+  for (int v = 0; v < g.count; ++v) {
+    const __m512 value = _mm512_loadu_ps(g.values + v * kHqqLanes);
+    __m512 place = _mm512_mul_ps(value, inverse);
+    const __m512 code = Code(_mm512_add_ps(place, zero), top);
+    const __m512 residual = _mm512_sub_ps(value, _mm512_mul_ps(_mm512_sub_ps(code, zero), scale));
+    const __m512 absolute = Absolute(residual);
+    absolutes.Add(absolute);
+    square = _mm512_fmadd_ps(residual, residual, square);
+    most = _mm512_max_ps(absolute, most);
+    if (kOutliers) {
+      const __mmask16 outliers = p->active & Above(absolute, none_below);
+      const __m512 kept = _mm512_sub_ps(value, p->Shrunk(g, residual, outliers));
+      place = _mm512_mul_ps(kept, inverse);
+    }
+    mean.Add(_mm512_sub_ps(code, place));
+  }
+  absolutes.Store(p->absolute);
+  mean.Store(means);
+  _mm512_storeu_ps(squares, square);
+  return kOutliers || (p->active & Above(most, none_below)) == 0;
+}
+
+// A lower bound of the squared error of any zero: what the scale's range leaves of the values' at
+// both ends. An upper bound of the best so far, whose offset is yet to be rounded to bf16.
+bool NoneBetter(const HqqGroups& g, const HqqCandidates& c, int lane, int candidate, double most) {
+  const double cut =
+      double{c.span[lane]} - double{c.scale[candidate][lane]} * double{g.top} * (1 + 1e-5);
+  return cut > 0 && cut * cut * 0.499 > most;
+}
+
+double MostError(const HqqGroups& g, double scale, double zero, double squares) {
+  const double shift = __builtin_fabs(scale * zero) / 256;
+  const double root = __builtin_sqrt(squares * 1.001) + shift * __builtin_sqrt(double(g.count));
+  return root * root * 1.001;
 }
 
 }  // namespace
 
-void HqqZerosAvx512(const HqqGroup& g, int candidates, const float* scales, float* zeros) {
-  const __m512 top = _mm512_set1_ps(g.top);
-  for (int c = 0; c < candidates; c += kLanes) {
-    const int n = candidates - c < kLanes ? candidates - c : kLanes;
-    const __mmask16 here = static_cast<__mmask16>((1u << n) - 1);
-    const __m512 scale = _mm512_mask_loadu_ps(_mm512_set1_ps(1), here, scales + c);
-    const __m512 inverse = _mm512_div_ps(_mm512_set1_ps(1), scale);
-    __m512 zero = _mm512_maskz_loadu_ps(here, zeros + c);
-    __m512 best = zero;
-    double least[kLanes], absolute[kLanes], mean[kLanes];
-    for (double& l : least) l = __builtin_inf();
-    __mmask16 active = here;
-    double beta = g.beta;
-    for (int i = 0; i < g.iterations && active != 0; ++i) {
-      const __m512 none_below = _mm512_set1_ps(Threshold(g.lp_norm, beta));
-      Sums absolutes, means;
-      for (int v = 0; v < g.count; ++v) {
-        const __m512 value = _mm512_set1_ps(g.values[v]);
-        const __m512 code = Code(_mm512_add_ps(_mm512_mul_ps(value, inverse), zero), top);
-        const __m512 residual =
-            _mm512_sub_ps(value, _mm512_mul_ps(_mm512_sub_ps(code, zero), scale));
-        absolutes.Add(Absolute(residual));
-        const __m512 kept = _mm512_sub_ps(value, Shrink(residual, none_below, g.lp_norm, beta));
-        means.Add(_mm512_sub_ps(code, _mm512_mul_ps(kept, inverse)));
-      }
-      absolutes.Store(absolute);
-      means.Store(mean);
-      float next[kLanes];
-      __mmask16 better = 0;
-      for (int lane = 0; lane < kLanes; ++lane) {
-        next[lane] = 0;
-        if ((active >> lane & 1) == 0 || !(absolute[lane] < least[lane])) continue;
-        better = static_cast<__mmask16>(better | 1u << lane);
-        least[lane] = absolute[lane];
-        next[lane] = static_cast<float>(mean[lane] / static_cast<double>(g.count));
-      }
-      active = better;
-      best = _mm512_mask_mov_ps(best, better, zero);
-      zero = _mm512_mask_loadu_ps(zero, better, next);
-      beta *= g.kappa;
+void HqqZerosAvx512(const HqqGroups& g, HqqCandidates* c) {
+  Pass p(g, *c);
+  alignas(64) double means[kHqqLanes];
+  alignas(64) float squares[kHqqLanes];
+  double most[kHqqLanes];
+  for (double& m : most) m = __builtin_inf();
+  while (p.active != 0) {
+    if (!PassOfZeros<false>(g, &p, means, squares)) {
+      PassOfZeros<true>(g, &p, means, squares);
     }
-    _mm512_mask_storeu_ps(zeros + c, here, best);
+    for (int i = 0; i < kHqqLanes; ++i) {
+      if ((p.active >> i & 1) == 0) continue;
+      Lane& lane = p.lane[i];
+      if (p.absolute[i] < lane.least) {
+        lane.least = p.absolute[i];
+        lane.squares = squares[i];
+        p.best[i] = p.zero[i];
+        const float next = static_cast<float>(means[i] / static_cast<double>(g.count));
+        const bool moved = next != p.zero[i];  // otherwise the next sum is the same
+        p.zero[i] = next;
+        if (moved && p.Next(g, i)) continue;
+      }
+      c->zero[lane.candidate][i] = p.best[i];
+      const double bound = MostError(g, p.scale[i], p.best[i], lane.squares);
+      if (bound < most[i]) most[i] = bound;
+      ++lane.candidate;
+      if (lane.candidate < c->count[i] && NoneBetter(g, *c, i, lane.candidate, most[i])) {
+        c->count[i] = lane.candidate;
+      }
+      p.Begin(g, *c, i);
+    }
   }
 }
 
-void HqqScalesAvx512(const HqqGroup& g, int candidates, float* scales) {
+namespace {
+
+// Sums of one pass: |residual|, code * value and code^2. The latter are whole numbers that a float
+// holds. False: as above.
+template <bool kOutliers>
+bool PassOfScales(const HqqGroups& g, Pass* p, double* dots, double* squares) {
+  constexpr int kBlock = 1024;
   const __m512 top = _mm512_set1_ps(g.top), middle = _mm512_set1_ps(g.middle);
-  for (int c = 0; c < candidates; c += kLanes) {
-    const int n = candidates - c < kLanes ? candidates - c : kLanes;
-    const __mmask16 here = static_cast<__mmask16>((1u << n) - 1);
-    __m512 scale = _mm512_mask_loadu_ps(_mm512_set1_ps(1), here, scales + c);
-    __m512 best = scale;
-    double least[kLanes], absolute[kLanes], dot[kLanes], square[kLanes];
-    for (double& l : least) l = __builtin_inf();
-    __mmask16 active = here & _mm512_cmp_ps_mask(scale, _mm512_setzero_ps(), _CMP_GT_OQ);
-    double beta = g.beta;
-    for (int i = 0; i < g.iterations && active != 0; ++i) {
-      const __m512 none_below = _mm512_set1_ps(Threshold(g.lp_norm, beta));
-      const __m512 inverse = _mm512_div_ps(_mm512_set1_ps(1), scale);
-      Sums absolutes, dots, squares;
-      for (int v = 0; v < g.count; ++v) {
-        const __m512 value = _mm512_set1_ps(g.values[v]);
-        const __m512 code =
-            _mm512_sub_ps(Code(_mm512_add_ps(_mm512_mul_ps(value, inverse), middle), top), middle);
-        const __m512 residual = _mm512_sub_ps(value, _mm512_mul_ps(code, scale));
-        absolutes.Add(Absolute(residual));
-        dots.AddProduct(code, _mm512_sub_ps(value, Shrink(residual, none_below, g.lp_norm, beta)));
-        squares.AddProduct(code, code);
+  const __m512 none_below = _mm512_load_ps(p->none_below), scale = _mm512_load_ps(p->scale);
+  const __m512 inverse = _mm512_div_ps(_mm512_set1_ps(1), scale);
+  Sums absolutes, dot, square;
+  __m512 most = _mm512_setzero_ps();
+  for (int begin = 0; begin < g.count; begin += kBlock) {
+    const int end = begin + kBlock < g.count ? begin + kBlock : g.count;
+    __m512 whole = _mm512_setzero_ps();
+    for (int v = begin; v < end; ++v) {
+      const __m512 value = _mm512_loadu_ps(g.values + v * kHqqLanes);
+      const __m512 code =
+          _mm512_sub_ps(Code(_mm512_add_ps(_mm512_mul_ps(value, inverse), middle), top), middle);
+      const __m512 residual = _mm512_sub_ps(value, _mm512_mul_ps(code, scale));
+      const __m512 absolute = Absolute(residual);
+      absolutes.Add(absolute);
+      most = _mm512_max_ps(absolute, most);
+      whole = _mm512_fmadd_ps(code, code, whole);
+      if (kOutliers) {
+        const __mmask16 outliers = p->active & Above(absolute, none_below);
+        dot.AddProduct(code, _mm512_sub_ps(value, p->Shrunk(g, residual, outliers)));
+      } else {
+        dot.AddProduct(code, g.doubles + v * kHqqLanes);
       }
-      absolutes.Store(absolute);
-      dots.Store(dot);
-      squares.Store(square);
-      float next[kLanes];
-      __mmask16 better = 0, more = 0;
-      for (int lane = 0; lane < kLanes; ++lane) {
-        next[lane] = 0;
-        if ((active >> lane & 1) == 0 || !(absolute[lane] < least[lane])) continue;
-        better = static_cast<__mmask16>(better | 1u << lane);
-        least[lane] = absolute[lane];
-        if (!(square[lane] > 0)) continue;
-        next[lane] = static_cast<float>(dot[lane] / square[lane]);
-        if (next[lane] > 0) more = static_cast<__mmask16>(more | 1u << lane);
-      }
-      best = _mm512_mask_mov_ps(best, better, scale);
-      scale = _mm512_mask_loadu_ps(scale, more, next);
-      active = more;
-      beta *= g.kappa;
     }
-    _mm512_mask_storeu_ps(scales + c, here, best);
+    square.Add(whole);
+  }
+  absolutes.Store(p->absolute);
+  dot.Store(dots);
+  square.Store(squares);
+  return kOutliers || (p->active & Above(most, none_below)) == 0;
+}
+
+}  // namespace
+
+void HqqScalesAvx512(const HqqGroups& g, HqqCandidates* c) {
+  Pass p(g, *c);
+  alignas(64) double dots[kHqqLanes], squares[kHqqLanes];
+  while (p.active != 0) {
+    if (!PassOfScales<false>(g, &p, dots, squares)) {
+      PassOfScales<true>(g, &p, dots, squares);
+    }
+    for (int i = 0; i < kHqqLanes; ++i) {
+      if ((p.active >> i & 1) == 0) continue;
+      Lane& lane = p.lane[i];
+      if (p.absolute[i] < lane.least) {
+        lane.least = p.absolute[i];
+        p.best[i] = p.scale[i];
+        const float next = squares[i] > 0 ? static_cast<float>(dots[i] / squares[i]) : 0.0f;
+        const bool moved = next > 0 && next != p.scale[i];
+        p.scale[i] = next;
+        if (moved && p.Next(g, i)) continue;
+      }
+      c->scale[lane.candidate][i] = p.best[i];
+      ++lane.candidate;
+      p.Begin(g, *c, i);
+      if ((p.active >> i & 1) == 0) p.scale[i] = 1;
+    }
   }
 }
 
-void HqqErrorsAvx512(const HqqGroup& g, int candidates, const float* scales, const float* offsets,
+void HqqErrorsAvx512(const HqqGroups& g, const HqqCandidates& c, int candidate, bool symmetric,
                      double* errors) {
-  const __m512 top = _mm512_set1_ps(g.top);
-  for (int c = 0; c < candidates; c += kLanes) {
-    const int n = candidates - c < kLanes ? candidates - c : kLanes;
-    const __mmask16 here = static_cast<__mmask16>((1u << n) - 1);
-    const __m512 scale = _mm512_mask_loadu_ps(_mm512_set1_ps(1), here, scales + c);
-    const __m512 inverse = _mm512_div_ps(_mm512_set1_ps(1), scale);
-    const __m512 offset =
-        offsets == nullptr ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(here, offsets + c);
-    const __m512 middle = _mm512_set1_ps(g.middle);
-    const __m512 zero = offsets == nullptr ? middle : _mm512_mul_ps(offset, inverse);
-    Sums sum;
-    for (int v = 0; v < g.count; ++v) {
-      const __m512 value = _mm512_set1_ps(g.values[v]);
-      const __m512 code = Code(_mm512_add_ps(_mm512_mul_ps(value, inverse), zero), top);
-      const __m512 back = offsets == nullptr ? _mm512_mul_ps(scale, _mm512_sub_ps(code, middle))
-                                             : _mm512_sub_ps(_mm512_mul_ps(scale, code), offset);
-      const __m512 e = Absolute(_mm512_sub_ps(back, value));
-      sum.AddProduct(e, e);
-    }
-    double all[kLanes];
-    sum.Store(all);
-    for (int lane = 0; lane < n; ++lane) errors[c + lane] = all[lane];
+  const __m512 top = _mm512_set1_ps(g.top), middle = _mm512_set1_ps(g.middle);
+  const __m512 scale = _mm512_loadu_ps(c.scale[candidate]);
+  const __m512 inverse = _mm512_div_ps(_mm512_set1_ps(1), scale);
+  const __m512 offset = symmetric ? _mm512_setzero_ps() : _mm512_loadu_ps(c.zero[candidate]);
+  const __m512 zero = symmetric ? middle : _mm512_mul_ps(offset, inverse);
+  const __m512 before = symmetric ? middle : _mm512_setzero_ps();
+  Sums sum;
+  for (int v = 0; v < g.count; ++v) {
+    const __m512 value = _mm512_loadu_ps(g.values + v * kHqqLanes);
+    const __m512 code = Code(_mm512_add_ps(_mm512_mul_ps(value, inverse), zero), top);
+    const __m512 back = _mm512_sub_ps(_mm512_mul_ps(scale, _mm512_sub_ps(code, before)), offset);
+    const __m512 e = _mm512_sub_ps(back, value);
+    sum.AddProduct(e, e);
   }
+  sum.Store(errors);
 }
 
 }  // namespace moert
@@ -181,9 +270,9 @@ void HqqErrorsAvx512(const HqqGroup& g, int candidates, const float* scales, con
 
 namespace moert {
 
-void HqqZerosAvx512(const HqqGroup&, int, const float*, float*) {}
-void HqqScalesAvx512(const HqqGroup&, int, float*) {}
-void HqqErrorsAvx512(const HqqGroup&, int, const float*, const float*, double*) {}
+void HqqZerosAvx512(const HqqGroups&, HqqCandidates*) {}
+void HqqScalesAvx512(const HqqGroups&, HqqCandidates*) {}
+void HqqErrorsAvx512(const HqqGroups&, const HqqCandidates&, int, bool, double*) {}
 
 }  // namespace moert
 

@@ -1,32 +1,46 @@
-// Vector versions of half-quadratic quantization's loops, a candidate scale a lane: every lane does
-// what the scalar code does, in its order, so that results are the same to the bit.
+// Vector versions of what HQQ spends its time on: 16 groups at once, each on its own candidate and
+// iteration. Declared apart from hqq.h: files compiled for an instruction set include no shared
+// inline code.
 #ifndef MOERT_LIB_OFFLINE_HQQ_LANES_H_
 #define MOERT_LIB_OFFLINE_HQQ_LANES_H_
 
 namespace moert {
 
-inline constexpr int kMaxHqqLanes = 32;
+constexpr int kHqqLanes = 16;
+constexpr int kMaxHqqCandidates = 32;
 
-/// The values of a group and the codes they may have; what all candidates share.
-struct HqqGroup {
-  const float* values;
+/// Groups of as many values each, and what is the same for all of them.
+struct HqqGroups {
+  const float* values;    // [count][kHqqLanes], a group a lane
+  const double* doubles;  // the same; symmetric schemes
   int count;
   float top;     // codes are 0..top
   float middle;  // symmetric: the code of zero
-  double lp_norm, beta, kappa;
+  double lp_norm;
   int iterations;
+  const double* betas;      // of each iteration
+  const float* thresholds;  // residuals up to here are no outliers, of each iteration
+};
+
+/// What each lane tries, in this order, and what comes of it.
+struct HqqCandidates {
+  int count[kHqqLanes];   // 0: the lane has no group
+  float span[kHqqLanes];  // of the group's values
+  float scale[kMaxHqqCandidates][kHqqLanes];
+  float zero[kMaxHqqCandidates][kHqqLanes];  // in codes; then the offset: scale * zero
 };
 
 /// What the proximal operator leaves of a residual above the threshold of this iteration.
 float HqqShrink(float residual, double lp_norm, double beta);
 
-/// As BestZero for each of `candidates` scales. zero: where it begins, then the best.
-void HqqZerosAvx512(const HqqGroup& group, int candidates, const float* scale, float* zero);
+/// As BestZero for every candidate. zero: where it begins, then the best. Lowers `count` where no
+/// later candidate can have the least error.
+void HqqZerosAvx512(const HqqGroups& groups, HqqCandidates* candidates);
 /// As BestScale. scale: where it begins, then the best.
-void HqqScalesAvx512(const HqqGroup& group, int candidates, float* scale);
-/// errors[i]: the sum of squared errors under (scale[i], offset[i]); symmetric: offset is null.
-void HqqErrorsAvx512(const HqqGroup& group, int candidates, const float* scale, const float* offset,
-                     double* errors);
+void HqqScalesAvx512(const HqqGroups& groups, HqqCandidates* candidates);
+/// errors[lane]: the sum of squared errors under candidate `c`; symmetric: without an offset.
+void HqqErrorsAvx512(const HqqGroups& groups, const HqqCandidates& candidates, int c,
+                     bool symmetric, double* errors);
 
 }  // namespace moert
 

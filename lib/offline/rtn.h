@@ -34,6 +34,9 @@ GroupScale FitGroupScalar(const Scheme& scheme, absl::Span<const float> values,
 /// Integer codes under bf16 scales: the schemes of our own, not those that files come in.
 bool HasPlainCodes(const Scheme& scheme);
 
+/// fp4 and fp8: the largest magnitude of a code.
+float LargestFloat(const Scheme& scheme);
+
 /// The weight that a code stands for.
 float RestoreCode(const Scheme& scheme, const GroupScale& group, uint8_t code);
 

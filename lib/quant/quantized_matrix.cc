@@ -221,6 +221,30 @@ void UnpackImportedScales(const MatrixLayout& m, const std::byte* record, Quanti
 
 int64_t TileBytes(const MatrixLayout& m) { return kRowTile * kKTile * m.scheme.weight_bits / 8; }
 
+long NearestExponent(float scale) {
+  const uint32_t bits = std::bit_cast<uint32_t>(scale);
+  if ((bits & 0x7fffffu) == 0 && bits != 0) return static_cast<long>(bits >> 23) - 127;
+  return std::lround(std::log2(scale));
+}
+
+// The lower of two that are as near; the largest where `scale` is above it.
+uint32_t NearestE4M3(float scale) {
+  scale = std::min(scale, 448.0f);
+  uint32_t low = 0, high = 0x7e;  // codes ascend with their values
+  while (low < high) {
+    const uint32_t middle = (low + high) / 2;
+    if (F8E4M3ToF32(static_cast<uint8_t>(middle)) < scale) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  if (low == 0) return 0;
+  const float above = std::fabs(F8E4M3ToF32(static_cast<uint8_t>(low)) - scale);
+  const float below = std::fabs(F8E4M3ToF32(static_cast<uint8_t>(low - 1)) - scale);
+  return above < below ? low : low - 1;
+}
+
 }  // namespace
 
 uint32_t EncodeScale(ScaleType type, float scale) {
@@ -233,17 +257,10 @@ uint32_t EncodeScale(ScaleType type, float scale) {
       return std::bit_cast<uint32_t>(scale);
     case ScaleType::kE8M0:
       if (!(scale > 0)) return 0;
-      return static_cast<uint32_t>(
-          std::clamp<long>(std::lround(std::log2(scale)), -127, kMostE8M0 - 127) + 127);
-    case ScaleType::kE4M3: {
-      uint32_t best = 0;
-      for (uint32_t code = 1; code < 0x7f; ++code) {
-        const float value = F8E4M3ToF32(static_cast<uint8_t>(code));
-        const float held = F8E4M3ToF32(static_cast<uint8_t>(best));
-        if (std::fabs(value - scale) < std::fabs(held - scale)) best = code;
-      }
-      return best;
-    }
+      return static_cast<uint32_t>(std::clamp<long>(NearestExponent(scale), -127, kMostE8M0 - 127) +
+                                   127);
+    case ScaleType::kE4M3:
+      return NearestE4M3(scale);
   }
   return 0;
 }

@@ -1,7 +1,10 @@
 // Rounding by vector instructions chooses the same scales and codes as the scalar code, to the bit.
 #include "offline/rtn_lanes.h"
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <random>
 #include <vector>
 
@@ -28,35 +31,94 @@ std::vector<float> Draw(int kind, size_t count, std::mt19937* random) {
   return values;
 }
 
+bool SameBits(float a, float b) { return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b); }
+
 TEST_CASE("the vector search finds the scalar search's scale, and the same codes") {
   if (!HasRtnLanes()) {
     WARN("this processor has no AVX-512: FitGroup is the scalar code");
   }
   std::mt19937 random(7);
-  for (const char* name : {"w8a16_g128", "w4a16_g128", "w4a16_g128_asym", "w3a16_g128_asym",
-                           "w2a16_g64_asym", "w4a16_g32", "w2a16_g128_asym"}) {
-    const auto scheme = Scheme::Parse(name);
-    if (!scheme.ok()) continue;
+  for (const Scheme& scheme : Scheme::All()) {
+    if (scheme.is_bf16()) continue;
     for (int kind = 0; kind <= 6; ++kind) {
       for (const size_t count : {128, 64, 16, 77, 200}) {
-        INFO(name << ", kind " << kind << ", " << count << " values");
+        INFO(scheme.Name() << ", kind " << kind << ", " << count << " values");
         const std::vector<float> values = Draw(kind, count, &random);
         const RtnOptions options;
-        const GroupScale scalar = FitGroupScalar(*scheme, values, options);
-        const GroupScale found = FitGroup(*scheme, values, options);
+        const GroupScale scalar = FitGroupScalar(scheme, values, options);
+        const GroupScale found = FitGroup(scheme, values, options);
         REQUIRE(found.scale == scalar.scale);
-        REQUIRE(found.offset == scalar.offset);
-        const GroupScale half = FitHqqScalar(*scheme, values, HqqOptions());
-        const GroupScale lanes = FitHqq(*scheme, values, HqqOptions());
+        REQUIRE(SameBits(found.offset, scalar.offset));
+        const GroupScale half = FitHqqScalar(scheme, values, HqqOptions());
+        const GroupScale lanes = FitHqq(scheme, values, HqqOptions());
         REQUIRE(lanes.scale == half.scale);
-        REQUIRE(lanes.offset == half.offset);
+        REQUIRE(SameBits(lanes.offset, half.offset));
         std::vector<uint8_t> codes(count);
-        RoundGroup(*scheme, found, values, codes.data());
+        RoundGroup(scheme, found, values, codes.data());
         for (size_t i = 0; i < count; ++i) {
-          REQUIRE(codes[i] == RoundToCode(*scheme, found, values[i]));
+          REQUIRE(codes[i] == RoundToCode(scheme, found, values[i]));
         }
       }
     }
+  }
+}
+
+TEST_CASE(
+    "values near the middle of two floats, and beyond the largest, get the scalar code's codes") {
+  for (const char* name : {"fp8_b128", "mxfp4"}) {
+    INFO(name);
+    const auto scheme = Scheme::Parse(name);
+    REQUIRE(scheme.ok());
+    const int codes = scheme->fp8 ? 0x7e : 7;
+    std::vector<float> values;
+    for (int code = 0; code < codes; ++code) {
+      const GroupScale one = {1, 0};
+      const float middle = (RestoreCode(*scheme, one, static_cast<uint8_t>(code)) +
+                            RestoreCode(*scheme, one, static_cast<uint8_t>(code + 1))) /
+                           2;
+      for (const float sign : {1.0f, -1.0f}) {
+        for (const float toward : {0.0f, 1000.0f})
+          values.push_back(sign * std::nextafter(middle, toward));
+        values.push_back(sign * middle);
+        values.push_back(sign * RestoreCode(*scheme, one, static_cast<uint8_t>(code + 1)) * 1.7f);
+      }
+    }
+    for (const float scale : {1.0f, 0.25f, 0.37f}) {
+      std::vector<float> scaled = values;
+      for (float& v : scaled) v *= scale;
+      std::vector<uint8_t> found(values.size());
+      RoundGroup(*scheme, {scale, 0}, scaled, found.data());
+      for (size_t i = 0; i < scaled.size(); ++i) {
+        INFO(scaled[i] << " / " << scale);
+        REQUIRE(found[i] == RoundToCode(*scheme, {scale, 0}, scaled[i]));
+      }
+    }
+  }
+}
+
+TEST_CASE("groups that are fitted together get the scales that each gets alone") {
+  std::mt19937 random(11);
+  for (const char* name : {"w4a16_g128", "w2a16_g64_asym", "w8a8", "w3a16_g-1_asym", "mxfp4"}) {
+    const auto scheme = Scheme::Parse(name);
+    REQUIRE(scheme.ok());
+    // Neither the rows nor the groups of a row fill whole vectors; a row's last group is short.
+    const RecordLayout record = *MakeRecordLayout(200, 21, ExpertFormat::Uniform(*scheme));
+    const MatrixLayout& layout = record.gate;
+    std::vector<float> weights;
+    for (int64_t row = 0; row < layout.rows; ++row) {
+      const std::vector<float> values = Draw(static_cast<int>(row % 7), 200, &random);
+      weights.insert(weights.end(), values.begin(), values.end());
+    }
+    std::fill(weights.begin() + 400, weights.begin() + 600, 0.25f);
+    const QuantizedMatrix together = QuantizeHqq(layout, weights);
+    const QuantizedMatrix alone =
+        QuantizeGroups(layout, weights, [&](absl::Span<const float> values) {
+          return FitHqqScalar(*scheme, values, HqqOptions());
+        });
+    INFO(name);
+    REQUIRE(together.codes == alone.codes);
+    REQUIRE(together.scales == alone.scales);
+    REQUIRE(together.offsets == alone.offsets);
   }
 }
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <random>
 
+#include "base/bf16.h"
 #include "offline/rtn.h"
 #include "quant/packing.h"
 #include "support/catch.h"
@@ -145,6 +146,30 @@ TEST_CASE("degenerate groups: zeros, one value, one sign") {
     }
     CHECK(std::fabs(back[4 * 64 + 7] - 3.0f) < 1.6f);
   }
+}
+
+TEST_CASE("a scale becomes the nearest that its type has") {
+  std::mt19937 random(3);
+  std::uniform_real_distribution<float> exponent(-12, 10);
+  for (int i = 0; i < 20000; ++i) {
+    const float scale = i < 126 * 2 ? (F8E4M3ToF32(static_cast<uint8_t>(i / 2)) +
+                                       F8E4M3ToF32(static_cast<uint8_t>((i + 1) / 2))) /
+                                          2
+                                    : std::exp2(exponent(random));
+    INFO(scale);
+    const float stored = DecodeScale(ScaleType::kE4M3, EncodeScale(ScaleType::kE4M3, scale));
+    float nearest = 0;  // the lower of two
+    for (uint8_t code = 1; code < 0x7f; ++code) {
+      const float value = F8E4M3ToF32(code);
+      if (std::fabs(value - scale) < std::fabs(nearest - scale)) nearest = value;
+    }
+    REQUIRE(stored == nearest);
+    if (scale == 0) continue;
+    const float power = std::exp2(std::nearbyint(std::log2(scale)));
+    REQUIRE(DecodeScale(ScaleType::kE8M0, EncodeScale(ScaleType::kE8M0, scale)) == power);
+    REQUIRE(DecodeScale(ScaleType::kE8M0, EncodeScale(ScaleType::kE8M0, power)) == power);
+  }
+  CHECK(DecodeScale(ScaleType::kE4M3, EncodeScale(ScaleType::kE4M3, 1e10f)) == 448);
 }
 
 TEST_CASE("what does not fit a layout is refused by name") {

@@ -1,0 +1,41 @@
+// The ranges that rounding to nearest tries for a group of weights, and what each of them loses.
+#ifndef MOERT_LIB_OFFLINE_RTN_CANDIDATES_H_
+#define MOERT_LIB_OFFLINE_RTN_CANDIDATES_H_
+
+#include <vector>
+
+#include "absl/types/span.h"
+#include "moert/scheme.h"
+#include "offline/rtn.h"
+
+namespace moert {
+
+/// The scale that spans [low, high], as it will be stored.
+GroupScale Spanning(const Scheme& scheme, float low, float high);
+
+/// `scale` as a scheme stores it.
+float RoundScale(const Scheme& scheme, float scale);
+
+/// Candidate `candidate` of `grid`: its range's share of the full one, from 1 down.
+float RangeShare(const RtnOptions& options, int candidate, int grid);
+
+/// t^norm, from a table where t is a rounding error in steps, at most 1/2: the scalar search spends
+/// nearly all of its time on it.
+class PowerTable {
+ public:
+  explicit PowerTable(double norm);
+  float operator()(float t) const;
+
+ private:
+  const double norm_;
+  std::vector<float> own_;
+  const float* table_;
+};
+
+/// Sum of |error|^norm over a group, exactly; above `limit`, anything that is above it.
+double GroupError(const Scheme& scheme, const GroupScale& group, absl::Span<const float> values,
+                  const RtnOptions& options, const PowerTable& power, double limit);
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_OFFLINE_RTN_CANDIDATES_H_
