@@ -148,6 +148,8 @@ absl::StatusOr<HfConfig> Read(JsonValue object, const std::string& source) {
     if (!text || !text->is_object()) fields.Fail(key, "legal is an object");
     MOERT_RETURN_IF_ERROR(fields.status());
     ConfigFields inner(*text, fmt::format("{}: {}", source, key));
+    if (inner.Has("quantization_config")) config.quantization = ReadQuantizationConfig(inner);
+    MOERT_RETURN_IF_ERROR(inner.status());
     MOERT_ASSIGN_OR_RETURN(config, ReadFamily(**found, inner, std::move(config)));
   } else {
     MOERT_ASSIGN_OR_RETURN(config, ReadFamily(**found, fields, std::move(config)));

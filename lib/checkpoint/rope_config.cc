@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <optional>
 #include <string>
 
@@ -63,10 +64,16 @@ void ReadScaling(ConfigFields& fields, ConfigFields& scaling, int64_t max_positi
                  RopeConfig& rope) {
   rope.theta = scaling.Real("rope_theta", 1.0, kMaxTheta, rope.theta);
   const std::string name = scaling.String("rope_type", scaling.String("type", "default"));
+  const double alpha = name == "dynamic" ? scaling.Real("alpha", 0, kMaxTheta, 0) : 0;
+  if (alpha > 0 && rope.dim > 2) {  // Hunyuan: only the base is larger, at any length
+    const auto dim = static_cast<double>(rope.dim);
+    rope.theta *= std::pow(alpha, dim / (dim - 2));
+    return;
+  }
   const auto kind = ParseKind(name);
   if (!kind) {
     scaling.Fail(scaling.Has("rope_type") ? "rope_type" : "type",
-                 "legal are default, linear, llama3, yarn, longrope");
+                 "legal are default, linear, llama3, yarn, longrope, dynamic with alpha");
   }
   rope.kind = kind.value_or(RopeKind::kDefault);
   if (rope.kind != RopeKind::kDefault) {

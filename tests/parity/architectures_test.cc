@@ -103,6 +103,8 @@ TEST_CASE("gpt_oss in MXFP4, with sinks, windows and YaRN") { CheckParity("gpt_o
 TEST_CASE("gpt_oss in bf16") { CheckParity("gpt_oss_bf16"); }
 TEST_CASE("llama4, with chunks, and a layer without RoPE") { CheckParity("llama4"); }
 
+TEST_CASE("hunyuan_v1_moe, with norms behind RoPE") { CheckParity("hunyuan_v1_moe"); }
+
 TEST_CASE("every kind of layer gives the same bits however a sequence is cut into steps") {
   TempDir cache;
   for (const char* name :
@@ -167,7 +169,7 @@ TEST_CASE("a step that failed can be repeated: no layer's state has moved") {
 TEST_CASE("a configuration means the same as published and as transformers 5 writes it") {
   for (const char* name :
        {"deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "glm4_moe", "ernie4_5_moe", "minimax_m2",
-        "qwen3_next", "gpt_oss", "gpt_oss_bf16", "llama4"}) {
+        "qwen3_next", "gpt_oss", "gpt_oss_bf16", "llama4", "hunyuan_v1_moe"}) {
     INFO(name);
     const auto a = LoadHfConfig(ArchitectureDir(name));
     const auto b = ParseHfConfig(

@@ -59,11 +59,12 @@ absl::Status GroupedAttention::LoadNorms(const Checkpoint& checkpoint, const HfC
   if (qk_norm_ == QkNorm::kNone || qk_norm_ == QkNorm::kPerHeadL2) return absl::OkStatus();
   const NormKind kind = config.norm == NormKind::kRmsOffset ? NormKind::kRmsOffset : NormKind::kRms;
   const auto norm = [&](const char* part, int heads) {
-    const int64_t width = (qk_norm_ == QkNorm::kPerHead ? 1 : heads) * head_dim_;
+    const int64_t width = (qk_norm_ == QkNorm::kFull ? heads : 1) * head_dim_;
     return Norm::Load(checkpoint, name + part, kind, width, static_cast<float>(config.norm_eps));
   };
-  MOERT_ASSIGN_OR_RETURN(q_norm_, norm("q_norm", heads_));
-  MOERT_ASSIGN_OR_RETURN(k_norm_, norm("k_norm", kv_heads_));
+  const bool rotated = qk_norm_ == QkNorm::kPerHeadRotated;
+  MOERT_ASSIGN_OR_RETURN(q_norm_, norm(rotated ? "query_layernorm" : "q_norm", heads_));
+  MOERT_ASSIGN_OR_RETURN(k_norm_, norm(rotated ? "key_layernorm" : "k_norm", kv_heads_));
   return absl::OkStatus();
 }
 
@@ -137,6 +138,7 @@ void GroupedAttention::Finish(const Norm& norm, int set, int64_t position, float
   if (!rotate_) return;
   rope_->Rotate(set, position, head);
   if (qk_norm_ == QkNorm::kPerHeadL2) NormalizeL2(head_dim_, l2_eps_, head);
+  if (qk_norm_ == QkNorm::kPerHeadRotated) norm.Apply(head, head);
 }
 
 }  // namespace moert::host

@@ -32,7 +32,9 @@ const char* Missing(const HfConfig& config) {
   if (config.rope.dim != config.head_dim) return "RoPE on a part of a head";
   if (config.rope.interleaved) return "RoPE on neighbouring channels";
   if (config.norm == NormKind::kRmsOffset) return "norms around zero";
-  if (config.qk_norm == QkNorm::kPerHeadL2) return "norms of queries behind RoPE";
+  if (config.qk_norm == QkNorm::kPerHeadL2 || config.qk_norm == QkNorm::kPerHeadRotated) {
+    return "norms of queries behind RoPE";
+  }
   return nullptr;
 }
 

@@ -28,6 +28,7 @@ enum class QkNorm : int32_t {
   kPerHead = 1,    // before RoPE, over head_dim, one weight for all heads
   kFull = 2,       // before RoPE, over all heads together
   kPerHeadL2 = 3,  // after RoPE, over head_dim, without weights; none where a layer has no RoPE
+  kPerHeadRotated = 4,  // after RoPE, over head_dim, one weight for all heads
 };
 
 /// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, Sec. 2.1): a position is kept as one

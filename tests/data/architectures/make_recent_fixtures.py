@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from transformers import (DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3Config,
                           DeepseekV3ForCausalLM, Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM,
                           Glm4MoeConfig, Glm4MoeForCausalLM, GptOssConfig, GptOssForCausalLM,
+                          HunYuanMoEV1Config, HunYuanMoEV1ForCausalLM,
                           Llama4ForCausalLM, Llama4TextConfig, MiniMaxM2Config,
                           MiniMaxM2ForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM)
 
@@ -136,8 +137,18 @@ def llama4():
                           original_max_position_embeddings=16), rms_norm_eps=1e-5)
 
 
+def hunyuan_v1_moe():
+    """Its file has a number for each layer where the library wants one for all."""
+    return HunYuanMoEV1ForCausalLM, HunYuanMoEV1Config, dict(
+        BASE, model_type="hunyuan_v1_moe", architectures=["HunYuanMoEV1ForCausalLM"], head_dim=32,
+        attention_bias=False, use_qk_norm=True, use_cla=False, use_mixed_mlp_moe=True,
+        intermediate_size=16, moe_intermediate_size=[16, 16], num_experts=8, moe_topk=[3, 3],
+        num_shared_expert=[1, 1], rope_theta=10000,
+        rope_scaling=dict(type="dynamic", alpha=1000.0, factor=1.0), rms_norm_eps=1e-5)
+
+
 FAMILIES = [deepseek_v2, deepseek_v2_lite, deepseek_v3, glm4_moe, ernie4_5_moe, minimax_m2,
-            qwen3_next, gpt_oss, gpt_oss_bf16, llama4]
+            qwen3_next, gpt_oss, gpt_oss_bf16, llama4, hunyuan_v1_moe]
 
 
 def scale_of(name, p, type_name, tied):
@@ -146,7 +157,7 @@ def scale_of(name, p, type_name, tied):
         return 1.0
     if "conv1d" in name:
         return 0.7
-    if name.endswith((".gate.weight", ".router.weight")):
+    if name.endswith((".gate.weight", ".gate.wg.weight", ".router.weight")):
         return 2 * p.shape[-1] ** -0.5
     if "e_score_correction_bias" in name:
         return 0.1
@@ -233,7 +244,7 @@ def tipped(model, run):
         count[0] = saved + (int((a != b).sum()) if a.shape == b.shape else 1000)
 
     for module in model.modules():
-        if "Router" in type(module).__name__:
+        if type(module).__name__.endswith(("Router", "Gate")):
             hooks.append(module.register_forward_hook(note))
     assert hooks
     run()

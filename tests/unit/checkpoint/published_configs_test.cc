@@ -1,5 +1,9 @@
 // Facts of published config.json files that decide what the library does: routing, widths, sizes,
-// and in which form the weights come.
+// and in which form the weights come. Checked against the defaults of transformers 5.23's
+// configuration classes (glm4_moe: Air; ernie4_5_moe, minimax_m2, qwen3_moe) and against copies of the
+// published files in public repositories' tests (Kimi-K2 and -K2.5, GLM-4.5, ERNIE-4.5,
+// Hunyuan-A13B).
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "moert/offline/hf_config.h"
@@ -79,7 +83,25 @@ std::vector<Published> All() {
                      {"v_head_dim", 128},
                      {"max_position_embeddings", 131072},
                      {"rope_theta", 50000},
+                     {"rope_scaling",
+                      {{"type", "yarn"},
+                       {"factor", 32},
+                       {"beta_fast", 1},
+                       {"beta_slow", 1},
+                       {"mscale", 1},
+                       {"mscale_all_dim", 1},
+                       {"original_max_position_embeddings", 4096}}},
                      {"quantization_config", Fp8()}};
+  json text = kimi;
+  text["max_position_embeddings"] = 262144;
+  text["quantization_config"] = {
+      {"quant_method", "compressed-tensors"},
+      {"format", "pack-quantized"},
+      {"config_groups",
+       {{"group_0",
+         {{"weights",
+           {{"num_bits", 4}, {"group_size", 32}, {"strategy", "group"}, {"symmetric", true}}}}}}}};
+  const json kimi25 = {{"model_type", "kimi_k25"}, {"text_config", text}};
   const json dots = {{"model_type", "dots1"},
                      {"vocab_size", 152064},
                      {"hidden_size", 4096},
@@ -128,9 +150,29 @@ std::vector<Published> All() {
                       {"moe_num_shared_experts", 2},
                       {"moe_k", 6},
                       {"moe_layer_start_index", 1},
+                      {"moe_layer_end_index", 27},
                       {"moe_layer_interval", 1},
                       {"max_position_embeddings", 131072},
                       {"rope_theta", 500000}};
+  const auto each_layer = [](int value) { return json(std::vector<int>(32, value)); };
+  const json hunyuan = {{"model_type", "hunyuan_v1_moe"},
+                        {"vocab_size", 128167},
+                        {"hidden_size", 4096},
+                        {"num_hidden_layers", 32},
+                        {"num_attention_heads", 32},
+                        {"num_key_value_heads", 8},
+                        {"intermediate_size", 3072},
+                        {"moe_intermediate_size", each_layer(3072)},
+                        {"num_experts", 64},
+                        {"moe_topk", each_layer(8)},
+                        {"num_shared_expert", each_layer(1)},
+                        {"use_mixed_mlp_moe", true},
+                        {"use_cla", false},
+                        {"use_qk_norm", true},
+                        {"tie_word_embeddings", true},
+                        {"max_position_embeddings", 32768},
+                        {"rope_theta", 10000},
+                        {"rope_scaling", {{"type", "dynamic"}, {"alpha", 1000}, {"factor", 1}}}};
   // As transformers 5 saves it.
   const json qwen3 = {{"model_type", "qwen3_moe"},
                       {"vocab_size", 151936},
@@ -151,10 +193,13 @@ std::vector<Published> All() {
   constexpr auto kSigmoid = RoutingKind::kSigmoidGrouped;
   constexpr auto kSoftmax = RoutingKind::kSoftmaxTopK;
   constexpr auto kPlain = StoredWeights::kPlain, kFp8 = StoredWeights::kFp8Blocks;
+  constexpr auto kInt4 = StoredWeights::kPackedInt4;
   return {
       {"GLM-4.5", Glm(92, 5120, 1536, 160, 3), 89, 160, 8, kSigmoid, 2.5f, 1536, 335.98, kPlain},
       {"GLM-4.5-Air", Glm(46, 4096, 1408, 128, 1), 45, 128, 8, kSigmoid, 1, 1408, 99.66, kPlain},
       {"Kimi-K2", kimi, 60, 384, 8, kSigmoid, 2.827f, 2048, 1014.7, kFp8},
+      {"Kimi-K2.5", kimi25, 60, 384, 8, kSigmoid, 2.827f, 2048, 1014.7, kInt4},
+      {"Hunyuan-A13B", hunyuan, 32, 64, 8, kSoftmax, 1, 3072, 77.31, kPlain},
       {"dots.llm1", dots, 61, 128, 6, kSigmoid, 2.5f, 2816, 135.1, kPlain},
       {"MiniMax-M2", minimax, 62, 256, 8, kSigmoid, 1, 0, 224.7, kFp8},
       {"ERNIE-4.5-21B-A3B", ernie, 27, 64, 6, kSoftmax, 1, 3072, 20.38, kPlain},
@@ -173,12 +218,43 @@ TEST_CASE("published configurations of recent models") {
     CHECK(layer.routing.kind == m.routing);
     CHECK(layer.routing.scaling == m.scaling);
     CHECK(layer.routing.renormalize);
-    CHECK(layer.routing.selection_bias == (m.config["model_type"] != "qwen3_moe"));
+    const std::string type = m.config["model_type"];
+    CHECK(layer.routing.selection_bias == (type != "qwen3_moe" && type != "hunyuan_v1_moe"));
     CHECK(layer.shared_intermediate == m.shared);
     CHECK(c->quantization.form == m.form);
     const double weights = static_cast<double>(c->moe.total_experts()) * 3 *
                            static_cast<double>(layer.hidden * layer.intermediate);
     CHECK(weights / 1e9 == Approx(m.billions).epsilon(1e-3));
+  }
+}
+
+TEST_CASE("Kimi-K2.5's tensors are those of Kimi-K2 behind a prefix") {
+  for (const Published& m : All()) {
+    if (m.config["model_type"] != "kimi_k25") continue;
+    const auto c = ParseHfConfig(m.config.dump(), "c");
+    REQUIRE_OK(c.status());
+    CHECK(c->names.Router(3) == "language_model.model.layers.3.mlp.gate.weight");
+    CHECK(c->names.Expert(3, 7, Projection::kUp) ==
+          "language_model.model.layers.3.mlp.experts.7.up_proj.weight");
+    CHECK(c->names.SelectionBias(3) ==
+          "language_model.model.layers.3.mlp.gate.e_score_correction_bias");
+  }
+}
+
+TEST_CASE("Hunyuan: a larger base of RoPE; what differs between layers is refused") {
+  for (const Published& m : All()) {
+    if (m.config["model_type"] != "hunyuan_v1_moe") continue;
+    const auto c = ParseHfConfig(m.config.dump(), "c");
+    REQUIRE_OK(c.status());
+    CHECK(c->rope.theta == Approx(10000 * std::pow(1000.0, 128.0 / 126)));
+    json mixed = m.config;
+    mixed["moe_topk"][5] = 4;
+    CHECK_THAT(std::string(ParseHfConfig(mixed.dump(), "c").status().message()),
+               Catch::Contains("moe_topk") && Catch::Contains("legal is one number for all"));
+    json dynamic = m.config;
+    dynamic["rope_scaling"].erase("alpha");
+    CHECK_THAT(std::string(ParseHfConfig(dynamic.dump(), "c").status().message()),
+               Catch::Contains("dynamic with alpha"));
   }
 }
 
