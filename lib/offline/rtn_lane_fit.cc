@@ -92,7 +92,7 @@ void LaneFit::BoundBelow(int begin, int end) {
     for (int i = begin; i < end; ++i) Refine(i);
     return;
   }
-  float inverse[kChunk], zero[kChunk], sum[kChunk];
+  float inverse[kChunk] = {}, zero[kChunk] = {}, sum[kChunk];
   const float middle = static_cast<float>(1 << (scheme_.weight_bits - 1));
   for (int i = begin; i < end; ++i) {
     const GroupScale& g = groups_[i];
