@@ -11,21 +11,21 @@
 namespace moert::capi {
 
 bool Ticket::done() const {
-  const std::lock_guard<std::mutex> lock(mu_);
+  const MutexLock lock(&mu_);
   return done_;
 }
 
 absl::Status Ticket::Wait() const {
-  std::unique_lock<std::mutex> lock(mu_);
-  changed_.wait(lock, [this] { return done_; });
+  const MutexLock lock(&mu_);
+  while (!done_) changed_.Wait(&mu_);
   return status_;
 }
 
 void Ticket::Complete(absl::Status status) {
-  const std::lock_guard<std::mutex> lock(mu_);
+  const MutexLock lock(&mu_);
   status_ = std::move(status);
   done_ = true;
-  changed_.notify_all();
+  changed_.NotifyAll();
 }
 
 // Outlives the queue when a completion destroys it: the thread holds a reference.
@@ -36,11 +36,11 @@ struct CallQueue::Shared {
     std::shared_ptr<Ticket> ticket;
   };
 
-  std::mutex mu;
-  std::condition_variable changed;
-  std::deque<Job> jobs;
-  bool stop = false;
-  std::thread thread;
+  Mutex mu;
+  CondVar changed;
+  std::deque<Job> jobs ABSL_GUARDED_BY(mu);
+  bool stop ABSL_GUARDED_BY(mu) = false;
+  std::thread thread ABSL_GUARDED_BY(mu);
 
   static absl::Status Run(const Job& job) {
     try {
@@ -54,8 +54,8 @@ struct CallQueue::Shared {
     while (true) {
       Job job;
       {
-        std::unique_lock<std::mutex> lock(self->mu);
-        self->changed.wait(lock, [&] { return self->stop || !self->jobs.empty(); });
+        const MutexLock lock(&self->mu);
+        while (!self->stop && self->jobs.empty()) self->changed.Wait(&self->mu);
         if (self->jobs.empty()) return;
         job = std::move(self->jobs.front());
         self->jobs.pop_front();
@@ -72,11 +72,11 @@ CallQueue::CallQueue() : shared_(std::make_shared<Shared>()) {}
 CallQueue::~CallQueue() {
   std::thread thread;
   {
-    const std::lock_guard<std::mutex> lock(shared_->mu);
+    const MutexLock lock(&shared_->mu);
     shared_->stop = true;
     thread = std::move(shared_->thread);
   }
-  shared_->changed.notify_all();
+  shared_->changed.NotifyAll();
   if (!thread.joinable()) return;
   if (thread.get_id() == std::this_thread::get_id()) {
     thread.detach();
@@ -89,7 +89,7 @@ absl::StatusOr<std::shared_ptr<Ticket>> CallQueue::Submit(
     std::function<absl::Status()> call, std::function<void(const absl::Status&)> done) {
   auto ticket = std::make_shared<Ticket>();
   {
-    const std::lock_guard<std::mutex> lock(shared_->mu);
+    const MutexLock lock(&shared_->mu);
     if (!shared_->thread.joinable()) {
       try {
         shared_->thread = std::thread(&Shared::Loop, shared_);
@@ -99,7 +99,7 @@ absl::StatusOr<std::shared_ptr<Ticket>> CallQueue::Submit(
     }
     shared_->jobs.push_back({std::move(call), std::move(done), ticket});
   }
-  shared_->changed.notify_one();
+  shared_->changed.NotifyOne();
   return ticket;
 }
 

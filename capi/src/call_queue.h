@@ -2,13 +2,12 @@
 #ifndef MOERT_CAPI_SRC_CALL_QUEUE_H_
 #define MOERT_CAPI_SRC_CALL_QUEUE_H_
 
-#include <condition_variable>
 #include <functional>
 #include <memory>
-#include <mutex>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/mutex.h"
 
 namespace moert::capi {
 
@@ -20,10 +19,10 @@ class Ticket {
   void Complete(absl::Status status);
 
  private:
-  mutable std::mutex mu_;
-  mutable std::condition_variable changed_;
-  bool done_ = false;
-  absl::Status status_;
+  mutable Mutex mu_;
+  mutable CondVar changed_;
+  bool done_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Status status_ ABSL_GUARDED_BY(mu_);
 };
 
 /// Thread-safe. The thread is started by the first Submit.

@@ -3,10 +3,10 @@
 #define MOERT_CAPI_SRC_CLOSABLE_TRACE_H_
 
 #include <memory>
-#include <mutex>
 #include <utility>
 
 #include "absl/status/status.h"
+#include "base/mutex.h"
 #include "moert/trace.h"
 
 namespace moert::capi {
@@ -19,25 +19,25 @@ class ClosableTrace final : public TraceSink {
 
   void OnCall(const TraceCall& call) override {
     if (host_ != nullptr) host_->OnCall(call);
-    const std::lock_guard<std::mutex> lock(mu_);
+    const MutexLock lock(&mu_);
     if (file_ != nullptr) file_->OnCall(call);
   }
   void OnSpan(const TimelineSpan& span) override {
     if (host_ != nullptr) host_->OnSpan(span);
-    const std::lock_guard<std::mutex> lock(mu_);
+    const MutexLock lock(&mu_);
     if (file_ != nullptr) file_->OnSpan(span);
   }
   /// The second and later calls return OK.
   absl::Status Close() {
-    const std::lock_guard<std::mutex> lock(mu_);
+    const MutexLock lock(&mu_);
     const std::unique_ptr<TraceFile> file = std::move(file_);
     return file == nullptr ? absl::OkStatus() : file->Close();
   }
 
  private:
   const std::shared_ptr<TraceSink> host_;  // null: none
-  std::mutex mu_;
-  std::unique_ptr<TraceFile> file_;
+  Mutex mu_;
+  std::unique_ptr<TraceFile> file_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace moert::capi

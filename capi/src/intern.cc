@@ -1,16 +1,20 @@
 #include "intern.h"
 
-#include <mutex>
 #include <set>
 #include <string>
+
+#include "base/mutex.h"
 
 namespace moert::capi {
 
 const char* Intern(absl::string_view text) {
-  static auto* const mu = new std::mutex;
-  static auto* const names = new std::set<std::string>;
-  const std::lock_guard<std::mutex> lock(*mu);
-  return names->emplace(text).first->c_str();
+  struct Names {
+    Mutex mu;
+    std::set<std::string> all ABSL_GUARDED_BY(mu);
+  };
+  static auto* const names = new Names;
+  const MutexLock lock(&names->mu);
+  return names->all.emplace(text).first->c_str();
 }
 
 }  // namespace moert::capi

@@ -1,12 +1,12 @@
 #include "moert/strategy.h"
 
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/mutex.h"
 #include "guard.h"
 #include "struct_io.h"
 
@@ -17,22 +17,26 @@ struct Text {
   std::string name, summary, keys;
 };
 
+struct Texts {
+  Mutex mu;
+  std::vector<std::unique_ptr<const Text>> list ABSL_GUARDED_BY(mu);
+};
+
 /// The list as it is now. Strategies are never removed, so a text lives as long as the process.
 std::vector<const Text*> Strategies() {
-  static std::mutex mu;
-  static auto* const texts = new std::vector<std::unique_ptr<const Text>>;  // guarded by mu
+  static auto* const texts = new Texts;
   const std::vector<StrategyInfo> all = ListStrategies();
-  const std::lock_guard<std::mutex> lock(mu);
-  for (size_t i = texts->size(); i < all.size(); ++i) {
+  const MutexLock lock(&texts->mu);
+  for (size_t i = texts->list.size(); i < all.size(); ++i) {
     std::vector<std::string> keys;
     for (const StrategyKey& key : all[i].keys) {
       keys.push_back(absl::StrCat(key.name, ": ", key.help));
     }
-    texts->push_back(
+    texts->list.push_back(
         std::make_unique<const Text>(Text{all[i].name, all[i].summary, absl::StrJoin(keys, "\n")}));
   }
   std::vector<const Text*> list;
-  for (const auto& text : *texts) list.push_back(text.get());
+  for (const auto& text : texts->list) list.push_back(text.get());
   return list;
 }
 

@@ -3,14 +3,7 @@
 #include <stdio.h>
 
 #include "tiny_experts.h"
-
-#define TRY(call)                                                                            \
-  do {                                                                                       \
-    if ((call) != MOERT_OK) {                                                                \
-      fprintf(stderr, "%s: %s\n", moert_error_origin(error), moert_error_message(error));    \
-      return 1;                                                                              \
-    }                                                                                        \
-  } while (0)
+#include "try.h"
 
 int main(void) {
   moert_error *error = NULL;

@@ -9,14 +9,7 @@
 #include <string.h>
 
 #include "c_host/tiny_experts.h"
-
-#define TRY(call)                                                                         \
-  do {                                                                                    \
-    if ((call) != MOERT_OK) {                                                             \
-      fprintf(stderr, "%s: %s\n", moert_error_origin(error), moert_error_message(error)); \
-      return 1;                                                                           \
-    }                                                                                     \
-  } while (0)
+#include "c_host/try.h"
 
 static float from_bf16(uint32_t bits) {
   const uint32_t wide = bits << 16;

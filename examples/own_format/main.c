@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "c_host/try.h"
 #include "moert.h"
 
 enum { kLayers = 3, kExperts = 16, kTopK = 2, kHidden = 48, kInner = 32, kTokens = 24 };
@@ -67,14 +68,6 @@ static void route(int layer, int token, int32_t *ids) {
   ids[0] = (int32_t)((token / 3 + layer) % 5);
   ids[1] = (int32_t)(5 + (token * 7 + layer * 3) % (kExperts - 5));
 }
-
-#define TRY(call)                                                                         \
-  do {                                                                                    \
-    if ((call) != MOERT_OK) {                                                             \
-      fprintf(stderr, "%s: %s\n", moert_error_origin(error), moert_error_message(error)); \
-      return 1;                                                                           \
-    }                                                                                     \
-  } while (0)
 
 int main(void) {
   moert_error *error = NULL;

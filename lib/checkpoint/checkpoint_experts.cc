@@ -7,8 +7,6 @@
 #include <new>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
-#include "absl/strings/strip.h"
 #include "base/bf16.h"
 #include "base/fmt_absl.h"
 #include "base/printable.h"

@@ -69,7 +69,7 @@ absl::StatusOr<ExpertTensors> CheckpointExperts::FindFused(const MoeLayerSpec& l
                     prefix, prefix, prefix));
   }
   const int64_t e = l.num_experts, h = l.hidden, w = l.intermediate;
-  const auto is = [](const TensorInfo* t, std::vector<int64_t> shape) {
+  const auto is = [](const TensorInfo* t, const std::vector<int64_t>& shape) {
     return t == nullptr || t->shape == shape;
   };
   // Never both: one of the three pairs of sizes differs from its reverse, unless h == w and gate

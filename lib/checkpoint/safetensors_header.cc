@@ -43,14 +43,42 @@ std::optional<DType> ParseDType(JsonValue code) {
   return std::nullopt;
 }
 
+absl::Status TensorError(const std::string& path, absl::string_view name, const std::string& what) {
+  return absl::InvalidArgumentError(
+      fmt::format("{}: tensor \"{}\": {}", path, Printable(name), what));
+}
+
+// Where the data of `t` begins; its size is known.
+absl::StatusOr<int64_t> ParseOffset(const std::string& path, const TensorInfo& t, JsonValue offsets,
+                                    int64_t data_bytes) {
+  const auto error = [&](const std::string& what) { return TensorError(path, t.name, what); };
+  if (!offsets.is_array() || offsets.size() != 2) {
+    return error("data_offsets must be two integers");
+  }
+  const auto first = offsets.elements().begin();
+  auto second = first;
+  ++second;
+  const auto begin = (*first).AsInt(), end = (*second).AsInt();
+  if (!begin || !end || *begin < 0 || *begin > *end) {
+    return error("data_offsets must be two non-negative integers in ascending order");
+  }
+  if (*end > data_bytes) {
+    return error(fmt::format("ends at {}, but the file holds only {} bytes of data (truncated?)",
+                             *end, data_bytes));
+  }
+  if (*end - *begin != t.bytes) {
+    return error(fmt::format("{} {} takes {} bytes, but data_offsets span {}",
+                             DTypeName(t.dtype).data(), ShapeToString(t.shape), t.bytes,
+                             *end - *begin));
+  }
+  return *begin;
+}
+
 // `data_bytes` is what the file holds after its header; offsets are relative to that.
 absl::StatusOr<TensorInfo> ParseTensor(const std::string& path, absl::string_view name,
                                        JsonValue entry, int64_t data_bytes,
                                        std::vector<int64_t>* sizes) {
-  const auto error = [&](const std::string& what) {
-    return absl::InvalidArgumentError(
-        fmt::format("{}: tensor \"{}\": {}", path, Printable(name), what));
-  };
+  const auto error = [&](const std::string& what) { return TensorError(path, name, what); };
   if (name.empty() || name.size() > kMaxNameBytes) {
     return error(
         fmt::format("the name has {} bytes, legal is 1 to {}", name.size(), kMaxNameBytes));
@@ -92,26 +120,7 @@ absl::StatusOr<TensorInfo> ParseTensor(const std::string& path, absl::string_vie
   }
   t.bytes = *bytes.value();
 
-  if (!offsets->is_array() || offsets->size() != 2) {
-    return error("data_offsets must be two integers");
-  }
-  const auto first = offsets->elements().begin();
-  auto second = first;
-  ++second;
-  const auto begin = (*first).AsInt(), end = (*second).AsInt();
-  if (!begin || !end || *begin < 0 || *begin > *end) {
-    return error("data_offsets must be two non-negative integers in ascending order");
-  }
-  if (*end > data_bytes) {
-    return error(fmt::format("ends at {}, but the file holds only {} bytes of data (truncated?)",
-                             *end, data_bytes));
-  }
-  if (*end - *begin != t.bytes) {
-    return error(fmt::format("{} {} takes {} bytes, but data_offsets span {}",
-                             DTypeName(t.dtype).data(), ShapeToString(t.shape), t.bytes,
-                             *end - *begin));
-  }
-  t.offset = *begin;
+  MOERT_ASSIGN_OR_RETURN(t.offset, ParseOffset(path, t, *offsets, data_bytes));
   return t;
 }
 

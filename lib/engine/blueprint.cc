@@ -98,10 +98,11 @@ HardwareProfile EffectiveProfile(const EngineOptions& options) {
 }  // namespace
 
 CacheBlocks BlocksOf(const ExpertSource& source, const Blueprint& b) {
-  const bool cache = b.strategy.serving == Serving::kCache;
-  return MeasureCacheBlocks(source,
-                            absl::MakeConstSpan(b.versions).first(cache ? b.versions.size() : 1),
-                            cache && b.backend->block_classes());
+  const absl::Span<const int> versions = b.versions;
+  if (b.strategy.serving != Serving::kCache) {
+    return MeasureCacheBlocks(source, versions.first(1), /*classes=*/false);
+  }
+  return MeasureCacheBlocks(source, versions, b.backend->block_classes());
 }
 
 absl::StatusOr<Blueprint> MakeBlueprint(const ExpertSource& source, const EngineOptions& options,

@@ -49,7 +49,8 @@ class Builder {
     const std::vector<int64_t> own = OwnBlocks(*source_, b_.strategy, b_.versions);
     // A pool reserves address space for every expert, and for what is spare.
     const auto make_pool = [&](const BlockSizes& sizes, bool each_its_own, int64_t limit) {
-      return b_.backend->MakePool(each_its_own ? BlockSizes(own) : sizes, limit, p.budget.get());
+      const BlockSizes blocks = each_its_own ? BlockSizes(own) : sizes;
+      return b_.backend->MakePool(blocks, limit, p.budget.get());
     };
     const auto alike = [&](int64_t block_bytes) {
       return BlockSizes(block_bytes, plan.total_experts + plan.spare);

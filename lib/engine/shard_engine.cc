@@ -88,12 +88,8 @@ class ShardEngine final : public Engine {
     MOERT_RETURN_IF_ERROR(MakeRouter(&options));
     const int64_t gates = ShardGateBytes(whole_->model(), part->model());
     MOERT_ASSIGN_OR_RETURN(engine_, EngineImpl::Create(std::move(part), options, gates));
-    if (router_ != nullptr && !HiddenOnHost(engine_->backend())) {
-      return absl::UnimplementedError(
-          "shard: on CUDA an engine over some experts takes its routing from the host: give the "
-          "model's layers the routing kind external, and call ForwardRouted");
-    }
-    return absl::OkStatus();
+    if (router_ == nullptr) return absl::OkStatus();
+    return CheckHiddenOnHost(engine_->backend());
   }
 
   absl::StatusOr<StepId> BeginStep(const StepInfo& info) override {
@@ -136,8 +132,9 @@ class ShardEngine final : public Engine {
     MOERT_RETURN_IF_ERROR(CheckLayer(layer));
     MOERT_ASSIGN_OR_RETURN(const std::vector<Residency> own, engine_->ResidencyOf(layer));
     std::vector<Residency> all(static_cast<size_t>(numbers_.experts(layer)), Residency::kAbsent);
-    for (size_t i = 0; i < own.size(); ++i)
+    for (size_t i = 0; i < own.size(); ++i) {
       all[static_cast<size_t>(numbers_.own(layer)[i])] = own[i];
+    }
     return all;
   }
   absl::Status SetBudget(const Budget& budget) override { return engine_->SetBudget(budget); }

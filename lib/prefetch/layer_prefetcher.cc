@@ -249,29 +249,34 @@ void LayerPrefetcher::Admit(const PolicyContext& context,
     const int64_t transfer_ns = link_->TransferNs(store_->layout(key, ranked_[rank].version).bytes);
     const int64_t left_ns = window_ns - used_ns;
     used_ns += transfer_ns;
-    if (!arriving) {
-      const bool late = left_ns > 0 && left_ns < transfer_ns;
-      if (late) {
-        prediction->late = key.expert;
-        prediction->late_rank = rank;
-      }
-      const bool useful_late = !cpu_offload_ || store_->HasFreeSlot(key.layer);
-      const bool fits = transfer_ns <= left_ns || (late && useful_late);
-      const bool admitted = ranked_[rank].probability >= 0
-                                ? fits && BenefitPays(rank, transfer_ns, left_ns, window_ns)
-                                : fits && (!late || LatePays(rank, transfer_ns, left_ns));
-      const int64_t hidden_ns = std::min(transfer_ns, left_ns);
-      const float hidden = static_cast<float>(hidden_ns) / static_cast<float>(transfer_ns);
-      if (!admitted || !StartLoad(context, rank, hidden, prediction)) {
-        if (ranked_[rank].probability >= 0) used_ns -= transfer_ns;  // the next may be worth it
-        continue;
-      }
-      ++stats_.issued;
-      prediction->hidden_ns[key.expert] = hidden_ns;
-      if (!yields_.empty()) yields_[static_cast<int>(context.phase)].Admitted();
+    if (!arriving && !Begin(context, rank, transfer_ns, left_ns, window_ns, prediction)) {
+      if (ranked_[rank].probability >= 0) used_ns -= transfer_ns;  // the next may be worth it
+      continue;
     }
     marks[key.expert] = arriving ? kAdmitted : kIssued;
   }
+}
+
+bool LayerPrefetcher::Begin(const PolicyContext& context, size_t rank, int64_t transfer_ns,
+                            int64_t left_ns, int64_t window_ns, Prediction* prediction) {
+  const ExpertKey key = ranked_[rank].key;
+  const bool late = left_ns > 0 && left_ns < transfer_ns;
+  if (late) {
+    prediction->late = key.expert;
+    prediction->late_rank = rank;
+  }
+  const bool useful_late = !cpu_offload_ || store_->HasFreeSlot(key.layer);
+  const bool fits = transfer_ns <= left_ns || (late && useful_late);
+  const bool admitted = ranked_[rank].probability >= 0
+                            ? fits && BenefitPays(rank, transfer_ns, left_ns, window_ns)
+                            : fits && (!late || LatePays(rank, transfer_ns, left_ns));
+  const int64_t hidden_ns = std::min(transfer_ns, left_ns);
+  const float hidden = static_cast<float>(hidden_ns) / static_cast<float>(transfer_ns);
+  if (!admitted || !StartLoad(context, rank, hidden, prediction)) return false;
+  ++stats_.issued;
+  prediction->hidden_ns[key.expert] = hidden_ns;
+  if (!yields_.empty()) yields_[static_cast<int>(context.phase)].Admitted();
+  return true;
 }
 
 bool LayerPrefetcher::LatePays(size_t rank, int64_t transfer_ns, int64_t window_ns) const {

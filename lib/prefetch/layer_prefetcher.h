@@ -85,6 +85,9 @@ class LayerPrefetcher {
   Prediction& PredictionOf(int layer) { return predictions_[layer % 2]; }
   void Admit(const PolicyContext& context, const std::vector<PrefetchCandidate>& ranked,
              int64_t window_ns, Prediction* prediction);
+  /// Begins bringing what is ranked `rank` with `left_ns` of the window left, if that pays.
+  bool Begin(const PolicyContext& context, size_t rank, int64_t transfer_ns, int64_t left_ns,
+             int64_t window_ns, Prediction* prediction);
   /// Whether one transfer that is longer than what is left of the window is worth its start.
   bool LatePays(size_t rank, int64_t transfer_ns, int64_t window_ns) const;
   /// Judged rank by rank: where the best are there already, the one to bring is a poor guess. A

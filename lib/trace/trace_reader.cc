@@ -226,41 +226,13 @@ class Reader final : public TraceReader {
     MOERT_ASSIGN_OR_RETURN(p, Fetch(bytes));
     const std::byte* const call_begin = p;
     p += trace::kCallHeaderBytes;
-    int64_t times[6];
-    for (int64_t& ns : times) {
-      ns = Load<int64_t>(p);
-      p += 8;
-      // A limit of three decades keeps sums of times from overflowing.
-      if (ns < 0 || ns > (int64_t{1} << 60)) return BadCall(fmt::format("time {} ns", ns));
-    }
-    call_.times = {times[0], times[1], times[2], times[3], times[4], times[5]};
-    const CallTimes& t = call_.times;
-    if (t.step_begin_ns > t.begin_ns || t.end_ns < t.begin_ns) {
-      return BadCall("its times do not ascend");
-    }
-    for (const int64_t part : {t.route_ns, t.multiply_ns, t.stalled_ns}) {
-      if (part <= t.end_ns - t.begin_ns) continue;
-      return BadCall(fmt::format("a part of {} ns in a call of {}", part, t.end_ns - t.begin_ns));
-    }
+    MOERT_RETURN_IF_ERROR(LoadTimes(&p));
     request_ids_.resize(flags & trace::kHasRequestIds ? tokens : 0);
     for (int64_t& id : request_ids_) {
       id = Load<int64_t>(p);
       p += 8;
     }
-    ids_.resize(tokens * k);
-    for (int64_t i = 0; i < tokens * k; ++i, p += 2) {
-      ids_[i] = Load<uint16_t>(p);
-      if (ids_[i] == trace::kNotHere && experts <= trace::kNotHere) {
-        ids_[i] = -1;
-        continue;
-      }
-      bool repeated = false;
-      for (int64_t j = i / k * k; j < i; ++j) repeated = repeated || ids_[j] == ids_[i];
-      if (ids_[i] >= experts || repeated) {
-        return BadCall(fmt::format("token {}: expert {} {}", i / k, ids_[i],
-                                   repeated ? "comes twice" : "does not exist"));
-      }
-    }
+    MOERT_RETURN_IF_ERROR(LoadIds(tokens, k, experts, &p));
     MOERT_RETURN_IF_ERROR(LoadF16("weights", tokens * k, &p, &weights_));
     MOERT_RETURN_IF_ERROR(
         LoadF16("scores", flags & trace::kHasScores ? tokens * experts : 0, &p, &scores_));
@@ -281,6 +253,44 @@ class Reader final : public TraceReader {
     call_.scores = scores_;
     call_.next_scores = next_scores_;
     offset_ += bytes;
+    return absl::OkStatus();
+  }
+
+  absl::Status LoadTimes(const std::byte** p) {
+    int64_t times[6];
+    for (int64_t& ns : times) {
+      ns = Load<int64_t>(*p);
+      *p += 8;
+      // A limit of three decades keeps sums of times from overflowing.
+      if (ns < 0 || ns > (int64_t{1} << 60)) return BadCall(fmt::format("time {} ns", ns));
+    }
+    call_.times = {times[0], times[1], times[2], times[3], times[4], times[5]};
+    const CallTimes& t = call_.times;
+    if (t.step_begin_ns > t.begin_ns || t.end_ns < t.begin_ns) {
+      return BadCall("its times do not ascend");
+    }
+    for (const int64_t part : {t.route_ns, t.multiply_ns, t.stalled_ns}) {
+      if (part <= t.end_ns - t.begin_ns) continue;
+      return BadCall(fmt::format("a part of {} ns in a call of {}", part, t.end_ns - t.begin_ns));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status LoadIds(int64_t tokens, int64_t k, int64_t experts, const std::byte** p) {
+    ids_.resize(tokens * k);
+    for (int64_t i = 0; i < tokens * k; ++i, *p += 2) {
+      ids_[i] = Load<uint16_t>(*p);
+      if (ids_[i] == trace::kNotHere && experts <= trace::kNotHere) {
+        ids_[i] = -1;
+        continue;
+      }
+      bool repeated = false;
+      for (int64_t j = i / k * k; j < i; ++j) repeated = repeated || ids_[j] == ids_[i];
+      if (ids_[i] >= experts || repeated) {
+        return BadCall(fmt::format("token {}: expert {} {}", i / k, ids_[i],
+                                   repeated ? "comes twice" : "does not exist"));
+      }
+    }
     return absl::OkStatus();
   }
 

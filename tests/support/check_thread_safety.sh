@@ -13,16 +13,16 @@ cd "$root" || exit 1
 
 failed=0
 bare=$(grep -rlE 'std::(shared_)?mutex|std::(lock_guard|unique_lock|shared_lock|scoped_lock)|std::condition_variable' \
-  --include=*.h --include=*.cc lib | grep -v '^lib/base/mutex.h$')
+  --include=*.h --include=*.cc include lib kernels capi | grep -v '^lib/base/mutex.h$')
 if [ -n "$bare" ]; then
   echo "without thread annotations, use base/mutex.h:" $bare
   failed=1
 fi
 
 # Sources that include base/mutex.h, or a header of ours that does.
-headers=$(grep -rl '"base/mutex.h"' --include=*.h lib | sed 's|^lib/||')
+headers=$(grep -rl '"base/mutex.h"' --include=*.h lib capi | sed -E 's#^(lib|capi/src)/##')
 pattern=$(printf '"%s"\n' base/mutex.h $headers | paste -sd'|')
-sources=$(grep -rlE "#include ($pattern)" --include=*.cc lib | sort)
+sources=$(grep -rlE "#include ($pattern)" --include=*.cc lib capi | sort)
 checked=0
 for source in $sources; do
   case $source in
@@ -31,7 +31,7 @@ for source in $sources; do
   esac
   "$clang" -std=c++20 -fsyntax-only -Wno-everything -Wthread-safety -Werror=thread-safety-analysis \
     -Werror=thread-safety-attributes -Werror=thread-safety-precise -Werror=thread-safety-reference \
-    -Iinclude -Ilib -I. "${flags[@]}" "$source" || failed=1
+    -Iinclude -Ilib -I. -Icapi/include "${flags[@]}" "$source" || failed=1
   checked=$((checked + 1))
 done
 echo "$checked sources checked"

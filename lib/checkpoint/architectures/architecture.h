@@ -1,5 +1,5 @@
 // One model family: which fields of config.json it has, and how its tensors are called. To add a
-// family, write a file beside this one and list it in registry.cc.
+// family, write a file beside this one, declare its Architecture below and list it in registry.cc.
 #ifndef MOERT_LIB_CHECKPOINT_ARCHITECTURES_ARCHITECTURE_H_
 #define MOERT_LIB_CHECKPOINT_ARCHITECTURES_ARCHITECTURE_H_
 

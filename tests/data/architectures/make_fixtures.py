@@ -27,12 +27,9 @@ from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2MoE
 from transformers.models.llama.modeling_llama import LlamaMLP
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-BATCH = 3
-CASES = {"short": (10, 15), "long": (20, 24)}  # name: tokens in the prefill, tokens in all
-BASE = dict(vocab_size=128, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=False,
-            bos_token_id=1, eos_token_id=2, attn_implementation="eager")
+import fixtures
+
+BASE = dict(fixtures.BASE, attn_implementation="eager")
 FP8_MAX = 448.0
 
 
@@ -169,17 +166,6 @@ def quantize_fp8(model):
     return stored
 
 
-def answer(model, tokens, prefill):
-    with torch.no_grad():
-        out = model(tokens[:, :prefill], use_cache=True)
-        logits, cache = [out.logits], out.past_key_values
-        for i in range(prefill, tokens.shape[1]):
-            out = model(tokens[:, i:i + 1], past_key_values=cache, use_cache=True)
-            logits.append(out.logits)
-            cache = out.past_key_values
-    return torch.cat(logits, 1).contiguous()
-
-
 def smallest_margin(model, top_k, run):
     """Between the last chosen expert and the first that is not, in probability."""
     margins, hooks = [], []
@@ -200,28 +186,19 @@ def smallest_margin(model, top_k, run):
 
 def make(name, build):
     best = None
-    for seed in range(12):  # the seed whose routing is least a matter of rounding
+    for seed in fixtures.SEEDS:  # the seed whose routing is least a matter of rounding
         torch.manual_seed(0)
         config, model, top_k = build()
         generator = torch.Generator().manual_seed(seed)
         model.eval()
         randomize(model, generator)
         stored = quantize_fp8(model) if name.endswith("fp8") else {}
-        expected = {}
-
-        def run():
-            for case, (prefill, length) in CASES.items():
-                tokens = torch.randint(0, 128, (BATCH, length), generator=generator)
-                expected[case + ".tokens"] = tokens.to(torch.int32)
-                expected[case + ".prefill"] = torch.tensor([prefill], dtype=torch.int32)
-                expected[case + ".logits"] = answer(model, tokens, prefill)
-
-        margin, _ = smallest_margin(model, top_k, run)
+        margin, expected = smallest_margin(model, top_k,
+                                           lambda: fixtures.expect(model, generator))
         if best is None or margin > best[0]:
             best = (margin, config, model, stored, expected)
     margin, config, model, stored, expected = best
-    folder = os.path.join(HERE, name)
-    os.makedirs(folder, exist_ok=True)
+    folder = fixtures.folder_of(name)
     tensors = {n: p.detach().to(torch.bfloat16) for n, p in model.named_parameters()}
     tensors.update(stored)
     config, extra = config if isinstance(config, tuple) else (config, {})
@@ -232,9 +209,7 @@ def make(name, build):
                                              weight_block_size=[128, 128])
     for field in ("_attn_implementation", "attn_implementation", "dtype", "transformers_version"):
         fields.pop(field, None)
-    with open(os.path.join(folder, "config.json"), "w") as f:
-        json.dump(fields, f, indent=2, sort_keys=True)
-        f.write("\n")
+    fixtures.write_json(os.path.join(folder, "config.json"), fields)
     save_file({n: t.contiguous() for n, t in tensors.items()}, os.path.join(folder, "model.safetensors"),
               metadata={"format": "pt"})
     save_file(expected, os.path.join(folder, "expected.safetensors"))
@@ -265,7 +240,7 @@ def rope_tables():
         cases.append(dict(name=name, head_dim=32, theta=1e5, max_position_embeddings=2048,
                           rope_scaling=scaling, attention_factor=float(factor),
                           inverse_frequencies=[float(x) for x in frequencies]))
-    with open(os.path.join(HERE, "rope.json"), "w") as f:
+    with open(os.path.join(fixtures.HERE, "rope.json"), "w") as f:
         json.dump(cases, f, indent=1)
         f.write("\n")
 

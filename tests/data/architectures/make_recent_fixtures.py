@@ -22,12 +22,9 @@ from transformers import (DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3Con
                           Llama4ForCausalLM, Llama4TextConfig, MiniMaxM2Config,
                           MiniMaxM2ForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM)
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-BATCH = 3
-CASES = {"short": (10, 15), "long": (20, 24)}  # name: tokens in the prefill, tokens in all
-BASE = dict(vocab_size=128, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=False,
-            bos_token_id=1, eos_token_id=2, hidden_act="silu", torch_dtype="bfloat16")
+import fixtures
+
+BASE = dict(fixtures.BASE, hidden_act="silu", torch_dtype="bfloat16")
 LATENT = dict(num_key_value_heads=4, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8,
               v_head_dim=16, attention_bias=False)
 PUBLISHED_F32 = ("e_score_correction_bias", "A_log", "dt_bias", "linear_attn.norm.weight")
@@ -212,17 +209,6 @@ def quantize_mxfp4(model):
     return stored
 
 
-def answer(model, tokens, prefill):
-    with torch.no_grad():
-        out = model(tokens[:, :prefill], use_cache=True)
-        logits, cache = [out.logits], out.past_key_values
-        for i in range(prefill, tokens.shape[1]):
-            out = model(tokens[:, i:i + 1], past_key_values=cache, use_cache=True)
-            logits.append(out.logits)
-            cache = out.past_key_values
-    return torch.cat(logits, 1).contiguous()
-
-
 def tipped(model, run):
     """How many routing decisions change when the routers' inputs change by one part in 100."""
     count, hooks = [0], []
@@ -247,15 +233,15 @@ def tipped(model, run):
         if type(module).__name__.endswith(("Router", "Gate")):
             hooks.append(module.register_forward_hook(note))
     assert hooks
-    run()
+    result = run()
     for hook in hooks:
         hook.remove()
-    return count[0]
+    return count[0], result
 
 
 def make(build):
     name, best = build.__name__, None
-    for seed in range(12):  # the seed whose routing is least a matter of rounding
+    for seed in fixtures.SEEDS:  # the seed whose routing is least a matter of rounding
         torch.manual_seed(0)
         model_class, config_class, fields = build()
         config = config_class(**{k: v for k, v in fields.items()
@@ -266,21 +252,11 @@ def make(build):
         generator = torch.Generator().manual_seed(seed)
         randomize(model, generator)
         packed = quantize_mxfp4(model) if "quantization_config" in fields else {}
-        expected = {}
-
-        def run():
-            for case, (prefill, length) in CASES.items():
-                tokens = torch.randint(0, 128, (BATCH, length), generator=generator)
-                expected[case + ".tokens"] = tokens.to(torch.int32)
-                expected[case + ".prefill"] = torch.tensor([prefill], dtype=torch.int32)
-                expected[case + ".logits"] = answer(model, tokens, prefill)
-
-        changed = tipped(model, run)
+        changed, expected = tipped(model, lambda: fixtures.expect(model, generator))
         if best is None or changed < best[0]:
             best = (changed, model, fields, packed, expected)
     changed, model, fields, packed, expected = best
-    folder = os.path.join(HERE, name)
-    os.makedirs(folder, exist_ok=True)
+    folder = fixtures.folder_of(name)
     with tempfile.TemporaryDirectory() as saved:
         model.save_pretrained(saved)
         tensors = load_file(os.path.join(saved, "model.safetensors"))
@@ -295,9 +271,7 @@ def make(build):
                       text_config=fields)
         tensors = {"language_model." + n: t for n, t in tensors.items()}
     for path, content in (("config.json", fields), ("config.transformers5.json", written)):
-        with open(os.path.join(folder, path), "w") as f:
-            json.dump(content, f, indent=2, sort_keys=True)
-            f.write("\n")
+        fixtures.write_json(os.path.join(folder, path), content)
     stored = {n: (t if n.endswith(PUBLISHED_F32) else t.to(torch.bfloat16)).contiguous()
               for n, t in tensors.items()}
     stored.update({n: t.contiguous() for n, t in packed.items()})

@@ -1,0 +1,155 @@
+// CudaExecutor: the grouped products of a call, and their weighted sum.
+#include <algorithm>
+#include <iterator>
+
+#include "base/status_macros.h"
+#include "exec/cuda/cuda_executor_impl.h"
+#include "kernels/cuda/group_gemm.h"
+
+namespace moert::cuda {
+
+PromptPlan CudaExecutor::Prompt(const ExecutorCall& call) const {
+  const auto bytes = static_cast<uint64_t>(call.hidden.rows * extent_.prompt_x_stride());
+  if (prompt_ctas_ == 0 || bytes >> 32 != 0) return {};
+  return PlanPrompt(extent_.use.prompt, Spec(call), call.hidden.rows);
+}
+
+absl::Status CudaExecutor::PromptProducts(const ExecutorCall& call, const PromptPlan& plan,
+                                          const ExpertSet& wave) {
+  const cudaStream_t stream = Stream(call);
+  const MoeLayerSpec& spec = Spec(call);
+  const auto tokens = static_cast<int32_t>(call.hidden.rows);
+  MakePromptTilesArgs tiles;
+  tiles.table = w_.prompt;
+  tiles.most = plan.most;
+  tiles.packings = plan.packings;
+  tiles.formats = on_device_.formats();
+  tiles.handles = table_.rows(call.layer);
+  tiles.groups = w_.groups;
+  tiles.shared_slots = w_.shared_slots;
+  tiles.experts = spec.num_experts;
+  tiles.tokens = tokens;
+  tiles.wave = wave;
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchMakePromptTiles(tiles, stream));
+  PromptGemmArgs gemm;
+  gemm.table = w_.prompt;
+  gemm.most = plan.most;
+  std::copy(std::begin(plan.of_product), std::end(plan.of_product), gemm.packings);
+  gemm.x = w_.prompt_x;
+  gemm.x_stride = extent_.prompt_x_stride();
+  gemm.h = w_.h;
+  gemm.h_stride = extent_.prompt_h_stride();
+  gemm.out = reinterpret_cast<uint16_t*>(w_.out);
+  gemm.out_stride = extent_.hidden;
+  gemm.pairs = tokens * spec.routing.top_k;
+  gemm.top_k = spec.routing.top_k;
+  gemm.activation = static_cast<int32_t>(spec.activation.function);
+  gemm.ctas = prompt_ctas_;
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchPromptProducts(gemm, stream));
+  return absl::OkStatus();
+}
+
+absl::Status CudaExecutor::Products(const ExecutorCall& call, const ExpertSet& wave) {
+  const cudaStream_t stream = Stream(call);
+  const MoeLayerSpec& spec = Spec(call);
+  const auto tokens = static_cast<int32_t>(call.hidden.rows);
+  const PromptPlan prompt = Prompt(call);
+  if (prompt.any()) {
+    MOERT_RETURN_IF_ERROR(PromptProducts(call, prompt, wave));
+    if (!prompt.others) return absl::OkStatus();
+  }
+  MakeTilesArgs tiles;
+  tiles.table = w_.table;
+  tiles.formats = on_device_.formats();
+  tiles.handles = table_.rows(call.layer);
+  tiles.groups = w_.groups;
+  tiles.shared_slots = w_.shared_slots;
+  tiles.experts = spec.num_experts;
+  tiles.tokens = tokens;
+  tiles.shares = shares_;
+  tiles.prompt_packings = prompt.packings;
+  tiles.wave = wave;
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchMakeTiles(tiles, stream));
+  GroupGemmArgs gemm;
+  gemm.table = w_.table;
+  std::copy(std::begin(w_.x), std::end(w_.x), gemm.x);
+  gemm.h = w_.h;
+  gemm.wide_h = w_.wide_h;
+  gemm.out = w_.out;
+  if (prompt.any()) gemm.narrow_out = reinterpret_cast<uint16_t*>(w_.out);
+  gemm.x_stride = extent_.x_stride();
+  gemm.h_stride = extent_.h_stride();
+  gemm.wide_h_stride = extent_.intermediate;
+  gemm.out_stride = extent_.hidden;
+  gemm.pairs = tokens * spec.routing.top_k;
+  gemm.top_k = spec.routing.top_k;
+  gemm.hidden = static_cast<int32_t>(spec.hidden);
+  gemm.activation = static_cast<int32_t>(spec.activation.function);
+  gemm.shares = shares_;
+  if (!extent_.use.wide_h) {
+    MOERT_CUDA_RETURN_IF_ERROR(LaunchProducts(gemm, stream));
+    return absl::OkStatus();
+  }
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchGateUp(gemm, stream));
+  PackHiddenArgs pack;
+  pack.table = w_.table;
+  pack.wide_h = w_.wide_h;
+  pack.wide_h_stride = extent_.intermediate;
+  pack.h = w_.h;
+  pack.h_stride = extent_.h_stride();
+  pack.shares = shares_;
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchPackHidden(pack, stream));
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchDown(gemm, stream));
+  return absl::OkStatus();
+}
+
+absl::Status CudaExecutor::Multiply(const ExecutorCall& call, const RoutingResult& /*routing*/,
+                                    absl::Span<const ReadyExpert> experts, bool first) {
+  const bool shared = first && HasShared(call);
+  if (experts.empty() && !shared) return absl::OkStatus();
+  DeviceScope scope(device_);
+  const cudaStream_t stream = Stream(call);
+  ExpertSet set;
+  for (const ReadyExpert& ready : experts) {
+    MOERT_RETURN_IF_ERROR(table_.Set(call.layer, ready.expert, ready.handle, stream));
+    set.Add(ready.expert);
+  }
+  MOERT_RETURN_IF_ERROR(table_.Flush(stream));
+  if (shared) set.Add(Spec(call).num_experts);
+  absl::Status status = Products(call, set);
+  status.Update(fence_->Pass(stream));  // also behind a failure: some kernels may be enqueued
+  return status;
+}
+
+absl::Status CudaExecutor::WeightedSum(const ExecutorCall& call, bool given) {
+  CombineArgs combine;
+  combine.x = Rows(call);
+  combine.slots = w_.out;
+  combine.narrow = Prompt(call).any();
+  combine.slot_stride = extent_.hidden;
+  combine.weights = w_.weights;
+  if (given) combine.ids = w_.ids;
+  combine.shared_gate = on_device_.layer(call.layer).shared_gate;
+  combine.shared = HasShared(call);
+  combine.top_k = Spec(call).routing.top_k;
+  combine.out = call.out.data;
+  combine.out_dtype = static_cast<int32_t>(call.out.dtype);
+  combine.out_stride = call.out.row_stride;
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchCombine(combine, Stream(call)));
+  return absl::OkStatus();
+}
+
+absl::Status CudaExecutor::Combine(const ExecutorCall& call, const RoutingResult& /*routing*/) {
+  DeviceScope scope(device_);
+  MOERT_RETURN_IF_ERROR(WeightedSum(call, given_));
+  return fence_->Pass(Stream(call));
+}
+
+ExpertSet CudaExecutor::AllExperts(const ExecutorCall& call) const {
+  ExpertSet all;
+  for (int e = 0; e < Spec(call).num_experts; ++e) all.Add(e);
+  if (HasShared(call)) all.Add(Spec(call).num_experts);
+  return all;
+}
+
+}  // namespace moert::cuda
