@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/checked_math.h"
+#include "base/exception_status.h"
 #include "base/status_macros.h"
 
 namespace moert {
@@ -136,7 +137,7 @@ std::string Scheme::Name() const {
   return name;
 }
 
-absl::StatusOr<Scheme> Scheme::Parse(absl::string_view name) {
+absl::StatusOr<Scheme> Scheme::Parse(absl::string_view name) try {
   std::string legal;
   for (const Scheme& s : All()) {
     const std::string candidate = s.Name();
@@ -146,6 +147,8 @@ absl::StatusOr<Scheme> Scheme::Parse(absl::string_view name) {
   }
   return absl::InvalidArgumentError(fmt::format("unknown scheme \"{}\", legal are: {}",
                                                 fmt::string_view(name.data(), name.size()), legal));
+} catch (...) {
+  return ExceptionStatus(name);
 }
 
 int64_t ScaleBytes(ScaleType type) {

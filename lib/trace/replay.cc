@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/exception_status.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
 
@@ -11,6 +12,9 @@ namespace {
 class Replayer {
  public:
   Replayer(Engine* engine, const ReplayOptions& options) : engine_(engine), options_(options) {}
+  ~Replayer() {
+    if (open_) (void)engine_->EndStep(step_);  // a replay that failed leaves no step
+  }
 
   absl::Status Call(const TraceCall& call) {
     if (!open_) MOERT_RETURN_IF_ERROR(BeginStep(call));
@@ -100,7 +104,7 @@ class Replayer {
 }  // namespace
 
 absl::StatusOr<ReplayResult> Replay(TraceReader* trace, Engine* engine,
-                                    const ReplayOptions& options) {
+                                    const ReplayOptions& options) try {
   if (!(engine->model() == trace->header().model)) {
     return absl::InvalidArgumentError("replay: the engine's model is not the trace's");
   }
@@ -117,6 +121,8 @@ absl::StatusOr<ReplayResult> Replay(TraceReader* trace, Engine* engine,
   }
   MOERT_RETURN_IF_ERROR(replayer.EndStep());
   return replayer.Take();
+} catch (...) {
+  return ExceptionStatus("replay");
 }
 
 }  // namespace moert
