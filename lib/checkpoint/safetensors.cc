@@ -46,13 +46,6 @@ std::string OtherFiles(const std::string& dir) {
   return "";
 }
 
-// Shards lie beside their index; anything else is an attempt to read other files.
-bool IsPlainFileName(const std::string& name) {
-  return !name.empty() && name != "." && name != ".." && name.size() < 256 &&
-         name.find('/') == std::string::npos && name.find('\\') == std::string::npos &&
-         name.find('\0') == std::string::npos;
-}
-
 std::vector<uint32_t> SortedByName(const std::vector<TensorInfo>& tensors) {
   std::vector<uint32_t> order(tensors.size());
   std::iota(order.begin(), order.end(), 0u);

@@ -6,6 +6,7 @@
 
 #include "base/checked_math.h"
 #include "base/exception_status.h"
+#include "base/printable.h"
 #include "base/status_macros.h"
 
 namespace moert {
@@ -145,8 +146,8 @@ absl::StatusOr<Scheme> Scheme::Parse(absl::string_view name) try {
     if (!legal.empty()) legal += ", ";
     legal += candidate;
   }
-  return absl::InvalidArgumentError(fmt::format("unknown scheme \"{}\", legal are: {}",
-                                                fmt::string_view(name.data(), name.size()), legal));
+  return absl::InvalidArgumentError(
+      fmt::format("unknown scheme \"{}\", legal are: {}", Printable(name), legal));
 } catch (...) {
   return ExceptionStatus(name);
 }
