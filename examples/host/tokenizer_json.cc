@@ -44,8 +44,11 @@ bool ByteAlphabet::ToBytes(absl::string_view text, std::string* bytes) const {
 }
 
 std::string ShowShort(absl::string_view text) {
-  if (text.size() <= 60) return std::string(text);
-  return ToValidUtf8(text.substr(0, 60)) + "...";
+  std::string shown = ToValidUtf8(text.substr(0, 60));
+  for (char& c : shown) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  }
+  return text.size() <= 60 ? shown : shown + "...";
 }
 
 const nlohmann::json* FindMember(const nlohmann::json& object, const char* key) {

@@ -4,6 +4,7 @@
 
 #include <exception>
 #include <new>
+#include <system_error>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -20,12 +21,20 @@ inline absl::Status OutOfMemory(absl::string_view what) noexcept {
   }
 }
 
-/// In a handler: the exception that is handled.
+/// In a handler: the exception that is handled. A thread that cannot start is a lack of resources.
 inline absl::Status ExceptionStatus(absl::string_view what) noexcept {
   try {
     throw;
   } catch (const std::bad_alloc&) {
     return OutOfMemory(what);
+  } catch (const std::system_error& e) {
+    const bool lack = e.code() == std::errc::resource_unavailable_try_again;
+    const auto code = lack ? absl::StatusCode::kResourceExhausted : absl::StatusCode::kInternal;
+    try {
+      return absl::Status(code, absl::StrCat(what, ": ", e.what()));
+    } catch (...) {
+      return absl::Status(code, "");
+    }
   } catch (const std::exception& e) {
     try {
       return absl::InternalError(absl::StrCat(what, ": ", e.what()));

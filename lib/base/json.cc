@@ -265,7 +265,7 @@ absl::StatusOr<JsonDocument> JsonDocument::Parse(std::string text, const std::st
   const auto limit = std::min<int64_t>(limits.max_bytes, UINT32_MAX);
   if (static_cast<int64_t>(text.size()) > limit) {
     return absl::InvalidArgumentError(
-        fmt::format("{}: {} bytes of JSON, the limit is {}", source, text.size(), limit));
+        fmt::format("{}: has {} bytes, legal is at most {}", source, text.size(), limit));
   }
   try {
     if (text.compare(0, 3, "\xEF\xBB\xBF") == 0) text.replace(0, 3, "   ");  // a byte order mark
@@ -283,7 +283,7 @@ absl::StatusOr<JsonDocument> JsonDocument::Read(Env* env, const std::string& pat
   MOERT_ASSIGN_OR_RETURN(const auto file, env->Open(path, FileAccess::kBuffered));
   if (file->size() > limits.max_bytes) {
     return absl::InvalidArgumentError(
-        fmt::format("{}: {} bytes of JSON, the limit is {}", path, file->size(), limits.max_bytes));
+        fmt::format("{}: has {} bytes, legal is at most {}", path, file->size(), limits.max_bytes));
   }
   try {
     std::string text(static_cast<size_t>(file->size()), '\0');

@@ -1,5 +1,7 @@
 #include "base/printable.h"
 
+#include <algorithm>
+
 namespace moert {
 
 std::string Printable(absl::string_view text, size_t limit) {
@@ -17,6 +19,15 @@ std::string Printable(absl::string_view text, size_t limit) {
   }
   if (text.size() > limit) out += "...";
   return out;
+}
+
+bool IsPlainFileName(absl::string_view name) {
+  const auto forbidden = [](char c) {
+    const auto byte = static_cast<unsigned char>(c);
+    return byte < 0x20 || byte == 0x7f || c == '/' || c == '\\';
+  };
+  return !name.empty() && name.size() < 256 && name != "." && name != ".." &&
+         std::none_of(name.begin(), name.end(), forbidden);
 }
 
 }  // namespace moert

@@ -12,6 +12,10 @@ namespace moert {
 /// to `limit` bytes of `text`, with dots in place of what is left out.
 std::string Printable(absl::string_view text, size_t limit = 80);
 
+/// Whether a name that a file gives is one of a file beside it, and may stand in messages: 1 to 255
+/// bytes without slashes and control characters, neither "." nor "..".
+bool IsPlainFileName(absl::string_view name);
+
 }  // namespace moert
 
 #endif  // MOERT_LIB_BASE_PRINTABLE_H_

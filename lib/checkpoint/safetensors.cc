@@ -210,13 +210,15 @@ const TensorInfo* Checkpoint::Find(absl::string_view name) const {
   return FindByName(tensors_, by_name_, name);
 }
 
-absl::StatusOr<const TensorInfo*> Checkpoint::Get(absl::string_view name) const {
+absl::StatusOr<const TensorInfo*> Checkpoint::Get(absl::string_view name) const try {
   if (const TensorInfo* t = Find(name); t != nullptr) return t;
   return absl::NotFoundError(fmt::format("{}: tensor \"{}\" is missing", path_, Printable(name)));
+} catch (...) {
+  return ExceptionStatus(path_);
 }
 
 absl::Status Checkpoint::ReadBytes(const TensorInfo& tensor, int64_t offset,
-                                   absl::Span<std::byte> dst) const {
+                                   absl::Span<std::byte> dst) const try {
   if (offset < 0 || offset > tensor.bytes ||
       static_cast<int64_t>(dst.size()) > tensor.bytes - offset) {
     return absl::OutOfRangeError(fmt::format("{}: tensor \"{}\": {} bytes at {} asked of {}",
@@ -224,9 +226,11 @@ absl::Status Checkpoint::ReadBytes(const TensorInfo& tensor, int64_t offset,
                                              dst.size(), offset, tensor.bytes));
   }
   return file(tensor.file).Read(tensor.offset + offset, dst);
+} catch (...) {
+  return ExceptionStatus(path_);
 }
 
-absl::StatusOr<const TensorInfo*> Checkpoint::Fp8Scales(const TensorInfo& weight) const {
+absl::StatusOr<const TensorInfo*> Checkpoint::Fp8Scales(const TensorInfo& weight) const try {
   if (weight.dtype != DType::kF8E4M3 || weight.shape.size() < 2) return nullptr;
   const TensorInfo* scales = Find(std::string(weight.name) + "_scale_inv");
   if (scales == nullptr) return nullptr;
@@ -246,9 +250,11 @@ absl::StatusOr<const TensorInfo*> Checkpoint::Fp8Scales(const TensorInfo& weight
         ShapeToString(scales->shape), ShapeToString(weight.shape), ShapeToString(expected)));
   }
   return scales;
+} catch (...) {
+  return ExceptionStatus(path_);
 }
 
-absl::Status Checkpoint::CheckWeightType(const TensorInfo& tensor) const {
+absl::Status Checkpoint::CheckWeightType(const TensorInfo& tensor) const try {
   if (tensor.dtype == DType::kBF16 || tensor.dtype == DType::kF16 || tensor.dtype == DType::kF32) {
     return absl::OkStatus();
   }
@@ -259,18 +265,22 @@ absl::Status Checkpoint::CheckWeightType(const TensorInfo& tensor) const {
       "its {} x {} blocks in {}_scale_inv",
       file(tensor.file).path(), Printable(tensor.name), View(DTypeName(tensor.dtype)),
       kFp8BlockRows, kFp8BlockCols, Printable(tensor.name)));
+} catch (...) {
+  return ExceptionStatus(path_);
 }
 
 absl::Status Checkpoint::ReadAsF32(const TensorInfo& tensor, int64_t first,
-                                   absl::Span<float> dst) const {
+                                   absl::Span<float> dst) const try {
   return ReadConverted(*this, tensor, first, dst,
                        [](DType dtype, const std::byte* raw, size_t n, float* out) {
                          for (size_t i = 0; i < n; ++i) out[i] = ElementToF32(dtype, raw, i);
                        });
+} catch (...) {
+  return ExceptionStatus(path_);
 }
 
 absl::Status Checkpoint::ReadAsBf16(const TensorInfo& tensor, int64_t first,
-                                    absl::Span<uint16_t> dst) const {
+                                    absl::Span<uint16_t> dst) const try {
   return ReadConverted(*this, tensor, first, dst,
                        [](DType dtype, const std::byte* raw, size_t n, uint16_t* out) {
                          if (dtype == DType::kBF16) {
@@ -281,10 +291,13 @@ absl::Status Checkpoint::ReadAsBf16(const TensorInfo& tensor, int64_t first,
                            out[i] = F32ToBf16(ElementToF32(dtype, raw, i));
                          }
                        });
+} catch (...) {
+  return ExceptionStatus(path_);
 }
 
 absl::StatusOr<std::vector<int32_t>> Checkpoint::ReadI32(absl::string_view name,
-                                                         absl::Span<const int64_t> shape) const {
+                                                         absl::Span<const int64_t> shape) const
+    try {
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* t, Get(name));
   const bool wide = t->dtype == DType::kI64;
   if (absl::MakeConstSpan(t->shape) != shape || (!wide && t->dtype != DType::kI32)) {
@@ -293,47 +306,41 @@ absl::StatusOr<std::vector<int32_t>> Checkpoint::ReadI32(absl::string_view name,
                     Printable(t->name), View(DTypeName(t->dtype)), ShapeToString(t->shape),
                     ShapeToString(shape)));
   }
-  try {
-    std::vector<int32_t> values(static_cast<size_t>(t->elements()));
-    if (!wide) {
-      MOERT_RETURN_IF_ERROR(
-          ReadBytes(*t, 0, {reinterpret_cast<std::byte*>(values.data()), values.size() * 4}));
-      return values;
-    }
-    std::vector<int64_t> raw(values.size());
+  std::vector<int32_t> values(static_cast<size_t>(t->elements()));
+  if (!wide) {
     MOERT_RETURN_IF_ERROR(
-        ReadBytes(*t, 0, {reinterpret_cast<std::byte*>(raw.data()), raw.size() * 8}));
-    for (size_t i = 0; i < raw.size(); ++i) {
-      if (raw[i] < INT32_MIN || raw[i] > INT32_MAX) {
-        return absl::InvalidArgumentError(
-            fmt::format("{}: tensor \"{}\": element {} is {}, legal are 32 bits",
-                        file(t->file).path(), Printable(t->name), i, raw[i]));
-      }
-      values[i] = static_cast<int32_t>(raw[i]);
-    }
+        ReadBytes(*t, 0, {reinterpret_cast<std::byte*>(values.data()), values.size() * 4}));
     return values;
-  } catch (const std::bad_alloc&) {
-    return OutOfMemory(path_);
   }
+  std::vector<int64_t> raw(values.size());
+  MOERT_RETURN_IF_ERROR(
+      ReadBytes(*t, 0, {reinterpret_cast<std::byte*>(raw.data()), raw.size() * 8}));
+  for (size_t i = 0; i < raw.size(); ++i) {
+    if (raw[i] < INT32_MIN || raw[i] > INT32_MAX) {
+      return absl::InvalidArgumentError(
+          fmt::format("{}: tensor \"{}\": element {} is {}, legal are 32 bits",
+                      file(t->file).path(), Printable(t->name), i, raw[i]));
+    }
+    values[i] = static_cast<int32_t>(raw[i]);
+  }
+  return values;
+} catch (...) {
+  return ExceptionStatus(path_);
 }
 
 absl::StatusOr<std::vector<float>> Checkpoint::ReadF32(absl::string_view name,
-                                                       absl::Span<const int64_t> shape) const {
+                                                       absl::Span<const int64_t> shape) const try {
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* t, Get(name));
   if (absl::MakeConstSpan(t->shape) != shape) {
     return absl::InvalidArgumentError(fmt::format("{}: tensor \"{}\": its shape is {}, expected {}",
                                                   file(t->file).path(), Printable(t->name),
                                                   ShapeToString(t->shape), ShapeToString(shape)));
   }
-  try {
-    std::vector<float> values(static_cast<size_t>(t->elements()));
-    MOERT_RETURN_IF_ERROR(ReadAsF32(*t, 0, absl::MakeSpan(values)));
-    return values;
-  } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError(
-        fmt::format("{}: tensor \"{}\": out of memory for {} elements", path_, Printable(t->name),
-                    t->elements()));
-  }
+  std::vector<float> values(static_cast<size_t>(t->elements()));
+  MOERT_RETURN_IF_ERROR(ReadAsF32(*t, 0, absl::MakeSpan(values)));
+  return values;
+} catch (...) {
+  return ExceptionStatus(path_);
 }
 
 }  // namespace moert

@@ -8,9 +8,9 @@
 #include <cmath>
 #include <filesystem>
 #include <memory>
-#include <new>
 
 #include "base/checked_math.h"
+#include "base/exception_status.h"
 #include "base/file_writer.h"
 #include "base/hash64.h"
 #include "base/posix_error.h"
@@ -324,8 +324,8 @@ absl::Status RunCalibrateJob(const CalibrateJob& job) {
   }
   try {
     return offline::Measurement::Run(job);
-  } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError(fmt::format("{}: out of memory", job.out));
+  } catch (...) {  // no memory, or no thread
+    return ExceptionStatus(job.out);
   }
 }
 

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstdint>
 
+#include "base/exception_status.h"
 #include "offline/hqq.h"
 #include "offline/rtn.h"
 #include "quant/packing.h"
@@ -13,7 +14,7 @@
 namespace moert {
 
 absl::Status EncodeMatrix(const MatrixLayout& layout, QuantMethod method,
-                          absl::Span<const float> weights, std::byte* record) {
+                          absl::Span<const float> weights, std::byte* record) try {
   if (static_cast<int64_t>(weights.size()) != layout.rows * layout.k) {
     return absl::InvalidArgumentError(
         fmt::format("{} weights for a matrix of {} x {}", weights.size(), layout.rows, layout.k));
@@ -33,11 +34,15 @@ absl::Status EncodeMatrix(const MatrixLayout& layout, QuantMethod method,
       break;
   }
   return absl::UnimplementedError("gptq has to know a matrix's inputs: RunQuantizeJob does");
+} catch (...) {
+  return ExceptionStatus("quantizing a matrix");
 }
 
 absl::Status DecodeMatrix(const MatrixLayout& layout, const std::byte* record,
-                          std::vector<float>* weights) {
+                          std::vector<float>* weights) try {
   return UnpackMatrix(layout, record, weights);
+} catch (...) {
+  return ExceptionStatus("widening a matrix");
 }
 
 }  // namespace moert

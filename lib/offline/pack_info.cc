@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/exception_status.h"
 #include "base/status_macros.h"
 #include "moert/offline/pack.h"
 #include "pack/pack_manifest.h"
@@ -55,13 +56,16 @@ class LayoutSource final : public ExpertSource {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ExpertSource>> MakeLayoutSource(
-    const std::string& name, const MoeModelSpec& model, const std::vector<PackVersion>& versions) {
+    const std::string& name, const MoeModelSpec& model,
+    const std::vector<PackVersion>& versions) try {
   auto source = std::make_unique<LayoutSource>(name, model, versions);
   MOERT_RETURN_IF_ERROR(source->Init());
   return source;
+} catch (...) {
+  return ExceptionStatus(name);
 }
 
-absl::StatusOr<VersionSize> SizeOf(const MoeModelSpec& model, const PackVersion& version) {
+absl::StatusOr<VersionSize> SizeOf(const MoeModelSpec& model, const PackVersion& version) try {
   VersionSize size;
   for (int l = 0; l < model.num_layers(); ++l) {
     const MoeLayerSpec& layer = model.layers[static_cast<size_t>(l)];
@@ -76,9 +80,11 @@ absl::StatusOr<VersionSize> SizeOf(const MoeModelSpec& model, const PackVersion&
     }
   }
   return size;
+} catch (...) {
+  return ExceptionStatus(version.name);
 }
 
-absl::StatusOr<PackInfo> ReadPackInfo(const std::string& dir, Env* env) {
+absl::StatusOr<PackInfo> ReadPackInfo(const std::string& dir, Env* env) try {
   MOERT_ASSIGN_OR_RETURN(PackManifest m, ReadManifest(dir, env));
   PackInfo info;
   info.model = std::move(m.model);
@@ -89,6 +95,8 @@ absl::StatusOr<PackInfo> ReadPackInfo(const std::string& dir, Env* env) {
   info.bytes = m.constants.bytes;
   for (const PackFile& file : m.files) info.bytes += file.bytes;
   return info;
+} catch (...) {
+  return ExceptionStatus(dir);
 }
 
 }  // namespace moert

@@ -1,13 +1,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_split.h"
 #include "base/exception_status.h"
 #include "base/hash64.h"
+#include "base/json.h"
+#include "base/json_writer.h"
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint_experts.h"
 #include "moert/default_thread_pool.h"
@@ -95,12 +98,11 @@ class Quantization {
     ThreadPoolOptions options;
     options.threads = job_.threads;
     MOERT_ASSIGN_OR_RETURN(pool_, CreateThreadPool(options));
-    nlohmann::json settings = {{"method", std::string(QuantMethodName(job_.method))}};
-    if (job_.hadamard) settings["hadamard"] = true;
-    if (job_.method == QuantMethod::kGptq) MOERT_RETURN_IF_ERROR(OpenCalibration(&settings));
+    if (job_.method == QuantMethod::kGptq) MOERT_RETURN_IF_ERROR(OpenCalibration());
     PackDescription description;
     description.model = config_.moe;
     std::vector<PackVersion> versions;
+    std::map<std::string, JsonDocument> summaries;  // of plans, by name
     for (const Scheme& scheme : job_.schemes) {
       versions.push_back(PackVersion::Uniform(scheme, job_.hadamard && !scheme.is_bf16()));
     }
@@ -110,12 +112,14 @@ class Quantization {
         return absl::InvalidArgumentError(
             fmt::format("{} is a plan for another model than {}", path, job_.model));
       }
-      settings["plans"][plan.version.name] = nlohmann::json::parse(plan.summary_json);
+      MOERT_ASSIGN_OR_RETURN(JsonDocument summary,
+                             JsonDocument::Parse(std::move(plan.summary_json), path));
+      summaries.insert_or_assign(plan.version.name, std::move(summary));
       versions.push_back(std::move(plan.version));
     }
     MOERT_ASSIGN_OR_RETURN(description.versions, SortedVersions(config_.moe, std::move(versions)));
     for (const PackVersion& v : description.versions) AddVersion(v);
-    description.quantizer_json = settings.dump();
+    description.quantizer_json = Settings(summaries);
     MOERT_ASSIGN_OR_RETURN(description.source_identity,
                            CheckpointIdentity(job_.model, Env::Default()));
     MOERT_ASSIGN_OR_RETURN(writer_, PackWriter::CreateResumable(job_.out, std::move(description)));
@@ -125,7 +129,7 @@ class Quantization {
     return absl::OkStatus();
   }
 
-  absl::Status OpenCalibration(nlohmann::json* settings) {
+  absl::Status OpenCalibration() {
     if (job_.token_files.empty()) {
       return absl::InvalidArgumentError("method gptq needs files of calibration tokens");
     }
@@ -139,10 +143,25 @@ class Quantization {
     MOERT_ASSIGN_OR_RETURN(model_, job_.open_model(*checkpoint_, config_, pool_.get(), window));
     MOERT_ASSIGN_OR_RETURN(blocks_,
                            MoeBlocks::Create(experts_.get(), {pool_.get(), model_->products()}));
-    (*settings)["calibration"] = {{"tokens", tokens_.ids.size()},
-                                  {"window", tokens_.window},
-                                  {"checksum", Checksum(tokens_)}};
     return absl::OkStatus();
+  }
+
+  // What the pack's manifest says of its quantizer.
+  std::string Settings(const std::map<std::string, JsonDocument>& summaries) const {
+    JsonWriter out;
+    out.BeginObject();
+    if (job_.method == QuantMethod::kGptq) {
+      out.Key("calibration").BeginObject().Field("checksum", Checksum(tokens_));
+      out.Field("tokens", tokens_.ids.size()).Field("window", tokens_.window).EndObject();
+    }
+    if (job_.hadamard) out.Field("hadamard", true);
+    out.Field("method", QuantMethodName(job_.method));
+    if (!summaries.empty()) {
+      out.Key("plans").BeginObject();
+      for (const auto& [name, summary] : summaries) out.Key(name).Copy(summary.root());
+      out.EndObject();
+    }
+    return out.EndObject().Take();
   }
 
   void AddVersion(const PackVersion& pack) {
@@ -296,15 +315,17 @@ absl::string_view QuantMethodName(QuantMethod method) {
   return method == QuantMethod::kRtn ? "rtn" : method == QuantMethod::kHqq ? "hqq" : "gptq";
 }
 
-absl::StatusOr<QuantMethod> ParseQuantMethod(absl::string_view name) {
+absl::StatusOr<QuantMethod> ParseQuantMethod(absl::string_view name) try {
   for (const QuantMethod method : {QuantMethod::kRtn, QuantMethod::kHqq, QuantMethod::kGptq}) {
     if (name == QuantMethodName(method)) return method;
   }
   return absl::InvalidArgumentError(
       fmt::format("\"{}\" is no method; legal are rtn, hqq and gptq", std::string(name)));
+} catch (...) {
+  return ExceptionStatus(name);
 }
 
-absl::StatusOr<std::vector<Scheme>> ParseSchemes(absl::string_view list) {
+absl::StatusOr<std::vector<Scheme>> ParseSchemes(absl::string_view list) try {
   std::vector<Scheme> schemes;
   for (const auto& name : absl::StrSplit(list, ',')) {
     MOERT_ASSIGN_OR_RETURN(const Scheme scheme, Scheme::Parse(name));
@@ -314,6 +335,8 @@ absl::StatusOr<std::vector<Scheme>> ParseSchemes(absl::string_view list) {
     schemes.push_back(scheme);
   }
   return schemes;
+} catch (...) {
+  return ExceptionStatus(list);
 }
 
 absl::Status RunQuantizeJob(const QuantizeJob& job) {

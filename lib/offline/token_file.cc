@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "absl/strings/match.h"
+#include "base/exception_status.h"
 #include "base/status_macros.h"
 
 namespace moert {
@@ -49,7 +50,7 @@ absl::StatusOr<std::string> ReadBytes(const std::string& path, int64_t max_bytes
 }  // namespace
 
 absl::StatusOr<std::vector<int32_t>> ReadTokenFile(const std::string& path, int64_t vocab_size,
-                                                   int64_t limit) {
+                                                   int64_t limit) try {
   const int64_t width = absl::EndsWith(path, ".u32") ? 4 : 2;
   const int64_t wanted =
       limit > 0 && limit < kMaxTokenFileBytes / width ? width * limit : kMaxTokenFileBytes + 1;
@@ -76,6 +77,8 @@ absl::StatusOr<std::vector<int32_t>> ReadTokenFile(const std::string& path, int6
     ids[i] = static_cast<int32_t>(id);
   }
   return ids;
+} catch (...) {
+  return ExceptionStatus(path);
 }
 
 }  // namespace moert

@@ -22,6 +22,9 @@ constexpr int64_t kMaxTokens = int64_t{1} << 50;
 constexpr double kMaxNorm = 1e30;
 constexpr JsonLimits kLimits = {.max_bytes = 512'000'000, .max_depth = 8, .max_values = 16'000'000};
 
+absl::Status Error(const std::string& source, const absl::Status& why) {
+  return absl::Status(why.code(), fmt::format("{}: {}", source, std::string(why.message())));
+}
 absl::Status Error(const std::string& source, const std::string& what) {
   return absl::InvalidArgumentError(fmt::format("{}: {}", source, what));
 }
@@ -88,7 +91,7 @@ absl::StatusOr<Calibration> Parse(JsonValue object, const std::string& source) {
   for (const JsonValue name : schemes->elements()) {
     if (!name.is_string()) return Error(source, "schemes: not a name");
     const auto scheme = Scheme::Parse(*name.AsString());
-    if (!scheme.ok()) return Error(source, std::string(scheme.status().message()));
+    if (!scheme.ok()) return Error(source, scheme.status());
     for (const Scheme& other : c.schemes) {
       if (other == *scheme) return Error(source, "schemes: " + scheme->Name() + " is listed twice");
     }
@@ -98,7 +101,7 @@ absl::StatusOr<Calibration> Parse(JsonValue object, const std::string& source) {
     c.probe_tokens = f.Int("probe_tokens", 1, kMaxTokens);
     const auto scheme = Scheme::Parse(f.String("probe_scheme"));
     MOERT_RETURN_IF_ERROR(f.status());
-    if (!scheme.ok()) return Error(source, std::string(scheme.status().message()));
+    if (!scheme.ok()) return Error(source, scheme.status());
     c.probe_scheme = *scheme;
   }
   const auto layers = f.Find("layers");

@@ -46,8 +46,7 @@ absl::StatusOr<PackFile> ParseFile(JsonValue v, const std::string& source) {
   file.bytes = fields.Int("bytes", 0, INT64_MAX);
   MOERT_RETURN_IF_ERROR(fields.status());
   // A pack's files lie in its folder; anything else is an attempt to read other files.
-  if (file.name.empty() || file.name.size() > 255 || file.name[0] == '.' ||
-      file.name.find('/') != std::string::npos || file.name.find('\0') != std::string::npos) {
+  if (!IsPlainFileName(file.name) || file.name[0] == '.') {
     return Error(source, "its name is not a plain file name");
   }
   return file;

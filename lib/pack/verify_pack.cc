@@ -1,11 +1,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <new>
 
 #include "base/checked_math.h"
+#include "base/exception_status.h"
 #include "base/fmt_absl.h"
 #include "base/hash64.h"
 #include "base/status_macros.h"
@@ -39,7 +41,7 @@ class Verifier {
     result_.records = static_cast<int64_t>(manifest_.records.size());
     CheckFileStarts();
     MOERT_RETURN_IF_ERROR(CheckConstants());
-    CheckRecords();
+    MOERT_RETURN_IF_ERROR(CheckRecords());
     return std::move(result_);
   }
 
@@ -119,7 +121,7 @@ class Verifier {
     return zero ? "" : fmt::format("{}: the padding behind it is not zero", name);
   }
 
-  void CheckRecords() {
+  absl::Status CheckRecords() {
     const size_t threads = static_cast<size_t>(pool_->num_threads());
     std::vector<std::vector<std::byte>> buffers(threads);
     const size_t count = manifest_.records.size();
@@ -127,19 +129,22 @@ class Verifier {
     for (size_t first = 0; first < count; first += batch) {
       const size_t n = std::min(batch, count - first);
       std::vector<std::string> outcomes(n);
+      std::atomic<bool> no_memory{false};  // which is no damage
       pool_->Run(static_cast<int64_t>(n), [&](int64_t i, int worker) {
         const size_t at = static_cast<size_t>(i);
         try {
           outcomes[at] = CheckRecord(first + at, &buffers[static_cast<size_t>(worker)]);
         } catch (const std::bad_alloc&) {
-          outcomes[at] = fmt::format("record {}: out of memory", first + at);
+          no_memory = true;
         }
       });
+      if (no_memory) return OutOfMemory(dir_);
       for (std::string& outcome : outcomes) {
         if (!outcome.empty()) Damage(std::move(outcome));
       }
       if (progress_) progress_(static_cast<int64_t>(first + n), static_cast<int64_t>(count));
     }
+    return absl::OkStatus();
   }
 
   const std::string& dir_;
@@ -157,12 +162,10 @@ class Verifier {
 
 absl::StatusOr<PackVerification> VerifyPack(
     const std::string& dir, Env* env, ThreadPool* pool,
-    const std::function<void(int64_t done, int64_t total)>& progress) {
-  try {
-    return Verifier(dir, env, pool, progress).Run();
-  } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError(fmt::format("{}: out of memory", dir));
-  }
+    const std::function<void(int64_t done, int64_t total)>& progress) try {
+  return Verifier(dir, env, pool, progress).Run();
+} catch (...) {
+  return ExceptionStatus(dir);
 }
 
 }  // namespace moert

@@ -28,7 +28,10 @@ absl::StatusOr<ExpertFormat> ParseFormat(JsonValue v, const std::string& source)
     if (!name.is_string() || count == 4 || (count == 3 && !name.Is(kHadamard))) return error();
     if (count < 3) {
       const auto parsed = Scheme::Parse(*name.AsString());
-      if (!parsed.ok()) return Error(source, std::string(parsed.status().message()));
+      if (!parsed.ok()) {
+        return absl::Status(parsed.status().code(),
+                            fmt::format("{}: {}", source, std::string(parsed.status().message())));
+      }
       schemes[count] = *parsed;
     }
     ++count;

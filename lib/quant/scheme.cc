@@ -5,6 +5,8 @@
 #include <algorithm>
 
 #include "base/checked_math.h"
+#include "base/exception_status.h"
+#include "base/printable.h"
 #include "base/status_macros.h"
 
 namespace moert {
@@ -136,7 +138,7 @@ std::string Scheme::Name() const {
   return name;
 }
 
-absl::StatusOr<Scheme> Scheme::Parse(absl::string_view name) {
+absl::StatusOr<Scheme> Scheme::Parse(absl::string_view name) try {
   std::string legal;
   for (const Scheme& s : All()) {
     const std::string candidate = s.Name();
@@ -144,8 +146,10 @@ absl::StatusOr<Scheme> Scheme::Parse(absl::string_view name) {
     if (!legal.empty()) legal += ", ";
     legal += candidate;
   }
-  return absl::InvalidArgumentError(fmt::format("unknown scheme \"{}\", legal are: {}",
-                                                fmt::string_view(name.data(), name.size()), legal));
+  return absl::InvalidArgumentError(
+      fmt::format("unknown scheme \"{}\", legal are: {}", Printable(name), legal));
+} catch (...) {
+  return ExceptionStatus(name);
 }
 
 int64_t ScaleBytes(ScaleType type) {

@@ -96,7 +96,7 @@ class HotSet final : public VersionManager {
       for (const int32_t e : leaving) {
         const ExpertKey key{l, e};
         moving_.reserve(moving_.size() + 1);  // what moves is on the list
-        if (!store_->StartVersion(key, kLow, LoadReason::kDemand)) {
+        if (!store_->StartVersion(key, kLow, LoadReason::kDemand) && !StartForUnusedHigh(key)) {
           return absl::ResourceExhaustedError("no spare block to demote an expert into");
         }
         SetTarget(key, kLow);
@@ -105,11 +105,21 @@ class HotSet final : public VersionManager {
         ++stats_.demotions;
       }
     }
+    store_->pool(kHigh).SetLimit(slots);
+    store_->pool(kLow).SetLimit(low_slots);
     std::move(keep).Cancel();
     return absl::OkStatus();
   }
 
  private:
+  /// Behind a budget that grew fewer experts are high than it has room for, and the others are low,
+  /// in more blocks than the pool's limit. Those that leave go low too: unused high blocks, which
+  /// are no smaller, pay.
+  bool StartForUnusedHigh(ExpertKey key) {
+    store_->pool(kHigh).SetLimit(0);
+    store_->pool(kLow).SetLimit(model_->total_experts());
+    return store_->StartVersion(key, kLow, LoadReason::kDemand);
+  }
   int64_t Index(ExpertKey key) const { return first_[key.layer] + key.expert; }
   int TargetOf(ExpertKey key) const { return high_[Index(key)] ? kHigh : kLow; }
   void SetTarget(ExpertKey key, int version) {

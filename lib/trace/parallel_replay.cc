@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "base/exception_status.h"
 #include "base/json.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
@@ -208,7 +209,7 @@ Shard ReplayShard(const MoeModelSpec& model, int rank, int ranks) {
   return shard;
 }
 
-absl::StatusOr<PeerLinks> LoadPeerLinks(const std::string& path) {
+absl::StatusOr<PeerLinks> LoadPeerLinks(const std::string& path) try {
   PeerLinks links;
   if (path == "reference") return links;
   MOERT_ASSIGN_OR_RETURN(const JsonDocument document, JsonDocument::Read(Env::Default(), path));
@@ -222,12 +223,14 @@ absl::StatusOr<PeerLinks> LoadPeerLinks(const std::string& path) {
   links.peer_latency_ns = std::llround(peer_ns);
   links.node_latency_ns = std::llround(node_ns);
   return links;
+} catch (...) {
+  return ExceptionStatus(path);
 }
 
 absl::StatusOr<ParallelReplayResult> ReplayParallel(TraceReader* trace,
                                                     std::shared_ptr<const ExpertSource> source,
                                                     EngineOptions engine,
-                                                    const ParallelReplayOptions& options) {
+                                                    const ParallelReplayOptions& options) try {
   const MoeModelSpec& model = source->model();
   MOERT_RETURN_IF_ERROR(Check(model, options));
   if (!(model == trace->header().model)) {
@@ -246,6 +249,8 @@ absl::StatusOr<ParallelReplayResult> ReplayParallel(TraceReader* trace,
   ParallelReplayer replayer(std::move(engines), options);
   MOERT_RETURN_IF_ERROR(replayer.Run(trace));
   return replayer.Take();
+} catch (...) {
+  return ExceptionStatus("replay");
 }
 
 }  // namespace moert

@@ -1,9 +1,11 @@
 #include "moert/replay.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "base/exception_status.h"
 #include "base/status_macros.h"
 #include "trace/replay_loop.h"
 
@@ -13,6 +15,9 @@ namespace {
 class Replayer final : public ReplayLoop {
  public:
   Replayer(Engine* engine, const ReplayOptions& options) : ReplayLoop(options), engine_(engine) {}
+  ~Replayer() override {
+    if (step_) (void)engine_->EndStep(*step_);  // a replay that failed leaves no step
+  }
 
   ReplayResult Take() {
     result()->stats = StatsSince(engine_->stats(), before_);
@@ -41,13 +46,13 @@ class Replayer final : public ReplayLoop {
       last_end_ns_ = call.times.end_ns;
     }
     const EngineStats before = engine_->stats();
-    MOERT_RETURN_IF_ERROR(engine_->ForwardRouted(step_, call.layer, {}, input, {}));
+    MOERT_RETURN_IF_ERROR(engine_->ForwardRouted(*step_, call.layer, {}, input, {}));
     if (counts()) Count(call.layer, StatsSince(engine_->stats(), before));
     return absl::OkStatus();
   }
 
   absl::StatusOr<int64_t> End() override {
-    MOERT_RETURN_IF_ERROR(engine_->EndStep(step_));
+    MOERT_RETURN_IF_ERROR(engine_->EndStep(*std::exchange(step_, std::nullopt)));
     return engine_->now_ns() - begin_ns_ - outside_ns_;
   }
 
@@ -62,7 +67,7 @@ class Replayer final : public ReplayLoop {
   }
 
   Engine* const engine_;
-  StepId step_ = 0;
+  std::optional<StepId> step_;  // the open one
   int64_t begin_ns_ = 0;
   int64_t outside_ns_ = 0;
   int64_t last_end_ns_ = -1;
@@ -72,13 +77,15 @@ class Replayer final : public ReplayLoop {
 }  // namespace
 
 absl::StatusOr<ReplayResult> Replay(TraceReader* trace, Engine* engine,
-                                    const ReplayOptions& options) {
+                                    const ReplayOptions& options) try {
   if (!(engine->model() == trace->header().model)) {
     return absl::InvalidArgumentError("replay: the engine's model is not the trace's");
   }
   Replayer replayer(engine, options);
   MOERT_RETURN_IF_ERROR(replayer.Run(trace));
   return replayer.Take();
+} catch (...) {
+  return ExceptionStatus("replay");
 }
 
 }  // namespace moert

@@ -147,6 +147,48 @@ double Amplification(const Kind& kind, const std::string& bytes) {
   return static_cast<double>(fault_peak_bytes() - before) / static_cast<double>(bytes.size());
 }
 
+/// Files of a size, which nobody may read.
+class UnreadEnv final : public Env {
+ public:
+  explicit UnreadEnv(int64_t size) : size_(size) {}
+  absl::StatusOr<std::unique_ptr<RandomAccessFile>> Open(const std::string& path,
+                                                         FileAccess) override {
+    return std::make_unique<Unread>(path, size_);
+  }
+
+ private:
+  class Unread final : public RandomAccessFile {
+   public:
+    Unread(std::string path, int64_t size) : path_(std::move(path)), size_(size) {}
+    absl::Status Read(int64_t, absl::Span<std::byte>) const override {
+      return absl::InternalError("it was read");
+    }
+    int64_t size() const override { return size_; }
+    const std::string& path() const override { return path_; }
+
+   private:
+    const std::string path_;
+    const int64_t size_;
+  };
+  const int64_t size_;
+};
+
+TEST_CASE("a file over its bound is refused unread, with its size and the legal one") {
+  const auto check = [](int64_t bound, auto read) {
+    UnreadEnv env(bound + 1);
+    const absl::Status status = read(&env).status();
+    CHECK(status.code() == absl::StatusCode::kInvalidArgument);
+    CHECK_THAT(std::string(status.message()),
+               Catch::Contains(fmt::format("has {} bytes, legal is at most {}", bound + 1, bound)));
+    UnreadEnv legal(bound);
+    CHECK(read(&legal).status().code() != absl::StatusCode::kInvalidArgument);
+  };
+  check(256'000'000, [](Env* env) { return ReadManifest("f", env); });
+  check(100'000'000, [](Env* env) { return ReadPlan("f", env); });
+  check(512'000'000, [](Env* env) { return ReadCalibration("f", env); });
+  check(16'000'000, [](Env* env) { return LoadHfConfig("f", env); });
+}
+
 std::string Repeat(const std::string& first, const std::string& more, size_t bytes,
                    const std::string& end) {
   std::string text = first;

@@ -1,6 +1,8 @@
 // The engine on a device: parity with the CPU, bit-identity over budgets, faults, live budgets, and
 // whole layers under graph capture (which forbids every call that would wait for the device).
 #include <cstring>
+#include <future>
+#include <thread>
 
 #include "device_step.h"
 #include "tests/support/catch.h"
@@ -350,6 +352,53 @@ TEST_CASE("what may be captured, and what is refused") {
   REQUIRE_OK((*engine)->StepStatus(*step));  // no failure of the step
   REQUIRE_OK(forward());
   REQUIRE_OK((*engine)->EndStep(*step));
+}
+
+TEST_CASE("an engine comes, works and goes beside another thread's capture") {
+  const SyntheticShape shape = Shape();
+  const auto source = std::make_shared<SyntheticSource>(shape);
+  const int64_t hidden = shape.hidden;
+  DeviceRowsBuffer device(kRows * hidden), captured(kRows * hidden);
+  device.Set(HiddenProcess(hidden, 3).Next(kRows));
+  (void)device.Get();
+  std::promise<void> begun, end;
+  std::promise<bool> ended;
+  std::thread host([&] {
+    cudaGraph_t graph = nullptr;
+    const cudaError_t begin =
+        cudaStreamBeginCapture(captured.stream(), cudaStreamCaptureModeGlobal);
+    cudaMemsetAsync(captured.y(), 0, 4, captured.stream());
+    begun.set_value();
+    end.get_future().wait();
+    const cudaError_t error = cudaStreamEndCapture(captured.stream(), &graph);
+    cudaGraphDestroy(graph);
+    ended.set_value(begin == cudaSuccess && error == cudaSuccess);
+  });
+  begun.get_future().wait();
+  absl::Status status;
+  {
+    auto engine = Engine::Create(source, Options("on-demand", Budget::Fraction(0.5)));
+    status = engine.status();
+    StepInfo info;
+    info.phase = Phase::kDecode;
+    info.rows = kRows;
+    info.stream = device.stream();
+    for (int i = 0; i < 3 && status.ok(); ++i) {
+      const auto step = (*engine)->BeginStep(info);
+      status = step.status();
+      for (int l = 0; l < shape.layers && status.ok(); ++l) {
+        status = (*engine)->Forward(*step, l, {device.x(), DType::kF32, kRows, hidden, hidden},
+                                    {device.y(), DType::kF32, kRows, hidden, hidden});
+      }
+      if (step.ok()) status.Update((*engine)->EndStep(*step));
+    }
+  }
+  const cudaError_t left = cudaPeekAtLastError();
+  end.set_value();
+  host.join();
+  REQUIRE_OK(status);
+  CHECK(left == cudaSuccess);
+  CHECK(ended.get_future().get());
 }
 
 TEST_CASE("two versions: switches between steps reach captured layers") {

@@ -48,6 +48,11 @@ class ComputeFence {
     const MutexLock lock(&mu_);
     return last_;
   }
+  /// Waits for everything before the newest ticket.
+  void Await() {
+    const MutexLock lock(&mu_);
+    if (last_ > 0) AwaitEvent(events_[last_ % kEvents]);
+  }
   /// Work enqueued on `stream` from now on waits for the ticket. An event that was recorded again
   /// since stands for a later point, which contains it.
   absl::Status Wait(Ticket ticket, cudaStream_t stream) {

@@ -99,6 +99,7 @@ absl::Status ToStatus(int error, const char* what) {
 }
 
 absl::StatusOr<Buffer> Buffer::Device(int64_t bytes) {
+  const RelaxedCapture relaxed;
   Buffer b;
   void* p = nullptr;
   if (const cudaError_t error = cudaMalloc(&p, static_cast<size_t>(bytes)); error != cudaSuccess) {
@@ -111,6 +112,7 @@ absl::StatusOr<Buffer> Buffer::Device(int64_t bytes) {
 }
 
 absl::StatusOr<Buffer> Buffer::Pinned(int64_t bytes) {
+  const RelaxedCapture relaxed;
   Buffer b;
   void* p = nullptr;
   if (const int64_t limit = pinning_limit.load(); limit >= 0) {
@@ -150,17 +152,35 @@ void Buffer::LimitPinning(int64_t bytes) { pinning_limit.store(bytes); }
 
 Buffer::~Buffer() {
   if (data_ == nullptr) return;
-  switch (kind_) {
-    case Kind::kDevice:
-      cudaFree(data_);
-      break;
-    case Kind::kPinned:
-      cudaFreeHost(data_);
-      break;
-    case Kind::kPageable:
-      std::free(data_);
-      break;
+  if (kind_ == Kind::kPageable) {
+    std::free(data_);
+    return;
   }
+  const RelaxedCapture relaxed;
+  if (kind_ == Kind::kDevice) {
+    cudaFree(data_);
+  } else {
+    cudaFreeHost(data_);
+  }
+}
+
+cudaError_t QueryEvent(cudaEvent_t event) {
+  const RelaxedCapture relaxed;
+  const cudaError_t error = cudaEventQuery(event);
+  if (error == cudaErrorNotReady) cudaGetLastError();
+  return error;
+}
+
+cudaError_t AwaitEvent(cudaEvent_t event) {
+  const RelaxedCapture relaxed;
+  return cudaEventSynchronize(event);
+}
+
+cudaError_t AwaitDevice() {
+  const RelaxedCapture relaxed;
+  const cudaError_t error = cudaDeviceSynchronize();
+  if (error != cudaSuccess) cudaGetLastError();
+  return error;
 }
 
 }  // namespace moert::cuda

@@ -22,7 +22,7 @@ absl::Status ToStatus(int error, const char* what);
     if (moert_cuda_error != 0) return ::moert::cuda::ToStatus(moert_cuda_error, #call); \
   } while (false)
 
-/// Device or host memory.
+/// Device or host memory. Made and freed without touching captures of other threads.
 class Buffer {
  public:
   Buffer() = default;
@@ -96,6 +96,15 @@ class RelaxedCapture {
  private:
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
+
+/// cudaEventQuery, which touches no capture of another thread. cudaErrorNotReady does not stay
+/// behind as the last error, for the host's own next check to find.
+cudaError_t QueryEvent(cudaEvent_t event);
+/// cudaEventSynchronize, likewise.
+cudaError_t AwaitEvent(cudaEvent_t event);
+/// cudaDeviceSynchronize, likewise. Waits for other engines and the host too; fails, and leaves no
+/// last error, while a stream of the device is captured.
+cudaError_t AwaitDevice();
 
 }  // namespace moert::cuda
 

@@ -15,6 +15,7 @@ namespace moert::cuda {
 
 absl::Status CudaExecutor::Init() {
   DeviceScope scope(device_);
+  const RelaxedCapture relaxed;
   shares_ = GroupGemmShares();
   if (shares_ == 0) {
     return absl::UnimplementedError("the kernels of this build do not run on this device");
@@ -36,8 +37,8 @@ absl::Status CudaExecutor::Init() {
     MOERT_ASSIGN_OR_RETURN(
         cpu_, CpuExperts::Create(model_, parts_.gemm, parts_.max_tokens, spin, options_.cpus));
   }
-  const RelaxedCapture relaxed;
-  MOERT_CUDA_RETURN_IF_ERROR(cudaDeviceSynchronize());
+  // The copies and fills above are the default stream's.
+  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(cudaStreamLegacy));
   return absl::OkStatus();
 }
 

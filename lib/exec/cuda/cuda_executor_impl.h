@@ -36,8 +36,9 @@ class CudaExecutor final : public Executor {
 
   ~CudaExecutor() override {
     leaving_.emplace(device_);
-    const RelaxedCapture relaxed;
-    cudaDeviceSynchronize();  // kernels of the last calls use what goes now
+    // Kernels of the last calls use what goes now, those of graphs that the host launched too.
+    fence_->Await();
+    AwaitDevice();
     if (rows_arrived_ != nullptr) cudaEventDestroy(rows_arrived_);
   }
 

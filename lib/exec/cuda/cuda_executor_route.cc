@@ -80,7 +80,7 @@ absl::Status CudaExecutor::RouteOnHost(const ExecutorCall& call, const RoutingRe
 absl::Status CudaExecutor::WaitForRows(cudaStream_t stream) {
   MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(rows_arrived_, stream));
   ++host_syncs_;
-  MOERT_CUDA_RETURN_IF_ERROR(cudaEventSynchronize(rows_arrived_));
+  MOERT_CUDA_RETURN_IF_ERROR(AwaitEvent(rows_arrived_));
   return absl::OkStatus();
 }
 

@@ -82,7 +82,7 @@ class DevicePool final : public BlockPool {
     if (base_ == 0) return;
     DeviceScope scope(device_);
     const RelaxedCapture relaxed;
-    cudaDeviceSynchronize();
+    AwaitDevice();
     for (int64_t g = 0; g < static_cast<int64_t>(granules_.size());) g = UnmapRunAt(g);
     memory_.free(base_, static_cast<size_t>(reserved_));
   }
@@ -198,6 +198,7 @@ class DevicePool final : public BlockPool {
 
   bool Map(int64_t g, int64_t count) {
     DeviceScope scope(device_);
+    const RelaxedCapture relaxed;
     const auto bytes = static_cast<size_t>(count * granule_bytes_);
     const CUdeviceptr at = base_ + static_cast<CUdeviceptr>(g * granule_bytes_);
     CUmemGenericAllocationHandle handle = 0;
@@ -247,7 +248,7 @@ class DevicePool final : public BlockPool {
       DeviceScope scope(device_);
       const RelaxedCapture relaxed;
       // Kernels may still read what was given back.
-      if (!synchronized && cudaDeviceSynchronize() != cudaSuccess) return false;
+      if (!synchronized && AwaitDevice() != cudaSuccess) return false;
       synchronized = true;
       UnmapRunAt(g);
     }

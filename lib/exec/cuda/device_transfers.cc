@@ -123,8 +123,7 @@ class DeviceTransfers final : public TransferQueue {
       if (!wait && clock_->now_ns() < oldest.due_ns) return false;
       AwaitTurn(oldest.due_ns);
     }
-    const cudaError_t error =
-        wait ? cudaEventSynchronize(oldest.event) : cudaEventQuery(oldest.event);
+    const cudaError_t error = wait ? AwaitEvent(oldest.event) : QueryEvent(oldest.event);
     if (error == cudaErrorNotReady) return false;
     done->reserve(done->size() + 1);
     direct_.pop_front();

@@ -135,7 +135,7 @@ absl::Status RoutingReturn::Bring(const Workspace& w, int layer, int64_t tokens,
 }
 
 absl::Status RoutingReturn::Wait(RoutingResult* routing) {
-  MOERT_CUDA_RETURN_IF_ERROR(cudaEventSynchronize(awaited_.arrived));
+  MOERT_CUDA_RETURN_IF_ERROR(AwaitEvent(awaited_.arrived));
   Read(awaited_, routing);
   return absl::OkStatus();
 }
@@ -157,7 +157,7 @@ absl::Status RoutingReturn::BringLate(const Workspace& w, const PolicyContext& c
 bool RoutingReturn::Take(PolicyContext* context, RoutingResult* routing) {
   if (count_ == 0) return false;
   const Mirror& mirror = late_[first_];
-  if (cudaEventQuery(mirror.arrived) != cudaSuccess) return false;
+  if (QueryEvent(mirror.arrived) != cudaSuccess) return false;
   Read(mirror, routing);
   *context = mirror.context;
   first_ = (first_ + 1) % late_.size();

@@ -35,7 +35,7 @@ absl::Status SelectionReturn::Bring(cudaStream_t stream) {
 }
 
 bool SelectionReturn::Take(std::vector<SelectionCount>* added) {
-  if (!under_way_ || cudaEventQuery(arrived_) != cudaSuccess) return false;
+  if (!under_way_ || QueryEvent(arrived_) != cudaSuccess) return false;
   under_way_ = false;
   const auto* now = reinterpret_cast<const SelectionTally*>(memory_.data());
   added->resize(seen_.size());

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "base/checked_math.h"
+#include "base/exception_status.h"
 #include "base/status_macros.h"
 #include "moert/offline/allocate.h"
 #include "offline/allocate/product.h"
@@ -301,17 +302,21 @@ LossMeasure MeasureFor(const Calibration& calibration, LossMeasure measure) {
 }
 
 absl::StatusOr<Allocation> Allocate(const Calibration& calibration,
-                                    const AllocationOptions& options) {
+                                    const AllocationOptions& options) try {
   Allocator allocator(calibration, options);
   MOERT_RETURN_IF_ERROR(allocator.Prepare());
   return allocator.Run();
+} catch (...) {
+  return ExceptionStatus("allocate");
 }
 
 absl::StatusOr<Allocation> Predict(const Calibration& calibration, const AllocationOptions& options,
-                                   const PackVersion& version) {
+                                   const PackVersion& version) try {
   Allocator allocator(calibration, options);
   MOERT_RETURN_IF_ERROR(allocator.Prepare());
   return allocator.Evaluate(version);
+} catch (...) {
+  return ExceptionStatus("allocate");
 }
 
 }  // namespace moert

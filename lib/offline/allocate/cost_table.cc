@@ -6,6 +6,7 @@
 #include <cmath>
 #include <utility>
 
+#include "base/exception_status.h"
 #include "base/json.h"
 #include "base/status_macros.h"
 #include "model/config_fields.h"
@@ -62,8 +63,8 @@ absl::StatusOr<CostTable> ParseCostTable(JsonValue object, const std::string& na
     const std::string key = *m.key.AsString();
     const auto scheme = Scheme::Parse(key);
     if (!scheme.ok()) {
-      return absl::InvalidArgumentError(name +
-                                        ": rates: " + std::string(scheme.status().message()));
+      return absl::Status(scheme.status().code(),
+                          name + ": rates: " + std::string(scheme.status().message()));
     }
     MOERT_ASSIGN_OR_RETURN(auto points, ParsePoints(m.value, name + ": rates: " + key));
     table.rates.push_back({*scheme, std::move(points)});
@@ -87,11 +88,13 @@ absl::StatusOr<double> CostTable::Seconds(const Scheme& scheme, int64_t bytes,
       fmt::format("cost table {} has no rate for {}; it has {}", name, scheme.Name(), known));
 }
 
-absl::StatusOr<CostTable> LoadCostTable(const std::string& name, Env* env) {
+absl::StatusOr<CostTable> LoadCostTable(const std::string& name, Env* env) try {
   auto document =
       name == "h200" ? JsonDocument::Parse(kH200Costs, name) : JsonDocument::Read(env, name);
   if (!document.ok()) return document.status();
   return ParseCostTable(document->root(), name);
+} catch (...) {
+  return ExceptionStatus(name);
 }
 
 }  // namespace moert

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "base/exception_status.h"
 #include "base/status_macros.h"
 #include "offline/allocate/multiple_choice.h"
 
@@ -146,10 +147,8 @@ absl::StatusOr<ChoiceSolution> SolveByMilp(const ChoiceProblem& problem,
   if (known.cost - known.bound <= 1e-12 * std::fabs(known.cost)) return known;
   try {
     return SolveCore(problem, Reduce(problem, std::move(known)), options);
-  } catch (const std::exception& e) {
-    return absl::InternalError(fmt::format("CBC: {}", e.what()));
   } catch (...) {  // CBC's own errors are no std::exception
-    return absl::InternalError("CBC failed");
+    return ExceptionStatus("CBC");
   }
 }
 

@@ -124,7 +124,8 @@ TEST_CASE("limits stop the parser") {
   CHECK(ErrorOf("{\"a\":[[]]}", {.max_depth = 3}) == "accepted");
   CHECK(ErrorOf("{\"a\":[1,2,3]}", {.max_values = 4}) == "f: more than 4 values");
   CHECK(ErrorOf("{\"a\":[1,2,3]}", {.max_values = 5}) == "accepted");
-  CHECK_THAT(ErrorOf("{\"a\":1}", {.max_bytes = 6}), Catch::Contains("the limit is 6"));
+  CHECK_THAT(ErrorOf("{\"a\":1}", {.max_bytes = 6}),
+             Catch::Contains("has 7 bytes, legal is at most 6"));
   CHECK(ErrorOf("{\"a\":" + std::string(5'000'000, '[')) == "f: nested deeper than 32");
 }
 

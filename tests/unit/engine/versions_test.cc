@@ -105,6 +105,29 @@ TEST_CASE("budgets change live, both ways, and hold") {
   CHECK((*engine)->SetBudget(Budget::Fraction(0.1)).code() == absl::StatusCode::kInvalidArgument);
 }
 
+TEST_CASE("a budget that grew shrinks again, however far its promotions have come") {
+  const auto source = TwoVersions();
+  auto engine =
+      Engine::Create(source, Virtual("dynaexq:hi=bf16,lo=low,interval_ms=1,spare=1", 0.9));
+  REQUIRE_OK(engine.status());
+  HiddenProcess process(128, 5);
+  std::vector<float> out;
+  for (int steps = 1; steps < 24; ++steps) {
+    INFO(steps << " steps");
+    REQUIRE_OK((*engine)->SetBudget(Budget::Fraction(0.65)));
+    REQUIRE_OK((*engine)->SetBudget(Budget::Fraction(0.9)));
+    for (int s = 0; s < steps; ++s) {
+      REQUIRE_OK(RunStep(engine->get(), Phase::kDecode, process.Next(2), 2, &out));
+    }
+    for (const double share : {0.87, 0.84, 0.8, 0.75, 0.7}) {
+      REQUIRE_OK((*engine)->SetBudget(Budget::Fraction(share)));
+      const EngineStats stats = (*engine)->stats();
+      REQUIRE(stats.fixed_bytes + stats.pool_bytes <= stats.budget_bytes);
+    }
+  }
+  CHECK((*engine)->stats().promotions > 0);
+}
+
 TEST_CASE("budgets that cannot hold the promise are refused, unknown versions are named") {
   const auto source = TwoVersions();
   CHECK_THAT(

@@ -1,14 +1,9 @@
 // 10,000 damaged files of every kind that is read: each is refused with an error that is the
 // input's fault, or read correctly; never a signal, never more than twice the memory of the intact
 // file.
-#include <malloc.h>
-
-#include <atomic>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
-#include <new>
 #include <nlohmann/json.hpp>
 
 #include "base/bf16.h"
@@ -22,45 +17,11 @@
 #include "moert/profile.h"
 #include "moert/trace.h"
 #include "support/catch.h"
+#include "support/heap_peak.h"
 #include "support/mutate.h"
 #include "support/paths.h"
 #include "support/record_buffer.h"
 #include "support/temp_dir.h"
-
-namespace {
-
-std::atomic<int64_t> held{0}, peak{0};
-
-void* TryTake(std::size_t n) {
-  void* p = std::malloc(n == 0 ? 1 : n);
-  if (p == nullptr) return nullptr;
-  const int64_t now = held += static_cast<int64_t>(malloc_usable_size(p));
-  int64_t most = peak;
-  while (now > most && !peak.compare_exchange_weak(most, now)) {
-  }
-  return p;
-}
-void* Take(std::size_t n) {
-  void* p = TryTake(n);
-  if (p == nullptr) throw std::bad_alloc();
-  return p;
-}
-void Give(void* p) {
-  if (p == nullptr) return;
-  held -= static_cast<int64_t>(malloc_usable_size(p));
-  std::free(p);
-}
-
-}  // namespace
-
-void* operator new(std::size_t n) { return Take(n); }
-void* operator new[](std::size_t n) { return Take(n); }
-void* operator new(std::size_t n, const std::nothrow_t&) noexcept { return TryTake(n); }
-void* operator new[](std::size_t n, const std::nothrow_t&) noexcept { return TryTake(n); }
-void operator delete(void* p) noexcept { Give(p); }
-void operator delete[](void* p) noexcept { Give(p); }
-void operator delete(void* p, std::size_t) noexcept { Give(p); }
-void operator delete[](void* p, std::size_t) noexcept { Give(p); }
 
 namespace moert {
 namespace {
@@ -85,10 +46,9 @@ struct Tally {
 Tally DamageMany(const std::string& intact, int count, uint64_t seed, const Reader& read) {
   REQUIRE_OK(read(intact));  // also fills what is made once
   const auto used = [&](const std::string& bytes, absl::Status* status) {
-    const int64_t before = held;
-    peak = before;
+    const test::HeapPeak heap;
     *status = read(bytes);
-    return peak - before;
+    return heap.bytes();
   };
   absl::Status status;
   const int64_t usual = used(intact, &status);
