@@ -67,6 +67,16 @@ MOERT_STRATEGY=activation-path same 25% "$model" stock.logits cpu_moe
 "$host" logits "$model" stock.logits parallel
 same 25% "$model" stock.logits parallel
 
+# What a server does: a context shift, the plug-in unloaded and loaded again; and a model in parts.
+model=qwen3moe.f16.gguf
+"$host" logits "$model" stock.logits shift
+same 25% "$model" stock.logits shift
+"$host" logits "$model" stock.logits
+same 25% "$model" stock.logits unload
+python3 "$here/make_gguf.py" qwen3moe parts.gguf split=3
+same 25% parts-00001-of-00003.gguf stock.logits
+[ "$(grep -c 'of experts$' with.log)" = 1 ] || fail "parts are not one model: $(cat with.log)"
+
 # Where the plug-in has nothing to do or cannot do it, llama.cpp goes on, and one line says why.
 stays() {  # WHAT IS SAID, then a command
   local said=$1
@@ -83,6 +93,26 @@ stays 'MOERT_BUDGET is "much"' "${plain[@]}" MOERT_BUDGET=much "${run[@]}"
 stays 'multiplied where they are mapped' "${plain[@]}" MOERT_BUDGET=1KiB "${run[@]}"
 stays 'multiplied where they are mapped' "${plain[@]}" MOERT_STRATEGY=magic "${run[@]}"
 stays 'in RAM already' "${plain[@]}" "${run[@]}" no_mmap
+model=qwen3moe.f16.gguf
+"$host" logits "$model" stock.logits
+run=("$host" logits "$model" with.logits)
+stays 'reserving .* of address space' "${plain[@]}" MOERT_BUDGET=100% "${run[@]}" tight
+# Where the system lets it be locked, that takes memory twice.
+free_of_lock=(prlimit --memlock=0 setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock)
+if "${free_of_lock[@]}" true 2>/dev/null; then
+  MOERT_BUDGET=25% GGML_BACKEND_PATH=$plugin "${free_of_lock[@]}" "${run[@]}" mlock >with.log 2>&1 ||
+    fail "mlock is refused: $(tail -1 with.log)"
+  cmp -s stock.logits with.logits || fail "mlock is refused: other logits"
+fi
+if [ "$(ulimit -l)" = unlimited ]; then
+  stays 'is locked in RAM' "${plain[@]}" MOERT_BUDGET=25% "${run[@]}" mlock
+fi
+
+# A file that is cut short while it is in use: that call fails, and llama.cpp stays up.
+cp "$model" cut.gguf
+env GGML_BACKEND_PATH="$plugin" MOERT_BUDGET=25% "$host" cut cut.gguf >with.log 2>&1 ||
+  fail "a file cut short: $(tail -1 with.log)"
+grep -q '^moert: .*truncated while in use' with.log || fail "a file cut short: $(cat with.log)"
 
 [ "$failures" = 0 ] && echo "logits with the plug-in are those without it"
 exit "$((failures > 0))"
