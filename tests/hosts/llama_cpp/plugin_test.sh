@@ -5,6 +5,7 @@
 set -euo pipefail
 build=$1 source=$2 work=$3
 here=$source/tests/hosts/llama_cpp
+export OMP_WAIT_POLICY=passive  # threads that wait leave the processor to others
 llama=${MOERT_LLAMA_CPP:-${XDG_CACHE_HOME:-$HOME/.cache}/moert-tests/llama.cpp}
 "$here/get_llama_cpp.sh" "$llama"
 host=$llama/build/bin/host
@@ -90,6 +91,7 @@ stays() {  # WHAT IS SAID, then a command
 plain=(env GGML_BACKEND_PATH="$plugin")
 run=("$host" logits "$model" with.logits)
 stays 'MOERT_BUDGET is "much"' "${plain[@]}" MOERT_BUDGET=much "${run[@]}"
+stays 'MOERT_IO_THREADS is "0"' "${plain[@]}" MOERT_IO_THREADS=0 "${run[@]}"
 stays 'multiplied where they are mapped' "${plain[@]}" MOERT_BUDGET=1KiB "${run[@]}"
 stays 'multiplied where they are mapped' "${plain[@]}" MOERT_STRATEGY=magic "${run[@]}"
 stays 'in RAM already' "${plain[@]}" "${run[@]}" no_mmap
