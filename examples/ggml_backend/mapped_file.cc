@@ -51,11 +51,11 @@ FileRange FindMappedFile(const void* address, size_t size) {
   return {};
 }
 
-void DropMappedPages(const void* address, size_t size) {
+bool DropMappedPages(const void* address, size_t size) {
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const uintptr_t from = (reinterpret_cast<uintptr_t>(address) + page - 1) / page * page;
   const uintptr_t to = (reinterpret_cast<uintptr_t>(address) + size) / page * page;
-  if (from < to) madvise(reinterpret_cast<void*>(from), to - from, MADV_DONTNEED);
+  return from >= to || madvise(reinterpret_cast<void*>(from), to - from, MADV_DONTNEED) == 0;
 }
 
 int64_t AvailableMemory() {

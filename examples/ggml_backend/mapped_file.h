@@ -17,8 +17,8 @@ struct FileRange {
 FileRange FindMappedFile(const void* address, size_t size);
 
 /// Gives the mapped pages of the range back to the system: they are read from the file again
-/// should anybody touch them.
-void DropMappedPages(const void* address, size_t size);
+/// should anybody touch them. False: not all of them, as they are locked.
+bool DropMappedPages(const void* address, size_t size);
 
 /// Bytes of RAM that can be had without swapping; 0: not known.
 int64_t AvailableMemory();

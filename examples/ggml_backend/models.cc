@@ -103,10 +103,15 @@ Store* Model::store() {
   for (const Layer& layer : layers) bytes += layer.experts * layer.ExpertBytes();
   Say("%s: %zu layers, %s of experts", stem_.c_str(), layers.size(), BytesText(bytes).c_str());
   // From here on experts come by reads of ours. What loading the model has mapped may go.
+  bool dropped = true;
   for (const auto& [block, tensors] : blocks_) {
     for (const auto& expert : tensors) {
-      DropMappedPages(expert->tensor->data, ggml_nbytes(expert->tensor));
+      dropped = DropMappedPages(expert->tensor->data, ggml_nbytes(expert->tensor)) && dropped;
     }
+  }
+  if (!dropped) {
+    Say("%s: the file is locked in RAM (--mlock): its experts take memory there, and the budget's",
+        stem_.c_str());
   }
   return store_.get();
 }

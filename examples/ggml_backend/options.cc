@@ -40,6 +40,15 @@ bool ReadFlag(const char* name, bool* flag, std::string* error) {
   return false;
 }
 
+bool ReadThreads(const char* text, int* threads) {
+  if (*text == '\0') return true;
+  char* end = nullptr;
+  const long number = std::strtol(text, &end, 10);
+  if (*end != '\0' || number < 1 || number > 16) return false;
+  *threads = static_cast<int>(number);
+  return true;
+}
+
 }  // namespace
 
 bool ReadOptions(Options* options, std::string* error) {
@@ -47,6 +56,11 @@ bool ReadOptions(Options* options, std::string* error) {
     *error = std::string("MOERT_BUDGET is \"") + Value("MOERT_BUDGET") +
              "\", legal is a size such as 8GiB or 512MiB, a number of bytes, or a share of the "
              "experts such as 25%";
+    return false;
+  }
+  if (!ReadThreads(Value("MOERT_IO_THREADS"), &options->io_threads)) {
+    *error =
+        std::string("MOERT_IO_THREADS is \"") + Value("MOERT_IO_THREADS") + "\", legal is 1 to 16";
     return false;
   }
   options->strategy = Value("MOERT_STRATEGY");

@@ -142,6 +142,7 @@ std::unique_ptr<Store> Store::Open(const std::string& name, const std::vector<La
   if (options.budget_fraction > 0) engine.budget_fraction = options.budget_fraction;
   engine.max_tokens_per_forward = 1;  // products are ours: the library sees one row of ids
   engine.threads = 1;
+  engine.io_threads = options.io_threads;
   moert_logger logger;
   moert_logger_init(&logger, sizeof logger);
   logger.log = Log;

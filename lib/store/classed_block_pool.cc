@@ -25,6 +25,8 @@ class BlockMemory {
   virtual std::byte* Hold(int32_t block) = 0;
   virtual void Drop(int32_t block) = 0;
   virtual std::byte* Address(int32_t block) const = 0;
+  /// Whether memory between blocks that are held may be held too.
+  virtual void MayFillUp(bool /*may*/) {}
   /// Whether blocks of a class lie one behind the other.
   virtual bool contiguous() const = 0;
 };
@@ -42,9 +44,8 @@ class RamMemory final : public BlockMemory {
       return absl::ResourceExhaustedError(
           fmt::format("reserving {} bytes of address space: {}", reserved, std::strerror(errno)));
     }
-    // Huge pages would reach beyond the blocks that are held, once a class.
-    madvise(base, static_cast<size_t>(reserved), MADV_NOHUGEPAGE);
     auto memory = std::make_unique<RamMemory>(static_cast<std::byte*>(base), sizes);
+    memory->MayFillUp(false);
     if (numa_node >= 0) {
       MOERT_RETURN_IF_ERROR(BindToNumaNode(base, static_cast<size_t>(reserved), numa_node));
     }
@@ -56,6 +57,12 @@ class RamMemory final : public BlockMemory {
     madvise(Address(block), static_cast<size_t>(sizes_.Bytes(block)), MADV_DONTNEED);
   }
   std::byte* Address(int32_t block) const override { return base_ + sizes_.Offset(block); }
+  /// Huge pages reach beyond the blocks that are held, once a class and around every hole. Reading
+  /// experts through small ones costs TLB misses.
+  void MayFillUp(bool may) override {
+    madvise(base_, static_cast<size_t>(sizes_.Offset(sizes_.count())),
+            may ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+  }
   bool contiguous() const override { return true; }
 
  private:
@@ -145,6 +152,7 @@ class ClassedBlockPool final : public BlockPool {
   void SetLimit(int64_t blocks) override { limit_ = blocks; }
   void SetByteLimit(int64_t bytes) override {
     limit_bytes_ = bytes;
+    memory_->MayFillUp(bytes >= sizes_.Offset(sizes_.count()));  // there is room for every block
     KeepBelow(limit_bytes_);
   }
   int64_t limit_bytes() const override { return limit_bytes_; }

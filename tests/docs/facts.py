@@ -13,7 +13,7 @@ SOURCES = (".h", ".cc", ".c", ".cu", ".cuh", ".py", ".sh", ".cmake", ".txt", ".r
 FOLDERS = ("lib", "kernels", "capi", "include", "examples", "tests", "docs", "cmake")
 # What belongs to other programs.
 FLAGS_OF_OTHERS = {"--check", "--component", "--cpu-moe", "--cpu-offload-gb", "--fit",
-                   "--n-cpu-moe", "--no-repack", "--no-warmup", "--sanitizers", "--slow",
+                   "--mlock", "--n-cpu-moe", "--no-repack", "--no-warmup", "--sanitizers", "--slow",
                    "--target", "--test-dir", "--wrap"}
 WORDS_OF_OTHERS = {"ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps", "ffn_down_exps", "ffn_gate_inp", "graph_compute",
                    "generate_until", "max_num_batched_tokens", "grouped_mm"}

@@ -5,6 +5,7 @@ import gc
 import os
 import pathlib
 import re
+import tempfile
 import threading
 import time
 import unittest
@@ -186,6 +187,76 @@ class Binding(unittest.TestCase):
               run(external, [6, 1, 3, 0]))
         with self.assertRaisesRegex(moert.Error, "rout"):
             run(external)
+
+    def test_shards_are_checked(self):
+        source = moert.Source.from_weights("w", layers(), weights)
+        source.check_shards([{"num_experts": 3}, {"first_expert": 3, "num_experts": 5}])
+        with self.assertRaisesRegex(moert.Error, "both own expert 2 of layer 0"):
+            source.check_shards([{"num_experts": 3}, {"first_expert": 2, "num_experts": 6}])
+        with self.assertRaisesRegex(moert.Error, "no shard owns expert"):
+            source.check_shards([{"num_experts": 3}])
+
+    def test_records_of_the_host(self):
+        """Part 0 lies in memory, part 1 in a file, part 2 comes by a function."""
+        def content(layer, expert, part):
+            return bytes((layer * 97 + expert * 31 + part * 7 + i) % 256 for i in range(600))
+
+        def all_of(layer, part):
+            return b"".join(content(layer, e, part) for e in range(6))
+
+        broken = []
+
+        def read(layer, expert, part):
+            if broken:
+                raise OSError("the disk is gone")
+            return content(layer, expert, part)[:100]
+
+        external = [moert.Source.layer(model_layer=l, num_experts=6, top_k=2, hidden=16,
+                                       intermediate=16, routing="external") for l in range(2)]
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder, "experts.bin")
+            file.write_bytes(b"head" + all_of(0, 1) + all_of(1, 1))
+            parts = []
+            for l in range(2):
+                parts += [moert.Source.part(l, 600, memory=bytearray(all_of(l, 0)), alignment=256),
+                          moert.Source.part(l, 600, file=0, offset=4 + l * 3600),
+                          moert.Source.part(l, 100)]
+            source = moert.Source.from_records("toy", external, parts, [file], read)
+        del parts
+        gc.collect()
+        engine = moert.Engine(source, budget=0.34)  # of 12 experts, 4
+        del source
+        for turn in range(6):
+            with engine.step("decode", 1) as step:
+                for layer in range(2):
+                    chosen = [(turn * 2 + layer) % 6, (turn + 3) % 6]
+                    with step.fetch(layer, array.array("i", chosen)) as slots:
+                        for expert in chosen:
+                            for part, size in ((0, 600), (1, 600), (2, 100)):
+                                self.assertEqual(slots.part(expert, part).tobytes(),
+                                                 content(layer, expert, part)[:size])
+                        other = min(set(range(6)) - set(chosen))
+                        self.assertEqual(slots.slot(other), -1)
+                        with self.assertRaises(KeyError):
+                            slots.part(other)
+                        with self.assertRaises(KeyError):
+                            slots.slot(6)
+                    with self.assertRaisesRegex(ValueError, "released"):
+                        slots.part(chosen[0])
+        self.assertGreater(engine.stats().evictions, 0)
+        with engine.step("decode", 1) as step:
+            with self.assertRaisesRegex(moert.Error, "expert 6 does not exist"):
+                step.fetch(0, array.array("i", [6]))
+            with self.assertRaisesRegex(moert.Error, "at most 4 at once"):
+                step.fetch(0, array.array("i", range(6)))
+        engine.set_budget(0.1)
+        broken.append(True)
+        with self.assertRaisesRegex(moert.Error, "OSError: the disk is gone"):
+            with engine.step("decode", 1) as step:
+                for expert in range(6):
+                    step.fetch(0, array.array("i", [expert])).release()
+        with self.assertRaisesRegex(TypeError, "read-only"):
+            moert.Source.part(0, 1, memory=b"x")
 
     def test_weights_go_with_their_last_user(self):
         class Weights:

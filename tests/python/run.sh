@@ -7,6 +7,7 @@ set -euo pipefail
 source=$1 build=$2 library=$3 work=$4/$5 test=$5
 here=$source/tests/python
 mkdir -p "$work"
+cd "$work"  # beside it lie folders that are named as modules, which Python would import
 unset MOERT_LIBRARY MOERT_TOOLS PYTHONPATH
 export PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 

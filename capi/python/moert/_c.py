@@ -15,6 +15,7 @@ NUMERICS = {"bf16": 0, "f32": 1, "int8": 2}
 ROUTINGS = {"softmax_topk": 0, "topk_softmax": 1, "sigmoid_grouped": 2, "sparsemixer": 3,
             "sqrt_softplus_grouped": 4, "topk_sigmoid": 5, "external": 6}
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu2": 3}
+MAX_PARTS = 8
 PARTS = ("gate_proj", "up_proj", "down_proj", "router", "selection_bias", "shared_gate", "record",
          "logit_bias", "expert_scales", "hash_experts", "gate_bias", "up_bias", "down_bias")
 
@@ -111,6 +112,30 @@ class Routing(c.Structure):
                 ("times", c.c_void_p), ("idle_before_ns", c.c_int64)]
 
 
+ReadPart = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_int32, c.c_int32, c.c_int32, c.c_void_p,
+                       c.c_int64, c.c_void_p)
+OpaquePart = _struct("OpaquePart", "i64 bytes alignment stride_multiple", "ptr memory",
+                     "i64 offset stride", "i32 layer file")
+
+
+class OpaqueOptions(c.Structure):
+    _fields_ = [("struct_size", c.c_uint64), ("format", c.c_char_p), ("files", c.c_void_p),
+                ("num_files", c.c_int64), ("user_data", c.c_void_p), ("read", ReadPart),
+                ("gates", ReadCallback), ("destroy", DestroyCallback)]
+
+
+class Fetch(c.Structure):
+    _fields_ = [("struct_size", c.c_uint64)] + [(name, Tensor) for name in (
+        "ids", "weights", "next_scores", "hidden", "slot_ids")]
+
+
+class Slots(c.Structure):
+    _fields_ = [("struct_size", c.c_uint64), ("base", c.c_void_p * MAX_PARTS),
+                ("stride", c.c_int64 * MAX_PARTS), ("bytes", c.c_int64 * MAX_PARTS),
+                ("slot_of_expert", c.POINTER(c.c_int32)), ("slots", c.c_int64),
+                ("parts", c.c_int64)]
+
+
 Stats = _struct(
     "Stats", "i64 budget_bytes peak_bytes lookups hits_resident hits_prefetched late",
     "i64 loads prefetches bytes_loaded evictions stalled_ns",
@@ -120,12 +145,14 @@ Stats = _struct(
 _NAMES = {StrategyInfo: "strategy_info", LayerSpec: "layer_spec", OpenOptions: "open_options",
           SourceCallbacks: "source_callbacks", EngineOptions: "engine_options", Memory: "memory",
           StepOptions: "step_options", Routing: "routing", Stats: "stats",
-          Shard: "shard", ProbeInfo: "probe_info", RecordInfo: "record_info"}
+          Shard: "shard", OpaquePart: "opaque_part", OpaqueOptions: "opaque_options",
+          Fetch: "fetch", Slots: "slots", ProbeInfo: "probe_info", RecordInfo: "record_info"}
 
 # name: result, arguments (without the error object, which functions that return a code have last).
 _FUNCTIONS = {
     "source_open": "code str ptr out", "source_open_pack": "code str out",
-    "source_create": "code str ptr u64 ptr out", "source_destroy": "none ptr",
+    "source_create": "code str ptr u64 ptr out",
+    "source_create_opaque": "code str ptr u64 ptr u64 ptr out", "source_destroy": "none ptr",
     "source_layer_count": "i32 ptr", "source_layer": "code ptr i32 ptr",
     "source_name": "str ptr", "source_version_count": "i32 ptr",
     "source_record": "code ptr i32 i32 i32 ptr",
@@ -137,7 +164,8 @@ _FUNCTIONS = {
     "engine_prefetch": "code ptr i32 ptr i64", "memory_plan": "code ptr ptr ptr",
     "engine_residency": "code ptr i32 ptr i64", "metrics_visit": "code ptr visit ptr",
     "step_begin": "code ptr ptr out", "step_cancel": "code ptr", "step_end": "code ptr",
-    "layer_forward": "code ptr i32 ptr ptr ptr",
+    "layer_forward": "code ptr i32 ptr ptr ptr", "shards_check": "code ptr ptr i64",
+    "layer_fetch": "code ptr i32 ptr ptr", "slots_release": "code ptr i32",
     "strategy_count": "i32", "strategy_at": "code i32 ptr", "version_string": "str",
     "code_name": "str i32", "error_message": "str ptr", "error_origin": "str ptr",
     "error_destroy": "none ptr", "failure_set": "none ptr str",

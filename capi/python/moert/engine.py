@@ -1,7 +1,7 @@
 """Experts under one byte budget, and passes over them."""
 import ctypes as c
 
-from . import _c, sizes
+from . import _c, records, sizes
 from ._c import LayerSpec, lib
 from .arrays import matrix
 from .errors import Error, Handle, check
@@ -33,23 +33,9 @@ def _engine_options(*, budget=1.0, strategy=None, backend="cpu", device=0, max_t
     if numa_node is not None:
         o.numa_node = numa_node
     if shard is not None:
-        o._kept = _shard(**shard)  # what o.shard points to
+        o._kept = records.shard(**shard)  # what o.shard points to
         o.shard = c.addressof(o._kept)
     return o
-
-
-def _shard(first_expert=0, num_experts=0, first_channel=0, num_channels=0, shared_experts=True,
-           experts=None):
-    """moert_shard; experts: of each layer a list of those it has, in place of the range."""
-    shard = _c.init(_c.Shard)
-    shard.first_expert, shard.num_experts = first_expert, num_experts
-    shard.first_channel, shard.num_channels = first_channel, num_channels
-    shard.shared_experts = bool(shared_experts)
-    if experts is not None:
-        flat = [number for layer in experts for number in (len(layer), *layer)]
-        shard._list = (c.c_int32 * len(flat))(*flat)
-        shard.expert_list, shard.expert_list_size = c.addressof(shard._list), len(flat)
-    return shard
 
 
 def plan(source, **options):
@@ -220,6 +206,17 @@ class Step:
             routing.used_ids = matrix(used_ids, self.rows, (_c.I32,), writable=True)
         check(lib.moert_layer_forward, self._handle, layer, c.byref(x), c.byref(routing),
               c.byref(y))
+
+    def fetch(self, layer, ids, next_scores=None):
+        """Brings the experts that ids, int32 [rows, k], name (-1: none) and pins them, as Slots: for
+        hosts whose products are their own. next_scores: [rows, experts of the next layer] float32,
+        predicted, for prefetch."""
+        fetch, slots = _c.init(_c.Fetch), _c.init(_c.Slots)
+        fetch.ids = matrix(ids, self.rows, (_c.I32,))
+        if next_scores is not None:
+            fetch.next_scores = matrix(next_scores, self.rows, (_c.F32,))
+        check(lib.moert_layer_fetch, self._handle, layer, c.byref(fetch), c.byref(slots))
+        return records.Slots(self, layer, self._engine.layer(layer).num_experts, slots)
 
     def cancel(self):
         """From any thread: the layer call in progress and later ones fail with CANCELLED."""

@@ -2,7 +2,7 @@
 import array
 import ctypes as c
 
-from . import _c
+from . import _c, records
 from ._c import LayerSpec, lib
 from .errors import Handle, check
 
@@ -61,6 +61,23 @@ class Source(Handle):
         source._callbacks = callbacks  # the engine keeps the source object, that this
         return source
 
+    @classmethod
+    def from_records(cls, name, layers, parts, files=(), read=None):
+        """Records in the host's own format; the products over them are the host's (Step.fetch).
+        layers: a list of Source.layer(..., routing="external"). parts: a list of Source.part(...).
+        files: paths. read(layer, expert, part) returns the bytes of a part that is neither in memory
+        nor in a file; called from threads of the library."""
+        options, names = records.options(read, files)
+        structs = (_c.OpaquePart * len(parts))(*(p for p, _ in parts))
+        handle = c.c_void_p()
+        check(lib.moert_source_create_opaque, name.encode(), (LayerSpec * len(layers))(*layers),
+              len(layers), structs, len(parts), c.byref(options), c.byref(handle))
+        source = cls(handle)
+        source._callbacks = (options, names, [memory for _, memory in parts])
+        return source
+
+    part = staticmethod(records.part)
+
     @staticmethod
     def layer(**fields):
         """A LayerSpec with the library's defaults but for `fields`; routing and activation by
@@ -88,6 +105,13 @@ class Source(Handle):
         spec = _c.init(LayerSpec)
         check(lib.moert_source_layer, self._handle, index, c.byref(spec))
         return spec
+
+    def check_shards(self, shards):
+        """Raises what is missing or twice, unless the shards (as Engine takes them) own everything
+        exactly once."""
+        structs = [records.shard(**s) for s in shards]
+        check(lib.moert_shards_check, self._handle, (_c.Shard * len(structs))(*structs),
+              len(structs))
 
     def versions(self):
         """[(name, bytes of one expert of the first layer)], most bits first."""

@@ -52,6 +52,26 @@ moert_code bridge_forward(moert_step *step, int32_t layer, float *hidden, float 
   return moert_layer_forward(step, layer, &x, &routing, &y, error);
 }
 
+moert_code bridge_fetch(moert_step *step, int32_t layer, int32_t *ids, int64_t rows, int64_t k,
+                        moert_slots *slots, moert_error **error) {
+  moert_fetch fetch;
+  moert_fetch_init(&fetch, sizeof(fetch));
+  moert_tensor_init(&fetch.ids, ids, rows, k, MOERT_I32);
+  return moert_layer_fetch(step, layer, &fetch, slots, error);
+}
+
+static moert_code read_part(void *user_data, int32_t layer, int32_t expert, int32_t part, void *dst,
+                            int64_t bytes, moert_failure *failure) {
+  return goReadPart((uintptr_t)user_data, layer, expert, part, dst, bytes, failure);
+}
+
+void bridge_records(moert_opaque_options *options, uintptr_t handle, int32_t reads) {
+  moert_opaque_options_init(options, sizeof(*options));
+  options->user_data = (void *)handle;
+  options->destroy = destroy;
+  if (reads) options->read = read_part;
+}
+
 static void metric(void *user_data, const char *name, double value) {
   goMetric((uintptr_t)user_data, (char *)name, value);
 }

@@ -17,6 +17,10 @@ moert_code bridge_begin(moert_engine *engine, moert_step_options *options,
 moert_code bridge_forward(moert_step *step, int32_t layer, float *hidden, float *out, int64_t rows,
                           int64_t cols, int32_t *ids, float *weights, int32_t *used, int64_t k,
                           moert_error **error);
+moert_code bridge_fetch(moert_step *step, int32_t layer, int32_t *ids, int64_t rows, int64_t k,
+                        moert_slots *slots, moert_error **error);
+/* Parts that no file has are goReadPart's, where `reads`. */
+void bridge_records(moert_opaque_options *options, uintptr_t handle, int32_t reads);
 /* Every metric goes to goMetric. */
 moert_code bridge_metrics(const moert_engine *engine, uintptr_t handle, moert_error **error);
 

@@ -28,6 +28,7 @@ type Options struct {
 	CPUs                string  // of the compute threads, "0-3,8"
 	LinkGBps            float64 // paces transfers
 	Clock               Clock
+	Shard               *Shard    // a part of every layer, whose output is a partial sum; nil: all
 	TracePath           string    // writes a routing trace, and a timeline beside it
 	Trace               TraceSink // sees every layer call; nil: none
 	Log                 Logger    // nil: silence
@@ -69,6 +70,13 @@ func NewEngine(source *Source, options Options) (*Engine, error) {
 	}
 	c.link_gbps = C.double(options.LinkGBps)
 	c.clock = C.moert_clock(options.Clock)
+	if options.Shard != nil {
+		shard := (*C.moert_shard)(C.calloc(1, C.sizeof_moert_shard))
+		defer C.free(unsafe.Pointer(shard))
+		list := options.Shard.fill(shard)
+		defer C.free(list)
+		c.shard = shard
+	}
 	var given []cgo.Handle // the library's, once there is an engine
 	if options.Policies != nil {
 		vtable := (*C.moert_policies)(C.calloc(1, C.sizeof_moert_policies))

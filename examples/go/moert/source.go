@@ -109,11 +109,9 @@ func OpenPack(packDir string) (*Source, error) {
 	return &Source{handle}, nil
 }
 
-// NewSource makes a source over a host's own weights.
-func NewSource(name string, layers []LayerSpec, weights Weights) (*Source, error) {
-	cName := C.CString(name)
-	defer C.free(unsafe.Pointer(cName))
-	specs := make([]C.moert_layer_spec, len(layers)+1) // one more: never an empty slice
+// layerSpecs has one more than there are layers: never an empty slice.
+func layerSpecs(layers []LayerSpec) []C.moert_layer_spec {
+	specs := make([]C.moert_layer_spec, len(layers)+1)
 	for i, l := range layers {
 		C.moert_layer_spec_init(&specs[i], C.sizeof_moert_layer_spec)
 		specs[i].model_layer = C.int32_t(l.ModelLayer)
@@ -147,6 +145,14 @@ func NewSource(name string, layers []LayerSpec, weights Weights) (*Source, error
 		specs[i].activation_limit = C.float(l.Limit)
 		specs[i].up_offset = C.float(l.UpOffset)
 	}
+	return specs
+}
+
+// NewSource makes a source over a host's own weights.
+func NewSource(name string, layers []LayerSpec, weights Weights) (*Source, error) {
+	cName := C.CString(name)
+	defer C.free(unsafe.Pointer(cName))
+	specs := layerSpecs(layers)
 	callbacks := (*C.moert_source_callbacks)(C.calloc(1, C.sizeof_moert_source_callbacks))
 	defer C.free(unsafe.Pointer(callbacks))
 	h := cgo.NewHandle(weights)

@@ -25,6 +25,7 @@ const (
 // which Go forbids: a goroutine does what they do.)
 type Step struct {
 	handle    *C.moert_step
+	engine    *Engine
 	rows      int
 	predictor cgo.Handle // 0: none
 }
@@ -103,7 +104,7 @@ func (e *Engine) beginWith(phase Phase, rows int, requestIDs *C.int64_t, options
 		}
 		return nil, err
 	}
-	return &Step{handle, rows, predicts}, nil
+	return &Step{handle, e, rows, predicts}, nil
 }
 
 // watch cancels the step when the context ends; the function it returns ends the watch.

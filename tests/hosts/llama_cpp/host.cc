@@ -1,12 +1,19 @@
 // What the tests run of an unmodified llama.cpp.
 //   host quantize IN OUT TYPE         TYPE: q8_0, q4_0, q4_k, q6_k, iq4_xs, mxfp4
 //   host logits MODEL OUT [MODE ...]  writes the logits of prompts and of decoding to OUT
-//     cpu_moe, override: what --cpu-moe and -ot exps=MOERT do; no_mmap; reload: the model twice,
-//     one behind the other; two: twice at once; parallel: two sequences in a batch
+//     cpu_moe, override: what --cpu-moe and -ot exps=MOERT do; no_mmap; mlock; reload: the model
+//     twice, one behind the other; two: twice at once; unload: the plug-in is unloaded and loaded
+//     again between two; parallel: two sequences in a batch; shift: a context shift; tight: no
+//     address space is left once the model is loaded
+//   host cut MODEL                    cuts the end of the file off while it is in use. Succeeds
+//   when
+//     decoding fails for it, and nothing else does
 //   host time MODEL PROMPT TOKENS THREADS [MODE ...]  milliseconds of a prompt, the
 //     second of its length, and of a token: by the clock, and of the processor
 #include <ggml-backend.h>
 #include <llama.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -14,6 +21,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -38,29 +48,18 @@ int Quantize(const char* in, const char* out, const std::string& type) {
 }
 
 struct Modes {
-  bool cpu_moe = false, override = false, no_mmap = false, reload = false, two = false,
-       parallel = false;
+  std::set<std::string> on;
   int threads = 2;
 
+  bool operator[](const char* mode) const { return on.count(mode) > 0; }
+
   bool Read(int argc, char** argv) {
-    for (int i = 0; i < argc; ++i) {
-      const std::string mode = argv[i];
-      if (mode == "cpu_moe")
-        cpu_moe = true;
-      else if (mode == "override")
-        override = true;
-      else if (mode == "no_mmap")
-        no_mmap = true;
-      else if (mode == "reload")
-        reload = true;
-      else if (mode == "two")
-        two = true;
-      else if (mode == "parallel")
-        parallel = true;
-      else
-        return false;
-    }
-    return true;
+    static const std::set<std::string> known = {"cpu_moe", "override", "no_mmap", "mlock",
+                                                "reload",  "two",      "unload",  "parallel",
+                                                "shift",   "tight"};
+    on = std::set<std::string>(argv, argv + argc);
+    if (on.count("tight") > 0) threads = 1;  // others would have no stack
+    return std::includes(known.begin(), known.end(), on.begin(), on.end());
   }
 };
 
@@ -71,12 +70,14 @@ class Host {
     llama_model_params params = llama_model_default_params();
     params.n_gpu_layers = 0;
     params.use_extra_bufts = false;  // repacked weights have results of their own
-    params.load_mode = modes.no_mmap ? LLAMA_LOAD_MODE_NONE : LLAMA_LOAD_MODE_MMAP;
+    params.load_mode = modes["no_mmap"] ? LLAMA_LOAD_MODE_NONE
+                       : modes["mlock"] ? LLAMA_LOAD_MODE_MMAP_MLOCK
+                                        : LLAMA_LOAD_MODE_MMAP;
     llama_model_tensor_buft_override overrides[2] = {};
-    if (modes.cpu_moe) {
+    if (modes["cpu_moe"]) {
       overrides[0] = {"\\.ffn_(up|down|gate|gate_up)_(ch|)exps", ggml_backend_cpu_buffer_type()};
       params.tensor_buft_overrides = overrides;
-    } else if (modes.override) {
+    } else if (modes["override"]) {
       ggml_backend_dev_t device = ggml_backend_dev_by_name("MOERT");
       if (device == nullptr) return;
       overrides[0] = {"exps", ggml_backend_dev_buffer_type(device)};
@@ -102,7 +103,7 @@ class Host {
 
   // Decodes `count` tokens of each sequence; the logits of the last of each are appended.
   bool Decode(int first, int count, std::vector<float>* logits) {
-    const int sequences = modes_.parallel ? 2 : 1;
+    const int sequences = modes_["parallel"] ? 2 : 1;
     llama_batch batch = llama_batch_init(count * sequences, 0, 1);
     for (int s = 0; s < sequences; ++s) {
       for (int i = 0; i < count; ++i) {
@@ -131,37 +132,74 @@ class Host {
 };
 
 // A prompt in one piece, a short one, and tokens one by one.
-bool Logits(Host* host, std::vector<float>* logits) {
+bool Logits(Host* host, std::vector<float>* logits, bool shift = false) {
   int at = 0;
   for (const int count : {96, 7, 1, 1, 2, 1, 1, 1, 1, 1, 1, 1}) {
     if (!host->Decode(at, count, logits)) return false;
     at += count;
   }
-  return true;
+  if (!shift) return true;
+  // As a server does whose context is full: tokens in the middle go, those behind move up.
+  llama_memory_t memory = llama_get_memory(host->context());
+  if (!llama_memory_can_shift(memory) || !llama_memory_seq_rm(memory, 0, 10, 50)) return false;
+  llama_memory_seq_add(memory, 0, 50, at, -40);
+  at -= 40;
+  return host->Decode(at, 5, logits) && host->Decode(at + 5, 1, logits);
+}
+
+// What the process may still have: much less than the experts of a test model.
+bool LeaveLittleAddressSpace() {
+  int64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  rlimit limit = {};
+  limit.rlim_cur = limit.rlim_max =
+      static_cast<rlim_t>(pages * sysconf(_SC_PAGESIZE)) + (rlim_t{8} << 20);
+  return setrlimit(RLIMIT_AS, &limit) == 0;
+}
+
+bool LoadPlugInAgain() {
+  const char* path = std::getenv("GGML_BACKEND_PATH");
+  if (path == nullptr) return true;
+  ggml_backend_reg_t registry = ggml_backend_reg_by_name("MOERT");
+  if (registry == nullptr) return false;
+  ggml_backend_unload(registry);
+  return ggml_backend_reg_by_name("MOERT") == nullptr && ggml_backend_load(path) != nullptr;
+}
+
+// Of one model after the other; `logits` are the last one's.
+bool LogitsOf(const char* path, const Modes& modes, std::vector<float>* logits) {
+  logits->clear();
+  Host host(path, modes, 256);
+  if (!host.ok()) return false;
+  if (modes["tight"] && !LeaveLittleAddressSpace()) return false;
+  if (!modes["two"]) return Logits(&host, logits, modes["shift"]);
+  Host other(path, modes, 256);
+  return other.ok() && other.Decode(0, 50, nullptr) && Logits(&host, logits) &&
+         other.Decode(50, 5, nullptr);
 }
 
 int RunLogits(const char* path, const char* out, const Modes& modes) {
   std::vector<float> logits;
-  {
-    Host host(path, modes, 256);
-    if (!host.ok()) return Fail("cannot load the model");
-    if (modes.two) {
-      Host other(path, modes, 256);
-      if (!other.ok() || !other.Decode(0, 50, nullptr)) return Fail("cannot decode");
-      if (!Logits(&host, &logits) || !other.Decode(50, 5, nullptr)) return Fail("cannot decode");
-    } else if (!Logits(&host, &logits)) {
-      return Fail("cannot decode");
-    }
-  }
-  if (modes.reload) {
-    logits.clear();
-    Host again(path, modes, 256);
-    if (!again.ok() || !Logits(&again, &logits)) return Fail("cannot decode after a reload");
+  if (!LogitsOf(path, modes, &logits)) return Fail("cannot decode");
+  if (modes["unload"] && !LoadPlugInAgain()) return Fail("cannot load the plug-in again");
+  if ((modes["reload"] || modes["unload"]) && !LogitsOf(path, modes, &logits)) {
+    return Fail("cannot decode after a reload");
   }
   std::FILE* file = std::fopen(out, "wb");
   if (file == nullptr) return Fail("cannot write");
   std::fwrite(logits.data(), sizeof(float), logits.size(), file);
   return std::fclose(file) == 0 ? 0 : Fail("cannot write");
+}
+
+int RunCut(const char* path) {
+  Host host(path, Modes{}, 256);
+  if (!host.ok() || !host.Decode(0, 96, nullptr)) return Fail("cannot decode");
+  // The last tensor of make_gguf.py's qwen3moe is one of experts.
+  std::filesystem::resize_file(path, std::filesystem::file_size(path) - (1 << 20));
+  for (int at = 96; at < 1024; at += 96) {
+    if (!host.Decode(at, 96, nullptr)) return 0;
+  }
+  return Fail("decoded what is not there");
 }
 
 double Milliseconds(std::chrono::steady_clock::time_point since) {
@@ -216,6 +254,7 @@ int main(int argc, char** argv) {
   if (command == "logits" && argc >= 4 && modes.Read(argc - 4, argv + 4)) {
     return RunLogits(argv[2], argv[3], modes);
   }
+  if (command == "cut" && argc == 3) return RunCut(argv[2]);
   if (command == "time" && argc >= 6 && modes.Read(argc - 6, argv + 6)) {
     modes.threads = std::atoi(argv[5]);
     return RunTime(argv[2], std::atoi(argv[3]), std::atoi(argv[4]), modes);

@@ -2,7 +2,8 @@
 """Writes a tiny GGUF model with random weights: make_gguf.py LAYOUT FILE [key=value ...]
 
 LAYOUT is qwen3moe, mixtral, deepseek2 or gpt-oss. Keys and their defaults: layers=3 experts=16
-top_k=4 hidden=256 ff=256 seed=1. Matrices are F16 (quantize them with llama.cpp), the rest F32. The
+top_k=4 hidden=256 ff=256 seed=1 split=1. With split=N there are N files, which llama.cpp reads as one:
+FILE-00001-of-0000N.gguf, where FILE is without its .gguf. Matrices are F16 (quantize them with llama.cpp), the rest F32. The
 same arguments give the same bytes.
 """
 import random
@@ -10,7 +11,7 @@ import struct
 import sys
 
 F32, F16 = 0, 1  # ggml's numbers
-U32, FLOAT, BOOL, STRING, ARRAY, I32 = 4, 6, 7, 8, 9, 5  # types of GGUF values
+U16, U32, FLOAT, BOOL, STRING, ARRAY, I32 = 2, 4, 6, 7, 8, 9, 5  # types of GGUF values
 VOCABULARY = 288
 HEADS, HEAD = 4, 64
 
@@ -26,7 +27,7 @@ def value(kind, content):
     if kind == ARRAY:
         inner, items = content
         return struct.pack('<IQ', inner, len(items)) + b''.join(value(inner, i) for i in items)
-    return struct.pack({U32: '<I', I32: '<i', FLOAT: '<f', BOOL: '<?'}[kind], content)
+    return struct.pack({U16: '<H', U32: '<I', I32: '<i', FLOAT: '<f', BOOL: '<?'}[kind], content)
 
 
 class Model:
@@ -58,20 +59,34 @@ class Model:
         self.tensors.append((name, shape, F32, struct.pack(f'<{count}f', *items)))
 
     def write(self, path):
-        alignment = 32
-        out = [b'GGUF', struct.pack('<IQQ', 3, len(self.tensors), len(self.values))]
-        for key, kind, content in self.values:
-            out.append(string(key) + struct.pack('<I', kind) + value(kind, content))
-        offset = 0
-        for name, shape, kind, data in self.tensors:
-            out.append(string(name) + struct.pack('<I', len(shape)))
-            out.append(struct.pack(f'<{len(shape)}Q', *shape) + struct.pack('<IQ', kind, offset))
-            offset += -(-len(data) // alignment) * alignment
-        head = b''.join(out)
-        with open(path, 'wb') as file:
-            file.write(head + bytes(-len(head) % alignment))
-            for _, _, _, data in self.tensors:
-                file.write(data + bytes(-len(data) % alignment))
+        count = self.options['split']
+        if count == 1:
+            write_file(path, self.values, self.tensors)
+            return
+        for i in range(count):
+            values = self.values if i == 0 else []
+            values = values + [('split.no', U16, i), ('split.count', U16, count),
+                               ('split.tensors.count', I32, len(self.tensors))]
+            begin, end = (len(self.tensors) * k // count for k in (i, i + 1))
+            name = f'{path.removesuffix(".gguf")}-{i + 1:05d}-of-{count:05d}.gguf'
+            write_file(name, values, self.tensors[begin:end])
+
+
+def write_file(path, values, tensors):
+    alignment = 32
+    out = [b'GGUF', struct.pack('<IQQ', 3, len(tensors), len(values))]
+    for key, kind, content in values:
+        out.append(string(key) + struct.pack('<I', kind) + value(kind, content))
+    offset = 0
+    for name, shape, kind, data in tensors:
+        out.append(string(name) + struct.pack('<I', len(shape)))
+        out.append(struct.pack(f'<{len(shape)}Q', *shape) + struct.pack('<IQ', kind, offset))
+        offset += -(-len(data) // alignment) * alignment
+    head = b''.join(out)
+    with open(path, 'wb') as file:
+        file.write(head + bytes(-len(head) % alignment))
+        for _, _, _, data in tensors:
+            file.write(data + bytes(-len(data) % alignment))
 
 
 def common(model):
@@ -221,7 +236,7 @@ def gpt_oss(options):
 
 def main(arguments):
     layouts = {'qwen3moe': qwen3moe, 'mixtral': mixtral, 'deepseek2': deepseek2, 'gpt-oss': gpt_oss}
-    options = dict(layers=3, experts=16, top_k=4, hidden=256, ff=256, seed=1)
+    options = dict(layers=3, experts=16, top_k=4, hidden=256, ff=256, seed=1, split=1)
     if len(arguments) < 2 or arguments[0] not in layouts:
         sys.exit(__doc__)
     for argument in arguments[2:]:

@@ -5,6 +5,7 @@
 set -euo pipefail
 build=$1 source=$2 work=$3
 here=$source/tests/hosts/llama_cpp
+export OMP_WAIT_POLICY=passive  # threads that wait leave the processor to others
 llama=${MOERT_LLAMA_CPP:-${XDG_CACHE_HOME:-$HOME/.cache}/moert-tests/llama.cpp}
 "$here/get_llama_cpp.sh" "$llama"
 host=$llama/build/bin/host
@@ -67,6 +68,16 @@ MOERT_STRATEGY=activation-path same 25% "$model" stock.logits cpu_moe
 "$host" logits "$model" stock.logits parallel
 same 25% "$model" stock.logits parallel
 
+# What a server does: a context shift, the plug-in unloaded and loaded again; and a model in parts.
+model=qwen3moe.f16.gguf
+"$host" logits "$model" stock.logits shift
+same 25% "$model" stock.logits shift
+"$host" logits "$model" stock.logits
+same 25% "$model" stock.logits unload
+python3 "$here/make_gguf.py" qwen3moe parts.gguf split=3
+same 25% parts-00001-of-00003.gguf stock.logits
+[ "$(grep -c 'of experts$' with.log)" = 1 ] || fail "parts are not one model: $(cat with.log)"
+
 # Where the plug-in has nothing to do or cannot do it, llama.cpp goes on, and one line says why.
 stays() {  # WHAT IS SAID, then a command
   local said=$1
@@ -80,9 +91,31 @@ stays() {  # WHAT IS SAID, then a command
 plain=(env GGML_BACKEND_PATH="$plugin")
 run=("$host" logits "$model" with.logits)
 stays 'MOERT_BUDGET is "much"' "${plain[@]}" MOERT_BUDGET=much "${run[@]}"
+stays 'MOERT_IO_THREADS is "0"' "${plain[@]}" MOERT_IO_THREADS=0 "${run[@]}"
 stays 'multiplied where they are mapped' "${plain[@]}" MOERT_BUDGET=1KiB "${run[@]}"
 stays 'multiplied where they are mapped' "${plain[@]}" MOERT_STRATEGY=magic "${run[@]}"
 stays 'in RAM already' "${plain[@]}" "${run[@]}" no_mmap
+model=qwen3moe.f16.gguf
+"$host" logits "$model" stock.logits
+run=("$host" logits "$model" with.logits)
+stays 'reserving .* of address space' "${plain[@]}" MOERT_BUDGET=100% "${run[@]}" tight
+# --mlock: the system refuses it, or the experts take memory twice, which is said.
+locked() {
+  rm -f with.logits
+  "$@" HOST_VERBOSE=1 MOERT_BUDGET=25% GGML_BACKEND_PATH="$plugin" "${run[@]}" mlock >with.log 2>&1 ||
+    fail "mlock: $(tail -1 with.log)"
+  cmp -s stock.logits with.logits || fail "mlock: other logits"
+  grep -Eq 'failed to mlock|^moert: .*is locked in RAM' with.log || fail "mlock: not said"
+}
+locked env
+refused=(prlimit --memlock=0 setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock env)
+if "${refused[@]}" true 2>/dev/null; then locked "${refused[@]}"; fi
+
+# A file that is cut short while it is in use: that call fails, and llama.cpp stays up.
+cp "$model" cut.gguf
+env GGML_BACKEND_PATH="$plugin" MOERT_BUDGET=25% "$host" cut cut.gguf >with.log 2>&1 ||
+  fail "a file cut short: $(tail -1 with.log)"
+grep -q '^moert: .*truncated while in use' with.log || fail "a file cut short: $(cat with.log)"
 
 [ "$failures" = 0 ] && echo "logits with the plug-in are those without it"
 exit "$((failures > 0))"

@@ -1,9 +1,12 @@
 #include "store/block_pool.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "moert/allocator.h"
@@ -153,6 +156,51 @@ TEST_CASE("memory moves between classes of blocks, within the bytes that are all
   BudgetTracker budget(kPage);
   CHECK_FALSE(MakeRamBlockPool(BlockSizes({{kPage, 0}}, {}), 1, &budget).ok());
   CHECK_FALSE(MakeRamBlockPool(BlockSizes({{INT64_MAX, 2}}, {0, 0}), 1, &budget).ok());
+}
+
+/// Of the mapping that holds `address`: a line of /proc/self/smaps, without its name.
+std::string MappingLine(const std::byte* address, const std::string& name) {
+  std::ifstream maps("/proc/self/smaps");
+  bool here = false;
+  for (std::string line; std::getline(maps, line);) {
+    unsigned long begin = 0, end = 0;
+    if (std::sscanf(line.c_str(), "%lx-%lx ", &begin, &end) == 2) {
+      const auto at = reinterpret_cast<unsigned long>(address);
+      here = begin <= at && at < end;
+    } else if (here && line.compare(0, name.size(), name) == 0) {
+      return line.substr(name.size());
+    }
+  }
+  return "";
+}
+
+TEST_CASE("classes of blocks: huge pages while there is room for all of them, and only then") {
+  constexpr int64_t kBlock = 384 * kPage;
+  const BlockSizes sizes({{kBlock, 4}, {kBlock, 4}}, {0, 0, 0, 0, 1, 1, 1, 1});
+  BudgetTracker budget(8 * kBlock);
+  auto pool = MakeRamBlockPool(sizes, 8, &budget);
+  REQUIRE_OK(pool.status());
+  BlockPool& p = **pool;
+  if (MappingLine(p.Address(0), "VmFlags:").find(" nh") == std::string::npos) {
+    SUCCEED("this kernel has no huge pages");
+    return;
+  }
+  p.SetByteLimit(8 * kBlock - 1);
+  CHECK(MappingLine(p.Address(0), "VmFlags:").find(" nh") != std::string::npos);
+  p.SetByteLimit(8 * kBlock);
+  CHECK(MappingLine(p.Address(0), "VmFlags:").find(" hg") != std::string::npos);
+  std::vector<int32_t> blocks;
+  for (int64_t i = 0; i < 8; ++i) {
+    blocks.push_back(p.TakeFor(i));
+    REQUIRE(blocks.back() >= 0);
+    std::fill_n(p.Address(blocks.back()), kBlock, std::byte{1});
+  }
+  // Memory still goes back, and no huge page brings it again.
+  for (const int32_t block : blocks) p.Give(block);
+  p.SetByteLimit(3 * kBlock);
+  CHECK(p.held_bytes() == 3 * kBlock);
+  CHECK(MappingLine(p.Address(0), "VmFlags:").find(" nh") != std::string::npos);
+  CHECK(std::stoll(MappingLine(p.Address(0), "Rss:")) * 1024 == 3 * kBlock);
 }
 
 TEST_CASE("sizes that are none are refused") {

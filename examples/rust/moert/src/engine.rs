@@ -2,6 +2,7 @@
 use crate::error::{check, text, Code, Error, Result};
 use crate::observe::{self, Log, TraceSink};
 use crate::policy::{self, Policies};
+use crate::records::Shard;
 use crate::source::{c_string, Source};
 use crate::step::{predict_next, Predictor, Step, StepOptions};
 use moert_sys as sys;
@@ -32,6 +33,8 @@ pub struct Options {
     pub clock: Clock,
     /// Writes a routing trace, and a timeline beside it.
     pub trace_path: Option<String>,
+    /// A part of every layer, whose output is a partial sum.
+    pub shard: Option<Shard>,
 }
 
 /// What time is.
@@ -137,6 +140,10 @@ impl Engine {
             Clock::Virtual => sys::MOERT_CLOCK_VIRTUAL,
             Clock::Simulation => sys::MOERT_CLOCK_SIMULATION,
         };
+        let shard = options.shard.as_ref().map(Shard::to_c);
+        if let Some((shard, _list)) = &shard {
+            c.shard = shard;
+        }
         let vtable = hooks.policies.map(policy::vtable);
         let sink = hooks.trace.map(observe::sink);
         let logger = hooks.log.map(observe::logger);
@@ -231,7 +238,7 @@ impl Engine {
         info.request_ids = options.request_ids.map_or(ptr::null(), |ids| ids.as_ptr());
         let mut handle = ptr::null_mut();
         check(|e| unsafe { sys::moert_step_begin(self.handle, &info, &mut handle, e) })?;
-        Ok(Step::new(handle, rows, predictor))
+        Ok(Step::new(handle, rows, predictor, self))
     }
 
     /// These experts of a layer are coming, best first.
@@ -306,7 +313,7 @@ impl Engine {
         Ok(states.iter().map(named).collect())
     }
 
-    fn layer(&self, layer: i32) -> Result<sys::moert_layer_spec> {
+    pub(crate) fn layer(&self, layer: i32) -> Result<sys::moert_layer_spec> {
         let mut c: sys::moert_layer_spec = unsafe { std::mem::zeroed() };
         let size = std::mem::size_of_val(&c) as u64;
         unsafe { sys::moert_layer_spec_init(&mut c, size) };

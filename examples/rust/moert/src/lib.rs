@@ -16,6 +16,7 @@ mod engine;
 mod error;
 mod observe;
 mod policy;
+mod records;
 mod source;
 mod step;
 mod strategy;
@@ -27,6 +28,7 @@ pub use policy::{
     Candidate, Capacity, Context, Miss, Placement, Policies, Precision, Prediction, Prefetch,
     Routing as RoutingView, Rule, Seams, Transfer, Victim,
 };
+pub use records::{RecordPart, Records, Shard, Slots};
 pub use source::{Activation, LayerSpec, Part, Read, Routing, Source, Weights};
 pub use step::{Call, Lease, Matrix, PredictNext, Step, StepOptions};
 pub use strategy::{register_strategy, strategies, Factory, Params, Strategy, StrategyInfo};

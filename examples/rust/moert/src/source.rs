@@ -202,7 +202,7 @@ impl Source {
     }
 }
 
-fn to_c(layer: &LayerSpec) -> sys::moert_layer_spec {
+pub(crate) fn to_c(layer: &LayerSpec) -> sys::moert_layer_spec {
     let mut spec: sys::moert_layer_spec = unsafe { std::mem::zeroed() };
     let size = std::mem::size_of_val(&spec) as u64;
     unsafe { sys::moert_layer_spec_init(&mut spec, size) };

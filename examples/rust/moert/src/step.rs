@@ -3,9 +3,11 @@ use crate::engine::Engine;
 use crate::error::{check, text, Code, Error, Result};
 use crate::source::Part;
 use moert_sys as sys;
+use std::collections::HashSet;
 use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::{Mutex, MutexGuard};
 use std::{ptr, slice};
 
 /// Resident-forward prediction: (layer, partial, next_input). `partial`, rows x the layer's hidden
@@ -49,11 +51,13 @@ pub(crate) unsafe extern "C" fn predict_next(
 
 /// One pass over all MoE layers. Dropped without `end`, its errors are nobody's.
 pub struct Step<'engine> {
-    handle: *mut sys::moert_step,
-    rows: i64,
+    pub(crate) handle: *mut sys::moert_step,
+    pub(crate) rows: i64,
     // Freed behind the step that points to it.
     predictor: Option<Box<Predictor>>,
-    engine: PhantomData<&'engine Engine>,
+    pub(crate) engine: &'engine Engine,
+    // Layers with slots that live: C releases all of a layer's at once.
+    fetched: Mutex<HashSet<i32>>,
 }
 
 // Layer calls and cancel are thread-safe; ending takes the step by value.
@@ -71,7 +75,12 @@ fn invalid(origin: &str, message: String) -> Error {
 }
 
 /// fp32 or expert ids, contiguous, in host memory.
-fn tensor<T>(data: *const T, rows: i64, cols: i64, dtype: sys::moert_dtype) -> sys::moert_tensor {
+pub(crate) fn tensor<T>(
+    data: *const T,
+    rows: i64,
+    cols: i64,
+    dtype: sys::moert_dtype,
+) -> sys::moert_tensor {
     let mut tensor: sys::moert_tensor = unsafe { std::mem::zeroed() };
     unsafe { sys::moert_tensor_init(&mut tensor, data as *mut c_void, rows, cols, dtype) };
     tensor
@@ -82,8 +91,13 @@ impl<'engine> Step<'engine> {
         handle: *mut sys::moert_step,
         rows: i64,
         predictor: Option<Box<Predictor>>,
+        engine: &'engine Engine,
     ) -> Step<'engine> {
-        Step { handle, rows, predictor, engine: PhantomData }
+        Step { handle, rows, predictor, engine, fetched: Mutex::default() }
+    }
+
+    pub(crate) fn fetched(&self) -> MutexGuard<'_, HashSet<i32>> {
+        self.fetched.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Both as tensors. The library checks their shapes against the layer; that the slices are as
@@ -214,9 +228,8 @@ impl<'engine> Step<'engine> {
     }
 
     pub fn end(mut self) -> Result<()> {
-        let handle = self.handle;
+        let handle = std::mem::replace(&mut self.handle, ptr::null_mut());
         let predictor = self.predictor.take();
-        std::mem::forget(self);
         let result = check(|e| unsafe { sys::moert_step_end(handle, e) });
         drop(predictor);
         result

@@ -1,0 +1,99 @@
+"""Records in a host's own format, where they lie, and which of them an engine has."""
+import ctypes as c
+
+from . import _c
+from ._c import lib
+from .errors import check
+
+
+def options(read, files):
+    """moert_opaque_options, and what has to live as long."""
+    o = _c.init(_c.OpaqueOptions)
+    names = (c.c_char_p * max(1, len(files)))(*(str(f).encode() for f in files))
+    o.files, o.num_files = c.cast(names, c.c_void_p), len(files)
+    if read is not None:
+        o.read = _c.ReadPart(_reader(read))
+    return o, names
+
+
+def _reader(read):
+    def callback(_, layer, expert, part, dst, size, failure):
+        try:
+            view = memoryview(read(layer, expert, part)).cast("B")
+            if view.nbytes != size:
+                raise ValueError(f"{size} bytes are wanted, not {view.nbytes}")
+            c.memmove(dst, view.tobytes(), size)
+            return 0
+        except BaseException as e:  # must not pass through C
+            text = f"{type(e).__name__}: {e}".replace("\0", " ")
+            lib.moert_failure_set(failure, text.encode())
+            return _c.DATA_LOSS
+    return callback
+
+
+def part(layer, size, *, memory=None, file=None, offset=0, stride=0, alignment=1,
+         stride_multiple=1):
+    """One part of every expert of a layer: moert_opaque_part, and what has to live as long."""
+    p = _c.init(_c.OpaquePart)
+    p.layer, p.bytes, p.offset, p.stride = layer, size, offset, stride
+    p.alignment, p.stride_multiple = alignment, stride_multiple
+    if file is not None:
+        p.file = file
+    if memory is None:
+        return p, None
+    view = memoryview(memory).cast("B")
+    if view.readonly:
+        raise TypeError(f"part of layer {layer}: memory is read-only; a writable buffer is wanted, "
+                        "whose address can be had")
+    buffer = (c.c_char * view.nbytes).from_buffer(view)
+    p.memory = c.addressof(buffer)
+    return p, buffer
+
+
+def shard(first_expert=0, num_experts=0, first_channel=0, num_channels=0, shared_experts=True,
+          experts=None):
+    """moert_shard; experts: of each layer a list of those it has, in place of the range."""
+    s = _c.init(_c.Shard)
+    s.first_expert, s.num_experts = first_expert, num_experts
+    s.first_channel, s.num_channels = first_channel, num_channels
+    s.shared_experts = bool(shared_experts)
+    if experts is not None:
+        flat = [number for layer in experts for number in (len(layer), *layer)]
+        s._list = (c.c_int32 * len(flat))(*flat)
+        s.expert_list, s.expert_list_size = c.addressof(s._list), len(flat)
+    return s
+
+
+class Slots:
+    """Experts of one layer, pinned where they lie until release(), or the end of the step. What
+    part() returned must not be read after that."""
+
+    def __init__(self, step, layer, experts, slots):
+        self._step, self._layer, self._experts, self._c = step, layer, experts, slots
+
+    def slot(self, expert):
+        """-1: it was not asked for."""
+        if self._step is None or not self._step._handle:
+            raise ValueError(f"slots of layer {self._layer}: released")
+        if not 0 <= expert < self._experts:
+            raise KeyError(f"expert {expert} does not exist")
+        return self._c.slot_of_expert[expert]
+
+    def part(self, expert, part=0):
+        """The bytes of one part of an expert, in place and read-only."""
+        slot = self.slot(expert)
+        if slot < 0 or not 0 <= part < self._c.parts:
+            raise KeyError(f"expert {expert} part {part}: not fetched")
+        address = self._c.base[part] + slot * self._c.stride[part]
+        return memoryview((c.c_char * self._c.bytes[part]).from_address(address)).toreadonly()
+
+    def release(self):
+        step, self._step = self._step, None
+        if step is not None and step._handle:
+            check(lib.moert_slots_release, step._handle, self._layer)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.release()
