@@ -160,6 +160,10 @@ absl::StatusOr<std::unique_ptr<BlockPool>> MakeRamBlockPool(const BlockSizes& si
   const int64_t reserved = sizes.Offset(sizes.count());
   void* base = mmap(nullptr, reserved, PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (base == MAP_FAILED && sizes.alike() && limit > 0 && limit < sizes.count()) {
+    // Where address space is limited, room for what the budget allows now.
+    return MakeRamBlockPool(BlockSizes(sizes.Bytes(0), limit), limit, budget, numa_node);
+  }
   if (base == MAP_FAILED) {
     return absl::ResourceExhaustedError(
         fmt::format("reserving {} bytes of address space: {}", reserved, std::strerror(errno)));

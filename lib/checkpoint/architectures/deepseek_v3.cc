@@ -19,8 +19,8 @@ void Read(ConfigFields& fields, HfConfig& config) {
   ReadGroups(fields, layer);
   AddMoeLayers(layer, config);
   config.names = DeepseekNames();
-  for (std::string* name : {&config.names.expert, &config.names.router,
-                            &config.names.shared_expert, &config.names.selection_bias}) {
+  for (std::string* name : {&config.names.expert, &config.names.router, &config.names.shared_expert,
+                            &config.names.selection_bias}) {
     *name = config.tensor_prefix + *name;
   }
   config.rope.interleaved = fields.Bool("rope_interleave", true);

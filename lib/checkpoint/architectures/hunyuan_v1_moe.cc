@@ -1,7 +1,5 @@
 // Hunyuan-A13B: softmax over all experts, the top k renormalized, one shared expert without gate;
 // queries and keys normalized a head, behind RoPE. Published files give one number for each layer.
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "checkpoint/architectures/architecture.h"
@@ -13,8 +11,7 @@ namespace {
 int64_t SameForAll(ConfigFields& fields, const char* key, int64_t low, int64_t high, int64_t def) {
   const std::vector<int64_t> values = fields.Ints(key, low, high, /*scalar_too=*/true);
   if (values.empty()) return def;
-  if (std::count(values.begin(), values.end(), values[0]) !=
-      static_cast<int64_t>(values.size())) {
+  if (std::count(values.begin(), values.end(), values[0]) != static_cast<int64_t>(values.size())) {
     fields.Fail(key, "legal is one number for all layers");
   }
   return values[0];
@@ -48,7 +45,6 @@ void Read(ConfigFields& fields, HfConfig& config) {
 
 }  // namespace
 
-const Architecture kHunyuanV1Moe = {
-    .model_type = "hunyuan_v1_moe", .read = Read, .norm_eps = 1e-5};
+const Architecture kHunyuanV1Moe = {.model_type = "hunyuan_v1_moe", .read = Read, .norm_eps = 1e-5};
 
 }  // namespace moert

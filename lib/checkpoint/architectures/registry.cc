@@ -4,9 +4,9 @@ namespace moert {
 
 absl::Span<const Architecture* const> Architectures() {
   static constexpr const Architecture* kAll[] = {
-      &kDeepseek, &kDeepseekV2, &kDeepseekV3, &kDots1,      &kErnie45Moe, &kGlm4Moe,
-      &kGptOss, &kHunyuanV1Moe,  &kKimiK2, &kKimiK25,     &kLlama4,     &kLlama4Text, &kMinimaxM2,  &kMixtral,
-      &kOlmoe,    &kPhimoe,     &kQwen2Moe,   &kQwen3Moe,   &kQwen3Next,  &kXverse};
+      &kDeepseek,     &kDeepseekV2, &kDeepseekV3, &kDots1,    &kErnie45Moe, &kGlm4Moe,   &kGptOss,
+      &kHunyuanV1Moe, &kKimiK2,     &kKimiK25,    &kLlama4,   &kLlama4Text, &kMinimaxM2, &kMixtral,
+      &kOlmoe,        &kPhimoe,     &kQwen2Moe,   &kQwen3Moe, &kQwen3Next,  &kXverse};
   return kAll;
 }
 

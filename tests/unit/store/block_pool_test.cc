@@ -203,6 +203,23 @@ TEST_CASE("classes of blocks: huge pages while there is room for all of them, an
   CHECK(std::stoll(MappingLine(p.Address(0), "Rss:")) * 1024 == 3 * kBlock);
 }
 
+TEST_CASE("where address space is short, a pool reserves what its limit needs") {
+  constexpr int64_t kBlock = int64_t{1} << 40;
+  BudgetTracker budget(100 * kBlock);
+  const auto pool = MakeRamBlockPool(BlockSizes(kBlock, 1024), 3, &budget);  // of 2^47 addresses
+  REQUIRE_OK(pool.status());
+  for (int i = 0; i < 3; ++i) {
+    const int32_t block = (*pool)->Take();
+    REQUIRE(block >= 0);
+    std::fill_n((*pool)->Address(block), kPage, std::byte{1});
+  }
+  CHECK((*pool)->Take() == -1);
+  (*pool)->SetLimit(4);
+  CHECK((*pool)->Take() == -1);
+  CHECK((*pool)->held_bytes() == 3 * kBlock);
+  CHECK(!MakeRamBlockPool(BlockSizes(kBlock, 1024), 1024, &budget).ok());
+}
+
 TEST_CASE("sizes that are none are refused") {
   BudgetTracker budget(kPage);
   for (const std::vector<int64_t>& bytes : std::vector<std::vector<int64_t>>{
