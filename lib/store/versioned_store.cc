@@ -22,7 +22,8 @@ VersionedStore::VersionedStore(const ExpertSource* source, std::vector<ServedVer
       versions_(std::move(versions)),
       pools_(std::move(pools)),
       transfers_(std::move(transfers)),
-      residency_(residency) {
+      residency_(residency),
+      shared_(dynamic_cast<SharedSlots*>(residency)) {
   int64_t total = 0;
   for (const MoeLayerSpec& layer : source->model().layers) {
     first_.push_back(total);
@@ -268,6 +269,7 @@ int32_t VersionedStore::MakeRoom(ExpertKey incoming, int pool, LoadReason reason
                                  const PolicyContext& context, const LoadHint& hint) {
   BlockPool& blocks = *pools_[pool];
   if (pool != 0) return blocks.TakeFor(Index(incoming));
+  if (shared_ != nullptr) return MakeSharedRoom(incoming, reason, context, hint);
   if (held_[incoming.layer] >= capacity_[incoming.layer] && !TransientFree()) {
     const int32_t block = TakeFrom(incoming.layer, incoming, reason, context, hint);
     if (block >= 0) return block;
@@ -281,6 +283,20 @@ int32_t VersionedStore::MakeRoom(ExpertKey incoming, int pool, LoadReason reason
     }
   }
   if (hint.can_wait || reason != LoadReason::kDemand) return -1;
+  return TakeFrom(kAnyLayer, incoming, reason, context);
+}
+
+int32_t VersionedStore::MakeSharedRoom(ExpertKey incoming, LoadReason reason,
+                                       const PolicyContext& context, const LoadHint& hint) {
+  if (const int32_t block = pools_[0]->TakeFor(Index(incoming)); block >= 0) return block;
+  const bool demand = reason == LoadReason::kDemand;
+  // Enough of the call is in flight: better to wait than to lose what is worth more.
+  const int donor = shared_->Donor(incoming, demand && hint.spare_popular);
+  if (donor >= 0) {
+    const int32_t block = TakeFrom(donor, incoming, reason, context, hint);
+    if (block >= 0) return block;
+  }
+  if (hint.can_wait || !demand) return -1;
   return TakeFrom(kAnyLayer, incoming, reason, context);
 }
 
@@ -479,7 +495,7 @@ bool VersionedStore::Reload(ExpertKey key, int version, LoadReason reason) {
 
 void VersionedStore::EndLayerCall(const PolicyContext& context) {
   const int layer = context.layer;
-  while (held_[layer] > capacity_[layer] &&
+  while (shared_ == nullptr && held_[layer] > capacity_[layer] &&
          EvictOneOf(layer, {layer, -1}, LoadReason::kDemand, context)) {
   }
 }
@@ -572,7 +588,8 @@ absl::Status VersionedStore::SetSlots(int64_t slots, int64_t bytes) {
   context.model = &source_->model();
   while (pools_[0]->Over(slots, bytes)) {
     bool evicted = false;
-    for (int layer = 0; layer < static_cast<int>(held_.size()) && !evicted; ++layer) {
+    const int layers = shared_ == nullptr ? static_cast<int>(held_.size()) : 0;
+    for (int layer = 0; layer < layers && !evicted; ++layer) {
       context.layer = layer;
       evicted = held_[layer] > capacity_[layer] &&
                 EvictOneOf(layer, {layer, -1}, LoadReason::kDemand, context);

@@ -34,6 +34,7 @@
 #include "moert/policy.h"
 #include "moert/trace.h"
 #include "store/block_pool.h"
+#include "store/shared_slots.h"
 #include "transfer/transfer_queue.h"
 
 namespace moert {
@@ -102,8 +103,11 @@ class VersionedStore {
   /// A CPU beside the fast tier computes what is missing, and brings it later if it is worth that:
   /// nothing but demand has to be brought.
   void SetCpuOffload(bool cpu_offload) { cpu_offload_ = cpu_offload; }
-  /// Of a cache: whether the layer holds less than its slots.
-  bool HasFreeSlot(int layer) const { return held_[layer] < capacity_[layer]; }
+  /// Of a cache: whether the layer holds less than its slots. Where layers share: all of them.
+  bool HasFreeSlot(int layer) const {
+    if (shared_ != nullptr) return pools_[0]->taken() < pools_[0]->limit();
+    return held_[layer] < capacity_[layer];
+  }
   /// [L] of the layers, for the capacities. Borrowed; empty: no prefetch.
   void SetPrefetchOutlook(absl::Span<const PrefetchOutlook> outlook) { outlook_ = outlook; }
 
@@ -171,7 +175,8 @@ class VersionedStore {
   /// the residency policy says. When that fails (a layer with no slots, or all of them pinned) it
   /// borrows: what is free, then from layers over their capacity, then, for a demand load that has
   /// no block of its own call to wait for, from anybody. What a layer holds beyond its capacity it
-  /// gives back when its call ends.
+  /// gives back when its call ends. Where the policy shares the slots (SharedSlots), a free block is
+  /// taken, else that of the expert worth least.
   bool StartLoad(ExpertKey key, int version, LoadReason reason, const PolicyContext& context,
                  const LoadHint& hint = {});
   /// Forgets prefetches of a layer that have not started moving and that `counts` [E] (tokens of
@@ -288,6 +293,9 @@ class VersionedStore {
                    const LoadHint& hint = {});
   int32_t MakeRoom(ExpertKey incoming, int pool, LoadReason reason, const PolicyContext& context,
                    const LoadHint& hint);
+  /// As MakeRoom, where layers share the slots.
+  int32_t MakeSharedRoom(ExpertKey incoming, LoadReason reason, const PolicyContext& context,
+                         const LoadHint& hint);
   bool EvictOneOf(int layer, ExpertKey incoming, LoadReason reason, const PolicyContext& context,
                   const LoadHint& hint = {});
   /// Frees what the oldest open step can no longer see.
@@ -300,6 +308,7 @@ class VersionedStore {
   std::vector<std::unique_ptr<BlockPool>> pools_;
   std::unique_ptr<TransferQueue> transfers_;
   ResidencyPolicy* residency_;
+  SharedSlots* shared_;  // residency_; null: every layer has slots of its own
   StoreStats stats_;
   TraceSink* trace_ = nullptr;
   LinkEstimate* link_ = nullptr;

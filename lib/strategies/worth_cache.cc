@@ -1,41 +1,50 @@
 #include "strategies/worth_cache.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 #include <vector>
 
+#include "store/shared_slots.h"
 #include "strategies/use_estimate.h"
 
 namespace moert {
 namespace {
 
-class WorthCache final : public ResidencyPolicy {
+class WorthCache : public ResidencyPolicy {
  public:
+  /// `rule` null: none.
   explicit WorthCache(std::unique_ptr<CapacityRule> rule) : rule_(std::move(rule)) {}
 
   std::vector<int> Capacity(const CapacitySnapshot& snapshot) override {
-    return rule_->Capacity(snapshot);
+    MakeLayers(*snapshot.model);
+    return rule_ == nullptr ? std::vector<int>() : rule_->Capacity(snapshot);
   }
 
   void Observe(const LayerEvent& event) override {
     switch (event.kind) {
       case LayerEvent::Kind::kRouted: {
-        Layer& layer = At(*event.context.model, event.context.layer);
+        MakeLayers(*event.context.model);
+        Layer& layer = layers_[event.context.layer];
         // What this order would have held when the call came.
-        rule_->Observe(event, layer.use.Order());
+        if (rule_ != nullptr) rule_->Observe(event, layer.use.Order());
         layer.use.Observe(event.routing);
         std::fill(layer.pending.begin(), layer.pending.end(), 0);
         layer.inserted += kInsertedWeight * (layer.insertions - layer.inserted);
         layer.insertions = 0;
+        layer.least_known = false;
         return;
       }
       case LayerEvent::Kind::kInserted:
         if (layers_.empty()) return;
         layers_[event.key.layer].pending[event.key.expert] = event.prefetched;
         ++layers_[event.key.layer].insertions;
+        Hold(event.key, 1);
         return;
       case LayerEvent::Kind::kEvicted:
-        if (!layers_.empty()) layers_[event.key.layer].pending[event.key.expert] = 0;
+        if (layers_.empty()) return;
+        layers_[event.key.layer].pending[event.key.expert] = 0;
+        Hold(event.key, 0);
         return;
     }
   }
@@ -52,33 +61,53 @@ class WorthCache final : public ResidencyPolicy {
     return Pays(snapshot, snapshot.candidates[victim].key) ? victim : -1;
   }
 
+ protected:
+  struct Layer {
+    explicit Layer(int experts) : use(experts), pending(experts, 0), held(experts, 0) {}
+    /// Worth of the expert that would leave first, of those that may; infinite if none may.
+    double Least() {
+      if (least_known) return least;
+      least = std::numeric_limits<double>::infinity();
+      for (size_t e = 0; e < held.size(); ++e) {
+        if (held[e] != 0 && pending[e] == 0) least = std::min(least, use.Worth(static_cast<int>(e)));
+      }
+      least_known = true;
+      return least;
+    }
+
+    UseEstimate use;
+    std::vector<uint8_t> pending;  // prefetched for a routing that has not come
+    std::vector<uint8_t> held;     // in the cache
+    double least = 0;              // if least_known
+    bool least_known = false;
+    int insertions = 0;  // since the last call
+    double inserted = 1;  // mean of a call
+  };
+
+  double Worth(ExpertKey key) const {
+    return layers_.empty() ? 0 : layers_[key.layer].use.Worth(key.expert);
+  }
+
+  std::vector<Layer> layers_;
+
  private:
   static constexpr double kInsertedWeight = 1.0 / 64;
 
-  struct Layer {
-    explicit Layer(int experts) : use(experts), pending(experts, 0) {}
-    UseEstimate use;
-    std::vector<uint8_t> pending;  // prefetched for a routing that has not come
-    int insertions = 0;            // since the last call
-    double inserted = 1;           // mean of a call
-  };
+  void Hold(ExpertKey key, uint8_t held) {
+    layers_[key.layer].held[key.expert] = held;
+    layers_[key.layer].least_known = false;
+  }
 
-  Layer& At(const MoeModelSpec& model, int layer) {
-    if (layers_.empty()) {
-      std::vector<Layer> layers;  // all or none, where memory runs out
-      layers.reserve(model.layers.size());
-      for (const MoeLayerSpec& spec : model.layers) layers.emplace_back(spec.num_experts);
-      layers_ = std::move(layers);
-    }
-    return layers_[layer];
+  void MakeLayers(const MoeModelSpec& model) {
+    if (!layers_.empty()) return;
+    std::vector<Layer> layers;  // all or none, where memory runs out
+    layers.reserve(model.layers.size());
+    for (const MoeLayerSpec& spec : model.layers) layers.emplace_back(spec.num_experts);
+    layers_ = std::move(layers);
   }
 
   bool Pending(ExpertKey key) const {
     return !layers_.empty() && layers_[key.layer].pending[key.expert] != 0;
-  }
-
-  double Worth(ExpertKey key) const {
-    return layers_.empty() ? 0 : layers_[key.layer].use.Worth(key.expert);
   }
 
   bool Before(const VictimCandidate& a, const VictimCandidate& b) const {
@@ -103,10 +132,30 @@ class WorthCache final : public ResidencyPolicy {
   }
 
   const std::unique_ptr<CapacityRule> rule_;
-  std::vector<Layer> layers_;
+};
+
+class SharedWorthCache final : public WorthCache, public SharedSlots {
+ public:
+  SharedWorthCache() : WorthCache(nullptr) {}
+
+  int Donor(ExpertKey incoming, bool can_wait) override {
+    if (layers_.empty()) return incoming.layer;
+    int donor = -1;
+    double least = can_wait ? Worth(incoming) : std::numeric_limits<double>::infinity();
+    for (int l = 0; l < static_cast<int>(layers_.size()); ++l) {
+      if (layers_[l].Least() >= least) continue;
+      least = layers_[l].Least();
+      donor = l;
+    }
+    return donor;
+  }
 };
 
 }  // namespace
+
+std::unique_ptr<ResidencyPolicy> MakeSharedWorthCache() {
+  return std::make_unique<SharedWorthCache>();
+}
 
 std::unique_ptr<ResidencyPolicy> MakeWorthCache(std::unique_ptr<CapacityRule> rule) {
   return std::make_unique<WorthCache>(std::move(rule));
