@@ -63,13 +63,13 @@ class WorthCache : public ResidencyPolicy {
 
  protected:
   struct Layer {
-    explicit Layer(int experts) : use(experts), pending(experts, 0), held(experts, 0) {}
+    explicit Layer(int experts) : use(experts), pending(experts, 0), held(experts, 0), counts(experts, 0) {}
     /// Worth of the expert that would leave first, of those that may; infinite if none may.
     double Least() {
       if (least_known) return least;
       least = std::numeric_limits<double>::infinity();
       for (size_t e = 0; e < held.size(); ++e) {
-        if (held[e] != 0 && pending[e] == 0) least = std::min(least, use.Worth(static_cast<int>(e)));
+        if (held[e] != 0 && pending[e] == 0 && (!running || counts[e] == 0)) least = std::min(least, use.Worth(static_cast<int>(e)));
       }
       least_known = true;
       return least;
@@ -78,6 +78,8 @@ class WorthCache : public ResidencyPolicy {
     UseEstimate use;
     std::vector<uint8_t> pending;  // prefetched for a routing that has not come
     std::vector<uint8_t> held;     // in the cache
+    std::vector<int32_t> counts;   // of the last call
+    bool running = false;          // it may not have ended
     double least = 0;              // if least_known
     bool least_known = false;
     int insertions = 0;  // since the last call
@@ -138,17 +140,55 @@ class SharedWorthCache final : public WorthCache, public SharedSlots {
  public:
   SharedWorthCache() : WorthCache(nullptr) {}
 
+  std::vector<int> Capacity(const CapacitySnapshot& snapshot) override {
+    slots_ = static_cast<double>(snapshot.slots);
+    return WorthCache::Capacity(snapshot);
+  }
+
+  void Observe(const LayerEvent& event) override {
+    WorthCache::Observe(event);
+    if (event.kind != LayerEvent::Kind::kRouted) return;
+    layers_[now_].running = false;
+    layers_[now_].least_known = false;
+    now_ = event.context.layer;
+    Layer& layer = layers_[now_];
+    std::copy(event.routing.counts.begin(), event.routing.counts.end(), layer.counts.begin());
+    layer.running = true;
+  }
+
   int Donor(ExpertKey incoming, bool can_wait) override {
     if (layers_.empty()) return incoming.layer;
+    const double horizon = Horizon();
     int donor = -1;
     double least = can_wait ? Worth(incoming) : std::numeric_limits<double>::infinity();
     for (int l = 0; l < static_cast<int>(layers_.size()); ++l) {
-      if (layers_[l].Least() >= least) continue;
-      least = layers_[l].Least();
+      const double worth = layers_[l].Least() * Within(l, horizon);
+      if (worth >= least) continue;
+      least = worth;
       donor = l;
     }
     return donor;
   }
+
+ private:
+  /// Layer calls in which as many experts come as there are slots.
+  double Horizon() const {
+    double inserted = 0;
+    for (const Layer& layer : layers_) inserted += layer.inserted;
+    return slots_ * static_cast<double>(layers_.size()) / std::max(inserted, 1e-3);
+  }
+
+  /// Share of the horizon that is left when the layer is called next: whoever stays until then has
+  /// to last as long. Matters where a step brings about as many experts as there are slots.
+  double Within(int layer, double horizon) const {
+    constexpr double kLeast = 0.02;
+    const int layers = static_cast<int>(layers_.size());
+    const int calls = (layer - now_ + layers - 1) % layers + 1;
+    return std::max(kLeast, 1 - calls / horizon);
+  }
+
+  double slots_ = 0;
+  int now_ = 0;  // the layer that was called last
 };
 
 }  // namespace
