@@ -12,9 +12,10 @@ namespace moert {
 class SharedSlots {
  public:
   virtual ~SharedSlots() = default;
-  /// The layer that gives up an expert for `incoming`; which one, Victim says. Negative: nobody, as
-  /// `incoming` is worth less than whoever would leave, and `can_wait` for a block of its own call.
-  virtual int Donor(ExpertKey incoming, bool can_wait) = 0;
+  /// The layer that gives up an expert; which one, Victim says. `for_call`: to the layer call that
+  /// was routed last, which has to wait; then what it has used itself may leave, if it is not read
+  /// any more. Negative: none.
+  virtual int Donor(bool for_call) = 0;
 };
 
 }  // namespace moert

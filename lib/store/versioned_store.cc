@@ -290,14 +290,17 @@ int32_t VersionedStore::MakeSharedRoom(ExpertKey incoming, LoadReason reason,
                                        const PolicyContext& context, const LoadHint& hint) {
   if (const int32_t block = pools_[0]->TakeFor(Index(incoming)); block >= 0) return block;
   const bool demand = reason == LoadReason::kDemand;
-  // Enough of the call is in flight: better to wait than to lose what is worth more.
-  const int donor = shared_->Donor(incoming, demand && hint.spare_popular);
-  if (donor >= 0) {
-    const int32_t block = TakeFrom(donor, incoming, reason, context, hint);
-    if (block >= 0) return block;
+  const auto take = [&](bool for_call) {
+    const int donor = shared_->Donor(for_call);
+    return donor < 0 ? -1 : TakeFrom(donor, incoming, reason, context, hint);
+  };
+  if (const int32_t block = take(demand); block >= 0 || !demand) return block;
+  // What the call itself uses is still read. Where enough of it is in flight, that is worth waiting
+  // for: the experts of other layers stay.
+  if (!hint.spare_popular) {
+    if (const int32_t block = take(false); block >= 0) return block;
   }
-  if (hint.can_wait || !demand) return -1;
-  return TakeFrom(kAnyLayer, incoming, reason, context);
+  return hint.can_wait ? -1 : TakeFrom(kAnyLayer, incoming, reason, context);
 }
 
 int32_t VersionedStore::TakeFrom(int layer, ExpertKey incoming, LoadReason reason,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -32,7 +33,7 @@ class WorthCache : public ResidencyPolicy {
         std::fill(layer.pending.begin(), layer.pending.end(), 0);
         layer.inserted += kInsertedWeight * (layer.insertions - layer.inserted);
         layer.insertions = 0;
-        layer.least_known = false;
+        layer.least.reset();
         return;
       }
       case LayerEvent::Kind::kInserted:
@@ -63,25 +64,22 @@ class WorthCache : public ResidencyPolicy {
 
  protected:
   struct Layer {
-    explicit Layer(int experts) : use(experts), pending(experts, 0), held(experts, 0), counts(experts, 0) {}
-    /// Worth of the expert that would leave first, of those that may; infinite if none may.
-    double Least() {
-      if (least_known) return least;
-      least = std::numeric_limits<double>::infinity();
+    explicit Layer(int experts) : use(experts), pending(experts, 0), held(experts, 0) {}
+    /// Worth of the expert that would leave first; infinite if none may. `spared` [E]: those above 0
+    /// may not; empty: all may.
+    double Least(absl::Span<const int32_t> spared) const {
+      double least = std::numeric_limits<double>::infinity();
       for (size_t e = 0; e < held.size(); ++e) {
-        if (held[e] != 0 && pending[e] == 0 && (!running || counts[e] == 0)) least = std::min(least, use.Worth(static_cast<int>(e)));
+        if (held[e] == 0 || pending[e] != 0 || (!spared.empty() && spared[e] > 0)) continue;
+        least = std::min(least, use.Worth(static_cast<int>(e)));
       }
-      least_known = true;
       return least;
     }
 
     UseEstimate use;
     std::vector<uint8_t> pending;  // prefetched for a routing that has not come
     std::vector<uint8_t> held;     // in the cache
-    std::vector<int32_t> counts;   // of the last call
-    bool running = false;          // it may not have ended
-    double least = 0;              // if least_known
-    bool least_known = false;
+    std::optional<double> least;   // Least({}), if known
     int insertions = 0;  // since the last call
     double inserted = 1;  // mean of a call
   };
@@ -97,7 +95,7 @@ class WorthCache : public ResidencyPolicy {
 
   void Hold(ExpertKey key, uint8_t held) {
     layers_[key.layer].held[key.expert] = held;
-    layers_[key.layer].least_known = false;
+    layers_[key.layer].least.reset();
   }
 
   void MakeLayers(const MoeModelSpec& model) {
@@ -148,21 +146,16 @@ class SharedWorthCache final : public WorthCache, public SharedSlots {
   void Observe(const LayerEvent& event) override {
     WorthCache::Observe(event);
     if (event.kind != LayerEvent::Kind::kRouted) return;
-    layers_[now_].running = false;
-    layers_[now_].least_known = false;
     now_ = event.context.layer;
-    Layer& layer = layers_[now_];
-    std::copy(event.routing.counts.begin(), event.routing.counts.end(), layer.counts.begin());
-    layer.running = true;
+    used_.assign(event.routing.counts.begin(), event.routing.counts.end());
   }
 
-  int Donor(ExpertKey incoming, bool can_wait) override {
-    if (layers_.empty()) return incoming.layer;
+  int Donor(bool for_call) override {
     const double horizon = Horizon();
     int donor = -1;
-    double least = can_wait ? Worth(incoming) : std::numeric_limits<double>::infinity();
+    double least = std::numeric_limits<double>::infinity();
     for (int l = 0; l < static_cast<int>(layers_.size()); ++l) {
-      const double worth = layers_[l].Least() * Within(l, horizon);
+      const double worth = Least(l, for_call) * Within(l, horizon);
       if (worth >= least) continue;
       least = worth;
       donor = l;
@@ -171,6 +164,13 @@ class SharedWorthCache final : public WorthCache, public SharedSlots {
   }
 
  private:
+  double Least(int l, bool for_call) {
+    Layer& layer = layers_[l];
+    if (l == now_ && !for_call) return layer.Least(used_);
+    if (!layer.least.has_value()) layer.least = layer.Least({});
+    return *layer.least;
+  }
+
   /// Layer calls in which as many experts come as there are slots.
   double Horizon() const {
     double inserted = 0;
@@ -188,7 +188,8 @@ class SharedWorthCache final : public WorthCache, public SharedSlots {
   }
 
   double slots_ = 0;
-  int now_ = 0;  // the layer that was called last
+  int now_ = 0;                // the layer that was called last
+  std::vector<int32_t> used_;  // [E] tokens of its experts in that call
 };
 
 }  // namespace
