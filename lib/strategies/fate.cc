@@ -89,7 +89,8 @@ absl::StatusOr<Strategy> BuildFate(const StrategyContext& context) {
   MOERT_ASSIGN_OR_RETURN(strategy.prefetch_control, params.Flag("control", true));
 
   MOERT_ASSIGN_OR_RETURN(const int eviction, params.OneOf("eviction", 0, {"score", "arc"}));
-  const bool dealt = context.calibration != nullptr || params.Has("shallow") || params.Has("transient");
+  const bool dealt =
+      context.calibration != nullptr || params.Has("shallow") || params.Has("transient");
   if (eviction == 0 && !dealt) {
     strategy.residency = MakeSharedWorthCache();
     return strategy;

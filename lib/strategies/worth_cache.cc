@@ -65,8 +65,8 @@ class WorthCache : public ResidencyPolicy {
  protected:
   struct Layer {
     explicit Layer(int experts) : use(experts), pending(experts, 0), held(experts, 0) {}
-    /// Worth of the expert that would leave first; infinite if none may. `spared` [E]: those above 0
-    /// may not; empty: all may.
+    /// Worth of the expert that would leave first; infinite if none may. `spared` [E]: those above
+    /// 0 may not; empty: all may.
     double Least(absl::Span<const int32_t> spared) const {
       double least = std::numeric_limits<double>::infinity();
       for (size_t e = 0; e < held.size(); ++e) {
@@ -80,8 +80,8 @@ class WorthCache : public ResidencyPolicy {
     std::vector<uint8_t> pending;  // prefetched for a routing that has not come
     std::vector<uint8_t> held;     // in the cache
     std::optional<double> least;   // Least({}), if known
-    int insertions = 0;  // since the last call
-    double inserted = 1;  // mean of a call
+    int insertions = 0;            // since the last call
+    double inserted = 1;           // mean of a call
   };
 
   double Worth(ExpertKey key) const {
