@@ -7,11 +7,12 @@
 namespace moert {
 
 /// What a residency policy is besides, whose layers share all slots: who comes takes the place of
-/// the expert that is worth least, whatever its layer. Its Capacity then says only what each layer
-/// may count on.
+/// the expert that is worth least, whatever its layer.
 class SharedSlots {
  public:
   virtual ~SharedSlots() = default;
+  /// Whether they are shared now; else each layer has those that Capacity gave it.
+  virtual bool Shares() const = 0;
   /// The layer that gives up an expert; which one, Victim says. `for_call`: to the layer call that
   /// was routed last, which has to wait; then what it has used itself may leave, if it is not read
   /// any more. Negative: none.

@@ -269,7 +269,7 @@ int32_t VersionedStore::MakeRoom(ExpertKey incoming, int pool, LoadReason reason
                                  const PolicyContext& context, const LoadHint& hint) {
   BlockPool& blocks = *pools_[pool];
   if (pool != 0) return blocks.TakeFor(Index(incoming));
-  if (shared_ != nullptr) return MakeSharedRoom(incoming, reason, context, hint);
+  if (Shares()) return MakeSharedRoom(incoming, reason, context, hint);
   if (held_[incoming.layer] >= capacity_[incoming.layer] && !TransientFree()) {
     const int32_t block = TakeFrom(incoming.layer, incoming, reason, context, hint);
     if (block >= 0) return block;
@@ -498,7 +498,7 @@ bool VersionedStore::Reload(ExpertKey key, int version, LoadReason reason) {
 
 void VersionedStore::EndLayerCall(const PolicyContext& context) {
   const int layer = context.layer;
-  while (shared_ == nullptr && held_[layer] > capacity_[layer] &&
+  while (!Shares() && held_[layer] > capacity_[layer] &&
          EvictOneOf(layer, {layer, -1}, LoadReason::kDemand, context)) {
   }
 }
@@ -591,7 +591,7 @@ absl::Status VersionedStore::SetSlots(int64_t slots, int64_t bytes) {
   context.model = &source_->model();
   while (pools_[0]->Over(slots, bytes)) {
     bool evicted = false;
-    const int layers = shared_ == nullptr ? static_cast<int>(held_.size()) : 0;
+    const int layers = !Shares() ? static_cast<int>(held_.size()) : 0;
     for (int layer = 0; layer < layers && !evicted; ++layer) {
       context.layer = layer;
       evicted = held_[layer] > capacity_[layer] &&

@@ -105,7 +105,7 @@ class VersionedStore {
   void SetCpuOffload(bool cpu_offload) { cpu_offload_ = cpu_offload; }
   /// Of a cache: whether the layer holds less than its slots. Where layers share: all of them.
   bool HasFreeSlot(int layer) const {
-    if (shared_ != nullptr) return pools_[0]->taken() < pools_[0]->limit();
+    if (Shares()) return pools_[0]->taken() < pools_[0]->limit();
     return held_[layer] < capacity_[layer];
   }
   /// [L] of the layers, for the capacities. Borrowed; empty: no prefetch.
@@ -287,6 +287,7 @@ class VersionedStore {
   /// Gives a version's block back.
   void Drop(ExpertKey key, int version);
   void Evict(ExpertKey key);
+  bool Shares() const { return shared_ != nullptr && shared_->Shares(); }
   bool TransientFree() const;
   /// Evicts experts of a layer until there is a block for `incoming`; -1 when there is none.
   int32_t TakeFrom(int layer, ExpertKey incoming, LoadReason reason, const PolicyContext& context,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -136,7 +137,7 @@ class WorthCache : public ResidencyPolicy {
 
 class SharedWorthCache final : public WorthCache, public SharedSlots {
  public:
-  SharedWorthCache() : WorthCache(nullptr) {}
+  SharedWorthCache() : WorthCache(MakeMeasuredCapacity(/*transient=*/-1)) {}
 
   std::vector<int> Capacity(const CapacitySnapshot& snapshot) override {
     slots_ = static_cast<double>(snapshot.slots);
@@ -147,7 +148,18 @@ class SharedWorthCache final : public WorthCache, public SharedSlots {
     WorthCache::Observe(event);
     if (event.kind != LayerEvent::Kind::kRouted) return;
     now_ = event.context.layer;
+    distinct_.resize(layers_.size(), 0);
+    distinct_[now_] = std::count_if(event.routing.counts.begin(), event.routing.counts.end(),
+                                    [](int32_t count) { return count > 0; });
     used_.assign(event.routing.counts.begin(), event.routing.counts.end());
+  }
+
+  /// Not where a step uses clearly more experts than there are slots, as of a prompt: layers would
+  /// only take them from each other, one after the other.
+  bool Shares() const override {
+    constexpr double kTooMany = 1.6;
+    const int64_t used = std::accumulate(distinct_.begin(), distinct_.end(), int64_t{0});
+    return static_cast<double>(used) <= kTooMany * slots_;
   }
 
   int Donor(bool for_call) override {
@@ -188,8 +200,9 @@ class SharedWorthCache final : public WorthCache, public SharedSlots {
   }
 
   double slots_ = 0;
-  int now_ = 0;                // the layer that was called last
-  std::vector<int32_t> used_;  // [E] tokens of its experts in that call
+  std::vector<int64_t> distinct_;  // [L] experts of each layer's last call
+  int now_ = 0;                    // the layer that was called last
+  std::vector<int32_t> used_;      // [E] tokens of its experts in that call
 };
 
 }  // namespace

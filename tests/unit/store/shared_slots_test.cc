@@ -14,7 +14,9 @@ namespace {
 class TestPolicy final : public ResidencyPolicy, public SharedSlots {
  public:
   int Victim(const VictimSnapshot& snapshot) override { return 0; }
+  bool Shares() const override { return shares; }
   int Donor(bool for_call) override { return for_call ? own : donor; }
+  bool shares = true;
   int own = 0;    // for the call that runs
   int donor = 0;  // for anybody else
 };
@@ -101,6 +103,17 @@ TEST_CASE("a call waits for its own blocks where enough of it is in flight") {
   f.policy.own = f.policy.donor = -1;
   CHECK(f.Load(0, 5));
   CHECK(f.Held() == kSlots);
+}
+
+TEST_CASE("a layer has slots of its own while they are not shared") {
+  Fixture f;
+  for (int e = 0; e < kSlots; ++e) REQUIRE(f.Load(0, e));
+  f.policy.shares = false;
+  f.context.layer = 0;
+  f.store->EndLayerCall(f.context);
+  CHECK(f.store->held(0) == kSlots / kLayers);
+  CHECK(!f.store->HasFreeSlot(0));
+  CHECK(f.store->HasFreeSlot(1));
 }
 
 TEST_CASE("a smaller budget takes from any layer") {

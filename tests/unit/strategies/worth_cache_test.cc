@@ -177,5 +177,18 @@ TEST_CASE("of equals the layer gives that is called last, where slots turn over 
   CHECK(s.slots->Donor(false) == 0);
 }
 
+TEST_CASE("slots are not shared while a step uses clearly more experts than there are") {
+  Shared s(4);
+  const Call token({0, 1}, {.4f, .3f, .15f, .1f, .03f, .02f});
+  const Call prompt({0, 1, 2, 3, 4, 5}, {.4f, .3f, .15f, .1f, .03f, .02f});
+  CHECK(s.slots->Shares());
+  for (int l = 0; l < 2; ++l) s.Route(l, token);
+  CHECK(s.slots->Shares());
+  for (int l = 0; l < 2; ++l) s.Route(l, prompt);
+  CHECK(!s.slots->Shares());
+  for (int l = 0; l < 2; ++l) s.Route(l, token);
+  CHECK(s.slots->Shares());
+}
+
 }  // namespace
 }  // namespace moert
