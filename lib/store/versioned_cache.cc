@@ -31,6 +31,7 @@ int32_t VersionedStore::MakeRoom(ExpertKey incoming, int pool, LoadReason reason
                                  const PolicyContext& context, const LoadHint& hint) {
   BlockPool& blocks = *pools_[pool];
   if (pool != 0) return blocks.TakeFor(Index(incoming));
+  if (Shares()) return MakeSharedRoom(incoming, reason, context, hint);
   if (held_[incoming.layer] >= capacity_[incoming.layer] && !TransientFree()) {
     const int32_t block = TakeFrom(incoming.layer, incoming, reason, context, hint);
     if (block >= 0) return block;
@@ -45,6 +46,23 @@ int32_t VersionedStore::MakeRoom(ExpertKey incoming, int pool, LoadReason reason
   }
   if (hint.can_wait || reason != LoadReason::kDemand) return -1;
   return TakeFrom(kAnyLayer, incoming, reason, context);
+}
+
+int32_t VersionedStore::MakeSharedRoom(ExpertKey incoming, LoadReason reason,
+                                       const PolicyContext& context, const LoadHint& hint) {
+  if (const int32_t block = pools_[0]->TakeFor(Index(incoming)); block >= 0) return block;
+  const bool demand = reason == LoadReason::kDemand;
+  const auto take = [&](bool for_call) {
+    const int donor = shared_->Donor(for_call);
+    return donor < 0 ? -1 : TakeFrom(donor, incoming, reason, context, hint);
+  };
+  if (const int32_t block = take(demand); block >= 0 || !demand) return block;
+  // What the call itself uses is still read. Where enough of it is in flight, that is worth waiting
+  // for: the experts of other layers stay.
+  if (!hint.spare_popular) {
+    if (const int32_t block = take(false); block >= 0) return block;
+  }
+  return hint.can_wait ? -1 : TakeFrom(kAnyLayer, incoming, reason, context);
 }
 
 int32_t VersionedStore::TakeFrom(int layer, ExpertKey incoming, LoadReason reason,
@@ -143,7 +161,7 @@ int64_t VersionedStore::CancelPrefetches(int layer, absl::Span<const int32_t> co
 
 void VersionedStore::EndLayerCall(const PolicyContext& context) {
   const int layer = context.layer;
-  while (held_[layer] > capacity_[layer] &&
+  while (!Shares() && held_[layer] > capacity_[layer] &&
          EvictOneOf(layer, {layer, -1}, LoadReason::kDemand, context)) {
   }
 }

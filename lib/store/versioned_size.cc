@@ -59,7 +59,8 @@ absl::Status VersionedStore::SetSlots(int64_t slots, int64_t bytes) {
   context.model = &source_->model();
   while (pools_[0]->Over(slots, bytes)) {
     bool evicted = false;
-    for (int layer = 0; layer < static_cast<int>(held_.size()) && !evicted; ++layer) {
+    const int layers = Shares() ? 0 : static_cast<int>(held_.size());
+    for (int layer = 0; layer < layers && !evicted; ++layer) {
       context.layer = layer;
       evicted = held_[layer] > capacity_[layer] &&
                 EvictOneOf(layer, {layer, -1}, LoadReason::kDemand, context);

@@ -22,7 +22,8 @@ VersionedStore::VersionedStore(const ExpertSource* source, std::vector<ServedVer
       versions_(std::move(versions)),
       pools_(std::move(pools)),
       transfers_(std::move(transfers)),
-      residency_(residency) {
+      residency_(residency),
+      shared_(dynamic_cast<SharedSlots*>(residency)) {
   int64_t total = 0;
   for (const MoeLayerSpec& layer : source->model().layers) {
     first_.push_back(total);

@@ -33,6 +33,7 @@
 #include "moert/policy.h"
 #include "moert/trace.h"
 #include "store/block_pool.h"
+#include "store/shared_slots.h"
 #include "transfer/transfer_queue.h"
 
 namespace moert {
@@ -108,8 +109,11 @@ class VersionedStore {
   /// The prefetcher that drives the store. With an outlook the capacities are computed again: those
   /// of the store's making knew of none. Borrows what `driver` points to, until the next call.
   void Attach(const PrefetchDriver& driver);
-  /// Of a cache: whether the layer holds less than its slots.
-  bool HasFreeSlot(int layer) const { return held_[layer] < capacity_[layer]; }
+  /// Of a cache: whether the layer holds less than its slots. Where layers share: all of them.
+  bool HasFreeSlot(int layer) const {
+    if (Shares()) return pools_[0]->taken() < pools_[0]->limit();
+    return held_[layer] < capacity_[layer];
+  }
 
   // Steps.
 
@@ -175,7 +179,8 @@ class VersionedStore {
   /// the residency policy says. When that fails (a layer with no slots, or all of them pinned) it
   /// borrows: what is free, then from layers over their capacity, then, for a demand load that has
   /// no block of its own call to wait for, from anybody. What a layer holds beyond its capacity it
-  /// gives back when its call ends.
+  /// gives back when its call ends. Where the policy shares the slots (SharedSlots), a free block
+  /// is taken, else that of the expert worth least.
   bool StartLoad(ExpertKey key, int version, LoadReason reason, const PolicyContext& context,
                  const LoadHint& hint = {});
   /// Forgets prefetches of a layer that have not started moving and that `counts` [E] (tokens of
@@ -286,12 +291,16 @@ class VersionedStore {
   /// Gives a version's block back.
   void Drop(ExpertKey key, int version);
   void Evict(ExpertKey key);
+  bool Shares() const { return shared_ != nullptr && shared_->Shares(); }
   bool TransientFree() const;
   /// Evicts experts of a layer until there is a block for `incoming`; -1 when there is none.
   int32_t TakeFrom(int layer, ExpertKey incoming, LoadReason reason, const PolicyContext& context,
                    const LoadHint& hint = {});
   int32_t MakeRoom(ExpertKey incoming, int pool, LoadReason reason, const PolicyContext& context,
                    const LoadHint& hint);
+  /// As MakeRoom, where layers share the slots.
+  int32_t MakeSharedRoom(ExpertKey incoming, LoadReason reason, const PolicyContext& context,
+                         const LoadHint& hint);
   bool EvictOneOf(int layer, ExpertKey incoming, LoadReason reason, const PolicyContext& context,
                   const LoadHint& hint = {});
   /// Frees what the oldest open step can no longer see.
@@ -304,6 +313,7 @@ class VersionedStore {
   std::vector<std::unique_ptr<BlockPool>> pools_;
   std::unique_ptr<TransferQueue> transfers_;
   ResidencyPolicy* residency_;
+  SharedSlots* shared_;  // residency_; null: every layer has slots of its own
   StoreStats stats_;
   TraceSink* trace_ = nullptr;
   PrefetchDriver driver_;

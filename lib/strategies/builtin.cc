@@ -19,8 +19,8 @@ StrategyKey MaxGbps() {
 RegisteredStrategy Fate() {
   return {
       {"fate",
-       "prefetch by the next layer's gate where it pays, eviction by score over slots dealt to "
-       "layers",
+       "prefetch by the next layer's gate where it pays, eviction by score over slots that layers "
+       "share",
        {SchemeKey(),
         {"percentile",
          "prefetch the experts whose predicted score is above this percentile, in [0, 100) "
@@ -31,12 +31,16 @@ RegisteredStrategy Fate() {
         {"eviction",
          "who leaves: the expert that the gate's scores say will be wanted least (score), or by "
          "ARC as in the paper (arc) (score)"},
-        {"shallow", "number of first layers that get all their slots (dealt by measured misses)"},
+        {"shallow",
+         "number of first layers that get all their slots (slots are shared; eviction=arc: dealt "
+         "by "
+         "measured misses)"},
         {"calibration",
          "file of `moert-pack calibrate` whose layer accuracies choose `shallow`, where that "
          "is not given (none)"},
         {"transient",
-         "slots that belong to no layer, for experts passing through (what the window holds)"},
+         "slots that belong to no layer, for experts passing through; the others are dealt to "
+         "layers (slots are shared; eviction=arc: what the window holds)"},
         {"low", "second version of the pack, for transfers in fewer bits; lossy (none)"},
         {"rho",
          "share of a prefill's tokens whose experts, the least popular, are sent in `low` (0.1)"},
@@ -85,7 +89,7 @@ RegisteredStrategy Graded() {
              "1: the low version of every expert is resident; 0: it is brought for the call, in "
              "its fewer bytes (0)"},
             {"transient",
-             "slots that belong to no layer (4 with standby=0, else what the window holds)"},
+             "slots that belong to no layer; the others are dealt to layers (slots are shared)"},
             {"loss",
              "share of each request's routing mass that may be answered low or substituted (0.05)"},
             {"patience",

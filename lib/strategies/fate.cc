@@ -50,6 +50,18 @@ int64_t BoundaryOf(const RoutingStatistics& calibration) {
   return ShallowBoundary(accuracy);
 }
 
+absl::StatusOr<std::unique_ptr<CapacityRule>> DealtCapacity(const StrategyContext& context) {
+  const StrategyParams& params = context.params;
+  MOERT_ASSIGN_OR_RETURN(const int64_t transient, params.Integer("transient", -1, 0, 1 << 20));
+  if (!params.Has("shallow") && context.calibration == nullptr) {
+    return MakeMeasuredCapacity(static_cast<int>(transient));
+  }
+  // The spec's own number wins over what was measured.
+  MOERT_ASSIGN_OR_RETURN(int64_t shallow, params.Integer("shallow", -1, 0, 1 << 20));
+  if (shallow < 0) shallow = BoundaryOf(*context.calibration);
+  return MakeShallowFirst({static_cast<int>(shallow), static_cast<int>(transient)});
+}
+
 }  // namespace
 
 absl::StatusOr<Strategy> BuildAuto(const StrategyContext& context) {
@@ -76,17 +88,14 @@ absl::StatusOr<Strategy> BuildFate(const StrategyContext& context) {
   strategy.prefetch = as_in_paper ? MakeNextLayerGate(gate) : MakeCalibratedGate(gate.wrap);
   MOERT_ASSIGN_OR_RETURN(strategy.prefetch_control, params.Flag("control", true));
 
-  MOERT_ASSIGN_OR_RETURN(const int64_t transient, params.Integer("transient", -1, 0, 1 << 20));
-  std::unique_ptr<CapacityRule> capacity;
-  if (params.Has("shallow") || context.calibration != nullptr) {
-    // The spec's own number wins over what was measured.
-    MOERT_ASSIGN_OR_RETURN(int64_t shallow, params.Integer("shallow", -1, 0, 1 << 20));
-    if (shallow < 0) shallow = BoundaryOf(*context.calibration);
-    capacity = MakeShallowFirst({static_cast<int>(shallow), static_cast<int>(transient)});
-  } else {
-    capacity = MakeMeasuredCapacity(static_cast<int>(transient));
-  }
   MOERT_ASSIGN_OR_RETURN(const int eviction, params.OneOf("eviction", 0, {"score", "arc"}));
+  const bool dealt =
+      context.calibration != nullptr || params.Has("shallow") || params.Has("transient");
+  if (eviction == 0 && !dealt) {
+    strategy.residency = MakeSharedWorthCache();
+    return strategy;
+  }
+  MOERT_ASSIGN_OR_RETURN(std::unique_ptr<CapacityRule> capacity, DealtCapacity(context));
   strategy.residency =
       eviction == 0 ? MakeWorthCache(std::move(capacity)) : MakeArc(std::move(capacity));
   return strategy;

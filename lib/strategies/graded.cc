@@ -87,10 +87,10 @@ absl::StatusOr<Strategy> BuildGraded(const StrategyContext& context) {
   const double to_substitutes = alpha > 0 ? substituted * loss : 0;
   if (alpha > 0) s.routing = MakeExpertCacheRouting(alpha, to_substitutes);
   s.prefetch = MakeCalibratedGate(/*wrap=*/false);
-  // Without low versions that stand by, those that are brought for a call need blocks meanwhile.
-  MOERT_ASSIGN_OR_RETURN(const int64_t transient,
-                         params.Integer("transient", standby ? -1 : 4, 0, 1 << 20));
-  s.residency = MakeWorthCache(MakeMeasuredCapacity(static_cast<int>(transient)));
+  MOERT_ASSIGN_OR_RETURN(const int64_t transient, params.Integer("transient", -1, 0, 1 << 20));
+  s.residency = params.Has("transient")
+                    ? MakeWorthCache(MakeMeasuredCapacity(static_cast<int>(transient)))
+                    : MakeSharedWorthCache();
   s.placement = std::make_unique<GradedPlacement>(loss - to_substitutes, patience, standby,
                                                   CpuBalanceOptions{true, true});
   return s;

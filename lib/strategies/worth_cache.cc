@@ -1,41 +1,52 @@
 #include "strategies/worth_cache.h"
 
 #include <algorithm>
+#include <limits>
+#include <numeric>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "store/shared_slots.h"
 #include "strategies/use_estimate.h"
 
 namespace moert {
 namespace {
 
-class WorthCache final : public ResidencyPolicy {
+class WorthCache : public ResidencyPolicy {
  public:
+  /// `rule` null: none.
   explicit WorthCache(std::unique_ptr<CapacityRule> rule) : rule_(std::move(rule)) {}
 
   std::vector<int> Capacity(const CapacitySnapshot& snapshot) override {
-    return rule_->Capacity(snapshot);
+    MakeLayers(*snapshot.model);
+    return rule_ == nullptr ? std::vector<int>() : rule_->Capacity(snapshot);
   }
 
   void Observe(const LayerEvent& event) override {
     switch (event.kind) {
       case LayerEvent::Kind::kRouted: {
-        Layer& layer = At(*event.context.model, event.context.layer);
+        MakeLayers(*event.context.model);
+        Layer& layer = layers_[event.context.layer];
         // What this order would have held when the call came.
-        rule_->Observe(event, layer.use.Order());
+        if (rule_ != nullptr) rule_->Observe(event, layer.use.Order());
         layer.use.Observe(event.routing);
         std::fill(layer.pending.begin(), layer.pending.end(), 0);
         layer.inserted += kInsertedWeight * (layer.insertions - layer.inserted);
         layer.insertions = 0;
+        layer.least.reset();
         return;
       }
       case LayerEvent::Kind::kInserted:
         if (layers_.empty()) return;
         layers_[event.key.layer].pending[event.key.expert] = event.prefetched;
         ++layers_[event.key.layer].insertions;
+        Hold(event.key, 1);
         return;
       case LayerEvent::Kind::kEvicted:
-        if (!layers_.empty()) layers_[event.key.layer].pending[event.key.expert] = 0;
+        if (layers_.empty()) return;
+        layers_[event.key.layer].pending[event.key.expert] = 0;
+        Hold(event.key, 0);
         return;
     }
   }
@@ -52,33 +63,52 @@ class WorthCache final : public ResidencyPolicy {
     return Pays(snapshot, snapshot.candidates[victim].key) ? victim : -1;
   }
 
- private:
-  static constexpr double kInsertedWeight = 1.0 / 64;
-
+ protected:
   struct Layer {
-    explicit Layer(int experts) : use(experts), pending(experts, 0) {}
+    explicit Layer(int experts) : use(experts), pending(experts, 0), held(experts, 0) {}
+    /// Worth of the expert that would leave first; infinite if none may. `spared` [E]: those above
+    /// 0 may not; empty: all may.
+    double Least(absl::Span<const int32_t> spared) const {
+      double least = std::numeric_limits<double>::infinity();
+      for (size_t e = 0; e < held.size(); ++e) {
+        if (held[e] == 0 || pending[e] != 0 || (!spared.empty() && spared[e] > 0)) continue;
+        least = std::min(least, use.Worth(static_cast<int>(e)));
+      }
+      return least;
+    }
+
     UseEstimate use;
     std::vector<uint8_t> pending;  // prefetched for a routing that has not come
+    std::vector<uint8_t> held;     // in the cache
+    std::optional<double> least;   // Least({}), if known
     int insertions = 0;            // since the last call
     double inserted = 1;           // mean of a call
   };
 
-  Layer& At(const MoeModelSpec& model, int layer) {
-    if (layers_.empty()) {
-      std::vector<Layer> layers;  // all or none, where memory runs out
-      layers.reserve(model.layers.size());
-      for (const MoeLayerSpec& spec : model.layers) layers.emplace_back(spec.num_experts);
-      layers_ = std::move(layers);
-    }
-    return layers_[layer];
+  double Worth(ExpertKey key) const {
+    return layers_.empty() ? 0 : layers_[key.layer].use.Worth(key.expert);
+  }
+
+  std::vector<Layer> layers_;
+
+ private:
+  static constexpr double kInsertedWeight = 1.0 / 64;
+
+  void Hold(ExpertKey key, uint8_t held) {
+    layers_[key.layer].held[key.expert] = held;
+    layers_[key.layer].least.reset();
+  }
+
+  void MakeLayers(const MoeModelSpec& model) {
+    if (!layers_.empty()) return;
+    std::vector<Layer> layers;  // all or none, where memory runs out
+    layers.reserve(model.layers.size());
+    for (const MoeLayerSpec& spec : model.layers) layers.emplace_back(spec.num_experts);
+    layers_ = std::move(layers);
   }
 
   bool Pending(ExpertKey key) const {
     return !layers_.empty() && layers_[key.layer].pending[key.expert] != 0;
-  }
-
-  double Worth(ExpertKey key) const {
-    return layers_.empty() ? 0 : layers_[key.layer].use.Worth(key.expert);
   }
 
   bool Before(const VictimCandidate& a, const VictimCandidate& b) const {
@@ -103,10 +133,83 @@ class WorthCache final : public ResidencyPolicy {
   }
 
   const std::unique_ptr<CapacityRule> rule_;
-  std::vector<Layer> layers_;
+};
+
+class SharedWorthCache final : public WorthCache, public SharedSlots {
+ public:
+  SharedWorthCache() : WorthCache(MakeMeasuredCapacity(/*transient=*/-1)) {}
+
+  std::vector<int> Capacity(const CapacitySnapshot& snapshot) override {
+    slots_ = static_cast<double>(snapshot.slots);
+    return WorthCache::Capacity(snapshot);
+  }
+
+  void Observe(const LayerEvent& event) override {
+    WorthCache::Observe(event);
+    if (event.kind != LayerEvent::Kind::kRouted) return;
+    now_ = event.context.layer;
+    distinct_.resize(layers_.size(), 0);
+    distinct_[now_] = std::count_if(event.routing.counts.begin(), event.routing.counts.end(),
+                                    [](int32_t count) { return count > 0; });
+    used_.assign(event.routing.counts.begin(), event.routing.counts.end());
+  }
+
+  /// Not where a step uses clearly more experts than there are slots, as of a prompt: layers would
+  /// only take them from each other, one after the other.
+  bool Shares() const override {
+    constexpr double kTooMany = 1.6;
+    const int64_t used = std::accumulate(distinct_.begin(), distinct_.end(), int64_t{0});
+    return static_cast<double>(used) <= kTooMany * slots_;
+  }
+
+  int Donor(bool for_call) override {
+    const double horizon = Horizon();
+    int donor = -1;
+    double least = std::numeric_limits<double>::infinity();
+    for (int l = 0; l < static_cast<int>(layers_.size()); ++l) {
+      const double worth = Least(l, for_call) * Within(l, horizon);
+      if (worth >= least) continue;
+      least = worth;
+      donor = l;
+    }
+    return donor;
+  }
+
+ private:
+  double Least(int l, bool for_call) {
+    Layer& layer = layers_[l];
+    if (l == now_ && !for_call) return layer.Least(used_);
+    if (!layer.least.has_value()) layer.least = layer.Least({});
+    return *layer.least;
+  }
+
+  /// Layer calls in which as many experts come as there are slots.
+  double Horizon() const {
+    double inserted = 0;
+    for (const Layer& layer : layers_) inserted += layer.inserted;
+    return slots_ * static_cast<double>(layers_.size()) / std::max(inserted, 1e-3);
+  }
+
+  /// Share of the horizon that is left when the layer is called next: whoever stays until then has
+  /// to last as long. Matters where a step brings about as many experts as there are slots.
+  double Within(int layer, double horizon) const {
+    constexpr double kLeast = 0.02;
+    const int layers = static_cast<int>(layers_.size());
+    const int calls = (layer - now_ + layers - 1) % layers + 1;
+    return std::max(kLeast, 1 - calls / horizon);
+  }
+
+  double slots_ = 0;
+  std::vector<int64_t> distinct_;  // [L] experts of each layer's last call
+  int now_ = 0;                    // the layer that was called last
+  std::vector<int32_t> used_;      // [E] tokens of its experts in that call
 };
 
 }  // namespace
+
+std::unique_ptr<ResidencyPolicy> MakeSharedWorthCache() {
+  return std::make_unique<SharedWorthCache>();
+}
 
 std::unique_ptr<ResidencyPolicy> MakeWorthCache(std::unique_ptr<CapacityRule> rule) {
   return std::make_unique<WorthCache>(std::move(rule));

@@ -1,5 +1,4 @@
-// WorthCache: a cache that keeps the experts which the next calls will want most, by UseEstimate,
-// with slots dealt to layers by the misses that this order would have (capacity.h).
+// WorthCache: a cache that keeps the experts which the next calls will want most, by UseEstimate.
 #ifndef MOERT_LIB_STRATEGIES_WORTH_CACHE_H_
 #define MOERT_LIB_STRATEGIES_WORTH_CACHE_H_
 
@@ -12,7 +11,10 @@ namespace moert {
 
 /// The expert worth least leaves; what a prefetch brought, not before the routing it was meant for.
 /// A prefetch that says how likely it is wanted (VictimSnapshot::probability) is refused where what
-/// it saves is less than the uses that its victim would have had.
+/// it saves is less than the uses that its victim would have had. Layers share all slots
+/// (SharedSlots).
+std::unique_ptr<ResidencyPolicy> MakeSharedWorthCache();
+/// The same with slots dealt to layers by `rule`.
 std::unique_ptr<ResidencyPolicy> MakeWorthCache(std::unique_ptr<CapacityRule> rule);
 
 }  // namespace moert

@@ -256,14 +256,21 @@ def envelope_bounded():
                             envelope.bounded_rows(envelope_cells()))
 
 
-def envelope_behind():
-    """In one line how many there are, then the worst."""
-    cells = envelope_cells()
+def envelope_before():
+    return experiment.table(["budget", *envelope.LINKS.values()], envelope.exact_rows(envelope.earlier(data("envelope"))))
+
+
+def behind_text(cells):
     values = envelope.shares(cells, "exact", envelope.OURS, envelope.EXACT_RIVALS)
-    behind = envelope.behind(cells)
-    text = (f"Of {len(values)} cells {len(behind)} are below 0.99, {sum(v < 0.95 for v, _ in behind)} below 0.95. The mean "
-            f"is {lib.mean(values):.3f}, the least {min(values):.3f}.")
-    rows = [[c[0], c[1], f"{c[2]}", f"{c[3]} %", envelope.LINKS[c[4]], f"{v:.3f}"] for v, c in behind[:15]]
+    return (f"Of {len(values)} cells {sum(v < 0.99 for v in values)} are below 0.99, {sum(v < 0.95 for v in values)} below 0.95. "
+            f"The mean is {lib.mean(values):.3f}, the least {min(values):.3f}.")
+
+
+def envelope_behind():
+    """In a line how many there are, before and now, then all of them."""
+    cells = envelope_cells()
+    text = f"{behind_text(cells)}\n\nBefore: {behind_text(envelope.earlier(data('envelope')))}"
+    rows = [[c[0], c[1], f"{c[2]}", f"{c[3]} %", envelope.LINKS[c[4]], f"{v:.3f}"] for v, c in envelope.behind(cells)]
     table = experiment.table(["model", "domain", "batch", "budget", "link", "best of four over `fate`"], rows)
     return f"{text}\n\n{table}" if rows else text
 

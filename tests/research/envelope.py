@@ -128,6 +128,11 @@ def measure(args):
     print(text(data["cells"], args.part))
 
 
+def earlier(data):
+    """The cells with `fate` as it was before its layers shared their slots."""
+    return {**data["cells"], **{f"{cell} {OURS}": result for cell, result in data["before"].items()}}
+
+
 def over(stored, cell, ours, rivals):
     """Time of the fastest rival over ours, or None."""
     mine = stored.get(name_of(cell, ours))

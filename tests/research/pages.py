@@ -39,6 +39,7 @@ TABLES = {
                                          rows=lambda r: "displaced" not in r[0]),
     "simulated-paper": lambda: digest.stored("importance-simulated", "Beside the paper"),
     "envelope-exact": digest.envelope_exact, "envelope-rivals": digest.envelope_rivals,
+    "envelope-before": digest.envelope_before,
     "envelope-behind": digest.envelope_behind, "envelope-bounded": digest.envelope_bounded,
     "frontier": digest.frontier, "frontier-best": digest.frontier_best,
     "uniform": digest.uniform_perplexity,

@@ -1,6 +1,7 @@
 // Who is worth a slot, who leaves, and which prefetch is refused.
 #include "strategies/worth_cache.h"
 
+#include "store/shared_slots.h"
 #include "strategies/use_estimate.h"
 #include "tests/support/catch.h"
 
@@ -65,8 +66,8 @@ TEST_CASE("an expert that nearly made it is worth more than one that never came 
   CHECK(use.Worth(2) > use.Worth(3));
   // Only what was ever chosen is in the order.
   CHECK(std::vector<int32_t>(use.Order().begin(), use.Order().end()) == std::vector<int32_t>{0, 1});
-  // A change of use shows within the short memory, and the long one remembers.
-  for (int i = 0; i < UseEstimate::kShort; ++i) {
+  // A change of use shows soon, and the long memory remembers.
+  for (int i = 0; i < UseEstimate::kLatest; ++i) {
     use.Observe(Call({4, 5}, {.02f, .03f, .05f, .2f, .4f, .3f}).view);
   }
   CHECK(use.Worth(4) > use.Worth(2));
@@ -109,6 +110,84 @@ TEST_CASE("a prefetch is refused where its victim is worth more than it saves") 
   CHECK(f.Victim(5, true) == 0);  // by rank: the prefetcher has decided
   f.candidates = {{{0, 5}}};
   CHECK(f.Victim(0, true, 0.5f, 0.1f) == 0);
+}
+
+/// Two layers whose slots are shared; what is held is told as a store would.
+struct Shared {
+  Fixture f;
+  SharedSlots* slots = nullptr;
+
+  explicit Shared(int64_t pool) {
+    f.cache = MakeSharedWorthCache();
+    slots = dynamic_cast<SharedSlots*>(f.cache.get());
+    REQUIRE(slots != nullptr);
+    f.cache->Capacity({&f.model, pool, {}});
+  }
+  void Hold(ExpertKey key) { f.cache->Observe(LayerEvent::Inserted(key, /*prefetched=*/false)); }
+  void Route(int layer, const Call& call) {
+    f.context.layer = layer;
+    f.Route(call);
+  }
+};
+
+TEST_CASE("the layer gives that holds the expert worth least") {
+  Shared s(100);  // many slots: when a layer is called next matters little
+  const Call concentrated({0, 1}, {.5f, .4f, .04f, .03f, .02f, .01f});
+  const Call spread({0, 1}, {.2f, .2f, .16f, .16f, .14f, .14f});
+  for (int i = 0; i < 40; ++i) {
+    s.Route(0, concentrated);
+    s.Route(1, spread);
+  }
+  CHECK(s.slots->Donor(false) == -1);  // nothing is held
+  s.Hold({0, 0});
+  CHECK(s.slots->Donor(false) == 0);
+  s.Hold({1, 3});
+  CHECK(s.slots->Donor(false) == 1);
+  s.Hold({0, 5});
+  CHECK(s.slots->Donor(false) == 0);
+  s.f.cache->Observe(LayerEvent::Evicted({0, 5}));
+  CHECK(s.slots->Donor(false) == 1);
+}
+
+TEST_CASE("what the running call uses leaves for the call itself alone") {
+  Shared s(100);
+  const Call call({0, 1}, {.4f, .3f, .15f, .1f, .03f, .02f});
+  for (int i = 0; i < 40; ++i) s.Route(1, call);
+  s.Hold({1, 0});
+  CHECK(s.slots->Donor(/*for_call=*/false) == -1);
+  CHECK(s.slots->Donor(/*for_call=*/true) == 1);
+  s.Route(0, call);  // that call is over
+  CHECK(s.slots->Donor(/*for_call=*/false) == 1);
+}
+
+TEST_CASE("of equals the layer gives that is called last, where slots turn over in a step") {
+  Shared s(2);
+  const Call call({0, 1}, {.4f, .3f, .15f, .1f, .03f, .02f});
+  for (int i = 0; i < 200; ++i) {
+    for (int l = 0; l < 2; ++l) {
+      s.Route(l, call);
+      s.Hold({l, 4});
+      s.f.cache->Observe(LayerEvent::Evicted({l, 4}));
+    }
+  }
+  s.Hold({0, 4});
+  s.Hold({1, 4});
+  CHECK(s.slots->Donor(false) == 1);  // layer 0 comes next
+  s.Route(0, call);
+  CHECK(s.slots->Donor(false) == 0);
+}
+
+TEST_CASE("slots are not shared while a step uses clearly more experts than there are") {
+  Shared s(4);
+  const Call token({0, 1}, {.4f, .3f, .15f, .1f, .03f, .02f});
+  const Call prompt({0, 1, 2, 3, 4, 5}, {.4f, .3f, .15f, .1f, .03f, .02f});
+  CHECK(s.slots->Shares());
+  for (int l = 0; l < 2; ++l) s.Route(l, token);
+  CHECK(s.slots->Shares());
+  for (int l = 0; l < 2; ++l) s.Route(l, prompt);
+  CHECK(!s.slots->Shares());
+  for (int l = 0; l < 2; ++l) s.Route(l, token);
+  CHECK(s.slots->Shares());
 }
 
 }  // namespace
