@@ -187,6 +187,7 @@ void LayerRunner::Plan(const LayerCall& call) {
 
 absl::Status LayerRunner::FetchAndMultiply(const LayerCall& call) {
   flying_.clear();
+  again_.clear();
   forward_predicted_ = false;
   bool forward = WantsForward(call);  // still to be done, behind the first batch
   bool predicted = false;
@@ -250,6 +251,7 @@ absl::Status LayerRunner::CollectArrived(const LayerCall& call) {
   for (auto it = arrived; it != flying_.end(); ++it) {
     if (Claim(call, *it)) continue;
     absl::Status status = parts_.store->TakeFailure({call.context.layer, *it});
+    if (status.ok() && LoadAgain(*it)) continue;
     if (status.ok()) {
       status = absl::InternalError(
           fmt::format("expert {} of layer {} arrived and is gone", *it, call.context.layer));
@@ -258,6 +260,13 @@ absl::Status LayerRunner::CollectArrived(const LayerCall& call) {
   }
   flying_.erase(arrived, flying_.end());
   return failure;
+}
+
+bool LayerRunner::LoadAgain(int32_t expert) {
+  if (std::find(again_.begin(), again_.end(), expert) != again_.end()) return false;
+  again_.push_back(expert);
+  plan_.load.push_back(expert);
+  return true;
 }
 
 bool LayerRunner::Claim(const LayerCall& call, int32_t expert) {

@@ -113,6 +113,8 @@ class LayerRunner {
   /// Starts loads of plan_.load from *next on, as many as there are blocks.
   void StartLoads(const LayerCall& call, size_t* next);
   absl::Status CollectArrived(const LayerCall& call);
+  /// A prefetch that the call waited for has failed: the call loads for itself. Once.
+  bool LoadAgain(int32_t expert);
   /// Puts an expert into the batch that is multiplied next, pinned, if it is usable.
   bool Claim(const LayerCall& call, int32_t expert);
   /// Multiplies the batch and unpins it.
@@ -156,6 +158,7 @@ class LayerRunner {
   LayerPlan plan_;
   std::vector<int32_t> batch_;   // experts that are multiplied next, pinned
   std::vector<int32_t> flying_;  // experts on their way
+  std::vector<int32_t> again_;   // those that were queued a second time
   std::vector<ReadyExpert> ready_;
   CallTimes times_;
   bool forward_predicted_ = false;  // next_scores come from the host's prediction

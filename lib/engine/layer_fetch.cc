@@ -106,6 +106,7 @@ absl::Status LayerRunner::TooMany(int layer, int64_t wanted, int64_t most) const
 absl::Status LayerRunner::Bring(const LayerCall& call) {
   const int layer = call.context.layer;
   flying_.clear();
+  again_.clear();
   forward_predicted_ = false;
   size_t next = 0;  // of plan_.load
   bool predicted = false;

@@ -192,7 +192,7 @@ class VersionedStore {
   int64_t in_flight() const { return loading_; }
   /// Blocks until at least one transfer arrived, then publishes. False when none is in flight.
   bool Wait();
-  /// The error of a load that failed since it was last asked, or OK.
+  /// The error of a load that failed since it was last asked, or OK. Prefetches fail silently.
   absl::Status TakeFailure(ExpertKey key);
   /// Replaces the active version of an expert by `version` of the same pool, in the same block: it
   /// is absent until that has arrived. False, and nothing changes, where it is read or switching.

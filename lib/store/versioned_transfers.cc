@@ -70,7 +70,7 @@ void VersionedStore::PublishOne(const TransferDone& done) {
   bool inserted = false;
   if (!done.status.ok()) {
     entry.unused_prefetch = false;
-    entry.failure = done.status;
+    if (!prefetched) entry.failure = done.status;  // else nobody's: who waits for it loads again
     Drop(done.key, done.version);
   } else {
     stats_.bytes_loaded += done.bytes;

@@ -29,7 +29,7 @@ struct SyntheticShape {
   float gate_scale = 1.0f;  // below 1: flatter router scores
 };
 
-class SyntheticSource final : public ExpertSource {
+class SyntheticSource : public ExpertSource {
  public:
   explicit SyntheticSource(const SyntheticShape& shape, uint64_t seed = 1) {
     model_.architecture = "synthetic";

@@ -1,6 +1,10 @@
 // The engine's contract: budgets, errors, live changes, element types.
 #include "moert/engine.h"
 
+#include <atomic>
+#include <chrono>
+#include <thread>
+
 #include "base/bf16.h"
 #include "support/catch.h"
 #include "support/run_engine.h"
@@ -109,6 +113,45 @@ TEST_CASE("a source that fails in mid-run: the step reports it and the engine go
   out.clear();
   REQUIRE_OK(RunStep(engine->get(), Phase::kDecode, x, 1, &out));
   CHECK(out == expected);
+}
+
+/// Its first read takes a while and fails.
+class FailsFirst final : public SyntheticSource {
+ public:
+  FailsFirst() : SyntheticSource(SyntheticShape{}) {}
+  absl::Status ReadRecord(int layer, int expert, int version,
+                          absl::Span<std::byte> dst) const override {
+    if (!first_.exchange(false)) {
+      return SyntheticSource::ReadRecord(layer, expert, version, dst);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    return absl::DataLossError("the first read");
+  }
+
+ private:
+  mutable std::atomic<bool> first_ = true;
+};
+
+TEST_CASE("a prefetch that fails is no error of the call that waits for it") {
+  const bool hinted = GENERATE(true, false);
+  auto engine = Engine::Create(std::make_shared<FailsFirst>(), EngineOptions{});
+  REQUIRE_OK(engine.status());
+  const int64_t hidden = (*engine)->model().layers[0].hidden;
+  const std::vector<float> x(hidden, 0.5f);
+  std::vector<float> y(hidden);
+  RoutedInput routing;
+  const std::vector<int32_t> ids = {3, -1};
+  const std::vector<float> weights = {1, 0};
+  routing.ids = ids;
+  routing.weights = weights;
+  if (hinted) REQUIRE_OK((*engine)->PrefetchHint(0, {3}));
+  auto step = (*engine)->Begin({Phase::kDecode, 1});
+  REQUIRE_OK(step.status());
+  const absl::Status status =
+      step->ForwardRouted(0, {x.data(), DType::kF32, 1, hidden, hidden}, routing,
+                          {y.data(), DType::kF32, 1, hidden, hidden});
+  CHECK(status.code() == (hinted ? absl::StatusCode::kOk : absl::StatusCode::kDataLoss));
+  CHECK(step->End().code() == status.code());
 }
 
 TEST_CASE("what is resident still answers while the source is broken") {
