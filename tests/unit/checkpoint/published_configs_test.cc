@@ -1,8 +1,8 @@
 // Facts of published config.json files that decide what the library does: routing, widths, sizes,
 // and in which form the weights come. Checked against the defaults of transformers 5.23's
-// configuration classes (glm4_moe: Air; ernie4_5_moe, minimax_m2, qwen3_moe) and against copies of
-// the published files in public repositories' tests (Kimi-K2 and -K2.5, GLM-4.5, ERNIE-4.5,
-// Hunyuan-A13B).
+// configuration classes (glm4_moe: Air; ernie4_5_moe, minimax_m2) and against copies of the
+// published files in public repositories' tests (Kimi-K2 and -K2.5, GLM-4.5, ERNIE-4.5,
+// Hunyuan-A13B). The others were not compared with a copy.
 #include <cmath>
 #include <nlohmann/json.hpp>
 
