@@ -27,7 +27,6 @@ Outcome Run(const std::string& tool, const std::string& args) {
 std::string Model() {
   return " --model " + TinyModelDir() + " --cache " + Scratch() / "cache" + " ";
 }
-bool Exists(const std::string& path) { return std::filesystem::exists(path); }
 
 TEST_CASE("every tool: -h, --version, a man page, completion that bash takes") {
   for (const char* tool : {"run", "pack", "bench", "sim"}) {
