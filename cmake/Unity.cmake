@@ -4,8 +4,7 @@
 set(MOERT_UNITY_ALONE
     lib/checkpoint/architectures lib/checkpoint/rope_config.cc lib/checkpoint/safetensors_writer.cc
     lib/pack/calibration.cc lib/pack/plan.cc lib/pack/version_json.cc lib/store/high_cache.cc
-    lib/quant lib/gemm lib/offline/hqq.cc lib/offline/moe_block.cc kernels capi/src
-    examples/cli/run)
+    lib/quant lib/gemm lib/offline/hqq.cc lib/offline/moe_block.cc kernels capi/src)
 
 function(moert_unity target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD_MODE GROUP)
