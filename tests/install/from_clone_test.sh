@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# What examples/quickstart.sh builds, in a folder of its own, writes text.
+#   from_clone_test.sh SOURCE_DIR WORK_DIR
+set -euo pipefail
+rm -rf "$2"
+mkdir -p "$2"
+cmake -S "$1" -B "$2/build" --preset quickstart >/dev/null
+cmake --build "$2/build" --target moert-run >"$2/build.log" 2>&1 || { tail -40 "$2/build.log"; exit 1; }
+text=$("$2/build/bin/moert-run" generate --model "$1/examples/models/tiny-moe" --strategy auto --budget 25% \
+       --cache "$2/cache" --max-tokens 16 --prompt "Question: 12 x 7?" 2>&1)
+echo "$text"
+[[ $text == *"of 256 experts"* ]]
