@@ -8,6 +8,7 @@
 #define MOERT_LIB_EXEC_CUDA_COMPUTE_FENCE_H_
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 
 #include "base/mutex.h"
@@ -48,10 +49,17 @@ class ComputeFence {
     const MutexLock lock(&mu_);
     return last_;
   }
-  /// Waits for everything before the newest ticket.
-  void Await() {
+  /// A layer was captured. The host launches the graph itself, and no ticket stands for that.
+  void LayerCaptured() { captured_.store(true, std::memory_order_relaxed); }
+  /// Waits for everything before the newest ticket, and for the whole device once a layer was
+  /// captured. That fails while a stream of the device is captured.
+  cudaError_t AwaitAll() {
     const MutexLock lock(&mu_);
-    if (last_ > 0) AwaitEvent(events_[last_ % kEvents]);
+    if (last_ > 0) {
+      const cudaError_t error = AwaitEvent(events_[last_ % kEvents]);
+      if (error != cudaSuccess) return error;
+    }
+    return captured_.load(std::memory_order_relaxed) ? AwaitDevice() : cudaSuccess;
   }
   /// Work enqueued on `stream` from now on waits for the ticket. An event that was recorded again
   /// since stands for a later point, which contains it.
@@ -67,6 +75,7 @@ class ComputeFence {
   mutable Mutex mu_;
   std::array<cudaEvent_t, kEvents> events_{};  // made by Init, recorded under mu_
   Ticket last_ ABSL_GUARDED_BY(mu_) = 0;
+  std::atomic<bool> captured_{false};
 };
 
 }  // namespace moert::cuda

@@ -15,7 +15,6 @@ namespace moert::cuda {
 
 absl::Status CudaExecutor::Init() {
   DeviceScope scope(device_);
-  const RelaxedCapture relaxed;
   shares_ = GroupGemmShares();
   if (shares_ == 0) {
     return absl::UnimplementedError("the kernels of this build do not run on this device");
@@ -94,6 +93,7 @@ absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContex
   if (capturing) {
     // The handles are read at replay, from the table as OpenStep keeps it.
     captured_ = true;
+    fence_->LayerCaptured();
   } else {
     MOERT_RETURN_IF_ERROR(Enter(stream));
     MOERT_RETURN_IF_ERROR(table_.SyncLayer(store, call.layer, call.epoch, stream));

@@ -36,9 +36,7 @@ class CudaExecutor final : public Executor {
 
   ~CudaExecutor() override {
     leaving_.emplace(device_);
-    // Kernels of the last calls use what goes now, those of graphs that the host launched too.
-    fence_->Await();
-    AwaitDevice();
+    fence_->AwaitAll();  // kernels of the last calls use what goes now
     if (rows_arrived_ != nullptr) cudaEventDestroy(rows_arrived_);
   }
 
