@@ -120,8 +120,13 @@ class CalibratedGate final : public PrefetchPolicy {
 }  // namespace
 
 int HitCurve::Bin(double ratio) {
-  const double at = std::floor(3 * std::log2(std::max(ratio, 1e-9))) + kBins / 2;
-  return static_cast<int>(std::clamp<double>(at, 0, kBins - 1));
+  if (!(ratio > 1e-9)) return 0;
+  if (ratio > 1e9) return kBins - 1;
+  int exponent = 0;
+  const double mantissa = 2 * std::frexp(ratio, &exponent);  // in [1, 2)
+  constexpr double kThird = 1.2599210498948732, kTwoThirds = 1.5874010519681994;  // 2^(1/3), ^2
+  const int thirds = 3 * (exponent - 1) + (mantissa >= kThird) + (mantissa >= kTwoThirds);
+  return std::clamp(thirds + kBins / 2, 0, kBins - 1);
 }
 
 double HitCurve::Guess(double ratio) { return 0.9 * ratio * ratio / (1 + ratio * ratio); }
