@@ -84,7 +84,6 @@ struct LayerBuffers {
     groups.chunks = c->Take<int32_t>(cuda::GroupChunks(pairs) * experts);
     table.tiles = c->Take<cuda::Tile>(tiles);
     for (int p = 0; p < 2; ++p) {
-      table.cost[p] = c->Take<int64_t>(tiles);
       table.starts[p] = c->Take<cuda::Position>(cuda::kMaxShares + 1);
     }
     table.ready = c->Take<int32_t>(tiles);
