@@ -92,10 +92,11 @@ __global__ void __launch_bounds__(kThreads)
   args.logits[static_cast<int64_t>(first + t) * args.experts + expert] = total;
 }
 
-/// Four elements of a row from k on, as they lie in memory; zeros from `end` on. kVector: rows begin
-/// at multiples of four elements, and so does their end.
+/// Four elements of a row from k on, as they lie in memory; zeros from `end` on. kVector: rows
+/// begin at multiples of four elements, and so does their end.
 template <bool kVector, typename T>
-__device__ __forceinline__ void LoadFour(const T* row, int k, int end, uint32_t (&words)[sizeof(T)]) {
+__device__ __forceinline__ void LoadFour(const T* row, int k, int end,
+                                         uint32_t (&words)[sizeof(T)]) {
   if constexpr (kVector && sizeof(T) == 4) {
     uint4 v{};
     if (k < end) v = *reinterpret_cast<const uint4*>(row + k);
@@ -119,7 +120,9 @@ __device__ __forceinline__ void LoadFour(const T* row, int k, int end, uint32_t 
 
 /// How many bf16 a hidden state is the sum of.
 template <typename T>
-constexpr int kRowParts = sizeof(T) == 4 ? 3 : std::is_same_v<T, __half> ? 2 : 1;
+constexpr int kRowParts = sizeof(T) == 4              ? 3
+                          : std::is_same_v<T, __half> ? 2
+                                                      : 1;
 
 /// A CTA 16 kM tokens by 8 kN experts. Weights are the sum of three bf16, hidden states of one, two
 /// or three. Of their products those below 2^-26 of the whole are left out; the others are exact.
@@ -274,7 +277,8 @@ int LaunchMany(const T* x, const GateArgs& args, cudaStream_t stream) {
 
 template <typename T>
 int LaunchFew(const T* x, const GateArgs& args, cudaStream_t stream) {
-  const int packing = args.packed == nullptr ? 0 : (PackedUnits(args.hidden) + kThreads - 1) / kThreads;
+  const int packing =
+      args.packed == nullptr ? 0 : (PackedUnits(args.hidden) + kThreads - 1) / kThreads;
   constexpr int kTokens = 4;
   const bool one = args.tokens == 1;
   const dim3 grid(args.experts + packing, one ? 1 : (args.tokens + kTokens - 1) / kTokens);
@@ -296,7 +300,8 @@ int LaunchGateLogits(const DeviceRows& x, const float* gate, int experts, float*
       return;
     }
     error = LaunchMany(rows, args, stream);
-    if (error == 0 && packed != nullptr) error = LaunchPackRows(x, 0, packed, packed_stride, stream);
+    if (error == 0 && packed != nullptr)
+      error = LaunchPackRows(x, 0, packed, packed_stride, stream);
   });
   return error;
 }

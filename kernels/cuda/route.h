@@ -97,8 +97,8 @@ int LaunchIota(int32_t* first, int begin, int count, CUstream_st* stream);
 /// Few tokens: all between their logits, or the ids given, and the products, by one launch.
 struct RouteFewArgs {
   DeviceRouting routing;
-  int32_t tokens = 0;        // at most kFewTokens
-  float* scores = nullptr;   // the rest as LaunchTopK and LaunchGroup
+  int32_t tokens = 0;       // at most kFewTokens
+  float* scores = nullptr;  // the rest as LaunchTopK and LaunchGroup
   int32_t* ids = nullptr;
   float* weights = nullptr;
   const int32_t* given_ids = nullptr;  // if not null, no choice: as LaunchAdoptRouting (rows.h)

@@ -53,9 +53,8 @@ __global__ void __launch_bounds__(kTileThreads)
     }
   } else if (warp < kWarps) {
     for (int token = warp; token < args.tokens; token += kWarps) {
-      const Chosen chosen =
-          ChooseExperts<kPerLane>(args.routing, args.scores + token * experts,
-                                  scratch.keys[warp][0], scratch.keys[warp][1]);
+      const Chosen chosen = ChooseExperts<kPerLane>(args.routing, args.scores + token * experts,
+                                                    scratch.keys[warp][0], scratch.keys[warp][1]);
       __syncwarp();
       if (lane >= top_k) continue;
       const int at = token * top_k + lane;

@@ -13,7 +13,7 @@ constexpr int kTileThreads = kMaxExperts + 32;
 
 /// What an item costs, in bytes of bf16 that take as long: the bytes it reads, or the instructions
 /// where products of few bits are bound by them.
-__device__ int ItemCost(const TileMatrix& m, int tokens) {
+__device__ inline int ItemCost(const TileMatrix& m, int tokens) {
   constexpr int kItem = 3000;
   const bool many = tokens > 8;
   int k64 = 0;
@@ -83,13 +83,14 @@ __device__ __forceinline__ Position StartOf(const ExpertWork* work, int experts,
   const int64_t tile = min((target - begin) / costs.full, int64_t{of.tiles} - 1);
   const int64_t cost = tile + 1 < of.tiles ? costs.full : costs.last;
   const int64_t items = of.items[product];
-  const auto item = static_cast<int>(((target - begin - tile * costs.full) * items + cost - 1) / cost);
+  const auto item =
+      static_cast<int>(((target - begin - tile * costs.full) * items + cost - 1) / cost);
   const int at = of.first + static_cast<int>(tile);
   return item >= items ? Position{at + 1, 0} : Position{at, item};
 }
 
-/// By a CTA of kTileThreads, thread e for expert e: its `count` tokens (0 of experts that are not to
-/// be multiplied), whose slots begin at `slots`. Places tiles by a scan, writes them, and finds
+/// By a CTA of kTileThreads, thread e for expert e: its `count` tokens (0 of experts that are not
+/// to be multiplied), whose slots begin at `slots`. Places tiles by a scan, writes them, and finds
 /// where shares begin.
 __device__ __forceinline__ void MakeTiles(const MakeTilesArgs& args, const ExpertHandle& handle,
                                           int count, const int32_t* slots, TileScratch& scratch) {
@@ -129,8 +130,8 @@ __device__ __forceinline__ void MakeTiles(const MakeTilesArgs& args, const Exper
   __syncthreads();
   for (int i = e; i < 2 * (args.shares + 1); i += kTileThreads) {
     const int p = i & 1, cta = i >> 1;
-    args.table.starts[p][cta] = StartOf(scratch.work, args.experts, static_cast<int>(total.v[2]),
-                                        p, cta, args.shares);
+    args.table.starts[p][cta] =
+        StartOf(scratch.work, args.experts, static_cast<int>(total.v[2]), p, cta, args.shares);
   }
   for (int i = 0; i < tiles; ++i) {
     const int at = work.first + i;

@@ -34,8 +34,8 @@ __device__ __forceinline__ void SplitFour(const uint32_t (&words)[sizeof(T)],
     } else {
       float2 two;
       if constexpr (std::is_same_v<T, __half>) {
-        two = __half22float2(__halves2half2(__ushort_as_half(words[i] & 0xffffu),
-                                            __ushort_as_half(words[i] >> 16)));
+        two = __half22float2(
+            __halves2half2(__ushort_as_half(words[i] & 0xffffu), __ushort_as_half(words[i] >> 16)));
       } else {
         two = make_float2(__uint_as_float(words[2 * i]), __uint_as_float(words[2 * i + 1]));
       }

@@ -20,8 +20,8 @@ __device__ __forceinline__ uint32_t OrderOf(float key) {
 }
 
 /// The expert with the highest key among those of all lanes, of equal keys the lower index; lane l
-/// holds experts l, l + 32, ..., bit i of `taken` rules out its i-th. A key of NaN is taken last, so
-/// that distinct experts always come out.
+/// holds experts l, l + 32, ..., bit i of `taken` rules out its i-th. A key of NaN is taken last,
+/// so that distinct experts always come out.
 template <int kPerLane>
 __device__ __forceinline__ int Highest(const float (&key)[kPerLane], uint32_t taken, int experts,
                                        int lane) {

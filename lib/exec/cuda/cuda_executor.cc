@@ -101,16 +101,16 @@ absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContex
   const auto route = [&]() -> absl::Status {
     if (few) return RouteFew(call, given, capturing, /*tiles=*/true);
     if (given == nullptr) return RouteOnDevice(call, nullptr, {});
-    MOERT_CUDA_RETURN_IF_ERROR(LaunchAdoptRouting(
-        given->ids, given->weights, static_cast<int>(given->pairs), Spec(call).num_experts, w_.ids,
-        w_.weights, given->used_ids, stream));
+    MOERT_CUDA_RETURN_IF_ERROR(
+        LaunchAdoptRouting(given->ids, given->weights, static_cast<int>(given->pairs),
+                           Spec(call).num_experts, w_.ids, w_.weights, given->used_ids, stream));
     return absl::OkStatus();
   };
   const auto enqueue = [&]() -> absl::Status {
     MOERT_RETURN_IF_ERROR(route());
     if (!capturing) {
-      MOERT_RETURN_IF_ERROR(returned_.BringLate(w_, context, call.hidden.rows, false, stream,
-                                                given != nullptr));
+      MOERT_RETURN_IF_ERROR(
+          returned_.BringLate(w_, context, call.hidden.rows, false, stream, given != nullptr));
     }
     if (few) {
       MOERT_RETURN_IF_ERROR(TileProducts(call, /*narrow=*/false));

@@ -165,8 +165,8 @@ absl::Status CudaExecutor::Route(const ExecutorCall& call, const RoutingRequest&
   if (few) {
     MOERT_RETURN_IF_ERROR(RouteFew(call, nullptr, /*tallied=*/false, /*tiles=*/false));
   } else {
-    MOERT_RETURN_IF_ERROR(RouteOnDevice(call, own_choice ? nullptr : &request,
-                                        returned_.RuleOf(/*late=*/false)));
+    MOERT_RETURN_IF_ERROR(
+        RouteOnDevice(call, own_choice ? nullptr : &request, returned_.RuleOf(/*late=*/false)));
   }
   if (request.next_gate) MOERT_RETURN_IF_ERROR(RouteNext(call));
   MOERT_RETURN_IF_ERROR(
