@@ -85,8 +85,7 @@ absl::Status CudaExecutor::JoinCpu(const ExecutorCall& call, int64_t* took_ns) {
 }
 
 absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContext& context,
-                                    const VersionedStore& store, bool given,
-                                    absl::FunctionRef<absl::Status()> route) {
+                                    const VersionedStore& store, const GivenRouting* given) {
   DeviceScope scope(device_);
   const cudaStream_t stream = Stream(call);
   const bool capturing = Capturing(call.stream);
@@ -98,15 +97,28 @@ absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContex
     MOERT_RETURN_IF_ERROR(Enter(stream));
     MOERT_RETURN_IF_ERROR(table_.SyncLayer(store, call.layer, call.epoch, stream));
   }
+  const bool few = Few(call);
+  const auto route = [&]() -> absl::Status {
+    if (few) return RouteFew(call, given, capturing, /*tiles=*/true);
+    if (given == nullptr) return RouteOnDevice(call, nullptr, {});
+    MOERT_CUDA_RETURN_IF_ERROR(
+        LaunchAdoptRouting(given->ids, given->weights, static_cast<int>(given->pairs),
+                           Spec(call).num_experts, w_.ids, w_.weights, given->used_ids, stream));
+    return absl::OkStatus();
+  };
   const auto enqueue = [&]() -> absl::Status {
     MOERT_RETURN_IF_ERROR(route());
     if (!capturing) {
       MOERT_RETURN_IF_ERROR(
-          returned_.BringLate(w_, context, call.hidden.rows, false, stream, given));
+          returned_.BringLate(w_, context, call.hidden.rows, false, stream, given != nullptr));
     }
-    MOERT_RETURN_IF_ERROR(GroupAndPack(call, capturing));
-    MOERT_RETURN_IF_ERROR(Products(call, AllExperts(call)));
-    return WeightedSum(call, given);
+    if (few) {
+      MOERT_RETURN_IF_ERROR(TileProducts(call, /*narrow=*/false));
+    } else {
+      MOERT_RETURN_IF_ERROR(GroupAndPack(call, capturing));
+      MOERT_RETURN_IF_ERROR(Products(call, AllExperts(call)));
+    }
+    return WeightedSum(call, given != nullptr);
   };
   absl::Status status = enqueue();
   if (!capturing) status.Update(fence_->Pass(stream));  // also behind a failure
@@ -115,18 +127,12 @@ absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContex
 
 absl::Status CudaExecutor::RunResident(const ExecutorCall& call, const PolicyContext& context,
                                        const VersionedStore& store) {
-  return RunWhole(call, context, store, /*given=*/false,
-                  [&] { return RouteOnDevice(call, nullptr, {}, false); });
+  return RunWhole(call, context, store, nullptr);
 }
 
 absl::Status CudaExecutor::RunGiven(const ExecutorCall& call, const GivenRouting& given,
                                     const PolicyContext& context, const VersionedStore& store) {
-  return RunWhole(call, context, store, /*given=*/true, [&]() -> absl::Status {
-    MOERT_CUDA_RETURN_IF_ERROR(LaunchAdoptRouting(
-        given.ids, given.weights, static_cast<int>(given.pairs), Spec(call).num_experts, w_.ids,
-        w_.weights, given.used_ids, Stream(call)));
-    return absl::OkStatus();
-  });
+  return RunWhole(call, context, store, &given);
 }
 
 absl::Status CudaExecutor::BringGiven(const ExecutorCall& call, const GivenRouting& given,

@@ -6,7 +6,6 @@
 #include <optional>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "base/aligned_array.h"
 #include "exec/cuda/cpu_experts.h"
 #include "exec/cuda/cuda_api.h"
@@ -89,20 +88,31 @@ class CudaExecutor final : public Executor {
     return static_cast<cudaStream_t>(call.stream);
   }
 
-  /// A whole call whose routing `route` puts into w_, with every expert at hand. `given`: there may
-  /// be slots without an expert.
+  /// A whole call with every expert at hand, by the layer's own routing or the one given.
   absl::Status RunWhole(const ExecutorCall& call, const PolicyContext& context,
-                        const VersionedStore& store, bool given,
-                        absl::FunctionRef<absl::Status()> route);
+                        const VersionedStore& store, const GivenRouting* given);
   /// Calls of several streams share the buffers: they follow one another.
   absl::Status Enter(cudaStream_t stream);
   /// `ruled`: the request of a routing by another rule than the model's own; else null.
   absl::Status RouteOnDevice(const ExecutorCall& call, const RoutingRequest* ruled,
-                             const RuleMirror& mirror, bool next_gate);
+                             const RuleMirror& mirror);
+  /// The next layer's routing of these rows.
+  absl::Status RouteNext(const ExecutorCall& call);
+  /// Whether one launch routes, groups and makes tiles.
+  bool Few(const ExecutorCall& call) const {
+    return call.hidden.rows <= kFewTokens && !Prompt(call).any();
+  }
+  /// RouteOnDevice (or the routing given) and GroupAndPack of few rows; `tiles`: and all experts'
+  /// tiles.
+  absl::Status RouteFew(const ExecutorCall& call, const GivenRouting* given, bool tallied,
+                        bool tiles);
   absl::Status RouteOnHost(const ExecutorCall& call, const RoutingRequest& request,
                            RoutingResult* routing);
   /// `tallied`: selections are counted on the device.
   absl::Status GroupAndPack(const ExecutorCall& call, bool tallied = false);
+  SelectionTally* Tally(const ExecutorCall& call) const {
+    return w_.tally + on_device_.layer(call.layer).first_handle;
+  }
   /// The same of a routing from the host.
   absl::Status UploadRouting(const ExecutorCall& call, const RoutingResult& routing);
   absl::Status WaitForRows(cudaStream_t stream);
@@ -111,7 +121,16 @@ class CudaExecutor final : public Executor {
   }
   /// What family P does of a call.
   PromptPlan Prompt(const ExecutorCall& call) const;
+  /// Rows as family P reads them, where the call has them like that; else they are to be rounded.
+  struct PromptRows {
+    const uint8_t* data;
+    int64_t stride;  // bytes
+  };
+  std::optional<PromptRows> RowsForPrompt(const ExecutorCall& call) const;
+  MakeTilesArgs TilesOf(const ExecutorCall& call, const ExpertSet& wave) const;
   absl::Status Products(const ExecutorCall& call, const ExpertSet& wave);
+  /// Of tiles that were made.
+  absl::Status TileProducts(const ExecutorCall& call, bool narrow);
   absl::Status PromptProducts(const ExecutorCall& call, const PromptPlan& plan,
                               const ExpertSet& wave);
   ExpertSet AllExperts(const ExecutorCall& call) const;

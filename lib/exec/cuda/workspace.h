@@ -116,7 +116,6 @@ struct Workspace {
     shared_slots = c->Take<int32_t>(e.tokens);
     table.tiles = c->Take<Tile>(e.tiles);
     for (int p = 0; p < 2; ++p) {
-      table.cost[p] = c->Take<int64_t>(e.tiles);
       table.starts[p] = c->Take<Position>(kMaxShares + 1);
     }
     table.ready = c->Take<int32_t>(e.tiles);
