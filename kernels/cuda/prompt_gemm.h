@@ -10,7 +10,8 @@
 // tokens' rows beside them. Two warp groups multiply, each 64 rows. A warp's 16 rows of gate and up
 // are eight channels of both, so that act(gate) * up needs no exchange.
 //
-// Scales are never applied to weights: a weight becomes (u - zero) * 2^e, exact in bf16, where
+// Scales are never applied to weights, but for those of fp4, whose products with weights bf16 holds
+// (primitives/prompt_imported.cuh): a weight becomes (u - zero) * 2^e, exact in bf16, where
 // scale = f * 2^e, and sums are kept in units of the current group's f, by a factor f_before / f
 // from group to group.
 //
@@ -29,19 +30,31 @@ struct CUstream_st;
 namespace moert::cuda {
 
 /// Packings that have a product here.
-constexpr int kPromptPackings = 3;
-MOERT_HOST_DEVICE constexpr int PromptPacking(const DeviceMatrix& m) {
-  if (m.operand != 0 || m.asymmetric != 0) return -1;
-  switch (m.packing) {
+constexpr int kPromptPackings = 7;
+MOERT_HOST_DEVICE constexpr int PromptIndex(Packing packing) {
+  switch (packing) {
     case Packing::kBf16:
       return 0;
     case Packing::kW8:
       return 1;
     case Packing::kW4:
       return 2;
+    case Packing::kF8Block:
+      return 3;
+    case Packing::kMxFp4:
+      return 4;
+    case Packing::kNvFp4:
+      return 5;
+    case Packing::kW4Group:
+    case Packing::kW4GroupF16:
+      return 6;
     default:
       return -1;
   }
+}
+MOERT_HOST_DEVICE constexpr int PromptPacking(const DeviceMatrix& m) {
+  if (m.operand != 0 || (m.asymmetric != 0 && !IsImported(m.packing))) return -1;
+  return PromptIndex(m.packing);
 }
 /// Whether experts of this format are multiplied by this family, of whose packings those of
 /// `packings` (a bit each) are in use.

@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kThreads)
 
   // Packing by packing, the fullest expert first.
   if (is_expert) {
-    for (int p = 0; p < 2; ++p) key[p][e] = share[p].packing << 28 | (0xfffffff - count);
+    for (int p = 0; p < 2; ++p) key[p][e] = share[p].packing << 24 | (0xffffff - count);
   }
   __syncthreads();
   if (is_expert) {

@@ -3,19 +3,25 @@
 #ifndef MOERT_LIB_EXEC_CUDA_PROMPT_PLAN_H_
 #define MOERT_LIB_EXEC_CUDA_PROMPT_PLAN_H_
 
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
 
 #include "kernels/cuda/device_types.h"
+#include "kernels/cuda/prompt_gemm.h"
 #include "moert/model.h"
 
 namespace moert::cuda {
 
 /// Formats of a model, as this family sees them.
 struct PromptFormats {
-  uint32_t pairs = 0;   // bit gate * kPromptPackings + down, by packing
+  uint32_t downs[kPromptPackings] = {};  // by the packing of gate and up: a bit a packing of down
   bool others = false;  // some format is never multiplied here
 
   void Add(const DeviceFormat& format);
+  bool any() const {
+    return std::any_of(std::begin(downs), std::end(downs), [](uint32_t d) { return d != 0; });
+  }
 };
 
 struct PromptPlan {

@@ -40,7 +40,7 @@ struct Extent {
   }
   int64_t x_stride() const { return OperandBytes(hidden); }
   int64_t h_stride() const { return OperandBytes(intermediate); }
-  bool prompts() const { return use.prompt.pairs != 0; }
+  bool prompts() const { return use.prompt.any(); }
   int64_t prompt_x_stride() const { return hidden * 2; }
   int64_t prompt_h_stride() const { return intermediate * 2; }
   int64_t h_bytes() const {
