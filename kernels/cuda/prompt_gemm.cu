@@ -17,6 +17,8 @@ int Launch(int index, const PromptGemmArgs& args, int product, CUstream_st* stre
       return LaunchPrompt<Packing::kF8Block>(args, product, stream);
     case PromptIndex(Packing::kMxFp4):
       return LaunchPrompt<Packing::kMxFp4>(args, product, stream);
+    case PromptIndex(Packing::kW8A8):
+      return LaunchPrompt<Packing::kW8A8>(args, product, stream);
     case PromptIndex(Packing::kNvFp4):
       return LaunchPrompt<Packing::kNvFp4>(args, product, stream);
     default:
@@ -27,8 +29,12 @@ int Launch(int index, const PromptGemmArgs& args, int product, CUstream_st* stre
 }  // namespace
 
 int LaunchPromptProducts(const PromptGemmArgs& args, CUstream_st* stream) {
+  constexpr uint32_t kInt8 = 1u << PromptIndex(Packing::kW8A8);
   int error = 0;
   for (int product = 0; product < 2; ++product) {
+    if (product == 1 && error == 0 && (args.packings[1] & kInt8) != 0) {
+      error = LaunchQuantizePromptH(args, stream);
+    }
     for (int p = 0; p < kPromptPackings && error == 0; ++p) {
       if (args.packings[product] >> p & 1) error = Launch(p, args, product, stream);
     }

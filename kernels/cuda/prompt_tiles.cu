@@ -97,6 +97,7 @@ __global__ void __launch_bounds__(kThreads)
       args.table.units[first.v[0] + i] = unit;
     }
   }
+  if (e == 0) *args.table.unit_count = total.v[0];
   if (e < 2 * kPromptPackings) args.table.tickets[e / kPromptPackings][e % kPromptPackings] = 0;
 
   // Packing by packing, the fullest expert first.

@@ -25,6 +25,11 @@ enum PromptRole : int { kWeightWarp = 8, kScheduleWarp = 9, kGatherWarp = 10 };
 
 #ifdef MOERT_PROMPT_PRODUCTS
 
+template <Packing kPacking>
+__device__ __forceinline__ int64_t XStride(const PromptGemmArgs& args) {
+  return kPacking == Packing::kW8A8 ? args.int8_x_stride : args.x_stride;
+}
+
 template <Packing kPacking, bool kGateUp>
 __device__ __forceinline__ PromptScaleForm ScaleForm(const TileMatrix& m) {
   PromptScaleForm form{m.group_k16s, (m.k + 16 * m.group_k16s - 1) / (16 * m.group_k16s),
@@ -123,6 +128,7 @@ __device__ __forceinline__ void Schedule(const PromptGemmArgs& args,
         slot.row_tile = static_cast<int>(tile >> 16);
         slot.columns = columns;
         slot.count = count;
+        slot.h_row = unit.h_row;
         if constexpr (IsImported(kPacking)) slot.form = ScaleForm<kPacking, kGateUp>(m);
       }
       const int32_t* list = unit.slots;
@@ -132,9 +138,16 @@ __device__ __forceinline__ void Schedule(const PromptGemmArgs& args,
           const int of = list[min(c + lane, count - 1)];
           if constexpr (kGateUp) {
             const int token = of < args.pairs ? of / args.top_k : of - args.pairs;
-            slot.rows[c + lane] = static_cast<uint32_t>(token * args.x_stride);
+            slot.rows[c + lane] = static_cast<uint32_t>(token * XStride<kPacking>(args));
+            if constexpr (kPacking == Packing::kW8A8) {
+              slot.scales_of[c + lane] = *reinterpret_cast<const float*>(
+                  args.int8_x + token * args.int8_x_stride + args.int8_x_scales);
+            }
           } else {
             slot.rows[c + lane] = of;
+            if constexpr (kPacking == Packing::kW8A8) {
+              slot.scales_of[c + lane] = args.h_scales[unit.h_row + c + lane];
+            }
           }
         }
       }
@@ -159,7 +172,8 @@ template <Packing kPacking, bool kGateUp, int kMost>
 __device__ __forceinline__ void BringWeights(const PromptRing<kPacking, kMost>& ring,
                                              const PromptSlot<kMost>* slots) {
   using Ring = PromptRing<kPacking, kMost>;
-  constexpr uint32_t kRun = K64Bytes(kPacking);
+  constexpr int kPieces = StageK64s(kPacking);
+  constexpr uint32_t kPiece = K64Bytes(kPacking);
   const int lane = threadIdx.x % 32;
   RingPlace<kPromptSlots> at;
   RingPlace<Ring::kStages> place;
@@ -170,26 +184,29 @@ __device__ __forceinline__ void BringWeights(const PromptRing<kPacking, kMost>& 
     if (columns == 0) return;
     const int k64s = slot.k64s;
     const int block = kGateUp ? slot.row_tile * 4 + (lane & 3) : slot.row_tile * 8 + (lane & 7);
-    const uint8_t* weights = slot.weights + int64_t{min(block, slot.row_blocks - 1)} * k64s * kRun +
+    const uint8_t* weights = slot.weights + int64_t{min(block, slot.row_blocks - 1)} * k64s * kPiece +
                              (kGateUp && (lane & 4) ? slot.second_weights : 0);
     const uint8_t* h = slot.h;
     const uint32_t tokens = kGateUp ? 0 : columns * 128;
     const std::conditional_t<IsImported(kPacking), StageScaleCopies<kPacking, kGateUp>, NoScales>
         scales(slot, lane);
-    for (int k = 0; k < k64s; ++k) {
+    const int stages = (k64s + kPieces - 1) / kPieces;
+    for (int k = 0; k < stages; ++k) {
       Await(ring.Empty(place.stage), place.parity ^ 1);
+      const uint32_t run = min(kPieces, k64s - k * kPieces) * kPiece;
       const uint32_t full = ring.Full(place.stage);
       uint32_t scale_bytes = 0;
       if constexpr (IsImported(kPacking)) scale_bytes = __reduce_add_sync(~0u, scales.Bytes(k));
       if (lane == 0) {
-        ArriveExpecting(full, Ring::kWeights + tokens + scale_bytes);
+        ArriveExpecting(full, 8 * run + tokens + scale_bytes);
         if constexpr (!kGateUp) {
           BulkCopy(ring.Tokens(place.stage), h + int64_t{k} * tokens, tokens, full);
         }
       }
       __syncwarp();
       if (lane < 8) {
-        BulkCopy(ring.Weights(place.stage) + lane * kRun, weights + int64_t{k} * kRun, kRun, full);
+        BulkCopy(ring.Weights(place.stage) + lane * Ring::kRun, weights + int64_t{k} * Ring::kRun, run,
+                 full);
       }
       if constexpr (IsImported(kPacking)) scales.Copy(k, ring.Scales(place.stage), full);
       place.Next();
@@ -218,9 +235,9 @@ __device__ __forceinline__ void GatherTokens(const PromptGemmArgs& args,
     const PromptSlot<kMost>& slot = slots[at.stage];
     const int columns = slot.columns;
     if (columns == 0) break;
-    const int k64s = slot.k64s;
-    const uint8_t* x = args.x + piece * 16;
-    for (int k = 0; k < k64s; ++k, x += 128) {
+    const int stages = (slot.k64s + StageK64s(kPacking) - 1) / StageK64s(kPacking);
+    const uint8_t* x = (kPacking == Packing::kW8A8 ? args.int8_x : args.x) + piece * 16;
+    for (int k = 0; k < stages; ++k, x += 128) {
       Await(ring.Empty(place.stage), place.parity ^ 1);
       const uint32_t tokens = ring.Tokens(place.stage) + to;
       // Where some rows begin is read before the first is copied: a copy lets nothing pass.
@@ -255,7 +272,10 @@ __device__ __forceinline__ void RunTile(PromptConsumer<kPacking, kGateUp, kMost>
   float d[kColumns / 2];
   consumer.Forget();
   consumer.template Multiply<kColumns>(slot, d);
-  if constexpr (kGateUp) {
+  if constexpr (kGateUp && kPacking == Packing::kW8A8) {
+    consumer.template StoreWideH<kColumns>(slot, args.activation == 0, args.wide_h,
+                                           args.wide_h_stride, d);
+  } else if constexpr (kGateUp) {
     consumer.template StoreH<kColumns>(slot, args.activation == 0, d);
   } else {
     consumer.template StoreOut<kColumns>(slot, args.out, args.out_stride, d);

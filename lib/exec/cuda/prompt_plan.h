@@ -22,6 +22,7 @@ struct PromptFormats {
   bool any() const {
     return std::any_of(std::begin(downs), std::end(downs), [](uint32_t d) { return d != 0; });
   }
+  bool int8() const { return downs[PromptIndex(Packing::kW8A8)] != 0; }
 };
 
 struct PromptPlan {
@@ -31,6 +32,12 @@ struct PromptPlan {
   int most = 0;                 // the tiling
 
   bool any() const { return packings != 0; }
+  /// Which rows of x its products read: quantized ones, rounded ones.
+  bool int8() const { return (of_product[0] & kInt8) != 0; }
+  bool rounded() const { return (of_product[0] & ~kInt8) != 0; }
+
+ private:
+  static constexpr uint32_t kInt8 = 1u << PromptIndex(Packing::kW8A8);
 };
 PromptPlan PlanPrompt(const PromptFormats& formats, const MoeLayerSpec& layer, int64_t tokens);
 
