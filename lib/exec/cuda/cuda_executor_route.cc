@@ -79,14 +79,15 @@ absl::Status CudaExecutor::GroupAndPack(const ExecutorCall& call, bool tallied) 
   }
   const PromptPlan prompt = Prompt(call);
   if (prompt.any()) {
-    if (!RowsForPrompt(call)) {
+    if (prompt.rounded() && !RowsForPrompt(call)) {
       MOERT_CUDA_RETURN_IF_ERROR(
           LaunchRoundRows(Rows(call), w_.prompt_x, extent_.prompt_x_stride(), stream));
     }
-    if (!prompt.others) return absl::OkStatus();
+    if (!prompt.others && !prompt.int8()) return absl::OkStatus();
   }
+  constexpr int kInt8 = static_cast<int>(OperandForm::kInt8Token);
   for (int i = 0; i < kOperands; ++i) {
-    if (w_.x[i] == nullptr) continue;
+    if (w_.x[i] == nullptr || (prompt.any() && !prompt.others && i != kInt8)) continue;
     MOERT_CUDA_RETURN_IF_ERROR(LaunchPackRows(Rows(call), i, w_.x[i], extent_.x_stride(), stream));
   }
   return absl::OkStatus();
