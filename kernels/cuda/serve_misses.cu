@@ -1,9 +1,8 @@
-#include "kernels/cuda/serve_misses.h"
-
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/primitives/launch.cuh"
 #include "kernels/cuda/route.h"
+#include "kernels/cuda/serve_misses.h"
 
 namespace moert::cuda {
 namespace {
@@ -16,7 +15,8 @@ __global__ void __launch_bounds__(kMostThreads)
     ServeMissesKernel(const __grid_constant__ ServeMissesArgs args) {
   TriggerDependentLaunch();
   GridDependencySync();
-  __shared__ ServedExpert rows[kMaxExperts];
+  __shared__ alignas(ServedExpert) uint8_t shared_rows[kMaxExperts * sizeof(ServedExpert)];
+  auto* const rows = reinterpret_cast<ServedExpert*>(shared_rows);
   __shared__ int32_t counts[kMaxExperts];
   __shared__ int32_t places[kMaxExperts];
   __shared__ uint8_t held[kMaxExperts];
@@ -65,8 +65,7 @@ __global__ void __launch_bounds__(kMostThreads)
 
   const int64_t tick = layer.tick + 1;
   if (is_expert) {
-    const ServedExpert after =
-        AfterCall(row, count, tick, call, places, miss_rank, victim_rank);
+    const ServedExpert after = AfterCall(row, count, tick, call, places, miss_rank, victim_rank);
     if (layer.lent != 0) args.rows[e] = after;
     ExpertHandle ready, late;
     if (count > 0) {

@@ -90,9 +90,7 @@ class Chain {
     REQUIRE(cudaGraphInstantiate(&graphs_[rows], graph, 0) == cudaSuccess);
     cudaGraphDestroy(graph);
   }
-  void Launch(int64_t rows) {
-    REQUIRE(cudaGraphLaunch(graphs_.at(rows), stream()) == cudaSuccess);
-  }
+  void Launch(int64_t rows) { REQUIRE(cudaGraphLaunch(graphs_.at(rows), stream()) == cudaSuccess); }
   void Set(std::vector<float> x) {
     x.resize(static_cast<size_t>(kMostRows * Shape().hidden));
     device_.Set(x);

@@ -149,7 +149,7 @@ class CudaExecutor final : public Executor {
   DeviceRule rule_;
   std::unique_ptr<ServedMisses> served_;    // null: the host serves misses
   std::vector<cudaStream_t> open_streams_;  // of open steps, where it is not null
-  bool given_ = false;  // the call's routing is the host's
+  bool given_ = false;                      // the call's routing is the host's
   cudaEvent_t rows_arrived_ = nullptr;
   cudaStream_t last_stream_ = nullptr;
   bool any_stream_ = false;

@@ -1,5 +1,5 @@
-// Counters in device memory on their way to the host. Behind a step, on a stream beside it, they are
-// copied and nobody waits. The copy may see some of what the next step has begun to count; of
+// Counters in device memory on their way to the host. Behind a step, on a stream beside it, they
+// are copied and nobody waits. The copy may see some of what the next step has begun to count; of
 // counters that only grow the host takes differences, and everything is counted once.
 #ifndef MOERT_LIB_EXEC_CUDA_LATE_COPY_H_
 #define MOERT_LIB_EXEC_CUDA_LATE_COPY_H_

@@ -81,8 +81,7 @@ absl::Status ServedMisses::PlaceRecords(const DeviceModel& on_device, const Devi
     }
   }
   MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpy(on_device_.records, placed.data(),
-                                        placed.size() * sizeof(placed[0]),
-                                        cudaMemcpyHostToDevice));
+                                        placed.size() * sizeof(placed[0]), cudaMemcpyHostToDevice));
   return absl::OkStatus();
 }
 

@@ -1,10 +1,10 @@
 // The host's side of misses that the device serves (kernels/cuda/serve_misses.h): the table that
 // changes hands, the copies' branch of a captured call, the counters.
 //
-// Nothing can wait for ever. Kernels of a call are ordered by edges of the graph alone: the decision
-// in front of both branches, the copies on one, the products of what is there on the other, both in
-// front of the products of late experts. No kernel waits for what another one writes while both
-// run, so none needs the other to be on the device, and edges of a graph make no circle.
+// Nothing can wait for ever. Kernels of a call are ordered by edges of the graph alone: the
+// decision in front of both branches, the copies on one, the products of what is there on the
+// other, both in front of the products of late experts. No kernel waits for what another one writes
+// while both run, so none needs the other to be on the device, and edges of a graph make no circle.
 #ifndef MOERT_LIB_EXEC_CUDA_SERVED_MISSES_H_
 #define MOERT_LIB_EXEC_CUDA_SERVED_MISSES_H_
 
@@ -30,8 +30,8 @@ class ServedMisses {
   ServedMisses(const ServedMisses&) = delete;
   ServedMisses& operator=(const ServedMisses&) = delete;
 
-  /// Every record of `version` must be kept by `records`; FailedPrecondition where the device cannot
-  /// read one. `first_shared`: the handle of layer 0's shared expert. All borrowed.
+  /// Every record of `version` must be kept by `records`; FailedPrecondition where the device
+  /// cannot read one. `first_shared`: the handle of layer 0's shared expert. All borrowed.
   absl::Status Init(const MoeModelSpec* model, const DeviceModel& on_device,
                     const DeviceSource& records, int version, const ServedBuffers& buffers,
                     const ExpertHandle* first_shared);

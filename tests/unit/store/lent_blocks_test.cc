@@ -65,7 +65,8 @@ ServedCounts Serve(const std::vector<int32_t>& counts, int slots, int64_t tick,
   return call;
 }
 
-/// A store, and calls of it: by the host, as layer calls make them, or by the rule while it is lent.
+/// A store, and calls of it: by the host, as layer calls make them, or by the rule while it is
+/// lent.
 struct Cache {
   SyntheticSource source{Shape()};
   VirtualClock clock;
