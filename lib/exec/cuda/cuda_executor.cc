@@ -21,10 +21,10 @@ absl::Status CudaExecutor::Init() {
   }
   prompt_ctas_ = PromptGemmCtas();
   Carver count;
-  w_.Carve(extent_, HandleCount(model_), &count);
+  w_.Carve(model_, extent_, &count);
   MOERT_ASSIGN_OR_RETURN(memory_, Buffer::Device(count.used()));
   Carver carver(memory_.data());
-  w_.Carve(extent_, HandleCount(model_), &carver);
+  w_.Carve(model_, extent_, &carver);
   MOERT_RETURN_IF_ERROR(on_device_.Init(parts_));
   MOERT_RETURN_IF_ERROR(table_.Init(&model_, &on_device_, w_.handles));
   MOERT_RETURN_IF_ERROR(returned_.Init(&model_, extent_));
@@ -98,8 +98,9 @@ absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContex
     MOERT_RETURN_IF_ERROR(table_.SyncLayer(store, call.layer, call.epoch, stream));
   }
   const bool few = Few(call);
+  const bool served = capturing && served_ != nullptr;
   const auto route = [&]() -> absl::Status {
-    if (few) return RouteFew(call, given, capturing, /*tiles=*/true);
+    if (few) return RouteFew(call, given, capturing, /*tiles=*/!served);
     if (given == nullptr) return RouteOnDevice(call, nullptr, {});
     MOERT_CUDA_RETURN_IF_ERROR(
         LaunchAdoptRouting(given->ids, given->weights, static_cast<int>(given->pairs),
@@ -112,11 +113,13 @@ absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContex
       MOERT_RETURN_IF_ERROR(
           returned_.BringLate(w_, context, call.hidden.rows, false, stream, given != nullptr));
     }
-    if (few) {
+    if (!few) MOERT_RETURN_IF_ERROR(GroupAndPack(call, capturing));
+    if (served) {
+      MOERT_RETURN_IF_ERROR(ServedProducts(call));
+    } else if (few) {
       MOERT_RETURN_IF_ERROR(TileProducts(call, /*narrow=*/false));
     } else {
-      MOERT_RETURN_IF_ERROR(GroupAndPack(call, capturing));
-      MOERT_RETURN_IF_ERROR(Products(call, AllExperts(call)));
+      MOERT_RETURN_IF_ERROR(Products(call, AllExperts(call), table_.rows(call.layer)));
     }
     return WeightedSum(call, given != nullptr);
   };
@@ -178,20 +181,30 @@ bool CudaExecutor::TakeSelections(std::vector<SelectionCount>* added) {
 }
 
 absl::Status CudaExecutor::OpenStep(VersionedStore* store, int64_t epoch, void* stream) {
+  const auto order = static_cast<cudaStream_t>(stream);
   if (captured_) {
     DeviceScope scope(device_);
-    MOERT_RETURN_IF_ERROR(Enter(static_cast<cudaStream_t>(stream)));
-    MOERT_RETURN_IF_ERROR(table_.SyncNewest(store, epoch, static_cast<cudaStream_t>(stream)));
+    MOERT_RETURN_IF_ERROR(Enter(order));
+    MOERT_RETURN_IF_ERROR(served_ != nullptr ? served_->Lend(store, order)
+                                             : table_.SyncNewest(store, epoch, order));
   }
+  if (served_ != nullptr) open_streams_.push_back(order);
   return absl::OkStatus();
 }
 
 absl::Status CudaExecutor::CloseStep(void* stream) {
   DeviceScope scope(device_);
   const auto order = static_cast<cudaStream_t>(stream);
+  // Behind a failure too: replays use the blocks.
+  absl::Status status = fence_->Pass(order);
+  if (const auto it = std::find(open_streams_.begin(), open_streams_.end(), order);
+      it != open_streams_.end() && status.ok()) {
+    open_streams_.erase(it);
+  }
   // Replays cannot be told from steps without them.
-  if (captured_) MOERT_RETURN_IF_ERROR(selections_.Bring(order));
-  return fence_->Pass(order);
+  if (captured_) status.Update(selections_.Bring(order));
+  if (captured_ && served_ != nullptr) status.Update(served_->BringCounts(order));
+  return status;
 }
 
 absl::StatusOr<int64_t> ExecutorBytes(const ExpertSource& source, absl::Span<const int> versions,
@@ -200,7 +213,7 @@ absl::StatusOr<int64_t> ExecutorBytes(const ExpertSource& source, absl::Span<con
   const MoeModelSpec& model = source.model();
   Carver count;
   Workspace w{};
-  w.Carve(Extent(model, use, max_tokens), HandleCount(model), &count);
+  w.Carve(model, Extent(model, use, max_tokens), &count);
   return count.used();
 }
 

@@ -15,6 +15,7 @@
 #include "exec/cuda/residency_table.h"
 #include "exec/cuda/routing_return.h"
 #include "exec/cuda/selection_return.h"
+#include "exec/cuda/served_misses.h"
 #include "exec/cuda/workspace.h"
 #include "kernels/cuda/route.h"
 #include "kernels/cuda/rows.h"
@@ -68,6 +69,10 @@ class CudaExecutor final : public Executor {
                           std::vector<int32_t>* ids, std::vector<float>* weights) override;
   absl::Status ReturnUsed(const ExecutorCall& call, absl::Span<const int32_t> used,
                           int32_t* to) override;
+  absl::Status ServeMisses(const VersionedStore& store) override;
+  bool lent() const override { return served_ != nullptr && served_->lent(); }
+  absl::Status TakeBack(VersionedStore* store) override;
+  bool TakeServed(ServedCount* added) override;
   bool Capturing(void* stream) const override;
   bool TakeRouting(PolicyContext* context, RoutingResult* routing) override;
   bool TakeSelections(std::vector<SelectionCount>* added) override;
@@ -127,12 +132,17 @@ class CudaExecutor final : public Executor {
     int64_t stride;  // bytes
   };
   std::optional<PromptRows> RowsForPrompt(const ExecutorCall& call) const;
-  MakeTilesArgs TilesOf(const ExecutorCall& call, const ExpertSet& wave) const;
-  absl::Status Products(const ExecutorCall& call, const ExpertSet& wave);
+  /// Of the experts in `wave` that have a record in `handles` (MakeTilesArgs).
+  MakeTilesArgs TilesOf(const ExecutorCall& call, const ExpertSet& wave,
+                        const ExpertHandle* handles) const;
+  absl::Status Products(const ExecutorCall& call, const ExpertSet& wave,
+                        const ExpertHandle* handles);
   /// Of tiles that were made.
   absl::Status TileProducts(const ExecutorCall& call, bool narrow);
   absl::Status PromptProducts(const ExecutorCall& call, const PromptPlan& plan,
-                              const ExpertSet& wave);
+                              const ExpertSet& wave, const ExpertHandle* handles);
+  /// Of all experts of a captured call: what is there, beside the copies of what is not; then that.
+  absl::Status ServedProducts(const ExecutorCall& call);
   ExpertSet AllExperts(const ExecutorCall& call) const;
   /// `given`: slots of an id below 0 are left out.
   absl::Status WeightedSum(const ExecutorCall& call, bool given);
@@ -155,7 +165,9 @@ class CudaExecutor final : public Executor {
   RoutingReturn returned_;
   SelectionReturn selections_;
   DeviceRule rule_;
-  bool given_ = false;  // the call's routing is the host's
+  std::unique_ptr<ServedMisses> served_;    // null: the host serves misses
+  std::vector<cudaStream_t> open_streams_;  // of open steps, where it is not null
+  bool given_ = false;                      // the call's routing is the host's
   cudaEvent_t rows_arrived_ = nullptr;
   cudaStream_t last_stream_ = nullptr;
   bool any_stream_ = false;

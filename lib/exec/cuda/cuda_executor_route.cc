@@ -62,7 +62,7 @@ absl::Status CudaExecutor::RouteFew(const ExecutorCall& call, const GivenRouting
   if (tallied) args.tally = Tally(call);
   if (HasShared(call)) args.shared_slots = w_.shared_slots;
   args.makes_tiles = tiles ? 1 : 0;
-  if (tiles) args.tiles = TilesOf(call, AllExperts(call));
+  if (tiles) args.tiles = TilesOf(call, AllExperts(call), table_.rows(call.layer));
   MOERT_CUDA_RETURN_IF_ERROR(LaunchRouteFew(args, stream));
   return absl::OkStatus();
 }
