@@ -155,6 +155,11 @@ class ShardEngine final : public Engine {
     if (layer >= 0 && layer < layers) return absl::OkStatus();
     return absl::InvalidArgumentError(fmt::format("layer {}: must be in [0, {})", layer, layers));
   }
+  static absl::Status CheckPlace(Place place) {
+    if (place == Place::kHost) return absl::OkStatus();
+    return absl::UnimplementedError(
+        "shard: ids on the device name experts of the whole model; give them in host memory");
+  }
   int Next(int layer) const { return (layer + 1) % model().num_layers(); }
 
   // What a localized input points to.
@@ -251,10 +256,7 @@ absl::Status ShardEngine::Forward(StepId step, int layer, const MatrixView& hidd
 absl::Status ShardEngine::ForwardRouted(StepId step, int layer, const MatrixView& hidden,
                                         const RoutedInput& routing, const MutableMatrixView& out) {
   MOERT_RETURN_IF_ERROR(CheckLayer(layer));
-  if (routing.place != Place::kHost) {
-    return absl::UnimplementedError(
-        "shard: ids on the device name experts of the whole model; give them in host memory");
-  }
+  MOERT_RETURN_IF_ERROR(CheckPlace(routing.place));
   LocalArrays arrays;
   MOERT_ASSIGN_OR_RETURN(const RoutedInput local, Localized(layer, routing, &arrays));
   MOERT_RETURN_IF_ERROR(engine_->ForwardRouted(step, layer, hidden, local, out));
@@ -266,6 +268,7 @@ absl::Status ShardEngine::ForwardRouted(StepId step, int layer, const MatrixView
 
 absl::Status ShardEngine::Fetch(StepId step, int layer, const FetchInput& input, SlotView* view) {
   MOERT_RETURN_IF_ERROR(CheckLayer(layer));
+  MOERT_RETURN_IF_ERROR(CheckPlace(input.place));
   LocalArrays arrays;
   MOERT_ASSIGN_OR_RETURN(const FetchInput local, Localized(layer, input, &arrays));
   // slot_of_expert is of the shard's experts, in their order.

@@ -79,8 +79,6 @@ class Backend {
   }
   /// Refuses to lease records, where there are none.
   virtual absl::Status CheckLease() const { return absl::OkStatus(); }
-  /// Refuses Engine::Fetch.
-  virtual absl::Status CheckFetch() const { return CheckLease(); }
 
   /// Whether MakePool knows blocks in classes.
   virtual bool block_classes() const { return false; }

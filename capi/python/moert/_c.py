@@ -133,7 +133,7 @@ class Slots(c.Structure):
     _fields_ = [("struct_size", c.c_uint64), ("base", c.c_void_p * MAX_PARTS),
                 ("stride", c.c_int64 * MAX_PARTS), ("bytes", c.c_int64 * MAX_PARTS),
                 ("slot_of_expert", c.POINTER(c.c_int32)), ("slots", c.c_int64),
-                ("parts", c.c_int64)]
+                ("parts", c.c_int64), ("device_slot_of_expert", c.c_void_p)]
 
 
 Stats = _struct(

@@ -31,6 +31,7 @@ absl::Status CudaExecutor::Init() {
   MOERT_RETURN_IF_ERROR(returned_.Init(&model_, extent_));
   MOERT_RETURN_IF_ERROR(selections_.Init(w_.tally, HandleCount(model_)));
   MOERT_RETURN_IF_ERROR(rule_.Init(w_.rule));
+  MOERT_RETURN_IF_ERROR(fetch_.Init(&model_, w_.ids, w_.weights, &returned_, fence_));
   MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&rows_arrived_, cudaEventDisableTiming));
   if (parts_.cpu_offload) {
     const auto spin = parts_.pool->num_threads() < UsableCpus() ? kSpinWithDevice : kSpinAlone;
@@ -39,15 +40,6 @@ absl::Status CudaExecutor::Init() {
   }
   // The copies and fills above are the default stream's.
   MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(cudaStreamLegacy));
-  return absl::OkStatus();
-}
-
-absl::Status CudaExecutor::Enter(cudaStream_t stream) {
-  if (any_stream_ && stream != last_stream_) {
-    MOERT_RETURN_IF_ERROR(fence_->Wait(fence_->Now(), stream));
-  }
-  last_stream_ = stream;
-  any_stream_ = true;
   return absl::OkStatus();
 }
 
@@ -95,7 +87,7 @@ absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContex
     // The handles are read at replay, from the table as OpenStep keeps it.
     captured_ = true;
   } else {
-    MOERT_RETURN_IF_ERROR(Enter(stream));
+    MOERT_RETURN_IF_ERROR(fence_->Enter(stream));
     MOERT_RETURN_IF_ERROR(table_.SyncLayer(store, call.layer, call.epoch, stream));
   }
   const auto enqueue = [&]() -> absl::Status {
@@ -133,17 +125,8 @@ absl::Status CudaExecutor::BringGiven(const ExecutorCall& call, const GivenRouti
                                       std::vector<int32_t>* ids, std::vector<float>* weights) {
   DeviceScope scope(device_);
   const cudaStream_t stream = Stream(call);
-  const auto bytes = static_cast<size_t>(given.pairs) * 4;
-  ids->resize(static_cast<size_t>(given.pairs));
-  weights->resize(static_cast<size_t>(given.pairs));
-  MOERT_CUDA_RETURN_IF_ERROR(
-      cudaMemcpyAsync(ids->data(), given.ids, bytes, cudaMemcpyDeviceToHost, stream));
-  MOERT_CUDA_RETURN_IF_ERROR(
-      cudaMemcpyAsync(weights->data(), given.weights, bytes, cudaMemcpyDeviceToHost, stream));
-  MOERT_RETURN_IF_ERROR(WaitForRows(stream));
-  const int32_t experts = Spec(call).num_experts;
-  for (int32_t& id : *ids) id = id >= 0 && id < experts ? id : -1;
-  return absl::OkStatus();
+  ++host_syncs_;
+  return BringRouting(given, Spec(call).num_experts, stream, rows_arrived_, ids, weights);
 }
 
 absl::Status CudaExecutor::ReturnUsed(const ExecutorCall& call, absl::Span<const int32_t> used,
@@ -153,12 +136,6 @@ absl::Status CudaExecutor::ReturnUsed(const ExecutorCall& call, absl::Span<const
   MOERT_CUDA_RETURN_IF_ERROR(
       cudaMemcpyAsync(to, used.data(), used.size() * 4, cudaMemcpyHostToDevice, Stream(call)));
   return absl::OkStatus();
-}
-
-bool CudaExecutor::Capturing(void* stream) const {
-  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  return cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &capture) == cudaSuccess &&
-         capture != cudaStreamCaptureStatusNone;
 }
 
 bool CudaExecutor::TakeRouting(PolicyContext* context, RoutingResult* routing) {
@@ -172,12 +149,13 @@ bool CudaExecutor::TakeSelections(std::vector<SelectionCount>* added) {
 }
 
 absl::Status CudaExecutor::OpenStep(VersionedStore* store, int64_t epoch, void* stream) {
+  DeviceScope scope(device_);
+  const auto order = static_cast<cudaStream_t>(stream);
   if (captured_) {
-    DeviceScope scope(device_);
-    MOERT_RETURN_IF_ERROR(Enter(static_cast<cudaStream_t>(stream)));
-    MOERT_RETURN_IF_ERROR(table_.SyncNewest(store, epoch, static_cast<cudaStream_t>(stream)));
+    MOERT_RETURN_IF_ERROR(fence_->Enter(order));
+    MOERT_RETURN_IF_ERROR(table_.SyncNewest(store, epoch, order));
   }
-  return absl::OkStatus();
+  return fetch_.OpenStep(*store, epoch, order);
 }
 
 absl::Status CudaExecutor::CloseStep(void* stream) {
@@ -195,7 +173,7 @@ absl::StatusOr<int64_t> ExecutorBytes(const ExpertSource& source, absl::Span<con
   Carver count;
   Workspace w{};
   w.Carve(Extent(model, use, max_tokens), HandleCount(model), &count);
-  return count.used();
+  return count.used() + DeviceFetch::Bytes(model);
 }
 
 absl::StatusOr<std::unique_ptr<Executor>> MakeCudaExecutor(const ExecutorParts& parts,
