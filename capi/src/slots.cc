@@ -28,18 +28,16 @@ absl::StatusOr<FetchInput> ReadFetch(const moert_fetch& c, const moert_step& ste
     MOERT_RETURN_IF_ERROR(CheckPlace("fetch.ids", c.ids, step.state->engine->backend()));
     input.place = Place::kDevice;
   }
-  MOERT_ASSIGN_OR_RETURN(
-      input.ids,
-      TensorSpan<const int32_t>("fetch.ids", c.ids, MOERT_I32, step.rows, k, false, place));
+  MOERT_ASSIGN_OR_RETURN(input.ids, TensorSpan<const int32_t>("fetch.ids", c.ids, MOERT_I32,
+                                                              step.rows, k, false, place));
   MOERT_ASSIGN_OR_RETURN(
       input.weights,
       TensorSpan<const float>("fetch.weights", c.weights, MOERT_F32, step.rows, k, true, place));
   MOERT_ASSIGN_OR_RETURN(input.next_scores,
                          TensorSpan<const float>("fetch.next_scores", c.next_scores, MOERT_F32,
                                                  step.rows, next, true));
-  MOERT_ASSIGN_OR_RETURN(
-      input.slot_ids,
-      TensorSpan<int32_t>("fetch.slot_ids", c.slot_ids, MOERT_I32, step.rows, k, true, place));
+  MOERT_ASSIGN_OR_RETURN(input.slot_ids, TensorSpan<int32_t>("fetch.slot_ids", c.slot_ids,
+                                                             MOERT_I32, step.rows, k, true, place));
   const moert_tensor& hidden = c.hidden;
   if (hidden.data == nullptr) return input;
   MOERT_RETURN_IF_ERROR(CheckPlace("fetch.hidden", hidden, step.state->engine->backend()));

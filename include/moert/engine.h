@@ -224,10 +224,11 @@ class Engine {
   /// A layer call whose product is the host's: brings the experts that `input` names and pins them
   /// until ReleaseFetched or the step's end; policies see it as they see Forward. Blocks until all
   /// are there. On CUDA kernels that the host gives the step's stream find them behind it, and what
-  /// that stream has got before ReleaseFetched may read them. ResourceExhausted, with nothing pinned and how many fit in the message, where they
-  /// are more than the layer can have at once: ask for them in several calls, each released before
-  /// the next. FailedPrecondition where slots have no constant stride: a host's allocator, experts
-  /// of one layer in different sizes, or a strategy that serves several versions.
+  /// that stream has got before ReleaseFetched may read them. ResourceExhausted, with nothing
+  /// pinned and how many fit in the message, where they are more than the layer can have at once:
+  /// ask for them in several calls, each released before the next. FailedPrecondition where slots
+  /// have no constant stride: a host's allocator, experts of one layer in different sizes, or a
+  /// strategy that serves several versions.
   virtual absl::Status Fetch(StepId step, int layer, const FetchInput& input, SlotView* view) = 0;
   /// Ends every Fetch of this layer in this step; none is OK. Never waits for transfers.
   virtual absl::Status ReleaseFetched(StepId step, int layer) = 0;

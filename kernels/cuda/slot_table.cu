@@ -1,8 +1,7 @@
-#include "kernels/cuda/slot_table.h"
-
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/primitives/launch.cuh"
+#include "kernels/cuda/slot_table.h"
 
 namespace moert::cuda {
 namespace {

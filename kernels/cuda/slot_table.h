@@ -19,12 +19,12 @@ int LaunchUpdateSlots(int32_t* table, const SlotUpdates& updates, CUstream_st* s
 
 /// What a host asked for, in device memory: [pairs] each.
 struct FindSlotsArgs {
-  const int32_t* ids = nullptr;      // one that is not in [0, experts) is taken for -1: none
-  const float* weights = nullptr;    // or null: each weighs even_weight
-  const int32_t* table = nullptr;    // [experts]
-  int32_t* own_ids = nullptr;        // receives ids, those out of range as -1
-  float* own_weights = nullptr;      // receives weights
-  int32_t* slots = nullptr;          // or null; receives slots, -1 where there is none
+  const int32_t* ids = nullptr;    // one that is not in [0, experts) is taken for -1: none
+  const float* weights = nullptr;  // or null: each weighs even_weight
+  const int32_t* table = nullptr;  // [experts]
+  int32_t* own_ids = nullptr;      // receives ids, those out of range as -1
+  float* own_weights = nullptr;    // receives weights
+  int32_t* slots = nullptr;        // or null; receives slots, -1 where there is none
   int32_t pairs = 0;
   int32_t experts = 0;
   float even_weight = 0;

@@ -37,9 +37,9 @@ absl::Status LayerRunner::Fetch(LayerCall call, const FetchInput& input, Pins* p
   } else {
     MOERT_RETURN_IF_ERROR(BringFetched(call, input, pins));
   }
-  MOERT_ASSIGN_OR_RETURN(
-      *device_slots, parts_.executor->PlaceSlots(call.exec, given,
-                                                 resident ? &call.context : nullptr, *parts_.store));
+  MOERT_ASSIGN_OR_RETURN(*device_slots,
+                         parts_.executor->PlaceSlots(
+                             call.exec, given, resident ? &call.context : nullptr, *parts_.store));
   return absl::OkStatus();
 }
 

@@ -88,8 +88,8 @@ class ShardEngine final : public Engine {
     MOERT_RETURN_IF_ERROR(MakeRouter(&options));
     const int64_t gates = ShardGateBytes(whole_->model(), part->model());
     MOERT_ASSIGN_OR_RETURN(engine_, EngineImpl::Create(std::move(part), options, gates));
-    if (router_ == nullptr) return absl::OkStatus();
-    return CheckHiddenOnHost(engine_->backend());
+    if (!HiddenOnHost(engine_->backend())) router_ = nullptr;
+    return absl::OkStatus();
   }
 
   absl::StatusOr<StepId> BeginStep(const StepInfo& info) override {

@@ -132,8 +132,8 @@ class Executor {
     return SetRouting(call, routing);
   }
   /// On a device: brings its table of the layer's slots up to date and looks up what was given
-  /// there, if anything was, on the call's stream. `late`: nobody has seen this routing, TakeRouting
-  /// brings it. The table, [E] in device memory; null: there is no device.
+  /// there, if anything was, on the call's stream. `late`: nobody has seen this routing,
+  /// TakeRouting brings it. The table, [E] in device memory; null: there is no device.
   virtual absl::StatusOr<const int32_t*> PlaceSlots(const ExecutorCall& call,
                                                     const GivenRouting& given,
                                                     const PolicyContext* late,

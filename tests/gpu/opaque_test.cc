@@ -110,9 +110,7 @@ std::vector<int32_t> RandomIds(std::mt19937* random, int64_t tokens) {
   for (int64_t t = 0; t < tokens; ++t) {
     const auto a = static_cast<int32_t>((*random)() % kE);
     ids.push_back(a);
-    ids.push_back((*random)() % 8 == 0
-                      ? -1
-                      : (a + 1 + static_cast<int32_t>((*random)() % 4)) % kE);
+    ids.push_back((*random)() % 8 == 0 ? -1 : (a + 1 + static_cast<int32_t>((*random)() % 4)) % kE);
   }
   return ids;
 }
@@ -155,8 +153,7 @@ class Host {
 
   void Call(StepId step, int layer, std::vector<int32_t> ids, const Stream& stream) {
     const size_t pairs = ids.size();
-    calls_.push_back({layer, std::move(ids), nullptr,
-                      std::make_unique<DeviceArray<int32_t>>(pairs),
+    calls_.push_back({layer, std::move(ids), nullptr, std::make_unique<DeviceArray<int32_t>>(pairs),
                       std::make_unique<DeviceArray<double>>(pairs)});
     Made& made = calls_.back();
     std::vector<int32_t> slots(pairs);
@@ -377,9 +374,7 @@ TEST_CASE("what cannot be fetched is refused by name, and nothing stays pinned")
   auto step = Begin(engine.get(), 1, stream);
   REQUIRE_OK(step.status());
   SlotView view;
-  const auto fetch = [&](const FetchInput& input) {
-    return engine->Fetch(*step, 2, input, &view);
-  };
+  const auto fetch = [&](const FetchInput& input) { return engine->Fetch(*step, 2, input, &view); };
   const auto says = [](const absl::Status& status, absl::StatusCode code, const char* text) {
     CAPTURE(status.ToString());
     CHECK(status.code() == code);
@@ -448,20 +443,20 @@ TEST_CASE("our own records have slots in device memory too, beside our own produ
       const std::vector<std::byte>& record = source->record(1, e, 0);
       std::vector<std::byte> there(record.size());
       REQUIRE(cudaMemcpyAsync(
-                  there.data(),
-                  view.parts[0].base + view.slot_of_expert[e] * view.parts[0].stride,
+                  there.data(), view.parts[0].base + view.slot_of_expert[e] * view.parts[0].stride,
                   there.size(), cudaMemcpyDeviceToHost, device.stream()) == cudaSuccess);
       REQUIRE(cudaStreamSynchronize(device.stream()) == cudaSuccess);
       CHECK(there == record);
     }
     REQUIRE_OK(engine->ReleaseFetched(*step, 1));
-    REQUIRE_OK(engine->Forward(*step, 0, x, {device.y(), DType::kF32, 1, shape.hidden,
-                                             shape.hidden}));
+    REQUIRE_OK(
+        engine->Forward(*step, 0, x, {device.y(), DType::kF32, 1, shape.hidden, shape.hidden}));
   }
   REQUIRE_OK(engine->EndStep(*step));
 }
 
-TEST_CASE("policies that read the next layer's gate have it scored on hidden states on the device") {
+TEST_CASE(
+    "policies that read the next layer's gate have it scored on hidden states on the device") {
   OpaqueModel model;
   for (MoeLayerSpec& layer : model.spec.layers) layer.routing.kind = RoutingKind::kSoftmaxTopK;
   OpaqueWeights weights = model.InMemory();

@@ -8,8 +8,7 @@ __global__ void ToyKernel(const __grid_constant__ ToyWeights weights, const int3
   const int pair = static_cast<int>(blockIdx.x);
   const int32_t slot = slots[pair];
   for (int p = 0; slot >= 0 && p < ToyWeights::kParts; ++p) {
-    const auto* part =
-        reinterpret_cast<const int8_t*>(weights.base[p] + slot * weights.stride[p]);
+    const auto* part = reinterpret_cast<const int8_t*>(weights.base[p] + slot * weights.stride[p]);
     double sum = 0;
     for (int64_t i = 0; i < weights.bytes[p]; ++i) sum = sum * 0.999 + x * part[i];
     x = sum * 1e-4;

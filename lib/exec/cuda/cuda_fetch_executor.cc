@@ -80,8 +80,7 @@ absl::Status CudaFetchExecutor::ScoreNext(const ExecutorCall& call, bool /*fille
 }
 
 absl::Status CudaFetchExecutor::BringGiven(const ExecutorCall& call, const GivenRouting& given,
-                                           std::vector<int32_t>* ids,
-                                           std::vector<float>* weights) {
+                                           std::vector<int32_t>* ids, std::vector<float>* weights) {
   DeviceScope scope(device_);
   ++host_syncs_;
   return BringRouting(given, model_.layers[call.layer].num_experts,

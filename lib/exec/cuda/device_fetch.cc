@@ -101,8 +101,7 @@ absl::Status DeviceFetch::Sync(const VersionedStore& store, int layer, int64_t e
 
 absl::Status DeviceFetch::Flush(cudaStream_t stream) {
   if (updates_.count == 0) return absl::OkStatus();
-  const int error =
-      LaunchUpdateSlots(reinterpret_cast<int32_t*>(table_.data()), updates_, stream);
+  const int error = LaunchUpdateSlots(reinterpret_cast<int32_t*>(table_.data()), updates_, stream);
   if (error != 0) {
     for (int i = 0; i < updates_.count; ++i) shadow_[updates_.index[i]] = kUnknown;
   }
@@ -126,10 +125,9 @@ absl::Status BringRows(const MatrixView& rows, cudaStream_t stream, cudaEvent_t 
   const int64_t element = DTypeBytes(rows.dtype);
   const auto row_bytes = static_cast<size_t>(rows.cols * element);
   std::vector<std::byte> packed(row_bytes * static_cast<size_t>(rows.rows));
-  MOERT_CUDA_RETURN_IF_ERROR(
-      cudaMemcpy2DAsync(packed.data(), row_bytes, rows.data,
-                        static_cast<size_t>(rows.row_stride * element), row_bytes,
-                        static_cast<size_t>(rows.rows), cudaMemcpyDeviceToHost, stream));
+  MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpy2DAsync(
+      packed.data(), row_bytes, rows.data, static_cast<size_t>(rows.row_stride * element),
+      row_bytes, static_cast<size_t>(rows.rows), cudaMemcpyDeviceToHost, stream));
   MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(arrived, stream));
   MOERT_CUDA_RETURN_IF_ERROR(AwaitEvent(arrived));
   WidenRows({packed.data(), rows.dtype, rows.rows, rows.cols, rows.cols}, to);

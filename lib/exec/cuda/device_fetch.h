@@ -30,8 +30,8 @@ class DeviceFetch {
   absl::Status Init(const MoeModelSpec* model, int32_t* ids, float* weights,
                     RoutingReturn* returned, ComputeFence* fence);
 
-  /// See Executor::PlaceSlots. Where the stream is captured the table is read at replay, as OpenStep
-  /// left it.
+  /// See Executor::PlaceSlots. Where the stream is captured the table is read at replay, as
+  /// OpenStep left it.
   absl::StatusOr<const int32_t*> Place(const ExecutorCall& call, const GivenRouting& given,
                                        const PolicyContext* late, const VersionedStore& store);
   /// See Executor::LeaveSlots.
