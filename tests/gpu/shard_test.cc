@@ -86,8 +86,7 @@ std::vector<float> Run(const std::shared_ptr<const ExpertSource>& source, int64_
 
 /// The largest difference of the shards' sum from the whole, over the whole's largest value.
 double Difference(const std::shared_ptr<const ExpertSource>& source, int64_t rows,
-                  const std::vector<Shard>& shards, const Routing* routing,
-                  double fraction = 0.5) {
+                  const std::vector<Shard>& shards, const Routing* routing, double fraction = 0.5) {
   REQUIRE_OK(CheckShards(source->model(), shards));
   const std::vector<float> whole = Run(source, rows, {}, routing, 1);
   std::vector<float> sum(whole.size());
@@ -168,8 +167,7 @@ TEST_CASE("an engine over some experts takes its routing from the host, in host 
   CHECK(std::string(unrouted.message()).find("ForwardRouted") != std::string::npos);
   RoutedInput there;
   there.place = Place::kDevice;
-  CHECK((*engine)->ForwardRouted(*step, 0, x, there, y).code() ==
-        absl::StatusCode::kUnimplemented);
+  CHECK((*engine)->ForwardRouted(*step, 0, x, there, y).code() == absl::StatusCode::kUnimplemented);
   FetchInput fetch;
   fetch.place = Place::kDevice;
   SlotView view;

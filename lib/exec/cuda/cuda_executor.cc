@@ -151,6 +151,7 @@ bool CudaExecutor::TakeSelections(std::vector<SelectionCount>* added) {
 absl::Status CudaExecutor::OpenStep(VersionedStore* store, int64_t epoch, void* stream) {
   DeviceScope scope(device_);
   const auto order = static_cast<cudaStream_t>(stream);
+  if (IsCapturing(order)) return absl::OkStatus();  // of a step that a replay will lie in
   if (captured_) {
     MOERT_RETURN_IF_ERROR(fence_->Enter(order));
     MOERT_RETURN_IF_ERROR(table_.SyncNewest(store, epoch, order));
@@ -161,6 +162,7 @@ absl::Status CudaExecutor::OpenStep(VersionedStore* store, int64_t epoch, void* 
 absl::Status CudaExecutor::CloseStep(void* stream) {
   DeviceScope scope(device_);
   const auto order = static_cast<cudaStream_t>(stream);
+  if (IsCapturing(order)) return absl::OkStatus();  // nothing has been given to the device
   // Replays cannot be told from steps without them.
   if (captured_) MOERT_RETURN_IF_ERROR(selections_.Bring(order));
   return fence_->Pass(order);

@@ -99,7 +99,7 @@ absl::Status CudaFetchExecutor::OpenStep(VersionedStore* store, int64_t epoch, v
 
 absl::Status CudaFetchExecutor::CloseStep(void* stream) {
   DeviceScope scope(device_);
-  return fence_->Pass(static_cast<cudaStream_t>(stream));
+  return fetch_.Leave(static_cast<cudaStream_t>(stream));
 }
 
 }  // namespace moert::cuda

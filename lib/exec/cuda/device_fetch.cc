@@ -111,7 +111,7 @@ absl::Status DeviceFetch::Flush(cudaStream_t stream) {
 
 absl::Status DeviceFetch::OpenStep(const VersionedStore& store, int64_t epoch,
                                    cudaStream_t stream) {
-  if (!any_captured_) return absl::OkStatus();
+  if (!any_captured_ || IsCapturing(stream)) return absl::OkStatus();
   MOERT_RETURN_IF_ERROR(fence_->Enter(stream));
   for (size_t l = 0; l < captured_.size(); ++l) {
     if (captured_[l] == 0) continue;
