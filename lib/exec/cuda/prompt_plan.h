@@ -16,7 +16,7 @@ namespace moert::cuda {
 /// Formats of a model, as this family sees them.
 struct PromptFormats {
   uint32_t downs[kPromptPackings] = {};  // by the packing of gate and up: a bit a packing of down
-  bool others = false;  // some format is never multiplied here
+  bool others = false;                   // some format is never multiplied here
 
   void Add(const DeviceFormat& format);
   bool any() const {

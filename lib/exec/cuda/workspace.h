@@ -44,9 +44,7 @@ struct Extent {
   bool prompts() const { return use.prompt.any(); }
   int64_t prompt_x_stride() const { return hidden * 2; }
   int64_t prompt_h_stride() const { return intermediate * 2; }
-  int64_t wide_h_rows() const {
-    return use.prompt.int8() ? std::max(slots, prompt_h_rows) : slots;
-  }
+  int64_t wide_h_rows() const { return use.prompt.int8() ? std::max(slots, prompt_h_rows) : slots; }
   int64_t h_bytes() const {
     return std::max(slots * h_stride(), prompts() ? prompt_h_rows * prompt_h_stride() : 0);
   }
@@ -120,8 +118,8 @@ struct Workspace {
   uint8_t* h;
   float* wide_h;
   float* prompt_h_scales;  // null: no int8 products of family P
-  float* out;     // by slot; bf16 in calls with products of family P
-  float* scores;  // [tokens, experts]
+  float* out;              // by slot; bf16 in calls with products of family P
+  float* scores;           // [tokens, experts]
   float* next_scores;
   int32_t* ids;  // [pairs]
   float* weights;
