@@ -10,7 +10,7 @@ namespace moert::cuda {
 namespace {
 
 constexpr int kThreads = 1024;
-static_assert(kThreads > kMaxExperts);
+static_assert(kThreads > kFewExperts);
 constexpr int kNowhere = kPromptPackings;  // of experts that have no tiles
 
 using Two = Several<int, 2>;
@@ -25,9 +25,9 @@ __global__ void __launch_bounds__(kThreads)
   TriggerDependentLaunch();
   GridDependencySync();
   __shared__ Two scratch[2][32];
-  __shared__ int key[2][kMaxExperts + 1];       // packing, then tokens
-  __shared__ int ends[2][kMaxExperts + 1];      // of the tiles of the r-th expert
-  __shared__ Share shares[2][kMaxExperts + 1];  // of the r-th expert
+  __shared__ int key[2][kFewExperts + 1];       // packing, then tokens
+  __shared__ int ends[2][kFewExperts + 1];      // of the tiles of the r-th expert
+  __shared__ Share shares[2][kFewExperts + 1];  // of the r-th expert
   const int e = threadIdx.x;
   const bool shared = e == args.experts;
   const bool is_expert = e <= args.experts;

@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kTileThreads)
   __shared__ union Scratch {
     __device__ Scratch() {}
     float keys[kWarps][2][32 * kPerLane];
-    TileScratch tiles;
+    TileScratch<kFewExperts> tiles;
   } scratch;
   __shared__ __align__(16) int32_t ids[kMaxPairs + 4];
   __shared__ float weights[kMaxPairs];
@@ -88,14 +88,16 @@ __global__ void __launch_bounds__(kTileThreads)
   }
   if (args.makes_tiles == 0) return;
   const bool shared = e == experts;
-  MakeTiles(args.tiles, handle, shared ? args.tokens : count,
-            shared ? args.shared_slots : args.groups.sorted + first, scratch.tiles);
+  const ExpertTokens tokens{handle, shared ? args.tokens : count,
+                            shared ? args.shared_slots : args.groups.sorted + first};
+  MakeTiles(
+      args.tiles, [&](int) { return tokens; }, scratch.tiles);
 }
 
 }  // namespace
 
 int LaunchRouteFew(const RouteFewArgs& args, CUstream_st* stream) {
-  if (args.tokens > kFewTokens || args.routing.num_experts > kMaxExperts ||
+  if (args.tokens > kFewTokens || args.routing.num_experts > kFewExperts ||
       args.routing.top_k > kMaxTopK) {
     return cudaErrorInvalidValue;
   }
@@ -103,7 +105,7 @@ int LaunchRouteFew(const RouteFewArgs& args, CUstream_st* stream) {
   const auto kernel = experts <= 64    ? RouteFewKernel<2>
                       : experts <= 128 ? RouteFewKernel<4>
                       : experts <= 256 ? RouteFewKernel<8>
-                                       : RouteFewKernel<kMaxExperts / 32>;
+                                       : RouteFewKernel<kFewExperts / 32>;
   return LaunchEarly(kernel, 1, kTileThreads, 0, stream, args);
 }
 

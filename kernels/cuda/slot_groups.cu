@@ -57,13 +57,14 @@ __global__ void __launch_bounds__(kChunk)
     GroupKernel(const int32_t* ids, int pairs, int experts, SlotGroups groups) {
   TriggerDependentLaunch();
   GridDependencySync();
-  __shared__ uint16_t before[kChunkWarps][kMaxExperts];  // of an expert, in the warps before
+  extern __shared__ uint16_t before[];  // [warps, experts]: of an expert, in the warps before
   __shared__ int places[kMaxExperts];
   __shared__ int totals[32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int in_use = (min(pairs - static_cast<int>(blockIdx.x) * kChunk, kChunk) + 31) / 32;
   for (int w = 0; w < in_use; ++w) {
-    for (int e = threadIdx.x; e < experts; e += static_cast<int>(blockDim.x)) before[w][e] = 0;
+    for (int e = threadIdx.x; e < experts; e += static_cast<int>(blockDim.x))
+      before[w * experts + e] = 0;
   }
   __syncthreads();
   const int at = static_cast<int>(blockIdx.x) * kChunk + static_cast<int>(threadIdx.x);
@@ -71,14 +72,14 @@ __global__ void __launch_bounds__(kChunk)
   const bool placed = mine >= 0 && mine < experts;
   const uint32_t alike = __match_any_sync(kFull, mine);
   const int rank = __popc(alike & ((1u << lane) - 1));
-  if (placed && rank == 0) before[warp][mine] = static_cast<uint16_t>(__popc(alike));
+  if (placed && rank == 0) before[warp * experts + mine] = static_cast<uint16_t>(__popc(alike));
   __syncthreads();
   const int e = threadIdx.x;
   int here = 0, all = 0, ahead = 0;
   if (e < experts) {
     for (int w = 0; w < in_use; ++w) {
-      const int count = before[w][e];
-      before[w][e] = static_cast<uint16_t>(here);
+      const int count = before[w * experts + e];
+      before[w * experts + e] = static_cast<uint16_t>(here);
       here += count;
     }
     if (gridDim.x == 1) {
@@ -110,7 +111,7 @@ __global__ void __launch_bounds__(kChunk)
     }
   }
   __syncthreads();
-  if (placed) groups.sorted[places[mine] + before[warp][mine] + rank] = at;
+  if (placed) groups.sorted[places[mine] + before[warp * experts + mine] + rank] = at;
 }
 
 __global__ void IotaKernel(int32_t* first, int begin, int count) {
@@ -131,7 +132,12 @@ int LaunchGroup(const int32_t* ids, int pairs, int experts, const SlotGroups& gr
         LaunchEarly(CountChunkKernel, chunks, 256, 0, stream, ids, pairs, experts, groups.chunks);
   }
   if (error == 0) {
-    error = LaunchEarly(GroupKernel, chunks, kChunk, 0, stream, ids, pairs, experts, groups);
+    const int bytes = kChunkWarps * experts * static_cast<int>(sizeof(uint16_t));
+    if (bytes > 32 << 10) {
+      error = cudaFuncSetAttribute(GroupKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+      if (error != 0) return error;
+    }
+    error = LaunchEarly(GroupKernel, chunks, kChunk, bytes, stream, ids, pairs, experts, groups);
   }
   if (error != 0 || tally == nullptr) return error;
   return LaunchEarly(TallyKernel, (experts + 3) / 4, 128, 0, stream, groups, pairs, experts,

@@ -154,7 +154,7 @@ absl::Status CudaExecutor::Route(const ExecutorCall& call, const RoutingRequest&
   given_ = false;
   const bool own_choice = request.rule.kind == RoutingRuleKind::kTopK;
   if (!own_choice) {
-    if (!DeviceRule::Executes(Spec(call).routing, request.rule)) {
+    if (!DeviceRule::Executes(Spec(call), request.rule)) {
       return RouteOnHost(call, request, routing);
     }
     // The rule goes by the table.
