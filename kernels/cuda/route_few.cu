@@ -11,6 +11,15 @@ namespace {
 
 constexpr int kMaxPairs = kFewTokens * kMaxTopK;
 
+/// The experts' formats, into the L1 cache: tiles want them at once.
+__device__ __forceinline__ void PrefetchFormats(const MakeTilesArgs& tiles) {
+  for (int e = threadIdx.x % 32; e <= tiles.experts; e += 32) {
+    const auto* format = reinterpret_cast<const char*>(tiles.formats + tiles.handles[e].format);
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(format));
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(format + sizeof(DeviceFormat) - 1));
+  }
+}
+
 /// Calls f(i) for every pair of `expert`, in order. ids: shared, up to whole fours.
 template <typename F>
 __device__ __forceinline__ void ForPairsOf(int expert, const int32_t* ids, int pairs, F f) {
@@ -44,6 +53,8 @@ __global__ void __launch_bounds__(kTileThreads)
   GridDependencySync();
   ExpertHandle handle{};  // on its way while experts are chosen
   if (args.makes_tiles && e <= experts && args.tiles.wave.Has(e)) handle = args.tiles.handles[e];
+  static_assert(kWarps < kTileThreads / 32);
+  if (args.makes_tiles && warp == kTileThreads / 32 - 1) PrefetchFormats(args.tiles);
   if (args.given_ids != nullptr) {
     for (int i = e; i < pairs; i += kTileThreads) {
       const int id = args.given_ids[i];
