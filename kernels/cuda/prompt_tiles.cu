@@ -67,11 +67,12 @@ __global__ void __launch_bounds__(kThreads)
       args.table.units[first.v[0] + i] = unit;
     }
   }
+  if (e == 0) *args.table.unit_count = total.v[0];
   if (e < 2 * kPromptPackings) args.table.tickets[e / kPromptPackings][e % kPromptPackings] = 0;
 
   // Packing by packing, the fullest expert first.
   if (is_expert) {
-    for (int p = 0; p < 2; ++p) key[p][e] = share[p].packing << 28 | (0xfffffff - count);
+    for (int p = 0; p < 2; ++p) key[p][e] = share[p].packing << 24 | (0xffffff - count);
   }
   __syncthreads();
   if (is_expert) {

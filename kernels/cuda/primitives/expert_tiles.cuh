@@ -23,6 +23,7 @@ __device__ inline int ItemCost(const TileMatrix& m, int tokens) {
       break;
     case Packing::kW8:
     case Packing::kF8:
+    case Packing::kF8Block:
       k64 = many ? 2400 : 2150;
       break;
     case Packing::kW8A8:
@@ -32,6 +33,10 @@ __device__ inline int ItemCost(const TileMatrix& m, int tokens) {
       k64 = many ? 1250 : 1100;
       break;
     case Packing::kW3:
+    case Packing::kMxFp4:
+    case Packing::kNvFp4:
+    case Packing::kW4Group:
+    case Packing::kW4GroupF16:
       k64 = many ? 1500 : 1350;
       break;
     case Packing::kW2:

@@ -10,7 +10,8 @@
 namespace moert::cuda {
 
 PromptPlan CudaExecutor::Prompt(const ExecutorCall& call) const {
-  const auto bytes = static_cast<uint64_t>(call.hidden.rows * extent_.prompt_x_stride());
+  const auto bytes = static_cast<uint64_t>(call.hidden.rows *
+                                           std::max(extent_.prompt_x_stride(), extent_.x_stride()));
   if (prompt_ctas_ == 0 || bytes >> 32 != 0) return {};
   return PlanPrompt(extent_.use.prompt, Spec(call), call.hidden.rows);
 }
@@ -27,7 +28,7 @@ std::optional<CudaExecutor::PromptRows> CudaExecutor::RowsForPrompt(
 }
 
 absl::Status CudaExecutor::PromptProducts(const ExecutorCall& call, const PromptPlan& plan,
-                                          const ExpertSet& wave) {
+                                          const ExpertSet& wave, const ExpertHandle* handles) {
   const cudaStream_t stream = Stream(call);
   const MoeLayerSpec& spec = Spec(call);
   const auto tokens = static_cast<int32_t>(call.hidden.rows);
@@ -36,7 +37,7 @@ absl::Status CudaExecutor::PromptProducts(const ExecutorCall& call, const Prompt
   tiles.most = plan.most;
   tiles.packings = plan.packings;
   tiles.formats = on_device_.formats();
-  tiles.handles = table_.rows(call.layer);
+  tiles.handles = handles;
   tiles.groups = w_.groups;
   tiles.shared_slots = w_.shared_slots;
   tiles.experts = spec.num_experts;
@@ -59,15 +60,22 @@ absl::Status CudaExecutor::PromptProducts(const ExecutorCall& call, const Prompt
   gemm.top_k = spec.routing.top_k;
   gemm.activation = static_cast<int32_t>(spec.activation.function);
   gemm.ctas = prompt_ctas_;
+  gemm.int8_x = w_.x[static_cast<int>(OperandForm::kInt8Token)];
+  gemm.int8_x_stride = extent_.x_stride();
+  gemm.int8_x_scales = OperandScales(spec.hidden);
+  gemm.wide_h = w_.wide_h;
+  gemm.wide_h_stride = extent_.intermediate;
+  gemm.h_scales = w_.prompt_h_scales;
   MOERT_CUDA_RETURN_IF_ERROR(LaunchPromptProducts(gemm, stream));
   return absl::OkStatus();
 }
 
-MakeTilesArgs CudaExecutor::TilesOf(const ExecutorCall& call, const ExpertSet& wave) const {
+MakeTilesArgs CudaExecutor::TilesOf(const ExecutorCall& call, const ExpertSet& wave,
+                                    const ExpertHandle* handles) const {
   MakeTilesArgs tiles;
   tiles.table = w_.table;
   tiles.formats = on_device_.formats();
-  tiles.handles = table_.rows(call.layer);
+  tiles.handles = handles;
   tiles.groups = w_.groups;
   tiles.shared_slots = w_.shared_slots;
   tiles.experts = Spec(call).num_experts;
@@ -78,13 +86,14 @@ MakeTilesArgs CudaExecutor::TilesOf(const ExecutorCall& call, const ExpertSet& w
   return tiles;
 }
 
-absl::Status CudaExecutor::Products(const ExecutorCall& call, const ExpertSet& wave) {
+absl::Status CudaExecutor::Products(const ExecutorCall& call, const ExpertSet& wave,
+                                    const ExpertHandle* handles) {
   const PromptPlan prompt = Prompt(call);
   if (prompt.any()) {
-    MOERT_RETURN_IF_ERROR(PromptProducts(call, prompt, wave));
+    MOERT_RETURN_IF_ERROR(PromptProducts(call, prompt, wave, handles));
     if (!prompt.others) return absl::OkStatus();
   }
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchMakeTiles(TilesOf(call, wave), Stream(call)));
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchMakeTiles(TilesOf(call, wave, handles), Stream(call)));
   return TileProducts(call, prompt.any());
 }
 
@@ -137,9 +146,20 @@ absl::Status CudaExecutor::Multiply(const ExecutorCall& call, const RoutingResul
   }
   MOERT_RETURN_IF_ERROR(table_.Flush(stream));
   if (shared) set.Add(Spec(call).num_experts);
-  absl::Status status = Products(call, set);
+  absl::Status status = Products(call, set, table_.rows(call.layer));
   status.Update(fence_->Pass(stream));  // also behind a failure: some kernels may be enqueued
   return status;
+}
+
+absl::Status CudaExecutor::ServedProducts(const ExecutorCall& call) {
+  const cudaStream_t stream = Stream(call);
+  const ExpertSet all = AllExperts(call);
+  absl::Status status = served_->Begin(call.layer, w_.groups.counts,
+                                       table_.rows(call.layer) + Spec(call).num_experts, stream);
+  if (status.ok()) status = Products(call, all, w_.served.ready);
+  status.Update(served_->Join(stream));  // also behind a failure: a capture is left whole
+  MOERT_RETURN_IF_ERROR(status);
+  return Products(call, all, w_.served.late);
 }
 
 absl::Status CudaExecutor::WeightedSum(const ExecutorCall& call, bool given) {

@@ -1,7 +1,4 @@
 // CudaExecutor: routing, on the device or on the host.
-#include <vector>
-
-#include "base/rows.h"
 #include "base/status_macros.h"
 #include "exec/cuda/cuda_executor_impl.h"
 #include "route/grouping.h"
@@ -62,7 +59,7 @@ absl::Status CudaExecutor::RouteFew(const ExecutorCall& call, const GivenRouting
   if (tallied) args.tally = Tally(call);
   if (HasShared(call)) args.shared_slots = w_.shared_slots;
   args.makes_tiles = tiles ? 1 : 0;
-  if (tiles) args.tiles = TilesOf(call, AllExperts(call));
+  if (tiles) args.tiles = TilesOf(call, AllExperts(call), table_.rows(call.layer));
   MOERT_CUDA_RETURN_IF_ERROR(LaunchRouteFew(args, stream));
   return absl::OkStatus();
 }
@@ -79,14 +76,15 @@ absl::Status CudaExecutor::GroupAndPack(const ExecutorCall& call, bool tallied) 
   }
   const PromptPlan prompt = Prompt(call);
   if (prompt.any()) {
-    if (!RowsForPrompt(call)) {
+    if (prompt.rounded() && !RowsForPrompt(call)) {
       MOERT_CUDA_RETURN_IF_ERROR(
           LaunchRoundRows(Rows(call), w_.prompt_x, extent_.prompt_x_stride(), stream));
     }
-    if (!prompt.others) return absl::OkStatus();
+    if (!prompt.others && !prompt.int8()) return absl::OkStatus();
   }
+  constexpr int kInt8 = static_cast<int>(OperandForm::kInt8Token);
   for (int i = 0; i < kOperands; ++i) {
-    if (w_.x[i] == nullptr) continue;
+    if (w_.x[i] == nullptr || (prompt.any() && !prompt.others && i != kInt8)) continue;
     MOERT_CUDA_RETURN_IF_ERROR(LaunchPackRows(Rows(call), i, w_.x[i], extent_.x_stride(), stream));
   }
   return absl::OkStatus();
@@ -94,21 +92,9 @@ absl::Status CudaExecutor::GroupAndPack(const ExecutorCall& call, bool tallied) 
 
 absl::Status CudaExecutor::RouteOnHost(const ExecutorCall& call, const RoutingRequest& request,
                                        RoutingResult* routing) {
-  const cudaStream_t stream = Stream(call);
-  const MoeLayerSpec& spec = Spec(call);
   const int64_t tokens = call.hidden.rows;
-  const int64_t row_bytes = spec.hidden * DTypeBytes(call.hidden.dtype);
-  std::vector<std::byte> rows(static_cast<size_t>(tokens * row_bytes));
-  MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpy2DAsync(
-      rows.data(), static_cast<size_t>(row_bytes), call.hidden.data,
-      static_cast<size_t>(call.hidden.row_stride * DTypeBytes(call.hidden.dtype)),
-      static_cast<size_t>(row_bytes), static_cast<size_t>(tokens), cudaMemcpyDeviceToHost, stream));
-  MOERT_RETURN_IF_ERROR(WaitForRows(stream));
-  if (host_rows_.size() < tokens * spec.hidden) {
-    host_rows_ = AlignedArray<float>(parts_.max_tokens * extent_.hidden);
-  }
-  WidenRows({rows.data(), call.hidden.dtype, tokens, spec.hidden, spec.hidden}, host_rows_.data());
-  if (cpu_ != nullptr) cpu_->SetRows(host_rows_.data(), tokens, spec.hidden);
+  MOERT_RETURN_IF_ERROR(BringHostRows(call));
+  if (cpu_ != nullptr) cpu_->SetRows(host_rows_.data(), tokens, Spec(call).hidden);
   MOERT_RETURN_IF_ERROR(parts_.router->Route(call.layer, host_rows_.data(), tokens, request.rule,
                                              request.residency, request.request_ids,
                                              request.next_gate, routing));
@@ -136,7 +122,7 @@ absl::Status CudaExecutor::UploadRouting(const ExecutorCall& call, const Routing
 absl::Status CudaExecutor::SetRouting(const ExecutorCall& call, const RoutingResult& routing) {
   DeviceScope scope(device_);
   const cudaStream_t stream = Stream(call);
-  MOERT_RETURN_IF_ERROR(Enter(stream));
+  MOERT_RETURN_IF_ERROR(fence_->Enter(stream));
   given_ = true;
   if (CpuOffload(call)) {
     MOERT_RETURN_IF_ERROR(cpu_->BringRows(call.hidden, stream));
@@ -150,7 +136,7 @@ absl::Status CudaExecutor::Route(const ExecutorCall& call, const RoutingRequest&
                                  RoutingResult* routing) {
   DeviceScope scope(device_);
   const cudaStream_t stream = Stream(call);
-  MOERT_RETURN_IF_ERROR(Enter(stream));
+  MOERT_RETURN_IF_ERROR(fence_->Enter(stream));
   given_ = false;
   const bool own_choice = request.rule.kind == RoutingRuleKind::kTopK;
   if (!own_choice) {

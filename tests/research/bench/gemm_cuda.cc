@@ -96,6 +96,7 @@ struct LayerBuffers {
     prompt.tiles[1] = c->Take<uint32_t>(units * ((l.hidden + 127) / 128));
     prompt.begins = c->Take<int32_t[cuda::kPromptPackings + 1]>(2);
     prompt.tickets = c->Take<int32_t[cuda::kPromptPackings]>(2);
+    prompt.unit_count = c->Take<int32_t>(1);
   }
 };
 
@@ -110,6 +111,7 @@ struct SharedBuffers {
   uint8_t* prompt_x;
   uint8_t* h;
   float* wide_h;
+  float* h_scales;
   float* out;
 
   void Carve(const MoeLayerSpec& l, int64_t tokens, cuda::Carver* c) {
@@ -124,7 +126,9 @@ struct SharedBuffers {
     const int64_t inter = RoundUp(l.intermediate, 64);
     h = c->Take<uint8_t>(std::max(pairs * cuda::OperandBytes(inter),
                                   cuda::MaxPromptExtent(l, tokens).h_rows * inter * 2));
-    wide_h = c->Take<float>(pairs * RoundUp(l.intermediate, 64));
+    const int64_t h_rows = std::max(pairs, cuda::MaxPromptExtent(l, tokens).h_rows);
+    wide_h = c->Take<float>(h_rows * inter);
+    h_scales = c->Take<float>(h_rows);
     out = c->Take<float>(pairs * RoundUp(l.hidden, 64));
   }
 };
@@ -325,7 +329,7 @@ class GemmBench {
   }
 
   absl::Status Pack() {
-    if (prompt_.any()) {
+    if (prompt_.rounded()) {
       if (prompt_x_ != shared_.prompt_x) return absl::OkStatus();
       MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchRoundRows(
           rows_, shared_.prompt_x, RoundUp(spec_.hidden, 64) * 2, stream_.get()));
@@ -368,6 +372,12 @@ class GemmBench {
     args.top_k = spec_.routing.top_k;
     args.activation = static_cast<int32_t>(spec_.activation.function);
     args.ctas = prompt_ctas_;
+    args.int8_x = shared_.packed_x;
+    args.int8_x_stride = cuda::OperandBytes(spec_.hidden);
+    args.int8_x_scales = cuda::OperandScales(spec_.hidden);
+    args.wide_h = shared_.wide_h;
+    args.wide_h_stride = RoundUp(spec_.intermediate, 64);
+    args.h_scales = shared_.h_scales;
     MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchPromptProducts(args, stream_.get()));
     return absl::OkStatus();
   }
