@@ -49,11 +49,12 @@ __device__ inline int ItemCost(const TileMatrix& m, int tokens) {
   return m.k64s * k64 + kItem;
 }
 
-/// The tiles of one expert in one product. The last may cost less than the others.
+/// The tiles of one expert in one product. The last may cost less than the others. Whole numbers:
+/// as double they are divided much faster.
 struct TileCosts {
-  int64_t end;  // of all experts up to and with this one
-  int64_t full;
-  int64_t last;
+  double end;  // of all experts up to and with this one
+  double full;
+  double last;
 };
 struct ExpertWork {
   TileCosts costs[2];
@@ -76,10 +77,12 @@ struct ExpertTokens {
   const int32_t* slots = nullptr;
 };
 
-/// Where share `cta` of `ctas` equal shares of a product's work begins.
+/// Where share `cta` of `ctas` equal shares of a product's work begins. Never decreases with `cta`,
+/// since no operation does.
 __device__ __forceinline__ Position StartOf(const ExpertWork* work, int experts, int num_tiles,
                                             int product, int cta, int ctas) {
-  const int64_t target = work[experts].costs[product].end * cta / ctas;
+  const double target =
+      work[experts].costs[product].end * (static_cast<double>(cta) / static_cast<double>(ctas));
   int low = 0, high = experts + 1;  // the first expert that ends behind the target
   while (low < high) {
     const int middle = (low + high) / 2;
@@ -92,14 +95,13 @@ __device__ __forceinline__ Position StartOf(const ExpertWork* work, int experts,
   if (low > experts) return {num_tiles, 0};
   const ExpertWork& of = work[low];
   const TileCosts& costs = of.costs[product];
-  const int64_t begin = costs.end - (of.tiles - 1) * costs.full - costs.last;
-  const int64_t tile = min((target - begin) / costs.full, int64_t{of.tiles} - 1);
-  const int64_t cost = tile + 1 < of.tiles ? costs.full : costs.last;
-  const int64_t items = of.items[product];
-  const auto item =
-      static_cast<int>(((target - begin - tile * costs.full) * items + cost - 1) / cost);
-  const int at = of.first + static_cast<int>(tile);
-  return item >= items ? Position{at + 1, 0} : Position{at, item};
+  const double offset = target - (costs.end - (of.tiles - 1) * costs.full - costs.last);
+  const int tile = min(static_cast<int>(offset / costs.full), of.tiles - 1);
+  const double cost = tile + 1 < of.tiles ? costs.full : costs.last;
+  const int items = of.items[product];
+  const auto item = static_cast<int>(ceil((offset - tile * costs.full) / cost * items));
+  const int at = of.first + tile;
+  return item >= items ? Position{at + 1, 0} : Position{at, max(item, 0)};
 }
 
 /// By a CTA of kTileThreads: `of(e)` are the tokens of expert e, the shared one among them, and
@@ -128,10 +130,12 @@ __device__ __forceinline__ void MakeTiles(const MakeTilesArgs& args, Of of,
       for (int p = 0; p < 2; ++p) {
         const int items = tile.matrix[p].items;
         work.items[p] = items;
-        work.costs[p].full = int64_t{items} * ItemCost(tile.matrix[p], min(count, kTileTokens));
-        work.costs[p].last =
+        const int64_t full = int64_t{items} * ItemCost(tile.matrix[p], min(count, kTileTokens));
+        const int64_t last =
             int64_t{items} * ItemCost(tile.matrix[p], count - (tiles - 1) * kTileTokens);
-        mine.v[p] = (tiles - 1) * work.costs[p].full + work.costs[p].last;
+        mine.v[p] = (tiles - 1) * full + last;
+        work.costs[p].full = static_cast<double>(full);
+        work.costs[p].last = static_cast<double>(last);
       }
       mine.v[2] = tiles;
     }
@@ -141,7 +145,9 @@ __device__ __forceinline__ void MakeTiles(const MakeTilesArgs& args, Of of,
     work.first = static_cast<int>(done.v[2] + before.v[2]);
     work.tiles = tiles;
 #pragma unroll
-    for (int p = 0; p < 2; ++p) work.costs[p].end = done.v[p] + before.v[p] + mine.v[p];
+    for (int p = 0; p < 2; ++p) {
+      work.costs[p].end = static_cast<double>(done.v[p] + before.v[p] + mine.v[p]);
+    }
     if (e <= args.experts) scratch.work[e] = work;
     for (int i = 0; i < tiles; ++i) {
       const int at = work.first + i;
