@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kThreads)
   TriggerDependentLaunch();
   GridDependencySync();
   __shared__ Two scratch[2][32];
-  __shared__ int key[2][kFewExperts + 1];       // packing, then tokens
+  __shared__ int key[2][kFewExperts + 1];  // packing, then tokens
   __shared__ int rank[2][kFewExperts + 1];
   __shared__ int ends[2][kFewExperts + 1];      // of the tiles of the r-th expert
   __shared__ Share shares[2][kFewExperts + 1];  // of the r-th expert
