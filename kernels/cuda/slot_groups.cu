@@ -74,13 +74,21 @@ __global__ void __launch_bounds__(kChunk)
   int rank = 0;
   if (warp < in_use) rank = RankInWarp(mine, before + warp * experts);
   if (chunks > 1) {
-#pragma unroll 8
-    for (int i = threadIdx.x; i < chunks * experts; i += kChunk) {
-      const int count = groups.chunks[i];
-      const int e = i % experts;
-      if (count == 0) continue;
-      atomicAdd(all + e, count);
-      if (i < chunk * experts) atomicAdd(places + e, count);
+    constexpr int kAtOnce = 8;
+    for (int base = threadIdx.x; base < chunks * experts; base += kAtOnce * kChunk) {
+      int count[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int i = base + j * kChunk;
+        count[j] = i < chunks * experts ? groups.chunks[i] : 0;
+      }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        if (count[j] == 0) continue;
+        const int i = base + j * kChunk;
+        atomicAdd(all + i % experts, count[j]);
+        if (i < chunk * experts) atomicAdd(places + i % experts, count[j]);
+      }
     }
   }
   __syncthreads();
