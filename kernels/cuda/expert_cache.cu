@@ -15,7 +15,7 @@ using expert_cache::OpenAccount;
 using expert_cache::Token;
 
 constexpr int kWarps = 8;
-constexpr int kWords = kMaxExperts / 32;
+constexpr int kWords = kFewExperts / 32;
 
 template <int kPerLane>
 __global__ void __launch_bounds__(32 * kWarps)
@@ -139,7 +139,7 @@ int LaunchExpertCache(const ExpertCacheArgs& args, CUstream_st* stream) {
   const auto kernel = experts <= 64    ? ExpertCacheKernel<2>
                       : experts <= 128 ? ExpertCacheKernel<4>
                       : experts <= 256 ? ExpertCacheKernel<8>
-                                       : ExpertCacheKernel<kMaxExperts / 32>;
+                                       : ExpertCacheKernel<kFewExperts / 32>;
   return LaunchEarly(kernel, 1, 32 * kWarps, 0, stream, args);
 }
 

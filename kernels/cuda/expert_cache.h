@@ -24,8 +24,8 @@ struct RequestAccount {
 
 /// What the host learns of a call. Written to pinned host memory.
 struct ExpertCacheReport {
-  uint32_t top_score[kMaxExperts / 32];  // the set C
-  uint32_t resident[kMaxExperts / 32];   // what the rule went by
+  uint32_t top_score[kFewExperts / 32];  // the set C
+  uint32_t resident[kFewExperts / 32];   // what the rule went by
   double worst_slot_share;               // any request reached so far
   double worst_mass_share;
 };
@@ -38,7 +38,7 @@ struct ExpertCacheToken {
   int32_t taken;        // of them, by the first pass
   int32_t substitutes;  // at hand
   int32_t changed;
-  uint32_t eligible[kMaxExperts / 32];
+  uint32_t eligible[kFewExperts / 32];
   uint8_t slot[kMaxTopK];  // the replaceable ones, worst score first
 };
 

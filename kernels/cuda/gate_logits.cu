@@ -10,6 +10,7 @@
 #include "kernels/cuda/primitives/launch.cuh"
 #include "kernels/cuda/primitives/mma.cuh"
 #include "kernels/cuda/primitives/pack_unit.cuh"
+#include "kernels/cuda/primitives/packing.cuh"
 #include "kernels/cuda/primitives/split_bf16.cuh"
 #include "kernels/cuda/route.h"
 
@@ -92,31 +93,72 @@ __global__ void __launch_bounds__(kThreads)
   args.logits[static_cast<int64_t>(first + t) * args.experts + expert] = total;
 }
 
-/// Four elements of a row from k on, as they lie in memory; zeros from `end` on. kVector: rows
-/// begin at multiples of four elements, and so does their end.
-template <bool kVector, typename T>
-__device__ __forceinline__ void LoadFour(const T* row, int k, int end,
-                                         uint32_t (&words)[sizeof(T)]) {
-  if constexpr (kVector && sizeof(T) == 4) {
-    uint4 v{};
-    if (k < end) v = *reinterpret_cast<const uint4*>(row + k);
-    words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
-  } else if constexpr (kVector) {
-    uint2 v{};
-    if (k < end) v = *reinterpret_cast<const uint2*>(row + k);
-    words[0] = v.x, words[1] = v.y;
-  } else if constexpr (sizeof(T) == 4) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) words[i] = k + i < end ? __float_as_uint(row[k + i]) : 0;
+/// 16 bytes of a row's elements from k on into shared memory, zeros from `end` on. kAligned: rows
+/// begin at multiples of 16 bytes; the copy is asynchronous.
+template <bool kAligned, typename T>
+__device__ __forceinline__ void CopyPiece(const T* row, int k, int end, uint32_t to) {
+  constexpr int kElements = 16 / sizeof(T);
+  const int count = max(0, min(kElements, end - k));
+  if constexpr (kAligned) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to),
+                 "l"(row + (count > 0 ? k : 0)), "r"(count * static_cast<int>(sizeof(T)))
+                 : "memory");
   } else {
-    const auto* bits = reinterpret_cast<const uint16_t*>(row);
+    using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>;
+    const auto* bits = reinterpret_cast<const Bits*>(row);
+    constexpr int kAWord = 4 / sizeof(T);
+    uint32_t words[4] = {};
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint32_t low = k + 2 * i < end ? bits[k + 2 * i] : 0;
-      words[i] = low | (k + 2 * i + 1 < end ? uint32_t{bits[k + 2 * i + 1]} << 16 : 0);
+    for (int i = 0; i < kElements; ++i) {
+      const uint32_t v = i < count ? bits[k + i] : 0;
+      words[i / kAWord] |= v << (i % kAWord * 16);
     }
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]), "r"(words[1]),
+                 "r"(words[2]), "r"(words[3])
+                 : "memory");
   }
 }
+
+/// Rows of 32 elements in shared memory, of which lane t of four takes 8 t .. 8 t + 7. Pieces of 16
+/// bytes of wide rows are swapped in every other row, so that lanes meet in few banks.
+template <typename T>
+struct RowPieces {
+  static constexpr int kBytes = 32 * sizeof(T);
+  static constexpr int kPieces = kBytes / 16;
+  static __device__ __forceinline__ uint32_t Piece(uint32_t base, int row, int piece) {
+    return base + row * kBytes + (sizeof(T) == 4 ? piece ^ (row & 1) : piece) * 16;
+  }
+  /// By a warp.
+  template <bool kAligned, int kRows, typename RowOf>
+  static __device__ __forceinline__ void Copy(uint32_t base, int k, int end, RowOf row_of) {
+    constexpr int kAtOnce = 32 / kPieces;
+    const int piece = threadIdx.x % kPieces;
+#pragma unroll
+    for (int i = 0; i < kRows; i += kAtOnce) {
+      const int row = i + static_cast<int>(threadIdx.x) % 32 / kPieces;
+      CopyPiece<kAligned>(row_of(row), k + piece * (16 / static_cast<int>(sizeof(T))), end,
+                          Piece(base, row, piece));
+    }
+  }
+  /// Half of a lane's elements, as they lie in memory.
+  static __device__ __forceinline__ void Load(uint32_t base, int row, int half,
+                                              uint32_t (&words)[sizeof(T)]) {
+    const int t = threadIdx.x % 4;
+    if constexpr (sizeof(T) == 4) {
+      const uint32_t at = Piece(base, row, 2 * t + half);
+      asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                   : "r"(at)
+                   : "memory");
+    } else {
+      const uint32_t at = Piece(base, row, t) + half * 8;
+      asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
+                   : "=r"(words[0]), "=r"(words[1])
+                   : "r"(at)
+                   : "memory");
+    }
+  }
+};
 
 /// How many bf16 a hidden state is the sum of.
 template <typename T>
@@ -124,85 +166,94 @@ constexpr int kRowParts = sizeof(T) == 4              ? 3
                           : std::is_same_v<T, __half> ? 2
                                                       : 1;
 
+/// Shared memory of a kernel below: stages of 32 channels, a ring a warp.
+template <typename T, int kM, int kN, int kStages>
+struct GateRing {
+  static constexpr int kX = 16 * kM * RowPieces<T>::kBytes;
+  static constexpr int kStage = kX + 8 * kN * RowPieces<float>::kBytes;
+  static constexpr int kBytes = kGateParts * kStages * kStage;
+};
+
 /// A CTA 16 kM tokens by 8 kN experts. Weights are the sum of three bf16, hidden states of one, two
 /// or three. Of their products those below 2^-26 of the whole are left out; the others are exact.
 /// Tensor cores add those of 16 channels, smallest first, and fp32 additions what these give.
 ///
-/// Of every 16 channels lane t of four has 4t .. 4t + 3, which it takes for the fragments' 2t,
-/// 2t + 1, 2t + 8 and 2t + 9.
-template <typename T, int kM, int kN, int kSteps, bool kVector>
+/// Each warp brings its part of the width through a ring of its own in shared memory. Of every 32
+/// channels lane t of four takes 8 t .. 8 t + 7, four of them for a product of 16.
+template <typename T, int kM, int kN, int kStages, bool kAligned>
 __global__ void __launch_bounds__(kThreads)
     GateTilesKernel(const T* x, const __grid_constant__ GateArgs args) {
+  using Ring = GateRing<T, kM, kN, kStages>;
+  extern __shared__ __align__(128) uint8_t shared[];
   TriggerDependentLaunch();
-  GridDependencySync();
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   const int first_token = blockIdx.y * (16 * kM);
   const int first_expert = blockIdx.x * (8 * kN);
-  const T* rows[kM][2];
-  const float* weights[kN];
-#pragma unroll
-  for (int i = 0; i < 2 * kM; ++i) {
-    rows[i / 2][i % 2] = x + min(first_token + i * 8 + lane / 4, args.tokens - 1) * args.stride;
-  }
-#pragma unroll
-  for (int n = 0; n < kN; ++n) {
-    const int expert = min(first_expert + n * 8 + lane / 4, args.experts - 1);
-    weights[n] = args.gate + static_cast<int64_t>(expert) * args.hidden;
-  }
-  const int steps = (args.hidden + 15) / 16;
-  const int begin = steps * warp / kGateParts * 16;
-  const int end = min(args.hidden, steps * (warp + 1) / kGateParts * 16);
+  const int all_steps = (args.hidden + 31) / 32;
+  const int first_step = all_steps * warp / kGateParts;
+  const int steps = all_steps * (warp + 1) / kGateParts - first_step;
+  const auto ring =
+      static_cast<uint32_t>(__cvta_generic_to_shared(shared)) + warp * kStages * Ring::kStage;
 
-  uint32_t x_words[kSteps][kM][2][sizeof(T)], weight_words[kSteps][kN][4];
-  const auto load = [&](int base) {
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-      const int k = base + s * 16 + lane % 4 * 4;
-#pragma unroll
-      for (int m = 0; m < kM; ++m) {
-        LoadFour<kVector>(rows[m][0], k, end, x_words[s][m][0]);
-        LoadFour<kVector>(rows[m][1], k, end, x_words[s][m][1]);
-      }
-#pragma unroll
-      for (int n = 0; n < kN; ++n) LoadFour<kVector>(weights[n], k, end, weight_words[s][n]);
-    }
+  const auto stage_of = [&](int step) { return ring + step % kStages * Ring::kStage; };
+  const auto copy_rows = [&](int step) {
+    if (step >= steps) return;
+    RowPieces<T>::template Copy<kAligned, 16 * kM>(
+        stage_of(step), (first_step + step) * 32, args.hidden,
+        [&](int row) { return x + min(first_token + row, args.tokens - 1) * args.stride; });
+  };
+  const auto copy_weights = [&](int step) {
+    if (step >= steps) return;
+    RowPieces<float>::template Copy<kAligned, 8 * kN>(
+        stage_of(step) + Ring::kX, (first_step + step) * 32, args.hidden, [&](int row) {
+          const int expert = min(first_expert + row, args.experts - 1);
+          return args.gate + static_cast<int64_t>(expert) * args.hidden;
+        });
   };
   constexpr int kX = kRowParts<T>;
   constexpr int kTogether = kM >= 4 ? 1 : 4 / kM;  // of kN: chains of products side by side
   float total[kM][kN][4] = {};
-  load(begin);
-#pragma unroll 1
-  for (int base = begin; base < end; base += 16 * kSteps) {
-    uint32_t a[kSteps][kX][kM][4], b[kSteps][3][kN][2];
+  // Weights are constants: they need not wait for the kernels in front.
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
+  for (int step = 0; step < kStages - 1; ++step) copy_weights(step);
+  GridDependencySync();
+#pragma unroll
+  for (int step = 0; step < kStages - 1; ++step) {
+    copy_rows(step);
+    CopyAsyncCommit();
+  }
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    CopyAsyncWait<kStages - 2>();
+    __syncwarp();
+    copy_rows(step + kStages - 1);  // where the step before lay
+    copy_weights(step + kStages - 1);
+    CopyAsyncCommit();
+    const uint32_t stage = stage_of(step);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      uint32_t a[kX][kM][4];
 #pragma unroll
       for (int i = 0; i < 2 * kM; ++i) {
-        uint32_t parts[kX][2];
-        SplitFour<T>(x_words[s][i / 2][i % 2], parts);
+        uint32_t words[sizeof(T)], parts[kX][2];
+        RowPieces<T>::Load(stage, i * 8 + lane / 4, half, words);
+        SplitFour<T>(words, parts);
 #pragma unroll
         for (int p = 0; p < kX; ++p) {
-          a[s][p][i / 2][i % 2] = parts[p][0];
-          a[s][p][i / 2][i % 2 + 2] = parts[p][1];
+          a[p][i / 2][i % 2] = parts[p][0];
+          a[p][i / 2][i % 2 + 2] = parts[p][1];
         }
       }
-#pragma unroll
-      for (int n = 0; n < kN; ++n) {
-        uint32_t parts[3][2];
-        SplitFour<float>(weight_words[s][n], parts);
-#pragma unroll
-        for (int p = 0; p < 3; ++p) {
-          b[s][p][n][0] = parts[p][0];
-          b[s][p][n][1] = parts[p][1];
-        }
-      }
-    }
-    load(base + 16 * kSteps);
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
 #pragma unroll
       for (int n = 0; n < kN; n += kTogether) {
+        uint32_t b[kTogether][3][2];
+#pragma unroll
+        for (int j = 0; j < kTogether; ++j) {
+          uint32_t words[4];
+          RowPieces<float>::Load(stage + Ring::kX, (n + j) * 8 + lane / 4, half, words);
+          SplitFour<float>(words, b[j]);
+        }
         float d[kM][kTogether][4] = {};
 #pragma unroll
         for (int order = 2; order >= 0; --order) {
@@ -211,7 +262,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
             for (int i = 0; i < kM * kTogether; ++i) {
               const int m = i / kTogether, j = i % kTogether;
-              MmaBf16(d[m][j], a[s][p][m], b[s][order - p][n + j][0], b[s][order - p][n + j][1]);
+              MmaBf16(d[m][j], a[p][m], b[j][order - p][0], b[j][order - p][1]);
             }
           }
         }
@@ -253,26 +304,31 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <typename T, int kM, int kSteps, bool kVector>
+template <typename T, int kM, int kStages, bool kAligned>
 int LaunchTiles(const T* x, const GateArgs& args, cudaStream_t stream) {
   constexpr int kN = 4;
+  constexpr int kBytes = GateRing<T, kM, kN, kStages>::kBytes;
+  static_assert(kBytes <= 200 << 10);
+  const auto kernel = GateTilesKernel<T, kM, kN, kStages, kAligned>;
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  if (error != cudaSuccess) return error;
   const dim3 grid((args.experts + 8 * kN - 1) / (8 * kN), (args.tokens + 16 * kM - 1) / (16 * kM));
-  return LaunchEarly(GateTilesKernel<T, kM, kN, kSteps, kVector>, grid, kThreads, 0, stream, x,
-                     args);
+  return LaunchEarly(kernel, grid, kThreads, kBytes, stream, x, args);
 }
 
 template <typename T>
 int LaunchMany(const T* x, const GateArgs& args, cudaStream_t stream) {
-  const auto in_fours = [](const void* data, int64_t row_elements, size_t element) {
-    return reinterpret_cast<uintptr_t>(data) % (4 * element) == 0 && row_elements % 4 == 0;
+  const auto aligned = [](const void* data, int64_t row_bytes) {
+    return reinterpret_cast<uintptr_t>(data) % 16 == 0 && row_bytes % 16 == 0;
   };
-  if (!in_fours(x, args.stride, sizeof(T)) || !in_fours(args.gate, args.hidden, sizeof(float))) {
-    return LaunchTiles<T, 1, 1, false>(x, args, stream);
+  if (!aligned(x, args.stride * sizeof(T)) || !aligned(args.gate, args.hidden * sizeof(float))) {
+    return LaunchTiles<T, 1, 2, false>(x, args, stream);
   }
   if ((args.tokens + 63) / 64 * ((args.experts + 31) / 32) < kManyTiles) {
-    return LaunchTiles<T, 1, 2, true>(x, args, stream);
+    return LaunchTiles<T, 1, 4, true>(x, args, stream);
   }
-  return LaunchTiles<T, 4, 1, true>(x, args, stream);
+  return LaunchTiles < T, 4, sizeof(T) == 4 ? 2 : 3, true > (x, args, stream);
 }
 
 template <typename T>

@@ -6,23 +6,38 @@
 namespace moert::cuda {
 namespace {
 
-/// One CTA.
+/// One CTA, of layers of up to kExperts experts.
+template <int kExperts>
 __global__ void __launch_bounds__(kTileThreads)
     MakeTilesKernel(const __grid_constant__ MakeTilesArgs args) {
   TriggerDependentLaunch();
   GridDependencySync();
-  __shared__ TileScratch scratch;
-  const int e = threadIdx.x;
-  const bool shared = e == args.experts;
-  int count = 0;
-  ExpertHandle handle{};
-  const int32_t* slots = args.shared_slots;
-  if (e <= args.experts && args.wave.Has(e)) {
-    handle = args.handles[e];
-    count = shared ? args.tokens : args.groups.counts[e];
-    if (!shared) slots = args.groups.sorted + args.groups.firsts[e];
-  }
-  MakeTiles(args, handle, count, slots, scratch);
+  extern __shared__ __align__(16) uint8_t shared[];
+  const auto of = [&](int e) {
+    ExpertTokens tokens{};
+    if (e > args.experts || !args.wave.Has(e)) return tokens;
+    tokens.handle = args.handles[e];
+    if (e == args.experts) {
+      tokens.count = args.tokens;
+      tokens.slots = args.shared_slots;
+    } else {
+      tokens.count = args.groups.counts[e];
+      tokens.slots = args.groups.sorted + args.groups.firsts[e];
+    }
+    return tokens;
+  };
+  MakeTiles(args, of, *reinterpret_cast<TileScratch<kExperts>*>(shared));
+}
+
+template <int kExperts>
+int LaunchOf(const MakeTilesArgs& args, cudaStream_t stream) {
+  constexpr int kBytes = sizeof(TileScratch<kExperts>);
+  const auto kernel = MakeTilesKernel<kExperts>;
+  const cudaError_t error =
+      kBytes <= 48 << 10
+          ? cudaSuccess
+          : cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  return error != cudaSuccess ? error : LaunchEarly(kernel, 1, kTileThreads, kBytes, stream, args);
 }
 
 __global__ void UpdateTableKernel(ExpertHandle* table,
@@ -36,7 +51,8 @@ __global__ void UpdateTableKernel(ExpertHandle* table,
 }  // namespace
 
 int LaunchMakeTiles(const MakeTilesArgs& args, CUstream_st* stream) {
-  return LaunchEarly(MakeTilesKernel, 1, kTileThreads, 0, stream, args);
+  return args.experts <= kFewExperts ? LaunchOf<kFewExperts>(args, stream)
+                                     : LaunchOf<kMaxExperts>(args, stream);
 }
 
 int LaunchUpdateTable(ExpertHandle* table, const TableUpdates& updates, CUstream_st* stream) {

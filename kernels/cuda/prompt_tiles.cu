@@ -10,7 +10,7 @@ namespace moert::cuda {
 namespace {
 
 constexpr int kThreads = 1024;
-static_assert(kThreads > kMaxExperts);
+static_assert(kThreads > kFewExperts);
 constexpr int kNowhere = kPromptPackings;  // of experts that have no tiles
 
 using Two = Several<int, 2>;
@@ -25,9 +25,10 @@ __global__ void __launch_bounds__(kThreads)
   TriggerDependentLaunch();
   GridDependencySync();
   __shared__ Two scratch[2][32];
-  __shared__ int key[2][kMaxExperts + 1];       // packing, then tokens
-  __shared__ int ends[2][kMaxExperts + 1];      // of the tiles of the r-th expert
-  __shared__ Share shares[2][kMaxExperts + 1];  // of the r-th expert
+  __shared__ int key[2][kFewExperts + 1];  // packing, then tokens
+  __shared__ int rank[2][kFewExperts + 1];
+  __shared__ int ends[2][kFewExperts + 1];      // of the tiles of the r-th expert
+  __shared__ Share shares[2][kFewExperts + 1];  // of the r-th expert
   const int e = threadIdx.x;
   const bool shared = e == args.experts;
   const bool is_expert = e <= args.experts;
@@ -70,22 +71,32 @@ __global__ void __launch_bounds__(kThreads)
   if (e == 0) *args.table.unit_count = total.v[0];
   if (e < 2 * kPromptPackings) args.table.tickets[e / kPromptPackings][e % kPromptPackings] = 0;
 
-  // Packing by packing, the fullest expert first.
+  // Packing by packing, the fullest expert first: each is compared with every other, by threads
+  // that share these.
   if (is_expert) {
-    for (int p = 0; p < 2; ++p) key[p][e] = share[p].packing << 24 | (0xffffff - count);
+    for (int p = 0; p < 2; ++p) {
+      key[p][e] = share[p].packing << 24 | (0xffffff - count);
+      rank[p][e] = 0;
+    }
+  }
+  __syncthreads();
+  const int span = (args.experts + 32) / 32 * 32;
+  const int parts = kThreads / span, part = e / span, mine = e % span;
+  if (part < parts && mine <= args.experts) {
+    int before[2] = {};
+#pragma unroll 4
+    for (int other = part; other <= args.experts; other += parts) {
+#pragma unroll
+      for (int p = 0; p < 2; ++p) {
+        const int theirs = key[p][other], own = key[p][mine];
+        before[p] += theirs < own || (theirs == own && other < mine) ? 1 : 0;
+      }
+    }
+    for (int p = 0; p < 2; ++p) atomicAdd(&rank[p][mine], before[p]);
   }
   __syncthreads();
   if (is_expert) {
-    int rank[2] = {};
-#pragma unroll 8
-    for (int other = 0; other <= args.experts; ++other) {
-#pragma unroll
-      for (int p = 0; p < 2; ++p) {
-        const int theirs = key[p][other], mine = key[p][e];
-        rank[p] += theirs < mine || (theirs == mine && other < e) ? 1 : 0;
-      }
-    }
-    for (int p = 0; p < 2; ++p) shares[p][rank[p]] = share[p];
+    for (int p = 0; p < 2; ++p) shares[p][rank[p][e]] = share[p];
   }
   __syncthreads();
   Two tiles{};
@@ -107,22 +118,15 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   __syncthreads();
-  for (int p = 0; p < 2; ++p) {
-    for (int at = e; at < total.v[p]; at += kThreads) {
-      int low = 0, high = args.experts;  // the first that ends behind `at`
-      while (low < high) {
-        const int middle = (low + high) / 2;
-        if (ends[p][middle] > at) {
-          high = middle;
-        } else {
-          low = middle + 1;
-        }
-      }
-      const Share s = shares[p][low];
-      const auto in = static_cast<uint32_t>(at - (ends[p][low] - s.units * s.row_tiles));
-      const uint32_t row_tile = in / static_cast<uint32_t>(s.units);
+  for (int task = e / 32; task < 2 * (args.experts + 1); task += kThreads / 32) {
+    const int p = task & 1, r = task >> 1;
+    const Share s = shares[p][r];
+    const auto count_of = static_cast<uint32_t>(s.units * s.row_tiles);
+    uint32_t* to = args.table.tiles[p] + ends[p][r] - count_of;
+    for (uint32_t at = e % 32; at < count_of; at += 32) {
+      const uint32_t row_tile = at / static_cast<uint32_t>(s.units);
       // Units of an expert take the same weights one beside the other.
-      args.table.tiles[p][at] = (s.unit + in - row_tile * s.units) | row_tile << 16;
+      to[at] = (s.unit + at - row_tile * s.units) | row_tile << 16;
     }
   }
 }

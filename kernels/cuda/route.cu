@@ -36,6 +36,7 @@ int LaunchTopK(const DeviceRouting& routing, int tokens, float* logits, int32_t*
   const auto kernel = routing.num_experts <= 64    ? TopKKernel<2>
                       : routing.num_experts <= 128 ? TopKKernel<4>
                       : routing.num_experts <= 256 ? TopKKernel<8>
+                      : routing.num_experts <= 512 ? TopKKernel<16>
                                                    : TopKKernel<kMaxExperts / 32>;
   return LaunchEarly(kernel, (tokens + 3) / 4, 128, 0, stream, routing, tokens, logits, ids,
                      weights);

@@ -15,7 +15,10 @@ struct CUstream_st;
 
 namespace moert::cuda {
 
-constexpr int kMaxExperts = 512;
+constexpr int kMaxExperts = 1024;
+/// Experts of a layer up to which few tokens are routed by one launch, prompts are family P's
+/// (prompt_gemm.h), and the expert-cache rule runs on the device.
+constexpr int kFewExperts = 512;
 constexpr int kMaxTopK = 32;
 
 /// What of moert::RoutingSpec the device executes: everything.

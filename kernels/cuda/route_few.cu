@@ -2,6 +2,7 @@
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/primitives/choose_experts.cuh"
+#include "kernels/cuda/primitives/chunk_ranks.cuh"
 #include "kernels/cuda/primitives/expert_tiles.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
 #include "kernels/cuda/primitives/selection_tally.cuh"
@@ -11,16 +12,12 @@ namespace {
 
 constexpr int kMaxPairs = kFewTokens * kMaxTopK;
 
-/// Calls f(i) for every pair of `expert`, in order. ids: shared, up to whole fours.
-template <typename F>
-__device__ __forceinline__ void ForPairsOf(int expert, const int32_t* ids, int pairs, F f) {
-#pragma unroll 2
-  for (int i = 0; i < pairs; i += 4) {
-    const int4 four = *reinterpret_cast<const int4*>(ids + i);
-    if (four.x == expert) f(i);
-    if (four.y == expert) f(i + 1);
-    if (four.z == expert) f(i + 2);
-    if (four.w == expert) f(i + 3);
+/// The experts' formats, into the L1 cache: tiles want them at once.
+__device__ __forceinline__ void PrefetchFormats(const MakeTilesArgs& tiles) {
+  for (int e = threadIdx.x % 32; e <= tiles.experts; e += 32) {
+    const auto* format = reinterpret_cast<const char*>(tiles.formats + tiles.handles[e].format);
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(format));
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(format + sizeof(DeviceFormat) - 1));
   }
 }
 
@@ -32,10 +29,13 @@ __global__ void __launch_bounds__(kTileThreads)
   __shared__ union Scratch {
     __device__ Scratch() {}
     float keys[kWarps][2][32 * kPerLane];
-    TileScratch tiles;
+    uint16_t before[kMaxPairs / 32 * kFewExperts];  // of an expert, in the warps before
+    TileScratch<kFewExperts> tiles;
   } scratch;
-  __shared__ __align__(16) int32_t ids[kMaxPairs + 4];
+  __shared__ int32_t ids[kMaxPairs];
   __shared__ float weights[kMaxPairs];
+  __shared__ uint16_t sorted[kMaxPairs];
+  __shared__ int places[kFewExperts];
   __shared__ Several<int, 1> sums[32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int e = threadIdx.x;
@@ -44,6 +44,8 @@ __global__ void __launch_bounds__(kTileThreads)
   GridDependencySync();
   ExpertHandle handle{};  // on its way while experts are chosen
   if (args.makes_tiles && e <= experts && args.tiles.wave.Has(e)) handle = args.tiles.handles[e];
+  static_assert(kWarps < kTileThreads / 32);
+  if (args.makes_tiles && warp == kTileThreads / 32 - 1) PrefetchFormats(args.tiles);
   if (args.given_ids != nullptr) {
     for (int i = e; i < pairs; i += kTileThreads) {
       const int id = args.given_ids[i];
@@ -62,40 +64,58 @@ __global__ void __launch_bounds__(kTileThreads)
       weights[at] = args.weights[at] = chosen.weight;
     }
   }
-  if (e < 4) ids[pairs + e] = -1;
   if (args.shared_slots != nullptr && e < args.tokens) args.shared_slots[e] = pairs + e;
   __syncthreads();
 
-  int count = 0;
-  float mass = 0;
-  if (e < experts) {
-    ForPairsOf(e, ids, pairs, [&](int i) {
-      ++count;
-      mass += weights[i];
-    });
+  const int in_use = (pairs + 31) / 32;
+  for (int i = e; i < in_use * experts; i += kTileThreads) scratch.before[i] = 0;
+  __syncthreads();
+  constexpr int kRounds = (kMaxPairs + kTileThreads - 1) / kTileThreads;
+  int rank[kRounds];
+#pragma unroll
+  for (int r = 0; r < kRounds; ++r) {
+    const int at = r * kTileThreads + e, of = at / 32;
+    if (of < in_use) {
+      rank[r] = RankInWarp(at < pairs ? ids[at] : -1, scratch.before + of * experts);
+    }
   }
+  __syncthreads();
+  const int count = e < experts ? SumWarps(scratch.before, in_use, experts, e) : 0;
   Several<int, 1> total;
   const int first = SumBefore(Several<int, 1>{count}, sums, &total).v[0];
   if (e < experts) {
+    places[e] = first;
     args.groups.firsts[e] = first;
     args.groups.counts[e] = count;
-    if (count > 0) {
-      int at = first;
-      ForPairsOf(e, ids, pairs, [&](int i) { args.groups.sorted[at++] = i; });
-      if (args.tally != nullptr) AddCall(args.tally + e, count, mass);
-    }
-    if (e == 0 && args.tally != nullptr) AddCall(args.tally + experts, pairs, 0);
+  }
+  __syncthreads();
+#pragma unroll
+  for (int r = 0; r < kRounds; ++r) {
+    const int at = r * kTileThreads + e;
+    if (at >= pairs || ids[at] < 0) continue;
+    const int place = places[ids[at]] + scratch.before[at / 32 * experts + ids[at]] + rank[r];
+    args.groups.sorted[place] = at;
+    sorted[place] = static_cast<uint16_t>(at);
+  }
+  __syncthreads();  // tiles take the scratch
+  if (args.tally != nullptr) {
+    float mass = 0;
+    for (int i = 0; i < count; ++i) mass += weights[sorted[first + i]];
+    if (count > 0) AddCall(args.tally + e, count, mass);
+    if (e == 0) AddCall(args.tally + experts, pairs, 0);
   }
   if (args.makes_tiles == 0) return;
   const bool shared = e == experts;
-  MakeTiles(args.tiles, handle, shared ? args.tokens : count,
-            shared ? args.shared_slots : args.groups.sorted + first, scratch.tiles);
+  const ExpertTokens tokens{handle, shared ? args.tokens : count,
+                            shared ? args.shared_slots : args.groups.sorted + first};
+  MakeTiles(
+      args.tiles, [&](int) { return tokens; }, scratch.tiles);
 }
 
 }  // namespace
 
 int LaunchRouteFew(const RouteFewArgs& args, CUstream_st* stream) {
-  if (args.tokens > kFewTokens || args.routing.num_experts > kMaxExperts ||
+  if (args.tokens > kFewTokens || args.routing.num_experts > kFewExperts ||
       args.routing.top_k > kMaxTopK) {
     return cudaErrorInvalidValue;
   }
@@ -103,7 +123,7 @@ int LaunchRouteFew(const RouteFewArgs& args, CUstream_st* stream) {
   const auto kernel = experts <= 64    ? RouteFewKernel<2>
                       : experts <= 128 ? RouteFewKernel<4>
                       : experts <= 256 ? RouteFewKernel<8>
-                                       : RouteFewKernel<kMaxExperts / 32>;
+                                       : RouteFewKernel<kFewExperts / 32>;
   return LaunchEarly(kernel, 1, kTileThreads, 0, stream, args);
 }
 

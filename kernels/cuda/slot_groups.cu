@@ -1,6 +1,8 @@
 // The slots of a call, grouped by expert.
 #include <cuda_runtime.h>
 
+#include "kernels/cuda/primitives/chunk_ranks.cuh"
+#include "kernels/cuda/primitives/cta_sums.cuh"
 #include "kernels/cuda/primitives/element.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
 #include "kernels/cuda/primitives/selection_tally.cuh"
@@ -57,60 +59,57 @@ __global__ void __launch_bounds__(kChunk)
     GroupKernel(const int32_t* ids, int pairs, int experts, SlotGroups groups) {
   TriggerDependentLaunch();
   GridDependencySync();
-  __shared__ uint16_t before[kChunkWarps][kMaxExperts];  // of an expert, in the warps before
-  __shared__ int places[kMaxExperts];
-  __shared__ int totals[32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int in_use = (min(pairs - static_cast<int>(blockIdx.x) * kChunk, kChunk) + 31) / 32;
-  for (int w = 0; w < in_use; ++w) {
-    for (int e = threadIdx.x; e < experts; e += static_cast<int>(blockDim.x)) before[w][e] = 0;
-  }
+  extern __shared__ uint16_t before[];  // [warps, experts]: of an expert, in the warps before
+  __shared__ int all[kMaxExperts], places[kMaxExperts];
+  __shared__ Several<int, 1> sums[32];
+  const int warp = threadIdx.x / 32;
+  const int chunks = gridDim.x, chunk = blockIdx.x;
+  const int in_use = (min(pairs - chunk * kChunk, kChunk) + 31) / 32;
+  for (int i = threadIdx.x; i < in_use * experts; i += kChunk) before[i] = 0;
+  for (int e = threadIdx.x; e < experts; e += kChunk) all[e] = places[e] = 0;
   __syncthreads();
-  const int at = static_cast<int>(blockIdx.x) * kChunk + static_cast<int>(threadIdx.x);
-  const int mine = at < pairs && warp < in_use ? ids[at] : -1;
-  const bool placed = mine >= 0 && mine < experts;
-  const uint32_t alike = __match_any_sync(kFull, mine);
-  const int rank = __popc(alike & ((1u << lane) - 1));
-  if (placed && rank == 0) before[warp][mine] = static_cast<uint16_t>(__popc(alike));
-  __syncthreads();
-  const int e = threadIdx.x;
-  int here = 0, all = 0, ahead = 0;
-  if (e < experts) {
-    for (int w = 0; w < in_use; ++w) {
-      const int count = before[w][e];
-      before[w][e] = static_cast<uint16_t>(here);
-      here += count;
-    }
-    if (gridDim.x == 1) {
-      all = here;
-    } else {
-#pragma unroll 8
-      for (int c = 0; c < static_cast<int>(gridDim.x); ++c) {
-        const int count = groups.chunks[static_cast<int64_t>(c) * experts + e];
-        all += count;
-        if (c < static_cast<int>(blockIdx.x)) ahead += count;
+  const int at = chunk * kChunk + static_cast<int>(threadIdx.x);
+  int mine = at < pairs ? ids[at] : -1;
+  if (mine >= experts) mine = -1;
+  int rank = 0;
+  if (warp < in_use) rank = RankInWarp(mine, before + warp * experts);
+  if (chunks > 1) {
+    constexpr int kAtOnce = 8;
+    for (int base = threadIdx.x; base < chunks * experts; base += kAtOnce * kChunk) {
+      int count[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int i = base + j * kChunk;
+        count[j] = i < chunks * experts ? groups.chunks[i] : 0;
+      }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        if (count[j] == 0) continue;
+        const int i = base + j * kChunk;
+        atomicAdd(all + i % experts, count[j]);
+        if (i < chunk * experts) atomicAdd(places + i % experts, count[j]);
       }
     }
   }
-  int sum = all;
-#pragma unroll
-  for (int d = 1; d < 32; d *= 2) {
-    const int other = __shfl_up_sync(kFull, sum, d);
-    if (lane >= d) sum += other;
-  }
-  if (lane == 31) totals[warp] = sum;
   __syncthreads();
-  int first = sum - all;
-  for (int w = 0; w < warp && w * 32 < experts; ++w) first += totals[w];
+  const int e = threadIdx.x;
+  static_assert(kChunk >= kMaxExperts);
+  int count = 0;
   if (e < experts) {
-    places[e] = first + ahead;
-    if (blockIdx.x == 0) {
+    const int here = SumWarps(before, in_use, experts, e);
+    count = chunks > 1 ? all[e] : here;
+  }
+  Several<int, 1> total;
+  const int first = SumBefore(Several<int, 1>{count}, sums, &total).v[0];
+  if (e < experts) {
+    places[e] += first;
+    if (chunk == 0) {
       groups.firsts[e] = first;
-      groups.counts[e] = all;
+      groups.counts[e] = count;
     }
   }
   __syncthreads();
-  if (placed) groups.sorted[places[mine] + before[warp][mine] + rank] = at;
+  if (mine >= 0) groups.sorted[places[mine] + before[warp * experts + mine] + rank] = at;
 }
 
 __global__ void IotaKernel(int32_t* first, int begin, int count) {
@@ -131,7 +130,12 @@ int LaunchGroup(const int32_t* ids, int pairs, int experts, const SlotGroups& gr
         LaunchEarly(CountChunkKernel, chunks, 256, 0, stream, ids, pairs, experts, groups.chunks);
   }
   if (error == 0) {
-    error = LaunchEarly(GroupKernel, chunks, kChunk, 0, stream, ids, pairs, experts, groups);
+    const int bytes = kChunkWarps * experts * static_cast<int>(sizeof(uint16_t));
+    if (bytes > 32 << 10) {
+      error = cudaFuncSetAttribute(GroupKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+      if (error != 0) return error;
+    }
+    error = LaunchEarly(GroupKernel, chunks, kChunk, bytes, stream, ids, pairs, experts, groups);
   }
   if (error != 0 || tally == nullptr) return error;
   return LaunchEarly(TallyKernel, (experts + 3) / 4, 128, 0, stream, groups, pairs, experts,

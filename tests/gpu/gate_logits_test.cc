@@ -133,7 +133,7 @@ TEST_CASE("shapes that are not multiples of the tiles") {
     for (const int hidden : {1, 2, 7, 15, 16, 17, 100, 130, 254, 1023}) {
       for (const int tokens : {1, 5, 33, 77}) Check(tokens, hidden, 9, dtype);
     }
-    for (const int experts : {1, 8, 31, 32, 33, 257, 512}) {
+    for (const int experts : {1, 8, 31, 32, 33, 257, 512, 1024}) {
       Check(35, 128, experts, dtype);
       Check(2, 128, experts, dtype);
     }

@@ -108,7 +108,7 @@ void Check(const Case& c, int tokens) {
 }
 
 TEST_CASE("softmax then top-k, with groups and biases") {
-  for (const int experts : {8, 60, 64, 128, 160, 512}) {
+  for (const int experts : {8, 60, 64, 128, 160, 512, 1024}) {
     Check({RoutingKind::kSoftmaxTopK, experts, 4}, 300);
     Check({RoutingKind::kSoftmaxTopK, experts, 8, true, 2.5f}, 300);
     Check({RoutingKind::kTopKSoftmax, experts, 2, false, 1, 1, 1, false, 0.5f}, 300);
@@ -119,7 +119,7 @@ TEST_CASE("softmax then top-k, with groups and biases") {
 
 TEST_CASE("slots are grouped by expert, ascending, whatever their number") {
   std::mt19937 rng(5);
-  for (const int experts : {1, 7, 64, 128, 512}) {
+  for (const int experts : {1, 7, 64, 128, 512, 1024}) {
     for (const int pairs : {1, 8, 31, 333, 1023, 1024, 1025, 5000, 65536}) {
       std::vector<int32_t> ids(pairs);
       // Some experts are popular, some ids are of experts elsewhere.

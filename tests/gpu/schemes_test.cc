@@ -364,5 +364,11 @@ TEST_CASE("skewed routing: one expert gets almost everything, others nothing") {
   CheckCase({128, 64, 32, 2}, {"bf16"}, 600, 0.5);
 }
 
+TEST_CASE("a layer of a thousand experts") {
+  for (const int64_t rows : {1, 40, 1100})
+    CheckCase({128, 64, 1000, 8}, {"bf16", "w8a16_g128"}, rows);
+  CheckCase({128, 64, 1024, 8}, {"bf16"}, 40);
+}
+
 }  // namespace
 }  // namespace moert::test

@@ -9,7 +9,7 @@
 
 namespace moert::cuda {
 
-constexpr int kTileThreads = kMaxExperts + 32;
+constexpr int kTileThreads = kFewExperts + 32;
 
 /// What an item costs, in bytes of bf16 that take as long: the bytes it reads, or the instructions
 /// where products of few bits are bound by them.
@@ -49,11 +49,12 @@ __device__ inline int ItemCost(const TileMatrix& m, int tokens) {
   return m.k64s * k64 + kItem;
 }
 
-/// The tiles of one expert in one product. The last may cost less than the others.
+/// The tiles of one expert in one product. The last may cost less than the others. Whole numbers:
+/// as double they are divided much faster.
 struct TileCosts {
-  int64_t end;  // of all experts up to and with this one
-  int64_t full;
-  int64_t last;
+  double end;  // of all experts up to and with this one
+  double full;
+  double last;
 };
 struct ExpertWork {
   TileCosts costs[2];
@@ -62,16 +63,26 @@ struct ExpertWork {
   int items[2];  // of a tile
 };
 
-/// Shared memory of MakeTiles.
+/// Shared memory of MakeTiles for up to so many experts.
+template <int kExperts>
 struct TileScratch {
   Several<int64_t, 3> sums[32];
-  ExpertWork work[kMaxExperts + 1];
+  ExpertWork work[kExperts + 1];
 };
 
-/// Where share `cta` of `ctas` equal shares of a product's work begins.
+/// What an expert is to multiply.
+struct ExpertTokens {
+  ExpertHandle handle;  // no record: nothing
+  int count = 0;
+  const int32_t* slots = nullptr;
+};
+
+/// Where share `cta` of `ctas` equal shares of a product's work begins. Never decreases with `cta`,
+/// since no operation does.
 __device__ __forceinline__ Position StartOf(const ExpertWork* work, int experts, int num_tiles,
                                             int product, int cta, int ctas) {
-  const int64_t target = work[experts].costs[product].end * cta / ctas;
+  const double target =
+      work[experts].costs[product].end * (static_cast<double>(cta) / static_cast<double>(ctas));
   int low = 0, high = experts + 1;  // the first expert that ends behind the target
   while (low < high) {
     const int middle = (low + high) / 2;
@@ -84,66 +95,76 @@ __device__ __forceinline__ Position StartOf(const ExpertWork* work, int experts,
   if (low > experts) return {num_tiles, 0};
   const ExpertWork& of = work[low];
   const TileCosts& costs = of.costs[product];
-  const int64_t begin = costs.end - (of.tiles - 1) * costs.full - costs.last;
-  const int64_t tile = min((target - begin) / costs.full, int64_t{of.tiles} - 1);
-  const int64_t cost = tile + 1 < of.tiles ? costs.full : costs.last;
-  const int64_t items = of.items[product];
-  const auto item =
-      static_cast<int>(((target - begin - tile * costs.full) * items + cost - 1) / cost);
-  const int at = of.first + static_cast<int>(tile);
-  return item >= items ? Position{at + 1, 0} : Position{at, item};
+  const double offset = target - (costs.end - (of.tiles - 1) * costs.full - costs.last);
+  const int tile = min(static_cast<int>(offset / costs.full), of.tiles - 1);
+  const double cost = tile + 1 < of.tiles ? costs.full : costs.last;
+  const int items = of.items[product];
+  const auto item = static_cast<int>(ceil((offset - tile * costs.full) / cost * items));
+  const int at = of.first + tile;
+  return item >= items ? Position{at + 1, 0} : Position{at, max(item, 0)};
 }
 
-/// By a CTA of kTileThreads, thread e for expert e: its `count` tokens (0 of experts that are not
-/// to be multiplied), whose slots begin at `slots`. Places tiles by a scan, writes them, and finds
-/// where shares begin.
-__device__ __forceinline__ void MakeTiles(const MakeTilesArgs& args, const ExpertHandle& handle,
-                                          int count, const int32_t* slots, TileScratch& scratch) {
-  const int e = threadIdx.x;
-  if (handle.record == nullptr) count = 0;
-  if (args.prompt_packings != 0 && count > 0 &&
-      IsPromptFormat(args.formats[handle.format], args.prompt_packings)) {
-    count = 0;
-  }
-  const int tiles = (count + kTileTokens - 1) / kTileTokens;
-  Tile tile{};
-  ExpertWork work{};
-  Several<int64_t, 3> mine{};
-  if (tiles > 0) {
-    const DeviceFormat& f = args.formats[handle.format];
-    tile.matrix[0] = ResolveMatrix(handle.record, f.gate, &f.up);
-    tile.matrix[1] = ResolveMatrix(handle.record, f.down, nullptr);
+/// By a CTA of kTileThreads: `of(e)` are the tokens of expert e, the shared one among them, and
+/// nothing from there on. Places tiles by a scan, writes them, and finds where shares begin.
+template <int kExperts, typename Of>
+__device__ __forceinline__ void MakeTiles(const MakeTilesArgs& args, Of of,
+                                          TileScratch<kExperts>& scratch) {
+  Several<int64_t, 3> done{};  // costs of both products, tiles
+#pragma unroll 1
+  for (int round = 0; round <= kExperts / kTileThreads; ++round) {
+    const int e = round * kTileThreads + static_cast<int>(threadIdx.x);
+    const ExpertTokens tokens = of(e);
+    int count = tokens.handle.record == nullptr ? 0 : tokens.count;
+    const DeviceFormat& f = args.formats[tokens.handle.format];
+    if (args.prompt_packings != 0 && count > 0 && IsPromptFormat(f, args.prompt_packings)) {
+      count = 0;
+    }
+    const int tiles = (count + kTileTokens - 1) / kTileTokens;
+    Tile tile{};
+    ExpertWork work{};
+    Several<int64_t, 3> mine{};
+    if (tiles > 0) {
+      tile.matrix[0] = ResolveMatrix(tokens.handle.record, f.gate, &f.up);
+      tile.matrix[1] = ResolveMatrix(tokens.handle.record, f.down, nullptr);
+#pragma unroll
+      for (int p = 0; p < 2; ++p) {
+        const int items = tile.matrix[p].items;
+        work.items[p] = items;
+        const int64_t full = int64_t{items} * ItemCost(tile.matrix[p], min(count, kTileTokens));
+        const int64_t last =
+            int64_t{items} * ItemCost(tile.matrix[p], count - (tiles - 1) * kTileTokens);
+        mine.v[p] = (tiles - 1) * full + last;
+        work.costs[p].full = static_cast<double>(full);
+        work.costs[p].last = static_cast<double>(last);
+      }
+      mine.v[2] = tiles;
+    }
+    if (round > 0) __syncthreads();  // what lies in the scratch was read
+    Several<int64_t, 3> total;
+    const Several<int64_t, 3> before = SumBefore(mine, scratch.sums, &total);
+    work.first = static_cast<int>(done.v[2] + before.v[2]);
+    work.tiles = tiles;
 #pragma unroll
     for (int p = 0; p < 2; ++p) {
-      const int items = tile.matrix[p].items;
-      work.items[p] = items;
-      work.costs[p].full = int64_t{items} * ItemCost(tile.matrix[p], min(count, kTileTokens));
-      work.costs[p].last =
-          int64_t{items} * ItemCost(tile.matrix[p], count - (tiles - 1) * kTileTokens);
-      mine.v[p] = (tiles - 1) * work.costs[p].full + work.costs[p].last;
+      work.costs[p].end = static_cast<double>(done.v[p] + before.v[p] + mine.v[p]);
     }
-    mine.v[2] = tiles;
-  }
-  Several<int64_t, 3> total;
-  const Several<int64_t, 3> before = SumBefore(mine, scratch.sums, &total);
-  work.first = static_cast<int>(before.v[2]);
-  work.tiles = tiles;
+    if (e <= args.experts) scratch.work[e] = work;
+    for (int i = 0; i < tiles; ++i) {
+      const int at = work.first + i;
+      tile.slots = tokens.slots + i * kTileTokens;
+      tile.count = min(kTileTokens, count - i * kTileTokens);
+      args.table.tiles[at] = tile;
+      args.table.ready[at] = 0;
+    }
 #pragma unroll
-  for (int p = 0; p < 2; ++p) work.costs[p].end = before.v[p] + mine.v[p];
-  if (e <= args.experts) scratch.work[e] = work;
-  if (e < 2) args.table.ticket[e] = 0;
+    for (int i = 0; i < 3; ++i) done.v[i] += total.v[i];
+  }
+  if (threadIdx.x < 2) args.table.ticket[threadIdx.x] = 0;
   __syncthreads();
-  for (int i = e; i < 2 * (args.shares + 1); i += kTileThreads) {
+  for (int i = threadIdx.x; i < 2 * (args.shares + 1); i += kTileThreads) {
     const int p = i & 1, cta = i >> 1;
     args.table.starts[p][cta] =
-        StartOf(scratch.work, args.experts, static_cast<int>(total.v[2]), p, cta, args.shares);
-  }
-  for (int i = 0; i < tiles; ++i) {
-    const int at = work.first + i;
-    tile.slots = slots + i * kTileTokens;
-    tile.count = min(kTileTokens, count - i * kTileTokens);
-    args.table.tiles[at] = tile;
-    args.table.ready[at] = 0;
+        StartOf(scratch.work, args.experts, static_cast<int>(done.v[2]), p, cta, args.shares);
   }
 }
 

@@ -113,7 +113,8 @@ class CudaExecutor final : public Executor {
   absl::Status RouteNext(const ExecutorCall& call);
   /// Whether one launch routes, groups and makes tiles.
   bool Few(const ExecutorCall& call) const {
-    return call.hidden.rows <= kFewTokens && !Prompt(call).any();
+    return call.hidden.rows <= kFewTokens && Spec(call).num_experts <= kFewExperts &&
+           !Prompt(call).any();
   }
   /// RouteOnDevice (or the routing given) and GroupAndPack of few rows; `tiles`: and all experts'
   /// tiles.

@@ -140,24 +140,19 @@ absl::Status CudaExecutor::Route(const ExecutorCall& call, const RoutingRequest&
   given_ = false;
   const bool own_choice = request.rule.kind == RoutingRuleKind::kTopK;
   if (!own_choice) {
-    if (!DeviceRule::Executes(Spec(call).routing, request.rule)) {
+    if (!DeviceRule::Executes(Spec(call), request.rule)) {
       return RouteOnHost(call, request, routing);
     }
     // The rule goes by the table.
     MOERT_RETURN_IF_ERROR(table_.SyncLayer(*request.store, call.layer, call.epoch, stream));
   }
   if (CpuOffload(call)) MOERT_RETURN_IF_ERROR(cpu_->BringRows(call.hidden, stream));
-  const bool few = own_choice && Few(call);
-  if (few) {
-    MOERT_RETURN_IF_ERROR(RouteFew(call, nullptr, /*tallied=*/false, /*tiles=*/false));
-  } else {
-    MOERT_RETURN_IF_ERROR(
-        RouteOnDevice(call, own_choice ? nullptr : &request, returned_.RuleOf(/*late=*/false)));
-  }
+  MOERT_RETURN_IF_ERROR(
+      RouteOnDevice(call, own_choice ? nullptr : &request, returned_.RuleOf(/*late=*/false)));
   if (request.next_gate) MOERT_RETURN_IF_ERROR(RouteNext(call));
   MOERT_RETURN_IF_ERROR(
       returned_.Bring(w_, call.layer, call.hidden.rows, request.next_gate, !own_choice, stream));
-  if (!few) MOERT_RETURN_IF_ERROR(GroupAndPack(call));  // beside the host's wait
+  MOERT_RETURN_IF_ERROR(GroupAndPack(call));  // beside the host's wait
   ++host_syncs_;
   MOERT_RETURN_IF_ERROR(returned_.Wait(routing));
   if (CpuOffload(call)) cpu_->TakeRows(call.hidden);

@@ -10,9 +10,9 @@ namespace moert::cuda {
 
 DeviceRule::DeviceRule(int64_t max_tokens) : requests_(kRememberedRequests, max_tokens) {}
 
-bool DeviceRule::Executes(const RoutingSpec& routing, const RoutingRule& rule) {
+bool DeviceRule::Executes(const MoeLayerSpec& layer, const RoutingRule& rule) {
   return rule.kind == RoutingRuleKind::kExpertCache && rule.alpha >= 0 && rule.alpha <= 1 &&
-         CheckExpertCacheRule(routing).ok();
+         layer.num_experts <= kFewExperts && CheckExpertCacheRule(layer.routing).ok();
 }
 
 absl::Status DeviceRule::Init(const RuleBuffers& buffers) {

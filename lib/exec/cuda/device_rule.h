@@ -32,8 +32,8 @@ class DeviceRule {
  public:
   explicit DeviceRule(int64_t max_tokens);
 
-  /// The expert-cache rule, on routing kinds that have scores.
-  static bool Executes(const RoutingSpec& routing, const RoutingRule& rule);
+  /// The expert-cache rule, on routing kinds that have scores, of up to kFewExperts experts.
+  static bool Executes(const MoeLayerSpec& layer, const RoutingRule& rule);
 
   /// `buffers` are borrowed.
   absl::Status Init(const RuleBuffers& buffers);

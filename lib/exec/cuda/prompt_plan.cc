@@ -27,8 +27,10 @@ void PromptFormats::Add(const DeviceFormat& format) {
 
 PromptPlan PlanPrompt(const PromptFormats& formats, const MoeLayerSpec& layer, int64_t tokens) {
   PromptPlan plan;
-  if (layer.activation.function == Activation::kGelu)
-    return plan;  // erf has no place in the epilogue
+  // erf has no place in the epilogue, nor so many experts in the kernel that makes tiles.
+  if (layer.activation.function == Activation::kGelu || layer.num_experts > kFewExperts) {
+    return plan;
+  }
   const double mean = TokensAnExpert(layer, tokens);
   uint32_t packings = 0;
   for (int p = 0; p < kPromptPackings; ++p) {
