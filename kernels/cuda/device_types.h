@@ -24,10 +24,10 @@ enum class Packing : int32_t {
   kW8A8 = 6,  // as kW8, int8 products
   kW4A8 = 7,  // as kW4, int8 products; also of int4 activations
   // As published files have them (Scheme::imported).
-  kF8Block = 8,   // as kF8, fp32 scales of 128 k
-  kMxFp4 = 9,     // e2m1 in the places of kW4, e8m0 scales of 32 k
-  kNvFp4 = 10,    // the same, e4m3 scales of 16 k and one fp32 of the matrix
-  kW4Group = 11,  // as kW4, bf16 scales of 32, 64 or 128 k, zeros as bytes
+  kF8Block = 8,      // as kF8, fp32 scales of 128 k
+  kMxFp4 = 9,        // e2m1 in the places of kW4, e8m0 scales of 32 k
+  kNvFp4 = 10,       // the same, e4m3 scales of 16 k and one fp32 of the matrix
+  kW4Group = 11,     // as kW4, bf16 scales of 32, 64 or 128 k, zeros as bytes
   kW4GroupF16 = 12,  // the same, fp16 scales
 };
 MOERT_HOST_DEVICE constexpr bool IsImported(Packing p) { return p >= Packing::kF8Block; }

@@ -274,7 +274,7 @@ TEST_CASE("schemes mixed in one launch") {
 // Few and small, for compute-sanitizer.
 TEST_CASE("small cases of the schemes of files and of int8", "[small]") {
   for (const char* scheme :
-       {"fp8_b128", "mxfp4", "nvfp4", "w4a16_g32_zp_f16", "w4a16_g64", "w8a8"}) {
+       {"fp8_b128", "mxfp4", "nvfp4", "w4a16_g32_zp_f16", "w4a16_g64", "w8a8", "w4a8_g128"}) {
     CheckCase({72, 40, 4, 1}, {scheme}, 5, 0, 1e-2);
     CheckCase({200, 88, 3, 2}, {scheme}, 70, 0, 1e-2);
   }
@@ -307,15 +307,17 @@ TEST_CASE("from one token to 8192") {
 }
 
 TEST_CASE("int8 prompts, by tokens an expert") {
-  for (const int64_t rows : {29, 61, 120, 300, 513, 1200}) {
-    CheckCase({256, 192, 4, 2}, {"w8a8"}, rows, 0, 1e-2);
+  for (const std::string scheme : {"w8a8", "w4a8_g128"}) {
+    for (const int64_t rows : {29, 61, 120, 300, 513, 1200}) {
+      CheckCase({256, 192, 4, 2}, {scheme}, rows, 0, 1e-2);
+    }
+    CheckCase({2048, 768, 4, 2}, {scheme}, 150, 0, 1e-2);
+    CheckCase({1040, 336, 6, 3}, {scheme}, 90, 0, 1e-2);
+    CheckCase({72, 40, 4, 1}, {scheme}, 200, 0, 1e-2);
+    CheckCase({192, 80, 3, 2, Activation::kGeluTanh}, {scheme}, 131, 0, 1e-2);
+    CheckCase({128, 64, 32, 2}, {scheme}, 600, 0.5, 1e-2);
   }
-  CheckCase({2048, 768, 4, 2}, {"w8a8"}, 150, 0, 1e-2);
-  CheckCase({1040, 336, 6, 3}, {"w8a8"}, 90, 0, 1e-2);
-  CheckCase({72, 40, 4, 1}, {"w8a8"}, 200, 0, 1e-2);
-  CheckCase({192, 80, 3, 2, Activation::kGeluTanh}, {"w8a8"}, 131, 0, 1e-2);
   CheckCase({256, 192, 9, 3}, {"w8a8", "w8a8+h", "bf16", "w4a8_g128"}, 300, 0, 1e-2);
-  CheckCase({128, 64, 32, 2}, {"w8a8"}, 600, 0.5, 1e-2);
 }
 
 // Enough tokens an expert for family P (kernels/tuning/prompt.h), in every tiling of it.

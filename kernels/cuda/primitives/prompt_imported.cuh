@@ -115,9 +115,10 @@ struct ImportedRowScales {
       } else {
         const int group = form.group_k16s == 2 ? part : 0;  // in the stage
         const uint32_t half = LoadSharedHalf(at + group * 256 + row[r] * 2);
-        const uint32_t bits = form.f16 != 0 ? __float_as_uint(__half2float(__ushort_as_half(
-                                                  static_cast<unsigned short>(half))))
-                                            : half << 16;
+        const uint32_t bits =
+            form.f16 != 0
+                ? __float_as_uint(__half2float(__ushort_as_half(static_cast<unsigned short>(half))))
+                : half << 16;
         const uint32_t exponent = bits & 0x7f800000u;
         const uint32_t power = exponent | exponent >> 16;  // 0 for a scale of zero
         if (exponent != 0) fraction = __uint_as_float((bits & 0x807fffffu) | 0x3f800000u);
@@ -172,8 +173,9 @@ struct ImportedFragments {
       const auto& unit = scales.unit[i * kUnits / 4];
 #pragma unroll
       for (int q = 0; q < 4; ++q) {
-        a[i][q] = kPacking == Packing::kW4Group ? FmaBf16(a[i][q], unit[q % 2], scales.offset[q % 2])
-                                                : MulBf16(a[i][q], unit[q % 2]);
+        a[i][q] = kPacking == Packing::kW4Group
+                      ? FmaBf16(a[i][q], unit[q % 2], scales.offset[q % 2])
+                      : MulBf16(a[i][q], unit[q % 2]);
       }
     }
   }

@@ -1,5 +1,5 @@
-// The kernel of family P (prompt_gemm.h): what the warps of a CTA do. Every packing is compiled in a
-// file of its own (prompt_*.cu).
+// The kernel of family P (prompt_gemm.h): what the warps of a CTA do. Every packing is compiled in
+// a file of its own (prompt_*.cu).
 #ifndef MOERT_KERNELS_CUDA_PRIMITIVES_PROMPT_KERNEL_CUH_
 #define MOERT_KERNELS_CUDA_PRIMITIVES_PROMPT_KERNEL_CUH_
 
@@ -27,13 +27,20 @@ enum PromptRole : int { kWeightWarp = 8, kScheduleWarp = 9, kGatherWarp = 10 };
 
 template <Packing kPacking>
 __device__ __forceinline__ int64_t XStride(const PromptGemmArgs& args) {
-  return kPacking == Packing::kW8A8 ? args.int8_x_stride : args.x_stride;
+  return IsInt8(kPacking) ? args.int8_x_stride : args.x_stride;
+}
+template <Packing kPacking>
+__device__ __forceinline__ const uint8_t* X(const PromptGemmArgs& args) {
+  return IsInt8(kPacking) ? args.int8_x[kPacking == Packing::kW8A8 ? 0 : 1] : args.x;
 }
 
 template <Packing kPacking, bool kGateUp>
 __device__ __forceinline__ PromptScaleForm ScaleForm(const TileMatrix& m) {
-  PromptScaleForm form{m.group_k16s, (m.k + 16 * m.group_k16s - 1) / (16 * m.group_k16s),
-                       m.zero_distance, m.packing == Packing::kW4GroupF16, {}};
+  PromptScaleForm form{m.group_k16s,
+                       (m.k + 16 * m.group_k16s - 1) / (16 * m.group_k16s),
+                       m.zero_distance,
+                       m.packing == Packing::kW4GroupF16,
+                       {}};
   if constexpr (kPacking == Packing::kNvFp4) {
     const Decoding<kPacking> decoding(m, kGateUp ? 0 : 1);
     form.matrix_scale[0] = decoding.scale[0];
@@ -68,7 +75,8 @@ struct StageScaleCopies {
     shift = (form.group_k16s >= 2) + (form.group_k16s >= 4) + (form.group_k16s >= 8);
     groups = form.groups;
     const bool zeros = index >= kGroups;
-    if (index >= 2 * kGroups || (zeros && (kPacking != Packing::kW4Group || form.zero_distance == 0)) ||
+    if (index >= 2 * kGroups ||
+        (zeros && (kPacking != Packing::kW4Group || form.zero_distance == 0)) ||
         group >= max(4 >> shift, 1)) {
       return;
     }
@@ -129,6 +137,7 @@ __device__ __forceinline__ void Schedule(const PromptGemmArgs& args,
         slot.columns = columns;
         slot.count = count;
         slot.h_row = unit.h_row;
+        slot.h_scales = args.h_scales + int64_t{unit.h_row} * args.h_scales_stride;
         if constexpr (IsImported(kPacking)) slot.form = ScaleForm<kPacking, kGateUp>(m);
       }
       const int32_t* list = unit.slots;
@@ -141,12 +150,13 @@ __device__ __forceinline__ void Schedule(const PromptGemmArgs& args,
             slot.rows[c + lane] = static_cast<uint32_t>(token * XStride<kPacking>(args));
             if constexpr (kPacking == Packing::kW8A8) {
               slot.scales_of[c + lane] = *reinterpret_cast<const float*>(
-                  args.int8_x + token * args.int8_x_stride + args.int8_x_scales);
+                  X<kPacking>(args) + token * args.int8_x_stride + args.int8_x_scales);
             }
           } else {
             slot.rows[c + lane] = of;
             if constexpr (kPacking == Packing::kW8A8) {
-              slot.scales_of[c + lane] = args.h_scales[unit.h_row + c + lane];
+              slot.scales_of[c + lane] =
+                  args.h_scales[unit.h_row * args.h_scales_stride + c + lane];
             }
           }
         }
@@ -184,10 +194,12 @@ __device__ __forceinline__ void BringWeights(const PromptRing<kPacking, kMost>& 
     if (columns == 0) return;
     const int k64s = slot.k64s;
     const int block = kGateUp ? slot.row_tile * 4 + (lane & 3) : slot.row_tile * 8 + (lane & 7);
-    const uint8_t* weights = slot.weights + int64_t{min(block, slot.row_blocks - 1)} * k64s * kPiece +
+    const uint8_t* weights = slot.weights +
+                             int64_t{min(block, slot.row_blocks - 1)} * k64s * kPiece +
                              (kGateUp && (lane & 4) ? slot.second_weights : 0);
     const uint8_t* h = slot.h;
     const uint32_t tokens = kGateUp ? 0 : columns * 128;
+    const uint32_t token_scales = !kGateUp && kPacking == Packing::kW4A8 ? columns * 4 : 0;
     const std::conditional_t<IsImported(kPacking), StageScaleCopies<kPacking, kGateUp>, NoScales>
         scales(slot, lane);
     const int stages = (k64s + kPieces - 1) / kPieces;
@@ -198,15 +210,19 @@ __device__ __forceinline__ void BringWeights(const PromptRing<kPacking, kMost>& 
       uint32_t scale_bytes = 0;
       if constexpr (IsImported(kPacking)) scale_bytes = __reduce_add_sync(~0u, scales.Bytes(k));
       if (lane == 0) {
-        ArriveExpecting(full, 8 * run + tokens + scale_bytes);
+        ArriveExpecting(full, 8 * run + tokens + token_scales + scale_bytes);
         if constexpr (!kGateUp) {
           BulkCopy(ring.Tokens(place.stage), h + int64_t{k} * tokens, tokens, full);
+          if constexpr (kPacking == Packing::kW4A8) {
+            BulkCopy(ring.Scales(place.stage), slot.h_scales + int64_t{k} * columns, token_scales,
+                     full);
+          }
         }
       }
       __syncwarp();
       if (lane < 8) {
-        BulkCopy(ring.Weights(place.stage) + lane * Ring::kRun, weights + int64_t{k} * Ring::kRun, run,
-                 full);
+        BulkCopy(ring.Weights(place.stage) + lane * Ring::kRun, weights + int64_t{k} * Ring::kRun,
+                 run, full);
       }
       if constexpr (IsImported(kPacking)) scales.Copy(k, ring.Scales(place.stage), full);
       place.Next();
@@ -236,9 +252,19 @@ __device__ __forceinline__ void GatherTokens(const PromptGemmArgs& args,
     const int columns = slot.columns;
     if (columns == 0) break;
     const int stages = (slot.k64s + StageK64s(kPacking) - 1) / StageK64s(kPacking);
-    const uint8_t* x = (kPacking == Packing::kW8A8 ? args.int8_x : args.x) + piece * 16;
+    const uint8_t* x = X<kPacking>(args) + piece * 16;
     for (int k = 0; k < stages; ++k, x += 128) {
       Await(ring.Empty(place.stage), place.parity ^ 1);
+      if constexpr (kPacking == Packing::kW4A8) {
+        const uint8_t* scales = X<kPacking>(args) + args.int8_x_scales + k * 4;
+#pragma unroll 1
+        for (int c = warp * 32 + lane; c < columns; c += kGatherWarps * 32) {
+          asm volatile(
+              "cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(ring.Scales(place.stage) + c * 4),
+              "l"(scales + slot.rows[c])
+              : "memory");
+        }
+      }
       const uint32_t tokens = ring.Tokens(place.stage) + to;
       // Where some rows begin is read before the first is copied: a copy lets nothing pass.
       constexpr int kAtOnce = kMost < 128 ? 2 : 4;
@@ -272,7 +298,7 @@ __device__ __forceinline__ void RunTile(PromptConsumer<kPacking, kGateUp, kMost>
   float d[kColumns / 2];
   consumer.Forget();
   consumer.template Multiply<kColumns>(slot, d);
-  if constexpr (kGateUp && kPacking == Packing::kW8A8) {
+  if constexpr (kGateUp && IsInt8(kPacking)) {
     consumer.template StoreWideH<kColumns>(slot, args.activation == 0, args.wide_h,
                                            args.wide_h_stride, d);
   } else if constexpr (kGateUp) {
@@ -379,7 +405,10 @@ int LaunchMost(const PromptGemmArgs& args, cudaStream_t stream) {
     case 160:
       return LaunchOne<kPacking, kGateUp, 160>(args, stream);
     case 256:
-      return LaunchOne<kPacking, kGateUp, 256>(args, stream);
+      if constexpr (kPacking != Packing::kW4A8) {
+        return LaunchOne<kPacking, kGateUp, 256>(args, stream);
+      }
+      return cudaErrorInvalidValue;
     default:
       return cudaErrorInvalidValue;
   }

@@ -29,21 +29,23 @@ struct PromptSlot {
   int32_t row_tile;
   int32_t columns;  // 0: there are no more tiles
   int32_t count;
-  PromptScaleForm form;  // of imported packings
+  PromptScaleForm form;    // of imported packings
   float scales_of[kMost];  // int8: of the columns' activations
   int64_t h_row;           // int8, gate and up: of the first column in wide_h
-  uint32_t rows[kMost];  // gate and up: where x's row begins; down: the slot
+  const float* h_scales;   // int8, down: of the unit
+  uint32_t rows[kMost];    // gate and up: where x's row begins; down: the slot
 };
 
 /// Pieces of 64 k of a stage.
-MOERT_HOST_DEVICE constexpr int StageK64s(Packing p) { return p == Packing::kW8A8 ? 2 : 1; }
+MOERT_HOST_DEVICE constexpr int StageK64s(Packing p) { return IsInt8(p) ? 2 : 1; }
 
 /// How stages lie in shared memory.
 template <Packing kPacking, int kMost>
 struct PromptRing {
   static constexpr int kRun = StageK64s(kPacking) * K64Bytes(kPacking);  // of a row block
   static constexpr int kWeights = 8 * kRun;  // without the scales behind them
-  static constexpr int kStageBytes = kWeights + PromptScaleBytes(kPacking);
+  static constexpr int kStageBytes =
+      kWeights + (kPacking == Packing::kW4A8 ? kMost * 4 : PromptScaleBytes(kPacking));
   static constexpr int kTokens = kMost * 128;
   static constexpr int kSlotBytes = kPromptSlots * static_cast<int>(sizeof(PromptSlot<kMost>));
   static constexpr int kBarrierBytes = 512;
@@ -94,13 +96,13 @@ template <Packing kPacking, bool kGateUp, int kMost>
 struct PromptConsumer {
   using Ring = PromptRing<kPacking, kMost>;
   static constexpr bool kImported = IsImported(kPacking);
-  static constexpr bool kInt = kPacking == Packing::kW8A8;
+  static constexpr bool kInt = IsInt8(kPacking);
   static constexpr int kParts = PromptParts(kPacking);
   using Scales = std::conditional_t<
-      kInt, ChannelRowScales,
+      kInt, Int8RowScales<kPacking>,
       std::conditional_t<kImported, ImportedRowScales<kPacking>, RowScales<kPacking>>>;
   using Fragments =
-      std::conditional_t<kInt, Int8Fragments<kGateUp>,
+      std::conditional_t<kInt, Int8Fragments<kPacking, kGateUp>,
                          std::conditional_t<kImported, ImportedFragments<kPacking, kGateUp>,
                                             StageFragments<kPacking, kGateUp>>>;
   static constexpr bool kScaled = kPacking != Packing::kBf16;
@@ -131,8 +133,7 @@ struct PromptConsumer {
   }
 
   /// The lane's two rows' scales.
-  __device__ __forceinline__ void OpenScales(const PromptSlot<kMost>& slot,
-                                             Scales* scales) const {
+  __device__ __forceinline__ void OpenScales(const PromptSlot<kMost>& slot, Scales* scales) const {
     const int g = lane >> 2;
     if constexpr (kImported) {
       const int block = kGateUp ? 2 * group + (warp >> 1) : 4 * group + warp;
@@ -168,7 +169,9 @@ struct PromptConsumer {
   template <int kColumns>
   __device__ __forceinline__ void Multiply(const PromptSlot<kMost>& slot,
                                            float (&d)[kColumns / 2]) {
-    if constexpr (kInt) {
+    if constexpr (kPacking == Packing::kW4A8) {
+      MultiplyInt8Groups<kColumns>(slot, d);
+    } else if constexpr (kInt) {
       MultiplyInt8<kColumns>(slot, d);
     } else {
       MultiplyBf16<kColumns>(slot, d);
@@ -227,6 +230,52 @@ struct PromptConsumer {
         const float column = slot.scales_of[8 * j + 2 * (lane & 3) + (c & 1)];
         d[4 * j + c] = static_cast<float>(sums[4 * j + c]) * (scales.f[c / 2] * column);
       }
+    }
+  }
+
+  /// d = the sums of every stage, times the scales of its rows and columns.
+  template <int kColumns>
+  __device__ __forceinline__ void MultiplyInt8Groups(const PromptSlot<kMost>& slot,
+                                                     float (&d)[kColumns / 2]) {
+    const int stages = (slot.k64s + 1) / 2;
+    const int64_t stride = int64_t{slot.row_blocks} * 32;
+#pragma unroll
+    for (float& v : d) v = 0;
+    Scales scales;
+    OpenScales(slot, &scales);
+    Fragments fragments;
+#pragma unroll 1
+    for (int k = 0; k < stages; ++k) {
+      const uint32_t stage = place.stage;
+      Await(ring.Full(stage), place.parity);
+      if constexpr (kGateUp) FenceAsyncProxyShared();  // of the gathered rows
+      fragments.Load(ring.Weights(stage) + first, ring.Weights(stage) + second, half);
+      scales.Take(stride, k + 1 < stages);
+      int32_t sums[kColumns / 2];
+#pragma unroll
+      for (int32_t& v : sums) v = 0;
+      PinRegisters(sums);
+      WgmmaFence();
+      const uint64_t b = OperandDescriptor(ring.Tokens(stage));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) Wgmma<kColumns>(sums, fragments.a[i], b + 2 * i);
+      WgmmaCommit();
+      PinRegisters(sums);
+      WgmmaWait<0>();
+      PinRegisters(sums);
+      const uint32_t columns = ring.Scales(stage) + 8 * (lane & 3);
+#pragma unroll
+      for (int j = 0; j < kColumns / 8; ++j) {
+        const uint2 two = LoadShared8(columns + 32 * j);
+        const float of[2] = {__uint_as_float(two.x), __uint_as_float(two.y)};
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          float& to = d[4 * j + c];
+          to = fmaf(static_cast<float>(sums[4 * j + c]), scales.f[c / 2] * of[c & 1], to);
+        }
+      }
+      Release(stage);
+      place.Next();
     }
   }
 
@@ -322,8 +371,9 @@ struct PromptConsumer {
 
   /// act(gate) * up as floats, before they are quantized.
   template <int kColumns>
-  __device__ __forceinline__ void StoreWideH(const PromptSlot<kMost>& slot, bool silu, float* wide_h,
-                                             int64_t stride, const float (&d)[kColumns / 2]) const {
+  __device__ __forceinline__ void StoreWideH(const PromptSlot<kMost>& slot, bool silu,
+                                             float* wide_h, int64_t stride,
+                                             const float (&d)[kColumns / 2]) const {
     const int block = slot.row_tile * 4 + 2 * group + (warp >> 1);
     if (block >= slot.row_blocks) return;
     float* const to = wide_h + slot.h_row * stride + block * 16 + half * 8 + (lane >> 2);

@@ -9,8 +9,8 @@
 namespace moert::cuda {
 
 PromptPlan CudaExecutor::Prompt(const ExecutorCall& call) const {
-  const auto bytes = static_cast<uint64_t>(
-      call.hidden.rows * std::max(extent_.prompt_x_stride(), extent_.x_stride()));
+  const auto bytes = static_cast<uint64_t>(call.hidden.rows *
+                                           std::max(extent_.prompt_x_stride(), extent_.x_stride()));
   if (prompt_ctas_ == 0 || bytes >> 32 != 0) return {};
   return PlanPrompt(extent_.use.prompt, Spec(call), call.hidden.rows);
 }
@@ -46,12 +46,14 @@ absl::Status CudaExecutor::PromptProducts(const ExecutorCall& call, const Prompt
   gemm.top_k = spec.routing.top_k;
   gemm.activation = static_cast<int32_t>(spec.activation.function);
   gemm.ctas = prompt_ctas_;
-  gemm.int8_x = w_.x[static_cast<int>(OperandForm::kInt8Token)];
+  gemm.int8_x[0] = w_.x[static_cast<int>(OperandForm::kInt8Token)];
+  gemm.int8_x[1] = w_.x[static_cast<int>(OperandForm::kInt8Group)];
   gemm.int8_x_stride = extent_.x_stride();
   gemm.int8_x_scales = OperandScales(spec.hidden);
   gemm.wide_h = w_.wide_h;
   gemm.wide_h_stride = extent_.intermediate;
   gemm.h_scales = w_.prompt_h_scales;
+  gemm.h_scales_stride = extent_.prompt_h_scales_stride();
   MOERT_CUDA_RETURN_IF_ERROR(LaunchPromptProducts(gemm, stream));
   return absl::OkStatus();
 }

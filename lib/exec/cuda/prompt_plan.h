@@ -16,13 +16,15 @@ namespace moert::cuda {
 /// Formats of a model, as this family sees them.
 struct PromptFormats {
   uint32_t downs[kPromptPackings] = {};  // by the packing of gate and up: a bit a packing of down
-  bool others = false;  // some format is never multiplied here
+  bool others = false;                   // some format is never multiplied here
 
   void Add(const DeviceFormat& format);
   bool any() const {
     return std::any_of(std::begin(downs), std::end(downs), [](uint32_t d) { return d != 0; });
   }
-  bool int8() const { return downs[PromptIndex(Packing::kW8A8)] != 0; }
+  bool int8() const {
+    return downs[PromptIndex(Packing::kW8A8)] != 0 || downs[PromptIndex(Packing::kW4A8)] != 0;
+  }
 };
 
 struct PromptPlan {
@@ -33,11 +35,8 @@ struct PromptPlan {
 
   bool any() const { return packings != 0; }
   /// Which rows of x its products read: quantized ones, rounded ones.
-  bool int8() const { return (of_product[0] & kInt8) != 0; }
-  bool rounded() const { return (of_product[0] & ~kInt8) != 0; }
-
- private:
-  static constexpr uint32_t kInt8 = 1u << PromptIndex(Packing::kW8A8);
+  bool int8() const { return (of_product[0] & kPromptInt8) != 0; }
+  bool rounded() const { return (of_product[0] & ~kPromptInt8) != 0; }
 };
 PromptPlan PlanPrompt(const PromptFormats& formats, const MoeLayerSpec& layer, int64_t tokens);
 

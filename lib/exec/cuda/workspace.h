@@ -43,9 +43,8 @@ struct Extent {
   bool prompts() const { return use.prompt.any(); }
   int64_t prompt_x_stride() const { return hidden * 2; }
   int64_t prompt_h_stride() const { return intermediate * 2; }
-  int64_t wide_h_rows() const {
-    return use.prompt.int8() ? std::max(slots, prompt_h_rows) : slots;
-  }
+  int64_t wide_h_rows() const { return use.prompt.int8() ? std::max(slots, prompt_h_rows) : slots; }
+  int64_t prompt_h_scales_stride() const { return (intermediate + 127) / 128; }
   int64_t h_bytes() const {
     return std::max(slots * h_stride(), prompts() ? prompt_h_rows * prompt_h_stride() : 0);
   }
@@ -84,8 +83,8 @@ struct Workspace {
   uint8_t* h;
   float* wide_h;
   float* prompt_h_scales;  // null: no int8 products of family P
-  float* out;     // by slot; bf16 in calls with products of family P
-  float* scores;  // [tokens, experts]
+  float* out;              // by slot; bf16 in calls with products of family P
+  float* scores;           // [tokens, experts]
   float* next_scores;
   int32_t* ids;  // [pairs]
   float* weights;
@@ -106,7 +105,9 @@ struct Workspace {
     prompt_x = e.prompts() ? c->Take<uint8_t>(e.tokens * e.prompt_x_stride()) : nullptr;
     h = c->Take<uint8_t>(e.h_bytes());
     wide_h = e.use.wide_h ? c->Take<float>(e.wide_h_rows() * e.intermediate) : nullptr;
-    prompt_h_scales = e.use.prompt.int8() ? c->Take<float>(e.prompt_h_rows) : nullptr;
+    prompt_h_scales = e.use.prompt.int8()
+                          ? c->Take<float>(e.prompt_h_rows * e.prompt_h_scales_stride())
+                          : nullptr;
     out = c->Take<float>(e.slots * e.hidden);
     scores = c->Take<float>(e.tokens * e.experts);
     next_scores = c->Take<float>(e.tokens * e.experts);

@@ -128,7 +128,7 @@ struct SharedBuffers {
                                   cuda::MaxPromptExtent(l, tokens).h_rows * inter * 2));
     const int64_t h_rows = std::max(pairs, cuda::MaxPromptExtent(l, tokens).h_rows);
     wide_h = c->Take<float>(h_rows * inter);
-    h_scales = c->Take<float>(h_rows);
+    h_scales = c->Take<float>(h_rows * ((inter + 127) / 128));
     out = c->Take<float>(pairs * RoundUp(l.hidden, 64));
   }
 };
@@ -336,12 +336,13 @@ class GemmBench {
     args.top_k = spec_.routing.top_k;
     args.activation = static_cast<int32_t>(spec_.activation.function);
     args.ctas = prompt_ctas_;
-    args.int8_x = shared_.packed_x;
+    for (const uint8_t*& x : args.int8_x) x = shared_.packed_x;
     args.int8_x_stride = cuda::OperandBytes(spec_.hidden);
     args.int8_x_scales = cuda::OperandScales(spec_.hidden);
     args.wide_h = shared_.wide_h;
     args.wide_h_stride = RoundUp(spec_.intermediate, 64);
     args.h_scales = shared_.h_scales;
+    args.h_scales_stride = (RoundUp(spec_.intermediate, 64) + 127) / 128;
     MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchPromptProducts(args, stream_.get()));
     return absl::OkStatus();
   }
