@@ -20,6 +20,12 @@ int Launch(int index, const PromptGemmArgs& args, int product, CUstream_st* stre
       return LaunchPrompt<Packing::kW8A8>(args, product, stream);
     case PromptIndex(Packing::kW4A8):
       return LaunchPrompt<Packing::kW4A8>(args, product, stream);
+    case PromptIndex(Packing::kW4Zeros):
+      return LaunchPrompt<Packing::kW4Zeros>(args, product, stream);
+    case PromptIndex(Packing::kW3):
+      return LaunchPrompt<Packing::kW3>(args, product, stream);
+    case PromptIndex(Packing::kW2):
+      return LaunchPrompt<Packing::kW2>(args, product, stream);
     case PromptIndex(Packing::kNvFp4):
       return LaunchPrompt<Packing::kNvFp4>(args, product, stream);
     default:
@@ -34,6 +40,9 @@ int LaunchPromptProducts(const PromptGemmArgs& args, CUstream_st* stream) {
   for (int product = 0; product < 2; ++product) {
     if (product == 1 && error == 0 && (args.packings[1] & kPromptInt8) != 0) {
       error = LaunchQuantizePromptH(args, stream);
+    }
+    if (product == 1 && error == 0 && (args.packings[1] & kPromptZeros) != 0) {
+      error = LaunchSumPromptH(args, stream);
     }
     for (int p = 0; p < kPromptPackings && error == 0; ++p) {
       if (args.packings[product] >> p & 1) error = Launch(p, args, product, stream);

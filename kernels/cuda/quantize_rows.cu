@@ -232,7 +232,7 @@ __global__ void __launch_bounds__(kWarps * 32)
       const int64_t row = unit.h_row + c;
       // As the product reads it: [128 k][column], in rows of 128 bytes that are swizzled.
       const RowOut to{args.h + unit.h_row * args.h_stride + c * kChunk,
-                      args.h_scales + unit.h_row * args.h_scales_stride + c, columns * kChunk,
+                      args.h_columns + unit.h_row * args.h_columns_stride + c, columns * kChunk,
                       c & 7, columns};
       PackRow(args.wide_h + row * args.wide_h_stride, down.k, FormOf(down.operand, down.k, signs),
               shared, to);

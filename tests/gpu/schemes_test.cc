@@ -320,6 +320,19 @@ TEST_CASE("int8 prompts, by tokens an expert") {
   CheckCase({256, 192, 9, 3}, {"w8a8", "w8a8+h", "bf16", "w4a8_g128"}, 300, 0, 1e-2);
 }
 
+TEST_CASE("prompts of asymmetric schemes") {
+  for (const std::string scheme :
+       {"w4a16_g128_asym", "w4a16_g-1_asym", "w3a16_g128_asym", "w3a16_g-1_asym", "w2a16_g64_asym",
+        "w2a16_g128_asym", "w2a16_g-1_asym"}) {
+    for (const int64_t rows : {61, 120, 300, 1200}) CheckCase({256, 192, 4, 2}, {scheme}, rows);
+    CheckCase({1040, 336, 6, 3}, {scheme}, 90);
+    CheckCase({72, 40, 4, 1}, {scheme}, 200);
+  }
+  CheckCase({2048, 768, 4, 2}, {"w2a16_g64_asym"}, 150);
+  CheckCase({192, 16, 3, 2, Activation::kGeluTanh}, {"w3a16_g128_asym"}, 131);
+  CheckCase({512, 256, 10, 2}, kWeightOnly, 400);
+}
+
 // Enough tokens an expert for family P (kernels/tuning/prompt.h), in every tiling of it.
 TEST_CASE("prompts, by tokens an expert") {
   for (const char* scheme : {"bf16", "w8a16_g128", "w4a16_g128", "w8a16_g-1"}) {
@@ -340,6 +353,7 @@ TEST_CASE("prompts, by tokens an expert") {
 
 TEST_CASE("prompts of experts of which only some have a product of family P") {
   CheckCase({256, 192, 9, 3}, {"bf16", "w2a16_g64_asym", "w4a16_g128"}, 90);
+  CheckCase({256, 192, 9, 3}, {"bf16", "w8a8_fp8", "w2a16_g64_asym"}, 200, 0, 1e-2);
   CheckCase({256, 192, 9, 3}, {"w4a16_g128", "w8a8", "bf16+h"}, 200, 0, 1e-2);
   CheckCase({128, 64, 32, 2}, {"w4a16_g128", "bf16", "w3a16_g128_asym"}, 600, 0.5);
 }

@@ -16,7 +16,7 @@
 
 namespace moert::cuda {
 
-/// Of a stage: [group][8 row blocks][16 rows], then zeros alike (kPromptZeros bytes behind).
+/// Of a stage: [group][8 row blocks][16 rows], then zeros alike (kZeroBytesAt bytes behind).
 MOERT_HOST_DEVICE constexpr int PromptScaleBytes(Packing p) {
   switch (p) {
     case Packing::kMxFp4:
@@ -30,7 +30,7 @@ MOERT_HOST_DEVICE constexpr int PromptScaleBytes(Packing p) {
       return 0;
   }
 }
-constexpr int kPromptZeros = 512;
+constexpr int kZeroBytesAt = 512;
 /// Groups of a stage at most.
 MOERT_HOST_DEVICE constexpr int PromptGroups(Packing p) {
   return p == Packing::kF8Block ? 1 : p == Packing::kNvFp4 ? 4 : 2;
@@ -123,7 +123,7 @@ struct ImportedRowScales {
         const uint32_t power = exponent | exponent >> 16;  // 0 for a scale of zero
         if (exponent != 0) fraction = __uint_as_float((bits & 0x807fffffu) | 0x3f800000u);
         const uint32_t zero =
-            form.zero_distance != 0 ? LoadSharedByte(at + kPromptZeros + group * 128 + row[r]) : 8;
+            form.zero_distance != 0 ? LoadSharedByte(at + kZeroBytesAt + group * 128 + row[r]) : 8;
         unit[0][r] = power;
         offset[r] = MulBf16(zero * 0x00010001u | 0xc300c300u, power);
       }

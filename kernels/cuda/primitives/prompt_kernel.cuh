@@ -34,6 +34,20 @@ __device__ __forceinline__ const uint8_t* X(const PromptGemmArgs& args) {
   return IsInt8(kPacking) ? args.int8_x[kPacking == Packing::kW8A8 ? 0 : 1] : args.x;
 }
 
+/// Bytes from a row of x to its scales or sums.
+template <Packing kPacking>
+__device__ __forceinline__ int64_t XFloats(const PromptGemmArgs& args) {
+  return IsInt8(kPacking) ? args.int8_x_scales : args.x_sums;
+}
+/// Which of the scales or sums of an activation row stage k brings; below 0: none.
+template <Packing kPacking, typename Slot>
+__device__ __forceinline__ int ColumnFloats(const Slot& slot, int k) {
+  if constexpr (IsInt8(kPacking)) return k;
+  if (slot.group_k64s == 1) return k;
+  if (slot.group_k64s == 2) return k % 2 != 0 ? -1 : slot.k64s + k / 2;
+  return k != 0 ? -1 : slot.k64s + (slot.k64s + 1) / 2;
+}
+
 template <Packing kPacking, bool kGateUp>
 __device__ __forceinline__ PromptScaleForm ScaleForm(const TileMatrix& m) {
   PromptScaleForm form{m.group_k16s,
@@ -86,7 +100,7 @@ struct StageScaleCopies {
     at = slot.scales + (matrix != 0 ? slot.second_scales : 0) + (zeros ? form.zero_distance : 0) +
          int64_t{block} * block_bytes;
     stride = int64_t{slot.row_blocks} * block_bytes;
-    to = (zeros ? kPromptZeros : 0) + (group * 8 + matrix * kBlocks) * block_bytes;
+    to = (zeros ? kZeroBytesAt : 0) + (group * 8 + matrix * kBlocks) * block_bytes;
   }
   /// What the lane brings with stage k.
   __device__ __forceinline__ uint32_t Bytes(int k) const { return Group(k) < groups ? bytes : 0; }
@@ -137,7 +151,8 @@ __device__ __forceinline__ void Schedule(const PromptGemmArgs& args,
         slot.columns = columns;
         slot.count = count;
         slot.h_row = unit.h_row;
-        slot.h_scales = args.h_scales + int64_t{unit.h_row} * args.h_scales_stride;
+        slot.of_columns = args.h_columns + int64_t{unit.h_row} * args.h_columns_stride;
+        slot.zero_distance = m.zero_distance;
         if constexpr (IsImported(kPacking)) slot.form = ScaleForm<kPacking, kGateUp>(m);
       }
       const int32_t* list = unit.slots;
@@ -156,7 +171,7 @@ __device__ __forceinline__ void Schedule(const PromptGemmArgs& args,
             slot.rows[c + lane] = of;
             if constexpr (kPacking == Packing::kW8A8) {
               slot.scales_of[c + lane] =
-                  args.h_scales[unit.h_row * args.h_scales_stride + c + lane];
+                  args.h_columns[unit.h_row * args.h_columns_stride + c + lane];
             }
           }
         }
@@ -199,7 +214,6 @@ __device__ __forceinline__ void BringWeights(const PromptRing<kPacking, kMost>& 
                              (kGateUp && (lane & 4) ? slot.second_weights : 0);
     const uint8_t* h = slot.h;
     const uint32_t tokens = kGateUp ? 0 : columns * 128;
-    const uint32_t token_scales = !kGateUp && kPacking == Packing::kW4A8 ? columns * 4 : 0;
     const std::conditional_t<IsImported(kPacking), StageScaleCopies<kPacking, kGateUp>, NoScales>
         scales(slot, lane);
     const int stages = (k64s + kPieces - 1) / kPieces;
@@ -207,15 +221,20 @@ __device__ __forceinline__ void BringWeights(const PromptRing<kPacking, kMost>& 
       Await(ring.Empty(place.stage), place.parity ^ 1);
       const uint32_t run = min(kPieces, k64s - k * kPieces) * kPiece;
       const uint32_t full = ring.Full(place.stage);
-      uint32_t scale_bytes = 0;
+      uint32_t scale_bytes = 0, column_bytes = 0;
+      int column_floats = -1;
+      if constexpr (!kGateUp && HasColumnFloats(kPacking)) {
+        column_floats = ColumnFloats<kPacking>(slot, k);
+        column_bytes = column_floats < 0 ? 0 : columns * 4;
+      }
       if constexpr (IsImported(kPacking)) scale_bytes = __reduce_add_sync(~0u, scales.Bytes(k));
       if (lane == 0) {
-        ArriveExpecting(full, 8 * run + tokens + token_scales + scale_bytes);
+        ArriveExpecting(full, 8 * run + tokens + column_bytes + scale_bytes);
         if constexpr (!kGateUp) {
           BulkCopy(ring.Tokens(place.stage), h + int64_t{k} * tokens, tokens, full);
-          if constexpr (kPacking == Packing::kW4A8) {
-            BulkCopy(ring.Scales(place.stage), slot.h_scales + int64_t{k} * columns, token_scales,
-                     full);
+          if (column_bytes != 0) {
+            BulkCopy(ring.Scales(place.stage), slot.of_columns + int64_t{column_floats} * columns,
+                     column_bytes, full);
           }
         }
       }
@@ -255,13 +274,14 @@ __device__ __forceinline__ void GatherTokens(const PromptGemmArgs& args,
     const uint8_t* x = X<kPacking>(args) + piece * 16;
     for (int k = 0; k < stages; ++k, x += 128) {
       Await(ring.Empty(place.stage), place.parity ^ 1);
-      if constexpr (kPacking == Packing::kW4A8) {
-        const uint8_t* scales = X<kPacking>(args) + args.int8_x_scales + k * 4;
+      if constexpr (HasColumnFloats(kPacking)) {
+        const int at = ColumnFloats<kPacking>(slot, k);
+        const uint8_t* floats = X<kPacking>(args) + XFloats<kPacking>(args) + at * 4;
 #pragma unroll 1
-        for (int c = warp * 32 + lane; c < columns; c += kGatherWarps * 32) {
+        for (int c = at < 0 ? columns : warp * 32 + lane; c < columns; c += kGatherWarps * 32) {
           asm volatile(
               "cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(ring.Scales(place.stage) + c * 4),
-              "l"(scales + slot.rows[c])
+              "l"(floats + slot.rows[c])
               : "memory");
         }
       }

@@ -29,15 +29,21 @@ struct PromptSlot {
   int32_t row_tile;
   int32_t columns;  // 0: there are no more tiles
   int32_t count;
-  PromptScaleForm form;    // of imported packings
-  float scales_of[kMost];  // int8: of the columns' activations
-  int64_t h_row;           // int8, gate and up: of the first column in wide_h
-  const float* h_scales;   // int8, down: of the unit
-  uint32_t rows[kMost];    // gate and up: where x's row begins; down: the slot
+  PromptScaleForm form;     // of imported packings
+  float scales_of[kMost];   // int8: of the columns' activations
+  int64_t h_row;            // int8, gate and up: of the first column in wide_h
+  const float* of_columns;  // down: of the unit, see PromptGemmArgs
+  int32_t zero_distance;    // of packings with zeros
+  uint32_t rows[kMost];     // gate and up: where x's row begins; down: the slot
 };
 
 /// Pieces of 64 k of a stage.
 MOERT_HOST_DEVICE constexpr int StageK64s(Packing p) { return IsInt8(p) ? 2 : 1; }
+
+/// Whether stages bring a float for every column: the scale of its activations, or their sum.
+MOERT_HOST_DEVICE constexpr bool HasColumnFloats(Packing p) {
+  return p == Packing::kW4A8 || HasZeros(p);
+}
 
 /// How stages lie in shared memory.
 template <Packing kPacking, int kMost>
@@ -45,7 +51,7 @@ struct PromptRing {
   static constexpr int kRun = StageK64s(kPacking) * K64Bytes(kPacking);  // of a row block
   static constexpr int kWeights = 8 * kRun;  // without the scales behind them
   static constexpr int kStageBytes =
-      kWeights + (kPacking == Packing::kW4A8 ? kMost * 4 : PromptScaleBytes(kPacking));
+      kWeights + (HasColumnFloats(kPacking) ? kMost * 4 : PromptScaleBytes(kPacking));
   static constexpr int kTokens = kMost * 128;
   static constexpr int kSlotBytes = kPromptSlots * static_cast<int>(sizeof(PromptSlot<kMost>));
   static constexpr int kBarrierBytes = 512;
@@ -106,7 +112,8 @@ struct PromptConsumer {
                          std::conditional_t<kImported, ImportedFragments<kPacking, kGateUp>,
                                             StageFragments<kPacking, kGateUp>>>;
   static constexpr bool kScaled = kPacking != Packing::kBf16;
-  static constexpr int kLaneBytes = K64Bytes(kPacking) / 128;
+  static constexpr int kLaneBytes =
+      kPacking == Packing::kW3 || kPacking == Packing::kW2 ? 4 : K64Bytes(kPacking) / 128;
 
   const Ring ring;
   const int group;  // of two
@@ -148,6 +155,7 @@ struct PromptConsumer {
       if constexpr (kInt) {
         scales->Open(lower, upper);
       } else {
+        if constexpr (HasZeros(kPacking)) scales->zeros = slot.zero_distance;
         scales->at[0] = lower;
         scales->at[1] = upper;
       }
@@ -163,6 +171,22 @@ struct PromptConsumer {
       d[4 * j + 1] *= factor[0];
       d[4 * j + 2] *= factor[1];
       d[4 * j + 3] *= factor[1];
+    }
+  }
+
+  /// d = ratio * d + shift * (the sum of a column's activations in the group that begins).
+  template <int kColumns>
+  __device__ __forceinline__ void Shift(const float (&ratio)[2], const float (&shift)[2],
+                                        uint32_t sums, float (&d)[kColumns / 2]) const {
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j) {
+      const uint2 two = LoadShared8(sums + 32 * j + 8 * (lane & 3));
+      const float of[2] = {__uint_as_float(two.x), __uint_as_float(two.y)};
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        float& to = d[4 * j + c];
+        to = fmaf(to, ratio[c / 2], shift[c / 2] * of[c & 1]);
+      }
     }
   }
 
@@ -328,7 +352,10 @@ struct PromptConsumer {
           PinRegisters(d);
           if (under_way) Release(before);
           under_way = false;
-          Scale<kColumns>(ratio, d);
+          if constexpr (!HasZeros(kPacking)) Scale<kColumns>(ratio, d);
+        }
+        if constexpr (HasZeros(kPacking)) {
+          if (turns) Shift<kColumns>(ratio, scales.shift, ring.Scales(stage), d);
         }
         PinRegisters(d);
         WgmmaFence();

@@ -52,8 +52,9 @@ absl::Status CudaExecutor::PromptProducts(const ExecutorCall& call, const Prompt
   gemm.int8_x_scales = OperandScales(spec.hidden);
   gemm.wide_h = w_.wide_h;
   gemm.wide_h_stride = extent_.intermediate;
-  gemm.h_scales = w_.prompt_h_scales;
-  gemm.h_scales_stride = extent_.prompt_h_scales_stride();
+  gemm.h_columns = w_.prompt_h_columns;
+  gemm.h_columns_stride = extent_.prompt_h_columns();
+  gemm.x_sums = extent_.hidden * 2;
   MOERT_CUDA_RETURN_IF_ERROR(LaunchPromptProducts(gemm, stream));
   return absl::OkStatus();
 }

@@ -47,6 +47,11 @@ absl::Status CudaExecutor::GroupAndPack(const ExecutorCall& call, bool tallied) 
       MOERT_CUDA_RETURN_IF_ERROR(
           LaunchRoundRows(Rows(call), w_.prompt_x, extent_.prompt_x_stride(), stream));
     }
+    if (prompt.sums()) {
+      MOERT_CUDA_RETURN_IF_ERROR(LaunchSumPromptX(w_.prompt_x, extent_.prompt_x_stride(),
+                                                  extent_.hidden * 2, tokens,
+                                                  static_cast<int>(spec.hidden), stream));
+    }
     if (!prompt.others && !prompt.int8()) return absl::OkStatus();
   }
   const auto reads = [&](int operand) {  // some product does

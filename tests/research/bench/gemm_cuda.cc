@@ -98,6 +98,11 @@ struct LayerBuffers {
   }
 };
 
+/// Rounded rows of x and their sums.
+int64_t PromptXStride(const MoeLayerSpec& l) {
+  return RoundUp(l.hidden, 64) * 2 + RoundUp(cuda::PromptSums(l.hidden) * 4, 128);
+}
+
 /// What the layers share.
 struct SharedBuffers {
   float* x;
@@ -110,7 +115,7 @@ struct SharedBuffers {
   uint8_t* prompt_x;
   uint8_t* h;
   float* wide_h;
-  float* h_scales;
+  float* h_columns;
   float* out;
 
   void Carve(const MoeLayerSpec& l, int64_t tokens, cuda::Carver* c) {
@@ -122,13 +127,13 @@ struct SharedBuffers {
     weights = c->Take<float>(pairs);
     drawn_ids = c->Take<int32_t>(pairs);
     packed_x = c->Take<uint8_t>(tokens * cuda::OperandBytes(l.hidden));
-    prompt_x = c->Take<uint8_t>(tokens * RoundUp(l.hidden, 64) * 2);
+    prompt_x = c->Take<uint8_t>(tokens * PromptXStride(l));
     const int64_t inter = RoundUp(l.intermediate, 64);
     h = c->Take<uint8_t>(std::max(pairs * cuda::OperandBytes(inter),
                                   cuda::MaxPromptExtent(l, tokens).h_rows * inter * 2));
     const int64_t h_rows = std::max(pairs, cuda::MaxPromptExtent(l, tokens).h_rows);
     wide_h = c->Take<float>(h_rows * inter);
-    h_scales = c->Take<float>(h_rows * ((inter + 127) / 128));
+    h_columns = c->Take<float>(h_rows * cuda::PromptSums(inter));
     out = c->Take<float>(pairs * RoundUp(l.hidden, 64));
   }
 };
@@ -295,8 +300,13 @@ class GemmBench {
 
   absl::Status Pack() {
     if (prompt_.rounded()) {
-      MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchRoundRows(
-          rows_, shared_.prompt_x, RoundUp(spec_.hidden, 64) * 2, stream_.get()));
+      MOERT_CUDA_RETURN_IF_ERROR(
+          cuda::LaunchRoundRows(rows_, shared_.prompt_x, PromptXStride(spec_), stream_.get()));
+      if (prompt_.sums()) {
+        MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchSumPromptX(
+            shared_.prompt_x, PromptXStride(spec_), RoundUp(spec_.hidden, 64) * 2, rows_.rows,
+            static_cast<int>(spec_.hidden), stream_.get()));
+      }
     } else {
       MOERT_CUDA_RETURN_IF_ERROR(LaunchPackRows(rows_, format_.gate.operand, shared_.packed_x,
                                                 cuda::OperandBytes(spec_.hidden), stream_.get()));
@@ -327,7 +337,7 @@ class GemmBench {
     args.most = prompt_.most;
     for (int p = 0; p < 2; ++p) args.packings[p] = prompt_.of_product[p];
     args.x = shared_.prompt_x;
-    args.x_stride = RoundUp(spec_.hidden, 64) * 2;
+    args.x_stride = PromptXStride(spec_);
     args.h = shared_.h;
     args.h_stride = RoundUp(spec_.intermediate, 64) * 2;
     args.out = reinterpret_cast<uint16_t*>(shared_.out);
@@ -341,8 +351,9 @@ class GemmBench {
     args.int8_x_scales = cuda::OperandScales(spec_.hidden);
     args.wide_h = shared_.wide_h;
     args.wide_h_stride = RoundUp(spec_.intermediate, 64);
-    args.h_scales = shared_.h_scales;
-    args.h_scales_stride = (RoundUp(spec_.intermediate, 64) + 127) / 128;
+    args.h_columns = shared_.h_columns;
+    args.h_columns_stride = cuda::PromptSums(RoundUp(spec_.intermediate, 64));
+    args.x_sums = RoundUp(spec_.hidden, 64) * 2;
     MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchPromptProducts(args, stream_.get()));
     return absl::OkStatus();
   }
