@@ -87,13 +87,16 @@ struct ImportedRowScales {
   /// fp4: of all groups of a stage. at: its scales in shared memory.
   __device__ __forceinline__ void ReadStage(uint32_t at) {
     if constexpr (!kTurns) {
+      // The four lanes of a row's weights convert a group each and hand it round.
+      const int lane = threadIdx.x % 32;
+      const uint32_t mine = at + lane % kUnits * 128;
+      const uint32_t two = LoadSharedByte(mine + row[0]) | LoadSharedByte(mine + row[1]) << 16;
+      const uint32_t both = kPacking == Packing::kMxFp4 ? MxMultipliers(two) : NvMultipliers(two);
 #pragma unroll
       for (int i = 0; i < kUnits; ++i) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const uint32_t two = LoadSharedByte(at + i * 128 + row[r]) * 0x00010001u;
-          unit[i][r] = kPacking == Packing::kMxFp4 ? MxMultipliers(two) : NvMultipliers(two);
-        }
+        const uint32_t of = __shfl_sync(~0u, both, (lane & ~3) | i);
+        unit[i][0] = __byte_perm(of, 0, 0x1010);
+        unit[i][1] = __byte_perm(of, 0, 0x3232);
       }
     }
   }

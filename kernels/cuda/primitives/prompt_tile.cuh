@@ -8,86 +8,12 @@
 
 #include "kernels/cuda/primitives/prompt_imported.cuh"
 #include "kernels/cuda/primitives/prompt_int8.cuh"
+#include "kernels/cuda/primitives/prompt_ring.cuh"
+#include "kernels/cuda/primitives/prompt_sums.cuh"
 #include "kernels/cuda/primitives/prompt_weights.cuh"
 #include "kernels/cuda/primitives/wgmma.cuh"
 
 namespace moert::cuda {
-
-constexpr int kPromptSlots = 3;  // tiles that are known in shared memory
-/// Shared memory of a warp group's results on their way out.
-constexpr int kPromptStaging = 8192;
-
-/// A tile, as the scheduling warp resolved it.
-template <int kMost>
-struct PromptSlot {
-  const uint8_t* weights;                 // of row block 0: gate or down
-  const uint8_t* scales;                  // likewise
-  uint8_t* h;                             // of the unit
-  int32_t second_weights, second_scales;  // to those of up
-  int32_t k64s, group_k64s;
-  int32_t row_blocks;
-  int32_t row_tile;
-  int32_t columns;  // 0: there are no more tiles
-  int32_t count;
-  PromptScaleForm form;     // of imported packings
-  float scales_of[kMost];   // int8: of the columns' activations
-  int64_t h_row;            // int8, gate and up: of the first column in wide_h
-  const float* of_columns;  // down: of the unit, see PromptGemmArgs
-  int32_t zero_distance;    // of packings with zeros
-  uint32_t rows[kMost];     // gate and up: where x's row begins; down: the slot
-};
-
-/// Pieces of 64 k of a stage.
-MOERT_HOST_DEVICE constexpr int StageK64s(Packing p) { return IsInt8(p) ? 2 : 1; }
-
-/// Whether stages bring a float for every column: the scale of its activations, or their sum.
-MOERT_HOST_DEVICE constexpr bool HasColumnFloats(Packing p) {
-  return p == Packing::kW4A8 || HasZeros(p);
-}
-
-/// How stages lie in shared memory.
-template <Packing kPacking, int kMost>
-struct PromptRing {
-  static constexpr int kRun = StageK64s(kPacking) * K64Bytes(kPacking);  // of a row block
-  static constexpr int kWeights = 8 * kRun;  // without the scales behind them
-  static constexpr int kStageBytes =
-      kWeights + (HasColumnFloats(kPacking) ? kMost * 4 : PromptScaleBytes(kPacking));
-  static constexpr int kTokens = kMost * 128;
-  static constexpr int kSlotBytes = kPromptSlots * static_cast<int>(sizeof(PromptSlot<kMost>));
-  static constexpr int kBarrierBytes = 512;
-  static constexpr int kRest = 2 * kPromptStaging + kSlotBytes + kBarrierBytes + 1024;
-  static constexpr int kFit = (232448 - kRest) / (kStageBytes + kTokens);
-  static constexpr int kStages = kFit < 12 ? kFit : 12;
-  static constexpr int kBytes = kRest + kStages * (kStageBytes + kTokens);
-  static_assert(kStages >= 3);
-
-  uint32_t base;  // a multiple of 1024
-  __device__ __forceinline__ uint32_t Tokens(uint32_t stage) const {
-    return base + stage * kTokens;
-  }
-  __device__ __forceinline__ uint32_t Weights(uint32_t stage) const {
-    return base + kStages * kTokens + stage * kStageBytes;
-  }
-  __device__ __forceinline__ uint32_t Scales(uint32_t stage) const {
-    return Weights(stage) + kWeights;
-  }
-  __device__ __forceinline__ uint32_t Staging(int group) const {
-    return base + kStages * (kTokens + kStageBytes) + group * kPromptStaging;
-  }
-  __device__ __forceinline__ uint32_t Full(uint32_t stage) const { return Barriers() + stage * 8; }
-  __device__ __forceinline__ uint32_t Empty(uint32_t stage) const {
-    return Barriers() + (kStages + stage) * 8;
-  }
-  __device__ __forceinline__ uint32_t SlotFull(uint32_t slot) const {
-    return Barriers() + (2 * kStages + slot) * 8;
-  }
-  __device__ __forceinline__ uint32_t SlotEmpty(uint32_t slot) const {
-    return Barriers() + (2 * kStages + kPromptSlots + slot) * 8;
-  }
-  __device__ __forceinline__ uint32_t Barriers() const {
-    return base + kStages * (kTokens + kStageBytes) + 2 * kPromptStaging;
-  }
-};
 
 /// Of the 128 threads of a consumer warp group.
 __device__ __forceinline__ void WarpGroupBarrier(int group) {
@@ -158,34 +84,6 @@ struct PromptConsumer {
         if constexpr (HasZeros(kPacking)) scales->zeros = slot.zero_distance;
         scales->at[0] = lower;
         scales->at[1] = upper;
-      }
-    }
-  }
-
-  /// By a factor of each of the lane's rows.
-  template <int kColumns>
-  __device__ __forceinline__ static void Scale(const float (&factor)[2], float (&d)[kColumns / 2]) {
-#pragma unroll
-    for (int j = 0; j < kColumns / 8; ++j) {
-      d[4 * j] *= factor[0];
-      d[4 * j + 1] *= factor[0];
-      d[4 * j + 2] *= factor[1];
-      d[4 * j + 3] *= factor[1];
-    }
-  }
-
-  /// d = ratio * d + shift * (the sum of a column's activations in the group that begins).
-  template <int kColumns>
-  __device__ __forceinline__ void Shift(const float (&ratio)[2], const float (&shift)[2],
-                                        uint32_t sums, float (&d)[kColumns / 2]) const {
-#pragma unroll
-    for (int j = 0; j < kColumns / 8; ++j) {
-      const uint2 two = LoadShared8(sums + 32 * j + 8 * (lane & 3));
-      const float of[2] = {__uint_as_float(two.x), __uint_as_float(two.y)};
-#pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        float& to = d[4 * j + c];
-        to = fmaf(to, ratio[c / 2], shift[c / 2] * of[c & 1]);
       }
     }
   }
@@ -352,10 +250,10 @@ struct PromptConsumer {
           PinRegisters(d);
           if (under_way) Release(before);
           under_way = false;
-          if constexpr (!HasZeros(kPacking)) Scale<kColumns>(ratio, d);
+          if constexpr (!HasZeros(kPacking)) ScaleSums<kColumns>(ratio, d);
         }
         if constexpr (HasZeros(kPacking)) {
-          if (turns) Shift<kColumns>(ratio, scales.shift, ring.Scales(stage), d);
+          if (turns) ShiftSums<kColumns>(lane, ratio, scales.shift, ring.Scales(stage), d);
         }
         PinRegisters(d);
         WgmmaFence();
@@ -387,7 +285,7 @@ struct PromptConsumer {
     WgmmaWait<0>();
     PinRegisters(d);
     Release(before);
-    if constexpr (kScaled) Scale<kColumns>(scales.f, d);
+    if constexpr (kScaled) ScaleSums<kColumns>(scales.f, d);
   }
 
   /// act(gate) * up, silu or gelu's tanh form.
