@@ -279,9 +279,9 @@ TEST_CASE("schemes mixed in one launch") {
 }
 
 // Few and small, for compute-sanitizer.
-TEST_CASE("small cases of the schemes of files and of int8", "[small]") {
-  for (const char* scheme :
-       {"fp8_b128", "mxfp4", "nvfp4", "w4a16_g32_zp_f16", "w4a16_g64", "w8a8", "w4a8_g128"}) {
+TEST_CASE("small cases of the schemes of files, of int8 and of zeros", "[small]") {
+  for (const char* scheme : {"fp8_b128", "mxfp4", "nvfp4", "w4a16_g32_zp_f16", "w4a16_g64", "w8a8",
+                             "w4a8_g128", "w4a16_g128_asym", "w3a16_g128_asym", "w2a16_g64_asym"}) {
     CheckCase({72, 40, 4, 1}, {scheme}, 5, 0, 1e-2);
     CheckCase({200, 88, 3, 2}, {scheme}, 70, 0, 1e-2);
   }
