@@ -166,7 +166,6 @@ struct Position {
 /// Tiles of a wave and how they are shared out. Arrays in device memory.
 struct TileTable {
   Tile* tiles;
-  int64_t* cost[2];  // per product: cost of all tiles up to and with this one
   /// [kMaxShares + 1]: where each share begins; the next one's start is its end.
   Position* starts[2];
   int32_t* ready;   // [tiles]: parts of gate and up that are done; zeroed with the tiles

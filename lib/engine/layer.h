@@ -70,15 +70,19 @@ class LayerRunner {
   explicit LayerRunner(const LayerParts& parts);
 
   absl::Status Forward(LayerCall call);
-  /// A call without a product: brings what `input` names and pins it into *pins. On failure nothing
-  /// is pinned.
-  absl::Status Fetch(LayerCall call, const FetchInput& input, Pins* pins);
+  /// A call without a product: brings what `input` names and pins it into *pins, which is to be
+  /// emptied on failure. *device_slots: see Executor::PlaceSlots.
+  absl::Status Fetch(LayerCall call, const FetchInput& input, Pins* pins,
+                     const int32_t** device_slots);
   /// Whether calls that miss nothing run on the device alone: nothing has to see a routing before
   /// it is executed.
   bool runs_resident() const { return runs_resident_; }
+  /// OK: captured calls need not hold their experts, what is missing is brought without the host.
+  /// Else why not. Before the first call.
+  absl::Status ServeMisses();
 
-  /// Fetches the selections of replays that have arrived; the device may then bring others.
-  void TakeSelections() { selected_ = selected_ || parts_.executor->TakeSelections(&selections_); }
+  /// Fetches the counts of replays that have arrived; the device may then bring others.
+  void TakeSelections();
   /// Accounts for calls whose routing has arrived since they returned, or whose selections were
   /// taken.
   void CollectLate(PolicyContext context);
@@ -99,6 +103,7 @@ class LayerRunner {
 
   /// Whether the call can run without the host: nothing can be missing.
   bool CanRunResident(const LayerCall& call) const;
+  bool NothingMissing(int layer) const;
 
   // Route.
 
@@ -129,6 +134,9 @@ class LayerRunner {
 
   // Fetch alone.
 
+  /// The same for a call that can run without the host: pins the whole layer.
+  void PinLayer(int layer, Pins* pins);
+  absl::Status BringFetched(const LayerCall& call, const FetchInput& input, Pins* pins);
   absl::Status SetFetchRouting(const LayerCall& call, const FetchInput& input);
   /// Refuses a call that needs more blocks than it can have.
   absl::Status CheckRoom(int layer) const;
@@ -151,6 +159,7 @@ class LayerRunner {
 
   const LayerParts parts_;
   const bool runs_resident_;
+  bool serves_misses_ = false;
   LayerStats stats_;
 
   // Of the call.

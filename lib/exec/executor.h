@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "moert/model.h"
@@ -40,8 +41,8 @@ struct RoutingRequest {
 /// A routing that the host left in device memory: [tokens, top_k].
 struct GivenRouting {
   const int32_t* ids = nullptr;
-  const float* weights = nullptr;
-  int32_t* used_ids = nullptr;  // or null
+  const float* weights = nullptr;  // of Engine::Fetch: or null
+  int32_t* used_ids = nullptr;     // or null; of Engine::Fetch: slots
   int64_t pairs = 0;
 };
 
@@ -124,6 +125,25 @@ class Executor {
     return NotSupported();
   }
 
+  // Calls whose product is the host's (Engine::Fetch).
+
+  /// In place of SetRouting where nothing is multiplied here; call.hidden may be empty.
+  virtual absl::Status SetFetched(const ExecutorCall& call, const RoutingResult& routing) {
+    return SetRouting(call, routing);
+  }
+  /// On a device: brings its table of the layer's slots up to date and looks up what was given
+  /// there, if anything was, on the call's stream. `late`: nobody has seen this routing,
+  /// TakeRouting brings it. The table, [E] in device memory; null: there is no device.
+  virtual absl::StatusOr<const int32_t*> PlaceSlots(const ExecutorCall& call,
+                                                    const GivenRouting& given,
+                                                    const PolicyContext* late,
+                                                    const VersionedStore& store) {
+    return nullptr;
+  }
+  /// Before experts are unpinned that the host's kernels may read: no block is overwritten before
+  /// what `stream` was given so far is done.
+  virtual absl::Status LeaveSlots(void* stream) { return absl::OkStatus(); }
+
   // Resident-forward prediction, between two Multiply of a call.
 
   virtual bool has_partial_output() const { return false; }
@@ -143,7 +163,8 @@ class Executor {
 
   /// Whether RunResident is possible, given a usable version of every expert.
   virtual bool runs_resident() const { return false; }
-  /// Enqueues a whole call. Legal under stream capture. Its routing arrives later.
+  /// Enqueues a whole call. Legal under stream capture. Its routing arrives later. Where the device
+  /// serves misses (ServeMisses) a captured call needs no versions.
   virtual absl::Status RunResident(const ExecutorCall& call, const PolicyContext& context,
                                    const VersionedStore& store) {
     return NotSupported();
@@ -165,6 +186,24 @@ class Executor {
                                   int32_t* to) {
     return NotSupported();
   }
+  // Misses of captured calls, served by the device: it decides who is in the blocks that the store
+  // lends, brings what is missing, and no policy is asked.
+
+  /// OK: from now on captured RunResident and RunGiven serve what is missing, for a store of one
+  /// version whose residency policy is the default's rule. FailedPrecondition: why not. Asked once,
+  /// before the first call. May read records.
+  virtual absl::Status ServeMisses(const VersionedStore& store) {
+    return absl::FailedPreconditionError("this backend asks the host about misses");
+  }
+  /// Whether the blocks are lent: then nobody may use the store.
+  virtual bool lent() const { return false; }
+  /// Before the host uses the store: takes the blocks back, and waits for replays of open steps.
+  /// Replays that follow are right, and bring everything. FailedPrecondition while such a step's
+  /// stream is being captured.
+  virtual absl::Status TakeBack(VersionedStore* store) { return absl::OkStatus(); }
+  /// What was served since it was last asked, as far as it has arrived. False: nothing.
+  virtual bool TakeServed(ServedCount* added) { return false; }
+
   /// Whether calls on the stream are recorded into a graph.
   virtual bool Capturing(void* stream) const { return false; }
   /// The routing of the oldest RunResident that was not taken yet and whose results have arrived;
@@ -175,7 +214,8 @@ class Executor {
   /// nothing.
   virtual bool TakeSelections(std::vector<SelectionCount>* added) { return false; }
   /// Before the first call of a step: makes the handles of its epoch, the newest, visible to
-  /// captured calls. Where there may be any the store tracks its changes.
+  /// captured calls; where misses are served, lends the blocks. Where there may be captured calls
+  /// of other strategies the store tracks its changes.
   virtual absl::Status OpenStep(VersionedStore* store, int64_t epoch, void* stream) {
     return absl::OkStatus();
   }

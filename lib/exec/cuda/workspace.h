@@ -12,6 +12,7 @@
 #include "kernels/cuda/expert_cache.h"
 #include "kernels/cuda/prompt_gemm.h"
 #include "kernels/cuda/route.h"
+#include "kernels/cuda/serve_misses.h"
 #include "moert/model.h"
 #include "route/request_slots.h"
 
@@ -83,6 +84,41 @@ struct RuleBuffers {
   }
 };
 
+/// Who is in which slot of which layer, as the device decides and the host hands over. Of all
+/// layers one behind the other, expert by expert; a layer has room for a slot an expert.
+struct ServedTable {
+  ServedLayer* layers;
+  ServedExpert* experts;
+  uint8_t** slots;  // where they lie
+
+  void Carve(const MoeModelSpec& model, Carver* c) {
+    layers = c->Take<ServedLayer>(model.num_layers());
+    experts = c->Take<ServedExpert>(model.total_experts());
+    slots = c->Take<uint8_t*>(model.total_experts());
+  }
+};
+
+/// Of misses that the device serves.
+struct ServedBuffers {
+  ServedTable table;
+  ServedRecord* records;  // as the table's experts
+  ServedTally* tally;     // [layers]
+  ExpertHandle* ready;    // [experts + 1]
+  ExpertHandle* late;     // [experts + 1]
+  RecordCopy* copies;     // [experts]
+  int32_t* num_copies;
+
+  void Carve(const MoeModelSpec& model, const Extent& e, Carver* c) {
+    table.Carve(model, c);
+    records = c->Take<ServedRecord>(model.total_experts());
+    tally = c->Take<ServedTally>(model.num_layers());
+    ready = c->Take<ExpertHandle>(e.experts + 1);
+    late = c->Take<ExpertHandle>(e.experts + 1);
+    copies = c->Take<RecordCopy>(e.experts);
+    num_copies = c->Take<int32_t>(1);
+  }
+};
+
 struct Workspace {
   uint8_t* x[kOperands];  // packed rows; null: not in use
   uint8_t* prompt_x;      // rounded rows; null: not in use
@@ -103,8 +139,10 @@ struct Workspace {
   RuleBuffers rule;
   ExpertHandle* handles;  // the residency table
   SelectionTally* tally;  // of captured calls: a row for each of the residency table
+  ServedBuffers served;
 
-  void Carve(const Extent& e, int64_t handle_count, Carver* c) {
+  void Carve(const MoeModelSpec& model, const Extent& e, Carver* c) {
+    const int64_t handle_count = HandleCount(model);
     for (int i = 0; i < kOperands; ++i) {
       x[i] = e.use.x[i] ? c->Take<uint8_t>(e.tokens * e.x_stride()) : nullptr;
     }
@@ -127,7 +165,6 @@ struct Workspace {
     shared_slots = c->Take<int32_t>(e.tokens);
     table.tiles = c->Take<Tile>(e.tiles);
     for (int p = 0; p < 2; ++p) {
-      table.cost[p] = c->Take<int64_t>(e.tiles);
       table.starts[p] = c->Take<Position>(kMaxShares + 1);
     }
     table.ready = c->Take<int32_t>(e.tiles);
@@ -143,6 +180,7 @@ struct Workspace {
     rule.Carve(e, c);
     handles = c->Take<ExpertHandle>(handle_count);
     tally = c->Take<SelectionTally>(handle_count);
+    served.Carve(model, e, c);
   }
 };
 
