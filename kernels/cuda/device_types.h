@@ -24,13 +24,16 @@ enum class Packing : int32_t {
   kW8A8 = 6,  // as kW8, int8 products
   kW4A8 = 7,  // as kW4, int8 products; also of int4 activations
   // As published files have them (Scheme::imported).
-  kF8Block = 8,   // as kF8, fp32 scales of 128 k
-  kMxFp4 = 9,     // e2m1 in the places of kW4, e8m0 scales of 32 k
-  kNvFp4 = 10,    // the same, e4m3 scales of 16 k and one fp32 of the matrix
-  kW4Group = 11,  // as kW4, bf16 scales of 32, 64 or 128 k, zeros as bytes
+  kF8Block = 8,      // as kF8, fp32 scales of 128 k
+  kMxFp4 = 9,        // e2m1 in the places of kW4, e8m0 scales of 32 k
+  kNvFp4 = 10,       // the same, e4m3 scales of 16 k and one fp32 of the matrix
+  kW4Group = 11,     // as kW4, bf16 scales of 32, 64 or 128 k, zeros as bytes
   kW4GroupF16 = 12,  // the same, fp16 scales
+  kW4Zeros = 13,     // of no matrix: kW4 with scale * zero, where code is compiled for it
 };
-MOERT_HOST_DEVICE constexpr bool IsImported(Packing p) { return p >= Packing::kF8Block; }
+MOERT_HOST_DEVICE constexpr bool IsImported(Packing p) {
+  return p >= Packing::kF8Block && p <= Packing::kW4GroupF16;
+}
 
 /// What a packed row of activations holds. Integers: one scale a 128 channels or one a row.
 enum class OperandForm : int32_t {
@@ -87,6 +90,7 @@ MOERT_HOST_DEVICE constexpr int K64Bytes(Packing p) {
     case Packing::kNvFp4:
     case Packing::kW4Group:
     case Packing::kW4GroupF16:
+    case Packing::kW4Zeros:
       return 512;
     case Packing::kW3:
       return 384;

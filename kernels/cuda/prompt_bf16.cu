@@ -3,7 +3,7 @@
 namespace moert::cuda {
 
 template int LaunchPrompt<Packing::kBf16>(const PromptGemmArgs& args, int product,
-                                        CUstream_st* stream);
+                                          CUstream_st* stream);
 
 int PromptGemmCtas() {
   int device = 0, processors = 0, major = 0, minor = 0;

@@ -1,5 +1,4 @@
 #include "kernels/cuda/prompt_gemm.h"
-
 #include "kernels/cuda/prompt_launch.h"
 
 namespace moert::cuda {
@@ -19,6 +18,14 @@ int Launch(int index, const PromptGemmArgs& args, int product, CUstream_st* stre
       return LaunchPrompt<Packing::kMxFp4>(args, product, stream);
     case PromptIndex(Packing::kW8A8):
       return LaunchPrompt<Packing::kW8A8>(args, product, stream);
+    case PromptIndex(Packing::kW4A8):
+      return LaunchPrompt<Packing::kW4A8>(args, product, stream);
+    case PromptIndex(Packing::kW4Zeros):
+      return LaunchPrompt<Packing::kW4Zeros>(args, product, stream);
+    case PromptIndex(Packing::kW3):
+      return LaunchPrompt<Packing::kW3>(args, product, stream);
+    case PromptIndex(Packing::kW2):
+      return LaunchPrompt<Packing::kW2>(args, product, stream);
     case PromptIndex(Packing::kNvFp4):
       return LaunchPrompt<Packing::kNvFp4>(args, product, stream);
     default:
@@ -29,11 +36,13 @@ int Launch(int index, const PromptGemmArgs& args, int product, CUstream_st* stre
 }  // namespace
 
 int LaunchPromptProducts(const PromptGemmArgs& args, CUstream_st* stream) {
-  constexpr uint32_t kInt8 = 1u << PromptIndex(Packing::kW8A8);
   int error = 0;
   for (int product = 0; product < 2; ++product) {
-    if (product == 1 && error == 0 && (args.packings[1] & kInt8) != 0) {
+    if (product == 1 && error == 0 && (args.packings[1] & kPromptInt8) != 0) {
       error = LaunchQuantizePromptH(args, stream);
+    }
+    if (product == 1 && error == 0 && (args.packings[1] & kPromptZeros) != 0) {
+      error = LaunchSumPromptH(args, stream);
     }
     for (int p = 0; p < kPromptPackings && error == 0; ++p) {
       if (args.packings[product] >> p & 1) error = Launch(p, args, product, stream);

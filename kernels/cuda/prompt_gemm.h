@@ -10,12 +10,15 @@
 // tokens' rows beside them. Two warp groups multiply, each 64 rows. A warp's 16 rows of gate and up
 // are eight channels of both, so that act(gate) * up needs no exchange.
 //
-// w8a8 has int8 products, exact in int32: h is kept as floats and quantized in between.
+// w8a8 and w4a8 have int8 products, exact in int32: h is kept as floats and quantized in between.
 //
 // Scales are never applied to weights, but for those of fp4, whose products with weights bf16 holds
 // (primitives/prompt_imported.cuh): a weight becomes (u - zero) * 2^e, exact in bf16, where
 // scale = f * 2^e, and sums are kept in units of the current group's f, by a factor f_before / f
 // from group to group.
+//
+// Asymmetric packings have scale * zero: minus that, times the sum of a column's activations in the
+// group, is added to the sums when the group begins.
 //
 // How a token's result is computed depends on the matrices and on how many tokens its expert has
 // (design rule 6).
@@ -32,7 +35,7 @@ struct CUstream_st;
 namespace moert::cuda {
 
 /// Packings that have a product here.
-constexpr int kPromptPackings = 8;
+constexpr int kPromptPackings = 12;
 MOERT_HOST_DEVICE constexpr int PromptIndex(Packing packing) {
   switch (packing) {
     case Packing::kBf16:
@@ -52,24 +55,46 @@ MOERT_HOST_DEVICE constexpr int PromptIndex(Packing packing) {
       return 6;
     case Packing::kW8A8:
       return 7;
+    case Packing::kW4A8:
+      return 8;
+    case Packing::kW4Zeros:
+      return 9;
+    case Packing::kW3:
+      return 10;
+    case Packing::kW2:
+      return 11;
     default:
       return -1;
   }
 }
 MOERT_HOST_DEVICE constexpr int PromptPacking(const DeviceMatrix& m) {
-  if (m.packing == Packing::kW8A8) {
-    return m.operand == static_cast<int>(OperandForm::kInt8Token) ? PromptIndex(m.packing) : -1;
+  if (m.packing == Packing::kW8A8 || m.packing == Packing::kW4A8) {
+    const OperandForm form =
+        m.packing == Packing::kW8A8 ? OperandForm::kInt8Token : OperandForm::kInt8Group;
+    return m.operand == static_cast<int>(form) ? PromptIndex(m.packing) : -1;
   }
-  if (m.operand != 0 || (m.asymmetric != 0 && !IsImported(m.packing))) return -1;
-  return PromptIndex(m.packing);
+  if (m.operand != 0) return -1;
+  if (m.asymmetric == 0 || IsImported(m.packing)) return PromptIndex(m.packing);
+  // Groups whose sums of activations there are: PromptSums.
+  if (m.group_k16s != 4 && m.group_k16s != 8 && m.group_k16s != 4 * m.k64s) return -1;
+  return PromptIndex(m.packing == Packing::kW4 ? Packing::kW4Zeros : m.packing);
+}
+/// Of int8 products, a bit each.
+constexpr uint32_t kPromptInt8 =
+    1u << PromptIndex(Packing::kW8A8) | 1u << PromptIndex(Packing::kW4A8);
+/// Of asymmetric packings, likewise.
+constexpr uint32_t kPromptZeros = 1u << PromptIndex(Packing::kW4Zeros) |
+                                  1u << PromptIndex(Packing::kW3) | 1u << PromptIndex(Packing::kW2);
+/// Their sums of a row of activations: of every 64 channels, of every 128, of all.
+MOERT_HOST_DEVICE constexpr int64_t PromptSums(int64_t channels) {
+  return (channels + 63) / 64 + (channels + 127) / 128 + 1;
 }
 /// Whether experts of this format are multiplied by this family, of whose packings those of
 /// `packings` (a bit each) are in use.
 MOERT_HOST_DEVICE constexpr bool IsPromptFormat(const DeviceFormat& f, uint32_t packings) {
   const int gate = PromptPacking(f.gate), down = PromptPacking(f.down);
-  constexpr int kInt8 = PromptIndex(Packing::kW8A8);
   return gate >= 0 && down >= 0 && PromptPacking(f.up) == gate &&
-         (gate == kInt8) == (down == kInt8) && (packings >> gate & 1) != 0 &&
+         (kPromptInt8 >> gate & 1) == (kPromptInt8 >> down & 1) && (packings >> gate & 1) != 0 &&
          (packings >> down & 1) != 0;
 }
 
@@ -153,17 +178,25 @@ struct PromptGemmArgs {
   int32_t activation = 0;
   int32_t ctas = 0;  // PromptGemmCtas()
   // Of int8 products, where they are in use.
-  const uint8_t* int8_x = nullptr;  // [tokens] packed rows (rows.h), OperandForm::kInt8Token
-  int64_t int8_x_stride = 0;        // bytes; tokens * int8_x_stride below 2^32
-  int64_t int8_x_scales = 0;        // bytes from a row to its scale
-  float* wide_h = nullptr;          // [MaxPromptRows, wide_h_stride]: h before it is quantized
+  const uint8_t* int8_x[2] = {};  // [tokens] packed rows (rows.h): kInt8Token, kInt8Group
+  int64_t int8_x_stride = 0;      // bytes; tokens * int8_x_stride below 2^32
+  int64_t int8_x_scales = 0;      // bytes from a row to its scales
+  float* wide_h = nullptr;        // [MaxPromptRows, wide_h_stride]: h before it is quantized
   int64_t wide_h_stride = 0;
-  float* h_scales = nullptr;  // [MaxPromptRows]
+  // Of int8 products and of asymmetric ones.
+  float* h_columns = nullptr;    // scales or sums of a unit's h: [128 k or PromptSums][column]
+  int64_t h_columns_stride = 0;  // floats a row of h
+  int64_t x_sums = 0;            // bytes from a row of x to its PromptSums
 };
 /// Enqueues gate, up and down: x -> h -> out. 0 or a cudaError_t.
 int LaunchPromptProducts(const PromptGemmArgs& args, CUstream_st* stream);
 
-/// Quantizes the rows of wide_h of the units whose down wants int8, into h and h_scales.
+/// PromptSums of rows of x as PromptGemmArgs has them, `sums` bytes behind where each begins.
+int LaunchSumPromptX(uint8_t* x, int64_t stride, int64_t sums, int rows, int channels,
+                     CUstream_st* stream);
+/// Sums of the rows of h of the units whose down is asymmetric, into h_columns.
+int LaunchSumPromptH(const PromptGemmArgs& args, CUstream_st* stream);
+/// Quantizes the rows of wide_h of the units whose down wants int8, into h and h_columns.
 int LaunchQuantizePromptH(const PromptGemmArgs& args, CUstream_st* stream);
 
 /// CTAs of a product on the current device; 0 where this family does not run.

@@ -3,6 +3,6 @@
 namespace moert::cuda {
 
 template int LaunchPrompt<Packing::kW4Group>(const PromptGemmArgs& args, int product,
-                                        CUstream_st* stream);
+                                             CUstream_st* stream);
 
 }  // namespace moert::cuda

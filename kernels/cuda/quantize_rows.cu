@@ -145,8 +145,9 @@ __device__ __forceinline__ void StoreChunk(const float (&v)[4], int chunk, const
       const float code = fminf(fmaxf(rintf(scaled), -limit), limit);
       const int in8 = channel & 7;
       const int piece = (channel % kChunk / 16) ^ to.swizzle;
-      reinterpret_cast<int8_t*>(out + chunk * to.int8_chunk)[piece * 16 + in8 / 2 * 4 +
-                                                             (in8 & 1) * 2 + ((channel >> 3) & 1)] =
+      reinterpret_cast<int8_t*>(
+          out +
+          chunk * to.int8_chunk)[piece * 16 + in8 / 2 * 4 + (in8 & 1) * 2 + ((channel >> 3) & 1)] =
           static_cast<int8_t>(code);
     }
   }
@@ -225,13 +226,14 @@ __global__ void __launch_bounds__(kWarps * 32)
   for (int u = blockIdx.x; u < units; u += gridDim.x) {
     const PromptUnit& unit = args.table.units[u];
     const TileMatrix& down = unit.matrix[1];
-    if (down.packing != Packing::kW8A8) continue;
-    const int64_t columns = unit.columns;
+    if (down.operand == 0) continue;
+    const int columns = unit.columns;
     for (int c = blockIdx.y; c < unit.count; c += gridDim.y) {
       const int64_t row = unit.h_row + c;
       // As the product reads it: [128 k][column], in rows of 128 bytes that are swizzled.
-      const RowOut to{args.h + unit.h_row * args.h_stride + c * kChunk, args.h_scales + row,
-                      columns * kChunk, c & 7, 0};
+      const RowOut to{args.h + unit.h_row * args.h_stride + c * kChunk,
+                      args.h_columns + unit.h_row * args.h_columns_stride + c, columns * kChunk,
+                      c & 7, columns};
       PackRow(args.wide_h + row * args.wide_h_stride, down.k, FormOf(down.operand, down.k, signs),
               shared, to);
     }

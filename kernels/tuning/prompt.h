@@ -6,15 +6,18 @@
 
 namespace moert::cuda::tuning {
 
-/// From so many tokens an expert on, by packing: bf16, w8, w4, fp8_b128, mxfp4, nvfp4, int4 with the
-/// scales and zeros of files, w8a8.
-constexpr double kPromptFrom[] = {8, 16, 28, 16, 20, 20, 24, 12};
+/// From so many tokens an expert on, by packing: bf16, w8, w4, fp8_b128, mxfp4, nvfp4, int4 with
+/// the scales and zeros of files, w8a8, w4a8,
+/// w4, w3 and w2 with zeros.
+constexpr double kPromptFrom[] = {8, 16, 28, 20, 40, 44, 32, 12, 20, 28, 28, 28};
 
 /// Columns of the widest unit up to so many tokens an expert.
 struct PromptTiling {
   double tokens;
   int most;
 };
+/// What w4a8 has registers for.
+constexpr int kMostOfInt8Groups = 160;
 constexpr PromptTiling kPromptTilings[] = {{44, 64}, {190, 160}, {1e30, 256}};
 
 }  // namespace moert::cuda::tuning

@@ -69,9 +69,9 @@ __device__ __forceinline__ void PrepareInt4(const uint8_t* raw, uint8_t* to, int
   }
   reinterpret_cast<float4*>(to)[lane] = scales;
   using Copies = ImportedScaleCopies<Packing::kW4Group>;
-  const uint32_t zero = zeros ? *reinterpret_cast<const uint32_t*>(raw + Copies::kZeros +
-                                                                   group * 32 + (lane & 7) * 4)
-                              : 0x08080808u;
+  const uint32_t zero =
+      zeros ? *reinterpret_cast<const uint32_t*>(raw + Copies::kZeros + group * 32 + (lane & 7) * 4)
+            : 0x08080808u;
   constexpr uint32_t kMinusMagic = 0xc300c300u;
   reinterpret_cast<uint2*>(to + kPreparedOffsets)[lane] =
       make_uint2(LowBytes(zero) | kMinusMagic, HighBytes(zero) | kMinusMagic);

@@ -20,7 +20,9 @@
 
 namespace moert::cuda {
 
-MOERT_HOST_DEVICE constexpr bool IsFp4(Packing p) { return p == Packing::kMxFp4 || p == Packing::kNvFp4; }
+MOERT_HOST_DEVICE constexpr bool IsFp4(Packing p) {
+  return p == Packing::kMxFp4 || p == Packing::kNvFp4;
+}
 
 /// Loads of a unit, of each row block.
 template <Packing kPacking>
@@ -28,7 +30,8 @@ struct UnitShape {
   static constexpr bool kHalfWords = K64Bytes(kPacking) <= 512;
   // Pieces of 64 k.
   static constexpr int kK64s =
-      kPacking == Packing::kBf16 || kPacking == Packing::kW8 || kPacking == Packing::kF8Block ? 1 : 2;
+      kPacking == Packing::kBf16 || kPacking == Packing::kW8 || kPacking == Packing::kF8Block ? 1
+                                                                                              : 2;
   static constexpr int kWords = kHalfWords ? 2 : 4;
   static constexpr int kBytes = K64Bytes(kPacking) * kK64s;
   static constexpr bool kInt = kPacking == Packing::kW8A8 || kPacking == Packing::kW4A8;

@@ -16,7 +16,7 @@
 
 namespace moert::cuda {
 
-/// Of a stage: [group][8 row blocks][16 rows], then zeros alike (kPromptZeros bytes behind).
+/// Of a stage: [group][8 row blocks][16 rows], then zeros alike (kZeroBytesAt bytes behind).
 MOERT_HOST_DEVICE constexpr int PromptScaleBytes(Packing p) {
   switch (p) {
     case Packing::kMxFp4:
@@ -30,7 +30,7 @@ MOERT_HOST_DEVICE constexpr int PromptScaleBytes(Packing p) {
       return 0;
   }
 }
-constexpr int kPromptZeros = 512;
+constexpr int kZeroBytesAt = 512;
 /// Groups of a stage at most.
 MOERT_HOST_DEVICE constexpr int PromptGroups(Packing p) {
   return p == Packing::kF8Block ? 1 : p == Packing::kNvFp4 ? 4 : 2;
@@ -87,13 +87,16 @@ struct ImportedRowScales {
   /// fp4: of all groups of a stage. at: its scales in shared memory.
   __device__ __forceinline__ void ReadStage(uint32_t at) {
     if constexpr (!kTurns) {
+      // The four lanes of a row's weights convert a group each and hand it round.
+      const int lane = threadIdx.x % 32;
+      const uint32_t mine = at + lane % kUnits * 128;
+      const uint32_t two = LoadSharedByte(mine + row[0]) | LoadSharedByte(mine + row[1]) << 16;
+      const uint32_t both = kPacking == Packing::kMxFp4 ? MxMultipliers(two) : NvMultipliers(two);
 #pragma unroll
       for (int i = 0; i < kUnits; ++i) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const uint32_t two = LoadSharedByte(at + i * 128 + row[r]) * 0x00010001u;
-          unit[i][r] = kPacking == Packing::kMxFp4 ? MxMultipliers(two) : NvMultipliers(two);
-        }
+        const uint32_t of = __shfl_sync(~0u, both, (lane & ~3) | i);
+        unit[i][0] = __byte_perm(of, 0, 0x1010);
+        unit[i][1] = __byte_perm(of, 0, 0x3232);
       }
     }
   }
@@ -115,14 +118,15 @@ struct ImportedRowScales {
       } else {
         const int group = form.group_k16s == 2 ? part : 0;  // in the stage
         const uint32_t half = LoadSharedHalf(at + group * 256 + row[r] * 2);
-        const uint32_t bits = form.f16 != 0 ? __float_as_uint(__half2float(__ushort_as_half(
-                                                  static_cast<unsigned short>(half))))
-                                            : half << 16;
+        const uint32_t bits =
+            form.f16 != 0
+                ? __float_as_uint(__half2float(__ushort_as_half(static_cast<unsigned short>(half))))
+                : half << 16;
         const uint32_t exponent = bits & 0x7f800000u;
         const uint32_t power = exponent | exponent >> 16;  // 0 for a scale of zero
         if (exponent != 0) fraction = __uint_as_float((bits & 0x807fffffu) | 0x3f800000u);
         const uint32_t zero =
-            form.zero_distance != 0 ? LoadSharedByte(at + kPromptZeros + group * 128 + row[r]) : 8;
+            form.zero_distance != 0 ? LoadSharedByte(at + kZeroBytesAt + group * 128 + row[r]) : 8;
         unit[0][r] = power;
         offset[r] = MulBf16(zero * 0x00010001u | 0xc300c300u, power);
       }
@@ -172,8 +176,9 @@ struct ImportedFragments {
       const auto& unit = scales.unit[i * kUnits / 4];
 #pragma unroll
       for (int q = 0; q < 4; ++q) {
-        a[i][q] = kPacking == Packing::kW4Group ? FmaBf16(a[i][q], unit[q % 2], scales.offset[q % 2])
-                                                : MulBf16(a[i][q], unit[q % 2]);
+        a[i][q] = kPacking == Packing::kW4Group
+                      ? FmaBf16(a[i][q], unit[q % 2], scales.offset[q % 2])
+                      : MulBf16(a[i][q], unit[q % 2]);
       }
     }
   }

@@ -1,5 +1,5 @@
-// The kernel of family P (prompt_gemm.h): what the warps of a CTA do. Every packing is compiled in a
-// file of its own (prompt_*.cu).
+// The kernel of family P (prompt_gemm.h): what the warps of a CTA do. Every packing is compiled in
+// a file of its own (prompt_*.cu).
 #ifndef MOERT_KERNELS_CUDA_PRIMITIVES_PROMPT_KERNEL_CUH_
 #define MOERT_KERNELS_CUDA_PRIMITIVES_PROMPT_KERNEL_CUH_
 
@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/primitives/launch.cuh"
+#include "kernels/cuda/primitives/prompt_scale_copies.cuh"
 #include "kernels/cuda/primitives/prompt_tile.cuh"
 #include "kernels/cuda/prompt_gemm.h"
 #include "kernels/cuda/prompt_launch.h"
@@ -27,69 +28,26 @@ enum PromptRole : int { kWeightWarp = 8, kScheduleWarp = 9, kGatherWarp = 10 };
 
 template <Packing kPacking>
 __device__ __forceinline__ int64_t XStride(const PromptGemmArgs& args) {
-  return kPacking == Packing::kW8A8 ? args.int8_x_stride : args.x_stride;
+  return IsInt8(kPacking) ? args.int8_x_stride : args.x_stride;
+}
+template <Packing kPacking>
+__device__ __forceinline__ const uint8_t* X(const PromptGemmArgs& args) {
+  return IsInt8(kPacking) ? args.int8_x[kPacking == Packing::kW8A8 ? 0 : 1] : args.x;
 }
 
-template <Packing kPacking, bool kGateUp>
-__device__ __forceinline__ PromptScaleForm ScaleForm(const TileMatrix& m) {
-  PromptScaleForm form{m.group_k16s, (m.k + 16 * m.group_k16s - 1) / (16 * m.group_k16s),
-                       m.zero_distance, m.packing == Packing::kW4GroupF16, {}};
-  if constexpr (kPacking == Packing::kNvFp4) {
-    const Decoding<kPacking> decoding(m, kGateUp ? 0 : 1);
-    form.matrix_scale[0] = decoding.scale[0];
-    form.matrix_scale[1] = decoding.scale[1];
-  }
-  return form;
+/// Bytes from a row of x to its scales or sums.
+template <Packing kPacking>
+__device__ __forceinline__ int64_t XFloats(const PromptGemmArgs& args) {
+  return IsInt8(kPacking) ? args.int8_x_scales : args.x_sums;
 }
-
-/// The scales of imported packings that a lane of the weight warp brings with every stage: of one
-/// group in it (or its zeros), of the row blocks of one matrix that the tile has.
-template <Packing kPacking, bool kGateUp>
-struct StageScaleCopies {
-  const uint8_t* at = nullptr;  // of the matrix's first group
-  int64_t stride = 0;           // to the next group
-  uint32_t to = 0;              // behind a stage's weights
-  uint32_t bytes = 0;           // 0: this lane brings none
-  int group = 0;                // in the stage
-  int shift = 0;
-  int groups = 0;
-
-  template <typename Slot>
-  __device__ __forceinline__ StageScaleCopies(const Slot& slot, int lane) {
-    constexpr int kFirstLane = 8;  // those before bring weights
-    constexpr int kMatrices = kGateUp ? 2 : 1;
-    constexpr int kBlocks = 8 / kMatrices;
-    constexpr int kGroups = PromptGroups(kPacking);
-    if (lane < kFirstLane) return;
-    const int matrix = kGateUp ? lane & 1 : 0;
-    const int index = (lane - kFirstLane) / kMatrices;
-    group = index % kGroups;
-    const PromptScaleForm& form = slot.form;
-    shift = (form.group_k16s >= 2) + (form.group_k16s >= 4) + (form.group_k16s >= 8);
-    groups = form.groups;
-    const bool zeros = index >= kGroups;
-    if (index >= 2 * kGroups || (zeros && (kPacking != Packing::kW4Group || form.zero_distance == 0)) ||
-        group >= max(4 >> shift, 1)) {
-      return;
-    }
-    const int block_bytes = zeros ? 16 : BlockScaleBytes(kPacking);
-    const int block = slot.row_tile * kBlocks;
-    bytes = min(kBlocks, slot.row_blocks - block) * block_bytes;
-    at = slot.scales + (matrix != 0 ? slot.second_scales : 0) + (zeros ? form.zero_distance : 0) +
-         int64_t{block} * block_bytes;
-    stride = int64_t{slot.row_blocks} * block_bytes;
-    to = (zeros ? kPromptZeros : 0) + (group * 8 + matrix * kBlocks) * block_bytes;
-  }
-  /// What the lane brings with stage k.
-  __device__ __forceinline__ uint32_t Bytes(int k) const { return Group(k) < groups ? bytes : 0; }
-  __device__ __forceinline__ void Copy(int k, uint32_t scales, uint32_t barrier) const {
-    const uint32_t now = Bytes(k);
-    if (now != 0) BulkCopy(scales + to, at + Group(k) * stride, now, barrier);
-  }
-
- private:
-  __device__ __forceinline__ int Group(int k) const { return (k * 4 >> shift) + group; }
-};
+/// Which of the scales or sums of an activation row stage k brings; below 0: none.
+template <Packing kPacking, typename Slot>
+__device__ __forceinline__ int ColumnFloats(const Slot& slot, int k) {
+  if constexpr (IsInt8(kPacking)) return k;
+  if (slot.group_k64s == 1) return k;
+  if (slot.group_k64s == 2) return k % 2 != 0 ? -1 : slot.k64s + k / 2;
+  return k != 0 ? -1 : slot.k64s + (slot.k64s + 1) / 2;
+}
 
 /// Resolves one tile after another into the slots.
 template <Packing kPacking, bool kGateUp, int kMost>
@@ -129,6 +87,8 @@ __device__ __forceinline__ void Schedule(const PromptGemmArgs& args,
         slot.columns = columns;
         slot.count = count;
         slot.h_row = unit.h_row;
+        slot.of_columns = args.h_columns + int64_t{unit.h_row} * args.h_columns_stride;
+        slot.zero_distance = m.zero_distance;
         if constexpr (IsImported(kPacking)) slot.form = ScaleForm<kPacking, kGateUp>(m);
       }
       const int32_t* list = unit.slots;
@@ -141,12 +101,13 @@ __device__ __forceinline__ void Schedule(const PromptGemmArgs& args,
             slot.rows[c + lane] = static_cast<uint32_t>(token * XStride<kPacking>(args));
             if constexpr (kPacking == Packing::kW8A8) {
               slot.scales_of[c + lane] = *reinterpret_cast<const float*>(
-                  args.int8_x + token * args.int8_x_stride + args.int8_x_scales);
+                  X<kPacking>(args) + token * args.int8_x_stride + args.int8_x_scales);
             }
           } else {
             slot.rows[c + lane] = of;
             if constexpr (kPacking == Packing::kW8A8) {
-              slot.scales_of[c + lane] = args.h_scales[unit.h_row + c + lane];
+              slot.scales_of[c + lane] =
+                  args.h_columns[unit.h_row * args.h_columns_stride + c + lane];
             }
           }
         }
@@ -161,11 +122,6 @@ __device__ __forceinline__ void Schedule(const PromptGemmArgs& args,
     at = __shfl_sync(~0u, next, 0);
   }
 }
-
-struct NoScales {
-  template <typename Slot>
-  __device__ __forceinline__ NoScales(const Slot& /*slot*/, int /*lane*/) {}
-};
 
 /// Brings the weights of one tile after another, and h where it is the other operand.
 template <Packing kPacking, bool kGateUp, int kMost>
@@ -184,7 +140,8 @@ __device__ __forceinline__ void BringWeights(const PromptRing<kPacking, kMost>& 
     if (columns == 0) return;
     const int k64s = slot.k64s;
     const int block = kGateUp ? slot.row_tile * 4 + (lane & 3) : slot.row_tile * 8 + (lane & 7);
-    const uint8_t* weights = slot.weights + int64_t{min(block, slot.row_blocks - 1)} * k64s * kPiece +
+    const uint8_t* weights = slot.weights +
+                             int64_t{min(block, slot.row_blocks - 1)} * k64s * kPiece +
                              (kGateUp && (lane & 4) ? slot.second_weights : 0);
     const uint8_t* h = slot.h;
     const uint32_t tokens = kGateUp ? 0 : columns * 128;
@@ -195,18 +152,27 @@ __device__ __forceinline__ void BringWeights(const PromptRing<kPacking, kMost>& 
       Await(ring.Empty(place.stage), place.parity ^ 1);
       const uint32_t run = min(kPieces, k64s - k * kPieces) * kPiece;
       const uint32_t full = ring.Full(place.stage);
-      uint32_t scale_bytes = 0;
+      uint32_t scale_bytes = 0, column_bytes = 0;
+      int column_floats = -1;
+      if constexpr (!kGateUp && HasColumnFloats(kPacking)) {
+        column_floats = ColumnFloats<kPacking>(slot, k);
+        column_bytes = column_floats < 0 ? 0 : columns * 4;
+      }
       if constexpr (IsImported(kPacking)) scale_bytes = __reduce_add_sync(~0u, scales.Bytes(k));
       if (lane == 0) {
-        ArriveExpecting(full, 8 * run + tokens + scale_bytes);
+        ArriveExpecting(full, 8 * run + tokens + column_bytes + scale_bytes);
         if constexpr (!kGateUp) {
           BulkCopy(ring.Tokens(place.stage), h + int64_t{k} * tokens, tokens, full);
+          if (column_bytes != 0) {
+            BulkCopy(ring.Scales(place.stage), slot.of_columns + int64_t{column_floats} * columns,
+                     column_bytes, full);
+          }
         }
       }
       __syncwarp();
       if (lane < 8) {
-        BulkCopy(ring.Weights(place.stage) + lane * Ring::kRun, weights + int64_t{k} * Ring::kRun, run,
-                 full);
+        BulkCopy(ring.Weights(place.stage) + lane * Ring::kRun, weights + int64_t{k} * Ring::kRun,
+                 run, full);
       }
       if constexpr (IsImported(kPacking)) scales.Copy(k, ring.Scales(place.stage), full);
       place.Next();
@@ -236,9 +202,20 @@ __device__ __forceinline__ void GatherTokens(const PromptGemmArgs& args,
     const int columns = slot.columns;
     if (columns == 0) break;
     const int stages = (slot.k64s + StageK64s(kPacking) - 1) / StageK64s(kPacking);
-    const uint8_t* x = (kPacking == Packing::kW8A8 ? args.int8_x : args.x) + piece * 16;
+    const uint8_t* x = X<kPacking>(args) + piece * 16;
     for (int k = 0; k < stages; ++k, x += 128) {
       Await(ring.Empty(place.stage), place.parity ^ 1);
+      if constexpr (HasColumnFloats(kPacking)) {
+        const int at = ColumnFloats<kPacking>(slot, k);
+        const uint8_t* floats = X<kPacking>(args) + XFloats<kPacking>(args) + at * 4;
+#pragma unroll 1
+        for (int c = at < 0 ? columns : warp * 32 + lane; c < columns; c += kGatherWarps * 32) {
+          asm volatile(
+              "cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(ring.Scales(place.stage) + c * 4),
+              "l"(floats + slot.rows[c])
+              : "memory");
+        }
+      }
       const uint32_t tokens = ring.Tokens(place.stage) + to;
       // Where some rows begin is read before the first is copied: a copy lets nothing pass.
       constexpr int kAtOnce = kMost < 128 ? 2 : 4;
@@ -272,7 +249,7 @@ __device__ __forceinline__ void RunTile(PromptConsumer<kPacking, kGateUp, kMost>
   float d[kColumns / 2];
   consumer.Forget();
   consumer.template Multiply<kColumns>(slot, d);
-  if constexpr (kGateUp && kPacking == Packing::kW8A8) {
+  if constexpr (kGateUp && IsInt8(kPacking)) {
     consumer.template StoreWideH<kColumns>(slot, args.activation == 0, args.wide_h,
                                            args.wide_h_stride, d);
   } else if constexpr (kGateUp) {
@@ -379,7 +356,10 @@ int LaunchMost(const PromptGemmArgs& args, cudaStream_t stream) {
     case 160:
       return LaunchOne<kPacking, kGateUp, 160>(args, stream);
     case 256:
-      return LaunchOne<kPacking, kGateUp, 256>(args, stream);
+      if constexpr (kPacking != Packing::kW4A8) {
+        return LaunchOne<kPacking, kGateUp, 256>(args, stream);
+      }
+      return cudaErrorInvalidValue;
     default:
       return cudaErrorInvalidValue;
   }

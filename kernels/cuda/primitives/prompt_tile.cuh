@@ -8,78 +8,12 @@
 
 #include "kernels/cuda/primitives/prompt_imported.cuh"
 #include "kernels/cuda/primitives/prompt_int8.cuh"
+#include "kernels/cuda/primitives/prompt_ring.cuh"
+#include "kernels/cuda/primitives/prompt_sums.cuh"
 #include "kernels/cuda/primitives/prompt_weights.cuh"
 #include "kernels/cuda/primitives/wgmma.cuh"
 
 namespace moert::cuda {
-
-constexpr int kPromptSlots = 3;  // tiles that are known in shared memory
-/// Shared memory of a warp group's results on their way out.
-constexpr int kPromptStaging = 8192;
-
-/// A tile, as the scheduling warp resolved it.
-template <int kMost>
-struct PromptSlot {
-  const uint8_t* weights;                 // of row block 0: gate or down
-  const uint8_t* scales;                  // likewise
-  uint8_t* h;                             // of the unit
-  int32_t second_weights, second_scales;  // to those of up
-  int32_t k64s, group_k64s;
-  int32_t row_blocks;
-  int32_t row_tile;
-  int32_t columns;  // 0: there are no more tiles
-  int32_t count;
-  PromptScaleForm form;  // of imported packings
-  float scales_of[kMost];  // int8: of the columns' activations
-  int64_t h_row;           // int8, gate and up: of the first column in wide_h
-  uint32_t rows[kMost];  // gate and up: where x's row begins; down: the slot
-};
-
-/// Pieces of 64 k of a stage.
-MOERT_HOST_DEVICE constexpr int StageK64s(Packing p) { return p == Packing::kW8A8 ? 2 : 1; }
-
-/// How stages lie in shared memory.
-template <Packing kPacking, int kMost>
-struct PromptRing {
-  static constexpr int kRun = StageK64s(kPacking) * K64Bytes(kPacking);  // of a row block
-  static constexpr int kWeights = 8 * kRun;  // without the scales behind them
-  static constexpr int kStageBytes = kWeights + PromptScaleBytes(kPacking);
-  static constexpr int kTokens = kMost * 128;
-  static constexpr int kSlotBytes = kPromptSlots * static_cast<int>(sizeof(PromptSlot<kMost>));
-  static constexpr int kBarrierBytes = 512;
-  static constexpr int kRest = 2 * kPromptStaging + kSlotBytes + kBarrierBytes + 1024;
-  static constexpr int kFit = (232448 - kRest) / (kStageBytes + kTokens);
-  static constexpr int kStages = kFit < 12 ? kFit : 12;
-  static constexpr int kBytes = kRest + kStages * (kStageBytes + kTokens);
-  static_assert(kStages >= 3);
-
-  uint32_t base;  // a multiple of 1024
-  __device__ __forceinline__ uint32_t Tokens(uint32_t stage) const {
-    return base + stage * kTokens;
-  }
-  __device__ __forceinline__ uint32_t Weights(uint32_t stage) const {
-    return base + kStages * kTokens + stage * kStageBytes;
-  }
-  __device__ __forceinline__ uint32_t Scales(uint32_t stage) const {
-    return Weights(stage) + kWeights;
-  }
-  __device__ __forceinline__ uint32_t Staging(int group) const {
-    return base + kStages * (kTokens + kStageBytes) + group * kPromptStaging;
-  }
-  __device__ __forceinline__ uint32_t Full(uint32_t stage) const { return Barriers() + stage * 8; }
-  __device__ __forceinline__ uint32_t Empty(uint32_t stage) const {
-    return Barriers() + (kStages + stage) * 8;
-  }
-  __device__ __forceinline__ uint32_t SlotFull(uint32_t slot) const {
-    return Barriers() + (2 * kStages + slot) * 8;
-  }
-  __device__ __forceinline__ uint32_t SlotEmpty(uint32_t slot) const {
-    return Barriers() + (2 * kStages + kPromptSlots + slot) * 8;
-  }
-  __device__ __forceinline__ uint32_t Barriers() const {
-    return base + kStages * (kTokens + kStageBytes) + 2 * kPromptStaging;
-  }
-};
 
 /// Of the 128 threads of a consumer warp group.
 __device__ __forceinline__ void WarpGroupBarrier(int group) {
@@ -94,17 +28,18 @@ template <Packing kPacking, bool kGateUp, int kMost>
 struct PromptConsumer {
   using Ring = PromptRing<kPacking, kMost>;
   static constexpr bool kImported = IsImported(kPacking);
-  static constexpr bool kInt = kPacking == Packing::kW8A8;
+  static constexpr bool kInt = IsInt8(kPacking);
   static constexpr int kParts = PromptParts(kPacking);
   using Scales = std::conditional_t<
-      kInt, ChannelRowScales,
+      kInt, Int8RowScales<kPacking>,
       std::conditional_t<kImported, ImportedRowScales<kPacking>, RowScales<kPacking>>>;
   using Fragments =
-      std::conditional_t<kInt, Int8Fragments<kGateUp>,
+      std::conditional_t<kInt, Int8Fragments<kPacking, kGateUp>,
                          std::conditional_t<kImported, ImportedFragments<kPacking, kGateUp>,
                                             StageFragments<kPacking, kGateUp>>>;
   static constexpr bool kScaled = kPacking != Packing::kBf16;
-  static constexpr int kLaneBytes = K64Bytes(kPacking) / 128;
+  static constexpr int kLaneBytes =
+      kPacking == Packing::kW3 || kPacking == Packing::kW2 ? 4 : K64Bytes(kPacking) / 128;
 
   const Ring ring;
   const int group;  // of two
@@ -131,8 +66,7 @@ struct PromptConsumer {
   }
 
   /// The lane's two rows' scales.
-  __device__ __forceinline__ void OpenScales(const PromptSlot<kMost>& slot,
-                                             Scales* scales) const {
+  __device__ __forceinline__ void OpenScales(const PromptSlot<kMost>& slot, Scales* scales) const {
     const int g = lane >> 2;
     if constexpr (kImported) {
       const int block = kGateUp ? 2 * group + (warp >> 1) : 4 * group + warp;
@@ -147,28 +81,19 @@ struct PromptConsumer {
       if constexpr (kInt) {
         scales->Open(lower, upper);
       } else {
+        if constexpr (HasZeros(kPacking)) scales->zeros = slot.zero_distance;
         scales->at[0] = lower;
         scales->at[1] = upper;
       }
     }
   }
 
-  /// By a factor of each of the lane's rows.
-  template <int kColumns>
-  __device__ __forceinline__ static void Scale(const float (&factor)[2], float (&d)[kColumns / 2]) {
-#pragma unroll
-    for (int j = 0; j < kColumns / 8; ++j) {
-      d[4 * j] *= factor[0];
-      d[4 * j + 1] *= factor[0];
-      d[4 * j + 2] *= factor[1];
-      d[4 * j + 3] *= factor[1];
-    }
-  }
-
   template <int kColumns>
   __device__ __forceinline__ void Multiply(const PromptSlot<kMost>& slot,
                                            float (&d)[kColumns / 2]) {
-    if constexpr (kInt) {
+    if constexpr (kPacking == Packing::kW4A8) {
+      MultiplyInt8Groups<kColumns>(slot, d);
+    } else if constexpr (kInt) {
       MultiplyInt8<kColumns>(slot, d);
     } else {
       MultiplyBf16<kColumns>(slot, d);
@@ -230,6 +155,52 @@ struct PromptConsumer {
     }
   }
 
+  /// d = the sums of every stage, times the scales of its rows and columns.
+  template <int kColumns>
+  __device__ __forceinline__ void MultiplyInt8Groups(const PromptSlot<kMost>& slot,
+                                                     float (&d)[kColumns / 2]) {
+    const int stages = (slot.k64s + 1) / 2;
+    const int64_t stride = int64_t{slot.row_blocks} * 32;
+#pragma unroll
+    for (float& v : d) v = 0;
+    Scales scales;
+    OpenScales(slot, &scales);
+    Fragments fragments;
+#pragma unroll 1
+    for (int k = 0; k < stages; ++k) {
+      const uint32_t stage = place.stage;
+      Await(ring.Full(stage), place.parity);
+      if constexpr (kGateUp) FenceAsyncProxyShared();  // of the gathered rows
+      fragments.Load(ring.Weights(stage) + first, ring.Weights(stage) + second, half);
+      scales.Take(stride, k + 1 < stages);
+      int32_t sums[kColumns / 2];
+#pragma unroll
+      for (int32_t& v : sums) v = 0;
+      PinRegisters(sums);
+      WgmmaFence();
+      const uint64_t b = OperandDescriptor(ring.Tokens(stage));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) Wgmma<kColumns>(sums, fragments.a[i], b + 2 * i);
+      WgmmaCommit();
+      PinRegisters(sums);
+      WgmmaWait<0>();
+      PinRegisters(sums);
+      const uint32_t columns = ring.Scales(stage) + 8 * (lane & 3);
+#pragma unroll
+      for (int j = 0; j < kColumns / 8; ++j) {
+        const uint2 two = LoadShared8(columns + 32 * j);
+        const float of[2] = {__uint_as_float(two.x), __uint_as_float(two.y)};
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          float& to = d[4 * j + c];
+          to = fmaf(static_cast<float>(sums[4 * j + c]), scales.f[c / 2] * of[c & 1], to);
+        }
+      }
+      Release(stage);
+      place.Next();
+    }
+  }
+
   template <int kColumns>
   __device__ __forceinline__ void MultiplyBf16(const PromptSlot<kMost>& slot,
                                                float (&d)[kColumns / 2]) {
@@ -279,7 +250,10 @@ struct PromptConsumer {
           PinRegisters(d);
           if (under_way) Release(before);
           under_way = false;
-          Scale<kColumns>(ratio, d);
+          if constexpr (!HasZeros(kPacking)) ScaleSums<kColumns>(ratio, d);
+        }
+        if constexpr (HasZeros(kPacking)) {
+          if (turns) ShiftSums<kColumns>(lane, ratio, scales.shift, ring.Scales(stage), d);
         }
         PinRegisters(d);
         WgmmaFence();
@@ -311,7 +285,7 @@ struct PromptConsumer {
     WgmmaWait<0>();
     PinRegisters(d);
     Release(before);
-    if constexpr (kScaled) Scale<kColumns>(scales.f, d);
+    if constexpr (kScaled) ScaleSums<kColumns>(scales.f, d);
   }
 
   /// act(gate) * up, silu or gelu's tanh form.
@@ -322,8 +296,9 @@ struct PromptConsumer {
 
   /// act(gate) * up as floats, before they are quantized.
   template <int kColumns>
-  __device__ __forceinline__ void StoreWideH(const PromptSlot<kMost>& slot, bool silu, float* wide_h,
-                                             int64_t stride, const float (&d)[kColumns / 2]) const {
+  __device__ __forceinline__ void StoreWideH(const PromptSlot<kMost>& slot, bool silu,
+                                             float* wide_h, int64_t stride,
+                                             const float (&d)[kColumns / 2]) const {
     const int block = slot.row_tile * 4 + 2 * group + (warp >> 1);
     if (block >= slot.row_blocks) return;
     float* const to = wide_h + slot.h_row * stride + block * 16 + half * 8 + (lane >> 2);

@@ -14,6 +14,11 @@
 
 namespace moert::cuda {
 
+/// Whether groups have scale * zero besides their scales.
+MOERT_HOST_DEVICE constexpr bool HasZeros(Packing p) {
+  return p == Packing::kW4Zeros || p == Packing::kW3 || p == Packing::kW2;
+}
+
 /// The fragments of four times 16 k. `first`, `second`: of the lane, in shared memory, in the row
 /// blocks of rows g and of rows g + 8; unit, offset: see RowScales.
 template <Packing kPacking, bool kGateUp>
@@ -39,7 +44,9 @@ struct StageFragments {
           a[i][3] = v.w;
         }
       }
-    } else if constexpr (kPacking == Packing::kW4) {
+    } else if constexpr (kPacking == Packing::kW3 || kPacking == Packing::kW2) {
+      LoadFewBits(first, second, half, unit, offset);
+    } else if constexpr (kPacking == Packing::kW4 || kPacking == Packing::kW4Zeros) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         uint32_t low = LoadShared4(first + i * 128);
@@ -77,6 +84,39 @@ struct StageFragments {
   }
 
  private:
+  /// Two bits, or two and a plane of the third: FragmentW2, FragmentW3.
+  __device__ __forceinline__ void LoadFewBits(uint32_t first, uint32_t second, int half,
+                                              const uint32_t (&unit)[2],
+                                              const uint32_t (&offset)[2]) {
+    uint32_t plane[2] = {};
+    if constexpr (kPacking == Packing::kW3) {
+      constexpr uint32_t kPlane = 256;
+      plane[0] = LoadShared4(first + kPlane);
+      plane[1] = kGateUp ? LoadShared4(second + kPlane) >> half : plane[0] >> 1;
+      if constexpr (kGateUp) plane[0] >>= half;
+    }
+#pragma unroll
+    for (int k32 = 0; k32 < 2; ++k32) {
+      uint32_t w[2];
+      w[0] = LoadShared4(first + k32 * 128);
+      w[1] = kGateUp ? LoadShared4(second + k32 * 128) >> 2 * half : w[0] >> 2;
+      if constexpr (kGateUp) w[0] >>= 2 * half;
+#pragma unroll
+      for (int k16 = 0; k16 < 2; ++k16) {
+        const int i = 2 * k32 + k16;
+#pragma unroll
+        for (int q = 0; q < 4; ++q) {  // bytes 0 and 2 of rows g, of rows g + 8, then 1 and 3
+          const int row = q % 2, byte = 8 * (q / 2);
+          uint32_t u = MaskOr(w[row] >> (4 * k16 + byte), 0x00030003u, kMagic);
+          if constexpr (kPacking == Packing::kW3) {
+            const int down = 2 * i + byte - 2;  // its third bit to bit 2
+            u = MaskOr(down < 0 ? plane[row] << 2 : plane[row] >> down, 0x00040004u, u);
+          }
+          a[i][q] = FmaBf16(u, unit[row], offset[row]);
+        }
+      }
+    }
+  }
   /// Seven bits are a mantissa above 128, the eighth makes 128 or 256 (FragmentW8); offset is for
   /// both.
   __device__ __forceinline__ static uint32_t Widen(uint32_t w, uint32_t unit, uint32_t offset) {
@@ -89,8 +129,12 @@ struct StageFragments {
 template <Packing kPacking>
 struct RowScales {
   static constexpr bool kScaled = kPacking != Packing::kBf16;
+  static constexpr bool kZeros = HasZeros(kPacking);
   const uint8_t* at[2];   // of the next group
   uint16_t next[2];       // its scales, under way
+  int64_t zeros = 0;      // from a scale to scale * zero
+  uint16_t next_zero[2];  // likewise
+  float shift[2];         // scale * zero of the current group, less than 0, in units of f
   float f[2] = {1, 1};    // of the current group
   uint32_t unit[2] = {};  // twice, as bf16
   uint32_t offset[2] = {};
@@ -100,6 +144,9 @@ struct RowScales {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(next[r]) : "l"(at[r]));
+        if constexpr (kZeros) {
+          asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(next_zero[r]) : "l"(at[r] + zeros));
+        }
         at[r] += stride;
       }
     }
@@ -108,7 +155,9 @@ struct RowScales {
   __device__ __forceinline__ void Turn(float (&ratio)[2]) {
     if constexpr (kScaled) {
       // 128 and the zero point; w8's two halves have 128 and 128 or 256.
-      constexpr uint32_t kOffset = kPacking == Packing::kW4 ? 0xc308c308u : 0xc3c0c3c0u;
+      constexpr uint32_t kOffset = kZeros                     ? 0xc300c300u
+                                   : kPacking == Packing::kW4 ? 0xc308c308u
+                                                              : 0xc3c0c3c0u;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const uint32_t bits = next[r];
@@ -118,6 +167,9 @@ struct RowScales {
             exponent == 0 ? f[r] : __uint_as_float((bits & 0x807fu) << 16 | 0x3f800000u);
         ratio[r] = __fdividef(f[r], fraction);
         f[r] = fraction;
+        if constexpr (kZeros) {
+          shift[r] = __fdividef(-__uint_as_float(uint32_t{next_zero[r]} << 16), fraction);
+        }
         unit[r] = power;
         offset[r] = FmaBf16(kOffset, power, 0x80008000u);
       }

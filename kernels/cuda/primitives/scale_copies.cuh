@@ -28,8 +28,7 @@ class GroupScaleCopies {
                             : kGroups == 1    ? slice.begin / 2
                             : group >= m.k64s ? 0
                                               : slice.begin / group;
-    first_until_ =
-        kGroups == 0 ? group_units_ - (slice.begin - first_group * group) / kK64s : 1;
+    first_until_ = kGroups == 0 ? group_units_ - (slice.begin - first_group * group) / kK64s : 1;
     until_group_ = first_until_;
     at_ = m.scales +
           (static_cast<int64_t>(first_group) * m.row_blocks + (range.first << product)) * 32 +

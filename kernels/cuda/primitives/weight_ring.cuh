@@ -31,9 +31,9 @@ constexpr int PreparedBytes(Packing p) {
   }
 }
 
-/// Swaps the halves of 128 bytes in every second block of k16 (w8, fp8) or of 128 bytes (the others) of
-/// a piece of 64 k, so that the lanes that read two of them at a time meet in no bank. Of copies
-/// and reads alike.
+/// Swaps the halves of 128 bytes in every second block of k16 (w8, fp8) or of 128 bytes (the
+/// others) of a piece of 64 k, so that the lanes that read two of them at a time meet in no bank.
+/// Of copies and reads alike.
 template <Packing kPacking>
 __device__ __forceinline__ int RingSwizzle(int at) {
   return at ^ ((K64Bytes(kPacking) == 1024 ? at >> 2 : at >> 1) & 64);
@@ -146,7 +146,7 @@ class WeightRing {
   int lane_;
   uint32_t lane_to_;  // where the lane copies to in the first stage
   // Of the run of items.
-  int length_;                      // pieces of 64 k of a slice
+  int length_;        // pieces of 64 k of a slice
   int weights_jump_;  // from behind an item to the next
   int lone_item_;     // items_ when it is copied, 0: none
   // Of the unit that is copied next. Pointers are this lane's.

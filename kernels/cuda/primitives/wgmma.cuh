@@ -66,9 +66,8 @@ __device__ __forceinline__ void PinRegisters(int32_t (&d)[kInts]) {
 #define MOERT_LIST80 MOERT_LIST64 ", " MOERT_R8TO(64, 72)
 #define MOERT_LIST96 MOERT_LIST80 ", " MOERT_R8TO(80, 88)
 #define MOERT_LIST128 MOERT_LIST96 ", " MOERT_R8TO(96, 104) ", " MOERT_R8TO(112, 120)
-#define MOERT_D8(C, i)                                                                  \
-  C(d[i]), C(d[i + 1]), C(d[i + 2]), C(d[i + 3]), C(d[i + 4]), C(d[i + 5]), C(d[i + 6]), \
-      C(d[i + 7])
+#define MOERT_D8(C, i) \
+  C(d[i]), C(d[i + 1]), C(d[i + 2]), C(d[i + 3]), C(d[i + 4]), C(d[i + 5]), C(d[i + 6]), C(d[i + 7])
 #define MOERT_D16(C, i) MOERT_D8(C, i), MOERT_D8(C, i + 8)
 #define MOERT_D24(C, i) MOERT_D16(C, i), MOERT_D8(C, i + 16)
 #define MOERT_D32(C, i) MOERT_D16(C, i), MOERT_D16(C, i + 16)
@@ -86,20 +85,20 @@ __device__ __forceinline__ void Wgmma(int32_t (&d)[kColumns / 2], const uint32_t
                                       uint64_t b);
 
 /// For N columns, M = N / 2 registers; the others' names are given.
-#define MOERT_WGMMA(N, M, a0, a1, a2, a3, b0)                                                     \
-  template <>                                                                                     \
-  __device__ __forceinline__ void Wgmma<N>(float (&d)[M], const uint32_t (&a)[4], uint64_t b) {   \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" MOERT_LIST##M       \
-                 "}, {" a0 ", " a1 ", " a2 ", " a3 "}, " b0 ", 1, 1, 1, 0;"                       \
-                 : MOERT_D##M("+f", 0)                                                            \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                           \
-  }                                                                                               \
-  template <>                                                                                     \
-  __device__ __forceinline__ void Wgmma<N>(int32_t (&d)[M], const uint32_t (&a)[4], uint64_t b) { \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k32.s32.s8.s8 {" MOERT_LIST##M           \
-                 "}, {" a0 ", " a1 ", " a2 ", " a3 "}, " b0 ", 1;"                                \
-                 : MOERT_D##M("+r", 0)                                                            \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                           \
+#define MOERT_WGMMA(N, M, a0, a1, a2, a3, b0)                                                   \
+  template <>                                                                                   \
+  __device__ __forceinline__ void Wgmma<N>(float(&d)[M], const uint32_t(&a)[4], uint64_t b) {   \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" MOERT_LIST##M     \
+                 "}, {" a0 ", " a1 ", " a2 ", " a3 "}, " b0 ", 1, 1, 1, 0;"                     \
+                 : MOERT_D##M("+f", 0)                                                          \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                         \
+  }                                                                                             \
+  template <>                                                                                   \
+  __device__ __forceinline__ void Wgmma<N>(int32_t(&d)[M], const uint32_t(&a)[4], uint64_t b) { \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k32.s32.s8.s8 {" MOERT_LIST##M         \
+                 "}, {" a0 ", " a1 ", " a2 ", " a3 "}, " b0 ", 1;"                              \
+                 : MOERT_D##M("+r", 0)                                                          \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                         \
   }
 
 MOERT_WGMMA(16, 8, "%8", "%9", "%10", "%11", "%12")

@@ -18,6 +18,7 @@ PromptPlan CudaExecutor::Prompt(const ExecutorCall& call) const {
 
 std::optional<CudaExecutor::PromptRows> CudaExecutor::RowsForPrompt(
     const ExecutorCall& call) const {
+  if (Prompt(call).sums()) return std::nullopt;  // they follow each row
   const int64_t stride = call.hidden.row_stride * 2;
   if (call.hidden.dtype != DType::kBF16 || call.hidden.cols % 64 != 0 || stride % 16 != 0 ||
       reinterpret_cast<uintptr_t>(call.hidden.data) % 16 != 0 ||
@@ -60,12 +61,15 @@ absl::Status CudaExecutor::PromptProducts(const ExecutorCall& call, const Prompt
   gemm.top_k = spec.routing.top_k;
   gemm.activation = static_cast<int32_t>(spec.activation.function);
   gemm.ctas = prompt_ctas_;
-  gemm.int8_x = w_.x[static_cast<int>(OperandForm::kInt8Token)];
+  gemm.int8_x[0] = w_.x[static_cast<int>(OperandForm::kInt8Token)];
+  gemm.int8_x[1] = w_.x[static_cast<int>(OperandForm::kInt8Group)];
   gemm.int8_x_stride = extent_.x_stride();
   gemm.int8_x_scales = OperandScales(spec.hidden);
   gemm.wide_h = w_.wide_h;
   gemm.wide_h_stride = extent_.intermediate;
-  gemm.h_scales = w_.prompt_h_scales;
+  gemm.h_columns = w_.prompt_h_columns;
+  gemm.h_columns_stride = extent_.prompt_h_columns();
+  gemm.x_sums = extent_.hidden * 2;
   MOERT_CUDA_RETURN_IF_ERROR(LaunchPromptProducts(gemm, stream));
   return absl::OkStatus();
 }

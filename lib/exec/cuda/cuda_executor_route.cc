@@ -80,11 +80,20 @@ absl::Status CudaExecutor::GroupAndPack(const ExecutorCall& call, bool tallied) 
       MOERT_CUDA_RETURN_IF_ERROR(
           LaunchRoundRows(Rows(call), w_.prompt_x, extent_.prompt_x_stride(), stream));
     }
+    if (prompt.sums()) {
+      MOERT_CUDA_RETURN_IF_ERROR(LaunchSumPromptX(w_.prompt_x, extent_.prompt_x_stride(),
+                                                  extent_.hidden * 2, tokens,
+                                                  static_cast<int>(spec.hidden), stream));
+    }
     if (!prompt.others && !prompt.int8()) return absl::OkStatus();
   }
-  constexpr int kInt8 = static_cast<int>(OperandForm::kInt8Token);
+  const auto reads = [&](int operand) {  // some product does
+    const auto form = static_cast<OperandForm>(operand);
+    return !prompt.any() || prompt.others || form == OperandForm::kInt8Token ||
+           form == OperandForm::kInt8Group;
+  };
   for (int i = 0; i < kOperands; ++i) {
-    if (w_.x[i] == nullptr || (prompt.any() && !prompt.others && i != kInt8)) continue;
+    if (w_.x[i] == nullptr || !reads(i)) continue;
     MOERT_CUDA_RETURN_IF_ERROR(LaunchPackRows(Rows(call), i, w_.x[i], extent_.x_stride(), stream));
   }
   return absl::OkStatus();

@@ -22,7 +22,17 @@ struct PromptFormats {
   bool any() const {
     return std::any_of(std::begin(downs), std::end(downs), [](uint32_t d) { return d != 0; });
   }
-  bool int8() const { return downs[PromptIndex(Packing::kW8A8)] != 0; }
+  /// Of some format's gate and up, of some format's down.
+  bool zeros() const {
+    for (int gate = 0; gate < kPromptPackings; ++gate) {
+      const uint32_t both = downs[gate] != 0 ? downs[gate] | 1u << gate : 0;
+      if ((both & kPromptZeros) != 0) return true;
+    }
+    return false;
+  }
+  bool int8() const {
+    return downs[PromptIndex(Packing::kW8A8)] != 0 || downs[PromptIndex(Packing::kW4A8)] != 0;
+  }
 };
 
 struct PromptPlan {
@@ -33,11 +43,9 @@ struct PromptPlan {
 
   bool any() const { return packings != 0; }
   /// Which rows of x its products read: quantized ones, rounded ones.
-  bool int8() const { return (of_product[0] & kInt8) != 0; }
-  bool rounded() const { return (of_product[0] & ~kInt8) != 0; }
-
- private:
-  static constexpr uint32_t kInt8 = 1u << PromptIndex(Packing::kW8A8);
+  bool int8() const { return (of_product[0] & kPromptInt8) != 0; }
+  bool sums() const { return (of_product[0] & kPromptZeros) != 0; }
+  bool rounded() const { return (of_product[0] & ~kPromptInt8) != 0; }
 };
 PromptPlan PlanPrompt(const PromptFormats& formats, const MoeLayerSpec& layer, int64_t tokens);
 

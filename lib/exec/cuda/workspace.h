@@ -42,9 +42,16 @@ struct Extent {
   int64_t x_stride() const { return OperandBytes(hidden); }
   int64_t h_stride() const { return OperandBytes(intermediate); }
   bool prompts() const { return use.prompt.any(); }
-  int64_t prompt_x_stride() const { return hidden * 2; }
+  /// Rounded channels, then their sums where products need them.
+  int64_t prompt_x_stride() const {
+    return hidden * 2 + (use.prompt.zeros() ? RoundUp(PromptSums(hidden) * 4, 128) : 0);
+  }
   int64_t prompt_h_stride() const { return intermediate * 2; }
   int64_t wide_h_rows() const { return use.prompt.int8() ? std::max(slots, prompt_h_rows) : slots; }
+  /// Floats that go with a row of h.
+  int64_t prompt_h_columns() const {
+    return use.prompt.int8() || use.prompt.zeros() ? PromptSums(intermediate) : 0;
+  }
   int64_t h_bytes() const {
     return std::max(slots * h_stride(), prompts() ? prompt_h_rows * prompt_h_stride() : 0);
   }
@@ -117,9 +124,9 @@ struct Workspace {
   uint8_t* prompt_x;      // rounded rows; null: not in use
   uint8_t* h;
   float* wide_h;
-  float* prompt_h_scales;  // null: no int8 products of family P
-  float* out;              // by slot; bf16 in calls with products of family P
-  float* scores;           // [tokens, experts]
+  float* prompt_h_columns;  // see PromptGemmArgs; null: not in use
+  float* out;               // by slot; bf16 in calls with products of family P
+  float* scores;            // [tokens, experts]
   float* next_scores;
   int32_t* ids;  // [pairs]
   float* weights;
@@ -142,7 +149,8 @@ struct Workspace {
     prompt_x = e.prompts() ? c->Take<uint8_t>(e.tokens * e.prompt_x_stride()) : nullptr;
     h = c->Take<uint8_t>(e.h_bytes());
     wide_h = e.use.wide_h ? c->Take<float>(e.wide_h_rows() * e.intermediate) : nullptr;
-    prompt_h_scales = e.use.prompt.int8() ? c->Take<float>(e.prompt_h_rows) : nullptr;
+    const int64_t h_columns = e.prompt_h_columns();
+    prompt_h_columns = h_columns > 0 ? c->Take<float>(e.prompt_h_rows * h_columns) : nullptr;
     out = c->Take<float>(e.slots * e.hidden);
     scores = c->Take<float>(e.tokens * e.experts);
     next_scores = c->Take<float>(e.tokens * e.experts);

@@ -100,6 +100,11 @@ struct LayerBuffers {
   }
 };
 
+/// Rounded rows of x and their sums.
+int64_t PromptXStride(const MoeLayerSpec& l) {
+  return RoundUp(l.hidden, 64) * 2 + RoundUp(cuda::PromptSums(l.hidden) * 4, 128);
+}
+
 /// What the layers share.
 struct SharedBuffers {
   float* x;  // or bf16
@@ -111,7 +116,7 @@ struct SharedBuffers {
   uint8_t* prompt_x;
   uint8_t* h;
   float* wide_h;
-  float* h_scales;
+  float* h_columns;
   float* out;
 
   void Carve(const MoeLayerSpec& l, int64_t tokens, cuda::Carver* c) {
@@ -122,13 +127,13 @@ struct SharedBuffers {
     weights = c->Take<float>(pairs);
     drawn_ids = c->Take<int32_t>(pairs);
     packed_x = c->Take<uint8_t>(tokens * cuda::OperandBytes(l.hidden));
-    prompt_x = c->Take<uint8_t>(tokens * RoundUp(l.hidden, 64) * 2);
+    prompt_x = c->Take<uint8_t>(tokens * PromptXStride(l));
     const int64_t inter = RoundUp(l.intermediate, 64);
     h = c->Take<uint8_t>(std::max(pairs * cuda::OperandBytes(inter),
                                   cuda::MaxPromptExtent(l, tokens).h_rows * inter * 2));
     const int64_t h_rows = std::max(pairs, cuda::MaxPromptExtent(l, tokens).h_rows);
     wide_h = c->Take<float>(h_rows * inter);
-    h_scales = c->Take<float>(h_rows);
+    h_columns = c->Take<float>(h_rows * cuda::PromptSums(inter));
     out = c->Take<float>(pairs * RoundUp(l.hidden, 64));
   }
 };
@@ -276,7 +281,7 @@ class GemmBench {
     rows_ = {shared_.x, static_cast<int32_t>(dtype_), tokens, static_cast<int32_t>(spec_.hidden),
              spec_.hidden};
     // Rows of bf16 are read as they are.
-    prompt_x_ = dtype_ == DType::kBF16 && spec_.hidden % 64 == 0
+    prompt_x_ = dtype_ == DType::kBF16 && spec_.hidden % 64 == 0 && !prompt_.sums()
                     ? reinterpret_cast<const uint8_t*>(shared_.x)
                     : shared_.prompt_x;
     few_ = tokens <= cuda::kFewTokens && !prompt_.any();
@@ -331,8 +336,13 @@ class GemmBench {
   absl::Status Pack() {
     if (prompt_.rounded()) {
       if (prompt_x_ != shared_.prompt_x) return absl::OkStatus();
-      MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchRoundRows(
-          rows_, shared_.prompt_x, RoundUp(spec_.hidden, 64) * 2, stream_.get()));
+      MOERT_CUDA_RETURN_IF_ERROR(
+          cuda::LaunchRoundRows(rows_, shared_.prompt_x, PromptXStride(spec_), stream_.get()));
+      if (prompt_.sums()) {
+        MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchSumPromptX(
+            shared_.prompt_x, PromptXStride(spec_), RoundUp(spec_.hidden, 64) * 2, rows_.rows,
+            static_cast<int>(spec_.hidden), stream_.get()));
+      }
     } else {
       MOERT_CUDA_RETURN_IF_ERROR(LaunchPackRows(rows_, format_.gate.operand, shared_.packed_x,
                                                 cuda::OperandBytes(spec_.hidden), stream_.get()));
@@ -363,7 +373,8 @@ class GemmBench {
     args.most = prompt_.most;
     for (int p = 0; p < 2; ++p) args.packings[p] = prompt_.of_product[p];
     args.x = prompt_x_;
-    args.x_stride = RoundUp(spec_.hidden, 64) * 2;
+    args.x_stride =
+        prompt_x_ == shared_.prompt_x ? PromptXStride(spec_) : RoundUp(spec_.hidden, 64) * 2;
     args.h = shared_.h;
     args.h_stride = RoundUp(spec_.intermediate, 64) * 2;
     args.out = reinterpret_cast<uint16_t*>(shared_.out);
@@ -372,12 +383,14 @@ class GemmBench {
     args.top_k = spec_.routing.top_k;
     args.activation = static_cast<int32_t>(spec_.activation.function);
     args.ctas = prompt_ctas_;
-    args.int8_x = shared_.packed_x;
+    for (const uint8_t*& x : args.int8_x) x = shared_.packed_x;
     args.int8_x_stride = cuda::OperandBytes(spec_.hidden);
     args.int8_x_scales = cuda::OperandScales(spec_.hidden);
     args.wide_h = shared_.wide_h;
     args.wide_h_stride = RoundUp(spec_.intermediate, 64);
-    args.h_scales = shared_.h_scales;
+    args.h_columns = shared_.h_columns;
+    args.h_columns_stride = cuda::PromptSums(RoundUp(spec_.intermediate, 64));
+    args.x_sums = RoundUp(spec_.hidden, 64) * 2;
     MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchPromptProducts(args, stream_.get()));
     return absl::OkStatus();
   }

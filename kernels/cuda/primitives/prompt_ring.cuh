@@ -1,0 +1,91 @@
+// Family P's shared memory: the tiles that a CTA knows, and the ring of stages.
+#ifndef MOERT_KERNELS_CUDA_PRIMITIVES_PROMPT_RING_CUH_
+#define MOERT_KERNELS_CUDA_PRIMITIVES_PROMPT_RING_CUH_
+
+#include <cstdint>
+
+#include "kernels/cuda/primitives/prompt_imported.cuh"
+#include "kernels/cuda/primitives/prompt_int8.cuh"
+#include "kernels/cuda/primitives/prompt_weights.cuh"
+
+namespace moert::cuda {
+
+constexpr int kPromptSlots = 3;  // tiles that are known in shared memory
+/// Shared memory of a warp group's results on their way out.
+constexpr int kPromptStaging = 8192;
+
+/// A tile, as the scheduling warp resolved it.
+template <int kMost>
+struct PromptSlot {
+  const uint8_t* weights;                 // of row block 0: gate or down
+  const uint8_t* scales;                  // likewise
+  uint8_t* h;                             // of the unit
+  int32_t second_weights, second_scales;  // to those of up
+  int32_t k64s, group_k64s;
+  int32_t row_blocks;
+  int32_t row_tile;
+  int32_t columns;  // 0: there are no more tiles
+  int32_t count;
+  PromptScaleForm form;     // of imported packings
+  float scales_of[kMost];   // int8: of the columns' activations
+  int64_t h_row;            // int8, gate and up: of the first column in wide_h
+  const float* of_columns;  // down: of the unit, see PromptGemmArgs
+  int32_t zero_distance;    // of packings with zeros
+  uint32_t rows[kMost];     // gate and up: where x's row begins; down: the slot
+};
+
+/// Pieces of 64 k of a stage.
+MOERT_HOST_DEVICE constexpr int StageK64s(Packing p) { return IsInt8(p) ? 2 : 1; }
+
+/// Whether stages bring a float for every column: the scale of its activations, or their sum.
+MOERT_HOST_DEVICE constexpr bool HasColumnFloats(Packing p) {
+  return p == Packing::kW4A8 || HasZeros(p);
+}
+
+/// How stages lie in shared memory.
+template <Packing kPacking, int kMost>
+struct PromptRing {
+  static constexpr int kRun = StageK64s(kPacking) * K64Bytes(kPacking);  // of a row block
+  static constexpr int kWeights = 8 * kRun;  // without the scales behind them
+  static constexpr int kStageBytes =
+      kWeights + (HasColumnFloats(kPacking) ? kMost * 4 : PromptScaleBytes(kPacking));
+  static constexpr int kTokens = kMost * 128;
+  static constexpr int kSlotBytes = kPromptSlots * static_cast<int>(sizeof(PromptSlot<kMost>));
+  static constexpr int kBarrierBytes = 512;
+  static constexpr int kRest = 2 * kPromptStaging + kSlotBytes + kBarrierBytes + 1024;
+  static constexpr int kFit = (232448 - kRest) / (kStageBytes + kTokens);
+  static constexpr int kStages = kFit < 12 ? kFit : 12;
+  static constexpr int kBytes = kRest + kStages * (kStageBytes + kTokens);
+  static_assert(kStages >= 3);
+
+  uint32_t base;  // a multiple of 1024
+  __device__ __forceinline__ uint32_t Tokens(uint32_t stage) const {
+    return base + stage * kTokens;
+  }
+  __device__ __forceinline__ uint32_t Weights(uint32_t stage) const {
+    return base + kStages * kTokens + stage * kStageBytes;
+  }
+  __device__ __forceinline__ uint32_t Scales(uint32_t stage) const {
+    return Weights(stage) + kWeights;
+  }
+  __device__ __forceinline__ uint32_t Staging(int group) const {
+    return base + kStages * (kTokens + kStageBytes) + group * kPromptStaging;
+  }
+  __device__ __forceinline__ uint32_t Full(uint32_t stage) const { return Barriers() + stage * 8; }
+  __device__ __forceinline__ uint32_t Empty(uint32_t stage) const {
+    return Barriers() + (kStages + stage) * 8;
+  }
+  __device__ __forceinline__ uint32_t SlotFull(uint32_t slot) const {
+    return Barriers() + (2 * kStages + slot) * 8;
+  }
+  __device__ __forceinline__ uint32_t SlotEmpty(uint32_t slot) const {
+    return Barriers() + (2 * kStages + kPromptSlots + slot) * 8;
+  }
+  __device__ __forceinline__ uint32_t Barriers() const {
+    return base + kStages * (kTokens + kStageBytes) + 2 * kPromptStaging;
+  }
+};
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_PRIMITIVES_PROMPT_RING_CUH_
