@@ -263,5 +263,18 @@ TEST_CASE("where the device cannot serve, a captured call says why") {
   }
 }
 
+TEST_CASE("a record that cannot be read when the engine opens is the host's to bring") {
+  auto source = std::make_shared<SyntheticSource>(Shape());
+  source->set_broken(true);
+  auto engine = Engine::Create(source, Options("on-demand", 0.5));
+  REQUIRE_OK(engine.status());
+  CHECK(!(*engine)->graph_safe());
+  source->set_broken(false);
+  DeviceRowsBuffer device(static_cast<size_t>(Shape().hidden));
+  std::vector<float> outputs;
+  REQUIRE_OK(RunDeviceStep(engine->get(), Phase::kDecode, HiddenProcess(Shape().hidden, 1).Next(1),
+                           1, &device, &outputs));
+}
+
 }  // namespace
 }  // namespace moert::test
