@@ -15,15 +15,6 @@ absl::string_view PlaceName(moert_place place) {
                                  : "no moert_place";
 }
 
-/// Hidden states: where the backend takes them. Shapes and types are the engine's to check.
-absl::Status CheckPlace(const char* name, const moert_tensor& tensor, BackendKind backend) {
-  const moert_place legal = backend == BackendKind::kCuda ? MOERT_DEVICE : MOERT_HOST;
-  if (tensor.place == legal) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(name, ".place is ", tensor.place, " (", PlaceName(tensor.place), "), the ",
-                   BackendName(backend), " backend takes ", PlaceName(legal)));
-}
-
 absl::Status ReadRouting(const moert_routing& c, const moert_step& step, int32_t layer,
                          LayerArguments* arguments) {
   const MoeModelSpec& model = step.state->engine->model();
@@ -79,6 +70,14 @@ absl::Status ReadHiddenStates(const moert_step& step, const moert_tensor* x,
 }
 
 }  // namespace
+
+absl::Status CheckPlace(const char* name, const moert_tensor& tensor, BackendKind backend) {
+  const moert_place legal = backend == BackendKind::kCuda ? MOERT_DEVICE : MOERT_HOST;
+  if (tensor.place == legal) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, ".place is ", tensor.place, " (", PlaceName(tensor.place), "), the ",
+                   BackendName(backend), " backend takes ", PlaceName(legal)));
+}
 
 absl::StatusOr<LayerArguments> ReadLayerCall(const moert_step* step, int32_t layer,
                                              const moert_tensor* x, const moert_routing* routing,

@@ -20,6 +20,10 @@ struct LayerArguments {
   std::optional<CallTimes> times;      // of the routing
 };
 
+/// Hidden states, and routings on a device: where the backend takes them. Shapes and types are the
+/// engine's to check.
+absl::Status CheckPlace(const char* name, const moert_tensor& tensor, BackendKind backend);
+
 /// Checks what the engine cannot see.
 absl::StatusOr<LayerArguments> ReadLayerCall(const moert_step* step, int32_t layer,
                                              const moert_tensor* x, const moert_routing* routing,

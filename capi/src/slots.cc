@@ -3,6 +3,7 @@
 #include "base/status_macros.h"
 #include "guard.h"
 #include "handles.h"
+#include "layer_call.h"
 #include "moert/opaque_source.h"
 #include "struct_io.h"
 #include "tensor_span.h"
@@ -22,21 +23,24 @@ absl::StatusOr<FetchInput> ReadFetch(const moert_fetch& c, const moert_step& ste
         absl::StrCat("fetch.ids.cols is ", k, ", legal is 1 to ", kMaxK));
   }
   FetchInput input;
+  const moert_place place = c.ids.place == MOERT_DEVICE ? MOERT_DEVICE : MOERT_HOST;
+  if (place == MOERT_DEVICE) {
+    MOERT_RETURN_IF_ERROR(CheckPlace("fetch.ids", c.ids, step.state->engine->backend()));
+    input.place = Place::kDevice;
+  }
+  MOERT_ASSIGN_OR_RETURN(input.ids, TensorSpan<const int32_t>("fetch.ids", c.ids, MOERT_I32,
+                                                              step.rows, k, false, place));
   MOERT_ASSIGN_OR_RETURN(
-      input.ids, TensorSpan<const int32_t>("fetch.ids", c.ids, MOERT_I32, step.rows, k, false));
-  MOERT_ASSIGN_OR_RETURN(input.weights, TensorSpan<const float>("fetch.weights", c.weights,
-                                                                MOERT_F32, step.rows, k, true));
+      input.weights,
+      TensorSpan<const float>("fetch.weights", c.weights, MOERT_F32, step.rows, k, true, place));
   MOERT_ASSIGN_OR_RETURN(input.next_scores,
                          TensorSpan<const float>("fetch.next_scores", c.next_scores, MOERT_F32,
                                                  step.rows, next, true));
   MOERT_ASSIGN_OR_RETURN(input.slot_ids, TensorSpan<int32_t>("fetch.slot_ids", c.slot_ids,
-                                                             MOERT_I32, step.rows, k, true));
+                                                             MOERT_I32, step.rows, k, true, place));
   const moert_tensor& hidden = c.hidden;
   if (hidden.data == nullptr) return input;
-  if (hidden.place != MOERT_HOST) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("fetch.hidden.place is ", hidden.place, ", legal is MOERT_HOST"));
-  }
+  MOERT_RETURN_IF_ERROR(CheckPlace("fetch.hidden", hidden, step.state->engine->backend()));
   input.hidden = {hidden.data, static_cast<DType>(hidden.dtype), hidden.rows, hidden.cols,
                   hidden.row_stride};
   return input;
@@ -52,6 +56,7 @@ moert_slots ToC(const SlotView& view) {
   slots.slot_of_expert = view.slot_of_expert.data();
   slots.slots = view.slots;
   slots.parts = static_cast<int64_t>(view.parts.size());
+  slots.device_slot_of_expert = view.device_slot_of_expert;
   return slots;
 }
 

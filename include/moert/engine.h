@@ -135,10 +135,17 @@ struct FetchInput {
   absl::Span<const float> scores;   // [T, E] or empty, likewise
   absl::Span<const float> next_scores;  // [T, E'] predicted for layer + 1 (0 after the last), or
                                         // empty
-  /// [rows, hidden] of the layer, or empty: where the source has gates, policies that predict by
-  /// the next layer's gate have it scored on this, unless next_scores are given.
+  /// [rows, hidden] of the layer where the backend computes, or empty: where the source has gates,
+  /// policies that predict by the next layer's gate have it scored on this, unless next_scores are
+  /// given.
   MatrixView hidden;
   absl::Span<int32_t> slot_ids;  // [T, k] or empty: receives slots in place of experts
+  /// CUDA backend: where ids, weights and slot_ids lie. On the device they are read and written on
+  /// the step's stream, k is the layer's top_k, scores have to be empty (next_scores stay in host
+  /// memory), and ids are not checked: the slot of one that is out of range is -1. Where every
+  /// expert is present and the strategy does not prefetch nothing waits for the host, all of the
+  /// layer's experts are pinned, and the call can be captured; next_scores are not read then.
+  Place place = Place::kHost;
 };
 
 /// Where the experts of a layer lie: part p of the expert in slot s begins at
@@ -155,6 +162,11 @@ struct SlotView {
   /// [E]: of the experts of this call, -1 for others; of a shard, its own experts in their order.
   /// Valid until they are released.
   absl::Span<const int32_t> slot_of_expert;
+  /// CUDA backend: the same in device memory, written on the step's stream; else null. It has every
+  /// expert of the layer that is there, -1 for one that is not or is still arriving. The slots of
+  /// this call's experts stay until they are released, those of others until the next call of any
+  /// step. Of the engine's life.
+  const int32_t* device_slot_of_expert = nullptr;
 };
 
 class Step;
@@ -211,10 +223,12 @@ class Engine {
 
   /// A layer call whose product is the host's: brings the experts that `input` names and pins them
   /// until ReleaseFetched or the step's end; policies see it as they see Forward. Blocks until all
-  /// are there. ResourceExhausted, with nothing pinned and how many fit in the message, where they
-  /// are more than the layer can have at once: ask for them in several calls, each released before
-  /// the next. FailedPrecondition where slots have no constant stride: a host's allocator, experts
-  /// of one layer in different sizes, or a strategy that serves several versions.
+  /// are there. On CUDA kernels that the host gives the step's stream find them behind it, and what
+  /// that stream has got before ReleaseFetched may read them. ResourceExhausted, with nothing
+  /// pinned and how many fit in the message, where they are more than the layer can have at once:
+  /// ask for them in several calls, each released before the next. FailedPrecondition where slots
+  /// have no constant stride: a host's allocator, experts of one layer in different sizes, or a
+  /// strategy that serves several versions.
   virtual absl::Status Fetch(StepId step, int layer, const FetchInput& input, SlotView* view) = 0;
   /// Ends every Fetch of this layer in this step; none is OK. Never waits for transfers.
   virtual absl::Status ReleaseFetched(StepId step, int layer) = 0;

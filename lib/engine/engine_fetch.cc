@@ -1,4 +1,5 @@
 // Fetch: layer calls of hosts with kernels of their own.
+#include <algorithm>
 #include <utility>
 
 #include "base/exception_status.h"
@@ -31,13 +32,31 @@ absl::Status EngineImpl::Fetch(StepId step, int layer, const FetchInput& input, 
   MOERT_RETURN_IF_ERROR(CheckProcess());
   MOERT_RETURN_IF_ERROR(CheckLayer(layer));
   if (view == nullptr) return absl::InvalidArgumentError("view: must not be null");
-  MOERT_RETURN_IF_ERROR(blueprint_->backend->CheckFetch());
+  MOERT_RETURN_IF_ERROR(blueprint_->backend->CheckLease());
   const MutexLock lock(&mu_);
   try {
     return FetchLocked(step, layer, input, view);
   } catch (...) {  // no memory, or a host's policy
     return ExceptionStatus("fetch");
   }
+}
+
+absl::Status EngineImpl::CheckFetched(int layer, const StepState& step,
+                                      const FetchInput& input) const {
+  const bool on_device = input.place == Place::kDevice;
+  if (on_device) {
+    const size_t weights = input.weights.empty() ? input.ids.size() : input.weights.size();
+    MOERT_RETURN_IF_ERROR(CheckOnDevice(
+        layer, step.rows,
+        {input.ids.size(), weights, input.slot_ids.size(), "slot_ids", !input.scores.empty()}));
+  }
+  if ((!on_device || !graph_safe_) && parts_->executor->Capturing(step.stream)) {
+    return absl::FailedPreconditionError(fmt::format(
+        "the stream is being captured: {}",
+        on_device ? fmt::format("strategy {} needs the host in every layer call", strategy())
+                  : "ids in host memory are read once, not at replay"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status EngineImpl::FetchLocked(StepId step_id, int layer, const FetchInput& input,
@@ -50,6 +69,7 @@ absl::Status EngineImpl::FetchLocked(StepId step_id, int layer, const FetchInput
   }
   MOERT_RETURN_IF_ERROR(parts_->executor->TakeBack(parts_->store.get()));
   MOERT_ASSIGN_OR_RETURN(const SlotRegion region, parts_->store->Slots(layer));
+  MOERT_RETURN_IF_ERROR(CheckFetched(layer, *step, input));
   const LayerCall call{ContextOf(*step, layer),
                        {layer, step->epoch, step->rows, input.hidden, {}, step->stream},
                        nullptr,
@@ -62,7 +82,8 @@ absl::Status EngineImpl::FetchLocked(StepId step_id, int layer, const FetchInput
   }
   Fetched fetched{layer, Pins(parts_->store.get()), {}};
   ApplyHints();
-  const absl::Status status = parts_->runner->Fetch(call, input, &fetched.pins);
+  const absl::Status status =
+      parts_->runner->Fetch(call, input, &fetched.pins, &view->device_slot_of_expert);
   Publish();
   // What the host can ask for differently is no failure of the step.
   if (!absl::IsInvalidArgument(status) && !absl::IsResourceExhausted(status)) {
@@ -72,11 +93,11 @@ absl::Status EngineImpl::FetchLocked(StepId step_id, int layer, const FetchInput
   const int experts = source_->model().layers[layer].num_experts;
   fetched.slot_of_expert.assign(static_cast<size_t>(experts), -1);
   for (const ExpertKey key : fetched.pins.keys()) {
-    const std::byte* record = parts_->store->Resolve(key, step->epoch).record;
     fetched.slot_of_expert[static_cast<size_t>(key.expert)] =
-        static_cast<int32_t>((record - region.base) / region.stride);
+        region.SlotOf(parts_->store->Resolve(key, step->epoch).record);
   }
-  for (size_t i = 0; i < input.slot_ids.size(); ++i) {
+  const bool on_host = input.place == Place::kHost;
+  for (size_t i = 0; on_host && i < input.slot_ids.size(); ++i) {
     const int32_t e = input.ids[i];
     input.slot_ids[i] = e < 0 ? -1 : fetched.slot_of_expert[static_cast<size_t>(e)];
   }
@@ -92,9 +113,12 @@ absl::Status EngineImpl::ReleaseFetched(StepId step, int layer) {
   MOERT_RETURN_IF_ERROR(CheckLayer(layer));
   const MutexLock lock(&mu_);
   MOERT_ASSIGN_OR_RETURN(StepState* const found, FindStep(step));
-  const size_t released =
-      std::erase_if(found->fetched, [layer](const Fetched& f) { return f.layer == layer; });
-  if (released == 0) return absl::OkStatus();
+  const auto of_layer = [layer](const Fetched& f) { return f.layer == layer; };
+  if (std::none_of(found->fetched.begin(), found->fetched.end(), of_layer)) {
+    return absl::OkStatus();
+  }
+  MOERT_RETURN_IF_ERROR(parts_->executor->LeaveSlots(found->stream));
+  std::erase_if(found->fetched, of_layer);
   parts_->store->EndLayerCall(ContextOf(*found, layer));
   return absl::OkStatus();
 }

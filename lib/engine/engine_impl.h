@@ -104,6 +104,17 @@ class EngineImpl final : public Engine {
   /// Refuses a call whose routing is missing, or is where it cannot be read.
   absl::Status CheckRouting(int layer, int64_t rows, const RoutedInput* routed) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// The same of a Fetch.
+  absl::Status CheckFetched(int layer, const StepState& step, const FetchInput& input) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// Sizes of a routing on the device, and the name of what is written.
+  struct OnDevice {
+    size_t ids, weights, written;
+    const char* written_name;
+    bool scores;
+  };
+  absl::Status CheckOnDevice(int layer, int64_t rows, const OnDevice& given) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status SetBudgetLocked(const Budget& budget) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckLayer(int layer) const;
   /// Starts what hints asked for.

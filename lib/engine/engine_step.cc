@@ -170,21 +170,27 @@ absl::Status EngineImpl::CheckRouting(int layer, int64_t rows, const RoutedInput
         fmt::format("layer {}: its routing is the host's: give it (ForwardRouted)", layer));
   }
   if (routed->place == Place::kHost) return absl::OkStatus();
+  return CheckOnDevice(layer, rows,
+                       {routed->ids.size(), routed->weights.size(), routed->used_ids.size(),
+                        "used_ids", !routed->scores.empty()});
+}
+
+absl::Status EngineImpl::CheckOnDevice(int layer, int64_t rows, const OnDevice& given) const {
   if (!parts_->executor->takes_given()) {
     return absl::InvalidArgumentError(
         fmt::format("layer {}: ids on a device; the {} backend takes them in host memory", layer,
                     BackendName(backend())));
   }
-  const auto pairs = static_cast<size_t>(rows * routing.top_k);
-  const bool used = !routed->used_ids.empty();
-  if (routed->ids.size() != pairs || routed->weights.size() != pairs ||
-      (used && routed->used_ids.size() != pairs)) {
-    return absl::InvalidArgumentError(fmt::format(
-        "layer {}: {} ids, {} weights, {} used_ids on the device; takes [{}, {}], used_ids or none",
-        layer, routed->ids.size(), routed->weights.size(), routed->used_ids.size(), rows,
-        routing.top_k));
+  const int top_k = source_->model().layers[layer].routing.top_k;
+  const auto pairs = static_cast<size_t>(rows * top_k);
+  if (given.ids != pairs || given.weights != pairs ||
+      (given.written != 0 && given.written != pairs)) {
+    return absl::InvalidArgumentError(
+        fmt::format("layer {}: {} ids, {} weights, {} {} on the device; takes [{}, {}], {} or none",
+                    layer, given.ids, given.weights, given.written, given.written_name, rows, top_k,
+                    given.written_name));
   }
-  if (!routed->scores.empty()) {
+  if (given.scores) {
     return absl::InvalidArgumentError(
         fmt::format("layer {}: scores beside ids on the device; give none", layer));
   }

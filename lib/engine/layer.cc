@@ -86,7 +86,11 @@ bool LayerRunner::CanRunResident(const LayerCall& call) const {
   if (!runs_resident_) return false;
   if (call.routed != nullptr && call.routed->place == Place::kHost) return false;
   if (serves_misses_ && parts_.executor->Capturing(call.exec.stream)) return true;
-  const LayerResidency residency = parts_.store->Layer(call.context.layer);
+  return NothingMissing(call.context.layer);
+}
+
+bool LayerRunner::NothingMissing(int layer) const {
+  const LayerResidency residency = parts_.store->Layer(layer);
   return std::all_of(residency.usable.begin(), residency.usable.end(),
                      [](uint8_t usable) { return usable != 0; });
 }

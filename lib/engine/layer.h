@@ -70,9 +70,10 @@ class LayerRunner {
   explicit LayerRunner(const LayerParts& parts);
 
   absl::Status Forward(LayerCall call);
-  /// A call without a product: brings what `input` names and pins it into *pins. On failure nothing
-  /// is pinned.
-  absl::Status Fetch(LayerCall call, const FetchInput& input, Pins* pins);
+  /// A call without a product: brings what `input` names and pins it into *pins, which is to be
+  /// emptied on failure. *device_slots: see Executor::PlaceSlots.
+  absl::Status Fetch(LayerCall call, const FetchInput& input, Pins* pins,
+                     const int32_t** device_slots);
   /// Whether calls that miss nothing run on the device alone: nothing has to see a routing before
   /// it is executed.
   bool runs_resident() const { return runs_resident_; }
@@ -102,6 +103,7 @@ class LayerRunner {
 
   /// Whether the call can run without the host: nothing can be missing.
   bool CanRunResident(const LayerCall& call) const;
+  bool NothingMissing(int layer) const;
 
   // Route.
 
@@ -132,6 +134,9 @@ class LayerRunner {
 
   // Fetch alone.
 
+  /// The same for a call that can run without the host: pins the whole layer.
+  void PinLayer(int layer, Pins* pins);
+  absl::Status BringFetched(const LayerCall& call, const FetchInput& input, Pins* pins);
   absl::Status SetFetchRouting(const LayerCall& call, const FetchInput& input);
   /// Refuses a call that needs more blocks than it can have.
   absl::Status CheckRoom(int layer) const;

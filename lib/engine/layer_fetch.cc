@@ -10,17 +10,53 @@
 
 namespace moert {
 
-absl::Status LayerRunner::Fetch(LayerCall call, const FetchInput& input, Pins* pins) {
+absl::Status LayerRunner::Fetch(LayerCall call, const FetchInput& input, Pins* pins,
+                                const int32_t** device_slots) {
+  call.context.now_ns = parts_.clock->now_ns();
+  const bool on_device = input.place == Place::kDevice;
+  GivenRouting given;
+  if (on_device) {
+    given = {input.ids.data(), input.weights.empty() ? nullptr : input.weights.data(),
+             input.slot_ids.empty() ? nullptr : input.slot_ids.data(),
+             static_cast<int64_t>(input.ids.size())};
+  }
+  parts_.store->BeginLayerCall();
+  parts_.store->Pump();
+  if (!parts_.executor->Capturing(call.exec.stream)) CollectRoutings();
+  const bool resident = on_device && runs_resident_ && NothingMissing(call.context.layer);
+  if (resident) {
+    PinLayer(call.context.layer, pins);
+  } else if (on_device) {
+    FetchInput brought = input;
+    MOERT_RETURN_IF_ERROR(
+        parts_.executor->BringGiven(call.exec, given, &given_ids_, &given_weights_));
+    brought.ids = given_ids_;
+    brought.weights = given_weights_;
+    brought.slot_ids = {};
+    MOERT_RETURN_IF_ERROR(BringFetched(call, brought, pins));
+  } else {
+    MOERT_RETURN_IF_ERROR(BringFetched(call, input, pins));
+  }
+  MOERT_ASSIGN_OR_RETURN(*device_slots,
+                         parts_.executor->PlaceSlots(
+                             call.exec, given, resident ? &call.context : nullptr, *parts_.store));
+  return absl::OkStatus();
+}
+
+void LayerRunner::PinLayer(int layer, Pins* pins) {
+  const int experts = parts_.model->layers[layer].num_experts;
+  pins->Reserve(static_cast<size_t>(experts));
+  for (int32_t e = 0; e < experts; ++e) pins->Add({layer, e});
+}
+
+absl::Status LayerRunner::BringFetched(const LayerCall& call, const FetchInput& input, Pins* pins) {
   const absl::Cleanup unpin = [&] {  // what is left in batch_ behind a failure
     for (const int32_t e : batch_) parts_.store->Unpin({call.context.layer, e});
     batch_.clear();
   };
   parts_.charges->Begin(nullptr);
-  call.context.now_ns = parts_.clock->now_ns();
   times_ = {call.step_begin_ns, call.context.now_ns};
   const int64_t stalled_ns = stats_.stalled_ns();
-  parts_.store->BeginLayerCall();
-  parts_.store->Pump();
   MOERT_RETURN_IF_ERROR(SetFetchRouting(call, input));
   MOERT_RETURN_IF_ERROR(CheckRoom(call.context.layer));
   Plan(call);
@@ -77,7 +113,7 @@ absl::Status LayerRunner::SetFetchRouting(const LayerCall& call, const FetchInpu
   r.next_scores.assign(input.next_scores.begin(), input.next_scores.end());
   GroupByExpert(&r);
   NoteOwnChoice(parts_.store->Layer(layer), &r);
-  MOERT_RETURN_IF_ERROR(parts_.executor->SetRouting(call.exec, r));
+  MOERT_RETURN_IF_ERROR(parts_.executor->SetFetched(call.exec, r));
   const bool gate = parts_.model->layers[next].routing.kind != RoutingKind::kExternal;
   if (r.next_scores.empty() && call.exec.hidden.data != nullptr && next > 0 && gate &&
       WantsNextGate(call)) {

@@ -88,8 +88,8 @@ class ShardEngine final : public Engine {
     MOERT_RETURN_IF_ERROR(MakeRouter(&options));
     const int64_t gates = ShardGateBytes(whole_->model(), part->model());
     MOERT_ASSIGN_OR_RETURN(engine_, EngineImpl::Create(std::move(part), options, gates));
-    if (router_ == nullptr) return absl::OkStatus();
-    return CheckHiddenOnHost(engine_->backend());
+    if (!HiddenOnHost(engine_->backend())) router_ = nullptr;
+    return absl::OkStatus();
   }
 
   absl::StatusOr<StepId> BeginStep(const StepInfo& info) override {
@@ -154,6 +154,11 @@ class ShardEngine final : public Engine {
     const int layers = model().num_layers();
     if (layer >= 0 && layer < layers) return absl::OkStatus();
     return absl::InvalidArgumentError(fmt::format("layer {}: must be in [0, {})", layer, layers));
+  }
+  static absl::Status CheckPlace(Place place) {
+    if (place == Place::kHost) return absl::OkStatus();
+    return absl::UnimplementedError(
+        "shard: ids on the device name experts of the whole model; give them in host memory");
   }
   int Next(int layer) const { return (layer + 1) % model().num_layers(); }
 
@@ -251,10 +256,7 @@ absl::Status ShardEngine::Forward(StepId step, int layer, const MatrixView& hidd
 absl::Status ShardEngine::ForwardRouted(StepId step, int layer, const MatrixView& hidden,
                                         const RoutedInput& routing, const MutableMatrixView& out) {
   MOERT_RETURN_IF_ERROR(CheckLayer(layer));
-  if (routing.place != Place::kHost) {
-    return absl::UnimplementedError(
-        "shard: ids on the device name experts of the whole model; give them in host memory");
-  }
+  MOERT_RETURN_IF_ERROR(CheckPlace(routing.place));
   LocalArrays arrays;
   MOERT_ASSIGN_OR_RETURN(const RoutedInput local, Localized(layer, routing, &arrays));
   MOERT_RETURN_IF_ERROR(engine_->ForwardRouted(step, layer, hidden, local, out));
@@ -266,6 +268,7 @@ absl::Status ShardEngine::ForwardRouted(StepId step, int layer, const MatrixView
 
 absl::Status ShardEngine::Fetch(StepId step, int layer, const FetchInput& input, SlotView* view) {
   MOERT_RETURN_IF_ERROR(CheckLayer(layer));
+  MOERT_RETURN_IF_ERROR(CheckPlace(input.place));
   LocalArrays arrays;
   MOERT_ASSIGN_OR_RETURN(const FetchInput local, Localized(layer, input, &arrays));
   // slot_of_expert is of the shard's experts, in their order.

@@ -79,8 +79,6 @@ class Backend {
   }
   /// Refuses to lease records, where there are none.
   virtual absl::Status CheckLease() const { return absl::OkStatus(); }
-  /// Refuses Engine::Fetch.
-  virtual absl::Status CheckFetch() const { return CheckLease(); }
 
   /// Whether MakePool knows blocks in classes.
   virtual bool block_classes() const { return false; }
@@ -103,8 +101,8 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const EngineOptions& option
 
 /// Whether layer calls of such an engine may leave the routing to the library: not in a simulation.
 bool RoutesLayers(const EngineOptions& options);
-/// OK where hidden states lie where the CPU can route them; else Unimplemented, with what to do.
-absl::Status CheckHiddenOnHost(BackendKind kind);
+/// Whether hidden states lie where the CPU can route them.
+bool HiddenOnHost(BackendKind kind);
 
 // What MakeBackend chooses from. The options are borrowed for the call.
 absl::StatusOr<std::unique_ptr<Backend>> MakeCpuBackend(const EngineOptions& options);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "moert/model.h"
@@ -40,8 +41,8 @@ struct RoutingRequest {
 /// A routing that the host left in device memory: [tokens, top_k].
 struct GivenRouting {
   const int32_t* ids = nullptr;
-  const float* weights = nullptr;
-  int32_t* used_ids = nullptr;  // or null
+  const float* weights = nullptr;  // of Engine::Fetch: or null
+  int32_t* used_ids = nullptr;     // or null; of Engine::Fetch: slots
   int64_t pairs = 0;
 };
 
@@ -123,6 +124,25 @@ class Executor {
   virtual absl::Status JoinCpu(const ExecutorCall& call, int64_t* took_ns) {
     return NotSupported();
   }
+
+  // Calls whose product is the host's (Engine::Fetch).
+
+  /// In place of SetRouting where nothing is multiplied here; call.hidden may be empty.
+  virtual absl::Status SetFetched(const ExecutorCall& call, const RoutingResult& routing) {
+    return SetRouting(call, routing);
+  }
+  /// On a device: brings its table of the layer's slots up to date and looks up what was given
+  /// there, if anything was, on the call's stream. `late`: nobody has seen this routing,
+  /// TakeRouting brings it. The table, [E] in device memory; null: there is no device.
+  virtual absl::StatusOr<const int32_t*> PlaceSlots(const ExecutorCall& call,
+                                                    const GivenRouting& given,
+                                                    const PolicyContext* late,
+                                                    const VersionedStore& store) {
+    return nullptr;
+  }
+  /// Before experts are unpinned that the host's kernels may read: no block is overwritten before
+  /// what `stream` was given so far is done.
+  virtual absl::Status LeaveSlots(void* stream) { return absl::OkStatus(); }
 
   // Resident-forward prediction, between two Multiply of a call.
 

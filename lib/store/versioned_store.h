@@ -63,6 +63,11 @@ struct SlotRegion {
   const std::byte* base = nullptr;
   int64_t stride = 0;
   int64_t slots = 0;
+
+  /// -1: no record.
+  int32_t SlotOf(const std::byte* record) const {
+    return record == nullptr ? -1 : static_cast<int32_t>((record - base) / stride);
+  }
 };
 
 /// What a layer call knows about a load it asks for.

@@ -229,14 +229,15 @@ ABI_FIELD(moert_fetch, hidden, 128);
 ABI_FIELD(moert_fetch, slot_ids, 168);
 ABI_LAST(moert_fetch, slot_ids, 40);
 
-ABI_SIZE(moert_slots, 224);
+ABI_SIZE(moert_slots, 232);
 ABI_FIELD(moert_slots, base, 8);
 ABI_FIELD(moert_slots, stride, 72);
 ABI_FIELD(moert_slots, bytes, 136);
 ABI_FIELD(moert_slots, slot_of_expert, 200);
 ABI_FIELD(moert_slots, slots, 208);
 ABI_FIELD(moert_slots, parts, 216);
-ABI_LAST(moert_slots, parts, 8);
+ABI_FIELD(moert_slots, device_slot_of_expert, 224);
+ABI_LAST(moert_slots, device_slot_of_expert, 8);
 
 ABI_SIZE(moert_routing, 224);
 ABI_FIELD(moert_routing, ids, 8);

@@ -4,9 +4,10 @@ import os
 import pathlib
 
 CANCELLED, INVALID_ARGUMENT, INTERNAL, DATA_LOSS = -1, -3, -13, -15
-F32, BF16, F16, I32 = 0, 1, 2, 5
+F32, BF16, F16, U8, I32 = 0, 1, 2, 4, 5
 DTYPES = {"float32": F32, "bfloat16": BF16, "float16": F16}
-TORCH_DTYPES = {F32: "torch.float32", BF16: "torch.bfloat16", F16: "torch.float16", I32: "torch.int32"}
+TORCH_DTYPES = {F32: "torch.float32", BF16: "torch.bfloat16", F16: "torch.float16",
+                U8: "torch.uint8", I32: "torch.int32"}
 HOST, DEVICE = 0, 1
 PREFILL, DECODE = 0, 1
 BACKENDS = {"auto": 0, "cpu": 1, "cuda": 2}
@@ -133,7 +134,7 @@ class Slots(c.Structure):
     _fields_ = [("struct_size", c.c_uint64), ("base", c.c_void_p * MAX_PARTS),
                 ("stride", c.c_int64 * MAX_PARTS), ("bytes", c.c_int64 * MAX_PARTS),
                 ("slot_of_expert", c.POINTER(c.c_int32)), ("slots", c.c_int64),
-                ("parts", c.c_int64)]
+                ("parts", c.c_int64), ("device_slot_of_expert", c.c_void_p)]
 
 
 Stats = _struct(

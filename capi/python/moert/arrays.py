@@ -15,13 +15,16 @@ def _wanted(dtypes):
     return " or ".join(_NAMES[d] for d in dtypes)
 
 
-def _of_torch(tensor, rows, dtypes):
+def _of_torch(tensor, rows, dtypes, device):
     dtype = _TORCH.get(str(tensor.dtype))
     if dtype not in dtypes:
         raise TypeError(f"{tensor.dtype}: {_wanted(dtypes)} is wanted")
     if tensor.device.type not in ("cpu", "cuda"):
         raise TypeError(f"a CPU or CUDA tensor is wanted, not one of {tensor.device}")
     place = _c.HOST if tensor.device.type == "cpu" else _c.DEVICE
+    if place == _c.DEVICE and tensor.device.index != device:
+        raise TypeError(f"a tensor of {tensor.device}; the engine is on "
+                        f"{'the CPU' if device is None else f'cuda:{device}'}")
     if tensor.dim() == 2 and tensor.shape[0] == rows and (tensor.stride(1) == 1 or
                                                           tensor.shape[1] == 1):
         stride = max(tensor.stride(0), tensor.shape[1])  # of one row torch may say anything
@@ -51,8 +54,9 @@ def _of_buffer(array, rows, dtypes, writable):
     return _c.Tensor(address, rows, count // rows, count // rows, dtype, _c.HOST)
 
 
-def matrix(array, rows, dtypes=FLOATS, writable=False):
-    """An array as [rows, *]. `array` has to stay alive while the result is used."""
+def matrix(array, rows, dtypes=FLOATS, writable=False, device=None):
+    """An array as [rows, *]. `array` has to stay alive while the result is used. device: the CUDA
+    ordinal of the engine it is for, or None."""
     if hasattr(array, "data_ptr"):
-        return _of_torch(array, rows, dtypes)
+        return _of_torch(array, rows, dtypes, device)
     return _of_buffer(array, rows, dtypes, writable)

@@ -3,7 +3,7 @@ import ctypes as c
 
 from . import _c, records, sizes
 from ._c import LayerSpec, lib
-from .arrays import matrix
+from .arrays import FLOATS, matrix
 from .errors import Error, Handle, check
 
 
@@ -183,8 +183,11 @@ class Step:
         self._engine, self._handle, self.rows = engine, handle, rows
         self._callback = callback  # C has no reference to it
 
+    def _matrix(self, array, dtypes=FLOATS, writable=False):
+        return matrix(array, self.rows, dtypes, writable, self._engine.device)
+
     def _tensors(self, hidden, out):
-        x, y = matrix(hidden, self.rows), matrix(out, self.rows, writable=True)
+        x, y = self._matrix(hidden), self._matrix(out, writable=True)
         if x.cols != y.cols or x.dtype != y.dtype:
             raise ValueError(f"hidden has {x.rows * x.cols} elements, out {y.rows * y.cols}, for "
                              f"{self.rows} rows; their types must be the same")
@@ -200,21 +203,27 @@ class Step:
         the same shape, gets the experts really used."""
         x, y = self._tensors(hidden, out)
         routing = _c.init(_c.Routing)
-        routing.ids = matrix(ids, self.rows, (_c.I32,))
-        routing.weights = matrix(weights, self.rows, (_c.F32,))
+        routing.ids = self._matrix(ids, (_c.I32,))
+        routing.weights = self._matrix(weights, (_c.F32,))
         if used_ids is not None:
-            routing.used_ids = matrix(used_ids, self.rows, (_c.I32,), writable=True)
+            routing.used_ids = self._matrix(used_ids, (_c.I32,), writable=True)
         check(lib.moert_layer_forward, self._handle, layer, c.byref(x), c.byref(routing),
               c.byref(y))
 
-    def fetch(self, layer, ids, next_scores=None):
+    def fetch(self, layer, ids, next_scores=None, weights=None, slot_ids=None):
         """Brings the experts that ids, int32 [rows, k], name (-1: none) and pins them, as Slots: for
         hosts whose products are their own. next_scores: [rows, experts of the next layer] float32,
-        predicted, for prefetch."""
+        predicted, for prefetch. weights, float32 like ids: for policies that read them. slot_ids,
+        int32 like ids, gets slots in place of experts. On CUDA ids may be a tensor of the engine's
+        device, and then weights and slot_ids are: read and written on the step's stream."""
         fetch, slots = _c.init(_c.Fetch), _c.init(_c.Slots)
-        fetch.ids = matrix(ids, self.rows, (_c.I32,))
+        fetch.ids = self._matrix(ids, (_c.I32,))
         if next_scores is not None:
-            fetch.next_scores = matrix(next_scores, self.rows, (_c.F32,))
+            fetch.next_scores = self._matrix(next_scores, (_c.F32,))
+        if weights is not None:
+            fetch.weights = self._matrix(weights, (_c.F32,))
+        if slot_ids is not None:
+            fetch.slot_ids = self._matrix(slot_ids, (_c.I32,), writable=True)
         check(lib.moert_layer_fetch, self._handle, layer, c.byref(fetch), c.byref(slots))
         return records.Slots(self, layer, self._engine.layer(layer).num_experts, slots)
 

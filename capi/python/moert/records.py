@@ -79,13 +79,28 @@ class Slots:
             raise KeyError(f"expert {expert} does not exist")
         return self._c.slot_of_expert[expert]
 
+    def region(self, part=0):
+        """(base, stride, bytes): the part of the expert in slot s lies at base + s * stride, in
+        device memory where the engine is on CUDA."""
+        if not 0 <= part < self._c.parts:
+            raise KeyError(f"part {part} does not exist")
+        return self._c.base[part], self._c.stride[part], self._c.bytes[part]
+
+    @property
+    def device_table(self):
+        """CUDA: the address of the layer's slots in device memory, int32 [experts], -1: not there;
+        else None."""
+        return self._c.device_slot_of_expert
+
     def part(self, expert, part=0):
-        """The bytes of one part of an expert, in place and read-only."""
+        """The bytes of one part of an expert, in place and read-only. Of an engine on the CPU."""
         slot = self.slot(expert)
         if slot < 0 or not 0 <= part < self._c.parts:
             raise KeyError(f"expert {expert} part {part}: not fetched")
-        address = self._c.base[part] + slot * self._c.stride[part]
-        return memoryview((c.c_char * self._c.bytes[part]).from_address(address)).toreadonly()
+        if self.device_table:
+            raise TypeError("the slots are in device memory: take their addresses from region()")
+        base, stride, size = self.region(part)
+        return memoryview((c.c_char * size).from_address(base + slot * stride)).toreadonly()
 
     def release(self):
         step, self._step = self._step, None

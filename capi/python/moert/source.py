@@ -34,16 +34,20 @@ class Source(Handle):
         return cls(handle)
 
     @classmethod
-    def from_weights(cls, name, layers, read, dtype="float32"):
+    def from_weights(cls, name, layers, read, dtype="float32", schemes=None):
         """Weights of the host's own. layers: a list of Source.layer(...). read(layer, expert, part,
         first_row, rows, cols) returns rows * cols values: a CPU tensor or contiguous buffer of
         `dtype` ("float32", "bfloat16" or "float16"; parts of a layer always float32, "hash_experts"
         int32), their bytes, or an iterable of numbers. part is one of _c.PARTS; expert -1 the shared
-        one. Called from threads of the library."""
+        one. schemes: experts are packed records ("bf16,w4a16_g128"); read is then asked for part
+        "record", whose first_row is the version's number, and returns bytes.
+        Called from threads of the library."""
         def callback(_, what, failure):
             r = what.contents
             try:
-                _fill(r.dst, read(r.layer, r.expert, _c.PARTS[r.part], r.first_row, r.dst.rows,
+                part = _c.PARTS[r.part]
+                _fill(r.dst, read(r.layer, r.expert, part,
+                                  r.version if part == "record" else r.first_row, r.dst.rows,
                                   r.dst.cols))
                 return 0
             except BaseException as e:  # must not pass through C
@@ -54,6 +58,8 @@ class Source(Handle):
         callbacks = _c.init(_c.SourceCallbacks)
         callbacks.read = _c.ReadCallback(callback)
         callbacks.weights_dtype = _c.DTYPES[dtype]
+        if schemes is not None:
+            callbacks.schemes = schemes.encode()
         handle = c.c_void_p()
         check(lib.moert_source_create, name.encode(), (LayerSpec * len(layers))(*layers),
               len(layers), c.byref(callbacks), c.byref(handle))
@@ -123,8 +129,9 @@ class Source(Handle):
         return found
 
 
-_ITEM_BYTES = {_c.F32: 4, _c.BF16: 2, _c.F16: 2, _c.I32: 4}
-_FORMATS = {_c.I32: ("i", "<i"), _c.F32: ("f", "<f"), _c.F16: ("e", "<e"), _c.BF16: ("H", "<H")}  # of a buffer
+_ITEM_BYTES = {_c.F32: 4, _c.BF16: 2, _c.F16: 2, _c.I32: 4, _c.U8: 1}
+_FORMATS = {_c.I32: ("i", "<i"), _c.F32: ("f", "<f"), _c.F16: ("e", "<e"), _c.BF16: ("H", "<H"),
+            _c.U8: ("B", "B")}  # of a buffer
 
 
 def _fill(dst, weights):

@@ -8,6 +8,7 @@ model is then used as any other: generate (batches, streaming, assisted decoding
 lm-evaluation-harness. It computes no gradients, its state_dict() has the dense weights only, and
 save_pretrained refuses.
 """
+import importlib.util
 import json
 import os
 import re
@@ -51,11 +52,13 @@ def from_pretrained(path, *, device="cpu", auto_class=None, **options):
     folder = pack_cache.checkpoint_folder(path)
     _refuse_quantized(folder)
     config = MoertConfig(device=str(device), **mine)
-    if device.type != "cpu":
+    if device.type != "cpu" and importlib.util.find_spec("accelerate"):  # transformers wants it
         options.setdefault("device_map", {"": device})
     options.setdefault("dtype", "auto")
     auto_class = auto_class or transformers.AutoModelForCausalLM
     model = auto_class.from_pretrained(folder, quantization_config=config, **options)
+    if "device_map" not in options:
+        torch.nn.Module.to(model, device)
     return model.requires_grad_(False)
 
 

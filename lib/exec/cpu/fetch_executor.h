@@ -13,7 +13,7 @@
 namespace moert {
 
 /// Of opaque records. Engine::Forward and ForwardRouted are refused.
-class FetchExecutor final : public Executor {
+class FetchExecutor : public Executor {
  public:
   explicit FetchExecutor(const ExecutorParts& parts);
 
@@ -27,6 +27,10 @@ class FetchExecutor final : public Executor {
   absl::Status Combine(const ExecutorCall& call, const RoutingResult& routing) override;
   absl::Status ScoreNext(const ExecutorCall& call, bool filled,
                          std::vector<float>* scores) override;
+
+ protected:
+  const ExecutorParts& parts() const { return parts_; }
+  float* x() { return x_.data(); }
 
  private:
   const ExecutorParts parts_;

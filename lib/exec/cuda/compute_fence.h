@@ -8,9 +8,11 @@
 #define MOERT_LIB_EXEC_CUDA_COMPUTE_FENCE_H_
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 
 #include "base/mutex.h"
+#include "base/status_macros.h"
 #include "exec/cuda/cuda_api.h"
 
 namespace moert::cuda {
@@ -36,22 +38,38 @@ class ComputeFence {
     return absl::OkStatus();
   }
 
-  /// Everything enqueued on `stream` so far lies before the next ticket. Work on another stream
-  /// than the last pass is ordered behind that: calls share buffers.
+  /// Orders `stream` behind the newest ticket: calls share buffers.
+  absl::Status Enter(cudaStream_t stream) {
+    const MutexLock lock(&mu_);
+    return Order(stream);
+  }
+  /// Everything enqueued on `stream` so far lies before the next ticket, and so does what lies
+  /// before earlier ones, whatever their streams.
   absl::Status Pass(cudaStream_t stream) {
     const MutexLock lock(&mu_);
+    MOERT_RETURN_IF_ERROR(Order(stream));
     MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(events_[(last_ + 1) % kEvents], stream));
     ++last_;
+    stream_ = stream;
     return absl::OkStatus();
   }
   Ticket Now() const {
     const MutexLock lock(&mu_);
     return last_;
   }
+  /// A layer was captured. The host launches the graph itself, and no ticket stands for that.
+  void LayerCaptured() { captured_.store(true, std::memory_order_relaxed); }
   /// Waits for everything before the newest ticket.
-  void Await() {
+  cudaError_t Await() {
     const MutexLock lock(&mu_);
-    if (last_ > 0) AwaitEvent(events_[last_ % kEvents]);
+    return last_ > 0 ? AwaitEvent(events_[last_ % kEvents]) : cudaSuccess;
+  }
+  /// The same, and once a layer was captured waits for the whole device. That fails while a stream
+  /// of the device is captured.
+  cudaError_t AwaitAll() {
+    const cudaError_t error = Await();
+    return error == cudaSuccess && captured_.load(std::memory_order_relaxed) ? AwaitDevice()
+                                                                             : error;
   }
   /// Work enqueued on `stream` from now on waits for the ticket. An event that was recorded again
   /// since stands for a later point, which contains it.
@@ -63,10 +81,18 @@ class ComputeFence {
   }
 
  private:
+  absl::Status Order(cudaStream_t stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (last_ == 0 || stream == stream_) return absl::OkStatus();
+    MOERT_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(stream, events_[last_ % kEvents], 0));
+    return absl::OkStatus();
+  }
+
   static constexpr int kEvents = 256;
   mutable Mutex mu_;
   std::array<cudaEvent_t, kEvents> events_{};  // made by Init, recorded under mu_
   Ticket last_ ABSL_GUARDED_BY(mu_) = 0;
+  std::atomic<bool> captured_{false};
+  cudaStream_t stream_ ABSL_GUARDED_BY(mu_) = nullptr;  // of the last pass
 };
 
 }  // namespace moert::cuda

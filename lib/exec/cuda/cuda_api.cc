@@ -164,6 +164,12 @@ Buffer::~Buffer() {
   }
 }
 
+bool IsCapturing(void* stream) {
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  return cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &capture) == cudaSuccess &&
+         capture != cudaStreamCaptureStatusNone;
+}
+
 cudaError_t QueryEvent(cudaEvent_t event) {
   const RelaxedCapture relaxed;
   const cudaError_t error = cudaEventQuery(event);

@@ -8,6 +8,7 @@
 #include "exec/cuda/cpu_experts.h"
 #include "exec/cuda/cuda_api.h"
 #include "exec/cuda/cuda_executor.h"
+#include "exec/cuda/cuda_fetch_executor.h"
 #include "exec/cuda/device_format.h"
 #include "exec/cuda/device_pool.h"
 #include "exec/cuda/device_transfers.h"
@@ -54,15 +55,12 @@ class CudaBackend final : public Backend {
 
   BackendKind kind() const override { return BackendKind::kCuda; }
   absl::Status Check(const ExpertSource& source, absl::Span<const int> versions) const override {
+    if (IsOpaque(source)) return absl::OkStatus();  // nothing is executed here
     if (options_.activation != ActivationNumerics::kBF16) {
       return absl::UnimplementedError(
           "activations: the cuda backend multiplies bf16 activations only (--dtype bf16)");
     }
     const MoeModelSpec& model = source.model();
-    if (source.layout(0, 0, 0).opaque()) {
-      return absl::UnimplementedError(
-          fmt::format("the records of {} are opaque: the cpu backend serves them", source.name()));
-    }
     for (int l = 0; l < model.num_layers(); ++l) {
       const MoeLayerSpec& layer = model.layers[l];
       if (layer.num_experts > kMaxExperts || layer.routing.top_k > kMaxTopK) {
@@ -78,10 +76,6 @@ class CudaBackend final : public Backend {
       }
     }
     return absl::OkStatus();
-  }
-
-  absl::Status CheckFetch() const override {
-    return absl::UnimplementedError("Fetch: the cpu backend serves it; here lease experts");
   }
 
   /// Where the host did not say: the thread that drives the device and those that bring records
@@ -107,6 +101,10 @@ class CudaBackend final : public Backend {
                       size.max_tokens, kMostTokens));
     }
     constexpr int64_t kPools = 2;  // of an engine, at most
+    if (IsOpaque(*size.source)) {
+      return CudaFetchExecutor::Bytes(size.source->model(), size.max_tokens) +
+             kPools * kPoolRounding;
+    }
     MOERT_ASSIGN_OR_RETURN(const int64_t bytes,
                            ExecutorBytes(*size.source, size.versions, size.max_tokens));
     return bytes + kPools * kPoolRounding;
@@ -141,6 +139,11 @@ class CudaBackend final : public Backend {
   }
 
   absl::StatusOr<std::unique_ptr<Executor>> MakeExecutor(const ExecutorParts& parts) override {
+    if (IsOpaque(*parts.source)) {
+      auto fetch = std::make_unique<CudaFetchExecutor>(parts, options_.device, &fence_);
+      MOERT_RETURN_IF_ERROR(fetch->Init());
+      return fetch;
+    }
     CudaExecutorOptions executor;
     executor.device = options_.device;
     executor.cpus = options_.cpus;

@@ -15,7 +15,6 @@ namespace moert::cuda {
 
 absl::Status CudaExecutor::Init() {
   DeviceScope scope(device_);
-  const RelaxedCapture relaxed;
   shares_ = GroupGemmShares();
   if (shares_ == 0) {
     return absl::UnimplementedError("the kernels of this build do not run on this device");
@@ -31,6 +30,7 @@ absl::Status CudaExecutor::Init() {
   MOERT_RETURN_IF_ERROR(returned_.Init(&model_, extent_));
   MOERT_RETURN_IF_ERROR(selections_.Init(w_.tally, HandleCount(model_)));
   MOERT_RETURN_IF_ERROR(rule_.Init(w_.rule));
+  MOERT_RETURN_IF_ERROR(fetch_.Init(&model_, w_.ids, w_.weights, &returned_, fence_));
   MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&rows_arrived_, cudaEventDisableTiming));
   if (parts_.cpu_offload) {
     const auto spin = parts_.pool->num_threads() < UsableCpus() ? kSpinWithDevice : kSpinAlone;
@@ -39,15 +39,6 @@ absl::Status CudaExecutor::Init() {
   }
   // The copies and fills above are the default stream's.
   MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(cudaStreamLegacy));
-  return absl::OkStatus();
-}
-
-absl::Status CudaExecutor::Enter(cudaStream_t stream) {
-  if (any_stream_ && stream != last_stream_) {
-    MOERT_RETURN_IF_ERROR(fence_->Wait(fence_->Now(), stream));
-  }
-  last_stream_ = stream;
-  any_stream_ = true;
   return absl::OkStatus();
 }
 
@@ -86,29 +77,43 @@ absl::Status CudaExecutor::JoinCpu(const ExecutorCall& call, int64_t* took_ns) {
 }
 
 absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContext& context,
-                                    const VersionedStore& store, bool given,
-                                    absl::FunctionRef<absl::Status()> route) {
+                                    const VersionedStore& store, const GivenRouting* given) {
   DeviceScope scope(device_);
   const cudaStream_t stream = Stream(call);
   const bool capturing = Capturing(call.stream);
   if (capturing) {
     // The handles are read at replay, from the table as OpenStep keeps it.
     captured_ = true;
+    fence_->LayerCaptured();
   } else {
-    MOERT_RETURN_IF_ERROR(Enter(stream));
+    MOERT_RETURN_IF_ERROR(fence_->Enter(stream));
     MOERT_RETURN_IF_ERROR(table_.SyncLayer(store, call.layer, call.epoch, stream));
   }
+  const bool few = Few(call);
+  const bool served = capturing && served_ != nullptr;
+  const auto route = [&]() -> absl::Status {
+    if (few) return RouteFew(call, given, capturing, /*tiles=*/!served);
+    if (given == nullptr) return RouteOnDevice(call, nullptr, {});
+    MOERT_CUDA_RETURN_IF_ERROR(
+        LaunchAdoptRouting(given->ids, given->weights, static_cast<int>(given->pairs),
+                           Spec(call).num_experts, w_.ids, w_.weights, given->used_ids, stream));
+    return absl::OkStatus();
+  };
   const auto enqueue = [&]() -> absl::Status {
     MOERT_RETURN_IF_ERROR(route());
     if (!capturing) {
       MOERT_RETURN_IF_ERROR(
-          returned_.BringLate(w_, context, call.hidden.rows, false, stream, given));
+          returned_.BringLate(w_, context, call.hidden.rows, false, stream, given != nullptr));
     }
-    MOERT_RETURN_IF_ERROR(GroupAndPack(call, capturing));
-    MOERT_RETURN_IF_ERROR(capturing && served_ != nullptr
-                              ? ServedProducts(call)
-                              : Products(call, AllExperts(call), table_.rows(call.layer)));
-    return WeightedSum(call, given);
+    if (!few) MOERT_RETURN_IF_ERROR(GroupAndPack(call, capturing));
+    if (served) {
+      MOERT_RETURN_IF_ERROR(ServedProducts(call));
+    } else if (few) {
+      MOERT_RETURN_IF_ERROR(TileProducts(call, /*narrow=*/false));
+    } else {
+      MOERT_RETURN_IF_ERROR(Products(call, AllExperts(call), table_.rows(call.layer)));
+    }
+    return WeightedSum(call, given != nullptr);
   };
   absl::Status status = enqueue();
   if (!capturing) status.Update(fence_->Pass(stream));  // also behind a failure
@@ -117,35 +122,20 @@ absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContex
 
 absl::Status CudaExecutor::RunResident(const ExecutorCall& call, const PolicyContext& context,
                                        const VersionedStore& store) {
-  return RunWhole(call, context, store, /*given=*/false,
-                  [&] { return RouteOnDevice(call, nullptr, {}, false); });
+  return RunWhole(call, context, store, nullptr);
 }
 
 absl::Status CudaExecutor::RunGiven(const ExecutorCall& call, const GivenRouting& given,
                                     const PolicyContext& context, const VersionedStore& store) {
-  return RunWhole(call, context, store, /*given=*/true, [&]() -> absl::Status {
-    MOERT_CUDA_RETURN_IF_ERROR(LaunchAdoptRouting(
-        given.ids, given.weights, static_cast<int>(given.pairs), Spec(call).num_experts, w_.ids,
-        w_.weights, given.used_ids, Stream(call)));
-    return absl::OkStatus();
-  });
+  return RunWhole(call, context, store, &given);
 }
 
 absl::Status CudaExecutor::BringGiven(const ExecutorCall& call, const GivenRouting& given,
                                       std::vector<int32_t>* ids, std::vector<float>* weights) {
   DeviceScope scope(device_);
   const cudaStream_t stream = Stream(call);
-  const auto bytes = static_cast<size_t>(given.pairs) * 4;
-  ids->resize(static_cast<size_t>(given.pairs));
-  weights->resize(static_cast<size_t>(given.pairs));
-  MOERT_CUDA_RETURN_IF_ERROR(
-      cudaMemcpyAsync(ids->data(), given.ids, bytes, cudaMemcpyDeviceToHost, stream));
-  MOERT_CUDA_RETURN_IF_ERROR(
-      cudaMemcpyAsync(weights->data(), given.weights, bytes, cudaMemcpyDeviceToHost, stream));
-  MOERT_RETURN_IF_ERROR(WaitForRows(stream));
-  const int32_t experts = Spec(call).num_experts;
-  for (int32_t& id : *ids) id = id >= 0 && id < experts ? id : -1;
-  return absl::OkStatus();
+  ++host_syncs_;
+  return BringRouting(given, Spec(call).num_experts, stream, rows_arrived_, ids, weights);
 }
 
 absl::Status CudaExecutor::ReturnUsed(const ExecutorCall& call, absl::Span<const int32_t> used,
@@ -155,12 +145,6 @@ absl::Status CudaExecutor::ReturnUsed(const ExecutorCall& call, absl::Span<const
   MOERT_CUDA_RETURN_IF_ERROR(
       cudaMemcpyAsync(to, used.data(), used.size() * 4, cudaMemcpyHostToDevice, Stream(call)));
   return absl::OkStatus();
-}
-
-bool CudaExecutor::Capturing(void* stream) const {
-  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  return cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &capture) == cudaSuccess &&
-         capture != cudaStreamCaptureStatusNone;
 }
 
 bool CudaExecutor::TakeRouting(PolicyContext* context, RoutingResult* routing) {
@@ -174,12 +158,15 @@ bool CudaExecutor::TakeSelections(std::vector<SelectionCount>* added) {
 }
 
 absl::Status CudaExecutor::OpenStep(VersionedStore* store, int64_t epoch, void* stream) {
+  DeviceScope scope(device_);
   const auto order = static_cast<cudaStream_t>(stream);
-  if (captured_) {
-    DeviceScope scope(device_);
-    MOERT_RETURN_IF_ERROR(Enter(order));
-    MOERT_RETURN_IF_ERROR(served_ != nullptr ? served_->Lend(store, order)
-                                             : table_.SyncNewest(store, epoch, order));
+  if (!IsCapturing(order)) {  // else a replay will lie in another step
+    if (captured_) {
+      MOERT_RETURN_IF_ERROR(fence_->Enter(order));
+      MOERT_RETURN_IF_ERROR(served_ != nullptr ? served_->Lend(store, order)
+                                               : table_.SyncNewest(store, epoch, order));
+    }
+    MOERT_RETURN_IF_ERROR(fetch_.OpenStep(*store, epoch, order));
   }
   if (served_ != nullptr) open_streams_.push_back(order);
   return absl::OkStatus();
@@ -188,12 +175,14 @@ absl::Status CudaExecutor::OpenStep(VersionedStore* store, int64_t epoch, void* 
 absl::Status CudaExecutor::CloseStep(void* stream) {
   DeviceScope scope(device_);
   const auto order = static_cast<cudaStream_t>(stream);
+  const bool capturing = IsCapturing(order);  // then nothing has been given to the device
   // Behind a failure too: replays use the blocks.
-  absl::Status status = fence_->Pass(order);
+  absl::Status status = capturing ? absl::OkStatus() : fence_->Pass(order);
   if (const auto it = std::find(open_streams_.begin(), open_streams_.end(), order);
       it != open_streams_.end() && status.ok()) {
     open_streams_.erase(it);
   }
+  if (capturing) return status;
   // Replays cannot be told from steps without them.
   if (captured_) status.Update(selections_.Bring(order));
   if (captured_ && served_ != nullptr) status.Update(served_->BringCounts(order));
@@ -207,7 +196,7 @@ absl::StatusOr<int64_t> ExecutorBytes(const ExpertSource& source, absl::Span<con
   Carver count;
   Workspace w{};
   w.Carve(model, Extent(model, use, max_tokens), &count);
-  return count.used();
+  return count.used() + DeviceFetch::Bytes(model);
 }
 
 absl::StatusOr<std::unique_ptr<Executor>> MakeCudaExecutor(const ExecutorParts& parts,

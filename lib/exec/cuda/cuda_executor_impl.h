@@ -6,11 +6,11 @@
 #include <optional>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "base/aligned_array.h"
 #include "exec/cuda/cpu_experts.h"
 #include "exec/cuda/cuda_api.h"
 #include "exec/cuda/cuda_executor.h"
+#include "exec/cuda/device_fetch.h"
 #include "exec/cuda/device_model.h"
 #include "exec/cuda/device_rule.h"
 #include "exec/cuda/residency_table.h"
@@ -37,16 +37,15 @@ class CudaExecutor final : public Executor {
 
   ~CudaExecutor() override {
     leaving_.emplace(device_);
-    // Kernels of the last calls use what goes now, those of graphs that the host launched too.
-    fence_->Await();
-    AwaitDevice();
+    fence_->AwaitAll();  // kernels of the last calls use what goes now
     if (rows_arrived_ != nullptr) cudaEventDestroy(rows_arrived_);
   }
 
   absl::Status Init();
 
   ExecutorStats stats() const override {
-    return {host_syncs_, captured_, returned_.worst_slot_share(), returned_.worst_mass_share()};
+    return {host_syncs_, captured_ || fetch_.captured(), returned_.worst_slot_share(),
+            returned_.worst_mass_share()};
   }
 
   absl::Status Route(const ExecutorCall& call, const RoutingRequest& request,
@@ -55,6 +54,14 @@ class CudaExecutor final : public Executor {
   absl::Status Multiply(const ExecutorCall& call, const RoutingResult& routing,
                         absl::Span<const ReadyExpert> experts, bool first) override;
   absl::Status Combine(const ExecutorCall& call, const RoutingResult& routing) override;
+
+  absl::Status SetFetched(const ExecutorCall& call, const RoutingResult& routing) override;
+  absl::StatusOr<const int32_t*> PlaceSlots(const ExecutorCall& call, const GivenRouting& given,
+                                            const PolicyContext* late,
+                                            const VersionedStore& store) override;
+  absl::Status LeaveSlots(void* stream) override;
+  absl::Status ScoreNext(const ExecutorCall& call, bool filled,
+                         std::vector<float>* scores) override;
 
   bool has_cpu_offload() const override { return cpu_ != nullptr; }
   bool CpuCanCompute(ExpertKey key, int64_t tokens) const override;
@@ -76,7 +83,7 @@ class CudaExecutor final : public Executor {
   bool lent() const override { return served_ != nullptr && served_->lent(); }
   absl::Status TakeBack(VersionedStore* store) override;
   bool TakeServed(ServedCount* added) override;
-  bool Capturing(void* stream) const override;
+  bool Capturing(void* stream) const override { return IsCapturing(stream); }
   bool TakeRouting(PolicyContext* context, RoutingResult* routing) override;
   bool TakeSelections(std::vector<SelectionCount>* added) override;
   absl::Status OpenStep(VersionedStore* store, int64_t epoch, void* stream) override;
@@ -96,31 +103,52 @@ class CudaExecutor final : public Executor {
     return static_cast<cudaStream_t>(call.stream);
   }
 
-  /// A whole call whose routing `route` puts into w_, with every expert at hand. `given`: there may
-  /// be slots without an expert.
+  /// A whole call with every expert at hand, by the layer's own routing or the one given.
   absl::Status RunWhole(const ExecutorCall& call, const PolicyContext& context,
-                        const VersionedStore& store, bool given,
-                        absl::FunctionRef<absl::Status()> route);
-  /// Calls of several streams share the buffers: they follow one another.
-  absl::Status Enter(cudaStream_t stream);
+                        const VersionedStore& store, const GivenRouting* given);
   /// `ruled`: the request of a routing by another rule than the model's own; else null.
   absl::Status RouteOnDevice(const ExecutorCall& call, const RoutingRequest* ruled,
-                             const RuleMirror& mirror, bool next_gate);
+                             const RuleMirror& mirror);
+  /// The next layer's routing of these rows.
+  absl::Status RouteNext(const ExecutorCall& call);
+  /// Whether one launch routes, groups and makes tiles.
+  bool Few(const ExecutorCall& call) const {
+    return call.hidden.rows <= kFewTokens && !Prompt(call).any();
+  }
+  /// RouteOnDevice (or the routing given) and GroupAndPack of few rows; `tiles`: and all experts'
+  /// tiles.
+  absl::Status RouteFew(const ExecutorCall& call, const GivenRouting* given, bool tallied,
+                        bool tiles);
   absl::Status RouteOnHost(const ExecutorCall& call, const RoutingRequest& request,
                            RoutingResult* routing);
   /// `tallied`: selections are counted on the device.
   absl::Status GroupAndPack(const ExecutorCall& call, bool tallied = false);
+  SelectionTally* Tally(const ExecutorCall& call) const {
+    return w_.tally + on_device_.layer(call.layer).first_handle;
+  }
   /// The same of a routing from the host.
   absl::Status UploadRouting(const ExecutorCall& call, const RoutingResult& routing);
   absl::Status WaitForRows(cudaStream_t stream);
+  /// Into host_rows_.
+  absl::Status BringHostRows(const ExecutorCall& call);
   bool CpuOffload(const ExecutorCall& call) const {
     return cpu_ != nullptr && call.hidden.rows <= cpu_->max_tokens();
   }
   /// What family P does of a call.
   PromptPlan Prompt(const ExecutorCall& call) const;
+  /// Rows as family P reads them, where the call has them like that; else they are to be rounded.
+  struct PromptRows {
+    const uint8_t* data;
+    int64_t stride;  // bytes
+  };
+  std::optional<PromptRows> RowsForPrompt(const ExecutorCall& call) const;
   /// Of the experts in `wave` that have a record in `handles` (MakeTilesArgs).
+  MakeTilesArgs TilesOf(const ExecutorCall& call, const ExpertSet& wave,
+                        const ExpertHandle* handles) const;
   absl::Status Products(const ExecutorCall& call, const ExpertSet& wave,
                         const ExpertHandle* handles);
+  /// Of tiles that were made.
+  absl::Status TileProducts(const ExecutorCall& call, bool narrow);
   absl::Status PromptProducts(const ExecutorCall& call, const PromptPlan& plan,
                               const ExpertSet& wave, const ExpertHandle* handles);
   /// Of all experts of a captured call: what is there, beside the copies of what is not; then that.
@@ -147,12 +175,11 @@ class CudaExecutor final : public Executor {
   RoutingReturn returned_;
   SelectionReturn selections_;
   DeviceRule rule_;
+  DeviceFetch fetch_;
   std::unique_ptr<ServedMisses> served_;    // null: the host serves misses
   std::vector<cudaStream_t> open_streams_;  // of open steps, where it is not null
   bool given_ = false;                      // the call's routing is the host's
   cudaEvent_t rows_arrived_ = nullptr;
-  cudaStream_t last_stream_ = nullptr;
-  bool any_stream_ = false;
   bool captured_ = false;  // some call was captured: its replays read the table
   AlignedArray<float> host_rows_;
   std::unique_ptr<CpuExperts> cpu_;  // null: none beside the device

@@ -327,7 +327,6 @@ void DeviceSource::ReturnEvent(cudaEvent_t event) {
 absl::Status DeviceSource::ReadRecord(int layer, int expert, int version,
                                       absl::Span<std::byte> dst) const {
   DeviceScope scope(device_);
-  const RelaxedCapture relaxed;
   const int64_t id = Id(layer, expert, version);
   const int64_t bytes = layout(layer, expert, version).bytes;
   const int64_t rounded = RoundUp(bytes, kRecordAlignment);

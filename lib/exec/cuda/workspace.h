@@ -41,9 +41,10 @@ struct Extent {
   }
   int64_t x_stride() const { return OperandBytes(hidden); }
   int64_t h_stride() const { return OperandBytes(intermediate); }
-  bool prompts() const { return use.prompt.pairs != 0; }
+  bool prompts() const { return use.prompt.any(); }
   int64_t prompt_x_stride() const { return hidden * 2; }
   int64_t prompt_h_stride() const { return intermediate * 2; }
+  int64_t wide_h_rows() const { return use.prompt.int8() ? std::max(slots, prompt_h_rows) : slots; }
   int64_t h_bytes() const {
     return std::max(slots * h_stride(), prompts() ? prompt_h_rows * prompt_h_stride() : 0);
   }
@@ -116,8 +117,9 @@ struct Workspace {
   uint8_t* prompt_x;      // rounded rows; null: not in use
   uint8_t* h;
   float* wide_h;
-  float* out;     // by slot; bf16 in calls with products of family P
-  float* scores;  // [tokens, experts]
+  float* prompt_h_scales;  // null: no int8 products of family P
+  float* out;              // by slot; bf16 in calls with products of family P
+  float* scores;           // [tokens, experts]
   float* next_scores;
   int32_t* ids;  // [pairs]
   float* weights;
@@ -139,7 +141,8 @@ struct Workspace {
     }
     prompt_x = e.prompts() ? c->Take<uint8_t>(e.tokens * e.prompt_x_stride()) : nullptr;
     h = c->Take<uint8_t>(e.h_bytes());
-    wide_h = e.use.wide_h ? c->Take<float>(e.slots * e.intermediate) : nullptr;
+    wide_h = e.use.wide_h ? c->Take<float>(e.wide_h_rows() * e.intermediate) : nullptr;
+    prompt_h_scales = e.use.prompt.int8() ? c->Take<float>(e.prompt_h_rows) : nullptr;
     out = c->Take<float>(e.slots * e.hidden);
     scores = c->Take<float>(e.tokens * e.experts);
     next_scores = c->Take<float>(e.tokens * e.experts);
@@ -154,7 +157,6 @@ struct Workspace {
     shared_slots = c->Take<int32_t>(e.tokens);
     table.tiles = c->Take<Tile>(e.tiles);
     for (int p = 0; p < 2; ++p) {
-      table.cost[p] = c->Take<int64_t>(e.tiles);
       table.starts[p] = c->Take<Position>(kMaxShares + 1);
     }
     table.ready = c->Take<int32_t>(e.tiles);
@@ -165,6 +167,7 @@ struct Workspace {
       prompt.tiles[1] = c->Take<uint32_t>(e.prompt_units * ((e.hidden + 127) / 128));
       prompt.begins = c->Take<int32_t[kPromptPackings + 1]>(2);
       prompt.tickets = c->Take<int32_t[kPromptPackings]>(2);
+      prompt.unit_count = c->Take<int32_t>(1);
     }
     rule.Carve(e, c);
     handles = c->Take<ExpertHandle>(handle_count);

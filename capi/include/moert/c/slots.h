@@ -8,7 +8,12 @@
 MOERT_BEGIN_C
 
 /* Which experts a layer needs. T is the step's rows, k any number a token; E the layer's experts.
- * Tensors are contiguous, in host memory. */
+ * Tensors are contiguous. next_scores are in host memory, hidden where the backend computes. On
+ * CUDA ids may be in device memory, and weights and slot_ids then are too: k is the layer's top_k,
+ * ids are not checked (the slot of one that is out of range is -1), they are read and slots written
+ * on the step's stream. Where every expert is there and the strategy does not prefetch nothing
+ * waits for the host, the whole layer is pinned, and the call can be captured
+ * (moert_engine_graph_safe). */
 typedef struct moert_fetch {
   uint64_t struct_size;
   moert_tensor ids;         /* [T, k] i32 in [0, E), or -1: none */
@@ -32,17 +37,23 @@ typedef struct moert_slots {
   const int32_t *slot_of_expert;     /* [E], -1: not asked for. Valid until the release */
   int64_t slots;                     /* slot numbers are below this */
   int64_t parts;
+  /* CUDA: [E] in device memory, written on the step's stream; else NULL. Every expert of the layer
+   * that is there, -1: not there. Slots of this call's experts stay until the release, those of
+   * others until the next call of any step. Valid as long as the engine */
+  const int32_t* device_slot_of_expert;
 } moert_slots;
 
 MOERT_API void moert_slots_init(moert_slots *slots, uint64_t size);
 
 /* Brings the experts that fetch.ids names and pins them until moert_slots_release or the end of the
  * step. Policies see it as they see a layer call, and prefetch by it. Thread-safe; layer calls of
- * one engine take turns. Blocks until all are there. Fails: INVALID_ARGUMENT; RESOURCE_EXHAUSTED
- * where they do not fit at once, with how many would in the message: nothing is pinned, ask in
- * several calls, each released before the next; FAILED_PRECONDITION where slots have no constant
- * stride (a host's allocator, experts of one layer in different sizes, a strategy of several
- * versions); CANCELLED; UNIMPLEMENTED on CUDA; the source's errors. */
+ * one engine take turns. Blocks until all are there. On CUDA kernels that the host gives the step's
+ * stream find them, and those it gave before the release may read them. Fails: INVALID_ARGUMENT;
+ * RESOURCE_EXHAUSTED where they do not fit at once, with how many would in the message: nothing is
+ * pinned, ask in several calls, each released before the next; FAILED_PRECONDITION where slots have
+ * no constant stride (a host's allocator, experts of one layer in different sizes, a strategy of
+ * several versions), or the stream is captured and the call needs the host; CANCELLED; the source's
+ * errors. */
 MOERT_API moert_code moert_layer_fetch(moert_step *step, int32_t layer, const moert_fetch *fetch,
                                        moert_slots *slots, moert_error **error);
 /* Ends every fetch of this layer in this step; none is MOERT_OK. Thread-safe. Blocks for a layer

@@ -1188,6 +1188,7 @@ pub struct moert_slots {
     pub slot_of_expert: *const i32,
     pub slots: i64,
     pub parts: i64,
+    pub device_slot_of_expert: *const i32,
 }
 extern "C" {
     pub fn moert_slots_init(slots: *mut moert_slots, size: u64);

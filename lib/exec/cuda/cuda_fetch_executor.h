@@ -1,0 +1,62 @@
+// Layer calls on a device whose product is the host's: slots are placed, gates may be scored for
+// prediction, nothing is multiplied.
+#ifndef MOERT_LIB_EXEC_CUDA_CUDA_FETCH_EXECUTOR_H_
+#define MOERT_LIB_EXEC_CUDA_CUDA_FETCH_EXECUTOR_H_
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "exec/cpu/fetch_executor.h"
+#include "exec/cuda/compute_fence.h"
+#include "exec/cuda/cuda_api.h"
+#include "exec/cuda/device_fetch.h"
+#include "exec/cuda/routing_return.h"
+
+namespace moert::cuda {
+
+/// Of opaque records.
+class CudaFetchExecutor final : public FetchExecutor {
+ public:
+  /// `fence` is borrowed.
+  CudaFetchExecutor(const ExecutorParts& parts, int device, ComputeFence* fence);
+  ~CudaFetchExecutor() override;
+  absl::Status Init();
+  /// Device memory of calls of up to `max_tokens` rows.
+  static int64_t Bytes(const MoeModelSpec& model, int64_t max_tokens);
+
+  ExecutorStats stats() const override { return {host_syncs_, fetch_.captured(), 0, 0}; }
+
+  absl::Status SetFetched(const ExecutorCall& call, const RoutingResult& routing) override;
+  absl::StatusOr<const int32_t*> PlaceSlots(const ExecutorCall& call, const GivenRouting& given,
+                                            const PolicyContext* late,
+                                            const VersionedStore& store) override;
+  absl::Status LeaveSlots(void* stream) override;
+  absl::Status ScoreNext(const ExecutorCall& call, bool filled,
+                         std::vector<float>* scores) override;
+
+  bool runs_resident() const override { return true; }
+  bool takes_given() const override { return true; }
+  absl::Status BringGiven(const ExecutorCall& call, const GivenRouting& given,
+                          std::vector<int32_t>* ids, std::vector<float>* weights) override;
+  bool Capturing(void* stream) const override { return IsCapturing(stream); }
+  bool TakeRouting(PolicyContext* context, RoutingResult* routing) override;
+  absl::Status OpenStep(VersionedStore* store, int64_t epoch, void* stream) override;
+  absl::Status CloseStep(void* stream) override;
+
+ private:
+  std::optional<DeviceScope> leaving_;  // first: memory and events below go within it
+  const MoeModelSpec& model_;
+  const int device_;
+  ComputeFence* const fence_;
+  const Extent extent_;
+  Buffer memory_;
+  RoutingReturn returned_;
+  DeviceFetch fetch_;
+  cudaEvent_t arrived_ = nullptr;
+  int64_t host_syncs_ = 0;
+};
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_LIB_EXEC_CUDA_CUDA_FETCH_EXECUTOR_H_

@@ -1,0 +1,179 @@
+// Outputs of shards on a device add up to the output of one engine.
+#include "moert/shard.h"
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "device_step.h"
+#include "tests/support/catch.h"
+#include "tests/support/synthetic_source.h"
+
+namespace moert::test {
+namespace {
+
+SyntheticShape Shape() {
+  SyntheticShape shape;
+  shape.experts = 16;
+  shape.top_k = 4;
+  shape.hidden = 128;
+  shape.intermediate = 256;
+  shape.shared_intermediate = 128;
+  return shape;
+}
+
+struct Routing {
+  std::vector<int32_t> ids;
+  std::vector<float> weights;
+};
+
+Routing RandomRouting(const SyntheticShape& shape, int64_t rows) {
+  std::mt19937 random(5);
+  Routing routing;
+  for (int64_t t = 0; t < rows; ++t) {
+    const auto first = static_cast<int32_t>(random() % shape.experts);
+    for (int j = 0; j < shape.top_k; ++j) {
+      routing.ids.push_back((first + j * 5) % shape.experts);
+      routing.weights.push_back(0.1f + 0.05f * static_cast<float>(random() % 10));
+    }
+  }
+  return routing;
+}
+
+EngineOptions Options(int64_t rows, const Shard& shard, double fraction) {
+  EngineOptions options;
+  options.backend = BackendKind::kCuda;
+  options.strategy = "on-demand";
+  options.budget = Budget::Fraction(fraction);
+  options.max_tokens_per_forward = rows;
+  options.shard = shard;
+  return options;
+}
+
+/// Outputs of all layers, fed with the same inputs. `routing`: null where the library routes.
+std::vector<float> Run(const std::shared_ptr<const ExpertSource>& source, int64_t rows,
+                       const Shard& shard, const Routing* routing, double fraction) {
+  auto engine = Engine::Create(source, Options(rows, shard, fraction));
+  REQUIRE_OK(engine.status());
+  const int64_t hidden = source->model().layers[0].hidden;
+  DeviceRowsBuffer device(static_cast<size_t>(rows * hidden));
+  StepInfo info;
+  info.rows = rows;
+  info.stream = device.stream();
+  auto step = (*engine)->BeginStep(info);
+  REQUIRE_OK(step.status());
+  std::mt19937_64 random(17);
+  std::vector<float> outputs;
+  for (int l = 0; l < source->model().num_layers(); ++l) {
+    device.Set(SyntheticSource::RandomFloats(rows * hidden, 1, &random));
+    const MatrixView x{device.x(), DType::kF32, rows, hidden, hidden};
+    const MutableMatrixView y{device.y(), DType::kF32, rows, hidden, hidden};
+    RoutedInput given;
+    if (routing != nullptr) {
+      given.ids = routing->ids;
+      given.weights = routing->weights;
+    }
+    REQUIRE_OK(routing == nullptr ? (*engine)->Forward(*step, l, x, y)
+                                  : (*engine)->ForwardRouted(*step, l, x, given, y));
+    const std::vector<float> part = device.Get();
+    outputs.insert(outputs.end(), part.begin(), part.end());
+  }
+  REQUIRE_OK((*engine)->EndStep(*step));
+  return outputs;
+}
+
+/// The largest difference of the shards' sum from the whole, over the whole's largest value.
+double Difference(const std::shared_ptr<const ExpertSource>& source, int64_t rows,
+                  const std::vector<Shard>& shards, const Routing* routing, double fraction = 0.5) {
+  REQUIRE_OK(CheckShards(source->model(), shards));
+  const std::vector<float> whole = Run(source, rows, {}, routing, 1);
+  std::vector<float> sum(whole.size());
+  for (const Shard& shard : shards) {
+    const std::vector<float> part = Run(source, rows, shard, routing, fraction);
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] += part[i];
+  }
+  double worst = 0, largest = 0;
+  for (size_t i = 0; i < sum.size(); ++i) {
+    const double difference = std::abs(double{sum[i]} - whole[i]);
+    worst = difference <= worst ? worst : difference;  // NaN too
+    largest = std::max(largest, std::abs(double{whole[i]}));
+  }
+  return worst / largest;
+}
+
+Shard Experts(int first, int count, bool shared) {
+  Shard shard;
+  shard.first_expert = first;
+  shard.num_experts = count;
+  shard.shared_experts = shared;
+  return shard;
+}
+
+Shard Channels(int64_t first, int64_t count) {
+  Shard shard;
+  shard.first_channel = first;
+  shard.num_channels = count;
+  return shard;
+}
+
+TEST_CASE("experts, channels and shared experts in shards add up, few rows and many") {
+  const SyntheticShape shape = Shape();
+  const auto source = std::make_shared<SyntheticSource>(shape);
+  const std::vector<Shard> experts = {Experts(0, 5, false), Experts(5, 11, true)};
+  const std::vector<Shard> channels = {Channels(0, 128), Channels(128, 128)};
+  std::vector<Shard> grid;
+  for (const int first : {0, 8}) {
+    for (const int64_t channel : {0, 128}) {
+      Shard shard = Experts(first, 8, first == 0);
+      shard.first_channel = channel;
+      shard.num_channels = 128;
+      grid.push_back(shard);
+    }
+  }
+  for (const int64_t rows : {5, 512}) {
+    CAPTURE(rows);
+    const Routing routing = RandomRouting(shape, rows);
+    // One fp32 rounding for each addition that another order makes. Products of many rows are
+    // rounded to bf16 for each expert: two halves of one differ from the whole by the roundings of
+    // each, 2^-9 of the values, spread over the sum.
+    const double bound = 4e-6, of_halves = rows < 64 ? bound : 3.0 / 512;
+    CHECK(Difference(source, rows, experts, &routing) < bound);
+    CHECK(Difference(source, rows, channels, &routing) < of_halves);
+    CHECK(Difference(source, rows, channels, nullptr) < of_halves);  // routed on the device
+    CHECK(Difference(source, rows, grid, &routing) < of_halves);
+  }
+  // A part is not the whole.
+  const Routing routing = RandomRouting(shape, 5);
+  const std::vector<float> whole = Run(source, 5, {}, &routing, 1);
+  CHECK(Run(source, 5, channels[0], &routing, 1) != whole);
+}
+
+TEST_CASE("an engine over some experts takes its routing from the host, in host memory") {
+  const auto source = std::make_shared<SyntheticSource>(Shape());
+  auto engine = Engine::Create(source, Options(1, Experts(0, 8, true), 1));
+  REQUIRE_OK(engine.status());
+  DeviceRowsBuffer device(128);
+  StepInfo info;
+  info.rows = 1;
+  info.stream = device.stream();
+  auto step = (*engine)->BeginStep(info);
+  REQUIRE_OK(step.status());
+  const MatrixView x{device.x(), DType::kF32, 1, 128, 128};
+  const MutableMatrixView y{device.y(), DType::kF32, 1, 128, 128};
+  const absl::Status unrouted = (*engine)->Forward(*step, 0, x, y);
+  CHECK(unrouted.code() == absl::StatusCode::kFailedPrecondition);
+  CHECK(std::string(unrouted.message()).find("ForwardRouted") != std::string::npos);
+  RoutedInput there;
+  there.place = Place::kDevice;
+  CHECK((*engine)->ForwardRouted(*step, 0, x, there, y).code() == absl::StatusCode::kUnimplemented);
+  FetchInput fetch;
+  fetch.place = Place::kDevice;
+  SlotView view;
+  CHECK((*engine)->Fetch(*step, 0, fetch, &view).code() == absl::StatusCode::kUnimplemented);
+  REQUIRE_OK((*engine)->EndStep(*step));
+}
+
+}  // namespace
+}  // namespace moert::test
