@@ -237,7 +237,8 @@ class Engine {
   /// link has nothing better to do. Never blocks; hints given during a layer call wait for the
   /// next.
   virtual absl::Status PrefetchHint(int layer, absl::Span<const int32_t> experts) = 0;
-  /// One value an expert of the layer. A snapshot: waits for a layer call in progress.
+  /// One value an expert of the layer. A snapshot: waits for a layer call in progress, and for
+  /// replays of graphs whose misses the device serves.
   virtual absl::StatusOr<std::vector<Residency>> ResidencyOf(int layer) = 0;
 
   /// Changes the budget live. Shrinking evicts to fit before it returns; refused, with nothing
@@ -257,9 +258,10 @@ class Engine {
   virtual bool exact() const = 0;
   /// True: layer calls (Forward, of any number of rows) may be recorded into a CUDA graph, and the
   /// graph launched between BeginStep and EndStep of later steps, while residency changes
-  /// underneath. A usable version of every expert is guaranteed, and nothing has to see a routing
-  /// before it is executed. False otherwise, on the CPU backend always; calls on a stream that is
-  /// being captured then fail with FailedPrecondition. Does not change over an engine's life.
+  /// underneath. A usable version of every expert is guaranteed, or the device brings what is
+  /// missing itself, and nothing has to see a routing before it is executed. False otherwise, on
+  /// the CPU backend always; calls on a stream that is being captured then fail with
+  /// FailedPrecondition, whose message says why. Does not change over an engine's life.
   virtual bool graph_safe() const = 0;
 };
 

@@ -9,12 +9,11 @@
 namespace moert::cuda {
 namespace {
 
-constexpr int kCtas = 8;
 constexpr int kStages = 8;
 constexpr int kStageBytes = 8192;
 constexpr int kSharedBytes = kStages * kStageBytes;
 
-/// The pieces of all records that fall to one CTA: every kCtas-th.
+/// The pieces of all records that fall to one CTA: every kCopyCtas-th.
 class Pieces {
  public:
   __device__ Pieces(const RecordCopy* copies, int count, int first)
@@ -29,7 +28,7 @@ class Pieces {
     const int64_t rest = copy_.bytes - at_;
     return static_cast<uint32_t>(rest < kStageBytes ? rest : kStageBytes);
   }
-  __device__ void Next() { Move(kCtas); }
+  __device__ void Next() { Move(kCopyCtas); }
 
  private:
   __device__ void Move(int pieces) {
@@ -130,7 +129,7 @@ int LaunchCopyRecords(const RecordCopy* copies, const int32_t* num_copies, CUstr
       CopyRecordsKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (error != cudaSuccess) return error;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(kCtas);
+  config.gridDim = dim3(kCopyCtas);
   config.blockDim = dim3(32);
   config.dynamicSmemBytes = kSharedBytes;
   config.stream = stream;

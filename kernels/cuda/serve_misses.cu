@@ -1,23 +1,64 @@
 #include <cuda_runtime.h>
 
+#include "kernels/cuda/primitives/expert_tiles.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
-#include "kernels/cuda/route.h"
 #include "kernels/cuda/serve_misses.h"
 
 namespace moert::cuda {
 namespace {
 
-constexpr int kMostThreads = kMaxExperts + 32;
+/// A table of no tiles.
+__device__ void MakeNoTiles(const TileTable& table, int shares) {
+  const int i = threadIdx.x;
+  for (int at = i; at < 2 * (shares + 1); at += kTileThreads) {
+    table.starts[at & 1][at >> 1] = Position{0, 0};
+  }
+  if (i < 2) table.ticket[i] = 0;
+}
+
+/// The tiles of both waves: thread e's handles and the tokens of its expert.
+__device__ void MakeBothTiles(const ServeMissesArgs& args, const ExpertHandle& ready,
+                              const ExpertHandle& late, int count, bool any_late,
+                              TileScratch& scratch) {
+  MakeTilesArgs tiles = args.tiles;
+  const int e = threadIdx.x;
+  const bool shared = e == args.experts;
+  const int32_t* slots = tiles.shared_slots;
+  if (e < args.experts) slots = tiles.groups.sorted + tiles.groups.firsts[e];
+  MakeTiles(tiles, ready, shared ? tiles.tokens : count, slots, scratch);
+  tiles.table = args.late_table;
+  if (!any_late) {
+    MakeNoTiles(tiles.table, tiles.shares);
+    return;
+  }
+  __syncthreads();  // the scratch has been read
+  MakeTiles(tiles, late, count, slots, scratch);
+}
+
+/// By one thread: what the layer and the copies go by from now on, and the counts.
+__device__ void EndCall(const ServeMissesArgs& args, const ServedLayer& layer,
+                        const ServedCounts& call, int wanted, int64_t bytes) {
+  if (layer.lent != 0) args.layer->tick = layer.tick + 1;
+  *args.num_copies = call.copies();
+  ServedTally tally = *args.tally;
+  tally.lookups += wanted;
+  tally.hits += wanted - call.misses;
+  tally.loads += call.misses;
+  tally.bytes += bytes;
+  tally.evictions += call.evictions();
+  *args.tally = tally;
+}
 
 /// One CTA: a thread an expert, which also looks after the slot of its number. The rows are read
 /// once and written at the end; between barriers everybody reads what the call began with.
-__global__ void __launch_bounds__(kMostThreads)
+__global__ void __launch_bounds__(kTileThreads)
     ServeMissesKernel(const __grid_constant__ ServeMissesArgs args) {
   TriggerDependentLaunch();
   GridDependencySync();
   __shared__ alignas(ServedExpert) uint8_t shared_rows[kMaxExperts * sizeof(ServedExpert)];
   auto* const rows = reinterpret_cast<ServedExpert*>(shared_rows);
   __shared__ int32_t counts[kMaxExperts];
+  __shared__ TileScratch scratch;
   __shared__ int32_t places[kMaxExperts];
   __shared__ uint8_t held[kMaxExperts];
   __shared__ unsigned long long bytes;
@@ -64,46 +105,35 @@ __global__ void __launch_bounds__(kMostThreads)
   }
 
   const int64_t tick = layer.tick + 1;
+  ExpertHandle ready, late;
   if (is_expert) {
     const ServedExpert after = AfterCall(row, count, tick, call, places, miss_rank, victim_rank);
     if (layer.lent != 0) args.rows[e] = after;
-    ExpertHandle ready, late;
     if (count > 0) {
       const ServedRecord record = args.records[e];
       ExpertHandle handle{record.host, record.format, 0};
       if (after.slot >= 0) handle.record = args.slots[after.slot];
       const bool copied = miss && after.slot >= 0;
       (copied ? late : ready) = handle;
-      if (copied) {
-        args.copies[miss_rank] = {record.host, args.slots[after.slot], record.bytes};
-      }
+      if (copied) args.copies[miss_rank] = {record.host, args.slots[after.slot], record.bytes};
       if (miss) atomicAdd(&bytes, static_cast<unsigned long long>(record.bytes));
     }
+  }
+  if (e == args.experts) ready = *args.shared;
+  if (args.makes_tiles != 0) {
+    MakeBothTiles(args, ready, late, count, call.copies() > 0, scratch);
+  } else if (e <= args.experts) {
     args.ready[e] = ready;
     args.late[e] = late;
   }
-  if (e == args.experts) {
-    args.ready[e] = *args.shared;
-    args.late[e] = ExpertHandle{};
-  }
   __syncthreads();
-  if (e != 0) return;
-  if (layer.lent != 0) args.layer->tick = tick;
-  *args.num_copies = call.copies();
-  ServedTally tally = *args.tally;
-  tally.lookups += wanted;
-  tally.hits += wanted - call.misses;
-  tally.loads += call.misses;
-  tally.bytes += bytes;
-  tally.evictions += call.evictions();
-  *args.tally = tally;
+  if (e == 0) EndCall(args, layer, call, wanted, static_cast<int64_t>(bytes));
 }
 
 }  // namespace
 
 int LaunchServeMisses(const ServeMissesArgs& args, CUstream_st* stream) {
-  const int threads = (args.experts + 1 + 31) / 32 * 32;
-  return LaunchEarly(ServeMissesKernel, 1, threads, 0, stream, args);
+  return LaunchEarly(ServeMissesKernel, 1, kTileThreads, 0, stream, args);
 }
 
 }  // namespace moert::cuda

@@ -15,6 +15,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/device_types.h"
+#include "kernels/cuda/route.h"
 
 struct CUstream_st;
 
@@ -130,11 +131,19 @@ struct ServeMissesArgs {
   ExpertHandle* late = nullptr;
   RecordCopy* copies = nullptr;   // [experts]
   int32_t* num_copies = nullptr;  // [1]
+  // If so, also the tiles of both waves: those that are ready into tiles.table, the others into
+  // `late_table`. Handles are not looked at.
+  int32_t makes_tiles = 0;
+  MakeTilesArgs tiles;
+  TileTable late_table;
 };
 
 /// Decides, and changes the layer's rows. 0 or a cudaError_t.
 int LaunchServeMisses(const ServeMissesArgs& args, CUstream_st* stream);
 
+/// CTAs that copy. Products beside them leave a multiprocessor's room for each: a launch that fills
+/// the device would make the copies wait for its end.
+constexpr int kCopyCtas = 4;
 /// Carries out the copies: host memory -> shared -> device memory. Addresses and bytes are
 /// multiples of 16.
 int LaunchCopyRecords(const RecordCopy* copies, const int32_t* num_copies, CUstream_st* stream);

@@ -7,6 +7,7 @@
 #include <map>
 #include <random>
 
+#include "device_array.h"
 #include "device_step.h"
 #include "tests/support/catch.h"
 #include "tests/support/run_engine.h"
@@ -34,12 +35,12 @@ long long Calls(int kind) {
   return count(kind);
 }
 
-EngineOptions Options(const std::string& strategy, double fraction) {
+EngineOptions Options(const std::string& strategy, double fraction, int64_t most_rows = kMostRows) {
   EngineOptions o;
   o.backend = BackendKind::kCuda;
   o.strategy = strategy;
   o.budget = Budget::Fraction(fraction);
-  o.max_tokens_per_forward = kMostRows;
+  o.max_tokens_per_forward = most_rows;
   o.host_budget = int64_t{64} << 20;  // holds every record
   return o;
 }
@@ -47,11 +48,14 @@ EngineOptions Options(const std::string& strategy, double fraction) {
 /// An engine, and steps through all of its layers in place, eager or replayed.
 class Chain {
  public:
-  Chain(const std::string& strategy, double fraction, int64_t host_budget = int64_t{64} << 20)
-      : device_(static_cast<size_t>(kMostRows * Shape().hidden)) {
-    EngineOptions options = Options(strategy, fraction);
+  Chain(const std::string& strategy, double fraction, const SyntheticShape& shape = Shape(),
+        int64_t most_rows = kMostRows, int64_t host_budget = int64_t{64} << 20)
+      : shape_(shape),
+        most_rows_(most_rows),
+        device_(static_cast<size_t>(most_rows * shape.hidden)) {
+    EngineOptions options = Options(strategy, fraction, most_rows);
     options.host_budget = host_budget;
-    auto engine = Engine::Create(std::make_shared<SyntheticSource>(Shape()), options);
+    auto engine = Engine::Create(std::make_shared<SyntheticSource>(shape), options);
     REQUIRE_OK(engine.status());
     engine_ = std::move(*engine);
   }
@@ -72,19 +76,39 @@ class Chain {
     return *step;
   }
   void Forward(StepId step, int64_t rows) {
-    const int64_t hidden = Shape().hidden;
+    const int64_t hidden = shape_.hidden;
     const float* from = device_.x();
-    for (int l = 0; l < Shape().layers; ++l) {
+    for (int l = 0; l < shape_.layers; ++l) {
       REQUIRE_OK(engine_->Forward(step, l, {from, DType::kF32, rows, hidden, hidden},
                                   {device_.y(), DType::kF32, rows, hidden, hidden}));
       from = device_.y();
     }
   }
-  void Capture(int64_t rows) {
+  /// The same with one routing for all layers, in device memory.
+  void ForwardRouted(StepId step, int64_t rows, const int32_t* ids, const float* weights) {
+    const int64_t hidden = shape_.hidden;
+    const auto pairs = static_cast<size_t>(rows * shape_.top_k);
+    RoutedInput routing;
+    routing.place = Place::kDevice;
+    routing.ids = {ids, pairs};
+    routing.weights = {weights, pairs};
+    const float* from = device_.x();
+    for (int l = 0; l < shape_.layers; ++l) {
+      REQUIRE_OK(engine_->ForwardRouted(step, l, {from, DType::kF32, rows, hidden, hidden}, routing,
+                                        {device_.y(), DType::kF32, rows, hidden, hidden}));
+      from = device_.y();
+    }
+  }
+  /// ids null: routed by the gate.
+  void Capture(int64_t rows, const int32_t* ids = nullptr, const float* weights = nullptr) {
     cudaGraph_t graph = nullptr;
     const StepId step = Begin(rows);
     REQUIRE(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeGlobal) == cudaSuccess);
-    Forward(step, rows);
+    if (ids != nullptr) {
+      ForwardRouted(step, rows, ids, weights);
+    } else {
+      Forward(step, rows);
+    }
     REQUIRE(cudaStreamEndCapture(stream(), &graph) == cudaSuccess);
     REQUIRE_OK(engine_->EndStep(step));
     REQUIRE(cudaGraphInstantiate(&graphs_[rows], graph, 0) == cudaSuccess);
@@ -92,12 +116,12 @@ class Chain {
   }
   void Launch(int64_t rows) { REQUIRE(cudaGraphLaunch(graphs_.at(rows), stream()) == cudaSuccess); }
   void Set(std::vector<float> x) {
-    x.resize(static_cast<size_t>(kMostRows * Shape().hidden));
+    x.resize(static_cast<size_t>(most_rows_ * shape_.hidden));
     device_.Set(x);
   }
   std::vector<float> Get(int64_t rows) {
     std::vector<float> y = device_.Get();
-    y.resize(static_cast<size_t>(rows * Shape().hidden));
+    y.resize(static_cast<size_t>(rows * shape_.hidden));
     return y;
   }
   std::vector<float> Step(const std::vector<float>& x, int64_t rows, bool replay) {
@@ -122,6 +146,8 @@ class Chain {
   }
 
  private:
+  const SyntheticShape shape_;
+  const int64_t most_rows_;
   DeviceRowsBuffer device_;
   std::unique_ptr<Engine> engine_;
   std::map<int64_t, cudaGraphExec_t> graphs_;
@@ -156,6 +182,48 @@ TEST_CASE("the bits of an engine that holds everything, at any budget and batch"
                 static_cast<long long>(stats.lookups), static_cast<long long>(stats.hits_resident),
                 static_cast<long long>(stats.loads), static_cast<long long>(stats.evictions));
   }
+}
+
+TEST_CASE("so are those of calls of many rows") {
+  SyntheticShape shape = Shape();
+  shape.experts = 8;
+  shape.top_k = 2;
+  constexpr int64_t kRows = 320;  // whole tiles of family P, and a rest
+  Chain all("resident", 1, shape, kRows), served("on-demand", 0.4, shape, kRows);
+  served.Capture(kRows);
+  HiddenProcess process(shape.hidden, 17);
+  for (int s = 0; s < 10; ++s) {
+    const std::vector<float> x = process.Next(kRows);
+    CHECK(SameBits(served.Step(x, kRows, true), all.Step(x, kRows, false)));
+  }
+}
+
+TEST_CASE("a routing that the host left on the device") {
+  constexpr int64_t kRows = 3;
+  const auto pairs = static_cast<size_t>(kRows * Shape().top_k);
+  DeviceArray<int32_t> ids(pairs);
+  const DeviceArray<float> weights(
+      std::vector<float>(pairs, 1.0f / static_cast<float>(Shape().top_k)));
+  Chain all("resident", 1), served("on-demand", 0.25);
+  all.Capture(kRows, ids.get(), weights.get());
+  served.Capture(kRows, ids.get(), weights.get());
+  std::mt19937 rng(23);
+  HiddenProcess process(Shape().hidden, 19);
+  int64_t wrong = 0;
+  for (int s = 0; s < 40; ++s) {
+    std::vector<int32_t> chosen(pairs);
+    for (int64_t t = 0; t < kRows; ++t) {
+      const auto first = static_cast<int32_t>(rng() % 40);
+      for (int k = 0; k < Shape().top_k; ++k) {
+        chosen[static_cast<size_t>(t * Shape().top_k + k)] = k == 5 ? -1 : first + 3 * k;
+      }
+    }
+    ids.Set(chosen);
+    const std::vector<float> x = process.Next(kRows);
+    wrong += !SameBits(served.Step(x, kRows, true), all.Step(x, kRows, true));
+  }
+  CHECK(wrong == 0);
+  CHECK(served.Stats().loads > 0);
 }
 
 TEST_CASE("no call waits, and a step is one graph launch") {
@@ -244,7 +312,7 @@ TEST_CASE("budgets change between steps, and leases within them") {
 }
 
 TEST_CASE("where the device cannot serve, a captured call says why") {
-  Chain unknown("on-demand", 0.5, -1), small("on-demand", 0.5, 1 << 20);
+  Chain unknown("on-demand", 0.5, Shape(), 1, -1), small("on-demand", 0.5, Shape(), 1, 1 << 20);
   for (Chain* chain : {&unknown, &small}) {
     CHECK(!chain->engine()->graph_safe());
     const int64_t hidden = Shape().hidden;
@@ -261,6 +329,19 @@ TEST_CASE("where the device cannot serve, a captured call says why") {
     CHECK_THAT(std::string(refused.message()), Catch::Contains("host_budget"));
     REQUIRE_OK(chain->engine()->EndStep(step));
   }
+}
+
+TEST_CASE("a record that cannot be read when the engine opens is the host's to bring") {
+  auto source = std::make_shared<SyntheticSource>(Shape());
+  source->set_broken(true);
+  auto engine = Engine::Create(source, Options("on-demand", 0.5));
+  REQUIRE_OK(engine.status());
+  CHECK(!(*engine)->graph_safe());
+  source->set_broken(false);
+  DeviceRowsBuffer device(static_cast<size_t>(Shape().hidden));
+  std::vector<float> outputs;
+  REQUIRE_OK(RunDeviceStep(engine->get(), Phase::kDecode, HiddenProcess(Shape().hidden, 1).Next(1),
+                           1, &device, &outputs));
 }
 
 }  // namespace

@@ -109,7 +109,7 @@ absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContex
     if (served) {
       MOERT_RETURN_IF_ERROR(ServedProducts(call));
     } else if (few) {
-      MOERT_RETURN_IF_ERROR(TileProducts(call, /*narrow=*/false));
+      MOERT_RETURN_IF_ERROR(TileProducts(call, /*narrow=*/false, w_.table, shares_));
     } else {
       MOERT_RETURN_IF_ERROR(Products(call, AllExperts(call), table_.rows(call.layer)));
     }

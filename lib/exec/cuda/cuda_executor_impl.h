@@ -149,7 +149,8 @@ class CudaExecutor final : public Executor {
   absl::Status Products(const ExecutorCall& call, const ExpertSet& wave,
                         const ExpertHandle* handles);
   /// Of tiles that were made.
-  absl::Status TileProducts(const ExecutorCall& call, bool narrow);
+  absl::Status TileProducts(const ExecutorCall& call, bool narrow, const TileTable& table,
+                            int shares);
   absl::Status PromptProducts(const ExecutorCall& call, const PromptPlan& plan,
                               const ExpertSet& wave, const ExpertHandle* handles);
   /// Of all experts of a captured call: what is there, beside the copies of what is not; then that.

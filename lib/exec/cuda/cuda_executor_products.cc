@@ -98,14 +98,15 @@ absl::Status CudaExecutor::Products(const ExecutorCall& call, const ExpertSet& w
     if (!prompt.others) return absl::OkStatus();
   }
   MOERT_CUDA_RETURN_IF_ERROR(LaunchMakeTiles(TilesOf(call, wave, handles), Stream(call)));
-  return TileProducts(call, prompt.any());
+  return TileProducts(call, prompt.any(), w_.table, shares_);
 }
 
-absl::Status CudaExecutor::TileProducts(const ExecutorCall& call, bool narrow) {
+absl::Status CudaExecutor::TileProducts(const ExecutorCall& call, bool narrow,
+                                        const TileTable& table, int shares) {
   const cudaStream_t stream = Stream(call);
   const MoeLayerSpec& spec = Spec(call);
   GroupGemmArgs gemm;
-  gemm.table = w_.table;
+  gemm.table = table;
   std::copy(std::begin(w_.x), std::end(w_.x), gemm.x);
   gemm.h = w_.h;
   gemm.wide_h = w_.wide_h;
@@ -119,19 +120,19 @@ absl::Status CudaExecutor::TileProducts(const ExecutorCall& call, bool narrow) {
   gemm.top_k = spec.routing.top_k;
   gemm.hidden = static_cast<int32_t>(spec.hidden);
   gemm.activation = static_cast<int32_t>(spec.activation.function);
-  gemm.shares = shares_;
+  gemm.shares = shares;
   if (!extent_.use.wide_h) {
     MOERT_CUDA_RETURN_IF_ERROR(LaunchProducts(gemm, stream));
     return absl::OkStatus();
   }
   MOERT_CUDA_RETURN_IF_ERROR(LaunchGateUp(gemm, stream));
   PackHiddenArgs pack;
-  pack.table = w_.table;
+  pack.table = table;
   pack.wide_h = w_.wide_h;
   pack.wide_h_stride = extent_.intermediate;
   pack.h = w_.h;
   pack.h_stride = extent_.h_stride();
-  pack.shares = shares_;
+  pack.shares = shares;
   MOERT_CUDA_RETURN_IF_ERROR(LaunchPackHidden(pack, stream));
   MOERT_CUDA_RETURN_IF_ERROR(LaunchDown(gemm, stream));
   return absl::OkStatus();
@@ -158,12 +159,22 @@ absl::Status CudaExecutor::Multiply(const ExecutorCall& call, const RoutingResul
 absl::Status CudaExecutor::ServedProducts(const ExecutorCall& call) {
   const cudaStream_t stream = Stream(call);
   const ExpertSet all = AllExperts(call);
-  absl::Status status = served_->Begin(call.layer, w_.groups.counts,
-                                       table_.rows(call.layer) + Spec(call).num_experts, stream);
-  if (status.ok()) status = Products(call, all, w_.served.ready);
+  const ExpertHandle* shared = table_.rows(call.layer) + Spec(call).num_experts;
+  const bool prompt = Prompt(call).any();
+  const ServedBuffers& served = w_.served;
+  // Room for the copies beside them.
+  const int shares = std::max(1, shares_ - kCopyCtas);
+  MakeTilesArgs tiles = TilesOf(call, all, nullptr);
+  tiles.shares = shares;
+  const auto multiply = [&](const TileTable& table, const ExpertHandle* handles) {
+    return prompt ? Products(call, all, handles) : TileProducts(call, false, table, shares);
+  };
+  absl::Status status =
+      served_->Begin(call.layer, w_.groups.counts, shared, prompt ? nullptr : &tiles, stream);
+  if (status.ok()) status = multiply(w_.table, served.ready);
   status.Update(served_->Join(stream));  // also behind a failure: a capture is left whole
   MOERT_RETURN_IF_ERROR(status);
-  return Products(call, all, w_.served.late);
+  return multiply(served.late_tiles, served.late);
 }
 
 absl::Status CudaExecutor::WeightedSum(const ExecutorCall& call, bool given) {

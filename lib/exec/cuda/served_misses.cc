@@ -35,7 +35,10 @@ absl::Status ServedMisses::Init(const MoeModelSpec* model, const DeviceModel& on
   MOERT_CUDA_RETURN_IF_ERROR(
       cudaMemset(on_device_.table.layers, 0, static_cast<size_t>(table_bytes_)));
   MOERT_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&own_, cudaStreamNonBlocking));
-  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&branch_, cudaStreamNonBlocking));
+  int lowest = 0, highest = 0;
+  MOERT_CUDA_RETURN_IF_ERROR(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+  MOERT_CUDA_RETURN_IF_ERROR(
+      cudaStreamCreateWithPriority(&branch_, cudaStreamNonBlocking, highest));
   MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&forked_, cudaEventDisableTiming));
   MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&copied_, cudaEventDisableTiming));
   seen_.resize(model->layers.size());
@@ -167,8 +170,13 @@ ServeMissesArgs ServedMisses::Args(int layer, const int32_t* counts,
 }
 
 absl::Status ServedMisses::Begin(int layer, const int32_t* counts, const ExpertHandle* shared,
-                                 cudaStream_t stream) {
-  const ServeMissesArgs args = Args(layer, counts, shared);
+                                 const MakeTilesArgs* tiles, cudaStream_t stream) {
+  ServeMissesArgs args = Args(layer, counts, shared);
+  if (tiles != nullptr) {
+    args.makes_tiles = 1;
+    args.tiles = *tiles;
+    args.late_table = on_device_.late_tiles;
+  }
   MOERT_CUDA_RETURN_IF_ERROR(LaunchServeMisses(args, stream));
   MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(forked_, stream));
   MOERT_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(branch_, forked_, 0));

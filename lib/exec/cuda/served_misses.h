@@ -46,9 +46,10 @@ class ServedMisses {
 
   /// Behind the grouping of a call: decides and begins the copies. `shared`: the handle of the
   /// shared expert. Then buffers.ready can be multiplied, and behind Join, which must follow,
-  /// buffers.late.
+  /// buffers.late. `tiles` not null: their tiles are made instead, the late ones in
+  /// buffers.late_tiles.
   absl::Status Begin(int layer, const int32_t* counts, const ExpertHandle* shared,
-                     cudaStream_t stream);
+                     const MakeTilesArgs* tiles, cudaStream_t stream);
   absl::Status Join(cudaStream_t stream);
 
   /// Behind a step: see LateCopy.

@@ -98,6 +98,15 @@ struct ServedTable {
   }
 };
 
+inline TileTable CarveTiles(const Extent& e, Carver* c) {
+  TileTable table;
+  table.tiles = c->Take<Tile>(e.tiles);
+  for (Position*& starts : table.starts) starts = c->Take<Position>(kMaxShares + 1);
+  table.ready = c->Take<int32_t>(e.tiles);
+  table.ticket = c->Take<int32_t>(2);
+  return table;
+}
+
 /// Of misses that the device serves.
 struct ServedBuffers {
   ServedTable table;
@@ -107,6 +116,7 @@ struct ServedBuffers {
   ExpertHandle* late;     // [experts + 1]
   RecordCopy* copies;     // [experts]
   int32_t* num_copies;
+  TileTable late_tiles;
 
   void Carve(const MoeModelSpec& model, const Extent& e, Carver* c) {
     table.Carve(model, c);
@@ -116,6 +126,7 @@ struct ServedBuffers {
     late = c->Take<ExpertHandle>(e.experts + 1);
     copies = c->Take<RecordCopy>(e.experts);
     num_copies = c->Take<int32_t>(1);
+    late_tiles = CarveTiles(e, c);
   }
 };
 
@@ -163,12 +174,7 @@ struct Workspace {
     groups.counts = c->Take<int32_t>(e.experts);
     groups.chunks = c->Take<int32_t>(GroupChunks(e.pairs) * e.experts);
     shared_slots = c->Take<int32_t>(e.tokens);
-    table.tiles = c->Take<Tile>(e.tiles);
-    for (int p = 0; p < 2; ++p) {
-      table.starts[p] = c->Take<Position>(kMaxShares + 1);
-    }
-    table.ready = c->Take<int32_t>(e.tiles);
-    table.ticket = c->Take<int32_t>(2);
+    table = CarveTiles(e, c);
     if (e.prompts()) {
       prompt.units = c->Take<PromptUnit>(e.prompt_units);
       prompt.tiles[0] = c->Take<uint32_t>(e.prompt_units * (e.intermediate / 64));
