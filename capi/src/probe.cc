@@ -1,36 +1,15 @@
 #include <unistd.h>
 
-#include <cstdio>
 #include <string>
 
 #include "absl/strings/str_join.h"
 #include "base/thread_pool.h"
 #include "guard.h"
 #include "moert/backend.h"
+#include "moert/machine.h"
 #include "moert/mixed_group_gemm.h"
 #include "moert/scheme.h"
 #include "struct_io.h"
-
-namespace moert::capi {
-namespace {
-
-/// MemAvailable of /proc/meminfo, or what is free where there is none.
-int64_t AvailableMemory() {
-  int64_t kib = -1;
-  if (std::FILE* file = std::fopen("/proc/meminfo", "re")) {
-    char line[256];
-    while (kib < 0 && std::fgets(line, sizeof(line), file) != nullptr) {
-      long long value = 0;
-      if (std::sscanf(line, "MemAvailable: %lld kB", &value) == 1) kib = value;
-    }
-    std::fclose(file);
-  }
-  if (kib >= 0) return kib * 1024;
-  return int64_t{sysconf(_SC_AVPHYS_PAGES)} * sysconf(_SC_PAGESIZE);
-}
-
-}  // namespace
-}  // namespace moert::capi
 
 using namespace moert::capi;
 
@@ -51,8 +30,9 @@ moert_code moert_probe(moert_probe_info* info, moert_error** error) {
         new std::string(cuda->ok() ? "OK" : std::string(cuda->message()));
     value.cuda_usable = cuda->ok();
     value.cuda_status = cuda_text->c_str();
+    const moert::MemoryLimits memory = moert::ReadMemoryLimits();
     value.memory_bytes = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
-    value.memory_available_bytes = AvailableMemory();
+    value.memory_available_bytes = memory.usable();
     value.kernels = kernels->c_str();
     static const std::string* const schemes = new std::string(absl::StrJoin(
         moert::Scheme::All(), ",",

@@ -58,13 +58,4 @@ bool DropMappedPages(const void* address, size_t size) {
   return from >= to || madvise(reinterpret_cast<void*>(from), to - from, MADV_DONTNEED) == 0;
 }
 
-int64_t AvailableMemory() {
-  std::ifstream info("/proc/meminfo");
-  for (std::string line; std::getline(info, line);) {
-    int64_t kib = 0;
-    if (std::sscanf(line.c_str(), "MemAvailable: %" SCNd64 " kB", &kib) == 1) return kib * 1024;
-  }
-  return 0;
-}
-
 }  // namespace moert_ggml

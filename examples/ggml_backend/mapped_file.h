@@ -20,9 +20,6 @@ FileRange FindMappedFile(const void* address, size_t size);
 /// should anybody touch them. False: not all of them, as they are locked.
 bool DropMappedPages(const void* address, size_t size);
 
-/// Bytes of RAM that can be had without swapping; 0: not known.
-int64_t AvailableMemory();
-
 }  // namespace moert_ggml
 
 #endif  // MOERT_EXAMPLES_GGML_BACKEND_MAPPED_FILE_H_

@@ -57,10 +57,13 @@ std::vector<moert_opaque_part> Parts(const std::vector<Layer>& layers,
   return parts;
 }
 
-// Without MOERT_BUDGET: all experts, or what is free less an eighth of it, at least 1 GiB, for the
-// context and everybody else.
+// Without MOERT_BUDGET: all experts, or what is free, within a container's limits too, less an
+// eighth of it, at least 1 GiB, for the context and everybody else.
 int64_t FreeBudget(int64_t expert_bytes) {
-  const int64_t available = AvailableMemory();
+  moert_probe_info machine;
+  moert_probe_info_init(&machine, sizeof machine);
+  if (moert_probe(&machine, nullptr) != MOERT_OK) return 0;
+  const int64_t available = machine.memory_available_bytes;
   if (available == 0) return 0;
   const int64_t reserve = std::max<int64_t>(available / 8, int64_t{1} << 30);
   const int64_t budget = std::max<int64_t>(available - reserve, 0);

@@ -85,7 +85,7 @@ enum class OpenMode : int32_t {
 /// receives a line that says what was made where, and its size; may be null.
 struct OpenModelOptions {
   std::string cache_dir;
-  /// Experts that the file has quantized become bf16, too: what the CUDA backend multiplies.
+  /// Experts that the file has quantized become bf16, too.
   bool widen = false;
   void (*log)(void* user, absl::string_view line) = nullptr;
   void (*progress)(void* user, int64_t done, int64_t total) = nullptr;

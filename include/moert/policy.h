@@ -63,6 +63,8 @@ struct PolicyTraits {
   /// It must be asked while a layer runs, so the layer cannot be captured. A routing, prefetch or
   /// placement policy always is; a residency or precision policy only if it says so.
   bool needs_host = false;
+  /// Residency: capacities are uniform, and Victim is always LeastRecentlyUsed.
+  bool least_recently_used = false;
   /// Prefetch: the router must also run the next layer's gate on this layer's input.
   bool next_gate = false;
   /// Prefetch: predicted_scores should come from the next layer's input as the host predicts it

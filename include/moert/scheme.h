@@ -40,7 +40,7 @@ struct Scheme {
 
   bool is_bf16() const { return weight_bits == 16; }
   /// Whether it is kept only for files that come in it: its weights meet the activations that bf16
-  /// weights meet, and the CPU alone multiplies it.
+  /// weights meet.
   bool imported() const {
     return fp4 || zero_points || scales != ScaleType::kBF16 ||
            (weight_bits == 4 && group > 0 && group < 128);

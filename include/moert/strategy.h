@@ -61,6 +61,10 @@ struct Strategy {
   /// layers can be captured in a CUDA graph, if nothing else of the engine speaks against it
   /// (Engine::graph_safe).
   bool graph_safe() const;
+  /// Where an expert may be missing: no policy has to be asked while a layer runs, and whom a miss
+  /// replaces is a rule. Then misses may be served without the host, and layers captured
+  /// (Engine::graph_safe).
+  bool misses_by_rule() const;
   /// OK, or which part is missing or contradicts another. Checked when a strategy is made and when
   /// an engine opens.
   absl::Status Validate() const;

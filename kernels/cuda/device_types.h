@@ -13,7 +13,7 @@
 namespace moert::cuda {
 
 /// How the weights of a matrix are stored (docs/reference/layout.md); groups and zeros are in
-/// DeviceMatrix. The last three are multiplied with quantized activations.
+/// DeviceMatrix. kF8, kW8A8 and kW4A8 are multiplied with quantized activations.
 enum class Packing : int32_t {
   kBf16 = 0,
   kW8 = 1,
@@ -23,7 +23,14 @@ enum class Packing : int32_t {
   kF8 = 5,    // e4m3
   kW8A8 = 6,  // as kW8, int8 products
   kW4A8 = 7,  // as kW4, int8 products; also of int4 activations
+  // As published files have them (Scheme::imported).
+  kF8Block = 8,   // as kF8, fp32 scales of 128 k
+  kMxFp4 = 9,     // e2m1 in the places of kW4, e8m0 scales of 32 k
+  kNvFp4 = 10,    // the same, e4m3 scales of 16 k and one fp32 of the matrix
+  kW4Group = 11,  // as kW4, bf16 scales of 32, 64 or 128 k, zeros as bytes
+  kW4GroupF16 = 12,  // the same, fp16 scales
 };
+MOERT_HOST_DEVICE constexpr bool IsImported(Packing p) { return p >= Packing::kF8Block; }
 
 /// What a packed row of activations holds. Integers: one scale a 128 channels or one a row.
 enum class OperandForm : int32_t {
@@ -53,14 +60,15 @@ struct DeviceMatrix {
   Packing packing = Packing::kBf16;
   int32_t row_blocks = 0;  // of 16 rows
   int32_t k64s = 0;        // pieces of 64 input channels
-  int32_t group_k64s = 0;  // pieces of one scale group; bf16: 0
+  int32_t group_k16s = 0;  // pieces of 16 of one scale group; bf16: 0
   int32_t zero_point = 0;  // of symmetric schemes
   int32_t asymmetric = 0;
   int32_t operand = 0;        // 0..kOperands-1
   int32_t k = 0;              // input channels, without padding
   int64_t weight_offset = 0;  // bytes from the start of the record
   int64_t scale_offset = 0;
-  int64_t zero_offset = 0;  // of scale * zero; scale_offset when symmetric
+  int64_t zero_offset = 0;  // of scale * zero (imported: zeros; kNvFp4: the matrix's scale);
+                            // scale_offset when symmetric
 };
 
 /// Bytes of a row block over 64 k.
@@ -71,9 +79,14 @@ MOERT_HOST_DEVICE constexpr int K64Bytes(Packing p) {
     case Packing::kW8:
     case Packing::kF8:
     case Packing::kW8A8:
+    case Packing::kF8Block:
       return 1024;
     case Packing::kW4:
     case Packing::kW4A8:
+    case Packing::kMxFp4:
+    case Packing::kNvFp4:
+    case Packing::kW4Group:
+    case Packing::kW4GroupF16:
       return 512;
     case Packing::kW3:
       return 384;
@@ -81,6 +94,12 @@ MOERT_HOST_DEVICE constexpr int K64Bytes(Packing p) {
       return 256;
   }
   return 0;
+}
+
+/// Bytes of the scales of a row block in one group.
+MOERT_HOST_DEVICE constexpr int BlockScaleBytes(Packing p) {
+  if (p == Packing::kF8Block) return 64;
+  return p == Packing::kMxFp4 || p == Packing::kNvFp4 ? 16 : 32;
 }
 
 /// Packed activation rows: the channels, padded with zeros to a multiple of 128, then one float of
@@ -113,11 +132,11 @@ struct alignas(16) TileMatrix {
   const uint8_t* scales;
   int32_t second_weights;  // from an item's first row block to its second, bytes
   int32_t second_scales;
-  int32_t zero_distance;  // from scales to scale * zero; 0: symmetric
+  int32_t zero_distance;  // from scales to what DeviceMatrix::zero_offset says; 0: symmetric
   int32_t items;          // pieces of work, see group_gemm.h
   int32_t row_blocks;
   int32_t k64s;
-  int32_t group_k64s;  // 0: no scales
+  int32_t group_k16s;  // 0: no scales
   int32_t zero_point;
   Packing packing;
   int32_t operand;
@@ -143,7 +162,6 @@ struct Position {
 /// Tiles of a wave and how they are shared out. Arrays in device memory.
 struct TileTable {
   Tile* tiles;
-  int64_t* cost[2];  // per product: cost of all tiles up to and with this one
   /// [kMaxShares + 1]: where each share begins; the next one's start is its end.
   Position* starts[2];
   int32_t* ready;   // [tiles]: parts of gate and up that are done; zeroed with the tiles

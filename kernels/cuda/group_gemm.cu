@@ -100,7 +100,7 @@ __device__ __forceinline__ void RunItems(Share& share, const ResolvedTile& tile,
   const Slice slice = SliceOf(m.k64s, slices_log2, warp & ((1 << slices_log2) - 1));
   const int units = (slice.end - slice.begin + Shape::kK64s - 1) / Shape::kK64s;
   const int row_blocks = m.row_blocks;
-  const Decoding<kPacking> decoding(m.zero_point);
+  const Decoding<kPacking> decoding(m, share.product);
 
   using Product = std::conditional_t<Shape::kRing, RingProduct<kPacking, kTokens8, kGroups>,
                                      ItemProduct<kPacking, kTokens8>>;
@@ -187,6 +187,7 @@ __device__ __forceinline__ void RunItems(Share& share, const ResolvedTile& tile,
       scales_of(0);
       product.EndItem(weights, x_scales);
     }
+    if constexpr (IsFp4(kPacking)) product.ScaleItem(decoding);
     EndItem<kTokens8>(share.args, share.product, row_blocks, tile.plain_h, slices_log2, item,
                       stored, share.reduce, share.buffer, product.acc);
   }
@@ -212,13 +213,13 @@ __device__ __forceinline__ void RunTile(Share& share, const ResolvedTile& tile,
     case Packing::kW8:
       return RunPacking<Packing::kW8>(share, tile, range);
     case Packing::kW4:
-      if (m.group_k64s == 2) return RunPacking<Packing::kW4, 1>(share, tile, range);
+      if (m.group_k16s == 8) return RunPacking<Packing::kW4, 1>(share, tile, range);
       return RunPacking<Packing::kW4>(share, tile, range);
     case Packing::kW3:
-      if (m.group_k64s == 2) return RunPacking<Packing::kW3, 1>(share, tile, range);
+      if (m.group_k16s == 8) return RunPacking<Packing::kW3, 1>(share, tile, range);
       return RunPacking<Packing::kW3>(share, tile, range);
     case Packing::kW2:
-      if (m.group_k64s == 1) return RunPacking<Packing::kW2, 2>(share, tile, range);
+      if (m.group_k16s == 4) return RunPacking<Packing::kW2, 2>(share, tile, range);
       return RunPacking<Packing::kW2>(share, tile, range);
     case Packing::kF8:
       return RunPacking<Packing::kF8>(share, tile, range);
@@ -226,6 +227,15 @@ __device__ __forceinline__ void RunTile(Share& share, const ResolvedTile& tile,
       return RunPacking<Packing::kW8A8>(share, tile, range);
     case Packing::kW4A8:
       return RunPacking<Packing::kW4A8>(share, tile, range);
+    case Packing::kF8Block:
+      return RunPacking<Packing::kF8Block>(share, tile, range);
+    case Packing::kMxFp4:
+      return RunPacking<Packing::kMxFp4>(share, tile, range);
+    case Packing::kNvFp4:
+      return RunPacking<Packing::kNvFp4>(share, tile, range);
+    case Packing::kW4Group:
+    case Packing::kW4GroupF16:
+      return RunPacking<Packing::kW4Group>(share, tile, range);
   }
 }
 

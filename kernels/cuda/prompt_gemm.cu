@@ -1,331 +1,45 @@
-#include <cuda_runtime.h>
-
-#include "kernels/cuda/primitives/launch.cuh"
-#include "kernels/cuda/primitives/prompt_tile.cuh"
 #include "kernels/cuda/prompt_gemm.h"
+
+#include "kernels/cuda/prompt_launch.h"
 
 namespace moert::cuda {
 namespace {
 
-constexpr int kConsumers = 256;
-constexpr int kThreads = kConsumers + 128;
-constexpr int kGatherWarps = 2;
-enum Role : int { kWeightWarp = 8, kScheduleWarp = 9, kGatherWarp = 10 };
-
-#if defined(__CUDA_ARCH__) && defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define MOERT_PROMPT_PRODUCTS 1
-#endif
-
-#ifdef MOERT_PROMPT_PRODUCTS
-
-template <Packing kPacking>
-constexpr int kPackingIndex = kPacking == Packing::kBf16 ? 0
-                              : kPacking == Packing::kW8 ? 1
-                                                         : 2;
-
-/// Resolves one tile after another into the slots.
-template <Packing kPacking, bool kGateUp, int kMost>
-__device__ __forceinline__ void Schedule(const PromptGemmArgs& args,
-                                         const PromptRing<kPacking, kMost>& ring,
-                                         PromptSlot<kMost>* slots) {
-  constexpr int kProduct = kGateUp ? 0 : 1;
-  constexpr int kIndex = kPackingIndex<kPacking>;
-  const int lane = threadIdx.x % 32;
-  const PromptTable& table = args.table;
-  const int begin = table.begins[kProduct][kIndex];
-  const int end = table.begins[kProduct][kIndex + 1];
-  int at = begin + static_cast<int>(blockIdx.x);
-  RingPlace<kPromptSlots> place;
-  while (true) {
-    int next = 0;
-    if (lane == 0 && at < end) {
-      next = begin + static_cast<int>(gridDim.x) + atomicAdd(&table.tickets[kProduct][kIndex], 1);
-    }
-    PromptSlot<kMost>& slot = slots[place.stage];
-    Await(ring.SlotEmpty(place.stage), place.parity ^ 1);
-    if (at < end) {
-      const uint32_t tile = table.tiles[kProduct][at];
-      const PromptUnit& unit = table.units[tile & 0xffffu];
-      const TileMatrix& m = unit.matrix[kProduct];
-      const int count = unit.count, columns = unit.columns;
-      if (lane == 0) {
-        slot.weights = m.weights;
-        slot.scales = m.scales;
-        slot.h = args.h + int64_t{unit.h_row} * args.h_stride;
-        slot.second_weights = m.second_weights;
-        slot.second_scales = m.second_scales;
-        slot.k64s = m.k64s;
-        slot.group_k64s = m.group_k64s;
-        slot.row_blocks = m.row_blocks;
-        slot.row_tile = static_cast<int>(tile >> 16);
-        slot.columns = columns;
-        slot.count = count;
-      }
-      const int32_t* list = unit.slots;
-#pragma unroll
-      for (int c = 0; c < kMost; c += 32) {
-        if (c < columns) {
-          const int of = list[min(c + lane, count - 1)];
-          if constexpr (kGateUp) {
-            const int token = of < args.pairs ? of / args.top_k : of - args.pairs;
-            slot.rows[c + lane] = static_cast<uint32_t>(token * args.x_stride);
-          } else {
-            slot.rows[c + lane] = of;
-          }
-        }
-      }
-    } else if (lane == 0) {
-      slot.columns = 0;
-    }
-    __syncwarp();
-    if (lane == 0) Arrive(ring.SlotFull(place.stage));
-    if (at >= end) return;
-    place.Next();
-    at = __shfl_sync(~0u, next, 0);
-  }
-}
-
-/// Brings the weights of one tile after another, and h where it is the other operand.
-template <Packing kPacking, bool kGateUp, int kMost>
-__device__ __forceinline__ void BringWeights(const PromptRing<kPacking, kMost>& ring,
-                                             const PromptSlot<kMost>* slots) {
-  using Ring = PromptRing<kPacking, kMost>;
-  constexpr uint32_t kRun = K64Bytes(kPacking);
-  const int lane = threadIdx.x % 32;
-  RingPlace<kPromptSlots> at;
-  RingPlace<Ring::kStages> place;
-  while (true) {
-    Await(ring.SlotFull(at.stage), at.parity);
-    const PromptSlot<kMost>& slot = slots[at.stage];
-    const int columns = slot.columns;
-    if (columns == 0) return;
-    const int k64s = slot.k64s;
-    const int block = kGateUp ? slot.row_tile * 4 + (lane & 3) : slot.row_tile * 8 + (lane & 7);
-    const uint8_t* weights = slot.weights + int64_t{min(block, slot.row_blocks - 1)} * k64s * kRun +
-                             (kGateUp && (lane & 4) ? slot.second_weights : 0);
-    const uint8_t* h = slot.h;
-    const uint32_t tokens = kGateUp ? 0 : columns * 128;
-    for (int k = 0; k < k64s; ++k) {
-      Await(ring.Empty(place.stage), place.parity ^ 1);
-      const uint32_t full = ring.Full(place.stage);
-      if (lane == 0) {
-        ArriveExpecting(full, Ring::kWeights + tokens);
-        if constexpr (!kGateUp) {
-          BulkCopy(ring.Tokens(place.stage), h + int64_t{k} * tokens, tokens, full);
-        }
-      }
-      __syncwarp();
-      if (lane < 8) {
-        BulkCopy(ring.Weights(place.stage) + lane * kRun, weights + int64_t{k} * kRun, kRun, full);
-      }
-      place.Next();
-    }
-    __syncwarp();
-    if (lane == 0) Arrive(ring.SlotEmpty(at.stage));
-    at.Next();
-  }
-}
-
-/// Gathers the rows of x, in turn with the other gathering warps.
-template <Packing kPacking, int kMost>
-__device__ __forceinline__ void GatherTokens(const PromptGemmArgs& args,
-                                             const PromptRing<kPacking, kMost>& ring,
-                                             const PromptSlot<kMost>* slots, int warp) {
-  using Ring = PromptRing<kPacking, kMost>;
-  const int lane = threadIdx.x % 32;
-  const uint32_t first = warp * 4 + lane / 8;
-  const uint32_t piece = lane & 7;
-  // Rows of a thread are 8 apart: their place in the swizzle is the same.
-  const uint32_t to = first * 128 + ((piece ^ (first & 7)) * 16);
-  RingPlace<kPromptSlots> at;
-  RingPlace<Ring::kStages> place;
-  while (true) {
-    Await(ring.SlotFull(at.stage), at.parity);
-    const PromptSlot<kMost>& slot = slots[at.stage];
-    const int columns = slot.columns;
-    if (columns == 0) break;
-    const int k64s = slot.k64s;
-    const uint8_t* x = args.x + piece * 16;
-    for (int k = 0; k < k64s; ++k, x += 128) {
-      Await(ring.Empty(place.stage), place.parity ^ 1);
-      const uint32_t tokens = ring.Tokens(place.stage) + to;
-      // Where some rows begin is read before the first is copied: a copy lets nothing pass.
-      constexpr int kAtOnce = kMost < 128 ? 2 : 4;
-      const uint32_t* rows = slot.rows + first;
-#pragma unroll 1
-      for (int c = 0; c < columns; c += 8 * kAtOnce) {
-        uint32_t row[kAtOnce];
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) row[i] = rows[c + 8 * i];
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          asm volatile(
-              "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(tokens + (c + 8 * i) * 128),
-              "l"(x + row[i])
-              : "memory");
-        }
-      }
-      ArriveBehindCopies(ring.Full(place.stage));
-      place.Next();
-    }
-    __syncwarp();
-    if (lane == 0) Arrive(ring.SlotEmpty(at.stage));
-    at.Next();
-  }
-  CopyAsyncWait<0>();
-}
-
-template <Packing kPacking, bool kGateUp, int kMost, int kColumns>
-__device__ __forceinline__ void RunTile(PromptConsumer<kPacking, kGateUp, kMost>& consumer,
-                                        const PromptGemmArgs& args, const PromptSlot<kMost>& slot) {
-  float d[kColumns / 2];
-  consumer.Forget();
-  consumer.template Multiply<kColumns>(slot, d);
-  if constexpr (kGateUp) {
-    consumer.template StoreH<kColumns>(slot, args.activation == 0, d);
-  } else {
-    consumer.template StoreOut<kColumns>(slot, args.out, args.out_stride, d);
-  }
-}
-
-/// Calls RunTile of the columns. More than four kinds in a kernel are too much for the compiler: it
-/// then waits for every single product.
-template <Packing kPacking, bool kGateUp, int kMost>
-__device__ __forceinline__ void RunColumns(PromptConsumer<kPacking, kGateUp, kMost>& consumer,
-                                           const PromptGemmArgs& args,
-                                           const PromptSlot<kMost>& slot) {
-  constexpr int kStep = PromptStep(kMost);
-  switch ((kMost - slot.columns) / kStep) {
-    case 0:
-      return RunTile<kPacking, kGateUp, kMost, kMost>(consumer, args, slot);
-    case 1:
-      return RunTile<kPacking, kGateUp, kMost, kMost - kStep>(consumer, args, slot);
-    case 2:
-      return RunTile<kPacking, kGateUp, kMost, kMost - 2 * kStep>(consumer, args, slot);
+int Launch(int index, const PromptGemmArgs& args, int product, CUstream_st* stream) {
+  switch (index) {
+    case PromptIndex(Packing::kBf16):
+      return LaunchPrompt<Packing::kBf16>(args, product, stream);
+    case PromptIndex(Packing::kW8):
+      return LaunchPrompt<Packing::kW8>(args, product, stream);
+    case PromptIndex(Packing::kW4):
+      return LaunchPrompt<Packing::kW4>(args, product, stream);
+    case PromptIndex(Packing::kF8Block):
+      return LaunchPrompt<Packing::kF8Block>(args, product, stream);
+    case PromptIndex(Packing::kMxFp4):
+      return LaunchPrompt<Packing::kMxFp4>(args, product, stream);
+    case PromptIndex(Packing::kW8A8):
+      return LaunchPrompt<Packing::kW8A8>(args, product, stream);
+    case PromptIndex(Packing::kNvFp4):
+      return LaunchPrompt<Packing::kNvFp4>(args, product, stream);
     default:
-      if constexpr (PromptKinds(kMost) == 4) {
-        return RunTile<kPacking, kGateUp, kMost, kMost - 3 * kStep>(consumer, args, slot);
-      }
+      return LaunchPrompt<Packing::kW4Group>(args, product, stream);
   }
-}
-
-template <Packing kPacking, bool kGateUp, int kMost>
-__device__ __forceinline__ void RunCta(const PromptGemmArgs& args, uint8_t* shared) {
-  using Ring = PromptRing<kPacking, kMost>;
-  const Ring ring{(SharedAddress(shared) + 1023) & ~1023u};
-  const uint32_t slot_offset = ring.Barriers() + Ring::kBarrierBytes - SharedAddress(shared);
-  auto* slots = reinterpret_cast<PromptSlot<kMost>*>(shared + slot_offset);
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-  if (threadIdx.x == 0) {
-    for (int s = 0; s < Ring::kStages; ++s) {
-      InitBarrier(ring.Full(s), 1 + (kGateUp ? kGatherWarps * 32 : 0));
-      InitBarrier(ring.Empty(s), kConsumers / 32);
-    }
-    for (int s = 0; s < kPromptSlots; ++s) {
-      InitBarrier(ring.SlotFull(s), 1);
-      InitBarrier(ring.SlotEmpty(s), 1 + (kGateUp ? kGatherWarps : 0) + kConsumers / 32);
-    }
-    FenceBarrierInit();
-  }
-  __syncthreads();
-  GridDependencySync();
-  TriggerDependentLaunch();
-  if (warp >= kConsumers / 32) {
-    GiveRegisters<40>();
-    if (warp == kWeightWarp) {
-      FenceAsyncProxy();  // h was written by ordinary stores
-      BringWeights<kPacking, kGateUp, kMost>(ring, slots);
-    } else if (warp == kScheduleWarp) {
-      Schedule<kPacking, kGateUp, kMost>(args, ring, slots);
-    } else if (kGateUp) {
-      GatherTokens<kPacking, kMost>(args, ring, slots, warp - kGatherWarp);
-    }
-  } else {
-    TakeRegisters<232>();
-    const int lane = __shfl_sync(~0u, static_cast<int>(threadIdx.x % 32), threadIdx.x % 32);
-    PromptConsumer<kPacking, kGateUp, kMost> consumer(ring, warp / 4, warp % 4, lane);
-    RingPlace<kPromptSlots> at;
-    while (true) {
-      Await(ring.SlotFull(at.stage), at.parity);
-      const PromptSlot<kMost>& slot = slots[at.stage];
-      if (slot.columns == 0) break;
-      RunColumns<kPacking, kGateUp, kMost>(consumer, args, slot);
-      __syncwarp();
-      if (lane == 0) Arrive(ring.SlotEmpty(at.stage));
-      at.Next();
-    }
-  }
-}
-#endif
-
-template <Packing kPacking, bool kGateUp, int kMost>
-__global__ void __launch_bounds__(kThreads, 1)
-    PromptGemmKernel(const __grid_constant__ PromptGemmArgs args) {
-#ifdef MOERT_PROMPT_PRODUCTS
-  extern __shared__ uint8_t shared[];
-  RunCta<kPacking, kGateUp, kMost>(args, shared);
-#endif
-}
-
-template <Packing kPacking, bool kGateUp, int kMost>
-int LaunchOne(const PromptGemmArgs& args, cudaStream_t stream) {
-  constexpr int kBytes = PromptRing<kPacking, kMost>::kBytes;
-  const auto kernel = PromptGemmKernel<kPacking, kGateUp, kMost>;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  if (error != cudaSuccess) return error;
-  return LaunchEarly(kernel, args.ctas, kThreads, kBytes, stream, args);
-}
-
-template <bool kGateUp, int kMost>
-int LaunchPackings(const PromptGemmArgs& args, cudaStream_t stream) {
-  const uint32_t packings = args.packings[kGateUp ? 0 : 1];
-  int error = 0;
-  if (packings & 1) error = LaunchOne<Packing::kBf16, kGateUp, kMost>(args, stream);
-  if (error == 0 && (packings & 2)) error = LaunchOne<Packing::kW8, kGateUp, kMost>(args, stream);
-  if (error == 0 && (packings & 4)) error = LaunchOne<Packing::kW4, kGateUp, kMost>(args, stream);
-  return error;
-}
-
-template <int kMost>
-int LaunchBoth(const PromptGemmArgs& args, cudaStream_t stream) {
-  const int error = LaunchPackings<true, kMost>(args, stream);
-  return error != 0 ? error : LaunchPackings<false, kMost>(args, stream);
 }
 
 }  // namespace
 
 int LaunchPromptProducts(const PromptGemmArgs& args, CUstream_st* stream) {
-  switch (args.most) {
-    case 64:
-      return LaunchBoth<64>(args, stream);
-    case 160:
-      return LaunchBoth<160>(args, stream);
-    case 256:
-      return LaunchBoth<256>(args, stream);
-    default:
-      return cudaErrorInvalidValue;
+  constexpr uint32_t kInt8 = 1u << PromptIndex(Packing::kW8A8);
+  int error = 0;
+  for (int product = 0; product < 2; ++product) {
+    if (product == 1 && error == 0 && (args.packings[1] & kInt8) != 0) {
+      error = LaunchQuantizePromptH(args, stream);
+    }
+    for (int p = 0; p < kPromptPackings && error == 0; ++p) {
+      if (args.packings[product] >> p & 1) error = Launch(p, args, product, stream);
+    }
   }
-}
-
-int PromptGemmCtas() {
-  int device = 0, processors = 0, major = 0, minor = 0;
-  if (cudaGetDevice(&device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess) {
-    cudaGetLastError();
-    return 0;
-  }
-  if (major != 9 || minor != 0) return 0;
-  cudaFuncAttributes attributes;
-  if (cudaFuncGetAttributes(&attributes, PromptGemmKernel<Packing::kBf16, true, 256>) !=
-      cudaSuccess) {
-    cudaGetLastError();
-    return 0;
-  }
-  // Code for plain sm_90 has nothing in it.
-  return attributes.numRegs > 64 ? processors : 0;
+  return error;
 }
 
 }  // namespace moert::cuda

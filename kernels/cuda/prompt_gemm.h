@@ -10,7 +10,10 @@
 // tokens' rows beside them. Two warp groups multiply, each 64 rows. A warp's 16 rows of gate and up
 // are eight channels of both, so that act(gate) * up needs no exchange.
 //
-// Scales are never applied to weights: a weight becomes (u - zero) * 2^e, exact in bf16, where
+// w8a8 has int8 products, exact in int32: h is kept as floats and quantized in between.
+//
+// Scales are never applied to weights, but for those of fp4, whose products with weights bf16 holds
+// (primitives/prompt_imported.cuh): a weight becomes (u - zero) * 2^e, exact in bf16, where
 // scale = f * 2^e, and sums are kept in units of the current group's f, by a factor f_before / f
 // from group to group.
 //
@@ -29,25 +32,44 @@ struct CUstream_st;
 namespace moert::cuda {
 
 /// Packings that have a product here.
-constexpr int kPromptPackings = 3;
-MOERT_HOST_DEVICE constexpr int PromptPacking(const DeviceMatrix& m) {
-  if (m.operand != 0 || m.asymmetric != 0) return -1;
-  switch (m.packing) {
+constexpr int kPromptPackings = 8;
+MOERT_HOST_DEVICE constexpr int PromptIndex(Packing packing) {
+  switch (packing) {
     case Packing::kBf16:
       return 0;
     case Packing::kW8:
       return 1;
     case Packing::kW4:
       return 2;
+    case Packing::kF8Block:
+      return 3;
+    case Packing::kMxFp4:
+      return 4;
+    case Packing::kNvFp4:
+      return 5;
+    case Packing::kW4Group:
+    case Packing::kW4GroupF16:
+      return 6;
+    case Packing::kW8A8:
+      return 7;
     default:
       return -1;
   }
+}
+MOERT_HOST_DEVICE constexpr int PromptPacking(const DeviceMatrix& m) {
+  if (m.packing == Packing::kW8A8) {
+    return m.operand == static_cast<int>(OperandForm::kInt8Token) ? PromptIndex(m.packing) : -1;
+  }
+  if (m.operand != 0 || (m.asymmetric != 0 && !IsImported(m.packing))) return -1;
+  return PromptIndex(m.packing);
 }
 /// Whether experts of this format are multiplied by this family, of whose packings those of
 /// `packings` (a bit each) are in use.
 MOERT_HOST_DEVICE constexpr bool IsPromptFormat(const DeviceFormat& f, uint32_t packings) {
   const int gate = PromptPacking(f.gate), down = PromptPacking(f.down);
-  return gate >= 0 && down >= 0 && PromptPacking(f.up) == gate && (packings >> gate & 1) != 0 &&
+  constexpr int kInt8 = PromptIndex(Packing::kW8A8);
+  return gate >= 0 && down >= 0 && PromptPacking(f.up) == gate &&
+         (gate == kInt8) == (down == kInt8) && (packings >> gate & 1) != 0 &&
          (packings >> down & 1) != 0;
 }
 
@@ -89,6 +111,7 @@ struct PromptTable {
   /// [product][packing]: where its tiles begin; those of packing i end where i + 1 begins.
   int32_t (*begins)[kPromptPackings + 1];
   int32_t (*tickets)[kPromptPackings];  // tiles taken, beyond one a CTA
+  int32_t* unit_count;
 };
 MOERT_HOST_DEVICE constexpr int64_t MaxPromptUnits(int64_t tokens, int64_t top_k, int64_t experts,
                                                    int64_t most) {
@@ -129,9 +152,19 @@ struct PromptGemmArgs {
   int32_t top_k = 1;
   int32_t activation = 0;
   int32_t ctas = 0;  // PromptGemmCtas()
+  // Of int8 products, where they are in use.
+  const uint8_t* int8_x = nullptr;  // [tokens] packed rows (rows.h), OperandForm::kInt8Token
+  int64_t int8_x_stride = 0;        // bytes; tokens * int8_x_stride below 2^32
+  int64_t int8_x_scales = 0;        // bytes from a row to its scale
+  float* wide_h = nullptr;          // [MaxPromptRows, wide_h_stride]: h before it is quantized
+  int64_t wide_h_stride = 0;
+  float* h_scales = nullptr;  // [MaxPromptRows]
 };
 /// Enqueues gate, up and down: x -> h -> out. 0 or a cudaError_t.
 int LaunchPromptProducts(const PromptGemmArgs& args, CUstream_st* stream);
+
+/// Quantizes the rows of wide_h of the units whose down wants int8, into h and h_scales.
+int LaunchQuantizePromptH(const PromptGemmArgs& args, CUstream_st* stream);
 
 /// CTAs of a product on the current device; 0 where this family does not run.
 int PromptGemmCtas();

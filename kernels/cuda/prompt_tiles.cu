@@ -1,6 +1,7 @@
 // The units and tiles of family P (prompt_gemm.h), by one CTA.
 #include <cuda_runtime.h>
 
+#include "kernels/cuda/primitives/cta_sums.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
 #include "kernels/cuda/primitives/tile_matrix.cuh"
 #include "kernels/cuda/prompt_gemm.h"
@@ -11,39 +12,8 @@ namespace {
 constexpr int kThreads = 1024;
 static_assert(kThreads > kMaxExperts);
 constexpr int kNowhere = kPromptPackings;  // of experts that have no tiles
-constexpr uint32_t kAll = 0xffffffffu;
 
-struct Two {
-  int v[2];
-};
-
-/// Sums over the threads before this one.
-__device__ Two SumBefore(Two mine, Two* scratch, Two* total) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const auto scan = [&](Two sum) {
-#pragma unroll
-    for (int d = 1; d < 32; d *= 2) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int other = __shfl_up_sync(kAll, sum.v[i], d);
-        if (lane >= d) sum.v[i] += other;
-      }
-    }
-    return sum;
-  };
-  const Two sum = scan(mine);
-  if (lane == 31) scratch[warp] = sum;
-  __syncthreads();
-  const Two warps = scan(scratch[lane]);
-  Two before;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int front = __shfl_sync(kAll, warps.v[i], max(warp - 1, 0));
-    total->v[i] = __shfl_sync(kAll, warps.v[i], 31);
-    before.v[i] = (warp > 0 ? front : 0) + sum.v[i] - mine.v[i];
-  }
-  return before;
-}
+using Two = Several<int, 2>;
 
 /// What an expert has in one product.
 struct Share {
@@ -78,7 +48,7 @@ __global__ void __launch_bounds__(kThreads)
   const int last = count - (units - 1) * columns;
   const int rows = units > 0 ? (units - 1) * columns + PromptColumns(args.most, last) : 0;
   Two total;
-  const Two first = SumBefore({units, rows}, scratch[0], &total);
+  const Two first = SumBefore(Two{units, rows}, scratch[0], &total);
   Share share[2] = {{first.v[0], units, 0, kNowhere}, {first.v[0], units, 0, kNowhere}};
   if (units > 0) {
     PromptUnit unit{};
@@ -97,11 +67,12 @@ __global__ void __launch_bounds__(kThreads)
       args.table.units[first.v[0] + i] = unit;
     }
   }
+  if (e == 0) *args.table.unit_count = total.v[0];
   if (e < 2 * kPromptPackings) args.table.tickets[e / kPromptPackings][e % kPromptPackings] = 0;
 
   // Packing by packing, the fullest expert first.
   if (is_expert) {
-    for (int p = 0; p < 2; ++p) key[p][e] = share[p].packing << 28 | (0xfffffff - count);
+    for (int p = 0; p < 2; ++p) key[p][e] = share[p].packing << 24 | (0xffffff - count);
   }
   __syncthreads();
   if (is_expert) {

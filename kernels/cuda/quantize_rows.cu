@@ -12,6 +12,7 @@
 #include "kernels/cuda/primitives/dequant.cuh"
 #include "kernels/cuda/primitives/element.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
+#include "kernels/cuda/prompt_gemm.h"
 #include "kernels/cuda/quantize_rows.h"
 #include "quant/hadamard.h"
 
@@ -107,9 +108,22 @@ __device__ __forceinline__ float NearestF8(float x) {
   return copysignf(rintf(magnitude / step) * step, x);
 }
 
+/// Where a row goes. Of int8: 16 bytes of a chunk, the i-th of its eight, at i ^ swizzle.
+struct RowOut {
+  uint8_t* row;
+  float* scales;
+  int64_t int8_chunk;  // bytes from a chunk of int8 to the next
+  int swizzle;
+  int scale_step;  // from a chunk's scale to the next one's
+};
+__device__ __forceinline__ RowOut PackedRow(uint8_t* row, int k) {
+  return {row, reinterpret_cast<float*>(row + OperandScales(k)), kChunk, 0, 1};
+}
+
 /// Stores a lane's channels of a chunk, which share a scale.
-__device__ __forceinline__ void StoreChunk(const float (&v)[4], int chunk, int chunks,
-                                           const RowForm& f, float maximum, uint8_t* out) {
+__device__ __forceinline__ void StoreChunk(const float (&v)[4], int chunk, const RowForm& f,
+                                           float maximum, const RowOut& to) {
+  uint8_t* const out = to.row;
   constexpr float kSmallestMaximum = 1e-30f;  // such a row is zero to any product
   const int lane = threadIdx.x % 32;
   const float limit = Limit(f.form);
@@ -130,20 +144,21 @@ __device__ __forceinline__ void StoreChunk(const float (&v)[4], int chunk, int c
     } else {
       const float code = fminf(fmaxf(rintf(scaled), -limit), limit);
       const int in8 = channel & 7;
-      reinterpret_cast<int8_t*>(
-          out)[(channel & ~15) + in8 / 2 * 4 + (in8 & 1) * 2 + ((channel >> 3) & 1)] =
+      const int piece = (channel % kChunk / 16) ^ to.swizzle;
+      reinterpret_cast<int8_t*>(out + chunk * to.int8_chunk)[piece * 16 + in8 / 2 * 4 +
+                                                             (in8 & 1) * 2 + ((channel >> 3) & 1)] =
           static_cast<int8_t>(code);
     }
   }
   if (lane == 0 && f.form != OperandForm::kBf16) {
     const float scale = !finite ? __int_as_float(0x7fffffff) : some ? maximum / limit : 0;
-    reinterpret_cast<float*>(out + chunks * 2 * kChunk)[chunk] = scale;
+    to.scales[chunk * to.scale_step] = scale;
   }
 }
 
 /// All threads of a CTA pack one row. shared: kWarps floats.
 template <typename T>
-__device__ void PackRow(const T* row, int k, const RowForm& f, float* shared, uint8_t* out) {
+__device__ void PackRow(const T* row, int k, const RowForm& f, float* shared, const RowOut& to) {
   const int warp = threadIdx.x / 32;
   const int chunks = (k + kChunk - 1) / kChunk;
   const bool one_scale = f.form == OperandForm::kInt8Token || f.form == OperandForm::kInt4Token ||
@@ -163,7 +178,7 @@ __device__ void PackRow(const T* row, int k, const RowForm& f, float* shared, ui
   }
   for (int c = warp; c < chunks; c += kWarps) {
     LoadChunk(row, k, c, f, v);
-    StoreChunk(v, c, chunks, f, one_scale ? row_maximum : WarpMaximum(LaneMaximum(v)), out);
+    StoreChunk(v, c, f, one_scale ? row_maximum : WarpMaximum(LaneMaximum(v)), to);
   }
 }
 
@@ -181,7 +196,8 @@ __global__ void __launch_bounds__(kWarps * 32)
   GridDependencySync();
   __shared__ float shared[kWarps];
   const int64_t row = blockIdx.x;
-  PackRow(x + row * x_stride, k, FormOf(operand, k, signs), shared, packed + row * stride);
+  PackRow(x + row * x_stride, k, FormOf(operand, k, signs), shared,
+          PackedRow(packed + row * stride, k));
 }
 
 __global__ void __launch_bounds__(kWarps * 32)
@@ -196,7 +212,29 @@ __global__ void __launch_bounds__(kWarps * 32)
     if (at % kTileTokens >= tile.count || down.operand == 0) continue;
     const int64_t slot = tile.slots[at % kTileTokens];
     PackRow(args.wide_h + slot * args.wide_h_stride, down.k, FormOf(down.operand, down.k, signs),
-            shared, args.h + slot * args.h_stride);
+            shared, PackedRow(args.h + slot * args.h_stride, down.k));
+  }
+}
+
+__global__ void __launch_bounds__(kWarps * 32)
+    QuantizePromptHKernel(const __grid_constant__ PromptGemmArgs args, Signs signs) {
+  TriggerDependentLaunch();
+  GridDependencySync();
+  __shared__ float shared[kWarps];
+  const int units = *args.table.unit_count;
+  for (int u = blockIdx.x; u < units; u += gridDim.x) {
+    const PromptUnit& unit = args.table.units[u];
+    const TileMatrix& down = unit.matrix[1];
+    if (down.packing != Packing::kW8A8) continue;
+    const int64_t columns = unit.columns;
+    for (int c = blockIdx.y; c < unit.count; c += gridDim.y) {
+      const int64_t row = unit.h_row + c;
+      // As the product reads it: [128 k][column], in rows of 128 bytes that are swizzled.
+      const RowOut to{args.h + unit.h_row * args.h_stride + c * kChunk, args.h_scales + row,
+                      columns * kChunk, c & 7, 0};
+      PackRow(args.wide_h + row * args.wide_h_stride, down.k, FormOf(down.operand, down.k, signs),
+              shared, to);
+    }
   }
 }
 
@@ -212,6 +250,12 @@ int LaunchPackOperand(const DeviceRows& x, int operand, uint8_t* packed, int64_t
                         packed, stride);
   });
   return error;
+}
+
+int LaunchQuantizePromptH(const PromptGemmArgs& args, CUstream_st* stream) {
+  constexpr int kRowsAtOnce = 16;  // of a unit
+  return LaunchEarly(QuantizePromptHKernel, dim3(args.ctas, kRowsAtOnce), kWarps * 32, 0, stream,
+                     args, HadamardSigns());
 }
 
 int LaunchPackHidden(const PackHiddenArgs& args, CUstream_st* stream) {

@@ -31,9 +31,18 @@ struct DeviceRouting {
   const float* selection_bias = nullptr;  // [num_experts] or null; kinds 0 and 2
 };
 
-/// logits[t, e] = gate[e] . x[t], fp32. gate: [experts, x.cols].
+/// Tokens of a call up to which its logits are sums in fp32; those of more come from tensor cores,
+/// as exact.
+constexpr int kFewTokens = 32;
+
+/// logits[t, e] = gate[e] . x[t], fp32. gate: [experts, x.cols], constant: it is read before
+/// kernels in front have ended. packed: if not null, rows are packed as LaunchPackRows does for
+/// operand 0.
+///
+/// A logit is within (12 + cols / 128) 2^-24 of the exact one, in units of the sum of its terms'
+/// magnitudes, and depends on its row, its expert and whether there are more than kFewTokens rows.
 int LaunchGateLogits(const DeviceRows& x, const float* gate, int experts, float* logits,
-                     CUstream_st* stream);
+                     CUstream_st* stream, uint8_t* packed = nullptr, int64_t packed_stride = 0);
 
 /// logits [tokens, E] become scores in place; ids and weights: [tokens, top_k], highest first, of
 /// equal scores the lower index first.
@@ -84,6 +93,24 @@ int LaunchMakeTiles(const MakeTilesArgs& args, CUstream_st* stream);
 
 /// first[i] = begin + i.
 int LaunchIota(int32_t* first, int begin, int count, CUstream_st* stream);
+
+/// Few tokens: all between their logits, or the ids given, and the products, by one launch.
+struct RouteFewArgs {
+  DeviceRouting routing;
+  int32_t tokens = 0;       // at most kFewTokens
+  float* scores = nullptr;  // the rest as LaunchTopK and LaunchGroup
+  int32_t* ids = nullptr;
+  float* weights = nullptr;
+  const int32_t* given_ids = nullptr;  // if not null, no choice: as LaunchAdoptRouting (rows.h)
+  const float* given_weights = nullptr;
+  int32_t* used_ids = nullptr;
+  SlotGroups groups;
+  SelectionTally* tally = nullptr;
+  int32_t* shared_slots = nullptr;  // null, or gets pairs, pairs + 1, ...
+  int32_t makes_tiles = 0;
+  MakeTilesArgs tiles;  // if so; with these groups and shared slots
+};
+int LaunchRouteFew(const RouteFewArgs& args, CUstream_st* stream);
 
 /// Stores handles in the residency table, in stream order.
 struct TableUpdates {

@@ -5,6 +5,7 @@
 #include "kernels/cuda/primitives/activation.cuh"
 #include "kernels/cuda/primitives/element.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
+#include "kernels/cuda/primitives/pack_unit.cuh"
 #include "kernels/cuda/quantize_rows.h"
 #include "kernels/cuda/rows.h"
 
@@ -19,19 +20,7 @@ __global__ void PackRowsKernel(const T* x, int cols, int64_t x_stride, uint8_t* 
   TriggerDependentLaunch();
   GridDependencySync();
   const int64_t row = blockIdx.x;
-  // A thread fills 4 elements that lie together: a unit.
-  const int i = blockIdx.y * kThreads + threadIdx.x;
-  if (i * 8 < OperandScales(cols)) {
-    const int base = i / 4 * 16 + (i & 3) * 2;
-    const int channel[4] = {base, base + 1, base + 8, base + 9};
-    uint16_t v[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      v[j] = channel[j] < cols ? ToBf16(ToFloat(x[row * x_stride + channel[j]])) : uint16_t{0};
-    }
-    *reinterpret_cast<ushort4*>(packed + row * stride + i * 8) =
-        make_ushort4(v[0], v[1], v[2], v[3]);
-  }
+  PackUnit(x + row * x_stride, cols, blockIdx.y * kThreads + threadIdx.x, packed + row * stride);
 }
 
 /// A thread rounds 8 channels.

@@ -3,60 +3,12 @@
 
 #include "kernels/cuda/primitives/element.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
+#include "kernels/cuda/primitives/selection_tally.cuh"
 #include "kernels/cuda/primitives/top_k.cuh"
 #include "kernels/cuda/route.h"
 
 namespace moert::cuda {
 namespace {
-
-__device__ void AddCall(SelectionTally* to, int slots, float mass) {
-  SelectionTally t = *to;
-  t.slots += slots;
-  ++t.calls;
-  t.mass += mass;
-  *to = t;
-}
-
-/// Up to kChunk pairs: a warp an expert walks them all. Slots come out ascending with no sort and
-/// no atomics; an expert's begin behind those of the ids below its own.
-__global__ void __launch_bounds__(128)
-    GroupFewKernel(const int32_t* ids, int pairs, int experts, SlotGroups groups,
-                   const float* weights, SelectionTally* tally) {
-  TriggerDependentLaunch();
-  GridDependencySync();
-  const int expert = blockIdx.x * 4 + threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
-  if (expert >= experts) return;
-  int first = 0;
-#pragma unroll 4
-  for (int base = 0; base < pairs; base += 32) {
-    const int i = base + lane;
-    const int id = i < pairs ? ids[i] : -1;
-    first += __popc(__ballot_sync(kFull, id >= 0 && id < expert));
-  }
-  int count = 0;
-  float mass = 0;
-#pragma unroll 4
-  for (int base = 0; base < pairs; base += 32) {
-    const int i = base + lane;
-    const bool mine = i < pairs && ids[i] == expert;
-    const uint32_t found = __ballot_sync(kFull, mine);
-    if (mine) {
-      groups.sorted[first + count + __popc(found & ((1u << lane) - 1))] = i;
-      if (tally != nullptr) mass += weights[i];
-    }
-    count += __popc(found);
-  }
-  if (lane == 0) {
-    groups.firsts[expert] = first;
-    groups.counts[expert] = count;
-  }
-  if (tally == nullptr) return;
-  mass = WarpSum(mass);
-  if (lane != 0) return;
-  if (count > 0) AddCall(tally + expert, count, mass);
-  if (expert == 0) AddCall(tally + experts, pairs, 0);
-}
 
 constexpr int kChunk = 1024;  // pairs that a CTA places
 constexpr int kChunkWarps = kChunk / 32;
@@ -129,11 +81,15 @@ __global__ void __launch_bounds__(kChunk)
       before[w][e] = static_cast<uint16_t>(here);
       here += count;
     }
+    if (gridDim.x == 1) {
+      all = here;
+    } else {
 #pragma unroll 8
-    for (int c = 0; c < static_cast<int>(gridDim.x); ++c) {
-      const int count = groups.chunks[static_cast<int64_t>(c) * experts + e];
-      all += count;
-      if (c < static_cast<int>(blockIdx.x)) ahead += count;
+      for (int c = 0; c < static_cast<int>(gridDim.x); ++c) {
+        const int count = groups.chunks[static_cast<int64_t>(c) * experts + e];
+        all += count;
+        if (c < static_cast<int>(blockIdx.x)) ahead += count;
+      }
     }
   }
   int sum = all;
@@ -168,19 +124,18 @@ __global__ void IotaKernel(int32_t* first, int begin, int count) {
 
 int LaunchGroup(const int32_t* ids, int pairs, int experts, const SlotGroups& groups,
                 CUstream_st* stream, const float* weights, SelectionTally* tally) {
-  const int warps4 = (experts + 3) / 4;
-  if (pairs <= kChunk) {
-    return LaunchEarly(GroupFewKernel, warps4, 128, 0, stream, ids, pairs, experts, groups, weights,
-                       tally);
-  }
   const auto chunks = static_cast<int>(GroupChunks(pairs));
-  int error =
-      LaunchEarly(CountChunkKernel, chunks, 256, 0, stream, ids, pairs, experts, groups.chunks);
+  int error = 0;
+  if (chunks > 1) {
+    error =
+        LaunchEarly(CountChunkKernel, chunks, 256, 0, stream, ids, pairs, experts, groups.chunks);
+  }
   if (error == 0) {
     error = LaunchEarly(GroupKernel, chunks, kChunk, 0, stream, ids, pairs, experts, groups);
   }
   if (error != 0 || tally == nullptr) return error;
-  return LaunchEarly(TallyKernel, warps4, 128, 0, stream, groups, pairs, experts, weights, tally);
+  return LaunchEarly(TallyKernel, (experts + 3) / 4, 128, 0, stream, groups, pairs, experts,
+                     weights, tally);
 }
 
 int LaunchIota(int32_t* first, int begin, int count, CUstream_st* stream) {

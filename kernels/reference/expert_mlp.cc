@@ -60,42 +60,13 @@ Rounded Round(const std::vector<float>& x, const Scheme& scheme, ActivationNumer
   return r;
 }
 
-struct Matrix {
-  std::vector<float> weights;
-  int64_t rows = 0;
-  int64_t k = 0;
-};
-
-absl::StatusOr<Matrix> Widen(const std::byte* record, const MatrixLayout& layout) {
-  Matrix m;
-  m.rows = layout.rows;
-  m.k = layout.k;
-  MOERT_RETURN_IF_ERROR(UnpackMatrix(layout, record, &m.weights));
-  return m;
-}
-
-double Dot(const Matrix& matrix, int64_t row, const std::vector<double>& x) {
-  double sum = 0;
-  for (int64_t k = 0; k < matrix.k; ++k) {
-    sum += static_cast<double>(matrix.weights[static_cast<size_t>(row * matrix.k + k)]) *
-           x[static_cast<size_t>(k)];
-  }
-  return sum;
-}
-
-double BiasOf(const std::byte* record, const MatrixLayout& layout, int64_t row) {
-  if (layout.bias_offset == 0) return 0;
-  return reinterpret_cast<const float*>(record + layout.bias_offset)[row];
-}
-
 // Three channels rounded the other way, in the worst place; bf16 has more of them the more channels
 // there are, and the norm of the terms measures that.
-double ToleranceOf(const Matrix& down, int64_t row, const Rounded& h, bool bf16) {
+double ToleranceOf(const float* weights, const Rounded& h, bool bf16) {
   double squares = 0;
   double largest = 0;
-  for (int64_t k = 0; k < down.k; ++k) {
-    const auto i = static_cast<size_t>(k);
-    const double weight = std::fabs(down.weights[static_cast<size_t>(row * down.k + k)]);
+  for (size_t i = 0; i < h.values.size(); ++i) {
+    const double weight = std::fabs(weights[i]);
     squares += weight * h.values[i] * weight * h.values[i];
     largest = std::max(largest, weight * h.steps[i]);
   }
@@ -132,34 +103,73 @@ double ApplyActivation(const ExpertActivation& a, double gate, double up) {
   return f(gate) * (up + a.up_offset);
 }
 
+absl::StatusOr<ReferenceExpert::Matrix> ReferenceExpert::Widen(const std::byte* record,
+                                                               const MatrixLayout& layout) {
+  Matrix m;
+  m.scheme = layout.scheme;
+  m.rows = layout.rows;
+  m.k = layout.k;
+  MOERT_RETURN_IF_ERROR(UnpackMatrix(layout, record, &m.weights));
+  if (layout.bias_offset != 0) {
+    const auto* biases = reinterpret_cast<const float*>(record + layout.bias_offset);
+    m.biases.assign(biases, biases + layout.rows);
+  }
+  return m;
+}
+
+double ReferenceExpert::Matrix::Dot(int64_t row, const std::vector<double>& x) const {
+  double sum = 0;
+  for (int64_t i = 0; i < k; ++i) {
+    sum +=
+        static_cast<double>(weights[static_cast<size_t>(row * k + i)]) * x[static_cast<size_t>(i)];
+  }
+  return sum;
+}
+
+double ReferenceExpert::Matrix::Product(int64_t row, const std::vector<double>& x) const {
+  return Dot(row, x) + (biases.empty() ? 0.0 : biases[static_cast<size_t>(row)]);
+}
+
+absl::StatusOr<ReferenceExpert> ReferenceExpert::Make(const std::byte* record,
+                                                      const RecordLayout& layout) {
+  ReferenceExpert expert;
+  MOERT_ASSIGN_OR_RETURN(expert.gate_, Widen(record, layout.gate));
+  MOERT_ASSIGN_OR_RETURN(expert.up_, Widen(record, layout.up));
+  MOERT_ASSIGN_OR_RETURN(expert.down_, Widen(record, layout.down));
+  expert.hadamard_ = layout.format.hadamard;
+  return expert;
+}
+
+void ReferenceExpert::Apply(const ExpertActivation& activation, ActivationNumerics numerics,
+                            const float* x, float* out, float* tolerance) const {
+  std::vector<float> input(x, x + gate_.k);
+  if (hadamard_) ApplyHadamard(1, gate_.k, input.data());
+  const Rounded gate_x = Round(input, gate_.scheme, numerics);
+  const Rounded up_x = Round(input, up_.scheme, numerics);
+  std::vector<float> h(static_cast<size_t>(gate_.rows));
+  for (int64_t row = 0; row < gate_.rows; ++row) {
+    h[static_cast<size_t>(row)] = static_cast<float>(ApplyActivation(
+        activation, gate_.Product(row, gate_x.values), up_.Product(row, up_x.values)));
+  }
+  if (hadamard_) ApplyHadamard(1, down_.k, h.data());
+  const Rounded rounded = Round(h, down_.scheme, numerics);
+  const bool bf16 =
+      numerics != ActivationNumerics::kF32 && down_.scheme.act_bits == 16 &&
+      (down_.scheme.is_bf16() || down_.scheme.imported() || numerics == ActivationNumerics::kBF16);
+  for (int64_t row = 0; row < down_.rows; ++row) {
+    out[row] = static_cast<float>(down_.Product(row, rounded.values));
+    if (tolerance != nullptr) {
+      tolerance[row] =
+          static_cast<float>(ToleranceOf(down_.weights.data() + row * down_.k, rounded, bf16));
+    }
+  }
+}
+
 absl::Status ReferenceExpertMlp(const std::byte* record, const RecordLayout& layout,
                                 const ExpertActivation& activation, ActivationNumerics numerics,
                                 const float* x, float* out, float* tolerance) {
-  MOERT_ASSIGN_OR_RETURN(const Matrix gate, Widen(record, layout.gate));
-  MOERT_ASSIGN_OR_RETURN(const Matrix up, Widen(record, layout.up));
-  MOERT_ASSIGN_OR_RETURN(const Matrix down, Widen(record, layout.down));
-  std::vector<float> input(x, x + gate.k);
-  if (layout.format.hadamard) ApplyHadamard(1, gate.k, input.data());
-  const Rounded gate_x = Round(input, layout.gate.scheme, numerics);
-  const Rounded up_x = Round(input, layout.up.scheme, numerics);
-  std::vector<float> h(static_cast<size_t>(gate.rows));
-  for (int64_t row = 0; row < gate.rows; ++row) {
-    h[static_cast<size_t>(row)] = static_cast<float>(ApplyActivation(
-        activation, Dot(gate, row, gate_x.values) + BiasOf(record, layout.gate, row),
-        Dot(up, row, up_x.values) + BiasOf(record, layout.up, row)));
-  }
-  if (layout.format.hadamard) ApplyHadamard(1, down.k, h.data());
-  const Rounded rounded = Round(h, layout.down.scheme, numerics);
-  const bool bf16 = numerics != ActivationNumerics::kF32 && layout.down.scheme.act_bits == 16 &&
-                    (layout.down.scheme.is_bf16() || layout.down.scheme.imported() ||
-                     numerics == ActivationNumerics::kBF16);
-  for (int64_t row = 0; row < down.rows; ++row) {
-    out[row] =
-        static_cast<float>(Dot(down, row, rounded.values) + BiasOf(record, layout.down, row));
-    if (tolerance != nullptr) {
-      tolerance[row] = static_cast<float>(ToleranceOf(down, row, rounded, bf16));
-    }
-  }
+  MOERT_ASSIGN_OR_RETURN(const ReferenceExpert expert, ReferenceExpert::Make(record, layout));
+  expert.Apply(activation, numerics, x, out, tolerance);
   return absl::OkStatus();
 }
 

@@ -4,8 +4,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "moert/model.h"
 #include "moert/scheme.h"
 
@@ -17,6 +19,32 @@ double ApplyActivation(Activation activation, double x);
 
 /// h of one channel's products of gate and up, in double precision (moert/model.h).
 double ApplyActivation(const ExpertActivation& activation, double gate, double up);
+
+/// An expert of a packed record, its weights widened once for many tokens. Const calls may run at
+/// the same time.
+class ReferenceExpert {
+ public:
+  static absl::StatusOr<ReferenceExpert> Make(const std::byte* record, const RecordLayout& layout);
+  /// As ReferenceExpertMlp.
+  void Apply(const ExpertActivation& activation, ActivationNumerics numerics, const float* x,
+             float* out, float* tolerance = nullptr) const;
+
+ private:
+  struct Matrix {
+    Scheme scheme;
+    std::vector<float> weights;
+    std::vector<float> biases;  // empty: none
+    int64_t rows = 0;
+    int64_t k = 0;
+
+    double Dot(int64_t row, const std::vector<double>& x) const;
+    double Product(int64_t row, const std::vector<double>& x) const;  // with the bias
+  };
+  static absl::StatusOr<Matrix> Widen(const std::byte* record, const MatrixLayout& layout);
+
+  Matrix gate_, up_, down_;
+  bool hadamard_ = false;
+};
 
 /// out = down (act(gate x) * (up x)) for the expert of a packed record of any schemes; x and out
 /// are [hidden]. Weights are widened, sums are in double precision. x and h are rounded as the

@@ -6,8 +6,9 @@
 
 namespace moert::cuda::tuning {
 
-/// From so many tokens an expert on, by packing: bf16, w8, w4.
-constexpr double kPromptFrom[] = {8, 16, 28};
+/// From so many tokens an expert on, by packing: bf16, w8, w4, fp8_b128, mxfp4, nvfp4, int4 with the
+/// scales and zeros of files, w8a8.
+constexpr double kPromptFrom[] = {8, 16, 28, 16, 20, 20, 24, 12};
 
 /// Columns of the widest unit up to so many tokens an expert.
 struct PromptTiling {

@@ -21,7 +21,8 @@ EngineImpl::EngineImpl(std::shared_ptr<const ExpertSource> source, const EngineO
       blueprint_(std::move(blueprint)),
       parts_(std::move(parts)),
       leases_(parts_->leases.get()),
-      graph_safe_(blueprint_->strategy.graph_safe() && parts_->runner->runs_resident()),
+      graph_safe_((blueprint_->strategy.graph_safe() && parts_->runner->runs_resident()) ||
+                  parts_->misses_served.ok()),
       opened_(CollectStats(*parts_, blueprint_->plan.fixed_bytes())),
       plan_(blueprint_->plan) {
   Publish();
@@ -73,6 +74,7 @@ absl::StatusOr<LeaseId> EngineImpl::AcquireExperts(StepId step, int layer,
   MOERT_RETURN_IF_ERROR(blueprint_->backend->CheckLease());
   const MutexLock lock(&mu_);
   MOERT_ASSIGN_OR_RETURN(const StepState* found, FindStep(step));
+  MOERT_RETURN_IF_ERROR(parts_->executor->TakeBack(parts_->store.get()));
   absl::StatusOr<LeaseId> lease =
       parts_->leases->Acquire(step, found->epoch, ContextOf(*found, layer), experts, views);
   Publish();
@@ -115,6 +117,7 @@ absl::Status EngineImpl::PrefetchHint(int layer, absl::Span<const int32_t> exper
 }
 
 void EngineImpl::ApplyHints() {
+  if (parts_->executor->lent()) return;  // they wait for the host's turn
   std::vector<ExpertKey> hints;
   {
     const MutexLock lock(&hints_mu_);
@@ -133,6 +136,7 @@ absl::StatusOr<std::vector<Residency>> EngineImpl::ResidencyOf(int layer) try {
   MOERT_RETURN_IF_ERROR(CheckProcess());
   MOERT_RETURN_IF_ERROR(CheckLayer(layer));
   const MutexLock lock(&mu_);
+  MOERT_RETURN_IF_ERROR(parts_->executor->TakeBack(parts_->store.get()));
   parts_->store->Pump();
   return parts_->store->States(layer);
 } catch (...) {
@@ -165,6 +169,7 @@ absl::Status EngineImpl::SetBudgetLocked(const Budget& budget) {
     return absl::FailedPreconditionError(fmt::format(
         "the budget of strategy {} changes between steps; {} are open", strategy(), steps_.size()));
   }
+  MOERT_RETURN_IF_ERROR(parts_->executor->TakeBack(parts_->store.get()));
   // Growing: the limit first, so that blocks may be taken; shrinking: after they were given back.
   absl::Cleanup keep = [this, old_bytes]()
                            ABSL_NO_THREAD_SAFETY_ANALYSIS { parts_->budget->SetLimit(old_bytes); };

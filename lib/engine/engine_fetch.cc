@@ -67,6 +67,7 @@ absl::Status EngineImpl::FetchLocked(StepId step_id, int layer, const FetchInput
         "strategy {} serves several versions of an expert: Fetch needs one that serves one",
         strategy()));
   }
+  MOERT_RETURN_IF_ERROR(parts_->executor->TakeBack(parts_->store.get()));
   MOERT_ASSIGN_OR_RETURN(const SlotRegion region, parts_->store->Slots(layer));
   MOERT_RETURN_IF_ERROR(CheckFetched(layer, *step, input));
   const LayerCall call{ContextOf(*step, layer),

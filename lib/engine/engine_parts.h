@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/blueprint.h"
 #include "engine/charges.h"
@@ -36,6 +37,7 @@ struct EngineParts {
   std::unique_ptr<LayerPlanner> scheduler;
   std::unique_ptr<Charges> charges;
   std::unique_ptr<LayerRunner> runner;
+  absl::Status misses_served;  // LayerRunner::ServeMisses
   std::unique_ptr<Leases> leases;
 };
 

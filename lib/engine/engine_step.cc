@@ -146,12 +146,15 @@ absl::Status EngineImpl::RunLocked(StepId step_id, int layer, const MatrixView& 
   }
   MOERT_RETURN_IF_ERROR(CheckRouting(layer, step.rows, routed));
   const bool on_host = routed != nullptr && routed->place == Place::kHost;
-  if ((on_host || !graph_safe_) && parts_->executor->Capturing(step.stream)) {
-    return absl::FailedPreconditionError(
-        fmt::format("the stream is being captured: strategy {} needs the host in {}", strategy(),
-                    on_host ? "calls that bring their routing in host memory"
-                            : "every layer call (graph_safe)"));
+  const bool capturing = parts_->executor->Capturing(step.stream);
+  if ((on_host || !graph_safe_) && capturing) {
+    return absl::FailedPreconditionError(fmt::format(
+        "the stream is being captured: strategy {} needs the host in {}", strategy(),
+        on_host
+            ? "calls that bring their routing in host memory"
+            : fmt::format("every layer call (graph_safe): {}", parts_->misses_served.message())));
   }
+  if (!capturing) MOERT_RETURN_IF_ERROR(parts_->executor->TakeBack(parts_->store.get()));
   ApplyHints();
   const absl::Status status = parts_->runner->Forward(call);
   step.status.Update(status);

@@ -26,6 +26,16 @@ LayerRunner::LayerRunner(const LayerParts& parts)
                      parts.strategy->routing == nullptr && parts.strategy->prefetch == nullptr &&
                      !parts.clock->is_virtual()) {}
 
+absl::Status LayerRunner::ServeMisses() {
+  if (!runs_resident_ || !parts_.strategy->misses_by_rule()) {
+    return absl::FailedPreconditionError(
+        "a policy, a trace or the virtual clock has to see every routing before it is executed");
+  }
+  const absl::Status status = parts_.executor->ServeMisses(*parts_.store);
+  serves_misses_ = status.ok();
+  return status;
+}
+
 absl::Status LayerRunner::Forward(LayerCall call) {
   // Whatever leaves this call, its experts do not stay pinned.
   const absl::Cleanup unpin = [&] {
@@ -75,6 +85,7 @@ absl::Status LayerRunner::Forward(LayerCall call) {
 bool LayerRunner::CanRunResident(const LayerCall& call) const {
   if (!runs_resident_) return false;
   if (call.routed != nullptr && call.routed->place == Place::kHost) return false;
+  if (serves_misses_ && parts_.executor->Capturing(call.exec.stream)) return true;
   return NothingMissing(call.context.layer);
 }
 

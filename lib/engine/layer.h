@@ -77,9 +77,12 @@ class LayerRunner {
   /// Whether calls that miss nothing run on the device alone: nothing has to see a routing before
   /// it is executed.
   bool runs_resident() const { return runs_resident_; }
+  /// OK: captured calls need not hold their experts, what is missing is brought without the host.
+  /// Else why not. Before the first call.
+  absl::Status ServeMisses();
 
-  /// Fetches the selections of replays that have arrived; the device may then bring others.
-  void TakeSelections() { selected_ = selected_ || parts_.executor->TakeSelections(&selections_); }
+  /// Fetches the counts of replays that have arrived; the device may then bring others.
+  void TakeSelections();
   /// Accounts for calls whose routing has arrived since they returned, or whose selections were
   /// taken.
   void CollectLate(PolicyContext context);
@@ -156,6 +159,7 @@ class LayerRunner {
 
   const LayerParts parts_;
   const bool runs_resident_;
+  bool serves_misses_ = false;
   LayerStats stats_;
 
   // Of the call.

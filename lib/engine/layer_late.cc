@@ -17,6 +17,13 @@ void LayerRunner::CollectRoutings() {
   }
 }
 
+void LayerRunner::TakeSelections() {
+  selected_ = selected_ || parts_.executor->TakeSelections(&selections_);
+  ServedCount added;
+  if (!parts_.executor->TakeServed(&added)) return;
+  parts_.store->CountServed(added);
+}
+
 void LayerRunner::CollectLate(PolicyContext context) {
   CollectRoutings();
   if (!selected_) return;
@@ -31,7 +38,7 @@ void LayerRunner::CollectLate(PolicyContext context) {
     for (int32_t e = 0; e < spec.num_experts; ++e, ++row) {
       late_routing_.counts[e] = static_cast<int32_t>(row->slots);
       mass += row->mass;
-      if (row->calls == 0) continue;
+      if (row->calls == 0 || serves_misses_) continue;
       parts_.scheduler->CountAnswered({context.layer, e}, row->slots, row->calls, row->mass);
     }
     ++row;  // the layer's own

@@ -163,7 +163,8 @@ class Executor {
 
   /// Whether RunResident is possible, given a usable version of every expert.
   virtual bool runs_resident() const { return false; }
-  /// Enqueues a whole call. Legal under stream capture. Its routing arrives later.
+  /// Enqueues a whole call. Legal under stream capture. Its routing arrives later. Where the device
+  /// serves misses (ServeMisses) a captured call needs no versions.
   virtual absl::Status RunResident(const ExecutorCall& call, const PolicyContext& context,
                                    const VersionedStore& store) {
     return NotSupported();
@@ -185,6 +186,24 @@ class Executor {
                                   int32_t* to) {
     return NotSupported();
   }
+  // Misses of captured calls, served by the device: it decides who is in the blocks that the store
+  // lends, brings what is missing, and no policy is asked.
+
+  /// OK: from now on captured RunResident and RunGiven serve what is missing, for a store of one
+  /// version whose residency policy is the default's rule. FailedPrecondition: why not. Asked once,
+  /// before the first call. May read records.
+  virtual absl::Status ServeMisses(const VersionedStore& store) {
+    return absl::FailedPreconditionError("this backend asks the host about misses");
+  }
+  /// Whether the blocks are lent: then nobody may use the store.
+  virtual bool lent() const { return false; }
+  /// Before the host uses the store: takes the blocks back, and waits for replays of open steps.
+  /// Replays that follow are right, and bring everything. FailedPrecondition while such a step's
+  /// stream is being captured.
+  virtual absl::Status TakeBack(VersionedStore* store) { return absl::OkStatus(); }
+  /// What was served since it was last asked, as far as it has arrived. False: nothing.
+  virtual bool TakeServed(ServedCount* added) { return false; }
+
   /// Whether calls on the stream are recorded into a graph.
   virtual bool Capturing(void* stream) const { return false; }
   /// The routing of the oldest RunResident that was not taken yet and whose results have arrived;
@@ -195,7 +214,8 @@ class Executor {
   /// nothing.
   virtual bool TakeSelections(std::vector<SelectionCount>* added) { return false; }
   /// Before the first call of a step: makes the handles of its epoch, the newest, visible to
-  /// captured calls. Where there may be any the store tracks its changes.
+  /// captured calls; where misses are served, lends the blocks. Where there may be captured calls
+  /// of other strategies the store tracks its changes.
   virtual absl::Status OpenStep(VersionedStore* store, int64_t epoch, void* stream) {
     return absl::OkStatus();
   }

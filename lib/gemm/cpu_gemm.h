@@ -87,6 +87,9 @@ class CpuGemm final : public MixedGroupGemm {
   void Activate(const ExpertActivation& activation, int64_t count, float* gate, float* up,
                 float* h) const;
 
+  // What row block `block` gave of h, of consecutive slots: packed where down takes it so.
+  void StoreH(const RecordLayout& layout, int64_t block, int64_t first_slot, int columns,
+              const float* h) const;
   // The 16 channels of h that row block `block` gave, as one piece of a plain operand.
   static void PackPiece(const RecordLayout& layout, int64_t block, const float* h,
                         const OperandKernels& kernels, uint8_t* row);

@@ -91,7 +91,6 @@ void CpuGemm::GateUpJob(int64_t job, int thread) const {
   const bool gated = layout.contents.gate;
   const bool tied = layout.gate.scheme == layout.up.scheme;
   const bool packs = PacksPieces(layout);
-  const OperandKernels down = sizes_.Kernels(static_cast<int>(OperandKind::kPlain));
   alignas(64) float product[kMaxBlocks * kMaxColumns * kBlockRows];
   alignas(64) float h[kMaxColumns * kBlockRows];
   uint8_t* const room = gathered_ + thread * gathered_matrix_bytes_ * (gathered_matrices_);
@@ -134,15 +133,7 @@ void CpuGemm::GateUpJob(int64_t job, int thread) const {
       }
       Activate(problem.activation, args.columns * kBlockRows, product,
                product + kMaxColumns * kBlockRows, h);
-      for (int c = 0; c < args.columns; ++c) {
-        const int64_t slot = plan.first_slot + column + c;
-        if (packs) {
-          PackPiece(layout, block, h + c * kBlockRows, down, packed_h_ + slot * h_row_bytes_);
-        } else {
-          std::memcpy(h_ + slot * h_stride_ + block * kBlockRows, h + c * kBlockRows,
-                      kBlockRows * sizeof(float));
-        }
-      }
+      StoreH(layout, block, plan.first_slot + column, args.columns, h);
     }
   }
   if (plan.packs_at_once && pending_[&plan - plans_].fetch_sub(1) == 1) {
@@ -152,6 +143,21 @@ void CpuGemm::GateUpJob(int64_t job, int thread) const {
   }
   if (job + 1 == FirstJob(gate_up_jobs_, thread + 1)) {
     FetchFirst(&Plan::down, down_jobs_, thread);
+  }
+}
+
+void CpuGemm::StoreH(const RecordLayout& layout, int64_t block, int64_t first_slot, int columns,
+                     const float* h) const {
+  const bool packs = PacksPieces(layout);
+  const OperandKernels down = sizes_.Kernels(static_cast<int>(OperandKind::kPlain));
+  for (int c = 0; c < columns; ++c) {
+    const int64_t slot = first_slot + c;
+    if (packs) {
+      PackPiece(layout, block, h + c * kBlockRows, down, packed_h_ + slot * h_row_bytes_);
+    } else {
+      std::memcpy(h_ + slot * h_stride_ + block * kBlockRows, h + c * kBlockRows,
+                  kBlockRows * sizeof(float));
+    }
   }
 }
 

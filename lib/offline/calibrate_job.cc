@@ -225,12 +225,7 @@ class Measurement {
     }
   }
 
-  absl::Status RunLayer(int l, bool measure, LayerCalibration* out) {
-    const MoeLayerSpec& layer = config_.moe.layers[static_cast<size_t>(l)];
-    const auto experts = static_cast<size_t>(layer.num_experts);
-    out->selections.resize(experts);
-    out->weight_sums.resize(experts);
-    std::vector<double> squares(experts, 0.0);
+  SensitivitySettings Settings(bool measure) const {
     SensitivitySettings settings = {job_.schemes, job_.method, job_.hadamard};
     settings.probe = probe_ != nullptr ? static_cast<int>(probe_index_) : -1;
     if (!measure) {  // its numbers are known; the probe needs its errors once more
@@ -238,6 +233,44 @@ class Measurement {
       if (probe_ != nullptr) settings.schemes.push_back(result_.probe_scheme);
       settings.probe = 0;
     }
+    return settings;
+  }
+
+  /// What quantizing an expert changes; x, its tokens' inputs, becomes their outputs.
+  absl::StatusOr<ExpertChanges> Changes(int l, int e, const SensitivitySettings& settings,
+                                        const ExpertRows& tokens, ThreadPool* single, Floats* x) {
+    ExpertWeights stored;
+    ExpertMatrices weights;
+    absl::Status status = experts_->ReadExpert(l, e, &stored);
+    if (status.ok()) status = WidenExpert(stored, &weights);
+    if (!status.ok()) return Located(status, l, e);
+    auto found =
+        ExpertSensitivity(config_.moe.layers[static_cast<size_t>(l)], settings, std::move(weights),
+                          tokens.weights, Compute{single, model_->products()}, x);
+    if (!found.ok()) return Located(found.status(), l, e);
+    return found;
+  }
+
+  /// Sum of squares of the weighted outputs.
+  static double SquareSum(const std::vector<float>& weights, const Floats& outputs) {
+    const size_t hidden = weights.empty() ? 0 : outputs.size() / weights.size();
+    double sum = 0;
+    for (size_t t = 0; t < weights.size(); ++t) {
+      for (size_t c = 0; c < hidden; ++c) {
+        const double v = static_cast<double>(weights[t]) * outputs[t * hidden + c];
+        sum += v * v;
+      }
+    }
+    return sum;
+  }
+
+  absl::Status RunLayer(int l, bool measure, LayerCalibration* out) {
+    const auto experts =
+        static_cast<size_t>(config_.moe.layers[static_cast<size_t>(l)].num_experts);
+    out->selections.resize(experts);
+    out->weight_sums.resize(experts);
+    std::vector<double> squares(experts, 0.0);
+    const SensitivitySettings settings = Settings(measure);
     const size_t numbers = kLinearBlocks * settings.schemes.size();
     out->delta.resize(experts * numbers);
     struct Change {
@@ -249,27 +282,13 @@ class Measurement {
         l, stream_.get(),
         [&](int e, const ExpertRows& tokens, Floats* x, ThreadPool* single) -> absl::Status {
           const auto i = static_cast<size_t>(e);
-          ExpertWeights stored;
-          ExpertMatrices weights;
-          absl::Status status = experts_->ReadExpert(l, e, &stored);
-          if (status.ok()) status = WidenExpert(stored, &weights);
-          if (!status.ok()) return Located(status, l, e);
-          auto found = ExpertSensitivity(layer, settings, std::move(weights), tokens.weights,
-                                         Compute{single, model_->products()}, x);
-          if (!found.ok()) return Located(found.status(), l, e);
+          MOERT_ASSIGN_OR_RETURN(ExpertChanges found, Changes(l, e, settings, tokens, single, x));
           out->selections[i] = static_cast<int64_t>(tokens.rows.size());
-          for (size_t t = 0; t < tokens.weights.size(); ++t) {
-            const double weight = tokens.weights[t];
-            out->weight_sums[i] += weight;
-            for (int64_t c = 0; c < layer.hidden; ++c) {
-              const double v =
-                  weight * (*x)[t * static_cast<size_t>(layer.hidden) + static_cast<size_t>(c)];
-              squares[i] += v * v;
-            }
-          }
-          std::copy(found->delta.begin(), found->delta.end(),
+          for (const float weight : tokens.weights) out->weight_sums[i] += weight;
+          squares[i] = SquareSum(tokens.weights, *x);
+          std::copy(found.delta.begin(), found.delta.end(),
                     out->delta.begin() + static_cast<int64_t>(i * numbers));
-          if (probe_ != nullptr) changes[i] = {tokens, *std::move(found)};
+          if (probe_ != nullptr) changes[i] = {tokens, std::move(found)};
           return absl::OkStatus();
         },
         [&](int e) {

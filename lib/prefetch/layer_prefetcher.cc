@@ -235,7 +235,8 @@ void LayerPrefetcher::Admit(const PolicyContext& context,
     const int version =
         TransferVersion(precision_policy_, context, candidate.key, counts_,
                         /*prefetch=*/true, store_->num_versions(), &stats_.policy_fallbacks);
-    ranked_.push_back({candidate.key, version, present, candidate.probability});
+    ranked_.push_back({candidate.key, version, present, candidate.probability,
+                       !present && !store_->Arriving(candidate.key)});
     if (present) store_->Pin(candidate.key);
   }
   int64_t used_ns = 0;
@@ -274,6 +275,7 @@ bool LayerPrefetcher::Begin(const PolicyContext& context, size_t rank, int64_t t
   const float hidden = static_cast<float>(hidden_ns) / static_cast<float>(transfer_ns);
   if (!admitted || !StartLoad(context, rank, hidden, prediction)) return false;
   ++stats_.issued;
+  ranked_[rank].waits = false;
   prediction->hidden_ns[key.expert] = hidden_ns;
   if (!yields_.empty()) yields_[static_cast<int>(context.phase)].Admitted();
   return true;
@@ -302,8 +304,7 @@ bool LayerPrefetcher::BenefitPays(size_t rank, int64_t transfer_ns, int64_t left
   const double held_ns = static_cast<double>(std::max<int64_t>(0, transfer_ns - left_ns));
   double none_waits = 1;  // of the other absent experts
   for (size_t r = 0; r < ranked_.size(); ++r) {
-    if (r == rank || store_->Latest(ranked_[r].key).record != nullptr) continue;
-    if (!store_->Arriving(ranked_[r].key)) none_waits *= 1 - ranked_[r].probability;
+    if (r != rank && ranked_[r].waits) none_waits *= 1 - ranked_[r].probability;
   }
   const double later_layers = held_ns / static_cast<double>(std::max<int64_t>(1, window_ns));
   none_waits *= std::pow(1 - waiting_.mean(), later_layers);

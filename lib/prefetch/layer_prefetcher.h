@@ -76,6 +76,7 @@ class LayerPrefetcher {
     int version = 0;  // to bring if absent
     bool pinned = false;
     float probability = -1;  // of its use; negative: by rank
+    bool waits = false;      // a call that wants it would load it
   };
 
   bool Prefetching(Phase phase) const;

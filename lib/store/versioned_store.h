@@ -94,6 +94,27 @@ struct PrefetchDriver {
   bool cpu_offload = false;
 };
 
+/// A block of a layer while somebody else decides who is in it.
+struct LentSlot {
+  int32_t block = -1;
+  int32_t expert = -1;    // -1: nobody
+  int64_t last_used = 0;  // of the expert, as VictimCandidate has them
+  int32_t tokens = 0;
+};
+struct LentLayer {
+  int64_t tick = 0;  // of the last layer call
+  std::vector<LentSlot> slots;
+};
+
+/// What lookups and loads have counted while the blocks were lent.
+struct ServedCount {
+  int64_t lookups = 0;
+  int64_t hits = 0;
+  int64_t loads = 0;
+  int64_t bytes = 0;  // of the loads
+  int64_t evictions = 0;
+};
+
 /// How a lookup was answered.
 enum class LookupResult : int8_t {
   kMiss,
@@ -205,6 +226,17 @@ class VersionedStore {
   /// Ends a layer call: a layer over its capacity gives its surplus back.
   void EndLayerCall(const PolicyContext& context);
 
+  // Lending: for a while somebody else, under the same rule, decides who is in the blocks of a
+  // cache of one version.
+
+  /// Hands over every layer's blocks and, up to its capacity, free ones. Waits for transfers in
+  /// flight. False, and nothing is handed over, while an expert is pinned.
+  bool Lend(std::vector<LentLayer>* layers);
+  /// Takes back what Lend handed over: the same blocks, in the same order, and who is in them now.
+  void TakeBack(absl::Span<const LentLayer> layers);
+  /// Adds to the statistics.
+  void CountServed(const ServedCount& count);
+
   // A cache over low versions that stand by (Serving::kCacheOverLow): version 1, in pool 1.
 
   /// Brings the low version of every expert, at open.
@@ -242,6 +274,7 @@ class VersionedStore {
   /// How many of the experts that `counts` [E] marks can be pinned at once beside those that are.
   int64_t RoomFor(int layer, absl::Span<const int32_t> counts) const;
   BlockPool& pool(int index) { return *pools_[index]; }
+  const BlockPool& pool(int index) const { return *pools_[index]; }
   int capacity(int layer) const { return capacity_[layer]; }
   int held(int layer) const { return held_[layer]; }
   /// Recomputes the capacities for `slots` blocks of pool 0.
@@ -296,6 +329,9 @@ class VersionedStore {
   /// Gives a version's block back.
   void Drop(ExpertKey key, int version);
   void Evict(ExpertKey key);
+  /// Enters or leaves by somebody else's decision.
+  void TakeBackSlot(int layer, const LentSlot& slot);
+  void ForgetLent(ExpertKey key);
   bool Shares() const { return shared_ != nullptr && shared_->Shares(); }
   bool TransientFree() const;
   /// Evicts experts of a layer until there is a block for `incoming`; -1 when there is none.

@@ -31,9 +31,9 @@ class CalibratedGate final : public PrefetchPolicy {
       for (const int32_t e : ids) used_[e] = 1;
       for (int e = 0; e < experts; ++e) {
         if (!last.absent[e]) continue;
-        const float ratio = last.ratios[t * experts + e];
-        all_.Add(ratio, used_[e] != 0);
-        curves_[event.context.layer].Add(ratio, used_[e] != 0);
+        const int bin = last.bins[t * experts + e];
+        all_.Add(bin, used_[e] != 0);
+        curves_[event.context.layer].Add(bin, used_[e] != 0);
       }
       for (const int32_t e : ids) used_[e] = 0;
     }
@@ -56,6 +56,7 @@ class CalibratedGate final : public PrefetchPolicy {
     int layer = -1;
     int64_t tokens = 0;
     std::vector<float> ratios;    // [T, E], score over the k-th best
+    std::vector<uint8_t> bins;    // [T, E], HitCurve::Bin of the ratio
     std::vector<uint8_t> absent;  // [E]
   };
 
@@ -64,6 +65,7 @@ class CalibratedGate final : public PrefetchPolicy {
     made.layer = -1;  // until it is whole
     made.tokens = snapshot.routing.tokens;
     made.ratios.resize(made.tokens * experts);
+    made.bins.resize(made.ratios.size());
     made.absent.resize(experts);
     for (int e = 0; e < experts; ++e) made.absent[e] = snapshot.target.usable[e] == 0;
     for (int64_t t = 0; t < made.tokens; ++t) {
@@ -72,7 +74,11 @@ class CalibratedGate final : public PrefetchPolicy {
       std::nth_element(sorted_.begin(), sorted_.begin() + (k - 1), sorted_.end(),
                        std::greater<float>());
       const float kth = std::max(sorted_[k - 1], std::numeric_limits<float>::min());
-      for (int e = 0; e < experts; ++e) made.ratios[t * experts + e] = scores[e] / kth;
+      for (int e = 0; e < experts; ++e) {
+        const float ratio = scores[e] / kth;
+        made.ratios[t * experts + e] = ratio;
+        made.bins[t * experts + e] = static_cast<uint8_t>(HitCurve::Bin(ratio));
+      }
     }
     made.layer = snapshot.target_layer;
   }
@@ -85,8 +91,9 @@ class CalibratedGate final : public PrefetchPolicy {
       double unused = 1;
       double tokens = 0;
       for (int64_t t = 0; t < made.tokens; ++t) {
-        const float ratio = made.ratios[t * experts + e];
-        const double p = curve.Probability(ratio, all_.Probability(ratio, HitCurve::Guess(ratio)));
+        const int bin = made.bins[t * experts + e];
+        const double guess = HitCurve::Guess(made.ratios[t * experts + e]);
+        const double p = curve.Probability(bin, all_.Probability(bin, guess));
         unused *= 1 - p;
         tokens += p;
       }
@@ -113,27 +120,32 @@ class CalibratedGate final : public PrefetchPolicy {
 }  // namespace
 
 int HitCurve::Bin(double ratio) {
-  const double at = std::floor(3 * std::log2(std::max(ratio, 1e-9))) + kBins / 2;
-  return static_cast<int>(std::clamp<double>(at, 0, kBins - 1));
+  if (!(ratio > 1e-9)) return 0;
+  if (ratio > 1e9) return kBins - 1;
+  int exponent = 0;
+  const double mantissa = 2 * std::frexp(ratio, &exponent);  // in [1, 2)
+  constexpr double kThird = 1.2599210498948732, kTwoThirds = 1.5874010519681994;  // 2^(1/3), ^2
+  const int thirds = 3 * (exponent - 1) + (mantissa >= kThird) + (mantissa >= kTwoThirds);
+  return std::clamp(thirds + kBins / 2, 0, kBins - 1);
 }
 
 double HitCurve::Guess(double ratio) { return 0.9 * ratio * ratio / (1 + ratio * ratio); }
 
-void HitCurve::Add(double ratio, bool used) {
+void HitCurve::Add(int bin, bool used) {
   constexpr double kMemory = 1024;
-  Counts& bin = bins_[Bin(ratio)];
-  if (bin.seen >= kMemory) {
-    bin.used *= 1 - 1 / kMemory;
-    bin.seen *= 1 - 1 / kMemory;
+  Counts& counts = bins_[bin];
+  if (counts.seen >= kMemory) {
+    counts.used *= 1 - 1 / kMemory;
+    counts.seen *= 1 - 1 / kMemory;
   }
-  bin.used += used;
-  bin.seen += 1;
+  counts.used += used;
+  counts.seen += 1;
 }
 
-double HitCurve::Probability(double ratio, double prior) const {
+double HitCurve::Probability(int bin, double prior) const {
   constexpr double kPrior = 8;  // samples that it counts as much as
-  const Counts& bin = bins_[Bin(ratio)];
-  return (bin.used + kPrior * prior) / (bin.seen + kPrior);
+  const Counts& counts = bins_[bin];
+  return (counts.used + kPrior * prior) / (counts.seen + kPrior);
 }
 
 std::unique_ptr<PrefetchPolicy> MakeCalibratedGate(bool wrap) {

@@ -14,16 +14,18 @@ namespace moert {
 /// the token's k-th best.
 class HitCurve {
  public:
-  /// A prediction with score / k-th score = ratio came true or not.
-  void Add(double ratio, bool used);
+  static constexpr int kBins = 24;  // of log2(ratio), 1/3 wide, around 0
+  /// Of score / k-th score = ratio.
+  static int Bin(double ratio);
+
+  /// A prediction in the bin came true or not.
+  void Add(int bin, bool used);
   /// `prior` answers as far as little was seen.
-  double Probability(double ratio, double prior) const;
+  double Probability(int bin, double prior) const;
   /// Before anything was seen.
   static double Guess(double ratio);
 
  private:
-  static constexpr int kBins = 24;  // of log2(ratio), 1/3 wide, around 0
-  static int Bin(double ratio);
   struct Counts {
     double used = 0, seen = 0;
   };

@@ -250,16 +250,29 @@ void MissCurve::Observe(absl::Span<const int32_t> counts, const PrefetchOutlook&
   Means& half = of_[all.calls / kBlock % 2 == 0 ? kOneHalf : kOtherHalf];
   const double weight = 1.0 / static_cast<double>(std::min(++all.calls, kMemory));
   const double half_weight = 1.0 / static_cast<double>(std::min(++half.calls, kMemory / 2));
-  // Misses with c slots: requests of what is c-th in the order or behind it. Walked from the end.
-  const int experts = static_cast<int>(recency_.size());
+  // Misses with c slots: requests of what is c-th in the order or behind it. Walked from the end,
+  // by runs of c with as many.
+  const double transfers = std::floor(outlook.transfers);
   int misses = 0;
-  for (int c = experts; c >= 0; --c) {
-    if (c < static_cast<int>(order.size())) misses += counts[order[c]] > 0;
-    const double hidden = std::min(outlook.recall * misses, std::floor(outlook.transfers));
-    all.misses[c] += weight * (misses - all.misses[c]);
-    all.hidden[c] += weight * (hidden - all.hidden[c]);
-    half.misses[c] += half_weight * (misses - half.misses[c]);
-    half.hidden[c] += half_weight * (hidden - half.hidden[c]);
+  int end = static_cast<int>(recency_.size()) + 1;
+  for (int c = static_cast<int>(order.size()); c-- > 0;) {
+    if (counts[order[c]] <= 0) continue;
+    const double hidden = std::min(outlook.recall * misses, transfers);
+    Blend(c + 1, end, weight, misses, hidden, &all);
+    Blend(c + 1, end, half_weight, misses, hidden, &half);
+    end = c + 1;
+    ++misses;
+  }
+  const double hidden = std::min(outlook.recall * misses, transfers);
+  Blend(0, end, weight, misses, hidden, &all);
+  Blend(0, end, half_weight, misses, hidden, &half);
+}
+
+void MissCurve::Blend(int begin, int end, double weight, double misses, double hidden,
+                      Means* means) {
+  for (int c = begin; c < end; ++c) {
+    means->misses[c] += weight * (misses - means->misses[c]);
+    means->hidden[c] += weight * (hidden - means->hidden[c]);
   }
 }
 

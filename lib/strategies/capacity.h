@@ -79,6 +79,9 @@ class MissCurve {
     std::vector<double> misses, hidden;
   };
 
+  /// Into the means for begin <= c < end slots.
+  static void Blend(int begin, int end, double weight, double misses, double hidden, Means* means);
+
   std::array<Means, 3> of_;                  // by Part
   int seen_ = 0;                             // experts requested so far
   std::vector<int32_t> recency_;             // most recent first; begins with those seen

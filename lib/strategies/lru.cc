@@ -35,6 +35,11 @@ namespace {
 
 class Lru final : public ResidencyPolicy {
  public:
+  PolicyTraits traits() const override {
+    PolicyTraits traits;
+    traits.least_recently_used = true;
+    return traits;
+  }
   int Victim(const VictimSnapshot& snapshot) override {
     return LeastRecentlyUsed(snapshot.candidates);
   }

@@ -28,6 +28,12 @@ bool Strategy::graph_safe() const {
   return always_usable && !asked_in_layers;
 }
 
+bool Strategy::misses_by_rule() const {
+  return serving == Serving::kCache && !preload && routing == nullptr && prefetch == nullptr &&
+         precision == nullptr && placement == nullptr &&
+         (residency == nullptr || residency->traits().least_recently_used);
+}
+
 absl::Status Strategy::Validate() const {
   const auto invalid = [&](const std::string& why) {
     return absl::InvalidArgumentError(fmt::format("strategy {}: {}", spec, why));

@@ -5,7 +5,11 @@
 namespace moert {
 
 UseEstimate::UseEstimate(int experts)
-    : score_(experts, 0), recent_(experts, 0), lasting_(experts, 0), chosen_(experts, 0) {
+    : score_(experts, 0),
+      recent_(experts, 0),
+      lasting_(experts, 0),
+      worth_(experts, 0),
+      chosen_(experts, 0) {
   order_.reserve(experts);  // Observe allocates nothing
 }
 
@@ -33,11 +37,24 @@ void UseEstimate::Observe(const RoutingView& routing) {
     if (chosen_[e] == 0) order_.push_back(e);
     chosen_[e] = calls_;
   }
-  std::sort(order_.begin(), order_.end(), [&](int32_t a, int32_t b) {
-    const double worth_a = Worth(a), worth_b = Worth(b);
-    if (worth_a != worth_b) return worth_a > worth_b;
+  for (int e = 0; e < experts; ++e) {
+    worth_[e] = 0.3 * score_[e] + 0.4 * recent_[e] + 0.3 * lasting_[e];
+  }
+  SortOrder();
+}
+
+void UseEstimate::SortOrder() {
+  const auto before = [&](int32_t a, int32_t b) {
+    if (worth_[a] != worth_[b]) return worth_[a] > worth_[b];
     return chosen_[a] != chosen_[b] ? chosen_[a] > chosen_[b] : a < b;
-  });
+  };
+  // By insertion: one call moves few experts far.
+  for (auto it = order_.begin(); it != order_.end(); ++it) {
+    const int32_t e = *it;
+    auto at = it;
+    for (; at != order_.begin() && before(e, *(at - 1)); --at) *at = *(at - 1);
+    *at = e;
+  }
 }
 
 }  // namespace moert

@@ -21,9 +21,7 @@ class UseEstimate {
 
   /// About the share of calls with one token that use the expert. The weights were fitted to
   /// recorded calls of two models over calibration texts.
-  double Worth(int expert) const {
-    return 0.3 * score_[expert] + 0.4 * recent_[expert] + 0.3 * lasting_[expert];
-  }
+  double Worth(int expert) const { return worth_[expert]; }
 
   /// The experts that were ever chosen, those worth most first; of equals the more recent.
   absl::Span<const int32_t> Order() const { return order_; }
@@ -31,9 +29,12 @@ class UseEstimate {
   static constexpr int kLatest = 2, kRecent = 32, kLasting = 512;  // calls
 
  private:
+  void SortOrder();
+
   int64_t calls_ = 0;
   std::vector<double> score_;             // [E], mean of k times the score over the latest calls
   std::vector<double> recent_, lasting_;  // [E], mean share of tokens that chose the expert
+  std::vector<double> worth_;             // [E]
   std::vector<int64_t> chosen_;           // [E], the last call that did; 0: none
   std::vector<int32_t> order_;
 };

@@ -191,39 +191,55 @@ class Reader final : public TraceReader {
     return chunk_.data() + (offset_ - chunk_begin_);
   }
 
-  absl::Status ReadCall() {
-    MOERT_ASSIGN_OR_RETURN(const std::byte* p, Fetch(trace::kCallHeaderBytes));
-    const int64_t bytes = Load<int64_t>(p);
-    const uint8_t phase = Load<uint8_t>(p + 8);
-    const uint8_t flags = Load<uint8_t>(p + 9);
-    const int layer = Load<uint16_t>(p + 10);
-    const int64_t tokens = Load<uint32_t>(p + 12);
-    const int64_t step = Load<int64_t>(p + 16);
-    if (phase > 1) return BadCall(fmt::format("phase {}: must be 0 or 1", phase));
-    if ((flags & ~trace::kAllFlags) != 0) return BadCall(fmt::format("unknown flags {}", flags));
-    if (layer >= header_.model.num_layers()) {
-      return BadCall(fmt::format("layer {}: the model has {}", layer, header_.model.num_layers()));
-    }
-    if (tokens < 1 || tokens > header_.max_tokens) {
-      return BadCall(fmt::format("{} tokens: must be in [1, {}]", tokens, header_.max_tokens));
-    }
-    if (step < 0) return BadCall("negative step");
+  struct CallHeader {
+    int64_t bytes = 0;  // of the call
+    uint8_t phase = 0, flags = 0;
+    int layer = 0;
+    int64_t tokens = 0, step = 0;
+  };
 
-    const MoeLayerSpec& spec = header_.model.layers[layer];
-    const int64_t k = spec.routing.top_k;
-    const int64_t experts = spec.num_experts;
-    const int64_t next = header_.model.layers[(layer + 1) % header_.model.num_layers()].num_experts;
-    Checked<int64_t> per_token(4 * k);
-    if (flags & trace::kHasRequestIds) per_token.Add(8);
-    if (flags & trace::kHasScores) per_token.Add(2 * experts);
-    if (flags & trace::kHasNextScores) per_token.Add(2 * next);
-    per_token.Mul(tokens)
+  absl::StatusOr<CallHeader> ReadCallHeader() {
+    MOERT_ASSIGN_OR_RETURN(const std::byte* p, Fetch(trace::kCallHeaderBytes));
+    const CallHeader call = {Load<int64_t>(p),       Load<uint8_t>(p + 8),   Load<uint8_t>(p + 9),
+                             Load<uint16_t>(p + 10), Load<uint32_t>(p + 12), Load<int64_t>(p + 16)};
+    if (call.phase > 1) return BadCall(fmt::format("phase {}: must be 0 or 1", call.phase));
+    if ((call.flags & ~trace::kAllFlags) != 0) {
+      return BadCall(fmt::format("unknown flags {}", call.flags));
+    }
+    if (call.layer >= header_.model.num_layers()) {
+      return BadCall(
+          fmt::format("layer {}: the model has {}", call.layer, header_.model.num_layers()));
+    }
+    if (call.tokens < 1 || call.tokens > header_.max_tokens) {
+      return BadCall(fmt::format("{} tokens: must be in [1, {}]", call.tokens, header_.max_tokens));
+    }
+    if (call.step < 0) return BadCall("negative step");
+    return call;
+  }
+
+  int64_t NumExperts(int layer) const {
+    return header_.model.layers[layer % header_.model.num_layers()].num_experts;
+  }
+
+  absl::Status CheckSize(const CallHeader& call) const {
+    Checked<int64_t> size(4 * int64_t{header_.model.layers[call.layer].routing.top_k});
+    if (call.flags & trace::kHasRequestIds) size.Add(8);
+    if (call.flags & trace::kHasScores) size.Add(2 * NumExperts(call.layer));
+    if (call.flags & trace::kHasNextScores) size.Add(2 * NumExperts(call.layer + 1));
+    size.Mul(call.tokens)
         .Add(static_cast<int64_t>(trace::kCallHeaderBytes + trace::kTimesBytes))
         .Add(checksum_bytes_);
-    if (per_token.value() != bytes) {
-      return BadCall(fmt::format("{} bytes, its fields take {}", bytes, *per_token.value()));
-    }
-    MOERT_ASSIGN_OR_RETURN(p, Fetch(bytes));
+    if (size.value() == call.bytes) return absl::OkStatus();
+    return BadCall(fmt::format("{} bytes, its fields take {}", call.bytes, *size.value()));
+  }
+
+  absl::Status ReadCall() {
+    MOERT_ASSIGN_OR_RETURN(const CallHeader call, ReadCallHeader());
+    MOERT_RETURN_IF_ERROR(CheckSize(call));
+    const auto& [bytes, phase, flags, layer, tokens, step] = call;
+    const int64_t k = header_.model.layers[layer].routing.top_k;
+    const int64_t experts = NumExperts(layer), next = NumExperts(layer + 1);
+    MOERT_ASSIGN_OR_RETURN(const std::byte* p, Fetch(bytes));
     const std::byte* const call_begin = p;
     p += trace::kCallHeaderBytes;
     MOERT_RETURN_IF_ERROR(LoadTimes(&p));

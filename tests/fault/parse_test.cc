@@ -15,6 +15,7 @@
 #include "pack/pack_manifest.h"
 #include "support/catch.h"
 #include "support/paths.h"
+#include "support/small_inputs.h"
 #include "support/temp_dir.h"
 #include "trace/trace_format.h"
 
@@ -93,17 +94,7 @@ std::vector<std::string> Samples(const std::string& kind) {
     }
   }
   if (kind == "calibration") {
-    Calibration c;
-    MoeLayerSpec layer;
-    layer.num_experts = 2;
-    layer.hidden = layer.intermediate = 64;
-    layer.routing.top_k = 1;
-    c.model.architecture = "test";
-    c.model.layers = {layer};
-    c.tokens = c.window = 8;
-    c.schemes = {*Scheme::Parse("w4a16_g128")};
-    c.layers = {{{1, 2}, {0.5, 0.5}, 1, 1, std::vector<double>(6, 0.25), {}}};
-    samples.push_back(CalibrationToJson(c));
+    samples.push_back(CalibrationToJson(test::SmallCalibration()));
   }
   REQUIRE(!samples.empty());
   std::string cut = samples[0];

@@ -129,6 +129,8 @@ MOERT_WRAP(kDevice, cudaErrorUnknown, cudaDeviceGetStreamPriorityRange, (int* le
 MOERT_WRAP(kDevice, cudaErrorUnknown, cudaDeviceSynchronize, (), ())
 MOERT_WRAP(kDevice, cudaErrorUnknown, cudaGetDevice, (int* device), (device))
 MOERT_WRAP(kDevice, cudaErrorNoDevice, cudaGetDeviceCount, (int* count), (count))
+MOERT_WRAP(kDevice, cudaErrorUnknown, cudaPointerGetAttributes,
+           (cudaPointerAttributes * attributes, const void* p), (attributes, p))
 
 cudaError_t __real_cudaGetDriverEntryPointByVersion(const char* name, void** found,
                                                     unsigned version, unsigned long long flags,

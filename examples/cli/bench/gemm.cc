@@ -59,6 +59,7 @@ struct Options {
   std::string zipf = "0,0.8";
   int layers = 8;
   bool hadamard = false;
+  std::string rows = "bf16";
   std::string json, plot;
   bool quiet = false;
 };
@@ -354,6 +355,7 @@ absl::Status RunCudaBench(const Options& options, const std::string& command) {
   o.tokens = options.batch.empty() ? std::vector<int>{1, 8, 32, 128, 512, 2048} : options.batch;
   o.layers = options.layers;
   o.repeats = options.repeats;
+  o.f32_rows = options.rows == "f32";
   nlohmann::json machine = DescribeMachine();
   nlohmann::json results = nlohmann::json::array();
   std::vector<double> copies;
@@ -395,6 +397,7 @@ absl::Status RunCudaBench(const Options& options, const std::string& command) {
                        {"backend", "cuda"},
                        {"machine", machine},
                        {"layers", o.layers},
+                       {"rows", options.rows},
                        {"repeats", o.repeats},
                        {"copy_gbps", ToJson(copy)},
                        {"results", results}});
@@ -425,6 +428,7 @@ int BenchGemm(int argc, const char* const* argv) {
                    "cuda: exponents of the experts' popularity, comma-separated; 0: all alike");
   parser.AddInt("layers", &o.layers, "cuda: copies of the layer's weights, in turn", 1, 256);
   parser.AddSwitch("hadamard", &o.hadamard, "cuda: weights in the Hadamard domain");
+  parser.AddChoice("rows", &o.rows, {"bf16", "f32"}, "cuda: dtype of hidden states and outputs");
   parser.AddSize("bytes", &o.bytes, "at least so many bytes of experts, in turn");
   parser.AddInt("threads", &o.threads, "threads, 0: one per CPU", 0, 4096);
   parser.AddInt("repeats", &o.repeats, "passes over all experts", 1, 1000);

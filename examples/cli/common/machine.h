@@ -1,4 +1,5 @@
-// What the machine gives this process: memory and its limits, GPUs that the driver lists.
+// What the machine gives this process: GPUs that the driver lists, a cache folder, a warning when
+// memory will not do.
 #ifndef MOERT_EXAMPLES_CLI_COMMON_MACHINE_H_
 #define MOERT_EXAMPLES_CLI_COMMON_MACHINE_H_
 
@@ -6,22 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "moert/machine.h"
+
 namespace moert::cli {
-
-struct MemoryLimits {
-  int64_t installed = 0;           // bytes; 0: unknown
-  int64_t available = 0;           // without swapping; 0: unknown
-  int64_t control_group = -1;      // limit of the control group; -1: none
-  int64_t control_group_used = 0;  // of that limit
-  int64_t address_space = -1;      // `ulimit -v`; -1: none
-
-  /// What the process may hold beside what is held already, and by which of them. 0: unknown.
-  int64_t usable() const;
-  const char* reason() const;
-};
-
-/// `root`: where /proc and /sys are looked for, so that a test can have its own.
-MemoryLimits ReadMemoryLimits(const std::string& root = "");
 
 struct NvidiaDriver {
   std::string version;               // empty: no driver

@@ -58,8 +58,6 @@ absl::StatusOr<Source> OpenExperts(const RunOptions& options, const HfConfig& co
   Progress progress("packing experts", !options.quiet);
   OpenModelOptions open;
   open.cache_dir = options.cache;
-  // Schemes in which files come are the CPU's alone.
-  open.widen = options.backend != "cpu" && CudaStatus().ok();
   open.mode = options.pack ? OpenMode::kPack : OpenMode::kPackIfThere;
   open.user = &progress;
   if (!options.quiet) {

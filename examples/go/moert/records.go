@@ -78,24 +78,11 @@ func NewRecordSource(name string, layers []LayerSpec, parts []RecordPart, files 
 
 //export goReadPart
 func goReadPart(handle C.uintptr_t, layer, expert, part C.int32_t, dst unsafe.Pointer, bytes C.int64_t,
-	failure *C.moert_failure) (code C.moert_code) {
-	fail := func(message string) {
-		text := C.CString(message)
-		C.moert_failure_set(failure, text)
-		C.free(unsafe.Pointer(text))
-	}
-	defer func() { // a panic must not unwind into C
-		if p := recover(); p != nil {
-			fail(fmt.Sprint("Records.ReadPart panicked: ", p))
-			code = C.MOERT_INTERNAL
-		}
-	}()
-	records := cgo.Handle(handle).Value().(Records)
-	if err := records.ReadPart(int(layer), int(expert), int(part), unsafe.Slice((*byte)(dst), int64(bytes))); err != nil {
-		fail(err.Error())
-		return C.MOERT_DATA_LOSS
-	}
-	return C.MOERT_OK
+	failure *C.moert_failure) C.moert_code {
+	return calling("Records.ReadPart", failure, func() error {
+		records := cgo.Handle(handle).Value().(Records)
+		return records.ReadPart(int(layer), int(expert), int(part), unsafe.Slice((*byte)(dst), int64(bytes)))
+	})
 }
 
 // Shard is a part of every layer, for expert and tensor parallelism: outputs are partial sums. Zeros

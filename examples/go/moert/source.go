@@ -182,23 +182,31 @@ func flag(b bool) C.int32_t {
 }
 
 //export goRead
-func goRead(handle C.uintptr_t, r *C.moert_read, failure *C.moert_failure) (code C.moert_code) {
+func goRead(handle C.uintptr_t, r *C.moert_read, failure *C.moert_failure) C.moert_code {
+	return calling("Weights.Read", failure, func() error {
+		weights := cgo.Handle(handle).Value().(Weights)
+		dst := unsafe.Slice((*float32)(r.dst.data), int64(r.dst.rows*r.dst.cols))
+		read := Read{int(r.layer), int(r.expert), Part(r.part), int64(r.first_row), int64(r.dst.rows),
+			int64(r.dst.cols)}
+		return weights.Read(read, dst)
+	})
+}
+
+// calling runs a reader of the program's for the library. An error becomes the failure's text; so does
+// a panic, which must not unwind into C.
+func calling(name string, failure *C.moert_failure, read func() error) (code C.moert_code) {
 	fail := func(message string) {
 		text := C.CString(message)
 		C.moert_failure_set(failure, text)
 		C.free(unsafe.Pointer(text))
 	}
-	defer func() { // a panic must not unwind into C
+	defer func() {
 		if p := recover(); p != nil {
-			fail(fmt.Sprint("Weights.Read panicked: ", p))
+			fail(fmt.Sprint(name, " panicked: ", p))
 			code = C.MOERT_INTERNAL
 		}
 	}()
-	weights := cgo.Handle(handle).Value().(Weights)
-	dst := unsafe.Slice((*float32)(r.dst.data), int64(r.dst.rows*r.dst.cols))
-	read := Read{int(r.layer), int(r.expert), Part(r.part), int64(r.first_row), int64(r.dst.rows),
-		int64(r.dst.cols)}
-	if err := weights.Read(read, dst); err != nil {
+	if err := read(); err != nil {
 		fail(err.Error())
 		return C.MOERT_DATA_LOSS
 	}

@@ -14,6 +14,21 @@ namespace moert::cuda {
 constexpr uint32_t kMagic = 0x43004300u;  // two bf16 of 128
 constexpr int kMagicOffset = 128;
 
+/// a * b + c of two bf16, rounded once.
+__device__ __forceinline__ uint32_t FmaBf16(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t r;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+  return r;
+}
+__device__ __forceinline__ uint32_t MulBf16(uint32_t a, uint32_t b) {
+  constexpr uint32_t kMinusZeros = 0x80008000u;
+  return FmaBf16(a, b, kMinusZeros);
+}
+__device__ __forceinline__ uint32_t AddBf16(uint32_t a, uint32_t b) {
+  constexpr uint32_t kOnes = 0x3f803f80u;
+  return FmaBf16(a, kOnes, b);
+}
+
 /// (w & mask) | or_bits in one instruction.
 __device__ __forceinline__ uint32_t MaskOr(uint32_t w, uint32_t mask, uint32_t or_bits) {
   uint32_t r;
@@ -89,6 +104,19 @@ constexpr float kF8Unit = 0x1p120f;
 /// the smallest numbers.
 constexpr float kF8Activations = 0x1p60f;
 
+constexpr uint32_t kF8UnitBf16 = 0x7b807b80u;  // two bf16 of kF8Unit
+
+/// A word of 16 k of e2m1: the value / 2^126. The two exponent bits and the mantissa bit are those
+/// of a bf16, subnormal ones too; one product shifts them and the sign to their places.
+__device__ __forceinline__ void FragmentF4(uint32_t w, uint32_t (&a)[4]) {
+  constexpr uint32_t kBits = 0x81c081c0u;
+  const uint32_t k8 = w >> 8;
+  a[0] = ((w & 0x000f000fu) * 0x1040u) & kBits;
+  a[1] = ((w & 0x00f000f0u) * 0x0104u) & kBits;
+  a[2] = ((k8 & 0x000f000fu) * 0x1040u) & kBits;
+  a[3] = ((k8 & 0x00f000f0u) * 0x0104u) & kBits;
+}
+
 /// (w & mask) ^ bits in one instruction.
 __device__ __forceinline__ uint32_t MaskXor(uint32_t w, uint32_t mask, uint32_t bits) {
   uint32_t r;
@@ -108,11 +136,47 @@ template <Packing kPacking>
 struct Decoding {
   float offset[2];  // of the values, in units of the scale
 
-  __device__ __forceinline__ explicit Decoding(int zero_point) {
-    const auto zero = static_cast<float>(zero_point);
+  __device__ __forceinline__ Decoding(const TileMatrix& m, int /*product*/) {
+    const auto zero = static_cast<float>(m.zero_point);
     offset[0] = zero + (kPacking == Packing::kW8 ? 2 * kMagicOffset : kMagicOffset);
     offset[1] = kPacking == Packing::kW2 ? zero + kMagicOffset / kW2UpperRows : offset[0];
   }
+};
+
+/// log2 of the k16 of a group of an imported packing: 1, 2, 4 or 8 of them.
+__device__ __forceinline__ int GroupShift(const TileMatrix& m) {
+  return (m.group_k16s >= 2) + (m.group_k16s >= 4) + (m.group_k16s >= 8);
+}
+
+/// Of packings that need no more than their scales.
+struct NoDecoding {
+  __device__ __forceinline__ NoDecoding(const TileMatrix& /*m*/, int /*product*/) {}
+};
+template <>
+struct Decoding<Packing::kF8Block> : NoDecoding {
+  using NoDecoding::NoDecoding;
+};
+template <>
+struct Decoding<Packing::kMxFp4> : NoDecoding {
+  using NoDecoding::NoDecoding;
+};
+template <>
+struct Decoding<Packing::kNvFp4> {
+  float scale[2];  // of the matrices of the two row blocks
+
+  __device__ __forceinline__ Decoding(const TileMatrix& m, int product) {
+    const uint8_t* at = m.scales + m.zero_distance;
+    scale[0] = *reinterpret_cast<const float*>(at);
+    scale[1] = *reinterpret_cast<const float*>(at + (product == 0 ? m.second_scales : 0));
+  }
+};
+template <>
+struct Decoding<Packing::kW4Group> {
+  int shift;  // log2 of the k16 of a group
+  bool f16;   // scales
+
+  __device__ __forceinline__ Decoding(const TileMatrix& m, int /*product*/)
+      : shift(GroupShift(m)), f16(m.packing == Packing::kW4GroupF16) {}
 };
 
 }  // namespace moert::cuda

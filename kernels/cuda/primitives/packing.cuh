@@ -6,8 +6,8 @@
 // order in which a lane's weights lie together, as far as the lanes of a load then meet at most in
 // pairs in a bank:
 //   bf16           as stored: unit t of each k16 block, 16 bytes
-//   w8, f8, w8a8   lane t: k16 block t / 2 of 32 k, units 2 (t % 2) + i, 16 bytes
-//   w4, w4a8       the same, 8 bytes
+//   w8, fp8, w8a8  lane t: k16 block t / 2 of 32 k, units 2 (t % 2) + i, 16 bytes
+//   w4, fp4, w4a8  the same, 8 bytes
 //   w2, w3         lane t: k32 block t / 2 of 64 k, units 2 (t % 2) + i, both halves: 8 bytes; w3
 //                  8 bytes of its plane besides
 // A unit of activations is 4 channels, see activation.cuh.
@@ -20,18 +20,21 @@
 
 namespace moert::cuda {
 
+MOERT_HOST_DEVICE constexpr bool IsFp4(Packing p) { return p == Packing::kMxFp4 || p == Packing::kNvFp4; }
+
 /// Loads of a unit, of each row block.
 template <Packing kPacking>
 struct UnitShape {
-  static constexpr bool kHalfWords = kPacking == Packing::kW4 || kPacking == Packing::kW4A8 ||
-                                     kPacking == Packing::kW3 || kPacking == Packing::kW2;
+  static constexpr bool kHalfWords = K64Bytes(kPacking) <= 512;
   // Pieces of 64 k.
-  static constexpr int kK64s = kPacking == Packing::kBf16 || kPacking == Packing::kW8 ? 1 : 2;
+  static constexpr int kK64s =
+      kPacking == Packing::kBf16 || kPacking == Packing::kW8 || kPacking == Packing::kF8Block ? 1 : 2;
   static constexpr int kWords = kHalfWords ? 2 : 4;
   static constexpr int kBytes = K64Bytes(kPacking) * kK64s;
   static constexpr bool kInt = kPacking == Packing::kW8A8 || kPacking == Packing::kW4A8;
   /// Whether weights come through shared memory (weight_ring.cuh), not straight into registers.
-  static constexpr bool kRing = kHalfWords || kPacking == Packing::kW8;
+  static constexpr bool kRing =
+      kHalfWords || kPacking == Packing::kW8 || kPacking == Packing::kF8Block;
   static constexpr int kElement = kInt ? 1 : 2;  // bytes of an activation
 };
 

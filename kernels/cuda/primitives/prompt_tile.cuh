@@ -4,7 +4,10 @@
 #define MOERT_KERNELS_CUDA_PRIMITIVES_PROMPT_TILE_CUH_
 
 #include <cstdint>
+#include <type_traits>
 
+#include "kernels/cuda/primitives/prompt_imported.cuh"
+#include "kernels/cuda/primitives/prompt_int8.cuh"
 #include "kernels/cuda/primitives/prompt_weights.cuh"
 #include "kernels/cuda/primitives/wgmma.cuh"
 
@@ -26,20 +29,28 @@ struct PromptSlot {
   int32_t row_tile;
   int32_t columns;  // 0: there are no more tiles
   int32_t count;
+  PromptScaleForm form;  // of imported packings
+  float scales_of[kMost];  // int8: of the columns' activations
+  int64_t h_row;           // int8, gate and up: of the first column in wide_h
   uint32_t rows[kMost];  // gate and up: where x's row begins; down: the slot
 };
+
+/// Pieces of 64 k of a stage.
+MOERT_HOST_DEVICE constexpr int StageK64s(Packing p) { return p == Packing::kW8A8 ? 2 : 1; }
 
 /// How stages lie in shared memory.
 template <Packing kPacking, int kMost>
 struct PromptRing {
-  static constexpr int kWeights = 8 * K64Bytes(kPacking);
+  static constexpr int kRun = StageK64s(kPacking) * K64Bytes(kPacking);  // of a row block
+  static constexpr int kWeights = 8 * kRun;  // without the scales behind them
+  static constexpr int kStageBytes = kWeights + PromptScaleBytes(kPacking);
   static constexpr int kTokens = kMost * 128;
   static constexpr int kSlotBytes = kPromptSlots * static_cast<int>(sizeof(PromptSlot<kMost>));
   static constexpr int kBarrierBytes = 512;
   static constexpr int kRest = 2 * kPromptStaging + kSlotBytes + kBarrierBytes + 1024;
-  static constexpr int kFit = (232448 - kRest) / (kWeights + kTokens);
+  static constexpr int kFit = (232448 - kRest) / (kStageBytes + kTokens);
   static constexpr int kStages = kFit < 12 ? kFit : 12;
-  static constexpr int kBytes = kRest + kStages * (kWeights + kTokens);
+  static constexpr int kBytes = kRest + kStages * (kStageBytes + kTokens);
   static_assert(kStages >= 3);
 
   uint32_t base;  // a multiple of 1024
@@ -47,10 +58,13 @@ struct PromptRing {
     return base + stage * kTokens;
   }
   __device__ __forceinline__ uint32_t Weights(uint32_t stage) const {
-    return base + kStages * kTokens + stage * kWeights;
+    return base + kStages * kTokens + stage * kStageBytes;
+  }
+  __device__ __forceinline__ uint32_t Scales(uint32_t stage) const {
+    return Weights(stage) + kWeights;
   }
   __device__ __forceinline__ uint32_t Staging(int group) const {
-    return base + kStages * (kTokens + kWeights) + group * kPromptStaging;
+    return base + kStages * (kTokens + kStageBytes) + group * kPromptStaging;
   }
   __device__ __forceinline__ uint32_t Full(uint32_t stage) const { return Barriers() + stage * 8; }
   __device__ __forceinline__ uint32_t Empty(uint32_t stage) const {
@@ -63,7 +77,7 @@ struct PromptRing {
     return Barriers() + (2 * kStages + kPromptSlots + slot) * 8;
   }
   __device__ __forceinline__ uint32_t Barriers() const {
-    return base + kStages * (kTokens + kWeights) + 2 * kPromptStaging;
+    return base + kStages * (kTokens + kStageBytes) + 2 * kPromptStaging;
   }
 };
 
@@ -79,7 +93,17 @@ __device__ __forceinline__ void WarpGroupBarrier(int group) {
 template <Packing kPacking, bool kGateUp, int kMost>
 struct PromptConsumer {
   using Ring = PromptRing<kPacking, kMost>;
-  static constexpr bool kScaled = RowScales<kPacking>::kScaled;
+  static constexpr bool kImported = IsImported(kPacking);
+  static constexpr bool kInt = kPacking == Packing::kW8A8;
+  static constexpr int kParts = PromptParts(kPacking);
+  using Scales = std::conditional_t<
+      kInt, ChannelRowScales,
+      std::conditional_t<kImported, ImportedRowScales<kPacking>, RowScales<kPacking>>>;
+  using Fragments =
+      std::conditional_t<kInt, Int8Fragments<kGateUp>,
+                         std::conditional_t<kImported, ImportedFragments<kPacking, kGateUp>,
+                                            StageFragments<kPacking, kGateUp>>>;
+  static constexpr bool kScaled = kPacking != Packing::kBf16;
   static constexpr int kLaneBytes = K64Bytes(kPacking) / 128;
 
   const Ring ring;
@@ -94,8 +118,8 @@ struct PromptConsumer {
       : ring(r), group(g), warp(w), lane(l) {
     const int block = kGateUp ? 2 * g + (w >> 1) : 4 * g + w;
     half = w & 1;
-    first = block * K64Bytes(kPacking) + l * kLaneBytes;
-    second = first + 4 * K64Bytes(kPacking);
+    first = block * Ring::kRun + l * kLaneBytes;
+    second = first + 4 * Ring::kRun;
   }
 
   /// Addresses of one tile are not worth registers in another: keeps the compiler from computing
@@ -108,69 +132,165 @@ struct PromptConsumer {
 
   /// The lane's two rows' scales.
   __device__ __forceinline__ void OpenScales(const PromptSlot<kMost>& slot,
-                                             RowScales<kPacking>* scales) const {
-    if constexpr (kScaled) {
-      const int g = lane >> 2;
+                                             Scales* scales) const {
+    const int g = lane >> 2;
+    if constexpr (kImported) {
+      const int block = kGateUp ? 2 * group + (warp >> 1) : 4 * group + warp;
+      const int row = block * 16 + g + (kGateUp ? half * 8 : 0);
+      scales->Open(slot.form, row, kGateUp ? row + 64 : row + 8);
+    } else if constexpr (kScaled) {
       const int block = slot.row_tile * (kGateUp ? 4 : 8) +
                         (kGateUp ? 2 * group + (warp >> 1) : 4 * group + warp);
       const uint8_t* of = slot.scales + min(block, slot.row_blocks - 1) * 32 + g * 2;
-      scales->at[0] = of + (kGateUp ? half * 16 : 0);
-      scales->at[1] = kGateUp ? scales->at[0] + slot.second_scales : of + 16;
+      const uint8_t* lower = of + (kGateUp ? half * 16 : 0);
+      const uint8_t* upper = kGateUp ? lower + slot.second_scales : of + 16;
+      if constexpr (kInt) {
+        scales->Open(lower, upper);
+      } else {
+        scales->at[0] = lower;
+        scales->at[1] = upper;
+      }
+    }
+  }
+
+  /// By a factor of each of the lane's rows.
+  template <int kColumns>
+  __device__ __forceinline__ static void Scale(const float (&factor)[2], float (&d)[kColumns / 2]) {
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j) {
+      d[4 * j] *= factor[0];
+      d[4 * j + 1] *= factor[0];
+      d[4 * j + 2] *= factor[1];
+      d[4 * j + 3] *= factor[1];
     }
   }
 
   template <int kColumns>
   __device__ __forceinline__ void Multiply(const PromptSlot<kMost>& slot,
                                            float (&d)[kColumns / 2]) {
-    const int k64s = slot.k64s;
-#pragma unroll
-    for (float& v : d) v = 0;
-    StageFragments<kPacking, kGateUp> fragments[2];
-    RowScales<kPacking> scales;
-    OpenScales(slot, &scales);
-    const int group_k64s = kScaled ? slot.group_k64s : k64s;
-    const int64_t stride = int64_t{slot.row_blocks} * 32;
-    scales.Fetch(stride);
-    int left = 0;  // stages of the current scale group
-    int groups_left = kScaled ? (k64s + group_k64s - 1) / group_k64s : 0;
-    uint32_t before = 0;  // the stage whose products are under way
-    bool under_way = false;
+    if constexpr (kInt) {
+      MultiplyInt8<kColumns>(slot, d);
+    } else {
+      MultiplyBf16<kColumns>(slot, d);
+    }
+  }
 
-    const auto step = [&](int k, StageFragments<kPacking, kGateUp>& f) {
+  /// d = the sums times the scales of rows and columns.
+  template <int kColumns>
+  __device__ __forceinline__ void MultiplyInt8(const PromptSlot<kMost>& slot,
+                                               float (&d)[kColumns / 2]) {
+    const int stages = (slot.k64s + 1) / 2;
+    int32_t sums[kColumns / 2];
+#pragma unroll
+    for (int32_t& v : sums) v = 0;
+    Scales scales;
+    OpenScales(slot, &scales);
+    Fragments fragments[2];
+    uint32_t before = 0;
+    bool under_way = false;
+    const auto step = [&](Fragments& f) {
       const uint32_t stage = place.stage;
-      float ratio[2] = {1, 1};
-      const bool turns = kScaled && left == 0;
-      if (turns) {
-        scales.Turn(ratio);
-        if (--groups_left > 0) scales.Fetch(stride);
-        left = group_k64s;
-      }
-      --left;
       Await(ring.Full(stage), place.parity);
       if constexpr (kGateUp) FenceAsyncProxyShared();  // of the gathered rows
-      f.Load(ring.Weights(stage) + first, ring.Weights(stage) + second, half, scales.unit,
-             scales.offset);
-      if (turns && k > 0) {
-        WgmmaWait<0>();
-        PinRegisters(d);
-        Release(before);
-        under_way = false;
-#pragma unroll
-        for (int j = 0; j < kColumns / 8; ++j) {
-          d[4 * j] *= ratio[0];
-          d[4 * j + 1] *= ratio[0];
-          d[4 * j + 2] *= ratio[1];
-          d[4 * j + 3] *= ratio[1];
-        }
-      }
-      PinRegisters(d);
+      f.Load(ring.Weights(stage) + first, ring.Weights(stage) + second, half);
+      PinRegisters(sums);
       WgmmaFence();
       const uint64_t b = OperandDescriptor(ring.Tokens(stage));
 #pragma unroll
-      for (int i = 0; i < 4; ++i) Wgmma<kColumns>(d, f.a[i], b + 2 * i);
+      for (int i = 0; i < 4; ++i) Wgmma<kColumns>(sums, f.a[i], b + 2 * i);
       WgmmaCommit();
-      PinRegisters(d);
+      PinRegisters(sums);
       WgmmaWait<1>();
+      if (under_way) Release(before);
+      before = stage;
+      under_way = true;
+      place.Next();
+    };
+    int k = 0;
+#pragma unroll 1
+    for (; k + 1 < stages; k += 2) {
+      step(fragments[0]);
+      step(fragments[1]);
+    }
+    if (k < stages) {
+      WgmmaWait<0>();
+      PinRegisters(sums);
+      step(fragments[0]);
+    }
+    WgmmaWait<0>();
+    PinRegisters(sums);
+    Release(before);
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        const float column = slot.scales_of[8 * j + 2 * (lane & 3) + (c & 1)];
+        d[4 * j + c] = static_cast<float>(sums[4 * j + c]) * (scales.f[c / 2] * column);
+      }
+    }
+  }
+
+  template <int kColumns>
+  __device__ __forceinline__ void MultiplyBf16(const PromptSlot<kMost>& slot,
+                                               float (&d)[kColumns / 2]) {
+    const int k64s = slot.k64s;
+#pragma unroll
+    for (float& v : d) v = 0;
+    Fragments fragments[2];
+    Scales scales;
+    OpenScales(slot, &scales);
+    constexpr bool kGroups = kScaled && !kImported;  // brought by this warp
+    const int group_k64s = kGroups ? slot.group_k64s : k64s;
+    const int64_t stride = int64_t{slot.row_blocks} * 32;
+    if constexpr (kGroups) scales.Fetch(stride);
+    int left = 0;  // stages of the current scale group
+    int groups_left = kGroups ? (k64s + group_k64s - 1) / group_k64s : 0;
+    uint32_t before = 0;  // the stage whose products are under way
+    bool under_way = false;
+
+    const auto step = [&](int k, Fragments& f) {
+      const uint32_t stage = place.stage;
+      float ratio[2] = {1, 1};
+      bool turns = kGroups && left == 0;
+      if constexpr (kGroups) {
+        if (turns) {
+          scales.Turn(ratio);
+          if (--groups_left > 0) scales.Fetch(stride);
+          left = group_k64s;
+        }
+        --left;
+      }
+      Await(ring.Full(stage), place.parity);
+      if constexpr (kGateUp) FenceAsyncProxyShared();  // of the gathered rows
+      const uint64_t b = OperandDescriptor(ring.Tokens(stage));
+      if constexpr (kImported) scales.ReadStage(ring.Scales(stage));
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        if constexpr (kImported) {
+          turns = scales.Begins(slot.form, k, part);
+          if (turns) scales.Turn(slot.form, ring.Scales(stage), part, ratio);
+          f.Load(part, ring.Weights(stage) + first, ring.Weights(stage) + second, half, scales);
+        } else {
+          f.Load(ring.Weights(stage) + first, ring.Weights(stage) + second, half, scales.unit,
+                 scales.offset);
+        }
+        if (turns && (part > 0 || k > 0)) {
+          WgmmaWait<0>();
+          PinRegisters(d);
+          if (under_way) Release(before);
+          under_way = false;
+          Scale<kColumns>(ratio, d);
+        }
+        PinRegisters(d);
+        WgmmaFence();
+#pragma unroll
+        for (int i = part * 4 / kParts; i < (part + 1) * 4 / kParts; ++i) {
+          Wgmma<kColumns>(d, f.a[i], b + 2 * i);
+        }
+        WgmmaCommit();
+        PinRegisters(d);
+      }
+      WgmmaWait<kParts>();
       if (under_way) Release(before);
       before = stage;
       under_way = true;
@@ -191,13 +311,30 @@ struct PromptConsumer {
     WgmmaWait<0>();
     PinRegisters(d);
     Release(before);
-    if constexpr (kScaled) {
+    if constexpr (kScaled) Scale<kColumns>(scales.f, d);
+  }
+
+  /// act(gate) * up, silu or gelu's tanh form.
+  __device__ __forceinline__ static float Activated(bool silu, float gate, float up) {
+    const float x = silu ? gate : 1.5957691216057308f * (gate + 0.044715f * gate * gate * gate);
+    return __fdividef(gate, 1.0f + __expf(-x)) * up;
+  }
+
+  /// act(gate) * up as floats, before they are quantized.
+  template <int kColumns>
+  __device__ __forceinline__ void StoreWideH(const PromptSlot<kMost>& slot, bool silu, float* wide_h,
+                                             int64_t stride, const float (&d)[kColumns / 2]) const {
+    const int block = slot.row_tile * 4 + 2 * group + (warp >> 1);
+    if (block >= slot.row_blocks) return;
+    float* const to = wide_h + slot.h_row * stride + block * 16 + half * 8 + (lane >> 2);
 #pragma unroll
-      for (int j = 0; j < kColumns / 8; ++j) {
-        d[4 * j] *= scales.f[0];
-        d[4 * j + 1] *= scales.f[0];
-        d[4 * j + 2] *= scales.f[1];
-        d[4 * j + 3] *= scales.f[1];
+    for (int j = 0; j < kColumns / 8; ++j) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const int column = 8 * j + 2 * (lane & 3) + c;
+        if (column < slot.count) {
+          to[column * stride] = Activated(silu, d[4 * j + c], d[4 * j + 2 + c]);
+        }
       }
     }
   }
@@ -224,10 +361,7 @@ struct PromptConsumer {
           float two[2];
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
-            const float gate = at[i];
-            const float x =
-                silu ? gate : 1.5957691216057308f * (gate + 0.044715f * gate * gate * gate);
-            two[i] = there ? __fdividef(gate, 1.0f + __expf(-x)) * at[2 + i] : 0.0f;
+            two[i] = there ? Activated(silu, at[i], at[2 + i]) : 0.0f;
           }
           v[j] = PackBf16(two[0], two[1]);
         }

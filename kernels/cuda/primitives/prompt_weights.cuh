@@ -14,13 +14,6 @@
 
 namespace moert::cuda {
 
-/// a * b + c of two bf16.
-__device__ __forceinline__ uint32_t FmaBf16(uint32_t a, uint32_t b, uint32_t c) {
-  uint32_t r;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
-  return r;
-}
-
 /// The fragments of four times 16 k. `first`, `second`: of the lane, in shared memory, in the row
 /// blocks of rows g and of rows g + 8; unit, offset: see RowScales.
 template <Packing kPacking, bool kGateUp>

@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/primitives/dequant.cuh"
+#include "kernels/cuda/primitives/imported_scales.cuh"
 #include "kernels/cuda/primitives/mma.cuh"
 #include "kernels/cuda/primitives/packing.cuh"
 #include "kernels/cuda/primitives/weight_ring.cuh"
@@ -47,14 +48,16 @@ struct RingProduct {
   static constexpr int kLoads = Shape::kK64s * 2;  // of activations of a unit
 
   const int lane;
+  uint8_t* const prepared;       // see imported_scales.cuh
   const int words;               // where the lane's begin in 256 bytes of weights
   Operands b[kLoads][kTokens8];  // of the unit that is multiplied next
   float acc[2][kTokens8][4];
   Sum sum[2][kTokens8][4];  // since the last scaling
   float x[kTokens8][4];     // sums of the activations of `sum`, alike in every row
 
-  __device__ __forceinline__ RingProduct(int l, const uint8_t* /*shared*/)
+  __device__ __forceinline__ RingProduct(int l, const uint8_t* shared)
       : lane(l),
+        prepared(WeightRing<kPacking, kGroups>::Prepared(shared)),
         words(Shape::kWords == 4
                   ? RingSwizzle<kPacking>((l & 2) * 128 + (l >> 2) * 32 + (l & 1) * 16)
                   : RingSwizzle<kPacking>((l & 2) * 64 + (l >> 2) * 16 + (l & 1) * 8)) {}
@@ -121,6 +124,70 @@ struct RingProduct {
         }
       });
       Scale(s, decoding);
+    } else if constexpr (IsFp4(kPacking)) {
+      PrepareMultipliers<kPacking>(scales, prepared, lane);
+      __syncwarp();
+      const PreparedPairs<kPacking> pairs(prepared, lane);
+      uint32_t pair[4];
+      ForWords(w, next, [&](int i, const Words(&v)[2]) {
+        if (i % 2 == 0) pairs.Read(i, pair);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const uint32_t lower = pairs.Lower(pair[2 * (i % 2) + r]);
+          const uint32_t upper = pairs.Upper(pair[2 * (i % 2) + r]);
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            uint32_t a[4];
+            FragmentF4(j == 0 ? v[r].x : v[r].y, a);
+#pragma unroll
+            for (int q = 0; q < 4; ++q) a[q] = MulBf16(a[q], q % 2 == 0 ? lower : upper);
+            AddTo(acc[r], a, b[i], j);
+          }
+        }
+      });
+    } else if constexpr (kPacking == Packing::kW4Group) {
+      PrepareInt4(scales, prepared, lane, decoding, zeros);
+      __syncwarp();
+      const PreparedPairs<kPacking> pairs(prepared + kPreparedOffsets, lane);
+      uint32_t pair[4];
+      ForWords(w, next, [&](int i, const Words(&v)[2]) {
+        if (i % 2 == 0) pairs.Read(i, pair);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const uint32_t lower = pairs.Lower(pair[2 * (i % 2) + r]);
+          const uint32_t upper = pairs.Upper(pair[2 * (i % 2) + r]);
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            uint32_t a[4];
+            FragmentW4(j == 0 ? v[r].x : v[r].y, a);
+#pragma unroll
+            for (int q = 0; q < 4; ++q) a[q] = AddBf16(a[q], q % 2 == 0 ? lower : upper);
+            AddTo(sum[r], a, b[i], j);
+          }
+        }
+        ScaleFloats(prepared + i * 128);
+      });
+    } else if constexpr (kPacking == Packing::kF8Block) {
+      Words v[2][2];
+      LoadWords(w, 0, v[0]);
+      LoadWords(w, 512, v[1]);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+#pragma unroll
+          for (int r = 0; r < 2; ++r) {
+            const Words& of = v[i][r];
+            uint32_t a[4];
+            FragmentF8(j == 0 ? of.x : of.z, j == 0 ? of.y : of.w, a);
+#pragma unroll
+            for (int q = 0; q < 4; ++q) a[q] = MulBf16(a[q], kF8UnitBf16);
+            AddTo(sum[r], a, b[i], j);
+          }
+        }
+        Load(next, i);
+      }
+      ScaleFloats(scales);
     } else if constexpr (kPacking == Packing::kW8) {
       const RingScales s(scales, lane, zeros);
       Words v[2][2];
@@ -184,8 +251,22 @@ struct RingProduct {
     }
   }
 
+  /// After the last unit of an item of fp4.
+  __device__ __forceinline__ void ScaleItem(const Decoding<kPacking>& decoding) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float unit = kFp4Unit<kPacking>;
+      if constexpr (kPacking == Packing::kNvFp4) unit *= decoding.scale[r];
+#pragma unroll
+      for (int n = 0; n < kTokens8; ++n) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) acc[r][n][c] *= unit;
+      }
+    }
+  }
+
  private:
-  static constexpr int kGroupScales = WeightRing<kPacking, kGroups>::kGroupBytes;
+  static constexpr int kGroupScales = 128;  // bytes from a group's to the next one's
 
   /// Of both row blocks.
   __device__ __forceinline__ static void LoadWords(const uint8_t* w, int at, Words (&v)[2]) {
@@ -228,9 +309,13 @@ struct RingProduct {
   /// sum += A b over the 16 k of half `j` of b.
   __device__ __forceinline__ void Add(int r, const uint32_t (&a)[4], const Operands (&of)[kTokens8],
                                       int j) {
+    AddTo(sum[r], a, of, j);
+  }
+  __device__ __forceinline__ static void AddTo(Sum (&to)[kTokens8][4], const uint32_t (&a)[4],
+                                               const Operands (&of)[kTokens8], int j) {
 #pragma unroll
     for (int n = 0; n < kTokens8; ++n) {
-      Multiply(sum[r][n], a, j == 0 ? of[n].x : of[n].z, j == 0 ? of[n].y : of[n].w);
+      Multiply(to[n], a, j == 0 ? of[n].x : of[n].z, j == 0 ? of[n].y : of[n].w);
     }
   }
   __device__ __forceinline__ void AddX(const Operands (&of)[kTokens8], int j) {
@@ -257,6 +342,24 @@ struct RingProduct {
             float& to = acc[r][n][2 * upper + c];
             to = fmaf(scale, sum[r][n][2 * upper + c], to);
             to = fmaf(-zero, x[n][c], to);
+          }
+        }
+      }
+    }
+    ClearSums();
+  }
+  /// acc += scale * sum. at: the scales as floats, [row block][16 rows].
+  __device__ __forceinline__ void ScaleFloats(const uint8_t* at) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int upper = 0; upper < 2; ++upper) {
+        const float scale = reinterpret_cast<const float*>(at)[r * 16 + upper * 8 + (lane >> 2)];
+#pragma unroll
+        for (int n = 0; n < kTokens8; ++n) {
+#pragma unroll
+          for (int c = 2 * upper; c < 2 * upper + 2; ++c) {
+            acc[r][n][c] = fmaf(scale, sum[r][n][c], acc[r][n][c]);
           }
         }
       }

@@ -14,12 +14,13 @@ __device__ __forceinline__ TileMatrix ResolveMatrix(const uint8_t* record, const
   t.scales = record + m.scale_offset;
   t.second_weights = up != nullptr ? static_cast<int>(up->weight_offset - m.weight_offset)
                                    : m.k64s * K64Bytes(m.packing);
-  t.second_scales = up != nullptr ? static_cast<int>(up->scale_offset - m.scale_offset) : 32;
+  t.second_scales = up != nullptr ? static_cast<int>(up->scale_offset - m.scale_offset)
+                                  : BlockScaleBytes(m.packing);
   t.zero_distance = static_cast<int>(m.zero_offset - m.scale_offset);
   t.items = up != nullptr ? m.row_blocks : (m.row_blocks + 1) / 2;
   t.row_blocks = m.row_blocks;
   t.k64s = m.k64s;
-  t.group_k64s = m.group_k64s;
+  t.group_k16s = m.group_k16s;
   t.zero_point = m.zero_point;
   t.packing = m.packing;
   t.operand = m.operand;

@@ -11,32 +11,33 @@ namespace moert::cuda {
 constexpr uint32_t kFull = 0xffffffffu;
 constexpr int kNoExpert = 0x7fffffff;
 
+/// Orders keys as integers: higher keys are higher, -0 and 0 the same, a NaN below all others, and
+/// nothing is 0.
+__device__ __forceinline__ uint32_t OrderOf(float key) {
+  const uint32_t bits = __float_as_uint(key + 0.0f);
+  const uint32_t order = bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u);
+  return key == key ? order : 1u;
+}
+
 /// The expert with the highest key among those of all lanes, of equal keys the lower index; lane l
-/// holds experts l, l + 32, ..., bit i of `taken` rules out its i-th. A key of NaN or -inf is taken
-/// last, so that distinct experts always come out.
+/// holds experts l, l + 32, ..., bit i of `taken` rules out its i-th. A key of NaN is taken last,
+/// so that distinct experts always come out.
 template <int kPerLane>
-__device__ int Highest(const float (&key)[kPerLane], uint32_t taken, int experts, int lane) {
-  float best = -INFINITY;
-  int best_i = -1;
+__device__ __forceinline__ int Highest(const float (&key)[kPerLane], uint32_t taken, int experts,
+                                       int lane) {
+  uint32_t best = 0;
+  int e = kNoExpert;
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
-    if (lane + 32 * i < experts && !(taken >> i & 1) && (best_i < 0 || key[i] > best)) {
-      best = key[i];
-      best_i = i;
+    if (lane + 32 * i >= experts || (taken >> i & 1)) continue;
+    const uint32_t order = OrderOf(key[i]);
+    if (order > best) {
+      best = order;
+      e = lane + 32 * i;
     }
   }
-  int e = best_i < 0 ? kNoExpert : lane + 32 * best_i;
-#pragma unroll
-  for (int d = 16; d > 0; d /= 2) {
-    const float other = __shfl_xor_sync(kFull, best, d);
-    const int other_e = __shfl_xor_sync(kFull, e, d);
-    const bool neither_less = !(other > best) && !(best > other);
-    if (other_e != kNoExpert && (e == kNoExpert || other > best || (neither_less && other_e < e))) {
-      best = other;
-      e = other_e;
-    }
-  }
-  return __shfl_sync(kFull, e, 0);  // NaNs could leave lanes in disagreement
+  const uint32_t top = __reduce_max_sync(kFull, best);
+  return __reduce_min_sync(kFull, best == top ? e : kNoExpert);
 }
 
 /// What the lane that holds expert e has of it, in all lanes; marks it as taken there.

@@ -6,40 +6,59 @@
 #define MOERT_KERNELS_CUDA_PRIMITIVES_WEIGHT_RING_CUH_
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/cuda/primitives/packing.cuh"
+#include "kernels/cuda/primitives/scale_copies.cuh"
 #include "kernels/cuda/primitives/tile_walk.cuh"
 
 namespace moert::cuda {
 
-/// Shared memory of a warp's ring.
-constexpr int kRingBytes = 7168;
+/// Shared memory of a warp's ring, and of scales that it prepares for its lanes.
+constexpr int kRingBytes = 8192;
 
-/// Swaps the halves of 128 bytes in every second block of k16 (w8) or of 128 bytes (the others) of
+/// Of a unit, see imported_scales.cuh.
+constexpr int PreparedBytes(Packing p) {
+  switch (p) {
+    case Packing::kMxFp4:
+      return 256;
+    case Packing::kNvFp4:
+      return 512;
+    case Packing::kW4Group:
+      return 768;
+    default:
+      return 0;
+  }
+}
+
+/// Swaps the halves of 128 bytes in every second block of k16 (w8, fp8) or of 128 bytes (the others) of
 /// a piece of 64 k, so that the lanes that read two of them at a time meet in no bank. Of copies
 /// and reads alike.
 template <Packing kPacking>
 __device__ __forceinline__ int RingSwizzle(int at) {
-  return at ^ ((kPacking == Packing::kW8 ? at >> 2 : at >> 1) & 64);
+  return at ^ ((K64Bytes(kPacking) == 1024 ? at >> 2 : at >> 1) & 64);
 }
 
-/// kGroups: scale groups of a unit of 128 k, 0: a group is longer than a unit.
+/// kGroups: as GroupScaleCopies.
 template <Packing kPacking, int kGroups>
 class WeightRing {
  public:
   using Shape = UnitShape<kPacking>;
-  static constexpr int kGroupBytes = 128;  // scales, then zeros, of 16 rows of both row blocks
-  static constexpr int kStageBytes = 2 * Shape::kBytes + (kGroups == 2 ? 2 : 1) * kGroupBytes;
-  static constexpr int kStages = kRingBytes / kStageBytes < 6 ? kRingBytes / kStageBytes : 6;
+  using Scales = std::conditional_t<IsImported(kPacking), ImportedScaleCopies<kPacking>,
+                                    GroupScaleCopies<kPacking, kGroups>>;
+  static constexpr int kStageBytes = 2 * Shape::kBytes + Scales::kBytes;
+  static constexpr int kFit = (kRingBytes - PreparedBytes(kPacking)) / kStageBytes;
+  static constexpr int kStages = kFit < 6 ? kFit : 6;
   static_assert(kStages >= 3, "a stage is read, one is being filled, one is on its way");
 
   /// Begins to fill the ring with the units of `range`. shared: kRingBytes of this warp.
   __device__ __forceinline__ WeightRing(const TileMatrix& m, const Slice& slice, int units,
                                         int product, int lane, const ItemRange& range,
                                         const uint8_t* shared)
-      : zeros(m.zero_distance != 0), shared_(shared) {
+      : zeros(m.zero_distance != 0),
+        shared_(shared),
+        scales_(m, slice, units, product, lane, range) {
     const int k64s = m.k64s;
-    const int group = m.group_k64s;
     const int step = 1 << range.groups_log2;
     length_ = slice.end - slice.begin;
     left_ = range.empty() ? 0 : length_;
@@ -48,23 +67,6 @@ class WeightRing {
     weights_ = m.weights + (static_cast<int64_t>(block) * k64s + slice.begin) * kK64 + lane * 16;
     weights_jump_ = (step << product) * k64s * kK64 - units * Shape::kBytes;
     row_distance_ = m.second_weights;
-    group_units_ = kGroups == 0 ? (group + Shape::kK64s - 1) / Shape::kK64s : 1;
-    group_stride_ = m.row_blocks * (kGroups == 2 ? 64 : 32);
-    const int first_group = kGroups == 2    ? slice.begin
-                            : kGroups == 1  ? slice.begin / 2
-                            : group >= k64s ? 0
-                                            : slice.begin / group;
-    first_until_ =
-        kGroups == 0 ? group_units_ - (slice.begin - first_group * group) / Shape::kK64s : 1;
-    until_group_ = first_until_;
-    scales_ = m.scales + (static_cast<int64_t>(first_group) * m.row_blocks + block) * 32 +
-              (lane & 1) * 16 + ((lane & 2) ? m.second_scales : 0) +
-              ((lane & 4) ? m.zero_distance : 0) + ((lane & 8) ? m.row_blocks * 32 : 0);
-    const int passed = units < first_until_ ? 0
-                       : group_units_ == 1  ? units
-                                            : (units - first_until_) / group_units_ + 1;
-    scales_jump_ = (step << product) * 32 - passed * group_stride_;
-    copies_scales_ = lane < (kGroups == 2 ? 16 : 8) && (zeros || (lane & 4) == 0);
     // A last odd block of `down` is paired with itself.
     const bool lone = product == 1 && (m.row_blocks & 1) != 0 && range.end == m.items &&
                       ((m.items - 1 - range.first) & (step - 1)) == 0;
@@ -89,6 +91,11 @@ class WeightRing {
     return stage;
   }
 
+  /// Where scales are prepared: PreparedBytes.
+  __device__ __forceinline__ static uint8_t* Prepared(const uint8_t* shared) {
+    return const_cast<uint8_t*>(shared) + kStages * kStageBytes;
+  }
+
   const bool zeros;
 
  private:
@@ -97,7 +104,7 @@ class WeightRing {
   __device__ __forceinline__ void PairLone() {
     if (items_ == lone_item_) {
       row_distance_ = 0;
-      if (lane_ & 2) scales_ -= 32;  // the second block's follow the first's
+      scales_.PairLone();
     }
   }
   /// 512 bytes of each row block, `at` bytes behind the first of the unit.
@@ -121,21 +128,13 @@ class WeightRing {
       for (int at = 0; at < Shape::kBytes; at += 512) {
         if (at + 512 <= Shape::kBytes || lane_ * 16 < Shape::kBytes - at) CopyWeights(to, at);
       }
-      if (copies_scales_) {
-        CopyAsync16(SharedAddress(shared_) + to + 2 * Shape::kBytes + lane_ * 16, scales_,
-                    left_ > lane_ >> 3);
-      }
+      scales_.Copy(SharedAddress(shared_) + to + 2 * Shape::kBytes + lane_ * 16, left_);
       weights_ += Shape::kBytes;
       left_ -= Shape::kK64s;
-      if (kGroups > 0 || --until_group_ == 0) {
-        until_group_ = group_units_;
-        scales_ += group_stride_;
-      }
       if (left_ <= 0 && --items_ > 0) {
         left_ = length_;
         weights_ += weights_jump_;
-        scales_ += scales_jump_;
-        until_group_ = first_until_;
+        scales_.NextItem();
         PairLone();
       }
     }
@@ -148,17 +147,14 @@ class WeightRing {
   uint32_t lane_to_;  // where the lane copies to in the first stage
   // Of the run of items.
   int length_;                      // pieces of 64 k of a slice
-  int weights_jump_, scales_jump_;  // from behind an item to the next
-  int group_units_, group_stride_, first_until_;
-  int lone_item_;       // items_ when it is copied, 0: none
-  bool copies_scales_;  // this lane does
+  int weights_jump_;  // from behind an item to the next
+  int lone_item_;     // items_ when it is copied, 0: none
   // Of the unit that is copied next. Pointers are this lane's.
   const uint8_t* weights_;
-  const uint8_t* scales_;  // half, row block, zeros, group by the lane's bits
-  int row_distance_;       // from the first row block's weights to the second's
-  int items_;              // from here on
-  int left_;               // pieces of 64 k of the item; 0: no more items
-  int until_group_;        // units
+  Scales scales_;
+  int row_distance_;  // from the first row block's weights to the second's
+  int items_;         // from here on
+  int left_;          // pieces of 64 k of the item; 0: no more items
   int read_ = 0;
 };
 

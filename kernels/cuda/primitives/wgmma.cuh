@@ -1,5 +1,6 @@
-// wgmma (sm_90a): D += A B of 64 rows, 16 k and N columns of bf16 with sums in fp32, A in registers
-// (as for mma.m16n8k16, a warp 16 rows), B in shared memory: [columns][64 k] in rows of 128 bytes
+// wgmma (sm_90a): D += A B of 64 rows, 16 k and N columns of bf16 with sums in fp32 (int8: 32 k,
+// exact sums in int32), A in registers (as for mma.m16n8k16 and m16n8k32, a warp 16 rows), B in
+// shared memory: [columns][64 k, int8 128] in rows of 128 bytes
 // that are swizzled, so 16-byte piece c of row r lies at c ^ (r % 8). Every row block of 8 columns
 // begins at a multiple of 1024 bytes.
 #ifndef MOERT_KERNELS_CUDA_PRIMITIVES_WGMMA_CUH_
@@ -32,142 +33,121 @@ __device__ __forceinline__ void PinRegisters(float (&d)[kFloats]) {
 #pragma unroll
   for (int i = 0; i < kFloats; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
+template <int kInts>
+__device__ __forceinline__ void PinRegisters(int32_t (&d)[kInts]) {
+#pragma unroll
+  for (int i = 0; i < kInts; ++i) asm volatile("" : "+r"(d[i])::"memory");
+}
 
-#define MOERT_D8(i)                                                                           \
-  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
-      "+f"(d[i + 6]), "+f"(d[i + 7])
-#define MOERT_D16(i) MOERT_D8(i), MOERT_D8(i + 8)
-#define MOERT_D32(i) MOERT_D16(i), MOERT_D16(i + 16)
-#define MOERT_D64(i) MOERT_D32(i), MOERT_D32(i + 32)
+// Register lists: the names of 8, 16, ... of them, and their operands of constraint C.
+#define MOERT_R0 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define MOERT_R8 "%8, %9, %10, %11, %12, %13, %14, %15"
+#define MOERT_R16 "%16, %17, %18, %19, %20, %21, %22, %23"
+#define MOERT_R24 "%24, %25, %26, %27, %28, %29, %30, %31"
+#define MOERT_R32 "%32, %33, %34, %35, %36, %37, %38, %39"
+#define MOERT_R40 "%40, %41, %42, %43, %44, %45, %46, %47"
+#define MOERT_R48 "%48, %49, %50, %51, %52, %53, %54, %55"
+#define MOERT_R56 "%56, %57, %58, %59, %60, %61, %62, %63"
+#define MOERT_R64 "%64, %65, %66, %67, %68, %69, %70, %71"
+#define MOERT_R72 "%72, %73, %74, %75, %76, %77, %78, %79"
+#define MOERT_R80 "%80, %81, %82, %83, %84, %85, %86, %87"
+#define MOERT_R88 "%88, %89, %90, %91, %92, %93, %94, %95"
+#define MOERT_R96 "%96, %97, %98, %99, %100, %101, %102, %103"
+#define MOERT_R104 "%104, %105, %106, %107, %108, %109, %110, %111"
+#define MOERT_R112 "%112, %113, %114, %115, %116, %117, %118, %119"
+#define MOERT_R120 "%120, %121, %122, %123, %124, %125, %126, %127"
+#define MOERT_R8TO(a, b) MOERT_R##a ", " MOERT_R##b
+#define MOERT_LIST8 MOERT_R0
+#define MOERT_LIST16 MOERT_R8TO(0, 8)
+#define MOERT_LIST24 MOERT_LIST16 ", " MOERT_R16
+#define MOERT_LIST32 MOERT_LIST16 ", " MOERT_R8TO(16, 24)
+#define MOERT_LIST48 MOERT_LIST32 ", " MOERT_R8TO(32, 40)
+#define MOERT_LIST64 MOERT_LIST48 ", " MOERT_R8TO(48, 56)
+#define MOERT_LIST80 MOERT_LIST64 ", " MOERT_R8TO(64, 72)
+#define MOERT_LIST96 MOERT_LIST80 ", " MOERT_R8TO(80, 88)
+#define MOERT_LIST128 MOERT_LIST96 ", " MOERT_R8TO(96, 104) ", " MOERT_R8TO(112, 120)
+#define MOERT_D8(C, i)                                                                  \
+  C(d[i]), C(d[i + 1]), C(d[i + 2]), C(d[i + 3]), C(d[i + 4]), C(d[i + 5]), C(d[i + 6]), \
+      C(d[i + 7])
+#define MOERT_D16(C, i) MOERT_D8(C, i), MOERT_D8(C, i + 8)
+#define MOERT_D24(C, i) MOERT_D16(C, i), MOERT_D8(C, i + 16)
+#define MOERT_D32(C, i) MOERT_D16(C, i), MOERT_D16(C, i + 16)
+#define MOERT_D48(C, i) MOERT_D32(C, i), MOERT_D16(C, i + 32)
+#define MOERT_D64(C, i) MOERT_D32(C, i), MOERT_D32(C, i + 32)
+#define MOERT_D80(C, i) MOERT_D64(C, i), MOERT_D16(C, i + 64)
+#define MOERT_D96(C, i) MOERT_D64(C, i), MOERT_D32(C, i + 64)
+#define MOERT_D128(C, i) MOERT_D64(C, i), MOERT_D64(C, i + 64)
 
 template <int kColumns>
 __device__ __forceinline__ void Wgmma(float (&d)[kColumns / 2], const uint32_t (&a)[4], uint64_t b);
+/// Of int8, 32 k; the next 32 of B are 2 further.
+template <int kColumns>
+__device__ __forceinline__ void Wgmma(int32_t (&d)[kColumns / 2], const uint32_t (&a)[4],
+                                      uint64_t b);
 
-template <>
-__device__ __forceinline__ void Wgmma<16>(float (&d)[8], const uint32_t (&a)[4], uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7"
-      "}, {%8, %9, %10, %11}, %12, 1, 1, 1, 0;"
-      : MOERT_D8(0)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-template <>
-__device__ __forceinline__ void Wgmma<32>(float (&d)[16], const uint32_t (&a)[4], uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-      "}, {%16, %17, %18, %19}, %20, 1, 1, 1, 0;"
-      : MOERT_D16(0)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-template <>
-__device__ __forceinline__ void Wgmma<48>(float (&d)[24], const uint32_t (&a)[4], uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23"
-      "}, {%24, %25, %26, %27}, %28, 1, 1, 1, 0;"
-      : MOERT_D16(0), MOERT_D8(16)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-template <>
-__device__ __forceinline__ void Wgmma<64>(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-      "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 0;"
-      : MOERT_D32(0)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-template <>
-__device__ __forceinline__ void Wgmma<96>(float (&d)[48], const uint32_t (&a)[4], uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-      "}, {%48, %49, %50, %51}, %52, 1, 1, 1, 0;"
-      : MOERT_D32(0), MOERT_D16(32)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-template <>
-__device__ __forceinline__ void Wgmma<128>(float (&d)[64], const uint32_t (&a)[4], uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-      "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 0;"
-      : MOERT_D64(0)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-template <>
-__device__ __forceinline__ void Wgmma<160>(float (&d)[80], const uint32_t (&a)[4], uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n160k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
-      "}, {%80, %81, %82, %83}, %84, 1, 1, 1, 0;"
-      : MOERT_D64(0), MOERT_D16(64)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-template <>
-__device__ __forceinline__ void Wgmma<192>(float (&d)[96], const uint32_t (&a)[4], uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-      "}, {%96, %97, %98, %99}, %100, 1, 1, 1, 0;"
-      : MOERT_D64(0), MOERT_D32(64)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-template <>
-__device__ __forceinline__ void Wgmma<224>(float (&d)[112], const uint32_t (&a)[4], uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n224k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
-      "}, {%112, %113, %114, %115}, %116, 1, 1, 1, 0;"
-      : MOERT_D64(0), MOERT_D32(64), MOERT_D16(96)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-template <>
-__device__ __forceinline__ void Wgmma<256>(float (&d)[128], const uint32_t (&a)[4], uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, "
-      "%127"
-      "}, {%128, %129, %130, %131}, %132, 1, 1, 1, 0;"
-      : MOERT_D64(0), MOERT_D64(64)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
+/// For N columns, M = N / 2 registers; the others' names are given.
+#define MOERT_WGMMA(N, M, a0, a1, a2, a3, b0)                                                     \
+  template <>                                                                                     \
+  __device__ __forceinline__ void Wgmma<N>(float (&d)[M], const uint32_t (&a)[4], uint64_t b) {   \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" MOERT_LIST##M       \
+                 "}, {" a0 ", " a1 ", " a2 ", " a3 "}, " b0 ", 1, 1, 1, 0;"                       \
+                 : MOERT_D##M("+f", 0)                                                            \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                           \
+  }                                                                                               \
+  template <>                                                                                     \
+  __device__ __forceinline__ void Wgmma<N>(int32_t (&d)[M], const uint32_t (&a)[4], uint64_t b) { \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k32.s32.s8.s8 {" MOERT_LIST##M           \
+                 "}, {" a0 ", " a1 ", " a2 ", " a3 "}, " b0 ", 1;"                                \
+                 : MOERT_D##M("+r", 0)                                                            \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                           \
+  }
 
+MOERT_WGMMA(16, 8, "%8", "%9", "%10", "%11", "%12")
+MOERT_WGMMA(32, 16, "%16", "%17", "%18", "%19", "%20")
+MOERT_WGMMA(48, 24, "%24", "%25", "%26", "%27", "%28")
+MOERT_WGMMA(64, 32, "%32", "%33", "%34", "%35", "%36")
+MOERT_WGMMA(96, 48, "%48", "%49", "%50", "%51", "%52")
+MOERT_WGMMA(128, 64, "%64", "%65", "%66", "%67", "%68")
+MOERT_WGMMA(160, 80, "%80", "%81", "%82", "%83", "%84")
+MOERT_WGMMA(192, 96, "%96", "%97", "%98", "%99", "%100")
+MOERT_WGMMA(256, 128, "%128", "%129", "%130", "%131", "%132")
+
+#undef MOERT_WGMMA
+#undef MOERT_LIST8
+#undef MOERT_LIST16
+#undef MOERT_LIST24
+#undef MOERT_LIST32
+#undef MOERT_LIST48
+#undef MOERT_LIST64
+#undef MOERT_LIST80
+#undef MOERT_LIST96
+#undef MOERT_LIST128
 #undef MOERT_D8
 #undef MOERT_D16
+#undef MOERT_D24
 #undef MOERT_D32
+#undef MOERT_D48
 #undef MOERT_D64
+#undef MOERT_D80
+#undef MOERT_D96
+#undef MOERT_D128
+#undef MOERT_R8TO
+#undef MOERT_R0
+#undef MOERT_R8
+#undef MOERT_R16
+#undef MOERT_R24
+#undef MOERT_R32
+#undef MOERT_R40
+#undef MOERT_R48
+#undef MOERT_R56
+#undef MOERT_R64
+#undef MOERT_R72
+#undef MOERT_R80
+#undef MOERT_R88
+#undef MOERT_R96
+#undef MOERT_R104
+#undef MOERT_R112
+#undef MOERT_R120
 
 }  // namespace moert::cuda
 

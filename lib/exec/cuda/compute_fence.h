@@ -8,6 +8,7 @@
 #define MOERT_LIB_EXEC_CUDA_COMPUTE_FENCE_H_
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 
 #include "base/mutex.h"
@@ -56,10 +57,19 @@ class ComputeFence {
     const MutexLock lock(&mu_);
     return last_;
   }
+  /// A layer was captured. The host launches the graph itself, and no ticket stands for that.
+  void LayerCaptured() { captured_.store(true, std::memory_order_relaxed); }
   /// Waits for everything before the newest ticket.
-  void Await() {
+  cudaError_t Await() {
     const MutexLock lock(&mu_);
-    if (last_ > 0) AwaitEvent(events_[last_ % kEvents]);
+    return last_ > 0 ? AwaitEvent(events_[last_ % kEvents]) : cudaSuccess;
+  }
+  /// The same, and once a layer was captured waits for the whole device. That fails while a stream
+  /// of the device is captured.
+  cudaError_t AwaitAll() {
+    const cudaError_t error = Await();
+    return error == cudaSuccess && captured_.load(std::memory_order_relaxed) ? AwaitDevice()
+                                                                             : error;
   }
   /// Work enqueued on `stream` from now on waits for the ticket. An event that was recorded again
   /// since stands for a later point, which contains it.
@@ -81,6 +91,7 @@ class ComputeFence {
   mutable Mutex mu_;
   std::array<cudaEvent_t, kEvents> events_{};  // made by Init, recorded under mu_
   Ticket last_ ABSL_GUARDED_BY(mu_) = 0;
+  std::atomic<bool> captured_{false};
   cudaStream_t stream_ ABSL_GUARDED_BY(mu_) = nullptr;  // of the last pass
 };
 

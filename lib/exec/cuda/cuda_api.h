@@ -68,7 +68,20 @@ class Carver {
   int64_t used_ = 0;
 };
 
-/// Makes the runtime's context of `device` current for a scope. The thread's own context, or that
+/// Calls of this thread do not end a capture that another thread is making, for a scope.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+/// Makes the runtime's context of `device` current for a scope, whose calls leave captures of other
+/// threads alone. The thread's own context, or that
 /// it has none, comes back, and no other device is touched: cudaSetDevice would make a context on
 /// the device it goes back to, and replace one of the host's making.
 class DeviceScope {
@@ -82,19 +95,8 @@ class DeviceScope {
   const absl::Status& status() const { return status_; }
 
  private:
+  RelaxedCapture relaxed_;
   absl::Status status_;
-};
-
-/// Calls of this thread do not end a capture that another thread is making, for a scope.
-class RelaxedCapture {
- public:
-  RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  ~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  RelaxedCapture(const RelaxedCapture&) = delete;
-  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
-
- private:
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
 /// Whether work given to the stream is recorded into a graph.

@@ -149,6 +149,7 @@ class CudaBackend final : public Backend {
     executor.cpus = options_.cpus;
     executor.fence = &fence_;
     executor.records = records_;
+    executor.paced = options_.link_gbps > 0;
     return MakeCudaExecutor(parts, executor);
   }
 

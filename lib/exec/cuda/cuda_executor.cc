@@ -15,17 +15,16 @@ namespace moert::cuda {
 
 absl::Status CudaExecutor::Init() {
   DeviceScope scope(device_);
-  const RelaxedCapture relaxed;
   shares_ = GroupGemmShares();
   if (shares_ == 0) {
     return absl::UnimplementedError("the kernels of this build do not run on this device");
   }
   prompt_ctas_ = PromptGemmCtas();
   Carver count;
-  w_.Carve(extent_, HandleCount(model_), &count);
+  w_.Carve(model_, extent_, &count);
   MOERT_ASSIGN_OR_RETURN(memory_, Buffer::Device(count.used()));
   Carver carver(memory_.data());
-  w_.Carve(extent_, HandleCount(model_), &carver);
+  w_.Carve(model_, extent_, &carver);
   MOERT_RETURN_IF_ERROR(on_device_.Init(parts_));
   MOERT_RETURN_IF_ERROR(table_.Init(&model_, &on_device_, w_.handles));
   MOERT_RETURN_IF_ERROR(returned_.Init(&model_, extent_));
@@ -78,27 +77,43 @@ absl::Status CudaExecutor::JoinCpu(const ExecutorCall& call, int64_t* took_ns) {
 }
 
 absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContext& context,
-                                    const VersionedStore& store, bool given,
-                                    absl::FunctionRef<absl::Status()> route) {
+                                    const VersionedStore& store, const GivenRouting* given) {
   DeviceScope scope(device_);
   const cudaStream_t stream = Stream(call);
   const bool capturing = Capturing(call.stream);
   if (capturing) {
     // The handles are read at replay, from the table as OpenStep keeps it.
     captured_ = true;
+    fence_->LayerCaptured();
   } else {
     MOERT_RETURN_IF_ERROR(fence_->Enter(stream));
     MOERT_RETURN_IF_ERROR(table_.SyncLayer(store, call.layer, call.epoch, stream));
   }
+  const bool few = Few(call);
+  const bool served = capturing && served_ != nullptr;
+  const auto route = [&]() -> absl::Status {
+    if (few) return RouteFew(call, given, capturing, /*tiles=*/!served);
+    if (given == nullptr) return RouteOnDevice(call, nullptr, {});
+    MOERT_CUDA_RETURN_IF_ERROR(
+        LaunchAdoptRouting(given->ids, given->weights, static_cast<int>(given->pairs),
+                           Spec(call).num_experts, w_.ids, w_.weights, given->used_ids, stream));
+    return absl::OkStatus();
+  };
   const auto enqueue = [&]() -> absl::Status {
     MOERT_RETURN_IF_ERROR(route());
     if (!capturing) {
       MOERT_RETURN_IF_ERROR(
-          returned_.BringLate(w_, context, call.hidden.rows, false, stream, given));
+          returned_.BringLate(w_, context, call.hidden.rows, false, stream, given != nullptr));
     }
-    MOERT_RETURN_IF_ERROR(GroupAndPack(call, capturing));
-    MOERT_RETURN_IF_ERROR(Products(call, AllExperts(call)));
-    return WeightedSum(call, given);
+    if (!few) MOERT_RETURN_IF_ERROR(GroupAndPack(call, capturing));
+    if (served) {
+      MOERT_RETURN_IF_ERROR(ServedProducts(call));
+    } else if (few) {
+      MOERT_RETURN_IF_ERROR(TileProducts(call, /*narrow=*/false));
+    } else {
+      MOERT_RETURN_IF_ERROR(Products(call, AllExperts(call), table_.rows(call.layer)));
+    }
+    return WeightedSum(call, given != nullptr);
   };
   absl::Status status = enqueue();
   if (!capturing) status.Update(fence_->Pass(stream));  // also behind a failure
@@ -107,18 +122,12 @@ absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContex
 
 absl::Status CudaExecutor::RunResident(const ExecutorCall& call, const PolicyContext& context,
                                        const VersionedStore& store) {
-  return RunWhole(call, context, store, /*given=*/false,
-                  [&] { return RouteOnDevice(call, nullptr, {}, false); });
+  return RunWhole(call, context, store, nullptr);
 }
 
 absl::Status CudaExecutor::RunGiven(const ExecutorCall& call, const GivenRouting& given,
                                     const PolicyContext& context, const VersionedStore& store) {
-  return RunWhole(call, context, store, /*given=*/true, [&]() -> absl::Status {
-    MOERT_CUDA_RETURN_IF_ERROR(LaunchAdoptRouting(
-        given.ids, given.weights, static_cast<int>(given.pairs), Spec(call).num_experts, w_.ids,
-        w_.weights, given.used_ids, Stream(call)));
-    return absl::OkStatus();
-  });
+  return RunWhole(call, context, store, &given);
 }
 
 absl::Status CudaExecutor::BringGiven(const ExecutorCall& call, const GivenRouting& given,
@@ -151,21 +160,33 @@ bool CudaExecutor::TakeSelections(std::vector<SelectionCount>* added) {
 absl::Status CudaExecutor::OpenStep(VersionedStore* store, int64_t epoch, void* stream) {
   DeviceScope scope(device_);
   const auto order = static_cast<cudaStream_t>(stream);
-  if (IsCapturing(order)) return absl::OkStatus();  // of a step that a replay will lie in
-  if (captured_) {
-    MOERT_RETURN_IF_ERROR(fence_->Enter(order));
-    MOERT_RETURN_IF_ERROR(table_.SyncNewest(store, epoch, order));
+  if (!IsCapturing(order)) {  // else a replay will lie in another step
+    if (captured_) {
+      MOERT_RETURN_IF_ERROR(fence_->Enter(order));
+      MOERT_RETURN_IF_ERROR(served_ != nullptr ? served_->Lend(store, order)
+                                               : table_.SyncNewest(store, epoch, order));
+    }
+    MOERT_RETURN_IF_ERROR(fetch_.OpenStep(*store, epoch, order));
   }
-  return fetch_.OpenStep(*store, epoch, order);
+  if (served_ != nullptr) open_streams_.push_back(order);
+  return absl::OkStatus();
 }
 
 absl::Status CudaExecutor::CloseStep(void* stream) {
   DeviceScope scope(device_);
   const auto order = static_cast<cudaStream_t>(stream);
-  if (IsCapturing(order)) return absl::OkStatus();  // nothing has been given to the device
+  const bool capturing = IsCapturing(order);  // then nothing has been given to the device
+  // Behind a failure too: replays use the blocks.
+  absl::Status status = capturing ? absl::OkStatus() : fence_->Pass(order);
+  if (const auto it = std::find(open_streams_.begin(), open_streams_.end(), order);
+      it != open_streams_.end() && status.ok()) {
+    open_streams_.erase(it);
+  }
+  if (capturing) return status;
   // Replays cannot be told from steps without them.
-  if (captured_) MOERT_RETURN_IF_ERROR(selections_.Bring(order));
-  return fence_->Pass(order);
+  if (captured_) status.Update(selections_.Bring(order));
+  if (captured_ && served_ != nullptr) status.Update(served_->BringCounts(order));
+  return status;
 }
 
 absl::StatusOr<int64_t> ExecutorBytes(const ExpertSource& source, absl::Span<const int> versions,
@@ -174,7 +195,7 @@ absl::StatusOr<int64_t> ExecutorBytes(const ExpertSource& source, absl::Span<con
   const MoeModelSpec& model = source.model();
   Carver count;
   Workspace w{};
-  w.Carve(Extent(model, use, max_tokens), HandleCount(model), &count);
+  w.Carve(model, Extent(model, use, max_tokens), &count);
   return count.used() + DeviceFetch::Bytes(model);
 }
 

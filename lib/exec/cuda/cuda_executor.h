@@ -20,7 +20,8 @@ struct CudaExecutorOptions {
   int device = 0;
   std::vector<int> cpus;            // see EngineOptions
   ComputeFence* fence = nullptr;    // passed behind every batch of kernels
-  DeviceSource* records = nullptr;  // what the CPU multiplies
+  DeviceSource* records = nullptr;  // what the CPU multiplies, and what the device brings itself
+  bool paced = false;               // copies keep to a rate, which the device's own would not
 };
 absl::StatusOr<std::unique_ptr<Executor>> MakeCudaExecutor(const ExecutorParts& parts,
                                                            const CudaExecutorOptions& options);

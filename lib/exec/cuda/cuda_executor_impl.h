@@ -6,7 +6,6 @@
 #include <optional>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "base/aligned_array.h"
 #include "exec/cuda/cpu_experts.h"
 #include "exec/cuda/cuda_api.h"
@@ -17,6 +16,7 @@
 #include "exec/cuda/residency_table.h"
 #include "exec/cuda/routing_return.h"
 #include "exec/cuda/selection_return.h"
+#include "exec/cuda/served_misses.h"
 #include "exec/cuda/workspace.h"
 #include "kernels/cuda/route.h"
 #include "kernels/cuda/rows.h"
@@ -37,9 +37,7 @@ class CudaExecutor final : public Executor {
 
   ~CudaExecutor() override {
     leaving_.emplace(device_);
-    // Kernels of the last calls use what goes now, those of graphs that the host launched too.
-    fence_->Await();
-    AwaitDevice();
+    fence_->AwaitAll();  // kernels of the last calls use what goes now
     if (rows_arrived_ != nullptr) cudaEventDestroy(rows_arrived_);
   }
 
@@ -81,6 +79,10 @@ class CudaExecutor final : public Executor {
                           std::vector<int32_t>* ids, std::vector<float>* weights) override;
   absl::Status ReturnUsed(const ExecutorCall& call, absl::Span<const int32_t> used,
                           int32_t* to) override;
+  absl::Status ServeMisses(const VersionedStore& store) override;
+  bool lent() const override { return served_ != nullptr && served_->lent(); }
+  absl::Status TakeBack(VersionedStore* store) override;
+  bool TakeServed(ServedCount* added) override;
   bool Capturing(void* stream) const override { return IsCapturing(stream); }
   bool TakeRouting(PolicyContext* context, RoutingResult* routing) override;
   bool TakeSelections(std::vector<SelectionCount>* added) override;
@@ -101,18 +103,29 @@ class CudaExecutor final : public Executor {
     return static_cast<cudaStream_t>(call.stream);
   }
 
-  /// A whole call whose routing `route` puts into w_, with every expert at hand. `given`: there may
-  /// be slots without an expert.
+  /// A whole call with every expert at hand, by the layer's own routing or the one given.
   absl::Status RunWhole(const ExecutorCall& call, const PolicyContext& context,
-                        const VersionedStore& store, bool given,
-                        absl::FunctionRef<absl::Status()> route);
+                        const VersionedStore& store, const GivenRouting* given);
   /// `ruled`: the request of a routing by another rule than the model's own; else null.
   absl::Status RouteOnDevice(const ExecutorCall& call, const RoutingRequest* ruled,
-                             const RuleMirror& mirror, bool next_gate);
+                             const RuleMirror& mirror);
+  /// The next layer's routing of these rows.
+  absl::Status RouteNext(const ExecutorCall& call);
+  /// Whether one launch routes, groups and makes tiles.
+  bool Few(const ExecutorCall& call) const {
+    return call.hidden.rows <= kFewTokens && !Prompt(call).any();
+  }
+  /// RouteOnDevice (or the routing given) and GroupAndPack of few rows; `tiles`: and all experts'
+  /// tiles.
+  absl::Status RouteFew(const ExecutorCall& call, const GivenRouting* given, bool tallied,
+                        bool tiles);
   absl::Status RouteOnHost(const ExecutorCall& call, const RoutingRequest& request,
                            RoutingResult* routing);
   /// `tallied`: selections are counted on the device.
   absl::Status GroupAndPack(const ExecutorCall& call, bool tallied = false);
+  SelectionTally* Tally(const ExecutorCall& call) const {
+    return w_.tally + on_device_.layer(call.layer).first_handle;
+  }
   /// The same of a routing from the host.
   absl::Status UploadRouting(const ExecutorCall& call, const RoutingResult& routing);
   absl::Status WaitForRows(cudaStream_t stream);
@@ -123,9 +136,23 @@ class CudaExecutor final : public Executor {
   }
   /// What family P does of a call.
   PromptPlan Prompt(const ExecutorCall& call) const;
-  absl::Status Products(const ExecutorCall& call, const ExpertSet& wave);
+  /// Rows as family P reads them, where the call has them like that; else they are to be rounded.
+  struct PromptRows {
+    const uint8_t* data;
+    int64_t stride;  // bytes
+  };
+  std::optional<PromptRows> RowsForPrompt(const ExecutorCall& call) const;
+  /// Of the experts in `wave` that have a record in `handles` (MakeTilesArgs).
+  MakeTilesArgs TilesOf(const ExecutorCall& call, const ExpertSet& wave,
+                        const ExpertHandle* handles) const;
+  absl::Status Products(const ExecutorCall& call, const ExpertSet& wave,
+                        const ExpertHandle* handles);
+  /// Of tiles that were made.
+  absl::Status TileProducts(const ExecutorCall& call, bool narrow);
   absl::Status PromptProducts(const ExecutorCall& call, const PromptPlan& plan,
-                              const ExpertSet& wave);
+                              const ExpertSet& wave, const ExpertHandle* handles);
+  /// Of all experts of a captured call: what is there, beside the copies of what is not; then that.
+  absl::Status ServedProducts(const ExecutorCall& call);
   ExpertSet AllExperts(const ExecutorCall& call) const;
   /// `given`: slots of an id below 0 are left out.
   absl::Status WeightedSum(const ExecutorCall& call, bool given);
@@ -149,7 +176,9 @@ class CudaExecutor final : public Executor {
   SelectionReturn selections_;
   DeviceRule rule_;
   DeviceFetch fetch_;
-  bool given_ = false;  // the call's routing is the host's
+  std::unique_ptr<ServedMisses> served_;    // null: the host serves misses
+  std::vector<cudaStream_t> open_streams_;  // of open steps, where it is not null
+  bool given_ = false;                      // the call's routing is the host's
   cudaEvent_t rows_arrived_ = nullptr;
   bool captured_ = false;  // some call was captured: its replays read the table
   AlignedArray<float> host_rows_;

@@ -1,6 +1,7 @@
 // CudaExecutor: the grouped products of a call, and their weighted sum.
 #include <algorithm>
 #include <iterator>
+#include <optional>
 
 #include "base/status_macros.h"
 #include "exec/cuda/cuda_executor_impl.h"
@@ -9,13 +10,25 @@
 namespace moert::cuda {
 
 PromptPlan CudaExecutor::Prompt(const ExecutorCall& call) const {
-  const auto bytes = static_cast<uint64_t>(call.hidden.rows * extent_.prompt_x_stride());
+  const auto bytes = static_cast<uint64_t>(call.hidden.rows *
+                                           std::max(extent_.prompt_x_stride(), extent_.x_stride()));
   if (prompt_ctas_ == 0 || bytes >> 32 != 0) return {};
   return PlanPrompt(extent_.use.prompt, Spec(call), call.hidden.rows);
 }
 
+std::optional<CudaExecutor::PromptRows> CudaExecutor::RowsForPrompt(
+    const ExecutorCall& call) const {
+  const int64_t stride = call.hidden.row_stride * 2;
+  if (call.hidden.dtype != DType::kBF16 || call.hidden.cols % 64 != 0 || stride % 16 != 0 ||
+      reinterpret_cast<uintptr_t>(call.hidden.data) % 16 != 0 ||
+      static_cast<uint64_t>(call.hidden.rows * stride) >> 32 != 0) {
+    return std::nullopt;
+  }
+  return PromptRows{static_cast<const uint8_t*>(call.hidden.data), stride};
+}
+
 absl::Status CudaExecutor::PromptProducts(const ExecutorCall& call, const PromptPlan& plan,
-                                          const ExpertSet& wave) {
+                                          const ExpertSet& wave, const ExpertHandle* handles) {
   const cudaStream_t stream = Stream(call);
   const MoeLayerSpec& spec = Spec(call);
   const auto tokens = static_cast<int32_t>(call.hidden.rows);
@@ -24,7 +37,7 @@ absl::Status CudaExecutor::PromptProducts(const ExecutorCall& call, const Prompt
   tiles.most = plan.most;
   tiles.packings = plan.packings;
   tiles.formats = on_device_.formats();
-  tiles.handles = table_.rows(call.layer);
+  tiles.handles = handles;
   tiles.groups = w_.groups;
   tiles.shared_slots = w_.shared_slots;
   tiles.experts = spec.num_experts;
@@ -35,8 +48,10 @@ absl::Status CudaExecutor::PromptProducts(const ExecutorCall& call, const Prompt
   gemm.table = w_.prompt;
   gemm.most = plan.most;
   std::copy(std::begin(plan.of_product), std::end(plan.of_product), gemm.packings);
-  gemm.x = w_.prompt_x;
-  gemm.x_stride = extent_.prompt_x_stride();
+  const PromptRows rows =
+      RowsForPrompt(call).value_or(PromptRows{w_.prompt_x, extent_.prompt_x_stride()});
+  gemm.x = rows.data;
+  gemm.x_stride = rows.stride;
   gemm.h = w_.h;
   gemm.h_stride = extent_.prompt_h_stride();
   gemm.out = reinterpret_cast<uint16_t*>(w_.out);
@@ -45,43 +60,58 @@ absl::Status CudaExecutor::PromptProducts(const ExecutorCall& call, const Prompt
   gemm.top_k = spec.routing.top_k;
   gemm.activation = static_cast<int32_t>(spec.activation.function);
   gemm.ctas = prompt_ctas_;
+  gemm.int8_x = w_.x[static_cast<int>(OperandForm::kInt8Token)];
+  gemm.int8_x_stride = extent_.x_stride();
+  gemm.int8_x_scales = OperandScales(spec.hidden);
+  gemm.wide_h = w_.wide_h;
+  gemm.wide_h_stride = extent_.intermediate;
+  gemm.h_scales = w_.prompt_h_scales;
   MOERT_CUDA_RETURN_IF_ERROR(LaunchPromptProducts(gemm, stream));
   return absl::OkStatus();
 }
 
-absl::Status CudaExecutor::Products(const ExecutorCall& call, const ExpertSet& wave) {
-  const cudaStream_t stream = Stream(call);
-  const MoeLayerSpec& spec = Spec(call);
-  const auto tokens = static_cast<int32_t>(call.hidden.rows);
-  const PromptPlan prompt = Prompt(call);
-  if (prompt.any()) {
-    MOERT_RETURN_IF_ERROR(PromptProducts(call, prompt, wave));
-    if (!prompt.others) return absl::OkStatus();
-  }
+MakeTilesArgs CudaExecutor::TilesOf(const ExecutorCall& call, const ExpertSet& wave,
+                                    const ExpertHandle* handles) const {
   MakeTilesArgs tiles;
   tiles.table = w_.table;
   tiles.formats = on_device_.formats();
-  tiles.handles = table_.rows(call.layer);
+  tiles.handles = handles;
   tiles.groups = w_.groups;
   tiles.shared_slots = w_.shared_slots;
-  tiles.experts = spec.num_experts;
-  tiles.tokens = tokens;
+  tiles.experts = Spec(call).num_experts;
+  tiles.tokens = static_cast<int32_t>(call.hidden.rows);
   tiles.shares = shares_;
-  tiles.prompt_packings = prompt.packings;
+  tiles.prompt_packings = Prompt(call).packings;
   tiles.wave = wave;
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchMakeTiles(tiles, stream));
+  return tiles;
+}
+
+absl::Status CudaExecutor::Products(const ExecutorCall& call, const ExpertSet& wave,
+                                    const ExpertHandle* handles) {
+  const PromptPlan prompt = Prompt(call);
+  if (prompt.any()) {
+    MOERT_RETURN_IF_ERROR(PromptProducts(call, prompt, wave, handles));
+    if (!prompt.others) return absl::OkStatus();
+  }
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchMakeTiles(TilesOf(call, wave, handles), Stream(call)));
+  return TileProducts(call, prompt.any());
+}
+
+absl::Status CudaExecutor::TileProducts(const ExecutorCall& call, bool narrow) {
+  const cudaStream_t stream = Stream(call);
+  const MoeLayerSpec& spec = Spec(call);
   GroupGemmArgs gemm;
   gemm.table = w_.table;
   std::copy(std::begin(w_.x), std::end(w_.x), gemm.x);
   gemm.h = w_.h;
   gemm.wide_h = w_.wide_h;
   gemm.out = w_.out;
-  if (prompt.any()) gemm.narrow_out = reinterpret_cast<uint16_t*>(w_.out);
+  if (narrow) gemm.narrow_out = reinterpret_cast<uint16_t*>(w_.out);
   gemm.x_stride = extent_.x_stride();
   gemm.h_stride = extent_.h_stride();
   gemm.wide_h_stride = extent_.intermediate;
   gemm.out_stride = extent_.hidden;
-  gemm.pairs = tokens * spec.routing.top_k;
+  gemm.pairs = static_cast<int32_t>(call.hidden.rows) * spec.routing.top_k;
   gemm.top_k = spec.routing.top_k;
   gemm.hidden = static_cast<int32_t>(spec.hidden);
   gemm.activation = static_cast<int32_t>(spec.activation.function);
@@ -116,9 +146,20 @@ absl::Status CudaExecutor::Multiply(const ExecutorCall& call, const RoutingResul
   }
   MOERT_RETURN_IF_ERROR(table_.Flush(stream));
   if (shared) set.Add(Spec(call).num_experts);
-  absl::Status status = Products(call, set);
+  absl::Status status = Products(call, set, table_.rows(call.layer));
   status.Update(fence_->Pass(stream));  // also behind a failure: some kernels may be enqueued
   return status;
+}
+
+absl::Status CudaExecutor::ServedProducts(const ExecutorCall& call) {
+  const cudaStream_t stream = Stream(call);
+  const ExpertSet all = AllExperts(call);
+  absl::Status status = served_->Begin(call.layer, w_.groups.counts,
+                                       table_.rows(call.layer) + Spec(call).num_experts, stream);
+  if (status.ok()) status = Products(call, all, w_.served.ready);
+  status.Update(served_->Join(stream));  // also behind a failure: a capture is left whole
+  MOERT_RETURN_IF_ERROR(status);
+  return Products(call, all, w_.served.late);
 }
 
 absl::Status CudaExecutor::WeightedSum(const ExecutorCall& call, bool given) {

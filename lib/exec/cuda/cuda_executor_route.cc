@@ -6,7 +6,7 @@
 namespace moert::cuda {
 
 absl::Status CudaExecutor::RouteOnDevice(const ExecutorCall& call, const RoutingRequest* ruled,
-                                         const RuleMirror& mirror, bool next_gate) {
+                                         const RuleMirror& mirror) {
   const cudaStream_t stream = Stream(call);
   const auto tokens = static_cast<int>(call.hidden.rows);
   const LayerOnDevice& layer = on_device_.layer(call.layer);
@@ -14,16 +14,53 @@ absl::Status CudaExecutor::RouteOnDevice(const ExecutorCall& call, const Routing
       LaunchGateLogits(Rows(call), layer.gate, layer.routing.num_experts, w_.scores, stream));
   MOERT_CUDA_RETURN_IF_ERROR(
       LaunchTopK(layer.routing, tokens, w_.scores, w_.ids, w_.weights, stream));
-  if (ruled != nullptr) {
-    MOERT_RETURN_IF_ERROR(rule_.Run(w_, layer.routing, tokens, ruled->rule, ruled->request_ids,
-                                    table_.rows(call.layer), mirror, stream));
-  }
-  if (!next_gate) return absl::OkStatus();
+  if (ruled == nullptr) return absl::OkStatus();
+  return rule_.Run(w_, layer.routing, tokens, ruled->rule, ruled->request_ids,
+                   table_.rows(call.layer), mirror, stream);
+}
+
+absl::Status CudaExecutor::RouteNext(const ExecutorCall& call) {
+  const cudaStream_t stream = Stream(call);
   const LayerOnDevice& next = on_device_.layer((call.layer + 1) % model_.num_layers());
   MOERT_CUDA_RETURN_IF_ERROR(
       LaunchGateLogits(Rows(call), next.gate, next.routing.num_experts, w_.next_scores, stream));
-  MOERT_CUDA_RETURN_IF_ERROR(
-      LaunchTopK(next.routing, tokens, w_.next_scores, w_.next_ids, w_.next_weights, stream));
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchTopK(next.routing, static_cast<int>(call.hidden.rows),
+                                        w_.next_scores, w_.next_ids, w_.next_weights, stream));
+  return absl::OkStatus();
+}
+
+absl::Status CudaExecutor::RouteFew(const ExecutorCall& call, const GivenRouting* given,
+                                    bool tallied, bool tiles) {
+  const cudaStream_t stream = Stream(call);
+  const LayerOnDevice& layer = on_device_.layer(call.layer);
+  const int64_t x_stride = extent_.x_stride();
+  int packed = 0;  // operands of x that are
+  if (given == nullptr) {
+    MOERT_CUDA_RETURN_IF_ERROR(LaunchGateLogits(Rows(call), layer.gate, layer.routing.num_experts,
+                                                w_.scores, stream, w_.x[0], x_stride));
+    packed = 1;
+  }
+  for (int i = packed; i < kOperands; ++i) {
+    if (w_.x[i] == nullptr) continue;
+    MOERT_CUDA_RETURN_IF_ERROR(LaunchPackRows(Rows(call), i, w_.x[i], x_stride, stream));
+  }
+  RouteFewArgs args;
+  args.routing = layer.routing;
+  args.tokens = static_cast<int32_t>(call.hidden.rows);
+  args.scores = w_.scores;
+  args.ids = w_.ids;
+  args.weights = w_.weights;
+  if (given != nullptr) {
+    args.given_ids = given->ids;
+    args.given_weights = given->weights;
+    args.used_ids = given->used_ids;
+  }
+  args.groups = w_.groups;
+  if (tallied) args.tally = Tally(call);
+  if (HasShared(call)) args.shared_slots = w_.shared_slots;
+  args.makes_tiles = tiles ? 1 : 0;
+  if (tiles) args.tiles = TilesOf(call, AllExperts(call), table_.rows(call.layer));
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchRouteFew(args, stream));
   return absl::OkStatus();
 }
 
@@ -32,20 +69,22 @@ absl::Status CudaExecutor::GroupAndPack(const ExecutorCall& call, bool tallied) 
   const MoeLayerSpec& spec = Spec(call);
   const auto tokens = static_cast<int>(call.hidden.rows);
   const int pairs = tokens * spec.routing.top_k;
-  SelectionTally* tally = tallied ? w_.tally + on_device_.layer(call.layer).first_handle : nullptr;
-  MOERT_CUDA_RETURN_IF_ERROR(
-      LaunchGroup(w_.ids, pairs, spec.num_experts, w_.groups, stream, w_.weights, tally));
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchGroup(w_.ids, pairs, spec.num_experts, w_.groups, stream,
+                                         w_.weights, tallied ? Tally(call) : nullptr));
   if (HasShared(call)) {
     MOERT_CUDA_RETURN_IF_ERROR(LaunchIota(w_.shared_slots, pairs, tokens, stream));
   }
   const PromptPlan prompt = Prompt(call);
   if (prompt.any()) {
-    MOERT_CUDA_RETURN_IF_ERROR(
-        LaunchRoundRows(Rows(call), w_.prompt_x, extent_.prompt_x_stride(), stream));
-    if (!prompt.others) return absl::OkStatus();
+    if (prompt.rounded() && !RowsForPrompt(call)) {
+      MOERT_CUDA_RETURN_IF_ERROR(
+          LaunchRoundRows(Rows(call), w_.prompt_x, extent_.prompt_x_stride(), stream));
+    }
+    if (!prompt.others && !prompt.int8()) return absl::OkStatus();
   }
+  constexpr int kInt8 = static_cast<int>(OperandForm::kInt8Token);
   for (int i = 0; i < kOperands; ++i) {
-    if (w_.x[i] == nullptr) continue;
+    if (w_.x[i] == nullptr || (prompt.any() && !prompt.others && i != kInt8)) continue;
     MOERT_CUDA_RETURN_IF_ERROR(LaunchPackRows(Rows(call), i, w_.x[i], extent_.x_stride(), stream));
   }
   return absl::OkStatus();
@@ -108,11 +147,17 @@ absl::Status CudaExecutor::Route(const ExecutorCall& call, const RoutingRequest&
     MOERT_RETURN_IF_ERROR(table_.SyncLayer(*request.store, call.layer, call.epoch, stream));
   }
   if (CpuOffload(call)) MOERT_RETURN_IF_ERROR(cpu_->BringRows(call.hidden, stream));
-  MOERT_RETURN_IF_ERROR(RouteOnDevice(call, own_choice ? nullptr : &request,
-                                      returned_.RuleOf(/*late=*/false), request.next_gate));
+  const bool few = own_choice && Few(call);
+  if (few) {
+    MOERT_RETURN_IF_ERROR(RouteFew(call, nullptr, /*tallied=*/false, /*tiles=*/false));
+  } else {
+    MOERT_RETURN_IF_ERROR(
+        RouteOnDevice(call, own_choice ? nullptr : &request, returned_.RuleOf(/*late=*/false)));
+  }
+  if (request.next_gate) MOERT_RETURN_IF_ERROR(RouteNext(call));
   MOERT_RETURN_IF_ERROR(
       returned_.Bring(w_, call.layer, call.hidden.rows, request.next_gate, !own_choice, stream));
-  MOERT_RETURN_IF_ERROR(GroupAndPack(call));  // beside the host's wait
+  if (!few) MOERT_RETURN_IF_ERROR(GroupAndPack(call));  // beside the host's wait
   ++host_syncs_;
   MOERT_RETURN_IF_ERROR(returned_.Wait(routing));
   if (CpuOffload(call)) cpu_->TakeRows(call.hidden);

@@ -8,7 +8,7 @@ namespace {
 
 /// What activations are rounded to: moert::ActivationNumerics, bf16.
 OperandForm FormOf(const Scheme& s) {
-  if (s.fp8) return OperandForm::kF8;
+  if (s.fp8 && s.act_bits == 8) return OperandForm::kF8;
   const bool grouped = s.group > 0;
   if (s.act_bits == 8) return grouped ? OperandForm::kInt8Group : OperandForm::kInt8Token;
   if (s.act_bits == 4) return grouped ? OperandForm::kInt4Group : OperandForm::kInt4Token;
@@ -17,11 +17,10 @@ OperandForm FormOf(const Scheme& s) {
 
 absl::StatusOr<Packing> PackingOf(const Scheme& s) {
   if (s.is_bf16()) return Packing::kBf16;
-  if (s.imported() || (s.weight_bits == 8 && s.act_bits == 16 && s.group < 0)) {
-    return absl::UnimplementedError(fmt::format(
-        "scheme {}: the cuda backend does not multiply it, the cpu backend does; open the checkpoint "
-        "widened to bf16 (widen), or make another scheme of it (moert-pack quantize --schemes)",
-        s.Name()));
+  if (s.imported()) {
+    if (s.fp8) return Packing::kF8Block;
+    if (s.fp4) return s.scales == ScaleType::kE8M0 ? Packing::kMxFp4 : Packing::kNvFp4;
+    return s.scales == ScaleType::kF16 ? Packing::kW4GroupF16 : Packing::kW4Group;
   }
   if (s.fp8) return Packing::kF8;
   if (s.act_bits == 16) {
@@ -35,7 +34,7 @@ absl::StatusOr<Packing> PackingOf(const Scheme& s) {
   }
   return absl::UnimplementedError(fmt::format(
       "scheme {}: the cuda backend executes bf16; w8, w4, w3, w2 with 16-bit activations; w8a8, "
-      "w8a8_fp8, and symmetric w4 with 8- or 4-bit activations",
+      "w8a8_fp8, and symmetric w4 with 8- or 4-bit activations; fp8_b128, mxfp4, nvfp4",
       s.Name()));
 }
 
@@ -51,6 +50,14 @@ absl::StatusOr<DeviceMatrix> MakeDeviceMatrix(const MatrixLayout& m, bool hadama
   d.scale_offset = m.scale_offset;
   d.zero_offset = m.scale_offset;
   if (s.is_bf16()) return d;
+  d.asymmetric = s.symmetric ? 0 : 1;
+  d.zero_point = s.symmetric ? 1 << (s.weight_bits - 1) : 0;
+  if (s.imported()) {
+    d.group_k16s = s.group / 16;
+    if (!s.symmetric) d.zero_offset = m.zero_offset();
+    if (d.packing == Packing::kNvFp4) d.zero_offset = m.matrix_scale_offset();
+    return d;
+  }
   const bool whole = m.group >= m.k;
   if (!whole && m.group % 128 != 0 && !(m.group == 64 && d.packing == Packing::kW2)) {
     return absl::UnimplementedError(fmt::format(
@@ -58,9 +65,7 @@ absl::StatusOr<DeviceMatrix> MakeDeviceMatrix(const MatrixLayout& m, bool hadama
         "2-bit weights",
         s.Name(), m.group));
   }
-  d.group_k64s = whole ? d.k64s : static_cast<int32_t>(m.group / 64);
-  d.asymmetric = s.symmetric ? 0 : 1;
-  d.zero_point = s.symmetric ? 1 << (s.weight_bits - 1) : 0;
+  d.group_k16s = whole ? 4 * d.k64s : static_cast<int32_t>(m.group / 16);
   if (!s.symmetric) d.zero_offset = m.scale_offset + m.scale_bytes / 2;
   return d;
 }

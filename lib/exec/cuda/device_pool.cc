@@ -57,12 +57,10 @@ struct VirtualMemory {
 class DevicePool final : public BlockPool {
  public:
   DevicePool(const VirtualMemory& memory, int device, const BlockSizes& sizes, int64_t limit,
-             BudgetTracker* budget, const ComputeFence* fence)
+             BudgetTracker* budget, ComputeFence* fence)
       : BlockPool(sizes, limit), memory_(memory), device_(device), budget_(budget), fence_(fence) {}
 
   absl::Status Reserve() {
-    // The runtime's context must be there before the driver is asked.
-    MOERT_CUDA_RETURN_IF_ERROR(cudaFree(nullptr));
     properties_.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     properties_.location = {CU_MEM_LOCATION_TYPE_DEVICE, device_};
     size_t granularity = 0;
@@ -81,8 +79,7 @@ class DevicePool final : public BlockPool {
     budget_->Release(sizes_.Offset(charged_blocks_));
     if (base_ == 0) return;
     DeviceScope scope(device_);
-    const RelaxedCapture relaxed;
-    AwaitDevice();
+    fence_->AwaitAll();
     for (int64_t g = 0; g < static_cast<int64_t>(granules_.size());) g = UnmapRunAt(g);
     memory_.free(base_, static_cast<size_t>(reserved_));
   }
@@ -198,7 +195,6 @@ class DevicePool final : public BlockPool {
 
   bool Map(int64_t g, int64_t count) {
     DeviceScope scope(device_);
-    const RelaxedCapture relaxed;
     const auto bytes = static_cast<size_t>(count * granule_bytes_);
     const CUdeviceptr at = base_ + static_cast<CUdeviceptr>(g * granule_bytes_);
     CUmemGenericAllocationHandle handle = 0;
@@ -246,9 +242,8 @@ class DevicePool final : public BlockPool {
       for (int64_t i = g; i <= last; ++i) idle = idle && granules_[i].blocks == 0;
       if (!idle) continue;
       DeviceScope scope(device_);
-      const RelaxedCapture relaxed;
       // Kernels may still read what was given back.
-      if (!synchronized && AwaitDevice() != cudaSuccess) return false;
+      if (!synchronized && fence_->AwaitAll() != cudaSuccess) return false;
       synchronized = true;
       UnmapRunAt(g);
     }
@@ -269,7 +264,7 @@ class DevicePool final : public BlockPool {
   const VirtualMemory memory_;
   const int device_;
   BudgetTracker* const budget_;
-  const ComputeFence* const fence_;
+  ComputeFence* const fence_;
   CUmemAllocationProp properties_{};
   CUdeviceptr base_ = 0;
   int64_t reserved_ = 0;
@@ -284,7 +279,7 @@ class DevicePool final : public BlockPool {
 
 absl::StatusOr<std::unique_ptr<BlockPool>> MakeDevicePool(int device, const BlockSizes& sizes,
                                                           int64_t limit, BudgetTracker* budget,
-                                                          const ComputeFence* fence) {
+                                                          ComputeFence* fence) {
   MOERT_RETURN_IF_ERROR(sizes.Check());
   DeviceScope scope(device);
   MOERT_ASSIGN_OR_RETURN(const VirtualMemory memory, VirtualMemory::Load());

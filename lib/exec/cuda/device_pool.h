@@ -16,14 +16,14 @@ constexpr int64_t kPoolRounding = int64_t{2} << 20;
 
 /// Address space for all blocks is reserved once; physical memory is mapped under blocks when they
 /// are taken, lowest first, and unmapped when the limit is lowered and nothing in a piece is taken
-/// any more (unmapping waits for the device). The budget is charged for the blocks held; mapped is
+/// any more (unmapping waits for `fence`). The budget is charged for the blocks held; mapped is
 /// at most what the limit's blocks need, rounded up once (kPoolRounding), except that after the
 /// limit was lowered scattered blocks keep up to 16 granules each mapped until they are given back.
-/// While `fence` is quiet nothing is unmapped: the device waits for the caller then. `budget` and
-/// `fence` are borrowed.
+/// Nothing is unmapped where that wait fails: while a stream is captured. `budget` and `fence` are
+/// borrowed.
 absl::StatusOr<std::unique_ptr<BlockPool>> MakeDevicePool(int device, const BlockSizes& sizes,
                                                           int64_t limit, BudgetTracker* budget,
-                                                          const ComputeFence* fence);
+                                                          ComputeFence* fence);
 
 }  // namespace moert::cuda
 

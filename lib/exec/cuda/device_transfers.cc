@@ -282,6 +282,46 @@ bool DeviceSource::Kept(ExpertKey key, int source_version) const {
   return KeptRecord(key, source_version) != nullptr;
 }
 
+absl::Status DeviceSource::KeepAll(int version, ThreadPool* pool) {
+  std::vector<ExpertKey> missing;
+  int64_t bytes = 0;
+  for (int l = 0; l < model().num_layers(); ++l) {
+    for (int e = 0; e < model().layers[static_cast<size_t>(l)].num_experts; ++e) {
+      if (Kept({l, e}, version)) continue;
+      missing.push_back({l, e});
+      bytes += RoundUp(layout(l, e, version).bytes, kRecordAlignment);
+    }
+  }
+  if (missing.empty()) return absl::OkStatus();
+  if (host_budget_ < bytes) {
+    return absl::FailedPreconditionError(fmt::format(
+        "records are read as they are needed: a host_budget of {} would hold all from the start",
+        BytesText(bytes)));
+  }
+  std::vector<absl::Status> kept(missing.size());
+  pool->Run(static_cast<int64_t>(missing.size()), [&](int64_t i, int) {
+    const auto at = static_cast<size_t>(i);
+    kept[at] = Keep(missing[at], version);
+  });
+  absl::Status status;
+  for (const absl::Status& s : kept) status.Update(s);
+  return status;
+}
+
+absl::Status DeviceSource::Keep(ExpertKey key, int version) {
+  DeviceScope scope(device_);
+  const auto rounded = RoundUp(layout(key.layer, key.expert, version).bytes, kRecordAlignment);
+  std::byte* place = Reserve(rounded);
+  if (place == nullptr) {
+    return absl::FailedPreconditionError("host_budget, or what may be pinned, is used up");
+  }
+  MOERT_RETURN_IF_ERROR(source_->ReadRecord(key.layer, key.expert, version,
+                                            absl::MakeSpan(place, static_cast<size_t>(rounded))));
+  const MutexLock lock(&mu_);
+  kept_[Id(key.layer, key.expert, version)] = place;
+  return absl::OkStatus();
+}
+
 absl::StatusOr<cudaEvent_t> DeviceSource::Begin(const Transfer& transfer) {
   const int64_t id = Id(transfer.key.layer, transfer.key.expert, transfer.source_version);
   const std::byte* from = nullptr;
@@ -327,7 +367,6 @@ void DeviceSource::ReturnEvent(cudaEvent_t event) {
 absl::Status DeviceSource::ReadRecord(int layer, int expert, int version,
                                       absl::Span<std::byte> dst) const {
   DeviceScope scope(device_);
-  const RelaxedCapture relaxed;
   const int64_t id = Id(layer, expert, version);
   const int64_t bytes = layout(layer, expert, version).bytes;
   const int64_t rounded = RoundUp(bytes, kRecordAlignment);

@@ -13,6 +13,7 @@
 #include "exec/cuda/compute_fence.h"
 #include "exec/cuda/cuda_api.h"
 #include "moert/expert_source.h"
+#include "moert/thread_pool.h"
 #include "transfer/link_pacer.h"
 #include "transfer/transfer_queue.h"
 
@@ -36,6 +37,9 @@ class DeviceSource final : public ExpertSource {
   bool Kept(ExpertKey key, int source_version) const;
   /// Where that is, for as long as this lives; null: not kept.
   const std::byte* KeptRecord(ExpertKey key, int source_version) const;
+  /// OK when every record of a version is kept. Reads them, with all threads of `pool`, where a
+  /// host budget was given and holds them; FailedPrecondition where it does not or there is none.
+  absl::Status KeepAll(int version, ThreadPool* pool);
   /// Enqueues the copy of a kept record and returns the event behind it, to be given back by
   /// ReturnEvent; null when the record is not kept. Does not wait.
   absl::StatusOr<cudaEvent_t> Begin(const Transfer& transfer);
@@ -74,6 +78,8 @@ class DeviceSource final : public ExpertSource {
     const auto it = kept_.find(Id(layer, expert, version));
     return it != kept_.end() ? it->second : nullptr;
   }
+  /// Reads a record into the arena.
+  absl::Status Keep(ExpertKey key, int version);
   /// A place for a record in the pinned arena, or null when the host budget is spent.
   std::byte* Reserve(int64_t bytes) const;
   /// Makes the arena's next buffer.

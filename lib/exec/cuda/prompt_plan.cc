@@ -19,7 +19,7 @@ double TokensAnExpert(const MoeLayerSpec& layer, int64_t tokens) {
 
 void PromptFormats::Add(const DeviceFormat& format) {
   if (IsPromptFormat(format, kAll)) {
-    pairs |= 1u << (PromptPacking(format.gate) * kPromptPackings + PromptPacking(format.down));
+    downs[PromptPacking(format.gate)] |= 1u << PromptPacking(format.down);
   } else {
     others = true;
   }
@@ -37,7 +37,7 @@ PromptPlan PlanPrompt(const PromptFormats& formats, const MoeLayerSpec& layer, i
   plan.others = formats.others;
   for (int gate = 0; gate < kPromptPackings; ++gate) {
     for (int down = 0; down < kPromptPackings; ++down) {
-      if ((formats.pairs >> (gate * kPromptPackings + down) & 1) == 0) continue;
+      if ((formats.downs[gate] >> down & 1) == 0) continue;
       const uint32_t both = 1u << gate | 1u << down;
       if ((packings & both) == both) {
         plan.of_product[0] |= 1u << gate;

@@ -3,19 +3,26 @@
 #ifndef MOERT_LIB_EXEC_CUDA_PROMPT_PLAN_H_
 #define MOERT_LIB_EXEC_CUDA_PROMPT_PLAN_H_
 
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
 
 #include "kernels/cuda/device_types.h"
+#include "kernels/cuda/prompt_gemm.h"
 #include "moert/model.h"
 
 namespace moert::cuda {
 
 /// Formats of a model, as this family sees them.
 struct PromptFormats {
-  uint32_t pairs = 0;   // bit gate * kPromptPackings + down, by packing
-  bool others = false;  // some format is never multiplied here
+  uint32_t downs[kPromptPackings] = {};  // by the packing of gate and up: a bit a packing of down
+  bool others = false;                   // some format is never multiplied here
 
   void Add(const DeviceFormat& format);
+  bool any() const {
+    return std::any_of(std::begin(downs), std::end(downs), [](uint32_t d) { return d != 0; });
+  }
+  bool int8() const { return downs[PromptIndex(Packing::kW8A8)] != 0; }
 };
 
 struct PromptPlan {
@@ -25,6 +32,12 @@ struct PromptPlan {
   int most = 0;                 // the tiling
 
   bool any() const { return packings != 0; }
+  /// Which rows of x its products read: quantized ones, rounded ones.
+  bool int8() const { return (of_product[0] & kInt8) != 0; }
+  bool rounded() const { return (of_product[0] & ~kInt8) != 0; }
+
+ private:
+  static constexpr uint32_t kInt8 = 1u << PromptIndex(Packing::kW8A8);
 };
 PromptPlan PlanPrompt(const PromptFormats& formats, const MoeLayerSpec& layer, int64_t tokens);
 

@@ -12,6 +12,7 @@
 #include "kernels/cuda/expert_cache.h"
 #include "kernels/cuda/prompt_gemm.h"
 #include "kernels/cuda/route.h"
+#include "kernels/cuda/serve_misses.h"
 #include "moert/model.h"
 #include "route/request_slots.h"
 
@@ -40,9 +41,10 @@ struct Extent {
   }
   int64_t x_stride() const { return OperandBytes(hidden); }
   int64_t h_stride() const { return OperandBytes(intermediate); }
-  bool prompts() const { return use.prompt.pairs != 0; }
+  bool prompts() const { return use.prompt.any(); }
   int64_t prompt_x_stride() const { return hidden * 2; }
   int64_t prompt_h_stride() const { return intermediate * 2; }
+  int64_t wide_h_rows() const { return use.prompt.int8() ? std::max(slots, prompt_h_rows) : slots; }
   int64_t h_bytes() const {
     return std::max(slots * h_stride(), prompts() ? prompt_h_rows * prompt_h_stride() : 0);
   }
@@ -75,13 +77,49 @@ struct RuleBuffers {
   }
 };
 
+/// Who is in which slot of which layer, as the device decides and the host hands over. Of all
+/// layers one behind the other, expert by expert; a layer has room for a slot an expert.
+struct ServedTable {
+  ServedLayer* layers;
+  ServedExpert* experts;
+  uint8_t** slots;  // where they lie
+
+  void Carve(const MoeModelSpec& model, Carver* c) {
+    layers = c->Take<ServedLayer>(model.num_layers());
+    experts = c->Take<ServedExpert>(model.total_experts());
+    slots = c->Take<uint8_t*>(model.total_experts());
+  }
+};
+
+/// Of misses that the device serves.
+struct ServedBuffers {
+  ServedTable table;
+  ServedRecord* records;  // as the table's experts
+  ServedTally* tally;     // [layers]
+  ExpertHandle* ready;    // [experts + 1]
+  ExpertHandle* late;     // [experts + 1]
+  RecordCopy* copies;     // [experts]
+  int32_t* num_copies;
+
+  void Carve(const MoeModelSpec& model, const Extent& e, Carver* c) {
+    table.Carve(model, c);
+    records = c->Take<ServedRecord>(model.total_experts());
+    tally = c->Take<ServedTally>(model.num_layers());
+    ready = c->Take<ExpertHandle>(e.experts + 1);
+    late = c->Take<ExpertHandle>(e.experts + 1);
+    copies = c->Take<RecordCopy>(e.experts);
+    num_copies = c->Take<int32_t>(1);
+  }
+};
+
 struct Workspace {
   uint8_t* x[kOperands];  // packed rows; null: not in use
   uint8_t* prompt_x;      // rounded rows; null: not in use
   uint8_t* h;
   float* wide_h;
-  float* out;     // by slot; bf16 in calls with products of family P
-  float* scores;  // [tokens, experts]
+  float* prompt_h_scales;  // null: no int8 products of family P
+  float* out;              // by slot; bf16 in calls with products of family P
+  float* scores;           // [tokens, experts]
   float* next_scores;
   int32_t* ids;  // [pairs]
   float* weights;
@@ -94,14 +132,17 @@ struct Workspace {
   RuleBuffers rule;
   ExpertHandle* handles;  // the residency table
   SelectionTally* tally;  // of captured calls: a row for each of the residency table
+  ServedBuffers served;
 
-  void Carve(const Extent& e, int64_t handle_count, Carver* c) {
+  void Carve(const MoeModelSpec& model, const Extent& e, Carver* c) {
+    const int64_t handle_count = HandleCount(model);
     for (int i = 0; i < kOperands; ++i) {
       x[i] = e.use.x[i] ? c->Take<uint8_t>(e.tokens * e.x_stride()) : nullptr;
     }
     prompt_x = e.prompts() ? c->Take<uint8_t>(e.tokens * e.prompt_x_stride()) : nullptr;
     h = c->Take<uint8_t>(e.h_bytes());
-    wide_h = e.use.wide_h ? c->Take<float>(e.slots * e.intermediate) : nullptr;
+    wide_h = e.use.wide_h ? c->Take<float>(e.wide_h_rows() * e.intermediate) : nullptr;
+    prompt_h_scales = e.use.prompt.int8() ? c->Take<float>(e.prompt_h_rows) : nullptr;
     out = c->Take<float>(e.slots * e.hidden);
     scores = c->Take<float>(e.tokens * e.experts);
     next_scores = c->Take<float>(e.tokens * e.experts);
@@ -116,7 +157,6 @@ struct Workspace {
     shared_slots = c->Take<int32_t>(e.tokens);
     table.tiles = c->Take<Tile>(e.tiles);
     for (int p = 0; p < 2; ++p) {
-      table.cost[p] = c->Take<int64_t>(e.tiles);
       table.starts[p] = c->Take<Position>(kMaxShares + 1);
     }
     table.ready = c->Take<int32_t>(e.tiles);
@@ -127,10 +167,12 @@ struct Workspace {
       prompt.tiles[1] = c->Take<uint32_t>(e.prompt_units * ((e.hidden + 127) / 128));
       prompt.begins = c->Take<int32_t[kPromptPackings + 1]>(2);
       prompt.tickets = c->Take<int32_t[kPromptPackings]>(2);
+      prompt.unit_count = c->Take<int32_t>(1);
     }
     rule.Carve(e, c);
     handles = c->Take<ExpertHandle>(handle_count);
     tally = c->Take<SelectionTally>(handle_count);
+    served.Carve(model, e, c);
   }
 };
 

@@ -65,72 +65,81 @@ Core Reduce(const ChoiceProblem& problem, ChoiceSolution known) {
 
 using Model = std::unique_ptr<Cbc_Model, void (*)(Cbc_Model*)>;
 
-absl::StatusOr<ChoiceSolution> SolveCore(const ChoiceProblem& problem, Core core,
-                                         const MilpOptions& options) {
+// Costs and bytes near 1: CBC's tolerances are absolute.
+struct Units {
+  double cost = 1, byte = 1;
+};
+
+Units UnitsOf(const ChoiceProblem& problem, const ChoiceSolution& known) {
+  const double items = std::max<double>(1, static_cast<double>(problem.items.size()));
+  return {std::max(std::fabs(known.cost) / items, 1e-300),
+          std::max<double>(1, static_cast<double>(problem.capacity) / items)};
+}
+
+// One row an item, whose options sum to 1, and one for the bytes; the solution known is the start.
+void Load(const ChoiceProblem& problem, const Core& core, const Units& units, Cbc_Model* model) {
   const int rows = static_cast<int>(problem.items.size()) + 1;
   const int columns = static_cast<int>(core.columns.size());
-  // Costs and bytes near 1: CBC's tolerances are absolute.
-  const double cost_unit =
-      std::max(std::fabs(core.known.cost) / std::max<double>(1, rows - 1), 1e-300);
-  const double byte_unit =
-      std::max<double>(1, static_cast<double>(problem.capacity) / std::max<double>(1, rows - 1));
   std::vector<CoinBigIndex> starts = {0};
-  std::vector<int> row_of;
+  std::vector<int> row_of, indices;
   std::vector<double> values, cost, low(static_cast<size_t>(columns), 0.0),
       high(static_cast<size_t>(columns), 1.0), known;
   for (const Column& c : core.columns) {
     const auto& option = problem.items[static_cast<size_t>(c.item)][static_cast<size_t>(c.option)];
+    indices.push_back(static_cast<int>(indices.size()));
     row_of.insert(row_of.end(), {c.item, rows - 1});
-    values.insert(values.end(), {1.0, static_cast<double>(option.bytes) / byte_unit});
+    values.insert(values.end(), {1.0, static_cast<double>(option.bytes) / units.byte});
     starts.push_back(static_cast<CoinBigIndex>(row_of.size()));
-    cost.push_back(option.cost / cost_unit);
+    cost.push_back(option.cost / units.cost);
     known.push_back(core.known.choice[static_cast<size_t>(c.item)] == c.option ? 1.0 : 0.0);
   }
   std::vector<double> row_low(static_cast<size_t>(rows), 1.0), row_high(row_low);
   row_low.back() = -std::numeric_limits<double>::max();
-  row_high.back() = static_cast<double>(problem.capacity) / byte_unit;
+  row_high.back() = static_cast<double>(problem.capacity) / units.byte;
+  Cbc_loadProblem(model, columns, rows, starts.data(), row_of.data(), values.data(), low.data(),
+                  high.data(), cost.data(), row_low.data(), row_high.data());
+  for (int c = 0; c < columns; ++c) Cbc_setInteger(model, c);
+  Cbc_setMIPStartI(model, columns, indices.data(), known.data());
+}
 
+// Takes the columns that are 1 in `x`, if they are a solution and no worse than `best`.
+void TakeBetter(const ChoiceProblem& problem, const Core& core, const double* x,
+                ChoiceSolution* best) {
+  ChoiceSolution found;
+  found.choice.assign(problem.items.size(), -1);
+  for (size_t c = 0; c < core.columns.size(); ++c) {
+    const Column& column = core.columns[c];
+    if (x[c] > 0.5) found.choice[static_cast<size_t>(column.item)] = column.option;
+  }
+  for (size_t i = 0; i < found.choice.size(); ++i) {
+    if (found.choice[i] < 0) return;
+    const auto& option = problem.items[i][static_cast<size_t>(found.choice[i])];
+    found.cost += option.cost;
+    found.bytes += option.bytes;
+  }
+  // CBC's tolerance allows a hair more than the capacity; ours does not.
+  if (found.bytes > problem.capacity || found.cost > best->cost) return;
+  best->choice = std::move(found.choice);
+  best->cost = found.cost;
+  best->bytes = found.bytes;
+}
+
+absl::StatusOr<ChoiceSolution> SolveCore(const ChoiceProblem& problem, Core core,
+                                         const MilpOptions& options) {
+  const Units units = UnitsOf(problem, core.known);
   const Model model(Cbc_newModel(), &Cbc_deleteModel);
   Cbc_setLogLevel(model.get(), 0);
-  Cbc_loadProblem(model.get(), columns, rows, starts.data(), row_of.data(), values.data(),
-                  low.data(), high.data(), cost.data(), row_low.data(), row_high.data());
-  for (int c = 0; c < columns; ++c) Cbc_setInteger(model.get(), c);
+  Load(problem, core, units, model.get());
   Cbc_setParameter(model.get(), "log", "0");
   Cbc_setParameter(model.get(), "ratioGap", fmt::format("{}", options.gap).c_str());
   Cbc_setParameter(model.get(), "seconds", fmt::format("{}", options.seconds).c_str());
-  std::vector<int> indices(static_cast<size_t>(columns));
-  for (int c = 0; c < columns; ++c) indices[static_cast<size_t>(c)] = c;
-  Cbc_setMIPStartI(model.get(), columns, indices.data(), known.data());
   Cbc_solve(model.get());
 
   ChoiceSolution s = core.known;
   const double* const x = Cbc_getColSolution(model.get());
-  if (x != nullptr) {
-    ChoiceSolution found;
-    found.choice.assign(problem.items.size(), -1);
-    for (int c = 0; c < columns; ++c) {
-      const Column& column = core.columns[static_cast<size_t>(c)];
-      if (x[c] > 0.5) found.choice[static_cast<size_t>(column.item)] = column.option;
-    }
-    bool whole = true;
-    for (size_t i = 0; i < found.choice.size(); ++i) {
-      if (found.choice[i] < 0) {
-        whole = false;
-        break;
-      }
-      const auto& option = problem.items[i][static_cast<size_t>(found.choice[i])];
-      found.cost += option.cost;
-      found.bytes += option.bytes;
-    }
-    // CBC's tolerance allows a hair more than the capacity; ours does not.
-    if (whole && found.bytes <= problem.capacity && found.cost <= s.cost) {
-      s.choice = std::move(found.choice);
-      s.cost = found.cost;
-      s.bytes = found.bytes;
-    }
-  }
+  if (x != nullptr) TakeBetter(problem, core, x, &s);
   // What CBC proved holds for the core; a better solution elsewhere there is none.
-  double bound = Cbc_getBestPossibleObjValue(model.get()) * cost_unit;
+  double bound = Cbc_getBestPossibleObjValue(model.get()) * units.cost;
   if (Cbc_isProvenOptimal(model.get())) bound = std::max(bound, s.cost * (1 - options.gap));
   if (std::isfinite(bound)) s.bound = std::min(s.cost, std::max(s.bound, bound));
   return s;

@@ -9,6 +9,7 @@
 #include <numeric>
 #include <random>
 
+#include "base/bf16.h"
 #include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "cli/bench/cuda/probe_cuda_parts.h"
@@ -68,6 +69,7 @@ std::vector<int32_t> DrawExperts(int tokens, int experts, int top_k, double zipf
 /// The buffers of one layer call; `Carve` as the executor's workspace.
 struct LayerBuffers {
   int32_t* ids;
+  float* gate;  // of few tokens: routes them as drawn
   cuda::SlotGroups groups;
   cuda::TileTable table;
   cuda::PromptTable prompt;
@@ -78,13 +80,13 @@ struct LayerBuffers {
     const int64_t tiles = cuda::MaxTiles(tokens, l.routing.top_k, experts);
     const int64_t units = cuda::MaxPromptExtent(l, tokens).units;
     ids = c->Take<int32_t>(pairs);
+    gate = c->Take<float>(experts * l.hidden);
     groups.sorted = c->Take<int32_t>(pairs);
     groups.firsts = c->Take<int32_t>(experts);
     groups.counts = c->Take<int32_t>(experts);
     groups.chunks = c->Take<int32_t>(cuda::GroupChunks(pairs) * experts);
     table.tiles = c->Take<cuda::Tile>(tiles);
     for (int p = 0; p < 2; ++p) {
-      table.cost[p] = c->Take<int64_t>(tiles);
       table.starts[p] = c->Take<cuda::Position>(cuda::kMaxShares + 1);
     }
     table.ready = c->Take<int32_t>(tiles);
@@ -94,14 +96,14 @@ struct LayerBuffers {
     prompt.tiles[1] = c->Take<uint32_t>(units * ((l.hidden + 127) / 128));
     prompt.begins = c->Take<int32_t[cuda::kPromptPackings + 1]>(2);
     prompt.tickets = c->Take<int32_t[cuda::kPromptPackings]>(2);
+    prompt.unit_count = c->Take<int32_t>(1);
   }
 };
 
 /// What the layers share.
 struct SharedBuffers {
-  float* x;
+  float* x;  // or bf16
   float* y;
-  float* gate;
   float* scores;
   float* weights;
   int32_t* drawn_ids;
@@ -109,13 +111,13 @@ struct SharedBuffers {
   uint8_t* prompt_x;
   uint8_t* h;
   float* wide_h;
+  float* h_scales;
   float* out;
 
   void Carve(const MoeLayerSpec& l, int64_t tokens, cuda::Carver* c) {
     const int64_t pairs = tokens * l.routing.top_k;
     x = c->Take<float>(tokens * l.hidden);
     y = c->Take<float>(tokens * l.hidden);
-    gate = c->Take<float>(l.num_experts * l.hidden);
     scores = c->Take<float>(tokens * l.num_experts);
     weights = c->Take<float>(pairs);
     drawn_ids = c->Take<int32_t>(pairs);
@@ -124,7 +126,9 @@ struct SharedBuffers {
     const int64_t inter = RoundUp(l.intermediate, 64);
     h = c->Take<uint8_t>(std::max(pairs * cuda::OperandBytes(inter),
                                   cuda::MaxPromptExtent(l, tokens).h_rows * inter * 2));
-    wide_h = c->Take<float>(pairs * RoundUp(l.intermediate, 64));
+    const int64_t h_rows = std::max(pairs, cuda::MaxPromptExtent(l, tokens).h_rows);
+    wide_h = c->Take<float>(h_rows * inter);
+    h_scales = c->Take<float>(h_rows);
     out = c->Take<float>(pairs * RoundUp(l.hidden, 64));
   }
 };
@@ -163,8 +167,11 @@ class Graph {
 
 class GemmBench {
  public:
-  GemmBench(const MoeLayerSpec& spec, int layers, int repeats)
-      : spec_(spec), layers_(layers), repeats_(repeats) {}
+  GemmBench(const MoeLayerSpec& spec, const GemmCudaOptions& options)
+      : spec_(spec),
+        layers_(options.layers),
+        repeats_(options.repeats),
+        dtype_(options.f32_rows ? DType::kF32 : DType::kBF16) {}
 
   absl::Status Init(const ExpertFormat& format, const Buffer& copied) {
     copied_ = &copied;
@@ -263,10 +270,16 @@ class GemmBench {
 
     std::mt19937_64 rng(3);
     std::vector<float> x(tokens * spec_.hidden);
-    for (float& v : x) v = static_cast<float>(static_cast<int32_t>(rng())) * 0x1p-31f;
-    MOERT_CUDA_RETURN_IF_ERROR(
-        cudaMemcpy(shared_.x, x.data(), x.size() * sizeof(float), cudaMemcpyHostToDevice));
-    rows_ = {shared_.x, 0, tokens, static_cast<int32_t>(spec_.hidden), spec_.hidden};
+    for (float& v : x)
+      v = Bf16ToF32(F32ToBf16(static_cast<float>(static_cast<int32_t>(rng())) * 0x1p-31f));
+    MOERT_RETURN_IF_ERROR(UploadRows(x));
+    rows_ = {shared_.x, static_cast<int32_t>(dtype_), tokens, static_cast<int32_t>(spec_.hidden),
+             spec_.hidden};
+    // Rows of bf16 are read as they are.
+    prompt_x_ = dtype_ == DType::kBF16 && spec_.hidden % 64 == 0
+                    ? reinterpret_cast<const uint8_t*>(shared_.x)
+                    : shared_.prompt_x;
+    few_ = tokens <= cuda::kFewTokens && !prompt_.any();
     MOERT_RETURN_IF_ERROR(Pack());
     int64_t touched = 0;
     for (const LayerBuffers& l : calls_) {
@@ -276,6 +289,7 @@ class GemmBench {
       touched += std::count(seen.begin(), seen.end(), true);
       MOERT_CUDA_RETURN_IF_ERROR(
           cudaMemcpy(l.ids, ids.data(), ids.size() * sizeof(ids[0]), cudaMemcpyHostToDevice));
+      if (few_) MOERT_RETURN_IF_ERROR(UploadGate(x, ids, l.gate));
       MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchGroup(l.ids, static_cast<int>(pairs),
                                                    spec_.num_experts, l.groups, stream_.get()));
     }
@@ -289,8 +303,34 @@ class GemmBench {
     return absl::OkStatus();
   }
 
+  absl::Status UploadRows(const std::vector<float>& x) {
+    std::vector<uint16_t> rounded;
+    for (const float v : x) rounded.push_back(F32ToBf16(v));
+    const bool narrow = dtype_ == DType::kBF16;
+    const void* from = narrow ? static_cast<const void*>(rounded.data()) : x.data();
+    MOERT_CUDA_RETURN_IF_ERROR(
+        cudaMemcpy(shared_.x, from, x.size() * (narrow ? 2 : 4), cudaMemcpyHostToDevice));
+    return absl::OkStatus();
+  }
+
+  /// A gate that gives random rows x the experts `ids`: the rows are almost orthogonal.
+  absl::Status UploadGate(const std::vector<float>& x, const std::vector<int32_t>& ids,
+                          float* to) const {
+    const int64_t hidden = spec_.hidden;
+    std::vector<float> gate(spec_.num_experts * hidden);
+    for (size_t i = 0; i < ids.size(); ++i) {
+      const float* row = x.data() + static_cast<int64_t>(i) / spec_.routing.top_k * hidden;
+      const float norm = std::inner_product(row, row + hidden, row, 0.0f);
+      for (int64_t c = 0; c < hidden; ++c) gate[ids[i] * hidden + c] += row[c] / norm;
+    }
+    MOERT_CUDA_RETURN_IF_ERROR(
+        cudaMemcpy(to, gate.data(), gate.size() * sizeof(float), cudaMemcpyHostToDevice));
+    return absl::OkStatus();
+  }
+
   absl::Status Pack() {
-    if (prompt_.any()) {
+    if (prompt_.rounded()) {
+      if (prompt_x_ != shared_.prompt_x) return absl::OkStatus();
       MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchRoundRows(
           rows_, shared_.prompt_x, RoundUp(spec_.hidden, 64) * 2, stream_.get()));
     } else {
@@ -322,7 +362,7 @@ class GemmBench {
     args.table = calls_[layer].prompt;
     args.most = prompt_.most;
     for (int p = 0; p < 2; ++p) args.packings[p] = prompt_.of_product[p];
-    args.x = shared_.prompt_x;
+    args.x = prompt_x_;
     args.x_stride = RoundUp(spec_.hidden, 64) * 2;
     args.h = shared_.h;
     args.h_stride = RoundUp(spec_.intermediate, 64) * 2;
@@ -332,12 +372,17 @@ class GemmBench {
     args.top_k = spec_.routing.top_k;
     args.activation = static_cast<int32_t>(spec_.activation.function);
     args.ctas = prompt_ctas_;
+    args.int8_x = shared_.packed_x;
+    args.int8_x_stride = cuda::OperandBytes(spec_.hidden);
+    args.int8_x_scales = cuda::OperandScales(spec_.hidden);
+    args.wide_h = shared_.wide_h;
+    args.wide_h_stride = RoundUp(spec_.intermediate, 64);
+    args.h_scales = shared_.h_scales;
     MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchPromptProducts(args, stream_.get()));
     return absl::OkStatus();
   }
 
-  absl::Status Tiles(int layer) {
-    if (prompt_.any()) return PromptTiles(layer);
+  cuda::MakeTilesArgs TilesOf(int layer) {
     const LayerBuffers& l = calls_[layer];
     cuda::MakeTilesArgs args;
     args.table = l.table;
@@ -349,7 +394,12 @@ class GemmBench {
     args.tokens = rows_.rows;
     args.shares = shares_;
     for (int e = 0; e < spec_.num_experts; ++e) args.wave.Add(e);
-    MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchMakeTiles(args, stream_.get()));
+    return args;
+  }
+
+  absl::Status Tiles(int layer) {
+    if (prompt_.any()) return PromptTiles(layer);
+    MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchMakeTiles(TilesOf(layer), stream_.get()));
     return absl::OkStatus();
   }
 
@@ -386,21 +436,51 @@ class GemmBench {
     return absl::OkStatus();
   }
 
-  /// All kernels of a layer whose experts are there. The ids grouped are the drawn ones.
-  absl::Status Layer(int layer) {
-    const LayerBuffers& l = calls_[layer];
-    const int pairs = rows_.rows * spec_.routing.top_k;
+  cuda::DeviceRouting Routing() const {
     cuda::DeviceRouting routing;
     routing.num_experts = spec_.num_experts;
     routing.top_k = spec_.routing.top_k;
-    MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchGateLogits(rows_, shared_.gate, spec_.num_experts,
-                                                      shared_.scores, stream_.get()));
-    MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchTopK(routing, rows_.rows, shared_.scores,
+    return routing;
+  }
+
+  /// What comes before the products of few tokens. The gate routes them as drawn.
+  absl::Status RouteFew(int layer) {
+    const LayerBuffers& l = calls_[layer];
+    const bool packs = format_.gate.operand == 0;
+    MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchGateLogits(
+        rows_, l.gate, spec_.num_experts, shared_.scores, stream_.get(),
+        packs ? shared_.packed_x : nullptr, cuda::OperandBytes(spec_.hidden)));
+    if (!packs) MOERT_RETURN_IF_ERROR(Pack());
+    cuda::RouteFewArgs args;
+    args.routing = Routing();
+    args.tokens = rows_.rows;
+    args.scores = shared_.scores;
+    args.ids = shared_.drawn_ids;
+    args.weights = shared_.weights;
+    args.groups = l.groups;
+    args.makes_tiles = 1;
+    args.tiles = TilesOf(layer);
+    MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchRouteFew(args, stream_.get()));
+    return absl::OkStatus();
+  }
+
+  /// The same of more tokens. The ids grouped are the drawn ones.
+  absl::Status RouteMany(int layer) {
+    const LayerBuffers& l = calls_[layer];
+    const int pairs = rows_.rows * spec_.routing.top_k;
+    MOERT_CUDA_RETURN_IF_ERROR(
+        cuda::LaunchGateLogits(rows_, l.gate, spec_.num_experts, shared_.scores, stream_.get()));
+    MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchTopK(Routing(), rows_.rows, shared_.scores,
                                                 shared_.drawn_ids, shared_.weights, stream_.get()));
     MOERT_CUDA_RETURN_IF_ERROR(
         cuda::LaunchGroup(l.ids, pairs, spec_.num_experts, l.groups, stream_.get()));
     MOERT_RETURN_IF_ERROR(Pack());
-    MOERT_RETURN_IF_ERROR(Tiles(layer));
+    return Tiles(layer);
+  }
+
+  /// All kernels of a layer whose experts are there.
+  absl::Status Layer(int layer) {
+    MOERT_RETURN_IF_ERROR(few_ ? RouteFew(layer) : RouteMany(layer));
     MOERT_RETURN_IF_ERROR(Products(layer));
     cuda::CombineArgs combine;
     combine.x = rows_;
@@ -410,6 +490,7 @@ class GemmBench {
     combine.weights = shared_.weights;
     combine.top_k = spec_.routing.top_k;
     combine.out = shared_.y;
+    combine.out_dtype = static_cast<int32_t>(dtype_);
     combine.out_stride = spec_.hidden;
     MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchCombine(combine, stream_.get()));
     return absl::OkStatus();
@@ -429,6 +510,7 @@ class GemmBench {
   const MoeLayerSpec spec_;
   const int layers_;
   const int repeats_;
+  const DType dtype_;  // of the rows
   const Buffer* copied_ = nullptr;
   RecordLayout layout_;
   cuda::DeviceFormat format_;
@@ -438,6 +520,8 @@ class GemmBench {
   SharedBuffers shared_{};
   std::vector<LayerBuffers> calls_;
   cuda::DeviceRows rows_;
+  const uint8_t* prompt_x_ = nullptr;
+  bool few_ = false;  // one launch routes and makes tiles
   int shares_ = 0;
   int prompt_ctas_ = 0;
   cuda::PromptPlan prompt_;
@@ -461,7 +545,7 @@ absl::Status BenchGemmCuda(const GemmCudaOptions& options, nlohmann::json* machi
   MOERT_CUDA_RETURN_IF_ERROR(cudaMemset(copied.data(), 1, 2 * kCopyBytes));
   for (const Shape& shape : options.shapes) {
     for (const ExpertFormat& format : options.formats) {
-      GemmBench bench(shape.spec.layers.front(), options.layers, options.repeats);
+      GemmBench bench(shape.spec.layers.front(), options);
       MOERT_RETURN_IF_ERROR(bench.Init(format, copied));
       for (const int tokens : options.tokens) {
         for (const double zipf : options.zipf) {

@@ -16,34 +16,6 @@ void Write(const std::string& path, const std::string& text) {
   test::WriteFile(path, text);
 }
 
-TEST_CASE("memory: what is installed, available, and allowed by control groups") {
-  const test::TempDir root;
-  CHECK(ReadMemoryLimits(root.path()).usable() == 0);  // nothing known
-  Write(root / "proc/meminfo",
-        "MemTotal:       16777216 kB\nMemFree: 1 kB\nMemAvailable:    8388608 kB\n");
-  MemoryLimits limits = ReadMemoryLimits(root.path());
-  CHECK(limits.installed == 16 * kGiB);
-  CHECK(limits.usable() == 8 * kGiB);
-  CHECK(std::string(limits.reason()) == "of memory available");
-
-  Write(root / "proc/self/cgroup", "0::/user/job\n");
-  Write(root / "sys/fs/cgroup/user/job/memory.max", "max\n");
-  CHECK(ReadMemoryLimits(root.path()).control_group == -1);
-  Write(root / "sys/fs/cgroup/user/memory.max", std::to_string(4 * kGiB) + "\n");
-  Write(root / "sys/fs/cgroup/user/memory.current", std::to_string(kGiB) + "\n");
-  limits = ReadMemoryLimits(root.path());
-  CHECK(limits.control_group == 4 * kGiB);
-  CHECK(limits.usable() == 3 * kGiB);
-  CHECK(std::string(limits.reason()) == "left within the control group's limit");
-
-  // Version 1, where no limit is a huge one.
-  Write(root / "proc/self/cgroup", "7:cpu:/a\n3:memory:/a\n");
-  Write(root / "sys/fs/cgroup/memory/a/memory.limit_in_bytes", "9223372036854771712\n");
-  CHECK(ReadMemoryLimits(root.path()).control_group == -1);
-  Write(root / "sys/fs/cgroup/memory/a/memory.limit_in_bytes", "1073741824\n");
-  CHECK(ReadMemoryLimits(root.path()).usable() == kGiB);
-}
-
 TEST_CASE("a budget that does not fit is warned of with the sum and a way out") {
   MemoryLimits limits;
   limits.available = 8 * kGiB;

@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 
 #include "base/bf16.h"
-#include "checkpoint/checkpoint_experts.h"
 #include "fuzz/fuzz.h"
 #include "host/tokenizer.h"
 #include "moert/expert_source.h"
@@ -21,6 +20,7 @@
 #include "support/mutate.h"
 #include "support/paths.h"
 #include "support/record_buffer.h"
+#include "support/small_inputs.h"
 #include "support/temp_dir.h"
 
 namespace moert {
@@ -29,6 +29,7 @@ namespace {
 using nlohmann::json;
 using test::Mutator;
 using test::ReadFile;
+using test::ReadQuantized;
 using test::TempDir;
 using test::WriteFile;
 
@@ -166,29 +167,6 @@ TEST_CASE("damaged weights, configurations and their pairs") {
   const Tally n =
       DamageMany(config, 800, 4, [&](const std::string& b) { return read_model(b, weights); });
   CHECK(n.refused > 400);
-}
-
-// Records of everything a quantized checkpoint holds.
-absl::Status ReadQuantized(const std::string& config_text, const std::string& file) {
-  auto config = ParseHfConfig(config_text, "config.json");
-  if (!config.ok()) return config.status();
-  if (config->quantization.form == StoredWeights::kMxfp4) {
-    config->names.interleaved = config->moe.layers[0].expert_bias = true;
-  }
-  fuzz::MemoryEnv env(file);
-  const auto checkpoint = Checkpoint::Open("model.safetensors", &env);
-  if (!checkpoint.ok()) return checkpoint.status();
-  const auto experts = CheckpointExperts::Create(checkpoint->get(), &*config);
-  if (!experts.ok()) return experts.status();
-  const MoeLayerSpec& layer = config->moe.layers[0];
-  const auto layout = ExpertRecordLayout(layer, (*experts)->stored(0));
-  if (!layout.ok()) return layout.status();
-  std::vector<std::byte> record(static_cast<size_t>(layout->bytes));
-  for (int e = 0; e < layer.num_experts; ++e) {
-    const absl::Status status = (*experts)->ReadRecord(0, e, *layout, record.data());
-    if (!status.ok()) return status;
-  }
-  return absl::OkStatus();
 }
 
 TEST_CASE("damaged quantized checkpoints, and their configurations") {

@@ -7,7 +7,6 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/checkpoint_experts.h"
 #include "fuzz/fuzz.h"
 #include "host/chat_template.h"
 #include "host/tokenizer.h"
@@ -25,6 +24,7 @@
 #include "support/heap_peak.h"
 #include "support/paths.h"
 #include "support/record_buffer.h"
+#include "support/small_inputs.h"
 #include "support/temp_dir.h"
 #include "trace/trace_format.h"
 
@@ -33,6 +33,7 @@ namespace {
 
 using nlohmann::json;
 using test::ReadFile;
+using test::ReadQuantized;
 using test::TempDir;
 using test::WriteFile;
 
@@ -191,17 +192,7 @@ TEST_CASE("plans and calibrations") {
           return ReadPlan("plan", &env).status();
         }) > 200);
 
-  Calibration c;
-  MoeLayerSpec layer;
-  layer.num_experts = 2;
-  layer.hidden = layer.intermediate = 64;
-  layer.routing.top_k = 1;
-  c.model.architecture = "test";
-  c.model.layers = {layer};
-  c.tokens = c.window = 8;
-  c.schemes = {*Scheme::Parse("w4a16_g128")};
-  c.layers = {{{1, 2}, {0.5, 0.5}, 1, 1, std::vector<double>(6, 0.25), {}}};
-  CHECK(Attack("calibration", json::parse(CalibrationToJson(c)), 300, Sealed,
+  CHECK(Attack("calibration", json::parse(CalibrationToJson(test::SmallCalibration())), 300, Sealed,
                [](const std::string& bytes) {
                  fuzz::MemoryEnv env(bytes);
                  return ReadCalibration("calibration", &env).status();
@@ -256,28 +247,6 @@ std::string Safetensors(const json& header, const std::string& data) {
   const std::string text = header.dump();
   const uint64_t length = text.size();
   return std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + text + data;
-}
-
-absl::Status ReadQuantized(const std::string& config_text, const std::string& file) {
-  auto config = ParseHfConfig(config_text, "config.json");
-  if (!config.ok()) return config.status();
-  if (config->quantization.form == StoredWeights::kMxfp4) {
-    config->names.interleaved = config->moe.layers[0].expert_bias = true;
-  }
-  fuzz::MemoryEnv env(file);
-  const auto checkpoint = Checkpoint::Open("model.safetensors", &env);
-  if (!checkpoint.ok()) return checkpoint.status();
-  const auto experts = CheckpointExperts::Create(checkpoint->get(), &*config);
-  if (!experts.ok()) return experts.status();
-  const MoeLayerSpec& layer = config->moe.layers[0];
-  const auto layout = ExpertRecordLayout(layer, (*experts)->stored(0));
-  if (!layout.ok()) return layout.status();
-  std::vector<std::byte> record(static_cast<size_t>(layout->bytes));
-  for (int e = 0; e < layer.num_experts; ++e) {
-    const absl::Status status = (*experts)->ReadRecord(0, e, *layout, record.data());
-    if (!status.ok()) return status;
-  }
-  return absl::OkStatus();
 }
 
 TEST_CASE("quantized checkpoints: headers and configurations") {

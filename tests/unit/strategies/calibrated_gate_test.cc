@@ -8,13 +8,15 @@ namespace {
 
 TEST_CASE("a curve learns how often predictions came true, by score") {
   HitCurve curve;
-  CHECK(curve.Probability(2, 0.7) == Approx(0.7));
-  for (int i = 0; i < 400; ++i) curve.Add(2, i % 4 == 0);
-  CHECK(curve.Probability(2, 0.7) == Approx(0.25).margin(0.02));
-  CHECK(curve.Probability(0.5, 0.3) == Approx(0.3));
+  const int twice = HitCurve::Bin(2), half = HitCurve::Bin(0.5);
+  CHECK(half < twice);
+  CHECK(curve.Probability(twice, 0.7) == Approx(0.7));
+  for (int i = 0; i < 400; ++i) curve.Add(twice, i % 4 == 0);
+  CHECK(curve.Probability(twice, 0.7) == Approx(0.25).margin(0.02));
+  CHECK(curve.Probability(half, 0.3) == Approx(0.3));
   // Routing drifts: what was seen long ago counts less.
-  for (int i = 0; i < 4000; ++i) curve.Add(2, true);
-  CHECK(curve.Probability(2, 0.7) > 0.95);
+  for (int i = 0; i < 4000; ++i) curve.Add(twice, true);
+  CHECK(curve.Probability(twice, 0.7) > 0.95);
   CHECK(HitCurve::Guess(4) > HitCurve::Guess(1));
   CHECK(HitCurve::Guess(1) > HitCurve::Guess(0.1));
 }

@@ -11,7 +11,8 @@ typedef struct moert_probe_info {
   int32_t cpus;                   /* CPUs this process may run on */
   int32_t cuda_usable;            /* 1: built with CUDA, and driver and device are there */
   int64_t memory_bytes;           /* RAM of the machine */
-  int64_t memory_available_bytes; /* RAM that can be had without swapping */
+  int64_t memory_available_bytes; /* RAM that can be had without swapping and within the limits of
+                                     control groups and `ulimit -v`. 0: unknown */
   const char *kernels;     /* CPU kernel sets that run here, best first, comma separated. Static */
   const char *schemes;     /* of this build, most bits first, comma separated. Static */
   const char *cuda_status; /* "OK", or why CUDA is not usable. Static */

@@ -19,7 +19,7 @@ typedef struct moert_open_options {
   void *user_data;
   void (*log)(void *user_data, const char *line);
   void (*progress)(void *user_data, int64_t done_bytes, int64_t total_bytes);
-  int32_t widen;    /* 1: experts that the file has quantized become bf16, as CUDA needs them */
+  int32_t widen;    /* 1: experts that the file has quantized become bf16 */
   int32_t reserved; /* 0 */
 } moert_open_options;
 

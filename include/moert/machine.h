@@ -1,0 +1,30 @@
+// What the machine gives this process: what a host chooses a budget by.
+#ifndef MOERT_MACHINE_H_
+#define MOERT_MACHINE_H_
+
+#include <cstdint>
+#include <string>
+
+namespace moert {
+
+/// Bytes.
+struct MemoryLimits {
+  int64_t installed = 0;           // 0: unknown
+  int64_t available = 0;           // without swapping; 0: unknown
+  int64_t control_group = -1;      // the tightest limit of a container or service; -1: none
+  int64_t control_group_used = 0;  // of that limit, without cached files
+  int64_t address_space = -1;      // `ulimit -v`; -1: none
+
+  /// What the process may hold beside what is held already. 0: unknown.
+  int64_t usable() const;
+  /// By which of them, to follow the number in a message.
+  const char* reason() const;
+};
+
+/// As it is now. `root`: where /proc and /sys are looked for, so that a test can have its own.
+/// Thread-safe; what cannot be read is unknown.
+MemoryLimits ReadMemoryLimits(const std::string& root = "");
+
+}  // namespace moert
+
+#endif  // MOERT_MACHINE_H_

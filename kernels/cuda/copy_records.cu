@@ -1,0 +1,140 @@
+// Records from mapped host memory into device memory by the device's own threads: one thread of
+// each CTA keeps bulk copies under way, host -> shared -> device.
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/primitives/launch.cuh"
+#include "kernels/cuda/primitives/mbarrier.cuh"
+#include "kernels/cuda/serve_misses.h"
+
+namespace moert::cuda {
+namespace {
+
+constexpr int kCtas = 8;
+constexpr int kStages = 8;
+constexpr int kStageBytes = 8192;
+constexpr int kSharedBytes = kStages * kStageBytes;
+
+/// The pieces of all records that fall to one CTA: every kCtas-th.
+class Pieces {
+ public:
+  __device__ Pieces(const RecordCopy* copies, int count, int first)
+      : copies_(copies), left_(count) {
+    if (left_ > 0) copy_ = *copies_;
+    Move(first);
+  }
+  __device__ bool done() const { return left_ == 0; }
+  __device__ const uint8_t* from() const { return copy_.from + at_; }
+  __device__ uint8_t* to() const { return copy_.to + at_; }
+  __device__ uint32_t bytes() const {
+    const int64_t rest = copy_.bytes - at_;
+    return static_cast<uint32_t>(rest < kStageBytes ? rest : kStageBytes);
+  }
+  __device__ void Next() { Move(kCtas); }
+
+ private:
+  __device__ void Move(int pieces) {
+    at_ += int64_t{pieces} * kStageBytes;
+    while (left_ > 0 && at_ >= copy_.bytes) {
+      at_ -= (copy_.bytes + kStageBytes - 1) / kStageBytes * kStageBytes;
+      if (--left_ > 0) copy_ = *++copies_;
+    }
+  }
+
+  const RecordCopy* copies_;
+  RecordCopy copy_;
+  int left_;
+  int64_t at_ = 0;
+};
+
+/// The phase of `arrived` ends when all bytes of the piece lie in shared memory.
+__device__ void BeginPiece(const Pieces& piece, uint32_t shared, uint64_t* arrived) {
+  const uint32_t barrier = SharedAddress(arrived);
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier),
+               "r"(piece.bytes())
+               : "memory");
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared),
+      "l"(piece.from()), "r"(piece.bytes()), "r"(barrier)
+      : "memory");
+}
+
+__device__ void AwaitPiece(uint64_t* arrived, int parity) {
+  uint32_t done = 0;
+  while (done == 0) {
+    asm volatile(
+        "{\n.reg .pred done;\nmbarrier.try_wait.parity.shared.b64 done, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, done;\n}"
+        : "=r"(done)
+        : "r"(SharedAddress(arrived)), "r"(parity)
+        : "memory");
+  }
+}
+
+__device__ void EndPiece(const Pieces& piece, uint32_t shared) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(piece.to()),
+               "r"(shared), "r"(piece.bytes())
+               : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/// One stage is always being emptied while the others fill.
+__device__ void CopyByBulk(Pieces arriving, uint32_t shared, uint64_t* arrived) {
+  Pieces leaving = arriving;
+  int begun = 0;
+  for (; begun < kStages - 1 && !arriving.done(); ++begun, arriving.Next()) {
+    BeginPiece(arriving, shared + begun * kStageBytes, arrived + begun);
+  }
+  for (int ended = 0; !leaving.done(); ++ended, leaving.Next()) {
+    const int stage = ended % kStages;
+    AwaitPiece(arrived + stage, ended / kStages & 1);
+    EndPiece(leaving, shared + stage * kStageBytes);
+    if (arriving.done()) continue;
+    // All stages that were emptied may be filled again: the one that is next is among them.
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+    const int next = begun++ % kStages;
+    BeginPiece(arriving, shared + next * kStageBytes, arrived + next);
+    arriving.Next();
+  }
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+__global__ void __launch_bounds__(32)
+    CopyRecordsKernel(const RecordCopy* copies, const int32_t* num_copies) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(128) uint8_t stages[];
+  __shared__ uint64_t arrived[kStages];
+  if (threadIdx.x != 0) return;
+  const int count = *num_copies;
+  if (count == 0) return;
+  for (uint64_t& barrier : arrived) InitMbarrier(&barrier);
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  CopyByBulk(Pieces(copies, count, static_cast<int>(blockIdx.x)), SharedAddress(stages), arrived);
+#else
+  // By words of 16 bytes, a warp a CTA.
+  const int count = *num_copies;
+  for (Pieces piece(copies, count, static_cast<int>(blockIdx.x)); !piece.done(); piece.Next()) {
+    const auto* from = reinterpret_cast<const uint4*>(piece.from());
+    auto* to = reinterpret_cast<uint4*>(piece.to());
+    const int words = static_cast<int>(piece.bytes() / sizeof(uint4));
+#pragma unroll 4
+    for (int i = threadIdx.x; i < words; i += 32) to[i] = from[i];
+  }
+#endif
+}
+
+}  // namespace
+
+int LaunchCopyRecords(const RecordCopy* copies, const int32_t* num_copies, CUstream_st* stream) {
+  cudaError_t error = cudaFuncSetAttribute(
+      CopyRecordsKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  if (error != cudaSuccess) return error;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(kCtas);
+  config.blockDim = dim3(32);
+  config.dynamicSmemBytes = kSharedBytes;
+  config.stream = stream;
+  return cudaLaunchKernelEx(&config, CopyRecordsKernel, copies, num_copies);
+}
+
+}  // namespace moert::cuda

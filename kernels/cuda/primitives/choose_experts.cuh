@@ -1,0 +1,105 @@
+// Routing of a token by a warp, for every moert::RoutingKind.
+#ifndef MOERT_KERNELS_CUDA_PRIMITIVES_CHOOSE_EXPERTS_CUH_
+#define MOERT_KERNELS_CUDA_PRIMITIVES_CHOOSE_EXPERTS_CUH_
+
+#include "kernels/cuda/primitives/element.cuh"
+#include "kernels/cuda/primitives/top_k.cuh"
+#include "kernels/cuda/route.h"
+
+namespace moert::cuda {
+
+/// One pick of sparsemixer: the highest logit not taken and its softmax weight among those that are
+/// relatively close to it.
+template <int kPerLane>
+__device__ int SparseMixerPick(const DeviceRouting& routing, const float (&logit)[kPerLane],
+                               int lane, uint32_t* taken, float* weight) {
+  const uint32_t before = *taken;
+  const int e = Highest(logit, before, routing.num_experts, lane);
+  const float top = Take(logit, e, lane, taken);
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    if (lane + 32 * i >= routing.num_experts || (before >> i & 1)) continue;
+    const float distance = (top - logit[i]) / fmaxf(fabsf(logit[i]), top);
+    // 0 / 0, a logit equal to a top of 0, counts as close.
+    if (!(distance > routing.sparsemixer_threshold)) sum += expf(logit[i] - top);
+  }
+  *weight = 1 / WarpSum(sum);
+  return e;
+}
+
+/// What a lane keeps of a token's choice: the lane's-th expert and its weight.
+struct Chosen {
+  int id = 0;
+  float weight = 0;
+};
+
+/// The experts of a token, by a warp: turns its logits into scores in place. At most 32 kPerLane
+/// experts. keys, ranks: scratch of the warp, 32 kPerLane each.
+template <int kPerLane>
+__device__ __forceinline__ Chosen ChooseExperts(const DeviceRouting& routing, float* row,
+                                                float* keys, float* ranks) {
+  const int lane = threadIdx.x % 32;
+  const int experts = routing.num_experts;
+  float key[kPerLane];  // what is chosen by
+  float score[kPerLane];
+  float top = -INFINITY;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    const int e = lane + 32 * i;
+    key[i] = e < experts ? row[e] : -INFINITY;
+    top = fmaxf(top, key[i]);
+  }
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) top = fmaxf(top, __shfl_xor_sync(kFull, top, d));
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    score[i] = lane + 32 * i >= experts ? 0.0f
+               : routing.kind == 2      ? 1 / (1 + expf(-key[i]))
+                                        : expf(key[i] - top);
+    sum += score[i];
+  }
+  sum = routing.kind == 2 ? 1.0f : WarpSum(sum);
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    const int e = lane + 32 * i;
+    score[i] /= sum;
+    if (e >= experts) continue;
+    row[e] = score[i];
+    if (routing.kind == 0 || routing.kind == 2) {
+      key[i] = score[i] + (routing.selection_bias == nullptr ? 0.0f : routing.selection_bias[e]);
+    }
+  }
+  if (routing.top_groups != routing.num_groups && (routing.kind == 0 || routing.kind == 2)) {
+    MaskGroups(routing, key, lane, keys, ranks);
+  }
+  Chosen chosen;
+  float total = 0;
+  uint32_t taken = 0;
+  for (int j = 0; j < routing.top_k; ++j) {
+    float w = 0;
+    int e;
+    if (routing.kind == 3) {
+      e = SparseMixerPick(routing, key, lane, &taken, &w);
+    } else {
+      e = Highest(key, taken, experts, lane);
+      w = Take(score, e, lane, &taken);
+    }
+    total += w;
+    if (lane == j) {
+      chosen.weight = w;
+      chosen.id = e;
+    }
+  }
+  // Sigmoids may all underflow; the published models guard the division like this.
+  if (routing.kind == 1 || (routing.renormalize && routing.kind != 3)) {
+    chosen.weight /= total + 1e-20f;
+  }
+  chosen.weight *= routing.scaling;
+  return chosen;
+}
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_PRIMITIVES_CHOOSE_EXPERTS_CUH_

@@ -1,0 +1,55 @@
+// Sums over the threads of a CTA.
+#ifndef MOERT_KERNELS_CUDA_PRIMITIVES_CTA_SUMS_CUH_
+#define MOERT_KERNELS_CUDA_PRIMITIVES_CTA_SUMS_CUH_
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace moert::cuda {
+
+template <typename T, int kCount>
+struct Several {
+  T v[kCount];
+};
+
+/// Over the lanes of a warp, up to and with this one.
+template <typename T, int kCount>
+__device__ __forceinline__ Several<T, kCount> WarpSums(Several<T, kCount> sum) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int d = 1; d < 32; d *= 2) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const T other = __shfl_up_sync(0xffffffffu, sum.v[i], d);
+      if (lane >= d) sum.v[i] += other;
+    }
+  }
+  return sum;
+}
+
+/// Over the threads before this one, and over all of them. Of whole warps. scratch: [32], shared.
+template <typename T, int kCount>
+__device__ __forceinline__ Several<T, kCount> SumBefore(const Several<T, kCount>& mine,
+                                                        Several<T, kCount>* scratch,
+                                                        Several<T, kCount>* total) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const Several<T, kCount> sum = WarpSums(mine);
+  if (lane == 31) scratch[warp] = sum;
+  __syncthreads();
+  Several<T, kCount> warps{};
+  if (lane < static_cast<int>(blockDim.x) / 32) warps = scratch[lane];
+  warps = WarpSums(warps);
+  Several<T, kCount> before;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const T front = __shfl_sync(0xffffffffu, warps.v[i], max(warp - 1, 0));
+    total->v[i] = __shfl_sync(0xffffffffu, warps.v[i], 31);
+    before.v[i] = (warp > 0 ? front : T{0}) + sum.v[i] - mine.v[i];
+  }
+  return before;
+}
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_PRIMITIVES_CTA_SUMS_CUH_

@@ -1,0 +1,144 @@
+// Misses of a layer call served by the device: who is there, who leaves, what is copied, decided
+// behind top-k by one CTA, with no host.
+//
+// The rule is the residency seam's default, least recently used, over the slots that a layer owns:
+// an expert of the call never leaves, misses wanted by more tokens come first, and a miss for which
+// no slot is left is multiplied where it lies, in mapped host memory. So a call of any size is
+// right with any number of slots, and while the host owns the slots (ServedLayer::lent is 0) every
+// expert of a call is such a miss and nothing changes.
+//
+// The functions below are the whole decision. The kernel calls each for its thread's expert; a unit
+// test calls them on the host and compares them with the store's.
+#ifndef MOERT_KERNELS_CUDA_SERVE_MISSES_H_
+#define MOERT_KERNELS_CUDA_SERVE_MISSES_H_
+
+#include <cstdint>
+
+#include "kernels/cuda/device_types.h"
+
+struct CUstream_st;
+
+namespace moert::cuda {
+
+/// How an expert stands in its layer.
+struct alignas(16) ServedExpert {
+  int64_t last_used = 0;  // tick of the last call that used it
+  int32_t tokens = 0;     // of that call
+  int32_t slot = -1;      // of the layer; -1: absent
+};
+
+/// Where the record of an expert lies in mapped host memory.
+struct ServedRecord {
+  const uint8_t* host = nullptr;
+  int64_t bytes = 0;
+  int32_t format = 0;  // index into the formats
+};
+
+struct ServedLayer {
+  int64_t tick = 0;   // of the last call
+  int32_t slots = 0;  // it owns, at most its experts
+  int32_t lent = 0;   // 0: the host owns the slots
+};
+
+/// What calls have counted since the engine opened; only ever grows.
+struct ServedTally {
+  uint64_t lookups = 0;  // distinct experts of a call
+  uint64_t hits = 0;
+  uint64_t loads = 0;  // misses, copied or read in place
+  uint64_t bytes = 0;  // of these
+  uint64_t evictions = 0;
+};
+
+/// A record on its way into a slot.
+struct RecordCopy {
+  const uint8_t* from = nullptr;
+  uint8_t* to = nullptr;
+  int64_t bytes = 0;
+};
+
+/// The place of missing expert e among the misses of a call: more tokens first, of equals the lower
+/// index. counts, rows: [experts].
+MOERT_HOST_DEVICE inline int MissRank(const int32_t* counts, const ServedExpert* rows, int experts,
+                                      int e) {
+  int rank = 0;
+  for (int other = 0; other < experts; ++other) {
+    const bool missing = counts[other] > 0 && rows[other].slot < 0;
+    const bool first = counts[other] > counts[e] || (counts[other] == counts[e] && other < e);
+    rank += missing && first ? 1 : 0;
+  }
+  return rank;
+}
+
+/// The place of expert e, which is there and not in use, among those that may leave: unused for
+/// longest first, then of the fewest tokens, then the lower index.
+MOERT_HOST_DEVICE inline int VictimRank(const int32_t* counts, const ServedExpert* rows,
+                                        int experts, int e) {
+  const ServedExpert mine = rows[e];
+  int rank = 0;
+  for (int other = 0; other < experts; ++other) {
+    const ServedExpert theirs = rows[other];
+    const bool idle = counts[other] == 0 && theirs.slot >= 0;
+    const bool first =
+        theirs.last_used < mine.last_used ||
+        (theirs.last_used == mine.last_used &&
+         (theirs.tokens < mine.tokens || (theirs.tokens == mine.tokens && other < e)));
+    rank += idle && first ? 1 : 0;
+  }
+  return rank;
+}
+
+/// What a call does to an expert, behind its ranks. `miss_rank` counts if it is wanted and missing,
+/// `victim_rank` if it is there and idle. places: [free + idle]: slots of nobody, then those of the
+/// idle experts by victim rank. Returns its slot now, -1: none.
+struct ServedCounts {
+  int32_t misses = 0;
+  int32_t free = 0;  // slots of nobody
+  int32_t idle = 0;  // experts that may leave
+  MOERT_HOST_DEVICE int copies() const { return misses < free + idle ? misses : free + idle; }
+  MOERT_HOST_DEVICE int evictions() const { return copies() > free ? copies() - free : 0; }
+};
+MOERT_HOST_DEVICE inline ServedExpert AfterCall(const ServedExpert& before, int count, int64_t tick,
+                                                const ServedCounts& call, const int32_t* places,
+                                                int miss_rank, int victim_rank) {
+  ServedExpert after = before;
+  if (count == 0) {
+    if (before.slot >= 0 && victim_rank < call.evictions()) after = ServedExpert{};
+    return after;
+  }
+  if (before.slot < 0) {
+    if (miss_rank >= call.copies()) return after;  // read in place
+    after.slot = places[miss_rank];
+  }
+  after.last_used = tick;
+  after.tokens = count;
+  return after;
+}
+
+/// All pointers are device memory but those that say otherwise.
+struct ServeMissesArgs {
+  int32_t experts = 0;
+  const int32_t* counts = nullptr;        // [experts] tokens of the call
+  ServedLayer* layer = nullptr;           //
+  ServedExpert* rows = nullptr;           // [experts]
+  const ServedRecord* records = nullptr;  // [experts]
+  uint8_t* const* slots = nullptr;        // [layer->slots] where they lie
+  const ExpertHandle* shared = nullptr;   // the shared expert's, or of no record
+  ServedTally* tally = nullptr;
+  // What the rest of the call goes by. [experts + 1] each, the shared expert last: those that can
+  // be multiplied at once and those that the copies bring; no record: not in this wave.
+  ExpertHandle* ready = nullptr;
+  ExpertHandle* late = nullptr;
+  RecordCopy* copies = nullptr;   // [experts]
+  int32_t* num_copies = nullptr;  // [1]
+};
+
+/// Decides, and changes the layer's rows. 0 or a cudaError_t.
+int LaunchServeMisses(const ServeMissesArgs& args, CUstream_st* stream);
+
+/// Carries out the copies: host memory -> shared -> device memory. Addresses and bytes are
+/// multiples of 16.
+int LaunchCopyRecords(const RecordCopy* copies, const int32_t* num_copies, CUstream_st* stream);
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_SERVE_MISSES_H_

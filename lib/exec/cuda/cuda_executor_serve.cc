@@ -1,0 +1,51 @@
+// CudaExecutor: misses of captured calls, and who owns the blocks meanwhile.
+#include <utility>
+
+#include "base/status_macros.h"
+#include "exec/cuda/cuda_executor_impl.h"
+
+namespace moert::cuda {
+
+absl::Status CudaExecutor::ServeMisses(const VersionedStore& store) {
+  if (parts_.versions.size() != 1 || !store.pool(0).alike()) {
+    return absl::FailedPreconditionError("its experts are served in several versions or sizes");
+  }
+  if (options_.paced) {
+    return absl::FailedPreconditionError("its link is paced (link_gbps)");
+  }
+  DeviceScope scope(device_);
+  const RelaxedCapture relaxed;
+  const int version = parts_.versions[0];
+  MOERT_RETURN_IF_ERROR(options_.records->KeepAll(version, parts_.pool));
+  auto served = std::make_unique<ServedMisses>();
+  MOERT_RETURN_IF_ERROR(served->Init(&model_, on_device_, *options_.records, version, w_.served,
+                                     table_.rows(0) + model_.layers[0].num_experts));
+  served_ = std::move(served);
+  return absl::OkStatus();
+}
+
+absl::Status CudaExecutor::TakeBack(VersionedStore* store) {
+  if (!lent()) return absl::OkStatus();
+  DeviceScope scope(device_);
+  for (cudaStream_t stream : open_streams_) {
+    if (Capturing(stream)) {
+      return absl::FailedPreconditionError(
+          "a step's stream is being captured: its experts cannot be used meanwhile");
+    }
+  }
+  ++host_syncs_;
+  fence_->Await();  // steps that have ended
+  for (cudaStream_t stream : open_streams_) {
+    MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(rows_arrived_, stream));
+    MOERT_CUDA_RETURN_IF_ERROR(AwaitEvent(rows_arrived_));
+  }
+  return served_->TakeBack(store);
+}
+
+bool CudaExecutor::TakeServed(ServedCount* added) {
+  if (served_ == nullptr) return false;
+  DeviceScope scope(device_);
+  return served_->TakeCounts(added);
+}
+
+}  // namespace moert::cuda

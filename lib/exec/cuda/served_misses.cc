@@ -1,0 +1,203 @@
+#include "exec/cuda/served_misses.h"
+
+#include <algorithm>
+#include <cstddef>
+
+#include "base/status_macros.h"
+#include "fmt/format.h"
+
+namespace moert::cuda {
+
+ServedMisses::~ServedMisses() {
+  if (copied_ != nullptr) cudaEventDestroy(copied_);
+  if (forked_ != nullptr) cudaEventDestroy(forked_);
+  if (branch_ != nullptr) cudaStreamDestroy(branch_);
+  if (own_ != nullptr) cudaStreamDestroy(own_);
+}
+
+absl::Status ServedMisses::Init(const MoeModelSpec* model, const DeviceModel& on_device,
+                                const DeviceSource& records, int version,
+                                const ServedBuffers& buffers, const ExpertHandle* first_shared) {
+  model_ = model;
+  on_device_ = buffers;
+  int64_t total = 0;
+  for (const MoeLayerSpec& layer : model->layers) {
+    first_.push_back(total);
+    total += layer.num_experts;
+  }
+  Carver count;
+  table_.Carve(*model, &count);
+  table_bytes_ = count.used();
+  MOERT_ASSIGN_OR_RETURN(memory_, Buffer::Pinned(table_bytes_));
+  Carver carver(memory_.data());
+  table_.Carve(*model, &carver);
+  MOERT_RETURN_IF_ERROR(PlaceRecords(on_device, records, version));
+  MOERT_CUDA_RETURN_IF_ERROR(
+      cudaMemset(on_device_.table.layers, 0, static_cast<size_t>(table_bytes_)));
+  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&own_, cudaStreamNonBlocking));
+  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&branch_, cudaStreamNonBlocking));
+  MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&forked_, cudaEventDisableTiming));
+  MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&copied_, cudaEventDisableTiming));
+  seen_.resize(model->layers.size());
+  MOERT_RETURN_IF_ERROR(
+      tally_.Init(on_device_.tally, model->num_layers() * int64_t{sizeof(ServedTally)}));
+  // The copies and fills above are the default stream's.
+  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(cudaStreamLegacy));
+  return LoadKernels(first_shared);
+}
+
+absl::Status ServedMisses::LoadKernels(const ExpertHandle* shared) {
+  ServeMissesArgs args = Args(0, nullptr, shared);
+  args.experts = 0;
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchServeMisses(args, own_));
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchCopyRecords(args.copies, args.num_copies, own_));
+  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(own_));
+  return absl::OkStatus();
+}
+
+absl::Status ServedMisses::PlaceRecords(const DeviceModel& on_device, const DeviceSource& records,
+                                        int version) {
+  constexpr int64_t kWord = 16;  // of the copies
+  std::vector<ServedRecord> placed;
+  for (int l = 0; l < model_->num_layers(); ++l) {
+    for (int e = 0; e < model_->layers[static_cast<size_t>(l)].num_experts; ++e) {
+      const RecordLayout& layout = records.layout(l, e, version);
+      const std::byte* host = records.KeptRecord({l, e}, version);
+      cudaPointerAttributes seen{};
+      if (cudaPointerGetAttributes(&seen, host) != cudaSuccess) {
+        cudaGetLastError();
+        seen.devicePointer = nullptr;
+      }
+      const void* const mapped = seen.devicePointer;
+      const bool aligned = reinterpret_cast<uintptr_t>(mapped) % kWord == 0;
+      if (mapped == nullptr || !aligned || layout.bytes % kWord != 0) {
+        return absl::FailedPreconditionError(
+            fmt::format("layer {} expert {}: the device cannot read its record where it lies in "
+                        "host memory",
+                        l, e));
+      }
+      placed.push_back({static_cast<const uint8_t*>(mapped), layout.bytes,
+                        static_cast<int32_t>(on_device.FormatOf(&layout))});
+    }
+  }
+  MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpy(on_device_.records, placed.data(),
+                                        placed.size() * sizeof(placed[0]), cudaMemcpyHostToDevice));
+  return absl::OkStatus();
+}
+
+absl::Status ServedMisses::Copy(bool to_device, bool layers_alone, cudaStream_t stream) {
+  const auto bytes = layers_alone ? model_->layers.size() * sizeof(ServedLayer)
+                                  : static_cast<size_t>(table_bytes_);
+  void* device = on_device_.table.layers;
+  void* host = table_.layers;
+  MOERT_CUDA_RETURN_IF_ERROR(
+      to_device ? cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream)
+                : cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream));
+  return absl::OkStatus();
+}
+
+absl::Status ServedMisses::Lend(VersionedStore* store, cudaStream_t stream) {
+  if (lent_ || !store->Lend(&loans_)) return absl::OkStatus();
+  // Taken back at once if it does not get there: the device goes on without slots.
+  lent_ = true;
+  for (int l = 0; l < model_->num_layers(); ++l) {
+    const LentLayer& loan = loans_[static_cast<size_t>(l)];
+    table_.layers[l] = {loan.tick, static_cast<int32_t>(loan.slots.size()), 1};
+    ServedExpert* experts = table_.experts + First(l);
+    std::fill_n(experts, model_->layers[static_cast<size_t>(l)].num_experts, ServedExpert{});
+    for (size_t s = 0; s < loan.slots.size(); ++s) {
+      const LentSlot& slot = loan.slots[s];
+      table_.slots[First(l) + static_cast<int64_t>(s)] =
+          reinterpret_cast<uint8_t*>(store->pool(0).Address(slot.block));
+      if (slot.expert < 0) continue;
+      experts[slot.expert] = {slot.last_used, slot.tokens, static_cast<int32_t>(s)};
+    }
+  }
+  const absl::Status status = Copy(/*to_device=*/true, /*layers_alone=*/false, stream);
+  if (!status.ok()) {
+    store->TakeBack(loans_);
+    lent_ = false;
+  }
+  return status;
+}
+
+absl::Status ServedMisses::TakeBack(VersionedStore* store) {
+  if (!lent_) return absl::OkStatus();
+  const RelaxedCapture relaxed;
+  MOERT_RETURN_IF_ERROR(Copy(/*to_device=*/false, /*layers_alone=*/false, own_));
+  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(own_));
+  for (int l = 0; l < model_->num_layers(); ++l) {
+    LentLayer& loan = loans_[static_cast<size_t>(l)];
+    loan.tick = table_.layers[l].tick;
+    for (LentSlot& slot : loan.slots) slot.expert = -1;
+    for (int e = 0; e < model_->layers[static_cast<size_t>(l)].num_experts; ++e) {
+      const ServedExpert& expert = table_.experts[First(l) + e];
+      if (expert.slot < 0) continue;
+      LentSlot& slot = loan.slots[static_cast<size_t>(expert.slot)];
+      slot.expert = e;
+      slot.last_used = expert.last_used;
+      slot.tokens = expert.tokens;
+    }
+    table_.layers[l].lent = 0;
+  }
+  // Replays of the steps that are open now find the host in charge.
+  MOERT_RETURN_IF_ERROR(Copy(/*to_device=*/true, /*layers_alone=*/true, own_));
+  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(own_));
+  store->TakeBack(loans_);
+  lent_ = false;
+  return absl::OkStatus();
+}
+
+ServeMissesArgs ServedMisses::Args(int layer, const int32_t* counts,
+                                   const ExpertHandle* shared) const {
+  ServeMissesArgs args;
+  args.experts = model_->layers[static_cast<size_t>(layer)].num_experts;
+  args.counts = counts;
+  args.layer = on_device_.table.layers + layer;
+  args.rows = on_device_.table.experts + First(layer);
+  args.records = on_device_.records + First(layer);
+  args.slots = on_device_.table.slots + First(layer);
+  args.shared = shared;
+  args.tally = on_device_.tally + layer;
+  args.ready = on_device_.ready;
+  args.late = on_device_.late;
+  args.copies = on_device_.copies;
+  args.num_copies = on_device_.num_copies;
+  return args;
+}
+
+absl::Status ServedMisses::Begin(int layer, const int32_t* counts, const ExpertHandle* shared,
+                                 cudaStream_t stream) {
+  const ServeMissesArgs args = Args(layer, counts, shared);
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchServeMisses(args, stream));
+  MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(forked_, stream));
+  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(branch_, forked_, 0));
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchCopyRecords(args.copies, args.num_copies, branch_));
+  return absl::OkStatus();
+}
+
+absl::Status ServedMisses::Join(cudaStream_t stream) {
+  MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(copied_, branch_));
+  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(stream, copied_, 0));
+  return absl::OkStatus();
+}
+
+bool ServedMisses::TakeCounts(ServedCount* added) {
+  const auto* now = reinterpret_cast<const ServedTally*>(tally_.Take());
+  if (now == nullptr) return false;
+  *added = {};
+  for (size_t l = 0; l < seen_.size(); ++l) {
+    const auto more = [&](uint64_t ServedTally::*field) {
+      return static_cast<int64_t>(now[l].*field - seen_[l].*field);
+    };
+    added->lookups += more(&ServedTally::lookups);
+    added->hits += more(&ServedTally::hits);
+    added->loads += more(&ServedTally::loads);
+    added->bytes += more(&ServedTally::bytes);
+    added->evictions += more(&ServedTally::evictions);
+    seen_[l] = now[l];
+  }
+  return added->lookups > 0;
+}
+
+}  // namespace moert::cuda

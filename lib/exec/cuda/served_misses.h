@@ -1,0 +1,86 @@
+// The host's side of misses that the device serves (kernels/cuda/serve_misses.h): the table that
+// changes hands, the copies' branch of a captured call, the counters.
+//
+// Nothing can wait for ever. Kernels of a call are ordered by edges of the graph alone: the
+// decision in front of both branches, the copies on one, the products of what is there on the
+// other, both in front of the products of late experts. No kernel waits for what another one writes
+// while both run, so none needs the other to be on the device, and edges of a graph make no circle.
+#ifndef MOERT_LIB_EXEC_CUDA_SERVED_MISSES_H_
+#define MOERT_LIB_EXEC_CUDA_SERVED_MISSES_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "exec/cuda/cuda_api.h"
+#include "exec/cuda/device_model.h"
+#include "exec/cuda/device_transfers.h"
+#include "exec/cuda/late_copy.h"
+#include "exec/cuda/workspace.h"
+#include "exec/executor.h"
+#include "store/versioned_store.h"
+
+namespace moert::cuda {
+
+/// One caller at a time.
+class ServedMisses {
+ public:
+  ServedMisses() = default;
+  ~ServedMisses();
+  ServedMisses(const ServedMisses&) = delete;
+  ServedMisses& operator=(const ServedMisses&) = delete;
+
+  /// Every record of `version` must be kept by `records`; FailedPrecondition where the device
+  /// cannot read one. `first_shared`: the handle of layer 0's shared expert. All borrowed.
+  absl::Status Init(const MoeModelSpec* model, const DeviceModel& on_device,
+                    const DeviceSource& records, int version, const ServedBuffers& buffers,
+                    const ExpertHandle* first_shared);
+
+  /// Whether the device decides who is in the slots.
+  bool lent() const { return lent_; }
+  /// Hands the store's blocks to the device, in the order of `stream`. Nothing changes where the
+  /// store does not lend now.
+  absl::Status Lend(VersionedStore* store, cudaStream_t stream);
+  /// The way back; waits. Calls that the device was given before must have ended.
+  absl::Status TakeBack(VersionedStore* store);
+
+  /// Behind the grouping of a call: decides and begins the copies. `shared`: the handle of the
+  /// shared expert. Then buffers.ready can be multiplied, and behind Join, which must follow,
+  /// buffers.late.
+  absl::Status Begin(int layer, const int32_t* counts, const ExpertHandle* shared,
+                     cudaStream_t stream);
+  absl::Status Join(cudaStream_t stream);
+
+  /// Behind a step: see LateCopy.
+  absl::Status BringCounts(cudaStream_t stream) { return tally_.Bring(stream); }
+  /// What was added since it was last asked; false: nothing, or it has not arrived.
+  bool TakeCounts(ServedCount* added);
+
+ private:
+  absl::Status PlaceRecords(const DeviceModel& on_device, const DeviceSource& records, int version);
+  /// All of the table, or of its layers alone.
+  absl::Status Copy(bool to_device, bool layers_alone, cudaStream_t stream);
+  ServeMissesArgs Args(int layer, const int32_t* counts, const ExpertHandle* shared) const;
+  /// A kernel's first launch loads it, which is not possible in a capture.
+  absl::Status LoadKernels(const ExpertHandle* shared);
+  int64_t First(int layer) const { return first_[static_cast<size_t>(layer)]; }
+
+  const MoeModelSpec* model_ = nullptr;
+  ServedBuffers on_device_{};
+  Buffer memory_;  // pinned: the table on its way
+  ServedTable table_{};
+  int64_t table_bytes_ = 0;
+  std::vector<int64_t> first_;    // of each layer's experts
+  std::vector<LentLayer> loans_;  // what was handed over
+  bool lent_ = false;
+  LateCopy tally_;
+  std::vector<ServedTally> seen_;
+  cudaStream_t own_ = nullptr;     // for the way back
+  cudaStream_t branch_ = nullptr;  // of the copies, in captures
+  cudaEvent_t forked_ = nullptr;
+  cudaEvent_t copied_ = nullptr;
+};
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_LIB_EXEC_CUDA_SERVED_MISSES_H_

@@ -1,0 +1,102 @@
+// VersionedStore: blocks that are lent, and how they come back.
+#include <algorithm>
+#include <vector>
+
+#include "store/block_pool.h"
+#include "store/versioned_store.h"
+
+namespace moert {
+
+bool VersionedStore::Lend(std::vector<LentLayer>* layers) {
+  const bool pinned = std::any_of(entries_.begin(), entries_.end(),
+                                  [](const Entry& entry) { return entry.pins > 0; });
+  if (pinned) return false;
+  while (Wait()) {
+  }
+  const MoeModelSpec& model = source_->model();
+  layers->assign(model.layers.size(), {});
+  PolicyContext context;
+  context.model = &model;
+  for (context.layer = 0; context.layer < model.num_layers(); ++context.layer) {
+    EndLayerCall(context);  // what it has beyond its capacity is another's
+    LentLayer& loan = (*layers)[static_cast<size_t>(context.layer)];
+    loan.tick = tick_;
+    for (int e = 0; e < model.layers[static_cast<size_t>(context.layer)].num_experts; ++e) {
+      const Entry& entry = At({context.layer, e});
+      if (entry.active < 0) continue;
+      // What came and was not used since counts from when it came.
+      loan.slots.push_back({entry.versions[static_cast<size_t>(entry.active)].block, e,
+                            std::max(entry.last_used, entry.inserted), entry.tokens});
+    }
+  }
+  for (int l = 0; l < model.num_layers(); ++l) {
+    std::vector<LentSlot>& slots = (*layers)[static_cast<size_t>(l)].slots;
+    while (static_cast<int>(slots.size()) < capacity_[l]) {
+      const int32_t block = pools_[0]->TakeFor(Index({l, 0}));
+      if (block < 0) break;
+      slots.push_back({block});
+    }
+  }
+  return true;
+}
+
+void VersionedStore::TakeBack(absl::Span<const LentLayer> layers) {
+  for (int l = 0; l < static_cast<int>(layers.size()); ++l) {
+    const LentLayer& loan = layers[static_cast<size_t>(l)];
+    tick_ = std::max(tick_, loan.tick);
+    std::vector<uint8_t> there(source_->model().layers[static_cast<size_t>(l)].num_experts, 0);
+    for (const LentSlot& slot : loan.slots) {
+      if (slot.expert >= 0) there[static_cast<size_t>(slot.expert)] = 1;
+    }
+    for (int e = 0; e < static_cast<int>(there.size()); ++e) {
+      if (there[static_cast<size_t>(e)] == 0) ForgetLent({l, e});
+    }
+    held_[l] = 0;
+    for (const LentSlot& slot : loan.slots) TakeBackSlot(l, slot);
+  }
+}
+
+void VersionedStore::ForgetLent(ExpertKey key) {
+  Entry& entry = At(key);
+  if (entry.active < 0) return;
+  const int8_t intended = entry.intended;
+  const bool changed = entry.changed;
+  entry = Entry{};
+  entry.intended = intended;
+  entry.changed = changed;
+  UpdateVisible(key);
+  residency_->Observe(LayerEvent::Evicted(key));
+}
+
+void VersionedStore::TakeBackSlot(int layer, const LentSlot& slot) {
+  if (slot.expert < 0) {
+    pools_[0]->Give(slot.block);
+    return;
+  }
+  const ExpertKey key{layer, slot.expert};
+  Entry& entry = At(key);
+  const bool entered = entry.active < 0;
+  const bool used = entered || slot.last_used > std::max(entry.last_used, entry.inserted);
+  entry.versions[0] = {VersionState::kResident, LoadReason::kDemand, slot.block};
+  entry.active = 0;
+  ++held_[layer];
+  if (used) {
+    if (entered) entry.inserted = slot.last_used;
+    entry.last_used = slot.last_used;
+    entry.tokens = slot.tokens;
+    entry.unused_prefetch = false;
+    ++entry.uses;
+  }
+  UpdateVisible(key);
+  if (entered) residency_->Observe(LayerEvent::Inserted(key, /*prefetched=*/false));
+}
+
+void VersionedStore::CountServed(const ServedCount& count) {
+  stats_.lookups += count.lookups;
+  stats_.hits_resident += count.hits;
+  stats_.loads += count.loads;
+  stats_.bytes_loaded += count.bytes;
+  stats_.evictions += count.evictions;
+}
+
+}  // namespace moert
