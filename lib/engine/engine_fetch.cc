@@ -50,7 +50,7 @@ absl::Status EngineImpl::CheckFetched(int layer, const StepState& step,
         layer, step.rows,
         {input.ids.size(), weights, input.slot_ids.size(), "slot_ids", !input.scores.empty()}));
   }
-  if ((!there || !graph_safe_) && parts_->executor->Capturing(step.stream)) {
+  if ((!there || !blueprint_->strategy.graph_safe()) && parts_->executor->Capturing(step.stream)) {
     return absl::FailedPreconditionError(fmt::format(
         "the stream is being captured: {}",
         there ? fmt::format("strategy {} needs the host in every layer call", strategy())
