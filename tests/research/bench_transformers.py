@@ -88,7 +88,7 @@ def decode(model, args):
                                         generator=generator)
     cache = transformers.DynamicCache(config=model.config)
     rates = []
-    with torch.inference_mode():
+    with torch.no_grad():
         model(draw(1, PROMPT), past_key_values=cache)
         for repeat in range(args.repeats + 1):  # the first warms up
             tokens = draw(args.tokens, 1, 1)
@@ -148,7 +148,7 @@ def ours(args, scheme):
     for budget in args.budgets:
         engine.set_budget(float(budget))
         # What the budget holds is there before the clock runs.
-        with torch.inference_mode():
+        with torch.no_grad():
             for seed in range(2):
                 torch.manual_seed(seed)
                 model(torch.randint(0, args.vocabulary, (1, 512), device="cuda"))
@@ -189,7 +189,7 @@ def main():
     name = torch.cuda.get_device_name()
     print(f"{name}, {platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, "
           f"torch {torch.__version__}, transformers {transformers.__version__}, moert "
-          f"{moert.__version__}; {args.layers} of 48 layers, decoding one sequence, "
+          f"{moert.version()}; {args.layers} of 48 layers, decoding one sequence, "
           f"{args.repeats} x {args.tokens} tokens", flush=True)
     model = resident(args)
     offloaded(args, model)
