@@ -101,6 +101,11 @@ def decode(model, args):
     return rates[1:]
 
 
+def free():
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
 def report(name, rates, extra=""):
     memory = (torch.cuda.mem_get_info()[1] - torch.cuda.mem_get_info()[0]) / 2**30
     print(f"{name:38} {statistics.median(rates):8.1f} tok/s ({min(rates):.1f} to {max(rates):.1f}), "
@@ -112,17 +117,18 @@ def resident(args):
     for implementation in ("eager", "grouped_mm"):
         model.set_experts_implementation(implementation)
         report(f"transformers, {implementation} experts", decode(model, args))
-    return model
+    del model
+    free()
 
 
-def offloaded(args, model):
+def offloaded(args):
     """accelerate moves the experts of whole layers in for each call."""
     try:
         import accelerate
     except ImportError:
         print("accelerate is not installed")
         return
-    model.set_experts_implementation("eager")
+    model = build(args)
     few = argparse.Namespace(**{**vars(args), "tokens": 1})
     here = round(args.offloaded * args.layers)
     places = dict.fromkeys(("lm_head", "model.embed_tokens", "model.norm", "model.rotary_emb"), 0)
@@ -143,8 +149,7 @@ def ours(args, scheme):
     model = build(args)
     source = records.source(model)
     engine = moert.attach(model, source, budget=1.0, strategy=args.strategy, device="cuda")
-    gc.collect()
-    torch.cuda.empty_cache()
+    free()
     for budget in args.budgets:
         engine.set_budget(float(budget))
         # What the budget holds is there before the clock runs.
@@ -166,8 +171,7 @@ def ours(args, scheme):
             extra += f", {100 * hits:.0f} % hits"
         report(f"libmoert, {scheme}, {100 * budget:.0f} % of the experts", rates, extra)
     del model, engine, source
-    gc.collect()
-    torch.cuda.empty_cache()
+    free()
 
 
 def main():
@@ -191,13 +195,10 @@ def main():
           f"torch {torch.__version__}, transformers {transformers.__version__}, moert "
           f"{moert.version()}; {args.layers} of 48 layers, decoding one sequence, "
           f"{args.repeats} x {args.tokens} tokens", flush=True)
-    model = resident(args)
-    offloaded(args, model)
-    del model
-    gc.collect()
-    torch.cuda.empty_cache()
+    resident(args)
     for scheme in args.schemes:
         ours(args, scheme)
+    offloaded(args)
     print(f"took {time.perf_counter() - begin:.0f} s")
 
 
