@@ -23,10 +23,8 @@ class Passes:
     forward pass; a pass with more rows than the engine takes is several steps side by side. Every
     thread has its own pass."""
 
-    def __init__(self, engine, routing_on_host=False):
-        """routing_on_host: ids and weights are brought to host memory, which waits for them."""
+    def __init__(self, engine):
         self.engine, self.number = engine, next(_numbers)
-        self._routing_on_host = routing_on_host
         self._layers = engine.layers
         self._thread = threading.local()
         _ALL[self.number] = self
@@ -36,8 +34,7 @@ class Passes:
         divide evenly; routing: (ids, weights) [rows, top_k], or None where the library routes."""
         if routing is not None:
             ids, weights = (t if t.is_contiguous() else t.contiguous() for t in routing)
-            where = torch.device("cpu") if self._routing_on_host else x.device
-            routing = ids.to(where, torch.int32), weights.to(where, torch.float32)
+            routing = ids.to(torch.int32), weights.to(torch.float32)
         x = x if x.is_contiguous() else x.contiguous()
         out = torch.empty_like(x)
         if x.shape[0] == 0:

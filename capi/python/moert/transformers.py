@@ -176,9 +176,7 @@ def _replace(model, plan, engine_options):
     if plan.routing == "host":
         shard["shared_experts"] = False  # the blocks keep theirs
     engine = Engine(plan.source, shard=shard, **engine_options)
-    # Ids name experts of the whole model, which such an engine reads in host memory.
-    passes = Passes(engine, routing_on_host=bool(plan.ranks and plan.ranks.some_experts and
-                                                 engine.device is not None))
+    passes = Passes(engine)
     batch = blocks.Batch().watch(model) if plan.routing == "host" else None
     for layer, block in enumerate(plan.found):
         if plan.routing == "host":
