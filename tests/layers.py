@@ -8,7 +8,7 @@ import sys
 
 # Bottom first. Folders, then the public headers that declare what these folders (or hosts) define.
 LAYERS = [
-    ("base", ["lib/base"], "env thread_pool default_thread_pool tensor allocator profile"),
+    ("base", ["lib/base"], "env machine thread_pool default_thread_pool tensor allocator profile"),
     ("quant", ["lib/quant"], "scheme"),
     ("model", ["lib/model"], "model"),
     ("kernels", ["kernels"], ""),
