@@ -21,10 +21,12 @@ __global__ void FindSlotsKernel(const __grid_constant__ FindSlotsArgs args) {
   const int i = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
   if (i >= args.pairs) return;
   const int32_t id = args.ids[i];
-  const bool known = id >= 0 && id < args.experts;
-  args.own_ids[i] = known ? id : -1;
-  args.own_weights[i] = args.weights != nullptr ? args.weights[i] : args.even_weight;
-  if (args.slots != nullptr) args.slots[i] = known ? args.table[id] : -1;
+  const int32_t slot = id >= 0 && id < args.experts ? args.table[id] : -1;
+  if (args.own_ids != nullptr) args.own_ids[i] = slot >= 0 ? id : -1;
+  if (args.own_weights != nullptr) {
+    args.own_weights[i] = args.weights != nullptr ? args.weights[i] : args.even_weight;
+  }
+  if (args.slots != nullptr) args.slots[i] = slot;
 }
 
 }  // namespace

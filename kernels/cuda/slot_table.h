@@ -22,8 +22,8 @@ struct FindSlotsArgs {
   const int32_t* ids = nullptr;    // one that is not in [0, experts) is taken for -1: none
   const float* weights = nullptr;  // or null: each weighs even_weight
   const int32_t* table = nullptr;  // [experts]
-  int32_t* own_ids = nullptr;      // receives ids, those out of range as -1
-  float* own_weights = nullptr;    // receives weights
+  int32_t* own_ids = nullptr;      // or null; receives ids that have a slot, others as -1
+  float* own_weights = nullptr;    // or null; receives weights
   int32_t* slots = nullptr;        // or null; receives slots, -1 where there is none
   int32_t pairs = 0;
   int32_t experts = 0;

@@ -75,7 +75,8 @@ absl::StatusOr<MemoryPlan> MeasureParts(const ExpertSource& source, const Engine
   MOERT_ASSIGN_OR_RETURN(
       plan.workspace_bytes,
       b.backend->WorkspaceBytes(
-          {&source, b.versions, options.max_tokens_per_forward, b.partial_output(), b.gemm.get()}));
+          {&source, b.versions, options.max_tokens_per_forward, b.partial_output(), b.gemm.get(),
+           &b.numbering}));
   return plan;
 }
 
@@ -106,7 +107,7 @@ CacheBlocks BlocksOf(const ExpertSource& source, const Blueprint& b) {
 }
 
 absl::StatusOr<Blueprint> MakeBlueprint(const ExpertSource& source, const EngineOptions& options,
-                                        int64_t other_bytes) {
+                                        const PartOfModel& part) {
   MOERT_RETURN_IF_ERROR(options.Validate());
   const MoeModelSpec& model = source.model();
   MOERT_RETURN_IF_ERROR(model.Validate());
@@ -114,7 +115,7 @@ absl::StatusOr<Blueprint> MakeBlueprint(const ExpertSource& source, const Engine
     MOERT_ASSIGN_OR_RETURN(const StrategyChoice choice, ChooseStrategy(source, options));
     EngineOptions chosen = options;
     chosen.strategy = choice.spec;
-    MOERT_ASSIGN_OR_RETURN(Blueprint b, MakeBlueprint(source, chosen));
+    MOERT_ASSIGN_OR_RETURN(Blueprint b, MakeBlueprint(source, chosen, part));
     b.why = choice.why;
     return b;
   }
@@ -135,10 +136,11 @@ absl::StatusOr<Blueprint> MakeBlueprint(const ExpertSource& source, const Engine
   }
   MOERT_ASSIGN_OR_RETURN(b.gemm,
                          MixedGroupGemm::Create(b.pool.get(), options.kernels, options.activation));
+  b.numbering = part.numbering;
   b.clock = MakeClock(options.clock);
   b.profile = EffectiveProfile(options);
   MOERT_ASSIGN_OR_RETURN(b.plan, MeasureParts(source, options, b));
-  b.plan.constant_bytes += other_bytes;
+  b.plan.constant_bytes += part.gate_bytes;
   MOERT_RETURN_IF_ERROR(ApplyBudget(options.budget, b.strategy, model, &b.plan));
   return b;
 }

@@ -21,6 +21,12 @@
 
 namespace moert {
 
+/// What an engine over a shard is told of the model.
+struct PartOfModel {
+  int64_t gate_bytes = 0;  // of gates that the budget also holds
+  ExpertNumbering numbering;
+};
+
 /// Objects whose sizes a plan needs, and what they are made of; a created engine goes on with them.
 struct Blueprint {
   Strategy strategy;
@@ -32,6 +38,7 @@ struct Blueprint {
   std::unique_ptr<MixedGroupGemm> gemm;  // over `pool`
   std::unique_ptr<Clock> clock;
   HardwareProfile profile;  // of the options, with the link that they ask for
+  ExpertNumbering numbering;
   MemoryPlan plan;
 
   ResidencyPolicy* residency() const {
@@ -47,9 +54,8 @@ struct Blueprint {
 
 /// Checks options, model and source against each other and makes the plan. InvalidArgument names
 /// the field; a budget that is too small is refused with the arithmetic.
-/// `other_bytes`: of constants that the budget also holds.
 absl::StatusOr<Blueprint> MakeBlueprint(const ExpertSource& source, const EngineOptions& options,
-                                        int64_t other_bytes = 0);
+                                        const PartOfModel& part = {});
 
 /// The blocks of a cache, or of the high version. Behind the strategy, the versions and the backend
 /// of a blueprint in the making.

@@ -29,8 +29,9 @@ EngineImpl::EngineImpl(std::shared_ptr<const ExpertSource> source, const EngineO
 }
 
 absl::StatusOr<std::unique_ptr<Engine>> EngineImpl::Create(
-    std::shared_ptr<const ExpertSource> source, const EngineOptions& options, int64_t other_bytes) {
-  MOERT_ASSIGN_OR_RETURN(Blueprint made, MakeBlueprint(*source, options, other_bytes));
+    std::shared_ptr<const ExpertSource> source, const EngineOptions& options,
+    const PartOfModel& part) {
+  MOERT_ASSIGN_OR_RETURN(Blueprint made, MakeBlueprint(*source, options, part));
   auto blueprint = std::make_unique<Blueprint>(std::move(made));
   MOERT_ASSIGN_OR_RETURN(std::unique_ptr<EngineParts> parts,
                          MakeEngineParts(source.get(), options, *blueprint));
@@ -196,7 +197,7 @@ absl::StatusOr<MemoryPlan> Engine::Plan(const ExpertSource& source,
   MOERT_ASSIGN_OR_RETURN(const auto part, SourceOfShard(whole, options));
   MOERT_ASSIGN_OR_RETURN(
       const Blueprint blueprint,
-      MakeBlueprint(*part, options, ShardGateBytes(source.model(), part->model())));
+      MakeBlueprint(*part, options, PartOf(source.model(), part->model(), options.shard)));
   return blueprint.plan;
 } catch (...) {
   return ExceptionStatus("planning memory");

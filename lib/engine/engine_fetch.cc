@@ -43,17 +43,17 @@ absl::Status EngineImpl::Fetch(StepId step, int layer, const FetchInput& input, 
 
 absl::Status EngineImpl::CheckFetched(int layer, const StepState& step,
                                       const FetchInput& input) const {
-  const bool on_device = input.place == Place::kDevice;
-  if (on_device) {
+  const bool there = input.place == Place::kDevice;
+  if (there) {
     const size_t weights = input.weights.empty() ? input.ids.size() : input.weights.size();
     MOERT_RETURN_IF_ERROR(CheckOnDevice(
         layer, step.rows,
         {input.ids.size(), weights, input.slot_ids.size(), "slot_ids", !input.scores.empty()}));
   }
-  if ((!on_device || !graph_safe_) && parts_->executor->Capturing(step.stream)) {
+  if ((!there || !blueprint_->strategy.graph_safe()) && parts_->executor->Capturing(step.stream)) {
     return absl::FailedPreconditionError(fmt::format(
         "the stream is being captured: {}",
-        on_device ? fmt::format("strategy {} needs the host in every layer call", strategy())
+        there ? fmt::format("strategy {} needs the host in every layer call", strategy())
                   : "ids in host memory are read once, not at replay"));
   }
   return absl::OkStatus();

@@ -23,11 +23,10 @@ namespace moert {
 
 class EngineImpl final : public Engine {
  public:
-  /// The options' shard is not looked at: `source` is its. `other_bytes` of constants are somebody
-  /// else's, and part of the budget.
+  /// The options' shard is not looked at: `source` is its, and `part` says how it lies in the model.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(std::shared_ptr<const ExpertSource> source,
                                                         const EngineOptions& options,
-                                                        int64_t other_bytes = 0);
+                                                        const PartOfModel& part = {});
 
   absl::StatusOr<StepId> BeginStep(const StepInfo& info) override;
   absl::Status Forward(StepId step, int layer, const MatrixView& hidden,

@@ -96,6 +96,7 @@ class Builder {
     parts.max_tokens = options_.max_tokens_per_forward;
     parts.partial_output = b_.partial_output();
     parts.cpu_offload = b_.cpu_offload();
+    parts.numbering = &b_.numbering;
     parts.constants = &p.constants;
     parts.profile = &b_.profile;
     parts.router = p.router.get();

@@ -13,9 +13,9 @@ namespace moert {
 absl::Status LayerRunner::Fetch(LayerCall call, const FetchInput& input, Pins* pins,
                                 const int32_t** device_slots) {
   call.context.now_ns = parts_.clock->now_ns();
-  const bool on_device = input.place == Place::kDevice;
+  const bool there = input.place == Place::kDevice;
   GivenRouting given;
-  if (on_device) {
+  if (there) {
     given = {input.ids.data(), input.weights.empty() ? nullptr : input.weights.data(),
              input.slot_ids.empty() ? nullptr : input.slot_ids.data(),
              static_cast<int64_t>(input.ids.size())};
@@ -23,10 +23,10 @@ absl::Status LayerRunner::Fetch(LayerCall call, const FetchInput& input, Pins* p
   parts_.store->BeginLayerCall();
   parts_.store->Pump();
   if (!parts_.executor->Capturing(call.exec.stream)) CollectRoutings();
-  const bool resident = on_device && runs_resident_ && NothingMissing(call.context.layer);
+  const bool resident = there && runs_resident_ && NothingMissing(call.context.layer);
   if (resident) {
     PinLayer(call.context.layer, pins);
-  } else if (on_device) {
+  } else if (there) {
     FetchInput brought = input;
     MOERT_RETURN_IF_ERROR(
         parts_.executor->BringGiven(call.exec, given, &given_ids_, &given_weights_));

@@ -104,14 +104,20 @@ absl::StatusOr<std::shared_ptr<const ExpertSource>> SourceOfShard(
   return MakeShardSource(std::move(source), plan);
 }
 
-int64_t ShardGateBytes(const MoeModelSpec& whole, const MoeModelSpec& shard) {
-  int64_t bytes = 0;
+PartOfModel PartOf(const MoeModelSpec& whole, const MoeModelSpec& part, const Shard& shard) {
+  PartOfModel of;
+  const absl::StatusOr<ShardPlan> plan = ResolveShard(shard, whole);
+  if (!plan.ok() || plan->all_experts) return of;
   for (size_t l = 0; l < whole.layers.size(); ++l) {
     const MoeLayerSpec& layer = whole.layers[l];
-    if (layer.routing.kind == shard.layers[l].routing.kind) continue;
-    bytes += 4 * layer.num_experts * (layer.hidden + (layer.routing.selection_bias ? 1 : 0));
+    of.numbering.emplace_back(static_cast<size_t>(layer.num_experts), -1);
+    for (size_t i = 0; i < plan->experts[l].size(); ++i) {
+      of.numbering[l][static_cast<size_t>(plan->experts[l][i])] = static_cast<int32_t>(i);
+    }
+    if (layer.routing.kind == part.layers[l].routing.kind) continue;
+    of.gate_bytes += 4 * layer.num_experts * (layer.hidden + (layer.routing.selection_bias ? 1 : 0));
   }
-  return bytes;
+  return of;
 }
 
 absl::Status CheckShards(const MoeModelSpec& model, absl::Span<const Shard> shards) try {

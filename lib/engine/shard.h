@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "engine/blueprint.h"
 #include "moert/expert_source.h"
 #include "moert/options.h"
 #include "source/shard_source.h"
@@ -18,8 +19,9 @@ absl::StatusOr<ShardPlan> ResolveShard(const Shard& shard, const MoeModelSpec& m
 absl::StatusOr<std::shared_ptr<const ExpertSource>> SourceOfShard(
     std::shared_ptr<const ExpertSource> source, const EngineOptions& options);
 
-/// Bytes of the gates that an engine over a shard of the experts keeps beside its own layers'.
-int64_t ShardGateBytes(const MoeModelSpec& whole, const MoeModelSpec& shard);
+/// How `part`, the model of the shard's source, lies in the whole one. The shard is one that
+/// ResolveShard takes.
+PartOfModel PartOf(const MoeModelSpec& whole, const MoeModelSpec& part, const Shard& shard);
 
 }  // namespace moert
 

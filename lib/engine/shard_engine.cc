@@ -19,14 +19,8 @@ namespace {
 /// Numbers of experts: of the whole model, and within the shard.
 class Numbering {
  public:
-  Numbering(const MoeModelSpec& whole, const ShardPlan& plan) : own_(plan.experts) {
-    for (size_t l = 0; l < own_.size(); ++l) {
-      local_.emplace_back(static_cast<size_t>(whole.layers[l].num_experts), -1);
-      for (size_t i = 0; i < own_[l].size(); ++i) {
-        local_[l][static_cast<size_t>(own_[l][i])] = static_cast<int32_t>(i);
-      }
-    }
-  }
+  Numbering(const ShardPlan& plan, const ExpertNumbering& numbering)
+      : own_(plan.experts), local_(numbering) {}
 
   absl::Span<const int32_t> own(int layer) const { return own_[static_cast<size_t>(layer)]; }
   int experts(int layer) const {
@@ -76,18 +70,18 @@ class Numbering {
   }
 
  private:
-  std::vector<std::vector<int32_t>> own_, local_;
+  const std::vector<std::vector<int32_t>> own_;
+  const ExpertNumbering& local_;
 };
 
 class ShardEngine final : public Engine {
  public:
-  ShardEngine(std::shared_ptr<const ExpertSource> whole, const ShardPlan& plan)
-      : whole_(std::move(whole)), numbers_(whole_->model(), plan) {}
+  ShardEngine(std::shared_ptr<const ExpertSource> whole, const ShardPlan& plan, PartOfModel part)
+      : whole_(std::move(whole)), part_(std::move(part)), numbers_(plan, part_.numbering) {}
 
   absl::Status Open(std::shared_ptr<const ExpertSource> part, EngineOptions options) {
     MOERT_RETURN_IF_ERROR(MakeRouter(&options));
-    const int64_t gates = ShardGateBytes(whole_->model(), part->model());
-    MOERT_ASSIGN_OR_RETURN(engine_, EngineImpl::Create(std::move(part), options, gates));
+    MOERT_ASSIGN_OR_RETURN(engine_, EngineImpl::Create(std::move(part), options, part_));
     if (!HiddenOnHost(engine_->backend())) router_ = nullptr;
     return absl::OkStatus();
   }
@@ -155,11 +149,6 @@ class ShardEngine final : public Engine {
     if (layer >= 0 && layer < layers) return absl::OkStatus();
     return absl::InvalidArgumentError(fmt::format("layer {}: must be in [0, {})", layer, layers));
   }
-  static absl::Status CheckPlace(Place place) {
-    if (place == Place::kHost) return absl::OkStatus();
-    return absl::UnimplementedError(
-        "shard: ids on the device name experts of the whole model; give them in host memory");
-  }
   int Next(int layer) const { return (layer + 1) % model().num_layers(); }
 
   // What a localized input points to.
@@ -182,6 +171,7 @@ class ShardEngine final : public Engine {
   }
 
   const std::shared_ptr<const ExpertSource> whole_;
+  const PartOfModel part_;
   const Numbering numbers_;
   std::shared_ptr<ThreadPool> pool_;
   std::vector<LayerConstants> gates_;
@@ -256,8 +246,14 @@ absl::Status ShardEngine::Forward(StepId step, int layer, const MatrixView& hidd
 absl::Status ShardEngine::ForwardRouted(StepId step, int layer, const MatrixView& hidden,
                                         const RoutedInput& routing, const MutableMatrixView& out) {
   MOERT_RETURN_IF_ERROR(CheckLayer(layer));
-  MOERT_RETURN_IF_ERROR(CheckPlace(routing.place));
   LocalArrays arrays;
+  if (routing.place == Place::kDevice) {  // the ids are renumbered there
+    RoutedInput local = routing;
+    MOERT_ASSIGN_OR_RETURN(arrays.next_scores,
+                           numbers_.Columns(Next(layer), "next_scores", routing.next_scores));
+    local.next_scores = arrays.next_scores;
+    return engine_->ForwardRouted(step, layer, hidden, local, out);
+  }
   MOERT_ASSIGN_OR_RETURN(const RoutedInput local, Localized(layer, routing, &arrays));
   MOERT_RETURN_IF_ERROR(engine_->ForwardRouted(step, layer, hidden, local, out));
   for (int32_t& used : routing.used_ids) {
@@ -268,7 +264,10 @@ absl::Status ShardEngine::ForwardRouted(StepId step, int layer, const MatrixView
 
 absl::Status ShardEngine::Fetch(StepId step, int layer, const FetchInput& input, SlotView* view) {
   MOERT_RETURN_IF_ERROR(CheckLayer(layer));
-  MOERT_RETURN_IF_ERROR(CheckPlace(input.place));
+  if (input.place == Place::kDevice) {
+    return absl::UnimplementedError(
+        "shard: Fetch takes ids of the whole model in host memory, not on the device");
+  }
   LocalArrays arrays;
   MOERT_ASSIGN_OR_RETURN(const FetchInput local, Localized(layer, input, &arrays));
   // slot_of_expert is of the shard's experts, in their order.
@@ -281,7 +280,8 @@ absl::StatusOr<std::unique_ptr<Engine>> MakeShardEngine(std::shared_ptr<const Ex
                                                         std::shared_ptr<const ExpertSource> part,
                                                         const ShardPlan& plan,
                                                         const EngineOptions& options) {
-  auto engine = std::make_unique<ShardEngine>(std::move(whole), plan);
+  PartOfModel of = PartOf(whole->model(), part->model(), options.shard);
+  auto engine = std::make_unique<ShardEngine>(std::move(whole), plan, std::move(of));
   MOERT_RETURN_IF_ERROR(engine->Open(std::move(part), options));
   return engine;
 }

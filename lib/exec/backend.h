@@ -34,6 +34,10 @@
 
 namespace moert {
 
+/// Of an engine over some experts, of each layer: the number here of each expert of the model, -1:
+/// not here. Empty: all are.
+using ExpertNumbering = std::vector<std::vector<int32_t>>;
+
 /// What the buffers of an executor are sized from.
 struct ExecutorSize {
   const ExpertSource* source = nullptr;
@@ -41,6 +45,7 @@ struct ExecutorSize {
   int64_t max_tokens = 0;                // of a call
   bool partial_output = false;           // Executor::PartialOutput may be called
   const MixedGroupGemm* gemm = nullptr;  // of the CPU
+  const ExpertNumbering* numbering = nullptr;
 };
 
 /// Borrowed by an executor for its life.
@@ -51,6 +56,8 @@ struct ExecutorParts {
   bool partial_output = false;
   /// Misses may be given to a CPU beside the fast tier.
   bool cpu_offload = false;
+  /// Of ids that the host gives on a device.
+  const ExpertNumbering* numbering = nullptr;
   const ModelConstants* constants = nullptr;
   const HardwareProfile* profile = nullptr;
   Router* router = nullptr;        // on the CPU

@@ -1,6 +1,7 @@
 """transformers models on a CUDA device: logits against transformers' own there, streams, compiled and
 captured. Skipped without a device, or with a library that has no CUDA backend."""
 import ctypes
+import gc
 import pathlib
 import sys
 import tempfile
@@ -65,15 +66,15 @@ class Cuda(unittest.TestCase):
                 errors = [(l - exact).abs().amax(-1).median().item() for l in (logits, theirs)]
                 print(f"{name}: median error of a token's logits {errors[0]:.1e}, of transformers "
                       f"in bf16 {errors[1]:.1e}; standard deviation {exact.std().item():.2f}")
-                self.assertLess(errors[0], 1.5 * errors[1] + 1e-2)
+                self.assertLess(errors[0], 2 * errors[1] + 1e-2)
 
     def test_budgets_and_routers_agree(self):
         full = ours(budget=1.0)(IDS.cuda()).logits
         self.assertTrue(torch.equal(ours(budget=0.25)(IDS.cuda()).logits, full))
         host = ours(budget=0.25, routing="host")(IDS.cuda()).logits
-        self.assertLess((host - full).abs().amax(-1).median().item(), 0.2)
+        self.assertLess((host - full).abs().amax(-1).median().item(), 0.4)  # logits up to 17
         cpu = ours(device="cpu")(IDS).logits
-        self.assertLess((full.cpu() - cpu).abs().amax(-1).median().item(), 0.2)
+        self.assertLess((full.cpu() - cpu).abs().amax(-1).median().item(), 0.4)
 
     def test_a_stream_of_its_own(self):
         model = ours()
@@ -93,19 +94,24 @@ class Cuda(unittest.TestCase):
         for routing in ("library", "host"):
             model = ours(budget=1.0, routing=routing, strategy="resident")
             model(IDS.cuda())
+            sparse = [layer.mlp for layer in model.model.layers]
+            x = self.x(1)[None]
+            sparse[0](x)
+            gc.collect()  # an engine that goes waits for the device
             syncs = model.moert.metrics()["moert_host_syncs_total"]
-            x = self.x(1)
-            blocks = [layer.mlp for layer in model.model.layers]
-            blocks[0](x[None])
             torch.cuda.synchronize()
             done = torch.cuda.Event()
             torch.cuda._sleep(1 << 30)
-            y = x[None]
-            for block in blocks:
-                y = block(y)
-                y = y[0] if isinstance(y, tuple) else y
-            done.record()
-            self.assertFalse(done.query(), routing)
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                y = x
+                for block in sparse:
+                    y = block(y)
+                done.record()
+                waited = done.query()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+            self.assertFalse(waited, routing)
             torch.cuda.synchronize()
             self.assertEqual(model.moert.metrics()["moert_host_syncs_total"], syncs)
 
@@ -113,7 +119,8 @@ class Cuda(unittest.TestCase):
         model = ours(dtype="float32")
         expected = ours(device="cpu", dtype="float32").generate(IDS[:1], max_new_tokens=12,
                                                                 do_sample=False)
-        for options in ({}, {"cache_implementation": "static"}):
+        # transformers compiles what has a static cache; test_compiled does that.
+        for options in ({}, {"cache_implementation": "static", "disable_compile": True}):
             written = model.generate(IDS[:1].cuda(), max_new_tokens=12, do_sample=False, **options)
             self.assertTrue(torch.equal(written.cpu(), expected), options)
 
@@ -134,7 +141,12 @@ class Cuda(unittest.TestCase):
                 self.assertGreater(model.moert.stats().lookups, 4 * lookups)
 
     def test_captured(self):
-        model = ours(budget=1.0, strategy="resident")
+        """Where nothing misses, and where the device serves misses."""
+        for strategy, budget in (("resident", 1.0), ("on-demand", 0.5)):
+            with self.subTest(strategy):
+                self.capture(ours(budget=budget, strategy=strategy))
+
+    def capture(self, model):
         self.assertTrue(model.moert.graph_safe)
 
         def run(x):
@@ -157,15 +169,16 @@ class Cuda(unittest.TestCase):
             y.zero_()
             with model.moert.step("decode", 3, stream=torch.cuda.current_stream().cuda_stream):
                 graph.replay()
-            self.assertTrue(torch.equal(y, expected))
+            self.assertTrue(torch.equal(y, expected), seed)
 
     def test_capture_refused(self):
-        model = ours(budget=0.5, strategy="on-demand")
+        model = ours(budget=0.5, strategy="fate")
+        self.assertFalse(model.moert.graph_safe)
         block, x = blocks(model)[0], self.x(1)
         block(x)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with self.assertRaisesRegex(moert.Error, "on-demand needs the host"):
+        with self.assertRaisesRegex(moert.Error, "fate needs the host"):
             with torch.cuda.graph(graph):
                 block(x)
         self.assertTrue(torch.isfinite(block(x)).all())

@@ -21,11 +21,14 @@ def rank_main(rank, ranks, folder, options, results):
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank,
                             world_size=ranks)
     try:
+        device = options.setdefault("device", "cpu")
         model = moert.from_pretrained(f"{folder}/model", budget="60%", dtype="float32",
-                                      numerics="f32", cache_dir=f"{folder}/cache{rank}",
-                                      group=dist.group.WORLD, **options)
-        logits = model(torch.tensor(IDS)).logits
-        text = model.generate(torch.tensor(IDS[:1]), max_new_tokens=4, do_sample=False)
+                                      numerics="f32" if device == "cpu" else "bf16",
+                                      cache_dir=f"{folder}/cache{rank}", group=dist.group.WORLD,
+                                      **options)
+        ids = torch.tensor(IDS, device=device)
+        logits = model(ids).logits.cpu()
+        text = model.generate(ids[:1], max_new_tokens=4, do_sample=False)
         results.put((rank, logits.numpy(), text.tolist(), model.moert.memory().total_experts,
                      model.moert.memory().block_bytes))
     except Exception as failed:
@@ -50,7 +53,7 @@ def shared(folder, **options):
 
 
 class Distributed(unittest.TestCase):
-    def check(self, name, options, **changes):
+    def check(self, name, options, bound=1e-4, **changes):
         """[(experts, bytes of one)] of each rank, whose logits are the model's own."""
         with tempfile.TemporaryDirectory() as folder:
             model = models.make(name, **changes)
@@ -61,8 +64,9 @@ class Distributed(unittest.TestCase):
             text = model.generate(torch.tensor(IDS[:1]), max_new_tokens=4, do_sample=False).tolist()
         for _, mine, *_ in found:
             self.assertNotIsInstance(mine, str, mine)
-            self.assertLess((torch.from_numpy(mine) - logits).abs().max().item(), 1e-4)
-        self.assertEqual([written for _, _, written, *_ in found], [text, text])
+            self.assertLess((torch.from_numpy(mine) - logits).abs().max().item(), bound)
+        if bound < 1e-3:  # else another token may be as likely
+            self.assertEqual([written for _, _, written, *_ in found], [text, text])
         return [rest for _, _, _, *rest in found]
 
     def test_tensor_parallel(self):
@@ -78,6 +82,12 @@ class Distributed(unittest.TestCase):
 
     def test_expert_parallel_by_the_library(self):
         self.assertEqual([experts for experts, _ in self.check("Qwen2Moe", {})], [12, 12])
+
+    @unittest.skipUnless(torch.cuda.is_available() and moert.probe().cuda_usable, "no CUDA device")
+    def test_on_one_cuda_device(self):
+        for parallel in ("expert", "tensor"):
+            self.check("Qwen2Moe", {"parallel": parallel, "device": "cuda"}, bound=0.1,
+                       moe_intermediate_size=128, shared_expert_intermediate_size=128)
 
     def test_what_cannot_be_shared(self):
         class Two(moert.distributed.Ranks):

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # One test of the Python package. Exit status 77: what it takes cannot be had.
 #   run.sh SOURCE_DIR BUILD_DIR LIBRARY WORK_DIR TEST
-# Tests that need torch run in the interpreter that MOERT_PYTHON names, or in a virtual environment that
-# is made once, in MOERT_TEST_VENV (default: the user's cache folder).
+# Tests that need torch run in the interpreter that MOERT_PYTHON names, in python3 if it has torch and
+# transformers 5, or in a virtual environment that is made once, in MOERT_TEST_VENV (default: the user's
+# cache folder).
 set -euo pipefail
 source=$1 build=$2 library=$3 work=$4/$5 test=$5
 here=$source/tests/python
@@ -35,7 +36,13 @@ fresh_venv() {
   python3 -m venv "$work/venv" || skip "python3 -m venv does not work (Debian: apt install python3-venv)"
 }
 
+has_torch() {
+  "$1" -c 'from importlib.metadata import version as v
+v("torch"); raise SystemExit(int(v("transformers").split(".")[0]) < 5)' 2>/dev/null
+}
+
 torch_python() {  # sets $python to an interpreter that has torch and transformers 5
+  if [ -z "${MOERT_PYTHON:-}" ] && has_torch python3; then MOERT_PYTHON=python3; fi
   local venv=${MOERT_TEST_VENV:-${XDG_CACHE_HOME:-$HOME/.cache}/moert-test-venv}
   python=${MOERT_PYTHON:-$venv/bin/python}
   if [ -z "${MOERT_PYTHON:-}" ]; then

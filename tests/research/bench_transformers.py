@@ -88,7 +88,7 @@ def decode(model, args):
                                         generator=generator)
     cache = transformers.DynamicCache(config=model.config)
     rates = []
-    with torch.inference_mode():
+    with torch.no_grad():
         model(draw(1, PROMPT), past_key_values=cache)
         for repeat in range(args.repeats + 1):  # the first warms up
             tokens = draw(args.tokens, 1, 1)
@@ -99,6 +99,11 @@ def decode(model, args):
             assert torch.isfinite(logits).all()
             rates.append(args.tokens / (time.perf_counter() - begin))
     return rates[1:]
+
+
+def free():
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def report(name, rates, extra=""):
@@ -112,17 +117,18 @@ def resident(args):
     for implementation in ("eager", "grouped_mm"):
         model.set_experts_implementation(implementation)
         report(f"transformers, {implementation} experts", decode(model, args))
-    return model
+    del model
+    free()
 
 
-def offloaded(args, model):
+def offloaded(args):
     """accelerate moves the experts of whole layers in for each call."""
     try:
         import accelerate
     except ImportError:
         print("accelerate is not installed")
         return
-    model.set_experts_implementation("eager")
+    model = build(args)
     few = argparse.Namespace(**{**vars(args), "tokens": 1})
     here = round(args.offloaded * args.layers)
     places = dict.fromkeys(("lm_head", "model.embed_tokens", "model.norm", "model.rotary_emb"), 0)
@@ -143,12 +149,11 @@ def ours(args, scheme):
     model = build(args)
     source = records.source(model)
     engine = moert.attach(model, source, budget=1.0, strategy=args.strategy, device="cuda")
-    gc.collect()
-    torch.cuda.empty_cache()
+    free()
     for budget in args.budgets:
         engine.set_budget(float(budget))
         # What the budget holds is there before the clock runs.
-        with torch.inference_mode():
+        with torch.no_grad():
             for seed in range(2):
                 torch.manual_seed(seed)
                 model(torch.randint(0, args.vocabulary, (1, 512), device="cuda"))
@@ -166,8 +171,7 @@ def ours(args, scheme):
             extra += f", {100 * hits:.0f} % hits"
         report(f"libmoert, {scheme}, {100 * budget:.0f} % of the experts", rates, extra)
     del model, engine, source
-    gc.collect()
-    torch.cuda.empty_cache()
+    free()
 
 
 def main():
@@ -189,15 +193,12 @@ def main():
     name = torch.cuda.get_device_name()
     print(f"{name}, {platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, "
           f"torch {torch.__version__}, transformers {transformers.__version__}, moert "
-          f"{moert.__version__}; {args.layers} of 48 layers, decoding one sequence, "
+          f"{moert.version()}; {args.layers} of 48 layers, decoding one sequence, "
           f"{args.repeats} x {args.tokens} tokens", flush=True)
-    model = resident(args)
-    offloaded(args, model)
-    del model
-    gc.collect()
-    torch.cuda.empty_cache()
+    resident(args)
     for scheme in args.schemes:
         ours(args, scheme)
+    offloaded(args)
     print(f"took {time.perf_counter() - begin:.0f} s")
 
 

@@ -14,6 +14,11 @@ class Ranks:
         self._group, self._parallel = group, parallel
         self._rank, self._ranks = dist.get_rank(group), dist.get_world_size(group)
 
+    @property
+    def some_experts(self):
+        """Whether a rank has some of the experts, each of them whole."""
+        return self._parallel == "expert"
+
     def _range(self, count):
         return (count * self._rank // self._ranks, count * (self._rank + 1) // self._ranks)
 

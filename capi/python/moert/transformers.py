@@ -74,7 +74,8 @@ def attach(model, experts, *, routing=None, top_k=None, device=None, cache_dir=N
     moert.Engine's."""
     device = torch.device(device or _device(model))
     plan = _plan(model, experts, {"routing": routing, "top_k": top_k, "cache_dir": cache_dir,
-                                  "progress": progress, "group": group, "parallel": parallel})
+                                  "progress": progress, "group": group, "parallel": parallel},
+                 device)
     engine = _replace(model, plan, _engine_options(options, device))
     model.hf_quantizer = MoertQuantizer(MoertConfig(device=str(device)))  # refuses save_pretrained
     return engine
@@ -109,7 +110,7 @@ class _Plan(typing.NamedTuple):
     ranks: typing.Optional[Ranks]
 
 
-def _plan(model, experts, options):
+def _plan(model, experts, options, device):
     found = blocks.find(model)
     if not found:
         raise ValueError(f"{type(model).__name__} has no MoE block: no module with experts and a "
@@ -118,6 +119,11 @@ def _plan(model, experts, options):
     if routing not in (None, "library", "host"):
         raise ValueError(f"routing is {routing!r}, legal are 'library', 'host' and None")
     ranks = None if group is None else Ranks(group, options.get("parallel") or "expert")
+    if ranks and ranks.some_experts and device.type == "cuda":
+        if routing == "library":
+            raise ValueError("on CUDA an engine over some experts does not route: take "
+                             "routing='host', or parallel='tensor'")
+        routing = "host"
     source = experts if isinstance(experts, Source) else None
     # A router of the model's needs no pack of the library's, unless experts are quantized.
     if source is None and (routing != "host" or options.get("experts")):
@@ -221,10 +227,10 @@ class MoertQuantizer(HfQuantizer):
             raise ValueError("libmoert reads experts from safetensors files; this checkpoint has "
                              "none")
         ours, engine_options = self.quantization_config.split()
-        plan = _plan(model, os.path.dirname(checkpoint_files[0]), ours)
+        device = torch.device(self.quantization_config.device)
+        plan = _plan(model, os.path.dirname(checkpoint_files[0]), ours, device)
         with torch.device("cpu"):  # transformers builds the model on the meta device
-            self._engine = _replace(model, plan, _engine_options(
-                engine_options, torch.device(self.quantization_config.device)))
+            self._engine = _replace(model, plan, _engine_options(engine_options, device))
         # What the engine reads is not missing from the model: no report about it.
         prefixes = {re.escape(block.name) + (r"\.experts\." if plan.routing == "host" else r"\.")
                     for block in plan.found}

@@ -168,10 +168,11 @@ func (s *Slots) Slot(expert int) int {
 	return int(unsafe.Slice(s.c.slot_of_expert, s.experts)[expert])
 }
 
-// Part is the bytes of one part of an expert in place: read only, until Release. Nil: see Slot.
+// Part is the bytes of one part of an expert in place: read only, until Release. Nil: see Slot; or the
+// slots are in device memory.
 func (s *Slots) Part(expert, part int) []byte {
 	slot := s.Slot(expert)
-	if slot < 0 || part < 0 || part >= int(s.c.parts) {
+	if slot < 0 || part < 0 || part >= int(s.c.parts) || s.c.device_slot_of_expert != nil {
 		return nil
 	}
 	at := unsafe.Add(s.c.base[part], slot*int(s.c.stride[part]))

@@ -106,7 +106,7 @@ class CudaBackend final : public Backend {
              kPools * kPoolRounding;
     }
     MOERT_ASSIGN_OR_RETURN(const int64_t bytes,
-                           ExecutorBytes(*size.source, size.versions, size.max_tokens));
+                           ExecutorBytes(*size.source, size.versions, size.max_tokens, size.numbering));
     return bytes + kPools * kPoolRounding;
   }
 

@@ -30,6 +30,9 @@ absl::Status CudaExecutor::Init() {
   MOERT_RETURN_IF_ERROR(returned_.Init(&model_, extent_));
   MOERT_RETURN_IF_ERROR(selections_.Init(w_.tally, HandleCount(model_)));
   MOERT_RETURN_IF_ERROR(rule_.Init(w_.rule));
+  if (parts_.numbering != nullptr) {
+    MOERT_RETURN_IF_ERROR(numbers_.Init(*parts_.numbering, extent_.pairs));
+  }
   MOERT_RETURN_IF_ERROR(fetch_.Init(&model_, w_.ids, w_.weights, &returned_, fence_));
   MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&rows_arrived_, cudaEventDisableTiming));
   if (parts_.cpu_offload) {
@@ -92,11 +95,15 @@ absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContex
   const bool few = Few(call);
   const bool served = capturing && served_ != nullptr;
   const auto route = [&]() -> absl::Status {
-    if (few) return RouteFew(call, given, capturing, /*tiles=*/!served);
-    if (given == nullptr) return RouteOnDevice(call, nullptr, {});
+    if (given == nullptr) {
+      return few ? RouteFew(call, nullptr, capturing, /*tiles=*/!served)
+                 : RouteOnDevice(call, nullptr, {});
+    }
+    MOERT_ASSIGN_OR_RETURN(const GivenRouting own, numbers_.Own(call.layer, *given, stream));
+    if (few) return RouteFew(call, &own, capturing, /*tiles=*/!served);
     MOERT_CUDA_RETURN_IF_ERROR(
-        LaunchAdoptRouting(given->ids, given->weights, static_cast<int>(given->pairs),
-                           Spec(call).num_experts, w_.ids, w_.weights, given->used_ids, stream));
+        LaunchAdoptRouting(own.ids, own.weights, static_cast<int>(own.pairs),
+                           Spec(call).num_experts, w_.ids, w_.weights, own.used_ids, stream));
     return absl::OkStatus();
   };
   const auto enqueue = [&]() -> absl::Status {
@@ -134,12 +141,15 @@ absl::Status CudaExecutor::BringGiven(const ExecutorCall& call, const GivenRouti
                                       std::vector<int32_t>* ids, std::vector<float>* weights) {
   DeviceScope scope(device_);
   const cudaStream_t stream = Stream(call);
+  MOERT_RETURN_IF_ERROR(fence_->Enter(stream));
+  MOERT_ASSIGN_OR_RETURN(const GivenRouting own, numbers_.Own(call.layer, given, stream));
   ++host_syncs_;
-  return BringRouting(given, Spec(call).num_experts, stream, rows_arrived_, ids, weights);
+  return BringRouting(own, Spec(call).num_experts, stream, rows_arrived_, ids, weights);
 }
 
 absl::Status CudaExecutor::ReturnUsed(const ExecutorCall& call, absl::Span<const int32_t> used,
                                       int32_t* to) {
+  if (numbers_.any()) return absl::OkStatus();  // they are there since the routing was brought
   DeviceScope scope(device_);
   // Pageable: the copy has left the span when the call returns.
   MOERT_CUDA_RETURN_IF_ERROR(
@@ -190,13 +200,15 @@ absl::Status CudaExecutor::CloseStep(void* stream) {
 }
 
 absl::StatusOr<int64_t> ExecutorBytes(const ExpertSource& source, absl::Span<const int> versions,
-                                      int64_t max_tokens) {
+                                      int64_t max_tokens, const ExpertNumbering* numbering) {
   MOERT_ASSIGN_OR_RETURN(const OperandUse use, OperandsOf(source, versions));
   const MoeModelSpec& model = source.model();
   Carver count;
   Workspace w{};
-  w.Carve(model, Extent(model, use, max_tokens), &count);
-  return count.used() + DeviceFetch::Bytes(model);
+  const Extent extent(model, use, max_tokens);
+  w.Carve(model, extent, &count);
+  const int64_t numbers = numbering != nullptr ? ShardNumbers::Bytes(*numbering, extent.pairs) : 0;
+  return count.used() + DeviceFetch::Bytes(model) + numbers;
 }
 
 absl::StatusOr<std::unique_ptr<Executor>> MakeCudaExecutor(const ExecutorParts& parts,

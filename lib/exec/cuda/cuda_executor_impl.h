@@ -16,6 +16,7 @@
 #include "exec/cuda/residency_table.h"
 #include "exec/cuda/routing_return.h"
 #include "exec/cuda/selection_return.h"
+#include "exec/cuda/shard_numbers.h"
 #include "exec/cuda/served_misses.h"
 #include "exec/cuda/workspace.h"
 #include "kernels/cuda/route.h"
@@ -178,6 +179,7 @@ class CudaExecutor final : public Executor {
   SelectionReturn selections_;
   DeviceRule rule_;
   DeviceFetch fetch_;
+  ShardNumbers numbers_;
   std::unique_ptr<ServedMisses> served_;    // null: the host serves misses
   std::vector<cudaStream_t> open_streams_;  // of open steps, where it is not null
   bool given_ = false;                      // the call's routing is the host's

@@ -212,6 +212,21 @@ TEST_CASE("channels of every scheme add up") {
   }
 }
 
+TEST_CASE("the gates of the whole model are paid for, whoever chooses the strategy") {
+  const auto source = std::make_shared<SyntheticSource>(Shape());
+  EngineOptions options;
+  options.threads = 1;
+  options.max_tokens_per_forward = kRows;
+  options.shard = Experts(0, 3, true);
+  options.strategy = "auto";
+  const auto engine = Engine::Create(source, options);
+  REQUIRE_OK(engine.status());
+  options.strategy = (*engine)->strategy();
+  const auto plan = Engine::Plan(*source, options);
+  REQUIRE_OK(plan.status());
+  CHECK((*engine)->memory().constant_bytes == plan->constant_bytes);
+}
+
 TEST_CASE("an engine over a shard speaks of the experts of the whole model") {
   const auto source = std::make_shared<SyntheticSource>(Shape());
   const auto engine = Open(source, Experts(2, 3, true), 1.0);

@@ -209,14 +209,14 @@ impl Slots<'_> {
         usize::try_from(slot).ok()
     }
 
-    /// The bytes of one part of an expert, in place.
+    /// The bytes of one part of an expert, in place. None: as above, or they are in device memory.
     pub fn part(&self, expert: i32, part: usize) -> Option<&[u8]> {
         let slot = self.slot(expert)?;
-        if part as i64 >= self.c.parts {
+        if part as i64 >= self.c.parts || !self.c.device_slot_of_expert.is_null() {
             return None;
         }
         let base = self.c.base[part] as *const u8;
-        // Host memory (this crate's engines are on the CPU), pinned.
+        // Host memory, pinned.
         Some(unsafe {
             slice::from_raw_parts(
                 base.add(slot * self.c.stride[part] as usize),
