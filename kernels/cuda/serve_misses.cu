@@ -19,20 +19,23 @@ __device__ void MakeNoTiles(const TileTable& table, int shares) {
 /// The tiles of both waves: thread e's handles and the tokens of its expert.
 __device__ void MakeBothTiles(const ServeMissesArgs& args, const ExpertHandle& ready,
                               const ExpertHandle& late, int count, bool any_late,
-                              TileScratch& scratch) {
+                              TileScratch<kFewExperts>& scratch) {
   MakeTilesArgs tiles = args.tiles;
   const int e = threadIdx.x;
-  const bool shared = e == args.experts;
   const int32_t* slots = tiles.shared_slots;
   if (e < args.experts) slots = tiles.groups.sorted + tiles.groups.firsts[e];
-  MakeTiles(tiles, ready, shared ? tiles.tokens : count, slots, scratch);
+  const ExpertTokens first{ready, e == args.experts ? tiles.tokens : count, slots};
+  MakeTiles(
+      tiles, [&](int) { return first; }, scratch);
   tiles.table = args.late_table;
   if (!any_late) {
     MakeNoTiles(tiles.table, tiles.shares);
     return;
   }
   __syncthreads();  // the scratch has been read
-  MakeTiles(tiles, late, count, slots, scratch);
+  const ExpertTokens then{late, count, slots};
+  MakeTiles(
+      tiles, [&](int) { return then; }, scratch);
 }
 
 /// By one thread: what the layer and the copies go by from now on, and the counts.
@@ -55,12 +58,12 @@ __global__ void __launch_bounds__(kTileThreads)
     ServeMissesKernel(const __grid_constant__ ServeMissesArgs args) {
   TriggerDependentLaunch();
   GridDependencySync();
-  __shared__ alignas(ServedExpert) uint8_t shared_rows[kMaxExperts * sizeof(ServedExpert)];
+  __shared__ alignas(ServedExpert) uint8_t shared_rows[kFewExperts * sizeof(ServedExpert)];
   auto* const rows = reinterpret_cast<ServedExpert*>(shared_rows);
-  __shared__ int32_t counts[kMaxExperts];
-  __shared__ TileScratch scratch;
-  __shared__ int32_t places[kMaxExperts];
-  __shared__ uint8_t held[kMaxExperts];
+  __shared__ int32_t counts[kFewExperts];
+  __shared__ TileScratch<kFewExperts> scratch;
+  __shared__ int32_t places[kFewExperts];
+  __shared__ uint8_t held[kFewExperts];
   __shared__ unsigned long long bytes;
   const int e = threadIdx.x;
   const bool is_expert = e < args.experts;

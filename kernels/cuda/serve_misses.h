@@ -138,7 +138,8 @@ struct ServeMissesArgs {
   TileTable late_table;
 };
 
-/// Decides, and changes the layer's rows. 0 or a cudaError_t.
+/// Decides, and changes the layer's rows. Of layers of up to kFewExperts experts. 0 or a
+/// cudaError_t.
 int LaunchServeMisses(const ServeMissesArgs& args, CUstream_st* stream);
 
 /// CTAs that copy. Products beside them leave a multiprocessor's room for each: a launch that fills

@@ -22,6 +22,11 @@ absl::Status ServedMisses::Init(const MoeModelSpec* model, const DeviceModel& on
   on_device_ = buffers;
   int64_t total = 0;
   for (const MoeLayerSpec& layer : model->layers) {
+    if (layer.num_experts > kFewExperts) {
+      return absl::FailedPreconditionError(
+          fmt::format("a layer has {} experts: the device serves misses of layers of at most {}",
+                      layer.num_experts, kFewExperts));
+    }
     first_.push_back(total);
     total += layer.num_experts;
   }
