@@ -100,6 +100,16 @@ def offload():
                              "`never-stall`", "ratio of means (medians)", "uniform w4, all resident"], rows)
 
 
+def offload_converged():
+    """Strategies behind each other, a row a batch and strategy."""
+    run = data("h200-offload")
+    rows = [[str(group.get("batch", 1)), f"`{v['strategy'].split('@')[0]}`", f"{v['budget_bytes'] / 2**30:.2f}",
+             f"{v['step_mean_ms']:.2f} ({v['step_p50_ms']:.2f})", f"{v['step_p99_ms']:.2f}",
+             f"{100 * v['hit_ratio']:.1f} %"]
+            for group in run["groups"] for v in group["variants"]]
+    return experiment.table(["batch", "strategy", "GiB", "mean (median) ms", "P99", "hits"], rows)
+
+
 def adaptation():
     """What transitions cost, by batch; the columns that all rows share left out."""
     columns, rows = report.tables_of(h200.adaptation(h200.load("dynaexq")))[0]
@@ -185,7 +195,7 @@ def gemm_shares():
 
 
 def gemm_many():
-    return gemm_grid((128, 512, 2048), lambda r: f"{r['tflops']:.0f}: {r['gemms_us']['median']:.0f} "
+    return gemm_grid((128, 512, 2048, 8192), lambda r: f"{r['tflops']:.0f}: {r['gemms_us']['median']:.0f} "
                                                  f"({r['layer_us']['median']:.0f})")
 
 
@@ -284,7 +294,7 @@ def first(text):
 def readme():
     whole = {r[0].split(", ")[-1]: r for r in data("rivals")["tables"]["Whole decoders"]["rows"]}
     grouped = {r[0]: r for r in data("rivals")["tables"]["The grouped product, prompts included"]["rows"]}
-    ggml = {r[0]: r for r in data("cpu-kernels")["tables"]["ggml, 16 cores"]["rows"]}
+    ggml = {r[0]: r for r in data("cpu-kernels")["tables"]["ggml repacked, 16 cores"]["rows"]}
     tokens = ("1", "8", "32", "512")
     ours = {r[0]: r for r in data("rivals")["tables"]["Ours, extrapolated to 48 layers"]["rows"]}
     rows = [
@@ -298,10 +308,9 @@ def readme():
          "Triton bf16 " + ", ".join(first(grouped[t][2]) for t in ("8", "512", "8192")) +
          "; w4 " + ", ".join(first(grouped[t][5]) for t in ("8", "512", "8192"))],
         ["CPU, 16 cores with AMX, " + ", ".join(tokens) + " tokens, GFLOP/s",
-         "w4a8 " + ", ".join(ggml[t][2].split(" ")[0] for t in tokens) +
-         "; w8a8 " + ", ".join(ggml[t][6].split(" ")[0] for t in tokens),
-         "ggml Q4_0 " + ", ".join(ggml[t][1].split(" ")[0] for t in tokens) + "; Q8_0 " +
-         ", ".join(ggml[t][5].split(" ")[0] for t in tokens) + " (plain paths; repacked Q4_0 was not run)"]]
+         "w4a8 " + ", ".join(ggml[t][3] for t in tokens) + "; w8a8 " + ", ".join(ggml[t][6] for t in tokens),
+         "ggml Q4_0 repacked " + ", ".join(first(ggml[t][2]) for t in tokens) + ", plain " +
+         ", ".join(first(ggml[t][1]) for t in tokens) + "; Q8_0 " + ", ".join(first(ggml[t][5]) for t in tokens)]]
     head = ["what", "libmoert", "beside it"]
     return "\n".join(["| " + " | ".join(head) + " |", "|---|---|---|"] + ["| " + " | ".join(r) + " |" for r in rows])
 

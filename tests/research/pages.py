@@ -21,11 +21,13 @@ TABLES = {
     "rivals-decoders": lambda: digest.stored("rivals", "Whole decoders"),
     "rivals-ours": lambda: digest.stored("rivals", "Ours, extrapolated to 48 layers"),
     "rivals-budget": lambda: digest.stored("rivals", "Decoding under a budget"),
+    "rivals-served": lambda: digest.stored("rivals", "Misses served by the device"),
     "fate-decode": digest.fate_decode, "fate-multiples": digest.fate_multiples,
     "score-eviction": digest.score_eviction,
     "importance-summary": digest.importance_summary,
     "importance-parts": lambda: digest.h200.importance_parts(digest.h200.load("importance")),
     "offload": digest.offload,
+    "offload-converged": digest.offload_converged,
     "dynaexq-adapt": lambda: digest.adaptation(),
     "dynaexq-bounds": lambda: digest.h200.bounds(digest.h200.load("dynaexq")),
     "loads": lambda: digest.h200.loads(digest.h200.load("loads")),
@@ -50,7 +52,7 @@ TABLES = {
     "gemm-few": digest.gemm_shares, "gemm-many": digest.gemm_many,
     "predictions": digest.predictions, "four-shapes": digest.four_shapes,
     **{f"cpu-{mark}": (lambda t=table: digest.stored("cpu-kernels", t)) for mark, table in (
-        ("streaming", "streaming, 16 cores"), ("ggml", "ggml, 16 cores"), ("sets", "sets by tokens per call"))},
+        ("streaming", "streaming, 16 cores"), ("ggml", "ggml, 16 cores"), ("repacked", "ggml repacked, 16 cores"), ("sets", "sets by tokens per call"))},
 }
 
 
