@@ -141,12 +141,7 @@ class Cuda(unittest.TestCase):
                 self.assertGreater(model.moert.stats().lookups, 4 * lookups)
 
     def test_captured(self):
-        """Where nothing misses, and where the device serves misses."""
-        for strategy, budget in (("resident", 1.0), ("on-demand", 0.5)):
-            with self.subTest(strategy):
-                self.capture(ours(budget=budget, strategy=strategy))
-
-    def capture(self, model):
+        model = ours(budget=1.0, strategy="resident")
         self.assertTrue(model.moert.graph_safe)
 
         def run(x):

@@ -4,7 +4,7 @@
 
   bench_transformers.py [--layers 8] [--budgets 1 0.5 0.25 0.1] [--tokens 24] [--repeats 3]
 
-Weights are random, so experts are chosen nearly uniformly: the hardest case for a cache. One line a
+Weights are random: the share of hits is not that of a trained model. One line a
 configuration: median over repeats of tokens a second, smallest and largest, device memory, and for
 libmoert hits and waits. A figure of fewer than 48 layers is of that model, not of Qwen3-30B-A3B.
 """
