@@ -306,7 +306,8 @@ def readme():
          "bf16 " + ", ".join(first(grouped[t][1]) for t in ("8", "512", "8192")) +
          "; w4 " + ", ".join(first(grouped[t][4]) for t in ("8", "512", "8192")),
          "Triton bf16 " + ", ".join(first(grouped[t][2]) for t in ("8", "512", "8192")) +
-         "; w4 " + ", ".join(first(grouped[t][5]) for t in ("8", "512", "8192"))],
+         "; w4 " + ", ".join(first(grouped[t][5]) for t in ("8", "512", "8192")) +
+         ". torch bf16 " + ", ".join(first(grouped[t][3]) for t in ("8", "512", "8192"))],
         ["CPU, 16 cores with AMX, " + ", ".join(tokens) + " tokens, GFLOP/s",
          "w4a8 " + ", ".join(ggml[t][3] for t in tokens) + "; w8a8 " + ", ".join(ggml[t][6] for t in tokens),
          "ggml Q4_0 repacked " + ", ".join(first(ggml[t][2]) for t in tokens) + ", plain " +
