@@ -28,6 +28,8 @@ CHOICES = [
 ]
 BATCHED = 4  # several sequences side by side: tokens in multiples of --limit
 BOUND = 0.5  # percent of perplexity
+DEFAULT = 0.1  # alpha, as chosen by the sweep
+HELD_OUT = 1  # tokens in multiples of --limit, behind those of the sweep
 
 
 class Experiment:
@@ -36,7 +38,19 @@ class Experiment:
         self.models = dict(m.split("=", 1) for m in args.models)
         self.runs = experiment.Runs(args.runs, run_missing=not args.render)
 
-    def run(self, model, domain, batch, budget, alpha, keys="", limit=None):
+    def tokens(self, domain, first):
+        """A token file that begins at token `first`."""
+        whole = os.path.join(self.args.tokens, f"{domain}.tokens.u16")
+        if first == 0:
+            return whole
+        with open(whole, "rb") as file:
+            rest = file.read()[2 * first:]
+        path = os.path.join(os.path.dirname(self.args.runs), f"{domain}-{first}.tokens.u16")
+        with open(path, "wb") as file:
+            file.write(rest)
+        return path
+
+    def run(self, model, domain, batch, budget, alpha, keys="", limit=None, first=0):
         a = self.args
         limit = limit or a.limit
         strategy = f"importance:alpha={alpha:g}{keys}"
@@ -44,8 +58,8 @@ class Experiment:
                str(batch), "--backend", "cpu", "--threads", "1", "--clock", "virtual",
                "--link-gbps", f"{a.link_gbps:g}", "--budget", budget, "--strategy", strategy]
         command = [a.moert_run, "ppl", "--model", self.models[model], "--tokens",
-                   os.path.join(a.tokens, f"{domain}.tokens.u16"), *how, "--json", "-", "--quiet"]
-        return self.runs.get(command, ["importance", model, domain, *how])
+                   self.tokens(domain, first), *how, "--json", "-", "--quiet"]
+        return self.runs.get(command, ["importance", model, domain, *how, *([first] if first else [])])
 
     def point(self, model, batch, budget, alpha, keys="", limit=None):
         """Loss, shares and speed of one setting over all domains; None if a run is missing."""
@@ -159,6 +173,24 @@ def replace_batches(e, models):
     report.store_tables("importance-quality", {"Several sequences": batch_table(e, models)})
 
 
+def held_out(e):
+    """The default on tokens that it was not chosen on."""
+    first, limit, rows = e.args.limit, HELD_OUT * e.args.limit, []
+    for model in sorted(e.models):
+        for batch in BATCHES:
+            for budget in BUDGETS:
+                base, other, routing = [], [], []
+                for domain in DOMAINS:
+                    base += e.run(model, domain, 1, BUDGETS[0], 0, "", limit, first)["window_nll"]
+                    result = e.run(model, domain, batch, budget, DEFAULT, "", limit, first)
+                    other += result["window_nll"]
+                    routing.append(result["routing"])
+                slots = 100 * sum(r["substituted"] for r in routing) / sum(r["slots"] for r in routing)
+                rows.append([f"{model}, batch {batch}, {budget}",
+                             f"{experiment.signed(experiment.loss_percent(base, other))} ({slots:.1f})"])
+    return experiment.table(["loss, % (slots replaced, %)", f"alpha {DEFAULT:g}"], rows)
+
+
 def setting_panels(e, sweeps):
     panels = []
     for model in e.models:
@@ -256,7 +288,12 @@ def main():
     parser.add_argument("--render", action="store_true", help="runs nothing")
     parser.add_argument("--only-batches", action="store_true",
                         help="only the table of substitutes at several sequences")
+    parser.add_argument("--held-out", action="store_true",
+                        help="only the default, on the tokens behind those that it was chosen on")
     e = Experiment(parser.parse_args())
+    if e.args.held_out:
+        report.store_tables("importance-quality", {"Held out": held_out(e)})
+        return
     if e.args.only_batches:
         return replace_batches(e, list(e.models))
     sweeps = sweep(e)
