@@ -10,6 +10,7 @@
 #include "device_array.h"
 #include "device_step.h"
 #include "tests/support/catch.h"
+#include "tests/support/shards.h"
 #include "tests/support/synthetic_source.h"
 
 namespace moert::test {
@@ -102,21 +103,6 @@ double Difference(const std::shared_ptr<const ExpertSource>& source, int64_t row
     largest = std::max(largest, std::abs(double{whole[i]}));
   }
   return worst / largest;
-}
-
-Shard Experts(int first, int count, bool shared) {
-  Shard shard;
-  shard.first_expert = first;
-  shard.num_experts = count;
-  shard.shared_experts = shared;
-  return shard;
-}
-
-Shard Channels(int64_t first, int64_t count) {
-  Shard shard;
-  shard.first_channel = first;
-  shard.num_channels = count;
-  return shard;
 }
 
 TEST_CASE("experts, channels and shared experts in shards add up, few rows and many") {

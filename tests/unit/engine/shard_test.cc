@@ -10,11 +10,14 @@
 #include "moert/engine.h"
 #include "support/catch.h"
 #include "support/expert_record.h"
+#include "support/shards.h"
 #include "support/synthetic_source.h"
 
 namespace moert {
 namespace {
 
+using test::Channels;
+using test::Experts;
 using test::SyntheticShape;
 using test::SyntheticSource;
 
@@ -84,21 +87,6 @@ std::vector<std::vector<float>> RunShards(const std::shared_ptr<const ExpertSour
   std::vector<std::vector<float>> parts;
   for (const Shard& shard : shards) parts.push_back(Run(Open(source, shard).get()));
   return parts;
-}
-
-Shard Experts(int first, int count, bool shared) {
-  Shard shard;
-  shard.first_expert = first;
-  shard.num_experts = count;
-  shard.shared_experts = shared;
-  return shard;
-}
-
-Shard Channels(int64_t first, int64_t count) {
-  Shard shard;
-  shard.first_channel = first;
-  shard.num_channels = count;
-  return shard;
 }
 
 TEST_CASE("experts in shards: with two experts a token the sum is the same to the bit") {

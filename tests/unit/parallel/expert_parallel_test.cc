@@ -10,11 +10,13 @@
 #include <vector>
 
 #include "support/catch.h"
+#include "support/shards.h"
 #include "support/synthetic_source.h"
 
 namespace moert {
 namespace {
 
+using test::Experts;
 using test::SyntheticShape;
 using test::SyntheticSource;
 
@@ -37,14 +39,6 @@ EngineOptions Options() {
   options.budget = Budget::Fraction(0.6);
   options.max_tokens_per_forward = kMostRows;
   return options;
-}
-
-Shard Experts(int first, int count, bool shared) {
-  Shard shard;
-  shard.first_expert = first;
-  shard.num_experts = count;
-  shard.shared_experts = shared;
-  return shard;
 }
 
 /// Three ranks: two own the experts 0 to 3 by channels, one the others.
