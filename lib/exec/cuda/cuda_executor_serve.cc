@@ -14,7 +14,6 @@ absl::Status CudaExecutor::ServeMisses(const VersionedStore& store) {
     return absl::FailedPreconditionError("its link is paced (link_gbps)");
   }
   DeviceScope scope(device_);
-  const RelaxedCapture relaxed;
   const int version = parts_.versions[0];
   MOERT_RETURN_IF_ERROR(options_.records->KeepAll(version, parts_.pool));
   auto served = std::make_unique<ServedMisses>();

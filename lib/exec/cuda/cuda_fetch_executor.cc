@@ -39,7 +39,6 @@ int64_t CudaFetchExecutor::Bytes(const MoeModelSpec& model, int64_t max_tokens) 
 
 absl::Status CudaFetchExecutor::Init() {
   DeviceScope scope(device_);
-  const RelaxedCapture relaxed;
   Carver count;
   Pairs(extent_, &count);
   MOERT_ASSIGN_OR_RETURN(memory_, Buffer::Device(count.used()));

@@ -131,7 +131,6 @@ absl::Status ServedMisses::Lend(VersionedStore* store, cudaStream_t stream) {
 
 absl::Status ServedMisses::TakeBack(VersionedStore* store) {
   if (!lent_) return absl::OkStatus();
-  const RelaxedCapture relaxed;
   MOERT_RETURN_IF_ERROR(Copy(/*to_device=*/false, /*layers_alone=*/false, own_));
   MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(own_));
   for (int l = 0; l < model_->num_layers(); ++l) {
