@@ -13,6 +13,7 @@
 #include "kernels/cuda/primitives/dequant.cuh"
 #include "kernels/cuda/primitives/imported_scales.cuh"
 #include "kernels/cuda/primitives/pipeline.cuh"
+#include "kernels/cuda/primitives/prompt_weights.cuh"
 
 namespace moert::cuda {
 
@@ -150,14 +151,7 @@ struct ImportedFragments {
       if (i * kParts / 4 != part) continue;
       uint32_t low, high;
       if constexpr (kPacking == Packing::kF8Block) {
-        if constexpr (kGateUp) {
-          low = LoadShared4(first + i * 256 + 4 * half);
-          high = LoadShared4(second + i * 256 + 4 * half);
-        } else {
-          const uint2 v = LoadShared8(first + i * 256);
-          low = v.x;
-          high = v.y;
-        }
+        LoadByteWords<kGateUp>(first, second, half, i, &low, &high);
         FragmentF8(low, high, a[i]);
       } else {
         low = LoadShared4(first + i * 128);

@@ -19,6 +19,21 @@ MOERT_HOST_DEVICE constexpr bool HasZeros(Packing p) {
   return p == Packing::kW4Zeros || p == Packing::kW3 || p == Packing::kW2;
 }
 
+/// Words of the i-th 16 k of weights of a byte, of rows g and of rows g + 8. Of gate and up each
+/// has a half of its row block's word pair.
+template <bool kGateUp>
+__device__ __forceinline__ void LoadByteWords(uint32_t first, uint32_t second, int half, int i,
+                                              uint32_t* low, uint32_t* high) {
+  if constexpr (kGateUp) {
+    *low = LoadShared4(first + i * 256 + 4 * half);
+    *high = LoadShared4(second + i * 256 + 4 * half);
+  } else {
+    const uint2 v = LoadShared8(first + i * 256);
+    *low = v.x;
+    *high = v.y;
+  }
+}
+
 /// The fragments of four times 16 k. `first`, `second`: of the lane, in shared memory, in the row
 /// blocks of rows g and of rows g + 8; unit, offset: see RowScales.
 template <Packing kPacking, bool kGateUp>
@@ -67,14 +82,7 @@ struct StageFragments {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         uint32_t low, high;
-        if constexpr (kGateUp) {
-          low = LoadShared4(first + i * 256 + 4 * half);
-          high = LoadShared4(second + i * 256 + 4 * half);
-        } else {
-          const uint2 v = LoadShared8(first + i * 256);
-          low = v.x;
-          high = v.y;
-        }
+        LoadByteWords<kGateUp>(first, second, half, i, &low, &high);
         a[i][0] = Widen(low, unit[0], offset[0]);
         a[i][1] = Widen(high, unit[1], offset[1]);
         a[i][2] = Widen(low >> 8, unit[0], offset[0]);

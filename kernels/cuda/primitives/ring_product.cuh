@@ -89,6 +89,32 @@ struct RingProduct {
     }
   }
 
+  /// Words of 4 bits, whose fragments `take` makes with the values prepared at `at` for their lower
+  /// and upper rows; `after` ends the products of a word.
+  template <typename Sums, typename Take, typename After>
+  __device__ __forceinline__ void MultiplyPairs(const uint8_t* w,
+                                                const uint8_t* const (&next)[kTokens8],
+                                                const uint8_t* at, Sums& to, Take take,
+                                                After after) {
+    const PreparedPairs<kPacking> pairs(at, lane);
+    uint32_t pair[4];
+    ForWords(w, next, [&](int i, const Words(&v)[2]) {
+      if (i % 2 == 0) pairs.Read(i, pair);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const uint32_t lower = pairs.Lower(pair[2 * (i % 2) + r]);
+        const uint32_t upper = pairs.Upper(pair[2 * (i % 2) + r]);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          uint32_t a[4];
+          take(j == 0 ? v[r].x : v[r].y, lower, upper, a);
+          AddTo(to[r], a, b[i], j);
+        }
+      }
+      after(i);
+    });
+  }
+
   /// Multiplies the unit in `stage` by the activations at hand and loads those at `next`.
   /// x_scales: of W4A8, the columns' scales of this unit.
   __device__ __forceinline__ void Unit(const uint8_t* stage, const uint8_t* const (&next)[kTokens8],
@@ -127,46 +153,25 @@ struct RingProduct {
     } else if constexpr (IsFp4(kPacking)) {
       PrepareMultipliers<kPacking>(scales, prepared, lane);
       __syncwarp();
-      const PreparedPairs<kPacking> pairs(prepared, lane);
-      uint32_t pair[4];
-      ForWords(w, next, [&](int i, const Words(&v)[2]) {
-        if (i % 2 == 0) pairs.Read(i, pair);
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const uint32_t lower = pairs.Lower(pair[2 * (i % 2) + r]);
-          const uint32_t upper = pairs.Upper(pair[2 * (i % 2) + r]);
-#pragma unroll
-          for (int j = 0; j < 2; ++j) {
-            uint32_t a[4];
-            FragmentF4(j == 0 ? v[r].x : v[r].y, a);
+      MultiplyPairs(
+          w, next, prepared, acc,
+          [](uint32_t word, uint32_t lower, uint32_t upper, uint32_t(&a)[4]) {
+            FragmentF4(word, a);
 #pragma unroll
             for (int q = 0; q < 4; ++q) a[q] = MulBf16(a[q], q % 2 == 0 ? lower : upper);
-            AddTo(acc[r], a, b[i], j);
-          }
-        }
-      });
+          },
+          [](int) {});
     } else if constexpr (kPacking == Packing::kW4Group) {
       PrepareInt4(scales, prepared, lane, decoding, zeros);
       __syncwarp();
-      const PreparedPairs<kPacking> pairs(prepared + kPreparedOffsets, lane);
-      uint32_t pair[4];
-      ForWords(w, next, [&](int i, const Words(&v)[2]) {
-        if (i % 2 == 0) pairs.Read(i, pair);
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const uint32_t lower = pairs.Lower(pair[2 * (i % 2) + r]);
-          const uint32_t upper = pairs.Upper(pair[2 * (i % 2) + r]);
-#pragma unroll
-          for (int j = 0; j < 2; ++j) {
-            uint32_t a[4];
-            FragmentW4(j == 0 ? v[r].x : v[r].y, a);
+      MultiplyPairs(
+          w, next, prepared + kPreparedOffsets, sum,
+          [](uint32_t word, uint32_t lower, uint32_t upper, uint32_t(&a)[4]) {
+            FragmentW4(word, a);
 #pragma unroll
             for (int q = 0; q < 4; ++q) a[q] = AddBf16(a[q], q % 2 == 0 ? lower : upper);
-            AddTo(sum[r], a, b[i], j);
-          }
-        }
-        ScaleFloats(prepared + i * 128);
-      });
+          },
+          [&](int i) { ScaleFloats(prepared + i * 128); });
     } else if constexpr (kPacking == Packing::kF8Block) {
       Words v[2][2];
       LoadWords(w, 0, v[0]);
