@@ -218,7 +218,9 @@ class VersionedStore {
   int64_t in_flight() const { return loading_; }
   /// Blocks until at least one transfer arrived, then publishes. False when none is in flight.
   bool Wait();
-  /// The error of a load that failed since it was last asked, or OK. Prefetches fail silently.
+  /// The error of a load that the current layer call began and that failed since it was last asked,
+  /// or OK. A prefetch, and a load that an earlier call left in flight, fails silently: who waits
+  /// for it begins its own.
   absl::Status TakeFailure(ExpertKey key);
   /// Replaces the active version of an expert by `version` of the same pool, in the same block: it
   /// is absent until that has arrived. False, and nothing changes, where it is read or switching.
@@ -290,6 +292,7 @@ class VersionedStore {
     VersionState state = VersionState::kAbsent;
     LoadReason reason = LoadReason::kDemand;
     int32_t block = -1;
+    int64_t begun = 0;  // tick of the call that began its load
   };
   struct Entry {
     std::array<Version, kMaxVersions> versions;

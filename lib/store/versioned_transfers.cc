@@ -22,7 +22,7 @@ void VersionedStore::Submit(ExpertKey key, int version, int32_t block, LoadReaso
                       absl::MakeSpan(pool.Address(block), pool.bytes(block)),
                       layout(key, version).bytes});
   // From here on nothing fails: it moves.
-  At(key).versions[version] = {VersionState::kLoading, reason, block};
+  At(key).versions[version] = {VersionState::kLoading, reason, block, tick_};
   ++loading_;
   if (versions_[version].pool == 0) ++held_[key.layer];
   UpdateVisible(key);
@@ -70,7 +70,8 @@ void VersionedStore::PublishOne(const TransferDone& done) {
   bool inserted = false;
   if (!done.status.ok()) {
     entry.unused_prefetch = false;
-    if (!prefetched) entry.failure = done.status;  // else nobody's: who waits for it loads again
+    // Else nobody's: who waits for it loads again.
+    if (!prefetched && version.begun == tick_) entry.failure = done.status;
     Drop(done.key, done.version);
   } else {
     stats_.bytes_loaded += done.bytes;

@@ -132,6 +132,28 @@ TEST_CASE("a failed version leaves the old one in place") {
   CHECK(f.Complete({0, 2}, f.store->OpenStep()));
 }
 
+TEST_CASE("a failed load is the error of the call that began it, of no later one") {
+  Fixture f(2, 12);
+  PolicyContext context;
+  context.model = &f.source.model();
+  const ExpertKey key{0, 2};
+  const bool abandoned = GENERATE(false, true);
+  f.source.set_broken(true);
+  f.store->BeginLayerCall();
+  REQUIRE(f.store->StartLoad(key, 0, LoadReason::kDemand, context));
+  if (abandoned) f.store->BeginLayerCall();  // the call ended by an error of its own
+  while (f.store->Wait()) {
+  }
+  CHECK(f.store->State(key, 0) == VersionState::kAbsent);
+  CHECK(f.store->TakeFailure(key).ok() == abandoned);
+  CHECK(f.store->TakeFailure(key).ok());
+  f.source.set_broken(false);
+  REQUIRE(f.store->StartLoad(key, 0, LoadReason::kDemand, context));
+  while (f.store->Wait()) {
+  }
+  CHECK(f.Complete(key, f.store->OpenStep()));
+}
+
 TEST_CASE("the invariant under random promotions, demotions, overlapping steps and failures") {
   const uint64_t seed = GENERATE(1, 2, 3, 4, 5, 6, 7, 8);
   INFO("seed " << seed);
