@@ -2,7 +2,8 @@
 //   limit_ram BYTES FILE COMMAND ARGUMENT...
 // Whenever the program holds more than BYTES, random parts of its mapping of FILE go back to the
 // disk, as the kernel would take them. What is cached of FILE and not mapped goes too, so that
-// reads are reads. Prints the most that the program held, and the bytes that it caused to be read.
+// reads are reads. Prints the most that the program held, the most of it that was not of files, and
+// the bytes that it caused to be read. BYTES of 0: no limit.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -31,11 +32,16 @@ std::string Proc(pid_t pid, const char* name) {
   return "/proc/" + std::to_string(pid) + "/" + name;
 }
 
-int64_t Held(pid_t pid) {
+struct Memory {
+  int64_t all = 0, not_files = 0;
+};
+
+Memory Held(pid_t pid) {
   std::ifstream file(Proc(pid, "statm"));
-  int64_t size = 0, resident = 0;
-  file >> size >> resident;
-  return resident * sysconf(_SC_PAGESIZE);
+  int64_t size = 0, resident = 0, of_files = 0;
+  file >> size >> resident >> of_files;
+  const int64_t page = sysconf(_SC_PAGESIZE);
+  return {resident * page, (resident - of_files) * page};
 }
 
 int64_t ReadFromDisk(pid_t pid) {
@@ -84,23 +90,26 @@ int main(int argc, char** argv) {
   }
   const int process = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
   std::mt19937_64 random(1);
-  int64_t most = 0, read = 0;
+  Memory most;
+  int64_t read = 0;
   int status = 0;
   for (int turn = 0; waitpid(pid, &status, WNOHANG) == 0; ++turn) {
-    int64_t held = Held(pid);
-    most = std::max(most, held);
+    const Memory memory = Held(pid);
+    most.all = std::max(most.all, memory.all);
+    most.not_files = std::max(most.not_files, memory.not_files);
     read = std::max(read, ReadFromDisk(pid));
-    if (held > limit) {
+    if (limit > 0 && memory.all > limit) {
       const std::vector<Range> ranges = Mappings(pid, path);
-      for (int i = 0; held > limit && i < 1000 && !ranges.empty(); ++i) {
+      for (int i = 0; i < 1000 && !ranges.empty(); ++i) {
         PageOut(process, ranges, &random);
-        if (i % 16 == 15) held = Held(pid);
+        if (i % 16 == 15 && Held(pid).all <= limit) break;
       }
     }
-    if (turn % 10 == 0) posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED);
+    if (limit > 0 && turn % 10 == 0) posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED);
     usleep(2000);
   }
-  std::fprintf(stderr, "limit_ram: at most %lld MiB held, %lld MiB read\n",
-               static_cast<long long>(most >> 20), static_cast<long long>(read >> 20));
+  std::fprintf(stderr, "limit_ram: at most %lld MiB held, %lld MiB not of files, %lld MiB read\n",
+               static_cast<long long>(most.all >> 20), static_cast<long long>(most.not_files >> 20),
+               static_cast<long long>(read >> 20));
   return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
 }
