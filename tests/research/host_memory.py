@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Peak host memory of loading a transformers model on the CPU and decoding with it: by transformers, and with its
-experts held by libmoert at several budgets.
+"""Peak host memory of a transformers model on the CPU, loaded and run: by transformers, and with its experts
+held by libmoert at several budgets.
 
   host_memory.py write DIR [--layers 10] [--experts 64] [--hidden 1024] [--width 512]
   host_memory.py measure MODEL_DIR [--budgets 100% 50% 25% 10%] [--prompt 512] [--tokens 16]
                          [--repeats 3]
 
-`write` makes a Qwen3-MoE checkpoint with random weights, 2 GiB by default, one tensor at a time. `measure` starts a
-process for each configuration and prints what it grew by since its imports, MiB: at most, resident pages of mapped
-files included; at most, without those; and at the end, without those. The median of the repeats.
+`write` makes a Qwen3-MoE checkpoint with random weights, 2 GiB by default, one tensor at a time. `measure`
+starts a process for each configuration and prints what it grew by since its imports, MiB, medians: at most,
+with the pages of mapped files; at most and at the end, without them; and what the engine held at most.
 """
 import argparse
 import json
@@ -121,7 +121,7 @@ class Memory:
             self._most = max(self._most, self.anonymous_now())
 
     def grown(self):
-        """(at most, at most without mapped files, now without mapped files)"""
+        """At most; at most without mapped files; now without mapped files."""
         now = self.anonymous_now()
         return [self._now("VmHWM") - self._resident, max(self._most, now) - self._anonymous,
                 now - self._anonymous]
@@ -144,8 +144,8 @@ def run(args):
     torch.manual_seed(1)
     prompt = torch.randint(3, 256, (1, args.prompt))  # long enough to name most experts
     model.generate(prompt, max_new_tokens=args.tokens, min_new_tokens=args.tokens, do_sample=False)
-    experts = sum(p.nbytes for name, p in model.named_parameters() if ".experts." in name)
-    print(json.dumps(memory.grown() + [experts]))
+    engine = model.moert.stats().peak_bytes if args.budget != "none" else 0
+    print(json.dumps(memory.grown() + [engine]))
 
 
 def measure(args):
@@ -154,17 +154,16 @@ def measure(args):
         for routing in ("library", "host"):
             configurations += [(f"libmoert, {budget}, routed by the {routing}", budget, routing)
                                for budget in args.budgets]
+        print(f"{'':40}{'at most':>10}{'no files':>10}{'at the end':>12}{'engine':>10}")
         for name, budget, routing in configurations:
+            command = [sys.executable, __file__, "run", args.folder, "--budget", budget, "--routing", routing,
+                       "--cache", cache, "--prompt", str(args.prompt), "--tokens", str(args.tokens)]
             rows = []
             for _ in range(args.repeats):
-                command = [sys.executable, __file__, "run", args.folder, "--budget", budget, "--routing", routing,
-                           "--cache", cache, "--prompt", str(args.prompt), "--tokens", str(args.tokens)]
                 text = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
                 rows.append(json.loads(text.splitlines()[-1]))
-            most, anonymous, end, experts = ([f"{n / 2**20:.0f}" for n in column] for column in zip(*rows))
-            middle = [f"{statistics.median(map(float, c)):.0f}" for c in (most, anonymous, end)]
-            print(f"{name:45} at most {middle[0]:>6} ({' '.join(most)}), without files {middle[1]:>6} "
-                  f"({' '.join(anonymous)}), at the end {middle[2]:>6}; experts in torch {experts[0]}", flush=True)
+            most, anonymous, end, engine = (statistics.median(column) / 2**20 for column in zip(*rows))
+            print(f"{name:40}{most:10.0f}{anonymous:10.0f}{end:12.0f}{engine:10.0f}", flush=True)
 
 
 def main():

@@ -119,11 +119,10 @@ grep -q '^moert: .*truncated while in use' with.log || fail "a file cut short: $
 
 # The budget bounds what the process holds: here of 288 MiB of experts, half of which are named.
 python3 "$here/make_gguf.py" qwen3moe large.gguf layers=6 experts=64 hidden=512 ff=256
-limit=$llama/build/bin/limit_ram
 "$host" logits large.gguf stock.logits
 for budget in 64 128; do
   same "$budget"MiB large.gguf stock.logits
-  held=$(env GGML_BACKEND_PATH="$plugin" MOERT_BUDGET="$budget"MiB "$limit" 0 large.gguf \
+  held=$(env GGML_BACKEND_PATH="$plugin" MOERT_BUDGET="$budget"MiB "$llama/build/bin/peak_ram" \
     "$host" logits large.gguf with.logits 2>&1 | sed -n 's/.* \([0-9]*\) MiB not of files.*/\1/p')
   [ "$held" -gt $((budget * 8 / 10)) ] && [ "$held" -lt $((budget + 48)) ] ||
     fail "with a budget of $budget MiB the process holds $held MiB"
