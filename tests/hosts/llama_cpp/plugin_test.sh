@@ -60,6 +60,15 @@ for layout in qwen3moe mixtral deepseek2 gpt-oss; do
 done
 echo "$count combinations of layout, format and budget"
 
+# Trained weights, and every strategy that llama.cpp's users may name.
+python3 "$here/trained_gguf.py" "$source/examples/models/tiny-moe" trained.gguf
+"$host" logits trained.gguf stock.logits
+for strategy in on-demand activation-path fate; do
+  MOERT_STRATEGY=$strategy same 25% trained.gguf stock.logits
+  [ "$strategy" = on-demand ] || grep -Eq ' [1-9][0-9]* prefetched' with.log ||
+    fail "$strategy: nothing was prefetched in time: $(tail -1 with.log)"
+done
+
 # How experts come to the plug-in, and what else a host does.
 model=gpt-oss.mxfp4.gguf
 "$host" logits "$model" stock.logits
