@@ -129,6 +129,12 @@ case $test in
     "$python" -c 'import vllm' 2>/dev/null || skip "$python has no vllm that can be imported"
     use_tree
     "$python" "$here/vllm_test.py" -v 2>&1 ;;
+  vllm_engine)
+    torch_python
+    "$python" -c 'from vllm.platforms import current_platform as p; raise SystemExit(not p.is_cpu())' \
+      >"$work/vllm.log" 2>&1 || skip "$python has no vllm for the CPU (docs/guide/vllm.md)"
+    use_tree
+    "$python" "$here/vllm_engine_test.py" "$source/examples/models/tiny-moe" ;;
   explore)
     torch_python
     use_tree
