@@ -8,7 +8,8 @@ import sys
 import tempfile
 import tomllib
 
-PROMPTS = ["Question: 12 x 7?", "The", "def add(a, b):\n", "Natalia sold 48 clips in April and half as many in May."]
+PROMPTS = ["Question: 12 x 7?", "The", "def add(a, b):\n",
+           "Natalia sold 48 clips in April and half as many in May."]
 
 
 def generate(model, options):
@@ -46,7 +47,7 @@ def run(model, options, folder):
                    "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, __file__, model, json.dumps(options)]
     result = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
-    answers = [line for line in result.stdout.splitlines() if line.startswith('{"tokens"')]  # beside vLLM's log
+    answers = [line for line in result.stdout.splitlines() if line.startswith('{"tokens"')]  # not vLLM's log
     assert result.returncode == 0 and len(answers) == 1, result.stdout
     return json.loads(answers[0])
 
@@ -61,8 +62,8 @@ def main():
     ours = run(sys.argv[1], {"budget": "25%", "numerics": "f32"}, folder.name)
     assert ours["tokens"] == expected["tokens"], (ours["tokens"], expected["tokens"])
     difference = max(abs(a - b) for x, y in zip(ours["logprobs"], expected["logprobs"]) for a, b in zip(x, y))
-    print(f"{sum(map(len, ours['tokens']))} tokens of {len(PROMPTS)} prompts: the same; log-probabilities differ by "
-          f"at most {difference:.1e}")
+    print(f"{sum(map(len, ours['tokens']))} tokens of {len(PROMPTS)} prompts: the same; "
+          f"log-probabilities differ by at most {difference:.1e}")
     assert difference < 1e-2, difference
 
 

@@ -4,9 +4,9 @@
 server_test.py SERVER PLUGIN MODEL WORK_DIR
 
 Requests one by one, and four prompts of one request, are batched the same way every time: tokens and
-probabilities with the plug-in are those without it, digit by digit. Requests that come when they like share
-batches as they happen to meet, which changes last bits of llama.cpp's own results. They end in full, and their
-first probabilities are those of the request alone but for such bits.
+probabilities with the plug-in are those without it, digit by digit. Requests that come when they like
+share batches as they happen to meet, which changes last bits of llama.cpp's own results. They end in
+full, and their first probabilities are those of the request alone but for such bits.
 """
 import concurrent.futures
 import http.client
@@ -109,8 +109,8 @@ class Server:
 def request(tokens, count, **options):
     """Greedy, and without bytes beyond ASCII: of parts of a character the server tells no probabilities."""
     return {"prompt": tokens, "n_predict": count, "temperature": 0, "n_probs": 4, "cache_prompt": False,
-            "return_tokens": True, "ignore_eos": True, "logit_bias": [[3 + b, False] for b in range(128, 256)],
-            **options}
+            "return_tokens": True, "ignore_eos": True,
+            "logit_bias": [[3 + byte, False] for byte in range(128, 256)], **options}
 
 
 def essence(answer):

@@ -70,14 +70,16 @@ def values(config, tokenizer):
     vocabulary = tokenizer["model"]["vocab"]
     special = {token["id"] for token in tokenizer["added_tokens"]}
     tokens = sorted(vocabulary, key=vocabulary.get)
+    kinds = [3 if i in special else 1 for i in range(len(tokens))]  # control, normal
+    merges = [" ".join(pair) for pair in tokenizer["model"]["merges"]]
     return [("general.architecture", STRING, "qwen2moe"),
             *((f"qwen2moe.{ours}", U32, config[theirs]) for ours, theirs in sizes.items()),
             ("qwen2moe.attention.layer_norm_rms_epsilon", FLOAT, config["rms_norm_eps"]),
             ("qwen2moe.rope.freq_base", FLOAT, config["rope_theta"]),
             ("tokenizer.ggml.model", STRING, "gpt2"), ("tokenizer.ggml.pre", STRING, "qwen2"),
             ("tokenizer.ggml.tokens", ARRAY, (STRING, tokens)),
-            ("tokenizer.ggml.token_type", ARRAY, (I32, [3 if i in special else 1 for i in range(len(tokens))])),
-            ("tokenizer.ggml.merges", ARRAY, (STRING, [" ".join(pair) for pair in tokenizer["model"]["merges"]])),
+            ("tokenizer.ggml.token_type", ARRAY, (I32, kinds)),
+            ("tokenizer.ggml.merges", ARRAY, (STRING, merges)),
             ("tokenizer.ggml.eos_token_id", U32, config["eos_token_id"])]
 
 
