@@ -38,6 +38,29 @@ __device__ void MakeBothTiles(const ServeMissesArgs& args, const ExpertHandle& r
       tiles, [&](int) { return then; }, scratch);
 }
 
+/// How many slots before `slot` nobody is in.
+__device__ __forceinline__ int FreeBefore(const uint8_t* held, int slot) {
+  int count = 0;
+  for (int s = 0; s < slot; ++s) count += held[s] == 0 ? 1 : 0;
+  return count;
+}
+
+/// Fills `places` with the slots that misses take, the free ones first, then those of the victims
+/// in their order; says in which turn the thread's expert comes or goes. By all threads.
+__device__ __forceinline__ void RankSlots(const ServedCounts& call, const int32_t* counts,
+                                          const ServedExpert* rows, const uint8_t* held,
+                                          int experts, int slot, bool free, bool idle, bool miss,
+                                          int32_t* places, int* miss_rank, int* victim_rank) {
+  const int e = threadIdx.x;
+  if (free) places[FreeBefore(held, e)] = e;
+  if (idle && call.misses > call.free) {
+    *victim_rank = VictimRank(counts, rows, experts, e);
+    places[call.free + *victim_rank] = slot;
+  }
+  if (miss) *miss_rank = MissRank(counts, rows, experts, e);
+  __syncthreads();
+}
+
 /// By one thread: what the layer and the copies go by from now on, and the counts.
 __device__ void EndCall(const ServeMissesArgs& args, const ServedLayer& layer,
                         const ServedCounts& call, int wanted, int64_t bytes) {
@@ -50,6 +73,18 @@ __device__ void EndCall(const ServeMissesArgs& args, const ServedLayer& layer,
   tally.bytes += bytes;
   tally.evictions += call.evictions();
   *args.tally = tally;
+}
+
+/// Where expert e, which is wanted, is multiplied from after the call; its copy, where it has one.
+__device__ __forceinline__ ExpertHandle PlaceExpert(const ServeMissesArgs& args, int e, int slot,
+                                                    bool miss, int miss_rank,
+                                                    unsigned long long* bytes) {
+  const ServedRecord record = args.records[e];
+  ExpertHandle handle{record.host, record.format, 0};
+  if (slot >= 0) handle.record = args.slots[slot];
+  if (miss && slot >= 0) args.copies[miss_rank] = {record.host, args.slots[slot], record.bytes};
+  if (miss) atomicAdd(bytes, static_cast<unsigned long long>(record.bytes));
+  return handle;
 }
 
 /// One CTA: a thread an expert, which also looks after the slot of its number. The rows are read
@@ -94,17 +129,8 @@ __global__ void __launch_bounds__(kTileThreads)
 
   int miss_rank = 0, victim_rank = args.experts;
   if (call.misses > 0) {
-    if (free) {
-      int rank = 0;
-      for (int s = 0; s < e; ++s) rank += held[s] == 0 ? 1 : 0;
-      places[rank] = e;
-    }
-    if (idle && call.misses > call.free) {
-      victim_rank = VictimRank(counts, rows, args.experts, e);
-      places[call.free + victim_rank] = row.slot;
-    }
-    if (miss) miss_rank = MissRank(counts, rows, args.experts, e);
-    __syncthreads();
+    RankSlots(call, counts, rows, held, args.experts, row.slot, free, idle, miss, places,
+              &miss_rank, &victim_rank);
   }
 
   const int64_t tick = layer.tick + 1;
@@ -113,13 +139,9 @@ __global__ void __launch_bounds__(kTileThreads)
     const ServedExpert after = AfterCall(row, count, tick, call, places, miss_rank, victim_rank);
     if (layer.lent != 0) args.rows[e] = after;
     if (count > 0) {
-      const ServedRecord record = args.records[e];
-      ExpertHandle handle{record.host, record.format, 0};
-      if (after.slot >= 0) handle.record = args.slots[after.slot];
       const bool copied = miss && after.slot >= 0;
+      const ExpertHandle handle = PlaceExpert(args, e, after.slot, miss, miss_rank, &bytes);
       (copied ? late : ready) = handle;
-      if (copied) args.copies[miss_rank] = {record.host, args.slots[after.slot], record.bytes};
-      if (miss) atomicAdd(&bytes, static_cast<unsigned long long>(record.bytes));
     }
   }
   if (e == args.experts) ready = *args.shared;
