@@ -87,8 +87,7 @@ __global__ void __launch_bounds__(32 * kWarps)
   __shared__ uint32_t resident[kWords], top[kWords], anchored[kWords];
   __shared__ int users[32 * kPerLane];
   __shared__ float group_keys[kWarps][32 * kPerLane], group_ranks[kWarps][32 * kPerLane];
-  const int warp = threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int experts = args.routing.num_experts;
   const int tokens = args.tokens;
   const bool parallel = args.one_row_each != 0;

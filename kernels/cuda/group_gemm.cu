@@ -140,6 +140,14 @@ struct ColumnRows {
   }
 };
 
+template <Packing kPacking, int kTokens8, int kGroups>
+using ProductOf =
+    std::conditional_t<UnitShape<kPacking>::kRing, RingProduct<kPacking, kTokens8, kGroups>,
+                       ItemProduct<kPacking, kTokens8>>;
+template <Packing kPacking, int kGroups>
+using WeightsOf = std::conditional_t<UnitShape<kPacking>::kRing, WeightRing<kPacking, kGroups>,
+                                     WeightCursor<kPacking>>;
+
 /// The items of one tile that fall to this warp's group.
 template <Packing kPacking, int kTokens8, int kGroups>
 __device__ __forceinline__ void RunItems(Share& share, const ResolvedTile& tile,
@@ -154,12 +162,8 @@ __device__ __forceinline__ void RunItems(Share& share, const ResolvedTile& tile,
   const int units = (slice.end - slice.begin + Shape::kK64s - 1) / Shape::kK64s;
   const int row_blocks = m.row_blocks;
   const Decoding<kPacking> decoding(m, share.product);
-
-  using Product = std::conditional_t<Shape::kRing, RingProduct<kPacking, kTokens8, kGroups>,
-                                     ItemProduct<kPacking, kTokens8>>;
-  using Weights =
-      std::conditional_t<Shape::kRing, WeightRing<kPacking, kGroups>, WeightCursor<kPacking>>;
-  Weights weights(m, slice, units, share.product, lane, range, share.ring);
+  using Product = ProductOf<kPacking, kTokens8, kGroups>;
+  WeightsOf<kPacking, kGroups> weights(m, slice, units, share.product, lane, range, share.ring);
   Product product(lane, share.ring);
   if constexpr (!Shape::kRing) {
     weights.Open(range.first);
@@ -185,11 +189,10 @@ __device__ __forceinline__ void RunItems(Share& share, const ResolvedTile& tile,
         rows.Of(unit + 1 < units ? unit + 1 : 0, at);
         product.Unit(weights.Next(), at, decoding, weights.zeros, scales.of);
       } else {
-        const int next = item + (1 << range.groups_log2);
         if (unit + 1 < units) {
           weights.Advance();
         } else {
-          weights.OpenOrStop(next, range.end);
+          weights.OpenOrStop(item + (1 << range.groups_log2), range.end);
           product.OpenItem(weights);
         }
         rows.Of(unit, at);

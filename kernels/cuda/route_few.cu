@@ -76,6 +76,16 @@ __device__ __forceinline__ void PlacePairs(const RouteFewArgs& args, const int32
   }
 }
 
+/// Counts the call of the thread's expert, and of the layer. `sorted`: the expert's `count` pairs.
+__device__ __forceinline__ void CountCall(const RouteFewArgs& args, int count, int pairs,
+                                          const float* weights, const uint16_t* sorted) {
+  const int e = threadIdx.x;
+  float mass = 0;
+  for (int i = 0; i < count; ++i) mass += weights[sorted[i]];
+  if (count > 0) AddCall(args.tally + e, count, mass);
+  if (e == 0) AddCall(args.tally + args.routing.num_experts, pairs, 0);
+}
+
 template <int kPerLane>
 __global__ void __launch_bounds__(kTileThreads)
     RouteFewKernel(const __grid_constant__ RouteFewArgs args) {
@@ -126,12 +136,7 @@ __global__ void __launch_bounds__(kTileThreads)
   __syncthreads();
   PlacePairs(args, ids, pairs, experts, scratch.before, places, rank, sorted);
   __syncthreads();  // tiles take the scratch
-  if (args.tally != nullptr) {
-    float mass = 0;
-    for (int i = 0; i < count; ++i) mass += weights[sorted[first + i]];
-    if (count > 0) AddCall(args.tally + e, count, mass);
-    if (e == 0) AddCall(args.tally + experts, pairs, 0);
-  }
+  if (args.tally != nullptr) CountCall(args, count, pairs, weights, sorted + first);
   if (args.makes_tiles == 0) return;
   const bool shared = e == experts;
   const ExpertTokens tokens{handle, shared ? args.tokens : count,

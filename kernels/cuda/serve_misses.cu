@@ -38,6 +38,20 @@ __device__ void MakeBothTiles(const ServeMissesArgs& args, const ExpertHandle& r
       tiles, [&](int) { return then; }, scratch);
 }
 
+/// Gives both waves to the products: their tiles of both waves, or the handles of the thread's
+/// expert.
+__device__ __forceinline__ void GiveWaves(const ServeMissesArgs& args, const ExpertHandle& ready,
+                                          const ExpertHandle& late, int count, bool any_late,
+                                          TileScratch<kFewExperts>& scratch) {
+  const int e = threadIdx.x;
+  if (args.makes_tiles != 0) {
+    MakeBothTiles(args, ready, late, count, any_late, scratch);
+  } else if (e <= args.experts) {
+    args.ready[e] = ready;
+    args.late[e] = late;
+  }
+}
+
 /// How many slots before `slot` nobody is in.
 __device__ __forceinline__ int FreeBefore(const uint8_t* held, int slot) {
   int count = 0;
@@ -95,9 +109,8 @@ __global__ void __launch_bounds__(kTileThreads)
   GridDependencySync();
   __shared__ alignas(ServedExpert) uint8_t shared_rows[kFewExperts * sizeof(ServedExpert)];
   auto* const rows = reinterpret_cast<ServedExpert*>(shared_rows);
-  __shared__ int32_t counts[kFewExperts];
+  __shared__ int32_t counts[kFewExperts], places[kFewExperts];
   __shared__ TileScratch<kFewExperts> scratch;
-  __shared__ int32_t places[kFewExperts];
   __shared__ uint8_t held[kFewExperts];
   __shared__ unsigned long long bytes;
   const int e = threadIdx.x;
@@ -145,12 +158,7 @@ __global__ void __launch_bounds__(kTileThreads)
     }
   }
   if (e == args.experts) ready = *args.shared;
-  if (args.makes_tiles != 0) {
-    MakeBothTiles(args, ready, late, count, call.copies() > 0, scratch);
-  } else if (e <= args.experts) {
-    args.ready[e] = ready;
-    args.late[e] = late;
-  }
+  GiveWaves(args, ready, late, count, call.copies() > 0, scratch);
   __syncthreads();
   if (e == 0) EndCall(args, layer, call, wanted, static_cast<int64_t>(bytes));
 }

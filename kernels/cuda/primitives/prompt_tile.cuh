@@ -15,15 +15,6 @@
 
 namespace moert::cuda {
 
-/// Of the 128 threads of a consumer warp group.
-__device__ __forceinline__ void WarpGroupBarrier(int group) {
-  if (group == 0) {
-    asm volatile("bar.sync 1, 128;" ::: "memory");
-  } else {
-    asm volatile("bar.sync 2, 128;" ::: "memory");
-  }
-}
-
 template <Packing kPacking, bool kGateUp, int kMost>
 struct PromptConsumer {
   using Ring = PromptRing<kPacking, kMost>;

@@ -11,29 +11,10 @@
 #include "kernels/cuda/primitives/imported_scales.cuh"
 #include "kernels/cuda/primitives/mma.cuh"
 #include "kernels/cuda/primitives/packing.cuh"
+#include "kernels/cuda/primitives/ring_scales.cuh"
 #include "kernels/cuda/primitives/weight_ring.cuh"
 
 namespace moert::cuda {
-
-/// Scales and zeros of a group for rows g and g + 8 (low and high half) of both row blocks.
-struct RingScales {
-  uint32_t scale[2];
-  uint32_t zero[2];
-
-  /// `at`: of the group, in shared memory. A transposed read of 8 x 8 gives a lane column g of two
-  /// rows; they are the two halves of a row block's scales.
-  __device__ __forceinline__ RingScales(const uint8_t* at, int lane, bool zeros) {
-    const uint32_t row = SharedAddress(at) + (lane >> 3) * 32 + (lane & 1) * 16;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(scale[0]), "=r"(scale[1]), "=r"(zero[0]), "=r"(zero[1])
-                 : "r"(row)
-                 : "memory");
-    if (!zeros) zero[0] = zero[1] = 0;
-  }
-  __device__ __forceinline__ static float Widen(uint32_t pair, int upper) {
-    return __uint_as_float(upper == 0 ? pair << 16 : pair & 0xffff0000u);
-  }
-};
 
 /// This lane's parts of an item: rows g and g + 8 of both row blocks, columns 2t and 2t + 1 of
 /// every 8 tokens.
@@ -120,20 +101,22 @@ struct RingProduct {
   __device__ __forceinline__ void Unit(const uint8_t* stage, const uint8_t* const (&next)[kTokens8],
                                        const Decoding<kPacking>& decoding, bool zeros,
                                        const float (&x_scales)[kTokens8][2]) {
+    const uint8_t* scales = stage + 2 * Shape::kBytes;
+    const uint8_t* w = stage + words;
     if constexpr (kPacking == Packing::kW4A8) {
-      UnitW4A8(stage, next, x_scales);
+      UnitW4A8(scales, w, next, x_scales);
     } else if constexpr (kPacking == Packing::kW4) {
-      UnitW4(stage, next, decoding, zeros);
+      UnitW4(scales, w, next, decoding, zeros);
     } else if constexpr (IsFp4(kPacking)) {
-      UnitFp4(stage, next);
+      UnitFp4(scales, w, next);
     } else if constexpr (kPacking == Packing::kW4Group) {
-      UnitW4Group(stage, next, decoding, zeros);
+      UnitW4Group(scales, w, next, decoding, zeros);
     } else if constexpr (kPacking == Packing::kF8Block) {
-      UnitF8Block(stage, next);
+      UnitF8Block(scales, w, next);
     } else if constexpr (kPacking == Packing::kW8) {
-      UnitW8(stage, next, decoding, zeros);
+      UnitW8(scales, w, next, decoding, zeros);
     } else {
-      UnitW3OrW2(stage, next, decoding, zeros);
+      UnitW3OrW2(stage, scales, w, next, decoding, zeros);
     }
   }
 
@@ -156,11 +139,9 @@ struct RingProduct {
 
   // Unit, by packing.
 
-  __device__ __forceinline__ void UnitW4A8(const uint8_t* stage,
+  __device__ __forceinline__ void UnitW4A8(const uint8_t* scales, const uint8_t* w,
                                            const uint8_t* const (&next)[kTokens8],
                                            const float (&x_scales)[kTokens8][2]) {
-    const uint8_t* scales = stage + 2 * Shape::kBytes;
-    const uint8_t* w = stage + words;
     const RingScales s(scales, lane, false);
     ForWords(w, next, [&](int i, const Words(&v)[2]) {
 #pragma unroll
@@ -174,11 +155,9 @@ struct RingProduct {
     });
     ScaleInt(s, x_scales);
   }
-  __device__ __forceinline__ void UnitW4(const uint8_t* stage,
+  __device__ __forceinline__ void UnitW4(const uint8_t* scales, const uint8_t* w,
                                          const uint8_t* const (&next)[kTokens8],
                                          const Decoding<kPacking>& decoding, bool zeros) {
-    const uint8_t* scales = stage + 2 * Shape::kBytes;
-    const uint8_t* w = stage + words;
     const RingScales s(scales, lane, zeros);
     ForWords(w, next, [&](int i, const Words(&v)[2]) {
 #pragma unroll
@@ -194,10 +173,8 @@ struct RingProduct {
     });
     Scale(s, decoding);
   }
-  __device__ __forceinline__ void UnitFp4(const uint8_t* stage,
+  __device__ __forceinline__ void UnitFp4(const uint8_t* scales, const uint8_t* w,
                                           const uint8_t* const (&next)[kTokens8]) {
-    const uint8_t* scales = stage + 2 * Shape::kBytes;
-    const uint8_t* w = stage + words;
     PrepareMultipliers<kPacking>(scales, prepared, lane);
     __syncwarp();
     MultiplyPairs(
@@ -209,11 +186,9 @@ struct RingProduct {
         },
         [](int) {});
   }
-  __device__ __forceinline__ void UnitW4Group(const uint8_t* stage,
+  __device__ __forceinline__ void UnitW4Group(const uint8_t* scales, const uint8_t* w,
                                               const uint8_t* const (&next)[kTokens8],
                                               const Decoding<kPacking>& decoding, bool zeros) {
-    const uint8_t* scales = stage + 2 * Shape::kBytes;
-    const uint8_t* w = stage + words;
     PrepareInt4(scales, prepared, lane, decoding, zeros);
     __syncwarp();
     MultiplyPairs(
@@ -225,63 +200,39 @@ struct RingProduct {
         },
         [&](int i) { ScaleFloats(prepared + i * 128); });
   }
-  __device__ __forceinline__ void UnitF8Block(const uint8_t* stage,
+  __device__ __forceinline__ void UnitF8Block(const uint8_t* scales, const uint8_t* w,
                                               const uint8_t* const (&next)[kTokens8]) {
-    const uint8_t* scales = stage + 2 * Shape::kBytes;
-    const uint8_t* w = stage + words;
-    Words v[2][2];
-    LoadWords(w, 0, v[0]);
-    LoadWords(w, 512, v[1]);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const Words& of = v[i][r];
+    ForBytes(
+        w, next,
+        [&](int i, int j, int r, uint32_t first, uint32_t second) {
           uint32_t a[4];
-          FragmentF8(j == 0 ? of.x : of.z, j == 0 ? of.y : of.w, a);
+          FragmentF8(first, second, a);
 #pragma unroll
           for (int q = 0; q < 4; ++q) a[q] = MulBf16(a[q], kF8UnitBf16);
           AddTo(sum[r], a, b[i], j);
-        }
-      }
-      Load(next, i);
-    }
+        },
+        [](int, int) {});
     ScaleFloats(scales);
   }
-  __device__ __forceinline__ void UnitW8(const uint8_t* stage,
+  __device__ __forceinline__ void UnitW8(const uint8_t* scales, const uint8_t* w,
                                          const uint8_t* const (&next)[kTokens8],
                                          const Decoding<kPacking>& decoding, bool zeros) {
-    const uint8_t* scales = stage + 2 * Shape::kBytes;
-    const uint8_t* w = stage + words;
     const RingScales s(scales, lane, zeros);
-    Words v[2][2];
-    LoadWords(w, 0, v[0]);
-    LoadWords(w, 512, v[1]);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const Words& of = v[i][r];
+    ForBytes(
+        w, next,
+        [&](int i, int j, int r, uint32_t first, uint32_t second) {
           uint32_t low[4], high[4];
-          FragmentW8(j == 0 ? of.x : of.z, j == 0 ? of.y : of.w, low, high);
+          FragmentW8(first, second, low, high);
           Add(r, low, b[i], j);
           Add(r, high, b[i], j);
-        }
-        AddX(b[i], j);
-      }
-      Load(next, i);
-    }
+        },
+        [&](int i, int j) { AddX(b[i], j); });
     Scale(s, decoding);
   }
-  __device__ __forceinline__ void UnitW3OrW2(const uint8_t* stage,
+  __device__ __forceinline__ void UnitW3OrW2(const uint8_t* stage, const uint8_t* scales,
+                                             const uint8_t* w,
                                              const uint8_t* const (&next)[kTokens8],
                                              const Decoding<kPacking>& decoding, bool zeros) {
-    const uint8_t* scales = stage + 2 * Shape::kBytes;
-    const uint8_t* w = stage + words;
     constexpr int kK64 = K64Bytes(kPacking);
     const int plane_at = 256 + (lane >> 2) * 16 + (lane & 1) * 8;
     Words v[2][2], plane[2][2];
@@ -337,6 +288,28 @@ struct RingProduct {
     for (int i = 0; i < 4; ++i) {
       if (i < 3) LoadWords(w, (i + 1) * 256, v[(i + 1) & 1]);
       multiply(i, v[i & 1]);
+      Load(next, i);
+    }
+  }
+  /// As ForWords with each half of a unit of 8 bits: `multiply` with two words of row block r, for
+  /// half j of activations i; `after` behind both row blocks.
+  template <typename F, typename After>
+  __device__ __forceinline__ void ForBytes(const uint8_t* w, const uint8_t* const (&next)[kTokens8],
+                                           const F& multiply, const After& after) {
+    Words v[2][2];
+    LoadWords(w, 0, v[0]);
+    LoadWords(w, 512, v[1]);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const Words& of = v[i][r];
+          multiply(i, j, r, j == 0 ? of.x : of.z, j == 0 ? of.y : of.w);
+        }
+        after(i, j);
+      }
       Load(next, i);
     }
   }
