@@ -12,6 +12,27 @@
 #include "quant/quantized_matrix.h"
 
 namespace moert {
+namespace {
+
+/// In blocks of a fixed size and without a branch: those loops become vectors.
+bool AllFinite(absl::Span<const float> weights) {
+  constexpr size_t kBlock = 64;
+  constexpr uint32_t kExponent = 0x7f800000u;
+  size_t i = 0;
+  for (; i + kBlock <= weights.size(); i += kBlock) {
+    uint32_t bad = 0;
+    for (size_t j = 0; j < kBlock; ++j) {
+      bad |= (std::bit_cast<uint32_t>(weights[i + j]) & kExponent) == kExponent ? 1u : 0u;
+    }
+    if (bad != 0) return false;
+  }
+  for (; i < weights.size(); ++i) {
+    if ((std::bit_cast<uint32_t>(weights[i]) & kExponent) == kExponent) return false;
+  }
+  return true;
+}
+
+}  // namespace
 
 absl::Status EncodeMatrix(const MatrixLayout& layout, QuantMethod method,
                           absl::Span<const float> weights, std::byte* record) try {
@@ -19,11 +40,7 @@ absl::Status EncodeMatrix(const MatrixLayout& layout, QuantMethod method,
     return absl::InvalidArgumentError(
         fmt::format("{} weights for a matrix of {} x {}", weights.size(), layout.rows, layout.k));
   }
-  unsigned bad = 0;  // no branch: the loop is one of vectors
-  for (const float weight : weights) {
-    bad |= (std::bit_cast<uint32_t>(weight) & 0x7f800000u) == 0x7f800000u;
-  }
-  if (bad != 0) return absl::InvalidArgumentError("a weight is not finite");
+  if (!AllFinite(weights)) return absl::InvalidArgumentError("a weight is not finite");
   if (layout.scheme.is_bf16()) return PackMatrixBf16(layout, weights, record);
   switch (method) {
     case QuantMethod::kRtn:
