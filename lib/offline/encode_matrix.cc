@@ -17,19 +17,17 @@ namespace {
 /// In blocks of a fixed size and without a branch: those loops become vectors.
 bool AllFinite(absl::Span<const float> weights) {
   constexpr size_t kBlock = 64;
-  constexpr uint32_t kExponent = 0x7f800000u;
-  size_t i = 0;
-  for (; i + kBlock <= weights.size(); i += kBlock) {
-    uint32_t bad = 0;
-    for (size_t j = 0; j < kBlock; ++j) {
-      bad |= (std::bit_cast<uint32_t>(weights[i + j]) & kExponent) == kExponent ? 1u : 0u;
-    }
-    if (bad != 0) return false;
+  constexpr uint32_t kExponent = 0x7f800000u, kLowest = 0x00800000u, kOverflow = 0x80000000u;
+  uint32_t bad = 0;
+  const auto check = [&](float weight) {
+    bad |= (std::bit_cast<uint32_t>(weight) & kExponent) + kLowest;
+  };
+  const float* at = weights.data();
+  for (; weights.size() >= kBlock; weights.remove_prefix(kBlock), at += kBlock) {
+    for (size_t i = 0; i < kBlock; ++i) check(at[i]);
   }
-  for (; i < weights.size(); ++i) {
-    if ((std::bit_cast<uint32_t>(weights[i]) & kExponent) == kExponent) return false;
-  }
-  return true;
+  for (const float weight : weights) check(weight);
+  return (bad & kOverflow) == 0;
 }
 
 }  // namespace

@@ -62,10 +62,15 @@ bool LaneFit::Run(GroupScale* best) {
       lanes_.arrange(values_.data(), static_cast<int>(values_.size()), arranged_, &low, &high);
   if (low == 0 && high == 0) return false;
   if (!(floats_ ? BoundFloats(low, high) : BoundIntegers(low, high, outer))) return false;
+  int kept[kMaxGrid], count = 0;
   for (int i = 0; i < count_; ++i) {
-    if (least_[i] <= bound_) Refine(i);
+    kept[count] = i;
+    count += least_[i] <= bound_ ? 1 : 0;
   }
-  return Choose(best);
+  for (int i = 0; i < count; ++i) {
+    if (least_[kept[i]] <= bound_) Refine(kept[i]);
+  }
+  return Choose({kept, static_cast<size_t>(count)}, best);
 }
 
 /// The candidates' shares of the whole range; `room` for those of unusual options.
@@ -127,14 +132,11 @@ bool LaneFit::BoundIntegers(float low, float high, int outer) {
   const float likely_error = least_[likely];
   lanes_.cut_errors(Ranges(), low, high, first_, cut);
   while (count_ > likely + 1 && cut[count_ - 1] > bound_ * 1.001f) --count_;
-  const int kept = DropRepeated(likely);
-  refined_[likely] = false;
-  refined_[kept] = true;
   lanes_.powers(scale_, count_, 1 / first_, unit_);
   const int count = static_cast<int>(values_.size());
   const float least = lanes_.least_errors(arranged_, count, outer, Ranges(), unit_, relative_,
                                           kPerCoarseCode * static_cast<float>(count), least_);
-  least_[kept] = likely_error;
+  least_[likely] = likely_error;
   // The most promising one first: what it leaves need not be looked at again.
   for (int i = 0; i < count_; ++i) {
     if (least_[i] > least) continue;
@@ -142,21 +144,6 @@ bool LaneFit::BoundIntegers(float low, float high, int outer) {
     break;
   }
   return true;
-}
-
-/// Keeps the first of equal neighbours. Returns where candidate `tracked` is, or its equal.
-int LaneFit::DropRepeated(int tracked) {
-  int kept = 0, found = 0;
-  float scale = 0, offset = 0;
-  for (int i = 0; i < count_; ++i) {
-    if (kept == 0 || scale_[i] != scale || offset_[i] != offset) {
-      scale_[kept] = scale = scale_[i];
-      offset_[kept++] = offset = offset_[i];
-    }
-    if (i == tracked) found = kept - 1;
-  }
-  count_ = kept;
-  return found;
 }
 
 RtnRanges LaneFit::Ranges() const {
@@ -191,11 +178,13 @@ void LaneFit::Refine(int candidate) {
   refined_[candidate] = true;
 }
 
-bool LaneFit::Choose(GroupScale* best) const {
+/// Of candidates that may be the best.
+bool LaneFit::Choose(absl::Span<const int> candidates, GroupScale* best) const {
   if (!std::isfinite(bound_)) return false;
   int kept[kMaxGrid], count = 0;
-  for (int i = 0; i < count_; ++i) {
-    if (least_[i] <= bound_) kept[count++] = i;
+  for (const int i : candidates) {
+    kept[count] = i;
+    count += least_[i] <= bound_ ? 1 : 0;
   }
   if (count == 1) {
     *best = {scale_[kept[0]], offset_[kept[0]]};

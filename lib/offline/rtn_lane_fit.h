@@ -35,12 +35,11 @@ class LaneFit {
   bool Begin(float first);
   bool BoundFloats(float low, float high);
   bool BoundIntegers(float low, float high, int outer);
-  int DropRepeated(int tracked);
   RtnRanges Ranges() const;
   int Likely() const;
   float Sum(int candidate) const;
   void Refine(int candidate);
-  bool Choose(GroupScale* best) const;
+  bool Choose(absl::Span<const int> candidates, GroupScale* best) const;
 
   const Scheme& scheme_;
   const absl::Span<const float> values_;

@@ -164,18 +164,19 @@ typename V::F LowFactor(typename V::F t) {
   p = V::Fma(p, t, V::Set(1.8412247896f));
   return V::Fma(p, t, V::Set(0.2387753427f));
 }
-// Beyond 1/2, where codes end: p is the chord of t^0.4 to t = 4.
+// sum + |u - round(clamp(u))|^2.4. Beyond 1/2, where codes end, p is the chord of t^0.4 to t = 4.
 template <class V>
-typename V::F OuterPower(typename V::F u, typename V::F top) {
+typename V::F AddOuter(typename V::F u, typename V::F top, typename V::F sum) {
   const auto error = V::Sub(u, V::Round(V::Min(V::Max(u, V::Set(0)), top)));
   const auto t = V::Abs(error), inner = V::Min(t, V::Set(0.5f));
-  const auto beyond = V::Mul(V::Min(V::Sub(t, inner), V::Set(3.5f)), V::Set(0.2809f));
-  return V::Mul(V::Mul(error, error), V::Add(LowFactor<V>(inner), beyond));
+  const auto beyond = V::Min(V::Sub(t, inner), V::Set(3.5f));
+  const auto p = V::Fma(beyond, V::Set(0.2809f), LowFactor<V>(inner));
+  return V::Fma(V::Mul(error, error), p, sum);
 }
 template <class V>
-typename V::F InnerPower(typename V::F u) {
+typename V::F AddInner(typename V::F u, typename V::F sum) {
   const auto error = V::Fraction(u);
-  return V::Mul(V::Mul(error, error), LowFactor<V>(V::Abs(error)));
+  return V::Fma(V::Mul(error, error), LowFactor<V>(V::Abs(error)), sum);
 }
 
 // Several ranges at once: their sums do not wait for each other.
@@ -199,20 +200,20 @@ void LeastSums(const float* values, int count, int outer, const RtnRanges& r, fl
       const auto v = V::Load(values + i);
 #pragma GCC unroll 4
       for (int j = 0; j < N; ++j) {
-        sum[j] = V::Add(sum[j], OuterPower<V>(V::Fma(v, factor[j], shift[j]), top));
+        sum[j] = AddOuter<V>(V::Fma(v, factor[j], shift[j]), top, sum[j]);
       }
     }
     for (; i < whole; i += V::kLanes) {
       const auto v = V::Load(values + i);
 #pragma GCC unroll 4
       for (int j = 0; j < N; ++j) {
-        sum[j] = V::Add(sum[j], InnerPower<V>(V::Fma(v, factor[j], shift[j])));
+        sum[j] = AddInner<V>(V::Fma(v, factor[j], shift[j]), sum[j]);
       }
     }
     for (int j = 0; i < count && j < N; ++j) {
       const auto v = V::LoadFirst(values + i, count - i);
-      const auto power = OuterPower<V>(V::Fma(v, factor[j], shift[j]), top);
-      sum[j] = V::Add(sum[j], V::KeepFirst(power, count - i));
+      const auto more = AddOuter<V>(V::Fma(v, factor[j], shift[j]), top, sum[j]);
+      sum[j] = V::FirstOr(more, count - i, sum[j]);
     }
     for (int j = 0; j < N && c + j < r.count; ++j) sums[c + j] = V::Total(sum[j]);
   }
