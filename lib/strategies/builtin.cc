@@ -108,6 +108,9 @@ RegisteredStrategy DynaExq() {
             {"lo", "low version (w4a16_g128)"},
             {"interval_ms", "time between two decisions, ms (200)"},
             {"hi_fraction", "share of each layer's experts held high (what the budget holds)"},
+            {"rank",
+             "who is high: the hottest of each layer (hotness), or of all layers those by whose "
+             "low versions the model loses most, as `calibration` measured (loss) (hotness)"},
             {"beta", "weight of the past in the exponential mean of selections (0.85)"},
             {"memory",
              "a second mean remembers this many times longer; it counts while chance explains how "
@@ -124,7 +127,7 @@ RegisteredStrategy DynaExq() {
              "1, 2 of layer 1 (the first ones)"},
             {"calibration",
              "file of `moert-pack calibrate` whose most selected experts are high from the start, "
-             "instead of `hot` (none)"}}},
+             "instead of `hot`, until what is selected here says otherwise (none)"}}},
           &BuildDynaExq};
 }
 
