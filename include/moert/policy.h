@@ -267,7 +267,7 @@ struct TransitionOptions {
   double hi_fraction = -1;
   /// kHotSet: high versions belong to no layer: one may have more of them, another fewer.
   bool shared = false;
-  /// kHotSet: spare blocks of each pool, so that full pools can swap.
+  /// kHotSet: spare blocks of each pool, so that full pools can swap; 0: by model and link.
   int spare = 4;
   /// Limit of transition bytes, GB/s; 0: none.
   double max_gbps = 0;

@@ -120,7 +120,9 @@ RegisteredStrategy DynaExq() {
              "(0.2)"},
             {"noise", "and by this many standard deviations of chance (0.5)"},
             {"slack", "and rank this many places inside the target set (0)"},
-            {"spare", "free blocks of each pool, so that full pools can swap (4)"},
+            {"spare",
+             "free blocks of each pool, so that full pools can swap (what the link carries in a "
+             "decode step: 4 at least, at most one of 64 experts)"},
             MaxGbps(),
             {"hot",
              "experts that are high from the start, by layer: 0-3-7/1-2 for 0, 3, 7 of layer 0 and "

@@ -173,7 +173,7 @@ absl::StatusOr<Strategy> BuildDynaExq(const StrategyContext& context) {
   MOERT_ASSIGN_OR_RETURN(const double interval_ms, params.Number("interval_ms", 200, 0.001, 1e7));
   s.transitions.interval_ns = static_cast<int64_t>(interval_ms * 1e6);
   MOERT_ASSIGN_OR_RETURN(s.transitions.hi_fraction, params.Number("hi_fraction", -1, 0, 1));
-  MOERT_ASSIGN_OR_RETURN(const int64_t spare, params.Integer("spare", 4, 1, 1 << 20));
+  MOERT_ASSIGN_OR_RETURN(const int64_t spare, params.Integer("spare", 0, 1, 1 << 20));
   s.transitions.spare = static_cast<int>(spare);
   MOERT_ASSIGN_OR_RETURN(s.transitions.max_gbps, params.Number("max_gbps", 0, 0, 1e6));
   MOERT_ASSIGN_OR_RETURN(const double beta, params.Number("beta", 0.85, 0, 0.999999));
