@@ -244,8 +244,9 @@ struct PrecisionSnapshot {
   PolicyContext context;  // layer unused
   // Since the last kInterval, per expert, [sum over layers of E]: tokens that selected it.
   absl::Span<const int64_t> selections;
-  absl::Span<const uint8_t> high;           // 1: the high version is resident or on its way
-  absl::Span<const int32_t> high_capacity;  // [L], experts of a layer that fit in high
+  absl::Span<const uint8_t> high;  // 1: the high version is resident or on its way
+  // [L], experts of a layer that fit in high; TransitionOptions::shared: only the sum counts.
+  absl::Span<const int32_t> high_capacity;
   PrecisionMoment moment = PrecisionMoment::kInterval;
 };
 
@@ -264,7 +265,9 @@ struct TransitionOptions {
   int64_t interval_ns = 200'000'000;
   /// kHotSet: share of a layer's experts held high; negative: what the budget holds.
   double hi_fraction = -1;
-  /// kHotSet: spare blocks of each pool, so that full pools can swap.
+  /// kHotSet: high versions belong to no layer: one may have more of them, another fewer.
+  bool shared = false;
+  /// kHotSet: spare blocks of each pool, so that full pools can swap; 0: by model and link.
   int spare = 4;
   /// Limit of transition bytes, GB/s; 0: none.
   double max_gbps = 0;

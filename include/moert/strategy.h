@@ -75,8 +75,12 @@ struct RoutingStatistics {
   struct Layer {
     std::vector<int64_t> selections;  // [E], tokens that chose the expert
     double cross_layer_accuracy = 0;  // share of the experts that the layer before predicts
+    /// [E][scheme], in any unit: what the model loses over those tokens with the expert in it.
+    std::vector<double> loss;
   };
   std::string file;  // for messages
+  MoeModelSpec model;
+  std::vector<std::string> schemes;  // of `loss`, by name
   std::vector<Layer> layers;
 };
 

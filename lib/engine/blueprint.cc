@@ -54,6 +54,21 @@ absl::StatusOr<int64_t> ConstantBytes(const MoeModelSpec& model) {
   return bytes;
 }
 
+/// As many as transitions can fill in a decode step, which is when blocks come back, and not more
+/// than one of 64 experts.
+int64_t SpareBlocks(const Blueprint& b, const MoeModelSpec& model, const MemoryPlan& plan) {
+  constexpr int64_t kLeast = 4, kExpertsEach = 64;
+  if (b.strategy.transitions.spare > 0) return b.strategy.transitions.spare;
+  double step_ns = 0;
+  for (const MoeLayerSpec& layer : model.layers) {
+    step_ns += static_cast<double>(b.profile.LayerNs(/*prefill=*/false, 1)) +
+               layer.routing.top_k * b.profile.ExpertNs(plan.block_bytes, 1);
+  }
+  const auto transfer_ns = static_cast<double>(b.profile.TransferNs(plan.block_bytes));
+  const auto carried = static_cast<int64_t>(step_ns / std::max(1.0, transfer_ns));
+  return std::clamp(carried, kLeast, std::max(kLeast, plan.total_experts / kExpertsEach));
+}
+
 /// Sizes of what the budget has to hold; the slots are ApplyBudget's.
 absl::StatusOr<MemoryPlan> MeasureParts(const ExpertSource& source, const EngineOptions& options,
                                         const Blueprint& b) {
@@ -69,14 +84,13 @@ absl::StatusOr<MemoryPlan> MeasureParts(const ExpertSource& source, const Engine
         MeasureCacheBlocks(source, absl::MakeConstSpan(b.versions).subspan(1, 1), false).largest;
   }
   for (const int64_t bytes : OwnBlocks(source, b.strategy, b.versions)) plan.own_bytes += bytes;
-  if (b.strategy.serving == Serving::kHotSet) plan.spare = b.strategy.transitions.spare;
+  if (b.strategy.serving == Serving::kHotSet) plan.spare = SpareBlocks(b, model, plan);
   MOERT_ASSIGN_OR_RETURN(plan.constant_bytes, ConstantBytes(model));
   plan.table_bytes = plan.total_experts * VersionedStore::kBytesPerExpert;
   MOERT_ASSIGN_OR_RETURN(
       plan.workspace_bytes,
-      b.backend->WorkspaceBytes(
-          {&source, b.versions, options.max_tokens_per_forward, b.partial_output(), b.gemm.get(),
-           &b.numbering}));
+      b.backend->WorkspaceBytes({&source, b.versions, options.max_tokens_per_forward,
+                                 b.partial_output(), b.gemm.get(), &b.numbering}));
   return plan;
 }
 

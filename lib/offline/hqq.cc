@@ -8,7 +8,6 @@
 
 #include "base/bf16.h"
 #include "offline/hqq_lanes.h"
-#include "offline/rtn_lanes.h"
 
 namespace moert {
 namespace {
@@ -135,7 +134,7 @@ class HqqBatch {
   }
 
   static bool Can(const Scheme& scheme, const HqqOptions& options) {
-    static const bool lanes = HasRtnLanes();
+    static const bool lanes = HasHqqLanes();
     return lanes && HasPlainCodes(scheme) && options.select == 2 && options.scales > 1 &&
            options.scales <= kMaxHqqCandidates && options.iterations > 0;
   }

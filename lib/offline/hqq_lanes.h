@@ -6,6 +6,9 @@
 
 namespace moert {
 
+/// Whether this processor runs the functions below. The answer never changes a result.
+bool HasHqqLanes();
+
 constexpr int kHqqLanes = 16;
 constexpr int kMaxHqqCandidates = 32;
 

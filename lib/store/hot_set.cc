@@ -90,11 +90,11 @@ class HotSet final : public VersionManager {
     // What was on its way and failed keeps its old version: no reason to refuse a budget.
     (void)Drain();
     const std::vector<double> worth = WorthInHigh();
-    for (int l = 0; l < model_->num_layers(); ++l) {
-      std::vector<int32_t> leaving = LeastFirst(l, worth);
-      leaving.resize(std::max<int64_t>(0, std::ssize(leaving) - capacity_[l]));
-      for (const int32_t e : leaving) {
-        const ExpertKey key{l, e};
+    const std::vector<int64_t> room = Room();
+    for (int l = 0; l < model_->num_layers(); l = NextGroup(l)) {
+      std::vector<ExpertKey> leaving = LeastFirst(l, worth);
+      leaving.resize(std::max<int64_t>(0, -room[GroupOf(l)]));
+      for (const ExpertKey key : leaving) {
         moving_.reserve(moving_.size() + 1);  // what moves is on the list
         if (!store_->StartVersion(key, kLow, LoadReason::kDemand) && !StartForUnusedHigh(key)) {
           return absl::ResourceExhaustedError("no spare block to demote an expert into");
@@ -126,9 +126,18 @@ class HotSet final : public VersionManager {
     high_[Index(key)] = version == kHigh;
     store_->set_intended(key, version);
   }
-  int HighOf(int layer) const {
-    const auto begin = high_.begin() + first_[layer];
-    return static_cast<int>(std::count(begin, begin + model_->layers[layer].num_experts, 1));
+  // Layers that share their high blocks are a group, named by the first of them: all, or one.
+  int GroupOf(int layer) const { return options_.shared ? 0 : layer; }
+  int NextGroup(int layer) const { return options_.shared ? model_->num_layers() : layer + 1; }
+  /// How many more experts of each group may be high; negative: that have to leave.
+  std::vector<int64_t> Room() const {
+    std::vector<int64_t> room(model_->num_layers());
+    for (int l = 0; l < model_->num_layers(); ++l) {
+      const auto begin = high_.begin() + first_[l];
+      room[GroupOf(l)] +=
+          capacity_[l] - std::count(begin, begin + model_->layers[l].num_experts, 1);
+    }
+    return room;
   }
   absl::StatusOr<PrecisionDecision> Ask(const PolicyContext& context, PrecisionMoment moment) {
     return policy_->Decide({context, selections_, high_, capacity_, moment});
@@ -144,15 +153,16 @@ class HotSet final : public VersionManager {
     stats_.policy_fallbacks += !decision.ok() || !worth.empty();
     return {selections_.begin(), selections_.end()};
   }
-  /// A layer's high experts, those worth least first; of equals the first ones stay longest.
-  std::vector<int32_t> LeastFirst(int layer, absl::Span<const double> worth) const {
-    std::vector<int32_t> members;
-    for (int32_t e = model_->layers[layer].num_experts - 1; e >= 0; --e) {
-      if (high_[Index({layer, e})]) members.push_back(e);
+  /// A group's high experts, those worth least first; of equals the first ones stay longest.
+  std::vector<ExpertKey> LeastFirst(int group, absl::Span<const double> worth) const {
+    std::vector<ExpertKey> members;
+    for (int l = NextGroup(group) - 1; l >= group; --l) {
+      for (int32_t e = model_->layers[l].num_experts - 1; e >= 0; --e) {
+        if (high_[Index({l, e})]) members.push_back({l, e});
+      }
     }
-    std::stable_sort(members.begin(), members.end(), [&](int32_t a, int32_t b) {
-      return worth[Index({layer, a})] < worth[Index({layer, b})];
-    });
+    std::stable_sort(members.begin(), members.end(),
+                     [&](ExpertKey a, ExpertKey b) { return worth[Index(a)] < worth[Index(b)]; });
     return members;
   }
   std::vector<int32_t> Capacities(int64_t high) const {
@@ -165,6 +175,7 @@ class HotSet final : public VersionManager {
     PolicyContext context;
     context.model = model_;
     MOERT_ASSIGN_OR_RETURN(const PrecisionDecision initial, Ask(context, PrecisionMoment::kOpen));
+    std::vector<int64_t> room = Room();
     for (const ExpertKey key : initial.promote) {
       if (!Legal(key)) {
         return absl::InvalidArgumentError(fmt::format(
@@ -175,7 +186,7 @@ class HotSet final : public VersionManager {
         return absl::InvalidArgumentError(fmt::format(
             "initially high: layer {} expert {} is named twice", key.layer, key.expert));
       }
-      if (HighOf(key.layer) == capacity_[key.layer]) {
+      if (room[GroupOf(key.layer)]-- == 0) {
         return absl::InvalidArgumentError(
             fmt::format("initially high: more experts of layer {} than the {} the budget holds",
                         key.layer, capacity_[key.layer]));
@@ -183,10 +194,9 @@ class HotSet final : public VersionManager {
       SetTarget(key, kHigh);
     }
     for (int l = 0; l < model_->num_layers(); ++l) {
-      int held = HighOf(l);
       for (int e = 0; e < model_->layers[l].num_experts; ++e) {
         const ExpertKey key{l, e};
-        if (!high_[Index(key)]) SetTarget(key, held++ < capacity_[l] ? kHigh : kLow);
+        if (!high_[Index(key)]) SetTarget(key, room[GroupOf(l)]-- > 0 ? kHigh : kLow);
       }
     }
     return absl::OkStatus();
@@ -247,26 +257,24 @@ class HotSet final : public VersionManager {
       return;
     }
     const PrecisionDecision& decision = *decided;
-    // Per layer the set may never exceed its capacity; what would is dropped and counted.
-    std::vector<int> high(model_->num_layers());
-    for (int l = 0; l < model_->num_layers(); ++l) high[l] = HighOf(l);
+    // No group may ever exceed its capacity; what would is dropped and counted.
+    std::vector<int64_t> room = Room();
     for (const ExpertKey key : decision.demote) {
       if (!Legal(key) || !high_[Index(key)] || Moving(key)) {
         ++stats_.policy_fallbacks;
         continue;
       }
       demotions_.push_back(key);
-      --high[key.layer];
+      ++room[GroupOf(key.layer)];
       SetTarget(key, kLow);
     }
     for (const ExpertKey key : decision.promote) {
-      if (!Legal(key) || high_[Index(key)] || Moving(key) ||
-          high[key.layer] >= capacity_[key.layer]) {
+      if (!Legal(key) || high_[Index(key)] || Moving(key) || room[GroupOf(key.layer)] <= 0) {
         ++stats_.policy_fallbacks;
         continue;
       }
       promotions_.push_back(key);
-      ++high[key.layer];
+      --room[GroupOf(key.layer)];
       SetTarget(key, kHigh);
     }
   }

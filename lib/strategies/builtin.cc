@@ -108,6 +108,9 @@ RegisteredStrategy DynaExq() {
             {"lo", "low version (w4a16_g128)"},
             {"interval_ms", "time between two decisions, ms (200)"},
             {"hi_fraction", "share of each layer's experts held high (what the budget holds)"},
+            {"rank",
+             "who is high: the hottest of each layer (hotness), or of all layers those by whose "
+             "low versions the model loses most, as `calibration` measured (loss) (hotness)"},
             {"beta", "weight of the past in the exponential mean of selections (0.85)"},
             {"memory",
              "a second mean remembers this many times longer; it counts while chance explains how "
@@ -117,14 +120,16 @@ RegisteredStrategy DynaExq() {
              "(0.2)"},
             {"noise", "and by this many standard deviations of chance (0.5)"},
             {"slack", "and rank this many places inside the target set (0)"},
-            {"spare", "free blocks of each pool, so that full pools can swap (4)"},
+            {"spare",
+             "free blocks of each pool, so that full pools can swap (what the link carries in a "
+             "decode step: 4 at least, at most one of 64 experts)"},
             MaxGbps(),
             {"hot",
              "experts that are high from the start, by layer: 0-3-7/1-2 for 0, 3, 7 of layer 0 and "
              "1, 2 of layer 1 (the first ones)"},
             {"calibration",
              "file of `moert-pack calibrate` whose most selected experts are high from the start, "
-             "instead of `hot` (none)"}}},
+             "instead of `hot`, until what is selected here says otherwise (none)"}}},
           &BuildDynaExq};
 }
 

@@ -1,5 +1,6 @@
 // dynaexq: online precision control (DynaExq Sec. 4.2). Every expert is resident in some precision;
-// per layer the n_hi hottest by an exponential mean of selections per time interval are high.
+// per layer the n_hi hottest by an exponential mean of selections per time interval are high. With
+// rank=loss a selection counts what the model loses by it, and the most worth of all layers are.
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -8,6 +9,7 @@
 #include "strategies/builtin.h"
 #include "strategies/hotness.h"
 #include "strategies/initial_high.h"
+#include "strategies/routing_statistics.h"
 
 namespace moert {
 namespace {
@@ -16,29 +18,41 @@ class HottestHigh final : public PrecisionPolicy {
  public:
   /// What a newcomer must be ahead of the weakest member by.
   struct Hysteresis {
-    double margin;  // share of the layer's mean hotness
+    double margin;  // share of the mean worth of those that compete
     double noise;   // standard deviations of chance
     int slack;      // ranks inside the target set
   };
 
-  HottestHigh(Hotness hotness, Hysteresis hysteresis, InitialHigh initial)
-      : hotness_(std::move(hotness)), hysteresis_(hysteresis), initial_(std::move(initial)) {}
+  /// `weights`: what a selection of each expert counts, over all layers; empty: 1, and each layer
+  /// has its own high experts.
+  HottestHigh(Hotness hotness, std::vector<double> weights, Hysteresis hysteresis,
+              InitialHigh initial)
+      : hotness_(std::move(hotness)),
+        weights_(std::move(weights)),
+        hysteresis_(hysteresis),
+        initial_(std::move(initial)) {}
 
   absl::StatusOr<PrecisionDecision> Decide(const PrecisionSnapshot& snapshot) override {
     if (snapshot.moment == PrecisionMoment::kOpen) return initial_.Choose(snapshot);
     if (snapshot.moment == PrecisionMoment::kShrink) {
       PrecisionDecision decision;
-      decision.worth.assign(hotness_.values().begin(), hotness_.values().end());
+      for (size_t i = 0; i < hotness_.values().size(); ++i) decision.worth.push_back(Worth(i));
       return decision;
     }
     hotness_.Add(snapshot.selections);
     swaps_.clear();
-    size_t first = 0;
+    experts_.clear();
+    int64_t capacity = 0;
+    size_t index = 0;
     for (int l = 0; l < snapshot.context.model->num_layers(); ++l) {
-      const int experts = snapshot.context.model->layers[l].num_experts;
-      DecideLayer(l, hotness_.values().subspan(first, experts),
-                  snapshot.high.subspan(first, experts), snapshot.high_capacity[l]);
-      first += experts;
+      for (int e = 0; e < snapshot.context.model->layers[l].num_experts; ++e, ++index) {
+        experts_.push_back({Worth(index), WeightOf(index), {l, e}, snapshot.high[index] != 0});
+      }
+      capacity += snapshot.high_capacity[l];
+      if (!weights_.empty() && l + 1 < snapshot.context.model->num_layers()) continue;
+      DecideAmong(capacity);
+      experts_.clear();
+      capacity = 0;
     }
     // The largest gain first, over all layers: transitions are rationed by the pipeline.
     std::stable_sort(swaps_.begin(), swaps_.end(),
@@ -57,79 +71,97 @@ class HottestHigh final : public PrecisionPolicy {
     double gain;
   };
   static constexpr double kFirst = std::numeric_limits<double>::infinity();
+  static constexpr ExpertKey kNobody{-1, -1};
 
-  /// Hotter first, then the lower index.
+  /// Worth more first, then the lower index.
   struct Ranked {
-    double h;
-    int expert;
+    double worth;
+    double weight;
+    ExpertKey key;
+    bool high;
     bool operator<(const Ranked& other) const {
-      return h > other.h || (h == other.h && expert < other.expert);
+      if (worth != other.worth) return worth > other.worth;
+      return key.layer != other.key.layer ? key.layer < other.key.layer
+                                          : key.expert < other.key.expert;
     }
   };
 
-  void DecideLayer(int layer, absl::Span<const double> h, absl::Span<const uint8_t> high,
-                   int capacity) {
-    const int experts = static_cast<int>(h.size());
+  double WeightOf(size_t index) const { return weights_.empty() ? 1 : weights_[index]; }
+  double Worth(size_t index) const { return WeightOf(index) * hotness_.values()[index]; }
+
+  // Those of experts_ compete for `capacity` places.
+  void DecideAmong(int64_t capacity) {
     members_.clear();
-    double sum = 0, least = kFirst;
-    for (int e = 0; e < experts; ++e) {
-      sum += h[e];
-      if (!high[e]) continue;
-      members_.push_back({h[e], e});
-      least = std::min(least, h[e]);
-    }
-    int free = capacity - static_cast<int>(members_.size());
-    // The newcomer enters only if it is clearly hotter than the weakest member, and that one leaves
-    // only then. What is clear depends on how much was seen: short intervals and few tokens ask for
-    // more, where a share of the mean alone would follow every accident.
-    const auto needed = [&, margin = hysteresis_.margin * sum / experts](double h, double weakest) {
-      return weakest + margin + hysteresis_.noise * hotness_.Scatter(h + weakest);
-    };
-    // No newcomer needs less; mostly nobody has it.
-    const double threshold = free > 0 || members_.empty() ? 0 : needed(least, least);
     newcomers_.clear();
-    for (int e = 0; e < experts; ++e) {
-      if (!high[e] && h[e] > threshold) newcomers_.push_back({h[e], e});
+    double sum = 0, least = kFirst;
+    for (const Ranked& r : experts_) {
+      sum += r.worth;
+      if (!r.high) continue;
+      members_.push_back(r);
+      least = std::min(least, r.worth);
+    }
+    int64_t free = capacity - std::ssize(members_);
+    const double margin = hysteresis_.margin * sum / static_cast<double>(experts_.size());
+    // Nobody needs less than this; mostly nobody has it.
+    const double threshold = free > 0 || members_.empty() ? 0 : least + margin;
+    for (const Ranked& r : experts_) {
+      if (!r.high && r.worth > threshold) newcomers_.push_back(r);
     }
     if (newcomers_.empty() && free >= 0) return;
     std::sort(newcomers_.begin(), newcomers_.end());
     std::make_heap(members_.begin(), members_.end());  // the weakest in front
     const auto take_weakest = [&] {
       std::pop_heap(members_.begin(), members_.end());
-      const int expert = members_.back().expert;
+      const ExpertKey key = members_.back().key;
       members_.pop_back();
-      return ExpertKey{layer, expert};
+      return key;
     };
     // A demotion that failed left one too many: the coldest go.
-    for (; free < 0; ++free) swaps_.push_back({{layer, -1}, take_weakest(), kFirst});
+    for (; free < 0; ++free) swaps_.push_back({kNobody, take_weakest(), kFirst});
     for (const Ranked& newcomer : newcomers_) {
-      const ExpertKey enter{layer, newcomer.expert};
       if (free > 0) {
         --free;
-        swaps_.push_back({enter, {layer, -1}, newcomer.h});
+        swaps_.push_back({newcomer.key, kNobody, newcomer.worth});
         continue;
       }
       // Rank slack: a newcomer must be well inside the target set, not at its edge.
-      if (hysteresis_.slack > 0 && RankOf(newcomer, h) >= capacity - hysteresis_.slack) break;
+      if (hysteresis_.slack > 0 && RankOf(newcomer) >= capacity - hysteresis_.slack) break;
       if (members_.empty()) break;
-      const double weakest = members_.front().h;
-      if (newcomer.h <= needed(newcomer.h, weakest)) break;
-      swaps_.push_back({enter, take_weakest(), newcomer.h - weakest});
+      const Ranked& weakest = members_.front();
+      const double gain = newcomer.worth - weakest.worth;
+      if (gain <= margin) break;
+      // The newcomer enters only if it is clearly worth more than the weakest member, and that one
+      // leaves only then. What is clear depends on how much was seen: short intervals and few
+      // tokens ask for more, where a share of the mean alone would follow every accident.
+      const double scatter =
+          hotness_.Scatter(newcomer.weight * newcomer.worth + weakest.weight * weakest.worth);
+      if (gain <= margin + hysteresis_.noise * scatter) continue;
+      swaps_.push_back({newcomer.key, take_weakest(), gain});
     }
   }
 
-  static int RankOf(const Ranked& of, absl::Span<const double> h) {
-    int rank = 0;
-    for (int e = 0; e < static_cast<int>(h.size()); ++e) rank += Ranked{h[e], e} < of;
-    return rank;
+  int64_t RankOf(const Ranked& of) const {
+    return std::count_if(experts_.begin(), experts_.end(),
+                         [&](const Ranked& other) { return other < of; });
   }
 
   Hotness hotness_;
+  const std::vector<double> weights_;
   const Hysteresis hysteresis_;
   const InitialHigh initial_;
-  std::vector<Swap> swaps_;                  // scratch, as are
-  std::vector<Ranked> members_, newcomers_;  // of a layer
+  std::vector<Swap> swaps_;  // scratch, as are
+  std::vector<Ranked> experts_, members_, newcomers_;
 };
+
+// Of all layers' experts, empty without statistics.
+std::vector<double> SelectionsOf(const RoutingStatistics* statistics) {
+  std::vector<double> selections;
+  if (statistics == nullptr) return selections;
+  for (const RoutingStatistics::Layer& layer : statistics->layers) {
+    selections.insert(selections.end(), layer.selections.begin(), layer.selections.end());
+  }
+  return selections;
+}
 
 }  // namespace
 
@@ -141,7 +173,7 @@ absl::StatusOr<Strategy> BuildDynaExq(const StrategyContext& context) {
   MOERT_ASSIGN_OR_RETURN(const double interval_ms, params.Number("interval_ms", 200, 0.001, 1e7));
   s.transitions.interval_ns = static_cast<int64_t>(interval_ms * 1e6);
   MOERT_ASSIGN_OR_RETURN(s.transitions.hi_fraction, params.Number("hi_fraction", -1, 0, 1));
-  MOERT_ASSIGN_OR_RETURN(const int64_t spare, params.Integer("spare", 4, 1, 1 << 20));
+  MOERT_ASSIGN_OR_RETURN(const int64_t spare, params.Integer("spare", 0, 1, 1 << 20));
   s.transitions.spare = static_cast<int>(spare);
   MOERT_ASSIGN_OR_RETURN(s.transitions.max_gbps, params.Number("max_gbps", 0, 0, 1e6));
   MOERT_ASSIGN_OR_RETURN(const double beta, params.Number("beta", 0.85, 0, 0.999999));
@@ -149,10 +181,21 @@ absl::StatusOr<Strategy> BuildDynaExq(const StrategyContext& context) {
   MOERT_ASSIGN_OR_RETURN(const double margin, params.Number("margin", 0.2, 0, 1e9));
   MOERT_ASSIGN_OR_RETURN(const double noise, params.Number("noise", 0.5, 0, 1e9));
   MOERT_ASSIGN_OR_RETURN(const int64_t slack, params.Integer("slack", 0, 0, 1 << 20));
-  MOERT_ASSIGN_OR_RETURN(InitialHigh initial, InitialHigh::Make(context));
+  MOERT_ASSIGN_OR_RETURN(const int rank, params.OneOf("rank", 0, {"hotness", "loss"}));
+  std::vector<double> weights;
+  if (rank == 1) {
+    if (context.calibration == nullptr) {
+      return absl::InvalidArgumentError(
+          "strategy dynaexq: rank=loss needs calibration=FILE of `moert-pack calibrate`");
+    }
+    MOERT_ASSIGN_OR_RETURN(weights,
+                           LossPerSelection(*context.calibration, s.versions[0], s.versions[1]));
+    s.transitions.shared = true;
+  }
+  MOERT_ASSIGN_OR_RETURN(InitialHigh initial, InitialHigh::Make(context, weights));
   s.precision = std::make_unique<HottestHigh>(
-      Hotness(beta, memory), HottestHigh::Hysteresis{margin, noise, static_cast<int>(slack)},
-      std::move(initial));
+      Hotness(beta, memory, SelectionsOf(context.calibration)), std::move(weights),
+      HottestHigh::Hysteresis{margin, noise, static_cast<int>(slack)}, std::move(initial));
   return s;
 }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
+#include <utility>
 
 namespace moert {
 namespace {
@@ -12,13 +14,24 @@ constexpr double kChance = 3;
 
 }  // namespace
 
-Hotness::Hotness(double beta, double memory)
-    : beta_(beta), long_beta_(1 - (1 - beta) / std::max(memory, 1.0)) {}
+Hotness::Hotness(double beta, double memory, std::vector<double> prior)
+    : beta_(beta),
+      long_beta_(1 - (1 - beta) / std::max(memory, 1.0)),
+      prior_(std::move(prior)),
+      values_(prior_) {}
 
 void Hotness::Add(absl::Span<const int64_t> counts) {
   recent_.resize(counts.size(), 0);
   lasting_.resize(counts.size(), 0);
   values_.resize(counts.size(), 0);
+  const auto total = static_cast<double>(std::accumulate(counts.begin(), counts.end(), int64_t{0}));
+  const double prior_total = std::accumulate(prior_.begin(), prior_.end(), 0.0);
+  if (prior_.size() == counts.size() && total > 0 && prior_total > 0) {
+    const double scale = total / prior_total;
+    for (size_t i = 0; i < counts.size(); ++i) lasting_[i] = scale * prior_[i];
+    long_weight_ = 1;
+    prior_.clear();
+  }
   // Of n counts weighed by (1 - beta) beta^i, with what they weigh together scaled to 1.
   weight_ = beta_ * weight_ + (1 - beta_);
   long_weight_ = long_beta_ * long_weight_ + (1 - long_beta_);

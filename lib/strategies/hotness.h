@@ -20,13 +20,14 @@ namespace moert {
 /// interval from the first one on.
 class Hotness {
  public:
-  /// beta in [0, 1), memory >= 1; 1: the recent mean alone.
-  Hotness(double beta, double memory);
+  /// beta in [0, 1), memory >= 1; 1: the recent mean alone. `prior`: how often each expert was
+  /// selected elsewhere, in any unit, which is what the long mean begins with; or empty.
+  Hotness(double beta, double memory, std::vector<double> prior = {});
 
   /// The counts of one more interval, the same experts each time.
   void Add(absl::Span<const int64_t> counts);
 
-  /// [experts], selections an interval.
+  /// [experts], selections an interval. Before the first: the prior.
   absl::Span<const double> values() const { return values_; }
   /// Standard deviation by chance of the sum of values that add up to `sum`: independent selections
   /// scatter like Poisson's, and the recent mean of them by a fixed share of that variance.
@@ -35,9 +36,10 @@ class Hotness {
  private:
   const double beta_;
   const double long_beta_;
-  double variance_ = 1;     // of the recent mean, as a share of that of one interval's count
-  double weight_ = 0;       // that the recent mean has seen, up to 1
-  double long_weight_ = 0;  // likewise
+  double variance_ = 1;        // of the recent mean, as a share of that of one interval's count
+  double weight_ = 0;          // that the recent mean has seen, up to 1
+  double long_weight_ = 0;     // likewise
+  std::vector<double> prior_;  // until there are counts to scale it by
   std::vector<double> recent_, lasting_, values_;
 };
 

@@ -2,14 +2,34 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "base/status_macros.h"
-#include "fmt/format.h"
+#include "strategies/routing_statistics.h"
 
 namespace moert {
+namespace {
 
-absl::StatusOr<InitialHigh> InitialHigh::Make(const StrategyContext& context) {
+struct Worth {
+  ExpertKey key;
+  double value;
+};
+
+// The `held` that are worth most; of equals the first.
+void Promote(std::vector<Worth>* experts, int64_t held, PrecisionDecision* decision) {
+  std::stable_sort(experts->begin(), experts->end(),
+                   [](const Worth& a, const Worth& b) { return a.value > b.value; });
+  held = std::min(held, static_cast<int64_t>(experts->size()));
+  for (int64_t i = 0; i < held; ++i) decision->promote.push_back((*experts)[i].key);
+  experts->clear();
+}
+
+}  // namespace
+
+absl::StatusOr<InitialHigh> InitialHigh::Make(const StrategyContext& context,
+                                              std::vector<double> weights) {
   InitialHigh initial;
+  initial.weights_ = std::move(weights);
   MOERT_ASSIGN_OR_RETURN(initial.given_, context.params.Experts("hot"));
   if (context.calibration == nullptr) return initial;
   if (context.params.Has("hot")) {
@@ -24,30 +44,18 @@ absl::StatusOr<PrecisionDecision> InitialHigh::Choose(const PrecisionSnapshot& s
   PrecisionDecision decision;
   decision.promote = given_;
   if (!calibration_.has_value()) return decision;
-  const MoeModelSpec& model = *snapshot.context.model;
-  const std::vector<RoutingStatistics::Layer>& layers = calibration_->layers;
-  if (layers.size() != model.layers.size()) {
-    return absl::InvalidArgumentError(fmt::format("{}: is of a model of {} MoE layers, not of {}",
-                                                  calibration_->file, layers.size(),
-                                                  model.layers.size()));
-  }
-  for (size_t l = 0; l < layers.size(); ++l) {
-    const std::vector<int64_t>& selections = layers[l].selections;
-    const auto experts = static_cast<size_t>(model.layers[l].num_experts);
-    if (selections.size() != experts) {
-      return absl::InvalidArgumentError(
-          fmt::format("{}: layer {} has {} experts there and {} in the model", calibration_->file,
-                      l, selections.size(), experts));
+  MOERT_RETURN_IF_ERROR(CheckSameModel(*calibration_, *snapshot.context.model));
+  std::vector<Worth> experts;
+  for (int32_t l = 0; l < snapshot.context.model->num_layers(); ++l) {
+    const std::vector<int64_t>& selections = calibration_->layers[l].selections;
+    for (int32_t e = 0; e < static_cast<int32_t>(selections.size()); ++e) {
+      const double weight = weights_.empty() ? 1 : weights_[experts.size()];
+      experts.push_back({{l, e}, weight * static_cast<double>(selections[e])});
     }
-    std::vector<int32_t> order(experts);
-    std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(),
-                     [&](int32_t a, int32_t b) { return selections[a] > selections[b]; });
-    const int32_t held = std::min(snapshot.high_capacity[l], static_cast<int32_t>(experts));
-    for (int32_t i = 0; i < held; ++i) {
-      decision.promote.push_back({static_cast<int32_t>(l), order[i]});
-    }
+    if (weights_.empty()) Promote(&experts, snapshot.high_capacity[l], &decision);
   }
+  const absl::Span<const int32_t> capacity = snapshot.high_capacity;
+  Promote(&experts, std::accumulate(capacity.begin(), capacity.end(), int64_t{0}), &decision);
   return decision;
 }
 

@@ -1,5 +1,5 @@
-// Which experts are high from the start: a list in the strategy's spec, or the most selected ones
-// of a calibration file (DynaExq's offline frequency).
+// Which experts are high from the start: a list in the strategy's spec, or those that a calibration
+// file gives the most worth (DynaExq's offline frequency).
 #ifndef MOERT_LIB_STRATEGIES_INITIAL_HIGH_H_
 #define MOERT_LIB_STRATEGIES_INITIAL_HIGH_H_
 
@@ -7,14 +7,18 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "moert/strategy.h"
 
 namespace moert {
 
 class InitialHigh {
  public:
-  /// By the keys `hot` and `calibration`, of which a spec has one at most.
-  static absl::StatusOr<InitialHigh> Make(const StrategyContext& context);
+  /// By the keys `hot` and `calibration`, of which a spec has one at most. `weights`, [sum over
+  /// layers of E]: what a selection of each expert counts; then the most worth of all layers are
+  /// high. Empty: every layer's most selected ones.
+  static absl::StatusOr<InitialHigh> Make(const StrategyContext& context,
+                                          std::vector<double> weights = {});
 
   /// The answer to PrecisionPolicy::Decide at open. InvalidArgument when the calibration is of a
   /// model with other layers or experts.
@@ -23,6 +27,7 @@ class InitialHigh {
  private:
   std::vector<ExpertKey> given_;
   std::optional<RoutingStatistics> calibration_;
+  std::vector<double> weights_;
 };
 
 }  // namespace moert

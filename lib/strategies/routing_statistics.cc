@@ -1,20 +1,113 @@
 #include "strategies/routing_statistics.h"
 
+#include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "base/status_macros.h"
+#include "fmt/format.h"
+#include "fmt/ranges.h"
 #include "moert/env.h"
 #include "moert/offline/calibration.h"
 
 namespace moert {
+namespace {
+
+// [E][scheme]. Nats a token where the end-to-end loss was measured, else the squared error as a
+// share of the layer's output: one unit for all layers either way.
+std::vector<double> LossOf(const LayerCalibration& layer, size_t schemes) {
+  const bool measured = !layer.loss_per_square.empty();
+  const double norm = layer.output_norm > 0 ? layer.output_norm : 1;
+  std::vector<double> loss;
+  loss.reserve(layer.selections.size() * schemes);
+  for (int e = 0; e < static_cast<int>(layer.selections.size()); ++e) {
+    for (size_t s = 0; s < schemes; ++s) {
+      double sum = 0;
+      for (int b = 0; b < kLinearBlocks; ++b) {
+        const double delta = layer.Delta(e, b, s, schemes);
+        const bool down = b == kLinearBlocks - 1;
+        sum += delta * delta * (measured ? layer.loss_per_square[down] : 1 / (norm * norm));
+      }
+      loss.push_back(sum);
+    }
+  }
+  return loss;
+}
+
+// Index of a version among the calibrated schemes, or -1: bf16, which is what all is measured by.
+absl::StatusOr<int> SchemeOf(const RoutingStatistics& statistics, const std::string& version) {
+  const std::vector<std::string>& schemes = statistics.schemes;
+  const auto at = std::find(schemes.begin(), schemes.end(), version);
+  if (at != schemes.end()) return static_cast<int>(at - schemes.begin());
+  if (version == "bf16") return -1;
+  return absl::InvalidArgumentError(fmt::format(
+      "{}: {} was not calibrated, only {}", statistics.file, version, fmt::join(schemes, ", ")));
+}
+
+}  // namespace
 
 absl::StatusOr<RoutingStatistics> ReadRoutingStatistics(const std::string& path) {
   MOERT_ASSIGN_OR_RETURN(Calibration calibration, ReadCalibration(path, Env::Default()));
-  RoutingStatistics statistics{path, {}};
+  RoutingStatistics statistics{path, std::move(calibration.model), {}, {}};
+  for (const Scheme& scheme : calibration.schemes) statistics.schemes.push_back(scheme.Name());
   for (LayerCalibration& layer : calibration.layers) {
-    statistics.layers.push_back({std::move(layer.selections), layer.cross_layer_accuracy});
+    std::vector<double> loss = LossOf(layer, calibration.schemes.size());
+    statistics.layers.push_back(
+        {std::move(layer.selections), layer.cross_layer_accuracy, std::move(loss)});
   }
   return statistics;
+}
+
+absl::Status CheckSameModel(const RoutingStatistics& statistics, const MoeModelSpec& model) {
+  const MoeModelSpec& theirs = statistics.model;
+  if (theirs.num_layers() != model.num_layers()) {
+    return absl::InvalidArgumentError(fmt::format("{}: is of a model of {} MoE layers, not of {}",
+                                                  statistics.file, theirs.num_layers(),
+                                                  model.num_layers()));
+  }
+  for (size_t l = 0; l < model.layers.size(); ++l) {
+    const MoeLayerSpec& a = theirs.layers[l];
+    const MoeLayerSpec& b = model.layers[l];
+    if (a.num_experts != b.num_experts) {
+      return absl::InvalidArgumentError(
+          fmt::format("{}: layer {} has {} experts there and {} in the model", statistics.file, l,
+                      a.num_experts, b.num_experts));
+    }
+    if (a.hidden != b.hidden || a.intermediate != b.intermediate) {
+      return absl::InvalidArgumentError(
+          fmt::format("{}: experts of layer {} are {} x {} there and {} x {} in the model",
+                      statistics.file, l, a.hidden, a.intermediate, b.hidden, b.intermediate));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<double>> LossPerSelection(const RoutingStatistics& statistics,
+                                                     const std::string& high,
+                                                     const std::string& low) {
+  constexpr double kPrior = 16;  // selections that the layer's mean counts as much as
+  MOERT_ASSIGN_OR_RETURN(const int high_scheme, SchemeOf(statistics, high));
+  MOERT_ASSIGN_OR_RETURN(const int low_scheme, SchemeOf(statistics, low));
+  std::vector<double> result;
+  for (const RoutingStatistics::Layer& layer : statistics.layers) {
+    const size_t schemes = statistics.schemes.size();
+    std::vector<double> lost;
+    for (size_t e = 0; e < layer.selections.size(); ++e) {
+      const auto in = [&](int scheme) {
+        return scheme < 0 ? 0 : layer.loss[e * schemes + static_cast<size_t>(scheme)];
+      };
+      lost.push_back(std::max(0.0, in(low_scheme)-in(high_scheme)));
+    }
+    const double all = std::accumulate(lost.begin(), lost.end(), 0.0);
+    const auto tokens = static_cast<double>(
+        std::accumulate(layer.selections.begin(), layer.selections.end(), int64_t{0}));
+    const double mean = all / std::max(tokens, 1.0);
+    for (size_t e = 0; e < lost.size(); ++e) {
+      result.push_back((lost[e] + kPrior * mean) /
+                       (static_cast<double>(layer.selections[e]) + kPrior));
+    }
+  }
+  return result;
 }
 
 }  // namespace moert

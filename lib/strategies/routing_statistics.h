@@ -3,7 +3,9 @@
 #define MOERT_LIB_STRATEGIES_ROUTING_STATISTICS_H_
 
 #include <string>
+#include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "moert/strategy.h"
 
@@ -11,6 +13,16 @@ namespace moert {
 
 /// Reads and checks a file of `moert-pack calibrate`. Errors name the path.
 absl::StatusOr<RoutingStatistics> ReadRoutingStatistics(const std::string& path);
+
+/// InvalidArgument when the statistics are of a model with other layers or experts.
+absl::Status CheckSameModel(const RoutingStatistics& statistics, const MoeModelSpec& model);
+
+/// What the model loses for every token that selects an expert in `low` instead of `high`, in any
+/// unit, [sum over layers of E]. An expert that few tokens selected is taken for about as sensitive
+/// as its layer. InvalidArgument where a version is no calibrated scheme; bf16 loses nothing.
+absl::StatusOr<std::vector<double>> LossPerSelection(const RoutingStatistics& statistics,
+                                                     const std::string& high,
+                                                     const std::string& low);
 
 }  // namespace moert
 

@@ -57,6 +57,24 @@ TEST_CASE("no step ever waits, and hot experts become high") {
   CHECK((*engine)->stats().low_answers == early.low_answers);
 }
 
+TEST_CASE("as many blocks are spare as the link fills in a step, within the model's size") {
+  const auto spare = [](int layers, int experts, double gbps, const std::string& keys = "") {
+    EngineOptions options = Virtual(("dynaexq:hi=bf16,lo=low" + keys).c_str(), 1.0);
+    options.link_gbps = gbps;
+    const auto engine = Engine::Create(std::make_shared<SyntheticSource>(SyntheticShape{
+                                           layers, experts, 2, 64, 32, 0, false, false, true}),
+                                       options);
+    REQUIRE_OK(engine.status());
+    return (*engine)->memory().spare;
+  };
+  // A step of four layers takes 2 ms, and a block has 16 KiB: six of them at 0.05 GB/s.
+  CHECK(spare(4, 128, 0.001) == 4);
+  CHECK(spare(4, 128, 0.05) == 6);
+  CHECK(spare(4, 128, 100) == 8);
+  CHECK(spare(4, 16, 100) == 4);
+  CHECK(spare(4, 128, 100, ",spare=5") == 5);
+}
+
 TEST_CASE("the settled output is the high version's own") {
   const auto source = TwoVersions();
   EngineOptions resident = Virtual("resident:scheme=bf16", 1.0);

@@ -333,6 +333,16 @@ TEST_CASE("hotness says selections an interval from the first on, and how they s
   }
 }
 
+TEST_CASE("a prior counts until what is seen contradicts it") {
+  Hotness hotness(0.85, 8, {1, 3});
+  CHECK(hotness.values()[1] == 3 * hotness.values()[0]);
+  hotness.Add(std::vector<int64_t>{0, 0});  // says nothing, not even how long an interval is
+  hotness.Add(std::vector<int64_t>{4, 4});
+  CHECK(hotness.values()[1] > 1.5 * hotness.values()[0]);
+  hotness.Add(std::vector<int64_t>{4000, 4000});
+  CHECK(hotness.values()[0] == hotness.values()[1]);
+}
+
 TEST_CASE("a long memory steadies a rate that stays, and lets go of one that changed") {
   Hotness with(0.85, 8), without(0.85, 1);
   Stream before({10}, 1), after({30}, 2);
