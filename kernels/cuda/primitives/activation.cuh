@@ -26,6 +26,12 @@ __device__ __forceinline__ float Activate(int kind, float v) {
   return 0.5f * v * (1.0f + tanhf(0.79788456080286536f * (v + 0.044715f * v * v * v)));
 }
 
+/// act(gate) * up, silu or gelu's tanh form, by fast instructions.
+__device__ __forceinline__ float Activated(bool silu, float gate, float up) {
+  const float x = silu ? gate : 1.5957691216057308f * (gate + 0.044715f * gate * gate * gate);
+  return __fdividef(gate, 1.0f + __expf(-x)) * up;
+}
+
 }  // namespace moert::cuda
 
 #endif  // MOERT_KERNELS_CUDA_PRIMITIVES_ACTIVATION_CUH_

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "kernels/cuda/primitives/activation.cuh"
 #include "kernels/cuda/primitives/prompt_imported.cuh"
 #include "kernels/cuda/primitives/prompt_int8.cuh"
 #include "kernels/cuda/primitives/prompt_ring.cuh"
@@ -288,12 +289,6 @@ struct PromptConsumer {
     PinRegisters(d);
     Release(at.before);
     if constexpr (kScaled) ScaleSums<kColumns>(at.scales.f, d);
-  }
-
-  /// act(gate) * up, silu or gelu's tanh form.
-  __device__ __forceinline__ static float Activated(bool silu, float gate, float up) {
-    const float x = silu ? gate : 1.5957691216057308f * (gate + 0.044715f * gate * gate * gate);
-    return __fdividef(gate, 1.0f + __expf(-x)) * up;
   }
 
   /// act(gate) * up as floats, before they are quantized.

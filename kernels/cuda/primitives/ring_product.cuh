@@ -374,39 +374,13 @@ struct RingProduct {
     }
     ClearSums();
   }
-  /// acc += scale * sum. at: the scales as floats, [row block][16 rows].
   __device__ __forceinline__ void ScaleFloats(const uint8_t* at) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-#pragma unroll
-      for (int upper = 0; upper < 2; ++upper) {
-        const float scale = reinterpret_cast<const float*>(at)[r * 16 + upper * 8 + (lane >> 2)];
-#pragma unroll
-        for (int n = 0; n < kTokens8; ++n) {
-#pragma unroll
-          for (int c = 2 * upper; c < 2 * upper + 2; ++c) {
-            acc[r][n][c] = fmaf(scale, sum[r][n][c], acc[r][n][c]);
-          }
-        }
-      }
-    }
+    AddScaled<kTokens8>(at, lane, sum, acc);
     ClearSums();
   }
-  /// acc += unit * scale * x_scale * sum.
   __device__ __forceinline__ void ScaleInt(const RingScales& s,
                                            const float (&x_scales)[kTokens8][2]) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-#pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        const float scale = RingScales::Widen(s.scale[r], c / 2) * (1 / kW4A8Unit);
-#pragma unroll
-        for (int n = 0; n < kTokens8; ++n) {
-          acc[r][n][c] =
-              fmaf(static_cast<float>(sum[r][n][c]), scale * x_scales[n][c & 1], acc[r][n][c]);
-        }
-      }
-    }
+    AddScaled<kTokens8>(s, x_scales, sum, acc);
     ClearSums();
   }
 };

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/primitives/dequant.cuh"
 #include "kernels/cuda/primitives/pipeline.cuh"
 
 namespace moert::cuda {
@@ -27,6 +28,46 @@ struct RingScales {
     return __uint_as_float(upper == 0 ? pair << 16 : pair & 0xffff0000u);
   }
 };
+
+/// acc += scale * sum. at: the scales as floats, [row block][16 rows].
+template <int kTokens8>
+__device__ __forceinline__ void AddScaled(const uint8_t* at, int lane,
+                                          const float (&sum)[2][kTokens8][4],
+                                          float (&acc)[2][kTokens8][4]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+#pragma unroll
+    for (int upper = 0; upper < 2; ++upper) {
+      const float scale = reinterpret_cast<const float*>(at)[r * 16 + upper * 8 + (lane >> 2)];
+#pragma unroll
+      for (int n = 0; n < kTokens8; ++n) {
+#pragma unroll
+        for (int c = 2 * upper; c < 2 * upper + 2; ++c) {
+          acc[r][n][c] = fmaf(scale, sum[r][n][c], acc[r][n][c]);
+        }
+      }
+    }
+  }
+}
+
+/// acc += unit * scale * x_scale * sum. x_scales: of the columns.
+template <int kTokens8>
+__device__ __forceinline__ void AddScaled(const RingScales& s, const float (&x_scales)[kTokens8][2],
+                                          const int32_t (&sum)[2][kTokens8][4],
+                                          float (&acc)[2][kTokens8][4]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      const float scale = RingScales::Widen(s.scale[r], c / 2) * (1 / kW4A8Unit);
+#pragma unroll
+      for (int n = 0; n < kTokens8; ++n) {
+        acc[r][n][c] =
+            fmaf(static_cast<float>(sum[r][n][c]), scale * x_scales[n][c & 1], acc[r][n][c]);
+      }
+    }
+  }
+}
 
 }  // namespace moert::cuda
 
