@@ -5,7 +5,7 @@ set -euo pipefail
 source=$1 work=$2
 rm -rf "$work"
 mkdir -p "$work"
-# Debug, a folder at a time: it is only compiled.
+# Unoptimized, a folder at a time: quick to compile.
 cmake -S "$source/tests/install/subproject" -B "$work/build" -G Ninja -DMOERT_SOURCE="$source" \
   -DCMAKE_C_COMPILER="$3" -DCMAKE_CXX_COMPILER="$4" -DCMAKE_BUILD_TYPE=Debug \
   -DCMAKE_UNITY_BUILD=ON >"$work/configure.log" || { cat "$work/configure.log"; exit 1; }
