@@ -66,6 +66,7 @@ struct OpenProgress {
   int64_t total_experts = 0;
 };
 
+/// Every field has an initializer: designated ones may leave any out without a warning.
 struct EngineOptions {
   // Options that change results or memory.
 
@@ -74,7 +75,7 @@ struct EngineOptions {
   std::string strategy = "on-demand";
   /// Changes the strategy that the spec built before the engine takes it: how a host brings
   /// policies of its own. Also called by Plan.
-  std::function<absl::Status(Strategy*)> customize_strategy;
+  std::function<absl::Status(Strategy*)> customize_strategy = {};
   /// Hard limit of the fast tier (design rule 1).
   Budget budget;
   /// Rows of the largest layer call. Workspace is sized from it and is part of the budget.
@@ -86,7 +87,7 @@ struct EngineOptions {
   int64_t host_budget = -1;
   ActivationNumerics activation = ActivationNumerics::kBF16;
   ClockKind clock = ClockKind::kWall;
-  HardwareProfile profile;
+  HardwareProfile profile = {};
   /// Paces transfers to this rate, GB/s (1e9); 0: the device's own speed (wall) or the profile's.
   double link_gbps = 0;
   uint64_t seed = 0;
@@ -95,7 +96,7 @@ struct EngineOptions {
   /// in a real run of the same model.
   bool simulate = false;
   /// The part of the model that this engine owns; the default is all of it.
-  Shard shard;
+  Shard shard = {};
 
   // Options that change speed only.
 
@@ -105,30 +106,30 @@ struct EngineOptions {
   int threads = 0;
   /// CPUs the compute threads are pinned to, in turn; empty: not pinned. The caller's own thread is
   /// never touched.
-  std::vector<int> cpus;
+  std::vector<int> cpus = {};
   /// The host's pool in place of `threads` and `cpus`; null: a pool of our own.
-  std::shared_ptr<ThreadPool> thread_pool;
+  std::shared_ptr<ThreadPool> thread_pool = {};
   /// Pools in RAM come from this NUMA node, and compute threads run on its CPUs where neither
   /// `cpus` nor `thread_pool` says otherwise; -1: wherever the system puts them. Refused where the
   /// machine has no such node.
   int numa_node = -1;
   /// Where expert pools in RAM come from; null: the system.
-  std::shared_ptr<HostAllocator> allocator;
+  std::shared_ptr<HostAllocator> allocator = {};
   /// Threads that read experts from their source. 1..16.
   int io_threads = 2;
   /// CPU kernel set: "auto" or a name of MixedGroupGemm::KernelNames().
   std::string kernels = "auto";
   /// Sees every layer call; null: none.
-  std::shared_ptr<TraceSink> trace;
+  std::shared_ptr<TraceSink> trace = {};
 
   /// Called by Create, on its thread, behind each layer that a preloading strategy has loaded.
   /// False: Create gives up what it has, as soon as reads under way have ended, and returns
   /// Cancelled. May be null.
-  std::function<bool(const OpenProgress&)> open_progress;
+  std::function<bool(const OpenProgress&)> open_progress = {};
 
   /// One line for what a person who operates the host may want to know. Called from the thread that
   /// caused it, with no lock held; may call the engine. Null: silence.
-  std::function<void(LogLevel, absl::string_view line)> log;
+  std::function<void(LogLevel, absl::string_view line)> log = {};
 
   /// Names the first field out of range, its value and the legal range.
   absl::Status Validate() const;

@@ -192,6 +192,9 @@ using ExpandedGemmFn = void (*)(const BlockGemmArgs& args, BlockGemmFn inner, in
 void BlockGemmExpandedW4Avx2(const BlockGemmArgs& args, BlockGemmFn inner, int64_t x_piece);
 void BlockGemmExpandedF4Avx2(const BlockGemmArgs& args, BlockGemmFn inner, int64_t x_piece);
 void BlockGemmExpandedF8Avx2(const BlockGemmArgs& args, BlockGemmFn inner, int64_t x_piece);
+void BlockGemmExpandedW4Avx512(const BlockGemmArgs& args, BlockGemmFn inner, int64_t x_piece);
+void BlockGemmExpandedF4Avx512(const BlockGemmArgs& args, BlockGemmFn inner, int64_t x_piece);
+void BlockGemmExpandedF8Avx512(const BlockGemmArgs& args, BlockGemmFn inner, int64_t x_piece);
 
 // Wide kernels, AMX: the thread needs the kernel's permission to use tiles (kernel_set.cc); they
 // leave no tile state behind. bf16 activations are packed as for vdpbf16ps.

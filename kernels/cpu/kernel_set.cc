@@ -116,6 +116,12 @@ OperandKernels PlainAvx2(PackFn pack) {
                Expanded<BlockGemmExpandedF4Avx2, kBf16, kTile>,
                Expanded<BlockGemmExpandedF8Avx2, kBf16, kTile>);
 }
+template <BlockGemmFn kBf16, int64_t kTile>
+OperandKernels PlainAvx512(PackFn pack) {
+  return Plain(kTile, pack, kBf16, Expanded<BlockGemmExpandedW4Avx512, kBf16, kTile>,
+               Expanded<BlockGemmExpandedF4Avx512, kBf16, kTile>,
+               Expanded<BlockGemmExpandedF8Avx512, kBf16, kTile>);
+}
 
 constexpr int64_t kSums = static_cast<int64_t>(sizeof(float));
 
@@ -173,8 +179,8 @@ std::vector<KernelSet> AllKernelSets() {
   avx512.glu[static_cast<int>(Activation::kSilu)] = GluSiluAvx512;
   avx512.glu[static_cast<int>(Activation::kGeluTanh)] = GluGeluTanhAvx512;
   Set(&avx512, OperandKind::kPlain,
-      PlainAvx2<BlockGemmBf16F32Avx512, kFloatTile>(PackRoundedAvx512));
-  avx512.plain_f32 = PlainAvx2<BlockGemmBf16F32Avx512, kFloatTile>(PackF32Avx512);
+      PlainAvx512<BlockGemmBf16F32Avx512, kFloatTile>(PackRoundedAvx512));
+  avx512.plain_f32 = PlainAvx512<BlockGemmBf16F32Avx512, kFloatTile>(PackF32Avx512);
   if (HasVnni()) {
     SetIntegers(&avx512, BlockGemmIntW8Vnni, BlockGemmIntW4Vnni, BlockGemmIntW3Vnni,
                 BlockGemmIntW2Vnni);
@@ -184,7 +190,7 @@ std::vector<KernelSet> AllKernelSets() {
   avx512bf16.name = "avx512bf16";
   avx512bf16.supported = HasAvx512Bf16();
   Set(&avx512bf16, OperandKind::kPlain,
-      PlainAvx2<BlockGemmBf16Avx512Bf16, kFloatTile / 2>(PackBf16Avx512));
+      PlainAvx512<BlockGemmBf16Avx512Bf16, kFloatTile / 2>(PackBf16Avx512));
   Set(&avx512bf16, OperandKind::kSummed,
       Quantized(kFloatTile / 2 + kSums, PackSummedBf16Avx512, BlockGemmFloatW8Avx512Bf16,
                 BlockGemmFloatW4Avx512Bf16, BlockGemmFloatW3Avx512Bf16,
@@ -198,7 +204,7 @@ std::vector<KernelSet> AllKernelSets() {
   amx.name = "amx";
   amx.supported = HasAmx();
   Set(&amx, OperandKind::kPlain,
-      AnyWidth(PlainAvx2<BlockGemmBf16Amx, kFloatTile / 2>(PackBf16Avx512)));
+      AnyWidth(PlainAvx512<BlockGemmBf16Amx, kFloatTile / 2>(PackBf16Avx512)));
   Set(&amx, OperandKind::kSummed,
       AnyWidth(Quantized(kFloatTile / 2 + kSums, PackSummedBf16Avx512, BlockGemmFloatW8Amx,
                          BlockGemmFloatW4Amx, BlockGemmFloatW3Amx, BlockGemmFloatW2Amx)));

@@ -105,9 +105,8 @@ class HighCache final : public VersionManager {
     BeforeStep(context);
     chosen_.clear();
     store_->CloseStep(store_->OpenStep());
-    absl::Cleanup keep = [this, before = store_->capacities()]() mutable {
-      store_->PutBack(std::move(before));
-    };
+    std::vector<int> before = store_->capacities();
+    absl::Cleanup keep = [&] { store_->PutBack(std::move(before)); };
     store_->SetCapacity(slots);
     while (store_->pool(kHigh).taken() > slots) {
       int over = -1;

@@ -54,7 +54,8 @@ absl::Status VersionedStore::SetSlots(int64_t slots, int64_t bytes) {
     return absl::FailedPreconditionError(fmt::format(
         "{} experts are in use by open layer calls, the new budget holds {}", pinned, slots));
   }
-  absl::Cleanup keep = [this, before = capacity_]() mutable { PutBack(std::move(before)); };
+  std::vector<int> before = capacity_;
+  absl::Cleanup keep = [&] { PutBack(std::move(before)); };
   SetCapacity(slots);
   PolicyContext context;
   context.model = &source_->model();

@@ -296,7 +296,7 @@ class VersionedStore {
     VersionState state = VersionState::kAbsent;
     LoadReason reason = LoadReason::kDemand;
     int32_t block = -1;
-    int64_t begun = 0;  // tick of the call that began its load
+    int64_t begun = 0;  // tick of the call that began its load, also of one that has failed
   };
   struct Entry {
     std::array<Version, kMaxVersions> versions;

@@ -1,4 +1,5 @@
 // VersionedStore: versions on their way, and their publication when they have arrived.
+#include <algorithm>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
@@ -70,9 +71,12 @@ void VersionedStore::PublishOne(const TransferDone& done) {
   bool inserted = false;
   if (!done.status.ok()) {
     entry.unused_prefetch = false;
-    // Else nobody's: who waits for it loads again.
-    if (!prefetched && version.begun == tick_) entry.failure = done.status;
+    const bool own = !prefetched && version.begun == tick_;
     Drop(done.key, done.version);
+    if (own) {  // else nobody's: who waits for it loads again
+      entry.failure = done.status;
+      version.begun = tick_;
+    }
   } else {
     stats_.bytes_loaded += done.bytes;
     version.state = VersionState::kResident;
@@ -107,9 +111,11 @@ void VersionedStore::PublishOne(const TransferDone& done) {
 }
 
 absl::Status VersionedStore::TakeFailure(ExpertKey key) {
-  absl::Status failure = std::move(At(key).failure);
-  At(key).failure = absl::OkStatus();
-  return failure;
+  Entry& entry = At(key);
+  const absl::Status failure = std::exchange(entry.failure, absl::OkStatus());
+  const bool current = std::any_of(entry.versions.begin(), entry.versions.end(),
+                                   [this](const Version& v) { return v.begun == tick_; });
+  return current ? failure : absl::OkStatus();  // an earlier call did not ask
 }
 
 }  // namespace moert
