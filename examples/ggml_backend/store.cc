@@ -57,16 +57,16 @@ std::vector<moert_opaque_part> Parts(const std::vector<Layer>& layers,
   return parts;
 }
 
-// Without MOERT_BUDGET: all experts, or what is free, within a container's limits too, less an
-// eighth of it, at least 1 GiB, for the context and everybody else.
+// Without MOERT_BUDGET: all experts, which is 0, or what is free, within a container's limits too.
+// An eighth of it, at least 1 GiB, at most a half, is for the context and everybody else.
 int64_t FreeBudget(int64_t expert_bytes) {
   moert_probe_info machine;
   moert_probe_info_init(&machine, sizeof machine);
   if (moert_probe(&machine, nullptr) != MOERT_OK) return 0;
   const int64_t available = machine.memory_available_bytes;
   if (available == 0) return 0;
-  const int64_t reserve = std::max<int64_t>(available / 8, int64_t{1} << 30);
-  const int64_t budget = std::max<int64_t>(available - reserve, 0);
+  const int64_t reserve = std::min(std::max(available / 8, int64_t{1} << 30), available / 2);
+  const int64_t budget = available - reserve;
   return expert_bytes + expert_bytes / 16 < budget ? 0 : budget;
 }
 

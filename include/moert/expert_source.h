@@ -54,7 +54,7 @@ class ExpertSource {
   /// Where a record lies in page-locked host memory already, as it would be read: at a multiple of
   /// kRecordAlignment, for as long as the source lives. A device copies it from there, and no copy
   /// of it is kept. Null: it has to be read.
-  virtual const std::byte* PinnedRecord(int layer, int expert, int version) const {
+  virtual const std::byte* PinnedRecord(int /*layer*/, int /*expert*/, int /*version*/) const {
     return nullptr;
   }
 

@@ -133,7 +133,7 @@ struct RoutingRule {
 class RoutingPolicy : public Policy {
  public:
   /// OK, or why a model cannot be routed by this policy's rules. Asked at open.
-  virtual absl::Status Check(const MoeModelSpec& model) const { return absl::OkStatus(); }
+  virtual absl::Status Check(const MoeModelSpec& /*model*/) const { return absl::OkStatus(); }
   /// The rule the router executes for this layer call.
   virtual RoutingRule Rule(const PolicyContext& context) = 0;
 };
@@ -164,7 +164,7 @@ struct PrefetchCandidate {
 class PrefetchPolicy : public Policy {
  public:
   /// Every layer call's routing, in layer order, before Rank of that layer.
-  virtual void Observe(const LayerEvent& event) {}
+  virtual void Observe(const LayerEvent& /*event*/) {}
   /// The experts to have in the fast tier for the target layer, best first, resident ones included
   /// (they are kept, not fetched again). The prefetcher admits what fits the compute window.
   virtual std::vector<PrefetchCandidate> Rank(const PrefetchSnapshot& snapshot) = 0;
@@ -212,12 +212,12 @@ class ResidencyPolicy : public Policy {
  public:
   /// Every layer call's routing, before Victim is asked for that call; every expert that enters or
   /// leaves the cache.
-  virtual void Observe(const LayerEvent& event) {}
+  virtual void Observe(const LayerEvent& /*event*/) {}
   /// Slots of each layer: each in [0, E], the sum at most `slots`. What is left over belongs to no
   /// layer and is lent to whoever needs it. Asked at open, when the budget changes, and at the
   /// beginning of every step of a cache. Empty: no change at a step, uniform otherwise. A layer
   /// that loses slots gives its surplus back at the end of its next call.
-  virtual std::vector<int> Capacity(const CapacitySnapshot& snapshot) { return {}; }
+  virtual std::vector<int> Capacity(const CapacitySnapshot& /*snapshot*/) { return {}; }
   /// Index into candidates (never empty), or negative to refuse, which only a prefetch may be.
   virtual int Victim(const VictimSnapshot& snapshot) = 0;
 };
@@ -291,7 +291,7 @@ class PrecisionPolicy : public Policy {
   /// holds at most high_capacity[l] experts of layer l, and the layer's first experts fill up the
   /// rest. A longer list, a repeated expert or one that the model does not have refuses the
   /// strategy, and so does an error. Later an error changes nothing and is counted.
-  virtual absl::StatusOr<PrecisionDecision> Decide(const PrecisionSnapshot& snapshot) {
+  virtual absl::StatusOr<PrecisionDecision> Decide(const PrecisionSnapshot& /*snapshot*/) {
     return PrecisionDecision();
   }
   /// A cache of several versions: the version (index into the strategy's versions, 0 = most bits)

@@ -17,19 +17,10 @@ using expert_cache::Token;
 constexpr int kWarps = 8;
 constexpr int kWords = kFewExperts / 32;
 
-template <int kPerLane>
-__global__ void __launch_bounds__(32 * kWarps)
-    ExpertCacheKernel(const __grid_constant__ ExpertCacheArgs args) {
-  TriggerDependentLaunch();
-  GridDependencySync();
-  __shared__ uint32_t resident[kWords], top[kWords], anchored[kWords];
-  __shared__ int users[32 * kPerLane];
-  __shared__ float group_keys[kWarps][32 * kPerLane], group_ranks[kWarps][32 * kPerLane];
-  const int warp = threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
-  const int experts = args.routing.num_experts;
-  const int tokens = args.tokens;
-  const bool parallel = args.one_row_each != 0;
+/// Marks the experts that are there in full, and nobody else yet.
+__device__ __forceinline__ void MarkResident(const ExpertCacheArgs& args, int experts, int warp,
+                                             int lane, uint32_t* resident, uint32_t* top,
+                                             uint32_t* anchored) {
   for (int word = warp; word < kWords; word += kWarps) {
     const int e = 32 * word + lane;
     const bool here =
@@ -40,6 +31,67 @@ __global__ void __launch_bounds__(32 * kWarps)
       top[word] = anchored[word] = 0;
     }
   }
+}
+
+/// By a warp: the largest shares that a request has lost so far, and what the host asked for.
+__device__ __forceinline__ void ReportCall(const ExpertCacheArgs& args, int tokens, int lane,
+                                           const uint32_t* resident, const uint32_t* top) {
+  double slot_share = 0, mass_share = 0;
+  for (int t = lane; t < tokens; t += 32) {
+    const RequestAccount& account = AccountOf(args, t);
+    slot_share = fmax(
+        slot_share, static_cast<double>(account.substituted) / static_cast<double>(account.slots));
+    if (account.mass > 0) mass_share = fmax(mass_share, account.mass_substituted / account.mass);
+  }
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) {
+    slot_share = fmax(slot_share, __shfl_xor_sync(kFull, slot_share, d));
+    mass_share = fmax(mass_share, __shfl_xor_sync(kFull, mass_share, d));
+  }
+  slot_share = fmax(slot_share, args.worst_shares[0]);
+  mass_share = fmax(mass_share, args.worst_shares[1]);
+  __syncwarp();
+  if (lane == 0) {
+    args.worst_shares[0] = slot_share;
+    args.worst_shares[1] = mass_share;
+  }
+  if (args.report == nullptr) return;
+  if (lane < kWords) {
+    args.report->top_score[lane] = top[lane];
+    args.report->resident[lane] = resident[lane];
+  }
+  if (lane == 0) {
+    args.report->worst_slot_share = slot_share;
+    args.report->worst_mass_share = mass_share;
+  }
+}
+
+/// By a warp: the second pass over the tokens that fetch something.
+template <int kPerLane>
+__device__ __forceinline__ void GroupFetched(const ExpertCacheArgs& args, int tokens, int lane,
+                                             uint32_t* resident, uint32_t* top, uint32_t* anchored,
+                                             int* users) {
+  OpenAccount account(args, lane);
+  for (int t = 0; t < tokens; ++t) {
+    if (args.scratch[t].taken == args.scratch[t].slots) continue;
+    Token<kPerLane> token(args, t, lane);
+    token.GroupWhatIsFetched(resident, top, anchored, users, account.Of(t));
+  }
+}
+
+template <int kPerLane>
+__global__ void __launch_bounds__(32 * kWarps)
+    ExpertCacheKernel(const __grid_constant__ ExpertCacheArgs args) {
+  TriggerDependentLaunch();
+  GridDependencySync();
+  __shared__ uint32_t resident[kWords], top[kWords], anchored[kWords];
+  __shared__ int users[32 * kPerLane];
+  __shared__ float group_keys[kWarps][32 * kPerLane], group_ranks[kWarps][32 * kPerLane];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int experts = args.routing.num_experts;
+  const int tokens = args.tokens;
+  const bool parallel = args.one_row_each != 0;
+  MarkResident(args, experts, warp, lane, resident, top, anchored);
   for (int e = threadIdx.x; e < 32 * kPerLane; e += 32 * kWarps) users[e] = 0;
   __syncthreads();
 
@@ -79,47 +131,13 @@ __global__ void __launch_bounds__(32 * kWarps)
       atomicAdd(&users[args.ids[i]], 1);
     }
     __syncthreads();
-    if (warp == 0) {
-      OpenAccount account(args, lane);
-      for (int t = 0; t < tokens; ++t) {
-        if (args.scratch[t].taken == args.scratch[t].slots) continue;
-        Token<kPerLane> token(args, t, lane);
-        token.GroupWhatIsFetched(resident, top, anchored, users, account.Of(t));
-      }
-    }
+    if (warp == 0) GroupFetched<kPerLane>(args, tokens, lane, resident, top, anchored, users);
   }
   __syncthreads();
 
   for (int t = warp; t < tokens; t += kWarps) Token<kPerLane>(args, t, lane).Weigh();
   if (warp != 0) return;
-  double slot_share = 0, mass_share = 0;
-  for (int t = lane; t < tokens; t += 32) {
-    const RequestAccount& account = AccountOf(args, t);
-    slot_share = fmax(
-        slot_share, static_cast<double>(account.substituted) / static_cast<double>(account.slots));
-    if (account.mass > 0) mass_share = fmax(mass_share, account.mass_substituted / account.mass);
-  }
-#pragma unroll
-  for (int d = 16; d > 0; d /= 2) {
-    slot_share = fmax(slot_share, __shfl_xor_sync(kFull, slot_share, d));
-    mass_share = fmax(mass_share, __shfl_xor_sync(kFull, mass_share, d));
-  }
-  slot_share = fmax(slot_share, args.worst_shares[0]);
-  mass_share = fmax(mass_share, args.worst_shares[1]);
-  __syncwarp();
-  if (lane == 0) {
-    args.worst_shares[0] = slot_share;
-    args.worst_shares[1] = mass_share;
-  }
-  if (args.report == nullptr) return;
-  if (lane < kWords) {
-    args.report->top_score[lane] = top[lane];
-    args.report->resident[lane] = resident[lane];
-  }
-  if (lane == 0) {
-    args.report->worst_slot_share = slot_share;
-    args.report->worst_mass_share = mass_share;
-  }
+  ReportCall(args, tokens, lane, resident, top);
 }
 
 __global__ void SetAccountsKernel(int32_t* rows, RequestAccount* accounts,

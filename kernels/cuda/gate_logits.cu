@@ -174,6 +174,94 @@ struct GateRing {
   static constexpr int kBytes = kGateParts * kStages * kStage;
 };
 
+/// Adds the products of a stage's 32 channels, hidden states at `x` and weights at `weights` in
+/// shared memory, to `total`: those of 16 channels at a time.
+template <typename T, int kM, int kN>
+__device__ __forceinline__ void MultiplyStage(uint32_t x, uint32_t weights, int lane,
+                                              float (&total)[kM][kN][4]) {
+  constexpr int kX = kRowParts<T>;
+  constexpr int kTogether = kM >= 4 ? 1 : 4 / kM;  // of kN: chains of products side by side
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    uint32_t a[kX][kM][4];
+#pragma unroll
+    for (int i = 0; i < 2 * kM; ++i) {
+      uint32_t words[sizeof(T)], parts[kX][2];
+      RowPieces<T>::Load(x, i * 8 + lane / 4, half, words);
+      SplitFour<T>(words, parts);
+#pragma unroll
+      for (int p = 0; p < kX; ++p) {
+        a[p][i / 2][i % 2] = parts[p][0];
+        a[p][i / 2][i % 2 + 2] = parts[p][1];
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kN; n += kTogether) {
+      uint32_t b[kTogether][3][2];
+#pragma unroll
+      for (int j = 0; j < kTogether; ++j) {
+        uint32_t words[4];
+        RowPieces<float>::Load(weights, (n + j) * 8 + lane / 4, half, words);
+        SplitFour<float>(words, b[j]);
+      }
+      float d[kM][kTogether][4] = {};
+#pragma unroll
+      for (int order = 2; order >= 0; --order) {
+#pragma unroll
+        for (int p = 0; p < kX && p <= order; ++p) {
+#pragma unroll
+          for (int i = 0; i < kM * kTogether; ++i) {
+            const int m = i / kTogether, j = i % kTogether;
+            MmaBf16(d[m][j], a[p][m], b[j][order - p][0], b[j][order - p][1]);
+          }
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kM * kTogether * 4; ++i) {
+        const int m = i / 4 / kTogether, j = i / 4 % kTogether;
+        total[m][n + j][i % 4] += d[m][j][i % 4];
+      }
+    }
+  }
+}
+
+/// What the warps exchange for 16 tokens.
+template <int kN>
+using GateSums = float[kGateParts][16][8 * kN + 8];
+
+/// Sums the warps' parts in order and stores the logits.
+template <int kM, int kN>
+__device__ __forceinline__ void StoreSums(const GateArgs& args, int first_token, int first_expert,
+                                          int warp, int lane, GateSums<kN>& parts,
+                                          const float (&total)[kM][kN][4]) {
+  constexpr int kWide = 8 * kN;
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+    if (m > 0) __syncthreads();
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+      const int column = n * 8 + lane % 4 * 2;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        *reinterpret_cast<float2*>(&parts[warp][lane / 4 + 8 * r][column]) =
+            make_float2(total[m][n][2 * r], total[m][n][2 * r + 1]);
+      }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = threadIdx.x; i < 16 * kWide; i += kThreads) {
+      const int row = i / kWide, column = i % kWide;
+      float sum = parts[0][row][column];
+#pragma unroll
+      for (int p = 1; p < kGateParts; ++p) sum += parts[p][row][column];
+      const int token = first_token + m * 16 + row, expert = first_expert + column;
+      if (token < args.tokens && expert < args.experts) {
+        args.logits[static_cast<int64_t>(token) * args.experts + expert] = sum;
+      }
+    }
+  }
+}
+
 /// A CTA 16 kM tokens by 8 kN experts. Weights are the sum of three bf16, hidden states of one, two
 /// or three. Of their products those below 2^-26 of the whole are left out; the others are exact.
 /// Tensor cores add those of 16 channels, smallest first, and fp32 additions what these give.
@@ -211,8 +299,6 @@ __global__ void __launch_bounds__(kThreads)
           return args.gate + static_cast<int64_t>(expert) * args.hidden;
         });
   };
-  constexpr int kX = kRowParts<T>;
-  constexpr int kTogether = kM >= 4 ? 1 : 4 / kM;  // of kN: chains of products side by side
   float total[kM][kN][4] = {};
   // Weights are constants: they need not wait for the kernels in front.
 #pragma unroll
@@ -231,77 +317,10 @@ __global__ void __launch_bounds__(kThreads)
     copy_weights(step + kStages - 1);
     CopyAsyncCommit();
     const uint32_t stage = stage_of(step);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      uint32_t a[kX][kM][4];
-#pragma unroll
-      for (int i = 0; i < 2 * kM; ++i) {
-        uint32_t words[sizeof(T)], parts[kX][2];
-        RowPieces<T>::Load(stage, i * 8 + lane / 4, half, words);
-        SplitFour<T>(words, parts);
-#pragma unroll
-        for (int p = 0; p < kX; ++p) {
-          a[p][i / 2][i % 2] = parts[p][0];
-          a[p][i / 2][i % 2 + 2] = parts[p][1];
-        }
-      }
-#pragma unroll
-      for (int n = 0; n < kN; n += kTogether) {
-        uint32_t b[kTogether][3][2];
-#pragma unroll
-        for (int j = 0; j < kTogether; ++j) {
-          uint32_t words[4];
-          RowPieces<float>::Load(stage + Ring::kX, (n + j) * 8 + lane / 4, half, words);
-          SplitFour<float>(words, b[j]);
-        }
-        float d[kM][kTogether][4] = {};
-#pragma unroll
-        for (int order = 2; order >= 0; --order) {
-#pragma unroll
-          for (int p = 0; p < kX && p <= order; ++p) {
-#pragma unroll
-            for (int i = 0; i < kM * kTogether; ++i) {
-              const int m = i / kTogether, j = i % kTogether;
-              MmaBf16(d[m][j], a[p][m], b[j][order - p][0], b[j][order - p][1]);
-            }
-          }
-        }
-#pragma unroll
-        for (int i = 0; i < kM * kTogether * 4; ++i) {
-          const int m = i / 4 / kTogether, j = i / 4 % kTogether;
-          total[m][n + j][i % 4] += d[m][j][i % 4];
-        }
-      }
-    }
+    MultiplyStage<T>(stage, stage + Ring::kX, lane, total);
   }
-
-  constexpr int kWide = 8 * kN;
-  __shared__ __align__(8) float parts[kGateParts][16][kWide + 8];
-#pragma unroll
-  for (int m = 0; m < kM; ++m) {
-    if (m > 0) __syncthreads();
-#pragma unroll
-    for (int n = 0; n < kN; ++n) {
-      const int column = n * 8 + lane % 4 * 2;
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        *reinterpret_cast<float2*>(&parts[warp][lane / 4 + 8 * r][column]) =
-            make_float2(total[m][n][2 * r], total[m][n][2 * r + 1]);
-      }
-    }
-    __syncthreads();
-#pragma unroll
-    for (int i = threadIdx.x; i < 16 * kWide; i += kThreads) {
-      const int row = i / kWide, column = i % kWide;
-      float sum = parts[0][row][column];
-#pragma unroll
-      for (int p = 1; p < kGateParts; ++p) sum += parts[p][row][column];
-      const int token = first_token + m * 16 + row, expert = first_expert + column;
-      if (token < args.tokens && expert < args.experts) {
-        args.logits[static_cast<int64_t>(token) * args.experts + expert] = sum;
-      }
-    }
-  }
+  __shared__ __align__(8) GateSums<kN> parts;
+  StoreSums<kM, kN>(args, first_token, first_expert, warp, lane, parts, total);
 }
 
 template <typename T, int kM, int kStages, bool kAligned>

@@ -87,6 +87,67 @@ __device__ __forceinline__ void WaitForH(const Share& share, const ResolvedTile&
   __syncwarp();
 }
 
+/// Scales of the rows of activations of every 8 columns that a lane's accumulators belong to, where
+/// the packing has some.
+template <Packing kPacking, int kTokens8>
+struct ColumnScales {
+  static constexpr bool kAny = UnitShape<kPacking>::kInt || kPacking == Packing::kF8;
+  const uint8_t* rows[kTokens8][2];
+  float of[kTokens8][2];  // of the unit that was read
+
+  __device__ __forceinline__ ColumnScales(const Share& share, const ResolvedTile& tile,
+                                          int first_k64, int lane) {
+    if constexpr (!kAny) return;
+    const int first = (tile.m.k64s + 1) / 2 * 256 + first_k64 / 2 * 4;
+#pragma unroll
+    for (int n = 0; n < kTokens8; ++n) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const int slot = tile.Slot(n * 8 + 2 * (lane & 3) + c);
+        rows[n][c] = OperandRow(share, tile.m.operand, slot) + first;
+      }
+    }
+  }
+  __device__ __forceinline__ void Read(int unit) {
+    if constexpr (!kAny) return;
+#pragma unroll
+    for (int n = 0; n < kTokens8; ++n) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) of[n][c] = *reinterpret_cast<const float*>(rows[n][c] + unit * 4);
+    }
+  }
+};
+
+/// Rows of activations of every 8 columns, from the lane's first channel of a slice on.
+template <Packing kPacking, int kTokens8>
+struct ColumnRows {
+  using Shape = UnitShape<kPacking>;
+  const uint8_t* first[kTokens8];
+
+  __device__ __forceinline__ ColumnRows(const Share& share, const ResolvedTile& tile, int first_k64,
+                                        int lane) {
+#pragma unroll
+    for (int n = 0; n < kTokens8; ++n) {
+      first[n] = OperandRow(share, tile.m.operand, tile.Slot(n * 8 + (lane >> 2))) +
+                 (first_k64 * 64 + LaneChannels<kPacking>(lane)) * Shape::kElement;
+    }
+  }
+  __device__ __forceinline__ void Of(int unit, const uint8_t* (&at)[kTokens8]) const {
+#pragma unroll
+    for (int n = 0; n < kTokens8; ++n) {
+      at[n] = first[n] + unit * (Shape::kK64s * 64 * Shape::kElement);
+    }
+  }
+};
+
+template <Packing kPacking, int kTokens8, int kGroups>
+using ProductOf =
+    std::conditional_t<UnitShape<kPacking>::kRing, RingProduct<kPacking, kTokens8, kGroups>,
+                       ItemProduct<kPacking, kTokens8>>;
+template <Packing kPacking, int kGroups>
+using WeightsOf = std::conditional_t<UnitShape<kPacking>::kRing, WeightRing<kPacking, kGroups>,
+                                     WeightCursor<kPacking>>;
+
 /// The items of one tile that fall to this warp's group.
 template <Packing kPacking, int kTokens8, int kGroups>
 __device__ __forceinline__ void RunItems(Share& share, const ResolvedTile& tile,
@@ -101,12 +162,8 @@ __device__ __forceinline__ void RunItems(Share& share, const ResolvedTile& tile,
   const int units = (slice.end - slice.begin + Shape::kK64s - 1) / Shape::kK64s;
   const int row_blocks = m.row_blocks;
   const Decoding<kPacking> decoding(m, share.product);
-
-  using Product = std::conditional_t<Shape::kRing, RingProduct<kPacking, kTokens8, kGroups>,
-                                     ItemProduct<kPacking, kTokens8>>;
-  using Weights =
-      std::conditional_t<Shape::kRing, WeightRing<kPacking, kGroups>, WeightCursor<kPacking>>;
-  Weights weights(m, slice, units, share.product, lane, range, share.ring);
+  using Product = ProductOf<kPacking, kTokens8, kGroups>;
+  WeightsOf<kPacking, kGroups> weights(m, slice, units, share.product, lane, range, share.ring);
   Product product(lane, share.ring);
   if constexpr (!Shape::kRing) {
     weights.Open(range.first);
@@ -114,78 +171,37 @@ __device__ __forceinline__ void RunItems(Share& share, const ResolvedTile& tile,
   }
   if (share.waits) WaitForH(share, tile);
 
-  const uint8_t* rows[kTokens8];
-#pragma unroll
-  for (int n = 0; n < kTokens8; ++n) {
-    rows[n] = OperandRow(share, m.operand, tile.Slot(n * 8 + (lane >> 2))) +
-              (slice.begin * 64 + LaneChannels<kPacking>(lane)) * Shape::kElement;
-  }
+  const ColumnRows<kPacking, kTokens8> rows(share, tile, slice.begin, lane);
   const StoredSlots<kTokens8> stored(tile, share.product, lane);
-  constexpr bool kScaledRows = Shape::kInt || kPacking == Packing::kF8;
-  const uint8_t* scaled[kTokens8][2];
-  if constexpr (kScaledRows) {
-    const int first = (m.k64s + 1) / 2 * 256 + slice.begin / 2 * 4;
-#pragma unroll
-    for (int n = 0; n < kTokens8; ++n) {
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const int slot = tile.Slot(n * 8 + 2 * (lane & 3) + c);
-        scaled[n][c] = OperandRow(share, m.operand, slot) + first;
-      }
-    }
-  }
-  float x_scales[kTokens8][2];
-  const auto scales_of = [&](int unit) {
-    if constexpr (kScaledRows) {
-#pragma unroll
-      for (int n = 0; n < kTokens8; ++n) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          x_scales[n][c] = *reinterpret_cast<const float*>(scaled[n][c] + unit * 4);
-        }
-      }
-    }
-  };
-
-  const auto unit_at = [&](int unit, const uint8_t*(&at)[kTokens8]) {
-#pragma unroll
-    for (int n = 0; n < kTokens8; ++n) {
-      at[n] = rows[n] + unit * (Shape::kK64s * 64 * Shape::kElement);
-    }
-  };
+  ColumnScales<kPacking, kTokens8> scales(share, tile, slice.begin, lane);
   const uint8_t* at[kTokens8];
   if constexpr (Shape::kRing) {
 #pragma unroll
-    for (int i = 0; i < Product::kLoads; ++i) product.Load(rows, i);
+    for (int i = 0; i < Product::kLoads; ++i) product.Load(rows.first, i);
   }
 #pragma unroll 1
   for (int item = range.first; item < range.end; item += 1 << range.groups_log2) {
     product.Clear();
 #pragma unroll 1
     for (int unit = 0; unit < units; ++unit) {
-      if constexpr (kPacking == Packing::kW4A8) scales_of(unit);
+      if constexpr (kPacking == Packing::kW4A8) scales.Read(unit);
       if constexpr (Shape::kRing) {
-        unit_at(unit + 1 < units ? unit + 1 : 0, at);
-        product.Unit(weights.Next(), at, decoding, weights.zeros, x_scales);
+        rows.Of(unit + 1 < units ? unit + 1 : 0, at);
+        product.Unit(weights.Next(), at, decoding, weights.zeros, scales.of);
       } else {
-        const int next = item + (1 << range.groups_log2);
         if (unit + 1 < units) {
           weights.Advance();
         } else {
-          if (next < range.end) {
-            weights.Open(next);
-          } else {
-            weights.left = 0;
-          }
+          weights.OpenOrStop(item + (1 << range.groups_log2), range.end);
           product.OpenItem(weights);
         }
-        unit_at(unit, at);
+        rows.Of(unit, at);
         product.Unit(at, weights);
       }
     }
     if constexpr (kPacking == Packing::kF8 || kPacking == Packing::kW8A8) {
-      scales_of(0);
-      product.EndItem(weights, x_scales);
+      scales.Read(0);
+      product.EndItem(weights, scales.of);
     }
     if constexpr (IsFp4(kPacking)) product.ScaleItem(decoding);
     EndItem<kTokens8>(share.args, share.product, row_blocks, tile.plain_h, slices_log2, item,

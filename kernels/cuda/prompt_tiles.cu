@@ -20,15 +20,111 @@ struct Share {
   int unit, units, row_tiles, packing;
 };
 
+/// An expert's tokens cut into units of at most `columns`.
+struct UnitCut {
+  int count, columns, units, last;
+
+  __device__ __forceinline__ UnitCut(int most, int tokens)
+      : count(tokens), columns(tokens > 0 ? PromptShare(most, tokens) : 0) {
+    units = count > 0 ? (count + columns - 1) / columns : 0;
+    last = count - (units - 1) * columns;
+  }
+  __device__ __forceinline__ int Rows(int most) const {
+    return units > 0 ? (units - 1) * columns + PromptColumns(most, last) : 0;
+  }
+};
+
+/// Writes an expert's units, the first of them unit `first` from row `h_row` on, and what it has in
+/// both products. At least one unit.
+__device__ __forceinline__ void WriteUnits(const MakePromptTilesArgs& args, const uint8_t* record,
+                                           const DeviceFormat& format, const int32_t* slots,
+                                           const UnitCut& cut, int first, int h_row,
+                                           Share (&share)[2]) {
+  PromptUnit unit{};
+  unit.matrix[0] = ResolveMatrix(record, format.gate, &format.up);
+  unit.matrix[1] = ResolveMatrix(record, format.down, nullptr);
+  share[0].packing = PromptPacking(format.gate);
+  share[1].packing = PromptPacking(format.down);
+  share[0].row_tiles = (unit.matrix[0].row_blocks + 3) / 4;
+  share[1].row_tiles = (unit.matrix[1].row_blocks + 7) / 8;
+  for (int i = 0; i < cut.units; ++i) {
+    unit.slots = slots + i * cut.columns;
+    unit.count = i + 1 < cut.units ? cut.columns : cut.last;
+    unit.columns = PromptColumns(args.most, unit.count);
+    unit.h_row = h_row + i * cut.columns;
+    args.table.units[first + i] = unit;
+  }
+}
+
+using ExpertNumbers = int[2][kFewExperts + 1];  // of both products
+using ExpertShares = Share[2][kFewExperts + 1];
+
+/// Packing by packing, the fullest expert first: adds to `rank`, which is zero, how many come
+/// before each. Threads share the comparisons of an expert.
+__device__ __forceinline__ void CountBefore(int experts, const ExpertNumbers& key,
+                                            ExpertNumbers& rank) {
+  const int e = threadIdx.x;
+  const int span = (experts + 32) / 32 * 32;
+  const int parts = kThreads / span, part = e / span, mine = e % span;
+  if (part >= parts || mine > experts) return;
+  int before[2] = {};
+#pragma unroll 4
+  for (int other = part; other <= experts; other += parts) {
+#pragma unroll
+    for (int p = 0; p < 2; ++p) {
+      const int theirs = key[p][other], own = key[p][mine];
+      before[p] += theirs < own || (theirs == own && other < mine) ? 1 : 0;
+    }
+  }
+  for (int p = 0; p < 2; ++p) atomicAdd(&rank[p][mine], before[p]);
+}
+
+/// Where packings begin among the tiles of both products, and where the tiles of the r-th expert
+/// end, r the thread's number. `before`, `tiles`: of the experts in front of it, and its own.
+__device__ __forceinline__ void WriteBegins(const MakePromptTilesArgs& args,
+                                            const ExpertShares& shares, const Two& before,
+                                            const Two& tiles, const Two& total,
+                                            ExpertNumbers& ends) {
+  const int e = threadIdx.x;
+  for (int p = 0; p < 2; ++p) {
+    ends[p][e] = before.v[p] + tiles.v[p];
+    // The r-th expert begins its packing, and those that nothing before it has.
+    const int packing = shares[p][e].packing;
+    for (int i = e == 0 ? 0 : shares[p][e - 1].packing + 1; i <= packing; ++i) {
+      args.table.begins[p][i] = before.v[p];
+    }
+    if (e == args.experts) {
+      for (int i = packing + 1; i <= kNowhere; ++i) args.table.begins[p][i] = total.v[p];
+    }
+  }
+}
+
+/// By a warp each: the tiles of an expert in one product. `ends`: of the r-th expert's.
+__device__ __forceinline__ void WriteTiles(const MakePromptTilesArgs& args,
+                                           const ExpertShares& shares, const ExpertNumbers& ends) {
+  const int e = threadIdx.x;
+  for (int task = e / 32; task < 2 * (args.experts + 1); task += kThreads / 32) {
+    const int p = task & 1, r = task >> 1;
+    const Share s = shares[p][r];
+    const auto count_of = static_cast<uint32_t>(s.units * s.row_tiles);
+    uint32_t* to = args.table.tiles[p] + ends[p][r] - count_of;
+    for (uint32_t at = e % 32; at < count_of; at += 32) {
+      const uint32_t row_tile = at / static_cast<uint32_t>(s.units);
+      // Units of an expert take the same weights one beside the other.
+      to[at] = (s.unit + at - row_tile * s.units) | row_tile << 16;
+    }
+  }
+}
+
 __global__ void __launch_bounds__(kThreads)
     MakePromptTilesKernel(const __grid_constant__ MakePromptTilesArgs args) {
   TriggerDependentLaunch();
   GridDependencySync();
   __shared__ Two scratch[2][32];
-  __shared__ int key[2][kFewExperts + 1];  // packing, then tokens
-  __shared__ int rank[2][kFewExperts + 1];
-  __shared__ int ends[2][kFewExperts + 1];      // of the tiles of the r-th expert
-  __shared__ Share shares[2][kFewExperts + 1];  // of the r-th expert
+  __shared__ ExpertNumbers key;  // packing, then tokens
+  __shared__ ExpertNumbers rank;
+  __shared__ ExpertNumbers ends;   // of the tiles of the r-th expert
+  __shared__ ExpertShares shares;  // of the r-th expert
   const int e = threadIdx.x;
   const bool shared = e == args.experts;
   const bool is_expert = e <= args.experts;
@@ -44,35 +140,17 @@ __global__ void __launch_bounds__(kThreads)
     format = args.formats + handle.format;
     if (!IsPromptFormat(*format, args.packings)) count = 0;
   }
-  const int columns = count > 0 ? PromptShare(args.most, count) : 0;
-  const int units = count > 0 ? (count + columns - 1) / columns : 0;
-  const int last = count - (units - 1) * columns;
-  const int rows = units > 0 ? (units - 1) * columns + PromptColumns(args.most, last) : 0;
+  const UnitCut cut(args.most, count);
   Two total;
-  const Two first = SumBefore(Two{units, rows}, scratch[0], &total);
-  Share share[2] = {{first.v[0], units, 0, kNowhere}, {first.v[0], units, 0, kNowhere}};
-  if (units > 0) {
-    PromptUnit unit{};
-    unit.matrix[0] = ResolveMatrix(handle.record, format->gate, &format->up);
-    unit.matrix[1] = ResolveMatrix(handle.record, format->down, nullptr);
-    share[0].packing = PromptPacking(format->gate);
-    share[1].packing = PromptPacking(format->down);
-    share[0].row_tiles = (unit.matrix[0].row_blocks + 3) / 4;
-    share[1].row_tiles = (unit.matrix[1].row_blocks + 7) / 8;
+  const Two first = SumBefore(Two{cut.units, cut.Rows(args.most)}, scratch[0], &total);
+  Share share[2] = {{first.v[0], cut.units, 0, kNowhere}, {first.v[0], cut.units, 0, kNowhere}};
+  if (cut.units > 0) {
     const int32_t* slots = shared ? args.shared_slots : args.groups.sorted + args.groups.firsts[e];
-    for (int i = 0; i < units; ++i) {
-      unit.slots = slots + i * columns;
-      unit.count = i + 1 < units ? columns : last;
-      unit.columns = PromptColumns(args.most, unit.count);
-      unit.h_row = first.v[1] + i * columns;
-      args.table.units[first.v[0] + i] = unit;
-    }
+    WriteUnits(args, handle.record, *format, slots, cut, first.v[0], first.v[1], share);
   }
   if (e == 0) *args.table.unit_count = total.v[0];
   if (e < 2 * kPromptPackings) args.table.tickets[e / kPromptPackings][e % kPromptPackings] = 0;
 
-  // Packing by packing, the fullest expert first: each is compared with every other, by threads
-  // that share these.
   if (is_expert) {
     for (int p = 0; p < 2; ++p) {
       key[p][e] = share[p].packing << 24 | (0xffffff - count);
@@ -80,20 +158,7 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   __syncthreads();
-  const int span = (args.experts + 32) / 32 * 32;
-  const int parts = kThreads / span, part = e / span, mine = e % span;
-  if (part < parts && mine <= args.experts) {
-    int before[2] = {};
-#pragma unroll 4
-    for (int other = part; other <= args.experts; other += parts) {
-#pragma unroll
-      for (int p = 0; p < 2; ++p) {
-        const int theirs = key[p][other], own = key[p][mine];
-        before[p] += theirs < own || (theirs == own && other < mine) ? 1 : 0;
-      }
-    }
-    for (int p = 0; p < 2; ++p) atomicAdd(&rank[p][mine], before[p]);
-  }
+  CountBefore(args.experts, key, rank);
   __syncthreads();
   if (is_expert) {
     for (int p = 0; p < 2; ++p) shares[p][rank[p][e]] = share[p];
@@ -104,31 +169,9 @@ __global__ void __launch_bounds__(kThreads)
     for (int p = 0; p < 2; ++p) tiles.v[p] = shares[p][e].units * shares[p][e].row_tiles;
   }
   const Two before = SumBefore(tiles, scratch[1], &total);
-  if (is_expert) {
-    for (int p = 0; p < 2; ++p) {
-      ends[p][e] = before.v[p] + tiles.v[p];
-      // The r-th expert begins its packing, and those that nothing before it has.
-      const int packing = shares[p][e].packing;
-      for (int i = e == 0 ? 0 : shares[p][e - 1].packing + 1; i <= packing; ++i) {
-        args.table.begins[p][i] = before.v[p];
-      }
-      if (e == args.experts) {
-        for (int i = packing + 1; i <= kNowhere; ++i) args.table.begins[p][i] = total.v[p];
-      }
-    }
-  }
+  if (is_expert) WriteBegins(args, shares, before, tiles, total, ends);
   __syncthreads();
-  for (int task = e / 32; task < 2 * (args.experts + 1); task += kThreads / 32) {
-    const int p = task & 1, r = task >> 1;
-    const Share s = shares[p][r];
-    const auto count_of = static_cast<uint32_t>(s.units * s.row_tiles);
-    uint32_t* to = args.table.tiles[p] + ends[p][r] - count_of;
-    for (uint32_t at = e % 32; at < count_of; at += 32) {
-      const uint32_t row_tile = at / static_cast<uint32_t>(s.units);
-      // Units of an expert take the same weights one beside the other.
-      to[at] = (s.unit + at - row_tile * s.units) | row_tile << 16;
-    }
-  }
+  WriteTiles(args, shares, ends);
 }
 
 }  // namespace

@@ -67,6 +67,25 @@ __device__ float SharedWeight(const In* x, const float* gate, int hidden) {
   return 1 / (1 + expf(-dot));
 }
 
+/// Stores up to `count` of 8 channels, together where all are there and the place is aligned.
+template <typename Out>
+__device__ __forceinline__ void StoreEight(const float (&sum)[8], int count, Out* out) {
+  Out results[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) results[i] = FromFloat<Out>(sum[i]);
+  if (count >= 8 && reinterpret_cast<uintptr_t>(out) % 16 == 0) {
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(Out)) / 2; ++i) {
+      reinterpret_cast<uint4*>(out)[i] = reinterpret_cast<const uint4*>(results)[i];
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (i < count) out[i] = results[i];
+    }
+  }
+}
+
 /// Slots of bf16. A CTA a token and 8 kThreads channels, 8 a thread.
 template <typename In, typename Out, bool kAbsent>
 __global__ void __launch_bounds__(kThreads)
@@ -114,21 +133,7 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t slot = static_cast<int64_t>(gridDim.x) * args.top_k + token;
     add(*reinterpret_cast<const uint4*>(all + slot * args.slot_stride), shared_weight);
   }
-  Out* out = static_cast<Out*>(args.out) + token * args.out_stride + first;
-  Out results[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) results[i] = FromFloat<Out>(sum[i]);
-  if (first + 8 <= hidden && reinterpret_cast<uintptr_t>(out) % 16 == 0) {
-#pragma unroll
-    for (int i = 0; i < static_cast<int>(sizeof(Out)) / 2; ++i) {
-      reinterpret_cast<uint4*>(out)[i] = reinterpret_cast<const uint4*>(results)[i];
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      if (first + i < hidden) out[i] = results[i];
-    }
-  }
+  StoreEight(sum, hidden - first, static_cast<Out*>(args.out) + token * args.out_stride + first);
 }
 
 /// A CTA a token and kThreads channels.

@@ -38,6 +38,43 @@ __device__ void MakeBothTiles(const ServeMissesArgs& args, const ExpertHandle& r
       tiles, [&](int) { return then; }, scratch);
 }
 
+/// Gives both waves to the products: their tiles of both waves, or the handles of the thread's
+/// expert.
+__device__ __forceinline__ void GiveWaves(const ServeMissesArgs& args, const ExpertHandle& ready,
+                                          const ExpertHandle& late, int count, bool any_late,
+                                          TileScratch<kFewExperts>& scratch) {
+  const int e = threadIdx.x;
+  if (args.makes_tiles != 0) {
+    MakeBothTiles(args, ready, late, count, any_late, scratch);
+  } else if (e <= args.experts) {
+    args.ready[e] = ready;
+    args.late[e] = late;
+  }
+}
+
+/// How many slots before `slot` nobody is in.
+__device__ __forceinline__ int FreeBefore(const uint8_t* held, int slot) {
+  int count = 0;
+  for (int s = 0; s < slot; ++s) count += held[s] == 0 ? 1 : 0;
+  return count;
+}
+
+/// Fills `places` with the slots that misses take, the free ones first, then those of the victims
+/// in their order; says in which turn the thread's expert comes or goes. By all threads.
+__device__ __forceinline__ void RankSlots(const ServedCounts& call, const int32_t* counts,
+                                          const ServedExpert* rows, const uint8_t* held,
+                                          int experts, int slot, bool free, bool idle, bool miss,
+                                          int32_t* places, int* miss_rank, int* victim_rank) {
+  const int e = threadIdx.x;
+  if (free) places[FreeBefore(held, e)] = e;
+  if (idle && call.misses > call.free) {
+    *victim_rank = VictimRank(counts, rows, experts, e);
+    places[call.free + *victim_rank] = slot;
+  }
+  if (miss) *miss_rank = MissRank(counts, rows, experts, e);
+  __syncthreads();
+}
+
 /// By one thread: what the layer and the copies go by from now on, and the counts.
 __device__ void EndCall(const ServeMissesArgs& args, const ServedLayer& layer,
                         const ServedCounts& call, int wanted, int64_t bytes) {
@@ -52,6 +89,18 @@ __device__ void EndCall(const ServeMissesArgs& args, const ServedLayer& layer,
   *args.tally = tally;
 }
 
+/// Where expert e, which is wanted, is multiplied from after the call; its copy, where it has one.
+__device__ __forceinline__ ExpertHandle PlaceExpert(const ServeMissesArgs& args, int e, int slot,
+                                                    bool miss, int miss_rank,
+                                                    unsigned long long* bytes) {
+  const ServedRecord record = args.records[e];
+  ExpertHandle handle{record.host, record.format, 0};
+  if (slot >= 0) handle.record = args.slots[slot];
+  if (miss && slot >= 0) args.copies[miss_rank] = {record.host, args.slots[slot], record.bytes};
+  if (miss) atomicAdd(bytes, static_cast<unsigned long long>(record.bytes));
+  return handle;
+}
+
 /// One CTA: a thread an expert, which also looks after the slot of its number. The rows are read
 /// once and written at the end; between barriers everybody reads what the call began with.
 __global__ void __launch_bounds__(kTileThreads)
@@ -60,9 +109,8 @@ __global__ void __launch_bounds__(kTileThreads)
   GridDependencySync();
   __shared__ alignas(ServedExpert) uint8_t shared_rows[kFewExperts * sizeof(ServedExpert)];
   auto* const rows = reinterpret_cast<ServedExpert*>(shared_rows);
-  __shared__ int32_t counts[kFewExperts];
+  __shared__ int32_t counts[kFewExperts], places[kFewExperts];
   __shared__ TileScratch<kFewExperts> scratch;
-  __shared__ int32_t places[kFewExperts];
   __shared__ uint8_t held[kFewExperts];
   __shared__ unsigned long long bytes;
   const int e = threadIdx.x;
@@ -94,17 +142,8 @@ __global__ void __launch_bounds__(kTileThreads)
 
   int miss_rank = 0, victim_rank = args.experts;
   if (call.misses > 0) {
-    if (free) {
-      int rank = 0;
-      for (int s = 0; s < e; ++s) rank += held[s] == 0 ? 1 : 0;
-      places[rank] = e;
-    }
-    if (idle && call.misses > call.free) {
-      victim_rank = VictimRank(counts, rows, args.experts, e);
-      places[call.free + victim_rank] = row.slot;
-    }
-    if (miss) miss_rank = MissRank(counts, rows, args.experts, e);
-    __syncthreads();
+    RankSlots(call, counts, rows, held, args.experts, row.slot, free, idle, miss, places,
+              &miss_rank, &victim_rank);
   }
 
   const int64_t tick = layer.tick + 1;
@@ -113,22 +152,13 @@ __global__ void __launch_bounds__(kTileThreads)
     const ServedExpert after = AfterCall(row, count, tick, call, places, miss_rank, victim_rank);
     if (layer.lent != 0) args.rows[e] = after;
     if (count > 0) {
-      const ServedRecord record = args.records[e];
-      ExpertHandle handle{record.host, record.format, 0};
-      if (after.slot >= 0) handle.record = args.slots[after.slot];
       const bool copied = miss && after.slot >= 0;
+      const ExpertHandle handle = PlaceExpert(args, e, after.slot, miss, miss_rank, &bytes);
       (copied ? late : ready) = handle;
-      if (copied) args.copies[miss_rank] = {record.host, args.slots[after.slot], record.bytes};
-      if (miss) atomicAdd(&bytes, static_cast<unsigned long long>(record.bytes));
     }
   }
   if (e == args.experts) ready = *args.shared;
-  if (args.makes_tiles != 0) {
-    MakeBothTiles(args, ready, late, count, call.copies() > 0, scratch);
-  } else if (e <= args.experts) {
-    args.ready[e] = ready;
-    args.late[e] = late;
-  }
+  GiveWaves(args, ready, late, count, call.copies() > 0, scratch);
   __syncthreads();
   if (e == 0) EndCall(args, layer, call, wanted, static_cast<int64_t>(bytes));
 }

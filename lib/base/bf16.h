@@ -5,6 +5,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 
 namespace moert {
@@ -16,6 +17,18 @@ constexpr uint16_t F32ToBf16(float f) {
   const uint32_t bits = std::bit_cast<uint32_t>(f);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x0040u);
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+/// `count` of them. In blocks of a fixed size, which become vectors at any optimization.
+inline void Bf16ToF32(const uint16_t* from, int64_t count, float* to) {
+  constexpr int64_t kBlock = 16;
+  int64_t i = 0;
+  for (; i + kBlock <= count; i += kBlock) {
+    uint32_t bits[kBlock];
+    for (int64_t j = 0; j < kBlock; ++j) bits[j] = uint32_t{from[i + j]} << 16;
+    std::memcpy(to + i, bits, sizeof(bits));
+  }
+  for (; i < count; ++i) to[i] = Bf16ToF32(from[i]);
 }
 
 /// The value of `f` after rounding to bf16.

@@ -15,7 +15,7 @@ void WidenRows(const MatrixView& in, float* out) {
     }
     const uint16_t* row = static_cast<const uint16_t*>(in.data) + r * in.row_stride;
     if (in.dtype == DType::kBF16) {
-      for (int64_t c = 0; c < in.cols; ++c) out[c] = Bf16ToF32(row[c]);
+      Bf16ToF32(row, in.cols, out);
     } else {
       for (int64_t c = 0; c < in.cols; ++c) out[c] = F16ToF32(row[c]);
     }

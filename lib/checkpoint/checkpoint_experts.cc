@@ -165,7 +165,7 @@ absl::Status CheckpointExperts::ReadWidened(int layer, int expert, Projection p,
                                         : p == Projection::kUp ? weights.up
                                                                : weights.down;
   out->resize(matrix.size());
-  for (size_t i = 0; i < matrix.size(); ++i) (*out)[i] = Bf16ToF32(matrix[i]);
+  Bf16ToF32(matrix.data(), static_cast<int64_t>(matrix.size()), out->data());
   return absl::OkStatus();
 }
 

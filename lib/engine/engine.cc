@@ -28,7 +28,7 @@ EngineImpl::EngineImpl(std::shared_ptr<const ExpertSource> source, const EngineO
   Publish();
 }
 
-absl::StatusOr<std::unique_ptr<Engine>> EngineImpl::Create(
+absl::StatusOr<std::unique_ptr<EngineImpl>> EngineImpl::Create(
     std::shared_ptr<const ExpertSource> source, const EngineOptions& options,
     const PartOfModel& part) {
   MOERT_ASSIGN_OR_RETURN(Blueprint made, MakeBlueprint(*source, options, part));

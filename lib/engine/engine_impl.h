@@ -23,10 +23,11 @@ namespace moert {
 
 class EngineImpl final : public Engine {
  public:
-  /// The options' shard is not looked at: `source` is its, and `part` says how it lies in the model.
-  static absl::StatusOr<std::unique_ptr<Engine>> Create(std::shared_ptr<const ExpertSource> source,
-                                                        const EngineOptions& options,
-                                                        const PartOfModel& part = {});
+  /// The options' shard is not looked at: `source` is its, and `part` says how it lies in the
+  /// model.
+  static absl::StatusOr<std::unique_ptr<EngineImpl>> Create(
+      std::shared_ptr<const ExpertSource> source, const EngineOptions& options,
+      const PartOfModel& part = {});
 
   absl::StatusOr<StepId> BeginStep(const StepInfo& info) override;
   absl::Status Forward(StepId step, int layer, const MatrixView& hidden,
@@ -62,6 +63,8 @@ class EngineImpl final : public Engine {
   const MoeModelSpec& model() const override { return source_->model(); }
   const std::string& strategy() const override { return blueprint_->strategy.spec; }
   BackendKind backend() const override { return blueprint_->backend->kind(); }
+  /// See Backend::hidden_on_host.
+  bool hidden_on_host() const { return blueprint_->backend->hidden_on_host(); }
   bool exact() const override { return blueprint_->strategy.exact(); }
   bool graph_safe() const override { return graph_safe_; }
 

@@ -81,8 +81,10 @@ class ShardEngine final : public Engine {
 
   absl::Status Open(std::shared_ptr<const ExpertSource> part, EngineOptions options) {
     MOERT_RETURN_IF_ERROR(MakeRouter(&options));
-    MOERT_ASSIGN_OR_RETURN(engine_, EngineImpl::Create(std::move(part), options, part_));
-    if (!HiddenOnHost(engine_->backend())) router_ = nullptr;
+    MOERT_ASSIGN_OR_RETURN(std::unique_ptr<EngineImpl> engine,
+                           EngineImpl::Create(std::move(part), options, part_));
+    if (!engine->hidden_on_host()) router_ = nullptr;
+    engine_ = std::move(engine);
     return absl::OkStatus();
   }
 

@@ -23,6 +23,4 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const EngineOptions& option
 
 bool RoutesLayers(const EngineOptions& options) { return !options.simulate; }
 
-bool HiddenOnHost(BackendKind kind) { return kind == BackendKind::kCpu; }
-
 }  // namespace moert

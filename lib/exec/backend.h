@@ -72,6 +72,8 @@ class Backend {
 
   /// What Engine::backend answers.
   virtual BackendKind kind() const = 0;
+  /// Whether hidden states lie where the CPU can route them.
+  virtual bool hidden_on_host() const = 0;
   /// Refuses formats, shapes and routing that this backend cannot execute.
   virtual absl::Status Check(const ExpertSource& source, absl::Span<const int> versions) const {
     return absl::OkStatus();
@@ -108,8 +110,6 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const EngineOptions& option
 
 /// Whether layer calls of such an engine may leave the routing to the library: not in a simulation.
 bool RoutesLayers(const EngineOptions& options);
-/// Whether hidden states lie where the CPU can route them.
-bool HiddenOnHost(BackendKind kind);
 
 // What MakeBackend chooses from. The options are borrowed for the call.
 absl::StatusOr<std::unique_ptr<Backend>> MakeCpuBackend(const EngineOptions& options);

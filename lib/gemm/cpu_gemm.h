@@ -72,6 +72,8 @@ class CpuGemm final : public MixedGroupGemm {
   void PackH(int64_t slots);
   // The Hadamard transform is no pass of its own: the row is in the L1 cache.
   void PackHRow(const Plan& plan, int64_t slot) const;
+  /// Packs the rows of h of a problem when its last job of gate and up is done.
+  void PackBehindLast(const Plan& plan) const;
 
   // What multiplies gate or up with the tokens of a job. `room`: where rows may be copied together.
   Product ProductOfX(const ExpertProblem& problem, const MatrixLayout& matrix,

@@ -136,13 +136,16 @@ void CpuGemm::GateUpJob(int64_t job, int thread) const {
       StoreH(layout, block, plan.first_slot + column, args.columns, h);
     }
   }
-  if (plan.packs_at_once && pending_[&plan - plans_].fetch_sub(1) == 1) {
-    for (size_t i = 0; i < problem.tokens.size(); ++i) {
-      PackHRow(plan, plan.first_slot + static_cast<int64_t>(i));
-    }
-  }
+  if (plan.packs_at_once) PackBehindLast(plan);
   if (job + 1 == FirstJob(gate_up_jobs_, thread + 1)) {
     FetchFirst(&Plan::down, down_jobs_, thread);
+  }
+}
+
+void CpuGemm::PackBehindLast(const Plan& plan) const {
+  if (pending_[&plan - plans_].fetch_sub(1) != 1) return;
+  for (size_t i = 0; i < plan.problem->tokens.size(); ++i) {
+    PackHRow(plan, plan.first_slot + static_cast<int64_t>(i));
   }
 }
 

@@ -12,6 +12,25 @@
 #include "quant/quantized_matrix.h"
 
 namespace moert {
+namespace {
+
+/// In blocks of a fixed size and without a branch: those loops become vectors.
+bool AllFinite(absl::Span<const float> weights) {
+  constexpr size_t kBlock = 64;
+  constexpr uint32_t kExponent = 0x7f800000u, kLowest = 0x00800000u, kOverflow = 0x80000000u;
+  uint32_t bad = 0;
+  const auto check = [&](float weight) {
+    bad |= (std::bit_cast<uint32_t>(weight) & kExponent) + kLowest;
+  };
+  const float* at = weights.data();
+  for (; weights.size() >= kBlock; weights.remove_prefix(kBlock), at += kBlock) {
+    for (size_t i = 0; i < kBlock; ++i) check(at[i]);
+  }
+  for (const float weight : weights) check(weight);
+  return (bad & kOverflow) == 0;
+}
+
+}  // namespace
 
 absl::Status EncodeMatrix(const MatrixLayout& layout, QuantMethod method,
                           absl::Span<const float> weights, std::byte* record) try {
@@ -19,11 +38,7 @@ absl::Status EncodeMatrix(const MatrixLayout& layout, QuantMethod method,
     return absl::InvalidArgumentError(
         fmt::format("{} weights for a matrix of {} x {}", weights.size(), layout.rows, layout.k));
   }
-  unsigned bad = 0;  // no branch: the loop is one of vectors
-  for (const float weight : weights) {
-    bad |= (std::bit_cast<uint32_t>(weight) & 0x7f800000u) == 0x7f800000u;
-  }
-  if (bad != 0) return absl::InvalidArgumentError("a weight is not finite");
+  if (!AllFinite(weights)) return absl::InvalidArgumentError("a weight is not finite");
   if (layout.scheme.is_bf16()) return PackMatrixBf16(layout, weights, record);
   switch (method) {
     case QuantMethod::kRtn:

@@ -8,7 +8,6 @@
 
 #include "base/bf16.h"
 #include "offline/hqq_lanes.h"
-#include "offline/rtn_lanes.h"
 
 namespace moert {
 namespace {
@@ -124,10 +123,17 @@ float ShareOf(const HqqOptions& options, int candidate) {
   return static_cast<float>(1 - (1 - options.smallest) * candidate / double(options.scales - 1));
 }
 
-/// FitHqq by vectors, up to kHqqLanes groups of the same size at once.
-class HqqBatch {
+/// Groups of `count` > 0 values each, and room for their scales.
+struct HqqJob {
+  std::vector<const float*> groups;
+  std::vector<GroupScale*> fits;
+  int64_t count;
+};
+
+/// FitHqq by vectors, a group a lane.
+class HqqLaneFit {
  public:
-  HqqBatch(const Scheme& scheme, const HqqOptions& options) : scheme_(scheme), options_(options) {
+  HqqLaneFit(const Scheme& scheme, const HqqOptions& options) : scheme_(scheme), options_(options) {
     for (int i = 0; i < options.iterations; ++i) {
       betas_.push_back(i == 0 ? options.beta : betas_.back() * options.kappa);
       thresholds_.push_back(static_cast<float>(std::pow(betas_.back(), 1 / (options.lp_norm - 2))));
@@ -135,38 +141,60 @@ class HqqBatch {
   }
 
   static bool Can(const Scheme& scheme, const HqqOptions& options) {
-    static const bool lanes = HasRtnLanes();
+    static const bool lanes = HasHqqLanes();
     return lanes && HasPlainCodes(scheme) && options.select == 2 && options.scales > 1 &&
            options.scales <= kMaxHqqCandidates && options.iterations > 0;
   }
 
-  /// values: groups of `count` > 0 values. out: as many scales.
-  void Fit(absl::Span<const float* const> groups, int64_t count, GroupScale* out) {
-    values_.assign(static_cast<size_t>(count) * kHqqLanes, 0.0f);
+  void Run(const HqqJob& job) {
+    job_ = &job;
+    taken_ = 0;
+    values_.assign(static_cast<size_t>(job.count) * kHqqLanes, 0.0f);
+    if (scheme_.symmetric) doubles_.assign(values_.size(), 0.0);
     candidates_ = {};
     for (auto& scales : candidates_.scale) std::fill(std::begin(scales), std::end(scales), 1.0f);
-    for (size_t lane = 0; lane < groups.size(); ++lane) {
-      for (int64_t i = 0; i < count; ++i) {
-        values_[static_cast<size_t>(i) * kHqqLanes + lane] = groups[lane][i];
-      }
-      Begin(lane, absl::MakeConstSpan(groups[lane], static_cast<size_t>(count)));
-    }
-    if (scheme_.symmetric) doubles_.assign(values_.begin(), values_.end());
+    for (int lane = 0; lane < kHqqLanes; ++lane) Take(lane);
     const HqqGroups all = {
-        values_.data(),    doubles_.data(),  static_cast<int>(count), top_,
-        middle_,           options_.lp_norm, options_.iterations,     betas_.data(),
+        values_.data(),    doubles_.data(),  static_cast<int>(job.count), top_,
+        middle_,           options_.lp_norm, options_.iterations,         betas_.data(),
         thresholds_.data()};
+    const HqqQueue queue = {this, [](void* self, int lane) {
+                              static_cast<HqqLaneFit*>(self)->Choose(lane);
+                              static_cast<HqqLaneFit*>(self)->Take(lane);
+                            }};
     if (scheme_.symmetric) {
-      HqqScalesAvx512(all, &candidates_);
+      HqqScalesAvx512(all, &candidates_, queue);
     } else {
-      HqqZerosAvx512(all, &candidates_);
+      HqqZerosAvx512(all, &candidates_, queue);
     }
-    Choose(all, groups, out);
   }
 
  private:
+  absl::Span<const float> Values(size_t group) const {
+    return absl::MakeConstSpan(job_->groups[group], static_cast<size_t>(job_->count));
+  }
+
+  /// Gives the lane the next group that has something to try, if there is one.
+  void Take(int lane) {
+    candidates_.count[lane] = 0;
+    while (candidates_.count[lane] == 0 && taken_ < job_->groups.size()) {
+      const size_t group = taken_++;
+      Begin(lane, Values(group));
+      if (candidates_.count[lane] == 0) {
+        *job_->fits[group] = FitGroup(scheme_, Values(group), RtnOptions());
+        continue;
+      }
+      group_[lane] = group;
+      float* to = values_.data() + lane;
+      for (const float v : Values(group)) *to = v, to += kHqqLanes;
+      double* wide = doubles_.data() + lane;
+      if (!scheme_.symmetric) continue;
+      for (const float v : Values(group)) *wide = v, wide += kHqqLanes;
+    }
+  }
+
   /// The candidates that a group begins with.
-  void Begin(size_t lane, absl::Span<const float> values) {
+  void Begin(int lane, absl::Span<const float> values) {
     const auto [low, high] = std::minmax_element(values.begin(), values.end());
     if (!(*high > *low)) return;  // a constant group: no scale to begin with
     candidates_.span[lane] = *high - *low;
@@ -186,33 +214,28 @@ class HqqBatch {
     candidates_.count[lane] = n;
   }
 
-  /// The best candidate of each lane, as it will be stored.
-  void Choose(const HqqGroups& all, absl::Span<const float* const> groups, GroupScale* out) {
-    std::vector<Best> best(groups.size());
-    const int most = *std::max_element(std::begin(candidates_.count), std::end(candidates_.count));
-    for (int c = 0; c < most; ++c) {
-      float* const scale = candidates_.scale[c];
-      float* const offset = candidates_.zero[c];
-      for (size_t lane = 0; lane < groups.size(); ++lane) {
-        offset[lane] = scheme_.symmetric ? 0.0f : RoundToBf16(offset[lane] * scale[lane]);
-        scale[lane] = RoundToBf16(scale[lane]);
-      }
-      double errors[kHqqLanes];
-      HqqErrorsAvx512(all, candidates_, c, scheme_.symmetric, errors);
-      for (size_t lane = 0; lane < groups.size(); ++lane) {
-        if (c >= candidates_.count[lane] || !(scale[lane] > 0) || !std::isfinite(scale[lane]) ||
-            !std::isfinite(offset[lane])) {
-          continue;
-        }
-        if (errors[lane] < best[lane].error)
-          best[lane] = {{scale[lane], offset[lane]}, errors[lane]};
-      }
+  /// The best candidate of the lane's group, as it will be stored.
+  void Choose(int lane) {
+    float scale[kMaxHqqCandidates] = {}, offset[kMaxHqqCandidates] = {};
+    int count = 0;
+    for (int c = 0; c < candidates_.count[lane]; ++c) {
+      const float found = candidates_.scale[c][lane];
+      scale[count] = RoundToBf16(found);
+      offset[count] = scheme_.symmetric ? 0.0f : RoundToBf16(candidates_.zero[c][lane] * found);
+      const bool legal =
+          scale[count] > 0 && std::isfinite(scale[count]) && std::isfinite(offset[count]);
+      count += legal ? 1 : 0;
     }
-    for (size_t lane = 0; lane < groups.size(); ++lane) {
-      const auto values = absl::MakeConstSpan(groups[lane], static_cast<size_t>(all.count));
-      out[lane] = std::isfinite(best[lane].error) ? best[lane].group
-                                                  : FitGroup(scheme_, values, RtnOptions());
+    const absl::Span<const float> values = Values(group_[lane]);
+    double errors[kMaxHqqCandidates];
+    HqqErrorsAvx512(values.data(), static_cast<int>(job_->count), top_, middle_, scheme_.symmetric,
+                    scale, offset, count, errors);
+    Best best;
+    for (int c = 0; c < count; ++c) {
+      if (errors[c] < best.error) best = {{scale[c], offset[c]}, errors[c]};
     }
+    *job_->fits[group_[lane]] =
+        std::isfinite(best.error) ? best.group : FitGroup(scheme_, values, RtnOptions());
   }
 
   const Scheme& scheme_;
@@ -224,6 +247,9 @@ class HqqBatch {
   std::vector<float> values_;
   std::vector<double> doubles_;
   HqqCandidates candidates_;
+  const HqqJob* job_ = nullptr;
+  size_t taken_ = 0;         // of the job's groups
+  size_t group_[kHqqLanes];  // of a lane
 };
 
 /// The scales of all groups of a matrix, in the order of QuantizeGroups.
@@ -231,25 +257,17 @@ std::vector<GroupScale> FitAll(const MatrixLayout& layout, absl::Span<const floa
                                const HqqOptions& options) {
   const int64_t groups = layout.groups(), tail = layout.k - (groups - 1) * layout.group;
   std::vector<GroupScale> fits(static_cast<size_t>(layout.rows * groups));
-  HqqBatch batch(layout.scheme, options);
-  for (const bool last : {false, true}) {  // a row's last group may be smaller
-    const float* values[kHqqLanes];
-    size_t at[kHqqLanes], lanes = 0;
-    const int64_t first = last ? groups - 1 : 0, end = last ? groups : groups - 1;
-    const auto fit = [&] {
-      GroupScale found[kHqqLanes];
-      batch.Fit(absl::MakeConstSpan(values, lanes), last ? tail : layout.group, found);
-      for (size_t i = 0; i < lanes; ++i) fits[at[i]] = found[i];
-      lanes = 0;
-    };
-    for (int64_t r = 0; r < layout.rows; ++r) {
-      for (int64_t n = first; n < end; ++n) {
-        values[lanes] = weights.data() + r * layout.k + n * layout.group;
-        at[lanes++] = static_cast<size_t>(r * groups + n);
-        if (lanes == kHqqLanes) fit();
-      }
+  HqqJob whole = {{}, {}, layout.group}, last = {{}, {}, tail};  // a row's last may be smaller
+  for (int64_t r = 0; r < layout.rows; ++r) {
+    for (int64_t n = 0; n < groups; ++n) {
+      HqqJob& job = n + 1 < groups ? whole : last;
+      job.groups.push_back(weights.data() + r * layout.k + n * layout.group);
+      job.fits.push_back(&fits[static_cast<size_t>(r * groups + n)]);
     }
-    if (lanes > 0) fit();
+  }
+  HqqLaneFit lanes(layout.scheme, options);
+  for (const HqqJob* job : {&whole, &last}) {
+    if (!job->groups.empty()) lanes.Run(*job);
   }
   return fits;
 }
@@ -289,19 +307,18 @@ GroupScale FitHqqScalar(const Scheme& scheme, absl::Span<const float> values,
 }
 
 GroupScale FitHqq(const Scheme& scheme, absl::Span<const float> values, const HqqOptions& options) {
-  if (values.empty() || !HqqBatch::Can(scheme, options)) {
+  if (values.empty() || !HqqLaneFit::Can(scheme, options)) {
     return FitHqqScalar(scheme, values, options);
   }
-  const float* const group = values.data();
   GroupScale fit;
-  HqqBatch(scheme, options).Fit({&group, 1}, static_cast<int64_t>(values.size()), &fit);
+  HqqLaneFit(scheme, options).Run({{values.data()}, {&fit}, static_cast<int64_t>(values.size())});
   return fit;
 }
 
 QuantizedMatrix QuantizeHqq(const MatrixLayout& layout, absl::Span<const float> weights,
                             const HqqOptions& options) {
   if (!HasPlainCodes(layout.scheme)) return QuantizeRtn(layout, weights);
-  if (!HqqBatch::Can(layout.scheme, options)) {
+  if (!HqqLaneFit::Can(layout.scheme, options)) {
     return QuantizeGroups(layout, weights, [&](absl::Span<const float> values) {
       return FitHqq(layout.scheme, values, options);
     });

@@ -63,20 +63,25 @@ struct Pass {
     for (int i = 0; i < kHqqLanes; ++i) {
       scale[i] = 1;
       zero[i] = none_below[i] = best[i] = 0;
-      if (c.count[i] > 0) Begin(g, c, i);
+      BeginGroup(g, c, i);
     }
   }
-  // The lane's candidate, or the end of its way.
-  void Begin(const HqqGroups& g, const HqqCandidates& c, int i) {
+  // The lane's candidate. False: there is none.
+  bool Begin(const HqqGroups& g, const HqqCandidates& c, int i) {
     const int n = lane[i].candidate;
-    const __mmask16 bit = static_cast<__mmask16>(1u << i);
-    active = n < c.count[i] ? active | bit : active & static_cast<__mmask16>(~bit);
-    if (n >= c.count[i]) return;
+    if (n >= c.count[i]) return false;
     scale[i] = c.scale[n][i];
     zero[i] = c.zero[n][i];
     lane[i].iteration = 0;
     lane[i].least = __builtin_inf();
     none_below[i] = g.thresholds[0];
+    return true;
+  }
+  // The lane's group, if it has one.
+  void BeginGroup(const HqqGroups& g, const HqqCandidates& c, int i) {
+    const __mmask16 bit = static_cast<__mmask16>(1u << i);
+    lane[i].candidate = 0;
+    active = Begin(g, c, i) ? active | bit : active & static_cast<__mmask16>(~bit);
   }
   // False: there is no further iteration.
   bool Next(const HqqGroups& g, int i) {
@@ -144,7 +149,7 @@ double MostError(const HqqGroups& g, double scale, double zero, double squares) 
 
 }  // namespace
 
-void HqqZerosAvx512(const HqqGroups& g, HqqCandidates* c) {
+void HqqZerosAvx512(const HqqGroups& g, HqqCandidates* c, const HqqQueue& queue) {
   Pass p(g, *c);
   alignas(64) double means[kHqqLanes];
   alignas(64) float squares[kHqqLanes];
@@ -173,7 +178,10 @@ void HqqZerosAvx512(const HqqGroups& g, HqqCandidates* c) {
       if (lane.candidate < c->count[i] && NoneBetter(g, *c, i, lane.candidate, most[i])) {
         c->count[i] = lane.candidate;
       }
-      p.Begin(g, *c, i);
+      if (p.Begin(g, *c, i)) continue;
+      queue.next(queue.context, i);
+      most[i] = __builtin_inf();
+      p.BeginGroup(g, *c, i);
     }
   }
 }
@@ -219,7 +227,7 @@ bool PassOfScales(const HqqGroups& g, Pass* p, double* dots, double* squares) {
 
 }  // namespace
 
-void HqqScalesAvx512(const HqqGroups& g, HqqCandidates* c) {
+void HqqScalesAvx512(const HqqGroups& g, HqqCandidates* c, const HqqQueue& queue) {
   Pass p(g, *c);
   alignas(64) double dots[kHqqLanes], squares[kHqqLanes];
   while (p.active != 0) {
@@ -239,29 +247,38 @@ void HqqScalesAvx512(const HqqGroups& g, HqqCandidates* c) {
       }
       c->scale[lane.candidate][i] = p.best[i];
       ++lane.candidate;
-      p.Begin(g, *c, i);
-      if ((p.active >> i & 1) == 0) p.scale[i] = 1;
+      if (p.Begin(g, *c, i)) continue;
+      queue.next(queue.context, i);
+      p.scale[i] = 1;
+      p.BeginGroup(g, *c, i);
     }
   }
 }
 
-void HqqErrorsAvx512(const HqqGroups& g, const HqqCandidates& c, int candidate, bool symmetric,
-                     double* errors) {
-  const __m512 top = _mm512_set1_ps(g.top), middle = _mm512_set1_ps(g.middle);
-  const __m512 scale = _mm512_loadu_ps(c.scale[candidate]);
-  const __m512 inverse = _mm512_div_ps(_mm512_set1_ps(1), scale);
-  const __m512 offset = symmetric ? _mm512_setzero_ps() : _mm512_loadu_ps(c.zero[candidate]);
-  const __m512 zero = symmetric ? middle : _mm512_mul_ps(offset, inverse);
-  const __m512 before = symmetric ? middle : _mm512_setzero_ps();
-  Sums sum;
-  for (int v = 0; v < g.count; ++v) {
-    const __m512 value = _mm512_loadu_ps(g.values + v * kHqqLanes);
-    const __m512 code = Code(_mm512_add_ps(_mm512_mul_ps(value, inverse), zero), top);
-    const __m512 back = _mm512_sub_ps(_mm512_mul_ps(scale, _mm512_sub_ps(code, before)), offset);
-    const __m512 e = _mm512_sub_ps(back, value);
-    sum.AddProduct(e, e);
+void HqqErrorsAvx512(const float* values, int count, float top, float middle, bool symmetric,
+                     const float* scales, const float* offsets, int candidates, double* errors) {
+  const __m512 most = _mm512_set1_ps(top), centre = _mm512_set1_ps(middle);
+  const __m512 before = symmetric ? centre : _mm512_setzero_ps();
+  for (int c = 0; c < candidates; c += kHqqLanes) {  // a candidate a lane
+    const int some = candidates - c < kHqqLanes ? candidates - c : kHqqLanes;
+    const __mmask16 here = static_cast<__mmask16>((1u << some) - 1);
+    const __m512 scale = _mm512_mask_loadu_ps(_mm512_set1_ps(1), here, scales + c);
+    const __m512 inverse = _mm512_div_ps(_mm512_set1_ps(1), scale);
+    const __m512 offset =
+        symmetric ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(here, offsets + c);
+    const __m512 zero = symmetric ? centre : _mm512_mul_ps(offset, inverse);
+    Sums sum;
+    for (int v = 0; v < count; ++v) {
+      const __m512 value = _mm512_set1_ps(values[v]);
+      const __m512 code = Code(_mm512_add_ps(_mm512_mul_ps(value, inverse), zero), most);
+      const __m512 back = _mm512_sub_ps(_mm512_mul_ps(scale, _mm512_sub_ps(code, before)), offset);
+      const __m512 e = _mm512_sub_ps(back, value);
+      sum.AddProduct(e, e);
+    }
+    alignas(64) double all[kHqqLanes];
+    sum.Store(all);
+    for (int i = 0; i < some; ++i) errors[c + i] = all[i];
   }
-  sum.Store(errors);
 }
 
 }  // namespace moert
@@ -270,9 +287,10 @@ void HqqErrorsAvx512(const HqqGroups& g, const HqqCandidates& c, int candidate, 
 
 namespace moert {
 
-void HqqZerosAvx512(const HqqGroups&, HqqCandidates*) {}
-void HqqScalesAvx512(const HqqGroups&, HqqCandidates*) {}
-void HqqErrorsAvx512(const HqqGroups&, const HqqCandidates&, int, bool, double*) {}
+void HqqZerosAvx512(const HqqGroups&, HqqCandidates*, const HqqQueue&) {}
+void HqqScalesAvx512(const HqqGroups&, HqqCandidates*, const HqqQueue&) {}
+void HqqErrorsAvx512(const float*, int, float, float, bool, const float*, const float*, int,
+                     double*) {}
 
 }  // namespace moert
 

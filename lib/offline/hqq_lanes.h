@@ -6,6 +6,9 @@
 
 namespace moert {
 
+/// Whether this processor runs the functions below. The answer never changes a result.
+bool HasHqqLanes();
+
 constexpr int kHqqLanes = 16;
 constexpr int kMaxHqqCandidates = 32;
 
@@ -27,7 +30,14 @@ struct HqqCandidates {
   int count[kHqqLanes];   // 0: the lane has no group
   float span[kHqqLanes];  // of the group's values
   float scale[kMaxHqqCandidates][kHqqLanes];
-  float zero[kMaxHqqCandidates][kHqqLanes];  // in codes; then the offset: scale * zero
+  float zero[kMaxHqqCandidates][kHqqLanes];  // in codes
+};
+
+/// Takes what came of a lane's group, and gives the lane another one or none. A lane never waits
+/// for the others' groups.
+struct HqqQueue {
+  void* context;
+  void (*next)(void* context, int lane);
 };
 
 /// What the proximal operator leaves of a residual above the threshold of this iteration.
@@ -35,12 +45,14 @@ float HqqShrink(float residual, double lp_norm, double beta);
 
 /// As BestZero for every candidate. zero: where it begins, then the best. Lowers `count` where no
 /// later candidate can have the least error.
-void HqqZerosAvx512(const HqqGroups& groups, HqqCandidates* candidates);
+void HqqZerosAvx512(const HqqGroups& groups, HqqCandidates* candidates, const HqqQueue& queue);
 /// As BestScale. scale: where it begins, then the best.
-void HqqScalesAvx512(const HqqGroups& groups, HqqCandidates* candidates);
-/// errors[lane]: the sum of squared errors under candidate `c`; symmetric: without an offset.
-void HqqErrorsAvx512(const HqqGroups& groups, const HqqCandidates& candidates, int c,
-                     bool symmetric, double* errors);
+void HqqScalesAvx512(const HqqGroups& groups, HqqCandidates* candidates, const HqqQueue& queue);
+
+/// errors[i]: the sum of squared errors of one group's values under (scale[i], offset[i]).
+/// Symmetric: codes are around `middle`, and there is no offset.
+void HqqErrorsAvx512(const float* values, int count, float top, float middle, bool symmetric,
+                     const float* scale, const float* offset, int candidates, double* errors);
 
 }  // namespace moert
 

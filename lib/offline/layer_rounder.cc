@@ -24,11 +24,11 @@ constexpr int kExpertsPerThread = 2;
 // not finite, and a rotation leaves that so.
 
 absl::Status EncodeWide(const MatrixLayout& layout, QuantMethod method, bool hadamard,
-                        std::vector<float>* weights, std::byte* record) {
-  if (layout.scheme.is_bf16() && !hadamard) return PackMatrixBf16(layout, *weights, record);
+                        absl::Span<float> weights, std::byte* record) {
+  if (layout.scheme.is_bf16() && !hadamard) return PackMatrixBf16(layout, weights, record);
   try {
-    if (hadamard) ApplyHadamard(layout.rows, layout.k, weights->data());
-    return EncodeMatrix(layout, method, *weights, record);
+    if (hadamard) ApplyHadamard(layout.rows, layout.k, weights.data());
+    return EncodeMatrix(layout, method, weights, record);
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError("out of memory while quantizing");
   }
@@ -38,9 +38,9 @@ absl::Status EncodeStored(const MatrixLayout& layout, QuantMethod method, bool h
                           const std::vector<uint16_t>& weights, std::byte* record) {
   if (layout.scheme.is_bf16() && !hadamard) return PackMatrixBf16(layout, weights, record);
   try {
-    std::vector<float> wide(weights.size());
-    for (size_t i = 0; i < wide.size(); ++i) wide[i] = Bf16ToF32(weights[i]);
-    return EncodeWide(layout, method, hadamard, &wide, record);
+    const auto wide = std::make_unique_for_overwrite<float[]>(weights.size());
+    Bf16ToF32(weights.data(), static_cast<int64_t>(weights.size()), wide.get());
+    return EncodeWide(layout, method, hadamard, {wide.get(), weights.size()}, record);
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError("out of memory while quantizing");
   }
@@ -59,7 +59,7 @@ absl::Status EncodeOne(const Matrix& m, QuantMethod method, bool hadamard, std::
   if (!m.stored.empty()) {
     status = EncodeStored(m.layout, method, hadamard, m.stored, record);
   } else if (!m.wide->empty()) {
-    status = EncodeWide(m.layout, method, hadamard, m.wide, record);
+    status = EncodeWide(m.layout, method, hadamard, absl::MakeSpan(*m.wide), record);
   }
   if (status.ok()) return status;
   return absl::Status(status.code(), fmt::format("{}: {}", m.name, std::string(status.message())));

@@ -36,11 +36,13 @@ GroupScale FitGroupScalar(const Scheme& scheme, absl::Span<const float> values,
   return best;
 }
 
-GroupScale FitGroup(const Scheme& scheme, absl::Span<const float> values,
-                    const RtnOptions& options) {
-  if (!LaneFit::Can(values, options)) return FitGroupScalar(scheme, values, options);
+GroupScale FitGroup(const Scheme& scheme, absl::Span<const float> values, const RtnOptions& options,
+                    const RtnLanes* lanes) {
   GroupScale best;
-  if (LaneFit(scheme, values, options).Run(&best)) return best;
+  if (lanes != nullptr && LaneFit::Can(scheme, values, options) &&
+      LaneFit(scheme, values, options, *lanes).Run(&best)) {
+    return best;
+  }
   return FitGroupScalar(scheme, values, options);
 }
 

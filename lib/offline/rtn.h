@@ -11,6 +11,8 @@
 
 namespace moert {
 
+struct RtnLanes;
+
 struct RtnOptions {
   int grid = 100;         // candidate ranges between 1 and ...
   double smallest = 0.2;  // ... this share of the full one
@@ -23,9 +25,12 @@ struct GroupScale {
   float offset = 0;  // asymmetric: scale * zero; with zero points: the zero
 };
 
+/// The vector instructions of this processor; null: there are none. They change no result.
+const RtnLanes* BestRtnLanes();
+
 /// The best range for `values` under a scheme, rounded as it will be stored.
-GroupScale FitGroup(const Scheme& scheme, absl::Span<const float> values,
-                    const RtnOptions& options);
+GroupScale FitGroup(const Scheme& scheme, absl::Span<const float> values, const RtnOptions& options,
+                    const RtnLanes* lanes = BestRtnLanes());
 
 /// The same without vector instructions: what FitGroup is compared with.
 GroupScale FitGroupScalar(const Scheme& scheme, absl::Span<const float> values,
@@ -45,7 +50,7 @@ uint8_t RoundToCode(const Scheme& scheme, const GroupScale& group, float weight)
 
 /// RoundToCode of every weight of a group. `codes` has room for weights.size().
 void RoundGroup(const Scheme& scheme, const GroupScale& group, absl::Span<const float> weights,
-                uint8_t* codes);
+                uint8_t* codes, const RtnLanes* lanes = BestRtnLanes());
 
 /// Rounds every group to nearest under the scale that `fit` gives for its weights.
 QuantizedMatrix QuantizeGroups(const MatrixLayout& layout, absl::Span<const float> weights,

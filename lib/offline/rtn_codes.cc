@@ -42,15 +42,6 @@ uint8_t NearestF4(float value) {
 
 }  // namespace
 
-bool HasRtnLanes() {
-#if defined(__x86_64__)
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-#else
-  return false;
-#endif
-}
-
 bool HasPlainCodes(const Scheme& scheme) {
   return !scheme.fp8 && !scheme.fp4 && !scheme.zero_points && scheme.scales == ScaleType::kBF16;
 }
@@ -81,20 +72,19 @@ uint8_t RoundToCode(const Scheme& scheme, const GroupScale& g, float weight) {
 float LargestFloat(const Scheme& scheme) { return scheme.fp8 ? 448.0f : 6.0f; }
 
 void RoundGroup(const Scheme& scheme, const GroupScale& g, absl::Span<const float> weights,
-                uint8_t* codes) {
-  static const bool lanes = HasRtnLanes();
+                uint8_t* codes, const RtnLanes* lanes) {
   const int count = static_cast<int>(weights.size());
-  if (!lanes || !(g.scale > 0)) {
+  if (lanes == nullptr || !(g.scale > 0)) {
     for (size_t i = 0; i < weights.size(); ++i) codes[i] = RoundToCode(scheme, g, weights[i]);
   } else if (scheme.fp8 || scheme.fp4) {
-    RtnFloatCodesAvx512(scheme.fp8, weights.data(), count, g.scale, codes);
+    lanes->float_codes(scheme.fp8, weights.data(), count, g.scale, codes);
   } else {
     const bool before = !scheme.symmetric && !scheme.zero_points;  // the offset is added to weights
     const float zero = scheme.symmetric     ? static_cast<float>(1 << (scheme.weight_bits - 1))
                        : scheme.zero_points ? g.offset
                                             : 0;
-    RtnCodesAvx512(weights.data(), count, g.scale, before ? g.offset : 0, zero,
-                   static_cast<float>((1 << scheme.weight_bits) - 1), codes);
+    lanes->codes(weights.data(), count, g.scale, before ? g.offset : 0, zero,
+                 static_cast<float>((1 << scheme.weight_bits) - 1), codes);
   }
 }
 

@@ -1,12 +1,9 @@
 #include "offline/rtn_lane_fit.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstddef>
 
 #include "offline/rtn_candidates.h"
-#include "offline/rtn_lanes.h"
 
 namespace moert {
 namespace {
@@ -17,160 +14,186 @@ constexpr float kPerCode = 4e-7f, kPerCoarseCode = 8e-5f;
 // A product instead of a quotient may choose the other of two values that are about as near.
 constexpr float kRelativeOfFloats = 5e-5f, kPerFloat = 1e-14f;
 
-using Shares = std::array<float, LaneFit::kMaxGrid>;
+constexpr int kUsualGrid = RtnOptions{}.grid;
 
-Shares SharesOf(const RtnOptions& options) {
-  Shares shares = {};
-  for (int i = 0; i < options.grid; ++i) {
-    shares[static_cast<size_t>(i)] = RangeShare(options, i, options.grid);
+struct UsualShares {
+  float shares[kUsualGrid];
+  UsualShares() {
+    for (int i = 0; i < kUsualGrid; ++i) shares[i] = RangeShare(RtnOptions(), i, kUsualGrid);
   }
-  return shares;
+};
+
+float Bottom(const Scheme& scheme) {
+  if (scheme.fp8 || scheme.fp4) return -LargestFloat(scheme);
+  return scheme.symmetric ? -static_cast<float>(1 << (scheme.weight_bits - 1)) : 0.0f;
+}
+
+float SpanOf(const Scheme& scheme) {
+  if (scheme.fp8 || scheme.fp4) return 2 * LargestFloat(scheme);
+  return static_cast<float>((1 << scheme.weight_bits) - 1);
 }
 
 }  // namespace
 
-LaneFit::LaneFit(const Scheme& scheme, absl::Span<const float> values, const RtnOptions& options)
+LaneFit::LaneFit(const Scheme& scheme, absl::Span<const float> values, const RtnOptions& options,
+                 const RtnLanes& lanes)
     : scheme_(scheme),
       values_(values),
       options_(options),
+      lanes_(lanes),
       floats_(scheme.fp8 || scheme.fp4),
-      top_(floats_ ? LargestFloat(scheme) : static_cast<float>((1 << scheme.weight_bits) - 1)),
+      largest_(floats_ ? LargestFloat(scheme) : 1.0f),
+      bottom_(Bottom(scheme)),
+      span_(SpanOf(scheme)),
       relative_((floats_ ? kRelativeOfFloats : 0) + kRelative +
                 kPerAdded * static_cast<float>(values.size())) {}
 
-bool LaneFit::Can(absl::Span<const float> values, const RtnOptions& options) {
-  static const bool lanes = HasRtnLanes();
-  return lanes && options.norm == RtnOptions{}.norm && options.grid >= 1 &&
-         options.grid <= kMaxGrid && values.size() >= 16 && values.size() <= 16384;
+bool LaneFit::Can(const Scheme& scheme, absl::Span<const float> values, const RtnOptions& options) {
+  const bool floats = scheme.fp8 || scheme.fp4;
+  if (!floats && scheme.scales != ScaleType::kBF16 && scheme.scales != ScaleType::kF16)
+    return false;
+  return options.norm == RtnOptions{}.norm && options.grid >= 1 && options.grid <= kMaxGrid &&
+         values.size() >= 16 && values.size() <= kMaxValues;
 }
 
 bool LaneFit::Run(GroupScale* best) {
   float low, high;
-  RtnRangeAvx512(values_.data(), static_cast<int>(values_.size()), &low, &high);
+  const int outer =
+      lanes_.arrange(values_.data(), static_cast<int>(values_.size()), arranged_, &low, &high);
   if (low == 0 && high == 0) return false;
-  for (int begin = 0; begin < options_.grid; begin += kChunk) {
-    const int first = count_;
-    if (!Collect(low, high, begin, std::min(options_.grid, begin + kChunk))) return false;
-    BoundBelow(first, count_);
-    // One that is probably good says which of the others need no second look.
-    const auto lowest = std::min_element(least_ + first, least_ + count_);
-    if (first < count_ && *lowest <= bound_) Refine(static_cast<int>(lowest - least_));
-    if (NoneBetterFrom(low, high)) break;
-  }
+  if (!(floats_ ? BoundFloats(low, high) : BoundIntegers(low, high, outer))) return false;
+  int kept[kMaxGrid], count = 0;
   for (int i = 0; i < count_; ++i) {
-    if (least_[i] <= bound_) Refine(i);
+    kept[count] = i;
+    count += least_[i] <= bound_ ? 1 : 0;
   }
-  return Choose(best);
+  for (int i = 0; i < count; ++i) {
+    if (least_[kept[i]] <= bound_) Refine(kept[i]);
+  }
+  return Choose({kept, static_cast<size_t>(count)}, best);
 }
 
-bool LaneFit::Collect(float low, float high, int begin, int end) {
-  static const Shares usual_shares = SharesOf(RtnOptions());
-  const bool usual =
-      options_.grid == RtnOptions{}.grid && options_.smallest == RtnOptions{}.smallest;
-  const int first = count_;
-  float ratio[kChunk];
-  for (int i = begin; i < end; ++i) {
-    const float share =
-        usual ? usual_shares[static_cast<size_t>(i)] : RangeShare(options_, i, options_.grid);
-    const GroupScale g = Spanning(scheme_, low * share, high * share);
-    if (count_ > 0 && g.scale == groups_[count_ - 1].scale &&
-        g.offset == groups_[count_ - 1].offset) {
-      continue;
-    }
-    if (g.scale == 0 && count_ > 0) continue;  // too small for the type that scales have
-    if (!(g.scale > 1e-30f && g.scale < 1e30f)) return false;
-    groups_[count_] = g;
-    ratio[count_ - first] = g.scale / groups_[0].scale;
-    refined_[count_++] = false;
+/// The candidates' shares of the whole range; `room` for those of unusual options.
+const float* LaneFit::Shares(float* room) const {
+  static const UsualShares usual;
+  if (options_.grid == kUsualGrid && options_.smallest == RtnOptions{}.smallest) {
+    return usual.shares;
   }
-  RtnPowersAvx512(ratio, count_ - first, unit_ + first);
+  for (int i = 0; i < options_.grid; ++i) room[i] = RangeShare(options_, i, options_.grid);
+  return room;
+}
+
+bool LaneFit::Begin(float first) {
+  first_ = first;
+  return first > 1e-30f && first < 1e30f;
+}
+
+/// From the first candidate's error follows how much of the largest magnitude a scale may cut off.
+bool LaneFit::BoundFloats(float low, float high) {
+  float room[kMaxGrid];
+  const float* const shares = Shares(room);
+  const float most = std::max(-low, high);
+  float smallest = 1e-30f;
+  for (int i = 0; i < options_.grid; ++i) {
+    const float scale = Spanning(scheme_, low * shares[i], high * shares[i]).scale;
+    if (i == 0 && !Begin(scale)) return false;
+    if (scale < smallest) break;
+    if (count_ > 0 && scale == scale_[count_ - 1]) continue;
+    scale_[count_] = scale;
+    offset_[count_++] = 0;
+    if (count_ > 1) continue;
+    unit_[0] = 1;
+    Refine(0);
+    const double cut = std::pow(double{bound_} * 1.001, 1 / options_.norm) * first_;
+    smallest = std::max(smallest, (most / largest_ - static_cast<float>(cut)) * (1 - 1e-4f));
+  }
+  lanes_.powers(scale_, count_, 1 / first_, unit_);
+  for (int i = 1; i < count_; ++i) Refine(i);
   return true;
 }
 
-void LaneFit::BoundBelow(int begin, int end) {
-  if (floats_) {
-    for (int i = begin; i < end; ++i) Refine(i);
-    return;
+/// What a range cuts off at both ends alone leaves a part of them.
+bool LaneFit::BoundIntegers(float low, float high, int outer) {
+  const int bits = scheme_.weight_bits;
+  const int steps = (1 << (scheme_.symmetric ? bits - 1 : bits)) - 1;
+  const RtnForm form = {static_cast<float>(steps),
+                        scheme_.symmetric     ? RtnForm::kNone
+                        : scheme_.zero_points ? RtnForm::kZeroPoints
+                                              : RtnForm::kOffsets,
+                        scheme_.scales == ScaleType::kF16};
+  float room[kMaxGrid], cut[kMaxGrid];
+  lanes_.spread(form, low, high, Shares(room), options_.grid, scale_, offset_);
+  count_ = options_.grid;
+  if (!Begin(scale_[0]) || !(scale_[count_ - 1] > 1e-30f)) return false;
+  // One that is probably good says which of the others need no look.
+  const int likely = Likely();
+  lanes_.powers(scale_ + likely, 1, 1 / first_, unit_ + likely);
+  Refine(likely);
+  const float likely_error = least_[likely];
+  lanes_.cut_errors(Ranges(), low, high, first_, cut);
+  while (count_ > likely + 1 && cut[count_ - 1] > bound_ * 1.001f) --count_;
+  lanes_.powers(scale_, count_, 1 / first_, unit_);
+  const int count = static_cast<int>(values_.size());
+  const float least = lanes_.least_errors(arranged_, count, outer, Ranges(), unit_, relative_,
+                                          kPerCoarseCode * static_cast<float>(count), least_);
+  least_[likely] = likely_error;
+  // The most promising one first: what it leaves need not be looked at again.
+  for (int i = 0; i < count_; ++i) {
+    if (least_[i] > least) continue;
+    Refine(i);
+    break;
   }
-  float inverse[kChunk] = {}, zero[kChunk] = {}, sum[kChunk];
-  const float middle = static_cast<float>(1 << (scheme_.weight_bits - 1));
-  for (int i = begin; i < end; ++i) {
-    const GroupScale& g = groups_[i];
-    inverse[i - begin] = 1.0f / g.scale;
-    zero[i - begin] = scheme_.symmetric     ? middle
-                      : scheme_.zero_points ? g.offset
-                                            : g.offset * inverse[i - begin];
-  }
-  const float count = static_cast<float>(values_.size());
-  RtnLeastSumsAvx512(values_.data(), static_cast<int>(values_.size()), top_, inverse, zero,
-                     end - begin, sum);
-  for (int i = begin; i < end; ++i) {
-    least_[i] = unit_[i] * (sum[i - begin] * (1 - relative_) - kPerCoarseCode * count);
-  }
+  return true;
 }
 
-LaneFit::Bounds LaneFit::Bound(int candidate) const {
-  const GroupScale& g = groups_[candidate];
+RtnRanges LaneFit::Ranges() const {
+  return {scale_, offset_, count_, bottom_, span_, scheme_.zero_points};
+}
+
+/// The candidate that suits normally distributed weights.
+int LaneFit::Likely() const {
+  const int bits = scheme_.weight_bits;
+  const double share = bits >= 8 ? 1 : bits == 4 ? 0.85 : bits == 3 ? 0.7 : 0.55;
+  const double at = (1 - share) / (1 - options_.smallest) * options_.grid;
+  return std::clamp(static_cast<int>(at), 0, count_ - 1);
+}
+
+/// The error of a candidate in its own unit, about.
+float LaneFit::Sum(int candidate) const {
   const int count = static_cast<int>(values_.size());
-  const float inverse = 1.0f / g.scale;
-  float sum;
-  if (floats_) {
-    sum = RtnFloatErrorSumAvx512(scheme_.fp8, values_.data(), count, g.scale);
-  } else {
-    const float zero = scheme_.symmetric     ? static_cast<float>(1 << (scheme_.weight_bits - 1))
-                       : scheme_.zero_points ? g.offset
-                                             : g.offset * inverse;
-    sum = RtnErrorSumAvx512(values_.data(), count, top_, inverse, zero);
-  }
-  const float slack =
-      sum * relative_ + (floats_ ? kPerFloat : kPerCode) * static_cast<float>(count);
-  return {unit_[candidate] * (sum - slack), unit_[candidate] * (sum + slack)};
+  const float scale = scale_[candidate], inverse = 1.0f / scale;
+  if (floats_) return lanes_.float_error_sum(scheme_.fp8, values_.data(), count, scale);
+  const float offset = offset_[candidate];
+  const float zero = (scheme_.zero_points ? offset : offset * inverse) - bottom_;
+  return lanes_.error_sum(values_.data(), count, span_, inverse, zero);
 }
 
 void LaneFit::Refine(int candidate) {
   if (refined_[candidate]) return;
-  const Bounds bounds = Bound(candidate);
-  least_[candidate] = bounds.least;
-  bound_ = std::min(bound_, bounds.most);
+  const float sum = Sum(candidate);
+  const float slack =
+      sum * relative_ + (floats_ ? kPerFloat : kPerCode) * static_cast<float>(values_.size());
+  least_[candidate] = unit_[candidate] * (sum - slack);
+  bound_ = std::min(bound_, unit_[candidate] * (sum + slack));
   refined_[candidate] = true;
 }
 
-/// Whether what the last range cuts off its extremes alone is more than the best error: all later
-/// candidates cut off more. Ranges are rounded, hence the slack.
-bool LaneFit::NoneBetterFrom(float low, float high) const {
-  const GroupScale& g = groups_[count_ - 1];
-  const float first = groups_[0].scale;
-  float cut, errors = 1;
-  if (floats_) {
-    cut = std::max(high, -low) / top_ - g.scale;  // the errors' unit is the largest magnitude
-  } else if (scheme_.zero_points) {
-    // The zero moves in whole steps: only the sum of what both sides lose is sure to grow.
-    cut = 0.5f * (high - low - g.scale * top_);
-    errors = 2;
-  } else {
-    const float below =
-        scheme_.symmetric ? g.scale * static_cast<float>(1 << (scheme_.weight_bits - 1)) : g.offset;
-    cut = std::max(high - (g.scale * top_ - below), -low - below);
-  }
-  const float sure = cut - 0.01f * (high - low) / (floats_ ? top_ : 1);
-  return sure > 0 &&
-         errors * std::pow(double{sure} / double{first}, options_.norm) > double{bound_} * 1.001;
-}
-
-bool LaneFit::Choose(GroupScale* best) {
+/// Of candidates that may be the best.
+bool LaneFit::Choose(absl::Span<const int> candidates, GroupScale* best) const {
   if (!std::isfinite(bound_)) return false;
   int kept[kMaxGrid], count = 0;
-  for (int i = 0; i < count_; ++i) {
-    if (least_[i] <= bound_) kept[count++] = i;
+  for (const int i : candidates) {
+    kept[count] = i;
+    count += least_[i] <= bound_ ? 1 : 0;
   }
   if (count == 1) {
-    *best = groups_[kept[0]];
+    *best = {scale_[kept[0]], offset_[kept[0]]};
     return true;
   }
   const PowerTable power(options_.norm);
   double least = std::numeric_limits<double>::infinity();
   for (int i = 0; i < count; ++i) {
-    const GroupScale& g = groups_[kept[i]];
+    const GroupScale g = {scale_[kept[i]], offset_[kept[i]]};
     const double error = GroupError(scheme_, g, values_, options_, power, least);
     if (error < least) {
       least = error;

@@ -10,49 +10,55 @@
 #include "absl/types/span.h"
 #include "moert/scheme.h"
 #include "offline/rtn.h"
+#include "offline/rtn_lanes.h"
 
 namespace moert {
 
 class LaneFit {
  public:
-  /// All three outlive the object.
-  LaneFit(const Scheme& scheme, absl::Span<const float> values, const RtnOptions& options);
+  /// All outlive the object.
+  LaneFit(const Scheme& scheme, absl::Span<const float> values, const RtnOptions& options,
+          const RtnLanes& lanes);
 
-  /// Whether this processor and these options allow it.
-  static bool Can(absl::Span<const float> values, const RtnOptions& options);
-
-  static constexpr int kMaxGrid = 128;  // candidates
+  /// Whether scheme and options allow it.
+  static bool Can(const Scheme& scheme, absl::Span<const float> values, const RtnOptions& options);
 
   /// The best scale. False: the values are all 0, or out of the range that the bounds hold for, and
   /// nothing is said.
   bool Run(GroupScale* best);
 
  private:
-  static constexpr int kChunk = 16;
+  static constexpr int kMaxGrid = 128;  // candidates
+  static constexpr int kMaxValues = 16384;
 
-  struct Bounds {
-    float least, most;
-  };
-
-  bool Collect(float low, float high, int begin, int end);
-  void BoundBelow(int begin, int end);
-  Bounds Bound(int candidate) const;
+  const float* Shares(float* room) const;
+  bool Begin(float first);
+  bool BoundFloats(float low, float high);
+  bool BoundIntegers(float low, float high, int outer);
+  RtnRanges Ranges() const;
+  int Likely() const;
+  float Sum(int candidate) const;
   void Refine(int candidate);
-  bool NoneBetterFrom(float low, float high) const;
-  bool Choose(GroupScale* best);
+  bool Choose(absl::Span<const int> candidates, GroupScale* best) const;
 
   const Scheme& scheme_;
   const absl::Span<const float> values_;
   const RtnOptions& options_;
+  const RtnLanes& lanes_;
   const bool floats_;
-  const float top_;       // of the codes, or of the magnitudes that floats have
-  const float relative_;  // what approximate sums may be off
-  int count_ = 0;         // candidates so far, without repeated ones
-  GroupScale groups_[kMaxGrid];
-  float unit_[kMaxGrid];   // scale^norm, the first candidate's being 1
-  float least_[kMaxGrid];  // lower bounds of errors
-  bool refined_[kMaxGrid];
+  const float largest_;    // floats: of the magnitudes that codes have; otherwise 1
+  const float bottom_;     // the lowest code
+  const float span_;       // from there to the highest one
+  const float relative_;   // what approximate sums may be off
+  float first_ = 0;        // the scale of the whole range
+  int count_ = 0;          // candidates
+  float scale_[kMaxGrid];  // as they will be stored
+  float offset_[kMaxGrid];
+  float unit_[kMaxGrid];         // scale^norm, the first candidate's being 1
+  float least_[kMaxGrid];        // lower bounds of errors
+  bool refined_[kMaxGrid] = {};  // the bound is as high as it gets
   float bound_ = std::numeric_limits<float>::infinity();  // upper bound of the least error
+  float arranged_[kMaxValues];
 };
 
 }  // namespace moert

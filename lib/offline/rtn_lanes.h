@@ -1,5 +1,5 @@
-// Vector versions of what rounding to nearest spends its time on. Declared apart from rtn.h: files
-// compiled for an instruction set include no shared inline code.
+// What rounding to nearest spends its time on, by vectors: a table of functions an instruction set.
+// Declared apart from rtn.h: files compiled for an instruction set include no shared inline code.
 #ifndef MOERT_LIB_OFFLINE_RTN_LANES_H_
 #define MOERT_LIB_OFFLINE_RTN_LANES_H_
 
@@ -7,34 +7,71 @@
 
 namespace moert {
 
-/// Whether this processor runs the functions below. The answer never changes a result.
-bool HasRtnLanes();
+/// Ranges of codes: a code times scale[i], less offset[i], is a weight; with zero points, a code
+/// less offset[i], times scale[i]. Codes go from `bottom` to bottom + span.
+struct RtnRanges {
+  const float* scale;
+  const float* offset;
+  int count;
+  float bottom, span;
+  bool zero_points;
+};
 
-/// The least and the largest value, and zero.
-void RtnRangeAvx512(const float* values, int count, float* low, float* high);
+/// How integer codes are scaled.
+struct RtnForm {
+  enum Offsets { kNone, kOffsets, kZeroPoints };
 
-/// The sum over values of |u - round(clamp(u, 0, top))|^2.4 with u = value * inverse + zero, within
-/// a relative 1e-5 and 1e-7 a value.
-float RtnErrorSumAvx512(const float* values, int count, float top, float inverse, float zero);
+  float steps;  // kNone: on the longer side of zero
+  Offsets offsets;
+  bool half;  // scales are binary16, not bf16
+};
 
-/// sums[i], i < candidates: the same under (inverse[i], zero[i]) in fewer steps, within 8e-5 a
-/// value where nothing is clamped; otherwise no more than that above it.
-void RtnLeastSumsAvx512(const float* values, int count, float top, const float* inverse,
-                        const float* zero, int candidates, float* sums);
+struct RtnLanes {
+  const char* name;
 
-/// The sum over values of (|scale * f - value| / (scale * largest))^2.4 with f the nearest to
-/// value / scale of the 8-bit (e4m3) or the 4-bit (e2m1) floats, within a relative 5e-5.
-float RtnFloatErrorSumAvx512(bool fp8, const float* values, int count, float scale);
+  /// The values in another order, and their least and largest, zero included. Returns how many at
+  /// the front hold all that is likely to lie outside of ranges. out: room for `count`.
+  int (*arrange)(const float* values, int count, float* out, float* low, float* high);
 
-/// out[i] = x[i]^2.4 within a relative 2e-6, x[i] in [3e-7, 500].
-void RtnPowersAvx512(const float* x, int count, float* out);
+  /// Scales for [low, high] times each share, as they are stored, and the offsets, bf16, or the
+  /// zero points.
+  void (*spread)(const RtnForm& form, float low, float high, const float* shares, int count,
+                 float* scale, float* offset);
 
-/// codes[i]: of the float that is nearest to value / scale, bit for bit as RoundToCode.
-void RtnFloatCodesAvx512(bool fp8, const float* values, int count, float scale, uint8_t* codes);
+  /// out[i]: what range i loses at `low` and `high` alone, in units of unit^2.4, about.
+  void (*cut_errors)(const RtnRanges& ranges, float low, float high, float unit, float* out);
 
-/// codes[i] = round(clamp((value + offset) / scale + middle, 0, top)), bit for bit as RoundToCode.
-void RtnCodesAvx512(const float* values, int count, float scale, float offset, float middle,
-                    float top, uint8_t* codes);
+  /// The sum over values of |u - round(clamp(u, 0, top))|^2.4 with u = value * inverse + zero,
+  /// within a relative 1e-5 and 1e-7 a value.
+  float (*error_sum)(const float* values, int count, float top, float inverse, float zero);
+
+  /// errors[i]: unit[i] times that sum of range i in fewer steps, no more than 8e-5 a value above
+  /// it, less a share `relative` of it and `slack`. Values after the first `outer` are taken for
+  /// values within the range. Returns the least.
+  float (*least_errors)(const float* values, int count, int outer, const RtnRanges& ranges,
+                        const float* unit, float relative, float slack, float* errors);
+
+  /// The sum over values of (|scale * f - value| / (scale * largest))^2.4 with f the nearest to
+  /// value / scale of the 8-bit (e4m3) or the 4-bit (e2m1) floats, within a relative 5e-5.
+  float (*float_error_sum)(bool fp8, const float* values, int count, float scale);
+
+  /// out[i] = (x[i] * factor)^2.4 within a relative 2e-6, x[i] * factor in [3e-7, 500].
+  void (*powers)(const float* x, int count, float factor, float* out);
+
+  /// codes[i]: of the float that is nearest to value / scale, bit for bit as RoundToCode.
+  void (*float_codes)(bool fp8, const float* values, int count, float scale, uint8_t* codes);
+
+  /// codes[i] = round(clamp((value + offset) / scale + middle, 0, top)), as RoundToCode.
+  void (*codes)(const float* values, int count, float scale, float offset, float middle, float top,
+                uint8_t* codes);
+};
+
+/// What this processor can run, best first, then null. The choice never changes a result.
+const RtnLanes* const* RtnLaneSets();
+
+// Null where the compiler has no such instructions.
+extern const RtnLanes* const kRtnLanesAvx512;
+extern const RtnLanes* const kRtnLanesAvx2;
 
 }  // namespace moert
 

@@ -131,6 +131,18 @@ unsigned GetCode(int bits, int64_t row, int64_t k, const uint8_t* tile) {
   }
 }
 
+// In blocks of a fixed size, which become vectors.
+uint8_t Largest(const std::vector<uint8_t>& codes) {
+  constexpr size_t kBlock = 64;
+  uint8_t most[kBlock] = {};
+  const size_t whole = codes.size() / kBlock * kBlock;
+  for (size_t i = 0; i < whole; i += kBlock) {
+    for (size_t j = 0; j < kBlock; ++j) most[j] = std::max(most[j], codes[i + j]);
+  }
+  for (size_t i = whole; i < codes.size(); ++i) most[0] = std::max(most[0], codes[i]);
+  return *std::max_element(most, most + kBlock);
+}
+
 absl::Status CheckMatrix(const MatrixLayout& m, const QuantizedMatrix& q) {
   const auto bad = [&](const std::string& what) {
     return absl::InvalidArgumentError(
@@ -163,8 +175,7 @@ absl::Status CheckMatrix(const MatrixLayout& m, const QuantizedMatrix& q) {
     if (!std::isfinite(q.matrix_scale)) return bad("the scale of the matrix is not finite");
   }
   const unsigned limit = 1u << m.scheme.weight_bits;
-  uint8_t most = 0;  // one pass that says whether a slow one has something to find
-  for (const uint8_t code : q.codes) most = std::max(most, code);
+  const uint8_t most = Largest(q.codes);  // says whether a slow pass has something to find
   for (size_t i = 0; (most >= limit || m.scheme.fp8) && i < q.codes.size(); ++i) {
     if (q.codes[i] >= limit) {
       return bad(fmt::format("code {} at row {}, k {}: must be in [0, {})", q.codes[i],

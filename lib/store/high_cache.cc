@@ -1,5 +1,6 @@
 // Never-stall: the low version answers a miss, the high one is fetched behind it.
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
@@ -104,8 +105,9 @@ class HighCache final : public VersionManager {
     BeforeStep(context);
     chosen_.clear();
     store_->CloseStep(store_->OpenStep());
-    const int64_t old_slots = store_->pool(kHigh).limit();
-    absl::Cleanup keep = [&] { store_->SetCapacity(old_slots); };
+    absl::Cleanup keep = [this, before = store_->capacities()]() mutable {
+      store_->PutBack(std::move(before));
+    };
     store_->SetCapacity(slots);
     while (store_->pool(kHigh).taken() > slots) {
       int over = -1;

@@ -25,14 +25,16 @@ void VersionedStore::TakeCapacity(std::vector<int> capacity, int64_t slots) {
     capacity_ = UniformCapacity(model, slots);
     return;
   }
-  capacity_ = std::move(capacity);
   int64_t sum = 0;
-  bool valid = capacity_.size() == model.layers.size();
-  for (size_t l = 0; valid && l < capacity_.size(); ++l) {
-    valid = capacity_[l] >= 0 && capacity_[l] <= model.layers[l].num_experts;
-    sum += capacity_[l];
+  bool valid = capacity.size() == model.layers.size();
+  for (size_t l = 0; valid && l < capacity.size(); ++l) {
+    valid = capacity[l] >= 0 && capacity[l] <= model.layers[l].num_experts;
+    sum += capacity[l];
   }
-  if (valid && sum <= slots) return;
+  if (valid && sum <= slots) {
+    capacity_ = std::move(capacity);
+    return;
+  }
   ++stats_.policy_fallbacks;
   capacity_ = UniformCapacity(model, slots);
 }
@@ -52,8 +54,7 @@ absl::Status VersionedStore::SetSlots(int64_t slots, int64_t bytes) {
     return absl::FailedPreconditionError(fmt::format(
         "{} experts are in use by open layer calls, the new budget holds {}", pinned, slots));
   }
-  const std::vector<int> before = capacity_;
-  absl::Cleanup keep = [&] { capacity_ = before; };  // as large as it is: no allocation
+  absl::Cleanup keep = [this, before = capacity_]() mutable { PutBack(std::move(before)); };
   SetCapacity(slots);
   PolicyContext context;
   context.model = &source_->model();

@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <memory>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -281,6 +282,9 @@ class VersionedStore {
   int held(int layer) const { return held_[layer]; }
   /// Recomputes the capacities for `slots` blocks of pool 0.
   void SetCapacity(int64_t slots);
+  const std::vector<int>& capacities() const { return capacity_; }
+  /// Takes capacities that it had, where a resize fails. Allocates nothing and asks no policy.
+  void PutBack(std::vector<int> capacities) noexcept { capacity_ = std::move(capacities); }
   /// At the beginning of a step of a cache: takes new ones if the residency policy has any.
   void RefreshCapacity(const PolicyContext& context);
 

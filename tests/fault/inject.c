@@ -26,6 +26,7 @@ extern void __libc_free(void*);
 static atomic_long calls[FAULT_KINDS];
 static atomic_long failed, live, live_bytes, peak_bytes, mapped, nth;
 static atomic_int armed = -1, lasting;
+static const char* _Atomic flip_folder;
 
 static const char* const names[FAULT_KINDS] = {
     "malloc", "thread",     "open", "stat",   "read",  "short", "eof",      "flip", "interrupt",
@@ -48,6 +49,7 @@ long fault_disarm(void) {
 }
 
 long fault_calls(int kind) { return calls[kind]; }
+void fault_flip_below(const char* folder) { flip_folder = folder; }
 const char* fault_name(int kind) { return names[kind]; }
 long fault_live_blocks(void) { return live; }
 long fault_live_bytes(void) { return live_bytes; }
@@ -187,6 +189,17 @@ int fstat(int fd, struct stat* out) {
   return fails(FAULT_STAT) ? fail_with(EIO) : (int)syscall(SYS_fstat, fd, out);
 }
 
+static int may_flip(int fd) {
+  const char* const folder = flip_folder;
+  char link[40], path[1000];
+  ssize_t length;
+  if (folder == NULL) return 1;
+  snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+  length = readlink(link, path, sizeof(path) - 1);
+  path[length < 0 ? 0 : length] = 0;
+  return strncmp(path, folder, strlen(folder)) == 0;
+}
+
 ssize_t pread(int fd, void* to, size_t size, off_t offset) {
   ssize_t got;
   if (interrupted()) return fail_with(EINTR);
@@ -194,7 +207,7 @@ ssize_t pread(int fd, void* to, size_t size, off_t offset) {
   if (fails(FAULT_EOF)) return 0;
   if (fails(FAULT_SHORT_READ) && size > 1) size = size > 8192 ? 4096 : size / 2;
   got = syscall(SYS_pread64, fd, to, size, offset);
-  if (got > 0 && fails(FAULT_FLIP)) ((unsigned char*)to)[got * 7 / 11] ^= 0x10;
+  if (got > 0 && may_flip(fd) && fails(FAULT_FLIP)) ((unsigned char*)to)[got * 7 / 11] ^= 0x10;
   return got;
 }
 ssize_t write(int fd, const void* from, size_t size) {

@@ -36,6 +36,8 @@ void fault_arm(int kind, long n, int persistent);
 long fault_disarm(void);
 /* Calls of a kind since fault_arm; n 0 arms nothing and counts. */
 long fault_calls(int kind);
+/* FAULT_FLIP from now on: only in files below `folder`, which is borrowed. NULL: in any. */
+void fault_flip_below(const char* folder);
 const char* fault_name(int kind);
 /* -1: none of this name. */
 int fault_kind_of(const char* name);

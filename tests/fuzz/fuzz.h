@@ -14,6 +14,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <utility>
@@ -74,6 +76,32 @@ inline std::string ScratchFile(const uint8_t* data, size_t size) {
   FUZZ_REQUIRE(::pwrite(fd, data, size, 0) == static_cast<ssize_t>(size));
   return "/proc/self/fd/" + std::to_string(fd);
 }
+
+/// For readers of a model's folder: one of its own, of files that are rewritten at each call.
+class ScratchFolder {
+ public:
+  ScratchFolder() {
+    std::string name = (std::filesystem::temp_directory_path() / "fuzz-XXXXXX").string();
+    FUZZ_REQUIRE(::mkdtemp(name.data()) != nullptr);
+    path_ = name;
+  }
+  ~ScratchFolder() { std::filesystem::remove_all(path_); }
+  ScratchFolder(const ScratchFolder&) = delete;
+  ScratchFolder& operator=(const ScratchFolder&) = delete;
+
+  std::string Write(const char* name, absl::string_view bytes) const {
+    const std::string path = path_ + "/" + name;
+    std::ofstream file(path, std::ios::binary | std::ios::trunc);
+    file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    FUZZ_REQUIRE(file.good());
+    return path;
+  }
+  void Remove(const char* name) const { std::filesystem::remove(path_ + "/" + name); }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
 
 }  // namespace moert::fuzz
 

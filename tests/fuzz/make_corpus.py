@@ -235,6 +235,33 @@ def plans():
     yield "two_formats", dump(plan)
 
 
+def chats():
+    """tokenizer_config.json, chat_template.jinja and a user's words, a zero byte between."""
+    turn = "'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>'"
+    chatml = "{{ '<|im_start|>system\\nYou help.<|im_end|>\\n' }}{{ " + turn + " }}"
+    marks = {"llama3": "<|start_header_id|> <|eot_id|>", "mistral": "{{ ' [INST] ' + m + ' [/INST]' }}",
+             "gemma": "<start_of_turn> <end_of_turn>", "deepseek": "{{ 'User: ' }}{{ 'Assistant:' }}"}
+    yield "jinja", "{}\0" + chatml + "\0Hi"
+    yield "config", dump(dict(chat_template=chatml, bos_token="<s>", eos_token=dict(content="</s>")))
+    yield "named", dump(dict(chat_template=[dict(name="tools", template="x"),
+                                            dict(name="default", template=chatml)]))
+    for name, text in marks.items():
+        yield name, dump(dict(bos_token="<s>", eos_token="</s>")) + "\0" + text + "\0a\nb"
+    yield "unknown", dump(dict(chat_template="{{ messages }}"))
+
+
+def tokens():
+    """Kind, vocabulary, limit, file."""
+    yield "u16", struct.pack("<BHB4H", 0, 99, 0, 1, 2, 3, 99)
+    yield "u16_odd", struct.pack("<BHBHB", 0, 99, 0, 1, 2)
+    yield "u16_beyond", struct.pack("<BHB2H", 0, 9, 0, 1, 10)
+    yield "u32", struct.pack("<BHB3I", 1, 65535, 2, 1, 65535, 7)
+    yield "u32_beyond", struct.pack("<BHBI", 1, 65535, 0, 0xFFFFFFFF)
+    yield "text", struct.pack("<BHB", 2, 255, 5) + "a \u00e9\u4e2d\n".encode()
+    yield "text_no_utf8", struct.pack("<BHB", 2, 255, 0) + b"a\xff\xc0\x80"
+    yield "empty", struct.pack("<BHB", 2, 255, 0)
+
+
 def seeds_from_tools(build):
     """A pack's manifest and a trace, as the tools write them, of the smallest model there is."""
     with tempfile.TemporaryDirectory() as tmp:
@@ -270,6 +297,10 @@ def main():
     write("profile", "all_fields.json", dump(dict(
         name="x", link_bytes_per_s=1e9, link_latency_ns=5000, decode_layer_ns=5e5, prefill_token_ns=2000,
         cpu_weight_bytes_per_s=1e10, cpu_expert_latency_ns=10, cpu_next_token_share=0.5, cpu_executor=True)))
+    for name, text in chats():
+        write("chat", name, text)
+    for name, data in tokens():
+        write("tokens", name, data)
     for name, text in plans():
         write("plan", name + ".json", text)
     if len(sys.argv) > 1:

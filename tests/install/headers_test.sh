@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Compiles every installed C++ header by itself against the installed include folder.
+# Compiles every installed C++ header by itself against the installed include folder, as a host that
+# lets no warning pass.
 #   headers_test.sh BUILD_DIR WORK_DIR COMPILER [SYSTEM_INCLUDE_DIR...]
 set -euo pipefail
 build=$1 work=$2 compiler=$3
@@ -17,7 +18,7 @@ failed=0 headers=0
 while read -r header; do
   headers=$((headers + 1))
   echo "#include \"$header\"" >"$work/alone.cc"
-  "$compiler" -std=c++20 -fsyntax-only -Wall -Werror -I "$include" "${system[@]}" "$work/alone.cc" ||
+  "$compiler" -std=c++20 -fsyntax-only -Wall -Wextra -Wpedantic -Werror -I "$include" "${system[@]}" "$work/alone.cc" ||
     failed=$((failed + 1))
 done < <(cd "$include" && find moert -name '*.h' | sort)
 echo "$headers headers, $failed of them not usable alone"

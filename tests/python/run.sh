@@ -114,7 +114,10 @@ case $test in
     [[ $text != *"OK (skipped"* ]] || skip "no CUDA device, or a library without CUDA" ;;
   lm_eval)
     torch_python
-    "$python" -c 'import lm_eval' 2>/dev/null || fetch "$python" "lm_eval>=0.4.9"
+    if ! "$python" -c 'import lm_eval' 2>/dev/null; then
+      [ -z "${MOERT_PYTHON:-}" ] || skip "$python has no lm_eval"
+      fetch "$python" "lm_eval>=0.4.9"
+    fi
     use_tree
     "$python" "$here/lm_eval_test.py" "$source/examples/models/tiny-moe" 2>&1 ;;
   distributed)
@@ -126,6 +129,12 @@ case $test in
     "$python" -c 'import vllm' 2>/dev/null || skip "$python has no vllm that can be imported"
     use_tree
     "$python" "$here/vllm_test.py" -v 2>&1 ;;
+  vllm_engine)
+    torch_python
+    "$python" -c 'from vllm.platforms import current_platform as p; raise SystemExit(not p.is_cpu())' \
+      >"$work/vllm.log" 2>&1 || skip "$python has no vllm for the CPU (docs/guide/vllm.md)"
+    use_tree
+    "$python" "$here/vllm_engine_test.py" "$source/examples/models/tiny-moe" ;;
   explore)
     torch_python
     use_tree

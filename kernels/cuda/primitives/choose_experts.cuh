@@ -34,15 +34,12 @@ struct Chosen {
   float weight = 0;
 };
 
-/// The experts of a token, by a warp: turns its logits into scores in place. At most 32 kPerLane
-/// experts. keys, ranks: scratch of the warp, 32 kPerLane each.
+/// Turns a token's logits at `row` into scores, in place and in `score`. `key`: the logits, then
+/// what is chosen by.
 template <int kPerLane>
-__device__ __forceinline__ Chosen ChooseExperts(const DeviceRouting& routing, float* row,
-                                                float* keys, float* ranks) {
-  const int lane = threadIdx.x % 32;
+__device__ __forceinline__ void Score(const DeviceRouting& routing, int lane, float* row,
+                                      float (&key)[kPerLane], float (&score)[kPerLane]) {
   const int experts = routing.num_experts;
-  float key[kPerLane];  // what is chosen by
-  float score[kPerLane];
   float top = -INFINITY;
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
@@ -71,6 +68,17 @@ __device__ __forceinline__ Chosen ChooseExperts(const DeviceRouting& routing, fl
       key[i] = score[i] + (routing.selection_bias == nullptr ? 0.0f : routing.selection_bias[e]);
     }
   }
+}
+
+/// The experts of a token, by a warp: turns its logits into scores in place. At most 32 kPerLane
+/// experts. keys, ranks: scratch of the warp, 32 kPerLane each.
+template <int kPerLane>
+__device__ __forceinline__ Chosen ChooseExperts(const DeviceRouting& routing, float* row,
+                                                float* keys, float* ranks) {
+  const int lane = threadIdx.x % 32;
+  const int experts = routing.num_experts;
+  float key[kPerLane], score[kPerLane];
+  Score(routing, lane, row, key, score);
   if (routing.top_groups != routing.num_groups && (routing.kind == 0 || routing.kind == 2)) {
     MaskGroups(routing, key, lane, keys, ranks);
   }

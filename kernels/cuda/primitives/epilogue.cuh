@@ -64,6 +64,42 @@ __device__ __forceinline__ void StoreNarrow(const GroupGemmArgs& args, int slot,
   if (channel + 8 < args.hidden) out[8] = ToBf16(second);
 }
 
+/// Stores results of `down`: of the four values that lane `e` of a warp had, rows g and g + 8, two
+/// columns. second_slot -1: one column.
+__device__ __forceinline__ void StoreDown(const GroupGemmArgs& args, int channel, int slot,
+                                          int second_slot, const float4& sum) {
+  if (args.narrow_out != nullptr) {
+    StoreNarrow(args, slot, channel, sum.x, sum.z);
+    if (second_slot >= 0) StoreNarrow(args, second_slot, channel, sum.y, sum.w);
+    return;
+  }
+  float* out = args.out + slot * args.out_stride + channel;
+  float* second = args.out + second_slot * args.out_stride + channel;
+  if (channel < args.hidden) {
+    out[0] = sum.x;
+    if (second_slot >= 0) second[0] = sum.y;
+  }
+  if (channel + 8 < args.hidden) {
+    out[8] = sum.z;
+    if (second_slot >= 0) second[8] = sum.w;
+  }
+}
+
+/// Stores a channel of h.
+__device__ __forceinline__ void StoreH(const GroupGemmArgs& args, int item, int row, int row_blocks,
+                                       bool plain_h, int slot, float value) {
+  if (!plain_h) {
+    args.wide_h[slot * args.wide_h_stride + item * 16 + row] = value;
+    return;
+  }
+  auto* h = reinterpret_cast<uint16_t*>(args.h + slot * args.h_stride);
+  h[PackedIndex(item * 16 + row)] = ToBf16(value);
+  if (item + 1 != row_blocks) return;
+    // The padding up to whole pieces of 128 is an operand of `down` too.
+#pragma unroll 1
+  for (int b = row_blocks; b % 8 != 0; ++b) h[PackedIndex(b * 16 + row)] = 0;
+}
+
 template <int kTokens8>
 __device__ __forceinline__ void EndItem(const GroupGemmArgs& args, int product, int row_blocks,
                                         bool plain_h, int slices_log2, int item,
@@ -97,27 +133,12 @@ __device__ __forceinline__ void EndItem(const GroupGemmArgs& args, int product, 
     if (slot < 0) continue;
     const float* part = group + n * kBuffer;
     if (product == 1) {
-      // The four values that a lane of a warp had: rows g and g + 8, two columns.
       const int second_slot = stored.slots[n][1];
 #pragma unroll 1
       for (int e = first; e < 2 * kPieceFloats / 4; e += threads) {
         const float4 sum = SumOfParts<float4>(part + e * 4, slices_log2);
         const int channel = (2 * item + e / 32) * 16 + (e % 32) / 4;
-        if (args.narrow_out != nullptr) {
-          StoreNarrow(args, slot, channel, sum.x, sum.z);
-          if (second_slot >= 0) StoreNarrow(args, second_slot, channel, sum.y, sum.w);
-          continue;
-        }
-        float* out = args.out + slot * args.out_stride + channel;
-        float* second = args.out + second_slot * args.out_stride + channel;
-        if (channel < args.hidden) {
-          out[0] = sum.x;
-          if (second_slot >= 0) second[0] = sum.y;
-        }
-        if (channel + 8 < args.hidden) {
-          out[8] = sum.z;
-          if (second_slot >= 0) second[8] = sum.w;
-        }
+        StoreDown(args, channel, slot, second_slot, sum);
       }
       continue;
     }
@@ -129,17 +150,7 @@ __device__ __forceinline__ void EndItem(const GroupGemmArgs& args, int product, 
       const float up = SumOfParts<float>(part + e + kPieceFloats, slices_log2);
       const float active =
           args.activation == 0 ? Activate(0, gate) : ActivateOther(args.activation, gate);
-      if (plain_h) {
-        auto* h = reinterpret_cast<uint16_t*>(args.h + slot * args.h_stride);
-        h[PackedIndex(item * 16 + row)] = ToBf16(active * up);
-        if (item + 1 == row_blocks) {
-          // The padding up to whole pieces of 128 is an operand of `down` too.
-#pragma unroll 1
-          for (int b = row_blocks; b % 8 != 0; ++b) h[PackedIndex(b * 16 + row)] = 0;
-        }
-      } else {
-        args.wide_h[slot * args.wide_h_stride + item * 16 + row] = active * up;
-      }
+      StoreH(args, item, row, row_blocks, plain_h, slot, active * up);
     }
   }
 }

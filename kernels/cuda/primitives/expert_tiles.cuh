@@ -104,6 +104,22 @@ __device__ __forceinline__ Position StartOf(const ExpertWork* work, int experts,
   return item >= items ? Position{at + 1, 0} : Position{at, max(item, 0)};
 }
 
+/// What an expert's `tiles` tiles cost in both products, for shares; the sum of these in `all`.
+__device__ __forceinline__ void FillCosts(const Tile& tile, int tiles, int count, ExpertWork* work,
+                                          Several<int64_t, 3>* all) {
+#pragma unroll
+  for (int p = 0; p < 2; ++p) {
+    const int items = tile.matrix[p].items;
+    work->items[p] = items;
+    const int64_t full = int64_t{items} * ItemCost(tile.matrix[p], min(count, kTileTokens));
+    const int64_t last =
+        int64_t{items} * ItemCost(tile.matrix[p], count - (tiles - 1) * kTileTokens);
+    all->v[p] = (tiles - 1) * full + last;
+    work->costs[p].full = static_cast<double>(full);
+    work->costs[p].last = static_cast<double>(last);
+  }
+}
+
 /// By a CTA of kTileThreads: `of(e)` are the tokens of expert e, the shared one among them, and
 /// nothing from there on. Places tiles by a scan, writes them, and finds where shares begin.
 template <int kExperts, typename Of>
@@ -126,17 +142,7 @@ __device__ __forceinline__ void MakeTiles(const MakeTilesArgs& args, Of of,
     if (tiles > 0) {
       tile.matrix[0] = ResolveMatrix(tokens.handle.record, f.gate, &f.up);
       tile.matrix[1] = ResolveMatrix(tokens.handle.record, f.down, nullptr);
-#pragma unroll
-      for (int p = 0; p < 2; ++p) {
-        const int items = tile.matrix[p].items;
-        work.items[p] = items;
-        const int64_t full = int64_t{items} * ItemCost(tile.matrix[p], min(count, kTileTokens));
-        const int64_t last =
-            int64_t{items} * ItemCost(tile.matrix[p], count - (tiles - 1) * kTileTokens);
-        mine.v[p] = (tiles - 1) * full + last;
-        work.costs[p].full = static_cast<double>(full);
-        work.costs[p].last = static_cast<double>(last);
-      }
+      FillCosts(tile, tiles, count, &work, &mine);
       mine.v[2] = tiles;
     }
     if (round > 0) __syncthreads();  // what lies in the scratch was read

@@ -49,6 +49,54 @@ __device__ __forceinline__ int ColumnFloats(const Slot& slot, int k) {
   return k != 0 ? -1 : slot.k64s + (slot.k64s + 1) / 2;
 }
 
+/// What all warps want to know of a tile, by one thread.
+template <Packing kPacking, bool kGateUp, int kMost>
+__device__ __forceinline__ void FillSlot(const PromptGemmArgs& args, const PromptUnit& unit,
+                                         int row_tile, PromptSlot<kMost>* slot) {
+  const TileMatrix& m = unit.matrix[kGateUp ? 0 : 1];
+  slot->weights = m.weights;
+  slot->scales = m.scales;
+  slot->h = args.h + int64_t{unit.h_row} * args.h_stride;
+  slot->second_weights = m.second_weights;
+  slot->second_scales = m.second_scales;
+  slot->k64s = m.k64s;
+  slot->group_k64s = m.group_k16s / 4;
+  slot->row_blocks = m.row_blocks;
+  slot->row_tile = row_tile;
+  slot->columns = unit.columns;
+  slot->count = unit.count;
+  slot->h_row = unit.h_row;
+  slot->of_columns = args.h_columns + int64_t{unit.h_row} * args.h_columns_stride;
+  slot->zero_distance = m.zero_distance;
+  if constexpr (IsImported(kPacking)) slot->form = ScaleForm<kPacking, kGateUp>(m);
+}
+
+/// Where the rows of a tile's columns lie, and their scales, by a warp.
+template <Packing kPacking, bool kGateUp, int kMost>
+__device__ __forceinline__ void FillRows(const PromptGemmArgs& args, const PromptUnit& unit,
+                                         int count, int columns, PromptSlot<kMost>* slot) {
+  const int lane = threadIdx.x % 32;
+  const int32_t* list = unit.slots;
+#pragma unroll
+  for (int c = 0; c < kMost; c += 32) {
+    if (c >= columns) continue;
+    const int of = list[min(c + lane, count - 1)];
+    if constexpr (kGateUp) {
+      const int token = of < args.pairs ? of / args.top_k : of - args.pairs;
+      slot->rows[c + lane] = static_cast<uint32_t>(token * XStride<kPacking>(args));
+      if constexpr (kPacking == Packing::kW8A8) {
+        slot->scales_of[c + lane] = *reinterpret_cast<const float*>(
+            X<kPacking>(args) + token * args.int8_x_stride + args.int8_x_scales);
+      }
+    } else {
+      slot->rows[c + lane] = of;
+      if constexpr (kPacking == Packing::kW8A8) {
+        slot->scales_of[c + lane] = args.h_columns[unit.h_row * args.h_columns_stride + c + lane];
+      }
+    }
+  }
+}
+
 /// Resolves one tile after another into the slots.
 template <Packing kPacking, bool kGateUp, int kMost>
 __device__ __forceinline__ void Schedule(const PromptGemmArgs& args,
@@ -72,46 +120,11 @@ __device__ __forceinline__ void Schedule(const PromptGemmArgs& args,
     if (at < end) {
       const uint32_t tile = table.tiles[kProduct][at];
       const PromptUnit& unit = table.units[tile & 0xffffu];
-      const TileMatrix& m = unit.matrix[kProduct];
       const int count = unit.count, columns = unit.columns;
       if (lane == 0) {
-        slot.weights = m.weights;
-        slot.scales = m.scales;
-        slot.h = args.h + int64_t{unit.h_row} * args.h_stride;
-        slot.second_weights = m.second_weights;
-        slot.second_scales = m.second_scales;
-        slot.k64s = m.k64s;
-        slot.group_k64s = m.group_k16s / 4;
-        slot.row_blocks = m.row_blocks;
-        slot.row_tile = static_cast<int>(tile >> 16);
-        slot.columns = columns;
-        slot.count = count;
-        slot.h_row = unit.h_row;
-        slot.of_columns = args.h_columns + int64_t{unit.h_row} * args.h_columns_stride;
-        slot.zero_distance = m.zero_distance;
-        if constexpr (IsImported(kPacking)) slot.form = ScaleForm<kPacking, kGateUp>(m);
+        FillSlot<kPacking, kGateUp>(args, unit, static_cast<int>(tile >> 16), &slot);
       }
-      const int32_t* list = unit.slots;
-#pragma unroll
-      for (int c = 0; c < kMost; c += 32) {
-        if (c < columns) {
-          const int of = list[min(c + lane, count - 1)];
-          if constexpr (kGateUp) {
-            const int token = of < args.pairs ? of / args.top_k : of - args.pairs;
-            slot.rows[c + lane] = static_cast<uint32_t>(token * XStride<kPacking>(args));
-            if constexpr (kPacking == Packing::kW8A8) {
-              slot.scales_of[c + lane] = *reinterpret_cast<const float*>(
-                  X<kPacking>(args) + token * args.int8_x_stride + args.int8_x_scales);
-            }
-          } else {
-            slot.rows[c + lane] = of;
-            if constexpr (kPacking == Packing::kW8A8) {
-              slot.scales_of[c + lane] =
-                  args.h_columns[unit.h_row * args.h_columns_stride + c + lane];
-            }
-          }
-        }
-      }
+      FillRows<kPacking, kGateUp>(args, unit, count, columns, &slot);
     } else if (lane == 0) {
       slot.columns = 0;
     }

@@ -86,6 +86,15 @@ struct PromptRing {
   }
 };
 
+/// Of the 128 threads of a consumer warp group.
+__device__ __forceinline__ void WarpGroupBarrier(int group) {
+  if (group == 0) {
+    asm volatile("bar.sync 1, 128;" ::: "memory");
+  } else {
+    asm volatile("bar.sync 2, 128;" ::: "memory");
+  }
+}
+
 }  // namespace moert::cuda
 
 #endif  // MOERT_KERNELS_CUDA_PRIMITIVES_PROMPT_RING_CUH_

@@ -15,15 +15,6 @@
 
 namespace moert::cuda {
 
-/// Of the 128 threads of a consumer warp group.
-__device__ __forceinline__ void WarpGroupBarrier(int group) {
-  if (group == 0) {
-    asm volatile("bar.sync 1, 128;" ::: "memory");
-  } else {
-    asm volatile("bar.sync 2, 128;" ::: "memory");
-  }
-}
-
 template <Packing kPacking, bool kGateUp, int kMost>
 struct PromptConsumer {
   using Ring = PromptRing<kPacking, kMost>;
@@ -201,6 +192,73 @@ struct PromptConsumer {
     }
   }
 
+  /// How far the products of a tile are.
+  struct Bf16Progress {
+    Scales scales;
+    int64_t stride;       // from a group's scales to the next
+    int group_k64s;       // stages of a scale group
+    int left = 0;         // of the current one
+    int groups_left;      // that are still to be fetched
+    uint32_t before = 0;  // the stage whose products are under way
+    bool under_way = false;
+  };
+  static constexpr bool kGroups = kScaled && !kImported;  // scales are brought by this warp
+
+  /// Stage k; `f` is free.
+  template <int kColumns>
+  __device__ __forceinline__ void StepBf16(const PromptSlot<kMost>& slot, int k, Bf16Progress& at,
+                                           Fragments& f, float (&d)[kColumns / 2]) {
+    const uint32_t stage = place.stage;
+    float ratio[2] = {1, 1};
+    bool turns = kGroups && at.left == 0;
+    if constexpr (kGroups) {
+      if (turns) {
+        at.scales.Turn(ratio);
+        if (--at.groups_left > 0) at.scales.Fetch(at.stride);
+        at.left = at.group_k64s;
+      }
+      --at.left;
+    }
+    Await(ring.Full(stage), place.parity);
+    if constexpr (kGateUp) FenceAsyncProxyShared();  // of the gathered rows
+    const uint64_t b = OperandDescriptor(ring.Tokens(stage));
+    if constexpr (kImported) at.scales.ReadStage(ring.Scales(stage));
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      if constexpr (kImported) {
+        turns = at.scales.Begins(slot.form, k, part);
+        if (turns) at.scales.Turn(slot.form, ring.Scales(stage), part, ratio);
+        f.Load(part, ring.Weights(stage) + first, ring.Weights(stage) + second, half, at.scales);
+      } else {
+        f.Load(ring.Weights(stage) + first, ring.Weights(stage) + second, half, at.scales.unit,
+               at.scales.offset);
+      }
+      if (turns && (part > 0 || k > 0)) {
+        WgmmaWait<0>();
+        PinRegisters(d);
+        if (at.under_way) Release(at.before);
+        at.under_way = false;
+        if constexpr (!HasZeros(kPacking)) ScaleSums<kColumns>(ratio, d);
+      }
+      if constexpr (HasZeros(kPacking)) {
+        if (turns) ShiftSums<kColumns>(lane, ratio, at.scales.shift, ring.Scales(stage), d);
+      }
+      PinRegisters(d);
+      WgmmaFence();
+#pragma unroll
+      for (int i = part * 4 / kParts; i < (part + 1) * 4 / kParts; ++i) {
+        Wgmma<kColumns>(d, f.a[i], b + 2 * i);
+      }
+      WgmmaCommit();
+      PinRegisters(d);
+    }
+    WgmmaWait<kParts>();
+    if (at.under_way) Release(at.before);
+    at.before = stage;
+    at.under_way = true;
+    place.Next();
+  }
+
   template <int kColumns>
   __device__ __forceinline__ void MultiplyBf16(const PromptSlot<kMost>& slot,
                                                float (&d)[kColumns / 2]) {
@@ -208,84 +266,28 @@ struct PromptConsumer {
 #pragma unroll
     for (float& v : d) v = 0;
     Fragments fragments[2];
-    Scales scales;
-    OpenScales(slot, &scales);
-    constexpr bool kGroups = kScaled && !kImported;  // brought by this warp
-    const int group_k64s = kGroups ? slot.group_k64s : k64s;
-    const int64_t stride = int64_t{slot.row_blocks} * 32;
-    if constexpr (kGroups) scales.Fetch(stride);
-    int left = 0;  // stages of the current scale group
-    int groups_left = kGroups ? (k64s + group_k64s - 1) / group_k64s : 0;
-    uint32_t before = 0;  // the stage whose products are under way
-    bool under_way = false;
-
-    const auto step = [&](int k, Fragments& f) {
-      const uint32_t stage = place.stage;
-      float ratio[2] = {1, 1};
-      bool turns = kGroups && left == 0;
-      if constexpr (kGroups) {
-        if (turns) {
-          scales.Turn(ratio);
-          if (--groups_left > 0) scales.Fetch(stride);
-          left = group_k64s;
-        }
-        --left;
-      }
-      Await(ring.Full(stage), place.parity);
-      if constexpr (kGateUp) FenceAsyncProxyShared();  // of the gathered rows
-      const uint64_t b = OperandDescriptor(ring.Tokens(stage));
-      if constexpr (kImported) scales.ReadStage(ring.Scales(stage));
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        if constexpr (kImported) {
-          turns = scales.Begins(slot.form, k, part);
-          if (turns) scales.Turn(slot.form, ring.Scales(stage), part, ratio);
-          f.Load(part, ring.Weights(stage) + first, ring.Weights(stage) + second, half, scales);
-        } else {
-          f.Load(ring.Weights(stage) + first, ring.Weights(stage) + second, half, scales.unit,
-                 scales.offset);
-        }
-        if (turns && (part > 0 || k > 0)) {
-          WgmmaWait<0>();
-          PinRegisters(d);
-          if (under_way) Release(before);
-          under_way = false;
-          if constexpr (!HasZeros(kPacking)) ScaleSums<kColumns>(ratio, d);
-        }
-        if constexpr (HasZeros(kPacking)) {
-          if (turns) ShiftSums<kColumns>(lane, ratio, scales.shift, ring.Scales(stage), d);
-        }
-        PinRegisters(d);
-        WgmmaFence();
-#pragma unroll
-        for (int i = part * 4 / kParts; i < (part + 1) * 4 / kParts; ++i) {
-          Wgmma<kColumns>(d, f.a[i], b + 2 * i);
-        }
-        WgmmaCommit();
-        PinRegisters(d);
-      }
-      WgmmaWait<kParts>();
-      if (under_way) Release(before);
-      before = stage;
-      under_way = true;
-      place.Next();
-    };
+    Bf16Progress at;
+    OpenScales(slot, &at.scales);
+    at.group_k64s = kGroups ? slot.group_k64s : k64s;
+    at.stride = int64_t{slot.row_blocks} * 32;
+    if constexpr (kGroups) at.scales.Fetch(at.stride);
+    at.groups_left = kGroups ? (k64s + at.group_k64s - 1) / at.group_k64s : 0;
     int k = 0;
 #pragma unroll 1
     for (; k + 1 < k64s; k += 2) {
-      step(k, fragments[0]);
-      step(k + 1, fragments[1]);
+      StepBf16<kColumns>(slot, k, at, fragments[0], d);
+      StepBf16<kColumns>(slot, k + 1, at, fragments[1], d);
     }
     if (k < k64s) {
       // Nothing may be under way where paths of the program meet: it would be waited for anyway.
       WgmmaWait<0>();
       PinRegisters(d);
-      step(k, fragments[0]);
+      StepBf16<kColumns>(slot, k, at, fragments[0], d);
     }
     WgmmaWait<0>();
     PinRegisters(d);
-    Release(before);
-    if constexpr (kScaled) ScaleSums<kColumns>(scales.f, d);
+    Release(at.before);
+    if constexpr (kScaled) ScaleSums<kColumns>(at.scales.f, d);
   }
 
   /// act(gate) * up, silu or gelu's tanh form.

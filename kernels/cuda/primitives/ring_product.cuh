@@ -11,29 +11,10 @@
 #include "kernels/cuda/primitives/imported_scales.cuh"
 #include "kernels/cuda/primitives/mma.cuh"
 #include "kernels/cuda/primitives/packing.cuh"
+#include "kernels/cuda/primitives/ring_scales.cuh"
 #include "kernels/cuda/primitives/weight_ring.cuh"
 
 namespace moert::cuda {
-
-/// Scales and zeros of a group for rows g and g + 8 (low and high half) of both row blocks.
-struct RingScales {
-  uint32_t scale[2];
-  uint32_t zero[2];
-
-  /// `at`: of the group, in shared memory. A transposed read of 8 x 8 gives a lane column g of two
-  /// rows; they are the two halves of a row block's scales.
-  __device__ __forceinline__ RingScales(const uint8_t* at, int lane, bool zeros) {
-    const uint32_t row = SharedAddress(at) + (lane >> 3) * 32 + (lane & 1) * 16;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(scale[0]), "=r"(scale[1]), "=r"(zero[0]), "=r"(zero[1])
-                 : "r"(row)
-                 : "memory");
-    if (!zeros) zero[0] = zero[1] = 0;
-  }
-  __device__ __forceinline__ static float Widen(uint32_t pair, int upper) {
-    return __uint_as_float(upper == 0 ? pair << 16 : pair & 0xffff0000u);
-  }
-};
 
 /// This lane's parts of an item: rows g and g + 8 of both row blocks, columns 2t and 2t + 1 of
 /// every 8 tokens.
@@ -123,136 +104,19 @@ struct RingProduct {
     const uint8_t* scales = stage + 2 * Shape::kBytes;
     const uint8_t* w = stage + words;
     if constexpr (kPacking == Packing::kW4A8) {
-      const RingScales s(scales, lane, false);
-      ForWords(w, next, [&](int i, const Words(&v)[2]) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          uint32_t a[4];
-          FragmentW4A8(v[r].x, a[0], a[1]);
-          FragmentW4A8(v[r].y, a[2], a[3]);
-#pragma unroll
-          for (int n = 0; n < kTokens8; ++n) Multiply(sum[r][n], a, b[i][n].x, b[i][n].y);
-        }
-      });
-      ScaleInt(s, x_scales);
+      UnitW4A8(scales, w, next, x_scales);
     } else if constexpr (kPacking == Packing::kW4) {
-      const RingScales s(scales, lane, zeros);
-      ForWords(w, next, [&](int i, const Words(&v)[2]) {
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-#pragma unroll
-          for (int r = 0; r < 2; ++r) {
-            uint32_t a[4];
-            FragmentW4(j == 0 ? v[r].x : v[r].y, a);
-            Add(r, a, b[i], j);
-          }
-          AddX(b[i], j);
-        }
-      });
-      Scale(s, decoding);
+      UnitW4(scales, w, next, decoding, zeros);
     } else if constexpr (IsFp4(kPacking)) {
-      PrepareMultipliers<kPacking>(scales, prepared, lane);
-      __syncwarp();
-      MultiplyPairs(
-          w, next, prepared, acc,
-          [](uint32_t word, uint32_t lower, uint32_t upper, uint32_t(&a)[4]) {
-            FragmentF4(word, a);
-#pragma unroll
-            for (int q = 0; q < 4; ++q) a[q] = MulBf16(a[q], q % 2 == 0 ? lower : upper);
-          },
-          [](int) {});
+      UnitFp4(scales, w, next);
     } else if constexpr (kPacking == Packing::kW4Group) {
-      PrepareInt4(scales, prepared, lane, decoding, zeros);
-      __syncwarp();
-      MultiplyPairs(
-          w, next, prepared + kPreparedOffsets, sum,
-          [](uint32_t word, uint32_t lower, uint32_t upper, uint32_t(&a)[4]) {
-            FragmentW4(word, a);
-#pragma unroll
-            for (int q = 0; q < 4; ++q) a[q] = AddBf16(a[q], q % 2 == 0 ? lower : upper);
-          },
-          [&](int i) { ScaleFloats(prepared + i * 128); });
+      UnitW4Group(scales, w, next, decoding, zeros);
     } else if constexpr (kPacking == Packing::kF8Block) {
-      Words v[2][2];
-      LoadWords(w, 0, v[0]);
-      LoadWords(w, 512, v[1]);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-#pragma unroll
-          for (int r = 0; r < 2; ++r) {
-            const Words& of = v[i][r];
-            uint32_t a[4];
-            FragmentF8(j == 0 ? of.x : of.z, j == 0 ? of.y : of.w, a);
-#pragma unroll
-            for (int q = 0; q < 4; ++q) a[q] = MulBf16(a[q], kF8UnitBf16);
-            AddTo(sum[r], a, b[i], j);
-          }
-        }
-        Load(next, i);
-      }
-      ScaleFloats(scales);
+      UnitF8Block(scales, w, next);
     } else if constexpr (kPacking == Packing::kW8) {
-      const RingScales s(scales, lane, zeros);
-      Words v[2][2];
-      LoadWords(w, 0, v[0]);
-      LoadWords(w, 512, v[1]);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-#pragma unroll
-          for (int r = 0; r < 2; ++r) {
-            const Words& of = v[i][r];
-            uint32_t low[4], high[4];
-            FragmentW8(j == 0 ? of.x : of.z, j == 0 ? of.y : of.w, low, high);
-            Add(r, low, b[i], j);
-            Add(r, high, b[i], j);
-          }
-          AddX(b[i], j);
-        }
-        Load(next, i);
-      }
-      Scale(s, decoding);
+      UnitW8(scales, w, next, decoding, zeros);
     } else {
-      constexpr int kK64 = K64Bytes(kPacking);
-      const int plane_at = 256 + (lane >> 2) * 16 + (lane & 1) * 8;
-      Words v[2][2], plane[2][2];
-      LoadWords(w, 0, v[0]);
-      if (kPacking == Packing::kW3) LoadWords(stage + plane_at, 0, plane[0]);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const RingScales s(scales + (kGroups == 2 ? i * kGroupScales : 0), lane, zeros);
-        if (i == 0) {
-          LoadWords(w, kK64, v[1]);
-          if (kPacking == Packing::kW3) LoadWords(stage + plane_at, kK64, plane[1]);
-        }
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-#pragma unroll
-          for (int r = 0; r < 2; ++r) {
-            const uint32_t word = j == 0 ? v[i][r].x : v[i][r].y;
-            uint32_t a[2][4];
-            if constexpr (kPacking == Packing::kW2) {
-              FragmentW2<0>(word, a[0]);
-              FragmentW2<1>(word, a[1]);
-            } else {
-              // The nibble of lane t's k32 block.
-              const uint32_t bits = (j == 0 ? plane[i][r].x : plane[i][r].y) >> (lane & 2) * 2;
-              FragmentW3<0>(word, bits, a[0]);
-              FragmentW3<1>(word, bits, a[1]);
-            }
-            Add(r, a[0], b[2 * i], j);
-            Add(r, a[1], b[2 * i + 1], j);
-          }
-          AddX(b[2 * i], j);
-          AddX(b[2 * i + 1], j);
-        }
-        Load(next, 2 * i);
-        Load(next, 2 * i + 1);
-        if (kGroups == 2 || i == 1) Scale(s, decoding);
-      }
+      UnitW3OrW2(stage, scales, w, next, decoding, zeros);
     }
   }
 
@@ -273,6 +137,141 @@ struct RingProduct {
  private:
   static constexpr int kGroupScales = 128;  // bytes from a group's to the next one's
 
+  // Unit, by packing.
+
+  __device__ __forceinline__ void UnitW4A8(const uint8_t* scales, const uint8_t* w,
+                                           const uint8_t* const (&next)[kTokens8],
+                                           const float (&x_scales)[kTokens8][2]) {
+    const RingScales s(scales, lane, false);
+    ForWords(w, next, [&](int i, const Words(&v)[2]) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        uint32_t a[4];
+        FragmentW4A8(v[r].x, a[0], a[1]);
+        FragmentW4A8(v[r].y, a[2], a[3]);
+#pragma unroll
+        for (int n = 0; n < kTokens8; ++n) Multiply(sum[r][n], a, b[i][n].x, b[i][n].y);
+      }
+    });
+    ScaleInt(s, x_scales);
+  }
+  __device__ __forceinline__ void UnitW4(const uint8_t* scales, const uint8_t* w,
+                                         const uint8_t* const (&next)[kTokens8],
+                                         const Decoding<kPacking>& decoding, bool zeros) {
+    const RingScales s(scales, lane, zeros);
+    ForWords(w, next, [&](int i, const Words(&v)[2]) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          uint32_t a[4];
+          FragmentW4(j == 0 ? v[r].x : v[r].y, a);
+          Add(r, a, b[i], j);
+        }
+        AddX(b[i], j);
+      }
+    });
+    Scale(s, decoding);
+  }
+  __device__ __forceinline__ void UnitFp4(const uint8_t* scales, const uint8_t* w,
+                                          const uint8_t* const (&next)[kTokens8]) {
+    PrepareMultipliers<kPacking>(scales, prepared, lane);
+    __syncwarp();
+    MultiplyPairs(
+        w, next, prepared, acc,
+        [](uint32_t word, uint32_t lower, uint32_t upper, uint32_t(&a)[4]) {
+          FragmentF4(word, a);
+#pragma unroll
+          for (int q = 0; q < 4; ++q) a[q] = MulBf16(a[q], q % 2 == 0 ? lower : upper);
+        },
+        [](int) {});
+  }
+  __device__ __forceinline__ void UnitW4Group(const uint8_t* scales, const uint8_t* w,
+                                              const uint8_t* const (&next)[kTokens8],
+                                              const Decoding<kPacking>& decoding, bool zeros) {
+    PrepareInt4(scales, prepared, lane, decoding, zeros);
+    __syncwarp();
+    MultiplyPairs(
+        w, next, prepared + kPreparedOffsets, sum,
+        [](uint32_t word, uint32_t lower, uint32_t upper, uint32_t(&a)[4]) {
+          FragmentW4(word, a);
+#pragma unroll
+          for (int q = 0; q < 4; ++q) a[q] = AddBf16(a[q], q % 2 == 0 ? lower : upper);
+        },
+        [&](int i) { ScaleFloats(prepared + i * 128); });
+  }
+  __device__ __forceinline__ void UnitF8Block(const uint8_t* scales, const uint8_t* w,
+                                              const uint8_t* const (&next)[kTokens8]) {
+    ForBytes(
+        w, next,
+        [&](int i, int j, int r, uint32_t first, uint32_t second) {
+          uint32_t a[4];
+          FragmentF8(first, second, a);
+#pragma unroll
+          for (int q = 0; q < 4; ++q) a[q] = MulBf16(a[q], kF8UnitBf16);
+          AddTo(sum[r], a, b[i], j);
+        },
+        [](int, int) {});
+    ScaleFloats(scales);
+  }
+  __device__ __forceinline__ void UnitW8(const uint8_t* scales, const uint8_t* w,
+                                         const uint8_t* const (&next)[kTokens8],
+                                         const Decoding<kPacking>& decoding, bool zeros) {
+    const RingScales s(scales, lane, zeros);
+    ForBytes(
+        w, next,
+        [&](int i, int j, int r, uint32_t first, uint32_t second) {
+          uint32_t low[4], high[4];
+          FragmentW8(first, second, low, high);
+          Add(r, low, b[i], j);
+          Add(r, high, b[i], j);
+        },
+        [&](int i, int j) { AddX(b[i], j); });
+    Scale(s, decoding);
+  }
+  __device__ __forceinline__ void UnitW3OrW2(const uint8_t* stage, const uint8_t* scales,
+                                             const uint8_t* w,
+                                             const uint8_t* const (&next)[kTokens8],
+                                             const Decoding<kPacking>& decoding, bool zeros) {
+    constexpr int kK64 = K64Bytes(kPacking);
+    const int plane_at = 256 + (lane >> 2) * 16 + (lane & 1) * 8;
+    Words v[2][2], plane[2][2];
+    LoadWords(w, 0, v[0]);
+    if (kPacking == Packing::kW3) LoadWords(stage + plane_at, 0, plane[0]);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const RingScales s(scales + (kGroups == 2 ? i * kGroupScales : 0), lane, zeros);
+      if (i == 0) {
+        LoadWords(w, kK64, v[1]);
+        if (kPacking == Packing::kW3) LoadWords(stage + plane_at, kK64, plane[1]);
+      }
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const uint32_t word = j == 0 ? v[i][r].x : v[i][r].y;
+          uint32_t a[2][4];
+          if constexpr (kPacking == Packing::kW2) {
+            FragmentW2<0>(word, a[0]);
+            FragmentW2<1>(word, a[1]);
+          } else {
+            // The nibble of lane t's k32 block.
+            const uint32_t bits = (j == 0 ? plane[i][r].x : plane[i][r].y) >> (lane & 2) * 2;
+            FragmentW3<0>(word, bits, a[0]);
+            FragmentW3<1>(word, bits, a[1]);
+          }
+          Add(r, a[0], b[2 * i], j);
+          Add(r, a[1], b[2 * i + 1], j);
+        }
+        AddX(b[2 * i], j);
+        AddX(b[2 * i + 1], j);
+      }
+      Load(next, 2 * i);
+      Load(next, 2 * i + 1);
+      if (kGroups == 2 || i == 1) Scale(s, decoding);
+    }
+  }
+
   /// Of both row blocks.
   __device__ __forceinline__ static void LoadWords(const uint8_t* w, int at, Words (&v)[2]) {
 #pragma unroll
@@ -289,6 +288,28 @@ struct RingProduct {
     for (int i = 0; i < 4; ++i) {
       if (i < 3) LoadWords(w, (i + 1) * 256, v[(i + 1) & 1]);
       multiply(i, v[i & 1]);
+      Load(next, i);
+    }
+  }
+  /// As ForWords with each half of a unit of 8 bits: `multiply` with two words of row block r, for
+  /// half j of activations i; `after` behind both row blocks.
+  template <typename F, typename After>
+  __device__ __forceinline__ void ForBytes(const uint8_t* w, const uint8_t* const (&next)[kTokens8],
+                                           const F& multiply, const After& after) {
+    Words v[2][2];
+    LoadWords(w, 0, v[0]);
+    LoadWords(w, 512, v[1]);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const Words& of = v[i][r];
+          multiply(i, j, r, j == 0 ? of.x : of.z, j == 0 ? of.y : of.w);
+        }
+        after(i, j);
+      }
       Load(next, i);
     }
   }

@@ -50,6 +50,15 @@ struct WeightCursor {
     }
   }
 
+  /// Open where there is such an item; else nothing is left.
+  __device__ __forceinline__ void OpenOrStop(int item, int end) {
+    if (item < end) {
+      Open(item);
+    } else {
+      left = 0;
+    }
+  }
+
   /// At the next unit of the item.
   __device__ __forceinline__ void Advance() {
     weights[0] += Shape::kBytes;

@@ -13,6 +13,7 @@ class CpuBackend final : public Backend {
   explicit CpuBackend(const EngineOptions& options) : options_(options) {}
 
   BackendKind kind() const override { return BackendKind::kCpu; }
+  bool hidden_on_host() const override { return true; }
   ThreadPoolOptions Threads(bool /*cpu_offload*/) const override {
     ThreadPoolOptions threads;
     threads.threads = options_.threads;

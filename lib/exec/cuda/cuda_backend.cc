@@ -54,6 +54,7 @@ class CudaBackend final : public Backend {
   }
 
   BackendKind kind() const override { return BackendKind::kCuda; }
+  bool hidden_on_host() const override { return false; }
   absl::Status Check(const ExpertSource& source, absl::Span<const int> versions) const override {
     if (IsOpaque(source)) return absl::OkStatus();  // nothing is executed here
     if (options_.activation != ActivationNumerics::kBF16) {

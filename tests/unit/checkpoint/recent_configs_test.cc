@@ -7,78 +7,14 @@
 
 #include "moert/offline/hf_config.h"
 #include "tests/support/catch.h"
+#include "tests/support/deepseek_configs.h"
 
 namespace moert {
 namespace {
 
 using nlohmann::json;
-
-json V2Lite() {
-  return {{"model_type", "deepseek_v2"},
-          {"vocab_size", 102400},
-          {"hidden_size", 2048},
-          {"num_hidden_layers", 27},
-          {"num_attention_heads", 16},
-          {"num_key_value_heads", 16},
-          {"intermediate_size", 10944},
-          {"moe_intermediate_size", 1408},
-          {"n_routed_experts", 64},
-          {"n_shared_experts", 2},
-          {"num_experts_per_tok", 6},
-          {"first_k_dense_replace", 1},
-          {"moe_layer_freq", 1},
-          {"topk_method", "greedy"},
-          {"n_group", 1},
-          {"topk_group", 1},
-          {"norm_topk_prob", false},
-          {"scoring_func", "softmax"},
-          {"routed_scaling_factor", 1.0},
-          {"q_lora_rank", nullptr},
-          {"kv_lora_rank", 512},
-          {"qk_nope_head_dim", 128},
-          {"qk_rope_head_dim", 64},
-          {"v_head_dim", 128},
-          {"max_position_embeddings", 163840},
-          {"rope_theta", 10000},
-          {"rope_scaling",
-           {{"type", "yarn"},
-            {"factor", 40},
-            {"beta_fast", 32},
-            {"beta_slow", 1},
-            {"mscale", 0.707},
-            {"mscale_all_dim", 0.707},
-            {"original_max_position_embeddings", 4096}}}};
-}
-
-json V3() {
-  json j = V2Lite();
-  j.update({{"model_type", "deepseek_v3"},
-            {"vocab_size", 129280},
-            {"hidden_size", 7168},
-            {"num_hidden_layers", 61},
-            {"num_attention_heads", 128},
-            {"num_key_value_heads", 128},
-            {"intermediate_size", 18432},
-            {"moe_intermediate_size", 2048},
-            {"n_routed_experts", 256},
-            {"n_shared_experts", 1},
-            {"num_experts_per_tok", 8},
-            {"first_k_dense_replace", 3},
-            {"topk_method", "noaux_tc"},
-            {"n_group", 8},
-            {"topk_group", 4},
-            {"norm_topk_prob", true},
-            {"scoring_func", "sigmoid"},
-            {"routed_scaling_factor", 2.5},
-            {"q_lora_rank", 1536},
-            {"num_nextn_predict_layers", 1}});
-  j["rope_scaling"]["mscale"] = j["rope_scaling"]["mscale_all_dim"] = 1.0;
-  j["quantization_config"] = {{"quant_method", "fp8"},
-                              {"fmt", "e4m3"},
-                              {"activation_scheme", "dynamic"},
-                              {"weight_block_size", {128, 128}}};
-  return j;
-}
+using test::DeepSeekV2Lite;
+using test::DeepSeekV3;
 
 json Qwen3Next() {
   return {{"model_type", "qwen3_next"},
@@ -151,7 +87,7 @@ double BillionsInExperts(const HfConfig& c) {
 }
 
 TEST_CASE("DeepSeek-V2-Lite") {
-  const HfConfig c = Parse(V2Lite());
+  const HfConfig c = Parse(DeepSeekV2Lite());
   CHECK(BillionsInExperts(c) == Approx(14.395).epsilon(1e-3));
   CHECK(c.moe.layers[0].model_layer == 1);
   CHECK(c.moe.layers[0].shared_intermediate == 2816);
@@ -165,7 +101,7 @@ TEST_CASE("DeepSeek-V2-Lite") {
 }
 
 TEST_CASE("DeepSeek-V3") {
-  const HfConfig c = Parse(V3());
+  const HfConfig c = Parse(DeepSeekV3());
   CHECK(BillionsInExperts(c) == Approx(653.9).epsilon(1e-3));
   const RoutingSpec& r = c.moe.layers[0].routing;
   CHECK(r.kind == RoutingKind::kSigmoidGrouped);
@@ -244,13 +180,17 @@ TEST_CASE("illegal fields of recent families are named") {
     const char* message;
   };
   const Case cases[] = {
-      {V2Lite(), "kv_lora_rank", nullptr, "c: kv_lora_rank is missing, legal is an integer from 1"},
-      {V2Lite(), "qk_rope_head_dim", 63, "c: qk_rope_head_dim is 63, legal is an even number"},
-      {V2Lite(), "topk_method", "noaux_tc", "legal for deepseek_v2 are greedy and group_limited"},
-      {V2Lite(), "norm_topk_prob", true, "c: norm_topk_prob is true, legal for deepseek_v2 is"},
-      {V3(), "n_group", 7, "num_groups is 7, legal is a divisor of num_experts (256)"},
-      {V3(), "topk_group", 9, "c: topk_group is 9, legal is an integer from 1 to 8"},
-      {V3(), "scoring_func", "softmax", "legal for deepseek_v3 is sigmoid"},
+      {DeepSeekV2Lite(), "kv_lora_rank", nullptr,
+       "c: kv_lora_rank is missing, legal is an integer from 1"},
+      {DeepSeekV2Lite(), "qk_rope_head_dim", 63,
+       "c: qk_rope_head_dim is 63, legal is an even number"},
+      {DeepSeekV2Lite(), "topk_method", "noaux_tc",
+       "legal for deepseek_v2 are greedy and group_limited"},
+      {DeepSeekV2Lite(), "norm_topk_prob", true,
+       "c: norm_topk_prob is true, legal for deepseek_v2 is"},
+      {DeepSeekV3(), "n_group", 7, "num_groups is 7, legal is a divisor of num_experts (256)"},
+      {DeepSeekV3(), "topk_group", 9, "c: topk_group is 9, legal is an integer from 1 to 8"},
+      {DeepSeekV3(), "scoring_func", "softmax", "legal for deepseek_v3 is sigmoid"},
       {Qwen3Next(), "linear_num_value_heads", 24,
        "c: linear_num_value_heads is 24, legal is a multiple of linear_num_key_heads (16)"},
       {Qwen3Next(), "layer_types", {"linear_attention"}, "legal is a list of 48 names"},

@@ -33,31 +33,49 @@ std::vector<float> Draw(int kind, size_t count, std::mt19937* random) {
 
 bool SameBits(float a, float b) { return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b); }
 
-TEST_CASE("the vector search finds the scalar search's scale, and the same codes") {
-  if (!HasRtnLanes()) {
-    WARN("this processor has no AVX-512: FitGroup is the scalar code");
+/// Every instruction set of this processor, not only the best one.
+std::vector<const RtnLanes*> LaneSets() {
+  std::vector<const RtnLanes*> sets;
+  for (const RtnLanes* const* set = RtnLaneSets(); *set != nullptr; ++set) sets.push_back(*set);
+  if (sets.empty()) WARN("this processor has no AVX2: FitGroup is the scalar code");
+  return sets;
+}
+
+void RequireScalarCodes(const Scheme& scheme, const GroupScale& group,
+                        const std::vector<float>& values, const RtnLanes* lanes) {
+  std::vector<uint8_t> codes(values.size());
+  RoundGroup(scheme, group, values, codes.data(), lanes);
+  for (size_t i = 0; i < values.size(); ++i) {
+    INFO(values[i] << " / " << group.scale);
+    REQUIRE(codes[i] == RoundToCode(scheme, group, values[i]));
   }
+}
+
+TEST_CASE("the vector search finds the scalar search's scale, and the same codes") {
   std::mt19937 random(7);
+  RtnOptions few;  // candidates of another grid
+  few.grid = 37;
+  few.smallest = 0.45;
   for (const Scheme& scheme : Scheme::All()) {
     if (scheme.is_bf16()) continue;
     for (int kind = 0; kind <= 6; ++kind) {
       for (const size_t count : {128, 64, 16, 77, 200}) {
         INFO(scheme.Name() << ", kind " << kind << ", " << count << " values");
         const std::vector<float> values = Draw(kind, count, &random);
-        const RtnOptions options;
-        const GroupScale scalar = FitGroupScalar(scheme, values, options);
-        const GroupScale found = FitGroup(scheme, values, options);
-        REQUIRE(found.scale == scalar.scale);
-        REQUIRE(SameBits(found.offset, scalar.offset));
+        for (const RtnOptions& options : {RtnOptions(), few}) {
+          const GroupScale scalar = FitGroupScalar(scheme, values, options);
+          for (const RtnLanes* lanes : LaneSets()) {
+            INFO(lanes->name);
+            const GroupScale found = FitGroup(scheme, values, options, lanes);
+            REQUIRE(found.scale == scalar.scale);
+            REQUIRE(SameBits(found.offset, scalar.offset));
+            RequireScalarCodes(scheme, found, values, lanes);
+          }
+        }
         const GroupScale half = FitHqqScalar(scheme, values, HqqOptions());
         const GroupScale lanes = FitHqq(scheme, values, HqqOptions());
         REQUIRE(lanes.scale == half.scale);
         REQUIRE(SameBits(lanes.offset, half.offset));
-        std::vector<uint8_t> codes(count);
-        RoundGroup(scheme, found, values, codes.data());
-        for (size_t i = 0; i < count; ++i) {
-          REQUIRE(codes[i] == RoundToCode(scheme, found, values[i]));
-        }
       }
     }
   }
@@ -86,11 +104,9 @@ TEST_CASE(
     for (const float scale : {1.0f, 0.25f, 0.37f}) {
       std::vector<float> scaled = values;
       for (float& v : scaled) v *= scale;
-      std::vector<uint8_t> found(values.size());
-      RoundGroup(*scheme, {scale, 0}, scaled, found.data());
-      for (size_t i = 0; i < scaled.size(); ++i) {
-        INFO(scaled[i] << " / " << scale);
-        REQUIRE(found[i] == RoundToCode(*scheme, {scale, 0}, scaled[i]));
+      for (const RtnLanes* lanes : LaneSets()) {
+        INFO(lanes->name);
+        RequireScalarCodes(*scheme, {scale, 0}, scaled, lanes);
       }
     }
   }

@@ -2,8 +2,10 @@
 // steps only, a block lives as long as its readers, and the budget holds at every moment.
 #include <cstring>
 #include <map>
+#include <new>
 
 #include "store/block_pool.h"
+#include "store/version_manager.h"
 #include "store/versioned_store.h"
 #include "strategies/builtin.h"
 #include "support/catch.h"
@@ -21,16 +23,17 @@ struct Fixture {
   VirtualClock clock;
   HardwareProfile profile;
   BudgetTracker budget;
-  std::unique_ptr<ResidencyPolicy> lru = MakeLru();
+  std::unique_ptr<ResidencyPolicy> residency;
   std::unique_ptr<VersionedStore> store;
 
-  Fixture(int high, int low) : budget(high * Block(0) + low * Block(1)) {
+  Fixture(int high, int low, std::unique_ptr<ResidencyPolicy> policy = MakeLru())
+      : budget(high * Block(0) + low * Block(1)), residency(std::move(policy)) {
     std::vector<std::unique_ptr<BlockPool>> pools(2);
     pools[0] = *MakeRamBlockPool({Block(0), 12}, high, &budget);
     pools[1] = *MakeRamBlockPool({Block(1), 12}, low, &budget);
-    store = std::make_unique<VersionedStore>(&source, std::vector<ServedVersion>{{0, 0}, {1, 1}},
-                                             std::move(pools),
-                                             MakeVirtualLink(&source, &clock, &profile), lru.get());
+    store = std::make_unique<VersionedStore>(
+        &source, std::vector<ServedVersion>{{0, 0}, {1, 1}}, std::move(pools),
+        MakeVirtualLink(&source, &clock, &profile), residency.get());
   }
   int64_t Block(int version) const {
     return (source.layout(0, 0, version).bytes + kRecordAlignment - 1) / kRecordAlignment *
@@ -152,6 +155,51 @@ TEST_CASE("a failed load is the error of the call that began it, of no later one
   while (f.store->Wait()) {
   }
   CHECK(f.Complete(key, f.store->OpenStep()));
+}
+
+/// Runs out of memory from a given question on.
+class Exhausted : public ResidencyPolicy {
+ public:
+  std::vector<int> Capacity(const CapacitySnapshot& snapshot) override {
+    Ask();
+    return UniformCapacity(*snapshot.model, snapshot.slots);
+  }
+  int Victim(const VictimSnapshot&) override {
+    Ask();
+    return 0;
+  }
+  void Ask() {
+    if (answers-- <= 0) throw std::bad_alloc();
+  }
+  int answers = 1 << 30;
+};
+
+TEST_CASE("a resize that runs out of memory leaves the shares of the layers, and asks nobody") {
+  auto policy = std::make_unique<Exhausted>();
+  Exhausted* const exhausted = policy.get();
+  Fixture f(6, 12, std::move(policy));
+  f.LoadAll(1);
+  const std::unique_ptr<VersionManager> cache =
+      MakeHighCache(&f.source.model(), {}, &f.profile, f.store.get());
+  for (int e = 0; e < 6; ++e) {
+    REQUIRE(f.store->StartVersion({e % 2, e}, 0, LoadReason::kBackground));
+  }
+  while (f.store->Wait()) {
+  }
+  for (int e = 0; e < 6; ++e) REQUIRE(f.store->Switch({e % 2, e}, 0, /*drop_old=*/false));
+  f.store->CloseStep(f.store->OpenStep());
+  const int answers = GENERATE(0, 1, 2);
+  const bool managed = GENERATE(false, true);
+  exhausted->answers = answers;
+  CHECK_THROWS_AS(managed ? cache->Resize(2, 2, 12) : f.store->SetSlots(2, f.Block(0) * 2),
+                  std::bad_alloc);
+  exhausted->answers = 1 << 30;
+  CHECK(f.store->capacity(0) == 3);
+  CHECK(f.store->capacity(1) == 3);
+  CHECK(f.store->pool(0).limit() == 6);
+  REQUIRE_OK(cache->Resize(2, 2, 12));
+  CHECK(f.store->capacity(0) == 1);
+  CHECK(f.store->pool(0).taken() == 2);
 }
 
 TEST_CASE("the invariant under random promotions, demotions, overlapping steps and failures") {

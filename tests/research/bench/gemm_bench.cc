@@ -1,0 +1,227 @@
+// Weights, routings and times of the measured layers.
+#include "bench/gemm_bench.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <random>
+
+#include "base/bf16.h"
+#include "base/checked_math.h"
+#include "base/status_macros.h"
+#include "bench/gemm_graph.h"
+#include "exec/cuda/cuda_api.h"
+#include "kernels/cuda/group_gemm.h"
+
+namespace moert::cli {
+namespace {
+
+constexpr int64_t kPatternBytes = int64_t{64} << 20;
+constexpr int kWarmUp = 2;
+
+/// Random bf16 (weights and scales) of magnitude below 2^-4, random codes.
+absl::StatusOr<Buffer> RandomWeights(int64_t bytes) {
+  MOERT_ASSIGN_OR_RETURN(Buffer weights, Buffer::Device(bytes));
+  std::vector<uint64_t> pattern(std::min(bytes, kPatternBytes) / 8 + 1);
+  std::mt19937_64 rng(1);
+  for (uint64_t& word : pattern) word = (rng() & 0x83ff83ff83ff83ffu) | 0x3800380038003800u;
+  const auto length = static_cast<int64_t>(pattern.size() * 8);
+  for (int64_t at = 0; at < bytes; at += length) {
+    MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpy(weights.data() + at, pattern.data(),
+                                          std::min(length, bytes - at), cudaMemcpyHostToDevice));
+  }
+  return weights;
+}
+
+/// Experts of every token: drawn by popularity, without repetition.
+std::vector<int32_t> DrawExperts(int tokens, int experts, int top_k, double zipf,
+                                 std::mt19937_64* rng) {
+  std::vector<int32_t> order(experts);
+  std::iota(order.begin(), order.end(), 0);
+  std::shuffle(order.begin(), order.end(), *rng);
+  std::vector<double> popularity(experts);
+  for (int e = 0; e < experts; ++e) popularity[e] = std::pow(e + 1.0, -zipf);
+  std::discrete_distribution<int> draw(popularity.begin(), popularity.end());
+  std::vector<int32_t> ids;
+  for (int t = 0; t < tokens; ++t) {
+    const size_t first = ids.size();
+    while (ids.size() < first + top_k) {
+      const int32_t e = order[draw(*rng)];
+      if (std::find(ids.begin() + first, ids.end(), e) == ids.end()) ids.push_back(e);
+    }
+  }
+  return ids;
+}
+
+}  // namespace
+
+absl::Status GemmBench::Init(const ExpertFormat& format, const Buffer& copied) {
+  copied_ = &copied;
+  MOERT_ASSIGN_OR_RETURN(layout_, MakeRecordLayout(spec_.hidden, spec_.intermediate, format));
+  MOERT_ASSIGN_OR_RETURN(format_, cuda::MakeDeviceFormat(layout_));
+  MOERT_ASSIGN_OR_RETURN(stream_, Stream::Create());
+  for (Event& event : events_) {
+    MOERT_ASSIGN_OR_RETURN(event, Event::Create());
+  }
+  const int64_t stride = RoundUp(layout_.bytes, kRecordAlignment);
+  const int64_t records = layers_ * spec_.num_experts;
+  MOERT_ASSIGN_OR_RETURN(weights_, RandomWeights(records * stride));
+  std::vector<cuda::ExpertHandle> handles;
+  for (int64_t l = 0; l < layers_; ++l) {
+    for (int64_t e = 0; e < spec_.num_experts; ++e) {
+      handles.push_back(
+          {reinterpret_cast<const uint8_t*>(weights_.data()) + (l * spec_.num_experts + e) * stride,
+           0});
+    }
+    handles.push_back({});  // no shared expert
+  }
+  const auto bytes = static_cast<int64_t>(handles.size() * sizeof(handles[0]));
+  MOERT_ASSIGN_OR_RETURN(handles_, Buffer::Device(bytes));
+  MOERT_CUDA_RETURN_IF_ERROR(
+      cudaMemcpy(handles_.data(), handles.data(), bytes, cudaMemcpyHostToDevice));
+  MOERT_ASSIGN_OR_RETURN(formats_, Buffer::Device(sizeof(format_)));
+  MOERT_CUDA_RETURN_IF_ERROR(
+      cudaMemcpy(formats_.data(), &format_, sizeof(format_), cudaMemcpyHostToDevice));
+  return absl::OkStatus();
+}
+
+absl::Status GemmBench::Measure(int tokens, double zipf, GemmCudaCase* result) {
+  MOERT_RETURN_IF_ERROR(Prepare(tokens, zipf, result));
+  Graph tiles, products, layer;
+  const auto all = [&](auto call) {
+    return [this, call]() -> absl::Status {
+      for (int l = 0; l < layers_; ++l) MOERT_RETURN_IF_ERROR((this->*call)(l));
+      return absl::OkStatus();
+    };
+  };
+  MOERT_RETURN_IF_ERROR(tiles.Capture(stream_.get(), all(&GemmBench::Tiles)));
+  MOERT_RETURN_IF_ERROR(products.Capture(stream_.get(), all(&GemmBench::Products)));
+  MOERT_RETURN_IF_ERROR(layer.Capture(stream_.get(), all(&GemmBench::Layer)));
+  std::vector<double> copies, product_times, layer_times;
+  for (int r = 0; r < kWarmUp + repeats_; ++r) {
+    // The tiles are made before each measurement; meanwhile the host enqueues what is measured.
+    MOERT_RETURN_IF_ERROR(tiles.Launch(stream_.get()));
+    MOERT_RETURN_IF_ERROR(Mark(0));
+    MOERT_RETURN_IF_ERROR(products.Launch(stream_.get()));
+    MOERT_RETURN_IF_ERROR(Mark(1));
+    MOERT_RETURN_IF_ERROR(layer.Launch(stream_.get()));
+    MOERT_RETURN_IF_ERROR(Mark(2));
+    MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(copied_->data() + kCopyBytes, copied_->data(),
+                                               kCopyBytes, cudaMemcpyDeviceToDevice,
+                                               stream_.get()));
+    MOERT_RETURN_IF_ERROR(Mark(3));
+    MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream_.get()));
+    if (r < kWarmUp) continue;
+    MOERT_ASSIGN_OR_RETURN(const double a, Between(0, 1));
+    MOERT_ASSIGN_OR_RETURN(const double b, Between(1, 2));
+    MOERT_ASSIGN_OR_RETURN(const double c, Between(2, 3));
+    product_times.push_back(a / layers_);
+    layer_times.push_back(b / layers_);
+    copies.push_back(2e-3 * kCopyBytes / c);
+  }
+  result->products = SpreadOf(product_times);
+  result->layer = SpreadOf(layer_times);
+  result->copy_gbps = SpreadOf(copies);
+  return absl::OkStatus();
+}
+
+absl::Status GemmBench::Prepare(int tokens, double zipf, GemmCudaCase* result) {
+  prompt_ctas_ = cuda::PromptGemmCtas();
+  prompt_ = {};
+  if (prompt_ctas_ > 0) {
+    cuda::PromptFormats formats;
+    formats.Add(format_);
+    prompt_ = cuda::PlanPrompt(formats, spec_, tokens);
+  }
+  calls_.assign(layers_, {});
+  const auto carve = [&](cuda::Carver* c) {
+    shared_.Carve(spec_, tokens, c);
+    for (LayerBuffers& l : calls_) l.Carve(spec_, tokens, c);
+  };
+  cuda::Carver count;
+  carve(&count);
+  memory_ = Buffer();
+  MOERT_ASSIGN_OR_RETURN(memory_, Buffer::Device(count.used()));
+  MOERT_CUDA_RETURN_IF_ERROR(cudaMemset(memory_.data(), 0, count.used()));
+  cuda::Carver carver(memory_.data());
+  carve(&carver);
+
+  std::mt19937_64 rng(3);
+  std::vector<float> x(tokens * spec_.hidden);
+  for (float& v : x)
+    v = Bf16ToF32(F32ToBf16(static_cast<float>(static_cast<int32_t>(rng())) * 0x1p-31f));
+  MOERT_RETURN_IF_ERROR(UploadRows(x));
+  rows_ = {shared_.x, static_cast<int32_t>(dtype_), tokens, static_cast<int32_t>(spec_.hidden),
+           spec_.hidden};
+  // Rows of bf16 are read as they are.
+  prompt_x_ = dtype_ == DType::kBF16 && spec_.hidden % 64 == 0 && !prompt_.sums()
+                  ? reinterpret_cast<const uint8_t*>(shared_.x)
+                  : shared_.prompt_x;
+  few_ = tokens <= cuda::kFewTokens && !prompt_.any();
+  MOERT_RETURN_IF_ERROR(Pack());
+  MOERT_RETURN_IF_ERROR(DrawCalls(x, zipf, &rng, result));
+  shares_ = cuda::GroupGemmShares();
+  return absl::OkStatus();
+}
+
+absl::Status GemmBench::DrawCalls(const std::vector<float>& x, double zipf, std::mt19937_64* rng,
+                                  GemmCudaCase* result) {
+  const int tokens = rows_.rows, top_k = spec_.routing.top_k;
+  const int64_t pairs = int64_t{tokens} * top_k;
+  int64_t touched = 0;
+  for (const LayerBuffers& l : calls_) {
+    const std::vector<int32_t> ids = DrawExperts(tokens, spec_.num_experts, top_k, zipf, rng);
+    std::vector<bool> seen(spec_.num_experts);
+    for (const int32_t id : ids) seen[id] = true;
+    touched += std::count(seen.begin(), seen.end(), true);
+    MOERT_CUDA_RETURN_IF_ERROR(
+        cudaMemcpy(l.ids, ids.data(), ids.size() * sizeof(ids[0]), cudaMemcpyHostToDevice));
+    if (few_) MOERT_RETURN_IF_ERROR(UploadGate(x, ids, l.gate));
+    MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchGroup(l.ids, static_cast<int>(pairs), spec_.num_experts,
+                                                 l.groups, stream_.get()));
+  }
+  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream_.get()));
+  result->tokens = tokens;
+  result->zipf = zipf;
+  result->experts = static_cast<double>(touched) / layers_;
+  result->bytes = result->experts * static_cast<double>(layout_.bytes);
+  result->flops = 6.0 * static_cast<double>(spec_.hidden * spec_.intermediate * pairs);
+  return absl::OkStatus();
+}
+
+absl::Status GemmBench::UploadRows(const std::vector<float>& x) {
+  std::vector<uint16_t> rounded;
+  for (const float v : x) rounded.push_back(F32ToBf16(v));
+  const bool narrow = dtype_ == DType::kBF16;
+  const void* from = narrow ? static_cast<const void*>(rounded.data()) : x.data();
+  MOERT_CUDA_RETURN_IF_ERROR(
+      cudaMemcpy(shared_.x, from, x.size() * (narrow ? 2 : 4), cudaMemcpyHostToDevice));
+  return absl::OkStatus();
+}
+
+absl::Status GemmBench::UploadGate(const std::vector<float>& x, const std::vector<int32_t>& ids,
+                                   float* to) const {
+  const int64_t hidden = spec_.hidden;
+  std::vector<float> gate(spec_.num_experts * hidden);
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const float* row = x.data() + static_cast<int64_t>(i) / spec_.routing.top_k * hidden;
+    const float norm = std::inner_product(row, row + hidden, row, 0.0f);
+    for (int64_t c = 0; c < hidden; ++c) gate[ids[i] * hidden + c] += row[c] / norm;
+  }
+  MOERT_CUDA_RETURN_IF_ERROR(
+      cudaMemcpy(to, gate.data(), gate.size() * sizeof(float), cudaMemcpyHostToDevice));
+  return absl::OkStatus();
+}
+
+absl::Status GemmBench::Mark(int event) {
+  MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(events_[event].get(), stream_.get()));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<double> GemmBench::Between(int from, int to) {
+  float ms = 0;
+  MOERT_CUDA_RETURN_IF_ERROR(cudaEventElapsedTime(&ms, events_[from].get(), events_[to].get()));
+  return 1e3 * static_cast<double>(ms);
+}
+
+}  // namespace moert::cli

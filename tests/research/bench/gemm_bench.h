@@ -1,0 +1,83 @@
+// Layers of one shape and format whose calls are measured.
+#ifndef MOERT_TESTS_RESEARCH_BENCH_GEMM_BENCH_H_
+#define MOERT_TESTS_RESEARCH_BENCH_GEMM_BENCH_H_
+
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "bench/gemm_buffers.h"
+#include "cli/bench/cuda/probe_cuda_parts.h"
+#include "cli/bench/gemm_cuda.h"
+#include "kernels/cuda/rows.h"
+#include "moert/tensor.h"
+
+namespace moert::cli {
+
+using cuda::Buffer;
+
+/// Of the copies within the device that are measured beside the products.
+constexpr int64_t kCopyBytes = int64_t{1} << 30;
+
+class GemmBench {
+ public:
+  GemmBench(const MoeLayerSpec& spec, const GemmCudaOptions& options)
+      : spec_(spec),
+        layers_(options.layers),
+        repeats_(options.repeats),
+        dtype_(options.f32_rows ? DType::kF32 : DType::kBF16) {}
+
+  /// Random weights of every layer. `copied`: 2 kCopyBytes, borrowed.
+  absl::Status Init(const ExpertFormat& format, const Buffer& copied);
+  absl::Status Measure(int tokens, double zipf, GemmCudaCase* result);
+
+ private:
+  /// Buffers, routings and launch arguments.
+  absl::Status Prepare(int tokens, double zipf, GemmCudaCase* result);
+  /// A routing for every layer, and where these lead.
+  absl::Status DrawCalls(const std::vector<float>& x, double zipf, std::mt19937_64* rng,
+                         GemmCudaCase* result);
+  absl::Status UploadRows(const std::vector<float>& x);
+  /// A gate that gives random rows x the experts `ids`: the rows are almost orthogonal.
+  absl::Status UploadGate(const std::vector<float>& x, const std::vector<int32_t>& ids,
+                          float* to) const;
+  absl::Status Pack();
+  absl::Status PromptTiles(int layer);
+  absl::Status PromptProducts(int layer);
+  cuda::MakeTilesArgs TilesOf(int layer);
+  absl::Status Tiles(int layer);
+  absl::Status Products(int layer);
+  cuda::DeviceRouting Routing() const;
+  /// What comes before the products of few tokens. The gate routes them as drawn.
+  absl::Status RouteFew(int layer);
+  /// The same of more tokens. The ids grouped are the drawn ones.
+  absl::Status RouteMany(int layer);
+  /// All kernels of a layer whose experts are there.
+  absl::Status Layer(int layer);
+  absl::Status Mark(int event);
+  /// Microseconds.
+  absl::StatusOr<double> Between(int from, int to);
+
+  const MoeLayerSpec spec_;
+  const int layers_;
+  const int repeats_;
+  const DType dtype_;  // of the rows
+  const Buffer* copied_ = nullptr;
+  RecordLayout layout_;
+  cuda::DeviceFormat format_;
+  Stream stream_;
+  Event events_[4];
+  Buffer weights_, handles_, formats_, memory_;
+  SharedBuffers shared_{};
+  std::vector<LayerBuffers> calls_;
+  cuda::DeviceRows rows_;
+  const uint8_t* prompt_x_ = nullptr;
+  bool few_ = false;  // one launch routes and makes tiles
+  int shares_ = 0;
+  int prompt_ctas_ = 0;
+  cuda::PromptPlan prompt_;
+};
+
+}  // namespace moert::cli
+
+#endif  // MOERT_TESTS_RESEARCH_BENCH_GEMM_BENCH_H_

@@ -1,0 +1,186 @@
+// The launches of a measured layer, as the executor makes them.
+#include "base/checked_math.h"
+#include "base/status_macros.h"
+#include "bench/gemm_bench.h"
+#include "exec/cuda/cuda_api.h"
+#include "kernels/cuda/group_gemm.h"
+#include "kernels/cuda/prompt_gemm.h"
+#include "kernels/cuda/route.h"
+#include "kernels/cuda/rows.h"
+
+namespace moert::cli {
+
+absl::Status GemmBench::Pack() {
+  if (prompt_.rounded()) {
+    if (prompt_x_ != shared_.prompt_x) return absl::OkStatus();
+    MOERT_CUDA_RETURN_IF_ERROR(
+        cuda::LaunchRoundRows(rows_, shared_.prompt_x, PromptXStride(spec_), stream_.get()));
+    if (prompt_.sums()) {
+      MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchSumPromptX(
+          shared_.prompt_x, PromptXStride(spec_), RoundUp(spec_.hidden, 64) * 2, rows_.rows,
+          static_cast<int>(spec_.hidden), stream_.get()));
+    }
+  } else {
+    MOERT_CUDA_RETURN_IF_ERROR(LaunchPackRows(rows_, format_.gate.operand, shared_.packed_x,
+                                              cuda::OperandBytes(spec_.hidden), stream_.get()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GemmBench::PromptTiles(int layer) {
+  const LayerBuffers& l = calls_[layer];
+  cuda::MakePromptTilesArgs args;
+  args.table = l.prompt;
+  args.most = prompt_.most;
+  args.packings = prompt_.packings;
+  args.formats = reinterpret_cast<const cuda::DeviceFormat*>(formats_.data());
+  args.handles = reinterpret_cast<const cuda::ExpertHandle*>(handles_.data()) +
+                 int64_t{layer} * (spec_.num_experts + 1);
+  args.groups = l.groups;
+  args.experts = spec_.num_experts;
+  args.tokens = rows_.rows;
+  for (int e = 0; e < spec_.num_experts; ++e) args.wave.Add(e);
+  MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchMakePromptTiles(args, stream_.get()));
+  return absl::OkStatus();
+}
+
+absl::Status GemmBench::PromptProducts(int layer) {
+  cuda::PromptGemmArgs args;
+  args.table = calls_[layer].prompt;
+  args.most = prompt_.most;
+  for (int p = 0; p < 2; ++p) args.packings[p] = prompt_.of_product[p];
+  args.x = prompt_x_;
+  args.x_stride =
+      prompt_x_ == shared_.prompt_x ? PromptXStride(spec_) : RoundUp(spec_.hidden, 64) * 2;
+  args.h = shared_.h;
+  args.h_stride = RoundUp(spec_.intermediate, 64) * 2;
+  args.out = reinterpret_cast<uint16_t*>(shared_.out);
+  args.out_stride = RoundUp(spec_.hidden, 64);
+  args.pairs = rows_.rows * spec_.routing.top_k;
+  args.top_k = spec_.routing.top_k;
+  args.activation = static_cast<int32_t>(spec_.activation.function);
+  args.ctas = prompt_ctas_;
+  for (const uint8_t*& x : args.int8_x) x = shared_.packed_x;
+  args.int8_x_stride = cuda::OperandBytes(spec_.hidden);
+  args.int8_x_scales = cuda::OperandScales(spec_.hidden);
+  args.wide_h = shared_.wide_h;
+  args.wide_h_stride = RoundUp(spec_.intermediate, 64);
+  args.h_columns = shared_.h_columns;
+  args.h_columns_stride = cuda::PromptSums(RoundUp(spec_.intermediate, 64));
+  args.x_sums = RoundUp(spec_.hidden, 64) * 2;
+  MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchPromptProducts(args, stream_.get()));
+  return absl::OkStatus();
+}
+
+cuda::MakeTilesArgs GemmBench::TilesOf(int layer) {
+  const LayerBuffers& l = calls_[layer];
+  cuda::MakeTilesArgs args;
+  args.table = l.table;
+  args.formats = reinterpret_cast<const cuda::DeviceFormat*>(formats_.data());
+  args.handles = reinterpret_cast<const cuda::ExpertHandle*>(handles_.data()) +
+                 int64_t{layer} * (spec_.num_experts + 1);
+  args.groups = l.groups;
+  args.experts = spec_.num_experts;
+  args.tokens = rows_.rows;
+  args.shares = shares_;
+  for (int e = 0; e < spec_.num_experts; ++e) args.wave.Add(e);
+  return args;
+}
+
+absl::Status GemmBench::Tiles(int layer) {
+  if (prompt_.any()) return PromptTiles(layer);
+  MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchMakeTiles(TilesOf(layer), stream_.get()));
+  return absl::OkStatus();
+}
+
+absl::Status GemmBench::Products(int layer) {
+  if (prompt_.any()) return PromptProducts(layer);
+  cuda::GroupGemmArgs args;
+  args.table = calls_[layer].table;
+  args.x[format_.gate.operand] = shared_.packed_x;
+  args.h = shared_.h;
+  args.wide_h = shared_.wide_h;
+  args.out = shared_.out;
+  args.x_stride = cuda::OperandBytes(spec_.hidden);
+  args.h_stride = cuda::OperandBytes(RoundUp(spec_.intermediate, 64));
+  args.wide_h_stride = RoundUp(spec_.intermediate, 64);
+  args.out_stride = RoundUp(spec_.hidden, 64);
+  args.pairs = rows_.rows * spec_.routing.top_k;
+  args.top_k = spec_.routing.top_k;
+  args.hidden = static_cast<int32_t>(spec_.hidden);
+  args.shares = shares_;
+  if (format_.down.operand == 0) {
+    MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchProducts(args, stream_.get()));
+    return absl::OkStatus();
+  }
+  MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchGateUp(args, stream_.get()));
+  cuda::PackHiddenArgs pack;
+  pack.table = args.table;
+  pack.wide_h = args.wide_h;
+  pack.wide_h_stride = args.wide_h_stride;
+  pack.h = args.h;
+  pack.h_stride = args.h_stride;
+  pack.shares = shares_;
+  MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchPackHidden(pack, stream_.get()));
+  MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchDown(args, stream_.get()));
+  return absl::OkStatus();
+}
+
+cuda::DeviceRouting GemmBench::Routing() const {
+  cuda::DeviceRouting routing;
+  routing.num_experts = spec_.num_experts;
+  routing.top_k = spec_.routing.top_k;
+  return routing;
+}
+
+absl::Status GemmBench::RouteFew(int layer) {
+  const LayerBuffers& l = calls_[layer];
+  const bool packs = format_.gate.operand == 0;
+  MOERT_CUDA_RETURN_IF_ERROR(
+      cuda::LaunchGateLogits(rows_, l.gate, spec_.num_experts, shared_.scores, stream_.get(),
+                             packs ? shared_.packed_x : nullptr, cuda::OperandBytes(spec_.hidden)));
+  if (!packs) MOERT_RETURN_IF_ERROR(Pack());
+  cuda::RouteFewArgs args;
+  args.routing = Routing();
+  args.tokens = rows_.rows;
+  args.scores = shared_.scores;
+  args.ids = shared_.drawn_ids;
+  args.weights = shared_.weights;
+  args.groups = l.groups;
+  args.makes_tiles = 1;
+  args.tiles = TilesOf(layer);
+  MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchRouteFew(args, stream_.get()));
+  return absl::OkStatus();
+}
+
+absl::Status GemmBench::RouteMany(int layer) {
+  const LayerBuffers& l = calls_[layer];
+  const int pairs = rows_.rows * spec_.routing.top_k;
+  MOERT_CUDA_RETURN_IF_ERROR(
+      cuda::LaunchGateLogits(rows_, l.gate, spec_.num_experts, shared_.scores, stream_.get()));
+  MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchTopK(Routing(), rows_.rows, shared_.scores,
+                                              shared_.drawn_ids, shared_.weights, stream_.get()));
+  MOERT_CUDA_RETURN_IF_ERROR(
+      cuda::LaunchGroup(l.ids, pairs, spec_.num_experts, l.groups, stream_.get()));
+  MOERT_RETURN_IF_ERROR(Pack());
+  return Tiles(layer);
+}
+
+absl::Status GemmBench::Layer(int layer) {
+  MOERT_RETURN_IF_ERROR(few_ ? RouteFew(layer) : RouteMany(layer));
+  MOERT_RETURN_IF_ERROR(Products(layer));
+  cuda::CombineArgs combine;
+  combine.x = rows_;
+  combine.slots = shared_.out;
+  combine.slot_stride = RoundUp(spec_.hidden, 64);
+  combine.narrow = prompt_.any();
+  combine.weights = shared_.weights;
+  combine.top_k = spec_.routing.top_k;
+  combine.out = shared_.y;
+  combine.out_dtype = static_cast<int32_t>(dtype_);
+  combine.out_stride = spec_.hidden;
+  MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchCombine(combine, stream_.get()));
+  return absl::OkStatus();
+}
+
+}  // namespace moert::cli
