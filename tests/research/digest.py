@@ -266,6 +266,49 @@ def envelope_bounded():
                             envelope.bounded_rows(envelope_cells()))
 
 
+def envelope_auto():
+    columns = ["", "cells", "as fast as the fastest, or faster", "within 1 %", "mean", "least", "largest share lost"]
+    return experiment.table(columns, envelope.auto_rows(envelope_cells()))
+
+
+def envelope_auto_behind():
+    """The cells in which auto is most behind."""
+    found = envelope.auto_behind(envelope_cells())
+    rows = [[what, *map(str, c[:3]), f"{c[3]} %", envelope.LINKS[c[4]], f"`{rival}`", f"{v:.3f}"]
+            for what, v, c, rival in found[:12]]
+    columns = ["of the losing cells the worst", "model", "domain", "batch", "budget", "link", "fastest", "its time over that of `auto`"]
+    return experiment.table(columns, rows) if rows else "It loses in no cell."
+
+
+def graded_loss():
+    """Of every cell: loss of perplexity by domain and over all, and the shares of the mass that were lost."""
+    rows = []
+    for name, cell in data("graded-quality").items():
+        model, budget, keys = name.split(" ")
+        rows.append([model, budget, f"`{keys}`", *(f"{m:+.2f} ± {e:.2f}" for m, e in cell["loss"].values()),
+                     f"{100 * cell['low']:.2f}", f"{100 * cell['substituted']:.2f}"])
+    columns = ["model", "budget", "graded", *lib.DOMAINS, "all", "low, %", "substituted, %"]
+    return experiment.table(columns, rows)
+
+
+def lookahead_recall():
+    found = data("lookahead")
+    return experiment.table(["recall of", *found], [[f"{d} layer{'s' * (d > 1)} ahead"] + [
+        f"{100 * found[m]['recall'][str(d)]:.1f} %" for m in found] for d in (1, 2, 3)])
+
+
+def lookahead_times():
+    """Time without prefetch over that of one layer ahead; in brackets, that of one layer ahead over that of two."""
+    rows, windows = {}, []
+    for model, found in data("lookahead").items():
+        for name, (none, one, two) in found["times"].items():
+            budget, window = name.split(" ")
+            windows += [window] if window not in windows else []
+            rows.setdefault((model, budget), []).append(f"{none / one:.3f} ({one / two:.3f})")
+    columns = ["model", "budget", *(f"{w} transfers in a layer's time" for w in windows)]
+    return experiment.table(columns, [[m, f"{100 * float(b):g} %", *cells] for (m, b), cells in rows.items()])
+
+
 def envelope_before():
     return experiment.table(["budget", *envelope.LINKS.values()], envelope.exact_rows(envelope.earlier(data("envelope"))))
 

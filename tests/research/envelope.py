@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Strategies on recorded routing, against the best of the others: docs/results/envelope.md.
 
-    envelope.py record  --bin build/release/bin --models DIR     records the routing, once
-    envelope.py measure --bin build/release/lab --models DIR [--part exact|bounded]
+    envelope.py record  --bin build/release/bin --models DIR [--tuning]     records the routing, once
+    envelope.py measure --bin build/release/lab --models DIR [--part exact|bounded|auto]
 
 DIR holds tiny-moe, small-moe, eval and calib (token files). Routing is recorded by teacher-forced decode of
 the evaluation texts (held out) and of the calibration texts (tuning), 512 steps of 1, 3 and 8 sequences; what
 a strategy does with it is replayed on the virtual clock, 64 steps uncounted. The same figures on any machine.
-Held-out runs are kept in docs/results/data/envelope.json and not repeated; --tuning replays the tuning texts
-and keeps nothing.
+Held-out runs are kept in docs/results/data/envelope.json and not repeated; --tuning records and replays the
+tuning texts and keeps nothing.
 """
 import argparse
 import concurrent.futures
@@ -49,6 +49,11 @@ BOUNDED_RIVALS = (f"importance:max_mass={LOSS}", f"importance:alpha=0.3,max_mass
 BOUNDED_BUDGETS = (25, 50)
 BOUNDED_LINKS = ("0.5/s", "w2")
 
+# `auto` with and without an accepted loss, and what else keeps to it. Exact rivals are those above.
+ACCEPTED = 0.005
+AUTO = ("auto", f"auto:loss={ACCEPTED:g}")
+AUTO_RIVALS = (f"graded:loss={ACCEPTED:g}", f"importance:max_mass={ACCEPTED:g}", f"importance:alpha=0.3,max_mass={ACCEPTED:g}")
+
 
 def link_flags(model, link):
     if link.endswith("/s"):
@@ -63,13 +68,18 @@ def trace_of(args, kind, model, domain, batch):
     return args.work / f"{kind}-{model}-{domain}-{batch}.trace"
 
 
+def kind_of(args):
+    return "tuning" if args.tuning else "held"
+
+
 def record(args):
     for model in MODELS:
         pack = args.work / f"{model}-pack"
         if not (pack / "moert.json").exists():
             subprocess.run([args.bin / "moert-pack", "quantize", "--model", args.models / model, "--schemes", SCHEMES,
                             "--method", "rtn", "--out", pack, "--threads", "1", "--quiet"], check=True)
-        for kind, domain, batch in itertools.product(("tuning", "held"), lib.DOMAINS, BATCHES):
+        kind = kind_of(args)
+        for domain, batch in itertools.product(lib.DOMAINS, BATCHES):
             trace = trace_of(args, kind, model, domain, batch)
             if trace.exists():
                 continue
@@ -101,13 +111,14 @@ def replay(args, kind, cell, spec):
 
 
 def cells(part):
-    budgets = EXACT_BUDGETS if part == "exact" else BOUNDED_BUDGETS
+    budgets = BOUNDED_BUDGETS if part == "bounded" else EXACT_BUDGETS
     links = LINKS if part == "exact" else BOUNDED_LINKS
     return list(itertools.product(MODELS, lib.DOMAINS, BATCHES, budgets, links))
 
 
 def specs(part):
-    return (OURS, *EXACT_RIVALS, *BASELINES) if part == "exact" else (*BOUNDED, *BOUNDED_RIVALS)
+    return {"exact": (OURS, *EXACT_RIVALS, *BASELINES), "bounded": (*BOUNDED, *BOUNDED_RIVALS),
+            "auto": (*AUTO, *AUTO_RIVALS)}[part]
 
 
 def name_of(cell, spec):
@@ -115,7 +126,7 @@ def name_of(cell, spec):
 
 
 def measure(args):
-    kind = "tuning" if args.tuning else "held"
+    kind = kind_of(args)
     data = {"cells": {}} if args.tuning else (lib.load(STORED) or {"commit": args.commit, "cells": {}})
     wanted = [(cell, spec) for cell in cells(args.part) for spec in specs(args.part)
               if name_of(cell, spec) not in data["cells"]]
@@ -179,6 +190,38 @@ def bounded_rows(stored):
     return rows
 
 
+def auto_comparisons():
+    """[what it says, spec, rivals]."""
+    exact = (*EXACT_RIVALS, *BASELINES)
+    return [("`auto` against all but `fate`", AUTO[0], exact),
+            (f"`{AUTO[1]}` against all", AUTO[1], (OURS, *exact, *AUTO_RIVALS)),
+            (f"`{AUTO[1]}` against all but `graded`", AUTO[1], (OURS, *exact, *AUTO_RIVALS[1:]))]
+
+
+def auto_rows(stored):
+    """[what, cells, in how many at least as fast as the fastest other, and within 1 %, mean, least, largest loss]."""
+    rows = []
+    for what, auto, rivals in auto_comparisons():
+        values = shares(stored, "auto", auto, rivals)
+        lost = [stored[name_of(c, auto)] for c in cells("auto") if stored.get(name_of(c, auto))]
+        if values:
+            rows.append([what, str(len(values)), str(sum(v >= 1 for v in values)), str(sum(v >= 0.99 for v in values)),
+                         f"{lib.mean(values):.3f}", f"{min(values):.3f}", f"{100 * max(r[2] + r[3] for r in lost):.2f} %"])
+    return rows
+
+
+def auto_behind(stored):
+    """[what, share, cell, the fastest other] of the cells in which `auto` is behind at all, the worst first."""
+    found = []
+    for what, auto, rivals in auto_comparisons():
+        for cell in cells("auto"):
+            value = over(stored, cell, auto, rivals)
+            if value is not None and value < 1:
+                best = min((r for r in rivals if stored.get(name_of(cell, r))), key=lambda r: stored[name_of(cell, r)][0])
+                found.append((what, value, cell, best))
+    return sorted(found, key=lambda f: f[1])
+
+
 def behind(stored):
     """Cells in which ours is more than 1 % behind the best rival, the worst first."""
     found = [(over(stored, c, OURS, EXACT_RIVALS), c) for c in cells("exact")]
@@ -186,7 +229,7 @@ def behind(stored):
 
 
 def text(stored, part):
-    rows = exact_rows(stored) if part == "exact" else bounded_rows(stored)
+    rows = {"exact": exact_rows, "bounded": bounded_rows, "auto": auto_rows}[part](stored)
     lines = [" | ".join(r) for r in rows]
     if part == "exact":
         all_of = shares(stored, "exact", OURS, EXACT_RIVALS)
@@ -202,7 +245,7 @@ def main():
     parser.add_argument("--bin", type=pathlib.Path, default=report.ROOT / "build" / "release" / "lab")
     parser.add_argument("--models", type=pathlib.Path, required=True)
     parser.add_argument("--work", type=pathlib.Path, default=report.ROOT / "build" / "envelope")
-    parser.add_argument("--part", choices=["exact", "bounded"], default="exact")
+    parser.add_argument("--part", choices=["exact", "bounded", "auto"], default="exact")
     parser.add_argument("--tuning", action="store_true")
     parser.add_argument("--jobs", type=int, default=1, help="replays at a time")
     parser.add_argument("--commit", default="", help="of the tools, to be stored")

@@ -9,6 +9,7 @@ import re
 import sys
 
 import digest
+import quality_rank
 import report
 
 MODELS = ("tiny-moe", "small-moe")
@@ -45,6 +46,9 @@ TABLES = {
     "envelope-exact": digest.envelope_exact, "envelope-rivals": digest.envelope_rivals,
     "envelope-before": digest.envelope_before,
     "envelope-behind": digest.envelope_behind, "envelope-bounded": digest.envelope_bounded,
+    "envelope-auto": digest.envelope_auto, "envelope-auto-behind": digest.envelope_auto_behind,
+    "graded-loss": digest.graded_loss, "rank-by-loss": quality_rank.table,
+    "lookahead-recall": digest.lookahead_recall, "lookahead-times": digest.lookahead_times,
     "frontier": digest.frontier, "frontier-best": digest.frontier_best,
     "uniform": digest.uniform_perplexity,
     **{f"equal-{m}": (lambda m=m: digest.equal_bytes(m)) for m in MODELS},
