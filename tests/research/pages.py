@@ -58,7 +58,8 @@ TABLES = {
     "gemm-few": digest.gemm_shares, "gemm-many": digest.gemm_many,
     "predictions": digest.predictions, "four-shapes": digest.four_shapes,
     **{f"cpu-{mark}": (lambda t=table: digest.stored("cpu-kernels", t)) for mark, table in (
-        ("streaming", "streaming, 16 cores"), ("ggml", "ggml, 16 cores"), ("repacked", "ggml repacked, 16 cores"), ("sets", "sets by tokens per call"))},
+        ("streaming", "streaming, 16 cores"), ("ggml", "ggml, 16 cores"), ("repacked", "ggml repacked, 16 cores"), ("sets", "sets by tokens per call"),
+        ("imported", "imported schemes, one thread"))},
 }
 
 
