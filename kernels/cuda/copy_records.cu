@@ -78,7 +78,7 @@ __device__ void EndPiece(const Pieces& piece, uint32_t shared) {
 }
 
 /// One stage is always being emptied while the others fill.
-__device__ void CopyByBulk(Pieces arriving, uint32_t shared, uint64_t* arrived) {
+[[maybe_unused]] __device__ void CopyByBulk(Pieces arriving, uint32_t shared, uint64_t* arrived) {
   Pieces leaving = arriving;
   int begun = 0;
   for (; begun < kStages - 1 && !arriving.done(); ++begun, arriving.Next()) {

@@ -116,7 +116,7 @@ class Reader {
   void ReadGroup(JsonValue object, const std::string& format, QuantizationConfig& config) {
     const auto weights = object.is_object() ? object.Find("weights") : std::nullopt;
     if (!weights || !weights->is_object()) return Fail("a config group without weights");
-    ConfigFields w(*weights, std::string(kKey) + ".weights");
+    ConfigFields w(*weights, fmt::format("{}.weights", kKey));
     const int64_t bits = w.Int("num_bits", 1, 64);
     config.symmetric = w.Bool("symmetric", true);
     const std::string strategy = w.String("strategy", "");
