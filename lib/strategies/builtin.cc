@@ -102,35 +102,37 @@ RegisteredStrategy Graded() {
 }
 
 RegisteredStrategy DynaExq() {
-  return {{"dynaexq",
-           "every expert resident, the hottest of each layer in the high version",
-           {High(),
-            {"lo", "low version (w4a16_g128)"},
-            {"interval_ms", "time between two decisions, ms (200)"},
-            {"hi_fraction", "share of each layer's experts held high (what the budget holds)"},
-            {"rank",
-             "who is high: the hottest of each layer (hotness), or of all layers those by whose "
-             "low versions the model loses most, as `calibration` measured (loss) (hotness)"},
-            {"beta", "weight of the past in the exponential mean of selections (0.85)"},
-            {"memory",
-             "a second mean remembers this many times longer; it counts while chance explains how "
-             "it differs from the first; 1: no second mean (8)"},
-            {"margin",
-             "a newcomer must be hotter than the coldest member by this share of the layer's mean "
-             "(0.2)"},
-            {"noise", "and by this many standard deviations of chance (0.5)"},
-            {"slack", "and rank this many places inside the target set (0)"},
-            {"spare",
-             "free blocks of each pool, so that full pools can swap (what the link carries in a "
-             "decode step: 4 at least, at most one of 64 experts)"},
-            MaxGbps(),
-            {"hot",
-             "experts that are high from the start, by layer: 0-3-7/1-2 for 0, 3, 7 of layer 0 and "
-             "1, 2 of layer 1 (the first ones)"},
-            {"calibration",
-             "file of `moert-pack calibrate` whose most selected experts are high from the start, "
-             "instead of `hot`, until what is selected here says otherwise (none)"}}},
-          &BuildDynaExq};
+  return {
+      {"dynaexq",
+       "every expert resident, the hottest of each layer in the high version",
+       {High(),
+        {"lo", "low version (w4a16_g128)"},
+        {"interval_ms", "time between two decisions, ms (200)"},
+        {"hi_fraction", "share of each layer's experts held high (what the budget holds)"},
+        {"rank",
+         "what makes an expert high: being among the hottest of its layer (`hotness`), or being "
+         "among those of all layers whose low versions cost the model most, as `calibration` "
+         "measured (`loss`) (hotness)"},
+        {"beta", "weight of the past in the exponential mean of selections (0.85)"},
+        {"memory",
+         "a second mean remembers this many times longer; it counts while chance explains how "
+         "it differs from the first; 1: no second mean (8)"},
+        {"margin",
+         "a newcomer must be hotter than the coldest member by this share of the layer's mean "
+         "(0.2)"},
+        {"noise", "and by this many standard deviations of chance (0.5)"},
+        {"slack", "and rank this many places inside the target set (0)"},
+        {"spare",
+         "free blocks of each pool, so that full pools can swap (what the link carries in a "
+         "decode step: 4 at least, at most one of 64 experts)"},
+        MaxGbps(),
+        {"hot",
+         "experts that are high from the start, by layer: 0-3-7/1-2 for 0, 3, 7 of layer 0 and "
+         "1, 2 of layer 1 (the first ones)"},
+        {"calibration",
+         "file of `moert-pack calibrate` whose most selected experts are high from the start, "
+         "instead of `hot`, until what is selected here says otherwise (none)"}}},
+      &BuildDynaExq};
 }
 
 }  // namespace
