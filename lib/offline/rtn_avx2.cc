@@ -56,11 +56,6 @@ struct Avx2 {
   static F Round(F x) { return _mm256_round_ps(x, kNearest); }
   static F ToHalf(F x) { return _mm256_cvtph_ps(_mm256_cvtps_ph(x, kNearest)); }
   static F Fraction(F x) { return Sub(x, Round(x)); }
-  static void Order(F* low, F* high) {
-    const F least = _mm256_min_ps(*low, *high);
-    *high = _mm256_max_ps(*low, *high);
-    *low = least;
-  }
   static float Total(F x) {
     const __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));

@@ -40,11 +40,6 @@ struct Avx512 {
   static F Round(F x) { return _mm512_roundscale_ps(x, kNearest); }
   static F ToHalf(F x) { return _mm512_cvtph_ps(_mm512_cvtps_ph(x, kNearest)); }
   static F Fraction(F x) { return _mm512_reduce_ps(x, kNearest); }
-  static void Order(F* low, F* high) {
-    const F least = _mm512_min_ps(*low, *high);
-    *high = _mm512_max_ps(*low, *high);
-    *low = least;
-  }
   static float Total(F x) { return _mm512_reduce_add_ps(x); }
   static float Least(F x) { return _mm512_reduce_min_ps(x); }
   static float Most(F x) { return _mm512_reduce_max_ps(x); }

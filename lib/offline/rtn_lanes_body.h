@@ -65,6 +65,13 @@ typename V::F Power(typename V::F x) {
   return V::Mul(p, scale);
 }
 
+template <class V>
+void Order(typename V::F* low, typename V::F* high) {
+  const auto least = V::Min(*low, *high);
+  *high = V::Max(*low, *high);
+  *low = least;
+}
+
 // Of two zeros min and max keep the second: a positive one, as std::min and std::max in the scalar
 // code.
 template <class V>
@@ -75,10 +82,10 @@ int Arrange(const float* values, int count, float* out, float* low, float* high)
   int i = 0, outer = whole;
   if (whole >= 3 * L) {  // the largest and the smallest of each lane go to the front
     most = V::Load(values), least = V::Load(values + L);
-    V::Order(&least, &most);
+    Order<V>(&least, &most);
     for (i = outer = 2 * L; i < whole; i += L) {
       auto v = V::Load(values + i);
-      V::Order(&v, &most), V::Order(&least, &v);
+      Order<V>(&v, &most), Order<V>(&least, &v);
       V::Store(out + i, v);
     }
     V::Store(out, most), V::Store(out + L, least);

@@ -42,6 +42,9 @@ class GemmBench {
   absl::Status UploadGate(const std::vector<float>& x, const std::vector<int32_t>& ids,
                           float* to) const;
   absl::Status Pack();
+  /// Whose tiles are made: what both kinds of tiles take. In gemm_layer.cc.
+  template <typename Args>
+  void DescribeExperts(int layer, Args* args) const;
   absl::Status PromptTiles(int layer);
   absl::Status PromptProducts(int layer);
   cuda::MakeTilesArgs TilesOf(int layer);

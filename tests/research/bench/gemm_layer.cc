@@ -27,19 +27,23 @@ absl::Status GemmBench::Pack() {
   return absl::OkStatus();
 }
 
+template <typename Args>
+void GemmBench::DescribeExperts(int layer, Args* args) const {
+  args->formats = reinterpret_cast<const cuda::DeviceFormat*>(formats_.data());
+  args->handles = reinterpret_cast<const cuda::ExpertHandle*>(handles_.data()) +
+                  int64_t{layer} * (spec_.num_experts + 1);
+  args->groups = calls_[layer].groups;
+  args->experts = spec_.num_experts;
+  args->tokens = rows_.rows;
+  for (int e = 0; e < spec_.num_experts; ++e) args->wave.Add(e);
+}
+
 absl::Status GemmBench::PromptTiles(int layer) {
-  const LayerBuffers& l = calls_[layer];
   cuda::MakePromptTilesArgs args;
-  args.table = l.prompt;
+  args.table = calls_[layer].prompt;
   args.most = prompt_.most;
   args.packings = prompt_.packings;
-  args.formats = reinterpret_cast<const cuda::DeviceFormat*>(formats_.data());
-  args.handles = reinterpret_cast<const cuda::ExpertHandle*>(handles_.data()) +
-                 int64_t{layer} * (spec_.num_experts + 1);
-  args.groups = l.groups;
-  args.experts = spec_.num_experts;
-  args.tokens = rows_.rows;
-  for (int e = 0; e < spec_.num_experts; ++e) args.wave.Add(e);
+  DescribeExperts(layer, &args);
   MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchMakePromptTiles(args, stream_.get()));
   return absl::OkStatus();
 }
@@ -73,17 +77,10 @@ absl::Status GemmBench::PromptProducts(int layer) {
 }
 
 cuda::MakeTilesArgs GemmBench::TilesOf(int layer) {
-  const LayerBuffers& l = calls_[layer];
   cuda::MakeTilesArgs args;
-  args.table = l.table;
-  args.formats = reinterpret_cast<const cuda::DeviceFormat*>(formats_.data());
-  args.handles = reinterpret_cast<const cuda::ExpertHandle*>(handles_.data()) +
-                 int64_t{layer} * (spec_.num_experts + 1);
-  args.groups = l.groups;
-  args.experts = spec_.num_experts;
-  args.tokens = rows_.rows;
+  args.table = calls_[layer].table;
+  DescribeExperts(layer, &args);
   args.shares = shares_;
-  for (int e = 0; e < spec_.num_experts; ++e) args.wave.Add(e);
   return args;
 }
 

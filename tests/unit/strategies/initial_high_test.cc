@@ -2,6 +2,7 @@
 // calibration file.
 #include "moert/engine.h"
 #include "moert/offline/calibration.h"
+#include "support/calibrations.h"
 #include "support/catch.h"
 #include "support/run_engine.h"
 #include "support/synthetic_source.h"
@@ -19,26 +20,9 @@ std::shared_ptr<SyntheticSource> TwoVersions(int layers = 3, int experts = 12) {
       SyntheticShape{layers, experts, 2, 128, 96, 0, false, false, true});
 }
 
-/// What `moert-pack calibrate` would write of a model whose experts were chosen so often.
-std::string CalibrationOf(const MoeModelSpec& model,
-                          const std::vector<std::vector<int64_t>>& selections) {
-  Calibration c;
-  c.model = model;
-  c.source_identity = "0123456789abcdef";
-  c.tokens = 1000;
-  c.window = 100;
-  c.tokens_checksum = "0123456789abcdef";
-  c.method = "hqq";
-  c.schemes = {*Scheme::Parse("w4a16_g128")};
-  for (const std::vector<int64_t>& layer : selections) {
-    LayerCalibration l;
-    l.selections = layer;
-    l.weight_sums.assign(layer.size(), 0);
-    l.output_norm = 1;
-    l.delta.assign(layer.size() * kLinearBlocks, 0.1);
-    c.layers.push_back(l);
-  }
-  return CalibrationToJson(c);
+std::string CalibrationText(const MoeModelSpec& model,
+                            const std::vector<std::vector<int64_t>>& selections) {
+  return CalibrationToJson(test::CalibrationOf(model, selections));
 }
 
 EngineOptions Options(const std::string& strategy) {
@@ -73,7 +57,7 @@ TEST_CASE("the most selected experts of a calibration file are high from the sta
   const auto source = TwoVersions();
   const TempDir dir;
   const std::string path = dir / "calibration";
-  test::WriteFile(path, CalibrationOf(source->model(), kSelections));
+  test::WriteFile(path, CalibrationText(source->model(), kSelections));
   for (const std::string keys : {"interval_ms=10000000,", ""}) {
     const std::string spec =
         "dynaexq:" + keys + "hi=bf16,lo=low,hi_fraction=0.25,calibration=" + path;
@@ -111,12 +95,12 @@ TEST_CASE("a calibration of another model, a damaged one and a contradiction are
     CHECK(!engine.ok());
     return std::string(engine.status().message());
   };
-  test::WriteFile(path, CalibrationOf(TwoVersions(2)->model(), {kSelections[0], kSelections[1]}));
+  test::WriteFile(path, CalibrationText(TwoVersions(2)->model(), {kSelections[0], kSelections[1]}));
   CHECK_THAT(refused("calibration=" + path), Catch::Contains("2 MoE layers, not of 3"));
   const std::vector<int64_t> eight(8, 1);
-  test::WriteFile(path, CalibrationOf(TwoVersions(3, 8)->model(), {eight, eight, eight}));
+  test::WriteFile(path, CalibrationText(TwoVersions(3, 8)->model(), {eight, eight, eight}));
   CHECK_THAT(refused("calibration=" + path), Catch::Contains("layer 0 has 8 experts there and 12"));
-  std::string text = CalibrationOf(source->model(), kSelections);
+  std::string text = CalibrationText(source->model(), kSelections);
   test::WriteFile(path, text);
   CHECK_THAT(refused("hot=0,calibration=" + path), Catch::Contains("give one"));
   text[text.find("90")] = '8';  // the seal

@@ -5,6 +5,7 @@
 
 #include "moert/engine.h"
 #include "moert/offline/calibration.h"
+#include "support/calibrations.h"
 #include "support/catch.h"
 #include "support/run_engine.h"
 #include "support/synthetic_source.h"
@@ -30,21 +31,11 @@ struct Source final : SyntheticSource {
 
 /// Every expert was selected 1000 times, and its error in the low version is the layer's.
 Calibration Calibrated(const MoeModelSpec& model, const std::vector<double>& deltas) {
-  Calibration c;
-  c.model = model;
-  c.source_identity = "0123456789abcdef";
+  const std::vector<int64_t> alike(kExperts, 1000);
+  Calibration c = test::CalibrationOf(model, {deltas.size(), alike});
   c.tokens = 6000;
-  c.window = 100;
-  c.tokens_checksum = "0123456789abcdef";
-  c.method = "hqq";
-  c.schemes = {*Scheme::Parse(kLow)};
-  for (const double delta : deltas) {
-    LayerCalibration l;
-    l.selections.assign(kExperts, 1000);
-    l.weight_sums.assign(kExperts, 0);
-    l.output_norm = 1;
-    l.delta.assign(kExperts * kLinearBlocks, delta);
-    c.layers.push_back(l);
+  for (size_t l = 0; l < deltas.size(); ++l) {
+    c.layers[l].delta.assign(kExperts * kLinearBlocks, deltas[l]);
   }
   return c;
 }
