@@ -13,6 +13,8 @@ namespace {
 // names 8 of them. llama.cpp's own offloading begins there, too.
 constexpr int64_t kStreamTokens = 32;
 
+constexpr char kNoOrder[] = "the driver refuses to order streams";
+
 // Whether CUDA would launch anything for these nodes.
 bool AnyWork(ggml_cgraph* graph, int begin, int end) {
   for (int i = begin; i < end; ++i) {
@@ -106,33 +108,44 @@ ggml_status GpuRunner::RunLayer(ggml_cgraph* graph, const Piece& piece) {
     if (store == nullptr || !store->on_device()) {
       return Fail(piece, "its experts are not on the GPU, as they were when the context was made");
     }
-    if (piece.ids->ne[1] == 1 && piece.ids->ne[0] == store->top_k()) {
-      return RunServed(graph, piece, store);
-    }
-    if (piece.ids->ne[1] >= kStreamTokens && store->Reserve(piece.experts->layer)) {
+    const int64_t tokens = piece.ids->ne[1];
+    if (tokens >= kStreamTokens && store->Reserve(piece.experts->layer)) {
       return RunStreamed(graph, piece, store);
     }
-    const ggml_status status = RunNamed(graph, piece, store, &too_many);
+    const ggml_status status = tokens == 1 && piece.ids->ne[0] == store->top_k()
+                                   ? RunServed(graph, piece, store, &too_many)
+                                   : RunNamed(graph, piece, store, &too_many);
     if (!too_many) return status;
   }
   return generic_->Compute(graph);
 }
 
-ggml_status GpuRunner::RunServed(ggml_cgraph* graph, const Piece& piece, Store* store) {
-  CudaStream* stream = gpu_->stream();
+ggml_status GpuRunner::RunServed(ggml_cgraph* graph, const Piece& piece, Store* store,
+                                 bool* too_many) {
   ggml_tensor* slot_ids = SlotIds(piece.ids->ne[0], 1);
   if (slot_ids == nullptr) return GGML_STATUS_ALLOC_FAILED;
+  if (!gpu_->stream()->Follow(cuda_)) return Fail(piece, kNoOrder);
   moert_slots slots;
-  std::string error = "the driver refuses to order streams";
-  if (!stream->Follow(cuda_) ||
-      !store->FetchOnDevice(piece.experts->layer, static_cast<const int32_t*>(piece.ids->data),
-                            static_cast<int32_t*>(slot_ids->data), &slots, &error) ||
-      !stream->Lead(cuda_)) {
-    return Fail(piece, error);
+  std::string error;
+  switch (store->FetchOnDevice(piece.experts->layer, static_cast<const int32_t*>(piece.ids->data),
+                               static_cast<int32_t*>(slot_ids->data), &slots, &error)) {
+    case Store::Result::kOk:
+      break;
+    case Store::Result::kTooMany:
+      *too_many = true;
+      return GGML_STATUS_SUCCESS;
+    case Store::Result::kFailed:
+      return Fail(piece, error);
   }
-  ReplaceExperts(graph, slots, slot_ids);
+  if (!gpu_->stream()->Lead(cuda_)) return Fail(piece, kNoOrder);
+  return LaunchInSlots(graph, slots, slot_ids, store);
+}
+
+ggml_status GpuRunner::LaunchInSlots(ggml_cgraph* graph, const moert_slots& slots, ggml_tensor* ids,
+                                     Store* store) {
+  ReplaceExperts(graph, slots, ids);
   const ggml_status status = Launch(graph);
-  stream->Follow(cuda_);
+  gpu_->stream()->Follow(cuda_);
   store->Release();
   return status;
 }
@@ -140,7 +153,7 @@ ggml_status GpuRunner::RunServed(ggml_cgraph* graph, const Piece& piece, Store* 
 ggml_status GpuRunner::RunStreamed(ggml_cgraph* graph, const Piece& piece, Store* store) {
   const int layer = piece.experts->layer;
   moert_slots slots;
-  std::string error = "the driver refuses to order streams";
+  std::string error = kNoOrder;
   void* place = store->staging()->Enter(gpu_, layer);
   if (place == nullptr || !store->CopyLayer(layer, place, &slots, &error) ||
       !gpu_->stream()->Lead(cuda_)) {
@@ -172,11 +185,7 @@ ggml_status GpuRunner::RunNamed(ggml_cgraph* graph, const Piece& piece, Store* s
   }
   const std::vector<int32_t> ids = generic_->NamedSlots();
   ggml_backend_tensor_set(slot_ids, ids.data(), 0, ids.size() * sizeof ids[0]);
-  ReplaceExperts(graph, slots, slot_ids);
-  const ggml_status status = Launch(graph);
-  gpu_->stream()->Follow(cuda_);
-  store->Release();
-  return status;
+  return LaunchInSlots(graph, slots, slot_ids, store);
 }
 
 ggml_status GpuRunner::Launch(ggml_cgraph* graph) {

@@ -46,10 +46,12 @@ class GpuRunner final : public Worker {
 
   ggml_status ComputePiece(ggml_cgraph* graph, const Piece& piece, int end);
   ggml_status RunLayer(ggml_cgraph* graph, const Piece& piece);
-  ggml_status RunServed(ggml_cgraph* graph, const Piece& piece, Store* store);
   ggml_status RunStreamed(ggml_cgraph* graph, const Piece& piece, Store* store);
   // *too_many: they do not fit at once, and nothing was done.
+  ggml_status RunServed(ggml_cgraph* graph, const Piece& piece, Store* store, bool* too_many);
   ggml_status RunNamed(ggml_cgraph* graph, const Piece& piece, Store* store, bool* too_many);
+  ggml_status LaunchInSlots(ggml_cgraph* graph, const moert_slots& slots, ggml_tensor* ids,
+                            Store* store);
   ggml_status Launch(ggml_cgraph* graph);
   ggml_status Fail(const Piece& piece, const std::string& error);
 

@@ -237,35 +237,33 @@ Store::Result Store::Fetch(int layer, std::span<const int32_t> experts,
     moert_tensor_init(&fetch.hidden, const_cast<float*>(hidden.data()), 1,
                       static_cast<int64_t>(hidden.size()), MOERT_F32);
   }
-  moert_slots_init(slots, sizeof *slots);
-  moert_error* failure = nullptr;
-  const moert_code code = moert_layer_fetch(step_, layer, &fetch, slots, &failure);
-  if (code == MOERT_OK) {
-    held_ = true;
-    if (gpu_ != nullptr) gpu_->stream()->Synchronize();
-    return Result::kOk;
-  }
-  *error = Message(failure);
-  if (code == MOERT_RESOURCE_EXHAUSTED) return Result::kTooMany;
-  EndStep();
-  return Result::kFailed;
+  const Result result = DoFetch(layer, fetch, slots, error);
+  if (result == Result::kOk && gpu_ != nullptr) gpu_->stream()->Synchronize();
+  return result;
 }
 
-bool Store::FetchOnDevice(int layer, const int32_t* ids, int32_t* slot_ids, moert_slots* slots,
-                          std::string* error) {
-  if (!BeginStep(layer, error)) return false;
+Store::Result Store::FetchOnDevice(int layer, const int32_t* ids, int32_t* slot_ids,
+                                   moert_slots* slots, std::string* error) {
+  if (!BeginStep(layer, error)) return Result::kFailed;
   moert_fetch fetch;
   moert_fetch_init(&fetch, sizeof fetch);
   moert_tensor_init(&fetch.ids, const_cast<int32_t*>(ids), 1, top_k_, MOERT_I32);
   moert_tensor_init(&fetch.slot_ids, slot_ids, 1, top_k_, MOERT_I32);
   fetch.ids.place = fetch.slot_ids.place = gpu_->in_host_memory() ? MOERT_HOST : MOERT_DEVICE;
+  return DoFetch(layer, fetch, slots, error);
+}
+
+Store::Result Store::DoFetch(int layer, const moert_fetch& fetch, moert_slots* slots,
+                             std::string* error) {
   moert_slots_init(slots, sizeof *slots);
   moert_error* failure = nullptr;
-  held_ = moert_layer_fetch(step_, layer, &fetch, slots, &failure) == MOERT_OK;
-  if (held_) return true;
+  const moert_code code = moert_layer_fetch(step_, layer, &fetch, slots, &failure);
+  held_ = code == MOERT_OK;
+  if (held_) return Result::kOk;
   *error = Message(failure);
+  if (code == MOERT_RESOURCE_EXHAUSTED) return Result::kTooMany;
   EndStep();
-  return false;
+  return Result::kFailed;
 }
 
 bool Store::Reserve(int layer) {

@@ -60,8 +60,8 @@ class Store {
   int top_k() const { return top_k_; }
   /// Fetch for one token whose top_k ids lie in device memory, slot_ids too. What is missing comes
   /// without the host where all experts are in pinned memory.
-  bool FetchOnDevice(int layer, const int32_t* ids, int32_t* slot_ids, moert_slots* slots,
-                     std::string* error);
+  Result FetchOnDevice(int layer, const int32_t* ids, int32_t* slot_ids, moert_slots* slots,
+                       std::string* error);
   /// All experts of a layer, in their order, into device memory of `slots->slots` strides. Null:
   /// says how much that is.
   bool CopyLayer(int layer, void* to, moert_slots* slots, std::string* error);
@@ -77,6 +77,7 @@ class Store {
  private:
   Store() = default;
   bool BeginStep(int layer, std::string* error);
+  Result DoFetch(int layer, const moert_fetch& fetch, moert_slots* slots, std::string* error);
   // The next layer call starts afresh.
   void EndStep();
 
