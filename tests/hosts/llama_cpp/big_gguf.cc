@@ -1,6 +1,6 @@
 // Writes a GGUF in the shape of Qwen3-30B-A3B with random weights, fast: experts in q4_0, the rest
 // in q8_0 and f32.
-//   big_gguf FILE LAYERS SKEW [THREADS]
+//   big_gguf FILE LAYERS SKEW [THREADS [routers]]    routers: of a file that is there, those alone
 // The residual stream stays near the token's embedding, whose first element is the same for all
 // tokens. Through it routers favour some experts of a layer: SKEW is the standard deviation over
 // experts of that favour, in those over tokens of the rest. 0: routing is uniform. Tokens drawn at
@@ -188,7 +188,8 @@ int main(int argc, char** argv) {
     ggml_set_name(t, tensor.name.c_str());
     gguf_add_tensor(file, t);
   }
-  if (!gguf_write_to_file(file, argv[1], /*only_meta=*/true)) return 1;
+  const bool routers = argc > 5;
+  if (!routers && !gguf_write_to_file(file, argv[1], /*only_meta=*/true)) return 1;
 
   constexpr int64_t kPiece = 8 << 20;
   std::vector<Task> tasks;
@@ -200,7 +201,7 @@ int main(int argc, char** argv) {
     const int64_t rows = ggml_nrows(t), each = std::max<int64_t>(1, kPiece / row);
     const off_t at =
         data + static_cast<off_t>(gguf_get_tensor_offset(file, static_cast<int64_t>(i)));
-    for (int64_t r = 0; r < rows; r += each) {
+    for (int64_t r = 0; r < rows && (!routers || tensors[i].kind == Kind::kRouter); r += each) {
       tasks.push_back({i, std::min(each, rows - r), at + static_cast<off_t>(r * row)});
     }
     end = std::max(end, at + static_cast<off_t>(GGML_PAD(rows * row, 32)));
@@ -215,7 +216,7 @@ int main(int argc, char** argv) {
       std::vector<char> bytes;
       for (size_t i; (i = next++) < tasks.size();) {
         const Task& task = tasks[i];
-        Filler(tensors[task.tensor], skew, i + 1).Fill(task.count, &bytes);
+        Filler(tensors[task.tensor], skew, static_cast<uint64_t>(task.at)).Fill(task.count, &bytes);
         if (!Write(fd, bytes, task.at)) ok = false;
       }
     });
