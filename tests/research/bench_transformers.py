@@ -7,8 +7,8 @@ transformers (resident, offloaded) and in libmoert at several budgets.
   common: [--layers 48] [--json FILE] [--turns FILE]
 
 Weights are random: the share of hits is not that of a trained model. Per mode:
-- Decoding: forward passes over random tokens behind a prompt of 64, batch 1, bf16. A pass more than
-  the warm-up needs runs first, then `--repeats` times `--tokens` of them, the device awaited behind
+- Decoding: forward passes over random tokens behind a prompt of 64, batch 1, bf16. Passes
+  that warm up run first, then `--repeats` times `--tokens` of them, the device awaited behind
   each repeat. Tokens a second: median of the repeats, smallest, largest.
 - Prompts: one forward pass of 512 and of 2,048 tokens, logits of the last, the device awaited; ms,
   median of 3.
@@ -74,6 +74,7 @@ class Bench:
     def __init__(self, args):
         self.args, self.turns, self.begin = args, Turns(args.turns), time.perf_counter()
         self._random = torch.Generator(args.device).manual_seed(1)
+        self._static = None  # a graph is recorded for one static cache
 
     def tokens(self, *shape):
         return torch.randint(0, self.args.vocabulary, shape, device=self.args.device,
@@ -92,14 +93,23 @@ class Bench:
         """Tokens a second of each repeat. compiled: what runs the passes behind the prompt."""
         count, repeats = tokens or self.args.tokens, repeats or self.args.repeats
         with self.turns.building():
-            cache = (transformers.StaticCache(config=model.config, max_cache_len=LENGTH)
-                     if compiled else transformers.DynamicCache(config=model.config))
+            cache = self._cache(model, static=compiled)
             model(self.tokens(1, PROMPT), past_key_values=cache, logits_to_keep=1)
-            self._timed(compiled or model, self.tokens(4 if compiled else 1, 1, 1), cache)
+            if compiled:
+                self._timed(compiled, self.tokens(4, 1, 1), cache)
         with self.turns.timing():
-            self._timed(compiled or model, self.tokens(warm, 1, 1), cache)
+            if warm:
+                self._timed(compiled or model, self.tokens(warm, 1, 1), cache)
             return [self._timed(compiled or model, self.tokens(count, 1, 1), cache)
                     for _ in range(repeats)]
+
+    def _cache(self, model, static):
+        if not static:
+            return transformers.DynamicCache(config=model.config)
+        if self._static is None:
+            self._static = transformers.StaticCache(config=model.config, max_cache_len=LENGTH)
+        self._static.reset()
+        return self._static
 
     def prompt(self, model, length, repeats):
         """ms of each repeat; of one alone, without a warm-up."""
@@ -247,7 +257,7 @@ def theirs(bench, args):
             here = round(args.offloaded * args.layers)
             with bench.turns.building():
                 gib = getattr(rivals, mode)(model, here)
-            few = dict(tokens=1, warm=1, repeats=2)
+            few = dict(tokens=1, warm=1 if mode == "offload" else 0, repeats=2)
             bench.mode(f"transformers, {mode}, experts of {here} of {args.layers} layers resident",
                        lambda: bench.decode(model, **few),
                        bench.prompts(model, (512, 2048) if mode == "offload" else (512,), 1),
