@@ -335,7 +335,7 @@ TEST_CASE("two devices: bf16, experts and channels, few rows and many, captured 
 TEST_CASE("two devices: w4") {
   if (Skipped(2)) return;
   const auto source = std::make_shared<MixedSource>(moert::test::Shape{256, 256, 16, 4},
-                                                    std::vector<std::string>{"w4"}, 0);
+                                                    std::vector<std::string>{"w4a16_g128"}, 0);
   for (const int64_t rows : {1, 8, 300}) {
     Case c;
     c.shards = {Experts(0, 8, true), Experts(8, 8, false)};
