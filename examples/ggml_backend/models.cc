@@ -59,6 +59,18 @@ void MakeAlike(std::vector<Layer>* layers) {
   }
 }
 
+// ggml's CUDA kernels count the blocks of a tensor, here of all slots, in 32 bits.
+bool Addressable(const std::vector<Layer>& layers) {
+  int64_t bytes = 0, block = INT64_MAX;
+  for (const Layer& layer : layers) {
+    for (const Part& part : layer.parts) {
+      bytes += layer.experts * (part.bytes + part.zeros);
+      block = std::min(block, part.type_bytes);
+    }
+  }
+  return bytes / block < INT32_MAX - (1 << 20);
+}
+
 bool IsExperts(const ggml_tensor* tensor) {
   return BlockOfExperts(tensor->name) >= 0 && tensor->ne[2] >= 2 && tensor->ne[3] == 1 &&
          ggml_is_contiguous(tensor);
@@ -117,7 +129,8 @@ std::vector<Layer> Model::Arrange(Gpu* gpu) {
       expert->part = static_cast<int>(layer.parts.size());
       Part part;
       part.bytes = static_cast<int64_t>(t->nb[2]);
-      part.stride_multiple = static_cast<int64_t>(ggml_type_size(t->type));
+      part.type_bytes = static_cast<int64_t>(ggml_type_size(t->type));
+      part.stride_multiple = part.type_bytes;
       if (gpu != nullptr) part.zeros = Padding(gpu->cuda_type(), t);
       part.memory = t->data;
       const FileRange file = FindMappedFile(t->data, ggml_nbytes(t));
@@ -155,6 +168,10 @@ bool Model::OpenOn(Gpu* gpu) {
 
 bool Model::Open(Gpu* gpu, std::string* error) {
   const std::vector<Layer> layers = Arrange(gpu);
+  if (gpu != nullptr && !Addressable(layers)) {
+    *error = "they are more than ggml's CUDA kernels can address";
+    return false;
+  }
   store_ = Store::Open(stem_, layers, options_, gpu, error);
   if (store_ == nullptr) return false;
   int64_t bytes = 0;
