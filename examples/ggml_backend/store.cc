@@ -45,7 +45,7 @@ std::vector<moert_opaque_part> Parts(const std::vector<Layer>& layers,
       part.layer = static_cast<int32_t>(l);
       part.bytes = from.bytes + from.zeros;
       part.alignment = kAlignment;
-      part.stride_multiple = from.stride_multiple;
+      part.stride_multiple = from.type_bytes;
       if (from.zeros > 0) {
         // Comes by ReadPart.
       } else if (from.file.empty()) {

@@ -19,8 +19,7 @@ namespace moert_ggml {
 /// One expert tensor of a layer: up, gate, gate and up in one, or down.
 struct Part {
   int64_t bytes = 0;             // of one expert, as the GGUF has them; also from expert to expert
-  int64_t type_bytes = 1;        // of one block of its format
-  int64_t stride_multiple = 1;   // of slots, bytes
+  int64_t type_bytes = 1;        // of one block of its format: slots are a multiple of it apart
   int64_t zeros = 0;             // to follow it in a slot, bytes
   const void* memory = nullptr;  // where expert 0 lies
   std::string file;              // the same in a file; empty: in memory alone
