@@ -127,7 +127,9 @@ ggml_status GpuRunner::RunServed(ggml_cgraph* graph, const Piece& piece, Store* 
   if (!gpu_->stream()->Follow(cuda_)) return Fail(piece, kNoOrder);
   moert_slots slots;
   std::string error;
+  const ggml_tensor* x = graph->nodes[piece.first]->src[1];
   switch (store->FetchOnDevice(piece.experts->layer, static_cast<const int32_t*>(piece.ids->data),
+                               static_cast<const float*>(x->data),
                                static_cast<int32_t*>(slot_ids->data), &slots, &error)) {
     case Store::Result::kOk:
       break;

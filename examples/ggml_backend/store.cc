@@ -187,6 +187,7 @@ std::unique_ptr<Store> Store::Open(const std::string& name, const std::vector<La
   std::unique_ptr<Store> store(new Store);
   store->gates_ = any_gate;
   store->top_k_ = top_k;
+  store->hidden_ = layers[0].hidden;
   store->gpu_ = gpu;
   const moert_code code = moert_engine_create(source, &engine, &store->engine_, &failure);
   moert_source_destroy(source);
@@ -242,14 +243,18 @@ Store::Result Store::Fetch(int layer, std::span<const int32_t> experts,
   return result;
 }
 
-Store::Result Store::FetchOnDevice(int layer, const int32_t* ids, int32_t* slot_ids,
-                                   moert_slots* slots, std::string* error) {
+Store::Result Store::FetchOnDevice(int layer, const int32_t* ids, const float* hidden,
+                                   int32_t* slot_ids, moert_slots* slots, std::string* error) {
   if (!BeginStep(layer, error)) return Result::kFailed;
   moert_fetch fetch;
   moert_fetch_init(&fetch, sizeof fetch);
   moert_tensor_init(&fetch.ids, const_cast<int32_t*>(ids), 1, top_k_, MOERT_I32);
   moert_tensor_init(&fetch.slot_ids, slot_ids, 1, top_k_, MOERT_I32);
-  fetch.ids.place = fetch.slot_ids.place = gpu_->in_host_memory() ? MOERT_HOST : MOERT_DEVICE;
+  if (gates_) {
+    moert_tensor_init(&fetch.hidden, const_cast<float*>(hidden), 1, hidden_, MOERT_F32);
+  }
+  const moert_place place = gpu_->in_host_memory() ? MOERT_HOST : MOERT_DEVICE;
+  fetch.ids.place = fetch.slot_ids.place = fetch.hidden.place = place;
   return DoFetch(layer, fetch, slots, error);
 }
 

@@ -58,10 +58,11 @@ class Store {
   bool on_device() const { return gpu_ != nullptr; }
   /// Experts a token uses, as the GGUF says; 0: it does not.
   int top_k() const { return top_k_; }
-  /// Fetch for one token whose top_k ids lie in device memory, slot_ids too. What is missing comes
-  /// without the host where all experts are in pinned memory.
-  Result FetchOnDevice(int layer, const int32_t* ids, int32_t* slot_ids, moert_slots* slots,
-                       std::string* error);
+  /// Fetch for one token whose top_k ids lie in device memory, `hidden` [hidden] and slot_ids too.
+  /// What is missing comes without the host where all experts are in pinned memory and the strategy
+  /// does not prefetch.
+  Result FetchOnDevice(int layer, const int32_t* ids, const float* hidden, int32_t* slot_ids,
+                       moert_slots* slots, std::string* error);
   /// All experts of a layer, in their order, into device memory of `slots->slots` strides. Null:
   /// says how much that is.
   bool CopyLayer(int layer, void* to, moert_slots* slots, std::string* error);
@@ -87,6 +88,7 @@ class Store {
   bool held_ = false;
   Gpu* gpu_ = nullptr;
   int top_k_ = 0;
+  int64_t hidden_ = 0;
   bool staged_ = true;  // unless it was refused
   Staging staging_;
   bool gates_ = false;  // of the layers, for strategies that predict by the next one
