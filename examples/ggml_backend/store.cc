@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <numeric>
 
 #include "mapped_file.h"
 
@@ -195,7 +196,25 @@ std::unique_ptr<Store> Store::Open(const std::string& name, const std::vector<La
     *error = Message(failure);
     return nullptr;
   }
+  if (gpu != nullptr) {
+    store->Fill(layers,
+                engine.budget_fraction < 1 || engine.budget_bytes == 0
+                    ? engine.budget_fraction
+                    : static_cast<double>(engine.budget_bytes) / static_cast<double>(expert_bytes));
+  }
   return store;
+}
+
+void Store::Fill(const std::vector<Layer>& layers, double share) {
+  for (size_t l = 0; l < layers.size(); ++l) {
+    const double fit = layers[l].experts * std::min(share, 1.0);
+    std::vector<int32_t> experts(static_cast<size_t>(fit)), slot_ids(experts.size());
+    std::iota(experts.begin(), experts.end(), 0);
+    moert_slots slots;
+    std::string error;
+    if (!experts.empty()) Fetch(static_cast<int>(l), experts, {}, slot_ids, &slots, &error);
+    Release();
+  }
 }
 
 Store::~Store() {
@@ -314,7 +333,13 @@ std::string Store::Statistics() const {
                 BytesText(stats.bytes_loaded).c_str(), BytesText(stats.peak_bytes).c_str(),
                 BytesText(stats.budget_bytes).c_str(),
                 static_cast<double>(stats.stalled_ns) * 1e-9);
-  return text;
+  if (calls_ == 0) return text;
+  char calls[100];
+  std::snprintf(calls, sizeof calls,
+                "; %lld layer calls of one token took %.1f us of the host each",
+                static_cast<long long>(calls_),
+                static_cast<double>(host_.count()) * 1e-3 / static_cast<double>(calls_));
+  return std::string(text) + calls;
 }
 
 }  // namespace moert_ggml

@@ -4,6 +4,7 @@
 
 #include <moert.h>
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -71,6 +72,11 @@ class Store {
   /// failed.
   bool Reserve(int layer);
   Staging* staging() { return &staging_; }
+  /// What a layer call of one token took of the host, for the statistics.
+  void CountCall(std::chrono::nanoseconds host) {
+    ++calls_;
+    host_ += host;
+  }
 
   /// "hits 812 of 1024, ...".
   std::string Statistics() const;
@@ -78,6 +84,8 @@ class Store {
  private:
   Store() = default;
   bool BeginStep(int layer, std::string* error);
+  // Fills the slots with some experts: the first prompt finds them there.
+  void Fill(const std::vector<Layer>& layers, double share);
   Result DoFetch(int layer, const moert_fetch& fetch, moert_slots* slots, std::string* error);
   // The next layer call starts afresh.
   void EndStep();
@@ -90,6 +98,8 @@ class Store {
   int top_k_ = 0;
   int64_t hidden_ = 0;
   bool staged_ = true;  // unless it was refused
+  int64_t calls_ = 0;
+  std::chrono::nanoseconds host_{0};
   Staging staging_;
   bool gates_ = false;  // of the layers, for strategies that predict by the next one
 };

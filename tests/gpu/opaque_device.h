@@ -72,7 +72,7 @@ inline std::shared_ptr<const ExpertSource> Source(const OpaqueModel& model, Opaq
 
 inline std::unique_ptr<Engine> Open(std::shared_ptr<const ExpertSource> source,
                                     const char* strategy, double fraction,
-                                    int64_t host_budget = 1 << 20) {
+                                    int64_t host_budget = 1 << 18) {
   EngineOptions options;
   options.backend = BackendKind::kCuda;
   options.strategy = strategy;

@@ -162,22 +162,22 @@ beside() {  # BUDGET MODEL STOCK MODE ...
 }
 for layout in qwen3moe gpt-oss; do
   for format in f16 mxfp4; do
-    model=$layout.$format.gguf
-    "$host" logits "$model" stock.logits
+    beside_model=$layout.$format.gguf
+    "$host" logits "$beside_model" stock.logits
     for budget in 60% 25% 4%; do
-      beside "$budget" "$model" stock.logits cpu_moe
+      beside "$budget" "$beside_model" stock.logits cpu_moe
       grep -q '^moert: .*on the GPU' with.log || fail "not on the GPU: $(cat with.log)"
       grep -Eq ' [1-9][0-9]* loads' with.log || fail "GPU: no expert came by libmoert"
     done
-    beside 100% "$model" stock.logits cpu_moe  # all fit: they are CUDA's, and nobody's cache
+    beside 100% "$beside_model" stock.logits cpu_moe  # all fit: they are CUDA's, and nobody's cache
     ! grep -q '^moert:' with.log || fail "all fit, and yet: $(cat with.log)"
   done
 done
-for mode in override reload two; do beside 25% "$model" stock.logits cpu_moe "$mode"; done
+for mode in override reload two; do beside 25% "$beside_model" stock.logits cpu_moe "$mode"; done
 # Where it is not to be, or cannot, the CPU goes on, and one line says why.
-MOERT_GPU=0 beside 25% "$model" stock.logits cpu_moe
+MOERT_GPU=0 beside 25% "$beside_model" stock.logits cpu_moe
 ! grep -q 'on the GPU' with.log || fail "MOERT_GPU=0: $(cat with.log)"
-beside 1KiB "$model" stock.logits cpu_moe
+beside 1KiB "$beside_model" stock.logits cpu_moe
 [ "$(grep -c '^moert: .*the CPU multiplies experts, not the GPU' with.log)" = 1 ] ||
   fail "a GPU that is too small: $(cat with.log)"
 
