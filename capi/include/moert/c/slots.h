@@ -29,24 +29,24 @@ typedef struct moert_fetch {
 } moert_fetch;
 
 /* Empty tensors. */
-MOERT_API void moert_fetch_init(moert_fetch* fetch, uint64_t size);
+MOERT_API void moert_fetch_init(moert_fetch *fetch, uint64_t size);
 
 /* Part p of the expert in slot s begins at base[p] + s * stride[p]. */
 typedef struct moert_slots {
   uint64_t struct_size;
-  const void* base[MOERT_MAX_PARTS]; /* of opaque records their parts; else one, the record */
+  const void *base[MOERT_MAX_PARTS]; /* of opaque records their parts; else one, the record */
   int64_t stride[MOERT_MAX_PARTS];   /* bytes from slot to slot */
   int64_t bytes[MOERT_MAX_PARTS];    /* of the part of one expert */
-  const int32_t* slot_of_expert;     /* [E], -1: not asked for. Valid until the release */
+  const int32_t *slot_of_expert;     /* [E], -1: not asked for. Valid until the release */
   int64_t slots;                     /* slot numbers are below this */
   int64_t parts;
   /* CUDA: [E] in device memory, written on the step's stream; else NULL. Every expert of the layer
    * that is there, -1: not there. Slots of this call's experts stay until the release, those of
    * others until the next call of any step. Valid as long as the engine */
-  const int32_t* device_slot_of_expert;
+  const int32_t *device_slot_of_expert;
 } moert_slots;
 
-MOERT_API void moert_slots_init(moert_slots* slots, uint64_t size);
+MOERT_API void moert_slots_init(moert_slots *slots, uint64_t size);
 
 /* Brings the experts that fetch.ids names and pins them until moert_slots_release or the end of the
  * step. Policies see it as they see a layer call, and prefetch by it. Thread-safe; layer calls of
@@ -57,11 +57,11 @@ MOERT_API void moert_slots_init(moert_slots* slots, uint64_t size);
  * no constant stride (a host's allocator, experts of one layer in different sizes, a strategy of
  * several versions), or the stream is captured and the call needs the host; CANCELLED; the source's
  * errors. */
-MOERT_API moert_code moert_layer_fetch(moert_step* step, int32_t layer, const moert_fetch* fetch,
-                                       moert_slots* slots, moert_error** error);
+MOERT_API moert_code moert_layer_fetch(moert_step *step, int32_t layer, const moert_fetch *fetch,
+                                       moert_slots *slots, moert_error **error);
 /* Ends every fetch of this layer in this step; none is MOERT_OK. Thread-safe. Blocks for a layer
  * call in progress. Fails: INVALID_ARGUMENT. */
-MOERT_API moert_code moert_slots_release(moert_step* step, int32_t layer, moert_error** error);
+MOERT_API moert_code moert_slots_release(moert_step *step, int32_t layer, moert_error **error);
 /* All experts of a layer, for calls of so many rows that nearly all are named: opaque records are
  * copied to `to`, from slots or from host memory. Expert e then lies in slot e of `slots`. No slot
  * of the engine changes hands and no policy sees it. `to` has slots->slots * slots->stride[0] bytes,
@@ -71,8 +71,8 @@ MOERT_API moert_code moert_slots_release(moert_step* step, int32_t layer, moert_
  * INVALID_ARGUMENT; FAILED_PRECONDITION where a record is in neither place (host_budget_bytes), or a
  * fetch that the device served is not released; UNIMPLEMENTED for other records, shards and
  * strategies of several versions; the source's errors. Since 0.1. */
-MOERT_API moert_code moert_layer_copy(moert_step* step, int32_t layer, void* to, moert_slots* slots,
-                                      moert_error** error);
+MOERT_API moert_code moert_layer_copy(moert_step *step, int32_t layer, void *to, moert_slots *slots,
+                                      moert_error **error);
 
 MOERT_END_C
 
