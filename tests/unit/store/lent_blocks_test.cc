@@ -38,7 +38,7 @@ SyntheticShape Shape() {
 
 /// What the kernel does of a layer call, a thread after the other.
 ServedCounts Serve(const std::vector<int32_t>& counts, int slots, int64_t tick,
-                   std::vector<ServedExpert>* rows) {
+                   std::vector<ServedExpert>* rows, const double* worth = nullptr) {
   const std::vector<ServedExpert> before = *rows;
   const int experts = static_cast<int>(before.size());
   std::vector<uint8_t> held(experts, 0);
@@ -55,12 +55,13 @@ ServedCounts Serve(const std::vector<int32_t>& counts, int slots, int64_t tick,
     const bool idle = counts[e] == 0 && before[e].slot >= 0;
     if (!idle) continue;
     ++call.idle;
-    places[call.free + VictimRank(counts.data(), before.data(), experts, e)] = before[e].slot;
+    places[call.free + VictimRank(counts.data(), before.data(), worth, experts, e)] =
+        before[e].slot;
   }
   for (int e = 0; e < experts; ++e) {
     (*rows)[e] = AfterCall(before[e], counts[e], tick, call, places.data(),
                            MissRank(counts.data(), before.data(), experts, e),
-                           VictimRank(counts.data(), before.data(), experts, e));
+                           VictimRank(counts.data(), before.data(), worth, experts, e));
   }
   return call;
 }
