@@ -151,27 +151,31 @@ __device__ void EndCall(const ServeMissesArgs& args, const ServedLayer& layer,
     *args.layer = after;
   }
   *args.num_copies = call.copies();
-  ServedTally tally = *args.tally;
-  tally.lookups += wanted;
-  tally.hits += wanted - call.misses - prefetched.arrived - prefetched.late;
-  tally.loads += call.misses;
-  tally.bytes += bytes;
-  tally.evictions += call.evictions() + prefetched.evicted;
-  tally.arrived += prefetched.arrived;
-  tally.late += prefetched.late;
-  tally.wasted += prefetched.wasted;
-  tally.brought_bytes += prefetched.bytes;
-  *args.tally = tally;
+  // Nobody waits for the sums.
+  const auto add = [&](uint64_t ServedTally::*field, int64_t more) {
+    auto* const at = reinterpret_cast<unsigned long long*>(&(args.tally->*field));
+    if (more != 0) atomicAdd(at, static_cast<unsigned long long>(more));
+  };
+  add(&ServedTally::lookups, wanted);
+  add(&ServedTally::hits, wanted - call.misses - prefetched.arrived - prefetched.late);
+  add(&ServedTally::loads, call.misses);
+  add(&ServedTally::bytes, bytes);
+  add(&ServedTally::evictions, call.evictions() + prefetched.evicted);
+  add(&ServedTally::arrived, prefetched.arrived);
+  add(&ServedTally::late, prefetched.late);
+  add(&ServedTally::wasted, prefetched.wasted);
+  add(&ServedTally::brought_bytes, static_cast<int64_t>(prefetched.bytes));
 }
 
-/// Where expert e, which is wanted, is multiplied from after the call; its copy, where it has one.
-__device__ __forceinline__ ExpertHandle PlaceExpert(const ServeMissesArgs& args, int e, int slot,
+/// Where an expert that is wanted is multiplied from after the call; its copy, where it has one.
+/// `at`: its slot's place, or null.
+__device__ __forceinline__ ExpertHandle PlaceExpert(const ServeMissesArgs& args,
+                                                    const ServedRecord& record, uint8_t* at,
                                                     bool miss, int miss_rank,
                                                     unsigned long long* bytes) {
-  const ServedRecord record = args.records[e];
   ExpertHandle handle{record.host, record.format, 0};
-  if (slot >= 0) handle.record = args.slots[slot];
-  if (miss && slot >= 0) args.copies[miss_rank] = {record.host, args.slots[slot], record.bytes};
+  if (at != nullptr) handle.record = at;
+  if (miss && at != nullptr) args.copies[miss_rank] = {record.host, at, record.bytes};
   if (miss) atomicAdd(bytes, static_cast<unsigned long long>(record.bytes));
   return handle;
 }
@@ -182,6 +186,7 @@ union ServeScratch {
   struct {
     alignas(ServedExpert) uint8_t rows[kFewExperts * sizeof(ServedExpert)];
     double worth[kFewExperts];
+    uint8_t* slots[kFewExperts];
     int32_t counts[kFewExperts], places[kFewExperts];
     uint8_t held[kFewExperts], coming[kFewExperts];
   } table;
@@ -193,7 +198,6 @@ union ServeScratch {
 __global__ void __launch_bounds__(kTileThreads)
     ServeMissesKernel(const __grid_constant__ ServeMissesArgs args) {
   TriggerDependentLaunch();
-  GridDependencySync();
   __shared__ ServeScratch scratch;
   auto* const rows = reinterpret_cast<ServedExpert*>(scratch.table.rows);
   int32_t* const counts = scratch.table.counts;
@@ -201,6 +205,11 @@ __global__ void __launch_bounds__(kTileThreads)
   __shared__ Prefetched prefetched;
   const int e = threadIdx.x;
   const bool is_expert = e < args.experts;
+  // Constants: they need not wait for the kernels in front.
+  ServedRecord record;
+  if (is_expert) record = args.records[e];
+  if (is_expert && args.makes_tiles != 0) PrefetchFormat(args.tiles.formats + record.format);
+  GridDependencySync();
   const ServedLayer layer = *args.layer;
   const int slots = layer.lent != 0 ? layer.slots : 0;
   const bool by_worth = args.use != nullptr && layer.lent != 0;
@@ -213,6 +222,7 @@ __global__ void __launch_bounds__(kTileThreads)
     rows[e] = layer.lent != 0 ? args.rows[e] : ServedExpert{};
     count = args.counts[e];
     counts[e] = count;
+    scratch.table.slots[e] = args.slots[e];
     scratch.table.held[e] = 0;
     scratch.table.coming[e] = 0;
     if (by_worth) scratch.table.worth[e] = AddUse(args, e, count, layer.calls + 1);
@@ -250,8 +260,9 @@ __global__ void __launch_bounds__(kTileThreads)
         AfterCall(row, count, tick, call, scratch.table.places, miss_rank, victim_rank);
     if (layer.lent != 0) args.rows[e] = after;
     if (count > 0) {
-      const bool waits = coming || (miss && after.slot >= 0);
-      const ExpertHandle handle = PlaceExpert(args, e, after.slot, miss, miss_rank, &bytes);
+      uint8_t* const at = after.slot >= 0 ? scratch.table.slots[after.slot] : nullptr;
+      const bool waits = coming || (miss && at != nullptr);
+      const ExpertHandle handle = PlaceExpert(args, record, at, miss, miss_rank, &bytes);
       (waits ? late : ready) = handle;
     }
   }
