@@ -53,14 +53,19 @@ using NcclId = std::array<char, 128>;
 /// Unavailable where libnccl.so.2 cannot be loaded, or is older than 2.14.
 absl::StatusOr<NcclId> MakeNcclId();
 
-/// One rank on one device, the calling thread's current one, in device memory. NCCL is loaded at
-/// run time. `communicator` (an ncclComm_t) is borrowed; null: one is made with `id`, which blocks
-/// until all ranks have come. Wait polls the communicator for errors of others. An error or Abort
-/// aborts the communicator, a borrowed one too (ncclCommAbort frees it: do not destroy it then).
+/// One rank on one device. NCCL is loaded at run time. `communicator` (an ncclComm_t) is borrowed;
+/// null: one is made with `id` when all ranks have come. Calls with a stream take memory of the
+/// device; those without one take host memory, copied there and back. What some rank does not come
+/// to within timeout_ns fails on the others with DeadlineExceeded; a rank that gives up is found
+/// out that way. Replays of a captured graph are watched by Wait alone. An error or Abort ends what
+/// the device runs and aborts the communicator, a borrowed one too (ncclCommAbort frees it: do not
+/// destroy it then). Graphs that captured its calls are destroyed first.
 struct NcclOptions {
   int rank = 0;
   int size = 1;
-  void* communicator = nullptr;
+  int device = -1;  // its ordinal; -1: the calling thread's current one
+  int64_t timeout_ns = int64_t{60} * 1'000'000'000;
+  void* communicator = nullptr;  // then its device counts
   NcclId id{};
 };
 absl::StatusOr<std::unique_ptr<Collectives>> MakeNcclCollectives(const NcclOptions& options);

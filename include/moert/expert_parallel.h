@@ -48,19 +48,23 @@ class ExpertParallel {
  public:
   /// `shards`: of all ranks, in their order; they own everything of the model once (CheckShards).
   /// options.shard is set from them. InvalidArgument where there are not as many as ranks.
-  /// Collective: all ranks create theirs, and one that fails fails all.
+  /// Collective: all ranks create theirs, and one that fails fails all, which get its error.
   static absl::StatusOr<std::unique_ptr<ExpertParallel>> Create(
       std::shared_ptr<const ExpertSource> source, EngineOptions options,
       absl::Span<const Shard> shards, std::shared_ptr<Collectives> group);
 
   virtual ~ExpertParallel() = default;
 
-  /// Collective. kReplicated: info.rows is the same on every rank. kPerRank: all ranks' rows
-  /// together are at most max_tokens_per_forward, since one rank may be asked for all of them.
+  /// Collective. kReplicated: info.rows is the same on every rank; on a device that is not checked,
+  /// since the host would have to wait for the others. kPerRank: all ranks' rows together are at
+  /// most max_tokens_per_forward, since one rank may be asked for all of them. CUDA backend:
+  /// info.stream must not be null.
   virtual absl::StatusOr<StepId> BeginStep(const StepInfo& info, TokenPlacement placement) = 0;
   /// Collective. hidden, out: this rank's rows; out gets the whole layer's output, f32 on a device.
-  /// routing: ids over the whole model, in host memory; null: the library routes, which kPerRank
-  /// does not have.
+  /// routing: ids over the whole model, in host memory or, kReplicated, on the device; null: the
+  /// library routes, which kPerRank does not have, and on CUDA ranks over some of the experts.
+  /// CUDA backend: out is there when Collectives::Wait has said so for the stream. A call of
+  /// kReplicated can be captured where the engine's can.
   virtual absl::Status Forward(StepId step, int layer, const MatrixView& hidden,
                                const RoutedInput* routing, const MutableMatrixView& out) = 0;
   virtual absl::Status EndStep(StepId step) = 0;

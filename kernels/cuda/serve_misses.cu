@@ -192,6 +192,35 @@ union ServeScratch {
   } table;
   TileScratch<kFewExperts> tiles;
 };
+/// The tokens of every expert by the ids of the call. By all threads.
+__device__ __forceinline__ void CountIds(const ServeMissesArgs& args, int32_t* counts) {
+  const int e = threadIdx.x;
+  if (e < args.experts) counts[e] = 0;
+  __syncthreads();
+  for (int i = e; i < args.pairs; i += kTileThreads) {
+    const int32_t id = args.ids[i];
+    if (id >= 0 && id < args.experts) atomicAdd(&counts[id], 1);
+  }
+  __syncthreads();
+}
+
+/// Says where the experts of the call lie: `slot` is the thread's expert's, of the layer. By all
+/// threads; `numbers` is theirs to use.
+__device__ __forceinline__ void GiveSlots(const ServeMissesArgs& args, int slot, int32_t* numbers) {
+  const int e = threadIdx.x;
+  if (e < args.experts) {
+    const int32_t number =
+        slot < 0 ? -1 : static_cast<int32_t>((args.slots[slot] - args.base) / args.stride);
+    numbers[e] = number;
+    args.table[e] = number;
+  }
+  __syncthreads();
+  if (args.found == nullptr) return;
+  for (int i = e; i < args.pairs; i += kTileThreads) {
+    const int32_t id = args.ids[i];
+    args.found[i] = id >= 0 && id < args.experts ? numbers[id] : -1;
+  }
+}
 
 /// One CTA: a thread an expert, which also looks after the slot of its number. The rows are read
 /// once and written at the end; between barriers everybody reads what the call began with.
@@ -218,9 +247,10 @@ __global__ void __launch_bounds__(kTileThreads)
     bytes = 0;
     prefetched = Prefetched{};
   }
+  if (args.ids != nullptr) CountIds(args, counts);
   if (is_expert) {
     rows[e] = layer.lent != 0 ? args.rows[e] : ServedExpert{};
-    count = args.counts[e];
+    count = args.ids != nullptr ? counts[e] : args.counts[e];
     counts[e] = count;
     scratch.table.slots[e] = args.slots[e];
     scratch.table.held[e] = 0;
@@ -255,10 +285,12 @@ __global__ void __launch_bounds__(kTileThreads)
 
   const int64_t tick = layer.tick + 1;
   ExpertHandle ready, late;
+  int slot = -1;
   if (is_expert) {
     const ServedExpert after =
         AfterCall(row, count, tick, call, scratch.table.places, miss_rank, victim_rank);
     if (layer.lent != 0) args.rows[e] = after;
+    slot = after.slot;
     if (count > 0) {
       uint8_t* const at = after.slot >= 0 ? scratch.table.slots[after.slot] : nullptr;
       const bool waits = coming || (miss && at != nullptr);
@@ -266,9 +298,13 @@ __global__ void __launch_bounds__(kTileThreads)
       (waits ? late : ready) = handle;
     }
   }
-  if (e == args.experts) ready = *args.shared;
-  __syncthreads();  // the tiles take the scratch
-  GiveWaves(args, ready, late, count, call.copies() + prefetched.late > 0, scratch.tiles);
+  if (args.ids != nullptr) {
+    GiveSlots(args, slot, counts);
+  } else {
+    if (e == args.experts) ready = *args.shared;
+    __syncthreads();  // the tiles take the scratch
+    GiveWaves(args, ready, late, count, call.copies() + prefetched.late > 0, scratch.tiles);
+  }
   __syncthreads();
   if (e == 0) EndCall(args, layer, call, wanted, static_cast<int64_t>(bytes), prefetched);
 }

@@ -119,6 +119,9 @@ absl::Status ExpertParallelImpl::CheckRows(const StepInfo& info, TokenPlacement 
 absl::StatusOr<StepId> ExpertParallelImpl::BeginStep(const StepInfo& info,
                                                      TokenPlacement placement) try {
   Step step{placement, info.rows, info.rows, info.stream};
+  if (engine_->backend() == BackendKind::kCuda && info.stream == nullptr) {
+    return OrAbort(absl::InvalidArgumentError("stream: null; a group on a device needs one"));
+  }
   MOERT_RETURN_IF_ERROR(CheckRows(info, placement, &step.engine_rows));
   StepInfo engine_info = info;
   if (placement == TokenPlacement::kPerRank) {
@@ -264,12 +267,31 @@ absl::StatusOr<std::unique_ptr<ExpertParallel>> MakeRank(
                                               options.max_tokens_per_forward);
 }
 
-/// Every rank hears how all of them fared; on a device when they next meet.
-absl::Status AllReady(ExpertParallel* rank, Collectives* group) {
-  if (rank->engine()->backend() == BackendKind::kCuda) return absl::OkStatus();
-  const int32_t ready = 1;
-  std::vector<int32_t> all(static_cast<size_t>(group->size()));
-  return group->AllGather(&ready, sizeof(ready), all.data(), nullptr);
+/// How a rank fared, for the others.
+struct Verdict {
+  int32_t code = 0;
+  char message[252] = {};
+};
+
+/// Every rank hears how all of them fared: OK, this rank's own error, or the first of the others'.
+absl::Status AllReady(const absl::Status& mine, Collectives* group) {
+  Verdict verdict;
+  verdict.code = static_cast<int32_t>(mine.code());
+  const absl::string_view message = mine.message();
+  std::copy_n(message.begin(), std::min(message.size(), sizeof(verdict.message) - 1),
+              verdict.message);
+  std::vector<Verdict> all(static_cast<size_t>(group->size()));
+  const absl::Status gathered =
+      group->AllGather(&verdict, sizeof(verdict), all.data(), /*stream=*/nullptr);
+  MOERT_RETURN_IF_ERROR(mine);
+  MOERT_RETURN_IF_ERROR(gathered);
+  for (size_t r = 0; r < all.size(); ++r) {
+    if (all[r].code == 0) continue;
+    all[r].message[sizeof(verdict.message) - 1] = 0;
+    return absl::Status(static_cast<absl::StatusCode>(all[r].code),
+                        fmt::format("rank {} gave up: {}", r, all[r].message));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -281,9 +303,10 @@ absl::StatusOr<std::unique_ptr<ExpertParallel>> ExpertParallel::Create(
   if (group == nullptr) return absl::InvalidArgumentError("group: must not be null");
   absl::StatusOr<std::unique_ptr<ExpertParallel>> rank =
       MakeRank(source, std::move(options), shards, group);
-  if (!rank.ok()) group->Abort(rank.status());
-  if (rank.ok()) MOERT_RETURN_IF_ERROR(AllReady(rank->get(), group.get()));
-  return rank;
+  const absl::Status ready = AllReady(rank.status(), group.get());
+  if (ready.ok()) return rank;
+  group->Abort(ready);
+  return ready;
 } catch (...) {
   const absl::Status status = ExceptionStatus("an expert-parallel group");
   if (group != nullptr) group->Abort(status);

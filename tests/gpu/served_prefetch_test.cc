@@ -15,8 +15,8 @@ namespace {
 SyntheticShape WideShape() {
   SyntheticShape shape = Shape();
   shape.layers = 4;
-  shape.hidden = 512;
-  shape.intermediate = 256;
+  shape.hidden = 256;
+  shape.intermediate = 128;
   return shape;
 }
 

@@ -12,11 +12,11 @@ ServedMisses::~ServedMisses() {
   if (own_ != nullptr) cudaStreamDestroy(own_);
 }
 
-absl::Status ServedMisses::Init(const MoeModelSpec* model, const DeviceModel& on_device,
+absl::Status ServedMisses::Init(const MoeModelSpec* model, const DeviceModel* on_device,
                                 const DeviceSource& records, int version, const Rules& rules,
                                 const ServedBuffers& buffers, const ExpertHandle* first_shared) {
   model_ = model;
-  constants_ = &on_device;
+  constants_ = on_device;
   rules_ = rules;
   on_device_ = buffers;
   int64_t total = 0;
@@ -73,7 +73,7 @@ absl::Status ServedMisses::LoadKernels(const ExpertHandle* shared) {
   return absl::OkStatus();
 }
 
-absl::Status ServedMisses::PlaceRecords(const DeviceModel& on_device, const DeviceSource& records,
+absl::Status ServedMisses::PlaceRecords(const DeviceModel* on_device, const DeviceSource& records,
                                         int version) {
   constexpr int64_t kWord = 16;  // of the copies
   std::vector<ServedRecord> placed;
@@ -94,8 +94,9 @@ absl::Status ServedMisses::PlaceRecords(const DeviceModel& on_device, const Devi
                         "host memory",
                         l, e));
       }
-      placed.push_back({static_cast<const uint8_t*>(mapped), layout.bytes,
-                        static_cast<int32_t>(on_device.FormatOf(&layout))});
+      const int64_t format = on_device == nullptr ? 0 : on_device->FormatOf(&layout);
+      placed.push_back(
+          {static_cast<const uint8_t*>(mapped), layout.bytes, static_cast<int32_t>(format)});
     }
   }
   MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpy(on_device_.records, placed.data(),
@@ -261,6 +262,22 @@ absl::Status ServedMisses::Begin(const Call& call, cudaStream_t stream) {
   const PredictArgs prediction = PredictionOf(call.layer + 1, call);
   MOERT_CUDA_RETURN_IF_ERROR(LaunchPredictRecords(prediction, branch_.predictions()));
   return branch_.Prefetch(prediction.prefetch);
+}
+
+absl::Status ServedMisses::Fetch(int layer, const GivenRouting& given, const SlotRegion& region,
+                                 int32_t* table, cudaStream_t stream) {
+  Call call;
+  call.layer = layer;
+  ServeMissesArgs args = Args(call);
+  args.ids = given.ids;
+  args.pairs = static_cast<int32_t>(given.pairs);
+  args.found = given.used_ids;
+  args.table = table;
+  args.base = reinterpret_cast<const uint8_t*>(region.base);
+  args.stride = region.stride;
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchServeMisses(args, stream));
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchCopyRecords(args.copies, args.num_copies, stream));
+  return absl::OkStatus();
 }
 
 bool ServedMisses::TakeCounts(ServedCount* added) {

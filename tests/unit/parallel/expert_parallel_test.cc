@@ -3,20 +3,21 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "support/catch.h"
+#include "support/ranks.h"
 #include "support/shards.h"
 #include "support/synthetic_source.h"
 
 namespace moert {
 namespace {
 
+using test::Difference;
 using test::Experts;
+using test::OnRanks;
 using test::SyntheticShape;
 using test::SyntheticSource;
 
@@ -57,18 +58,6 @@ std::vector<std::shared_ptr<Collectives>> Group(int size, int64_t timeout_ns = 2
   std::vector<std::shared_ptr<Collectives>> group;
   for (auto& rank : *made) group.push_back(std::move(rank));
   return group;
-}
-
-/// Runs `rank(r)` for every rank, each on a thread.
-template <typename Rank>
-std::vector<absl::Status> OnRanks(int size, const Rank& rank) {
-  std::vector<absl::Status> statuses(static_cast<size_t>(size));
-  std::vector<std::thread> threads;
-  for (int r = 0; r < size; ++r) {
-    threads.emplace_back([&, r] { statuses[static_cast<size_t>(r)] = rank(r); });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return statuses;
 }
 
 void RequireAllOk(const std::vector<absl::Status>& statuses) {
@@ -128,15 +117,6 @@ std::vector<std::vector<float>> OneEngine(const std::vector<float>& x, int64_t r
   }
   REQUIRE_OK((*engine)->EndStep(*step));
   return outputs;
-}
-
-double Difference(absl::Span<const float> a, absl::Span<const float> b) {
-  double worst = 0, largest = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    worst = std::max(worst, std::abs(double{a[i]} - b[i]));
-    largest = std::max(largest, std::abs(double{b[i]}));
-  }
-  return worst / largest;
 }
 
 // fp32 sums of a few values in another order.

@@ -1,0 +1,10 @@
+// A build without CUDA.
+#include "cli/bench/rank_host.h"
+
+namespace moert::cli {
+
+absl::StatusOr<RankHosts> MakeCudaRanks(int /*ranks*/) {
+  return absl::UnavailableError("built without CUDA");
+}
+
+}  // namespace moert::cli

@@ -1,0 +1,168 @@
+#include "cli/bench/rank_bench.h"
+
+#include <algorithm>
+#include <barrier>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "moert/expert_parallel.h"
+#include "util/status_macros.h"
+
+namespace moert::cli {
+namespace {
+
+constexpr int64_t kTimeoutNs = int64_t{60} * 1'000'000'000;
+
+/// A group whose ranks keep their parts to themselves. It waits as the true one does.
+class NoExchange final : public Collectives {
+ public:
+  explicit NoExchange(std::unique_ptr<Collectives> group) : group_(std::move(group)) {}
+  int rank() const override { return group_->rank(); }
+  int size() const override { return group_->size(); }
+  absl::Status AllReduce(float*, int64_t, void*) override { return absl::OkStatus(); }
+  absl::Status AllGather(const void* mine, int64_t bytes, void* all, void* stream) override {
+    return group_->AllGather(mine, bytes, all, stream);
+  }
+  absl::Status AllToAll(const void*, absl::Span<const int64_t>, void*, absl::Span<const int64_t>,
+                        void*) override {
+    return absl::OkStatus();
+  }
+  absl::Status Wait(void* stream, int64_t timeout_ns) override {
+    return group_->Wait(stream, timeout_ns);
+  }
+  void Abort(const absl::Status& why) override { group_->Abort(why); }
+
+ private:
+  const std::unique_ptr<Collectives> group_;
+};
+
+/// One rank's run.
+class Rank {
+ public:
+  Rank(const RankRun& run, RankHost* host, std::barrier<>* together)
+      : run_(run), host_(host), together_(together) {}
+
+  absl::Status Open(int device) {
+    MOERT_ASSIGN_OR_RETURN(std::unique_ptr<Collectives> joined, host_->Join());
+    if (!run_.exchange) joined = std::make_unique<NoExchange>(std::move(joined));
+    group_ = std::move(joined);
+    EngineOptions options = run_.options;
+    options.device = device;
+    MOERT_ASSIGN_OR_RETURN(parallel_,
+                           ExpertParallel::Create(run_.source, options, run_.shards, group_));
+    replays_ = run_.graph && host_->stream() != nullptr && engine()->graph_safe();
+    return absl::OkStatus();
+  }
+
+  absl::Status Steps() {
+    for (size_t s = 0; s < run_.steps.size(); ++s) {
+      MOERT_RETURN_IF_ERROR(host_->Place(run_.steps[s]));
+      if (s == 0 && replays_) MOERT_RETURN_IF_ERROR(Capture());
+      if (s == run_.warm) before_ = engine()->stats();
+      together_->arrive_and_wait();
+      const auto begin = std::chrono::steady_clock::now();
+      MOERT_RETURN_IF_ERROR(
+          Step([&] { return replays_ ? host_->Replay() : Layers(); }, /*wait=*/true));
+      const std::chrono::duration<double, std::milli> took =
+          std::chrono::steady_clock::now() - begin;
+      if (s >= run_.warm) step_ms_.push_back(took.count());
+    }
+    return absl::OkStatus();
+  }
+
+  /// On the rank's thread: ranks leave the group side by side, and graphs go before it.
+  void Close() {
+    if (parallel_ != nullptr) stats_ = StatsSince(engine()->stats(), before_);
+    host_->DropCapture();
+    parallel_.reset();
+    group_.reset();
+  }
+
+  const std::vector<double>& step_ms() const { return step_ms_; }
+  bool replayed() const { return replays_; }
+  const EngineStats& stats() const { return stats_; }
+
+ private:
+  Engine* engine() { return parallel_->engine(); }
+
+  template <typename Work>
+  absl::Status Step(const Work& work, bool wait) {
+    StepInfo info;
+    info.phase = run_.phase;
+    info.rows = run_.steps[0].rows;
+    info.stream = host_->stream();
+    MOERT_ASSIGN_OR_RETURN(step_, parallel_->BeginStep(info, TokenPlacement::kReplicated));
+    absl::Status status = work();
+    status.Update(parallel_->EndStep(step_));
+    if (status.ok() && wait) status = group_->Wait(host_->stream(), kTimeoutNs);
+    return status;
+  }
+  absl::Status Layers() {
+    for (int l = 0; l < engine()->model().num_layers(); ++l) {
+      const RoutedInput routing = host_->routing(l);
+      MOERT_RETURN_IF_ERROR(parallel_->Forward(step_, l, host_->x(), &routing, host_->y()));
+    }
+    return absl::OkStatus();
+  }
+  absl::Status Capture() {
+    // A first eager step loads every kernel.
+    MOERT_RETURN_IF_ERROR(Step([&] { return Layers(); }, /*wait=*/true));
+    return Step([&] { return host_->Capture([&] { return Layers(); }); }, /*wait=*/false);
+  }
+
+  const RankRun& run_;
+  RankHost* const host_;
+  std::barrier<>* const together_;
+  std::shared_ptr<Collectives> group_;
+  std::unique_ptr<ExpertParallel> parallel_;
+  bool replays_ = false;
+  StepId step_ = 0;
+  EngineStats before_, stats_;
+  std::vector<double> step_ms_;
+};
+
+RankTimes Together(const std::vector<Rank>& ranks) {
+  RankTimes times;
+  times.step_ms.resize(ranks[0].step_ms().size());
+  int64_t lookups = 0, hits = 0;
+  double loaded = 0;
+  for (const Rank& rank : ranks) {
+    for (size_t s = 0; s < times.step_ms.size(); ++s) {
+      times.step_ms[s] = std::max(times.step_ms[s], rank.step_ms()[s]);
+    }
+    const EngineStats& stats = rank.stats();
+    lookups += stats.lookups;
+    hits += stats.hits_resident + stats.hits_prefetched;
+    loaded += static_cast<double>(stats.bytes_loaded);
+    times.pool_bytes = std::max(times.pool_bytes, stats.pool_bytes);
+  }
+  times.replayed = ranks[0].replayed();
+  if (lookups > 0) times.hit_ratio = static_cast<double>(hits) / static_cast<double>(lookups);
+  times.loaded_bytes = loaded / static_cast<double>(std::max<size_t>(1, times.step_ms.size()));
+  return times;
+}
+
+}  // namespace
+
+absl::StatusOr<RankTimes> TimeRanks(const RankRun& run, RankHosts* hosts) {
+  const size_t size = run.shards.size();
+  std::barrier<> together(static_cast<ptrdiff_t>(size));
+  std::vector<Rank> ranks;
+  for (size_t r = 0; r < size; ++r) ranks.emplace_back(run, hosts->ranks[r].get(), &together);
+  std::vector<absl::Status> statuses(size);
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < size; ++r) {
+    threads.emplace_back([&, r] {
+      statuses[r] = ranks[r].Open(static_cast<int>(r));
+      if (statuses[r].ok()) statuses[r] = ranks[r].Steps();
+      together.arrive_and_drop();  // nobody waits for one that failed
+      ranks[r].Close();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const absl::Status& status : statuses) MOERT_RETURN_IF_ERROR(status);
+  return Together(ranks);
+}
+
+}  // namespace moert::cli

@@ -1,0 +1,41 @@
+// Times of an expert-parallel group: the same steps on every rank, each rank a thread.
+#ifndef MOERT_EXAMPLES_CLI_BENCH_RANK_BENCH_H_
+#define MOERT_EXAMPLES_CLI_BENCH_RANK_BENCH_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "cli/bench/rank_host.h"
+#include "moert/expert_source.h"
+#include "moert/options.h"
+
+namespace moert::cli {
+
+struct RankRun {
+  std::shared_ptr<const ExpertSource> source;
+  std::vector<Shard> shards;  // one a rank
+  EngineOptions options;      // shard and device are set here
+  Phase phase = Phase::kDecode;
+  absl::Span<const RoutedStep> steps;
+  size_t warm = 0;       // the first of them are not counted
+  bool exchange = true;  // false: parts are not added up, to see what that costs
+  bool graph = true;     // steps are captured where engines can be
+};
+
+struct RankTimes {
+  std::vector<double> step_ms;  // from its beginning until the slowest rank is done
+  bool replayed = false;
+  double hit_ratio = 1;     // over all ranks
+  double loaded_bytes = 0;  // a step, all ranks
+  int64_t pool_bytes = 0;   // the largest of a rank
+};
+
+/// `hosts` serve one run: their group is joined, and left.
+absl::StatusOr<RankTimes> TimeRanks(const RankRun& run, RankHosts* hosts);
+
+}  // namespace moert::cli
+
+#endif  // MOERT_EXAMPLES_CLI_BENCH_RANK_BENCH_H_

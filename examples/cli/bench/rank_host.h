@@ -1,0 +1,63 @@
+// The host of one rank in moert-bench ranks: where the rows of a step are, and the group.
+#ifndef MOERT_EXAMPLES_CLI_BENCH_RANK_HOST_H_
+#define MOERT_EXAMPLES_CLI_BENCH_RANK_HOST_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "moert/collectives.h"
+#include "moert/engine.h"
+
+namespace moert::cli {
+
+/// A step whose routing is known: every layer gets the same hidden states.
+struct RoutedStep {
+  int64_t rows = 0;
+  std::vector<float> hidden;                // [rows, hidden]
+  std::vector<std::vector<int32_t>> ids;    // [layers][rows, k]
+  std::vector<std::vector<float>> weights;  // likewise
+};
+
+/// Used by one thread.
+class RankHost {
+ public:
+  virtual ~RankHost() = default;
+
+  /// This rank's side of the group. Once.
+  virtual absl::StatusOr<std::unique_ptr<Collectives>> Join() = 0;
+  /// Brings a step's rows to where x, y and routing say. All steps have as many.
+  virtual absl::Status Place(const RoutedStep& step) = 0;
+  virtual MatrixView x() const = 0;
+  virtual MutableMatrixView y() const = 0;
+  virtual RoutedInput routing(int layer) const = 0;
+  virtual void* stream() const = 0;
+  /// Records what `layers` enqueues, for Replay. Unimplemented in host memory.
+  virtual absl::Status Capture(absl::FunctionRef<absl::Status()> layers) = 0;
+  virtual absl::Status Replay() = 0;
+  /// Before the group goes.
+  virtual void DropCapture() = 0;
+};
+
+/// What ranks of a kind have in common.
+struct RankHosts {
+  std::vector<std::unique_ptr<RankHost>> ranks;
+  std::string device;  // their name
+  /// See SyntheticOptions::pin; null: experts are not page-locked.
+  std::function<absl::StatusOr<std::shared_ptr<void>>(std::byte* data, int64_t bytes)> pin;
+};
+
+/// Threads that exchange host memory.
+absl::StatusOr<RankHosts> MakeHostRanks(int ranks);
+/// Devices 0 to ranks - 1 over NCCL. Unavailable where there are fewer, or no CUDA in the build.
+absl::StatusOr<RankHosts> MakeCudaRanks(int ranks);
+
+}  // namespace moert::cli
+
+#endif  // MOERT_EXAMPLES_CLI_BENCH_RANK_HOST_H_

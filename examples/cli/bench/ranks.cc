@@ -1,0 +1,250 @@
+// moert-bench ranks: a model's experts dealt out over the GPUs of a machine, against one of them.
+#include <fmt/format.h>
+
+#include <random>
+
+#include "absl/strings/str_split.h"
+#include "cli/bench/bench.h"
+#include "cli/bench/commit.h"
+#include "cli/bench/rank_bench.h"
+#include "cli/bench/step_source.h"
+#include "cli/common/args.h"
+#include "cli/common/budget_flag.h"
+#include "cli/common/report.h"
+#include "cli/workload/synthetic_experts.h"
+#include "util/status_macros.h"
+
+namespace moert::cli {
+namespace {
+
+using nlohmann::json;
+
+// Records that devices copy from: more than the caches of a CPU hold.
+constexpr int64_t kPinnedBytes = int64_t{1} << 30;
+
+struct Options {
+  std::string synthetic = "qwen3-30b:12";
+  std::string workload = "steady";
+  std::string backend = "cuda";
+  std::vector<int> ranks = {2};
+  std::string budget = "100%,25%";
+  std::string scheme = "bf16";
+  std::vector<int> batch = {1, 8, 64, 256};
+  std::vector<int> prompt = {8192};
+  int64_t steps = 32, warm = 32, prompt_steps = 6;
+  int threads = 0;
+  int64_t seed = 1;
+  std::string json;
+  bool quiet = false;
+};
+
+/// A kind of step that is measured.
+struct Load {
+  Phase phase = Phase::kDecode;
+  int64_t rows = 0;
+  std::vector<RoutedStep> steps;
+  size_t warm = 0;
+};
+
+absl::StatusOr<Load> MakeLoad(const Options& o, const Shape& shape, Phase phase, int64_t rows) {
+  Load load;
+  load.phase = phase;
+  load.rows = rows;
+  const bool decode = phase == Phase::kDecode;
+  load.warm = static_cast<size_t>(decode ? o.warm : 2);
+  StepPlan plan;
+  plan.phase = phase;
+  plan.batch = decode ? rows : 1;
+  plan.prompt_tokens = decode ? 1 : rows;
+  plan.steps = static_cast<int64_t>(load.warm) + (decode ? o.steps : o.prompt_steps);
+  MOERT_ASSIGN_OR_RETURN(auto trace,
+                         MakeWorkloadTrace(shape, o.workload, static_cast<uint64_t>(o.seed), plan));
+  const std::unique_ptr<StepSource> source = MakeTraceSteps(trace.get());
+  // Products take as long whatever the rows hold.
+  std::mt19937 random(static_cast<uint32_t>(o.seed));
+  std::normal_distribution<float> normal;
+  std::vector<float> hidden(static_cast<size_t>(rows * shape.spec.layers[0].hidden));
+  for (float& v : hidden) v = normal(random);
+  StepInputs inputs;
+  for (int64_t s = 0; s < plan.steps; ++s) {
+    MOERT_RETURN_IF_ERROR(source->Next(&inputs).status());
+    RoutedStep& step = load.steps.emplace_back();
+    step.rows = rows;
+    step.hidden = hidden;
+    for (LayerInputs& layer : inputs.layers) {
+      step.ids.push_back(std::move(layer.ids));
+      step.weights.push_back(std::move(layer.weights));
+    }
+  }
+  return load;
+}
+
+class RankBench {
+ public:
+  explicit RankBench(const Options& options) : o_(options) {}
+
+  absl::StatusOr<json> Run(const std::string& command);
+
+ private:
+  absl::StatusOr<RankHosts> Hosts(int ranks) const {
+    return o_.backend == "cuda" ? MakeCudaRanks(ranks) : MakeHostRanks(ranks);
+  }
+  absl::StatusOr<RankTimes> Time(const Load& load, const std::string& budget, int ranks,
+                                 bool exchange) const;
+  absl::Status Measure(const Load& load, const std::string& budget, json* rows) const;
+  void Print(const json& row) const;
+
+  const Options& o_;
+  Shape shape_;
+  std::shared_ptr<const ExpertSource> experts_;
+};
+
+/// Equal ranges of every layer's experts; the first rank has the shared ones.
+std::vector<Shard> Ranges(const MoeModelSpec& model, int ranks) {
+  std::vector<Shard> shards(static_cast<size_t>(ranks));
+  const int experts = model.layers[0].num_experts;
+  for (int r = 0; r < ranks; ++r) {
+    Shard& shard = shards[static_cast<size_t>(r)];
+    shard.first_expert = experts * r / ranks;
+    shard.num_experts = ranks == 1 ? 0 : experts * (r + 1) / ranks - shard.first_expert;
+    shard.shared_experts = r == 0;
+  }
+  return shards;
+}
+
+absl::StatusOr<RankTimes> RankBench::Time(const Load& load, const std::string& budget, int ranks,
+                                          bool exchange) const {
+  MOERT_ASSIGN_OR_RETURN(RankHosts hosts, Hosts(ranks));
+  RankRun run;
+  run.source = experts_;
+  run.shards = Ranges(shape_.spec, ranks);
+  run.phase = load.phase;
+  run.steps = load.steps;
+  run.warm = load.warm;
+  run.exchange = exchange;
+  run.graph = load.phase == Phase::kDecode;
+  run.options.backend = o_.backend == "cuda" ? BackendKind::kCuda : BackendKind::kCpu;
+  run.options.max_tokens_per_forward = load.rows;
+  run.options.threads = o_.threads;
+  MOERT_ASSIGN_OR_RETURN(run.options.budget, ParseBudget(budget));
+  // A share of the model for each GPU, which owns a part of it.
+  if (!run.options.budget.bytes.has_value()) {
+    run.options.budget.fraction = std::min(1.0, run.options.budget.fraction * ranks);
+    if (run.options.budget.fraction == 1) run.options.strategy = "resident";
+  }
+  return TimeRanks(run, &hosts);
+}
+
+absl::Status RankBench::Measure(const Load& load, const std::string& budget, json* rows) const {
+  double alone_ms = 0;  // of one rank
+  std::vector<int> counts = {1};
+  for (const int ranks : o_.ranks) {
+    if (ranks > 1) counts.push_back(ranks);
+  }
+  for (const int ranks : counts) {
+    MOERT_ASSIGN_OR_RETURN(const RankTimes times, Time(load, budget, ranks, /*exchange=*/true));
+    const Spread ms = SpreadOf(times.step_ms);
+    if (ranks == 1) alone_ms = ms.median;
+    json row = {{"phase", load.phase == Phase::kDecode ? "decode" : "prefill"},
+                {"rows", load.rows},
+                {"budget", budget},
+                {"ranks", ranks},
+                {"step_ms", ToJson(ms)},
+                {"tokens_per_s", 1e3 * static_cast<double>(load.rows) / ms.median},
+                {"speedup", alone_ms / ms.median},
+                {"efficiency", alone_ms / ms.median / ranks},
+                {"hit_ratio", times.hit_ratio},
+                {"loaded_bytes_a_step", times.loaded_bytes},
+                {"pool_bytes", times.pool_bytes},
+                {"replayed", times.replayed}};
+    if (ranks > 1) {
+      MOERT_ASSIGN_OR_RETURN(const RankTimes parts, Time(load, budget, ranks, /*exchange=*/false));
+      const double parts_ms = SpreadOf(parts.step_ms).median;
+      row["parts_ms"] = parts_ms;
+      row["exchange_share"] = 1 - parts_ms / ms.median;
+    }
+    if (!o_.quiet) Print(row);
+    rows->push_back(std::move(row));
+  }
+  return absl::OkStatus();
+}
+
+void RankBench::Print(const json& row) const {
+  const Spread ms{row["step_ms"]["median"], row["step_ms"]["min"], row["step_ms"]["max"]};
+  fmt::print(
+      "{:7} {:>5} rows, {:>5} a GPU, {} ranks: {:9.3f} ms ({:.3f} .. {:.3f}) {:>10.0f} "
+      "tokens/s  efficiency {:.2f}  exchange {:>3.0f} %  hits {:.2f}  {}\n",
+      row["phase"].get<std::string>(), row["rows"].get<int64_t>(), row["budget"].get<std::string>(),
+      row["ranks"].get<int>(), ms.median, ms.min, ms.max, row["tokens_per_s"].get<double>(),
+      row["efficiency"].get<double>(), 100 * row.value("exchange_share", 0.0),
+      row["hit_ratio"].get<double>(), row["replayed"].get<bool>() ? "replayed" : "eager");
+  std::fflush(stdout);
+}
+
+absl::StatusOr<json> RankBench::Run(const std::string& command) {
+  MOERT_ASSIGN_OR_RETURN(shape_, ParseShape(o_.synthetic));
+  MOERT_ASSIGN_OR_RETURN(RankHosts first, Hosts(1));
+  MOERT_ASSIGN_OR_RETURN(const Workload process,
+                         Workload::Create(o_.workload, shape_.spec, shape_.common_share,
+                                          static_cast<uint64_t>(o_.seed)));
+  SyntheticOptions synthetic;
+  synthetic.schemes = {o_.scheme};
+  synthetic.memory_bytes = kPinnedBytes;
+  synthetic.pin = first.pin;
+  MOERT_ASSIGN_OR_RETURN(
+      experts_, MakeSyntheticExperts(shape_, process, static_cast<uint64_t>(o_.seed), synthetic));
+  if (!o_.quiet) {
+    fmt::print("{}\n{} x {} layers of {} experts, {}; MoE layers alone, all tokens on every rank\n",
+               command, shape_.name, shape_.spec.num_layers(), shape_.spec.layers[0].num_experts,
+               o_.scheme);
+  }
+  json rows = json::array();
+  const auto measure = [&](Phase phase, int64_t count) -> absl::Status {
+    MOERT_ASSIGN_OR_RETURN(const Load load, MakeLoad(o_, shape_, phase, count));
+    for (const absl::string_view budget : absl::StrSplit(o_.budget, ',', absl::SkipWhitespace())) {
+      MOERT_RETURN_IF_ERROR(Measure(load, std::string(budget), &rows));
+    }
+    return absl::OkStatus();
+  };
+  for (const int batch : o_.batch) {
+    if (batch > 0) MOERT_RETURN_IF_ERROR(measure(Phase::kDecode, batch));
+  }
+  for (const int prompt : o_.prompt) {
+    if (prompt > 0) MOERT_RETURN_IF_ERROR(measure(Phase::kPrefill, prompt));
+  }
+  return json{{"command", command},      {"commit", BuildCommit()}, {"machine", DescribeMachine()},
+              {"device", first.device},  {"shape", o_.synthetic},   {"scheme", o_.scheme},
+              {"workload", o_.workload}, {"rows", std::move(rows)}};
+}
+
+}  // namespace
+
+int BenchRanks(int argc, const char* const* argv) {
+  Options o;
+  ArgParser parser("moert-bench ranks", "experts dealt out over the GPUs of a machine");
+  parser.AddString("synthetic", &o.synthetic, "a published model's shape: SHAPE[:layers]");
+  parser.AddString("workload", &o.workload, "steady, mixed, shift, uniform");
+  parser.AddChoice("backend", &o.backend, {"cuda", "cpu"},
+                   "ranks are devices over NCCL, or threads in host memory");
+  parser.AddIntList("ranks", &o.ranks, "ranks, comma-separated, each against one", 1);
+  parser.AddString("budget", &o.budget,
+                   "of each rank, comma-separated: SIZE, or PERCENT of the whole model's experts");
+  parser.AddString("scheme", &o.scheme, "scheme of the experts");
+  parser.AddIntList("batch", &o.batch, "rows of a decode step, comma-separated; 0: none", 0);
+  parser.AddIntList("prompt", &o.prompt, "rows of a prompt's step, comma-separated; 0: none", 0);
+  parser.AddInt64("steps", &o.steps, "decode steps that are timed", 1, 1000000);
+  parser.AddInt64("warm", &o.warm, "decode steps before them", 0, 1000000);
+  parser.AddInt64("prompt-steps", &o.prompt_steps, "prompts that are timed, behind two", 1, 1000);
+  parser.AddInt("threads", &o.threads, "cpu: compute threads of each rank; 0: one a core", 0, 1024);
+  parser.AddInt64("seed", &o.seed, "seed of weights and workload", 0);
+  parser.AddJson(&o.json);
+  parser.AddSwitch("quiet", &o.quiet, "no table");
+  if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
+  RankBench bench(o);
+  const absl::StatusOr<json> result = bench.Run("moert-bench ranks " + CommandLine(argc, argv));
+  absl::Status status = result.status();
+  if (status.ok() && !o.json.empty()) status = WriteJson(o.json, *result);
+  return status.ok() ? kExitOk : ReportError("moert-bench ranks", status);
+}
+
+}  // namespace moert::cli

@@ -1,0 +1,506 @@
+// Ranks that are threads of one process, a device each, over NCCL, give what one engine gives; one
+// that fails or does not come fails all, in time.
+#include "moert/expert_parallel.h"
+
+#include <dlfcn.h>
+
+#include <chrono>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "device_array.h"
+#include "device_step.h"
+#include "mixed_source.h"
+#include "tests/support/catch.h"
+#include "tests/support/ranks.h"
+#include "tests/support/shards.h"
+#include "tests/support/synthetic_source.h"
+
+namespace moert::test {
+namespace {
+
+constexpr int64_t kSecond = 1'000'000'000;
+
+int Devices() {
+  int devices = 0;
+  cudaGetDeviceCount(&devices);
+  return devices;
+}
+
+bool Skipped(int devices) {
+  if (Devices() >= devices) return false;
+  WARN("skipped: needs " << devices << " devices");
+  return true;
+}
+
+bool Contains(const absl::Status& status, const std::string& text) {
+  return std::string(status.message()).find(text) != std::string::npos;
+}
+
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int device) {
+    cudaGetDevice(&before_);
+    cudaSetDevice(device);
+  }
+  ~CurrentDevice() { cudaSetDevice(before_); }
+
+ private:
+  int before_ = 0;
+};
+
+SyntheticShape SmallShape() {
+  SyntheticShape shape;
+  shape.experts = 16;
+  shape.top_k = 4;
+  shape.hidden = 128;
+  shape.intermediate = 256;
+  shape.shared_intermediate = 128;
+  return shape;
+}
+
+struct Routing {
+  std::vector<int32_t> ids;
+  std::vector<float> weights;
+};
+
+Routing RandomRouting(const MoeModelSpec& model, int64_t rows) {
+  const MoeLayerSpec& layer = model.layers[0];
+  std::mt19937 random(5);
+  Routing routing;
+  for (int64_t t = 0; t < rows; ++t) {
+    const auto first = static_cast<int32_t>(random() % layer.num_experts);
+    for (int j = 0; j < layer.routing.top_k; ++j) {
+      routing.ids.push_back((first + j * 5) % layer.num_experts);
+      routing.weights.push_back(0.1f + 0.05f * static_cast<float>(random() % 10));
+    }
+  }
+  return routing;
+}
+
+/// What a rank works on, in its device's memory. The test's own thread makes it and reads it.
+class RankRows {
+ public:
+  RankRows(int device, const MoeModelSpec& model, int64_t rows)
+      : current_(device),
+        rows_(rows),
+        layers_(model.num_layers()),
+        hidden_(model.layers[0].hidden),
+        given_(RandomRouting(model, rows)),
+        device_(static_cast<size_t>(layers_ * rows * hidden_)),
+        ids_(given_.ids),
+        weights_(given_.weights) {
+    std::mt19937_64 random(17);
+    device_.Set(SyntheticSource::RandomFloats(layers_ * rows * hidden_, 1, &random));
+    REQUIRE(cudaDeviceSynchronize() == cudaSuccess);  // the stream does not wait for the copies
+    current_.reset();
+  }
+
+  StepInfo Info(Phase phase) const {
+    StepInfo info;
+    info.phase = phase;
+    info.rows = rows_;
+    info.stream = device_.stream();
+    return info;
+  }
+  MatrixView x(int layer) const {
+    return {device_.x() + At(layer), DType::kF32, rows_, hidden_, hidden_};
+  }
+  MutableMatrixView y(int layer) const {
+    return {device_.y() + At(layer), DType::kF32, rows_, hidden_, hidden_};
+  }
+  RoutedInput routing(Place place) const {
+    RoutedInput routing;
+    routing.place = place;
+    const size_t pairs = given_.ids.size();
+    routing.ids = place == Place::kHost ? absl::MakeConstSpan(given_.ids)
+                                        : absl::MakeConstSpan(ids_.get(), pairs);
+    routing.weights = place == Place::kHost ? absl::MakeConstSpan(given_.weights)
+                                            : absl::MakeConstSpan(weights_.get(), pairs);
+    return routing;
+  }
+  cudaStream_t stream() const { return device_.stream(); }
+  /// What is not written again shows as NaN. In the order of the stream.
+  cudaError_t ForgetOutputs() const {
+    return cudaMemsetAsync(device_.y(), 0xff, static_cast<size_t>(At(layers_)) * 4, stream());
+  }
+  std::vector<float> Outputs() { return device_.Get(); }
+
+ private:
+  // Current while the rest is made.
+  class Scoped {
+   public:
+    explicit Scoped(int device) : device_(std::make_unique<CurrentDevice>(device)) {}
+    void reset() { device_.reset(); }
+
+   private:
+    std::unique_ptr<CurrentDevice> device_;
+  };
+  int64_t At(int layer) const { return layer * rows_ * hidden_; }
+
+  Scoped current_;
+  const int64_t rows_;
+  const int layers_;
+  const int64_t hidden_;
+  const Routing given_;
+  DeviceRowsBuffer device_;
+  DeviceArray<int32_t> ids_;
+  DeviceArray<float> weights_;
+};
+
+EngineOptions Options(int device, int64_t rows, double fraction) {
+  EngineOptions options;
+  options.backend = BackendKind::kCuda;
+  options.device = device;
+  options.threads = 1;
+  options.strategy = fraction == 1 ? "resident" : "on-demand";
+  options.budget = Budget::Fraction(fraction);
+  options.max_tokens_per_forward = rows;
+  return options;
+}
+
+/// What one engine on a device gives. routing null: it routes.
+std::vector<float> OneEngine(const std::shared_ptr<const ExpertSource>& source, int device,
+                             int64_t rows, bool routed) {
+  auto engine = Engine::Create(source, Options(device, rows, 1));
+  REQUIRE_OK(engine.status());
+  RankRows at(device, source->model(), rows);
+  auto step = (*engine)->BeginStep(at.Info(Phase::kDecode));
+  REQUIRE_OK(step.status());
+  for (int l = 0; l < source->model().num_layers(); ++l) {
+    REQUIRE_OK(
+        routed ? (*engine)->ForwardRouted(*step, l, at.x(l), at.routing(Place::kDevice), at.y(l))
+               : (*engine)->Forward(*step, l, at.x(l), at.y(l)));
+  }
+  REQUIRE_OK((*engine)->EndStep(*step));
+  return at.Outputs();
+}
+
+absl::StatusOr<std::shared_ptr<Collectives>> JoinGroup(const NcclId& id, int rank, int size,
+                                                       int64_t timeout_ns = 20 * kSecond) {
+  NcclOptions options;
+  options.rank = rank;
+  options.size = size;
+  options.device = rank;
+  options.id = id;
+  options.timeout_ns = timeout_ns;
+  auto made = MakeNcclCollectives(options);
+  if (!made.ok()) return made.status();
+  return std::shared_ptr<Collectives>(*std::move(made));
+}
+
+NcclId NewId() {
+  const auto id = MakeNcclId();
+  REQUIRE_OK(id.status());
+  return *id;
+}
+
+struct Case {
+  std::vector<Shard> shards;
+  int64_t rows = 4;
+  bool routed = true;  // ids are given
+  Place place = Place::kDevice;
+  double fraction = 1;
+  bool graph = false;
+};
+
+absl::Status Layers(ExpertParallel* parallel, StepId step, const Case& c, RankRows* rows) {
+  const RoutedInput routing = rows->routing(c.place);
+  for (int l = 0; l < parallel->engine()->model().num_layers(); ++l) {
+    const absl::Status status =
+        parallel->Forward(step, l, rows->x(l), c.routed ? &routing : nullptr, rows->y(l));
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status EagerStep(ExpertParallel* parallel, Collectives* group, const Case& c,
+                       RankRows* rows) {
+  auto step = parallel->BeginStep(rows->Info(Phase::kDecode), TokenPlacement::kReplicated);
+  if (!step.ok()) return step.status();
+  absl::Status status = Layers(parallel, *step, c, rows);
+  status.Update(parallel->EndStep(*step));
+  if (status.ok()) status = group->Wait(rows->stream(), 20 * kSecond);
+  return status;
+}
+
+absl::Status ReplayedSteps(ExpertParallel* parallel, Collectives* group, const Case& c,
+                           RankRows* rows) {
+  if (!parallel->engine()->graph_safe()) return absl::InternalError("cannot be captured");
+  auto step = parallel->BeginStep(rows->Info(Phase::kDecode), TokenPlacement::kReplicated);
+  if (!step.ok()) return step.status();
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t replay = nullptr;
+  cudaError_t error = cudaStreamBeginCapture(rows->stream(), cudaStreamCaptureModeThreadLocal);
+  absl::Status status = Layers(parallel, *step, c, rows);
+  if (error == cudaSuccess) error = cudaStreamEndCapture(rows->stream(), &graph);
+  if (error == cudaSuccess) error = cudaGraphInstantiate(&replay, graph, 0);
+  status.Update(parallel->EndStep(*step));
+  for (int i = 0; i < 3 && status.ok() && error == cudaSuccess; ++i) {
+    error = rows->ForgetOutputs();
+    if (error != cudaSuccess) break;
+    step = parallel->BeginStep(rows->Info(Phase::kDecode), TokenPlacement::kReplicated);
+    if (!step.ok()) return step.status();
+    error = cudaGraphLaunch(replay, rows->stream());
+    status.Update(parallel->EndStep(*step));
+    status.Update(group->Wait(rows->stream(), 20 * kSecond));
+  }
+  if (replay != nullptr) cudaGraphExecDestroy(replay);
+  if (graph != nullptr) cudaGraphDestroy(graph);
+  if (error != cudaSuccess) return absl::InternalError(cudaGetErrorString(error));
+  return status;
+}
+
+/// Outputs of every rank.
+std::vector<std::vector<float>> Run(const std::shared_ptr<const ExpertSource>& source,
+                                    const Case& c) {
+  const int size = static_cast<int>(c.shards.size());
+  const NcclId id = NewId();
+  std::vector<std::unique_ptr<RankRows>> rows;
+  for (int r = 0; r < size; ++r) {
+    rows.push_back(std::make_unique<RankRows>(r, source->model(), c.rows));
+  }
+  const auto statuses = OnRanks(size, [&](int r) -> absl::Status {
+    auto group = JoinGroup(id, r, size);
+    if (!group.ok()) return group.status();
+    auto parallel =
+        ExpertParallel::Create(source, Options(r, c.rows, c.fraction), c.shards, *group);
+    if (!parallel.ok()) return parallel.status();
+    absl::Status status = EagerStep(parallel->get(), group->get(), c, rows[r].get());
+    if (status.ok() && c.graph) {
+      status = ReplayedSteps(parallel->get(), group->get(), c, rows[r].get());
+    }
+    return status;
+  });
+  for (const absl::Status& status : statuses) REQUIRE_OK(status);
+  std::vector<std::vector<float>> outputs;
+  for (auto& rank : rows) outputs.push_back(rank->Outputs());
+  return outputs;
+}
+
+/// As one engine, within `bound`; the same bits on every rank.
+void CheckCase(const std::shared_ptr<const ExpertSource>& source, const Case& c, double bound) {
+  CAPTURE(c.shards.size(), c.rows, c.routed, static_cast<int>(c.place), c.fraction, c.graph);
+  const std::vector<float> expected = OneEngine(source, 0, c.rows, c.routed);
+  const auto outputs = Run(source, c);
+  for (const std::vector<float>& output : outputs) {
+    CHECK(Difference(output, expected) < bound);
+    CHECK(output == outputs[0]);
+  }
+}
+
+// One fp32 rounding for each addition that another order makes. Products of many rows are rounded
+// to bf16 for each expert: two halves of one differ from the whole by the roundings of each.
+constexpr double kBound = 4e-6, kOfHalves = 3.0 / 512;
+
+TEST_CASE("a group of one rank is one engine") {
+  const auto source = std::make_shared<SyntheticSource>(SmallShape());
+  for (const bool graph : {false, true}) {
+    Case c;
+    c.shards = {Shard{}};
+    c.graph = graph;
+    CheckCase(source, c, 1e-9);
+  }
+}
+
+TEST_CASE("two devices: bf16, experts and channels, few rows and many, captured and offloaded") {
+  if (Skipped(2)) return;
+  const auto source = std::make_shared<SyntheticSource>(SmallShape());
+  for (const int64_t rows : {1, 5, 512}) {
+    Case c;
+    c.shards = {Experts(0, 6, false), Experts(6, 10, true)};
+    c.rows = rows;
+    CheckCase(source, c, kBound);
+    c.graph = true;
+    CheckCase(source, c, kBound);
+    c.graph = false;
+    c.place = Place::kHost;
+    CheckCase(source, c, kBound);
+    for (const Place place : {Place::kHost, Place::kDevice}) {
+      c.place = place;
+      c.fraction = 0.5;
+      CheckCase(source, c, kBound);
+    }
+    Case channels;
+    channels.shards = {Channels(0, 128), Channels(128, 128)};
+    channels.rows = rows;
+    channels.routed = false;
+    channels.graph = true;
+    CheckCase(source, channels, rows < 64 ? kBound : kOfHalves);
+  }
+}
+
+TEST_CASE("two devices: w4") {
+  if (Skipped(2)) return;
+  const auto source = std::make_shared<MixedSource>(moert::test::Shape{256, 256, 16, 4},
+                                                    std::vector<std::string>{"w4a16_g128"}, 0);
+  for (const int64_t rows : {1, 8, 300}) {
+    Case c;
+    c.shards = {Experts(0, 8, true), Experts(8, 8, false)};
+    c.rows = rows;
+    c.graph = true;
+    CheckCase(source, c, kBound);
+  }
+}
+
+TEST_CASE("an engine on device 1 while device 0 is current") {
+  if (Skipped(2)) return;
+  const auto source = std::make_shared<SyntheticSource>(SmallShape());
+  REQUIRE(cudaSetDevice(0) == cudaSuccess);
+  for (const int64_t rows : {3, 300}) {
+    CHECK(OneEngine(source, 1, rows, false) == OneEngine(source, 0, rows, false));
+    int current = -1;
+    CHECK(cudaGetDevice(&current) == cudaSuccess);
+    CHECK(current == 0);
+  }
+}
+
+TEST_CASE("host memory goes through the communicator too") {
+  const int size = std::min(2, Devices());
+  const NcclId id = NewId();
+  const auto statuses = OnRanks(size, [&](int r) -> absl::Status {
+    auto group = JoinGroup(id, r, size);
+    if (!group.ok()) return group.status();
+    std::vector<float> sum(1000, static_cast<float>(r + 1));
+    absl::Status status = (*group)->AllReduce(sum.data(), 1000, nullptr);
+    const float expected = size == 1 ? 1.0f : 3.0f;
+    for (const float v : sum) {
+      if (v != expected) status.Update(absl::InternalError("another sum"));
+    }
+    std::vector<int64_t> all(static_cast<size_t>(size));
+    const int64_t mine = 10 + r;
+    status.Update((*group)->AllGather(&mine, 8, all.data(), nullptr));
+    for (int i = 0; i < size; ++i) {
+      if (all[static_cast<size_t>(i)] != 10 + i) status.Update(absl::InternalError("not gathered"));
+    }
+    // Rank r sends r + 1 bytes to rank 0, and one more to each that follows.
+    std::vector<int64_t> out, in;
+    std::vector<uint8_t> send, expect;
+    for (int to = 0; to < size; ++to) {
+      out.push_back(r + 1 + to);
+      in.push_back(to + 1 + r);
+      send.insert(send.end(), static_cast<size_t>(r + 1 + to), static_cast<uint8_t>(16 * r + to));
+      expect.insert(expect.end(), static_cast<size_t>(to + 1 + r),
+                    static_cast<uint8_t>(16 * to + r));
+    }
+    std::vector<uint8_t> received(expect.size());
+    status.Update((*group)->AllToAll(send.data(), out, received.data(), in, nullptr));
+    if (received != expect) status.Update(absl::InternalError("not exchanged"));
+    return status;
+  });
+  for (const absl::Status& status : statuses) CHECK(status.ToString() == "OK");
+}
+
+TEST_CASE("a rank that is gone: the other fails in time, between layers and at the beginning") {
+  if (Skipped(2)) return;
+  const auto source = std::make_shared<SyntheticSource>(SmallShape());
+  const std::vector<Shard> shards = {Experts(0, 8, false), Experts(8, 8, true)};
+  // The other waits for the stream, in the engine (offloaded: ids are brought to the host), and in
+  // Wait.
+  for (const double fraction : {1.0, 0.5}) {
+    CAPTURE(fraction);
+    const NcclId id = NewId();
+    Case c;
+    c.shards = shards;
+    c.fraction = fraction;
+    std::vector<std::unique_ptr<RankRows>> rows;
+    for (int r = 0; r < 2; ++r) {
+      rows.push_back(std::make_unique<RankRows>(r, source->model(), c.rows));
+    }
+    const auto begin = std::chrono::steady_clock::now();
+    const auto statuses = OnRanks(2, [&](int r) -> absl::Status {
+      auto group = JoinGroup(id, r, 2, 2 * kSecond);
+      if (!group.ok()) return group.status();
+      auto parallel = ExpertParallel::Create(source, Options(r, c.rows, fraction), shards, *group);
+      if (!parallel.ok()) return parallel.status();
+      absl::Status status = EagerStep(parallel->get(), group->get(), c, rows[r].get());
+      if (!status.ok() || r == 1) return status;  // gone
+      return EagerStep(parallel->get(), group->get(), c, rows[r].get());
+    });
+    CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(60));
+    CHECK(statuses[0].code() == absl::StatusCode::kDeadlineExceeded);
+    CHECK(Contains(statuses[0], "some rank did not come within 2000 ms"));
+    CHECK(statuses[1].ToString() == "OK");
+    CHECK(cudaDeviceSynchronize() == cudaSuccess);  // nothing runs on
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  const auto alone = JoinGroup(NewId(), 0, 2, kSecond);
+  CHECK(alone.status().code() == absl::StatusCode::kDeadlineExceeded);
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(20));
+}
+
+TEST_CASE("a rank that cannot be made fails all, by name") {
+  if (Skipped(2)) return;
+  const auto source = std::make_shared<SyntheticSource>(SmallShape());
+  const auto create = [&](const std::vector<Shard>& shards, int broken) {
+    const NcclId id = NewId();
+    return OnRanks(2, [&](int r) -> absl::Status {
+      auto group = JoinGroup(id, r, 2);
+      if (!group.ok()) return group.status();
+      EngineOptions options = Options(r, 4, 1);
+      if (r == broken) options.budget = Budget::Bytes(1000);
+      return ExpertParallel::Create(source, options, shards, *group).status();
+    });
+  };
+  const auto budget = create({Experts(0, 8, false), Experts(8, 8, true)}, 1);
+  CHECK(Contains(budget[0], "rank 1 gave up"));
+  CHECK(budget[0].code() == budget[1].code());
+  for (const absl::Status& status : create({Experts(0, 9, true), Experts(8, 8, false)}, -1)) {
+    CHECK(Contains(status, "both own expert 8"));
+  }
+  for (const absl::Status& status : create({Experts(0, 8, true)}, -1)) {
+    CHECK(Contains(status, "1 shards for a group of 2 ranks"));
+  }
+}
+
+TEST_CASE("steps of a group on devices: what is refused") {
+  const auto source = std::make_shared<SyntheticSource>(SmallShape());
+  auto group = JoinGroup(NewId(), 0, 1);
+  REQUIRE_OK(group.status());
+  auto parallel = ExpertParallel::Create(source, Options(0, 4, 1), {Shard{}}, *group);
+  REQUIRE_OK(parallel.status());
+  RankRows rows(0, source->model(), 4);
+  auto step = (*parallel)->BeginStep(rows.Info(Phase::kDecode), TokenPlacement::kReplicated);
+  REQUIRE_OK(step.status());
+  RoutedInput routing = rows.routing(Place::kHost);
+  std::vector<int32_t> ids(routing.ids.begin(), routing.ids.end());
+  ids[3] = 16;
+  routing.ids = ids;
+  const absl::Status range = (*parallel)->Forward(*step, 0, rows.x(0), &routing, rows.y(0));
+  CHECK(range.code() == absl::StatusCode::kInvalidArgument);
+  CHECK(Contains(range, "16"));
+  // The group is unusable then.
+  CHECK_FALSE((*group)->AllReduce(static_cast<float*>(rows.y(0).data), 4, rows.stream()).ok());
+}
+
+TEST_CASE("a communicator of the host: its rank and size are checked") {
+  void* library = dlopen("libnccl.so.2", RTLD_NOW);
+  REQUIRE(library != nullptr);
+  using InitAll = int (*)(void**, int, const int*);
+  using Destroy = int (*)(void*);
+  const auto init = reinterpret_cast<InitAll>(dlsym(library, "ncclCommInitAll"));
+  const auto destroy = reinterpret_cast<Destroy>(dlsym(library, "ncclCommDestroy"));
+  REQUIRE(init != nullptr);
+  void* communicator = nullptr;
+  const int device = 0;
+  REQUIRE(init(&communicator, 1, &device) == 0);
+  NcclOptions options;
+  options.communicator = communicator;
+  options.size = 2;
+  const absl::Status size = MakeNcclCollectives(options).status();
+  CHECK(Contains(size, "it has rank 0 of 1, the options say rank 0 of 2"));
+  options.size = 1;
+  {
+    auto group = MakeNcclCollectives(options);
+    REQUIRE_OK(group.status());
+    float value = 3;
+    REQUIRE_OK((*group)->AllReduce(&value, 1, nullptr));
+    CHECK(value == 3);
+  }
+  CHECK(destroy(communicator) == 0);
+}
+
+}  // namespace
+}  // namespace moert::test
