@@ -3,8 +3,6 @@
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/primitives/choose_experts.cuh"
-#include "kernels/cuda/primitives/expert_tiles.cuh"
-#include "kernels/cuda/primitives/launch.cuh"
 #include "kernels/cuda/primitives/served_slots.cuh"
 #include "kernels/cuda/served_prefetch.h"
 
@@ -116,7 +114,7 @@ __device__ __forceinline__ PrefetchedRecord Listed(const PredictArgs& args, int 
 }
 
 template <int kPerLane>
-__global__ void __launch_bounds__(kTileThreads)
+__global__ void __launch_bounds__(kFewExperts)
     PredictRecordsKernel(const __grid_constant__ PredictArgs args) {
   __shared__ PredictScratch scratch;
   __shared__ int first_refused;
@@ -139,7 +137,7 @@ __global__ void __launch_bounds__(kTileThreads)
     scratch.held[e] = 0;
     scratch.worth[e] = args.use != nullptr ? args.use[e].Worth() : 0;
   }
-  for (int t = e / 32; t < args.tokens; t += kTileThreads / 32) {
+  for (int t = e / 32; t < args.tokens; t += static_cast<int>(blockDim.x) / 32) {
     const float kth = ScoreToken<kPerLane>(args.routing, args.scores + int64_t{t} * experts);
     if (e % 32 == 0) scratch.kth[t] = kth;
   }
@@ -214,7 +212,9 @@ int LaunchPredictRecords(const PredictArgs& args, CUstream_st* stream) {
                       : experts <= 128 ? PredictRecordsKernel<4>
                       : experts <= 256 ? PredictRecordsKernel<8>
                                        : PredictRecordsKernel<kFewExperts / 32>;
-  kernel<<<1, kTileThreads, 0, stream>>>(args);
+  // No more than it needs, so that it finds room beside the products.
+  const int threads = (experts + 31) / 32 * 32;
+  kernel<<<1, threads, 0, stream>>>(args);
   return cudaGetLastError();
 }
 

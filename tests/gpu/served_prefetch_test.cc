@@ -180,6 +180,20 @@ TEST_CASE("graphs of a layer each, as hosts make them between their own kernels"
   for (cudaGraphExec_t graph : graphs) cudaGraphExecDestroy(graph);
 }
 
+TEST_CASE("a few steps, few enough for the tools that watch every access") {
+  SyntheticShape shape = Shape();
+  shape.experts = 32;
+  Chain all = Apart("resident", 1, shape), served = Apart("fate", 0.4, shape);
+  served.Capture(2);
+  std::mt19937 rng(9);
+  HiddenProcess process(shape.hidden, 4);
+  for (int s = 0; s < 12; ++s) {
+    const std::vector<float> x = LayersOf(shape, 2, &process, &rng);
+    CHECK(SameBits(served.Step(x, 2, true), all.Step(x, 2, false)));
+  }
+  CHECK(served.Stats().prefetch_issued > 0);
+}
+
 // Slow: gpu.served_prefetch_test [slow]
 TEST_CASE("a churn of transitions, no wrong bit", "[.][slow]") {
   SyntheticShape shape = Shape();
