@@ -37,6 +37,7 @@ class Builder {
                                           p.store.get(), VersionNames());
     p.runner = std::make_unique<LayerRunner>(MakeLayerParts(p));
     p.misses_served = p.runner->ServeMisses();
+    p.runner->ServeFetches();
     p.leases = std::make_unique<Leases>(p.store.get());
     MOERT_RETURN_IF_ERROR(Load(p));
     return made;

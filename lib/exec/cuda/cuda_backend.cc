@@ -106,8 +106,8 @@ class CudaBackend final : public Backend {
       return CudaFetchExecutor::Bytes(size.source->model(), size.max_tokens) +
              kPools * kPoolRounding;
     }
-    MOERT_ASSIGN_OR_RETURN(const int64_t bytes,
-                           ExecutorBytes(*size.source, size.versions, size.max_tokens, size.numbering));
+    MOERT_ASSIGN_OR_RETURN(const int64_t bytes, ExecutorBytes(*size.source, size.versions,
+                                                              size.max_tokens, size.numbering));
     return bytes + kPools * kPoolRounding;
   }
 
@@ -141,7 +141,8 @@ class CudaBackend final : public Backend {
 
   absl::StatusOr<std::unique_ptr<Executor>> MakeExecutor(const ExecutorParts& parts) override {
     if (IsOpaque(*parts.source)) {
-      auto fetch = std::make_unique<CudaFetchExecutor>(parts, options_.device, &fence_);
+      auto fetch = std::make_unique<CudaFetchExecutor>(parts, options_.device, &fence_, records_,
+                                                       options_.link_gbps > 0);
       MOERT_RETURN_IF_ERROR(fetch->Init());
       return fetch;
     }
