@@ -318,6 +318,7 @@ int LaunchFewRows(const FewRowsProduct& p, CUstream_st* stream) {
   const int units = (p.out + kChannels - 1) / kChannels, rounds = (p.in + kRound - 1) / kRound;
   const int grid = std::min(units, gpu::DeviceAttribute(cudaDevAttrMultiProcessorCount));
   int stages = std::min(kMaxStages, (units + grid - 1) / grid * rounds);
+  if (p.stages > 0) stages = std::min(stages, p.stages);
   while (SharedBytes(stages, p.rows, p.in) > SharedLimit()) --stages;
   const auto kernel = p.rows == 1 ? KernelOf<1>(stages) : KernelOf<kFewRows>(stages);
   const auto bytes = static_cast<int>(SharedBytes(stages, p.rows, p.in));
