@@ -1,6 +1,7 @@
 // moert-bench ranks: a model's experts dealt out over the GPUs of a machine, against one of them.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <random>
 
 #include "absl/strings/str_split.h"
@@ -12,6 +13,7 @@
 #include "cli/common/budget_flag.h"
 #include "cli/common/report.h"
 #include "cli/workload/synthetic_experts.h"
+#include "moert/shard.h"
 #include "util/status_macros.h"
 
 namespace moert::cli {
@@ -27,6 +29,7 @@ struct Options {
   std::string workload = "steady";
   std::string backend = "cuda";
   std::vector<int> ranks = {2};
+  std::string placement = "ranges";
   std::string budget = "100%,25%";
   std::string scheme = "bf16";
   std::vector<int> batch = {1, 8, 64, 256};
@@ -112,12 +115,33 @@ std::vector<Shard> Ranges(const MoeModelSpec& model, int ranks) {
   return shards;
 }
 
+/// By use in the warm-up: calls in decode, where experts are read, tokens in prompts.
+absl::StatusOr<std::vector<Shard>> Popular(const MoeModelSpec& model, const Load& load, int ranks) {
+  std::vector<std::vector<double>> loads;
+  for (size_t l = 0; l < model.layers.size(); ++l) {
+    loads.emplace_back(static_cast<size_t>(model.layers[l].num_experts));
+    for (size_t s = 0; s < load.warm; ++s) {
+      std::vector<int32_t> ids = load.steps[s].ids[l];
+      if (load.phase == Phase::kDecode) {
+        std::sort(ids.begin(), ids.end());
+        ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+      }
+      for (const int32_t e : ids) ++loads[l][static_cast<size_t>(e)];
+    }
+  }
+  return PlaceExperts(model, loads, ranks);
+}
+
 absl::StatusOr<RankTimes> RankBench::Time(const Load& load, const std::string& budget, int ranks,
                                           bool exchange) const {
   MOERT_ASSIGN_OR_RETURN(RankHosts hosts, Hosts(ranks));
   RankRun run;
   run.source = experts_;
-  run.shards = Ranges(shape_.spec, ranks);
+  if (o_.placement == "popular") {
+    MOERT_ASSIGN_OR_RETURN(run.shards, Popular(shape_.spec, load, ranks));
+  } else {
+    run.shards = Ranges(shape_.spec, ranks);
+  }
   run.phase = load.phase;
   run.steps = load.steps;
   run.warm = load.warm;
@@ -212,9 +236,10 @@ absl::StatusOr<json> RankBench::Run(const std::string& command) {
   for (const int prompt : o_.prompt) {
     if (prompt > 0) MOERT_RETURN_IF_ERROR(measure(Phase::kPrefill, prompt));
   }
-  return json{{"command", command},      {"commit", BuildCommit()}, {"machine", DescribeMachine()},
-              {"device", first.device},  {"shape", o_.synthetic},   {"scheme", o_.scheme},
-              {"workload", o_.workload}, {"rows", std::move(rows)}};
+  return json{
+      {"command", command},      {"commit", BuildCommit()},   {"machine", DescribeMachine()},
+      {"device", first.device},  {"shape", o_.synthetic},     {"scheme", o_.scheme},
+      {"workload", o_.workload}, {"placement", o_.placement}, {"rows", std::move(rows)}};
 }
 
 }  // namespace
@@ -227,6 +252,8 @@ int BenchRanks(int argc, const char* const* argv) {
   parser.AddChoice("backend", &o.backend, {"cuda", "cpu"},
                    "ranks are devices over NCCL, or threads in host memory");
   parser.AddIntList("ranks", &o.ranks, "ranks, comma-separated, each against one", 1);
+  parser.AddChoice("placement", &o.placement, {"ranges", "popular"},
+                   "who owns which experts: equal ranges, or balanced by use in the warm-up");
   parser.AddString("budget", &o.budget,
                    "of each rank, comma-separated: SIZE, or PERCENT of the whole model's experts");
   parser.AddString("scheme", &o.scheme, "scheme of the experts");
