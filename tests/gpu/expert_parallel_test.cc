@@ -13,6 +13,7 @@
 #include "device_array.h"
 #include "device_step.h"
 #include "mixed_source.h"
+#include "moert/pinned_source.h"
 #include "tests/support/catch.h"
 #include "tests/support/ranks.h"
 #include "tests/support/shards.h"
@@ -355,6 +356,33 @@ TEST_CASE("an engine on device 1 while device 0 is current") {
     CHECK(cudaGetDevice(&current) == cudaSuccess);
     CHECK(current == 0);
   }
+}
+
+TEST_CASE("engines on all devices copy from one pinned copy of the records") {
+  const auto source = std::make_shared<SyntheticSource>(SmallShape());
+  auto pinned = PinRecords(source, {});
+  REQUIRE_OK(pinned.status());
+  CHECK(source->reads() == 3 * 16);
+  const std::vector<float> expected = OneEngine(source, 0, 5, true);
+  const int64_t reads = source->reads();
+  for (int device = 0; device < std::min(2, Devices()); ++device) {
+    for (const double fraction : {0.3, 1.0}) {
+      auto engine = Engine::Create(*pinned, Options(device, 5, fraction));
+      REQUIRE_OK(engine.status());
+      // All records are in host memory: the device itself can bring what is missing.
+      CHECK((*engine)->graph_safe());
+      RankRows at(device, source->model(), 5);
+      auto step = (*engine)->BeginStep(at.Info(Phase::kDecode));
+      REQUIRE_OK(step.status());
+      for (int l = 0; l < 3; ++l) {
+        REQUIRE_OK(
+            (*engine)->ForwardRouted(*step, l, at.x(l), at.routing(Place::kDevice), at.y(l)));
+      }
+      REQUIRE_OK((*engine)->EndStep(*step));
+      CHECK(at.Outputs() == expected);
+    }
+  }
+  CHECK(source->reads() == reads);
 }
 
 TEST_CASE("host memory goes through the communicator too") {
