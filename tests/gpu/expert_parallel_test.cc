@@ -205,6 +205,7 @@ struct Case {
   Place place = Place::kDevice;
   double fraction = 1;
   bool graph = false;
+  int64_t part_rows = 0;  // 0: in one part
 };
 
 absl::Status Layers(ExpertParallel* parallel, StepId step, const Case& c, RankRows* rows) {
@@ -269,6 +270,7 @@ std::vector<std::vector<float>> Run(const std::shared_ptr<const ExpertSource>& s
     auto parallel =
         ExpertParallel::Create(source, Options(r, c.rows, c.fraction), c.shards, *group);
     if (!parallel.ok()) return parallel.status();
+    (*parallel)->SetPartRows(c.part_rows);
     absl::Status status = EagerStep(parallel->get(), group->get(), c, rows[r].get());
     if (status.ok() && c.graph) {
       status = ReplayedSteps(parallel->get(), group->get(), c, rows[r].get());
@@ -331,6 +333,26 @@ TEST_CASE("two devices: bf16, experts and channels, few rows and many, captured 
     channels.graph = true;
     CheckCase(source, channels, rows < 64 ? kBound : kOfHalves);
   }
+}
+
+TEST_CASE("two devices: prompts in parts, summed beside the next one") {
+  if (Skipped(2)) return;
+  const auto source = std::make_shared<SyntheticSource>(SmallShape());
+  Case c;
+  c.shards = {Experts(0, 6, false), Experts(6, 10, true)};
+  c.rows = 1001;
+  c.part_rows = 256;
+  // Parts round as a whole does: the same sums, of the same rows.
+  for (const Place place : {Place::kHost, Place::kDevice}) {
+    c.place = place;
+    CheckCase(source, c, kBound);
+  }
+  c.graph = true;
+  CheckCase(source, c, kBound);
+  // Offloaded ones are not cut: each part would bring the same experts.
+  c.graph = false;
+  c.fraction = 0.5;
+  CheckCase(source, c, kBound);
 }
 
 TEST_CASE("two devices: w4") {

@@ -51,6 +51,7 @@ class Rank {
     options.device = device;
     MOERT_ASSIGN_OR_RETURN(parallel_,
                            ExpertParallel::Create(run_.source, options, run_.shards, group_));
+    if (run_.part_rows >= 0) parallel_->SetPartRows(run_.part_rows);
     replays_ = run_.graph && host_->stream() != nullptr && engine()->graph_safe();
     return absl::OkStatus();
   }

@@ -20,9 +20,10 @@ struct RankRun {
   EngineOptions options;      // shard and device are set here
   Phase phase = Phase::kDecode;
   absl::Span<const RoutedStep> steps;
-  size_t warm = 0;       // the first of them are not counted
-  bool exchange = true;  // false: parts are not added up, to see what that costs
-  bool graph = true;     // steps are captured where engines can be
+  size_t warm = 0;         // the first of them are not counted
+  bool exchange = true;    // false: parts are not added up, to see what that costs
+  int64_t part_rows = -1;  // ExpertParallel::SetPartRows; -1: as it is
+  bool graph = true;       // steps are captured where engines can be
 };
 
 struct RankTimes {

@@ -34,6 +34,7 @@ struct Options {
   std::string scheme = "bf16";
   std::vector<int> batch = {1, 8, 64, 256};
   std::vector<int> prompt = {8192};
+  int64_t part_rows = -1;
   int64_t steps = 32, warm = 32, prompt_steps = 6;
   int threads = 0;
   int64_t seed = 1;
@@ -146,6 +147,7 @@ absl::StatusOr<RankTimes> RankBench::Time(const Load& load, const std::string& b
   run.steps = load.steps;
   run.warm = load.warm;
   run.exchange = exchange;
+  run.part_rows = o_.part_rows;
   run.graph = load.phase == Phase::kDecode;
   run.options.backend = o_.backend == "cuda" ? BackendKind::kCuda : BackendKind::kCpu;
   run.options.max_tokens_per_forward = load.rows;
@@ -236,10 +238,11 @@ absl::StatusOr<json> RankBench::Run(const std::string& command) {
   for (const int prompt : o_.prompt) {
     if (prompt > 0) MOERT_RETURN_IF_ERROR(measure(Phase::kPrefill, prompt));
   }
-  return json{
-      {"command", command},      {"commit", BuildCommit()},   {"machine", DescribeMachine()},
-      {"device", first.device},  {"shape", o_.synthetic},     {"scheme", o_.scheme},
-      {"workload", o_.workload}, {"placement", o_.placement}, {"rows", std::move(rows)}};
+  return json{{"command", command},           {"commit", BuildCommit()},
+              {"machine", DescribeMachine()}, {"device", first.device},
+              {"shape", o_.synthetic},        {"scheme", o_.scheme},
+              {"workload", o_.workload},      {"placement", o_.placement},
+              {"part_rows", o_.part_rows},    {"rows", std::move(rows)}};
 }
 
 }  // namespace
@@ -259,6 +262,10 @@ int BenchRanks(int argc, const char* const* argv) {
   parser.AddString("scheme", &o.scheme, "scheme of the experts");
   parser.AddIntList("batch", &o.batch, "rows of a decode step, comma-separated; 0: none", 0);
   parser.AddIntList("prompt", &o.prompt, "rows of a prompt's step, comma-separated; 0: none", 0);
+  parser.AddInt64("part-rows", &o.part_rows,
+                  "cuda: prompts of more rows are summed in parts of so many; 0: not, -1: as the "
+                  "library has it",
+                  -1, 1 << 20);
   parser.AddInt64("steps", &o.steps, "decode steps that are timed", 1, 1000000);
   parser.AddInt64("warm", &o.warm, "decode steps before them", 0, 1000000);
   parser.AddInt64("prompt-steps", &o.prompt_steps, "prompts that are timed, behind two", 1, 1000);
