@@ -335,6 +335,19 @@ TEST_CASE("two devices: bf16, experts and channels, few rows and many, captured 
   }
 }
 
+TEST_CASE("two devices: experts with few tokens each are multiplied as by one engine") {
+  if (Skipped(2)) return;
+  SyntheticShape shape = SmallShape();
+  shape.experts = 32;
+  const auto source = std::make_shared<SyntheticSource>(shape);
+  Case c;
+  c.shards = {Experts(0, 16, true), Experts(16, 16, false)};
+  // 5 an expert of the model's: fp32 throughout. It would be 10 if the 16 here got all of them, and
+  // rounded as prompts are.
+  c.rows = 40;
+  CheckCase(source, c, kBound);
+}
+
 TEST_CASE("two devices: prompts in parts, summed beside the next one") {
   if (Skipped(2)) return;
   const auto source = std::make_shared<SyntheticSource>(SmallShape());

@@ -16,8 +16,8 @@
 #include "exec/cuda/residency_table.h"
 #include "exec/cuda/routing_return.h"
 #include "exec/cuda/selection_return.h"
-#include "exec/cuda/shard_numbers.h"
 #include "exec/cuda/served_misses.h"
+#include "exec/cuda/shard_numbers.h"
 #include "exec/cuda/workspace.h"
 #include "kernels/cuda/route.h"
 #include "kernels/cuda/rows.h"
@@ -33,7 +33,7 @@ class CudaExecutor final : public Executor {
         model_(parts.source->model()),
         device_(options.device),
         fence_(options.fence),
-        extent_(model_, use, parts.max_tokens),
+        extent_(model_, use, parts.max_tokens, parts.numbering),
         rule_(parts.max_tokens) {}
 
   ~CudaExecutor() override {

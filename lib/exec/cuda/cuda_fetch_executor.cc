@@ -21,7 +21,7 @@ CudaFetchExecutor::CudaFetchExecutor(const ExecutorParts& parts, int device, Com
       model_(parts.source->model()),
       device_(device),
       fence_(fence),
-      extent_(model_, OperandUse{}, parts.max_tokens) {}
+      extent_(model_, OperandUse{}, parts.max_tokens, nullptr) {}
 
 CudaFetchExecutor::~CudaFetchExecutor() {
   leaving_.emplace(device_);
@@ -33,7 +33,7 @@ CudaFetchExecutor::~CudaFetchExecutor() {
 
 int64_t CudaFetchExecutor::Bytes(const MoeModelSpec& model, int64_t max_tokens) {
   Carver count;
-  Pairs(Extent(model, OperandUse{}, max_tokens), &count);
+  Pairs(Extent(model, OperandUse{}, max_tokens, nullptr), &count);
   return count.used() + DeviceFetch::Bytes(model);
 }
 
