@@ -13,6 +13,7 @@
 #include "cli/common/budget_flag.h"
 #include "cli/common/report.h"
 #include "cli/workload/synthetic_experts.h"
+#include "moert/peer_tier.h"
 #include "moert/shard.h"
 #include "util/status_macros.h"
 
@@ -30,6 +31,7 @@ struct Options {
   std::string backend = "cuda";
   std::vector<int> ranks = {2};
   std::string placement = "ranges";
+  bool copies = false;
   std::string budget = "100%,25%";
   std::string scheme = "bf16";
   std::vector<int> batch = {1, 8, 64, 256};
@@ -90,12 +92,14 @@ class RankBench {
   absl::StatusOr<json> Run(const std::string& command);
 
  private:
-  absl::StatusOr<RankHosts> Hosts(int ranks) const {
-    return o_.backend == "cuda" ? MakeCudaRanks(ranks) : MakeHostRanks(ranks);
+  absl::StatusOr<RankHosts> Hosts(int ranks, bool alone = false) const {
+    return o_.backend == "cuda" ? MakeCudaRanks(ranks, alone) : MakeHostRanks(ranks, alone);
   }
   absl::StatusOr<RankTimes> Time(const Load& load, const std::string& budget, int ranks,
                                  bool exchange) const;
   absl::Status Measure(const Load& load, const std::string& budget, json* rows) const;
+  absl::Status MeasureCopies(const Load& load, const std::string& budget, int ranks,
+                             json* rows) const;
   void Print(const json& row) const;
 
   const Options& o_;
@@ -144,7 +148,7 @@ absl::StatusOr<RankTimes> RankBench::Time(const Load& load, const std::string& b
     run.shards = Ranges(shape_.spec, ranks);
   }
   run.phase = load.phase;
-  run.steps = load.steps;
+  run.steps = {load.steps};
   run.warm = load.warm;
   run.exchange = exchange;
   run.part_rows = o_.part_rows;
@@ -195,6 +199,70 @@ absl::Status RankBench::Measure(const Load& load, const std::string& budget, jso
   return absl::OkStatus();
 }
 
+/// A step's rows [first, first + count).
+RoutedStep RowsOf(const RoutedStep& all, int64_t first, int64_t count) {
+  RoutedStep part;
+  part.rows = count;
+  const auto cut = [&](const auto& values) {
+    const auto each = static_cast<int64_t>(values.size()) / all.rows;
+    return std::decay_t<decltype(values)>(values.begin() + first * each,
+                                          values.begin() + (first + count) * each);
+  };
+  part.hidden = cut(all.hidden);
+  for (const auto& ids : all.ids) part.ids.push_back(cut(ids));
+  for (const auto& weights : all.weights) part.weights.push_back(cut(weights));
+  return part;
+}
+
+/// Every rank has the whole model and its own rows of each step; without a peer tier, and with one.
+absl::Status RankBench::MeasureCopies(const Load& load, const std::string& budget, int ranks,
+                                      json* rows) const {
+  std::vector<std::vector<RoutedStep>> steps(static_cast<size_t>(ranks));
+  for (int r = 0; r < ranks; ++r) {
+    for (const RoutedStep& step : load.steps) {
+      steps[static_cast<size_t>(r)].push_back(
+          RowsOf(step, load.rows / ranks * r, load.rows / ranks));
+    }
+  }
+  for (const bool peers : {false, true}) {
+    MOERT_ASSIGN_OR_RETURN(RankHosts hosts, Hosts(ranks, /*alone=*/true));
+    RankRun run;
+    run.source = experts_;
+    run.shards = {Shard{}};
+    run.phase = load.phase;
+    for (const std::vector<RoutedStep>& own : steps) run.steps.push_back(own);
+    run.warm = load.warm;
+    run.graph = false;
+    run.options.backend = o_.backend == "cuda" ? BackendKind::kCuda : BackendKind::kCpu;
+    run.options.max_tokens_per_forward = load.rows / ranks;
+    run.options.threads = o_.threads;
+    MOERT_ASSIGN_OR_RETURN(run.options.budget, ParseBudget(budget));
+    if (peers) run.options.peers = MakePeerTier();
+    MOERT_ASSIGN_OR_RETURN(const RankTimes times, TimeRanks(run, &hosts));
+    const Spread ms = SpreadOf(times.step_ms);
+    const int64_t copies = peers ? StatsOf(*run.options.peers).copies : 0;
+    if (!o_.quiet) {
+      fmt::print(
+          "copies  {:>5} rows, {:>5} a GPU, {} ranks, {}: {:9.3f} ms ({:.3f} .. {:.3f}) "
+          "{:>10.0f} tokens/s  hits {:.2f}  {} copies between GPUs\n",
+          load.rows, budget, ranks, peers ? "peers" : "alone", ms.median, ms.min, ms.max,
+          1e3 * static_cast<double>(load.rows) / ms.median, times.hit_ratio, copies);
+      std::fflush(stdout);
+    }
+    rows->push_back({{"phase", "decode"},
+                     {"rows", load.rows},
+                     {"budget", budget},
+                     {"copies_of_the_model", ranks},
+                     {"peers", peers},
+                     {"step_ms", ToJson(ms)},
+                     {"tokens_per_s", 1e3 * static_cast<double>(load.rows) / ms.median},
+                     {"hit_ratio", times.hit_ratio},
+                     {"loaded_bytes_a_step", times.loaded_bytes},
+                     {"peer_copies", copies}});
+  }
+  return absl::OkStatus();
+}
+
 void RankBench::Print(const json& row) const {
   const Spread ms{row["step_ms"]["median"], row["step_ms"]["min"], row["step_ms"]["max"]};
   fmt::print(
@@ -226,9 +294,18 @@ absl::StatusOr<json> RankBench::Run(const std::string& command) {
   }
   json rows = json::array();
   const auto measure = [&](Phase phase, int64_t count) -> absl::Status {
-    MOERT_ASSIGN_OR_RETURN(const Load load, MakeLoad(o_, shape_, phase, count));
+    // Of copies each rank has as many.
+    const int64_t all =
+        o_.copies ? count * *std::max_element(o_.ranks.begin(), o_.ranks.end()) : count;
+    MOERT_ASSIGN_OR_RETURN(const Load load, MakeLoad(o_, shape_, phase, all));
     for (const absl::string_view budget : absl::StrSplit(o_.budget, ',', absl::SkipWhitespace())) {
-      MOERT_RETURN_IF_ERROR(Measure(load, std::string(budget), &rows));
+      if (!o_.copies) {
+        MOERT_RETURN_IF_ERROR(Measure(load, std::string(budget), &rows));
+        continue;
+      }
+      for (const int ranks : o_.ranks) {
+        MOERT_RETURN_IF_ERROR(MeasureCopies(load, std::string(budget), ranks, &rows));
+      }
     }
     return absl::OkStatus();
   };
@@ -255,6 +332,9 @@ int BenchRanks(int argc, const char* const* argv) {
   parser.AddChoice("backend", &o.backend, {"cuda", "cpu"},
                    "ranks are devices over NCCL, or threads in host memory");
   parser.AddIntList("ranks", &o.ranks, "ranks, comma-separated, each against one", 1);
+  parser.AddSwitch("copies", &o.copies,
+                   "every rank has the whole model and rows of its own; with and without a peer "
+                   "tier");
   parser.AddChoice("placement", &o.placement, {"ranges", "popular"},
                    "who owns which experts: equal ranges, or balanced by use in the warm-up");
   parser.AddString("budget", &o.budget,
