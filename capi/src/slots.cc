@@ -60,6 +60,13 @@ moert_slots ToC(const SlotView& view) {
   return slots;
 }
 
+absl::Status CheckLayer(const moert_step& step, int32_t layer) {
+  const int layers = step.state->engine->model().num_layers();
+  if (layer >= 0 && layer < layers) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("layer is ", layer, ", legal is 0 to ", layers - 1));
+}
+
 }  // namespace
 }  // namespace moert::capi
 
@@ -79,15 +86,10 @@ moert_code moert_layer_fetch(moert_step* step, int32_t layer, const moert_fetch*
     MOERT_RETURN_IF_ERROR(CheckSize(*slots, "slots"));
     moert_fetch checked{};
     MOERT_RETURN_IF_ERROR(ReadStruct(fetch, "fetch", &checked));
-    moert::Engine* const engine = step->state->engine.get();
-    const int layers = engine->model().num_layers();
-    if (layer < 0 || layer >= layers) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("layer is ", layer, ", legal is 0 to ", layers - 1));
-    }
+    MOERT_RETURN_IF_ERROR(CheckLayer(*step, layer));
     MOERT_ASSIGN_OR_RETURN(const moert::FetchInput input, ReadFetch(checked, *step, layer));
     moert::SlotView view;
-    MOERT_RETURN_IF_ERROR(engine->Fetch(step->id, layer, input, &view));
+    MOERT_RETURN_IF_ERROR(step->state->engine->Fetch(step->id, layer, input, &view));
     return WriteStruct(ToC(view), slots, "slots");
   });
 }
@@ -96,6 +98,20 @@ moert_code moert_slots_release(moert_step* step, int32_t layer, moert_error** er
   return Guard(__func__, error, [&]() -> absl::Status {
     MOERT_REQUIRE_NOT_NULL(step);
     return step->state->engine->ReleaseFetched(step->id, layer);
+  });
+}
+
+moert_code moert_layer_copy(moert_step* step, int32_t layer, void* to, moert_slots* slots,
+                            moert_error** error) {
+  return Guard(__func__, error, [&]() -> absl::Status {
+    MOERT_REQUIRE_NOT_NULL(step);
+    MOERT_REQUIRE_NOT_NULL(slots);
+    MOERT_RETURN_IF_ERROR(CheckSize(*slots, "slots"));
+    MOERT_RETURN_IF_ERROR(CheckLayer(*step, layer));
+    moert::SlotView view;
+    MOERT_RETURN_IF_ERROR(
+        step->state->engine->CopyLayer(step->id, layer, static_cast<std::byte*>(to), &view));
+    return WriteStruct(ToC(view), slots, "slots");
   });
 }
 

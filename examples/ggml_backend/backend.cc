@@ -16,7 +16,10 @@
 
 #include "buffers.h"
 #include "claims.h"
+#include "gpu.h"
+#include "gpu_runner.h"
 #include "inner.h"
+#include "models.h"
 #include "options.h"
 #include "runner.h"
 
@@ -29,22 +32,29 @@ ggml_backend_buffer_type_t buffer_type = nullptr;
 
 const char* BackendName(ggml_backend_t /*backend*/) { return "MOERT"; }
 
+Worker* WorkerOf(ggml_backend_t backend) { return static_cast<Worker*>(backend->context); }
+
 void FreeBackend(ggml_backend_t backend) {
-  delete static_cast<Runner*>(backend->context);
+  delete WorkerOf(backend);
   delete backend;
 }
 
 ggml_status Compute(ggml_backend_t backend, ggml_cgraph* graph) {
   try {
-    return static_cast<Runner*>(backend->context)->Compute(graph);
+    return WorkerOf(backend)->Compute(graph);
   } catch (const std::exception& e) {  // no memory
     Say("%s", e.what());
     return GGML_STATUS_ALLOC_FAILED;
   }
 }
 
-void SetThreads(ggml_backend_t backend, int threads) {
-  static_cast<Runner*>(backend->context)->inner()->SetThreads(threads);
+void SetThreads(ggml_backend_t backend, int threads) { WorkerOf(backend)->SetThreads(threads); }
+
+void Synchronize(ggml_backend_t backend) { WorkerOf(backend)->Synchronize(); }
+
+bool BeginCopy(ggml_backend_t from, ggml_backend_t to, const ggml_tensor* tensor,
+               ggml_tensor* copy) {
+  return WorkerOf(to)->BeginCopy(from, tensor, copy);
 }
 
 ggml_guid_t Guid() {
@@ -76,18 +86,38 @@ void DeviceProperties(ggml_backend_dev_t device, ggml_backend_dev_props* propert
 
 ggml_backend_dev_t InnerDevice() { return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU); }
 
+// What the scheduler sees of a context that computes on the GPU: the same device with CUDA's
+// memory.
+ggml_backend_device gpu_device = {};
+
+std::unique_ptr<Worker> MakeWorker(Gpu* gpu) {
+  if (gpu != nullptr) return std::make_unique<GpuRunner>(gpu);
+  std::unique_ptr<Inner> inner = Inner::Create(InnerDevice());
+  return inner == nullptr ? nullptr : std::make_unique<Runner>(std::move(inner));
+}
+
 ggml_backend_t InitBackend(ggml_backend_dev_t device, const char* /*parameters*/) {
   try {
-    std::unique_ptr<Inner> inner = Inner::Create(InnerDevice());
-    if (inner == nullptr) return nullptr;
-    auto runner = std::make_unique<Runner>(std::move(inner));
+    Gpu* gpu = UsedGpu();
+    if (gpu != nullptr && !OpenModelsOn(gpu)) {
+      Gpu::GiveUp();
+      gpu = nullptr;
+    }
+    std::unique_ptr<Worker> worker = MakeWorker(gpu);
+    if (worker == nullptr) return nullptr;
     auto backend = std::make_unique<ggml_backend>();
     backend->guid = Guid();
     backend->iface.get_name = BackendName;
     backend->iface.free = FreeBackend;
     backend->iface.graph_compute = Compute;
     backend->device = device;
-    backend->context = runner.release();
+    if (gpu != nullptr) {
+      backend->iface.cpy_tensor_async = BeginCopy;
+      backend->iface.synchronize = Synchronize;
+      gpu_device.context = gpu;
+      backend->device = &gpu_device;
+    }
+    backend->context = worker.release();
     return backend.release();
   } catch (const std::exception& e) {
     Say("%s", e.what());
@@ -113,6 +143,22 @@ bool SupportsOp(ggml_backend_dev_t /*device*/, const ggml_tensor* node) {
 
 bool SupportsBufferType(ggml_backend_dev_t /*device*/, ggml_backend_buffer_type_t type) {
   return ggml_backend_buft_is_host(type);
+}
+
+Gpu* GpuOf(ggml_backend_dev_t device) { return static_cast<Gpu*>(device->context); }
+
+ggml_backend_buffer_type_t GpuBufferType(ggml_backend_dev_t device) {
+  return GpuOf(device)->compute_type();
+}
+
+bool GpuSupportsOp(ggml_backend_dev_t device, const ggml_tensor* node) {
+  return ClaimsForGpu(node, GpuOf(device)->device());
+}
+
+// CUDA's own is not among them: the scheduler then asks us to copy inputs, which costs less than
+// the wait for CUDA that it begins parts without inputs with.
+bool GpuSupportsBufferType(ggml_backend_dev_t device, ggml_backend_buffer_type_t type) {
+  return type == buffer_type || type == GpuOf(device)->compute_type();
 }
 
 // ---- What ggml_backend_init returns.
@@ -143,6 +189,10 @@ ggml_backend_reg_t MakeRegistry(const Options& options) {
   device.iface.supports_op = SupportsOp;
   device.iface.supports_buft = SupportsBufferType;
   device.reg = &registry;
+  gpu_device = device;
+  gpu_device.iface.get_buffer_type = GpuBufferType;
+  gpu_device.iface.supports_op = GpuSupportsOp;
+  gpu_device.iface.supports_buft = GpuSupportsBufferType;
   registry.api_version = GGML_BACKEND_API_VERSION;
   registry.iface.get_name = RegistryName;
   registry.iface.get_device_count = DeviceCount;

@@ -2,6 +2,7 @@
 
 #include <ggml-backend-impl.h>
 
+#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
@@ -44,9 +45,10 @@ bool IsHost(ggml_backend_buffer_type_t /*type*/) { return true; }
 ggml_status InitTensor(ggml_backend_buffer_t buffer, ggml_tensor* tensor) {
   State& state = GetState();
   const std::lock_guard<std::mutex> lock(state.mutex);
-  if (tensor->view_src == nullptr) {
-    AddTensor(state.mapped.at(buffer).get(), tensor, state.options);
-  }
+  if (tensor->view_src != nullptr) return GGML_STATUS_SUCCESS;
+  MappedBuffer* mapped = state.mapped.at(buffer).get();
+  if (mapped->all_fit && PlaceTensor(mapped, tensor, Gpu::Get())) return GGML_STATUS_SUCCESS;
+  AddTensor(mapped, tensor, state.options);
   return GGML_STATUS_SUCCESS;
 }
 
@@ -61,7 +63,20 @@ void FreeMapped(ggml_backend_buffer_t buffer) {
   RemoveBuffer(mapped.get());
 }
 
+// Whether the GPU holds everything of a mapped buffer, beside what a context needs, and may.
+bool AllFit(const Options& options, int64_t bytes) {
+  Gpu* gpu = options.gpu ? Gpu::Get() : nullptr;
+  if (gpu == nullptr) return false;
+  const int64_t free = gpu->FreeBytes();
+  const int64_t reserve = std::max(free / 8, int64_t{1} << 30);
+  const bool may = options.budget_fraction == 1 || options.budget_bytes >= bytes ||
+                   (options.budget_fraction == 0 && options.budget_bytes == 0);
+  return may && options.strategy.empty() && bytes <= free - reserve;
+}
+
 }  // namespace
+
+Gpu* UsedGpu() { return GetState().options.gpu ? Gpu::Get() : nullptr; }
 
 ggml_backend_buffer_type_t MakeBufferType(ggml_backend_dev_t device, const Options& options) {
   State& state = GetState();
@@ -87,6 +102,7 @@ ggml_backend_buffer_t MapBuffer(void* address, size_t size) {
   buffer->iface.free_buffer = FreeMapped;
   auto mapped = std::make_unique<MappedBuffer>();
   mapped->stem = StemOf(FindMappedFile(address, size).path);
+  mapped->all_fit = AllFit(state.options, static_cast<int64_t>(size));
   const std::lock_guard<std::mutex> lock(state.mutex);
   state.mapped[buffer] = std::move(mapped);
   return buffer;

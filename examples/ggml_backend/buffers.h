@@ -7,6 +7,7 @@
 
 #include <cstddef>
 
+#include "gpu.h"
 #include "options.h"
 
 namespace moert_ggml {
@@ -16,6 +17,9 @@ ggml_backend_buffer_type_t MakeBufferType(ggml_backend_dev_t device, const Optio
 
 /// Whether a buffer (or null) is of that type.
 bool IsOurs(const ggml_backend_buffer* buffer);
+
+/// The GPU that multiplies for this process; null: the CPU does.
+Gpu* UsedGpu();
 
 /// A buffer over a mapped file: expert tensors in it come from a store. Null: it cannot be had.
 ggml_backend_buffer_t MapBuffer(void* address, size_t size);

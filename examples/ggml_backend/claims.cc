@@ -10,13 +10,13 @@ bool IsProduct(const ggml_tensor* t) {
   return t->op == GGML_OP_MUL_MAT_ID && IsOurs(t->src[0]->buffer);
 }
 
-// Whether a product of ours went into t, by element-wise nodes alone. `depth`: how far to look;
-// expert biases, clamps and scales make it some nodes.
-bool FromProduct(const ggml_tensor* t, int depth) {
-  if (t == nullptr || depth == 0) return false;
+// The product of ours that went into t by element-wise nodes alone; null: none. `depth`: how
+// far to look; expert biases, clamps and scales make it some nodes.
+const ggml_tensor* ProductOf(const ggml_tensor* t, int depth = 8) {
+  if (t == nullptr || depth == 0) return nullptr;
   switch (t->op) {
     case GGML_OP_MUL_MAT_ID:
-      return IsProduct(t);
+      return IsProduct(t) ? t : nullptr;
     case GGML_OP_VIEW:
     case GGML_OP_RESHAPE:
     case GGML_OP_UNARY:
@@ -24,48 +24,55 @@ bool FromProduct(const ggml_tensor* t, int depth) {
     case GGML_OP_SCALE:
     case GGML_OP_SQR:
     case GGML_OP_ADD_ID:
-      return FromProduct(t->src[0], depth - 1);
+      return ProductOf(t->src[0], depth - 1);
     case GGML_OP_GLU:
-    case GGML_OP_MUL:
-      return FromProduct(t->src[0], depth - 1) || FromProduct(t->src[1], depth - 1);
+    case GGML_OP_MUL: {
+      const ggml_tensor* first = ProductOf(t->src[0], depth - 1);
+      return first != nullptr ? first : ProductOf(t->src[1], depth - 1);
+    }
     default:
-      return false;
+      return nullptr;
   }
 }
 
-}  // namespace
+bool IsView(ggml_op op) {
+  return op == GGML_OP_NONE || op == GGML_OP_VIEW || op == GGML_OP_RESHAPE ||
+         op == GGML_OP_PERMUTE || op == GGML_OP_TRANSPOSE;
+}
 
-bool Claims(const ggml_tensor* node, ggml_backend_dev_t inner) {
-  constexpr int kDepth = 8;
-  bool ours = false;
+// The product because of which a node is ours; null: it is not.
+const ggml_tensor* ClaimingProduct(const ggml_tensor* node) {
   switch (node->op) {
-    case GGML_OP_NONE:
-    case GGML_OP_VIEW:
-    case GGML_OP_RESHAPE:
-    case GGML_OP_PERMUTE:
-    case GGML_OP_TRANSPOSE:
-      return true;
-    case GGML_OP_MUL_MAT_ID:
-      ours = IsProduct(node);
-      break;
-    case GGML_OP_ADD_ID:  // the biases of experts may be in our buffer, too
-      ours = IsOurs(node->src[1]->buffer) || FromProduct(node->src[0], kDepth);
-      break;
     case GGML_OP_ADD:  // of the sum over experts: one operand is a view of the weighted results
-      ours = node->src[1]->op == GGML_OP_VIEW && FromProduct(node->src[1], kDepth);
-      break;
+      return node->src[1]->op == GGML_OP_VIEW ? ProductOf(node->src[1]) : nullptr;
+    case GGML_OP_MUL_MAT_ID:
+    case GGML_OP_ADD_ID:
     case GGML_OP_GLU:
     case GGML_OP_MUL:
     case GGML_OP_UNARY:
     case GGML_OP_CLAMP:
     case GGML_OP_SCALE:
     case GGML_OP_SQR:
-      ours = FromProduct(node, kDepth);
-      break;
+      return ProductOf(node);
     default:
-      break;
+      return nullptr;
   }
-  return ours && ggml_backend_dev_supports_op(inner, node);
+}
+
+}  // namespace
+
+bool Claims(const ggml_tensor* node, ggml_backend_dev_t inner) {
+  if (IsView(node->op)) return true;
+  // The biases of experts may be in our buffer, too.
+  const bool bias = node->op == GGML_OP_ADD_ID && IsOurs(node->src[1]->buffer);
+  return (bias || ClaimingProduct(node) != nullptr) && ggml_backend_dev_supports_op(inner, node);
+}
+
+bool ClaimsForGpu(const ggml_tensor* node, ggml_backend_dev_t inner) {
+  if (IsView(node->op)) return true;
+  const ggml_tensor* product = ClaimingProduct(node);
+  return product != nullptr && ExpertsOf(product) != nullptr &&
+         ggml_backend_dev_supports_op(inner, node);
 }
 
 }  // namespace moert_ggml

@@ -9,6 +9,8 @@ namespace moert_ggml {
 
 /// `inner`: the device that would compute it.
 bool Claims(const ggml_tensor* node, ggml_backend_dev_t inner);
+/// The same of a GPU: experts that are in no store stay the CPU's.
+bool ClaimsForGpu(const ggml_tensor* node, ggml_backend_dev_t inner);
 
 }  // namespace moert_ggml
 

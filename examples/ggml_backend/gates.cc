@@ -11,6 +11,7 @@
 namespace moert_ggml {
 
 void Gates::Find(const std::string& path) {
+  if (path.empty() || !seen_.insert(path).second) return;
   ggml_context* context = nullptr;
   gguf_context* file = gguf_init_from_file(path.c_str(), {/*no_alloc=*/true, &context});
   if (file == nullptr) return;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,7 @@ class Gates {
     int64_t hidden = 0, experts = 0;
   };
 
+  std::set<std::string> seen_;
   std::map<int, Gate> gates_;
   int top_k_ = 0;
 };

@@ -6,21 +6,36 @@ namespace moert_ggml {
 
 std::unique_ptr<Inner> Inner::Create(ggml_backend_dev_t device) {
   ggml_backend_t backend = device == nullptr ? nullptr : ggml_backend_dev_init(device, nullptr);
-  return backend == nullptr ? nullptr : std::unique_ptr<Inner>(new Inner(backend));
+  if (backend == nullptr) return nullptr;
+  std::unique_ptr<Inner> inner(new Inner(backend));
+  inner->own_threads_ = inner->StartsThreads();
+  return inner;
 }
 
-Inner::Inner(ggml_backend_t backend) : backend_(backend) {
-  auto* features = Find<ggml_backend_feature*(ggml_backend_reg_t)>("ggml_backend_get_features");
-  ggml_backend_reg_t registry = ggml_backend_dev_backend_reg(ggml_backend_get_device(backend_));
-  own_threads_ = Find<ggml_threadpool_t(ggml_threadpool_params*)>("ggml_threadpool_new") != nullptr;
-  for (auto* f = features == nullptr ? nullptr : features(registry); f && f->name; ++f) {
-    if (std::strcmp(f->name, "OPENMP") == 0) own_threads_ = false;
-  }
+std::unique_ptr<Inner> Inner::Borrow(ggml_backend_t backend, ggml_backend_buffer_type_t type,
+                                     ggml_backend_buffer_t slots) {
+  std::unique_ptr<Inner> inner(new Inner(backend));
+  inner->buffer_type_ = type;
+  inner->slot_buffer_ = slots;
+  inner->borrowed_ = true;
+  return inner;
 }
 
 Inner::~Inner() {
-  ggml_backend_free(backend_);
+  if (!borrowed_) ggml_backend_free(backend_);
   if (pool_ != nullptr) Find<void(ggml_threadpool_t)>("ggml_threadpool_free")(pool_);
+}
+
+bool Inner::StartsThreads() const {
+  if (Find<ggml_threadpool_t(ggml_threadpool_params*)>("ggml_threadpool_new") == nullptr) {
+    return false;
+  }
+  auto* features = Find<ggml_backend_feature*(ggml_backend_reg_t)>("ggml_backend_get_features");
+  ggml_backend_reg_t registry = ggml_backend_dev_backend_reg(ggml_backend_get_device(backend_));
+  for (auto* f = features == nullptr ? nullptr : features(registry); f && f->name; ++f) {
+    if (std::strcmp(f->name, "OPENMP") == 0) return false;
+  }
+  return true;
 }
 
 template <typename Function>
@@ -48,10 +63,6 @@ void Inner::SetThreads(int threads) {
   use(backend_, pool);
   if (pool_ != nullptr) Find<void(ggml_threadpool_t)>("ggml_threadpool_free")(pool_);
   pool_ = pool;
-}
-
-ggml_backend_buffer_type_t Inner::buffer_type() const {
-  return ggml_backend_get_default_buffer_type(backend_);
 }
 
 }  // namespace moert_ggml

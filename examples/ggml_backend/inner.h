@@ -1,4 +1,4 @@
-// The ggml backend that multiplies: the CPU's.
+// The ggml backend that multiplies: the CPU's, or CUDA's of a context of llama.cpp.
 #ifndef MOERT_EXAMPLES_GGML_BACKEND_INNER_H_
 #define MOERT_EXAMPLES_GGML_BACKEND_INNER_H_
 
@@ -13,21 +13,32 @@ class Inner {
  public:
   /// Null: the device cannot be used.
   static std::unique_ptr<Inner> Create(ggml_backend_dev_t device);
+  /// Over another's backend, which outlives this, with this type of buffers. `slots`: the buffer of
+  /// tensors that lie in slots.
+  static std::unique_ptr<Inner> Borrow(ggml_backend_t backend, ggml_backend_buffer_type_t type,
+                                       ggml_backend_buffer_t slots);
   ~Inner();
 
   /// Blocks until done.
   ggml_status Compute(ggml_cgraph* graph);
   void SetThreads(int threads);
-  ggml_backend_buffer_type_t buffer_type() const;
+  ggml_backend_buffer_type_t buffer_type() const { return buffer_type_; }
+  /// Null: slots are read by their address alone.
+  ggml_backend_buffer_t slot_buffer() const { return slot_buffer_; }
 
  private:
-  explicit Inner(ggml_backend_t backend);
+  explicit Inner(ggml_backend_t backend)
+      : backend_(backend), buffer_type_(ggml_backend_get_default_buffer_type(backend)) {}
+  // Whether the backend starts threads for every graph, unless it is given some.
+  bool StartsThreads() const;
   template <typename Function>
   Function* Find(const char* name) const;
 
   ggml_backend_t backend_;
+  ggml_backend_buffer_type_t buffer_type_;
+  ggml_backend_buffer_t slot_buffer_ = nullptr;
+  bool borrowed_ = false;
   int threads_ = 0;
-  // A CPU backend without OpenMP starts threads for every graph, unless it is given some.
   bool own_threads_ = false;
   ggml_threadpool_t pool_ = nullptr;
 };

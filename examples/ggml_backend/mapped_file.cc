@@ -51,6 +51,17 @@ FileRange FindMappedFile(const void* address, size_t size) {
   return {};
 }
 
+bool ReadMapped(const FileRange& range, const void* memory, int64_t offset, int64_t bytes,
+                void* to) {
+  if (range.path.empty()) {
+    std::memcpy(to, static_cast<const char*>(memory) + offset, static_cast<size_t>(bytes));
+    return true;
+  }
+  std::ifstream file(range.path, std::ios::binary);
+  return file.seekg(range.offset + offset) &&
+         file.read(static_cast<char*>(to), static_cast<std::streamsize>(bytes));
+}
+
 bool DropMappedPages(const void* address, size_t size) {
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const uintptr_t from = (reinterpret_cast<uintptr_t>(address) + page - 1) / page * page;

@@ -1,6 +1,7 @@
 #include "models.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 
@@ -18,6 +19,49 @@ std::mutex& RegistryMutex() {
 std::vector<std::weak_ptr<Model>>& Registry() {
   static auto* models = new std::vector<std::weak_ptr<Model>>;
   return *models;
+}
+
+// What kernels may read behind a tensor.
+int64_t Padding(ggml_backend_buffer_type_t type, const ggml_tensor* tensor) {
+  return static_cast<int64_t>(ggml_backend_buft_get_alloc_size(type, tensor) - ggml_nbytes(tensor));
+}
+
+// Makes experts of all layers one size, with zeros, so that any slot takes any of them: the device
+// can then fill slots by itself. Left alone where that would take much memory.
+void MakeAlike(std::vector<Layer>* layers) {
+  constexpr int64_t kAlignment = 128;  // of parts in a record
+  const auto end = [](const Layer& layer) {
+    int64_t at = 0;
+    for (const Part& part : layer.parts) {
+      at = (at + kAlignment - 1) / kAlignment * kAlignment + part.bytes + part.zeros;
+    }
+    return at;
+  };
+  int64_t most = 0, sum = 0;
+  size_t parts = SIZE_MAX;
+  std::vector<int64_t> multiples;  // that slots have to be apart for one layer or another
+  for (const Layer& layer : *layers) {
+    most = std::max(most, end(layer));
+    sum += end(layer);
+    parts = std::min(parts, layer.parts.size());
+    for (const Part& part : layer.parts) multiples.push_back(part.stride_multiple);
+  }
+  std::sort(multiples.begin(), multiples.end());
+  multiples.erase(std::unique(multiples.begin(), multiples.end()), multiples.end());
+  const auto count = static_cast<int64_t>(layers->size());
+  if (multiples.size() > parts || most * count > sum + sum / 4) return;
+  for (Layer& layer : *layers) {
+    layer.parts.back().zeros += most - end(layer);
+    // The stride is common to the parts, so it does not matter which of them asks for what.
+    for (size_t p = 0; p < layer.parts.size(); ++p) {
+      layer.parts[p].stride_multiple = p < multiples.size() ? multiples[p] : 1;
+    }
+  }
+}
+
+bool IsExperts(const ggml_tensor* tensor) {
+  return BlockOfExperts(tensor->name) >= 0 && tensor->ne[2] >= 2 && tensor->ne[3] == 1 &&
+         ggml_is_contiguous(tensor);
 }
 
 bool IsDown(const ggml_tensor* tensor) { return std::strstr(tensor->name, "ffn_down") != nullptr; }
@@ -62,7 +106,7 @@ bool Model::Add(ggml_tensor* tensor, int block) {
 }
 
 // The layers of the store, and of each tensor its place in them.
-std::vector<Layer> Model::Arrange() {
+std::vector<Layer> Model::Arrange(Gpu* gpu) {
   std::vector<Layer> layers;
   for (auto& [block, tensors] : blocks_) {
     Layer layer;
@@ -73,7 +117,8 @@ std::vector<Layer> Model::Arrange() {
       expert->part = static_cast<int>(layer.parts.size());
       Part part;
       part.bytes = static_cast<int64_t>(t->nb[2]);
-      part.type_bytes = static_cast<int64_t>(ggml_type_size(t->type));
+      part.stride_multiple = static_cast<int64_t>(ggml_type_size(t->type));
+      if (gpu != nullptr) part.zeros = Padding(gpu->cuda_type(), t);
       part.memory = t->data;
       const FileRange file = FindMappedFile(t->data, ggml_nbytes(t));
       part.file = file.path;
@@ -85,23 +130,37 @@ std::vector<Layer> Model::Arrange() {
     }
     layers.push_back(std::move(layer));
   }
+  if (gpu != nullptr) MakeAlike(&layers);
   return layers;
 }
 
 Store* Model::store() {
-  if (opened_) return store_.get();
-  opened_ = true;
-  const std::vector<Layer> layers = Arrange();
   std::string error;
-  store_ = Store::Open(stem_, layers, options_, &error);
-  if (store_ == nullptr) {
+  if (!opened_ && !Open(nullptr, &error)) {
     Say("%s: experts are multiplied where they are mapped, as without the plug-in: %s",
         stem_.c_str(), error.c_str());
-    return nullptr;
   }
+  opened_ = true;
+  return store_.get();
+}
+
+bool Model::OpenOn(Gpu* gpu) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::string error;
+  if (opened_) return store_ != nullptr && store_->on_device();
+  if (Open(gpu, &error)) return opened_ = true;
+  Say("%s: the CPU multiplies experts, not the GPU: %s", stem_.c_str(), error.c_str());
+  return false;
+}
+
+bool Model::Open(Gpu* gpu, std::string* error) {
+  const std::vector<Layer> layers = Arrange(gpu);
+  store_ = Store::Open(stem_, layers, options_, gpu, error);
+  if (store_ == nullptr) return false;
   int64_t bytes = 0;
   for (const Layer& layer : layers) bytes += layer.experts * layer.ExpertBytes();
-  Say("%s: %zu layers, %s of experts", stem_.c_str(), layers.size(), BytesText(bytes).c_str());
+  Say("%s: %zu layers, %s of experts%s", stem_.c_str(), layers.size(), BytesText(bytes).c_str(),
+      gpu != nullptr ? ", on the GPU" : "");
   // From here on experts come by reads of ours. What loading the model has mapped may go.
   bool dropped = true;
   for (const auto& [block, tensors] : blocks_) {
@@ -113,7 +172,7 @@ Store* Model::store() {
     Say("%s: the file is locked in RAM (--mlock): its experts take memory there, and the budget's",
         stem_.c_str());
   }
-  return store_.get();
+  return true;
 }
 
 void Model::Close() {
@@ -125,8 +184,8 @@ void Model::Close() {
 }
 
 void AddTensor(MappedBuffer* buffer, ggml_tensor* tensor, const Options& options) {
+  if (!IsExperts(tensor)) return;
   const int block = BlockOfExperts(tensor->name);
-  if (block < 0 || tensor->ne[2] < 2 || tensor->ne[3] != 1 || !ggml_is_contiguous(tensor)) return;
   const std::lock_guard<std::mutex> lock(RegistryMutex());
   for (const auto& model : buffer->models) {
     if (model->Add(tensor, block)) return;
@@ -145,7 +204,38 @@ void AddTensor(MappedBuffer* buffer, ggml_tensor* tensor, const Options& options
   buffer->models.push_back(std::move(model));
 }
 
+bool OpenModelsOn(Gpu* gpu) {
+  std::vector<std::shared_ptr<Model>> models;
+  {
+    const std::lock_guard<std::mutex> lock(RegistryMutex());
+    for (const auto& known : Registry()) {
+      if (std::shared_ptr<Model> model = known.lock()) models.push_back(std::move(model));
+    }
+  }
+  bool all = true;
+  for (const auto& model : models) all = model->OpenOn(gpu) && all;
+  return all;
+}
+
+bool PlaceTensor(MappedBuffer* buffer, ggml_tensor* tensor, Gpu* gpu) {
+  if (!IsExperts(tensor)) return false;
+  ggml_backend_buffer_t place = ggml_backend_buft_alloc_buffer(
+      gpu->cuda_type(), ggml_backend_buft_get_alloc_size(gpu->cuda_type(), tensor));
+  if (place == nullptr) return false;
+  buffer->placed.push_back(place);
+  ggml_backend_buffer_set_usage(place, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+  void* const mapped = tensor->data;
+  tensor->buffer = place;
+  tensor->data = ggml_backend_buffer_get_base(place);
+  ggml_backend_buffer_init_tensor(place, tensor);
+  ggml_backend_tensor_set(tensor, mapped, 0, ggml_nbytes(tensor));
+  DropMappedPages(mapped, ggml_nbytes(tensor));
+  return true;
+}
+
 void RemoveBuffer(MappedBuffer* buffer) {
+  for (ggml_backend_buffer_t place : buffer->placed) ggml_backend_buffer_free(place);
+  buffer->placed.clear();
   for (const auto& model : buffer->models) {
     const std::lock_guard<std::mutex> lock(model->mutex());
     model->Close();

@@ -1,5 +1,6 @@
 // The expert tensors that llama.cpp put into our buffers, model by model. A model's store is opened
-// by its first product and closed when the model's first buffer is freed.
+// by its first product, on a GPU by the first context, and closed when the model's first buffer is
+// freed.
 #ifndef MOERT_EXAMPLES_GGML_BACKEND_MODELS_H_
 #define MOERT_EXAMPLES_GGML_BACKEND_MODELS_H_
 
@@ -12,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "gpu.h"
 #include "options.h"
 #include "store.h"
 
@@ -39,13 +41,18 @@ class Model {
 
   /// Held during a layer call.
   std::mutex& mutex() { return mutex_; }
-  /// The store, opened where it is not; null: that failed, which has been said. Needs the lock.
+  /// The store, opened in RAM where it is not open; null: that failed, which has been said. Needs
+  /// the lock.
   Store* store();
+  /// Opens the store on a GPU, if it is not open. False: it is not there, which has been said; RAM
+  /// is left to try. Takes the lock.
+  bool OpenOn(Gpu* gpu);
   /// Needs the lock. No more products over this model's tensors.
   void Close();
 
  private:
-  std::vector<Layer> Arrange();
+  std::vector<Layer> Arrange(Gpu* gpu);
+  bool Open(Gpu* gpu, std::string* error);
 
   const std::string stem_;  // of the GGUF's path, without the number of a split file
   const Options options_;
@@ -55,10 +62,15 @@ class Model {
   bool opened_ = false;
 };
 
+/// Opens all models that are loaded; false: one of them is not on the GPU.
+bool OpenModelsOn(Gpu* gpu);
+
 /// Expert tensors of a mapped buffer. Not thread-safe: llama.cpp loads on one thread.
 struct MappedBuffer {
   std::string stem;
   std::vector<std::shared_ptr<Model>> models;  // one, unless names clash
+  bool all_fit = false;                        // on the GPU: tensors are put there at once
+  std::vector<ggml_backend_buffer_t> placed;   // where they lie then
 };
 
 /// Block of "blk.3.ffn_up_exps.weight": 3; -1: not a tensor of experts.
@@ -69,6 +81,9 @@ std::string StemOf(const std::string& path);
 
 /// Takes the tensor over if it holds experts of a block ("blk.3.ffn_up_exps.weight").
 void AddTensor(MappedBuffer* buffer, ggml_tensor* tensor, const Options& options);
+/// The same of an expert tensor that is to lie on the GPU as a whole, for good: it becomes CUDA's,
+/// and nothing of it ours. False: it is not of experts, or there is no memory.
+bool PlaceTensor(MappedBuffer* buffer, ggml_tensor* tensor, Gpu* gpu);
 /// The buffer goes, and its models with it.
 void RemoveBuffer(MappedBuffer* buffer);
 

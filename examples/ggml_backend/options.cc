@@ -32,10 +32,12 @@ bool ReadBudget(const char* text, Options* options) {
   return true;
 }
 
+// Unset: *flag stays.
 bool ReadFlag(const char* name, bool* flag, std::string* error) {
   const std::string value = Value(name);
+  if (value.empty()) return true;
   *flag = value == "1";
-  if (value.empty() || value == "0" || value == "1") return true;
+  if (value == "0" || value == "1") return true;
   *error = std::string(name) + " is \"" + value + "\", legal is 0 or 1";
   return false;
 }
@@ -65,6 +67,7 @@ bool ReadOptions(Options* options, std::string* error) {
   }
   options->strategy = Value("MOERT_STRATEGY");
   return ReadFlag("MOERT_STATS", &options->statistics, error) &&
+         ReadFlag("MOERT_GPU", &options->gpu, error) &&
          ReadFlag("MOERT_DISABLE", &options->disabled, error);
 }
 

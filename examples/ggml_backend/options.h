@@ -15,6 +15,7 @@ struct Options {
   int io_threads = 8;       // MOERT_IO_THREADS: experts that are read at once, 1 to 16
   std::string strategy;     // MOERT_STRATEGY: a spec of libmoert; empty: its default
   bool statistics = false;  // MOERT_STATS=1: one line a model when it is unloaded
+  bool gpu = true;          // MOERT_GPU=0: the CPU multiplies, also beside a GPU
   bool disabled = false;    // MOERT_DISABLE=1
 };
 

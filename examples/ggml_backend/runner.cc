@@ -87,7 +87,6 @@ ggml_status Runner::Run(const LayerCall& call) {
         call.ids->name);
     return GGML_STATUS_FAILED;
   }
-  slot_of_named_.resize(named_.size());
   const ggml_tensor* x = call.node(call.first)->src[1];
   std::span<const float> hidden;  // of one token, for prediction
   if (ids_.size() == named_.size() && ggml_nelements(x) == x->ne[0] && x->type == GGML_TYPE_F32 &&
@@ -96,7 +95,7 @@ ggml_status Runner::Run(const LayerCall& call) {
   }
   moert_slots slots;
   std::string error;
-  switch (store->Fetch(call.experts->layer, named_, hidden, slot_of_named_, &slots, &error)) {
+  switch (FetchNamed(store, call.experts->layer, hidden, &slots, &error)) {
     case Store::Result::kOk: {
       const ggml_status status = RunAtOnce(call, slots);
       store->Release();
@@ -111,10 +110,21 @@ ggml_status Runner::Run(const LayerCall& call) {
   return GGML_STATUS_FAILED;
 }
 
-ggml_status Runner::RunAtOnce(const LayerCall& call, const moert_slots& slots) {
+Store::Result Runner::FetchNamed(Store* store, int layer, std::span<const float> hidden,
+                                 moert_slots* slots, std::string* error) {
+  slot_of_named_.resize(named_.size());
+  return store->Fetch(layer, named_, hidden, slot_of_named_, slots, error);
+}
+
+std::vector<int32_t> Runner::NamedSlots() {
   for (size_t i = 0; i < named_.size(); ++i) slot_of_expert_[named_[i]] = slot_of_named_[i];
   std::vector<int32_t> slot_ids(ids_.size());
   for (size_t i = 0; i < ids_.size(); ++i) slot_ids[i] = slot_of_expert_[ids_[i]];
+  return slot_ids;
+}
+
+ggml_status Runner::RunAtOnce(const LayerCall& call, const moert_slots& slots) {
+  const std::vector<int32_t> slot_ids = NamedSlots();
   ggml_tensor* ids = nodes_.New(GGML_TYPE_I32, slot_ids.data(), call.ids->ne[0], call.ids->ne[1]);
   if (ids == nullptr) return GGML_STATUS_ALLOC_FAILED;
   for (int i = call.first; i <= call.last; ++i) {
@@ -136,13 +146,19 @@ ggml_status Runner::RunInChunks(const LayerCall& call, Store* store) {
 
 ggml_tensor* Runner::SlotTensor(const ggml_tensor* all, const moert_slots& slots, int part) {
   ggml_tensor* tensor = nodes_.Copy(all);
+  PutInSlots(all, slots, part, inner_->slot_buffer(), tensor);
+  return tensor;
+}
+
+void PutInSlots(const ggml_tensor* all, const moert_slots& slots, int part,
+                ggml_backend_buffer_t buffer, ggml_tensor* tensor) {
+  *tensor = *all;
   tensor->data = const_cast<void*>(slots.base[part]);
   tensor->ne[2] = slots.slots;
   tensor->nb[2] = static_cast<size_t>(slots.stride[part]);
   tensor->nb[3] = tensor->nb[2] * static_cast<size_t>(slots.slots);
   tensor->extra = nullptr;
-  tensor->buffer = nullptr;  // memory of libmoert, which the inner backend reads by its address
-  return tensor;
+  tensor->buffer = buffer;
 }
 
 void Runner::Append(ggml_tensor* node) {

@@ -15,23 +15,37 @@
 #include "inner.h"
 #include "layer_call.h"
 #include "models.h"
+#include "worker.h"
 #include "workspace.h"
 
 namespace moert_ggml {
 
-/// Of one context of llama.cpp. One thread at a time.
-class Runner {
+/// A layer's tensor of slots in the form of its tensor of all experts. `buffer`: see
+/// Inner::slot_buffer.
+void PutInSlots(const ggml_tensor* all, const moert_slots& slots, int part,
+                ggml_backend_buffer_t buffer, ggml_tensor* tensor);
+
+class Runner final : public Worker {
  public:
   explicit Runner(std::unique_ptr<Inner> inner);
 
-  ggml_status Compute(ggml_cgraph* graph);
-  Inner* inner() { return inner_.get(); }
+  ggml_status Compute(ggml_cgraph* graph) override;
+  void SetThreads(int threads) override { inner_->SetThreads(threads); }
+
+  // The steps of a layer call.
+
+  /// The call's ids, and the experts that they name. False: one is out of range.
+  bool ReadIds(const LayerCall& call);
+  /// Fetches those experts.
+  Store::Result FetchNamed(Store* store, int layer, std::span<const float> hidden,
+                           moert_slots* slots, std::string* error);
+  /// Their slots in place of the ids.
+  std::vector<int32_t> NamedSlots();
 
  private:
   friend class Chunks;
 
   ggml_status Run(const LayerCall& call);
-  bool ReadIds(const LayerCall& call);
   ggml_status RunAtOnce(const LayerCall& call, const moert_slots& slots);
   // Experts that do not fit together: some at a time, over the rows that name them.
   ggml_status RunInChunks(const LayerCall& call, Store* store);
@@ -39,7 +53,6 @@ class Runner {
   void Append(ggml_tensor* node);
   // Computes what was appended.
   ggml_status Flush();
-  // A layer's tensor of slots in the form of its tensor of all experts.
   ggml_tensor* SlotTensor(const ggml_tensor* all, const moert_slots& slots, int part);
 
   std::unique_ptr<Inner> inner_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 
 #include "mapped_file.h"
 
@@ -17,17 +18,19 @@ std::string Message(moert_error* error) {
   return text;
 }
 
-// With `gates`, the library scores the next layer's by itself; ids are the host's in any case.
-moert_layer_spec Spec(const Layer& layer, const Gates& gates) {
+// With `score`, the library scores the next layer's experts by itself, if it has the gate; ids are
+// the host's in any case.
+moert_layer_spec Spec(const Layer& layer, const Gates& gates, bool score) {
   moert_layer_spec spec;
   moert_layer_spec_init(&spec, sizeof spec);
   spec.hidden = layer.hidden;
   spec.intermediate = layer.intermediate;
   spec.num_experts = layer.experts;
   spec.model_layer = layer.block;
-  const bool gate = gates.top_k() > 0 && gates.Has(layer.block, layer.hidden, layer.experts);
+  const bool gate =
+      score && gates.top_k() > 0 && gates.Has(layer.block, layer.hidden, layer.experts);
   spec.routing = gate ? MOERT_ROUTING_SOFTMAX_TOPK : MOERT_ROUTING_EXTERNAL;
-  spec.top_k = gate ? gates.top_k() : 1;
+  spec.top_k = std::min(std::max(gates.top_k(), 1), layer.experts);
   return spec;
 }
 
@@ -40,10 +43,12 @@ std::vector<moert_opaque_part> Parts(const std::vector<Layer>& layers,
       moert_opaque_part part;
       moert_opaque_part_init(&part, sizeof part);
       part.layer = static_cast<int32_t>(l);
-      part.bytes = from.bytes;
+      part.bytes = from.bytes + from.zeros;
       part.alignment = kAlignment;
-      part.stride_multiple = from.type_bytes;
-      if (from.file.empty()) {
+      part.stride_multiple = from.stride_multiple;
+      if (from.zeros > 0) {
+        // Comes by ReadPart.
+      } else if (from.file.empty()) {
         part.memory = from.memory;
       } else {
         auto file = std::find(files->begin(), files->end(), from.file);
@@ -57,13 +62,16 @@ std::vector<moert_opaque_part> Parts(const std::vector<Layer>& layers,
   return parts;
 }
 
-// Without MOERT_BUDGET: all experts, which is 0, or what is free, within a container's limits too.
-// An eighth of it, at least 1 GiB, at most a half, is for the context and everybody else.
-int64_t FreeBudget(int64_t expert_bytes) {
+// What is free in RAM, within a container's limits; 0: not known.
+int64_t FreeMemory() {
   moert_probe_info machine;
   moert_probe_info_init(&machine, sizeof machine);
-  if (moert_probe(&machine, nullptr) != MOERT_OK) return 0;
-  const int64_t available = machine.memory_available_bytes;
+  return moert_probe(&machine, nullptr) == MOERT_OK ? machine.memory_available_bytes : 0;
+}
+
+// Without MOERT_BUDGET: all experts, which is 0, or what is free. An eighth of it, at least 1 GiB,
+// at most a half, is for the context and everybody else.
+int64_t FreeBudget(int64_t expert_bytes, int64_t available) {
   if (available == 0) return 0;
   const int64_t reserve = std::min(std::max(available / 8, int64_t{1} << 30), available / 2);
   const int64_t budget = available - reserve;
@@ -73,18 +81,31 @@ int64_t FreeBudget(int64_t expert_bytes) {
 // What a source's user_data points to.
 struct GateSource {
   Gates gates;
-  std::vector<int> blocks;  // of layers
+  std::vector<Layer> layers;
 };
 
 moert_code ReadGate(void* user_data, const moert_read* read, moert_failure* failure) {
   const auto* from = static_cast<const GateSource*>(user_data);
   if (read->part == MOERT_PART_ROUTER &&
-      from->gates.Read(from->blocks[static_cast<size_t>(read->layer)],
+      from->gates.Read(from->layers[static_cast<size_t>(read->layer)].block,
                        static_cast<float*>(read->dst.data))) {
     return MOERT_OK;
   }
   moert_failure_set(failure, "the router cannot be read from the GGUF");
   return MOERT_DATA_LOSS;
+}
+
+// One part of an expert, with zeros behind it.
+moert_code ReadPart(void* user_data, int32_t layer, int32_t expert, int32_t part, void* dst,
+                    int64_t bytes, moert_failure* failure) {
+  const auto* source = static_cast<const GateSource*>(user_data);
+  const Part& from = source->layers[static_cast<size_t>(layer)].parts[static_cast<size_t>(part)];
+  if (!ReadMapped({from.file, from.offset}, from.memory, expert * from.bytes, from.bytes, dst)) {
+    moert_failure_set(failure, "the GGUF cannot be read");
+    return MOERT_DATA_LOSS;
+  }
+  std::memset(static_cast<char*>(dst) + from.bytes, 0, static_cast<size_t>(bytes - from.bytes));
+  return MOERT_OK;
 }
 
 void FreeGates(void* user_data) { delete static_cast<GateSource*>(user_data); }
@@ -102,22 +123,26 @@ int64_t Layer::ExpertBytes() const {
 }
 
 std::unique_ptr<Store> Store::Open(const std::string& name, const std::vector<Layer>& layers,
-                                   const Options& options, std::string* error) {
+                                   const Options& options, Gpu* gpu, std::string* error) {
   std::vector<const char*> files;
   const std::vector<moert_opaque_part> parts = Parts(layers, &files);
   auto gates = std::make_unique<GateSource>();
-  if (!options.strategy.empty()) {  // the default needs none
-    for (const char* file : files) gates->gates.Find(file);
+  const bool score = !options.strategy.empty();  // the default needs none
+  if (score || gpu != nullptr) {
+    for (const Layer& layer : layers) {
+      for (const Part& part : layer.parts) gates->gates.Find(part.file);
+    }
   }
   std::vector<moert_layer_spec> specs;
   int64_t expert_bytes = 0;
   bool any_gate = false;
   for (const Layer& layer : layers) {
-    specs.push_back(Spec(layer, gates->gates));
+    specs.push_back(Spec(layer, gates->gates, score));
     any_gate = any_gate || specs.back().routing != MOERT_ROUTING_EXTERNAL;
     expert_bytes += layer.experts * layer.ExpertBytes();
-    gates->blocks.push_back(layer.block);
   }
+  gates->layers = layers;
+  const int top_k = gates->gates.top_k();
 
   moert_opaque_options opaque;
   moert_opaque_options_init(&opaque, sizeof opaque);
@@ -125,6 +150,7 @@ std::unique_ptr<Store> Store::Open(const std::string& name, const std::vector<La
   opaque.files = files.data();
   opaque.num_files = static_cast<int64_t>(files.size());
   opaque.user_data = gates.get();
+  opaque.read = ReadPart;
   opaque.gates = ReadGate;
   opaque.destroy = FreeGates;
   moert_source* source = nullptr;
@@ -139,13 +165,20 @@ std::unique_ptr<Store> Store::Open(const std::string& name, const std::vector<La
   moert_engine_options engine;
   moert_engine_options_init(&engine, sizeof engine);
   if (!options.strategy.empty()) engine.strategy = options.strategy.c_str();
-  engine.budget_bytes = options.budget_bytes > 0 || options.budget_fraction > 0
-                            ? options.budget_bytes
-                            : FreeBudget(expert_bytes);
+  engine.budget_bytes =
+      options.budget_bytes > 0 || options.budget_fraction > 0
+          ? options.budget_bytes
+          : FreeBudget(expert_bytes, gpu != nullptr ? gpu->FreeBytes() : FreeMemory());
   if (options.budget_fraction > 0) engine.budget_fraction = options.budget_fraction;
   engine.max_tokens_per_forward = 1;  // products are ours: the library sees one row of ids
   engine.threads = 1;
   engine.io_threads = options.io_threads;
+  if (gpu != nullptr) {
+    engine.backend = gpu->in_host_memory() ? MOERT_BACKEND_CPU : MOERT_BACKEND_CUDA;
+    engine.device = gpu->ordinal();
+    engine.threads = 0;  // read all experts into pinned memory now
+    engine.host_budget_bytes = expert_bytes + expert_bytes / 8 + (int64_t{1} << 30);
+  }
   moert_logger logger;
   moert_logger_init(&logger, sizeof logger);
   logger.log = Log;
@@ -153,6 +186,8 @@ std::unique_ptr<Store> Store::Open(const std::string& name, const std::vector<La
 
   std::unique_ptr<Store> store(new Store);
   store->gates_ = any_gate;
+  store->top_k_ = top_k;
+  store->gpu_ = gpu;
   const moert_code code = moert_engine_create(source, &engine, &store->engine_, &failure);
   moert_source_destroy(source);
   if (code != MOERT_OK) {
@@ -167,22 +202,32 @@ Store::~Store() {
   moert_engine_destroy(engine_);
 }
 
-// A step is one pass over the layers, in their order.
-bool Store::BeginStep(int layer, std::string* error) {
-  if (step_ != nullptr && layer >= layer_) return true;
+void Store::EndStep() {
   moert_step_end(step_, nullptr);
   step_ = nullptr;
-  moert_error* failure = nullptr;
-  if (moert_step_begin(engine_, nullptr, &step_, &failure) == MOERT_OK) return true;
-  *error = Message(failure);
-  return false;
+}
+
+// A step is one pass over the layers, in their order.
+bool Store::BeginStep(int layer, std::string* error) {
+  if (step_ == nullptr || layer < layer_) {
+    EndStep();
+    moert_step_options step;
+    moert_step_options_init(&step, sizeof step);
+    if (gpu_ != nullptr && !gpu_->in_host_memory()) step.stream = gpu_->stream()->get();
+    moert_error* failure = nullptr;
+    if (moert_step_begin(engine_, &step, &step_, &failure) != MOERT_OK) {
+      *error = Message(failure);
+      return false;
+    }
+  }
+  layer_ = layer;
+  return true;
 }
 
 Store::Result Store::Fetch(int layer, std::span<const int32_t> experts,
                            std::span<const float> hidden, std::span<int32_t> slot_ids,
                            moert_slots* slots, std::string* error) {
   if (!BeginStep(layer, error)) return Result::kFailed;
-  layer_ = layer;
   moert_fetch fetch;
   moert_fetch_init(&fetch, sizeof fetch);
   const auto count = static_cast<int64_t>(experts.size());
@@ -192,18 +237,57 @@ Store::Result Store::Fetch(int layer, std::span<const int32_t> experts,
     moert_tensor_init(&fetch.hidden, const_cast<float*>(hidden.data()), 1,
                       static_cast<int64_t>(hidden.size()), MOERT_F32);
   }
+  const Result result = DoFetch(layer, fetch, slots, error);
+  if (result == Result::kOk && gpu_ != nullptr) gpu_->stream()->Synchronize();
+  return result;
+}
+
+Store::Result Store::FetchOnDevice(int layer, const int32_t* ids, int32_t* slot_ids,
+                                   moert_slots* slots, std::string* error) {
+  if (!BeginStep(layer, error)) return Result::kFailed;
+  moert_fetch fetch;
+  moert_fetch_init(&fetch, sizeof fetch);
+  moert_tensor_init(&fetch.ids, const_cast<int32_t*>(ids), 1, top_k_, MOERT_I32);
+  moert_tensor_init(&fetch.slot_ids, slot_ids, 1, top_k_, MOERT_I32);
+  fetch.ids.place = fetch.slot_ids.place = gpu_->in_host_memory() ? MOERT_HOST : MOERT_DEVICE;
+  return DoFetch(layer, fetch, slots, error);
+}
+
+Store::Result Store::DoFetch(int layer, const moert_fetch& fetch, moert_slots* slots,
+                             std::string* error) {
   moert_slots_init(slots, sizeof *slots);
   moert_error* failure = nullptr;
   const moert_code code = moert_layer_fetch(step_, layer, &fetch, slots, &failure);
-  if (code == MOERT_OK) {
-    held_ = true;
-    return Result::kOk;
-  }
+  held_ = code == MOERT_OK;
+  if (held_) return Result::kOk;
   *error = Message(failure);
   if (code == MOERT_RESOURCE_EXHAUSTED) return Result::kTooMany;
-  moert_step_end(step_, nullptr);  // the next layer call starts afresh
-  step_ = nullptr;
+  EndStep();
   return Result::kFailed;
+}
+
+bool Store::Reserve(int layer) {
+  if (!staged_) return false;
+  moert_slots slots;
+  std::string error;
+  staged_ = CopyLayer(layer, nullptr, &slots, &error);
+  if (staged_) {
+    const auto bytes = static_cast<size_t>(slots.slots * slots.stride[0]);
+    staged_ = staging_.Reserve(gpu_, bytes);
+    error = "no GPU memory for two layers, " + BytesText(2 * static_cast<int64_t>(bytes));
+  }
+  if (!staged_) Say("prompts are computed in parts: %s", error.c_str());
+  return staged_;
+}
+
+bool Store::CopyLayer(int layer, void* to, moert_slots* slots, std::string* error) {
+  if (!BeginStep(layer, error)) return false;
+  moert_slots_init(slots, sizeof *slots);
+  moert_error* failure = nullptr;
+  if (moert_layer_copy(step_, layer, to, slots, &failure) == MOERT_OK) return true;
+  *error = Message(failure);
+  EndStep();
+  return false;
 }
 
 void Store::Release() {

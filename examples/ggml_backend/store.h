@@ -12,13 +12,15 @@
 
 #include "gates.h"
 #include "options.h"
+#include "staging.h"
 
 namespace moert_ggml {
 
 /// One expert tensor of a layer: up, gate, gate and up in one, or down.
 struct Part {
   int64_t bytes = 0;             // of one expert, as the GGUF has them; also from expert to expert
-  int64_t type_bytes = 1;        // of one block of its format: slots are a multiple of it apart
+  int64_t stride_multiple = 1;   // of slots, bytes: blocks of the format
+  int64_t zeros = 0;             // to follow it in a slot, bytes
   const void* memory = nullptr;  // where expert 0 lies
   std::string file;              // the same in a file; empty: in memory alone
   int64_t offset = 0;
@@ -39,9 +41,9 @@ class Store {
  public:
   enum class Result { kOk, kTooMany, kFailed };
 
-  /// Null: `error` says why.
+  /// On `gpu`, or, where that is null, in RAM. Null: `error` says why.
   static std::unique_ptr<Store> Open(const std::string& name, const std::vector<Layer>& layers,
-                                     const Options& options, std::string* error);
+                                     const Options& options, Gpu* gpu, std::string* error);
   ~Store();
 
   /// Makes experts of a layer present until Release: slot_ids receives their slots, `slots` where
@@ -51,17 +53,42 @@ class Store {
                std::span<int32_t> slot_ids, moert_slots* slots, std::string* error);
   void Release();
 
+  // On a device.
+
+  bool on_device() const { return gpu_ != nullptr; }
+  /// Experts a token uses, as the GGUF says; 0: it does not.
+  int top_k() const { return top_k_; }
+  /// Fetch for one token whose top_k ids lie in device memory, slot_ids too. What is missing comes
+  /// without the host where all experts are in pinned memory.
+  Result FetchOnDevice(int layer, const int32_t* ids, int32_t* slot_ids, moert_slots* slots,
+                       std::string* error);
+  /// All experts of a layer, in their order, into device memory of `slots->slots` strides. Null:
+  /// says how much that is.
+  bool CopyLayer(int layer, void* to, moert_slots* slots, std::string* error);
+
+  /// Makes room for CopyLayer of a layer. False: there is none, which has been said, or copies have
+  /// failed.
+  bool Reserve(int layer);
+  Staging* staging() { return &staging_; }
+
   /// "hits 812 of 1024, ...".
   std::string Statistics() const;
 
  private:
   Store() = default;
   bool BeginStep(int layer, std::string* error);
+  Result DoFetch(int layer, const moert_fetch& fetch, moert_slots* slots, std::string* error);
+  // The next layer call starts afresh.
+  void EndStep();
 
   moert_engine* engine_ = nullptr;
   moert_step* step_ = nullptr;
   int layer_ = -1;  // of the last fetch in this step
   bool held_ = false;
+  Gpu* gpu_ = nullptr;
+  int top_k_ = 0;
+  bool staged_ = true;  // unless it was refused
+  Staging staging_;
   bool gates_ = false;  // of the layers, for strategies that predict by the next one
 };
 

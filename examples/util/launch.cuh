@@ -24,27 +24,43 @@ __device__ __forceinline__ void TriggerDependentLaunch() {
 #endif
 }
 
-/// A cudaError_t.
+/// An attribute of the current device; 0 where it cannot be told.
+inline int DeviceAttribute(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return 0;
+  return cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess ? value : 0;
+}
+
+/// Whether the current device's blocks can be launched in clusters, and early.
+inline bool HasClusters() { return DeviceAttribute(cudaDevAttrComputeCapabilityMajor) >= 9; }
+
+/// `cluster` blocks in a row of the grid share their memory; 1: none do. A cudaError_t.
 template <typename... Params, typename... Args>
-int LaunchEarly(void (*kernel)(Params...), dim3 grid, int threads, int shared_bytes,
-                cudaStream_t stream, Args&&... args) {
-  int device = 0, major = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  }
-  if (error != cudaSuccess) return error;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+int LaunchClusterEarly(void (*kernel)(Params...), dim3 grid, int cluster, int threads,
+                       int shared_bytes, cudaStream_t stream, Args&&... args) {
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = static_cast<unsigned>(cluster);
+  attributes[1].val.clusterDim.y = 1;
+  attributes[1].val.clusterDim.z = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = dim3(threads);
   config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
   config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = major >= 9 ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = !HasClusters() ? 0 : cluster == 1 ? 1 : 2;
   return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(std::forward<Args>(args))...);
+}
+
+/// A cudaError_t.
+template <typename... Params, typename... Args>
+int LaunchEarly(void (*kernel)(Params...), dim3 grid, int threads, int shared_bytes,
+                cudaStream_t stream, Args&&... args) {
+  return LaunchClusterEarly(kernel, grid, 1, threads, shared_bytes, stream,
+                            std::forward<Args>(args)...);
 }
 
 /// Loads kernels now instead of at their first launch. A cudaError_t.

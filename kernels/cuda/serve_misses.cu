@@ -101,6 +101,36 @@ __device__ __forceinline__ ExpertHandle PlaceExpert(const ServeMissesArgs& args,
   return handle;
 }
 
+/// The tokens of every expert by the ids of the call. By all threads.
+__device__ __forceinline__ void CountIds(const ServeMissesArgs& args, int32_t* counts) {
+  const int e = threadIdx.x;
+  if (e < args.experts) counts[e] = 0;
+  __syncthreads();
+  for (int i = e; i < args.pairs; i += kTileThreads) {
+    const int32_t id = args.ids[i];
+    if (id >= 0 && id < args.experts) atomicAdd(&counts[id], 1);
+  }
+  __syncthreads();
+}
+
+/// Says where the experts of the call lie: `slot` is the thread's expert's, of the layer. By all
+/// threads; `numbers` is theirs to use.
+__device__ __forceinline__ void GiveSlots(const ServeMissesArgs& args, int slot, int32_t* numbers) {
+  const int e = threadIdx.x;
+  if (e < args.experts) {
+    const int32_t number =
+        slot < 0 ? -1 : static_cast<int32_t>((args.slots[slot] - args.base) / args.stride);
+    numbers[e] = number;
+    args.table[e] = number;
+  }
+  __syncthreads();
+  if (args.found == nullptr) return;
+  for (int i = e; i < args.pairs; i += kTileThreads) {
+    const int32_t id = args.ids[i];
+    args.found[i] = id >= 0 && id < args.experts ? numbers[id] : -1;
+  }
+}
+
 /// One CTA: a thread an expert, which also looks after the slot of its number. The rows are read
 /// once and written at the end; between barriers everybody reads what the call began with.
 __global__ void __launch_bounds__(kTileThreads)
@@ -120,10 +150,11 @@ __global__ void __launch_bounds__(kTileThreads)
   ServedExpert row;
   int count = 0;
   if (e == 0) bytes = 0;
+  if (args.ids != nullptr) CountIds(args, counts);
   if (is_expert) {
     row = args.rows[e];
     if (layer.lent == 0) row = ServedExpert{};
-    count = args.counts[e];
+    count = args.ids != nullptr ? counts[e] : args.counts[e];
     rows[e] = row;
     counts[e] = count;
     held[e] = 0;
@@ -148,17 +179,23 @@ __global__ void __launch_bounds__(kTileThreads)
 
   const int64_t tick = layer.tick + 1;
   ExpertHandle ready, late;
+  int slot = -1;
   if (is_expert) {
     const ServedExpert after = AfterCall(row, count, tick, call, places, miss_rank, victim_rank);
     if (layer.lent != 0) args.rows[e] = after;
+    slot = after.slot;
     if (count > 0) {
       const bool copied = miss && after.slot >= 0;
       const ExpertHandle handle = PlaceExpert(args, e, after.slot, miss, miss_rank, &bytes);
       (copied ? late : ready) = handle;
     }
   }
-  if (e == args.experts) ready = *args.shared;
-  GiveWaves(args, ready, late, count, call.copies() > 0, scratch);
+  if (args.ids != nullptr) {
+    GiveSlots(args, slot, counts);
+  } else {
+    if (e == args.experts) ready = *args.shared;
+    GiveWaves(args, ready, late, count, call.copies() > 0, scratch);
+  }
   __syncthreads();
   if (e == 0) EndCall(args, layer, call, wanted, static_cast<int64_t>(bytes));
 }

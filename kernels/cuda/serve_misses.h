@@ -136,6 +136,14 @@ struct ServeMissesArgs {
   int32_t makes_tiles = 0;
   MakeTilesArgs tiles;
   TileTable late_table;
+  // Of a call whose product is the host's, in place of counts, waves and tiles: what it asks for
+  // and where it finds it. The slot of an address is its distance to `base` in strides.
+  const int32_t* ids = nullptr;  // [pairs]; one that is not in [0, experts) is none. Or null
+  int32_t pairs = 0;             //
+  int32_t* found = nullptr;      // [pairs] receives slots, -1: none. Or null
+  int32_t* table = nullptr;      // [experts] receives the slot of every expert that is there, or -1
+  const uint8_t* base = nullptr;  //
+  int64_t stride = 1;
 };
 
 /// Decides, and changes the layer's rows. Of layers of up to kFewExperts experts. 0 or a

@@ -54,9 +54,56 @@ absl::Status EngineImpl::CheckFetched(int layer, const StepState& step,
     return absl::FailedPreconditionError(fmt::format(
         "the stream is being captured: {}",
         there ? fmt::format("strategy {} needs the host in every layer call", strategy())
-                  : "ids in host memory are read once, not at replay"));
+              : "ids in host memory are read once, not at replay"));
   }
   return absl::OkStatus();
+}
+
+absl::Status EngineImpl::CheckReleased(int layer, bool served) const {
+  if (!parts_->executor->lent()) return absl::OkStatus();
+  for (const auto& [id, step] : steps_) {
+    for (const Fetched& fetched : step.fetched) {
+      if (served && fetched.layer != layer) continue;
+      return absl::FailedPreconditionError(
+          fmt::format("layer {}: a fetch that the device served is not released yet, and another "
+                      "would take its slots",
+                      fetched.layer));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status EngineImpl::CopyLayer(StepId step_id, int layer, std::byte* to, SlotView* view) {
+  MOERT_RETURN_IF_ERROR(CheckProcess());
+  MOERT_RETURN_IF_ERROR(CheckLayer(layer));
+  if (view == nullptr) return absl::InvalidArgumentError("view: must not be null");
+  MOERT_RETURN_IF_ERROR(blueprint_->backend->CheckLease());
+  const MutexLock lock(&mu_);
+  try {
+    return CopyLayerLocked(step_id, layer, to, view);
+  } catch (...) {  // no memory
+    return ExceptionStatus("copy of a layer");
+  }
+}
+
+absl::Status EngineImpl::CopyLayerLocked(StepId step_id, int layer, std::byte* to, SlotView* view) {
+  MOERT_ASSIGN_OR_RETURN(const StepState* const step, FindStep(step_id));
+  MOERT_ASSIGN_OR_RETURN(SlotRegion region, parts_->store->Slots(layer));
+  if (parts_->versions != nullptr || parts_->store->num_versions() > 1) {
+    return absl::UnimplementedError(
+        "copies of whole layers: of strategies that serve one version of an expert");
+  }
+  const int experts = source_->model().layers[layer].num_experts;
+  region.base = to;
+  view->parts = PartsOf(region, *parts_->store, layer, experts);
+  view->slots = experts;
+  view->slot_of_expert = {};
+  view->device_slot_of_expert = nullptr;
+  if (to == nullptr) return absl::OkStatus();
+  MOERT_RETURN_IF_ERROR(CheckReleased(layer, /*served=*/false));
+  MOERT_RETURN_IF_ERROR(parts_->executor->TakeBack(parts_->store.get()));
+  return parts_->executor->CopyRecords({layer, step->epoch, step->rows, {}, {}, step->stream, {}},
+                                       *parts_->store, to, region.stride);
 }
 
 absl::Status EngineImpl::FetchLocked(StepId step_id, int layer, const FetchInput& input,
@@ -67,7 +114,7 @@ absl::Status EngineImpl::FetchLocked(StepId step_id, int layer, const FetchInput
         "strategy {} serves several versions of an expert: Fetch needs one that serves one",
         strategy()));
   }
-  MOERT_RETURN_IF_ERROR(parts_->executor->TakeBack(parts_->store.get()));
+  MOERT_RETURN_IF_ERROR(CheckReleased(layer, parts_->runner->Serves(layer, input)));
   MOERT_ASSIGN_OR_RETURN(const SlotRegion region, parts_->store->Slots(layer));
   MOERT_RETURN_IF_ERROR(CheckFetched(layer, *step, input));
   const LayerCall call{ContextOf(*step, layer),
@@ -119,7 +166,7 @@ absl::Status EngineImpl::ReleaseFetched(StepId step, int layer) {
   }
   MOERT_RETURN_IF_ERROR(parts_->executor->LeaveSlots(found->stream));
   std::erase_if(found->fetched, of_layer);
-  parts_->store->EndLayerCall(ContextOf(*found, layer));
+  if (!parts_->executor->lent()) parts_->store->EndLayerCall(ContextOf(*found, layer));
   return absl::OkStatus();
 }
 

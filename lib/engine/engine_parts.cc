@@ -37,6 +37,7 @@ class Builder {
                                           p.store.get(), VersionNames());
     p.runner = std::make_unique<LayerRunner>(MakeLayerParts(p));
     p.misses_served = p.runner->ServeMisses();
+    p.runner->ServeFetches();
     p.leases = std::make_unique<Leases>(p.store.get());
     MOERT_RETURN_IF_ERROR(Load(p));
     return made;
@@ -112,12 +113,18 @@ class Builder {
   }
 
   std::unique_ptr<LayerPrefetcher> MakePrefetcher(const EngineParts& p) const {
-    auto prefetcher = std::make_unique<LayerPrefetcher>(
-        &model_, b_.strategy.prefetch.get(), b_.strategy.prefetch_control, &b_.profile,
-        p.link.get(), p.store.get(), p.versions.get());
-    if (cache()) prefetcher->SetPrecision(b_.strategy.precision.get());
-    prefetcher->SetCpuOffload(Backfills(p));
-    PrefetchDriver driver{p.link.get(), {}, Backfills(p)};
+    PrefetcherParts parts;
+    parts.model = &model_;
+    parts.policy = b_.strategy.prefetch.get();
+    if (cache()) parts.precision = b_.strategy.precision.get();
+    parts.profile = &b_.profile;
+    parts.link = p.link.get();
+    parts.store = p.store.get();
+    parts.versions = p.versions.get();
+    parts.controlled = b_.strategy.prefetch_control;
+    parts.cpu_offload = Backfills(p);
+    auto prefetcher = std::make_unique<LayerPrefetcher>(parts);
+    PrefetchDriver driver{p.link.get(), {}, parts.cpu_offload};
     if (b_.strategy.prefetch != nullptr) driver.outlook = prefetcher->outlook();
     p.store->Attach(driver);
     return prefetcher;
@@ -172,7 +179,7 @@ class Builder {
       MOERT_RETURN_IF_ERROR(PreloadAll(p.store.get()));
     }
     HoldPools(b_, p.store.get());
-    p.store->SetTrace(options_.trace.get());
+    p.store->StartTrace(options_.trace.get());
     return absl::OkStatus();
   }
 

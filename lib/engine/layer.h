@@ -71,7 +71,8 @@ class LayerRunner {
 
   absl::Status Forward(LayerCall call);
   /// A call without a product: brings what `input` names and pins it into *pins, which is to be
-  /// emptied on failure. *device_slots: see Executor::PlaceSlots.
+  /// emptied on failure; what the device serves is pinned by nobody. *device_slots: see
+  /// Executor::PlaceSlots.
   absl::Status Fetch(LayerCall call, const FetchInput& input, Pins* pins,
                      const int32_t** device_slots);
   /// Whether calls that miss nothing run on the device alone: nothing has to see a routing before
@@ -80,6 +81,10 @@ class LayerRunner {
   /// OK: captured calls need not hold their experts, what is missing is brought without the host.
   /// Else why not. Before the first call.
   absl::Status ServeMisses();
+  /// The same for Fetch with ids on the device, outside of captures too.
+  void ServeFetches();
+  /// Whether the device may serve what is missing in such a call.
+  bool Serves(int layer, const FetchInput& input) const;
 
   /// Fetches the counts of replays that have arrived; the device may then bring others.
   void TakeSelections();
@@ -160,6 +165,7 @@ class LayerRunner {
   const LayerParts parts_;
   const bool runs_resident_;
   bool serves_misses_ = false;
+  bool serves_fetches_ = false;
   LayerStats stats_;
 
   // Of the call.

@@ -23,6 +23,12 @@ absl::Status LayerRunner::Fetch(LayerCall call, const FetchInput& input, Pins* p
   parts_.store->BeginLayerCall();
   parts_.store->Pump();
   if (!parts_.executor->Capturing(call.exec.stream)) CollectRoutings();
+  if (Serves(call.context.layer, input)) {
+    MOERT_ASSIGN_OR_RETURN(*device_slots,
+                           parts_.executor->FetchServed(call.exec, given, parts_.store));
+    if (*device_slots != nullptr) return absl::OkStatus();
+  }
+  MOERT_RETURN_IF_ERROR(parts_.executor->TakeBack(parts_.store));
   const bool resident = there && runs_resident_ && NothingMissing(call.context.layer);
   if (resident) {
     PinLayer(call.context.layer, pins);
@@ -41,6 +47,16 @@ absl::Status LayerRunner::Fetch(LayerCall call, const FetchInput& input, Pins* p
                          parts_.executor->PlaceSlots(
                              call.exec, given, resident ? &call.context : nullptr, *parts_.store));
   return absl::OkStatus();
+}
+
+void LayerRunner::ServeFetches() {
+  serves_fetches_ = runs_resident_ && parts_.strategy->misses_by_rule() &&
+                    parts_.executor->ServeFetches(*parts_.store).ok();
+}
+
+bool LayerRunner::Serves(int layer, const FetchInput& input) const {
+  return serves_fetches_ && input.place == Place::kDevice &&
+         static_cast<int64_t>(input.ids.size()) <= parts_.store->capacity(layer);
 }
 
 void LayerRunner::PinLayer(int layer, Pins* pins) {

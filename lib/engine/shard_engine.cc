@@ -117,6 +117,9 @@ class ShardEngine final : public Engine {
   absl::Status ReleaseFetched(StepId step, int layer) override {
     return engine_->ReleaseFetched(step, layer);
   }
+  absl::Status CopyLayer(StepId, int, std::byte*, SlotView*) override {
+    return absl::UnimplementedError("shard: copies of whole layers");
+  }
 
   absl::Status PrefetchHint(int layer, absl::Span<const int32_t> experts) override {
     MOERT_RETURN_IF_ERROR(CheckLayer(layer));

@@ -52,6 +52,10 @@ absl::Status Step::ReleaseFetched(int layer) {
   return engine_ == nullptr ? Ended() : engine_->ReleaseFetched(id_, layer);
 }
 
+absl::Status Step::CopyLayer(int layer, std::byte* to, SlotView* view) {
+  return engine_ == nullptr ? Ended() : engine_->CopyLayer(id_, layer, to, view);
+}
+
 absl::Status Step::status() const {
   return engine_ == nullptr ? Ended() : engine_->StepStatus(id_);
 }

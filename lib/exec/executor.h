@@ -144,6 +144,27 @@ class Executor {
   /// what `stream` was given so far is done.
   virtual absl::Status LeaveSlots(void* stream) { return absl::OkStatus(); }
 
+  /// OK: FetchServed may be asked. FailedPrecondition: why not. Asked once, before the first call.
+  /// May read records.
+  virtual absl::Status ServeFetches(const VersionedStore& store) {
+    return absl::FailedPreconditionError("this backend asks the host about misses");
+  }
+  /// In place of PlaceSlots, for a store of one version whose residency policy is the default's
+  /// rule: the device looks up what was given there and brings what is missing, in the blocks that
+  /// the store lends. Nothing waits. The layer's table; null: not possible now, nothing was done.
+  virtual absl::StatusOr<const int32_t*> FetchServed(const ExecutorCall& call,
+                                                     const GivenRouting& given,
+                                                     VersionedStore* store) {
+    return nullptr;
+  }
+  /// Copies the opaque records of all experts of a layer to memory of the host's, `stride` bytes
+  /// apart, on the call's stream. FailedPrecondition on a device: one lies neither in a block nor
+  /// in pinned memory.
+  virtual absl::Status CopyRecords(const ExecutorCall& call, const VersionedStore& store,
+                                   std::byte* to, int64_t stride) {
+    return NotSupported();
+  }
+
   // Resident-forward prediction, between two Multiply of a call.
 
   virtual bool has_partial_output() const { return false; }

@@ -25,32 +25,32 @@ constexpr size_t kRanks = 16;
 
 }  // namespace
 
-LayerPrefetcher::LayerPrefetcher(const MoeModelSpec* model, PrefetchPolicy* policy, bool controlled,
-                                 const HardwareProfile* profile, const LinkEstimate* link,
-                                 VersionedStore* store, VersionManager* versions)
-    : model_(model),
-      policy_(policy),
-      link_(link),
-      store_(store),
-      versions_(versions),
-      window_(std::make_unique<WindowEstimate>(model->num_layers(), profile)) {
+LayerPrefetcher::LayerPrefetcher(const PrefetcherParts& parts)
+    : model_(parts.model),
+      policy_(parts.policy),
+      precision_policy_(parts.precision),
+      link_(parts.link),
+      cpu_offload_(parts.cpu_offload),
+      store_(parts.store),
+      versions_(parts.versions),
+      window_(std::make_unique<WindowEstimate>(parts.model->num_layers(), parts.profile)) {
   // Wishes for other versions are served between steps: what they cost is not in a step's time.
-  if (controlled && versions == nullptr) {
+  if (parts.controlled && versions_ == nullptr) {
     control_ = std::make_unique<PrefetchControl>();
     // Prompts are too few and too different to compare their times.
     const PredictionYield::Options prefill{/*look=*/2, /*longest=*/16, /*measured=*/false};
-    yields_ = {PredictionYield(prefill, model->num_layers()),
-               PredictionYield({}, model->num_layers())};
+    yields_ = {PredictionYield(prefill, model_->num_layers()),
+               PredictionYield({}, model_->num_layers())};
   }
   late_.resize(kRanks);
-  recall_.resize(model->num_layers(), Ewma<running_mean::kPredictionRecall>(0));
-  measured_.resize(model->num_layers());
-  outlook_.resize(model->num_layers());
-  if (policy == nullptr) return;
+  recall_.resize(model_->num_layers(), Ewma<running_mean::kPredictionRecall>(0));
+  measured_.resize(model_->num_layers());
+  outlook_.resize(model_->num_layers());
+  if (policy_ == nullptr) return;
   // A first guess, for the capacities at open.
-  const int64_t window_ns = profile->LayerNs(/*prefill=*/false, 1);
-  for (int l = 1; l < model->num_layers(); ++l) {
-    const int64_t transfer_ns = link->TransferNs(store->layout({l, 0}, 0).bytes);
+  const int64_t window_ns = parts.profile->LayerNs(/*prefill=*/false, 1);
+  for (int l = 1; l < model_->num_layers(); ++l) {
+    const int64_t transfer_ns = link_->TransferNs(store_->layout({l, 0}, 0).bytes);
     recall_[l] = Ewma<running_mean::kPredictionRecall>(kGuessedRecall);
     measured_[l] = {kGuessedRecall, static_cast<double>(window_ns) /
                                         static_cast<double>(std::max<int64_t>(1, transfer_ns))};

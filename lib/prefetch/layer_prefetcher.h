@@ -23,22 +23,30 @@ class PrefetchControl;
 class VersionManager;
 class WindowEstimate;
 
+/// What a LayerPrefetcher works with; all borrowed.
+struct PrefetcherParts {
+  const MoeModelSpec* model = nullptr;
+  PrefetchPolicy* policy = nullptr;  // null: prefetches nothing
+  /// Which version a prefetch brings into a cache of several; null: the best.
+  PrecisionPolicy* precision = nullptr;
+  const HardwareProfile* profile = nullptr;
+  const LinkEstimate* link = nullptr;
+  VersionedStore* store = nullptr;
+  /// Not null where every expert is present in some version: a prediction is then a wish for the
+  /// high one, served between steps.
+  VersionManager* versions = nullptr;
+  /// Try whether prefetching pays.
+  bool controlled = false;
+  /// A CPU beside the fast tier computes what has not arrived in time, and what it computed is
+  /// brought behind it. A transfer that is longer than its window then only helps to fill a cold
+  /// cache, and is not worth a prediction otherwise.
+  bool cpu_offload = false;
+};
+
 class LayerPrefetcher {
  public:
-  /// All borrowed; a null policy prefetches nothing. Where every expert is present in some version
-  /// (`versions` not null), a prediction is a wish for the high one, served between steps.
-  /// `controlled`: try whether it pays.
-  LayerPrefetcher(const MoeModelSpec* model, PrefetchPolicy* policy, bool controlled,
-                  const HardwareProfile* profile, const LinkEstimate* link, VersionedStore* store,
-                  VersionManager* versions);
+  explicit LayerPrefetcher(const PrefetcherParts& parts);
   ~LayerPrefetcher();
-
-  /// Which version a prefetch brings into a cache of several; null: the best. Borrowed.
-  void SetPrecision(PrecisionPolicy* policy) { precision_policy_ = policy; }
-  /// A CPU beside the fast tier computes what has not arrived in time, and what it computed is
-  /// brought behind it: then a transfer that is longer than its window only helps to fill a cold
-  /// cache, and is not worth a prediction otherwise.
-  void SetCpuOffload(bool cpu_offload) { cpu_offload_ = cpu_offload; }
 
   bool wants_next_gate(Phase phase) const;
   bool wants_resident_forward(Phase phase) const;
@@ -106,9 +114,9 @@ class LayerPrefetcher {
 
   const MoeModelSpec* model_;
   PrefetchPolicy* policy_;
-  PrecisionPolicy* precision_policy_ = nullptr;
+  PrecisionPolicy* precision_policy_;
   const LinkEstimate* link_;
-  bool cpu_offload_ = false;
+  bool cpu_offload_;
   VersionedStore* store_;
   VersionManager* versions_;
   PrefetchStats stats_;

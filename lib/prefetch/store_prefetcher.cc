@@ -16,9 +16,18 @@ struct Prefetcher::Impl {
       : store(std::move(s)),
         options(std::move(o)),
         link(&options.profile),
-        ahead(&store->model(), policy, options.controlled, &options.profile, &link,
-              store->store.get(), /*versions=*/nullptr) {}
+        ahead(PartsOf(policy)) {}
 
+  PrefetcherParts PartsOf(PrefetchPolicy* policy) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    PrefetcherParts parts;
+    parts.model = &store->model();
+    parts.policy = policy;
+    parts.profile = &options.profile;
+    parts.link = &link;
+    parts.store = store->store.get();
+    parts.controlled = options.controlled;
+    return parts;
+  }
   absl::Status Check(int layer, const RoutingResult& routing) const;
   void Attach() ABSL_EXCLUSIVE_LOCKS_REQUIRED(store->mu);
   void Detach() ABSL_EXCLUSIVE_LOCKS_REQUIRED(store->mu);

@@ -131,8 +131,8 @@ class VersionedStore {
                  std::unique_ptr<TransferQueue> transfers, ResidencyPolicy* residency);
   ~VersionedStore();
 
-  /// Transfers are shown to `trace` as they arrive; null: not. Borrowed.
-  void SetTrace(TraceSink* trace) { trace_ = trace; }
+  /// From now on transfers are shown to `trace` as they arrive; null: not. Borrowed.
+  void StartTrace(TraceSink* trace) { trace_ = trace; }
   /// The prefetcher that drives the store. With an outlook the capacities are computed again: those
   /// of the store's making knew of none. Borrows what `driver` points to, until the next call.
   void Attach(const PrefetchDriver& driver);

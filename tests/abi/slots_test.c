@@ -1,5 +1,6 @@
 /* Opaque records and slots, shards, and progress of create. C99, also compiled as C++. */
 #include <stdint.h>
+#include <stdlib.h>
 
 #include "check.h"
 #include "examples/c_host/tiny_experts.h"
@@ -61,6 +62,24 @@ static moert_code fetch(moert_step *step, int32_t layer, int32_t *ids, int64_t k
   return moert_layer_fetch(step, layer, &fetch, slots, error);
 }
 
+static void test_copy(moert_step *step) {
+  moert_slots slots;
+  unsigned char *to;
+  int32_t e;
+  moert_slots_init(&slots, sizeof(slots));
+  CHECK_OK(moert_layer_copy(step, 1, NULL, &slots, &error));
+  CHECK(slots.slots == kExperts);
+  to = (unsigned char *)malloc((size_t)(slots.slots * slots.stride[0]));
+  CHECK_OK(moert_layer_copy(step, 1, to, &slots, &error));
+  for (e = 0; e < kExperts; ++e) {
+    const unsigned char *at = (const unsigned char *)slots.base[1] + e * slots.stride[1];
+    CHECK(at > to && at[0] == byte_of(1, e, 1, 0) && at[kBytes - 1] == byte_of(1, e, 1, kBytes - 1));
+  }
+  free(to);
+  CHECK_FAILS(moert_layer_copy(step, kLayers, NULL, &slots, &error), MOERT_INVALID_ARGUMENT,
+              "legal is 0 to 1", "moert_layer_copy");
+}
+
 static void test_slots(void) {
   moert_layer_spec layers[kLayers];
   moert_opaque_part parts[2 * kLayers];
@@ -106,6 +125,7 @@ static void test_slots(void) {
               "ask for at most 2 at once", "moert_layer_fetch");
   CHECK_OK(moert_slots_release(step, 1, &error));
   CHECK_OK(moert_slots_release(step, 1, &error)); /* nothing left */
+  test_copy(step);
   CHECK_FAILS(fetch(step, 0, ids, kExperts, &slots, &error), MOERT_RESOURCE_EXHAUSTED,
               "ask for at most 4 at once", "moert_layer_fetch");
   CHECK_FAILS(forward(step, 0, x, 16, 1, x, &error), MOERT_FAILED_PRECONDITION, "use Fetch",

@@ -158,11 +158,19 @@ TEST_CASE("few rows: keys in pieces") {
     CHECK(RelativeError(Widened(out), problem.expected) < 3e-3);
     // More pieces than there are keys for: the same bits.
     CHECK(problem.Decode(8) == out);
-    // Alone, in as few pieces as it needs: too.
-    Shape alone = shape;
-    alone.sequences = {{200, 1}};
-    const Problem one(alone);
-    CHECK(one.Decode(1) == one.Decode(4));
+  }
+}
+
+TEST_CASE("few rows: pieces by the thousand keys") {
+  for (const int window : {0, 1500, 2500}) {
+    INFO("window " << window);
+    const Problem problem({4, 2, 64, window, {{2046, 1}, {2047, 2}, {6500, 1}, {30, 1}}});
+    const auto out = problem.Decode(PiecesFor(problem.last));
+    CHECK(RelativeError(Widened(out), problem.expected) < 3e-3);
+    CHECK(problem.Decode(7) == out);
+    // A row alone, in as few pieces as it needs: too.
+    const Problem alone({4, 2, 64, window, {{2046, 1}}});
+    CHECK(alone.Decode(1) == alone.Decode(4));
   }
 }
 
@@ -178,6 +186,131 @@ TEST_CASE("many rows: tensor cores") {
   }
 }
 
+struct RotateCase {
+  const char* what;
+  int heads, kv_heads, head_dim, window;
+  bool bias, norm;
+  float clip;
+};
+
+/// Products of the q, k and v matrices, and sequences that earlier steps have begun.
+struct RotateProblem {
+  explicit RotateProblem(const RotateCase& c) : shape(c) {
+    std::mt19937 rng(c.head_dim);
+    all = (c.heads + 2 * c.kv_heads) * c.head_dim;
+    size_t cached = 0;
+    const int sequences[][2] = {{0, 1}, {255, 1}, {256, 3}, {1, 8}, {2044, 6}, {40, 2}};
+    for (const auto& [before, added] : sequences) {
+      last = std::max(last, before + added - 1);
+      cached += Elements(before + added);
+    }
+    // What this step stores is no number before.
+    keys.assign(cached, 0xffff);
+    values = keys;
+    size_t at = 0;
+    for (const auto& [before, added] : sequences) {
+      const int capacity = before + added;
+      for (int h = 0; h < kLayers * c.kv_heads; ++h) {
+        const size_t head = at + static_cast<size_t>(h) * capacity * c.head_dim;
+        for (int i = 0; i < before * c.head_dim; ++i) {
+          keys[head + i] = F32ToBf16(normal(rng));
+          values[head + i] = F32ToBf16(normal(rng));
+        }
+      }
+      for (int i = 0; i < added; ++i) {
+        rows.push_back({0, before + i, static_cast<int32_t>(starts.size()), i});
+      }
+      starts.push_back({at, capacity});
+      at += Elements(capacity);
+    }
+    qkv = RandomFloats(rows.size() * all, &rng, 2);
+    weights = RandomFloats(all + 2 * c.head_dim + c.head_dim / 2, &rng);
+  }
+  size_t Elements(int capacity) const {
+    return static_cast<size_t>(kLayers) * shape.kv_heads * capacity * shape.head_dim;
+  }
+
+  struct Result {
+    std::vector<uint16_t> out, keys, values;
+    bool operator==(const Result&) const = default;
+  };
+  /// By one kernel, or by two.
+  Result Run(bool fused, int pieces) const {
+    const auto count = static_cast<int32_t>(rows.size());
+    DeviceArray<uint16_t> k(keys), v(values), out(rows.size() * shape.heads * shape.head_dim);
+    DeviceArray<float> products(qkv), w(weights);
+    DeviceArray<RowInput> row_inputs(rows);
+    std::vector<SequenceCache> caches;
+    for (const auto& [at, capacity] : starts) {
+      caches.push_back({k.get() + at, v.get() + at, capacity, 0});
+    }
+    DeviceArray<SequenceCache> sequences(caches);
+    DeviceArray<float> partials(PartialBytes(count, shape.heads, shape.head_dim, pieces) /
+                                sizeof(float));
+    RotatedAttention a;
+    a.rope.inputs = a.args.inputs = {row_inputs.get(), sequences.get(), nullptr};
+    a.args.queries = a.rope.qkv = products.get();
+    a.args.query_stride = all;
+    a.args.out = out.get();
+    a.args.rows = a.rope.rows = count;
+    a.args.heads = a.rope.heads = shape.heads;
+    a.args.kv_heads = a.rope.kv_heads = shape.kv_heads;
+    a.args.head_dim = a.rope.head_dim = shape.head_dim;
+    a.args.layer = a.rope.layer = kLayer;
+    a.args.window = shape.window;
+    a.rope.bias = shape.bias ? w.get() : nullptr;
+    a.rope.q_weight = shape.norm ? w.get() + all : nullptr;
+    a.rope.k_weight = shape.norm ? w.get() + all + shape.head_dim : nullptr;
+    a.rope.norm_eps = 1e-6f;
+    a.rope.clip = shape.clip;
+    a.rope.frequencies = w.get() + all + 2 * shape.head_dim;
+    if (fused) {
+      REQUIRE(LaunchDecodeAttention(a, pieces, partials.get(), nullptr) == 0);
+      CHECK(products.Get() == qkv);
+    } else {
+      REQUIRE(LaunchRope(a.rope, nullptr) == 0);
+      REQUIRE(LaunchDecodeAttention(a.args, pieces, partials.get(), nullptr) == 0);
+    }
+    return {out.Get(), k.Get(), v.Get()};
+  }
+
+  const RotateCase shape;
+  std::normal_distribution<float> normal;
+  int all = 0, last = 0;
+  std::vector<RowInput> rows;
+  std::vector<std::pair<size_t, int>> starts;  // in the caches, and capacities
+  std::vector<uint16_t> keys, values;
+  std::vector<float> qkv, weights;
+};
+
+TEST_CASE("few rows: rotated, stored and attended for by one kernel, the bits of two") {
+  const RotateCase cases[] = {
+      {"qwen3", 32, 4, 128, 0, false, true, 0}, {"qwen2", 4, 4, 64, 0, true, false, 0},
+      {"window", 8, 2, 96, 300, true, true, 0}, {"clipped", 6, 3, 16, 0, true, false, 0.7f},
+      {"narrow", 4, 2, 32, 4, false, false, 0}, {"two groups", 24, 2, 80, 0, false, true, 0},
+      {"wide", 2, 1, 256, 0, false, false, 0},
+  };
+  for (const RotateCase& c : cases) {
+    INFO(c.what);
+    const RotateProblem problem(c);
+    const int pieces = PiecesFor(problem.last);
+    REQUIRE(pieces == 2);
+    const auto expected = problem.Run(false, pieces);
+    CHECK(Widened(expected.out) == Widened(expected.out));  // numbers all
+    CHECK(problem.Run(true, pieces) == expected);
+    CHECK(problem.Run(true, 4) == expected);
+  }
+  // In one piece, which a cluster adds up.
+  RotateCase one = cases[0];
+  one.window = 0;
+  RotateProblem problem(one);
+  problem.rows.resize(3);
+  problem.qkv.resize(3 * problem.all);
+  const auto expected = problem.Run(false, 1);
+  CHECK(problem.Run(true, 1) == expected);
+  CHECK(problem.Run(true, 2) == expected);
+}
+
 TEST_CASE("what cannot run is refused") {
   AttentionArgs args;
   args.rows = 1;
@@ -187,6 +320,13 @@ TEST_CASE("what cannot run is refused") {
     CHECK(LaunchDecodeAttention(args, 1, nullptr, nullptr) != 0);
     CHECK(LaunchPrefillAttention(args, 1, nullptr) != 0);
   }
+  RotatedAttention all_heads;
+  all_heads.args = args;
+  all_heads.args.head_dim = 16;
+  all_heads.rope.norm_full = true;
+  const float weight = 1;
+  all_heads.rope.q_weight = &weight;
+  CHECK(LaunchDecodeAttention(all_heads, 1, nullptr, nullptr) != 0);
 }
 
 }  // namespace

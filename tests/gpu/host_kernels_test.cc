@@ -1,6 +1,5 @@
 // Every kernel of the host's dense parts against the same arithmetic in fp64 on the CPU.
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -8,9 +7,11 @@
 
 #include "device_array.h"
 #include "device_step.h"
+#include "device_time.h"
 #include "host/blocks/mlp.h"
 #include "host/blocks/rope.h"
 #include "host/cuda/cublas.h"
+#include "host/cuda/few_rows_kernel.h"
 #include "host/cuda/gemm_kernel.h"
 #include "host/cuda/norm_kernel.h"
 #include "host/cuda/rope_kernel.h"
@@ -298,12 +299,15 @@ TEST_CASE("the best token and a target's score") {
     std::fill_n(x.begin() + 5 * vocab, vocab - 1, -inf);
     DeviceArray<float> logits(x);
     DeviceArray<int32_t> best(rows);
-    REQUIRE(LaunchBest(logits.get(), rows, vocab, best.get(), nullptr) == 0);
+    DeviceArray<std::byte> scratch(std::vector<std::byte>(BestBytes(rows)));
     const auto row = [&](int r) {
       return absl::MakeConstSpan(x).subspan(static_cast<size_t>(r) * vocab, vocab);
     };
-    CHECK(best.Get() ==
-          std::vector<int32_t>{*ArgMax(row(0)), 2, kNotANumber, kNotFinite, kNotFinite, vocab - 1});
+    for (const int again : {rows, 1, rows}) {  // it leaves its scratch as it found it
+      REQUIRE(LaunchBest(logits.get(), again, vocab, scratch.get(), best.get(), nullptr) == 0);
+      CHECK(best.Get() == std::vector<int32_t>{*ArgMax(row(0)), 2, kNotANumber, kNotFinite,
+                                               kNotFinite, vocab - 1});
+    }
     DeviceArray<int32_t> targets(std::vector<int32_t>{vocab - 1, 4});
     DeviceArray<double> nll(2);
     REQUIRE(LaunchScore(logits.get(), targets.get(), 2, vocab, nll.get(), nullptr) == 0);
@@ -313,56 +317,49 @@ TEST_CASE("the best token and a target's score") {
   }
 }
 
-TEST_CASE("rates of the own product and cuBLAS", "[.][bench]") {
+TEST_CASE("rates of the own products and cuBLAS", "[.][bench]") {
   cudaStream_t stream = nullptr;
   REQUIRE(cudaStreamCreate(&stream) == cudaSuccess);
-  cudaEvent_t begin, end;
-  REQUIRE(cudaEventCreate(&begin) == cudaSuccess);
-  REQUIRE(cudaEventCreate(&end) == cudaSuccess);
   const auto cublas = Cublas::Open(stream);
   std::mt19937 rng(7);
-  std::printf("rows  in -> out: microseconds own, cuBLAS\n");
+  std::printf("rows  in -> out: microseconds of few rows, of any, of cuBLAS\n");
   for (const auto& [in, out] :
        {std::pair{128, 256}, {128, 4096}, {2048, 5120}, {4096, 2048}, {2048, 151936}}) {
-    for (const int rows : {1, 2, 4, 8, 16, 64, 512}) {
+    for (const int rows : {1, 2, 8, 16, 512, 2048}) {
+      if (rows == 2048 && out > 100000) continue;
       // Copies that together do not fit the cache.
       const int copies = std::clamp<int>((256 << 20) / (in * out * 2), 1, 256);
       DeviceArray<uint16_t> w(static_cast<size_t>(copies) * in * out);
       DeviceArray<uint16_t> x(Rounded(RandomFloats(static_cast<size_t>(rows) * in, &rng)));
       REQUIRE(cudaMemset(w.get(), 0x3c, static_cast<size_t>(copies) * in * out * 2) == cudaSuccess);
       DeviceArray<float> y(static_cast<size_t>(rows) * out);
-      double us[2] = {0, 0};
-      for (int who = 0; who < (cublas.ok() ? 2 : 1); ++who) {
-        const auto once = [&](int i) {
-          const DenseGemm g = {x.get(), w.get() + static_cast<size_t>(i % copies) * in * out,
-                               y.get(), rows,
-                               in,      out};
-          return who == 0 ? LaunchDenseGemm(g, stream) : (*cublas)->Multiply(g).ok() ? 0 : 1;
-        };
-        REQUIRE(once(0) == 0);
-        cudaGraph_t graph = nullptr;
-        cudaGraphExec_t executable = nullptr;
-        REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed) == cudaSuccess);
-        const int repeats = 32;
-        for (int i = 0; i < repeats; ++i) REQUIRE(once(i) == 0);
-        REQUIRE(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
-        REQUIRE(cudaGraphInstantiate(&executable, graph, 0) == cudaSuccess);
-        std::vector<float> ms;
-        for (int i = 0; i < 7; ++i) {
-          float t = 0;
-          cudaEventRecord(begin, stream);
-          cudaGraphLaunch(executable, stream);
-          cudaEventRecord(end, stream);
-          REQUIRE(cudaEventSynchronize(end) == cudaSuccess);
-          cudaEventElapsedTime(&t, begin, end);
-          ms.push_back(t);
-        }
-        std::sort(ms.begin(), ms.end());
-        us[who] = ms[3] * 1e3 / repeats;
-        cudaGraphExecDestroy(executable);
-        cudaGraphDestroy(graph);
+      const auto weights = [&](int i) {
+        return w.get() + static_cast<size_t>(i % copies) * in * out;
+      };
+      double us[3] = {0, 0, 0};
+      if (FewRowsRun(rows, in)) {
+        us[0] = Microseconds(stream, [&](int i) {
+          FewRowsProduct f;
+          f.w = weights(i);
+          f.rows = rows;
+          f.in = in;
+          f.out = out;
+          f.x = x.get();
+          f.y = y.get();
+          REQUIRE(LaunchFewRows(f, stream) == 0);
+        });
       }
-      std::printf("%4d  %5d -> %6d: %8.2f %8.2f\n", rows, in, out, us[0], us[1]);
+      const auto gemm = [&](int i) {
+        return DenseGemm{x.get(), weights(i), y.get(), rows, in, out};
+      };
+      if (rows <= 16) {
+        us[1] =
+            Microseconds(stream, [&](int i) { REQUIRE(LaunchDenseGemm(gemm(i), stream) == 0); });
+      }
+      if (cublas.ok()) {
+        us[2] = Microseconds(stream, [&](int i) { REQUIRE_OK((*cublas)->Multiply(gemm(i))); });
+      }
+      std::printf("%4d  %5d -> %6d: %8.2f %8.2f %8.2f\n", rows, in, out, us[0], us[1], us[2]);
     }
   }
   cudaStreamDestroy(stream);

@@ -50,7 +50,7 @@ void Check(const std::string& strategy, bool twins, bool graphs) {
   CHECK(Calls(2) - replays == model.decoder->replays() - replayed);
   if (!graphs) {
     CHECK(Calls(2) == replays);
-    CHECK(Calls(1) - launches > kSteps * 8 * 10);
+    CHECK(Calls(1) - launches > kSteps * 8 * 6);
   } else if (!twins) {
     CHECK(Calls(2) - replays == kSteps);
     CHECK(Calls(1) == launches);

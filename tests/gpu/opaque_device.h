@@ -48,7 +48,7 @@ class ExpectedOnDevice {
       for (int p = 0; p < 3; ++p) {
         parts.push_back(std::make_unique<DeviceArray<std::byte>>(model.data[l][p]));
         weights.base[p] = parts[p]->get();
-        weights.stride[p] = weights.bytes[p] = OpaqueModel::PartBytes(l, p);
+        weights.stride[p] = weights.bytes[p] = model.PartBytes(l, p);
       }
       REQUIRE(LaunchToy(weights, ids.get(), kE, kX, out.get(), nullptr) == cudaSuccess);
       of_layer_.push_back(out.Get());
@@ -71,13 +71,14 @@ inline std::shared_ptr<const ExpertSource> Source(const OpaqueModel& model, Opaq
 }
 
 inline std::unique_ptr<Engine> Open(std::shared_ptr<const ExpertSource> source,
-                                    const char* strategy, double fraction) {
+                                    const char* strategy, double fraction,
+                                    int64_t host_budget = 1 << 20) {
   EngineOptions options;
   options.backend = BackendKind::kCuda;
   options.strategy = strategy;
   options.budget = Budget::Fraction(fraction);
   options.max_tokens_per_forward = 8;
-  options.host_budget = 1 << 20;  // some records are kept, others read again
+  options.host_budget = host_budget;  // by default some records are kept, others read again
   auto engine = Engine::Create(std::move(source), options);
   REQUIRE_OK(engine.status());
   return *std::move(engine);

@@ -31,6 +31,10 @@ def blocks(model):
     return [m for m in model.modules() if isinstance(m, moert.blocks.MoeBlock)]
 
 
+def blocks_or_experts(model):
+    return [m for m in model.modules() if hasattr(m, "_passes")]
+
+
 @unittest.skipUnless(torch.cuda.is_available() and moert.probe().cuda_usable,
                      "no CUDA device, or a library without CUDA: " +
                      moert.probe().cuda_status.decode())
@@ -140,8 +144,85 @@ class Cuda(unittest.TestCase):
                 self.assertLess((logits - eager).abs().amax(-1).median().item(), 0.05)
                 self.assertGreater(model.moert.stats().lookups, 4 * lookups)
 
+    # Engines whose layers may be recorded: nothing can miss, or the device serves what does.
+    GRAPH_SAFE = ({"budget": 1.0}, {"budget": 0.25, "host_budget": "all"})
+
+    def test_decoding_in_graphs(self):
+        """A static cache, compiled for CUDA graphs: replayed steps make no layer calls, and the
+        host waits for none of them."""
+        tokens = torch.randint(3, 128, (12, 1, 1), device="cuda")
+        for options in self.GRAPH_SAFE:
+            for routing in ("library", "host"):
+                with self.subTest(options=options, routing=routing):
+                    self.check_decoding_in_graphs(ours(dtype="float32", routing=routing, **options),
+                                                  tokens)
+
+    def check_decoding_in_graphs(self, model, tokens):
+        self.assertTrue(model.moert.graph_safe, model.moert.strategy)
+        torch._dynamo.reset()
+
+        def decode(forward, seen=lambda: None):
+            cache = transformers.StaticCache(config=model.config, max_cache_len=32)
+            model(IDS[:1].cuda(), past_key_values=cache)
+            logits = []
+            for token in tokens:
+                seen()
+                logits.append(forward(token, past_key_values=cache).logits.float().cpu())
+            return logits
+
+        engine, expected, calls = model.moert, decode(model), []
+        passes = blocks_or_experts(model)[0]._passes
+        forward = passes.forward
+        passes.forward = lambda *a: calls.append(torch.cuda.is_current_stream_capturing()) or \
+            forward(*a)
+        compiled = torch.compile(model, mode="reduce-overhead", fullgraph=True)
+        seen = []
+        logits = decode(compiled, lambda: seen.append(
+            (len(calls), engine.metrics()["moert_host_syncs_total"])))
+        self.assertIn(True, calls)  # it was recorded
+        self.assertEqual(len({counts for counts in seen[4:]}), 1, seen)
+        for mine, exact in zip(logits, expected):
+            self.assertLess((mine - exact).abs().median().item(), 0.05)
+        lookups = engine.metrics()["moert_lookups_total"]
+        decode(compiled)
+        self.assertGreater(engine.metrics()["moert_lookups_total"], lookups)
+
+    def test_generation_in_graphs(self):
+        for options in self.GRAPH_SAFE:
+            with self.subTest(options):
+                torch._dynamo.reset()
+                model = ours(dtype="float32", **options)
+                greedy = dict(max_new_tokens=12, do_sample=False)
+                expected = model.generate(IDS[:1].cuda(), **greedy)
+                written = model.generate(IDS[:1].cuda(), cache_implementation="static", **greedy)
+                self.assertTrue(torch.equal(written, expected))
+
+    def test_versions_in_graphs(self):
+        """Versions change from step to step, and the replay behind the recording knows of it."""
+        torch._dynamo.reset()
+        cache = self.folder()
+        model = ours(experts="bf16,w4a16_g128", cache_dir=cache, budget="60%", dtype="float32",
+                     strategy="dynaexq:lo=w4a16_g128")
+        self.assertTrue(model.moert.graph_safe)
+        compiled = torch.compile(model, mode="reduce-overhead", fullgraph=True)
+        ids = IDS[:1].cuda()
+        exact = ours(budget=1.0, dtype="float32")(ids).logits
+        for _ in range(6):
+            torch.compiler.cudagraph_mark_step_begin()
+            logits = compiled(ids).logits
+            self.assertLess((logits - exact).abs().amax(-1).median().item(), 2)  # logits up to 17
+
+    def test_strategy_by_budget(self):
+        self.assertEqual(ours(budget=1.0).moert.strategy, "resident")
+        self.assertEqual(ours(budget=0.5).moert.strategy, "on-demand")
+        self.assertEqual(ours(budget=1.0, strategy="fate").moert.strategy, "fate")
+
     def test_captured(self):
-        model = ours(budget=1.0, strategy="resident")
+        for options in self.GRAPH_SAFE:
+            with self.subTest(options):
+                self.check_captured(ours(**options))
+
+    def check_captured(self, model):
         self.assertTrue(model.moert.graph_safe)
 
         def run(x):

@@ -288,6 +288,34 @@ class Compiled(Test):
     def test_inductor(self):
         self.compare("inductor")
 
+    def test_steps_around_graphs(self):
+        """Compiled for graphs, a pass is opened in front of the first layer and ended behind the
+        last, by calls of their own: here the layers between them run as they are."""
+        ids = torch.tensor([tokens(7), tokens(14)[7:]])
+        for routing in ("library", "host"):
+            with self.subTest(routing):
+                torch._dynamo.reset()
+                model = ours(routing=routing)
+                for module in model.modules():
+                    if isinstance(module, moert.blocks._Replacement):
+                        module._graphs = True
+                expected = model(ids).logits
+                compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+                compiled(ids)
+                lookups, begin, opened = model.moert.stats().lookups, model.moert.step, []
+                model.moert.step = lambda *a, **k: opened.append(begin(*a, **k)) or opened[-1]
+                for _ in range(2):
+                    self.assertTrue(torch.equal(compiled(ids).logits, expected))
+                self.assertEqual([step._handle for step in opened], [None, None])
+                self.assertEqual(model.moert.stats().lookups, 2 * lookups)
+                # One that nobody ends is over with the pass behind it.
+                passes = next(m for m in model.modules() if hasattr(m, "_passes"))._passes
+                passes.hold(torch.zeros(14, 128), 2)
+                model(ids)
+                self.assertIsNotNone(opened[2]._handle)
+                model(ids)
+                self.assertEqual([step._handle for step in opened], [None] * 4)
+
     def test_operators(self):
         """Fake implementations, schemas and the absence of gradients."""
         model = ours()

@@ -15,22 +15,34 @@ def _wanted(dtypes):
     return " or ".join(_NAMES[d] for d in dtypes)
 
 
+_seen = {}  # torch's dtype objects: their names take as long as all the rest
+
+
+def _dtype_of_torch(tensor):
+    kind = tensor.dtype
+    if kind not in _seen:
+        _seen[kind] = _TORCH.get(str(kind))
+    return _seen[kind]
+
+
 def _of_torch(tensor, rows, dtypes, device):
-    dtype = _TORCH.get(str(tensor.dtype))
+    dtype = _dtype_of_torch(tensor)
     if dtype not in dtypes:
         raise TypeError(f"{tensor.dtype}: {_wanted(dtypes)} is wanted")
-    if tensor.device.type not in ("cpu", "cuda"):
+    if not tensor.is_cuda and not tensor.is_cpu:
         raise TypeError(f"a CPU or CUDA tensor is wanted, not one of {tensor.device}")
-    place = _c.HOST if tensor.device.type == "cpu" else _c.DEVICE
-    if place == _c.DEVICE and tensor.device.index != device:
+    place = _c.DEVICE if tensor.is_cuda else _c.HOST
+    if place == _c.DEVICE and tensor.get_device() != device:
         raise TypeError(f"a tensor of {tensor.device}; the engine is on "
                         f"{'the CPU' if device is None else f'cuda:{device}'}")
-    if tensor.dim() == 2 and tensor.shape[0] == rows and (tensor.stride(1) == 1 or
-                                                          tensor.shape[1] == 1):
-        stride = max(tensor.stride(0), tensor.shape[1])  # of one row torch may say anything
-        return _c.Tensor(tensor.data_ptr(), rows, tensor.shape[1], stride, dtype, place)
-    if not tensor.is_contiguous() or tensor.numel() % rows != 0:
-        raise TypeError(f"a contiguous tensor of {rows} rows is wanted, not {tuple(tensor.shape)} "
+    shape, contiguous = tensor.shape, tensor.is_contiguous()
+    if len(shape) == 2 and shape[0] == rows and (contiguous or tensor.stride(1) == 1 or
+                                                 shape[1] == 1):
+        # Of one row torch may say anything.
+        stride = shape[1] if contiguous else max(tensor.stride(0), shape[1])
+        return _c.Tensor(tensor.data_ptr(), rows, shape[1], stride, dtype, place)
+    if not contiguous or tensor.numel() % rows != 0:
+        raise TypeError(f"a contiguous tensor of {rows} rows is wanted, not {tuple(shape)} "
                         f"with strides {tensor.stride()}")
     cols = tensor.numel() // rows
     return _c.Tensor(tensor.data_ptr(), rows, cols, cols, dtype, place)

@@ -5,10 +5,8 @@ import typing
 
 import torch
 
+from . import torch_ops
 from .checkpoint_experts import Shape
-from .torch_ops import block as _block_op
-from .torch_ops import experts as _experts_op
-from .torch_ops import refuse_gradients
 
 _ACTIVATIONS = {"SiLUActivation": "silu", "SiLU": "silu", "Silu": "silu", "silu": "silu",
                 "GELUActivation": "gelu", "GELU": "gelu", "GELUTanh": "gelu_tanh",
@@ -96,6 +94,11 @@ def top_k(found):
                      "uses; pass top_k=")
 
 
+# Compiled calls of up to so many rows are recorded into CUDA graphs, where the engine allows it:
+# decoding. A recorded call whose misses the device serves reads an expert again for every 16 rows.
+_GRAPH_ROWS = 64
+
+
 class _Replacement(torch.nn.Module):
     """Without parameters or state: what it computes with is the engine's. ranks: a
     distributed.Ranks whose engines hold parts of each layer, or None."""
@@ -103,6 +106,19 @@ class _Replacement(torch.nn.Module):
     def __init__(self, passes, layer, ranks):
         super().__init__()
         self._passes, self._layer, self._ranks = passes, layer, ranks
+        self._last = layer + 1 == passes.engine.layers
+        self._graphs = passes.engine.graph_safe
+
+    def _compiled(self, operators, x, sequences, *routing):
+        """The call as torch.compile sees it. operators: (on the host, in a graph)."""
+        on_host, in_graph = operators
+        number = self._passes.number
+        if not self._graphs or x.shape[0] > _GRAPH_ROWS:
+            return on_host(x, *routing, number, self._layer, sequences)
+        if self._layer == 0:
+            x = torch_ops.hold(x, number, sequences)
+        out = in_graph(x, *routing, number, self._layer, sequences)
+        return torch_ops.release(out, number) if self._last else out
 
     @property
     def engine(self):
@@ -119,11 +135,11 @@ class MoeBlock(_Replacement):
     """Stands where a sparse MoE block stood; the library routes."""
 
     def forward(self, hidden_states, *_, **__):
-        refuse_gradients(hidden_states)
+        torch_ops.refuse_gradients(hidden_states)
         x = hidden_states.reshape(-1, hidden_states.shape[-1])
         sequences = hidden_states.shape[0] if hidden_states.dim() == 3 else 1
         if torch.compiler.is_compiling():
-            out = _block_op(x, self._passes.number, self._layer, sequences)
+            out = self._compiled((torch_ops.block, torch_ops.block_in_graph), x, sequences)
         else:
             out = self._passes.forward(self._layer, x.detach(), sequences)
         if self._ranks is not None:
@@ -139,11 +155,12 @@ class Experts(_Replacement):
         self._batch = batch
 
     def forward(self, hidden_states, top_k_index, top_k_weights):
-        refuse_gradients(hidden_states, top_k_weights)
+        torch_ops.refuse_gradients(hidden_states, top_k_weights)
         x = hidden_states.reshape(-1, hidden_states.shape[-1])
         ids, weights = (t.reshape(x.shape[0], -1) for t in (top_k_index, top_k_weights))
         if torch.compiler.is_compiling():
-            out = _experts_op(x, ids, weights, self._passes.number, self._layer, 0)
+            out = self._compiled((torch_ops.experts, torch_ops.experts_in_graph), x, 0, ids,
+                                 weights)
         else:
             out = self._passes.forward(self._layer, x.detach(), self._batch.sequences,
                                        (ids.detach(), weights.detach()))

@@ -6,6 +6,8 @@ from ._c import LayerSpec, lib
 from .arrays import FLOATS, matrix
 from .errors import Error, Handle, check
 
+_ALL = 2**62  # bytes that hold every record
+
 
 def _engine_options(*, budget=1.0, strategy=None, backend="cpu", device=0, max_tokens=512,
                     threads=0, io_threads=None, host_budget=None, numerics="bf16",
@@ -18,7 +20,7 @@ def _engine_options(*, budget=1.0, strategy=None, backend="cpu", device=0, max_t
             setattr(o, name, str(value).encode())
     o.budget_bytes, o.budget_fraction = sizes.budget(budget)
     if host_budget is not None:
-        o.host_budget_bytes = sizes.budget(host_budget)[0]
+        o.host_budget_bytes = _ALL if host_budget == "all" else sizes.budget(host_budget)[0]
     if io_threads is not None:
         o.io_threads = io_threads
     o.max_tokens_per_forward, o.threads = max_tokens, threads
@@ -52,10 +54,11 @@ class Engine(Handle):
     budget: bytes (an int, "8GiB") for everything it holds, or a share of the routed experts (a
     float in (0, 1], "25%") with fixed parts added. backend: "cpu", "cuda" or "auto"; device: a CUDA
     ordinal. max_tokens: rows of the largest layer call. host_budget: CUDA, bytes of pinned host
-    memory. numerics: how activations enter the products, "bf16", "f32" or "int8". shard: a part of
-    every layer, whose output is a partial sum: a dict of moert_shard's fields (first_expert,
-    num_experts, first_channel, num_channels, shared_experts), with `experts`, of each layer a list,
-    in place of the range. The others are those of moert_engine_options."""
+    memory; "all": it holds every expert, read when the engine opens, and the device can serve
+    misses itself. numerics: how activations enter the products, "bf16", "f32" or "int8". shard: a
+    part of every layer, whose output is a partial sum: a dict of moert_shard's fields
+    (first_expert, num_experts, first_channel, num_channels, shared_experts), with `experts`, of
+    each layer a list, in place of the range. The others are those of moert_engine_options."""
     _destroy = lib.moert_engine_destroy
 
     def __init__(self, source, **options):

@@ -18,10 +18,68 @@ def named(number):
     return _ALL[number]
 
 
+def _stream(x):
+    """The address of the stream that x's device works on now; None on the CPU. torch.cuda's own
+    current_stream takes as long as the rest of a call here."""
+    return torch._C._cuda_getCurrentRawStream(x.get_device()) if x.is_cuda else None
+
+
+class _Pass:
+    """Layer calls that come one after another: a step, or several side by side where there are more
+    rows than the engine takes."""
+
+    def __init__(self, engine, rows, sequences, stream):
+        self.rows, self.stream, self.layer = rows, stream, -1
+        length = rows // sequences if sequences and rows % sequences == 0 else rows
+        requests = [row // length for row in range(rows)]
+        self._phase = "decode" if length <= _DECODE_LENGTH else "prefill"
+        self._engine = engine
+        self._requests = [requests[first:first + engine.max_tokens]
+                          for first in range(0, rows, engine.max_tokens)]
+        self.begin()
+
+    def begin(self):
+        self.steps = [self._engine.step(self._phase, len(some), some, stream=self.stream)
+                      for some in self._requests]
+
+    def takes(self, layer, rows, stream):
+        """Whether such a layer call is its next one."""
+        return layer > self.layer and rows == self.rows and stream == self.stream
+
+    def call(self, layer, x, routing, out):
+        self.layer = layer
+        if len(self.steps) == 1:
+            self._forward(self.steps[0], layer, x, routing, out)
+            return
+        first = 0
+        for step in self.steps:
+            part = slice(first, first + step.rows)
+            self._forward(step, layer, x[part], routing and [t[part] for t in routing], out[part])
+            first += step.rows
+
+    @staticmethod
+    def _forward(step, layer, x, routing, out):
+        if routing is None:
+            step.forward(layer, x, out)
+        else:
+            step.forward_routed(layer, x, *routing, out)
+
+    def end(self):
+        for step in self.steps:
+            step.end()
+
+    def abandon(self):
+        for step in self.steps:
+            step.abandon()
+
+
 class Passes:
-    """Turns layer calls that come one after another into steps. A step spans the MoE layers of one
-    forward pass; a pass with more rows than the engine takes is several steps side by side. Every
-    thread has its own pass."""
+    """Turns layer calls that come one after another into passes, one for each forward pass of the
+    model. Every thread has its own.
+
+    A pass begins with its first layer call and ends behind the last layer's. Where layer calls are
+    recorded into a CUDA graph, a replay makes no calls: then hold() and release() stand in front of
+    the first and behind the last layer, outside the graph."""
 
     def __init__(self, engine):
         self.engine, self.number = engine, next(_numbers)
@@ -40,55 +98,56 @@ class Passes:
         if x.shape[0] == 0:
             return out
         mine = self._thread.__dict__
-        steps = mine.get("steps")
-        if steps is None or layer <= mine["layer"] or mine["rows"] != x.shape[0]:
-            steps = self._begin(mine, x, sequences)
-        mine["layer"] = layer
+        run = self._pass_of(mine, layer, x, sequences)
         try:
-            if len(steps) == 1:
-                self._call(steps[0], layer, x, routing, out)
-            else:
-                self._call_parts(steps, layer, x, routing, out)
+            run.call(layer, x, routing, out)
         except BaseException:
-            self._abandon(mine)
+            _abandon(mine, "running")
+            _abandon(mine, "held")
             raise
-        if layer + 1 == self._layers:
-            mine["steps"] = None
-            for step in steps:
-                step.end()
+        if layer + 1 == self._layers and run is not mine.get("held"):
+            mine["running"] = None
+            run.end()
+            self._renew(mine, x)
         return out
 
-    @staticmethod
-    def _call(step, layer, x, routing, out):
-        if routing is None:
-            step.forward(layer, x, out)
-        else:
-            step.forward_routed(layer, x, *routing, out)
+    def _pass_of(self, mine, layer, x, sequences):
+        rows, stream = x.shape[0], _stream(x)
+        held, running = mine.get("held"), mine.get("running")
+        for run in (held, running):
+            if run is not None and run.takes(layer, rows, stream):
+                return run
+        _abandon(mine, "running")  # of a pass that died on its way
+        if held is not None and held.stream == stream:
+            _abandon(mine, "held")
+        mine["running"] = _Pass(self.engine, rows, sequences, stream)
+        return mine["running"]
 
-    def _call_parts(self, steps, layer, x, routing, out):
-        first = 0
-        for step in steps:
-            part = slice(first, first + step.rows)
-            self._call(step, layer, x[part], routing and [t[part] for t in routing], out[part])
-            first += step.rows
+    def hold(self, x, sequences):
+        """Opens the pass of what follows on the current stream: layer calls, or a replay of them.
+        x: the rows of one."""
+        mine = self._thread.__dict__
+        _abandon(mine, "running")
+        _abandon(mine, "held")
+        mine["held"] = _Pass(self.engine, x.shape[0], sequences, _stream(x))
 
-    def _begin(self, mine, x, sequences):
-        self._abandon(mine)  # of a pass that died on its way
-        rows, stream = x.shape[0], None
-        length = rows // sequences if sequences and rows % sequences == 0 else rows
-        requests = [row // length for row in range(rows)]
-        if x.device.type == "cuda":
-            stream = torch.cuda.current_stream(x.device).cuda_stream
-        phase = "decode" if length <= _DECODE_LENGTH else "prefill"
-        limit = self.engine.max_tokens
-        mine["steps"] = [self.engine.step(phase, len(requests[first:first + limit]),
-                                          requests[first:first + limit], stream=stream)
-                         for first in range(0, rows, limit)]
-        mine["rows"] = rows
-        return mine["steps"]
+    def release(self):
+        """Ends it."""
+        held, self._thread.__dict__["held"] = self._thread.__dict__.get("held"), None
+        if held is not None:
+            held.end()
 
     @staticmethod
-    def _abandon(mine):
-        steps, mine["steps"] = mine.get("steps"), None
-        for step in steps or ():
-            step.abandon()
+    def _renew(mine, x):
+        """Behind a recording: the replay that follows lies in a step that has been told of it."""
+        held = mine.get("held")
+        if held is None or not x.is_cuda or not torch.cuda.is_current_stream_capturing():
+            return
+        held.end()
+        held.begin()
+
+
+def _abandon(mine, which):
+    run, mine[which] = mine.get(which), None
+    if run is not None:
+        run.abandon()

@@ -24,6 +24,7 @@ from . import blocks, pack_cache
 from .checkpoint_experts import CheckpointExperts
 from .distributed import Ranks
 from .engine import Engine
+from .engine import plan as library_plan
 from .errors import Error
 from .passes import Passes
 from .source import Source
@@ -170,12 +171,25 @@ def _compare(model, found, source):
                          f"{source.spec(0).hidden}")
 
 
+def _with_strategy(source, options):
+    """The options of an engine. On CUDA a budget that holds every expert is filled when the engine
+    opens, if no strategy was named: then nothing can be missing, and no layer needs the host."""
+    if options["backend"] != "cuda" or options.get("strategy") is not None:
+        return options
+    all_there = {**options, "strategy": "resident"}
+    try:
+        library_plan(source, **all_there)
+    except Error:
+        return options  # they do not fit, or what is wrong with the options is the engine's to say
+    return all_there
+
+
 def _replace(model, plan, engine_options):
     """Creates the engine and puts its modules in place."""
     shard = plan.ranks.shard(plan.source) if plan.ranks else {}
     if plan.routing == "host":
         shard["shared_experts"] = False  # the blocks keep theirs
-    engine = Engine(plan.source, shard=shard, **engine_options)
+    engine = Engine(plan.source, **_with_strategy(plan.source, {**engine_options, "shard": shard}))
     passes = Passes(engine)
     batch = blocks.Batch().watch(model) if plan.routing == "host" else None
     for layer, block in enumerate(plan.found):

@@ -12,6 +12,8 @@ int BenchProbe(int argc, const char* const* argv);
 int BenchDecode(int argc, const char* const* argv);
 int BenchPrefill(int argc, const char* const* argv);
 int BenchLayer(int argc, const char* const* argv);
+/// The whole example decoder on a device.
+int BenchModel(int argc, const char* const* argv);
 /// An expert-parallel group against one engine.
 int BenchRanks(int argc, const char* const* argv);
 /// What a workload's routing looks like.

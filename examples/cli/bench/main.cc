@@ -12,6 +12,8 @@ int main(int argc, char** argv) {
         {"layer", "MoE layers alone: time by tokens", BenchLayer},
         {"decode", "strategies against each other, at a published model's shape", BenchDecode},
         {"prefill", "the same for prompts", BenchPrefill},
+        {"model", "the whole example decoder on a device, at a published model's shape",
+         BenchModel},
         {"ranks", "experts dealt out over the GPUs of a machine, against one", BenchRanks},
         {"workload", "what a workload's routing looks like, and workloads as traces",
          BenchWorkload}}},

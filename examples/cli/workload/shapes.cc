@@ -24,8 +24,11 @@ struct Row {
   bool shared_gate;
   RoutingKind kind;
   bool renormalize;
-  int64_t heads, kv_heads, head_dim;
+  int heads, kv_heads;
+  int64_t head_dim;
   double common_share;
+  int64_t vocabulary = 0;
+  bool qk_norm = false;
 };
 
 constexpr auto kSoftmax = RoutingKind::kSoftmaxTopK;
@@ -33,7 +36,7 @@ constexpr double kDefaultShare = 0.285;
 
 constexpr Row kRows[] = {
     {"qwen1.5-moe", "Qwen1.5-MoE-A2.7B", 24, 0, 60, 4, 2048, 1408, 5632, true, kSoftmax, false,  //
-     16, 16, 128, kDefaultShare},
+     16, 16, 128, kDefaultShare, 151936},
     {"deepseek-moe-16b", "deepseek-moe-16b-base", 27, 1, 64, 6, 2048, 1408, 2816, false, kSoftmax,
      false, 16, 16, 128, kDefaultShare},
     {"deepseek-v2-lite", "DeepSeek-V2-Lite", 26, 1, 64, 6, 2048, 1408, 2816, false, kSoftmax, false,
@@ -41,19 +44,19 @@ constexpr Row kRows[] = {
     {"xverse-moe", "XVERSE-MoE-A4.2B", 28, 0, 64, 6, 2560, 1728, 3456, false, kSoftmax, true,  //
      32, 32, 80, kDefaultShare},
     {"qwen2-57b", "Qwen2-57B-A14B", 28, 0, 64, 8, 3584, 2560, 20480, true, kSoftmax, false,  //
-     28, 4, 128, kDefaultShare},
+     28, 4, 128, kDefaultShare, 151936},
     {"qwen3-30b", "Qwen3-30B-A3B", 48, 0, 128, 8, 2048, 768, 0, false, kSoftmax, true,  //
-     32, 4, 128, 0.285},
+     32, 4, 128, 0.285, 151936, true},
     {"qwen3-next-80b", "Qwen3-Next-80B-A3B", 48, 0, 512, 10, 2048, 512, 512, true, kSoftmax, true,
      16, 2, 256, 0.13},
     {"mixtral", "Mixtral-8x7B", 32, 0, 8, 2, 4096, 14336, 0, false, RoutingKind::kTopKSoftmax,
-     false, 32, 8, 128, kDefaultShare},
+     false, 32, 8, 128, kDefaultShare, 32000},
     {"phi-3.5-moe", "Phi-3.5-MoE", 32, 0, 16, 2, 4096, 6400, 0, false, RoutingKind::kSparseMixer,
      false, 32, 8, 128, kDefaultShare},
     {"deepseek-v3", "DeepSeek-V3", 58, 3, 256, 8, 7168, 2048, 2048, false,
      RoutingKind::kSigmoidGrouped, true, 128, 8, 128, kDefaultShare},
     {"tiny", "tiny-moe", 8, 0, 32, 4, 128, 64, 128, true, kSoftmax, false,  //
-     4, 2, 32, kDefaultShare},
+     4, 2, 32, kDefaultShare, 4096},
 };
 
 Shape Make(const Row& row, int layers) {
@@ -63,6 +66,11 @@ Shape Make(const Row& row, int layers) {
   shape.attention_parameters = row.hidden * row.head_dim * 2 * (row.heads + row.kv_heads);
   shape.kv_bytes = 2 * row.kv_heads * row.head_dim * 2;
   shape.common_share = row.common_share;
+  shape.heads = row.heads;
+  shape.kv_heads = row.kv_heads;
+  shape.head_dim = row.head_dim;
+  shape.vocabulary = row.vocabulary;
+  shape.qk_norm = row.qk_norm;
   shape.spec.architecture = row.name;
   for (int l = 0; l < layers; ++l) {
     MoeLayerSpec layer;

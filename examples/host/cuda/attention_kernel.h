@@ -1,11 +1,13 @@
-// Causal grouped-query attention over keys and values in device memory. Two kernels: for few query
-// rows a sequence, where the keys are cut into pieces that run side by side (flash decoding), and
-// for many, by tensor cores (FlashAttention-2, arXiv 2307.08691). Softmax and all sums are fp32.
+// Causal grouped-query attention over keys and values in device memory, by tensor cores. Two
+// kernels: for few query rows a sequence, where the keys are cut into pieces that run side by side
+// (flash decoding), and for many (FlashAttention-2, arXiv 2307.08691). Softmax and all sums are
+// fp32.
 #ifndef MOERT_EXAMPLES_HOST_CUDA_ATTENTION_KERNEL_H_
 #define MOERT_EXAMPLES_HOST_CUDA_ATTENTION_KERNEL_H_
 
 #include <cstdint>
 
+#include "host/cuda/rope_kernel.h"
 #include "host/cuda/step_inputs.h"
 
 struct CUstream_st;
@@ -29,7 +31,7 @@ struct AttentionArgs {
 
 /// Keys of one piece. A row's arithmetic depends on its position alone, never on what else is in
 /// the step or how many pieces were launched.
-constexpr int kPieceKeys = 256;
+constexpr int kPieceKeys = 2048;
 
 /// Pieces that a query at `last_position` needs.
 constexpr int PiecesFor(int64_t last_position) {
@@ -39,9 +41,20 @@ constexpr int PiecesFor(int64_t last_position) {
 /// Bytes of `partials` for a launch.
 int64_t PartialBytes(int64_t rows, int heads, int head_dim, int pieces);
 
-/// For any number of rows of any sequences. `pieces` must reach the last position of the step, more
-/// are allowed. partials: PartialBytes, or null if pieces is 1. A cudaError_t.
+/// Decode attention that begins with the products of the q, k and v matrices: does what LaunchRope
+/// does too, but for norms over all heads, and leaves `rope.qkv` as it is. args.queries is not
+/// used. A sequence has at most kDecodeRows rows in the step. Of a sequence's cache, what earlier
+/// steps stored is read before the kernels in front have ended.
+struct RotatedAttention {
+  AttentionArgs args;
+  RopeArgs rope;
+};
+
+/// For any number of rows of any sequences, queries rotated and caches filled. `pieces` must reach
+/// the last position of the step, more are allowed. partials: PartialBytes. A cudaError_t.
 int LaunchDecodeAttention(const AttentionArgs& args, int pieces, float* partials,
+                          CUstream_st* stream);
+int LaunchDecodeAttention(const RotatedAttention& args, int pieces, float* partials,
                           CUstream_st* stream);
 
 /// For inputs.tiles[tiles]. A cudaError_t.

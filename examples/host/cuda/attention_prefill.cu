@@ -1,6 +1,7 @@
 // FlashAttention-2: a block takes 64 query rows of one head, a warp 16 of them, and walks over the
 // keys in tiles; scores and probabilities never leave registers.
 #include "host/cuda/attention_kernel.h"
+#include "host/cuda/mma.cuh"
 #include "host/cuda/reduce.cuh"
 #include "util/launch.cuh"
 
@@ -13,15 +14,6 @@ using gpu::TriggerDependentLaunch;
 
 constexpr int kThreads = 128;
 static_assert(QueryTile::kRows == kThreads / 32 * 16);
-
-__device__ __forceinline__ void Multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
-                                         uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-      "{%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
 
 /// The B fragment of 16 rows k and 8 columns n of a row-major matrix; `row` points to row lane
 /// % 16.

@@ -1,19 +1,14 @@
 #include "host/cuda/dense.h"
 
 #include <algorithm>
+#include <cmath>
 
+#include "host/cuda/random_kernel.h"
 #include "util/status_macros.h"
 
 namespace moert::host {
-namespace {
 
 using gpu::Buffer;
-
-// Rows up to which the own kernel is as fast as cuBLAS or faster, on an H200 (gpu.host_kernels_test
-// [bench]): 1.0 against 2.3 us where weights are few, the same rate where they are many.
-constexpr int64_t kFewRows = 2;
-
-}  // namespace
 
 absl::StatusOr<Buffer> ToDevice(const std::vector<float>& values) {
   const auto bytes = static_cast<int64_t>(values.size() * sizeof(float));
@@ -58,6 +53,29 @@ absl::StatusOr<DeviceMatrix> DeviceMatrix::Load(const Checkpoint& checkpoint,
   return m;
 }
 
+absl::StatusOr<DeviceMatrix> DeviceMatrix::Random(int64_t out, int64_t in, uint64_t seed) {
+  DeviceMatrix m;
+  m.in_ = in;
+  m.out_ = out;
+  MOERT_ASSIGN_OR_RETURN(m.weights_, Buffer::Device(out * in * 2));
+  // Of variance 1 / in.
+  const float limit = std::sqrt(3.0f / static_cast<float>(in));
+  RETURN_IF_CUDA_ERROR(
+      LaunchRandom(reinterpret_cast<uint16_t*>(m.weights_.data()), out * in, limit, seed, nullptr));
+  RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(nullptr));
+  return m;
+}
+
+FewRowsProduct DeviceMatrix::FewRows(int64_t rows, float* y) const {
+  FewRowsProduct product;
+  product.w = weights();
+  product.rows = static_cast<int32_t>(rows);
+  product.in = static_cast<int32_t>(in_);
+  product.out = static_cast<int32_t>(out_);
+  product.y = y;
+  return product;
+}
+
 absl::StatusOr<std::unique_ptr<DenseProducts>> DenseProducts::Create(CUstream_st* stream,
                                                                      DenseKernels kernels) {
   auto products = std::make_unique<DenseProducts>();
@@ -78,6 +96,13 @@ absl::StatusOr<std::unique_ptr<DenseProducts>> DenseProducts::Create(CUstream_st
 
 absl::Status DenseProducts::Multiply(const DeviceMatrix& w, const uint16_t* x, int64_t rows,
                                      float* y, bool accumulate) {
+  if (TakesFew(rows, w.in())) {
+    FewRowsProduct product = w.FewRows(rows, y);
+    product.x = x;
+    product.accumulate = accumulate;
+    RETURN_IF_CUDA_ERROR(LaunchFewRows(product, stream_));
+    return absl::OkStatus();
+  }
   DenseGemm gemm;
   gemm.x = x;
   gemm.w = w.weights();
@@ -86,8 +111,7 @@ absl::Status DenseProducts::Multiply(const DeviceMatrix& w, const uint16_t* x, i
   gemm.in = static_cast<int32_t>(w.in());
   gemm.out = static_cast<int32_t>(w.out());
   gemm.accumulate = accumulate;
-  const bool few = kernels_ == DenseKernels::kAuto && rows <= kFewRows;
-  if (cublas_ != nullptr && !few) return cublas_->Multiply(gemm);
+  if (cublas_ != nullptr) return cublas_->Multiply(gemm);
   RETURN_IF_CUDA_ERROR(LaunchDenseGemm(gemm, stream_));
   return absl::OkStatus();
 }

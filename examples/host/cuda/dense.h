@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "host/cuda/cublas.h"
+#include "host/cuda/few_rows_kernel.h"
 #include "moert/offline/checkpoint.h"
 #include "util/cuda_api.h"
 
@@ -34,6 +35,8 @@ class DeviceMatrix {
   DeviceMatrix() = default;
   static absl::StatusOr<DeviceMatrix> Load(const Checkpoint& checkpoint,
                                            const std::vector<Part>& parts, int64_t in);
+  /// Weights that keep a row's size, the same for a seed; no biases.
+  static absl::StatusOr<DeviceMatrix> Random(int64_t out, int64_t in, uint64_t seed);
 
   const uint16_t* weights() const { return reinterpret_cast<const uint16_t*>(weights_.data()); }
   /// [out], or null.
@@ -41,6 +44,8 @@ class DeviceMatrix {
   int64_t in() const { return in_; }
   int64_t out() const { return out_; }
   bool empty() const { return out_ == 0; }
+  /// y = x W^T for at most kFewRows rows; the caller says what x is.
+  FewRowsProduct FewRows(int64_t rows, float* y) const;
 
  private:
   int64_t in_ = 0;
@@ -51,7 +56,7 @@ class DeviceMatrix {
 
 /// Who multiplies.
 enum class DenseKernels {
-  kAuto,    // cuBLAS for many rows, if it is there; else our own
+  kAuto,    // cuBLAS for more than kFewRows, if it is there; else our own
   kCublas,  // an error where it is missing
   kOwn,
 };
@@ -67,6 +72,10 @@ class DenseProducts {
   absl::Status Multiply(const DeviceMatrix& w, const uint16_t* x, int64_t rows, float* y,
                         bool accumulate = false);
 
+  /// Whether such rows are the kernel's for few (LaunchFewRows).
+  bool TakesFew(int64_t rows, int64_t in) const {
+    return kernels_ != DenseKernels::kCublas && FewRowsRun(rows, in);
+  }
   /// What a user should know: why cuBLAS is not used; empty when it is.
   const std::string& note() const { return note_; }
 

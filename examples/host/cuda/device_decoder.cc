@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "host/cuda/attention_kernel.h"
-#include "host/cuda/norm_kernel.h"
-#include "host/cuda/rope_kernel.h"
+#include "host/cuda/few_rows_kernel.h"
 #include "host/cuda/token_kernels.h"
 #include "moert/strategy.h"
 #include "util/status_macros.h"
@@ -62,9 +62,18 @@ absl::StatusOr<std::unique_ptr<DeviceDecoder>> DeviceDecoder::Load(
     const Checkpoint& checkpoint, const HfConfig& config, Engine* engine,
     const DeviceDecoderOptions& options) {
   MOERT_RETURN_IF_ERROR(CheckRunnable(config));
+  DeviceScope scope(options.device);
+  MOERT_ASSIGN_OR_RETURN(DeviceWeights weights, DeviceWeights::Load(checkpoint, config));
+  return Create(std::move(weights), config, engine, options);
+}
+
+absl::StatusOr<std::unique_ptr<DeviceDecoder>> DeviceDecoder::Create(
+    DeviceWeights weights, const HfConfig& config, Engine* engine,
+    const DeviceDecoderOptions& options) {
+  MOERT_RETURN_IF_ERROR(CheckRunnable(config));
   std::unique_ptr<DeviceDecoder> d(new DeviceDecoder(config, engine, options));
   DeviceScope scope(options.device);
-  MOERT_RETURN_IF_ERROR(d->Init(checkpoint));
+  MOERT_RETURN_IF_ERROR(d->Init(std::move(weights)));
   return d;
 }
 
@@ -77,10 +86,10 @@ DeviceDecoder::~DeviceDecoder() {
   cudaStreamDestroy(stream_);
 }
 
-absl::Status DeviceDecoder::Init(const Checkpoint& checkpoint) {
+absl::Status DeviceDecoder::Init(DeviceWeights weights) {
+  weights_ = std::move(weights);
   RETURN_IF_CUDA_ERROR(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   MOERT_ASSIGN_OR_RETURN(products_, DenseProducts::Create(stream_, options_.kernels));
-  MOERT_ASSIGN_OR_RETURN(weights_, DeviceWeights::Load(checkpoint, config_));
   MOERT_RETURN_IF_ERROR(upload_.Init(options_.max_rows));
 
   const int64_t rows = options_.max_rows, hidden = config_.hidden_size;
@@ -89,6 +98,7 @@ absl::Status DeviceDecoder::Init(const Checkpoint& checkpoint) {
   logit_rows_ = std::clamp<int64_t>((int64_t{1} << 24) / config_.vocab_size, 8, 512);
   const auto carve = [&](Carver* c) {
     residual_ = c->Take<float>(rows * hidden);
+    spare_ = c->Take<float>(kFewRows * hidden);
     normed_ = c->Take<float>(rows * hidden);
     delta_ = c->Take<float>(rows * hidden);
     rounded_ = c->Take<uint16_t>(rows * hidden);
@@ -99,6 +109,7 @@ absl::Status DeviceDecoder::Init(const Checkpoint& checkpoint) {
     activated_ = c->Take<uint16_t>(rows * config_.dense_intermediate);
     logits_ = c->Take<float>(logit_rows_ * config_.vocab_size);
     best_ = c->Take<int32_t>(logit_rows_);
+    zeros_ = c->Take<std::byte>(kZeroBytes + BestBytes(logit_rows_));
     targets_ = c->Take<int32_t>(logit_rows_);
     nll_ = c->Take<double>(logit_rows_);
   };
@@ -107,6 +118,12 @@ absl::Status DeviceDecoder::Init(const Checkpoint& checkpoint) {
   MOERT_ASSIGN_OR_RETURN(memory_, Buffer::Device(count.used()));
   Carver carver(memory_.data());
   carve(&carver);
+  RETURN_IF_CUDA_ERROR(
+      cudaMemset(zeros_, 0, static_cast<size_t>(kZeroBytes + BestBytes(logit_rows_))));
+  // Of one piece for a usual batch; ReservePartials makes more.
+  MOERT_ASSIGN_OR_RETURN(partials_, Buffer::Device(PartialBytes(
+                                        std::min<int64_t>(rows, 64), config_.num_attention_heads,
+                                        static_cast<int>(config_.head_dim), 1)));
   MOERT_ASSIGN_OR_RETURN(pinned_, Buffer::Pinned(logit_rows_ * 16 + 3 * 256));
   Carver host(pinned_.data());
   best_on_host_ = host.Take<int32_t>(logit_rows_);
@@ -187,119 +204,13 @@ absl::Status DeviceDecoder::Execute(StepPhase phase, const StepShape& shape, Ste
 }
 
 absl::Status DeviceDecoder::ReservePartials(const StepShape& shape) {
-  if (shape.tiles > 0 || shape.pieces == 1) return absl::OkStatus();
+  if (shape.tiles > 0) return absl::OkStatus();
   const int64_t bytes = PartialBytes(shape.rows, config_.num_attention_heads,
                                      static_cast<int>(config_.head_dim), shape.pieces);
   if (bytes <= partials_.bytes()) return absl::OkStatus();
   RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream_));
   graphs_.Clear();  // they hold the address
   MOERT_ASSIGN_OR_RETURN(partials_, Buffer::Device(2 * bytes));
-  return absl::OkStatus();
-}
-
-absl::Status DeviceDecoder::EnqueueStep(const StepShape& shape, StepId step) {
-  const auto rows = static_cast<int>(shape.rows), hidden = static_cast<int>(config_.hidden_size);
-  RETURN_IF_CUDA_ERROR(LaunchEmbed(upload_.inputs(shape).rows, weights_.embedding.weights(), rows,
-                                   hidden, residual_, stream_));
-  const float* delta = nullptr;  // an MoE block's output, not yet in the residual stream
-  for (size_t i = 0; i < weights_.layers.size(); ++i) {
-    MOERT_RETURN_IF_ERROR(
-        EnqueueLayer(weights_.layers[i], static_cast<int>(i), shape, step, &delta));
-  }
-  MOERT_RETURN_IF_ERROR(Normalize(weights_.final_norm, shape, delta, nullptr, hidden_));
-  if (!WithLogits(shape)) return absl::OkStatus();
-  MOERT_RETURN_IF_ERROR(EnqueueHead(0, shape.rows));
-  RETURN_IF_CUDA_ERROR(
-      LaunchBest(logits_, rows, static_cast<int>(config_.vocab_size), best_, stream_));
-  RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(best_on_host_, best_,
-                                       static_cast<size_t>(shape.rows) * sizeof(int32_t),
-                                       cudaMemcpyDeviceToHost, stream_));
-  return absl::OkStatus();
-}
-
-absl::Status DeviceDecoder::Normalize(const DeviceNorm& norm, const StepShape& shape,
-                                      const float* delta, float* f32, uint16_t* bf16) {
-  NormArgs args;
-  args.residual = residual_;
-  args.delta = delta;
-  args.weight = Floats(norm.weight);
-  args.bias = Floats(norm.bias);
-  args.eps = static_cast<float>(config_.norm_eps);
-  args.rows = static_cast<int32_t>(shape.rows);
-  args.width = static_cast<int32_t>(config_.hidden_size);
-  args.f32 = f32;
-  args.bf16 = bf16;
-  RETURN_IF_CUDA_ERROR(LaunchNorm(args, stream_));
-  return absl::OkStatus();
-}
-
-absl::Status DeviceDecoder::EnqueueLayer(const DeviceLayer& layer, int index,
-                                         const StepShape& shape, StepId step, const float** delta) {
-  const auto rows = static_cast<int>(shape.rows);
-  MOERT_RETURN_IF_ERROR(Normalize(layer.attention_norm, shape, *delta, nullptr, rounded_));
-  *delta = nullptr;
-  MOERT_RETURN_IF_ERROR(EnqueueAttention(layer, index, shape));
-  if (layer.moe_layer >= 0) {
-    // In fp32: a gate's close decisions should not depend on how its input was rounded.
-    MOERT_RETURN_IF_ERROR(Normalize(layer.mlp_norm, shape, nullptr, normed_, nullptr));
-    *delta = delta_;
-    const int64_t hidden = config_.hidden_size;
-    return engine_->Forward(step, layer.moe_layer,
-                            {normed_, DType::kF32, shape.rows, hidden, hidden},
-                            {delta_, DType::kF32, shape.rows, hidden, hidden});
-  }
-  MOERT_RETURN_IF_ERROR(Normalize(layer.mlp_norm, shape, nullptr, nullptr, rounded_));
-  MOERT_RETURN_IF_ERROR(products_->Multiply(layer.gate_up, rounded_, rows, gate_up_));
-  RETURN_IF_CUDA_ERROR(LaunchGatedActivation(gate_up_, static_cast<int>(config_.activation), rows,
-                                             static_cast<int>(config_.dense_intermediate),
-                                             activated_, stream_));
-  return products_->Multiply(layer.down, activated_, rows, residual_, /*accumulate=*/true);
-}
-
-absl::Status DeviceDecoder::EnqueueAttention(const DeviceLayer& layer, int index,
-                                             const StepShape& shape) {
-  MOERT_RETURN_IF_ERROR(products_->Multiply(layer.qkv, rounded_, shape.rows, qkv_));
-  RopeArgs rope;
-  rope.inputs = upload_.inputs(shape);
-  rope.qkv = qkv_;
-  rope.bias = layer.qkv.bias();
-  rope.q_weight = Floats(layer.q_norm.weight);
-  rope.k_weight = Floats(layer.k_norm.weight);
-  rope.norm_full = config_.qk_norm == QkNorm::kFull;
-  rope.norm_eps = static_cast<float>(config_.norm_eps);
-  rope.clip = static_cast<float>(config_.clip_qkv);
-  rope.frequencies = Floats(weights_.frequencies);
-  rope.factors[0] = weights_.rope_factors[0];
-  rope.factors[1] = weights_.rope_factors[1];
-  rope.rows = static_cast<int32_t>(shape.rows);
-  rope.heads = config_.num_attention_heads;
-  rope.kv_heads = config_.num_key_value_heads;
-  rope.head_dim = static_cast<int32_t>(config_.head_dim);
-  rope.layer = index;
-  RETURN_IF_CUDA_ERROR(LaunchRope(rope, stream_));
-
-  AttentionArgs attention;
-  attention.inputs = rope.inputs;
-  attention.queries = qkv_;
-  attention.query_stride = layer.qkv.out();
-  attention.out = mixed_;
-  attention.rows = rope.rows;
-  attention.heads = rope.heads;
-  attention.kv_heads = rope.kv_heads;
-  attention.head_dim = rope.head_dim;
-  attention.layer = index;
-  attention.window = static_cast<int32_t>(config_.mixers[index].span);
-  if (shape.tiles > 0) {
-    RETURN_IF_CUDA_ERROR(LaunchPrefillAttention(attention, shape.tiles, stream_));
-  } else {
-    RETURN_IF_CUDA_ERROR(LaunchDecodeAttention(
-        attention, shape.pieces, reinterpret_cast<float*>(partials_.data()), stream_));
-  }
-  MOERT_RETURN_IF_ERROR(
-      products_->Multiply(layer.o, mixed_, shape.rows, residual_, /*accumulate=*/true));
-  if (layer.o.bias() == nullptr) return absl::OkStatus();
-  RETURN_IF_CUDA_ERROR(LaunchAddBias(residual_, layer.o.bias(), rope.rows,
-                                     static_cast<int>(config_.hidden_size), stream_));
   return absl::OkStatus();
 }
 
@@ -342,8 +253,8 @@ absl::StatusOr<int32_t> DeviceDecoder::Best(int64_t row) {
   DeviceScope scope(options_.device);
   if (!have_logits_) {
     MOERT_RETURN_IF_ERROR(EnqueueHead(row, 1));
-    RETURN_IF_CUDA_ERROR(
-        LaunchBest(logits_, 1, static_cast<int>(config_.vocab_size), best_, stream_));
+    RETURN_IF_CUDA_ERROR(LaunchBest(logits_, 1, static_cast<int>(config_.vocab_size),
+                                    best_scratch(), best_, stream_));
     RETURN_IF_CUDA_ERROR(
         cudaMemcpyAsync(best_on_host_, best_, sizeof(int32_t), cudaMemcpyDeviceToHost, stream_));
   }

@@ -16,6 +16,7 @@
 #include "host/blocks/rope.h"
 #include "host/cuda/dense.h"
 #include "host/cuda/device_weights.h"
+#include "host/cuda/norm_kernel.h"
 #include "host/cuda/step_graphs.h"
 #include "host/cuda/step_upload.h"
 #include "host/token_model.h"
@@ -31,6 +32,8 @@ struct DeviceDecoderOptions {
   /// a virtual clock: these see every step.
   bool graphs = true;
   DenseKernels kernels = DenseKernels::kAuto;
+  /// Decode steps bring the next layer's weights into the L2 cache while the experts are computed.
+  bool prefetch = true;
 };
 
 /// bf16 matrices, activations and KV cache; residual stream, routing input, softmax and all sums
@@ -41,6 +44,11 @@ class DeviceDecoder final : public TokenModel {
   static absl::StatusOr<std::unique_ptr<DeviceDecoder>> Load(const Checkpoint& checkpoint,
                                                              const HfConfig& config, Engine* engine,
                                                              const DeviceDecoderOptions& options);
+  /// The same with weights that are on the engine's device already.
+  static absl::StatusOr<std::unique_ptr<DeviceDecoder>> Create(DeviceWeights weights,
+                                                               const HfConfig& config,
+                                                               Engine* engine,
+                                                               const DeviceDecoderOptions& options);
   ~DeviceDecoder() override;
 
   const HfConfig& config() const override { return config_; }
@@ -62,26 +70,44 @@ class DeviceDecoder final : public TokenModel {
  private:
   DeviceDecoder(const HfConfig& config, Engine* engine, const DeviceDecoderOptions& options)
       : config_(config), engine_(engine), options_(options), rope_(config.rope) {}
-  absl::Status Init(const Checkpoint& checkpoint);
+  absl::Status Init(DeviceWeights weights);
   absl::StatusOr<StepId> BeginStep(StepPhase phase, absl::Span<const SequenceInput> inputs);
   /// Enqueues a step, or replays it.
   absl::Status Execute(StepPhase phase, const StepShape& shape, StepId step);
+  // What a step enqueues (device_step.cc).
+
+  /// The residual stream of a step under way.
+  struct Stream {
+    float* residual = nullptr;
+    float* spare = nullptr;        // as large, for few rows
+    const float* delta = nullptr;  // null, or an MoE block's output that `residual` lacks
+  };
   absl::Status EnqueueStep(const StepShape& shape, StepId step);
-  absl::Status EnqueueLayer(const DeviceLayer& layer, int index, const StepShape& shape,
-                            StepId step, const float** delta);
-  absl::Status EnqueueAttention(const DeviceLayer& layer, int index, const StepShape& shape);
+  absl::Status EnqueueLayer(int index, const StepShape& shape, StepId step, Stream* stream);
+  absl::Status EnqueueAttention(int index, const StepShape& shape);
+  /// y = norm(stream) w^T; then the stream has no delta.
+  absl::Status NormedProduct(const DeviceNorm& norm, const DeviceMatrix& w, const StepShape& shape,
+                             Stream* stream, uint16_t* rounded, float* y);
+  /// Adds x w^T and the matrix's bias to the stream, which has no delta. `then`: null, or the norm
+  /// that leaves the stream in normed_. `ahead`: null, or the matrix of the next product like this.
+  absl::Status AddProduct(const DeviceMatrix& w, const uint16_t* x, const StepShape& shape,
+                          Stream* stream, const DeviceNorm* then, const DeviceMatrix* ahead);
+  absl::Status Normalize(const DeviceNorm& norm, const StepShape& shape, const Stream& stream,
+                         float* f32, uint16_t* bf16);
+  NormArgs NormOf(const DeviceNorm& norm, const StepShape& shape, const Stream& stream) const;
+
   /// Where the logits of these rows are: with the step's own, or computed now into logits_.
   absl::StatusOr<const float*> LogitsOf(int64_t first, int64_t rows);
   /// Logits of these rows into logits_.
   absl::Status EnqueueHead(int64_t first, int64_t rows);
-  absl::Status Normalize(const DeviceNorm& norm, const StepShape& shape, const float* delta,
-                         float* f32, uint16_t* bf16);
   /// Makes room for the pieces of decode attention.
   absl::Status ReservePartials(const StepShape& shape);
   /// True for a step whose every row's logits are computed with it.
   bool WithLogits(const StepShape& shape) const {
     return shape.tiles == 0 && shape.rows <= logit_rows_;
   }
+  uint32_t* ticket() const { return reinterpret_cast<uint32_t*>(zeros_); }
+  std::byte* best_scratch() const { return zeros_ + kZeroBytes; }
 
   const HfConfig config_;
   Engine* const engine_;
@@ -100,6 +126,7 @@ class DeviceDecoder final : public TokenModel {
   // Of all rows of a step.
   gpu::Buffer memory_;
   float* residual_ = nullptr;      // [rows, hidden]
+  float* spare_ = nullptr;         // [kFewRows, hidden]
   float* normed_ = nullptr;        // likewise, the input of an MoE block
   float* delta_ = nullptr;         // likewise, its output
   uint16_t* rounded_ = nullptr;    // likewise, the input of a dense product
@@ -112,6 +139,8 @@ class DeviceDecoder final : public TokenModel {
   int64_t logit_rows_ = 0;
   float* logits_ = nullptr;  // [rows, vocabulary]
   int32_t* best_ = nullptr;
+  static constexpr int64_t kZeroBytes = 256;
+  std::byte* zeros_ = nullptr;  // kernels find and leave zeros: a ticket, and LaunchBest's scratch
   int32_t* targets_ = nullptr;
   double* nll_ = nullptr;
   gpu::Buffer partials_;

@@ -37,6 +37,11 @@ struct DeviceWeights {
 
   /// Reads all but routed and shared experts and routers onto the current device.
   static absl::StatusOr<DeviceWeights> Load(const Checkpoint& checkpoint, const HfConfig& config);
+  /// Random ones, the same for a seed, for measurements: norms of ones, no biases.
+  static absl::StatusOr<DeviceWeights> Random(const HfConfig& config, uint64_t seed);
+
+ private:
+  absl::Status LoadFrequencies(const HfConfig& config);
 };
 
 }  // namespace moert::host

@@ -7,11 +7,14 @@
 
 namespace moert::host {
 
+/// Rows of a sequence up to which every row is attended for alone.
+constexpr int kDecodeRows = 8;
+
 struct RowInput {
   int32_t token = 0;
   int32_t position = 0;
   int32_t sequence = 0;  // index into the step's sequences
-  int32_t unused = 0;
+  int32_t before = 0;    // rows of its sequence that the step has in front of it
 };
 
 /// Keys and values of a sequence: bf16 [layers][kv heads][capacity][head_dim].

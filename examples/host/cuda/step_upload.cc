@@ -7,14 +7,8 @@
 #include "util/status_macros.h"
 
 namespace moert::host {
-namespace {
 
 using gpu::Buffer;
-
-// Rows of a sequence up to which every row is attended for alone.
-constexpr int64_t kDecodeRows = 8;
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<DeviceSequence>> DeviceSequence::Create(const HfConfig& config,
                                                                        const Rope& rope,
@@ -80,7 +74,7 @@ absl::Status StepUpload::Enqueue(absl::Span<const SequenceInput> inputs, cudaStr
     const auto added = static_cast<int32_t>(input.tokens.size());
     if (added == 0) continue;
     for (int32_t i = 0; i < added; ++i) {
-      *row++ = {input.tokens[i], static_cast<int32_t>(input.cache->length() + i), index};
+      *row++ = {input.tokens[i], static_cast<int32_t>(input.cache->length() + i), index, i};
     }
     *sequence++ = static_cast<DeviceSequence*>(input.cache)->cache();
     for (int32_t i = 0; prefill && i < added; i += QueryTile::kRows) {

@@ -11,6 +11,8 @@ using gpu::TriggerDependentLaunch;
 
 constexpr int kThreads = 256;
 constexpr int kRowThreads = 1024;  // of kernels with one block a row of logits
+constexpr int kBestBlocks = 64;
+static_assert(kBestBlocks <= kThreads);
 
 __global__ void EmbedKernel(const RowInput* inputs, const uint16_t* table, int width, float* out) {
   TriggerDependentLaunch();
@@ -53,33 +55,67 @@ struct Candidate {
   }
 };
 
-__global__ void __launch_bounds__(kRowThreads)
-    BestKernel(const float* logits, int vocabulary, int32_t* best) {
-  __shared__ Candidate by_warp[kRowThreads / 32];
+__device__ __forceinline__ Candidate BestOfWarp(Candidate mine) {
+#pragma unroll
+  for (int lanes = 16; lanes > 0; lanes /= 2) {
+    const Candidate other = {__shfl_xor_sync(0xffffffffu, mine.logit, lanes),
+                             __shfl_xor_sync(0xffffffffu, mine.index, lanes)};
+    if (other.Beats(mine)) mine = other;
+  }
+  return mine;
+}
+
+/// Of all threads, in the first warp. by_warp: [kThreads / 32], used once.
+__device__ __forceinline__ Candidate BestOfBlock(Candidate mine, Candidate* by_warp) {
+  mine = BestOfWarp(mine);
+  if (threadIdx.x % 32 == 0) by_warp[threadIdx.x / 32] = mine;
+  __syncthreads();
+  const int warp = threadIdx.x % 32;
+  return BestOfWarp(warp < kThreads / 32 ? by_warp[warp] : Candidate{-INFINITY, kNotFinite});
+}
+
+/// Of one row, between its blocks.
+struct BestScratch {
+  Candidate found[kBestBlocks];
+  uint32_t ticket;  // blocks that ended
+  uint32_t unused;
+};
+
+/// kBestBlocks blocks a row; the one that ends last has what all found.
+__global__ void __launch_bounds__(kThreads)
+    BestKernel(const float* logits, int vocabulary, BestScratch* scratch, int32_t* best) {
+  __shared__ Candidate by_warp[2][kThreads / 32];
+  __shared__ bool last;
   TriggerDependentLaunch();
   GridDependencySync();
-  const float* row = logits + static_cast<int64_t>(blockIdx.x) * vocabulary;
+  const int64_t row = blockIdx.y;
+  const float* from = logits + row * vocabulary;
+  scratch += row;
   Candidate mine = {-INFINITY, kNotFinite};
-  for (int i = threadIdx.x; i < vocabulary; i += kRowThreads) {
-    const float v = row[i];
+#pragma unroll 4
+  for (int i = blockIdx.x * kThreads + threadIdx.x; i < vocabulary; i += kBestBlocks * kThreads) {
+    const float v = from[i];
     const Candidate other = {v, isnan(v) ? kNotANumber : v == -INFINITY ? kNotFinite : i};
     if (other.Beats(mine)) mine = other;
   }
-  const auto reduce = [&] {
-#pragma unroll
-    for (int lanes = 16; lanes > 0; lanes /= 2) {
-      const Candidate other = {__shfl_xor_sync(0xffffffffu, mine.logit, lanes),
-                               __shfl_xor_sync(0xffffffffu, mine.index, lanes)};
-      if (other.Beats(mine)) mine = other;
-    }
-  };
-  reduce();
-  if (threadIdx.x % 32 == 0) by_warp[threadIdx.x / 32] = mine;
+  mine = BestOfBlock(mine, by_warp[0]);
+  if (threadIdx.x == 0) {
+    scratch->found[blockIdx.x] = mine;
+    __threadfence();
+    last = atomicAdd(&scratch->ticket, 1u) == kBestBlocks - 1;
+  }
   __syncthreads();
-  if (threadIdx.x >= 32) return;
-  mine = by_warp[threadIdx.x];
-  reduce();
-  if (threadIdx.x == 0) best[blockIdx.x] = mine.logit == INFINITY ? kNotFinite : mine.index;
+  if (!last) return;
+  __threadfence();
+  mine = {-INFINITY, kNotFinite};
+  if (threadIdx.x < kBestBlocks) {
+    const Candidate* const other = scratch->found + threadIdx.x;
+    mine = {__ldcg(&other->logit), __ldcg(&other->index)};
+  }
+  mine = BestOfBlock(mine, by_warp[1]);
+  if (threadIdx.x != 0) return;
+  best[row] = mine.logit == INFINITY ? kNotFinite : mine.index;
+  scratch->ticket = 0;
 }
 
 __global__ void __launch_bounds__(kRowThreads)
@@ -126,8 +162,12 @@ int LaunchAddBias(float* y, const float* bias, int rows, int width, CUstream_st*
                      width);
 }
 
-int LaunchBest(const float* logits, int rows, int vocabulary, int32_t* best, CUstream_st* stream) {
-  return LaunchEarly(BestKernel, dim3(rows), kRowThreads, 0, stream, logits, vocabulary, best);
+int64_t BestBytes(int64_t rows) { return rows * static_cast<int64_t>(sizeof(BestScratch)); }
+
+int LaunchBest(const float* logits, int rows, int vocabulary, std::byte* scratch, int32_t* best,
+               CUstream_st* stream) {
+  return LaunchEarly(BestKernel, dim3(kBestBlocks, rows), kThreads, 0, stream, logits, vocabulary,
+                     reinterpret_cast<BestScratch*>(scratch), best);
 }
 
 int LaunchScore(const float* logits, const int32_t* targets, int rows, int vocabulary, double* nll,

@@ -3,6 +3,7 @@
 #ifndef MOERT_EXAMPLES_HOST_CUDA_TOKEN_KERNELS_H_
 #define MOERT_EXAMPLES_HOST_CUDA_TOKEN_KERNELS_H_
 
+#include <cstddef>
 #include <cstdint>
 
 #include "host/cuda/step_inputs.h"
@@ -29,8 +30,12 @@ int LaunchAddBias(float* y, const float* bias, int rows, int width, CUstream_st*
 constexpr int32_t kNotFinite = -1;
 constexpr int32_t kNotANumber = -2;
 
+/// Bytes of `scratch` for a launch.
+int64_t BestBytes(int64_t rows);
 /// best[r]: index of the highest of logits [rows, vocabulary], the lowest index among equals.
-int LaunchBest(const float* logits, int rows, int vocabulary, int32_t* best, CUstream_st* stream);
+/// scratch: of one stream; zeros at the first launch.
+int LaunchBest(const float* logits, int rows, int vocabulary, std::byte* scratch, int32_t* best,
+               CUstream_st* stream);
 
 /// nll[r] = ln sum exp(logits[r]) - logits[r][targets[r]], summed in fp64.
 int LaunchScore(const float* logits, const int32_t* targets, int rows, int vocabulary, double* nll,

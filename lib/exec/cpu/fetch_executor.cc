@@ -1,8 +1,10 @@
 #include "exec/cpu/fetch_executor.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "base/rows.h"
+#include "base/status_macros.h"
 #include "fmt/format.h"
 
 namespace moert {
@@ -15,6 +17,23 @@ bool HasGates(const MoeModelSpec& model) {
 }
 
 }  // namespace
+
+absl::Status FetchExecutor::CopyRecords(const ExecutorCall& call, const VersionedStore& store,
+                                        std::byte* to, int64_t stride) {
+  const ExpertSource& source = *parts_.source;
+  const int version = parts_.versions[0];
+  for (int e = 0; e < source.model().layers[call.layer].num_experts; ++e) {
+    const std::byte* there = store.Resolve({call.layer, e}, call.epoch).record;
+    const auto bytes = static_cast<size_t>(source.layout(call.layer, e, version).bytes);
+    std::byte* const place = to + e * stride;
+    if (there != nullptr) {
+      std::memcpy(place, there, bytes);
+    } else {
+      MOERT_RETURN_IF_ERROR(source.ReadRecord(call.layer, e, version, {place, bytes}));
+    }
+  }
+  return absl::OkStatus();
+}
 
 bool IsOpaque(const ExpertSource& source) { return source.layout(0, 0, 0).opaque(); }
 

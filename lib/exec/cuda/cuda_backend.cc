@@ -143,7 +143,8 @@ class CudaBackend final : public Backend {
 
   absl::StatusOr<std::unique_ptr<Executor>> MakeExecutor(const ExecutorParts& parts) override {
     if (IsOpaque(*parts.source)) {
-      auto fetch = std::make_unique<CudaFetchExecutor>(parts, options_.device, &fence_);
+      auto fetch = std::make_unique<CudaFetchExecutor>(parts, options_.device, &fence_, records_,
+                                                       options_.link_gbps > 0);
       MOERT_RETURN_IF_ERROR(fetch->Init());
       return fetch;
     }

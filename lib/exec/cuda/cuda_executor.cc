@@ -173,7 +173,6 @@ absl::Status CudaExecutor::OpenStep(VersionedStore* store, int64_t epoch, void* 
   if (!IsCapturing(order)) {  // else a replay will lie in another step
     if (captured_) {
       MOERT_RETURN_IF_ERROR(fence_->Enter(order));
-      if (served_ != nullptr) options_.records->LeavePeers();  // the device writes the blocks
       MOERT_RETURN_IF_ERROR(served_ != nullptr ? served_->Lend(store, order)
                                                : table_.SyncNewest(store, epoch, order));
     }

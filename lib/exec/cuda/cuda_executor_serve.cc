@@ -17,7 +17,7 @@ absl::Status CudaExecutor::ServeMisses(const VersionedStore& store) {
   const int version = parts_.versions[0];
   MOERT_RETURN_IF_ERROR(options_.records->KeepAll(version, parts_.pool));
   auto served = std::make_unique<ServedMisses>();
-  MOERT_RETURN_IF_ERROR(served->Init(&model_, on_device_, *options_.records, version, w_.served,
+  MOERT_RETURN_IF_ERROR(served->Init(&model_, &on_device_, *options_.records, version, w_.served,
                                      table_.rows(0) + model_.layers[0].num_experts));
   served_ = std::move(served);
   return absl::OkStatus();

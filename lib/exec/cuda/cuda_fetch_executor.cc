@@ -1,27 +1,46 @@
 #include "exec/cuda/cuda_fetch_executor.h"
 
+#include <utility>
+
 #include "base/status_macros.h"
+#include "fmt/format.h"
 
 namespace moert::cuda {
 namespace {
 
-/// Ids and weights of a call.
-struct Pairs {
+/// What calls need in device memory.
+struct FetchBuffers {
   int32_t* ids;
   float* weights;
+  ServedBuffers served;
+  ExpertHandle* no_shared;
+  int32_t* slots;  // [all experts]
 
-  Pairs(const Extent& extent, Carver* carver)
-      : ids(carver->Take<int32_t>(extent.pairs)), weights(carver->Take<float>(extent.pairs)) {}
+  FetchBuffers(const MoeModelSpec& model, const Extent& extent, Carver* carver)
+      : ids(carver->Take<int32_t>(extent.pairs)), weights(carver->Take<float>(extent.pairs)) {
+    served.Carve(model, extent, carver);
+    no_shared = carver->Take<ExpertHandle>(1);
+    slots = carver->Take<int32_t>(model.total_experts());
+  }
 };
 
 }  // namespace
 
-CudaFetchExecutor::CudaFetchExecutor(const ExecutorParts& parts, int device, ComputeFence* fence)
+CudaFetchExecutor::CudaFetchExecutor(const ExecutorParts& parts, int device, ComputeFence* fence,
+                                     DeviceSource* records, bool paced)
     : FetchExecutor(parts),
       model_(parts.source->model()),
       device_(device),
       fence_(fence),
-      extent_(model_, OperandUse{}, parts.max_tokens, nullptr) {}
+      records_(records),
+      paced_(paced),
+      extent_(model_, OperandUse{}, parts.max_tokens, nullptr) {
+  int64_t total = 0;
+  for (const MoeLayerSpec& layer : model_.layers) {
+    first_.push_back(total);
+    total += layer.num_experts;
+  }
+}
 
 CudaFetchExecutor::~CudaFetchExecutor() {
   leaving_.emplace(device_);
@@ -33,19 +52,23 @@ CudaFetchExecutor::~CudaFetchExecutor() {
 
 int64_t CudaFetchExecutor::Bytes(const MoeModelSpec& model, int64_t max_tokens) {
   Carver count;
-  Pairs(Extent(model, OperandUse{}, max_tokens, nullptr), &count);
+  FetchBuffers(model, Extent(model, OperandUse{}, max_tokens, nullptr), &count);
   return count.used() + DeviceFetch::Bytes(model);
 }
 
 absl::Status CudaFetchExecutor::Init() {
   DeviceScope scope(device_);
   Carver count;
-  Pairs(extent_, &count);
+  FetchBuffers(model_, extent_, &count);
   MOERT_ASSIGN_OR_RETURN(memory_, Buffer::Device(count.used()));
   Carver carver(memory_.data());
-  const Pairs pairs(extent_, &carver);
+  const FetchBuffers buffers(model_, extent_, &carver);
+  served_buffers_ = buffers.served;
+  no_shared_ = buffers.no_shared;
+  served_slots_ = buffers.slots;
+  MOERT_CUDA_RETURN_IF_ERROR(cudaMemset(no_shared_, 0, sizeof *no_shared_));
   MOERT_RETURN_IF_ERROR(returned_.Init(&model_, extent_));
-  MOERT_RETURN_IF_ERROR(fetch_.Init(&model_, pairs.ids, pairs.weights, &returned_, fence_));
+  MOERT_RETURN_IF_ERROR(fetch_.Init(&model_, buffers.ids, buffers.weights, &returned_, fence_));
   MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&arrived_, cudaEventDisableTiming));
   // The fill above is the default stream's.
   MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(cudaStreamLegacy));
@@ -98,7 +121,81 @@ absl::Status CudaFetchExecutor::OpenStep(VersionedStore* store, int64_t epoch, v
 
 absl::Status CudaFetchExecutor::CloseStep(void* stream) {
   DeviceScope scope(device_);
-  return fetch_.Leave(static_cast<cudaStream_t>(stream));
+  const auto order = static_cast<cudaStream_t>(stream);
+  absl::Status status = fetch_.Leave(order);
+  if (served_ != nullptr) status.Update(served_->BringCounts(order));
+  return status;
+}
+
+absl::Status CudaFetchExecutor::CopyRecords(const ExecutorCall& call, const VersionedStore& store,
+                                            std::byte* to, int64_t stride) {
+  DeviceScope scope(device_);
+  const auto stream = static_cast<cudaStream_t>(call.stream);
+  MOERT_RETURN_IF_ERROR(fence_->Enter(stream));
+  const auto copy = [&](int e) -> absl::Status {
+    const ExpertKey key{call.layer, e};
+    const int version = parts().versions[0];
+    const std::byte* from = store.Resolve(key, call.epoch).record;
+    if (from == nullptr) from = records_->KeptRecord(key, version);
+    if (from == nullptr) {
+      return absl::FailedPreconditionError(fmt::format(
+          "layer {} expert {}: its record is not in pinned memory (host_budget)", call.layer, e));
+    }
+    MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(
+        to + e * stride, from, static_cast<size_t>(records_->layout(key.layer, e, version).bytes),
+        cudaMemcpyDefault, stream));
+    return absl::OkStatus();
+  };
+  absl::Status status;
+  const int experts = model_.layers[call.layer].num_experts;
+  for (int e = 0; e < experts && status.ok(); ++e) status = copy(e);
+  status.Update(fence_->Pass(stream));  // also behind a failure: blocks are read
+  return status;
+}
+
+absl::Status CudaFetchExecutor::ServeFetches(const VersionedStore& store) {
+  if (parts().versions.size() != 1 || !store.pool(0).alike()) {
+    return absl::FailedPreconditionError("its experts are served in several versions or sizes");
+  }
+  if (paced_) return absl::FailedPreconditionError("its link is paced (link_gbps)");
+  DeviceScope scope(device_);
+  const int version = parts().versions[0];
+  MOERT_RETURN_IF_ERROR(records_->KeepAll(version, parts().pool));
+  auto served = std::make_unique<ServedMisses>();
+  MOERT_RETURN_IF_ERROR(
+      served->Init(&model_, nullptr, *records_, version, served_buffers_, no_shared_));
+  served_ = std::move(served);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<const int32_t*> CudaFetchExecutor::FetchServed(const ExecutorCall& call,
+                                                              const GivenRouting& given,
+                                                              VersionedStore* store) {
+  DeviceScope scope(device_);
+  const auto stream = static_cast<cudaStream_t>(call.stream);
+  MOERT_RETURN_IF_ERROR(fence_->Enter(stream));
+  MOERT_RETURN_IF_ERROR(served_->Lend(store, stream));
+  if (served_->slots(call.layer) < given.pairs) return nullptr;
+  MOERT_ASSIGN_OR_RETURN(const SlotRegion region, store->Slots(call.layer));
+  int32_t* const table = served_slots_ + first_[static_cast<size_t>(call.layer)];
+  absl::Status status = served_->Fetch(call.layer, given, region, table, stream);
+  status.Update(fence_->Pass(stream));  // also behind a failure
+  MOERT_RETURN_IF_ERROR(status);
+  return table;
+}
+
+absl::Status CudaFetchExecutor::TakeBack(VersionedStore* store) {
+  if (!lent()) return absl::OkStatus();
+  DeviceScope scope(device_);
+  ++host_syncs_;
+  MOERT_CUDA_RETURN_IF_ERROR(fence_->Await());
+  return served_->TakeBack(store);
+}
+
+bool CudaFetchExecutor::TakeServed(ServedCount* added) {
+  if (served_ == nullptr) return false;
+  DeviceScope scope(device_);
+  return served_->TakeCounts(added);
 }
 
 }  // namespace moert::cuda

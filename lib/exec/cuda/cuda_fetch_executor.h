@@ -4,6 +4,7 @@
 #define MOERT_LIB_EXEC_CUDA_CUDA_FETCH_EXECUTOR_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -11,15 +12,18 @@
 #include "exec/cuda/compute_fence.h"
 #include "exec/cuda/cuda_api.h"
 #include "exec/cuda/device_fetch.h"
+#include "exec/cuda/device_transfers.h"
 #include "exec/cuda/routing_return.h"
+#include "exec/cuda/served_misses.h"
 
 namespace moert::cuda {
 
 /// Of opaque records.
 class CudaFetchExecutor final : public FetchExecutor {
  public:
-  /// `fence` is borrowed.
-  CudaFetchExecutor(const ExecutorParts& parts, int device, ComputeFence* fence);
+  /// `fence` and `records` are borrowed. `paced`: copies take turns on a slower link.
+  CudaFetchExecutor(const ExecutorParts& parts, int device, ComputeFence* fence,
+                    DeviceSource* records, bool paced);
   ~CudaFetchExecutor() override;
   absl::Status Init();
   /// Device memory of calls of up to `max_tokens` rows.
@@ -34,6 +38,15 @@ class CudaFetchExecutor final : public FetchExecutor {
   absl::Status LeaveSlots(void* stream) override;
   absl::Status ScoreNext(const ExecutorCall& call, bool filled,
                          std::vector<float>* scores) override;
+  absl::Status CopyRecords(const ExecutorCall& call, const VersionedStore& store, std::byte* to,
+                           int64_t stride) override;
+
+  absl::Status ServeFetches(const VersionedStore& store) override;
+  absl::StatusOr<const int32_t*> FetchServed(const ExecutorCall& call, const GivenRouting& given,
+                                             VersionedStore* store) override;
+  bool lent() const override { return served_ != nullptr && served_->lent(); }
+  absl::Status TakeBack(VersionedStore* store) override;
+  bool TakeServed(ServedCount* added) override;
 
   bool runs_resident() const override { return true; }
   bool takes_given() const override { return true; }
@@ -49,8 +62,15 @@ class CudaFetchExecutor final : public FetchExecutor {
   const MoeModelSpec& model_;
   const int device_;
   ComputeFence* const fence_;
+  DeviceSource* const records_;
+  const bool paced_;
   const Extent extent_;
   Buffer memory_;
+  ServedBuffers served_buffers_{};
+  ExpertHandle* no_shared_ = nullptr;     // in device memory: of no record
+  int32_t* served_slots_ = nullptr;       // [all experts], likewise
+  std::vector<int64_t> first_;            // of each layer's experts
+  std::unique_ptr<ServedMisses> served_;  // null: the host serves misses
   RoutingReturn returned_;
   DeviceFetch fetch_;
   cudaEvent_t arrived_ = nullptr;

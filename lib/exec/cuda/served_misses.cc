@@ -15,10 +15,11 @@ ServedMisses::~ServedMisses() {
   if (own_ != nullptr) cudaStreamDestroy(own_);
 }
 
-absl::Status ServedMisses::Init(const MoeModelSpec* model, const DeviceModel& on_device,
+absl::Status ServedMisses::Init(const MoeModelSpec* model, const DeviceModel* on_device,
                                 const DeviceSource& records, int version,
                                 const ServedBuffers& buffers, const ExpertHandle* first_shared) {
   model_ = model;
+  records_ = &records;
   on_device_ = buffers;
   int64_t total = 0;
   for (const MoeLayerSpec& layer : model->layers) {
@@ -63,7 +64,7 @@ absl::Status ServedMisses::LoadKernels(const ExpertHandle* shared) {
   return absl::OkStatus();
 }
 
-absl::Status ServedMisses::PlaceRecords(const DeviceModel& on_device, const DeviceSource& records,
+absl::Status ServedMisses::PlaceRecords(const DeviceModel* on_device, const DeviceSource& records,
                                         int version) {
   constexpr int64_t kWord = 16;  // of the copies
   std::vector<ServedRecord> placed;
@@ -84,8 +85,9 @@ absl::Status ServedMisses::PlaceRecords(const DeviceModel& on_device, const Devi
                         "host memory",
                         l, e));
       }
-      placed.push_back({static_cast<const uint8_t*>(mapped), layout.bytes,
-                        static_cast<int32_t>(on_device.FormatOf(&layout))});
+      const int64_t format = on_device == nullptr ? 0 : on_device->FormatOf(&layout);
+      placed.push_back(
+          {static_cast<const uint8_t*>(mapped), layout.bytes, static_cast<int32_t>(format)});
     }
   }
   MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpy(on_device_.records, placed.data(),
@@ -106,6 +108,7 @@ absl::Status ServedMisses::Copy(bool to_device, bool layers_alone, cudaStream_t 
 
 absl::Status ServedMisses::Lend(VersionedStore* store, cudaStream_t stream) {
   if (lent_ || !store->Lend(&loans_)) return absl::OkStatus();
+  records_->LeavePeers();  // the device writes the blocks from here on
   // Taken back at once if it does not get there: the device goes on without slots.
   lent_ = true;
   for (int l = 0; l < model_->num_layers(); ++l) {
@@ -191,6 +194,20 @@ absl::Status ServedMisses::Begin(int layer, const int32_t* counts, const ExpertH
 absl::Status ServedMisses::Join(cudaStream_t stream) {
   MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(copied_, branch_));
   MOERT_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(stream, copied_, 0));
+  return absl::OkStatus();
+}
+
+absl::Status ServedMisses::Fetch(int layer, const GivenRouting& given, const SlotRegion& region,
+                                 int32_t* table, cudaStream_t stream) {
+  ServeMissesArgs args = Args(layer, nullptr, nullptr);
+  args.ids = given.ids;
+  args.pairs = static_cast<int32_t>(given.pairs);
+  args.found = given.used_ids;
+  args.table = table;
+  args.base = reinterpret_cast<const uint8_t*>(region.base);
+  args.stride = region.stride;
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchServeMisses(args, stream));
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchCopyRecords(args.copies, args.num_copies, stream));
   return absl::OkStatus();
 }
 

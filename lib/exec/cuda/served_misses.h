@@ -31,8 +31,9 @@ class ServedMisses {
   ServedMisses& operator=(const ServedMisses&) = delete;
 
   /// Every record of `version` must be kept by `records`; FailedPrecondition where the device
-  /// cannot read one. `first_shared`: the handle of layer 0's shared expert. All borrowed.
-  absl::Status Init(const MoeModelSpec* model, const DeviceModel& on_device,
+  /// cannot read one. `on_device`: null where nothing is multiplied here. `first_shared`: the
+  /// handle of layer 0's shared expert. All borrowed.
+  absl::Status Init(const MoeModelSpec* model, const DeviceModel* on_device,
                     const DeviceSource& records, int version, const ServedBuffers& buffers,
                     const ExpertHandle* first_shared);
 
@@ -52,13 +53,23 @@ class ServedMisses {
                      const MakeTilesArgs* tiles, cudaStream_t stream);
   absl::Status Join(cudaStream_t stream);
 
+  /// A call whose product is the host's, in one stream: behind it the given experts are in slots of
+  /// the region, given.used_ids has them, and `table` those of all experts that are there. Needs a
+  /// slot for each pair.
+  absl::Status Fetch(int layer, const GivenRouting& given, const SlotRegion& region, int32_t* table,
+                     cudaStream_t stream);
+  /// That the device has for a layer; 0: nothing is lent.
+  int64_t slots(int layer) const {
+    return lent_ ? static_cast<int64_t>(loans_[static_cast<size_t>(layer)].slots.size()) : 0;
+  }
+
   /// Behind a step: see LateCopy.
   absl::Status BringCounts(cudaStream_t stream) { return tally_.Bring(stream); }
   /// What was added since it was last asked; false: nothing, or it has not arrived.
   bool TakeCounts(ServedCount* added);
 
  private:
-  absl::Status PlaceRecords(const DeviceModel& on_device, const DeviceSource& records, int version);
+  absl::Status PlaceRecords(const DeviceModel* on_device, const DeviceSource& records, int version);
   /// All of the table, or of its layers alone.
   absl::Status Copy(bool to_device, bool layers_alone, cudaStream_t stream);
   ServeMissesArgs Args(int layer, const int32_t* counts, const ExpertHandle* shared) const;
@@ -67,6 +78,7 @@ class ServedMisses {
   int64_t First(int layer) const { return first_[static_cast<size_t>(layer)]; }
 
   const MoeModelSpec* model_ = nullptr;
+  const DeviceSource* records_ = nullptr;
   ServedBuffers on_device_{};
   Buffer memory_;  // pinned: the table on its way
   ServedTable table_{};

@@ -4,7 +4,7 @@
 //     cpu_moe, override: what --cpu-moe and -ot exps=MOERT do; no_mmap; mlock; reload: the model
 //     twice, one behind the other; two: twice at once; unload: the plug-in is unloaded and loaded
 //     again between two; parallel: two sequences in a batch; shift: a context shift; tight: no
-//     address space is left once the model is loaded
+//     address space is left once the model is loaded; gpu: everything that can be is on the GPU
 //   host cut MODEL                    cuts the end of the file off while it is in use. Succeeds
 //   when
 //     decoding fails for it, and nothing else does
@@ -56,7 +56,7 @@ struct Modes {
   bool Read(int argc, char** argv) {
     static const std::set<std::string> known = {"cpu_moe", "override", "no_mmap", "mlock",
                                                 "reload",  "two",      "unload",  "parallel",
-                                                "shift",   "tight"};
+                                                "shift",   "tight",    "gpu"};
     on = std::set<std::string>(argv, argv + argc);
     if (on.count("tight") > 0) threads = 1;  // others would have no stack
     return std::includes(known.begin(), known.end(), on.begin(), on.end());
@@ -68,7 +68,7 @@ class Host {
  public:
   Host(const char* path, const Modes& modes, int batch) : modes_(modes) {
     llama_model_params params = llama_model_default_params();
-    params.n_gpu_layers = 0;
+    params.n_gpu_layers = modes["gpu"] ? 99 : 0;
     params.use_extra_bufts = false;  // repacked weights have results of their own
     params.load_mode = modes["no_mmap"] ? LLAMA_LOAD_MODE_NONE
                        : modes["mlock"] ? LLAMA_LOAD_MODE_MMAP_MLOCK

@@ -45,19 +45,26 @@ struct Fixture {
   std::unique_ptr<LayerPrefetcher> prefetcher;
   int64_t step = 0;
 
-  explicit Fixture(int slots, std::unique_ptr<ResidencyPolicy> policy = MakeLru())
+  explicit Fixture(int slots, std::unique_ptr<ResidencyPolicy> policy = MakeLru(),
+                   bool cpu_offload = false)
       : budget(slots * Block()), residency(std::move(policy)) {
     profile.link_latency_ns = 0;
     profile.link_bytes_per_s = 1e9 * static_cast<double>(source.layout(0, 0, 0).bytes) / kTransfer;
     profile.decode_layer_ns = 2500;
     std::vector<std::unique_ptr<BlockPool>> pools(1);
     pools[0] = *MakeRamBlockPool({Block(), 3 * kExperts}, slots, &budget);
-    store =
-        std::make_unique<VersionedStore>(&source, std::vector<ServedVersion>{{0, 0}}, std::move(pools),
-                                      MakeVirtualLink(&source, &clock, &profile), residency.get());
+    store = std::make_unique<VersionedStore>(
+        &source, std::vector<ServedVersion>{{0, 0}}, std::move(pools),
+        MakeVirtualLink(&source, &clock, &profile), residency.get());
     store->Attach({&link});
-    prefetcher = std::make_unique<LayerPrefetcher>(&source.model(), &oracle, /*controlled=*/false,
-                                              &profile, &link, store.get(), nullptr);
+    PrefetcherParts parts;
+    parts.model = &source.model();
+    parts.policy = &oracle;
+    parts.profile = &profile;
+    parts.link = &link;
+    parts.store = store.get();
+    parts.cpu_offload = cpu_offload;
+    prefetcher = std::make_unique<LayerPrefetcher>(parts);
   }
   int64_t Block() const {
     return (source.layout(0, 0, 0).bytes + kRecordAlignment - 1) / kRecordAlignment *
@@ -257,10 +264,9 @@ TEST_CASE("a transfer longer than the window starts while such predictions are r
 TEST_CASE("beside a CPU that computes what is late, late transfers only fill free slots") {
   for (const bool cpu_offload : {false, true}) {
     INFO(cpu_offload);
-    Fixture f(6);                     // two a layer
-    f.profile.decode_layer_ns = 900;  // of the 1000 a transfer takes
-    f.prefetcher->SetCpuOffload(cpu_offload);
-    for (const int e : {5, 4}) {  // free slots
+    Fixture f(6, MakeLru(), cpu_offload);  // two a layer
+    f.profile.decode_layer_ns = 900;       // of the 1000 a transfer takes
+    for (const int e : {5, 4}) {           // free slots
       f.Call(0, {0, 1}, {e}, 900);
       f.Call(1, {e}, {}, 900);
     }
@@ -269,8 +275,7 @@ TEST_CASE("beside a CPU that computes what is late, late transfers only fill fre
     f.Call(0, {0, 1}, {6}, 900);
     CHECK(f.prefetcher->stats().issued == (cpu_offload ? 2 : 3));
     // What is early goes as ever.
-    Fixture early(6);
-    early.prefetcher->SetCpuOffload(cpu_offload);
+    Fixture early(6, MakeLru(), cpu_offload);
     early.Load(1, {0, 1});
     early.Call(0, {0, 1}, {6}, 2500);
     CHECK(early.prefetcher->stats().issued == 1);

@@ -1209,6 +1209,15 @@ extern "C" {
         error: *mut *mut moert_error,
     ) -> moert_code;
 }
+extern "C" {
+    pub fn moert_layer_copy(
+        step: *mut moert_step,
+        layer: i32,
+        to: *mut ::core::ffi::c_void,
+        slots: *mut moert_slots,
+        error: *mut *mut moert_error,
+    ) -> moert_code;
+}
 pub const MOERT_ABSENT: moert_residency_values = 0;
 pub const MOERT_ARRIVING: moert_residency_values = 1;
 pub const MOERT_RESIDENT_LOW: moert_residency_values = 2;

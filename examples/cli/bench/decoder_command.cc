@@ -1,0 +1,93 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "cli/bench/bench.h"
+#include "cli/bench/commit.h"
+#include "cli/bench/decoder_bench.h"
+#include "cli/common/args.h"
+#include "cli/common/report.h"
+#include "util/status_macros.h"
+
+namespace moert::cli {
+
+absl::StatusOr<HfConfig> DecoderConfig(const Shape& shape) {
+  if (shape.vocabulary == 0) {
+    return absl::UnimplementedError(fmt::format(
+        "shape {}: the example decoder does not run its dense parts on a device", shape.name));
+  }
+  HfConfig config;
+  config.model_type = shape.name;
+  config.moe = shape.spec;
+  config.vocab_size = shape.vocabulary;
+  config.hidden_size = shape.spec.layers.front().hidden;
+  config.num_hidden_layers = shape.spec.num_layers();
+  config.num_attention_heads = shape.heads;
+  config.num_key_value_heads = shape.kv_heads;
+  config.head_dim = shape.head_dim;
+  config.max_position_embeddings = int64_t{1} << 17;
+  config.rope.dim = shape.head_dim;
+  config.rope.theta = 1e6;
+  config.qk_norm = shape.qk_norm ? QkNorm::kPerHead : QkNorm::kNone;
+  config.attention_scale = 1 / std::sqrt(static_cast<double>(shape.head_dim));
+  config.mixers.resize(config.num_hidden_layers);
+  config.is_moe.assign(config.num_hidden_layers, true);
+  return config;
+}
+
+namespace {
+
+void Print(const nlohmann::json& result) {
+  for (const auto& row : result["decode"]) {
+    fmt::print(
+        "decode, batch {}, context {}: {:.3f} ms a step ({:.3f} to {:.3f}), {:.0f} tokens/s\n",
+        row["batch"].get<int>(), row["context"].get<int>(), row["step_ms"]["median"].get<double>(),
+        row["step_ms"]["min"].get<double>(), row["step_ms"]["max"].get<double>(),
+        row["tokens_per_s"].get<double>());
+  }
+  for (const auto& row : result["prompts"]) {
+    fmt::print("prompt of {}: {:.2f} ms ({:.2f} to {:.2f}), {:.0f} tokens/s\n",
+               row["tokens"].get<int>(), row["ms"]["median"].get<double>(),
+               row["ms"]["min"].get<double>(), row["ms"]["max"].get<double>(),
+               row["tokens_per_s"].get<double>());
+  }
+}
+
+absl::Status Run(const DecoderBenchOptions& options, const std::string& command) {
+  MOERT_ASSIGN_OR_RETURN(nlohmann::json result, RunDecoderBench(options));
+  result["command"] = command;
+  result["commit"] = BuildCommit();
+  result["machine"] = DescribeMachine();
+  if (!options.quiet) Print(result);
+  return options.json.empty() ? absl::OkStatus() : WriteJson(options.json, result);
+}
+
+}  // namespace
+
+int BenchModel(int argc, const char* const* argv) {
+  DecoderBenchOptions o;
+  const std::string name = "moert-bench model";
+  ArgParser parser(name, "the whole example decoder on a device: decode steps and prompts");
+  parser.AddString("synthetic", &o.synthetic, "a published model's shape: SHAPE[:layers]");
+  parser.Require("synthetic");
+  parser.AddString("schemes", &o.schemes, "stored versions, comma-separated, most bits first");
+  parser.AddString("strategy", &o.strategy, "of the engine");
+  parser.AddString("budget", &o.budget, "SIZE or PERCENT");
+  parser.AddIntList("batch", &o.batch, "sequences side by side, comma-separated", 1);
+  parser.AddInt64("context", &o.context, "tokens of each sequence before the first step", 1,
+                  1 << 20);
+  parser.AddIntList("prompt", &o.prompt, "tokens of a prompt, comma-separated", 1);
+  parser.AddInt64("steps", &o.steps, "decode steps of a repetition", 1, 100000);
+  parser.AddInt64("repeats", &o.repeats, "repetitions", 1, 10000);
+  parser.AddSwitch("eager", &o.eager, "no CUDA graphs");
+  parser.AddSwitch("no-prefetch", &o.no_prefetch, "weights do not come into the L2 cache ahead");
+  parser.AddInt64("seed", &o.seed, "seed of weights and tokens", 0);
+  parser.AddJson(&o.json);
+  parser.AddSwitch("quiet", &o.quiet, "no table, no progress");
+  if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
+  const absl::Status status = Run(o, name + " " + CommandLine(argc, argv));
+  return status.ok() ? kExitOk : ReportError(name, status);
+}
+
+}  // namespace moert::cli

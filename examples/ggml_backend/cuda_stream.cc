@@ -1,0 +1,115 @@
+#include "cuda_stream.h"
+
+#include <dlfcn.h>
+#include <ggml-backend-impl.h>
+
+namespace moert_ggml {
+
+// Functions of libcuda.so.1, by their ABI. Each returns 0 on success.
+struct CudaStream::Driver {
+  int (*init)(unsigned flags);
+  int (*device_get)(int* device, int ordinal);
+  int (*retain)(void** context, int device);
+  int (*push)(void* context);
+  int (*pop)(void** context);
+  int (*synchronize_context)();
+  int (*stream_create)(moert_stream* stream, unsigned flags);
+  int (*stream_destroy)(moert_stream stream);
+  int (*stream_synchronize)(moert_stream stream);
+  int (*stream_wait)(moert_stream stream, void* event, unsigned flags);
+  int (*event_record)(void* event, moert_stream stream);
+
+  // The context is the thread's while this lives.
+  class Scope {
+   public:
+    Scope(const Driver* driver, void* context) : driver_(driver) { driver_->push(context); }
+    ~Scope() {
+      void* context = nullptr;
+      driver_->pop(&context);
+    }
+
+   private:
+    const Driver* const driver_;
+  };
+};
+
+const CudaStream::Driver* CudaStream::LoadDriver() {
+  static const Driver* const loaded = []() -> const Driver* {
+    void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) return nullptr;
+    static Driver driver = {};
+    bool all = true;
+    const auto find = [&](auto* function, const char* name) {
+      *reinterpret_cast<void**>(function) = dlsym(library, name);
+      all = all && *function != nullptr;
+    };
+    find(&driver.init, "cuInit");
+    find(&driver.device_get, "cuDeviceGet");
+    find(&driver.retain, "cuDevicePrimaryCtxRetain");
+    find(&driver.push, "cuCtxPushCurrent_v2");
+    find(&driver.pop, "cuCtxPopCurrent_v2");
+    find(&driver.synchronize_context, "cuCtxSynchronize");
+    find(&driver.stream_create, "cuStreamCreate");
+    find(&driver.stream_destroy, "cuStreamDestroy_v2");
+    find(&driver.stream_synchronize, "cuStreamSynchronize");
+    find(&driver.stream_wait, "cuStreamWaitEvent");
+    find(&driver.event_record, "cuEventRecord");
+    return all && driver.init(0) == 0 ? &driver : nullptr;
+  }();
+  return loaded;
+}
+
+std::unique_ptr<CudaStream> CudaStream::Create(ggml_backend_dev_t device, int ordinal) {
+  const Driver* driver = LoadDriver();
+  int number = 0;
+  void* context = nullptr;
+  if (driver == nullptr || driver->device_get(&number, ordinal) != 0 ||
+      driver->retain(&context, number) != 0) {
+    return nullptr;
+  }
+  std::unique_ptr<CudaStream> made(new CudaStream(driver, context));
+  const Driver::Scope scope(driver, context);
+  constexpr unsigned kNonBlocking = 1;
+  made->event_ = ggml_backend_event_new(device);
+  if (made->event_ == nullptr || driver->stream_create(&made->stream_, kNonBlocking) != 0) {
+    return nullptr;
+  }
+  return made;
+}
+
+CudaStream::~CudaStream() {
+  const Driver::Scope scope(driver_, context_);
+  if (stream_ != nullptr) driver_->stream_destroy(stream_);
+  if (event_ != nullptr) ggml_backend_event_free(event_);
+}
+
+bool CudaStream::Follow(ggml_backend_t backend) {
+  ggml_backend_event_record(event_, backend);
+  return Await(event_);
+}
+
+bool CudaStream::Lead(ggml_backend_t backend) {
+  {
+    const Driver::Scope scope(driver_, context_);
+    if (driver_->event_record(event_->context, stream_) != 0) return false;
+  }
+  ggml_backend_event_wait(backend, event_);
+  return true;
+}
+
+bool CudaStream::Await(ggml_backend_event_t event) {
+  const Driver::Scope scope(driver_, context_);
+  return driver_->stream_wait(stream_, event->context, 0) == 0;
+}
+
+bool CudaStream::Synchronize() {
+  const Driver::Scope scope(driver_, context_);
+  return driver_->stream_synchronize(stream_) == 0;
+}
+
+bool CudaStream::SynchronizeDevice() {
+  const Driver::Scope scope(driver_, context_);
+  return driver_->synchronize_context() == 0;
+}
+
+}  // namespace moert_ggml

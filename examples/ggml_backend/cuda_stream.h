@@ -1,0 +1,53 @@
+// A CUDA stream of the plug-in's own beside those of ggml's CUDA backend, whose streams are
+// private. The driver is asked by name: neither CUDA's headers nor its libraries are needed to
+// build.
+#ifndef MOERT_EXAMPLES_GGML_BACKEND_CUDA_STREAM_H_
+#define MOERT_EXAMPLES_GGML_BACKEND_CUDA_STREAM_H_
+
+#include <ggml-backend.h>
+#include <moert.h>
+
+#include <memory>
+
+namespace moert_ggml {
+
+/// One thread at a time.
+class CudaStream {
+ public:
+  /// `device`: of ggml's CUDA backend; `ordinal`: the same device's for the driver. Null: there is
+  /// no driver, or it refuses.
+  static std::unique_ptr<CudaStream> Create(ggml_backend_dev_t device, int ordinal);
+  ~CudaStream();
+  CudaStream(const CudaStream&) = delete;
+  CudaStream& operator=(const CudaStream&) = delete;
+
+  moert_stream get() const { return stream_; }
+
+  // Order between this stream and that of a CUDA backend; nobody waits on the host.
+
+  /// What this stream gets from now on comes behind what the backend has got.
+  bool Follow(ggml_backend_t backend);
+  /// The other way round.
+  bool Lead(ggml_backend_t backend);
+  /// What this stream gets from now on comes behind an event of the device.
+  bool Await(ggml_backend_event_t event);
+
+  /// The host waits for this stream.
+  bool Synchronize();
+  /// The host waits for everything the device has got.
+  bool SynchronizeDevice();
+
+ private:
+  struct Driver;
+  CudaStream(const Driver* driver, void* context) : driver_(driver), context_(context) {}
+  static const Driver* LoadDriver();
+
+  const Driver* const driver_;
+  void* const context_;  // the device's primary one
+  moert_stream stream_ = nullptr;
+  ggml_backend_event_t event_ = nullptr;
+};
+
+}  // namespace moert_ggml
+
+#endif  // MOERT_EXAMPLES_GGML_BACKEND_CUDA_STREAM_H_

@@ -1,0 +1,247 @@
+#include "gpu_runner.h"
+
+#include <ggml-impl.h>
+
+#include <mutex>
+
+#include "buffers.h"
+
+namespace moert_ggml {
+namespace {
+
+// From so many tokens on nearly all experts of a layer are named: 87 % of 128, where each token
+// names 8 of them. llama.cpp's own offloading begins there, too.
+constexpr int64_t kStreamTokens = 32;
+
+constexpr char kNoOrder[] = "the driver refuses to order streams";
+
+// Whether CUDA would launch anything for these nodes.
+bool AnyWork(ggml_cgraph* graph, int begin, int end) {
+  for (int i = begin; i < end; ++i) {
+    if (!IsView(graph->nodes[i]) && !ggml_is_empty(graph->nodes[i])) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+GpuRunner::GpuRunner(Gpu* gpu) : gpu_(gpu), kept_(gpu->compute_type()) {}
+
+GpuRunner::~GpuRunner() {
+  gpu_->stream()->SynchronizeDevice();
+  generic_.reset();
+  if (own_ != nullptr) ggml_backend_free(own_);
+}
+
+void GpuRunner::UseBackend(ggml_backend_t cuda) {
+  if (cuda == cuda_) return;
+  if (cuda_ != nullptr) ggml_backend_synchronize(cuda_);
+  cuda_ = cuda;
+  generic_ =
+      std::make_unique<Runner>(Inner::Borrow(cuda, gpu_->compute_type(), gpu_->any_memory()));
+}
+
+bool GpuRunner::FindBackend() {
+  if (cuda_ != nullptr) return true;
+  own_ = ggml_backend_dev_init(gpu_->device(), nullptr);
+  if (own_ != nullptr) UseBackend(own_);
+  return own_ != nullptr;
+}
+
+// The scheduler asks at the end of every part of ours. The context's own backend computes what
+// follows behind it.
+void GpuRunner::Synchronize() {
+  const bool alone = ggml_backend_reg_dev_count(ggml_backend_dev_backend_reg(gpu_->device())) == 1;
+  if (cuda_ != nullptr && (cuda_ == own_ || !alone)) ggml_backend_synchronize(cuda_);
+}
+
+bool GpuRunner::BeginCopy(ggml_backend_t from, const ggml_tensor* tensor, ggml_tensor* copy) {
+  if (!gpu_->Runs(from) || from->iface.cpy_tensor_async == nullptr) return false;
+  UseBackend(from);
+  return from->iface.cpy_tensor_async(from, from, tensor, copy);
+}
+
+ggml_status GpuRunner::Compute(ggml_cgraph* graph) {
+  const std::lock_guard<std::mutex> lock(gpu_->mutex());
+  if (!FindBackend()) return GGML_STATUS_FAILED;
+  Piece piece;
+  for (int i = 0; i < graph->n_nodes; ++i) {
+    ggml_tensor* node = graph->nodes[i];
+    ExpertTensor* experts = ExpertsOf(node);
+    if (experts == nullptr || ggml_is_empty(node)) continue;
+    if (piece.experts != nullptr && piece.experts->model == experts->model &&
+        piece.experts->block == experts->block && piece.ids == node->src[2]) {
+      continue;
+    }
+    // What comes first may compute the ids.
+    if (piece.experts != nullptr || AnyWork(graph, piece.begin, i)) {
+      const ggml_status status = ComputePiece(graph, piece, i);
+      if (status != GGML_STATUS_SUCCESS) return status;
+      piece.begin = i;
+    }
+    piece.first = i - piece.begin;
+    piece.experts = experts;
+    piece.ids = node->src[2];
+  }
+  return ComputePiece(graph, piece, graph->n_nodes);
+}
+
+ggml_status GpuRunner::ComputePiece(ggml_cgraph* graph, const Piece& piece, int end) {
+  ggml_cgraph part = *graph;  // a whole graph keeps its uid, by which CUDA knows it again
+  part.nodes += piece.begin;
+  part.n_nodes = end - piece.begin;
+  if (part.n_nodes != graph->n_nodes) part.uid = 0;
+  if (!AnyWork(&part, 0, part.n_nodes)) return GGML_STATUS_SUCCESS;
+  ggml_status status = GGML_STATUS_ALLOC_FAILED;
+  if (ReplaceWeights(&part)) {
+    status = piece.experts == nullptr ? Launch(&part) : RunLayer(&part, piece);
+  }
+  Restore();
+  return status;
+}
+
+ggml_status GpuRunner::RunLayer(ggml_cgraph* graph, const Piece& piece) {
+  bool too_many = false;
+  {
+    const std::lock_guard<std::mutex> lock(piece.experts->model->mutex());
+    Store* store = piece.experts->model->store();
+    if (store == nullptr || !store->on_device()) {
+      return Fail(piece, "its experts are not on the GPU, as they were when the context was made");
+    }
+    const int64_t tokens = piece.ids->ne[1];
+    if (tokens >= kStreamTokens && store->Reserve(piece.experts->layer)) {
+      return RunStreamed(graph, piece, store);
+    }
+    const ggml_status status = tokens == 1 && piece.ids->ne[0] == store->top_k()
+                                   ? RunServed(graph, piece, store, &too_many)
+                                   : RunNamed(graph, piece, store, &too_many);
+    if (!too_many) return status;
+  }
+  return generic_->Compute(graph);
+}
+
+ggml_status GpuRunner::RunServed(ggml_cgraph* graph, const Piece& piece, Store* store,
+                                 bool* too_many) {
+  ggml_tensor* slot_ids = SlotIds(piece.ids->ne[0], 1);
+  if (slot_ids == nullptr) return GGML_STATUS_ALLOC_FAILED;
+  if (!gpu_->stream()->Follow(cuda_)) return Fail(piece, kNoOrder);
+  moert_slots slots;
+  std::string error;
+  switch (store->FetchOnDevice(piece.experts->layer, static_cast<const int32_t*>(piece.ids->data),
+                               static_cast<int32_t*>(slot_ids->data), &slots, &error)) {
+    case Store::Result::kOk:
+      break;
+    case Store::Result::kTooMany:
+      *too_many = true;
+      return GGML_STATUS_SUCCESS;
+    case Store::Result::kFailed:
+      return Fail(piece, error);
+  }
+  if (!gpu_->stream()->Lead(cuda_)) return Fail(piece, kNoOrder);
+  return LaunchInSlots(graph, slots, slot_ids, store);
+}
+
+ggml_status GpuRunner::LaunchInSlots(ggml_cgraph* graph, const moert_slots& slots, ggml_tensor* ids,
+                                     Store* store) {
+  ReplaceExperts(graph, slots, ids);
+  const ggml_status status = Launch(graph);
+  gpu_->stream()->Follow(cuda_);
+  store->Release();
+  return status;
+}
+
+ggml_status GpuRunner::RunStreamed(ggml_cgraph* graph, const Piece& piece, Store* store) {
+  const int layer = piece.experts->layer;
+  moert_slots slots;
+  std::string error = kNoOrder;
+  void* place = store->staging()->Enter(gpu_, layer);
+  if (place == nullptr || !store->CopyLayer(layer, place, &slots, &error) ||
+      !gpu_->stream()->Lead(cuda_)) {
+    return Fail(piece, error);
+  }
+  ReplaceExperts(graph, slots, nullptr);
+  const ggml_status status = Launch(graph);
+  store->staging()->Leave(cuda_, layer);
+  return status;
+}
+
+ggml_status GpuRunner::RunNamed(ggml_cgraph* graph, const Piece& piece, Store* store,
+                                bool* too_many) {
+  if (!generic_->ReadIds(LayerCall(graph, piece.first))) {
+    return Fail(piece, "an id names an expert that is not there");
+  }
+  ggml_tensor* slot_ids = SlotIds(piece.ids->ne[0], piece.ids->ne[1]);
+  if (slot_ids == nullptr) return GGML_STATUS_ALLOC_FAILED;
+  moert_slots slots;
+  std::string error;
+  switch (generic_->FetchNamed(store, piece.experts->layer, {}, &slots, &error)) {
+    case Store::Result::kOk:
+      break;
+    case Store::Result::kTooMany:
+      *too_many = true;
+      return GGML_STATUS_SUCCESS;
+    case Store::Result::kFailed:
+      return Fail(piece, error);
+  }
+  const std::vector<int32_t> ids = generic_->NamedSlots();
+  ggml_backend_tensor_set(slot_ids, ids.data(), 0, ids.size() * sizeof ids[0]);
+  return LaunchInSlots(graph, slots, slot_ids, store);
+}
+
+ggml_status GpuRunner::Launch(ggml_cgraph* graph) {
+  return ggml_backend_graph_compute_async(cuda_, graph);
+}
+
+ggml_status GpuRunner::Fail(const Piece& piece, const std::string& error) {
+  Say("%s: %s", piece.experts->model->stem().c_str(), error.c_str());
+  return GGML_STATUS_FAILED;
+}
+
+void GpuRunner::Replace(ggml_tensor** source, ggml_tensor* by) {
+  replaced_.emplace_back(source, *source);
+  *source = by;
+}
+
+void GpuRunner::Restore() {
+  for (auto it = replaced_.rbegin(); it != replaced_.rend(); ++it) *it->first = it->second;
+  replaced_.clear();
+}
+
+bool GpuRunner::ReplaceWeights(ggml_cgraph* graph) {
+  for (int i = 0; i < graph->n_nodes; ++i) {
+    ggml_tensor* node = graph->nodes[i];
+    for (int s = 0; s < GGML_MAX_SRC; ++s) {
+      ggml_tensor* source = node->src[s];
+      if (source == nullptr || !IsOurs(source->buffer) || ExpertsOf(node) != nullptr) continue;
+      ggml_tensor*& copy = weights_[source];
+      if (copy == nullptr) {
+        copy = kept_.Copy(source);
+        if (!kept_.Place(copy)) return false;
+        copy->extra = nullptr;
+        ggml_backend_tensor_set(copy, source->data, 0, ggml_nbytes(source));
+      }
+      Replace(&node->src[s], copy);
+    }
+  }
+  return true;
+}
+
+void GpuRunner::ReplaceExperts(ggml_cgraph* graph, const moert_slots& slots, ggml_tensor* ids) {
+  for (int i = 0; i < graph->n_nodes; ++i) {
+    ggml_tensor* node = graph->nodes[i];
+    const ExpertTensor* experts = ExpertsOf(node);
+    if (experts == nullptr || ggml_is_empty(node)) continue;
+    ggml_tensor* slot = &slots_[node->src[0]];
+    PutInSlots(node->src[0], slots, experts->part, gpu_->any_memory(), slot);
+    Replace(&node->src[0], slot);
+    if (ids != nullptr) Replace(&node->src[2], ids);
+  }
+}
+
+ggml_tensor* GpuRunner::SlotIds(int64_t top_k, int64_t tokens) {
+  ggml_tensor*& ids = slot_ids_[tokens * 65536 + top_k];
+  if (ids == nullptr) ids = kept_.New(GGML_TYPE_I32, top_k, tokens);
+  return ids;
+}
+
+}  // namespace moert_ggml

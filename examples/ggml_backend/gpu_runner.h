@@ -1,0 +1,80 @@
+// Carries out our part of a graph on the GPU, in the order of the context's own CUDA backend. The
+// graph is computed as llama.cpp made it, with slots in place of the tensors of all experts: the
+// same kernels run as if experts were on the GPU.
+//
+// One token: the device looks its experts up and brings those that are missing, and no host waits.
+// Many tokens: whole layers stream through the GPU. In between, the host reads the ids.
+#ifndef MOERT_EXAMPLES_GGML_BACKEND_GPU_RUNNER_H_
+#define MOERT_EXAMPLES_GGML_BACKEND_GPU_RUNNER_H_
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "gpu.h"
+#include "layer_call.h"
+#include "models.h"
+#include "runner.h"
+#include "worker.h"
+#include "workspace.h"
+
+namespace moert_ggml {
+
+class GpuRunner final : public Worker {
+ public:
+  explicit GpuRunner(Gpu* gpu);
+  ~GpuRunner() override;
+
+  ggml_status Compute(ggml_cgraph* graph) override;
+  void Synchronize() override;
+  bool BeginCopy(ggml_backend_t from, const ggml_tensor* tensor, ggml_tensor* copy) override;
+
+ private:
+  // Nodes of a graph with products of one layer at most, all by the same ids.
+  struct Piece {
+    int begin = 0;
+    int first = -1;  // product; -1: none
+    ExpertTensor* experts = nullptr;
+    ggml_tensor* ids = nullptr;
+  };
+
+  // The CUDA backend that orders everything. False: there is none.
+  bool FindBackend();
+  void UseBackend(ggml_backend_t cuda);
+
+  ggml_status ComputePiece(ggml_cgraph* graph, const Piece& piece, int end);
+  ggml_status RunLayer(ggml_cgraph* graph, const Piece& piece);
+  ggml_status RunStreamed(ggml_cgraph* graph, const Piece& piece, Store* store);
+  // *too_many: they do not fit at once, and nothing was done.
+  ggml_status RunServed(ggml_cgraph* graph, const Piece& piece, Store* store, bool* too_many);
+  ggml_status RunNamed(ggml_cgraph* graph, const Piece& piece, Store* store, bool* too_many);
+  ggml_status LaunchInSlots(ggml_cgraph* graph, const moert_slots& slots, ggml_tensor* ids,
+                            Store* store);
+  ggml_status Launch(ggml_cgraph* graph);
+  ggml_status Fail(const Piece& piece, const std::string& error);
+
+  // Sources of nodes are replaced while a graph is launched. Tensors in their place live as long as
+  // this: CUDA remembers graphs by addresses.
+  void Replace(ggml_tensor** source, ggml_tensor* by);
+  void Restore();
+  // Weights beside the experts, such as their biases, that are in our buffers.
+  bool ReplaceWeights(ggml_cgraph* graph);
+  void ReplaceExperts(ggml_cgraph* graph, const moert_slots& slots, ggml_tensor* ids);
+  ggml_tensor* SlotIds(int64_t top_k, int64_t tokens);
+
+  Gpu* const gpu_;
+  ggml_backend_t cuda_ = nullptr;  // the context's, or own_
+  ggml_backend_t own_ = nullptr;
+  std::unique_ptr<Runner> generic_;  // over cuda_: parts that do not fit at once
+  Workspace kept_;
+  std::vector<std::pair<ggml_tensor**, ggml_tensor*>> replaced_;
+  std::unordered_map<const ggml_tensor*, ggml_tensor> slots_;     // of a tensor of all experts
+  std::unordered_map<const ggml_tensor*, ggml_tensor*> weights_;  // copies on the device
+  std::unordered_map<int64_t, ggml_tensor*> slot_ids_;            // by their shape
+};
+
+}  // namespace moert_ggml
+
+#endif  // MOERT_EXAMPLES_GGML_BACKEND_GPU_RUNNER_H_

@@ -1,0 +1,71 @@
+// What the blocks that share a query row's keys found, and how it is added up: the same way within
+// a cluster and through device memory.
+#ifndef MOERT_EXAMPLES_HOST_CUDA_DECODE_FOUND_CUH_
+#define MOERT_EXAMPLES_HOST_CUDA_DECODE_FOUND_CUH_
+
+#include "host/cuda/attention_kernel.h"
+#include "host/cuda/mma.cuh"
+
+namespace moert::host {
+
+/// What one block, or all, found for a head: the highest score, in powers of two, and the sum of
+/// the weights relative to it.
+struct Found {
+  float highest, sum;
+};
+
+__device__ __forceinline__ float WeightOf(const Found& found, float highest) {
+  return found.sum == 0 ? 0.0f : exp2f(found.highest - highest);
+}
+
+/// Adds what `count` blocks found, in their order. found(i); mixed(i): its sum of one channel.
+template <typename GetFound, typename GetMixed>
+__device__ __forceinline__ float Combine(int count, GetFound found, GetMixed mixed) {
+  float highest = -INFINITY;
+  for (int i = 0; i < count; ++i) highest = fmaxf(highest, found(i).highest);
+  float sum = 0, total = 0;
+  for (int i = 0; i < count; ++i) {
+    const Found part = found(i);
+    if (part.sum == 0) continue;  // it had no keys: its channels were not written
+    const float weight = WeightOf(part, highest);
+    sum = __fmaf_rn(weight, part.sum, sum);
+    total = __fmaf_rn(weight, mixed(i), total);
+  }
+  return total / sum;
+}
+
+/// What the blocks of one (row, head) found, and behind it what they mixed: [parts] and
+/// [parts][head_dim].
+struct Partials {
+  Found* found;
+  float* mixed;
+};
+__device__ __forceinline__ Partials PartialsOf(float* partials, const AttentionArgs& a, int parts,
+                                               int64_t row, int head) {
+  float* at = partials + (row * a.heads + head) * parts * (a.head_dim + 2);
+  return {reinterpret_cast<Found*>(at), at + 2 * parts};
+}
+
+__device__ __forceinline__ void ClusterSync() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile(
+      "barrier.cluster.arrive.aligned;\n"
+      "barrier.cluster.wait.aligned;" ::
+          : "memory");
+#endif
+}
+
+/// A float in the shared memory of another block of the cluster.
+__device__ __forceinline__ float LoadOf(const float* mine, int rank) {
+  float v = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  uint32_t at;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(SharedAddress(mine)), "r"(rank));
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");
+#endif
+  return v;
+}
+
+}  // namespace moert::host
+
+#endif  // MOERT_EXAMPLES_HOST_CUDA_DECODE_FOUND_CUH_

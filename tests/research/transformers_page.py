@@ -1,0 +1,74 @@
+"""The tables of docs/results/transformers.md, made from what bench_transformers.py --json wrote.
+
+    tests/research/transformers_page.py FILE...    keeps the rows of these files, newest last
+"""
+import json
+import pathlib
+import sys
+
+import experiment
+import report
+
+NAME = "transformers"
+HEAD = ["experts", "in GPU memory", "tokens/s", "hits", "prompt of 512, ms", "of 2,048, ms", "GPU, GiB",
+        "host, GiB"]
+
+
+def stored():
+    return json.loads((report.DATA / f"{NAME}.json").read_text(encoding="utf-8"))
+
+
+def spread(values, form):
+    if not values:
+        return ""
+    middle, low, high = (format(value, form) for value in values)
+    return middle if low == high else f"{middle} ({low} to {high})"
+
+
+def times(values):
+    return spread(values, ",.0f")
+
+
+def rate(values):
+    return spread(values, ".0f" if values and values[0] >= 10 else ".2f")
+
+
+def share(row):
+    if "budget" in row:
+        return f"{100 * row['budget']:.0f} %"
+    return "25 %" if "offloaded_gib" in row else "100 %"
+
+
+def host(row):
+    """Weights in host memory, and what else of the process is resident."""
+    weights = row.get("pinned_gib", row.get("offloaded_gib", 0))
+    return f"{weights:.1f} + {row['resident_gib']:.1f}"
+
+
+def cells(row):
+    name = row["mode"].split(", experts of")[0]
+    return [name, share(row), rate(row.get("tokens_per_s")),
+            f"{100 * row['hits']:.0f} %" if "hits" in row else "", times(row.get("prompt_512_ms")),
+            times(row.get("prompt_2048_ms")), f"{row['device_gib']:.1f}", host(row)]
+
+
+def table(of=""):
+    rows = [row for row in stored()["rows"] if row["mode"].startswith(of) and "failed" not in row]
+    return experiment.table(HEAD, [cells(row) for row in rows])
+
+
+def main():
+    kept = stored() if (report.DATA / f"{NAME}.json").exists() else {"about": "", "rows": []}
+    known = {(row["mode"], row.get("budget")): row for row in kept["rows"]}
+    for path in sys.argv[1:]:
+        for line in pathlib.Path(path).read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            if "failed" not in row:
+                known[row["mode"], row.get("budget")] = row
+    rows = ",\n".join(f"  {json.dumps(row)}" for row in known.values())
+    (report.DATA / f"{NAME}.json").write_text(
+        f'{{\n "about": {json.dumps(kept["about"])},\n "rows": [\n{rows}\n ]\n}}\n', encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
