@@ -36,7 +36,7 @@ struct Options {
   std::string scheme = "bf16";
   std::vector<int> batch = {1, 8, 64, 256};
   std::vector<int> prompt = {8192};
-  int64_t part_rows = -1;
+  std::vector<int> part_rows = {-1};
   int64_t steps = 32, warm = 32, prompt_steps = 6;
   int threads = 0;
   int64_t seed = 1;
@@ -96,7 +96,9 @@ class RankBench {
     return o_.backend == "cuda" ? MakeCudaRanks(ranks, alone) : MakeHostRanks(ranks, alone);
   }
   absl::StatusOr<RankTimes> Time(const Load& load, const std::string& budget, int ranks,
-                                 bool exchange) const;
+                                 bool exchange, int part_rows) const;
+  absl::Status MeasureRanks(const Load& load, const std::string& budget, int ranks, int part_rows,
+                            double* alone_ms, json* rows) const;
   absl::Status Measure(const Load& load, const std::string& budget, json* rows) const;
   absl::Status MeasureCopies(const Load& load, const std::string& budget, int ranks,
                              json* rows) const;
@@ -138,7 +140,7 @@ absl::StatusOr<std::vector<Shard>> Popular(const MoeModelSpec& model, const Load
 }
 
 absl::StatusOr<RankTimes> RankBench::Time(const Load& load, const std::string& budget, int ranks,
-                                          bool exchange) const {
+                                          bool exchange, int part_rows) const {
   MOERT_ASSIGN_OR_RETURN(RankHosts hosts, Hosts(ranks));
   RankRun run;
   run.source = experts_;
@@ -151,7 +153,7 @@ absl::StatusOr<RankTimes> RankBench::Time(const Load& load, const std::string& b
   run.steps = {load.steps};
   run.warm = load.warm;
   run.exchange = exchange;
-  run.part_rows = o_.part_rows;
+  run.part_rows = part_rows;
   run.graph = load.phase == Phase::kDecode;
   run.options.backend = o_.backend == "cuda" ? BackendKind::kCuda : BackendKind::kCpu;
   run.options.max_tokens_per_forward = load.rows;
@@ -167,35 +169,48 @@ absl::StatusOr<RankTimes> RankBench::Time(const Load& load, const std::string& b
 
 absl::Status RankBench::Measure(const Load& load, const std::string& budget, json* rows) const {
   double alone_ms = 0;  // of one rank
-  std::vector<int> counts = {1};
+  MOERT_RETURN_IF_ERROR(MeasureRanks(load, budget, 1, -1, &alone_ms, rows));
   for (const int ranks : o_.ranks) {
-    if (ranks > 1) counts.push_back(ranks);
-  }
-  for (const int ranks : counts) {
-    MOERT_ASSIGN_OR_RETURN(const RankTimes times, Time(load, budget, ranks, /*exchange=*/true));
-    const Spread ms = SpreadOf(times.step_ms);
-    if (ranks == 1) alone_ms = ms.median;
-    json row = {{"phase", load.phase == Phase::kDecode ? "decode" : "prefill"},
-                {"rows", load.rows},
-                {"budget", budget},
-                {"ranks", ranks},
-                {"step_ms", ToJson(ms)},
-                {"tokens_per_s", 1e3 * static_cast<double>(load.rows) / ms.median},
-                {"speedup", alone_ms / ms.median},
-                {"efficiency", alone_ms / ms.median / ranks},
-                {"hit_ratio", times.hit_ratio},
-                {"loaded_bytes_a_step", times.loaded_bytes},
-                {"pool_bytes", times.pool_bytes},
-                {"replayed", times.replayed}};
-    if (ranks > 1) {
-      MOERT_ASSIGN_OR_RETURN(const RankTimes parts, Time(load, budget, ranks, /*exchange=*/false));
-      const double parts_ms = SpreadOf(parts.step_ms).median;
-      row["parts_ms"] = parts_ms;
-      row["exchange_share"] = 1 - parts_ms / ms.median;
+    if (ranks == 1) continue;
+    if (load.phase == Phase::kDecode) {
+      MOERT_RETURN_IF_ERROR(MeasureRanks(load, budget, ranks, -1, &alone_ms, rows));
+      continue;
     }
-    if (!o_.quiet) Print(row);
-    rows->push_back(std::move(row));
+    for (const int part_rows : o_.part_rows) {
+      MOERT_RETURN_IF_ERROR(MeasureRanks(load, budget, ranks, part_rows, &alone_ms, rows));
+    }
   }
+  return absl::OkStatus();
+}
+
+absl::Status RankBench::MeasureRanks(const Load& load, const std::string& budget, int ranks,
+                                     int part_rows, double* alone_ms, json* rows) const {
+  MOERT_ASSIGN_OR_RETURN(const RankTimes times,
+                         Time(load, budget, ranks, /*exchange=*/true, part_rows));
+  const Spread ms = SpreadOf(times.step_ms);
+  if (ranks == 1) *alone_ms = ms.median;
+  json row = {{"phase", load.phase == Phase::kDecode ? "decode" : "prefill"},
+              {"rows", load.rows},
+              {"budget", budget},
+              {"ranks", ranks},
+              {"part_rows", part_rows},
+              {"step_ms", ToJson(ms)},
+              {"tokens_per_s", 1e3 * static_cast<double>(load.rows) / ms.median},
+              {"speedup", *alone_ms / ms.median},
+              {"efficiency", *alone_ms / ms.median / ranks},
+              {"hit_ratio", times.hit_ratio},
+              {"loaded_bytes_a_step", times.loaded_bytes},
+              {"pool_bytes", times.pool_bytes},
+              {"replayed", times.replayed}};
+  if (ranks > 1) {
+    MOERT_ASSIGN_OR_RETURN(const RankTimes parts,
+                           Time(load, budget, ranks, /*exchange=*/false, part_rows));
+    const double parts_ms = SpreadOf(parts.step_ms).median;
+    row["parts_ms"] = parts_ms;
+    row["exchange_share"] = 1 - parts_ms / ms.median;
+  }
+  if (!o_.quiet) Print(row);
+  rows->push_back(std::move(row));
   return absl::OkStatus();
 }
 
@@ -264,14 +279,16 @@ absl::Status RankBench::MeasureCopies(const Load& load, const std::string& budge
 }
 
 void RankBench::Print(const json& row) const {
+  const int parts = row["part_rows"].get<int>();
   const Spread ms{row["step_ms"]["median"], row["step_ms"]["min"], row["step_ms"]["max"]};
   fmt::print(
       "{:7} {:>5} rows, {:>5} a GPU, {} ranks: {:9.3f} ms ({:.3f} .. {:.3f}) {:>10.0f} "
-      "tokens/s  efficiency {:.2f}  exchange {:>3.0f} %  hits {:.2f}  {}\n",
+      "tokens/s  efficiency {:.2f}  exchange {:>3.0f} %  hits {:.2f}  {}{}\n",
       row["phase"].get<std::string>(), row["rows"].get<int64_t>(), row["budget"].get<std::string>(),
       row["ranks"].get<int>(), ms.median, ms.min, ms.max, row["tokens_per_s"].get<double>(),
       row["efficiency"].get<double>(), 100 * row.value("exchange_share", 0.0),
-      row["hit_ratio"].get<double>(), row["replayed"].get<bool>() ? "replayed" : "eager");
+      row["hit_ratio"].get<double>(), row["replayed"].get<bool>() ? "replayed" : "eager",
+      parts < 0 ? "" : fmt::format(", in parts of {} rows", parts));
   std::fflush(stdout);
 }
 
@@ -315,11 +332,10 @@ absl::StatusOr<json> RankBench::Run(const std::string& command) {
   for (const int prompt : o_.prompt) {
     if (prompt > 0) MOERT_RETURN_IF_ERROR(measure(Phase::kPrefill, prompt));
   }
-  return json{{"command", command},           {"commit", BuildCommit()},
-              {"machine", DescribeMachine()}, {"device", first.device},
-              {"shape", o_.synthetic},        {"scheme", o_.scheme},
-              {"workload", o_.workload},      {"placement", o_.placement},
-              {"part_rows", o_.part_rows},    {"rows", std::move(rows)}};
+  return json{
+      {"command", command},      {"commit", BuildCommit()},   {"machine", DescribeMachine()},
+      {"device", first.device},  {"shape", o_.synthetic},     {"scheme", o_.scheme},
+      {"workload", o_.workload}, {"placement", o_.placement}, {"rows", std::move(rows)}};
 }
 
 }  // namespace
@@ -342,10 +358,10 @@ int BenchRanks(int argc, const char* const* argv) {
   parser.AddString("scheme", &o.scheme, "scheme of the experts");
   parser.AddIntList("batch", &o.batch, "rows of a decode step, comma-separated; 0: none", 0);
   parser.AddIntList("prompt", &o.prompt, "rows of a prompt's step, comma-separated; 0: none", 0);
-  parser.AddInt64("part-rows", &o.part_rows,
-                  "cuda: prompts of more rows are summed in parts of so many; 0: not, -1: as the "
-                  "library has it",
-                  -1, 1 << 20);
+  parser.AddIntList("part-rows", &o.part_rows,
+                    "cuda: prompts of more rows are summed in parts of so many, comma-separated; "
+                    "0: not, -1: as the library has it",
+                    -1);
   parser.AddInt64("steps", &o.steps, "decode steps that are timed", 1, 1000000);
   parser.AddInt64("warm", &o.warm, "decode steps before them", 0, 1000000);
   parser.AddInt64("prompt-steps", &o.prompt_steps, "prompts that are timed, behind two", 1, 1000);
