@@ -323,7 +323,8 @@ class Compiled(Test):
         engine = moert.Engine(moert.Source.open(MODEL), budget=0.5)
         passes, x, opened = moert.passes.Passes(engine), torch.randn(1, 128), []
         begin, stream = engine.step, "held"
-        engine.step = lambda *a, stream, **k: opened.append((stream, begin(*a, **k))) or opened[-1][1]
+        engine.step = lambda *a, stream, **k: (
+            opened.append((stream, begin(*a, **k))) or opened[-1][1])
         for exact, streams in ((True, ["held", "recorded"]), (False, ["held", "recorded", "held"])):
             opened.clear()
             passes._exact = exact
