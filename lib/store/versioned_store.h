@@ -34,6 +34,7 @@
 #include "moert/policy.h"
 #include "moert/trace.h"
 #include "store/block_pool.h"
+#include "store/lent_use.h"
 #include "store/shared_slots.h"
 #include "transfer/transfer_queue.h"
 
@@ -105,6 +106,10 @@ struct LentSlot {
 struct LentLayer {
   int64_t tick = 0;  // of the last layer call
   std::vector<LentSlot> slots;
+  // Of a residency policy that evicts by worth, see LentUse; else empty.
+  int64_t calls = 0;
+  double inserted = 1;
+  std::vector<cuda::ServedUse> use;  // [E]
 };
 
 /// What lookups and loads have counted while the blocks were lent.
@@ -114,6 +119,13 @@ struct ServedCount {
   int64_t loads = 0;
   int64_t bytes = 0;  // of the loads
   int64_t evictions = 0;
+  // Prefetches: listed; used when they were there, or on their way; begun and not used; bytes of
+  // those that began.
+  int64_t listed = 0;
+  int64_t arrived = 0;
+  int64_t late = 0;
+  int64_t wasted = 0;
+  int64_t brought_bytes = 0;
 };
 
 /// How a lookup was answered.
@@ -232,13 +244,16 @@ class VersionedStore {
   // Lending: for a while somebody else, under the same rule, decides who is in the blocks of a
   // cache of one version.
 
-  /// Hands over every layer's blocks and, up to its capacity, free ones. Waits for transfers in
-  /// flight. False, and nothing is handed over, while an expert is pinned.
+  /// Hands over every layer's blocks and, up to its capacity, free ones; those that are left are
+  /// dealt evenly. Waits for transfers in flight. False, and nothing is handed over, while an
+  /// expert is pinned.
   bool Lend(std::vector<LentLayer>* layers);
   /// Takes back what Lend handed over: the same blocks, in the same order, and who is in them now.
   void TakeBack(absl::Span<const LentLayer> layers);
   /// Adds to the statistics.
   void CountServed(const ServedCount& count);
+  /// Whether its residency policy evicts by worth, and can hand that over.
+  bool lends_use() const { return lent_use_ != nullptr; }
 
   // A cache over low versions that stand by (Serving::kCacheOverLow): version 1, in pool 1.
 
@@ -336,6 +351,10 @@ class VersionedStore {
   /// Gives a version's block back.
   void Drop(ExpertKey key, int version);
   void Evict(ExpertKey key);
+  // Parts of Lend.
+  bool LendFree(int layer, std::vector<LentSlot>* slots);
+  void DealFree(std::vector<LentLayer>* layers);
+  void LendWorth(std::vector<LentLayer>* layers) const;
   /// Enters or leaves by somebody else's decision.
   void TakeBackSlot(int layer, const LentSlot& slot);
   void ForgetLent(ExpertKey key);
@@ -362,6 +381,7 @@ class VersionedStore {
   std::unique_ptr<TransferQueue> transfers_;
   ResidencyPolicy* residency_;
   SharedSlots* shared_;  // residency_; null: every layer has slots of its own
+  LentUse* lent_use_;    // residency_; null: it goes by no worth
   StoreStats stats_;
   TraceSink* trace_ = nullptr;
   PrefetchDriver driver_;

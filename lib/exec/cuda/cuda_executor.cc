@@ -114,7 +114,7 @@ absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContex
     }
     if (!few) MOERT_RETURN_IF_ERROR(GroupAndPack(call, capturing));
     if (served) {
-      MOERT_RETURN_IF_ERROR(ServedProducts(call));
+      MOERT_RETURN_IF_ERROR(ServedProducts(call, given != nullptr));
     } else if (few) {
       MOERT_RETURN_IF_ERROR(TileProducts(call, /*narrow=*/false, w_.table, shares_));
     } else {

@@ -163,7 +163,7 @@ absl::Status CudaFetchExecutor::ServeFetches(const VersionedStore& store) {
   MOERT_RETURN_IF_ERROR(records_->KeepAll(version, parts().pool));
   auto served = std::make_unique<ServedMisses>();
   MOERT_RETURN_IF_ERROR(
-      served->Init(&model_, nullptr, *records_, version, served_buffers_, no_shared_));
+      served->Init(&model_, nullptr, *records_, version, {}, served_buffers_, no_shared_));
   served_ = std::move(served);
   return absl::OkStatus();
 }

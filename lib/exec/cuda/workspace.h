@@ -15,6 +15,7 @@
 #include "kernels/cuda/prompt_gemm.h"
 #include "kernels/cuda/route.h"
 #include "kernels/cuda/serve_misses.h"
+#include "kernels/cuda/served_prefetch.h"
 #include "moert/model.h"
 #include "route/request_slots.h"
 
@@ -98,11 +99,15 @@ struct RuleBuffers {
 struct ServedTable {
   ServedLayer* layers;
   ServedExpert* experts;
-  uint8_t** slots;  // where they lie
+  ServedUse* use;
+  LayerPrefetch* prefetch;  // [layers]
+  uint8_t** slots;          // where they lie
 
   void Carve(const MoeModelSpec& model, Carver* c) {
     layers = c->Take<ServedLayer>(model.num_layers());
     experts = c->Take<ServedExpert>(model.total_experts());
+    use = c->Take<ServedUse>(model.total_experts());
+    prefetch = c->Take<LayerPrefetch>(model.num_layers());
     slots = c->Take<uint8_t*>(model.total_experts());
   }
 };
@@ -126,6 +131,7 @@ struct ServedBuffers {
   RecordCopy* copies;     // [experts]
   int32_t* num_copies;
   TileTable late_tiles;
+  PredictionMemory predictions;
 
   void Carve(const MoeModelSpec& model, const Extent& e, Carver* c) {
     table.Carve(model, c);
@@ -136,6 +142,10 @@ struct ServedBuffers {
     copies = c->Take<RecordCopy>(e.experts);
     num_copies = c->Take<int32_t>(1);
     late_tiles = CarveTiles(e, c);
+    predictions.curves = c->Take<HitCounts>((model.num_layers() + 1) * kHitBins);
+    predictions.bins = c->Take<uint8_t>(model.total_experts() * kFewTokens);
+    predictions.wanted = c->Take<uint32_t>(model.total_experts());
+    predictions.calls = c->Take<PredictedCall>(model.num_layers());
   }
 };
 
