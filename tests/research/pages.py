@@ -12,6 +12,7 @@ import decoder_page
 import digest
 import quality_rank
 import report
+import several_gpus
 
 MODELS = ("tiny-moe", "small-moe")
 COLUMNS = ["model", "transfers in the window", "recall before the cut", "after, 25 %", "after, 75 %"]
@@ -58,6 +59,7 @@ TABLES = {
     "activations": digest.plan_activations, "references": lambda: digest.stored(
         "quantizer-references", "Quantizers against their packages"),
     "gemm-few": digest.gemm_shares, "gemm-many": digest.gemm_many,
+    "two-gpus": several_gpus.two_gpus, "gpus-placed": several_gpus.placed, "gpus-copies": several_gpus.copies,
     "predictions": digest.predictions, "four-shapes": digest.four_shapes,
     **{f"cpu-{mark}": (lambda t=table: digest.stored("cpu-kernels", t)) for mark, table in (
         ("streaming", "streaming, 16 cores"), ("ggml", "ggml, 16 cores"), ("repacked", "ggml repacked, 16 cores"), ("sets", "sets by tokens per call"),
