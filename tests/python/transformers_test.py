@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 import unittest
+import unittest.mock
 import warnings
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -315,6 +316,33 @@ class Compiled(Test):
                 self.assertIsNotNone(opened[2]._handle)
                 model(ids)
                 self.assertEqual([step._handle for step in opened], [None] * 4)
+
+    def test_recording_beside_a_held_pass(self):
+        """Calls on another stream, as when a graph is recorded, are a pass of their own. A held one
+        goes on; where versions may change, its step is begun anew for the replay that follows."""
+        engine = moert.Engine(moert.Source.open(MODEL), budget=0.5)
+        passes, x, opened = moert.passes.Passes(engine), torch.randn(1, 128), []
+        begin, stream = engine.step, "held"
+        engine.step = lambda *a, stream, **k: (
+            opened.append((stream, begin(*a, **k))) or opened[-1][1])
+        for exact, streams in ((True, ["held", "recorded"]), (False, ["held", "recorded", "held"])):
+            opened.clear()
+            passes._exact = exact
+            with unittest.mock.patch.multiple(moert.passes, _stream=lambda _: stream), \
+                    unittest.mock.patch("torch.cuda.is_current_stream_capturing", lambda: True):
+                stream = "held"
+                passes.hold(x, 1)
+                stream = "recorded"
+                for layer in range(engine.layers):
+                    passes.forward(layer, x, 1)
+                self.assertEqual([s for s, _ in opened], streams)
+                self.assertEqual([s for s, step in opened if step._handle], ["held"])
+                stream = "held"
+                for layer in range(engine.layers):
+                    passes.forward(layer, x, 1)
+                passes.release()
+                self.assertEqual([s for s, step in opened if step._handle], [])
+                self.assertEqual(len(opened), len(streams))
 
     def test_operators(self):
         """Fake implementations, schemas and the absence of gradients."""

@@ -3,7 +3,7 @@
 transformers (resident, offloaded) and in libmoert at several budgets.
 
   bench_transformers.py theirs [--modes eager grouped_mm batched_mm compiled offload accelerate]
-  bench_transformers.py ours [--scheme w4a16_g128] [--modes eager compiled] [--budgets 1 0.5 0.25 0.1]
+  bench_transformers.py ours [--scheme w4a16_g128] [--modes compiled eager] [--budgets 1 0.5 0.25 0.1]
   common: [--layers 48] [--json FILE] [--turns FILE]
 
 Weights are random: the share of hits is not that of a trained model. Per mode:
@@ -143,7 +143,7 @@ class Bench:
         except Exception as failed:
             row["failed"] = f"{type(failed).__name__}: {str(failed)[-300:]}"
             traceback.print_exc(limit=-6)
-        row["device_gib"] = torch.cuda.max_memory_reserved() / GIB
+        row["device_gib"] = torch.cuda.max_memory_reserved() / GIB + row.pop("spared", 0)
         if engine:
             row["device_gib"] += engine.memory().budget_bytes / GIB
         row["resident_gib"] = resident_gib()
@@ -239,19 +239,33 @@ class Records:
         return moert.Source.from_weights("records", layers, read, schemes=self.scheme)
 
 
+def share_weights(model, layers):
+    """The experts of the last layers become those of the first ones: room for other processes.
+    What they hold does not matter to the time. Returns the GiB that were spared."""
+    spared = 0
+    for here, there in zip(model.model.layers, list(model.model.layers)[-layers:] if layers else ()):
+        for name, parameter in there.mlp.experts.named_parameters():
+            spared += parameter.numel() * parameter.element_size()
+            parameter.data = getattr(here.mlp.experts, name).data
+    torch.cuda.empty_cache()
+    return spared / GIB
+
+
 def theirs(bench, args):
     with bench.turns.building():
         model = build(args)
+        spared = share_weights(model, args.shared_layers)
     for mode in args.modes or ("compiled", "grouped_mm", "batched_mm", "eager", "offload",
                                "accelerate"):
         if mode in ("grouped_mm", "batched_mm", "eager"):
             model.set_experts_implementation(mode)
             few = dict(tokens=3 if mode == "eager" else args.few, repeats=3)
             bench.mode(f"transformers, {mode}", lambda: bench.decode(model, **few),
-                       bench.prompts(model, repeats=3) if mode == "grouped_mm" else None)
+                       bench.prompts(model) if mode == "grouped_mm" else None, spared=spared)
         elif mode == "compiled":  # generate() decodes with batched_mm
             model.set_experts_implementation("batched_mm")
-            bench.mode("transformers, compiled", lambda: bench.decode(model, compiled_call(model)))
+            bench.mode("transformers, compiled", lambda: bench.decode(model, compiled_call(model)),
+                       spared=spared)
         else:
             model.set_experts_implementation("grouped_mm")
             here = round(args.offloaded * args.layers)
@@ -260,8 +274,29 @@ def theirs(bench, args):
             few = dict(tokens=1, warm=1 if mode == "offload" else 0, repeats=2)
             bench.mode(f"transformers, {mode}, experts of {here} of {args.layers} layers resident",
                        lambda: bench.decode(model, **few),
-                       bench.prompts(model, (512, 2048) if mode == "offload" else (512,), 1),
+                       bench.prompts(model, repeats=1) if mode == "offload" else None,
                        offloaded_gib=gib)
+
+
+def replayed(bench, model):
+    """Without torch.compile: one CUDA graph of a decode step, recorded by hand."""
+    engine, token, cache = model.moert, bench.tokens(1, 1), bench._cache(model, static=True)
+    model(bench.tokens(1, PROMPT), past_key_values=cache, logits_to_keep=1)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        model(token, past_key_values=cache)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = model(token, past_key_values=cache)
+
+    def forward(new, past_key_values):
+        token.copy_(new)
+        with engine.step("decode", 1, stream=torch.cuda.current_stream().cuda_stream):
+            graph.replay()
+        return out
+    return forward
 
 
 def ours(bench, args):
@@ -276,6 +311,9 @@ def ours(bench, args):
         pinned = args.layers * args.experts * records.bytes / GIB if min(args.budgets) < 1 else 1
     print(f"{engine.strategy}, graph-safe: {engine.graph_safe}, "
           f"{time.perf_counter() - bench.begin:.0f} s", file=sys.stderr, flush=True)
+    modes = {"compiled": lambda: bench.decode(model, compiled, warm=args.tokens),
+             "replayed": lambda: bench.decode(model, replayed(bench, model)),
+             "eager": lambda: bench.decode(model, tokens=args.few, repeats=3)}
     compiled = compiled_call(model)
     for budget in args.budgets:
         if budget != max(args.budgets):
@@ -283,20 +321,22 @@ def ours(bench, args):
         with torch.no_grad(), bench.turns.building():  # what the budget holds is there before
             for _ in range(2):
                 model(bench.tokens(1, 512), logits_to_keep=1)
-        for mode in args.modes or ("compiled", "eager"):
-            with_prompts = mode == (args.modes or ("compiled", "eager"))[-1]
-            bench.mode(f"libmoert, {args.scheme}, {mode}",
-                       (lambda: bench.decode(model, compiled, warm=args.tokens))
-                       if mode == "compiled" else
-                       lambda: bench.decode(model, tokens=args.few, repeats=3),
-                       bench.prompts(model, repeats=3) if with_prompts else None, engine,
+        for mode in args.modes:
+            if mode != "compiled" and budget not in args.all_at:
+                continue
+            prompts = bench.prompts(model) if mode == "compiled" and budget in args.all_at else None
+            bench.mode(f"libmoert, {args.scheme}, {mode}", modes[mode], prompts, engine,
                        budget=budget, strategy=engine.strategy, pinned_gib=pinned)
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("who", choices=["theirs", "ours"])
-    parser.add_argument("--modes", nargs="+")
+    parser.add_argument("--modes", nargs="+", help="of libmoert also replayed")
+    parser.add_argument("--all-at", type=float, nargs="+", default=[1, 0.25],
+                        help="budgets of prompts, and of modes other than compiled")
+    parser.add_argument("--shared-layers", type=int, default=0,
+                        help="theirs: so many layers share their weights with others")
     parser.add_argument("--layers", type=int, default=48)
     parser.add_argument("--scheme", default="w4a16_g128")
     parser.add_argument("--budgets", type=float, nargs="+", default=[1, 0.5, 0.25, 0.1])
@@ -314,6 +354,8 @@ def main():
     parser.add_argument("--json")
     parser.add_argument("--turns")
     args = parser.parse_args()
+    if args.who == "ours":
+        args.modes = args.modes or ["compiled", "eager"]
     bench = Bench(args)
     print(f"{torch.cuda.get_device_name()}, {platform.processor() or platform.machine()}, "
           f"{torch.get_num_threads()} threads, torch {torch.__version__}, transformers "

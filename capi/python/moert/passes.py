@@ -83,7 +83,7 @@ class Passes:
 
     def __init__(self, engine):
         self.engine, self.number = engine, next(_numbers)
-        self._layers = engine.layers
+        self._layers, self._exact = engine.layers, engine.exact
         self._thread = threading.local()
         _ALL[self.number] = self
 
@@ -108,7 +108,7 @@ class Passes:
         if layer + 1 == self._layers and run is not mine.get("held"):
             mine["running"] = None
             run.end()
-            self._renew(mine, x)
+            self._renew(mine)
         return out
 
     def _pass_of(self, mine, layer, x, sequences):
@@ -137,11 +137,11 @@ class Passes:
         if held is not None:
             held.end()
 
-    @staticmethod
-    def _renew(mine, x):
-        """Behind a recording: the replay that follows lies in a step that has been told of it."""
+    def _renew(self, mine):
+        """Behind a recording: the replay that follows lies in a step that has been told of it.
+        Engines that are exact do without, since no version changes."""
         held = mine.get("held")
-        if held is None or not x.is_cuda or not torch.cuda.is_current_stream_capturing():
+        if held is None or self._exact or not torch.cuda.is_current_stream_capturing():
             return
         held.end()
         held.begin()

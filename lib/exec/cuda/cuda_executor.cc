@@ -205,7 +205,7 @@ absl::StatusOr<int64_t> ExecutorBytes(const ExpertSource& source, absl::Span<con
   const MoeModelSpec& model = source.model();
   Carver count;
   Workspace w{};
-  const Extent extent(model, use, max_tokens);
+  const Extent extent(model, use, max_tokens, numbering);
   w.Carve(model, extent, &count);
   const int64_t numbers = numbering != nullptr ? ShardNumbers::Bytes(*numbering, extent.pairs) : 0;
   return count.used() + DeviceFetch::Bytes(model) + numbers;

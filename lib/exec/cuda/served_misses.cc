@@ -18,6 +18,7 @@ absl::Status ServedMisses::Init(const MoeModelSpec* model, const DeviceModel* on
   model_ = model;
   constants_ = on_device;
   rules_ = rules;
+  records_ = &records;
   on_device_ = buffers;
   int64_t total = 0;
   for (const MoeLayerSpec& layer : model->layers) {
@@ -133,6 +134,7 @@ void ServedMisses::PlaceLoan(int layer, const LentLayer& loan, VersionedStore* s
 
 absl::Status ServedMisses::Lend(VersionedStore* store, cudaStream_t stream) {
   if (lent_ || !store->Lend(&loans_)) return absl::OkStatus();
+  records_->LeavePeers();  // the device writes the blocks from here on
   // Taken back at once if it does not get there: the device goes on without slots.
   lent_ = true;
   for (int l = 0; l < model_->num_layers(); ++l) {

@@ -105,6 +105,7 @@ class ServedMisses {
   const MoeModelSpec* model_ = nullptr;
   const DeviceModel* constants_ = nullptr;
   Rules rules_;
+  const DeviceSource* records_ = nullptr;
   ServedBuffers on_device_{};
   Buffer memory_;  // pinned: the table on its way
   ServedTable table_{};

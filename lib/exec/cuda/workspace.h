@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "base/checked_math.h"
+#include "exec/backend.h"
 #include "exec/cuda/cuda_api.h"
 #include "exec/cuda/device_format.h"
 #include "kernels/cuda/device_types.h"
@@ -24,17 +26,24 @@ struct Extent {
   int64_t tokens = 0, pairs = 0, slots = 0, experts = 0, hidden = 0, intermediate = 0, tiles = 0;
   int64_t prompt_units = 0, prompt_h_rows = 0;
   OperandUse use;
+  std::vector<int64_t>
+      routed;  // [L]: experts that tokens are spread over, those of other shards too
 
-  Extent(const MoeModelSpec& model, const OperandUse& operands, int64_t max_tokens)
+  /// `numbering`: of a shard; null or empty: all experts are here.
+  Extent(const MoeModelSpec& model, const OperandUse& operands, int64_t max_tokens,
+         const ExpertNumbering* numbering)
       : tokens(max_tokens), use(operands) {
     for (const MoeLayerSpec& l : model.layers) {
+      const size_t at = routed.size();
+      const bool part = numbering != nullptr && !numbering->empty();
+      routed.push_back(part ? static_cast<int64_t>((*numbering)[at].size()) : l.num_experts);
       pairs = std::max(pairs, max_tokens * l.routing.top_k);
       experts = std::max<int64_t>(experts, l.num_experts);
       hidden = std::max(hidden, RoundUp(l.hidden, 64));
       intermediate =
           std::max({intermediate, RoundUp(l.intermediate, 64), RoundUp(l.shared_intermediate, 64)});
       tiles = std::max(tiles, MaxTiles(max_tokens, l.routing.top_k, l.num_experts));
-      const PromptExtent prompt = MaxPromptExtent(l, max_tokens);
+      const PromptExtent prompt = MaxPromptExtent(l, max_tokens, routed.back());
       prompt_units = std::max(prompt_units, prompt.units);
       prompt_h_rows = std::max(prompt_h_rows, prompt.h_rows);
     }
