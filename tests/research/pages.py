@@ -26,6 +26,7 @@ TABLES = {
     "rivals-ours": lambda: digest.stored("rivals", "Ours, extrapolated to 48 layers"),
     "rivals-budget": lambda: digest.stored("rivals", "Decoding under a budget"),
     "rivals-served": lambda: digest.stored("rivals", "Misses served by the device"),
+    "rivals-prefetch": lambda: digest.stored("rivals", "Prefetches served by the device"),
     "fate-decode": digest.fate_decode, "fate-multiples": digest.fate_multiples,
     "score-eviction": digest.score_eviction,
     "importance-summary": digest.importance_summary,
