@@ -52,6 +52,15 @@ void SetThreads(ggml_backend_t backend, int threads) { WorkerOf(backend)->SetThr
 
 void Synchronize(ggml_backend_t backend) { WorkerOf(backend)->Synchronize(); }
 
+void Plan(ggml_backend_t backend, ggml_cgraph* graph,
+          ggml_backend_graph_optimize_params* /*parameters*/) {
+  try {
+    WorkerOf(backend)->Plan(graph);
+  } catch (const std::exception& e) {  // no memory
+    Say("%s", e.what());
+  }
+}
+
 bool BeginCopy(ggml_backend_t from, ggml_backend_t to, const ggml_tensor* tensor,
                ggml_tensor* copy) {
   return WorkerOf(to)->BeginCopy(from, tensor, copy);
@@ -114,6 +123,7 @@ ggml_backend_t InitBackend(ggml_backend_dev_t device, const char* /*parameters*/
     if (gpu != nullptr) {
       backend->iface.cpy_tensor_async = BeginCopy;
       backend->iface.synchronize = Synchronize;
+      backend->iface.graph_optimize = Plan;
       gpu_device.context = gpu;
       backend->device = &gpu_device;
     }

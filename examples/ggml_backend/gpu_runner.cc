@@ -2,6 +2,7 @@
 
 #include <ggml-impl.h>
 
+#include <chrono>
 #include <mutex>
 
 #include "buffers.h"
@@ -58,12 +59,24 @@ void GpuRunner::Synchronize() {
 bool GpuRunner::BeginCopy(ggml_backend_t from, const ggml_tensor* tensor, ggml_tensor* copy) {
   if (!gpu_->Runs(from) || from->iface.cpy_tensor_async == nullptr) return false;
   UseBackend(from);
+  if (inputs_.Once(copy)) {
+    inputs_.Skip(copy, const_cast<ggml_tensor*>(tensor));
+    return true;
+  }
   return from->iface.cpy_tensor_async(from, from, tensor, copy);
 }
+
+void GpuRunner::Plan(const ggml_cgraph* part) { inputs_.Plan(part); }
 
 ggml_status GpuRunner::Compute(ggml_cgraph* graph) {
   const std::lock_guard<std::mutex> lock(gpu_->mutex());
   if (!FindBackend()) return GGML_STATUS_FAILED;
+  const ggml_status status = ComputePieces(graph);
+  inputs_.EndPart();
+  return status;
+}
+
+ggml_status GpuRunner::ComputePieces(ggml_cgraph* graph) {
   Piece piece;
   for (int i = 0; i < graph->n_nodes; ++i) {
     ggml_tensor* node = graph->nodes[i];
@@ -86,14 +99,15 @@ ggml_status GpuRunner::Compute(ggml_cgraph* graph) {
   return ComputePiece(graph, piece, graph->n_nodes);
 }
 
-ggml_status GpuRunner::ComputePiece(ggml_cgraph* graph, const Piece& piece, int end) {
+ggml_status GpuRunner::ComputePiece(ggml_cgraph* graph, Piece piece, int end) {
   ggml_cgraph part = *graph;  // a whole graph keeps its uid, by which CUDA knows it again
   part.nodes += piece.begin;
   part.n_nodes = end - piece.begin;
   if (part.n_nodes != graph->n_nodes) part.uid = 0;
   if (!AnyWork(&part, 0, part.n_nodes)) return GGML_STATUS_SUCCESS;
   ggml_status status = GGML_STATUS_ALLOC_FAILED;
-  if (ReplaceWeights(&part)) {
+  if (ReplaceSources(&part)) {
+    if (piece.experts != nullptr) piece.ids = part.nodes[piece.first]->src[2];
     status = piece.experts == nullptr ? Launch(&part) : RunLayer(&part, piece);
   }
   Restore();
@@ -117,17 +131,21 @@ ggml_status GpuRunner::RunLayer(ggml_cgraph* graph, const Piece& piece) {
                                    : RunNamed(graph, piece, store, &too_many);
     if (!too_many) return status;
   }
+  ggml_backend_synchronize(cuda_);  // the host reads ids
   return generic_->Compute(graph);
 }
 
 ggml_status GpuRunner::RunServed(ggml_cgraph* graph, const Piece& piece, Store* store,
                                  bool* too_many) {
+  const auto begin = std::chrono::steady_clock::now();
   ggml_tensor* slot_ids = SlotIds(piece.ids->ne[0], 1);
   if (slot_ids == nullptr) return GGML_STATUS_ALLOC_FAILED;
   if (!gpu_->stream()->Follow(cuda_)) return Fail(piece, kNoOrder);
   moert_slots slots;
   std::string error;
+  const ggml_tensor* x = graph->nodes[piece.first]->src[1];
   switch (store->FetchOnDevice(piece.experts->layer, static_cast<const int32_t*>(piece.ids->data),
+                               static_cast<const float*>(x->data),
                                static_cast<int32_t*>(slot_ids->data), &slots, &error)) {
     case Store::Result::kOk:
       break;
@@ -138,7 +156,9 @@ ggml_status GpuRunner::RunServed(ggml_cgraph* graph, const Piece& piece, Store* 
       return Fail(piece, error);
   }
   if (!gpu_->stream()->Lead(cuda_)) return Fail(piece, kNoOrder);
-  return LaunchInSlots(graph, slots, slot_ids, store);
+  const ggml_status status = LaunchInSlots(graph, slots, slot_ids, store);
+  store->CountCall(std::chrono::steady_clock::now() - begin);
+  return status;
 }
 
 ggml_status GpuRunner::LaunchInSlots(ggml_cgraph* graph, const moert_slots& slots, ggml_tensor* ids,
@@ -167,6 +187,7 @@ ggml_status GpuRunner::RunStreamed(ggml_cgraph* graph, const Piece& piece, Store
 
 ggml_status GpuRunner::RunNamed(ggml_cgraph* graph, const Piece& piece, Store* store,
                                 bool* too_many) {
+  ggml_backend_synchronize(cuda_);
   if (!generic_->ReadIds(LayerCall(graph, piece.first))) {
     return Fail(piece, "an id names an expert that is not there");
   }
@@ -207,23 +228,31 @@ void GpuRunner::Restore() {
   replaced_.clear();
 }
 
-bool GpuRunner::ReplaceWeights(ggml_cgraph* graph) {
+bool GpuRunner::ReplaceSources(ggml_cgraph* graph) {
   for (int i = 0; i < graph->n_nodes; ++i) {
     ggml_tensor* node = graph->nodes[i];
     for (int s = 0; s < GGML_MAX_SRC; ++s) {
       ggml_tensor* source = node->src[s];
-      if (source == nullptr || !IsOurs(source->buffer) || ExpertsOf(node) != nullptr) continue;
-      ggml_tensor*& copy = weights_[source];
-      if (copy == nullptr) {
-        copy = kept_.Copy(source);
-        if (!kept_.Place(copy)) return false;
-        copy->extra = nullptr;
-        ggml_backend_tensor_set(copy, source->data, 0, ggml_nbytes(source));
+      if (source == nullptr) continue;
+      ggml_tensor* by = inputs_.InputOf(source);
+      if (by == nullptr && IsOurs(source->buffer) && ExpertsOf(node) == nullptr) {
+        by = OnDevice(source);
+        if (by == nullptr) return false;
       }
-      Replace(&node->src[s], copy);
+      if (by != nullptr) Replace(&node->src[s], by);
     }
   }
   return true;
+}
+
+ggml_tensor* GpuRunner::OnDevice(ggml_tensor* weight) {
+  ggml_tensor*& copy = weights_[weight];
+  if (copy != nullptr) return copy;
+  ggml_tensor* made = kept_.Copy(weight);
+  if (!kept_.Place(made)) return nullptr;
+  made->extra = nullptr;
+  ggml_backend_tensor_set(made, weight->data, 0, ggml_nbytes(weight));
+  return copy = made;
 }
 
 void GpuRunner::ReplaceExperts(ggml_cgraph* graph, const moert_slots& slots, ggml_tensor* ids) {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "gpu.h"
+#include "input_use.h"
 #include "layer_call.h"
 #include "models.h"
 #include "runner.h"
@@ -29,6 +30,7 @@ class GpuRunner final : public Worker {
 
   ggml_status Compute(ggml_cgraph* graph) override;
   void Synchronize() override;
+  void Plan(const ggml_cgraph* part) override;
   bool BeginCopy(ggml_backend_t from, const ggml_tensor* tensor, ggml_tensor* copy) override;
 
  private:
@@ -44,7 +46,8 @@ class GpuRunner final : public Worker {
   bool FindBackend();
   void UseBackend(ggml_backend_t cuda);
 
-  ggml_status ComputePiece(ggml_cgraph* graph, const Piece& piece, int end);
+  ggml_status ComputePieces(ggml_cgraph* graph);
+  ggml_status ComputePiece(ggml_cgraph* graph, Piece piece, int end);
   ggml_status RunLayer(ggml_cgraph* graph, const Piece& piece);
   ggml_status RunStreamed(ggml_cgraph* graph, const Piece& piece, Store* store);
   // *too_many: they do not fit at once, and nothing was done.
@@ -59,8 +62,10 @@ class GpuRunner final : public Worker {
   // this: CUDA remembers graphs by addresses.
   void Replace(ggml_tensor** source, ggml_tensor* by);
   void Restore();
-  // Weights beside the experts, such as their biases, that are in our buffers.
-  bool ReplaceWeights(ggml_cgraph* graph);
+  // Inputs that were not copied; weights beside the experts, such as their biases, that are in our
+  // buffers.
+  bool ReplaceSources(ggml_cgraph* graph);
+  ggml_tensor* OnDevice(ggml_tensor* weight);
   void ReplaceExperts(ggml_cgraph* graph, const moert_slots& slots, ggml_tensor* ids);
   ggml_tensor* SlotIds(int64_t top_k, int64_t tokens);
 
@@ -70,6 +75,7 @@ class GpuRunner final : public Worker {
   std::unique_ptr<Runner> generic_;  // over cuda_: parts that do not fit at once
   Workspace kept_;
   std::vector<std::pair<ggml_tensor**, ggml_tensor*>> replaced_;
+  InputUse inputs_;
   std::unordered_map<const ggml_tensor*, ggml_tensor> slots_;     // of a tensor of all experts
   std::unordered_map<const ggml_tensor*, ggml_tensor*> weights_;  // copies on the device
   std::unordered_map<int64_t, ggml_tensor*> slot_ids_;            // by their shape

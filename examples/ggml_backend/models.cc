@@ -1,7 +1,6 @@
 #include "models.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <cstdio>
 #include <cstring>
 
@@ -26,37 +25,16 @@ int64_t Padding(ggml_backend_buffer_type_t type, const ggml_tensor* tensor) {
   return static_cast<int64_t>(ggml_backend_buft_get_alloc_size(type, tensor) - ggml_nbytes(tensor));
 }
 
-// Makes experts of all layers one size, with zeros, so that any slot takes any of them: the device
-// can then fill slots by itself. Left alone where that would take much memory.
-void MakeAlike(std::vector<Layer>* layers) {
-  constexpr int64_t kAlignment = 128;  // of parts in a record
-  const auto end = [](const Layer& layer) {
-    int64_t at = 0;
+// ggml's CUDA kernels count the blocks of a tensor, here of all slots, in 32 bits.
+bool Addressable(const std::vector<Layer>& layers) {
+  int64_t bytes = 0, block = INT64_MAX;
+  for (const Layer& layer : layers) {
     for (const Part& part : layer.parts) {
-      at = (at + kAlignment - 1) / kAlignment * kAlignment + part.bytes + part.zeros;
-    }
-    return at;
-  };
-  int64_t most = 0, sum = 0;
-  size_t parts = SIZE_MAX;
-  std::vector<int64_t> multiples;  // that slots have to be apart for one layer or another
-  for (const Layer& layer : *layers) {
-    most = std::max(most, end(layer));
-    sum += end(layer);
-    parts = std::min(parts, layer.parts.size());
-    for (const Part& part : layer.parts) multiples.push_back(part.stride_multiple);
-  }
-  std::sort(multiples.begin(), multiples.end());
-  multiples.erase(std::unique(multiples.begin(), multiples.end()), multiples.end());
-  const auto count = static_cast<int64_t>(layers->size());
-  if (multiples.size() > parts || most * count > sum + sum / 4) return;
-  for (Layer& layer : *layers) {
-    layer.parts.back().zeros += most - end(layer);
-    // The stride is common to the parts, so it does not matter which of them asks for what.
-    for (size_t p = 0; p < layer.parts.size(); ++p) {
-      layer.parts[p].stride_multiple = p < multiples.size() ? multiples[p] : 1;
+      bytes += layer.experts * (part.bytes + part.zeros);
+      block = std::min(block, part.type_bytes);
     }
   }
+  return bytes / block < INT32_MAX - (1 << 20);
 }
 
 bool IsExperts(const ggml_tensor* tensor) {
@@ -117,7 +95,7 @@ std::vector<Layer> Model::Arrange(Gpu* gpu) {
       expert->part = static_cast<int>(layer.parts.size());
       Part part;
       part.bytes = static_cast<int64_t>(t->nb[2]);
-      part.stride_multiple = static_cast<int64_t>(ggml_type_size(t->type));
+      part.type_bytes = static_cast<int64_t>(ggml_type_size(t->type));
       if (gpu != nullptr) part.zeros = Padding(gpu->cuda_type(), t);
       part.memory = t->data;
       const FileRange file = FindMappedFile(t->data, ggml_nbytes(t));
@@ -130,7 +108,6 @@ std::vector<Layer> Model::Arrange(Gpu* gpu) {
     }
     layers.push_back(std::move(layer));
   }
-  if (gpu != nullptr) MakeAlike(&layers);
   return layers;
 }
 
@@ -155,6 +132,10 @@ bool Model::OpenOn(Gpu* gpu) {
 
 bool Model::Open(Gpu* gpu, std::string* error) {
   const std::vector<Layer> layers = Arrange(gpu);
+  if (gpu != nullptr && !Addressable(layers)) {
+    *error = "they are more than ggml's CUDA kernels can address";
+    return false;
+  }
   store_ = Store::Open(stem_, layers, options_, gpu, error);
   if (store_ == nullptr) return false;
   int64_t bytes = 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <numeric>
 
 #include "mapped_file.h"
 
@@ -45,7 +46,7 @@ std::vector<moert_opaque_part> Parts(const std::vector<Layer>& layers,
       part.layer = static_cast<int32_t>(l);
       part.bytes = from.bytes + from.zeros;
       part.alignment = kAlignment;
-      part.stride_multiple = from.stride_multiple;
+      part.stride_multiple = from.type_bytes;
       if (from.zeros > 0) {
         // Comes by ReadPart.
       } else if (from.file.empty()) {
@@ -187,6 +188,7 @@ std::unique_ptr<Store> Store::Open(const std::string& name, const std::vector<La
   std::unique_ptr<Store> store(new Store);
   store->gates_ = any_gate;
   store->top_k_ = top_k;
+  store->hidden_ = layers[0].hidden;
   store->gpu_ = gpu;
   const moert_code code = moert_engine_create(source, &engine, &store->engine_, &failure);
   moert_source_destroy(source);
@@ -194,7 +196,25 @@ std::unique_ptr<Store> Store::Open(const std::string& name, const std::vector<La
     *error = Message(failure);
     return nullptr;
   }
+  if (gpu != nullptr) {
+    store->Fill(layers,
+                engine.budget_fraction < 1 || engine.budget_bytes == 0
+                    ? engine.budget_fraction
+                    : static_cast<double>(engine.budget_bytes) / static_cast<double>(expert_bytes));
+  }
   return store;
+}
+
+void Store::Fill(const std::vector<Layer>& layers, double share) {
+  for (size_t l = 0; l < layers.size(); ++l) {
+    const double fit = layers[l].experts * std::min(share, 1.0);
+    std::vector<int32_t> experts(static_cast<size_t>(fit)), slot_ids(experts.size());
+    std::iota(experts.begin(), experts.end(), 0);
+    moert_slots slots;
+    std::string error;
+    if (!experts.empty()) Fetch(static_cast<int>(l), experts, {}, slot_ids, &slots, &error);
+    Release();
+  }
 }
 
 Store::~Store() {
@@ -242,14 +262,18 @@ Store::Result Store::Fetch(int layer, std::span<const int32_t> experts,
   return result;
 }
 
-Store::Result Store::FetchOnDevice(int layer, const int32_t* ids, int32_t* slot_ids,
-                                   moert_slots* slots, std::string* error) {
+Store::Result Store::FetchOnDevice(int layer, const int32_t* ids, const float* hidden,
+                                   int32_t* slot_ids, moert_slots* slots, std::string* error) {
   if (!BeginStep(layer, error)) return Result::kFailed;
   moert_fetch fetch;
   moert_fetch_init(&fetch, sizeof fetch);
   moert_tensor_init(&fetch.ids, const_cast<int32_t*>(ids), 1, top_k_, MOERT_I32);
   moert_tensor_init(&fetch.slot_ids, slot_ids, 1, top_k_, MOERT_I32);
-  fetch.ids.place = fetch.slot_ids.place = gpu_->in_host_memory() ? MOERT_HOST : MOERT_DEVICE;
+  if (gates_) {
+    moert_tensor_init(&fetch.hidden, const_cast<float*>(hidden), 1, hidden_, MOERT_F32);
+  }
+  const moert_place place = gpu_->in_host_memory() ? MOERT_HOST : MOERT_DEVICE;
+  fetch.ids.place = fetch.slot_ids.place = fetch.hidden.place = place;
   return DoFetch(layer, fetch, slots, error);
 }
 
@@ -309,7 +333,13 @@ std::string Store::Statistics() const {
                 BytesText(stats.bytes_loaded).c_str(), BytesText(stats.peak_bytes).c_str(),
                 BytesText(stats.budget_bytes).c_str(),
                 static_cast<double>(stats.stalled_ns) * 1e-9);
-  return text;
+  if (calls_ == 0) return text;
+  char calls[100];
+  std::snprintf(calls, sizeof calls,
+                "; %lld layer calls of one token took %.1f us of the host each",
+                static_cast<long long>(calls_),
+                static_cast<double>(host_.count()) * 1e-3 / static_cast<double>(calls_));
+  return std::string(text) + calls;
 }
 
 }  // namespace moert_ggml

@@ -4,6 +4,7 @@
 
 #include <moert.h>
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -19,7 +20,7 @@ namespace moert_ggml {
 /// One expert tensor of a layer: up, gate, gate and up in one, or down.
 struct Part {
   int64_t bytes = 0;             // of one expert, as the GGUF has them; also from expert to expert
-  int64_t stride_multiple = 1;   // of slots, bytes: blocks of the format
+  int64_t type_bytes = 1;        // of one block of its format: slots are a multiple of it apart
   int64_t zeros = 0;             // to follow it in a slot, bytes
   const void* memory = nullptr;  // where expert 0 lies
   std::string file;              // the same in a file; empty: in memory alone
@@ -58,10 +59,11 @@ class Store {
   bool on_device() const { return gpu_ != nullptr; }
   /// Experts a token uses, as the GGUF says; 0: it does not.
   int top_k() const { return top_k_; }
-  /// Fetch for one token whose top_k ids lie in device memory, slot_ids too. What is missing comes
-  /// without the host where all experts are in pinned memory.
-  Result FetchOnDevice(int layer, const int32_t* ids, int32_t* slot_ids, moert_slots* slots,
-                       std::string* error);
+  /// Fetch for one token whose top_k ids lie in device memory, `hidden` [hidden] and slot_ids too.
+  /// What is missing comes without the host where all experts are in pinned memory and the strategy
+  /// does not prefetch.
+  Result FetchOnDevice(int layer, const int32_t* ids, const float* hidden, int32_t* slot_ids,
+                       moert_slots* slots, std::string* error);
   /// All experts of a layer, in their order, into device memory of `slots->slots` strides. Null:
   /// says how much that is.
   bool CopyLayer(int layer, void* to, moert_slots* slots, std::string* error);
@@ -70,6 +72,11 @@ class Store {
   /// failed.
   bool Reserve(int layer);
   Staging* staging() { return &staging_; }
+  /// What a layer call of one token took of the host, for the statistics.
+  void CountCall(std::chrono::nanoseconds host) {
+    ++calls_;
+    host_ += host;
+  }
 
   /// "hits 812 of 1024, ...".
   std::string Statistics() const;
@@ -77,6 +84,8 @@ class Store {
  private:
   Store() = default;
   bool BeginStep(int layer, std::string* error);
+  // Fills the slots with some experts: the first prompt finds them there.
+  void Fill(const std::vector<Layer>& layers, double share);
   Result DoFetch(int layer, const moert_fetch& fetch, moert_slots* slots, std::string* error);
   // The next layer call starts afresh.
   void EndStep();
@@ -87,7 +96,10 @@ class Store {
   bool held_ = false;
   Gpu* gpu_ = nullptr;
   int top_k_ = 0;
+  int64_t hidden_ = 0;
   bool staged_ = true;  // unless it was refused
+  int64_t calls_ = 0;
+  std::chrono::nanoseconds host_{0};
   Staging staging_;
   bool gates_ = false;  // of the layers, for strategies that predict by the next one
 };

@@ -16,6 +16,8 @@ class Worker {
   virtual void SetThreads(int /*threads*/) {}
   /// Waits for what Compute has begun.
   virtual void Synchronize() {}
+  /// A part of a graph that Compute will be given, when the graph is planned: in their order.
+  virtual void Plan(const ggml_cgraph* /*part*/) {}
   /// Begins to copy an input of ours from another backend of the context; false: the host is to do
   /// it, and waits.
   virtual bool BeginCopy(ggml_backend_t /*from*/, const ggml_tensor* /*tensor*/,

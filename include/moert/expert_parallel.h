@@ -69,6 +69,11 @@ class ExpertParallel {
                                const RoutedInput* routing, const MutableMatrixView& out) = 0;
   virtual absl::Status EndStep(StepId step) = 0;
 
+  /// CUDA backend, kReplicated, where all ranks hold all of their experts (a strategy that
+  /// preloads): steps of more rows are computed in parts of at most so many, and the sum of one
+  /// travels while the next is computed. 0: never. The same on every rank; between steps.
+  virtual void SetPartRows(int64_t rows) = 0;
+
   /// This rank's, over its shard.
   virtual Engine* engine() = 0;
   virtual ExpertParallelStats stats() const = 0;

@@ -14,6 +14,7 @@
 #include "moert/allocator.h"
 #include "moert/backend.h"
 #include "moert/mixed_group_gemm.h"
+#include "moert/peer_tier.h"
 #include "moert/profile.h"
 #include "moert/strategy.h"
 #include "moert/thread_pool.h"
@@ -88,6 +89,10 @@ struct EngineOptions {
   ActivationNumerics activation = ActivationNumerics::kBF16;
   ClockKind clock = ClockKind::kWall;
   HardwareProfile profile = {};
+  /// CUDA backend: engines that are given the same one copy from each other what they miss
+  /// (MakePeerTier); over one source, without shards. Not once misses are served by the device.
+  /// Null: alone.
+  std::shared_ptr<PeerTier> peers = {};
   /// Paces transfers to this rate, GB/s (1e9); 0: the device's own speed (wall) or the profile's.
   double link_gbps = 0;
   uint64_t seed = 0;

@@ -34,6 +34,8 @@ struct ParallelReplayOptions {
   int gpus = 1;          // of a node
   int nodes = 1;
   PeerLinks links;
+  /// What each rank owns (PlaceExperts), experts alone; empty: ReplayShard.
+  std::vector<Shard> shards;
   /// Calls of up to so many tokens have them on every rank, and an all-reduce. In longer ones each
   /// rank has its share of the tokens, sends rows to the ranks that own their experts, and gets
   /// them back.

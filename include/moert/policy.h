@@ -65,6 +65,12 @@ struct PolicyTraits {
   bool needs_host = false;
   /// Residency: capacities are uniform, and Victim is always LeastRecentlyUsed.
   bool least_recently_used = false;
+  /// Residency, of the built-in policies: who leaves for a miss is the expert of the layer that is
+  /// worth least, by what the policy can hand over.
+  bool by_worth = false;
+  /// Prefetch, of the built-in policies: Rank goes in decode by the next layer's gate and how often
+  /// its predictions came true.
+  bool by_gate = false;
   /// Prefetch: the router must also run the next layer's gate on this layer's input.
   bool next_gate = false;
   /// Prefetch: predicted_scores should come from the next layer's input as the host predicts it

@@ -31,6 +31,7 @@ struct GateArgs {
   float* logits;
   uint8_t* packed;  // null: rows are not packed
   int64_t packed_stride;
+  GateOf second;  // of few tokens
 };
 
 constexpr int kHeld = 8;  // weights of a lane that are under way together
@@ -39,24 +40,28 @@ __device__ __forceinline__ void Hold(const float* row, int first, int end, float
   for (int j = 0; j < kHeld; ++j) held[j] = first + 32 * j < end ? row[first + 32 * j] : 0.0f;
 }
 
-/// A CTA an expert and kTokens tokens. CTAs behind the experts pack the tokens' rows.
+/// A CTA an expert and kTokens tokens, then those of the second gate. CTAs behind them pack the
+/// tokens' rows.
 template <typename T, int kTokens>
 __global__ void __launch_bounds__(kThreads)
     FewGateLogitsKernel(const T* x, const __grid_constant__ GateArgs args) {
   TriggerDependentLaunch();
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
-  const int expert = blockIdx.x;
   const int first = blockIdx.y * kTokens;
-  if (expert >= args.experts) {
+  const int behind = static_cast<int>(blockIdx.x) - args.experts - args.second.experts;
+  if (behind >= 0) {
     GridDependencySync();
-    const int unit = (expert - args.experts) * kThreads + static_cast<int>(threadIdx.x);
+    const int unit = behind * kThreads + static_cast<int>(threadIdx.x);
     for (int64_t t = first; t < min(first + kTokens, args.tokens); ++t) {
       PackUnit(x + t * args.stride, args.hidden, unit, args.packed + t * args.packed_stride);
     }
     return;
   }
-  const float* row = args.gate + static_cast<int64_t>(expert) * args.hidden;
+  const bool own = static_cast<int>(blockIdx.x) < args.experts;
+  const GateOf of = own ? GateOf{args.gate, args.experts, args.logits} : args.second;
+  const int expert = static_cast<int>(blockIdx.x) - (own ? 0 : args.experts);
+  const float* row = of.gate + static_cast<int64_t>(expert) * args.hidden;
   const int width = (args.hidden + kGateParts - 1) / kGateParts;
   const int begin = warp * width + lane;
   const int end = min(args.hidden, (warp + 1) * width);
@@ -90,7 +95,7 @@ __global__ void __launch_bounds__(kThreads)
   float total = parts[0][t];
 #pragma unroll
   for (int p = 1; p < kGateParts; ++p) total += parts[p][t];
-  args.logits[static_cast<int64_t>(first + t) * args.experts + expert] = total;
+  of.logits[static_cast<int64_t>(first + t) * of.experts + expert] = total;
 }
 
 /// 16 bytes of a row's elements from k on into shared memory, zeros from `end` on. kAligned: rows
@@ -356,7 +361,8 @@ int LaunchFew(const T* x, const GateArgs& args, cudaStream_t stream) {
       args.packed == nullptr ? 0 : (PackedUnits(args.hidden) + kThreads - 1) / kThreads;
   constexpr int kTokens = 4;
   const bool one = args.tokens == 1;
-  const dim3 grid(args.experts + packing, one ? 1 : (args.tokens + kTokens - 1) / kTokens);
+  const dim3 grid(args.experts + args.second.experts + packing,
+                  one ? 1 : (args.tokens + kTokens - 1) / kTokens);
   const auto kernel = one ? FewGateLogitsKernel<T, 1> : FewGateLogitsKernel<T, kTokens>;
   return LaunchEarly(kernel, grid, kThreads, 0, stream, x, args);
 }
@@ -364,11 +370,14 @@ int LaunchFew(const T* x, const GateArgs& args, cudaStream_t stream) {
 }  // namespace
 
 int LaunchGateLogits(const DeviceRows& x, const float* gate, int experts, float* logits,
-                     CUstream_st* stream, uint8_t* packed, int64_t packed_stride) {
+                     CUstream_st* stream, uint8_t* packed, int64_t packed_stride,
+                     const GateOf& second) {
+  if (second.experts != 0 && x.rows > kFewTokens) return cudaErrorInvalidValue;
   int error = 0;
   WithElement(x.dtype, [&](auto type) {
     using T = std::remove_const_t<std::remove_pointer_t<decltype(type)>>;
-    const GateArgs args{x.rows, x.cols, x.stride, gate, experts, logits, packed, packed_stride};
+    const GateArgs args{x.rows, x.cols, x.stride,      gate,  experts,
+                        logits, packed, packed_stride, second};
     const auto* rows = static_cast<const T*>(x.data);
     if (x.rows <= kFewTokens) {
       error = LaunchFew(rows, args, stream);

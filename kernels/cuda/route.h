@@ -44,8 +44,16 @@ constexpr int kFewTokens = 32;
 ///
 /// A logit is within (12 + cols / 128) 2^-24 of the exact one, in units of the sum of its terms'
 /// magnitudes, and depends on its row, its expert and whether there are more than kFewTokens rows.
+///
+/// second: another gate on the same rows, of up to kFewTokens; experts 0: none.
+struct GateOf {
+  const float* gate = nullptr;
+  int experts = 0;
+  float* logits = nullptr;
+};
 int LaunchGateLogits(const DeviceRows& x, const float* gate, int experts, float* logits,
-                     CUstream_st* stream, uint8_t* packed = nullptr, int64_t packed_stride = 0);
+                     CUstream_st* stream, uint8_t* packed = nullptr, int64_t packed_stride = 0,
+                     const GateOf& second = {});
 
 /// logits [tokens, E] become scores in place; ids and weights: [tokens, top_k], highest first, of
 /// equal scores the lower index first.

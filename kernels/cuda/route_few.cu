@@ -15,9 +15,7 @@ constexpr int kMaxPairs = kFewTokens * kMaxTopK;
 /// The experts' formats, into the L1 cache: tiles want them at once.
 __device__ __forceinline__ void PrefetchFormats(const MakeTilesArgs& tiles) {
   for (int e = threadIdx.x % 32; e <= tiles.experts; e += 32) {
-    const auto* format = reinterpret_cast<const char*>(tiles.formats + tiles.handles[e].format);
-    asm volatile("prefetch.global.L1 [%0];" ::"l"(format));
-    asm volatile("prefetch.global.L1 [%0];" ::"l"(format + sizeof(DeviceFormat) - 1));
+    PrefetchFormat(tiles.formats + tiles.handles[e].format);
   }
 }
 

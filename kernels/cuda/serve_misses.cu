@@ -2,6 +2,7 @@
 
 #include "kernels/cuda/primitives/expert_tiles.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
+#include "kernels/cuda/primitives/served_slots.cuh"
 #include "kernels/cuda/serve_misses.h"
 
 namespace moert::cuda {
@@ -52,55 +53,145 @@ __device__ __forceinline__ void GiveWaves(const ServeMissesArgs& args, const Exp
   }
 }
 
-/// How many slots before `slot` nobody is in.
-__device__ __forceinline__ int FreeBefore(const uint8_t* held, int slot) {
-  int count = 0;
-  for (int s = 0; s < slot; ++s) count += held[s] == 0 ? 1 : 0;
-  return count;
-}
-
 /// Fills `places` with the slots that misses take, the free ones first, then those of the victims
 /// in their order; says in which turn the thread's expert comes or goes. By all threads.
 __device__ __forceinline__ void RankSlots(const ServedCounts& call, const int32_t* counts,
-                                          const ServedExpert* rows, const uint8_t* held,
-                                          int experts, int slot, bool free, bool idle, bool miss,
-                                          int32_t* places, int* miss_rank, int* victim_rank) {
+                                          const ServedExpert* rows, const double* worth,
+                                          const uint8_t* held, int experts, int slot, bool free,
+                                          bool idle, bool miss, int32_t* places, int* miss_rank,
+                                          int* victim_rank) {
   const int e = threadIdx.x;
   if (free) places[FreeBefore(held, e)] = e;
   if (idle && call.misses > call.free) {
-    *victim_rank = VictimRank(counts, rows, experts, e);
+    *victim_rank = VictimRank(counts, rows, worth, experts, e);
     places[call.free + *victim_rank] = slot;
   }
   if (miss) *miss_rank = MissRank(counts, rows, experts, e);
   __syncthreads();
 }
 
-/// By one thread: what the layer and the copies go by from now on, and the counts.
-__device__ void EndCall(const ServeMissesArgs& args, const ServedLayer& layer,
-                        const ServedCounts& call, int wanted, int64_t bytes) {
-  if (layer.lent != 0) args.layer->tick = layer.tick + 1;
-  *args.num_copies = call.copies();
-  ServedTally tally = *args.tally;
-  tally.lookups += wanted;
-  tally.hits += wanted - call.misses;
-  tally.loads += call.misses;
-  tally.bytes += bytes;
-  tally.evictions += call.evictions();
-  *args.tally = tally;
+/// What the layer's prefetches have come to, of all of them.
+struct Prefetched {
+  int arrived;  // wanted
+  int late;     // likewise
+  int wasted;
+  int inserted;
+  int evicted;
+  unsigned long long bytes;
+};
+
+/// Drops, stops or goes on with what was prefetched for the call, and changes `rows` accordingly;
+/// coming: [experts] zeros, then those that the products wait for. By all threads.
+__device__ __forceinline__ void SettleAll(const ServeMissesArgs& args, int64_t tick,
+                                          const int32_t* counts, ServedExpert* rows,
+                                          uint8_t* coming, Prefetched* sums) {
+  LayerPrefetch& list = *args.prefetch;
+  const int i = threadIdx.x;
+  if (list.settled == 0 && i < list.count) {
+    PrefetchedRecord& record = list.records[i];
+    const bool wanted = counts[record.expert] > 0;
+    const int done = LoadAcquire(&record.done);
+    int state = kPrefetchBegun;
+    if (done < kCopyCtas) {
+      state = atomicCAS(&record.state, kPrefetchListed, kPrefetchDropped);
+      if (state == kPrefetchBegun && !wanted) atomicExch(&record.state, kPrefetchStopped);
+    }
+    const PrefetchEnd end = EndOfPrefetch(state, done, wanted);
+    SettlePrefetch(record, end, tick, rows);
+    if (end == PrefetchEnd::kUnderWay) coming[record.expert] = 1;
+    const bool arrived = end == PrefetchEnd::kArrived, late = end == PrefetchEnd::kUnderWay;
+    if (arrived && wanted) atomicAdd(&sums->arrived, 1);
+    if (late) atomicAdd(&sums->late, 1);
+    if (arrived || late) atomicAdd(&sums->inserted, 1);
+    if (end == PrefetchEnd::kBroken || (arrived && !wanted)) atomicAdd(&sums->wasted, 1);
+    if (end != PrefetchEnd::kNothing) {
+      if (record.victim >= 0) atomicAdd(&sums->evicted, 1);
+      atomicAdd(&sums->bytes, static_cast<unsigned long long>(record.copy.bytes));
+    }
+  }
+  __syncthreads();
+  if (i == 0) list.settled = 1;
 }
 
-/// Where expert e, which is wanted, is multiplied from after the call; its copy, where it has one.
-__device__ __forceinline__ ExpertHandle PlaceExpert(const ServeMissesArgs& args, int e, int slot,
+/// Adds the call to the means of the thread's expert. Returns its worth.
+__device__ __forceinline__ double AddUse(const ServeMissesArgs& args, int e, int count,
+                                         int64_t calls) {
+  ServedUse use = args.use[e];
+  const double used = static_cast<double>(count) / args.tokens;
+  double scored = used;
+  if (args.scores != nullptr) {
+    double sum = 0;
+    for (int64_t t = 0; t < args.tokens; ++t) sum += args.scores[t * args.experts + e];
+    scored = args.top_k * sum / args.tokens;
+  }
+  use.Add(calls, used, scored);
+  args.use[e] = use;
+  return use.Worth();
+}
+
+/// The tokens that want the thread's expert, as bits.
+__device__ __forceinline__ uint32_t WantedBy(const ServeMissesArgs& args, int e, int count) {
+  if (args.tokens == 1) return count > 0 ? 1 : 0;
+  uint32_t bits = 0;
+  const int32_t* slots = args.groups.sorted + args.groups.firsts[e];
+  for (int i = 0; i < count; ++i) bits |= 1U << (slots[i] / args.top_k);
+  return bits;
+}
+
+/// By one thread: what the layer and the copies go by from now on, and the counts.
+__device__ void EndCall(const ServeMissesArgs& args, const ServedLayer& layer,
+                        const ServedCounts& call, int wanted, int64_t bytes,
+                        const Prefetched& prefetched) {
+  if (layer.lent != 0) {
+    constexpr double kWeight = 1.0 / 64;
+    ServedLayer after = layer;
+    ++after.tick;
+    ++after.calls;
+    after.inserted += kWeight * (call.copies() + prefetched.inserted - layer.inserted);
+    *args.layer = after;
+  }
+  *args.num_copies = call.copies();
+  // Nobody waits for the sums.
+  const auto add = [&](uint64_t ServedTally::*field, int64_t more) {
+    auto* const at = reinterpret_cast<unsigned long long*>(&(args.tally->*field));
+    if (more != 0) atomicAdd(at, static_cast<unsigned long long>(more));
+  };
+  add(&ServedTally::lookups, wanted);
+  add(&ServedTally::hits, wanted - call.misses - prefetched.arrived - prefetched.late);
+  add(&ServedTally::loads, call.misses);
+  add(&ServedTally::bytes, bytes);
+  add(&ServedTally::evictions, call.evictions() + prefetched.evicted);
+  add(&ServedTally::arrived, prefetched.arrived);
+  add(&ServedTally::late, prefetched.late);
+  add(&ServedTally::wasted, prefetched.wasted);
+  add(&ServedTally::brought_bytes, static_cast<int64_t>(prefetched.bytes));
+}
+
+/// Where an expert that is wanted is multiplied from after the call; its copy, where it has one.
+/// `at`: its slot's place, or null.
+__device__ __forceinline__ ExpertHandle PlaceExpert(const ServeMissesArgs& args,
+                                                    const ServedRecord& record, uint8_t* at,
                                                     bool miss, int miss_rank,
                                                     unsigned long long* bytes) {
-  const ServedRecord record = args.records[e];
   ExpertHandle handle{record.host, record.format, 0};
-  if (slot >= 0) handle.record = args.slots[slot];
-  if (miss && slot >= 0) args.copies[miss_rank] = {record.host, args.slots[slot], record.bytes};
+  if (at != nullptr) handle.record = at;
+  if (miss && at != nullptr) args.copies[miss_rank] = {record.host, at, record.bytes};
   if (miss) atomicAdd(bytes, static_cast<unsigned long long>(record.bytes));
   return handle;
 }
 
+/// What is decided by, then the tiles: each in shared memory while it is needed.
+union ServeScratch {
+  __device__ ServeScratch() {}
+  struct {
+    alignas(ServedExpert) uint8_t rows[kFewExperts * sizeof(ServedExpert)];
+    double worth[kFewExperts];
+    uint8_t* slots[kFewExperts];
+    int32_t counts[kFewExperts], places[kFewExperts];
+    uint8_t held[kFewExperts], coming[kFewExperts];
+  } table;
+  TileScratch<kFewExperts> tiles;
+};
 /// The tokens of every expert by the ids of the call. By all threads.
 __device__ __forceinline__ void CountIds(const ServeMissesArgs& args, int32_t* counts) {
   const int e = threadIdx.x;
@@ -136,68 +227,86 @@ __device__ __forceinline__ void GiveSlots(const ServeMissesArgs& args, int slot,
 __global__ void __launch_bounds__(kTileThreads)
     ServeMissesKernel(const __grid_constant__ ServeMissesArgs args) {
   TriggerDependentLaunch();
-  GridDependencySync();
-  __shared__ alignas(ServedExpert) uint8_t shared_rows[kFewExperts * sizeof(ServedExpert)];
-  auto* const rows = reinterpret_cast<ServedExpert*>(shared_rows);
-  __shared__ int32_t counts[kFewExperts], places[kFewExperts];
-  __shared__ TileScratch<kFewExperts> scratch;
-  __shared__ uint8_t held[kFewExperts];
+  __shared__ ServeScratch scratch;
+  auto* const rows = reinterpret_cast<ServedExpert*>(scratch.table.rows);
+  int32_t* const counts = scratch.table.counts;
   __shared__ unsigned long long bytes;
+  __shared__ Prefetched prefetched;
   const int e = threadIdx.x;
   const bool is_expert = e < args.experts;
+  // Constants: they need not wait for the kernels in front.
+  ServedRecord record;
+  if (is_expert) record = args.records[e];
+  if (is_expert && args.makes_tiles != 0) PrefetchFormat(args.tiles.formats + record.format);
+  GridDependencySync();
   const ServedLayer layer = *args.layer;
   const int slots = layer.lent != 0 ? layer.slots : 0;
-  ServedExpert row;
+  const bool by_worth = args.use != nullptr && layer.lent != 0;
   int count = 0;
-  if (e == 0) bytes = 0;
+  if (e == 0) {
+    bytes = 0;
+    prefetched = Prefetched{};
+  }
   if (args.ids != nullptr) CountIds(args, counts);
   if (is_expert) {
-    row = args.rows[e];
-    if (layer.lent == 0) row = ServedExpert{};
+    rows[e] = layer.lent != 0 ? args.rows[e] : ServedExpert{};
     count = args.ids != nullptr ? counts[e] : args.counts[e];
-    rows[e] = row;
     counts[e] = count;
-    held[e] = 0;
+    scratch.table.slots[e] = args.slots[e];
+    scratch.table.held[e] = 0;
+    scratch.table.coming[e] = 0;
+    if (by_worth) scratch.table.worth[e] = AddUse(args, e, count, layer.calls + 1);
+    if (args.wanted != nullptr) args.wanted[e] = WantedBy(args, e, count);
   }
+  if (e == 0 && args.wanted != nullptr) args.predicted->routed = args.tokens;
   __syncthreads();
-  const bool there = is_expert && row.slot >= 0;
+  if (args.prefetch != nullptr && layer.lent != 0) {
+    SettleAll(args, layer.tick, counts, rows, scratch.table.coming, &prefetched);
+  }
+  const ServedExpert row = is_expert ? rows[e] : ServedExpert{};
+  const bool coming = is_expert && scratch.table.coming[e] != 0;
+  const bool there = row.slot >= 0;
   const bool miss = is_expert && count > 0 && !there;
   const bool idle = there && count == 0;
-  if (there) held[row.slot] = 1;
+  if (there) scratch.table.held[row.slot] = 1;
   ServedCounts call;
   call.misses = __syncthreads_count(miss);
-  const bool free = is_expert && e < slots && held[e] == 0;
+  const bool free = is_expert && e < slots && scratch.table.held[e] == 0;
   call.free = __syncthreads_count(free);
   call.idle = __syncthreads_count(idle);
   const int wanted = __syncthreads_count(is_expert && count > 0);
 
   int miss_rank = 0, victim_rank = args.experts;
   if (call.misses > 0) {
-    RankSlots(call, counts, rows, held, args.experts, row.slot, free, idle, miss, places,
-              &miss_rank, &victim_rank);
+    RankSlots(call, counts, rows, by_worth ? scratch.table.worth : nullptr, scratch.table.held,
+              args.experts, row.slot, free, idle, miss, scratch.table.places, &miss_rank,
+              &victim_rank);
   }
 
   const int64_t tick = layer.tick + 1;
   ExpertHandle ready, late;
   int slot = -1;
   if (is_expert) {
-    const ServedExpert after = AfterCall(row, count, tick, call, places, miss_rank, victim_rank);
+    const ServedExpert after =
+        AfterCall(row, count, tick, call, scratch.table.places, miss_rank, victim_rank);
     if (layer.lent != 0) args.rows[e] = after;
     slot = after.slot;
     if (count > 0) {
-      const bool copied = miss && after.slot >= 0;
-      const ExpertHandle handle = PlaceExpert(args, e, after.slot, miss, miss_rank, &bytes);
-      (copied ? late : ready) = handle;
+      uint8_t* const at = after.slot >= 0 ? scratch.table.slots[after.slot] : nullptr;
+      const bool waits = coming || (miss && at != nullptr);
+      const ExpertHandle handle = PlaceExpert(args, record, at, miss, miss_rank, &bytes);
+      (waits ? late : ready) = handle;
     }
   }
   if (args.ids != nullptr) {
     GiveSlots(args, slot, counts);
   } else {
     if (e == args.experts) ready = *args.shared;
-    GiveWaves(args, ready, late, count, call.copies() > 0, scratch);
+    __syncthreads();  // the tiles take the scratch
+    GiveWaves(args, ready, late, count, call.copies() + prefetched.late > 0, scratch.tiles);
   }
   __syncthreads();
-  if (e == 0) EndCall(args, layer, call, wanted, static_cast<int64_t>(bytes));
+  if (e == 0) EndCall(args, layer, call, wanted, static_cast<int64_t>(bytes), prefetched);
 }
 
 }  // namespace

@@ -1,11 +1,11 @@
 // Misses of a layer call served by the device: who is there, who leaves, what is copied, decided
 // behind top-k by one CTA, with no host.
 //
-// The rule is the residency seam's default, least recently used, over the slots that a layer owns:
-// an expert of the call never leaves, misses wanted by more tokens come first, and a miss for which
-// no slot is left is multiplied where it lies, in mapped host memory. So a call of any size is
-// right with any number of slots, and while the host owns the slots (ServedLayer::lent is 0) every
-// expert of a call is such a miss and nothing changes.
+// Two rules, over the slots that a layer owns: the expert that is worth least leaves (ServedUse),
+// or the one unused for longest. An expert of the call never leaves, misses wanted by more tokens
+// come first, and a miss for which no slot is left is multiplied where it lies, in mapped host
+// memory. So a call of any size is right with any number of slots, and while the host owns the
+// slots (ServedLayer::lent is 0) every expert of a call is such a miss and nothing changes.
 //
 // The functions below are the whole decision. The kernel calls each for its thread's expert; a unit
 // test calls them on the host and compares them with the store's.
@@ -16,6 +16,7 @@
 
 #include "kernels/cuda/device_types.h"
 #include "kernels/cuda/route.h"
+#include "kernels/cuda/served_use.h"
 
 struct CUstream_st;
 
@@ -36,9 +37,11 @@ struct ServedRecord {
 };
 
 struct ServedLayer {
-  int64_t tick = 0;   // of the last call
-  int32_t slots = 0;  // it owns, at most its experts
-  int32_t lent = 0;   // 0: the host owns the slots
+  int64_t tick = 0;     // of the last call
+  int32_t slots = 0;    // it owns, at most its experts
+  int32_t lent = 0;     // 0: the host owns the slots
+  int64_t calls = 0;    // that ServedUse has seen
+  double inserted = 1;  // mean of a call
 };
 
 /// What calls have counted since the engine opened; only ever grows.
@@ -48,6 +51,13 @@ struct ServedTally {
   uint64_t loads = 0;  // misses, copied or read in place
   uint64_t bytes = 0;  // of these
   uint64_t evictions = 0;
+  // Prefetched records: listed; of these used when they were there, or on their way; begun and not
+  // used.
+  uint64_t listed = 0;
+  uint64_t arrived = 0;
+  uint64_t late = 0;
+  uint64_t wasted = 0;
+  uint64_t brought_bytes = 0;  // of those that began
 };
 
 /// A record on its way into a slot.
@@ -70,23 +80,95 @@ MOERT_HOST_DEVICE inline int MissRank(const int32_t* counts, const ServedExpert*
   return rank;
 }
 
-/// The place of expert e, which is there and not in use, among those that may leave: unused for
-/// longest first, then of the fewest tokens, then the lower index.
+/// The place of expert e, which is there and not in use, among those that may leave: worth least
+/// first, unused for longest, of the fewest tokens, then the lower index. worth: [experts]; null:
+/// all alike.
 MOERT_HOST_DEVICE inline int VictimRank(const int32_t* counts, const ServedExpert* rows,
-                                        int experts, int e) {
+                                        const double* worth, int experts, int e) {
   const ServedExpert mine = rows[e];
+  const double my_worth = worth == nullptr ? 0 : worth[e];
   int rank = 0;
   for (int other = 0; other < experts; ++other) {
     const ServedExpert theirs = rows[other];
+    const double their_worth = worth == nullptr ? 0 : worth[other];
     const bool idle = counts[other] == 0 && theirs.slot >= 0;
-    const bool first =
+    const bool sooner =
         theirs.last_used < mine.last_used ||
         (theirs.last_used == mine.last_used &&
          (theirs.tokens < mine.tokens || (theirs.tokens == mine.tokens && other < e)));
+    const bool first = their_worth < my_worth || (their_worth == my_worth && sooner);
     rank += idle && first ? 1 : 0;
   }
   return rank;
 }
+
+/// CTAs that copy. Products beside them leave a multiprocessor's room for each: a launch that fills
+/// the device would make the copies wait for its end.
+constexpr int kCopyCtas = 4;
+
+/// A record that a prefetch brings, and how far it has come.
+enum PrefetchState : int32_t {
+  kPrefetchListed = 0,
+  kPrefetchBegun = 1,
+  kPrefetchDropped = 2,  // before it began
+  kPrefetchStopped = 3,  // behind that
+};
+struct PrefetchedRecord {
+  RecordCopy copy;
+  int32_t expert = -1;
+  int32_t victim = -1;  // who is in the slot; -1: nobody
+  int32_t slot = -1;
+  int32_t state = kPrefetchListed;
+  int32_t done = 0;  // CTAs that have copied what falls to them
+  int32_t unused = 0;
+};
+constexpr int kMostPrefetched = 8;
+/// Those of a layer.
+struct LayerPrefetch {
+  int32_t count = 0;
+  int32_t settled = 1;
+  PrefetchedRecord records[kMostPrefetched];
+};
+
+/// What a listed record has come to.
+enum class PrefetchEnd : int32_t {
+  kNothing,   // as if it had not been listed
+  kArrived,   // it is in its slot
+  kUnderWay,  // it will be, and is wanted
+  kBroken,    // its victim is gone and its slot nobody's
+};
+/// `state` before it was dropped or stopped; `wanted`: and still moving.
+MOERT_HOST_DEVICE inline PrefetchEnd EndOfPrefetch(int32_t state, int32_t done, bool wanted) {
+  if (done == kCopyCtas) return PrefetchEnd::kArrived;
+  if (state == kPrefetchListed || state == kPrefetchDropped) return PrefetchEnd::kNothing;
+  return wanted && state == kPrefetchBegun ? PrefetchEnd::kUnderWay : PrefetchEnd::kBroken;
+}
+/// Changes the layer's rows accordingly. `tick`: of its last call.
+MOERT_HOST_DEVICE inline void SettlePrefetch(const PrefetchedRecord& record, PrefetchEnd end,
+                                             int64_t tick, ServedExpert* rows) {
+  if (end == PrefetchEnd::kNothing) return;
+  if (record.victim >= 0) rows[record.victim] = ServedExpert{};
+  if (end == PrefetchEnd::kBroken) return;
+  rows[record.expert].last_used = tick;
+  rows[record.expert].tokens = 0;
+  rows[record.expert].slot = record.slot;
+}
+
+/// Whether a prefetch that is wanted with `probability` is worth its victim: right, it spares a
+/// call its wait; wrong, it costs the uses that the victim would have had until it had to leave
+/// anyway, about a call over the calls' insertions.
+MOERT_HOST_DEVICE inline bool PrefetchPays(double probability, double worth, double leaving,
+                                           double inserted) {
+  constexpr double kFewest = 1.0 / 64;
+  const double horizon = 1 / (inserted < kFewest ? kFewest : inserted);
+  return probability > (1 - probability) * (leaving - worth) * horizon;
+}
+
+/// A call that was predicted.
+struct PredictedCall {
+  int32_t tokens = 0;  // 0: none
+  int32_t routed = 0;  // it came, and `wanted` is known
+};
 
 /// What a call does to an expert, behind its ranks. `miss_rank` counts if it is wanted and missing,
 /// `victim_rank` if it is there and idle. places: [free + idle]: slots of nobody, then those of the
@@ -129,6 +211,19 @@ struct ServeMissesArgs {
   // be multiplied at once and those that the copies bring; no record: not in this wave.
   ExpertHandle* ready = nullptr;
   ExpertHandle* late = nullptr;
+  // Of the rule by worth; null: least recently used. scores: [tokens, experts] of the call, or
+  // null.
+  ServedUse* use = nullptr;  // [experts]
+  const float* scores = nullptr;
+  int32_t tokens = 0;
+  int32_t top_k = 1;
+  // Where records are prefetched; else null.
+  LayerPrefetch* prefetch = nullptr;
+  // Gets what the call wanted, for those who predicted it: [experts] bits of tokens. Null: not
+  // asked for. groups: of the call.
+  uint32_t* wanted = nullptr;
+  PredictedCall* predicted = nullptr;
+  SlotGroups groups;
   RecordCopy* copies = nullptr;   // [experts]
   int32_t* num_copies = nullptr;  // [1]
   // If so, also the tiles of both waves: those that are ready into tiles.table, the others into
@@ -150,9 +245,6 @@ struct ServeMissesArgs {
 /// cudaError_t.
 int LaunchServeMisses(const ServeMissesArgs& args, CUstream_st* stream);
 
-/// CTAs that copy. Products beside them leave a multiprocessor's room for each: a launch that fills
-/// the device would make the copies wait for its end.
-constexpr int kCopyCtas = 4;
 /// Carries out the copies: host memory -> shared -> device memory. Addresses and bytes are
 /// multiples of 16.
 int LaunchCopyRecords(const RecordCopy* copies, const int32_t* num_copies, CUstream_st* stream);

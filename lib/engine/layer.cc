@@ -27,11 +27,18 @@ LayerRunner::LayerRunner(const LayerParts& parts)
                      !parts.clock->is_virtual()) {}
 
 absl::Status LayerRunner::ServeMisses() {
-  if (!runs_resident_ || !parts_.strategy->misses_by_rule()) {
+  if (!parts_.executor->runs_resident() || parts_.trace != nullptr || parts_.clock->is_virtual() ||
+      !parts_.strategy->misses_by_rule()) {
     return absl::FailedPreconditionError(
         "a policy, a trace or the virtual clock has to see every routing before it is executed");
   }
-  const absl::Status status = parts_.executor->ServeMisses(*parts_.store);
+  const bool by_worth =
+      parts_.strategy->residency != nullptr && parts_.strategy->residency->traits().by_worth;
+  if (by_worth != parts_.store->lends_use()) {
+    return absl::FailedPreconditionError("its residency policy cannot hand over what it knows");
+  }
+  const absl::Status status =
+      parts_.executor->ServeMisses(*parts_.store, parts_.strategy->prefetch != nullptr);
   serves_misses_ = status.ok();
   return status;
 }
@@ -83,10 +90,9 @@ absl::Status LayerRunner::Forward(LayerCall call) {
 }
 
 bool LayerRunner::CanRunResident(const LayerCall& call) const {
-  if (!runs_resident_) return false;
   if (call.routed != nullptr && call.routed->place == Place::kHost) return false;
   if (serves_misses_ && parts_.executor->Capturing(call.exec.stream)) return true;
-  return NothingMissing(call.context.layer);
+  return runs_resident_ && NothingMissing(call.context.layer);
 }
 
 bool LayerRunner::NothingMissing(int layer) const {

@@ -51,7 +51,7 @@ absl::Status LayerRunner::Fetch(LayerCall call, const FetchInput& input, Pins* p
 
 void LayerRunner::ServeFetches() {
   serves_fetches_ = runs_resident_ && parts_.strategy->misses_by_rule() &&
-                    parts_.executor->ServeFetches(*parts_.store).ok();
+                    !parts_.store->lends_use() && parts_.executor->ServeFetches(*parts_.store).ok();
 }
 
 bool LayerRunner::Serves(int layer, const FetchInput& input) const {

@@ -22,6 +22,7 @@ void LayerRunner::TakeSelections() {
   ServedCount added;
   if (!parts_.executor->TakeServed(&added)) return;
   parts_.store->CountServed(added);
+  parts_.prefetcher->CountServed(added);
 }
 
 void LayerRunner::CollectLate(PolicyContext context) {

@@ -13,17 +13,25 @@
 #include "base/rows.h"
 #include "base/status_macros.h"
 #include "engine/shard.h"
+#include "exec/side_stream.h"
 #include "fmt/format.h"
+#include "moert/strategy.h"
+#include "parallel/row_parts.h"
 #include "parallel/token_exchange.h"
 
 namespace moert {
 namespace {
 
+// Prompts of more rows are summed in parts.
+constexpr int64_t kPartRows = 2048;
+
 class ExpertParallelImpl final : public ExpertParallel {
  public:
   ExpertParallelImpl(std::unique_ptr<Engine> engine, const std::vector<ShardPlan>& plans,
-                     std::shared_ptr<Collectives> group, int64_t max_rows)
+                     std::shared_ptr<Collectives> group, std::unique_ptr<SideStream> side,
+                     int64_t max_rows)
       : group_(std::move(group)),
+        side_(std::move(side)),
         engine_(std::move(engine)),
         exchange_(engine_->model(), plans, group_.get()),
         max_rows_(max_rows) {}
@@ -31,11 +39,13 @@ class ExpertParallelImpl final : public ExpertParallel {
   absl::StatusOr<StepId> BeginStep(const StepInfo& info, TokenPlacement placement) override;
   absl::Status Forward(StepId step, int layer, const MatrixView& hidden, const RoutedInput* routing,
                        const MutableMatrixView& out) override;
-  absl::Status EndStep(StepId step) override {
-    steps_.erase(step);
-    return engine_->EndStep(step);
-  }
+  absl::Status EndStep(StepId id) override;
 
+  /// Whether sums can be made on a stream of their own.
+  bool sums_beside() const { return side_ != nullptr; }
+  void SumInLine() { side_.reset(); }
+
+  void SetPartRows(int64_t rows) override { part_rows_ = rows; }
   Engine* engine() override { return engine_.get(); }
   ExpertParallelStats stats() const override {
     ExpertParallelStats stats = stats_;
@@ -48,15 +58,21 @@ class ExpertParallelImpl final : public ExpertParallel {
   struct Step {
     TokenPlacement placement = TokenPlacement::kReplicated;
     int64_t rows = 0;         // of this rank
-    int64_t engine_rows = 0;  // of the engine's calls
+    int64_t engine_rows = 0;  // of the engine's calls, its parts together
     void* stream = nullptr;
+    // Each a step of the engine; one, but for long ones on a device.
+    std::vector<RowPart> parts;
+    std::vector<StepId> ids;
   };
+
+  absl::StatusOr<StepId> OpenParts(const StepInfo& info, Step step);
 
   absl::Status CheckRows(const StepInfo& info, TokenPlacement placement, int64_t* engine_rows);
   absl::Status CheckCall(const Step& step, int layer, const MatrixView& hidden,
                          const RoutedInput* routing, const MutableMatrixView& out) const;
-  absl::Status Replicated(StepId id, const Step& step, int layer, const MatrixView& hidden,
+  absl::Status Replicated(const Step& step, int layer, const MatrixView& hidden,
                           const RoutedInput* routing, const MutableMatrixView& out);
+  absl::Status AddUp(const Step& step, size_t part, const MutableMatrixView& out);
   absl::Status Own(StepId id, const Step& step, int layer, const MatrixView& hidden,
                    const RoutedInput& routing, const MutableMatrixView& out);
   absl::Status Multiply(StepId id, const Step& step, int layer, int64_t k, ExchangedRows* rows);
@@ -76,9 +92,11 @@ class ExpertParallelImpl final : public ExpertParallel {
   }
 
   const std::shared_ptr<Collectives> group_;
+  std::unique_ptr<SideStream> side_;  // null: nothing runs beside the engine
   const std::unique_ptr<Engine> engine_;
   TokenExchange exchange_;
   const int64_t max_rows_;
+  int64_t part_rows_ = kPartRows;
   std::map<StepId, Step> steps_;
   ExpertParallelStats stats_;
   std::vector<float> x_, y_;  // scratch
@@ -130,14 +148,36 @@ absl::StatusOr<StepId> ExpertParallelImpl::BeginStep(const StepInfo& info,
     engine_info.request_ids = {};  // rows of several ranks
     engine_info.positions = {};
   }
-  absl::StatusOr<StepId> id = engine_->BeginStep(engine_info);
-  if (!id.ok()) return OrAbort(id.status());
-  absl::Cleanup end = [&] { engine_->EndStep(*id).IgnoreError(); };
-  steps_[*id] = step;
-  std::move(end).Cancel();
-  return id;
+  return OpenParts(engine_info, std::move(step));
 } catch (...) {
   return OrAbort(ExceptionStatus("beginning a step"));
+}
+
+absl::StatusOr<StepId> ExpertParallelImpl::OpenParts(const StepInfo& info, Step step) {
+  step.parts = CutRows(info.rows, side_ == nullptr ? 0 : part_rows_);
+  absl::Cleanup end = [&] {
+    for (const StepId id : step.ids) engine_->EndStep(id).IgnoreError();
+  };
+  step.ids.reserve(step.parts.size());
+  for (const RowPart& part : step.parts) {
+    const absl::StatusOr<StepId> id =
+        engine_->BeginStep(step.parts.size() == 1 ? info : PartOf(info, part));
+    if (!id.ok()) return OrAbort(id.status());
+    step.ids.push_back(*id);
+  }
+  const StepId first = step.ids[0];
+  steps_[first] = step;
+  std::move(end).Cancel();
+  return first;
+}
+
+absl::Status ExpertParallelImpl::EndStep(StepId id) {
+  const auto found = steps_.find(id);
+  if (found == steps_.end()) return engine_->EndStep(id);  // says what is wrong with it
+  absl::Status status;
+  for (const StepId part : found->second.ids) status.Update(engine_->EndStep(part));
+  steps_.erase(found);
+  return status;
 }
 
 absl::Status ExpertParallelImpl::CheckCall(const Step& step, int layer, const MatrixView& hidden,
@@ -186,34 +226,51 @@ absl::Status ExpertParallelImpl::Forward(StepId id, int layer, const MatrixView&
   const Step& step = found->second;
   MOERT_RETURN_IF_ERROR(OrAbort(CheckCall(step, layer, hidden, routing, out)));
   return OrAbort(step.placement == TokenPlacement::kReplicated
-                     ? Replicated(id, step, layer, hidden, routing, out)
+                     ? Replicated(step, layer, hidden, routing, out)
                      : Own(id, step, layer, hidden, *routing, out));
 } catch (...) {
   return OrAbort(ExceptionStatus("a layer call"));
 }
 
-absl::Status ExpertParallelImpl::Replicated(StepId id, const Step& step, int layer,
-                                            const MatrixView& hidden, const RoutedInput* routing,
+absl::Status ExpertParallelImpl::Replicated(const Step& step, int layer, const MatrixView& hidden,
+                                            const RoutedInput* routing,
                                             const MutableMatrixView& out) {
-  const int64_t count = step.rows * out.cols;
   const bool device = engine_->backend() == BackendKind::kCuda;
   const bool in_place = out.dtype == DType::kF32 && out.row_stride == out.cols;
   if (device && !in_place) {
     return absl::InvalidArgumentError("out: on a device f32 and contiguous, it is summed in place");
   }
-  MutableMatrixView part = out;
+  MutableMatrixView sum = out;
   if (!in_place) {
-    y_.resize(static_cast<size_t>(count));
-    part = {y_.data(), DType::kF32, step.rows, out.cols, out.cols};
+    y_.resize(static_cast<size_t>(step.rows * out.cols));
+    sum = {y_.data(), DType::kF32, step.rows, out.cols, out.cols};
   }
-  MOERT_RETURN_IF_ERROR(routing == nullptr
-                            ? engine_->Forward(id, layer, hidden, part)
-                            : engine_->ForwardRouted(id, layer, hidden, *routing, part));
-  stats_.all_reduced_bytes += count * 4;
-  MOERT_RETURN_IF_ERROR(
-      Timed([&] { return group_->AllReduce(static_cast<float*>(part.data), count, step.stream); }));
+  for (size_t p = 0; p < step.parts.size(); ++p) {
+    const RowPart& rows = step.parts[p];
+    const MatrixView x = PartOf(hidden, rows);
+    const MutableMatrixView y = PartOf(sum, rows);
+    MOERT_RETURN_IF_ERROR(
+        routing == nullptr
+            ? engine_->Forward(step.ids[p], layer, x, y)
+            : engine_->ForwardRouted(step.ids[p], layer, x, PartOf(*routing, step.rows, rows), y));
+    MOERT_RETURN_IF_ERROR(AddUp(step, p, y));
+  }
+  if (step.parts.size() > 1) MOERT_RETURN_IF_ERROR(side_->Join(step.stream));
   if (!in_place) NarrowRows(y_.data(), out);
   return absl::OkStatus();
+}
+
+/// A part's sum over the ranks; beside the step's stream where there are several.
+absl::Status ExpertParallelImpl::AddUp(const Step& step, size_t part,
+                                       const MutableMatrixView& out) {
+  void* stream = step.stream;
+  if (step.parts.size() > 1) {
+    MOERT_RETURN_IF_ERROR(side_->Fork(step.stream));
+    stream = side_->get();
+  }
+  const int64_t count = step.parts[part].count * out.cols;
+  stats_.all_reduced_bytes += count * 4;
+  return Timed([&] { return group_->AllReduce(static_cast<float*>(out.data), count, stream); });
 }
 
 absl::Status ExpertParallelImpl::Own(StepId id, const Step& step, int layer,
@@ -248,7 +305,13 @@ absl::Status ExpertParallelImpl::Multiply(StepId id, const Step& step, int layer
                                 routing, {y_.data(), DType::kF32, step.engine_rows, cols, cols});
 }
 
-absl::StatusOr<std::unique_ptr<ExpertParallel>> MakeRank(
+/// Whether an engine over the options never brings an expert in a step.
+absl::StatusOr<bool> HoldsAll(const EngineOptions& options) {
+  MOERT_ASSIGN_OR_RETURN(const Strategy strategy, MakeStrategy(options.strategy));
+  return strategy.preload;
+}
+
+absl::StatusOr<std::unique_ptr<ExpertParallelImpl>> MakeRank(
     const std::shared_ptr<const ExpertSource>& source, EngineOptions options,
     absl::Span<const Shard> shards, const std::shared_ptr<Collectives>& group) {
   if (static_cast<int>(shards.size()) != group->size()) {
@@ -263,19 +326,27 @@ absl::StatusOr<std::unique_ptr<ExpertParallel>> MakeRank(
   }
   options.shard = shards[static_cast<size_t>(group->rank())];
   MOERT_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::Create(source, options));
-  return std::make_unique<ExpertParallelImpl>(std::move(engine), plans, group,
+  std::unique_ptr<SideStream> side;
+  MOERT_ASSIGN_OR_RETURN(const bool holds_all, HoldsAll(options));
+  if (options.backend == BackendKind::kCuda && group->size() > 1 && holds_all) {
+    MOERT_ASSIGN_OR_RETURN(side, MakeSideStream(options.device));
+  }
+  return std::make_unique<ExpertParallelImpl>(std::move(engine), plans, group, std::move(side),
                                               options.max_tokens_per_forward);
 }
 
 /// How a rank fared, for the others.
 struct Verdict {
   int32_t code = 0;
-  char message[252] = {};
+  int32_t sums_beside = 0;  // ExpertParallelImpl::sums_beside
+  char message[248] = {};
 };
 
 /// Every rank hears how all of them fared: OK, this rank's own error, or the first of the others'.
-absl::Status AllReady(const absl::Status& mine, Collectives* group) {
+/// Sums are made beside the engine where all ranks can.
+absl::Status AllReady(const absl::Status& mine, ExpertParallelImpl* rank, Collectives* group) {
   Verdict verdict;
+  verdict.sums_beside = rank != nullptr && rank->sums_beside() ? 1 : 0;
   verdict.code = static_cast<int32_t>(mine.code());
   const absl::string_view message = mine.message();
   std::copy_n(message.begin(), std::min(message.size(), sizeof(verdict.message) - 1),
@@ -286,6 +357,7 @@ absl::Status AllReady(const absl::Status& mine, Collectives* group) {
   MOERT_RETURN_IF_ERROR(mine);
   MOERT_RETURN_IF_ERROR(gathered);
   for (size_t r = 0; r < all.size(); ++r) {
+    if (all[r].sums_beside == 0) rank->SumInLine();
     if (all[r].code == 0) continue;
     all[r].message[sizeof(verdict.message) - 1] = 0;
     return absl::Status(static_cast<absl::StatusCode>(all[r].code),
@@ -301,10 +373,11 @@ absl::StatusOr<std::unique_ptr<ExpertParallel>> ExpertParallel::Create(
     absl::Span<const Shard> shards, std::shared_ptr<Collectives> group) try {
   if (source == nullptr) return absl::InvalidArgumentError("source: must not be null");
   if (group == nullptr) return absl::InvalidArgumentError("group: must not be null");
-  absl::StatusOr<std::unique_ptr<ExpertParallel>> rank =
+  absl::StatusOr<std::unique_ptr<ExpertParallelImpl>> rank =
       MakeRank(source, std::move(options), shards, group);
-  const absl::Status ready = AllReady(rank.status(), group.get());
-  if (ready.ok()) return rank;
+  const absl::Status ready =
+      AllReady(rank.status(), rank.ok() ? rank->get() : nullptr, group.get());
+  if (ready.ok()) return std::unique_ptr<ExpertParallel>(*std::move(rank));
   group->Abort(ready);
   return ready;
 } catch (...) {

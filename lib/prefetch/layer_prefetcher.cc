@@ -341,6 +341,13 @@ bool LayerPrefetcher::StartLoad(const PolicyContext& context, size_t rank, float
   return false;
 }
 
+void LayerPrefetcher::CountServed(const ServedCount& count) {
+  const int64_t begun = count.arrived + count.late + count.wasted;
+  stats_.issued += begun;
+  stats_.cancelled += std::max<int64_t>(0, count.listed - begun);
+  stats_.active += count.arrived + count.late;
+}
+
 void LayerPrefetcher::EndCall(const PolicyContext& context, int64_t tokens, int64_t now_ns) {
   if (policy_ == nullptr) return;
   if (context.layer != model_->num_layers() - 1 || context.step != step_) return;

@@ -68,6 +68,9 @@ class LayerPrefetcher {
   /// The layer call is over.
   void EndCall(const PolicyContext& context, int64_t tokens, int64_t now_ns);
 
+  /// Adds to the statistics what was prefetched without the host.
+  void CountServed(const ServedCount& count);
+
   PrefetchStats stats() const { return stats_; }
 
  private:

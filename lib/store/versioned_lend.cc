@@ -31,13 +31,43 @@ bool VersionedStore::Lend(std::vector<LentLayer>* layers) {
   }
   for (int l = 0; l < model.num_layers(); ++l) {
     std::vector<LentSlot>& slots = (*layers)[static_cast<size_t>(l)].slots;
-    while (static_cast<int>(slots.size()) < capacity_[l]) {
-      const int32_t block = pools_[0]->TakeFor(Index({l, 0}));
-      if (block < 0) break;
-      slots.push_back({block});
+    while (static_cast<int>(slots.size()) < capacity_[l] && LendFree(l, &slots)) {
     }
   }
+  DealFree(layers);
+  LendWorth(layers);
   return true;
+}
+
+bool VersionedStore::LendFree(int layer, std::vector<LentSlot>* slots) {
+  const int32_t block = pools_[0]->TakeFor(Index({layer, 0}));
+  if (block < 0) return false;
+  slots->push_back({block});
+  return true;
+}
+
+void VersionedStore::DealFree(std::vector<LentLayer>* layers) {
+  for (bool dealt = true; dealt;) {
+    dealt = false;
+    for (size_t l = 0; l < layers->size(); ++l) {
+      std::vector<LentSlot>& slots = (*layers)[l].slots;
+      if (std::ssize(slots) == source_->model().layers[l].num_experts) continue;
+      dealt = LendFree(static_cast<int>(l), &slots) || dealt;
+    }
+  }
+}
+
+void VersionedStore::LendWorth(std::vector<LentLayer>* layers) const {
+  if (lent_use_ == nullptr) return;
+  for (size_t l = 0; l < layers->size(); ++l) {
+    LentLayer& loan = (*layers)[l];
+    const int layer = static_cast<int>(l);
+    const absl::Span<const cuda::ServedUse> use = lent_use_->UseOf(layer);
+    loan.calls = lent_use_->CallsOf(layer);
+    loan.inserted = lent_use_->InsertedOf(layer);
+    loan.use.assign(use.begin(), use.end());
+    loan.use.resize(static_cast<size_t>(source_->model().layers[l].num_experts));
+  }
 }
 
 void VersionedStore::TakeBack(absl::Span<const LentLayer> layers) {
@@ -53,6 +83,7 @@ void VersionedStore::TakeBack(absl::Span<const LentLayer> layers) {
     }
     held_[l] = 0;
     for (const LentSlot& slot : loan.slots) TakeBackSlot(l, slot);
+    if (lent_use_ != nullptr) lent_use_->Resume(l, loan.calls, loan.inserted, loan.use);
   }
 }
 
@@ -95,8 +126,12 @@ void VersionedStore::CountServed(const ServedCount& count) {
   stats_.lookups += count.lookups;
   stats_.hits_resident += count.hits;
   stats_.loads += count.loads;
-  stats_.bytes_loaded += count.bytes;
+  stats_.bytes_loaded += count.bytes + count.brought_bytes;
   stats_.evictions += count.evictions;
+  stats_.hits_prefetched += count.arrived;
+  stats_.late += count.late;
+  stats_.prefetch_useful += count.arrived + count.late;
+  stats_.prefetch_bytes += count.brought_bytes;
 }
 
 }  // namespace moert

@@ -23,7 +23,8 @@ VersionedStore::VersionedStore(const ExpertSource* source, std::vector<ServedVer
       pools_(std::move(pools)),
       transfers_(std::move(transfers)),
       residency_(residency),
-      shared_(dynamic_cast<SharedSlots*>(residency)) {
+      shared_(dynamic_cast<SharedSlots*>(residency)),
+      lent_use_(dynamic_cast<LentUse*>(residency)) {
   int64_t total = 0;
   for (const MoeLayerSpec& layer : source->model().layers) {
     first_.push_back(total);

@@ -34,6 +34,8 @@
 #include "moert/policy.h"
 #include "moert/trace.h"
 #include "store/block_pool.h"
+#include "store/lent_blocks.h"
+#include "store/lent_use.h"
 #include "store/shared_slots.h"
 #include "transfer/transfer_queue.h"
 
@@ -93,27 +95,6 @@ struct PrefetchDriver {
   /// A CPU beside the fast tier computes what is missing, and brings it later if it is worth that:
   /// nothing but demand has to be brought.
   bool cpu_offload = false;
-};
-
-/// A block of a layer while somebody else decides who is in it.
-struct LentSlot {
-  int32_t block = -1;
-  int32_t expert = -1;    // -1: nobody
-  int64_t last_used = 0;  // of the expert, as VictimCandidate has them
-  int32_t tokens = 0;
-};
-struct LentLayer {
-  int64_t tick = 0;  // of the last layer call
-  std::vector<LentSlot> slots;
-};
-
-/// What lookups and loads have counted while the blocks were lent.
-struct ServedCount {
-  int64_t lookups = 0;
-  int64_t hits = 0;
-  int64_t loads = 0;
-  int64_t bytes = 0;  // of the loads
-  int64_t evictions = 0;
 };
 
 /// How a lookup was answered.
@@ -232,13 +213,16 @@ class VersionedStore {
   // Lending: for a while somebody else, under the same rule, decides who is in the blocks of a
   // cache of one version.
 
-  /// Hands over every layer's blocks and, up to its capacity, free ones. Waits for transfers in
-  /// flight. False, and nothing is handed over, while an expert is pinned.
+  /// Hands over every layer's blocks and, up to its capacity, free ones; those that are left are
+  /// dealt evenly. Waits for transfers in flight. False, and nothing is handed over, while an
+  /// expert is pinned.
   bool Lend(std::vector<LentLayer>* layers);
   /// Takes back what Lend handed over: the same blocks, in the same order, and who is in them now.
   void TakeBack(absl::Span<const LentLayer> layers);
   /// Adds to the statistics.
   void CountServed(const ServedCount& count);
+  /// Whether its residency policy evicts by worth, and can hand that over.
+  bool lends_use() const { return lent_use_ != nullptr; }
 
   // A cache over low versions that stand by (Serving::kCacheOverLow): version 1, in pool 1.
 
@@ -336,6 +320,10 @@ class VersionedStore {
   /// Gives a version's block back.
   void Drop(ExpertKey key, int version);
   void Evict(ExpertKey key);
+  // Parts of Lend.
+  bool LendFree(int layer, std::vector<LentSlot>* slots);
+  void DealFree(std::vector<LentLayer>* layers);
+  void LendWorth(std::vector<LentLayer>* layers) const;
   /// Enters or leaves by somebody else's decision.
   void TakeBackSlot(int layer, const LentSlot& slot);
   void ForgetLent(ExpertKey key);
@@ -362,6 +350,7 @@ class VersionedStore {
   std::unique_ptr<TransferQueue> transfers_;
   ResidencyPolicy* residency_;
   SharedSlots* shared_;  // residency_; null: every layer has slots of its own
+  LentUse* lent_use_;    // residency_; null: it goes by no worth
   StoreStats stats_;
   TraceSink* trace_ = nullptr;
   PrefetchDriver driver_;

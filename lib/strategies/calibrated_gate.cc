@@ -16,7 +16,7 @@ class CalibratedGate final : public PrefetchPolicy {
  public:
   explicit CalibratedGate(bool wrap) : wrap_(wrap), prefill_(MakeNextLayerGate({75, 0, wrap})) {}
 
-  PolicyTraits traits() const override { return {.next_gate = true}; }
+  PolicyTraits traits() const override { return {.by_gate = !wrap_, .next_gate = true}; }
 
   void Observe(const LayerEvent& event) override {
     if (event.kind != LayerEvent::Kind::kRouted) return;
@@ -118,35 +118,6 @@ class CalibratedGate final : public PrefetchPolicy {
 };
 
 }  // namespace
-
-int HitCurve::Bin(double ratio) {
-  if (!(ratio > 1e-9)) return 0;
-  if (ratio > 1e9) return kBins - 1;
-  int exponent = 0;
-  const double mantissa = 2 * std::frexp(ratio, &exponent);  // in [1, 2)
-  constexpr double kThird = 1.2599210498948732, kTwoThirds = 1.5874010519681994;  // 2^(1/3), ^2
-  const int thirds = 3 * (exponent - 1) + (mantissa >= kThird) + (mantissa >= kTwoThirds);
-  return std::clamp(thirds + kBins / 2, 0, kBins - 1);
-}
-
-double HitCurve::Guess(double ratio) { return 0.9 * ratio * ratio / (1 + ratio * ratio); }
-
-void HitCurve::Add(int bin, bool used) {
-  constexpr double kMemory = 1024;
-  Counts& counts = bins_[bin];
-  if (counts.seen >= kMemory) {
-    counts.used *= 1 - 1 / kMemory;
-    counts.seen *= 1 - 1 / kMemory;
-  }
-  counts.used += used;
-  counts.seen += 1;
-}
-
-double HitCurve::Probability(int bin, double prior) const {
-  constexpr double kPrior = 8;  // samples that it counts as much as
-  const Counts& counts = bins_[bin];
-  return (counts.used + kPrior * prior) / (counts.seen + kPrior);
-}
 
 std::unique_ptr<PrefetchPolicy> MakeCalibratedGate(bool wrap) {
   return std::make_unique<CalibratedGate>(wrap);

@@ -6,6 +6,7 @@
 #include <array>
 #include <memory>
 
+#include "kernels/cuda/hit_curve.h"
 #include "moert/policy.h"
 
 namespace moert {
@@ -14,22 +15,19 @@ namespace moert {
 /// the token's k-th best.
 class HitCurve {
  public:
-  static constexpr int kBins = 24;  // of log2(ratio), 1/3 wide, around 0
+  static constexpr int kBins = cuda::kHitBins;
   /// Of score / k-th score = ratio.
-  static int Bin(double ratio);
+  static int Bin(double ratio) { return cuda::HitBin(ratio); }
 
   /// A prediction in the bin came true or not.
-  void Add(int bin, bool used);
+  void Add(int bin, bool used) { bins_[bin].Add(used ? 1 : 0, 1); }
   /// `prior` answers as far as little was seen.
-  double Probability(int bin, double prior) const;
+  double Probability(int bin, double prior) const { return bins_[bin].Probability(prior); }
   /// Before anything was seen.
-  static double Guess(double ratio);
+  static double Guess(double ratio) { return cuda::GuessedHits(ratio); }
 
  private:
-  struct Counts {
-    double used = 0, seen = 0;
-  };
-  std::array<Counts, kBins> bins_;
+  std::array<cuda::HitCounts, kBins> bins_;
 };
 
 /// Decode: every expert with the probability that some token uses it, best first. Prefill: as

@@ -29,9 +29,11 @@ bool Strategy::graph_safe() const {
 }
 
 bool Strategy::misses_by_rule() const {
-  return serving == Serving::kCache && !preload && routing == nullptr && prefetch == nullptr &&
-         precision == nullptr && placement == nullptr &&
-         (residency == nullptr || residency->traits().least_recently_used);
+  const bool prefetch_ruled = prefetch == nullptr || prefetch->traits().by_gate;
+  const bool residency_ruled = residency == nullptr || residency->traits().least_recently_used ||
+                               residency->traits().by_worth;
+  return serving == Serving::kCache && !preload && routing == nullptr && precision == nullptr &&
+         placement == nullptr && prefetch_ruled && residency_ruled;
 }
 
 absl::Status Strategy::Validate() const {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "kernels/cuda/served_use.h"
 #include "moert/policy.h"
 
 namespace moert {
@@ -19,23 +20,23 @@ class UseEstimate {
   /// A layer call's routing. One call counts once, whatever its tokens: what they say is averaged.
   void Observe(const RoutingView& routing);
 
-  /// About the share of calls with one token that use the expert. The weights were fitted to
-  /// recorded calls of two models over calibration texts.
+  /// See ServedUse.
   double Worth(int expert) const { return worth_[expert]; }
 
   /// The experts that were ever chosen, those worth most first; of equals the more recent.
   absl::Span<const int32_t> Order() const { return order_; }
 
-  static constexpr int kLatest = 2, kRecent = 32, kLasting = 512;  // calls
+  /// What it goes by, for somebody else to go on with, and back: [E], after `calls` calls.
+  int64_t calls() const { return calls_; }
+  absl::Span<const cuda::ServedUse> use() const { return use_; }
+  void Resume(int64_t calls, absl::Span<const cuda::ServedUse> use);
 
  private:
   void SortOrder();
 
   int64_t calls_ = 0;
-  std::vector<double> score_;             // [E], mean of k times the score over the latest calls
-  std::vector<double> recent_, lasting_;  // [E], mean share of tokens that chose the expert
-  std::vector<double> worth_;             // [E]
-  std::vector<int64_t> chosen_;           // [E], the last call that did; 0: none
+  std::vector<cuda::ServedUse> use_;  // [E]
+  std::vector<double> worth_;         // [E]
   std::vector<int32_t> order_;
 };
 

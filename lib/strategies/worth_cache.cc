@@ -7,16 +7,23 @@
 #include <utility>
 #include <vector>
 
+#include "store/lent_use.h"
 #include "store/shared_slots.h"
 #include "strategies/use_estimate.h"
 
 namespace moert {
 namespace {
 
-class WorthCache : public ResidencyPolicy {
+class WorthCache : public ResidencyPolicy, public LentUse {
  public:
   /// `rule` null: none.
   explicit WorthCache(std::unique_ptr<CapacityRule> rule) : rule_(std::move(rule)) {}
+
+  PolicyTraits traits() const override {
+    PolicyTraits traits;
+    traits.by_worth = true;
+    return traits;
+  }
 
   std::vector<int> Capacity(const CapacitySnapshot& snapshot) override {
     MakeLayers(*snapshot.model);
@@ -61,6 +68,27 @@ class WorthCache : public ResidencyPolicy {
     }
     if (victim < 0 || !snapshot.for_prefetch) return victim;
     return Pays(snapshot, snapshot.candidates[victim].key) ? victim : -1;
+  }
+
+  int64_t CallsOf(int layer) const override {
+    return layers_.empty() ? 0 : layers_[layer].use.calls();
+  }
+  absl::Span<const cuda::ServedUse> UseOf(int layer) const override {
+    if (layers_.empty()) return {};
+    return layers_[layer].use.use();
+  }
+  double InsertedOf(int layer) const override {
+    return layers_.empty() ? 1 : layers_[layer].inserted;
+  }
+  void Resume(int layer, int64_t calls, double inserted,
+              absl::Span<const cuda::ServedUse> use) override {
+    if (layers_.empty()) return;
+    Layer& mine = layers_[layer];
+    mine.use.Resume(calls, use);
+    mine.inserted = inserted;
+    std::fill(mine.pending.begin(), mine.pending.end(), 0);
+    mine.insertions = 0;
+    mine.least.reset();
   }
 
  protected:

@@ -11,6 +11,7 @@
 #include "fmt/format.h"
 #include "moert/engine.h"
 #include "moert/env.h"
+#include "moert/shard.h"
 #include "trace/replay_loop.h"
 
 namespace moert {
@@ -33,8 +34,17 @@ absl::Status ReadRate(const JsonValue& json, const std::string& path, const char
 /// What one call's exchange takes.
 class ExchangeCost {
  public:
-  ExchangeCost(const ParallelReplayOptions& options, const MoeModelSpec& model)
-      : options_(options), model_(model), ranks_(options.gpus * options.nodes) {}
+  ExchangeCost(const ParallelReplayOptions& options, const std::vector<Shard>& shards,
+               const MoeModelSpec& model)
+      : options_(options), model_(model), ranks_(options.gpus * options.nodes) {
+    if (ranks_ == 1) return;
+    for (size_t l = 0; l < model.layers.size(); ++l) {
+      owner_.emplace_back(static_cast<size_t>(model.layers[l].num_experts));
+      for (size_t r = 0; r < shards.size(); ++r) {
+        for (const int32_t e : shards[r].experts[l]) owner_[l][static_cast<size_t>(e)] = r;
+      }
+    }
+  }
 
   double Ns(const TraceCall& call) const {
     if (ranks_ == 1) return 0;
@@ -70,12 +80,13 @@ class ExchangeCost {
     std::vector<int64_t> near_out(ranks), near_in(ranks), far_out(ranks), far_in(ranks);
     const auto k = static_cast<int64_t>(call.ids.size()) / call.tokens;
     std::vector<uint8_t> chosen(ranks);
+    const std::vector<size_t>& owner = owner_[static_cast<size_t>(call.layer)];
     for (int64_t t = 0; t < call.tokens; ++t) {
       const auto home = static_cast<size_t>(t * ranks_ / call.tokens);
       std::fill(chosen.begin(), chosen.end(), 0);
       for (int64_t j = 0; j < k; ++j) {
         const int32_t e = call.ids[static_cast<size_t>(t * k + j)];
-        if (e >= 0) chosen[static_cast<size_t>(e % ranks_)] = 1;
+        if (e >= 0) chosen[owner[static_cast<size_t>(e)]] = 1;
       }
       for (size_t r = 0; r < ranks; ++r) {
         if (chosen[r] == 0 || r == home) continue;
@@ -99,15 +110,16 @@ class ExchangeCost {
   const ParallelReplayOptions& options_;
   const MoeModelSpec& model_;
   const int ranks_;
+  std::vector<std::vector<size_t>> owner_;  // [L][E]; of one rank: empty
 };
 
 class ParallelReplayer final : public ReplayLoop {
  public:
-  ParallelReplayer(std::vector<std::unique_ptr<Engine>> engines,
+  ParallelReplayer(std::vector<std::unique_ptr<Engine>> engines, const std::vector<Shard>& shards,
                    const ParallelReplayOptions& options)
       : ReplayLoop(options.replay),
         engines_(std::move(engines)),
-        cost_(options, engines_[0]->model()),
+        cost_(options, shards, engines_[0]->model()),
         steps_of_(engines_.size()),
         before_(engines_.size()) {}
 
@@ -195,6 +207,27 @@ absl::Status Check(const MoeModelSpec& model, const ParallelReplayOptions& optio
   return absl::OkStatus();
 }
 
+/// One a rank; of several each with a list of experts.
+absl::StatusOr<std::vector<Shard>> ShardsOf(const MoeModelSpec& model,
+                                            const ParallelReplayOptions& options) {
+  const int ranks = options.gpus * options.nodes;
+  if (options.shards.empty()) {
+    std::vector<Shard> shards;
+    for (int r = 0; r < ranks; ++r) shards.push_back(ReplayShard(model, r, ranks));
+    return shards;
+  }
+  if (static_cast<int>(options.shards.size()) != ranks) {
+    return absl::InvalidArgumentError(
+        fmt::format("{} shards for {} GPUs", options.shards.size(), ranks));
+  }
+  for (const Shard& shard : options.shards) {
+    if (ranks == 1 || (!shard.experts.empty() && shard.num_channels == 0)) continue;
+    return absl::InvalidArgumentError("shards of a replay are lists of experts");
+  }
+  MOERT_RETURN_IF_ERROR(CheckShards(model, options.shards));
+  return options.shards;
+}
+
 }  // namespace
 
 Shard ReplayShard(const MoeModelSpec& model, int rank, int ranks) {
@@ -241,12 +274,13 @@ absl::StatusOr<ParallelReplayResult> ReplayParallel(TraceReader* trace,
   engine.simulate = true;
   engine.profile.prefill_token_ns /= ranks;
   std::vector<std::unique_ptr<Engine>> engines;
-  for (int r = 0; r < ranks; ++r) {
-    engine.shard = ReplayShard(model, r, ranks);
+  MOERT_ASSIGN_OR_RETURN(const std::vector<Shard> shards, ShardsOf(model, options));
+  for (const Shard& shard : shards) {
+    engine.shard = shard;
     MOERT_ASSIGN_OR_RETURN(std::unique_ptr<Engine> made, Engine::Create(source, engine));
     engines.push_back(std::move(made));
   }
-  ParallelReplayer replayer(std::move(engines), options);
+  ParallelReplayer replayer(std::move(engines), shards, options);
   MOERT_RETURN_IF_ERROR(replayer.Run(trace));
   return replayer.Take();
 } catch (...) {

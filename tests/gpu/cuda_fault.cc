@@ -93,6 +93,10 @@ MOERT_WRAP(kCopy, cudaErrorUnknown, cudaMemcpy,
 MOERT_WRAP(kCopy, cudaErrorUnknown, cudaMemcpyAsync,
            (void* to, const void* from, size_t n, cudaMemcpyKind kind, cudaStream_t stream),
            (to, from, n, kind, stream))
+MOERT_WRAP(kCopy, cudaErrorUnknown, cudaMemcpyPeerAsync,
+           (void* to, int to_device, const void* from, int from_device, size_t n,
+            cudaStream_t stream),
+           (to, to_device, from, from_device, n, stream))
 MOERT_WRAP(kCopy, cudaErrorUnknown, cudaMemcpy2DAsync,
            (void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
             size_t height, cudaMemcpyKind kind, cudaStream_t stream),
@@ -128,6 +132,8 @@ MOERT_WRAP(kDevice, cudaErrorUnknown, cudaDeviceGetStreamPriorityRange, (int* le
            (least, greatest))
 MOERT_WRAP(kDevice, cudaErrorUnknown, cudaDeviceSynchronize, (), ())
 MOERT_WRAP(kDevice, cudaErrorUnknown, cudaGetDevice, (int* device), (device))
+MOERT_WRAP(kDevice, cudaErrorUnknown, cudaDeviceCanAccessPeer, (int* can, int device, int peer),
+           (can, device, peer))
 MOERT_WRAP(kDevice, cudaErrorNoDevice, cudaGetDeviceCount, (int* count), (count))
 MOERT_WRAP(kDevice, cudaErrorUnknown, cudaPointerGetAttributes,
            (cudaPointerAttributes * attributes, const void* p), (attributes, p))

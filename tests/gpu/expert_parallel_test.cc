@@ -13,6 +13,7 @@
 #include "device_array.h"
 #include "device_step.h"
 #include "mixed_source.h"
+#include "moert/pinned_source.h"
 #include "tests/support/catch.h"
 #include "tests/support/ranks.h"
 #include "tests/support/shards.h"
@@ -204,6 +205,7 @@ struct Case {
   Place place = Place::kDevice;
   double fraction = 1;
   bool graph = false;
+  int64_t part_rows = 0;  // 0: in one part
 };
 
 absl::Status Layers(ExpertParallel* parallel, StepId step, const Case& c, RankRows* rows) {
@@ -268,6 +270,7 @@ std::vector<std::vector<float>> Run(const std::shared_ptr<const ExpertSource>& s
     auto parallel =
         ExpertParallel::Create(source, Options(r, c.rows, c.fraction), c.shards, *group);
     if (!parallel.ok()) return parallel.status();
+    (*parallel)->SetPartRows(c.part_rows);
     absl::Status status = EagerStep(parallel->get(), group->get(), c, rows[r].get());
     if (status.ok() && c.graph) {
       status = ReplayedSteps(parallel->get(), group->get(), c, rows[r].get());
@@ -332,6 +335,39 @@ TEST_CASE("two devices: bf16, experts and channels, few rows and many, captured 
   }
 }
 
+TEST_CASE("two devices: experts with few tokens each are multiplied as by one engine") {
+  if (Skipped(2)) return;
+  SyntheticShape shape = SmallShape();
+  shape.experts = 32;
+  const auto source = std::make_shared<SyntheticSource>(shape);
+  Case c;
+  c.shards = {Experts(0, 16, true), Experts(16, 16, false)};
+  // 5 an expert of the model's: fp32 throughout. It would be 10 if the 16 here got all of them, and
+  // rounded as prompts are.
+  c.rows = 40;
+  CheckCase(source, c, kBound);
+}
+
+TEST_CASE("two devices: prompts in parts, summed beside the next one") {
+  if (Skipped(2)) return;
+  const auto source = std::make_shared<SyntheticSource>(SmallShape());
+  Case c;
+  c.shards = {Experts(0, 6, false), Experts(6, 10, true)};
+  c.rows = 1001;
+  c.part_rows = 256;
+  // Parts round as a whole does: the same sums, of the same rows.
+  for (const Place place : {Place::kHost, Place::kDevice}) {
+    c.place = place;
+    CheckCase(source, c, kBound);
+  }
+  c.graph = true;
+  CheckCase(source, c, kBound);
+  // Offloaded ones are not cut: each part would bring the same experts.
+  c.graph = false;
+  c.fraction = 0.5;
+  CheckCase(source, c, kBound);
+}
+
 TEST_CASE("two devices: w4") {
   if (Skipped(2)) return;
   const auto source = std::make_shared<MixedSource>(moert::test::Shape{256, 256, 16, 4},
@@ -355,6 +391,33 @@ TEST_CASE("an engine on device 1 while device 0 is current") {
     CHECK(cudaGetDevice(&current) == cudaSuccess);
     CHECK(current == 0);
   }
+}
+
+TEST_CASE("engines on all devices copy from one pinned copy of the records") {
+  const auto source = std::make_shared<SyntheticSource>(SmallShape());
+  auto pinned = PinRecords(source, {});
+  REQUIRE_OK(pinned.status());
+  CHECK(source->reads() == 3 * 16);
+  const std::vector<float> expected = OneEngine(source, 0, 5, true);
+  const int64_t reads = source->reads();
+  for (int device = 0; device < std::min(2, Devices()); ++device) {
+    for (const double fraction : {0.3, 1.0}) {
+      auto engine = Engine::Create(*pinned, Options(device, 5, fraction));
+      REQUIRE_OK(engine.status());
+      // All records are in host memory: the device itself can bring what is missing.
+      CHECK((*engine)->graph_safe());
+      RankRows at(device, source->model(), 5);
+      auto step = (*engine)->BeginStep(at.Info(Phase::kDecode));
+      REQUIRE_OK(step.status());
+      for (int l = 0; l < 3; ++l) {
+        REQUIRE_OK(
+            (*engine)->ForwardRouted(*step, l, at.x(l), at.routing(Place::kDevice), at.y(l)));
+      }
+      REQUIRE_OK((*engine)->EndStep(*step));
+      CHECK(at.Outputs() == expected);
+    }
+  }
+  CHECK(source->reads() == reads);
 }
 
 TEST_CASE("host memory goes through the communicator too") {

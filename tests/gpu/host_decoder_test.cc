@@ -217,6 +217,52 @@ TEST_CASE("replayed steps while experts switch versions underneath") {
   CHECK(replays > 300);
 }
 
+TEST_CASE("a decoded row has the same bits alone and in a batch") {
+  TempDir cache;
+  const std::vector<int32_t> tokens = ReadEvalTokens("wikitext2");
+  constexpr int kSequences = 8, kPrompt = 20, kSteps = 6;
+  DeviceModelOptions options;
+  options.strategy = "resident";
+  DeviceModel model(TinyModelDir(), cache.path(), options);
+  const int64_t vocab = model.config.vocab_size;
+  // Logits [sequence, step], each prompt on its own, `batch` sequences in a step.
+  const auto decode = [&](int batch) {
+    std::vector<float> logits(kSequences * kSteps * vocab);
+    std::vector<std::unique_ptr<host::Sequence>> sequences;
+    const auto input = [&](int s, int at, int count) {
+      return host::SequenceInput{sequences[s].get(), s,
+                                 absl::MakeConstSpan(tokens).subspan(s * 100 + at, count)};
+    };
+    for (int s = 0; s < kSequences; ++s) {
+      auto sequence = model.decoder->NewSequence(kPrompt + kSequences + kSteps);
+      REQUIRE_OK(sequence.status());
+      sequences.push_back(*std::move(sequence));
+      const host::SequenceInput prompt = input(s, 0, kPrompt + s);  // of different lengths
+      REQUIRE_OK(model.decoder->Run(host::StepPhase::kPrefill, {&prompt, 1}));
+    }
+    for (int step = 0; step < kSteps; ++step) {
+      for (int first = 0; first < kSequences; first += batch) {
+        std::vector<host::SequenceInput> inputs;
+        const int count = std::min(batch, kSequences - first);
+        for (int s = first; s < first + count; ++s) {
+          inputs.push_back(input(s, kPrompt + s + step, 1));
+        }
+        REQUIRE_OK(model.decoder->Run(host::StepPhase::kDecode, inputs));
+        for (int i = 0; i < count; ++i) {
+          float* to = logits.data() + ((first + i) * kSteps + step) * vocab;
+          REQUIRE_OK(model.decoder->RowLogits(i, 1, to));
+        }
+      }
+    }
+    return logits;
+  };
+  const std::vector<float> alone = decode(1);
+  for (const int batch : {2, 3, 8}) {
+    INFO("batch " << batch);
+    CHECK(SameBits(decode(batch), alone));
+  }
+}
+
 TEST_CASE("what a decoder refuses") {
   TempDir cache;
   DeviceModel model(TinyModelDir(), cache.path(), {});

@@ -48,7 +48,7 @@ class ExpectedOnDevice {
       for (int p = 0; p < 3; ++p) {
         parts.push_back(std::make_unique<DeviceArray<std::byte>>(model.data[l][p]));
         weights.base[p] = parts[p]->get();
-        weights.stride[p] = weights.bytes[p] = model.PartBytes(l, p);
+        weights.stride[p] = weights.bytes[p] = OpaqueModel::PartBytes(l, p);
       }
       REQUIRE(LaunchToy(weights, ids.get(), kE, kX, out.get(), nullptr) == cudaSuccess);
       of_layer_.push_back(out.Get());
@@ -72,7 +72,7 @@ inline std::shared_ptr<const ExpertSource> Source(const OpaqueModel& model, Opaq
 
 inline std::unique_ptr<Engine> Open(std::shared_ptr<const ExpertSource> source,
                                     const char* strategy, double fraction,
-                                    int64_t host_budget = 1 << 20) {
+                                    int64_t host_budget = 1 << 18) {
   EngineOptions options;
   options.backend = BackendKind::kCuda;
   options.strategy = strategy;

@@ -195,7 +195,7 @@ TEST_CASE("steps of two streams, and a budget that changes, take no slot from a 
 constexpr int64_t kAllRecords = 64 << 20;  // of a host budget
 
 TEST_CASE("the device brings what a fetch misses, and nothing waits") {
-  const OpaqueModel model = OpaqueModel::Alike();
+  const OpaqueModel model;
   const ExpectedOnDevice expected(model);
   const Stream stream;
   for (const double fraction : {0.25, 0.5, 1.0}) {
@@ -221,7 +221,7 @@ TEST_CASE("the device brings what a fetch misses, and nothing waits") {
 }
 
 TEST_CASE("what the device served has to be released before anything else is asked") {
-  const OpaqueModel model = OpaqueModel::Alike();
+  const OpaqueModel model;
   const Stream stream;
   const auto engine = Open(Source(model, model.InMemory()), "on-demand", 0.5, kAllRecords);
   const DeviceArray<int32_t> ids(std::vector<int32_t>{1, 4});
@@ -243,7 +243,7 @@ TEST_CASE("what the device served has to be released before anything else is ask
 }
 
 TEST_CASE("a copy of a layer has all experts, those in slots and those in host memory") {
-  const OpaqueModel model = OpaqueModel::Alike();
+  const OpaqueModel model;
   const ExpectedOnDevice expected(model);
   const Stream stream;
   std::vector<int32_t> every(kE);

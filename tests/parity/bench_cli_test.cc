@@ -218,5 +218,18 @@ TEST_CASE("what cannot run is refused with a reason") {
              Contains("below the minimum"));
 }
 
+TEST_CASE("model: shapes that the device's decoder does not run are refused with a reason") {
+  const auto error = [](const std::string& args) {
+    const Outcome outcome = Run("moert-bench model " + args);
+    CHECK(outcome.status != 0);
+    return outcome.err;
+  };
+  using Catch::Contains;
+  CHECK_THAT(error(""), Contains("--synthetic"));
+  CHECK_THAT(error("--synthetic nothing"), Contains("qwen3-30b"));
+  CHECK_THAT(error("--synthetic deepseek-v3"), Contains("dense parts"));
+  CHECK_THAT(error("--synthetic tiny --batch 0"), Contains("--batch"));
+}
+
 }  // namespace
 }  // namespace moert

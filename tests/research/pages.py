@@ -8,6 +8,7 @@ import argparse
 import re
 import sys
 
+import decoder_page
 import digest
 import quality_rank
 import report
@@ -21,6 +22,7 @@ TABLES = {
     "readme": digest.readme, "architecture": digest.architecture,
     "rivals-grouped": lambda: digest.stored("rivals", "The grouped product, prompts included"),
     "rivals-decoders": lambda: digest.stored("rivals", "Whole decoders"),
+    "rivals-whole": decoder_page.table,
     "rivals-ours": lambda: digest.stored("rivals", "Ours, extrapolated to 48 layers"),
     "rivals-budget": lambda: digest.stored("rivals", "Decoding under a budget"),
     "rivals-served": lambda: digest.stored("rivals", "Misses served by the device"),

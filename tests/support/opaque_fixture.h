@@ -21,14 +21,9 @@ struct OpaqueModel {
   MoeModelSpec spec;
   std::vector<std::vector<std::vector<std::byte>>> data;  // [layer][part][expert * bytes]
 
-  int64_t more = 2500;  // bytes of a layer's parts than of the one's before it
+  static int64_t PartBytes(int layer, int part) { return 3000 + 2500 * layer + 210 * part; }
 
-  int64_t PartBytes(int layer, int part) const { return 3000 + more * layer + 210 * part; }
-
-  /// Layers of one record size.
-  static OpaqueModel Alike() { return OpaqueModel(7, 0); }
-
-  explicit OpaqueModel(uint64_t seed = 7, int64_t more = 2500) : more(more) {
+  explicit OpaqueModel(uint64_t seed = 7) {
     std::mt19937_64 random(seed);
     for (int l = 0; l < kLayers; ++l) {
       MoeLayerSpec layer;
@@ -96,7 +91,7 @@ inline double Toy(const std::byte* part, int64_t bytes, double x) {
 /// Over all weights.
 inline double Expected(const OpaqueModel& model, int layer, int expert, double x) {
   for (int p = 0; p < 3; ++p) {
-    x = Toy(model.At(layer, p, expert), model.PartBytes(layer, p), x) * 1e-4;
+    x = Toy(model.At(layer, p, expert), OpaqueModel::PartBytes(layer, p), x) * 1e-4;
   }
   return x;
 }

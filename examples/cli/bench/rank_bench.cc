@@ -40,8 +40,8 @@ class NoExchange final : public Collectives {
 /// One rank's run.
 class Rank {
  public:
-  Rank(const RankRun& run, RankHost* host, std::barrier<>* together)
-      : run_(run), host_(host), together_(together) {}
+  Rank(const RankRun& run, size_t rank, RankHost* host, std::barrier<>* together)
+      : run_(run), steps_(run.steps[rank % run.steps.size()]), host_(host), together_(together) {}
 
   absl::Status Open(int device) {
     MOERT_ASSIGN_OR_RETURN(std::unique_ptr<Collectives> joined, host_->Join());
@@ -51,13 +51,14 @@ class Rank {
     options.device = device;
     MOERT_ASSIGN_OR_RETURN(parallel_,
                            ExpertParallel::Create(run_.source, options, run_.shards, group_));
+    if (run_.part_rows >= 0) parallel_->SetPartRows(run_.part_rows);
     replays_ = run_.graph && host_->stream() != nullptr && engine()->graph_safe();
     return absl::OkStatus();
   }
 
   absl::Status Steps() {
-    for (size_t s = 0; s < run_.steps.size(); ++s) {
-      MOERT_RETURN_IF_ERROR(host_->Place(run_.steps[s]));
+    for (size_t s = 0; s < steps_.size(); ++s) {
+      MOERT_RETURN_IF_ERROR(host_->Place(steps_[s]));
       if (s == 0 && replays_) MOERT_RETURN_IF_ERROR(Capture());
       if (s == run_.warm) before_ = engine()->stats();
       together_->arrive_and_wait();
@@ -90,7 +91,7 @@ class Rank {
   absl::Status Step(const Work& work, bool wait) {
     StepInfo info;
     info.phase = run_.phase;
-    info.rows = run_.steps[0].rows;
+    info.rows = steps_[0].rows;
     info.stream = host_->stream();
     MOERT_ASSIGN_OR_RETURN(step_, parallel_->BeginStep(info, TokenPlacement::kReplicated));
     absl::Status status = work();
@@ -112,6 +113,7 @@ class Rank {
   }
 
   const RankRun& run_;
+  const absl::Span<const RoutedStep> steps_;
   RankHost* const host_;
   std::barrier<>* const together_;
   std::shared_ptr<Collectives> group_;
@@ -146,10 +148,10 @@ RankTimes Together(const std::vector<Rank>& ranks) {
 }  // namespace
 
 absl::StatusOr<RankTimes> TimeRanks(const RankRun& run, RankHosts* hosts) {
-  const size_t size = run.shards.size();
+  const size_t size = hosts->ranks.size();
   std::barrier<> together(static_cast<ptrdiff_t>(size));
   std::vector<Rank> ranks;
-  for (size_t r = 0; r < size; ++r) ranks.emplace_back(run, hosts->ranks[r].get(), &together);
+  for (size_t r = 0; r < size; ++r) ranks.emplace_back(run, r, hosts->ranks[r].get(), &together);
   std::vector<absl::Status> statuses(size);
   std::vector<std::thread> threads;
   for (size_t r = 0; r < size; ++r) {

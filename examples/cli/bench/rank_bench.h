@@ -16,13 +16,14 @@ namespace moert::cli {
 
 struct RankRun {
   std::shared_ptr<const ExpertSource> source;
-  std::vector<Shard> shards;  // one a rank
+  std::vector<Shard> shards;  // one a rank; of hosts that are alone: one, for each
   EngineOptions options;      // shard and device are set here
   Phase phase = Phase::kDecode;
-  absl::Span<const RoutedStep> steps;
-  size_t warm = 0;       // the first of them are not counted
-  bool exchange = true;  // false: parts are not added up, to see what that costs
-  bool graph = true;     // steps are captured where engines can be
+  std::vector<absl::Span<const RoutedStep>> steps;  // of each rank, or one for all
+  size_t warm = 0;                                  // the first of them are not counted
+  bool exchange = true;    // false: parts are not added up, to see what that costs
+  int64_t part_rows = -1;  // ExpertParallel::SetPartRows; -1: as it is
+  bool graph = true;       // steps are captured where engines can be
 };
 
 struct RankTimes {

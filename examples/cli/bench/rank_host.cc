@@ -49,11 +49,13 @@ class HostRank final : public RankHost {
 
 }  // namespace
 
-absl::StatusOr<RankHosts> MakeHostRanks(int ranks) {
-  MOERT_ASSIGN_OR_RETURN(auto group, MakeThreadCollectives(ranks, kTimeoutNs));
+absl::StatusOr<RankHosts> MakeHostRanks(int ranks, bool alone) {
   RankHosts hosts;
   hosts.device = "cpu";
-  for (auto& rank : group) hosts.ranks.push_back(std::make_unique<HostRank>(std::move(rank)));
+  for (int groups = 0; groups < (alone ? ranks : 1); ++groups) {
+    MOERT_ASSIGN_OR_RETURN(auto group, MakeThreadCollectives(alone ? 1 : ranks, kTimeoutNs));
+    for (auto& rank : group) hosts.ranks.push_back(std::make_unique<HostRank>(std::move(rank)));
+  }
   return hosts;
 }
 

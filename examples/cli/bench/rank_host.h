@@ -53,10 +53,11 @@ struct RankHosts {
   std::function<absl::StatusOr<std::shared_ptr<void>>(std::byte* data, int64_t bytes)> pin;
 };
 
-/// Threads that exchange host memory.
-absl::StatusOr<RankHosts> MakeHostRanks(int ranks);
-/// Devices 0 to ranks - 1 over NCCL. Unavailable where there are fewer, or no CUDA in the build.
-absl::StatusOr<RankHosts> MakeCudaRanks(int ranks);
+/// Threads that exchange host memory; `alone`: each a group of its own.
+absl::StatusOr<RankHosts> MakeHostRanks(int ranks, bool alone);
+/// Devices 0 to ranks - 1 over NCCL, likewise. Unavailable where there are
+/// fewer, or no CUDA in the build.
+absl::StatusOr<RankHosts> MakeCudaRanks(int ranks, bool alone);
 
 }  // namespace moert::cli
 

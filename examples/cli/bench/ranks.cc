@@ -1,6 +1,7 @@
 // moert-bench ranks: a model's experts dealt out over the GPUs of a machine, against one of them.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <random>
 
 #include "absl/strings/str_split.h"
@@ -12,6 +13,8 @@
 #include "cli/common/budget_flag.h"
 #include "cli/common/report.h"
 #include "cli/workload/synthetic_experts.h"
+#include "moert/peer_tier.h"
+#include "moert/shard.h"
 #include "util/status_macros.h"
 
 namespace moert::cli {
@@ -27,10 +30,13 @@ struct Options {
   std::string workload = "steady";
   std::string backend = "cuda";
   std::vector<int> ranks = {2};
+  std::string placement = "ranges";
+  bool copies = false;
   std::string budget = "100%,25%";
   std::string scheme = "bf16";
   std::vector<int> batch = {1, 8, 64, 256};
   std::vector<int> prompt = {8192};
+  std::vector<int> part_rows = {-1};
   int64_t steps = 32, warm = 32, prompt_steps = 6;
   int threads = 0;
   int64_t seed = 1;
@@ -86,12 +92,16 @@ class RankBench {
   absl::StatusOr<json> Run(const std::string& command);
 
  private:
-  absl::StatusOr<RankHosts> Hosts(int ranks) const {
-    return o_.backend == "cuda" ? MakeCudaRanks(ranks) : MakeHostRanks(ranks);
+  absl::StatusOr<RankHosts> Hosts(int ranks, bool alone = false) const {
+    return o_.backend == "cuda" ? MakeCudaRanks(ranks, alone) : MakeHostRanks(ranks, alone);
   }
   absl::StatusOr<RankTimes> Time(const Load& load, const std::string& budget, int ranks,
-                                 bool exchange) const;
+                                 bool exchange, int part_rows) const;
+  absl::Status MeasureRanks(const Load& load, const std::string& budget, int ranks, int part_rows,
+                            double* alone_ms, json* rows) const;
   absl::Status Measure(const Load& load, const std::string& budget, json* rows) const;
+  absl::Status MeasureCopies(const Load& load, const std::string& budget, int ranks,
+                             json* rows) const;
   void Print(const json& row) const;
 
   const Options& o_;
@@ -112,16 +122,38 @@ std::vector<Shard> Ranges(const MoeModelSpec& model, int ranks) {
   return shards;
 }
 
+/// By use in the warm-up: calls in decode, where experts are read, tokens in prompts.
+absl::StatusOr<std::vector<Shard>> Popular(const MoeModelSpec& model, const Load& load, int ranks) {
+  std::vector<std::vector<double>> loads;
+  for (size_t l = 0; l < model.layers.size(); ++l) {
+    loads.emplace_back(static_cast<size_t>(model.layers[l].num_experts));
+    for (size_t s = 0; s < load.warm; ++s) {
+      std::vector<int32_t> ids = load.steps[s].ids[l];
+      if (load.phase == Phase::kDecode) {
+        std::sort(ids.begin(), ids.end());
+        ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+      }
+      for (const int32_t e : ids) ++loads[l][static_cast<size_t>(e)];
+    }
+  }
+  return PlaceExperts(model, loads, ranks);
+}
+
 absl::StatusOr<RankTimes> RankBench::Time(const Load& load, const std::string& budget, int ranks,
-                                          bool exchange) const {
+                                          bool exchange, int part_rows) const {
   MOERT_ASSIGN_OR_RETURN(RankHosts hosts, Hosts(ranks));
   RankRun run;
   run.source = experts_;
-  run.shards = Ranges(shape_.spec, ranks);
+  if (o_.placement == "popular") {
+    MOERT_ASSIGN_OR_RETURN(run.shards, Popular(shape_.spec, load, ranks));
+  } else {
+    run.shards = Ranges(shape_.spec, ranks);
+  }
   run.phase = load.phase;
-  run.steps = load.steps;
+  run.steps = {load.steps};
   run.warm = load.warm;
   run.exchange = exchange;
+  run.part_rows = part_rows;
   run.graph = load.phase == Phase::kDecode;
   run.options.backend = o_.backend == "cuda" ? BackendKind::kCuda : BackendKind::kCpu;
   run.options.max_tokens_per_forward = load.rows;
@@ -137,47 +169,126 @@ absl::StatusOr<RankTimes> RankBench::Time(const Load& load, const std::string& b
 
 absl::Status RankBench::Measure(const Load& load, const std::string& budget, json* rows) const {
   double alone_ms = 0;  // of one rank
-  std::vector<int> counts = {1};
+  MOERT_RETURN_IF_ERROR(MeasureRanks(load, budget, 1, -1, &alone_ms, rows));
   for (const int ranks : o_.ranks) {
-    if (ranks > 1) counts.push_back(ranks);
-  }
-  for (const int ranks : counts) {
-    MOERT_ASSIGN_OR_RETURN(const RankTimes times, Time(load, budget, ranks, /*exchange=*/true));
-    const Spread ms = SpreadOf(times.step_ms);
-    if (ranks == 1) alone_ms = ms.median;
-    json row = {{"phase", load.phase == Phase::kDecode ? "decode" : "prefill"},
-                {"rows", load.rows},
-                {"budget", budget},
-                {"ranks", ranks},
-                {"step_ms", ToJson(ms)},
-                {"tokens_per_s", 1e3 * static_cast<double>(load.rows) / ms.median},
-                {"speedup", alone_ms / ms.median},
-                {"efficiency", alone_ms / ms.median / ranks},
-                {"hit_ratio", times.hit_ratio},
-                {"loaded_bytes_a_step", times.loaded_bytes},
-                {"pool_bytes", times.pool_bytes},
-                {"replayed", times.replayed}};
-    if (ranks > 1) {
-      MOERT_ASSIGN_OR_RETURN(const RankTimes parts, Time(load, budget, ranks, /*exchange=*/false));
-      const double parts_ms = SpreadOf(parts.step_ms).median;
-      row["parts_ms"] = parts_ms;
-      row["exchange_share"] = 1 - parts_ms / ms.median;
+    if (ranks == 1) continue;
+    if (load.phase == Phase::kDecode) {
+      MOERT_RETURN_IF_ERROR(MeasureRanks(load, budget, ranks, -1, &alone_ms, rows));
+      continue;
     }
-    if (!o_.quiet) Print(row);
-    rows->push_back(std::move(row));
+    for (const int part_rows : o_.part_rows) {
+      MOERT_RETURN_IF_ERROR(MeasureRanks(load, budget, ranks, part_rows, &alone_ms, rows));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RankBench::MeasureRanks(const Load& load, const std::string& budget, int ranks,
+                                     int part_rows, double* alone_ms, json* rows) const {
+  MOERT_ASSIGN_OR_RETURN(const RankTimes times,
+                         Time(load, budget, ranks, /*exchange=*/true, part_rows));
+  const Spread ms = SpreadOf(times.step_ms);
+  if (ranks == 1) *alone_ms = ms.median;
+  json row = {{"phase", load.phase == Phase::kDecode ? "decode" : "prefill"},
+              {"rows", load.rows},
+              {"budget", budget},
+              {"ranks", ranks},
+              {"part_rows", part_rows},
+              {"step_ms", ToJson(ms)},
+              {"tokens_per_s", 1e3 * static_cast<double>(load.rows) / ms.median},
+              {"speedup", *alone_ms / ms.median},
+              {"efficiency", *alone_ms / ms.median / ranks},
+              {"hit_ratio", times.hit_ratio},
+              {"loaded_bytes_a_step", times.loaded_bytes},
+              {"pool_bytes", times.pool_bytes},
+              {"replayed", times.replayed}};
+  if (ranks > 1) {
+    MOERT_ASSIGN_OR_RETURN(const RankTimes parts,
+                           Time(load, budget, ranks, /*exchange=*/false, part_rows));
+    const double parts_ms = SpreadOf(parts.step_ms).median;
+    row["parts_ms"] = parts_ms;
+    row["exchange_share"] = 1 - parts_ms / ms.median;
+  }
+  if (!o_.quiet) Print(row);
+  rows->push_back(std::move(row));
+  return absl::OkStatus();
+}
+
+/// A step's rows [first, first + count).
+RoutedStep RowsOf(const RoutedStep& all, int64_t first, int64_t count) {
+  RoutedStep part;
+  part.rows = count;
+  const auto cut = [&](const auto& values) {
+    const auto each = static_cast<int64_t>(values.size()) / all.rows;
+    return std::decay_t<decltype(values)>(values.begin() + first * each,
+                                          values.begin() + (first + count) * each);
+  };
+  part.hidden = cut(all.hidden);
+  for (const auto& ids : all.ids) part.ids.push_back(cut(ids));
+  for (const auto& weights : all.weights) part.weights.push_back(cut(weights));
+  return part;
+}
+
+/// Every rank has the whole model and its own rows of each step; without a peer tier, and with one.
+absl::Status RankBench::MeasureCopies(const Load& load, const std::string& budget, int ranks,
+                                      json* rows) const {
+  std::vector<std::vector<RoutedStep>> steps(static_cast<size_t>(ranks));
+  for (int r = 0; r < ranks; ++r) {
+    for (const RoutedStep& step : load.steps) {
+      steps[static_cast<size_t>(r)].push_back(
+          RowsOf(step, load.rows / ranks * r, load.rows / ranks));
+    }
+  }
+  for (const bool peers : {false, true}) {
+    MOERT_ASSIGN_OR_RETURN(RankHosts hosts, Hosts(ranks, /*alone=*/true));
+    RankRun run;
+    run.source = experts_;
+    run.shards = {Shard{}};
+    run.phase = load.phase;
+    for (const std::vector<RoutedStep>& own : steps) run.steps.push_back(own);
+    run.warm = load.warm;
+    run.graph = false;
+    run.options.backend = o_.backend == "cuda" ? BackendKind::kCuda : BackendKind::kCpu;
+    run.options.max_tokens_per_forward = load.rows / ranks;
+    run.options.threads = o_.threads;
+    MOERT_ASSIGN_OR_RETURN(run.options.budget, ParseBudget(budget));
+    if (peers) run.options.peers = MakePeerTier();
+    MOERT_ASSIGN_OR_RETURN(const RankTimes times, TimeRanks(run, &hosts));
+    const Spread ms = SpreadOf(times.step_ms);
+    const int64_t copies = peers ? StatsOf(*run.options.peers).copies : 0;
+    if (!o_.quiet) {
+      fmt::print(
+          "copies  {:>5} rows, {:>5} a GPU, {} ranks, {}: {:9.3f} ms ({:.3f} .. {:.3f}) "
+          "{:>10.0f} tokens/s  hits {:.2f}  {} copies between GPUs\n",
+          load.rows, budget, ranks, peers ? "peers" : "alone", ms.median, ms.min, ms.max,
+          1e3 * static_cast<double>(load.rows) / ms.median, times.hit_ratio, copies);
+      std::fflush(stdout);
+    }
+    rows->push_back({{"phase", "decode"},
+                     {"rows", load.rows},
+                     {"budget", budget},
+                     {"copies_of_the_model", ranks},
+                     {"peers", peers},
+                     {"step_ms", ToJson(ms)},
+                     {"tokens_per_s", 1e3 * static_cast<double>(load.rows) / ms.median},
+                     {"hit_ratio", times.hit_ratio},
+                     {"loaded_bytes_a_step", times.loaded_bytes},
+                     {"peer_copies", copies}});
   }
   return absl::OkStatus();
 }
 
 void RankBench::Print(const json& row) const {
+  const int parts = row["part_rows"].get<int>();
   const Spread ms{row["step_ms"]["median"], row["step_ms"]["min"], row["step_ms"]["max"]};
   fmt::print(
       "{:7} {:>5} rows, {:>5} a GPU, {} ranks: {:9.3f} ms ({:.3f} .. {:.3f}) {:>10.0f} "
-      "tokens/s  efficiency {:.2f}  exchange {:>3.0f} %  hits {:.2f}  {}\n",
+      "tokens/s  efficiency {:.2f}  exchange {:>3.0f} %  hits {:.2f}  {}{}\n",
       row["phase"].get<std::string>(), row["rows"].get<int64_t>(), row["budget"].get<std::string>(),
       row["ranks"].get<int>(), ms.median, ms.min, ms.max, row["tokens_per_s"].get<double>(),
       row["efficiency"].get<double>(), 100 * row.value("exchange_share", 0.0),
-      row["hit_ratio"].get<double>(), row["replayed"].get<bool>() ? "replayed" : "eager");
+      row["hit_ratio"].get<double>(), row["replayed"].get<bool>() ? "replayed" : "eager",
+      parts < 0 ? "" : fmt::format(", in parts of {} rows", parts));
   std::fflush(stdout);
 }
 
@@ -200,9 +311,18 @@ absl::StatusOr<json> RankBench::Run(const std::string& command) {
   }
   json rows = json::array();
   const auto measure = [&](Phase phase, int64_t count) -> absl::Status {
-    MOERT_ASSIGN_OR_RETURN(const Load load, MakeLoad(o_, shape_, phase, count));
+    // Of copies each rank has as many.
+    const int64_t all =
+        o_.copies ? count * *std::max_element(o_.ranks.begin(), o_.ranks.end()) : count;
+    MOERT_ASSIGN_OR_RETURN(const Load load, MakeLoad(o_, shape_, phase, all));
     for (const absl::string_view budget : absl::StrSplit(o_.budget, ',', absl::SkipWhitespace())) {
-      MOERT_RETURN_IF_ERROR(Measure(load, std::string(budget), &rows));
+      if (!o_.copies) {
+        MOERT_RETURN_IF_ERROR(Measure(load, std::string(budget), &rows));
+        continue;
+      }
+      for (const int ranks : o_.ranks) {
+        MOERT_RETURN_IF_ERROR(MeasureCopies(load, std::string(budget), ranks, &rows));
+      }
     }
     return absl::OkStatus();
   };
@@ -212,9 +332,10 @@ absl::StatusOr<json> RankBench::Run(const std::string& command) {
   for (const int prompt : o_.prompt) {
     if (prompt > 0) MOERT_RETURN_IF_ERROR(measure(Phase::kPrefill, prompt));
   }
-  return json{{"command", command},      {"commit", BuildCommit()}, {"machine", DescribeMachine()},
-              {"device", first.device},  {"shape", o_.synthetic},   {"scheme", o_.scheme},
-              {"workload", o_.workload}, {"rows", std::move(rows)}};
+  return json{
+      {"command", command},      {"commit", BuildCommit()},   {"machine", DescribeMachine()},
+      {"device", first.device},  {"shape", o_.synthetic},     {"scheme", o_.scheme},
+      {"workload", o_.workload}, {"placement", o_.placement}, {"rows", std::move(rows)}};
 }
 
 }  // namespace
@@ -227,11 +348,20 @@ int BenchRanks(int argc, const char* const* argv) {
   parser.AddChoice("backend", &o.backend, {"cuda", "cpu"},
                    "ranks are devices over NCCL, or threads in host memory");
   parser.AddIntList("ranks", &o.ranks, "ranks, comma-separated, each against one", 1);
+  parser.AddSwitch("copies", &o.copies,
+                   "every rank has the whole model and rows of its own; with and without a peer "
+                   "tier");
+  parser.AddChoice("placement", &o.placement, {"ranges", "popular"},
+                   "who owns which experts: equal ranges, or balanced by use in the warm-up");
   parser.AddString("budget", &o.budget,
                    "of each rank, comma-separated: SIZE, or PERCENT of the whole model's experts");
   parser.AddString("scheme", &o.scheme, "scheme of the experts");
   parser.AddIntList("batch", &o.batch, "rows of a decode step, comma-separated; 0: none", 0);
   parser.AddIntList("prompt", &o.prompt, "rows of a prompt's step, comma-separated; 0: none", 0);
+  parser.AddIntList("part-rows", &o.part_rows,
+                    "cuda: prompts of more rows are summed in parts of so many, comma-separated; "
+                    "0: not, -1: as the library has it",
+                    -1);
   parser.AddInt64("steps", &o.steps, "decode steps that are timed", 1, 1000000);
   parser.AddInt64("warm", &o.warm, "decode steps before them", 0, 1000000);
   parser.AddInt64("prompt-steps", &o.prompt_steps, "prompts that are timed, behind two", 1, 1000);

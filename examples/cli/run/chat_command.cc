@@ -19,7 +19,6 @@ namespace moert::cli {
 namespace {
 
 constexpr char kCommand[] = "moert-run chat";
-constexpr int64_t kMaxPrefillRows = 512;
 
 struct Arguments {
   RunOptions run;
@@ -46,8 +45,9 @@ absl::StatusOr<Opened> Open(const Arguments& args) {
   MOERT_RETURN_IF_ERROR(chat_template.status());
   MOERT_ASSIGN_OR_RETURN(host::Tokenizer tokenizer, host::Tokenizer::LoadModel(args.run.model));
   const int64_t context = std::min(args.context, config.max_position_embeddings);
-  MOERT_ASSIGN_OR_RETURN(Session session, Session::Open(args.run, std::move(config),
-                                                        std::min(context, kMaxPrefillRows)));
+  MOERT_ASSIGN_OR_RETURN(
+      Session session,
+      Session::Open(args.run, std::move(config), std::min(context, MaxPrefillRows(args.run))));
   MOERT_ASSIGN_OR_RETURN(auto sequence, session.decoder->NewSequence(context));
   return Opened{*std::move(chat_template), std::move(tokenizer), std::move(session),
                 std::move(sequence)};

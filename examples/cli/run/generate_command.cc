@@ -18,7 +18,6 @@ namespace {
 
 constexpr char kCommand[] = "moert-run generate";
 constexpr int64_t kMaxPromptBytes = int64_t{64} << 20;
-constexpr int64_t kMaxPrefillRows = 512;
 
 struct Arguments {
   RunOptions run;
@@ -54,8 +53,8 @@ absl::StatusOr<Opened> Open(const Arguments& args, const ArgParser& parser) {
         fmt::format("a prompt of {} tokens and --max-tokens {} do not fit the model's {} positions",
                     size, args.flags.max_tokens, positions));
   }
-  MOERT_ASSIGN_OR_RETURN(
-      Session session, Session::Open(args.run, std::move(config), std::min(size, kMaxPrefillRows)));
+  MOERT_ASSIGN_OR_RETURN(Session session, Session::Open(args.run, std::move(config),
+                                                        std::min(size, MaxPrefillRows(args.run))));
   return Opened{std::move(tokenizer), std::move(prompt), std::move(session)};
 }
 

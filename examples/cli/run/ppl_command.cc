@@ -16,7 +16,6 @@ namespace moert::cli {
 namespace {
 
 constexpr char kCommand[] = "moert-run ppl";
-constexpr int64_t kMaxPrefillRows = 512;
 constexpr int64_t kMaxDecodeRows = 65536;
 
 struct Arguments {
@@ -51,7 +50,7 @@ absl::StatusOr<Opened> Open(const Arguments& args, const ArgParser& parser) {
     return absl::InvalidArgumentError(fmt::format("{}: {} tokens are fewer than one window of {}",
                                                   args.tokens, tokens.size(), args.window));
   }
-  int64_t rows = std::min(args.window, kMaxPrefillRows);
+  int64_t rows = std::min(args.window, MaxPrefillRows(args.run));
   if (args.step_tokens > 0) {
     rows = std::min(args.step_tokens, args.window) * std::min(args.batch, windows);
     if (rows > kMaxDecodeRows) {

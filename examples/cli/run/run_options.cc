@@ -47,6 +47,11 @@ void AddRunFlags(ArgParser* parser, RunOptions* o) {
   parser->AddSwitch("quiet", &o->quiet, "no statistics table, no progress, no notes");
 }
 
+int64_t MaxPrefillRows(const RunOptions& o) {
+  // A device reads every expert in each step; from some 2,048 tokens on arithmetic takes longer.
+  return o.backend != "cpu" && CudaStatus().ok() ? 2048 : 512;
+}
+
 absl::StatusOr<EngineOptions> MakeEngineOptions(const RunOptions& o) {
   if (o.backend == "cuda") {
     const absl::Status cuda = CudaStatus();

@@ -42,6 +42,9 @@ struct RunOptions {
 /// Registers them with `parser`; `options` is borrowed until it has parsed.
 void AddRunFlags(ArgParser* parser, RunOptions* options);
 
+/// Tokens of a prompt that one step takes at most.
+int64_t MaxPrefillRows(const RunOptions& options);
+
 /// The engine's options: everything but the sizes of steps.
 absl::StatusOr<EngineOptions> MakeEngineOptions(const RunOptions& options);
 

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <numeric>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "cli/common/any_trace.h"
@@ -17,6 +18,7 @@
 #include "moert/engine.h"
 #include "moert/parallel_replay.h"
 #include "moert/replay.h"
+#include "moert/shard.h"
 #include "util/status_macros.h"
 
 namespace moert::cli {
@@ -44,6 +46,7 @@ struct Options {
   int64_t gpus = 1;
   int64_t nodes = 1;
   int64_t all_reduce_tokens = 64;
+  std::string placement = "dealt";
 };
 
 absl::StatusOr<EngineOptions> MakeEngineOptions(const Options& o, const TraceHeader& header) {
@@ -88,6 +91,28 @@ absl::StatusOr<Opened> Open(const Options& options) {
   return opened;
 }
 
+/// By the calls of the warm-up steps that used each expert.
+absl::StatusOr<std::vector<Shard>> PopularShards(const Options& options, TraceReader* trace) {
+  const MoeModelSpec& model = trace->header().model;
+  std::vector<std::vector<double>> loads;
+  for (const MoeLayerSpec& layer : model.layers) {
+    loads.emplace_back(static_cast<size_t>(layer.num_experts));
+  }
+  int64_t steps = 0, last = -1;
+  while (true) {
+    MOERT_ASSIGN_OR_RETURN(const TraceCall* const call, trace->Next());
+    if (call == nullptr) break;
+    if (call->step != last && steps++ == options.warm) break;
+    last = call->step;
+    const std::set<int32_t> used(call->ids.begin(), call->ids.end());
+    for (const int32_t e : used) {
+      if (e >= 0) ++loads[static_cast<size_t>(call->layer)][static_cast<size_t>(e)];
+    }
+  }
+  MOERT_RETURN_IF_ERROR(trace->Rewind());
+  return PlaceExperts(model, loads, static_cast<int>(options.gpus * options.nodes));
+}
+
 /// On several GPUs; fills what is reported of the group beside its steps.
 absl::StatusOr<ReplayResult> RunParallel(const Options& options, Opened& opened,
                                          const ReplayOptions& replay,
@@ -100,6 +125,9 @@ absl::StatusOr<ReplayResult> RunParallel(const Options& options, Opened& opened,
   parallel.nodes = static_cast<int>(options.nodes);
   parallel.all_reduce_tokens = options.all_reduce_tokens;
   MOERT_ASSIGN_OR_RETURN(parallel.links, LoadPeerLinks(options.profile));
+  if (options.placement == "popular") {
+    MOERT_ASSIGN_OR_RETURN(parallel.shards, PopularShards(options, opened.trace.get()));
+  }
   MOERT_ASSIGN_OR_RETURN(
       const ParallelReplayResult result,
       ReplayParallel(opened.trace.get(), MakeSizesSource(header), engine, parallel));
@@ -202,6 +230,9 @@ int Main(int argc, const char* const* argv) {
   parser.AddInt64("gpus", &o.gpus, "GPUs of a node, over which the experts are dealt", 1, 1024);
   parser.AddInt64("nodes", &o.nodes, "nodes of so many GPUs; rates: the profile's peer_*, node_*",
                   1, 1024);
+  parser.AddChoice("placement", &o.placement, {"dealt", "popular"},
+                   "which GPU owns which experts: dealt out in turn, or balanced by their use in "
+                   "the --warm steps");
   parser.AddInt64("all-reduce-tokens", &o.all_reduce_tokens,
                   "longer calls send rows to the ranks that own their experts, in place of an "
                   "all-reduce",
@@ -209,6 +240,10 @@ int Main(int argc, const char* const* argv) {
   parser.AddJson(&o.json);
   parser.AddSwitch("quiet", &o.quiet, "no statistics table, no progress");
   if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
+  if (o.placement == "popular" && o.warm == 0) {
+    return ReportError("moert-sim", absl::InvalidArgumentError(
+                                        "--placement popular: counts use in the --warm steps"));
+  }
   absl::StatusOr<Opened> opened = Open(o);
   if (!opened.ok()) {
     ReportError(kCommand, opened.status());

@@ -35,7 +35,7 @@ struct Shared {
   __align__(16) uint16_t keys[kDecodeRows][kDim], values[kDecodeRows][kDim];
   union {
     float products[kHeads + 2][kDim];  // of the queries, the key and the value of a row
-    float mixed[kHeads][kDim + 1];     // later
+    float mixed[2][kHeads][kDim + 1];  // later, in two parts
   };
   Found by_warp[kWarps][kHeads];
   Found found[kHeads];
@@ -97,13 +97,22 @@ __device__ __forceinline__ void LoadProducts(const AttentionArgs& a, const RopeA
   const int dim = a.head_dim;
   const float* x = rope.qkv + row * (a.heads + 2 * a.kv_heads) * dim;
   const int first = queries ? 0 : t.heads * dim, all = (t.heads + 2) * dim;
-#pragma unroll 5
-  for (int i = first + static_cast<int>(threadIdx.x); i < all; i += kThreads) {
-    const int head = i / dim, d = i % dim;
-    const int from = head < t.heads    ? t.first_head + head
-                     : head == t.heads ? a.heads + t.kv_head
-                                       : a.heads + a.kv_heads + t.kv_head;
-    shared->products[head][d] = Channel(rope, x, from * dim + d);
+  constexpr int kTogether = 10;  // of a thread under way
+  for (int from = first; from < all; from += kTogether * kThreads) {
+    float v[kTogether];
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) {
+      const int i = from + j * kThreads + static_cast<int>(threadIdx.x), head = i / dim;
+      const int place = head < t.heads    ? t.first_head + head
+                        : head == t.heads ? a.heads + t.kv_head
+                                          : a.heads + a.kv_heads + t.kv_head;
+      v[j] = i < all ? Channel(rope, x, place * dim + i % dim) : 0.0f;
+    }
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) {
+      const int i = from + j * kThreads + static_cast<int>(threadIdx.x);
+      if (i < all) shared->products[i / dim][i % dim] = v[j];
+    }
   }
 }
 
@@ -196,14 +205,26 @@ __device__ __forceinline__ void AddWarps(Mix<kSteps>& mix, Shared<kSteps * 32>* 
     weight[h] = WeightOf({mix.highest[h], mix.sum[h]}, all.highest);
     if (warp == 0 && lane < 4) shared->found[head + h] = all;
   }
-  for (int w = 0; w < kWarps; ++w) {
-    if (w == warp) {
+  // Two warps store, two add.
+  static_assert(kWarps == 4);
+  float(&to)[kHeads][kSteps * 32 + 1] = shared->mixed[warp % 2];
+  float before[2 * kSteps][4] = {};
+#pragma unroll
+  for (int turn = 0; turn < 2; ++turn) {
+    if (warp / 2 == turn) {
+#pragma unroll
+      for (int t = 0; turn > 0 && t < 2 * kSteps; ++t) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          before[t][i] = to[head + i % 2][Mix<kSteps>::ChannelOf(t, i / 2)];
+        }
+      }
 #pragma unroll
       for (int t = 0; t < 2 * kSteps; ++t) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          float* to = &shared->mixed[head + i % 2][Mix<kSteps>::ChannelOf(t, i / 2)];
-          *to = __fmaf_rn(weight[i % 2], mix.mixed[t][i], w == 0 ? 0.0f : *to);
+          to[head + i % 2][Mix<kSteps>::ChannelOf(t, i / 2)] =
+              __fmaf_rn(weight[i % 2], mix.mixed[t][i], before[t][i]);
         }
       }
     }
@@ -223,7 +244,7 @@ __device__ __forceinline__ void AddCluster(const AttentionArgs& a, const Task& t
 #pragma unroll
     for (int r = 0; r < kRanks; ++r) {
       found[r] = {LoadOf(&shared.found[head].highest, r), LoadOf(&shared.found[head].sum, r)};
-      mixed[r] = LoadOf(&shared.mixed[head][d], r);
+      mixed[r] = LoadOf(&shared.mixed[0][head][d], r) + LoadOf(&shared.mixed[1][head][d], r);
     }
     const float value = Combine(
         kRanks, [&](int r) { return found[r]; }, [&](int r) { return mixed[r]; });
@@ -239,7 +260,7 @@ __device__ __forceinline__ void StorePartials(const AttentionArgs& a, const Task
   for (int i = threadIdx.x; i < t.heads * a.head_dim; i += kThreads) {
     const int head = i / a.head_dim, d = i % a.head_dim;
     const Partials to = PartialsOf(partials, a, pieces * kRanks, t.row, t.first_head + head);
-    to.mixed[part * a.head_dim + d] = shared.mixed[head][d];
+    to.mixed[part * a.head_dim + d] = shared.mixed[0][head][d] + shared.mixed[1][head][d];
     if (d == 0) to.found[part] = shared.found[head];
   }
 }

@@ -34,6 +34,7 @@ struct DeviceDecoderOptions {
   DenseKernels kernels = DenseKernels::kAuto;
   /// Decode steps bring the next layer's weights into the L2 cache while the experts are computed.
   bool prefetch = true;
+  int stages = 0;  // FewRowsProduct::stages
 };
 
 /// bf16 matrices, activations and KV cache; residual stream, routing input, softmax and all sums

@@ -114,6 +114,7 @@ absl::Status DeviceDecoder::NormedProduct(const DeviceNorm& norm, const DeviceMa
     return products_->Multiply(w, rounded, shape.rows, y);
   }
   FewRowsProduct product = w.FewRows(shape.rows, y);
+  product.stages = options_.stages;
   product.normed.residual = stream->residual;
   product.normed.delta = stream->delta;
   product.normed.sum = stream->spare;
@@ -142,6 +143,7 @@ absl::Status DeviceDecoder::AddProduct(const DeviceMatrix& w, const uint16_t* x,
     return normalize();
   }
   FewRowsProduct product = w.FewRows(shape.rows, stream->residual);
+  product.stages = options_.stages;
   product.x = x;
   product.bias = w.bias();
   product.accumulate = true;

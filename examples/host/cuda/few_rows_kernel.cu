@@ -41,38 +41,46 @@ struct Shared {
   float* squares;         // [kFewRows][warp]
 };
 
-/// Copies this lane's part of a warp's weights: of 16 channels from `channel` on and kDepth inputs
-/// from `k` on.
+/// Where 8 inputs of a channel are in a stage: pieces of 16 bytes of every other channel are
+/// swapped, so that a fragment's lanes meet in few banks.
+__device__ __forceinline__ int PieceAt(int channel, int piece) {
+  return channel * (kDepth * 2) + (piece ^ channel % 2 * 4) * 16;
+}
+
+/// Copies a warp's weights: of 16 channels from `channel` on, kDepth inputs from `k` on. Each time
+/// the lanes copy neighbouring inputs of one channel.
 __device__ __forceinline__ void CopyWeights(const FewRowsProduct& p, int channel, int k,
                                             unsigned char* stage) {
-  const int lane = threadIdx.x % 32;
-  const int row = channel + lane / 4, at = k + lane % 4 * 8;
-  const uint16_t* const low = p.w + static_cast<int64_t>(row) * p.in + at;
-  const uint16_t* const high = low + static_cast<int64_t>(8) * p.in;
-  const uint32_t to = SharedAddress(stage) + lane * 16;
+  const int lane = threadIdx.x % 32, at = k + lane * 8;
+  const uint16_t* const from = p.w + static_cast<int64_t>(channel) * p.in + at;
+  const uint32_t to = SharedAddress(stage);
 #pragma unroll
-  for (int s = 0; s < kDepth / 32; ++s) {
-    const bool inside = at + s * 32 < p.in;
-    const bool has_low = inside && row < p.out, has_high = inside && row + 8 < p.out;
-    CopyAsync(to + s * 1024, has_low ? low + s * 32 : p.w, has_low ? 16 : 0);
-    CopyAsync(to + s * 1024 + 512, has_high ? high + s * 32 : p.w, has_high ? 16 : 0);
+  for (int c = 0; c < kChannels; ++c) {
+    const bool inside = at < p.in && channel + c < p.out;
+    CopyAsync(to + PieceAt(c, lane), inside ? from + static_cast<int64_t>(c) * p.in : p.w,
+              inside ? 16 : 0);
   }
 }
+
+/// Sums of products, several so that tensor cores need not wait for the one before.
+constexpr int kChains = 4;
+using Sums = float[kChains][4];
 
 /// Adds the products of what CopyWeights copied.
 __device__ __forceinline__ void MultiplyStage(const FewRowsProduct& p, int k,
                                               const unsigned char* stage, const uint16_t* x,
-                                              float (&even)[4], float (&odd)[4]) {
+                                              Sums& sums) {
   const int lane = threadIdx.x % 32, row = lane / 4, at = k + lane % 4 * 8;
   const uint16_t* const from = x + row * (p.in + kRowPadding) + at;
 #pragma unroll
   for (int s = 0; s < kDepth / 32; ++s) {
     if (k + s * 32 >= p.in) break;
-    const uint4 low = *reinterpret_cast<const uint4*>(stage + s * 1024 + lane * 16);
-    const uint4 high = *reinterpret_cast<const uint4*>(stage + s * 1024 + 512 + lane * 16);
+    const unsigned char* const weights = stage + PieceAt(row, s * 4 + lane % 4);
+    const uint4 low = *reinterpret_cast<const uint4*>(weights);
+    const uint4 high = *reinterpret_cast<const uint4*>(weights + 8 * kDepth * 2);
     uint4 b = make_uint4(0, 0, 0, 0);
     if (row < p.rows && at + s * 32 < p.in) b = *reinterpret_cast<const uint4*>(from + s * 32);
-    MultiplyEight(s % 2 == 0 ? even : odd, low, high, b);
+    MultiplyEight(sums[s % kChains], low, high, b);
   }
 }
 
@@ -158,12 +166,13 @@ __device__ __forceinline__ Place PlaceIn(const FewRowsProduct& p, int unit) {
 }
 
 /// Leaves a warp's products of a unit where the block's are added.
-__device__ __forceinline__ void StoreSums(const float (&even)[4], const float (&odd)[4],
-                                          float* sums) {
+__device__ __forceinline__ void StoreSums(const Sums& parts, float* sums) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   float* to = sums + (warp * kChannels + lane / 4) * kColumn + lane % 4 * 2;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) to[i / 2 * 8 * kColumn + i % 2] = even[i] + odd[i];
+  for (int i = 0; i < 4; ++i) {
+    to[i / 2 * 8 * kColumn + i % 2] = (parts[0][i] + parts[1][i]) + (parts[2][i] + parts[3][i]);
+  }
 }
 
 __device__ __forceinline__ float AddSums(const float* sums) {
@@ -202,14 +211,18 @@ __device__ __forceinline__ void NormWhenComplete(const FewRowsProduct& p, float*
 
 constexpr int kLine = 128;  // bytes of the L2 cache
 
-/// The blocks share the work.
+/// The blocks share the work, a thread a piece; nothing waits for it.
 __device__ __forceinline__ void PrefetchAhead(const FewRowsProduct& p) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  constexpr int kPiece = 4096;
   const auto* from = reinterpret_cast<const char*>(p.ahead);
-  const int64_t step = int64_t{gridDim.x} * kThreads * kLine;
-  for (int64_t i = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kLine; i < p.ahead_bytes;
+  const int64_t step = int64_t{gridDim.x} * kThreads * kPiece;
+  for (int64_t i = (int64_t{threadIdx.x} * gridDim.x + blockIdx.x) * kPiece; i < p.ahead_bytes;
        i += step) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(from + i));
+    const auto bytes = static_cast<int>(min(int64_t{kPiece}, p.ahead_bytes - i));
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from + i), "r"(bytes));
   }
+#endif
 }
 
 template <int kStages, int kRows>
@@ -262,20 +275,22 @@ __global__ void __launch_bounds__(kThreads, 1)
     float* const y = p.y + static_cast<int64_t>(place.row) * p.out + place.channel;
     const float bias = place.valid && p.bias != nullptr ? p.bias[place.channel] : 0;
     const float before = place.valid && p.accumulate ? __ldcg(y) : 0;
-    float even[4] = {}, odd[4] = {};
+    Sums parts = {};
     for (int round = 0; round < rounds; ++round, ++item) {
       WaitForCopies<kStages - 1>();
+      __syncwarp();
       MultiplyStage(p, round * kRound + warp * kDepth, stages + item % kStages * kStage, shared.x,
-                    even, odd);
+                    parts);
+      __syncwarp();
       copy();
     }
     float* const sums = shared.sums + unit / grid % 2 * kSums;
-    StoreSums(even, odd, sums);
+    StoreSums(parts, sums);
     __syncthreads();
     if (place.valid) *y = before + (AddSums(sums) * scale + bias);
   }
-  if (p.ticket != nullptr) NormWhenComplete(p, shared.sums);
   if (p.ahead != nullptr) PrefetchAhead(p);
+  if (p.ticket != nullptr) NormWhenComplete(p, shared.sums);
 }
 
 template <int kRows>
@@ -303,6 +318,7 @@ int LaunchFewRows(const FewRowsProduct& p, CUstream_st* stream) {
   const int units = (p.out + kChannels - 1) / kChannels, rounds = (p.in + kRound - 1) / kRound;
   const int grid = std::min(units, gpu::DeviceAttribute(cudaDevAttrMultiProcessorCount));
   int stages = std::min(kMaxStages, (units + grid - 1) / grid * rounds);
+  if (p.stages > 0) stages = std::min(stages, p.stages);
   while (SharedBytes(stages, p.rows, p.in) > SharedLimit()) --stages;
   const auto kernel = p.rows == 1 ? KernelOf<1>(stages) : KernelOf<kFewRows>(stages);
   const auto bytes = static_cast<int>(SharedBytes(stages, p.rows, p.in));

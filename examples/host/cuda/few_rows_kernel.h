@@ -42,6 +42,7 @@ struct FewRowsProduct {
   /// Null, or weights of a later product that come into the L2 cache when this one is done.
   const uint16_t* ahead = nullptr;
   int64_t ahead_bytes = 0;
+  int32_t stages = 0;  // of weights that are copied ahead, at most; 0: as many as fit
 };
 
 /// Whether the current device has the shared memory for rows of this width.

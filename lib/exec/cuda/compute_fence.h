@@ -71,6 +71,12 @@ class ComputeFence {
     return error == cudaSuccess && captured_.load(std::memory_order_relaxed) ? AwaitDevice()
                                                                              : error;
   }
+  /// Whether everything before the ticket is done. Does not wait.
+  bool Passed(Ticket ticket) {
+    if (ticket == 0) return true;
+    const MutexLock lock(&mu_);
+    return QueryEvent(events_[ticket % kEvents]) == cudaSuccess;
+  }
   /// Work enqueued on `stream` from now on waits for the ticket. An event that was recorded again
   /// since stands for a later point, which contains it.
   absl::Status Wait(Ticket ticket, cudaStream_t stream) {

@@ -50,6 +50,7 @@ class CudaBackend final : public Backend {
   absl::Status Init() {
     DeviceScope scope(options_.device);
     MOERT_RETURN_IF_ERROR(scope.status());
+    if (options_.peers != nullptr) peers_.emplace(options_.peers, options_.device);
     return fence_.Init();
   }
 
@@ -113,14 +114,15 @@ class CudaBackend final : public Backend {
 
   absl::StatusOr<std::unique_ptr<BlockPool>> MakePool(const BlockSizes& sizes, int64_t limit,
                                                       BudgetTracker* budget) override {
-    return MakeDevicePool(options_.device, sizes, limit, budget, &fence_);
+    return MakeDevicePool(options_.device, sizes, limit, budget, &fence_, peers());
   }
 
   absl::StatusOr<std::unique_ptr<TransferQueue>> MakeTransfers(
       const ExpertSource* source, Clock* clock, const HardwareProfile* profile) override {
-    auto device_source =
-        std::make_unique<DeviceSource>(source, options_.device, options_.host_budget, &fence_);
+    auto device_source = std::make_unique<DeviceSource>(source, options_.device,
+                                                        options_.host_budget, &fence_, peers());
     MOERT_RETURN_IF_ERROR(device_source->Init());
+    if (peers() != nullptr) MOERT_RETURN_IF_ERROR(peers()->Join(source));
     records_ = device_source.get();
     if (VirtualClock* logical = clock->as_virtual()) {
       std::unique_ptr<TransferQueue> link = MakeVirtualLink(device_source.get(), logical, profile);
@@ -158,7 +160,10 @@ class CudaBackend final : public Backend {
  private:
   std::optional<DeviceScope> leaving_;  // first: memory and events below go within it
   const EngineOptions options_;
+  PeerLink* peers() { return peers_.has_value() ? &*peers_ : nullptr; }
+
   ComputeFence fence_;
+  std::optional<PeerLink> peers_;
   DeviceSource* records_ = nullptr;  // of the transfers, which outlive the executor
 };
 

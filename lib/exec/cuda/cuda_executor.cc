@@ -101,9 +101,9 @@ absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContex
     }
     MOERT_ASSIGN_OR_RETURN(const GivenRouting own, numbers_.Own(call.layer, *given, stream));
     if (few) return RouteFew(call, &own, capturing, /*tiles=*/!served);
-    MOERT_CUDA_RETURN_IF_ERROR(
-        LaunchAdoptRouting(own.ids, own.weights, static_cast<int>(own.pairs),
-                           Spec(call).num_experts, w_.ids, w_.weights, own.used_ids, stream));
+    MOERT_CUDA_RETURN_IF_ERROR(LaunchAdoptRouting(own.ids, own.weights, static_cast<int>(own.pairs),
+                                                  Spec(call).num_experts, w_.ids, w_.weights,
+                                                  own.used_ids, stream));
     return absl::OkStatus();
   };
   const auto enqueue = [&]() -> absl::Status {
@@ -114,7 +114,7 @@ absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContex
     }
     if (!few) MOERT_RETURN_IF_ERROR(GroupAndPack(call, capturing));
     if (served) {
-      MOERT_RETURN_IF_ERROR(ServedProducts(call));
+      MOERT_RETURN_IF_ERROR(ServedProducts(call, given != nullptr));
     } else if (few) {
       MOERT_RETURN_IF_ERROR(TileProducts(call, /*narrow=*/false, w_.table, shares_));
     } else {
@@ -205,7 +205,7 @@ absl::StatusOr<int64_t> ExecutorBytes(const ExpertSource& source, absl::Span<con
   const MoeModelSpec& model = source.model();
   Carver count;
   Workspace w{};
-  const Extent extent(model, use, max_tokens);
+  const Extent extent(model, use, max_tokens, numbering);
   w.Carve(model, extent, &count);
   const int64_t numbers = numbering != nullptr ? ShardNumbers::Bytes(*numbering, extent.pairs) : 0;
   return count.used() + DeviceFetch::Bytes(model) + numbers;

@@ -16,8 +16,8 @@
 #include "exec/cuda/residency_table.h"
 #include "exec/cuda/routing_return.h"
 #include "exec/cuda/selection_return.h"
-#include "exec/cuda/shard_numbers.h"
 #include "exec/cuda/served_misses.h"
+#include "exec/cuda/shard_numbers.h"
 #include "exec/cuda/workspace.h"
 #include "kernels/cuda/route.h"
 #include "kernels/cuda/rows.h"
@@ -33,7 +33,7 @@ class CudaExecutor final : public Executor {
         model_(parts.source->model()),
         device_(options.device),
         fence_(options.fence),
-        extent_(model_, use, parts.max_tokens),
+        extent_(model_, use, parts.max_tokens, parts.numbering),
         rule_(parts.max_tokens) {}
 
   ~CudaExecutor() override {
@@ -80,7 +80,7 @@ class CudaExecutor final : public Executor {
                           std::vector<int32_t>* ids, std::vector<float>* weights) override;
   absl::Status ReturnUsed(const ExecutorCall& call, absl::Span<const int32_t> used,
                           int32_t* to) override;
-  absl::Status ServeMisses(const VersionedStore& store) override;
+  absl::Status ServeMisses(const VersionedStore& store, bool prefetch) override;
   bool lent() const override { return served_ != nullptr && served_->lent(); }
   absl::Status TakeBack(VersionedStore* store) override;
   bool TakeServed(ServedCount* added) override;
@@ -154,8 +154,13 @@ class CudaExecutor final : public Executor {
                             int shares);
   absl::Status PromptProducts(const ExecutorCall& call, const PromptPlan& plan,
                               const ExpertSet& wave, const ExpertHandle* handles);
+  /// Whether a captured call brings what the next layer will want.
+  bool PredictsNext(const ExecutorCall& call, bool given) const {
+    return served_ != nullptr && !given && Few(call) &&
+           served_->Predicts(call.layer, call.hidden.rows);
+  }
   /// Of all experts of a captured call: what is there, beside the copies of what is not; then that.
-  absl::Status ServedProducts(const ExecutorCall& call);
+  absl::Status ServedProducts(const ExecutorCall& call, bool given);
   ExpertSet AllExperts(const ExecutorCall& call) const;
   /// `given`: slots of an id below 0 are left out.
   absl::Status WeightedSum(const ExecutorCall& call, bool given);

@@ -13,7 +13,8 @@ PromptPlan CudaExecutor::Prompt(const ExecutorCall& call) const {
   const auto bytes = static_cast<uint64_t>(call.hidden.rows *
                                            std::max(extent_.prompt_x_stride(), extent_.x_stride()));
   if (prompt_ctas_ == 0 || bytes >> 32 != 0) return {};
-  return PlanPrompt(extent_.use.prompt, Spec(call), call.hidden.rows);
+  return PlanPrompt(extent_.use.prompt, Spec(call), call.hidden.rows,
+                    extent_.routed[static_cast<size_t>(call.layer)]);
 }
 
 std::optional<CudaExecutor::PromptRows> CudaExecutor::RowsForPrompt(
@@ -156,21 +157,27 @@ absl::Status CudaExecutor::Multiply(const ExecutorCall& call, const RoutingResul
   return status;
 }
 
-absl::Status CudaExecutor::ServedProducts(const ExecutorCall& call) {
+absl::Status CudaExecutor::ServedProducts(const ExecutorCall& call, bool given) {
   const cudaStream_t stream = Stream(call);
   const ExpertSet all = AllExperts(call);
-  const ExpertHandle* shared = table_.rows(call.layer) + Spec(call).num_experts;
   const bool prompt = Prompt(call).any();
   const ServedBuffers& served = w_.served;
   // Room for the copies beside them.
-  const int shares = std::max(1, shares_ - kCopyCtas);
+  const int shares = std::max(1, shares_ - served_->ctas_beside());
   MakeTilesArgs tiles = TilesOf(call, all, nullptr);
   tiles.shares = shares;
   const auto multiply = [&](const TileTable& table, const ExpertHandle* handles) {
     return prompt ? Products(call, all, handles) : TileProducts(call, false, table, shares);
   };
-  absl::Status status =
-      served_->Begin(call.layer, w_.groups.counts, shared, prompt ? nullptr : &tiles, stream);
+  ServedMisses::Call misses;
+  misses.layer = call.layer;
+  misses.tokens = static_cast<int32_t>(call.hidden.rows);
+  misses.groups = w_.groups;
+  if (!given) misses.scores = w_.scores;
+  if (PredictsNext(call, given)) misses.next_scores = w_.next_scores;
+  misses.shared = table_.rows(call.layer) + Spec(call).num_experts;
+  if (!prompt) misses.tiles = &tiles;
+  absl::Status status = served_->Begin(misses, stream);
   if (status.ok()) status = multiply(w_.table, served.ready);
   status.Update(served_->Join(stream));  // also behind a failure: a capture is left whole
   MOERT_RETURN_IF_ERROR(status);

@@ -36,8 +36,13 @@ absl::Status CudaExecutor::RouteFew(const ExecutorCall& call, const GivenRouting
   const int64_t x_stride = extent_.x_stride();
   int packed = 0;  // operands of x that are
   if (given == nullptr) {
+    GateOf second;
+    if (tallied && PredictsNext(call, false)) {  // of a captured call
+      const LayerOnDevice& next = on_device_.layer(call.layer + 1);
+      second = {next.gate, next.routing.num_experts, w_.next_scores};
+    }
     MOERT_CUDA_RETURN_IF_ERROR(LaunchGateLogits(Rows(call), layer.gate, layer.routing.num_experts,
-                                                w_.scores, stream, w_.x[0], x_stride));
+                                                w_.scores, stream, w_.x[0], x_stride, second));
     packed = 1;
   }
   for (int i = packed; i < kOperands; ++i) {

@@ -6,7 +6,7 @@
 
 namespace moert::cuda {
 
-absl::Status CudaExecutor::ServeMisses(const VersionedStore& store) {
+absl::Status CudaExecutor::ServeMisses(const VersionedStore& store, bool prefetch) {
   if (parts_.versions.size() != 1 || !store.pool(0).alike()) {
     return absl::FailedPreconditionError("its experts are served in several versions or sizes");
   }
@@ -17,7 +17,8 @@ absl::Status CudaExecutor::ServeMisses(const VersionedStore& store) {
   const int version = parts_.versions[0];
   MOERT_RETURN_IF_ERROR(options_.records->KeepAll(version, parts_.pool));
   auto served = std::make_unique<ServedMisses>();
-  MOERT_RETURN_IF_ERROR(served->Init(&model_, &on_device_, *options_.records, version, w_.served,
+  MOERT_RETURN_IF_ERROR(served->Init(&model_, &on_device_, *options_.records, version,
+                                     {store.lends_use(), prefetch}, w_.served,
                                      table_.rows(0) + model_.layers[0].num_experts));
   served_ = std::move(served);
   return absl::OkStatus();

@@ -34,7 +34,7 @@ CudaFetchExecutor::CudaFetchExecutor(const ExecutorParts& parts, int device, Com
       fence_(fence),
       records_(records),
       paced_(paced),
-      extent_(model_, OperandUse{}, parts.max_tokens) {
+      extent_(model_, OperandUse{}, parts.max_tokens, nullptr) {
   int64_t total = 0;
   for (const MoeLayerSpec& layer : model_.layers) {
     first_.push_back(total);
@@ -52,7 +52,7 @@ CudaFetchExecutor::~CudaFetchExecutor() {
 
 int64_t CudaFetchExecutor::Bytes(const MoeModelSpec& model, int64_t max_tokens) {
   Carver count;
-  FetchBuffers(model, Extent(model, OperandUse{}, max_tokens), &count);
+  FetchBuffers(model, Extent(model, OperandUse{}, max_tokens, nullptr), &count);
   return count.used() + DeviceFetch::Bytes(model);
 }
 
@@ -163,7 +163,7 @@ absl::Status CudaFetchExecutor::ServeFetches(const VersionedStore& store) {
   MOERT_RETURN_IF_ERROR(records_->KeepAll(version, parts().pool));
   auto served = std::make_unique<ServedMisses>();
   MOERT_RETURN_IF_ERROR(
-      served->Init(&model_, nullptr, *records_, version, served_buffers_, no_shared_));
+      served->Init(&model_, nullptr, *records_, version, {}, served_buffers_, no_shared_));
   served_ = std::move(served);
   return absl::OkStatus();
 }

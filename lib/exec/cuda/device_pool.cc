@@ -57,12 +57,26 @@ struct VirtualMemory {
 class DevicePool final : public BlockPool {
  public:
   DevicePool(const VirtualMemory& memory, int device, const BlockSizes& sizes, int64_t limit,
-             BudgetTracker* budget, ComputeFence* fence)
-      : BlockPool(sizes, limit), memory_(memory), device_(device), budget_(budget), fence_(fence) {}
+             BudgetTracker* budget, ComputeFence* fence, PeerLink* peers)
+      : BlockPool(sizes, limit),
+        memory_(memory),
+        device_(device),
+        budget_(budget),
+        fence_(fence),
+        peers_(peers) {}
 
   absl::Status Reserve() {
     properties_.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     properties_.location = {CU_MEM_LOCATION_TYPE_DEVICE, device_};
+    std::vector<int> readers = {device_};
+    if (peers_ != nullptr) {
+      MOERT_ASSIGN_OR_RETURN(readers, peers_->Readers());
+    }
+    for (const int reader : readers) {
+      CUmemAccessDesc& access = access_.emplace_back();
+      access.location = {CU_MEM_LOCATION_TYPE_DEVICE, reader};
+      access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    }
     size_t granularity = 0;
     MOERT_CUDA_RETURN_IF_ERROR(
         memory_.granularity(&granularity, &properties_, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
@@ -207,10 +221,7 @@ class DevicePool final : public BlockPool {
     granules_[g].run_granules = count;
     for (int64_t i = g; i < g + count; ++i) granules_[i].run_first = g;
     mapped_granules_ += count;
-    CUmemAccessDesc access{};
-    access.location = properties_.location;
-    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    if (memory_.set_access(at, bytes, &access, 1) == CUDA_SUCCESS) return true;
+    if (memory_.set_access(at, bytes, access_.data(), access_.size()) == CUDA_SUCCESS) return true;
     UnmapRunAt(g);
     return false;
   }
@@ -219,6 +230,10 @@ class DevicePool final : public BlockPool {
   int64_t UnmapRunAt(int64_t g) {
     const int64_t count = granules_[g].run_granules;
     if (granules_[g].run_first != g) return g + 1;
+    if (peers_ != nullptr) {
+      peers_->BeforeUnmap(reinterpret_cast<const std::byte*>(base_) + g * granule_bytes_,
+                          count * granule_bytes_);
+    }
     memory_.unmap(base_ + static_cast<CUdeviceptr>(g * granule_bytes_),
                   static_cast<size_t>(count * granule_bytes_));
     memory_.release(granules_[g].handle);
@@ -265,6 +280,8 @@ class DevicePool final : public BlockPool {
   const int device_;
   BudgetTracker* const budget_;
   ComputeFence* const fence_;
+  PeerLink* const peers_;
+  std::vector<CUmemAccessDesc> access_;
   CUmemAllocationProp properties_{};
   CUdeviceptr base_ = 0;
   int64_t reserved_ = 0;
@@ -279,11 +296,11 @@ class DevicePool final : public BlockPool {
 
 absl::StatusOr<std::unique_ptr<BlockPool>> MakeDevicePool(int device, const BlockSizes& sizes,
                                                           int64_t limit, BudgetTracker* budget,
-                                                          ComputeFence* fence) {
+                                                          ComputeFence* fence, PeerLink* peers) {
   MOERT_RETURN_IF_ERROR(sizes.Check());
   DeviceScope scope(device);
   MOERT_ASSIGN_OR_RETURN(const VirtualMemory memory, VirtualMemory::Load());
-  auto pool = std::make_unique<DevicePool>(memory, device, sizes, limit, budget, fence);
+  auto pool = std::make_unique<DevicePool>(memory, device, sizes, limit, budget, fence, peers);
   MOERT_RETURN_IF_ERROR(pool->Reserve());
   return pool;
 }

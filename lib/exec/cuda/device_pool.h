@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "exec/cuda/compute_fence.h"
+#include "exec/cuda/peer_link.h"
 #include "store/block_pool.h"
 
 namespace moert::cuda {
@@ -19,11 +20,11 @@ constexpr int64_t kPoolRounding = int64_t{2} << 20;
 /// any more (unmapping waits for `fence`). The budget is charged for the blocks held; mapped is
 /// at most what the limit's blocks need, rounded up once (kPoolRounding), except that after the
 /// limit was lowered scattered blocks keep up to 16 granules each mapped until they are given back.
-/// Nothing is unmapped where that wait fails: while a stream is captured. `budget` and `fence` are
-/// borrowed.
+/// Nothing is unmapped where that wait fails: while a stream is captured. `peers`: of engines on
+/// other devices that may read the blocks; null: none. `budget`, `fence` and `peers` are borrowed.
 absl::StatusOr<std::unique_ptr<BlockPool>> MakeDevicePool(int device, const BlockSizes& sizes,
                                                           int64_t limit, BudgetTracker* budget,
-                                                          ComputeFence* fence);
+                                                          ComputeFence* fence, PeerLink* peers);
 
 }  // namespace moert::cuda
 

@@ -34,7 +34,7 @@ class DeviceTransfers final : public TransferQueue {
   }
 
   void Submit(const Transfer& transfer) override {
-    source_->Stamp(transfer.key, transfer.source_version);
+    source_->Stamp(transfer);
     const int64_t now = clock_ != nullptr ? clock_->now_ns() : 0;
     if (transfer.reason == LoadReason::kDemand && Issue(transfer, now)) return;
     if (clock_ != nullptr) waiting_.reserve(waiting_.size() + 1);
@@ -71,7 +71,7 @@ class DeviceTransfers final : public TransferQueue {
   void Poll(std::vector<TransferDone>* done) override {
     const size_t before = done->size();
     inner_->Poll(done);
-    for (size_t i = before; i < done->size(); ++i) Forget((*done)[i].key, (*done)[i].version);
+    for (size_t i = before; i < done->size(); ++i) Arrived((*done)[i]);
     while (!direct_.empty() && Finish(false, done)) {
     }
   }
@@ -82,7 +82,7 @@ class DeviceTransfers final : public TransferQueue {
     if (done->size() > before) return true;
     if (!direct_.empty()) return Finish(true, done);
     if (!inner_->Wait(done)) return false;
-    for (size_t i = before; i < done->size(); ++i) Forget((*done)[i].key, (*done)[i].version);
+    for (size_t i = before; i < done->size(); ++i) Arrived((*done)[i]);
     return true;
   }
 
@@ -109,10 +109,13 @@ class DeviceTransfers final : public TransferQueue {
   }
 
   bool Start(Direct* direct) {
-    const absl::StatusOr<cudaEvent_t> event = source_->Begin(direct->transfer);
-    if (!event.ok() || *event == nullptr) return false;
-    direct->event = *event;
-    if (pacer_ != nullptr) direct->due_ns = pacer_->Reserve(direct->transfer.bytes);
+    const absl::StatusOr<DeviceSource::Copying> copying = source_->Begin(direct->transfer);
+    if (!copying.ok() || copying->event == nullptr) return false;
+    direct->event = copying->event;
+    if (pacer_ == nullptr) return true;
+    // The link between the GPUs is not the one that is paced.
+    direct->due_ns =
+        copying->from_peer ? clock_->now_ns() : pacer_->Reserve(direct->transfer.bytes);
     return true;
   }
 
@@ -126,6 +129,7 @@ class DeviceTransfers final : public TransferQueue {
     const cudaError_t error = wait ? AwaitEvent(oldest.event) : QueryEvent(oldest.event);
     if (error == cudaErrorNotReady) return false;
     done->reserve(done->size() + 1);
+    if (error == cudaSuccess) source_->Arrived(oldest.transfer);
     direct_.pop_front();
     source_->ReturnEvent(oldest.event);
     const int64_t now = pacer_ != nullptr ? oldest.due_ns : clock_->now_ns();
@@ -152,6 +156,12 @@ class DeviceTransfers final : public TransferQueue {
       if (w.transfer.key == key && w.transfer.version == version) return &w;
     }
     return nullptr;
+  }
+  /// What inner_ has brought.
+  void Arrived(const TransferDone& done) {
+    const Waiting* w = Find(done.key, done.version);
+    if (w != nullptr && done.status.ok()) source_->Arrived(w->transfer);
+    Forget(done.key, done.version);
   }
   void Forget(ExpertKey key, int version) {
     Waiting* w = Find(key, version);
@@ -182,6 +192,7 @@ absl::Status DeviceSource::Init() {
 
 DeviceSource::~DeviceSource() {
   leaving_.emplace(device_);
+  LeavePeers();  // which waits for the copies, whose events go below
   if (stream_ != nullptr) {
     cudaStreamSynchronize(stream_);
     cudaStreamDestroy(stream_);
@@ -190,10 +201,15 @@ DeviceSource::~DeviceSource() {
   for (cudaEvent_t event : events_) cudaEventDestroy(event);
 }
 
-void DeviceSource::Stamp(ExpertKey key, int source_version) {
+void DeviceSource::Stamp(const Transfer& transfer) {
+  if (peers_ != nullptr) peers_->BeforeWrite(transfer.dst.data(), transfer.bytes, stream_);
   const ComputeFence::Ticket now = fence_->Now();
   const MutexLock lock(&mu_);
-  tickets_[Id(key.layer, key.expert, source_version)] = now;
+  tickets_[Id(transfer)] = now;
+}
+
+void DeviceSource::Arrived(const Transfer& transfer) {
+  if (peers_ != nullptr) peers_->Publish(Id(transfer), transfer.dst.data(), transfer.bytes);
 }
 
 std::byte* DeviceSource::Reserve(int64_t bytes) const {
@@ -282,44 +298,49 @@ bool DeviceSource::Kept(ExpertKey key, int source_version) const {
   return KeptRecord(key, source_version) != nullptr;
 }
 
-absl::StatusOr<cudaEvent_t> DeviceSource::Begin(const Transfer& transfer) {
-  const int64_t id = Id(transfer.key.layer, transfer.key.expert, transfer.source_version);
+absl::StatusOr<DeviceSource::Copying> DeviceSource::Begin(const Transfer& transfer) {
   const std::byte* from = nullptr;
   ComputeFence::Ticket ticket = 0;
-  cudaEvent_t event = nullptr;
+  Copying copying;
   {
     const MutexLock lock(&mu_);
     from = Pinned(transfer.key.layer, transfer.key.expert, transfer.source_version);
-    if (from == nullptr) return nullptr;
-    if (const auto it = tickets_.find(id); it != tickets_.end()) ticket = it->second;
+    if (from == nullptr && peers_ == nullptr) return copying;
+    if (const auto it = tickets_.find(Id(transfer)); it != tickets_.end()) ticket = it->second;
     if (!events_.empty()) {
-      event = events_.back();
+      copying.event = events_.back();
       events_.pop_back();
     }
   }
   DeviceScope scope(device_);
-  if (event == nullptr) {
-    MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  if (copying.event == nullptr) {
+    MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&copying.event, cudaEventDisableTiming));
+  }
+  const int64_t bytes =
+      layout(transfer.key.layer, transfer.key.expert, transfer.source_version).bytes;
+  // Copies between engines do not wait for products: those may wait for the other engine.
+  if (peers_ != nullptr && fence_->Passed(ticket) &&
+      peers_->Copy(Id(transfer), bytes, transfer.dst.data(), copying.event)) {
+    copying.from_peer = true;
+    return copying;
   }
   const auto enqueue = [&]() -> absl::Status {
     MOERT_RETURN_IF_ERROR(fence_->Wait(ticket, stream_));
-    const int64_t bytes =
-        layout(transfer.key.layer, transfer.key.expert, transfer.source_version).bytes;
     MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(
         transfer.dst.data(), from, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, stream_));
-    const cudaError_t recorded = cudaEventRecord(event, stream_);
+    const cudaError_t recorded = cudaEventRecord(copying.event, stream_);
     if (recorded != cudaSuccess) cudaStreamSynchronize(stream_);  // its block is free again
     return ToStatus(recorded, "copying a record");
   };
-  const absl::Status status = enqueue();
-  if (!status.ok()) {
-    ReturnEvent(event);
-    return status;
-  }
-  return event;
+  const absl::Status status = from != nullptr ? enqueue() : absl::OkStatus();
+  if (from != nullptr && status.ok()) return copying;
+  ReturnEvent(copying.event);
+  if (!status.ok()) return status;
+  return Copying{};
 }
 
 void DeviceSource::ReturnEvent(cudaEvent_t event) {
+  if (peers_ != nullptr) peers_->Done(event);
   const MutexLock lock(&mu_);
   events_.push_back(event);
 }

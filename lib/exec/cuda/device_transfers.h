@@ -12,6 +12,7 @@
 #include "base/mutex.h"
 #include "exec/cuda/compute_fence.h"
 #include "exec/cuda/cuda_api.h"
+#include "exec/cuda/peer_link.h"
 #include "moert/expert_source.h"
 #include "moert/thread_pool.h"
 #include "transfer/link_pacer.h"
@@ -25,13 +26,22 @@ namespace moert::cuda {
 /// Blocks the calling thread until the copy is done. Thread-safe.
 class DeviceSource final : public ExpertSource {
  public:
-  DeviceSource(const ExpertSource* source, int device, int64_t host_budget, ComputeFence* fence)
-      : source_(source), device_(device), host_budget_(host_budget), fence_(fence) {}
+  /// `peers`: of engines that bring records from each other; null: alone. All borrowed.
+  DeviceSource(const ExpertSource* source, int device, int64_t host_budget, ComputeFence* fence,
+               PeerLink* peers)
+      : source_(source), device_(device), host_budget_(host_budget), fence_(fence), peers_(peers) {}
   ~DeviceSource() override;
   absl::Status Init();
 
-  /// The copy of this record waits for the fence as it is now: its block was just taken.
-  void Stamp(ExpertKey key, int source_version);
+  /// The copy of this record waits for the fence as it is now: its block was just taken. Other
+  /// engines do not find there what it held.
+  void Stamp(const Transfer& transfer);
+  /// A transfer has arrived; other engines may copy it.
+  void Arrived(const Transfer& transfer);
+  /// Neither copies from other engines nor lets them copy, from here on.
+  void LeavePeers() const {
+    if (peers_ != nullptr) peers_->Leave();
+  }
 
   /// Whether the record lies in pinned memory, so that Begin can copy it.
   bool Kept(ExpertKey key, int source_version) const;
@@ -40,9 +50,14 @@ class DeviceSource final : public ExpertSource {
   /// OK when every record of a version is kept. Reads them, with all threads of `pool`, where a
   /// host budget was given and holds them; FailedPrecondition where it does not or there is none.
   absl::Status KeepAll(int version, ThreadPool* pool);
-  /// Enqueues the copy of a kept record and returns the event behind it, to be given back by
-  /// ReturnEvent; null when the record is not kept. Does not wait.
-  absl::StatusOr<cudaEvent_t> Begin(const Transfer& transfer);
+  /// A copy that Begin began.
+  struct Copying {
+    cudaEvent_t event = nullptr;  // behind it, to be given back by ReturnEvent
+    bool from_peer = false;
+  };
+  /// Enqueues the copy of a record that another engine holds, or that is kept; no event where
+  /// neither is so. Does not wait.
+  absl::StatusOr<Copying> Begin(const Transfer& transfer);
   void ReturnEvent(cudaEvent_t event);
 
   /// What the one who runs the host should know, once; empty: nothing.
@@ -70,6 +85,9 @@ class DeviceSource final : public ExpertSource {
   int64_t Id(int layer, int expert, int version) const {
     return (int64_t{version} << 40) | (int64_t{layer} << 20) | expert;
   }
+  int64_t Id(const Transfer& transfer) const {
+    return Id(transfer.key.layer, transfer.key.expert, transfer.source_version);
+  }
   /// Where a record lies in pinned memory, or null.
   const std::byte* Pinned(int layer, int expert, int version) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -93,6 +111,7 @@ class DeviceSource final : public ExpertSource {
   const int device_;
   const int64_t host_budget_;  // -1: no limit
   ComputeFence* const fence_;
+  PeerLink* const peers_;
   cudaStream_t stream_ = nullptr;
 
   mutable Mutex mu_;

@@ -11,8 +11,8 @@ namespace {
 
 constexpr uint32_t kAll = (1u << kPromptPackings) - 1;
 
-double TokensAnExpert(const MoeLayerSpec& layer, int64_t tokens) {
-  return static_cast<double>(tokens * layer.routing.top_k) / layer.num_experts;
+double TokensAnExpert(const MoeLayerSpec& layer, int64_t tokens, int64_t experts) {
+  return static_cast<double>(tokens * layer.routing.top_k) / static_cast<double>(experts);
 }
 
 }  // namespace
@@ -25,13 +25,14 @@ void PromptFormats::Add(const DeviceFormat& format) {
   }
 }
 
-PromptPlan PlanPrompt(const PromptFormats& formats, const MoeLayerSpec& layer, int64_t tokens) {
+PromptPlan PlanPrompt(const PromptFormats& formats, const MoeLayerSpec& layer, int64_t tokens,
+                      int64_t experts) {
   PromptPlan plan;
   // erf has no place in the epilogue, nor so many experts in the kernel that makes tiles.
   if (layer.activation.function == Activation::kGelu || layer.num_experts > kFewExperts) {
     return plan;
   }
-  const double mean = TokensAnExpert(layer, tokens);
+  const double mean = TokensAnExpert(layer, tokens, experts);
   uint32_t packings = 0;
   for (int p = 0; p < kPromptPackings; ++p) {
     if (mean >= tuning::kPromptFrom[p]) packings |= 1u << p;
@@ -59,10 +60,11 @@ PromptPlan PlanPrompt(const PromptFormats& formats, const MoeLayerSpec& layer, i
   return plan;
 }
 
-PromptExtent MaxPromptExtent(const MoeLayerSpec& layer, int64_t max_tokens) {
+PromptExtent MaxPromptExtent(const MoeLayerSpec& layer, int64_t max_tokens, int64_t experts) {
   PromptExtent extent;
   for (const tuning::PromptTiling& tiling : tuning::kPromptTilings) {
-    const double most = std::ceil(tiling.tokens * layer.num_experts / layer.routing.top_k) + 1;
+    const double most =
+        std::ceil(tiling.tokens * static_cast<double>(experts) / layer.routing.top_k) + 1;
     const int64_t tokens =
         most < static_cast<double>(max_tokens) ? static_cast<int64_t>(most) : max_tokens;
     extent.units = std::max(

@@ -47,14 +47,16 @@ struct PromptPlan {
   bool sums() const { return (of_product[0] & kPromptZeros) != 0; }
   bool rounded() const { return (of_product[0] & ~kPromptInt8) != 0; }
 };
-PromptPlan PlanPrompt(const PromptFormats& formats, const MoeLayerSpec& layer, int64_t tokens);
+/// `experts`: over which the tokens are spread, more than the layer's own in a shard.
+PromptPlan PlanPrompt(const PromptFormats& formats, const MoeLayerSpec& layer, int64_t tokens,
+                      int64_t experts);
 
 /// Units and rows of h at most, of calls of up to so many tokens.
 struct PromptExtent {
   int64_t units = 0;
   int64_t h_rows = 0;
 };
-PromptExtent MaxPromptExtent(const MoeLayerSpec& layer, int64_t max_tokens);
+PromptExtent MaxPromptExtent(const MoeLayerSpec& layer, int64_t max_tokens, int64_t experts);
 
 }  // namespace moert::cuda
 

@@ -9,16 +9,16 @@
 namespace moert::cuda {
 
 ServedMisses::~ServedMisses() {
-  if (copied_ != nullptr) cudaEventDestroy(copied_);
-  if (forked_ != nullptr) cudaEventDestroy(forked_);
-  if (branch_ != nullptr) cudaStreamDestroy(branch_);
   if (own_ != nullptr) cudaStreamDestroy(own_);
 }
 
 absl::Status ServedMisses::Init(const MoeModelSpec* model, const DeviceModel* on_device,
-                                const DeviceSource& records, int version,
+                                const DeviceSource& records, int version, const Rules& rules,
                                 const ServedBuffers& buffers, const ExpertHandle* first_shared) {
   model_ = model;
+  constants_ = on_device;
+  rules_ = rules;
+  records_ = &records;
   on_device_ = buffers;
   int64_t total = 0;
   for (const MoeLayerSpec& layer : model->layers) {
@@ -40,12 +40,12 @@ absl::Status ServedMisses::Init(const MoeModelSpec* model, const DeviceModel* on
   MOERT_CUDA_RETURN_IF_ERROR(
       cudaMemset(on_device_.table.layers, 0, static_cast<size_t>(table_bytes_)));
   MOERT_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&own_, cudaStreamNonBlocking));
-  int lowest = 0, highest = 0;
-  MOERT_CUDA_RETURN_IF_ERROR(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+  MOERT_RETURN_IF_ERROR(branch_.Init());
+  const PredictionMemory& predictions = on_device_.predictions;
+  const auto layers = static_cast<size_t>(model->num_layers());
   MOERT_CUDA_RETURN_IF_ERROR(
-      cudaStreamCreateWithPriority(&branch_, cudaStreamNonBlocking, highest));
-  MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&forked_, cudaEventDisableTiming));
-  MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&copied_, cudaEventDisableTiming));
+      cudaMemset(predictions.curves, 0, (layers + 1) * kHitBins * sizeof(HitCounts)));
+  MOERT_CUDA_RETURN_IF_ERROR(cudaMemset(predictions.calls, 0, layers * sizeof(PredictedCall)));
   seen_.resize(model->layers.size());
   MOERT_RETURN_IF_ERROR(
       tally_.Init(on_device_.tally, model->num_layers() * int64_t{sizeof(ServedTally)}));
@@ -55,10 +55,21 @@ absl::Status ServedMisses::Init(const MoeModelSpec* model, const DeviceModel* on
 }
 
 absl::Status ServedMisses::LoadKernels(const ExpertHandle* shared) {
-  ServeMissesArgs args = Args(0, nullptr, shared);
+  Call call;
+  call.shared = shared;
+  call.tokens = 1;
+  ServeMissesArgs args = Args(call);
   args.experts = 0;
+  args.use = nullptr;
   MOERT_CUDA_RETURN_IF_ERROR(LaunchServeMisses(args, own_));
   MOERT_CUDA_RETURN_IF_ERROR(LaunchCopyRecords(args.copies, args.num_copies, own_));
+  if (rules_.prefetch) {
+    // Of layers that are not lent: nothing is predicted. A kernel for each size of layers.
+    for (int l = 0; l < model_->num_layers(); ++l) {
+      MOERT_CUDA_RETURN_IF_ERROR(LaunchPredictRecords(PredictionOf(l, call), own_));
+    }
+    MOERT_CUDA_RETURN_IF_ERROR(LaunchCopyPrefetched(on_device_.table.prefetch, own_));
+  }
   MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(own_));
   return absl::OkStatus();
 }
@@ -105,22 +116,29 @@ absl::Status ServedMisses::Copy(bool to_device, bool layers_alone, cudaStream_t 
   return absl::OkStatus();
 }
 
+void ServedMisses::PlaceLoan(int layer, const LentLayer& loan, VersionedStore* store) {
+  table_.layers[layer] = {loan.tick, static_cast<int32_t>(loan.slots.size()), 1, loan.calls,
+                          loan.inserted};
+  table_.prefetch[layer] = LayerPrefetch{};
+  ServedExpert* experts = table_.experts + First(layer);
+  std::fill_n(experts, model_->layers[static_cast<size_t>(layer)].num_experts, ServedExpert{});
+  for (size_t s = 0; s < loan.slots.size(); ++s) {
+    const LentSlot& slot = loan.slots[s];
+    table_.slots[First(layer) + static_cast<int64_t>(s)] =
+        reinterpret_cast<uint8_t*>(store->pool(0).Address(slot.block));
+    if (slot.expert < 0) continue;
+    experts[slot.expert] = {slot.last_used, slot.tokens, static_cast<int32_t>(s)};
+  }
+  std::copy(loan.use.begin(), loan.use.end(), table_.use + First(layer));
+}
+
 absl::Status ServedMisses::Lend(VersionedStore* store, cudaStream_t stream) {
   if (lent_ || !store->Lend(&loans_)) return absl::OkStatus();
+  records_->LeavePeers();  // the device writes the blocks from here on
   // Taken back at once if it does not get there: the device goes on without slots.
   lent_ = true;
   for (int l = 0; l < model_->num_layers(); ++l) {
-    const LentLayer& loan = loans_[static_cast<size_t>(l)];
-    table_.layers[l] = {loan.tick, static_cast<int32_t>(loan.slots.size()), 1};
-    ServedExpert* experts = table_.experts + First(l);
-    std::fill_n(experts, model_->layers[static_cast<size_t>(l)].num_experts, ServedExpert{});
-    for (size_t s = 0; s < loan.slots.size(); ++s) {
-      const LentSlot& slot = loan.slots[s];
-      table_.slots[First(l) + static_cast<int64_t>(s)] =
-          reinterpret_cast<uint8_t*>(store->pool(0).Address(slot.block));
-      if (slot.expert < 0) continue;
-      experts[slot.expert] = {slot.last_used, slot.tokens, static_cast<int32_t>(s)};
-    }
+    PlaceLoan(l, loans_[static_cast<size_t>(l)], store);
   }
   const absl::Status status = Copy(/*to_device=*/true, /*layers_alone=*/false, stream);
   if (!status.ok()) {
@@ -130,22 +148,36 @@ absl::Status ServedMisses::Lend(VersionedStore* store, cudaStream_t stream) {
   return status;
 }
 
+void ServedMisses::TakeLoan(int layer, LentLayer* loan) const {
+  const ServedLayer& state = table_.layers[layer];
+  ServedExpert* const experts = table_.experts + First(layer);
+  const LayerPrefetch& list = table_.prefetch[layer];
+  for (int i = 0; list.settled == 0 && i < list.count; ++i) {  // nothing of it moves any more
+    const PrefetchedRecord& record = list.records[i];
+    const PrefetchEnd end = EndOfPrefetch(record.state, record.done, /*wanted=*/false);
+    SettlePrefetch(record, end, state.tick, experts);
+  }
+  loan->tick = state.tick;
+  loan->calls = state.calls;
+  loan->inserted = state.inserted;
+  loan->use.assign(table_.use + First(layer), table_.use + First(layer) + loan->use.size());
+  for (LentSlot& slot : loan->slots) slot.expert = -1;
+  for (int e = 0; e < model_->layers[static_cast<size_t>(layer)].num_experts; ++e) {
+    const ServedExpert& expert = experts[e];
+    if (expert.slot < 0) continue;
+    LentSlot& slot = loan->slots[static_cast<size_t>(expert.slot)];
+    slot.expert = e;
+    slot.last_used = expert.last_used;
+    slot.tokens = expert.tokens;
+  }
+}
+
 absl::Status ServedMisses::TakeBack(VersionedStore* store) {
   if (!lent_) return absl::OkStatus();
   MOERT_RETURN_IF_ERROR(Copy(/*to_device=*/false, /*layers_alone=*/false, own_));
   MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(own_));
   for (int l = 0; l < model_->num_layers(); ++l) {
-    LentLayer& loan = loans_[static_cast<size_t>(l)];
-    loan.tick = table_.layers[l].tick;
-    for (LentSlot& slot : loan.slots) slot.expert = -1;
-    for (int e = 0; e < model_->layers[static_cast<size_t>(l)].num_experts; ++e) {
-      const ServedExpert& expert = table_.experts[First(l) + e];
-      if (expert.slot < 0) continue;
-      LentSlot& slot = loan.slots[static_cast<size_t>(expert.slot)];
-      slot.expert = e;
-      slot.last_used = expert.last_used;
-      slot.tokens = expert.tokens;
-    }
+    TakeLoan(l, &loans_[static_cast<size_t>(l)]);
     table_.layers[l].lent = 0;
   }
   // Replays of the steps that are open now find the host in charge.
@@ -156,48 +188,89 @@ absl::Status ServedMisses::TakeBack(VersionedStore* store) {
   return absl::OkStatus();
 }
 
-ServeMissesArgs ServedMisses::Args(int layer, const int32_t* counts,
-                                   const ExpertHandle* shared) const {
+bool ServedMisses::Predicts(int layer, int64_t tokens) const {
+  const int next = layer + 1;
+  if (!rules_.prefetch || next == model_->num_layers() || tokens > kFewTokens) return false;
+  return constants_->layer(next).gate != nullptr &&
+         model_->layers[static_cast<size_t>(next)].hidden ==
+             model_->layers[static_cast<size_t>(layer)].hidden;
+}
+
+ServeMissesArgs ServedMisses::Args(const Call& call) const {
+  const int layer = call.layer;
+  const MoeLayerSpec& spec = model_->layers[static_cast<size_t>(layer)];
   ServeMissesArgs args;
-  args.experts = model_->layers[static_cast<size_t>(layer)].num_experts;
-  args.counts = counts;
+  args.experts = spec.num_experts;
+  args.counts = call.groups.counts;
   args.layer = on_device_.table.layers + layer;
   args.rows = on_device_.table.experts + First(layer);
   args.records = on_device_.records + First(layer);
   args.slots = on_device_.table.slots + First(layer);
-  args.shared = shared;
+  args.shared = call.shared;
   args.tally = on_device_.tally + layer;
   args.ready = on_device_.ready;
   args.late = on_device_.late;
   args.copies = on_device_.copies;
   args.num_copies = on_device_.num_copies;
+  args.tokens = call.tokens;
+  args.top_k = spec.routing.top_k;
+  args.groups = call.groups;
+  if (rules_.by_worth) {
+    args.use = on_device_.table.use + First(layer);
+    args.scores = call.scores;
+  }
+  if (!rules_.prefetch) return args;
+  args.prefetch = on_device_.table.prefetch + layer;
+  if (layer > 0 && Predicts(layer - 1, call.tokens)) {
+    args.wanted = on_device_.predictions.wanted + First(layer);
+    args.predicted = on_device_.predictions.calls + layer;
+  }
   return args;
 }
 
-absl::Status ServedMisses::Begin(int layer, const int32_t* counts, const ExpertHandle* shared,
-                                 const MakeTilesArgs* tiles, cudaStream_t stream) {
-  ServeMissesArgs args = Args(layer, counts, shared);
-  if (tiles != nullptr) {
-    args.makes_tiles = 1;
-    args.tiles = *tiles;
-    args.late_table = on_device_.late_tiles;
-  }
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchServeMisses(args, stream));
-  MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(forked_, stream));
-  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(branch_, forked_, 0));
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchCopyRecords(args.copies, args.num_copies, branch_));
-  return absl::OkStatus();
+PredictArgs ServedMisses::PredictionOf(int layer, const Call& call) const {
+  const PredictionMemory& memory = on_device_.predictions;
+  PredictArgs args;
+  args.routing = constants_->layer(layer).routing;
+  args.tokens = call.tokens;
+  args.scores = call.next_scores;
+  args.layer = on_device_.table.layers + layer;
+  args.rows = on_device_.table.experts + First(layer);
+  if (rules_.by_worth) args.use = on_device_.table.use + First(layer);
+  args.records = on_device_.records + First(layer);
+  args.slots = on_device_.table.slots + First(layer);
+  args.tally = on_device_.tally + layer;
+  args.prefetch = on_device_.table.prefetch + layer;
+  args.curve = memory.curves + int64_t{layer} * kHitBins;
+  args.all = memory.curves + int64_t{model_->num_layers()} * kHitBins;
+  args.bins = memory.bins + First(layer) * kFewTokens;
+  args.wanted = memory.wanted + First(layer);
+  args.call = memory.calls + layer;
+  return args;
 }
 
-absl::Status ServedMisses::Join(cudaStream_t stream) {
-  MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(copied_, branch_));
-  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(stream, copied_, 0));
-  return absl::OkStatus();
+absl::Status ServedMisses::Begin(const Call& call, cudaStream_t stream) {
+  ServeMissesArgs args = Args(call);
+  if (call.tiles != nullptr) {
+    args.makes_tiles = 1;
+    args.tiles = *call.tiles;
+    args.late_table = on_device_.late_tiles;
+  }
+  const bool predicts = call.next_scores != nullptr;
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchServeMisses(args, stream));
+  MOERT_RETURN_IF_ERROR(branch_.Fork(stream, predicts));
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchCopyRecords(args.copies, args.num_copies, branch_.copies()));
+  if (!predicts) return absl::OkStatus();
+  const PredictArgs prediction = PredictionOf(call.layer + 1, call);
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchPredictRecords(prediction, branch_.predictions()));
+  return branch_.Prefetch(prediction.prefetch);
 }
 
 absl::Status ServedMisses::Fetch(int layer, const GivenRouting& given, const SlotRegion& region,
                                  int32_t* table, cudaStream_t stream) {
-  ServeMissesArgs args = Args(layer, nullptr, nullptr);
+  Call call;
+  call.layer = layer;
+  ServeMissesArgs args = Args(call);
   args.ids = given.ids;
   args.pairs = static_cast<int32_t>(given.pairs);
   args.found = given.used_ids;
@@ -222,6 +295,11 @@ bool ServedMisses::TakeCounts(ServedCount* added) {
     added->loads += more(&ServedTally::loads);
     added->bytes += more(&ServedTally::bytes);
     added->evictions += more(&ServedTally::evictions);
+    added->listed += more(&ServedTally::listed);
+    added->arrived += more(&ServedTally::arrived);
+    added->late += more(&ServedTally::late);
+    added->wasted += more(&ServedTally::wasted);
+    added->brought_bytes += more(&ServedTally::brought_bytes);
     seen_[l] = now[l];
   }
   return added->lookups > 0;

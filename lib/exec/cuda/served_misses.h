@@ -3,8 +3,10 @@
 //
 // Nothing can wait for ever. Kernels of a call are ordered by edges of the graph alone: the
 // decision in front of both branches, the copies on one, the products of what is there on the
-// other, both in front of the products of late experts. No kernel waits for what another one writes
-// while both run, so none needs the other to be on the device, and edges of a graph make no circle.
+// other, both in front of the products of late experts; a prefetch behind the copies of its call
+// and in front of those of the next. No kernel waits for what another one writes while both run, so
+// none needs the other to be on the device, and edges of a graph make no circle. What a decision
+// tells a prefetch that runs beside it, to stop, only makes it end sooner.
 #ifndef MOERT_LIB_EXEC_CUDA_SERVED_MISSES_H_
 #define MOERT_LIB_EXEC_CUDA_SERVED_MISSES_H_
 
@@ -12,6 +14,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "exec/cuda/copy_branch.h"
 #include "exec/cuda/cuda_api.h"
 #include "exec/cuda/device_model.h"
 #include "exec/cuda/device_transfers.h"
@@ -30,12 +33,17 @@ class ServedMisses {
   ServedMisses(const ServedMisses&) = delete;
   ServedMisses& operator=(const ServedMisses&) = delete;
 
+  /// By which rules, see Strategy::misses_by_rule.
+  struct Rules {
+    bool by_worth = false;  // else least recently used
+    bool prefetch = false;
+  };
   /// Every record of `version` must be kept by `records`; FailedPrecondition where the device
   /// cannot read one. `on_device`: null where nothing is multiplied here. `first_shared`: the
   /// handle of layer 0's shared expert. All borrowed.
   absl::Status Init(const MoeModelSpec* model, const DeviceModel* on_device,
-                    const DeviceSource& records, int version, const ServedBuffers& buffers,
-                    const ExpertHandle* first_shared);
+                    const DeviceSource& records, int version, const Rules& rules,
+                    const ServedBuffers& buffers, const ExpertHandle* first_shared);
 
   /// Whether the device decides who is in the slots.
   bool lent() const { return lent_; }
@@ -45,13 +53,27 @@ class ServedMisses {
   /// The way back; waits. Calls that the device was given before must have ended.
   absl::Status TakeBack(VersionedStore* store);
 
-  /// Behind the grouping of a call: decides and begins the copies. `shared`: the handle of the
-  /// shared expert. Then buffers.ready can be multiplied, and behind Join, which must follow,
-  /// buffers.late. `tiles` not null: their tiles are made instead, the late ones in
+  /// Whether calls of so many tokens of the layer also bring what the next one will want; then that
+  /// one's logits of the same rows are asked for.
+  bool Predicts(int layer, int64_t tokens) const;
+
+  /// A call, behind its grouping.
+  struct Call {
+    int layer = 0;
+    int32_t tokens = 0;
+    SlotGroups groups;
+    const float* scores = nullptr;         // [tokens, experts]; null: the routing was given
+    float* next_scores = nullptr;          // logits of the next layer; null: nothing is predicted
+    const ExpertHandle* shared = nullptr;  // the handle of the shared expert
+    const MakeTilesArgs* tiles = nullptr;
+  };
+  /// Decides and begins the copies. Then buffers.ready can be multiplied, and behind Join, which
+  /// must follow, buffers.late. `tiles` not null: their tiles are made instead, the late ones in
   /// buffers.late_tiles.
-  absl::Status Begin(int layer, const int32_t* counts, const ExpertHandle* shared,
-                     const MakeTilesArgs* tiles, cudaStream_t stream);
-  absl::Status Join(cudaStream_t stream);
+  absl::Status Begin(const Call& call, cudaStream_t stream);
+  absl::Status Join(cudaStream_t stream) { return branch_.Join(stream); }
+  /// That products leave room for: CTAs that copy or decide beside them.
+  int ctas_beside() const { return kCopyCtas + (rules_.prefetch ? 2 : 0); }
 
   /// A call whose product is the host's, in one stream: behind it the given experts are in slots of
   /// the region, given.used_ids has them, and `table` those of all experts that are there. Needs a
@@ -72,12 +94,18 @@ class ServedMisses {
   absl::Status PlaceRecords(const DeviceModel* on_device, const DeviceSource& records, int version);
   /// All of the table, or of its layers alone.
   absl::Status Copy(bool to_device, bool layers_alone, cudaStream_t stream);
-  ServeMissesArgs Args(int layer, const int32_t* counts, const ExpertHandle* shared) const;
+  ServeMissesArgs Args(const Call& call) const;
+  PredictArgs PredictionOf(int layer, const Call& call) const;
+  void PlaceLoan(int layer, const LentLayer& loan, VersionedStore* store);
+  void TakeLoan(int layer, LentLayer* loan) const;
   /// A kernel's first launch loads it, which is not possible in a capture.
   absl::Status LoadKernels(const ExpertHandle* shared);
   int64_t First(int layer) const { return first_[static_cast<size_t>(layer)]; }
 
   const MoeModelSpec* model_ = nullptr;
+  const DeviceModel* constants_ = nullptr;
+  Rules rules_;
+  const DeviceSource* records_ = nullptr;
   ServedBuffers on_device_{};
   Buffer memory_;  // pinned: the table on its way
   ServedTable table_{};
@@ -87,10 +115,8 @@ class ServedMisses {
   bool lent_ = false;
   LateCopy tally_;
   std::vector<ServedTally> seen_;
-  cudaStream_t own_ = nullptr;     // for the way back
-  cudaStream_t branch_ = nullptr;  // of the copies, in captures
-  cudaEvent_t forked_ = nullptr;
-  cudaEvent_t copied_ = nullptr;
+  cudaStream_t own_ = nullptr;  // for the way back
+  CopyBranch branch_;
 };
 
 }  // namespace moert::cuda

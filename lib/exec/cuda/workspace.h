@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "base/checked_math.h"
+#include "exec/backend.h"
 #include "exec/cuda/cuda_api.h"
 #include "exec/cuda/device_format.h"
 #include "kernels/cuda/device_types.h"
@@ -13,6 +15,7 @@
 #include "kernels/cuda/prompt_gemm.h"
 #include "kernels/cuda/route.h"
 #include "kernels/cuda/serve_misses.h"
+#include "kernels/cuda/served_prefetch.h"
 #include "moert/model.h"
 #include "route/request_slots.h"
 
@@ -23,17 +26,24 @@ struct Extent {
   int64_t tokens = 0, pairs = 0, slots = 0, experts = 0, hidden = 0, intermediate = 0, tiles = 0;
   int64_t prompt_units = 0, prompt_h_rows = 0;
   OperandUse use;
+  std::vector<int64_t>
+      routed;  // [L]: experts that tokens are spread over, those of other shards too
 
-  Extent(const MoeModelSpec& model, const OperandUse& operands, int64_t max_tokens)
+  /// `numbering`: of a shard; null or empty: all experts are here.
+  Extent(const MoeModelSpec& model, const OperandUse& operands, int64_t max_tokens,
+         const ExpertNumbering* numbering)
       : tokens(max_tokens), use(operands) {
     for (const MoeLayerSpec& l : model.layers) {
+      const size_t at = routed.size();
+      const bool part = numbering != nullptr && !numbering->empty();
+      routed.push_back(part ? static_cast<int64_t>((*numbering)[at].size()) : l.num_experts);
       pairs = std::max(pairs, max_tokens * l.routing.top_k);
       experts = std::max<int64_t>(experts, l.num_experts);
       hidden = std::max(hidden, RoundUp(l.hidden, 64));
       intermediate =
           std::max({intermediate, RoundUp(l.intermediate, 64), RoundUp(l.shared_intermediate, 64)});
       tiles = std::max(tiles, MaxTiles(max_tokens, l.routing.top_k, l.num_experts));
-      const PromptExtent prompt = MaxPromptExtent(l, max_tokens);
+      const PromptExtent prompt = MaxPromptExtent(l, max_tokens, routed.back());
       prompt_units = std::max(prompt_units, prompt.units);
       prompt_h_rows = std::max(prompt_h_rows, prompt.h_rows);
     }
@@ -89,11 +99,15 @@ struct RuleBuffers {
 struct ServedTable {
   ServedLayer* layers;
   ServedExpert* experts;
-  uint8_t** slots;  // where they lie
+  ServedUse* use;
+  LayerPrefetch* prefetch;  // [layers]
+  uint8_t** slots;          // where they lie
 
   void Carve(const MoeModelSpec& model, Carver* c) {
     layers = c->Take<ServedLayer>(model.num_layers());
     experts = c->Take<ServedExpert>(model.total_experts());
+    use = c->Take<ServedUse>(model.total_experts());
+    prefetch = c->Take<LayerPrefetch>(model.num_layers());
     slots = c->Take<uint8_t*>(model.total_experts());
   }
 };
@@ -117,6 +131,7 @@ struct ServedBuffers {
   RecordCopy* copies;     // [experts]
   int32_t* num_copies;
   TileTable late_tiles;
+  PredictionMemory predictions;
 
   void Carve(const MoeModelSpec& model, const Extent& e, Carver* c) {
     table.Carve(model, c);
@@ -127,6 +142,10 @@ struct ServedBuffers {
     copies = c->Take<RecordCopy>(e.experts);
     num_copies = c->Take<int32_t>(1);
     late_tiles = CarveTiles(e, c);
+    predictions.curves = c->Take<HitCounts>((model.num_layers() + 1) * kHitBins);
+    predictions.bins = c->Take<uint8_t>(model.total_experts() * kFewTokens);
+    predictions.wanted = c->Take<uint32_t>(model.total_experts());
+    predictions.calls = c->Take<PredictedCall>(model.num_layers());
   }
 };
 

@@ -1,5 +1,7 @@
 // Stands in for the CUDA backend in builds without it.
 #include "exec/backend.h"
+#include "exec/pinned_memory.h"
+#include "exec/side_stream.h"
 
 namespace moert {
 
@@ -11,5 +13,9 @@ absl::Status CudaStatus() {
 absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(const EngineOptions& options) {
   return CudaStatus();
 }
+
+absl::StatusOr<std::unique_ptr<SideStream>> MakeSideStream(int device) { return CudaStatus(); }
+
+absl::StatusOr<std::shared_ptr<HostAllocator>> MakePinnedAllocator() { return CudaStatus(); }
 
 }  // namespace moert

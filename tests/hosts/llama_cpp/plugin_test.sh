@@ -146,6 +146,41 @@ case $status in
   *) fail "killed within a control group: $(cat with.log)" ;;
 esac
 
+# Beside a GPU. The one here computes on the CPU, in host memory: the parts of graphs, tokens one by
+# one, few and many, and the way between memories are those of a GPU.
+mkdir gpu
+cp "$llama/build/fake/libfake_cuda.so" gpu/libggml-cuda.so  # which llama.cpp looks for here
+cp gpu/libggml-cuda.so gpu/libcuda.so.1
+beside() {  # BUDGET MODEL STOCK MODE ...
+  local budget=$1 model=$work/$2 stock=$3
+  shift 3
+  rm -f gpu/with.logits
+  (cd gpu && env LD_LIBRARY_PATH="$PWD" MOERT_BUDGET="$budget" MOERT_STATS=1 \
+    GGML_BACKEND_PATH="$plugin" "$host" logits "$model" with.logits gpu "$@") >with.log 2>&1 ||
+    fail "GPU, $model $budget $*: $(tail -1 with.log)"
+  cmp -s "$stock" gpu/with.logits || fail "GPU, $model $budget $*: other logits"
+}
+for layout in qwen3moe gpt-oss; do
+  for format in f16 mxfp4; do
+    beside_model=$layout.$format.gguf
+    "$host" logits "$beside_model" stock.logits
+    for budget in 60% 25% 4%; do
+      beside "$budget" "$beside_model" stock.logits cpu_moe
+      grep -q '^moert: .*on the GPU' with.log || fail "not on the GPU: $(cat with.log)"
+      grep -Eq ' [1-9][0-9]* loads' with.log || fail "GPU: no expert came by libmoert"
+    done
+    beside 100% "$beside_model" stock.logits cpu_moe  # all fit: they are CUDA's, and nobody's cache
+    ! grep -q '^moert:' with.log || fail "all fit, and yet: $(cat with.log)"
+  done
+done
+for mode in override reload two; do beside 25% "$beside_model" stock.logits cpu_moe "$mode"; done
+# Where it is not to be, or cannot, the CPU goes on, and one line says why.
+MOERT_GPU=0 beside 25% "$beside_model" stock.logits cpu_moe
+! grep -q 'on the GPU' with.log || fail "MOERT_GPU=0: $(cat with.log)"
+beside 1KiB "$beside_model" stock.logits cpu_moe
+[ "$(grep -c '^moert: .*the CPU multiplies experts, not the GPU' with.log)" = 1 ] ||
+  fail "a GPU that is too small: $(cat with.log)"
+
 # A server with several slots.
 python3 "$here/server_test.py" "$llama/build/bin/llama-server" "$plugin" "$model" "$work" ||
   fail "llama-server"

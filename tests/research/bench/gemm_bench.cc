@@ -131,7 +131,7 @@ absl::Status GemmBench::Prepare(int tokens, double zipf, GemmCudaCase* result) {
   if (prompt_ctas_ > 0) {
     cuda::PromptFormats formats;
     formats.Add(format_);
-    prompt_ = cuda::PlanPrompt(formats, spec_, tokens);
+    prompt_ = cuda::PlanPrompt(formats, spec_, tokens, spec_.num_experts);
   }
   calls_.assign(layers_, {});
   const auto carve = [&](cuda::Carver* c) {

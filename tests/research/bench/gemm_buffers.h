@@ -28,7 +28,7 @@ struct LayerBuffers {
     const int64_t experts = l.num_experts;
     const int64_t pairs = tokens * l.routing.top_k;
     const int64_t tiles = cuda::MaxTiles(tokens, l.routing.top_k, experts);
-    const int64_t units = cuda::MaxPromptExtent(l, tokens).units;
+    const int64_t units = cuda::MaxPromptExtent(l, tokens, l.num_experts).units;
     ids = c->Take<int32_t>(pairs);
     gate = c->Take<float>(experts * l.hidden);
     groups.sorted = c->Take<int32_t>(pairs);
@@ -79,9 +79,10 @@ struct SharedBuffers {
     packed_x = c->Take<uint8_t>(tokens * cuda::OperandBytes(l.hidden));
     prompt_x = c->Take<uint8_t>(tokens * PromptXStride(l));
     const int64_t inter = RoundUp(l.intermediate, 64);
-    h = c->Take<uint8_t>(std::max(pairs * cuda::OperandBytes(inter),
-                                  cuda::MaxPromptExtent(l, tokens).h_rows * inter * 2));
-    const int64_t h_rows = std::max(pairs, cuda::MaxPromptExtent(l, tokens).h_rows);
+    h = c->Take<uint8_t>(
+        std::max(pairs * cuda::OperandBytes(inter),
+                 cuda::MaxPromptExtent(l, tokens, l.num_experts).h_rows * inter * 2));
+    const int64_t h_rows = std::max(pairs, cuda::MaxPromptExtent(l, tokens, l.num_experts).h_rows);
     wide_h = c->Take<float>(h_rows * inter);
     h_columns = c->Take<float>(h_rows * cuda::PromptSums(inter));
     out = c->Take<float>(pairs * RoundUp(l.hidden, 64));

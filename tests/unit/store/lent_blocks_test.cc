@@ -1,6 +1,7 @@
 // Blocks that are lent: the device's rule (kernels/cuda/serve_misses.h), executed here, decides as
 // the store does, and the store goes on where the rule left off.
 #include <algorithm>
+#include <functional>
 #include <random>
 #include <utility>
 
@@ -10,6 +11,7 @@
 #include "store/block_pool.h"
 #include "store/versioned_store.h"
 #include "strategies/builtin.h"
+#include "strategies/worth_cache.h"
 #include "support/catch.h"
 #include "support/synthetic_source.h"
 #include "transfer/transfer_queue.h"
@@ -38,7 +40,7 @@ SyntheticShape Shape() {
 
 /// What the kernel does of a layer call, a thread after the other.
 ServedCounts Serve(const std::vector<int32_t>& counts, int slots, int64_t tick,
-                   std::vector<ServedExpert>* rows) {
+                   std::vector<ServedExpert>* rows, const double* worth = nullptr) {
   const std::vector<ServedExpert> before = *rows;
   const int experts = static_cast<int>(before.size());
   std::vector<uint8_t> held(experts, 0);
@@ -55,12 +57,13 @@ ServedCounts Serve(const std::vector<int32_t>& counts, int slots, int64_t tick,
     const bool idle = counts[e] == 0 && before[e].slot >= 0;
     if (!idle) continue;
     ++call.idle;
-    places[call.free + VictimRank(counts.data(), before.data(), experts, e)] = before[e].slot;
+    places[call.free + VictimRank(counts.data(), before.data(), worth, experts, e)] =
+        before[e].slot;
   }
   for (int e = 0; e < experts; ++e) {
     (*rows)[e] = AfterCall(before[e], counts[e], tick, call, places.data(),
                            MissRank(counts.data(), before.data(), experts, e),
-                           VictimRank(counts.data(), before.data(), experts, e));
+                           VictimRank(counts.data(), before.data(), worth, experts, e));
   }
   return call;
 }
@@ -72,24 +75,26 @@ struct Cache {
   VirtualClock clock;
   HardwareProfile profile;
   BudgetTracker budget;
-  std::unique_ptr<ResidencyPolicy> lru = MakeLru();
+  std::unique_ptr<ResidencyPolicy> policy;
   std::unique_ptr<VersionedStore> store;
   std::unique_ptr<LayerPlanner> planner;
   std::vector<LentLayer> loans;
 
   static constexpr int64_t kBlock = 1 << 16;
-  explicit Cache(int slots) : budget(int64_t{kLayers} * kExperts * kBlock) {
+  explicit Cache(int slots, std::unique_ptr<ResidencyPolicy> of = MakeLru())
+      : budget(int64_t{kLayers} * kExperts * kBlock), policy(std::move(of)) {
     std::vector<std::unique_ptr<BlockPool>> pools(1);
     pools[0] = *MakeRamBlockPool({kBlock, kLayers * kExperts}, slots, &budget);
-    store = std::make_unique<VersionedStore>(&source, std::vector<ServedVersion>{{0, 0}},
-                                             std::move(pools),
-                                             MakeVirtualLink(&source, &clock, &profile), lru.get());
+    store = std::make_unique<VersionedStore>(
+        &source, std::vector<ServedVersion>{{0, 0}}, std::move(pools),
+        MakeVirtualLink(&source, &clock, &profile), policy.get());
     planner = std::make_unique<LayerPlanner>(nullptr, &profile, store.get(), CpuOffload{});
   }
 
   void HostCall(int layer, const RoutingResult& routing) {
     const PolicyContext context{&source.model(), 0, Phase::kDecode, 0, layer, {}};
     LayerPlan plan;
+    policy->Observe(LayerEvent::Routed(context, routing.view()));
     store->BeginLayerCall();
     planner->Plan(context, store->OpenStep(), routing, &plan);
     for (const int32_t e : plan.load) {
@@ -110,8 +115,9 @@ struct Cache {
       const LentSlot& slot = loan.slots[s];
       if (slot.expert >= 0) rows[slot.expert] = {slot.last_used, slot.tokens, static_cast<int>(s)};
     }
-    const ServedCounts call =
-        Serve(routing.counts, static_cast<int>(loan.slots.size()), ++loan.tick, &rows);
+    const std::vector<double> worth = Worth(&loan, routing);
+    const ServedCounts call = Serve(routing.counts, static_cast<int>(loan.slots.size()),
+                                    ++loan.tick, &rows, worth.empty() ? nullptr : worth.data());
     for (LentSlot& slot : loan.slots) slot.expert = -1;
     for (int e = 0; e < kExperts; ++e) {
       if (rows[e].slot < 0) continue;
@@ -122,6 +128,20 @@ struct Cache {
       slot.tokens = rows[e].tokens;
     }
     return call;
+  }
+
+  /// Of the rule by worth, the call added; else empty.
+  static std::vector<double> Worth(LentLayer* loan, const RoutingResult& routing) {
+    std::vector<double> worth(loan->use.size());
+    ++loan->calls;
+    const auto tokens = static_cast<double>(routing.tokens);
+    for (size_t e = 0; e < worth.size(); ++e) {
+      double sum = 0;
+      for (int64_t t = 0; t < routing.tokens; ++t) sum += routing.scores[t * kExperts + e];
+      loan->use[e].Add(loan->calls, routing.counts[e] / tokens, routing.top_k * sum / tokens);
+      worth[e] = loan->use[e].Worth();
+    }
+    return worth;
   }
 
   std::vector<uint8_t> Usable(int layer) const {
@@ -146,14 +166,17 @@ RoutingResult Draw(std::mt19937* rng, int rows, int most) {
     r.ids.insert(r.ids.end(), pool.begin(), pool.begin() + kTopK);
   }
   r.weights.assign(r.ids.size(), 1.0f / kTopK);
+  r.scores.resize(static_cast<size_t>(rows) * kExperts);
+  for (float& score : r.scores) score = static_cast<float>((*rng)() % 1000) / (500.0f * kExperts);
   GroupByExpert(&r);
   return r;
 }
 
-TEST_CASE("the device's rule decides as the store does, however often blocks change hands") {
+/// Calls by the host alone, and by host and rule in turn.
+void CompareInTurns(const std::function<std::unique_ptr<ResidencyPolicy>()>& policy) {
   std::mt19937 rng(7);
   for (const int slots : {kLayers * 9, kLayers * 12 + 2, kLayers * kExperts}) {
-    Cache host(slots), both(slots);
+    Cache host(slots, policy()), both(slots, policy());
     bool lent = false;
     int64_t served = 0;
     for (int call = 0; call < 3000; ++call) {
@@ -188,6 +211,11 @@ TEST_CASE("the device's rule decides as the store does, however often blocks cha
     CHECK(both.store->pool(0).taken() == host.store->pool(0).taken());
     for (int l = 0; l < kLayers; ++l) CHECK(both.store->held(l) == host.store->held(l));
   }
+}
+
+TEST_CASE("the device's rules decide as the store does, however often blocks change hands") {
+  CompareInTurns([] { return MakeLru(); });
+  CompareInTurns([] { return MakeWorthCache(nullptr); });
 }
 
 TEST_CASE("more experts than slots: nobody in use leaves, and no slot is given twice") {

@@ -2,9 +2,11 @@
 // compute every expert once.
 #include "moert/parallel_replay.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "moert/engine.h"
+#include "moert/shard.h"
 #include "support/catch.h"
 #include "support/run_engine.h"
 #include "support/synthetic_source.h"
@@ -112,6 +114,51 @@ TEST_CASE("replay on several GPUs") {
   PeerLinks far = free_links;
   far.node_bytes_per_s = 1e6;
   CHECK(run(2, 2, far).exchange_ms > run(4, 1, far).exchange_ms);
+
+  // Who owns what is the caller's choice: all that is used on one rank is as unbalanced as can be.
+  ParallelReplayOptions chosen;
+  chosen.gpus = 2;
+  chosen.links = free_links;
+  const auto replay = [&](const std::vector<std::vector<double>>& loads) {
+    auto shards = PlaceExperts(trace->header().model, loads, 2);
+    REQUIRE_OK(shards.status());
+    chosen.shards = *shards;
+    auto result =
+        ReplayParallel(trace.get(), MakeSizesSource(trace->header()), Options(0.25), chosen);
+    REQUIRE_OK(result.status());
+    return *std::move(result);
+  };
+  std::vector<std::vector<double>> used(4, std::vector<double>(16));
+  REQUIRE_OK(trace->Rewind());
+  for (auto call = trace->Next(); call.ok() && *call != nullptr; call = trace->Next()) {
+    for (const int32_t e : (*call)->ids) ++used[(*call)->layer][e];
+  }
+  REQUIRE_OK(trace->Rewind());
+  const ParallelReplayResult balanced = replay(used);
+  // The eight most used of each layer on one rank.
+  std::vector<Shard> skewed(2);
+  for (const std::vector<double>& layer : used) {
+    std::vector<int32_t> order(16);
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int32_t a, int32_t b) { return layer[a] > layer[b]; });
+    std::sort(order.begin(), order.begin() + 8);
+    std::sort(order.begin() + 8, order.end());
+    skewed[0].experts.emplace_back(order.begin(), order.begin() + 8);
+    skewed[1].experts.emplace_back(order.begin() + 8, order.end());
+  }
+  skewed[1].shared_experts = false;
+  chosen.shards = skewed;
+  const auto unbalanced =
+      ReplayParallel(trace.get(), MakeSizesSource(trace->header()), Options(0.25), chosen);
+  REQUIRE_OK(unbalanced.status());
+  CHECK(balanced.imbalance < unbalanced->imbalance);
+  chosen.shards.resize(3);
+  CHECK(std::string(
+            ReplayParallel(trace.get(), MakeSizesSource(trace->header()), Options(0.25), chosen)
+                .status()
+                .message())
+            .find("3 shards for 2 GPUs") != std::string::npos);
 
   ParallelReplayOptions bad;
   bad.gpus = 17;

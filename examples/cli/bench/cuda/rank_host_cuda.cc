@@ -123,22 +123,24 @@ absl::StatusOr<std::shared_ptr<void>> Pin(std::byte* data, int64_t bytes) {
 
 }  // namespace
 
-absl::StatusOr<RankHosts> MakeCudaRanks(int ranks) {
+absl::StatusOr<RankHosts> MakeCudaRanks(int ranks, bool alone) {
   int devices = 0;
   RETURN_IF_CUDA_ERROR(cudaGetDeviceCount(&devices));
   if (devices < ranks) {
     return absl::UnavailableError(fmt::format("{} GPUs; this machine has {}", ranks, devices));
   }
   NcclOptions group;
-  group.size = ranks;
-  MOERT_ASSIGN_OR_RETURN(group.id, MakeNcclId());
+  group.size = alone ? 1 : ranks;
   RankHosts hosts;
   hosts.pin = Pin;
   cudaDeviceProp properties{};
   RETURN_IF_CUDA_ERROR(cudaGetDeviceProperties(&properties, 0));
   hosts.device = properties.name;
   for (int r = 0; r < ranks; ++r) {
-    group.rank = r;
+    if (r == 0 || alone) {
+      MOERT_ASSIGN_OR_RETURN(group.id, MakeNcclId());
+    }
+    group.rank = alone ? 0 : r;
     group.device = r;
     auto rank = std::make_unique<CudaRank>(group);
     MOERT_RETURN_IF_ERROR(rank->Init());

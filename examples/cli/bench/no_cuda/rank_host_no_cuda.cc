@@ -3,7 +3,7 @@
 
 namespace moert::cli {
 
-absl::StatusOr<RankHosts> MakeCudaRanks(int /*ranks*/) {
+absl::StatusOr<RankHosts> MakeCudaRanks(int /*ranks*/, bool /*alone*/) {
   return absl::UnavailableError("built without CUDA");
 }
 

@@ -1,0 +1,25 @@
+// PeerTier: engines of one process on several GPUs, each over the whole model, as one cache. What
+// an engine misses and another holds is copied from there, over NVLink where there is one, in place
+// of host memory: several times as fast.
+#ifndef MOERT_PEER_TIER_H_
+#define MOERT_PEER_TIER_H_
+
+#include <cstdint>
+#include <memory>
+
+namespace moert {
+
+class PeerTier;
+
+/// For EngineOptions::peers of engines over one source.
+std::shared_ptr<PeerTier> MakePeerTier();
+
+struct PeerTierStats {
+  int64_t copies = 0;  // between engines, since it was made
+  int64_t bytes = 0;
+};
+PeerTierStats StatsOf(const PeerTier& tier);
+
+}  // namespace moert
+
+#endif  // MOERT_PEER_TIER_H_

@@ -1,0 +1,221 @@
+// What the next layer will want, by its gate on this layer's input, and which records are brought
+// for it (served_prefetch.h): one CTA, a thread an expert.
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/primitives/choose_experts.cuh"
+#include "kernels/cuda/primitives/served_slots.cuh"
+#include "kernels/cuda/served_prefetch.h"
+
+namespace moert::cuda {
+namespace {
+
+constexpr double kLikely = 0.02;  // whoever is as likely wanted makes room for nobody
+
+/// What the CTA decides by.
+struct PredictScratch {
+  alignas(ServedExpert) uint8_t rows[kFewExperts * sizeof(ServedExpert)];
+  double worth[kFewExperts];
+  float probability[kFewExperts];
+  int32_t kept[kFewExperts];     // 1: likely wanted
+  int32_t places[kFewExperts];   // slots of nobody, then those of victims
+  int32_t victims[kFewExperts];  // who is in them; -1: nobody
+  uint8_t held[kFewExperts];
+  float kth[kFewTokens];
+  int came[kHitBins], seen[kHitBins];
+};
+
+/// What became of the call that was predicted last, into the curves. By all threads.
+__device__ __forceinline__ void Learn(const PredictArgs& args, PredictScratch& scratch) {
+  const int e = threadIdx.x;
+  const PredictedCall call = *args.call;
+  if (call.tokens == 0 || call.routed != call.tokens) return;
+  if (e < args.routing.num_experts) {
+    const uint32_t wanted = args.wanted[e];
+    const uint8_t* bins = args.bins + e * kFewTokens;
+    for (int t = 0; t < call.tokens; ++t) {
+      if (bins[t] >= kHitBins) break;  // it was present
+      atomicAdd(scratch.seen + bins[t], 1);
+      if (wanted >> t & 1) atomicAdd(scratch.came + bins[t], 1);
+    }
+  }
+  __syncthreads();
+  if (e < kHitBins && scratch.seen[e] > 0) {
+    args.curve[e].Add(scratch.came[e], scratch.seen[e]);
+    args.all[e].Add(scratch.came[e], scratch.seen[e]);
+  }
+}
+
+/// By a warp: a token's logits become scores. Returns its k-th best.
+template <int kPerLane>
+__device__ __forceinline__ float ScoreToken(const DeviceRouting& routing, float* row) {
+  const int lane = threadIdx.x % 32;
+  float key[kPerLane], score[kPerLane];
+  Score(routing, lane, row, key, score);
+  uint32_t taken = 0;
+  float kth = 0;
+  for (int j = 0; j < routing.top_k; ++j) {
+    const int e = Highest(score, taken, routing.num_experts, lane);
+    kth = Take(score, e, lane, &taken);
+  }
+  return kth;
+}
+
+/// That some token wants the thread's expert. Leaves its bins for Learn.
+__device__ __forceinline__ float Probability(const PredictArgs& args, PredictScratch& scratch,
+                                             bool present) {
+  constexpr float kSmallest = 1.17549435e-38F;
+  const int e = threadIdx.x;
+  uint8_t* bins = args.bins + e * kFewTokens;
+  double unused = 1;
+  for (int t = 0; t < args.tokens; ++t) {
+    const float score = args.scores[static_cast<int64_t>(t) * args.routing.num_experts + e];
+    const float ratio = score / fmaxf(scratch.kth[t], kSmallest);
+    const int bin = HitBin(ratio);
+    unused *= 1 - args.curve[bin].Probability(args.all[bin].Probability(GuessedHits(ratio)));
+    bins[t] = static_cast<uint8_t>(present ? kHitBins : bin);
+  }
+  return static_cast<float>(1 - unused);
+}
+
+/// The place of a candidate among them: more likely first, of equals the lower index.
+__device__ __forceinline__ int CandidateRank(const PredictScratch& scratch, int experts,
+                                             float least) {
+  const auto* rows = reinterpret_cast<const ServedExpert*>(scratch.rows);
+  const int e = threadIdx.x;
+  const float mine = scratch.probability[e];
+  int rank = 0;
+  for (int other = 0; other < experts; ++other) {
+    const float theirs = scratch.probability[other];
+    const bool candidate = rows[other].slot < 0 && theirs >= least;
+    rank += candidate && (theirs > mine || (theirs == mine && other < e)) ? 1 : 0;
+  }
+  return rank;
+}
+
+/// A list that no call has settled: nothing of it moves any more.
+__device__ __forceinline__ void SettleLeft(const PredictArgs& args, int64_t tick,
+                                           ServedExpert* rows) {
+  const LayerPrefetch& list = *args.prefetch;
+  const int i = threadIdx.x;
+  if (list.settled == 0 && i < list.count) {
+    const PrefetchedRecord& record = list.records[i];
+    SettlePrefetch(record, EndOfPrefetch(record.state, record.done, /*wanted=*/false), tick, rows);
+  }
+}
+
+__device__ __forceinline__ PrefetchedRecord Listed(const PredictArgs& args, int place, int victim) {
+  PrefetchedRecord record;
+  const ServedRecord of = args.records[threadIdx.x];
+  record.copy = {of.host, args.slots[place], of.bytes};
+  record.expert = static_cast<int32_t>(threadIdx.x);
+  record.victim = victim;
+  record.slot = place;
+  return record;
+}
+
+template <int kPerLane>
+__global__ void __launch_bounds__(kFewExperts)
+    PredictRecordsKernel(const __grid_constant__ PredictArgs args) {
+  __shared__ PredictScratch scratch;
+  __shared__ int first_refused;
+  auto* const rows = reinterpret_cast<ServedExpert*>(scratch.rows);
+  const int e = threadIdx.x;
+  const int experts = args.routing.num_experts;
+  const bool is_expert = e < experts;
+  const ServedLayer layer = *args.layer;
+  if (layer.lent == 0) {  // the host decides
+    if (e == 0) {
+      args.prefetch->count = 0;
+      args.prefetch->settled = 1;
+      args.call->tokens = 0;
+    }
+    return;
+  }
+  if (e < kHitBins) scratch.came[e] = scratch.seen[e] = 0;
+  if (is_expert) {
+    rows[e] = args.rows[e];
+    scratch.held[e] = 0;
+    scratch.worth[e] = args.use != nullptr ? args.use[e].Worth() : 0;
+  }
+  for (int t = e / 32; t < args.tokens; t += static_cast<int>(blockDim.x) / 32) {
+    const float kth = ScoreToken<kPerLane>(args.routing, args.scores + int64_t{t} * experts);
+    if (e % 32 == 0) scratch.kth[t] = kth;
+  }
+  __syncthreads();
+  SettleLeft(args, layer.tick, rows);
+  Learn(args, scratch);
+  __syncthreads();
+
+  const bool present = is_expert && rows[e].slot >= 0;
+  float probability = 0;
+  if (is_expert) {
+    args.rows[e] = rows[e];  // as settled
+    probability = Probability(args, scratch, present);
+    scratch.probability[e] = probability;
+    scratch.kept[e] = probability >= kLikely ? 1 : 0;
+    if (present) scratch.held[rows[e].slot] = 1;
+  }
+  const bool candidate = is_expert && !present && probability >= args.least;
+  const int candidates = __syncthreads_count(candidate);
+  const bool free = is_expert && e < layer.slots && scratch.held[e] == 0;
+  const int num_free = __syncthreads_count(free);
+  const bool idle = present && scratch.kept[e] == 0;
+  const int num_idle = __syncthreads_count(idle);
+
+  // Only now and then is there anything to bring.
+  if (candidates > 0) {
+    if (free) {
+      const int at = FreeBefore(scratch.held, e);
+      scratch.places[at] = e;
+      scratch.victims[at] = -1;
+    }
+    if (idle) {
+      const int at =
+          num_free +
+          VictimRank(scratch.kept, rows, args.use != nullptr ? scratch.worth : nullptr, experts, e);
+      scratch.places[at] = rows[e].slot;
+      scratch.victims[at] = e;
+    }
+  }
+  if (e == 0) first_refused = min(min(candidates, num_free + num_idle), kMostPrefetched);
+  __syncthreads();
+  int rank = kMostPrefetched;
+  if (candidate) {
+    rank = CandidateRank(scratch, experts, args.least);
+    const int victim = rank < num_free + num_idle ? scratch.victims[rank] : -1;
+    if (victim >= 0 &&
+        !PrefetchPays(probability, scratch.worth[e], scratch.worth[victim], layer.inserted)) {
+      atomicMin(&first_refused, rank);
+    }
+  }
+  __syncthreads();
+  const int count = first_refused;
+  if (rank < count) {
+    args.prefetch->records[rank] = Listed(args, scratch.places[rank], scratch.victims[rank]);
+  }
+  if (e == 0) {
+    args.prefetch->count = count;
+    args.prefetch->settled = 0;
+    *args.call = {args.tokens, 0};
+    args.tally->listed += static_cast<uint64_t>(count);
+  }
+}
+
+}  // namespace
+
+int LaunchPredictRecords(const PredictArgs& args, CUstream_st* stream) {
+  const int experts = args.routing.num_experts;
+  if (args.tokens > kFewTokens || experts > kFewExperts || args.routing.top_k > kMaxTopK) {
+    return cudaErrorInvalidValue;
+  }
+  const auto kernel = experts <= 64    ? PredictRecordsKernel<2>
+                      : experts <= 128 ? PredictRecordsKernel<4>
+                      : experts <= 256 ? PredictRecordsKernel<8>
+                                       : PredictRecordsKernel<kFewExperts / 32>;
+  // No more than it needs, so that it finds room beside the products.
+  const int threads = (experts + 31) / 32 * 32;
+  kernel<<<1, threads, 0, stream>>>(args);
+  return cudaGetLastError();
+}
+
+}  // namespace moert::cuda

@@ -1,0 +1,27 @@
+// What kernels that look after the slots of a layer share.
+#ifndef MOERT_KERNELS_CUDA_PRIMITIVES_SERVED_SLOTS_CUH_
+#define MOERT_KERNELS_CUDA_PRIMITIVES_SERVED_SLOTS_CUH_
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace moert::cuda {
+
+/// How many slots before `slot` nobody is in.
+__device__ __forceinline__ int FreeBefore(const uint8_t* held, int slot) {
+  int count = 0;
+  for (int s = 0; s < slot; ++s) count += held[s] == 0 ? 1 : 0;
+  return count;
+}
+
+/// What was written before it was stored by another CTA can be read behind this.
+__device__ __forceinline__ int32_t LoadAcquire(const int32_t* at) {
+  int32_t value = 0;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+  return value;
+}
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_PRIMITIVES_SERVED_SLOTS_CUH_

@@ -1,0 +1,51 @@
+// Branches of a captured call, beside its products: the copies of what it misses, the prediction of
+// what the next layer will want, and the prefetch of that.
+//
+// Copies and prediction are joined before the call ends. The prefetch is a node of the graph that
+// no stream waits for: it goes on while the host's kernels run, and the next call's copies stand
+// behind it. So a graph of some layers alone is whole, too: it ends when its last prefetch does.
+#ifndef MOERT_LIB_EXEC_CUDA_COPY_BRANCH_H_
+#define MOERT_LIB_EXEC_CUDA_COPY_BRANCH_H_
+
+#include "absl/status/status.h"
+#include "exec/cuda/cuda_api.h"
+#include "kernels/cuda/served_prefetch.h"
+
+namespace moert::cuda {
+
+/// One caller at a time; captured calls only.
+class CopyBranch {
+ public:
+  CopyBranch() = default;
+  ~CopyBranch();
+  CopyBranch(const CopyBranch&) = delete;
+  CopyBranch& operator=(const CopyBranch&) = delete;
+
+  absl::Status Init();
+
+  /// The copies, and the prediction where the call `predicts`, go on behind what `stream` was given
+  /// and behind the last prefetch. Needs a Join.
+  absl::Status Fork(cudaStream_t stream, bool predicts);
+  cudaStream_t copies() const { return copies_; }
+  cudaStream_t predictions() const { return predictions_; }
+  /// Behind both.
+  absl::Status Prefetch(LayerPrefetch* prefetch);
+  /// `stream` goes on behind the copies and the prediction.
+  absl::Status Join(cudaStream_t stream);
+
+ private:
+  absl::Status StandBehindPrefetch();
+
+  cudaStream_t copies_ = nullptr;
+  cudaStream_t predictions_ = nullptr;
+  cudaEvent_t forked_ = nullptr;
+  cudaEvent_t copied_ = nullptr;
+  cudaEvent_t predicted_ = nullptr;
+  bool predicts_ = false;               // since the last Fork
+  cudaGraphNode_t prefetch_ = nullptr;  // the last one; null: none
+  unsigned long long capture_ = 0;      // that it is in
+};
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_LIB_EXEC_CUDA_COPY_BRANCH_H_

@@ -1,0 +1,41 @@
+#include "exec/pinned_memory.h"
+
+#include <map>
+#include <utility>
+
+#include "base/mutex.h"
+#include "base/status_macros.h"
+#include "exec/cuda/cuda_api.h"
+#include "moert/backend.h"
+
+namespace moert {
+namespace {
+
+class PinnedAllocator final : public HostAllocator {
+ public:
+  void* Allocate(int64_t bytes, int64_t /*alignment*/) override {  // pages are larger
+    absl::StatusOr<cuda::Buffer> buffer = cuda::Buffer::Pinned(bytes);
+    if (!buffer.ok()) return nullptr;
+    void* const memory = buffer->data();
+    const MutexLock lock(&mu_);
+    buffers_.emplace(memory, *std::move(buffer));
+    return memory;
+  }
+  void Free(void* memory, int64_t /*bytes*/) override {
+    const MutexLock lock(&mu_);
+    buffers_.erase(memory);
+  }
+
+ private:
+  Mutex mu_;
+  std::map<void*, cuda::Buffer> buffers_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<HostAllocator>> MakePinnedAllocator() {
+  MOERT_RETURN_IF_ERROR(CudaStatus());
+  return std::make_shared<PinnedAllocator>();
+}
+
+}  // namespace moert

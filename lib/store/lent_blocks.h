@@ -1,0 +1,46 @@
+// Blocks of a store while somebody else, a device, decides which experts are in them.
+#ifndef MOERT_LIB_STORE_LENT_BLOCKS_H_
+#define MOERT_LIB_STORE_LENT_BLOCKS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/cuda/served_use.h"
+
+namespace moert {
+
+/// A block of a layer while somebody else decides who is in it.
+struct LentSlot {
+  int32_t block = -1;
+  int32_t expert = -1;    // -1: nobody
+  int64_t last_used = 0;  // of the expert, as VictimCandidate has them
+  int32_t tokens = 0;
+};
+struct LentLayer {
+  int64_t tick = 0;  // of the last layer call
+  std::vector<LentSlot> slots;
+  // Of a residency policy that evicts by worth, see LentUse; else empty.
+  int64_t calls = 0;
+  double inserted = 1;
+  std::vector<cuda::ServedUse> use;  // [E]
+};
+
+/// What lookups and loads have counted while the blocks were lent.
+struct ServedCount {
+  int64_t lookups = 0;
+  int64_t hits = 0;
+  int64_t loads = 0;
+  int64_t bytes = 0;  // of the loads
+  int64_t evictions = 0;
+  // Prefetches: listed; used when they were there, or on their way; begun and not used; bytes of
+  // those that began.
+  int64_t listed = 0;
+  int64_t arrived = 0;
+  int64_t late = 0;
+  int64_t wasted = 0;
+  int64_t brought_bytes = 0;
+};
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_STORE_LENT_BLOCKS_H_

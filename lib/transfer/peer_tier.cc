@@ -1,0 +1,105 @@
+#include "transfer/peer_tier.h"
+
+#include <limits>
+
+#include "absl/status/status.h"
+
+namespace moert {
+
+absl::StatusOr<PeerTier::Holder> PeerTier::Join(const void* source, int device) {
+  const MutexLock lock(&mu_);
+  if (here_ > 0 && source != source_) {
+    return absl::InvalidArgumentError(
+        "peers: engines of a peer tier are over one source, and have no shards");
+  }
+  source_ = source;
+  ++here_;
+  Member& member = members_.emplace_back();
+  member.here = true;
+  member.device = device;
+  return static_cast<Holder>(members_.size() - 1);
+}
+
+void PeerTier::Leave(Holder holder, absl::FunctionRef<void(Copy)> wait) {
+  const MutexLock lock(&mu_);
+  WithdrawLocked(holder, {0, std::numeric_limits<Address>::max()}, wait);
+  std::erase_if(readings_, [&](const Reading& reading) { return reading.by == holder; });
+  members_[static_cast<size_t>(holder)].here = false;
+  --here_;
+}
+
+void PeerTier::Publish(Holder holder, int64_t record, const std::byte* at, int64_t bytes) {
+  const MutexLock lock(&mu_);
+  Member& member = members_[static_cast<size_t>(holder)];
+  const Block block = BlockAt(at, bytes);
+  Forget(&member, block);
+  // It is found where it came to last.
+  if (const auto old = member.begins.find(record); old != member.begins.end()) {
+    member.blocks.erase(old->second);
+  }
+  member.begins[record] = block.begin;
+  member.blocks[block.begin] = {block.end, record};
+}
+
+void PeerTier::Forget(Member* member, const Block& block) {
+  auto it = member->blocks.lower_bound(block.end);
+  while (it != member->blocks.begin()) {
+    --it;
+    if (it->second.end <= block.begin) return;  // and so do all in front of it
+    member->begins.erase(it->second.record);
+    it = member->blocks.erase(it);
+  }
+}
+
+void PeerTier::Withdraw(Holder holder, const std::byte* at, int64_t bytes,
+                        absl::FunctionRef<void(Copy)> wait) {
+  const MutexLock lock(&mu_);
+  WithdrawLocked(holder, BlockAt(at, bytes), wait);
+}
+
+void PeerTier::WithdrawLocked(Holder holder, const Block& block,
+                              absl::FunctionRef<void(Copy)> wait) {
+  Forget(&members_[static_cast<size_t>(holder)], block);
+  for (const Reading& reading : readings_) {
+    if (reading.from == holder && reading.block.Overlaps(block)) wait(reading.copy);
+  }
+}
+
+PeerTier::Copy PeerTier::Read(Holder holder, int64_t record,
+                              absl::FunctionRef<Copy(int device, const std::byte* at)> begin) {
+  const MutexLock lock(&mu_);
+  readings_.reserve(readings_.size() + 1);
+  // From one's own number on in a circle, so that not all read from the first.
+  for (size_t i = 1; i < members_.size(); ++i) {
+    const size_t m = (static_cast<size_t>(holder) + i) % members_.size();
+    const Member& member = members_[m];
+    const auto found = member.begins.find(record);
+    if (!member.here || found == member.begins.end()) continue;
+    const Block block = {found->second, member.blocks.at(found->second).end};
+    const Copy copy = begin(member.device, reinterpret_cast<const std::byte*>(block.begin));
+    if (copy == nullptr) continue;
+    readings_.push_back({static_cast<Holder>(m), holder, block, copy});
+    ++stats_.copies;
+    stats_.bytes += static_cast<int64_t>(block.end - block.begin);
+    return copy;
+  }
+  return nullptr;
+}
+
+void PeerTier::Done(Holder holder, Copy copy) {
+  const MutexLock lock(&mu_);
+  std::erase_if(readings_, [&](const Reading& reading) {
+    return reading.by == holder && reading.copy == copy;
+  });
+}
+
+PeerTierStats PeerTier::stats() const {
+  const MutexLock lock(&mu_);
+  return stats_;
+}
+
+std::shared_ptr<PeerTier> MakePeerTier() { return std::make_shared<PeerTier>(); }
+
+PeerTierStats StatsOf(const PeerTier& tier) { return tier.stats(); }
+
+}  // namespace moert

@@ -1,0 +1,169 @@
+// Steps of an engine that serves misses on the device, eager or replayed from a graph.
+#ifndef MOERT_TESTS_GPU_SERVED_CHAIN_H_
+#define MOERT_TESTS_GPU_SERVED_CHAIN_H_
+
+#include <dlfcn.h>
+
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "device_step.h"
+#include "tests/support/catch.h"
+#include "tests/support/synthetic_source.h"
+
+namespace moert::test {
+
+constexpr int64_t kMostRows = 8;
+
+inline SyntheticShape Shape() {
+  SyntheticShape shape;
+  shape.layers = 3;
+  shape.experts = 64;
+  shape.top_k = 8;
+  shape.hidden = 128;
+  shape.intermediate = 96;
+  return shape;
+}
+
+/// Driver calls of this thread, by kind: run with LD_PRELOAD=libmoert_driver_counter.so.
+inline long long Calls(int kind) {
+  using Count = long long (*)(int);
+  static const auto count = reinterpret_cast<Count>(dlsym(RTLD_DEFAULT, "moert_driver_calls"));
+  REQUIRE(count != nullptr);
+  return count(kind);
+}
+
+inline EngineOptions Options(const std::string& strategy, double fraction,
+                             int64_t most_rows = kMostRows) {
+  EngineOptions o;
+  o.backend = BackendKind::kCuda;
+  o.strategy = strategy;
+  o.budget = Budget::Fraction(fraction);
+  o.max_tokens_per_forward = most_rows;
+  o.host_budget = int64_t{64} << 20;  // holds every record
+  return o;
+}
+
+/// An engine, and steps through all of its layers, eager or replayed: one layer's output is the
+/// next one's input, in place; or, `apart`, each has its own rows, and all outputs are kept.
+class Chain {
+ public:
+  Chain(const std::string& strategy, double fraction, const SyntheticShape& shape = Shape(),
+        int64_t most_rows = kMostRows, int64_t host_budget = int64_t{64} << 20, bool apart = false)
+      : shape_(shape),
+        most_rows_(most_rows),
+        parts_(apart ? shape.layers : 1),
+        device_(static_cast<size_t>(parts_ * most_rows * shape.hidden)) {
+    EngineOptions options = Options(strategy, fraction, most_rows);
+    options.host_budget = host_budget;
+    auto engine = Engine::Create(std::make_shared<SyntheticSource>(shape), options);
+    REQUIRE_OK(engine.status());
+    engine_ = std::move(*engine);
+  }
+  ~Chain() {
+    cudaStreamSynchronize(device_.stream());
+    for (auto& [rows, graph] : graphs_) cudaGraphExecDestroy(graph);
+  }
+  Engine* engine() { return engine_.get(); }
+  cudaStream_t stream() const { return device_.stream(); }
+
+  StepId Begin(int64_t rows) {
+    StepInfo info;
+    info.phase = Phase::kDecode;
+    info.rows = rows;
+    info.stream = device_.stream();
+    auto step = engine_->BeginStep(info);
+    REQUIRE_OK(step.status());
+    return *step;
+  }
+  void Forward(StepId step, int64_t rows) {
+    const int64_t hidden = shape_.hidden;
+    const float* from = device_.x();
+    float* to = device_.y();
+    for (int l = 0; l < shape_.layers; ++l) {
+      REQUIRE_OK(engine_->Forward(step, l, {from, DType::kF32, rows, hidden, hidden},
+                                  {to, DType::kF32, rows, hidden, hidden}));
+      from = parts_ == 1 ? device_.y() : from + rows * hidden;
+      if (parts_ > 1) to += rows * hidden;
+    }
+  }
+  /// The same with one routing for all layers, in device memory.
+  void ForwardRouted(StepId step, int64_t rows, const int32_t* ids, const float* weights) {
+    const int64_t hidden = shape_.hidden;
+    const auto pairs = static_cast<size_t>(rows * shape_.top_k);
+    RoutedInput routing;
+    routing.place = Place::kDevice;
+    routing.ids = {ids, pairs};
+    routing.weights = {weights, pairs};
+    const float* from = device_.x();
+    for (int l = 0; l < shape_.layers; ++l) {
+      REQUIRE_OK(engine_->ForwardRouted(step, l, {from, DType::kF32, rows, hidden, hidden}, routing,
+                                        {device_.y(), DType::kF32, rows, hidden, hidden}));
+      from = device_.y();
+    }
+  }
+  /// ids null: routed by the gate.
+  void Capture(int64_t rows, const int32_t* ids = nullptr, const float* weights = nullptr) {
+    cudaGraph_t graph = nullptr;
+    const StepId step = Begin(rows);
+    REQUIRE(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeGlobal) == cudaSuccess);
+    if (ids != nullptr) {
+      ForwardRouted(step, rows, ids, weights);
+    } else {
+      Forward(step, rows);
+    }
+    REQUIRE(cudaStreamEndCapture(stream(), &graph) == cudaSuccess);
+    REQUIRE_OK(engine_->EndStep(step));
+    REQUIRE(cudaGraphInstantiate(&graphs_[rows], graph, 0) == cudaSuccess);
+    cudaGraphDestroy(graph);
+  }
+  void Launch(int64_t rows) { REQUIRE(cudaGraphLaunch(graphs_.at(rows), stream()) == cudaSuccess); }
+  void Set(std::vector<float> x) {
+    x.resize(static_cast<size_t>(parts_ * most_rows_ * shape_.hidden));
+    device_.Set(x);
+  }
+  std::vector<float> Get(int64_t rows) {
+    std::vector<float> y = device_.Get();
+    y.resize(static_cast<size_t>(parts_ * rows * shape_.hidden));
+    return y;
+  }
+  std::vector<float> Step(const std::vector<float>& x, int64_t rows, bool replay) {
+    const StepId step = Begin(rows);
+    Set(x);
+    if (replay) {
+      Launch(rows);
+    } else {
+      Forward(step, rows);
+    }
+    std::vector<float> y = Get(rows);
+    REQUIRE_OK(engine_->EndStep(step));
+    return y;
+  }
+  /// Behind steps that come to nothing, until everything late has come.
+  EngineStats Stats() {
+    for (int i = 0; i < 3; ++i) {
+      REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
+      REQUIRE_OK(engine_->EndStep(Begin(1)));
+    }
+    return engine_->stats();
+  }
+
+ private:
+  const SyntheticShape shape_;
+  const int64_t most_rows_;
+  const int64_t parts_;  // of the rows: one, or one a layer
+  DeviceRowsBuffer device_;
+  std::unique_ptr<Engine> engine_;
+  std::map<int64_t, cudaGraphExec_t> graphs_;
+};
+
+inline bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+}  // namespace moert::test
+
+#endif  // MOERT_TESTS_GPU_SERVED_CHAIN_H_

@@ -1,0 +1,111 @@
+// Records that are prefetched into lent blocks (kernels/cuda/serve_misses.h): whatever a list has
+// come to when its layer is routed, no slot has two experts and none that is incomplete is read.
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include "kernels/cuda/hit_curve.h"
+#include "kernels/cuda/serve_misses.h"
+#include "support/catch.h"
+
+namespace moert::cuda {
+namespace {
+
+constexpr int kExperts = 24, kSlots = 10;
+
+/// A layer's rows, and which record is complete in each slot; -1: none.
+struct Layer {
+  std::vector<ServedExpert> rows = std::vector<ServedExpert>(kExperts);
+  std::vector<int> content = std::vector<int>(kSlots, -1);
+};
+
+/// Fills some of the slots.
+Layer Draw(std::mt19937* rng) {
+  Layer layer;
+  for (int s = 0; s < kSlots; ++s) {
+    if ((*rng)() % 5 == 0) continue;
+    const int e = 2 * s + static_cast<int>((*rng)() % 2);
+    layer.rows[e] = {static_cast<int64_t>((*rng)() % 9), 1, s};
+    layer.content[s] = e;
+  }
+  return layer;
+}
+
+/// Absent experts, each for a slot of its own.
+std::vector<PrefetchedRecord> List(const Layer& layer, std::mt19937* rng) {
+  std::vector<int> slots(kSlots), absent;
+  for (int s = 0; s < kSlots; ++s) slots[s] = s;
+  std::shuffle(slots.begin(), slots.end(), *rng);
+  for (int e = 0; e < kExperts; ++e) {
+    if (layer.rows[e].slot < 0) absent.push_back(e);
+  }
+  std::vector<PrefetchedRecord> list((*rng)() % (kMostPrefetched + 1));
+  for (size_t i = 0; i < list.size(); ++i) {
+    list[i].expert = absent[i];
+    list[i].slot = slots[i];
+    list[i].victim = layer.content[slots[i]];
+  }
+  return list;
+}
+
+TEST_CASE("a list that is settled leaves every slot to one expert at most, and to a whole record") {
+  std::mt19937 rng(5);
+  int seen[4] = {};
+  for (int round = 0; round < 20000; ++round) {
+    Layer layer = Draw(&rng);
+    const std::vector<ServedExpert> before = layer.rows;
+    for (PrefetchedRecord& record : List(layer, &rng)) {
+      const bool wanted = rng() % 2 == 0;
+      // How far the copies have come: in any state that they and the decision can leave.
+      const bool begun = rng() % 2 == 0;
+      const int done = begun ? static_cast<int>(rng() % (kCopyCtas + 1)) : 0;
+      if (begun) layer.content[record.slot] = done == kCopyCtas ? record.expert : -1;
+      const int32_t state = begun ? (!wanted && rng() % 2 == 0 ? kPrefetchStopped : kPrefetchBegun)
+                                  : (rng() % 2 == 0 ? kPrefetchListed : kPrefetchDropped);
+      const PrefetchEnd end = EndOfPrefetch(state, done, wanted);
+      ++seen[static_cast<int>(end)];
+      if (end == PrefetchEnd::kUnderWay) {
+        CHECK(wanted);
+        layer.content[record.slot] = record.expert;  // before it is multiplied
+      }
+      SettlePrefetch(record, end, 9, layer.rows.data());
+      if (!begun && record.victim >= 0) {
+        REQUIRE(layer.rows[record.victim].slot == before[record.victim].slot);
+      }
+    }
+    std::vector<int> held(kSlots, 0);
+    for (int e = 0; e < kExperts; ++e) {
+      const int slot = layer.rows[e].slot;
+      if (slot < 0) continue;
+      REQUIRE(++held[slot] == 1);
+      REQUIRE(layer.content[slot] == e);
+    }
+  }
+  for (const int count : seen) CHECK(count > 100);
+}
+
+TEST_CASE("a prefetch pays where what it spares is more than the uses of whom it replaces") {
+  CHECK(PrefetchPays(0.5, 0.1, 0.1, 1));
+  CHECK(PrefetchPays(0.2, 0.3, 0.1, 1));      // worth more anyway
+  CHECK(!PrefetchPays(0.2, 0.05, 0.8, 1));    // whom many calls want
+  CHECK(!PrefetchPays(0.5, 0.0, 0.1, 0.01));  // a cache that hardly changes
+  CHECK(PrefetchPays(1, 0, 1, 0));
+}
+
+TEST_CASE("hits are remembered as long as they are of use") {
+  HitCounts counts;
+  CHECK(counts.Probability(0.3) == 0.3);
+  for (int i = 0; i < 5000; ++i) counts.Add(1, 1);
+  CHECK(counts.seen <= kHitMemory);
+  CHECK(counts.Probability(0) > 0.98);
+  for (int i = 0; i < 100; ++i) counts.Add(0, 40);  // several at once
+  CHECK(counts.seen <= kHitMemory);
+  CHECK(counts.Probability(0) < 0.05);
+  HitCounts once, one_by_one;
+  once.Add(3, 10);
+  for (int i = 0; i < 10; ++i) one_by_one.Add(i < 3 ? 1 : 0, 1);
+  CHECK(once.Probability(0.5) == one_by_one.Probability(0.5));
+}
+
+}  // namespace
+}  // namespace moert::cuda
