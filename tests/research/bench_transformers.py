@@ -3,7 +3,7 @@
 transformers (resident, offloaded) and in libmoert at several budgets.
 
   bench_transformers.py theirs [--modes eager grouped_mm batched_mm compiled offload accelerate]
-  bench_transformers.py ours [--scheme w4a16_g128] [--modes compiled eager] [--budgets 1 0.5 0.25 0.1]
+  bench_transformers.py ours [--scheme w4a16_g128] [--modes compiled eager] [--budgets 1 .5 .25 .1]
   common: [--layers 48] [--json FILE] [--turns FILE]
 
 Weights are random: the share of hits is not that of a trained model. Per mode:
@@ -13,8 +13,9 @@ Weights are random: the share of hits is not that of a trained model. Per mode:
 - Prompts: one forward pass of 512 and of 2,048 tokens, logits of the last, the device awaited; ms,
   median of 3.
 - Memory of the device: torch's most reserved bytes since the mode began, and what the engine's
-  budget pays for. Of the host: what of the process is resident, at most; weights in pinned memory
-  of libmoert; weights that are offloaded, which here lie in memory once for all layers.
+  budget pays for, without the CUDA context. Of the host: what of the process is resident, at most,
+  pinned memory included; beside it weights that are offloaded, which here lie there once for all
+  layers.
 "compiled" is a static cache and torch.compile(mode="reduce-overhead"), as generate() does it.
 
 Two processes may build and compile at once: with the same --turns FILE they time in turn, while

@@ -13,6 +13,7 @@ import digest
 import quality_rank
 import report
 import several_gpus
+import transformers_page
 
 MODELS = ("tiny-moe", "small-moe")
 COLUMNS = ["model", "transfers in the window", "recall before the cut", "after, 25 %", "after, 75 %"]
@@ -36,6 +37,7 @@ TABLES = {
     "dynaexq-adapt": lambda: digest.adaptation(),
     "dynaexq-bounds": lambda: digest.h200.bounds(digest.h200.load("dynaexq")),
     "loads": lambda: digest.h200.loads(digest.h200.load("loads")),
+    "transformers": transformers_page.table,
     "cross-layer": lambda: digest.stored("fate-replay", "cross-layer"),
     "window-cut": lambda: digest.stored("fate-replay", "window-cut", COLUMNS, lambda r: r[1] in ("0.5", "2", "8")),
     "hit-ratio": lambda: digest.stored("fate-replay", "hit-ratio", HITS, lambda r: r[:2] == ["small-moe", "2"] and r[3] != "arc"),

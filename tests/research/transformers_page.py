@@ -4,14 +4,15 @@
 """
 import json
 import pathlib
+import re
 import sys
 
 import experiment
 import report
 
 NAME = "transformers"
-HEAD = ["experts", "in GPU memory", "tokens/s", "hits", "prompt of 512, ms", "of 2,048, ms", "GPU, GiB",
-        "host, GiB"]
+HEAD = ["experts", "in GPU memory", "tokens/s", "hits", "prompt of 512, ms", "of 2,048, ms",
+        "GPU, GiB", "host, GiB"]
 
 
 def stored():
@@ -40,9 +41,11 @@ def share(row):
 
 
 def host(row):
-    """Weights in host memory, and what else of the process is resident."""
-    weights = row.get("pinned_gib", row.get("offloaded_gib", 0))
-    return f"{weights:.1f} + {row['resident_gib']:.1f}"
+    """What is resident, at most; of offloaded layers, whose experts lie there once, all."""
+    offloaded = row.get("offloaded_gib", 0)
+    layers = re.search(r"experts of (\d+) of (\d+)", row["mode"])
+    copies = int(layers[2]) - int(layers[1]) if layers else 1
+    return f"{row['resident_gib'] + offloaded * (1 - 1 / copies):.1f}"
 
 
 def cells(row):
@@ -52,9 +55,9 @@ def cells(row):
             times(row.get("prompt_2048_ms")), f"{row['device_gib']:.1f}", host(row)]
 
 
-def table(of=""):
-    rows = [row for row in stored()["rows"] if row["mode"].startswith(of) and "failed" not in row]
-    return experiment.table(HEAD, [cells(row) for row in rows])
+def table():
+    order = lambda row: (row["mode"].startswith("transformers"), row["mode"], -row.get("budget", 1))
+    return experiment.table(HEAD, [cells(row) for row in sorted(stored()["rows"], key=order)])
 
 
 def main():
@@ -66,8 +69,8 @@ def main():
             if "failed" not in row:
                 known[row["mode"], row.get("budget")] = row
     rows = ",\n".join(f"  {json.dumps(row)}" for row in known.values())
-    (report.DATA / f"{NAME}.json").write_text(
-        f'{{\n "about": {json.dumps(kept["about"])},\n "rows": [\n{rows}\n ]\n}}\n', encoding="utf-8")
+    text = f'{{\n "about": {json.dumps(kept["about"])},\n "rows": [\n{rows}\n ]\n}}\n'
+    (report.DATA / f"{NAME}.json").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
