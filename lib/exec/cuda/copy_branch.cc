@@ -49,7 +49,7 @@ absl::Status StandBehind(cudaStream_t stream, cudaGraphNode_t node) {
 }  // namespace
 
 CopyBranch::~CopyBranch() {
-  for (cudaEvent_t event : {predicted_, copied_, forked_}) {
+  for (cudaEvent_t event : {predicted_, copied_, forked_prediction_, forked_}) {
     if (event != nullptr) cudaEventDestroy(event);
   }
   for (cudaStream_t stream : {predictions_, copies_}) {
@@ -64,29 +64,34 @@ absl::Status CopyBranch::Init() {
     MOERT_CUDA_RETURN_IF_ERROR(
         cudaStreamCreateWithPriority(stream, cudaStreamNonBlocking, highest));
   }
-  for (cudaEvent_t* event : {&forked_, &copied_, &predicted_}) {
+  for (cudaEvent_t* event : {&forked_, &forked_prediction_, &copied_, &predicted_}) {
     MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
   }
   return absl::OkStatus();
 }
 
-absl::Status CopyBranch::Fork(cudaStream_t stream, bool predicts) {
-  predicts_ = predicts;
-  MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(forked_, stream));
-  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(copies_, forked_, 0));
-  if (predicts) MOERT_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(predictions_, forked_, 0));
-  return StandBehindPrefetch();
+absl::Status CopyBranch::ForkPrediction(cudaStream_t stream, const LayerPrefetch* list) {
+  MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(forked_prediction_, stream));
+  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(predictions_, forked_prediction_, 0));
+  prediction_forked_ = true;
+  return list == list_ ? StandBehindPrefetch(predictions_) : absl::OkStatus();
 }
 
-absl::Status CopyBranch::StandBehindPrefetch() {
-  const cudaGraphNode_t last = std::exchange(prefetch_, nullptr);
-  if (last == nullptr) return absl::OkStatus();
+absl::Status CopyBranch::ForkCopies(cudaStream_t stream) {
+  MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(forked_, stream));
+  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(copies_, forked_, 0));
+  copies_forked_ = true;
+  MOERT_RETURN_IF_ERROR(StandBehindPrefetch(copies_));
+  prefetch_ = nullptr;
+  return absl::OkStatus();
+}
+
+absl::Status CopyBranch::StandBehindPrefetch(cudaStream_t stream) {
+  if (prefetch_ == nullptr) return absl::OkStatus();
   CapturePlace place;
-  MOERT_RETURN_IF_ERROR(FindPlace(copies_, &place));
+  MOERT_RETURN_IF_ERROR(FindPlace(stream, &place));
   // Of another graph: whoever launches it orders the two.
-  if (place.id != capture_) return absl::OkStatus();
-  MOERT_RETURN_IF_ERROR(StandBehind(copies_, last));
-  return predicts_ ? StandBehind(predictions_, last) : absl::OkStatus();
+  return place.id == capture_ ? StandBehind(stream, prefetch_) : absl::OkStatus();
 }
 
 absl::Status CopyBranch::Prefetch(LayerPrefetch* prefetch) {
@@ -97,17 +102,21 @@ absl::Status CopyBranch::Prefetch(LayerPrefetch* prefetch) {
   MOERT_CUDA_RETURN_IF_ERROR(
       AddCopyPrefetched(place.graph, place.behind.data(), place.behind.size(), prefetch, &node));
   prefetch_ = node;
+  list_ = prefetch;
   capture_ = place.id;
   return absl::OkStatus();
 }
 
 absl::Status CopyBranch::Join(cudaStream_t stream) {
-  MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(copied_, copies_));
-  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(stream, copied_, 0));
-  if (!predicts_) return absl::OkStatus();
-  MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(predicted_, predictions_));
-  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(stream, predicted_, 0));
-  return absl::OkStatus();
+  const auto join = [&](bool forked, cudaStream_t branch, cudaEvent_t end) -> absl::Status {
+    if (!forked) return absl::OkStatus();
+    MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(end, branch));
+    MOERT_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(stream, end, 0));
+    return absl::OkStatus();
+  };
+  absl::Status status = join(std::exchange(copies_forked_, false), copies_, copied_);
+  status.Update(join(std::exchange(prediction_forked_, false), predictions_, predicted_));
+  return status;
 }
 
 }  // namespace moert::cuda

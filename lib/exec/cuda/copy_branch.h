@@ -23,27 +23,28 @@ class CopyBranch {
 
   absl::Status Init();
 
-  /// The copies, and the prediction where the call `predicts`, go on behind what `stream` was given
-  /// and behind the last prefetch. Needs a Join.
-  absl::Status Fork(cudaStream_t stream, bool predicts);
+  /// The prediction goes on behind what `stream` was given. `list`: that it writes. Needs a Join.
+  absl::Status ForkPrediction(cudaStream_t stream, const LayerPrefetch* list);
+  /// So do the copies, and behind the last prefetch. Needs a Join.
+  absl::Status ForkCopies(cudaStream_t stream);
   cudaStream_t copies() const { return copies_; }
   cudaStream_t predictions() const { return predictions_; }
   /// Behind both.
   absl::Status Prefetch(LayerPrefetch* prefetch);
-  /// `stream` goes on behind the copies and the prediction.
+  /// `stream` goes on behind the copies and the prediction, those that were forked.
   absl::Status Join(cudaStream_t stream);
 
  private:
-  absl::Status StandBehindPrefetch();
+  absl::Status StandBehindPrefetch(cudaStream_t stream);
 
   cudaStream_t copies_ = nullptr;
   cudaStream_t predictions_ = nullptr;
-  cudaEvent_t forked_ = nullptr;
-  cudaEvent_t copied_ = nullptr;
-  cudaEvent_t predicted_ = nullptr;
-  bool predicts_ = false;               // since the last Fork
-  cudaGraphNode_t prefetch_ = nullptr;  // the last one; null: none
-  unsigned long long capture_ = 0;      // that it is in
+  cudaEvent_t forked_ = nullptr, forked_prediction_ = nullptr;
+  cudaEvent_t copied_ = nullptr, predicted_ = nullptr;
+  bool copies_forked_ = false, prediction_forked_ = false;  // since the last Join
+  cudaGraphNode_t prefetch_ = nullptr;                      // the last one; null: none
+  const LayerPrefetch* list_ = nullptr;                     // that it reads
+  unsigned long long capture_ = 0;                          // that it is in
 };
 
 }  // namespace moert::cuda

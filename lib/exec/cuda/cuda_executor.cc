@@ -123,6 +123,8 @@ absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContex
     return WeightedSum(call, given != nullptr);
   };
   absl::Status status = enqueue();
+  // Behind a failure: a capture is left whole.
+  if (served && !status.ok()) status.Update(served_->Join(stream));
   if (!capturing) status.Update(fence_->Pass(stream));  // also behind a failure
   return status;
 }

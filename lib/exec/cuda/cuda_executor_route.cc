@@ -43,6 +43,10 @@ absl::Status CudaExecutor::RouteFew(const ExecutorCall& call, const GivenRouting
     }
     MOERT_CUDA_RETURN_IF_ERROR(LaunchGateLogits(Rows(call), layer.gate, layer.routing.num_experts,
                                                 w_.scores, stream, w_.x[0], x_stride, second));
+    if (second.experts != 0) {
+      MOERT_RETURN_IF_ERROR(served_->Predict(call.layer, static_cast<int32_t>(call.hidden.rows),
+                                             w_.next_scores, stream));
+    }
     packed = 1;
   }
   for (int i = packed; i < kOperands; ++i) {

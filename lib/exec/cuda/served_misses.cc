@@ -256,14 +256,22 @@ absl::Status ServedMisses::Begin(const Call& call, cudaStream_t stream) {
     args.tiles = *call.tiles;
     args.late_table = on_device_.late_tiles;
   }
-  const bool predicts = call.next_scores != nullptr;
   MOERT_CUDA_RETURN_IF_ERROR(LaunchServeMisses(args, stream));
-  MOERT_RETURN_IF_ERROR(branch_.Fork(stream, predicts));
+  MOERT_RETURN_IF_ERROR(branch_.ForkCopies(stream));
   MOERT_CUDA_RETURN_IF_ERROR(LaunchCopyRecords(args.copies, args.num_copies, branch_.copies()));
-  if (!predicts) return absl::OkStatus();
-  const PredictArgs prediction = PredictionOf(call.layer + 1, call);
+  if (call.next_scores == nullptr) return absl::OkStatus();
+  return branch_.Prefetch(on_device_.table.prefetch + call.layer + 1);
+}
+
+absl::Status ServedMisses::Predict(int layer, int32_t tokens, float* next_scores,
+                                   cudaStream_t stream) {
+  Call call;
+  call.tokens = tokens;
+  call.next_scores = next_scores;
+  const PredictArgs prediction = PredictionOf(layer + 1, call);
+  MOERT_RETURN_IF_ERROR(branch_.ForkPrediction(stream, prediction.prefetch));
   MOERT_CUDA_RETURN_IF_ERROR(LaunchPredictRecords(prediction, branch_.predictions()));
-  return branch_.Prefetch(prediction.prefetch);
+  return absl::OkStatus();
 }
 
 absl::Status ServedMisses::Fetch(int layer, const GivenRouting& given, const SlotRegion& region,

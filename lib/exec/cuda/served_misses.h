@@ -53,9 +53,10 @@ class ServedMisses {
   /// The way back; waits. Calls that the device was given before must have ended.
   absl::Status TakeBack(VersionedStore* store);
 
-  /// Whether calls of so many tokens of the layer also bring what the next one will want; then that
-  /// one's logits of the same rows are asked for.
+  /// Whether calls of so many tokens of the layer also bring what the next one will want.
   bool Predicts(int layer, int64_t tokens) const;
+  /// Then: behind the next layer's logits of the same rows, `next_scores`. Needs a Join.
+  absl::Status Predict(int layer, int32_t tokens, float* next_scores, cudaStream_t stream);
 
   /// A call, behind its grouping.
   struct Call {
@@ -63,13 +64,13 @@ class ServedMisses {
     int32_t tokens = 0;
     SlotGroups groups;
     const float* scores = nullptr;         // [tokens, experts]; null: the routing was given
-    float* next_scores = nullptr;          // logits of the next layer; null: nothing is predicted
+    float* next_scores = nullptr;          // of Predict; null: nothing was predicted
     const ExpertHandle* shared = nullptr;  // the handle of the shared expert
     const MakeTilesArgs* tiles = nullptr;
   };
-  /// Decides and begins the copies. Then buffers.ready can be multiplied, and behind Join, which
-  /// must follow, buffers.late. `tiles` not null: their tiles are made instead, the late ones in
-  /// buffers.late_tiles.
+  /// Decides and begins the copies, and behind them the prefetch. Then buffers.ready can be
+  /// multiplied, and behind Join, which must follow, buffers.late. `tiles` not null: their tiles
+  /// are made instead, the late ones in buffers.late_tiles.
   absl::Status Begin(const Call& call, cudaStream_t stream);
   absl::Status Join(cudaStream_t stream) { return branch_.Join(stream); }
   /// That products leave room for: CTAs that copy or decide beside them.
