@@ -282,7 +282,7 @@ struct LayerBench {
     a.rope.frequencies = frequencies.get();
     REQUIRE(LaunchDecodeAttention(a, pieces, partials->get(), stream) == 0);
   }
-  void Output(int i, bool ahead) {
+  void Output(int i) {
     FewRowsProduct p;
     p.w = o_w.get() + static_cast<size_t>(i % kCopies) * kHidden * kQ;
     p.rows = rows;
@@ -291,10 +291,6 @@ struct LayerBench {
     p.x = mixed.get();
     p.y = sum.get();
     p.accumulate = true;
-    if (ahead) {
-      p.ahead = qkv_w.get() + static_cast<size_t>((i + 1) % kCopies) * kHidden * kQkv;
-      p.ahead_bytes = int64_t{kHidden} * kQkv * 2;
-    }
     NormArgs then;
     then.residual = sum.get();
     then.weight = weight.get();
@@ -333,11 +329,11 @@ TEST_CASE("the dense part of a layer", "[.][bench]") {
       LayerBench bench(rows, context);
       const double qkv = Microseconds(bench.stream, [&](int i) { bench.Qkv(i); });
       const double attention = Microseconds(bench.stream, [&](int i) { bench.Attention(i); });
-      const double output = Microseconds(bench.stream, [&](int i) { bench.Output(i, false); });
+      const double output = Microseconds(bench.stream, [&](int i) { bench.Output(i); });
       const double all = Microseconds(bench.stream, [&](int i) {
         bench.Qkv(i);
         bench.Attention(i);
-        bench.Output(i, false);
+        bench.Output(i);
       });
       std::printf("%4d %7d: %7.2f %7.2f %7.2f %7.2f\n", rows, context, qkv, attention, output, all);
       if (rows > 1 && context == 1900) break;

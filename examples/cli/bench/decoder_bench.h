@@ -24,8 +24,6 @@ struct DecoderBenchOptions {
   int64_t steps = 64;
   int64_t repeats = 5;
   bool eager = false;
-  bool no_prefetch = false;
-  int stages = 0;
   int64_t seed = 1;
   std::string json;
   bool quiet = false;

@@ -81,8 +81,6 @@ int BenchModel(int argc, const char* const* argv) {
   parser.AddInt64("steps", &o.steps, "decode steps of a repetition", 1, 100000);
   parser.AddInt64("repeats", &o.repeats, "repetitions", 1, 10000);
   parser.AddSwitch("eager", &o.eager, "no CUDA graphs");
-  parser.AddSwitch("no-prefetch", &o.no_prefetch, "weights do not come into the L2 cache ahead");
-  parser.AddInt("stages", &o.stages, "of weights that products copy ahead, at most", 0, 3);
   parser.AddInt64("seed", &o.seed, "seed of weights and tokens", 0);
   parser.AddJson(&o.json);
   parser.AddSwitch("quiet", &o.quiet, "no table, no progress");

@@ -272,7 +272,6 @@ __global__ void __launch_bounds__(kThreads)
                  int pieces, float* partials) {
   constexpr int kDim = kSteps * 32;
   __shared__ Shared<kDim> shared;
-  TriggerDependentLaunch();
   const int dim = a.head_dim, rank = static_cast<int>(blockIdx.x) % kRanks;
   const int warp = threadIdx.x / 32;
   // What a step's rows are, and what earlier steps stored, no kernel of this step writes.
@@ -303,6 +302,8 @@ __global__ void __launch_bounds__(kThreads)
     LoadQueries(a, t, scale, &shared);
     __syncthreads();
   }
+  // Not before: the next product's weights would be in front of these loads.
+  TriggerDependentLaunch();
 
   Mix<kSteps> mix;
   while (from < t.end) {

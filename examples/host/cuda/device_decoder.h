@@ -32,9 +32,6 @@ struct DeviceDecoderOptions {
   /// a virtual clock: these see every step.
   bool graphs = true;
   DenseKernels kernels = DenseKernels::kAuto;
-  /// Decode steps bring the next layer's weights into the L2 cache while the experts are computed.
-  bool prefetch = true;
-  int stages = 0;  // FewRowsProduct::stages
 };
 
 /// bf16 matrices, activations and KV cache; residual stream, routing input, softmax and all sums
@@ -90,9 +87,9 @@ class DeviceDecoder final : public TokenModel {
   absl::Status NormedProduct(const DeviceNorm& norm, const DeviceMatrix& w, const StepShape& shape,
                              Stream* stream, uint16_t* rounded, float* y);
   /// Adds x w^T and the matrix's bias to the stream, which has no delta. `then`: null, or the norm
-  /// that leaves the stream in normed_. `ahead`: null, or the matrix of the next product like this.
+  /// that leaves the stream in normed_.
   absl::Status AddProduct(const DeviceMatrix& w, const uint16_t* x, const StepShape& shape,
-                          Stream* stream, const DeviceNorm* then, const DeviceMatrix* ahead);
+                          Stream* stream, const DeviceNorm* then);
   absl::Status Normalize(const DeviceNorm& norm, const StepShape& shape, const Stream& stream,
                          float* f32, uint16_t* bf16);
   NormArgs NormOf(const DeviceNorm& norm, const StepShape& shape, const Stream& stream) const;

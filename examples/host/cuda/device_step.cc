@@ -41,10 +41,8 @@ absl::Status DeviceDecoder::EnqueueLayer(int index, const StepShape& shape, Step
       NormedProduct(layer.attention_norm, layer.qkv, shape, stream, rounded_, qkv_));
   MOERT_RETURN_IF_ERROR(EnqueueAttention(index, shape));
   const bool moe = layer.moe_layer >= 0;
-  const auto next = static_cast<size_t>(index) + 1;
-  const DeviceMatrix* ahead = next < weights_.layers.size() ? &weights_.layers[next].qkv : nullptr;
-  MOERT_RETURN_IF_ERROR(AddProduct(layer.o, mixed_, shape, stream, moe ? &layer.mlp_norm : nullptr,
-                                   moe ? ahead : nullptr));
+  MOERT_RETURN_IF_ERROR(
+      AddProduct(layer.o, mixed_, shape, stream, moe ? &layer.mlp_norm : nullptr));
   if (moe) {
     // In fp32: a gate's close decisions should not depend on how its input was rounded.
     stream->delta = delta_;
@@ -58,7 +56,7 @@ absl::Status DeviceDecoder::EnqueueLayer(int index, const StepShape& shape, Step
   RETURN_IF_CUDA_ERROR(LaunchGatedActivation(
       gate_up_, static_cast<int>(config_.activation), static_cast<int>(shape.rows),
       static_cast<int>(config_.dense_intermediate), activated_, stream_));
-  return AddProduct(layer.down, activated_, shape, stream, nullptr, nullptr);
+  return AddProduct(layer.down, activated_, shape, stream, nullptr);
 }
 
 absl::Status DeviceDecoder::EnqueueAttention(int index, const StepShape& shape) {
@@ -114,7 +112,6 @@ absl::Status DeviceDecoder::NormedProduct(const DeviceNorm& norm, const DeviceMa
     return products_->Multiply(w, rounded, shape.rows, y);
   }
   FewRowsProduct product = w.FewRows(shape.rows, y);
-  product.stages = options_.stages;
   product.normed.residual = stream->residual;
   product.normed.delta = stream->delta;
   product.normed.sum = stream->spare;
@@ -128,7 +125,7 @@ absl::Status DeviceDecoder::NormedProduct(const DeviceNorm& norm, const DeviceMa
 
 absl::Status DeviceDecoder::AddProduct(const DeviceMatrix& w, const uint16_t* x,
                                        const StepShape& shape, Stream* stream,
-                                       const DeviceNorm* then, const DeviceMatrix* ahead) {
+                                       const DeviceNorm* then) {
   const auto normalize = [&] {
     if (then == nullptr) return absl::OkStatus();
     return Normalize(*then, shape, *stream, normed_, nullptr);
@@ -143,14 +140,9 @@ absl::Status DeviceDecoder::AddProduct(const DeviceMatrix& w, const uint16_t* x,
     return normalize();
   }
   FewRowsProduct product = w.FewRows(shape.rows, stream->residual);
-  product.stages = options_.stages;
   product.x = x;
   product.bias = w.bias();
   product.accumulate = true;
-  if (ahead != nullptr && options_.prefetch) {
-    product.ahead = ahead->weights();
-    product.ahead_bytes = ahead->in() * ahead->out() * 2;
-  }
   const bool fused = then != nullptr && shape.rows == 1;
   if (fused) {
     product.ticket = ticket();

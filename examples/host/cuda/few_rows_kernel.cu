@@ -22,7 +22,8 @@ constexpr int kChannels = 16;                   // output channels of a unit
 constexpr int kDepth = 256;                     // inputs that a warp multiplies at a time
 constexpr int kRound = kWarps * kDepth;         // and the block
 constexpr int kStage = kChannels * kDepth * 2;  // their weights, bytes
-constexpr int kMaxStages = 3;
+// More take so much of the memory's rate that the small kernels in front become slower.
+constexpr int kMaxStages = 2;
 constexpr int kRowPadding = 32;  // no two rows of a fragment in one bank
 constexpr int kColumn = kFewRows + 1;
 
@@ -211,20 +212,6 @@ __device__ __forceinline__ void NormWhenComplete(const FewRowsProduct& p, float*
 
 constexpr int kLine = 128;  // bytes of the L2 cache
 
-/// The blocks share the work, a thread a piece; nothing waits for it.
-__device__ __forceinline__ void PrefetchAhead(const FewRowsProduct& p) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  constexpr int kPiece = 4096;
-  const auto* from = reinterpret_cast<const char*>(p.ahead);
-  const int64_t step = int64_t{gridDim.x} * kThreads * kPiece;
-  for (int64_t i = (int64_t{threadIdx.x} * gridDim.x + blockIdx.x) * kPiece; i < p.ahead_bytes;
-       i += step) {
-    const auto bytes = static_cast<int>(min(int64_t{kPiece}, p.ahead_bytes - i));
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from + i), "r"(bytes));
-  }
-#endif
-}
-
 template <int kStages, int kRows>
 __global__ void __launch_bounds__(kThreads, 1)
     FewRowsKernel(const __grid_constant__ FewRowsProduct p) {
@@ -289,15 +276,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
     if (place.valid) *y = before + (AddSums(sums) * scale + bias);
   }
-  if (p.ahead != nullptr) PrefetchAhead(p);
   if (p.ticket != nullptr) NormWhenComplete(p, shared.sums);
 }
 
 template <int kRows>
 auto KernelOf(int stages) {
-  return stages == 1   ? FewRowsKernel<1, kRows>
-         : stages == 2 ? FewRowsKernel<2, kRows>
-                       : FewRowsKernel<3, kRows>;
+  return stages == 1 ? FewRowsKernel<1, kRows> : FewRowsKernel<2, kRows>;
 }
 
 /// What a block may ask for: a little is the kernel's own.
@@ -318,7 +302,6 @@ int LaunchFewRows(const FewRowsProduct& p, CUstream_st* stream) {
   const int units = (p.out + kChannels - 1) / kChannels, rounds = (p.in + kRound - 1) / kRound;
   const int grid = std::min(units, gpu::DeviceAttribute(cudaDevAttrMultiProcessorCount));
   int stages = std::min(kMaxStages, (units + grid - 1) / grid * rounds);
-  if (p.stages > 0) stages = std::min(stages, p.stages);
   while (SharedBytes(stages, p.rows, p.in) > SharedLimit()) --stages;
   const auto kernel = p.rows == 1 ? KernelOf<1>(stages) : KernelOf<kFewRows>(stages);
   const auto bytes = static_cast<int>(SharedBytes(stages, p.rows, p.in));

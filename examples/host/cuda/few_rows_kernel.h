@@ -39,10 +39,6 @@ struct FewRowsProduct {
   /// residual is y. One row; leaves a zero.
   uint32_t* ticket = nullptr;
   NormArgs then;
-  /// Null, or weights of a later product that come into the L2 cache when this one is done.
-  const uint16_t* ahead = nullptr;
-  int64_t ahead_bytes = 0;
-  int32_t stages = 0;  // of weights that are copied ahead, at most; 0: as many as fit
 };
 
 /// Whether the current device has the shared memory for rows of this width.

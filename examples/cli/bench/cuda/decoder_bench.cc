@@ -86,8 +86,6 @@ absl::Status DecoderBench::Open() {
   host::DeviceDecoderOptions decoder;
   decoder.max_rows = options.max_tokens_per_forward;
   decoder.graphs = !o_.eager;
-  decoder.prefetch = !o_.no_prefetch;
-  decoder.stages = o_.stages;
   MOERT_ASSIGN_OR_RETURN(
       decoder_, host::DeviceDecoder::Create(std::move(weights), config, engine_.get(), decoder));
   return absl::OkStatus();
