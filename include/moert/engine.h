@@ -237,13 +237,13 @@ class Engine {
   /// Ends every Fetch of this layer in this step; none is OK. Never waits for transfers.
   virtual absl::Status ReleaseFetched(StepId step, int layer) = 0;
   /// All experts of a layer, for calls of so many rows that nearly all of them are named: opaque
-  /// records are copied to `to`, expert e where *view has slot e, from slots or from host memory. No
-  /// slot changes hands, and no policy sees it. `to` takes view->slots times the stride of a part,
-  /// bytes, and is memory of the host's where the backend computes; null: *view alone is filled,
-  /// with offsets in place of addresses. On CUDA copies are enqueued on the step's stream, and
-  /// nothing waits but for what the device served before. FailedPrecondition where a record is in
-  /// neither place (EngineOptions::host_budget), or a fetch that the device served is not released.
-  /// Unimplemented for other records, shards and strategies of several versions.
+  /// records are copied to `to`, expert e where *view has slot e, from slots or from host memory.
+  /// No slot changes hands, and no policy sees it. `to` takes view->slots times the stride of a
+  /// part, bytes, and is memory of the host's where the backend computes; null: *view alone is
+  /// filled, with offsets in place of addresses. On CUDA copies are enqueued on the step's stream,
+  /// and nothing waits but for what the device served before. FailedPrecondition where a record is
+  /// in neither place (EngineOptions::host_budget), or a fetch that the device served is not
+  /// released. Unimplemented for other records, shards and strategies of several versions.
   virtual absl::Status CopyLayer(StepId step, int layer, std::byte* to, SlotView* view) = 0;
 
   /// The host knows what is coming: these experts of a layer, best first, are brought while the

@@ -213,9 +213,11 @@ int LaunchPredictRecords(const PredictArgs& args, CUstream_st* stream) {
                       : experts <= 256 ? PredictRecordsKernel<8>
                                        : PredictRecordsKernel<kFewExperts / 32>;
   // No more than it needs, so that it finds room beside the products.
-  const int threads = (experts + 31) / 32 * 32;
-  kernel<<<1, threads, 0, stream>>>(args);
-  return cudaGetLastError();
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(1);
+  config.blockDim = dim3((experts + 31) / 32 * 32);
+  config.stream = stream;
+  return cudaLaunchKernelEx(&config, kernel, args);
 }
 
 }  // namespace moert::cuda

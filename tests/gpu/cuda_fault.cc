@@ -112,6 +112,14 @@ MOERT_WRAP(kEvent, cudaErrorUnknown, cudaStreamWaitEvent,
 MOERT_WRAP(kLaunch, cudaErrorLaunchOutOfResources, cudaLaunchKernelExC,
            (const cudaLaunchConfig_t* config, const void* kernel, void** arguments),
            (config, kernel, arguments))
+MOERT_WRAP(kLaunch, cudaErrorMemoryAllocation, cudaGraphAddKernelNode,
+           (cudaGraphNode_t * node, cudaGraph_t graph, const cudaGraphNode_t* behind, size_t count,
+            const cudaKernelNodeParams* launch),
+           (node, graph, behind, count, launch))
+MOERT_WRAP(kLaunch, cudaErrorUnknown, cudaGraphKernelNodeSetAttribute,
+           (cudaGraphNode_t node, cudaLaunchAttributeID attribute,
+            const cudaLaunchAttributeValue* value),
+           (node, attribute, value))
 MOERT_WRAP(kLaunch, cudaErrorUnknown, cudaFuncGetAttributes,
            (cudaFuncAttributes * attributes, const void* kernel), (attributes, kernel))
 MOERT_WRAP(kLaunch, cudaErrorUnknown, cudaFuncSetAttribute,
@@ -126,6 +134,25 @@ MOERT_WRAP(kStream, cudaErrorMemoryAllocation, cudaStreamCreateWithPriority,
 MOERT_WRAP(kStream, cudaErrorUnknown, cudaStreamIsCapturing,
            (cudaStream_t stream, cudaStreamCaptureStatus* status), (stream, status))
 MOERT_WRAP(kStream, cudaErrorUnknown, cudaStreamSynchronize, (cudaStream_t stream), (stream))
+#if CUDART_VERSION >= 13000
+MOERT_WRAP(kStream, cudaErrorUnknown, cudaStreamGetCaptureInfo,
+           (cudaStream_t stream, cudaStreamCaptureStatus* status, unsigned long long* id,
+            cudaGraph_t* graph, const cudaGraphNode_t** behind, const cudaGraphEdgeData** edges,
+            size_t* count),
+           (stream, status, id, graph, behind, edges, count))
+MOERT_WRAP(kStream, cudaErrorUnknown, cudaStreamUpdateCaptureDependencies,
+           (cudaStream_t stream, cudaGraphNode_t* nodes, const cudaGraphEdgeData* edges,
+            size_t count, unsigned flags),
+           (stream, nodes, edges, count, flags))
+#else
+MOERT_WRAP(kStream, cudaErrorUnknown, cudaStreamGetCaptureInfo,
+           (cudaStream_t stream, cudaStreamCaptureStatus* status, unsigned long long* id,
+            cudaGraph_t* graph, const cudaGraphNode_t** behind, size_t* count),
+           (stream, status, id, graph, behind, count))
+MOERT_WRAP(kStream, cudaErrorUnknown, cudaStreamUpdateCaptureDependencies,
+           (cudaStream_t stream, cudaGraphNode_t* nodes, size_t count, unsigned flags),
+           (stream, nodes, count, flags))
+#endif
 MOERT_WRAP(kDevice, cudaErrorUnknown, cudaDeviceGetAttribute,
            (int* value, cudaDeviceAttr attribute, int device), (value, attribute, device))
 MOERT_WRAP(kDevice, cudaErrorUnknown, cudaDeviceGetStreamPriorityRange, (int* least, int* greatest),

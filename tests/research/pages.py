@@ -12,6 +12,7 @@ import decoder_page
 import digest
 import quality_rank
 import report
+import several_gpus
 import transformers_page
 
 MODELS = ("tiny-moe", "small-moe")
@@ -26,6 +27,7 @@ TABLES = {
     "rivals-ours": lambda: digest.stored("rivals", "Ours, extrapolated to 48 layers"),
     "rivals-budget": lambda: digest.stored("rivals", "Decoding under a budget"),
     "rivals-served": lambda: digest.stored("rivals", "Misses served by the device"),
+    "rivals-prefetch": lambda: digest.stored("rivals", "Prefetches served by the device"),
     "fate-decode": digest.fate_decode, "fate-multiples": digest.fate_multiples,
     "score-eviction": digest.score_eviction,
     "importance-summary": digest.importance_summary,
@@ -60,6 +62,7 @@ TABLES = {
     "activations": digest.plan_activations, "references": lambda: digest.stored(
         "quantizer-references", "Quantizers against their packages"),
     "gemm-few": digest.gemm_shares, "gemm-many": digest.gemm_many,
+    "two-gpus": several_gpus.two_gpus, "gpus-placed": several_gpus.placed, "gpus-copies": several_gpus.copies,
     "predictions": digest.predictions, "four-shapes": digest.four_shapes,
     **{f"cpu-{mark}": (lambda t=table: digest.stored("cpu-kernels", t)) for mark, table in (
         ("streaming", "streaming, 16 cores"), ("ggml", "ggml, 16 cores"), ("repacked", "ggml repacked, 16 cores"), ("sets", "sets by tokens per call"),

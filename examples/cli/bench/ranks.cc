@@ -31,7 +31,7 @@ struct Options {
   std::string backend = "cuda";
   std::vector<int> ranks = {2};
   std::string placement = "ranges";
-  bool copies = false;
+  bool copies = false, eager = false;
   std::string budget = "100%,25%";
   std::string scheme = "bf16";
   std::vector<int> batch = {1, 8, 64, 256};
@@ -154,7 +154,6 @@ absl::StatusOr<RankTimes> RankBench::Time(const Load& load, const std::string& b
   run.warm = load.warm;
   run.exchange = exchange;
   run.part_rows = part_rows;
-  run.graph = load.phase == Phase::kDecode;
   run.options.backend = o_.backend == "cuda" ? BackendKind::kCuda : BackendKind::kCpu;
   run.options.max_tokens_per_forward = load.rows;
   run.options.threads = o_.threads;
@@ -164,6 +163,7 @@ absl::StatusOr<RankTimes> RankBench::Time(const Load& load, const std::string& b
     run.options.budget.fraction = std::min(1.0, run.options.budget.fraction * ranks);
     if (run.options.budget.fraction == 1) run.options.strategy = "resident";
   }
+  run.graph = !o_.eager && (load.phase == Phase::kDecode || run.options.strategy == "resident");
   return TimeRanks(run, &hosts);
 }
 
@@ -365,6 +365,8 @@ int BenchRanks(int argc, const char* const* argv) {
   parser.AddInt64("steps", &o.steps, "decode steps that are timed", 1, 1000000);
   parser.AddInt64("warm", &o.warm, "decode steps before them", 0, 1000000);
   parser.AddInt64("prompt-steps", &o.prompt_steps, "prompts that are timed, behind two", 1, 1000);
+  parser.AddSwitch("eager", &o.eager,
+                   "nothing is captured; else decode steps are, and prompts where all is resident");
   parser.AddInt("threads", &o.threads, "cpu: compute threads of each rank; 0: one a core", 0, 1024);
   parser.AddInt64("seed", &o.seed, "seed of weights and workload", 0);
   parser.AddJson(&o.json);

@@ -81,33 +81,6 @@ bool StepAgrees(Engine* engine, const OpaqueModel& model, int64_t tokens, std::m
   return good && engine->EndStep(*step).ok();
 }
 
-TEST_CASE("a copy of a layer has all experts, and changes nothing") {
-  const OpaqueModel model;
-  EngineOptions options;
-  options.budget = Budget::Fraction(0.3);
-  const auto engine = Open(Source(model, model.ByCallback()), options);
-  std::mt19937 random(2);
-  REQUIRE(StepAgrees(engine.get(), model, 1, &random));
-  const EngineStats before = engine->stats();
-  auto step = engine->BeginStep({Phase::kPrefill, 1});
-  REQUIRE_OK(step.status());
-  for (int layer = 0; layer < OpaqueModel::kLayers; ++layer) {
-    SlotView view;
-    REQUIRE_OK(engine->CopyLayer(*step, layer, nullptr, &view));
-    REQUIRE(view.slots == kE);
-    CHECK(view.parts[0].base == nullptr);
-    std::vector<std::byte> to(static_cast<size_t>(view.slots * view.parts[0].stride));
-    REQUIRE_OK(engine->CopyLayer(*step, layer, to.data(), &view));
-    for (int e = 0; e < kE; ++e) CHECK(OverSlots(view, e, 0.5) == Expected(model, layer, e, 0.5));
-  }
-  REQUIRE_OK(engine->EndStep(*step));
-  CHECK(engine->stats().loads == before.loads);
-  CHECK(engine->stats().evictions == before.evictions);
-  SlotView view;
-  CHECK(absl::IsInvalidArgument(engine->CopyLayer(*step, OpaqueModel::kLayers, nullptr, &view)));
-  CHECK(absl::IsFailedPrecondition(engine->CopyLayer(*step, 0, nullptr, &view)));
-}
-
 TEST_CASE("slots hold what the host's memory, callback and file have, at any budget") {
   const OpaqueModel model;
   const test::TempDir dir;
