@@ -19,7 +19,7 @@ LAYERS = [
      "offline/rope_config offline/tensor_names"),
     ("pack", ["lib/pack"], "offline/calibration offline/pack offline/plan"),
     ("policy", [], "policy trace"),  # what policies and sinks are asked and told
-    ("transfer", ["lib/transfer"], ""),
+    ("transfer", ["lib/transfer"], "peer_tier"),
     ("store", ["lib/store"], "expert_store"),
     ("route", ["lib/route"], "router"),
     ("plan", ["lib/plan"], "scheduler"),
@@ -29,7 +29,7 @@ LAYERS = [
     ("offline", ["lib/offline"], "offline/*"),
     ("exec", ["lib/exec"], ""),
     ("engine", ["lib/engine"], "engine auto_strategy stats metrics shard warm_start"),
-    ("parallel", ["lib/parallel"], "collectives expert_parallel"),
+    ("parallel", ["lib/parallel"], "collectives expert_parallel pinned_source"),
     ("trace", ["lib/trace"], "replay parallel_replay"),
     ("capi", ["capi"], ""),
 ]

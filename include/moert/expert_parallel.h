@@ -71,7 +71,8 @@ class ExpertParallel {
 
   /// CUDA backend, kReplicated, where all ranks hold all of their experts (a strategy that
   /// preloads): steps of more rows are computed in parts of at most so many, and the sum of one
-  /// travels while the next is computed. 0: never. The same on every rank; between steps.
+  /// travels while the next is computed. 0, as it is at first: never. The same on every rank;
+  /// between steps.
   virtual void SetPartRows(int64_t rows) = 0;
 
   /// This rank's, over its shard.

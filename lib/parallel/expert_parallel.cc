@@ -22,9 +22,6 @@
 namespace moert {
 namespace {
 
-// Prompts of more rows are summed in parts.
-constexpr int64_t kPartRows = 2048;
-
 class ExpertParallelImpl final : public ExpertParallel {
  public:
   ExpertParallelImpl(std::unique_ptr<Engine> engine, const std::vector<ShardPlan>& plans,
@@ -96,7 +93,7 @@ class ExpertParallelImpl final : public ExpertParallel {
   const std::unique_ptr<Engine> engine_;
   TokenExchange exchange_;
   const int64_t max_rows_;
-  int64_t part_rows_ = kPartRows;
+  int64_t part_rows_ = 0;
   std::map<StepId, Step> steps_;
   ExpertParallelStats stats_;
   std::vector<float> x_, y_;  // scratch

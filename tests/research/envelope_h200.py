@@ -71,6 +71,10 @@ def table(data):
                             rows)
 
 
+def stored_table():
+    return table(json.loads(STORED.read_text(encoding="utf-8")))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bench", required=True)

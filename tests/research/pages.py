@@ -10,6 +10,7 @@ import sys
 
 import decoder_page
 import digest
+import envelope_h200
 import quality_rank
 import report
 import several_gpus
@@ -50,7 +51,7 @@ TABLES = {
                                          rows=lambda r: "displaced" not in r[0]),
     "simulated-paper": lambda: digest.stored("importance-simulated", "Beside the paper"),
     "envelope-exact": digest.envelope_exact, "envelope-rivals": digest.envelope_rivals,
-    "envelope-before": digest.envelope_before,
+    "envelope-before": digest.envelope_before, "envelope-h200": envelope_h200.stored_table,
     "envelope-behind": digest.envelope_behind, "envelope-bounded": digest.envelope_bounded,
     "envelope-auto": digest.envelope_auto, "envelope-auto-behind": digest.envelope_auto_behind,
     "graded-loss": digest.graded_loss, "rank-by-loss": quality_rank.table,

@@ -17,15 +17,13 @@ def load():
 
 
 def cells(wanted):
-    """(scheme, phase, rows, budget) -> the row of one rank and of the others, of the runs that `wanted` takes."""
-    found = {}
-    for run in load():
-        if not wanted(run):
-            continue
+    """((scheme, phase, rows, budget), the row of one rank and of the others) of the runs that `wanted` takes."""
+    for run in filter(wanted, load()):
+        found = {}
         for row in run["rows"]:
             key = (NAMES[run["scheme"]], row["phase"], row["rows"], row["budget"])
             found.setdefault(key, []).append(row)
-    return found
+        yield from found.items()
 
 
 def ms(row):
@@ -35,7 +33,7 @@ def ms(row):
 
 def two_gpus():
     rows = []
-    for (scheme, phase, count, budget), (one, two) in cells(lambda r: r["placement"] == "ranges").items():
+    for (scheme, phase, count, budget), (one, two) in cells(lambda r: r["placement"] == "ranges"):
         what = f"decode, {count}" if phase == "decode" else f"prompt, {count}"
         rows.append([scheme, what, budget, ms(one), ms(two), f"{two['speedup']:.2f}",
                      f"{max(0, 100 * two['exchange_share']):.0f} %",
@@ -46,10 +44,11 @@ def two_gpus():
 
 def placed():
     rows = []
-    for (scheme, phase, count, budget), (one, *several) in cells(lambda r: r["placement"] == "popular").items():
+    for (scheme, phase, count, budget), (one, *several) in cells(lambda r: r["placement"] == "popular"):
         for two in several:
             parts = two.get("part_rows", -1)
             how = "" if phase == "decode" or parts < 0 else "one part" if parts == 0 else f"parts of {parts}"
+            how += "" if phase == "decode" else ", graph" if two["replayed"] else ", eager"
             rows.append([scheme, f"{'prompt' if phase == 'prefill' else phase}, {count}", budget, how, ms(one), ms(two),
                          f"{two['speedup']:.2f}", f"{max(0, 100 * two['exchange_share']):.0f} %"])
     return experiment.table(["scheme", "rows of a step", "budget a GPU", "summed in", "one GPU, ms", "two GPUs, ms",
