@@ -1,6 +1,7 @@
 #include "transfer/peer_tier.h"
 
 #include <limits>
+#include <new>
 
 #include "absl/status/status.h"
 
@@ -37,8 +38,12 @@ void PeerTier::Publish(Holder holder, int64_t record, const std::byte* at, int64
   if (const auto old = member.begins.find(record); old != member.begins.end()) {
     member.blocks.erase(old->second);
   }
-  member.begins[record] = block.begin;
-  member.blocks[block.begin] = {block.end, record};
+  try {
+    member.begins[record] = block.begin;
+    member.blocks[block.begin] = {block.end, record};
+  } catch (const std::bad_alloc&) {
+    member.begins.erase(record);
+  }
 }
 
 void PeerTier::Forget(Member* member, const Block& block) {
@@ -68,7 +73,11 @@ void PeerTier::WithdrawLocked(Holder holder, const Block& block,
 PeerTier::Copy PeerTier::Read(Holder holder, int64_t record,
                               absl::FunctionRef<Copy(int device, const std::byte* at)> begin) {
   const MutexLock lock(&mu_);
-  readings_.reserve(readings_.size() + 1);
+  try {
+    readings_.reserve(readings_.size() + 1);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
   // From one's own number on in a circle, so that not all read from the first.
   for (size_t i = 1; i < members_.size(); ++i) {
     const size_t m = (static_cast<size_t>(holder) + i) % members_.size();

@@ -33,15 +33,15 @@ class PeerTier {
   /// Its copies must be done; wait(copy) is called for those out of its blocks.
   void Leave(Holder holder, absl::FunctionRef<void(Copy)> wait);
 
-  /// `record` has arrived in [at, at + bytes).
+  /// `record` has arrived in [at, at + bytes). Out of memory it is not found.
   void Publish(Holder holder, int64_t record, const std::byte* at, int64_t bytes);
   /// [at, at + bytes) is about to be written or to go: what lies there is not found any more, and
   /// wait(copy) is called for each copy out of it.
   void Withdraw(Holder holder, const std::byte* at, int64_t bytes,
                 absl::FunctionRef<void(Copy)> wait);
   /// Where another engine holds `record`, calls begin(device, at), which begins a copy and
-  /// returns it, or null if it cannot. That one is returned; null: nobody holds it. It is
-  /// `holder`'s until Done.
+  /// returns it, or null if it cannot. That one is returned; null: nobody holds it, or out of
+  /// memory. It is `holder`'s until Done.
   Copy Read(Holder holder, int64_t record,
             absl::FunctionRef<Copy(int device, const std::byte* at)> begin);
   void Done(Holder holder, Copy copy);

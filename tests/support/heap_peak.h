@@ -1,5 +1,5 @@
-// The most heap that was in use since a moment: counts every new and delete of the program that
-// includes this, which is one file.
+// The most heap that was in use since a moment, and a heap that runs out: counts every new and
+// delete of the program that includes this, which is one file.
 #ifndef MOERT_TESTS_SUPPORT_HEAP_PEAK_H_
 #define MOERT_TESTS_SUPPORT_HEAP_PEAK_H_
 
@@ -13,8 +13,10 @@
 namespace moert::test::heap {
 
 inline std::atomic<int64_t> held{0}, peak{0};
+inline thread_local int64_t left = -1;  // allocations until one fails; negative: none does
 
 inline void* TryTake(std::size_t n) {
+  if (left >= 0 && left-- == 0) return nullptr;
   void* p = std::malloc(n == 0 ? 1 : n);
   if (p == nullptr) return nullptr;
   const int64_t now = held += static_cast<int64_t>(malloc_usable_size(p));
@@ -46,6 +48,15 @@ class HeapPeak {
 
  private:
   const int64_t before_;
+};
+
+/// The allocation behind the next `n` of this thread fails, while this is alive.
+class HeapFailure {
+ public:
+  explicit HeapFailure(int64_t n) { heap::left = n; }
+  ~HeapFailure() { heap::left = -1; }
+  /// Whether it has failed.
+  bool happened() const { return heap::left < 0; }
 };
 
 }  // namespace moert::test

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "support/catch.h"
+#include "support/heap_peak.h"
 
 namespace moert {
 namespace {
@@ -167,6 +168,27 @@ TEST_CASE("engines that load, evict and copy at once never copy what is not ther
   for (const int bytes : wrong) CHECK(bytes == 0);
   // The first may have been alone.
   CHECK(std::accumulate(copied.begin(), copied.end(), 0) > 0);
+}
+
+TEST_CASE("out of memory a record is not found, and nothing is lost") {
+  std::vector<std::byte> memory(400);
+  bool happened = true;
+  for (int64_t n = 0; happened; ++n) {
+    REQUIRE(n < 20);
+    PeerTier tier;
+    const auto a = *tier.Join(&kSource, 0), b = *tier.Join(&kSource, 1);
+    tier.Publish(a, 1, memory.data(), 100);
+    int copy = 0;
+    {
+      const test::HeapFailure failure(n);
+      CHECK_NOTHROW(tier.Publish(a, 2, memory.data() + 100, 100));
+      CHECK_NOTHROW(Read(&tier, b, 2, &copy));
+      happened = failure.happened();
+    }
+    CHECK(Read(&tier, b, 1, &copy).at == memory.data());
+    tier.Publish(a, 2, memory.data() + 200, 100);
+    CHECK(Read(&tier, b, 2, &copy).at == memory.data() + 200);
+  }
 }
 
 }  // namespace
