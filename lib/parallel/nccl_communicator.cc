@@ -108,15 +108,18 @@ absl::Status NcclCommunicator::Note(const char* what, CudaStream stream) {
   if (api_->StreamIsCapturing(stream, &capturing) == kCudaSuccess && capturing != 0) {
     return absl::OkStatus();
   }
-  CudaEvent event = nullptr;
-  if (!events_.empty()) {
-    event = events_.back();
-    events_.pop_back();
-  } else if (const int error = api_->EventCreate(&event, kCudaEventNoTiming);
-             error != kCudaSuccess) {
-    return GiveUp(absl::StatusCode::kInternal, "{}: CUDA error {}", what, error);
+  if (events_.empty()) {
+    events_.reserve(pending_.size() + 1);  // all of them, so that they come back without memory
+    CudaEvent event = nullptr;
+    const int error = api_->EventCreate(&event, kCudaEventNoTiming);
+    if (error != kCudaSuccess) {
+      return GiveUp(absl::StatusCode::kInternal, "{}: CUDA error {}", what, error);
+    }
+    events_.push_back(event);
   }
+  CudaEvent event = events_.back();
   pending_.push_back({what, event, SteadyClock::now() + std::chrono::nanoseconds(o_.timeout_ns)});
+  events_.pop_back();
   if (const int error = api_->EventRecord(event, stream); error != kCudaSuccess) {
     return GiveUp(absl::StatusCode::kInternal, "{}: CUDA error {}", what, error);
   }
@@ -176,7 +179,11 @@ void NcclCommunicator::Watch() {
       changed_.Wait(&mu_);
       continue;
     }
-    CheckPending();
+    try {
+      CheckPending();
+    } catch (...) {  // no memory for what it has to say
+      AbortLocked(absl::Status(absl::StatusCode::kResourceExhausted, ""));
+    }
     changed_.WaitFor(&mu_, std::chrono::milliseconds(5));
   }
 }
