@@ -13,6 +13,7 @@ import quality_dynaexq as dynaexq
 import quality_dynaexq_page as dynaexq_page
 import quality_lib as lib
 import report
+import transformers_page
 
 
 def data(name):
@@ -340,11 +341,20 @@ def readme():
     ggml = {r[0]: r for r in data("cpu-kernels")["tables"]["ggml repacked, 16 cores"]["rows"]}
     tokens = ("1", "8", "32", "512")
     ours = {r[0]: r for r in data("rivals")["tables"]["Ours, extrapolated to 48 layers"]["rows"]}
+    plug = {r[0]: r for r in data("rivals")["tables"]["llama.cpp with the plug-in, on a GPU"]["rows"]}
+    torch = {(r[0], r[1]): first(r[2]) for r in map(transformers_page.cells, transformers_page.stored()["rows"])}
     rows = [
         ["Decode, Qwen3-30B-A3B's shape, 4 bits, one H200, tokens/s: all experts in HBM; a quarter, uniform routing",
          f"{data('decoder')['decode'][0]['tokens_per_s']:.0f}; "
          f"{ours['25 % of the experts, uniform routing'][2]} (extrapolated from 12 of 48 layers)",
          f"llama.cpp {whole['100 %'][1]}; {whole['25 %'][1]}. ik_llama.cpp {whole['100 %'][4]}; {whole['25 %'][4]}"],
+        ["Stock llama.cpp with the plug-in, the same shape, a quarter and a half of the experts in HBM, tokens/s: "
+         "routing that favours some; uniform",
+         f"{plug['25 %'][1]}, {plug['50 %'][1]}; {plug['25 %'][2]}, {plug['50 %'][2]}",
+         f"llama.cpp {whole['25 %'][1]}, {whole['50 %'][1]}; ik_llama.cpp {whole['25 %'][4]}, {whole['50 %'][4]}"],
+        ["transformers, compiled, all experts in HBM, tokens/s: bf16; w4",
+         f"{torch['libmoert, bf16, compiled', '100 %']}; {torch['libmoert, w4a16_g128, compiled', '100 %']}",
+         f"transformers' own {torch['transformers, compiled', '100 %']} in bf16"],
         ["Grouped product, the same shape, 8, 512 and 8192 tokens, us",
          "bf16 " + ", ".join(first(grouped[t][1]) for t in ("8", "512", "8192")) +
          "; w4 " + ", ".join(first(grouped[t][4]) for t in ("8", "512", "8192")),
