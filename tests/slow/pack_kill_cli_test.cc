@@ -111,7 +111,7 @@ TEST_CASE("100 kills at random points of a calibrated run") {
   KillAndResume(100,
                 {"--method", "gptq", "--hadamard", "--tokens", EvalDir() + "/gsm8k.tokens.u16",
                  "--calibration-tokens", "8192"},
-                10, 2);
+                10, 1);
 }
 
 }  // namespace
