@@ -144,21 +144,20 @@ ggml_status GpuRunner::RunServed(ggml_cgraph* graph, const Piece& piece, Store* 
   moert_slots slots;
   std::string error;
   const ggml_tensor* x = graph->nodes[piece.first]->src[1];
-  switch (store->FetchOnDevice(piece.experts->layer, static_cast<const int32_t*>(piece.ids->data),
-                               static_cast<const float*>(x->data),
-                               static_cast<int32_t*>(slot_ids->data), &slots, &error)) {
-    case Store::Result::kOk:
-      break;
-    case Store::Result::kTooMany:
-      *too_many = true;
-      return GGML_STATUS_SUCCESS;
-    case Store::Result::kFailed:
-      return Fail(piece, error);
-  }
+  const Store::Result fetched = store->FetchOnDevice(
+      piece.experts->layer, static_cast<const int32_t*>(piece.ids->data),
+      static_cast<const float*>(x->data), static_cast<int32_t*>(slot_ids->data), &slots, &error);
+  if (fetched != Store::Result::kOk) return NotFetched(piece, fetched, error, too_many);
   if (!gpu_->stream()->Lead(cuda_)) return Fail(piece, kNoOrder);
   const ggml_status status = LaunchInSlots(graph, slots, slot_ids, store);
   store->CountCall(std::chrono::steady_clock::now() - begin);
   return status;
+}
+
+ggml_status GpuRunner::NotFetched(const Piece& piece, Store::Result result,
+                                  const std::string& error, bool* too_many) {
+  *too_many = result == Store::Result::kTooMany;
+  return *too_many ? GGML_STATUS_SUCCESS : Fail(piece, error);
 }
 
 ggml_status GpuRunner::LaunchInSlots(ggml_cgraph* graph, const moert_slots& slots, ggml_tensor* ids,
@@ -195,15 +194,9 @@ ggml_status GpuRunner::RunNamed(ggml_cgraph* graph, const Piece& piece, Store* s
   if (slot_ids == nullptr) return GGML_STATUS_ALLOC_FAILED;
   moert_slots slots;
   std::string error;
-  switch (generic_->FetchNamed(store, piece.experts->layer, {}, &slots, &error)) {
-    case Store::Result::kOk:
-      break;
-    case Store::Result::kTooMany:
-      *too_many = true;
-      return GGML_STATUS_SUCCESS;
-    case Store::Result::kFailed:
-      return Fail(piece, error);
-  }
+  const Store::Result fetched =
+      generic_->FetchNamed(store, piece.experts->layer, {}, &slots, &error);
+  if (fetched != Store::Result::kOk) return NotFetched(piece, fetched, error, too_many);
   const std::vector<int32_t> ids = generic_->NamedSlots();
   ggml_backend_tensor_set(slot_ids, ids.data(), 0, ids.size() * sizeof ids[0]);
   return LaunchInSlots(graph, slots, slot_ids, store);

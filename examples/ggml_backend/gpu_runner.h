@@ -53,6 +53,9 @@ class GpuRunner final : public Worker {
   // *too_many: they do not fit at once, and nothing was done.
   ggml_status RunServed(ggml_cgraph* graph, const Piece& piece, Store* store, bool* too_many);
   ggml_status RunNamed(ggml_cgraph* graph, const Piece& piece, Store* store, bool* too_many);
+  // Why there are no slots.
+  ggml_status NotFetched(const Piece& piece, Store::Result result, const std::string& error,
+                         bool* too_many);
   ggml_status LaunchInSlots(ggml_cgraph* graph, const moert_slots& slots, ggml_tensor* ids,
                             Store* store);
   ggml_status Launch(ggml_cgraph* graph);

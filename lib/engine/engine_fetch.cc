@@ -28,11 +28,15 @@ std::vector<SlotView::Part> PartsOf(const SlotRegion& region, const VersionedSto
 
 }  // namespace
 
-absl::Status EngineImpl::Fetch(StepId step, int layer, const FetchInput& input, SlotView* view) {
+absl::Status EngineImpl::CheckSlotView(int layer, const SlotView* view) const {
   MOERT_RETURN_IF_ERROR(CheckProcess());
   MOERT_RETURN_IF_ERROR(CheckLayer(layer));
   if (view == nullptr) return absl::InvalidArgumentError("view: must not be null");
-  MOERT_RETURN_IF_ERROR(blueprint_->backend->CheckLease());
+  return blueprint_->backend->CheckLease();
+}
+
+absl::Status EngineImpl::Fetch(StepId step, int layer, const FetchInput& input, SlotView* view) {
+  MOERT_RETURN_IF_ERROR(CheckSlotView(layer, view));
   const MutexLock lock(&mu_);
   try {
     return FetchLocked(step, layer, input, view);
@@ -74,10 +78,7 @@ absl::Status EngineImpl::CheckReleased(int layer, bool served) const {
 }
 
 absl::Status EngineImpl::CopyLayer(StepId step_id, int layer, std::byte* to, SlotView* view) {
-  MOERT_RETURN_IF_ERROR(CheckProcess());
-  MOERT_RETURN_IF_ERROR(CheckLayer(layer));
-  if (view == nullptr) return absl::InvalidArgumentError("view: must not be null");
-  MOERT_RETURN_IF_ERROR(blueprint_->backend->CheckLease());
+  MOERT_RETURN_IF_ERROR(CheckSlotView(layer, view));
   const MutexLock lock(&mu_);
   try {
     return CopyLayerLocked(step_id, layer, to, view);
@@ -89,7 +90,7 @@ absl::Status EngineImpl::CopyLayer(StepId step_id, int layer, std::byte* to, Slo
 absl::Status EngineImpl::CopyLayerLocked(StepId step_id, int layer, std::byte* to, SlotView* view) {
   MOERT_ASSIGN_OR_RETURN(const StepState* const step, FindStep(step_id));
   MOERT_ASSIGN_OR_RETURN(SlotRegion region, parts_->store->Slots(layer));
-  if (parts_->versions != nullptr || parts_->store->num_versions() > 1) {
+  if (serves_versions()) {
     return absl::UnimplementedError(
         "copies of whole layers: of strategies that serve one version of an expert");
   }
@@ -109,7 +110,7 @@ absl::Status EngineImpl::CopyLayerLocked(StepId step_id, int layer, std::byte* t
 absl::Status EngineImpl::FetchLocked(StepId step_id, int layer, const FetchInput& input,
                                      SlotView* view) {
   MOERT_ASSIGN_OR_RETURN(StepState* const step, FindStep(step_id));
-  if (parts_->versions != nullptr || parts_->store->num_versions() > 1) {
+  if (serves_versions()) {
     return absl::FailedPreconditionError(fmt::format(
         "strategy {} serves several versions of an expert: Fetch needs one that serves one",
         strategy()));

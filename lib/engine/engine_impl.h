@@ -102,6 +102,12 @@ class EngineImpl final : public Engine {
   absl::Status RunLocked(StepId step_id, int layer, const MatrixView& hidden,
                          const RoutedInput* routed, const MutableMatrixView& out)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// What every call about slots needs.
+  absl::Status CheckSlotView(int layer, const SlotView* view) const;
+  /// Whether experts may be there in several versions: then no slot holds one for good.
+  bool serves_versions() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return parts_->versions != nullptr || parts_->store->num_versions() > 1;
+  }
   /// What the device served is pinned by nobody: fetches of the layer, and all of them before a
   /// call that is not served, have to be released.
   absl::Status CheckReleased(int layer, bool served) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -14,6 +14,7 @@
 #include "device_step.h"
 #include "mixed_source.h"
 #include "moert/pinned_source.h"
+#include "shard_inputs.h"
 #include "tests/support/catch.h"
 #include "tests/support/ranks.h"
 #include "tests/support/shards.h"
@@ -51,35 +52,6 @@ class CurrentDevice {
  private:
   int before_ = 0;
 };
-
-SyntheticShape SmallShape() {
-  SyntheticShape shape;
-  shape.experts = 16;
-  shape.top_k = 4;
-  shape.hidden = 128;
-  shape.intermediate = 256;
-  shape.shared_intermediate = 128;
-  return shape;
-}
-
-struct Routing {
-  std::vector<int32_t> ids;
-  std::vector<float> weights;
-};
-
-Routing RandomRouting(const MoeModelSpec& model, int64_t rows) {
-  const MoeLayerSpec& layer = model.layers[0];
-  std::mt19937 random(5);
-  Routing routing;
-  for (int64_t t = 0; t < rows; ++t) {
-    const auto first = static_cast<int32_t>(random() % layer.num_experts);
-    for (int j = 0; j < layer.routing.top_k; ++j) {
-      routing.ids.push_back((first + j * 5) % layer.num_experts);
-      routing.weights.push_back(0.1f + 0.05f * static_cast<float>(random() % 10));
-    }
-  }
-  return routing;
-}
 
 /// What a rank works on, in its device's memory. The test's own thread makes it and reads it.
 class RankRows {
@@ -299,7 +271,7 @@ void CheckCase(const std::shared_ptr<const ExpertSource>& source, const Case& c,
 constexpr double kBound = 4e-6, kOfHalves = 3.0 / 512;
 
 TEST_CASE("a group of one rank is one engine") {
-  const auto source = std::make_shared<SyntheticSource>(SmallShape());
+  const auto source = std::make_shared<SyntheticSource>(ShardedShape());
   for (const bool graph : {false, true}) {
     Case c;
     c.shards = {Shard{}};
@@ -310,7 +282,7 @@ TEST_CASE("a group of one rank is one engine") {
 
 TEST_CASE("two devices: bf16, experts and channels, few rows and many, captured and offloaded") {
   if (Skipped(2)) return;
-  const auto source = std::make_shared<SyntheticSource>(SmallShape());
+  const auto source = std::make_shared<SyntheticSource>(ShardedShape());
   for (const int64_t rows : {1, 5, 512}) {
     Case c;
     c.shards = {Experts(0, 6, false), Experts(6, 10, true)};
@@ -337,7 +309,7 @@ TEST_CASE("two devices: bf16, experts and channels, few rows and many, captured 
 
 TEST_CASE("two devices: experts with few tokens each are multiplied as by one engine") {
   if (Skipped(2)) return;
-  SyntheticShape shape = SmallShape();
+  SyntheticShape shape = ShardedShape();
   shape.experts = 32;
   const auto source = std::make_shared<SyntheticSource>(shape);
   Case c;
@@ -350,7 +322,7 @@ TEST_CASE("two devices: experts with few tokens each are multiplied as by one en
 
 TEST_CASE("two devices: prompts in parts, summed beside the next one") {
   if (Skipped(2)) return;
-  const auto source = std::make_shared<SyntheticSource>(SmallShape());
+  const auto source = std::make_shared<SyntheticSource>(ShardedShape());
   Case c;
   c.shards = {Experts(0, 6, false), Experts(6, 10, true)};
   c.rows = 1001;
@@ -383,7 +355,7 @@ TEST_CASE("two devices: w4") {
 
 TEST_CASE("an engine on device 1 while device 0 is current") {
   if (Skipped(2)) return;
-  const auto source = std::make_shared<SyntheticSource>(SmallShape());
+  const auto source = std::make_shared<SyntheticSource>(ShardedShape());
   REQUIRE(cudaSetDevice(0) == cudaSuccess);
   for (const int64_t rows : {3, 300}) {
     CHECK(OneEngine(source, 1, rows, false) == OneEngine(source, 0, rows, false));
@@ -394,7 +366,7 @@ TEST_CASE("an engine on device 1 while device 0 is current") {
 }
 
 TEST_CASE("engines on all devices copy from one pinned copy of the records") {
-  const auto source = std::make_shared<SyntheticSource>(SmallShape());
+  const auto source = std::make_shared<SyntheticSource>(ShardedShape());
   auto pinned = PinRecords(source, {});
   REQUIRE_OK(pinned.status());
   CHECK(source->reads() == 3 * 16);
@@ -458,7 +430,7 @@ TEST_CASE("host memory goes through the communicator too") {
 
 TEST_CASE("a rank that is gone: the other fails in time, between layers and at the beginning") {
   if (Skipped(2)) return;
-  const auto source = std::make_shared<SyntheticSource>(SmallShape());
+  const auto source = std::make_shared<SyntheticSource>(ShardedShape());
   const std::vector<Shard> shards = {Experts(0, 8, false), Experts(8, 8, true)};
   // The other waits for the stream, in the engine (offloaded: ids are brought to the host), and in
   // Wait.
@@ -496,7 +468,7 @@ TEST_CASE("a rank that is gone: the other fails in time, between layers and at t
 
 TEST_CASE("a rank that cannot be made fails all, by name") {
   if (Skipped(2)) return;
-  const auto source = std::make_shared<SyntheticSource>(SmallShape());
+  const auto source = std::make_shared<SyntheticSource>(ShardedShape());
   const auto create = [&](const std::vector<Shard>& shards, int broken) {
     const NcclId id = NewId();
     return OnRanks(2, [&](int r) -> absl::Status {
@@ -519,7 +491,7 @@ TEST_CASE("a rank that cannot be made fails all, by name") {
 }
 
 TEST_CASE("steps of a group on devices: what is refused") {
-  const auto source = std::make_shared<SyntheticSource>(SmallShape());
+  const auto source = std::make_shared<SyntheticSource>(ShardedShape());
   auto group = JoinGroup(NewId(), 0, 1);
   REQUIRE_OK(group.status());
   auto parallel = ExpertParallel::Create(source, Options(0, 4, 1), {Shard{}}, *group);

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -162,6 +163,40 @@ class Chain {
 
 inline bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+/// 150 steps of three rows between which budgets change, some with a lease within: how many outputs
+/// are not those of `all`. next(): the rows; replayed(s): whether step s is, where it has no lease.
+template <typename Next, typename Replayed>
+int64_t WrongWhileBudgetsChange(Chain* all, Chain* served, std::mt19937* rng, const Next& next,
+                                const Replayed& replayed) {
+  int64_t wrong = 0;
+  for (int s = 0; s < 150; ++s) {
+    if (s % 5 == 4) {
+      const double fraction = 0.05 + 0.9 * static_cast<double>((*rng)() % 100) / 100;
+      REQUIRE_OK(served->engine()->SetBudget(Budget::Fraction(fraction)));
+    }
+    const std::vector<float> x = next();
+    const std::vector<float> expected = all->Step(x, 3, false);
+    if (s % 7 != 3) {
+      wrong += !SameBits(served->Step(x, 3, replayed(s)), expected);
+    } else {
+      const StepId step = served->Begin(3);
+      served->Set(x);
+      served->Launch(3);
+      wrong += !SameBits(served->Get(3), expected);
+      // The host uses the blocks: replays of this step go on without them.
+      std::vector<ExpertView> views;
+      auto lease = served->engine()->AcquireExperts(step, 1, std::vector<int32_t>{5, 9}, &views);
+      REQUIRE_OK(lease.status());
+      served->Set(x);
+      served->Launch(3);
+      wrong += !SameBits(served->Get(3), expected);
+      REQUIRE_OK(served->engine()->EndStep(step));
+    }
+    CHECK(served->engine()->stats().pool_bytes <= served->engine()->memory().pool_bytes());
+  }
+  return wrong;
 }
 
 }  // namespace moert::test

@@ -9,40 +9,13 @@
 
 #include "device_array.h"
 #include "device_step.h"
+#include "shard_inputs.h"
 #include "tests/support/catch.h"
 #include "tests/support/shards.h"
 #include "tests/support/synthetic_source.h"
 
 namespace moert::test {
 namespace {
-
-SyntheticShape Shape() {
-  SyntheticShape shape;
-  shape.experts = 16;
-  shape.top_k = 4;
-  shape.hidden = 128;
-  shape.intermediate = 256;
-  shape.shared_intermediate = 128;
-  return shape;
-}
-
-struct Routing {
-  std::vector<int32_t> ids;
-  std::vector<float> weights;
-};
-
-Routing RandomRouting(const SyntheticShape& shape, int64_t rows) {
-  std::mt19937 random(5);
-  Routing routing;
-  for (int64_t t = 0; t < rows; ++t) {
-    const auto first = static_cast<int32_t>(random() % shape.experts);
-    for (int j = 0; j < shape.top_k; ++j) {
-      routing.ids.push_back((first + j * 5) % shape.experts);
-      routing.weights.push_back(0.1f + 0.05f * static_cast<float>(random() % 10));
-    }
-  }
-  return routing;
-}
 
 EngineOptions Options(int64_t rows, const Shard& shard, double fraction) {
   EngineOptions options;
@@ -106,8 +79,7 @@ double Difference(const std::shared_ptr<const ExpertSource>& source, int64_t row
 }
 
 TEST_CASE("experts, channels and shared experts in shards add up, few rows and many") {
-  const SyntheticShape shape = Shape();
-  const auto source = std::make_shared<SyntheticSource>(shape);
+  const auto source = std::make_shared<SyntheticSource>(ShardedShape());
   const std::vector<Shard> experts = {Experts(0, 5, false), Experts(5, 11, true)};
   const std::vector<Shard> channels = {Channels(0, 128), Channels(128, 128)};
   std::vector<Shard> grid;
@@ -121,7 +93,7 @@ TEST_CASE("experts, channels and shared experts in shards add up, few rows and m
   }
   for (const int64_t rows : {5, 512}) {
     CAPTURE(rows);
-    const Routing routing = RandomRouting(shape, rows);
+    const Routing routing = RandomRouting(source->model(), rows);
     // One fp32 rounding for each addition that another order makes. Products of many rows are
     // rounded to bf16 for each expert: two halves of one differ from the whole by the roundings of
     // each, 2^-9 of the values, spread over the sum.
@@ -132,13 +104,13 @@ TEST_CASE("experts, channels and shared experts in shards add up, few rows and m
     CHECK(Difference(source, rows, grid, &routing) < of_halves);
   }
   // A part is not the whole.
-  const Routing routing = RandomRouting(shape, 5);
+  const Routing routing = RandomRouting(source->model(), 5);
   const std::vector<float> whole = Run(source, 5, {}, &routing, 1);
   CHECK(Run(source, 5, channels[0], &routing, 1) != whole);
 }
 
 TEST_CASE("ids of the whole model on the device are renumbered there") {
-  const SyntheticShape shape = Shape();
+  const SyntheticShape shape = ShardedShape();
   const auto source = std::make_shared<SyntheticSource>(shape);
   Shard shard;
   shard.experts = {{1, 3, 8, 15}, {0, 1, 2}, {7, 8, 9, 10, 11, 12}};
@@ -149,7 +121,7 @@ TEST_CASE("ids of the whole model on the device are renumbered there") {
       if (fraction == 1) options.strategy = "resident";
       auto engine = Engine::Create(source, options);
       REQUIRE_OK(engine.status());
-      Routing routing = RandomRouting(shape, rows);
+      Routing routing = RandomRouting(source->model(), rows);
       routing.ids[1] = -1;
       const size_t pairs = routing.ids.size();
       DeviceRowsBuffer device(static_cast<size_t>(rows * shape.hidden));
@@ -192,7 +164,7 @@ TEST_CASE("ids of the whole model on the device are renumbered there") {
 }
 
 TEST_CASE("an engine over some experts takes its routing from the host") {
-  const auto source = std::make_shared<SyntheticSource>(Shape());
+  const auto source = std::make_shared<SyntheticSource>(ShardedShape());
   auto engine = Engine::Create(source, Options(1, Experts(0, 8, true), 1));
   REQUIRE_OK(engine.status());
   DeviceRowsBuffer device(128);

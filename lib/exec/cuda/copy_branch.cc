@@ -58,12 +58,8 @@ CopyBranch::~CopyBranch() {
 }
 
 absl::Status CopyBranch::Init() {
-  int lowest = 0, highest = 0;
-  MOERT_CUDA_RETURN_IF_ERROR(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
-  for (cudaStream_t* stream : {&copies_, &predictions_}) {
-    MOERT_CUDA_RETURN_IF_ERROR(
-        cudaStreamCreateWithPriority(stream, cudaStreamNonBlocking, highest));
-  }
+  MOERT_RETURN_IF_ERROR(MakeUrgentStream(&copies_));
+  MOERT_RETURN_IF_ERROR(MakeUrgentStream(&predictions_));
   for (cudaEvent_t* event : {&forked_, &forked_prediction_, &copied_, &predicted_}) {
     MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
   }

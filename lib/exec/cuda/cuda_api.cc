@@ -182,6 +182,13 @@ cudaError_t AwaitEvent(cudaEvent_t event) {
   return cudaEventSynchronize(event);
 }
 
+absl::Status MakeUrgentStream(cudaStream_t* stream) {
+  int lowest = 0, highest = 0;
+  MOERT_CUDA_RETURN_IF_ERROR(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithPriority(stream, cudaStreamNonBlocking, highest));
+  return absl::OkStatus();
+}
+
 cudaError_t AwaitDevice() {
   const RelaxedCapture relaxed;
   const cudaError_t error = cudaDeviceSynchronize();

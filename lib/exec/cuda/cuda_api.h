@@ -106,6 +106,9 @@ bool IsCapturing(void* stream);
 cudaError_t QueryEvent(cudaEvent_t event);
 /// cudaEventSynchronize, likewise.
 cudaError_t AwaitEvent(cudaEvent_t event);
+
+/// A stream of the current device for what others wait for: nonblocking, of the highest priority.
+absl::Status MakeUrgentStream(cudaStream_t* stream);
 /// cudaDeviceSynchronize, likewise. Waits for other engines and the host too; fails, and leaves no
 /// last error, while a stream of the device is captured.
 cudaError_t AwaitDevice();

@@ -183,11 +183,7 @@ class DeviceTransfers final : public TransferQueue {
 
 absl::Status DeviceSource::Init() {
   DeviceScope scope(device_);
-  int lowest = 0, highest = 0;
-  MOERT_CUDA_RETURN_IF_ERROR(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
-  MOERT_CUDA_RETURN_IF_ERROR(
-      cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, highest));
-  return absl::OkStatus();
+  return MakeUrgentStream(&stream_);
 }
 
 DeviceSource::~DeviceSource() {

@@ -31,10 +31,7 @@ absl::StatusOr<std::vector<int>> PeerLink::Readers() const {
 absl::Status PeerLink::Join(const void* source) {
   DeviceScope scope(device_);
   MOERT_RETURN_IF_ERROR(scope.status());
-  int lowest = 0, highest = 0;
-  MOERT_CUDA_RETURN_IF_ERROR(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
-  MOERT_CUDA_RETURN_IF_ERROR(
-      cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, highest));
+  MOERT_RETURN_IF_ERROR(MakeUrgentStream(&stream_));
   MOERT_ASSIGN_OR_RETURN(holder_, tier_->Join(source, device_));
   here_.store(true, std::memory_order_release);
   return absl::OkStatus();

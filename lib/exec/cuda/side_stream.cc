@@ -21,10 +21,7 @@ class CudaSideStream final : public SideStream {
   absl::Status Init() {
     DeviceScope scope(device_);
     MOERT_RETURN_IF_ERROR(scope.status());
-    int lowest = 0, highest = 0;
-    MOERT_CUDA_RETURN_IF_ERROR(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
-    MOERT_CUDA_RETURN_IF_ERROR(
-        cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, highest));
+    MOERT_RETURN_IF_ERROR(MakeUrgentStream(&stream_));
     MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&forked_, cudaEventDisableTiming));
     MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&done_, cudaEventDisableTiming));
     return absl::OkStatus();
