@@ -10,7 +10,7 @@
 #include "base/bf16.h"
 #include "base/exception_status.h"
 #include "base/status_macros.h"
-#include "moert/offline/encode_matrix.h"
+#include "offline/encode_matrix_on.h"
 #include "quant/hadamard.h"
 #include "quant/packing.h"
 
@@ -23,24 +23,35 @@ constexpr int kExpertsPerThread = 2;
 // Both encoders run on the pool's threads, which nothing may throw in. EncodeMatrix refuses what is
 // not finite, and a rotation leaves that so.
 
-absl::Status EncodeWide(const MatrixLayout& layout, QuantMethod method, bool hadamard,
+// How matrices are rounded.
+struct Rounding {
+  QuantMethod method;
+  bool hadamard;
+  DeviceFits* device;
+};
+
+absl::Status EncodeWide(const MatrixLayout& layout, const Rounding& rounding,
                         absl::Span<float> weights, std::byte* record) {
-  if (layout.scheme.is_bf16() && !hadamard) return PackMatrixBf16(layout, weights, record);
+  if (layout.scheme.is_bf16() && !rounding.hadamard) {
+    return PackMatrixBf16(layout, weights, record);
+  }
   try {
-    if (hadamard) ApplyHadamard(layout.rows, layout.k, weights.data());
-    return EncodeMatrix(layout, method, weights, record);
+    if (rounding.hadamard) ApplyHadamard(layout.rows, layout.k, weights.data());
+    return EncodeMatrixOn(rounding.device, layout, rounding.method, weights, record);
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError("out of memory while quantizing");
   }
 }
 
-absl::Status EncodeStored(const MatrixLayout& layout, QuantMethod method, bool hadamard,
+absl::Status EncodeStored(const MatrixLayout& layout, const Rounding& rounding,
                           const std::vector<uint16_t>& weights, std::byte* record) {
-  if (layout.scheme.is_bf16() && !hadamard) return PackMatrixBf16(layout, weights, record);
+  if (layout.scheme.is_bf16() && !rounding.hadamard) {
+    return PackMatrixBf16(layout, weights, record);
+  }
   try {
     const auto wide = std::make_unique_for_overwrite<float[]>(weights.size());
     Bf16ToF32(weights.data(), static_cast<int64_t>(weights.size()), wide.get());
-    return EncodeWide(layout, method, hadamard, {wide.get(), weights.size()}, record);
+    return EncodeWide(layout, rounding, {wide.get(), weights.size()}, record);
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError("out of memory while quantizing");
   }
@@ -54,12 +65,12 @@ struct Matrix {
   std::vector<float>* wide;
 };
 
-absl::Status EncodeOne(const Matrix& m, QuantMethod method, bool hadamard, std::byte* record) {
+absl::Status EncodeOne(const Matrix& m, const Rounding& rounding, std::byte* record) {
   absl::Status status;
   if (!m.stored.empty()) {
-    status = EncodeStored(m.layout, method, hadamard, m.stored, record);
+    status = EncodeStored(m.layout, rounding, m.stored, record);
   } else if (!m.wide->empty()) {
-    status = EncodeWide(m.layout, method, hadamard, absl::MakeSpan(*m.wide), record);
+    status = EncodeWide(m.layout, rounding, absl::MakeSpan(*m.wide), record);
   }
   if (status.ok()) return status;
   return absl::Status(status.code(), fmt::format("{}: {}", m.name, std::string(status.message())));
@@ -148,8 +159,9 @@ absl::Status LayerRounder::Round(int layer, QuantMethod method, Chunk* chunk) co
     const std::array<Matrix, 3> matrices = {{{"gate", layout.gate, stored.gate, &wide.gate},
                                              {"up", layout.up, stored.up, &wide.up},
                                              {"down", layout.down, stored.down, &wide.down}}};
-    const absl::Status status = EncodeOne(matrices[static_cast<size_t>(n % 3)], method,
-                                          layout.format.hadamard, chunk->records[i].data());
+    const Rounding rounding = {method, layout.format.hadamard, parts_.device};
+    const absl::Status status =
+        EncodeOne(matrices[static_cast<size_t>(n % 3)], rounding, chunk->records[i].data());
     outcomes[static_cast<size_t>(n)] =
         status.ok() ? status
                     : AtExpert(status, parts_.model, layer, chunk->begin + static_cast<int>(i));

@@ -20,6 +20,7 @@
 #include "moert/offline/quantize.h"
 #include "moert/thread_pool.h"
 #include "offline/calibration_stream.h"
+#include "offline/device_fits.h"
 #include "offline/expert_quantizer.h"
 #include "offline/layer_rounder.h"
 #include "offline/moe_block.h"
@@ -99,6 +100,7 @@ class Quantization {
     options.threads = job_.threads;
     MOERT_ASSIGN_OR_RETURN(pool_, CreateThreadPool(options));
     if (job_.method == QuantMethod::kGptq) MOERT_RETURN_IF_ERROR(OpenCalibration());
+    MOERT_RETURN_IF_ERROR(OpenDevice());
     PackDescription description;
     description.model = config_.moe;
     std::vector<PackVersion> versions;
@@ -124,8 +126,26 @@ class Quantization {
                            CheckpointIdentity(job_.model, Env::Default()));
     MOERT_ASSIGN_OR_RETURN(writer_, PackWriter::CreateResumable(job_.out, std::move(description)));
     rounder_ = std::make_unique<LayerRounder>(
-        LayerRounder::Parts{experts_.get(), writer_.get(), pool_.get(), job_.model, job_.cancelled,
-                            [this](int64_t matrices) { Advance(matrices); }});
+        LayerRounder::Parts{experts_.get(), writer_.get(), pool_.get(), device_.get(), job_.model,
+                            job_.cancelled, [this](int64_t matrices) { Advance(matrices); }});
+    return absl::OkStatus();
+  }
+
+  // A device that cannot be had is an error only where it was asked for.
+  absl::Status OpenDevice() {
+    if (job_.backend == BackendKind::kCpu || job_.method == QuantMethod::kGptq) {
+      return absl::OkStatus();
+    }
+    auto device = DeviceFits::Open();
+    if (device.ok()) {
+      device_ = *std::move(device);
+      Log("scales are searched for on the CUDA device");
+      return absl::OkStatus();
+    }
+    if (job_.backend == BackendKind::kCuda) return device.status();
+    if (CudaStatus().ok()) {
+      Log(fmt::format("note: all on the CPU: {}", std::string(device.status().message())));
+    }
     return absl::OkStatus();
   }
 
@@ -181,15 +201,16 @@ class Quantization {
   absl::Status WriteAll() {
     const int done_before = writer_->layers_done();
     const int layers = config_.moe.num_layers();
-    if (done_before > 0 && job_.log) {
-      job_.log(fmt::format("continuing {}.partial after {} of {} layers", job_.out, done_before,
-                           layers));
+    if (done_before > 0) {
+      Log(fmt::format("continuing {}.partial after {} of {} layers", job_.out, done_before,
+                      layers));
     }
     total_ = config_.moe.total_experts() * 3 * static_cast<int64_t>(versions_.size());
     for (int l = 0; l < layers; ++l) {
       MOERT_RETURN_IF_ERROR(l < done_before ? RepeatLayer(l) : WriteLayer(l));
     }
     LogFallbacks();
+    LogDevice();
     return writer_->Finish();
   }
 
@@ -283,10 +304,20 @@ class Quantization {
   }
 
   void LogFallbacks() const {
-    if (fallback_matrices_ == 0 || !job_.log) return;
-    job_.log(fmt::format(
+    if (fallback_matrices_ == 0) return;
+    Log(fmt::format(
         "{} of {} matrices saw too few calibration tokens for gptq and were quantized by hqq",
         fallback_matrices_, gptq_matrices_ + fallback_matrices_));
+  }
+
+  void LogDevice() const {
+    if (device_ == nullptr || device_->first_error().ok()) return;
+    Log(fmt::format("note: the device failed, and the CPU did the rest: {}",
+                    std::string(device_->first_error().message())));
+  }
+
+  void Log(const std::string& line) const {
+    if (job_.log) job_.log(line);
   }
 
   const QuantizeJob& job_;
@@ -294,6 +325,7 @@ class Quantization {
   std::unique_ptr<Checkpoint> checkpoint_;
   std::unique_ptr<CheckpointExperts> experts_;
   std::unique_ptr<ThreadPool> pool_;
+  std::unique_ptr<DeviceFits> device_;  // null: all on the CPU
   CalibrationTokens tokens_;
   std::unique_ptr<CalibrationModel> model_;  // gptq
   std::unique_ptr<MoeBlocks> blocks_;
