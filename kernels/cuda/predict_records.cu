@@ -60,6 +60,14 @@ __device__ __forceinline__ float ScoreToken(const DeviceRouting& routing, float*
   return kth;
 }
 
+/// What the expert's next uses are worth; all alike where the one unused for longest leaves.
+__device__ __forceinline__ double Worth(const PredictArgs& args, const ServedLayer& layer, int e) {
+  if (args.window > 0) {
+    return ServedScores::Worth(args.sums[e], args.routing.top_k, layer.calls, args.window);
+  }
+  return args.use != nullptr ? args.use[e].Worth() : 0;
+}
+
 /// That some token wants the thread's expert. Leaves its bins for Learn.
 __device__ __forceinline__ float Probability(const PredictArgs& args, PredictScratch& scratch,
                                              bool present) {
@@ -135,7 +143,7 @@ __global__ void __launch_bounds__(kFewExperts)
   if (is_expert) {
     rows[e] = args.rows[e];
     scratch.held[e] = 0;
-    scratch.worth[e] = args.use != nullptr ? args.use[e].Worth() : 0;
+    scratch.worth[e] = Worth(args, layer, e);
   }
   for (int t = e / 32; t < args.tokens; t += static_cast<int>(blockDim.x) / 32) {
     const float kth = ScoreToken<kPerLane>(args.routing, args.scores + int64_t{t} * experts);
@@ -172,7 +180,7 @@ __global__ void __launch_bounds__(kFewExperts)
     if (idle) {
       const int at =
           num_free +
-          VictimRank(scratch.kept, rows, args.use != nullptr ? scratch.worth : nullptr, experts, e);
+          VictimRank(scratch.kept, rows, scratch.worth, experts, e);
       scratch.places[at] = rows[e].slot;
       scratch.victims[at] = e;
     }

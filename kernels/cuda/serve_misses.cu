@@ -129,6 +129,18 @@ __device__ __forceinline__ double AddUse(const ServeMissesArgs& args, int e, int
   return use.Worth();
 }
 
+/// The same by the sums of scores, of `calls` calls before this one.
+__device__ __forceinline__ double AddScores(const ServeMissesArgs& args, int e, int count,
+                                            int64_t calls) {
+  const float* scores = args.scores == nullptr ? nullptr : args.scores + e;
+  float* const oldest =
+      args.history + ServedScores::Row(calls, args.window) * args.experts + e;
+  double sum = args.sums[e];
+  ServedScores::Add(ServedScores::Of(scores, args.experts, args.tokens, count), oldest, &sum);
+  args.sums[e] = sum;
+  return sum;
+}
+
 /// The tokens that want the thread's expert, as bits.
 __device__ __forceinline__ uint32_t WantedBy(const ServeMissesArgs& args, int e, int count) {
   if (args.tokens == 1) return count > 0 ? 1 : 0;
@@ -241,7 +253,8 @@ __global__ void __launch_bounds__(kTileThreads)
   GridDependencySync();
   const ServedLayer layer = *args.layer;
   const int slots = layer.lent != 0 ? layer.slots : 0;
-  const bool by_worth = args.use != nullptr && layer.lent != 0;
+  const bool by_scores = args.window > 0 && layer.lent != 0;
+  const bool by_worth = (args.use != nullptr && layer.lent != 0) || by_scores;
   int count = 0;
   if (e == 0) {
     bytes = 0;
@@ -255,7 +268,10 @@ __global__ void __launch_bounds__(kTileThreads)
     scratch.table.slots[e] = args.slots[e];
     scratch.table.held[e] = 0;
     scratch.table.coming[e] = 0;
-    if (by_worth) scratch.table.worth[e] = AddUse(args, e, count, layer.calls + 1);
+    if (by_worth) {
+      scratch.table.worth[e] = by_scores ? AddScores(args, e, count, layer.calls)
+                                         : AddUse(args, e, count, layer.calls + 1);
+    }
     if (args.wanted != nullptr) args.wanted[e] = WantedBy(args, e, count);
   }
   if (e == 0 && args.wanted != nullptr) args.predicted->routed = args.tokens;

@@ -1,8 +1,8 @@
 // Misses of a layer call served by the device: who is there, who leaves, what is copied, decided
 // behind top-k by one CTA, with no host.
 //
-// Two rules, over the slots that a layer owns: the expert that is worth least leaves (ServedUse),
-// or the one unused for longest. An expert of the call never leaves, misses wanted by more tokens
+// Three rules, over the slots that a layer owns: who leaves is the expert that is worth least
+// (ServedUse), or the one of the lowest average score (ServedScores), or the one unused for longest. An expert of the call never leaves, misses wanted by more tokens
 // come first, and a miss for which no slot is left is multiplied where it lies, in mapped host
 // memory. So a call of any size is right with any number of slots, and while the host owns the
 // slots (ServedLayer::lent is 0) every expert of a call is such a miss and nothing changes.
@@ -211,10 +211,13 @@ struct ServeMissesArgs {
   // be multiplied at once and those that the copies bring; no record: not in this wave.
   ExpertHandle* ready = nullptr;
   ExpertHandle* late = nullptr;
-  // Of the rule by worth; null: least recently used. scores: [tokens, experts] of the call, or
-  // null.
+  // Of the rule by worth, or null. scores: [tokens, experts] of the call, or null.
   ServedUse* use = nullptr;  // [experts]
   const float* scores = nullptr;
+  // Of the rule by average score (ServedScores); window 0: another one.
+  int32_t window = 0;
+  double* sums = nullptr;    // [experts]
+  float* history = nullptr;  // [window, experts]
   int32_t tokens = 0;
   int32_t top_k = 1;
   // Where records are prefetched; else null.

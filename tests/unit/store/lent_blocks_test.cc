@@ -130,8 +130,19 @@ struct Cache {
     return call;
   }
 
-  /// Of the rule by worth, the call added; else empty.
-  static std::vector<double> Worth(LentLayer* loan, const RoutingResult& routing) {
+  /// Of the rule by average score, the call added.
+  std::vector<double> Sums(LentLayer* loan, const RoutingResult& routing) const {
+    const int64_t row = cuda::ServedScores::Row(loan->calls++, store->score_window());
+    for (int e = 0; e < kExperts; ++e) {
+      const float score = cuda::ServedScores::Of(routing.scores.data() + e, kExperts,
+                                                 routing.tokens, routing.counts[e]);
+      cuda::ServedScores::Add(score, &loan->scores[row * kExperts + e], &loan->sums[e]);
+    }
+    return loan->sums;
+  }
+  /// Of the rules by worth and by average score, the call added; else empty.
+  std::vector<double> Worth(LentLayer* loan, const RoutingResult& routing) const {
+    if (!loan->sums.empty()) return Sums(loan, routing);
     std::vector<double> worth(loan->use.size());
     ++loan->calls;
     const auto tokens = static_cast<double>(routing.tokens);
@@ -216,6 +227,8 @@ void CompareInTurns(const std::function<std::unique_ptr<ResidencyPolicy>()>& pol
 TEST_CASE("the device's rules decide as the store does, however often blocks change hands") {
   CompareInTurns([] { return MakeLru(); });
   CompareInTurns([] { return MakeWorthCache(nullptr); });
+  CompareInTurns([] { return MakeAverageScore(5); });
+  CompareInTurns([] { return MakeAverageScore(64); });
 }
 
 TEST_CASE("more experts than slots: nobody in use leaves, and no slot is given twice") {
