@@ -6,6 +6,7 @@
 
 #include <type_traits>
 
+#include "kernels/cuda/few_products.h"
 #include "kernels/cuda/primitives/launch.cuh"
 #include "kernels/cuda/primitives/mma.cuh"
 #include "kernels/cuda/primitives/packing.cuh"
@@ -27,7 +28,8 @@ struct GateArgs {
   float* logits;
   uint8_t* packed;  // null: rows are not packed
   int64_t packed_stride;
-  GateOf second;  // of few tokens
+  GateOf second;  // of few tokens, as what follows
+  GateZeros zeros;
 };
 
 /// 16 bytes of a row's elements from k on into shared memory, zeros from `end` on. kAligned: rows
