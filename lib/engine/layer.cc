@@ -37,8 +37,7 @@ absl::Status LayerRunner::ServeMisses() {
   if ((residency.by_worth || residency.score_window > 0) != parts_.store->lends_use()) {
     return absl::FailedPreconditionError("its residency policy cannot hand over what it knows");
   }
-  const absl::Status status =
-      parts_.executor->ServeMisses(*parts_.store, parts_.strategy->prefetch != nullptr);
+  const absl::Status status = parts_.executor->ServeMisses(*parts_.store);
   serves_misses_ = status.ok();
   return status;
 }

@@ -211,10 +211,9 @@ class Executor {
   // lends, brings what is missing, and no policy is asked.
 
   /// OK: from now on captured RunResident and RunGiven serve what is missing, for a store of one
-  /// version, by the rule of its residency policy (Strategy::misses_by_rule). `prefetch`: they also
-  /// bring what the next layer's gate predicts. FailedPrecondition: why not. Asked once, before the
-  /// first call. May read records.
-  virtual absl::Status ServeMisses(const VersionedStore& store, bool prefetch) {
+  /// version, by the rules that the executor was made for (ServedRules). FailedPrecondition: why
+  /// not. Asked once, before the first call. May read records.
+  virtual absl::Status ServeMisses(const VersionedStore& store) {
     return absl::FailedPreconditionError("this backend asks the host about misses");
   }
   /// Whether the blocks are lent: then nobody may use the store.

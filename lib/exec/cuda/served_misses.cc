@@ -13,7 +13,7 @@ ServedMisses::~ServedMisses() {
 }
 
 absl::Status ServedMisses::Init(const MoeModelSpec* model, const DeviceModel* on_device,
-                                const DeviceSource& records, int version, const Rules& rules,
+                                const DeviceSource& records, int version, const ServedRules& rules,
                                 const ServedBuffers& buffers, const ExpertHandle* first_shared) {
   model_ = model;
   constants_ = on_device;
@@ -30,6 +30,11 @@ absl::Status ServedMisses::Init(const MoeModelSpec* model, const DeviceModel* on
     first_.push_back(total);
     total += layer.num_experts;
   }
+  int64_t paths = 0;
+  for (size_t l = 0; l + 1 < model->layers.size(); ++l) {
+    first_path_.push_back(paths);
+    paths += PathFloats(model->layers[l].num_experts, model->layers[l + 1].num_experts);
+  }
   Carver count;
   table_.Carve(*model, rules.score_window, &count);
   table_bytes_ = count.used();
@@ -41,17 +46,28 @@ absl::Status ServedMisses::Init(const MoeModelSpec* model, const DeviceModel* on
       cudaMemset(on_device_.table.layers, 0, static_cast<size_t>(table_bytes_)));
   MOERT_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&own_, cudaStreamNonBlocking));
   MOERT_RETURN_IF_ERROR(branch_.Init());
-  const PredictionMemory& predictions = on_device_.predictions;
-  const auto layers = static_cast<size_t>(model->num_layers());
-  MOERT_CUDA_RETURN_IF_ERROR(
-      cudaMemset(predictions.curves, 0, (layers + 1) * kHitBins * sizeof(HitCounts)));
-  MOERT_CUDA_RETURN_IF_ERROR(cudaMemset(predictions.calls, 0, layers * sizeof(PredictedCall)));
+  MOERT_RETURN_IF_ERROR(ForgetPredictions());
   seen_.resize(model->layers.size());
   MOERT_RETURN_IF_ERROR(
       tally_.Init(on_device_.tally, model->num_layers() * int64_t{sizeof(ServedTally)}));
   // The copies and fills above are the default stream's.
   MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(cudaStreamLegacy));
   return LoadKernels(first_shared);
+}
+
+absl::Status ServedMisses::ForgetPredictions() const {
+  const PredictionMemory& predictions = on_device_.predictions;
+  const auto layers = static_cast<size_t>(model_->num_layers());
+  MOERT_CUDA_RETURN_IF_ERROR(
+      cudaMemset(predictions.curves, 0, (layers + 1) * kHitBins * sizeof(HitCounts)));
+  MOERT_CUDA_RETURN_IF_ERROR(cudaMemset(predictions.calls, 0, layers * sizeof(PredictedCall)));
+  if (!by_paths()) return absl::OkStatus();
+  const PathMemory& paths = on_device_.paths;
+  const auto floats = static_cast<size_t>(PathMemory::Floats(*model_));
+  const PathCall none;
+  MOERT_CUDA_RETURN_IF_ERROR(cudaMemset(paths.followed, 0, floats * sizeof(float)));
+  MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpy(paths.last, &none, sizeof none, cudaMemcpyHostToDevice));
+  return absl::OkStatus();
 }
 
 absl::Status ServedMisses::LoadKernels(const ExpertHandle* shared) {
@@ -64,10 +80,17 @@ absl::Status ServedMisses::LoadKernels(const ExpertHandle* shared) {
   args.window = 0;
   MOERT_CUDA_RETURN_IF_ERROR(LaunchServeMisses(args, own_));
   MOERT_CUDA_RETURN_IF_ERROR(LaunchCopyRecords(args.copies, args.num_copies, own_));
-  if (rules_.prefetch) {
+  if (rules_.prefetch()) {
     // Of layers that are not lent: nothing is predicted. A kernel for each size of layers.
     for (int l = 0; l < model_->num_layers(); ++l) {
       MOERT_CUDA_RETURN_IF_ERROR(LaunchPredictRecords(PredictionOf(l, call), own_));
+    }
+    if (by_paths()) {
+      ExpertPathsArgs paths;  // of no layer: nothing follows
+      paths.last = on_device_.paths.last;
+      paths.layer = -1;
+      paths.experts = 1;
+      MOERT_CUDA_RETURN_IF_ERROR(LaunchExpertPaths(paths, own_));
     }
     MOERT_CUDA_RETURN_IF_ERROR(LaunchCopyPrefetched(on_device_.table.prefetch, own_));
   }
@@ -195,7 +218,8 @@ absl::Status ServedMisses::TakeBack(VersionedStore* store) {
 
 bool ServedMisses::Predicts(int layer, int64_t tokens) const {
   const int next = layer + 1;
-  if (!rules_.prefetch || next == model_->num_layers() || tokens > kFewTokens) return false;
+  if (!rules_.prefetch() || next == model_->num_layers() || tokens > kFewTokens) return false;
+  if (by_paths()) return true;
   return constants_->layer(next).gate != nullptr &&
          model_->layers[static_cast<size_t>(next)].hidden ==
              model_->layers[static_cast<size_t>(layer)].hidden;
@@ -228,7 +252,7 @@ ServeMissesArgs ServedMisses::Args(const Call& call) const {
     args.history = ScoresOf(on_device_.table, layer);
   }
   args.scores = call.scores;
-  if (!rules_.prefetch) return args;
+  if (!rules_.prefetch()) return args;
   args.prefetch = on_device_.table.prefetch + layer;
   if (layer > 0 && Predicts(layer - 1, call.tokens)) {
     args.wanted = on_device_.predictions.wanted + First(layer);
@@ -243,6 +267,7 @@ PredictArgs ServedMisses::PredictionOf(int layer, const Call& call) const {
   args.routing = constants_->layer(layer).routing;
   args.tokens = call.tokens;
   args.scores = call.next_scores;
+  if (by_paths()) args.paths = on_device_.paths.last;
   args.layer = on_device_.table.layers + layer;
   args.rows = on_device_.table.experts + First(layer);
   if (rules_.by_worth) args.use = on_device_.table.use + First(layer);
@@ -282,6 +307,46 @@ absl::Status ServedMisses::Predict(int layer, int32_t tokens, float* next_scores
   const PredictArgs prediction = PredictionOf(layer + 1, call);
   MOERT_RETURN_IF_ERROR(branch_.ForkPrediction(stream, prediction.prefetch));
   MOERT_CUDA_RETURN_IF_ERROR(LaunchPredictRecords(prediction, branch_.predictions()));
+  return absl::OkStatus();
+}
+
+ExpertPathsArgs ServedMisses::PathsOf(int layer, int32_t tokens, float* next_scores) const {
+  const auto table = [&](int l) {
+    return on_device_.paths.followed + first_path_[static_cast<size_t>(l)];
+  };
+  const bool last = layer + 1 == model_->num_layers();
+  const MoeLayerSpec& spec = model_->layers[static_cast<size_t>(layer)];
+  ExpertPathsArgs args;
+  args.layer = layer;
+  args.experts = spec.num_experts;
+  args.next_experts = last ? 0 : model_->layers[static_cast<size_t>(layer + 1)].num_experts;
+  args.tokens = tokens;
+  args.top_k = spec.routing.top_k;
+  args.width = rules_.path_width;
+  args.last = on_device_.paths.last;
+  args.last_ids = on_device_.paths.last_ids;
+  if (layer > 0) args.behind = table(layer - 1);
+  if (!last) args.paths = table(layer);
+  args.scores = next_scores;
+  return args;
+}
+
+absl::Status ServedMisses::FollowPaths(int layer, int32_t tokens, const int32_t* ids,
+                                       const SlotGroups& groups, float* next_scores,
+                                       cudaStream_t stream) {
+  ExpertPathsArgs paths = PathsOf(layer, tokens, next_scores);
+  paths.ids = ids;
+  paths.counts = groups.counts;
+  const bool last = paths.paths == nullptr;
+  const LayerPrefetch* list = last ? nullptr : on_device_.table.prefetch + layer + 1;
+  MOERT_RETURN_IF_ERROR(branch_.ForkPrediction(stream, list));
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchExpertPaths(paths, branch_.predictions()));
+  if (last) return absl::OkStatus();
+  Call call;
+  call.tokens = tokens;
+  call.next_scores = next_scores;
+  MOERT_CUDA_RETURN_IF_ERROR(
+      LaunchPredictRecords(PredictionOf(layer + 1, call), branch_.predictions()));
   return absl::OkStatus();
 }
 
