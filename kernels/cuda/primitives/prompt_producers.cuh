@@ -103,7 +103,8 @@ __device__ __forceinline__ void FillRows(const PromptGemmArgs& args, const Promp
     const int of = list[min(c + lane, count - 1)];
     if constexpr (kGateUp) {
       const int token = of < args.pairs ? of / args.top_k : of - args.pairs;
-      slot->rows[c + lane] = static_cast<uint32_t>(token * XStride<kPacking>(args));
+      slot->rows[GatherPlace(kMost, c + lane)] =
+          static_cast<uint32_t>(token * XStride<kPacking>(args));
       if constexpr (kPacking == Packing::kW8A8) {
         slot->scales_of[c + lane] = *reinterpret_cast<const float*>(
             X<kPacking>(args) + token * args.int8_x_stride + args.int8_x_scales);
@@ -289,34 +290,42 @@ __device__ __forceinline__ void GatherFloats(const PromptGemmArgs& args,
 #pragma unroll 1
   for (int c = warp * 32 + threadIdx.x % 32; c < slot.columns; c += kGatherWarps * 32) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(ring.Floats(stage, p) + c * 4),
-                 "l"(floats + slot.rows[c])
+                 "l"(floats + slot.rows[GatherPlace(kMost, c)])
                  : "memory");
   }
 }
 
-/// A thread's 16 bytes of every row that is its own: those at rows, rows + kGatherWarps * 4, ...
+/// A thread's 16 bytes of every column that is its own, whose rows lie at `rows`.
 template <int kMost>
 __device__ __forceinline__ void GatherRows(const uint32_t* rows, int columns, const uint8_t* x,
                                            uint32_t to) {
-  constexpr int kApart = kGatherWarps * 4;
-  constexpr int kRows = kMost / kApart;
-  constexpr int kAtOnce = kRows <= 10 ? kRows : kRows % 16 == 0 ? 16 : 10;
-  static_assert(kRows % kAtOnce == 0 && kApart % 8 == 0);
+  constexpr int kFours = kMost / 32;
+  constexpr int kAtOnce = kFours == 8 ? 4 : kFours;
+  const auto copy = [&](int column, uint32_t row) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + column * 128), "l"(x + row)
+                 : "memory");
+  };
 #pragma unroll
-  for (int first = 0; first < kRows; first += kAtOnce) {
+  for (int first = 0; first < kFours; first += kAtOnce) {
     // Where some rows begin is read before the first is copied: a copy lets nothing pass.
-    uint32_t row[kAtOnce];
+    uint4 row[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      if ((first + i) * kApart < columns) row[i] = rows[(first + i) * kApart];
+      row[i] = *reinterpret_cast<const uint4*>(rows + 4 * (first + i));
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      if ((first + i) * kApart >= columns) continue;
-      asm volatile(
-          "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + (first + i) * kApart * 128),
-          "l"(x + row[i])
-          : "memory");
+      const int column = 32 * (first + i);  // of the thread's, but for where it begins
+      const uint32_t four[] = {row[i].x, row[i].y, row[i].z, row[i].w};
+      if (column + 32 <= columns) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) copy(column + 8 * j, four[j]);
+      } else {
+#pragma unroll
+        for (int j = 0; j < 3; ++j) {
+          if (column + 8 * j < columns) copy(column + 8 * j, four[j]);
+        }
+      }
     }
   }
 }
@@ -329,7 +338,7 @@ __device__ __forceinline__ void GatherTokens(const PromptGemmArgs& args,
   using Ring = PromptRing<kPacking, kMost>;
   const int lane = threadIdx.x % 32;
   const uint32_t first = warp * 4 + lane / 8;
-  // Rows of a thread are a multiple of 8 apart: their place in the swizzle is the same.
+  static_assert(kGatherWarps * 4 == 8);  // so a thread's place in the swizzle is always the same
   const uint32_t to = first * 128 + (((lane & 7) ^ (first & 7)) * 16);
   RingPlace<kPromptSlots> at;
   RingPlace<Ring::kStages> place;
@@ -349,7 +358,7 @@ __device__ __forceinline__ void GatherTokens(const PromptGemmArgs& args,
         if constexpr (HasColumnFloats(kPacking)) {
           GatherFloats<kPacking>(args, ring, slot, k + p, p, place.stage, warp);
         }
-        GatherRows<kMost>(slot.rows + first, columns, x,
+        GatherRows<kMost>(slot.rows + GatherPlace(kMost, first), columns, x,
                           ring.Tokens(place.stage) + p * columns * 128 + to);
       }
       ArriveBehindCopies(ring.Full(place.stage));
