@@ -17,11 +17,10 @@ absl::Status CudaExecutor::ServeMisses(const VersionedStore& store, bool prefetc
   const int version = parts_.versions[0];
   MOERT_RETURN_IF_ERROR(options_.records->KeepAll(version, parts_.pool));
   auto served = std::make_unique<ServedMisses>();
-  MOERT_RETURN_IF_ERROR(served->Init(&model_, &on_device_, *options_.records, version,
-                                     {store.lends_use() && store.score_window() == 0,
-                                      store.score_window(), prefetch},
-                                     w_.served,
-                                     table_.rows(0) + model_.layers[0].num_experts));
+  MOERT_RETURN_IF_ERROR(
+      served->Init(&model_, &on_device_, *options_.records, version,
+                   {store.lends_use() && store.score_window() == 0, store.score_window(), prefetch},
+                   w_.served, table_.rows(0) + model_.layers[0].num_experts));
   served_ = std::move(served);
   return absl::OkStatus();
 }
@@ -30,13 +29,14 @@ absl::Status CudaExecutor::TakeBack(VersionedStore* store) {
   if (!lent()) return absl::OkStatus();
   DeviceScope scope(device_);
   for (cudaStream_t stream : open_streams_) {
-    if (Capturing(stream)) {
+    MOERT_ASSIGN_OR_RETURN(const bool capturing, IsCapturing(stream));
+    if (capturing) {
       return absl::FailedPreconditionError(
           "a step's stream is being captured: its experts cannot be used meanwhile");
     }
   }
   ++host_syncs_;
-  fence_->Await();  // steps that have ended
+  MOERT_CUDA_RETURN_IF_ERROR(fence_->Await());  // steps that have ended
   for (cudaStream_t stream : open_streams_) {
     MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(rows_arrived_, stream));
     MOERT_CUDA_RETURN_IF_ERROR(AwaitEvent(rows_arrived_));
