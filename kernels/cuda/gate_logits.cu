@@ -4,8 +4,10 @@
 // depends on its token, its expert and the way alone, never on what is computed beside it.
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <type_traits>
 
+#include "kernels/cuda/few_products.h"
 #include "kernels/cuda/primitives/element.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
 #include "kernels/cuda/primitives/mma.cuh"
@@ -31,13 +33,21 @@ struct GateArgs {
   float* logits;
   uint8_t* packed;  // null: rows are not packed
   int64_t packed_stride;
-  GateOf second;  // of few tokens
+  GateOf second;  // of few tokens, as what follows
+  GateZeros zeros;
 };
 
 constexpr int kHeld = 8;  // weights of a lane that are under way together
 __device__ __forceinline__ void Hold(const float* row, int first, int end, float (&held)[kHeld]) {
 #pragma unroll
   for (int j = 0; j < kHeld; ++j) held[j] = first + 32 * j < end ? row[first + 32 * j] : 0.0f;
+}
+
+/// By the first CTA.
+__device__ __forceinline__ void StoreZeros(const GateZeros& zeros) {
+  if (blockIdx.x != 0 || blockIdx.y != 0) return;
+  for (int i = threadIdx.x; i < zeros.tiles; i += kThreads) zeros.ready[i] = 0;
+  if (threadIdx.x < 2 && zeros.ticket != nullptr) zeros.ticket[threadIdx.x] = 0;
 }
 
 /// A CTA an expert and kTokens tokens, then those of the second gate. CTAs behind them pack the
@@ -68,6 +78,7 @@ __global__ void __launch_bounds__(kThreads)
   float held[kHeld];
   Hold(row, begin, end, held);  // constants: they need not wait for the kernels in front
   GridDependencySync();
+  StoreZeros(args.zeros);
   const T* at[kTokens];
 #pragma unroll
   for (int t = 0; t < kTokens; ++t) at[t] = x + min(first + t, args.tokens - 1) * args.stride;
@@ -267,12 +278,14 @@ __device__ __forceinline__ void StoreSums(const GateArgs& args, int first_token,
   }
 }
 
-/// A CTA 16 kM tokens by 8 kN experts. Weights are the sum of three bf16, hidden states of one, two
-/// or three. Of their products those below 2^-26 of the whole are left out; the others are exact.
-/// Tensor cores add those of 16 channels, smallest first, and fp32 additions what these give.
+/// A tile is 16 kM tokens by 8 kN experts; CTAs take one after another. Weights are the sum of
+/// three bf16, hidden states of one, two or three. Of their products those below 2^-26 of the whole
+/// are left out; the others are exact. Tensor cores add those of 16 channels, smallest first, and
+/// fp32 additions what these give.
 ///
-/// Each warp brings its part of the width through a ring of its own in shared memory. Of every 32
-/// channels lane t of four takes 8 t .. 8 t + 7, four of them for a product of 16.
+/// Each warp brings its part of the width through a ring of its own in shared memory, the next
+/// tile's beside the end of one. Of every 32 channels lane t of four takes 8 t .. 8 t + 7, four of
+/// them for a product of 16.
 template <typename T, int kM, int kN, int kStages, bool kAligned>
 __global__ void __launch_bounds__(kThreads)
     GateTilesKernel(const T* x, const __grid_constant__ GateArgs args) {
@@ -281,51 +294,73 @@ __global__ void __launch_bounds__(kThreads)
   TriggerDependentLaunch();
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
-  const int first_token = blockIdx.y * (16 * kM);
-  const int first_expert = blockIdx.x * (8 * kN);
+  const int across = (args.experts + 8 * kN - 1) / (8 * kN);
+  const int tiles = across * ((args.tokens + 16 * kM - 1) / (16 * kM));
   const int all_steps = (args.hidden + 31) / 32;
   const int first_step = all_steps * warp / kGateParts;
   const int steps = all_steps * (warp + 1) / kGateParts - first_step;
   const auto ring =
       static_cast<uint32_t>(__cvta_generic_to_shared(shared)) + warp * kStages * Ring::kStage;
 
-  const auto stage_of = [&](int step) { return ring + step % kStages * Ring::kStage; };
-  const auto copy_rows = [&](int step) {
-    if (step >= steps) return;
-    RowPieces<T>::template Copy<kAligned, 16 * kM>(
-        stage_of(step), (first_step + step) * 32, args.hidden,
-        [&](int row) { return x + min(first_token + row, args.tokens - 1) * args.stride; });
+  // What is brought next, of rows and of weights: a step of a tile, and the stage that it goes to.
+  struct Place {
+    int tile, step, stage;
+    __device__ __forceinline__ void Next(int steps) {
+      stage = stage + 1 == kStages ? 0 : stage + 1;
+      if (++step == steps) {
+        step = 0;
+        tile += static_cast<int>(gridDim.x);
+      }
+    }
   };
-  const auto copy_weights = [&](int step) {
-    if (step >= steps) return;
+  const auto copy_rows = [&](const Place& at) {
+    if (at.tile >= tiles) return;
+    const int first = at.tile / across * (16 * kM);
+    RowPieces<T>::template Copy<kAligned, 16 * kM>(
+        ring + at.stage * Ring::kStage, (first_step + at.step) * 32, args.hidden,
+        [&](int row) { return x + min(first + row, args.tokens - 1) * args.stride; });
+  };
+  const auto copy_weights = [&](const Place& at) {
+    if (at.tile >= tiles) return;
+    const int first = at.tile % across * (8 * kN);
     RowPieces<float>::template Copy<kAligned, 8 * kN>(
-        stage_of(step) + Ring::kX, (first_step + step) * 32, args.hidden, [&](int row) {
-          const int expert = min(first_expert + row, args.experts - 1);
-          return args.gate + static_cast<int64_t>(expert) * args.hidden;
+        ring + at.stage * Ring::kStage + Ring::kX, (first_step + at.step) * 32, args.hidden,
+        [&](int row) {
+          return args.gate + static_cast<int64_t>(min(first + row, args.experts - 1)) * args.hidden;
         });
   };
-  float total[kM][kN][4] = {};
+  const Place begin{steps > 0 ? static_cast<int>(blockIdx.x) : tiles, 0, 0};
   // Weights are constants: they need not wait for the kernels in front.
+  Place next = begin;
 #pragma unroll
-  for (int step = 0; step < kStages - 1; ++step) copy_weights(step);
+  for (int i = 0; i < kStages - 1; ++i, next.Next(steps)) copy_weights(next);
   GridDependencySync();
+  next = begin;
 #pragma unroll
-  for (int step = 0; step < kStages - 1; ++step) {
-    copy_rows(step);
+  for (int i = 0; i < kStages - 1; ++i, next.Next(steps)) {
+    copy_rows(next);
     CopyAsyncCommit();
-  }
-#pragma unroll 1
-  for (int step = 0; step < steps; ++step) {
-    CopyAsyncWait<kStages - 2>();
-    __syncwarp();
-    copy_rows(step + kStages - 1);  // where the step before lay
-    copy_weights(step + kStages - 1);
-    CopyAsyncCommit();
-    const uint32_t stage = stage_of(step);
-    MultiplyStage<T>(stage, stage + Ring::kX, lane, total);
   }
   __shared__ __align__(8) GateSums<kN> parts;
-  StoreSums<kM, kN>(args, first_token, first_expert, warp, lane, parts, total);
+  uint32_t stage = ring;
+#pragma unroll 1
+  for (int tile = blockIdx.x; tile < tiles; tile += static_cast<int>(gridDim.x)) {
+    float total[kM][kN][4] = {};
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      CopyAsyncWait<kStages - 2>();
+      __syncwarp();
+      copy_rows(next);  // where the step before lay
+      copy_weights(next);
+      next.Next(steps);
+      CopyAsyncCommit();
+      MultiplyStage<T>(stage, stage + Ring::kX, lane, total);
+      stage = stage + Ring::kStage == ring + kStages * Ring::kStage ? ring : stage + Ring::kStage;
+    }
+    StoreSums<kM, kN>(args, tile / across * (16 * kM), tile % across * (8 * kN), warp, lane, parts,
+                      total);
+    __syncthreads();  // what the warps exchanged was read
+  }
 }
 
 template <typename T, int kM, int kStages, bool kAligned>
@@ -337,8 +372,14 @@ int LaunchTiles(const T* x, const GateArgs& args, cudaStream_t stream) {
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;
-  const dim3 grid((args.experts + 8 * kN - 1) / (8 * kN), (args.tokens + 16 * kM - 1) / (16 * kM));
-  return LaunchEarly(kernel, grid, kThreads, kBytes, stream, x, args);
+  int device = 0, processors = 0;
+  if (const cudaError_t failed = cudaGetDevice(&device); failed != cudaSuccess) return failed;
+  const cudaError_t failed =
+      cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  if (failed != cudaSuccess) return failed;
+  const int tiles =
+      (args.experts + 8 * kN - 1) / (8 * kN) * ((args.tokens + 16 * kM - 1) / (16 * kM));
+  return LaunchEarly(kernel, std::min(tiles, processors), kThreads, kBytes, stream, x, args);
 }
 
 template <typename T>
@@ -371,13 +412,15 @@ int LaunchFew(const T* x, const GateArgs& args, cudaStream_t stream) {
 
 int LaunchGateLogits(const DeviceRows& x, const float* gate, int experts, float* logits,
                      CUstream_st* stream, uint8_t* packed, int64_t packed_stride,
-                     const GateOf& second) {
-  if (second.experts != 0 && x.rows > kFewTokens) return cudaErrorInvalidValue;
+                     const GateOf& second, const GateZeros& zeros) {
+  if (x.rows > kFewTokens && (second.experts != 0 || zeros.ticket != nullptr)) {
+    return cudaErrorInvalidValue;
+  }
   int error = 0;
   WithElement(x.dtype, [&](auto type) {
     using T = std::remove_const_t<std::remove_pointer_t<decltype(type)>>;
-    const GateArgs args{x.rows, x.cols, x.stride,      gate,  experts,
-                        logits, packed, packed_stride, second};
+    const GateArgs args{x.rows, x.cols, x.stride,      gate,   experts,
+                        logits, packed, packed_stride, second, zeros};
     const auto* rows = static_cast<const T*>(x.data);
     if (x.rows <= kFewTokens) {
       error = LaunchFew(rows, args, stream);
@@ -388,6 +431,13 @@ int LaunchGateLogits(const DeviceRows& x, const float* gate, int experts, float*
       error = LaunchPackRows(x, 0, packed, packed_stride, stream);
   });
   return error;
+}
+
+int LaunchGateLogits(const DeviceRows& x, const float* gate, int experts, float* logits,
+                     CUstream_st* stream, uint8_t* packed, int64_t packed_stride,
+                     const GateOf& second) {
+  return LaunchGateLogits(x, gate, experts, logits, stream, packed, packed_stride, second,
+                          GateZeros{});
 }
 
 }  // namespace moert::cuda
