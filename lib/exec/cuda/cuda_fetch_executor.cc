@@ -171,6 +171,7 @@ absl::StatusOr<const int32_t*> CudaFetchExecutor::FetchServed(const ExecutorCall
                                                               VersionedStore* store) {
   DeviceScope scope(device_);
   const auto stream = static_cast<cudaStream_t>(call.stream);
+  if (served_->must_return()) MOERT_RETURN_IF_ERROR(TakeBack(store));
   MOERT_RETURN_IF_ERROR(fence_->Enter(stream));
   MOERT_RETURN_IF_ERROR(served_->Lend(store, stream));
   if (served_->slots(call.layer) < given.pairs) return nullptr;

@@ -48,6 +48,7 @@ absl::Status ServedMisses::Init(const MoeModelSpec* model, const DeviceModel* on
   MOERT_RETURN_IF_ERROR(branch_.Init());
   MOERT_RETURN_IF_ERROR(ForgetPredictions());
   seen_.resize(model->layers.size());
+  unfinished_.assign(model->layers.size(), 0);
   MOERT_RETURN_IF_ERROR(
       tally_.Init(on_device_.tally, model->num_layers() * int64_t{sizeof(ServedTally)}));
   // The copies and fills above are the default stream's.
@@ -190,6 +191,7 @@ void ServedMisses::TakeLoan(int layer, LentLayer* loan) const {
   std::copy_n(table_.sums + First(layer), loan->sums.size(), loan->sums.begin());
   std::copy_n(ScoresOf(table_, layer), loan->scores.size(), loan->scores.begin());
   for (LentSlot& slot : loan->slots) slot.expert = -1;
+  if (unfinished_[static_cast<size_t>(layer)] != 0) return;
   for (int e = 0; e < model_->layers[static_cast<size_t>(layer)].num_experts; ++e) {
     const ServedExpert& expert = experts[e];
     if (expert.slot < 0) continue;
@@ -209,10 +211,12 @@ absl::Status ServedMisses::TakeBack(VersionedStore* store) {
     table_.layers[l].lent = 0;
   }
   // Replays of the steps that are open now find the host in charge.
+  returning_ = true;
   MOERT_RETURN_IF_ERROR(Copy(/*to_device=*/true, /*layers_alone=*/true, own_));
   MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(own_));
   store->TakeBack(loans_);
-  lent_ = false;
+  lent_ = returning_ = in_doubt_ = false;
+  std::fill(unfinished_.begin(), unfinished_.end(), 0);
   return absl::OkStatus();
 }
 
@@ -362,7 +366,10 @@ absl::Status ServedMisses::Fetch(int layer, const GivenRouting& given, const Slo
   args.base = reinterpret_cast<const uint8_t*>(region.base);
   args.stride = region.stride;
   MOERT_CUDA_RETURN_IF_ERROR(LaunchServeMisses(args, stream));
+  // From here on the table has what is to be brought.
+  unfinished_[static_cast<size_t>(layer)] = in_doubt_ = true;
   MOERT_CUDA_RETURN_IF_ERROR(LaunchCopyRecords(args.copies, args.num_copies, stream));
+  unfinished_[static_cast<size_t>(layer)] = in_doubt_ = false;
   return absl::OkStatus();
 }
 

@@ -43,6 +43,8 @@ class ServedMisses {
 
   /// Whether the device decides who is in the slots.
   bool lent() const { return lent_; }
+  /// A call failed half way: the blocks have to be taken back before the device may decide again.
+  bool must_return() const { return returning_ || in_doubt_; }
   /// Hands the store's blocks to the device, in the order of `stream`. Nothing changes where the
   /// store does not lend now.
   absl::Status Lend(VersionedStore* store, cudaStream_t stream);
@@ -123,6 +125,9 @@ class ServedMisses {
   std::vector<int64_t> first_;    // of each layer's experts
   std::vector<LentLayer> loans_;  // what was handed over
   bool lent_ = false;
+  bool returning_ = false;        // the device may know already that nothing is lent
+  bool in_doubt_ = false;         // a layer is
+  std::vector<char> unfinished_;  // [layers] the table may have records that were not brought
   LateCopy tally_;
   std::vector<ServedTally> seen_;
   cudaStream_t own_ = nullptr;  // for the way back
