@@ -28,7 +28,7 @@ class Collectives {
 
   /// data[i] becomes the sum over the ranks, on each of them the same bits.
   virtual absl::Status AllReduce(float* data, int64_t count, void* stream) = 0;
-  /// all: [size(), bytes], by rank.
+  /// all: [size(), bytes], by rank. `mine` may lie in `all`, at its place.
   virtual absl::Status AllGather(const void* mine, int64_t bytes, void* all, void* stream) = 0;
   /// send_bytes[r] bytes go to rank r, those of a lower rank before those of a higher one; likewise
   /// received. What r sends here is what is received from r.

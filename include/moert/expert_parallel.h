@@ -8,8 +8,9 @@
 //
 // Replicated tokens: every rank has all rows, computes what its experts contribute, and one
 // all-reduce gives every rank the whole output; for small batches. Own tokens: every rank has rows
-// of its own; each row goes to the ranks that own one of its experts, and their parts come back and
-// are added in the order of the ranks; for large ones.
+// of its own, which go to the ranks that own their experts; their parts come back and are added in
+// the order of the ranks; for large ones. In host memory a row goes where it is wanted. On devices
+// it goes to all, so that no count has to reach the host.
 //
 // A rank that fails makes the others' calls fail: at once where it still can say so, else by the
 // group's timeout.
@@ -32,7 +33,20 @@ namespace moert {
 
 enum class TokenPlacement : int32_t {
   kReplicated = 0,  // the same rows on every rank
-  kPerRank = 1,     // each rank has its own, any number of them. CPU backend
+  kPerRank = 1,     // each rank has its own
+};
+
+/// How ranks on devices exchange rows. The same on every rank; between steps.
+struct ExchangeOptions {
+  /// Steps of at least so many rows, of all ranks together, send what ranks computed as bf16 in
+  /// place of floats: half the bytes. Each rank's part of a value is rounded, and replicated tokens
+  /// get their sum rounded; sums are made in fp32, in the order of the ranks. So an output is off
+  /// by at most 2^-9 of the sum of the parts' absolute values, and once more of its own. 0: none.
+  int64_t bf16_rows = 0;
+  /// kReplicated, where all ranks hold all of their experts (a strategy that preloads): steps of
+  /// more rows are computed in parts of at most so many, and the sum of one travels while the next
+  /// is computed. 0: never.
+  int64_t part_rows = 0;
 };
 
 /// What a rank counted since it was made.
@@ -41,6 +55,7 @@ struct ExpertParallelStats {
   int64_t sent_rows = 0;      // to other ranks
   int64_t received_rows = 0;  // from other ranks
   int64_t exchange_ns = 0;    // in collectives on the host, waiting for others included
+  int64_t device_bytes = 0;   // of a device's memory, beside the engine's budget
 };
 
 /// Not thread-safe: one call at a time per rank.
@@ -55,25 +70,22 @@ class ExpertParallel {
 
   virtual ~ExpertParallel() = default;
 
-  /// Collective. kReplicated: info.rows is the same on every rank; on a device that is not checked,
-  /// since the host would have to wait for the others. kPerRank: all ranks' rows together are at
-  /// most max_tokens_per_forward, since one rank may be asked for all of them. CUDA backend:
-  /// info.stream must not be null.
+  /// Collective. info.rows is the same on every rank, but for kPerRank in host memory; on a device
+  /// that is not checked, since the host would have to wait for the others. There a rank with fewer
+  /// rows fills them up, with -1 for all ids. kPerRank: all ranks' rows together are at most
+  /// max_tokens_per_forward, since one rank may be asked for all of them. CUDA backend: info.stream
+  /// must not be null; steps on several streams are ordered by the host.
   virtual absl::StatusOr<StepId> BeginStep(const StepInfo& info, TokenPlacement placement) = 0;
-  /// Collective. hidden, out: this rank's rows; out gets the whole layer's output, f32 on a device.
-  /// routing: ids over the whole model, in host memory or, kReplicated, on the device; null: the
-  /// library routes, which kPerRank does not have, and on CUDA ranks over some of the experts.
-  /// CUDA backend: out is there when Collectives::Wait has said so for the stream. A call of
-  /// kReplicated can be captured where the engine's can.
+  /// Collective. hidden, out: this rank's rows; out gets the whole layer's output. On a device f32 and contiguous is best for kReplicated: it is summed in place.
+  /// routing: ids over the whole model, in host memory, or on the device, where kPerRank wants
+  /// them; null: the library routes, which kPerRank does not have, and on CUDA ranks over some of
+  /// the experts. CUDA backend: out is there when Collectives::Wait has said so for the stream, and
+  /// calls can be captured where the engine's can.
   virtual absl::Status Forward(StepId step, int layer, const MatrixView& hidden,
                                const RoutedInput* routing, const MutableMatrixView& out) = 0;
   virtual absl::Status EndStep(StepId step) = 0;
 
-  /// CUDA backend, kReplicated, where all ranks hold all of their experts (a strategy that
-  /// preloads): steps of more rows are computed in parts of at most so many, and the sum of one
-  /// travels while the next is computed. 0, as it is at first: never. The same on every rank;
-  /// between steps.
-  virtual void SetPartRows(int64_t rows) = 0;
+  virtual void SetExchange(const ExchangeOptions& options) = 0;
 
   /// This rank's, over its shard.
   virtual Engine* engine() = 0;

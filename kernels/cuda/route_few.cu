@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(kTileThreads)
   const ExpertTokens tokens{handle, shared ? args.tokens : count,
                             shared ? args.shared_slots : args.groups.sorted + first};
   MakeTiles(
-      args.tiles, [&](int) { return tokens; }, scratch.tiles);
+      args.tiles, args.tiles.table, [&](int) { return tokens; }, scratch.tiles);
 }
 
 }  // namespace

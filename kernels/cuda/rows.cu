@@ -67,25 +67,6 @@ __device__ float SharedWeight(const In* x, const float* gate, int hidden) {
   return 1 / (1 + expf(-dot));
 }
 
-/// Stores up to `count` of 8 channels, together where all are there and the place is aligned.
-template <typename Out>
-__device__ __forceinline__ void StoreEight(const float (&sum)[8], int count, Out* out) {
-  Out results[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) results[i] = FromFloat<Out>(sum[i]);
-  if (count >= 8 && reinterpret_cast<uintptr_t>(out) % 16 == 0) {
-#pragma unroll
-    for (int i = 0; i < static_cast<int>(sizeof(Out)) / 2; ++i) {
-      reinterpret_cast<uint4*>(out)[i] = reinterpret_cast<const uint4*>(results)[i];
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      if (i < count) out[i] = results[i];
-    }
-  }
-}
-
 /// Slots of bf16. A CTA a token and 8 kThreads channels, 8 a thread.
 template <typename In, typename Out, bool kAbsent>
 __global__ void __launch_bounds__(kThreads)
@@ -118,15 +99,23 @@ __global__ void __launch_bounds__(kThreads)
   for (int base = 0; base < args.top_k; base += kAtOnce) {
     uint4 v[kAtOnce];
     float w[kAtOnce];
+    bool here[kAtOnce];  // what was not computed is not read either: a shard has few of the slots
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      here[j] = base + j < args.top_k && (!kAbsent || ids[base + j] >= 0);
+    }
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
       const int at = min(base + j, args.top_k - 1);
-      v[j] = *reinterpret_cast<const uint4*>(slots + at * args.slot_stride);
+      v[j] = make_uint4(0, 0, 0, 0);
+      if (!kAbsent || here[j]) {
+        v[j] = *reinterpret_cast<const uint4*>(slots + at * args.slot_stride);
+      }
       w[j] = weights[at];
     }
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
-      if (base + j < args.top_k && (!kAbsent || ids[base + j] >= 0)) add(v[j], w[j]);
+      if (here[j]) add(v[j], w[j]);
     }
   }
   if (args.shared) {

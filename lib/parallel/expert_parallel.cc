@@ -1,9 +1,6 @@
 #include "moert/expert_parallel.h"
 
 #include <algorithm>
-#include <chrono>
-#include <cstring>
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,101 +9,26 @@
 #include "base/exception_status.h"
 #include "base/rows.h"
 #include "base/status_macros.h"
-#include "engine/shard.h"
-#include "exec/side_stream.h"
 #include "fmt/format.h"
-#include "moert/strategy.h"
-#include "parallel/row_parts.h"
-#include "parallel/token_exchange.h"
+#include "parallel/expert_parallel_impl.h"
 
 namespace moert {
-namespace {
 
-class ExpertParallelImpl final : public ExpertParallel {
- public:
-  ExpertParallelImpl(std::unique_ptr<Engine> engine, const std::vector<ShardPlan>& plans,
-                     std::shared_ptr<Collectives> group, std::unique_ptr<SideStream> side,
-                     int64_t max_rows)
-      : group_(std::move(group)),
-        side_(std::move(side)),
-        engine_(std::move(engine)),
-        exchange_(engine_->model(), plans, group_.get()),
-        max_rows_(max_rows) {}
-
-  absl::StatusOr<StepId> BeginStep(const StepInfo& info, TokenPlacement placement) override;
-  absl::Status Forward(StepId step, int layer, const MatrixView& hidden, const RoutedInput* routing,
-                       const MutableMatrixView& out) override;
-  absl::Status EndStep(StepId id) override;
-
-  /// Whether sums can be made on a stream of their own.
-  bool sums_beside() const { return side_ != nullptr; }
-  void SumInLine() { side_.reset(); }
-
-  void SetPartRows(int64_t rows) override { part_rows_ = rows; }
-  Engine* engine() override { return engine_.get(); }
-  ExpertParallelStats stats() const override {
-    ExpertParallelStats stats = stats_;
-    stats.sent_rows = exchange_.sent_rows();
-    stats.received_rows = exchange_.received_rows();
-    return stats;
-  }
-
- private:
-  struct Step {
-    TokenPlacement placement = TokenPlacement::kReplicated;
-    int64_t rows = 0;         // of this rank
-    int64_t engine_rows = 0;  // of the engine's calls, its parts together
-    void* stream = nullptr;
-    // Each a step of the engine; one, but for long ones on a device.
-    std::vector<RowPart> parts;
-    std::vector<StepId> ids;
-  };
-
-  absl::StatusOr<StepId> OpenParts(const StepInfo& info, Step step);
-
-  absl::Status CheckRows(const StepInfo& info, TokenPlacement placement, int64_t* engine_rows);
-  absl::Status CheckCall(const Step& step, int layer, const MatrixView& hidden,
-                         const RoutedInput* routing, const MutableMatrixView& out) const;
-  absl::Status Replicated(const Step& step, int layer, const MatrixView& hidden,
-                          const RoutedInput* routing, const MutableMatrixView& out);
-  absl::Status AddUp(const Step& step, size_t part, const MutableMatrixView& out);
-  absl::Status Own(StepId id, const Step& step, int layer, const MatrixView& hidden,
-                   const RoutedInput& routing, const MutableMatrixView& out);
-  absl::Status Multiply(StepId id, const Step& step, int layer, int64_t k, ExchangedRows* rows);
-  /// A rank that cannot go on tells the others.
-  absl::Status OrAbort(absl::Status status) {
-    if (!status.ok()) group_->Abort(status);
-    return status;
-  }
-  /// Runs a collective on the host, timed.
-  template <typename Call>
-  absl::Status Timed(const Call& call) {
-    const auto begin = std::chrono::steady_clock::now();
-    const absl::Status status = call();
-    const auto took = std::chrono::steady_clock::now() - begin;
-    stats_.exchange_ns += std::chrono::duration_cast<std::chrono::nanoseconds>(took).count();
-    return status;
-  }
-
-  const std::shared_ptr<Collectives> group_;
-  std::unique_ptr<SideStream> side_;  // null: nothing runs beside the engine
-  const std::unique_ptr<Engine> engine_;
-  TokenExchange exchange_;
-  const int64_t max_rows_;
-  int64_t part_rows_ = 0;
-  std::map<StepId, Step> steps_;
-  ExpertParallelStats stats_;
-  std::vector<float> x_, y_;  // scratch
-};
+absl::Status ExpertParallelImpl::CheckTotal(int64_t rows) const {
+  if (rows <= max_rows_) return absl::OkStatus();
+  return absl::InvalidArgumentError(fmt::format(
+      "a step of {} rows of all ranks: one rank may be asked for all of them, and takes "
+      "{} (max_tokens_per_forward)",
+      rows, max_rows_));
+}
 
 absl::Status ExpertParallelImpl::CheckRows(const StepInfo& info, TokenPlacement placement,
                                            int64_t* engine_rows) {
   *engine_rows = info.rows;
-  if (info.stream != nullptr) {
-    // On a device the host does not wait for others: the same rows are the caller's promise.
-    return placement == TokenPlacement::kReplicated
-               ? absl::OkStatus()
-               : absl::UnimplementedError("own tokens: on the cpu backend only");
+  if (on_device()) {
+    // The host does not wait for others here: as many rows on every rank are the callers' promise.
+    if (placement == TokenPlacement::kPerRank) *engine_rows *= group_->size();
+    return CheckTotal(*engine_rows);
   }
   const int64_t mine[2] = {info.rows, static_cast<int64_t>(placement)};
   std::vector<int64_t> all(2 * static_cast<size_t>(group_->size()));
@@ -124,20 +46,18 @@ absl::Status ExpertParallelImpl::CheckRows(const StepInfo& info, TokenPlacement 
   }
   if (placement == TokenPlacement::kReplicated) return absl::OkStatus();
   *engine_rows = std::max<int64_t>(total, 1);
-  if (total <= max_rows_) return absl::OkStatus();
-  return absl::InvalidArgumentError(fmt::format(
-      "a step of {} rows of all ranks: one rank may be asked for all of them, and takes "
-      "{} (max_tokens_per_forward)",
-      total, max_rows_));
+  return CheckTotal(total);
 }
 
 absl::StatusOr<StepId> ExpertParallelImpl::BeginStep(const StepInfo& info,
                                                      TokenPlacement placement) try {
   Step step{placement, info.rows, info.rows, info.stream};
-  if (engine_->backend() == BackendKind::kCuda && info.stream == nullptr) {
+  if (on_device() && info.stream == nullptr) {
     return OrAbort(absl::InvalidArgumentError("stream: null; a group on a device needs one"));
   }
   MOERT_RETURN_IF_ERROR(CheckRows(info, placement, &step.engine_rows));
+  step.narrow = on_device() && group_->size() > 1 && options_.bf16_rows > 0 &&
+                step.engine_rows >= options_.bf16_rows;
   StepInfo engine_info = info;
   if (placement == TokenPlacement::kPerRank) {
     if (info.rows < 0) return OrAbort(absl::InvalidArgumentError("rows: must not be negative"));
@@ -151,7 +71,8 @@ absl::StatusOr<StepId> ExpertParallelImpl::BeginStep(const StepInfo& info,
 }
 
 absl::StatusOr<StepId> ExpertParallelImpl::OpenParts(const StepInfo& info, Step step) {
-  step.parts = CutRows(info.rows, side_ == nullptr ? 0 : part_rows_);
+  const bool cut = side_ != nullptr && step.placement == TokenPlacement::kReplicated;
+  step.parts = CutRows(info.rows, cut ? options_.part_rows : 0);
   absl::Cleanup end = [&] {
     for (const StepId id : step.ids) engine_->EndStep(id).IgnoreError();
   };
@@ -193,17 +114,29 @@ absl::Status ExpertParallelImpl::CheckCall(const Step& step, int layer, const Ma
                     layer, hidden.rows, hidden.cols, out.rows, out.cols, step.rows, spec.hidden));
   }
   if (step.placement == TokenPlacement::kReplicated) return absl::OkStatus();
+  return CheckOwnRouting(step, layer, routing);
+}
+
+absl::Status ExpertParallelImpl::CheckOwnRouting(const Step& step, int layer,
+                                                 const RoutedInput* routing) const {
   if (routing == nullptr) {
     return absl::InvalidArgumentError(
         fmt::format("layer {}: own tokens bring their routing", layer));
   }
+  const MoeLayerSpec& spec = engine_->model().layers[static_cast<size_t>(layer)];
   const auto pairs = static_cast<size_t>(step.rows * spec.routing.top_k);
-  if (routing->place != Place::kHost || routing->ids.size() != pairs ||
-      routing->weights.size() != pairs) {
-    return absl::InvalidArgumentError(fmt::format(
-        "layer {}: {} ids, {} weights; this rank's step takes [{}, {}] in host memory", layer,
-        routing->ids.size(), routing->weights.size(), step.rows, spec.routing.top_k));
+  const Place place = on_device() ? Place::kDevice : Place::kHost;
+  if (routing->place != place || routing->ids.size() != pairs || routing->weights.size() != pairs) {
+    return absl::InvalidArgumentError(
+        fmt::format("layer {}: {} ids, {} weights; this rank's step takes [{}, {}] {}", layer,
+                    routing->ids.size(), routing->weights.size(), step.rows, spec.routing.top_k,
+                    place == Place::kHost ? "in host memory" : "on the device"));
   }
+  if (!routing->used_ids.empty()) {
+    return absl::InvalidArgumentError(
+        fmt::format("layer {}: used_ids: own tokens do not bring them back", layer));
+  }
+  if (place == Place::kDevice) return absl::OkStatus();
   for (const int32_t e : routing->ids) {
     if (e >= -1 && e < spec.num_experts) continue;
     return absl::InvalidArgumentError(
@@ -222,9 +155,11 @@ absl::Status ExpertParallelImpl::Forward(StepId id, int layer, const MatrixView&
   }
   const Step& step = found->second;
   MOERT_RETURN_IF_ERROR(OrAbort(CheckCall(step, layer, hidden, routing, out)));
-  return OrAbort(step.placement == TokenPlacement::kReplicated
-                     ? Replicated(step, layer, hidden, routing, out)
-                     : Own(id, step, layer, hidden, *routing, out));
+  if (step.placement == TokenPlacement::kReplicated) {
+    return OrAbort(Replicated(step, layer, hidden, routing, out));
+  }
+  return OrAbort(on_device() ? OwnOnDevice(id, step, layer, hidden, *routing, out)
+                             : Own(id, step, layer, hidden, *routing, out));
 } catch (...) {
   return OrAbort(ExceptionStatus("a layer call"));
 }
@@ -232,15 +167,10 @@ absl::Status ExpertParallelImpl::Forward(StepId id, int layer, const MatrixView&
 absl::Status ExpertParallelImpl::Replicated(const Step& step, int layer, const MatrixView& hidden,
                                             const RoutedInput* routing,
                                             const MutableMatrixView& out) {
-  const bool device = engine_->backend() == BackendKind::kCuda;
-  const bool in_place = out.dtype == DType::kF32 && out.row_stride == out.cols;
-  if (device && !in_place) {
-    return absl::InvalidArgumentError("out: on a device f32 and contiguous, it is summed in place");
-  }
+  const bool in_place = !step.narrow && out.dtype == DType::kF32 && out.row_stride == out.cols;
   MutableMatrixView sum = out;
   if (!in_place) {
-    y_.resize(static_cast<size_t>(step.rows * out.cols));
-    sum = {y_.data(), DType::kF32, step.rows, out.cols, out.cols};
+    MOERT_ASSIGN_OR_RETURN(sum, Scratch(step, out.cols));
   }
   for (size_t p = 0; p < step.parts.size(); ++p) {
     const RowPart& rows = step.parts[p];
@@ -250,24 +180,52 @@ absl::Status ExpertParallelImpl::Replicated(const Step& step, int layer, const M
         routing == nullptr
             ? engine_->Forward(step.ids[p], layer, x, y)
             : engine_->ForwardRouted(step.ids[p], layer, x, PartOf(*routing, step.rows, rows), y));
-    MOERT_RETURN_IF_ERROR(AddUp(step, p, y));
+    MOERT_RETURN_IF_ERROR(AddUp(step, y, PartOf(out, rows)));
   }
   if (step.parts.size() > 1) MOERT_RETURN_IF_ERROR(side_->Join(step.stream));
-  if (!in_place) NarrowRows(y_.data(), out);
   return absl::OkStatus();
 }
 
-/// A part's sum over the ranks; beside the step's stream where there are several.
-absl::Status ExpertParallelImpl::AddUp(const Step& step, size_t part,
+/// Where a step's rows are summed if not in the caller's output.
+absl::StatusOr<MutableMatrixView> ExpertParallelImpl::Scratch(const Step& step, int64_t cols) {
+  if (on_device()) return rows_->Part(step.engine_rows, cols, step.narrow);
+  y_.resize(static_cast<size_t>(step.rows * cols));
+  return MutableMatrixView{y_.data(), DType::kF32, step.rows, cols, cols};
+}
+
+/// A part's sum over the ranks, into out; beside the step's stream where there are several.
+absl::Status ExpertParallelImpl::AddUp(const Step& step, const MutableMatrixView& part,
                                        const MutableMatrixView& out) {
   void* stream = step.stream;
   if (step.parts.size() > 1) {
     MOERT_RETURN_IF_ERROR(side_->Fork(step.stream));
     stream = side_->get();
   }
-  const int64_t count = step.parts[part].count * out.cols;
-  stats_.all_reduced_bytes += count * 4;
-  return Timed([&] { return group_->AllReduce(static_cast<float*>(out.data), count, stream); });
+  const int64_t count = part.rows * part.cols;
+  stats_.all_reduced_bytes += count * DTypeBytes(part.dtype);
+  if (step.narrow) return Timed([&] { return rows_->AddAll(part, stream, out); });
+  auto* const data = static_cast<float*>(part.data);
+  MOERT_RETURN_IF_ERROR(Timed([&] { return group_->AllReduce(data, count, stream); }));
+  if (part.data == out.data) return absl::OkStatus();
+  if (on_device()) return rows_->Copy(part, stream, out);
+  NarrowRows(data, out);
+  return absl::OkStatus();
+}
+
+absl::Status ExpertParallelImpl::OwnOnDevice(StepId id, const Step& step, int layer,
+                                             const MatrixView& hidden, const RoutedInput& routing,
+                                             const MutableMatrixView& out) {
+  if (group_->size() == 1) return engine_->ForwardRouted(id, layer, hidden, routing, out);
+  MatrixView all;
+  RoutedInput all_routing;
+  MOERT_RETURN_IF_ERROR(
+      Timed([&] { return rows_->Gather(hidden, routing, step.stream, &all, &all_routing); }));
+  MOERT_ASSIGN_OR_RETURN(const MutableMatrixView part, Scratch(step, out.cols));
+  MOERT_RETURN_IF_ERROR(engine_->ForwardRouted(id, layer, all, all_routing, part));
+  const int64_t others = step.engine_rows - step.rows;
+  stats_.sent_rows += step.rows * (group_->size() - 1);
+  stats_.received_rows += others;
+  return Timed([&] { return rows_->AddOwn(part, step.stream, out); });
 }
 
 absl::Status ExpertParallelImpl::Own(StepId id, const Step& step, int layer,
@@ -300,87 +258,6 @@ absl::Status ExpertParallelImpl::Multiply(StepId id, const Step& step, int layer
   return engine_->ForwardRouted(id, layer,
                                 {rows->hidden.data(), DType::kF32, step.engine_rows, cols, cols},
                                 routing, {y_.data(), DType::kF32, step.engine_rows, cols, cols});
-}
-
-/// Whether an engine over the options never brings an expert in a step.
-absl::StatusOr<bool> HoldsAll(const EngineOptions& options) {
-  MOERT_ASSIGN_OR_RETURN(const Strategy strategy, MakeStrategy(options.strategy));
-  return strategy.preload;
-}
-
-absl::StatusOr<std::unique_ptr<ExpertParallelImpl>> MakeRank(
-    const std::shared_ptr<const ExpertSource>& source, EngineOptions options,
-    absl::Span<const Shard> shards, const std::shared_ptr<Collectives>& group) {
-  if (static_cast<int>(shards.size()) != group->size()) {
-    return absl::InvalidArgumentError(fmt::format(
-        "{} shards for a group of {} ranks: each rank has one", shards.size(), group->size()));
-  }
-  MOERT_RETURN_IF_ERROR(CheckShards(source->model(), shards));
-  std::vector<ShardPlan> plans;
-  for (const Shard& shard : shards) {
-    MOERT_ASSIGN_OR_RETURN(ShardPlan plan, ResolveShard(shard, source->model()));
-    plans.push_back(std::move(plan));
-  }
-  options.shard = shards[static_cast<size_t>(group->rank())];
-  MOERT_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::Create(source, options));
-  std::unique_ptr<SideStream> side;
-  MOERT_ASSIGN_OR_RETURN(const bool holds_all, HoldsAll(options));
-  if (options.backend == BackendKind::kCuda && group->size() > 1 && holds_all) {
-    MOERT_ASSIGN_OR_RETURN(side, MakeSideStream(options.device));
-  }
-  return std::make_unique<ExpertParallelImpl>(std::move(engine), plans, group, std::move(side),
-                                              options.max_tokens_per_forward);
-}
-
-/// How a rank fared, for the others.
-struct Verdict {
-  int32_t code = 0;
-  int32_t sums_beside = 0;  // ExpertParallelImpl::sums_beside
-  char message[248] = {};
-};
-
-/// Every rank hears how all of them fared: OK, this rank's own error, or the first of the others'.
-/// Sums are made beside the engine where all ranks can.
-absl::Status AllReady(const absl::Status& mine, ExpertParallelImpl* rank, Collectives* group) {
-  Verdict verdict;
-  verdict.sums_beside = rank != nullptr && rank->sums_beside() ? 1 : 0;
-  verdict.code = static_cast<int32_t>(mine.code());
-  const absl::string_view message = mine.message();
-  std::copy_n(message.begin(), std::min(message.size(), sizeof(verdict.message) - 1),
-              verdict.message);
-  std::vector<Verdict> all(static_cast<size_t>(group->size()));
-  const absl::Status gathered =
-      group->AllGather(&verdict, sizeof(verdict), all.data(), /*stream=*/nullptr);
-  MOERT_RETURN_IF_ERROR(mine);
-  MOERT_RETURN_IF_ERROR(gathered);
-  for (size_t r = 0; r < all.size(); ++r) {
-    if (all[r].sums_beside == 0) rank->SumInLine();
-    if (all[r].code == 0) continue;
-    all[r].message[sizeof(verdict.message) - 1] = 0;
-    return absl::Status(static_cast<absl::StatusCode>(all[r].code),
-                        fmt::format("rank {} gave up: {}", r, all[r].message));
-  }
-  return absl::OkStatus();
-}
-
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<ExpertParallel>> ExpertParallel::Create(
-    std::shared_ptr<const ExpertSource> source, EngineOptions options,
-    absl::Span<const Shard> shards, std::shared_ptr<Collectives> group) try {
-  if (source == nullptr) return absl::InvalidArgumentError("source: must not be null");
-  if (group == nullptr) return absl::InvalidArgumentError("group: must not be null");
-  absl::StatusOr<std::unique_ptr<ExpertParallelImpl>> rank =
-      MakeRank(source, std::move(options), shards, group);
-  const absl::Status ready =
-      AllReady(rank.status(), rank.ok() ? rank->get() : nullptr, group.get());
-  if (ready.ok()) return std::unique_ptr<ExpertParallel>(*std::move(rank));
-  group->Abort(ready);
-  return ready;
-} catch (...) {
-  const absl::Status status = ExceptionStatus("an expert-parallel group");
-  if (group != nullptr) group->Abort(status);
-  return status;
 }
 
 }  // namespace moert

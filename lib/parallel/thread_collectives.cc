@@ -166,7 +166,8 @@ class Group {
     const auto bytes = static_cast<size_t>(calls_[0].size);
     for (const Call& to : calls_) {
       for (size_t r = 0; r < calls_.size(); ++r) {
-        if (bytes > 0) std::memcpy(to.recv + r * bytes, calls_[r].send, bytes);
+        std::byte* const at = to.recv + r * bytes;
+        if (bytes > 0 && at != calls_[r].send) std::memcpy(at, calls_[r].send, bytes);
       }
     }
     return absl::OkStatus();

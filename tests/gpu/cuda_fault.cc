@@ -43,6 +43,8 @@ void ArmCudaFault(CudaFault kind, long n, bool lasting) {
 
 TestsOwnCalls::TestsOwnCalls() { ++own; }
 TestsOwnCalls::~TestsOwnCalls() { --own; }
+EnginesCalls::EnginesCalls() : outside_(own) { own = 0; }
+EnginesCalls::~EnginesCalls() { own = outside_; }
 
 long DisarmCudaFault() {
   armed = -1;

@@ -6,7 +6,6 @@
 #include <thread>
 #include <utility>
 
-#include "moert/expert_parallel.h"
 #include "util/status_macros.h"
 
 namespace moert::cli {
@@ -51,14 +50,14 @@ class Rank {
     options.device = device;
     MOERT_ASSIGN_OR_RETURN(parallel_,
                            ExpertParallel::Create(run_.source, options, run_.shards, group_));
-    if (run_.part_rows >= 0) parallel_->SetPartRows(run_.part_rows);
+    parallel_->SetExchange(run_.sums);
     replays_ = run_.graph && host_->stream() != nullptr && engine()->graph_safe();
     return absl::OkStatus();
   }
 
   absl::Status Steps() {
     for (size_t s = 0; s < steps_.size(); ++s) {
-      MOERT_RETURN_IF_ERROR(host_->Place(steps_[s]));
+      MOERT_RETURN_IF_ERROR(host_->Place(steps_[s], run_.rows));
       if (s == 0 && replays_) MOERT_RETURN_IF_ERROR(Capture());
       if (s == run_.warm) before_ = engine()->stats();
       together_->arrive_and_wait();
@@ -93,7 +92,7 @@ class Rank {
     info.phase = run_.phase;
     info.rows = steps_[0].rows;
     info.stream = host_->stream();
-    MOERT_ASSIGN_OR_RETURN(step_, parallel_->BeginStep(info, TokenPlacement::kReplicated));
+    MOERT_ASSIGN_OR_RETURN(step_, parallel_->BeginStep(info, run_.placement));
     absl::Status status = work();
     status.Update(parallel_->EndStep(step_));
     if (status.ok() && wait) status = group_->Wait(host_->stream(), kTimeoutNs);

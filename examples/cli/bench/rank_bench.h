@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "cli/bench/rank_host.h"
+#include "moert/expert_parallel.h"
 #include "moert/expert_source.h"
 #include "moert/options.h"
 
@@ -21,9 +22,11 @@ struct RankRun {
   Phase phase = Phase::kDecode;
   std::vector<absl::Span<const RoutedStep>> steps;  // of each rank, or one for all
   size_t warm = 0;                                  // the first of them are not counted
-  bool exchange = true;    // false: parts are not added up, to see what that costs
-  int64_t part_rows = -1;  // ExpertParallel::SetPartRows; -1: as it is
-  bool graph = true;       // steps are captured where engines can be
+  bool exchange = true;  // false: parts are not added up, to see what that costs
+  ExchangeOptions sums;
+  TokenPlacement placement = TokenPlacement::kReplicated;
+  DType rows = DType::kF32;  // of hidden states and outputs
+  bool graph = true;         // steps are captured where engines can be
 };
 
 struct RankTimes {

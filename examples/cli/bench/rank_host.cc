@@ -15,7 +15,8 @@ class HostRank final : public RankHost {
     if (group_ == nullptr) return absl::FailedPreconditionError("joined already");
     return std::move(group_);
   }
-  absl::Status Place(const RoutedStep& step) override {
+  absl::Status Place(const RoutedStep& step, DType dtype) override {
+    if (dtype != DType::kF32) return absl::UnimplementedError("cpu: hidden states are f32");
     step_ = &step;
     y_.resize(step.hidden.size());
     return absl::OkStatus();

@@ -32,8 +32,9 @@ class RankHost {
 
   /// This rank's side of the group. Once.
   virtual absl::StatusOr<std::unique_ptr<Collectives>> Join() = 0;
-  /// Brings a step's rows to where x, y and routing say. All steps have as many.
-  virtual absl::Status Place(const RoutedStep& step) = 0;
+  /// Brings a step's rows to where x, y and routing say. All steps have as many. dtype: of hidden
+  /// states and outputs; in host memory f32.
+  virtual absl::Status Place(const RoutedStep& step, DType dtype) = 0;
   virtual MatrixView x() const = 0;
   virtual MutableMatrixView y() const = 0;
   virtual RoutedInput routing(int layer) const = 0;

@@ -2,13 +2,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <random>
 
 #include "absl/strings/str_split.h"
 #include "cli/bench/bench.h"
 #include "cli/bench/commit.h"
 #include "cli/bench/rank_bench.h"
-#include "cli/bench/step_source.h"
+#include "cli/bench/rank_load.h"
 #include "cli/common/args.h"
 #include "cli/common/budget_flag.h"
 #include "cli/common/report.h"
@@ -36,54 +35,15 @@ struct Options {
   std::string scheme = "bf16";
   std::vector<int> batch = {1, 8, 64, 256};
   std::vector<int> prompt = {8192};
-  std::vector<int> part_rows = {-1};
+  std::string tokens = "replicated", rows = "f32";
+  int64_t bf16_rows = 0;
+  std::vector<int> part_rows = {0};
   int64_t steps = 32, warm = 32, prompt_steps = 6;
   int threads = 0;
   int64_t seed = 1;
   std::string json;
   bool quiet = false;
 };
-
-/// A kind of step that is measured.
-struct Load {
-  Phase phase = Phase::kDecode;
-  int64_t rows = 0;
-  std::vector<RoutedStep> steps;
-  size_t warm = 0;
-};
-
-absl::StatusOr<Load> MakeLoad(const Options& o, const Shape& shape, Phase phase, int64_t rows) {
-  Load load;
-  load.phase = phase;
-  load.rows = rows;
-  const bool decode = phase == Phase::kDecode;
-  load.warm = static_cast<size_t>(decode ? o.warm : 2);
-  StepPlan plan;
-  plan.phase = phase;
-  plan.batch = decode ? rows : 1;
-  plan.prompt_tokens = decode ? 1 : rows;
-  plan.steps = static_cast<int64_t>(load.warm) + (decode ? o.steps : o.prompt_steps);
-  MOERT_ASSIGN_OR_RETURN(auto trace,
-                         MakeWorkloadTrace(shape, o.workload, static_cast<uint64_t>(o.seed), plan));
-  const std::unique_ptr<StepSource> source = MakeTraceSteps(trace.get());
-  // Products take as long whatever the rows hold.
-  std::mt19937 random(static_cast<uint32_t>(o.seed));
-  std::normal_distribution<float> normal;
-  std::vector<float> hidden(static_cast<size_t>(rows * shape.spec.layers[0].hidden));
-  for (float& v : hidden) v = normal(random);
-  StepInputs inputs;
-  for (int64_t s = 0; s < plan.steps; ++s) {
-    MOERT_RETURN_IF_ERROR(source->Next(&inputs).status());
-    RoutedStep& step = load.steps.emplace_back();
-    step.rows = rows;
-    step.hidden = hidden;
-    for (LayerInputs& layer : inputs.layers) {
-      step.ids.push_back(std::move(layer.ids));
-      step.weights.push_back(std::move(layer.weights));
-    }
-  }
-  return load;
-}
 
 class RankBench {
  public:
@@ -95,12 +55,12 @@ class RankBench {
   absl::StatusOr<RankHosts> Hosts(int ranks, bool alone = false) const {
     return o_.backend == "cuda" ? MakeCudaRanks(ranks, alone) : MakeHostRanks(ranks, alone);
   }
-  absl::StatusOr<RankTimes> Time(const Load& load, const std::string& budget, int ranks,
+  absl::StatusOr<RankTimes> Time(const RankLoad& load, const std::string& budget, int ranks,
                                  bool exchange, int part_rows) const;
-  absl::Status MeasureRanks(const Load& load, const std::string& budget, int ranks, int part_rows,
-                            double* alone_ms, json* rows) const;
-  absl::Status Measure(const Load& load, const std::string& budget, json* rows) const;
-  absl::Status MeasureCopies(const Load& load, const std::string& budget, int ranks,
+  absl::Status MeasureRanks(const RankLoad& load, const std::string& budget, int ranks,
+                            int part_rows, double* alone_ms, json* rows) const;
+  absl::Status Measure(const RankLoad& load, const std::string& budget, json* rows) const;
+  absl::Status MeasureCopies(const RankLoad& load, const std::string& budget, int ranks,
                              json* rows) const;
   void Print(const json& row) const;
 
@@ -109,51 +69,33 @@ class RankBench {
   std::shared_ptr<const ExpertSource> experts_;
 };
 
-/// Equal ranges of every layer's experts; the first rank has the shared ones.
-std::vector<Shard> Ranges(const MoeModelSpec& model, int ranks) {
-  std::vector<Shard> shards(static_cast<size_t>(ranks));
-  const int experts = model.layers[0].num_experts;
-  for (int r = 0; r < ranks; ++r) {
-    Shard& shard = shards[static_cast<size_t>(r)];
-    shard.first_expert = experts * r / ranks;
-    shard.num_experts = ranks == 1 ? 0 : experts * (r + 1) / ranks - shard.first_expert;
-    shard.shared_experts = r == 0;
-  }
-  return shards;
-}
-
-/// By use in the warm-up: calls in decode, where experts are read, tokens in prompts.
-absl::StatusOr<std::vector<Shard>> Popular(const MoeModelSpec& model, const Load& load, int ranks) {
-  std::vector<std::vector<double>> loads;
-  for (size_t l = 0; l < model.layers.size(); ++l) {
-    loads.emplace_back(static_cast<size_t>(model.layers[l].num_experts));
-    for (size_t s = 0; s < load.warm; ++s) {
-      std::vector<int32_t> ids = load.steps[s].ids[l];
-      if (load.phase == Phase::kDecode) {
-        std::sort(ids.begin(), ids.end());
-        ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
-      }
-      for (const int32_t e : ids) ++loads[l][static_cast<size_t>(e)];
-    }
-  }
-  return PlaceExperts(model, loads, ranks);
-}
-
-absl::StatusOr<RankTimes> RankBench::Time(const Load& load, const std::string& budget, int ranks,
-                                          bool exchange, int part_rows) const {
+absl::StatusOr<RankTimes> RankBench::Time(const RankLoad& load, const std::string& budget,
+                                          int ranks, bool exchange, int part_rows) const {
   MOERT_ASSIGN_OR_RETURN(RankHosts hosts, Hosts(ranks));
   RankRun run;
   run.source = experts_;
   if (o_.placement == "popular") {
-    MOERT_ASSIGN_OR_RETURN(run.shards, Popular(shape_.spec, load, ranks));
+    MOERT_ASSIGN_OR_RETURN(run.shards, PopularExperts(shape_.spec, load, ranks));
   } else {
-    run.shards = Ranges(shape_.spec, ranks);
+    run.shards = ExpertRanges(shape_.spec, ranks);
   }
   run.phase = load.phase;
   run.steps = {load.steps};
+  // What products take alone is the same whosever the tokens are.
+  std::vector<std::vector<RoutedStep>> own;
+  if (o_.tokens == "own" && ranks > 1 && exchange) {
+    if (load.rows % ranks != 0) {
+      return absl::InvalidArgumentError(
+          fmt::format("{} rows for {} ranks: each has as many", load.rows, ranks));
+    }
+    own = RowsOfRanks(load, ranks);
+    run.steps.assign(own.begin(), own.end());
+    run.placement = TokenPlacement::kPerRank;
+  }
   run.warm = load.warm;
   run.exchange = exchange;
-  run.part_rows = part_rows;
+  run.rows = o_.rows == "bf16" ? DType::kBF16 : DType::kF32;
+  run.sums = {o_.bf16_rows, part_rows};
   run.options.backend = o_.backend == "cuda" ? BackendKind::kCuda : BackendKind::kCpu;
   run.options.max_tokens_per_forward = load.rows;
   run.options.threads = o_.threads;
@@ -167,13 +109,13 @@ absl::StatusOr<RankTimes> RankBench::Time(const Load& load, const std::string& b
   return TimeRanks(run, &hosts);
 }
 
-absl::Status RankBench::Measure(const Load& load, const std::string& budget, json* rows) const {
+absl::Status RankBench::Measure(const RankLoad& load, const std::string& budget, json* rows) const {
   double alone_ms = 0;  // of one rank
-  MOERT_RETURN_IF_ERROR(MeasureRanks(load, budget, 1, -1, &alone_ms, rows));
+  MOERT_RETURN_IF_ERROR(MeasureRanks(load, budget, 1, 0, &alone_ms, rows));
   for (const int ranks : o_.ranks) {
     if (ranks == 1) continue;
     if (load.phase == Phase::kDecode) {
-      MOERT_RETURN_IF_ERROR(MeasureRanks(load, budget, ranks, -1, &alone_ms, rows));
+      MOERT_RETURN_IF_ERROR(MeasureRanks(load, budget, ranks, 0, &alone_ms, rows));
       continue;
     }
     for (const int part_rows : o_.part_rows) {
@@ -183,7 +125,7 @@ absl::Status RankBench::Measure(const Load& load, const std::string& budget, jso
   return absl::OkStatus();
 }
 
-absl::Status RankBench::MeasureRanks(const Load& load, const std::string& budget, int ranks,
+absl::Status RankBench::MeasureRanks(const RankLoad& load, const std::string& budget, int ranks,
                                      int part_rows, double* alone_ms, json* rows) const {
   MOERT_ASSIGN_OR_RETURN(const RankTimes times,
                          Time(load, budget, ranks, /*exchange=*/true, part_rows));
@@ -214,31 +156,10 @@ absl::Status RankBench::MeasureRanks(const Load& load, const std::string& budget
   return absl::OkStatus();
 }
 
-/// A step's rows [first, first + count).
-RoutedStep RowsOf(const RoutedStep& all, int64_t first, int64_t count) {
-  RoutedStep part;
-  part.rows = count;
-  const auto cut = [&](const auto& values) {
-    const auto each = static_cast<int64_t>(values.size()) / all.rows;
-    return std::decay_t<decltype(values)>(values.begin() + first * each,
-                                          values.begin() + (first + count) * each);
-  };
-  part.hidden = cut(all.hidden);
-  for (const auto& ids : all.ids) part.ids.push_back(cut(ids));
-  for (const auto& weights : all.weights) part.weights.push_back(cut(weights));
-  return part;
-}
-
 /// Every rank has the whole model and its own rows of each step; without a peer tier, and with one.
-absl::Status RankBench::MeasureCopies(const Load& load, const std::string& budget, int ranks,
+absl::Status RankBench::MeasureCopies(const RankLoad& load, const std::string& budget, int ranks,
                                       json* rows) const {
-  std::vector<std::vector<RoutedStep>> steps(static_cast<size_t>(ranks));
-  for (int r = 0; r < ranks; ++r) {
-    for (const RoutedStep& step : load.steps) {
-      steps[static_cast<size_t>(r)].push_back(
-          RowsOf(step, load.rows / ranks * r, load.rows / ranks));
-    }
-  }
+  const std::vector<std::vector<RoutedStep>> steps = RowsOfRanks(load, ranks);
   for (const bool peers : {false, true}) {
     MOERT_ASSIGN_OR_RETURN(RankHosts hosts, Hosts(ranks, /*alone=*/true));
     RankRun run;
@@ -288,7 +209,7 @@ void RankBench::Print(const json& row) const {
       row["ranks"].get<int>(), ms.median, ms.min, ms.max, row["tokens_per_s"].get<double>(),
       row["efficiency"].get<double>(), 100 * row.value("exchange_share", 0.0),
       row["hit_ratio"].get<double>(), row["replayed"].get<bool>() ? "replayed" : "eager",
-      parts < 0 ? "" : fmt::format(", in parts of {} rows", parts));
+      parts == 0 ? "" : fmt::format(", in parts of {} rows", parts));
   std::fflush(stdout);
 }
 
@@ -305,16 +226,23 @@ absl::StatusOr<json> RankBench::Run(const std::string& command) {
   MOERT_ASSIGN_OR_RETURN(
       experts_, MakeSyntheticExperts(shape_, process, static_cast<uint64_t>(o_.seed), synthetic));
   if (!o_.quiet) {
-    fmt::print("{}\n{} x {} layers of {} experts, {}; MoE layers alone, all tokens on every rank\n",
+    fmt::print("{}\n{} x {} layers of {} experts, {}; MoE layers alone, {} tokens, rows in {}\n",
                command, shape_.name, shape_.spec.num_layers(), shape_.spec.layers[0].num_experts,
-               o_.scheme);
+               o_.scheme, o_.tokens, o_.rows);
   }
   json rows = json::array();
   const auto measure = [&](Phase phase, int64_t count) -> absl::Status {
     // Of copies each rank has as many.
     const int64_t all =
         o_.copies ? count * *std::max_element(o_.ranks.begin(), o_.ranks.end()) : count;
-    MOERT_ASSIGN_OR_RETURN(const Load load, MakeLoad(o_, shape_, phase, all));
+    const bool decode = phase == Phase::kDecode;
+    RankLoadOptions steps{o_.workload,
+                          phase,
+                          all,
+                          decode ? o_.warm : 2,
+                          decode ? o_.steps : o_.prompt_steps,
+                          static_cast<uint64_t>(o_.seed)};
+    MOERT_ASSIGN_OR_RETURN(const RankLoad load, MakeRankLoad(shape_, steps));
     for (const absl::string_view budget : absl::StrSplit(o_.budget, ',', absl::SkipWhitespace())) {
       if (!o_.copies) {
         MOERT_RETURN_IF_ERROR(Measure(load, std::string(budget), &rows));
@@ -335,7 +263,8 @@ absl::StatusOr<json> RankBench::Run(const std::string& command) {
   return json{
       {"command", command},      {"commit", BuildCommit()},   {"machine", DescribeMachine()},
       {"device", first.device},  {"shape", o_.synthetic},     {"scheme", o_.scheme},
-      {"workload", o_.workload}, {"placement", o_.placement}, {"rows", std::move(rows)}};
+      {"workload", o_.workload}, {"placement", o_.placement}, {"tokens", o_.tokens},
+      {"dtype", o_.rows},        {"bf16_rows", o_.bf16_rows}, {"rows", std::move(rows)}};
 }
 
 }  // namespace
@@ -353,6 +282,11 @@ int BenchRanks(int argc, const char* const* argv) {
                    "tier");
   parser.AddChoice("placement", &o.placement, {"ranges", "popular"},
                    "who owns which experts: equal ranges, or balanced by use in the warm-up");
+  parser.AddChoice("tokens", &o.tokens, {"replicated", "own"},
+                   "every rank has all rows of a step, or its share of them");
+  parser.AddChoice("rows", &o.rows, {"f32", "bf16"}, "cuda: dtype of hidden states and outputs");
+  parser.AddInt64("bf16-rows", &o.bf16_rows,
+                  "cuda: steps of so many rows and more exchange outputs as bf16; 0: none", 0);
   parser.AddString("budget", &o.budget,
                    "of each rank, comma-separated: SIZE, or PERCENT of the whole model's experts");
   parser.AddString("scheme", &o.scheme, "scheme of the experts");
@@ -360,8 +294,8 @@ int BenchRanks(int argc, const char* const* argv) {
   parser.AddIntList("prompt", &o.prompt, "rows of a prompt's step, comma-separated; 0: none", 0);
   parser.AddIntList("part-rows", &o.part_rows,
                     "cuda: prompts of more rows are summed in parts of so many, comma-separated; "
-                    "0: not, -1: as the library has it",
-                    -1);
+                    "0: not",
+                    0);
   parser.AddInt64("steps", &o.steps, "decode steps that are timed", 1, 1000000);
   parser.AddInt64("warm", &o.warm, "decode steps before them", 0, 1000000);
   parser.AddInt64("prompt-steps", &o.prompt_steps, "prompts that are timed, behind two", 1, 1000);

@@ -65,7 +65,7 @@ absl::Status Run(QuantizeJob* job, const std::string& schemes, const std::string
 
 int QuantizeMain(int argc, const char* const* argv) {
   QuantizeJob job;
-  std::string schemes, plans, tokens, method = "rtn";
+  std::string schemes, plans, tokens, method = "rtn", backend = "auto";
   bool quiet = false;
   ArgParser parser(kCommand,
                    "Writes an expert pack: every routed expert in each of some schemes. Routers "
@@ -89,9 +89,14 @@ int QuantizeMain(int argc, const char* const* argv) {
                   "tokens used of those files together; 0: all", 0);
   parser.AddInt64("window", &job.window, "tokens a calibration sequence", 2, int64_t{1} << 20);
   parser.AddInt("threads", &job.threads, "threads; 0: one a core", 0, 1024);
+  parser.AddChoice("backend", &backend, {"cpu", "cuda", "auto"},
+                   "where scales are searched for (rtn, hqq); packs are the same");
   parser.AddSwitch("quiet", &quiet, "no progress, no notes");
   if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
   if (parser.Given("tokens")) job.token_files = absl::StrSplit(tokens, ',');
+  job.backend = backend == "cpu"    ? BackendKind::kCpu
+                : backend == "cuda" ? BackendKind::kCuda
+                                    : BackendKind::kAuto;
   if (parser.Given("plan")) job.plans = absl::StrSplit(plans, ',');
   if (parser.force()) {
     const absl::Status removed = RemovePack(job.out);

@@ -36,6 +36,43 @@ auto WithElement(int32_t dtype, F f) {
   return f(static_cast<const float*>(nullptr));
 }
 
+/// Loads up to `count` of 8 values as fp32, together where all are there and the place is aligned;
+/// zeros behind them.
+template <typename In>
+__device__ __forceinline__ void LoadEight(const In* in, int count, float (&values)[8]) {
+  In loaded[8];
+  if (count >= 8 && reinterpret_cast<uintptr_t>(in) % 16 == 0) {
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(In)) / 2; ++i) {
+      reinterpret_cast<uint4*>(loaded)[i] = reinterpret_cast<const uint4*>(in)[i];
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) loaded[i] = i < count ? in[i] : FromFloat<In>(0);
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) values[i] = ToFloat(loaded[i]);
+}
+
+/// Stores up to `count` of 8 values, likewise.
+template <typename Out>
+__device__ __forceinline__ void StoreEight(const float (&values)[8], int count, Out* out) {
+  Out results[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) results[i] = FromFloat<Out>(values[i]);
+  if (count >= 8 && reinterpret_cast<uintptr_t>(out) % 16 == 0) {
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(Out)) / 2; ++i) {
+      reinterpret_cast<uint4*>(out)[i] = reinterpret_cast<const uint4*>(results)[i];
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (i < count) out[i] = results[i];
+    }
+  }
+}
+
 /// Sum over the warp in a fixed order, in every lane.
 __device__ __forceinline__ float WarpSum(float v) {
 #pragma unroll

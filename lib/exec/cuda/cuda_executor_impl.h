@@ -33,7 +33,7 @@ class CudaExecutor final : public Executor {
         model_(parts.source->model()),
         device_(options.device),
         fence_(options.fence),
-        extent_(model_, use, parts.max_tokens, parts.numbering),
+        extent_(model_, use, parts.max_tokens, parts.numbering, parts.score_window),
         rule_(parts.max_tokens) {}
 
   ~CudaExecutor() override {

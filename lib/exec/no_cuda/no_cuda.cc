@@ -1,6 +1,7 @@
 // Stands in for the CUDA backend in builds without it.
 #include "exec/backend.h"
 #include "exec/pinned_memory.h"
+#include "exec/row_kernels.h"
 #include "exec/side_stream.h"
 
 namespace moert {
@@ -15,6 +16,8 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(const EngineOptions& op
 }
 
 absl::StatusOr<std::unique_ptr<SideStream>> MakeSideStream(int device) { return CudaStatus(); }
+
+absl::StatusOr<std::unique_ptr<RowKernels>> MakeRowKernels(int device) { return CudaStatus(); }
 
 absl::StatusOr<std::shared_ptr<HostAllocator>> MakePinnedAllocator() { return CudaStatus(); }
 

@@ -1,5 +1,7 @@
 // Ranks on devices, over NCCL.
+#include <bit>
 #include <utility>
+#include <vector>
 
 #include "cli/bench/cuda/probe_cuda_parts.h"
 #include "cli/bench/rank_host.h"
@@ -32,8 +34,9 @@ class CudaRank final : public RankHost {
     return MakeNcclCollectives(group_);
   }
 
-  absl::Status Place(const RoutedStep& step) override {
+  absl::Status Place(const RoutedStep& step, DType dtype) override {
     const DeviceScope scope(group_.device);
+    dtype_ = dtype;
     rows_ = step.rows;
     cols_ = static_cast<int64_t>(step.hidden.size()) / step.rows;
     pairs_ = static_cast<int64_t>(step.ids[0].size());
@@ -49,7 +52,15 @@ class CudaRank final : public RankHost {
     const auto copy = [&](void* to, const void* from, size_t values) {
       return cudaMemcpyAsync(to, from, values * 4, cudaMemcpyHostToDevice, stream_.get());
     };
-    RETURN_IF_CUDA_ERROR(copy(x_, step.hidden.data(), step.hidden.size()));
+    std::vector<uint16_t> narrow;  // as long as the copies run
+    if (dtype == DType::kBF16) {
+      for (const float v : step.hidden)
+        narrow.push_back(static_cast<uint16_t>(std::bit_cast<uint32_t>(v) >> 16));
+      RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(x_, narrow.data(), narrow.size() * 2,
+                                           cudaMemcpyHostToDevice, stream_.get()));
+    } else {
+      RETURN_IF_CUDA_ERROR(copy(x_, step.hidden.data(), step.hidden.size()));
+    }
     for (size_t l = 0; l < step.ids.size(); ++l) {
       RETURN_IF_CUDA_ERROR(copy(ids_[l], step.ids[l].data(), step.ids[l].size()));
       RETURN_IF_CUDA_ERROR(copy(weights_[l], step.weights[l].data(), step.weights[l].size()));
@@ -58,8 +69,8 @@ class CudaRank final : public RankHost {
     return absl::OkStatus();
   }
 
-  MatrixView x() const override { return {x_, DType::kF32, rows_, cols_, cols_}; }
-  MutableMatrixView y() const override { return {y_, DType::kF32, rows_, cols_, cols_}; }
+  MatrixView x() const override { return {x_, dtype_, rows_, cols_, cols_}; }
+  MutableMatrixView y() const override { return {y_, dtype_, rows_, cols_, cols_}; }
   RoutedInput routing(int layer) const override {
     const auto l = static_cast<size_t>(layer);
     RoutedInput routing;
@@ -107,6 +118,7 @@ class CudaRank final : public RankHost {
   const NcclOptions group_;
   Stream stream_;
   Buffer memory_;
+  DType dtype_ = DType::kF32;
   int64_t rows_ = 0, cols_ = 0, pairs_ = 0;
   float* x_ = nullptr;
   float* y_ = nullptr;

@@ -1,0 +1,38 @@
+// Rows on their way between ranks: records of a row and its routing, and sums of the ranks' parts.
+#ifndef MOERT_KERNELS_CUDA_EXCHANGE_ROWS_H_
+#define MOERT_KERNELS_CUDA_EXCHANGE_ROWS_H_
+
+#include <cstdint>
+
+#include "kernels/cuda/rows.h"
+
+namespace moert::cuda {
+
+/// Records of `stride` bytes, a multiple of 16: a row at 0, its ids at ids_at, its weights behind.
+struct RowRecords {
+  uint8_t* data = nullptr;
+  int64_t stride = 0;
+  int64_t ids_at = 0;
+  int32_t rows = 0;
+  int32_t top_k = 0;
+};
+
+/// x, ids ([rows, top_k]) and weights into records.
+int LaunchPackRecords(const DeviceRows& x, const int32_t* ids, const float* weights,
+                      const RowRecords& records, CUstream_st* stream);
+
+/// ids and weights out of records.
+int LaunchTakeRouting(const RowRecords& records, int32_t* ids, float* weights, CUstream_st* stream);
+
+struct AddPartsArgs {
+  const void* parts = nullptr;  // [ranks][rows, cols]
+  bool narrow = false;          // bf16; else floats
+  int32_t ranks = 1;
+  DeviceRows out;  // its data is written
+};
+/// out = the sum over the ranks, in their order, in fp32.
+int LaunchAddParts(const AddPartsArgs& args, CUstream_st* stream);
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_EXCHANGE_ROWS_H_

@@ -1,0 +1,102 @@
+// A group is made: ranks tell each other how they fared.
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/exception_status.h"
+#include "base/status_macros.h"
+#include "engine/shard.h"
+#include "fmt/format.h"
+#include "moert/strategy.h"
+#include "parallel/expert_parallel_impl.h"
+
+namespace moert {
+namespace {
+
+/// Whether an engine over the options never brings an expert in a step.
+absl::StatusOr<bool> HoldsAll(const EngineOptions& options) {
+  MOERT_ASSIGN_OR_RETURN(const Strategy strategy, MakeStrategy(options.strategy));
+  return strategy.preload;
+}
+
+absl::StatusOr<std::unique_ptr<ExpertParallelImpl>> MakeRank(
+    const std::shared_ptr<const ExpertSource>& source, EngineOptions options,
+    absl::Span<const Shard> shards, const std::shared_ptr<Collectives>& group) {
+  if (static_cast<int>(shards.size()) != group->size()) {
+    return absl::InvalidArgumentError(fmt::format(
+        "{} shards for a group of {} ranks: each rank has one", shards.size(), group->size()));
+  }
+  MOERT_RETURN_IF_ERROR(CheckShards(source->model(), shards));
+  std::vector<ShardPlan> plans;
+  for (const Shard& shard : shards) {
+    MOERT_ASSIGN_OR_RETURN(ShardPlan plan, ResolveShard(shard, source->model()));
+    plans.push_back(std::move(plan));
+  }
+  options.shard = shards[static_cast<size_t>(group->rank())];
+  MOERT_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::Create(source, options));
+  std::unique_ptr<SideStream> side;
+  std::unique_ptr<RowKernels> kernels;
+  MOERT_ASSIGN_OR_RETURN(const bool holds_all, HoldsAll(options));
+  if (engine->backend() == BackendKind::kCuda) {
+    MOERT_ASSIGN_OR_RETURN(kernels, MakeRowKernels(options.device));
+    if (group->size() > 1 && holds_all) {
+      MOERT_ASSIGN_OR_RETURN(side, MakeSideStream(options.device));
+    }
+  }
+  return std::make_unique<ExpertParallelImpl>(std::move(engine), plans, group, std::move(side),
+                                              std::move(kernels), options.max_tokens_per_forward);
+}
+
+/// How a rank fared, for the others.
+struct Verdict {
+  int32_t code = 0;
+  int32_t sums_beside = 0;  // ExpertParallelImpl::sums_beside
+  char message[248] = {};
+};
+
+/// Every rank hears how all of them fared: OK, this rank's own error, or the first of the others'.
+/// Sums are made beside the engine where all ranks can.
+absl::Status AllReady(const absl::Status& mine, ExpertParallelImpl* rank, Collectives* group) {
+  Verdict verdict;
+  verdict.sums_beside = rank != nullptr && rank->sums_beside() ? 1 : 0;
+  verdict.code = static_cast<int32_t>(mine.code());
+  const absl::string_view message = mine.message();
+  std::copy_n(message.begin(), std::min(message.size(), sizeof(verdict.message) - 1),
+              verdict.message);
+  std::vector<Verdict> all(static_cast<size_t>(group->size()));
+  const absl::Status gathered =
+      group->AllGather(&verdict, sizeof(verdict), all.data(), /*stream=*/nullptr);
+  MOERT_RETURN_IF_ERROR(mine);
+  MOERT_RETURN_IF_ERROR(gathered);
+  for (size_t r = 0; r < all.size(); ++r) {
+    if (all[r].sums_beside == 0) rank->SumInLine();
+    if (all[r].code == 0) continue;
+    all[r].message[sizeof(verdict.message) - 1] = 0;
+    return absl::Status(static_cast<absl::StatusCode>(all[r].code),
+                        fmt::format("rank {} gave up: {}", r, all[r].message));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ExpertParallel>> ExpertParallel::Create(
+    std::shared_ptr<const ExpertSource> source, EngineOptions options,
+    absl::Span<const Shard> shards, std::shared_ptr<Collectives> group) try {
+  if (source == nullptr) return absl::InvalidArgumentError("source: must not be null");
+  if (group == nullptr) return absl::InvalidArgumentError("group: must not be null");
+  absl::StatusOr<std::unique_ptr<ExpertParallelImpl>> rank =
+      MakeRank(source, std::move(options), shards, group);
+  const absl::Status ready =
+      AllReady(rank.status(), rank.ok() ? rank->get() : nullptr, group.get());
+  if (ready.ok()) return std::unique_ptr<ExpertParallel>(*std::move(rank));
+  group->Abort(ready);
+  return ready;
+} catch (...) {
+  const absl::Status status = ExceptionStatus("an expert-parallel group");
+  if (group != nullptr) group->Abort(status);
+  return status;
+}
+
+}  // namespace moert

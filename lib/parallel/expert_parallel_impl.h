@@ -1,0 +1,112 @@
+// A rank of ExpertParallel.
+#ifndef MOERT_LIB_PARALLEL_EXPERT_PARALLEL_IMPL_H_
+#define MOERT_LIB_PARALLEL_EXPERT_PARALLEL_IMPL_H_
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "exec/side_stream.h"
+#include "moert/expert_parallel.h"
+#include "parallel/row_exchange.h"
+#include "parallel/row_parts.h"
+#include "parallel/token_exchange.h"
+
+namespace moert {
+
+class ExpertParallelImpl final : public ExpertParallel {
+ public:
+  ExpertParallelImpl(std::unique_ptr<Engine> engine, const std::vector<ShardPlan>& plans,
+                     std::shared_ptr<Collectives> group, std::unique_ptr<SideStream> side,
+                     std::unique_ptr<RowKernels> kernels, int64_t max_rows)
+      : group_(std::move(group)),
+        side_(std::move(side)),
+        engine_(std::move(engine)),
+        exchange_(engine_->model(), plans, group_.get()),
+        max_rows_(max_rows) {
+    if (kernels == nullptr) return;
+    rows_ =
+        std::make_unique<RowExchange>(engine_->model(), std::move(kernels), group_.get(), max_rows);
+  }
+
+  absl::StatusOr<StepId> BeginStep(const StepInfo& info, TokenPlacement placement) override;
+  absl::Status Forward(StepId step, int layer, const MatrixView& hidden, const RoutedInput* routing,
+                       const MutableMatrixView& out) override;
+  absl::Status EndStep(StepId id) override;
+
+  /// Whether sums can be made on a stream of their own.
+  bool sums_beside() const { return side_ != nullptr; }
+  void SumInLine() { side_.reset(); }
+
+  void SetExchange(const ExchangeOptions& options) override { options_ = options; }
+  Engine* engine() override { return engine_.get(); }
+  ExpertParallelStats stats() const override {
+    ExpertParallelStats stats = stats_;
+    stats.sent_rows += exchange_.sent_rows();
+    stats.received_rows += exchange_.received_rows();
+    if (rows_ != nullptr) stats.device_bytes = rows_->bytes();
+    return stats;
+  }
+
+ private:
+  struct Step {
+    TokenPlacement placement = TokenPlacement::kReplicated;
+    int64_t rows = 0;         // of this rank
+    int64_t engine_rows = 0;  // of the engine's calls, its parts together
+    void* stream = nullptr;
+    bool narrow = false;  // parts travel as bf16
+    // Each a step of the engine; one, but for long ones on a device.
+    std::vector<RowPart> parts;
+    std::vector<StepId> ids;
+  };
+
+  absl::StatusOr<StepId> OpenParts(const StepInfo& info, Step step);
+
+  bool on_device() const { return engine_->backend() == BackendKind::kCuda; }
+
+  absl::Status CheckRows(const StepInfo& info, TokenPlacement placement, int64_t* engine_rows);
+  absl::Status CheckTotal(int64_t rows) const;
+  absl::Status CheckCall(const Step& step, int layer, const MatrixView& hidden,
+                         const RoutedInput* routing, const MutableMatrixView& out) const;
+  absl::Status Replicated(const Step& step, int layer, const MatrixView& hidden,
+                          const RoutedInput* routing, const MutableMatrixView& out);
+  absl::StatusOr<MutableMatrixView> Scratch(const Step& step, int64_t cols);
+  absl::Status AddUp(const Step& step, const MutableMatrixView& part, const MutableMatrixView& out);
+  absl::Status OwnOnDevice(StepId id, const Step& step, int layer, const MatrixView& hidden,
+                           const RoutedInput& routing, const MutableMatrixView& out);
+  absl::Status CheckOwnRouting(const Step& step, int layer, const RoutedInput* routing) const;
+  absl::Status Own(StepId id, const Step& step, int layer, const MatrixView& hidden,
+                   const RoutedInput& routing, const MutableMatrixView& out);
+  absl::Status Multiply(StepId id, const Step& step, int layer, int64_t k, ExchangedRows* rows);
+  /// A rank that cannot go on tells the others.
+  absl::Status OrAbort(absl::Status status) {
+    if (!status.ok()) group_->Abort(status);
+    return status;
+  }
+  /// Runs a collective on the host, timed.
+  template <typename Call>
+  absl::Status Timed(const Call& call) {
+    const auto begin = std::chrono::steady_clock::now();
+    const absl::Status status = call();
+    const auto took = std::chrono::steady_clock::now() - begin;
+    stats_.exchange_ns += std::chrono::duration_cast<std::chrono::nanoseconds>(took).count();
+    return status;
+  }
+
+  const std::shared_ptr<Collectives> group_;
+  std::unique_ptr<SideStream> side_;  // null: nothing runs beside the engine
+  const std::unique_ptr<Engine> engine_;
+  TokenExchange exchange_;             // in host memory
+  std::unique_ptr<RowExchange> rows_;  // on a device; else null
+  const int64_t max_rows_;
+  ExchangeOptions options_;
+  std::map<StepId, Step> steps_;
+  ExpertParallelStats stats_;
+  std::vector<float> x_, y_;  // scratch
+};
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_PARALLEL_EXPERT_PARALLEL_IMPL_H_

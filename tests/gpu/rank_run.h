@@ -1,0 +1,323 @@
+// Groups of ranks that are threads of a test, a device each, over NCCL; and what one engine gives.
+#ifndef MOERT_TESTS_GPU_RANK_RUN_H_
+#define MOERT_TESTS_GPU_RANK_RUN_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "device_array.h"
+#include "device_step.h"
+#include "moert/expert_parallel.h"
+#include "shard_inputs.h"
+#include "tests/support/catch.h"
+#include "tests/support/ranks.h"
+#include "tests/support/shards.h"
+#include "tests/support/synthetic_source.h"
+
+namespace moert::test {
+
+constexpr int64_t kSecond = 1'000'000'000;
+
+inline int Devices() {
+  int devices = 0;
+  cudaGetDeviceCount(&devices);
+  return devices;
+}
+
+inline bool Skipped(int devices) {
+  if (Devices() >= devices) return false;
+  WARN("skipped: needs " << devices << " devices");
+  return true;
+}
+
+inline bool Contains(const absl::Status& status, const std::string& text) {
+  return std::string(status.message()).find(text) != std::string::npos;
+}
+
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int device) {
+    cudaGetDevice(&before_);
+    cudaSetDevice(device);
+  }
+  ~CurrentDevice() { cudaSetDevice(before_); }
+
+ private:
+  int before_ = 0;
+};
+
+/// Which rows a rank has: all, or one of several equal blocks.
+struct RankBlock {
+  int rank = 0;
+  int ranks = 1;
+};
+
+/// What a rank works on, in its device's memory. The test's own thread makes it and reads it.
+class RankRows {
+ public:
+  /// `half`: hidden states and outputs are bf16.
+  RankRows(int device, const MoeModelSpec& model, int64_t all_rows, bool half = false,
+           RankBlock block = {})
+      : current_(device),
+        rows_(all_rows / block.ranks),
+        first_(block.rank * rows_),
+        all_rows_(all_rows),
+        layers_(model.num_layers()),
+        hidden_(model.layers[0].hidden),
+        half_(half),
+        given_(RandomRouting(model, all_rows)),
+        device_(static_cast<size_t>(layers_ * all_rows * hidden_)),
+        ids_(given_.ids),
+        weights_(given_.weights) {
+    std::mt19937_64 random(17);
+    const auto values = SyntheticSource::RandomFloats(layers_ * all_rows * hidden_, 1, &random);
+    device_.Set(values);
+    if (half) half_x_ = std::make_unique<DeviceArray<uint16_t>>(Rounded(values));
+    if (half) half_y_ = std::make_unique<DeviceArray<uint16_t>>(values.size());
+    REQUIRE(cudaDeviceSynchronize() == cudaSuccess);  // the stream does not wait for the copies
+    current_.reset();
+  }
+
+  StepInfo Info(Phase phase) const {
+    StepInfo info;
+    info.phase = phase;
+    info.rows = rows_;
+    info.stream = device_.stream();
+    return info;
+  }
+  MatrixView x(int layer) const {
+    if (half_) return {half_x_->get() + At(layer), DType::kBF16, rows_, hidden_, hidden_};
+    return {device_.x() + At(layer), DType::kF32, rows_, hidden_, hidden_};
+  }
+  MutableMatrixView y(int layer) const {
+    if (half_) return {half_y_->get() + At(layer), DType::kBF16, rows_, hidden_, hidden_};
+    return {device_.y() + At(layer), DType::kF32, rows_, hidden_, hidden_};
+  }
+  RoutedInput routing(Place place) const {
+    RoutedInput routing;
+    routing.place = place;
+    const size_t k = given_.ids.size() / static_cast<size_t>(all_rows_);
+    const size_t first = static_cast<size_t>(first_) * k, pairs = static_cast<size_t>(rows_) * k;
+    const bool host = place == Place::kHost;
+    routing.ids = absl::MakeConstSpan((host ? given_.ids.data() : ids_.get()) + first, pairs);
+    routing.weights =
+        absl::MakeConstSpan((host ? given_.weights.data() : weights_.get()) + first, pairs);
+    return routing;
+  }
+  cudaStream_t stream() const { return device_.stream(); }
+  /// What is not written again shows as NaN. In the order of the stream.
+  cudaError_t ForgetOutputs() const {
+    const auto values = static_cast<size_t>(layers_ * all_rows_ * hidden_);
+    return half_ ? cudaMemsetAsync(half_y_->get(), 0xff, values * 2, stream())
+                 : cudaMemsetAsync(device_.y(), 0xff, values * 4, stream());
+  }
+  /// Of its rows, layer after layer.
+  std::vector<float> Outputs() {
+    const std::vector<float> all = half_ ? Widened(half_y_->Get()) : device_.Get();
+    std::vector<float> own;
+    for (int l = 0; l < layers_; ++l) {
+      own.insert(own.end(), all.begin() + At(l), all.begin() + At(l) + rows_ * hidden_);
+    }
+    return own;
+  }
+
+ private:
+  // Current while the rest is made.
+  class Scoped {
+   public:
+    explicit Scoped(int device) : device_(std::make_unique<CurrentDevice>(device)) {}
+    void reset() { device_.reset(); }
+
+   private:
+    std::unique_ptr<CurrentDevice> device_;
+  };
+  int64_t At(int layer) const { return (layer * all_rows_ + first_) * hidden_; }
+
+  Scoped current_;
+  const int64_t rows_, first_, all_rows_;
+  const int layers_;
+  const int64_t hidden_;
+  const bool half_;
+  const Routing given_;
+  DeviceRowsBuffer device_;
+  std::unique_ptr<DeviceArray<uint16_t>> half_x_, half_y_;
+  DeviceArray<int32_t> ids_;
+  DeviceArray<float> weights_;
+};
+
+inline EngineOptions Options(int device, int64_t rows, double fraction) {
+  EngineOptions options;
+  options.backend = BackendKind::kCuda;
+  options.device = device;
+  options.threads = 1;
+  options.strategy = fraction == 1 ? "resident" : "on-demand";
+  options.budget = Budget::Fraction(fraction);
+  options.max_tokens_per_forward = rows;
+  return options;
+}
+
+/// What one engine on a device gives. routing null: it routes.
+inline std::vector<float> OneEngine(const std::shared_ptr<const ExpertSource>& source, int device,
+                                    int64_t rows, bool routed, bool half = false) {
+  auto engine = Engine::Create(source, Options(device, rows, 1));
+  REQUIRE_OK(engine.status());
+  RankRows at(device, source->model(), rows, half);
+  auto step = (*engine)->BeginStep(at.Info(Phase::kDecode));
+  REQUIRE_OK(step.status());
+  for (int l = 0; l < source->model().num_layers(); ++l) {
+    REQUIRE_OK(
+        routed ? (*engine)->ForwardRouted(*step, l, at.x(l), at.routing(Place::kDevice), at.y(l))
+               : (*engine)->Forward(*step, l, at.x(l), at.y(l)));
+  }
+  REQUIRE_OK((*engine)->EndStep(*step));
+  return at.Outputs();
+}
+
+inline absl::StatusOr<std::shared_ptr<Collectives>> JoinGroup(const NcclId& id, int rank, int size,
+                                                              int64_t timeout_ns = 20 * kSecond) {
+  NcclOptions options;
+  options.rank = rank;
+  options.size = size;
+  options.device = rank;
+  options.id = id;
+  options.timeout_ns = timeout_ns;
+  auto made = MakeNcclCollectives(options);
+  if (!made.ok()) return made.status();
+  return std::shared_ptr<Collectives>(*std::move(made));
+}
+
+inline NcclId NewId() {
+  const auto id = MakeNcclId();
+  REQUIRE_OK(id.status());
+  return *id;
+}
+
+struct Case {
+  std::vector<Shard> shards;
+  int64_t rows = 4;
+  bool routed = true;  // ids are given
+  Place place = Place::kDevice;
+  double fraction = 1;
+  bool graph = false;
+  TokenPlacement placement = TokenPlacement::kReplicated;
+  bool half = false;  // bf16 rows
+  ExchangeOptions exchange = {};
+};
+
+inline absl::Status Layers(ExpertParallel* parallel, StepId step, const Case& c, RankRows* rows) {
+  const RoutedInput routing = rows->routing(c.place);
+  for (int l = 0; l < parallel->engine()->model().num_layers(); ++l) {
+    const absl::Status status =
+        parallel->Forward(step, l, rows->x(l), c.routed ? &routing : nullptr, rows->y(l));
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+inline absl::Status EagerStep(ExpertParallel* parallel, Collectives* group, const Case& c,
+                              RankRows* rows) {
+  auto step = parallel->BeginStep(rows->Info(Phase::kDecode), c.placement);
+  if (!step.ok()) return step.status();
+  absl::Status status = Layers(parallel, *step, c, rows);
+  status.Update(parallel->EndStep(*step));
+  if (status.ok()) status = group->Wait(rows->stream(), 20 * kSecond);
+  return status;
+}
+
+inline absl::Status ReplayedSteps(ExpertParallel* parallel, Collectives* group, const Case& c,
+                                  RankRows* rows) {
+  if (!parallel->engine()->graph_safe()) return absl::InternalError("cannot be captured");
+  auto step = parallel->BeginStep(rows->Info(Phase::kDecode), c.placement);
+  if (!step.ok()) return step.status();
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t replay = nullptr;
+  cudaError_t error = cudaStreamBeginCapture(rows->stream(), cudaStreamCaptureModeThreadLocal);
+  absl::Status status = Layers(parallel, *step, c, rows);
+  if (error == cudaSuccess) error = cudaStreamEndCapture(rows->stream(), &graph);
+  if (error == cudaSuccess) error = cudaGraphInstantiate(&replay, graph, 0);
+  status.Update(parallel->EndStep(*step));
+  for (int i = 0; i < 3 && status.ok() && error == cudaSuccess; ++i) {
+    error = rows->ForgetOutputs();
+    if (error != cudaSuccess) break;
+    step = parallel->BeginStep(rows->Info(Phase::kDecode), c.placement);
+    if (!step.ok()) return step.status();
+    error = cudaGraphLaunch(replay, rows->stream());
+    status.Update(parallel->EndStep(*step));
+    status.Update(group->Wait(rows->stream(), 20 * kSecond));
+  }
+  if (replay != nullptr) cudaGraphExecDestroy(replay);
+  if (graph != nullptr) cudaGraphDestroy(graph);
+  if (error != cudaSuccess) return absl::InternalError(cudaGetErrorString(error));
+  return status;
+}
+
+/// Outputs of every rank.
+inline std::vector<std::vector<float>> Run(const std::shared_ptr<const ExpertSource>& source,
+                                           const Case& c) {
+  const int size = static_cast<int>(c.shards.size());
+  const NcclId id = NewId();
+  std::vector<std::unique_ptr<RankRows>> rows;
+  for (int r = 0; r < size; ++r) {
+    const bool own = c.placement == TokenPlacement::kPerRank;
+    rows.push_back(std::make_unique<RankRows>(r, source->model(), c.rows, c.half,
+                                              own ? RankBlock{r, size} : RankBlock{}));
+  }
+  const auto statuses = OnRanks(size, [&](int r) -> absl::Status {
+    auto group = JoinGroup(id, r, size);
+    if (!group.ok()) return group.status();
+    auto parallel =
+        ExpertParallel::Create(source, Options(r, c.rows, c.fraction), c.shards, *group);
+    if (!parallel.ok()) return parallel.status();
+    (*parallel)->SetExchange(c.exchange);
+    absl::Status status = EagerStep(parallel->get(), group->get(), c, rows[r].get());
+    if (status.ok() && c.graph) {
+      status = ReplayedSteps(parallel->get(), group->get(), c, rows[r].get());
+    }
+    return status;
+  });
+  for (const absl::Status& status : statuses) REQUIRE_OK(status);
+  std::vector<std::vector<float>> outputs;
+  for (auto& rank : rows) outputs.push_back(rank->Outputs());
+  return outputs;
+}
+
+/// Of each layer the ranks' blocks, in their order.
+inline std::vector<float> Together(const std::vector<std::vector<float>>& outputs, int layers) {
+  std::vector<float> all;
+  for (int l = 0; l < layers; ++l) {
+    for (const std::vector<float>& own : outputs) {
+      const auto values = static_cast<ptrdiff_t>(own.size()) / layers;
+      all.insert(all.end(), own.begin() + l * values, own.begin() + (l + 1) * values);
+    }
+  }
+  return all;
+}
+
+/// As one engine, within `bound`; the same bits on every rank.
+inline void CheckCase(const std::shared_ptr<const ExpertSource>& source, const Case& c,
+                      double bound) {
+  CAPTURE(c.shards.size(), c.rows, c.routed, static_cast<int>(c.place), c.fraction, c.graph, c.half,
+          c.exchange.bf16_rows);
+  const std::vector<float> expected = OneEngine(source, 0, c.rows, c.routed, c.half);
+  const auto outputs = Run(source, c);
+  if (c.placement == TokenPlacement::kPerRank) {
+    CHECK(Difference(Together(outputs, source->model().num_layers()), expected) < bound);
+    return;
+  }
+  for (const std::vector<float>& output : outputs) {
+    CHECK(Difference(output, expected) < bound);
+    CHECK(output == outputs[0]);
+  }
+}
+
+// One fp32 rounding for each addition that another order makes. Products of many rows are rounded
+// to bf16 for each expert: two halves of one differ from the whole by the roundings of each.
+constexpr double kBound = 4e-6, kOfHalves = 3.0 / 512;
+
+}  // namespace moert::test
+
+#endif  // MOERT_TESTS_GPU_RANK_RUN_H_
