@@ -41,6 +41,7 @@ absl::Status ServedMisses::Init(const MoeModelSpec* model, const DeviceModel* on
       cudaMemset(on_device_.table.layers, 0, static_cast<size_t>(table_bytes_)));
   MOERT_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&own_, cudaStreamNonBlocking));
   MOERT_RETURN_IF_ERROR(branch_.Init());
+  MOERT_RETURN_IF_ERROR(beside_.Init());
   const PredictionMemory& predictions = on_device_.predictions;
   const auto layers = static_cast<size_t>(model->num_layers());
   MOERT_CUDA_RETURN_IF_ERROR(
@@ -96,7 +97,7 @@ absl::Status ServedMisses::PlaceRecords(const DeviceModel* on_device, const Devi
                         "host memory",
                         l, e));
       }
-      const int64_t format = on_device == nullptr ? 0 : on_device->FormatOf(&layout);
+      const int64_t format = layout.opaque() ? 0 : on_device->FormatOf(&layout);
       placed.push_back(
           {static_cast<const uint8_t*>(mapped), layout.bytes, static_cast<int32_t>(format)});
     }
@@ -179,6 +180,7 @@ void ServedMisses::TakeLoan(int layer, LentLayer* loan) const {
 
 absl::Status ServedMisses::TakeBack(VersionedStore* store) {
   if (!lent_) return absl::OkStatus();
+  MOERT_CUDA_RETURN_IF_ERROR(beside_.Await());
   MOERT_RETURN_IF_ERROR(Copy(/*to_device=*/false, /*layers_alone=*/false, own_));
   MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(own_));
   for (int l = 0; l < model_->num_layers(); ++l) {
@@ -285,20 +287,43 @@ absl::Status ServedMisses::Predict(int layer, int32_t tokens, float* next_scores
   return absl::OkStatus();
 }
 
-absl::Status ServedMisses::Fetch(int layer, const GivenRouting& given, const SlotRegion& region,
-                                 int32_t* table, cudaStream_t stream) {
+absl::Status ServedMisses::PredictBeside(const HostCall& host, cudaStream_t stream) {
+  MOERT_RETURN_IF_ERROR(beside_.Follow(stream));
+  const LayerOnDevice& next = constants_->layer(host.layer + 1);
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchGateLogits(host.hidden, next.gate, next.routing.num_experts,
+                                              host.next_scores, beside_.get()));
   Call call;
-  call.layer = layer;
-  ServeMissesArgs args = Args(call);
-  args.ids = given.ids;
-  args.pairs = static_cast<int32_t>(given.pairs);
-  args.found = given.used_ids;
-  args.table = table;
-  args.base = reinterpret_cast<const uint8_t*>(region.base);
-  args.stride = region.stride;
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchServeMisses(args, stream));
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchCopyRecords(args.copies, args.num_copies, stream));
+  call.tokens = host.tokens;
+  call.next_scores = host.next_scores;
+  MOERT_CUDA_RETURN_IF_ERROR(
+      LaunchPredictRecords(PredictionOf(host.layer + 1, call), beside_.get()));
   return absl::OkStatus();
+}
+
+absl::Status ServedMisses::Fetch(const HostCall& host, cudaStream_t stream) {
+  const bool predicts =
+      host.hidden.data != nullptr && host.tokens == 1 && Predicts(host.layer, host.tokens);
+  if (predicts) MOERT_RETURN_IF_ERROR(PredictBeside(host, stream));
+  Call call;
+  call.layer = host.layer;
+  call.tokens = host.tokens;
+  ServeMissesArgs args = Args(call);
+  args.ids = host.given.ids;
+  args.pairs = static_cast<int32_t>(host.given.pairs);
+  args.found = host.given.used_ids;
+  args.table = host.table;
+  args.base = reinterpret_cast<const uint8_t*>(host.region.base);
+  args.stride = host.region.stride;
+  if (host.tokens != 1) args.wanted = nullptr;  // by groups, which it does not have
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchServeMisses(args, stream));
+  // A record that was prefetched and is wanted may be on its way.
+  if (rules_.prefetch) MOERT_RETURN_IF_ERROR(beside_.Join(stream));
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchCopyRecords(args.copies, args.num_copies, stream));
+  if (!predicts) return absl::OkStatus();
+  MOERT_RETURN_IF_ERROR(beside_.Follow(stream));  // what is missing comes first
+  MOERT_CUDA_RETURN_IF_ERROR(
+      LaunchCopyPrefetched(on_device_.table.prefetch + host.layer + 1, beside_.get()));
+  return beside_.End();
 }
 
 bool ServedMisses::TakeCounts(ServedCount* added) {
