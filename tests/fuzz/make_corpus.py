@@ -329,7 +329,7 @@ def shards():
     one, two = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
     for name, files in {"one": {"a": one, "b": one}, "two": {"a": one, "b": two},
                         "missing": {"a": one, "c": two}, "outside": {"a": "../" + one},
-                        "absolute": {"a": "/" + one}, "number": {"a": 1}, "empty": {}}.items():
+                        "absolute": {"a": "/" + one}, "control": {"a": "\x1b[2J\x01"}, "number": {"a": 1}, "empty": {}}.items():
         index = dump(dict(metadata=dict(total_size=20), weight_map=files))
         yield name, index.encode() + b"\0" + shard
 

@@ -19,6 +19,7 @@ class ShardEnv final : public Env {
     FUZZ_REQUIRE(absl::StartsWith(path, Folder().path() + "/"));
     FUZZ_REQUIRE(path.find('/', Folder().path().size() + 1) == std::string::npos);
     FUZZ_REQUIRE(!absl::EndsWith(path, "/..") && !absl::EndsWith(path, "/."));
+    for (const char c : path) FUZZ_REQUIRE(static_cast<unsigned char>(c) >= 0x20 && c != 0x7f);
     return std::make_unique<fuzz::MemoryFile>(path, shard_);
   }
   /// With an index to be found; what is in it comes from the environment.
