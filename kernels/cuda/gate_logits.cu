@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "kernels/cuda/few_products.h"
 #include "kernels/cuda/primitives/element.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
 #include "kernels/cuda/primitives/mma.cuh"
@@ -32,13 +33,21 @@ struct GateArgs {
   float* logits;
   uint8_t* packed;  // null: rows are not packed
   int64_t packed_stride;
-  GateOf second;  // of few tokens
+  GateOf second;  // of few tokens, as what follows
+  GateZeros zeros;
 };
 
 constexpr int kHeld = 8;  // weights of a lane that are under way together
 __device__ __forceinline__ void Hold(const float* row, int first, int end, float (&held)[kHeld]) {
 #pragma unroll
   for (int j = 0; j < kHeld; ++j) held[j] = first + 32 * j < end ? row[first + 32 * j] : 0.0f;
+}
+
+/// By the first CTA.
+__device__ __forceinline__ void StoreZeros(const GateZeros& zeros) {
+  if (blockIdx.x != 0 || blockIdx.y != 0) return;
+  for (int i = threadIdx.x; i < zeros.tiles; i += kThreads) zeros.ready[i] = 0;
+  if (threadIdx.x < 2 && zeros.ticket != nullptr) zeros.ticket[threadIdx.x] = 0;
 }
 
 /// A CTA an expert and kTokens tokens, then those of the second gate. CTAs behind them pack the
@@ -69,6 +78,7 @@ __global__ void __launch_bounds__(kThreads)
   float held[kHeld];
   Hold(row, begin, end, held);  // constants: they need not wait for the kernels in front
   GridDependencySync();
+  StoreZeros(args.zeros);
   const T* at[kTokens];
 #pragma unroll
   for (int t = 0; t < kTokens; ++t) at[t] = x + min(first + t, args.tokens - 1) * args.stride;
@@ -402,13 +412,15 @@ int LaunchFew(const T* x, const GateArgs& args, cudaStream_t stream) {
 
 int LaunchGateLogits(const DeviceRows& x, const float* gate, int experts, float* logits,
                      CUstream_st* stream, uint8_t* packed, int64_t packed_stride,
-                     const GateOf& second) {
-  if (second.experts != 0 && x.rows > kFewTokens) return cudaErrorInvalidValue;
+                     const GateOf& second, const GateZeros& zeros) {
+  if (x.rows > kFewTokens && (second.experts != 0 || zeros.ticket != nullptr)) {
+    return cudaErrorInvalidValue;
+  }
   int error = 0;
   WithElement(x.dtype, [&](auto type) {
     using T = std::remove_const_t<std::remove_pointer_t<decltype(type)>>;
-    const GateArgs args{x.rows, x.cols, x.stride,      gate,  experts,
-                        logits, packed, packed_stride, second};
+    const GateArgs args{x.rows, x.cols, x.stride,      gate,   experts,
+                        logits, packed, packed_stride, second, zeros};
     const auto* rows = static_cast<const T*>(x.data);
     if (x.rows <= kFewTokens) {
       error = LaunchFew(rows, args, stream);
@@ -419,6 +431,13 @@ int LaunchGateLogits(const DeviceRows& x, const float* gate, int experts, float*
       error = LaunchPackRows(x, 0, packed, packed_stride, stream);
   });
   return error;
+}
+
+int LaunchGateLogits(const DeviceRows& x, const float* gate, int experts, float* logits,
+                     CUstream_st* stream, uint8_t* packed, int64_t packed_stride,
+                     const GateOf& second) {
+  return LaunchGateLogits(x, gate, experts, logits, stream, packed, packed_stride, second,
+                          GateZeros{});
 }
 
 }  // namespace moert::cuda

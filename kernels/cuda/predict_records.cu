@@ -49,7 +49,7 @@ template <int kPerLane>
 __device__ __forceinline__ float ScoreToken(const DeviceRouting& routing, float* row) {
   const int lane = threadIdx.x % 32;
   float key[kPerLane], score[kPerLane];
-  Score(routing, lane, row, key, score);
+  Score(routing, lane, row, row, key, score);
   uint32_t taken = 0;
   float kth = 0;
   for (int j = 0; j < routing.top_k; ++j) {

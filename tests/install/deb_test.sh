@@ -13,18 +13,18 @@ rm -rf "$work"
 export SOURCE_DATE_EPOCH=1700000000
 for copy in first "second copy/of it"; do
   mkdir -p "$work/$copy/source"
-  (cd "$source" && git ls-files -z | tar --null --no-recursion -cf - -T -) | tar -xf - -C "$work/$copy/source"
-  "$work/$copy/source/cmake/make-deb.sh" "$work/$copy/build" "$@" >"$work/$copy/log" 2>&1 ||
+  git -C "$source" ls-files -z | tar -C "$source" --null --no-recursion -cf - -T - | tar -xf - -C "$work/$copy/source"
+  "$work/$copy/source/cmake/make-deb.sh" "$work/$copy/source/build/deb" "$@" >"$work/$copy/log" 2>&1 ||
     { tail -40 "$work/$copy/log"; exit 1; }
 done
 cd "$work"
 status=0
-for deb in first/build/packages/*.deb; do
-  cmp "$deb" "second copy/of it/build/packages/$(basename "$deb")" || status=1
+for deb in first/source/build/deb/packages/*.deb; do
+  cmp "$deb" "second copy/of it/source/build/deb/packages/$(basename "$deb")" || status=1
 done
 test $status = 0
 triplet=$(dpkg-architecture -qDEB_HOST_MULTIARCH)
-for deb in first/build/packages/*.deb; do
+for deb in first/source/build/deb/packages/*.deb; do
   name=$(dpkg-deb -f "$deb" Package)
   files=$(dpkg-deb -c "$deb" | awk '{print $6}')
   for file in copyright moert.spdx.json THIRD_PARTY_NOTICES.md; do
@@ -40,5 +40,5 @@ for deb in first/build/packages/*.deb; do
     exit 1
   fi
 done
-dpkg-deb -c first/build/packages/libmoert0_*.deb | grep -q "./usr/lib/$triplet/libmoert.so.0"
-sha256sum first/build/packages/*.deb
+dpkg-deb -c first/source/build/deb/packages/libmoert0_*.deb | grep -q "./usr/lib/$triplet/libmoert.so.0"
+sha256sum first/source/build/deb/packages/*.deb

@@ -106,12 +106,18 @@ absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContex
                                                   own.used_ids, stream));
     return absl::OkStatus();
   };
+  const auto bring = [&]() -> absl::Status {
+    if (capturing) return absl::OkStatus();
+    return returned_.BringLate(w_, context, call.hidden.rows, false, stream, given != nullptr);
+  };
   const auto enqueue = [&]() -> absl::Status {
-    MOERT_RETURN_IF_ERROR(route());
-    if (!capturing) {
-      MOERT_RETURN_IF_ERROR(
-          returned_.BringLate(w_, context, call.hidden.rows, false, stream, given != nullptr));
+    if (given == nullptr && !served && ProductsRoute(call)) {
+      MOERT_RETURN_IF_ERROR(RouteInProducts(call, capturing));
+      MOERT_RETURN_IF_ERROR(bring());
+      return WeightedSum(call, false);
     }
+    MOERT_RETURN_IF_ERROR(route());
+    MOERT_RETURN_IF_ERROR(bring());
     if (!few) MOERT_RETURN_IF_ERROR(GroupAndPack(call, capturing));
     if (served) {
       MOERT_RETURN_IF_ERROR(ServedProducts(call, given != nullptr));

@@ -12,6 +12,7 @@
 #include "exec/cuda/device_format.h"
 #include "kernels/cuda/device_types.h"
 #include "kernels/cuda/expert_cache.h"
+#include "kernels/cuda/few_products.h"
 #include "kernels/cuda/prompt_gemm.h"
 #include "kernels/cuda/route.h"
 #include "kernels/cuda/serve_misses.h"
@@ -161,6 +162,7 @@ struct Workspace {
   float* wide_h;
   float* prompt_h_columns;  // see PromptGemmArgs; null: not in use
   float* out;               // by slot; bf16 in calls with products of family P
+  float* logits;            // [up to kChoosingTokens, experts]
   float* scores;            // [tokens, experts]
   float* next_scores;
   int32_t* ids;  // [pairs]
@@ -187,6 +189,7 @@ struct Workspace {
     const int64_t h_columns = e.prompt_h_columns();
     prompt_h_columns = h_columns > 0 ? c->Take<float>(e.prompt_h_rows * h_columns) : nullptr;
     out = c->Take<float>(e.slots * e.hidden);
+    logits = c->Take<float>(std::min<int64_t>(e.tokens, kChoosingTokens) * e.experts);
     scores = c->Take<float>(e.tokens * e.experts);
     next_scores = c->Take<float>(e.tokens * e.experts);
     ids = c->Take<int32_t>(e.pairs);
