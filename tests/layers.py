@@ -29,7 +29,7 @@ LAYERS = [
     ("offline", ["lib/offline"], "offline/*"),
     ("exec", ["lib/exec"], ""),
     ("engine", ["lib/engine"], "engine auto_strategy stats metrics shard warm_start"),
-    ("parallel", ["lib/parallel"], "collectives expert_parallel pinned_source placement"),
+    ("parallel", ["lib/parallel"], "collectives expert_parallel pinned_source placement shared_records"),
     ("trace", ["lib/trace"], "replay parallel_replay"),
     ("capi", ["capi"], ""),
 ]

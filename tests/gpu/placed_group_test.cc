@@ -118,7 +118,7 @@ class PlacedRank {
   cudaGraphExec_t replay_ = nullptr;
 };
 
-void CheckPlaced(const PlacedCase& c) {
+void CheckPlaced(const RankGroup& group, const PlacedCase& c) {
   CAPTURE(c.rows, c.graph, c.own, c.peers);
   SyntheticShape shape = ShardedShape();
   if (c.peers) shape.shared_intermediate = 0;  // engines of a tier are whole
@@ -128,7 +128,6 @@ void CheckPlaced(const PlacedCase& c) {
   const MoeModelSpec& model = source->model();
   const std::vector<float> expected = OneEngine(source, 0, c.rows, true);
   const std::shared_ptr<PeerTier> peers = c.peers ? MakePeerTier() : nullptr;
-  const NcclId id = NewId();
   std::vector<std::unique_ptr<RankRows>> rows;
   for (int r = 0; r < kRanks; ++r) {
     rows.push_back(std::make_unique<RankRows>(r, model, c.rows, false,
@@ -138,14 +137,13 @@ void CheckPlaced(const PlacedCase& c) {
   std::vector<std::vector<std::vector<double>>> loads(kRanks);
   const auto statuses = OnRanks(kRanks, [&](int r) -> absl::Status {
     cudaSetDevice(r);
-    auto group = JoinGroup(id, r, kRanks);
-    if (!group.ok()) return group.status();
     EngineOptions options = Options(r, c.rows, 0.6);
     options.peers = peers;
-    auto parallel = ExpertParallel::CreatePlaced(*pinned, options, Placements(model)[0], *group);
+    auto parallel =
+        ExpertParallel::CreatePlaced(*pinned, options, Placements(model)[0], group.rank(r));
     if (!parallel.ok()) return parallel.status();
     {
-      PlacedRank rank(c, parallel->get(), group->get(), rows[static_cast<size_t>(r)].get());
+      PlacedRank rank(c, parallel->get(), group.rank(r).get(), rows[static_cast<size_t>(r)].get());
       const absl::Status status = rank.Run(&outputs[static_cast<size_t>(r)]);
       if (!status.ok()) return status;
     }
@@ -187,20 +185,23 @@ void CheckPlaced(const PlacedCase& c) {
 
 TEST_CASE("two devices: experts change owners between steps, eager") {
   if (Skipped(2)) return;
-  CheckPlaced({4, false, false, false});
-  CheckPlaced({300, false, false, false});
-  CheckPlaced({10, false, true, false});
+  const RankGroup group(kRanks);
+  CheckPlaced(group, {4, false, false, false});
+  CheckPlaced(group, {300, false, false, false});
+  CheckPlaced(group, {10, false, true, false});
 }
 
 TEST_CASE("two devices: experts change owners between replays of one graph") {
   if (Skipped(2)) return;
-  CheckPlaced({4, true, false, false});
-  CheckPlaced({40, true, true, false});
+  const RankGroup group(kRanks);
+  CheckPlaced(group, {4, true, false, false});
+  CheckPlaced(group, {40, true, true, false});
 }
 
 TEST_CASE("two devices: what moves comes out of the other one's pool") {
   if (Skipped(2)) return;
-  CheckPlaced({4, false, false, true});
+  const RankGroup group(kRanks);
+  CheckPlaced(group, {4, false, false, true});
 }
 
 }  // namespace

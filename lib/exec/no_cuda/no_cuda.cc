@@ -24,6 +24,10 @@ absl::StatusOr<std::unique_ptr<OwnedIds>> MakeOwnedIds(int device, int64_t exper
   return CudaStatus();
 }
 
+absl::StatusOr<std::shared_ptr<void>> LockPages(std::byte* memory, int64_t bytes) {
+  return CudaStatus();
+}
+
 absl::StatusOr<std::shared_ptr<HostAllocator>> MakePinnedAllocator() { return CudaStatus(); }
 
 }  // namespace moert
