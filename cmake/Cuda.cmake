@@ -37,3 +37,17 @@ function(moert_add_cuda target)
   target_sources(${target} PRIVATE ${sources})
   target_link_libraries(${target} PRIVATE CUDA::cudart_static)
 endfunction()
+
+# The same for the component moert::offline. No fused products: they round differently than on the CPU.
+function(moert_add_offline_cuda target)
+  if(NOT MOERT_HAVE_CUDA)
+    target_sources(${target} PRIVATE ${PROJECT_SOURCE_DIR}/lib/offline/no_cuda/no_device_fits.cc)
+    return()
+  endif()
+  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/lib/offline/cuda/*.cc
+       ${PROJECT_SOURCE_DIR}/kernels/cuda/offline/*.cu)
+  target_sources(${target} PRIVATE ${sources})
+  set_property(SOURCE ${sources} APPEND PROPERTY COMPILE_OPTIONS
+               $<$<COMPILE_LANGUAGE:CUDA>:--fmad=false>)
+  target_link_libraries(${target} PRIVATE CUDA::cudart_static)
+endfunction()

@@ -28,8 +28,6 @@ moert_dependency(fmt fmt::fmt "9" https://github.com/fmtlib/fmt/archive/refs/tag
 moert_dependency(nlohmann_json nlohmann_json::nlohmann_json "3.9"
                  https://github.com/nlohmann/json/archive/refs/tags/v3.11.3.tar.gz)
 if(MOERT_BUILD_OFFLINE)
-  moert_dependency(Eigen3 Eigen3::Eigen "3.3"
-                   https://gitlab.com/libeigen/eigen/-/archive/3.4.0/eigen-3.4.0.tar.gz)
   # Optional: the exact solver of moert-pack allocate.
   find_package(PkgConfig QUIET)
   if(PkgConfig_FOUND)

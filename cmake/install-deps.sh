@@ -5,7 +5,7 @@
 set -euo pipefail
 
 packages=(build-essential cmake ninja-build pkg-config git libabsl-dev libfmt-dev
-          nlohmann-json3-dev libpcre2-dev libeigen3-dev catch2)
+          nlohmann-json3-dev libpcre2-dev catch2)
 # Wanted, not needed: the ABI check, a faster rebuild, the Rust and Go hosts of examples/, the API reference, spelling. A tool
 # that is there under another name (rustup's cargo) is not installed again.
 optional=(abigail-tools ccache coinor-libcbc-dev)
@@ -17,13 +17,13 @@ case "${1:-}" in
   --needed) optional=() ;;
   --tools)
     optional=()
-    packages=(g++ cmake ninja-build libabsl-dev libfmt-dev nlohmann-json3-dev libpcre2-dev libeigen3-dev)
+    packages=(g++ cmake ninja-build libabsl-dev libfmt-dev nlohmann-json3-dev libpcre2-dev)
     ;;
 esac
 
 if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
   echo "install-deps: this is not Debian or Ubuntu. Needed: a C++20 compiler, CMake 3.22+, Ninja," \
-       "Abseil, fmt, nlohmann-json, PCRE2 (8 bit), Eigen 3, Catch2. CMake fetches missing libraries where" \
+       "Abseil, fmt, nlohmann-json, PCRE2 (8 bit), Catch2. CMake fetches missing libraries where" \
        "a network exists." >&2
   exit 0
 fi

@@ -12,7 +12,7 @@ class Moert(ConanFile):
     license = "Apache-2.0"
     description = "Mixture-of-Experts models bigger than GPU memory, as a library"
     settings = "os", "arch", "compiler", "build_type"
-    requires = "abseil/20230802.1", "fmt/10.1.1", "nlohmann_json/3.11.3", "eigen/3.4.0"
+    requires = "abseil/20230802.1", "fmt/10.1.1", "nlohmann_json/3.11.3"
 
     def export_sources(self):
         root = os.path.join(self.recipe_folder, "..", "..")

@@ -7,10 +7,12 @@
 namespace moert_ggml {
 
 void InputUse::Plan(const ggml_cgraph* part) {
-  // Parts are views of one array of nodes: where they do not ascend, another graph begins. One that
-  // is not noticed leaves inputs that seem to be used again, and are copied.
+  // Parts are views of one graph, whose counts they share, in the order of its nodes: elsewhere
+  // another graph begins, or the same one anew. Were that not noticed, inputs would seem to be used
+  // again, and be copied.
   const void* const here = part->nodes;
-  if (here <= last_) parts_.clear();
+  if (part->use_counts != graph_ || here <= last_) parts_.clear();
+  graph_ = part->use_counts;
   last_ = here;
   std::unordered_set<const ggml_tensor*> made;
   for (int i = 0; i < part->n_nodes; ++i) {

@@ -68,6 +68,8 @@ struct PolicyTraits {
   /// Residency, of the built-in policies: who leaves for a miss is the expert of the layer that is
   /// worth least, by what the policy can hand over.
   bool by_worth = false;
+  /// Likewise the one with the lowest average score over so many calls of the layer. 0: not so.
+  int score_window = 0;
   /// Prefetch, of the built-in policies: Rank goes in decode by the next layer's gate and how often
   /// its predictions came true.
   bool by_gate = false;

@@ -1,346 +1,62 @@
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/group_gemm.h"
-#include "kernels/cuda/primitives/epilogue.cuh"
+#include "kernels/cuda/primitives/group_share.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
-#include "kernels/cuda/primitives/mbarrier.cuh"
-#include "kernels/cuda/primitives/multiply.cuh"
-#include "kernels/cuda/primitives/ring_product.cuh"
+#include "kernels/cuda/primitives/prefetch_share.cuh"
 
 namespace moert::cuda {
 namespace {
 
-constexpr int kThreads = kGemmWarps * 32;
-/// That share a multiprocessor, where its shared memory has room for them: while one ends a share
-/// and begins the next, the other multiplies.
-constexpr int kCtas = 2;
-constexpr int kReduceBytes = kReduceBuffers * kGemmWarps * kReduceFloats * 4;
-constexpr int kSharedBytes = kReduceBytes + kGemmWarps * kRingBytes;
-static_assert(2 * kScaleBytes <= kRingBytes);
+/// Tiles and shares as LaunchMakeTiles left them.
+struct TableWork {
+  const TileTable& table;
 
-/// What a warp works on shares with, one after the other.
-struct Share {
-  const GroupGemmArgs& args;
-  float* const reduce;
-  const uint8_t* const ring;  // kRingBytes of this warp
-  int product = 0;
-  bool waits = false;  // for the other product's h
-  int slices_log2 = 0;
-  int buffer = 0;
-};
-
-/// What a launch needs of a tile, read at once and before anything else: each read anew, behind a
-/// wait for memory, takes as long as all of them.
-struct ResolvedTile {
-  int index;
-  TileMatrix m;
-  int slot;  // of column `lane`, or of the last one
-  int count;
-  int h_items;  // of gate and up
-  bool plain_h;
-
-  __device__ __forceinline__ ResolvedTile(const Tile& tile, int i, int product, int lane)
-      : index(i), m(tile.matrix[product]) {
-    count = tile.count;
-    h_items = tile.matrix[0].items;
-    plain_h = tile.matrix[1].operand == 0;
-    slot = tile.slots[min(lane, count - 1)];
+  __device__ __forceinline__ ResolvedTile TileAt(int index, int product, int lane) const {
+    const Tile& tile = table.tiles[index];
+    ResolvedTile t;
+    t.index = index;
+    t.m = tile.matrix[product];
+    t.count = tile.count;
+    t.h_items = tile.matrix[0].items;
+    t.plain_h = tile.matrix[1].operand == 0;
+    t.slot = tile.slots[min(lane, t.count - 1)];
+    return t;
   }
-  __device__ __forceinline__ int Slot(int column) const {
-    return __shfl_sync(~0u, slot, column);  // a column behind the last has its slot
+  __device__ __forceinline__ Position StartOf(int product, int share) const {
+    return table.starts[product][share];
   }
 };
 
-/// The row of activations that is operand of a slot.
-__device__ __forceinline__ const uint8_t* OperandRow(const Share& share, int operand, int slot) {
-  const GroupGemmArgs& args = share.args;
-  if (share.product == 1) return args.h + slot * args.h_stride;
-  const int token =
-      slot < args.pairs ? static_cast<int>(slot * args.top_k_inverse >> 32) : slot - args.pairs;
-  return args.x[operand] + token * args.x_stride;
-}
-
-/// Tells who waits for the tile's h that this warp's group has done `count` items of it.
-__device__ __forceinline__ void Announce(const Share& share, int tile, int count) {
-  const int warp = threadIdx.x / 32;
-  GroupBarrier(share.slices_log2, warp);  // what the group's other warps stored is told of, too
-  if ((threadIdx.x & ((32 << share.slices_log2) - 1)) == 0) {
-    asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(share.args.table.ready + tile),
-                 "r"(count)
-                 : "memory");
-  }
-}
-
-/// Until every group has done its items of gate and up.
-__device__ __forceinline__ void WaitForH(const Share& share, const ResolvedTile& tile) {
-  if (threadIdx.x % 32 == 0) {
-    int done = 0;
-    while (true) {
-      asm volatile("ld.acquire.gpu.global.s32 %0, [%1];"
-                   : "=r"(done)
-                   : "l"(share.args.table.ready + tile.index)
-                   : "memory");
-      if (done >= tile.h_items) break;
-      __nanosleep(40);
-    }
-  }
-  __syncwarp();
-}
-
-/// Scales of the rows of activations of every 8 columns that a lane's accumulators belong to, where
-/// the packing has some.
-template <Packing kPacking, int kTokens8>
-struct ColumnScales {
-  static constexpr bool kAny = UnitShape<kPacking>::kInt || kPacking == Packing::kF8;
-  const uint8_t* rows[kTokens8][2];
-  float of[kTokens8][2];  // of the unit that was read
-
-  __device__ __forceinline__ ColumnScales(const Share& share, const ResolvedTile& tile,
-                                          int first_k64, int lane) {
-    if constexpr (!kAny) return;
-    const int first = (tile.m.k64s + 1) / 2 * 256 + first_k64 / 2 * 4;
-#pragma unroll
-    for (int n = 0; n < kTokens8; ++n) {
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const int slot = tile.Slot(n * 8 + 2 * (lane & 3) + c);
-        rows[n][c] = OperandRow(share, tile.m.operand, slot) + first;
-      }
-    }
-  }
-  __device__ __forceinline__ void Read(int unit) {
-    if constexpr (!kAny) return;
-#pragma unroll
-    for (int n = 0; n < kTokens8; ++n) {
-#pragma unroll
-      for (int c = 0; c < 2; ++c) of[n][c] = *reinterpret_cast<const float*>(rows[n][c] + unit * 4);
-    }
-  }
-};
-
-/// Rows of activations of every 8 columns, from the lane's first channel of a slice on.
-template <Packing kPacking, int kTokens8>
-struct ColumnRows {
-  using Shape = UnitShape<kPacking>;
-  const uint8_t* first[kTokens8];
-
-  __device__ __forceinline__ ColumnRows(const Share& share, const ResolvedTile& tile, int first_k64,
-                                        int lane) {
-#pragma unroll
-    for (int n = 0; n < kTokens8; ++n) {
-      first[n] = OperandRow(share, tile.m.operand, tile.Slot(n * 8 + (lane >> 2))) +
-                 (first_k64 * 64 + LaneChannels<kPacking>(lane)) * Shape::kElement;
-    }
-  }
-  __device__ __forceinline__ void Of(int unit, const uint8_t* (&at)[kTokens8]) const {
-#pragma unroll
-    for (int n = 0; n < kTokens8; ++n) {
-      at[n] = first[n] + unit * (Shape::kK64s * 64 * Shape::kElement);
-    }
-  }
-};
-
-template <Packing kPacking, int kTokens8, int kGroups>
-using ProductOf =
-    std::conditional_t<UnitShape<kPacking>::kRing, RingProduct<kPacking, kTokens8, kGroups>,
-                       ItemProduct<kPacking, kTokens8>>;
-template <Packing kPacking, int kGroups>
-using WeightsOf = std::conditional_t<UnitShape<kPacking>::kRing, WeightRing<kPacking, kGroups>,
-                                     WeightCursor<kPacking>>;
-
-/// The items of one tile that fall to this warp's group.
-template <Packing kPacking, int kTokens8, int kGroups>
-__device__ __forceinline__ void RunItems(Share& share, const ResolvedTile& tile,
-                                         const ItemRange& range) {
-  using Shape = UnitShape<kPacking>;
-  const TileMatrix& m = tile.m;
-  const int warp = threadIdx.x / 32;
-  // By way of a shuffle, so that it stays in a register and is not read anew in every unit.
-  const int lane = __shfl_sync(~0u, static_cast<int>(threadIdx.x % 32), threadIdx.x % 32);
-  const int slices_log2 = share.slices_log2;
-  const Slice slice = SliceOf(m.k64s, slices_log2, warp & ((1 << slices_log2) - 1));
-  const int units = (slice.end - slice.begin + Shape::kK64s - 1) / Shape::kK64s;
-  const int row_blocks = m.row_blocks;
-  const Decoding<kPacking> decoding(m, share.product);
-  using Product = ProductOf<kPacking, kTokens8, kGroups>;
-  WeightsOf<kPacking, kGroups> weights(m, slice, units, share.product, lane, range, share.ring);
-  Product product(lane, share.ring);
-  if constexpr (!Shape::kRing) {
-    weights.Open(range.first);
-    product.Fill(weights);
-  }
-  if (share.waits) WaitForH(share, tile);
-
-  const ColumnRows<kPacking, kTokens8> rows(share, tile, slice.begin, lane);
-  const StoredSlots<kTokens8> stored(tile, share.product, lane);
-  ColumnScales<kPacking, kTokens8> scales(share, tile, slice.begin, lane);
-  const uint8_t* at[kTokens8];
-  if constexpr (Shape::kRing) {
-#pragma unroll
-    for (int i = 0; i < Product::kLoads; ++i) product.Load(rows.first, i);
-  }
-#pragma unroll 1
-  for (int item = range.first; item < range.end; item += 1 << range.groups_log2) {
-    product.Clear();
-#pragma unroll 1
-    for (int unit = 0; unit < units; ++unit) {
-      if constexpr (kPacking == Packing::kW4A8) scales.Read(unit);
-      if constexpr (Shape::kRing) {
-        rows.Of(unit + 1 < units ? unit + 1 : 0, at);
-        product.Unit(weights.Next(), at, decoding, weights.zeros, scales.of);
-      } else {
-        if (unit + 1 < units) {
-          weights.Advance();
-        } else {
-          weights.OpenOrStop(item + (1 << range.groups_log2), range.end);
-          product.OpenItem(weights);
-        }
-        rows.Of(unit, at);
-        product.Unit(at, weights);
-      }
-    }
-    if constexpr (kPacking == Packing::kF8 || kPacking == Packing::kW8A8) {
-      scales.Read(0);
-      product.EndItem(weights, scales.of);
-    }
-    if constexpr (IsFp4(kPacking)) product.ScaleItem(decoding);
-    EndItem<kTokens8>(share.args, share.product, row_blocks, tile.plain_h, slices_log2, item,
-                      stored, share.reduce, share.buffer, product.acc);
-  }
-  if constexpr (kTokens8 == kReduceBuffers) GroupBarrier(slices_log2, warp);  // see EndItem
-}
-
-template <Packing kPacking, int kGroups = 0>
-__device__ __forceinline__ void RunPacking(Share& share, const ResolvedTile& tile,
-                                           const ItemRange& range) {
-  if (tile.count <= 8) {
-    RunItems<kPacking, 1, kGroups>(share, tile, range);
-  } else {
-    RunItems<kPacking, 2, kGroups>(share, tile, range);
-  }
-}
-
-__device__ __forceinline__ void RunTile(Share& share, const ResolvedTile& tile,
-                                        const ItemRange& range) {
-  const TileMatrix& m = tile.m;
-  switch (m.packing) {
-    case Packing::kBf16:
-      return RunPacking<Packing::kBf16>(share, tile, range);
-    case Packing::kW8:
-      return RunPacking<Packing::kW8>(share, tile, range);
-    case Packing::kW4:
-      if (m.group_k16s == 8) return RunPacking<Packing::kW4, 1>(share, tile, range);
-      return RunPacking<Packing::kW4>(share, tile, range);
-    case Packing::kW3:
-      if (m.group_k16s == 8) return RunPacking<Packing::kW3, 1>(share, tile, range);
-      return RunPacking<Packing::kW3>(share, tile, range);
-    case Packing::kW2:
-      if (m.group_k16s == 4) return RunPacking<Packing::kW2, 2>(share, tile, range);
-      return RunPacking<Packing::kW2>(share, tile, range);
-    case Packing::kF8:
-      return RunPacking<Packing::kF8>(share, tile, range);
-    case Packing::kW8A8:
-      return RunPacking<Packing::kW8A8>(share, tile, range);
-    case Packing::kW4A8:
-      return RunPacking<Packing::kW4A8>(share, tile, range);
-    case Packing::kF8Block:
-      return RunPacking<Packing::kF8Block>(share, tile, range);
-    case Packing::kMxFp4:
-      return RunPacking<Packing::kMxFp4>(share, tile, range);
-    case Packing::kNvFp4:
-      return RunPacking<Packing::kNvFp4>(share, tile, range);
-    case Packing::kW4Group:
-    case Packing::kW4GroupF16:
-      return RunPacking<Packing::kW4Group>(share, tile, range);
-  }
-}
-
-__device__ __forceinline__ void RunShare(Share& share, TileWalk walk) {
-  const int warp = threadIdx.x / 32;
-  while (!walk.done()) {
-    const ResolvedTile tile(share.args.table.tiles[walk.at.tile], walk.at.tile, share.product,
-                            threadIdx.x % 32);
-    const int slices_log2 = KSlicesLog2(tile.m.k64s);
-    if (slices_log2 != share.slices_log2) {
-      // Groups of another size use the reduction buffers of these.
-      GroupBarrier(max(slices_log2, share.slices_log2), warp);
-      share.slices_log2 = slices_log2;
-      share.buffer = 0;
-    }
-    const ItemRange range = walk.Items(tile.m, warp);
-    if (!range.empty()) {
-      RunTile(share, tile, range);
-      if (share.product == 0 && share.args.last == 1) Announce(share, tile.index, range.count());
-    }
-    walk.Next(range);
-  }
-}
-
-/// The shares that a CTA does next, one of each product.
-struct TakenShares {
-  int ticket[2];
-  Position begin[2];
-  Position end[2];
-  int next[2];            // the ticket behind, when its mbarrier says so
-  uint64_t mbarriers[2];  // of one thread
-};
-__device__ __forceinline__ void Take(const GroupGemmArgs& args, int product, int ticket,
-                                     TakenShares* to) {
-  to->ticket[product] = ticket;
-  if (ticket >= args.shares) return;
-  to->begin[product] = args.table.starts[product][ticket];
-  to->end[product] = args.table.starts[product][ticket + 1];
-}
-
-__global__ void __launch_bounds__(kThreads, kCtas)
+__global__ void __launch_bounds__(kGemmThreads, kGemmCtas)
     GroupGemmKernel(const __grid_constant__ GroupGemmArgs args) {
-  extern __shared__ __align__(128) float reduce[];
+  extern __shared__ __align__(128) float shared[];
   __shared__ TakenShares taken;
   GridDependencySync();
   TriggerDependentLaunch();
-  const bool both = args.first != args.last;
-  // By way of a shuffle, so that what follows from it stays in registers.
+  const TableWork work{args.table};
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   // Of both products at once, so that the way to a share of `down` is behind the other's products.
   if (threadIdx.x % 32 == 0 && warp >= args.first && warp <= args.last) {
-    Take(args, warp, both ? atomicAdd(args.table.ticket + warp, 1) : blockIdx.x, &taken);
+    const bool both = args.first != args.last;
+    Take(args, warp, both ? atomicAdd(args.table.ticket + warp, 1) : blockIdx.x, work, &taken);
     InitMbarrier(&taken.mbarriers[warp]);
   }
   __syncthreads();
-  const bool takes = threadIdx.x == kThreads - 32;  // the last group has least to do
-  const auto* rings = reinterpret_cast<const uint8_t*>(reduce) + kReduceBytes;
-  Share share{args, reduce, rings + warp * kRingBytes};
-  for (int product = args.first; product <= args.last; ++product) {
-    share.product = product;
-    share.waits = both && product == 1;
-    // Most often a CTA has one share of each product: its warps go on to the next as they are done
-    // with the one, and meet again only where there is another share.
-    for (int parity = 0; taken.ticket[product] < args.shares; parity ^= 1) {
-      int next = args.shares;
-      if (both && takes) next = atomicAdd(args.table.ticket + product, 1);  // beside the products
-      RunShare(share, {taken.begin[product], taken.end[product], 0});
-      if (takes) {
-        taken.next[product] = next;
-        ArriveMbarrier(&taken.mbarriers[product]);
-      }
-      WaitMbarrier(&taken.mbarriers[product], parity);
-      if (taken.next[product] >= args.shares) break;
-      __syncthreads();
-      if (takes) Take(args, product, next, &taken);
-      __syncthreads();
-    }
+  if (warp == kGemmWarps - 1 && args.first != args.last && taken.ticket[1] < args.shares) {
+    PrefetchShare(work, taken.begin[1], taken.end[1], threadIdx.x % 32);
   }
+  RunShares<kTileTokens / 8>(args, work, taken, shared);
 }
 
 int Launch(GroupGemmArgs args, int first, int last, cudaStream_t stream) {
   const cudaError_t error = cudaFuncSetAttribute(
-      GroupGemmKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+      GroupGemmKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kGemmSharedBytes);
   if (error != cudaSuccess) return error;
   args.first = first;
   args.last = last;
-  // Rounded up: exact for products of slots and top_k below 2^32.
-  args.top_k_inverse = ((uint64_t{1} << 32) + args.top_k - 1) / args.top_k;
-  return LaunchEarly(GroupGemmKernel, args.shares, kThreads, kSharedBytes, stream, args);
+  args.top_k_inverse = TopKInverse(args.top_k);
+  return LaunchEarly(GroupGemmKernel, args.shares, kGemmThreads, kGemmSharedBytes, stream, args);
 }
 
 }  // namespace
@@ -360,9 +76,9 @@ int GroupGemmShares() {
   if (cudaGetDevice(&device) != cudaSuccess ||
       cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
       cudaFuncSetAttribute(GroupGemmKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           kSharedBytes) != cudaSuccess ||
-      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, GroupGemmKernel, kThreads,
-                                                    kSharedBytes) != cudaSuccess) {
+                           kGemmSharedBytes) != cudaSuccess ||
+      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, GroupGemmKernel, kGemmThreads,
+                                                    kGemmSharedBytes) != cudaSuccess) {
     return 0;
   }
   const int shares = processors * per_processor;

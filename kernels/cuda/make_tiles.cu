@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kTileThreads)
     }
     return tokens;
   };
-  MakeTiles(args, of, *reinterpret_cast<TileScratch<kExperts>*>(shared));
+  MakeTiles(args, args.table, of, *reinterpret_cast<TileScratch<kExperts>*>(shared));
 }
 
 template <int kExperts>

@@ -9,14 +9,13 @@
 namespace moert::cuda {
 namespace {
 
-constexpr double kLikely = 0.02;  // whoever is as likely wanted makes room for nobody
-
 /// What the CTA decides by.
 struct PredictScratch {
   alignas(ServedExpert) uint8_t rows[kFewExperts * sizeof(ServedExpert)];
   double worth[kFewExperts];
-  float probability[kFewExperts];
-  int32_t kept[kFewExperts];     // 1: likely wanted
+  float probability[kFewExperts];  // that it is wanted
+  float wish[kFewExperts];         // the same of those that may be brought; else below 0
+  alignas(LeavingKey) uint8_t keys[kFewExperts * sizeof(LeavingKey)];
   int32_t places[kFewExperts];   // slots of nobody, then those of victims
   int32_t victims[kFewExperts];  // who is in them; -1: nobody
   uint8_t held[kFewExperts];
@@ -50,7 +49,7 @@ template <int kPerLane>
 __device__ __forceinline__ float ScoreToken(const DeviceRouting& routing, float* row) {
   const int lane = threadIdx.x % 32;
   float key[kPerLane], score[kPerLane];
-  Score(routing, lane, row, key, score);
+  Score(routing, lane, row, row, key, score);
   uint32_t taken = 0;
   float kth = 0;
   for (int j = 0; j < routing.top_k; ++j) {
@@ -58,6 +57,14 @@ __device__ __forceinline__ float ScoreToken(const DeviceRouting& routing, float*
     kth = Take(score, e, lane, &taken);
   }
   return kth;
+}
+
+/// What the expert's next uses are worth; all alike where the one unused for longest leaves.
+__device__ __forceinline__ double Worth(const PredictArgs& args, const ServedLayer& layer, int e) {
+  if (args.window > 0) {
+    return ServedScores::Worth(args.sums[e], args.routing.top_k, layer.calls, args.window);
+  }
+  return args.use != nullptr ? args.use[e].Worth() : 0;
 }
 
 /// That some token wants the thread's expert. Leaves its bins for Learn.
@@ -78,16 +85,13 @@ __device__ __forceinline__ float Probability(const PredictArgs& args, PredictScr
 }
 
 /// The place of a candidate among them: more likely first, of equals the lower index.
-__device__ __forceinline__ int CandidateRank(const PredictScratch& scratch, int experts,
-                                             float least) {
-  const auto* rows = reinterpret_cast<const ServedExpert*>(scratch.rows);
+__device__ __forceinline__ int CandidateRank(const PredictScratch& scratch, int experts) {
   const int e = threadIdx.x;
-  const float mine = scratch.probability[e];
+  const float mine = scratch.wish[e];
   int rank = 0;
   for (int other = 0; other < experts; ++other) {
-    const float theirs = scratch.probability[other];
-    const bool candidate = rows[other].slot < 0 && theirs >= least;
-    rank += candidate && (theirs > mine || (theirs == mine && other < e)) ? 1 : 0;
+    const float theirs = scratch.wish[other];
+    rank += theirs > mine || (theirs == mine && other < e) ? 1 : 0;
   }
   return rank;
 }
@@ -135,7 +139,7 @@ __global__ void __launch_bounds__(kFewExperts)
   if (is_expert) {
     rows[e] = args.rows[e];
     scratch.held[e] = 0;
-    scratch.worth[e] = args.use != nullptr ? args.use[e].Worth() : 0;
+    scratch.worth[e] = Worth(args, layer, e);
   }
   for (int t = e / 32; t < args.tokens; t += static_cast<int>(blockDim.x) / 32) {
     const float kth = ScoreToken<kPerLane>(args.routing, args.scores + int64_t{t} * experts);
@@ -152,27 +156,30 @@ __global__ void __launch_bounds__(kFewExperts)
     args.rows[e] = rows[e];  // as settled
     probability = Probability(args, scratch, present);
     scratch.probability[e] = probability;
-    scratch.kept[e] = probability >= kLikely ? 1 : 0;
     if (present) scratch.held[rows[e].slot] = 1;
   }
   const bool candidate = is_expert && !present && probability >= args.least;
   const int candidates = __syncthreads_count(candidate);
   const bool free = is_expert && e < layer.slots && scratch.held[e] == 0;
   const int num_free = __syncthreads_count(free);
-  const bool idle = present && scratch.kept[e] == 0;
+  const bool idle = present && probability < LikelyWanted(args.tokens, args.least);
   const int num_idle = __syncthreads_count(idle);
 
   // Only now and then is there anything to bring.
+  auto* const keys = reinterpret_cast<LeavingKey*>(scratch.keys);
   if (candidates > 0) {
+    if (is_expert) {
+      scratch.wish[e] = candidate ? probability : -1;
+      keys[e] = idle ? KeyOfLeaving(rows[e], scratch.worth[e]) : LeavingKey{};
+    }
+    __syncthreads();
     if (free) {
       const int at = FreeBefore(scratch.held, e);
       scratch.places[at] = e;
       scratch.victims[at] = -1;
     }
     if (idle) {
-      const int at =
-          num_free +
-          VictimRank(scratch.kept, rows, args.use != nullptr ? scratch.worth : nullptr, experts, e);
+      const int at = num_free + VictimRank(keys, experts, e);
       scratch.places[at] = rows[e].slot;
       scratch.victims[at] = e;
     }
@@ -181,10 +188,10 @@ __global__ void __launch_bounds__(kFewExperts)
   __syncthreads();
   int rank = kMostPrefetched;
   if (candidate) {
-    rank = CandidateRank(scratch, experts, args.least);
+    rank = CandidateRank(scratch, experts);
     const int victim = rank < num_free + num_idle ? scratch.victims[rank] : -1;
-    if (victim >= 0 &&
-        !PrefetchPays(probability, scratch.worth[e], scratch.worth[victim], layer.inserted)) {
+    if (victim >= 0 && !PrefetchPays(probability, scratch.probability[victim], scratch.worth[e],
+                                     scratch.worth[victim], layer.inserted)) {
       atomicMin(&first_refused, rank);
     }
   }

@@ -1,14 +1,14 @@
 // Family P: the grouped product of a prompt's tokens, compute-bound form (wgmma, sm_90a).
 //
 // A unit is some tokens of one expert, at most `most`, which goes by the tokens of the layer; a
-// tile is 128 rows of weights by the columns of a unit: 64 channels of gate and of up, or 128 of
-// down. Tiles of a product are listed expert by expert, the fullest expert first; the units of an
-// expert take the same weights at the same time. CTAs take tiles by ticket.
+// tile is 128 or 256 rows of weights by the columns of a unit, half of them gate's and half up's,
+// or all down's. Tiles of a product are listed expert by expert, the fullest expert first; the
+// units of an expert take the same weights at the same time. CTAs take tiles by ticket.
 //
 // Weights are the A operand, by way of registers, from the packed records as they are: bulk copies
-// bring runs of 64 k of eight row blocks into a ring in shared memory, where warps gather the
-// tokens' rows beside them. Two warp groups multiply, each 64 rows. A warp's 16 rows of gate and up
-// are eight channels of both, so that act(gate) * up needs no exchange.
+// bring runs of 64 or 128 k of row blocks and their scales into a ring in shared memory, where
+// warps gather the tokens' rows beside them. Two warp groups multiply, each one or two blocks of 64
+// rows. A thread has the same channels of gate and of up, so that act(gate) * up needs no exchange.
 //
 // w8a8 and w4a8 have int8 products, exact in int32: h is kept as floats and quantized in between.
 //
@@ -118,6 +118,10 @@ MOERT_HOST_DEVICE constexpr int PromptShare(int most, int count) {
   return PromptColumns(most, (count + units - 1) / units);
 }
 constexpr int kPromptMosts[] = {64, 160, 256};
+/// Blocks of 64 rows of weights that a warp group multiplies: two where there are few columns.
+MOERT_HOST_DEVICE constexpr int PromptBlocks(int most) { return most == 64 ? 2 : 1; }
+/// Row blocks (of 16 rows) of a tile; half of them are gate's, or all are down's.
+MOERT_HOST_DEVICE constexpr int PromptRowBlocks(int most) { return 8 * PromptBlocks(most); }
 
 /// Tokens of one expert that are multiplied together.
 struct PromptUnit {

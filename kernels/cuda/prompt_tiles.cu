@@ -45,8 +45,9 @@ __device__ __forceinline__ void WriteUnits(const MakePromptTilesArgs& args, cons
   unit.matrix[1] = ResolveMatrix(record, format.down, nullptr);
   share[0].packing = PromptPacking(format.gate);
   share[1].packing = PromptPacking(format.down);
-  share[0].row_tiles = (unit.matrix[0].row_blocks + 3) / 4;
-  share[1].row_tiles = (unit.matrix[1].row_blocks + 7) / 8;
+  const int of_tile = PromptRowBlocks(args.most);
+  share[0].row_tiles = (unit.matrix[0].row_blocks + of_tile / 2 - 1) / (of_tile / 2);
+  share[1].row_tiles = (unit.matrix[1].row_blocks + of_tile - 1) / of_tile;
   for (int i = 0; i < cut.units; ++i) {
     unit.slots = slots + i * cut.columns;
     unit.count = i + 1 < cut.units ? cut.columns : cut.last;

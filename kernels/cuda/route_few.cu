@@ -37,8 +37,8 @@ __device__ __forceinline__ void ChooseAll(const RouteFewArgs& args, int warp, in
                                           float* weights) {
   const int top_k = args.routing.top_k;
   for (int token = warp; token < args.tokens; token += kWarps) {
-    const Chosen chosen = ChooseExperts<kPerLane>(
-        args.routing, args.scores + token * args.routing.num_experts, keys[0], keys[1]);
+    float* const row = args.scores + token * args.routing.num_experts;
+    const Chosen chosen = ChooseExperts<kPerLane>(args.routing, row, row, keys[0], keys[1]);
     __syncwarp();
     if (lane >= top_k) continue;
     const int at = token * top_k + lane;
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(kTileThreads)
   const ExpertTokens tokens{handle, shared ? args.tokens : count,
                             shared ? args.shared_slots : args.groups.sorted + first};
   MakeTiles(
-      args.tiles, [&](int) { return tokens; }, scratch.tiles);
+      args.tiles, args.tiles.table, [&](int) { return tokens; }, scratch.tiles);
 }
 
 }  // namespace

@@ -2,11 +2,49 @@
 
 #include "kernels/cuda/primitives/expert_tiles.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
+#include "kernels/cuda/primitives/rank_slots.cuh"
 #include "kernels/cuda/primitives/served_slots.cuh"
 #include "kernels/cuda/serve_misses.h"
 
 namespace moert::cuda {
 namespace {
+
+/// What the thread's expert and the slot of its number begin the call with. It is read before the
+/// kernels in front have ended. Who writes it has: decisions of the layer's calls before this one
+/// and predictions for it end before the late products of the call that they belong to begin
+/// (CopyBranch::Join), and those are in front.
+struct Known {
+  ServedRecord record;
+  ServedLayer layer;
+  ServedExpert row;
+  ServedUse use;
+  double sum = 0;
+  float oldest = 0;
+  uint8_t* slot = nullptr;
+};
+
+/// Where the sum of scores of the thread's expert lets go of a score, after `calls` calls.
+__device__ __forceinline__ float* Oldest(const ServeMissesArgs& args, int64_t calls) {
+  return args.history + ServedScores::Row(calls, args.window) * args.experts + threadIdx.x;
+}
+
+__device__ __forceinline__ Known ReadKnown(const ServeMissesArgs& args) {
+  const int e = threadIdx.x;
+  Known known;
+  known.layer = LoadFresh(args.layer);
+  if (e >= args.experts) return known;
+  known.record = args.records[e];
+  known.row = LoadFresh(args.rows + e);
+  known.slot = reinterpret_cast<uint8_t*>(
+      __ldcg(reinterpret_cast<const unsigned long long*>(args.slots + e)));
+  if (args.use != nullptr) known.use = LoadFresh(args.use + e);
+  if (args.window > 0) {
+    known.sum = __ldcg(args.sums + e);
+    known.oldest = __ldcg(Oldest(args, known.layer.calls));
+  }
+  if (args.makes_tiles != 0) PrefetchFormat(args.tiles.formats + known.record.format);
+  return known;
+}
 
 /// A table of no tiles.
 __device__ void MakeNoTiles(const TileTable& table, int shares) {
@@ -21,22 +59,21 @@ __device__ void MakeNoTiles(const TileTable& table, int shares) {
 __device__ void MakeBothTiles(const ServeMissesArgs& args, const ExpertHandle& ready,
                               const ExpertHandle& late, int count, bool any_late,
                               TileScratch<kFewExperts>& scratch) {
-  MakeTilesArgs tiles = args.tiles;
+  const MakeTilesArgs& tiles = args.tiles;
   const int e = threadIdx.x;
   const int32_t* slots = tiles.shared_slots;
   if (e < args.experts) slots = tiles.groups.sorted + tiles.groups.firsts[e];
   const ExpertTokens first{ready, e == args.experts ? tiles.tokens : count, slots};
   MakeTiles(
-      tiles, [&](int) { return first; }, scratch);
-  tiles.table = args.late_table;
+      tiles, tiles.table, [&](int) { return first; }, scratch);
   if (!any_late) {
-    MakeNoTiles(tiles.table, tiles.shares);
+    MakeNoTiles(args.late_table, tiles.shares);
     return;
   }
   __syncthreads();  // the scratch has been read
   const ExpertTokens then{late, count, slots};
   MakeTiles(
-      tiles, [&](int) { return then; }, scratch);
+      tiles, args.late_table, [&](int) { return then; }, scratch);
 }
 
 /// Gives both waves to the products: their tiles of both waves, or the handles of the thread's
@@ -53,23 +90,6 @@ __device__ __forceinline__ void GiveWaves(const ServeMissesArgs& args, const Exp
   }
 }
 
-/// Fills `places` with the slots that misses take, the free ones first, then those of the victims
-/// in their order; says in which turn the thread's expert comes or goes. By all threads.
-__device__ __forceinline__ void RankSlots(const ServedCounts& call, const int32_t* counts,
-                                          const ServedExpert* rows, const double* worth,
-                                          const uint8_t* held, int experts, int slot, bool free,
-                                          bool idle, bool miss, int32_t* places, int* miss_rank,
-                                          int* victim_rank) {
-  const int e = threadIdx.x;
-  if (free) places[FreeBefore(held, e)] = e;
-  if (idle && call.misses > call.free) {
-    *victim_rank = VictimRank(counts, rows, worth, experts, e);
-    places[call.free + *victim_rank] = slot;
-  }
-  if (miss) *miss_rank = MissRank(counts, rows, experts, e);
-  __syncthreads();
-}
-
 /// What the layer's prefetches have come to, of all of them.
 struct Prefetched {
   int arrived;  // wanted
@@ -80,21 +100,20 @@ struct Prefetched {
   unsigned long long bytes;
 };
 
-/// Drops, stops or goes on with what was prefetched for the call, and changes `rows` accordingly;
-/// coming: [experts] zeros, then those that the products wait for. By all threads.
-__device__ __forceinline__ void SettleAll(const ServeMissesArgs& args, int64_t tick,
-                                          const int32_t* counts, ServedExpert* rows,
-                                          uint8_t* coming, Prefetched* sums) {
-  LayerPrefetch& list = *args.prefetch;
+/// Drops, stops or goes on with what was prefetched for the call, and changes `rows` and who holds
+/// a slot accordingly; coming: [experts] zeros, then those that the products wait for. By all
+/// threads.
+__device__ __forceinline__ void SettleAll(LayerPrefetch& list, int64_t tick, const int32_t* counts,
+                                          ServedExpert* rows, uint8_t* held, uint8_t* coming,
+                                          Prefetched* sums) {
   const int i = threadIdx.x;
-  if (list.settled == 0 && i < list.count) {
+  if (i < list.count) {
     PrefetchedRecord& record = list.records[i];
     const bool wanted = counts[record.expert] > 0;
+    const int state = atomicCAS(&record.state, kPrefetchListed, kPrefetchDropped);
     const int done = LoadAcquire(&record.done);
-    int state = kPrefetchBegun;
-    if (done < kCopyCtas) {
-      state = atomicCAS(&record.state, kPrefetchListed, kPrefetchDropped);
-      if (state == kPrefetchBegun && !wanted) atomicExch(&record.state, kPrefetchStopped);
+    if (state == kPrefetchBegun && done < kCopyCtas && !wanted) {
+      atomicExch(&record.state, kPrefetchStopped);
     }
     const PrefetchEnd end = EndOfPrefetch(state, done, wanted);
     SettlePrefetch(record, end, tick, rows);
@@ -105,6 +124,7 @@ __device__ __forceinline__ void SettleAll(const ServeMissesArgs& args, int64_t t
     if (arrived || late) atomicAdd(&sums->inserted, 1);
     if (end == PrefetchEnd::kBroken || (arrived && !wanted)) atomicAdd(&sums->wasted, 1);
     if (end != PrefetchEnd::kNothing) {
+      held[record.slot] = arrived || late ? 1 : 0;
       if (record.victim >= 0) atomicAdd(&sums->evicted, 1);
       atomicAdd(&sums->bytes, static_cast<unsigned long long>(record.copy.bytes));
     }
@@ -113,20 +133,29 @@ __device__ __forceinline__ void SettleAll(const ServeMissesArgs& args, int64_t t
   if (i == 0) list.settled = 1;
 }
 
-/// Adds the call to the means of the thread's expert. Returns its worth.
-__device__ __forceinline__ double AddUse(const ServeMissesArgs& args, int e, int count,
-                                         int64_t calls) {
-  ServedUse use = args.use[e];
+/// Adds the call to what the rule goes by of the thread's expert, `count` of whose tokens chose it.
+/// Returns what the expert is worth.
+__device__ __forceinline__ double AddCall(const ServeMissesArgs& args, Known known, int count) {
+  const int e = threadIdx.x;
+  const float* scores = args.scores == nullptr ? nullptr : args.scores + e;
+  if (args.window > 0) {
+    ServedScores::Add(ServedScores::Of(scores, args.experts, args.tokens, count), &known.oldest,
+                      &known.sum);
+    *Oldest(args, known.layer.calls) = known.oldest;
+    args.sums[e] = known.sum;
+    return known.sum;
+  }
+  if (args.use == nullptr) return 0;
   const double used = static_cast<double>(count) / args.tokens;
   double scored = used;
-  if (args.scores != nullptr) {
+  if (scores != nullptr) {
     double sum = 0;
-    for (int64_t t = 0; t < args.tokens; ++t) sum += args.scores[t * args.experts + e];
+    for (int64_t t = 0; t < args.tokens; ++t) sum += scores[t * args.experts];
     scored = args.top_k * sum / args.tokens;
   }
-  use.Add(calls, used, scored);
-  args.use[e] = use;
-  return use.Worth();
+  known.use.Add(known.layer.calls + 1, used, scored);
+  args.use[e] = known.use;
+  return known.use.Worth();
 }
 
 /// The tokens that want the thread's expert, as bits.
@@ -185,9 +214,9 @@ union ServeScratch {
   __device__ ServeScratch() {}
   struct {
     alignas(ServedExpert) uint8_t rows[kFewExperts * sizeof(ServedExpert)];
-    double worth[kFewExperts];
+    RankScratch ranks;
     uint8_t* slots[kFewExperts];
-    int32_t counts[kFewExperts], places[kFewExperts];
+    int32_t counts[kFewExperts];
     uint8_t held[kFewExperts], coming[kFewExperts];
   } table;
   TileScratch<kFewExperts> tiles;
@@ -228,85 +257,81 @@ __global__ void __launch_bounds__(kTileThreads)
     ServeMissesKernel(const __grid_constant__ ServeMissesArgs args) {
   TriggerDependentLaunch();
   __shared__ ServeScratch scratch;
-  auto* const rows = reinterpret_cast<ServedExpert*>(scratch.table.rows);
-  int32_t* const counts = scratch.table.counts;
+  auto& table = scratch.table;
+  auto* const rows = reinterpret_cast<ServedExpert*>(table.rows);
   __shared__ unsigned long long bytes;
   __shared__ Prefetched prefetched;
   const int e = threadIdx.x;
   const bool is_expert = e < args.experts;
-  // Constants: they need not wait for the kernels in front.
-  ServedRecord record;
-  if (is_expert) record = args.records[e];
-  if (is_expert && args.makes_tiles != 0) PrefetchFormat(args.tiles.formats + record.format);
-  GridDependencySync();
-  const ServedLayer layer = *args.layer;
-  const int slots = layer.lent != 0 ? layer.slots : 0;
-  const bool by_worth = args.use != nullptr && layer.lent != 0;
-  int count = 0;
+  const Known known = ReadKnown(args);
+  const bool lent = known.layer.lent != 0;
+  const int slots = lent ? known.layer.slots : 0;
+  if (is_expert) {
+    rows[e] = lent ? known.row : ServedExpert{};
+    table.slots[e] = known.slot;
+    table.held[e] = table.coming[e] = 0;
+  }
   if (e == 0) {
     bytes = 0;
     prefetched = Prefetched{};
   }
-  if (args.ids != nullptr) CountIds(args, counts);
+  __syncthreads();
+  if (is_expert && lent && known.row.slot >= 0) table.held[known.row.slot] = 1;
+  GridDependencySync();
+
+  int count = 0;
+  double worth = 0;
+  if (args.ids != nullptr) CountIds(args, table.counts);
   if (is_expert) {
-    rows[e] = layer.lent != 0 ? args.rows[e] : ServedExpert{};
-    count = args.ids != nullptr ? counts[e] : args.counts[e];
-    counts[e] = count;
-    scratch.table.slots[e] = args.slots[e];
-    scratch.table.held[e] = 0;
-    scratch.table.coming[e] = 0;
-    if (by_worth) scratch.table.worth[e] = AddUse(args, e, count, layer.calls + 1);
+    count = args.ids != nullptr ? table.counts[e] : args.counts[e];
+    table.counts[e] = count;
+    if (lent) worth = AddCall(args, known, count);
     if (args.wanted != nullptr) args.wanted[e] = WantedBy(args, e, count);
   }
   if (e == 0 && args.wanted != nullptr) args.predicted->routed = args.tokens;
   __syncthreads();
-  if (args.prefetch != nullptr && layer.lent != 0) {
-    SettleAll(args, layer.tick, counts, rows, scratch.table.coming, &prefetched);
+  if (args.prefetch != nullptr && lent && args.prefetch->settled == 0) {
+    SettleAll(*args.prefetch, known.layer.tick, table.counts, rows, table.held, table.coming,
+              &prefetched);
   }
   const ServedExpert row = is_expert ? rows[e] : ServedExpert{};
-  const bool coming = is_expert && scratch.table.coming[e] != 0;
-  const bool there = row.slot >= 0;
-  const bool miss = is_expert && count > 0 && !there;
-  const bool idle = there && count == 0;
-  if (there) scratch.table.held[row.slot] = 1;
-  ServedCounts call;
-  call.misses = __syncthreads_count(miss);
-  const bool free = is_expert && e < slots && scratch.table.held[e] == 0;
-  call.free = __syncthreads_count(free);
-  call.idle = __syncthreads_count(idle);
-  const int wanted = __syncthreads_count(is_expert && count > 0);
-
+  const bool coming = is_expert && table.coming[e] != 0;
+  Standing mine;
+  mine.wanted = is_expert && count > 0;
+  mine.miss = mine.wanted && row.slot < 0;
+  mine.idle = row.slot >= 0 && count == 0;
+  mine.free = is_expert && e < slots && table.held[e] == 0;
+  int wanted = 0, free_before = 0;
+  const ServedCounts call = CountStandings(mine, &wanted, &free_before);
   int miss_rank = 0, victim_rank = args.experts;
   if (call.misses > 0) {
-    RankSlots(call, counts, rows, by_worth ? scratch.table.worth : nullptr, scratch.table.held,
-              args.experts, row.slot, free, idle, miss, scratch.table.places, &miss_rank,
+    RankSlots(call, mine, row, count, worth, free_before, args.experts, table.ranks, &miss_rank,
               &victim_rank);
   }
 
-  const int64_t tick = layer.tick + 1;
   ExpertHandle ready, late;
   int slot = -1;
   if (is_expert) {
-    const ServedExpert after =
-        AfterCall(row, count, tick, call, scratch.table.places, miss_rank, victim_rank);
-    if (layer.lent != 0) args.rows[e] = after;
+    const ServedExpert after = AfterCall(row, count, known.layer.tick + 1, call, table.ranks.places,
+                                         miss_rank, victim_rank);
+    if (lent) args.rows[e] = after;
     slot = after.slot;
     if (count > 0) {
-      uint8_t* const at = after.slot >= 0 ? scratch.table.slots[after.slot] : nullptr;
-      const bool waits = coming || (miss && at != nullptr);
-      const ExpertHandle handle = PlaceExpert(args, record, at, miss, miss_rank, &bytes);
+      uint8_t* const at = after.slot >= 0 ? table.slots[after.slot] : nullptr;
+      const bool waits = coming || (mine.miss && at != nullptr);
+      const ExpertHandle handle = PlaceExpert(args, known.record, at, mine.miss, miss_rank, &bytes);
       (waits ? late : ready) = handle;
     }
   }
   if (args.ids != nullptr) {
-    GiveSlots(args, slot, counts);
+    GiveSlots(args, slot, table.counts);
   } else {
     if (e == args.experts) ready = *args.shared;
     __syncthreads();  // the tiles take the scratch
     GiveWaves(args, ready, late, count, call.copies() + prefetched.late > 0, scratch.tiles);
   }
   __syncthreads();
-  if (e == 0) EndCall(args, layer, call, wanted, static_cast<int64_t>(bytes), prefetched);
+  if (e == 0) EndCall(args, known.layer, call, wanted, static_cast<int64_t>(bytes), prefetched);
 }
 
 }  // namespace

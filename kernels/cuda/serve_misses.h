@@ -1,8 +1,8 @@
 // Misses of a layer call served by the device: who is there, who leaves, what is copied, decided
 // behind top-k by one CTA, with no host.
 //
-// Two rules, over the slots that a layer owns: the expert that is worth least leaves (ServedUse),
-// or the one unused for longest. An expert of the call never leaves, misses wanted by more tokens
+// Three rules, over the slots that a layer owns: who leaves is the expert that is worth least
+// (ServedUse), or the one of the lowest average score (ServedScores), or the one unused for longest. An expert of the call never leaves, misses wanted by more tokens
 // come first, and a miss for which no slot is left is multiplied where it lies, in mapped host
 // memory. So a call of any size is right with any number of slots, and while the host owns the
 // slots (ServedLayer::lent is 0) every expert of a call is such a miss and nothing changes.
@@ -13,6 +13,7 @@
 #define MOERT_KERNELS_CUDA_SERVE_MISSES_H_
 
 #include <cstdint>
+#include <cstring>
 
 #include "kernels/cuda/device_types.h"
 #include "kernels/cuda/route.h"
@@ -68,36 +69,41 @@ struct RecordCopy {
 };
 
 /// The place of missing expert e among the misses of a call: more tokens first, of equals the lower
-/// index. counts, rows: [experts].
-MOERT_HOST_DEVICE inline int MissRank(const int32_t* counts, const ServedExpert* rows, int experts,
-                                      int e) {
+/// index. missing: [experts] tokens of those that are missing, else 0.
+MOERT_HOST_DEVICE inline int MissRank(const int32_t* missing, int experts, int e) {
+  const int32_t mine = missing[e];
   int rank = 0;
   for (int other = 0; other < experts; ++other) {
-    const bool missing = counts[other] > 0 && rows[other].slot < 0;
-    const bool first = counts[other] > counts[e] || (counts[other] == counts[e] && other < e);
-    rank += missing && first ? 1 : 0;
+    rank += missing[other] > mine || (missing[other] == mine && other < e) ? 1 : 0;
   }
   return rank;
 }
 
-/// The place of expert e, which is there and not in use, among those that may leave: worth least
-/// first, unused for longest, of the fewest tokens, then the lower index. worth: [experts]; null:
-/// all alike.
-MOERT_HOST_DEVICE inline int VictimRank(const int32_t* counts, const ServedExpert* rows,
-                                        const double* worth, int experts, int e) {
-  const ServedExpert mine = rows[e];
-  const double my_worth = worth == nullptr ? 0 : worth[e];
+/// In whose order experts leave: worth least first, then unused for longest, then of the fewest
+/// tokens. By default: never.
+struct alignas(16) LeavingKey {
+  uint64_t worth = ~uint64_t{0};
+  uint64_t use = ~uint64_t{0};
+};
+/// `worth` is a number. Calls have up to 2^18 tokens, and there are up to 2^46 of them.
+MOERT_HOST_DEVICE inline LeavingKey KeyOfLeaving(const ServedExpert& row, double worth) {
+  const double plain = worth + 0.0;  // -0 is 0
+  uint64_t bits = 0;
+  memcpy(&bits, &plain, sizeof bits);
+  LeavingKey key;
+  key.worth = bits ^ (bits >> 63 != 0 ? ~uint64_t{0} : uint64_t{1} << 63);
+  key.use = static_cast<uint64_t>(row.last_used) << 18 | static_cast<uint64_t>(row.tokens);
+  return key;
+}
+/// The place of expert e, which may leave, among those that may: by their keys, then the lower
+/// index. keys: [experts].
+MOERT_HOST_DEVICE inline int VictimRank(const LeavingKey* keys, int experts, int e) {
+  const LeavingKey mine = keys[e];
   int rank = 0;
   for (int other = 0; other < experts; ++other) {
-    const ServedExpert theirs = rows[other];
-    const double their_worth = worth == nullptr ? 0 : worth[other];
-    const bool idle = counts[other] == 0 && theirs.slot >= 0;
-    const bool sooner =
-        theirs.last_used < mine.last_used ||
-        (theirs.last_used == mine.last_used &&
-         (theirs.tokens < mine.tokens || (theirs.tokens == mine.tokens && other < e)));
-    const bool first = their_worth < my_worth || (their_worth == my_worth && sooner);
-    rank += idle && first ? 1 : 0;
+    const LeavingKey theirs = keys[other];
+    const bool sooner = theirs.use < mine.use || (theirs.use == mine.use && other < e);
+    rank += theirs.worth < mine.worth || (theirs.worth == mine.worth && sooner) ? 1 : 0;
   }
   return rank;
 }
@@ -154,14 +160,21 @@ MOERT_HOST_DEVICE inline void SettlePrefetch(const PrefetchedRecord& record, Pre
   rows[record.expert].slot = record.slot;
 }
 
-/// Whether a prefetch that is wanted with `probability` is worth its victim: right, it spares a
-/// call its wait; wrong, it costs the uses that the victim would have had until it had to leave
-/// anyway, about a call over the calls' insertions.
-MOERT_HOST_DEVICE inline bool PrefetchPays(double probability, double worth, double leaving,
-                                           double inserted) {
+/// Whether a prefetch that is wanted with `probability` is worth its victim, wanted with
+/// `victims`: right, it spares a call its wait, unless that waits for the victim; wrong, it costs
+/// the uses that the victim would have had until it had to leave anyway, about a call over the
+/// calls' insertions.
+MOERT_HOST_DEVICE inline bool PrefetchPays(double probability, double victims, double worth,
+                                           double leaving, double inserted) {
   constexpr double kFewest = 1.0 / 64;
   const double horizon = 1 / (inserted < kFewest ? kFewest : inserted);
-  return probability > (1 - probability) * (leaving - worth) * horizon;
+  return probability - victims > (1 - probability) * (leaving - worth) * horizon;
+}
+/// Who is as likely wanted by one of a call's tokens makes room for nobody. The more tokens, the
+/// likelier anybody is, up to those that would be brought themselves (`least`).
+MOERT_HOST_DEVICE inline double LikelyWanted(int tokens, double least) {
+  constexpr double kByOne = 0.02;
+  return tokens * kByOne < least ? tokens * kByOne : least;
 }
 
 /// A call that was predicted.
@@ -211,10 +224,13 @@ struct ServeMissesArgs {
   // be multiplied at once and those that the copies bring; no record: not in this wave.
   ExpertHandle* ready = nullptr;
   ExpertHandle* late = nullptr;
-  // Of the rule by worth; null: least recently used. scores: [tokens, experts] of the call, or
-  // null.
+  // Of the rule by worth, or null. scores: [tokens, experts] of the call, or null.
   ServedUse* use = nullptr;  // [experts]
   const float* scores = nullptr;
+  // Of the rule by average score (ServedScores); window 0: another one.
+  int32_t window = 0;
+  double* sums = nullptr;    // [experts]
+  float* history = nullptr;  // [window, experts]
   int32_t tokens = 0;
   int32_t top_k = 1;
   // Where records are prefetched; else null.

@@ -41,7 +41,9 @@ struct PredictArgs {
   float* scores = nullptr;       // [tokens, experts] its logits, which become scores
   ServedLayer* layer = nullptr;  // the rest as ServeMissesArgs, of that layer
   ServedExpert* rows = nullptr;
-  const ServedUse* use = nullptr;  // null: least recently used leaves
+  const ServedUse* use = nullptr;  // or null
+  int32_t window = 0;
+  const double* sums = nullptr;
   const ServedRecord* records = nullptr;
   uint8_t* const* slots = nullptr;
   ServedTally* tally = nullptr;

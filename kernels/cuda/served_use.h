@@ -1,5 +1,6 @@
-// How much the next calls of a layer will want each of its experts: the means behind UseEstimate
-// (strategies/use_estimate.h), on the host and on a device.
+// How much the next calls of a layer will want each of its experts, on the host and on a device: the
+// means behind UseEstimate (strategies/use_estimate.h), the sums behind average-score
+// (strategies/average_score.cc).
 #ifndef MOERT_KERNELS_CUDA_SERVED_USE_H_
 #define MOERT_KERNELS_CUDA_SERVED_USE_H_
 
@@ -35,6 +36,34 @@ struct ServedUse {
  private:
   MOERT_HOST_DEVICE static double Weight(int64_t calls, int most) {
     return 1.0 / static_cast<double>(calls < most ? calls : most);
+  }
+};
+
+/// The sum of an expert's scores over the latest calls of a layer. What every call said is kept until
+/// it leaves the sum: a ring of `window` rows [experts].
+struct ServedScores {
+  /// Of the expert over a call's tokens, whose scores are `experts` apart; scores null: the routing
+  /// was given, and use is all there is to go by.
+  MOERT_HOST_DEVICE static float Of(const float* scores, int experts, int64_t tokens,
+                                    int32_t count) {
+    const float all = static_cast<float>(tokens);
+    if (scores == nullptr) return static_cast<float>(count) / all;
+    float sum = 0;
+    for (int64_t t = 0; t < tokens; ++t) sum += scores[t * experts];
+    return sum / all;
+  }
+  /// `oldest`: the expert's place in the call's row. NaN would never leave the sum.
+  MOERT_HOST_DEVICE static void Add(float score, float* oldest, double* sum) {
+    const float kept = score == score ? score : 0;
+    *sum += static_cast<double>(kept) - static_cast<double>(*oldest);
+    *oldest = kept;
+  }
+  /// The row of a call, of `calls` in front of it.
+  MOERT_HOST_DEVICE static int64_t Row(int64_t calls, int window) { return calls % window; }
+  /// In the unit of ServedUse::Worth, after `calls` calls.
+  MOERT_HOST_DEVICE static double Worth(double sum, int top_k, int64_t calls, int window) {
+    const int64_t seen = calls < window ? calls : window;
+    return seen == 0 ? 0 : top_k * sum / static_cast<double>(seen);
   }
 };
 

@@ -92,9 +92,9 @@ void ReadScaling(ConfigFields& fields, ConfigFields& scaling, int64_t max_positi
   if (rope.kind == RopeKind::kLlama3) {
     rope.low_freq_factor = scaling.Real("low_freq_factor", 1e-6, kMaxFactor);
     rope.high_freq_factor = scaling.Real("high_freq_factor", 1e-6, kMaxFactor);
-    if (rope.high_freq_factor <= rope.low_freq_factor) {
+    if (rope.high_freq_factor < rope.low_freq_factor) {
       scaling.Fail("high_freq_factor",
-                   fmt::format("legal is more than low_freq_factor ({})", rope.low_freq_factor));
+                   fmt::format("legal is low_freq_factor ({}) or more", rope.low_freq_factor));
     }
   }
 }

@@ -178,11 +178,11 @@ absl::string_view NameOf(JsonValue key, TensorStorage* storage) {
   return storage->names.emplace_back(*key.AsString());
 }
 
-// Files that lie where a safetensors file is expected, known by how they begin.
-absl::Status CheckOtherFormats(const std::string& path, uint64_t first) {
-  char begin[sizeof(first)];
-  std::memcpy(begin, &first, sizeof(first));
-  const absl::string_view text(begin, sizeof(begin));
+// Files that lie where a safetensors file is expected, known by how they begin. A length may begin
+// in the same way: such a file's header has to look like one.
+absl::Status CheckOtherFormats(const std::string& path, absl::string_view begin, bool legal) {
+  if (legal && begin.size() > kPrefixBytes && begin[kPrefixBytes] == '{') return absl::OkStatus();
+  const absl::string_view text = begin.substr(0, kPrefixBytes);
   if (text == "version ") {
     return absl::FailedPreconditionError(fmt::format(
         "{}: a Git LFS pointer, not the file that it stands for: fetch it with `git lfs pull`, or "
@@ -193,7 +193,7 @@ absl::Status CheckOtherFormats(const std::string& path, uint64_t first) {
     return absl::UnimplementedError(
         fmt::format("{}: a GGUF file, and safetensors files are read; {}", path, kOtherWays));
   }
-  if (text.substr(0, 2) == "PK" || static_cast<unsigned char>(begin[0]) == 0x80) {
+  if (text.substr(0, 2) == "PK" || static_cast<unsigned char>(text[0]) == 0x80) {
     return absl::UnimplementedError(fmt::format(
         "{}: a PyTorch file (pickle), and safetensors files are read: save the model with "
         "safe_serialization",
@@ -208,12 +208,15 @@ absl::StatusOr<SafetensorsHeader> Parse(const RandomAccessFile& file) {
     return absl::InvalidArgumentError(
         fmt::format("{}: {} bytes is too short for a safetensors file", path, file.size()));
   }
-  uint64_t length = 0;  // little-endian, as the host
+  std::string begin(static_cast<size_t>(std::min(file.size(), kPrefixBytes + 1)), '\0');
   MOERT_RETURN_IF_ERROR(
-      file.Read(0, absl::MakeSpan(reinterpret_cast<std::byte*>(&length), sizeof(length))));
-  MOERT_RETURN_IF_ERROR(CheckOtherFormats(path, length));
-  if (length > static_cast<uint64_t>(kMaxHeaderBytes) ||
-      static_cast<int64_t>(length) > file.size() - kPrefixBytes) {
+      file.Read(0, absl::MakeSpan(reinterpret_cast<std::byte*>(begin.data()), begin.size())));
+  uint64_t length = 0;  // little-endian, as the host
+  std::memcpy(&length, begin.data(), sizeof(length));
+  const bool legal = length <= static_cast<uint64_t>(kMaxHeaderBytes) &&
+                     static_cast<int64_t>(length) <= file.size() - kPrefixBytes;
+  MOERT_RETURN_IF_ERROR(CheckOtherFormats(path, begin, legal));
+  if (!legal) {
     return absl::InvalidArgumentError(
         fmt::format("{}: a header of {} bytes, legal is up to {} and within the file's {} bytes",
                     path, length, kMaxHeaderBytes, file.size()));

@@ -11,13 +11,6 @@ namespace {
 
 constexpr size_t kMaxShards = 10'000;
 
-// Shards lie beside their index; anything else is an attempt to read other files.
-bool IsPlainFileName(const std::string& name) {
-  return !name.empty() && name != "." && name != ".." && name.size() < 256 &&
-         name.find('/') == std::string::npos && name.find('\\') == std::string::npos &&
-         name.find('\0') == std::string::npos;
-}
-
 }  // namespace
 
 absl::StatusOr<std::vector<ShardFile>> ReadShardIndex(const JsonDocument& index,
@@ -29,6 +22,7 @@ absl::StatusOr<std::vector<ShardFile>> ReadShardIndex(const JsonDocument& index,
   // Counted first: lists of exactly the size they need.
   std::map<std::string, size_t> counts;
   for (const JsonMember& m : map->members()) {
+    // Shards lie beside their index; anything else is an attempt to read other files.
     const auto file = m.value.AsString();
     if (!file || !IsPlainFileName(*file)) {
       return absl::InvalidArgumentError(

@@ -90,7 +90,8 @@ absl::StatusOr<MemoryPlan> MeasureParts(const ExpertSource& source, const Engine
   MOERT_ASSIGN_OR_RETURN(
       plan.workspace_bytes,
       b.backend->WorkspaceBytes({&source, b.versions, options.max_tokens_per_forward,
-                                 b.partial_output(), b.gemm.get(), &b.numbering}));
+                                 b.partial_output(), b.gemm.get(), &b.numbering,
+                                 b.score_window()}));
   return plan;
 }
 

@@ -32,9 +32,9 @@ absl::Status LayerRunner::ServeMisses() {
     return absl::FailedPreconditionError(
         "a policy, a trace or the virtual clock has to see every routing before it is executed");
   }
-  const bool by_worth =
-      parts_.strategy->residency != nullptr && parts_.strategy->residency->traits().by_worth;
-  if (by_worth != parts_.store->lends_use()) {
+  const PolicyTraits residency =
+      parts_.strategy->residency != nullptr ? parts_.strategy->residency->traits() : PolicyTraits{};
+  if ((residency.by_worth || residency.score_window > 0) != parts_.store->lends_use()) {
     return absl::FailedPreconditionError("its residency policy cannot hand over what it knows");
   }
   const absl::Status status =

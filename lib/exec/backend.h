@@ -46,6 +46,7 @@ struct ExecutorSize {
   bool partial_output = false;           // Executor::PartialOutput may be called
   const MixedGroupGemm* gemm = nullptr;  // of the CPU
   const ExpertNumbering* numbering = nullptr;
+  int score_window = 0;  // of the residency policy (PolicyTraits)
 };
 
 /// Borrowed by an executor for its life.
@@ -58,6 +59,7 @@ struct ExecutorParts {
   bool cpu_offload = false;
   /// Of ids that the host gives on a device.
   const ExpertNumbering* numbering = nullptr;
+  int score_window = 0;  // of the residency policy (PolicyTraits)
   const ModelConstants* constants = nullptr;
   const HardwareProfile* profile = nullptr;
   Router* router = nullptr;        // on the CPU

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "base/exception_status.h"
+#include "offline/encode_matrix_on.h"
 #include "offline/hqq.h"
 #include "offline/rtn.h"
 #include "quant/packing.h"
@@ -32,8 +33,10 @@ bool AllFinite(absl::Span<const float> weights) {
 
 }  // namespace
 
-absl::Status EncodeMatrix(const MatrixLayout& layout, QuantMethod method,
-                          absl::Span<const float> weights, std::byte* record) try {
+namespace offline {
+
+absl::Status EncodeMatrixOn(DeviceFits* device, const MatrixLayout& layout, QuantMethod method,
+                            absl::Span<const float> weights, std::byte* record) {
   if (static_cast<int64_t>(weights.size()) != layout.rows * layout.k) {
     return absl::InvalidArgumentError(
         fmt::format("{} weights for a matrix of {} x {}", weights.size(), layout.rows, layout.k));
@@ -42,13 +45,20 @@ absl::Status EncodeMatrix(const MatrixLayout& layout, QuantMethod method,
   if (layout.scheme.is_bf16()) return PackMatrixBf16(layout, weights, record);
   switch (method) {
     case QuantMethod::kRtn:
-      return PackMatrix(layout, QuantizeRtn(layout, weights), record);
+      return PackMatrix(layout, QuantizeRtn(layout, weights, {}, device), record);
     case QuantMethod::kHqq:
-      return PackMatrix(layout, QuantizeHqq(layout, weights), record);
+      return PackMatrix(layout, QuantizeHqq(layout, weights, {}, device), record);
     case QuantMethod::kGptq:
       break;
   }
   return absl::UnimplementedError("gptq has to know a matrix's inputs: RunQuantizeJob does");
+}
+
+}  // namespace offline
+
+absl::Status EncodeMatrix(const MatrixLayout& layout, QuantMethod method,
+                          absl::Span<const float> weights, std::byte* record) try {
+  return offline::EncodeMatrixOn(nullptr, layout, method, weights, record);
 } catch (...) {
   return ExceptionStatus("quantizing a matrix");
 }

@@ -2,120 +2,188 @@
 
 #include <fmt/format.h>
 
-#include <Eigen/Cholesky>
-#include <Eigen/Core>
 #include <algorithm>
 #include <cmath>
+#include <utility>
+
+#include "offline/cholesky.h"
+#include "offline/dense_lanes.h"
 
 namespace moert {
 namespace {
 
-using MatrixF = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-using MatrixD = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-
 /// Tokens whose products are summed in single precision before they go to the double sums.
 constexpr int64_t kChunk = 256;
 
+const DenseLanes& BestDenseLanes() { return *DenseLaneSets()[0]; }
+
 /// The factor of H + damping * mean(diag H) * I, or none. H = M M^T with M upper triangular is the
-/// Cholesky factorization of H with rows and columns reversed; U = M^-1.
-bool Factor(const MatrixD& h, double damping, GptqFactor* factor) {
-  const Eigen::Index k = h.rows();
-  MatrixD reversed(k, k);
-  const double added = damping * h.diagonal().mean();
-  for (Eigen::Index i = 0; i < k; ++i) {
-    for (Eigen::Index j = 0; j <= i; ++j) {
-      // Only the lower triangle of either is meaningful: element (k-1-j, k-1-i) of h is in it.
-      reversed(i, j) = h(k - 1 - j, k - 1 - i);
-    }
-    reversed(i, i) += added;
+/// Cholesky factorization of H with rows and columns reversed.
+bool Factor(const std::vector<double>& h, double damping, GptqFactor* factor) {
+  const int64_t k = factor->k;
+  const auto at = [k](int64_t i, int64_t j) { return static_cast<size_t>(i * k + j); };
+  double mean = 0;
+  for (int64_t i = 0; i < k; ++i) mean += h[at(i, i)] / static_cast<double>(k);
+  std::vector<double> reversed(h.size());
+  for (int64_t i = 0; i < k; ++i) {
+    for (int64_t j = 0; j <= i; ++j) reversed[at(i, j)] = h[at(k - 1 - j, k - 1 - i)];
+    reversed[at(i, i)] += damping * mean;
   }
-  const Eigen::LLT<Eigen::Ref<MatrixD>, Eigen::Lower> llt(reversed);
-  if (llt.info() != Eigen::Success) return false;
-  MatrixD inverse = MatrixD::Identity(k, k);
-  llt.matrixL().solveInPlace(inverse);
-  factor->upper.assign(static_cast<size_t>(k * k), 0.0f);
-  for (Eigen::Index i = 0; i < k; ++i) {
-    for (Eigen::Index j = i; j < k; ++j) {
-      const double value = inverse(k - 1 - i, k - 1 - j);
-      if (!std::isfinite(value)) return false;
-      factor->upper[static_cast<size_t>(i * k + j)] = static_cast<float>(value);
+  if (!FactorCholesky(k, reversed.data())) return false;
+  factor->shares.assign(h.size(), 0.0f);
+  for (int64_t c = 0; c < k; ++c) {
+    const double diagonal = reversed[at(k - 1 - c, k - 1 - c)];
+    for (int64_t j = 0; j < c; ++j) {
+      const double share = reversed[at(k - 1 - j, k - 1 - c)] / diagonal;
+      if (!std::isfinite(share)) return false;
+      factor->shares[at(j, c)] = static_cast<float>(share);
     }
-    if (!(factor->upper[static_cast<size_t>(i * k + i)] > 0)) return false;
+    factor->shares[at(c, c)] = static_cast<float>(diagonal);
   }
   factor->damping = damping;
   return true;
 }
 
-float Restore(const Scheme& scheme, const QuantizedMatrix& q, int64_t row, int64_t column) {
-  const int64_t at = row * q.k + column;
-  const int64_t group = row * q.groups() + column / q.group;
-  return RestoreCode(scheme, {q.scales[group], q.offsets.empty() ? 0.0f : q.offsets[group]},
-                     q.codes[at]);
-}
-
+// Rows are rounded kRows at a time, side by side: what each of them does becomes vectors.
 class Rounding {
  public:
   Rounding(const MatrixLayout& layout, absl::Span<const float> weights, const GptqFactor& factor,
            const GptqOptions& options)
       : scheme_(layout.scheme),
         options_(options),
-        w_(Eigen::Map<const MatrixF>(weights.data(), layout.rows, layout.k)),
-        u_(factor.upper.data(), layout.k, layout.k),
+        weights_(weights),
+        w_(weights.begin(), weights.end()),
+        shares_(factor.shares.data()),
         q_(MakeQuantizedMatrix(layout)) {}
 
   QuantizedMatrix Run() {
     // A group that reaches beyond a block would be fitted to weights that are not up to date;
     // per-channel scales are fitted to the original weights.
-    const bool whole_rows = q_.group >= q_.k;
-    if (whole_rows) FitGroups(0);
+    whole_rows_ = q_.group >= q_.k;
+    if (whole_rows_) {
+      for (int64_t r = 0; r < q_.rows; ++r) Fit(r, 0, w_.data() + r * q_.k);
+    }
     const int64_t block =
-        whole_rows ? options_.block : std::max(q_.group, options_.block / q_.group * q_.group);
+        whole_rows_ ? options_.block : std::max(q_.group, options_.block / q_.group * q_.group);
+    errors_.resize(static_cast<size_t>(q_.rows * block));
+    std::vector<float> scratch(static_cast<size_t>(DenseScratch(q_.rows, block)));
     for (int64_t begin = 0; begin < q_.k; begin += block) {
-      RoundBlock(begin, std::min(q_.k, begin + block), whole_rows);
+      const int64_t end = std::min(q_.k, begin + block), width = end - begin;
+      for (int64_t r = 0; r < q_.rows; r += kRows) RoundBlock(r, begin, end);
+      if (end == q_.k) break;
+      BestDenseLanes().floats({{errors_.data(), width, 1},
+                               {shares_ + begin * q_.k + end, q_.k, 1},
+                               q_.rows,
+                               q_.k - end,
+                               width,
+                               1,
+                               false,
+                               w_.data() + end,
+                               q_.k},
+                              scratch.data());
     }
     return std::move(q_);
   }
 
  private:
-  void FitGroups(int64_t column) {
+  static constexpr int64_t kRows = kDenseRows;
+  using Lanes = float[kRows];
+
+  /// The scale of a row's group that begins at `column`. values: its weights, up to date.
+  void Fit(int64_t row, int64_t column, const float* values) {
     const int64_t count = std::min(q_.group, q_.k - column);
-    for (int64_t r = 0; r < q_.rows; ++r) {
-      const GroupScale g = FitGroup(
-          scheme_, absl::MakeConstSpan(w_.data() + r * q_.k + column, static_cast<size_t>(count)),
-          options_.clip);
-      const int64_t at = r * q_.groups() + column / q_.group;
-      q_.scales[at] = g.scale;
-      if (!q_.offsets.empty()) q_.offsets[at] = g.offset;
+    const GroupScale g =
+        FitGroup(scheme_, absl::MakeConstSpan(values, static_cast<size_t>(count)), options_.clip);
+    const int64_t at = row * q_.groups() + column / q_.group;
+    q_.scales[at] = g.scale;
+    if (!q_.offsets.empty()) q_.offsets[at] = g.offset;
+  }
+
+  GroupScale GroupOf(int64_t row, int64_t column) const {
+    const int64_t at = row * q_.groups() + column / q_.group;
+    return {q_.scales[at], q_.offsets.empty() ? 0.0f : q_.offsets[at]};
+  }
+
+  void RoundBlock(int64_t row, int64_t begin, int64_t end) {
+    const int64_t rows = std::min(kRows, q_.rows - row), width = end - begin;
+    block_.assign(static_cast<size_t>((width + 1) * kRows), 0.0f);
+    Lanes* const block = reinterpret_cast<Lanes*>(block_.data());
+    for (int64_t r = 0; r < rows; ++r) {
+      const float* const from = w_.data() + (row + r) * q_.k + begin;
+      for (int64_t c = 0; c < width; ++c) block[c][r] = from[c];
+    }
+    for (int64_t c = 0; c < width; ++c) {
+      if (c == 0 || (begin + c) % q_.group == 0) BeginGroups(row, rows, begin + c, block + c);
+      float codes[kRows], back[kRows];
+      RoundColumn(block[c], codes, back);
+      Lanes error = {};
+      for (int64_t r = 0; r < rows; ++r) {
+        const int64_t at = (row + r) * q_.k + begin + c;
+        q_.codes[at] = static_cast<uint8_t>(codes[r]);
+        error[r] = weights_[at] - back[r];
+        errors_[(row + r) * width + c] = error[r];
+      }
+      BestDenseLanes().spread(error, shares_ + (begin + c) * q_.k + begin + c + 1, width - c - 1,
+                              block[c + 1]);
     }
   }
 
-  void RoundBlock(int64_t begin, int64_t end, bool whole_rows) {
-    MatrixF errors(q_.rows, end - begin);
-    for (int64_t c = begin; c < end; ++c) {
-      if (!whole_rows && c % q_.group == 0) FitGroups(c);
-      const float inverse = 1.0f / u_(c, c);
-      for (int64_t r = 0; r < q_.rows; ++r) {
-        const int64_t group = r * q_.groups() + c / q_.group;
-        const GroupScale g{q_.scales[group], q_.offsets.empty() ? 0.0f : q_.offsets[group]};
-        q_.codes[r * q_.k + c] = RoundToCode(scheme_, g, w_(r, c));
-        const float error = (w_(r, c) - Restore(scheme_, q_, r, c)) * inverse;
-        errors(r, c - begin) = error;
-        float* row = &w_(r, 0);
-        const float* u = u_.data() + c * q_.k;
-        for (int64_t j = c + 1; j < end; ++j) row[j] -= error * u[j];
+  /// As RoundToCode and RestoreCode.
+  void RoundColumn(const Lanes& weights, Lanes& codes, Lanes& back) const {
+    if (!plain_) {
+      for (int64_t r = 0; r < kRows; ++r) {
+        const GroupScale group = {scales_[r], offsets_[r]};
+        const uint8_t code = RoundToCode(scheme_, group, weights[r]);
+        codes[r] = code;
+        back[r] = RestoreCode(scheme_, group, code);
       }
+      return;
     }
-    const int64_t rest = q_.k - end;
-    if (rest > 0) {
-      w_.rightCols(rest).noalias() -= errors * u_.block(begin, end, end - begin, rest);
+    const float top = static_cast<float>((1 << scheme_.weight_bits) - 1);
+    constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: to nearest even
+    for (int64_t r = 0; r < kRows; ++r) {
+      float u = (weights[r] + before_[r]) / scales_[r] + zeros_[r];
+      u = u > 0 ? u : 0;
+      u = u < top ? u : top;
+      codes[r] = (u + kMagic) - kMagic;
+      back[r] = scales_[r] * (codes[r] - zeros_[r]) - before_[r];
+    }
+  }
+
+  /// The scales of the groups that hold `column`. values: that column and those behind it.
+  void BeginGroups(int64_t row, int64_t rows, int64_t column, const Lanes* values) {
+    const bool zeros = scheme_.symmetric || scheme_.zero_points;
+    const float middle = static_cast<float>(1 << (scheme_.weight_bits - 1));
+    plain_ = !scheme_.fp8 && !scheme_.fp4;
+    std::fill_n(scales_, kRows, 1.0f);
+    for (int64_t r = 0; r < rows; ++r) {
+      if (!whole_rows_) {
+        const int64_t count = std::min(q_.group, q_.k - column);
+        group_.resize(static_cast<size_t>(count));
+        for (int64_t i = 0; i < count; ++i) group_[i] = values[i][r];
+        Fit(row + r, column, group_.data());
+      }
+      const GroupScale group = GroupOf(row + r, column);
+      plain_ = plain_ && group.scale > 0;
+      scales_[r] = group.scale;
+      offsets_[r] = group.offset;
+      zeros_[r] = scheme_.symmetric ? middle : zeros ? group.offset : 0;
+      before_[r] = zeros ? 0 : group.offset;
     }
   }
 
   const Scheme& scheme_;
   const GptqOptions& options_;
-  MatrixF w_;  // weights not yet rounded, with the errors of the others spread over them
-  const Eigen::Map<const MatrixF> u_;
+  const absl::Span<const float> weights_;
+  std::vector<float> w_;  // not yet rounded, with the errors of the others spread over them
+  const float* const shares_;
   QuantizedMatrix q_;
+  bool whole_rows_ = false;
+  std::vector<float> errors_;  // of a block: [rows, its columns]
+  std::vector<float> block_, group_;
+  // Of the groups of kRows rows. Integers: a weight is scale * (code - zero) - before.
+  bool plain_ = false;
+  Lanes scales_ = {}, offsets_ = {}, zeros_ = {}, before_ = {};
 };
 
 }  // namespace
@@ -127,19 +195,18 @@ absl::Status InputMoments::Add(absl::Span<const float> x, absl::Span<const float
   for (const float v : x) {
     if (!std::isfinite(v)) return absl::InvalidArgumentError("an input is not finite");
   }
-  Eigen::Map<MatrixD> sums(lower_.data(), k_, k_);
-  MatrixF scaled, products(k_, k_);
+  std::vector<float> scaled(static_cast<size_t>(kChunk * k_));
+  std::vector<float> scratch(static_cast<size_t>(DenseScratch(k_, kChunk)));
   for (int64_t begin = 0; begin < rows; begin += kChunk) {
     const int64_t count = std::min(kChunk, rows - begin);
-    scaled = Eigen::Map<const MatrixF>(x.data() + begin * k_, count, k_);
-    if (!weights.empty()) {
-      for (int64_t r = 0; r < count; ++r) scaled.row(r) *= weights[begin + r];
+    for (int64_t r = 0; r < count; ++r) {
+      const float weight = weights.empty() ? 1.0f : weights[begin + r];
+      const float* const from = x.data() + (begin + r) * k_;
+      for (int64_t i = 0; i < k_; ++i) scaled[r * k_ + i] = from[i] * weight;
     }
-    products.setZero();
-    products.selfadjointView<Eigen::Lower>().rankUpdate(scaled.transpose());
-    for (int64_t i = 0; i < k_; ++i) {
-      sums.row(i).head(i + 1) += products.row(i).head(i + 1).cast<double>();
-    }
+    BestDenseLanes().moments(
+        {{scaled.data(), 1, k_}, {scaled.data(), k_, 1}, k_, k_, count, 1, true, lower_.data(), k_},
+        scratch.data());
   }
   tokens_ += rows;
   return absl::OkStatus();
@@ -147,18 +214,19 @@ absl::Status InputMoments::Add(absl::Span<const float> x, absl::Span<const float
 
 absl::StatusOr<GptqFactor> FactorMoments(const InputMoments& moments, const GptqOptions& options) {
   if (moments.tokens() == 0) return absl::FailedPreconditionError("no tokens were seen");
-  MatrixD h = Eigen::Map<const MatrixD>(moments.lower().data(), moments.k(), moments.k());
+  std::vector<double> h = moments.lower();
+  const auto diagonal = [&](int64_t i) -> double& { return h[i * moments.k() + i]; };
   GptqFactor factor;
   factor.k = moments.k();
   double mean = 0;
   for (int64_t i = 0; i < factor.k; ++i) {
-    mean += h(i, i) / static_cast<double>(factor.k);
-    factor.dead_columns += h(i, i) == 0 ? 1 : 0;
+    mean += diagonal(i) / static_cast<double>(factor.k);
+    factor.dead_columns += diagonal(i) == 0 ? 1 : 0;
   }
   if (!(mean > 0)) return absl::FailedPreconditionError("all inputs were zero");
   // A dead column has no part in anybody's error; any positive value makes H regular there.
   for (int64_t i = 0; i < factor.k; ++i) {
-    if (h(i, i) == 0) h(i, i) = mean;
+    if (diagonal(i) == 0) diagonal(i) = mean;
   }
   double damping = options.damping;
   for (int i = 0; i < options.damping_attempts; ++i, damping *= 10) {

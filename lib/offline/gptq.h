@@ -43,13 +43,14 @@ struct GptqOptions {
   RtnOptions clip;           // how a group's scale is fitted
 };
 
-/// What GPTQ needs of the moments: the upper triangular U with H^-1 = U^T U. Serves every matrix
-/// with these inputs.
+/// What GPTQ needs of the moments: the upper triangular M with H = M M^T. Serves every matrix with
+/// these inputs. With D the errors of the columns before c, column c is best rounded as
+/// w_c + sum over j < c of D_j M_jc / M_cc: the same as the published updates by the inverse of H.
 struct GptqFactor {
   int64_t k = 0;
-  std::vector<float> upper;  // [k, k], row-major
-  double damping = 0;        // that was needed
-  int64_t dead_columns = 0;  // inputs that were always zero
+  std::vector<float> shares;  // [k, k], row-major: M_jc / M_cc; M_cc itself on the diagonal
+  double damping = 0;         // that was needed
+  int64_t dead_columns = 0;   // inputs that were always zero
 };
 
 /// FailedPrecondition if H cannot be factored whatever the damping allowed, or has no tokens.

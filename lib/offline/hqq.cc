@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/bf16.h"
+#include "offline/device_fits.h"
 #include "offline/hqq_lanes.h"
 
 namespace moert {
@@ -117,12 +118,6 @@ float BestScale(float scale, float middle, float top, absl::Span<const float> va
   return best;
 }
 
-/// The candidate scales' shares of the one that spans the group.
-float ShareOf(const HqqOptions& options, int candidate) {
-  if (options.scales <= 1) return 1.0f;
-  return static_cast<float>(1 - (1 - options.smallest) * candidate / double(options.scales - 1));
-}
-
 /// Groups of `count` > 0 values each, and room for their scales.
 struct HqqJob {
   std::vector<const float*> groups;
@@ -133,12 +128,8 @@ struct HqqJob {
 /// FitHqq by vectors, a group a lane.
 class HqqLaneFit {
  public:
-  HqqLaneFit(const Scheme& scheme, const HqqOptions& options) : scheme_(scheme), options_(options) {
-    for (int i = 0; i < options.iterations; ++i) {
-      betas_.push_back(i == 0 ? options.beta : betas_.back() * options.kappa);
-      thresholds_.push_back(static_cast<float>(std::pow(betas_.back(), 1 / (options.lp_norm - 2))));
-    }
-  }
+  HqqLaneFit(const Scheme& scheme, const HqqOptions& options)
+      : scheme_(scheme), options_(options), steps_(HqqStepsOf(options)) {}
 
   static bool Can(const Scheme& scheme, const HqqOptions& options) {
     static const bool lanes = HasHqqLanes();
@@ -154,10 +145,15 @@ class HqqLaneFit {
     candidates_ = {};
     for (auto& scales : candidates_.scale) std::fill(std::begin(scales), std::end(scales), 1.0f);
     for (int lane = 0; lane < kHqqLanes; ++lane) Take(lane);
-    const HqqGroups all = {
-        values_.data(),    doubles_.data(),  static_cast<int>(job.count), top_,
-        middle_,           options_.lp_norm, options_.iterations,         betas_.data(),
-        thresholds_.data()};
+    const HqqGroups all = {values_.data(),
+                           doubles_.data(),
+                           static_cast<int>(job.count),
+                           top_,
+                           middle_,
+                           options_.lp_norm,
+                           options_.iterations,
+                           steps_.betas.data(),
+                           steps_.thresholds.data()};
     const HqqQueue queue = {this, [](void* self, int lane) {
                               static_cast<HqqLaneFit*>(self)->Choose(lane);
                               static_cast<HqqLaneFit*>(self)->Take(lane);
@@ -200,7 +196,7 @@ class HqqLaneFit {
     candidates_.span[lane] = *high - *low;
     int n = 0;
     for (int i = 0; i < options_.scales; ++i) {
-      const float share = ShareOf(options_, i);
+      const float share = HqqShare(options_, i);
       float& scale = candidates_.scale[n][lane];
       if (scheme_.symmetric) {
         scale = std::max(std::fabs(*low), std::fabs(*high)) / (middle_ - 1) * share;
@@ -242,8 +238,7 @@ class HqqLaneFit {
   const HqqOptions& options_;
   const float top_ = static_cast<float>((1 << scheme_.weight_bits) - 1);
   const float middle_ = static_cast<float>(1 << (scheme_.weight_bits - 1));
-  std::vector<double> betas_;
-  std::vector<float> thresholds_;
+  const HqqSteps steps_;
   std::vector<float> values_;
   std::vector<double> doubles_;
   HqqCandidates candidates_;
@@ -252,14 +247,14 @@ class HqqLaneFit {
   size_t group_[kHqqLanes];  // of a lane
 };
 
-/// The scales of all groups of a matrix, in the order of QuantizeGroups.
-std::vector<GroupScale> FitAll(const MatrixLayout& layout, absl::Span<const float> weights,
-                               const HqqOptions& options) {
+/// The scales of all groups of a matrix, in the order of QuantizeGroups, that are not known.
+void FitUnknown(const MatrixLayout& layout, absl::Span<const float> weights,
+                const HqqOptions& options, absl::Span<GroupScale> fits) {
   const int64_t groups = layout.groups(), tail = layout.k - (groups - 1) * layout.group;
-  std::vector<GroupScale> fits(static_cast<size_t>(layout.rows * groups));
   HqqJob whole = {{}, {}, layout.group}, last = {{}, {}, tail};  // a row's last may be smaller
   for (int64_t r = 0; r < layout.rows; ++r) {
     for (int64_t n = 0; n < groups; ++n) {
+      if (fits[static_cast<size_t>(r * groups + n)].Known()) continue;
       HqqJob& job = n + 1 < groups ? whole : last;
       job.groups.push_back(weights.data() + r * layout.k + n * layout.group);
       job.fits.push_back(&fits[static_cast<size_t>(r * groups + n)]);
@@ -269,10 +264,24 @@ std::vector<GroupScale> FitAll(const MatrixLayout& layout, absl::Span<const floa
   for (const HqqJob* job : {&whole, &last}) {
     if (!job->groups.empty()) lanes.Run(*job);
   }
-  return fits;
 }
 
 }  // namespace
+
+float HqqShare(const HqqOptions& options, int candidate) {
+  if (options.scales <= 1) return 1.0f;
+  return static_cast<float>(1 - (1 - options.smallest) * candidate / double(options.scales - 1));
+}
+
+HqqSteps HqqStepsOf(const HqqOptions& options) {
+  HqqSteps steps;
+  for (int i = 0; i < options.iterations; ++i) {
+    steps.betas.push_back(i == 0 ? options.beta : steps.betas.back() * options.kappa);
+    const double threshold = std::pow(steps.betas.back(), 1 / (options.lp_norm - 2));
+    steps.thresholds.push_back(static_cast<float>(threshold));
+  }
+  return steps;
+}
 
 float HqqShrink(float residual, double lp_norm, double beta) {
   return Shrink(lp_norm, beta)(residual);
@@ -290,7 +299,7 @@ GroupScale FitHqqScalar(const Scheme& scheme, absl::Span<const float> values,
   Best best;
   const int scales = std::max(1, options.scales);
   for (int i = 0; i < scales; ++i) {
-    const float share = ShareOf(options, i);
+    const float share = HqqShare(options, i);
     if (scheme.symmetric) {
       const float start = std::max(std::fabs(low), std::fabs(high)) / (middle - 1) * share;
       Consider(scheme, BestScale(start, middle, top, values, options), 0, values, options.select,
@@ -316,16 +325,19 @@ GroupScale FitHqq(const Scheme& scheme, absl::Span<const float> values, const Hq
 }
 
 QuantizedMatrix QuantizeHqq(const MatrixLayout& layout, absl::Span<const float> weights,
-                            const HqqOptions& options) {
-  if (!HasPlainCodes(layout.scheme)) return QuantizeRtn(layout, weights);
-  if (!HqqLaneFit::Can(layout.scheme, options)) {
-    return QuantizeGroups(layout, weights, [&](absl::Span<const float> values) {
-      return FitHqq(layout.scheme, values, options);
-    });
+                            const HqqOptions& options, DeviceFits* device) {
+  if (!HasPlainCodes(layout.scheme)) return QuantizeRtn(layout, weights, {}, device);
+  std::vector<GroupScale> fits;
+  if (device != nullptr) fits = device->Hqq(layout, weights, options);
+  fits.resize(static_cast<size_t>(layout.rows * layout.groups()), GroupScale::Unknown());
+  if (HqqLaneFit::Can(layout.scheme, options)) {
+    FitUnknown(layout, weights, options, absl::MakeSpan(fits));
   }
-  const std::vector<GroupScale> fits = FitAll(layout, weights, options);
   size_t next = 0;
-  return QuantizeGroups(layout, weights, [&](absl::Span<const float>) { return fits[next++]; });
+  return QuantizeGroups(layout, weights, [&](absl::Span<const float> values) {
+    const GroupScale& fit = fits[next++];
+    return fit.Known() ? fit : FitHqq(layout.scheme, values, options);
+  });
 }
 
 }  // namespace moert

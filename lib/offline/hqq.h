@@ -4,12 +4,16 @@
 #ifndef MOERT_LIB_OFFLINE_HQQ_H_
 #define MOERT_LIB_OFFLINE_HQQ_H_
 
+#include <vector>
+
 #include "absl/types/span.h"
 #include "moert/scheme.h"
 #include "offline/rtn.h"
 #include "quant/quantized_matrix.h"
 
 namespace moert {
+
+class DeviceFits;
 
 struct HqqOptions {
   double lp_norm = 0.7;
@@ -32,9 +36,20 @@ GroupScale FitHqq(const Scheme& scheme, absl::Span<const float> values, const Hq
 GroupScale FitHqqScalar(const Scheme& scheme, absl::Span<const float> values,
                         const HqqOptions& options);
 
-/// weights: row-major [rows, k] of layout.
+/// The candidate scales' shares of the one that spans the group.
+float HqqShare(const HqqOptions& options, int candidate);
+
+/// Of each iteration: beta, and the residual up to which a weight is no outlier.
+struct HqqSteps {
+  std::vector<double> betas;
+  std::vector<float> thresholds;
+};
+HqqSteps HqqStepsOf(const HqqOptions& options);
+
+/// weights: row-major [rows, k] of layout. `device`, if any, searches for scales, with the same
+/// outcome.
 QuantizedMatrix QuantizeHqq(const MatrixLayout& layout, absl::Span<const float> weights,
-                            const HqqOptions& options = {});
+                            const HqqOptions& options = {}, DeviceFits* device = nullptr);
 
 }  // namespace moert
 

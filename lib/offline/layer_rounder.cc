@@ -4,13 +4,14 @@
 
 #include <algorithm>
 #include <array>
+#include <future>
 #include <memory>
 #include <new>
 
 #include "base/bf16.h"
 #include "base/exception_status.h"
 #include "base/status_macros.h"
-#include "moert/offline/encode_matrix.h"
+#include "offline/encode_matrix_on.h"
 #include "quant/hadamard.h"
 #include "quant/packing.h"
 
@@ -19,28 +20,40 @@ namespace {
 
 // Experts in memory at a time, a thread.
 constexpr int kExpertsPerThread = 2;
+constexpr size_t kReaders = 4;
 
 // Both encoders run on the pool's threads, which nothing may throw in. EncodeMatrix refuses what is
 // not finite, and a rotation leaves that so.
 
-absl::Status EncodeWide(const MatrixLayout& layout, QuantMethod method, bool hadamard,
+// How matrices are rounded.
+struct Encoding {
+  QuantMethod method;
+  bool hadamard;
+  DeviceFits* device;
+};
+
+absl::Status EncodeWide(const MatrixLayout& layout, const Encoding& encoding,
                         absl::Span<float> weights, std::byte* record) {
-  if (layout.scheme.is_bf16() && !hadamard) return PackMatrixBf16(layout, weights, record);
+  if (layout.scheme.is_bf16() && !encoding.hadamard) {
+    return PackMatrixBf16(layout, weights, record);
+  }
   try {
-    if (hadamard) ApplyHadamard(layout.rows, layout.k, weights.data());
-    return EncodeMatrix(layout, method, weights, record);
+    if (encoding.hadamard) ApplyHadamard(layout.rows, layout.k, weights.data());
+    return EncodeMatrixOn(encoding.device, layout, encoding.method, weights, record);
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError("out of memory while quantizing");
   }
 }
 
-absl::Status EncodeStored(const MatrixLayout& layout, QuantMethod method, bool hadamard,
+absl::Status EncodeStored(const MatrixLayout& layout, const Encoding& encoding,
                           const std::vector<uint16_t>& weights, std::byte* record) {
-  if (layout.scheme.is_bf16() && !hadamard) return PackMatrixBf16(layout, weights, record);
+  if (layout.scheme.is_bf16() && !encoding.hadamard) {
+    return PackMatrixBf16(layout, weights, record);
+  }
   try {
     const auto wide = std::make_unique_for_overwrite<float[]>(weights.size());
     Bf16ToF32(weights.data(), static_cast<int64_t>(weights.size()), wide.get());
-    return EncodeWide(layout, method, hadamard, {wide.get(), weights.size()}, record);
+    return EncodeWide(layout, encoding, {wide.get(), weights.size()}, record);
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError("out of memory while quantizing");
   }
@@ -54,12 +67,12 @@ struct Matrix {
   std::vector<float>* wide;
 };
 
-absl::Status EncodeOne(const Matrix& m, QuantMethod method, bool hadamard, std::byte* record) {
+absl::Status EncodeOne(const Matrix& m, const Encoding& encoding, std::byte* record) {
   absl::Status status;
   if (!m.stored.empty()) {
-    status = EncodeStored(m.layout, method, hadamard, m.stored, record);
+    status = EncodeStored(m.layout, encoding, m.stored, record);
   } else if (!m.wide->empty()) {
-    status = EncodeWide(m.layout, method, hadamard, absl::MakeSpan(*m.wide), record);
+    status = EncodeWide(m.layout, encoding, absl::MakeSpan(*m.wide), record);
   }
   if (status.ok()) return status;
   return absl::Status(status.code(), fmt::format("{}: {}", m.name, std::string(status.message())));
@@ -72,54 +85,78 @@ absl::Status AtExpert(const absl::Status& status, const std::string& model, int 
                                                  expert, std::string(status.message())));
 }
 
-absl::Status LayerRounder::Write(int layer, int num_experts, int version,
-                                 QuantMethod method) const {
+std::vector<LayerRounder::Part> LayerRounder::Cut(absl::Span<const Piece> pieces) const {
   const int size = kExpertsPerThread * parts_.pool->num_threads();
+  std::vector<Part> parts;
+  for (const Piece& piece : pieces) {
+    for (int e = 0; e < piece.num_experts; e += size) {
+      parts.push_back({&piece, e, std::min(piece.num_experts, e + size)});
+    }
+  }
+  return parts;
+}
+
+absl::Status LayerRounder::Write(absl::Span<const Piece> pieces, const PieceDone& done) const {
+  const std::vector<Part> parts = Cut(pieces);
   // Futures of std::async wait when they are forgotten: no thread outlives this call.
-  auto reading = Read(layer, version, 0, std::min(num_experts, size));
+  const auto read = [&](size_t i) {
+    return i == parts.size() ? std::future<absl::StatusOr<Chunk>>()
+                             : std::async(std::launch::async, [&, i] { return Read(parts[i]); });
+  };
+  auto reading = read(0);
   std::future<absl::Status> writing;
-  for (int e = 0; e < num_experts; e += size) {
+  for (size_t i = 0; i < parts.size(); ++i) {
     absl::StatusOr<Chunk> chunk = reading.get();
     MOERT_RETURN_IF_ERROR(chunk.status());
-    const int next = e + size;
-    if (next < num_experts)
-      reading = Read(layer, version, next, std::min(num_experts, next + size));
-    absl::Status status = Round(layer, method, &*chunk);
+    reading = read(i + 1);
+    absl::Status status = Round(&*chunk);
     if (writing.valid()) status.Update(writing.get());
     MOERT_RETURN_IF_ERROR(status);
     if (parts_.cancelled && parts_.cancelled()) return absl::CancelledError("interrupted");
     parts_.advance(3 * static_cast<int64_t>(chunk->records.size()));
-    writing = WriteChunk(layer, version, *std::move(chunk));
+    writing = std::async(std::launch::async,
+                         [&, rounded = *std::move(chunk)] { return WriteChunk(rounded, done); });
   }
   return writing.valid() ? writing.get() : absl::OkStatus();
 }
 
-std::future<absl::StatusOr<LayerRounder::Chunk>> LayerRounder::Read(int layer, int version,
-                                                                    int begin, int end) const {
-  return std::async(std::launch::async, [=, this]() -> absl::StatusOr<Chunk> {
+absl::StatusOr<LayerRounder::Chunk> LayerRounder::Read(const Part& part) const try {
+  const size_t count = static_cast<size_t>(part.end - part.begin);
+  Chunk chunk;
+  chunk.part = part;
+  chunk.weights.resize(count);
+  chunk.wide.resize(count);
+  chunk.layouts.resize(count);
+  chunk.records.resize(count);
+  // One reader alone is slower than the threads that round.
+  const auto some = [&](size_t first) -> absl::Status {
     try {
-      const size_t count = static_cast<size_t>(end - begin);
-      Chunk chunk;
-      chunk.begin = begin;
-      chunk.weights.resize(count);
-      chunk.wide.resize(count);
-      chunk.layouts.resize(count);
-      chunk.records.resize(count);
-      for (size_t i = 0; i < count; ++i) {
-        MOERT_RETURN_IF_ERROR(ReadOne(layer, version, i, &chunk));
+      for (size_t i = first; i < count; i += kReaders) {
+        MOERT_RETURN_IF_ERROR(ReadOne(i, &chunk));
       }
-      return chunk;
+      return absl::OkStatus();
     } catch (...) {
       return ExceptionStatus(parts_.model);
     }
-  });
+  };
+  std::vector<std::future<absl::Status>> others;
+  for (size_t r = 1; r < std::min(kReaders, count); ++r) {
+    others.push_back(std::async(std::launch::async, some, r));
+  }
+  absl::Status status = some(0);
+  for (auto& other : others) status.Update(other.get());
+  MOERT_RETURN_IF_ERROR(status);
+  return chunk;
+} catch (...) {
+  return ExceptionStatus(parts_.model);
 }
 
 // Expert i of a chunk. What is stored as it is to be written goes into its record at once.
-absl::Status LayerRounder::ReadOne(int layer, int version, size_t i, Chunk* chunk) const {
+absl::Status LayerRounder::ReadOne(size_t i, Chunk* chunk) const {
   const CheckpointExperts& experts = *parts_.experts;
-  const int e = chunk->begin + static_cast<int>(i);
-  MOERT_ASSIGN_OR_RETURN(const RecordLayout layout, parts_.writer->Layout(layer, e, version));
+  const int layer = chunk->part.piece->layer, e = chunk->part.begin + static_cast<int>(i);
+  MOERT_ASSIGN_OR_RETURN(const RecordLayout layout,
+                         parts_.writer->Layout(layer, e, chunk->part.piece->version));
   chunk->layouts[i] = layout;
   std::vector<std::byte>& record = chunk->records[i];
   record.assign(static_cast<size_t>(layout.bytes), std::byte{0});
@@ -137,7 +174,8 @@ absl::Status LayerRounder::ReadOne(int layer, int version, size_t i, Chunk* chun
   return experts.ReadWidened(layer, e, Projection::kDown, &wide.down);
 }
 
-absl::Status LayerRounder::Round(int layer, QuantMethod method, Chunk* chunk) const {
+absl::Status LayerRounder::Round(Chunk* chunk) const {
+  const Piece& piece = *chunk->part.piece;
   const size_t count = chunk->weights.size();
   std::vector<absl::Status> outcomes(3 * count);
   parts_.pool->Run(static_cast<int64_t>(3 * count), [&](int64_t n, int) {
@@ -148,11 +186,13 @@ absl::Status LayerRounder::Round(int layer, QuantMethod method, Chunk* chunk) co
     const std::array<Matrix, 3> matrices = {{{"gate", layout.gate, stored.gate, &wide.gate},
                                              {"up", layout.up, stored.up, &wide.up},
                                              {"down", layout.down, stored.down, &wide.down}}};
-    const absl::Status status = EncodeOne(matrices[static_cast<size_t>(n % 3)], method,
-                                          layout.format.hadamard, chunk->records[i].data());
+    const Encoding encoding = {piece.method, layout.format.hadamard, parts_.device};
+    const absl::Status status =
+        EncodeOne(matrices[static_cast<size_t>(n % 3)], encoding, chunk->records[i].data());
     outcomes[static_cast<size_t>(n)] =
-        status.ok() ? status
-                    : AtExpert(status, parts_.model, layer, chunk->begin + static_cast<int>(i));
+        status.ok()
+            ? status
+            : AtExpert(status, parts_.model, piece.layer, chunk->part.begin + static_cast<int>(i));
   });
   chunk->weights.clear();
   chunk->wide.clear();
@@ -160,14 +200,15 @@ absl::Status LayerRounder::Round(int layer, QuantMethod method, Chunk* chunk) co
   return absl::OkStatus();
 }
 
-std::future<absl::Status> LayerRounder::WriteChunk(int layer, int version, Chunk chunk) const {
-  return std::async(std::launch::async, [=, this, chunk = std::move(chunk)]() -> absl::Status {
-    for (size_t i = 0; i < chunk.records.size(); ++i) {
-      MOERT_RETURN_IF_ERROR(parts_.writer->WriteRecord(layer, chunk.begin + static_cast<int>(i),
-                                                       version, chunk.records[i]));
-    }
-    return absl::OkStatus();
-  });
+absl::Status LayerRounder::WriteChunk(const Chunk& chunk, const PieceDone& done) const try {
+  const Piece& piece = *chunk.part.piece;
+  for (size_t i = 0; i < chunk.records.size(); ++i) {
+    MOERT_RETURN_IF_ERROR(parts_.writer->WriteRecord(
+        piece.layer, chunk.part.begin + static_cast<int>(i), piece.version, chunk.records[i]));
+  }
+  return done && chunk.part.end == piece.num_experts ? done(piece) : absl::OkStatus();
+} catch (...) {
+  return ExceptionStatus(parts_.model);
 }
 
 }  // namespace moert::offline

@@ -1,4 +1,4 @@
-// Layers of a pack's version by a method that needs no calibration: read, rounded and written, a
+// Layers of a pack's versions by a method that needs no calibration: read, rounded and written, a
 // few experts at a time.
 #ifndef MOERT_LIB_OFFLINE_LAYER_ROUNDER_H_
 #define MOERT_LIB_OFFLINE_LAYER_ROUNDER_H_
@@ -6,17 +6,18 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <future>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "checkpoint/checkpoint_experts.h"
 #include "moert/offline/quantize.h"
 #include "moert/scheme.h"
 #include "moert/thread_pool.h"
+#include "offline/device_fits.h"
 #include "offline/expert_mlp.h"
 #include "pack/pack_writer.h"
 
@@ -28,6 +29,7 @@ class LayerRounder {
     const CheckpointExperts* experts;
     PackWriter* writer;
     ThreadPool* pool;
+    DeviceFits* device;                             // may be null
     std::string model;                              // named in errors
     std::function<bool()> cancelled;                // as QuantizeJob's; may be null
     std::function<void(int64_t matrices)> advance;  // called when so many more are rounded
@@ -35,24 +37,42 @@ class LayerRounder {
   /// Borrows what `parts` point to.
   explicit LayerRounder(Parts parts) : parts_(std::move(parts)) {}
 
-  /// Writes the records of all experts of `layer` in `version`. While some experts are rounded on
-  /// the pool, the next are read and the ones before written: three chunks are in memory at most.
-  absl::Status Write(int layer, int num_experts, int version, QuantMethod method) const;
+  /// All experts of a layer in a version.
+  struct Piece {
+    int layer;
+    int num_experts;
+    int version;
+    QuantMethod method;
+  };
+  /// Runs when the piece's last record is written, before any of the next one is. On another
+  /// thread.
+  using PieceDone = std::function<absl::Status(const Piece& piece)>;
+
+  /// Writes the records of `pieces`, which are in the pack's order. While some experts are rounded
+  /// on the pool, the next are read and the ones before written, whatever pieces they belong to:
+  /// three chunks are in memory at most.
+  absl::Status Write(absl::Span<const Piece> pieces, const PieceDone& done = {}) const;
 
  private:
-  // Some experts of a layer on their way through reading, rounding and writing.
+  // Some experts of a piece.
+  struct Part {
+    const Piece* piece;
+    int begin, end;
+  };
+  // They on their way through reading, rounding and writing.
   struct Chunk {
-    int begin = 0;
+    Part part = {};
     std::vector<ExpertWeights> weights;  // stored in bf16
     std::vector<ExpertMatrices> wide;    // of quantized files, not rounded to bf16
     std::vector<RecordLayout> layouts;
     std::vector<std::vector<std::byte>> records;
   };
 
-  std::future<absl::StatusOr<Chunk>> Read(int layer, int version, int begin, int end) const;
-  absl::Status ReadOne(int layer, int version, size_t i, Chunk* chunk) const;
-  absl::Status Round(int layer, QuantMethod method, Chunk* chunk) const;
-  std::future<absl::Status> WriteChunk(int layer, int version, Chunk chunk) const;
+  std::vector<Part> Cut(absl::Span<const Piece> pieces) const;
+  absl::StatusOr<Chunk> Read(const Part& part) const;
+  absl::Status ReadOne(size_t i, Chunk* chunk) const;
+  absl::Status Round(Chunk* chunk) const;
+  absl::Status WriteChunk(const Chunk& chunk, const PieceDone& done) const;
 
   const Parts parts_;
 };

@@ -20,49 +20,16 @@
 #include "moert/offline/quantize.h"
 #include "moert/thread_pool.h"
 #include "offline/calibration_stream.h"
+#include "offline/device_fits.h"
 #include "offline/expert_quantizer.h"
 #include "offline/layer_rounder.h"
 #include "offline/moe_block.h"
+#include "offline/sorted_versions.h"
 #include "pack/model_cache.h"
 #include "pack/pack_writer.h"
 
 namespace moert::offline {
 namespace {
-
-/// Bytes of all records of a version.
-absl::StatusOr<int64_t> VersionBytes(const MoeModelSpec& model, const PackVersion& version) {
-  int64_t bytes = 0;
-  for (int l = 0; l < model.num_layers(); ++l) {
-    const MoeLayerSpec& layer = model.layers[static_cast<size_t>(l)];
-    for (int e = 0; e < layer.num_experts; ++e) {
-      MOERT_ASSIGN_OR_RETURN(const RecordLayout layout,
-                             ExpertRecordLayout(layer, version.format(l, e)));
-      bytes += layout.bytes;
-    }
-  }
-  return bytes;
-}
-
-/// One version a scheme and a plan, most bits first, as packs list them.
-absl::StatusOr<std::vector<PackVersion>> SortedVersions(const MoeModelSpec& model,
-                                                        std::vector<PackVersion> versions) {
-  std::vector<std::pair<int64_t, PackVersion>> sized;
-  for (PackVersion& version : versions) {
-    for (const auto& [bytes, other] : sized) {
-      if (other.name == version.name) {
-        return absl::InvalidArgumentError(
-            fmt::format("two versions are called {}: plans need names of their own", version.name));
-      }
-    }
-    MOERT_ASSIGN_OR_RETURN(const int64_t bytes, VersionBytes(model, version));
-    sized.emplace_back(bytes, std::move(version));
-  }
-  std::stable_sort(sized.begin(), sized.end(),
-                   [](const auto& a, const auto& b) { return a.first > b.first; });
-  versions.clear();
-  for (auto& [bytes, version] : sized) versions.push_back(std::move(version));
-  return versions;
-}
 
 /// Identifies the tokens that calibrated: of a resumed run they must be the same.
 std::string Checksum(const CalibrationTokens& tokens) {
@@ -99,6 +66,7 @@ class Quantization {
     options.threads = job_.threads;
     MOERT_ASSIGN_OR_RETURN(pool_, CreateThreadPool(options));
     if (job_.method == QuantMethod::kGptq) MOERT_RETURN_IF_ERROR(OpenCalibration());
+    MOERT_RETURN_IF_ERROR(OpenDevice());
     PackDescription description;
     description.model = config_.moe;
     std::vector<PackVersion> versions;
@@ -124,8 +92,26 @@ class Quantization {
                            CheckpointIdentity(job_.model, Env::Default()));
     MOERT_ASSIGN_OR_RETURN(writer_, PackWriter::CreateResumable(job_.out, std::move(description)));
     rounder_ = std::make_unique<LayerRounder>(
-        LayerRounder::Parts{experts_.get(), writer_.get(), pool_.get(), job_.model, job_.cancelled,
-                            [this](int64_t matrices) { Advance(matrices); }});
+        LayerRounder::Parts{experts_.get(), writer_.get(), pool_.get(), device_.get(), job_.model,
+                            job_.cancelled, [this](int64_t matrices) { Advance(matrices); }});
+    return absl::OkStatus();
+  }
+
+  // A device that cannot be had is an error only where it was asked for.
+  absl::Status OpenDevice() {
+    if (job_.backend == BackendKind::kCpu || job_.method == QuantMethod::kGptq) {
+      return absl::OkStatus();
+    }
+    auto device = DeviceFits::Open();
+    if (device.ok()) {
+      device_ = *std::move(device);
+      Log("scales are searched for on the CUDA device");
+      return absl::OkStatus();
+    }
+    if (job_.backend == BackendKind::kCuda) return device.status();
+    if (CudaStatus().ok()) {
+      Log(fmt::format("note: all on the CPU: {}", std::string(device.status().message())));
+    }
     return absl::OkStatus();
   }
 
@@ -181,15 +167,21 @@ class Quantization {
   absl::Status WriteAll() {
     const int done_before = writer_->layers_done();
     const int layers = config_.moe.num_layers();
-    if (done_before > 0 && job_.log) {
-      job_.log(fmt::format("continuing {}.partial after {} of {} layers", job_.out, done_before,
-                           layers));
+    if (done_before > 0) {
+      Log(fmt::format("continuing {}.partial after {} of {} layers", job_.out, done_before,
+                      layers));
     }
     total_ = config_.moe.total_experts() * 3 * static_cast<int64_t>(versions_.size());
-    for (int l = 0; l < layers; ++l) {
-      MOERT_RETURN_IF_ERROR(l < done_before ? RepeatLayer(l) : WriteLayer(l));
+    for (int l = 0; l < done_before; ++l) MOERT_RETURN_IF_ERROR(RepeatLayer(l));
+    const bool calibrated = std::any_of(versions_.begin(), versions_.end(),
+                                        [](const Version& v) { return v.stream != nullptr; });
+    if (calibrated) {
+      for (int l = done_before; l < layers; ++l) MOERT_RETURN_IF_ERROR(WriteLayer(l));
+    } else {
+      MOERT_RETURN_IF_ERROR(WriteLayers(done_before));
     }
     LogFallbacks();
+    LogDevice();
     return writer_->Finish();
   }
 
@@ -215,15 +207,35 @@ class Quantization {
     return absl::OkStatus();
   }
 
+  LayerRounder::Piece PieceOf(int l, int v) const {
+    return {l, config_.moe.layers[static_cast<size_t>(l)].num_experts, v,
+            versions_[static_cast<size_t>(v)].method};
+  }
+
+  // All layers from `first` on, without a pause between them.
+  absl::Status WriteLayers(int first) {
+    if (job_.cancelled && job_.cancelled()) return absl::CancelledError("interrupted");
+    const int versions = static_cast<int>(versions_.size());
+    std::vector<LayerRounder::Piece> pieces;
+    for (int l = first; l < config_.moe.num_layers(); ++l) {
+      for (int v = 0; v < versions; ++v) pieces.push_back(PieceOf(l, v));
+    }
+    return rounder_->Write(pieces, [&](const LayerRounder::Piece& piece) {
+      return piece.version + 1 == versions ? FinishLayer(piece.layer) : absl::OkStatus();
+    });
+  }
+
   absl::Status WriteLayer(int l) {
     if (job_.cancelled && job_.cancelled()) return absl::CancelledError("interrupted");
     for (int v = 0; v < static_cast<int>(versions_.size()); ++v) {
-      const Version& version = versions_[static_cast<size_t>(v)];
-      const int experts = config_.moe.layers[static_cast<size_t>(l)].num_experts;
-      MOERT_RETURN_IF_ERROR(version.stream != nullptr
+      MOERT_RETURN_IF_ERROR(versions_[static_cast<size_t>(v)].stream != nullptr
                                 ? WriteCalibrated(l, v)
-                                : rounder_->Write(l, experts, v, version.method));
+                                : rounder_->Write({PieceOf(l, v)}));
     }
+    return FinishLayer(l);
+  }
+
+  absl::Status FinishLayer(int l) {
     MOERT_ASSIGN_OR_RETURN(const LayerConstants constants, experts_->ReadConstants(l));
     MOERT_RETURN_IF_ERROR(writer_->WriteConstants(l, constants));
     return writer_->CommitLayer(l);
@@ -283,10 +295,20 @@ class Quantization {
   }
 
   void LogFallbacks() const {
-    if (fallback_matrices_ == 0 || !job_.log) return;
-    job_.log(fmt::format(
+    if (fallback_matrices_ == 0) return;
+    Log(fmt::format(
         "{} of {} matrices saw too few calibration tokens for gptq and were quantized by hqq",
         fallback_matrices_, gptq_matrices_ + fallback_matrices_));
+  }
+
+  void LogDevice() const {
+    if (device_ == nullptr || device_->first_error().ok()) return;
+    Log(fmt::format("note: the device failed, and the CPU did the rest: {}",
+                    std::string(device_->first_error().message())));
+  }
+
+  void Log(const std::string& line) const {
+    if (job_.log) job_.log(line);
   }
 
   const QuantizeJob& job_;
@@ -294,6 +316,7 @@ class Quantization {
   std::unique_ptr<Checkpoint> checkpoint_;
   std::unique_ptr<CheckpointExperts> experts_;
   std::unique_ptr<ThreadPool> pool_;
+  std::unique_ptr<DeviceFits> device_;  // null: all on the CPU
   CalibrationTokens tokens_;
   std::unique_ptr<CalibrationModel> model_;  // gptq
   std::unique_ptr<MoeBlocks> blocks_;

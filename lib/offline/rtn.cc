@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "offline/device_fits.h"
 #include "offline/rtn_candidates.h"
 #include "offline/rtn_lane_fit.h"
 
@@ -62,8 +63,24 @@ QuantizedMatrix QuantizeGroups(const MatrixLayout& layout, absl::Span<const floa
   return q;
 }
 
+namespace {
+
+QuantizedMatrix SearchAndRound(const MatrixLayout& layout, absl::Span<const float> weights,
+                               const RtnOptions& options, DeviceFits* device) {
+  std::vector<GroupScale> found;
+  if (device != nullptr) found = device->Rtn(layout, weights, options);
+  size_t next = 0;
+  return QuantizeGroups(layout, weights, [&](absl::Span<const float> values) {
+    const size_t group = next++;
+    if (group < found.size() && found[group].Known()) return found[group];
+    return FitGroup(layout.scheme, values, options);
+  });
+}
+
+}  // namespace
+
 QuantizedMatrix QuantizeRtn(const MatrixLayout& layout, absl::Span<const float> weights,
-                            const RtnOptions& options) {
+                            const RtnOptions& options, DeviceFits* device) {
   if (layout.scheme.scales == ScaleType::kE4M3) {
     constexpr float kMostE4M3 = 448;
     // The largest group's scale takes the largest e4m3 value.
@@ -72,15 +89,11 @@ QuantizedMatrix QuantizeRtn(const MatrixLayout& layout, absl::Span<const float> 
     const float matrix = most > 0 ? most / (LargestFloat(layout.scheme) * kMostE4M3) : 1;
     std::vector<float> scaled(weights.begin(), weights.end());
     for (float& w : scaled) w /= matrix;
-    QuantizedMatrix q = QuantizeGroups(layout, scaled, [&](absl::Span<const float> values) {
-      return FitGroup(layout.scheme, values, options);
-    });
+    QuantizedMatrix q = SearchAndRound(layout, scaled, options, device);
     q.matrix_scale = matrix;
     return q;
   }
-  return QuantizeGroups(layout, weights, [&](absl::Span<const float> values) {
-    return FitGroup(layout.scheme, values, options);
-  });
+  return SearchAndRound(layout, weights, options, device);
 }
 
 }  // namespace moert

@@ -4,6 +4,8 @@
 #ifndef MOERT_LIB_OFFLINE_RTN_H_
 #define MOERT_LIB_OFFLINE_RTN_H_
 
+#include <limits>
+
 #include "absl/functional/function_ref.h"
 #include "absl/types/span.h"
 #include "moert/scheme.h"
@@ -11,6 +13,7 @@
 
 namespace moert {
 
+class DeviceFits;
 struct RtnLanes;
 
 struct RtnOptions {
@@ -23,6 +26,10 @@ struct RtnOptions {
 struct GroupScale {
   float scale = 0;
   float offset = 0;  // asymmetric: scale * zero; with zero points: the zero
+
+  /// The scale is no number where it is yet to be searched for.
+  static GroupScale Unknown() { return {std::numeric_limits<float>::quiet_NaN(), 0}; }
+  bool Known() const { return scale == scale; }
 };
 
 /// The vector instructions of this processor; null: there are none. They change no result.
@@ -56,9 +63,10 @@ void RoundGroup(const Scheme& scheme, const GroupScale& group, absl::Span<const 
 QuantizedMatrix QuantizeGroups(const MatrixLayout& layout, absl::Span<const float> weights,
                                absl::FunctionRef<GroupScale(absl::Span<const float>)> fit);
 
-/// weights: row-major [rows, k] of layout.
+/// weights: row-major [rows, k] of layout. `device`, if any, searches for scales, with the same
+/// outcome.
 QuantizedMatrix QuantizeRtn(const MatrixLayout& layout, absl::Span<const float> weights,
-                            const RtnOptions& options = {});
+                            const RtnOptions& options = {}, DeviceFits* device = nullptr);
 
 }  // namespace moert
 

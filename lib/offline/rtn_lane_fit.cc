@@ -35,6 +35,12 @@ float SpanOf(const Scheme& scheme) {
 
 }  // namespace
 
+SumSlack SlackOfSums(const Scheme& scheme, int64_t values) {
+  const float relative = kRelative + kPerAdded * static_cast<float>(values);
+  if (scheme.fp8 || scheme.fp4) return {relative + kRelativeOfFloats, kPerFloat};
+  return {relative, kPerCode};
+}
+
 LaneFit::LaneFit(const Scheme& scheme, absl::Span<const float> values, const RtnOptions& options,
                  const RtnLanes& lanes)
     : scheme_(scheme),
@@ -45,8 +51,7 @@ LaneFit::LaneFit(const Scheme& scheme, absl::Span<const float> values, const Rtn
       largest_(floats_ ? LargestFloat(scheme) : 1.0f),
       bottom_(Bottom(scheme)),
       span_(SpanOf(scheme)),
-      relative_((floats_ ? kRelativeOfFloats : 0) + kRelative +
-                kPerAdded * static_cast<float>(values.size())) {}
+      slack_(SlackOfSums(scheme, static_cast<int64_t>(values.size()))) {}
 
 bool LaneFit::Can(const Scheme& scheme, absl::Span<const float> values, const RtnOptions& options) {
   const bool floats = scheme.fp8 || scheme.fp4;
@@ -134,7 +139,7 @@ bool LaneFit::BoundIntegers(float low, float high, int outer) {
   while (count_ > likely + 1 && cut[count_ - 1] > bound_ * 1.001f) --count_;
   lanes_.powers(scale_, count_, 1 / first_, unit_);
   const int count = static_cast<int>(values_.size());
-  const float least = lanes_.least_errors(arranged_, count, outer, Ranges(), unit_, relative_,
+  const float least = lanes_.least_errors(arranged_, count, outer, Ranges(), unit_, slack_.relative,
                                           kPerCoarseCode * static_cast<float>(count), least_);
   least_[likely] = likely_error;
   // The most promising one first: what it leaves need not be looked at again.
@@ -171,8 +176,7 @@ float LaneFit::Sum(int candidate) const {
 void LaneFit::Refine(int candidate) {
   if (refined_[candidate]) return;
   const float sum = Sum(candidate);
-  const float slack =
-      sum * relative_ + (floats_ ? kPerFloat : kPerCode) * static_cast<float>(values_.size());
+  const float slack = sum * slack_.relative + slack_.added * static_cast<float>(values_.size());
   least_[candidate] = unit_[candidate] * (sum - slack);
   bound_ = std::min(bound_, unit_[candidate] * (sum + slack));
   refined_[candidate] = true;

@@ -14,6 +14,13 @@
 
 namespace moert {
 
+/// What an approximate sum of |error|^norm over so many values may be off: of itself, and for each
+/// value besides, in steps (floats: in the largest values) of its range.
+struct SumSlack {
+  float relative, added;
+};
+SumSlack SlackOfSums(const Scheme& scheme, int64_t values);
+
 class LaneFit {
  public:
   /// All outlive the object.
@@ -46,10 +53,10 @@ class LaneFit {
   const RtnOptions& options_;
   const RtnLanes& lanes_;
   const bool floats_;
-  const float largest_;    // floats: of the magnitudes that codes have; otherwise 1
-  const float bottom_;     // the lowest code
-  const float span_;       // from there to the highest one
-  const float relative_;   // what approximate sums may be off
+  const float largest_;  // floats: of the magnitudes that codes have; otherwise 1
+  const float bottom_;   // the lowest code
+  const float span_;     // from there to the highest one
+  const SumSlack slack_;
   float first_ = 0;        // the scale of the whole range
   int count_ = 0;          // candidates
   float scale_[kMaxGrid];  // as they will be stored

@@ -1,20 +1,10 @@
 #include "offline/hqq_lanes.h"
+#include "offline/processor.h"
 #include "offline/rtn.h"
 #include "offline/rtn_lanes.h"
 
 namespace moert {
 namespace {
-
-#if defined(__x86_64__)
-bool HasAvx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
-bool HasAvx512() {
-  return HasAvx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-}
-#else
-bool HasAvx2() { return false; }
-bool HasAvx512() { return false; }
-#endif
 
 struct Sets {
   const RtnLanes* sets[3] = {};

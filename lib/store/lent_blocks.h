@@ -19,10 +19,13 @@ struct LentSlot {
 struct LentLayer {
   int64_t tick = 0;  // of the last layer call
   std::vector<LentSlot> slots;
-  // Of a residency policy that evicts by worth, see LentUse; else empty.
+  // Of a residency policy that hands over what it evicts by, see LentUse: calls that it has seen,
+  // and how many experts a call brings, on average.
   int64_t calls = 0;
   double inserted = 1;
-  std::vector<cuda::ServedUse> use;  // [E]
+  std::vector<cuda::ServedUse> use;  // [E], by worth
+  std::vector<float> scores;         // [LentUse::window(), E], by average score: see ServedScores
+  std::vector<double> sums;          // [E], of these
 };
 
 /// What lookups and loads have counted while the blocks were lent.

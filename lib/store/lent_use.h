@@ -2,26 +2,21 @@
 #ifndef MOERT_LIB_STORE_LENT_USE_H_
 #define MOERT_LIB_STORE_LENT_USE_H_
 
-#include <cstdint>
-
-#include "absl/types/span.h"
-#include "kernels/cuda/served_use.h"
+#include "store/lent_blocks.h"
 
 namespace moert {
 
-/// What a residency policy is besides, that evicts by the worth of experts
-/// (PolicyTraits::by_worth).
+/// What a residency policy is besides, that evicts by what it knows of the experts of the layer
+/// (PolicyTraits::by_worth, score_window).
 class LentUse {
  public:
   virtual ~LentUse() = default;
-  /// How many calls of the layer it has seen, and what it knows of each expert; empty: of none.
-  virtual int64_t CallsOf(int layer) const = 0;
-  virtual absl::Span<const cuda::ServedUse> UseOf(int layer) const = 0;
-  /// How many experts a call of the layer brings, on average.
-  virtual double InsertedOf(int layer) const = 0;
-  /// Others have gone on with it: [E].
-  virtual void Resume(int layer, int64_t calls, double inserted,
-                      absl::Span<const cuda::ServedUse> use) = 0;
+  /// Calls that scores are kept of, by average score; 0: by worth.
+  virtual int window() const { return 0; }
+  /// Fills in what it knows of a layer. Arrays stay empty before its first call.
+  virtual void LendUse(int layer, LentLayer* loan) const = 0;
+  /// Others have gone on with it.
+  virtual void ResumeUse(int layer, const LentLayer& loan) = 0;
 };
 
 }  // namespace moert

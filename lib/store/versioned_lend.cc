@@ -61,12 +61,15 @@ void VersionedStore::LendWorth(std::vector<LentLayer>* layers) const {
   if (lent_use_ == nullptr) return;
   for (size_t l = 0; l < layers->size(); ++l) {
     LentLayer& loan = (*layers)[l];
-    const int layer = static_cast<int>(l);
-    const absl::Span<const cuda::ServedUse> use = lent_use_->UseOf(layer);
-    loan.calls = lent_use_->CallsOf(layer);
-    loan.inserted = lent_use_->InsertedOf(layer);
-    loan.use.assign(use.begin(), use.end());
-    loan.use.resize(static_cast<size_t>(source_->model().layers[l].num_experts));
+    lent_use_->LendUse(static_cast<int>(l), &loan);
+    const auto experts = static_cast<size_t>(source_->model().layers[l].num_experts);
+    const auto window = static_cast<size_t>(lent_use_->window());
+    if (window == 0) {
+      loan.use.resize(experts);
+    } else {
+      loan.scores.resize(window * experts);
+      loan.sums.resize(experts);
+    }
   }
 }
 
@@ -83,7 +86,7 @@ void VersionedStore::TakeBack(absl::Span<const LentLayer> layers) {
     }
     held_[l] = 0;
     for (const LentSlot& slot : loan.slots) TakeBackSlot(l, slot);
-    if (lent_use_ != nullptr) lent_use_->Resume(l, loan.calls, loan.inserted, loan.use);
+    if (lent_use_ != nullptr) lent_use_->ResumeUse(l, loan);
   }
 }
 

@@ -3,36 +3,46 @@
 // made it is likely to be used next, or to serve as a substitute. Experts the current layer still
 // needs are pinned and never candidates, which is the paper's shield.
 #include <algorithm>
+#include <utility>
 #include <vector>
 
+#include "kernels/cuda/served_use.h"
+#include "store/lent_use.h"
 #include "strategies/builtin.h"
 
 namespace moert {
 namespace {
 
-class AverageScore final : public ResidencyPolicy {
+class AverageScore final : public ResidencyPolicy, public LentUse {
  public:
   AverageScore(int window, double entry_margin) : window_(window), entry_margin_(entry_margin) {}
+
+  PolicyTraits traits() const override {
+    PolicyTraits traits;
+    // A prefetch that is refused by a margin is not the rule that a device follows.
+    traits.score_window = entry_margin_ < 0 ? window_ : 0;
+    return traits;
+  }
+
+  std::vector<int> Capacity(const CapacitySnapshot& snapshot) override {
+    MakeLayers(*snapshot.model);
+    return {};
+  }
 
   void Observe(const LayerEvent& event) override {
     if (event.kind != LayerEvent::Kind::kRouted) return;
     const PolicyContext& context = event.context;
     const RoutingView& routing = event.routing;
-    if (layers_.empty()) layers_.resize(context.model->layers.size());
+    MakeLayers(*context.model);
     const int experts = context.model->layers[context.layer].num_experts;
     History& history = layers_[context.layer];
-    if (history.sums.empty()) {
-      history.rows.assign(static_cast<size_t>(window_) * experts, 0);
-      history.sums.assign(experts, 0);
-    }
     // One iteration is one layer call, whatever its tokens: the mean over them.
-    float* row = &history.rows[static_cast<size_t>(history.next) * experts];
-    history.next = (history.next + 1) % window_;
+    float* row = &history.rows[cuda::ServedScores::Row(history.calls++, window_) * experts];
+    const float* scores = routing.scores.empty() ? nullptr : routing.scores.data();
     for (int e = 0; e < experts; ++e) {
-      const float mean = MeanScore(routing, experts, e);
-      const float score = mean == mean ? mean : 0;  // NaN would never leave the sum
-      history.sums[e] += static_cast<double>(score) - static_cast<double>(row[e]);
-      row[e] = score;
+      cuda::ServedScores::Add(cuda::ServedScores::Of(scores == nullptr ? nullptr : scores + e,
+                                                     experts, routing.tokens, routing.counts[e]),
+                              &row[e], &history.sums[e]);
     }
   }
 
@@ -58,25 +68,41 @@ class AverageScore final : public ResidencyPolicy {
     return victim;
   }
 
+  int window() const override { return window_; }
+  void LendUse(int layer, LentLayer* loan) const override {
+    if (layers_.empty()) return;
+    loan->calls = layers_[layer].calls;
+    loan->scores = layers_[layer].rows;
+    loan->sums = layers_[layer].sums;
+  }
+  void ResumeUse(int layer, const LentLayer& loan) override {
+    if (layers_.empty()) return;
+    History& mine = layers_[layer];
+    mine.calls = loan.calls;
+    mine.rows = loan.scores;
+    mine.sums = loan.sums;
+  }
+
  private:
   struct History {
     std::vector<float> rows;   // [n, E], a ring
     std::vector<double> sums;  // [E], over the ring
-    int next = 0;
+    int64_t calls = 0;
   };
 
-  static float MeanScore(const RoutingView& routing, int experts, int e) {
-    const float tokens = static_cast<float>(routing.tokens);
-    // A host that routes itself may give no scores: then use is all there is to go by.
-    if (routing.scores.empty()) return static_cast<float>(routing.counts[e]) / tokens;
-    float sum = 0;
-    for (int64_t t = 0; t < routing.tokens; ++t) sum += routing.scores[t * experts + e];
-    return sum / tokens;
+  void MakeLayers(const MoeModelSpec& model) {
+    if (!layers_.empty()) return;
+    std::vector<History> layers(model.layers.size());  // all or none, where memory runs out
+    for (size_t l = 0; l < layers.size(); ++l) {
+      const auto experts = static_cast<size_t>(model.layers[l].num_experts);
+      layers[l].rows.assign(static_cast<size_t>(window_) * experts, 0);
+      layers[l].sums.assign(experts, 0);
+    }
+    layers_ = std::move(layers);
   }
 
   double Score(ExpertKey key) const {
-    if (layers_.empty() || layers_[key.layer].sums.empty()) return 0;
-    return layers_[key.layer].sums[key.expert];
+    return layers_.empty() ? 0 : layers_[key.layer].sums[key.expert];
   }
 
   bool Before(const VictimCandidate& a, const VictimCandidate& b) const {

@@ -31,7 +31,8 @@ bool Strategy::graph_safe() const {
 bool Strategy::misses_by_rule() const {
   const bool prefetch_ruled = prefetch == nullptr || prefetch->traits().by_gate;
   const bool residency_ruled = residency == nullptr || residency->traits().least_recently_used ||
-                               residency->traits().by_worth;
+                               residency->traits().by_worth ||
+                               residency->traits().score_window > 0;
   return serving == Serving::kCache && !preload && routing == nullptr && precision == nullptr &&
          placement == nullptr && prefetch_ruled && residency_ruled;
 }

@@ -70,22 +70,18 @@ class WorthCache : public ResidencyPolicy, public LentUse {
     return Pays(snapshot, snapshot.candidates[victim].key) ? victim : -1;
   }
 
-  int64_t CallsOf(int layer) const override {
-    return layers_.empty() ? 0 : layers_[layer].use.calls();
+  void LendUse(int layer, LentLayer* loan) const override {
+    if (layers_.empty()) return;
+    const Layer& mine = layers_[layer];
+    loan->calls = mine.use.calls();
+    loan->inserted = mine.inserted;
+    loan->use.assign(mine.use.use().begin(), mine.use.use().end());
   }
-  absl::Span<const cuda::ServedUse> UseOf(int layer) const override {
-    if (layers_.empty()) return {};
-    return layers_[layer].use.use();
-  }
-  double InsertedOf(int layer) const override {
-    return layers_.empty() ? 1 : layers_[layer].inserted;
-  }
-  void Resume(int layer, int64_t calls, double inserted,
-              absl::Span<const cuda::ServedUse> use) override {
+  void ResumeUse(int layer, const LentLayer& loan) override {
     if (layers_.empty()) return;
     Layer& mine = layers_[layer];
-    mine.use.Resume(calls, use);
-    mine.inserted = inserted;
+    mine.use.Resume(loan.calls, loan.use);
+    mine.inserted = loan.inserted;
     std::fill(mine.pending.begin(), mine.pending.end(), 0);
     mine.insertions = 0;
     mine.least.reset();

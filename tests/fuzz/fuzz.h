@@ -21,6 +21,7 @@
 #include <utility>
 
 #include "moert/env.h"
+#include "pack/sealed_json.h"
 
 #define FUZZ_REQUIRE(condition)                                                    \
   do {                                                                             \
@@ -67,6 +68,12 @@ class MemoryEnv final : public Env {
  private:
   const std::shared_ptr<const std::string> bytes_;
 };
+
+/// For files that carry their checksum: as they are, or, of odd size, with one that is right.
+inline std::string SealedIfOdd(const uint8_t* data, size_t size) {
+  std::string bytes(reinterpret_cast<const char*>(data), size);
+  return size % 2 == 0 ? bytes : SealedText(bytes);
+}
 
 /// For readers that take a path: a file without a name, rewritten at each call.
 inline std::string ScratchFile(const uint8_t* data, size_t size) {

@@ -26,14 +26,15 @@ def write(target, name, data):
 
 
 def safetensors(tensors):
-    """tensors: name -> (dtype, shape)."""
+    """tensors: name -> (dtype, shape), or (dtype, shape, bytes that repeat)."""
     header, data = {}, b""
-    for name, (dtype, shape) in tensors.items():
+    for name, (dtype, shape, *fill) in tensors.items():
         size = SIZES[dtype]
         for d in shape:
             size *= d
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + size]}
-        data += bytes((i * 37 + 11) % 120 for i in range(size))
+        pattern = fill[0] if fill else bytes((i * 37 + 11) % 120 for i in range(120))
+        data += (pattern * (size // len(pattern) + 1))[:size]
     text = json.dumps(header, separators=(",", ":")).encode()
     return struct.pack("<Q", len(text)) + text + data
 
@@ -74,6 +75,25 @@ CONFIGS = {
                                                                group_size=16))}),
            "modelopt": dict(quant_method="modelopt", quant_algo="NVFP4", group_size=16),
            "mxfp4": dict(quant_method="mxfp4")}.items()},
+    **{name: dict(COMMON, model_type="qwen3_moe", num_local_experts=2, num_experts_per_tok=2,
+                  hidden_size=hidden, moe_intermediate_size=8, quantization_config=quantization)
+       for name, hidden, quantization in [
+           ("gptq_symmetric", 64, dict(quant_method="gptq", bits=4, group_size=32, sym=True, desc_act=True)),
+           ("gptq_v2", 64, dict(quant_method="gptq", bits=4, group_size=64, sym=True,
+                                checkpoint_format="gptq_v2")),
+           ("awq_g64", 64, dict(quant_method="awq", bits=4, group_size=64, zero_point=True)),
+           ("packed_symmetric", 64, dict(
+               quant_method="compressed-tensors", format="pack-quantized", config_groups={
+                   "a": dict(targets=["Linear"], weights=dict(num_bits=4, symmetric=True,
+                                                              strategy="group", group_size=32))})),
+           ("int8_g128", 128, dict(
+               quant_method="compressed-tensors", format="int-quantized", config_groups={
+                   "a": dict(weights=dict(num_bits=8, symmetric=True, strategy="group",
+                                          group_size=128))})),
+           ("fp8_blocks", 136, dict(quant_method="fp8", fmt="e4m3", weight_block_size=[128, 128]))]},
+    "gpt_oss_mxfp4": dict(COMMON, model_type="gpt_oss", num_local_experts=2, num_experts_per_tok=1,
+                          hidden_size=32, intermediate_size=32, layer_types=["sliding_attention"],
+                          sliding_window=8, quantization_config=dict(quant_method="mxfp4")),
     "mixtral": dict(COMMON, model_type="mixtral", num_local_experts=2, num_experts_per_tok=2,
                     intermediate_size=4, sliding_window=8, eos_token_id=[1, 2]),
     "olmoe": dict(COMMON, model_type="olmoe", num_experts=2, num_experts_per_tok=2,
@@ -137,24 +157,61 @@ def shared(prefix):
             f"{prefix}.down_proj.weight": ("F32", [8, 4])}
 
 
-def quantized(prefix, tensors):
-    """The tensors of each of two experts' three matrices, all of them 32 x 32."""
-    return {f"{prefix}.experts.{e}.{p}.{name}": t for e in range(2)
-            for p in ("gate_proj", "up_proj", "down_proj") for name, t in tensors.items()}
+def quantized(prefix, tensors, hidden=32, width=32):
+    """The tensors of each of two experts' three matrices; tensors: of a matrix of [rows, k]."""
+    shapes = {"gate_proj": (width, hidden), "up_proj": (width, hidden), "down_proj": (hidden, width)}
+    return {f"{prefix}.experts.{e}.{p}.{name}": t for e in range(2) for p, (rows, k) in shapes.items()
+            for name, t in tensors(rows, k).items()}
 
 
-# By configuration: the tensors of a matrix of 32 x 32.
+def in_order(k, group):
+    """Which group each of k channels belongs to."""
+    return struct.pack(f"<{k}i", *(i // group for i in range(k)))
+
+
+def gptq(group, zeros=None, scales="F16"):
+    def tensors(rows, k):
+        groups = -(-k // group)
+        return {"qweight": ("I32", [k // 8, rows]), "scales": (scales, [groups, rows]),
+                "qzeros": ("I32", [groups, rows // 8], *([zeros] if zeros else [])),
+                "g_idx": ("I32", [k], in_order(k, group))}
+    return tensors
+
+
+def awq(group):
+    return lambda rows, k: {"qweight": ("I32", [k, rows // 8]), "scales": ("F16", [-(-k // group), rows]),
+                            "qzeros": ("I32", [-(-k // group), rows // 8])}
+
+
+def packed(group, symmetric):
+    def tensors(rows, k):
+        groups = -(-k // group)
+        zeros = {} if symmetric else {"weight_zero_point": ("I32", [rows // 8, groups])}
+        return {"weight_packed": ("I32", [rows, k // 8]), **zeros,
+                "weight_g_idx": ("I32", [k], in_order(k, group)),
+                "weight_scale": ("BF16", [rows, groups])}
+    return tensors
+
+
+def int8(group, scales):
+    return lambda rows, k: {"weight": ("I8", [rows, k]),
+                            "weight_scale": (scales, [rows, -(-k // group) if group else 1],
+                                             struct.pack("<f", 0.5))}
+
+
+def nvfp4(codes, whole, shape):
+    return lambda rows, k: {codes: ("U8", [rows, k // 2]), whole: ("F32", shape, struct.pack("<f", 0.5)),
+                            "weight_scale": ("F8_E4M3", [rows, -(-k // 16)])}
+
+
+# By configuration: the tensors of a matrix.
 QUANTIZED = {
-    "gptq": {"qweight": ("I32", [4, 32]), "qzeros": ("I32", [1, 4]), "scales": ("F16", [1, 32]),
-             "g_idx": ("I32", [32])},
-    "awq": {"qweight": ("I32", [32, 4]), "qzeros": ("I32", [1, 4]), "scales": ("F16", [1, 32])},
-    "packed": {"weight_packed": ("I32", [32, 4]), "weight_zero_point": ("I32", [4, 1]),
-               "weight_scale": ("BF16", [32, 1])},
-    "int8": {"weight": ("I8", [32, 32]), "weight_scale": ("BF16", [32, 1])},
-    "nvfp4": {"weight_packed": ("U8", [32, 16]), "weight_scale": ("F8_E4M3", [32, 2]),
-              "weight_global_scale": ("F32", [1])},
-    "modelopt": {"weight": ("U8", [32, 16]), "weight_scale": ("F8_E4M3", [32, 2]),
-                 "weight_scale_2": ("F32", [])},
+    "gptq": gptq(32), "gptq_symmetric": gptq(32, b"\x77", "BF16"), "gptq_v2": gptq(64, b"\x88"),
+    "awq": awq(32), "awq_g64": awq(64),
+    "packed": packed(32, False), "packed_symmetric": packed(32, True),
+    "int8": int8(0, "BF16"), "int8_g128": int8(128, "F32"),
+    "nvfp4": nvfp4("weight_packed", "weight_global_scale", [1]),
+    "modelopt": nvfp4("weight", "weight_scale_2", []),
 }
 
 
@@ -171,13 +228,22 @@ def models():
                                       mlp + ".switch_mlp.down_proj.weight": ("F16", [2, 4, 8])}
     fp8 = experts(mlp + ".experts", proj, dtype="F8_E4M3")
     yield "fp8", "qwen3_moe_fp8", {**gate, **fp8, **{n + "_scale_inv": ("F32", [1, 1]) for n in fp8}}
-    wide = {mlp + ".gate.weight": ("F32", [2, 32])}
     for form, tensors in QUANTIZED.items():
-        yield form, form, {**wide, **quantized(mlp, tensors)}
-    yield "mxfp4", "mxfp4", {**wide, mlp + ".experts.gate_up_proj_blocks": ("U8", [2, 64, 1, 16]),
-                             mlp + ".experts.gate_up_proj_scales": ("U8", [2, 64, 1]),
-                             mlp + ".experts.down_proj_blocks": ("U8", [2, 32, 1, 16]),
-                             mlp + ".experts.down_proj_scales": ("U8", [2, 32, 1])}
+        hidden, width = CONFIGS[form]["hidden_size"], CONFIGS[form]["moe_intermediate_size"]
+        yield form, form, {mlp + ".gate.weight": ("F32", [2, hidden]),
+                           **quantized(mlp, tensors, hidden, width)}
+    fp8 = quantized(mlp, lambda rows, k: {"weight": ("F8_E4M3", [rows, k]), "weight_scale_inv": (
+        "F32", [-(-rows // 128), -(-k // 128)])}, 136, 8)
+    yield "fp8_blocks", "fp8_blocks", {mlp + ".gate.weight": ("F32", [2, 136]), **fp8}
+    mxfp4 = {mlp + ".experts.gate_up_proj_blocks": ("U8", [2, 64, 1, 16]),
+             mlp + ".experts.gate_up_proj_scales": ("U8", [2, 64, 1]),
+             mlp + ".experts.down_proj_blocks": ("U8", [2, 32, 1, 16]),
+             mlp + ".experts.down_proj_scales": ("U8", [2, 32, 1])}
+    yield "mxfp4", "mxfp4", {mlp + ".gate.weight": ("F32", [2, 32]), **mxfp4}
+    yield "gpt_oss_mxfp4", "gpt_oss_mxfp4", {
+        mlp + ".router.weight": ("F32", [2, 32]), mlp + ".router.bias": ("BF16", [2]), **mxfp4,
+        mlp + ".experts.gate_up_proj_bias": ("BF16", [2, 64]),
+        mlp + ".experts.down_proj_bias": ("BF16", [2, 32])}
     block = "model.layers.0.block_sparse_moe"
     yield "mixtral", "mixtral", {**experts(block + ".experts", ("w1", "w3", "w2")),
                                  block + ".gate.weight": ("BF16", [2, 8])}
@@ -233,6 +299,39 @@ def plans():
     plan["version"] = {"name": "mixed", "formats": [[w4, w4, w2], [w2, w2, w4, "hadamard"]],
                        "assignment": assignment}
     yield "two_formats", dump(plan)
+
+
+def calibrations():
+    """Of the same model, and a line of one layer with two experts; even sizes keep their checksum."""
+    with open(os.path.join(HERE, "corpus", "manifest", "two_versions.json"), encoding="utf-8") as f:
+        model = json.load(f)["model"]
+    def layer(experts, schemes):
+        return dict(cross_layer_accuracy=0.5, delta=[0.25] * (experts * 3 * schemes), output_norm=2.5,
+                    selections=[3] * experts, weight_sums=[1.5] * experts)
+    whole = {"format": "moert calibration", "format_version": 1, "hadamard": False, "method": "rtn",
+             "layers": [layer(spec["num_experts"], 2) for spec in model["layers"]], "model": model,
+             "schemes": ["w4a16_g128", "w8a16_g-1"], "source_identity": "0123456789abcdef",
+             "tokens": 64, "tokens_checksum": "fedcba9876543210", "window": 32}
+    def odd(value):
+        text = dump(value)
+        return text + " " * (1 - len(text) % 2)
+    yield "whole", odd(whole)
+    for part in whole["layers"]:
+        part["loss_per_square"] = [0.125, 0.0625]
+    yield "probed", odd(dict(whole, probe_tokens=16, probe_scheme="w4a16_g128"))
+    yield "unsealed", odd(whole) + " "
+    yield "line", odd(layer(2, 2))
+
+
+def shards():
+    """The index, a zero byte, what every shard holds."""
+    shard = safetensors({"a": ("BF16", [2, 3]), "b": ("F32", [2])})
+    one, two = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+    for name, files in {"one": {"a": one, "b": one}, "two": {"a": one, "b": two},
+                        "missing": {"a": one, "c": two}, "outside": {"a": "../" + one},
+                        "absolute": {"a": "/" + one}, "control": {"a": "\x1b[2J\x01"}, "number": {"a": 1}, "empty": {}}.items():
+        index = dump(dict(metadata=dict(total_size=20), weight_map=files))
+        yield name, index.encode() + b"\0" + shard
 
 
 def chats():
@@ -303,6 +402,10 @@ def main():
         write("tokens", name, data)
     for name, text in plans():
         write("plan", name + ".json", text)
+    for name, text in calibrations():
+        write("calibration", name + ".json", text)
+    for name, data in shards():
+        write("shards", name, data)
     if len(sys.argv) > 1:
         seeds_from_tools(os.path.abspath(sys.argv[1]))
 

@@ -5,7 +5,7 @@
 using namespace moert;
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  fuzz::MemoryEnv env(std::string(reinterpret_cast<const char*>(data), size));
+  fuzz::MemoryEnv env(fuzz::SealedIfOdd(data, size));
   const auto manifest = ReadManifest("fuzz", &env);
   if (!manifest.ok()) return 0;
   FUZZ_REQUIRE(manifest->model.Validate().ok());

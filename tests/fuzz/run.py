@@ -6,11 +6,12 @@
     tests/fuzz/run.py --state DIR --report [--targets NAME,...]
 
 DIR gets a corpus a target (started from corpus/ beside this script), findings, and a line for every
-run in runs.jsonl: executions and the processor time that the program took. Each of the N processes
-takes the target with the least processor time so far for a slice, then the next; processes on one
-target share its corpus. --report prints the table of docs/internals/testing.md: sums, and the edges that
-the corpus reaches. The first finding ends everything with status 1. Several DIRs can be reported
-together: --state A --state B (edges: those of the corpora together).
+run in runs.jsonl: executions, the processor time that the program took, the edges that the corpus
+reached before and after. Each of the N processes takes the target with the least processor time so
+far for a slice, then the next; processes on one target share its corpus. --report prints the table
+of docs/internals/testing.md: sums, and the edges that the corpus reaches. A target with a finding is
+not run again; the others go on, and the status is 1. Several DIRs can be reported together:
+--state A --state B (edges: those of the corpora together).
 """
 import argparse
 import glob
@@ -25,7 +26,7 @@ import threading
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-FLAGS = ["-max_len=8192", "-rss_limit_mb=2048", "-print_final_stats=1", "-reload=1"]
+FLAGS = ["-max_len=16384", "-rss_limit_mb=2048", "-print_final_stats=1", "-reload=1"]
 
 
 def program(args, target):
@@ -45,7 +46,7 @@ class Fuzzing:
         self.args, self.state = args, args.state[0]
         self.lock = threading.Lock()
         self.deadline = time.monotonic() + args.seconds
-        self.finding = False
+        self.findings = set()  # targets
         self.cpu = {t: 0.0 for t in targets}
         self.running = {t: 0 for t in targets}
         for run in load(self.state):
@@ -58,14 +59,15 @@ class Fuzzing:
             os.makedirs(os.path.join(self.state, "findings"), exist_ok=True)
 
     def work(self):
-        while not self.finding:
+        while True:
             left = self.deadline - time.monotonic()
-            if left < 2:
-                return
             seconds = int(min(self.args.slice, left))
             with self.lock:
+                targets = self.cpu.keys() - self.findings
+                if left < 2 or not targets:
+                    return
                 # What runs counts as if it took its whole slice, so that processes spread.
-                target = min(self.cpu, key=lambda t: self.cpu[t] +
+                target = min(sorted(targets), key=lambda t: self.cpu[t] +
                              self.args.slice * self.running[t])
                 self.running[target] += 1
             self.one(target, seconds)
@@ -82,15 +84,17 @@ class Fuzzing:
             log.seek(0)
             text = log.read()
         runs = re.findall(r"stat::number_of_executed_units: *(\d+)", text)
+        edges = re.findall(r"cov: (\d+)", text) or [0]
         line = {"target": target, "executions": int(runs[-1]) if runs else 0,
-                "cpu_s": round(usage.ru_utime + usage.ru_stime, 2), "status": child.returncode}
+                "cpu_s": round(usage.ru_utime + usage.ru_stime, 2), "status": child.returncode,
+                "edges": [int(edges[0]), int(edges[-1])]}
         with self.lock:
             self.running[target] -= 1
             self.cpu[target] += line["cpu_s"]
             with open(os.path.join(self.state, "runs.jsonl"), "a") as f:
                 f.write(json.dumps(line) + "\n")
             if child.returncode != 0:
-                self.finding = True
+                self.findings.add(target)
                 print(f"{target}: status {child.returncode}\n{text[-4000:]}", file=sys.stderr)
 
 
@@ -101,7 +105,7 @@ def fuzz(args, targets):
         t.start()
     for t in threads:
         t.join()
-    return 1 if fuzzing.finding else 0
+    return 1 if fuzzing.findings else 0
 
 
 def report(args, targets):

@@ -43,6 +43,8 @@ void ArmCudaFault(CudaFault kind, long n, bool lasting) {
 
 TestsOwnCalls::TestsOwnCalls() { ++own; }
 TestsOwnCalls::~TestsOwnCalls() { --own; }
+EnginesCalls::EnginesCalls() : outside_(own) { own = 0; }
+EnginesCalls::~EnginesCalls() { own = outside_; }
 
 long DisarmCudaFault() {
   armed = -1;
@@ -101,6 +103,17 @@ MOERT_WRAP(kCopy, cudaErrorUnknown, cudaMemcpy2DAsync,
            (void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
             size_t height, cudaMemcpyKind kind, cudaStream_t stream),
            (to, to_pitch, from, from_pitch, width, height, kind, stream))
+#if CUDART_VERSION >= 13000
+MOERT_WRAP(kCopy, cudaErrorUnknown, cudaMemcpyBatchAsync,
+           (void* const* to, const void* const* from, const size_t* n, size_t count,
+            cudaMemcpyAttributes* attributes, size_t* first, size_t kinds, cudaStream_t stream),
+           (to, from, n, count, attributes, first, kinds, stream))
+#elif CUDART_VERSION >= 12080
+MOERT_WRAP(kCopy, cudaErrorUnknown, cudaMemcpyBatchAsync,
+           (void** to, void** from, size_t* n, size_t count, cudaMemcpyAttributes* attributes,
+            size_t* first, size_t kinds, size_t* failed, cudaStream_t stream),
+           (to, from, n, count, attributes, first, kinds, failed, stream))
+#endif
 MOERT_WRAP(kCopy, cudaErrorUnknown, cudaMemset, (void* to, int value, size_t n), (to, value, n))
 MOERT_WRAP(kEvent, cudaErrorUnknown, cudaEventCreateWithFlags,
            (cudaEvent_t * event, unsigned flags), (event, flags))

@@ -33,6 +33,18 @@ class TestsOwnCalls {
   TestsOwnCalls& operator=(const TestsOwnCalls&) = delete;
 };
 
+/// Within those: calls of this thread are the engine's again, for a scope.
+class EnginesCalls {
+ public:
+  EnginesCalls();
+  ~EnginesCalls();
+  EnginesCalls(const EnginesCalls&) = delete;
+  EnginesCalls& operator=(const EnginesCalls&) = delete;
+
+ private:
+  const int outside_;
+};
+
 }  // namespace moert::test
 
 #endif  // MOERT_TESTS_GPU_CUDA_FAULT_H_

@@ -81,7 +81,7 @@ void Check(const SyntheticShape& shape, const std::string& strategy, double frac
   }
   CHECK(Calls(0) == waits);
   const long long eager = Calls(1) - launches;
-  CHECK(eager >= kSteps * shape.layers * 4);
+  CHECK(eager >= kSteps * shape.layers * 3);
 
   const long long graphs = Calls(2), single = Calls(1);
   for (int s = 0; s < kSteps; ++s) {

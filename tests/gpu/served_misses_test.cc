@@ -10,11 +10,17 @@
 namespace moert::test {
 namespace {
 
+/// Strategies whose rules decide on the device as on the host.
+const char* const kRuled[] = {"on-demand", "on-demand+importance.residency"};
+
 TEST_CASE("the bits of an engine that holds everything, at any budget and batch") {
   Chain all("resident", 1);
-  for (const double fraction : {0.02, 0.25, 0.5, 0.9}) {
-    INFO(fraction);
-    Chain served("on-demand", fraction);
+  const std::pair<const char*, double> cells[] = {{kRuled[0], 0.02}, {kRuled[0], 0.25},
+                                                  {kRuled[0], 0.5},  {kRuled[0], 0.9},
+                                                  {kRuled[1], 0.25}, {kRuled[1], 0.9}};
+  for (const auto& [strategy, fraction] : cells) {
+    INFO(strategy << " " << fraction);
+    Chain served(strategy, fraction);
     REQUIRE(served.engine()->graph_safe());
     int64_t wrong = 0;
     for (const int64_t rows : {1, 2, 3, 5, 8}) {
@@ -101,9 +107,10 @@ TEST_CASE("no call waits, and a step is one graph launch") {
 }
 
 TEST_CASE("eager and captured steps in turn decide as eager ones alone") {
+  const char* const strategy = GENERATE(kRuled[0], kRuled[1]);
   for (const double fraction : {0.3, 0.6}) {
-    INFO(fraction);
-    Chain eager("on-demand", fraction), turns("on-demand", fraction);
+    INFO(strategy << " " << fraction);
+    Chain eager(strategy, fraction), turns(strategy, fraction);
     std::mt19937 rng(2);
     turns.Capture(1);
     turns.Capture(2);

@@ -275,8 +275,7 @@ def theirs(bench, args):
             few = dict(tokens=1, warm=1 if mode == "offload" else 0, repeats=2)
             bench.mode(f"transformers, {mode}, experts of {here} of {args.layers} layers resident",
                        lambda: bench.decode(model, **few),
-                       bench.prompts(model, repeats=1) if mode == "offload" else None,
-                       offloaded_gib=gib)
+                       bench.prompts(model, repeats=1), offloaded_gib=gib)
 
 
 def replayed(bench, model):

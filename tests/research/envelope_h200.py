@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""`fate` against the best of the other exact strategies on a device: docs/results/envelope.md.
+"""Strategies on a device: docs/results/envelope.md.
 
-    envelope_h200.py --bench build/cuda/lab/moert-bench [--out docs/results/data/envelope-h200.json] [--seconds N]
+    envelope_h200.py --bench build/cuda/lab/moert-bench [--part exact|recorded|bounded ...] [--traces DIR]
+                     [--out docs/results/data/envelope-h200.json] [--seconds N]
 
-Published shapes with synthetic weights, workload `mixed`. The strategies of a cell take turns on the same
-steps, replayed from a CUDA graph where they can be. Attention is emulated. A cell that the file has is not
-repeated; no cell begins after --seconds. The device and the machine must be otherwise idle.
+exact: `fate` against the other exact strategies over published shapes, workload `mixed`. recorded: the same over
+the routing of small-moe, which envelope.py recorded into DIR, with experts as wide as the shape's. bounded: the same
+routing, strategies that answer low or substitute within an accepted loss. Weights are synthetic, attention is
+emulated. The strategies of a cell take turns on the same steps, replayed from a CUDA graph where they can be. A cell
+that the file has is not repeated; no run begins after --seconds. The device and the machine must be otherwise idle.
 """
 import argparse
 import itertools
@@ -16,43 +19,66 @@ import subprocess
 import time
 
 import experiment
+import quality_lib as lib
 import report
 
 STORED = report.DATA / "envelope-h200.json"
 RIVALS = ("fate:percentile=75,eviction=arc", "on-demand", "on-demand+importance.residency", "activation-path")
 SHAPES = ("qwen3-30b:12", "deepseek-v2-lite:12")
-BATCHES, BUDGETS = (1, 3, 8), (10, 25, 50, 75)
+WIDTHS = ("qwen3-30b",)
+BATCHES, BUDGETS, RECORDED_BUDGETS, BOUNDED_BUDGETS = (1, 3, 8), (10, 25, 50, 75), (25, 50, 75, 90), (25, 50)
+LOSS = 0.05
+BOUNDED = (f"graded:loss={LOSS}", f"importance:alpha=0.3,max_mass={LOSS}", f"importance:max_mass={LOSS}", "fate",
+           "hybrimoe-like:fill=1", "never-stall")
 MEAN, MEDIAN = 0, 1  # of the steps, ms
 
 
+def runs(part, traces):
+    """(name of a cell but its budget, flags, budgets, strategies)"""
+    if part == "exact":
+        for batch, shape in itertools.product(BATCHES, SHAPES):
+            flags = ["--synthetic", shape, "--workload", "mixed", "--batch", str(batch), "--schemes", "w4a16_g128",
+                     "--warm", "96", "--steps", "24"]
+            yield f"{shape} {batch}", flags, BUDGETS, ("fate", *RIVALS)
+        return
+    schemes, budgets, strategies = (("w4a16_g128", RECORDED_BUDGETS, ("fate", *RIVALS)) if part == "recorded" else
+                                    ("bf16,w2a16_g64_asym", BOUNDED_BUDGETS, BOUNDED))
+    for domain, batch, shape in itertools.product(lib.DOMAINS, BATCHES, WIDTHS):
+        trace = traces / f"held-small-moe-{domain}-{batch}.trace"
+        flags = ["--synthetic", shape, "--workload", f"trace:{trace}", "--schemes", schemes, "--warm", "128",
+                 "--steps", "32"]
+        yield f"{shape} {domain} {batch}", flags, budgets, strategies
+
+
 def measure(options):
-    data = json.loads(options.out.read_text()) if options.out.exists() else {"cells": {}}
+    data = json.loads(options.out.read_text()) if options.out.exists() else {}
     begin = time.monotonic()
-    for batch, shape, budget in itertools.product(BATCHES, SHAPES, BUDGETS):
-        name = f"{shape} {batch} {budget}"
-        if name in data["cells"] or time.monotonic() - begin > options.seconds:
-            continue
-        command = [options.bench, "decode", "--backend", "cuda", "--synthetic", shape, "--schemes", "w4a16_g128",
-                   "--strategy", ";".join(("fate", *RIVALS)), "--budget", f"{budget}%", "--batch", str(batch),
-                   "--workload", "mixed", "--graph", "--warm", "96", "--steps", "24", "--repeats", "4",
-                   "--quiet", "--json", "-"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(f"{' '.join(command)}\n{done.stderr}")
-        result = json.loads(done.stdout)
-        data.update(device=result["device"], commit=result["commit"])
-        data["cells"][name] = {v["strategy"]: [v["step_mean_ms"], v["step_p50_ms"], v["hit_ratio"]]
-                               for v in result["groups"][0]["variants"]}
-        options.out.write_text(json.dumps(data, indent=1) + "\n")
+    for part in options.part:
+        cells = data.setdefault("cells" if part == "exact" else part, {})
+        for name, flags, budgets, strategies in runs(part, options.traces):
+            missing = [b for b in budgets if f"{name} {b}" not in cells]
+            if not missing or time.monotonic() - begin > options.seconds:
+                continue
+            command = [options.bench, "decode", "--backend", "cuda", *flags, "--strategy", ";".join(strategies),
+                       "--budget", ",".join(f"{b}%" for b in missing), "--graph", "--repeats", "4", "--quiet",
+                       "--json", "-"]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                raise SystemExit(f"{' '.join(command)}\n{done.stderr}")
+            result = json.loads(done.stdout)
+            data.update(device=result["device"], commit=result["commit"])
+            for budget, group in zip(missing, result["groups"]):
+                cells[f"{name} {budget}"] = {v["strategy"]: [v["step_mean_ms"], v["step_p50_ms"], v["hit_ratio"]]
+                                             for v in group["variants"]}
+            options.out.write_text(json.dumps(data, indent=1) + "\n")
 
 
-def ratios(cells, rivals, which):
-    """{(shape, batch): {budget: time of the best of them over fate's}}"""
+def ratios(cells, rivals, which, ours="fate"):
+    """{name but the budget: {budget: time of the best of the rivals over ours}}"""
     found = {}
     for name, known in cells.items():
-        shape, batch, budget = name.split()
-        best = min(known[r][which] for r in rivals)
-        found.setdefault((shape, int(batch)), {})[int(budget)] = best / known["fate"][which]
+        name, budget = name.rsplit(" ", 1)
+        found.setdefault(name, {})[int(budget)] = min(known[r][which] for r in rivals) / known[ours][which]
     return found
 
 
@@ -62,8 +88,9 @@ def table(data):
     for who, rivals in [*((f"`{r}`", [r]) for r in RIVALS), ("the best of them", RIVALS)]:
         mean, median = (ratios(data["cells"], rivals, which) for which in (MEAN, MEDIAN))
         for head in mean:
-            shape, layers = head[0].split(":")
-            rows.append([f"{shape}, {layers} layers", str(head[1]), who,
+            shape, batch = head.split(" ")
+            model, layers = shape.split(":")
+            rows.append([f"{model}, {layers} layers", batch, who,
                          *(f"{mean[head][b]:.2f} ({median[head][b]:.2f})" if b in mean[head] else "-"
                            for b in BUDGETS)])
     rows.sort(key=lambda row: row[:2])
@@ -71,21 +98,58 @@ def table(data):
                             rows)
 
 
-def stored_table():
-    return table(json.loads(STORED.read_text(encoding="utf-8")))
+def over_domains(data, part, rivals, ours, budgets):
+    """A row a batch and rival; a cell: mean over the domains, and the least."""
+    rows = []
+    for who, several in rivals:
+        of = ratios(data.get(part, {}), several, MEAN, ours)
+        for batch in BATCHES:
+            names = [n for n in of if n.endswith(f" {batch}")]
+            found = {b: [of[n][b] for n in names if b in of[n]] for b in budgets}
+            rows.append([str(batch), who, *(f"{statistics.mean(found[b]):.2f} ({min(found[b]):.2f})" if found[b]
+                                            else "-" for b in budgets)])
+    rows.sort(key=lambda row: int(row[0]))
+    return experiment.table(["batch", f"time over that of `{ours}`: mean (least)", *(f"{b} %" for b in budgets)], rows)
+
+
+def recorded_table(data):
+    rivals = [*((f"`{r}`", [r]) for r in RIVALS), ("the best of them", RIVALS)]
+    return over_domains(data, "recorded", rivals, "fate", RECORDED_BUDGETS)
+
+
+def bounded_table(data):
+    return over_domains(data, "bounded", [(f"`{r}`", [r]) for r in BOUNDED[1:]], BOUNDED[0], BOUNDED_BUDGETS)
+
+
+def stored(render):
+    return lambda: render(json.loads(STORED.read_text(encoding="utf-8")))
+
+
+stored_table, stored_recorded, stored_bounded = map(stored, (table, recorded_table, bounded_table))
+
+
+def summary(cells, rivals, ours):
+    best = [v for of in ratios(cells, rivals, MEAN, ours).values() for v in of.values()]
+    return f"mean {statistics.mean(best):.3f}, least {min(best):.3f}, {len(best)} cells" if best else "no cells"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bench", required=True)
+    parser.add_argument("--part", choices=["exact", "recorded", "bounded"], nargs="+", default=["exact"])
+    parser.add_argument("--traces", default=report.ROOT / "build" / "envelope", type=pathlib.Path)
     parser.add_argument("--out", default=STORED, type=pathlib.Path)
     parser.add_argument("--seconds", type=float, default=1e9)
     options = parser.parse_args()
     measure(options)
     data = json.loads(options.out.read_text())
-    best = [v for cells in ratios(data["cells"], RIVALS, MEAN).values() for v in cells.values()]
-    print(table(data))
-    print(f"\nbest of the others over fate: mean {statistics.mean(best):.3f}, least {min(best):.3f}, {len(best)} cells")
+    for part, render in (("exact", table), ("recorded", recorded_table), ("bounded", bounded_table)):
+        if part in options.part:
+            print(render(data))
+    print("\nbest of the others over fate:", summary(data.get("cells", {}), RIVALS, "fate"))
+    print("recorded routing:", summary(data.get("recorded", {}), RIVALS, "fate"))
+    for rival in BOUNDED[1:]:
+        print(f"{rival} over {BOUNDED[0]}:", summary(data.get("bounded", {}), [rival], BOUNDED[0]))
 
 
 if __name__ == "__main__":

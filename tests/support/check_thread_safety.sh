@@ -26,7 +26,7 @@ sources=$(grep -rlE "#include ($pattern)" --include=*.cc lib capi | sort)
 checked=0
 for source in $sources; do
   case $source in
-    lib/exec/cuda/*) echo '#include <cuda_runtime_api.h>' |
+    lib/exec/cuda/* | lib/offline/cuda/*) echo '#include <cuda_runtime_api.h>' |
       "$clang" "${flags[@]}" -x c++ -fsyntax-only - 2>/dev/null || continue ;;
   esac
   "$clang" -std=c++20 -fsyntax-only -Wno-everything -Wthread-safety -Werror=thread-safety-analysis \

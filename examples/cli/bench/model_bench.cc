@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <optional>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -48,6 +49,7 @@ class ModelBench {
   absl::StatusOr<json> Run(const std::string& command);
 
  private:
+  absl::Status OpenRecorded(const std::string& path);
   absl::StatusOr<VariantGroup> RunGroup(const std::string& budget, int64_t batch);
   absl::Status MakeEngines(const std::string& budget, int64_t rows, VariantGroup* group);
   absl::Status Inherit(const std::string& budget, int64_t rows, std::vector<Variant>* variants);
@@ -61,6 +63,7 @@ class ModelBench {
   const ModelBenchOptions& o_;
   Shape shape_;
   std::unique_ptr<TraceReader> trace_;  // null for a made-up workload
+  std::optional<RecordedGates> gates_;  // of a trace over the experts of another shape
   std::shared_ptr<const ExpertSource> experts_;
   std::unique_ptr<DeviceBench> device_;
   std::unique_ptr<AttentionLoop> attention_;
@@ -71,6 +74,30 @@ class ModelBench {
   std::vector<std::string> budgets_;
   bool traced_ = false;
 };
+
+/// A trace in its own shape, or its routing over experts as wide as another shape's.
+absl::Status ModelBench::OpenRecorded(const std::string& path) {
+  MOERT_ASSIGN_OR_RETURN(trace_, OpenTrace(path));
+  const MoeModelSpec& recorded = trace_->header().model;
+  if (o_.synthetic.empty()) {
+    shape_.name = "trace";
+    shape_.spec = recorded;
+    const MoeLayerSpec& layer = shape_.spec.layers.front();
+    shape_.attention_parameters = 4 * layer.hidden * layer.hidden;
+    return absl::OkStatus();
+  }
+  MOERT_ASSIGN_OR_RETURN(shape_, ParseShape(o_.synthetic));
+  const MoeLayerSpec wide = shape_.spec.layers.front();
+  shape_.spec = recorded;
+  for (MoeLayerSpec& layer : shape_.spec.layers) {
+    layer.hidden = wide.hidden;
+    layer.intermediate = wide.intermediate;
+    layer.shared_intermediate = wide.shared_intermediate;
+    layer.shared_gate = wide.shared_gate;
+  }
+  MOERT_ASSIGN_OR_RETURN(gates_, RecordedGates::Create(shape_.spec));
+  return absl::OkStatus();
+}
 
 absl::Status ModelBench::Open() {
   MOERT_ASSIGN_OR_RETURN(engine_options_, MakeEngineOptions(o_));
@@ -87,14 +114,7 @@ absl::Status ModelBench::Open() {
   const auto seed = static_cast<uint64_t>(o_.seed);
   std::string workload = o_.workload;
   if (absl::StartsWith(workload, kTracePrefix)) {
-    if (!o_.synthetic.empty()) {
-      return absl::InvalidArgumentError("a trace has its own shape: leave out --synthetic");
-    }
-    MOERT_ASSIGN_OR_RETURN(trace_, OpenTrace(workload.substr(sizeof(kTracePrefix) - 1)));
-    shape_.name = "trace";
-    shape_.spec = trace_->header().model;
-    const MoeLayerSpec& layer = shape_.spec.layers.front();
-    shape_.attention_parameters = 4 * layer.hidden * layer.hidden;
+    MOERT_RETURN_IF_ERROR(OpenRecorded(workload.substr(sizeof(kTracePrefix) - 1)));
     workload = "uniform";  // gates only; the routing is the trace's
   } else if (o_.synthetic.empty()) {
     return absl::InvalidArgumentError("give --synthetic SHAPE[:layers], or --workload trace:FILE");
@@ -108,6 +128,7 @@ absl::Status ModelBench::Open() {
   synthetic.mixed = o_.mixed;
   if (!o_.mixed_schemes.empty()) synthetic.mixed_schemes = absl::StrSplit(o_.mixed_schemes, ',');
   synthetic.directory = o_.directory;
+  if (gates_.has_value()) synthetic.gate = [this](int layer) { return gates_->Gate(layer); };
   if (device_ != nullptr) {
     synthetic.memory_bytes = kPinnedBytes;
     synthetic.pin = [this](std::byte* data, int64_t bytes) { return device_->Pin(data, bytes); };
@@ -290,7 +311,9 @@ absl::StatusOr<VariantGroup> ModelBench::RunGroup(const std::string& budget, int
   const auto seed = static_cast<uint64_t>(o_.seed);
   if (trace_ != nullptr) {
     MOERT_RETURN_IF_ERROR(trace_->Rewind());
-    steps = MakeTraceSteps(trace_.get());
+    group.batch = rows;
+    steps = gates_.has_value() ? MakeRecordedSteps(trace_.get(), &*gates_)
+                               : MakeTraceSteps(trace_.get());
   } else {
     MOERT_ASSIGN_OR_RETURN(Workload process,
                            Workload::Create(o_.workload, shape_.spec, shape_.common_share, seed));

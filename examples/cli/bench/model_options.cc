@@ -10,7 +10,9 @@
 namespace moert::cli {
 
 void AddModelBenchFlags(ArgParser* parser, ModelBenchOptions* o) {
-  parser->AddString("synthetic", &o->synthetic, "a published model's shape: SHAPE[:layers]");
+  parser->AddString(
+      "synthetic", &o->synthetic,
+      "a published model's shape: SHAPE[:layers]; beside a trace, only how wide its experts are");
   parser->AddString("workload", &o->workload,
                     "steady, mixed, shift, uniform (docs/results/workloads.md), or trace:FILE");
   parser->AddString(

@@ -78,6 +78,30 @@ class TraceSteps final : public StepSource {
   const TraceCall* call_ = nullptr;
 };
 
+class RecordedSteps final : public StepSource {
+ public:
+  RecordedSteps(TraceReader* trace, const RecordedGates* gates) : trace_(trace), gates_(gates) {}
+
+  absl::StatusOr<bool> Next(StepInputs* step) override {
+    MOERT_ASSIGN_OR_RETURN(const bool there_is, trace_.Next(step));
+    if (!there_is) return false;
+    for (size_t l = 0; l < step->layers.size(); ++l) {
+      const LayerInputs recorded = std::exchange(step->layers[l], {});
+      if (recorded.scores.empty()) {
+        return absl::InvalidArgumentError(
+            "the trace has no scores; record it with scores of all experts");
+      }
+      step->layers[l].hidden =
+          gates_->Hidden(static_cast<int>(l), step->rows, recorded.scores, recorded.next_scores);
+    }
+    return true;
+  }
+
+ private:
+  TraceSteps trace_;
+  const RecordedGates* const gates_;
+};
+
 }  // namespace
 
 std::unique_ptr<StepSource> MakeWorkloadSteps(Workload workload, const MoeModelSpec& model,
@@ -87,6 +111,10 @@ std::unique_ptr<StepSource> MakeWorkloadSteps(Workload workload, const MoeModelS
 
 std::unique_ptr<StepSource> MakeTraceSteps(TraceReader* trace) {
   return std::make_unique<TraceSteps>(trace);
+}
+
+std::unique_ptr<StepSource> MakeRecordedSteps(TraceReader* trace, const RecordedGates* gates) {
+  return std::make_unique<RecordedSteps>(trace, gates);
 }
 
 }  // namespace moert::cli

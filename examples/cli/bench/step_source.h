@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "cli/workload/recorded_gates.h"
 #include "cli/workload/workload_trace.h"
 #include "moert/engine.h"
 #include "moert/thread_pool.h"
@@ -41,6 +42,8 @@ std::unique_ptr<StepSource> MakeWorkloadSteps(Workload workload, const MoeModelS
                                               const StepPlan& plan, ThreadPool* pool = nullptr);
 /// The trace is borrowed.
 std::unique_ptr<StepSource> MakeTraceSteps(TraceReader* trace);
+/// The same steps as hidden states that the gates route as recorded. Both are borrowed.
+std::unique_ptr<StepSource> MakeRecordedSteps(TraceReader* trace, const RecordedGates* gates);
 
 }  // namespace moert::cli
 

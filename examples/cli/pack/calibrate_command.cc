@@ -42,10 +42,7 @@ absl::Status Run(Arguments* a) {
   job.progress = [&](int64_t done, int64_t total) { progress.Update(done, total); };
   job.log = say;
   const absl::Status status = RunCalibrateJob(job);
-  if (device != nullptr && !device->first_error().ok()) {
-    say(fmt::format("note: the device refused products, which the CPU did: {}",
-                    std::string(device->first_error().message())));
-  }
+  if (device != nullptr && !a->quiet) NoteRefusals(*device);
   std::error_code ec;
   if (!status.ok() && std::filesystem::exists(job.out + ".partial", ec)) {
     say(

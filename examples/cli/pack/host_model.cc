@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <utility>
 
 #include "host/blocks/linear.h"
@@ -83,6 +84,12 @@ absl::StatusOr<std::unique_ptr<host::DeviceProducts>> OpenProducts(const std::st
   }
   return absl::Status(status.code(), fmt::format("--backend cuda: {}; legal are cpu and auto",
                                                  std::string(status.message())));
+}
+
+void NoteRefusals(const host::DeviceProducts& device) {
+  if (device.first_error().ok()) return;
+  fmt::print(stderr, "note: the device refused products, which the CPU did: {}\n",
+             std::string(device.first_error().message()));
 }
 
 TokenReader HostTokenReader(const std::string& model) {

@@ -35,6 +35,9 @@ std::unique_ptr<CalibrationModel> MakeHostModel(std::unique_ptr<host::Decoder> d
 absl::StatusOr<std::unique_ptr<host::DeviceProducts>> OpenProducts(const std::string& backend,
                                                                    int threads, std::string* note);
 
+/// Says on stderr what the device refused, if anything.
+void NoteRefusals(const host::DeviceProducts& device);
+
 /// Reads calibration tokens as host::ReadTokens does.
 TokenReader HostTokenReader(const std::string& model);
 

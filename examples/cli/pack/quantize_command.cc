@@ -2,6 +2,7 @@
 
 #include <cstdio>
 #include <filesystem>
+#include <memory>
 
 #include "absl/strings/str_split.h"
 #include "cli/common/args.h"
@@ -32,13 +33,19 @@ absl::Status RemovePack(const std::string& path) {
 }
 
 absl::Status Run(QuantizeJob* job, const std::string& schemes, const std::string& method,
-                 bool quiet) {
+                 const std::string& backend, bool quiet) {
   MOERT_ASSIGN_OR_RETURN(job->method, ParseQuantMethod(method));
   if (job->method == QuantMethod::kGptq && job->token_files.empty()) {
     return absl::InvalidArgumentError(
         "method gptq needs calibration tokens: give --tokens FILE[,FILE...]");
   }
-  job->open_model = HostModelOpener(nullptr);
+  std::unique_ptr<host::DeviceProducts> device;
+  if (job->method == QuantMethod::kGptq) {
+    std::string note;
+    MOERT_ASSIGN_OR_RETURN(device, OpenProducts(backend, job->threads, &note));
+    if (!quiet && !note.empty()) fmt::print(stderr, "{}\n", note);
+  }
+  job->open_model = HostModelOpener(device.get());
   job->read_tokens = HostTokenReader(job->model);
   if (!schemes.empty()) {
     MOERT_ASSIGN_OR_RETURN(job->schemes, ParseSchemes(schemes));
@@ -51,6 +58,7 @@ absl::Status Run(QuantizeJob* job, const std::string& schemes, const std::string
   job->cancelled = Interrupted;
   const CatchInterrupts catching;
   const absl::Status status = RunQuantizeJob(*job);
+  if (device != nullptr && !quiet) NoteRefusals(*device);
   std::error_code ec;
   if (!status.ok() && !quiet && std::filesystem::exists(job->out + ".partial", ec)) {
     fmt::print(stderr,
@@ -65,7 +73,7 @@ absl::Status Run(QuantizeJob* job, const std::string& schemes, const std::string
 
 int QuantizeMain(int argc, const char* const* argv) {
   QuantizeJob job;
-  std::string schemes, plans, tokens, method = "rtn";
+  std::string schemes, plans, tokens, method = "rtn", backend = "auto";
   bool quiet = false;
   ArgParser parser(kCommand,
                    "Writes an expert pack: every routed expert in each of some schemes. Routers "
@@ -89,15 +97,21 @@ int QuantizeMain(int argc, const char* const* argv) {
                   "tokens used of those files together; 0: all", 0);
   parser.AddInt64("window", &job.window, "tokens a calibration sequence", 2, int64_t{1} << 20);
   parser.AddInt("threads", &job.threads, "threads; 0: one a core", 0, 1024);
+  parser.AddChoice("backend", &backend, {"cpu", "cuda", "auto"},
+                   "where scales are searched for (rtn, hqq; packs are the same), and where "
+                   "the experts of calibration tokens are multiplied (gptq)");
   parser.AddSwitch("quiet", &quiet, "no progress, no notes");
   if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
   if (parser.Given("tokens")) job.token_files = absl::StrSplit(tokens, ',');
+  job.backend = backend == "cpu"    ? BackendKind::kCpu
+                : backend == "cuda" ? BackendKind::kCuda
+                                    : BackendKind::kAuto;
   if (parser.Given("plan")) job.plans = absl::StrSplit(plans, ',');
   if (parser.force()) {
     const absl::Status removed = RemovePack(job.out);
     if (!removed.ok()) return ReportError(kCommand, removed);
   }
-  const absl::Status status = Run(&job, schemes, method, quiet);
+  const absl::Status status = Run(&job, schemes, method, backend, quiet);
   return status.ok() ? kExitOk : ReportError(kCommand, status);
 }
 

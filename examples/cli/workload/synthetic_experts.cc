@@ -70,7 +70,9 @@ class SyntheticExperts final : public ExpertSource {
       MOERT_RETURN_IF_ERROR(AddMixed(i, drawn, options));
     }
     for (int l = 0; l < shape_.spec.num_layers(); ++l) {
-      MOERT_ASSIGN_OR_RETURN(LayerConstants constants, MakeConstants(l, workload));
+      MOERT_ASSIGN_OR_RETURN(
+          LayerConstants constants,
+          MakeConstants(l, options.gate != nullptr ? options.gate(l) : workload.Gate(l)));
       constants_.push_back(std::move(constants));
     }
     if (!options.directory.empty()) {
@@ -167,10 +169,10 @@ class SyntheticExperts final : public ExpertSource {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<LayerConstants> MakeConstants(int l, const Workload& workload) const {
+  absl::StatusOr<LayerConstants> MakeConstants(int l, std::vector<float> gate) const {
     const MoeLayerSpec& layer = shape_.spec.layers[l];
     LayerConstants constants;
-    constants.gate = workload.Gate(l);
+    constants.gate = std::move(gate);
     if (layer.routing.selection_bias) constants.selection_bias.assign(layer.num_experts, 0.0f);
     if (layer.shared_intermediate > 0) {
       MOERT_ASSIGN_OR_RETURN(constants.shared_layout,

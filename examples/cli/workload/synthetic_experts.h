@@ -35,6 +35,8 @@ struct SyntheticOptions {
   /// are (ExpertSource::PinnedRecord). May be null.
   std::function<absl::StatusOr<std::shared_ptr<void>>(std::byte* data, int64_t bytes)> pin;
   std::function<void(int64_t done, int64_t total)> progress;  // may be null
+  /// Gates in place of the workload's: [E, hidden] of a layer. May be null.
+  std::function<std::vector<float>(int layer)> gate;
 };
 
 /// The workload gives the gates; borrowed for the call. Records are made by all threads.

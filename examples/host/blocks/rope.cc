@@ -20,12 +20,12 @@ std::vector<float> Wavelengths(double theta, int64_t half) {
 }
 
 // Llama 3.1: wavelengths beyond the original context are stretched by factor, those well within it
-// are left, with a linear transition between.
+// are left, with a linear transition between. Without one where both factors are the same (Llama 4).
 float Llama3(const RopeConfig& c, float frequency) {
   const double original = static_cast<double>(c.original_max_positions);
   const double wavelength = 2 * kPi / frequency;
   if (wavelength < original / c.high_freq_factor) return frequency;
-  if (wavelength > original / c.low_freq_factor) return static_cast<float>(frequency / c.factor);
+  if (wavelength >= original / c.low_freq_factor) return static_cast<float>(frequency / c.factor);
   const double smooth =
       (original / wavelength - c.low_freq_factor) / (c.high_freq_factor - c.low_freq_factor);
   return static_cast<float>((1 - smooth) * frequency / c.factor + smooth * frequency);

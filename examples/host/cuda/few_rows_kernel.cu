@@ -51,7 +51,7 @@ __device__ __forceinline__ int PieceAt(int channel, int piece) {
 /// Copies a warp's weights: of 16 channels from `channel` on, kDepth inputs from `k` on. Each time
 /// the lanes copy neighbouring inputs of one channel.
 __device__ __forceinline__ void CopyWeights(const FewRowsProduct& p, int channel, int k,
-                                            unsigned char* stage) {
+                                            uint64_t policy, unsigned char* stage) {
   const int lane = threadIdx.x % 32, at = k + lane * 8;
   const uint16_t* const from = p.w + static_cast<int64_t>(channel) * p.in + at;
   const uint32_t to = SharedAddress(stage);
@@ -59,7 +59,7 @@ __device__ __forceinline__ void CopyWeights(const FewRowsProduct& p, int channel
   for (int c = 0; c < kChannels; ++c) {
     const bool inside = at < p.in && channel + c < p.out;
     CopyAsync(to + PieceAt(c, lane), inside ? from + static_cast<int64_t>(c) * p.in : p.w,
-              inside ? 16 : 0);
+              inside ? 16 : 0, policy);
   }
 }
 
@@ -228,11 +228,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int units = (p.out + kChannels - 1) / kChannels, rounds = (p.in + kRound - 1) / kRound;
   const int items = (units - block + grid - 1) / grid * rounds;
 
+  const uint64_t policy = EvictFirst();
   // The item that is copied next: `kStages` ahead of the one multiplied.
   int next = 0, next_unit = block, next_round = 0;
   const auto copy = [&] {
     if (next < items) {
-      CopyWeights(p, next_unit * kChannels, next_round * kRound + warp * kDepth,
+      CopyWeights(p, next_unit * kChannels, next_round * kRound + warp * kDepth, policy,
                   stages + next % kStages * kStage);
       if (++next_round == rounds) next_round = 0, next_unit += grid;
     }

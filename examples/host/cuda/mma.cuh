@@ -39,10 +39,18 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
 }
 
+/// What L2 drops first: weights are read once a step. Activations, caches and code stay.
+__device__ __forceinline__ uint64_t EvictFirst() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
 /// 16 bytes from device to shared memory, of which those beyond `bytes` become zeros.
-__device__ __forceinline__ void CopyAsync(uint32_t shared, const void* global, int bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
-               "r"(bytes)
+__device__ __forceinline__ void CopyAsync(uint32_t shared, const void* global, int bytes,
+                                          uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared),
+               "l"(global), "r"(bytes), "l"(policy)
                : "memory");
 }
 __device__ __forceinline__ void CommitCopies() {

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "moert/backend.h"
 #include "moert/offline/calibration_model.h"
 #include "moert/offline/token_file.h"
 #include "moert/scheme.h"
@@ -43,6 +44,9 @@ struct QuantizeJob {
   int64_t window = 512;
   OpenCalibrationModel open_model;
   int threads = 0;  // 0: one a core
+  /// kRtn and kHqq: where scales are searched for, with the same outcome to the bit. kCuda fails
+  /// without a device.
+  BackendKind backend = BackendKind::kAuto;
   /// Matrices done and to do, those of layers that an earlier run completed included. May be null.
   std::function<void(int64_t done, int64_t total)> progress;
   /// A line for people. May be null.

@@ -34,17 +34,18 @@ struct Chosen {
   float weight = 0;
 };
 
-/// Turns a token's logits at `row` into scores, in place and in `score`. `key`: the logits, then
-/// what is chosen by.
+/// The scores of a token's logits, in `score` and, unless it is null, at `scores`, which may be
+/// where the logits are. `key`: the logits, then what is chosen by.
 template <int kPerLane>
-__device__ __forceinline__ void Score(const DeviceRouting& routing, int lane, float* row,
-                                      float (&key)[kPerLane], float (&score)[kPerLane]) {
+__device__ __forceinline__ void Score(const DeviceRouting& routing, int lane, const float* logits,
+                                      float* scores, float (&key)[kPerLane],
+                                      float (&score)[kPerLane]) {
   const int experts = routing.num_experts;
   float top = -INFINITY;
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int e = lane + 32 * i;
-    key[i] = e < experts ? row[e] : -INFINITY;
+    key[i] = e < experts ? logits[e] : -INFINITY;
     top = fmaxf(top, key[i]);
   }
 #pragma unroll
@@ -63,22 +64,22 @@ __device__ __forceinline__ void Score(const DeviceRouting& routing, int lane, fl
     const int e = lane + 32 * i;
     score[i] /= sum;
     if (e >= experts) continue;
-    row[e] = score[i];
+    if (scores != nullptr) scores[e] = score[i];
     if (routing.kind == 0 || routing.kind == 2) {
       key[i] = score[i] + (routing.selection_bias == nullptr ? 0.0f : routing.selection_bias[e]);
     }
   }
 }
 
-/// The experts of a token, by a warp: turns its logits into scores in place. At most 32 kPerLane
+/// The experts of a token, by a warp, from its logits; scores: as Score. At most 32 kPerLane
 /// experts. keys, ranks: scratch of the warp, 32 kPerLane each.
 template <int kPerLane>
-__device__ __forceinline__ Chosen ChooseExperts(const DeviceRouting& routing, float* row,
-                                                float* keys, float* ranks) {
+__device__ __forceinline__ Chosen ChooseExperts(const DeviceRouting& routing, const float* logits,
+                                                float* scores, float* keys, float* ranks) {
   const int lane = threadIdx.x % 32;
   const int experts = routing.num_experts;
   float key[kPerLane], score[kPerLane];
-  Score(routing, lane, row, key, score);
+  Score(routing, lane, logits, scores, key, score);
   if (routing.top_groups != routing.num_groups && (routing.kind == 0 || routing.kind == 2)) {
     MaskGroups(routing, key, lane, keys, ranks);
   }

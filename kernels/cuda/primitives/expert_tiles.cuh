@@ -128,9 +128,10 @@ __device__ __forceinline__ void PrefetchFormat(const DeviceFormat* format) {
 }
 
 /// By a CTA of kTileThreads: `of(e)` are the tokens of expert e, the shared one among them, and
-/// nothing from there on. Places tiles by a scan, writes them, and finds where shares begin.
+/// nothing from there on. Places tiles in `table` by a scan, writes them, and finds where shares
+/// begin.
 template <int kExperts, typename Of>
-__device__ __forceinline__ void MakeTiles(const MakeTilesArgs& args, Of of,
+__device__ __forceinline__ void MakeTiles(const MakeTilesArgs& args, const TileTable& table, Of of,
                                           TileScratch<kExperts>& scratch) {
   Several<int64_t, 3> done{};  // costs of both products, tiles
 #pragma unroll 1
@@ -166,17 +167,17 @@ __device__ __forceinline__ void MakeTiles(const MakeTilesArgs& args, Of of,
       const int at = work.first + i;
       tile.slots = tokens.slots + i * kTileTokens;
       tile.count = min(kTileTokens, count - i * kTileTokens);
-      args.table.tiles[at] = tile;
-      args.table.ready[at] = 0;
+      table.tiles[at] = tile;
+      table.ready[at] = 0;
     }
 #pragma unroll
     for (int i = 0; i < 3; ++i) done.v[i] += total.v[i];
   }
-  if (threadIdx.x < 2) args.table.ticket[threadIdx.x] = 0;
+  if (threadIdx.x < 2) table.ticket[threadIdx.x] = 0;
   __syncthreads();
   for (int i = threadIdx.x; i < 2 * (args.shares + 1); i += kTileThreads) {
     const int p = i & 1, cta = i >> 1;
-    args.table.starts[p][cta] =
+    table.starts[p][cta] =
         StartOf(scratch.work, args.experts, static_cast<int>(done.v[2]), p, cta, args.shares);
   }
 }

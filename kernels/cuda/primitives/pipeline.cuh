@@ -19,6 +19,13 @@ __device__ __forceinline__ void FenceBarrierInit() {
 __device__ __forceinline__ void Arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+/// True of one lane of a whole warp.
+__device__ __forceinline__ bool ElectLane() {
+  uint32_t elected;
+  asm volatile("{\n.reg .pred one;\nelect.sync _|one, 0xffffffff;\nselp.u32 %0, 1, 0, one;\n}"
+               : "=r"(elected));
+  return elected != 0;
+}
 /// Arrives, and expects bulk copies of so many bytes besides.
 __device__ __forceinline__ void ArriveExpecting(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
@@ -48,8 +55,8 @@ __device__ __forceinline__ void BulkCopy(uint32_t shared, const void* global, ui
       "l"(global), "r"(bytes), "r"(barrier)
       : "memory");
 }
-/// What ordinary stores wrote, of this thread or seen by it, is seen by bulk copies and tensor cores
-/// that it or those behind its next barrier begin.
+/// What ordinary stores wrote, of this thread or seen by it, is seen by bulk copies and tensor
+/// cores that it or those behind its next barrier begin.
 __device__ __forceinline__ void FenceAsyncProxy() {
   asm volatile("fence.proxy.async;" ::: "memory");
 }
@@ -110,6 +117,16 @@ __device__ __forceinline__ uint32_t LoadShared4(uint32_t at) {
 __device__ __forceinline__ uint2 LoadShared8(uint32_t at) {
   uint2 v;
   asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at) : "memory");
+  return v;
+}
+__device__ __forceinline__ uint32_t LoadSharedByte(uint32_t at) {
+  uint32_t v;
+  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
+  return v;
+}
+__device__ __forceinline__ uint32_t LoadSharedHalf(uint32_t at) {
+  uint16_t v;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(at) : "memory");
   return v;
 }
 /// Two bf16, `low` in the lower half.

@@ -17,21 +17,8 @@
 
 namespace moert::cuda {
 
-/// Of a stage: [group][8 row blocks][16 rows], then zeros alike (kZeroBytesAt bytes behind).
-MOERT_HOST_DEVICE constexpr int PromptScaleBytes(Packing p) {
-  switch (p) {
-    case Packing::kMxFp4:
-      return 256;
-    case Packing::kF8Block:
-    case Packing::kNvFp4:
-      return 512;
-    case Packing::kW4Group:
-      return 768;
-    default:
-      return 0;
-  }
-}
-constexpr int kZeroBytesAt = 512;
+/// Zeros of a stage, behind its scales.
+MOERT_HOST_DEVICE constexpr int ImportedZerosAt(int row_blocks) { return 64 * row_blocks; }
 /// Groups of a stage at most.
 MOERT_HOST_DEVICE constexpr int PromptGroups(Packing p) {
   return p == Packing::kF8Block ? 1 : p == Packing::kNvFp4 ? 4 : 2;
@@ -47,35 +34,26 @@ struct PromptScaleForm {
   float matrix_scale[2];  // nvfp4: of rows g, of rows g + 8
 };
 
-__device__ __forceinline__ uint32_t LoadSharedByte(uint32_t at) {
-  uint32_t v;
-  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
-  return v;
-}
-__device__ __forceinline__ uint32_t LoadSharedHalf(uint32_t at) {
-  uint16_t v;
-  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(at) : "memory");
-  return v;
-}
-
-/// Scales of a lane's two rows.
-template <Packing kPacking>
+/// Scales of a lane's two rows, of so many row blocks in a stage.
+template <Packing kPacking, int kRowBlocks>
 struct ImportedRowScales {
   static constexpr bool kTurns = !IsFp4(kPacking);
   static constexpr int kUnits = IsFp4(kPacking) ? PromptGroups(kPacking) : 1;
 
-  int row[2];                // of the 128 of a stage
+  int row[2];                // of a stage
   float f[2];                // of the sums: of the current group, or of all
   uint32_t unit[kUnits][2];  // what values are multiplied by, twice, as bf16
   uint32_t offset[2] = {};   // int4: -(128 + zero) * unit
 
-  __device__ __forceinline__ void Open(const PromptScaleForm& form, int first, int second) {
+  /// matrix: that both rows are of, or -1: the first and the second.
+  __device__ __forceinline__ void Open(const PromptScaleForm& form, int first, int second,
+                                       int matrix) {
     row[0] = first;
     row[1] = second;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       f[r] = IsFp4(kPacking) ? kFp4Unit<kPacking> : 1;
-      if constexpr (kPacking == Packing::kNvFp4) f[r] *= form.matrix_scale[r];
+      if constexpr (kPacking == Packing::kNvFp4) f[r] *= form.matrix_scale[matrix < 0 ? r : matrix];
     }
   }
   /// Whether another group begins with part `part` of stage k.
@@ -90,7 +68,7 @@ struct ImportedRowScales {
     if constexpr (!kTurns) {
       // The four lanes of a row's weights convert a group each and hand it round.
       const int lane = threadIdx.x % 32;
-      const uint32_t mine = at + lane % kUnits * 128;
+      const uint32_t mine = at + lane % kUnits * (kRowBlocks * 16);
       const uint32_t two = LoadSharedByte(mine + row[0]) | LoadSharedByte(mine + row[1]) << 16;
       const uint32_t both = kPacking == Packing::kMxFp4 ? MxMultipliers(two) : NvMultipliers(two);
 #pragma unroll
@@ -118,7 +96,7 @@ struct ImportedRowScales {
         }
       } else {
         const int group = form.group_k16s == 2 ? part : 0;  // in the stage
-        const uint32_t half = LoadSharedHalf(at + group * 256 + row[r] * 2);
+        const uint32_t half = LoadSharedHalf(at + group * (kRowBlocks * 32) + row[r] * 2);
         const uint32_t bits =
             form.f16 != 0
                 ? __float_as_uint(__half2float(__ushort_as_half(static_cast<unsigned short>(half))))
@@ -126,8 +104,8 @@ struct ImportedRowScales {
         const uint32_t exponent = bits & 0x7f800000u;
         const uint32_t power = exponent | exponent >> 16;  // 0 for a scale of zero
         if (exponent != 0) fraction = __uint_as_float((bits & 0x807fffffu) | 0x3f800000u);
-        const uint32_t zero =
-            form.zero_distance != 0 ? LoadSharedByte(at + kZeroBytesAt + group * 128 + row[r]) : 8;
+        const uint32_t zeros = at + ImportedZerosAt(kRowBlocks) + group * (kRowBlocks * 16);
+        const uint32_t zero = form.zero_distance != 0 ? LoadSharedByte(zeros + row[r]) : 8;
         unit[0][r] = power;
         offset[r] = MulBf16(zero * 0x00010001u | 0xc300c300u, power);
       }
@@ -138,24 +116,25 @@ struct ImportedRowScales {
 };
 
 /// As StageFragments.
-template <Packing kPacking, bool kGateUp>
+template <Packing kPacking, bool kHalves>
 struct ImportedFragments {
   uint32_t a[4][4];
 
   /// Of part `part` of a stage.
+  template <int kRowBlocks>
   __device__ __forceinline__ void Load(int part, uint32_t first, uint32_t second, int half,
-                                       const ImportedRowScales<kPacking>& scales) {
+                                       const ImportedRowScales<kPacking, kRowBlocks>& scales) {
     constexpr int kParts = PromptParts(kPacking);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if (i * kParts / 4 != part) continue;
       uint32_t low, high;
       if constexpr (kPacking == Packing::kF8Block) {
-        LoadByteWords<kGateUp>(first, second, half, i, &low, &high);
+        LoadByteWords<kHalves>(first, second, half, i, &low, &high);
         FragmentF8(low, high, a[i]);
       } else {
         low = LoadShared4(first + i * 128);
-        if constexpr (kGateUp) {
+        if constexpr (kHalves) {
           low >>= 4 * half;
           high = LoadShared4(second + i * 128) >> 4 * half;
         } else {
@@ -166,7 +145,7 @@ struct ImportedFragments {
         a[i][2] = Nibbles(low >> 8);
         a[i][3] = Nibbles(high >> 8);
       }
-      constexpr int kUnits = ImportedRowScales<kPacking>::kUnits;
+      constexpr int kUnits = ImportedRowScales<kPacking, kRowBlocks>::kUnits;
       const auto& unit = scales.unit[i * kUnits / 4];
 #pragma unroll
       for (int q = 0; q < 4; ++q) {

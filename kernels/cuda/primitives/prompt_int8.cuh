@@ -16,11 +16,13 @@ MOERT_HOST_DEVICE constexpr bool IsInt8(Packing p) {
 }
 
 /// As StageFragments; of four times 32 k.
-template <Packing kPacking, bool kGateUp>
+template <Packing kPacking, bool kHalves>
 struct Int8Fragments {
   uint32_t a[4][4];
 
-  __device__ __forceinline__ void Load(uint32_t first, uint32_t second, int half) {
+  template <typename Scales>
+  __device__ __forceinline__ void Load(int /*part*/, uint32_t first, uint32_t second, int half,
+                                       const Scales& /*scales*/) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
 #pragma unroll
@@ -28,7 +30,7 @@ struct Int8Fragments {
         const uint32_t at = (i * 2 + k16) * (K64Bytes(kPacking) / 4);
         uint2 v;
         if constexpr (kPacking == Packing::kW8A8) {
-          if constexpr (kGateUp) {
+          if constexpr (kHalves) {
             v = make_uint2(LoadShared4(first + at + 4 * half), LoadShared4(second + at + 4 * half));
           } else {
             v = LoadShared8(first + at);
@@ -37,9 +39,9 @@ struct Int8Fragments {
           v = make_uint2(v.x ^ kMiddle, v.y ^ kMiddle);
         } else {
           v.x = LoadShared4(first + at);
-          v.y = kGateUp ? LoadShared4(second + at) : v.x;
-          if (kGateUp && half == 0) v = make_uint2(v.x << 4, v.y << 4);
-          if (!kGateUp) v.x <<= 4;
+          v.y = kHalves ? LoadShared4(second + at) : v.x;
+          if (kHalves && half == 0) v = make_uint2(v.x << 4, v.y << 4);
+          if (!kHalves) v.x <<= 4;
           v = make_uint2(HighNibbles(v.x), HighNibbles(v.y));
         }
         a[i][2 * k16] = v.x;
@@ -57,34 +59,21 @@ struct Int8Fragments {
 
 /// Scales of a lane's two rows: one a channel, or one a group, which is a stage.
 template <Packing kPacking>
-class Int8RowScales {
- public:
-  float f[2];  // of the channel, of the group that was taken last
+struct Int8RowScales {
+  int row[2];  // of a stage
+  float f[2];  // of what was read last
 
-  __device__ __forceinline__ void Open(const uint8_t* first, const uint8_t* second) {
-    at_[0] = first;
-    at_[1] = second;
-    Fetch(0);
-    if constexpr (kPacking == Packing::kW8A8) Take(0, false);
+  __device__ __forceinline__ void Open(int first, int second) {
+    row[0] = first;
+    row[1] = second;
   }
-  /// What was fetched is current; fetches the next group's if there is one.
-  __device__ __forceinline__ void Take(int64_t stride, bool more) {
+  /// at: a stage's scales in shared memory.
+  __device__ __forceinline__ void Read(uint32_t at) {
     constexpr float kUnit = kPacking == Packing::kW4A8 ? 1 / kW4A8Unit : 1;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) f[r] = __uint_as_float(uint32_t{next_[r]} << 16) * kUnit;
-    if (more) Fetch(stride);
+    for (int r = 0; r < 2; ++r)
+      f[r] = __uint_as_float(LoadSharedHalf(at + row[r] * 2) << 16) * kUnit;
   }
-
- private:
-  __device__ __forceinline__ void Fetch(int64_t stride) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      at_[r] += stride;
-      asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(next_[r]) : "l"(at_[r]));
-    }
-  }
-  const uint8_t* at_[2];
-  uint16_t next_[2];
 };
 
 }  // namespace moert::cuda

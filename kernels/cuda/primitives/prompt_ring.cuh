@@ -7,6 +7,7 @@
 #include "kernels/cuda/primitives/prompt_imported.cuh"
 #include "kernels/cuda/primitives/prompt_int8.cuh"
 #include "kernels/cuda/primitives/prompt_weights.cuh"
+#include "kernels/cuda/prompt_gemm.h"
 
 namespace moert::cuda {
 
@@ -34,8 +35,12 @@ struct PromptSlot {
   uint32_t rows[kMost];     // gate and up: where x's row begins; down: the slot
 };
 
-/// Pieces of 64 k of a stage.
-MOERT_HOST_DEVICE constexpr int StageK64s(Packing p) { return IsInt8(p) ? 2 : 1; }
+/// A piece is what one row of 128 bytes of an activation is multiplied by: so many times 64 k.
+MOERT_HOST_DEVICE constexpr int PieceK64s(Packing p) { return IsInt8(p) ? 2 : 1; }
+/// Pieces of a stage: as many as make copies of a row block long where there are few columns.
+MOERT_HOST_DEVICE constexpr int StagePieces(Packing p, int most) {
+  return PromptBlocks(most) == 2 && K64Bytes(p) <= 512 && !IsInt8(p) && !IsImported(p) ? 2 : 1;
+}
 
 /// Whether stages bring a float for every column: the scale of its activations, or their sum.
 MOERT_HOST_DEVICE constexpr bool HasColumnFloats(Packing p) {
@@ -45,11 +50,15 @@ MOERT_HOST_DEVICE constexpr bool HasColumnFloats(Packing p) {
 /// How stages lie in shared memory.
 template <Packing kPacking, int kMost>
 struct PromptRing {
-  static constexpr int kRun = StageK64s(kPacking) * K64Bytes(kPacking);  // of a row block
-  static constexpr int kWeights = 8 * kRun;  // without the scales behind them
-  static constexpr int kStageBytes =
-      kWeights + (HasColumnFloats(kPacking) ? kMost * 4 : PromptScaleBytes(kPacking));
-  static constexpr int kTokens = kMost * 128;
+  static constexpr int kPieces = StagePieces(kPacking, kMost);
+  static constexpr int kRowBlocks = PromptRowBlocks(kMost);
+  static constexpr int kPiece = PieceK64s(kPacking) * K64Bytes(kPacking);  // of a row block
+  static constexpr int kRun = kPieces * kPiece;                            // likewise
+  static constexpr int kWeights = kRowBlocks * kRun;  // without the scales behind them
+  static constexpr int kPieceScales = PromptScaleBytes(kPacking, kRowBlocks);
+  static constexpr int kPieceFloats = HasColumnFloats(kPacking) ? kMost * 4 : 0;
+  static constexpr int kStageBytes = kWeights + kPieces * (kPieceScales + kPieceFloats);
+  static constexpr int kTokens = kPieces * kMost * 128;
   static constexpr int kSlotBytes = kPromptSlots * static_cast<int>(sizeof(PromptSlot<kMost>));
   static constexpr int kBarrierBytes = 512;
   static constexpr int kRest = 2 * kPromptStaging + kSlotBytes + kBarrierBytes + 1024;
@@ -65,8 +74,11 @@ struct PromptRing {
   __device__ __forceinline__ uint32_t Weights(uint32_t stage) const {
     return base + kStages * kTokens + stage * kStageBytes;
   }
-  __device__ __forceinline__ uint32_t Scales(uint32_t stage) const {
-    return Weights(stage) + kWeights;
+  __device__ __forceinline__ uint32_t Scales(uint32_t stage, int piece) const {
+    return Weights(stage) + kWeights + piece * kPieceScales;
+  }
+  __device__ __forceinline__ uint32_t Floats(uint32_t stage, int piece) const {
+    return Weights(stage) + kWeights + kPieces * kPieceScales + piece * kPieceFloats;
   }
   __device__ __forceinline__ uint32_t Staging(int group) const {
     return base + kStages * (kTokens + kStageBytes) + group * kPromptStaging;

@@ -1,10 +1,11 @@
-// How the scales of imported packings come into a stage of family P's ring (prompt_imported.cuh).
+// How scales come into a stage of family P's ring, behind its weights.
 #ifndef MOERT_KERNELS_CUDA_PRIMITIVES_PROMPT_SCALE_COPIES_CUH_
 #define MOERT_KERNELS_CUDA_PRIMITIVES_PROMPT_SCALE_COPIES_CUH_
 
 #include <cstdint>
+#include <type_traits>
 
-#include "kernels/cuda/primitives/prompt_imported.cuh"
+#include "kernels/cuda/primitives/prompt_ring.cuh"
 
 namespace moert::cuda {
 
@@ -23,60 +24,133 @@ __device__ __forceinline__ PromptScaleForm ScaleForm(const TileMatrix& m) {
   return form;
 }
 
-/// The scales of imported packings that a lane of the weight warp brings with every stage: of one
-/// group in it (or its zeros), of the row blocks of one matrix that the tile has.
-template <Packing kPacking, bool kGateUp>
-struct StageScaleCopies {
-  const uint8_t* at = nullptr;  // of the matrix's first group
-  int64_t stride = 0;           // to the next group
-  uint32_t to = 0;              // behind a stage's weights
-  uint32_t bytes = 0;           // 0: this lane brings none
-  int group = 0;                // in the stage
-  int shift = 0;
-  int groups = 0;
+/// A tile's row blocks of each of its matrices.
+template <typename Ring, bool kGateUp>
+struct TileBlocks {
+  static constexpr int kMatrices = kGateUp ? 2 : 1;
+  static constexpr int kBlocks = Ring::kRowBlocks / kMatrices;  // of a matrix
+};
 
+/// What the weight warp knows of a tile's scales: of imported packings, which bring with every
+/// stage those of its groups, and their zeros.
+template <typename Ring, Packing kPacking, bool kGateUp>
+class ImportedStageCopies : TileBlocks<Ring, kGateUp> {
+  using Tile = TileBlocks<Ring, kGateUp>;
+  static constexpr bool kZeros = kPacking == Packing::kW4Group;
+  static constexpr int kBlockBytes = BlockScaleBytes(kPacking);
+
+ public:
   template <typename Slot>
-  __device__ __forceinline__ StageScaleCopies(const Slot& slot, int lane) {
-    constexpr int kFirstLane = 8;  // those before bring weights
-    constexpr int kMatrices = kGateUp ? 2 : 1;
-    constexpr int kBlocks = 8 / kMatrices;
-    constexpr int kGroups = PromptGroups(kPacking);
-    if (lane < kFirstLane) return;
-    const int matrix = kGateUp ? lane & 1 : 0;
-    const int index = (lane - kFirstLane) / kMatrices;
-    group = index % kGroups;
-    const PromptScaleForm& form = slot.form;
-    shift = (form.group_k16s >= 2) + (form.group_k16s >= 4) + (form.group_k16s >= 8);
-    groups = form.groups;
-    const bool zeros = index >= kGroups;
-    if (index >= 2 * kGroups ||
-        (zeros && (kPacking != Packing::kW4Group || form.zero_distance == 0)) ||
-        group >= max(4 >> shift, 1)) {
-      return;
-    }
-    const int block_bytes = zeros ? 16 : BlockScaleBytes(kPacking);
-    const int block = slot.row_tile * kBlocks;
-    bytes = min(kBlocks, slot.row_blocks - block) * block_bytes;
-    at = slot.scales + (matrix != 0 ? slot.second_scales : 0) + (zeros ? form.zero_distance : 0) +
-         int64_t{block} * block_bytes;
-    stride = int64_t{slot.row_blocks} * block_bytes;
-    to = (zeros ? kZeroBytesAt : 0) + (group * 8 + matrix * kBlocks) * block_bytes;
+  __device__ __forceinline__ explicit ImportedStageCopies(const Slot& slot)
+      : at_(slot.scales),
+        second_(slot.second_scales),
+        zeros_(kZeros ? slot.form.zero_distance : 0),
+        row_blocks_(slot.row_blocks),
+        block_(slot.row_tile * Tile::kBlocks),
+        blocks_(min(Tile::kBlocks, row_blocks_ - block_)),
+        groups_(slot.form.groups) {
+    const int k16s = slot.form.group_k16s;
+    shift_ = (k16s >= 2) + (k16s >= 4) + (k16s >= 8);
   }
-  /// What the lane brings with stage k.
-  __device__ __forceinline__ uint32_t Bytes(int k) const { return Group(k) < groups ? bytes : 0; }
+  /// What comes with stage k.
+  __device__ __forceinline__ uint32_t Bytes(int k) const {
+    const int of_group = blocks_ * (kBlockBytes + (zeros_ != 0 ? 16 : 0));
+    return min(max(4 >> shift_, 1), groups_ - First(k)) * Tile::kMatrices * of_group;
+  }
   __device__ __forceinline__ void Copy(int k, uint32_t scales, uint32_t barrier) const {
-    const uint32_t now = Bytes(k);
-    if (now != 0) BulkCopy(scales + to, at + Group(k) * stride, now, barrier);
+    const int first = First(k);
+#pragma unroll
+    for (int g = 0; g < PromptGroups(kPacking); ++g) {
+      if ((g > 0 && g >= 4 >> shift_) || first + g >= groups_) continue;
+      const int64_t row = int64_t{first + g} * row_blocks_ + block_;  // of row blocks
+#pragma unroll
+      for (int m = 0; m < Tile::kMatrices; ++m) {
+        const int to = g * Ring::kRowBlocks + m * Tile::kBlocks;
+        const uint8_t* const at = at_ + (m != 0 ? second_ : 0);
+        BulkCopy(scales + to * kBlockBytes, at + row * kBlockBytes, blocks_ * kBlockBytes, barrier);
+        if (kZeros && zeros_ != 0) {
+          BulkCopy(scales + ImportedZerosAt(Ring::kRowBlocks) + to * 16, at + zeros_ + row * 16,
+                   blocks_ * 16, barrier);
+        }
+      }
+    }
   }
 
  private:
-  __device__ __forceinline__ int Group(int k) const { return (k * 4 >> shift) + group; }
+  __device__ __forceinline__ int First(int k) const { return k * 4 >> shift_; }
+
+  const uint8_t* at_;  // of the matrix's first group
+  int second_, zeros_, row_blocks_, block_, blocks_, groups_, shift_;
 };
 
-struct NoScales {
+/// Of the other packings: with a piece in which a group begins, its scales and what zeros come to.
+template <typename Ring, Packing kPacking, bool kGateUp>
+class RowStageCopies : TileBlocks<Ring, kGateUp> {
+  using Tile = TileBlocks<Ring, kGateUp>;
+  static constexpr int kPlanes = HasZeros(kPacking) ? 2 : 1;
+  static constexpr int kBlockBytes = BlockScaleBytes(kPacking);
+
+ public:
   template <typename Slot>
-  __device__ __forceinline__ NoScales(const Slot& /*slot*/, int /*lane*/) {}
+  __device__ __forceinline__ explicit RowStageCopies(const Slot& slot)
+      : second_(slot.second_scales), zeros_(slot.zero_distance) {
+    constexpr int kK64s = PieceK64s(kPacking);
+    const int block = slot.row_tile * Tile::kBlocks;
+    at_ = slot.scales + int64_t{block} * kBlockBytes;
+    bytes_ = min(Tile::kBlocks, slot.row_blocks - block) * kBlockBytes;
+    stride_ = slot.row_blocks * kBlockBytes;
+    pieces_ = (slot.k64s + kK64s - 1) / kK64s;
+    of_group_ = (slot.group_k64s + kK64s - 1) / kK64s;
+  }
+  /// What comes with stage k.
+  __device__ __forceinline__ uint32_t Bytes(int k) const {
+    uint32_t bytes = 0;
+#pragma unroll
+    for (int p = 0; p < Ring::kPieces; ++p) {
+      if (Begins(k, p)) bytes += Tile::kMatrices * kPlanes * bytes_;
+    }
+    return bytes;
+  }
+  __device__ __forceinline__ void Copy(int k, uint32_t scales, uint32_t barrier) const {
+#pragma unroll
+    for (int p = 0; p < Ring::kPieces; ++p) {
+      if (!Begins(k, p)) continue;
+      const uint32_t group = (k * Ring::kPieces + p) / of_group_;
+      const uint8_t* const at = at_ + int64_t{group} * stride_;
+#pragma unroll
+      for (int i = 0; i < Tile::kMatrices * kPlanes; ++i) {
+        const int matrix = i % Tile::kMatrices, plane = i / Tile::kMatrices;
+        const int to = plane * Ring::kRowBlocks + matrix * Tile::kBlocks;
+        BulkCopy(scales + p * Ring::kPieceScales + to * kBlockBytes,
+                 at + (matrix != 0 ? second_ : 0) + (plane != 0 ? zeros_ : 0), bytes_, barrier);
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ bool Begins(int k, int p) const {
+    const uint32_t piece = k * Ring::kPieces + p;
+    return piece < pieces_ && piece % of_group_ == 0;
+  }
+
+  const uint8_t* at_;  // of the first group
+  int second_, zeros_, bytes_, stride_;
+  uint32_t pieces_, of_group_;  // of the matrix, of a scale group
 };
+
+struct NoStageCopies {
+  template <typename Slot>
+  __device__ __forceinline__ explicit NoStageCopies(const Slot& /*slot*/) {}
+  __device__ __forceinline__ uint32_t Bytes(int /*k*/) const { return 0; }
+  __device__ __forceinline__ void Copy(int /*k*/, uint32_t /*scales*/, uint32_t /*barrier*/) const {
+  }
+};
+
+template <typename Ring, Packing kPacking, bool kGateUp>
+using StageScaleCopies = std::conditional_t<
+    kPacking == Packing::kBf16, NoStageCopies,
+    std::conditional_t<IsImported(kPacking), ImportedStageCopies<Ring, kPacking, kGateUp>,
+                       RowStageCopies<Ring, kPacking, kGateUp>>>;
 
 }  // namespace moert::cuda
 

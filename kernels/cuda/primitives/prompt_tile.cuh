@@ -1,12 +1,11 @@
-// What a consumer warp group of family P does with a tile: 64 rows of weights by all columns, and
-// where the results go.
+// What a consumer warp group of family P does with a tile: one or two blocks of 64 rows of weights
+// by all columns.
 #ifndef MOERT_KERNELS_CUDA_PRIMITIVES_PROMPT_TILE_CUH_
 #define MOERT_KERNELS_CUDA_PRIMITIVES_PROMPT_TILE_CUH_
 
 #include <cstdint>
 #include <type_traits>
 
-#include "kernels/cuda/primitives/activation.cuh"
 #include "kernels/cuda/primitives/prompt_imported.cuh"
 #include "kernels/cuda/primitives/prompt_int8.cuh"
 #include "kernels/cuda/primitives/prompt_ring.cuh"
@@ -16,73 +15,98 @@
 
 namespace moert::cuda {
 
+/// Which rows of a tile a consumer warp has. A warp's 16 rows of a block are those of a row block;
+/// where a group has only one block, eight channels of gate and the same of up.
+template <bool kGateUp, int kMost>
+struct PromptWarp {
+  static constexpr int kBlocks = PromptBlocks(kMost);
+  static constexpr bool kHalves = kGateUp && kBlocks == 1;
+  static constexpr int kOfGate = PromptRowBlocks(kMost) / 2;  // row blocks
+
+  int group;  // of two
+  int warp;   // of four
+  int lane;
+  int half;  // of the row blocks' 16 rows
+
+  __device__ __forceinline__ PromptWarp(int g, int w, int l)
+      : group(g), warp(w), lane(l), half(w & 1) {}
+
+  /// The row block of rows g of block b: among those of a tile, gate's before up's.
+  __device__ __forceinline__ int RowBlock(int b) const {
+    if (kHalves) return 2 * group + (warp >> 1);
+    return kGateUp ? kOfGate * b + 4 * group + warp : 4 * (kBlocks * group + b) + warp;
+  }
+  /// Rows g and g + 8 of block b, likewise.
+  __device__ __forceinline__ int FirstRow(int b) const {
+    return RowBlock(b) * 16 + (kHalves ? half * 8 : 0) + (lane >> 2);
+  }
+  __device__ __forceinline__ int SecondRow(int b) const {
+    return FirstRow(b) + (kHalves ? kOfGate * 16 : 8);
+  }
+};
+
 template <Packing kPacking, bool kGateUp, int kMost>
 struct PromptConsumer {
   using Ring = PromptRing<kPacking, kMost>;
+  using Warp = PromptWarp<kGateUp, kMost>;
+  static constexpr int kBlocks = Warp::kBlocks;
+  static constexpr bool kHalves = Warp::kHalves;
   static constexpr bool kImported = IsImported(kPacking);
   static constexpr bool kInt = IsInt8(kPacking);
   static constexpr int kParts = PromptParts(kPacking);
   using Scales = std::conditional_t<
       kInt, Int8RowScales<kPacking>,
-      std::conditional_t<kImported, ImportedRowScales<kPacking>, RowScales<kPacking>>>;
+      std::conditional_t<kImported, ImportedRowScales<kPacking, Ring::kRowBlocks>,
+                         RowScales<kPacking, Ring::kRowBlocks>>>;
   using Fragments =
-      std::conditional_t<kInt, Int8Fragments<kPacking, kGateUp>,
-                         std::conditional_t<kImported, ImportedFragments<kPacking, kGateUp>,
-                                            StageFragments<kPacking, kGateUp>>>;
+      std::conditional_t<kInt, Int8Fragments<kPacking, kHalves>,
+                         std::conditional_t<kImported, ImportedFragments<kPacking, kHalves>,
+                                            StageFragments<kPacking, kHalves>>>;
   static constexpr bool kScaled = kPacking != Packing::kBf16;
   static constexpr int kLaneBytes =
       kPacking == Packing::kW3 || kPacking == Packing::kW2 ? 4 : K64Bytes(kPacking) / 128;
+  template <int kColumns>
+  using Sums = float[kBlocks][kColumns / 2];
 
   const Ring ring;
-  const int group;  // of two
-  const int warp;   // of four
-  int lane;
+  Warp of;
   RingPlace<Ring::kStages> place;
-  uint32_t first, second;  // of the lane in a stage's weights
-  int half;
 
   __device__ __forceinline__ PromptConsumer(const Ring& r, int g, int w, int l)
-      : ring(r), group(g), warp(w), lane(l) {
-    const int block = kGateUp ? 2 * g + (w >> 1) : 4 * g + w;
-    half = w & 1;
-    first = block * Ring::kRun + l * kLaneBytes;
-    second = first + 4 * Ring::kRun;
-  }
+      : ring(r), of(g, w, l) {}
 
   /// Addresses of one tile are not worth registers in another: keeps the compiler from computing
   /// them once for all tiles.
-  __device__ __forceinline__ void Forget() { asm volatile("" : "+r"(lane)::"memory"); }
+  __device__ __forceinline__ void Forget() { asm volatile("" : "+r"(of.lane)::"memory"); }
 
   __device__ __forceinline__ void Release(uint32_t stage) const {
-    if (lane == 0) Arrive(ring.Empty(stage));
+    if (of.lane == 0) Arrive(ring.Empty(stage));
   }
-
-  /// The lane's two rows' scales.
-  __device__ __forceinline__ void OpenScales(const PromptSlot<kMost>& slot, Scales* scales) const {
-    const int g = lane >> 2;
-    if constexpr (kImported) {
-      const int block = kGateUp ? 2 * group + (warp >> 1) : 4 * group + warp;
-      const int row = block * 16 + g + (kGateUp ? half * 8 : 0);
-      scales->Open(slot.form, row, kGateUp ? row + 64 : row + 8);
-    } else if constexpr (kScaled) {
-      const int block = slot.row_tile * (kGateUp ? 4 : 8) +
-                        (kGateUp ? 2 * group + (warp >> 1) : 4 * group + warp);
-      const uint8_t* of = slot.scales + min(block, slot.row_blocks - 1) * 32 + g * 2;
-      const uint8_t* lower = of + (kGateUp ? half * 16 : 0);
-      const uint8_t* upper = kGateUp ? lower + slot.second_scales : of + 16;
-      if constexpr (kInt) {
-        scales->Open(lower, upper);
-      } else {
-        if constexpr (HasZeros(kPacking)) scales->zeros = slot.zero_distance;
-        scales->at[0] = lower;
-        scales->at[1] = upper;
+  __device__ __forceinline__ void AwaitStage() const {
+    Await(ring.Full(place.stage), place.parity);
+    if constexpr (kGateUp) FenceAsyncProxyShared();  // of the gathered rows
+  }
+  __device__ __forceinline__ void OpenScales(const PromptSlot<kMost>& slot,
+                                             Scales (&scales)[kBlocks]) const {
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      if constexpr (kImported) {
+        scales[b].Open(slot.form, of.FirstRow(b), of.SecondRow(b), kGateUp && !kHalves ? b : -1);
+      } else if constexpr (kScaled) {
+        scales[b].Open(of.FirstRow(b), of.SecondRow(b));
       }
     }
   }
+  /// Of block b in a piece.
+  __device__ __forceinline__ void LoadFragments(int part, int piece, int b, const Scales& scales,
+                                                Fragments& f) const {
+    const uint32_t first = ring.Weights(place.stage) + piece * Ring::kPiece +
+                           of.RowBlock(b) * Ring::kRun + of.lane * kLaneBytes;
+    f.Load(part, first, first + Warp::kOfGate * Ring::kRun, of.half, scales);
+  }
 
   template <int kColumns>
-  __device__ __forceinline__ void Multiply(const PromptSlot<kMost>& slot,
-                                           float (&d)[kColumns / 2]) {
+  __device__ __forceinline__ void Multiply(const PromptSlot<kMost>& slot, Sums<kColumns>& d) {
     if constexpr (kPacking == Packing::kW4A8) {
       MultiplyInt8Groups<kColumns>(slot, d);
     } else if constexpr (kInt) {
@@ -92,57 +116,68 @@ struct PromptConsumer {
     }
   }
 
+  /// Products of block b in stage place.stage are added to sums, as a group of their own.
+  template <int kColumns>
+  __device__ __forceinline__ void BeginInt8(int b, const Scales& scales, Fragments& f,
+                                            int32_t (&sums)[kColumns / 2]) const {
+    LoadFragments(0, 0, b, scales, f);
+    PinRegisters(sums);
+    WgmmaFence();
+    const uint64_t tokens = OperandDescriptor(ring.Tokens(place.stage));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) Wgmma<kColumns>(sums, f.a[i], tokens + 2 * i);
+    WgmmaCommit();
+    PinRegisters(sums);
+  }
+
   /// d = the sums times the scales of rows and columns.
   template <int kColumns>
-  __device__ __forceinline__ void MultiplyInt8(const PromptSlot<kMost>& slot,
-                                               float (&d)[kColumns / 2]) {
+  __device__ __forceinline__ void MultiplyInt8(const PromptSlot<kMost>& slot, Sums<kColumns>& d) {
     const int stages = (slot.k64s + 1) / 2;
-    int32_t sums[kColumns / 2];
-#pragma unroll
-    for (int32_t& v : sums) v = 0;
-    Scales scales;
-    OpenScales(slot, &scales);
+    int32_t sums[kBlocks][kColumns / 2] = {};
+    Scales scales[kBlocks];
+    OpenScales(slot, scales);
     Fragments fragments[2];
     uint32_t before = 0;
     bool under_way = false;
-    const auto step = [&](Fragments& f) {
-      const uint32_t stage = place.stage;
-      Await(ring.Full(stage), place.parity);
-      if constexpr (kGateUp) FenceAsyncProxyShared();  // of the gathered rows
-      f.Load(ring.Weights(stage) + first, ring.Weights(stage) + second, half);
-      PinRegisters(sums);
-      WgmmaFence();
-      const uint64_t b = OperandDescriptor(ring.Tokens(stage));
+    const auto step = [&](int which) {
+      AwaitStage();
 #pragma unroll
-      for (int i = 0; i < 4; ++i) Wgmma<kColumns>(sums, f.a[i], b + 2 * i);
-      WgmmaCommit();
-      PinRegisters(sums);
-      WgmmaWait<1>();
-      if (under_way) Release(before);
-      before = stage;
+      for (int b = 0; b < kBlocks; ++b) {
+        BeginInt8<kColumns>(b, scales[b], fragments[kBlocks == 2 ? b : which], sums[b]);
+        WgmmaWait<1>();
+        if (b == 0 && under_way) Release(before);
+      }
+      before = place.stage;
       under_way = true;
       place.Next();
     };
+    Await(ring.Full(place.stage), place.parity);
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) scales[b].Read(ring.Scales(place.stage, 0));
     int k = 0;
 #pragma unroll 1
     for (; k + 1 < stages; k += 2) {
-      step(fragments[0]);
-      step(fragments[1]);
+      step(0);
+      step(1);
     }
     if (k < stages) {
       WgmmaWait<0>();
-      PinRegisters(sums);
-      step(fragments[0]);
+      PinBlocks(sums);
+      step(0);
     }
     WgmmaWait<0>();
-    PinRegisters(sums);
+    PinBlocks(sums);
     Release(before);
 #pragma unroll
     for (int j = 0; j < kColumns / 8; ++j) {
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
-        const float column = slot.scales_of[8 * j + 2 * (lane & 3) + (c & 1)];
-        d[4 * j + c] = static_cast<float>(sums[4 * j + c]) * (scales.f[c / 2] * column);
+        const float column = slot.scales_of[8 * j + 2 * (of.lane & 3) + (c & 1)];
+#pragma unroll
+        for (int b = 0; b < kBlocks; ++b) {
+          d[b][4 * j + c] = static_cast<float>(sums[b][4 * j + c]) * (scales[b].f[c / 2] * column);
+        }
       }
     }
   }
@@ -150,243 +185,181 @@ struct PromptConsumer {
   /// d = the sums of every stage, times the scales of its rows and columns.
   template <int kColumns>
   __device__ __forceinline__ void MultiplyInt8Groups(const PromptSlot<kMost>& slot,
-                                                     float (&d)[kColumns / 2]) {
+                                                     Sums<kColumns>& d) {
     const int stages = (slot.k64s + 1) / 2;
-    const int64_t stride = int64_t{slot.row_blocks} * 32;
-#pragma unroll
-    for (float& v : d) v = 0;
-    Scales scales;
-    OpenScales(slot, &scales);
-    Fragments fragments;
+    ClearSums(d);
+    Scales scales[kBlocks];
+    OpenScales(slot, scales);
+    Fragments fragments[kBlocks];
 #pragma unroll 1
     for (int k = 0; k < stages; ++k) {
       const uint32_t stage = place.stage;
-      Await(ring.Full(stage), place.parity);
-      if constexpr (kGateUp) FenceAsyncProxyShared();  // of the gathered rows
-      fragments.Load(ring.Weights(stage) + first, ring.Weights(stage) + second, half);
-      scales.Take(stride, k + 1 < stages);
-      int32_t sums[kColumns / 2];
+      AwaitStage();
+      int32_t sums[kBlocks][kColumns / 2] = {};
 #pragma unroll
-      for (int32_t& v : sums) v = 0;
-      PinRegisters(sums);
-      WgmmaFence();
-      const uint64_t b = OperandDescriptor(ring.Tokens(stage));
-#pragma unroll
-      for (int i = 0; i < 4; ++i) Wgmma<kColumns>(sums, fragments.a[i], b + 2 * i);
-      WgmmaCommit();
-      PinRegisters(sums);
-      WgmmaWait<0>();
-      PinRegisters(sums);
-      const uint32_t columns = ring.Scales(stage) + 8 * (lane & 3);
-#pragma unroll
-      for (int j = 0; j < kColumns / 8; ++j) {
-        const uint2 two = LoadShared8(columns + 32 * j);
-        const float of[2] = {__uint_as_float(two.x), __uint_as_float(two.y)};
-#pragma unroll
-        for (int c = 0; c < 4; ++c) {
-          float& to = d[4 * j + c];
-          to = fmaf(static_cast<float>(sums[4 * j + c]), scales.f[c / 2] * of[c & 1], to);
-        }
+      for (int b = 0; b < kBlocks; ++b) {
+        BeginInt8<kColumns>(b, scales[b], fragments[b], sums[b]);
+        scales[b].Read(ring.Scales(stage, 0));
       }
+      AddInt8Group<kColumns, 0>(stage, scales[0], sums[0], d[0]);
+      if constexpr (kBlocks == 2) AddInt8Group<kColumns, 1>(stage, scales[1], sums[1], d[1]);
       Release(stage);
       place.Next();
+    }
+  }
+  /// Waits for block kBlock's products and adds them, times the scales of rows and columns.
+  template <int kColumns, int kBlock>
+  __device__ __forceinline__ void AddInt8Group(uint32_t stage, const Scales& scales,
+                                               int32_t (&sums)[kColumns / 2],
+                                               float (&d)[kColumns / 2]) const {
+    WgmmaWait<kBlocks - 1 - kBlock>();
+    PinRegisters(sums);
+    const uint32_t columns = ring.Floats(stage, 0) + 8 * (of.lane & 3);
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j) {
+      const uint2 two = LoadShared8(columns + 32 * j);
+      const float of_column[2] = {__uint_as_float(two.x), __uint_as_float(two.y)};
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        float& to = d[4 * j + c];
+        to = fmaf(static_cast<float>(sums[4 * j + c]), scales.f[c / 2] * of_column[c & 1], to);
+      }
     }
   }
 
   /// How far the products of a tile are.
   struct Bf16Progress {
-    Scales scales;
-    int64_t stride;       // from a group's scales to the next
-    int group_k64s;       // stages of a scale group
+    Scales scales[kBlocks];
+    int group_k64s;       // of a scale group
     int left = 0;         // of the current one
-    int groups_left;      // that are still to be fetched
     uint32_t before = 0;  // the stage whose products are under way
     bool under_way = false;
   };
-  static constexpr bool kGroups = kScaled && !kImported;  // scales are brought by this warp
+  static constexpr bool kGroups = kScaled && !kImported;
 
-  /// Stage k; `f` is free.
+  /// A group begins: the sums so far, which are no longer under way, are told in its units.
   template <int kColumns>
-  __device__ __forceinline__ void StepBf16(const PromptSlot<kMost>& slot, int k, Bf16Progress& at,
-                                           Fragments& f, float (&d)[kColumns / 2]) {
-    const uint32_t stage = place.stage;
-    float ratio[2] = {1, 1};
-    bool turns = kGroups && at.left == 0;
-    if constexpr (kGroups) {
-      if (turns) {
-        at.scales.Turn(ratio);
-        if (--at.groups_left > 0) at.scales.Fetch(at.stride);
-        at.left = at.group_k64s;
+  __device__ __forceinline__ void TurnSums(const float (&ratio)[kBlocks][2], uint32_t floats,
+                                           Bf16Progress& at, Sums<kColumns>& d) const {
+    WgmmaWait<0>();
+    PinBlocks(d);
+    if (at.under_way) Release(at.before);
+    at.under_way = false;
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      if constexpr (HasZeros(kPacking)) {
+        ShiftSums<kColumns>(of.lane, ratio[b], at.scales[b].shift, floats, d[b]);
+      } else {
+        ScaleSums<kColumns>(ratio[b], d[b]);
       }
-      --at.left;
     }
-    Await(ring.Full(stage), place.parity);
-    if constexpr (kGateUp) FenceAsyncProxyShared();  // of the gathered rows
-    const uint64_t b = OperandDescriptor(ring.Tokens(stage));
-    if constexpr (kImported) at.scales.ReadStage(ring.Scales(stage));
+  }
+  /// Scales of the group that begins with part `part` of a piece.
+  __device__ __forceinline__ void TurnScales(const PromptSlot<kMost>& slot, int part,
+                                             uint32_t in_stage, Bf16Progress& at,
+                                             float (&ratio)[kBlocks][2]) const {
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      if constexpr (kImported) {
+        at.scales[b].Turn(slot.form, in_stage, part, ratio[b]);
+      } else if constexpr (kScaled) {
+        at.scales[b].Turn(in_stage, ratio[b]);
+      }
+    }
+  }
+
+  /// 64 k from piece `k` on, which is piece kPiece of its stage. A block's products run while the
+  /// weights of the next are made, of one block in fragments f[which].
+  template <int kColumns, int kPiece>
+  __device__ __forceinline__ void StepBf16(const PromptSlot<kMost>& slot, int k, Bf16Progress& at,
+                                           Fragments (&f)[2], int which, Sums<kColumns>& d) {
+    const uint32_t stage = place.stage;
+    const uint32_t in_stage = ring.Scales(stage, kPiece);
+    bool turns = kGroups && at.left == 0;
+    if constexpr (kGroups) at.left = (turns ? at.group_k64s : at.left) - 1;
+    if constexpr (kPiece == 0) AwaitStage();
+    const uint64_t tokens = OperandDescriptor(ring.Tokens(stage) + kPiece * kColumns * 128);
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      if constexpr (kImported) {
-        turns = at.scales.Begins(slot.form, k, part);
-        if (turns) at.scales.Turn(slot.form, ring.Scales(stage), part, ratio);
-        f.Load(part, ring.Weights(stage) + first, ring.Weights(stage) + second, half, at.scales);
-      } else {
-        f.Load(ring.Weights(stage) + first, ring.Weights(stage) + second, half, at.scales.unit,
-               at.scales.offset);
-      }
-      if (turns && (part > 0 || k > 0)) {
-        WgmmaWait<0>();
-        PinRegisters(d);
-        if (at.under_way) Release(at.before);
-        at.under_way = false;
-        if constexpr (!HasZeros(kPacking)) ScaleSums<kColumns>(ratio, d);
-      }
-      if constexpr (HasZeros(kPacking)) {
-        if (turns) ShiftSums<kColumns>(lane, ratio, at.scales.shift, ring.Scales(stage), d);
-      }
-      PinRegisters(d);
-      WgmmaFence();
+      if constexpr (kImported) turns = Scales::Begins(slot.form, k, part);
+      float ratio[kBlocks][2];
+      if (turns) TurnScales(slot, part, in_stage, at, ratio);
 #pragma unroll
-      for (int i = part * 4 / kParts; i < (part + 1) * 4 / kParts; ++i) {
-        Wgmma<kColumns>(d, f.a[i], b + 2 * i);
+      for (int b = 0; b < kBlocks; ++b) {
+        Fragments& of_block = f[kBlocks == 2 ? b : which];
+        if constexpr (kImported) {
+          if (part == 0) at.scales[b].ReadStage(in_stage);
+        }
+        LoadFragments(part, kPiece, b, at.scales[b], of_block);
+        if (b == 0 && turns) TurnSums<kColumns>(ratio, ring.Floats(stage, kPiece), at, d);
+        PinRegisters(d[b]);
+        WgmmaFence();
+#pragma unroll
+        for (int i = part * 4 / kParts; i < (part + 1) * 4 / kParts; ++i) {
+          Wgmma<kColumns>(d[b], of_block.a[i], tokens + 2 * i);
+        }
+        WgmmaCommit();
+        PinRegisters(d[b]);
+        WgmmaWait<1>();
+        if (kPiece == 0 && part == 0 && b == 0) {
+          if (at.under_way) Release(at.before);
+          at.under_way = false;
+        }
       }
-      WgmmaCommit();
-      PinRegisters(d);
     }
-    WgmmaWait<kParts>();
-    if (at.under_way) Release(at.before);
-    at.before = stage;
+  }
+  /// All products of the stage have begun.
+  __device__ __forceinline__ void LeaveStage(Bf16Progress& at) {
+    at.before = place.stage;
     at.under_way = true;
     place.Next();
   }
 
   template <int kColumns>
-  __device__ __forceinline__ void MultiplyBf16(const PromptSlot<kMost>& slot,
-                                               float (&d)[kColumns / 2]) {
+  __device__ __forceinline__ void MultiplyBf16(const PromptSlot<kMost>& slot, Sums<kColumns>& d) {
+    constexpr int kPieces = Ring::kPieces;
     const int k64s = slot.k64s;
-#pragma unroll
-    for (float& v : d) v = 0;
+    ClearSums(d);
     Fragments fragments[2];
     Bf16Progress at;
-    OpenScales(slot, &at.scales);
-    at.group_k64s = kGroups ? slot.group_k64s : k64s;
-    at.stride = int64_t{slot.row_blocks} * 32;
-    if constexpr (kGroups) at.scales.Fetch(at.stride);
-    at.groups_left = kGroups ? (k64s + at.group_k64s - 1) / at.group_k64s : 0;
+    OpenScales(slot, at.scales);
+    at.group_k64s = slot.group_k64s;
     int k = 0;
 #pragma unroll 1
     for (; k + 1 < k64s; k += 2) {
-      StepBf16<kColumns>(slot, k, at, fragments[0], d);
-      StepBf16<kColumns>(slot, k + 1, at, fragments[1], d);
+      StepBf16<kColumns, 0>(slot, k, at, fragments, 0, d);
+      if constexpr (kPieces == 1) LeaveStage(at);
+      StepBf16<kColumns, kPieces - 1>(slot, k + 1, at, fragments, 1, d);
+      LeaveStage(at);
     }
     if (k < k64s) {
       // Nothing may be under way where paths of the program meet: it would be waited for anyway.
       WgmmaWait<0>();
-      PinRegisters(d);
-      StepBf16<kColumns>(slot, k, at, fragments[0], d);
+      PinBlocks(d);
+      StepBf16<kColumns, 0>(slot, k, at, fragments, 0, d);
+      LeaveStage(at);
     }
     WgmmaWait<0>();
-    PinRegisters(d);
+    PinBlocks(d);
     Release(at.before);
-    if constexpr (kScaled) ScaleSums<kColumns>(at.scales.f, d);
-  }
-
-  /// act(gate) * up as floats, before they are quantized.
-  template <int kColumns>
-  __device__ __forceinline__ void StoreWideH(const PromptSlot<kMost>& slot, bool silu,
-                                             float* wide_h, int64_t stride,
-                                             const float (&d)[kColumns / 2]) const {
-    const int block = slot.row_tile * 4 + 2 * group + (warp >> 1);
-    if (block >= slot.row_blocks) return;
-    float* const to = wide_h + slot.h_row * stride + block * 16 + half * 8 + (lane >> 2);
+    if constexpr (kScaled) {
 #pragma unroll
-    for (int j = 0; j < kColumns / 8; ++j) {
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const int column = 8 * j + 2 * (lane & 3) + c;
-        if (column < slot.count) {
-          to[column * stride] = Activated(silu, d[4 * j + c], d[4 * j + 2 + c]);
-        }
-      }
+      for (int b = 0; b < kBlocks; ++b) ScaleSums<kColumns>(at.scales[b].f, d[b]);
     }
   }
 
-  /// act(gate) * up as bf16 rows of h: of this warp eight channels of every column.
-  template <int kColumns>
-  __device__ __forceinline__ void StoreH(const PromptSlot<kMost>& slot, bool silu,
-                                         const float (&d)[kColumns / 2]) const {
-    const uint32_t staging = ring.Staging(group);
-    const int block = slot.row_tile * 4 + 2 * group + (warp >> 1);
-    const bool there = block < slot.row_blocks;  // else padding up to whole 64: zeros
-    uint8_t* const h = slot.h + int64_t{slot.row_tile} * slot.columns * 128;
-    constexpr int kAtOnce = 128;
+ private:
+  template <typename Number, int kNumbers>
+  __device__ __forceinline__ static void PinBlocks(Number (&d)[kBlocks][kNumbers]) {
 #pragma unroll
-    for (int from = 0; from < kColumns; from += kAtOnce) {
-      constexpr int kTo = kColumns;
-      WarpGroupBarrier(group);  // what lay there was read
-#pragma unroll
-      for (int c = from; c < from + kAtOnce && c < kTo; c += 16) {
-        uint32_t v[2];
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          const float* at = d + (c / 8 + j) * 4;
-          float two[2];
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            two[i] = there ? Activated(silu, at[i], at[2 + i]) : 0.0f;
-          }
-          v[j] = PackBf16(two[0], two[1]);
-        }
-        const uint32_t row = c - from + (lane & 15);
-        StoreTransposed2(staging + row * 64 + ((warp ^ ((row >> 1) & 3)) * 16), v[0], v[1]);
-      }
-      WarpGroupBarrier(group);
-      const int thread = warp * 32 + lane;
-#pragma unroll
-      for (int i = 0; i < kAtOnce / 32; ++i) {
-        const uint32_t row = i * 32 + thread / 4;
-        const uint32_t piece = thread & 3;
-        if (from + static_cast<int>(row) < kColumns) {
-          const uint4 v = LoadShared16(staging + row * 64 + ((piece ^ ((row >> 1) & 3)) * 16));
-          const uint32_t column = from + row;
-          *reinterpret_cast<uint4*>(h + column * 128 +
-                                    (((4 * group + piece) ^ (column & 7)) * 16)) = v;
-        }
-      }
-    }
+    for (int b = 0; b < kBlocks; ++b) PinRegisters(d[b]);
   }
-
-  /// bf16 rows of out, by slot.
-  template <int kColumns>
-  __device__ __forceinline__ void StoreOut(const PromptSlot<kMost>& slot, uint16_t* out,
-                                           int64_t stride, const float (&d)[kColumns / 2]) const {
-    const uint32_t staging = ring.Staging(group);
-    constexpr int kAtOnce = 64;
-    const int thread = warp * 32 + lane;
-    const uint32_t piece = thread & 7;
-    const int64_t channel = slot.row_tile * 128 + group * 64 + piece * 8;
-    const bool there = channel < stride;
+  template <int kNumbers>
+  __device__ __forceinline__ static void ClearSums(float (&d)[kBlocks][kNumbers]) {
 #pragma unroll
-    for (int from = 0; from < kColumns; from += kAtOnce) {
-      WarpGroupBarrier(group);
+    for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
-      for (int c = from; c < from + kAtOnce && c < kColumns; c += 16) {
-        const float* at = d + c / 8 * 4;
-        const uint32_t row = c - from + (lane & 7) + ((lane >> 4) * 8);
-        const uint32_t of = 2 * warp + ((lane >> 3) & 1);
-        StoreTransposed4(staging + row * 128 + ((of ^ (row & 7)) * 16), PackBf16(at[0], at[1]),
-                         PackBf16(at[2], at[3]), PackBf16(at[4], at[5]), PackBf16(at[6], at[7]));
-      }
-      WarpGroupBarrier(group);
-#pragma unroll
-      for (int i = 0; i < kAtOnce / 16; ++i) {
-        const uint32_t row = i * 16 + thread / 8;
-        const int column = from + static_cast<int>(row);
-        if (column < slot.count && column < kColumns && there) {
-          const uint4 v = LoadShared16(staging + row * 128 + ((piece ^ (row & 7)) * 16));
-          *reinterpret_cast<uint4*>(out + slot.rows[column] * stride + channel) = v;
-        }
-      }
+      for (float& v : d[b]) v = 0;
     }
   }
 };

@@ -6,13 +6,16 @@
 
 namespace moert::cuda {
 
-/// What one call gave an expert, by one thread.
-__device__ __forceinline__ void AddCall(SelectionTally* to, int slots, float mass) {
-  SelectionTally t = *to;
+/// `t` and what one call gave an expert.
+__device__ __forceinline__ SelectionTally WithCall(SelectionTally t, int slots, float mass) {
   t.slots += slots;
   ++t.calls;
   t.mass += mass;
-  *to = t;
+  return t;
+}
+/// By one thread.
+__device__ __forceinline__ void AddCall(SelectionTally* to, int slots, float mass) {
+  *to = WithCall(*to, slots, mass);
 }
 
 }  // namespace moert::cuda

@@ -5,8 +5,23 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <cstring>
 
 namespace moert::cuda {
+
+/// The value in device memory, past the L1 cache: for what is read before the kernels in front have
+/// ended, which may not know yet what others have written.
+template <typename T>
+__device__ __forceinline__ T LoadFresh(const T* at) {
+  constexpr int kWords = sizeof(T) / sizeof(uint4);
+  static_assert(sizeof(T) % sizeof(uint4) == 0);
+  uint4 words[kWords];
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) words[i] = __ldcg(reinterpret_cast<const uint4*>(at) + i);
+  T value;
+  memcpy(&value, words, sizeof value);
+  return value;
+}
 
 /// How many slots before `slot` nobody is in.
 __device__ __forceinline__ int FreeBefore(const uint8_t* held, int slot) {

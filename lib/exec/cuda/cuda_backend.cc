@@ -108,7 +108,8 @@ class CudaBackend final : public Backend {
              kPools * kPoolRounding;
     }
     MOERT_ASSIGN_OR_RETURN(const int64_t bytes, ExecutorBytes(*size.source, size.versions,
-                                                              size.max_tokens, size.numbering));
+                                                              size.max_tokens, size.numbering,
+                                                              size.score_window));
     return bytes + kPools * kPoolRounding;
   }
 

@@ -106,12 +106,18 @@ absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContex
                                                   own.used_ids, stream));
     return absl::OkStatus();
   };
+  const auto bring = [&]() -> absl::Status {
+    if (capturing) return absl::OkStatus();
+    return returned_.BringLate(w_, context, call.hidden.rows, false, stream, given != nullptr);
+  };
   const auto enqueue = [&]() -> absl::Status {
-    MOERT_RETURN_IF_ERROR(route());
-    if (!capturing) {
-      MOERT_RETURN_IF_ERROR(
-          returned_.BringLate(w_, context, call.hidden.rows, false, stream, given != nullptr));
+    if (given == nullptr && !served && ProductsRoute(call)) {
+      MOERT_RETURN_IF_ERROR(RouteInProducts(call, capturing));
+      MOERT_RETURN_IF_ERROR(bring());
+      return WeightedSum(call, false);
     }
+    MOERT_RETURN_IF_ERROR(route());
+    MOERT_RETURN_IF_ERROR(bring());
     if (!few) MOERT_RETURN_IF_ERROR(GroupAndPack(call, capturing));
     if (served) {
       MOERT_RETURN_IF_ERROR(ServedProducts(call, given != nullptr));
@@ -202,12 +208,13 @@ absl::Status CudaExecutor::CloseStep(void* stream) {
 }
 
 absl::StatusOr<int64_t> ExecutorBytes(const ExpertSource& source, absl::Span<const int> versions,
-                                      int64_t max_tokens, const ExpertNumbering* numbering) {
+                                      int64_t max_tokens, const ExpertNumbering* numbering,
+                                      int64_t score_window) {
   MOERT_ASSIGN_OR_RETURN(const OperandUse use, OperandsOf(source, versions));
   const MoeModelSpec& model = source.model();
   Carver count;
   Workspace w{};
-  const Extent extent(model, use, max_tokens, numbering);
+  const Extent extent(model, use, max_tokens, numbering, score_window);
   w.Carve(model, extent, &count);
   const int64_t numbers = numbering != nullptr ? ShardNumbers::Bytes(*numbering, extent.pairs) : 0;
   return count.used() + DeviceFetch::Bytes(model) + numbers;

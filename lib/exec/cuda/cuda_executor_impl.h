@@ -19,6 +19,7 @@
 #include "exec/cuda/served_misses.h"
 #include "exec/cuda/shard_numbers.h"
 #include "exec/cuda/workspace.h"
+#include "kernels/cuda/few_products.h"
 #include "kernels/cuda/route.h"
 #include "kernels/cuda/rows.h"
 
@@ -33,7 +34,7 @@ class CudaExecutor final : public Executor {
         model_(parts.source->model()),
         device_(options.device),
         fence_(options.fence),
-        extent_(model_, use, parts.max_tokens, parts.numbering),
+        extent_(model_, use, parts.max_tokens, parts.numbering, parts.score_window),
         rule_(parts.max_tokens) {}
 
   ~CudaExecutor() override {
@@ -121,6 +122,8 @@ class CudaExecutor final : public Executor {
   /// tiles.
   absl::Status RouteFew(const ExecutorCall& call, const GivenRouting* given, bool tallied,
                         bool tiles);
+  /// Packs rows of the operands from `first` on.
+  absl::Status PackOperands(const ExecutorCall& call, int first);
   absl::Status RouteOnHost(const ExecutorCall& call, const RoutingRequest& request,
                            RoutingResult* routing);
   /// `tallied`: selections are counted on the device.
@@ -152,6 +155,15 @@ class CudaExecutor final : public Executor {
   /// Of tiles that were made.
   absl::Status TileProducts(const ExecutorCall& call, bool narrow, const TileTable& table,
                             int shares);
+  GroupGemmArgs GemmOf(const ExecutorCall& call, bool narrow, const TileTable& table,
+                       int shares) const;
+  /// Whether the products' launch chooses the experts of a call with every expert at hand.
+  bool ProductsRoute(const ExecutorCall& call) const {
+    return Few(call) && !extent_.use.wide_h &&
+           ProductsChoose(call.hidden.rows, Spec(call).routing.top_k, Spec(call).num_experts);
+  }
+  /// Routing and products of such a call. `tallied`: as GroupAndPack.
+  absl::Status RouteInProducts(const ExecutorCall& call, bool tallied);
   absl::Status PromptProducts(const ExecutorCall& call, const PromptPlan& plan,
                               const ExpertSet& wave, const ExpertHandle* handles);
   /// Whether a captured call brings what the next layer will want.

@@ -105,6 +105,26 @@ absl::Status CudaExecutor::Products(const ExecutorCall& call, const ExpertSet& w
 absl::Status CudaExecutor::TileProducts(const ExecutorCall& call, bool narrow,
                                         const TileTable& table, int shares) {
   const cudaStream_t stream = Stream(call);
+  const GroupGemmArgs gemm = GemmOf(call, narrow, table, shares);
+  if (!extent_.use.wide_h) {
+    MOERT_CUDA_RETURN_IF_ERROR(LaunchProducts(gemm, stream));
+    return absl::OkStatus();
+  }
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchGateUp(gemm, stream));
+  PackHiddenArgs pack;
+  pack.table = table;
+  pack.wide_h = w_.wide_h;
+  pack.wide_h_stride = extent_.intermediate;
+  pack.h = w_.h;
+  pack.h_stride = extent_.h_stride();
+  pack.shares = shares;
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchPackHidden(pack, stream));
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchDown(gemm, stream));
+  return absl::OkStatus();
+}
+
+GroupGemmArgs CudaExecutor::GemmOf(const ExecutorCall& call, bool narrow, const TileTable& table,
+                                   int shares) const {
   const MoeLayerSpec& spec = Spec(call);
   GroupGemmArgs gemm;
   gemm.table = table;
@@ -122,21 +142,7 @@ absl::Status CudaExecutor::TileProducts(const ExecutorCall& call, bool narrow,
   gemm.hidden = static_cast<int32_t>(spec.hidden);
   gemm.activation = static_cast<int32_t>(spec.activation.function);
   gemm.shares = shares;
-  if (!extent_.use.wide_h) {
-    MOERT_CUDA_RETURN_IF_ERROR(LaunchProducts(gemm, stream));
-    return absl::OkStatus();
-  }
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchGateUp(gemm, stream));
-  PackHiddenArgs pack;
-  pack.table = table;
-  pack.wide_h = w_.wide_h;
-  pack.wide_h_stride = extent_.intermediate;
-  pack.h = w_.h;
-  pack.h_stride = extent_.h_stride();
-  pack.shares = shares;
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchPackHidden(pack, stream));
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchDown(gemm, stream));
-  return absl::OkStatus();
+  return gemm;
 }
 
 absl::Status CudaExecutor::Multiply(const ExecutorCall& call, const RoutingResult& /*routing*/,

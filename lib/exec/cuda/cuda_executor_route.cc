@@ -49,10 +49,7 @@ absl::Status CudaExecutor::RouteFew(const ExecutorCall& call, const GivenRouting
     }
     packed = 1;
   }
-  for (int i = packed; i < kOperands; ++i) {
-    if (w_.x[i] == nullptr) continue;
-    MOERT_CUDA_RETURN_IF_ERROR(LaunchPackRows(Rows(call), i, w_.x[i], x_stride, stream));
-  }
+  MOERT_RETURN_IF_ERROR(PackOperands(call, packed));
   RouteFewArgs args;
   args.routing = layer.routing;
   args.tokens = static_cast<int32_t>(call.hidden.rows);
@@ -70,6 +67,44 @@ absl::Status CudaExecutor::RouteFew(const ExecutorCall& call, const GivenRouting
   args.makes_tiles = tiles ? 1 : 0;
   if (tiles) args.tiles = TilesOf(call, AllExperts(call), table_.rows(call.layer));
   MOERT_CUDA_RETURN_IF_ERROR(LaunchRouteFew(args, stream));
+  return absl::OkStatus();
+}
+
+absl::Status CudaExecutor::PackOperands(const ExecutorCall& call, int first) {
+  for (int i = first; i < kOperands; ++i) {
+    if (w_.x[i] == nullptr) continue;
+    MOERT_CUDA_RETURN_IF_ERROR(
+        LaunchPackRows(Rows(call), i, w_.x[i], extent_.x_stride(), Stream(call)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaExecutor::RouteInProducts(const ExecutorCall& call, bool tallied) {
+  const cudaStream_t stream = Stream(call);
+  const LayerOnDevice& layer = on_device_.layer(call.layer);
+  const auto tokens = static_cast<int32_t>(call.hidden.rows);
+  GateZeros zeros;
+  zeros.ready = w_.table.ready;
+  zeros.tiles = tokens * layer.routing.top_k + (HasShared(call) ? 1 : 0);
+  zeros.ticket = w_.table.ticket;
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchGateLogits(Rows(call), layer.gate, layer.routing.num_experts,
+                                              w_.logits, stream, w_.x[0], extent_.x_stride(), {},
+                                              zeros));
+  MOERT_RETURN_IF_ERROR(PackOperands(call, 1));
+  FewProductsArgs args;
+  args.routing = layer.routing;
+  args.tokens = tokens;
+  args.logits = w_.logits;
+  args.scores = w_.scores;
+  args.ids = w_.ids;
+  args.weights = w_.weights;
+  if (tallied) args.tally = Tally(call);
+  args.formats = on_device_.formats();
+  args.num_formats = on_device_.num_formats();
+  args.shared = HasShared(call) ? 1 : 0;
+  args.handles = table_.rows(call.layer);
+  args.gemm = GemmOf(call, /*narrow=*/false, w_.table, shares_);
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchFewProducts(args, stream));
   return absl::OkStatus();
 }
 

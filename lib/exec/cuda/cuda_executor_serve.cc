@@ -18,7 +18,9 @@ absl::Status CudaExecutor::ServeMisses(const VersionedStore& store, bool prefetc
   MOERT_RETURN_IF_ERROR(options_.records->KeepAll(version, parts_.pool));
   auto served = std::make_unique<ServedMisses>();
   MOERT_RETURN_IF_ERROR(served->Init(&model_, &on_device_, *options_.records, version,
-                                     {store.lends_use(), prefetch}, w_.served,
+                                     {store.lends_use() && store.score_window() == 0,
+                                      store.score_window(), prefetch},
+                                     w_.served,
                                      table_.rows(0) + model_.layers[0].num_experts));
   served_ = std::move(served);
   return absl::OkStatus();

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
 
@@ -132,7 +133,8 @@ absl::Status CudaFetchExecutor::CopyRecords(const ExecutorCall& call, const Vers
   DeviceScope scope(device_);
   const auto stream = static_cast<cudaStream_t>(call.stream);
   MOERT_RETURN_IF_ERROR(fence_->Enter(stream));
-  const auto copy = [&](int e) -> absl::Status {
+  const absl::Cleanup clear = [&] { copies_.Clear(); };
+  for (int e = 0; e < model_.layers[call.layer].num_experts; ++e) {
     const ExpertKey key{call.layer, e};
     const int version = parts().versions[0];
     const std::byte* from = store.Resolve(key, call.epoch).record;
@@ -141,14 +143,10 @@ absl::Status CudaFetchExecutor::CopyRecords(const ExecutorCall& call, const Vers
       return absl::FailedPreconditionError(fmt::format(
           "layer {} expert {}: its record is not in pinned memory (host_budget)", call.layer, e));
     }
-    MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(
-        to + e * stride, from, static_cast<size_t>(records_->layout(key.layer, e, version).bytes),
-        cudaMemcpyDefault, stream));
-    return absl::OkStatus();
-  };
-  absl::Status status;
-  const int experts = model_.layers[call.layer].num_experts;
-  for (int e = 0; e < experts && status.ok(); ++e) status = copy(e);
+    copies_.Add(to + e * stride, from,
+                static_cast<size_t>(records_->layout(key.layer, e, version).bytes));
+  }
+  absl::Status status = copies_.Enqueue(stream);
   status.Update(fence_->Pass(stream));  // also behind a failure: blocks are read
   return status;
 }

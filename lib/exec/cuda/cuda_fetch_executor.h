@@ -10,6 +10,7 @@
 
 #include "exec/cpu/fetch_executor.h"
 #include "exec/cuda/compute_fence.h"
+#include "exec/cuda/copy_batch.h"
 #include "exec/cuda/cuda_api.h"
 #include "exec/cuda/device_fetch.h"
 #include "exec/cuda/device_transfers.h"
@@ -73,6 +74,7 @@ class CudaFetchExecutor final : public FetchExecutor {
   std::unique_ptr<ServedMisses> served_;  // null: the host serves misses
   RoutingReturn returned_;
   DeviceFetch fetch_;
+  CopyBatch copies_;  // of CopyRecords
   cudaEvent_t arrived_ = nullptr;
   int64_t host_syncs_ = 0;
 };

@@ -77,6 +77,7 @@ absl::Status DeviceModel::PlaceFormats(const ExecutorParts& parts) {
     MOERT_RETURN_IF_ERROR(add(shared));
     layers_[l].shared_format = format_of_[&shared];
   }
+  num_formats_ = static_cast<int>(formats.size());
   const auto bytes = static_cast<int64_t>(formats.size() * sizeof(DeviceFormat));
   MOERT_ASSIGN_OR_RETURN(formats_memory_, Buffer::Device(bytes));
   MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpy(formats_memory_.data(), formats.data(),

@@ -33,6 +33,7 @@ class DeviceModel {
   const DeviceFormat* formats() const {
     return reinterpret_cast<const DeviceFormat*>(formats_memory_.data());
   }
+  int num_formats() const { return num_formats_; }
   /// Index into formats() of a layout of the source.
   int64_t FormatOf(const RecordLayout* layout) const { return format_of_.at(layout); }
 
@@ -41,6 +42,7 @@ class DeviceModel {
   absl::Status PlaceFormats(const ExecutorParts& parts);
 
   Buffer constants_memory_, formats_memory_;
+  int num_formats_ = 0;
   std::vector<LayerOnDevice> layers_;
   std::unordered_map<const RecordLayout*, int64_t> format_of_;
 };

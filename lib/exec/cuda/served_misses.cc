@@ -31,11 +31,11 @@ absl::Status ServedMisses::Init(const MoeModelSpec* model, const DeviceModel* on
     total += layer.num_experts;
   }
   Carver count;
-  table_.Carve(*model, &count);
+  table_.Carve(*model, rules.score_window, &count);
   table_bytes_ = count.used();
   MOERT_ASSIGN_OR_RETURN(memory_, Buffer::Pinned(table_bytes_));
   Carver carver(memory_.data());
-  table_.Carve(*model, &carver);
+  table_.Carve(*model, rules.score_window, &carver);
   MOERT_RETURN_IF_ERROR(PlaceRecords(on_device, records, version));
   MOERT_CUDA_RETURN_IF_ERROR(
       cudaMemset(on_device_.table.layers, 0, static_cast<size_t>(table_bytes_)));
@@ -61,6 +61,7 @@ absl::Status ServedMisses::LoadKernels(const ExpertHandle* shared) {
   ServeMissesArgs args = Args(call);
   args.experts = 0;
   args.use = nullptr;
+  args.window = 0;
   MOERT_CUDA_RETURN_IF_ERROR(LaunchServeMisses(args, own_));
   MOERT_CUDA_RETURN_IF_ERROR(LaunchCopyRecords(args.copies, args.num_copies, own_));
   if (rules_.prefetch) {
@@ -130,6 +131,8 @@ void ServedMisses::PlaceLoan(int layer, const LentLayer& loan, VersionedStore* s
     experts[slot.expert] = {slot.last_used, slot.tokens, static_cast<int32_t>(s)};
   }
   std::copy(loan.use.begin(), loan.use.end(), table_.use + First(layer));
+  std::copy(loan.sums.begin(), loan.sums.end(), table_.sums + First(layer));
+  std::copy(loan.scores.begin(), loan.scores.end(), ScoresOf(table_, layer));
 }
 
 absl::Status ServedMisses::Lend(VersionedStore* store, cudaStream_t stream) {
@@ -161,6 +164,8 @@ void ServedMisses::TakeLoan(int layer, LentLayer* loan) const {
   loan->calls = state.calls;
   loan->inserted = state.inserted;
   loan->use.assign(table_.use + First(layer), table_.use + First(layer) + loan->use.size());
+  std::copy_n(table_.sums + First(layer), loan->sums.size(), loan->sums.begin());
+  std::copy_n(ScoresOf(table_, layer), loan->scores.size(), loan->scores.begin());
   for (LentSlot& slot : loan->slots) slot.expert = -1;
   for (int e = 0; e < model_->layers[static_cast<size_t>(layer)].num_experts; ++e) {
     const ServedExpert& expert = experts[e];
@@ -217,8 +222,12 @@ ServeMissesArgs ServedMisses::Args(const Call& call) const {
   args.groups = call.groups;
   if (rules_.by_worth) {
     args.use = on_device_.table.use + First(layer);
-    args.scores = call.scores;
+  } else if (rules_.score_window > 0) {
+    args.window = rules_.score_window;
+    args.sums = on_device_.table.sums + First(layer);
+    args.history = ScoresOf(on_device_.table, layer);
   }
+  args.scores = call.scores;
   if (!rules_.prefetch) return args;
   args.prefetch = on_device_.table.prefetch + layer;
   if (layer > 0 && Predicts(layer - 1, call.tokens)) {
@@ -237,6 +246,8 @@ PredictArgs ServedMisses::PredictionOf(int layer, const Call& call) const {
   args.layer = on_device_.table.layers + layer;
   args.rows = on_device_.table.experts + First(layer);
   if (rules_.by_worth) args.use = on_device_.table.use + First(layer);
+  if (rules_.score_window > 0) args.sums = on_device_.table.sums + First(layer);
+  args.window = rules_.score_window;
   args.records = on_device_.records + First(layer);
   args.slots = on_device_.table.slots + First(layer);
   args.tally = on_device_.tally + layer;

@@ -35,7 +35,9 @@ class ServedMisses {
 
   /// By which rules, see Strategy::misses_by_rule.
   struct Rules {
-    bool by_worth = false;  // else least recently used
+    bool by_worth = false;
+    int score_window = 0;  // above 0: by average score over so many calls. Neither: least recently
+                           // used
     bool prefetch = false;
   };
   /// Every record of `version` must be kept by `records`; FailedPrecondition where the device
@@ -102,6 +104,9 @@ class ServedMisses {
   /// A kernel's first launch loads it, which is not possible in a capture.
   absl::Status LoadKernels(const ExpertHandle* shared);
   int64_t First(int layer) const { return first_[static_cast<size_t>(layer)]; }
+  float* ScoresOf(const ServedTable& table, int layer) const {
+    return table.scores + First(layer) * rules_.score_window;
+  }
 
   const MoeModelSpec* model_ = nullptr;
   const DeviceModel* constants_ = nullptr;

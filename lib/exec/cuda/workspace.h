@@ -12,6 +12,7 @@
 #include "exec/cuda/device_format.h"
 #include "kernels/cuda/device_types.h"
 #include "kernels/cuda/expert_cache.h"
+#include "kernels/cuda/few_products.h"
 #include "kernels/cuda/prompt_gemm.h"
 #include "kernels/cuda/route.h"
 #include "kernels/cuda/serve_misses.h"
@@ -25,14 +26,15 @@ namespace moert::cuda {
 struct Extent {
   int64_t tokens = 0, pairs = 0, slots = 0, experts = 0, hidden = 0, intermediate = 0, tiles = 0;
   int64_t prompt_units = 0, prompt_h_rows = 0;
+  int64_t score_window = 0;  // see ServedMisses::Rules
   OperandUse use;
   std::vector<int64_t>
       routed;  // [L]: experts that tokens are spread over, those of other shards too
 
   /// `numbering`: of a shard; null or empty: all experts are here.
   Extent(const MoeModelSpec& model, const OperandUse& operands, int64_t max_tokens,
-         const ExpertNumbering* numbering)
-      : tokens(max_tokens), use(operands) {
+         const ExpertNumbering* numbering, int64_t calls_scored = 0)
+      : tokens(max_tokens), score_window(calls_scored), use(operands) {
     for (const MoeLayerSpec& l : model.layers) {
       const size_t at = routed.size();
       const bool part = numbering != nullptr && !numbering->empty();
@@ -102,13 +104,17 @@ struct ServedTable {
   ServedUse* use;
   LayerPrefetch* prefetch;  // [layers]
   uint8_t** slots;          // where they lie
+  double* sums;             // of scores; with a window of 0 nobody's
+  float* scores;            // [layers][window, experts]
 
-  void Carve(const MoeModelSpec& model, Carver* c) {
+  void Carve(const MoeModelSpec& model, int64_t window, Carver* c) {
     layers = c->Take<ServedLayer>(model.num_layers());
     experts = c->Take<ServedExpert>(model.total_experts());
     use = c->Take<ServedUse>(model.total_experts());
     prefetch = c->Take<LayerPrefetch>(model.num_layers());
     slots = c->Take<uint8_t*>(model.total_experts());
+    sums = c->Take<double>(window > 0 ? model.total_experts() : 0);
+    scores = c->Take<float>(window * model.total_experts());
   }
 };
 
@@ -134,7 +140,7 @@ struct ServedBuffers {
   PredictionMemory predictions;
 
   void Carve(const MoeModelSpec& model, const Extent& e, Carver* c) {
-    table.Carve(model, c);
+    table.Carve(model, e.score_window, c);
     records = c->Take<ServedRecord>(model.total_experts());
     tally = c->Take<ServedTally>(model.num_layers());
     ready = c->Take<ExpertHandle>(e.experts + 1);
@@ -156,6 +162,7 @@ struct Workspace {
   float* wide_h;
   float* prompt_h_columns;  // see PromptGemmArgs; null: not in use
   float* out;               // by slot; bf16 in calls with products of family P
+  float* logits;            // [up to kChoosingTokens, experts]
   float* scores;            // [tokens, experts]
   float* next_scores;
   int32_t* ids;  // [pairs]
@@ -182,6 +189,7 @@ struct Workspace {
     const int64_t h_columns = e.prompt_h_columns();
     prompt_h_columns = h_columns > 0 ? c->Take<float>(e.prompt_h_rows * h_columns) : nullptr;
     out = c->Take<float>(e.slots * e.hidden);
+    logits = c->Take<float>(std::min<int64_t>(e.tokens, kChoosingTokens) * e.experts);
     scores = c->Take<float>(e.tokens * e.experts);
     next_scores = c->Take<float>(e.tokens * e.experts);
     ids = c->Take<int32_t>(e.pairs);

@@ -158,6 +158,8 @@ absl::Status GemmBench::Prepare(int tokens, double zipf, GemmCudaCase* result) {
                   ? reinterpret_cast<const uint8_t*>(shared_.x)
                   : shared_.prompt_x;
   few_ = tokens <= cuda::kFewTokens && !prompt_.any();
+  chooses_ = few_ && format_.down.operand == 0 &&
+             cuda::ProductsChoose(tokens, spec_.routing.top_k, spec_.num_experts);
   MOERT_RETURN_IF_ERROR(Pack());
   MOERT_RETURN_IF_ERROR(DrawCalls(x, zipf, &rng, result));
   shares_ = cuda::GroupGemmShares();

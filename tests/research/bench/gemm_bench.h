@@ -49,11 +49,14 @@ class GemmBench {
   absl::Status PromptProducts(int layer);
   cuda::MakeTilesArgs TilesOf(int layer);
   absl::Status Tiles(int layer);
+  cuda::GroupGemmArgs GemmOf(int layer);
   absl::Status Products(int layer);
   cuda::DeviceRouting Routing() const;
   /// What comes before the products of few tokens. The gate routes them as drawn.
   absl::Status RouteFew(int layer);
-  /// The same of more tokens. The ids grouped are the drawn ones.
+  /// All but the weighted sum, where the products' launch chooses.
+  absl::Status ChooseAndMultiply(int layer);
+  /// What comes before the products of more tokens. The ids grouped are the drawn ones.
   absl::Status RouteMany(int layer);
   /// All kernels of a layer whose experts are there.
   absl::Status Layer(int layer);
@@ -75,7 +78,8 @@ class GemmBench {
   std::vector<LayerBuffers> calls_;
   cuda::DeviceRows rows_;
   const uint8_t* prompt_x_ = nullptr;
-  bool few_ = false;  // one launch routes and makes tiles
+  bool few_ = false;      // one launch routes and makes tiles
+  bool chooses_ = false;  // the products' launch does
   int shares_ = 0;
   int prompt_ctas_ = 0;
   cuda::PromptPlan prompt_;

@@ -9,6 +9,7 @@
 #include "exec/cuda/cuda_api.h"
 #include "exec/cuda/device_format.h"
 #include "exec/cuda/prompt_plan.h"
+#include "kernels/cuda/few_products.h"
 #include "kernels/cuda/group_gemm.h"
 #include "kernels/cuda/prompt_gemm.h"
 #include "kernels/cuda/route.h"
@@ -59,6 +60,7 @@ inline int64_t PromptXStride(const MoeLayerSpec& l) {
 struct SharedBuffers {
   float* x;  // or bf16
   float* y;
+  float* logits;
   float* scores;
   float* weights;
   int32_t* drawn_ids;
@@ -73,6 +75,7 @@ struct SharedBuffers {
     const int64_t pairs = tokens * l.routing.top_k;
     x = c->Take<float>(tokens * l.hidden);
     y = c->Take<float>(tokens * l.hidden);
+    logits = c->Take<float>(tokens * l.num_experts);
     scores = c->Take<float>(tokens * l.num_experts);
     weights = c->Take<float>(pairs);
     drawn_ids = c->Take<int32_t>(pairs);

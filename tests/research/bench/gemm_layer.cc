@@ -90,8 +90,7 @@ absl::Status GemmBench::Tiles(int layer) {
   return absl::OkStatus();
 }
 
-absl::Status GemmBench::Products(int layer) {
-  if (prompt_.any()) return PromptProducts(layer);
+cuda::GroupGemmArgs GemmBench::GemmOf(int layer) {
   cuda::GroupGemmArgs args;
   args.table = calls_[layer].table;
   args.x[format_.gate.operand] = shared_.packed_x;
@@ -106,6 +105,12 @@ absl::Status GemmBench::Products(int layer) {
   args.top_k = spec_.routing.top_k;
   args.hidden = static_cast<int32_t>(spec_.hidden);
   args.shares = shares_;
+  return args;
+}
+
+absl::Status GemmBench::Products(int layer) {
+  if (prompt_.any()) return PromptProducts(layer);
+  const cuda::GroupGemmArgs args = GemmOf(layer);
   if (format_.down.operand == 0) {
     MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchProducts(args, stream_.get()));
     return absl::OkStatus();
@@ -150,6 +155,31 @@ absl::Status GemmBench::RouteFew(int layer) {
   return absl::OkStatus();
 }
 
+absl::Status GemmBench::ChooseAndMultiply(int layer) {
+  const LayerBuffers& l = calls_[layer];
+  const bool packs = format_.gate.operand == 0;
+  const cuda::GateZeros zeros{l.table.ready, rows_.rows * spec_.routing.top_k, l.table.ticket};
+  MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchGateLogits(
+      rows_, l.gate, spec_.num_experts, shared_.logits, stream_.get(),
+      packs ? shared_.packed_x : nullptr, cuda::OperandBytes(spec_.hidden), {}, zeros));
+  if (!packs) MOERT_RETURN_IF_ERROR(Pack());
+  cuda::MakeTilesArgs experts;
+  DescribeExperts(layer, &experts);
+  cuda::FewProductsArgs args;
+  args.routing = Routing();
+  args.tokens = rows_.rows;
+  args.logits = shared_.logits;
+  args.scores = shared_.scores;
+  args.ids = shared_.drawn_ids;
+  args.weights = shared_.weights;
+  args.formats = experts.formats;
+  args.num_formats = 1;
+  args.handles = experts.handles;
+  args.gemm = GemmOf(layer);
+  MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchFewProducts(args, stream_.get()));
+  return absl::OkStatus();
+}
+
 absl::Status GemmBench::RouteMany(int layer) {
   const LayerBuffers& l = calls_[layer];
   const int pairs = rows_.rows * spec_.routing.top_k;
@@ -164,8 +194,12 @@ absl::Status GemmBench::RouteMany(int layer) {
 }
 
 absl::Status GemmBench::Layer(int layer) {
-  MOERT_RETURN_IF_ERROR(few_ ? RouteFew(layer) : RouteMany(layer));
-  MOERT_RETURN_IF_ERROR(Products(layer));
+  if (chooses_) {
+    MOERT_RETURN_IF_ERROR(ChooseAndMultiply(layer));
+  } else {
+    MOERT_RETURN_IF_ERROR(few_ ? RouteFew(layer) : RouteMany(layer));
+    MOERT_RETURN_IF_ERROR(Products(layer));
+  }
   cuda::CombineArgs combine;
   combine.x = rows_;
   combine.slots = shared_.out;

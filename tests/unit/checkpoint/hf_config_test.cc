@@ -138,7 +138,7 @@ TEST_CASE("an illegal field is named with file, value and range") {
        "rope_scaling: short_factor is [1.0], legal is a list of 16 numbers"},
       {"rope_scaling",
        {{"rope_type", "llama3"}, {"factor", 2.0}, {"low_freq_factor", 4}, {"high_freq_factor", 1}},
-       "high_freq_factor is 1, legal is more than low_freq_factor (4)"},
+       "high_freq_factor is 1, legal is low_freq_factor (4) or more"},
       {"num_hidden_layers", 1000000, "legal is an integer from 1 to 4096"},
   };
   for (const Case& k : cases) {

@@ -16,6 +16,8 @@ using nlohmann::json;
 using test::DeepSeekV2Lite;
 using test::DeepSeekV3;
 
+// Compared with a table of these sizes and with a transcription of Qwen3-Coder-Next's config.json
+// (the same network with another rope_theta), both in public repositories.
 json Qwen3Next() {
   return {{"model_type", "qwen3_next"},
           {"vocab_size", 151936},
@@ -44,6 +46,8 @@ json Qwen3Next() {
           {"mlp_only_layers", json::array()}};
 }
 
+// The Instruct form, compared with copies of its text_config in public repositories. Its two
+// frequency factors are the same; the base form has 8, 4 and 1.
 json Scout() {
   json text = {{"model_type", "llama4_text"},
                {"vocab_size", 202048},
@@ -69,7 +73,7 @@ json Scout() {
                 {{"rope_type", "llama3"},
                  {"factor", 16.0},
                  {"high_freq_factor", 1.0},
-                 {"low_freq_factor", 0.5},
+                 {"low_freq_factor", 1.0},
                  {"original_max_position_embeddings", 8192}}}};
   return {{"model_type", "llama4"}, {"text_config", text}};
 }
@@ -129,11 +133,13 @@ TEST_CASE("Llama-4-Scout") {
   CHECK(c.mixers[0] == MixerConfig{MixerKind::kChunk, 8192});
   CHECK(c.mixers[3] == MixerConfig{MixerKind::kFull, 0, false});
   CHECK(c.temperature.scale == 0.1);
+  CHECK((c.rope.factor == 16 && c.rope.low_freq_factor == 1 && c.rope.high_freq_factor == 1));
   CHECK(c.moe.layers[0].routing.kind == RoutingKind::kTopKSigmoid);
   CHECK(c.moe.layers[0].routing.weight_input);
   CHECK(c.names.Router(7) == "language_model.model.layers.7.feed_forward.router.weight");
 }
 
+// Compared with whole copies of the published file beside models that were trained from it.
 TEST_CASE("gpt-oss-20b") {
   json types = json::array();
   for (int i = 0; i < 24; ++i) types.push_back(i % 2 ? "full_attention" : "sliding_attention");

@@ -272,6 +272,38 @@ TEST_CASE("every truncation of a file is an error") {
   CHECK(Checkpoint::Open(dir / "t.safetensors").ok());
 }
 
+TEST_CASE("files of other kinds are known by how they begin") {
+  TempDir dir;
+  const std::string path = dir / "t.safetensors";
+  const struct {
+    std::string bytes;
+    const char* says;
+  } cases[] = {
+      {"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git lfs pull"},
+      {std::string("GGUF\3\0\0\0{\0\0\0\0\0\0\0", 16), "a GGUF file"},
+      {std::string("\x80\2\x8a\nl\xfc\x9c\x46\xf9 j", 11), "a PyTorch file (pickle)"},
+      {std::string("PK\3\4\0\0\x8\x8\0\0", 10), "a PyTorch file (pickle)"},
+  };
+  for (const auto& c : cases) {
+    WriteFile(path, c.bytes);
+    const auto opened = Checkpoint::Open(path);
+    REQUIRE_FALSE(opened.ok());
+    CHECK_THAT(std::string(opened.status().message()), Catch::StartsWith(path));
+    CHECK_THAT(std::string(opened.status().message()), Catch::Contains(c.says));
+  }
+}
+
+TEST_CASE("a header may have any length, also one that begins like a file of another kind") {
+  TempDir dir;
+  const std::string entry = R"({"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}})";
+  for (const size_t length : {size_t{0x80}, size_t{0x280}, size_t{0x4b50}}) {
+    const std::string header = entry + std::string(length - entry.size(), ' ');
+    WriteFile(dir / "t.safetensors", Safetensors(header, "xyz"));
+    INFO(length);
+    REQUIRE_OK(Checkpoint::Open(dir / "t.safetensors").status());
+  }
+}
+
 TEST_CASE("paths that are no checkpoint") {
   TempDir dir;
   CHECK(Checkpoint::Open(dir.path()).status().code() == absl::StatusCode::kNotFound);

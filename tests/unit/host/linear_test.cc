@@ -101,6 +101,32 @@ TEST_CASE("all vector kernels give the same bits, the portable one the same with
   }
 }
 
+TEST_CASE("frequencies of Llama-4-Scout, with a transition (base) and without (Instruct)") {
+  // As transformers 5.23 computes them for the two published rope_scaling objects.
+  struct Case {
+    double factor, high;
+    float at[5];
+  };
+  constexpr int kPairs[] = {0, 20, 34, 35, 63};
+  const Case cases[] = {
+      {16, 1, {1.0f, 1.6560441e-2f, 9.3847385e-4f, 4.7781061e-5f, 1.5344629e-7f}},
+      {8, 4, {1.0f, 1.6560441e-2f, 1.7850779e-4f, 9.5562122e-5f, 3.0689259e-7f}}};
+  for (const Case& c : cases) {
+    RopeConfig config;
+    config.kind = RopeKind::kLlama3;
+    config.dim = 128;
+    config.theta = 500000;
+    config.factor = c.factor;
+    config.low_freq_factor = 1;
+    config.high_freq_factor = c.high;
+    config.original_max_positions = 8192;
+    const Rope rope(config);
+    for (int i = 0; i < 5; ++i) {
+      CHECK(rope.inverse_frequencies(0)[kPairs[i]] == Approx(c.at[i]).epsilon(1e-6));
+    }
+  }
+}
+
 TEST_CASE("rotary embedding: a rotation, and scores depend on the distance of positions only") {
   std::mt19937 random(5);
   RopeConfig config;

@@ -2,7 +2,9 @@
 // the store does, and the store goes on where the rule left off.
 #include <algorithm>
 #include <functional>
+#include <iterator>
 #include <random>
+#include <tuple>
 #include <utility>
 
 #include "kernels/cuda/serve_misses.h"
@@ -20,6 +22,8 @@ namespace moert {
 namespace {
 
 using cuda::AfterCall;
+using cuda::KeyOfLeaving;
+using cuda::LeavingKey;
 using cuda::MissRank;
 using cuda::ServedCounts;
 using cuda::ServedExpert;
@@ -47,6 +51,14 @@ ServedCounts Serve(const std::vector<int32_t>& counts, int slots, int64_t tick,
   for (const ServedExpert& row : before) {
     if (row.slot >= 0) held[row.slot] = 1;
   }
+  std::vector<LeavingKey> keys(experts);
+  std::vector<int32_t> missing(experts, 0);
+  for (int e = 0; e < experts; ++e) {
+    if (before[e].slot < 0) missing[e] = counts[e];
+    if (before[e].slot >= 0 && counts[e] == 0) {
+      keys[e] = KeyOfLeaving(before[e], worth == nullptr ? 0 : worth[e]);
+    }
+  }
   ServedCounts call;
   std::vector<int32_t> places(experts, -1);
   for (int s = 0; s < slots; ++s) {
@@ -57,13 +69,12 @@ ServedCounts Serve(const std::vector<int32_t>& counts, int slots, int64_t tick,
     const bool idle = counts[e] == 0 && before[e].slot >= 0;
     if (!idle) continue;
     ++call.idle;
-    places[call.free + VictimRank(counts.data(), before.data(), worth, experts, e)] =
-        before[e].slot;
+    places[call.free + VictimRank(keys.data(), experts, e)] = before[e].slot;
   }
   for (int e = 0; e < experts; ++e) {
-    (*rows)[e] = AfterCall(before[e], counts[e], tick, call, places.data(),
-                           MissRank(counts.data(), before.data(), experts, e),
-                           VictimRank(counts.data(), before.data(), worth, experts, e));
+    (*rows)[e] =
+        AfterCall(before[e], counts[e], tick, call, places.data(),
+                  MissRank(missing.data(), experts, e), VictimRank(keys.data(), experts, e));
   }
   return call;
 }
@@ -130,8 +141,19 @@ struct Cache {
     return call;
   }
 
-  /// Of the rule by worth, the call added; else empty.
-  static std::vector<double> Worth(LentLayer* loan, const RoutingResult& routing) {
+  /// Of the rule by average score, the call added.
+  std::vector<double> Sums(LentLayer* loan, const RoutingResult& routing) const {
+    const int64_t row = cuda::ServedScores::Row(loan->calls++, store->score_window());
+    for (int e = 0; e < kExperts; ++e) {
+      const float score = cuda::ServedScores::Of(routing.scores.data() + e, kExperts,
+                                                 routing.tokens, routing.counts[e]);
+      cuda::ServedScores::Add(score, &loan->scores[row * kExperts + e], &loan->sums[e]);
+    }
+    return loan->sums;
+  }
+  /// Of the rules by worth and by average score, the call added; else empty.
+  std::vector<double> Worth(LentLayer* loan, const RoutingResult& routing) const {
+    if (!loan->sums.empty()) return Sums(loan, routing);
     std::vector<double> worth(loan->use.size());
     ++loan->calls;
     const auto tokens = static_cast<double>(routing.tokens);
@@ -216,6 +238,35 @@ void CompareInTurns(const std::function<std::unique_ptr<ResidencyPolicy>()>& pol
 TEST_CASE("the device's rules decide as the store does, however often blocks change hands") {
   CompareInTurns([] { return MakeLru(); });
   CompareInTurns([] { return MakeWorthCache(nullptr); });
+  CompareInTurns([] { return MakeAverageScore(5); });
+  CompareInTurns([] { return MakeAverageScore(64); });
+}
+
+TEST_CASE("experts leave by worth, then by their last use, its tokens and their index") {
+  std::mt19937 rng(2);
+  const double worths[] = {-1.5, -1e-300, -0.0, 0.0, 1e-300, 0.25, 3};
+  for (int round = 0; round < 2000; ++round) {
+    const int experts = 2 + static_cast<int>(rng() % 20);
+    std::vector<ServedExpert> rows(experts);
+    std::vector<double> worth(experts);
+    std::vector<LeavingKey> keys(experts);
+    std::vector<int> order;
+    for (int e = 0; e < experts; ++e) {
+      rows[e] = {static_cast<int64_t>(rng() % 3) << (rng() % 40), static_cast<int32_t>(rng() % 3),
+                 static_cast<int32_t>(rng() % 4) - 1};
+      worth[e] = worths[rng() % std::size(worths)];
+      if (rows[e].slot < 0) continue;
+      keys[e] = KeyOfLeaving(rows[e], worth[e]);
+      order.push_back(e);
+    }
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
+      return std::tie(worth[a], rows[a].last_used, rows[a].tokens) <
+             std::tie(worth[b], rows[b].last_used, rows[b].tokens);
+    });
+    for (size_t i = 0; i < order.size(); ++i) {
+      REQUIRE(VictimRank(keys.data(), experts, order[i]) == static_cast<int>(i));
+    }
+  }
 }
 
 TEST_CASE("more experts than slots: nobody in use leaves, and no slot is given twice") {

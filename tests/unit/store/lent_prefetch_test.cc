@@ -85,11 +85,19 @@ TEST_CASE("a list that is settled leaves every slot to one expert at most, and t
 }
 
 TEST_CASE("a prefetch pays where what it spares is more than the uses of whom it replaces") {
-  CHECK(PrefetchPays(0.5, 0.1, 0.1, 1));
-  CHECK(PrefetchPays(0.2, 0.3, 0.1, 1));      // worth more anyway
-  CHECK(!PrefetchPays(0.2, 0.05, 0.8, 1));    // whom many calls want
-  CHECK(!PrefetchPays(0.5, 0.0, 0.1, 0.01));  // a cache that hardly changes
-  CHECK(PrefetchPays(1, 0, 1, 0));
+  CHECK(PrefetchPays(0.5, 0, 0.1, 0.1, 1));
+  CHECK(PrefetchPays(0.2, 0, 0.3, 0.1, 1));      // worth more anyway
+  CHECK(!PrefetchPays(0.2, 0, 0.05, 0.8, 1));    // whom many calls want
+  CHECK(!PrefetchPays(0.5, 0, 0.0, 0.1, 0.01));  // a cache that hardly changes
+  CHECK(PrefetchPays(1, 0, 0, 1, 0));
+  CHECK(!PrefetchPays(0.3, 0.3, 0.1, 0.1, 1));  // the call will want the other one as well
+  CHECK(PrefetchPays(0.9, 0.15, 0.1, 0.1, 1));
+}
+
+TEST_CASE("the more tokens, the likelier who makes room is wanted") {
+  CHECK(LikelyWanted(1, 0.2) == 0.02);
+  CHECK(LikelyWanted(8, 0.2) == Approx(0.16));
+  CHECK(LikelyWanted(32, 0.2) == 0.2);
 }
 
 TEST_CASE("hits are remembered as long as they are of use") {

@@ -1,0 +1,56 @@
+// What the search for a group's scale computes on a device, as plain functions: the same code for
+// tests on a host. Rounded as on the CPU (lib/offline/rtn_candidates.cc, lib/offline/hqq.cc), for
+// files that include this are compiled without fused products.
+#ifndef MOERT_KERNELS_CUDA_OFFLINE_FIT_MATH_H_
+#define MOERT_KERNELS_CUDA_OFFLINE_FIT_MATH_H_
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#ifdef __CUDACC__
+#define MOERT_HOST_DEVICE __host__ __device__ __forceinline__
+#else
+#define MOERT_HOST_DEVICE inline
+#endif
+
+namespace moert::cuda {
+
+/// Scale and offset of a group, as they are stored. A scale that is no number: the device cannot
+/// tell, and the CPU is to search.
+struct Fit {
+  float scale;
+  float offset;
+};
+
+MOERT_HOST_DEVICE uint32_t BitsOf(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  return bits;
+}
+MOERT_HOST_DEVICE float FloatOf(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, sizeof(x));
+  return x;
+}
+MOERT_HOST_DEVICE Fit Undecided() { return {FloatOf(0x7fc00000u), 0}; }
+MOERT_HOST_DEVICE bool Decided(const Fit& fit) { return fit.scale == fit.scale; }
+
+/// Of a finite value.
+MOERT_HOST_DEVICE float NearestBf16(float x) {
+  const uint32_t bits = BitsOf(x);
+  return FloatOf((bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u);
+}
+/// |x| < 2^22, to nearest even.
+MOERT_HOST_DEVICE float NearestWhole(float x) {
+  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23
+  return (x + kMagic) - kMagic;
+}
+MOERT_HOST_DEVICE float Clamped(float x, float low, float high) {
+  return x < low ? low : x > high ? high : x;
+}
+MOERT_HOST_DEVICE bool IsFinite(float x) { return (BitsOf(x) & 0x7f800000u) != 0x7f800000u; }
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_OFFLINE_FIT_MATH_H_

@@ -1,0 +1,301 @@
+// What the producing warps of family P's CTAs do: they resolve tiles and bring their weights,
+// scales and tokens.
+#ifndef MOERT_KERNELS_CUDA_PRIMITIVES_PROMPT_PRODUCERS_CUH_
+#define MOERT_KERNELS_CUDA_PRIMITIVES_PROMPT_PRODUCERS_CUH_
+
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/primitives/prompt_ring.cuh"
+#include "kernels/cuda/primitives/prompt_scale_copies.cuh"
+#include "kernels/cuda/prompt_gemm.h"
+
+namespace moert::cuda {
+
+constexpr int kPromptConsumers = 256;
+constexpr int kPromptThreads = kPromptConsumers + 128;
+constexpr int kGatherWarps = 2;
+/// Of a thread, in its role: together what a CTA is launched with, else consumers wait for ever.
+constexpr int kProducerRegisters = 56;
+constexpr int kConsumerRegisters = 224;
+constexpr int kLaunchRegisters = 65536 / kPromptThreads / 8 * 8;
+static_assert(kProducerRegisters * (kPromptThreads - kPromptConsumers) +
+                  kConsumerRegisters * kPromptConsumers <=
+              kLaunchRegisters * kPromptThreads);
+enum PromptRole : int { kWeightWarp = 8, kScheduleWarp = 9, kGatherWarp = 10 };
+
+#if defined(__CUDA_ARCH__) && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define MOERT_PROMPT_PRODUCTS 1
+#endif
+
+#ifdef MOERT_PROMPT_PRODUCTS
+
+template <Packing kPacking>
+__device__ __forceinline__ int64_t XStride(const PromptGemmArgs& args) {
+  return IsInt8(kPacking) ? args.int8_x_stride : args.x_stride;
+}
+template <Packing kPacking>
+__device__ __forceinline__ const uint8_t* X(const PromptGemmArgs& args) {
+  return IsInt8(kPacking) ? args.int8_x[kPacking == Packing::kW8A8 ? 0 : 1] : args.x;
+}
+
+/// Bytes from a row of x to its scales or sums.
+template <Packing kPacking>
+__device__ __forceinline__ int64_t XFloats(const PromptGemmArgs& args) {
+  return IsInt8(kPacking) ? args.int8_x_scales : args.x_sums;
+}
+/// Which of the scales or sums of an activation row piece k brings; below 0: none.
+template <Packing kPacking, typename Slot>
+__device__ __forceinline__ int ColumnFloats(const Slot& slot, int k) {
+  if constexpr (IsInt8(kPacking)) return k;
+  if (k >= slot.k64s) return -1;
+  if (slot.group_k64s == 1) return k;
+  if (slot.group_k64s == 2) return k % 2 != 0 ? -1 : slot.k64s + k / 2;
+  return k != 0 ? -1 : slot.k64s + (slot.k64s + 1) / 2;
+}
+
+/// What all warps want to know of a tile, by one thread.
+template <Packing kPacking, bool kGateUp, int kMost>
+__device__ __forceinline__ void FillSlot(const PromptGemmArgs& args, const PromptUnit& unit,
+                                         int row_tile, PromptSlot<kMost>* slot) {
+  const TileMatrix& m = unit.matrix[kGateUp ? 0 : 1];
+  slot->weights = m.weights;
+  slot->scales = m.scales;
+  slot->h = args.h + int64_t{unit.h_row} * args.h_stride;
+  slot->second_weights = m.second_weights;
+  slot->second_scales = m.second_scales;
+  slot->k64s = m.k64s;
+  slot->group_k64s = m.group_k16s / 4;
+  slot->row_blocks = m.row_blocks;
+  slot->row_tile = row_tile;
+  slot->columns = unit.columns;
+  slot->count = unit.count;
+  slot->h_row = unit.h_row;
+  slot->of_columns = args.h_columns + int64_t{unit.h_row} * args.h_columns_stride;
+  slot->zero_distance = m.zero_distance;
+  if constexpr (IsImported(kPacking)) slot->form = ScaleForm<kPacking, kGateUp>(m);
+}
+
+/// Where the rows of a tile's columns lie, and their scales, by a warp.
+template <Packing kPacking, bool kGateUp, int kMost>
+__device__ __forceinline__ void FillRows(const PromptGemmArgs& args, const PromptUnit& unit,
+                                         int count, int columns, PromptSlot<kMost>* slot) {
+  const int lane = threadIdx.x % 32;
+  const int32_t* list = unit.slots;
+#pragma unroll
+  for (int c = 0; c < kMost; c += 32) {
+    if (c >= columns) continue;
+    const int of = list[min(c + lane, count - 1)];
+    if constexpr (kGateUp) {
+      const int token = of < args.pairs ? of / args.top_k : of - args.pairs;
+      slot->rows[c + lane] = static_cast<uint32_t>(token * XStride<kPacking>(args));
+      if constexpr (kPacking == Packing::kW8A8) {
+        slot->scales_of[c + lane] = *reinterpret_cast<const float*>(
+            X<kPacking>(args) + token * args.int8_x_stride + args.int8_x_scales);
+      }
+    } else {
+      slot->rows[c + lane] = of;
+      if constexpr (kPacking == Packing::kW8A8) {
+        slot->scales_of[c + lane] = args.h_columns[unit.h_row * args.h_columns_stride + c + lane];
+      }
+    }
+  }
+}
+
+/// Resolves one tile after another into the slots.
+template <Packing kPacking, bool kGateUp, int kMost>
+__device__ __forceinline__ void Schedule(const PromptGemmArgs& args,
+                                         const PromptRing<kPacking, kMost>& ring,
+                                         PromptSlot<kMost>* slots) {
+  constexpr int kProduct = kGateUp ? 0 : 1;
+  constexpr int kIndex = PromptIndex(kPacking);
+  const int lane = threadIdx.x % 32;
+  const PromptTable& table = args.table;
+  const int begin = table.begins[kProduct][kIndex];
+  const int end = table.begins[kProduct][kIndex + 1];
+  int at = begin + static_cast<int>(blockIdx.x);
+  RingPlace<kPromptSlots> place;
+  while (true) {
+    int next = 0;
+    if (lane == 0 && at < end) {
+      next = begin + static_cast<int>(gridDim.x) + atomicAdd(&table.tickets[kProduct][kIndex], 1);
+    }
+    PromptSlot<kMost>& slot = slots[place.stage];
+    Await(ring.SlotEmpty(place.stage), place.parity ^ 1);
+    if (at < end) {
+      const uint32_t tile = table.tiles[kProduct][at];
+      const PromptUnit& unit = table.units[tile & 0xffffu];
+      const int count = unit.count, columns = unit.columns;
+      if (lane == 0) {
+        FillSlot<kPacking, kGateUp>(args, unit, static_cast<int>(tile >> 16), &slot);
+      }
+      FillRows<kPacking, kGateUp>(args, unit, count, columns, &slot);
+    } else if (lane == 0) {
+      slot.columns = 0;
+    }
+    __syncwarp();
+    if (lane == 0) Arrive(ring.SlotFull(place.stage));
+    if (at >= end) return;
+    place.Next();
+    at = __shfl_sync(~0u, next, 0);
+  }
+}
+
+/// Brings the weights of one tile after another, and h where it is the other operand. One lane does
+/// all of it, from addresses that the compiler knows to be the warp's: copies of several lanes
+/// would be told apart one by one.
+template <Packing kPacking, bool kGateUp, int kMost>
+__device__ __forceinline__ void BringWeights(const PromptRing<kPacking, kMost>& ring,
+                                             const PromptSlot<kMost>* slots) {
+  using Ring = PromptRing<kPacking, kMost>;
+  constexpr int kPieces = Ring::kPieces;
+  constexpr int kMatrices = kGateUp ? 2 : 1;
+  constexpr int kBlocks = Ring::kRowBlocks / kMatrices;  // of a matrix
+  if (!ElectLane()) return;
+  RingPlace<kPromptSlots> at;
+  RingPlace<Ring::kStages> place;
+  while (true) {
+    Await(ring.SlotFull(at.stage), at.parity);
+    const PromptSlot<kMost>& slot = slots[at.stage];
+    const int columns = slot.columns;
+    if (columns == 0) return;
+    const int k64_bytes = slot.k64s * K64Bytes(kPacking);  // of a row block
+    const int blocks = min(kBlocks, slot.row_blocks - slot.row_tile * kBlocks);
+    const uint8_t* weights = slot.weights + int64_t{slot.row_tile} * kBlocks * k64_bytes;
+    const int second = slot.second_weights;
+    const uint8_t* h = slot.h;
+    const StageScaleCopies<Ring, kPacking, kGateUp> scales(slot);
+    const int pieces = (slot.k64s + PieceK64s(kPacking) - 1) / PieceK64s(kPacking);
+    const int stages = (pieces + kPieces - 1) / kPieces;
+#pragma unroll 1
+    for (int k = 0; k < stages; ++k) {
+      Await(ring.Empty(place.stage), place.parity ^ 1);
+      const uint32_t run = min(Ring::kRun, k64_bytes - k * Ring::kRun);
+      const uint32_t full = ring.Full(place.stage);
+      const uint32_t tokens = kGateUp ? 0 : min(kPieces, pieces - k * kPieces) * columns * 128;
+      uint32_t float_bytes = 0;
+      int floats[kPieces];
+#pragma unroll
+      for (int p = 0; p < kPieces; ++p) {
+        floats[p] = -1;
+        if constexpr (!kGateUp && HasColumnFloats(kPacking)) {
+          floats[p] = ColumnFloats<kPacking>(slot, k * kPieces + p);
+          float_bytes += floats[p] < 0 ? 0 : columns * 4;
+        }
+      }
+      ArriveExpecting(full, kMatrices * blocks * run + tokens + float_bytes + scales.Bytes(k));
+      if constexpr (!kGateUp) {
+        BulkCopy(ring.Tokens(place.stage), h, tokens, full);
+        h += kPieces * columns * 128;
+#pragma unroll
+        for (int p = 0; p < kPieces; ++p) {
+          if (floats[p] < 0) continue;
+          BulkCopy(ring.Floats(place.stage, p), slot.of_columns + int64_t{floats[p]} * columns,
+                   columns * 4, full);
+        }
+      }
+      int step = k64_bytes;
+      asm volatile("" : "+r"(step));  // else all addresses of a tile are kept
+#pragma unroll
+      for (int b = 0; b < Ring::kRowBlocks; ++b) {
+        if (b % kBlocks >= blocks) continue;
+        BulkCopy(ring.Weights(place.stage) + b * Ring::kRun,
+                 weights + (b / kBlocks != 0 ? second : 0) + b % kBlocks * step, run, full);
+      }
+      weights += Ring::kRun;
+      scales.Copy(k, ring.Scales(place.stage, 0), full);
+      place.Next();
+    }
+    Arrive(ring.SlotEmpty(at.stage));
+    at.Next();
+  }
+}
+
+/// Brings the scales or sums of a tile's columns in piece k, which is piece p of its stage.
+template <Packing kPacking, int kMost>
+__device__ __forceinline__ void GatherFloats(const PromptGemmArgs& args,
+                                             const PromptRing<kPacking, kMost>& ring,
+                                             const PromptSlot<kMost>& slot, int k, int p,
+                                             uint32_t stage, int warp) {
+  const int at = ColumnFloats<kPacking>(slot, k);
+  if (at < 0) return;
+  const uint8_t* floats = X<kPacking>(args) + XFloats<kPacking>(args) + at * 4;
+#pragma unroll 1
+  for (int c = warp * 32 + threadIdx.x % 32; c < slot.columns; c += kGatherWarps * 32) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(ring.Floats(stage, p) + c * 4),
+                 "l"(floats + slot.rows[c])
+                 : "memory");
+  }
+}
+
+/// A thread's 16 bytes of every row that is its own: those at rows, rows + kGatherWarps * 4, ...
+template <int kMost>
+__device__ __forceinline__ void GatherRows(const uint32_t* rows, int columns, const uint8_t* x,
+                                           uint32_t to) {
+  constexpr int kApart = kGatherWarps * 4;
+  constexpr int kRows = kMost / kApart;
+  constexpr int kAtOnce = kRows <= 10 ? kRows : kRows % 16 == 0 ? 16 : 10;
+  static_assert(kRows % kAtOnce == 0 && kApart % 8 == 0);
+#pragma unroll
+  for (int first = 0; first < kRows; first += kAtOnce) {
+    // Where some rows begin is read before the first is copied: a copy lets nothing pass.
+    uint32_t row[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if ((first + i) * kApart < columns) row[i] = rows[(first + i) * kApart];
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if ((first + i) * kApart >= columns) continue;
+      asm volatile(
+          "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + (first + i) * kApart * 128),
+          "l"(x + row[i])
+          : "memory");
+    }
+  }
+}
+
+/// Gathers the rows of x, in turn with the other gathering warps.
+template <Packing kPacking, int kMost>
+__device__ __forceinline__ void GatherTokens(const PromptGemmArgs& args,
+                                             const PromptRing<kPacking, kMost>& ring,
+                                             const PromptSlot<kMost>* slots, int warp) {
+  using Ring = PromptRing<kPacking, kMost>;
+  const int lane = threadIdx.x % 32;
+  const uint32_t first = warp * 4 + lane / 8;
+  // Rows of a thread are a multiple of 8 apart: their place in the swizzle is the same.
+  const uint32_t to = first * 128 + (((lane & 7) ^ (first & 7)) * 16);
+  RingPlace<kPromptSlots> at;
+  RingPlace<Ring::kStages> place;
+  while (true) {
+    Await(ring.SlotFull(at.stage), at.parity);
+    const PromptSlot<kMost>& slot = slots[at.stage];
+    const int columns = slot.columns;
+    if (columns == 0) break;
+    const int pieces = (slot.k64s + PieceK64s(kPacking) - 1) / PieceK64s(kPacking);
+    const uint8_t* x = X<kPacking>(args) + (lane & 7) * 16;
+#pragma unroll 1
+    for (int k = 0; k < pieces; k += Ring::kPieces) {
+      Await(ring.Empty(place.stage), place.parity ^ 1);
+#pragma unroll
+      for (int p = 0; p < Ring::kPieces; ++p, x += 128) {
+        if (k + p >= pieces) continue;
+        if constexpr (HasColumnFloats(kPacking)) {
+          GatherFloats<kPacking>(args, ring, slot, k + p, p, place.stage, warp);
+        }
+        GatherRows<kMost>(slot.rows + first, columns, x,
+                          ring.Tokens(place.stage) + p * columns * 128 + to);
+      }
+      ArriveBehindCopies(ring.Full(place.stage));
+      place.Next();
+    }
+    __syncwarp();
+    if (lane == 0) Arrive(ring.SlotEmpty(at.stage));
+    at.Next();
+  }
+  CopyAsyncWait<0>();
+}
+#endif
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_PRIMITIVES_PROMPT_PRODUCERS_CUH_

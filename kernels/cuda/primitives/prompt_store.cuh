@@ -1,0 +1,163 @@
+// Where the results of a tile of family P go: act(gate) * up to h, down to the slots' rows.
+#ifndef MOERT_KERNELS_CUDA_PRIMITIVES_PROMPT_STORE_CUH_
+#define MOERT_KERNELS_CUDA_PRIMITIVES_PROMPT_STORE_CUH_
+
+#include <cstdint>
+
+#include "kernels/cuda/primitives/activation.cuh"
+#include "kernels/cuda/primitives/pipeline.cuh"
+#include "kernels/cuda/primitives/prompt_ring.cuh"
+#include "kernels/cuda/primitives/prompt_tile.cuh"
+
+namespace moert::cuda {
+
+/// `staging`: kPromptStaging bytes of shared memory of the group's own.
+template <bool kGateUp, int kMost>
+struct PromptStore {
+  using Warp = PromptWarp<kGateUp, kMost>;
+  static constexpr int kBlocks = Warp::kBlocks;
+  template <int kColumns>
+  using Sums = float[kBlocks][kColumns / 2];
+
+  const Warp& of;
+  const uint32_t staging;
+
+  /// act(gate) * up as floats, before they are quantized.
+  template <int kColumns>
+  __device__ __forceinline__ void WideH(const PromptSlot<kMost>& slot, bool silu, float* wide_h,
+                                        int64_t stride, const Sums<kColumns>& d) const {
+    const int block = slot.row_tile * Warp::kOfGate + of.RowBlock(0);
+    if (block >= slot.row_blocks) return;
+    float* const to = wide_h + slot.h_row * stride + block * 16 +
+                      (Warp::kHalves ? of.half * 8 : 0) + (of.lane >> 2);
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const int column = 8 * j + 2 * (of.lane & 3) + c;
+        if (column >= slot.count) continue;
+        if constexpr (Warp::kHalves) {
+          to[column * stride] = Activated(silu, d[0][4 * j + c], d[0][4 * j + 2 + c]);
+        } else {
+          to[column * stride] = Activated(silu, d[0][4 * j + c], d[1][4 * j + c]);
+          to[column * stride + 8] = Activated(silu, d[0][4 * j + 2 + c], d[1][4 * j + 2 + c]);
+        }
+      }
+    }
+  }
+
+  /// act(gate) * up as bf16 rows of h; channels of padding up to whole 64 are zeros.
+  template <int kColumns>
+  __device__ __forceinline__ void H(const PromptSlot<kMost>& slot, bool silu,
+                                    Sums<kColumns>& d) const {
+    const bool there = slot.row_tile * Warp::kOfGate + of.RowBlock(0) < slot.row_blocks;
+    if constexpr (Warp::kHalves) {
+      HalvesOfH<kColumns>(slot, silu, there, d[0]);
+    } else {
+      const int piece = slot.row_tile * 2 + of.group;
+      if (piece * 4 >= slot.row_blocks) return;  // all of the group
+#pragma unroll
+      for (int i = 0; i < kColumns / 2; ++i) {
+        d[0][i] = there ? Activated(silu, d[0][i], d[1][i]) : 0.0f;
+      }
+      uint8_t* const h = slot.h + int64_t{piece} * slot.columns * 128;
+      Channels<kColumns>(d[0], [&](int column, uint32_t in_row) {
+        return h + column * 128 + ((in_row ^ (column & 7)) * 16);
+      });
+    }
+  }
+
+  /// bf16 rows of out, by slot.
+  template <int kColumns>
+  __device__ __forceinline__ void Out(const PromptSlot<kMost>& slot, uint16_t* out, int64_t stride,
+                                      const Sums<kColumns>& d) const {
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      const int64_t first = (slot.row_tile * 2 * kBlocks + of.group * kBlocks + b) * 64;
+      Channels<kColumns>(d[b], [&](int column, uint32_t in_row) -> uint8_t* {
+        const int64_t channel = first + in_row * 8;
+        if (column >= slot.count || channel >= stride) return nullptr;
+        return reinterpret_cast<uint8_t*>(out + slot.rows[column] * stride + channel);
+      });
+    }
+  }
+
+ private:
+  /// A block's 64 channels as bf16, 16 bytes each where `to(column, piece of eight channels)` says.
+  template <int kColumns, typename To>
+  __device__ __forceinline__ void Channels(const float (&d)[kColumns / 2], To to) const {
+    constexpr int kAtOnce = 64;
+    const int lane = of.lane, thread = of.warp * 32 + lane;
+    const uint32_t piece = thread & 7;
+#pragma unroll
+    for (int from = 0; from < kColumns; from += kAtOnce) {
+      WarpGroupBarrier(of.group);  // what lay there was read
+#pragma unroll
+      for (int c = from; c < from + kAtOnce && c < kColumns; c += 16) {
+        const float* at = d + c / 8 * 4;
+        const uint32_t row = c - from + (lane & 7) + ((lane >> 4) * 8);
+        const uint32_t of_warp = 2 * of.warp + ((lane >> 3) & 1);
+        StoreTransposed4(staging + row * 128 + ((of_warp ^ (row & 7)) * 16), PackBf16(at[0], at[1]),
+                         PackBf16(at[2], at[3]), PackBf16(at[4], at[5]), PackBf16(at[6], at[7]));
+      }
+      WarpGroupBarrier(of.group);
+#pragma unroll
+      for (int i = 0; i < kAtOnce / 16; ++i) {
+        const uint32_t row = i * 16 + thread / 8;
+        const int column = from + static_cast<int>(row);
+        if (column >= kColumns) continue;
+        if (uint8_t* const at = to(column, piece)) {
+          *reinterpret_cast<uint4*>(at) =
+              LoadShared16(staging + row * 128 + ((piece ^ (row & 7)) * 16));
+        }
+      }
+    }
+  }
+
+  /// Of a warp eight channels of every column.
+  template <int kColumns>
+  __device__ __forceinline__ void HalvesOfH(const PromptSlot<kMost>& slot, bool silu, bool there,
+                                            const float (&d)[kColumns / 2]) const {
+    const int group = of.group, warp = of.warp, lane = of.lane;
+    uint8_t* const h = slot.h + int64_t{slot.row_tile} * slot.columns * 128;
+    constexpr int kAtOnce = 128;
+#pragma unroll
+    for (int from = 0; from < kColumns; from += kAtOnce) {
+      constexpr int kTo = kColumns;
+      WarpGroupBarrier(group);
+#pragma unroll
+      for (int c = from; c < from + kAtOnce && c < kTo; c += 16) {
+        uint32_t v[2];
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const float* at = d + (c / 8 + j) * 4;
+          float two[2];
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            two[i] = there ? Activated(silu, at[i], at[2 + i]) : 0.0f;
+          }
+          v[j] = PackBf16(two[0], two[1]);
+        }
+        const uint32_t row = c - from + (lane & 15);
+        StoreTransposed2(staging + row * 64 + ((warp ^ ((row >> 1) & 3)) * 16), v[0], v[1]);
+      }
+      WarpGroupBarrier(group);
+      const int thread = warp * 32 + lane;
+#pragma unroll
+      for (int i = 0; i < kAtOnce / 32; ++i) {
+        const uint32_t row = i * 32 + thread / 4;
+        const uint32_t piece = thread & 3;
+        if (from + static_cast<int>(row) < kColumns) {
+          const uint4 v = LoadShared16(staging + row * 64 + ((piece ^ ((row >> 1) & 3)) * 16));
+          const uint32_t column = from + row;
+          *reinterpret_cast<uint4*>(h + column * 128 +
+                                    (((4 * group + piece) ^ (column & 7)) * 16)) = v;
+        }
+      }
+    }
+  }
+};
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_PRIMITIVES_PROMPT_STORE_CUH_

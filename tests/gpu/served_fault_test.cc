@@ -1,0 +1,265 @@
+// Faults below an engine whose misses and prefetches the device serves, captured and replayed, and
+// below calls whose product is the host's (Fetch, CopyLayer): fault_life.h.
+#include "device_step.h"
+#include "fault_life.h"
+#include "opaque_device.h"
+#include "tests/support/run_engine.h"
+#include "tests/support/synthetic_source.h"
+
+namespace moert::test {
+namespace {
+
+constexpr int64_t kRows = 3;
+constexpr int kSteps = 3;
+
+SyntheticShape Shape() {
+  SyntheticShape shape;
+  shape.layers = 3;
+  shape.experts = 16;
+  shape.top_k = 2;
+  shape.hidden = 128;
+  shape.intermediate = 64;
+  return shape;
+}
+
+/// What a host records once and launches in every step.
+class RecordedStep {
+ public:
+  explicit RecordedStep(Engine* engine)
+      : engine_(engine), device_(static_cast<size_t>(kRows * Shape().hidden)) {}
+  ~RecordedStep() {
+    cudaStreamSynchronize(device_.stream());
+    if (graph_ != nullptr) cudaGraphExecDestroy(graph_);
+  }
+  RecordedStep(const RecordedStep&) = delete;
+  RecordedStep& operator=(const RecordedStep&) = delete;
+
+  absl::Status Record() {
+    const auto step = Begin();
+    if (!step.ok()) return step.status();
+    cudaGraph_t graph = nullptr;
+    REQUIRE(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeGlobal) == cudaSuccess);
+    absl::Status status = Forward(*step);
+    const cudaError_t ended = cudaStreamEndCapture(stream(), &graph);
+    status.Update(End(*step));
+    if (status.ok()) {
+      REQUIRE(ended == cudaSuccess);
+      REQUIRE(cudaGraphInstantiate(&graph_, graph, 0) == cudaSuccess);
+    }
+    if (graph != nullptr) cudaGraphDestroy(graph);
+    cudaGetLastError();  // a capture that failed half way may be invalid
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusActive;
+    REQUIRE(cudaStreamIsCapturing(stream(), &capture) == cudaSuccess);
+    REQUIRE(capture == cudaStreamCaptureStatusNone);
+    return status;
+  }
+  /// Replayed, where Record was called and succeeded.
+  absl::Status Run(const std::vector<float>& x, std::vector<float>* y) {
+    const auto step = Begin();
+    if (!step.ok()) return step.status();
+    device_.Set(x);
+    absl::Status status;
+    if (graph_ != nullptr) {
+      REQUIRE(cudaGraphLaunch(graph_, stream()) == cudaSuccess);
+    } else {
+      status = Forward(*step);
+    }
+    *y = device_.Get();
+    status.Update(End(*step));
+    return status;
+  }
+
+ private:
+  cudaStream_t stream() const { return device_.stream(); }
+  absl::StatusOr<StepId> Begin() {
+    StepInfo info;
+    info.phase = Phase::kDecode;
+    info.rows = kRows;
+    info.stream = stream();
+    return InEngine([&] { return engine_->BeginStep(info); });
+  }
+  absl::Status End(StepId step) {
+    return InEngine([&] { return engine_->EndStep(step); });
+  }
+  /// A layer's output is the next one's input, in place.
+  absl::Status Forward(StepId step) {
+    const int64_t hidden = Shape().hidden;
+    const float* from = device_.x();
+    absl::Status status;
+    for (int l = 0; l < Shape().layers && status.ok(); ++l) {
+      status = InEngine([&] {
+        return engine_->Forward(step, l, {from, DType::kF32, kRows, hidden, hidden},
+                                {device_.y(), DType::kF32, kRows, hidden, hidden});
+      });
+      from = device_.y();
+    }
+    return status;
+  }
+
+  Engine* const engine_;
+  DeviceRowsBuffer device_;
+  cudaGraphExec_t graph_ = nullptr;
+};
+
+/// A step runs eagerly, then steps are replayed. An engine that a fault left without served misses
+/// says so, and runs all of them eagerly.
+Outcome Replay(Engine* engine) {
+  HiddenProcess process(Shape().hidden, 7);
+  RecordedStep step(engine);
+  Outcome outcome;
+  for (int s = 0; s < kSteps && outcome.status.ok(); ++s) {
+    if (s == 1 && engine->graph_safe()) outcome.status = step.Record();
+    std::vector<float> y;
+    if (outcome.status.ok()) outcome.status = step.Run(process.Next(kRows), &y);
+    if (outcome.status.ok()) outcome.Add(y);
+  }
+  return outcome;
+}
+
+TEST_CASE("faults of captured steps whose misses the device serves, and prefetches") {
+  for (const char* strategy : {"on-demand", "fate"}) {
+    const auto open = [strategy] {
+      EngineOptions o;
+      o.backend = BackendKind::kCuda;
+      o.strategy = strategy;
+      o.budget = Budget::Fraction(0.4);
+      o.max_tokens_per_forward = kRows;
+      o.host_budget = int64_t{64} << 20;
+      return Engine::Create(std::make_shared<SyntheticSource>(Shape()), o);
+    };
+    {
+      const auto engine = open();
+      REQUIRE_OK(engine.status());
+      REQUIRE((*engine)->graph_safe());
+    }
+    FaultedLife life{std::string("served ") + strategy, open, Replay, 1};
+    life.warm = 4;
+    SweepCudaFaults(life);
+  }
+}
+
+/// Layer calls of a host with a kernel of its own.
+class FetchingHost {
+ public:
+  FetchingHost(Engine* engine, Place place)
+      : engine_(engine), place_(place), ids_(kK), slots_(kK), out_(kK), every_(Every()), all_(kE) {
+    REQUIRE(cudaDeviceSynchronize() == cudaSuccess);  // the arrays were filled on another stream
+  }
+
+  Outcome Steps(bool copies) {
+    std::mt19937 random(3);
+    for (int s = 0; s < kSteps && outcome_.status.ok(); ++s) {
+      const auto step = InEngine([&] { return Begin(engine_, 1, stream_); });
+      outcome_.status = step.status();
+      for (int l = 0; l < kLayers && outcome_.status.ok(); ++l) {
+        outcome_.status = Fetch(*step, l, RandomIds(&random, 1));
+        if (copies && outcome_.status.ok()) outcome_.status = Copy(*step, l);
+      }
+      if (step.ok()) {
+        outcome_.status.Update(InEngine([&] { return engine_->EndStep(*step); }));
+      }
+    }
+    stream_.Wait();
+    return std::move(outcome_);
+  }
+
+ private:
+  static std::vector<int32_t> Every() {
+    std::vector<int32_t> every(kE);
+    for (int e = 0; e < kE; ++e) every[e] = e;
+    return every;
+  }
+  absl::Status Fetch(StepId step, int layer, const std::vector<int32_t>& ids) {
+    std::vector<int32_t> host_slots(kK, -1);
+    FetchInput input;
+    input.place = place_;
+    if (place_ == Place::kHost) {
+      input.ids = ids;
+      input.slot_ids = absl::MakeSpan(host_slots);
+    } else {
+      Upload(ids_, ids);
+      input.ids = {ids_.get(), kK};
+      input.slot_ids = {slots_.get(), kK};
+    }
+    SlotView view;
+    absl::Status status = InEngine([&] { return engine_->Fetch(step, layer, input, &view); });
+    if (status.ok()) {
+      if (place_ == Place::kHost) Upload(slots_, host_slots);
+      Multiply(view, slots_, kK, out_);
+    }
+    status.Update(InEngine([&] { return engine_->ReleaseFetched(step, layer); }));
+    stream_.Wait();
+    if (status.ok()) outcome_.Add(out_.Get());
+    return status;
+  }
+  absl::Status Copy(StepId step, int layer) {
+    SlotView view;
+    REQUIRE_OK(engine_->CopyLayer(step, layer, nullptr, &view));
+    const DeviceArray<std::byte> to(static_cast<size_t>(view.slots * view.parts[0].stride));
+    stream_.Wait();
+    REQUIRE(cudaDeviceSynchronize() == cudaSuccess);  // the array was filled on another stream
+    const absl::Status status =
+        InEngine([&] { return engine_->CopyLayer(step, layer, to.get(), &view); });
+    if (status.ok()) Multiply(view, every_, kE, all_);
+    stream_.Wait();  // what a failed call enqueued writes here too
+    if (status.ok()) outcome_.Add(all_.Get());
+    return status;
+  }
+  void Upload(const DeviceArray<int32_t>& to, const std::vector<int32_t>& from) {
+    REQUIRE(cudaMemcpyAsync(to.get(), from.data(), from.size() * sizeof(int32_t),
+                            cudaMemcpyHostToDevice, stream_.get()) == cudaSuccess);
+  }
+  void Multiply(const SlotView& view, const DeviceArray<int32_t>& slots, int count,
+                const DeviceArray<double>& out) {
+    REQUIRE(LaunchToy(WeightsOf(view), slots.get(), count, kX, out.get(), stream_.get()) ==
+            cudaSuccess);
+  }
+
+  Engine* const engine_;
+  const Place place_;
+  const Stream stream_;
+  const DeviceArray<int32_t> ids_, slots_;
+  const DeviceArray<double> out_;
+  const DeviceArray<int32_t> every_;
+  const DeviceArray<double> all_;
+  Outcome outcome_;
+};
+
+/// Opaque experts, half of them on the device; `host_budget`: whether misses are served.
+FaultedLife Fetches(const OpaqueModel& model, const char* name, Place place, int64_t host_budget,
+                    bool copies) {
+  const auto open = [&model, host_budget] {
+    EngineOptions options;
+    options.backend = BackendKind::kCuda;
+    options.strategy = "on-demand";
+    options.budget = Budget::Fraction(0.5);
+    options.max_tokens_per_forward = 8;
+    options.host_budget = host_budget;
+    return Engine::Create(Source(model, model.InMemory()), options);
+  };
+  const auto drive = [place, copies](Engine* engine) {
+    return FetchingHost(engine, place).Steps(copies);
+  };
+  FaultedLife life{name, open, drive, 1};
+  // Without every record in pinned memory there is nothing to copy from.
+  life.open_armed = !copies;
+  life.warm = 4;
+  return life;
+}
+
+constexpr int64_t kSomeRecords = 1 << 18, kAllRecords = 64 << 20;
+
+TEST_CASE("faults of fetches") {
+  const OpaqueModel model;
+  SweepCudaFaults(Fetches(model, "fetch, ids of the host", Place::kHost, kSomeRecords, false));
+  SweepCudaFaults(Fetches(model, "fetch, ids on the device", Place::kDevice, kSomeRecords, false));
+  SweepCudaFaults(Fetches(model, "fetch served", Place::kDevice, kAllRecords, false));
+}
+
+TEST_CASE("faults of fetches that the device serves, and of copies of layers") {
+  const OpaqueModel model;
+  SweepCudaFaults(Fetches(model, "fetch served, copies", Place::kDevice, kAllRecords, true));
+}
+
+}  // namespace
+}  // namespace moert::test
