@@ -12,7 +12,7 @@
 namespace moert {
 namespace {
 
-uint64_t Fingerprint(const ExpertPlacement& placement) {
+uint64_t OwnersFingerprint(const ExpertPlacement& placement) {
   std::vector<int32_t> owners;
   for (const auto& layer : placement.owners) {
     for (const std::vector<int32_t>& of_expert : layer) {
@@ -51,7 +51,7 @@ absl::Status ExpertParallelImpl::MoveExperts(const ExpertPlacement& placement) t
         fmt::format("a placement of {} ranks; the group has {}", placement.ranks, group_->size()));
   }
   MOERT_RETURN_IF_ERROR(OrAbort(status));
-  const uint64_t mine = Fingerprint(placement);
+  const uint64_t mine = OwnersFingerprint(placement);
   std::vector<uint64_t> all(static_cast<size_t>(group_->size()));
   MOERT_RETURN_IF_ERROR(
       Timed([&] { return group_->AllGather(&mine, sizeof(mine), all.data(), nullptr); }));

@@ -44,7 +44,7 @@ class ArenaAllocator final : public HostAllocator {
 };
 
 /// Of the model's shape and of the first record of each layer.
-absl::StatusOr<uint64_t> Fingerprint(const ExpertSource& source) {
+absl::StatusOr<uint64_t> RecordsFingerprint(const ExpertSource& source) {
   std::vector<uint64_t> facts;
   AlignedBuffer record;
   for (int l = 0; l < source.model().num_layers(); ++l) {
@@ -92,7 +92,7 @@ absl::StatusOr<std::shared_ptr<const ExpertSource>> ShareRecords(
   ArenaOptions of;
   of.path = fmt::format("{}/moert-{}", options.directory, options.name);
   of.bytes = PinnedSource(source, nullptr).TotalBytes();
-  MOERT_ASSIGN_OR_RETURN(of.contents, Fingerprint(*source));
+  MOERT_ASSIGN_OR_RETURN(of.contents, RecordsFingerprint(*source));
   of.processes = options.processes;
   of.timeout_ns = options.timeout_ns;
   if (options.progress != nullptr) {
