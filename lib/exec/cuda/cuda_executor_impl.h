@@ -85,7 +85,7 @@ class CudaExecutor final : public Executor {
   bool lent() const override { return served_ != nullptr && served_->lent(); }
   absl::Status TakeBack(VersionedStore* store) override;
   bool TakeServed(ServedCount* added) override;
-  bool Capturing(void* stream) const override { return IsCapturing(stream); }
+  absl::StatusOr<bool> Capturing(void* stream) const override { return IsCapturing(stream); }
   bool TakeRouting(PolicyContext* context, RoutingResult* routing) override;
   bool TakeSelections(std::vector<SelectionCount>* added) override;
   absl::Status OpenStep(VersionedStore* store, int64_t epoch, void* stream) override;

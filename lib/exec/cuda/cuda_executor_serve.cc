@@ -28,13 +28,14 @@ absl::Status CudaExecutor::TakeBack(VersionedStore* store) {
   if (!lent()) return absl::OkStatus();
   DeviceScope scope(device_);
   for (cudaStream_t stream : open_streams_) {
-    if (Capturing(stream)) {
+    MOERT_ASSIGN_OR_RETURN(const bool capturing, IsCapturing(stream));
+    if (capturing) {
       return absl::FailedPreconditionError(
           "a step's stream is being captured: its experts cannot be used meanwhile");
     }
   }
   ++host_syncs_;
-  fence_->Await();  // steps that have ended
+  MOERT_CUDA_RETURN_IF_ERROR(fence_->Await());  // steps that have ended
   for (cudaStream_t stream : open_streams_) {
     MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(rows_arrived_, stream));
     MOERT_CUDA_RETURN_IF_ERROR(AwaitEvent(rows_arrived_));
