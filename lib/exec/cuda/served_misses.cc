@@ -47,6 +47,7 @@ absl::Status ServedMisses::Init(const MoeModelSpec* model, const DeviceModel* on
   MOERT_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&own_, cudaStreamNonBlocking));
   MOERT_RETURN_IF_ERROR(branch_.Init());
   MOERT_RETURN_IF_ERROR(ForgetPredictions());
+  MOERT_RETURN_IF_ERROR(beside_.Init());
   seen_.resize(model->layers.size());
   unfinished_.assign(model->layers.size(), 0);
   MOERT_RETURN_IF_ERROR(
@@ -120,7 +121,7 @@ absl::Status ServedMisses::PlaceRecords(const DeviceModel* on_device, const Devi
                         "host memory",
                         l, e));
       }
-      const int64_t format = on_device == nullptr ? 0 : on_device->FormatOf(&layout);
+      const int64_t format = layout.opaque() ? 0 : on_device->FormatOf(&layout);
       placed.push_back(
           {static_cast<const uint8_t*>(mapped), layout.bytes, static_cast<int32_t>(format)});
     }
@@ -204,6 +205,7 @@ void ServedMisses::TakeLoan(int layer, LentLayer* loan) const {
 
 absl::Status ServedMisses::TakeBack(VersionedStore* store) {
   if (!lent_) return absl::OkStatus();
+  MOERT_CUDA_RETURN_IF_ERROR(beside_.Await());
   MOERT_RETURN_IF_ERROR(Copy(/*to_device=*/false, /*layers_alone=*/false, own_));
   MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(own_));
   for (int l = 0; l < model_->num_layers(); ++l) {
@@ -354,22 +356,56 @@ absl::Status ServedMisses::FollowPaths(int layer, int32_t tokens, const int32_t*
   return absl::OkStatus();
 }
 
-absl::Status ServedMisses::Fetch(int layer, const GivenRouting& given, const SlotRegion& region,
-                                 int32_t* table, cudaStream_t stream) {
+absl::Status ServedMisses::PredictBeside(const HostCall& host, cudaStream_t stream) {
+  MOERT_RETURN_IF_ERROR(beside_.Follow(stream));
+  const LayerOnDevice& next = constants_->layer(host.layer + 1);
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchGateLogits(host.hidden, next.gate, next.routing.num_experts,
+                                              host.next_scores, beside_.get()));
   Call call;
-  call.layer = layer;
+  call.tokens = host.tokens;
+  call.next_scores = host.next_scores;
+  MOERT_CUDA_RETURN_IF_ERROR(
+      LaunchPredictRecords(PredictionOf(host.layer + 1, call), beside_.get()));
+  return beside_.EndPrediction();
+}
+
+absl::Status ServedMisses::Fetch(const HostCall& host, cudaStream_t stream) {
+  const bool predicts =
+      host.hidden.data != nullptr && host.tokens == 1 && Predicts(host.layer, host.tokens);
+  const auto layer = static_cast<size_t>(host.layer);
+  // What was predicted for this layer is written.
+  if (rules_.prefetch()) MOERT_RETURN_IF_ERROR(beside_.JoinPrediction(stream));
+  // From here on tables have what is to be brought.
+  in_doubt_ = true;
+  unfinished_[layer] = 1;
+  if (predicts) {
+    unfinished_[layer + 1] = 1;
+    MOERT_RETURN_IF_ERROR(PredictBeside(host, stream));
+  }
+  Call call;
+  call.layer = host.layer;
+  call.tokens = host.tokens;
   ServeMissesArgs args = Args(call);
-  args.ids = given.ids;
-  args.pairs = static_cast<int32_t>(given.pairs);
-  args.found = given.used_ids;
-  args.table = table;
-  args.base = reinterpret_cast<const uint8_t*>(region.base);
-  args.stride = region.stride;
+  args.ids = host.given.ids;
+  args.pairs = static_cast<int32_t>(host.given.pairs);
+  args.found = host.given.used_ids;
+  args.table = host.table;
+  args.base = reinterpret_cast<const uint8_t*>(host.region.base);
+  args.stride = host.region.stride;
+  if (host.tokens != 1) args.wanted = nullptr;  // by groups, which it does not have
   MOERT_CUDA_RETURN_IF_ERROR(LaunchServeMisses(args, stream));
-  // From here on the table has what is to be brought.
-  unfinished_[static_cast<size_t>(layer)] = in_doubt_ = true;
+  // A record that was prefetched and is wanted may be on its way.
+  if (rules_.prefetch()) MOERT_RETURN_IF_ERROR(beside_.JoinCopies(stream));
   MOERT_CUDA_RETURN_IF_ERROR(LaunchCopyRecords(args.copies, args.num_copies, stream));
-  unfinished_[static_cast<size_t>(layer)] = in_doubt_ = false;
+  unfinished_[layer] = 0;
+  if (predicts) {
+    MOERT_RETURN_IF_ERROR(beside_.Follow(stream));  // what is missing comes first
+    MOERT_CUDA_RETURN_IF_ERROR(
+        LaunchCopyPrefetched(on_device_.table.prefetch + host.layer + 1, beside_.get()));
+    MOERT_RETURN_IF_ERROR(beside_.EndCopies());
+    unfinished_[layer + 1] = 0;
+  }
+  in_doubt_ = false;
   return absl::OkStatus();
 }
 

@@ -20,6 +20,7 @@
 #include "exec/cuda/device_model.h"
 #include "exec/cuda/device_transfers.h"
 #include "exec/cuda/late_copy.h"
+#include "exec/cuda/prefetch_stream.h"
 #include "exec/cuda/workspace.h"
 #include "exec/executor.h"
 #include "store/versioned_store.h"
@@ -81,11 +82,21 @@ class ServedMisses {
   /// That products leave room for: CTAs that copy or decide beside them.
   int ctas_beside() const { return kCopyCtas + (rules_.prefetch() ? 2 : 0); }
 
-  /// A call whose product is the host's, in one stream: behind it the given experts are in slots of
-  /// the region, given.used_ids has them, and `table` those of all experts that are there. Needs a
-  /// slot for each pair.
-  absl::Status Fetch(int layer, const GivenRouting& given, const SlotRegion& region, int32_t* table,
-                     cudaStream_t stream);
+  /// A call whose product is the host's. `hidden`: what its router saw, or no rows; of one token
+  /// it says what the next layer will want, which is brought on a stream beside.
+  struct HostCall {
+    int layer = 0;
+    int32_t tokens = 0;
+    GivenRouting given;
+    SlotRegion region;
+    int32_t* table = nullptr;
+    DeviceRows hidden;
+    float* next_scores = nullptr;  // [experts] for that
+  };
+  /// Behind it, in `stream`, the given experts are in slots of the region, given.used_ids has them,
+  /// and `table` those of all experts that are there. Needs a slot for each pair. Not in a capture
+  /// where records are prefetched.
+  absl::Status Fetch(const HostCall& call, cudaStream_t stream);
   /// That the device has for a layer; 0: nothing is lent.
   int64_t slots(int layer) const {
     return lent_ ? static_cast<int64_t>(loans_[static_cast<size_t>(layer)].slots.size()) : 0;
@@ -100,6 +111,8 @@ class ServedMisses {
   absl::Status PlaceRecords(const DeviceModel* on_device, const DeviceSource& records, int version);
   /// All of the table, or of its layers alone.
   absl::Status Copy(bool to_device, bool layers_alone, cudaStream_t stream);
+  /// Behind `stream`: what the next layer will want.
+  absl::Status PredictBeside(const HostCall& call, cudaStream_t stream);
   ServeMissesArgs Args(const Call& call) const;
   PredictArgs PredictionOf(int layer, const Call& call) const;
   void PlaceLoan(int layer, const LentLayer& loan, VersionedStore* store);
@@ -132,6 +145,7 @@ class ServedMisses {
   std::vector<ServedTally> seen_;
   cudaStream_t own_ = nullptr;  // for the way back
   CopyBranch branch_;
+  PrefetchStream beside_;  // of calls whose product is the host's
 };
 
 }  // namespace moert::cuda
