@@ -26,7 +26,7 @@ LayerRunner::LayerRunner(const LayerParts& parts)
                      parts.strategy->routing == nullptr && parts.strategy->prefetch == nullptr &&
                      !parts.clock->is_virtual()) {}
 
-absl::Status LayerRunner::ServeMisses() {
+absl::Status LayerRunner::CheckRules() const {
   if (!parts_.executor->runs_resident() || parts_.trace != nullptr || parts_.clock->is_virtual() ||
       !parts_.strategy->misses_by_rule()) {
     return absl::FailedPreconditionError(
@@ -37,8 +37,13 @@ absl::Status LayerRunner::ServeMisses() {
   if ((residency.by_worth || residency.score_window > 0) != parts_.store->lends_use()) {
     return absl::FailedPreconditionError("its residency policy cannot hand over what it knows");
   }
+  return absl::OkStatus();
+}
+
+absl::Status LayerRunner::ServeMisses() {
+  MOERT_RETURN_IF_ERROR(CheckRules());
   const absl::Status status =
-      parts_.executor->ServeMisses(*parts_.store, parts_.strategy->prefetch != nullptr);
+      parts_.executor->ServeMisses(*parts_.store);
   serves_misses_ = status.ok();
   return status;
 }

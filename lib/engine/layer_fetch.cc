@@ -50,8 +50,9 @@ absl::Status LayerRunner::Fetch(LayerCall call, const FetchInput& input, Pins* p
 }
 
 void LayerRunner::ServeFetches() {
-  serves_fetches_ = runs_resident_ && parts_.strategy->misses_by_rule() &&
-                    !parts_.store->lends_use() && parts_.executor->ServeFetches(*parts_.store).ok();
+  const bool prefetch = parts_.strategy->prefetch != nullptr;
+  serves_fetches_ =
+      CheckRules().ok() && parts_.executor->ServeFetches(*parts_.store, prefetch).ok();
 }
 
 bool LayerRunner::Serves(int layer, const FetchInput& input) const {

@@ -145,24 +145,27 @@ class Executor {
   /// what `stream` was given so far is done.
   virtual absl::Status LeaveSlots(void* stream) { return absl::OkStatus(); }
 
-  /// OK: FetchServed may be asked. FailedPrecondition: why not. Asked once, before the first call.
-  /// May read records.
-  virtual absl::Status ServeFetches(const VersionedStore& store) {
+  /// OK: FetchServed may be asked. `prefetch`: it also brings what the next layer's gate predicts
+  /// for one token. FailedPrecondition: why not. Asked once, before the first call. May read
+  /// records.
+  virtual absl::Status ServeFetches(const VersionedStore& store, bool prefetch) {
     return absl::FailedPreconditionError("this backend asks the host about misses");
   }
-  /// In place of PlaceSlots, for a store of one version whose residency policy is the default's
-  /// rule: the device looks up what was given there and brings what is missing, in the blocks that
-  /// the store lends. Nothing waits. The layer's table; null: not possible now, nothing was done.
+  /// In place of PlaceSlots, for a store of one version, by the rule of its residency policy
+  /// (Strategy::misses_by_rule): the device looks up what was given there and brings what is
+  /// missing, in the blocks that the store lends. Nothing waits. The layer's table; null: not
+  /// possible now, nothing was done.
   virtual absl::StatusOr<const int32_t*> FetchServed(const ExecutorCall& call,
                                                      const GivenRouting& given,
                                                      VersionedStore* store) {
     return nullptr;
   }
-  /// Copies the opaque records of all experts of a layer to memory of the host's, `stride` bytes
-  /// apart, on the call's stream. FailedPrecondition on a device: one lies neither in a block nor
-  /// in pinned memory.
+  /// Copies opaque records of a layer to memory of the host's, expert e's e times `stride` bytes
+  /// behind `to`, on the call's stream. FailedPrecondition on a device: one lies neither in a block
+  /// nor in pinned memory.
   virtual absl::Status CopyRecords(const ExecutorCall& call, const VersionedStore& store,
-                                   std::byte* to, int64_t stride) {
+                                   absl::Span<const int32_t> experts, std::byte* to,
+                                   int64_t stride) {
     return NotSupported();
   }
 
@@ -212,10 +215,9 @@ class Executor {
   // lends, brings what is missing, and no policy is asked.
 
   /// OK: from now on captured RunResident and RunGiven serve what is missing, for a store of one
-  /// version, by the rule of its residency policy (Strategy::misses_by_rule). `prefetch`: they also
-  /// bring what the next layer's gate predicts. FailedPrecondition: why not. Asked once, before the
-  /// first call. May read records.
-  virtual absl::Status ServeMisses(const VersionedStore& store, bool prefetch) {
+  /// version, by the rules that the executor was made for (ServedRules). FailedPrecondition: why
+  /// not. Asked once, before the first call. May read records.
+  virtual absl::Status ServeMisses(const VersionedStore& store) {
     return absl::FailedPreconditionError("this backend asks the host about misses");
   }
   /// Whether the blocks are lent: then nobody may use the store.

@@ -85,9 +85,10 @@ __device__ __forceinline__ void MultiplyStage(const FewRowsProduct& p, int k,
   }
 }
 
-__device__ __forceinline__ void LoadRows(const FewRowsProduct& p, uint16_t* x) {
+/// A rehearsal reads weights instead, here and below.
+__device__ __forceinline__ void LoadRows(const FewRowsProduct& p, bool real, uint16_t* x) {
   for (int r = 0; r < p.rows; ++r) {
-    const uint16_t* from = p.x + static_cast<int64_t>(r) * p.in;
+    const uint16_t* from = (real ? p.x : p.w) + static_cast<int64_t>(r) * p.in;
     uint16_t* to = x + r * (p.in + kRowPadding);
     for (int i = threadIdx.x * 8; i < p.in; i += 2 * kThreads * 8) {
       const int j = i + kThreads * 8;
@@ -103,10 +104,14 @@ __device__ __forceinline__ void LoadRows(const FewRowsProduct& p, uint16_t* x) {
 /// The rows times the norm's weight; their scales follow from `squares`, each warp's sum of
 /// squares. kRows: so many are under way together.
 template <int kRows>
-__device__ __forceinline__ void LoadNormed(const FewRowsProduct& p, const Shared& shared) {
+__device__ __forceinline__ void LoadNormed(const FewRowsProduct& p, bool real,
+                                           const Shared& shared) {
   constexpr int kSpan = 2 * kThreads * 4;  // of a row at a time
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const NormedRows& n = p.normed;
+  const auto* const weights = reinterpret_cast<const float*>(p.w);
+  const float* const residual = real ? n.residual : weights;
+  const float* const delta = real || n.delta == nullptr ? n.delta : weights;
   float squares[kRows] = {};
   for (int from = 0; from < p.in; from += kSpan) {
     float4 v[kRows][2], d[kRows][2], weight[2];
@@ -119,10 +124,9 @@ __device__ __forceinline__ void LoadNormed(const FewRowsProduct& p, const Shared
       for (int r = 0; r < kRows; ++r) {
         const bool inside = i < p.in && r < p.rows;
         const int64_t at = static_cast<int64_t>(r) * p.in + i;
-        v[r][j] = inside ? __ldcg(reinterpret_cast<const float4*>(n.residual + at)) : none;
-        d[r][j] = inside && n.delta != nullptr
-                      ? __ldcg(reinterpret_cast<const float4*>(n.delta + at))
-                      : none;
+        v[r][j] = inside ? __ldcg(reinterpret_cast<const float4*>(residual + at)) : none;
+        d[r][j] =
+            inside && delta != nullptr ? __ldcg(reinterpret_cast<const float4*>(delta + at)) : none;
       }
     }
 #pragma unroll
@@ -141,7 +145,7 @@ __device__ __forceinline__ void LoadNormed(const FewRowsProduct& p, const Shared
             make_uint2(ToBf16Pair(u.x * weight[j].x, u.y * weight[j].y),
                        ToBf16Pair(u.z * weight[j].z, u.w * weight[j].w));
         // The blocks share the work of storing the sum.
-        if (n.delta != nullptr && i / 4 % gridDim.x == blockIdx.x) {
+        if (real && delta != nullptr && i / 4 % gridDim.x == blockIdx.x) {
           *reinterpret_cast<float4*>(n.sum + static_cast<int64_t>(r) * p.in + i) = u;
         }
       }
@@ -195,22 +199,36 @@ __device__ __forceinline__ float ScaleOf(const FewRowsProduct& p, const Shared& 
   return 1.0f / sqrtf(squares / static_cast<float>(p.in) + p.normed.eps);
 }
 
-/// The norm behind the product, by the block that ends last.
-__device__ __forceinline__ void NormWhenComplete(const FewRowsProduct& p, float* parts) {
+/// The norm behind the product, by the block that ends last. A rehearsal stores nothing.
+__device__ __forceinline__ void NormWhenComplete(const FewRowsProduct& p, bool real, float* parts) {
   __shared__ bool last;
   __syncthreads();
-  if (threadIdx.x == 0) {
+  if (real) {
+    if (threadIdx.x == 0) {
+      __threadfence();
+      last = atomicAdd(p.ticket, 1u) == gridDim.x - 1;
+    }
+    __syncthreads();
+    if (!last) return;
     __threadfence();
-    last = atomicAdd(p.ticket, 1u) == gridDim.x - 1;
   }
-  __syncthreads();
-  if (!last) return;
-  __threadfence();
-  NormRow(p.then, 0, parts);
-  if (threadIdx.x == 0) *p.ticket = 0;
+  NormArgs then = p.then;
+  if (!real) {
+    then.residual = const_cast<float*>(reinterpret_cast<const float*>(p.w));
+    then.delta = nullptr;
+    then.f32 = nullptr;
+    then.bf16 = nullptr;
+  }
+  NormRow(then, 0, parts);
+  if (real && threadIdx.x == 0) *p.ticket = 0;
 }
 
 constexpr int kLine = 128;  // bytes of the L2 cache
+
+/// Whether the weights are as large as all that is read in their place.
+__device__ __forceinline__ bool CanRehearse(const FewRowsProduct& p) {
+  return p.out >= 2 * p.rows && (p.ticket == nullptr || p.in >= 2);
+}
 
 template <int kStages, int kRows>
 __global__ void __launch_bounds__(kThreads, 1)
@@ -248,36 +266,47 @@ __global__ void __launch_bounds__(kThreads, 1)
       asm volatile("prefetch.global.L2 [%0];" ::"l"(p.then.weight + i));
     }
   }
-  GridDependencySync();
-  if (p.x != nullptr) {
-    LoadRows(p, shared.x);
-  } else {
-    LoadNormed<kRows>(p, shared);
-  }
-  __syncthreads();
-  const float scale = ScaleOf(p, shared, threadIdx.x / kChannels);
-
-  int item = 0;
-  for (int unit = block; unit < units; unit += grid) {
-    const Place place = PlaceIn(p, unit);
-    float* const y = p.y + static_cast<int64_t>(place.row) * p.out + place.channel;
-    const float bias = place.valid && p.bias != nullptr ? p.bias[place.channel] : 0;
-    const float before = place.valid && p.accumulate ? __ldcg(y) : 0;
-    Sums parts = {};
-    for (int round = 0; round < rounds; ++round, ++item) {
-      WaitForCopies<kStages - 1>();
-      __syncwarp();
-      MultiplyStage(p, round * kRound + warp * kDepth, stages + item % kStages * kStage, shared.x,
-                    parts);
-      __syncwarp();
-      copy();
+  // First a rehearsal, while the kernels in front run: it brings the instructions.
+#pragma unroll 1
+  for (int pass = CanRehearse(p) ? 0 : 1; pass < 2; ++pass) {
+    const bool real = pass == 1;
+    if (real) GridDependencySync();
+    if (p.x != nullptr) {
+      LoadRows(p, real, shared.x);
+    } else {
+      LoadNormed<kRows>(p, real, shared);
     }
-    float* const sums = shared.sums + unit / grid % 2 * kSums;
-    StoreSums(parts, sums);
     __syncthreads();
-    if (place.valid) *y = before + (AddSums(sums) * scale + bias);
+    const float scale = ScaleOf(p, shared, threadIdx.x / kChannels);
+
+    int item = 0;
+    for (int unit = block; unit < (real ? units : block + 1); unit += grid) {
+      const Place place = PlaceIn(p, unit);
+      float* const y = p.y + static_cast<int64_t>(place.row) * p.out + place.channel;
+      const float bias = place.valid && p.bias != nullptr ? p.bias[place.channel] : 0;
+      const float before = real && place.valid && p.accumulate ? __ldcg(y) : 0;
+      Sums parts = {};
+      for (int round = 0; round < (real ? rounds : 1); ++round, ++item) {
+        if (real) WaitForCopies<kStages - 1>();
+        __syncwarp();
+        // The copies are under way in a rehearsal: it multiplies what lies elsewhere.
+        const unsigned char* const stage =
+            real ? stages + item % kStages * kStage
+                 : reinterpret_cast<const unsigned char*>(shared.sums);
+        MultiplyStage(p, round * kRound + warp * kDepth, stage, shared.x, parts);
+        __syncwarp();
+        if (real) copy();
+      }
+      if (!real) __syncthreads();
+      float* const sums = shared.sums + unit / grid % 2 * kSums;
+      StoreSums(parts, sums);
+      __syncthreads();
+      const float y_now = before + (AddSums(sums) * scale + bias);
+      if (real && place.valid) *y = y_now;
+    }
+    if (p.ticket != nullptr) NormWhenComplete(p, real, shared.sums);
+    if (!real) __syncthreads();
   }
-  if (p.ticket != nullptr) NormWhenComplete(p, shared.sums);
 }
 
 template <int kRows>

@@ -77,7 +77,7 @@ __device__ __forceinline__ void RunCta(const PromptGemmArgs& args, uint8_t* shar
   GridDependencySync();
   TriggerDependentLaunch();
   if (warp >= kPromptConsumers / 32) {
-    GiveRegisters<64>();
+    GiveRegisters<kProducerRegisters>();
     if (warp == kWeightWarp) {
       FenceAsyncProxy();  // h was written by ordinary stores
       BringWeights<kPacking, kGateUp, kMost>(ring, slots);
@@ -87,7 +87,7 @@ __device__ __forceinline__ void RunCta(const PromptGemmArgs& args, uint8_t* shar
       GatherTokens<kPacking, kMost>(args, ring, slots, warp - kGatherWarp);
     }
   } else {
-    TakeRegisters<224>();
+    TakeRegisters<kConsumerRegisters>();
     const int lane = __shfl_sync(~0u, static_cast<int>(threadIdx.x % 32), threadIdx.x % 32);
     PromptConsumer<kPacking, kGateUp, kMost> consumer(ring, warp / 4, warp % 4, lane);
     RingPlace<kPromptSlots> at;

@@ -14,6 +14,13 @@ namespace moert::cuda {
 constexpr int kPromptConsumers = 256;
 constexpr int kPromptThreads = kPromptConsumers + 128;
 constexpr int kGatherWarps = 2;
+/// Of a thread, in its role: together what a CTA is launched with, else consumers wait for ever.
+constexpr int kProducerRegisters = 56;
+constexpr int kConsumerRegisters = 224;
+constexpr int kLaunchRegisters = 65536 / kPromptThreads / 8 * 8;
+static_assert(kProducerRegisters * (kPromptThreads - kPromptConsumers) +
+                  kConsumerRegisters * kPromptConsumers <=
+              kLaunchRegisters * kPromptThreads);
 enum PromptRole : int { kWeightWarp = 8, kScheduleWarp = 9, kGatherWarp = 10 };
 
 #if defined(__CUDA_ARCH__) && defined(__CUDA_ARCH_FEAT_SM90_ALL)

@@ -221,12 +221,12 @@ absl::Status CudaExecutor::CloseStep(void* stream) {
 
 absl::StatusOr<int64_t> ExecutorBytes(const ExpertSource& source, absl::Span<const int> versions,
                                       int64_t max_tokens, const ExpertNumbering* numbering,
-                                      int64_t score_window) {
+                                      const ServedRules& served) {
   MOERT_ASSIGN_OR_RETURN(const OperandUse use, OperandsOf(source, versions));
   const MoeModelSpec& model = source.model();
   Carver count;
   Workspace w{};
-  const Extent extent(model, use, max_tokens, numbering, score_window);
+  const Extent extent(model, use, max_tokens, numbering, served);
   w.Carve(model, extent, &count);
   const int64_t numbers = numbering != nullptr ? ShardNumbers::Bytes(*numbering, extent.pairs) : 0;
   return count.used() + DeviceFetch::Bytes(model) + numbers;

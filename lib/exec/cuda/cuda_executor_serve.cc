@@ -6,7 +6,7 @@
 
 namespace moert::cuda {
 
-absl::Status CudaExecutor::ServeMisses(const VersionedStore& store, bool prefetch) {
+absl::Status CudaExecutor::ServeMisses(const VersionedStore& store) {
   if (parts_.versions.size() != 1 || !store.pool(0).alike()) {
     return absl::FailedPreconditionError("its experts are served in several versions or sizes");
   }
@@ -17,10 +17,9 @@ absl::Status CudaExecutor::ServeMisses(const VersionedStore& store, bool prefetc
   const int version = parts_.versions[0];
   MOERT_RETURN_IF_ERROR(options_.records->KeepAll(version, parts_.pool));
   auto served = std::make_unique<ServedMisses>();
-  MOERT_RETURN_IF_ERROR(
-      served->Init(&model_, &on_device_, *options_.records, version,
-                   {store.lends_use() && store.score_window() == 0, store.score_window(), prefetch},
-                   w_.served, table_.rows(0) + model_.layers[0].num_experts));
+  MOERT_RETURN_IF_ERROR(served->Init(&model_, &on_device_, *options_.records, version,
+                                     parts_.served, w_.served,
+                                     table_.rows(0) + model_.layers[0].num_experts));
   served_ = std::move(served);
   return absl::OkStatus();
 }
