@@ -127,7 +127,9 @@ ggml_status GpuRunner::RunLayer(ggml_cgraph* graph, const Piece& piece) {
     }
     const int64_t tokens = piece.ids->ne[1];
     if (tokens >= kStreamTokens && store->Reserve(piece.experts->layer)) {
-      return RunStreamed(graph, piece, store);
+      bool staged = true;
+      const ggml_status status = RunStreamed(graph, piece, store, &staged);
+      if (staged) return status;
     }
     const ggml_status status = tokens <= Store::kFewTokens && piece.ids->ne[0] == store->top_k()
                                    ? RunServed(graph, piece, store, &too_many)
@@ -175,7 +177,8 @@ ggml_status GpuRunner::LaunchInSlots(ggml_cgraph* graph, const moert_slots& slot
   return status;
 }
 
-ggml_status GpuRunner::RunStreamed(ggml_cgraph* graph, const Piece& piece, Store* store) {
+ggml_status GpuRunner::RunStreamed(ggml_cgraph* graph, const Piece& piece, Store* store,
+                                   bool* staged) {
   const int layer = piece.experts->layer;
   StreamPlan* const plan = store->plan();
   std::span<const int32_t> wanted = plan->All(layer);
@@ -185,15 +188,17 @@ ggml_status GpuRunner::RunStreamed(ggml_cgraph* graph, const Piece& piece, Store
     plan->Named(layer, wanted, gpu_->stream()->Idle());
   }
   std::string error;
-  if (!store->Stage(layer, wanted, &error)) return Fail(piece, error);
+  *staged = store->Stage(layer, wanted, &error);
+  if (!*staged) {
+    store->GiveUpStaging(error);
+    return GGML_STATUS_SUCCESS;
+  }
   if (!gpu_->stream()->Lead(cuda_)) return Fail(piece, kNoOrder);
   ReplaceExperts(graph, *store->staging()->slots(layer), nullptr);
   const ggml_status status = Launch(graph);
   store->staging()->Leave(cuda_, layer);
   const int next = layer + 1;
-  if (next < store->layers() && !store->Stage(next, plan->Likely(next), &error)) {
-    return Fail(piece, error);
-  }
+  if (plan->Comes(next)) store->Stage(next, plan->Likely(next), &error);  // or in its turn
   return status;
 }
 

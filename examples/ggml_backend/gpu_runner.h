@@ -49,7 +49,8 @@ class GpuRunner final : public Worker {
   ggml_status ComputePieces(ggml_cgraph* graph);
   ggml_status ComputePiece(ggml_cgraph* graph, Piece piece, int end);
   ggml_status RunLayer(ggml_cgraph* graph, const Piece& piece);
-  ggml_status RunStreamed(ggml_cgraph* graph, const Piece& piece, Store* store);
+  // *staged: false: the layer cannot be brought as a whole, which was said, and nothing was done.
+  ggml_status RunStreamed(ggml_cgraph* graph, const Piece& piece, Store* store, bool* staged);
   // Into generic_, when all before is done. False: they cannot be read, or one is out of range.
   bool ReadIds(ggml_cgraph* graph, const Piece& piece);
   // *too_many: they do not fit at once, and nothing was done.

@@ -183,7 +183,9 @@ std::unique_ptr<Store> Store::Open(const std::string& name, const std::vector<La
     engine.backend = gpu->in_host_memory() ? MOERT_BACKEND_CPU : MOERT_BACKEND_CUDA;
     engine.device = gpu->ordinal();
     engine.threads = 0;  // read all experts into pinned memory now
-    engine.host_budget_bytes = expert_bytes + expert_bytes / 8 + (int64_t{1} << 30);
+    engine.host_budget_bytes = options.pinned_bytes > 0
+                                   ? options.pinned_bytes
+                                   : expert_bytes + expert_bytes / 8 + (int64_t{1} << 30);
   }
   moert_logger logger;
   moert_logger_init(&logger, sizeof logger);
@@ -309,8 +311,13 @@ bool Store::Reserve(int layer) {
     staged_ = staging_.Reserve(gpu_, bytes);
     error = "no GPU memory for two layers, " + BytesText(2 * static_cast<int64_t>(bytes));
   }
-  if (!staged_) Say("prompts are computed in parts: %s", error.c_str());
+  if (!staged_) GiveUpStaging(error);
   return staged_;
+}
+
+void Store::GiveUpStaging(const std::string& error) {
+  staged_ = false;
+  Say("prompts are computed in parts: %s", error.c_str());
 }
 
 bool Store::Stage(int layer, std::span<const int32_t> experts, std::string* error) {

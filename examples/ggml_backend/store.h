@@ -69,10 +69,11 @@ class Store {
   /// follows.
   Result FetchOnDevice(int layer, int64_t tokens, const int32_t* ids, const float* hidden,
                        int32_t* slot_ids, moert_slots* slots, std::string* error);
-  int layers() const { return static_cast<int>(experts_.size()); }
   /// Makes room for Stage of a layer. False: there is none, which has been said, or copies have
   /// failed.
   bool Reserve(int layer);
+  /// From now on Reserve fails.
+  void GiveUpStaging(const std::string& error);
   /// Brings experts into the layer's place beside the cache, each in the slot of its number, behind
   /// what the GPU's stream has got. False: `error` says why.
   bool Stage(int layer, std::span<const int32_t> experts, std::string* error);
@@ -88,7 +89,7 @@ class Store {
   std::string Statistics() const;
 
  private:
-  explicit Store(std::vector<int> experts) : experts_(experts), plan_(std::move(experts)) {}
+  explicit Store(std::vector<int> experts) : plan_(std::move(experts)) {}
   // Experts of a layer, each in the slot of its number, into device memory of `slots->slots`
   // strides. `to` null: says how much that is.
   bool CopyLayer(int layer, std::span<const int32_t> experts, void* to, moert_slots* slots,
@@ -101,7 +102,6 @@ class Store {
   // The next layer call starts afresh.
   void EndStep();
 
-  const std::vector<int> experts_;  // of each layer
   moert_engine* engine_ = nullptr;
   moert_step* step_ = nullptr;
   int layer_ = -1;  // of the last fetch in this step
