@@ -47,8 +47,8 @@ absl::Status EngineImpl::Fetch(StepId step, int layer, const FetchInput& input, 
   }
 }
 
-absl::Status EngineImpl::CheckFetched(int layer, const StepState& step,
-                                      const FetchInput& input) const {
+absl::Status EngineImpl::CheckFetched(int layer, const StepState& step, const FetchInput& input,
+                                      bool capturing) const {
   const bool there = input.place == Place::kDevice;
   if (there) {
     const size_t weights = input.weights.empty() ? input.ids.size() : input.weights.size();
@@ -56,7 +56,7 @@ absl::Status EngineImpl::CheckFetched(int layer, const StepState& step,
         layer, step.rows,
         {input.ids.size(), weights, input.slot_ids.size(), "slot_ids", !input.scores.empty()}));
   }
-  if ((!there || !blueprint_->strategy.graph_safe()) && parts_->executor->Capturing(step.stream)) {
+  if ((!there || !blueprint_->strategy.graph_safe()) && capturing) {
     return absl::FailedPreconditionError(fmt::format(
         "the stream is being captured: {}",
         there ? fmt::format("strategy {} needs the host in every layer call", strategy())
@@ -134,13 +134,15 @@ absl::Status EngineImpl::FetchLocked(StepId step_id, int layer, const FetchInput
   }
   MOERT_RETURN_IF_ERROR(CheckReleased(layer, parts_->runner->Serves(layer, input)));
   MOERT_ASSIGN_OR_RETURN(const SlotRegion region, parts_->store->Slots(layer));
-  MOERT_RETURN_IF_ERROR(CheckFetched(layer, *step, input));
-  const LayerCall call{ContextOf(*step, layer),
-                       {layer, step->epoch, step->rows, input.hidden, {}, step->stream},
-                       nullptr,
-                       step->begin_ns,
-                       step->cancelled.get(),
-                       nullptr};
+  MOERT_ASSIGN_OR_RETURN(const bool capturing, parts_->executor->Capturing(step->stream));
+  MOERT_RETURN_IF_ERROR(CheckFetched(layer, *step, input, capturing));
+  const LayerCall call{
+      ContextOf(*step, layer),
+      {layer, step->epoch, step->rows, input.hidden, {}, step->stream, {}, capturing},
+      nullptr,
+      step->begin_ns,
+      step->cancelled.get(),
+      nullptr};
   if (input.hidden.data != nullptr) {
     MOERT_RETURN_IF_ERROR(
         Executor::CheckRows("hidden", input.hidden, call.exec, source_->model().layers[layer]));

@@ -120,8 +120,8 @@ class EngineImpl final : public Engine {
   absl::Status CheckRouting(int layer, int64_t rows, const RoutedInput* routed) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// The same of a Fetch.
-  absl::Status CheckFetched(int layer, const StepState& step, const FetchInput& input) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckFetched(int layer, const StepState& step, const FetchInput& input,
+                            bool capturing) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Sizes of a routing on the device, and the name of what is written.
   struct OnDevice {
     size_t ids, weights, written;

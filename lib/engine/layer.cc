@@ -42,8 +42,7 @@ absl::Status LayerRunner::CheckRules() const {
 
 absl::Status LayerRunner::ServeMisses() {
   MOERT_RETURN_IF_ERROR(CheckRules());
-  const absl::Status status =
-      parts_.executor->ServeMisses(*parts_.store, parts_.strategy->prefetch != nullptr);
+  const absl::Status status = parts_.executor->ServeMisses(*parts_.store);
   serves_misses_ = status.ok();
   return status;
 }
@@ -60,7 +59,7 @@ absl::Status LayerRunner::Forward(LayerCall call) {
   const int64_t stalled_ns = stats_.stalled_ns();
   parts_.store->BeginLayerCall();
   parts_.store->Pump();
-  if (!parts_.executor->Capturing(call.exec.stream)) CollectRoutings();
+  if (!call.exec.capturing) CollectRoutings();
   if (CanRunResident(call)) {
     if (call.routed == nullptr) {
       return parts_.executor->RunResident(call.exec, call.context, *parts_.store);
@@ -96,7 +95,7 @@ absl::Status LayerRunner::Forward(LayerCall call) {
 
 bool LayerRunner::CanRunResident(const LayerCall& call) const {
   if (call.routed != nullptr && call.routed->place == Place::kHost) return false;
-  if (serves_misses_ && parts_.executor->Capturing(call.exec.stream)) return true;
+  if (serves_misses_ && call.exec.capturing) return true;
   return runs_resident_ && NothingMissing(call.context.layer);
 }
 

@@ -22,7 +22,7 @@ absl::Status LayerRunner::Fetch(LayerCall call, const FetchInput& input, Pins* p
   }
   parts_.store->BeginLayerCall();
   parts_.store->Pump();
-  if (!parts_.executor->Capturing(call.exec.stream)) CollectRoutings();
+  if (!call.exec.capturing) CollectRoutings();
   if (Serves(call.context.layer, input)) {
     MOERT_ASSIGN_OR_RETURN(*device_slots,
                            parts_.executor->FetchServed(call.exec, given, parts_.store));

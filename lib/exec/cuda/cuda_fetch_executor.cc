@@ -164,16 +164,16 @@ absl::Status CudaFetchExecutor::ServeFetches(const VersionedStore& store, bool p
   DeviceScope scope(device_);
   const int version = parts().versions[0];
   MOERT_RETURN_IF_ERROR(records_->KeepAll(version, parts().pool));
-  if (store.score_window() > 0) {
+  ServedRules rules = parts().served;
+  if (rules.score_window > 0) {
     return absl::FailedPreconditionError("its experts leave by scores, which nobody gives");
   }
-  ServedMisses::Rules rules;
-  rules.by_worth = store.lends_use();
-  rules.prefetch = prefetch && std::all_of(model_.layers.begin(), model_.layers.end(),
-                                           [](const MoeLayerSpec& layer) {
-                                             return layer.routing.top_k <= kMaxTopK;
-                                           });
-  if (rules.prefetch) MOERT_RETURN_IF_ERROR(on_device_.Init(parts()));
+  rules.path_width = 0;
+  rules.by_gate = prefetch && std::all_of(model_.layers.begin(), model_.layers.end(),
+                                          [](const MoeLayerSpec& layer) {
+                                            return layer.routing.top_k <= kMaxTopK;
+                                          });
+  if (rules.by_gate) MOERT_RETURN_IF_ERROR(on_device_.Init(parts()));
   auto served = std::make_unique<ServedMisses>();
   MOERT_RETURN_IF_ERROR(
       served->Init(&model_, &on_device_, *records_, version, rules, served_buffers_, no_shared_));
@@ -186,6 +186,7 @@ absl::StatusOr<const int32_t*> CudaFetchExecutor::FetchServed(const ExecutorCall
                                                               VersionedStore* store) {
   DeviceScope scope(device_);
   const auto stream = static_cast<cudaStream_t>(call.stream);
+  if (served_->must_return()) MOERT_RETURN_IF_ERROR(TakeBack(store));
   MOERT_RETURN_IF_ERROR(fence_->Enter(stream));
   MOERT_RETURN_IF_ERROR(served_->Lend(store, stream));
   if (served_->slots(call.layer) < given.pairs) return nullptr;

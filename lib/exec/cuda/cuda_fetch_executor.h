@@ -55,7 +55,7 @@ class CudaFetchExecutor final : public FetchExecutor {
   bool takes_given() const override { return true; }
   absl::Status BringGiven(const ExecutorCall& call, const GivenRouting& given,
                           std::vector<int32_t>* ids, std::vector<float>* weights) override;
-  bool Capturing(void* stream) const override { return IsCapturing(stream); }
+  absl::StatusOr<bool> Capturing(void* stream) const override { return IsCapturing(stream); }
   bool TakeRouting(PolicyContext* context, RoutingResult* routing) override;
   absl::Status OpenStep(VersionedStore* store, int64_t epoch, void* stream) override;
   absl::Status CloseStep(void* stream) override;
