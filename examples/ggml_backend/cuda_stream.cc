@@ -3,6 +3,8 @@
 #include <dlfcn.h>
 #include <ggml-backend-impl.h>
 
+#include <cstdint>
+
 namespace moert_ggml {
 
 // Functions of libcuda.so.1, by their ABI. Each returns 0 on success.
@@ -16,6 +18,8 @@ struct CudaStream::Driver {
   int (*stream_create)(moert_stream* stream, unsigned flags);
   int (*stream_destroy)(moert_stream stream);
   int (*stream_synchronize)(moert_stream stream);
+  int (*stream_query)(moert_stream stream);
+  int (*copy_to_host)(void* to, uintptr_t from, size_t bytes);
   int (*stream_wait)(moert_stream stream, void* event, unsigned flags);
   int (*event_record)(void* event, moert_stream stream);
 
@@ -52,6 +56,8 @@ const CudaStream::Driver* CudaStream::LoadDriver() {
     find(&driver.stream_create, "cuStreamCreate");
     find(&driver.stream_destroy, "cuStreamDestroy_v2");
     find(&driver.stream_synchronize, "cuStreamSynchronize");
+    find(&driver.stream_query, "cuStreamQuery");
+    find(&driver.copy_to_host, "cuMemcpyDtoH_v2");
     find(&driver.stream_wait, "cuStreamWaitEvent");
     find(&driver.event_record, "cuEventRecord");
     return all && driver.init(0) == 0 ? &driver : nullptr;
@@ -100,6 +106,16 @@ bool CudaStream::Lead(ggml_backend_t backend) {
 bool CudaStream::Await(ggml_backend_event_t event) {
   const Driver::Scope scope(driver_, context_);
   return driver_->stream_wait(stream_, event->context, 0) == 0;
+}
+
+bool CudaStream::Idle() {
+  const Driver::Scope scope(driver_, context_);
+  return driver_->stream_query(stream_) == 0;
+}
+
+bool CudaStream::Read(void* to, const void* from, size_t bytes) {
+  const Driver::Scope scope(driver_, context_);
+  return driver_->copy_to_host(to, reinterpret_cast<uintptr_t>(from), bytes) == 0;
 }
 
 bool CudaStream::Synchronize() {

@@ -3,7 +3,9 @@
 #include <ggml-impl.h>
 
 #include <chrono>
+#include <cstring>
 #include <mutex>
+#include <span>
 
 #include "buffers.h"
 
@@ -15,6 +17,7 @@ namespace {
 constexpr int64_t kStreamTokens = 32;
 
 constexpr char kNoOrder[] = "the driver refuses to order streams";
+constexpr char kBadIds[] = "an id names an expert that is not there, or cannot be read";
 
 // Whether CUDA would launch anything for these nodes.
 bool AnyWork(ggml_cgraph* graph, int begin, int end) {
@@ -26,7 +29,7 @@ bool AnyWork(ggml_cgraph* graph, int begin, int end) {
 
 }  // namespace
 
-GpuRunner::GpuRunner(Gpu* gpu) : gpu_(gpu), kept_(gpu->compute_type()) {}
+GpuRunner::GpuRunner(Gpu* gpu) : gpu_(gpu), kept_(gpu->compute_type()), host_(gpu->host_type()) {}
 
 GpuRunner::~GpuRunner() {
   gpu_->stream()->SynchronizeDevice();
@@ -171,25 +174,44 @@ ggml_status GpuRunner::LaunchInSlots(ggml_cgraph* graph, const moert_slots& slot
 
 ggml_status GpuRunner::RunStreamed(ggml_cgraph* graph, const Piece& piece, Store* store) {
   const int layer = piece.experts->layer;
-  moert_slots slots;
-  std::string error = kNoOrder;
-  void* place = store->staging()->Enter(gpu_, layer);
-  if (place == nullptr || !store->CopyLayer(layer, place, &slots, &error) ||
-      !gpu_->stream()->Lead(cuda_)) {
-    return Fail(piece, error);
+  StreamPlan* const plan = store->plan();
+  std::span<const int32_t> wanted = plan->All(layer);
+  if (plan->ReadsIds(layer)) {
+    if (!ReadIds(graph, piece)) return Fail(piece, kBadIds);
+    wanted = generic_->named();
+    plan->Named(layer, wanted, gpu_->stream()->Idle());
   }
-  ReplaceExperts(graph, slots, nullptr);
+  std::string error;
+  if (!store->Stage(layer, wanted, &error)) return Fail(piece, error);
+  if (!gpu_->stream()->Lead(cuda_)) return Fail(piece, kNoOrder);
+  ReplaceExperts(graph, *store->staging()->slots(layer), nullptr);
   const ggml_status status = Launch(graph);
   store->staging()->Leave(cuda_, layer);
+  const int next = layer + 1;
+  if (next < store->layers() && !store->Stage(next, plan->Likely(next), &error)) {
+    return Fail(piece, error);
+  }
   return status;
+}
+
+bool GpuRunner::ReadIds(ggml_cgraph* graph, const Piece& piece) {
+  ggml_backend_synchronize(cuda_);
+  const LayerCall call(graph, piece.first);
+  const size_t bytes = ggml_nbytes(call.ids);
+  host_.Reset();
+  ggml_tensor* read = host_.New(GGML_TYPE_I8, static_cast<int64_t>(bytes));
+  if (read == nullptr) return false;
+  if (gpu_->in_host_memory()) {
+    std::memcpy(read->data, call.ids->data, bytes);
+  } else if (!gpu_->stream()->Read(read->data, call.ids->data, bytes)) {
+    return false;
+  }
+  return generic_->TakeIds(call, static_cast<const char*>(read->data));
 }
 
 ggml_status GpuRunner::RunNamed(ggml_cgraph* graph, const Piece& piece, Store* store,
                                 bool* too_many) {
-  ggml_backend_synchronize(cuda_);
-  if (!generic_->ReadIds(LayerCall(graph, piece.first))) {
-    return Fail(piece, "an id names an expert that is not there");
-  }
+  if (!ReadIds(graph, piece)) return Fail(piece, kBadIds);
   ggml_tensor* slot_ids = SlotIds(piece.ids->ne[0], piece.ids->ne[1]);
   if (slot_ids == nullptr) return GGML_STATUS_ALLOC_FAILED;
   moert_slots slots;

@@ -50,6 +50,8 @@ class GpuRunner final : public Worker {
   ggml_status ComputePiece(ggml_cgraph* graph, Piece piece, int end);
   ggml_status RunLayer(ggml_cgraph* graph, const Piece& piece);
   ggml_status RunStreamed(ggml_cgraph* graph, const Piece& piece, Store* store);
+  // Into generic_, when all before is done. False: they cannot be read, or one is out of range.
+  bool ReadIds(ggml_cgraph* graph, const Piece& piece);
   // *too_many: they do not fit at once, and nothing was done.
   ggml_status RunServed(ggml_cgraph* graph, const Piece& piece, Store* store, bool* too_many);
   ggml_status RunNamed(ggml_cgraph* graph, const Piece& piece, Store* store, bool* too_many);
@@ -77,6 +79,7 @@ class GpuRunner final : public Worker {
   ggml_backend_t own_ = nullptr;
   std::unique_ptr<Runner> generic_;  // over cuda_: parts that do not fit at once
   Workspace kept_;
+  Workspace host_;  // of the host, pinned: ids on their way
   std::vector<std::pair<ggml_tensor**, ggml_tensor*>> replaced_;
   InputUse inputs_;
   std::unordered_map<const ggml_tensor*, ggml_tensor> slots_;     // of a tensor of all experts

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstring>
 #include <numeric>
+#include <utility>
 
 #include "mapped_file.h"
 
@@ -128,7 +129,10 @@ std::unique_ptr<Store> Store::Open(const std::string& name, const std::vector<La
   std::vector<const char*> files;
   const std::vector<moert_opaque_part> parts = Parts(layers, &files);
   auto gates = std::make_unique<GateSource>();
-  const bool score = !options.strategy.empty();  // the default needs none
+  // Where the device serves misses prediction costs no wait. On the CPU the default needs none.
+  const std::string strategy =
+      options.strategy.empty() && gpu != nullptr ? "fate" : options.strategy;
+  const bool score = !strategy.empty();
   if (score || gpu != nullptr) {
     for (const Layer& layer : layers) {
       for (const Part& part : layer.parts) gates->gates.Find(part.file);
@@ -165,7 +169,7 @@ std::unique_ptr<Store> Store::Open(const std::string& name, const std::vector<La
 
   moert_engine_options engine;
   moert_engine_options_init(&engine, sizeof engine);
-  if (!options.strategy.empty()) engine.strategy = options.strategy.c_str();
+  if (!strategy.empty()) engine.strategy = strategy.c_str();
   engine.budget_bytes =
       options.budget_bytes > 0 || options.budget_fraction > 0
           ? options.budget_bytes
@@ -185,7 +189,9 @@ std::unique_ptr<Store> Store::Open(const std::string& name, const std::vector<La
   logger.log = Log;
   engine.logger = &logger;
 
-  std::unique_ptr<Store> store(new Store);
+  std::vector<int> experts;
+  for (const Layer& layer : layers) experts.push_back(layer.experts);
+  std::unique_ptr<Store> store(new Store(std::move(experts)));
   store->gates_ = any_gate;
   store->top_k_ = top_k;
   store->hidden_ = layers[0].hidden;
@@ -294,7 +300,7 @@ bool Store::Reserve(int layer) {
   if (!staged_) return false;
   moert_slots slots;
   std::string error;
-  staged_ = CopyLayer(layer, nullptr, &slots, &error);
+  staged_ = CopyLayer(layer, {}, nullptr, &slots, &error);
   if (staged_) {
     const auto bytes = static_cast<size_t>(slots.slots * slots.stride[0]);
     staged_ = staging_.Reserve(gpu_, bytes);
@@ -304,11 +310,26 @@ bool Store::Reserve(int layer) {
   return staged_;
 }
 
-bool Store::CopyLayer(int layer, void* to, moert_slots* slots, std::string* error) {
+bool Store::Stage(int layer, std::span<const int32_t> experts, std::string* error) {
+  *error = "the driver refuses to order streams";
+  void* place = staging_.Enter(gpu_, layer);
+  if (place == nullptr) return false;
+  const std::vector<int32_t> missing = staging_.Add(layer, experts);
+  if (missing.empty() || CopyLayer(layer, missing, place, staging_.slots(layer), error)) {
+    return true;
+  }
+  staging_.Forget(layer);
+  return false;
+}
+
+bool Store::CopyLayer(int layer, std::span<const int32_t> experts, void* to, moert_slots* slots,
+                      std::string* error) {
   if (!BeginStep(layer, error)) return false;
   moert_slots_init(slots, sizeof *slots);
   moert_error* failure = nullptr;
-  if (moert_layer_copy(step_, layer, to, slots, &failure) == MOERT_OK) return true;
+  if (moert_layer_copy(step_, layer, experts.data(), static_cast<int64_t>(experts.size()), to,
+                       slots, &failure) == MOERT_OK)
+    return true;
   *error = Message(failure);
   EndStep();
   return false;

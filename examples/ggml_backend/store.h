@@ -9,11 +9,13 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gates.h"
 #include "options.h"
 #include "staging.h"
+#include "stream_plan.h"
 
 namespace moert_ggml {
 
@@ -64,14 +66,15 @@ class Store {
   /// does not prefetch.
   Result FetchOnDevice(int layer, const int32_t* ids, const float* hidden, int32_t* slot_ids,
                        moert_slots* slots, std::string* error);
-  /// All experts of a layer, in their order, into device memory of `slots->slots` strides. Null:
-  /// says how much that is.
-  bool CopyLayer(int layer, void* to, moert_slots* slots, std::string* error);
-
-  /// Makes room for CopyLayer of a layer. False: there is none, which has been said, or copies have
+  int layers() const { return static_cast<int>(experts_.size()); }
+  /// Makes room for Stage of a layer. False: there is none, which has been said, or copies have
   /// failed.
   bool Reserve(int layer);
+  /// Brings experts into the layer's place beside the cache, each in the slot of its number, behind
+  /// what the GPU's stream has got. False: `error` says why.
+  bool Stage(int layer, std::span<const int32_t> experts, std::string* error);
   Staging* staging() { return &staging_; }
+  StreamPlan* plan() { return &plan_; }
   /// What a layer call of one token took of the host, for the statistics.
   void CountCall(std::chrono::nanoseconds host) {
     ++calls_;
@@ -82,7 +85,11 @@ class Store {
   std::string Statistics() const;
 
  private:
-  Store() = default;
+  explicit Store(std::vector<int> experts) : experts_(experts), plan_(std::move(experts)) {}
+  // Experts of a layer, each in the slot of its number, into device memory of `slots->slots`
+  // strides. `to` null: says how much that is.
+  bool CopyLayer(int layer, std::span<const int32_t> experts, void* to, moert_slots* slots,
+                 std::string* error);
   bool BeginStep(int layer, std::string* error);
   // Fills the slots with some experts: the first prompt finds them there.
   void Fill(const std::vector<Layer>& layers, double share);
@@ -90,6 +97,7 @@ class Store {
   // The next layer call starts afresh.
   void EndStep();
 
+  const std::vector<int> experts_;  // of each layer
   moert_engine* engine_ = nullptr;
   moert_step* step_ = nullptr;
   int layer_ = -1;  // of the last fetch in this step
@@ -101,6 +109,7 @@ class Store {
   int64_t calls_ = 0;
   std::chrono::nanoseconds host_{0};
   Staging staging_;
+  StreamPlan plan_;
   bool gates_ = false;  // of the layers, for strategies that predict by the next one
 };
 

@@ -240,20 +240,17 @@ long NearestExponent(float scale) {
 
 // The lower of two that are as near; the largest where `scale` is above it.
 uint32_t NearestE4M3(float scale) {
+  constexpr int kMantissa = 3, kBias = 7, kFloatBias = 127;
+  if (!(scale > 0)) return 0;
   scale = std::min(scale, 448.0f);
-  uint32_t low = 0, high = 0x7e;  // codes ascend with their values
-  while (low < high) {
-    const uint32_t middle = (low + high) / 2;
-    if (F8E4M3ToF32(static_cast<uint8_t>(middle)) < scale) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  if (low == 0) return 0;
-  const float above = std::fabs(F8E4M3ToF32(static_cast<uint8_t>(low)) - scale);
-  const float below = std::fabs(F8E4M3ToF32(static_cast<uint8_t>(low - 1)) - scale);
-  return above < below ? low : low - 1;
+  // From 2^e on codes lie 2^(e - 3) apart, 8 of them; below 2^-6 as from there on.
+  const int exponent = static_cast<int>(std::bit_cast<uint32_t>(scale) >> 23) - kFloatBias;
+  const int least = std::max(exponent, 1 - kBias);
+  const float steps =
+      scale * std::bit_cast<float>(static_cast<uint32_t>(kMantissa - least + kFloatBias) << 23);
+  const uint32_t whole = static_cast<uint32_t>(steps);
+  const uint32_t code = whole + (steps - static_cast<float>(whole) > 0.5f ? 1 : 0);
+  return code + (static_cast<uint32_t>(least + kBias - 1) << kMantissa);
 }
 
 }  // namespace

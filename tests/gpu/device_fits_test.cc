@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "device_array.h"
+#include "fault_life.h"
 #include "offline/hqq.h"
 #include "offline/rtn.h"
 
@@ -101,6 +102,41 @@ TEST_CASE("more threads than lanes, and groups that a CTA cannot hold") {
   const std::vector<float> w = RandomFloats(static_cast<size_t>(wide.rows * wide.k), &rng, 0.02f);
   CHECK((*device)->Rtn(wide, w, RtnOptions()).empty());
   CHECK(Same(QuantizeRtn(wide, w, {}, device->get()), QuantizeRtn(wide, w)));
+}
+
+TEST_CASE("calls that fail leave the search to the CPU, and nothing behind") {
+  const MatrixLayout m = GateOf("w4a16_g128", 512, 64);
+  std::mt19937 rng(8);
+  const std::vector<float> w = RandomFloats(static_cast<size_t>(m.rows * m.k), &rng, 0.02f);
+  const QuantizedMatrix expected = QuantizeHqq(m, w);
+  const auto failures = [&](CudaFault kind, long n, bool lasting) {
+    INFO(CudaFaultName(kind) << " " << n << (lasting ? " and later" : ""));
+    ArmCudaFault(kind, n, lasting);
+    absl::Status error;
+    {
+      const auto device = DeviceFits::Open();
+      for (int i = 0; i < 2 && device.ok(); ++i) {
+        CHECK(Same(QuantizeHqq(m, w, {}, device->get()), expected));
+      }
+      error = device.ok() ? (*device)->first_error() : device.status();
+    }
+    const long failed = DisarmCudaFault();
+    if (failed == 0) CHECK(error.ok());
+    if (n == 1) CHECK_FALSE(error.ok());
+    CHECK(cudaGetLastError() == cudaSuccess);
+    return failed;
+  };
+  for (int i = 0; i < 2; ++i) REQUIRE(failures(CudaFault::kCopy, 1000, false) == 0);
+  const size_t free = FreeBytes();
+  long faults = 0;
+  for (const CudaFault kind : {CudaFault::kAllocate, CudaFault::kCopy, CudaFault::kLaunch,
+                               CudaFault::kStream, CudaFault::kAny}) {
+    for (const bool lasting : {false, true}) {
+      for (long n = 1; failures(kind, n, lasting) > 0; ++n) ++faults;
+      CHECK(FreeBytes() == free);
+    }
+  }
+  CHECK(faults > 20);
 }
 
 }  // namespace

@@ -11,6 +11,7 @@ import sys
 import decoder_page
 import digest
 import envelope_h200
+import proof_page
 import quality_rank
 import report
 import several_gpus
@@ -24,7 +25,7 @@ TABLES = {
     "readme": digest.readme, "architecture": digest.architecture,
     "rivals-grouped": lambda: digest.stored("rivals", "The grouped product, prompts included"),
     "rivals-decoders": lambda: digest.stored("rivals", "Whole decoders"),
-    "rivals-whole": decoder_page.table,
+    "rivals-whole": decoder_page.table, "beside-four": proof_page.table,
     "rivals-ours": lambda: digest.stored("rivals", "Ours, extrapolated to 48 layers"),
     "rivals-budget": lambda: digest.stored("rivals", "Decoding under a budget"),
     "plug-in-gpu": lambda: digest.stored("rivals", "llama.cpp with the plug-in, on a GPU"),

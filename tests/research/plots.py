@@ -11,6 +11,7 @@ import math
 import sys
 
 import plot
+import proof_page
 import report
 
 IMAGES = report.ROOT / "docs" / "images"
@@ -123,6 +124,15 @@ def decode_beside():
                    rules=[(resident, "everything resident")])], columns=2, panel_width=400)
 
 
+def beside_four():
+    """Decoding with a quarter of the experts in GPU memory, by program."""
+    bars = proof_page.bars()
+    plot.save(str(IMAGES / "beside-four"), [plot.Panel(
+        "Decode, batch 1, a quarter of the experts in GPU memory", "", "tokens/s",
+        [plot.Bars("", [rate for _, rate in bars])], categories=[name for name, _ in bars], labels=True)],
+        panel_width=820, panel_height=260)
+
+
 def prefill_beside():
     """The grouped product, by tokens: time over the floor."""
     table = rows("rivals", "The grouped product, prompts included")
@@ -215,8 +225,8 @@ def strategies_h200():
     plot.save(str(IMAGES / "strategies-h200"), panels, columns=3, panel_width=330, panel_height=250)
 
 
-PICTURES = [path_of_a_batch, tiers_and_bytes, decode_beside, prefill_beside, cpu_beside, frontier, frontier_time,
-            strategies_h200]
+PICTURES = [path_of_a_batch, tiers_and_bytes, decode_beside, beside_four, prefill_beside, cpu_beside, frontier,
+            frontier_time, strategies_h200]
 
 
 def main():
