@@ -35,6 +35,8 @@ class CudaStream {
 
   /// Whether it has nothing more to do.
   bool Idle();
+  /// Rows of `bytes` that lie `stride` bytes apart, one behind the other, within device memory.
+  bool Gather(void* to, const void* from, size_t bytes, size_t stride, size_t rows);
   /// Device memory into the host's, beside what streams do. The host waits for it.
   bool Read(void* to, const void* from, size_t bytes);
   /// The host waits for this stream.

@@ -25,6 +25,7 @@ bool StreamPlan::ReadsIds(int layer) {
 }
 
 void StreamPlan::BeginPass() {
+  end_ = last_;
   if (reads_) {
     const bool all_named = static_cast<double>(named_) >= kNearlyAll * static_cast<double>(there_);
     // The first layer of a pass has nothing brought for it.

@@ -7,6 +7,7 @@
 #ifndef MOERT_EXAMPLES_GGML_BACKEND_STREAM_PLAN_H_
 #define MOERT_EXAMPLES_GGML_BACKEND_STREAM_PLAN_H_
 
+#include <climits>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -23,6 +24,9 @@ class StreamPlan {
   bool ReadsIds(int layer);
   /// Then: what they name, each once, and whether the link had nothing more to bring by then.
   void Named(int layer, std::span<const int32_t> experts, bool idle);
+  /// Whether the layer will come in this pass, as it did in the last one: llama.cpp computes the
+  /// last layer for those tokens alone whose results it returns.
+  bool Comes(int layer) const { return layer < static_cast<int>(all_.size()) && layer <= end_; }
   /// What the layer will name, as far as is known: all where it is not.
   const std::vector<int32_t>& Likely(int layer) const {
     return likely_[static_cast<size_t>(layer)];
@@ -35,8 +39,9 @@ class StreamPlan {
 
   std::vector<std::vector<int32_t>> all_, likely_;
   bool reads_ = true;
-  int last_ = -1;   // layer of the last call
-  int unread_ = 0;  // passes since ids were read
+  int last_ = -1;      // layer of the last call
+  int end_ = INT_MAX;  // of the last pass, its last layer
+  int unread_ = 0;     // passes since ids were read
   // Of the pass.
   int calls_ = 0;  // that read ids
   int idle_ = 0;

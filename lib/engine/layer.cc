@@ -42,8 +42,7 @@ absl::Status LayerRunner::CheckRules() const {
 
 absl::Status LayerRunner::ServeMisses() {
   MOERT_RETURN_IF_ERROR(CheckRules());
-  const absl::Status status =
-      parts_.executor->ServeMisses(*parts_.store);
+  const absl::Status status = parts_.executor->ServeMisses(*parts_.store);
   serves_misses_ = status.ok();
   return status;
 }

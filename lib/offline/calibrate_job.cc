@@ -23,6 +23,7 @@
 #include "moert/offline/checkpoint.h"
 #include "moert/offline/hf_config.h"
 #include "offline/calibration_stream.h"
+#include "offline/device_fits.h"
 #include "offline/loss_probe.h"
 #include "offline/moe_block.h"
 #include "pack/calibration_lines.h"
@@ -108,6 +109,7 @@ class Measurement {
     MOERT_ASSIGN_OR_RETURN(tokens_, ReadCalibrationTokens(job_.token_files, config_.vocab_size,
                                                           window, job_.tokens, job_.read_tokens));
     MOERT_ASSIGN_OR_RETURN(model_, job_.open_model(*checkpoint_, config_, pool_.get(), window));
+    MOERT_ASSIGN_OR_RETURN(device_, OpenDeviceFits(job_.backend, job_.log));
     const ModelContext context = {model_.get(), &config_, pool_.get()};
     MOERT_ASSIGN_OR_RETURN(blocks_,
                            MoeBlocks::Create(experts_.get(), {pool_.get(), model_->products()}));
@@ -195,6 +197,7 @@ class Measurement {
     }
     const float* const hidden = stream_->FinishHidden();
     if (probe_ != nullptr) SetLossPerSquare(probe_->Divergences(hidden));
+    LogDeviceError(device_.get(), job_.log);
     MOERT_RETURN_IF_ERROR(journal_->Close());
     MOERT_RETURN_IF_ERROR(WriteWhole(job_.out, CalibrationToJson(result_)));
     std::error_code ec;
@@ -227,6 +230,7 @@ class Measurement {
 
   SensitivitySettings Settings(bool measure) const {
     SensitivitySettings settings = {job_.schemes, job_.method, job_.hadamard};
+    settings.device = device_.get();
     settings.probe = probe_ != nullptr ? static_cast<int>(probe_index_) : -1;
     if (!measure) {  // its numbers are known; the probe needs its errors once more
       settings.schemes.clear();
@@ -320,6 +324,7 @@ class Measurement {
   std::unique_ptr<Checkpoint> checkpoint_;
   std::unique_ptr<CheckpointExperts> experts_;
   std::unique_ptr<ThreadPool> pool_;
+  std::unique_ptr<DeviceFits> device_;  // null: all on the CPU
   CalibrationTokens tokens_;
   std::unique_ptr<CalibrationModel> model_;
   std::unique_ptr<MoeBlocks> blocks_;

@@ -3,12 +3,15 @@
 #ifndef MOERT_LIB_OFFLINE_DEVICE_FITS_H_
 #define MOERT_LIB_OFFLINE_DEVICE_FITS_H_
 
+#include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "moert/backend.h"
 #include "moert/scheme.h"
 #include "offline/hqq.h"
 #include "offline/rtn.h"
@@ -33,6 +36,15 @@ class DeviceFits {
   /// The first error of the device; OK if none.
   virtual absl::Status first_error() const = 0;
 };
+
+using DeviceLog = std::function<void(const std::string& line)>;
+
+/// What `backend` asks for: null for kCpu, and for kAuto without a device. kCuda fails without one.
+/// `log`, which may be null, is told of a device, and why one that is there is not used.
+absl::StatusOr<std::unique_ptr<DeviceFits>> OpenDeviceFits(BackendKind backend,
+                                                           const DeviceLog& log);
+/// Tells `log` of the device's first error, if there is a device and an error.
+void LogDeviceError(const DeviceFits* device, const DeviceLog& log);
 
 }  // namespace moert
 

@@ -4,6 +4,7 @@
 
 #include "base/status_macros.h"
 #include "offline/activation_rounding.h"
+#include "offline/encode_matrix_on.h"
 #include "offline/hqq.h"
 #include "offline/rtn.h"
 #include "quant/hadamard.h"
@@ -12,19 +13,27 @@
 namespace moert::offline {
 namespace {
 
+GptqOptions WithDevice(DeviceFits* device) {
+  GptqOptions options;
+  options.device = device;
+  return options;
+}
+
 /// One matrix of an expert by GPTQ, or by HQQ without a factor.
 absl::Status Encode(const MatrixLayout& layout, const absl::StatusOr<GptqFactor>& factor,
-                    const std::vector<float>& weights, std::byte* record, GptqOutcome* outcome) {
+                    const std::vector<float>& weights, DeviceFits* device, std::byte* record,
+                    GptqOutcome* outcome) {
   if (layout.scheme.is_bf16()) return PackMatrixBf16(layout, weights, record);
   if (factor.ok() && layout.scheme.scales != ScaleType::kE4M3) {
-    const absl::StatusOr<QuantizedMatrix> q = QuantizeGptq(layout, weights, *factor);
+    const absl::StatusOr<QuantizedMatrix> q =
+        QuantizeGptq(layout, weights, *factor, WithDevice(device));
     if (q.ok()) {
       ++outcome->gptq_matrices;
       return PackMatrix(layout, *q, record);
     }
   }
   ++outcome->fallback_matrices;
-  return EncodeMatrix(layout, QuantMethod::kHqq, weights, record);
+  return EncodeMatrixOn(device, layout, QuantMethod::kHqq, weights, record);
 }
 
 /// h = act(gate x) * (up x), x as each of both rounds it.
@@ -57,19 +66,20 @@ absl::StatusOr<GptqFactor> FactorInputs(absl::Span<const float> x, int64_t k,
 
 QuantizedMatrix QuantizeMatrix(const MatrixLayout& layout, QuantMethod method,
                                const absl::StatusOr<GptqFactor>& factor,
-                               absl::Span<const float> weights) {
-  if (method == QuantMethod::kRtn) return QuantizeRtn(layout, weights);
+                               absl::Span<const float> weights, DeviceFits* device) {
+  if (method == QuantMethod::kRtn) return QuantizeRtn(layout, weights, {}, device);
   if (method == QuantMethod::kGptq && factor.ok() && layout.scheme.scales != ScaleType::kE4M3) {
-    absl::StatusOr<QuantizedMatrix> q = QuantizeGptq(layout, weights, *factor);
+    absl::StatusOr<QuantizedMatrix> q = QuantizeGptq(layout, weights, *factor, WithDevice(device));
     if (q.ok()) return *std::move(q);
   }
-  return QuantizeHqq(layout, weights);
+  return QuantizeHqq(layout, weights, {}, device);
 }
 
 absl::StatusOr<GptqOutcome> EncodeExpertGptq(const MoeLayerSpec& layer, const RecordLayout& layout,
                                              ExpertMatrices weights, Floats* x,
                                              absl::Span<const float> token_weights,
-                                             const Compute& compute, std::byte* record) {
+                                             const Compute& compute, DeviceFits* device,
+                                             std::byte* record) {
   const int64_t rows = static_cast<int64_t>(token_weights.size());
   if (layout.format.hadamard) {
     ApplyHadamard(layer.intermediate, layer.hidden, weights.gate.data());
@@ -80,14 +90,14 @@ absl::StatusOr<GptqOutcome> EncodeExpertGptq(const MoeLayerSpec& layer, const Re
   GptqOutcome outcome;
   outcome.tokens = rows;
   const auto inputs = FactorInputs(*x, layer.hidden, token_weights);
-  MOERT_RETURN_IF_ERROR(Encode(layout.gate, inputs, weights.gate, record, &outcome));
-  MOERT_RETURN_IF_ERROR(Encode(layout.up, inputs, weights.up, record, &outcome));
+  MOERT_RETURN_IF_ERROR(Encode(layout.gate, inputs, weights.gate, device, record, &outcome));
+  MOERT_RETURN_IF_ERROR(Encode(layout.up, inputs, weights.up, device, record, &outcome));
   MOERT_RETURN_IF_ERROR(UnpackMatrix(layout.gate, record, &weights.gate));
   MOERT_RETURN_IF_ERROR(UnpackMatrix(layout.up, record, &weights.up));
   Floats h = RoundedGlu(layer, layout, weights, x, rows, compute);
   if (layout.format.hadamard) ApplyHadamard(rows, layer.intermediate, h.data());
   MOERT_RETURN_IF_ERROR(Encode(layout.down, FactorInputs(h, layer.intermediate, token_weights),
-                               weights.down, record, &outcome));
+                               weights.down, device, record, &outcome));
   return outcome;
 }
 

@@ -17,6 +17,7 @@
 #include "moert/scheme.h"
 #include "moert/thread_pool.h"
 #include "offline/calibration_stream.h"
+#include "offline/device_fits.h"
 #include "offline/expert_mlp.h"
 #include "offline/gptq.h"
 #include "quant/quantized_matrix.h"
@@ -31,10 +32,10 @@ constexpr int64_t MinimumTokens(int64_t k) { return k / 4 > 512 ? k / 4 : 512; }
 absl::StatusOr<GptqFactor> FactorInputs(absl::Span<const float> x, int64_t k,
                                         absl::Span<const float> token_weights);
 
-/// One matrix by a method: GPTQ with a factor, HQQ in its place without.
+/// One matrix by a method: GPTQ with a factor, HQQ in its place without. `device` may be null.
 QuantizedMatrix QuantizeMatrix(const MatrixLayout& layout, QuantMethod method,
                                const absl::StatusOr<GptqFactor>& factor,
-                               absl::Span<const float> weights);
+                               absl::Span<const float> weights, DeviceFits* device);
 
 /// What GPTQ did with an expert.
 struct GptqOutcome {
@@ -47,11 +48,13 @@ struct GptqOutcome {
 /// they are too few, or cannot be factored, HQQ. Down sees what the quantized gate and up make of
 /// the inputs, rounded where the schemes round activations. x: the expert's tokens [rows, hidden],
 /// overwritten.
-/// The pool of `compute` has a single thread: the caller is a job of another.
+/// The pool of `compute` has a single thread: the caller is a job of another. `device` searches for
+/// scales, to the same outcome; it may be null.
 absl::StatusOr<GptqOutcome> EncodeExpertGptq(const MoeLayerSpec& layer, const RecordLayout& layout,
                                              ExpertMatrices weights, Floats* x,
                                              absl::Span<const float> token_weights,
-                                             const Compute& compute, std::byte* record);
+                                             const Compute& compute, DeviceFits* device,
+                                             std::byte* record);
 
 /// What the expert of a record makes of x [rows, hidden], which is overwritten: [rows, hidden].
 /// Activations are rounded where the schemes round them.

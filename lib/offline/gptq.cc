@@ -8,6 +8,7 @@
 
 #include "offline/cholesky.h"
 #include "offline/dense_lanes.h"
+#include "offline/device_fits.h"
 
 namespace moert {
 namespace {
@@ -60,15 +61,15 @@ class Rounding {
     // A group that reaches beyond a block would be fitted to weights that are not up to date;
     // per-channel scales are fitted to the original weights.
     whole_rows_ = q_.group >= q_.k;
-    if (whole_rows_) {
-      for (int64_t r = 0; r < q_.rows; ++r) Fit(r, 0, w_.data() + r * q_.k);
-    }
+    if (whole_rows_) FitColumns(0, q_.k);
     const int64_t block =
         whole_rows_ ? options_.block : std::max(q_.group, options_.block / q_.group * q_.group);
     errors_.resize(static_cast<size_t>(q_.rows * block));
     std::vector<float> scratch(static_cast<size_t>(DenseScratch(q_.rows, block)));
     for (int64_t begin = 0; begin < q_.k; begin += block) {
       const int64_t end = std::min(q_.k, begin + block), width = end - begin;
+      fitted_ = whole_rows_ || block == q_.group;
+      if (!whole_rows_ && fitted_) FitColumns(begin, end);
       for (int64_t r = 0; r < q_.rows; r += kRows) RoundBlock(r, begin, end);
       if (end == q_.k) break;
       BestDenseLanes().floats({{errors_.data(), width, 1},
@@ -89,11 +90,32 @@ class Rounding {
   static constexpr int64_t kRows = kDenseRows;
   using Lanes = float[kRows];
 
+  /// The scales of all rows' groups that these columns are, up to date.
+  void FitColumns(int64_t begin, int64_t end) {
+    const int64_t width = end - begin;
+    std::vector<float> columns(static_cast<size_t>(q_.rows * width));
+    for (int64_t r = 0; r < q_.rows; ++r) {
+      std::copy_n(w_.data() + r * q_.k + begin, width, columns.data() + r * width);
+    }
+    std::vector<GroupScale> found;
+    if (options_.device != nullptr) {
+      MatrixLayout layout;
+      layout.scheme = scheme_;
+      layout.rows = q_.rows;
+      layout.k = layout.group = width;
+      layout.scale_bytes = 1;  // it has groups
+      found = options_.device->Rtn(layout, columns, options_.clip);
+    }
+    found.resize(static_cast<size_t>(q_.rows), GroupScale::Unknown());
+    for (int64_t r = 0; r < q_.rows; ++r) Fit(r, begin, columns.data() + r * width, found[r]);
+  }
+
   /// The scale of a row's group that begins at `column`. values: its weights, up to date.
-  void Fit(int64_t row, int64_t column, const float* values) {
+  void Fit(int64_t row, int64_t column, const float* values, GroupScale g) {
     const int64_t count = std::min(q_.group, q_.k - column);
-    const GroupScale g =
-        FitGroup(scheme_, absl::MakeConstSpan(values, static_cast<size_t>(count)), options_.clip);
+    if (!g.Known()) {
+      g = FitGroup(scheme_, absl::MakeConstSpan(values, static_cast<size_t>(count)), options_.clip);
+    }
     const int64_t at = row * q_.groups() + column / q_.group;
     q_.scales[at] = g.scale;
     if (!q_.offsets.empty()) q_.offsets[at] = g.offset;
@@ -157,11 +179,11 @@ class Rounding {
     plain_ = !scheme_.fp8 && !scheme_.fp4;
     std::fill_n(scales_, kRows, 1.0f);
     for (int64_t r = 0; r < rows; ++r) {
-      if (!whole_rows_) {
+      if (!fitted_) {
         const int64_t count = std::min(q_.group, q_.k - column);
         group_.resize(static_cast<size_t>(count));
         for (int64_t i = 0; i < count; ++i) group_[i] = values[i][r];
-        Fit(row + r, column, group_.data());
+        Fit(row + r, column, group_.data(), GroupScale::Unknown());
       }
       const GroupScale group = GroupOf(row + r, column);
       plain_ = plain_ && group.scale > 0;
@@ -179,6 +201,7 @@ class Rounding {
   const float* const shares_;
   QuantizedMatrix q_;
   bool whole_rows_ = false;
+  bool fitted_ = false;        // the scales of the block's columns are there
   std::vector<float> errors_;  // of a block: [rows, its columns]
   std::vector<float> block_, group_;
   // Of the groups of kRows rows. Integers: a weight is scale * (code - zero) - before.

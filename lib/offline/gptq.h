@@ -16,6 +16,8 @@
 
 namespace moert {
 
+class DeviceFits;
+
 /// Second moments of a linear block's inputs, H = sum over tokens of weight^2 x x^T. Not
 /// thread-safe.
 class InputMoments {
@@ -37,10 +39,11 @@ class InputMoments {
 };
 
 struct GptqOptions {
-  int64_t block = 128;       // columns whose errors are spread together (rounded to whole groups)
+  int64_t block = 64;        // columns whose errors are spread together (rounded to whole groups)
   double damping = 0.01;     // of the mean of the diagonal, added to it
   int damping_attempts = 6;  // ten times as much each time the factorization fails
   RtnOptions clip;           // how a group's scale is fitted
+  DeviceFits* device = nullptr;  // fits groups of a block's size, and whole rows; the same outcome
 };
 
 /// What GPTQ needs of the moments: the upper triangular M with H = M M^T. Serves every matrix with

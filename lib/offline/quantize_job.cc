@@ -66,7 +66,7 @@ class Quantization {
     options.threads = job_.threads;
     MOERT_ASSIGN_OR_RETURN(pool_, CreateThreadPool(options));
     if (job_.method == QuantMethod::kGptq) MOERT_RETURN_IF_ERROR(OpenCalibration());
-    MOERT_RETURN_IF_ERROR(OpenDevice());
+    MOERT_ASSIGN_OR_RETURN(device_, OpenDeviceFits(job_.backend, job_.log));
     PackDescription description;
     description.model = config_.moe;
     std::vector<PackVersion> versions;
@@ -94,24 +94,6 @@ class Quantization {
     rounder_ = std::make_unique<LayerRounder>(
         LayerRounder::Parts{experts_.get(), writer_.get(), pool_.get(), device_.get(), job_.model,
                             job_.cancelled, [this](int64_t matrices) { Advance(matrices); }});
-    return absl::OkStatus();
-  }
-
-  // A device that cannot be had is an error only where it was asked for.
-  absl::Status OpenDevice() {
-    if (job_.backend == BackendKind::kCpu || job_.method == QuantMethod::kGptq) {
-      return absl::OkStatus();
-    }
-    auto device = DeviceFits::Open();
-    if (device.ok()) {
-      device_ = *std::move(device);
-      Log("scales are searched for on the CUDA device");
-      return absl::OkStatus();
-    }
-    if (job_.backend == BackendKind::kCuda) return device.status();
-    if (CudaStatus().ok()) {
-      Log(fmt::format("note: all on the CPU: {}", std::string(device.status().message())));
-    }
     return absl::OkStatus();
   }
 
@@ -181,7 +163,7 @@ class Quantization {
       MOERT_RETURN_IF_ERROR(WriteLayers(done_before));
     }
     LogFallbacks();
-    LogDevice();
+    LogDeviceError(device_.get(), job_.log);
     return writer_->Finish();
   }
 
@@ -261,7 +243,7 @@ class Quantization {
           Floats inputs = *x;
           const auto outcome =
               EncodeExpertGptq(layer, layout, std::move(weights), &inputs, tokens.weights,
-                               {single, model_->products()}, record.data());
+                               {single, model_->products()}, device_.get(), record.data());
           if (!outcome.ok()) return AtExpert(outcome.status(), job_.model, l, e);
           outcomes[static_cast<size_t>(e)] = *outcome;
           return Forward(l, e, v, record.data(), tokens, single, x);
@@ -299,12 +281,6 @@ class Quantization {
     Log(fmt::format(
         "{} of {} matrices saw too few calibration tokens for gptq and were quantized by hqq",
         fallback_matrices_, gptq_matrices_ + fallback_matrices_));
-  }
-
-  void LogDevice() const {
-    if (device_ == nullptr || device_->first_error().ok()) return;
-    Log(fmt::format("note: the device failed, and the CPU did the rest: {}",
-                    std::string(device_->first_error().message())));
   }
 
   void Log(const std::string& line) const {

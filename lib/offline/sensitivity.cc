@@ -86,7 +86,8 @@ class Expert {
   }
   std::vector<float> Quantized(const MatrixLayout& layout, const absl::StatusOr<GptqFactor>& factor,
                                const std::vector<float>& weights) const {
-    return Dequantize(layout.scheme, QuantizeMatrix(layout, settings_.method, factor, weights));
+    return Dequantize(layout.scheme,
+                      QuantizeMatrix(layout, settings_.method, factor, weights, settings_.device));
   }
   Floats Product(const std::vector<float>& w, int64_t out, int64_t in, const Floats& x) const {
     Floats y(static_cast<size_t>(rows_ * out));

@@ -17,7 +17,8 @@ struct SensitivitySettings {
   std::vector<Scheme> schemes;
   QuantMethod method = QuantMethod::kGptq;
   bool hadamard = false;
-  int probe = -1;  // one of the schemes, whose changes are to be returned
+  int probe = -1;                // one of the schemes, whose changes are to be returned
+  DeviceFits* device = nullptr;  // searches for scales, to the same outcome
 };
 
 struct ExpertChanges {

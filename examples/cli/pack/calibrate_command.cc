@@ -34,6 +34,7 @@ absl::Status Run(Arguments* a) {
   job.read_tokens = HostTokenReader(job.model);
   MOERT_ASSIGN_OR_RETURN(job.schemes, ParseSchemes(a->schemes));
   MOERT_ASSIGN_OR_RETURN(job.method, ParseQuantMethod(a->method));
+  job.backend = BackendOf(a->backend);
   std::string note;
   MOERT_ASSIGN_OR_RETURN(const auto device, OpenProducts(a->backend, job.threads, &note));
   say(note);
@@ -81,7 +82,7 @@ int CalibrateMain(int argc, const char* const* argv) {
   parser.AddInt64("window", &job.window, "tokens a calibration sequence", 2, int64_t{1} << 20);
   parser.AddInt("threads", &job.threads, "threads; 0: one a core", 0, 1024);
   parser.AddChoice("backend", &a.backend, {"cpu", "cuda", "auto"},
-                   "where matrices are multiplied; quantizing is the CPU's");
+                   "where matrices are multiplied, and scales searched for");
   parser.AddSwitch("quiet", &a.quiet, "no progress, no notes");
   if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
   std::error_code ec;

@@ -64,6 +64,11 @@ std::unique_ptr<CalibrationModel> MakeHostModel(std::unique_ptr<host::Decoder> d
   return std::make_unique<HostModel>(std::move(decoder), device, window);
 }
 
+BackendKind BackendOf(const std::string& backend) {
+  if (backend == "cpu") return BackendKind::kCpu;
+  return backend == "cuda" ? BackendKind::kCuda : BackendKind::kAuto;
+}
+
 absl::StatusOr<std::unique_ptr<host::DeviceProducts>> OpenProducts(const std::string& backend,
                                                                    int threads, std::string* note) {
   if (backend == "cpu") return nullptr;

@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "host/device_products.h"
 #include "host/model.h"
+#include "moert/backend.h"
 #include "moert/offline/calibration_model.h"
 #include "moert/offline/token_file.h"
 
@@ -29,6 +30,9 @@ class HostProducts final : public MatrixProducts {
 /// `device` is borrowed, may be null. Sequences of at most `window` tokens.
 std::unique_ptr<CalibrationModel> MakeHostModel(std::unique_ptr<host::Decoder> decoder,
                                                 host::DeviceProducts* device, int64_t window);
+
+/// Of "cpu", "cuda" or "auto".
+BackendKind BackendOf(const std::string& backend);
 
 /// The device that `backend` asks for: null for "cpu", and for "auto" without a usable one, of
 /// which *note then says why. An error where "cuda" cannot be had.

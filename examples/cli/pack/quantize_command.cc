@@ -98,14 +98,12 @@ int QuantizeMain(int argc, const char* const* argv) {
   parser.AddInt64("window", &job.window, "tokens a calibration sequence", 2, int64_t{1} << 20);
   parser.AddInt("threads", &job.threads, "threads; 0: one a core", 0, 1024);
   parser.AddChoice("backend", &backend, {"cpu", "cuda", "auto"},
-                   "where scales are searched for (rtn, hqq; packs are the same), and where "
-                   "the experts of calibration tokens are multiplied (gptq)");
+                   "where scales are searched for, with the same outcome, and where the experts of "
+                   "calibration tokens are multiplied (gptq)");
   parser.AddSwitch("quiet", &quiet, "no progress, no notes");
   if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
   if (parser.Given("tokens")) job.token_files = absl::StrSplit(tokens, ',');
-  job.backend = backend == "cpu"    ? BackendKind::kCpu
-                : backend == "cuda" ? BackendKind::kCuda
-                                    : BackendKind::kAuto;
+  job.backend = BackendOf(backend);
   if (parser.Given("plan")) job.plans = absl::StrSplit(plans, ',');
   if (parser.force()) {
     const absl::Status removed = RemovePack(job.out);

@@ -21,7 +21,8 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kChannels = 16;                   // output channels of a unit
 constexpr int kDepth = 256;                     // inputs that a warp multiplies at a time
 constexpr int kRound = kWarps * kDepth;         // and the block
-constexpr int kStage = kChannels * kDepth * 2;  // their weights, bytes
+constexpr int kChannelBytes = kDepth * 2 + 64;  // no two channels of a fragment in one bank
+constexpr int kStage = kChannels * kChannelBytes;
 // More take so much of the memory's rate that the small kernels in front become slower.
 constexpr int kMaxStages = 2;
 constexpr int kRowPadding = 32;  // no two rows of a fragment in one bank
@@ -42,25 +43,46 @@ struct Shared {
   float* squares;         // [kFewRows][warp]
 };
 
-/// Where 8 inputs of a channel are in a stage: pieces of 16 bytes of every other channel are
-/// swapped, so that a fragment's lanes meet in few banks.
-__device__ __forceinline__ int PieceAt(int channel, int piece) {
-  return channel * (kDepth * 2) + (piece ^ channel % 2 * 4) * 16;
-}
-
-/// Copies a warp's weights: of 16 channels from `channel` on, kDepth inputs from `k` on. Each time
-/// the lanes copy neighbouring inputs of one channel.
+/// Copies a warp's weights: of 16 channels from `channel` on, kDepth inputs from `k` on, those that
+/// there are. What has been copied is told of at `full`.
 __device__ __forceinline__ void CopyWeights(const FewRowsProduct& p, int channel, int k,
-                                            uint64_t policy, unsigned char* stage) {
-  const int lane = threadIdx.x % 32, at = k + lane * 8;
-  const uint16_t* const from = p.w + static_cast<int64_t>(channel) * p.in + at;
+                                            uint64_t policy, unsigned char* stage, uint64_t* full) {
+  const int lane = threadIdx.x % 32, bytes = min(max(p.in - k, 0), kDepth) * 2;
+  const int channels = bytes == 0 ? 0 : min(max(p.out - channel, 0), kChannels);
+  const uint16_t* const from = p.w + static_cast<int64_t>(channel) * p.in + k;
   const uint32_t to = SharedAddress(stage);
-#pragma unroll
-  for (int c = 0; c < kChannels; ++c) {
-    const bool inside = at < p.in && channel + c < p.out;
-    CopyAsync(to + PieceAt(c, lane), inside ? from + static_cast<int64_t>(c) * p.in : p.w,
-              inside ? 16 : 0, policy);
+#if __CUDA_ARCH__ >= 900
+  // By the copy engine: copies of threads would stand in front of what other kernels load.
+  if (lane == 0) ArriveExpecting(full, channels * bytes);
+  __syncwarp();
+  if (lane < channels) {
+    BulkCopy(to + lane * kChannelBytes, from + static_cast<int64_t>(lane) * p.in, bytes, full,
+             policy);
   }
+#else
+  for (int c = 0; c < channels; ++c) {
+    if (lane * 16 >= bytes) continue;
+    CopyAsync(to + c * kChannelBytes + lane * 16, from + static_cast<int64_t>(c) * p.in + lane * 8,
+              16, policy);
+  }
+#endif
+}
+/// Behind each CopyWeights, and in its place where there is nothing to copy.
+__device__ __forceinline__ void CommitWeights() {
+#if __CUDA_ARCH__ < 900
+  CommitCopies();
+#endif
+}
+/// Until the copies of a stage have ended, which took it for the n-th time: all but the last
+/// kStages - 1.
+template <int kStages>
+__device__ __forceinline__ void AwaitWeights(uint64_t* full, int n) {
+#if __CUDA_ARCH__ >= 900
+  AwaitPhase(full, n % 2);
+#else
+  WaitForCopies<kStages - 1>();
+#endif
+  __syncwarp();
 }
 
 /// Sums of products, several so that tensor cores need not wait for the one before.
@@ -76,11 +98,13 @@ __device__ __forceinline__ void MultiplyStage(const FewRowsProduct& p, int k,
 #pragma unroll
   for (int s = 0; s < kDepth / 32; ++s) {
     if (k + s * 32 >= p.in) break;
-    const unsigned char* const weights = stage + PieceAt(row, s * 4 + lane % 4);
-    const uint4 low = *reinterpret_cast<const uint4*>(weights);
-    const uint4 high = *reinterpret_cast<const uint4*>(weights + 8 * kDepth * 2);
+    const unsigned char* const weights = stage + row * kChannelBytes + (s * 4 + lane % 4) * 16;
+    uint4 low = *reinterpret_cast<const uint4*>(weights);
+    uint4 high = *reinterpret_cast<const uint4*>(weights + 8 * kChannelBytes);
     uint4 b = make_uint4(0, 0, 0, 0);
-    if (row < p.rows && at + s * 32 < p.in) b = *reinterpret_cast<const uint4*>(from + s * 32);
+    const bool inside = at + s * 32 < p.in;  // else nothing was copied there
+    if (!inside) low = high = b;
+    if (row < p.rows && inside) b = *reinterpret_cast<const uint4*>(from + s * 32);
     MultiplyEight(sums[s % kChains], low, high, b);
   }
 }
@@ -234,6 +258,7 @@ template <int kStages, int kRows>
 __global__ void __launch_bounds__(kThreads, 1)
     FewRowsKernel(const __grid_constant__ FewRowsProduct p) {
   extern __shared__ __align__(16) unsigned char memory[];
+  __shared__ uint64_t full[kWarps][kStages];
   TriggerDependentLaunch();
   Shared shared;
   shared.stages = memory;
@@ -247,16 +272,20 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int items = (units - block + grid - 1) / grid * rounds;
 
   const uint64_t policy = EvictFirst();
+  if (threadIdx.x % 32 == 0) {
+    for (uint64_t& f : full[warp]) InitPhases(&f);
+  }
+  __syncwarp();
   // The item that is copied next: `kStages` ahead of the one multiplied.
   int next = 0, next_unit = block, next_round = 0;
   const auto copy = [&] {
     if (next < items) {
       CopyWeights(p, next_unit * kChannels, next_round * kRound + warp * kDepth, policy,
-                  stages + next % kStages * kStage);
+                  stages + next % kStages * kStage, &full[warp][next % kStages]);
       if (++next_round == rounds) next_round = 0, next_unit += grid;
     }
     ++next;
-    CommitCopies();
+    CommitWeights();
   };
 #pragma unroll
   for (int i = 0; i < kStages; ++i) copy();
@@ -287,8 +316,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       const float before = real && place.valid && p.accumulate ? __ldcg(y) : 0;
       Sums parts = {};
       for (int round = 0; round < (real ? rounds : 1); ++round, ++item) {
-        if (real) WaitForCopies<kStages - 1>();
-        __syncwarp();
+        if (real) AwaitWeights<kStages>(&full[warp][item % kStages], item / kStages);
         // The copies are under way in a rehearsal: it multiplies what lies elsewhere.
         const unsigned char* const stage =
             real ? stages + item % kStages * kStage

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "moert/backend.h"
 #include "moert/offline/calibration_model.h"
 #include "moert/offline/quantize.h"
 #include "moert/offline/token_file.h"
@@ -29,6 +30,8 @@ struct CalibrateJob {
   /// measured; 0: it is not.
   int64_t probe_tokens = 6144;
   int threads = 0;  // 0: one a core
+  /// Where scales are searched for, with the same outcome. kCuda fails without a device.
+  BackendKind backend = BackendKind::kAuto;
   /// Runs the rest of the model. Required.
   OpenCalibrationModel open_model;
   /// Experts done and to do. May be null.

@@ -44,8 +44,7 @@ struct QuantizeJob {
   int64_t window = 512;
   OpenCalibrationModel open_model;
   int threads = 0;  // 0: one a core
-  /// kRtn and kHqq: where scales are searched for, with the same outcome to the bit. kCuda fails
-  /// without a device.
+  /// Where scales are searched for, with the same outcome to the bit. kCuda fails without a device.
   BackendKind backend = BackendKind::kAuto;
   /// Matrices done and to do, those of layers that an earlier run completed included. May be null.
   std::function<void(int64_t done, int64_t total)> progress;

@@ -16,7 +16,7 @@ class PrefetchStream {
   PrefetchStream(const PrefetchStream&) = delete;
   PrefetchStream& operator=(const PrefetchStream&) = delete;
   ~PrefetchStream() {
-    for (cudaEvent_t event : {begun_, ended_}) {
+    for (cudaEvent_t event : {begun_, predicted_, ended_}) {
       if (event != nullptr) cudaEventDestroy(event);
     }
     if (stream_ != nullptr) cudaStreamDestroy(stream_);
@@ -24,8 +24,9 @@ class PrefetchStream {
 
   absl::Status Init() {
     MOERT_RETURN_IF_ERROR(MakeUrgentStream(&stream_));
-    MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&begun_, cudaEventDisableTiming));
-    MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&ended_, cudaEventDisableTiming));
+    for (cudaEvent_t* event : {&begun_, &predicted_, &ended_}) {
+      MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
+    }
     return absl::OkStatus();
   }
   cudaStream_t get() const { return stream_; }
@@ -36,22 +37,32 @@ class PrefetchStream {
     MOERT_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(stream_, begun_, 0));
     return absl::OkStatus();
   }
-  /// A prefetch ends here.
-  absl::Status End() {
+  /// A prediction ends here.
+  absl::Status EndPrediction() {
+    MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(predicted_, stream_));
+    return absl::OkStatus();
+  }
+  /// The copies of what it lists do.
+  absl::Status EndCopies() {
     MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(ended_, stream_));
     return absl::OkStatus();
   }
-  /// `stream` goes on behind the last prefetch.
-  absl::Status Join(cudaStream_t stream) {
+  /// `stream` goes on behind the last prediction.
+  absl::Status JoinPrediction(cudaStream_t stream) {
+    MOERT_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(stream, predicted_, 0));
+    return absl::OkStatus();
+  }
+  /// And behind the last copies.
+  absl::Status JoinCopies(cudaStream_t stream) {
     MOERT_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(stream, ended_, 0));
     return absl::OkStatus();
   }
-  /// The host waits for it.
+  /// The host waits for the last copies.
   cudaError_t Await() { return AwaitEvent(ended_); }
 
  private:
   cudaStream_t stream_ = nullptr;
-  cudaEvent_t begun_ = nullptr, ended_ = nullptr;
+  cudaEvent_t begun_ = nullptr, predicted_ = nullptr, ended_ = nullptr;
 };
 
 }  // namespace moert::cuda

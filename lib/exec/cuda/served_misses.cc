@@ -366,13 +366,15 @@ absl::Status ServedMisses::PredictBeside(const HostCall& host, cudaStream_t stre
   call.next_scores = host.next_scores;
   MOERT_CUDA_RETURN_IF_ERROR(
       LaunchPredictRecords(PredictionOf(host.layer + 1, call), beside_.get()));
-  return absl::OkStatus();
+  return beside_.EndPrediction();
 }
 
 absl::Status ServedMisses::Fetch(const HostCall& host, cudaStream_t stream) {
   const bool predicts =
       host.hidden.data != nullptr && host.tokens == 1 && Predicts(host.layer, host.tokens);
   const auto layer = static_cast<size_t>(host.layer);
+  // What was predicted for this layer is written.
+  if (rules_.prefetch()) MOERT_RETURN_IF_ERROR(beside_.JoinPrediction(stream));
   // From here on tables have what is to be brought.
   in_doubt_ = true;
   unfinished_[layer] = 1;
@@ -393,14 +395,14 @@ absl::Status ServedMisses::Fetch(const HostCall& host, cudaStream_t stream) {
   if (host.tokens != 1) args.wanted = nullptr;  // by groups, which it does not have
   MOERT_CUDA_RETURN_IF_ERROR(LaunchServeMisses(args, stream));
   // A record that was prefetched and is wanted may be on its way.
-  if (rules_.prefetch()) MOERT_RETURN_IF_ERROR(beside_.Join(stream));
+  if (rules_.prefetch()) MOERT_RETURN_IF_ERROR(beside_.JoinCopies(stream));
   MOERT_CUDA_RETURN_IF_ERROR(LaunchCopyRecords(args.copies, args.num_copies, stream));
   unfinished_[layer] = 0;
   if (predicts) {
     MOERT_RETURN_IF_ERROR(beside_.Follow(stream));  // what is missing comes first
     MOERT_CUDA_RETURN_IF_ERROR(
         LaunchCopyPrefetched(on_device_.table.prefetch + host.layer + 1, beside_.get()));
-    MOERT_RETURN_IF_ERROR(beside_.End());
+    MOERT_RETURN_IF_ERROR(beside_.EndCopies());
     unfinished_[layer + 1] = 0;
   }
   in_doubt_ = false;

@@ -43,6 +43,18 @@ TEST_CASE("nor where the link has brought whole layers by then") {
   CHECK(plan.Likely(1).size() == kExperts);
 }
 
+TEST_CASE("a layer that did not come in the last pass will not come in this one") {
+  StreamPlan plan(std::vector<int>(kLayers, kExperts));
+  CHECK(plan.Comes(kLayers - 1));  // nothing is known yet
+  CHECK(!plan.Comes(kLayers));
+  for (const int layers : {kLayers - 1, kLayers}) {
+    for (int l = 0; l < layers; ++l) plan.ReadsIds(l);
+    plan.ReadsIds(0);
+    CHECK(plan.Comes(kLayers - 2));
+    CHECK(plan.Comes(kLayers - 1) == (layers == kLayers));
+  }
+}
+
 TEST_CASE("a link that waits for ids alone is no reason to leave them unread") {
   StreamPlan plan(std::vector<int>(kLayers, kExperts));
   for (int pass = 0; pass < 4; ++pass) {

@@ -293,6 +293,15 @@ TEST_CASE("files of other kinds are known by how they begin") {
   }
 }
 
+TEST_CASE("a folder with a GGUF file alone is said to be one, with other ways") {
+  TempDir dir;
+  WriteFile(dir / "model.gguf", "GGUF");
+  const auto opened = Checkpoint::Open(dir.path());
+  REQUIRE_FALSE(opened.ok());
+  CHECK_THAT(std::string(opened.status().message()),
+             Catch::Contains("model.gguf is a GGUF file") && Catch::Contains("other ways: "));
+}
+
 TEST_CASE("a header may have any length, also one that begins like a file of another kind") {
   TempDir dir;
   const std::string entry = R"({"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}})";

@@ -138,7 +138,7 @@ struct OneExpert {
     std::vector<std::byte> record(static_cast<size_t>(layout.bytes));
     Floats inputs = x;
     auto made =
-        EncodeExpertGptq(layer, layout, weights, &inputs, token_weights, compute(), record.data());
+        EncodeExpertGptq(layer, layout, weights, &inputs, token_weights, compute(), nullptr, record.data());
     REQUIRE_OK(made.status());
     *outcome = *made;
     return record;

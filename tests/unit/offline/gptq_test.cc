@@ -7,6 +7,7 @@
 #include <random>
 #include <vector>
 
+#include "offline/device_fits.h"
 #include "tests/support/catch.h"
 
 namespace moert::test {
@@ -150,6 +151,47 @@ TEST_CASE("blocks only change how the sums are cut") {
     INFO(name);
     // Rounding of sums tips a few codes over; the result is as good.
     CHECK(a == Approx(b).epsilon(0.02));
+  }
+}
+
+// Knows every other group, and that of the CPU's search.
+class HalfOfTheFits final : public DeviceFits {
+ public:
+  std::vector<GroupScale> Rtn(const MatrixLayout& layout, absl::Span<const float> weights,
+                              const RtnOptions& options) override {
+    std::vector<GroupScale> fits(static_cast<size_t>(layout.rows * layout.groups()),
+                                 GroupScale::Unknown());
+    for (size_t i = 0; i < fits.size(); i += 2) {
+      fits[i] = FitGroup(layout.scheme, weights.subspan(i * layout.group, layout.group), options);
+    }
+    searched += static_cast<int64_t>(fits.size());
+    return fits;
+  }
+  std::vector<GroupScale> Hqq(const MatrixLayout&, absl::Span<const float>,
+                              const HqqOptions&) override {
+    return {};
+  }
+  absl::Status first_error() const override { return absl::OkStatus(); }
+
+  int64_t searched = 0;
+};
+
+TEST_CASE("scales that a device finds change no bit") {
+  const std::vector<float> w = Normal(kRows * kHidden, 0.05f, 1), x = Inputs(2048, kHidden, 3);
+  const auto factor = FactorMoments(Moments(x), {});
+  REQUIRE_OK(factor.status());
+  for (const char* name : {"w4a16_g128", "w2a16_g64_asym", "w3a16_g-1_asym"}) {
+    const MatrixLayout m = Layout(name);
+    HalfOfTheFits device;
+    GptqOptions with;
+    with.device = &device;
+    const auto found = QuantizeGptq(m, w, *factor, with), right = QuantizeGptq(m, w, *factor);
+    REQUIRE_OK(found.status());
+    INFO(name);
+    CHECK(device.searched == m.rows * m.groups());
+    CHECK(found->codes == right->codes);
+    CHECK(found->scales == right->scales);
+    CHECK(found->offsets == right->offsets);
   }
 }
 
