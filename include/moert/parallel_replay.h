@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "moert/expert_source.h"
 #include "moert/options.h"
+#include "moert/placement.h"
 #include "moert/replay.h"
 #include "moert/trace.h"
 
@@ -36,6 +37,10 @@ struct ParallelReplayOptions {
   PeerLinks links;
   /// What each rank owns (PlaceExperts), experts alone; empty: ReplayShard.
   std::vector<Shard> shards;
+  /// In their place, where it has owners: experts may have several (PlaceReplicas), which take
+  /// turns by token. Each rank owns one of every layer at least. A rank's experts are those it
+  /// owns.
+  ExpertPlacement placement = {};
   /// Calls of up to so many tokens have them on every rank, and an all-reduce. In longer ones each
   /// rank has its share of the tokens, sends rows to the ranks that own their experts, and gets
   /// them back.

@@ -12,6 +12,7 @@
 #include "moert/engine.h"
 #include "moert/env.h"
 #include "moert/shard.h"
+#include "parallel/placed_ids.h"
 #include "trace/replay_loop.h"
 
 namespace moert {
@@ -38,10 +39,13 @@ class ExchangeCost {
                const MoeModelSpec& model)
       : options_(options), model_(model), ranks_(options.gpus * options.nodes) {
     if (ranks_ == 1) return;
+    owners_ = options.placement.owners;
+    if (!owners_.empty()) return;
     for (size_t l = 0; l < model.layers.size(); ++l) {
-      owner_.emplace_back(static_cast<size_t>(model.layers[l].num_experts));
+      owners_.emplace_back(static_cast<size_t>(model.layers[l].num_experts));
       for (size_t r = 0; r < shards.size(); ++r) {
-        for (const int32_t e : shards[r].experts[l]) owner_[l][static_cast<size_t>(e)] = r;
+        const auto rank = static_cast<int32_t>(r);
+        for (const int32_t e : shards[r].experts[l]) owners_[l][static_cast<size_t>(e)] = {rank};
       }
     }
   }
@@ -80,13 +84,15 @@ class ExchangeCost {
     std::vector<int64_t> near_out(ranks), near_in(ranks), far_out(ranks), far_in(ranks);
     const auto k = static_cast<int64_t>(call.ids.size()) / call.tokens;
     std::vector<uint8_t> chosen(ranks);
-    const std::vector<size_t>& owner = owner_[static_cast<size_t>(call.layer)];
+    const std::vector<std::vector<int32_t>>& of_layer = owners_[static_cast<size_t>(call.layer)];
     for (int64_t t = 0; t < call.tokens; ++t) {
       const auto home = static_cast<size_t>(t * ranks_ / call.tokens);
       std::fill(chosen.begin(), chosen.end(), 0);
       for (int64_t j = 0; j < k; ++j) {
         const int32_t e = call.ids[static_cast<size_t>(t * k + j)];
-        if (e >= 0) chosen[owner[static_cast<size_t>(e)]] = 1;
+        if (e < 0) continue;
+        const std::vector<int32_t>& owners = of_layer[static_cast<size_t>(e)];
+        chosen[static_cast<size_t>(owners[static_cast<size_t>(t) % owners.size()])] = 1;
       }
       for (size_t r = 0; r < ranks; ++r) {
         if (chosen[r] == 0 || r == home) continue;
@@ -110,7 +116,8 @@ class ExchangeCost {
   const ParallelReplayOptions& options_;
   const MoeModelSpec& model_;
   const int ranks_;
-  std::vector<std::vector<size_t>> owner_;  // [L][E]; of one rank: empty
+  // [L][E]: of each expert; of one rank: empty.
+  std::vector<std::vector<std::vector<int32_t>>> owners_;
 };
 
 class ParallelReplayer final : public ReplayLoop {
@@ -121,7 +128,15 @@ class ParallelReplayer final : public ReplayLoop {
         engines_(std::move(engines)),
         cost_(options, shards, engines_[0]->model()),
         steps_of_(engines_.size()),
-        before_(engines_.size()) {}
+        before_(engines_.size()) {
+    if (options.placement.owners.empty()) return;
+    for (size_t r = 0; r < engines_.size(); ++r) {
+      placed_.push_back(std::make_unique<PlacedIds>(engines_[0]->model(), static_cast<int>(r),
+                                                    /*device=*/nullptr));
+      absl::Status status = placed_.back()->Set(options.placement);  // in host memory: OK
+      status.IgnoreError();
+    }
+  }
 
   ParallelReplayResult Take() {
     for (size_t r = 0; r < engines_.size(); ++r) {
@@ -150,6 +165,9 @@ class ParallelReplayer final : public ReplayLoop {
     for (size_t r = 0; r < engines_.size(); ++r) {
       Engine& engine = *engines_[r];
       RoutedInput input{call.ids, call.weights, call.scores, call.next_scores};
+      if (!placed_.empty()) {
+        MOERT_ASSIGN_OR_RETURN(input, placed_[r]->Keep(call.layer, call.tokens, input, nullptr));
+      }
       // A rank that was done earlier has waited for the others.
       input.idle_before_ns = begin_ns - engine.now_ns();
       MOERT_RETURN_IF_ERROR(engine.ForwardRouted(steps_of_[r], call.layer, {}, input, {}));
@@ -177,6 +195,7 @@ class ParallelReplayer final : public ReplayLoop {
   }
 
   const std::vector<std::unique_ptr<Engine>> engines_;
+  std::vector<std::unique_ptr<PlacedIds>> placed_;  // none: each expert has one owner
   const ExchangeCost cost_;
   ParallelReplayResult result_;  // `whole` is filled in at the end
   std::vector<StepId> steps_of_;
@@ -207,10 +226,33 @@ absl::Status Check(const MoeModelSpec& model, const ParallelReplayOptions& optio
   return absl::OkStatus();
 }
 
+/// What each rank owns, others too perhaps.
+absl::StatusOr<std::vector<Shard>> OwnedShards(const MoeModelSpec& model, int ranks,
+                                               const ExpertPlacement& placement) {
+  MOERT_RETURN_IF_ERROR(CheckPlacement(model, placement));
+  if (placement.ranks != ranks) {
+    return absl::InvalidArgumentError(
+        fmt::format("a placement of {} ranks for {} GPUs", placement.ranks, ranks));
+  }
+  std::vector<Shard> shards(static_cast<size_t>(ranks));
+  if (ranks == 1) return shards;
+  for (const auto& layer : placement.owners) {
+    for (Shard& shard : shards) shard.experts.emplace_back();
+    for (size_t e = 0; e < layer.size(); ++e) {
+      for (const int32_t r : layer[e]) {
+        shards[static_cast<size_t>(r)].experts.back().push_back(static_cast<int32_t>(e));
+      }
+    }
+  }
+  for (size_t r = 0; r < shards.size(); ++r) shards[r].shared_experts = r == 0;
+  return shards;
+}
+
 /// One a rank; of several each with a list of experts.
 absl::StatusOr<std::vector<Shard>> ShardsOf(const MoeModelSpec& model,
                                             const ParallelReplayOptions& options) {
   const int ranks = options.gpus * options.nodes;
+  if (!options.placement.owners.empty()) return OwnedShards(model, ranks, options.placement);
   if (options.shards.empty()) {
     std::vector<Shard> shards;
     for (int r = 0; r < ranks; ++r) shards.push_back(ReplayShard(model, r, ranks));

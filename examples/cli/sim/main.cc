@@ -2,6 +2,7 @@
 // virtual clock, for budgets, links and machines that are not here.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <set>
@@ -17,6 +18,7 @@
 #include "host/utf8.h"
 #include "moert/engine.h"
 #include "moert/parallel_replay.h"
+#include "moert/placement.h"
 #include "moert/replay.h"
 #include "moert/shard.h"
 #include "util/status_macros.h"
@@ -47,6 +49,7 @@ struct Options {
   int64_t nodes = 1;
   int64_t all_reduce_tokens = 64;
   std::string placement = "dealt";
+  int64_t copies = 0;
 };
 
 absl::StatusOr<EngineOptions> MakeEngineOptions(const Options& o, const TraceHeader& header) {
@@ -91,8 +94,9 @@ absl::StatusOr<Opened> Open(const Options& options) {
   return opened;
 }
 
-/// By the calls of the warm-up steps that used each expert.
-absl::StatusOr<std::vector<Shard>> PopularShards(const Options& options, TraceReader* trace) {
+/// Of each layer's experts the calls of the warm-up steps that used them.
+absl::StatusOr<std::vector<std::vector<double>>> CallsOfExperts(const Options& options,
+                                                                TraceReader* trace) {
   const MoeModelSpec& model = trace->header().model;
   std::vector<std::vector<double>> loads;
   for (const MoeLayerSpec& layer : model.layers) {
@@ -110,7 +114,25 @@ absl::StatusOr<std::vector<Shard>> PopularShards(const Options& options, TraceRe
     }
   }
   MOERT_RETURN_IF_ERROR(trace->Rewind());
-  return PlaceExperts(model, loads, static_cast<int>(options.gpus * options.nodes));
+  return loads;
+}
+
+absl::Status PlaceByUse(const Options& options, TraceReader* trace,
+                        ParallelReplayOptions* parallel) {
+  MOERT_ASSIGN_OR_RETURN(const auto loads, CallsOfExperts(options, trace));
+  const MoeModelSpec& model = trace->header().model;
+  const int ranks = parallel->gpus * parallel->nodes;
+  if (options.copies == 0) {
+    MOERT_ASSIGN_OR_RETURN(parallel->shards, PlaceExperts(model, loads, ranks));
+    return absl::OkStatus();
+  }
+  int most = 0;  // experts of a layer
+  for (const MoeLayerSpec& layer : model.layers) most = std::max(most, layer.num_experts);
+  ReplicaOptions replicas;
+  replicas.capacity.assign(static_cast<size_t>(ranks),
+                           (most + ranks - 1) / ranks + static_cast<int>(options.copies));
+  MOERT_ASSIGN_OR_RETURN(parallel->placement, PlaceReplicas(model, loads, ranks, replicas));
+  return absl::OkStatus();
 }
 
 /// On several GPUs; fills what is reported of the group beside its steps.
@@ -126,7 +148,7 @@ absl::StatusOr<ReplayResult> RunParallel(const Options& options, Opened& opened,
   parallel.all_reduce_tokens = options.all_reduce_tokens;
   MOERT_ASSIGN_OR_RETURN(parallel.links, LoadPeerLinks(options.profile));
   if (options.placement == "popular") {
-    MOERT_ASSIGN_OR_RETURN(parallel.shards, PopularShards(options, opened.trace.get()));
+    MOERT_RETURN_IF_ERROR(PlaceByUse(options, opened.trace.get(), &parallel));
   }
   MOERT_ASSIGN_OR_RETURN(
       const ParallelReplayResult result,
@@ -233,6 +255,10 @@ int Main(int argc, const char* const* argv) {
   parser.AddChoice("placement", &o.placement, {"dealt", "popular"},
                    "which GPU owns which experts: dealt out in turn, or balanced by their use in "
                    "the --warm steps");
+  parser.AddInt64("copies", &o.copies,
+                  "--placement popular: experts of each layer that a GPU owns beside its share, "
+                  "copies of the most used",
+                  0, 1 << 20);
   parser.AddInt64("all-reduce-tokens", &o.all_reduce_tokens,
                   "longer calls send rows to the ranks that own their experts, in place of an "
                   "all-reduce",

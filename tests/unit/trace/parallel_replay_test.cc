@@ -3,6 +3,7 @@
 #include "moert/parallel_replay.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 
 #include "moert/engine.h"
@@ -166,6 +167,51 @@ TEST_CASE("replay on several GPUs") {
       ReplayParallel(trace.get(), MakeSizesSource(trace->header()), Options(0.25), bad);
   CHECK(std::string(refused.status().message()).find("layer 0 has 16 experts") !=
         std::string::npos);
+}
+
+TEST_CASE("replay with experts that several GPUs own") {
+  const TempDir dir;
+  const auto source = std::make_shared<SyntheticSource>(SyntheticShape{4, 16, 3, 64, 48, 32});
+  const auto trace = Record(dir / "t", source);
+  ParallelReplayOptions options;
+  options.gpus = 2;
+  options.all_reduce_tokens = 8;
+  const auto replay = [&]() -> absl::StatusOr<ParallelReplayResult> {
+    return ReplayParallel(trace.get(), MakeSizesSource(trace->header()), Options(0.5), options);
+  };
+  const auto owned = [](const std::function<std::vector<int32_t>(int)>& owners) {
+    std::vector<std::vector<int32_t>> layer;
+    for (int e = 0; e < 16; ++e) layer.push_back(owners(e));
+    return ExpertPlacement{2, std::vector<std::vector<std::vector<int32_t>>>(4, layer)};
+  };
+  // With one owner each as over shards.
+  const auto dealt = replay();
+  REQUIRE_OK(dealt.status());
+  options.placement = owned([](int e) { return std::vector<int32_t>{e % 2}; });
+  const auto same = replay();
+  REQUIRE_OK(same.status());
+  CHECK(same->whole.decode_ms == dealt->whole.decode_ms);
+  CHECK(same->whole.prefill_ms == dealt->whole.prefill_ms);
+  CHECK(same->exchange_ms == dealt->exchange_ms);
+  // One rank has nearly all of them; then it shares them with the other, token by token.
+  options.placement = owned([](int e) { return std::vector<int32_t>{e == 0 ? 1 : 0}; });
+  const auto skewed = replay();
+  REQUIRE_OK(skewed.status());
+  options.placement = owned([](int e) {
+    return e == 0 ? std::vector<int32_t>{1} : std::vector<int32_t>{0, 1};
+  });
+  const auto shared = replay();
+  REQUIRE_OK(shared.status());
+  CHECK(shared->imbalance < skewed->imbalance);
+  CHECK(Mean(shared->whole.prefill_ms) < Mean(skewed->whole.prefill_ms));
+  for (const EngineStats& rank : shared->ranks) CHECK(rank.lookups > 0);
+
+  options.gpus = 4;
+  CHECK(std::string(replay().status().message()).find("a placement of 2 ranks for 4 GPUs") !=
+        std::string::npos);
+  options.gpus = 2;
+  options.placement.owners[1][3].clear();
+  CHECK(std::string(replay().status().message()).find("layer 1 expert 3") != std::string::npos);
 }
 
 TEST_CASE("rates between GPUs come from a profile's file") {
