@@ -29,7 +29,7 @@ LAYERS = [
     ("exec", ["lib/exec"], ""),
     ("offline", ["lib/offline"], "offline/*"),
     ("engine", ["lib/engine"], "engine auto_strategy stats metrics shard warm_start"),
-    ("parallel", ["lib/parallel"], "collectives expert_parallel pinned_source"),
+    ("parallel", ["lib/parallel"], "collectives expert_parallel pinned_source placement shared_records"),
     ("trace", ["lib/trace"], "replay parallel_replay"),
     ("capi", ["capi"], ""),
 ]

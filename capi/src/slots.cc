@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "base/status_macros.h"
+#include "fmt/format.h"
 #include "guard.h"
 #include "handles.h"
 #include "layer_call.h"
@@ -101,16 +102,23 @@ moert_code moert_slots_release(moert_step* step, int32_t layer, moert_error** er
   });
 }
 
-moert_code moert_layer_copy(moert_step* step, int32_t layer, void* to, moert_slots* slots,
+moert_code moert_layer_copy(moert_step* step, int32_t layer, const int32_t* experts,
+                            int64_t num_experts, void* to, moert_slots* slots,
                             moert_error** error) {
   return Guard(__func__, error, [&]() -> absl::Status {
     MOERT_REQUIRE_NOT_NULL(step);
     MOERT_REQUIRE_NOT_NULL(slots);
     MOERT_RETURN_IF_ERROR(CheckSize(*slots, "slots"));
     MOERT_RETURN_IF_ERROR(CheckLayer(*step, layer));
+    if (experts != nullptr && num_experts == 0) return absl::OkStatus();
+    if (num_experts < 0 || (experts == nullptr && num_experts > 0)) {
+      return absl::InvalidArgumentError(
+          fmt::format("num_experts is {}, legal is 0 or more, and 0 without experts", num_experts));
+    }
+    const absl::Span<const int32_t> named(experts, static_cast<size_t>(num_experts));
     moert::SlotView view;
     MOERT_RETURN_IF_ERROR(
-        step->state->engine->CopyLayer(step->id, layer, static_cast<std::byte*>(to), &view));
+        step->state->engine->CopyLayer(step->id, layer, named, static_cast<std::byte*>(to), &view));
     return WriteStruct(ToC(view), slots, "slots");
   });
 }

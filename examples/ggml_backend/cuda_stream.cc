@@ -3,7 +3,29 @@
 #include <dlfcn.h>
 #include <ggml-backend-impl.h>
 
+#include <cstdint>
+
 namespace moert_ggml {
+namespace {
+
+// CUDA_MEMCPY2D of the driver.
+struct Copy2D {
+  size_t from_x = 0, from_y = 0;
+  unsigned from_kind = 0;
+  const void* from_host = nullptr;
+  uintptr_t from = 0;
+  void* from_array = nullptr;
+  size_t from_stride = 0;
+  size_t to_x = 0, to_y = 0;
+  unsigned to_kind = 0;
+  void* to_host = nullptr;
+  uintptr_t to = 0;
+  void* to_array = nullptr;
+  size_t to_stride = 0;
+  size_t bytes = 0, rows = 0;
+};
+
+}  // namespace
 
 // Functions of libcuda.so.1, by their ABI. Each returns 0 on success.
 struct CudaStream::Driver {
@@ -16,6 +38,9 @@ struct CudaStream::Driver {
   int (*stream_create)(moert_stream* stream, unsigned flags);
   int (*stream_destroy)(moert_stream stream);
   int (*stream_synchronize)(moert_stream stream);
+  int (*stream_query)(moert_stream stream);
+  int (*copy_to_host)(void* to, uintptr_t from, size_t bytes);
+  int (*copy_rows)(const Copy2D* copy, moert_stream stream);
   int (*stream_wait)(moert_stream stream, void* event, unsigned flags);
   int (*event_record)(void* event, moert_stream stream);
 
@@ -52,6 +77,9 @@ const CudaStream::Driver* CudaStream::LoadDriver() {
     find(&driver.stream_create, "cuStreamCreate");
     find(&driver.stream_destroy, "cuStreamDestroy_v2");
     find(&driver.stream_synchronize, "cuStreamSynchronize");
+    find(&driver.stream_query, "cuStreamQuery");
+    find(&driver.copy_to_host, "cuMemcpyDtoH_v2");
+    find(&driver.copy_rows, "cuMemcpy2DAsync_v2");
     find(&driver.stream_wait, "cuStreamWaitEvent");
     find(&driver.event_record, "cuEventRecord");
     return all && driver.init(0) == 0 ? &driver : nullptr;
@@ -100,6 +128,30 @@ bool CudaStream::Lead(ggml_backend_t backend) {
 bool CudaStream::Await(ggml_backend_event_t event) {
   const Driver::Scope scope(driver_, context_);
   return driver_->stream_wait(stream_, event->context, 0) == 0;
+}
+
+bool CudaStream::Idle() {
+  const Driver::Scope scope(driver_, context_);
+  return driver_->stream_query(stream_) == 0;
+}
+
+bool CudaStream::Gather(void* to, const void* from, size_t bytes, size_t stride, size_t rows) {
+  constexpr unsigned kDevice = 2;
+  Copy2D copy;
+  copy.from_kind = copy.to_kind = kDevice;
+  copy.from = reinterpret_cast<uintptr_t>(from);
+  copy.from_stride = stride;
+  copy.to = reinterpret_cast<uintptr_t>(to);
+  copy.to_stride = bytes;
+  copy.bytes = bytes;
+  copy.rows = rows;
+  const Driver::Scope scope(driver_, context_);
+  return driver_->copy_rows(&copy, stream_) == 0;
+}
+
+bool CudaStream::Read(void* to, const void* from, size_t bytes) {
+  const Driver::Scope scope(driver_, context_);
+  return driver_->copy_to_host(to, reinterpret_cast<uintptr_t>(from), bytes) == 0;
 }
 
 bool CudaStream::Synchronize() {

@@ -7,6 +7,7 @@
 #include <ggml-backend.h>
 #include <moert.h>
 
+#include <cstddef>
 #include <memory>
 
 namespace moert_ggml {
@@ -32,6 +33,12 @@ class CudaStream {
   /// What this stream gets from now on comes behind an event of the device.
   bool Await(ggml_backend_event_t event);
 
+  /// Whether it has nothing more to do.
+  bool Idle();
+  /// Rows of `bytes` that lie `stride` bytes apart, one behind the other, within device memory.
+  bool Gather(void* to, const void* from, size_t bytes, size_t stride, size_t rows);
+  /// Device memory into the host's, beside what streams do. The host waits for it.
+  bool Read(void* to, const void* from, size_t bytes);
   /// The host waits for this stream.
   bool Synchronize();
   /// The host waits for everything the device has got.

@@ -67,6 +67,8 @@ bool Gpu::Init() {
   if (registry == nullptr || ggml_backend_reg_dev_count(registry) == 0) return false;
   device_ = ggml_backend_reg_dev_get(registry, 0);
   cuda_type_ = ggml_backend_dev_buffer_type(device_);
+  host_type_ = ggml_backend_dev_host_buffer_type(device_);
+  if (host_type_ == nullptr) host_type_ = ggml_backend_cpu_buffer_type();
   stream_ = CudaStream::Create(device_, ordinal());
   if (cuda_type_ == nullptr || stream_ == nullptr) return false;
   compute_type_ = *cuda_type_;

@@ -34,6 +34,8 @@ class Gpu {
   /// reads or writes of them waits for the device first.
   ggml_backend_buffer_type_t compute_type() { return &compute_type_; }
   ggml_backend_buffer_type_t cuda_type() const { return cuda_type_; }
+  /// The host's memory that the device reads and writes fastest.
+  ggml_backend_buffer_type_t host_type() const { return host_type_; }
   /// Whether the device computes in the host's memory, as a test's does.
   bool in_host_memory() const { return ggml_backend_buft_is_host(cuda_type_); }
   /// A buffer that stands for device memory of others, such as slots: CUDA asks tensors for theirs.
@@ -49,6 +51,7 @@ class Gpu {
 
   ggml_backend_dev_t device_ = nullptr;
   ggml_backend_buffer_type_t cuda_type_ = nullptr;
+  ggml_backend_buffer_type_t host_type_ = nullptr;
   ggml_backend_buffer_type compute_type_ = {};
   ggml_backend_buffer_t any_memory_ = nullptr;
   std::unique_ptr<CudaStream> stream_;

@@ -3,7 +3,9 @@
 #include <ggml-impl.h>
 
 #include <chrono>
+#include <cstring>
 #include <mutex>
+#include <span>
 
 #include "buffers.h"
 
@@ -15,6 +17,7 @@ namespace {
 constexpr int64_t kStreamTokens = 32;
 
 constexpr char kNoOrder[] = "the driver refuses to order streams";
+constexpr char kBadIds[] = "an id names an expert that is not there, or cannot be read";
 
 // Whether CUDA would launch anything for these nodes.
 bool AnyWork(ggml_cgraph* graph, int begin, int end) {
@@ -26,7 +29,7 @@ bool AnyWork(ggml_cgraph* graph, int begin, int end) {
 
 }  // namespace
 
-GpuRunner::GpuRunner(Gpu* gpu) : gpu_(gpu), kept_(gpu->compute_type()) {}
+GpuRunner::GpuRunner(Gpu* gpu) : gpu_(gpu), kept_(gpu->compute_type()), host_(gpu->host_type()) {}
 
 GpuRunner::~GpuRunner() {
   gpu_->stream()->SynchronizeDevice();
@@ -124,9 +127,11 @@ ggml_status GpuRunner::RunLayer(ggml_cgraph* graph, const Piece& piece) {
     }
     const int64_t tokens = piece.ids->ne[1];
     if (tokens >= kStreamTokens && store->Reserve(piece.experts->layer)) {
-      return RunStreamed(graph, piece, store);
+      bool staged = true;
+      const ggml_status status = RunStreamed(graph, piece, store, &staged);
+      if (staged) return status;
     }
-    const ggml_status status = tokens == 1 && piece.ids->ne[0] == store->top_k()
+    const ggml_status status = tokens <= Store::kFewTokens && piece.ids->ne[0] == store->top_k()
                                    ? RunServed(graph, piece, store, &too_many)
                                    : RunNamed(graph, piece, store, &too_many);
     if (!too_many) return status;
@@ -138,15 +143,18 @@ ggml_status GpuRunner::RunLayer(ggml_cgraph* graph, const Piece& piece) {
 ggml_status GpuRunner::RunServed(ggml_cgraph* graph, const Piece& piece, Store* store,
                                  bool* too_many) {
   const auto begin = std::chrono::steady_clock::now();
-  ggml_tensor* slot_ids = SlotIds(piece.ids->ne[0], 1);
+  const int64_t tokens = piece.ids->ne[1];
+  ggml_tensor* slot_ids = SlotIds(piece.ids->ne[0], tokens);
   if (slot_ids == nullptr) return GGML_STATUS_ALLOC_FAILED;
   if (!gpu_->stream()->Follow(cuda_)) return Fail(piece, kNoOrder);
+  const int32_t* ids = PackedIds(piece.ids);
+  if (ids == nullptr) return GGML_STATUS_ALLOC_FAILED;
   moert_slots slots;
   std::string error;
   const ggml_tensor* x = graph->nodes[piece.first]->src[1];
-  const Store::Result fetched = store->FetchOnDevice(
-      piece.experts->layer, static_cast<const int32_t*>(piece.ids->data),
-      static_cast<const float*>(x->data), static_cast<int32_t*>(slot_ids->data), &slots, &error);
+  const Store::Result fetched =
+      store->FetchOnDevice(piece.experts->layer, tokens, ids, static_cast<const float*>(x->data),
+                           static_cast<int32_t*>(slot_ids->data), &slots, &error);
   if (fetched != Store::Result::kOk) return NotFetched(piece, fetched, error, too_many);
   if (!gpu_->stream()->Lead(cuda_)) return Fail(piece, kNoOrder);
   const ggml_status status = LaunchInSlots(graph, slots, slot_ids, store);
@@ -169,27 +177,49 @@ ggml_status GpuRunner::LaunchInSlots(ggml_cgraph* graph, const moert_slots& slot
   return status;
 }
 
-ggml_status GpuRunner::RunStreamed(ggml_cgraph* graph, const Piece& piece, Store* store) {
+ggml_status GpuRunner::RunStreamed(ggml_cgraph* graph, const Piece& piece, Store* store,
+                                   bool* staged) {
   const int layer = piece.experts->layer;
-  moert_slots slots;
-  std::string error = kNoOrder;
-  void* place = store->staging()->Enter(gpu_, layer);
-  if (place == nullptr || !store->CopyLayer(layer, place, &slots, &error) ||
-      !gpu_->stream()->Lead(cuda_)) {
-    return Fail(piece, error);
+  StreamPlan* const plan = store->plan();
+  std::span<const int32_t> wanted = plan->All(layer);
+  if (plan->ReadsIds(layer)) {
+    if (!ReadIds(graph, piece)) return Fail(piece, kBadIds);
+    wanted = generic_->named();
+    plan->Named(layer, wanted, gpu_->stream()->Idle());
   }
-  ReplaceExperts(graph, slots, nullptr);
+  std::string error;
+  *staged = store->Stage(layer, wanted, &error);
+  if (!*staged) {
+    store->GiveUpStaging(error);
+    return GGML_STATUS_SUCCESS;
+  }
+  if (!gpu_->stream()->Lead(cuda_)) return Fail(piece, kNoOrder);
+  ReplaceExperts(graph, *store->staging()->slots(layer), nullptr);
   const ggml_status status = Launch(graph);
   store->staging()->Leave(cuda_, layer);
+  const int next = layer + 1;
+  if (plan->Comes(next)) store->Stage(next, plan->Likely(next), &error);  // or in its turn
   return status;
+}
+
+bool GpuRunner::ReadIds(ggml_cgraph* graph, const Piece& piece) {
+  ggml_backend_synchronize(cuda_);
+  const LayerCall call(graph, piece.first);
+  const size_t bytes = ggml_nbytes(call.ids);
+  host_.Reset();
+  ggml_tensor* read = host_.New(GGML_TYPE_I8, static_cast<int64_t>(bytes));
+  if (read == nullptr) return false;
+  if (gpu_->in_host_memory()) {
+    std::memcpy(read->data, call.ids->data, bytes);
+  } else if (!gpu_->stream()->Read(read->data, call.ids->data, bytes)) {
+    return false;
+  }
+  return generic_->TakeIds(call, static_cast<const char*>(read->data));
 }
 
 ggml_status GpuRunner::RunNamed(ggml_cgraph* graph, const Piece& piece, Store* store,
                                 bool* too_many) {
-  ggml_backend_synchronize(cuda_);
-  if (!generic_->ReadIds(LayerCall(graph, piece.first))) {
-    return Fail(piece, "an id names an expert that is not there");
-  }
+  if (!ReadIds(graph, piece)) return Fail(piece, kBadIds);
   ggml_tensor* slot_ids = SlotIds(piece.ids->ne[0], piece.ids->ne[1]);
   if (slot_ids == nullptr) return GGML_STATUS_ALLOC_FAILED;
   moert_slots slots;
@@ -258,6 +288,25 @@ void GpuRunner::ReplaceExperts(ggml_cgraph* graph, const moert_slots& slots, ggm
     Replace(&node->src[0], slot);
     if (ids != nullptr) Replace(&node->src[2], ids);
   }
+}
+
+const int32_t* GpuRunner::PackedIds(const ggml_tensor* ids) {
+  const auto bytes = static_cast<size_t>(ids->ne[0]) * sizeof(int32_t);
+  const auto rows = static_cast<size_t>(ids->ne[1]);
+  if (rows == 1 || ids->nb[1] == bytes) return static_cast<const int32_t*>(ids->data);
+  if (packed_ids_ == nullptr || ggml_nbytes(packed_ids_) < bytes * rows) {
+    packed_ids_ = kept_.New(GGML_TYPE_I32, ids->ne[0], Store::kFewTokens);
+  }
+  if (packed_ids_ == nullptr) return nullptr;
+  auto* const to = static_cast<int32_t*>(packed_ids_->data);
+  if (gpu_->in_host_memory()) {
+    for (size_t row = 0; row < rows; ++row) {
+      std::memcpy(to + row * static_cast<size_t>(ids->ne[0]),
+                  static_cast<const char*>(ids->data) + row * ids->nb[1], bytes);
+    }
+    return to;
+  }
+  return gpu_->stream()->Gather(to, ids->data, bytes, ids->nb[1], rows) ? to : nullptr;
 }
 
 ggml_tensor* GpuRunner::SlotIds(int64_t top_k, int64_t tokens) {

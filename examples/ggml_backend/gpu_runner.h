@@ -2,8 +2,8 @@
 // graph is computed as llama.cpp made it, with slots in place of the tensors of all experts: the
 // same kernels run as if experts were on the GPU.
 //
-// One token: the device looks its experts up and brings those that are missing, and no host waits.
-// Many tokens: whole layers stream through the GPU. In between, the host reads the ids.
+// A few tokens: the device looks their experts up and brings those that are missing, and no host
+// waits. Many tokens: layers stream through the GPU. In between, the host reads the ids.
 #ifndef MOERT_EXAMPLES_GGML_BACKEND_GPU_RUNNER_H_
 #define MOERT_EXAMPLES_GGML_BACKEND_GPU_RUNNER_H_
 
@@ -49,7 +49,10 @@ class GpuRunner final : public Worker {
   ggml_status ComputePieces(ggml_cgraph* graph);
   ggml_status ComputePiece(ggml_cgraph* graph, Piece piece, int end);
   ggml_status RunLayer(ggml_cgraph* graph, const Piece& piece);
-  ggml_status RunStreamed(ggml_cgraph* graph, const Piece& piece, Store* store);
+  // *staged: false: the layer cannot be brought as a whole, which was said, and nothing was done.
+  ggml_status RunStreamed(ggml_cgraph* graph, const Piece& piece, Store* store, bool* staged);
+  // Into generic_, when all before is done. False: they cannot be read, or one is out of range.
+  bool ReadIds(ggml_cgraph* graph, const Piece& piece);
   // *too_many: they do not fit at once, and nothing was done.
   ggml_status RunServed(ggml_cgraph* graph, const Piece& piece, Store* store, bool* too_many);
   ggml_status RunNamed(ggml_cgraph* graph, const Piece& piece, Store* store, bool* too_many);
@@ -71,17 +74,21 @@ class GpuRunner final : public Worker {
   ggml_tensor* OnDevice(ggml_tensor* weight);
   void ReplaceExperts(ggml_cgraph* graph, const moert_slots& slots, ggml_tensor* ids);
   ggml_tensor* SlotIds(int64_t top_k, int64_t tokens);
+  // The ids one behind the other, in the order of the GPU's stream; null: that cannot be had.
+  const int32_t* PackedIds(const ggml_tensor* ids);
 
   Gpu* const gpu_;
   ggml_backend_t cuda_ = nullptr;  // the context's, or own_
   ggml_backend_t own_ = nullptr;
   std::unique_ptr<Runner> generic_;  // over cuda_: parts that do not fit at once
   Workspace kept_;
+  Workspace host_;  // of the host, pinned: ids on their way
   std::vector<std::pair<ggml_tensor**, ggml_tensor*>> replaced_;
   InputUse inputs_;
   std::unordered_map<const ggml_tensor*, ggml_tensor> slots_;     // of a tensor of all experts
   std::unordered_map<const ggml_tensor*, ggml_tensor*> weights_;  // copies on the device
   std::unordered_map<int64_t, ggml_tensor*> slot_ids_;            // by their shape
+  ggml_tensor* packed_ids_ = nullptr;                             // of the call
 };
 
 }  // namespace moert_ggml

@@ -13,13 +13,14 @@ const char* Value(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-bool ReadBudget(const char* text, Options* options) {
+// "8GiB", "512MiB", "1000": bytes; and "25%" where there may be shares.
+bool ReadBytes(const char* text, int64_t* bytes, double* share) {
   if (*text == '\0') return true;
   char* end = nullptr;
   const double number = std::strtod(text, &end);
   if (end == text || !(number > 0)) return false;
-  if (std::strcmp(end, "%") == 0) {
-    options->budget_fraction = number / 100;
+  if (share != nullptr && std::strcmp(end, "%") == 0) {
+    *share = number / 100;
     return number <= 100;
   }
   double unit = 0;
@@ -28,7 +29,7 @@ bool ReadBudget(const char* text, Options* options) {
   if (std::strcmp(end, "MiB") == 0) unit = 1 << 20;
   if (std::strcmp(end, "GiB") == 0) unit = 1 << 30;
   if (unit == 0 || number * unit < 1 || number * unit > 9e15) return false;
-  options->budget_bytes = static_cast<int64_t>(number * unit);
+  *bytes = static_cast<int64_t>(number * unit);
   return true;
 }
 
@@ -54,10 +55,15 @@ bool ReadThreads(const char* text, int* threads) {
 }  // namespace
 
 bool ReadOptions(Options* options, std::string* error) {
-  if (!ReadBudget(Value("MOERT_BUDGET"), options)) {
+  if (!ReadBytes(Value("MOERT_BUDGET"), &options->budget_bytes, &options->budget_fraction)) {
     *error = std::string("MOERT_BUDGET is \"") + Value("MOERT_BUDGET") +
              "\", legal is a size such as 8GiB or 512MiB, a number of bytes, or a share of the "
              "experts such as 25%";
+    return false;
+  }
+  if (!ReadBytes(Value("MOERT_PINNED"), &options->pinned_bytes, nullptr)) {
+    *error = std::string("MOERT_PINNED is \"") + Value("MOERT_PINNED") +
+             "\", legal is a size such as 8GiB or 512MiB, or a number of bytes";
     return false;
   }
   if (!ReadThreads(Value("MOERT_IO_THREADS"), &options->io_threads)) {

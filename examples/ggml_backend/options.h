@@ -12,6 +12,8 @@ struct Options {
   /// free less a reserve.
   int64_t budget_bytes = 0;
   double budget_fraction = 0;
+  /// MOERT_PINNED: RAM that experts may take beside a GPU, bytes as above; 0: for all of them.
+  int64_t pinned_bytes = 0;
   int io_threads = 8;       // MOERT_IO_THREADS: experts that are read at once, 1 to 16
   std::string strategy;     // MOERT_STRATEGY: a spec of libmoert; empty: its default
   bool statistics = false;  // MOERT_STATS=1: one line a model when it is unloaded

@@ -51,7 +51,6 @@ ggml_status Runner::Compute(ggml_cgraph* graph) {
 // ids_ and named_. False: an id is out of range.
 bool Runner::ReadIds(const LayerCall& call) {
   const ggml_tensor* ids = call.ids;
-  const auto experts = static_cast<int32_t>(call.experts->tensor->ne[2]);
   std::vector<char> copy;
   const char* data = static_cast<const char*>(ids->data);
   if (!ggml_backend_buffer_is_host(ids->view_src ? ids->view_src->buffer : ids->buffer)) {
@@ -59,6 +58,12 @@ bool Runner::ReadIds(const LayerCall& call) {
     ggml_backend_tensor_get(ids, copy.data(), 0, copy.size());
     data = copy.data();
   }
+  return TakeIds(call, data);
+}
+
+bool Runner::TakeIds(const LayerCall& call, const char* data) {
+  const ggml_tensor* ids = call.ids;
+  const auto experts = static_cast<int32_t>(call.experts->tensor->ne[2]);
   ids_.clear();
   named_.clear();
   slot_of_expert_.assign(static_cast<size_t>(experts), -1);

@@ -36,6 +36,9 @@ class Runner final : public Worker {
 
   /// The call's ids, and the experts that they name. False: one is out of range.
   bool ReadIds(const LayerCall& call);
+  /// The same of ids that were read: `data` is what call.ids holds.
+  bool TakeIds(const LayerCall& call, const char* data);
+  std::span<const int32_t> named() const { return named_; }
   /// Fetches those experts.
   Store::Result FetchNamed(Store* store, int layer, std::span<const float> hidden,
                            moert_slots* slots, std::string* error);

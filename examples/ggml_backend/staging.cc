@@ -18,6 +18,7 @@ bool Staging::Reserve(Gpu* gpu, size_t bytes) {
       gpu->stream()->SynchronizeDevice();
       ggml_backend_buffer_free(place.buffer);
     }
+    place.layer = -1;
     place.buffer = ggml_backend_buft_alloc_buffer(gpu->cuda_type(), bytes);
     if (place.buffer == nullptr) return false;
   }
@@ -25,8 +26,25 @@ bool Staging::Reserve(Gpu* gpu, size_t bytes) {
 }
 
 void* Staging::Enter(Gpu* gpu, int layer) {
-  const Place& place = places_[layer & 1];
-  return gpu->stream()->Await(place.left) ? ggml_backend_buffer_get_base(place.buffer) : nullptr;
+  Place& place = places_[layer & 1];
+  if (place.layer != layer) {
+    if (!gpu->stream()->Await(place.left)) return nullptr;
+    place.layer = layer;
+    place.there.clear();
+  }
+  return ggml_backend_buffer_get_base(place.buffer);
+}
+
+std::vector<int32_t> Staging::Add(int layer, std::span<const int32_t> experts) {
+  std::vector<uint8_t>& there = places_[layer & 1].there;
+  std::vector<int32_t> missing;
+  for (const int32_t e : experts) {
+    const auto at = static_cast<size_t>(e);
+    if (at >= there.size()) there.resize(at + 1, 0);
+    if (there[at] == 0) missing.push_back(e);
+    there[at] = 1;
+  }
+  return missing;
 }
 
 void Staging::Leave(ggml_backend_t backend, int layer) {

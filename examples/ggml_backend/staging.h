@@ -1,10 +1,14 @@
-// Room for whole layers of experts in GPU memory: while one layer is multiplied the next arrives.
+// Room for layers of experts in GPU memory: while one layer is multiplied the next arrives.
 #ifndef MOERT_EXAMPLES_GGML_BACKEND_STAGING_H_
 #define MOERT_EXAMPLES_GGML_BACKEND_STAGING_H_
 
 #include <ggml-backend.h>
+#include <moert.h>
 
 #include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
 
 #include "gpu.h"
 
@@ -20,9 +24,15 @@ class Staging {
 
   /// Makes both places at least so large. False: there is no memory.
   bool Reserve(Gpu* gpu, size_t bytes);
-  /// The layer's place. What the GPU's stream gets from now on comes behind the last use of it;
-  /// null: that cannot be ordered.
+  /// The layer's place. What the GPU's stream gets from now on comes behind the last use of it by
+  /// another layer; null: that cannot be ordered.
   void* Enter(Gpu* gpu, int layer);
+  /// Behind Enter: those of the experts that are not in the layer's place. From now on they are.
+  std::vector<int32_t> Add(int layer, std::span<const int32_t> experts);
+  /// Where they lie in it, as the last copy said.
+  moert_slots* slots(int layer) { return &places_[layer & 1].slots; }
+  /// A copy into it has failed.
+  void Forget(int layer) { places_[layer & 1].layer = -1; }
   /// Behind what reads it.
   void Leave(ggml_backend_t backend, int layer);
 
@@ -30,6 +40,9 @@ class Staging {
   struct Place {
     ggml_backend_buffer_t buffer = nullptr;
     ggml_backend_event_t left = nullptr;
+    int layer = -1;              // whose experts are there; -1: nobody's
+    std::vector<uint8_t> there;  // by expert
+    moert_slots slots;
   };
   Place places_[2];
 };

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstring>
 #include <numeric>
+#include <utility>
 
 #include "mapped_file.h"
 
@@ -128,7 +129,10 @@ std::unique_ptr<Store> Store::Open(const std::string& name, const std::vector<La
   std::vector<const char*> files;
   const std::vector<moert_opaque_part> parts = Parts(layers, &files);
   auto gates = std::make_unique<GateSource>();
-  const bool score = !options.strategy.empty();  // the default needs none
+  // Where the device serves misses prediction costs no wait. On the CPU the default needs none.
+  const std::string strategy =
+      options.strategy.empty() && gpu != nullptr ? "fate" : options.strategy;
+  const bool score = !strategy.empty();
   if (score || gpu != nullptr) {
     for (const Layer& layer : layers) {
       for (const Part& part : layer.parts) gates->gates.Find(part.file);
@@ -165,27 +169,32 @@ std::unique_ptr<Store> Store::Open(const std::string& name, const std::vector<La
 
   moert_engine_options engine;
   moert_engine_options_init(&engine, sizeof engine);
-  if (!options.strategy.empty()) engine.strategy = options.strategy.c_str();
+  if (!strategy.empty()) engine.strategy = strategy.c_str();
   engine.budget_bytes =
       options.budget_bytes > 0 || options.budget_fraction > 0
           ? options.budget_bytes
           : FreeBudget(expert_bytes, gpu != nullptr ? gpu->FreeBytes() : FreeMemory());
   if (options.budget_fraction > 0) engine.budget_fraction = options.budget_fraction;
-  engine.max_tokens_per_forward = 1;  // products are ours: the library sees one row of ids
+  // Products are ours: the library sees one row of ids, or those of a few tokens on the device.
+  engine.max_tokens_per_forward = gpu != nullptr ? kFewTokens : 1;
   engine.threads = 1;
   engine.io_threads = options.io_threads;
   if (gpu != nullptr) {
     engine.backend = gpu->in_host_memory() ? MOERT_BACKEND_CPU : MOERT_BACKEND_CUDA;
     engine.device = gpu->ordinal();
     engine.threads = 0;  // read all experts into pinned memory now
-    engine.host_budget_bytes = expert_bytes + expert_bytes / 8 + (int64_t{1} << 30);
+    engine.host_budget_bytes = options.pinned_bytes > 0
+                                   ? options.pinned_bytes
+                                   : expert_bytes + expert_bytes / 8 + (int64_t{1} << 30);
   }
   moert_logger logger;
   moert_logger_init(&logger, sizeof logger);
   logger.log = Log;
   engine.logger = &logger;
 
-  std::unique_ptr<Store> store(new Store);
+  std::vector<int> experts;
+  for (const Layer& layer : layers) experts.push_back(layer.experts);
+  std::unique_ptr<Store> store(new Store(std::move(experts)));
   store->gates_ = any_gate;
   store->top_k_ = top_k;
   store->hidden_ = layers[0].hidden;
@@ -228,11 +237,12 @@ void Store::EndStep() {
 }
 
 // A step is one pass over the layers, in their order.
-bool Store::BeginStep(int layer, std::string* error) {
-  if (step_ == nullptr || layer < layer_) {
+bool Store::BeginStep(int layer, int64_t rows, std::string* error) {
+  if (step_ == nullptr || layer < layer_ || rows != rows_) {
     EndStep();
     moert_step_options step;
     moert_step_options_init(&step, sizeof step);
+    step.rows = rows_ = rows;
     if (gpu_ != nullptr && !gpu_->in_host_memory()) step.stream = gpu_->stream()->get();
     moert_error* failure = nullptr;
     if (moert_step_begin(engine_, &step, &step_, &failure) != MOERT_OK) {
@@ -247,7 +257,7 @@ bool Store::BeginStep(int layer, std::string* error) {
 Store::Result Store::Fetch(int layer, std::span<const int32_t> experts,
                            std::span<const float> hidden, std::span<int32_t> slot_ids,
                            moert_slots* slots, std::string* error) {
-  if (!BeginStep(layer, error)) return Result::kFailed;
+  if (!BeginStep(layer, /*rows=*/1, error)) return Result::kFailed;
   moert_fetch fetch;
   moert_fetch_init(&fetch, sizeof fetch);
   const auto count = static_cast<int64_t>(experts.size());
@@ -262,14 +272,15 @@ Store::Result Store::Fetch(int layer, std::span<const int32_t> experts,
   return result;
 }
 
-Store::Result Store::FetchOnDevice(int layer, const int32_t* ids, const float* hidden,
-                                   int32_t* slot_ids, moert_slots* slots, std::string* error) {
-  if (!BeginStep(layer, error)) return Result::kFailed;
+Store::Result Store::FetchOnDevice(int layer, int64_t tokens, const int32_t* ids,
+                                   const float* hidden, int32_t* slot_ids, moert_slots* slots,
+                                   std::string* error) {
+  if (!BeginStep(layer, tokens, error)) return Result::kFailed;
   moert_fetch fetch;
   moert_fetch_init(&fetch, sizeof fetch);
-  moert_tensor_init(&fetch.ids, const_cast<int32_t*>(ids), 1, top_k_, MOERT_I32);
-  moert_tensor_init(&fetch.slot_ids, slot_ids, 1, top_k_, MOERT_I32);
-  if (gates_) {
+  moert_tensor_init(&fetch.ids, const_cast<int32_t*>(ids), tokens, top_k_, MOERT_I32);
+  moert_tensor_init(&fetch.slot_ids, slot_ids, tokens, top_k_, MOERT_I32);
+  if (gates_ && tokens == 1) {
     moert_tensor_init(&fetch.hidden, const_cast<float*>(hidden), 1, hidden_, MOERT_F32);
   }
   const moert_place place = gpu_->in_host_memory() ? MOERT_HOST : MOERT_DEVICE;
@@ -294,21 +305,41 @@ bool Store::Reserve(int layer) {
   if (!staged_) return false;
   moert_slots slots;
   std::string error;
-  staged_ = CopyLayer(layer, nullptr, &slots, &error);
+  staged_ = CopyLayer(layer, {}, nullptr, &slots, &error);
   if (staged_) {
     const auto bytes = static_cast<size_t>(slots.slots * slots.stride[0]);
     staged_ = staging_.Reserve(gpu_, bytes);
     error = "no GPU memory for two layers, " + BytesText(2 * static_cast<int64_t>(bytes));
   }
-  if (!staged_) Say("prompts are computed in parts: %s", error.c_str());
+  if (!staged_) GiveUpStaging(error);
   return staged_;
 }
 
-bool Store::CopyLayer(int layer, void* to, moert_slots* slots, std::string* error) {
-  if (!BeginStep(layer, error)) return false;
+void Store::GiveUpStaging(const std::string& error) {
+  staged_ = false;
+  Say("prompts are computed in parts: %s", error.c_str());
+}
+
+bool Store::Stage(int layer, std::span<const int32_t> experts, std::string* error) {
+  *error = "the driver refuses to order streams";
+  void* place = staging_.Enter(gpu_, layer);
+  if (place == nullptr) return false;
+  const std::vector<int32_t> missing = staging_.Add(layer, experts);
+  if (missing.empty() || CopyLayer(layer, missing, place, staging_.slots(layer), error)) {
+    return true;
+  }
+  staging_.Forget(layer);
+  return false;
+}
+
+bool Store::CopyLayer(int layer, std::span<const int32_t> experts, void* to, moert_slots* slots,
+                      std::string* error) {
+  if (!BeginStep(layer, rows_, error)) return false;
   moert_slots_init(slots, sizeof *slots);
   moert_error* failure = nullptr;
-  if (moert_layer_copy(step_, layer, to, slots, &failure) == MOERT_OK) return true;
+  if (moert_layer_copy(step_, layer, experts.data(), static_cast<int64_t>(experts.size()), to,
+                       slots, &failure) == MOERT_OK)
+    return true;
   *error = Message(failure);
   EndStep();
   return false;
@@ -336,7 +367,7 @@ std::string Store::Statistics() const {
   if (calls_ == 0) return text;
   char calls[100];
   std::snprintf(calls, sizeof calls,
-                "; %lld layer calls of one token took %.1f us of the host each",
+                "; %lld layer calls of few tokens took %.1f us of the host each",
                 static_cast<long long>(calls_),
                 static_cast<double>(host_.count()) * 1e-3 / static_cast<double>(calls_));
   return std::string(text) + calls;

@@ -9,11 +9,13 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gates.h"
 #include "options.h"
 #include "staging.h"
+#include "stream_plan.h"
 
 namespace moert_ggml {
 
@@ -59,20 +61,25 @@ class Store {
   bool on_device() const { return gpu_ != nullptr; }
   /// Experts a token uses, as the GGUF says; 0: it does not.
   int top_k() const { return top_k_; }
-  /// Fetch for one token whose top_k ids lie in device memory, `hidden` [hidden] and slot_ids too.
-  /// What is missing comes without the host where all experts are in pinned memory and the strategy
-  /// does not prefetch.
-  Result FetchOnDevice(int layer, const int32_t* ids, const float* hidden, int32_t* slot_ids,
-                       moert_slots* slots, std::string* error);
-  /// All experts of a layer, in their order, into device memory of `slots->slots` strides. Null:
-  /// says how much that is.
-  bool CopyLayer(int layer, void* to, moert_slots* slots, std::string* error);
-
-  /// Makes room for CopyLayer of a layer. False: there is none, which has been said, or copies have
+  /// Most tokens of FetchOnDevice.
+  static constexpr int64_t kFewTokens = 8;
+  /// Fetch for a few tokens whose ids, [tokens, top_k], lie in device memory, `hidden` [hidden] of
+  /// one token and slot_ids too. What is missing comes without the host where all experts are in
+  /// pinned memory, the layer has a slot for each id, and the strategy is one that the device
+  /// follows.
+  Result FetchOnDevice(int layer, int64_t tokens, const int32_t* ids, const float* hidden,
+                       int32_t* slot_ids, moert_slots* slots, std::string* error);
+  /// Makes room for Stage of a layer. False: there is none, which has been said, or copies have
   /// failed.
   bool Reserve(int layer);
+  /// From now on Reserve fails.
+  void GiveUpStaging(const std::string& error);
+  /// Brings experts into the layer's place beside the cache, each in the slot of its number, behind
+  /// what the GPU's stream has got. False: `error` says why.
+  bool Stage(int layer, std::span<const int32_t> experts, std::string* error);
   Staging* staging() { return &staging_; }
-  /// What a layer call of one token took of the host, for the statistics.
+  StreamPlan* plan() { return &plan_; }
+  /// What a layer call of few tokens took of the host, for the statistics.
   void CountCall(std::chrono::nanoseconds host) {
     ++calls_;
     host_ += host;
@@ -82,8 +89,13 @@ class Store {
   std::string Statistics() const;
 
  private:
-  Store() = default;
-  bool BeginStep(int layer, std::string* error);
+  explicit Store(std::vector<int> experts) : plan_(std::move(experts)) {}
+  // Experts of a layer, each in the slot of its number, into device memory of `slots->slots`
+  // strides. `to` null: says how much that is.
+  bool CopyLayer(int layer, std::span<const int32_t> experts, void* to, moert_slots* slots,
+                 std::string* error);
+  // `rows`: of ids.
+  bool BeginStep(int layer, int64_t rows, std::string* error);
   // Fills the slots with some experts: the first prompt finds them there.
   void Fill(const std::vector<Layer>& layers, double share);
   Result DoFetch(int layer, const moert_fetch& fetch, moert_slots* slots, std::string* error);
@@ -93,6 +105,7 @@ class Store {
   moert_engine* engine_ = nullptr;
   moert_step* step_ = nullptr;
   int layer_ = -1;  // of the last fetch in this step
+  int64_t rows_ = 1;
   bool held_ = false;
   Gpu* gpu_ = nullptr;
   int top_k_ = 0;
@@ -101,6 +114,7 @@ class Store {
   int64_t calls_ = 0;
   std::chrono::nanoseconds host_{0};
   Staging staging_;
+  StreamPlan plan_;
   bool gates_ = false;  // of the layers, for strategies that predict by the next one
 };
 

@@ -145,10 +145,11 @@ struct FetchInput {
   /// memory), and ids are not checked: the slot of one that is out of range is -1. Where every
   /// expert is present and the strategy does not prefetch nothing waits for the host, all of the
   /// layer's experts are pinned, and the call can be captured; next_scores are not read then.
-  /// Where the strategy is on-demand and a host_budget keeps every record of opaque experts in
-  /// pinned memory the device also brings what is missing, with no wait, if the layer has a slot
-  /// for every id. SlotView::slot_of_expert is -1 then, and the fetch has to be released before
-  /// the next of its layer, and before anything else is asked of the engine: FailedPrecondition.
+  /// Where the strategy is on-demand or fate and a host_budget keeps every record of opaque experts
+  /// in pinned memory the device also brings what is missing, with no wait, if the layer has a slot
+  /// for every id; fate prefetches for one token whose hidden is given. SlotView::slot_of_expert is
+  /// -1 then, and the fetch has to be released before the next of its layer, and before anything
+  /// else is asked of the engine: FailedPrecondition.
   Place place = Place::kHost;
 };
 
@@ -236,15 +237,17 @@ class Engine {
   virtual absl::Status Fetch(StepId step, int layer, const FetchInput& input, SlotView* view) = 0;
   /// Ends every Fetch of this layer in this step; none is OK. Never waits for transfers.
   virtual absl::Status ReleaseFetched(StepId step, int layer) = 0;
-  /// All experts of a layer, for calls of so many rows that nearly all of them are named: opaque
-  /// records are copied to `to`, expert e where *view has slot e, from slots or from host memory.
-  /// No slot changes hands, and no policy sees it. `to` takes view->slots times the stride of a
-  /// part, bytes, and is memory of the host's where the backend computes; null: *view alone is
-  /// filled, with offsets in place of addresses. On CUDA copies are enqueued on the step's stream,
-  /// and nothing waits but for what the device served before. FailedPrecondition where a record is
-  /// in neither place (EngineOptions::host_budget), or a fetch that the device served is not
-  /// released. Unimplemented for other records, shards and strategies of several versions.
-  virtual absl::Status CopyLayer(StepId step, int layer, std::byte* to, SlotView* view) = 0;
+  /// Experts of a layer, all of them where `experts` is empty, for calls of so many rows that most
+  /// are named: opaque records are copied to `to`, expert e where *view has slot e, from slots or
+  /// from host memory. No slot changes hands, and no policy sees it. `to` takes view->slots times
+  /// the stride of a part, bytes, and is memory of the host's where the backend computes; null:
+  /// *view alone is filled, with offsets in place of addresses. On CUDA copies are enqueued on the
+  /// step's stream, and nothing waits but for what the device served before. FailedPrecondition
+  /// where a record is in neither place (EngineOptions::host_budget), or a fetch that the device
+  /// served is not released. Unimplemented for other records, shards and strategies of several
+  /// versions.
+  virtual absl::Status CopyLayer(StepId step, int layer, absl::Span<const int32_t> experts,
+                                 std::byte* to, SlotView* view) = 0;
 
   /// The host knows what is coming: these experts of a layer, best first, are brought while the
   /// link has nothing better to do. Never blocks; hints given during a layer call wait for the
@@ -295,7 +298,8 @@ class Step {
                                          std::vector<ExpertView>* views);
   absl::Status Fetch(int layer, const FetchInput& input, SlotView* view);
   absl::Status ReleaseFetched(int layer);
-  absl::Status CopyLayer(int layer, std::byte* to, SlotView* view);
+  absl::Status CopyLayer(int layer, absl::Span<const int32_t> experts, std::byte* to,
+                         SlotView* view);
   /// The first error of the step, or OK.
   absl::Status status() const;
   absl::Status Cancel();

@@ -19,6 +19,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -27,6 +28,7 @@
 #include "moert/engine.h"
 #include "moert/expert_source.h"
 #include "moert/options.h"
+#include "moert/placement.h"
 #include "moert/shard.h"
 
 namespace moert {
@@ -68,6 +70,14 @@ class ExpertParallel {
       std::shared_ptr<const ExpertSource> source, EngineOptions options,
       absl::Span<const Shard> shards, std::shared_ptr<Collectives> group);
 
+  /// A group whose experts change owners while it runs. Each rank's engine may hold any expert, as
+  /// many as options.budget of this GPU has room for, so its strategy should be one that loads what
+  /// is asked for. Rank 0 has the shared experts. The same placement on every rank; routings are
+  /// given, on a device where the engines are on one, and used_ids is empty.
+  static absl::StatusOr<std::unique_ptr<ExpertParallel>> CreatePlaced(
+      std::shared_ptr<const ExpertSource> source, EngineOptions options,
+      const ExpertPlacement& placement, std::shared_ptr<Collectives> group);
+
   virtual ~ExpertParallel() = default;
 
   /// Collective. info.rows is the same on every rank, but for kPerRank in host memory; on a device
@@ -76,14 +86,24 @@ class ExpertParallel {
   /// max_tokens_per_forward, since one rank may be asked for all of them. CUDA backend: info.stream
   /// must not be null; steps on several streams are ordered by the host.
   virtual absl::StatusOr<StepId> BeginStep(const StepInfo& info, TokenPlacement placement) = 0;
-  /// Collective. hidden, out: this rank's rows; out gets the whole layer's output. On a device f32 and contiguous is best for kReplicated: it is summed in place.
-  /// routing: ids over the whole model, in host memory, or on the device, where kPerRank wants
-  /// them; null: the library routes, which kPerRank does not have, and on CUDA ranks over some of
-  /// the experts. CUDA backend: out is there when Collectives::Wait has said so for the stream, and
-  /// calls can be captured where the engine's can.
+  /// Collective. hidden, out: this rank's rows; out gets the whole layer's output. On a device f32
+  /// and contiguous is best for kReplicated: it is summed in place. routing: ids over the whole
+  /// model, in host memory, or on the device, where kPerRank wants them; null: the library routes,
+  /// which kPerRank does not have, and on CUDA ranks over some of the experts. CUDA backend: out is
+  /// there when Collectives::Wait has said so for the stream, and calls can be captured where the
+  /// engine's can.
   virtual absl::Status Forward(StepId step, int layer, const MatrixView& hidden,
                                const RoutedInput* routing, const MutableMatrixView& out) = 0;
   virtual absl::Status EndStep(StepId step) = 0;
+
+  /// Of a placed group; collective, between steps, waits for the device. From here on experts have
+  /// these owners. What a rank has not yet comes as misses come: with EngineOptions::peers out of
+  /// the pool of a rank that has it, else from host memory. Captured calls stay right. Outputs are
+  /// those of any placement, but for the order in which fp32 sums are made.
+  virtual absl::Status MoveExperts(const ExpertPlacement& placement) = 0;
+  /// Likewise: [L][E], the tokens that the experts were used for since the last call, or since the
+  /// group was made, on all ranks. For PlaceReplicas.
+  virtual absl::StatusOr<std::vector<std::vector<double>>> TakeLoads() = 0;
 
   virtual void SetExchange(const ExchangeOptions& options) = 0;
 

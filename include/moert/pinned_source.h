@@ -23,8 +23,9 @@ struct PinOptions {
   std::shared_ptr<HostAllocator> allocator = {};
   /// Threads that read; 0: one a core.
   int threads = 0;
-  /// Called behind each layer of a version, on the caller's thread. May be null.
-  std::function<void(int64_t done_bytes, int64_t total_bytes)> progress = {};
+  /// Called behind each layer of a version, on the caller's thread. False: given up, with
+  /// Cancelled. May be null.
+  std::function<bool(int64_t done_bytes, int64_t total_bytes)> progress = {};
 };
 
 /// Reads the records of `source` once. Engines over shards of experts copy from there too; those

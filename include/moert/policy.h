@@ -73,6 +73,9 @@ struct PolicyTraits {
   /// Prefetch, of the built-in policies: Rank goes in decode by the next layer's gate and how often
   /// its predictions came true.
   bool by_gate = false;
+  /// Prefetch, of the built-in policies: Rank goes by who followed whom in the layer before, and
+  /// names so many percent of the experts that are active there. 0: not so.
+  int path_width = 0;
   /// Prefetch: the router must also run the next layer's gate on this layer's input.
   bool next_gate = false;
   /// Prefetch: predicted_scores should come from the next layer's input as the host predicts it

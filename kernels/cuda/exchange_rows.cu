@@ -68,6 +68,35 @@ __global__ void __launch_bounds__(kThreads)
   StoreEight(sum, count, out + row * args.out.stride + first);
 }
 
+constexpr int kPairsOfCta = 16 * kThreads;
+
+/// A CTA counts in shared memory ([experts]) first: popular experts have many pairs.
+__global__ void __launch_bounds__(kThreads)
+    KeepOwnKernel(const __grid_constant__ KeepOwnArgs args) {
+  TriggerDependentLaunch();
+  GridDependencySync();
+  extern __shared__ unsigned counted[];
+  for (int e = threadIdx.x; e < args.experts; e += kThreads) counted[e] = 0;
+  __syncthreads();
+  const int first = static_cast<int>(blockIdx.x) * kPairsOfCta;
+  const int end = min(args.pairs, first + kPairsOfCta);
+  for (int i = first + static_cast<int>(threadIdx.x); i < end; i += kThreads) {
+    const int32_t id = args.ids[i];
+    bool own = id >= 0 && id < args.experts;
+    if (own) {
+      const int32_t share = args.shares[id];
+      const int of = share >> 16;
+      own = of > 0 && i / args.top_k % of == (share & 0xffff);
+    }
+    args.kept[i] = own ? id : -1;
+    if (own) atomicAdd(&counted[id], 1u);
+  }
+  __syncthreads();
+  for (int e = threadIdx.x; e < args.experts; e += kThreads) {
+    if (counted[e] > 0) atomicAdd(&args.counts[e], static_cast<unsigned long long>(counted[e]));
+  }
+}
+
 template <typename T>
 using Element = std::remove_const_t<std::remove_pointer_t<T>>;
 
@@ -107,6 +136,12 @@ int LaunchAddParts(const AddPartsArgs& args, CUstream_st* stream) {
     error = LaunchEarly(kernel, grid, kThreads, 0, stream, args);
   });
   return error;
+}
+
+int LaunchKeepOwn(const KeepOwnArgs& args, CUstream_st* stream) {
+  if (args.pairs == 0) return 0;
+  const int ctas = (args.pairs + kPairsOfCta - 1) / kPairsOfCta;
+  return LaunchEarly(KeepOwnKernel, ctas, kThreads, args.experts * 4, stream, args);
 }
 
 }  // namespace moert::cuda

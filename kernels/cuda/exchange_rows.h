@@ -1,4 +1,5 @@
-// Rows on their way between ranks: records of a row and its routing, and sums of the ranks' parts.
+// Rows on their way between ranks: records of a row and its routing, sums of the ranks' parts, and
+// which ids a rank computes.
 #ifndef MOERT_KERNELS_CUDA_EXCHANGE_ROWS_H_
 #define MOERT_KERNELS_CUDA_EXCHANGE_ROWS_H_
 
@@ -32,6 +33,18 @@ struct AddPartsArgs {
 };
 /// out = the sum over the ranks, in their order, in fp32.
 int LaunchAddParts(const AddPartsArgs& args, CUstream_st* stream);
+
+struct KeepOwnArgs {
+  const int32_t* ids = nullptr;          // [pairs]: [rows, top_k]
+  const int32_t* shares = nullptr;       // [experts]: of << 16 | index, see OwnerShare
+  unsigned long long* counts = nullptr;  // [experts]
+  int32_t* kept = nullptr;               // [pairs]
+  int32_t pairs = 0;
+  int32_t top_k = 1;
+  int32_t experts = 0;
+};
+/// kept[i] = ids[i] where row i / top_k of that expert is this rank's, else -1; counts the former.
+int LaunchKeepOwn(const KeepOwnArgs& args, CUstream_st* stream);
 
 }  // namespace moert::cuda
 

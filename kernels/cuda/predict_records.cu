@@ -1,5 +1,5 @@
-// What the next layer will want, by its gate on this layer's input, and which records are brought
-// for it (served_prefetch.h): one CTA, a thread an expert.
+// What the next layer will want, by its gate on this layer's input or by the paths of tokens, and
+// which records are brought for it (served_prefetch.h): one CTA, a thread an expert.
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/primitives/choose_experts.cuh"
@@ -31,10 +31,12 @@ __device__ __forceinline__ void Learn(const PredictArgs& args, PredictScratch& s
   if (e < args.routing.num_experts) {
     const uint32_t wanted = args.wanted[e];
     const uint8_t* bins = args.bins + e * kFewTokens;
-    for (int t = 0; t < call.tokens; ++t) {
+    const int predictions = args.paths != nullptr ? 1 : call.tokens;
+    for (int t = 0; t < predictions; ++t) {
       if (bins[t] >= kHitBins) break;  // it was present
       atomicAdd(scratch.seen + bins[t], 1);
-      if (wanted >> t & 1) atomicAdd(scratch.came + bins[t], 1);
+      const bool came = args.paths != nullptr ? wanted != 0 : (wanted >> t & 1) != 0;
+      if (came) atomicAdd(scratch.came + bins[t], 1);
     }
   }
   __syncthreads();
@@ -74,7 +76,8 @@ __device__ __forceinline__ float Probability(const PredictArgs& args, PredictScr
   const int e = threadIdx.x;
   uint8_t* bins = args.bins + e * kFewTokens;
   double unused = 1;
-  for (int t = 0; t < args.tokens; ++t) {
+  const int predictions = args.paths != nullptr ? 1 : args.tokens;
+  for (int t = 0; t < predictions; ++t) {
     const float score = args.scores[static_cast<int64_t>(t) * args.routing.num_experts + e];
     const float ratio = score / fmaxf(scratch.kth[t], kSmallest);
     const int bin = HitBin(ratio);
@@ -84,8 +87,8 @@ __device__ __forceinline__ float Probability(const PredictArgs& args, PredictScr
   return static_cast<float>(1 - unused);
 }
 
-/// The place of a candidate among them: more likely first, of equals the lower index.
-__device__ __forceinline__ int CandidateRank(const PredictScratch& scratch, int experts) {
+/// The place of an expert by its wish: more first, of equals the lower index.
+__device__ __forceinline__ int WishRank(const PredictScratch& scratch, int experts) {
   const int e = threadIdx.x;
   const float mine = scratch.wish[e];
   int rank = 0;
@@ -94,6 +97,24 @@ __device__ __forceinline__ int CandidateRank(const PredictScratch& scratch, int 
     rank += theirs > mine || (theirs == mine && other < e) ? 1 : 0;
   }
   return rank;
+}
+
+/// The least score that the paths of all tokens predict by. By all threads.
+__device__ __forceinline__ void FindLeastOfPaths(const PredictArgs& args, PredictScratch& scratch) {
+  const int e = threadIdx.x, experts = args.routing.num_experts;
+  if (e < experts) scratch.wish[e] = args.scores[e];
+  __syncthreads();
+  const int last = min(args.paths->most, experts) - 1;
+  if (e < experts && WishRank(scratch, experts) == last) scratch.kth[0] = scratch.wish[e];
+}
+
+/// Whether an absent expert is to be brought if there is room.
+__device__ __forceinline__ bool MayBring(const PredictArgs& args, const PredictScratch& scratch,
+                                         float probability) {
+  if (probability < args.least) return false;
+  if (args.paths == nullptr) return true;
+  const float score = args.scores[threadIdx.x];
+  return score > 0 && score >= scratch.kth[0];
 }
 
 /// A list that no call has settled: nothing of it moves any more.
@@ -141,9 +162,13 @@ __global__ void __launch_bounds__(kFewExperts)
     scratch.held[e] = 0;
     scratch.worth[e] = Worth(args, layer, e);
   }
-  for (int t = e / 32; t < args.tokens; t += static_cast<int>(blockDim.x) / 32) {
-    const float kth = ScoreToken<kPerLane>(args.routing, args.scores + int64_t{t} * experts);
-    if (e % 32 == 0) scratch.kth[t] = kth;
+  if (args.paths != nullptr) {
+    FindLeastOfPaths(args, scratch);
+  } else {
+    for (int t = e / 32; t < args.tokens; t += static_cast<int>(blockDim.x) / 32) {
+      const float kth = ScoreToken<kPerLane>(args.routing, args.scores + int64_t{t} * experts);
+      if (e % 32 == 0) scratch.kth[t] = kth;
+    }
   }
   __syncthreads();
   SettleLeft(args, layer.tick, rows);
@@ -158,7 +183,7 @@ __global__ void __launch_bounds__(kFewExperts)
     scratch.probability[e] = probability;
     if (present) scratch.held[rows[e].slot] = 1;
   }
-  const bool candidate = is_expert && !present && probability >= args.least;
+  const bool candidate = is_expert && !present && MayBring(args, scratch, probability);
   const int candidates = __syncthreads_count(candidate);
   const bool free = is_expert && e < layer.slots && scratch.held[e] == 0;
   const int num_free = __syncthreads_count(free);
@@ -188,7 +213,7 @@ __global__ void __launch_bounds__(kFewExperts)
   __syncthreads();
   int rank = kMostPrefetched;
   if (candidate) {
-    rank = CandidateRank(scratch, experts);
+    rank = WishRank(scratch, experts);
     const int victim = rank < num_free + num_idle ? scratch.victims[rank] : -1;
     if (victim >= 0 && !PrefetchPays(probability, scratch.probability[victim], scratch.worth[e],
                                      scratch.worth[victim], layer.inserted)) {

@@ -9,7 +9,8 @@
 namespace moert::cuda {
 namespace {
 
-/// What the thread's expert and the slot of its number begin the call with. It is read before the
+/// What the thread's expert, and the slot and the prefetched record of its number, begin the call
+/// with. It is read before the
 /// kernels in front have ended. Who writes it has: decisions of the layer's calls before this one
 /// and predictions for it end before the late products of the call that they belong to begin
 /// (CopyBranch::Join), and those are in front.
@@ -21,6 +22,9 @@ struct Known {
   double sum = 0;
   float oldest = 0;
   uint8_t* slot = nullptr;
+  bool unsettled = false;  // of the list: for all threads
+  bool listed = false;
+  PrefetchedRecord prefetched;  // but for how far it has come
 };
 
 /// Where the sum of scores of the thread's expert lets go of a score, after `calls` calls.
@@ -32,6 +36,11 @@ __device__ __forceinline__ Known ReadKnown(const ServeMissesArgs& args) {
   const int e = threadIdx.x;
   Known known;
   known.layer = LoadFresh(args.layer);
+  if (args.prefetch != nullptr && known.layer.lent != 0) {
+    known.unsettled = __ldcg(&args.prefetch->settled) == 0;
+    known.listed = known.unsettled && e < __ldcg(&args.prefetch->count);
+    if (known.listed) known.prefetched = LoadFresh(args.prefetch->records + e);
+  }
   if (e >= args.experts) return known;
   known.record = args.records[e];
   known.row = LoadFresh(args.rows + e);
@@ -103,20 +112,21 @@ struct Prefetched {
 /// Drops, stops or goes on with what was prefetched for the call, and changes `rows` and who holds
 /// a slot accordingly; coming: [experts] zeros, then those that the products wait for. By all
 /// threads.
-__device__ __forceinline__ void SettleAll(LayerPrefetch& list, int64_t tick, const int32_t* counts,
-                                          ServedExpert* rows, uint8_t* held, uint8_t* coming,
-                                          Prefetched* sums) {
+__device__ __forceinline__ void SettleAll(LayerPrefetch& list, const Known& known,
+                                          const int32_t* counts, ServedExpert* rows, uint8_t* held,
+                                          uint8_t* coming, Prefetched* sums) {
   const int i = threadIdx.x;
-  if (i < list.count) {
-    PrefetchedRecord& record = list.records[i];
+  if (known.listed) {
+    const PrefetchedRecord& record = known.prefetched;
+    PrefetchedRecord& moving = list.records[i];
     const bool wanted = counts[record.expert] > 0;
-    const int state = atomicCAS(&record.state, kPrefetchListed, kPrefetchDropped);
-    const int done = LoadAcquire(&record.done);
+    const int state = atomicCAS(&moving.state, kPrefetchListed, kPrefetchDropped);
+    const int done = LoadAcquire(&moving.done);
     if (state == kPrefetchBegun && done < kCopyCtas && !wanted) {
-      atomicExch(&record.state, kPrefetchStopped);
+      atomicExch(&moving.state, kPrefetchStopped);
     }
     const PrefetchEnd end = EndOfPrefetch(state, done, wanted);
-    SettlePrefetch(record, end, tick, rows);
+    SettlePrefetch(record, end, known.layer.tick, rows);
     if (end == PrefetchEnd::kUnderWay) coming[record.expert] = 1;
     const bool arrived = end == PrefetchEnd::kArrived, late = end == PrefetchEnd::kUnderWay;
     if (arrived && wanted) atomicAdd(&sums->arrived, 1);
@@ -200,13 +210,19 @@ __device__ void EndCall(const ServeMissesArgs& args, const ServedLayer& layer,
 /// `at`: its slot's place, or null.
 __device__ __forceinline__ ExpertHandle PlaceExpert(const ServeMissesArgs& args,
                                                     const ServedRecord& record, uint8_t* at,
-                                                    bool miss, int miss_rank,
-                                                    unsigned long long* bytes) {
+                                                    bool miss, int miss_rank) {
   ExpertHandle handle{record.host, record.format, 0};
   if (at != nullptr) handle.record = at;
   if (miss && at != nullptr) args.copies[miss_rank] = {record.host, at, record.bytes};
-  if (miss) atomicAdd(bytes, static_cast<unsigned long long>(record.bytes));
   return handle;
+}
+
+/// Adds the bytes of the threads' records that are missing. By all threads. Records are whole words
+/// of 16 bytes.
+__device__ __forceinline__ void AddMissed(const ServedRecord& record, bool miss, uint32_t* words) {
+  const auto mine = miss ? static_cast<uint32_t>(record.bytes / 16) : 0;
+  const uint32_t of_warp = __reduce_add_sync(~0U, mine);
+  if (threadIdx.x % 32 == 0 && of_warp > 0) atomicAdd(words, of_warp);
 }
 
 /// What is decided by, then the tiles: each in shared memory while it is needed.
@@ -259,7 +275,7 @@ __global__ void __launch_bounds__(kTileThreads)
   __shared__ ServeScratch scratch;
   auto& table = scratch.table;
   auto* const rows = reinterpret_cast<ServedExpert*>(table.rows);
-  __shared__ unsigned long long bytes;
+  __shared__ uint32_t words;  // of missing records
   __shared__ Prefetched prefetched;
   const int e = threadIdx.x;
   const bool is_expert = e < args.experts;
@@ -272,7 +288,7 @@ __global__ void __launch_bounds__(kTileThreads)
     table.held[e] = table.coming[e] = 0;
   }
   if (e == 0) {
-    bytes = 0;
+    words = 0;
     prefetched = Prefetched{};
   }
   __syncthreads();
@@ -290,9 +306,8 @@ __global__ void __launch_bounds__(kTileThreads)
   }
   if (e == 0 && args.wanted != nullptr) args.predicted->routed = args.tokens;
   __syncthreads();
-  if (args.prefetch != nullptr && lent && args.prefetch->settled == 0) {
-    SettleAll(*args.prefetch, known.layer.tick, table.counts, rows, table.held, table.coming,
-              &prefetched);
+  if (known.unsettled) {
+    SettleAll(*args.prefetch, known, table.counts, rows, table.held, table.coming, &prefetched);
   }
   const ServedExpert row = is_expert ? rows[e] : ServedExpert{};
   const bool coming = is_expert && table.coming[e] != 0;
@@ -319,10 +334,11 @@ __global__ void __launch_bounds__(kTileThreads)
     if (count > 0) {
       uint8_t* const at = after.slot >= 0 ? table.slots[after.slot] : nullptr;
       const bool waits = coming || (mine.miss && at != nullptr);
-      const ExpertHandle handle = PlaceExpert(args, known.record, at, mine.miss, miss_rank, &bytes);
+      const ExpertHandle handle = PlaceExpert(args, known.record, at, mine.miss, miss_rank);
       (waits ? late : ready) = handle;
     }
   }
+  AddMissed(known.record, mine.miss, &words);
   if (args.ids != nullptr) {
     GiveSlots(args, slot, table.counts);
   } else {
@@ -331,7 +347,7 @@ __global__ void __launch_bounds__(kTileThreads)
     GiveWaves(args, ready, late, count, call.copies() + prefetched.late > 0, scratch.tiles);
   }
   __syncthreads();
-  if (e == 0) EndCall(args, known.layer, call, wanted, static_cast<int64_t>(bytes), prefetched);
+  if (e == 0) EndCall(args, known.layer, call, wanted, int64_t{16} * words, prefetched);
 }
 
 }  // namespace

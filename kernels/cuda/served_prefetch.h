@@ -1,8 +1,9 @@
 // Records of the next layer, brought by the device while a layer runs: what is predicted, how far
 // it has come when the layer asks, and what becomes of it.
 //
-// While layer l runs, one CTA applies the next layer's gate to the same input (predict_records.cu)
-// and writes a list of records to bring, each with the slot it gets and the expert that leaves it.
+// While layer l runs, one CTA goes by the next layer's gate, applied to the same input, or by who
+// followed whom (expert_paths.h). It writes a list of records to bring (predict_records.cu), each
+// with the slot it gets and the expert that leaves it.
 // Behind the layer's own copies, copying CTAs take the list in its order. When the next layer is
 // routed, its decision settles the list (serve_misses.cu): what has not begun is dropped, and whom
 // it would have replaced is still there; what has begun and nobody wants stops within a few pieces;
@@ -15,6 +16,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/expert_paths.h"
 #include "kernels/cuda/hit_curve.h"
 #include "kernels/cuda/route.h"
 #include "kernels/cuda/serve_misses.h"
@@ -39,6 +41,9 @@ struct PredictArgs {
   DeviceRouting routing;         // of the layer that is predicted
   int32_t tokens = 0;            // at most kFewTokens
   float* scores = nullptr;       // [tokens, experts] its logits, which become scores
+  // If not null: scores is [experts], of all tokens together (ExpertPathsArgs), and no more of the
+  // best than `most` says are brought.
+  const PathCall* paths = nullptr;
   ServedLayer* layer = nullptr;  // the rest as ServeMissesArgs, of that layer
   ServedExpert* rows = nullptr;
   const ServedUse* use = nullptr;  // or null

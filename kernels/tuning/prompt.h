@@ -9,7 +9,7 @@ namespace moert::cuda::tuning {
 /// From so many tokens an expert on, by packing: bf16, w8, w4, fp8_b128, mxfp4, nvfp4, int4 with
 /// the scales and zeros of files, w8a8, w4a8,
 /// w4, w3 and w2 with zeros.
-constexpr double kPromptFrom[] = {8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8};
+constexpr double kPromptFrom[] = {8, 12, 12, 12, 12, 12, 12, 8, 10, 12, 12, 12};
 
 /// Columns of the widest unit up to so many tokens an expert.
 struct PromptTiling {

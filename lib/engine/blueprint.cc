@@ -90,8 +90,7 @@ absl::StatusOr<MemoryPlan> MeasureParts(const ExpertSource& source, const Engine
   MOERT_ASSIGN_OR_RETURN(
       plan.workspace_bytes,
       b.backend->WorkspaceBytes({&source, b.versions, options.max_tokens_per_forward,
-                                 b.partial_output(), b.gemm.get(), &b.numbering,
-                                 b.score_window()}));
+                                 b.partial_output(), b.gemm.get(), &b.numbering, b.served()}));
   return plan;
 }
 
@@ -112,6 +111,22 @@ HardwareProfile EffectiveProfile(const EngineOptions& options) {
 }
 
 }  // namespace
+
+ServedRules Blueprint::served() const {
+  ServedRules rules;
+  if (!strategy.misses_by_rule()) return rules;
+  if (strategy.residency != nullptr) {
+    const PolicyTraits traits = strategy.residency->traits();
+    rules.by_worth = traits.by_worth;
+    rules.score_window = traits.score_window;
+  }
+  if (strategy.prefetch != nullptr) {
+    const PolicyTraits traits = strategy.prefetch->traits();
+    rules.by_gate = traits.by_gate;
+    rules.path_width = traits.path_width;
+  }
+  return rules;
+}
 
 CacheBlocks BlocksOf(const ExpertSource& source, const Blueprint& b) {
   const absl::Span<const int> versions = b.versions;

@@ -48,12 +48,8 @@ struct Blueprint {
   bool partial_output() const {
     return strategy.prefetch != nullptr && strategy.prefetch->traits().resident_forward;
   }
-  /// Calls that a device, where it serves misses, keeps scores of.
-  int score_window() const {
-    return strategy.misses_by_rule() && strategy.residency != nullptr
-               ? strategy.residency->traits().score_window
-               : 0;
-  }
+  /// Of a device that may serve misses; else none.
+  ServedRules served() const;
   /// Whether misses may be given to a CPU beside the fast tier.
   bool cpu_offload() const { return strategy.placement != nullptr; }
 };

@@ -1,6 +1,8 @@
 // Fetch: layer calls of hosts with kernels of their own.
 #include <algorithm>
+#include <numeric>
 #include <utility>
+#include <vector>
 
 #include "base/exception_status.h"
 #include "base/status_macros.h"
@@ -45,8 +47,8 @@ absl::Status EngineImpl::Fetch(StepId step, int layer, const FetchInput& input, 
   }
 }
 
-absl::Status EngineImpl::CheckFetched(int layer, const StepState& step,
-                                      const FetchInput& input) const {
+absl::Status EngineImpl::CheckFetched(int layer, const StepState& step, const FetchInput& input,
+                                      bool capturing) const {
   const bool there = input.place == Place::kDevice;
   if (there) {
     const size_t weights = input.weights.empty() ? input.ids.size() : input.weights.size();
@@ -54,7 +56,7 @@ absl::Status EngineImpl::CheckFetched(int layer, const StepState& step,
         layer, step.rows,
         {input.ids.size(), weights, input.slot_ids.size(), "slot_ids", !input.scores.empty()}));
   }
-  if ((!there || !blueprint_->strategy.graph_safe()) && parts_->executor->Capturing(step.stream)) {
+  if ((!there || !blueprint_->strategy.graph_safe()) && capturing) {
     return absl::FailedPreconditionError(fmt::format(
         "the stream is being captured: {}",
         there ? fmt::format("strategy {} needs the host in every layer call", strategy())
@@ -77,34 +79,49 @@ absl::Status EngineImpl::CheckReleased(int layer, bool served) const {
   return absl::OkStatus();
 }
 
-absl::Status EngineImpl::CopyLayer(StepId step_id, int layer, std::byte* to, SlotView* view) {
+absl::Status EngineImpl::CopyLayer(StepId step_id, int layer, absl::Span<const int32_t> experts,
+                                   std::byte* to, SlotView* view) {
   MOERT_RETURN_IF_ERROR(CheckSlotView(layer, view));
+  for (const int32_t e : experts) {
+    const int all = source_->model().layers[layer].num_experts;
+    if (e >= 0 && e < all) continue;
+    return absl::InvalidArgumentError(
+        fmt::format("experts of layer {}: {} does not exist, legal is 0 to {}", layer, e, all - 1));
+  }
   const MutexLock lock(&mu_);
   try {
-    return CopyLayerLocked(step_id, layer, to, view);
+    return CopyLayerLocked(step_id, layer, experts, to, view);
   } catch (...) {  // no memory
     return ExceptionStatus("copy of a layer");
   }
 }
 
-absl::Status EngineImpl::CopyLayerLocked(StepId step_id, int layer, std::byte* to, SlotView* view) {
+absl::Status EngineImpl::CopyLayerLocked(StepId step_id, int layer,
+                                         absl::Span<const int32_t> experts, std::byte* to,
+                                         SlotView* view) {
   MOERT_ASSIGN_OR_RETURN(const StepState* const step, FindStep(step_id));
   MOERT_ASSIGN_OR_RETURN(SlotRegion region, parts_->store->Slots(layer));
   if (serves_versions()) {
     return absl::UnimplementedError(
         "copies of whole layers: of strategies that serve one version of an expert");
   }
-  const int experts = source_->model().layers[layer].num_experts;
+  const int all = source_->model().layers[layer].num_experts;
   region.base = to;
-  view->parts = PartsOf(region, *parts_->store, layer, experts);
-  view->slots = experts;
+  view->parts = PartsOf(region, *parts_->store, layer, all);
+  view->slots = all;
   view->slot_of_expert = {};
   view->device_slot_of_expert = nullptr;
   if (to == nullptr) return absl::OkStatus();
   MOERT_RETURN_IF_ERROR(CheckReleased(layer, /*served=*/false));
   MOERT_RETURN_IF_ERROR(parts_->executor->TakeBack(parts_->store.get()));
+  std::vector<int32_t> every;
+  if (experts.empty()) {
+    every.resize(static_cast<size_t>(all));
+    std::iota(every.begin(), every.end(), 0);
+    experts = every;
+  }
   return parts_->executor->CopyRecords({layer, step->epoch, step->rows, {}, {}, step->stream, {}},
-                                       *parts_->store, to, region.stride);
+                                       *parts_->store, experts, to, region.stride);
 }
 
 absl::Status EngineImpl::FetchLocked(StepId step_id, int layer, const FetchInput& input,
@@ -117,13 +134,15 @@ absl::Status EngineImpl::FetchLocked(StepId step_id, int layer, const FetchInput
   }
   MOERT_RETURN_IF_ERROR(CheckReleased(layer, parts_->runner->Serves(layer, input)));
   MOERT_ASSIGN_OR_RETURN(const SlotRegion region, parts_->store->Slots(layer));
-  MOERT_RETURN_IF_ERROR(CheckFetched(layer, *step, input));
-  const LayerCall call{ContextOf(*step, layer),
-                       {layer, step->epoch, step->rows, input.hidden, {}, step->stream},
-                       nullptr,
-                       step->begin_ns,
-                       step->cancelled.get(),
-                       nullptr};
+  MOERT_ASSIGN_OR_RETURN(const bool capturing, parts_->executor->Capturing(step->stream));
+  MOERT_RETURN_IF_ERROR(CheckFetched(layer, *step, input, capturing));
+  const LayerCall call{
+      ContextOf(*step, layer),
+      {layer, step->epoch, step->rows, input.hidden, {}, step->stream, {}, capturing},
+      nullptr,
+      step->begin_ns,
+      step->cancelled.get(),
+      nullptr};
   if (input.hidden.data != nullptr) {
     MOERT_RETURN_IF_ERROR(
         Executor::CheckRows("hidden", input.hidden, call.exec, source_->model().layers[layer]));

@@ -47,7 +47,8 @@ class EngineImpl final : public Engine {
   absl::Status ReleaseExperts(LeaseId lease) override;
   absl::Status Fetch(StepId step, int layer, const FetchInput& input, SlotView* view) override;
   absl::Status ReleaseFetched(StepId step, int layer) override;
-  absl::Status CopyLayer(StepId step, int layer, std::byte* to, SlotView* view) override;
+  absl::Status CopyLayer(StepId step, int layer, absl::Span<const int32_t> experts, std::byte* to,
+                         SlotView* view) override;
   absl::Status PrefetchHint(int layer, absl::Span<const int32_t> experts) override;
   absl::StatusOr<std::vector<Residency>> ResidencyOf(int layer) override;
   absl::Status SetBudget(const Budget& budget) override;
@@ -111,16 +112,16 @@ class EngineImpl final : public Engine {
   /// What the device served is pinned by nobody: fetches of the layer, and all of them before a
   /// call that is not served, have to be released.
   absl::Status CheckReleased(int layer, bool served) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status CopyLayerLocked(StepId step_id, int layer, std::byte* to, SlotView* view)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CopyLayerLocked(StepId step_id, int layer, absl::Span<const int32_t> experts,
+                               std::byte* to, SlotView* view) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status FetchLocked(StepId step_id, int layer, const FetchInput& input, SlotView* view)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Refuses a call whose routing is missing, or is where it cannot be read.
   absl::Status CheckRouting(int layer, int64_t rows, const RoutedInput* routed) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// The same of a Fetch.
-  absl::Status CheckFetched(int layer, const StepState& step, const FetchInput& input) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckFetched(int layer, const StepState& step, const FetchInput& input,
+                            bool capturing) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Sizes of a routing on the device, and the name of what is written.
   struct OnDevice {
     size_t ids, weights, written;

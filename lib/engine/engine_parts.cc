@@ -98,7 +98,7 @@ class Builder {
     parts.partial_output = b_.partial_output();
     parts.cpu_offload = b_.cpu_offload();
     parts.numbering = &b_.numbering;
-    parts.score_window = b_.score_window();
+    parts.served = b_.served();
     parts.constants = &p.constants;
     parts.profile = &b_.profile;
     parts.router = p.router.get();

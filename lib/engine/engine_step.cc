@@ -132,12 +132,12 @@ absl::Status EngineImpl::RunLocked(StepId step_id, int layer, const MatrixView& 
   MOERT_ASSIGN_OR_RETURN(StepState* const found, FindStep(step_id));
   StepState& step = *found;
   MOERT_RETURN_IF_ERROR(CheckLayer(layer));
-  const LayerCall call{ContextOf(step, layer),
-                       {layer, step.epoch, step.rows, hidden, out, step.stream, step.token_ids},
-                       routed,
-                       step.begin_ns,
-                       step.cancelled.get(),
-                       &step.predict_next};
+  LayerCall call{ContextOf(step, layer),
+                 {layer, step.epoch, step.rows, hidden, out, step.stream, step.token_ids},
+                 routed,
+                 step.begin_ns,
+                 step.cancelled.get(),
+                 &step.predict_next};
   MOERT_RETURN_IF_ERROR(
       parts_->executor->Check(call.exec, source_->model().layers[layer], routed != nullptr));
   if (step.cancelled->load(std::memory_order_relaxed)) {
@@ -146,15 +146,15 @@ absl::Status EngineImpl::RunLocked(StepId step_id, int layer, const MatrixView& 
   }
   MOERT_RETURN_IF_ERROR(CheckRouting(layer, step.rows, routed));
   const bool on_host = routed != nullptr && routed->place == Place::kHost;
-  const bool capturing = parts_->executor->Capturing(step.stream);
-  if ((on_host || !graph_safe_) && capturing) {
+  MOERT_ASSIGN_OR_RETURN(call.exec.capturing, parts_->executor->Capturing(step.stream));
+  if ((on_host || !graph_safe_) && call.exec.capturing) {
     return absl::FailedPreconditionError(fmt::format(
         "the stream is being captured: strategy {} needs the host in {}", strategy(),
         on_host
             ? "calls that bring their routing in host memory"
             : fmt::format("every layer call (graph_safe): {}", parts_->misses_served.message())));
   }
-  if (!capturing) MOERT_RETURN_IF_ERROR(parts_->executor->TakeBack(parts_->store.get()));
+  if (!call.exec.capturing) MOERT_RETURN_IF_ERROR(parts_->executor->TakeBack(parts_->store.get()));
   ApplyHints();
   const absl::Status status = parts_->runner->Forward(call);
   step.status.Update(status);

@@ -26,7 +26,7 @@ LayerRunner::LayerRunner(const LayerParts& parts)
                      parts.strategy->routing == nullptr && parts.strategy->prefetch == nullptr &&
                      !parts.clock->is_virtual()) {}
 
-absl::Status LayerRunner::ServeMisses() {
+absl::Status LayerRunner::CheckRules() const {
   if (!parts_.executor->runs_resident() || parts_.trace != nullptr || parts_.clock->is_virtual() ||
       !parts_.strategy->misses_by_rule()) {
     return absl::FailedPreconditionError(
@@ -37,8 +37,12 @@ absl::Status LayerRunner::ServeMisses() {
   if ((residency.by_worth || residency.score_window > 0) != parts_.store->lends_use()) {
     return absl::FailedPreconditionError("its residency policy cannot hand over what it knows");
   }
-  const absl::Status status =
-      parts_.executor->ServeMisses(*parts_.store, parts_.strategy->prefetch != nullptr);
+  return absl::OkStatus();
+}
+
+absl::Status LayerRunner::ServeMisses() {
+  MOERT_RETURN_IF_ERROR(CheckRules());
+  const absl::Status status = parts_.executor->ServeMisses(*parts_.store);
   serves_misses_ = status.ok();
   return status;
 }
@@ -55,7 +59,7 @@ absl::Status LayerRunner::Forward(LayerCall call) {
   const int64_t stalled_ns = stats_.stalled_ns();
   parts_.store->BeginLayerCall();
   parts_.store->Pump();
-  if (!parts_.executor->Capturing(call.exec.stream)) CollectRoutings();
+  if (!call.exec.capturing) CollectRoutings();
   if (CanRunResident(call)) {
     if (call.routed == nullptr) {
       return parts_.executor->RunResident(call.exec, call.context, *parts_.store);
@@ -91,7 +95,7 @@ absl::Status LayerRunner::Forward(LayerCall call) {
 
 bool LayerRunner::CanRunResident(const LayerCall& call) const {
   if (call.routed != nullptr && call.routed->place == Place::kHost) return false;
-  if (serves_misses_ && parts_.executor->Capturing(call.exec.stream)) return true;
+  if (serves_misses_ && call.exec.capturing) return true;
   return runs_resident_ && NothingMissing(call.context.layer);
 }
 

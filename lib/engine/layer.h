@@ -106,6 +106,8 @@ class LayerRunner {
   void Upgrade(const LayerCall& call);
   void EndCall(const LayerCall& call, int64_t stalled_ns);
 
+  /// OK: the device can decide who leaves and what is prefetched. Else why not.
+  absl::Status CheckRules() const;
   /// Whether the call can run without the host: nothing can be missing.
   bool CanRunResident(const LayerCall& call) const;
   bool NothingMissing(int layer) const;

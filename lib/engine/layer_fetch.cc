@@ -22,7 +22,7 @@ absl::Status LayerRunner::Fetch(LayerCall call, const FetchInput& input, Pins* p
   }
   parts_.store->BeginLayerCall();
   parts_.store->Pump();
-  if (!parts_.executor->Capturing(call.exec.stream)) CollectRoutings();
+  if (!call.exec.capturing) CollectRoutings();
   if (Serves(call.context.layer, input)) {
     MOERT_ASSIGN_OR_RETURN(*device_slots,
                            parts_.executor->FetchServed(call.exec, given, parts_.store));
@@ -50,8 +50,9 @@ absl::Status LayerRunner::Fetch(LayerCall call, const FetchInput& input, Pins* p
 }
 
 void LayerRunner::ServeFetches() {
-  serves_fetches_ = runs_resident_ && parts_.strategy->misses_by_rule() &&
-                    !parts_.store->lends_use() && parts_.executor->ServeFetches(*parts_.store).ok();
+  const bool prefetch = parts_.strategy->prefetch != nullptr;
+  serves_fetches_ =
+      CheckRules().ok() && parts_.executor->ServeFetches(*parts_.store, prefetch).ok();
 }
 
 bool LayerRunner::Serves(int layer, const FetchInput& input) const {

@@ -117,7 +117,7 @@ class ShardEngine final : public Engine {
   absl::Status ReleaseFetched(StepId step, int layer) override {
     return engine_->ReleaseFetched(step, layer);
   }
-  absl::Status CopyLayer(StepId, int, std::byte*, SlotView*) override {
+  absl::Status CopyLayer(StepId, int, absl::Span<const int32_t>, std::byte*, SlotView*) override {
     return absl::UnimplementedError("shard: copies of whole layers");
   }
 

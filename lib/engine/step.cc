@@ -52,8 +52,9 @@ absl::Status Step::ReleaseFetched(int layer) {
   return engine_ == nullptr ? Ended() : engine_->ReleaseFetched(id_, layer);
 }
 
-absl::Status Step::CopyLayer(int layer, std::byte* to, SlotView* view) {
-  return engine_ == nullptr ? Ended() : engine_->CopyLayer(id_, layer, to, view);
+absl::Status Step::CopyLayer(int layer, absl::Span<const int32_t> experts, std::byte* to,
+                             SlotView* view) {
+  return engine_ == nullptr ? Ended() : engine_->CopyLayer(id_, layer, experts, to, view);
 }
 
 absl::Status Step::status() const {

@@ -38,6 +38,17 @@ namespace moert {
 /// not here. Empty: all are.
 using ExpertNumbering = std::vector<std::vector<int32_t>>;
 
+/// By which rules a device may serve misses (Strategy::misses_by_rule, PolicyTraits).
+struct ServedRules {
+  bool by_worth = false;
+  int score_window = 0;  // neither: least recently used
+  // What is prefetched.
+  bool by_gate = false;
+  int path_width = 0;
+
+  bool prefetch() const { return by_gate || path_width > 0; }
+};
+
 /// What the buffers of an executor are sized from.
 struct ExecutorSize {
   const ExpertSource* source = nullptr;
@@ -46,7 +57,7 @@ struct ExecutorSize {
   bool partial_output = false;           // Executor::PartialOutput may be called
   const MixedGroupGemm* gemm = nullptr;  // of the CPU
   const ExpertNumbering* numbering = nullptr;
-  int score_window = 0;  // of the residency policy (PolicyTraits)
+  ServedRules served;
 };
 
 /// Borrowed by an executor for its life.
@@ -59,7 +70,7 @@ struct ExecutorParts {
   bool cpu_offload = false;
   /// Of ids that the host gives on a device.
   const ExpertNumbering* numbering = nullptr;
-  int score_window = 0;  // of the residency policy (PolicyTraits)
+  ServedRules served;
   const ModelConstants* constants = nullptr;
   const HardwareProfile* profile = nullptr;
   Router* router = nullptr;        // on the CPU

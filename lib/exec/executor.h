@@ -27,6 +27,7 @@ struct ExecutorCall {
   MutableMatrixView out;
   void* stream = nullptr;               // orders the call on a device
   absl::Span<const int32_t> token_ids;  // [tokens], or empty: not told
+  bool capturing = false;               // Executor::Capturing of the stream
 };
 
 /// What a routing made by the executor goes by.
@@ -144,24 +145,27 @@ class Executor {
   /// what `stream` was given so far is done.
   virtual absl::Status LeaveSlots(void* stream) { return absl::OkStatus(); }
 
-  /// OK: FetchServed may be asked. FailedPrecondition: why not. Asked once, before the first call.
-  /// May read records.
-  virtual absl::Status ServeFetches(const VersionedStore& store) {
+  /// OK: FetchServed may be asked. `prefetch`: it also brings what the next layer's gate predicts
+  /// for one token. FailedPrecondition: why not. Asked once, before the first call. May read
+  /// records.
+  virtual absl::Status ServeFetches(const VersionedStore& store, bool prefetch) {
     return absl::FailedPreconditionError("this backend asks the host about misses");
   }
-  /// In place of PlaceSlots, for a store of one version whose residency policy is the default's
-  /// rule: the device looks up what was given there and brings what is missing, in the blocks that
-  /// the store lends. Nothing waits. The layer's table; null: not possible now, nothing was done.
+  /// In place of PlaceSlots, for a store of one version, by the rule of its residency policy
+  /// (Strategy::misses_by_rule): the device looks up what was given there and brings what is
+  /// missing, in the blocks that the store lends. Nothing waits. The layer's table; null: not
+  /// possible now, nothing was done.
   virtual absl::StatusOr<const int32_t*> FetchServed(const ExecutorCall& call,
                                                      const GivenRouting& given,
                                                      VersionedStore* store) {
     return nullptr;
   }
-  /// Copies the opaque records of all experts of a layer to memory of the host's, `stride` bytes
-  /// apart, on the call's stream. FailedPrecondition on a device: one lies neither in a block nor
-  /// in pinned memory.
+  /// Copies opaque records of a layer to memory of the host's, expert e's e times `stride` bytes
+  /// behind `to`, on the call's stream. FailedPrecondition on a device: one lies neither in a block
+  /// nor in pinned memory.
   virtual absl::Status CopyRecords(const ExecutorCall& call, const VersionedStore& store,
-                                   std::byte* to, int64_t stride) {
+                                   absl::Span<const int32_t> experts, std::byte* to,
+                                   int64_t stride) {
     return NotSupported();
   }
 
@@ -211,10 +215,9 @@ class Executor {
   // lends, brings what is missing, and no policy is asked.
 
   /// OK: from now on captured RunResident and RunGiven serve what is missing, for a store of one
-  /// version, by the rule of its residency policy (Strategy::misses_by_rule). `prefetch`: they also
-  /// bring what the next layer's gate predicts. FailedPrecondition: why not. Asked once, before the
-  /// first call. May read records.
-  virtual absl::Status ServeMisses(const VersionedStore& store, bool prefetch) {
+  /// version, by the rules that the executor was made for (ServedRules). FailedPrecondition: why
+  /// not. Asked once, before the first call. May read records.
+  virtual absl::Status ServeMisses(const VersionedStore& store) {
     return absl::FailedPreconditionError("this backend asks the host about misses");
   }
   /// Whether the blocks are lent: then nobody may use the store.
@@ -226,8 +229,9 @@ class Executor {
   /// What was served since it was last asked, as far as it has arrived. False: nothing.
   virtual bool TakeServed(ServedCount* added) { return false; }
 
-  /// Whether calls on the stream are recorded into a graph.
-  virtual bool Capturing(void* stream) const { return false; }
+  /// Whether calls on the stream are recorded into a graph. Asked once a call: half of a call that
+  /// is recorded would be a wrong graph.
+  virtual absl::StatusOr<bool> Capturing(void* stream) const { return false; }
   /// The routing of the oldest RunResident that was not taken yet and whose results have arrived;
   /// false when there is none. Calls that were captured leave none.
   virtual bool TakeRouting(PolicyContext* context, RoutingResult* routing) { return false; }

@@ -1,4 +1,5 @@
-// A second stream of a device beside the caller's: what it is given runs while the caller's goes on.
+// A second stream of a device beside the caller's: what it is given runs while the caller's goes
+// on.
 #ifndef MOERT_LIB_EXEC_SIDE_STREAM_H_
 #define MOERT_LIB_EXEC_SIDE_STREAM_H_
 

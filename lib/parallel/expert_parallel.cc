@@ -113,15 +113,17 @@ absl::Status ExpertParallelImpl::CheckCall(const Step& step, int layer, const Ma
         fmt::format("layer {}: hidden [{}, {}], out [{}, {}]; this rank's step takes [{}, {}]",
                     layer, hidden.rows, hidden.cols, out.rows, out.cols, step.rows, spec.hidden));
   }
-  if (step.placement == TokenPlacement::kReplicated) return absl::OkStatus();
-  return CheckOwnRouting(step, layer, routing);
+  // A placed group looks at the routing of replicated tokens too.
+  if (step.placement == TokenPlacement::kReplicated && placed_ == nullptr) return absl::OkStatus();
+  return CheckRouting(step, layer, routing);
 }
 
-absl::Status ExpertParallelImpl::CheckOwnRouting(const Step& step, int layer,
-                                                 const RoutedInput* routing) const {
+absl::Status ExpertParallelImpl::CheckRouting(const Step& step, int layer,
+                                              const RoutedInput* routing) const {
   if (routing == nullptr) {
     return absl::InvalidArgumentError(
-        fmt::format("layer {}: own tokens bring their routing", layer));
+        fmt::format("layer {}: {} bring their routing", layer,
+                    step.placement == TokenPlacement::kPerRank ? "own tokens" : "placed groups"));
   }
   const MoeLayerSpec& spec = engine_->model().layers[static_cast<size_t>(layer)];
   const auto pairs = static_cast<size_t>(step.rows * spec.routing.top_k);
@@ -134,7 +136,7 @@ absl::Status ExpertParallelImpl::CheckOwnRouting(const Step& step, int layer,
   }
   if (!routing->used_ids.empty()) {
     return absl::InvalidArgumentError(
-        fmt::format("layer {}: used_ids: own tokens do not bring them back", layer));
+        fmt::format("layer {}: used_ids: they are not brought back from other ranks", layer));
   }
   if (place == Place::kDevice) return absl::OkStatus();
   for (const int32_t e : routing->ids) {
@@ -168,6 +170,11 @@ absl::Status ExpertParallelImpl::Replicated(const Step& step, int layer, const M
                                             const RoutedInput* routing,
                                             const MutableMatrixView& out) {
   const bool in_place = !step.narrow && out.dtype == DType::kF32 && out.row_stride == out.cols;
+  RoutedInput own;  // of a placed group
+  if (placed_ != nullptr) {
+    MOERT_ASSIGN_OR_RETURN(own, placed_->Keep(layer, step.rows, *routing, step.stream));
+    routing = &own;
+  }
   MutableMatrixView sum = out;
   if (!in_place) {
     MOERT_ASSIGN_OR_RETURN(sum, Scratch(step, out.cols));
@@ -215,11 +222,17 @@ absl::Status ExpertParallelImpl::AddUp(const Step& step, const MutableMatrixView
 absl::Status ExpertParallelImpl::OwnOnDevice(StepId id, const Step& step, int layer,
                                              const MatrixView& hidden, const RoutedInput& routing,
                                              const MutableMatrixView& out) {
-  if (group_->size() == 1) return engine_->ForwardRouted(id, layer, hidden, routing, out);
+  if (group_->size() == 1 && placed_ == nullptr) {
+    return engine_->ForwardRouted(id, layer, hidden, routing, out);
+  }
   MatrixView all;
   RoutedInput all_routing;
   MOERT_RETURN_IF_ERROR(
       Timed([&] { return rows_->Gather(hidden, routing, step.stream, &all, &all_routing); }));
+  if (placed_ != nullptr) {
+    MOERT_ASSIGN_OR_RETURN(all_routing,
+                           placed_->Keep(layer, step.engine_rows, all_routing, step.stream));
+  }
   MOERT_ASSIGN_OR_RETURN(const MutableMatrixView part, Scratch(step, out.cols));
   MOERT_RETURN_IF_ERROR(engine_->ForwardRouted(id, layer, all, all_routing, part));
   const int64_t others = step.engine_rows - step.rows;
@@ -248,6 +261,7 @@ absl::Status ExpertParallelImpl::Own(StepId id, const Step& step, int layer,
 absl::Status ExpertParallelImpl::Multiply(StepId id, const Step& step, int layer, int64_t k,
                                           ExchangedRows* rows) {
   const int64_t cols = engine_->model().layers[static_cast<size_t>(layer)].hidden;
+  if (placed_ != nullptr) placed_->Count(layer, rows->ids);
   rows->hidden.resize(static_cast<size_t>(step.engine_rows * cols));
   rows->ids.resize(static_cast<size_t>(step.engine_rows * k), -1);
   rows->weights.resize(static_cast<size_t>(step.engine_rows * k));

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/checked_math.h"
 #include "base/exception_status.h"
 #include "base/status_macros.h"
 #include "engine/shard.h"
@@ -20,6 +21,25 @@ absl::StatusOr<bool> HoldsAll(const EngineOptions& options) {
   return strategy.preload;
 }
 
+/// An engine over this rank's shard, and what the exchange needs beside it.
+absl::StatusOr<std::unique_ptr<ExpertParallelImpl>> MakeImpl(
+    const std::shared_ptr<const ExpertSource>& source, const EngineOptions& options,
+    const std::vector<ShardPlan>& plans, const std::shared_ptr<Collectives>& group) {
+  MOERT_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::Create(source, options));
+  std::unique_ptr<SideStream> side;
+  std::unique_ptr<RowKernels> kernels;
+  MOERT_ASSIGN_OR_RETURN(const bool holds_all, HoldsAll(options));
+  if (engine->backend() == BackendKind::kCuda) {
+    MOERT_ASSIGN_OR_RETURN(kernels, MakeRowKernels(options.device));
+    if (group->size() > 1 && holds_all) {
+      MOERT_ASSIGN_OR_RETURN(side, MakeSideStream(options.device));
+    }
+  }
+  return std::make_unique<ExpertParallelImpl>(source->model(), std::move(engine), plans, group,
+                                              std::move(side), std::move(kernels),
+                                              options.max_tokens_per_forward);
+}
+
 absl::StatusOr<std::unique_ptr<ExpertParallelImpl>> MakeRank(
     const std::shared_ptr<const ExpertSource>& source, EngineOptions options,
     absl::Span<const Shard> shards, const std::shared_ptr<Collectives>& group) {
@@ -34,18 +54,41 @@ absl::StatusOr<std::unique_ptr<ExpertParallelImpl>> MakeRank(
     plans.push_back(std::move(plan));
   }
   options.shard = shards[static_cast<size_t>(group->rank())];
-  MOERT_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::Create(source, options));
-  std::unique_ptr<SideStream> side;
-  std::unique_ptr<RowKernels> kernels;
-  MOERT_ASSIGN_OR_RETURN(const bool holds_all, HoldsAll(options));
-  if (engine->backend() == BackendKind::kCuda) {
-    MOERT_ASSIGN_OR_RETURN(kernels, MakeRowKernels(options.device));
-    if (group->size() > 1 && holds_all) {
-      MOERT_ASSIGN_OR_RETURN(side, MakeSideStream(options.device));
-    }
+  return MakeImpl(source, options, plans, group);
+}
+
+/// Every rank may be given every expert.
+absl::StatusOr<std::unique_ptr<ExpertParallelImpl>> MakePlacedRank(
+    const std::shared_ptr<const ExpertSource>& source, EngineOptions options,
+    const ExpertPlacement& placement, const std::shared_ptr<Collectives>& group) {
+  const MoeModelSpec& model = source->model();
+  MOERT_RETURN_IF_ERROR(CheckPlacement(model, placement));
+  if (placement.ranks != group->size()) {
+    return absl::InvalidArgumentError(
+        fmt::format("a placement of {} ranks; the group has {}", placement.ranks, group->size()));
   }
-  return std::make_unique<ExpertParallelImpl>(std::move(engine), plans, group, std::move(side),
-                                              std::move(kernels), options.max_tokens_per_forward);
+  const bool shared = std::any_of(model.layers.begin(), model.layers.end(),
+                                  [](const MoeLayerSpec& l) { return l.shared_intermediate > 0; });
+  std::vector<ShardPlan> plans;
+  for (int r = 0; r < group->size(); ++r) {
+    Shard shard;
+    shard.shared_experts = r == 0 || !shared;
+    if (r == group->rank()) options.shard = shard;
+    MOERT_ASSIGN_OR_RETURN(ShardPlan plan, ResolveShard(shard, model));
+    plans.push_back(std::move(plan));
+  }
+  MOERT_ASSIGN_OR_RETURN(std::unique_ptr<ExpertParallelImpl> rank,
+                         MakeImpl(source, options, plans, group));
+  std::unique_ptr<OwnedIds> device;
+  if (rank->engine()->backend() == BackendKind::kCuda) {
+    int top_k = 1;
+    for (const MoeLayerSpec& layer : model.layers) top_k = std::max(top_k, layer.routing.top_k);
+    const int64_t pairs = RoundUp(options.max_tokens_per_forward, group->size()) * top_k;
+    MOERT_ASSIGN_OR_RETURN(device, MakeOwnedIds(options.device, PlacedIds::Experts(model), pairs));
+  }
+  MOERT_RETURN_IF_ERROR(rank->StartPlaced(
+      placement, std::make_unique<PlacedIds>(model, group->rank(), std::move(device))));
+  return rank;
 }
 
 /// How a rank fared, for the others.
@@ -79,15 +122,14 @@ absl::Status AllReady(const absl::Status& mine, ExpertParallelImpl* rank, Collec
   return absl::OkStatus();
 }
 
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<ExpertParallel>> ExpertParallel::Create(
-    std::shared_ptr<const ExpertSource> source, EngineOptions options,
-    absl::Span<const Shard> shards, std::shared_ptr<Collectives> group) try {
+/// make(): this rank.
+template <typename Make>
+absl::StatusOr<std::unique_ptr<ExpertParallel>> CreateWith(
+    const std::shared_ptr<const ExpertSource>& source, const std::shared_ptr<Collectives>& group,
+    const Make& make) try {
   if (source == nullptr) return absl::InvalidArgumentError("source: must not be null");
   if (group == nullptr) return absl::InvalidArgumentError("group: must not be null");
-  absl::StatusOr<std::unique_ptr<ExpertParallelImpl>> rank =
-      MakeRank(source, std::move(options), shards, group);
+  absl::StatusOr<std::unique_ptr<ExpertParallelImpl>> rank = make();
   const absl::Status ready =
       AllReady(rank.status(), rank.ok() ? rank->get() : nullptr, group.get());
   if (ready.ok()) return std::unique_ptr<ExpertParallel>(*std::move(rank));
@@ -97,6 +139,21 @@ absl::StatusOr<std::unique_ptr<ExpertParallel>> ExpertParallel::Create(
   const absl::Status status = ExceptionStatus("an expert-parallel group");
   if (group != nullptr) group->Abort(status);
   return status;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ExpertParallel>> ExpertParallel::Create(
+    std::shared_ptr<const ExpertSource> source, EngineOptions options,
+    absl::Span<const Shard> shards, std::shared_ptr<Collectives> group) {
+  return CreateWith(source, group, [&] { return MakeRank(source, options, shards, group); });
+}
+
+absl::StatusOr<std::unique_ptr<ExpertParallel>> ExpertParallel::CreatePlaced(
+    std::shared_ptr<const ExpertSource> source, EngineOptions options,
+    const ExpertPlacement& placement, std::shared_ptr<Collectives> group) {
+  return CreateWith(source, group,
+                    [&] { return MakePlacedRank(source, options, placement, group); });
 }
 
 }  // namespace moert

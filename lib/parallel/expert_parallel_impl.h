@@ -10,6 +10,7 @@
 
 #include "exec/side_stream.h"
 #include "moert/expert_parallel.h"
+#include "parallel/placed_ids.h"
 #include "parallel/row_exchange.h"
 #include "parallel/row_parts.h"
 #include "parallel/token_exchange.h"
@@ -18,13 +19,15 @@ namespace moert {
 
 class ExpertParallelImpl final : public ExpertParallel {
  public:
-  ExpertParallelImpl(std::unique_ptr<Engine> engine, const std::vector<ShardPlan>& plans,
-                     std::shared_ptr<Collectives> group, std::unique_ptr<SideStream> side,
-                     std::unique_ptr<RowKernels> kernels, int64_t max_rows)
+  /// `whole`: the model; an engine without shared experts does not know of them.
+  ExpertParallelImpl(const MoeModelSpec& whole, std::unique_ptr<Engine> engine,
+                     const std::vector<ShardPlan>& plans, std::shared_ptr<Collectives> group,
+                     std::unique_ptr<SideStream> side, std::unique_ptr<RowKernels> kernels,
+                     int64_t max_rows)
       : group_(std::move(group)),
         side_(std::move(side)),
         engine_(std::move(engine)),
-        exchange_(engine_->model(), plans, group_.get()),
+        exchange_(whole, plans, group_.get()),
         max_rows_(max_rows) {
     if (kernels == nullptr) return;
     rows_ =
@@ -40,6 +43,10 @@ class ExpertParallelImpl final : public ExpertParallel {
   bool sums_beside() const { return side_ != nullptr; }
   void SumInLine() { side_.reset(); }
 
+  /// Makes the group one whose experts are placed.
+  absl::Status StartPlaced(const ExpertPlacement& placement, std::unique_ptr<PlacedIds> placed);
+  absl::Status MoveExperts(const ExpertPlacement& placement) override;
+  absl::StatusOr<std::vector<std::vector<double>>> TakeLoads() override;
   void SetExchange(const ExchangeOptions& options) override { options_ = options; }
   Engine* engine() override { return engine_.get(); }
   ExpertParallelStats stats() const override {
@@ -68,6 +75,7 @@ class ExpertParallelImpl final : public ExpertParallel {
 
   absl::Status CheckRows(const StepInfo& info, TokenPlacement placement, int64_t* engine_rows);
   absl::Status CheckTotal(int64_t rows) const;
+  absl::Status CheckPlaced() const;
   absl::Status CheckCall(const Step& step, int layer, const MatrixView& hidden,
                          const RoutedInput* routing, const MutableMatrixView& out) const;
   absl::Status Replicated(const Step& step, int layer, const MatrixView& hidden,
@@ -76,7 +84,7 @@ class ExpertParallelImpl final : public ExpertParallel {
   absl::Status AddUp(const Step& step, const MutableMatrixView& part, const MutableMatrixView& out);
   absl::Status OwnOnDevice(StepId id, const Step& step, int layer, const MatrixView& hidden,
                            const RoutedInput& routing, const MutableMatrixView& out);
-  absl::Status CheckOwnRouting(const Step& step, int layer, const RoutedInput* routing) const;
+  absl::Status CheckRouting(const Step& step, int layer, const RoutedInput* routing) const;
   absl::Status Own(StepId id, const Step& step, int layer, const MatrixView& hidden,
                    const RoutedInput& routing, const MutableMatrixView& out);
   absl::Status Multiply(StepId id, const Step& step, int layer, int64_t k, ExchangedRows* rows);
@@ -100,6 +108,7 @@ class ExpertParallelImpl final : public ExpertParallel {
   const std::unique_ptr<Engine> engine_;
   TokenExchange exchange_;             // in host memory
   std::unique_ptr<RowExchange> rows_;  // on a device; else null
+  std::unique_ptr<PlacedIds> placed_;  // null: ranks own shards
   const int64_t max_rows_;
   ExchangeOptions options_;
   std::map<StepId, Step> steps_;

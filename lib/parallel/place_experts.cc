@@ -1,14 +1,16 @@
 // Which rank owns which experts, by how much work each is.
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <utility>
 #include <vector>
 
 #include "base/exception_status.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
+#include "fmt/ranges.h"
+#include "moert/placement.h"
 #include "moert/shard.h"
+#include "parallel/layer_placement.h"
 
 namespace moert {
 namespace {
@@ -38,82 +40,89 @@ absl::Status CheckLoads(const MoeModelSpec& model, absl::Span<const std::vector<
   return absl::OkStatus();
 }
 
-/// The owners of a layer's experts.
-class LayerPlacement {
- public:
-  LayerPlacement(const std::vector<double>& loads, int ranks, double shared_load)
-      : loads_(loads), own_(static_cast<size_t>(ranks)), load_(static_cast<size_t>(ranks)) {
-    load_[0] = shared_load;
+absl::Status CheckSharedLoad(double shared_load) {
+  if (std::isfinite(shared_load) && shared_load >= 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(fmt::format("shared_load {}: must be 0 or more", shared_load));
+}
+
+/// Rank 0 has the shared experts.
+std::vector<double> BaseLoad(const MoeLayerSpec& layer, int ranks, double shared_load) {
+  std::vector<double> load(static_cast<size_t>(ranks));
+  if (layer.shared_intermediate > 0) load[0] = shared_load;
+  return load;
+}
+
+RankRoom EvenRoom(size_t experts, int ranks) {
+  const auto n = static_cast<size_t>(ranks);
+  return {std::vector<size_t>(n, experts / n), experts % n};
+}
+
+absl::StatusOr<RankRoom> RoomOf(const MoeLayerSpec& layer, int ranks,
+                                const std::vector<int>& capacity) {
+  const auto experts = static_cast<size_t>(layer.num_experts);
+  if (capacity.empty()) return EvenRoom(experts, ranks);
+  RankRoom room;
+  size_t all = 0;
+  for (const int each : capacity) {
+    room.experts.push_back(std::min(experts, static_cast<size_t>(each)));
+    all += room.experts.back();
   }
+  if (all >= experts) return room;
+  return absl::InvalidArgumentError(fmt::format("capacity: room for {} experts; layer {} has {}",
+                                                all, layer.model_layer, experts));
+}
 
-  std::vector<std::vector<int32_t>> Place() {
-    Deal();
-    // Each swap lowers the highest load; a few do.
-    for (size_t i = 0; i < loads_.size() && Swap(); ++i) {
-    }
-    for (std::vector<int32_t>& experts : own_) std::sort(experts.begin(), experts.end());
-    return std::move(own_);
+absl::Status CheckReplicaOptions(const MoeModelSpec& model, int ranks,
+                                 const ReplicaOptions& options) {
+  MOERT_RETURN_IF_ERROR(CheckSharedLoad(options.shared_load));
+  if (!options.capacity.empty() && options.capacity.size() != static_cast<size_t>(ranks)) {
+    return absl::InvalidArgumentError(
+        fmt::format("capacity of {} ranks; there are {}", options.capacity.size(), ranks));
   }
-
- private:
-  double Load(int32_t e) const { return loads_[static_cast<size_t>(e)]; }
-
-  /// The heaviest first, each to the rank with the least load that has room, of equal ones to the
-  /// lowest.
-  void Deal() {
-    std::vector<int32_t> heaviest(loads_.size());
-    std::iota(heaviest.begin(), heaviest.end(), 0);
-    std::stable_sort(heaviest.begin(), heaviest.end(),
-                     [&](int32_t a, int32_t b) { return Load(a) > Load(b); });
-    const size_t each = loads_.size() / own_.size();
-    size_t one_more = loads_.size() % own_.size();  // ranks that get one
-    for (const int32_t e : heaviest) {
-      size_t best = own_.size();
-      for (size_t r = 0; r < own_.size(); ++r) {
-        const bool room = own_[r].size() < each || (own_[r].size() == each && one_more > 0);
-        if (room && (best == own_.size() || load_[r] < load_[best])) best = r;
-      }
-      if (own_[best].size() == each) --one_more;
-      own_[best].push_back(e);
-      load_[best] += Load(e);
-    }
+  for (const int each : options.capacity) {
+    if (each >= 0) continue;
+    return absl::InvalidArgumentError(fmt::format("capacity {}: must be 0 or more", each));
   }
-
-  /// Swaps an expert of the most loaded rank for one of another so that the higher load of the two
-  /// falls as far as it can. False: no swap lowers it.
-  bool Swap() {
-    const auto high =
-        static_cast<size_t>(std::max_element(load_.begin(), load_.end()) - load_.begin());
-    double lowest = load_[high];
-    size_t with = high;
-    int32_t *give = nullptr, *take = nullptr;
-    for (size_t r = 0; r < own_.size(); ++r) {
-      if (r == high) continue;
-      for (int32_t& a : own_[high]) {
-        for (int32_t& b : own_[r]) {
-          const double moved = Load(a) - Load(b);
-          const double higher = std::max(load_[high] - moved, load_[r] + moved);
-          if (higher >= lowest) continue;
-          lowest = higher;
-          with = r;
-          give = &a;
-          take = &b;
-        }
-      }
-    }
-    // What rounding alone would gain is no gain.
-    if (give == nullptr || lowest > load_[high] * (1 - 1e-9)) return false;
-    const double moved = Load(*give) - Load(*take);
-    load_[high] -= moved;
-    load_[with] += moved;
-    std::swap(*give, *take);
-    return true;
+  if (!(options.gain >= 0 && options.gain <= 1)) {
+    return absl::InvalidArgumentError(fmt::format("gain {}: must be in [0, 1]", options.gain));
   }
+  if (options.previous == nullptr) return absl::OkStatus();
+  if (options.previous->ranks != ranks) {
+    return absl::InvalidArgumentError(
+        fmt::format("previous: of {} ranks; there are {}", options.previous->ranks, ranks));
+  }
+  return CheckPlacement(model, *options.previous);
+}
 
-  const std::vector<double>& loads_;
-  std::vector<std::vector<int32_t>> own_;  // [ranks]
-  std::vector<double> load_;               // [ranks]
-};
+/// The experts of each rank.
+std::vector<std::vector<int32_t>> OwnOf(const std::vector<std::vector<int32_t>>& owners,
+                                        int ranks) {
+  std::vector<std::vector<int32_t>> own(static_cast<size_t>(ranks));
+  for (size_t e = 0; e < owners.size(); ++e) {
+    for (const int32_t r : owners[e])
+      own[static_cast<size_t>(r)].push_back(static_cast<int32_t>(e));
+  }
+  return own;
+}
+
+/// The other way round: of each expert its owners.
+std::vector<std::vector<int32_t>> OwnersOf(const std::vector<std::vector<int32_t>>& own,
+                                           size_t experts) {
+  std::vector<std::vector<int32_t>> owners(experts);
+  for (size_t r = 0; r < own.size(); ++r) {
+    for (const int32_t e : own[r])
+      owners[static_cast<size_t>(e)].push_back(static_cast<int32_t>(r));
+  }
+  return owners;
+}
+
+bool Fits(const std::vector<std::vector<int32_t>>& own, const RankRoom& room) {
+  size_t beyond = 0;
+  for (size_t r = 0; r < own.size(); ++r) {
+    if (own[r].size() > room.experts[r]) beyond += own[r].size() - room.experts[r];
+  }
+  return beyond <= room.one_more;
+}
 
 }  // namespace
 
@@ -121,19 +130,74 @@ absl::StatusOr<std::vector<Shard>> PlaceExperts(const MoeModelSpec& model,
                                                 absl::Span<const std::vector<double>> loads,
                                                 int ranks, double shared_load) try {
   MOERT_RETURN_IF_ERROR(CheckLoads(model, loads, ranks));
-  if (!(std::isfinite(shared_load) && shared_load >= 0)) {
-    return absl::InvalidArgumentError(
-        fmt::format("shared_load {}: must be 0 or more", shared_load));
-  }
+  MOERT_RETURN_IF_ERROR(CheckSharedLoad(shared_load));
   std::vector<Shard> shards(static_cast<size_t>(ranks));
   if (ranks == 1) return shards;
   for (size_t l = 0; l < loads.size(); ++l) {
-    const bool shared = model.layers[l].shared_intermediate > 0;
-    auto own = LayerPlacement(loads[l], ranks, shared ? shared_load : 0).Place();
+    auto own = LayerPlacement(loads[l], EvenRoom(loads[l].size(), ranks),
+                              BaseLoad(model.layers[l], ranks, shared_load))
+                   .Place(/*copies=*/false);
     for (size_t r = 0; r < own.size(); ++r) shards[r].experts.push_back(std::move(own[r]));
   }
   for (size_t r = 0; r < shards.size(); ++r) shards[r].shared_experts = r == 0;
   return shards;
+} catch (...) {
+  return ExceptionStatus("placing experts");
+}
+
+absl::Status CheckPlacement(const MoeModelSpec& model, const ExpertPlacement& placement) try {
+  if (placement.owners.size() != model.layers.size()) {
+    return absl::InvalidArgumentError(
+        fmt::format("placement: owners in {} layers; the model has {}", placement.owners.size(),
+                    model.layers.size()));
+  }
+  for (size_t l = 0; l < placement.owners.size(); ++l) {
+    if (placement.owners[l].size() != static_cast<size_t>(model.layers[l].num_experts)) {
+      return absl::InvalidArgumentError(
+          fmt::format("placement: owners of {} experts in layer {}, which has {}",
+                      placement.owners[l].size(), l, model.layers[l].num_experts));
+    }
+    for (size_t e = 0; e < placement.owners[l].size(); ++e) {
+      const std::vector<int32_t>& owners = placement.owners[l][e];
+      bool right = !owners.empty() && owners.front() >= 0 && owners.back() < placement.ranks;
+      for (size_t i = 1; i < owners.size(); ++i) right = right && owners[i - 1] < owners[i];
+      if (right) continue;
+      return absl::InvalidArgumentError(
+          fmt::format("placement: layer {} expert {}: owners [{}]: ranks of [0, {}), ascending, "
+                      "at least one",
+                      l, e, fmt::join(owners, ", "), placement.ranks));
+    }
+  }
+  return absl::OkStatus();
+} catch (...) {
+  return ExceptionStatus("checking a placement");
+}
+
+absl::StatusOr<ExpertPlacement> PlaceReplicas(const MoeModelSpec& model,
+                                              absl::Span<const std::vector<double>> loads,
+                                              int ranks, const ReplicaOptions& options) try {
+  MOERT_RETURN_IF_ERROR(CheckLoads(model, loads, ranks));
+  MOERT_RETURN_IF_ERROR(CheckReplicaOptions(model, ranks, options));
+  ExpertPlacement placement;
+  placement.ranks = ranks;
+  for (size_t l = 0; l < loads.size(); ++l) {
+    const MoeLayerSpec& layer = model.layers[l];
+    MOERT_ASSIGN_OR_RETURN(const RankRoom room, RoomOf(layer, ranks, options.capacity));
+    const std::vector<double> base = BaseLoad(layer, ranks, options.shared_load);
+    LayerPlacement place(loads[l], room, base);
+    std::vector<std::vector<int32_t>> own = place.Place(/*copies=*/true);
+    auto alone = LayerPlacement(loads[l], room, base).Place(/*copies=*/false);
+    if (place.Highest(alone) <= place.Highest(own)) own = std::move(alone);
+    if (options.previous != nullptr) {
+      std::vector<std::vector<int32_t>> before = OwnOf(options.previous->owners[l], ranks);
+      const double most = place.Highest(before);
+      if (Fits(before, room) && place.Highest(own) >= most * (1 - options.gain)) {
+        own = std::move(before);
+      }
+    }
+    placement.owners.push_back(OwnersOf(own, loads[l].size()));
+  }
+  return placement;
 } catch (...) {
   return ExceptionStatus("placing experts");
 }

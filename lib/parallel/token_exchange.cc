@@ -45,6 +45,13 @@ TokenExchange::TokenExchange(const MoeModelSpec& model, const std::vector<ShardP
   }
 }
 
+bool TokenExchange::Computes(size_t rank, size_t layer, int32_t expert, int64_t token) const {
+  if (!one_of_) return true;
+  const std::vector<int32_t>& owners = owners_[layer][static_cast<size_t>(expert)];
+  const size_t turn = static_cast<size_t>(token) % owners.size();
+  return static_cast<size_t>(owners[turn]) == rank;
+}
+
 void TokenExchange::ChooseRanks(int layer, int64_t rows, absl::Span<const int32_t> ids, int64_t k) {
   const auto l = static_cast<size_t>(layer);
   for (std::vector<int64_t>& rows_to : to_) rows_to.clear();
@@ -55,7 +62,9 @@ void TokenExchange::ChooseRanks(int layer, int64_t rows, absl::Span<const int32_
     for (int64_t j = 0; j < k; ++j) {
       const int32_t e = ids[static_cast<size_t>(t * k + j)];
       if (e < 0) continue;
-      for (const int32_t r : owners_[l][static_cast<size_t>(e)]) chosen[static_cast<size_t>(r)] = 1;
+      for (const int32_t r : owners_[l][static_cast<size_t>(e)]) {
+        if (Computes(static_cast<size_t>(r), l, e, t)) chosen[static_cast<size_t>(r)] = 1;
+      }
     }
     for (size_t r = 0; r < ranks_; ++r) {
       if (chosen[r] != 0) to_[r].push_back(t);
@@ -92,10 +101,15 @@ absl::Status TokenExchange::Dispatch(int layer, int64_t rows, const float* hidde
     std::memcpy(at, from, static_cast<size_t>(bytes));
     at += bytes;
   };
-  for (const std::vector<int64_t>& rows_to : to_) {
-    for (const int64_t t : rows_to) {
+  std::vector<int32_t> own(static_cast<size_t>(k));
+  for (size_t r = 0; r < ranks_; ++r) {
+    for (const int64_t t : to_[r]) {
+      for (size_t j = 0; j < own.size(); ++j) {
+        const int32_t e = ids[static_cast<size_t>(t * k) + j];
+        own[j] = e >= 0 && Computes(r, static_cast<size_t>(layer), e, t) ? e : -1;
+      }
       put(hidden + t * hidden_, hidden_bytes);
-      put(ids.data() + t * k, pair_bytes);
+      put(own.data(), pair_bytes);
       put(weights.data() + t * k, pair_bytes);
     }
   }

@@ -9,6 +9,7 @@
 #include "absl/types/span.h"
 #include "moert/collectives.h"
 #include "moert/model.h"
+#include "moert/placement.h"
 #include "source/shard_source.h"
 
 namespace moert {
@@ -28,6 +29,12 @@ class TokenExchange {
   /// `group` is borrowed; one plan a rank.
   TokenExchange(const MoeModelSpec& model, const std::vector<ShardPlan>& plans, Collectives* group);
 
+  /// From here on owners are these, of several of an expert one for each token.
+  void Place(const ExpertPlacement& placement) {
+    owners_ = placement.owners;
+    one_of_ = true;
+  }
+
   /// Sends each of the `rows` rows to every rank that owns a part of one of its experts, or of the
   /// shared ones. Each rank learns how many it gets first. hidden: [rows, hidden] fp32.
   absl::Status Dispatch(int layer, int64_t rows, const float* hidden, absl::Span<const int32_t> ids,
@@ -40,6 +47,8 @@ class TokenExchange {
   int64_t received_rows() const { return received_rows_; }
 
  private:
+  /// Whether `rank` computes an expert for a token of this rank.
+  bool Computes(size_t rank, size_t layer, int32_t expert, int64_t token) const;
   void ChooseRanks(int layer, int64_t rows, absl::Span<const int32_t> ids, int64_t k);
   int64_t CountOthers(absl::Span<const int64_t> counts) const;
 
@@ -50,6 +59,7 @@ class TokenExchange {
   // [L][E]: the ranks that own a part of an expert; [L]: of the shared ones.
   std::vector<std::vector<std::vector<int32_t>>> owners_;
   std::vector<std::vector<int32_t>> shared_owners_;
+  bool one_of_ = false;  // owners take turns; else each computes its channels
 
   // Of the call.
   int64_t rows_ = 0;

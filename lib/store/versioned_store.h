@@ -223,8 +223,6 @@ class VersionedStore {
   void CountServed(const ServedCount& count);
   /// Whether its residency policy can hand over what it evicts by.
   bool lends_use() const { return lent_use_ != nullptr; }
-  /// Then: LentUse::window.
-  int score_window() const { return lent_use_ == nullptr ? 0 : lent_use_->window(); }
 
   // A cache over low versions that stand by (Serving::kCacheOverLow): version 1, in pool 1.
 

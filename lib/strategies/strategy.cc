@@ -29,7 +29,8 @@ bool Strategy::graph_safe() const {
 }
 
 bool Strategy::misses_by_rule() const {
-  const bool prefetch_ruled = prefetch == nullptr || prefetch->traits().by_gate;
+  const bool prefetch_ruled =
+      prefetch == nullptr || prefetch->traits().by_gate || prefetch->traits().path_width > 0;
   const bool residency_ruled = residency == nullptr || residency->traits().least_recently_used ||
                                residency->traits().by_worth ||
                                residency->traits().score_window > 0;

@@ -63,20 +63,33 @@ static moert_code fetch(moert_step *step, int32_t layer, int32_t *ids, int64_t k
 }
 
 static void test_copy(moert_step *step) {
+  const int32_t some[2] = {1, kExperts};
   moert_slots slots;
   unsigned char *to;
   int32_t e;
   moert_slots_init(&slots, sizeof(slots));
-  CHECK_OK(moert_layer_copy(step, 1, NULL, &slots, &error));
+  CHECK_OK(moert_layer_copy(step, 1, NULL, 0, NULL, &slots, &error));
   CHECK(slots.slots == kExperts);
   to = (unsigned char *)malloc((size_t)(slots.slots * slots.stride[0]));
-  CHECK_OK(moert_layer_copy(step, 1, to, &slots, &error));
+  CHECK_OK(moert_layer_copy(step, 1, NULL, 0, to, &slots, &error));
   for (e = 0; e < kExperts; ++e) {
     const unsigned char *at = (const unsigned char *)slots.base[1] + e * slots.stride[1];
     CHECK(at > to && at[0] == byte_of(1, e, 1, 0) && at[kBytes - 1] == byte_of(1, e, 1, kBytes - 1));
   }
+  memset(to, 0xee, (size_t)(slots.slots * slots.stride[0]));
+  CHECK_OK(moert_layer_copy(step, 1, some, 1, to, &slots, &error));
+  for (e = 0; e < kExperts; ++e) {
+    const unsigned char *at = (const unsigned char *)slots.base[1] + e * slots.stride[1];
+    CHECK(e == some[0] ? at[0] == byte_of(1, e, 1, 0) : at[0] == 0xee && at[kBytes - 1] == 0xee);
+  }
+  CHECK_OK(moert_layer_copy(step, 1, some, 0, to, &slots, &error));
+  CHECK_FAILS(moert_layer_copy(step, 1, some, 2, to, &slots, &error), MOERT_INVALID_ARGUMENT,
+              "experts of layer 1", "moert_layer_copy");
+  CHECK_FAILS(moert_layer_copy(step, 1, NULL, 1, to, &slots, &error), MOERT_INVALID_ARGUMENT,
+              "num_experts is 1", "moert_layer_copy");
   free(to);
-  CHECK_FAILS(moert_layer_copy(step, kLayers, NULL, &slots, &error), MOERT_INVALID_ARGUMENT,
+  CHECK_FAILS(moert_layer_copy(step, kLayers, NULL, 0, NULL, &slots, &error),
+              MOERT_INVALID_ARGUMENT,
               "legal is 0 to 1", "moert_layer_copy");
 }
 

@@ -14,7 +14,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (!call.ok() || *call == nullptr) break;
     FUZZ_REQUIRE((*call)->layer >= 0 && (*call)->layer < header.model.num_layers());
     for (const int32_t id : (*call)->ids) {
-      FUZZ_REQUIRE(id >= 0 && id < header.model.layers[(*call)->layer].num_experts);
+      FUZZ_REQUIRE(id >= -1 && id < header.model.layers[(*call)->layer].num_experts);
     }
   }
   return 0;

@@ -88,6 +88,8 @@ extern "C" {
   }
 
 MOERT_WRAP(kAllocate, cudaErrorMemoryAllocation, cudaMalloc, (void** p, size_t n), (p, n))
+MOERT_WRAP(kAllocate, cudaErrorMemoryAllocation, cudaHostRegister,
+           (void* memory, size_t bytes, unsigned flags), (memory, bytes, flags))
 MOERT_WRAP(kAllocate, cudaErrorMemoryAllocation, cudaHostAlloc,
            (void** p, size_t n, unsigned flags), (p, n, flags))
 MOERT_WRAP(kCopy, cudaErrorUnknown, cudaMemcpy,

@@ -17,44 +17,47 @@ namespace moert::test {
 namespace {
 
 TEST_CASE("a group of one rank is one engine") {
+  const RankGroup group(1);
   const auto source = std::make_shared<SyntheticSource>(ShardedShape());
   for (const bool graph : {false, true}) {
     Case c;
     c.shards = {Shard{}};
     c.graph = graph;
-    CheckCase(source, c, 1e-9);
+    CheckCase(group, source, c, 1e-9);
   }
 }
 
 TEST_CASE("two devices: bf16, experts and channels, few rows and many, captured and offloaded") {
   if (Skipped(2)) return;
+  const RankGroup group(2);
   const auto source = std::make_shared<SyntheticSource>(ShardedShape());
   for (const int64_t rows : {1, 5, 512}) {
     Case c;
     c.shards = {Experts(0, 6, false), Experts(6, 10, true)};
     c.rows = rows;
-    CheckCase(source, c, kBound);
+    CheckCase(group, source, c, kBound);
     c.graph = true;
-    CheckCase(source, c, kBound);
+    CheckCase(group, source, c, kBound);
     c.graph = false;
     c.place = Place::kHost;
-    CheckCase(source, c, kBound);
+    CheckCase(group, source, c, kBound);
     for (const Place place : {Place::kHost, Place::kDevice}) {
       c.place = place;
       c.fraction = 0.5;
-      CheckCase(source, c, kBound);
+      CheckCase(group, source, c, kBound);
     }
     Case channels;
     channels.shards = {Channels(0, 128), Channels(128, 128)};
     channels.rows = rows;
     channels.routed = false;
     channels.graph = true;
-    CheckCase(source, channels, rows < 64 ? kBound : kOfHalves);
+    CheckCase(group, source, channels, rows < 64 ? kBound : kOfHalves);
   }
 }
 
 TEST_CASE("two devices: experts with few tokens each are multiplied as by one engine") {
   if (Skipped(2)) return;
+  const RankGroup group(2);
   SyntheticShape shape = ShardedShape();
   shape.experts = 32;
   const auto source = std::make_shared<SyntheticSource>(shape);
@@ -63,11 +66,12 @@ TEST_CASE("two devices: experts with few tokens each are multiplied as by one en
   // 5 an expert of the model's: fp32 throughout. It would be 10 if the 16 here got all of them, and
   // rounded as prompts are.
   c.rows = 40;
-  CheckCase(source, c, kBound);
+  CheckCase(group, source, c, kBound);
 }
 
 TEST_CASE("two devices: prompts in parts, summed beside the next one") {
   if (Skipped(2)) return;
+  const RankGroup group(2);
   const auto source = std::make_shared<SyntheticSource>(ShardedShape());
   Case c;
   c.shards = {Experts(0, 6, false), Experts(6, 10, true)};
@@ -76,18 +80,19 @@ TEST_CASE("two devices: prompts in parts, summed beside the next one") {
   // Parts round as a whole does: the same sums, of the same rows.
   for (const Place place : {Place::kHost, Place::kDevice}) {
     c.place = place;
-    CheckCase(source, c, kBound);
+    CheckCase(group, source, c, kBound);
   }
   c.graph = true;
-  CheckCase(source, c, kBound);
+  CheckCase(group, source, c, kBound);
   // Offloaded ones are not cut: each part would bring the same experts.
   c.graph = false;
   c.fraction = 0.5;
-  CheckCase(source, c, kBound);
+  CheckCase(group, source, c, kBound);
 }
 
 TEST_CASE("two devices: w4") {
   if (Skipped(2)) return;
+  const RankGroup group(2);
   const auto source = std::make_shared<MixedSource>(moert::test::Shape{256, 256, 16, 4},
                                                     std::vector<std::string>{"w4a16_g128"}, 0);
   for (const int64_t rows : {1, 8, 300}) {
@@ -95,7 +100,7 @@ TEST_CASE("two devices: w4") {
     c.shards = {Experts(0, 8, true), Experts(8, 8, false)};
     c.rows = rows;
     c.graph = true;
-    CheckCase(source, c, kBound);
+    CheckCase(group, source, c, kBound);
   }
 }
 

@@ -236,7 +236,7 @@ TEST_CASE("what the device served has to be released before anything else is ask
   REQUIRE_OK(engine->Fetch(*step, 0, input, &view));
   CHECK(absl::IsFailedPrecondition(engine->Fetch(*step, 0, input, &view)));
   DeviceArray<std::byte> to(1);
-  CHECK(absl::IsFailedPrecondition(engine->CopyLayer(*step, 1, to.get(), &view)));
+  CHECK(absl::IsFailedPrecondition(engine->CopyLayer(*step, 1, {}, to.get(), &view)));
   REQUIRE_OK(engine->Fetch(*step, 1, input, &view));  // another layer's
   for (int l = 0; l < 2; ++l) REQUIRE_OK(engine->ReleaseFetched(*step, l));
   REQUIRE_OK(engine->Fetch(*step, 0, input, &view));
@@ -261,10 +261,10 @@ TEST_CASE("a copy of a layer has all experts, those in slots and those in host m
     REQUIRE_OK(step.status());
     for (int l = 0; l < kLayers; ++l) {
       SlotView view;
-      REQUIRE_OK(engine->CopyLayer(*step, l, nullptr, &view));
+      REQUIRE_OK(engine->CopyLayer(*step, l, {}, nullptr, &view));
       REQUIRE(view.slots == kE);
       DeviceArray<std::byte> to(static_cast<size_t>(view.slots * view.parts[0].stride));
-      REQUIRE_OK(engine->CopyLayer(*step, l, to.get(), &view));
+      REQUIRE_OK(engine->CopyLayer(*step, l, {}, to.get(), &view));
       DeviceArray<double> out(kE);
       REQUIRE(cudaDeviceSynchronize() == cudaSuccess);  // the array was filled on another stream
       REQUIRE(LaunchToy(WeightsOf(view), ids.get(), kE, kX, out.get(), stream.get()) ==

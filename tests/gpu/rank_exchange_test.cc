@@ -20,28 +20,30 @@ Case TwoRanks(int64_t rows) {
 
 TEST_CASE("two devices: own tokens, captured and offloaded, floats and bf16") {
   if (Skipped(2)) return;
+  const RankGroup group(2);
   const auto source = std::make_shared<SyntheticSource>(ShardedShape());
   for (const int64_t rows : {2, 10, 1026}) {
     Case c = TwoRanks(rows);
     c.placement = TokenPlacement::kPerRank;
-    CheckCase(source, c, kBound);
+    CheckCase(group, source, c, kBound);
     c.graph = true;
-    CheckCase(source, c, kBound);
+    CheckCase(group, source, c, kBound);
     c.half = true;
-    CheckCase(source, c, kOfBf16);
+    CheckCase(group, source, c, kOfBf16);
     c.graph = false;
     c.half = false;
     c.fraction = 0.5;
-    CheckCase(source, c, kBound);
+    CheckCase(group, source, c, kBound);
     Case channels = c;
     channels.fraction = 1;
     channels.shards = {Channels(0, 128), Channels(128, 128)};
-    CheckCase(source, channels, rows < 64 ? kBound : kOfHalves);
+    CheckCase(group, source, channels, rows < 64 ? kBound : kOfHalves);
   }
 }
 
 TEST_CASE("two devices: parts as bf16, own tokens and replicated ones") {
   if (Skipped(2)) return;
+  const RankGroup group(2);
   const auto source = std::make_shared<SyntheticSource>(ShardedShape());
   for (const int64_t rows : {2, 11, 1024, 1025}) {
     for (const bool half : {false, true}) {
@@ -49,28 +51,29 @@ TEST_CASE("two devices: parts as bf16, own tokens and replicated ones") {
       c.half = half;
       c.exchange.bf16_rows = 1;
       c.graph = true;
-      CheckCase(source, c, kOfBf16);
+      CheckCase(group, source, c, kOfBf16);
       c.exchange.part_rows = 256;
-      CheckCase(source, c, kOfBf16);
+      CheckCase(group, source, c, kOfBf16);
       c.exchange.part_rows = 0;
       c.placement = TokenPlacement::kPerRank;
-      if (rows % 2 == 0) CheckCase(source, c, kOfBf16);
+      if (rows % 2 == 0) CheckCase(group, source, c, kOfBf16);
     }
   }
   // Fewer rows than that travel as floats.
   Case c = TwoRanks(10);
   c.exchange.bf16_rows = 11;
-  CheckCase(source, c, kBound);
+  CheckCase(group, source, c, kBound);
 }
 
 TEST_CASE("two devices: replicated outputs in bf16") {
   if (Skipped(2)) return;
+  const RankGroup group(2);
   const auto source = std::make_shared<SyntheticSource>(ShardedShape());
   for (const int64_t rows : {3, 600}) {
     Case c = TwoRanks(rows);
     c.half = true;
     c.graph = true;
-    CheckCase(source, c, kOfBf16);
+    CheckCase(group, source, c, kOfBf16);
   }
 }
 

@@ -196,6 +196,35 @@ inline NcclId NewId() {
   return *id;
 }
 
+/// The ranks' sides of one communicator, which takes a second to make: for many runs. None of them
+/// may fail, and their graphs go before it.
+class RankGroup {
+ public:
+  explicit RankGroup(int size) : ranks_(static_cast<size_t>(size)) {
+    const NcclId id = NewId();
+    const auto statuses = OnRanks(size, [&](int r) -> absl::Status {
+      auto joined = JoinGroup(id, r, size);
+      if (joined.ok()) ranks_[static_cast<size_t>(r)] = *std::move(joined);
+      return joined.status();
+    });
+    for (const absl::Status& status : statuses) REQUIRE_OK(status);
+  }
+  ~RankGroup() {  // side by side
+    OnRanks(size(), [&](int r) -> absl::Status {
+      ranks_[static_cast<size_t>(r)].reset();
+      return absl::OkStatus();
+    });
+  }
+  RankGroup(const RankGroup&) = delete;
+  RankGroup& operator=(const RankGroup&) = delete;
+
+  int size() const { return static_cast<int>(ranks_.size()); }
+  const std::shared_ptr<Collectives>& rank(int r) const { return ranks_[static_cast<size_t>(r)]; }
+
+ private:
+  std::vector<std::shared_ptr<Collectives>> ranks_;
+};
+
 struct Case {
   std::vector<Shard> shards;
   int64_t rows = 4;
@@ -257,9 +286,8 @@ inline absl::Status ReplayedSteps(ExpertParallel* parallel, Collectives* group, 
 
 /// Outputs of every rank.
 inline std::vector<std::vector<float>> Run(const std::shared_ptr<const ExpertSource>& source,
-                                           const Case& c) {
-  const int size = static_cast<int>(c.shards.size());
-  const NcclId id = NewId();
+                                           const Case& c, const RankGroup& group) {
+  const int size = group.size();
   std::vector<std::unique_ptr<RankRows>> rows;
   for (int r = 0; r < size; ++r) {
     const bool own = c.placement == TokenPlacement::kPerRank;
@@ -267,18 +295,17 @@ inline std::vector<std::vector<float>> Run(const std::shared_ptr<const ExpertSou
                                               own ? RankBlock{r, size} : RankBlock{}));
   }
   const auto statuses = OnRanks(size, [&](int r) -> absl::Status {
-    auto group = JoinGroup(id, r, size);
-    if (!group.ok()) return group.status();
     auto parallel =
-        ExpertParallel::Create(source, Options(r, c.rows, c.fraction), c.shards, *group);
+        ExpertParallel::Create(source, Options(r, c.rows, c.fraction), c.shards, group.rank(r));
     if (!parallel.ok()) return parallel.status();
     (*parallel)->SetExchange(c.exchange);
-    absl::Status status = EagerStep(parallel->get(), group->get(), c, rows[r].get());
+    absl::Status status = EagerStep(parallel->get(), group.rank(r).get(), c, rows[r].get());
     if (status.ok() && c.graph) {
-      status = ReplayedSteps(parallel->get(), group->get(), c, rows[r].get());
+      status = ReplayedSteps(parallel->get(), group.rank(r).get(), c, rows[r].get());
     }
     return status;
   });
+  for (const absl::Status& status : statuses) UNSCOPED_INFO(status.ToString());
   for (const absl::Status& status : statuses) REQUIRE_OK(status);
   std::vector<std::vector<float>> outputs;
   for (auto& rank : rows) outputs.push_back(rank->Outputs());
@@ -298,12 +325,12 @@ inline std::vector<float> Together(const std::vector<std::vector<float>>& output
 }
 
 /// As one engine, within `bound`; the same bits on every rank.
-inline void CheckCase(const std::shared_ptr<const ExpertSource>& source, const Case& c,
-                      double bound) {
+inline void CheckCase(const RankGroup& group, const std::shared_ptr<const ExpertSource>& source,
+                      const Case& c, double bound) {
   CAPTURE(c.shards.size(), c.rows, c.routed, static_cast<int>(c.place), c.fraction, c.graph, c.half,
           c.exchange.bf16_rows);
   const std::vector<float> expected = OneEngine(source, 0, c.rows, c.routed, c.half);
-  const auto outputs = Run(source, c);
+  const auto outputs = Run(source, c, group);
   if (c.placement == TokenPlacement::kPerRank) {
     CHECK(Difference(Together(outputs, source->model().num_layers()), expected) < bound);
     return;

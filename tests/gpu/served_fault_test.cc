@@ -194,12 +194,12 @@ class FetchingHost {
   }
   absl::Status Copy(StepId step, int layer) {
     SlotView view;
-    REQUIRE_OK(engine_->CopyLayer(step, layer, nullptr, &view));
+    REQUIRE_OK(engine_->CopyLayer(step, layer, {}, nullptr, &view));
     const DeviceArray<std::byte> to(static_cast<size_t>(view.slots * view.parts[0].stride));
     stream_.Wait();
     REQUIRE(cudaDeviceSynchronize() == cudaSuccess);  // the array was filled on another stream
     const absl::Status status =
-        InEngine([&] { return engine_->CopyLayer(step, layer, to.get(), &view); });
+        InEngine([&] { return engine_->CopyLayer(step, layer, {}, to.get(), &view); });
     if (status.ok()) Multiply(view, every_, kE, all_);
     stream_.Wait();  // what a failed call enqueued writes here too
     if (status.ok()) outcome_.Add(all_.Get());

@@ -57,6 +57,50 @@ TEST_CASE("so are those of calls of many rows") {
   }
 }
 
+TEST_CASE("a row's result is the same whoever shares its batch, up to 32 rows") {
+  for (const char* strategy : {"on-demand", "fate", "activation-path"}) {
+    INFO(strategy);
+    Chain served(strategy, 0.25, Shape(), 32);
+    served.Capture(1);
+    HiddenProcess process(Shape().hidden, 29);
+    int64_t wrong = 0;
+    for (const int64_t rows : {2, 3, 4, 5, 6, 7, 8, 16, 32}) {
+      served.Capture(rows);
+      for (int s = 0; s < 3; ++s) {
+        const std::vector<float> x = process.Next(rows);
+        const std::vector<float> together = served.Step(x, rows, true);
+        for (int64_t r = 0; r < rows; r += 1 + rows / 8) {
+          const auto row = [&](const std::vector<float>& of) {
+            const auto begin = of.begin() + r * Shape().hidden;
+            return std::vector<float>(begin, begin + Shape().hidden);
+          };
+          wrong += !SameBits(served.Step(row(x), 1, true), row(together));
+        }
+      }
+    }
+    CHECK(wrong == 0);
+  }
+}
+
+TEST_CASE("batches up to 64") {
+  constexpr int64_t kMost = 64;
+  Chain all("resident", 1, Shape(), kMost);
+  for (const char* strategy : {"on-demand", "fate", "activation-path"}) {
+    INFO(strategy);
+    Chain served(strategy, 0.25, Shape(), kMost);
+    HiddenProcess process(Shape().hidden, 31);
+    int64_t wrong = 0;
+    for (const int64_t rows : {12, 32, 33, 48, 64}) {
+      served.Capture(rows);
+      for (int s = 0; s < 5; ++s) {
+        const std::vector<float> x = process.Next(rows);
+        wrong += !SameBits(served.Step(x, rows, true), all.Step(x, rows, false));
+      }
+    }
+    CHECK(wrong == 0);
+  }
+}
+
 TEST_CASE("a routing that the host left on the device") {
   constexpr int64_t kRows = 3;
   const auto pairs = static_cast<size_t>(kRows * Shape().top_k);

@@ -50,7 +50,8 @@ void Print(const char* what, double fraction, const EngineStats& s) {
 TEST_CASE("prefetching changes no bit, at any budget and batch") {
   const SyntheticShape shape = WideShape();
   Chain all = Apart("resident", 1, shape);
-  for (const char* strategy : {"fate", "on-demand+fate.prefetch"}) {
+  for (const char* strategy : {"fate", "on-demand+fate.prefetch", "activation-path",
+                               "on-demand+importance.residency+fate.prefetch"}) {
     for (const double fraction : {0.1, 0.25, 0.5, 0.9}) {
       INFO(strategy << " " << fraction);
       Chain served = Apart(strategy, fraction, shape);

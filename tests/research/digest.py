@@ -177,8 +177,8 @@ def plan_activations():
 
 # Grouped product, simulator
 
-def gemm_grid(batches, text):
-    rows = [r for run in data("gemm-h200")["runs"] for r in run["results"] if r["zipf"] == 0]
+def gemm_grid(batches, text, zipf=0):
+    rows = [r for run in data("gemm-h200")["runs"] for r in run["results"] if r["zipf"] == zipf]
     kinds = list(dict.fromkeys((r["shape"], r["scheme"]) for r in rows))
     kinds.sort(key=lambda kind: kind[0] != "qwen3-30b")
     known = {(r["shape"], r["scheme"], r["tokens"]): r for r in rows}
@@ -198,6 +198,11 @@ def gemm_shares():
 def gemm_many():
     return gemm_grid((128, 512, 2048, 8192), lambda r: f"{r['tflops']:.0f}: {r['gemms_us']['median']:.0f} "
                                                  f"({r['layer_us']['median']:.0f})")
+
+
+def gemm_zipf():
+    return gemm_grid((32, 512, 2048, 8192), lambda r: f"{r['gemms_us']['median']:.0f} "
+                                                      f"({r['layer_us']['median']:.0f})", zipf=0.8)
 
 
 def predictions():

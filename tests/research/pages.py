@@ -64,7 +64,7 @@ TABLES = {
     "schemes": digest.scheme_losses, "plans": digest.plan_gains, "choices": digest.plan_choices,
     "activations": digest.plan_activations, "references": lambda: digest.stored(
         "quantizer-references", "Quantizers against their packages"),
-    "gemm-few": digest.gemm_shares, "gemm-many": digest.gemm_many,
+    "gemm-few": digest.gemm_shares, "gemm-many": digest.gemm_many, "gemm-zipf": digest.gemm_zipf,
     "two-gpus": several_gpus.two_gpus, "gpus-placed": several_gpus.placed, "gpus-copies": several_gpus.copies,
     "predictions": digest.predictions, "four-shapes": digest.four_shapes,
     **{f"cpu-{mark}": (lambda t=table: digest.stored("cpu-kernels", t)) for mark, table in (

@@ -21,6 +21,12 @@
 #include "examples/c_host/tiny_experts.h"
 #include "moert.h"
 
+#ifdef __SANITIZE_THREAD__
+/* Abseil's library is not instrumented: how it counts a status's references is not seen. */
+const char* __tsan_default_suppressions(void);
+const char* __tsan_default_suppressions(void) { return "race:absl::*::Status::Unref\n"; }
+#endif
+
 enum { kThreads = 4, kRows = 4, kInputs = 8, kWarmRounds = 4 };
 static const char* const strategies[] = {"on-demand", "fate", "activation-path", "resident"};
 enum { kStrategies = (int)(sizeof(strategies) / sizeof(strategies[0])) };

@@ -239,23 +239,19 @@ struct PromptConsumer {
 
   /// A group begins: the sums so far, which are no longer under way, are told in its units.
   template <int kColumns>
-  __device__ __forceinline__ void TurnSums(const float (&ratio)[kBlocks][2], Bf16Progress& at,
-                                           Sums<kColumns>& d) const {
+  __device__ __forceinline__ void TurnSums(const float (&ratio)[kBlocks][2], uint32_t floats,
+                                           Bf16Progress& at, Sums<kColumns>& d) const {
     WgmmaWait<0>();
     PinBlocks(d);
     if (at.under_way) Release(at.before);
     at.under_way = false;
-    if constexpr (!HasZeros(kPacking)) {
-#pragma unroll
-      for (int b = 0; b < kBlocks; ++b) ScaleSums<kColumns>(ratio[b], d[b]);
-    }
-  }
-  template <int kColumns>
-  __device__ __forceinline__ void ShiftBlocks(uint32_t floats, const float (&ratio)[kBlocks][2],
-                                              const Bf16Progress& at, Sums<kColumns>& d) const {
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
-      ShiftSums<kColumns>(of.lane, ratio[b], at.scales[b].shift, floats, d[b]);
+      if constexpr (HasZeros(kPacking)) {
+        ShiftSums<kColumns>(of.lane, ratio[b], at.scales[b].shift, floats, d[b]);
+      } else {
+        ScaleSums<kColumns>(ratio[b], d[b]);
+      }
     }
   }
   /// Scales of the group that begins with part `part` of a piece.
@@ -295,10 +291,7 @@ struct PromptConsumer {
           if (part == 0) at.scales[b].ReadStage(in_stage);
         }
         LoadFragments(part, kPiece, b, at.scales[b], of_block);
-        if (b == 0 && turns && (part > 0 || k > 0)) TurnSums<kColumns>(ratio, at, d);
-        if constexpr (HasZeros(kPacking)) {
-          if (b == 0 && turns) ShiftBlocks<kColumns>(ring.Floats(stage, kPiece), ratio, at, d);
-        }
+        if (b == 0 && turns) TurnSums<kColumns>(ratio, ring.Floats(stage, kPiece), at, d);
         PinRegisters(d[b]);
         WgmmaFence();
 #pragma unroll

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 namespace moert::cuda {
 
@@ -13,11 +14,12 @@ namespace moert::cuda {
 /// ended, which may not know yet what others have written.
 template <typename T>
 __device__ __forceinline__ T LoadFresh(const T* at) {
-  constexpr int kWords = sizeof(T) / sizeof(uint4);
-  static_assert(sizeof(T) % sizeof(uint4) == 0);
-  uint4 words[kWords];
+  using Word = std::conditional_t<alignof(T) % sizeof(uint4) == 0, uint4, uint2>;
+  constexpr int kWords = sizeof(T) / sizeof(Word);
+  static_assert(sizeof(T) % sizeof(Word) == 0 && alignof(T) % alignof(Word) == 0);
+  Word words[kWords];
 #pragma unroll
-  for (int i = 0; i < kWords; ++i) words[i] = __ldcg(reinterpret_cast<const uint4*>(at) + i);
+  for (int i = 0; i < kWords; ++i) words[i] = __ldcg(reinterpret_cast<const Word*>(at) + i);
   T value;
   memcpy(&value, words, sizeof value);
   return value;

@@ -19,10 +19,11 @@ bool HasGates(const MoeModelSpec& model) {
 }  // namespace
 
 absl::Status FetchExecutor::CopyRecords(const ExecutorCall& call, const VersionedStore& store,
-                                        std::byte* to, int64_t stride) {
+                                        absl::Span<const int32_t> experts, std::byte* to,
+                                        int64_t stride) {
   const ExpertSource& source = *parts_.source;
   const int version = parts_.versions[0];
-  for (int e = 0; e < source.model().layers[call.layer].num_experts; ++e) {
+  for (const int32_t e : experts) {
     const std::byte* there = store.Resolve({call.layer, e}, call.epoch).record;
     const auto bytes = static_cast<size_t>(source.layout(call.layer, e, version).bytes);
     std::byte* const place = to + e * stride;

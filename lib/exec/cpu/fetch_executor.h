@@ -27,7 +27,8 @@ class FetchExecutor : public Executor {
   absl::Status Combine(const ExecutorCall& call, const RoutingResult& routing) override;
   absl::Status ScoreNext(const ExecutorCall& call, bool filled,
                          std::vector<float>* scores) override;
-  absl::Status CopyRecords(const ExecutorCall& call, const VersionedStore& store, std::byte* to,
+  absl::Status CopyRecords(const ExecutorCall& call, const VersionedStore& store,
+                           absl::Span<const int32_t> experts, std::byte* to,
                            int64_t stride) override;
 
  protected:

@@ -41,17 +41,26 @@ class ComputeFence {
   /// Orders `stream` behind the newest ticket: calls share buffers.
   absl::Status Enter(cudaStream_t stream) {
     const MutexLock lock(&mu_);
+    MOERT_CUDA_RETURN_IF_ERROR(Recover());
     return Order(stream);
   }
   /// Everything enqueued on `stream` so far lies before the next ticket, and so does what lies
   /// before earlier ones, whatever their streams.
   absl::Status Pass(cudaStream_t stream) {
     const MutexLock lock(&mu_);
+    MOERT_CUDA_RETURN_IF_ERROR(Recover());
+    unpassed_ = true;
     MOERT_RETURN_IF_ERROR(Order(stream));
     MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(events_[(last_ + 1) % kEvents], stream));
     ++last_;
     stream_ = stream;
+    unpassed_ = false;
     return absl::OkStatus();
+  }
+  /// In place of a pass that could not be made.
+  void Miss() {
+    const MutexLock lock(&mu_);
+    unpassed_ = true;
   }
   Ticket Now() const {
     const MutexLock lock(&mu_);
@@ -62,6 +71,7 @@ class ComputeFence {
   /// Waits for everything before the newest ticket.
   cudaError_t Await() {
     const MutexLock lock(&mu_);
+    if (unpassed_) return Recover();
     return last_ > 0 ? AwaitEvent(events_[last_ % kEvents]) : cudaSuccess;
   }
   /// The same, and once a layer was captured waits for the whole device. That fails while a stream
@@ -87,6 +97,13 @@ class ComputeFence {
   }
 
  private:
+  /// Behind a pass that failed no ticket stands for what the stream had got: the device is waited
+  /// for, whose stream may be gone.
+  cudaError_t Recover() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    const cudaError_t error = unpassed_ ? AwaitDevice() : cudaSuccess;
+    if (error == cudaSuccess) unpassed_ = false;
+    return error;
+  }
   absl::Status Order(cudaStream_t stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     if (last_ == 0 || stream == stream_) return absl::OkStatus();
     MOERT_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(stream, events_[last_ % kEvents], 0));
@@ -99,6 +116,7 @@ class ComputeFence {
   Ticket last_ ABSL_GUARDED_BY(mu_) = 0;
   std::atomic<bool> captured_{false};
   cudaStream_t stream_ ABSL_GUARDED_BY(mu_) = nullptr;  // of the last pass
+  bool unpassed_ ABSL_GUARDED_BY(mu_) = false;          // a pass failed, or was missed
 };
 
 }  // namespace moert::cuda

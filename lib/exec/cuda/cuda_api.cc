@@ -164,10 +164,10 @@ Buffer::~Buffer() {
   }
 }
 
-bool IsCapturing(void* stream) {
+absl::StatusOr<bool> IsCapturing(void* stream) {
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  return cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &capture) == cudaSuccess &&
-         capture != cudaStreamCaptureStatusNone;
+  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &capture));
+  return capture != cudaStreamCaptureStatusNone;
 }
 
 cudaError_t QueryEvent(cudaEvent_t event) {
@@ -179,7 +179,9 @@ cudaError_t QueryEvent(cudaEvent_t event) {
 
 cudaError_t AwaitEvent(cudaEvent_t event) {
   const RelaxedCapture relaxed;
-  return cudaEventSynchronize(event);
+  const cudaError_t error = cudaEventSynchronize(event);
+  if (error != cudaSuccess) cudaGetLastError();
+  return error;
 }
 
 absl::Status MakeUrgentStream(cudaStream_t* stream) {

@@ -100,7 +100,7 @@ class DeviceScope {
 };
 
 /// Whether work given to the stream is recorded into a graph.
-bool IsCapturing(void* stream);
+absl::StatusOr<bool> IsCapturing(void* stream);
 /// cudaEventQuery, which touches no capture of another thread. cudaErrorNotReady does not stay
 /// behind as the last error, for the host's own next check to find.
 cudaError_t QueryEvent(cudaEvent_t event);

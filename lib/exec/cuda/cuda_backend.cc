@@ -107,9 +107,9 @@ class CudaBackend final : public Backend {
       return CudaFetchExecutor::Bytes(size.source->model(), size.max_tokens) +
              kPools * kPoolRounding;
     }
-    MOERT_ASSIGN_OR_RETURN(const int64_t bytes, ExecutorBytes(*size.source, size.versions,
-                                                              size.max_tokens, size.numbering,
-                                                              size.score_window));
+    MOERT_ASSIGN_OR_RETURN(
+        const int64_t bytes,
+        ExecutorBytes(*size.source, size.versions, size.max_tokens, size.numbering, size.served));
     return bytes + kPools * kPoolRounding;
   }
 

@@ -83,7 +83,7 @@ absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContex
                                     const VersionedStore& store, const GivenRouting* given) {
   DeviceScope scope(device_);
   const cudaStream_t stream = Stream(call);
-  const bool capturing = Capturing(call.stream);
+  const bool capturing = call.capturing;
   if (capturing) {
     // The handles are read at replay, from the table as OpenStep keeps it.
     captured_ = true;
@@ -178,13 +178,19 @@ bool CudaExecutor::TakeSelections(std::vector<SelectionCount>* added) {
 absl::Status CudaExecutor::OpenStep(VersionedStore* store, int64_t epoch, void* stream) {
   DeviceScope scope(device_);
   const auto order = static_cast<cudaStream_t>(stream);
-  if (!IsCapturing(order)) {  // else a replay will lie in another step
+  MOERT_ASSIGN_OR_RETURN(const bool capturing, IsCapturing(order));
+  if (!capturing) {  // else a replay will lie in another step
     if (captured_) {
+      if (served_ != nullptr && served_->must_return()) MOERT_RETURN_IF_ERROR(TakeBack(store));
       MOERT_RETURN_IF_ERROR(fence_->Enter(order));
       MOERT_RETURN_IF_ERROR(served_ != nullptr ? served_->Lend(store, order)
                                                : table_.SyncNewest(store, epoch, order));
     }
-    MOERT_RETURN_IF_ERROR(fetch_.OpenStep(*store, epoch, order));
+    const absl::Status opened = fetch_.OpenStep(*store, epoch, order);
+    if (!opened.ok()) {
+      (void)fence_->Pass(order);  // of what was lent
+      return opened;
+    }
   }
   if (served_ != nullptr) open_streams_.push_back(order);
   return absl::OkStatus();
@@ -193,14 +199,20 @@ absl::Status CudaExecutor::OpenStep(VersionedStore* store, int64_t epoch, void* 
 absl::Status CudaExecutor::CloseStep(void* stream) {
   DeviceScope scope(device_);
   const auto order = static_cast<cudaStream_t>(stream);
-  const bool capturing = IsCapturing(order);  // then nothing has been given to the device
-  // Behind a failure too: replays use the blocks.
-  absl::Status status = capturing ? absl::OkStatus() : fence_->Pass(order);
-  if (const auto it = std::find(open_streams_.begin(), open_streams_.end(), order);
-      it != open_streams_.end() && status.ok()) {
-    open_streams_.erase(it);
+  // Nothing has been given to the device where the stream is captured. Behind a failure too:
+  // replays use the blocks.
+  const absl::StatusOr<bool> capturing = IsCapturing(order);
+  absl::Status status = capturing.status();
+  if (!status.ok()) {
+    fence_->Miss();
+  } else if (!*capturing) {
+    status = fence_->Pass(order);
   }
-  if (capturing) return status;
+  if (const auto it = std::find(open_streams_.begin(), open_streams_.end(), order);
+      it != open_streams_.end()) {
+    open_streams_.erase(it);  // the stream may go now
+  }
+  if (!capturing.ok() || *capturing) return status;
   // Replays cannot be told from steps without them.
   if (captured_) status.Update(selections_.Bring(order));
   if (captured_ && served_ != nullptr) status.Update(served_->BringCounts(order));
@@ -209,12 +221,12 @@ absl::Status CudaExecutor::CloseStep(void* stream) {
 
 absl::StatusOr<int64_t> ExecutorBytes(const ExpertSource& source, absl::Span<const int> versions,
                                       int64_t max_tokens, const ExpertNumbering* numbering,
-                                      int64_t score_window) {
+                                      const ServedRules& served) {
   MOERT_ASSIGN_OR_RETURN(const OperandUse use, OperandsOf(source, versions));
   const MoeModelSpec& model = source.model();
   Carver count;
   Workspace w{};
-  const Extent extent(model, use, max_tokens, numbering, score_window);
+  const Extent extent(model, use, max_tokens, numbering, served);
   w.Carve(model, extent, &count);
   const int64_t numbers = numbering != nullptr ? ShardNumbers::Bytes(*numbering, extent.pairs) : 0;
   return count.used() + DeviceFetch::Bytes(model) + numbers;

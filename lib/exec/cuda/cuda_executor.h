@@ -14,7 +14,7 @@ namespace moert::cuda {
 /// Device memory of an executor's buffers.
 absl::StatusOr<int64_t> ExecutorBytes(const ExpertSource& source, absl::Span<const int> versions,
                                       int64_t max_tokens, const ExpertNumbering* numbering,
-                                      int64_t score_window);
+                                      const ServedRules& served);
 
 /// Pointers are borrowed.
 struct CudaExecutorOptions {

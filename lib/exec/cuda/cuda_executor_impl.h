@@ -34,7 +34,7 @@ class CudaExecutor final : public Executor {
         model_(parts.source->model()),
         device_(options.device),
         fence_(options.fence),
-        extent_(model_, use, parts.max_tokens, parts.numbering, parts.score_window),
+        extent_(model_, use, parts.max_tokens, parts.numbering, parts.served),
         rule_(parts.max_tokens) {}
 
   ~CudaExecutor() override {
@@ -81,11 +81,11 @@ class CudaExecutor final : public Executor {
                           std::vector<int32_t>* ids, std::vector<float>* weights) override;
   absl::Status ReturnUsed(const ExecutorCall& call, absl::Span<const int32_t> used,
                           int32_t* to) override;
-  absl::Status ServeMisses(const VersionedStore& store, bool prefetch) override;
+  absl::Status ServeMisses(const VersionedStore& store) override;
   bool lent() const override { return served_ != nullptr && served_->lent(); }
   absl::Status TakeBack(VersionedStore* store) override;
   bool TakeServed(ServedCount* added) override;
-  bool Capturing(void* stream) const override { return IsCapturing(stream); }
+  absl::StatusOr<bool> Capturing(void* stream) const override { return IsCapturing(stream); }
   bool TakeRouting(PolicyContext* context, RoutingResult* routing) override;
   bool TakeSelections(std::vector<SelectionCount>* added) override;
   absl::Status OpenStep(VersionedStore* store, int64_t epoch, void* stream) override;
@@ -168,7 +168,7 @@ class CudaExecutor final : public Executor {
                               const ExpertSet& wave, const ExpertHandle* handles);
   /// Whether a captured call brings what the next layer will want.
   bool PredictsNext(const ExecutorCall& call, bool given) const {
-    return served_ != nullptr && !given && Few(call) &&
+    return served_ != nullptr && (!given || served_->by_paths()) && Few(call) &&
            served_->Predicts(call.layer, call.hidden.rows);
   }
   /// Of all experts of a captured call: what is there, beside the copies of what is not; then that.

@@ -37,7 +37,7 @@ absl::Status CudaExecutor::RouteFew(const ExecutorCall& call, const GivenRouting
   int packed = 0;  // operands of x that are
   if (given == nullptr) {
     GateOf second;
-    if (tallied && PredictsNext(call, false)) {  // of a captured call
+    if (tallied && PredictsNext(call, false) && !served_->by_paths()) {  // of a captured call
       const LayerOnDevice& next = on_device_.layer(call.layer + 1);
       second = {next.gate, next.routing.num_experts, w_.next_scores};
     }
@@ -67,7 +67,8 @@ absl::Status CudaExecutor::RouteFew(const ExecutorCall& call, const GivenRouting
   args.makes_tiles = tiles ? 1 : 0;
   if (tiles) args.tiles = TilesOf(call, AllExperts(call), table_.rows(call.layer));
   MOERT_CUDA_RETURN_IF_ERROR(LaunchRouteFew(args, stream));
-  return absl::OkStatus();
+  if (!tallied || served_ == nullptr || !served_->by_paths()) return absl::OkStatus();
+  return served_->FollowPaths(call.layer, args.tokens, w_.ids, w_.groups, w_.next_scores, stream);
 }
 
 absl::Status CudaExecutor::PackOperands(const ExecutorCall& call, int first) {
@@ -103,6 +104,8 @@ absl::Status CudaExecutor::RouteInProducts(const ExecutorCall& call, bool tallie
   args.num_formats = on_device_.num_formats();
   args.shared = HasShared(call) ? 1 : 0;
   args.handles = table_.rows(call.layer);
+  args.constants = layer.gate;
+  args.constant_bytes = call.hidden.cols * layer.routing.num_experts * 4;
   args.gemm = GemmOf(call, /*narrow=*/false, w_.table, shares_);
   MOERT_CUDA_RETURN_IF_ERROR(LaunchFewProducts(args, stream));
   return absl::OkStatus();

@@ -6,7 +6,7 @@
 
 namespace moert::cuda {
 
-absl::Status CudaExecutor::ServeMisses(const VersionedStore& store, bool prefetch) {
+absl::Status CudaExecutor::ServeMisses(const VersionedStore& store) {
   if (parts_.versions.size() != 1 || !store.pool(0).alike()) {
     return absl::FailedPreconditionError("its experts are served in several versions or sizes");
   }
@@ -18,9 +18,7 @@ absl::Status CudaExecutor::ServeMisses(const VersionedStore& store, bool prefetc
   MOERT_RETURN_IF_ERROR(options_.records->KeepAll(version, parts_.pool));
   auto served = std::make_unique<ServedMisses>();
   MOERT_RETURN_IF_ERROR(served->Init(&model_, &on_device_, *options_.records, version,
-                                     {store.lends_use() && store.score_window() == 0,
-                                      store.score_window(), prefetch},
-                                     w_.served,
+                                     parts_.served, w_.served,
                                      table_.rows(0) + model_.layers[0].num_experts));
   served_ = std::move(served);
   return absl::OkStatus();
@@ -30,13 +28,14 @@ absl::Status CudaExecutor::TakeBack(VersionedStore* store) {
   if (!lent()) return absl::OkStatus();
   DeviceScope scope(device_);
   for (cudaStream_t stream : open_streams_) {
-    if (Capturing(stream)) {
+    MOERT_ASSIGN_OR_RETURN(const bool capturing, IsCapturing(stream));
+    if (capturing) {
       return absl::FailedPreconditionError(
           "a step's stream is being captured: its experts cannot be used meanwhile");
     }
   }
   ++host_syncs_;
-  fence_->Await();  // steps that have ended
+  MOERT_CUDA_RETURN_IF_ERROR(fence_->Await());  // steps that have ended
   for (cudaStream_t stream : open_streams_) {
     MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(rows_arrived_, stream));
     MOERT_CUDA_RETURN_IF_ERROR(AwaitEvent(rows_arrived_));

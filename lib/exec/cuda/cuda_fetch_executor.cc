@@ -1,5 +1,6 @@
 #include "exec/cuda/cuda_fetch_executor.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
@@ -15,12 +16,14 @@ struct FetchBuffers {
   float* weights;
   ServedBuffers served;
   ExpertHandle* no_shared;
-  int32_t* slots;  // [all experts]
+  float* next_scores;  // [experts of a layer]
+  int32_t* slots;      // [all experts]
 
   FetchBuffers(const MoeModelSpec& model, const Extent& extent, Carver* carver)
       : ids(carver->Take<int32_t>(extent.pairs)), weights(carver->Take<float>(extent.pairs)) {
     served.Carve(model, extent, carver);
     no_shared = carver->Take<ExpertHandle>(1);
+    next_scores = carver->Take<float>(extent.experts);
     slots = carver->Take<int32_t>(model.total_experts());
   }
 };
@@ -66,6 +69,7 @@ absl::Status CudaFetchExecutor::Init() {
   const FetchBuffers buffers(model_, extent_, &carver);
   served_buffers_ = buffers.served;
   no_shared_ = buffers.no_shared;
+  next_scores_ = buffers.next_scores;
   served_slots_ = buffers.slots;
   MOERT_CUDA_RETURN_IF_ERROR(cudaMemset(no_shared_, 0, sizeof *no_shared_));
   MOERT_RETURN_IF_ERROR(returned_.Init(&model_, extent_));
@@ -129,12 +133,13 @@ absl::Status CudaFetchExecutor::CloseStep(void* stream) {
 }
 
 absl::Status CudaFetchExecutor::CopyRecords(const ExecutorCall& call, const VersionedStore& store,
-                                            std::byte* to, int64_t stride) {
+                                            absl::Span<const int32_t> experts, std::byte* to,
+                                            int64_t stride) {
   DeviceScope scope(device_);
   const auto stream = static_cast<cudaStream_t>(call.stream);
   MOERT_RETURN_IF_ERROR(fence_->Enter(stream));
   const absl::Cleanup clear = [&] { copies_.Clear(); };
-  for (int e = 0; e < model_.layers[call.layer].num_experts; ++e) {
+  for (const int32_t e : experts) {
     const ExpertKey key{call.layer, e};
     const int version = parts().versions[0];
     const std::byte* from = store.Resolve(key, call.epoch).record;
@@ -151,7 +156,7 @@ absl::Status CudaFetchExecutor::CopyRecords(const ExecutorCall& call, const Vers
   return status;
 }
 
-absl::Status CudaFetchExecutor::ServeFetches(const VersionedStore& store) {
+absl::Status CudaFetchExecutor::ServeFetches(const VersionedStore& store, bool prefetch) {
   if (parts().versions.size() != 1 || !store.pool(0).alike()) {
     return absl::FailedPreconditionError("its experts are served in several versions or sizes");
   }
@@ -159,9 +164,19 @@ absl::Status CudaFetchExecutor::ServeFetches(const VersionedStore& store) {
   DeviceScope scope(device_);
   const int version = parts().versions[0];
   MOERT_RETURN_IF_ERROR(records_->KeepAll(version, parts().pool));
+  ServedRules rules = parts().served;
+  if (rules.score_window > 0) {
+    return absl::FailedPreconditionError("its experts leave by scores, which nobody gives");
+  }
+  rules.path_width = 0;
+  rules.by_gate = prefetch && std::all_of(model_.layers.begin(), model_.layers.end(),
+                                          [](const MoeLayerSpec& layer) {
+                                            return layer.routing.top_k <= kMaxTopK;
+                                          });
+  if (rules.by_gate) MOERT_RETURN_IF_ERROR(on_device_.Init(parts()));
   auto served = std::make_unique<ServedMisses>();
   MOERT_RETURN_IF_ERROR(
-      served->Init(&model_, nullptr, *records_, version, {}, served_buffers_, no_shared_));
+      served->Init(&model_, &on_device_, *records_, version, rules, served_buffers_, no_shared_));
   served_ = std::move(served);
   return absl::OkStatus();
 }
@@ -171,12 +186,23 @@ absl::StatusOr<const int32_t*> CudaFetchExecutor::FetchServed(const ExecutorCall
                                                               VersionedStore* store) {
   DeviceScope scope(device_);
   const auto stream = static_cast<cudaStream_t>(call.stream);
+  if (served_->must_return()) MOERT_RETURN_IF_ERROR(TakeBack(store));
   MOERT_RETURN_IF_ERROR(fence_->Enter(stream));
   MOERT_RETURN_IF_ERROR(served_->Lend(store, stream));
   if (served_->slots(call.layer) < given.pairs) return nullptr;
   MOERT_ASSIGN_OR_RETURN(const SlotRegion region, store->Slots(call.layer));
   int32_t* const table = served_slots_ + first_[static_cast<size_t>(call.layer)];
-  absl::Status status = served_->Fetch(call.layer, given, region, table, stream);
+  ServedMisses::HostCall host;
+  host.layer = call.layer;
+  host.tokens = static_cast<int32_t>(call.tokens);
+  host.given = given;
+  host.region = region;
+  host.table = table;
+  host.hidden = {call.hidden.data, static_cast<int32_t>(call.hidden.dtype),
+                 static_cast<int32_t>(call.hidden.rows), static_cast<int32_t>(call.hidden.cols),
+                 call.hidden.row_stride};
+  host.next_scores = next_scores_;
+  absl::Status status = served_->Fetch(host, stream);
   status.Update(fence_->Pass(stream));  // also behind a failure
   MOERT_RETURN_IF_ERROR(status);
   return table;

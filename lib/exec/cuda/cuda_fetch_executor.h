@@ -13,6 +13,7 @@
 #include "exec/cuda/copy_batch.h"
 #include "exec/cuda/cuda_api.h"
 #include "exec/cuda/device_fetch.h"
+#include "exec/cuda/device_model.h"
 #include "exec/cuda/device_transfers.h"
 #include "exec/cuda/routing_return.h"
 #include "exec/cuda/served_misses.h"
@@ -39,10 +40,11 @@ class CudaFetchExecutor final : public FetchExecutor {
   absl::Status LeaveSlots(void* stream) override;
   absl::Status ScoreNext(const ExecutorCall& call, bool filled,
                          std::vector<float>* scores) override;
-  absl::Status CopyRecords(const ExecutorCall& call, const VersionedStore& store, std::byte* to,
+  absl::Status CopyRecords(const ExecutorCall& call, const VersionedStore& store,
+                           absl::Span<const int32_t> experts, std::byte* to,
                            int64_t stride) override;
 
-  absl::Status ServeFetches(const VersionedStore& store) override;
+  absl::Status ServeFetches(const VersionedStore& store, bool prefetch) override;
   absl::StatusOr<const int32_t*> FetchServed(const ExecutorCall& call, const GivenRouting& given,
                                              VersionedStore* store) override;
   bool lent() const override { return served_ != nullptr && served_->lent(); }
@@ -53,7 +55,7 @@ class CudaFetchExecutor final : public FetchExecutor {
   bool takes_given() const override { return true; }
   absl::Status BringGiven(const ExecutorCall& call, const GivenRouting& given,
                           std::vector<int32_t>* ids, std::vector<float>* weights) override;
-  bool Capturing(void* stream) const override { return IsCapturing(stream); }
+  absl::StatusOr<bool> Capturing(void* stream) const override { return IsCapturing(stream); }
   bool TakeRouting(PolicyContext* context, RoutingResult* routing) override;
   absl::Status OpenStep(VersionedStore* store, int64_t epoch, void* stream) override;
   absl::Status CloseStep(void* stream) override;
@@ -68,7 +70,9 @@ class CudaFetchExecutor final : public FetchExecutor {
   const Extent extent_;
   Buffer memory_;
   ServedBuffers served_buffers_{};
+  DeviceModel on_device_;                 // gates, for predictions
   ExpertHandle* no_shared_ = nullptr;     // in device memory: of no record
+  float* next_scores_ = nullptr;          // likewise, [experts of a layer]
   int32_t* served_slots_ = nullptr;       // [all experts], likewise
   std::vector<int64_t> first_;            // of each layer's experts
   std::unique_ptr<ServedMisses> served_;  // null: the host serves misses

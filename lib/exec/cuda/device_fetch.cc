@@ -40,7 +40,7 @@ absl::StatusOr<const int32_t*> DeviceFetch::Place(const ExecutorCall& call,
                                                   const PolicyContext* late,
                                                   const VersionedStore& store) {
   const auto stream = static_cast<cudaStream_t>(call.stream);
-  if (IsCapturing(stream)) {
+  if (call.capturing) {
     captured_[call.layer] = 1;
     any_captured_ = true;
     MOERT_RETURN_IF_ERROR(Find(call, given));
@@ -64,7 +64,10 @@ absl::Status DeviceFetch::Enqueue(const ExecutorCall& call, const GivenRouting& 
 
 absl::Status DeviceFetch::Leave(cudaStream_t stream) {
   // Replays lie within a step, whose end passes the fence.
-  return IsCapturing(stream) ? absl::OkStatus() : fence_->Pass(stream);
+  const absl::StatusOr<bool> capturing = IsCapturing(stream);
+  if (!capturing.ok()) fence_->Miss();
+  MOERT_RETURN_IF_ERROR(capturing.status());
+  return *capturing ? absl::OkStatus() : fence_->Pass(stream);
 }
 
 absl::Status DeviceFetch::Find(const ExecutorCall& call, const GivenRouting& given) {
@@ -111,7 +114,9 @@ absl::Status DeviceFetch::Flush(cudaStream_t stream) {
 
 absl::Status DeviceFetch::OpenStep(const VersionedStore& store, int64_t epoch,
                                    cudaStream_t stream) {
-  if (!any_captured_ || IsCapturing(stream)) return absl::OkStatus();
+  if (!any_captured_) return absl::OkStatus();
+  MOERT_ASSIGN_OR_RETURN(const bool capturing, IsCapturing(stream));
+  if (capturing) return absl::OkStatus();
   MOERT_RETURN_IF_ERROR(fence_->Enter(stream));
   for (size_t l = 0; l < captured_.size(); ++l) {
     if (captured_[l] == 0) continue;

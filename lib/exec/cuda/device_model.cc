@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "base/status_macros.h"
+#include "exec/cpu/fetch_executor.h"
 #include "exec/cuda/device_format.h"
 #include "exec/cuda/device_routing.h"
 
@@ -32,7 +33,7 @@ absl::Status DeviceModel::PlaceConstants(const ExecutorParts& parts, Carver* car
     d.first_handle = handle;
     handle += model.layers[l].num_experts + 1;
     MOERT_ASSIGN_OR_RETURN(std::byte * gate, bring(host.gate.data(), host.gate.size() * 4));
-    d.gate = reinterpret_cast<const float*>(gate);
+    if (!host.gate.empty()) d.gate = reinterpret_cast<const float*>(gate);
     if (!host.selection_bias.empty()) {
       MOERT_ASSIGN_OR_RETURN(std::byte * bias,
                              bring(host.selection_bias.data(), host.selection_bias.size() * 4));
@@ -55,6 +56,7 @@ absl::Status DeviceModel::PlaceConstants(const ExecutorParts& parts, Carver* car
 }
 
 absl::Status DeviceModel::PlaceFormats(const ExecutorParts& parts) {
+  if (IsOpaque(*parts.source)) return absl::OkStatus();  // nothing multiplies them here
   const MoeModelSpec& model = parts.source->model();
   std::vector<DeviceFormat> formats;  // few, shared by many records
   const auto add = [&](const RecordLayout& layout) -> absl::Status {

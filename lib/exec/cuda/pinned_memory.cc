@@ -38,4 +38,17 @@ absl::StatusOr<std::shared_ptr<HostAllocator>> MakePinnedAllocator() {
   return std::make_shared<PinnedAllocator>();
 }
 
+absl::StatusOr<std::shared_ptr<void>> LockPages(std::byte* memory, int64_t bytes) {
+  MOERT_RETURN_IF_ERROR(CudaStatus());
+  const cuda::RelaxedCapture relaxed;
+  const cudaError_t error =
+      cudaHostRegister(memory, static_cast<size_t>(bytes), cudaHostRegisterPortable);
+  if (error != cudaSuccess) cudaGetLastError();  // not left for the host's next check
+  MOERT_CUDA_RETURN_IF_ERROR(error);
+  return std::shared_ptr<void>(memory, [](void* locked) {
+    const cuda::RelaxedCapture relaxed;
+    cudaHostUnregister(locked);
+  });
+}
+
 }  // namespace moert

@@ -13,7 +13,7 @@ ServedMisses::~ServedMisses() {
 }
 
 absl::Status ServedMisses::Init(const MoeModelSpec* model, const DeviceModel* on_device,
-                                const DeviceSource& records, int version, const Rules& rules,
+                                const DeviceSource& records, int version, const ServedRules& rules,
                                 const ServedBuffers& buffers, const ExpertHandle* first_shared) {
   model_ = model;
   constants_ = on_device;
@@ -30,6 +30,11 @@ absl::Status ServedMisses::Init(const MoeModelSpec* model, const DeviceModel* on
     first_.push_back(total);
     total += layer.num_experts;
   }
+  int64_t paths = 0;
+  for (size_t l = 0; l + 1 < model->layers.size(); ++l) {
+    first_path_.push_back(paths);
+    paths += PathFloats(model->layers[l].num_experts, model->layers[l + 1].num_experts);
+  }
   Carver count;
   table_.Carve(*model, rules.score_window, &count);
   table_bytes_ = count.used();
@@ -41,17 +46,30 @@ absl::Status ServedMisses::Init(const MoeModelSpec* model, const DeviceModel* on
       cudaMemset(on_device_.table.layers, 0, static_cast<size_t>(table_bytes_)));
   MOERT_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&own_, cudaStreamNonBlocking));
   MOERT_RETURN_IF_ERROR(branch_.Init());
-  const PredictionMemory& predictions = on_device_.predictions;
-  const auto layers = static_cast<size_t>(model->num_layers());
-  MOERT_CUDA_RETURN_IF_ERROR(
-      cudaMemset(predictions.curves, 0, (layers + 1) * kHitBins * sizeof(HitCounts)));
-  MOERT_CUDA_RETURN_IF_ERROR(cudaMemset(predictions.calls, 0, layers * sizeof(PredictedCall)));
+  MOERT_RETURN_IF_ERROR(ForgetPredictions());
+  MOERT_RETURN_IF_ERROR(beside_.Init());
   seen_.resize(model->layers.size());
+  unfinished_.assign(model->layers.size(), 0);
   MOERT_RETURN_IF_ERROR(
       tally_.Init(on_device_.tally, model->num_layers() * int64_t{sizeof(ServedTally)}));
   // The copies and fills above are the default stream's.
   MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(cudaStreamLegacy));
   return LoadKernels(first_shared);
+}
+
+absl::Status ServedMisses::ForgetPredictions() const {
+  const PredictionMemory& predictions = on_device_.predictions;
+  const auto layers = static_cast<size_t>(model_->num_layers());
+  MOERT_CUDA_RETURN_IF_ERROR(
+      cudaMemset(predictions.curves, 0, (layers + 1) * kHitBins * sizeof(HitCounts)));
+  MOERT_CUDA_RETURN_IF_ERROR(cudaMemset(predictions.calls, 0, layers * sizeof(PredictedCall)));
+  if (!by_paths()) return absl::OkStatus();
+  const PathMemory& paths = on_device_.paths;
+  const auto floats = static_cast<size_t>(PathMemory::Floats(*model_));
+  const PathCall none;
+  MOERT_CUDA_RETURN_IF_ERROR(cudaMemset(paths.followed, 0, floats * sizeof(float)));
+  MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpy(paths.last, &none, sizeof none, cudaMemcpyHostToDevice));
+  return absl::OkStatus();
 }
 
 absl::Status ServedMisses::LoadKernels(const ExpertHandle* shared) {
@@ -64,10 +82,17 @@ absl::Status ServedMisses::LoadKernels(const ExpertHandle* shared) {
   args.window = 0;
   MOERT_CUDA_RETURN_IF_ERROR(LaunchServeMisses(args, own_));
   MOERT_CUDA_RETURN_IF_ERROR(LaunchCopyRecords(args.copies, args.num_copies, own_));
-  if (rules_.prefetch) {
+  if (rules_.prefetch()) {
     // Of layers that are not lent: nothing is predicted. A kernel for each size of layers.
     for (int l = 0; l < model_->num_layers(); ++l) {
       MOERT_CUDA_RETURN_IF_ERROR(LaunchPredictRecords(PredictionOf(l, call), own_));
+    }
+    if (by_paths()) {
+      ExpertPathsArgs paths;  // of no layer: nothing follows
+      paths.last = on_device_.paths.last;
+      paths.layer = -1;
+      paths.experts = 1;
+      MOERT_CUDA_RETURN_IF_ERROR(LaunchExpertPaths(paths, own_));
     }
     MOERT_CUDA_RETURN_IF_ERROR(LaunchCopyPrefetched(on_device_.table.prefetch, own_));
   }
@@ -96,7 +121,7 @@ absl::Status ServedMisses::PlaceRecords(const DeviceModel* on_device, const Devi
                         "host memory",
                         l, e));
       }
-      const int64_t format = on_device == nullptr ? 0 : on_device->FormatOf(&layout);
+      const int64_t format = layout.opaque() ? 0 : on_device->FormatOf(&layout);
       placed.push_back(
           {static_cast<const uint8_t*>(mapped), layout.bytes, static_cast<int32_t>(format)});
     }
@@ -167,6 +192,7 @@ void ServedMisses::TakeLoan(int layer, LentLayer* loan) const {
   std::copy_n(table_.sums + First(layer), loan->sums.size(), loan->sums.begin());
   std::copy_n(ScoresOf(table_, layer), loan->scores.size(), loan->scores.begin());
   for (LentSlot& slot : loan->slots) slot.expert = -1;
+  if (unfinished_[static_cast<size_t>(layer)] != 0) return;
   for (int e = 0; e < model_->layers[static_cast<size_t>(layer)].num_experts; ++e) {
     const ServedExpert& expert = experts[e];
     if (expert.slot < 0) continue;
@@ -179,6 +205,7 @@ void ServedMisses::TakeLoan(int layer, LentLayer* loan) const {
 
 absl::Status ServedMisses::TakeBack(VersionedStore* store) {
   if (!lent_) return absl::OkStatus();
+  MOERT_CUDA_RETURN_IF_ERROR(beside_.Await());
   MOERT_RETURN_IF_ERROR(Copy(/*to_device=*/false, /*layers_alone=*/false, own_));
   MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(own_));
   for (int l = 0; l < model_->num_layers(); ++l) {
@@ -186,16 +213,19 @@ absl::Status ServedMisses::TakeBack(VersionedStore* store) {
     table_.layers[l].lent = 0;
   }
   // Replays of the steps that are open now find the host in charge.
+  returning_ = true;
   MOERT_RETURN_IF_ERROR(Copy(/*to_device=*/true, /*layers_alone=*/true, own_));
   MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(own_));
   store->TakeBack(loans_);
-  lent_ = false;
+  lent_ = returning_ = in_doubt_ = false;
+  std::fill(unfinished_.begin(), unfinished_.end(), 0);
   return absl::OkStatus();
 }
 
 bool ServedMisses::Predicts(int layer, int64_t tokens) const {
   const int next = layer + 1;
-  if (!rules_.prefetch || next == model_->num_layers() || tokens > kFewTokens) return false;
+  if (!rules_.prefetch() || next == model_->num_layers() || tokens > kFewTokens) return false;
+  if (by_paths()) return true;
   return constants_->layer(next).gate != nullptr &&
          model_->layers[static_cast<size_t>(next)].hidden ==
              model_->layers[static_cast<size_t>(layer)].hidden;
@@ -228,7 +258,7 @@ ServeMissesArgs ServedMisses::Args(const Call& call) const {
     args.history = ScoresOf(on_device_.table, layer);
   }
   args.scores = call.scores;
-  if (!rules_.prefetch) return args;
+  if (!rules_.prefetch()) return args;
   args.prefetch = on_device_.table.prefetch + layer;
   if (layer > 0 && Predicts(layer - 1, call.tokens)) {
     args.wanted = on_device_.predictions.wanted + First(layer);
@@ -243,6 +273,7 @@ PredictArgs ServedMisses::PredictionOf(int layer, const Call& call) const {
   args.routing = constants_->layer(layer).routing;
   args.tokens = call.tokens;
   args.scores = call.next_scores;
+  if (by_paths()) args.paths = on_device_.paths.last;
   args.layer = on_device_.table.layers + layer;
   args.rows = on_device_.table.experts + First(layer);
   if (rules_.by_worth) args.use = on_device_.table.use + First(layer);
@@ -285,19 +316,96 @@ absl::Status ServedMisses::Predict(int layer, int32_t tokens, float* next_scores
   return absl::OkStatus();
 }
 
-absl::Status ServedMisses::Fetch(int layer, const GivenRouting& given, const SlotRegion& region,
-                                 int32_t* table, cudaStream_t stream) {
+ExpertPathsArgs ServedMisses::PathsOf(int layer, int32_t tokens, float* next_scores) const {
+  const auto table = [&](int l) {
+    return on_device_.paths.followed + first_path_[static_cast<size_t>(l)];
+  };
+  const bool last = layer + 1 == model_->num_layers();
+  const MoeLayerSpec& spec = model_->layers[static_cast<size_t>(layer)];
+  ExpertPathsArgs args;
+  args.layer = layer;
+  args.experts = spec.num_experts;
+  args.next_experts = last ? 0 : model_->layers[static_cast<size_t>(layer + 1)].num_experts;
+  args.tokens = tokens;
+  args.top_k = spec.routing.top_k;
+  args.width = rules_.path_width;
+  args.last = on_device_.paths.last;
+  args.last_ids = on_device_.paths.last_ids;
+  if (layer > 0) args.behind = table(layer - 1);
+  if (!last) args.paths = table(layer);
+  args.scores = next_scores;
+  return args;
+}
+
+absl::Status ServedMisses::FollowPaths(int layer, int32_t tokens, const int32_t* ids,
+                                       const SlotGroups& groups, float* next_scores,
+                                       cudaStream_t stream) {
+  ExpertPathsArgs paths = PathsOf(layer, tokens, next_scores);
+  paths.ids = ids;
+  paths.counts = groups.counts;
+  const bool last = paths.paths == nullptr;
+  const LayerPrefetch* list = last ? nullptr : on_device_.table.prefetch + layer + 1;
+  MOERT_RETURN_IF_ERROR(branch_.ForkPrediction(stream, list));
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchExpertPaths(paths, branch_.predictions()));
+  if (last) return absl::OkStatus();
   Call call;
-  call.layer = layer;
+  call.tokens = tokens;
+  call.next_scores = next_scores;
+  MOERT_CUDA_RETURN_IF_ERROR(
+      LaunchPredictRecords(PredictionOf(layer + 1, call), branch_.predictions()));
+  return absl::OkStatus();
+}
+
+absl::Status ServedMisses::PredictBeside(const HostCall& host, cudaStream_t stream) {
+  MOERT_RETURN_IF_ERROR(beside_.Follow(stream));
+  const LayerOnDevice& next = constants_->layer(host.layer + 1);
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchGateLogits(host.hidden, next.gate, next.routing.num_experts,
+                                              host.next_scores, beside_.get()));
+  Call call;
+  call.tokens = host.tokens;
+  call.next_scores = host.next_scores;
+  MOERT_CUDA_RETURN_IF_ERROR(
+      LaunchPredictRecords(PredictionOf(host.layer + 1, call), beside_.get()));
+  return beside_.EndPrediction();
+}
+
+absl::Status ServedMisses::Fetch(const HostCall& host, cudaStream_t stream) {
+  const bool predicts =
+      host.hidden.data != nullptr && host.tokens == 1 && Predicts(host.layer, host.tokens);
+  const auto layer = static_cast<size_t>(host.layer);
+  // What was predicted for this layer is written.
+  if (rules_.prefetch()) MOERT_RETURN_IF_ERROR(beside_.JoinPrediction(stream));
+  // From here on tables have what is to be brought.
+  in_doubt_ = true;
+  unfinished_[layer] = 1;
+  if (predicts) {
+    unfinished_[layer + 1] = 1;
+    MOERT_RETURN_IF_ERROR(PredictBeside(host, stream));
+  }
+  Call call;
+  call.layer = host.layer;
+  call.tokens = host.tokens;
   ServeMissesArgs args = Args(call);
-  args.ids = given.ids;
-  args.pairs = static_cast<int32_t>(given.pairs);
-  args.found = given.used_ids;
-  args.table = table;
-  args.base = reinterpret_cast<const uint8_t*>(region.base);
-  args.stride = region.stride;
+  args.ids = host.given.ids;
+  args.pairs = static_cast<int32_t>(host.given.pairs);
+  args.found = host.given.used_ids;
+  args.table = host.table;
+  args.base = reinterpret_cast<const uint8_t*>(host.region.base);
+  args.stride = host.region.stride;
+  if (host.tokens != 1) args.wanted = nullptr;  // by groups, which it does not have
   MOERT_CUDA_RETURN_IF_ERROR(LaunchServeMisses(args, stream));
+  // A record that was prefetched and is wanted may be on its way.
+  if (rules_.prefetch()) MOERT_RETURN_IF_ERROR(beside_.JoinCopies(stream));
   MOERT_CUDA_RETURN_IF_ERROR(LaunchCopyRecords(args.copies, args.num_copies, stream));
+  unfinished_[layer] = 0;
+  if (predicts) {
+    MOERT_RETURN_IF_ERROR(beside_.Follow(stream));  // what is missing comes first
+    MOERT_CUDA_RETURN_IF_ERROR(
+        LaunchCopyPrefetched(on_device_.table.prefetch + host.layer + 1, beside_.get()));
+    MOERT_RETURN_IF_ERROR(beside_.EndCopies());
+    unfinished_[layer + 1] = 0;
+  }
+  in_doubt_ = false;
   return absl::OkStatus();
 }
 

@@ -14,11 +14,13 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "exec/backend.h"
 #include "exec/cuda/copy_branch.h"
 #include "exec/cuda/cuda_api.h"
 #include "exec/cuda/device_model.h"
 #include "exec/cuda/device_transfers.h"
 #include "exec/cuda/late_copy.h"
+#include "exec/cuda/prefetch_stream.h"
 #include "exec/cuda/workspace.h"
 #include "exec/executor.h"
 #include "store/versioned_store.h"
@@ -33,32 +35,34 @@ class ServedMisses {
   ServedMisses(const ServedMisses&) = delete;
   ServedMisses& operator=(const ServedMisses&) = delete;
 
-  /// By which rules, see Strategy::misses_by_rule.
-  struct Rules {
-    bool by_worth = false;
-    int score_window = 0;  // above 0: by average score over so many calls. Neither: least recently
-                           // used
-    bool prefetch = false;
-  };
   /// Every record of `version` must be kept by `records`; FailedPrecondition where the device
   /// cannot read one. `on_device`: null where nothing is multiplied here. `first_shared`: the
   /// handle of layer 0's shared expert. All borrowed.
   absl::Status Init(const MoeModelSpec* model, const DeviceModel* on_device,
-                    const DeviceSource& records, int version, const Rules& rules,
+                    const DeviceSource& records, int version, const ServedRules& rules,
                     const ServedBuffers& buffers, const ExpertHandle* first_shared);
 
   /// Whether the device decides who is in the slots.
   bool lent() const { return lent_; }
+  /// A call failed half way: the blocks have to be taken back before the device may decide again.
+  bool must_return() const { return returning_ || in_doubt_; }
   /// Hands the store's blocks to the device, in the order of `stream`. Nothing changes where the
   /// store does not lend now.
   absl::Status Lend(VersionedStore* store, cudaStream_t stream);
   /// The way back; waits. Calls that the device was given before must have ended.
   absl::Status TakeBack(VersionedStore* store);
 
-  /// Whether calls of so many tokens of the layer also bring what the next one will want.
+  /// Whether calls of so many tokens of the layer also bring what the next one will want; where
+  /// paths are predicted by, also whether they follow them.
   bool Predicts(int layer, int64_t tokens) const;
+  bool by_paths() const { return rules_.path_width > 0; }
   /// Then: behind the next layer's logits of the same rows, `next_scores`. Needs a Join.
   absl::Status Predict(int layer, int32_t tokens, float* next_scores, cudaStream_t stream);
+
+  /// In its place where paths are predicted by, of any layer, behind a call's grouping. ids:
+  /// [tokens, top_k]. next_scores: [experts] of the next layer.
+  absl::Status FollowPaths(int layer, int32_t tokens, const int32_t* ids, const SlotGroups& groups,
+                           float* next_scores, cudaStream_t stream);
 
   /// A call, behind its grouping.
   struct Call {
@@ -76,13 +80,23 @@ class ServedMisses {
   absl::Status Begin(const Call& call, cudaStream_t stream);
   absl::Status Join(cudaStream_t stream) { return branch_.Join(stream); }
   /// That products leave room for: CTAs that copy or decide beside them.
-  int ctas_beside() const { return kCopyCtas + (rules_.prefetch ? 2 : 0); }
+  int ctas_beside() const { return kCopyCtas + (rules_.prefetch() ? 2 : 0); }
 
-  /// A call whose product is the host's, in one stream: behind it the given experts are in slots of
-  /// the region, given.used_ids has them, and `table` those of all experts that are there. Needs a
-  /// slot for each pair.
-  absl::Status Fetch(int layer, const GivenRouting& given, const SlotRegion& region, int32_t* table,
-                     cudaStream_t stream);
+  /// A call whose product is the host's. `hidden`: what its router saw, or no rows; of one token
+  /// it says what the next layer will want, which is brought on a stream beside.
+  struct HostCall {
+    int layer = 0;
+    int32_t tokens = 0;
+    GivenRouting given;
+    SlotRegion region;
+    int32_t* table = nullptr;
+    DeviceRows hidden;
+    float* next_scores = nullptr;  // [experts] for that
+  };
+  /// Behind it, in `stream`, the given experts are in slots of the region, given.used_ids has them,
+  /// and `table` those of all experts that are there. Needs a slot for each pair. Not in a capture
+  /// where records are prefetched.
+  absl::Status Fetch(const HostCall& call, cudaStream_t stream);
   /// That the device has for a layer; 0: nothing is lent.
   int64_t slots(int layer) const {
     return lent_ ? static_cast<int64_t>(loans_[static_cast<size_t>(layer)].slots.size()) : 0;
@@ -97,12 +111,16 @@ class ServedMisses {
   absl::Status PlaceRecords(const DeviceModel* on_device, const DeviceSource& records, int version);
   /// All of the table, or of its layers alone.
   absl::Status Copy(bool to_device, bool layers_alone, cudaStream_t stream);
+  /// Behind `stream`: what the next layer will want.
+  absl::Status PredictBeside(const HostCall& call, cudaStream_t stream);
   ServeMissesArgs Args(const Call& call) const;
   PredictArgs PredictionOf(int layer, const Call& call) const;
   void PlaceLoan(int layer, const LentLayer& loan, VersionedStore* store);
   void TakeLoan(int layer, LentLayer* loan) const;
   /// A kernel's first launch loads it, which is not possible in a capture.
   absl::Status LoadKernels(const ExpertHandle* shared);
+  absl::Status ForgetPredictions() const;
+  ExpertPathsArgs PathsOf(int layer, int32_t tokens, float* next_scores) const;
   int64_t First(int layer) const { return first_[static_cast<size_t>(layer)]; }
   float* ScoresOf(const ServedTable& table, int layer) const {
     return table.scores + First(layer) * rules_.score_window;
@@ -110,7 +128,8 @@ class ServedMisses {
 
   const MoeModelSpec* model_ = nullptr;
   const DeviceModel* constants_ = nullptr;
-  Rules rules_;
+  ServedRules rules_;
+  std::vector<int64_t> first_path_;  // of each layer's table of paths
   const DeviceSource* records_ = nullptr;
   ServedBuffers on_device_{};
   Buffer memory_;  // pinned: the table on its way
@@ -119,10 +138,14 @@ class ServedMisses {
   std::vector<int64_t> first_;    // of each layer's experts
   std::vector<LentLayer> loans_;  // what was handed over
   bool lent_ = false;
+  bool returning_ = false;        // the device may know already that nothing is lent
+  bool in_doubt_ = false;         // a layer is
+  std::vector<char> unfinished_;  // [layers] the table may have records that were not brought
   LateCopy tally_;
   std::vector<ServedTally> seen_;
   cudaStream_t own_ = nullptr;  // for the way back
   CopyBranch branch_;
+  PrefetchStream beside_;  // of calls whose product is the host's
 };
 
 }  // namespace moert::cuda

@@ -26,15 +26,15 @@ namespace moert::cuda {
 struct Extent {
   int64_t tokens = 0, pairs = 0, slots = 0, experts = 0, hidden = 0, intermediate = 0, tiles = 0;
   int64_t prompt_units = 0, prompt_h_rows = 0;
-  int64_t score_window = 0;  // see ServedMisses::Rules
+  ServedRules served;
   OperandUse use;
   std::vector<int64_t>
       routed;  // [L]: experts that tokens are spread over, those of other shards too
 
   /// `numbering`: of a shard; null or empty: all experts are here.
   Extent(const MoeModelSpec& model, const OperandUse& operands, int64_t max_tokens,
-         const ExpertNumbering* numbering, int64_t calls_scored = 0)
-      : tokens(max_tokens), score_window(calls_scored), use(operands) {
+         const ExpertNumbering* numbering, const ServedRules& rules = {})
+      : tokens(max_tokens), served(rules), use(operands) {
     for (const MoeLayerSpec& l : model.layers) {
       const size_t at = routed.size();
       const bool part = numbering != nullptr && !numbering->empty();
@@ -127,6 +127,26 @@ inline TileTable CarveTiles(const Extent& e, Carver* c) {
   return table;
 }
 
+/// Who followed whom, of all layers, and the call that was routed last.
+struct PathMemory {
+  float* followed;  // [PathFloats] of each layer but the last, one behind the other
+  PathCall* last;
+  int32_t* last_ids;  // [kFewTokens, kMaxTopK]
+
+  static int64_t Floats(const MoeModelSpec& model) {
+    int64_t floats = 0;
+    for (size_t l = 0; l + 1 < model.layers.size(); ++l) {
+      floats += PathFloats(model.layers[l].num_experts, model.layers[l + 1].num_experts);
+    }
+    return floats;
+  }
+  void Carve(const MoeModelSpec& model, Carver* c) {
+    followed = c->Take<float>(Floats(model));
+    last = c->Take<PathCall>(1);
+    last_ids = c->Take<int32_t>(int64_t{kFewTokens} * kMaxTopK);
+  }
+};
+
 /// Of misses that the device serves.
 struct ServedBuffers {
   ServedTable table;
@@ -138,9 +158,10 @@ struct ServedBuffers {
   int32_t* num_copies;
   TileTable late_tiles;
   PredictionMemory predictions;
+  PathMemory paths;  // where they are predicted by
 
   void Carve(const MoeModelSpec& model, const Extent& e, Carver* c) {
-    table.Carve(model, e.score_window, c);
+    table.Carve(model, e.served.score_window, c);
     records = c->Take<ServedRecord>(model.total_experts());
     tally = c->Take<ServedTally>(model.num_layers());
     ready = c->Take<ExpertHandle>(e.experts + 1);
@@ -152,6 +173,7 @@ struct ServedBuffers {
     predictions.bins = c->Take<uint8_t>(model.total_experts() * kFewTokens);
     predictions.wanted = c->Take<uint32_t>(model.total_experts());
     predictions.calls = c->Take<PredictedCall>(model.num_layers());
+    if (e.served.path_width > 0) paths.Carve(model, c);
   }
 };
 

@@ -1,5 +1,6 @@
 // Stands in for the CUDA backend in builds without it.
 #include "exec/backend.h"
+#include "exec/owned_ids.h"
 #include "exec/pinned_memory.h"
 #include "exec/row_kernels.h"
 #include "exec/side_stream.h"
@@ -18,6 +19,14 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(const EngineOptions& op
 absl::StatusOr<std::unique_ptr<SideStream>> MakeSideStream(int device) { return CudaStatus(); }
 
 absl::StatusOr<std::unique_ptr<RowKernels>> MakeRowKernels(int device) { return CudaStatus(); }
+
+absl::StatusOr<std::unique_ptr<OwnedIds>> MakeOwnedIds(int device, int64_t experts, int64_t pairs) {
+  return CudaStatus();
+}
+
+absl::StatusOr<std::shared_ptr<void>> LockPages(std::byte* memory, int64_t bytes) {
+  return CudaStatus();
+}
 
 absl::StatusOr<std::shared_ptr<HostAllocator>> MakePinnedAllocator() { return CudaStatus(); }
 

@@ -62,9 +62,9 @@ class Host {
   }
   bool Copy(moert::Step* step, int layer) {
     SlotView view;
-    if (Failed(step->CopyLayer(layer, nullptr, &view), "CopyLayer")) return false;
+    if (Failed(step->CopyLayer(layer, {}, nullptr, &view), "CopyLayer")) return false;
     const Buffer to(static_cast<size_t>(view.slots * view.parts[0].stride));
-    if (Failed(step->CopyLayer(layer, to.at<std::byte>(), &view), "CopyLayer")) return false;
+    if (Failed(step->CopyLayer(layer, {}, to.at<std::byte>(), &view), "CopyLayer")) return false;
     std::vector<int32_t> every;
     for (int e = 0; e < kE; ++e) every.push_back(e);
     stream_.Upload(slots_.at<int32_t>(), every.data(), kE * sizeof(int32_t));

@@ -1,6 +1,8 @@
 // Writes a GGUF in the shape of Qwen3-30B-A3B with random weights, fast: experts in q4_0, the rest
 // in q8_0 and f32.
-//   big_gguf FILE LAYERS SKEW [THREADS [routers]]    routers: of a file that is there, those alone
+//   big_gguf FILE LAYERS SKEW [THREADS [WORD ...]]
+// Words: mxfp4, the experts' format; gpt-oss, the shape of gpt-oss-20b, in mxfp4; routers, of a
+// file that is there, those alone.
 // The residual stream stays near the token's embedding, whose first element is the same for all
 // tokens. Through it routers favour some experts of a layer: SKEW is the standard deviation over
 // experts of that favour, in those over tokens of the rest. 0: routing is uniform. Tokens drawn at
@@ -23,12 +25,21 @@
 
 namespace {
 
-constexpr int64_t kHidden = 2048, kIntermediate = 768, kExperts = 128, kTopK = 8,
-                  kVocabulary = 151936, kHead = 128, kHeads = 32, kKvHeads = 4;
+struct Shape {
+  const char* architecture = "qwen3moe";
+  int64_t hidden = 2048, intermediate = 768, experts = 128, top_k = 8;
+  int64_t vocabulary = 151936, head = 128, heads = 32, kv_heads = 4;
+  ggml_type type = GGML_TYPE_Q4_0;  // of the experts
+  bool gpt_oss = false;
+};
+Shape GptOss() {
+  Shape shape{"gpt-oss", 2880, 2880, 32, 4, 201088, 64, 64, 8, GGML_TYPE_MXFP4, true};
+  return shape;
+}
 constexpr float kCommon = 20;  // first element of every embedding; the others are N(0, 1)
 
 // How the values of a tensor are drawn.
-enum class Kind { kOnes, kEmbedding, kRouter, kNormal };
+enum class Kind { kOnes, kZeros, kEmbedding, kRouter, kNormal };
 
 struct Tensor {
   std::string name;
@@ -38,54 +49,74 @@ struct Tensor {
   float deviation = 0.02f;
 };
 
-std::vector<Tensor> Tensors(int layers) {
+std::vector<Tensor> Tensors(const Shape& of, int layers) {
   std::vector<Tensor> all = {
-      {"token_embd.weight", GGML_TYPE_Q8_0, {kHidden, kVocabulary}, Kind::kEmbedding, 1},
-      {"output_norm.weight", GGML_TYPE_F32, {kHidden}, Kind::kOnes},
-      {"output.weight", GGML_TYPE_Q8_0, {kHidden, kVocabulary}}};
+      {"token_embd.weight", GGML_TYPE_Q8_0, {of.hidden, of.vocabulary}, Kind::kEmbedding, 1},
+      {"output_norm.weight", GGML_TYPE_F32, {of.hidden}, Kind::kOnes},
+      {"output.weight", GGML_TYPE_Q8_0, {of.hidden, of.vocabulary}}};
   for (int l = 0; l < layers; ++l) {
+    const std::string block = "blk." + std::to_string(l) + ".";
     const auto add = [&](const char* name, ggml_type type, std::vector<int64_t> shape,
                          Kind kind = Kind::kNormal, float deviation = 0.02f) {
-      all.push_back({"blk." + std::to_string(l) + "." + name + ".weight", type, std::move(shape),
-                     kind, deviation});
+      all.push_back({block + name + ".weight", type, std::move(shape), kind, deviation});
     };
-    add("attn_norm", GGML_TYPE_F32, {kHidden}, Kind::kOnes);
-    add("attn_q", GGML_TYPE_Q8_0, {kHidden, kHeads * kHead});
-    add("attn_k", GGML_TYPE_Q8_0, {kHidden, kKvHeads * kHead});
-    add("attn_v", GGML_TYPE_Q8_0, {kHidden, kKvHeads * kHead});
+    const auto add_bias = [&](const char* name, std::vector<int64_t> shape) {
+      if (!of.gpt_oss) return;
+      all.push_back({block + name + ".bias", GGML_TYPE_F32, std::move(shape), Kind::kZeros});
+    };
+    const auto add_both = [&](const char* name, ggml_type type, int64_t columns, int64_t rows,
+                              int64_t of_them, float deviation) {
+      const bool one = of_them == 1;
+      add(name, type,
+          one ? std::vector<int64_t>{columns, rows} : std::vector<int64_t>{columns, rows, of_them},
+          Kind::kNormal, deviation);
+      add_bias(name, one ? std::vector<int64_t>{rows} : std::vector<int64_t>{rows, of_them});
+    };
+    add("attn_norm", GGML_TYPE_F32, {of.hidden}, Kind::kOnes);
+    add_both("attn_q", GGML_TYPE_Q8_0, of.hidden, of.heads * of.head, 1, 0.02f);
+    add_both("attn_k", GGML_TYPE_Q8_0, of.hidden, of.kv_heads * of.head, 1, 0.02f);
+    add_both("attn_v", GGML_TYPE_Q8_0, of.hidden, of.kv_heads * of.head, 1, 0.02f);
     // What layers add is small beside the embedding.
-    add("attn_output", GGML_TYPE_Q8_0, {kHeads * kHead, kHidden}, Kind::kNormal, 0.001f);
-    add("attn_q_norm", GGML_TYPE_F32, {kHead}, Kind::kOnes);
-    add("attn_k_norm", GGML_TYPE_F32, {kHead}, Kind::kOnes);
-    add("ffn_norm", GGML_TYPE_F32, {kHidden}, Kind::kOnes);
-    add("ffn_gate_inp", GGML_TYPE_F32, {kHidden, kExperts}, Kind::kRouter);
-    add("ffn_gate_exps", GGML_TYPE_Q4_0, {kHidden, kIntermediate, kExperts});
-    add("ffn_down_exps", GGML_TYPE_Q4_0, {kIntermediate, kHidden, kExperts}, Kind::kNormal, 0.002f);
-    add("ffn_up_exps", GGML_TYPE_Q4_0, {kHidden, kIntermediate, kExperts});
+    add_both("attn_output", GGML_TYPE_Q8_0, of.heads * of.head, of.hidden, 1, 0.001f);
+    if (of.gpt_oss) {
+      add("attn_sinks", GGML_TYPE_F32, {of.heads}, Kind::kZeros);
+      add("post_attention_norm", GGML_TYPE_F32, {of.hidden}, Kind::kOnes);
+    } else {
+      add("attn_q_norm", GGML_TYPE_F32, {of.head}, Kind::kOnes);
+      add("attn_k_norm", GGML_TYPE_F32, {of.head}, Kind::kOnes);
+      add("ffn_norm", GGML_TYPE_F32, {of.hidden}, Kind::kOnes);
+    }
+    add("ffn_gate_inp", GGML_TYPE_F32, {of.hidden, of.experts}, Kind::kRouter);
+    add_bias("ffn_gate_inp", {of.experts});
+    add_both("ffn_gate_exps", of.type, of.hidden, of.intermediate, of.experts, 0.02f);
+    add_both("ffn_down_exps", of.type, of.intermediate, of.hidden, of.experts, 0.002f);
+    add_both("ffn_up_exps", of.type, of.hidden, of.intermediate, of.experts, 0.02f);
   }
   return all;
 }
 
-void SetValues(gguf_context* file, int layers) {
-  const auto number = [&](const char* key, int64_t value) {
-    gguf_set_val_u32(file, (std::string("qwen3moe.") + key).c_str(), static_cast<uint32_t>(value));
+void SetValues(const Shape& of, gguf_context* file, int layers) {
+  const auto key = [&](const char* name) { return std::string(of.architecture) + "." + name; };
+  const auto number = [&](const char* name, int64_t value) {
+    gguf_set_val_u32(file, key(name).c_str(), static_cast<uint32_t>(value));
   };
-  gguf_set_val_str(file, "general.architecture", "qwen3moe");
+  gguf_set_val_str(file, "general.architecture", of.architecture);
   gguf_set_val_str(file, "tokenizer.ggml.model", "no_vocab");
-  number("vocab_size", kVocabulary);
+  number("vocab_size", of.vocabulary);
   number("block_count", layers);
   number("context_length", 32768);
-  number("embedding_length", kHidden);
-  number("feed_forward_length", 6144);
-  number("expert_feed_forward_length", kIntermediate);
-  number("expert_count", kExperts);
-  number("expert_used_count", kTopK);
-  number("attention.head_count", kHeads);
-  number("attention.head_count_kv", kKvHeads);
-  number("attention.key_length", kHead);
-  number("attention.value_length", kHead);
-  gguf_set_val_f32(file, "qwen3moe.attention.layer_norm_rms_epsilon", 1e-6f);
-  gguf_set_val_f32(file, "qwen3moe.rope.freq_base", 1e6f);
+  number("embedding_length", of.hidden);
+  number("feed_forward_length", of.gpt_oss ? of.intermediate : 6144);
+  number("expert_feed_forward_length", of.intermediate);
+  number("expert_count", of.experts);
+  number("expert_used_count", of.top_k);
+  number("attention.head_count", of.heads);
+  number("attention.head_count_kv", of.kv_heads);
+  number("attention.key_length", of.head);
+  number("attention.value_length", of.head);
+  if (of.gpt_oss) number("attention.sliding_window", 128);
+  gguf_set_val_f32(file, key("attention.layer_norm_rms_epsilon").c_str(), 1e-6f);
+  gguf_set_val_f32(file, key("rope.freq_base").c_str(), 1e6f);
 }
 
 uint64_t Next(uint64_t* state) {
@@ -116,7 +147,9 @@ class Filler {
     std::normal_distribution<float> normal;
     for (int64_t r = 0; r < count; ++r, out += columns) {
       for (int64_t c = 0; c < columns; ++c) {
-        out[c] = tensor_.kind == Kind::kOnes ? 1 : tensor_.deviation * normal(random_);
+        out[c] = tensor_.kind == Kind::kOnes    ? 1
+                 : tensor_.kind == Kind::kZeros ? 0
+                                                : tensor_.deviation * normal(random_);
       }
       if (tensor_.kind != Kind::kRouter) continue;
       const float others = tensor_.deviation * std::sqrt(static_cast<float>(columns));
@@ -124,14 +157,27 @@ class Filler {
     }
   }
 
-  // Nibbles and bytes are uniform: their deviations are 4.6 and 73 scales.
+  // Nibbles and bytes are uniform: their deviations are 4.6 and 73 scales, and 2.9 in MXFP4.
   void FillBlocks(int64_t elements, char* out) {
+    if (tensor_.type == GGML_TYPE_MXFP4) return FillMxfp4(elements, out);
     const bool four = tensor_.type == GGML_TYPE_Q4_0;
     const size_t bytes = ggml_type_size(tensor_.type);
     const ggml_fp16_t scale = ggml_fp32_to_fp16(tensor_.deviation / (four ? 4.6f : 73.0f));
     for (int64_t b = 0; b < elements / 32; ++b, out += bytes) {
       std::memcpy(out, &scale, 2);
       for (size_t at = 2; at < bytes; at += 8) {
+        const uint64_t bits = Next(&state_);
+        std::memcpy(out + at, &bits, 8);
+      }
+    }
+  }
+
+  // A scale of one byte, a power of two, and 16 of nibbles.
+  void FillMxfp4(int64_t elements, char* out) {
+    const auto scale = static_cast<char>(127 + std::lround(std::log2(tensor_.deviation / 2.9f)));
+    for (int64_t b = 0; b < elements / 32; ++b, out += 17) {
+      out[0] = scale;
+      for (int at = 1; at < 17; at += 8) {
         const uint64_t bits = Next(&state_);
         std::memcpy(out + at, &bits, 8);
       }
@@ -172,14 +218,22 @@ bool Write(int fd, const std::vector<char>& bytes, off_t at) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 4) return std::fprintf(stderr, "big_gguf FILE LAYERS SKEW [THREADS]\n"), 1;
+  if (argc < 4) return std::fprintf(stderr, "big_gguf FILE LAYERS SKEW [THREADS [WORD ...]]\n"), 1;
   const int layers = std::atoi(argv[2]);
   const float skew = std::strtof(argv[3], nullptr);
   const int threads = argc > 4 ? std::atoi(argv[4]) : 16;
-  const std::vector<Tensor> tensors = Tensors(layers);
+  Shape shape;
+  bool routers = false;
+  for (int i = 5; i < argc; ++i) {
+    const std::string word = argv[i];
+    if (word == "gpt-oss") shape = GptOss();
+    if (word == "mxfp4") shape.type = GGML_TYPE_MXFP4;
+    if (word == "routers") routers = true;
+  }
+  const std::vector<Tensor> tensors = Tensors(shape, layers);
 
   gguf_context* file = gguf_init_empty();
-  SetValues(file, layers);
+  SetValues(shape, file, layers);
   ggml_context* context =
       ggml_init({tensors.size() * ggml_tensor_overhead() + (1 << 20), nullptr, true});
   for (const Tensor& tensor : tensors) {
@@ -188,7 +242,6 @@ int main(int argc, char** argv) {
     ggml_set_name(t, tensor.name.c_str());
     gguf_add_tensor(file, t);
   }
-  const bool routers = argc > 5;
   if (!routers && !gguf_write_to_file(file, argv[1], /*only_meta=*/true)) return 1;
 
   constexpr int64_t kPiece = 8 << 20;

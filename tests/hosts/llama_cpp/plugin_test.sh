@@ -101,6 +101,7 @@ plain=(env GGML_BACKEND_PATH="$plugin")
 run=("$host" logits "$model" with.logits)
 stays 'MOERT_BUDGET is "much"' "${plain[@]}" MOERT_BUDGET=much "${run[@]}"
 stays 'MOERT_IO_THREADS is "0"' "${plain[@]}" MOERT_IO_THREADS=0 "${run[@]}"
+stays 'MOERT_PINNED is "25%"' "${plain[@]}" MOERT_PINNED=25% "${run[@]}"
 stays 'multiplied where they are mapped' "${plain[@]}" MOERT_BUDGET=1KiB "${run[@]}"
 stays 'multiplied where they are mapped' "${plain[@]}" MOERT_STRATEGY=magic "${run[@]}"
 stays 'in RAM already' "${plain[@]}" "${run[@]}" no_mmap

@@ -33,20 +33,32 @@ TEST_CASE("a copy of a layer has all experts, and changes nothing") {
   REQUIRE_OK(engine->Fetch(*step, 1, input, &view));
   const EngineStats before = engine->stats();
   for (int layer = 0; layer < OpaqueModel::kLayers; ++layer) {
-    REQUIRE_OK(engine->CopyLayer(*step, layer, nullptr, &view));
+    REQUIRE_OK(engine->CopyLayer(*step, layer, {}, nullptr, &view));
     REQUIRE(view.slots == OpaqueModel::kExperts);
     CHECK(view.parts[0].base == nullptr);
     std::vector<std::byte> to(static_cast<size_t>(view.slots * view.parts[0].stride));
-    REQUIRE_OK(engine->CopyLayer(*step, layer, to.data(), &view));
+    REQUIRE_OK(engine->CopyLayer(*step, layer, {}, to.data(), &view));
     for (int e = 0; e < OpaqueModel::kExperts; ++e) {
       CHECK(test::OverSlots(view, e, 0.5) == test::Expected(model, layer, e, 0.5));
     }
   }
+  // Some of them: the others' places stay as they are.
+  const std::vector<int32_t> some = {3, 7};
+  std::vector<std::byte> to(static_cast<size_t>(view.slots * view.parts[0].stride), std::byte{9});
+  REQUIRE_OK(engine->CopyLayer(*step, 1, some, to.data(), &view));
+  for (int e = 0; e < OpaqueModel::kExperts; ++e) {
+    const bool named = e == 3 || e == 7;
+    CHECK((test::OverSlots(view, e, 0.5) == test::Expected(model, 1, e, 0.5)) == named);
+    CHECK((view.parts[0].base[e * view.parts[0].stride] == std::byte{9}) == !named);
+  }
+  const std::vector<int32_t> beyond = {OpaqueModel::kExperts};
+  CHECK(absl::IsInvalidArgument(engine->CopyLayer(*step, 1, beyond, to.data(), &view)));
   CHECK(engine->stats().loads == before.loads);
   CHECK(engine->stats().evictions == before.evictions);
-  CHECK(absl::IsInvalidArgument(engine->CopyLayer(*step, OpaqueModel::kLayers, nullptr, &view)));
+  CHECK(
+      absl::IsInvalidArgument(engine->CopyLayer(*step, OpaqueModel::kLayers, {}, nullptr, &view)));
   REQUIRE_OK(engine->EndStep(*step));
-  CHECK(absl::IsFailedPrecondition(engine->CopyLayer(*step, 0, nullptr, &view)));
+  CHECK(absl::IsFailedPrecondition(engine->CopyLayer(*step, 0, {}, nullptr, &view)));
 }
 
 }  // namespace

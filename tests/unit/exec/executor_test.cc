@@ -124,7 +124,7 @@ TEST_CASE("what an executor does not override it does not have") {
   CHECK_FALSE(executor.has_cpu_offload());
   CHECK_FALSE(executor.has_partial_output());
   CHECK_FALSE(executor.runs_resident());
-  CHECK_FALSE(executor.Capturing(nullptr));
+  CHECK_FALSE(*executor.Capturing(nullptr));
   CHECK(executor.BeginCpu({}, {}, {}).code() == absl::StatusCode::kInternal);
   int64_t took_ns = 0;
   CHECK(executor.JoinCpu({}, &took_ns).code() == absl::StatusCode::kInternal);

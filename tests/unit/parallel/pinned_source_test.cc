@@ -58,6 +58,7 @@ TEST_CASE("all records lie in the allocator's memory, read once, and go with the
     CHECK(done > last);
     last = done;
     total = of;
+    return true;
   };
   auto pinned = PinRecords(source, options);
   REQUIRE_OK(pinned.status());

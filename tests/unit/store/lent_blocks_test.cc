@@ -142,8 +142,9 @@ struct Cache {
   }
 
   /// Of the rule by average score, the call added.
-  std::vector<double> Sums(LentLayer* loan, const RoutingResult& routing) const {
-    const int64_t row = cuda::ServedScores::Row(loan->calls++, store->score_window());
+  static std::vector<double> Sums(LentLayer* loan, const RoutingResult& routing) {
+    const auto window = static_cast<int>(loan->scores.size() / kExperts);
+    const int64_t row = cuda::ServedScores::Row(loan->calls++, window);
     for (int e = 0; e < kExperts; ++e) {
       const float score = cuda::ServedScores::Of(routing.scores.data() + e, kExperts,
                                                  routing.tokens, routing.counts[e]);
@@ -152,7 +153,7 @@ struct Cache {
     return loan->sums;
   }
   /// Of the rules by worth and by average score, the call added; else empty.
-  std::vector<double> Worth(LentLayer* loan, const RoutingResult& routing) const {
+  static std::vector<double> Worth(LentLayer* loan, const RoutingResult& routing) {
     if (!loan->sums.empty()) return Sums(loan, routing);
     std::vector<double> worth(loan->use.size());
     ++loan->calls;

@@ -38,6 +38,26 @@ TEST_CASE("strategy specs parse and compose") {
   CHECK(s->versions == std::vector<std::string>{"w4a16_g128"});
 }
 
+TEST_CASE("whose misses a device may serve") {
+  for (const char* spec :
+       {"on-demand", "fate", "on-demand+importance.residency", "on-demand+fate.prefetch",
+        "activation-path", "activation-path:width=200", "activation-path+fate.residency",
+        "on-demand+importance.residency+activation-path.prefetch"}) {
+    INFO(spec);
+    const auto s = MakeStrategy(spec);
+    REQUIRE_OK(s.status());
+    CHECK(s->misses_by_rule());
+    CHECK(!s->graph_safe());  // not by itself: something may be missing
+  }
+  for (const char* spec : {"resident", "load-on-demand", "importance", "fate:eviction=arc",
+                           "fate:percentile=75", "fate:low=w2a16_g64_asym", "graded", "dynaexq",
+                           "on-demand+never-stall.residency"}) {
+    INFO(spec);
+    const auto s = MakeStrategy(spec);
+    if (s.ok()) CHECK(!s->misses_by_rule());
+  }
+}
+
 TEST_CASE("illegal specs list what is legal") {
   CHECK_THAT(Message("lru"), Catch::Contains("unknown strategy 'lru'") &&
                                  Catch::Contains("on-demand") && Catch::Contains("resident"));

@@ -13,10 +13,11 @@ MOERT_BEGIN_C
  * ids are not checked (the slot of one that is out of range is -1), they are read and slots written
  * on the step's stream. Where every expert is there and the strategy does not prefetch nothing
  * waits for the host, the whole layer is pinned, and the call can be captured
- * (moert_engine_graph_safe). With opaque records, strategy on-demand and a host_budget_bytes that
- * keeps them all the device also brings what is missing, and nothing waits, if the layer has a slot
- * for every id: slot_of_expert is -1 then, and the fetch has to be released before the next of its
- * layer and before anything else is asked of the engine. */
+ * (moert_engine_graph_safe). With opaque records, strategy on-demand or fate and a
+ * host_budget_bytes that keeps them all the device also brings what is missing, and nothing waits,
+ * if the layer has a slot for every id: slot_of_expert is -1 then, and the fetch has to be released
+ * before the next of its layer and before anything else is asked of the engine. fate prefetches for
+ * one token whose `hidden` is given. */
 typedef struct moert_fetch {
   uint64_t struct_size;
   moert_tensor ids;         /* [T, k] i32 in [0, E), or -1: none */
@@ -62,8 +63,9 @@ MOERT_API moert_code moert_layer_fetch(moert_step *step, int32_t layer, const mo
 /* Ends every fetch of this layer in this step; none is MOERT_OK. Thread-safe. Blocks for a layer
  * call in progress. Fails: INVALID_ARGUMENT. */
 MOERT_API moert_code moert_slots_release(moert_step *step, int32_t layer, moert_error **error);
-/* All experts of a layer, for calls of so many rows that nearly all are named: opaque records are
- * copied to `to`, from slots or from host memory. Expert e then lies in slot e of `slots`. No slot
+/* Experts of a layer, all of them where `experts` is NULL, for calls of so many rows that most are
+ * named: opaque records are copied to `to`, from slots or from host memory. Expert e then lies in
+ * slot e of `slots`. No slot
  * of the engine changes hands and no policy sees it. `to` has slots->slots * slots->stride[0] bytes,
  * aligned as the parts are, where the backend computes; NULL: slots alone is filled, with offsets in
  * place of addresses. On CUDA copies are enqueued on the step's stream. Thread-safe. Blocks on the
@@ -71,7 +73,8 @@ MOERT_API moert_code moert_slots_release(moert_step *step, int32_t layer, moert_
  * INVALID_ARGUMENT; FAILED_PRECONDITION where a record is in neither place (host_budget_bytes), or a
  * fetch that the device served is not released; UNIMPLEMENTED for other records, shards and
  * strategies of several versions; the source's errors. Since 0.1. */
-MOERT_API moert_code moert_layer_copy(moert_step *step, int32_t layer, void *to, moert_slots *slots,
+MOERT_API moert_code moert_layer_copy(moert_step *step, int32_t layer, const int32_t *experts,
+                                      int64_t num_experts, void *to, moert_slots *slots,
                                       moert_error **error);
 
 MOERT_END_C

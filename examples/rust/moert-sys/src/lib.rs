@@ -1213,6 +1213,8 @@ extern "C" {
     pub fn moert_layer_copy(
         step: *mut moert_step,
         layer: i32,
+        experts: *const i32,
+        num_experts: i64,
         to: *mut ::core::ffi::c_void,
         slots: *mut moert_slots,
         error: *mut *mut moert_error,

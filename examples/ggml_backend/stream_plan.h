@@ -1,0 +1,53 @@
+// Which experts of a layer are brought for a batch that streams layers through the GPU.
+//
+// What a layer will name is known late, behind its router: while the layer in front is multiplied,
+// those that it named last are brought, and the rest once its ids were read. The host waits for
+// the ids. Where that gains nothing, because nearly all experts are named or the link is faster
+// than the products, whole layers are brought and nobody waits.
+#ifndef MOERT_EXAMPLES_GGML_BACKEND_STREAM_PLAN_H_
+#define MOERT_EXAMPLES_GGML_BACKEND_STREAM_PLAN_H_
+
+#include <climits>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace moert_ggml {
+
+/// A pass is a batch that goes through the layers in their order. Not thread-safe.
+class StreamPlan {
+ public:
+  /// `experts`: of each layer.
+  explicit StreamPlan(std::vector<int> experts);
+
+  /// The call of a layer begins: whether its ids shall be read first.
+  bool ReadsIds(int layer);
+  /// Then: what they name, each once, and whether the link had nothing more to bring by then.
+  void Named(int layer, std::span<const int32_t> experts, bool idle);
+  /// Whether the layer will come in this pass, as it did in the last one: llama.cpp computes the
+  /// last layer for those tokens alone whose results it returns.
+  bool Comes(int layer) const { return layer < static_cast<int>(all_.size()) && layer <= end_; }
+  /// What the layer will name, as far as is known: all where it is not.
+  const std::vector<int32_t>& Likely(int layer) const {
+    return likely_[static_cast<size_t>(layer)];
+  }
+  /// All of them.
+  const std::vector<int32_t>& All(int layer) const { return all_[static_cast<size_t>(layer)]; }
+
+ private:
+  void BeginPass();
+
+  std::vector<std::vector<int32_t>> all_, likely_;
+  bool reads_ = true;
+  int last_ = -1;      // layer of the last call
+  int end_ = INT_MAX;  // of the last pass, its last layer
+  int unread_ = 0;     // passes since ids were read
+  // Of the pass.
+  int calls_ = 0;  // that read ids
+  int idle_ = 0;
+  int64_t named_ = 0, there_ = 0;  // experts of their layers
+};
+
+}  // namespace moert_ggml
+
+#endif  // MOERT_EXAMPLES_GGML_BACKEND_STREAM_PLAN_H_

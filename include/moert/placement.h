@@ -1,0 +1,50 @@
+// Placement: which ranks compute which experts of a group that may change it while it runs, and how
+// to choose that by use. Popular experts may have several owners.
+#ifndef MOERT_PLACEMENT_H_
+#define MOERT_PLACEMENT_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "moert/model.h"
+
+namespace moert {
+
+struct ExpertPlacement {
+  int ranks = 1;
+  /// [L][E]: the owners of each expert, ascending, at least one. Of n owners owner i computes the
+  /// expert for the tokens t with t % n == i.
+  std::vector<std::vector<std::vector<int32_t>>> owners;
+};
+
+/// InvalidArgument names the layer and expert whose owners are missing, out of range or not
+/// ascending.
+absl::Status CheckPlacement(const MoeModelSpec& model, const ExpertPlacement& placement);
+
+struct ReplicaOptions {
+  /// By rank, how many experts of each layer it owns at most; no more than a layer has. All ranks
+  /// together at least a layer's experts: what is more holds further copies of the heaviest. Empty:
+  /// as few as there are.
+  std::vector<int> capacity;
+  /// What shared experts cost rank 0 in each layer that has some.
+  double shared_load = 0;
+  /// A layer keeps the owners it has here unless that lowers the most loaded rank's load by more
+  /// than `gain` of it: what moves has to be loaded again. Null: nothing is kept.
+  const ExpertPlacement* previous = nullptr;
+  double gain = 0.05;
+};
+
+/// Owners by what each expert costs: loads[l][e], 0 or more, in any unit (ExpertParallel::TakeLoads
+/// measures them). Ranks have nearly the same load. Where it lowers the highest one, the heaviest
+/// experts get copies, as many as there is room for. The same for the same input. InvalidArgument
+/// names what does not fit.
+absl::StatusOr<ExpertPlacement> PlaceReplicas(const MoeModelSpec& model,
+                                              absl::Span<const std::vector<double>> loads,
+                                              int ranks, const ReplicaOptions& options);
+
+}  // namespace moert
+
+#endif  // MOERT_PLACEMENT_H_

@@ -1,0 +1,52 @@
+// The routing of a group whose experts are placed: which ids a rank computes, and their counts.
+#ifndef MOERT_LIB_PARALLEL_PLACED_IDS_H_
+#define MOERT_LIB_PARALLEL_PLACED_IDS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "exec/owned_ids.h"
+#include "moert/engine.h"
+#include "moert/model.h"
+#include "moert/placement.h"
+
+namespace moert {
+
+class PlacedIds {
+ public:
+  /// `device`: keeps ids there; null: in host memory.
+  PlacedIds(const MoeModelSpec& model, int rank, std::unique_ptr<OwnedIds> device);
+
+  static int64_t Experts(const MoeModelSpec& model);
+
+  absl::Status Set(const ExpertPlacement& placement);
+  /// `routing` of `rows` tokens with -1 for what is not this rank's. Valid until the next call.
+  absl::StatusOr<RoutedInput> Keep(int layer, int64_t rows, const RoutedInput& routing,
+                                   void* stream);
+  /// Ids in host memory that this rank computes.
+  void Count(int layer, absl::Span<const int32_t> ids);
+  /// Of all layers' experts, since the last call.
+  absl::StatusOr<std::vector<int64_t>> TakeCounts();
+
+ private:
+  size_t First(int layer) const { return first_[static_cast<size_t>(layer)]; }
+  size_t ExpertsOf(int layer) const {
+    return first_[static_cast<size_t>(layer) + 1] - First(layer);
+  }
+
+  const int rank_;
+  const std::unique_ptr<OwnedIds> device_;
+  std::vector<size_t> first_;  // of each layer, and behind the last
+  std::vector<OwnerShare> shares_;
+  std::vector<int64_t> counts_;
+  std::vector<int32_t> kept_;
+};
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_PARALLEL_PLACED_IDS_H_
