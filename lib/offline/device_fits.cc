@@ -15,7 +15,11 @@ absl::StatusOr<std::unique_ptr<DeviceFits>> OpenDeviceFits(BackendKind backend,
     if (log) log("scales are searched for on the CUDA device");
     return device;
   }
-  if (backend == BackendKind::kCuda) return device.status();
+  if (backend == BackendKind::kCuda) {
+    return absl::Status(device.status().code(),
+                        fmt::format("backend cuda: {}; legal are cpu and auto",
+                                    std::string(device.status().message())));
+  }
   if (CudaStatus().ok() && log) {
     log(fmt::format("note: scales are searched for on the CPU: {}",
                     std::string(device.status().message())));

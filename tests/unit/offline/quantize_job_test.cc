@@ -33,5 +33,21 @@ TEST_CASE("a weight that is not finite is refused where it is, rotated or not") 
         job.model + ": layer 1, expert 2: up: a weight is not finite");
 }
 
+TEST_CASE("a device that is not there is an error only where it is asked for") {
+  if (CudaStatus().ok()) return;  // tests/gpu covers machines with one
+  const test::TempDir dir;
+  QuantizeJob job;
+  job.model = TinyModelDir();
+  job.out = dir / "pack";
+  job.schemes = {*Scheme::Parse("w4a16_g128")};
+  job.backend = BackendKind::kCuda;
+  const absl::Status status = RunQuantizeJob(job);
+  CHECK(absl::IsUnavailable(status));
+  CHECK_THAT(std::string(status.message()),
+             Catch::StartsWith("backend cuda: ") && Catch::Contains("legal are cpu and auto"));
+  job.backend = BackendKind::kAuto;
+  REQUIRE_OK(RunQuantizeJob(job));
+}
+
 }  // namespace
 }  // namespace moert
