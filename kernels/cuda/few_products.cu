@@ -7,6 +7,7 @@
 #include "kernels/cuda/primitives/few_work.cuh"
 #include "kernels/cuda/primitives/group_share.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
+#include "kernels/cuda/primitives/prefetch_share.cuh"
 #include "kernels/cuda/primitives/selection_tally.cuh"
 
 namespace moert::cuda {
@@ -170,6 +171,9 @@ __device__ __forceinline__ void ChooseAndMultiply(const FewProductsArgs& args, b
     if (lane == 0 && !real) TakeOne(work, warp, &taken);
   }
   __syncthreads();
+  if (real && warp == kGemmWarps - 1 && taken.ticket[1] < args.gemm.shares) {
+    PrefetchShare(work, taken.begin[1], taken.end[1], lane);
+  }
   RunShares<1>(args.gemm, work, taken, shared,
                real ? nullptr : static_cast<const uint8_t*>(args.constants));
 }

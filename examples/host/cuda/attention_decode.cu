@@ -55,10 +55,8 @@ __device__ __forceinline__ void LoadQueries(const AttentionArgs& a, const Task& 
                                             Shared<kDim>* shared) {
   const float* q =
       a.queries + t.row * a.query_stride + static_cast<int64_t>(t.first_head) * a.head_dim;
-  for (int i = threadIdx.x; i < t.heads * kDim; i += kThreads) {
-    const int head = i / kDim, d = i % kDim;
-    if (d >= a.head_dim) continue;
-    PutQuery(shared, head, d, __fmul_rn(__ldcg(q + head * a.head_dim + d), scale));
+  for (int i = threadIdx.x; i < t.heads * a.head_dim; i += kThreads) {
+    PutQuery(shared, i / a.head_dim, i % a.head_dim, __fmul_rn(__ldcg(q + i), scale));
   }
 }
 
@@ -70,23 +68,22 @@ __device__ __forceinline__ void LoadProducts(const AttentionArgs& a, const RopeA
                                              Shared<kDim>* shared) {
   const int dim = a.head_dim;
   const float* x = real ? rope.qkv + row * (a.heads + 2 * a.kv_heads) * dim : rope.frequencies;
-  const int first = queries ? 0 : t.heads * kDim, all = (t.heads + 2) * kDim;
+  const int first = queries ? 0 : t.heads * dim, all = (t.heads + 2) * dim;
   constexpr int kTogether = 10;  // of a thread under way
   for (int from = first; from < all; from += kTogether * kThreads) {
     float v[kTogether];
 #pragma unroll
     for (int j = 0; j < kTogether; ++j) {
-      const int i = from + j * kThreads + static_cast<int>(threadIdx.x), head = i / kDim;
-      const int d = i % kDim;
+      const int i = from + j * kThreads + static_cast<int>(threadIdx.x), head = i / dim;
       const int place = head < t.heads    ? t.first_head + head
                         : head == t.heads ? a.heads + t.kv_head
                                           : a.heads + a.kv_heads + t.kv_head;
-      v[j] = i < all && d < dim ? Channel(rope, x, real ? place * dim + d : 0) : 0.0f;
+      v[j] = i < all ? Channel(rope, x, real ? place * dim + i % dim : 0) : 0.0f;
     }
 #pragma unroll
     for (int j = 0; j < kTogether; ++j) {
       const int i = from + j * kThreads + static_cast<int>(threadIdx.x);
-      if (i < all) shared->products[i / kDim][i % kDim] = v[j];
+      if (i < all) shared->products[i / dim][i % dim] = v[j];
     }
   }
 }
@@ -221,9 +218,8 @@ template <int kDim>
 __device__ __forceinline__ void AddCluster(const AttentionArgs& a, const Task& t, int rank,
                                            bool real, const Shared<kDim>& shared) {
   ClusterSync();
-  for (int i = rank * kThreads + threadIdx.x; i < t.heads * kDim; i += kRanks * kThreads) {
-    const int head = i / kDim, d = i % kDim;
-    if (d >= a.head_dim) continue;
+  for (int i = rank * kThreads + threadIdx.x; i < t.heads * a.head_dim; i += kRanks * kThreads) {
+    const int head = i / a.head_dim, d = i % a.head_dim;
     Found found[kRanks];
     float mixed[kRanks];
 #pragma unroll
@@ -233,7 +229,7 @@ __device__ __forceinline__ void AddCluster(const AttentionArgs& a, const Task& t
     }
     const float value = Combine(
         kRanks, [&](int r) { return found[r]; }, [&](int r) { return mixed[r]; });
-    if (real) a.out[(t.row * a.heads + t.first_head + head) * a.head_dim + d] = ToBf16(value);
+    if (real) a.out[(t.row * a.heads + t.first_head) * a.head_dim + i] = ToBf16(value);
   }
   ClusterSync();  // its memory is read by others until here
 }
@@ -242,9 +238,8 @@ template <int kDim>
 __device__ __forceinline__ void StorePartials(const AttentionArgs& a, const Task& t, int pieces,
                                               float* partials, const Shared<kDim>& shared) {
   const int part = blockIdx.x;
-  for (int i = threadIdx.x; i < t.heads * kDim; i += kThreads) {
-    const int head = i / kDim, d = i % kDim;
-    if (d >= a.head_dim) continue;
+  for (int i = threadIdx.x; i < t.heads * a.head_dim; i += kThreads) {
+    const int head = i / a.head_dim, d = i % a.head_dim;
     const Partials to = PartialsOf(partials, a, pieces * kRanks, t.row, t.first_head + head);
     to.mixed[part * a.head_dim + d] = shared.mixed[0][head][d] + shared.mixed[1][head][d];
     if (d == 0) to.found[part] = shared.found[head];
