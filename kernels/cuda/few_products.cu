@@ -1,7 +1,5 @@
 #include <cuda_runtime.h>
 
-#include <algorithm>
-
 #include "kernels/cuda/few_products.h"
 #include "kernels/cuda/primitives/choose_experts.cuh"
 #include "kernels/cuda/primitives/few_work.cuh"
@@ -40,14 +38,9 @@ __device__ __forceinline__ void Clear(const FewProductsArgs& args, ChoiceScratch
   }
 }
 
-/// Begins to copy what is wanted as soon as experts are known. counts: of this CTA. A rehearsal
-/// has records that nobody reads.
-__device__ __forceinline__ void CopyTables(const FewProductsArgs& args, bool counts, bool real,
+/// Begins to copy what is wanted as soon as experts are known. counts: of this CTA.
+__device__ __forceinline__ void CopyTables(const FewProductsArgs& args, bool counts,
                                            ChoiceScratch* scratch) {
-  for (int e = threadIdx.x; !real && e <= args.routing.num_experts; e += kGemmThreads) {
-    scratch->handles[e] = {reinterpret_cast<const uint8_t*>(uintptr_t{16}), 0, 0};
-  }
-  if (!real) return;
   for (int e = threadIdx.x; e <= args.routing.num_experts; e += kGemmThreads) {
     CopyAsync16(SharedAddress(scratch->handles + e), args.handles + e, true);
     if (counts) CopyAsync16(SharedAddress(scratch->tally + e), args.tally + e, true);
@@ -57,12 +50,12 @@ __device__ __forceinline__ void CopyTables(const FewProductsArgs& args, bool cou
 
 /// By a warp: the experts of a token. stores: this CTA tells of them.
 template <int kPerLane>
-__device__ __forceinline__ void Choose(const FewProductsArgs& args, const float* logits, int token,
-                                       int lane, bool stores, ChoiceScratch* scratch) {
+__device__ __forceinline__ void Choose(const FewProductsArgs& args, int token, int lane,
+                                       bool stores, ChoiceScratch* scratch) {
   const int experts = args.routing.num_experts, top_k = args.routing.top_k;
   float(&keys)[2][kFewExperts] = scratch->keys[token];
   const Chosen chosen =
-      ChooseExperts<kPerLane>(args.routing, logits + token * experts,
+      ChooseExperts<kPerLane>(args.routing, args.logits + token * experts,
                               stores ? args.scores + token * experts : nullptr, keys[0], keys[1]);
   if (lane >= top_k) return;
   const int at = token * top_k + lane;
@@ -75,18 +68,17 @@ __device__ __forceinline__ void Choose(const FewProductsArgs& args, const float*
   args.weights[at] = chosen.weight;
 }
 
-__device__ __forceinline__ void ChooseOf(const FewProductsArgs& args, bool real, int token,
-                                         int lane, bool stores, ChoiceScratch* scratch) {
-  const float* const logits = real ? args.logits : static_cast<const float*>(args.constants);
+__device__ __forceinline__ void ChooseOf(const FewProductsArgs& args, int token, int lane,
+                                         bool stores, ChoiceScratch* scratch) {
   const int experts = args.routing.num_experts;
   if (experts <= 64) {
-    Choose<2>(args, logits, token, lane, stores, scratch);
+    Choose<2>(args, token, lane, stores, scratch);
   } else if (experts <= 128) {
-    Choose<4>(args, logits, token, lane, stores, scratch);
+    Choose<4>(args, token, lane, stores, scratch);
   } else if (experts <= 256) {
-    Choose<8>(args, logits, token, lane, stores, scratch);
+    Choose<8>(args, token, lane, stores, scratch);
   } else {
-    Choose<kFewExperts / 32>(args, logits, token, lane, stores, scratch);
+    Choose<kFewExperts / 32>(args, token, lane, stores, scratch);
   }
 }
 
@@ -99,8 +91,7 @@ __device__ __forceinline__ int WantedBelow(const ChoiceScratch& scratch, int e) 
 
 /// A thread a slot: places it in its expert's tile.
 __device__ __forceinline__ void MakeFewTiles(const FewProductsArgs& args,
-                                             const ChoiceScratch& scratch, bool real,
-                                             FewWork* work) {
+                                             const ChoiceScratch& scratch, FewWork* work) {
   const int slot = threadIdx.x, pairs = args.tokens * args.routing.top_k;
   if (slot == kGemmThreads - 1)
     work->num_tiles = WantedBelow(scratch, args.routing.num_experts) + args.shared;
@@ -114,7 +105,7 @@ __device__ __forceinline__ void MakeFewTiles(const FewProductsArgs& args,
   work->slots[tile][place] = static_cast<uint16_t>(slot);
   if (place > 0) return;
   const ExpertHandle handle = scratch.handles[e];
-  work->tiles[tile] = {handle.record, handle.format, real ? __popc(tokens) : 0};
+  work->tiles[tile] = {handle.record, handle.format, __popc(tokens)};
 }
 
 /// Adds the call to what was counted before; as LaunchGroup, mass in the order of slots.
@@ -135,61 +126,38 @@ __device__ __forceinline__ void CountCall(const FewProductsArgs& args,
   }
 }
 
-/// A rehearsal's shares: one item for every group of warps.
-__device__ __forceinline__ void TakeOne(const FewWork& work, int product, TakenShares* taken) {
-  const TileMatrix& m = work.known[0][product];
-  taken->ticket[product] = 0;
-  taken->begin[product] = {0, 0};
-  taken->end[product] = {0, min(kGemmWarps >> KSlicesLog2(m.k64s), m.items)};
-}
-
-/// First a rehearsal, where it can be: `real` false.
-__device__ __forceinline__ void ChooseAndMultiply(const FewProductsArgs& args, bool real,
-                                                  FewWork& work, TakenShares& taken,
-                                                  float* shared) {
-  auto* const scratch = reinterpret_cast<ChoiceScratch*>(shared + kReduceBytes / 4);
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-  Clear(args, scratch);
-  __syncthreads();
-  if (real) {
-    GridDependencySync();
-    TriggerDependentLaunch();
-  }
-  const bool stores = real && blockIdx.x == 0, counts = stores && args.tally != nullptr;
-  int ticket = 0;
-  if (real && lane == 0 && warp < 2) ticket = atomicAdd(args.gemm.table.ticket + warp, 1);
-  CopyTables(args, counts, real, scratch);
-  if (warp < args.tokens) ChooseOf(args, real, warp, lane, stores, scratch);
-  CopyAsyncWait<0>();
-  __syncthreads();
-  MakeFewTiles(args, *scratch, real, &work);
-  if (counts) CountCall(args, *scratch);
-  __syncthreads();
-  if (warp < 2) {
-    work.SumCosts(warp, lane);
-    if (lane == 0) Take(args.gemm, warp, ticket, work, &taken);
-    if (lane == 0 && !real) TakeOne(work, warp, &taken);
-  }
-  __syncthreads();
-  if (real && warp == kGemmWarps - 1 && taken.ticket[1] < args.gemm.shares) {
-    PrefetchShare(work, taken.begin[1], taken.end[1], lane);
-  }
-  RunShares<1>(args.gemm, work, taken, shared,
-               real ? nullptr : static_cast<const uint8_t*>(args.constants));
-}
-
 __global__ void __launch_bounds__(kGemmThreads, kGemmCtas)
     FewProductsKernel(const __grid_constant__ FewProductsArgs args) {
   extern __shared__ __align__(128) float shared[];
   __shared__ FewWork work;
   __shared__ TakenShares taken;
+  auto* const scratch = reinterpret_cast<ChoiceScratch*>(shared + kReduceBytes / 4);
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+  Clear(args, scratch);
   work.Know(args);
-  if (threadIdx.x % 32 == 0 && threadIdx.x < 64) InitMbarrier(&taken.mbarriers[threadIdx.x / 32]);
-#pragma unroll 1
-  for (int pass = args.constants != nullptr ? 0 : 1; pass < 2; ++pass) {
-    ChooseAndMultiply(args, pass == 1, work, taken, shared);
-    if (pass == 0) __syncthreads();  // where weights were is scratch
+  if (lane == 0 && warp < 2) InitMbarrier(&taken.mbarriers[warp]);
+  __syncthreads();
+  GridDependencySync();
+  TriggerDependentLaunch();
+  const bool stores = blockIdx.x == 0, counts = stores && args.tally != nullptr;
+  int ticket = 0;
+  if (lane == 0 && warp < 2) ticket = atomicAdd(args.gemm.table.ticket + warp, 1);
+  CopyTables(args, counts, scratch);
+  if (warp < args.tokens) ChooseOf(args, warp, lane, stores, scratch);
+  CopyAsyncWait<0>();
+  __syncthreads();
+  MakeFewTiles(args, *scratch, &work);
+  if (counts) CountCall(args, *scratch);
+  __syncthreads();
+  if (warp < 2) {
+    work.SumCosts(warp, lane);
+    if (lane == 0) Take(args.gemm, warp, ticket, work, &taken);
   }
+  __syncthreads();
+  if (warp == kGemmWarps - 1 && taken.ticket[1] < args.gemm.shares) {
+    PrefetchShare(work, taken.begin[1], taken.end[1], lane);
+  }
+  RunShares<1>(args.gemm, work, taken, shared);
 }
 
 }  // namespace
@@ -202,9 +170,6 @@ int LaunchFewProducts(const FewProductsArgs& args, CUstream_st* stream) {
       FewProductsKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kGemmSharedBytes);
   if (error != cudaSuccess) return error;
   FewProductsArgs all = args;
-  const int64_t rows = std::max(args.gemm.x_stride, args.gemm.h_stride);
-  const int64_t logits = int64_t{args.tokens} * args.routing.num_experts * 4;
-  if (args.constant_bytes < std::max(rows, logits)) all.constants = nullptr;
   all.gemm.first = 0;
   all.gemm.last = 1;
   all.gemm.pairs = args.tokens * args.routing.top_k;

@@ -46,10 +46,6 @@ struct FewProductsArgs {
   int32_t num_formats = 0;
   int32_t shared = 0;                     // whether there is a shared expert
   const ExpertHandle* handles = nullptr;  // [experts + 1]; the last is the shared expert
-  /// Memory that no kernel writes. Where it is as large as a row of activations and all logits, the
-  /// launch rehearses on it while the kernels in front run: that brings its instructions.
-  const void* constants = nullptr;
-  int64_t constant_bytes = 0;
   /// All but `pairs` and `top_k`, which follow. Of the table `ready` and `ticket` alone, which the
   /// launch in front leaves zero (GateZeros). `h` is plain bf16 in every format.
   GroupGemmArgs gemm;

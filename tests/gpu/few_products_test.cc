@@ -182,7 +182,7 @@ void RunApart(const Case& c, const Layer& layer, const cuda::DeviceRouting& rout
 }
 
 void RunTogether(const Case& c, const Layer& layer, const cuda::DeviceRouting& routing,
-                 const cuda::DeviceRows& x, int shares, bool rehearses, Call* call) {
+                 const cuda::DeviceRows& x, int shares, Call* call) {
   const cuda::GateZeros zeros{call->ready.get(), call->pairs + 1, call->ticket.get()};
   REQUIRE(cuda::LaunchGateLogits(x, layer.gate.get(), c.experts, call->logits.get(), nullptr,
                                  call->packed.get(), call->x_stride, {}, zeros) == 0);
@@ -198,8 +198,6 @@ void RunTogether(const Case& c, const Layer& layer, const cuda::DeviceRouting& r
   args.num_formats = c.formats;
   args.shared = c.shared ? 1 : 0;
   args.handles = layer.handles.get();
-  args.constants = rehearses ? layer.gate.get() : nullptr;
-  args.constant_bytes = rehearses ? int64_t{c.experts} * c.hidden * 4 : 0;
   args.gemm = call->Gemm(c, shares);
   REQUIRE(cuda::LaunchFewProducts(args, nullptr) == 0);
 }
@@ -230,7 +228,7 @@ void Check(const Case& c, int tokens) {
     Call want(c, tokens, shares), got(c, tokens, shares);
     for (int again = 0; again < 2; ++again) {
       RunApart(c, layer, routing, x, shares, &want);
-      RunTogether(c, layer, routing, x, shares, again == 0, &got);
+      RunTogether(c, layer, routing, x, shares, &got);
     }
     CHECK(got.ids.Get() == want.ids.Get());
     CHECK(SameBits(got.weights.Get(), want.weights.Get()));

@@ -7,7 +7,6 @@
 #include "host/cuda/attention_kernel.h"
 #include "host/cuda/decode_found.cuh"
 #include "host/cuda/decode_panel.cuh"
-#include "host/cuda/decode_task.cuh"
 #include "host/cuda/mma.cuh"
 #include "host/cuda/reduce.cuh"
 #include "host/cuda/rotate_head.cuh"
@@ -22,6 +21,8 @@ using gpu::TriggerDependentLaunch;
 
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / 32;
+constexpr int kRanks = 8;                          // blocks that share a piece
+constexpr int kHeads = 8;                          // query heads of a block
 constexpr int kBlock = 16;                         // keys of a warp at a time
 constexpr int kStride = kRanks * kWarps * kBlock;  // from a warp's keys to its next
 static_assert(kPieceKeys % kStride == 0);
@@ -39,8 +40,36 @@ struct Shared {
   Found by_warp[kWarps][kHeads];
   Found found[kHeads];
   Rotation rotation;
-  float norms[2][kDim];  // of queries and keys
 };
+
+/// A block's part of the work.
+struct Task {
+  int kv_head, first_head, heads;
+  int64_t row;
+  RowInput input;
+  int begin, end;  // keys: of the piece, and the window
+  int fresh;       // first key that is in shared memory
+};
+
+__device__ __forceinline__ Task TaskOf(const AttentionArgs& a, bool rotates) {
+  Task t;
+  const int per_kv = a.heads / a.kv_heads;
+  const int groups = (per_kv + kHeads - 1) / kHeads;
+  const int group = static_cast<int>(blockIdx.y) % groups;
+  t.kv_head = static_cast<int>(blockIdx.y) / groups;
+  t.first_head = t.kv_head * per_kv + group * kHeads;
+  t.heads = min(kHeads, (t.kv_head + 1) * per_kv - t.first_head);
+  const int piece = static_cast<int>(blockIdx.x) / kRanks;
+  t.row = blockIdx.z;
+  t.input = a.inputs.rows[t.row];
+  t.end = t.input.position + 1;
+  const int first = a.window > 0 && t.end > a.window ? t.end - a.window : 0;
+  const int from = (first / kPieceKeys + piece) * kPieceKeys;
+  t.begin = max(from, first);
+  t.end = min(from + kPieceKeys, t.end);
+  t.fresh = rotates ? t.input.position - t.input.before : t.input.position + 1;
+  return t;
+}
 
 /// Two parts of a query's channel, in powers of two.
 template <int kDim>
@@ -60,14 +89,13 @@ __device__ __forceinline__ void LoadQueries(const AttentionArgs& a, const Task& 
   }
 }
 
-/// Of a row: the channels of the key, the value and, if `queries`, the block's heads. A rehearsal
-/// reads a constant instead.
+/// Of a row: the channels of the key, the value and, if `queries`, the block's heads.
 template <int kDim>
 __device__ __forceinline__ void LoadProducts(const AttentionArgs& a, const RopeArgs& rope,
-                                             const Task& t, int64_t row, bool queries, bool real,
+                                             const Task& t, int64_t row, bool queries,
                                              Shared<kDim>* shared) {
   const int dim = a.head_dim;
-  const float* x = real ? rope.qkv + row * (a.heads + 2 * a.kv_heads) * dim : rope.frequencies;
+  const float* x = rope.qkv + row * (a.heads + 2 * a.kv_heads) * dim;
   const int first = queries ? 0 : t.heads * dim, all = (t.heads + 2) * dim;
   constexpr int kTogether = 10;  // of a thread under way
   for (int from = first; from < all; from += kTogether * kThreads) {
@@ -78,7 +106,7 @@ __device__ __forceinline__ void LoadProducts(const AttentionArgs& a, const RopeA
       const int place = head < t.heads    ? t.first_head + head
                         : head == t.heads ? a.heads + t.kv_head
                                           : a.heads + a.kv_heads + t.kv_head;
-      v[j] = i < all ? Channel(rope, x, real ? place * dim + i % dim : 0) : 0.0f;
+      v[j] = i < all ? Channel(rope, x, place * dim + i % dim) : 0.0f;
     }
 #pragma unroll
     for (int j = 0; j < kTogether; ++j) {
@@ -88,28 +116,19 @@ __device__ __forceinline__ void LoadProducts(const AttentionArgs& a, const RopeA
   }
 }
 
-/// Weights of the norms, if there are any. Constants: before the kernels in front have ended.
-template <int kDim>
-__device__ __forceinline__ void LoadNorms(const RopeArgs& rope, int dim, Shared<kDim>* shared) {
-  for (int i = threadIdx.x; i < dim; i += kThreads) {
-    if (rope.q_weight != nullptr) shared->norms[0][i] = rope.q_weight[i];
-    if (rope.k_weight != nullptr) shared->norms[1][i] = rope.k_weight[i];
-  }
-}
-
 /// Rotates the queries, and keys of the step's rows up to this one; if `write`, stores its own. The
 /// rotation of the first of these rows has been made, without a barrier.
 template <int kDim>
 __device__ __forceinline__ void Rotate(const AttentionArgs& a, const RopeArgs& rope, const Task& t,
                                        const SequenceCache& cache, float scale, bool write,
-                                       bool real, Shared<kDim>* shared) {
+                                       Shared<kDim>* shared) {
   const int dim = a.head_dim, warp = threadIdx.x / 32, before = t.input.before;
   for (int j = 0; j <= before; ++j) {
     if (j > 0) {
       __syncthreads();
       MakeRotation(rope, cache.rope_set, t.input.position - before + j, &shared->rotation);
     }
-    LoadProducts(a, rope, t, t.row - before + j, j == before, real, shared);
+    LoadProducts(a, rope, t, t.row - before + j, j == before, shared);
     __syncthreads();
     for (int i = threadIdx.x; i < dim; i += kThreads) {
       shared->values[j][i] = ToBf16(shared->products[t.heads + 1][i]);
@@ -118,11 +137,11 @@ __device__ __forceinline__ void Rotate(const AttentionArgs& a, const RopeArgs& r
     for (int head = warp; head <= t.heads; head += kWarps) {
       const auto get = [&](int i) { return shared->products[head][i]; };
       if (head == t.heads) {
-        RotateHead(rope, rope.k_weight != nullptr ? shared->norms[1] : nullptr, shared->rotation,
-                   get, [&](int i, float v) { shared->keys[j][i] = ToBf16(v); });
+        RotateHead(rope, rope.k_weight, shared->rotation, get,
+                   [&](int i, float v) { shared->keys[j][i] = ToBf16(v); });
       } else if (j == before) {
-        RotateHead(rope, rope.q_weight != nullptr ? shared->norms[0] : nullptr, shared->rotation,
-                   get, [&](int i, float v) { PutQuery(shared, head, i, __fmul_rn(v, scale)); });
+        RotateHead(rope, rope.q_weight, shared->rotation, get,
+                   [&](int i, float v) { PutQuery(shared, head, i, __fmul_rn(v, scale)); });
       }
     }
   }
@@ -216,7 +235,7 @@ __device__ __forceinline__ void AddWarps(Mix<kSteps>& mix, Shared<kSteps * 32>* 
 /// Adds up what the blocks of the cluster found; each stores a part of the channels.
 template <int kDim>
 __device__ __forceinline__ void AddCluster(const AttentionArgs& a, const Task& t, int rank,
-                                           bool real, const Shared<kDim>& shared) {
+                                           const Shared<kDim>& shared) {
   ClusterSync();
   for (int i = rank * kThreads + threadIdx.x; i < t.heads * a.head_dim; i += kRanks * kThreads) {
     const int head = i / a.head_dim, d = i % a.head_dim;
@@ -229,7 +248,7 @@ __device__ __forceinline__ void AddCluster(const AttentionArgs& a, const Task& t
     }
     const float value = Combine(
         kRanks, [&](int r) { return found[r]; }, [&](int r) { return mixed[r]; });
-    if (real) a.out[(t.row * a.heads + t.first_head) * a.head_dim + i] = ToBf16(value);
+    a.out[(t.row * a.heads + t.first_head) * a.head_dim + i] = ToBf16(value);
   }
   ClusterSync();  // its memory is read by others until here
 }
@@ -263,60 +282,50 @@ __global__ void __launch_bounds__(kThreads)
       (static_cast<int64_t>(a.layer) * a.kv_heads + t.kv_head) * cache.capacity * dim;
   const float scale = rsqrtf(static_cast<float>(dim)) * 1.44269504f;  // scores in powers of two
 
-  int first = t.begin / kPieceKeys * kPieceKeys + (rank + kRanks * warp) * kBlock;
-  while (first + kBlock <= t.begin) first += kStride;
+  int from = t.begin / kPieceKeys * kPieceKeys + (rank + kRanks * warp) * kBlock;
+  while (from + kBlock <= t.begin) from += kStride;
   const int stored = min(t.end, t.fresh);  // keys in the cache
+  Panel<kSteps> keys, values;
+  keys.Load(cache.keys + base, dim, from, t.begin, stored);
+  values.Load(cache.values + base, dim, from, t.begin, stored);
   // Heads and channels that there are not: zeros.
   for (int i = threadIdx.x; i < 2 * kHeads * Shared<kDim>::kRow; i += kThreads) {
     (&shared.queries[0][0][0])[i] = 0;
   }
   if (kRotates) {
     MakeRotation(rope, cache.rope_set, t.input.position - t.input.before, &shared.rotation);
-    LoadNorms(rope, dim, &shared);
-  }
-  // First a rehearsal, while the kernels in front run: it brings the instructions. The rotation of
-  // one row can be used twice.
-#pragma unroll 1
-  for (int pass = kRotates && t.input.before == 0 ? 0 : 1; pass < 2; ++pass) {
-    const bool real = pass == 1;
-    Panel<kSteps> keys, values;
-    keys.Load(cache.keys + base, dim, first, t.begin, stored);
-    values.Load(cache.values + base, dim, first, t.begin, stored);
+    GridDependencySync();
+    const bool write = blockIdx.x == 0 && t.first_head % (a.heads / a.kv_heads) == 0;
+    Rotate(a, rope, t, cache, scale, write, &shared);
+  } else {
     __syncthreads();
-    if (kRotates) {
-      if (real) GridDependencySync();
-      const bool write = blockIdx.x == 0 && t.first_head % (a.heads / a.kv_heads) == 0;
-      Rotate(a, rope, t, cache, scale, write && real, real, &shared);
-    } else {
-      LoadQueries(a, t, scale, &shared);
-      __syncthreads();
-    }
-    // Not before: the next product's weights would be in front of these loads.
-    if (real) TriggerDependentLaunch();
+    LoadQueries(a, t, scale, &shared);
+    __syncthreads();
+  }
+  // Not before: the next product's weights would be in front of these loads.
+  TriggerDependentLaunch();
 
-    Mix<kSteps> mix;
-    const int end = real ? t.end : min(t.end, first + kBlock);
-    for (int from = first; from < end;) {
-      if (kRotates && from + kBlock > t.fresh) {
-        keys.Refresh(shared.keys, dim, from, t.fresh, t.end);
-        values.Refresh(shared.values, dim, from, t.fresh, t.end);
-      }
-      float score[4];
-      uint32_t high[2], low[2];
-      Scores(keys, shared, score);
-      const int next = from + kStride;
-      keys.Load(cache.keys + base, dim, next, t.begin, stored);
-      mix.Weigh(score, from, t.begin, t.end, high, low);
-      mix.AddValues(values, high, low);
-      values.Load(cache.values + base, dim, next, t.begin, stored);
-      from = next;
+  Mix<kSteps> mix;
+  while (from < t.end) {
+    if (kRotates && from + kBlock > t.fresh) {
+      keys.Refresh(shared.keys, dim, from, t.fresh, t.end);
+      values.Refresh(shared.values, dim, from, t.fresh, t.end);
     }
-    AddWarps(mix, &shared);
-    if (partials == nullptr) {
-      AddCluster(a, t, rank, real, shared);
-    } else if (real) {
-      StorePartials(a, t, pieces, partials, shared);
-    }
+    float score[4];
+    uint32_t high[2], low[2];
+    Scores(keys, shared, score);
+    const int next = from + kStride;
+    keys.Load(cache.keys + base, dim, next, t.begin, stored);
+    mix.Weigh(score, from, t.begin, t.end, high, low);
+    mix.AddValues(values, high, low);
+    values.Load(cache.values + base, dim, next, t.begin, stored);
+    from = next;
+  }
+  AddWarps(mix, &shared);
+  if (partials == nullptr) {
+    AddCluster(a, t, rank, shared);
+  } else {
+    StorePartials(a, t, pieces, partials, shared);
   }
 }
 

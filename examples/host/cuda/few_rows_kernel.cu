@@ -21,8 +21,7 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kChannels = 16;                   // output channels of a unit
 constexpr int kDepth = 256;                     // inputs that a warp multiplies at a time
 constexpr int kRound = kWarps * kDepth;         // and the block
-constexpr int kChannelBytes = kDepth * 2 + 64;  // no two channels of a fragment in one bank
-constexpr int kStage = kChannels * kChannelBytes;
+constexpr int kStage = kChannels * kDepth * 2;  // their weights, bytes
 // More take so much of the memory's rate that the small kernels in front become slower.
 constexpr int kMaxStages = 2;
 constexpr int kRowPadding = 32;  // no two rows of a fragment in one bank
@@ -43,46 +42,25 @@ struct Shared {
   float* squares;         // [kFewRows][warp]
 };
 
-/// Copies a warp's weights: of 16 channels from `channel` on, kDepth inputs from `k` on, those that
-/// there are. What has been copied is told of at `full`.
+/// Where 8 inputs of a channel are in a stage: pieces of 16 bytes of every other channel are
+/// swapped, so that a fragment's lanes meet in few banks.
+__device__ __forceinline__ int PieceAt(int channel, int piece) {
+  return channel * (kDepth * 2) + (piece ^ channel % 2 * 4) * 16;
+}
+
+/// Copies a warp's weights: of 16 channels from `channel` on, kDepth inputs from `k` on. Each time
+/// the lanes copy neighbouring inputs of one channel.
 __device__ __forceinline__ void CopyWeights(const FewRowsProduct& p, int channel, int k,
-                                            uint64_t policy, unsigned char* stage, uint64_t* full) {
-  const int lane = threadIdx.x % 32, bytes = min(max(p.in - k, 0), kDepth) * 2;
-  const int channels = bytes == 0 ? 0 : min(max(p.out - channel, 0), kChannels);
-  const uint16_t* const from = p.w + static_cast<int64_t>(channel) * p.in + k;
+                                            uint64_t policy, unsigned char* stage) {
+  const int lane = threadIdx.x % 32, at = k + lane * 8;
+  const uint16_t* const from = p.w + static_cast<int64_t>(channel) * p.in + at;
   const uint32_t to = SharedAddress(stage);
-#if __CUDA_ARCH__ >= 900
-  // By the copy engine: copies of threads would stand in front of what other kernels load.
-  if (lane == 0) ArriveExpecting(full, channels * bytes);
-  __syncwarp();
-  if (lane < channels) {
-    BulkCopy(to + lane * kChannelBytes, from + static_cast<int64_t>(lane) * p.in, bytes, full,
-             policy);
+#pragma unroll
+  for (int c = 0; c < kChannels; ++c) {
+    const bool inside = at < p.in && channel + c < p.out;
+    CopyAsync(to + PieceAt(c, lane), inside ? from + static_cast<int64_t>(c) * p.in : p.w,
+              inside ? 16 : 0, policy);
   }
-#else
-  for (int c = 0; c < channels; ++c) {
-    if (lane * 16 >= bytes) continue;
-    CopyAsync(to + c * kChannelBytes + lane * 16, from + static_cast<int64_t>(c) * p.in + lane * 8,
-              16, policy);
-  }
-#endif
-}
-/// Behind each CopyWeights, and in its place where there is nothing to copy.
-__device__ __forceinline__ void CommitWeights() {
-#if __CUDA_ARCH__ < 900
-  CommitCopies();
-#endif
-}
-/// Until the copies of a stage have ended, which took it for the n-th time: all but the last
-/// kStages - 1.
-template <int kStages>
-__device__ __forceinline__ void AwaitWeights(uint64_t* full, int n) {
-#if __CUDA_ARCH__ >= 900
-  AwaitPhase(full, n % 2);
-#else
-  WaitForCopies<kStages - 1>();
-#endif
-  __syncwarp();
 }
 
 /// Sums of products, several so that tensor cores need not wait for the one before.
@@ -98,21 +76,18 @@ __device__ __forceinline__ void MultiplyStage(const FewRowsProduct& p, int k,
 #pragma unroll
   for (int s = 0; s < kDepth / 32; ++s) {
     if (k + s * 32 >= p.in) break;
-    const unsigned char* const weights = stage + row * kChannelBytes + (s * 4 + lane % 4) * 16;
-    uint4 low = *reinterpret_cast<const uint4*>(weights);
-    uint4 high = *reinterpret_cast<const uint4*>(weights + 8 * kChannelBytes);
+    const unsigned char* const weights = stage + PieceAt(row, s * 4 + lane % 4);
+    const uint4 low = *reinterpret_cast<const uint4*>(weights);
+    const uint4 high = *reinterpret_cast<const uint4*>(weights + 8 * kDepth * 2);
     uint4 b = make_uint4(0, 0, 0, 0);
-    const bool inside = at + s * 32 < p.in;  // else nothing was copied there
-    if (!inside) low = high = b;
-    if (row < p.rows && inside) b = *reinterpret_cast<const uint4*>(from + s * 32);
+    if (row < p.rows && at + s * 32 < p.in) b = *reinterpret_cast<const uint4*>(from + s * 32);
     MultiplyEight(sums[s % kChains], low, high, b);
   }
 }
 
-/// A rehearsal reads weights instead, here and below.
-__device__ __forceinline__ void LoadRows(const FewRowsProduct& p, bool real, uint16_t* x) {
+__device__ __forceinline__ void LoadRows(const FewRowsProduct& p, uint16_t* x) {
   for (int r = 0; r < p.rows; ++r) {
-    const uint16_t* from = (real ? p.x : p.w) + static_cast<int64_t>(r) * p.in;
+    const uint16_t* from = p.x + static_cast<int64_t>(r) * p.in;
     uint16_t* to = x + r * (p.in + kRowPadding);
     for (int i = threadIdx.x * 8; i < p.in; i += 2 * kThreads * 8) {
       const int j = i + kThreads * 8;
@@ -128,14 +103,10 @@ __device__ __forceinline__ void LoadRows(const FewRowsProduct& p, bool real, uin
 /// The rows times the norm's weight; their scales follow from `squares`, each warp's sum of
 /// squares. kRows: so many are under way together.
 template <int kRows>
-__device__ __forceinline__ void LoadNormed(const FewRowsProduct& p, bool real,
-                                           const Shared& shared) {
+__device__ __forceinline__ void LoadNormed(const FewRowsProduct& p, const Shared& shared) {
   constexpr int kSpan = 2 * kThreads * 4;  // of a row at a time
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const NormedRows& n = p.normed;
-  const auto* const weights = reinterpret_cast<const float*>(p.w);
-  const float* const residual = real ? n.residual : weights;
-  const float* const delta = real || n.delta == nullptr ? n.delta : weights;
   float squares[kRows] = {};
   for (int from = 0; from < p.in; from += kSpan) {
     float4 v[kRows][2], d[kRows][2], weight[2];
@@ -148,9 +119,10 @@ __device__ __forceinline__ void LoadNormed(const FewRowsProduct& p, bool real,
       for (int r = 0; r < kRows; ++r) {
         const bool inside = i < p.in && r < p.rows;
         const int64_t at = static_cast<int64_t>(r) * p.in + i;
-        v[r][j] = inside ? __ldcg(reinterpret_cast<const float4*>(residual + at)) : none;
-        d[r][j] =
-            inside && delta != nullptr ? __ldcg(reinterpret_cast<const float4*>(delta + at)) : none;
+        v[r][j] = inside ? __ldcg(reinterpret_cast<const float4*>(n.residual + at)) : none;
+        d[r][j] = inside && n.delta != nullptr
+                      ? __ldcg(reinterpret_cast<const float4*>(n.delta + at))
+                      : none;
       }
     }
 #pragma unroll
@@ -169,7 +141,7 @@ __device__ __forceinline__ void LoadNormed(const FewRowsProduct& p, bool real,
             make_uint2(ToBf16Pair(u.x * weight[j].x, u.y * weight[j].y),
                        ToBf16Pair(u.z * weight[j].z, u.w * weight[j].w));
         // The blocks share the work of storing the sum.
-        if (real && delta != nullptr && i / 4 % gridDim.x == blockIdx.x) {
+        if (n.delta != nullptr && i / 4 % gridDim.x == blockIdx.x) {
           *reinterpret_cast<float4*>(n.sum + static_cast<int64_t>(r) * p.in + i) = u;
         }
       }
@@ -223,42 +195,27 @@ __device__ __forceinline__ float ScaleOf(const FewRowsProduct& p, const Shared& 
   return 1.0f / sqrtf(squares / static_cast<float>(p.in) + p.normed.eps);
 }
 
-/// The norm behind the product, by the block that ends last. A rehearsal stores nothing.
-__device__ __forceinline__ void NormWhenComplete(const FewRowsProduct& p, bool real, float* parts) {
+/// The norm behind the product, by the block that ends last.
+__device__ __forceinline__ void NormWhenComplete(const FewRowsProduct& p, float* parts) {
   __shared__ bool last;
   __syncthreads();
-  if (real) {
-    if (threadIdx.x == 0) {
-      __threadfence();
-      last = atomicAdd(p.ticket, 1u) == gridDim.x - 1;
-    }
-    __syncthreads();
-    if (!last) return;
+  if (threadIdx.x == 0) {
     __threadfence();
+    last = atomicAdd(p.ticket, 1u) == gridDim.x - 1;
   }
-  NormArgs then = p.then;
-  if (!real) {
-    then.residual = const_cast<float*>(reinterpret_cast<const float*>(p.w));
-    then.delta = nullptr;
-    then.f32 = nullptr;
-    then.bf16 = nullptr;
-  }
-  NormRow(then, 0, parts);
-  if (real && threadIdx.x == 0) *p.ticket = 0;
+  __syncthreads();
+  if (!last) return;
+  __threadfence();
+  NormRow(p.then, 0, parts);
+  if (threadIdx.x == 0) *p.ticket = 0;
 }
 
 constexpr int kLine = 128;  // bytes of the L2 cache
-
-/// Whether the weights are as large as all that is read in their place.
-__device__ __forceinline__ bool CanRehearse(const FewRowsProduct& p) {
-  return p.out >= 2 * p.rows && (p.ticket == nullptr || p.in >= 2);
-}
 
 template <int kStages, int kRows>
 __global__ void __launch_bounds__(kThreads, 1)
     FewRowsKernel(const __grid_constant__ FewRowsProduct p) {
   extern __shared__ __align__(16) unsigned char memory[];
-  __shared__ uint64_t full[kWarps][kStages];
   TriggerDependentLaunch();
   Shared shared;
   shared.stages = memory;
@@ -272,20 +229,16 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int items = (units - block + grid - 1) / grid * rounds;
 
   const uint64_t policy = EvictFirst();
-  if (threadIdx.x % 32 == 0) {
-    for (uint64_t& f : full[warp]) InitPhases(&f);
-  }
-  __syncwarp();
   // The item that is copied next: `kStages` ahead of the one multiplied.
   int next = 0, next_unit = block, next_round = 0;
   const auto copy = [&] {
     if (next < items) {
       CopyWeights(p, next_unit * kChannels, next_round * kRound + warp * kDepth, policy,
-                  stages + next % kStages * kStage, &full[warp][next % kStages]);
+                  stages + next % kStages * kStage);
       if (++next_round == rounds) next_round = 0, next_unit += grid;
     }
     ++next;
-    CommitWeights();
+    CommitCopies();
   };
 #pragma unroll
   for (int i = 0; i < kStages; ++i) copy();
@@ -295,46 +248,36 @@ __global__ void __launch_bounds__(kThreads, 1)
       asm volatile("prefetch.global.L2 [%0];" ::"l"(p.then.weight + i));
     }
   }
-  // First a rehearsal, while the kernels in front run: it brings the instructions.
-#pragma unroll 1
-  for (int pass = CanRehearse(p) ? 0 : 1; pass < 2; ++pass) {
-    const bool real = pass == 1;
-    if (real) GridDependencySync();
-    if (p.x != nullptr) {
-      LoadRows(p, real, shared.x);
-    } else {
-      LoadNormed<kRows>(p, real, shared);
-    }
-    __syncthreads();
-    const float scale = ScaleOf(p, shared, threadIdx.x / kChannels);
-
-    int item = 0;
-    for (int unit = block; unit < (real ? units : block + 1); unit += grid) {
-      const Place place = PlaceIn(p, unit);
-      float* const y = p.y + static_cast<int64_t>(place.row) * p.out + place.channel;
-      const float bias = place.valid && p.bias != nullptr ? p.bias[place.channel] : 0;
-      const float before = real && place.valid && p.accumulate ? __ldcg(y) : 0;
-      Sums parts = {};
-      for (int round = 0; round < (real ? rounds : 1); ++round, ++item) {
-        if (real) AwaitWeights<kStages>(&full[warp][item % kStages], item / kStages);
-        // The copies are under way in a rehearsal: it multiplies what lies elsewhere.
-        const unsigned char* const stage =
-            real ? stages + item % kStages * kStage
-                 : reinterpret_cast<const unsigned char*>(shared.sums);
-        MultiplyStage(p, round * kRound + warp * kDepth, stage, shared.x, parts);
-        __syncwarp();
-        if (real) copy();
-      }
-      if (!real) __syncthreads();
-      float* const sums = shared.sums + unit / grid % 2 * kSums;
-      StoreSums(parts, sums);
-      __syncthreads();
-      const float y_now = before + (AddSums(sums) * scale + bias);
-      if (real && place.valid) *y = y_now;
-    }
-    if (p.ticket != nullptr) NormWhenComplete(p, real, shared.sums);
-    if (!real) __syncthreads();
+  GridDependencySync();
+  if (p.x != nullptr) {
+    LoadRows(p, shared.x);
+  } else {
+    LoadNormed<kRows>(p, shared);
   }
+  __syncthreads();
+  const float scale = ScaleOf(p, shared, threadIdx.x / kChannels);
+
+  int item = 0;
+  for (int unit = block; unit < units; unit += grid) {
+    const Place place = PlaceIn(p, unit);
+    float* const y = p.y + static_cast<int64_t>(place.row) * p.out + place.channel;
+    const float bias = place.valid && p.bias != nullptr ? p.bias[place.channel] : 0;
+    const float before = place.valid && p.accumulate ? __ldcg(y) : 0;
+    Sums parts = {};
+    for (int round = 0; round < rounds; ++round, ++item) {
+      WaitForCopies<kStages - 1>();
+      __syncwarp();
+      MultiplyStage(p, round * kRound + warp * kDepth, stages + item % kStages * kStage, shared.x,
+                    parts);
+      __syncwarp();
+      copy();
+    }
+    float* const sums = shared.sums + unit / grid % 2 * kSums;
+    StoreSums(parts, sums);
+    __syncthreads();
+    if (place.valid) *y = before + (AddSums(sums) * scale + bias);
+  }
+  if (p.ticket != nullptr) NormWhenComplete(p, shared.sums);
 }
 
 template <int kRows>

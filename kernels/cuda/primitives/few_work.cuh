@@ -17,7 +17,7 @@ constexpr int kKnownFormats = 4;
 struct FewTile {
   const uint8_t* record;  // null: nothing is multiplied
   int32_t format;
-  int32_t count;  // 0: of a rehearsal
+  int32_t count;
 };
 
 struct FewWork {
@@ -53,14 +53,10 @@ struct FewWork {
     t.index = index;
     t.m = Matrix(tile.record, tile.format, product);
     if (tile.record == nullptr) t.m.items = 0;
-    if (tile.count == 0) {  // what is read of a record's scales is read of constants
-      t.m.scales = reinterpret_cast<const uint8_t*>(formats);
-      t.m.zero_distance = t.m.second_scales = 0;
-    }
     t.count = tile.count;
     t.h_items = product == 0 ? t.m.items : Items(tile, 0);
     t.plain_h = true;
-    t.slot = slots[index][max(min(lane, tile.count - 1), 0)];
+    t.slot = slots[index][min(lane, tile.count - 1)];
     return t;
   }
 

@@ -33,9 +33,6 @@ struct Share {
   float* const reduce;
   const uint8_t* const ring;  // kRingBytes of this warp
   int product = 0;
-  /// Not null: nothing is awaited, told, stored or read, but these constants in place of rows. It
-  /// brings the instructions.
-  const uint8_t* rehearsal = nullptr;
   bool waits = false;  // for the other product's h
   int slices_log2 = 0;
   int buffer = 0;
@@ -59,7 +56,6 @@ struct ResolvedTile {
 /// The row of activations that is operand of a slot.
 __device__ __forceinline__ const uint8_t* OperandRow(const Share& share, int operand, int slot) {
   const GroupGemmArgs& args = share.args;
-  if (share.rehearsal != nullptr) return share.rehearsal;
   if (share.product == 1) return args.h + slot * args.h_stride;
   const int token =
       slot < args.pairs ? static_cast<int>(slot * args.top_k_inverse >> 32) : slot - args.pairs;
@@ -169,12 +165,10 @@ __device__ __forceinline__ void RunItems(Share& share, const ResolvedTile& tile,
   const int row_blocks = m.row_blocks;
   const Decoding<kPacking> decoding(m, share.product);
   using Product = ProductOf<kPacking, kTokens8, kGroups>;
-  ItemRange copied = range;
-  if (share.rehearsal != nullptr) copied.first = copied.end;
-  WeightsOf<kPacking, kGroups> weights(m, slice, units, share.product, lane, copied, share.ring);
+  WeightsOf<kPacking, kGroups> weights(m, slice, units, share.product, lane, range, share.ring);
   Product product(lane, share.ring);
   if constexpr (!Shape::kRing) {
-    weights.OpenOrStop(copied.first, copied.end);
+    weights.Open(range.first);
     product.Fill(weights);
   }
   if (share.waits) WaitForH(share, tile);
@@ -282,8 +276,7 @@ __device__ __forceinline__ void RunShare(Share& share, TileWalk walk, const Work
     const ItemRange range = walk.Items(tile.m, warp);
     if (!range.empty()) {
       RunTile<kMost8>(share, tile, range);
-      const bool awaited = share.product == 0 && share.args.last == 1;
-      if (awaited && share.rehearsal == nullptr) Announce(share, tile.index, range.count());
+      if (share.product == 0 && share.args.last == 1) Announce(share, tile.index, range.count());
     }
     walk.Next(range);
   }
@@ -308,29 +301,25 @@ __device__ __forceinline__ void Take(const GroupGemmArgs& args, int product, int
 }
 
 /// By a CTA of kGemmThreads: the shares that were taken, and those that nobody has taken yet.
-/// shared: kGemmSharedBytes. rehearsal: null, or see Share; then the former alone.
+/// shared: kGemmSharedBytes.
 template <int kMost8, typename Work>
 __device__ __forceinline__ void RunShares(const GroupGemmArgs& args, const Work& work,
-                                          TakenShares& taken, float* shared,
-                                          const uint8_t* rehearsal = nullptr) {
+                                          TakenShares& taken, float* shared) {
   const bool both = args.first != args.last;
   // By way of a shuffle, so that what follows from it stays in registers.
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   const bool takes = threadIdx.x == kGemmThreads - 32;  // the last group has least to do
   const auto* rings = reinterpret_cast<const uint8_t*>(shared) + kReduceBytes;
   Share share{args, shared, rings + warp * kRingBytes};
-  share.rehearsal = rehearsal;
   for (int product = args.first; product <= args.last; ++product) {
     share.product = product;
-    share.waits = both && product == 1 && rehearsal == nullptr;
+    share.waits = both && product == 1;
     // Most often a CTA has one share of each product: its warps go on to the next as they are done
     // with the one, and meet again only where there is another share.
     for (int parity = 0; taken.ticket[product] < args.shares; parity ^= 1) {
       int next = args.shares;
-      if (both && takes && rehearsal == nullptr)
-        next = atomicAdd(args.table.ticket + product, 1);  // beside the products
+      if (both && takes) next = atomicAdd(args.table.ticket + product, 1);  // beside the products
       RunShare<kMost8>(share, {taken.begin[product], taken.end[product], 0}, work);
-      if (rehearsal != nullptr) break;
       if (takes) {
         taken.next[product] = next;
         ArriveMbarrier(&taken.mbarriers[product]);

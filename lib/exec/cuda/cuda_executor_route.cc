@@ -104,8 +104,6 @@ absl::Status CudaExecutor::RouteInProducts(const ExecutorCall& call, bool tallie
   args.num_formats = on_device_.num_formats();
   args.shared = HasShared(call) ? 1 : 0;
   args.handles = table_.rows(call.layer);
-  args.constants = layer.gate;
-  args.constant_bytes = call.hidden.cols * layer.routing.num_experts * 4;
   args.gemm = GemmOf(call, /*narrow=*/false, w_.table, shares_);
   MOERT_CUDA_RETURN_IF_ERROR(LaunchFewProducts(args, stream));
   return absl::OkStatus();

@@ -175,8 +175,6 @@ absl::Status GemmBench::ChooseAndMultiply(int layer) {
   args.formats = experts.formats;
   args.num_formats = 1;
   args.handles = experts.handles;
-  args.constants = l.gate;
-  args.constant_bytes = spec_.hidden * spec_.num_experts * 4;
   args.gemm = GemmOf(layer);
   MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchFewProducts(args, stream_.get()));
   return absl::OkStatus();
