@@ -3,7 +3,6 @@
 #include "kernels/cuda/group_gemm.h"
 #include "kernels/cuda/primitives/group_share.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
-#include "kernels/cuda/primitives/prefetch_share.cuh"
 
 namespace moert::cuda {
 namespace {
@@ -43,9 +42,6 @@ __global__ void __launch_bounds__(kGemmThreads, kGemmCtas)
     InitMbarrier(&taken.mbarriers[warp]);
   }
   __syncthreads();
-  if (warp == kGemmWarps - 1 && args.first != args.last && taken.ticket[1] < args.shares) {
-    PrefetchShare(work, taken.begin[1], taken.end[1], threadIdx.x % 32);
-  }
   RunShares<kTileTokens / 8>(args, work, taken, shared);
 }
 
