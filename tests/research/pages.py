@@ -14,6 +14,7 @@ import envelope_h200
 import proof_page
 import quality_rank
 import report
+import served_h200
 import several_gpus
 import transformers_page
 
@@ -54,9 +55,11 @@ TABLES = {
     "simulated-paper": lambda: digest.stored("importance-simulated", "Beside the paper"),
     "envelope-exact": digest.envelope_exact, "envelope-rivals": digest.envelope_rivals,
     "envelope-before": digest.envelope_before, "envelope-h200": envelope_h200.stored_table,
+    "envelope-h200-recorded": envelope_h200.stored_recorded, "envelope-h200-bounded": envelope_h200.stored_bounded,
     "envelope-behind": digest.envelope_behind, "envelope-bounded": digest.envelope_bounded,
     "envelope-auto": digest.envelope_auto, "envelope-auto-behind": digest.envelope_auto_behind,
     "graded-loss": digest.graded_loss, "rank-by-loss": quality_rank.table,
+    "fate-served": served_h200.served_table, "fate-window": served_h200.window_table,
     "lookahead-recall": digest.lookahead_recall, "lookahead-times": digest.lookahead_times,
     "frontier": digest.frontier, "frontier-best": digest.frontier_best,
     "uniform": digest.uniform_perplexity,
