@@ -7,9 +7,9 @@
 namespace moert::cuda::tuning {
 
 /// From so many tokens an expert on, by packing: bf16, w8, w4, fp8_b128, mxfp4, nvfp4, int4 with
-/// the scales and zeros of files, w8a8, w4a8,
-/// w4, w3 and w2 with zeros.
-constexpr double kPromptFrom[] = {8, 12, 12, 12, 12, 12, 12, 8, 10, 12, 12, 12};
+/// the scales and zeros of files, w8a8, w4a8, w4, w3 and w2 with zeros. Where the times of both
+/// families cross, between what was measured at 8, 16 and 32 tokens an expert.
+constexpr double kPromptFrom[] = {8, 16, 20, 12, 24, 29, 32, 8, 12, 20, 16, 18};
 
 /// Columns of the widest unit up to so many tokens an expert.
 struct PromptTiling {

@@ -18,14 +18,9 @@ namespace moert::cuda {
 
 #ifdef MOERT_PROMPT_PRODUCTS
 
-/// Columns of the products of a unit: int8 ones come in fewer kinds.
-template <Packing kPacking, int kUnitColumns>
-constexpr int kProductColumns = IsInt8(kPacking) && kUnitColumns == 40 ? 48 : kUnitColumns;
-
-template <Packing kPacking, bool kGateUp, int kMost, int kUnitColumns>
+template <Packing kPacking, bool kGateUp, int kMost, int kColumns>
 __device__ __forceinline__ void RunTile(PromptConsumer<kPacking, kGateUp, kMost>& consumer,
                                         const PromptGemmArgs& args, const PromptSlot<kMost>& slot) {
-  constexpr int kColumns = kProductColumns<kPacking, kUnitColumns>;
   float d[PromptBlocks(kMost)][kColumns / 2];
   consumer.Forget();
   consumer.template Multiply<kColumns>(slot, d);
@@ -39,21 +34,24 @@ __device__ __forceinline__ void RunTile(PromptConsumer<kPacking, kGateUp, kMost>
   }
 }
 
-/// Calls RunTile of the columns.
+/// Calls RunTile of the columns. More than four kinds in a kernel are too much for the compiler: it
+/// then waits for every single product.
 template <Packing kPacking, bool kGateUp, int kMost>
 __device__ __forceinline__ void RunColumns(PromptConsumer<kPacking, kGateUp, kMost>& consumer,
                                            const PromptGemmArgs& args,
                                            const PromptSlot<kMost>& slot) {
-  constexpr int kKind[] = {PromptKind(kMost, 0), PromptKind(kMost, 1), PromptKind(kMost, 2),
-                           PromptKind(kMost, 3)};
-  if (slot.columns == kKind[0]) {
-    RunTile<kPacking, kGateUp, kMost, kKind[0]>(consumer, args, slot);
-  } else if (slot.columns == kKind[1]) {
-    RunTile<kPacking, kGateUp, kMost, kKind[1]>(consumer, args, slot);
-  } else if (kKind[2] < kKind[3] && slot.columns == kKind[2]) {
-    RunTile<kPacking, kGateUp, kMost, kKind[2]>(consumer, args, slot);
-  } else {
-    RunTile<kPacking, kGateUp, kMost, kKind[3]>(consumer, args, slot);
+  constexpr int kStep = PromptStep(kMost);
+  switch ((kMost - slot.columns) / kStep) {
+    case 0:
+      return RunTile<kPacking, kGateUp, kMost, kMost>(consumer, args, slot);
+    case 1:
+      return RunTile<kPacking, kGateUp, kMost, kMost - kStep>(consumer, args, slot);
+    case 2:
+      return RunTile<kPacking, kGateUp, kMost, kMost - 2 * kStep>(consumer, args, slot);
+    default:
+      if constexpr (PromptKinds(kMost) == 4) {
+        return RunTile<kPacking, kGateUp, kMost, kMost - 3 * kStep>(consumer, args, slot);
+      }
   }
 }
 
@@ -71,8 +69,7 @@ __device__ __forceinline__ void RunCta(const PromptGemmArgs& args, uint8_t* shar
     }
     for (int s = 0; s < kPromptSlots; ++s) {
       InitBarrier(ring.SlotFull(s), 1);
-      InitBarrier(ring.SlotEmpty(s), 1 + PromptHelpers(kGateUp, kMost) +
-                                         (kGateUp ? kGatherWarps : 0) + kPromptConsumers / 32);
+      InitBarrier(ring.SlotEmpty(s), 1 + (kGateUp ? kGatherWarps : 0) + kPromptConsumers / 32);
     }
     FenceBarrierInit();
   }
@@ -86,15 +83,11 @@ __device__ __forceinline__ void RunCta(const PromptGemmArgs& args, uint8_t* shar
       BringWeights<kPacking, kGateUp, kMost>(ring, slots);
     } else if (warp == kScheduleWarp) {
       Schedule<kPacking, kGateUp, kMost>(args, ring, slots);
-    } else if (kGateUp && warp < kHelperWarp) {
+    } else if (kGateUp) {
       GatherTokens<kPacking, kMost>(args, ring, slots, warp - kGatherWarp);
-    } else if constexpr (PromptHelpers(kGateUp, kMost) > 0) {
-      if (warp >= FirstHelper(kMost)) {
-        HelpWithWeights<kPacking, kGateUp, kMost>(ring, slots, warp - FirstHelper(kMost));
-      }
     }
   } else {
-    TakeRegisters<ConsumerRegisters(kMost)>();
+    TakeRegisters<kConsumerRegisters>();
     const int lane = __shfl_sync(~0u, static_cast<int>(threadIdx.x % 32), threadIdx.x % 32);
     PromptConsumer<kPacking, kGateUp, kMost> consumer(ring, warp / 4, warp % 4, lane);
     RingPlace<kPromptSlots> at;
@@ -112,7 +105,7 @@ __device__ __forceinline__ void RunCta(const PromptGemmArgs& args, uint8_t* shar
 #endif
 
 template <Packing kPacking, bool kGateUp, int kMost>
-__global__ void __launch_bounds__(PromptThreads(kMost), 1)
+__global__ void __launch_bounds__(kPromptThreads, 1)
     PromptGemmKernel(const __grid_constant__ PromptGemmArgs args) {
 #ifdef MOERT_PROMPT_PRODUCTS
   extern __shared__ uint8_t shared[];
@@ -127,7 +120,7 @@ int LaunchOne(const PromptGemmArgs& args, cudaStream_t stream) {
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;
-  return LaunchEarly(kernel, args.ctas, PromptThreads(kMost), kBytes, stream, args);
+  return LaunchEarly(kernel, args.ctas, kPromptThreads, kBytes, stream, args);
 }
 
 template <Packing kPacking, bool kGateUp>
