@@ -50,9 +50,7 @@ absl::Status LayerRunner::Fetch(LayerCall call, const FetchInput& input, Pins* p
 }
 
 void LayerRunner::ServeFetches() {
-  const bool prefetch = parts_.strategy->prefetch != nullptr;
-  serves_fetches_ =
-      CheckRules().ok() && parts_.executor->ServeFetches(*parts_.store, prefetch).ok();
+  serves_fetches_ = CheckRules().ok() && parts_.executor->ServeFetches(*parts_.store).ok();
 }
 
 bool LayerRunner::Serves(int layer, const FetchInput& input) const {

@@ -145,10 +145,9 @@ class Executor {
   /// what `stream` was given so far is done.
   virtual absl::Status LeaveSlots(void* stream) { return absl::OkStatus(); }
 
-  /// OK: FetchServed may be asked. `prefetch`: it also brings what the next layer's gate predicts
-  /// for one token. FailedPrecondition: why not. Asked once, before the first call. May read
-  /// records.
-  virtual absl::Status ServeFetches(const VersionedStore& store, bool prefetch) {
+  /// OK: FetchServed may be asked, by the rules that the executor was made for (ServedRules).
+  /// FailedPrecondition: why not. Asked once, before the first call. May read records.
+  virtual absl::Status ServeFetches(const VersionedStore& store) {
     return absl::FailedPreconditionError("this backend asks the host about misses");
   }
   /// In place of PlaceSlots, for a store of one version, by the rule of its residency policy

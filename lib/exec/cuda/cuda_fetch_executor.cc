@@ -156,7 +156,7 @@ absl::Status CudaFetchExecutor::CopyRecords(const ExecutorCall& call, const Vers
   return status;
 }
 
-absl::Status CudaFetchExecutor::ServeFetches(const VersionedStore& store, bool prefetch) {
+absl::Status CudaFetchExecutor::ServeFetches(const VersionedStore& store) {
   if (parts().versions.size() != 1 || !store.pool(0).alike()) {
     return absl::FailedPreconditionError("its experts are served in several versions or sizes");
   }
@@ -169,10 +169,10 @@ absl::Status CudaFetchExecutor::ServeFetches(const VersionedStore& store, bool p
     return absl::FailedPreconditionError("its experts leave by scores, which nobody gives");
   }
   rules.path_width = 0;
-  rules.by_gate =
-      prefetch && rules.by_gate &&
-      std::all_of(model_.layers.begin(), model_.layers.end(),
-                  [](const MoeLayerSpec& layer) { return layer.routing.top_k <= kMaxTopK; });
+  rules.by_gate = rules.by_gate && std::all_of(model_.layers.begin(), model_.layers.end(),
+                                               [](const MoeLayerSpec& layer) {
+                                                 return layer.routing.top_k <= kMaxTopK;
+                                               });
   if (rules.by_gate) MOERT_RETURN_IF_ERROR(on_device_.Init(parts()));
   auto served = std::make_unique<ServedMisses>();
   MOERT_RETURN_IF_ERROR(

@@ -44,7 +44,7 @@ class CudaFetchExecutor final : public FetchExecutor {
                            absl::Span<const int32_t> experts, std::byte* to,
                            int64_t stride) override;
 
-  absl::Status ServeFetches(const VersionedStore& store, bool prefetch) override;
+  absl::Status ServeFetches(const VersionedStore& store) override;
   absl::StatusOr<const int32_t*> FetchServed(const ExecutorCall& call, const GivenRouting& given,
                                              VersionedStore* store) override;
   bool lent() const override { return served_ != nullptr && served_->lent(); }
