@@ -12,6 +12,7 @@
 #include "offline/hqq.h"
 #include "offline/rtn.h"
 #include "support/catch.h"
+#include "support/random_weights.h"
 
 namespace moert {
 namespace {
@@ -72,26 +73,6 @@ Fit DeviceHqq(const Scheme& scheme, const std::vector<float>& values) {
   return best;
 }
 
-// As weights are, and as they are not: heavy tails, one sign, few distinct ones, very small and
-// very large ones, outliers, none.
-constexpr int kKinds = 9;
-std::vector<float> Draw(int kind, size_t count, std::mt19937* random) {
-  std::normal_distribution<float> normal(0, 0.03f);
-  std::vector<float> values(count);
-  for (float& v : values) {
-    v = normal(*random);
-    if (kind == 1) v = std::copysign(v * v * 100, v);
-    if (kind == 2) v = std::fabs(v) + 0.1f;
-    if (kind == 3) v = 0.01f * std::nearbyint(v * 40);
-    if (kind == 4) v *= 1e-6f;
-    if (kind == 5) v *= 1e4f;
-    if (kind == 7) v = -std::fabs(v);
-    if (kind == 8) v = 0;
-  }
-  if (kind == 6) values[count / 2] = 3;
-  return values;
-}
-
 bool SameBits(float a, float b) { return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b); }
 
 struct Tally {
@@ -110,11 +91,11 @@ TEST_CASE("what a device decides is what the CPU finds, to the bit") {
   std::mt19937 random(11);
   for (const Scheme& scheme : Scheme::All()) {
     if (scheme.is_bf16()) continue;
-    for (int kind = 0; kind < kKinds; ++kind) {
+    for (int kind = 0; kind < test::kWeightKinds; ++kind) {
       Tally rtn, hqq;
       for (const size_t count : {128, 64, 32, 16, 128, 77, 200, 128}) {
         INFO(scheme.Name() << ", kind " << kind << ", " << count << " values");
-        const std::vector<float> values = Draw(kind, count, &random);
+        const std::vector<float> values = test::DrawWeights(kind, count, &random);
         rtn.Add(DeviceRtn(scheme, values), FitGroup(scheme, values, RtnOptions()));
         if (!HasPlainCodes(scheme)) continue;
         hqq.Add(DeviceHqq(scheme, values), FitHqq(scheme, values, HqqOptions()));
@@ -134,7 +115,7 @@ TEST_CASE("a device leaves few ordinary groups to the CPU") {
     const size_t count = scheme.group > 0 ? static_cast<size_t>(scheme.group) : 768;
     Tally tally;
     for (int i = 0; i < 40; ++i) {
-      const std::vector<float> values = Draw(0, count, &random);
+      const std::vector<float> values = test::DrawWeights(0, count, &random);
       tally.Add(DeviceRtn(scheme, values), FitGroup(scheme, values, RtnOptions()));
     }
     INFO(scheme.Name() << ": " << tally.decided << " of " << tally.groups);

@@ -11,25 +11,10 @@
 #include "offline/hqq.h"
 #include "offline/rtn.h"
 #include "support/catch.h"
+#include "support/random_weights.h"
 
 namespace moert {
 namespace {
-
-// Values as weights are, and as they are not: heavy tails, one sign, few distinct ones, outliers.
-std::vector<float> Draw(int kind, size_t count, std::mt19937* random) {
-  std::normal_distribution<float> normal(0, 0.03f);
-  std::vector<float> values(count);
-  for (float& v : values) {
-    v = normal(*random);
-    if (kind == 1) v = std::copysign(v * v * 100, v);
-    if (kind == 2) v = std::fabs(v) + 0.1f;
-    if (kind == 3) v = 0.01f * std::nearbyint(v * 40);
-    if (kind == 4) v *= 1e-6f;
-    if (kind == 5) v *= 1e4f;
-  }
-  if (kind == 6) values[count / 2] = 3;
-  return values;
-}
 
 bool SameBits(float a, float b) { return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b); }
 
@@ -61,7 +46,7 @@ TEST_CASE("the vector search finds the scalar search's scale, and the same codes
     for (int kind = 0; kind <= 6; ++kind) {
       for (const size_t count : {128, 64, 16, 77, 200}) {
         INFO(scheme.Name() << ", kind " << kind << ", " << count << " values");
-        const std::vector<float> values = Draw(kind, count, &random);
+        const std::vector<float> values = test::DrawWeights(kind, count, &random);
         for (const RtnOptions& options : {RtnOptions(), few}) {
           const GroupScale scalar = FitGroupScalar(scheme, values, options);
           for (const RtnLanes* lanes : LaneSets()) {
@@ -122,7 +107,7 @@ TEST_CASE("groups that are fitted together get the scales that each gets alone")
     const MatrixLayout& layout = record.gate;
     std::vector<float> weights;
     for (int64_t row = 0; row < layout.rows; ++row) {
-      const std::vector<float> values = Draw(static_cast<int>(row % 7), 200, &random);
+      const std::vector<float> values = test::DrawWeights(static_cast<int>(row % 7), 200, &random);
       weights.insert(weights.end(), values.begin(), values.end());
     }
     std::fill(weights.begin() + 400, weights.begin() + 600, 0.25f);
