@@ -9,24 +9,12 @@
 
 #include "moert/shard.h"
 #include "support/catch.h"
+#include "support/layers_alike.h"
 
 namespace moert {
 namespace {
 
-MoeModelSpec Model(int layers, int experts, int64_t shared = 0) {
-  MoeModelSpec model;
-  for (int l = 0; l < layers; ++l) {
-    MoeLayerSpec layer;
-    layer.model_layer = l;
-    layer.num_experts = experts;
-    layer.hidden = 64;
-    layer.intermediate = 64;
-    layer.shared_intermediate = shared;
-    layer.routing.top_k = 2;
-    model.layers.push_back(layer);
-  }
-  return model;
-}
+using test::LayersAlike;
 
 /// Zipf loads, popular experts anywhere.
 std::vector<std::vector<double>> ZipfLoads(int layers, int experts, double exponent) {
@@ -71,7 +59,7 @@ TEST_CASE("ranks get as many experts, and loads that are nearly equal") {
   for (const int ranks : {2, 3, 4, 8}) {
     for (const double exponent : {0.0, 0.5, 0.8}) {
       CAPTURE(ranks, exponent);
-      const MoeModelSpec model = Model(6, 130);
+      const MoeModelSpec model = LayersAlike(6, 130);
       const auto loads = ZipfLoads(6, 130, exponent);
       const auto shards = PlaceExperts(model, loads, ranks);
       REQUIRE(shards.ok());
@@ -89,7 +77,7 @@ TEST_CASE("ranks get as many experts, and loads that are nearly equal") {
 }
 
 TEST_CASE("by range the same loads are far apart") {
-  const MoeModelSpec model = Model(6, 128);
+  const MoeModelSpec model = LayersAlike(6, 128);
   const auto loads = ZipfLoads(6, 128, 1);
   std::vector<Shard> ranges(4);
   for (int r = 0; r < 4; ++r) {
@@ -106,7 +94,7 @@ TEST_CASE("by range the same loads are far apart") {
 }
 
 TEST_CASE("the rank with the shared experts gets less of the others") {
-  const MoeModelSpec model = Model(2, 64, 64);
+  const MoeModelSpec model = LayersAlike(2, 64, 64);
   const auto loads = ZipfLoads(2, 64, 0.3);
   const auto shards = PlaceExperts(model, loads, 4, /*shared_load=*/2);
   REQUIRE(shards.ok());
@@ -117,7 +105,7 @@ TEST_CASE("the rank with the shared experts gets less of the others") {
 }
 
 TEST_CASE("loads that do not fit are refused by name") {
-  const MoeModelSpec model = Model(2, 4);
+  const MoeModelSpec model = LayersAlike(2, 4);
   auto loads = ZipfLoads(2, 4, 1);
   const auto error = [&](int ranks, double shared_load = 0) {
     return std::string(PlaceExperts(model, loads, ranks, shared_load).status().message());

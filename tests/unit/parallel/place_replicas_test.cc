@@ -11,24 +11,12 @@
 #include "moert/placement.h"
 #include "moert/shard.h"
 #include "support/catch.h"
+#include "support/layers_alike.h"
 
 namespace moert {
 namespace {
 
-MoeModelSpec Model(int layers, int experts, int64_t shared = 0) {
-  MoeModelSpec model;
-  for (int l = 0; l < layers; ++l) {
-    MoeLayerSpec layer;
-    layer.model_layer = l;
-    layer.num_experts = experts;
-    layer.hidden = 64;
-    layer.intermediate = 64;
-    layer.shared_intermediate = shared;
-    layer.routing.top_k = 2;
-    model.layers.push_back(layer);
-  }
-  return model;
-}
+using test::LayersAlike;
 
 std::vector<std::vector<double>> ZipfLoads(int layers, int experts, double exponent,
                                            uint32_t seed) {
@@ -77,7 +65,7 @@ bool Contains(const absl::Status& status, const std::string& text) {
 }
 
 TEST_CASE("without room beyond, every expert has one owner, as PlaceExperts has it") {
-  const MoeModelSpec model = Model(3, 30);
+  const MoeModelSpec model = LayersAlike(3, 30);
   const auto loads = ZipfLoads(3, 30, 0.9, 3);
   const auto placement = PlaceReplicas(model, loads, 4, {});
   REQUIRE_OK(placement.status());
@@ -94,7 +82,7 @@ TEST_CASE("without room beyond, every expert has one owner, as PlaceExperts has 
 }
 
 TEST_CASE("room beyond holds copies of the heaviest, and evens out what owners alone cannot") {
-  const MoeModelSpec model = Model(4, 64);
+  const MoeModelSpec model = LayersAlike(4, 64);
   // One expert has more than a quarter of the tokens.
   const auto loads = ZipfLoads(4, 64, 1.4, 5);
   const auto alone = PlaceReplicas(model, loads, 4, {});
@@ -121,7 +109,7 @@ TEST_CASE("room beyond holds copies of the heaviest, and evens out what owners a
 }
 
 TEST_CASE("layers keep their owners unless others lower the highest load enough") {
-  const MoeModelSpec model = Model(6, 64);
+  const MoeModelSpec model = LayersAlike(6, 64);
   const auto before = ZipfLoads(6, 64, 1.0, 7);
   auto after = before;
   for (double& load : after[1]) load *= 1 + 1e-3 * static_cast<double>(&load - after[1].data());
@@ -144,7 +132,7 @@ TEST_CASE("layers keep their owners unless others lower the highest load enough"
 }
 
 TEST_CASE("loads of zero, one rank, and what shared experts cost") {
-  const MoeModelSpec model = Model(1, 8, 64);
+  const MoeModelSpec model = LayersAlike(1, 8, 64);
   const std::vector<std::vector<double>> none = {std::vector<double>(8, 0.0)};
   ReplicaOptions options;
   options.capacity = {8, 8};
@@ -164,7 +152,7 @@ TEST_CASE("loads of zero, one rank, and what shared experts cost") {
 }
 
 TEST_CASE("what does not fit is named") {
-  const MoeModelSpec model = Model(2, 8);
+  const MoeModelSpec model = LayersAlike(2, 8);
   const std::vector<std::vector<double>> loads(2, std::vector<double>(8, 1.0));
   const auto with = [&](auto change) {
     ReplicaOptions options;
