@@ -101,6 +101,17 @@ void Run(Engine* engine, StepId step, const Calls& calls, const DeviceCalls& the
   REQUIRE_OK(engine->ReleaseFetched(step, layer));
 }
 
+/// All layers of a step, which stays open.
+StepId RunLayers(Engine* engine, const Calls& calls, const DeviceCalls& there, int step_number,
+                 const Stream& stream) {
+  const auto step = Begin(engine, 1, stream);
+  REQUIRE_OK(step.status());
+  for (int l = 0; l < kLayers; ++l) {
+    Run(engine, *step, calls, there, step_number * kLayers + l, stream);
+  }
+  return *step;
+}
+
 TEST_CASE("fetches are served by worth and prefetched for, and change no bit") {
   const OpaqueModel model = Gated();
   const ExpectedOnDevice expected(model);
@@ -113,14 +124,10 @@ TEST_CASE("fetches are served by worth and prefetched for, and change no bit") {
       const Calls calls(&random);
       const DeviceCalls there(calls);
       for (int s = 0; s < kSteps; ++s) {
-        auto step = Begin(engine.get(), 1, stream);
-        REQUIRE_OK(step.status());
-        for (int l = 0; l < kLayers; ++l) {
-          Run(engine.get(), *step, calls, there, s * kLayers + l, stream);
-        }
+        const StepId step = RunLayers(engine.get(), calls, there, s, stream);
         // Now and then the host takes the slots back, prefetches under way or not.
         if (s % 9 == 5) REQUIRE_OK(engine->ResidencyOf(0).status());
-        REQUIRE_OK(engine->EndStep(*step));
+        REQUIRE_OK(engine->EndStep(step));
       }
       stream.Wait();
       const std::vector<double> got = there.out.Get();
@@ -150,12 +157,7 @@ TEST_CASE("no fetch of a token waits, with prefetches") {
   const Calls calls(&random);
   const DeviceCalls there(calls);
   for (int s = 0; s < kSteps; ++s) {
-    auto step = Begin(engine.get(), 1, stream);
-    REQUIRE_OK(step.status());
-    for (int l = 0; l < kLayers; ++l) {
-      Run(engine.get(), *step, calls, there, s * kLayers + l, stream);
-    }
-    REQUIRE_OK(engine->EndStep(*step));
+    REQUIRE_OK(engine->EndStep(RunLayers(engine.get(), calls, there, s, stream)));
   }
   CHECK(engine->stats().host_syncs == 0);
 }
