@@ -194,3 +194,24 @@ def behind_loss():
         lines.append([name, model, f"{budget} %", link, *(f"{of[d].share:.3f}" if d in of else "not behind" for d in lib.DOMAINS),
                       ", ".join(f"`{r}`" for r in rivals)])
     return experiment.table(["`auto`", "model", "budget", "link", *lib.DOMAINS, "fastest"], lines) if lines else "None."
+
+
+def missing():
+    """What the rule asks for and was not run: of each model and link the lossy strategies with cells left."""
+    rows = []
+    for model, link in itertools.product(f.MODELS, f.LINKS):
+        cells = [c for c in f.cells([model]) if c[3] == link]
+        left = []
+        for strategy, version in f.LOSSY:
+            spec, whole = f.spec_of(strategy, version), f.spec_of("resident", f.high_of(version))
+            wanted = [c for c in cells if whole not in by_cell()[c]]
+            done = sum(f.name_of(c, spec) in stored()["cells"] for c in wanted)
+            if done < len(wanted):
+                left.append(f"`{spec}`" + (f" ({done} of {len(wanted)} cells ran)" if done else ""))
+        if len(left) == len(f.LOSSY) and not any("ran" in spec for spec in left):
+            left = ["every lossy strategy"]
+        unseen = [v for v in f.VERSIONS if f.name_of(cells[0], f.spec_of("resident", v)) not in stored()["cells"]]
+        left += [f"all over {v}" for v in unseen]
+        if left:
+            rows.append([model, link, ", ".join(left)])
+    return experiment.table(["model", "link", "not run"], rows) if rows else "Nothing."
