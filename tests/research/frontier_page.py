@@ -20,8 +20,9 @@ def stored():
 
 
 def models():
-    """Those of which something was measured."""
-    return [m for m in f.MODELS if any(k.startswith(f"{m} ") for k in stored()["cells"])]
+    """Those whose exact strategies have run in every cell."""
+    last = f.spec_of("auto", f.UNIFORM[-1])
+    return [m for m in f.MODELS if all(f.name_of(c, last) in stored()["cells"] for c in f.cells([m]))]
 
 
 def parts_of(spec):
