@@ -54,6 +54,9 @@ foreach(tool moert-run moert-pack moert-bench moert-sim)
         if(failed)
           message(FATAL_ERROR \"${tool} --help=\${kind}: \${failed}\")
         endif()
+        if(kind STREQUAL \"man\" AND NOT \"${MOERT_DEBIAN_DOCS}\" STREQUAL \"\")
+          execute_process(COMMAND gzip -9nf \"\$ENV{DESTDIR}\${place}\" COMMAND_ERROR_IS_FATAL ANY)
+        endif()
         message(STATUS \"Installing: \${place}\")
       endforeach()" COMPONENT tools)
   endif()
@@ -73,8 +76,6 @@ if(MOERT_DEBIAN_DOCS)
                   THIRD_PARTY_NOTICES.md ${PROJECT_BINARY_DIR}/moert.spdx.json
             DESTINATION ${doc} COMPONENT ${component})
   endforeach()
-  install(DIRECTORY ${MOERT_DEBIAN_DOCS}/man1 DESTINATION ${CMAKE_INSTALL_MANDIR} COMPONENT tools
-          OPTIONAL)
 else()
   install(FILES LICENSE THIRD_PARTY_NOTICES.md ${PROJECT_BINARY_DIR}/moert.spdx.json
           DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT runtime)

@@ -35,10 +35,11 @@ for deb in first/source/build/deb/packages/*.deb; do
     exit 1
   fi
   if dpkg-deb -f "$deb" Depends | grep -iE 'cuda|nvidia'; then exit 1; fi
-  if dpkg-deb --fsys-tarfile "$deb" | grep -aF -m1 "$work"; then
+  # Without -q or -m: a reader that stops early breaks the pipe, which is a failure by pipefail.
+  if dpkg-deb --fsys-tarfile "$deb" | grep -aF "$work" >/dev/null; then
     echo "$name names its build folder"
     exit 1
   fi
 done
-dpkg-deb -c first/source/build/deb/packages/libmoert0_*.deb | grep -q "./usr/lib/$triplet/libmoert.so.0"
+dpkg-deb -c first/source/build/deb/packages/libmoert0_*.deb | grep "./usr/lib/$triplet/libmoert.so.0" >/dev/null
 sha256sum first/source/build/deb/packages/*.deb
