@@ -49,7 +49,7 @@ foreach(tool moert-run moert-pack moert-bench moert-sim)
         endif()
         get_filename_component(folder \"\$ENV{DESTDIR}\${place}\" DIRECTORY)
         file(MAKE_DIRECTORY \${folder})
-        execute_process(COMMAND $<TARGET_FILE:${tool}> --help=\${kind} RESULT_VARIABLE failed
+        execute_process(COMMAND \"$<TARGET_FILE:${tool}>\" --help=\${kind} RESULT_VARIABLE failed
                         OUTPUT_FILE \"\$ENV{DESTDIR}\${place}\")
         if(failed)
           message(FATAL_ERROR \"${tool} --help=\${kind}: \${failed}\")
