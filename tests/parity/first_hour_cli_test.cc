@@ -101,6 +101,21 @@ TEST_CASE("a full disk under stdout is a failure; files are not overwritten with
              Catch::Contains("no expert pack; --force replaces nothing else"));
 }
 
+TEST_CASE("a stderr that takes nothing, and closed streams, end no tool by a signal") {
+  // The exit status of the tool through the shell, which closes what `streams` says.
+  const auto with = [](const std::string& args, const std::string& streams) {
+    return std::system((BinDir() + "/" + args + " " + streams).c_str());
+  };
+  const std::string generate = "moert-run generate --prompt Hello --max-tokens 2 --live" + Model();
+  CHECK(with(generate, ">/dev/null 2>/dev/full") == 0);
+  CHECK(with("moert-run bogus", "2>/dev/full") == 2 << 8);
+  CHECK(with(generate, "<&- >&- 2>&-") == 1 << 8);  // the text went nowhere
+  // What is printed does not go to the file that gets the number of a closed stream.
+  const std::string trace = Scratch() / "closed.trace";
+  CHECK(with(generate + " --trace " + trace, ">&- 2>&- <&-") == 1 << 8);
+  CHECK(Run("sim", "--trace " + trace).status == 0);
+}
+
 TEST_CASE("text is scored as its tokens are, whatever holds them") {
   // Tokens of a text, as 16 and as 32 bits.
   const std::string text = Scratch() / "text.txt", narrow = Scratch() / "t.u16",

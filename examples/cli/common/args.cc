@@ -253,9 +253,9 @@ std::optional<int> ArgParser::ParseOrReport(int argc, const char* const* argv) {
   const absl::Status parsed = Parse(argc, argv);
   if (!parsed.ok()) return ReportError(command_, parsed);
   if (help_requested_) {
-    fmt::print("{}", help_form_ == "man"     ? ManSection()
-                     : help_form_ == "words" ? CompletionWords()
-                                             : Help());
+    Print("{}", help_form_ == "man"     ? ManSection()
+                : help_form_ == "words" ? CompletionWords()
+                                        : Help());
     return kExitOk;
   }
   if (json_ != nullptr && *json_ == "-") KeepStdoutForJson();
@@ -288,7 +288,7 @@ absl::StatusOr<int64_t> ParseSize(absl::string_view text) {
 }
 
 int ReportError(absl::string_view command, const absl::Status& status) {
-  fmt::print(stderr, "{}: {}\n", Str(command), Str(status.message()));
+  Print(stderr, "{}: {}\n", Str(command), Str(status.message()));
   switch (status.code()) {
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kNotFound:

@@ -1,6 +1,6 @@
 #include "cli/common/output.h"
 
-#include <fmt/format.h>
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -18,6 +18,14 @@ absl::Status Failed(const std::string& what) {
 }
 
 }  // namespace
+
+void KeepStandardStreams() {
+  for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
+    if (::fcntl(fd, F_GETFD) != -1 || errno != EBADF) continue;
+    // Writes to a closed stdout stay errors. open returns the lowest free number: fd.
+    (void)::open("/dev/null", fd == STDERR_FILENO ? O_WRONLY : O_RDONLY);
+  }
+}
 
 void KeepStdoutForJson() {
   if (json_stdout != nullptr) return;
