@@ -93,6 +93,11 @@ TEST_CASE("a full disk under stdout is a failure; files are not overwritten with
   CHECK_THAT(refused.err, Catch::Contains("figures.json already exists; --force overwrites it"));
   CHECK(ReadWholeFile(file) == "precious");
   CHECK(Run("run", "list --force --json " + file).status == 0);
+  const Outcome nowhere = Run("run", "generate --json /no/such/figures --prompt Hi" + Model());
+  CHECK(nowhere.status != 0);
+  CHECK(nowhere.out.empty());  // said before the work
+  CHECK_THAT(nowhere.err, Catch::Contains("--json: /no/such/figures: nothing can be written to "
+                                          "/no/such: No such file or directory"));
   const std::string folder = Scratch() / "no-pack";
   std::filesystem::create_directory(folder);
   CHECK_THAT(Run("pack", "quantize --force --schemes w4a16_g128 --model " + TinyModelDir() +

@@ -215,9 +215,16 @@ absl::Status ArgParser::CheckComplete(size_t positionals_given) const {
     }
   }
   for (const Flag& flag : flags_) {
-    if (flag.output == nullptr || !flag.given || force_ || !WouldOverwrite(*flag.output)) continue;
-    return absl::AlreadyExistsError(
-        fmt::format("--{}: {} already exists; --force overwrites it", flag.name, *flag.output));
+    if (flag.output == nullptr || !flag.given) continue;
+    if (!force_ && WouldOverwrite(*flag.output)) {
+      return absl::AlreadyExistsError(
+          fmt::format("--{}: {} already exists; --force overwrites it", flag.name, *flag.output));
+    }
+    // Before hours of work, not behind them.
+    const absl::Status place = CheckPlace(*flag.output);
+    if (!place.ok()) {
+      return absl::Status(place.code(), fmt::format("--{}: {}", flag.name, Str(place.message())));
+    }
   }
   return absl::OkStatus();
 }

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 
 namespace moert::cli {
 namespace {
@@ -52,6 +53,15 @@ bool WouldOverwrite(const std::string& path) {
   struct stat info {};
   return path != "-" && ::stat(path.c_str(), &info) == 0 &&
          (S_ISREG(info.st_mode) || S_ISDIR(info.st_mode));
+}
+
+absl::Status CheckPlace(const std::string& path) {
+  if (path == "-" || ::access(path.c_str(), F_OK) == 0) return absl::OkStatus();
+  std::string folder = std::filesystem::path(path).parent_path().string();
+  if (folder.empty()) folder = ".";
+  if (::access(folder.c_str(), W_OK | X_OK) == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      fmt::format("{}: nothing can be written to {}: {}", path, folder, std::strerror(errno)));
 }
 
 absl::Status FlushStdout() {
