@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "cli/common/output.h"
 #include "cli/common/progress.h"
 #include "cli/common/run_report.h"
 #include "cli/run/commands.h"
@@ -89,8 +90,7 @@ absl::Status Run(const Arguments& args, Opened& opened) {
   report.window_nll = result->window_nll;
   if (args.step_tokens > 0) report.decode_ms = std::move(result->step_ms);
   if (!args.run.json_alone()) {
-    fmt::print("nll {}  ppl {}  tokens_scored {}\n", result->nll, result->ppl,
-               result->tokens_scored);
+    Print("nll {}  ppl {}  tokens_scored {}\n", result->nll, result->ppl, result->tokens_scored);
   }
   return opened.session.Finish(std::move(report), args.run);
 }

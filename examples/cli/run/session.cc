@@ -9,6 +9,7 @@
 #include "cli/common/interrupt.h"
 #include "cli/common/machine.h"
 #include "cli/common/model_parts.h"
+#include "cli/common/output.h"
 #include "cli/common/progress.h"
 #include "host/open_decoder.h"
 #include "host/utf8.h"
@@ -46,7 +47,7 @@ absl::StatusOr<Source> OpenAs(const RunOptions& options) {
   Progress progress("quantizing matrices", !options.quiet);
   open.progress = [&](int64_t done, int64_t total) { progress.Update(done, total); };
   if (!options.quiet) {
-    open.log = [](const std::string& line) { fmt::print(stderr, "{}\n", line); };
+    open.log = [](const std::string& line) { Print(stderr, "{}\n", line); };
   }
   return OpenModelAs(options.model, open);
 }
@@ -62,7 +63,7 @@ absl::StatusOr<Source> OpenExperts(const RunOptions& options, const HfConfig& co
   open.mode = options.pack ? OpenMode::kPack : OpenMode::kPackIfThere;
   open.user = &progress;
   if (!options.quiet) {
-    open.log = [](void*, absl::string_view line) { fmt::print(stderr, "{}\n", std::string(line)); };
+    open.log = [](void*, absl::string_view line) { Print(stderr, "{}\n", std::string(line)); };
     open.progress = [](void* user, int64_t done, int64_t total) {
       static_cast<Progress*>(user)->Update(done, total);
     };
@@ -98,7 +99,7 @@ void WarnOfMemory(const RunOptions& options, const EngineOptions& engine,
   const int64_t held = std::min(plan->budget_bytes, plan->fixed_bytes() + plan->pool_bytes());
   const std::string warning = MemoryWarning(
       ReadMemoryLimits(), held, HostBytes(checkpoint, config, engine.max_tokens_per_forward));
-  if (!warning.empty()) fmt::print(stderr, "{}\n", warning);
+  if (!warning.empty()) Print(stderr, "{}\n", warning);
 }
 
 // Counts the experts' use, where the next run is to begin with it. A sink sees every step, which
@@ -164,7 +165,7 @@ absl::StatusOr<Session> Session::Open(const RunOptions& options, HfConfig config
   MOERT_ASSIGN_OR_RETURN(s.engine, Engine::Create(std::move(experts), engine_options));
   MOERT_RETURN_IF_ERROR(BeginWarmStart(options, &s));
   if (s.engine->backend() == BackendKind::kCpu && options.host_budget >= 0 && !options.quiet) {
-    fmt::print(stderr, "note: --host-budget has no effect on the cpu backend\n");
+    Print(stderr, "note: --host-budget has no effect on the cpu backend\n");
   }
   Progress progress("reading dense weights", !options.quiet);
   host::OpenDecoderOptions open;
@@ -176,7 +177,7 @@ absl::StatusOr<Session> Session::Open(const RunOptions& options, HfConfig config
   MOERT_ASSIGN_OR_RETURN(
       host::OpenedDecoder opened,
       host::OpenDecoder(*checkpoint, s.config, s.engine.get(), s.pool.get(), open));
-  if (!opened.note.empty() && !options.quiet) fmt::print(stderr, "note: {}\n", opened.note);
+  if (!opened.note.empty() && !options.quiet) Print(stderr, "note: {}\n", opened.note);
   s.decoder = std::move(opened.model);
   return s;
 }
@@ -190,7 +191,7 @@ absl::Status Session::Finish(RunReport report, const RunOptions& options) {
   if (uses != nullptr && !uses_path.empty()) {
     const absl::Status kept = WriteUseCounts(uses_path, uses->counts());
     if (!kept.ok() && !options.quiet) {
-      fmt::print(stderr, "note: {}\n", std::string(kept.message()));
+      Print(stderr, "note: {}\n", std::string(kept.message()));
     }
   }
   report.model = host::ToValidUtf8(options.model);
