@@ -261,8 +261,8 @@ struct PrecisionSnapshot {
   // [L], experts of a layer that fit in high; TransitionOptions::shared: only the sum counts.
   absl::Span<const int32_t> high_capacity;
   PrecisionMoment moment = PrecisionMoment::kInterval;
-  // More than two versions: what all experts together may take, and what each takes in each version,
-  // [sum over layers of E][version, most bits first].
+  // More than two versions: what all experts together may take, and what each takes in each
+  // version, [sum over layers of E][version, most bits first].
   int64_t capacity_bytes = 0;
   absl::Span<const int64_t> bytes;
 };
@@ -306,11 +306,11 @@ struct TransferSnapshot {
 
 class PrecisionPolicy : public Policy {
  public:
-  /// Where every expert is resident in one of several versions: who should be high. Of two, at open,
-  /// `promote` holds at most high_capacity[l] experts of layer l, and the layer's first experts fill
-  /// up the rest. A longer list, a repeated expert or one that the model does not have refuses the
-  /// strategy, and so does an error; of more versions also what takes more than capacity_bytes.
-  /// Later an error changes nothing and is counted.
+  /// Where every expert is resident in one of several versions: who should be high. Of two, at
+  /// open, `promote` holds at most high_capacity[l] experts of layer l, and the layer's first
+  /// experts fill up the rest. A longer list, a repeated expert or one that the model does not have
+  /// refuses the strategy, and so does an error; of more versions also what takes more than
+  /// capacity_bytes. Later an error changes nothing and is counted.
   virtual absl::StatusOr<PrecisionDecision> Decide(const PrecisionSnapshot& /*snapshot*/) {
     return PrecisionDecision();
   }

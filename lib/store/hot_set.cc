@@ -1,5 +1,5 @@
-// Two versions in a pool each: as many experts are high as there are high blocks, of each layer or of
-// all.
+// Two versions in a pool each: as many experts are high as there are high blocks, of each layer or
+// of all.
 #include <algorithm>
 #include <vector>
 

@@ -97,8 +97,8 @@ class Ladder final : public ResidentVersions {
     }
   }
 
-  /// What may start is what fits even if all demotions on their way fail: so whatever fails, what is
-  /// left of the pool holds a copy of any expert, and nothing is ever stuck.
+  /// What may start is what fits even if all demotions on their way fail: so whatever fails, what
+  /// is left of the pool holds a copy of any expert, and nothing is ever stuck.
   int64_t GrowthRoom() const override {
     int64_t room = capacity_bytes_ - Taken(settled_);
     for (const ExpertKey key : moving()) room -= std::max<int64_t>(0, GrowthOf(key));

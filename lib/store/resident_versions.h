@@ -1,7 +1,7 @@
-// ResidentVersions: every expert is resident in one of several versions, and moves between them (the
-// update pipeline of DynaExq Sec. 4.4: a queue of promotions and one of demotions, admission by a
-// free block, publish-then-switch, reclaim after the last reader). Subclasses say how many bytes or
-// blocks may be high.
+// ResidentVersions: every expert is resident in one of several versions, and moves between them
+// (the update pipeline of DynaExq Sec. 4.4: a queue of promotions and one of demotions, admission
+// by a free block, publish-then-switch, reclaim after the last reader). Subclasses say how many
+// bytes or blocks may be high.
 #ifndef MOERT_LIB_STORE_RESIDENT_VERSIONS_H_
 #define MOERT_LIB_STORE_RESIDENT_VERSIONS_H_
 

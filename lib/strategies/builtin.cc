@@ -147,22 +147,26 @@ RegisteredStrategy DynaExq() {
 RegisteredStrategy MovingPlan() {
   return {
       {"moving-plan",
-       "every expert resident in that one of several versions in which use and calibrated loss want "
+       "every expert resident in that one of several versions in which use and calibrated loss "
+       "want "
        "it",
        {{"versions",
          "three or four versions, most bits first "
          "(w8a16_g128/w4a16_g128/w3a16_g128_asym/w2a16_g64_asym)"},
         {"calibration",
-         "file of `moert-pack calibrate`: what each version costs, and the use that the plan begins "
+         "file of `moert-pack calibrate`: what each version costs, and the use that the plan "
+         "begins "
          "with (must be given)"},
         Interval(),
         {"hi_fraction",
-         "bytes for this share of the experts in the first version and the others in the last (what "
+         "bytes for this share of the experts in the first version and the others in the last "
+         "(what "
          "the budget holds)"},
         Beta(),
         Memory(),
         {"margin",
-         "an expert stays in its version while a use that differs by this share would keep it there "
+         "an expert stays in its version while a use that differs by this share would keep it "
+         "there "
          "(0.1)"},
         {"noise", "and by this many standard deviations of chance (0.5)"},
         {"spare",

@@ -1,10 +1,11 @@
-// moving-plan: a plan that moves. Every expert is resident in one of several versions. Which one, is
-// chosen as for a static plan (MxMoE Sec. 4): the least loss for the bytes, by what a calibration
-// says a use of the expert loses in each version. How often it is used, the calibration says at
-// first, and what is measured from then on (DynaExq Sec. 4.2).
+// moving-plan: a plan that moves. Every expert is resident in one of several versions. Which one,
+// is chosen as for a static plan (MxMoE Sec. 4): the least loss for the bytes, by what a
+// calibration says a use of the expert loses in each version. How often it is used, the calibration
+// says at first, and what is measured from then on (DynaExq Sec. 4.2).
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_split.h"
@@ -28,7 +29,9 @@ class MovingPlan final : public PrecisionPolicy {
     double noise;   // standard deviations of chance
   };
 
-  MovingPlan(RoutingStatistics calibration, std::vector<double> loss, Hotness hotness, Doubt doubt)
+  /// Without a calibration it is made, as every strategy is by its name, and does not open.
+  MovingPlan(std::optional<RoutingStatistics> calibration, std::vector<double> loss,
+             Hotness hotness, Doubt doubt)
       : calibration_(std::move(calibration)),
         loss_(std::move(loss)),
         hotness_(std::move(hotness)),
@@ -36,7 +39,12 @@ class MovingPlan final : public PrecisionPolicy {
 
   absl::StatusOr<PrecisionDecision> Decide(const PrecisionSnapshot& snapshot) override {
     if (snapshot.moment == PrecisionMoment::kOpen) {
-      MOERT_RETURN_IF_ERROR(CheckSameModel(calibration_, *snapshot.context.model));
+      if (!calibration_.has_value()) {
+        return absl::InvalidArgumentError(
+            "strategy moving-plan: needs calibration=FILE of `moert-pack calibrate`, which says what "
+            "each version costs");
+      }
+      MOERT_RETURN_IF_ERROR(CheckSameModel(*calibration_, *snapshot.context.model));
       const auto versions = static_cast<int>(loss_.size() / snapshot.high.size());
       choice_ = std::make_unique<RungChoice>(loss_, snapshot.bytes, versions);
     }
@@ -44,12 +52,10 @@ class MovingPlan final : public PrecisionPolicy {
     if (snapshot.moment == PrecisionMoment::kInterval) hotness_.Add(snapshot.selections);
     uses_.clear();
     for (const double use : hotness_.values()) {
-      const double doubt =
-          sure ? 0 : doubt_.margin * use + doubt_.noise * hotness_.Scatter(use);
+      const double doubt = sure ? 0 : doubt_.margin * use + doubt_.noise * hotness_.Scatter(use);
       uses_.push_back({std::max(0.0, use - doubt), use + doubt});
     }
-    return Transitions(snapshot,
-                       choice_->Choose(uses_, snapshot.high, snapshot.capacity_bytes));
+    return Transitions(snapshot, choice_->Choose(uses_, snapshot.high, snapshot.capacity_bytes));
   }
 
  private:
@@ -83,7 +89,7 @@ class MovingPlan final : public PrecisionPolicy {
     return decision;
   }
 
-  const RoutingStatistics calibration_;
+  const std::optional<RoutingStatistics> calibration_;
   const std::vector<double> loss_;  // [expert][version], of a use
   Hotness hotness_;
   const Doubt doubt_;
@@ -96,16 +102,11 @@ class MovingPlan final : public PrecisionPolicy {
 
 absl::StatusOr<Strategy> BuildMovingPlan(const StrategyContext& context) {
   const StrategyParams& params = context.params;
-  if (context.calibration == nullptr) {
-    return absl::InvalidArgumentError(
-        "strategy moving-plan: needs calibration=FILE of `moert-pack calibrate`, which says what "
-        "each version costs");
-  }
   Strategy s;
   s.serving = Serving::kHotSet;
   s.versions = absl::StrSplit(
       params.Text("versions", "w8a16_g128/w4a16_g128/w3a16_g128_asym/w2a16_g64_asym"), '/');
-  if (s.versions.size() < 3) {
+  if (s.versions.size() < 3 || s.versions.size() > 4) {
     return absl::InvalidArgumentError(fmt::format(
         "strategy moving-plan: versions={} names {}: it takes three or four, most bits first, as "
         "in w8a16_g128/w4a16_g128/w2a16_g64_asym; of two, dynaexq",
@@ -114,11 +115,15 @@ absl::StatusOr<Strategy> BuildMovingPlan(const StrategyContext& context) {
   MOERT_ASSIGN_OR_RETURN(s.transitions, ReadTransitions(params));
   MOERT_ASSIGN_OR_RETURN(const double margin, params.Number("margin", 0.1, 0, 1));
   MOERT_ASSIGN_OR_RETURN(const double noise, params.Number("noise", 0.5, 0, 1e9));
-  MOERT_ASSIGN_OR_RETURN(std::vector<double> loss,
-                         LossPerSelection(*context.calibration, s.versions));
+  std::optional<RoutingStatistics> calibration;
+  std::vector<double> loss;
+  if (context.calibration != nullptr) {
+    calibration = *context.calibration;
+    MOERT_ASSIGN_OR_RETURN(loss, LossPerSelection(*calibration, s.versions));
+  }
   MOERT_ASSIGN_OR_RETURN(Hotness hotness, ReadHotness(context));
   s.precision =
-      std::make_unique<MovingPlan>(*context.calibration, std::move(loss), std::move(hotness),
+      std::make_unique<MovingPlan>(std::move(calibration), std::move(loss), std::move(hotness),
                                    MovingPlan::Doubt{margin, noise});
   return s;
 }

@@ -93,9 +93,9 @@ absl::StatusOr<std::vector<double>> LossPerSelection(const RoutingStatistics& st
   for (const RoutingStatistics::Layer& layer : statistics.layers) {
     const size_t experts = layer.selections.size();
     const auto lost = [&](size_t expert, int scheme) {
-      return scheme < 0 ? 0
-                        : layer.loss[expert * statistics.schemes.size() +
-                                     static_cast<size_t>(scheme)];
+      return scheme < 0
+                 ? 0
+                 : layer.loss[expert * statistics.schemes.size() + static_cast<size_t>(scheme)];
     };
     const auto tokens = static_cast<double>(
         std::accumulate(layer.selections.begin(), layer.selections.end(), int64_t{0}));

@@ -15,7 +15,8 @@ RungChoice::RungChoice(absl::Span<const double> loss, absl::Span<const int64_t> 
     lost.clear();
     for (int rung = 0; rung < versions; ++rung) {
       const size_t version = at + static_cast<size_t>(versions - 1 - rung);
-      Step step{static_cast<uint8_t>(rung), bytes[version], std::numeric_limits<double>::infinity()};
+      Step step{static_cast<uint8_t>(rung), bytes[version],
+                std::numeric_limits<double>::infinity()};
       // The lower hull: a step that saves more for a byte than the one before it replaces that one.
       while (!lost.empty()) {
         step.saved = (lost.back() - loss[version]) /

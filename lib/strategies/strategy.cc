@@ -48,8 +48,7 @@ absl::Status Strategy::Validate() const {
   const size_t most = serving == Serving::kHotSet ? kMaxVersions : 2;
   if (versions.size() < 2 || versions.size() > most) {
     return invalid(fmt::format("serves {} versions; it must name {}, most bits first",
-                               versions.size(),
-                               most == 2 ? "two" : "two to four"));
+                               versions.size(), most == 2 ? "two" : "two to four"));
   }
   if (serving == Serving::kHotSet && precision == nullptr) {
     return invalid("serving kHotSet needs a precision policy, which decides who is high");

@@ -8,10 +8,10 @@
 #include <map>
 #include <random>
 
-#include "store/versioned_store.h"
 #include "store/block_pool.h"
 #include "store/budget_tracker.h"
 #include "store/version_manager.h"
+#include "store/versioned_store.h"
 #include "strategies/builtin.h"
 #include "tests/support/catch.h"
 #include "tests/support/held_queue.h"

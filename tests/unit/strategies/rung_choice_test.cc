@@ -89,7 +89,8 @@ TEST_CASE("where an expert is matters only as far as its use is in doubt") {
   CHECK(choice.Choose(instance.uses, settled, kCapacity) == settled);
   const std::vector<uint8_t> highest(40, kVersions - 1);
   const double loss = instance.Loss(settled);
-  CHECK(instance.Loss(choice.Choose(instance.uses, highest, kCapacity)) == Approx(loss).epsilon(0.02));
+  CHECK(instance.Loss(choice.Choose(instance.uses, highest, kCapacity)) ==
+        Approx(loss).epsilon(0.02));
 
   // Uses that differ by a tenth: the choice anew moves some, that with a doubt of a tenth nobody.
   std::mt19937_64 rng(3);
