@@ -79,7 +79,6 @@ def pool_plan(pool, make, runs):
 
 
 def measure(e, pairs, shares):
-    data = lib.load(STORED)
     equal = lib.load(q.JSON)["equal"]
     for model in e.models:
         e.prepare(model)
@@ -89,20 +88,21 @@ def measure(e, pairs, shares):
             pool = equal[model][name]["dynaexq"]["bytes"]
             moved = [e.get(e.moving_job(model, s, pool)) for s in streams]
             plan = e.get(e.pool_plan_job(model, pool, streams))
-            data.setdefault("equal", {})[f"{model} {name}"] = {
-                "moving-plan": q.entry(moved) | {"moves": q.moves(moved)}, "plan": q.entry(plan)}
+            new = {"moving-plan": q.entry(moved) | {"moves": q.moves(moved)}, "plan": q.entry(plan)}
+            data = lib.load(STORED)  # another process may have added its cells
+            data.setdefault("equal", {})[f"{model} {name}"] = new
             lib.save(STORED, data)
-            print(" | ".join(row(f"{model} {name}", data["equal"][f"{model} {name}"])), flush=True)
+            print(" | ".join(row(f"{model} {name}", new)), flush=True)
 
 
 def measure_shift(e):
-    data = lib.load(STORED)
     equal = lib.load(q.JSON)["equal"]
     for model in e.models:
         e.prepare(model)
         pool = equal[model][f"{SHIFT_PAIR[0]} {SHIFT_PAIR[1]} {SHIFT_SHARE}"]["dynaexq"]["bytes"]
         moved = e.get(e.moving_job(model, e.shifting(), pool, q.SHIFT_WINDOW))
         plan = e.get(e.pool_plan_job(model, pool, [e.shifting()], q.SHIFT_WINDOW))[0]
+        data = lib.load(STORED)
         data.setdefault("shift", {})[model] = {
             "moving-plan": lib.rounded(moved["window_nll"]), "plan": lib.rounded(plan["window_nll"]),
             "moves": q.moves([moved]), "bytes": [moved["pool_bytes"], plan["pool_bytes"]]}
