@@ -56,9 +56,10 @@ absl::StatusOr<int64_t> ConstantBytes(const MoeModelSpec& model) {
 }
 
 /// As many as transitions can fill in a decode step, which is when blocks come back, and not more
-/// than one of 64 experts.
+/// than one of 64 experts. Where versions share a pool, promotions wait for what
+/// demotions leave, and half of that will do.
 int64_t SpareBlocks(const Blueprint& b, const MoeModelSpec& model, const MemoryPlan& plan) {
-  constexpr int64_t kLeast = 4, kExpertsEach = 64;
+  const int64_t least = b.shared_pool() ? 2 : 4, experts_each = b.shared_pool() ? 128 : 64;
   if (b.strategy.transitions.spare > 0) return b.strategy.transitions.spare;
   double step_ns = 0;
   for (const MoeLayerSpec& layer : model.layers) {
@@ -67,7 +68,7 @@ int64_t SpareBlocks(const Blueprint& b, const MoeModelSpec& model, const MemoryP
   }
   const auto transfer_ns = static_cast<double>(b.profile.TransferNs(plan.block_bytes));
   const auto carried = static_cast<int64_t>(step_ns / std::max(1.0, transfer_ns));
-  return std::clamp(carried, kLeast, std::max(kLeast, plan.total_experts / kExpertsEach));
+  return std::clamp(carried, least, std::max(least, plan.total_experts / experts_each));
 }
 
 int64_t LargestBlock(const ExpertSource& source, int version) {

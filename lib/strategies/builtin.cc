@@ -171,7 +171,7 @@ RegisteredStrategy MovingPlan() {
         {"noise", "and by this many standard deviations of chance (0.5)"},
         {"spare",
          "blocks of the first and of the last version for copies that move (what the link carries "
-         "in a decode step: 4 at least, at most one of 64 experts)"},
+         "in a decode step: 2 at least, at most one of 128 experts)"},
         MaxGbps()}},
       &BuildMovingPlan};
 }

@@ -45,6 +45,11 @@ class MovingPlan final : public PrecisionPolicy {
             "each version costs");
       }
       MOERT_RETURN_IF_ERROR(CheckSameModel(*calibration_, *snapshot.context.model));
+      if (snapshot.bytes.size() != loss_.size()) {
+        return absl::InvalidArgumentError(
+            "strategy moving-plan: its precision policy chooses among its own versions, three or "
+            "four: take all of the strategy, not this seam in another that keeps two");
+      }
       const auto versions = static_cast<int>(loss_.size() / snapshot.high.size());
       choice_ = std::make_unique<RungChoice>(loss_, snapshot.bytes, versions);
     }

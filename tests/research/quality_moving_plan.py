@@ -23,7 +23,8 @@ import report
 
 STORED = report.DATA / "moving-plan.json"
 TOKENS, PROBE = 6144, 2048
-SPEC = "moving-plan:calibration={}"
+SPARE = 2
+SPEC = f"moving-plan:spare={SPARE},calibration={{}}"
 SHIFT_PAIR, SHIFT_SHARE = q.PAIRS[1], 0.25
 COLUMNS = ["static mixed", "oracle", "dynaexq", "plan", "moving-plan"]
 
@@ -88,7 +89,7 @@ def measure(e, pairs, shares):
             pool = equal[model][name]["dynaexq"]["bytes"]
             moved = [e.get(e.moving_job(model, s, pool)) for s in streams]
             plan = e.get(e.pool_plan_job(model, pool, streams))
-            new = {"moving-plan": q.entry(moved) | {"moves": q.moves(moved)}, "plan": q.entry(plan)}
+            new = {"moving-plan": q.entry(moved) | {"moves": q.moves(moved), "spare": SPARE}, "plan": q.entry(plan)}
             data = lib.load(STORED)  # another process may have added its cells
             data.setdefault("equal", {})[f"{model} {name}"] = new
             lib.save(STORED, data)

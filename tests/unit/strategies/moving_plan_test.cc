@@ -237,6 +237,21 @@ TEST_CASE("what it needs and does not have is named") {
              Contains("most bits first"));
   CHECK_THAT(refused("versions=bf16/w8a16_g128/w4a16_g128/w3a16_g128_asym/w2a16_g64_asym," + file),
              Contains("three or four"));
+  Driver driver;
+  PrecisionSnapshot two;
+  two.context.model = &source.model();
+  two.high = driver.rungs;
+  two.moment = PrecisionMoment::kOpen;
+  CHECK_THAT(std::string(driver.policy->Decide(two).status().message()),
+             Contains("its own versions"));
+}
+
+TEST_CASE("the precision seam brings the versions with it") {
+  const TempDir dir;
+  const std::string path = Written(dir, Calibrated(Source().model()));
+  REQUIRE_OK(
+      Open("dynaexq:hi=w8a16_g128,lo=w2a16_g64_asym+moving-plan.precision:calibration=" + path)
+          .status());
 }
 
 }  // namespace
