@@ -123,11 +123,11 @@ def row(name, new):
         return f"{gain.mean:+.0f} ± {gain.error:.0f}"
 
     return [model, page.pair_name((high, low)), f"{100 * float(share):g} %", page.mib(cell["dynaexq"]["bytes"])] + [
-        f"{recovered[m].mean:.0f}" for m in COLUMNS] + [ahead("plan"), ahead("dynaexq")]
+        str(new["moving-plan"]["spare"])] + [f"{recovered[m].mean:.0f}" for m in COLUMNS] + [ahead("plan"), ahead("dynaexq")]
 
 
 def table():
-    columns = ["model", "hi, lo", "n_hi", "MiB", *COLUMNS[:4], "`moving-plan`", "less plan", "less `dynaexq`"]
+    columns = ["model", "hi, lo", "n_hi", "MiB", "spare", *COLUMNS[:4], "`moving-plan`", "less plan", "less `dynaexq`"]
     equal = lib.load(STORED)["equal"]
     return experiment.table(columns, [row(name, equal[name]) for name in equal])
 
