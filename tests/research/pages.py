@@ -13,6 +13,7 @@ import digest
 import envelope_h200
 import frontier_page
 import proof_page
+import quality_moving_plan
 import quality_rank
 import report
 import served_h200
@@ -61,6 +62,7 @@ TABLES = {
     "envelope-behind": digest.envelope_behind, "envelope-bounded": digest.envelope_bounded,
     "envelope-auto": digest.envelope_auto, "envelope-auto-behind": digest.envelope_auto_behind,
     "graded-loss": digest.graded_loss, "rank-by-loss": quality_rank.table,
+    "moving-plan": quality_moving_plan.table,
     "fate-served": served_h200.served_table, "fate-window": served_h200.window_table,
     "lookahead-recall": digest.lookahead_recall, "lookahead-times": digest.lookahead_times,
     "frontier-versions": frontier_page.versions, "frontier-best": frontier_page.best,
