@@ -185,6 +185,20 @@ class Binding(unittest.TestCase):
             for thread in threads:
                 thread.join()
 
+    @unittest.skipUnless((pathlib.Path(os.environ.get("MOERT_TOOLS", "")) / "moert-pack").is_file(),
+                         "moert-pack is not built")
+    def test_one_of_several_quantizes(self):
+        opened = []
+        with tempfile.TemporaryDirectory() as cache:
+            threads = [threading.Thread(target=lambda: opened.append(moert.open_experts(
+                ROOT / "examples/models/tiny-moe", "w4a16_g128", cache).versions()[0][0]))
+                for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        self.assertEqual(opened, ["w4a16_g128"] * 3)
+
     def test_memory_of_parts_holds_all_experts(self):
         layer = [moert.Source.layer(num_experts=8, hidden=HIDDEN, intermediate=HIDDEN,
                                     routing="external")]
