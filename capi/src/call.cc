@@ -1,9 +1,11 @@
 // Split layer calls: begin, do something else, finish.
+#include <fcntl.h>
 #include <sys/eventfd.h>
 
 #include <memory>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "guard.h"
 #include "handles.h"
@@ -49,6 +51,10 @@ moert_code moert_layer_begin(moert_step* step, int32_t layer, const moert_tensor
     moert_completion checked = DefaultCompletion();
     if (completion != nullptr) {
       MOERT_RETURN_IF_ERROR(ReadStruct(completion, "completion", &checked));
+    }
+    if (checked.eventfd != -1 && ::fcntl(checked.eventfd, F_GETFD) == -1) {
+      return absl::InvalidArgumentError(absl::StrCat("completion.eventfd is ", checked.eventfd,
+                                                     ", legal is an open descriptor or -1"));
     }
     MOERT_ASSIGN_OR_RETURN(const LayerArguments arguments,
                            ReadLayerCall(step, layer, x, routing, out));

@@ -59,6 +59,10 @@ absl::Status ReadHiddenStates(const moert_step& step, const moert_tensor* x,
   const BackendKind backend = step.state->engine->backend();
   MOERT_RETURN_IF_ERROR(CheckPlace("x", *x, backend));
   MOERT_RETURN_IF_ERROR(CheckPlace("out", *out, backend));
+  if (x->dtype != MOERT_F32 && x->dtype != MOERT_BF16 && x->dtype != MOERT_F16) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("x.dtype is ", x->dtype, ", legal is MOERT_F32, MOERT_BF16 or MOERT_F16"));
+  }
   if (x->dtype != out->dtype) {
     return absl::InvalidArgumentError(
         absl::StrCat("out.dtype is ", out->dtype, ", that of x is ", x->dtype));

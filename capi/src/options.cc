@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -45,8 +46,9 @@ absl::StatusOr<std::vector<int>> ParseCpus(absl::string_view text) {
   for (const absl::string_view item : absl::StrSplit(text, ',')) {
     const std::pair<std::string, std::string> ends = absl::StrSplit(item, absl::MaxSplits('-', 1));
     int first = 0, last = 0;
+    const bool range = absl::StrContains(item, '-');
     const bool numbers = absl::SimpleAtoi(ends.first, &first) &&
-                         absl::SimpleAtoi(ends.second.empty() ? ends.first : ends.second, &last);
+                         absl::SimpleAtoi(range ? ends.second : ends.first, &last);
     if (!numbers || first < 0 || last < first || last >= CPU_SETSIZE) {
       return absl::InvalidArgumentError(absl::StrCat("options.cpus is '", text, "': '", item,
                                                      "' is no CPU or range of CPUs below ",

@@ -49,6 +49,16 @@ absl::StatusOr<Shard> ReadShard(const moert_shard* shard, const char* name) {
   MOERT_RETURN_IF_ERROR(CheckNumber(name, "num_experts", c.num_experts, INT32_MAX));
   MOERT_RETURN_IF_ERROR(CheckNumber(name, "shared_experts", c.shared_experts, 1));
   MOERT_RETURN_IF_ERROR(CheckNumber(name, "expert_list_size", c.expert_list_size, INT32_MAX));
+  const bool range = c.expert_list == nullptr;
+  if (range && c.num_experts == 0 && c.first_expert != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        name, ".first_expert is ", c.first_expert,
+        ", and num_experts is 0, which means all from 0 on: give the number of experts"));
+  }
+  if (!range && c.expert_list_size == 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        name, ".expert_list_size is 0, legal is a number for each layer and its experts"));
+  }
   Shard result;
   result.first_expert = static_cast<int>(c.first_expert);
   result.num_experts = static_cast<int>(c.num_experts);

@@ -2,6 +2,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "guard.h"
 #include "handles.h"
@@ -20,6 +21,12 @@ void Progress(void* user, int64_t done, int64_t total) {
   options->progress(options->user_data, done, total);
 }
 
+absl::Status CheckFolder(const char* name, const char* folder) {
+  if (folder == nullptr) return NullArgument(name);
+  if (*folder != 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(name, " is empty, legal is a folder"));
+}
+
 }  // namespace
 }  // namespace moert::capi
 
@@ -34,7 +41,7 @@ void moert_open_options_init(moert_open_options* options, uint64_t size) {
 moert_code moert_source_open(const char* model_dir, const moert_open_options* options,
                              moert_source** source, moert_error** error) {
   return Guard(__func__, error, [&]() -> absl::Status {
-    MOERT_REQUIRE_NOT_NULL(model_dir);
+    MOERT_RETURN_IF_ERROR(CheckFolder("model_dir", model_dir));
     MOERT_REQUIRE_NOT_NULL(source);
     moert_open_options checked{};
     if (options != nullptr) MOERT_RETURN_IF_ERROR(ReadStruct(options, "options", &checked));
@@ -58,7 +65,7 @@ moert_code moert_source_open(const char* model_dir, const moert_open_options* op
 moert_code moert_source_open_pack(const char* pack_dir, moert_source** source,
                                   moert_error** error) {
   return Guard(__func__, error, [&]() -> absl::Status {
-    MOERT_REQUIRE_NOT_NULL(pack_dir);
+    MOERT_RETURN_IF_ERROR(CheckFolder("pack_dir", pack_dir));
     MOERT_REQUIRE_NOT_NULL(source);
     auto handle = std::make_unique<moert_source>();
     MOERT_ASSIGN_OR_RETURN(handle->source, moert::OpenExpertPack(pack_dir));

@@ -4,13 +4,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <new>
+#include <system_error>
 
 #include "base/exception_status.h"
 #include "base/json.h"
 #include "base/printable.h"
 #include "base/status_macros.h"
 #include "checkpoint/architectures/architecture.h"
+#include "checkpoint/other_files.h"
 #include "checkpoint/other_ways.h"
 #include "checkpoint/quantization_config.h"
 #include "checkpoint/rope_config.h"
@@ -187,12 +190,25 @@ absl::StatusOr<HfConfig> ParseHfConfig(absl::string_view text, const std::string
   return ExceptionStatus("reading a configuration");
 }
 
+namespace {
+
+// Where there is no file, who named the folder is told what it is.
+absl::Status WhyNoConfig(const std::string& model_dir, const std::string& path,
+                         const absl::Status& read) {
+  std::error_code ec;
+  if (std::filesystem::exists(path, ec)) return read;
+  return absl::Status(read.code(),
+                      fmt::format("{}{}", std::string(read.message()), OtherFiles(model_dir)));
+}
+
+}  // namespace
+
 absl::StatusOr<HfConfig> LoadHfConfig(const std::string& model_dir, Env* env) try {
   try {
     const std::string path = model_dir + "/config.json";
-    MOERT_ASSIGN_OR_RETURN(const JsonDocument document,
-                           JsonDocument::Read(env, path, kConfigLimits));
-    MOERT_ASSIGN_OR_RETURN(HfConfig config, Read(document.root(), path));
+    const auto document = JsonDocument::Read(env, path, kConfigLimits);
+    if (!document.ok()) return WhyNoConfig(model_dir, path, document.status());
+    MOERT_ASSIGN_OR_RETURN(HfConfig config, Read(document->root(), path));
     const std::string generation = model_dir + "/generation_config.json";
     const auto extra = JsonDocument::Read(env, generation, kConfigLimits);
     if (absl::IsNotFound(extra.status())) return config;

@@ -13,7 +13,7 @@
 #include "base/printable.h"
 #include "base/status_macros.h"
 #include "checkpoint/fp8_scaler.h"
-#include "checkpoint/other_ways.h"
+#include "checkpoint/other_files.h"
 #include "checkpoint/safetensors_header.h"
 #include "checkpoint/shard_index.h"
 #include "moert/offline/checkpoint.h"
@@ -30,21 +30,6 @@ fmt::string_view View(absl::string_view s) { return {s.data(), s.size()}; }
 bool Exists(const std::string& path) {
   std::error_code ec;
   return fs::exists(path, ec);
-}
-
-// What a folder has instead of safetensors files, for a message.
-std::string OtherFiles(const std::string& dir) {
-  std::error_code ec;
-  for (fs::directory_iterator it(dir, ec), end; !ec && it != end; it.increment(ec)) {
-    const std::string extension = it->path().extension().string();
-    const std::string name = Printable(it->path().filename().string());
-    if (extension == ".gguf") return fmt::format("; {} is a GGUF file; {}", name, kOtherWays);
-    if (extension == ".bin" || extension == ".pt" || extension == ".pth") {
-      return fmt::format("; {} may be a PyTorch file: save the model with safe_serialization",
-                         name);
-    }
-  }
-  return "";
 }
 
 std::vector<uint32_t> SortedByName(const std::vector<TensorInfo>& tensors) {

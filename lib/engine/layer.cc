@@ -241,7 +241,10 @@ absl::Status LayerRunner::FetchAndMultiply(const LayerCall& call) {
     if (flying_.empty() && (all_queued || !failure.ok())) return failure;
     const int64_t begin_ns = parts_.clock->now_ns();
     if (!parts_.store->Wait()) {
-      return absl::ResourceExhaustedError("no block of the budget is free for a missing expert");
+      return absl::ResourceExhaustedError(fmt::format(
+          "layer {}: no block of the budget is free for a missing expert: leases or fetches hold "
+          "them; release some, or raise the budget",
+          call.context.layer));
     }
     failure.Update(CollectArrived(call));
     CountStall(call, begin_ns);

@@ -85,9 +85,12 @@ absl::Status ApplyBudget(const Budget& budget, const Strategy& strategy, const M
         fmt::format("budget fraction {}: must be in (0, 1]", budget.fraction));
   }
   if (plan->budget_bytes < plan->minimum_bytes) {
-    return absl::InvalidArgumentError(fmt::format(
-        "strategy {}: budget of {} is below the minimum of {}: {}", strategy.spec,
-        BytesText(plan->budget_bytes), BytesText(plan->minimum_bytes), plan->ToString()));
+    const std::string budget_text = BytesText(plan->budget_bytes);
+    std::string minimum = BytesText(plan->minimum_bytes);
+    if (minimum == budget_text) minimum = fmt::format("{} bytes", plan->minimum_bytes);
+    return absl::InvalidArgumentError(
+        fmt::format("strategy {}: budget of {} is below the minimum of {}: {}", strategy.spec,
+                    budget_text, minimum, plan->ToString()));
   }
   DealSlots(strategy, model, plan);
   return absl::OkStatus();

@@ -1,11 +1,19 @@
 #include "exec/executor.h"
 
+#include <cstddef>
+#include <limits>
+
 #include "absl/strings/string_view.h"
 #include "base/fmt_absl.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
 
 namespace moert {
+namespace {
+
+constexpr ptrdiff_t kMaxElementBytes = sizeof(float);
+
+}  // namespace
 
 absl::Status Executor::Check(const ExecutorCall& call, const MoeLayerSpec& layer,
                              bool /*routed*/) const {
@@ -17,7 +25,8 @@ absl::Status Executor::Check(const ExecutorCall& call, const MoeLayerSpec& layer
 absl::Status Executor::CheckRows(absl::string_view what, const MatrixView& rows,
                                  const ExecutorCall& call, const MoeLayerSpec& layer) {
   if (rows.data == nullptr || rows.rows != call.tokens || rows.cols != layer.hidden ||
-      rows.row_stride < rows.cols) {
+      rows.row_stride < rows.cols ||
+      rows.row_stride > std::numeric_limits<ptrdiff_t>::max() / kMaxElementBytes / rows.rows) {
     return absl::InvalidArgumentError(
         fmt::format("{}: [{}, {}] with row stride {}{}; layer {} of this step takes [{}, {}]", what,
                     rows.rows, rows.cols, rows.row_stride, rows.data == nullptr ? " at null" : "",

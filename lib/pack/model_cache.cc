@@ -35,9 +35,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kRemedy[] =
-    "the pack of a checkpoint is kept in a cache folder; name a writable one (--cache DIR), "
-    "or "
-    "use an existing pack (--experts PACK)";
+    "the pack of a checkpoint is kept in a cache folder; name a writable one (cache_dir, --cache "
+    "DIR), or use an existing pack (--experts PACK)";
 
 // Held while one process looks for a pack and writes it; the others then find it. Where locks do
 // not work, several may write: each has a folder of its own and the first rename wins.

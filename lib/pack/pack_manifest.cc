@@ -2,9 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <new>
 #include <optional>
+#include <system_error>
 
+#include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
 #include "base/exception_status.h"
 #include "base/fmt_absl.h"
@@ -255,10 +258,28 @@ std::string ManifestToJson(const PackManifest& m) {
   return SealedText(out.Take());
 }
 
+namespace {
+
+// Where there is no file, who named the folder is told what a pack is.
+absl::Status WhyNoManifest(const std::string& dir, const std::string& path,
+                           const absl::Status& read) {
+  std::error_code ec;
+  if (std::filesystem::exists(path, ec)) return read;
+  const bool checkpoint = std::filesystem::exists(dir + "/config.json", ec);
+  return absl::Status(read.code(), absl::StrCat(read.message(),
+                                                "; an expert pack is a folder that moert-pack "
+                                                "quantize or QuantizeJob writes",
+                                                checkpoint ? ", this one is a checkpoint" : ""));
+}
+
+}  // namespace
+
 absl::StatusOr<PackManifest> ReadManifest(const std::string& dir, Env* env) {
   const std::string path = dir + "/" + kManifestFile;
   const JsonLimits limits = {.max_bytes = 256'000'000, .max_depth = 8, .max_values = 16'000'000};
-  MOERT_ASSIGN_OR_RETURN(const JsonDocument document, JsonDocument::Read(env, path, limits));
+  const auto read = JsonDocument::Read(env, path, limits);
+  if (!read.ok()) return WhyNoManifest(dir, path, read.status());
+  const JsonDocument& document = *read;
   try {
     // What makes no sense is named by field; the checksum finds damage that does make sense.
     MOERT_ASSIGN_OR_RETURN(PackManifest manifest, Parse(document.root(), path));

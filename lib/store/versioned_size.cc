@@ -52,7 +52,8 @@ absl::Status VersionedStore::SetSlots(int64_t slots, int64_t bytes) {
                                        [](const Entry& entry) { return entry.pins > 0; });
   if (pinned > slots) {
     return absl::FailedPreconditionError(fmt::format(
-        "{} experts are in use by open layer calls, the new budget holds {}", pinned, slots));
+        "{} experts are in use by layer calls, leases or fetches, the new budget holds {}", pinned,
+        slots));
   }
   std::vector<int> before = capacity_;
   absl::Cleanup keep = [&] { PutBack(std::move(before)); };

@@ -78,6 +78,22 @@ TEST_CASE("--json - has stdout for itself, and the table goes to stderr") {
   CHECK_THAT(gemm.err, Catch::Contains("machine"));
 }
 
+TEST_CASE("--plot gives plot.py, which lies beside the tools, what --json has") {
+  // In python's place, one that says which script it got and keeps the figures.
+  const std::string python = Scratch() / "python3", script = Scratch() / "script";
+  const std::string picture = Scratch() / "picture.svg";
+  test::WriteFile(python,
+                  "#!/bin/sh\ntest -f \"$1\" && echo \"$1\" >" + script + " && cp \"$2\" \"$3\"\n");
+  REQUIRE(::chmod(python.c_str(), 0700) == 0);
+  const std::string command = "PATH=" + Scratch().path() + ":$PATH " + BinDir() +
+                              "/moert-pack info " + TinyModelDir() + " --plot " + picture;
+  REQUIRE(std::system((command + " >/dev/null").c_str()) == 0);
+  CHECK(Json::parse(ReadWholeFile(picture))["kind"] == "checkpoint");
+  CHECK(
+      std::filesystem::equivalent(ReadWholeFile(script).substr(0, ReadWholeFile(script).size() - 1),
+                                  BinDir() + "/../share/moert/plot.py"));
+}
+
 TEST_CASE("a full disk under stdout is a failure; files are not overwritten without --force") {
   const auto full = [](const std::string& args) {
     return std::system((BinDir() + "/" + args + " >/dev/full 2>/dev/null").c_str());
@@ -93,12 +109,32 @@ TEST_CASE("a full disk under stdout is a failure; files are not overwritten with
   CHECK_THAT(refused.err, Catch::Contains("figures.json already exists; --force overwrites it"));
   CHECK(ReadWholeFile(file) == "precious");
   CHECK(Run("run", "list --force --json " + file).status == 0);
+  const Outcome nowhere = Run("run", "generate --json /no/such/figures --prompt Hi" + Model());
+  CHECK(nowhere.status != 0);
+  CHECK(nowhere.out.empty());  // said before the work
+  CHECK_THAT(nowhere.err, Catch::Contains("--json: /no/such/figures: nothing can be written to "
+                                          "/no/such: No such file or directory"));
   const std::string folder = Scratch() / "no-pack";
   std::filesystem::create_directory(folder);
   CHECK_THAT(Run("pack", "quantize --force --schemes w4a16_g128 --model " + TinyModelDir() +
                              " --out " + folder)
                  .err,
              Catch::Contains("no expert pack; --force replaces nothing else"));
+}
+
+TEST_CASE("a stderr that takes nothing, and closed streams, end no tool by a signal") {
+  // The exit status of the tool through the shell, which closes what `streams` says.
+  const auto with = [](const std::string& args, const std::string& streams) {
+    return std::system((BinDir() + "/" + args + " " + streams).c_str());
+  };
+  const std::string generate = "moert-run generate --prompt Hello --max-tokens 2 --live" + Model();
+  CHECK(with(generate, ">/dev/null 2>/dev/full") == 0);
+  CHECK(with("moert-run bogus", "2>/dev/full") == 2 << 8);
+  CHECK(with(generate, "<&- >&- 2>&-") == 1 << 8);  // the text went nowhere
+  // What is printed does not go to the file that gets the number of a closed stream.
+  const std::string trace = Scratch() / "closed.trace";
+  CHECK(with(generate + " --trace " + trace, ">&- 2>&- <&-") == 1 << 8);
+  CHECK(Run("sim", "--trace " + trace).status == 0);
 }
 
 TEST_CASE("text is scored as its tokens are, whatever holds them") {

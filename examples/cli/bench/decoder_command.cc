@@ -7,6 +7,7 @@
 #include "cli/bench/commit.h"
 #include "cli/bench/decoder_bench.h"
 #include "cli/common/args.h"
+#include "cli/common/output.h"
 #include "cli/common/report.h"
 #include "util/status_macros.h"
 
@@ -38,19 +39,17 @@ absl::StatusOr<HfConfig> DecoderConfig(const Shape& shape) {
 
 namespace {
 
-void Print(const nlohmann::json& result) {
+void Show(const nlohmann::json& result) {
   for (const auto& row : result["decode"]) {
-    fmt::print(
-        "decode, batch {}, context {}: {:.3f} ms a step ({:.3f} to {:.3f}), {:.0f} tokens/s\n",
-        row["batch"].get<int>(), row["context"].get<int>(), row["step_ms"]["median"].get<double>(),
-        row["step_ms"]["min"].get<double>(), row["step_ms"]["max"].get<double>(),
-        row["tokens_per_s"].get<double>());
+    Print("decode, batch {}, context {}: {:.3f} ms a step ({:.3f} to {:.3f}), {:.0f} tokens/s\n",
+          row["batch"].get<int>(), row["context"].get<int>(),
+          row["step_ms"]["median"].get<double>(), row["step_ms"]["min"].get<double>(),
+          row["step_ms"]["max"].get<double>(), row["tokens_per_s"].get<double>());
   }
   for (const auto& row : result["prompts"]) {
-    fmt::print("prompt of {}: {:.2f} ms ({:.2f} to {:.2f}), {:.0f} tokens/s\n",
-               row["tokens"].get<int>(), row["ms"]["median"].get<double>(),
-               row["ms"]["min"].get<double>(), row["ms"]["max"].get<double>(),
-               row["tokens_per_s"].get<double>());
+    Print("prompt of {}: {:.2f} ms ({:.2f} to {:.2f}), {:.0f} tokens/s\n", row["tokens"].get<int>(),
+          row["ms"]["median"].get<double>(), row["ms"]["min"].get<double>(),
+          row["ms"]["max"].get<double>(), row["tokens_per_s"].get<double>());
   }
 }
 
@@ -59,7 +58,7 @@ absl::Status Run(const DecoderBenchOptions& options, const std::string& command)
   result["command"] = command;
   result["commit"] = BuildCommit();
   result["machine"] = DescribeMachine();
-  if (!options.quiet) Print(result);
+  if (!options.quiet) Show(result);
   return options.json.empty() ? absl::OkStatus() : WriteJson(options.json, result);
 }
 

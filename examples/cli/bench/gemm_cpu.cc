@@ -20,6 +20,7 @@
 
 #include "cli/bench/gemm.h"
 #include "cli/bench/read_bandwidth.h"
+#include "cli/common/output.h"
 #include "cli/common/plot.h"
 #include "cli/common/report.h"
 #include "moert/default_thread_pool.h"
@@ -208,25 +209,24 @@ absl::StatusOr<Gemms> MakeGemms(const GemmOptions& options, ThreadPool* pool) {
 
 void PrintHead(const GemmOptions& options, const std::string& command,
                const nlohmann::json& machine, int threads) {
-  fmt::print("machine  {}, {} CPUs, huge pages {}\n", machine["cpu"].get<std::string>(),
-             machine["cpus"].get<int>(), machine["huge_pages"].get<std::string>());
-  fmt::print("command  {}\n", command);
-  fmt::print(
+  Print("machine  {}, {} CPUs, huge pages {}\n", machine["cpu"].get<std::string>(),
+        machine["cpus"].get<int>(), machine["huge_pages"].get<std::string>());
+  Print("command  {}\n", command);
+  Print(
       "shape    hidden {}, intermediate {}, {} activations where the scheme has none of its own;\n"
       "         at least {:.0f} MiB of experts, {} a call, {} threads, {} passes\n\n",
       options.hidden, options.intermediate, options.numerics,
       static_cast<double>(options.bytes) / 1048576.0, options.experts_per_call, threads,
       options.repeats);
-  fmt::print("{:<16} {:<12}{:>7}{:>14}{:>18}{:>9}{:>14}{:>10}\n", "scheme", "kernels", "tokens",
-             "records GB/s", "(min .. max)", "of read", "ms an expert", "GFLOP/s");
+  Print("{:<16} {:<12}{:>7}{:>14}{:>18}{:>9}{:>14}{:>10}\n", "scheme", "kernels", "tokens",
+        "records GB/s", "(min .. max)", "of read", "ms an expert", "GFLOP/s");
 }
 
 void PrintCase(const Case& c) {
-  fmt::print(
-      "{:<16} {:<12}{:>7}{:>14.2f}{:>18}{:>8.1f}%{:>14.4f}{:>10.1f}\n", c.scheme, c.kernels,
-      c.tokens, c.gigabytes_per_second.median,
-      fmt::format("({:.2f} .. {:.2f})", c.gigabytes_per_second.min, c.gigabytes_per_second.max),
-      100 * c.ratio.median, c.milliseconds.median, c.gigaflops);
+  Print("{:<16} {:<12}{:>7}{:>14.2f}{:>18}{:>8.1f}%{:>14.4f}{:>10.1f}\n", c.scheme, c.kernels,
+        c.tokens, c.gigabytes_per_second.median,
+        fmt::format("({:.2f} .. {:.2f})", c.gigabytes_per_second.min, c.gigabytes_per_second.max),
+        100 * c.ratio.median, c.milliseconds.median, c.gigaflops);
   std::fflush(stdout);
 }
 
@@ -273,8 +273,8 @@ absl::Status RunGemmOnCpu(const GemmOptions& options, const std::string& command
   }
   const Spread read = SpreadOf(reads);
   if (!options.quiet) {
-    fmt::print("\nplain read of the same bytes, same threads: {:.2f} GB/s ({:.2f} .. {:.2f})\n",
-               read.median, read.min, read.max);
+    Print("\nplain read of the same bytes, same threads: {:.2f} GB/s ({:.2f} .. {:.2f})\n",
+          read.median, read.min, read.max);
   }
   return WriteFigures(options.json, options.plot,
                       {{"command", command},

@@ -9,6 +9,7 @@
 #include "cli/bench/commit.h"
 #include "cli/bench/gemm.h"
 #include "cli/bench/gemm_cuda.h"
+#include "cli/common/output.h"
 #include "cli/common/plot.h"
 #include "cli/common/report.h"
 #include "util/status_macros.h"
@@ -18,24 +19,23 @@ namespace {
 
 void PrintCudaCase(const GemmCudaCase& c) {
   const double rate = c.bytes / c.products.median * 1e-3;  // GB/s
-  fmt::print(
-      "{:<12} {:<18}{:>6}{:>6.1f}{:>9.1f}{:>10.1f} {:<18}{:>8.0f}{:>7.1f}%{:>9.1f}{:>10.1f}\n",
-      c.shape, c.scheme, c.tokens, c.zipf, c.experts, c.products.median,
-      fmt::format("({:.1f} .. {:.1f})", c.products.min, c.products.max), rate,
-      100 * rate / c.copy_gbps.median, c.flops / c.products.median * 1e-6, c.layer.median);
+  Print("{:<12} {:<18}{:>6}{:>6.1f}{:>9.1f}{:>10.1f} {:<18}{:>8.0f}{:>7.1f}%{:>9.1f}{:>10.1f}\n",
+        c.shape, c.scheme, c.tokens, c.zipf, c.experts, c.products.median,
+        fmt::format("({:.1f} .. {:.1f})", c.products.min, c.products.max), rate,
+        100 * rate / c.copy_gbps.median, c.flops / c.products.median * 1e-6, c.layer.median);
   std::fflush(stdout);
 }
 
 void PrintHead(const GemmCudaOptions& o, const std::string& command,
                const nlohmann::json& machine) {
-  fmt::print("machine  {}, CUDA {} (driver {})\n", machine["device"].get<std::string>(),
-             machine["cuda_runtime"].get<std::string>(), machine["cuda_driver"].get<std::string>());
-  fmt::print("command  {}\n", command);
-  fmt::print("         {} layers of weights in turn, in a CUDA graph, median of {} replays\n\n",
-             o.layers, o.repeats);
-  fmt::print("{:<12} {:<18}{:>6}{:>6}{:>9}{:>10} {:<18}{:>8}{:>8}{:>9}{:>10}\n", "shape", "scheme",
-             "tokens", "zipf", "experts", "GEMMs us", "(min .. max)", "GB/s", "of copy", "TFLOP/s",
-             "layer us");
+  Print("machine  {}, CUDA {} (driver {})\n", machine["device"].get<std::string>(),
+        machine["cuda_runtime"].get<std::string>(), machine["cuda_driver"].get<std::string>());
+  Print("command  {}\n", command);
+  Print("         {} layers of weights in turn, in a CUDA graph, median of {} replays\n\n",
+        o.layers, o.repeats);
+  Print("{:<12} {:<18}{:>6}{:>6}{:>9}{:>10} {:<18}{:>8}{:>8}{:>9}{:>10}\n", "shape", "scheme",
+        "tokens", "zipf", "experts", "GEMMs us", "(min .. max)", "GB/s", "of copy", "TFLOP/s",
+        "layer us");
 }
 
 nlohmann::json CaseJson(const GemmCudaCase& c) {
@@ -90,8 +90,8 @@ absl::Status RunGemmOnDevice(const GemmOptions& options, const std::string& comm
   }));
   const Spread copy = SpreadOf(copies);
   if (!options.quiet) {
-    fmt::print("\ncopy within the device, read + written: {:.0f} GB/s ({:.0f} .. {:.0f})\n",
-               copy.median, copy.min, copy.max);
+    Print("\ncopy within the device, read + written: {:.0f} GB/s ({:.0f} .. {:.0f})\n", copy.median,
+          copy.min, copy.max);
   }
   return WriteFigures(options.json, options.plot,
                       {{"command", command},

@@ -17,6 +17,7 @@
 #include "cli/bench/model_options.h"
 #include "cli/bench/model_report.h"
 #include "cli/common/budget_flag.h"
+#include "cli/common/output.h"
 #include "cli/common/plot.h"
 #include "cli/common/progress.h"
 #include "cli/common/report.h"
@@ -310,8 +311,8 @@ absl::Status RunModelBench(const ModelBenchOptions& options, const std::string& 
   ModelBench bench(options);
   MOERT_RETURN_IF_ERROR(bench.Open());
   if (!options.quiet) {
-    fmt::print("{}\n", command);
-    fmt::print("* a bound: misses of Belady's caches, known a layer ahead\n\n");
+    Print("{}\n", command);
+    Print("* a bound: misses of Belady's caches, known a layer ahead\n\n");
   }
   MOERT_ASSIGN_OR_RETURN(const json result, bench.Run(command));
   return WriteFigures(options.json, options.plot, result);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "cli/common/output.h"
 #include "cli/common/report.h"
 #include "util/bytes_text.h"
 
@@ -206,24 +207,24 @@ json ToJson(const VariantGroup& group) {
 
 void PrintGroup(const VariantGroup& group) {
   const double layer_ms = LayerMs(group);
-  fmt::print("budget {}, batch {}\n{:<36}{:>10}{:>20}{:>10}{:>9}{:>9}{:>9}{:>10}\n", group.budget,
-             group.batch, "  strategy", "ms a step", "(min .. max)", "stalled", "hits", "Belady",
-             "global", "prefetch*");
+  Print("budget {}, batch {}\n{:<36}{:>10}{:>20}{:>10}{:>9}{:>9}{:>9}{:>10}\n", group.budget,
+        group.batch, "  strategy", "ms a step", "(min .. max)", "stalled", "hits", "Belady",
+        "global", "prefetch*");
   for (const Variant& v : group.variants) {
     const std::string name =
         v.budget.empty() ? v.strategy : fmt::format("{}@{}", v.strategy, v.budget);
     if (v.engine == nullptr) {
-      fmt::print("  {:<34}{}\n", name, v.refused);
+      Print("  {:<34}{}\n", name, v.refused);
       continue;
     }
     const Row row = RowOf(group, v, layer_ms);
-    fmt::print("  {:<34}{:>10.3f}{:>20}{:>10.3f}{:>8.1f}%{:>8.1f}%{:>8.1f}%{:>10.3f}\n", name,
-               row.timing.step_ms.median,
-               fmt::format("({:.3f} .. {:.3f})", row.timing.step_ms.min, row.timing.step_ms.max),
-               row.stall_ms, 100 * row.stats.hit_ratio(), 100 * row.oracles.belady_layer,
-               100 * row.oracles.belady_global, row.bound.belady_ms);
+    Print("  {:<34}{:>10.3f}{:>20}{:>10.3f}{:>8.1f}%{:>8.1f}%{:>8.1f}%{:>10.3f}\n", name,
+          row.timing.step_ms.median,
+          fmt::format("({:.3f} .. {:.3f})", row.timing.step_ms.min, row.timing.step_ms.max),
+          row.stall_ms, 100 * row.stats.hit_ratio(), 100 * row.oracles.belady_layer,
+          100 * row.oracles.belady_global, row.bound.belady_ms);
   }
-  fmt::print("\n");
+  Print("\n");
 }
 
 }  // namespace moert::cli

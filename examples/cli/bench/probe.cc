@@ -9,6 +9,7 @@
 #include "cli/bench/bench.h"
 #include "cli/bench/probe_profile.h"
 #include "cli/common/args.h"
+#include "cli/common/output.h"
 #include "cli/common/report.h"
 #include "moert/default_thread_pool.h"
 #include "moert/profile.h"
@@ -95,7 +96,7 @@ absl::Status RunProbe(const ProbeOptions& o, const std::string& command) {
   MOERT_ASSIGN_OR_RETURN(const Shape shape, ParseShape(o.shape + ":2"));
   const Say say = [&](const std::string& line) {
     if (o.quiet) return;
-    fmt::print("{}\n", line);
+    Print("{}\n", line);
     std::fflush(stdout);
   };
   Findings f;

@@ -10,6 +10,7 @@
 #include "cli/bench/rank_load.h"
 #include "cli/common/args.h"
 #include "cli/common/budget_flag.h"
+#include "cli/common/output.h"
 #include "cli/common/report.h"
 #include "cli/workload/synthetic_experts.h"
 #include "moert/peer_tier.h"
@@ -62,7 +63,7 @@ class RankBench {
   absl::Status Measure(const RankLoad& load, const std::string& budget, json* rows) const;
   absl::Status MeasureCopies(const RankLoad& load, const std::string& budget, int ranks,
                              json* rows) const;
-  void Print(const json& row) const;
+  void Show(const json& row) const;
 
   const Options& o_;
   Shape shape_;
@@ -151,7 +152,7 @@ absl::Status RankBench::MeasureRanks(const RankLoad& load, const std::string& bu
     row["parts_ms"] = parts_ms;
     row["exchange_share"] = 1 - parts_ms / ms.median;
   }
-  if (!o_.quiet) Print(row);
+  if (!o_.quiet) Show(row);
   rows->push_back(std::move(row));
   return absl::OkStatus();
 }
@@ -178,7 +179,7 @@ absl::Status RankBench::MeasureCopies(const RankLoad& load, const std::string& b
     const Spread ms = SpreadOf(times.step_ms);
     const int64_t copies = peers ? StatsOf(*run.options.peers).copies : 0;
     if (!o_.quiet) {
-      fmt::print(
+      Print(
           "copies  {:>5} rows, {:>5} a GPU, {} ranks, {}: {:9.3f} ms ({:.3f} .. {:.3f}) "
           "{:>10.0f} tokens/s  hits {:.2f}  {} copies between GPUs\n",
           load.rows, budget, ranks, peers ? "peers" : "alone", ms.median, ms.min, ms.max,
@@ -199,10 +200,10 @@ absl::Status RankBench::MeasureCopies(const RankLoad& load, const std::string& b
   return absl::OkStatus();
 }
 
-void RankBench::Print(const json& row) const {
+void RankBench::Show(const json& row) const {
   const int parts = row["part_rows"].get<int>();
   const Spread ms{row["step_ms"]["median"], row["step_ms"]["min"], row["step_ms"]["max"]};
-  fmt::print(
+  Print(
       "{:7} {:>5} rows, {:>5} a GPU, {} ranks: {:9.3f} ms ({:.3f} .. {:.3f}) {:>10.0f} "
       "tokens/s  efficiency {:.2f}  exchange {:>3.0f} %  hits {:.2f}  {}{}\n",
       row["phase"].get<std::string>(), row["rows"].get<int64_t>(), row["budget"].get<std::string>(),
@@ -226,9 +227,9 @@ absl::StatusOr<json> RankBench::Run(const std::string& command) {
   MOERT_ASSIGN_OR_RETURN(
       experts_, MakeSyntheticExperts(shape_, process, static_cast<uint64_t>(o_.seed), synthetic));
   if (!o_.quiet) {
-    fmt::print("{}\n{} x {} layers of {} experts, {}; MoE layers alone, {} tokens, rows in {}\n",
-               command, shape_.name, shape_.spec.num_layers(), shape_.spec.layers[0].num_experts,
-               o_.scheme, o_.tokens, o_.rows);
+    Print("{}\n{} x {} layers of {} experts, {}; MoE layers alone, {} tokens, rows in {}\n",
+          command, shape_.name, shape_.spec.num_layers(), shape_.spec.layers[0].num_experts,
+          o_.scheme, o_.tokens, o_.rows);
   }
   json rows = json::array();
   const auto measure = [&](Phase phase, int64_t count) -> absl::Status {

@@ -6,6 +6,7 @@
 #include "cli/bench/bench.h"
 #include "cli/common/any_trace.h"
 #include "cli/common/args.h"
+#include "cli/common/output.h"
 #include "cli/common/progress.h"
 #include "cli/common/report.h"
 #include "cli/workload/facts.h"
@@ -74,20 +75,20 @@ absl::Status RunWorkload(const Options& o, const std::string& command) {
   MOERT_ASSIGN_OR_RETURN(const RoutingFacts f,
                          MeasureRouting(trace.get(), o.trace.empty() ? 0 : o.steps));
   if (!o.quiet) {
-    fmt::print("steps                        {}\n", f.steps);
-    fmt::print("experts a step uses          {:.1f} % of a layer's\n", 100 * f.density);
-    fmt::print("used by the token before     {:.1f} %\n", 100 * f.reuse);
-    fmt::print("LRU hits at 20, 40, 60 %     {:.1f} %, {:.1f} %, {:.1f} %\n", 100 * f.lru[0],
-               100 * f.lru[1], 100 * f.lru[2]);
-    fmt::print("most used, over uniform      {:.2f}\n", f.most_used);
-    fmt::print("most used quarter            {:.1f} % of the use, entropy {:.3f}\n",
-               100 * f.quarter_share, f.entropy);
-    fmt::print("best score, top k, (k+1)/1   {:.3f}, {:.3f}, {:.3f}\n", f.top_score, f.topk_mass,
-               f.beta_over_top);
-    fmt::print("predicted top k              {:.1f} %, by layer:{}\n", 100 * f.mean_recall_topk,
-               Row(f.recall_topk));
-    fmt::print("predicted best quarter       {:.1f} %, by layer:{}\n", 100 * f.mean_recall_quarter,
-               Row(f.recall_quarter));
+    Print("steps                        {}\n", f.steps);
+    Print("experts a step uses          {:.1f} % of a layer's\n", 100 * f.density);
+    Print("used by the token before     {:.1f} %\n", 100 * f.reuse);
+    Print("LRU hits at 20, 40, 60 %     {:.1f} %, {:.1f} %, {:.1f} %\n", 100 * f.lru[0],
+          100 * f.lru[1], 100 * f.lru[2]);
+    Print("most used, over uniform      {:.2f}\n", f.most_used);
+    Print("most used quarter            {:.1f} % of the use, entropy {:.3f}\n",
+          100 * f.quarter_share, f.entropy);
+    Print("best score, top k, (k+1)/1   {:.3f}, {:.3f}, {:.3f}\n", f.top_score, f.topk_mass,
+          f.beta_over_top);
+    Print("predicted top k              {:.1f} %, by layer:{}\n", 100 * f.mean_recall_topk,
+          Row(f.recall_topk));
+    Print("predicted best quarter       {:.1f} %, by layer:{}\n", 100 * f.mean_recall_quarter,
+          Row(f.recall_quarter));
   }
   if (o.json.empty()) return absl::OkStatus();
   return WriteJson(o.json, {{"command", command},

@@ -215,9 +215,16 @@ absl::Status ArgParser::CheckComplete(size_t positionals_given) const {
     }
   }
   for (const Flag& flag : flags_) {
-    if (flag.output == nullptr || !flag.given || force_ || !WouldOverwrite(*flag.output)) continue;
-    return absl::AlreadyExistsError(
-        fmt::format("--{}: {} already exists; --force overwrites it", flag.name, *flag.output));
+    if (flag.output == nullptr || !flag.given) continue;
+    if (!force_ && WouldOverwrite(*flag.output)) {
+      return absl::AlreadyExistsError(
+          fmt::format("--{}: {} already exists; --force overwrites it", flag.name, *flag.output));
+    }
+    // Before hours of work, not behind them.
+    const absl::Status place = CheckPlace(*flag.output);
+    if (!place.ok()) {
+      return absl::Status(place.code(), fmt::format("--{}: {}", flag.name, Str(place.message())));
+    }
   }
   return absl::OkStatus();
 }
@@ -253,9 +260,9 @@ std::optional<int> ArgParser::ParseOrReport(int argc, const char* const* argv) {
   const absl::Status parsed = Parse(argc, argv);
   if (!parsed.ok()) return ReportError(command_, parsed);
   if (help_requested_) {
-    fmt::print("{}", help_form_ == "man"     ? ManSection()
-                     : help_form_ == "words" ? CompletionWords()
-                                             : Help());
+    Print("{}", help_form_ == "man"     ? ManSection()
+                : help_form_ == "words" ? CompletionWords()
+                                        : Help());
     return kExitOk;
   }
   if (json_ != nullptr && *json_ == "-") KeepStdoutForJson();
@@ -288,7 +295,7 @@ absl::StatusOr<int64_t> ParseSize(absl::string_view text) {
 }
 
 int ReportError(absl::string_view command, const absl::Status& status) {
-  fmt::print(stderr, "{}: {}\n", Str(command), Str(status.message()));
+  Print(stderr, "{}: {}\n", Str(command), Str(status.message()));
   switch (status.code()) {
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kNotFound:

@@ -1,12 +1,13 @@
 #include "cli/common/output.h"
 
-#include <fmt/format.h>
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 
 namespace moert::cli {
 namespace {
@@ -18,6 +19,14 @@ absl::Status Failed(const std::string& what) {
 }
 
 }  // namespace
+
+void KeepStandardStreams() {
+  for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
+    if (::fcntl(fd, F_GETFD) != -1 || errno != EBADF) continue;
+    // Writes to a closed stdout stay errors. open returns the lowest free number: fd.
+    (void)::open("/dev/null", fd == STDERR_FILENO ? O_WRONLY : O_RDONLY);
+  }
+}
 
 void KeepStdoutForJson() {
   if (json_stdout != nullptr) return;
@@ -44,6 +53,15 @@ bool WouldOverwrite(const std::string& path) {
   struct stat info {};
   return path != "-" && ::stat(path.c_str(), &info) == 0 &&
          (S_ISREG(info.st_mode) || S_ISDIR(info.st_mode));
+}
+
+absl::Status CheckPlace(const std::string& path) {
+  if (path == "-" || ::access(path.c_str(), F_OK) == 0) return absl::OkStatus();
+  std::string folder = std::filesystem::path(path).parent_path().string();
+  if (folder.empty()) folder = ".";
+  if (::access(folder.c_str(), W_OK | X_OK) == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      fmt::format("{}: nothing can be written to {}: {}", path, folder, std::strerror(errno)));
 }
 
 absl::Status FlushStdout() {

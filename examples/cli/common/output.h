@@ -3,12 +3,32 @@
 #ifndef MOERT_EXAMPLES_CLI_COMMON_OUTPUT_H_
 #define MOERT_EXAMPLES_CLI_COMMON_OUTPUT_H_
 
+#include <fmt/format.h>
+
+#include <cstdio>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 
 namespace moert::cli {
+
+/// Opens /dev/null in place of standard streams that the caller closed: else the next file that is
+/// opened gets their number, and what is printed. Before anything is opened.
+void KeepStandardStreams();
+
+/// Prints and never fails: FlushStdout reports what stdout did not take, nobody can be told of
+/// stderr. fmt::print throws, in threads and callbacks too.
+template <typename... Args>
+void Print(std::FILE* file, fmt::format_string<Args...> format, Args&&... args) {
+  const std::string text = fmt::format(format, std::forward<Args>(args)...);
+  std::fwrite(text.data(), 1, text.size(), file);
+}
+template <typename... Args>
+void Print(fmt::format_string<Args...> format, Args&&... args) {
+  Print(stdout, format, std::forward<Args>(args)...);
+}
 
 /// From here on what the process prints to stdout goes to stderr; WriteOutput("-") still reaches
 /// the real stdout. Once, before anything is printed.
@@ -20,6 +40,9 @@ absl::Status WriteOutput(const std::string& path, absl::string_view text);
 /// Whether writing to `path` would replace something: a file or a folder, but not "-", a device or
 /// a pipe.
 bool WouldOverwrite(const std::string& path);
+
+/// Whether the folder that `path` lies in is there and takes files. "-" is OK.
+absl::Status CheckPlace(const std::string& path);
 
 /// Flushes stdout. Unavailable if that fails, or something before did: a full disk must not look
 /// like success.

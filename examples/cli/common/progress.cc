@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "cli/common/output.h"
 #include "util/bytes_text.h"
 
 namespace moert::cli {
@@ -56,9 +57,9 @@ void Progress::Draw() {
   auto next = begin_ + std::chrono::seconds(1);
   while (!ended_.wait_until(lock, next, [this] { return end_; })) {
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin_;
-    fmt::print(stderr, "\r\033[K{}",
-               ProgressText(what_, done_.load(std::memory_order_relaxed),
-                            total_.load(std::memory_order_relaxed), took.count(), bytes_));
+    Print(stderr, "\r\033[K{}",
+          ProgressText(what_, done_.load(std::memory_order_relaxed),
+                       total_.load(std::memory_order_relaxed), took.count(), bytes_));
     std::fflush(stderr);
     shown = true;
     next = std::chrono::steady_clock::now() + std::chrono::milliseconds(200);

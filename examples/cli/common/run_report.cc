@@ -158,7 +158,7 @@ std::string ReportTable(const RunReport& r, const Engine& engine) {
 
 absl::Status WriteReport(const RunReport& report, const Engine& engine, const std::string& json,
                          bool quiet) {
-  if (!quiet) fmt::print("\n{}", ReportTable(report, engine));
+  if (!quiet) Print("\n{}", ReportTable(report, engine));
   if (json.empty()) return absl::OkStatus();
   return WriteOutput(json, ReportJson(report, engine) + "\n");
 }

@@ -18,27 +18,27 @@ namespace {
 bool IsSingle(const Tool& tool) { return tool.commands.size() == 1 && *tool.commands[0].name == 0; }
 
 void PrintUsage(const Tool& tool, std::FILE* file) {
-  fmt::print(file, "{}: {}\n\nusage: {} COMMAND [flags], {} COMMAND --help\n", tool.name,
-             tool.summary, tool.name, tool.name);
-  for (const Command& c : tool.commands) fmt::print(file, "  {:<10} {}\n", c.name, c.summary);
-  fmt::print(file, "  {:<10} {}\n  {:<10} {}\n  {:<10} {}\n", "--version", "the version",
-             "--help=man", "the man page", "--help=bash", "completion, to be sourced by bash");
+  Print(file, "{}: {}\n\nusage: {} COMMAND [flags], {} COMMAND --help\n", tool.name, tool.summary,
+        tool.name, tool.name);
+  for (const Command& c : tool.commands) Print(file, "  {:<10} {}\n", c.name, c.summary);
+  Print(file, "  {:<10} {}\n  {:<10} {}\n  {:<10} {}\n", "--version", "the version", "--help=man",
+        "the man page", "--help=bash", "completion, to be sourced by bash");
 }
 
 // A phrase of a help text as roff takes it.
 std::string RoffPhrase(const char* text) { return absl::StrReplaceAll(text, {{"-", "\\-"}}); }
 
 int PrintMan(const Tool& tool) {
-  fmt::print(".TH {} 1 \"\" \"libmoert {}\" \"User Commands\"\n.SH NAME\n{} \\- {}\n.SH SYNOPSIS\n",
-             tool.name, MOERT_VERSION, RoffPhrase(tool.name), RoffPhrase(tool.summary));
+  Print(".TH {} 1 \"\" \"libmoert {}\" \"User Commands\"\n.SH NAME\n{} \\- {}\n.SH SYNOPSIS\n",
+        tool.name, MOERT_VERSION, RoffPhrase(tool.name), RoffPhrase(tool.summary));
   for (const Command& c : tool.commands) {
-    fmt::print(".B {} {}\n[flags]\n.br\n", RoffPhrase(tool.name), c.name);
+    Print(".B {} {}\n[flags]\n.br\n", RoffPhrase(tool.name), c.name);
   }
-  fmt::print(".SH COMMANDS\n");
+  Print(".SH COMMANDS\n");
   std::fflush(stdout);
   const char* const form[] = {"--help=man"};
   for (const Command& c : tool.commands) c.run(1, form);
-  fmt::print(
+  Print(
       ".SH EXIT STATUS\n0: success. 1: a failure at run time. 2: bad arguments or input.\n"
       ".SH FILES\n$XDG_CACHE_HOME/moert or ~/.cache/moert: packs made of checkpoints.\n");
   return kExitOk;
@@ -49,7 +49,7 @@ int PrintBashCompletion(const Tool& tool) {
   const std::string function = absl::StrReplaceAll(tool.name, {{"-", "_"}});
   const std::string names =
       absl::StrJoin(tool.commands, " ", [](std::string* out, const Command& c) { *out += c.name; });
-  fmt::print(
+  Print(
       "_{0}() {{\n"
       "  local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}}\n"
       "  local command={1} flags\n"
@@ -57,12 +57,12 @@ int PrintBashCompletion(const Tool& tool) {
       function, IsSingle(tool) ? "only" : "${COMP_WORDS[1]}");
   const char* const form[] = {"--help=words"};
   for (const Command& c : tool.commands) {
-    fmt::print("  {}) flags='", *c.name == 0 ? "only" : c.name);
+    Print("  {}) flags='", *c.name == 0 ? "only" : c.name);
     std::fflush(stdout);
     c.run(1, form);
-    fmt::print("';;\n");
+    Print("';;\n");
   }
-  fmt::print(
+  Print(
       "  esac\n"
       "  if [[ $COMP_CWORD == 1 && '{1}' ]]; then\n"
       "    COMPREPLY=($(compgen -W '{1} --help --version' -- \"$word\")); return\n"
@@ -88,7 +88,7 @@ int PrintBashCompletion(const Tool& tool) {
 int Dispatch(const Tool& tool, int argc, const char* const* argv) {
   const absl::string_view first = argc > 1 ? argv[1] : "";
   if (first == "--version") {
-    fmt::print("{} {}\n", tool.name, MOERT_VERSION);
+    Print("{} {}\n", tool.name, MOERT_VERSION);
     return kExitOk;
   }
   if (first == "--help=man") return PrintMan(tool);
@@ -102,9 +102,9 @@ int Dispatch(const Tool& tool, int argc, const char* const* argv) {
     if (first == c.name) return c.run(argc - 2, argv + 2);
   }
   if (argc > 1) {
-    fmt::print(stderr, "{}: '{}' is not a command; legal are {}\n", tool.name, argv[1],
-               absl::StrJoin(tool.commands, ", ",
-                             [](std::string* out, const Command& c) { *out += c.name; }));
+    Print(stderr, "{}: '{}' is not a command; legal are {}\n", tool.name, argv[1],
+          absl::StrJoin(tool.commands, ", ",
+                        [](std::string* out, const Command& c) { *out += c.name; }));
   }
   PrintUsage(tool, stderr);
   return kExitUsage;
@@ -113,6 +113,7 @@ int Dispatch(const Tool& tool, int argc, const char* const* argv) {
 }  // namespace
 
 int RunTool(const Tool& tool, int argc, const char* const* argv) {
+  KeepStandardStreams();
   const int status = GuardedMain(tool.name, [&] { return Dispatch(tool, argc, argv); });
   const absl::Status flushed = FlushStdout();
   if (!flushed.ok() && status == kExitOk) return ReportError(tool.name, flushed);

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/common/args.h"
+#include "cli/common/output.h"
 #include "cli/pack/commands.h"
 #include "cli/pack/heat_map.h"
 #include "moert/offline/allocate.h"
@@ -155,15 +156,15 @@ absl::Status Run(Arguments& a) {
                    fmt::format("{}: {:.3f} stored bits", found.version.name, found.stored_bits))));
   }
   if (a.quiet) return absl::OkStatus();
-  fmt::print("plan {}: {:.4f} stored bits, {} of {} bytes, loss ({}) {:.6g}\n", found.version.name,
-             found.stored_bits, found.bytes, o.capacity, a.loss, found.loss);
+  Print("plan {}: {:.4f} stored bits, {} of {} bytes, loss ({}) {:.6g}\n", found.version.name,
+        found.stored_bits, found.bytes, o.capacity, a.loss, found.loss);
   if (found.seconds > 0) {
-    fmt::print("  {:.3g} us for {} tokens through all layers ({})\n", 1e6 * found.seconds, o.batch,
-               o.costs.name);
+    Print("  {:.3g} us for {} tokens through all layers ({})\n", 1e6 * found.seconds, o.batch,
+          o.costs.name);
   }
-  fmt::print("  optimality gap {:.4f} % ({}, {:.2f} s)\n", 100 * found.gap, a.solver, took);
+  Print("  optimality gap {:.4f} % ({}, {:.2f} s)\n", 100 * found.gap, a.solver, took);
   for (const auto& [name, share] : summary["shares"].items()) {
-    fmt::print("  {:5.1f} % {}\n", 100 * share.get<double>(), name);
+    Print("  {:5.1f} % {}\n", 100 * share.get<double>(), name);
   }
   return absl::OkStatus();
 }

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_split.h"
 #include "cli/common/args.h"
+#include "cli/common/output.h"
 #include "cli/common/progress.h"
 #include "cli/pack/commands.h"
 #include "cli/pack/host_model.h"
@@ -28,7 +29,7 @@ struct Arguments {
 absl::Status Run(Arguments* a) {
   CalibrateJob& job = a->job;
   const auto say = [&](const std::string& line) {
-    if (!a->quiet && !line.empty()) fmt::print(stderr, "{}\n", line);
+    if (!a->quiet && !line.empty()) Print(stderr, "{}\n", line);
   };
   job.token_files = absl::StrSplit(a->tokens, ',');
   job.read_tokens = HostTokenReader(job.model);

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "cli/common/output.h"
 #include "host/blocks/linear.h"
 #include "host/read_tokens.h"
 #include "moert/backend.h"
@@ -93,8 +94,8 @@ absl::StatusOr<std::unique_ptr<host::DeviceProducts>> OpenProducts(const std::st
 
 void NoteRefusals(const host::DeviceProducts& device) {
   if (device.first_error().ok()) return;
-  fmt::print(stderr, "note: the device refused products, which the CPU did: {}\n",
-             std::string(device.first_error().message()));
+  Print(stderr, "note: the device refused products, which the CPU did: {}\n",
+        std::string(device.first_error().message()));
 }
 
 TokenReader HostTokenReader(const std::string& model) {

@@ -9,6 +9,7 @@
 #include "cli/common/args.h"
 #include "cli/common/budget_flag.h"
 #include "cli/common/model_parts.h"
+#include "cli/common/output.h"
 #include "cli/common/plot.h"
 #include "cli/pack/commands.h"
 #include "moert/auto_strategy.h"
@@ -132,31 +133,29 @@ json VersionJson(const PackVersion& version, const VersionSize& size) {
 }
 
 void PrintModel(const json& m) {
-  fmt::print("  {}: {} MoE layers{}, {} experts of {} x {} a layer, {} a token ({}), {}\n",
-             m["architecture"].get<std::string>(), m["moe_layers"].get<int>(),
-             m.contains("layers") ? fmt::format(" of {}", m["layers"].get<int>()) : "",
-             m["experts_per_layer"].get<int>(), m["hidden"].get<int64_t>(),
-             m["intermediate"].get<int64_t>(), m["top_k"].get<int>(),
-             m["routing"].get<std::string>(),
-             m["shared_intermediate"].get<int64_t>() == 0
-                 ? "no shared expert"
-                 : fmt::format("shared expert of {}", m["shared_intermediate"].get<int64_t>()));
+  Print("  {}: {} MoE layers{}, {} experts of {} x {} a layer, {} a token ({}), {}\n",
+        m["architecture"].get<std::string>(), m["moe_layers"].get<int>(),
+        m.contains("layers") ? fmt::format(" of {}", m["layers"].get<int>()) : "",
+        m["experts_per_layer"].get<int>(), m["hidden"].get<int64_t>(),
+        m["intermediate"].get<int64_t>(), m["top_k"].get<int>(), m["routing"].get<std::string>(),
+        m["shared_intermediate"].get<int64_t>() == 0
+            ? "no shared expert"
+            : fmt::format("shared expert of {}", m["shared_intermediate"].get<int64_t>()));
 }
 
 void PrintParts(const json& parts) {
   int64_t total = 0;
   for (const json& p : parts) total += p["bytes"].get<int64_t>();
-  fmt::print("\n  {:<20} {:>8} {:>12} {:>7}  types\n", "part", "tensors", "bytes", "share");
+  Print("\n  {:<20} {:>8} {:>12} {:>7}  types\n", "part", "tensors", "bytes", "share");
   for (const json& p : parts) {
     const int64_t bytes = p["bytes"].get<int64_t>();
     std::vector<std::string> types = p["types"];
-    fmt::print(
-        "  {:<20} {:>8} {:>12} {:>6.1f}%  {}\n", p["name"].get<std::string>(),
-        p["tensors"].get<int64_t>(), util::BytesText(bytes),
-        100.0 * static_cast<double>(bytes) / static_cast<double>(std::max<int64_t>(total, 1)),
-        fmt::join(types, ", "));
+    Print("  {:<20} {:>8} {:>12} {:>6.1f}%  {}\n", p["name"].get<std::string>(),
+          p["tensors"].get<int64_t>(), util::BytesText(bytes),
+          100.0 * static_cast<double>(bytes) / static_cast<double>(std::max<int64_t>(total, 1)),
+          fmt::join(types, ", "));
   }
-  fmt::print("  {:<20} {:>8} {:>12}\n", "total", "", util::BytesText(total));
+  Print("  {:<20} {:>8} {:>12}\n", "total", "", util::BytesText(total));
 }
 
 std::string BudgetText(const json& budget) {
@@ -164,18 +163,18 @@ std::string BudgetText(const json& budget) {
 }
 
 void PrintVersions(const json& versions) {
-  fmt::print("\n  {:<20} {:>12} {:>12} {:>9}   {}\n", "routed experts as", "stored bits", "bytes",
-             "padding", "--budget for all, half, a quarter, the least");
+  Print("\n  {:<20} {:>12} {:>12} {:>9}   {}\n", "routed experts as", "stored bits", "bytes",
+        "padding", "--budget for all, half, a quarter, the least");
   for (const json& v : versions) {
-    fmt::print("  {:<20} {:>12.3f} {:>12} {:>8.1f}%", v["name"].get<std::string>(),
-               v["stored_bits"].get<double>(), util::BytesText(v["bytes"].get<int64_t>()),
-               100 * v["padding"].get<double>());
+    Print("  {:<20} {:>12.3f} {:>12} {:>8.1f}%", v["name"].get<std::string>(),
+          v["stored_bits"].get<double>(), util::BytesText(v["bytes"].get<int64_t>()),
+          100 * v["padding"].get<double>());
     const auto need = v.find("need");
     if (need != v.end()) {
-      for (const json& b : (*need)["budgets"]) fmt::print(" {:>11}", BudgetText(b));
-      fmt::print(" {:>11}", util::BytesText((*need)["minimum_bytes"].get<int64_t>()));
+      for (const json& b : (*need)["budgets"]) Print(" {:>11}", BudgetText(b));
+      Print(" {:>11}", util::BytesText((*need)["minimum_bytes"].get<int64_t>()));
     }
-    fmt::print("\n");
+    Print("\n");
   }
 }
 
@@ -183,35 +182,35 @@ void PrintPlan(const std::string& what, const json& need, const json& experts) {
   if (!need.contains("plan")) return;
   const json& plan = need["plan"];
   if (!plan["fits"].get<bool>()) {
-    fmt::print("  {:<20} does not fit, the least is {}\n", what,
-               util::BytesText(need["minimum_bytes"].get<int64_t>()));
+    Print("  {:<20} does not fit, the least is {}\n", what,
+          util::BytesText(need["minimum_bytes"].get<int64_t>()));
     return;
   }
   const int64_t slots = plan["slots"].get<int64_t>(), low = plan["low_slots"].get<int64_t>();
   const int64_t total = experts.get<int64_t>();
-  fmt::print("  {:<20} {} for experts, {} fixed: ", what,
-             util::BytesText(plan["pool_bytes"].get<int64_t>()),
-             util::BytesText(plan["fixed_bytes"].get<int64_t>()));
-  if (low > 0) fmt::print("{} high and {} low versions of {} experts\n", slots, low, total);
-  if (low == 0) fmt::print("{} of {} experts\n", std::min(slots, total), total);
+  Print("  {:<20} {} for experts, {} fixed: ", what,
+        util::BytesText(plan["pool_bytes"].get<int64_t>()),
+        util::BytesText(plan["fixed_bytes"].get<int64_t>()));
+  if (low > 0) Print("{} high and {} low versions of {} experts\n", slots, low, total);
+  if (low == 0) Print("{} of {} experts\n", std::min(slots, total), total);
   if (plan.contains("why")) {
-    fmt::print("  {:<20} {}: {}\n", "", plan["strategy"].get<std::string>(),
-               plan["why"].get<std::string>());
+    Print("  {:<20} {}: {}\n", "", plan["strategy"].get<std::string>(),
+          plan["why"].get<std::string>());
   }
 }
 
 void PrintPlans(const json& info, const json& versions) {
   if (!info.contains("budget")) return;
-  fmt::print("\n  with --budget {} --strategy {} and steps of up to {} tokens:\n",
-             info["budget"].get<std::string>(), info["strategy"].get<std::string>(),
-             info["rows"].get<int64_t>());
+  Print("\n  with --budget {} --strategy {} and steps of up to {} tokens:\n",
+        info["budget"].get<std::string>(), info["strategy"].get<std::string>(),
+        info["rows"].get<int64_t>());
   const json& experts = info["model"]["experts"];
   for (const json& v : versions) {
     if (v.contains("need")) PrintPlan(v["name"].get<std::string>(), v["need"], experts);
   }
   if (info.contains("need")) PrintPlan("all versions", info["need"], experts);
   if (!info.contains("host_bytes") || info["host_bytes"].is_null()) return;
-  fmt::print(
+  Print(
       "  beside the budget: {} of dense weights and {} tokens of KV cache, held by the host; the "
       "experts' files, read when they are missing\n",
       util::BytesText(info["host_bytes"].get<int64_t>()), kContext);
@@ -327,18 +326,18 @@ absl::StatusOr<json> Info(const std::string& path, const PlanOptions& options) {
                   path, kManifestFile));
 }
 
-void Print(const json& info) {
+void Show(const json& info) {
   const std::string kind = info["kind"];
-  fmt::print("{}: {}\n", info["path"].get<std::string>(), kind);
+  Print("{}: {}\n", info["path"].get<std::string>(), kind);
   if (kind == "safetensors") {
     for (const json& t : info["tensors"]) {
-      fmt::print("  {:<50} {:<5} {}\n", t["name"].get<std::string>(), t["dtype"].get<std::string>(),
-                 t["shape"].dump());
+      Print("  {:<50} {:<5} {}\n", t["name"].get<std::string>(), t["dtype"].get<std::string>(),
+            t["shape"].dump());
     }
     return;
   }
   if (info.contains("not_read")) {
-    fmt::print("  not read: {}\n", info["not_read"].get<std::string>());
+    Print("  not read: {}\n", info["not_read"].get<std::string>());
     return PrintParts(info["parts"]);
   }
   PrintModel(info["model"]);
@@ -348,12 +347,12 @@ void Print(const json& info) {
     return PrintPlans(info, info["schemes"]);
   }
   PrintVersions(info["versions"]);
-  fmt::print("  --budget for all, half, a quarter, the least:");
-  for (const json& b : info["need"]["budgets"]) fmt::print(" {},", BudgetText(b));
-  fmt::print(" {}\n", util::BytesText(info["need"]["minimum_bytes"].get<int64_t>()));
+  Print("  --budget for all, half, a quarter, the least:");
+  for (const json& b : info["need"]["budgets"]) Print(" {},", BudgetText(b));
+  Print(" {}\n", util::BytesText(info["need"]["minimum_bytes"].get<int64_t>()));
   PrintPlans(info, json::array());
-  fmt::print("  quantizer {}, {} files, {}\n", info["quantizer"].dump(),
-             info["files"].get<int64_t>(), util::BytesText(info["bytes"].get<int64_t>()));
+  Print("  quantizer {}, {} files, {}\n", info["quantizer"].dump(), info["files"].get<int64_t>(),
+        util::BytesText(info["bytes"].get<int64_t>()));
 }
 
 }  // namespace
@@ -374,7 +373,7 @@ int InfoMain(int argc, const char* const* argv) {
   if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
   const absl::StatusOr<json> info = Info(path, options);
   if (!info.ok()) return ReportError(kCommand, info.status());
-  Print(*info);
+  Show(*info);
   const absl::Status written = WriteFigures(json_path, picture, *info);
   return written.ok() ? kExitOk : ReportError(kCommand, written);
 }

@@ -7,6 +7,7 @@
 #include "absl/strings/str_split.h"
 #include "cli/common/args.h"
 #include "cli/common/interrupt.h"
+#include "cli/common/output.h"
 #include "cli/common/progress.h"
 #include "cli/pack/commands.h"
 #include "cli/pack/host_model.h"
@@ -43,7 +44,7 @@ absl::Status Run(QuantizeJob* job, const std::string& schemes, const std::string
   if (job->method == QuantMethod::kGptq) {
     std::string note;
     MOERT_ASSIGN_OR_RETURN(device, OpenProducts(backend, job->threads, &note));
-    if (!quiet && !note.empty()) fmt::print(stderr, "{}\n", note);
+    if (!quiet && !note.empty()) Print(stderr, "{}\n", note);
   }
   job->open_model = HostModelOpener(device.get());
   job->read_tokens = HostTokenReader(job->model);
@@ -54,17 +55,17 @@ absl::Status Run(QuantizeJob* job, const std::string& schemes, const std::string
   }
   Progress progress("quantizing matrices", !quiet);
   job->progress = [&](int64_t done, int64_t total) { progress.Update(done, total); };
-  if (!quiet) job->log = [](const std::string& line) { fmt::print(stderr, "{}\n", line); };
+  if (!quiet) job->log = [](const std::string& line) { Print(stderr, "{}\n", line); };
   job->cancelled = Interrupted;
   const CatchInterrupts catching;
   const absl::Status status = RunQuantizeJob(*job);
   if (device != nullptr && !quiet) NoteRefusals(*device);
   std::error_code ec;
   if (!status.ok() && !quiet && std::filesystem::exists(job->out + ".partial", ec)) {
-    fmt::print(stderr,
-               "note: completed layers are kept in {}.partial; the same command "
-               "continues after them\n",
-               job->out);
+    Print(stderr,
+          "note: completed layers are kept in {}.partial; the same command "
+          "continues after them\n",
+          job->out);
   }
   return status;
 }

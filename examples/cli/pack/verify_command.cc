@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "cli/common/args.h"
+#include "cli/common/output.h"
 #include "cli/common/progress.h"
 #include "cli/pack/commands.h"
 #include "moert/default_thread_pool.h"
@@ -41,15 +42,15 @@ int VerifyMain(int argc, const char* const* argv) {
   const absl::StatusOr<PackVerification> result = Verify(pack, threads, quiet);
   if (!result.ok()) return ReportError(kCommand, result.status());
   for (size_t i = 0; i < result->damage.size() && i < kShown; ++i) {
-    fmt::print(stderr, "{}: {}\n", kCommand, result->damage[i]);
+    Print(stderr, "{}: {}\n", kCommand, result->damage[i]);
   }
   if (result->damage.size() > kShown) {
-    fmt::print(stderr, "{}: and {} more\n", kCommand, result->damage.size() - kShown);
+    Print(stderr, "{}: and {} more\n", kCommand, result->damage.size() - kShown);
   }
   if (!result->damage.empty()) return kExitFailure;
   if (!quiet) {
-    fmt::print("{}: {} records and the constants are intact ({})\n", pack, result->records,
-               util::BytesText(result->bytes));
+    Print("{}: {} records and the constants are intact ({})\n", pack, result->records,
+          util::BytesText(result->bytes));
   }
   return kExitOk;
 }

@@ -7,6 +7,7 @@
 
 #include "absl/strings/ascii.h"
 #include "cli/common/interrupt.h"
+#include "cli/common/output.h"
 #include "cli/common/progress.h"
 #include "cli/run/commands.h"
 #include "cli/run/live.h"
@@ -154,11 +155,11 @@ absl::Status Talk(const Arguments& args, Opened* opened) {
     return conversation.Finish();
   }
   const bool terminal = isatty(STDIN_FILENO) == 1;
-  if (terminal) fmt::print(stderr, "/reset begins anew, /exit ends; Ctrl-C ends an answer\n");
+  if (terminal) Print(stderr, "/reset begins anew, /exit ends; Ctrl-C ends an answer\n");
   std::string line;
   while (true) {
     if (terminal) {
-      fmt::print(stderr, "> ");
+      Print(stderr, "> ");
       std::fflush(stderr);
     }
     if (!std::getline(std::cin, line)) break;
@@ -168,7 +169,7 @@ absl::Status Talk(const Arguments& args, Opened* opened) {
     if (message.empty() || message == "/reset") continue;
     const absl::Status answered = conversation.Answer(std::string(message));
     if (!answered.ok() && !(terminal && absl::IsOutOfRange(answered))) return answered;
-    if (!answered.ok()) fmt::print(stderr, "{}\n", std::string(answered.message()));
+    if (!answered.ok()) Print(stderr, "{}\n", std::string(answered.message()));
   }
   return conversation.Finish();
 }

@@ -12,6 +12,7 @@
 
 #include "cli/common/args.h"
 #include "cli/common/machine.h"
+#include "cli/common/output.h"
 #include "cli/common/report.h"
 #include "cli/run/advice.h"
 #include "cli/run/commands.h"
@@ -137,9 +138,9 @@ absl::StatusOr<Json> Examine(const Arguments& args) {
   return report;
 }
 
-void Print(const Json& r) {
+void Show(const Json& r) {
   const auto line = [](const char* name, const std::string& text) {
-    fmt::print("  {:<8} {}\n", name, text);
+    Print("  {:<8} {}\n", name, text);
   };
   const auto size = [](const Json& bytes) { return util::BytesText(bytes.get<int64_t>()); };
   const Json &machine = r["machine"], &memory = r["memory"], &cuda = r["cuda"];
@@ -172,7 +173,7 @@ void Print(const Json& r) {
                    ? "not measured: give --model DIR with large files"
                    : fmt::format("{:.0f} MB/s, reads of 1 MiB past the page cache",
                                  r["disk_bytes_per_s"].get<double>() * 1e-6));
-  for (const Json& advice : r["advice"]) fmt::print("{}\n", advice.get<std::string>());
+  for (const Json& advice : r["advice"]) Print("{}\n", advice.get<std::string>());
 }
 
 }  // namespace
@@ -189,7 +190,7 @@ int DoctorMain(int argc, const char* const* argv) {
   if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
   const absl::StatusOr<Json> report = Examine(args);
   if (!report.ok()) return ReportError(kCommand, report.status());
-  Print(*report);
+  Show(*report);
   if (args.json.empty()) return kExitOk;
   const absl::Status written = WriteJson(args.json, *report);
   return written.ok() ? kExitOk : ReportError(kCommand, written);

@@ -4,6 +4,7 @@
 
 #include "absl/strings/match.h"
 #include "cli/common/args.h"
+#include "cli/common/output.h"
 #include "cli/common/report.h"
 #include "cli/run/commands.h"
 #include "moert/mixed_group_gemm.h"
@@ -55,19 +56,18 @@ absl::StatusOr<Json> List(const std::string& what) {
       fmt::format("'{}' is not a list; legal are strategies, schemes, models and kernels", what));
 }
 
-void Print(const Json& all) {
+void Show(const Json& all) {
   for (const auto& [name, list] : all.items()) {
-    fmt::print("{}\n", name);
+    Print("{}\n", name);
     for (const Json& item : list) {
       if (item.is_string()) {
-        fmt::print("  {}\n", item.get<std::string>());
+        Print("  {}\n", item.get<std::string>());
       } else if (name == "schemes") {
-        fmt::print("  {:<20} {} bits\n", item["name"].get<std::string>(),
-                   item["weight_bits"].get<int>());
+        Print("  {:<20} {} bits\n", item["name"].get<std::string>(),
+              item["weight_bits"].get<int>());
       } else {
-        fmt::print("  {:<16} {:<6} {}\n", item["name"].get<std::string>(),
-                   item["exact"].get<bool>() ? "exact" : "lossy",
-                   item["summary"].get<std::string>());
+        Print("  {:<16} {:<6} {}\n", item["name"].get<std::string>(),
+              item["exact"].get<bool>() ? "exact" : "lossy", item["summary"].get<std::string>());
       }
     }
   }
@@ -85,7 +85,7 @@ int ListMain(int argc, const char* const* argv) {
   if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
   const absl::StatusOr<Json> all = List(what);
   if (!all.ok()) return ReportError(kCommand, all.status());
-  Print(*all);
+  Show(*all);
   if (json.empty()) return kExitOk;
   const absl::Status written = WriteJson(json, *all);
   return written.ok() ? kExitOk : ReportError(kCommand, written);

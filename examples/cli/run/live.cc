@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "cli/common/output.h"
 #include "util/bytes_text.h"
 
 namespace moert::cli {
@@ -60,7 +61,7 @@ void Live::Show() {
     const EngineStats stats = engine_->stats();
     const int64_t tokens = tokens_.load();
     const std::string text = LiveText(before, stats, took.count(), tokens - tokens_before);
-    fmt::print(stderr, "{}{}{}", redraw ? "\r\033[K" : "", text, redraw && !end ? "" : "\n");
+    Print(stderr, "{}{}{}", redraw ? "\r\033[K" : "", text, redraw && !end ? "" : "\n");
     std::fflush(stderr);
     before = stats;
     tokens_before = tokens;

@@ -9,6 +9,7 @@
 #include "cli/common/interrupt.h"
 #include "cli/common/machine.h"
 #include "cli/common/model_parts.h"
+#include "cli/common/output.h"
 #include "cli/common/progress.h"
 #include "host/open_decoder.h"
 #include "host/utf8.h"
@@ -17,6 +18,7 @@
 #include "moert/expert_source.h"
 #include "moert/offline/checkpoint.h"
 #include "moert/offline/open_as.h"
+#include "moert/prompt_rows.h"
 #include "moert/strategy.h"
 #include "util/status_macros.h"
 
@@ -45,7 +47,7 @@ absl::StatusOr<Source> OpenAs(const RunOptions& options) {
   Progress progress("quantizing matrices", !options.quiet);
   open.progress = [&](int64_t done, int64_t total) { progress.Update(done, total); };
   if (!options.quiet) {
-    open.log = [](const std::string& line) { fmt::print(stderr, "{}\n", line); };
+    open.log = [](const std::string& line) { Print(stderr, "{}\n", line); };
   }
   return OpenModelAs(options.model, open);
 }
@@ -61,7 +63,7 @@ absl::StatusOr<Source> OpenExperts(const RunOptions& options, const HfConfig& co
   open.mode = options.pack ? OpenMode::kPack : OpenMode::kPackIfThere;
   open.user = &progress;
   if (!options.quiet) {
-    open.log = [](void*, absl::string_view line) { fmt::print(stderr, "{}\n", std::string(line)); };
+    open.log = [](void*, absl::string_view line) { Print(stderr, "{}\n", std::string(line)); };
     open.progress = [](void* user, int64_t done, int64_t total) {
       static_cast<Progress*>(user)->Update(done, total);
     };
@@ -97,7 +99,7 @@ void WarnOfMemory(const RunOptions& options, const EngineOptions& engine,
   const int64_t held = std::min(plan->budget_bytes, plan->fixed_bytes() + plan->pool_bytes());
   const std::string warning = MemoryWarning(
       ReadMemoryLimits(), held, HostBytes(checkpoint, config, engine.max_tokens_per_forward));
-  if (!warning.empty()) fmt::print(stderr, "{}\n", warning);
+  if (!warning.empty()) Print(stderr, "{}\n", warning);
 }
 
 // Counts the experts' use, where the next run is to begin with it. A sink sees every step, which
@@ -123,10 +125,22 @@ absl::Status BeginWarmStart(const RunOptions& options, Session* s) {
   return absl::OkStatus();
 }
 
+// More rows a step where a prompt would wait for experts otherwise.
+absl::Status SizeSteps(const RunOptions& options, const ExpertSource& source, int64_t prompt,
+                       EngineOptions* engine) {
+  const bool cpu = engine->backend == BackendKind::kCpu || !CudaStatus().ok();
+  if (!cpu || prompt <= engine->max_tokens_per_forward) return absl::OkStatus();
+  MOERT_ASSIGN_OR_RETURN(const PromptRows chosen, ChoosePromptRows(source, *engine, prompt));
+  if (chosen.rows == engine->max_tokens_per_forward) return absl::OkStatus();
+  engine->max_tokens_per_forward = chosen.rows;
+  if (!options.quiet) fmt::print(stderr, "note: the prompt in steps of {}\n", chosen.why);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
-absl::StatusOr<Session> Session::Open(const RunOptions& options, HfConfig config,
-                                      int64_t max_rows) {
+absl::StatusOr<Session> Session::Open(const RunOptions& options, HfConfig config, int64_t max_rows,
+                                      int64_t prompt) {
   Session s;
   s.config = std::move(config);
   MOERT_ASSIGN_OR_RETURN(EngineOptions engine_options, MakeEngineOptions(options));
@@ -134,13 +148,14 @@ absl::StatusOr<Session> Session::Open(const RunOptions& options, HfConfig config
   MOERT_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(options.model));
   MOERT_ASSIGN_OR_RETURN(auto experts, OpenExperts(options, s.config));
   MOERT_RETURN_IF_ERROR(CheckVersions(options, *experts));
+  MOERT_RETURN_IF_ERROR(SizeSteps(options, *experts, prompt, &engine_options));
   WarnOfMemory(options, engine_options, *experts, *checkpoint, s.config);
   // The host and the engine take turns: their pools are as large, but only one of them works.
   ThreadPoolOptions pool_options;
   pool_options.threads = options.threads;
   MOERT_ASSIGN_OR_RETURN(s.pool, CreateThreadPool(pool_options));
   if (!options.trace.empty()) {
-    TraceHeader header = MakeTraceHeader(*experts, max_rows);
+    TraceHeader header = MakeTraceHeader(*experts, engine_options.max_tokens_per_forward);
     header.strategy = options.strategy;
     header.clock = options.clock;
     MOERT_ASSIGN_OR_RETURN(s.trace, CreateTraceFiles(options.trace, header));
@@ -150,11 +165,11 @@ absl::StatusOr<Session> Session::Open(const RunOptions& options, HfConfig config
   MOERT_ASSIGN_OR_RETURN(s.engine, Engine::Create(std::move(experts), engine_options));
   MOERT_RETURN_IF_ERROR(BeginWarmStart(options, &s));
   if (s.engine->backend() == BackendKind::kCpu && options.host_budget >= 0 && !options.quiet) {
-    fmt::print(stderr, "note: --host-budget has no effect on the cpu backend\n");
+    Print(stderr, "note: --host-budget has no effect on the cpu backend\n");
   }
   Progress progress("reading dense weights", !options.quiet);
   host::OpenDecoderOptions open;
-  open.max_rows = max_rows;
+  open.max_rows = engine_options.max_tokens_per_forward;
   open.device = engine_options.device;
   // A trace and a virtual clock see every step; a recorded one would pass unseen.
   open.graphs =
@@ -162,7 +177,7 @@ absl::StatusOr<Session> Session::Open(const RunOptions& options, HfConfig config
   MOERT_ASSIGN_OR_RETURN(
       host::OpenedDecoder opened,
       host::OpenDecoder(*checkpoint, s.config, s.engine.get(), s.pool.get(), open));
-  if (!opened.note.empty() && !options.quiet) fmt::print(stderr, "note: {}\n", opened.note);
+  if (!opened.note.empty() && !options.quiet) Print(stderr, "note: {}\n", opened.note);
   s.decoder = std::move(opened.model);
   return s;
 }
@@ -176,7 +191,7 @@ absl::Status Session::Finish(RunReport report, const RunOptions& options) {
   if (uses != nullptr && !uses_path.empty()) {
     const absl::Status kept = WriteUseCounts(uses_path, uses->counts());
     if (!kept.ok() && !options.quiet) {
-      fmt::print(stderr, "note: {}\n", std::string(kept.message()));
+      Print(stderr, "note: {}\n", std::string(kept.message()));
     }
   }
   report.model = host::ToValidUtf8(options.model);

@@ -11,6 +11,7 @@
 #include "cli/common/any_trace.h"
 #include "cli/common/args.h"
 #include "cli/common/budget_flag.h"
+#include "cli/common/output.h"
 #include "cli/common/progress.h"
 #include "cli/common/run_report.h"
 #include "cli/common/tool.h"
@@ -162,7 +163,7 @@ absl::StatusOr<ReplayResult> RunParallel(const Options& options, Opened& opened,
             {"imbalance", result.imbalance},
             {"hit_ratio_by_rank", std::move(hits)}};
   if (!options.quiet) {
-    fmt::print(
+    Print(
         "\n  {} x {} GPUs: exchange {:.1f} ms, the slowest rank's layers {:.1f} ms, {:.2f} times "
         "the mean rank's\n  (statistics below are rank 0's)\n",
         options.nodes, options.gpus, result.exchange_ms, result.compute_ms, result.imbalance);
@@ -214,7 +215,7 @@ absl::Status Run(const Options& options, Opened& opened) {
     const Oracles oracles = ComputeOracles(history, opened.engine->memory().slots);
     report.extra["oracles"] = ToJson(oracles);
     if (!options.quiet) {
-      fmt::print(
+      Print(
           "\n  bounds       Belady {:.1f} % a layer, {:.1f} % global; LRU {:.1f} %; best "
           "high set {:.1f} %\n",
           100 * oracles.belady_layer, 100 * oracles.belady_global, 100 * oracles.lru,

@@ -378,6 +378,21 @@ TEST_CASE("a folder without config.json") {
   CHECK_THAT(std::string(c.status().message()), Catch::Contains(dir / "config.json"));
 }
 
+TEST_CASE("what is no checkpoint's folder is said to be what it is") {
+  test::TempDir dir;
+  const auto says = [](const std::string& path) {
+    return std::string(LoadHfConfig(path).status().message());
+  };
+  CHECK_THAT(says(dir / "absent"), Catch::EndsWith("there is no such folder"));
+  test::WriteFile(dir / "model.gguf", "GGUF");
+  CHECK_THAT(says(dir / "model.gguf"), Catch::Contains("model.gguf is a GGUF file; other ways"));
+  CHECK_THAT(says(dir.path()), Catch::Contains("model.gguf is a GGUF file; other ways"));
+  test::WriteFile(dir / "model.safetensors", "");
+  CHECK_THAT(says(dir / "model.safetensors"), Catch::EndsWith("is a folder, this is a file"));
+  test::WriteFile(dir / "moert.json", "{}");
+  CHECK_THAT(says(dir.path()), Catch::EndsWith("the folder is an expert pack"));
+}
+
 TEST_CASE("generation_config.json decides where a text ends") {
   test::TempDir dir;
   test::WriteFile(dir / "config.json", TinyJson().dump());

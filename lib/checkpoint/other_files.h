@@ -1,0 +1,15 @@
+// What lies where a checkpoint's folder was expected, for a message.
+#ifndef MOERT_LIB_CHECKPOINT_OTHER_FILES_H_
+#define MOERT_LIB_CHECKPOINT_OTHER_FILES_H_
+
+#include <string>
+
+namespace moert {
+
+/// "; model.gguf is a GGUF file; other ways: ...", or whatever helps who named `path`: a file, a
+/// folder that is not there, one of files in other formats, an expert pack. Empty: nothing does.
+std::string OtherFiles(const std::string& path);
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_CHECKPOINT_OTHER_FILES_H_
