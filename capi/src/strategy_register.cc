@@ -80,8 +80,8 @@ moert_code moert_strategy_register(const moert_strategy_info* info, moert_strate
   return Guard(__func__, error, [&]() -> absl::Status {
     moert_strategy_info checked{};
     MOERT_RETURN_IF_ERROR(ReadStruct(info, "info", &checked));
-    MOERT_REQUIRE_NOT_NULL(checked.name);
-    MOERT_REQUIRE_NOT_NULL(checked.summary);
+    if (checked.name == nullptr) return NullArgument("info.name");
+    if (checked.summary == nullptr) return NullArgument("info.summary");
     MOERT_REQUIRE_NOT_NULL(factory);
     moert::StrategyInfo cpp{checked.name, checked.summary, {}};
     MOERT_ASSIGN_OR_RETURN(cpp.keys, ReadKeys(checked.keys));

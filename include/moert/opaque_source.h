@@ -43,7 +43,7 @@ struct OpaquePart {
   const void* memory = nullptr;
   int file = -1;       // index into OpaqueWeights::files
   int64_t offset = 0;  // of expert 0, bytes
-  int64_t stride = 0;  // bytes from expert to expert; 0: `bytes`
+  int64_t stride = 0;  // bytes from expert to expert, at least `bytes`; 0: `bytes`
 };
 
 /// Asks for one part of one expert: all of its `bytes` into `dst`.

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
+#include <thread>
 #include <utility>
 
 #include "base/exception_status.h"
@@ -14,6 +16,22 @@
 
 namespace moert {
 namespace {
+
+constexpr std::chrono::milliseconds kLook(100);
+
+// Writes the pack, or waits for the process that does.
+absl::Status MakePack(const QuantizeJob& job) {
+  bool told = false;
+  while (true) {
+    const absl::Status status = RunQuantizeJob(job);
+    if (absl::IsAlreadyExists(status)) return absl::OkStatus();  // another was done meanwhile
+    if (!absl::IsAborted(status)) return status;
+    if (job.cancelled && job.cancelled()) return absl::CancelledError("interrupted");
+    if (job.log && !told) job.log(fmt::format("waiting: {}", std::string(status.message())));
+    told = true;
+    std::this_thread::sleep_for(kLook);
+  }
+}
 
 absl::StatusOr<std::unique_ptr<ExpertSource>> Open(const std::string& model_dir,
                                                    const OpenAsOptions& options) {
@@ -42,7 +60,7 @@ absl::StatusOr<std::unique_ptr<ExpertSource>> Open(const std::string& model_dir,
     job.log = options.log;
     job.cancelled = options.cancelled;
     if (job.log) job.log(fmt::format("quantizing {} into {} (once)", model_dir, pack));
-    MOERT_RETURN_IF_ERROR(RunQuantizeJob(job));
+    MOERT_RETURN_IF_ERROR(MakePack(job));
   }
   return OpenExpertPack(pack);
 }

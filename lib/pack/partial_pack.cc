@@ -122,8 +122,7 @@ absl::StatusOr<std::unique_ptr<PartialPack>> PartialPack::Open(const std::string
   if (lock < 0) return PosixError(errno, fmt::format("{}: open", lock_path));
   std::unique_ptr<PartialPack> partial(new PartialPack(path, name, lock));
   if (::flock(lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-    return absl::FailedPreconditionError(
-        fmt::format("{}: another process is writing this pack", path));
+    return absl::AbortedError(fmt::format("{}: another process is writing this pack", path));
   }
   if (Exists(path + "/journal") && Exists(partial->pack_path())) {
     MOERT_RETURN_IF_ERROR(partial->ReadJournal(job));

@@ -52,11 +52,7 @@ class Checker {
         const OpaquePart& part = weights_.layers[l][p];
         if (part.file < 0) continue;
         const RandomAccessFile& file = *files[static_cast<size_t>(part.file)];
-        const auto end = Checked<int64_t>(part.stride)
-                             .Mul(model_.layers[l].num_experts - 1)
-                             .Add(part.offset)
-                             .Add(part.bytes)
-                             .value();
+        const auto end = End(l, part).value();
         if (end && *end <= file.size()) continue;
         return Bad(l,
                    "part {} of {} experts from offset {} on, {} bytes apart, ends behind {} of "
@@ -73,6 +69,14 @@ class Checker {
   absl::Status Bad(size_t layer, fmt::format_string<Args...> format, Args&&... args) const {
     return absl::InvalidArgumentError(fmt::format(
         "{} layer {}: {}", name_, layer, fmt::format(format, std::forward<Args>(args)...)));
+  }
+
+  // Where the last expert's bytes end, from the beginning of the memory or file.
+  Checked<int64_t> End(size_t l, const OpaquePart& part) const {
+    return Checked<int64_t>(part.stride)
+        .Mul(model_.layers[l].num_experts - 1)
+        .Add(part.offset)
+        .Add(part.bytes);
   }
 
   absl::Status CheckPart(size_t l, size_t p) const {
@@ -93,16 +97,25 @@ class Checker {
     if (part.memory != nullptr && part.file >= 0) {
       return Bad(l, "part {}: lies in memory and in file {}; one of them", p, part.file);
     }
-    if (part.file >= static_cast<int>(weights_.files.size())) {
-      return Bad(l, "part {}: file is {}, there are {}", p, part.file, weights_.files.size());
+    if (part.file < -1 || part.file >= static_cast<int>(weights_.files.size())) {
+      return Bad(l, "part {}: file is {}, there are {}; -1: none", p, part.file,
+                 weights_.files.size());
     }
     if (part.memory == nullptr && part.file < 0) {
       if (weights_.read != nullptr) return absl::OkStatus();
       return Bad(l, "part {}: neither in memory nor in a file, and there is no `read` function", p);
     }
     if (part.offset < 0) return Bad(l, "part {}: offset is {}, legal is 0 or more", p, part.offset);
-    if (part.stride < 0) return Bad(l, "part {}: stride is {}, legal is 0 or more", p, part.stride);
-    return absl::OkStatus();
+    if (part.stride < part.bytes) {  // counted in elements or blocks, most likely
+      return Bad(l, "part {}: stride is {}, legal is 0 or at least the {} bytes of an expert", p,
+                 part.stride, part.bytes);
+    }
+    const auto first = static_cast<int64_t>(reinterpret_cast<uintptr_t>(part.memory));
+    if (End(l, part).Add(first).value()) return absl::OkStatus();
+    return Bad(l,
+               "part {}: of {} experts from offset {} on, {} bytes apart, ends behind the last "
+               "address",
+               p, model_.layers[l].num_experts, part.offset, part.stride);
   }
 
   const std::string& name_;
@@ -201,13 +214,13 @@ class OpaqueSource final : public ExpertSource {
 absl::StatusOr<std::unique_ptr<ExpertSource>> MakeOpaqueSource(std::string name, MoeModelSpec model,
                                                                OpaqueWeights weights) try {
   MOERT_RETURN_IF_ERROR(model.Validate());
-  const Checker checker(name, model, weights);
-  MOERT_RETURN_IF_ERROR(checker.Check());
   for (std::vector<OpaquePart>& parts : weights.layers) {
     for (OpaquePart& part : parts) {
       if (part.stride == 0) part.stride = part.bytes;
     }
   }
+  const Checker checker(name, model, weights);
+  MOERT_RETURN_IF_ERROR(checker.Check());
   std::vector<std::unique_ptr<RandomAccessFile>> files;
   for (const std::string& path : weights.files) {
     MOERT_ASSIGN_OR_RETURN(std::unique_ptr<RandomAccessFile> file,

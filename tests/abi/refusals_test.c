@@ -32,6 +32,48 @@ static void refuses_sources(const char* model, const moert_open_options* options
   CHECK(source == NULL);
 }
 
+/* Parts of opaque records whose place makes no sense. */
+static void refuses_parts(void) {
+  static char memory[4096];
+  const struct {
+    const void* memory;
+    int64_t offset, stride;
+    int32_t file;
+    const char* text;
+  } cases[] = {
+      {memory, 0, 0, -2, "part 0: file is -2, there are 0; -1: none"},
+      {memory, 0, 63, -1, "stride is 63, legal is 0 or at least the 64 bytes of an expert"},
+      {memory, INT64_MAX - 64, 0, -1, "ends behind the last address"},
+      {memory, 0, INT64_MAX / 4, -1, "ends behind the last address"},
+  };
+  moert_layer_spec layer;
+  size_t i;
+  moert_layer_spec_init(&layer, sizeof(layer));
+  layer.hidden = layer.intermediate = 64;
+  layer.num_experts = 8;
+  layer.routing = MOERT_ROUTING_EXTERNAL;
+  for (i = 0; i < sizeof(cases) / sizeof(cases[0]); ++i) {
+    moert_source* source = NULL;
+    moert_opaque_part part;
+    moert_opaque_part_init(&part, sizeof(part));
+    part.bytes = 64;
+    part.memory = cases[i].memory;
+    part.offset = cases[i].offset;
+    part.stride = cases[i].stride;
+    part.file = cases[i].file;
+    CHECK_FAILS(moert_source_create_opaque("mine", &layer, 1, &part, 1, NULL, &source, &error),
+                MOERT_INVALID_ARGUMENT, cases[i].text, "moert_source_create_opaque");
+    CHECK(source == NULL);
+  }
+}
+
+static void refuses_strategies(void) {
+  moert_strategy_info info;
+  moert_strategy_info_init(&info, sizeof(info));
+  CHECK_FAILS(moert_strategy_register(&info, NULL, NULL, &error), MOERT_INVALID_ARGUMENT,
+              "info.name: must not be NULL", "moert_strategy_register");
+}
+
 static void refuses_options(const moert_source* source) {
   moert_engine* engine = NULL;
   moert_engine_options options;
@@ -124,6 +166,8 @@ int main(int argc, char** argv) {
   moert_open_options_init(&open, sizeof(open));
   open.cache_dir = argv[2];
   refuses_sources(argv[1], &open);
+  refuses_parts();
+  refuses_strategies();
   CHECK_OK(moert_source_open(argv[1], &open, &source, &error));
   refuses_options(source);
   moert_engine_options_init(&options, sizeof(options));

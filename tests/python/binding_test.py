@@ -133,6 +133,80 @@ class Binding(unittest.TestCase):
             with self.assertRaisesRegex(moert.Error, "CANCELLED"):
                 step.end()
 
+    def test_numbers_and_paths_are_not_cut(self):
+        source = moert.Source.from_weights("w", layers(), weights)
+        with self.assertRaisesRegex(OverflowError, f"budget_bytes is {2**64}"):
+            moert.Engine(source, budget=2**64)
+        with self.assertRaisesRegex(OverflowError, f"threads is {2**32 + 1}"):
+            moert.Engine(source, threads=2**32 + 1)
+        with self.assertRaisesRegex(OverflowError, f"rows is {2**64 + 1}"):
+            moert.Engine(source).step("decode", rows=2**64 + 1)
+        for opens in (moert.Source.open, moert.Source.open_pack):
+            for wrong in (None, 5):
+                with self.assertRaises(TypeError):
+                    opens(wrong)
+            with self.assertRaisesRegex(ValueError, "a path with a NUL"):
+                opens("a\0b")
+        with self.assertRaisesRegex(moert.Error, "/no/such"):
+            moert.Source.open(b"/no/such")
+        with self.assertRaisesRegex(TypeError, "a moert.Source is wanted"):
+            moert.Engine("/a/folder")
+        with self.assertRaisesRegex(ValueError, "legal are prefill, decode"):
+            moert.Engine(source).step("decoding", rows=1)
+
+    def test_closing_waits_for_calls_of_other_threads(self):
+        source = moert.Source.from_weights("w", layers(), weights)
+        for _ in range(30):  # destroyed under a call, it would crash
+            engine = moert.Engine(source, threads=1)
+            step = engine.step("decode", rows=1)
+
+            def ask():
+                try:
+                    while True:
+                        engine.metrics()
+                        engine.set_budget(0.9)
+                except moert.Error:
+                    pass
+
+            def compute():
+                out = floats(0)
+                try:
+                    while True:
+                        step.forward(0, floats(1), out)
+                except moert.Error:
+                    pass
+
+            threads = [threading.Thread(target=f) for f in (ask, ask, compute, compute)]
+            for thread in threads:
+                thread.start()
+            time.sleep(0.002)
+            engine.close()
+            step.abandon()
+            for thread in threads:
+                thread.join()
+
+    @unittest.skipUnless((pathlib.Path(os.environ.get("MOERT_TOOLS", "")) / "moert-pack").is_file(),
+                         "moert-pack is not built")
+    def test_one_of_several_quantizes(self):
+        opened = []
+        with tempfile.TemporaryDirectory() as cache:
+            threads = [threading.Thread(target=lambda: opened.append(moert.open_experts(
+                ROOT / "examples/models/tiny-moe", "w4a16_g128", cache).versions()[0][0]))
+                for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        self.assertEqual(opened, ["w4a16_g128"] * 3)
+
+    def test_memory_of_parts_holds_all_experts(self):
+        layer = [moert.Source.layer(num_experts=8, hidden=HIDDEN, intermediate=HIDDEN,
+                                    routing="external")]
+        small = bytearray(8 * 64 - 1)
+        with self.assertRaisesRegex(ValueError, "8 experts of 64 bytes, 64 apart from offset 0 on, "
+                                                "end at 512; the memory has 511 bytes"):
+            moert.Source.from_records("r", layer, [moert.Source.part(0, 64, memory=small)])
+
     def test_budgets_do_not_change_the_output(self):
         def run(**options):
             engine = moert.Engine(moert.Source.from_weights("w", layers(), weights),

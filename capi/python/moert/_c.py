@@ -9,7 +9,7 @@ DTYPES = {"float32": F32, "bfloat16": BF16, "float16": F16}
 TORCH_DTYPES = {F32: "torch.float32", BF16: "torch.bfloat16", F16: "torch.float16",
                 U8: "torch.uint8", I32: "torch.int32"}
 HOST, DEVICE = 0, 1
-PREFILL, DECODE = 0, 1
+PHASES = {"prefill": 0, "decode": 1}
 BACKENDS = {"auto": 0, "cpu": 1, "cuda": 2}
 CLOCK_WALL, CLOCK_VIRTUAL = 0, 1
 NUMERICS = {"bf16": 0, "f32": 1, "int8": 2}
@@ -21,6 +21,15 @@ PARTS = ("gate_proj", "up_proj", "down_proj", "router", "selection_bias", "share
          "logit_bias", "expert_scales", "hash_experts", "gate_bias", "up_bias", "down_bias")
 
 
+class _Struct(c.Structure):
+    """Refuses a number that ctypes would cut to the size of its field."""
+
+    def __setattr__(self, name, value):
+        super().__setattr__(name, value)
+        if isinstance(value, int) and getattr(self, name) not in (value, None):
+            raise OverflowError(f"{name} is {value}, which is no number of its size")
+
+
 def _struct(name, *fields):
     """A struct of moert.h: struct_size first, then `fields` as "type name name ..." lines."""
     types = {"i32": c.c_int32, "i64": c.c_int64, "u64": c.c_uint64, "f32": c.c_float,
@@ -29,7 +38,7 @@ def _struct(name, *fields):
     for line in fields:
         kind, *names = line.split()
         members += [(n, types[kind]) for n in names]
-    return type(name, (c.Structure,), {"_fields_": members})
+    return type(name, (_Struct,), {"_fields_": members})
 
 
 StrategyInfo = _struct("StrategyInfo", "str name summary keys")
@@ -101,7 +110,7 @@ class RecordInfo(c.Structure):
                 ("hadamard", c.c_int32), ("gate", Matrix), ("up", Matrix), ("down", Matrix)]
 
 
-class StepOptions(c.Structure):
+class StepOptions(_Struct):
     _fields_ = [("struct_size", c.c_uint64), ("rows", c.c_int64), ("phase", c.c_int32),
                 ("request_ids", c.c_void_p), ("stream", c.c_void_p), ("user_data", c.c_void_p),
                 ("predict_next", PredictNext), ("token_ids", c.c_void_p)]

@@ -49,17 +49,28 @@ def _of_torch(tensor, rows, dtypes, device):
 
 
 def _of_buffer(array, rows, dtypes, writable):
-    view = memoryview(array)
+    try:
+        view = memoryview(array)
+    except TypeError:
+        raise TypeError("a torch tensor, a numpy array or another buffer is wanted, not "
+                        f"{type(array).__name__}") from None
     dtype = _BUFFER.get(view.format.lstrip("<="))
-    if not view.c_contiguous or dtype not in dtypes:
-        raise TypeError(f"a contiguous array of {_wanted(dtypes)} is wanted, not '{view.format}'")
+    if dtype not in dtypes:
+        raise TypeError(f"an array of {_wanted(dtypes)} is wanted, not '{view.format}'")
+    if not view.c_contiguous:
+        raise TypeError(f"a contiguous array is wanted, not {view.shape} with strides "
+                        f"{view.strides}")
     if writable and view.readonly:
         raise TypeError("the output array is read-only")
     count = view.nbytes // view.itemsize
     if count % rows != 0:
         raise ValueError(f"{count} elements for {rows} rows")
     if view.readonly:  # ctypes wants a writable buffer to name its address
-        import numpy
+        try:
+            import numpy
+        except ImportError:
+            raise TypeError("the address of a read-only array takes numpy; a writable one does "
+                            "without") from None
         address = numpy.frombuffer(view, numpy.uint8).ctypes.data
     else:
         address = c.addressof((c.c_char * view.nbytes).from_buffer(view))

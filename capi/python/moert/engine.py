@@ -1,5 +1,6 @@
 """Experts under one byte budget, and passes over them."""
 import ctypes as c
+import threading
 
 from . import _c, records, sizes
 from ._c import LayerSpec, lib
@@ -62,6 +63,8 @@ class Engine(Handle):
     _destroy = lib.moert_engine_destroy
 
     def __init__(self, source, **options):
+        if not isinstance(source, Handle):
+            raise TypeError(f"source is {source!r}; a moert.Source is wanted: Source.open(DIR)")
         o = _engine_options(**options)
         handle = c.c_void_p()
         check(lib.moert_engine_create, source._handle, c.byref(o), c.byref(handle))
@@ -163,7 +166,9 @@ class Engine(Handle):
         callback = None
         if predict_next is not None:
             callback = options.predict_next = self._predictor(predict_next)
-        options.phase = {"prefill": _c.PREFILL, "decode": _c.DECODE}[phase]
+        if phase not in _c.PHASES:
+            raise ValueError(f"phase is {phase!r}, legal are {', '.join(_c.PHASES)}")
+        options.phase = _c.PHASES[phase]
         if request_ids is not None:
             if len(request_ids) != rows:
                 raise ValueError(f"{len(request_ids)} request ids for {rows} rows")
@@ -185,6 +190,12 @@ class Step:
     def __init__(self, engine, handle, rows, callback=None):
         self._engine, self._handle, self.rows = engine, handle, rows
         self._callback = callback  # C has no reference to it
+        # Other threads may call the step while one ends it. cancel() waits for no layer call.
+        self._calls, self._end = threading.Lock(), threading.Lock()
+
+    def _call(self, function, *arguments):
+        with self._calls:
+            check(function, self._handle, *arguments)
 
     def _matrix(self, array, dtypes=FLOATS, writable=False):
         return matrix(array, self.rows, dtypes, writable, self._engine.device)
@@ -199,7 +210,7 @@ class Step:
     def forward(self, layer, hidden, out):
         """out gets what the MoE block adds to the residual stream."""
         x, y = self._tensors(hidden, out)
-        check(lib.moert_layer_forward, self._handle, layer, c.byref(x), None, c.byref(y))
+        self._call(lib.moert_layer_forward, layer, c.byref(x), None, c.byref(y))
 
     def forward_routed(self, layer, hidden, ids, weights, out, used_ids=None):
         """With the host's routing: [rows, top_k] int32 ids and float32 weights. used_ids, int32 of
@@ -210,7 +221,7 @@ class Step:
         routing.weights = self._matrix(weights, (_c.F32,))
         if used_ids is not None:
             routing.used_ids = self._matrix(used_ids, (_c.I32,), writable=True)
-        check(lib.moert_layer_forward, self._handle, layer, c.byref(x), c.byref(routing),
+        self._call(lib.moert_layer_forward, layer, c.byref(x), c.byref(routing),
               c.byref(y))
 
     def fetch(self, layer, ids, next_scores=None, weights=None, slot_ids=None):
@@ -227,18 +238,21 @@ class Step:
             fetch.weights = self._matrix(weights, (_c.F32,))
         if slot_ids is not None:
             fetch.slot_ids = self._matrix(slot_ids, (_c.I32,), writable=True)
-        check(lib.moert_layer_fetch, self._handle, layer, c.byref(fetch), c.byref(slots))
+        self._call(lib.moert_layer_fetch, layer, c.byref(fetch), c.byref(slots))
         return records.Slots(self, layer, self._engine.layer(layer).num_experts, slots)
 
     def cancel(self):
         """From any thread: the layer call in progress and later ones fail with CANCELLED."""
-        check(lib.moert_step_cancel, self._handle)
+        with self._end:
+            check(lib.moert_step_cancel, self._handle)
 
     def end(self):
         """Raises the step's first error."""
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            check(lib.moert_step_end, handle)
+        with self._calls:
+            with self._end:
+                handle, self._handle = self._handle, None
+            if handle is not None:
+                check(lib.moert_step_end, handle)
 
     def abandon(self):
         """Ends a step whose errors are already on their way."""

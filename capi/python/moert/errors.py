@@ -27,19 +27,26 @@ def check(function, *arguments):
     raise raised
 
 
+class _Owned:
+    """A handle, destroyed with its last reference: calls under way in other threads have one."""
+
+    def __init__(self, handle, destroy):
+        self._as_parameter_, self._destroy = handle, destroy
+
+    def __del__(self):
+        self._destroy(self._as_parameter_)
+
+
 class Handle:
-    """An object of the library, destroyed with its last Python reference or by close()."""
+    """An object of the library, destroyed with its last Python reference or by close(), once calls
+    of other threads have returned."""
     _destroy = None
 
     def __init__(self, handle):
-        self._handle = handle
+        self._handle = _Owned(handle, type(self)._destroy)
 
     def close(self):
-        if getattr(self, "_handle", None):
-            type(self)._destroy(self._handle)
-            self._handle = None
-
-    __del__ = close
+        self._handle = None
 
     def __enter__(self):
         return self

@@ -1,4 +1,6 @@
 """Quantized packs of checkpoints, made once and kept in the cache folder."""
+import contextlib
+import fcntl
 import hashlib
 import os
 import pathlib
@@ -68,13 +70,27 @@ def quantized(model, schemes, cache_dir=None, progress=None):
     out = folder(cache_dir) / f"{_identity(model)}-{schemes.replace(',', '+')}"
     if not out.exists():
         out.parent.mkdir(parents=True, exist_ok=True)
-        line = Line(f"quantizing the experts to {schemes}")
-        try:
-            tools.run("moert-pack", ["quantize", "--model", str(model), "--out", str(out),
-                                     "--schemes", schemes], progress or line)
-        finally:
-            line.end()
+        with _lock(f"{out}.lock"):
+            if not out.exists():
+                _quantize(model, out, schemes, progress)
     return Source.open_pack(out)
+
+
+@contextlib.contextmanager
+def _lock(path):
+    """Of several processes that want one pack, the first writes it and the others wait."""
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _quantize(model, out, schemes, progress):
+    line = Line(f"quantizing the experts to {schemes}")
+    try:
+        tools.run("moert-pack", ["quantize", "--model", str(model), "--out", str(out), "--schemes",
+                                 schemes], progress or line)
+    finally:
+        line.end()
 
 
 def opened(model, cache_dir=None, progress=None):

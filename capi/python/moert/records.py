@@ -50,6 +50,18 @@ def part(layer, size, *, memory=None, file=None, offset=0, stride=0, alignment=1
     return p, buffer
 
 
+def check_memory(layers, p, memory):
+    """C has no size of a part's memory: experts beyond it would be read all the same."""
+    if memory is None or not 0 <= p.layer < len(layers):
+        return
+    experts, stride = layers[p.layer].num_experts, p.stride or p.bytes
+    end = p.offset + (experts - 1) * stride + p.bytes
+    if end > len(memory):
+        raise ValueError(f"part of layer {p.layer}: {experts} experts of {p.bytes} bytes, {stride} "
+                         f"apart from offset {p.offset} on, end at {end}; the memory has "
+                         f"{len(memory)} bytes")
+
+
 def shard(first_expert=0, num_experts=0, first_channel=0, num_channels=0, shared_experts=True,
           experts=None):
     """moert_shard; experts: of each layer a list of those it has, in place of the range."""
@@ -105,7 +117,7 @@ class Slots:
     def release(self):
         step, self._step = self._step, None
         if step is not None and step._handle:
-            check(lib.moert_slots_release, step._handle, self._layer)
+            step._call(lib.moert_slots_release, self._layer)
 
     def __enter__(self):
         return self

@@ -1,10 +1,19 @@
 """Where experts come from."""
 import array
 import ctypes as c
+import os
 
 from . import _c, records
 from ._c import LayerSpec, lib
 from .errors import Handle, check
+
+
+def _path(path):
+    """As C takes it: None is no folder called "None", and no NUL ends it early."""
+    text = os.fsencode(path)
+    if b"\0" in text:
+        raise ValueError(f"{path!r}: a path with a NUL")
+    return text
 
 
 class Source(Handle):
@@ -18,19 +27,19 @@ class Source(Handle):
         written to a pack in the cache folder; progress(done_bytes, total_bytes) hears of that."""
         options = _c.init(_c.OpenOptions)
         if cache_dir is not None:
-            options.cache_dir = str(cache_dir).encode()
+            options.cache_dir = _path(cache_dir)
         if progress is not None:
             callback = _c.Progress(lambda _, done, total: progress(done, total))
             options.progress = c.cast(callback, c.c_void_p)
         handle = c.c_void_p()
-        check(lib.moert_source_open, str(model_dir).encode(), c.byref(options), c.byref(handle))
+        check(lib.moert_source_open, _path(model_dir), c.byref(options), c.byref(handle))
         return cls(handle)
 
     @classmethod
     def open_pack(cls, pack_dir):
         """An expert pack, as moert-pack writes them."""
         handle = c.c_void_p()
-        check(lib.moert_source_open_pack, str(pack_dir).encode(), c.byref(handle))
+        check(lib.moert_source_open_pack, _path(pack_dir), c.byref(handle))
         return cls(handle)
 
     @classmethod
@@ -74,6 +83,8 @@ class Source(Handle):
         files: paths. read(layer, expert, part) returns the bytes of a part that is neither in memory
         nor in a file; called from threads of the library."""
         options, names = records.options(read, files)
+        for p, memory in parts:
+            records.check_memory(layers, p, memory)
         structs = (_c.OpaquePart * len(parts))(*(p for p, _ in parts))
         handle = c.c_void_p()
         check(lib.moert_source_create_opaque, name.encode(), (LayerSpec * len(layers))(*layers),

@@ -15,6 +15,7 @@ import (
 // Engine owns the experts of one model under one byte budget. It runs on the CPU backend: slices are
 // host memory.
 type Engine struct {
+	guard  guard
 	handle *C.moert_engine
 }
 
@@ -115,23 +116,41 @@ func NewEngine(source *Source, options Options) (*Engine, error) {
 		}
 		return nil, err
 	}
-	return &Engine{handle}, nil
+	return &Engine{handle: handle}, nil
 }
 
-// Close frees the engine; steps still open keep its memory until they end.
-func (e *Engine) Close() {
-	C.moert_engine_destroy(e.handle)
-	e.handle = nil
+// Close frees the engine, once calls of other goroutines have returned; steps still open keep its
+// memory until they end. Later calls fail with InvalidArgument.
+func (e *Engine) Close() { e.guard.close(func() { C.moert_engine_destroy(e.handle) }) }
+
+// use calls f with the handle, or with nil, which the library refuses, once the engine is closed.
+func (e *Engine) use(f func(handle *C.moert_engine)) {
+	if !e.guard.enter() {
+		f(nil)
+		return
+	}
+	defer e.guard.leave()
+	f(e.handle)
+}
+
+func (e *Engine) check(call func(handle *C.moert_engine, err **C.moert_error) C.moert_code) (err error) {
+	e.use(func(handle *C.moert_engine) {
+		err = check(func(err **C.moert_error) C.moert_code { return call(handle, err) })
+	})
+	return err
 }
 
 // Layers is the number of MoE layers.
-func (e *Engine) Layers() int { return int(C.moert_engine_layer_count(e.handle)) }
+func (e *Engine) Layers() (layers int) {
+	e.use(func(handle *C.moert_engine) { layers = int(C.moert_engine_layer_count(handle)) })
+	return layers
+}
 
 func (e *Engine) layer(layer int) (C.moert_layer_spec, error) {
 	var c C.moert_layer_spec
 	C.moert_layer_spec_init(&c, C.sizeof_moert_layer_spec)
-	err := check(func(err **C.moert_error) C.moert_code {
-		return C.moert_engine_layer(e.handle, C.int32_t(layer), &c, err)
+	err := e.check(func(handle *C.moert_engine, err **C.moert_error) C.moert_code {
+		return C.moert_engine_layer(handle, C.int32_t(layer), &c, err)
 	})
 	return c, err
 }
@@ -143,15 +162,21 @@ func (e *Engine) Hidden(layer int) (int, error) {
 }
 
 // Exact says that the output is the same at any budget and thread count.
-func (e *Engine) Exact() bool { return C.moert_engine_exact(e.handle) != 0 }
+func (e *Engine) Exact() (exact bool) {
+	e.use(func(handle *C.moert_engine) { exact = C.moert_engine_exact(handle) != 0 })
+	return exact
+}
 
 // GraphSafe says that layer calls may be recorded into a CUDA graph.
-func (e *Engine) GraphSafe() bool { return C.moert_engine_graph_safe(e.handle) != 0 }
+func (e *Engine) GraphSafe() (safe bool) {
+	e.use(func(handle *C.moert_engine) { safe = C.moert_engine_graph_safe(handle) != 0 })
+	return safe
+}
 
 // SetBudget evicts to fit before it returns. bytes 0: the fraction decides.
 func (e *Engine) SetBudget(bytes int64, fraction float64) error {
-	return check(func(err **C.moert_error) C.moert_code {
-		return C.moert_engine_set_budget(e.handle, C.int64_t(bytes), C.double(fraction), err)
+	return e.check(func(handle *C.moert_engine, err **C.moert_error) C.moert_code {
+		return C.moert_engine_set_budget(handle, C.int64_t(bytes), C.double(fraction), err)
 	})
 }
 
@@ -160,8 +185,8 @@ func (e *Engine) Prefetch(layer int, experts []int32) error {
 	if len(experts) == 0 {
 		return nil
 	}
-	return check(func(err **C.moert_error) C.moert_code {
-		return C.moert_engine_prefetch(e.handle, C.int32_t(layer),
+	return e.check(func(handle *C.moert_engine, err **C.moert_error) C.moert_code {
+		return C.moert_engine_prefetch(handle, C.int32_t(layer),
 			(*C.int32_t)(unsafe.Pointer(&experts[0])), C.int64_t(len(experts)), err)
 	})
 }
@@ -183,8 +208,8 @@ func (e *Engine) Residency(layer int) ([]Residency, error) {
 		return nil, err
 	}
 	states := make([]Residency, int(spec.num_experts))
-	err = check(func(err **C.moert_error) C.moert_code {
-		return C.moert_engine_residency(e.handle, C.int32_t(layer), (*C.uint8_t)(unsafe.Pointer(&states[0])),
+	err = e.check(func(handle *C.moert_engine, err **C.moert_error) C.moert_code {
+		return C.moert_engine_residency(handle, C.int32_t(layer), (*C.uint8_t)(unsafe.Pointer(&states[0])),
 			C.int64_t(len(states)), err)
 	})
 	return states, err
@@ -202,7 +227,9 @@ type Stats struct {
 func (e *Engine) Stats() (Stats, error) {
 	var c C.moert_stats
 	C.moert_stats_init(&c, C.sizeof_moert_stats)
-	err := check(func(err **C.moert_error) C.moert_code { return C.moert_engine_stats(e.handle, &c, err) })
+	err := e.check(func(handle *C.moert_engine, err **C.moert_error) C.moert_code {
+		return C.moert_engine_stats(handle, &c, err)
+	})
 	return Stats{int64(c.budget_bytes), int64(c.peak_bytes), int64(c.lookups), int64(c.hits_resident),
 		int64(c.hits_prefetched), int64(c.late), int64(c.loads), int64(c.prefetches), int64(c.bytes_loaded),
 		int64(c.evictions), int64(c.stalled_ns), int64(c.substituted), int64(c.low_answers),
@@ -212,10 +239,10 @@ func (e *Engine) Stats() (Stats, error) {
 // Metrics is every metric of one snapshot by its name (docs/reference/metrics.md).
 func (e *Engine) Metrics() (map[string]float64, error) {
 	metrics := map[string]float64{}
-	handle := cgo.NewHandle(metrics)
-	defer handle.Delete()
-	err := check(func(err **C.moert_error) C.moert_code {
-		return C.bridge_metrics(e.handle, C.uintptr_t(handle), err)
+	found := cgo.NewHandle(metrics)
+	defer found.Delete()
+	err := e.check(func(handle *C.moert_engine, err **C.moert_error) C.moert_code {
+		return C.bridge_metrics(handle, C.uintptr_t(found), err)
 	})
 	return metrics, err
 }
@@ -234,7 +261,9 @@ type Memory struct {
 func (e *Engine) Memory() (Memory, error) {
 	var c C.moert_memory
 	C.moert_memory_init(&c, C.sizeof_moert_memory)
-	err := check(func(err **C.moert_error) C.moert_code { return C.moert_engine_memory(e.handle, &c, err) })
+	err := e.check(func(handle *C.moert_engine, err **C.moert_error) C.moert_code {
+		return C.moert_engine_memory(handle, &c, err)
+	})
 	return Memory{int64(c.budget_bytes), int64(c.constant_bytes), int64(c.table_bytes),
 		int64(c.workspace_bytes), int64(c.block_bytes), int64(c.slots), int64(c.total_experts),
 		int64(c.minimum_bytes)}, err
@@ -248,8 +277,8 @@ func (e *Engine) Prometheus(label string) (string, error) {
 	for {
 		buffer := (*C.char)(C.malloc(C.size_t(size)))
 		var needed C.uint64_t
-		err := check(func(err **C.moert_error) C.moert_code {
-			return C.moert_metrics_prometheus(e.handle, cLabel, buffer, size, &needed, err)
+		err := e.check(func(handle *C.moert_engine, err **C.moert_error) C.moert_code {
+			return C.moert_metrics_prometheus(handle, cLabel, buffer, size, &needed, err)
 		})
 		if err == nil {
 			text := C.GoString(buffer)
@@ -266,5 +295,7 @@ func (e *Engine) Prometheus(label string) (string, error) {
 
 // CloseTrace completes the files of Options.TracePath.
 func (e *Engine) CloseTrace() error {
-	return check(func(err **C.moert_error) C.moert_code { return C.moert_engine_close_trace(e.handle, err) })
+	return e.check(func(handle *C.moert_engine, err **C.moert_error) C.moert_code {
+		return C.moert_engine_close_trace(handle, err)
+	})
 }

@@ -149,8 +149,8 @@ func (s *Step) Fetch(layer int, ids []int32) (*Slots, error) {
 	slots := &Slots{step: s, layer: layer, experts: int(spec.num_experts)}
 	var c C.moert_slots
 	C.moert_slots_init(&c, C.sizeof_moert_slots)
-	err = check(func(err **C.moert_error) C.moert_code {
-		return C.bridge_fetch(s.handle, C.int32_t(layer), (*C.int32_t)(unsafe.Pointer(&ids[0])), C.int64_t(s.rows),
+	err = s.check(func(step *C.moert_step, err **C.moert_error) C.moert_code {
+		return C.bridge_fetch(step, C.int32_t(layer), (*C.int32_t)(unsafe.Pointer(&ids[0])), C.int64_t(s.rows),
 			C.int64_t(len(ids)/s.rows), &c, err)
 	})
 	if err != nil {
@@ -162,7 +162,7 @@ func (s *Step) Fetch(layer int, ids []int32) (*Slots, error) {
 
 // Slot of an expert; -1: it was not asked for, or the slots were released.
 func (s *Slots) Slot(expert int) int {
-	if s.step == nil || s.step.handle == nil || expert < 0 || expert >= s.experts {
+	if s.step == nil || s.step.guard.isClosed() || expert < 0 || expert >= s.experts {
 		return -1
 	}
 	return int(unsafe.Slice(s.c.slot_of_expert, s.experts)[expert])
@@ -183,10 +183,10 @@ func (s *Slots) Part(expert, part int) []byte {
 func (s *Slots) Release() error {
 	step := s.step
 	s.step = nil
-	if step == nil || step.handle == nil {
+	if step == nil || step.guard.isClosed() {
 		return nil
 	}
-	return check(func(err **C.moert_error) C.moert_code {
-		return C.moert_slots_release(step.handle, C.int32_t(s.layer), err)
+	return step.check(func(step *C.moert_step, err **C.moert_error) C.moert_code {
+		return C.moert_slots_release(step, C.int32_t(s.layer), err)
 	})
 }

@@ -24,6 +24,7 @@ const (
 // Step is one pass over all MoE layers. (The C API's split calls keep pointers after they return,
 // which Go forbids: a goroutine does what they do.)
 type Step struct {
+	guard     guard
 	handle    *C.moert_step
 	engine    *Engine
 	rows      int
@@ -95,8 +96,8 @@ func (e *Engine) beginWith(phase Phase, rows int, requestIDs *C.int64_t, options
 		C.bridge_predict(&info, C.uintptr_t(predicts))
 	}
 	var handle *C.moert_step
-	err := check(func(err **C.moert_error) C.moert_code {
-		return C.bridge_begin(e.handle, &info, requestIDs, &handle, err)
+	err := e.check(func(engine *C.moert_engine, err **C.moert_error) C.moert_code {
+		return C.bridge_begin(engine, &info, requestIDs, &handle, err)
 	})
 	if err != nil {
 		if predicts != 0 {
@@ -104,7 +105,7 @@ func (e *Engine) beginWith(phase Phase, rows int, requestIDs *C.int64_t, options
 		}
 		return nil, err
 	}
-	return &Step{handle, e, rows, predicts}, nil
+	return &Step{handle: handle, engine: e, rows: rows, predictor: predicts}, nil
 }
 
 // watch cancels the step when the context ends; the function it returns ends the watch.
@@ -127,7 +128,7 @@ func (s *Step) watch(ctx context.Context) func() {
 }
 
 func (s *Step) call(ctx context.Context, hidden, out []float32,
-	f func(hidden, out *C.float, cols C.int64_t, err **C.moert_error) C.moert_code) error {
+	f func(step *C.moert_step, hidden, out *C.float, cols C.int64_t, err **C.moert_error) C.moert_code) error {
 	if len(hidden) == 0 || len(hidden) != len(out) || len(hidden)%s.rows != 0 {
 		return &Error{InvalidArgument, "Forward",
 			fmt.Sprintf("hidden has %d elements, out %d, for a step of %d rows", len(hidden), len(out), s.rows)}
@@ -135,9 +136,11 @@ func (s *Step) call(ctx context.Context, hidden, out []float32,
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	defer s.watch(ctx)()
-	err := check(func(err **C.moert_error) C.moert_code {
-		return f((*C.float)(unsafe.Pointer(&hidden[0])), (*C.float)(unsafe.Pointer(&out[0])),
+	err := s.check(func(step *C.moert_step, err **C.moert_error) C.moert_code {
+		if step != nil {
+			defer s.watch(ctx)()
+		}
+		return f(step, (*C.float)(unsafe.Pointer(&hidden[0])), (*C.float)(unsafe.Pointer(&out[0])),
 			C.int64_t(len(hidden)/s.rows), err)
 	})
 	if failed, ok := err.(*Error); ok && failed.Code == Cancelled && ctx.Err() != nil {
@@ -150,8 +153,8 @@ func (s *Step) call(ctx context.Context, hidden, out []float32,
 // step is cancelled: this call and later ones return its error.
 func (s *Step) Forward(ctx context.Context, layer int, hidden, out []float32) error {
 	return s.call(ctx, hidden, out,
-		func(hidden, out *C.float, cols C.int64_t, err **C.moert_error) C.moert_code {
-			return C.bridge_forward(s.handle, C.int32_t(layer), hidden, out, C.int64_t(s.rows), cols,
+		func(step *C.moert_step, hidden, out *C.float, cols C.int64_t, err **C.moert_error) C.moert_code {
+			return C.bridge_forward(step, C.int32_t(layer), hidden, out, C.int64_t(s.rows), cols,
 				nil, nil, nil, 0, err)
 		})
 }
@@ -173,8 +176,8 @@ func (s *Step) ForwardRouted(ctx context.Context, layer int, hidden []float32, i
 	}
 	used := make([]int32, len(ids))
 	err := s.call(ctx, hidden, out,
-		func(hidden, out *C.float, cols C.int64_t, err **C.moert_error) C.moert_code {
-			return C.bridge_forward(s.handle, C.int32_t(layer), hidden, out, C.int64_t(s.rows), cols,
+		func(step *C.moert_step, hidden, out *C.float, cols C.int64_t, err **C.moert_error) C.moert_code {
+			return C.bridge_forward(step, C.int32_t(layer), hidden, out, C.int64_t(s.rows), cols,
 				(*C.int32_t)(unsafe.Pointer(&ids[0])), (*C.float)(unsafe.Pointer(&weights[0])),
 				(*C.int32_t)(unsafe.Pointer(&used[0])), C.int64_t(len(ids)/s.rows), err)
 		})
@@ -188,29 +191,46 @@ func (s *Step) Simulate(layer int, ids []int32, weights []float32) ([]int32, err
 		return nil, err
 	}
 	used := make([]int32, len(ids))
-	err := check(func(err **C.moert_error) C.moert_code {
-		return C.bridge_forward(s.handle, C.int32_t(layer), nil, nil, C.int64_t(s.rows), 0,
+	err := s.check(func(step *C.moert_step, err **C.moert_error) C.moert_code {
+		return C.bridge_forward(step, C.int32_t(layer), nil, nil, C.int64_t(s.rows), 0,
 			(*C.int32_t)(unsafe.Pointer(&ids[0])), (*C.float)(unsafe.Pointer(&weights[0])),
 			(*C.int32_t)(unsafe.Pointer(&used[0])), C.int64_t(len(ids)/s.rows), err)
 	})
 	return used, err
 }
 
-// Cancel may be called from any goroutine until End is.
+// Cancel may be called from any goroutine.
 func (s *Step) Cancel() error {
-	return check(func(err **C.moert_error) C.moert_code { return C.moert_step_cancel(s.handle, err) })
+	return s.check(func(step *C.moert_step, err **C.moert_error) C.moert_code {
+		return C.moert_step_cancel(step, err)
+	})
 }
 
-// End frees the step and returns its first error.
-func (s *Step) End() error {
-	handle := s.handle
-	s.handle = nil
-	if s.predictor != 0 {
-		predicts := s.predictor
-		s.predictor = 0
-		defer predicts.Delete()
+// End frees the step, once calls of other goroutines have returned, and returns its first error.
+func (s *Step) End() (err error) {
+	ended := make(chan struct{})
+	first := s.guard.close(func() {
+		err = check(func(err **C.moert_error) C.moert_code { return C.moert_step_end(s.handle, err) })
+		if s.predictor != 0 {
+			s.predictor.Delete()
+		}
+		close(ended)
+	})
+	if first {
+		<-ended
 	}
-	return check(func(err **C.moert_error) C.moert_code { return C.moert_step_end(handle, err) })
+	return err
+}
+
+// check calls f with the handle, or with nil, which the library refuses, once the step has ended.
+func (s *Step) check(f func(handle *C.moert_step, err **C.moert_error) C.moert_code) error {
+	handle := s.handle
+	if s.guard.enter() {
+		defer s.guard.leave()
+	} else {
+		handle = nil
+	}
+	return check(func(err **C.moert_error) C.moert_code { return f(handle, err) })
 }
 
 // Lease is experts pinned where they lie, until Release or until its step ends; then View and Read
@@ -225,8 +245,8 @@ func (s *Step) Lease(layer int, experts []int32) (*Lease, error) {
 		return nil, &Error{InvalidArgument, "Lease", "experts is empty"}
 	}
 	var handle *C.moert_lease
-	err := check(func(err **C.moert_error) C.moert_code {
-		return C.moert_lease_acquire(s.handle, C.int32_t(layer), (*C.int32_t)(unsafe.Pointer(&experts[0])),
+	err := s.check(func(step *C.moert_step, err **C.moert_error) C.moert_code {
+		return C.moert_lease_acquire(step, C.int32_t(layer), (*C.int32_t)(unsafe.Pointer(&experts[0])),
 			C.int64_t(len(experts)), &handle, err)
 	})
 	if err != nil {

@@ -28,6 +28,7 @@ struct OpenAsOptions {
 
 /// Opens an HF checkpoint through a pack of these schemes in the cache folder, which is quantized
 /// on the first open, straight from the checkpoint; what an interrupted open completed is kept.
+/// Where another process or thread is writing that pack, waits for it.
 /// InvalidArgument for no scheme, one given twice, and gptq; else as RunQuantizeJob and
 /// OpenExpertPack.
 absl::StatusOr<std::unique_ptr<ExpertSource>> OpenModelAs(const std::string& model_dir,

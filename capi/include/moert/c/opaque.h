@@ -17,7 +17,7 @@ typedef struct moert_opaque_part {
   const void *memory;      /* expert e's bytes begin at memory + offset + e * stride. Borrowed until
                             * `destroy`; a mapped file will do */
   int64_t offset;          /* of expert 0, in memory or in the file, bytes */
-  int64_t stride;          /* from expert to expert, bytes; 0: `bytes` */
+  int64_t stride;          /* from expert to expert, bytes, at least `bytes`; 0: `bytes` */
   int32_t layer;
   int32_t file; /* index into files; -1: none, the default */
 } moert_opaque_part;
