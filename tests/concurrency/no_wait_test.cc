@@ -14,9 +14,12 @@
 
 #include "absl/strings/match.h"
 #include "moert/engine.h"
+#include "moert/offline/calibration.h"
+#include "support/calibrations.h"
 #include "support/catch.h"
 #include "support/run_engine.h"
 #include "support/synthetic_source.h"
+#include "support/temp_dir.h"
 
 // Sanitizers define these calls themselves.
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
@@ -107,6 +110,10 @@ using test::SyntheticSource;
 class SlowSource final : public SyntheticSource {
  public:
   explicit SlowSource(const SyntheticShape& shape) : SyntheticSource(shape) {}
+  /// Of four versions each has the name of a scheme.
+  absl::string_view version_name(int v) const override {
+    return num_versions() > 2 ? test::kSchemeErrors[v].name : SyntheticSource::version_name(v);
+  }
   absl::Status ReadRecord(int layer, int expert, int version,
                           absl::Span<std::byte> dst) const override {
     if (slow) std::this_thread::sleep_for(std::chrono::microseconds(300));
@@ -139,13 +146,15 @@ int64_t VoluntarySwitches() {
   return usage.ru_nvcsw;
 }
 
+const SyntheticShape kShape{3, 12, 2, 128, 96, 32, true, false, true};
+
 /// Decode and prefill steps whose experts change, while transfers take longer than steps: four
 /// workloads, and further ones until so many promotions were seen, for a busy machine gives its
 /// time to whom it likes.
-Observed Run(const std::string& strategy, double share, int64_t promotions) {
+Observed Run(const std::string& strategy, double share, int64_t promotions,
+             const SyntheticShape& shape = kShape) {
   constexpr int kWorkloads = 4, kMostWorkloads = 200;
-  const auto source =
-      std::make_shared<SlowSource>(SyntheticShape{3, 12, 2, 128, 96, 32, true, false, true});
+  const auto source = std::make_shared<SlowSource>(shape);
   const auto sink = std::make_shared<Spans>();
   EngineOptions options;
   options.strategy = strategy;
@@ -191,13 +200,7 @@ Observed Run(const std::string& strategy, double share, int64_t promotions) {
   return seen;
 }
 
-TEST_CASE("two versions: versions change under way and the computing thread never waits") {
-  const std::string strategy = GENERATE("dynaexq:hi=bf16,lo=low,interval_ms=0.5,beta=0.5,spare=2",
-                                        "never-stall:hi=bf16,lo=low,n=16,margin=0",
-                                        "dynaexq:hi=bf16,lo=low,interval_ms=10000000");
-  const bool moves = !absl::StrContains(strategy, "interval_ms=10000000");
-  const int64_t enough = moves ? 10 : 0;
-  const Observed seen = Run(strategy, 0.8, enough);
+void CheckNeverWaits(const std::string& strategy, const Observed& seen) {
   INFO(strategy << ": " << seen.calls.waits << " waits, " << seen.calls.reads << " reads, "
                 << seen.calls.sleeps << " sleeps, " << seen.calls.contended << " contended locks, "
                 << seen.switches << " switches, " << seen.spans.transfers << " transfers in "
@@ -207,8 +210,6 @@ TEST_CASE("two versions: versions change under way and the computing thread neve
   CHECK(seen.calls.waits == 0);
   CHECK(seen.calls.reads == 0);
   CHECK(seen.calls.sleeps == 0);
-  CHECK(seen.stats.promotions >= enough);
-  CHECK((seen.stats.promotions > 0) == moves);
 #ifdef MOERT_TEST_INTERPOSES
   // The lock that the computing thread shares with the readers is held for a few instructions; what
   // the kernel saw is that, and the allocator's.
@@ -216,6 +217,32 @@ TEST_CASE("two versions: versions change under way and the computing thread neve
   // Each reader may still be on its way to sleep from opening.
   CHECK(seen.calls.contended <= 4 * seen.spans.transfers + EngineOptions().io_threads);
 #endif
+}
+
+TEST_CASE("two versions: versions change under way and the computing thread never waits") {
+  const std::string strategy = GENERATE("dynaexq:hi=bf16,lo=low,interval_ms=0.5,beta=0.5,spare=2",
+                                        "never-stall:hi=bf16,lo=low,n=16,margin=0",
+                                        "dynaexq:hi=bf16,lo=low,interval_ms=10000000");
+  const bool moves = !absl::StrContains(strategy, "interval_ms=10000000");
+  const int64_t enough = moves ? 10 : 0;
+  const Observed seen = Run(strategy, 0.8, enough);
+  CheckNeverWaits(strategy, seen);
+  CHECK(seen.stats.promotions >= enough);
+  CHECK((seen.stats.promotions > 0) == moves);
+}
+
+TEST_CASE("four versions: likewise") {
+  SyntheticShape shape = kShape;
+  shape.intermediate = 128;
+  shape.lower_versions = 2;
+  const test::TempDir dir;
+  const std::string path = dir / "calibration";
+  test::WriteFile(path,
+                  CalibrationToJson(test::CalibrationInSchemes(SyntheticSource(shape).model())));
+  const std::string strategy = "moving-plan:interval_ms=0.5,beta=0.5,spare=2,calibration=" + path;
+  const Observed seen = Run(strategy, 0.5, 10, shape);
+  CheckNeverWaits(strategy, seen);
+  CHECK(seen.stats.promotions >= 10);
 }
 
 TEST_CASE("the witnesses see waiting where there is some") {

@@ -24,7 +24,9 @@ import report
 STORED = report.DATA / "moving-plan.json"
 TOKENS, PROBE = 6144, 2048
 SPARE = 2
-SPEC = f"moving-plan:spare={SPARE},calibration={{}}"
+# By the first of them.
+VERSIONS = {"w8": ["w8a16_g128", "w4a16_g128", "w3a16_g128_asym", "w2a16_g64_asym"],
+            "w4": ["w4a16_g128", "w3a16_g128_asym", "w2a16_g64_asym", "w2a16_g-1_asym"]}
 SHIFT_PAIR, SHIFT_SHARE = q.PAIRS[1], 0.25
 COLUMNS = ["static mixed", "oracle", "dynaexq", "plan", "moving-plan"]
 
@@ -39,14 +41,27 @@ class Experiment(rank.Experiment):
                             "--out", path, "--quiet"], check=True)
         return path
 
-    def budget(self, model, pool):
-        """Of an engine whose experts take `pool` bytes; 100 % is the fixed parts and all experts in the first version."""
-        whole = self.get(self.job(model, self.evaluated(q.DOMAINS[0], 1), SPEC.format(self.losses(model))))
-        first = self.get(self.job(model, self.evaluated(q.DOMAINS[0], 1), "resident:scheme=w8a16_g128"))
-        return whole["budget_bytes"] - first["pool_bytes"] + pool
+    def versions_pack(self, model, first):
+        schemes = VERSIONS[first]
+        path = os.path.join(self.args.work, f"{model}.{first}.pack")
+        if not os.path.exists(path):
+            subprocess.run([self.tool("moert-pack"), "quantize", "--model", self.models[model], "--schemes",
+                            ",".join(schemes), "--method", "hqq", "--threads", "1", "--out", path, "--quiet"],
+                           check=True)
+        return path
 
-    def moving_job(self, model, tokens, pool, window=q.WINDOW):
-        return self.job(model, tokens, SPEC.format(self.losses(model)), self.budget(model, pool), window)
+    def packed_job(self, model, first, tokens, strategy, budget="100%", window=q.WINDOW):
+        command = self.command(model, tokens, strategy, budget, window, self.versions_pack(model, first))
+        return command, [model, VERSIONS[first], os.path.basename(tokens), strategy.replace(self.args.work, ""),
+                         str(budget), window]
+
+    def moving_job(self, model, first, tokens, pool, window=q.WINDOW):
+        """An engine whose experts take `pool` bytes; 100 % is the fixed parts and all experts in the first version."""
+        short = self.evaluated(q.DOMAINS[0], 1)
+        spec = f"moving-plan:versions={'/'.join(VERSIONS[first])},spare={SPARE},calibration={self.losses(model)}"
+        whole = self.get(self.packed_job(model, first, short, spec))
+        highest = self.get(self.packed_job(model, first, short, f"resident:scheme={VERSIONS[first][0]}"))
+        return self.packed_job(model, first, tokens, spec, whole["budget_bytes"] - highest["pool_bytes"] + pool, window)
 
     def pool_plan_job(self, model, pool, streams, window=q.WINDOW):
         """The largest plan whose records fit a pool, over token files."""
@@ -87,13 +102,13 @@ def measure(e, pairs, shares):
         for pair, share in [(p, s) for p in pairs for s in shares]:
             name = f"{pair[0]} {pair[1]} {share}"
             pool = equal[model][name]["dynaexq"]["bytes"]
-            moved = [e.get(e.moving_job(model, s, pool)) for s in streams]
+            moved = [e.get(e.moving_job(model, e.args.first, s, pool)) for s in streams]
             plan = e.get(e.pool_plan_job(model, pool, streams))
             new = {"moving-plan": q.entry(moved) | {"moves": q.moves(moved), "spare": SPARE}, "plan": q.entry(plan)}
             data = lib.load(STORED)  # another process may have added its cells
-            data.setdefault("equal", {})[f"{model} {name}"] = new
+            data.setdefault("equal", {})[f"{model} {name} {e.args.first}"] = new
             lib.save(STORED, data)
-            print(" | ".join(row(f"{model} {name}", new)), flush=True)
+            print(" | ".join(row(f"{model} {name} {e.args.first}", new)), flush=True)
 
 
 def measure_shift(e):
@@ -101,7 +116,7 @@ def measure_shift(e):
     for model in e.models:
         e.prepare(model)
         pool = equal[model][f"{SHIFT_PAIR[0]} {SHIFT_PAIR[1]} {SHIFT_SHARE}"]["dynaexq"]["bytes"]
-        moved = e.get(e.moving_job(model, e.shifting(), pool, q.SHIFT_WINDOW))
+        moved = e.get(e.moving_job(model, e.args.first, e.shifting(), pool, q.SHIFT_WINDOW))
         plan = e.get(e.pool_plan_job(model, pool, [e.shifting()], q.SHIFT_WINDOW))[0]
         data = lib.load(STORED)
         data.setdefault("shift", {})[model] = {
@@ -112,7 +127,7 @@ def measure_shift(e):
 
 def row(name, new):
     """model, pair, share, MiB, the share of the loss recovered by each method, and paired differences."""
-    model, high, low, share = name.split(" ")
+    model, high, low, share, first = name.split(" ")
     cell, lo, hi = page.of_cell(lib.load(q.JSON)["equal"][model], (high, low), share)
     nll = {m: rank.first_blocks(cell[m]["nll"]) for m in COLUMNS[:3]} | {m: new[m]["nll"] for m in COLUMNS[3:]}
     lo, hi = rank.first_blocks(lo), rank.first_blocks(hi)
@@ -123,13 +138,13 @@ def row(name, new):
         return f"{gain.mean:+.0f} ± {gain.error:.0f}"
 
     return [model, page.pair_name((high, low)), f"{100 * float(share):g} %", page.mib(cell["dynaexq"]["bytes"])] + [
-        str(new["moving-plan"]["spare"])] + [f"{recovered[m].mean:.0f}" for m in COLUMNS] + [ahead("plan"), ahead("dynaexq")]
+        f"{first}, {new['moving-plan']['spare']}"] + [f"{recovered[m].mean:.0f}" for m in COLUMNS] + [ahead("plan"), ahead("dynaexq")]
 
 
 def table():
-    columns = ["model", "hi, lo", "n_hi", "MiB", "spare", *COLUMNS[:4], "`moving-plan`", "less plan", "less `dynaexq`"]
+    columns = ["model", "hi, lo", "n_hi", "MiB", "first, spare", *COLUMNS[:4], "`moving-plan`", "less plan", "less `dynaexq`"]
     equal = lib.load(STORED)["equal"]
-    return experiment.table(columns, [row(name, equal[name]) for name in equal])
+    return experiment.table(columns, [row(name, equal[name]) for name in sorted(equal)])
 
 
 def shift_table():
@@ -143,7 +158,7 @@ def shift_table():
         mean, error = lib.difference(windows["moving-plan"], windows["plan"])
         rows.append([model] + [f"{lib.perplexity(w):.3f}" for w in windows.values()] +
                     [f"{100 * mean:+.2f} ± {100 * error:.2f}"])
-    return experiment.table(["", *names, "plan", "`moving-plan`", "static high", "less plan, nats x 100"], rows)
+    return experiment.table(["", *names, "plan", "`moving-plan`", "static high", "less plan, nats, %"], rows)
 
 
 def main():
@@ -158,6 +173,7 @@ def main():
     parser.add_argument("--work", default="build/quality-dynaexq")
     parser.add_argument("--pairs", type=int, nargs="*", default=range(len(q.PAIRS)), help="which of the pairs")
     parser.add_argument("--shares", type=float, nargs="*", default=q.SHARES)
+    parser.add_argument("--first", choices=list(VERSIONS), default="w8", help="of moving-plan's versions")
     parser.add_argument("--shift", action="store_true", help="the stream that changes its domain, and nothing else")
     args = parser.parse_args()
     e = Experiment(args)

@@ -2,6 +2,7 @@
 #ifndef MOERT_TESTS_SUPPORT_CALIBRATIONS_H_
 #define MOERT_TESTS_SUPPORT_CALIBRATIONS_H_
 
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -30,6 +31,37 @@ inline Calibration CalibrationOf(const MoeModelSpec& model,
     l.output_norm = 1;
     l.delta.assign(layer.size() * kLinearBlocks, 0.1);
     c.layers.push_back(l);
+  }
+  return c;
+}
+
+/// What tests of `moving-plan` serve, most bits first, and the error of every expert in each:
+/// squared they fall faster than bytes rise.
+struct SchemeError {
+  const char* name;
+  double delta;
+};
+inline constexpr SchemeError kSchemeErrors[] = {
+    {"w8a16_g128", 0.02}, {"w4a16_g128", 0.2}, {"w3a16_g128_asym", 0.45}, {"w2a16_g64_asym", 1.0}};
+
+/// Of a model whose experts are used alike; those of layer l are 1 + l times as sensitive as those
+/// of layer 0.
+inline Calibration CalibrationInSchemes(const MoeModelSpec& model) {
+  std::vector<std::vector<int64_t>> alike;
+  for (const MoeLayerSpec& layer : model.layers) {
+    alike.emplace_back(static_cast<size_t>(layer.num_experts), 1000);
+  }
+  Calibration c = CalibrationOf(model, alike);
+  c.schemes.clear();
+  for (const SchemeError& scheme : kSchemeErrors) c.schemes.push_back(*Scheme::Parse(scheme.name));
+  for (size_t l = 0; l < alike.size(); ++l) {
+    std::vector<double>& delta = c.layers[l].delta;
+    delta.clear();
+    for (size_t i = 0; i < alike[l].size() * kLinearBlocks; ++i) {
+      for (const SchemeError& scheme : kSchemeErrors) {
+        delta.push_back(scheme.delta * std::sqrt(1.0 + static_cast<double>(l)));
+      }
+    }
   }
   return c;
 }

@@ -22,10 +22,6 @@ using test::SyntheticSource;
 using test::TempDir;
 
 constexpr int kLayers = 3, kExperts = 16, kVersions = 4, kTop = kVersions - 1;
-const std::vector<std::string> kNames = {"w8a16_g128", "w4a16_g128", "w3a16_g128_asym",
-                                         "w2a16_g64_asym"};
-// Errors of the versions, of any expert; squared they fall faster than bytes rise.
-constexpr double kDelta[kVersions] = {0.02, 0.2, 0.45, 1.0};
 
 /// Its versions have the names of schemes.
 struct Source final : SyntheticSource {
@@ -35,22 +31,12 @@ struct Source final : SyntheticSource {
     return shape;
   }
   Source() : SyntheticSource(Shape()) {}
-  absl::string_view version_name(int v) const override { return kNames[static_cast<size_t>(v)]; }
+  absl::string_view version_name(int v) const override { return test::kSchemeErrors[v].name; }
 };
 
-/// Experts of layer l are `1 + l` times as sensitive as those of layer 0, and all used alike.
-Calibration Calibrated(const MoeModelSpec& model, int64_t selections = 1000) {
-  Calibration c = test::CalibrationOf(model, {kLayers, std::vector<int64_t>(kExperts, selections)});
-  c.schemes.clear();
-  for (const std::string& name : kNames) c.schemes.push_back(*Scheme::Parse(name));
-  for (int l = 0; l < kLayers; ++l) {
-    std::vector<double>& delta = c.layers[static_cast<size_t>(l)].delta;
-    delta.clear();
-    for (int i = 0; i < kExperts * kLinearBlocks; ++i) {
-      for (const double d : kDelta) delta.push_back(d * std::sqrt(1.0 + l));
-    }
-  }
-  return c;
+double LossIn(int layer, int rung) {
+  const double delta = test::kSchemeErrors[kTop - rung].delta;
+  return (1.0 + layer) * delta * delta;
 }
 
 std::string Written(const TempDir& dir, const Calibration& calibration) {
@@ -70,8 +56,8 @@ struct Driver {
   int64_t moves = 0;
 
   Driver() {
-    auto strategy =
-        MakeStrategy("moving-plan:calibration=" + Written(dir, Calibrated(source.model())));
+    auto strategy = MakeStrategy("moving-plan:calibration=" +
+                                 Written(dir, test::CalibrationInSchemes(source.model())));
     REQUIRE_OK(strategy.status());
     policy = std::move(strategy->precision);
     for (size_t i = 0; i < rungs.size(); ++i) bytes.insert(bytes.end(), {80, 40, 30, 20});
@@ -108,8 +94,7 @@ struct Driver {
   double Loss(const std::vector<double>& rates, const std::vector<uint8_t>& in) const {
     double loss = 0;
     for (size_t i = 0; i < in.size(); ++i) {
-      loss += rates[i] * (1.0 + static_cast<double>(i / kExperts)) * kDelta[kTop - in[i]] *
-              kDelta[kTop - in[i]];
+      loss += rates[i] * LossIn(static_cast<int>(i) / kExperts, in[i]);
     }
     return loss;
   }
@@ -118,8 +103,7 @@ struct Driver {
     std::vector<double> loss;
     std::vector<UseBand> uses;
     for (size_t i = 0; i < rates.size(); ++i) {
-      for (const double d : kDelta)
-        loss.push_back((1.0 + static_cast<double>(i / kExperts)) * d * d);
+      for (int r = kTop; r >= 0; --r) loss.push_back(LossIn(static_cast<int>(i) / kExperts, r));
       uses.push_back({rates[i], rates[i]});
     }
     const RungChoice choice(loss, bytes, kVersions);
@@ -195,7 +179,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Open(const std::string& strategy, double
 TEST_CASE("an engine never waits, keeps its budget, and moves experts both ways") {
   const TempDir dir;
   const Source source;
-  const std::string path = Written(dir, Calibrated(source.model()));
+  const std::string path = Written(dir, test::CalibrationInSchemes(source.model()));
   auto engine = Open("moving-plan:interval_ms=5,spare=2,calibration=" + path);
   REQUIRE_OK(engine.status());
   CHECK(!(*engine)->exact());
@@ -220,7 +204,8 @@ TEST_CASE("an engine never waits, keeps its budget, and moves experts both ways"
 TEST_CASE("what it needs and does not have is named") {
   const TempDir dir;
   const Source source;
-  const std::string file = "calibration=" + Written(dir, Calibrated(source.model()));
+  const std::string file =
+      "calibration=" + Written(dir, test::CalibrationInSchemes(source.model()));
   const auto refused = [](const std::string& keys) {
     const auto engine = Open("moving-plan:" + keys);
     CHECK(!engine.ok());
@@ -248,7 +233,7 @@ TEST_CASE("what it needs and does not have is named") {
 
 TEST_CASE("the precision seam brings the versions with it") {
   const TempDir dir;
-  const std::string path = Written(dir, Calibrated(Source().model()));
+  const std::string path = Written(dir, test::CalibrationInSchemes(Source().model()));
   REQUIRE_OK(
       Open("dynaexq:hi=w8a16_g128,lo=w2a16_g64_asym+moving-plan.precision:calibration=" + path)
           .status());
