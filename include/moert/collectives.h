@@ -59,7 +59,9 @@ absl::StatusOr<NcclId> MakeNcclId();
 /// to within timeout_ns fails on the others with DeadlineExceeded; a rank that gives up is found
 /// out that way. Replays of a captured graph are watched by Wait alone. An error or Abort ends what
 /// the device runs and aborts the communicator, a borrowed one too (ncclCommAbort frees it: do not
-/// destroy it then). Graphs that captured its calls are destroyed first.
+/// destroy it then). Graphs that captured its calls are destroyed first. Where ranks are threads of
+/// one process, CUDA_MODULE_LOADING=EAGER has to be in the environment before CUDA is used: a
+/// kernel that is loaded late may wait for a collective that another rank cannot come to meanwhile.
 struct NcclOptions {
   int rank = 0;
   int size = 1;

@@ -7,6 +7,7 @@
 #include "fmt/format.h"
 #include "plan/transfer_version.h"
 #include "route/grouping.h"
+#include "store/lent_blocks.h"
 
 namespace moert {
 
@@ -56,11 +57,9 @@ void LayerRunner::ServeFetches() {
 bool LayerRunner::Serves(int layer, const FetchInput& input) const {
   if (!serves_fetches_ || input.place != Place::kDevice) return false;
   const VersionedStore& store = *parts_.store;
-  // Blocks that are not lent yet: those that the layer can count on.
-  const int64_t slots = parts_.executor->lent()
-                            ? parts_.executor->lent_slots(layer)
-                            : std::max(store.capacity(layer), store.LeastLent(layer));
-  return static_cast<int64_t>(input.ids.size()) <= slots;
+  const int64_t lent = parts_.executor->lent() ? parts_.executor->lent_slots(layer) : -1;
+  return ServesFetch(static_cast<int64_t>(input.ids.size()), lent, store.capacity(layer),
+                     store.LeastLent(layer));
 }
 
 void LayerRunner::PinLayer(int layer, Pins* pins) {

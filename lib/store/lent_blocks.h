@@ -16,6 +16,13 @@ inline int ExpertsOfAToken(const MoeLayerSpec& layer) {
   return std::min(layer.routing.top_k, layer.num_experts);
 }
 
+/// Whether the device serves a fetch that names so many experts of a layer: each needs a slot.
+/// `lent`: those of the loan; negative: nothing is lent yet, and the layer counts on its capacity
+/// and on `least` (VersionedStore::LeastLent).
+inline bool ServesFetch(int64_t ids, int64_t lent, int capacity, int least) {
+  return ids <= (lent >= 0 ? lent : std::max(capacity, least));
+}
+
 /// A block of a layer while somebody else decides who is in it.
 struct LentSlot {
   int32_t block = -1;

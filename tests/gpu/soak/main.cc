@@ -64,7 +64,7 @@ void Round(const Inputs& in, int n, double seconds) {
       Open(std::make_shared<test::SyntheticSource>(Shape()), kServed[n % 2], 0.4, kAllRecords));
   const std::shared_ptr<const ExpertSource> opaque =
       OrExit(MakeOpaqueSource("toy", in.model.spec, in.model.InMemory()));
-  const auto fetches = OrExit(Open(opaque, "on-demand", 0.5, kAllRecords));
+  const auto fetches = OrExit(Open(opaque, kServed[n % 2], 0.5, kAllRecords));
   flaky->failing = true;
   stop = false;
   const auto seed = static_cast<unsigned>(n) * 16;

@@ -3,6 +3,7 @@
 #include <numeric>
 #include <random>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "store/block_pool.h"
@@ -55,6 +56,19 @@ struct Cache {
     while (store->Wait()) {
     }
   }
+  /// How many layers' fetches of so many ids are the device's: before blocks are lent, and then.
+  std::pair<int, int> Served(int64_t ids) {
+    int before = 0, then = 0;
+    for (int l = 0; l < kLayers; ++l) {
+      before += ServesFetch(ids, -1, store->capacity(l), store->LeastLent(l));
+    }
+    const std::vector<int> slots = Lend();
+    for (int l = 0; l < kLayers; ++l) {
+      then += ServesFetch(ids, slots[l], store->capacity(l), store->LeastLent(l));
+    }
+    store->TakeBack(loans);
+    return {before, then};
+  }
   /// Slots of every layer, lent.
   std::vector<int> Lend() {
     REQUIRE(store->Lend(&loans));
@@ -91,6 +105,9 @@ TEST_CASE("a layer that is dealt less than a token needs is lent that") {
   Cache cache(18, dealt);
   for (int l = 0; l < kLayers; ++l) CHECK(cache.store->LeastLent(l) == kTopK);
   CHECK(cache.Lend() == std::vector<int>{12, 3, 3});
+  cache.store->TakeBack(cache.loans);
+  CHECK(cache.Served(kTopK) == std::pair(3, 3));
+  CHECK(cache.Served(2 * kTopK) == std::pair(1, 1));  // of two tokens
   // With none to spare the first layer gives.
   Cache full(12, {12, 0, 0});
   for (int e = 0; e < kExperts; ++e) full.Load(0, e);
@@ -115,6 +132,8 @@ TEST_CASE("where the blocks do not hold a token in every layer, capacities alone
   Cache even(5, {});
   CHECK(even.store->LeastLent(0) == 0);
   CHECK(even.Lend() == std::vector<int>{2, 2, 1});
+  even.store->TakeBack(even.loans);
+  CHECK(even.Served(kTopK) == std::pair(2, 2));  // the last layer's are the host's
   Cache just(6, {6, 0, 0});
   for (int e = 0; e < 6; ++e) just.Load(0, e);
   CHECK(just.Lend() == std::vector<int>{2, 2, 2});
@@ -139,8 +158,7 @@ TEST_CASE("any capacities, shared or not, by whatever was loaded") {
     CAPTURE(round, slots, capacity);
     const int most = 1 + static_cast<int>(random() % 60);
     for (int i = 0; i < most; ++i) {
-      cache.Load(static_cast<int>(random() % kLayers),
-                 static_cast<int>(random() % kExperts));
+      cache.Load(static_cast<int>(random() % kLayers), static_cast<int>(random() % kExperts));
     }
     const std::vector<int> lent = cache.Lend();
     CHECK(*std::min_element(lent.begin(), lent.end()) >= kTopK);
