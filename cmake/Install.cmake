@@ -49,10 +49,13 @@ foreach(tool moert-run moert-pack moert-bench moert-sim)
         endif()
         get_filename_component(folder \"\$ENV{DESTDIR}\${place}\" DIRECTORY)
         file(MAKE_DIRECTORY \${folder})
-        execute_process(COMMAND $<TARGET_FILE:${tool}> --help=\${kind} RESULT_VARIABLE failed
+        execute_process(COMMAND \"$<TARGET_FILE:${tool}>\" --help=\${kind} RESULT_VARIABLE failed
                         OUTPUT_FILE \"\$ENV{DESTDIR}\${place}\")
         if(failed)
           message(FATAL_ERROR \"${tool} --help=\${kind}: \${failed}\")
+        endif()
+        if(kind STREQUAL \"man\" AND NOT \"${MOERT_DEBIAN_DOCS}\" STREQUAL \"\")
+          execute_process(COMMAND gzip -9nf \"\$ENV{DESTDIR}\${place}\" COMMAND_ERROR_IS_FATAL ANY)
         endif()
         message(STATUS \"Installing: \${place}\")
       endforeach()" COMPONENT tools)
@@ -73,8 +76,6 @@ if(MOERT_DEBIAN_DOCS)
                   THIRD_PARTY_NOTICES.md ${PROJECT_BINARY_DIR}/moert.spdx.json
             DESTINATION ${doc} COMPONENT ${component})
   endforeach()
-  install(DIRECTORY ${MOERT_DEBIAN_DOCS}/man1 DESTINATION ${CMAKE_INSTALL_MANDIR} COMPONENT tools
-          OPTIONAL)
 else()
   install(FILES LICENSE THIRD_PARTY_NOTICES.md ${PROJECT_BINARY_DIR}/moert.spdx.json
           DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT runtime)

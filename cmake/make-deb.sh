@@ -12,7 +12,7 @@ source=$(cd "$(dirname "$0")/.." && pwd)
 mkdir -p "$1"
 build=$(cd "$1" && pwd)
 shift
-for tool in dpkg-architecture gzip cpack; do
+for tool in dpkg-architecture dpkg-deb gzip cpack; do
   command -v $tool >/dev/null || { echo "make-deb: $tool is missing (Debian: dpkg-dev)" >&2; exit 1; }
 done
 : "${SOURCE_DATE_EPOCH:=$(git -C "$source" log -1 --format=%ct 2>/dev/null || date +%s)}"
@@ -46,22 +46,16 @@ cmake -S "$source" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DMOERT_CUDA=
   -DCMAKE_C_FLAGS="-ffile-prefix-map=$source=." -DCMAKE_CXX_FLAGS="-ffile-prefix-map=$source=." \
   -DMOERT_DEBIAN_DOCS="$docs" "$@"
 cmake --build "$build"
-# A manual page a tool, of its own help.
-mkdir -p "$docs/man1"
-for tool in "$build"/bin/moert-*; do
-  name=$(basename "$tool")
-  {
-    echo ".TH ${name^^} 1 \"$(date -d "@$SOURCE_DATE_EPOCH" +%F)\" \"moert $version\""
-    echo ".SH NAME"
-    echo "$name \\- Mixture-of-Experts models bigger than memory"
-    echo ".SH DESCRIPTION"
-    echo ".nf"
-    { "$tool" --help 2>&1 || true; } | sed -e 's/\\/\\e/g' -e 's/-/\\-/g' -e "s/^[.']/\\\\\\&&/"
-    echo ".fi"
-  } | gzip -9n >"$docs/man1/$name.1.gz"
-done
 (cd "$build" && rm -rf packages && cpack -G DEB -B packages)
 rm -rf "$build/packages/_CPack_Packages"
+# CPack adds scripts that call ldconfig to every library; the trigger stands for them.
+for deb in "$build"/packages/libmoert0_*.deb; do
+  rm -rf "$build/unpacked"
+  dpkg-deb --raw-extract "$deb" "$build/unpacked"
+  rm "$build/unpacked/DEBIAN/postinst" "$build/unpacked/DEBIAN/postrm"
+  dpkg-deb --root-owner-group --build "$build/unpacked" "$deb" >/dev/null
+done
+rm -rf "$build/unpacked"
 sha256sum "$build"/packages/*.deb
 if command -v lintian >/dev/null; then
   # Nothing was uploaded to Debian: no bug asks for it.

@@ -147,9 +147,11 @@ struct FetchInput {
   /// layer's experts are pinned, and the call can be captured; next_scores are not read then.
   /// Where the strategy is on-demand or fate and a host_budget keeps every record of opaque experts
   /// in pinned memory the device also brings what is missing, with no wait, if the layer has a slot
-  /// for every id; fate prefetches for one token whose hidden is given. SlotView::slot_of_expert is
-  /// -1 then, and the fetch has to be released before the next of its layer, and before anything
-  /// else is asked of the engine: FailedPrecondition.
+  /// for every id. For one token it has, if MemoryPlan::slots is at least the sum of min(top_k, E)
+  /// over all layers and no lease pins an expert. Other calls that find fewer slots than ids wait
+  /// for the device (EngineStats::host_syncs). fate prefetches for one token whose hidden is given.
+  /// SlotView::slot_of_expert is -1 then, and the fetch has to be released before the next of its
+  /// layer, and before anything else is asked of the engine: FailedPrecondition.
   Place place = Place::kHost;
 };
 

@@ -61,10 +61,9 @@ struct BlockGemmArgs {
   const uint16_t* scales[kMaxBlocks];
   const uint16_t* offsets[kMaxBlocks];
   int64_t scale_stride;
-  int64_t group_tiles;  // tiles a group; at least all of them when there is one
-                        // group
-  int64_t flush_tiles;  // tiles that share weight scales and activation scale,
-                        // at most kMaxFlushTiles; divides group_tiles unless there is one group
+  int64_t group_tiles;  // tiles a group; at least all of them when there is one group
+  int64_t flush_tiles;  // tiles that share weight scales and activation scale, at most
+                        // kMaxFlushTiles; divides group_tiles unless there is one group
 
   // Imported schemes only, in place of the above. Of each row block, 16 scales a group in
   // `scale_form` and (or null) 16 zeros, a byte each, groups scale_stride elements apart; or null,
@@ -85,8 +84,7 @@ using BlockGemmFn = void (*)(const BlockGemmArgs& args);
 
 /// What follows the codes of an integer (or fp8) activation row, one for each tile.
 struct TileScale {
-  float scale;  // an activation is scale * code; NaN if one that shares it is
-                // not finite
+  float scale;  // an activation is scale * code; NaN if one that shares it is not finite
   int32_t sum;  // of the tile's codes
 };
 
@@ -95,8 +93,8 @@ struct TileScale {
 // kernel set, and so is the product: with the codes u of a row of weights, for each flush of tiles
 // in ascending order,
 //   dot = sum u * code, sum = sum code, in int32
-//   symmetric:  out = fma(float(dot - 2^(bits-1) * sum), scale_w * scale_x,
-//   out) asymmetric: out = fma(float(dot), scale_w * scale_x, out)
+//   symmetric:  out = fma(float(dot - 2^(bits-1) * sum), scale_w * scale_x, out)
+//   asymmetric: out = fma(float(dot), scale_w * scale_x, out)
 //               out = fma(float(-sum), offset_w * scale_x, out)
 
 /// Packs `k16s` pieces of an activation row, of which the first `valid` channels are read from `x`

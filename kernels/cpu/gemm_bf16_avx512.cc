@@ -1,134 +1,40 @@
 // bf16 weights x fp32 activations, AVX-512: weights are widened in registers (a bf16 is the high
-// half of a float), even and odd channels apart. Loads, blocking and reduction are those of
-// gemm_bf16_avx512bf16.cc; the operand is ordered so that one load gives, by unpacking with
-// itself, the even and the odd channels for rows g and g + 8.
+// half of a float), even and odd channels apart. The operand is ordered so that one load gives, by
+// unpacking with itself, the even and the odd channels for rows g and g + 8.
 #if defined(__x86_64__)
-#include <immintrin.h>
-
-#include "kernels/cpu/block_gemm.h"
+#include "kernels/cpu/bf16_blocks_avx512.h"
 
 namespace moert::kernels {
 namespace {
 
-constexpr int kGroups = 8;        // accumulators of a row block: rows g and g + 8
-constexpr int64_t kOperand = 64;  // bytes of an operand piece: {2t, 2t+8, 2t+1, 2t+9} for t = 0..3
-constexpr int64_t kChunk = 16;    // pieces (8 KiB) that stay in L1 until all columns have used them
+struct Widened {
+  static constexpr int64_t kOperand = 64;  // {2t, 2t+8, 2t+1, 2t+9} for t = 0..3, fp32
+  static constexpr int kGroupsOfThree = 4;
+  struct Operand {
+    __m512 even, odd;
+  };
 
-// Columns [0, C) x groups [g0, g0 + G) over `k16s` pieces; `resume` continues earlier sums.
-// Meanwhile fetches kLines cache lines a piece from `ahead`: weights of the next chunk.
-template <int G, int C, int kLines>
-void Tile(const uint8_t* weights, int64_t k16s, const uint8_t* const* x, int64_t x_offset,
-          bool resume, int g0, __m512 (*sums)[kGroups], const uint8_t* ahead) {
-  const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
-  __m512 acc[G][C];
-  const uint8_t* column[C];
-#pragma GCC unroll 8
-  for (int c = 0; c < C; ++c) {
-    column[c] = x[c] + x_offset;
-#pragma GCC unroll 8
-    for (int g = 0; g < G; ++g) acc[g][c] = resume ? sums[c][g0 + g] : _mm512_setzero_ps();
+  [[gnu::always_inline]] static Operand Load(const uint8_t* p) {
+    const __m512 x4 = _mm512_load_ps(reinterpret_cast<const float*>(p));
+    return {_mm512_unpacklo_ps(x4, x4), _mm512_unpackhi_ps(x4, x4)};
   }
-  const uint8_t* w = weights + g0 * 64;
-  for (int64_t i = 0; i < k16s; ++i) {
-#pragma GCC unroll 8
-    for (int line = 0; line < kLines; ++line) {
-      _mm_prefetch(reinterpret_cast<const char*>(ahead + (i * kLines + line) * 64), _MM_HINT_T0);
-    }
-    __m512 even[C], odd[C];
-#pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) {
-      const __m512 x4 = _mm512_load_ps(reinterpret_cast<const float*>(column[c] + i * kOperand));
-      even[c] = _mm512_unpacklo_ps(x4, x4);
-      odd[c] = _mm512_unpackhi_ps(x4, x4);
-    }
-#pragma GCC unroll 8
-    for (int g = 0; g < G; ++g) {
-      const __m512i pair = _mm512_load_si512(w + i * kBf16PieceBytes + g * 64);
-      const __m512 w_even = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
-      const __m512 w_odd = _mm512_castsi512_ps(_mm512_and_si512(pair, high));
-#pragma GCC unroll 8
-      for (int c = 0; c < C; ++c) acc[g][c] = _mm512_fmadd_ps(w_even, even[c], acc[g][c]);
-#pragma GCC unroll 8
-      for (int c = 0; c < C; ++c) acc[g][c] = _mm512_fmadd_ps(w_odd, odd[c], acc[g][c]);
-    }
-  }
-#pragma GCC unroll 8
-  for (int c = 0; c < C; ++c) {
-#pragma GCC unroll 8
-    for (int g = 0; g < G; ++g) sums[c][g0 + g] = acc[g][c];
-  }
-}
 
-// All groups of up to 4 columns, fetching kLines lines a piece of the weights from `ahead`.
-template <int kLines>
-void Columns(int count, const uint8_t* weights, int64_t k16s, const uint8_t* const* x,
-             int64_t x_offset, bool resume, __m512 (*sums)[kGroups], const uint8_t* ahead) {
-  switch (count) {
-    case 1:
-      Tile<8, 1, kLines>(weights, k16s, x, x_offset, resume, 0, sums, ahead);
-      break;
-    case 2:
-      Tile<8, 2, kLines>(weights, k16s, x, x_offset, resume, 0, sums, ahead);
-      break;
-    case 3:
-      Tile<4, 3, kLines / 2>(weights, k16s, x, x_offset, resume, 0, sums, ahead);
-      Tile<4, 3, kLines / 2>(weights, k16s, x, x_offset, resume, 4, sums,
-                             ahead + k16s * kLines / 2 * 64);
-      break;
-    default:
-      Tile<4, 4, kLines / 2>(weights, k16s, x, x_offset, resume, 0, sums, ahead);
-      Tile<4, 4, kLines / 2>(weights, k16s, x, x_offset, resume, 4, sums,
-                             ahead + k16s * kLines / 2 * 64);
-      break;
+  template <int C>
+  [[gnu::always_inline]] static void Add(const uint8_t* w, const Operand* x, __m512* acc) {
+    const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+    const __m512i pair = _mm512_load_si512(w);
+    const __m512 w_even = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
+    const __m512 w_odd = _mm512_castsi512_ps(_mm512_and_si512(pair, high));
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) acc[c] = _mm512_fmadd_ps(w_even, x[c].even, acc[c]);
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) acc[c] = _mm512_fmadd_ps(w_odd, x[c].odd, acc[c]);
   }
-}
-
-// Lane t * 4 + r of four accumulators -> for each, sum over t of {r0 + r2, r1 + r3, ...}.
-__m512 ReduceFour(const __m512* a) {
-  const __m512 ab =
-      _mm512_add_ps(_mm512_shuffle_f32x4(a[0], a[1], 0x44), _mm512_shuffle_f32x4(a[0], a[1], 0xee));
-  const __m512 cd =
-      _mm512_add_ps(_mm512_shuffle_f32x4(a[2], a[3], 0x44), _mm512_shuffle_f32x4(a[2], a[3], 0xee));
-  const __m512 abcd =
-      _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
-  return _mm512_add_ps(abcd, _mm512_permute_ps(abcd, 0x4e));
-}
-
-void Reduce(const __m512* groups, float* out) {
-  const __m512i rows = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29);
-  const __m512 low = ReduceFour(groups);
-  const __m512 high = ReduceFour(groups + 4);
-  _mm512_store_ps(out, _mm512_permutex2var_ps(low, rows, high));
-}
+};
 
 }  // namespace
 
-void BlockGemmBf16F32Avx512(const BlockGemmArgs& args) {
-  // Block after block: the weights of both are then one long sequential read each.
-  __m512 sums[kNarrowColumns][kGroups];
-  for (int b = 0; b < args.blocks; ++b) {
-    for (int64_t begin = 0; begin < args.k16s; begin += kChunk) {
-      const int64_t end = begin + kChunk < args.k16s ? begin + kChunk : args.k16s;
-      const uint8_t* weights = args.weights[b] + begin * kBf16PieceBytes;
-      const uint8_t* ahead = end < args.k16s       ? args.weights[b] + end * kBf16PieceBytes
-                             : b + 1 < args.blocks ? args.weights[b + 1]
-                                                   : args.next;
-      const int64_t k16s = end - begin;
-      const int64_t x_offset = begin * kOperand;
-      const bool resume = begin > 0;
-      if (args.columns <= 4) {
-        Columns<8>(args.columns, weights, k16s, args.x, x_offset, resume, sums, ahead);
-      } else {
-        Columns<4>(4, weights, k16s, args.x, x_offset, resume, sums, ahead);
-        Columns<4>(args.columns - 4, weights, k16s, args.x + 4, x_offset, resume, sums + 4,
-                   ahead + k16s * 4 * 64);
-      }
-    }
-    for (int c = 0; c < args.columns; ++c) {
-      Reduce(sums[c], args.out + (b * kMaxColumns + c) * kBlockRows);
-    }
-  }
-}
+void BlockGemmBf16F32Avx512(const BlockGemmArgs& args) { Blocks<Widened>(args); }
 
 }  // namespace moert::kernels
 #endif

@@ -54,8 +54,13 @@ void LayerRunner::ServeFetches() {
 }
 
 bool LayerRunner::Serves(int layer, const FetchInput& input) const {
-  return serves_fetches_ && input.place == Place::kDevice &&
-         static_cast<int64_t>(input.ids.size()) <= parts_.store->capacity(layer);
+  if (!serves_fetches_ || input.place != Place::kDevice) return false;
+  const VersionedStore& store = *parts_.store;
+  // Blocks that are not lent yet: those that the layer can count on.
+  const int64_t slots = parts_.executor->lent()
+                            ? parts_.executor->lent_slots(layer)
+                            : std::max(store.capacity(layer), store.LeastLent(layer));
+  return static_cast<int64_t>(input.ids.size()) <= slots;
 }
 
 void LayerRunner::PinLayer(int layer, Pins* pins) {

@@ -159,6 +159,8 @@ class Executor {
                                                      VersionedStore* store) {
     return nullptr;
   }
+  /// Slots that a layer has for that while blocks are lent; FetchServed needs one for every id.
+  virtual int64_t lent_slots(int layer) const { return 0; }
   /// Copies opaque records of a layer to memory of the host's, expert e's e times `stride` bytes
   /// behind `to`, on the call's stream. FailedPrecondition on a device: one lies neither in a block
   /// nor in pinned memory.

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "absl/strings/str_cat.h"
 #include "base/fmt_absl.h"
 #include "base/status_macros.h"
 #include "model/config_fields.h"
@@ -16,18 +17,16 @@ constexpr RoutingKind kKinds[] = {RoutingKind::kSoftmaxTopK,         RoutingKind
 constexpr Activation kActivations[] = {Activation::kSilu, Activation::kGelu, Activation::kGeluTanh,
                                        Activation::kRelu2};
 
-std::string Str(absl::string_view s) { return {s.data(), s.size()}; }
-
 // The value of `all` whose name the field holds.
 template <typename E, size_t N, typename NameOf>
 E Named(ConfigFields& fields, const char* key, const E (&all)[N], NameOf name_of) {
   const std::string name = fields.String(key);
   std::string legal;
   for (const E e : all) {
-    if (name == Str(name_of(e))) return e;
-    legal += " " + Str(name_of(e));
+    if (name_of(e) == name) return e;
+    absl::StrAppend(&legal, " ", name_of(e));
   }
-  fields.Fail(key, "legal are:" + legal);
+  fields.Fail(key, absl::StrCat("legal are:", legal));
   return all[0];
 }
 

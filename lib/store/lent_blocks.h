@@ -2,12 +2,19 @@
 #ifndef MOERT_LIB_STORE_LENT_BLOCKS_H_
 #define MOERT_LIB_STORE_LENT_BLOCKS_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
 #include "kernels/cuda/served_use.h"
+#include "moert/model.h"
 
 namespace moert {
+
+/// Distinct experts that a token chooses in a layer, at most.
+inline int ExpertsOfAToken(const MoeLayerSpec& layer) {
+  return std::min(layer.routing.top_k, layer.num_experts);
+}
 
 /// A block of a layer while somebody else decides who is in it.
 struct LentSlot {

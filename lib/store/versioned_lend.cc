@@ -13,12 +13,12 @@ bool VersionedStore::Lend(std::vector<LentLayer>* layers) {
   if (pinned) return false;
   while (Wait()) {
   }
+  FreeLeast();
   const MoeModelSpec& model = source_->model();
   layers->assign(model.layers.size(), {});
   PolicyContext context;
   context.model = &model;
   for (context.layer = 0; context.layer < model.num_layers(); ++context.layer) {
-    EndLayerCall(context);  // what it has beyond its capacity is another's
     LentLayer& loan = (*layers)[static_cast<size_t>(context.layer)];
     loan.tick = tick_;
     for (int e = 0; e < model.layers[static_cast<size_t>(context.layer)].num_experts; ++e) {
@@ -29,14 +29,41 @@ bool VersionedStore::Lend(std::vector<LentLayer>* layers) {
                             std::max(entry.last_used, entry.inserted), entry.tokens});
     }
   }
-  for (int l = 0; l < model.num_layers(); ++l) {
+  const auto lend_up_to = [&](int l, int most) {
     std::vector<LentSlot>& slots = (*layers)[static_cast<size_t>(l)].slots;
-    while (static_cast<int>(slots.size()) < capacity_[l] && LendFree(l, &slots)) {
+    while (static_cast<int>(slots.size()) < most && LendFree(l, &slots)) {
     }
-  }
+  };
+  for (int l = 0; l < model.num_layers(); ++l) lend_up_to(l, LeastLent(l));
+  for (int l = 0; l < model.num_layers(); ++l) lend_up_to(l, capacity_[l]);
   DealFree(layers);
   LendWorth(layers);
   return true;
+}
+
+int VersionedStore::LeastLent(int layer) const {
+  const bool for_all = token_blocks_ <= pools_[0]->limit();
+  return for_all ? ExpertsOfAToken(source_->model().layers[layer]) : 0;
+}
+
+void VersionedStore::FreeLeast() {
+  PolicyContext context;
+  context.model = &source_->model();
+  const int layers = context.model->num_layers();
+  for (context.layer = 0; context.layer < layers; ++context.layer) {
+    EndLayerCall(context);  // what it has beyond its capacity is another's
+  }
+  int64_t lack = pools_[0]->taken() - pools_[0]->limit();
+  for (int l = 0; l < layers; ++l) lack += std::max(0, LeastLent(l) - held_[l]);
+  const auto surplus = [&](int l) { return held_[l] - LeastLent(l); };
+  for (; lack > 0; --lack) {
+    context.layer = 0;
+    for (int l = 1; l < layers; ++l) {
+      if (surplus(l) > surplus(context.layer)) context.layer = l;
+    }
+    const ExpertKey nobody{context.layer, -1};
+    if (!EvictOneOf(context.layer, nobody, LoadReason::kDemand, context)) return;
+  }
 }
 
 bool VersionedStore::LendFree(int layer, std::vector<LentSlot>* slots) {

@@ -29,6 +29,7 @@ VersionedStore::VersionedStore(const ExpertSource* source, std::vector<ServedVer
   for (const MoeLayerSpec& layer : source->model().layers) {
     first_.push_back(total);
     total += layer.num_experts;
+    token_blocks_ += ExpertsOfAToken(layer);
   }
   entries_.resize(total);
   resident_.resize(total, 0);

@@ -213,10 +213,14 @@ class VersionedStore {
   // Lending: for a while somebody else, under the same rule, decides who is in the blocks of a
   // cache of one version.
 
-  /// Hands over every layer's blocks and, up to its capacity, free ones; those that are left are
-  /// dealt evenly. Waits for transfers in flight. False, and nothing is handed over, while an
-  /// expert is pinned.
+  /// Hands over every layer's blocks, at least LeastLent of them, and free ones up to its capacity;
+  /// those that are left are dealt evenly. Waits for transfers in flight. False, and nothing is
+  /// handed over, while an expert is pinned.
   bool Lend(std::vector<LentLayer>* layers);
+  /// Blocks that a layer is lent at least, while memory does not run out: as many as a token
+  /// chooses experts, where the limit holds those of every layer; else 0. Layers that have more
+  /// give them, whatever the capacities and whoever shares.
+  int LeastLent(int layer) const;
   /// Takes back what Lend handed over: the same blocks, in the same order, and who is in them now.
   void TakeBack(absl::Span<const LentLayer> layers);
   /// Adds to the statistics.
@@ -321,6 +325,7 @@ class VersionedStore {
   void Drop(ExpertKey key, int version);
   void Evict(ExpertKey key);
   // Parts of Lend.
+  void FreeLeast();
   bool LendFree(int layer, std::vector<LentSlot>* slots);
   void DealFree(std::vector<LentLayer>* layers);
   void LendWorth(std::vector<LentLayer>* layers) const;
@@ -356,6 +361,7 @@ class VersionedStore {
   PrefetchDriver driver_;
 
   std::vector<int64_t> first_;  // index of each layer's expert 0
+  int64_t token_blocks_ = 0;    // that a token needs in all layers
   std::vector<Entry> entries_;
   std::vector<uint8_t> resident_;   // version 0 is active
   std::vector<uint8_t> usable_;     // some version is active

@@ -1,5 +1,6 @@
 // Ranks that are threads of one process, a device each, over NCCL, give what one engine gives; one
-// that fails or does not come fails all, in time.
+// that fails or does not come fails all, in time. Cases print their seconds; one that is not done
+// after 40 s ends the program and says where the ranks are.
 #include "moert/expert_parallel.h"
 
 #include <dlfcn.h>
@@ -146,7 +147,7 @@ TEST_CASE("engines on all devices copy from one pinned copy of the records") {
 TEST_CASE("host memory goes through the communicator too") {
   const int size = std::min(2, Devices());
   const NcclId id = NewId();
-  const auto statuses = OnRanks(size, [&](int r) -> absl::Status {
+  const auto statuses = OnDevices("host memory", size, [&](int r, auto&&) -> absl::Status {
     auto group = JoinGroup(id, r, size);
     if (!group.ok()) return group.status();
     std::vector<float> sum(1000, static_cast<float>(r + 1));
@@ -196,13 +197,14 @@ TEST_CASE("a rank that is gone: the other fails in time, between layers and at t
       rows.push_back(std::make_unique<RankRows>(r, source->model(), c.rows));
     }
     const auto begin = std::chrono::steady_clock::now();
-    const auto statuses = OnRanks(2, [&](int r) -> absl::Status {
+    const auto statuses = OnDevices("a rank is gone", 2, [&](int r, auto&& note) -> absl::Status {
       auto group = JoinGroup(id, r, 2, 2 * kSecond);
       if (!group.ok()) return group.status();
       auto parallel = ExpertParallel::Create(source, Options(r, c.rows, fraction), shards, *group);
       if (!parallel.ok()) return parallel.status();
       absl::Status status = EagerStep(parallel->get(), group->get(), c, rows[r].get());
       if (!status.ok() || r == 1) return status;  // gone
+      note("runs a step alone");
       return EagerStep(parallel->get(), group->get(), c, rows[r].get());
     });
     CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(60));
@@ -222,7 +224,7 @@ TEST_CASE("a rank that cannot be made fails all, by name") {
   const auto source = std::make_shared<SyntheticSource>(ShardedShape());
   const auto create = [&](const std::vector<Shard>& shards, int broken) {
     const NcclId id = NewId();
-    return OnRanks(2, [&](int r) -> absl::Status {
+    return OnDevices("a rank is not made", 2, [&](int r, auto&&) -> absl::Status {
       auto group = JoinGroup(id, r, 2);
       if (!group.ok()) return group.status();
       EngineOptions options = Options(r, 4, 1);

@@ -149,17 +149,32 @@ TEST_CASE("fetches are served by worth and prefetched for, and change no bit") {
   }
 }
 
-TEST_CASE("no fetch of a token waits, with prefetches") {
+/// How often all steps wait for the device.
+int64_t Waits(const char* strategy, double fraction) {
   const OpaqueModel model = Gated();
   const Stream stream;
-  const auto engine = Open(GatedSource(model), "fate", 0.5, kAllRecords);
+  const auto engine = Open(GatedSource(model), strategy, fraction, kAllRecords);
   std::mt19937 random(2);
   const Calls calls(&random);
   const DeviceCalls there(calls);
   for (int s = 0; s < kSteps; ++s) {
     REQUIRE_OK(engine->EndStep(RunLayers(engine.get(), calls, there, s, stream)));
   }
-  CHECK(engine->stats().host_syncs == 0);
+  return engine->stats().host_syncs;
+}
+
+TEST_CASE("no fetch of a token waits where slots hold one of every layer, with prefetches") {
+  for (const char* strategy : {"on-demand", "fate"}) {
+    for (const double fraction : {0.17, 0.25, 0.5, 0.8}) {  // 0.17: a token's and none to spare
+      CAPTURE(strategy, fraction);
+      CHECK(Waits(strategy, fraction) == 0);
+    }
+  }
+}
+
+TEST_CASE("a layer with fewer slots than a token needs is the host's, which waits") {
+  // 5 slots: 2, 2 and 1. Blocks are taken back, and ids brought, once a step.
+  CHECK(Waits("on-demand", 0.14) == 2 * kSteps);
 }
 
 }  // namespace

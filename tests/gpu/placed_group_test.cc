@@ -1,5 +1,6 @@
 // Experts that change owners between steps on devices: the outputs of one engine, captured and
-// eager, with copies of some experts, from host memory and from each other's pools.
+// eager, with copies of some experts, from host memory and from each other's pools. A case that is
+// not done after 40 s ends the program and says where the ranks are.
 #include <memory>
 #include <string>
 #include <vector>
@@ -135,18 +136,22 @@ void CheckPlaced(const RankGroup& group, const PlacedCase& c) {
   }
   std::vector<std::vector<std::vector<float>>> outputs(kRanks);
   std::vector<std::vector<std::vector<double>>> loads(kRanks);
-  const auto statuses = OnRanks(kRanks, [&](int r) -> absl::Status {
-    cudaSetDevice(r);
+  const std::string text = std::to_string(c.rows) + " rows" + (c.own ? ", own" : "") +
+                           (c.graph ? ", captured" : "") + (c.peers ? ", peers" : "");
+  const auto statuses = OnDevices(text, kRanks, [&](int r, auto&& note) -> absl::Status {
+    note("makes its engine");
     EngineOptions options = Options(r, c.rows, 0.6);
     options.peers = peers;
     auto parallel =
         ExpertParallel::CreatePlaced(*pinned, options, Placements(model)[0], group.rank(r));
     if (!parallel.ok()) return parallel.status();
+    note("runs steps");
     {
       PlacedRank rank(c, parallel->get(), group.rank(r).get(), rows[static_cast<size_t>(r)].get());
       const absl::Status status = rank.Run(&outputs[static_cast<size_t>(r)]);
       if (!status.ok()) return status;
     }
+    note("takes loads");
     auto taken = (*parallel)->TakeLoads();
     if (!taken.ok()) return taken.status();
     loads[static_cast<size_t>(r)] = *std::move(taken);

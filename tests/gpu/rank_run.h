@@ -1,14 +1,20 @@
 // Groups of ranks that are threads of a test, a device each, over NCCL; and what one engine gives.
+//
+// Kernels are loaded before they are needed: loading one may wait for all that its device runs, a
+// collective too, and hold a lock of the driver meanwhile that another rank needs to come to it.
 #ifndef MOERT_TESTS_GPU_RANK_RUN_H_
 #define MOERT_TESTS_GPU_RANK_RUN_H_
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "device_array.h"
 #include "device_step.h"
 #include "moert/expert_parallel.h"
@@ -17,10 +23,17 @@
 #include "tests/support/ranks.h"
 #include "tests/support/shards.h"
 #include "tests/support/synthetic_source.h"
+#include "tests/support/watchdog.h"
 
 namespace moert::test {
 
 constexpr int64_t kSecond = 1'000'000'000;
+/// Of a case, or of making a group. A wait for a rank that does not come ends before, with a
+/// status.
+constexpr std::chrono::seconds kCaseLimit{40};
+
+/// Before the driver is asked for anything.
+inline const bool kLoadsEagerly = setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0) == 0;
 
 inline int Devices() {
   int devices = 0;
@@ -49,6 +62,17 @@ class CurrentDevice {
  private:
   int before_ = 0;
 };
+
+/// Runs `rank(r)` for every rank, each on a thread with its device the current one. Ends the
+/// program where they hang.
+template <typename Rank>
+std::vector<absl::Status> OnDevices(const std::string& section, int size, const Rank& rank) {
+  Watchdog watchdog(section, size, kCaseLimit);
+  return OnRanks(size, [&](int r) -> absl::Status {
+    if (cudaSetDevice(r) != cudaSuccess) return absl::InternalError("cudaSetDevice");
+    return rank(r, [&, r](const char* what) { watchdog.Note(r, what); });
+  });
+}
 
 /// Which rows a rank has: all, or one of several equal blocks.
 struct RankBlock {
@@ -202,7 +226,7 @@ class RankGroup {
  public:
   explicit RankGroup(int size) : ranks_(static_cast<size_t>(size)) {
     const NcclId id = NewId();
-    const auto statuses = OnRanks(size, [&](int r) -> absl::Status {
+    const auto statuses = OnDevices("group", size, [&](int r, auto&&) -> absl::Status {
       auto joined = JoinGroup(id, r, size);
       if (joined.ok()) ranks_[static_cast<size_t>(r)] = *std::move(joined);
       return joined.status();
@@ -210,7 +234,7 @@ class RankGroup {
     for (const absl::Status& status : statuses) REQUIRE_OK(status);
   }
   ~RankGroup() {  // side by side
-    OnRanks(size(), [&](int r) -> absl::Status {
+    OnDevices("end of the group", size(), [&](int r, auto&&) -> absl::Status {
       ranks_[static_cast<size_t>(r)].reset();
       return absl::OkStatus();
     });
@@ -236,6 +260,18 @@ struct Case {
   bool half = false;  // bf16 rows
   ExchangeOptions exchange = {};
 };
+
+inline std::string Text(const Case& c) {
+  std::string text = std::to_string(c.rows) + " rows";
+  if (c.placement == TokenPlacement::kPerRank) text += ", own";
+  if (c.half) text += ", bf16";
+  if (c.exchange.bf16_rows > 0) text += ", parts in bf16";
+  if (c.exchange.part_rows > 0) text += ", cut";
+  if (c.fraction < 1) text += ", offloaded";
+  if (c.place == Place::kHost) text += ", routed on the host";
+  if (c.graph) text += ", captured";
+  return text;
+}
 
 inline absl::Status Layers(ExpertParallel* parallel, StepId step, const Case& c, RankRows* rows) {
   const RoutedInput routing = rows->routing(c.place);
@@ -264,6 +300,10 @@ inline absl::Status ReplayedSteps(ExpertParallel* parallel, Collectives* group, 
   if (!step.ok()) return step.status();
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t replay = nullptr;
+  const absl::Cleanup destroy = [&] {  // before the group, whatever fails
+    if (replay != nullptr) cudaGraphExecDestroy(replay);
+    if (graph != nullptr) cudaGraphDestroy(graph);
+  };
   cudaError_t error = cudaStreamBeginCapture(rows->stream(), cudaStreamCaptureModeThreadLocal);
   absl::Status status = Layers(parallel, *step, c, rows);
   if (error == cudaSuccess) error = cudaStreamEndCapture(rows->stream(), &graph);
@@ -278,8 +318,6 @@ inline absl::Status ReplayedSteps(ExpertParallel* parallel, Collectives* group, 
     status.Update(parallel->EndStep(*step));
     status.Update(group->Wait(rows->stream(), 20 * kSecond));
   }
-  if (replay != nullptr) cudaGraphExecDestroy(replay);
-  if (graph != nullptr) cudaGraphDestroy(graph);
   if (error != cudaSuccess) return absl::InternalError(cudaGetErrorString(error));
   return status;
 }
@@ -294,15 +332,19 @@ inline std::vector<std::vector<float>> Run(const std::shared_ptr<const ExpertSou
     rows.push_back(std::make_unique<RankRows>(r, source->model(), c.rows, c.half,
                                               own ? RankBlock{r, size} : RankBlock{}));
   }
-  const auto statuses = OnRanks(size, [&](int r) -> absl::Status {
+  const auto statuses = OnDevices(Text(c), size, [&](int r, auto&& note) -> absl::Status {
+    note("makes its engine");
     auto parallel =
         ExpertParallel::Create(source, Options(r, c.rows, c.fraction), c.shards, group.rank(r));
     if (!parallel.ok()) return parallel.status();
     (*parallel)->SetExchange(c.exchange);
+    note("runs a step");
     absl::Status status = EagerStep(parallel->get(), group.rank(r).get(), c, rows[r].get());
     if (status.ok() && c.graph) {
+      note("captures a step and replays it");
       status = ReplayedSteps(parallel->get(), group.rank(r).get(), c, rows[r].get());
     }
+    note("ends its engine");
     return status;
   });
   for (const absl::Status& status : statuses) UNSCOPED_INFO(status.ToString());

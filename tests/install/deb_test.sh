@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Debian packages of two copies of the tree, in folders of different names: the same bytes, multiarch
-# paths, licence, notices and list of contents within, and nothing of CUDA. make-deb.sh fails on what
-# lintian finds.
+# paths, licence, notices and list of contents within, nothing of CUDA, and no compiler's warning.
+# make-deb.sh fails on what lintian finds.
 #   deb_test.sh SOURCE_DIR WORK_DIR [CMake arguments]
 set -euo pipefail
 source=$1 work=$2
@@ -16,6 +16,7 @@ for copy in first "second copy/of it"; do
   git -C "$source" ls-files -z | tar -C "$source" --null --no-recursion -cf - -T - | tar -xf - -C "$work/$copy/source"
   "$work/$copy/source/cmake/make-deb.sh" "$work/$copy/source/build/deb" "$@" >"$work/$copy/log" 2>&1 ||
     { tail -40 "$work/$copy/log"; exit 1; }
+  if grep "warning:" "$work/$copy/log"; then exit 1; fi
 done
 cd "$work"
 status=0
@@ -35,10 +36,11 @@ for deb in first/source/build/deb/packages/*.deb; do
     exit 1
   fi
   if dpkg-deb -f "$deb" Depends | grep -iE 'cuda|nvidia'; then exit 1; fi
-  if dpkg-deb --fsys-tarfile "$deb" | grep -aF -m1 "$work"; then
+  # Without -q or -m: a reader that stops early breaks the pipe, which is a failure by pipefail.
+  if dpkg-deb --fsys-tarfile "$deb" | grep -aF "$work" >/dev/null; then
     echo "$name names its build folder"
     exit 1
   fi
 done
-dpkg-deb -c first/source/build/deb/packages/libmoert0_*.deb | grep -q "./usr/lib/$triplet/libmoert.so.0"
+dpkg-deb -c first/source/build/deb/packages/libmoert0_*.deb | grep "./usr/lib/$triplet/libmoert.so.0" >/dev/null
 sha256sum first/source/build/deb/packages/*.deb

@@ -78,6 +78,22 @@ TEST_CASE("--json - has stdout for itself, and the table goes to stderr") {
   CHECK_THAT(gemm.err, Catch::Contains("machine"));
 }
 
+TEST_CASE("--plot gives plot.py, which lies beside the tools, what --json has") {
+  // In python's place, one that says which script it got and keeps the figures.
+  const std::string python = Scratch() / "python3", script = Scratch() / "script";
+  const std::string picture = Scratch() / "picture.svg";
+  test::WriteFile(python,
+                  "#!/bin/sh\ntest -f \"$1\" && echo \"$1\" >" + script + " && cp \"$2\" \"$3\"\n");
+  REQUIRE(::chmod(python.c_str(), 0700) == 0);
+  const std::string command = "PATH=" + Scratch().path() + ":$PATH " + BinDir() +
+                              "/moert-pack info " + TinyModelDir() + " --plot " + picture;
+  REQUIRE(std::system((command + " >/dev/null").c_str()) == 0);
+  CHECK(Json::parse(ReadWholeFile(picture))["kind"] == "checkpoint");
+  CHECK(
+      std::filesystem::equivalent(ReadWholeFile(script).substr(0, ReadWholeFile(script).size() - 1),
+                                  BinDir() + "/../share/moert/plot.py"));
+}
+
 TEST_CASE("a full disk under stdout is a failure; files are not overwritten without --force") {
   const auto full = [](const std::string& args) {
     return std::system((BinDir() + "/" + args + " >/dev/full 2>/dev/null").c_str());

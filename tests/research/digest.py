@@ -5,7 +5,6 @@ import re
 
 import envelope
 import experiment
-import frontier as measured_frontier
 import h200_page as h200
 import house
 import quality_allocator as plans
@@ -225,31 +224,6 @@ def four_shapes():
                          if (shape, s) in known else "-" for shape in shapes]
            for s in dict.fromkeys(r["strategy"] for r in rows)]
     return experiment.table(["strategy", *(s.split(":")[0] for s in shapes)], out)
-
-
-def frontier():
-    """For each budget the strategies that no other is both faster and better than."""
-    rows = [[model, f"{mib:g} MiB", f"`{spec}`", two(ms), f"{perplexity:.3f}"]
-            for model, mib in measured_frontier.measured()
-            for ms, perplexity, spec in measured_frontier.best(measured_frontier.cells(model, mib))]
-    return experiment.table(["model", "budget", "strategy", "ms per step", "perplexity"], rows)
-
-
-def frontier_best():
-    """For each budget the best perplexity of each strategy, over schemes and pairs, and its time."""
-    names = ["resident", "on-demand", "fate", "on-demand, score eviction", "importance", "dynaexq", "never-stall"]
-    short = lambda spec: ", ".join(s.split("a16")[0] for s in re.findall(r"(?:scheme|hi|lo)=(\w+)", spec))
-    rows = []
-    for model, mib in measured_frontier.measured():
-        known = {}
-        for ms, perplexity, spec in measured_frontier.cells(model, mib):
-            name = spec.split(":")[0] + (", score eviction" if spec.endswith("importance.residency") else "")
-            if name not in known or perplexity < known[name][0]:
-                known[name] = (perplexity, ms, spec)
-        rows.append([model, f"{mib:g} MiB"] + [
-            f"{known[n][0]:.3f}, {two(known[n][1])} ms ({short(known[n][2])})" if n in known else "-" for n in names])
-    return experiment.table(["model", "budget", "`resident`", "`on-demand`", "`fate`", "score eviction", "`importance`",
-                             "`dynaexq`", "`never-stall`"], rows)
 
 
 # One strategy against the best of the others, cell by cell

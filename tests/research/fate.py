@@ -281,6 +281,25 @@ def decode(lab):
                                             f"{ratio:.3f} ({where})."}
 
 
+def today(lab):
+    """Decode as `decode` does, on routing recorded here: of today's strategies and of the first edition of fate."""
+    names = {**RIVALS, "first edition": "fate:percentile=75,eviction=arc"}
+    rows = []
+    for model in MODELS:
+        traces = [lab.trace(f"{model}-{d}-decode", [
+            f"{lab.bin}/moert-run", "ppl", "--model", f"{lab.models}/{model}-moe", "--tokens", f"{lab.models}/eval/{d}.tokens.u16",
+            "--limit", "1024", "--window", "128", "--step-tokens", "1", "--batch", "1", "--clock", "virtual", "--threads", "1",
+            "--cache", f"{lab.work}/cache", "--quiet", "--trace"]) for d in DOMAINS]
+        for window in (0.5, 2):
+            for budget in BUDGETS:
+                time = lambda spec: [lab.sim(t, spec, budget, link_of(model, window), "--warm", "256")["tpot_ms"]["mean"]
+                                     for t in traces]
+                ours = time("fate")
+                rows.append([f"{model}-moe", f"{window:g}", f"{budget:g} %", f"{mean(ours):.2f}",
+                             *(f"{mean(a / b for a, b in zip(time(spec), ours)):.2f}" for spec in names.values())])
+    return {"today": table(["model", "window", "budget", "`fate`, ms", *names], rows)}
+
+
 def prefill(lab):
     cells = {}
     for model in MODELS:
@@ -412,7 +431,7 @@ def rho(lab):
             "rho-best": f"The largest of these shares within 1 % in every domain: **rho = {best:g}**."}
 
 
-PARTS = {"cross-layer": cross_layer, "window": window_cut, "layers": recall_layers, "hits": hit_ratio, "decode": decode,
+PARTS = {"cross-layer": cross_layer, "window": window_cut, "layers": recall_layers, "hits": hit_ratio, "decode": decode, "today": today,
          "prefill": prefill, "shapes": shapes, "ablation": ablation, "rho": rho,
          "rho-held-out": rho_held_out}
 

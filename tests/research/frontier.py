@@ -1,120 +1,246 @@
 #!/usr/bin/env python3
-"""Perplexity, time and bytes of every strategy on equal budgets: docs/results/frontier.md.
+"""Perplexity, time and bytes of every strategy: docs/results/frontier.md, which states the rule.
 
-    frontier.py measure --bin build/release/bin tiny-moe=examples/models/tiny-moe small-moe=DIR [--work DIR]
+    frontier.py exact --models DIR --bin build/release/bin      packs, versions' perplexities, exact strategies
+    frontier.py lossy --models DIR --bin build/release/bin      those whose output depends on what is resident
 
-Teacher-forced decode, one token a step, on the virtual clock: the same figures on any machine. A budget is
-everything the engine holds, in bytes. What does not fit is left out. What is stored already is not run
-again; the figures are kept in docs/results/data/frontier.json.
+DIR holds tiny-moe, small-moe, eval and calib. Held-out texts are decoded a token a step on the virtual clock:
+the same figures on any machine. An exact strategy's perplexity is its version's, and its time comes from
+replaying that version's routing; a lossy one runs the model. Results are kept in docs/results/data/frontier.json
+and not repeated.
 """
 import argparse
+import array
+import itertools
 import json
 import pathlib
+import struct
 import subprocess
 
+import envelope
 import quality_lib as lib
 import report
 
 W8, W4, W3, W2 = "w8a16_g128", "w4a16_g128", "w3a16_g128_asym", "w2a16_g64_asym"
-SCHEMES = ["bf16", W8, W4, W3, W2]
-PAIRS = [("bf16", W4), (W8, W2), (W4, W2)]
-BUDGETS = {"tiny-moe": [3.25, 4.25, 5.5, 7.5], "small-moe": [11.5]}  # MiB
-LIMIT, WINDOW, LINK = 1024, 256, 0.08
+UNIFORM = ("bf16", W8, W4, W3, W2)
+PLANS = {f"plan-{share}": share for share in (15, 25, 40)}  # percent of the experts' bytes in bf16
+PLANNED = (W8, W4, "w4a16_g128_asym", W3, W2, "w2a16_g-1_asym")
+VERSIONS = (*UNIFORM, *PLANS)
+MODELS = ("tiny-moe", "small-moe")
+BUDGETS = (10, 15, 25, 40, 60, 100)
+LINKS = ("0.1/s", "0.5/s")
+TOKENS, WINDOW, WARM = 1024, 128, 2  # warm: windows that are not counted
+PLAN_TOKENS = 6144
+TUNING_FIRST, TUNING_TOKENS = 32768, 1024  # of each calibration text, behind what plans are made of
 STORED = report.DATA / "frontier.json"
 
-
-def specs():
-    for scheme in SCHEMES:
-        yield f"resident:scheme={scheme}"
-        yield f"on-demand:scheme={scheme}"
-        yield f"fate:scheme={scheme}"
-        yield f"on-demand:scheme={scheme}+importance.residency"
-        yield f"importance:scheme={scheme}"
-    for hi, lo in PAIRS:
-        yield f"dynaexq:hi={hi},lo={lo}"
-        yield f"never-stall:hi={hi},lo={lo}"
+EXACT = ("resident", "on-demand", "on-demand+importance.residency", "activation-path",
+         "fate:percentile=75,eviction=arc", "fate", "auto")
+# Strategy, and the version or pair (high, low) it runs over; what says most comes first.
+LOSSY = (("auto:loss=0.005", "bf16"), ("importance", W8), ("dynaexq", (W8, W2)), ("never-stall", (W8, W2)),
+         ("graded:loss=0.05", (W8, W2)), ("dynaexq", (W4, W2)), ("never-stall", (W4, W2)), ("importance", W4),
+         ("dynaexq", ("bf16", W4)), ("never-stall", ("bf16", W4)), ("importance", "bf16"), ("auto:loss=0.005", W8),
+         ("graded:loss=0.05", ("bf16", W2)), ("graded:loss=0.05", (W4, W2)),
+         ("importance:alpha=0.3,max_mass=0.005", "bf16"), ("importance:alpha=0.3,max_mass=0.005", W8))
 
 
-def pack_of(args, name, model):
-    pack = args.work / f"{name}-hqq"
-    if not (pack / "moert.json").exists():
-        subprocess.run([args.bin / "moert-pack", "quantize", "--model", model, "--schemes", ",".join(SCHEMES),
-                        "--method", "hqq", "--out", pack, "--threads", "1", "--quiet"], check=True)
-    return pack
+def bf16_bytes(model):
+    return envelope.RECORD[model] * envelope.EXPERTS[model]
 
 
-def run(args, model, pack, spec, mib):
-    """Means over the domains, or None if the strategy needs more bytes."""
-    nll, ms, peaks, hits, low = {}, [], [], [], []
-    for domain in lib.DOMAINS:
-        done = subprocess.run(
-            [args.bin / "moert-run", "ppl", "--model", model, "--experts", pack, "--tokens",
-             args.eval / f"{domain}.tokens.u16", "--limit", str(LIMIT), "--window", str(WINDOW), "--step-tokens", "1",
-             "--clock", "virtual", "--link-gbps", str(LINK), "--budget", f"{round(mib * 2**20)}", "--threads", "1",
-             "--strategy", spec, "--json", "-", "--quiet"], capture_output=True, text=True)
-        if done.returncode == 2:
+def spec_of(strategy, version):
+    """`strategy` over a version, or a pair (high, low)."""
+    keys = f"scheme={version}" if isinstance(version, str) else f"hi={version[0]},lo={version[1]}"
+    first, plus, seam = strategy.partition("+")
+    return f"{first}{',' if ':' in first else ':'}{keys}{plus}{seam}"
+
+
+def high_of(version):
+    return version if isinstance(version, str) else version[0]
+
+
+class Bench:
+    def __init__(self, args):
+        self.args = args
+        args.work.mkdir(parents=True, exist_ok=True)
+        self.data = {"commit": args.commit, "fixed": {}, "bytes": {}, "nll": {}, "tuning": {}, "cells": {}} | lib.load(STORED)
+
+    def call(self, tool, *words, refusable=False):
+        """What the tool prints as JSON; None where it refuses its arguments, as a budget that does not hold."""
+        done = subprocess.run([str(w) for w in (self.args.bin / f"moert-{tool}", *words, "--quiet")],
+                              capture_output=True, text=True)
+        if refusable and done.returncode == 2:
             return None
         if done.returncode:
-            raise SystemExit(f"{spec}: {done.stderr}")
-        result = json.loads(done.stdout)
-        nll[domain] = lib.rounded(result["window_nll"])
-        ms.append(result["tpot_ms"]["mean"])
-        peaks.append(result["peak_bytes"])
-        hits.append(result["experts"]["hit_ratio"])
-        low.append(result["experts"]["low_answers"])
-    return {"nll": nll, "ms": round(lib.mean(ms), 4), "peak_bytes": max(peaks), "hit_ratio": round(lib.mean(hits), 4),
-            "low_answers": round(lib.mean(low), 4)}
+            raise SystemExit(f"{tool} {' '.join(map(str, words))}\n{done.stderr}")
+        return json.loads(done.stdout) if done.stdout else None
+
+    # Packs: one with the uniform versions, one a plan.
+
+    def make(self, name, tool, *words):
+        path = self.args.work / name
+        if not path.exists():
+            self.call(tool, *words, "--out", path)
+        return path
+
+    def pack(self, model, version="bf16"):
+        common = ["--model", self.args.models / model, "--method", "hqq"]
+        if version in UNIFORM:
+            return self.make(f"{model}.uniform", "pack", "quantize", *common, "--schemes", ",".join(UNIFORM), "--threads", 1)
+        calibration = self.make(f"{model}.calibration", "pack", "calibrate", *common, "--schemes", ",".join(PLANNED),
+                                "--tokens", lib.calibration_files(self.args.models / "calib"), "--calibration-tokens",
+                                PLAN_TOKENS, "--probe-tokens", 0)
+        plan = self.make(f"{model}.{version}.plan", "pack", "allocate", "--calibration", calibration, "--budget",
+                         bf16_bytes(model) * PLANS[version] // 100, "--name", version)
+        return self.make(f"{model}.{version}.pack", "pack", "quantize", *common, "--plan", plan, "--threads", 1)
+
+    # Runs of the model, and replays.
+
+    def run(self, model, version, tokens, limit, *words, **refusable):
+        return self.call("run", "ppl", "--model", self.args.models / model, "--experts", self.pack(model, version),
+                         "--tokens", tokens, "--limit", limit, "--window", WINDOW, "--clock", "virtual", "--backend", "cpu",
+                         "--threads", 1, "--json", "-", *words, **refusable)
+
+    def decode(self, model, version, domain, trace, *words, **refusable):
+        return self.run(model, version, self.args.models / "eval" / f"{domain}.tokens.u16", TOKENS, "--step-tokens", 1,
+                        "--batch", 1, "--trace", trace, "--force", *words, **refusable)
+
+    def trace(self, model, version, domain):
+        return self.args.work / f"{model}-{version}-{domain}.trace"
+
+    def record(self, model, version, domain):
+        """The routing of a version and its perplexity; all versions of the pack can be replayed from it."""
+        trace, name = self.trace(model, version, domain), f"{model} {domain} {version}"
+        if not trace.exists() or name not in self.data["nll"]:
+            done = self.decode(model, version, domain, trace.with_suffix(".part"), "--strategy", f"on-demand:scheme={version}",
+                               "--budget", "100%")
+            trace.with_suffix(".part").rename(trace)
+            self.keep("nll", name, lib.rounded(done["window_nll"][WARM:]))
+        return trace
+
+    def tune(self, model, version):
+        """Perplexity on the calibration texts, by which the version of `auto` is chosen."""
+        name = f"{model} {version}"
+        if name in self.data["tuning"]:
+            return
+        nll = []
+        for domain in lib.DOMAINS:
+            words = array.array("H", (self.args.models / "calib" / f"{lib.CALIBRATION[domain]}.tokens.u16").read_bytes())
+            part = self.args.work / f"{domain}-tuning.u16"
+            part.write_bytes(words[TUNING_FIRST:TUNING_FIRST + TUNING_TOKENS].tobytes())
+            # A window a step gives the same bits as a token a step, sooner.
+            done = self.run(model, version, part, TUNING_TOKENS, "--strategy", f"resident:scheme={version}", "--budget", "100%")
+            nll += lib.rounded(done["window_nll"])
+        self.keep("tuning", name, nll)
+
+    def fixed(self, model):
+        """What an engine holds beside the experts, bytes; the most of all strategies of one version."""
+        if model not in self.data["fixed"]:
+            done = self.call("sim", "--trace", self.record(model, "bf16", lib.DOMAINS[0]), "--strategy",
+                             "importance:scheme=bf16", "--budget", "100%", "--steps", 1, "--json", "-")
+            self.keep("fixed", model, done["budget_bytes"] - bf16_bytes(model))
+        return self.data["fixed"][model]
+
+    def weigh(self, model, version):
+        """Bytes of the blocks that hold all experts in `version`."""
+        if f"{model} {version}" not in self.data["bytes"]:
+            done = self.call("sim", "--trace", self.trace(model, version, lib.DOMAINS[0]), "--strategy",
+                             f"resident:scheme={version}", "--budget", "100%", "--steps", 1, "--json", "-")
+            self.keep("bytes", f"{model} {version}", done["pool_bytes"])
+
+    def budget(self, model, percent):
+        return ["--budget", bf16_bytes(model) * percent // 100 + self.fixed(model)]
+
+    def replay(self, model, domain, percent, link, version, strategy):
+        """[ms a step], or None where the budget does not hold it."""
+        done = self.call("sim", "--trace", self.trace(model, version, domain), "--strategy", spec_of(strategy, version),
+                         *self.budget(model, percent), *envelope.link_flags(model, link), "--warm", WARM * WINDOW,
+                         "--json", "-", refusable=True)
+        return done and [round(done["tpot_ms"]["mean"], 4)]
+
+    def lossy(self, model, domain, percent, link, version, strategy):
+        """[ms a step, windows' nll, shares of the routing mass answered low and substituted], or None."""
+        trace = self.args.work / "lossy.trace"
+        done = self.decode(model, high_of(version), domain, trace, "--strategy", spec_of(strategy, version),
+                           *self.budget(model, percent), *envelope.link_flags(model, link), refusable=True)
+        if not done:
+            return None
+        routing = done["routing"]
+        return [round(step_ms(trace, WARM * WINDOW), 4), lib.rounded(done["window_nll"][WARM:]),
+                round(routing["mass_low"], 5), round(routing["mass_substituted"], 5)]
+
+    def keep(self, part, name, value):
+        self.data[part][name] = value
+        lib.save(STORED, self.data)
+
+    def cell(self, measure, cell, version, strategy):
+        name = name_of(cell, spec_of(strategy, version))
+        if name not in self.data["cells"]:
+            self.data["cells"][name] = measure(*cell, version, strategy)
+
+    def whole(self, cell, version):
+        """Whether the budget holds all experts in `version`."""
+        return self.data["cells"][name_of(cell, spec_of("resident", version))] is not None
 
 
-def measure(args):
-    data = lib.load(STORED) or {"commit": args.commit, "limit": LIMIT, "window": WINDOW, "link_gbps": LINK, "cells": {}}
-    for entry in args.models:
-        name, _, model = entry.partition("=")
-        pack = pack_of(args, name, model)
-        for mib in BUDGETS[name]:
-            for spec in specs():
-                key = f"{name} {mib} {spec}"
-                if key not in data["cells"]:
-                    data["cells"][key] = run(args, model, pack, spec, mib)
-                    lib.save(STORED, data)
-                    print(key, flush=True)
+def name_of(cell, spec):
+    return " ".join(map(str, (*cell, spec)))
 
 
-def cells(name, mib):
-    """[(ms, perplexity, spec)] of one model and budget, fastest first."""
-    stored = lib.load(STORED)["cells"]
-    prefix = f"{name} {mib} "
-    return sorted((c["ms"], lib.perplexity(lib.pooled(c["nll"])), key[len(prefix):])
-                  for key, c in stored.items() if key.startswith(prefix) and c)
+def cells(models=MODELS):
+    return list(itertools.product(models, lib.DOMAINS, BUDGETS, LINKS))
 
 
-def measured():
-    """(model, MiB) of the budgets of which every strategy has run."""
-    stored = lib.load(STORED)["cells"]
-    return [(name, mib) for name, budgets in BUDGETS.items() for mib in budgets
-            if all(f"{name} {mib} {spec}" in stored for spec in specs())]
+def step_ms(trace, warm):
+    """Mean over the steps of a trace behind the first `warm` (docs/reference/trace-format.md)."""
+    data = trace.read_bytes()
+    at, steps = 24 + struct.unpack_from("<I", data, 12)[0], {}
+    while at < len(data):
+        size, = struct.unpack_from("<Q", data, at)
+        step, begin, _, end = struct.unpack_from("<4q", data, at + 16)
+        steps[step] = (steps.get(step, (begin, 0))[0], end)
+        at += size
+    return lib.mean([(end - begin) / 1e6 for begin, end in list(steps.values())[warm:]])
 
 
-def best(points):
-    """Those that no other is both faster and better than."""
-    front = []
-    for ms, perplexity, spec in points:
-        if not front or perplexity < front[-1][1] - 1e-9:
-            front.append((ms, perplexity, spec))
-    return front
+def exact(bench):
+    for model in bench.args.only:
+        for version in VERSIONS:
+            bench.tune(model, version)
+            for domain in lib.DOMAINS:
+                bench.record(model, version, domain)
+            bench.weigh(model, version)
+            print(model, version, flush=True)
+        for cell in cells([model]):
+            for version in VERSIONS:
+                bench.cell(bench.replay, cell, version, "resident")
+                for strategy in EXACT[1:]:
+                    if strategy == "auto" or not bench.whole(cell, version):
+                        bench.cell(bench.replay, cell, version, strategy)
+            lib.save(STORED, bench.data)
+            print(*cell, flush=True)
+
+
+def lossy(bench):
+    for link, (strategy, version), model in itertools.product(reversed(LINKS), LOSSY, bench.args.only):
+        for cell in cells([model]):
+            if cell[3] == link and not bench.whole(cell, high_of(version)):
+                bench.cell(bench.lossy, cell, version, strategy)
+                lib.save(STORED, bench.data)
+        print(link, strategy, version, model, flush=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["measure"])
-    parser.add_argument("models", nargs="+", metavar="NAME=DIR")
+    parser.add_argument("part", choices=["exact", "lossy"])
+    parser.add_argument("--models", type=pathlib.Path, required=True)
     parser.add_argument("--bin", type=pathlib.Path, default=report.ROOT / "build" / "release" / "bin")
-    parser.add_argument("--eval", type=pathlib.Path, default=report.ROOT / "tests" / "data" / "eval")
     parser.add_argument("--work", type=pathlib.Path, default=report.ROOT / "build" / "frontier")
+    parser.add_argument("--only", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--commit", default="", help="of the tools, to be stored")
     args = parser.parse_args()
-    args.work.mkdir(parents=True, exist_ok=True)
-    measure(args)
+    bench = Bench(args)
+    {"exact": exact, "lossy": lossy}[args.part](bench)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import sys
 import decoder_page
 import digest
 import envelope_h200
+import frontier_page
 import proof_page
 import quality_rank
 import report
@@ -61,7 +62,9 @@ TABLES = {
     "graded-loss": digest.graded_loss, "rank-by-loss": quality_rank.table,
     "fate-served": served_h200.served_table, "fate-window": served_h200.window_table,
     "lookahead-recall": digest.lookahead_recall, "lookahead-times": digest.lookahead_times,
-    "frontier": digest.frontier, "frontier-best": digest.frontier_best,
+    "frontier-versions": frontier_page.versions, "frontier-best": frontier_page.best,
+    "frontier-auto": frontier_page.verdicts, "frontier-behind-exact": frontier_page.behind_exact,
+    "frontier-behind-loss": frontier_page.behind_loss,
     "uniform": digest.uniform_perplexity,
     **{f"equal-{m}": (lambda m=m: digest.equal_bytes(m)) for m in MODELS},
     "schemes": digest.scheme_losses, "plans": digest.plan_gains, "choices": digest.plan_choices,

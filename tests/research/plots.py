@@ -178,21 +178,25 @@ def frontier():
 
 
 def frontier_time():
-    """Perplexity against time of every strategy, a panel a budget; what nothing beats is joined."""
+    """Loss of perplexity against time of every strategy, a picture a model; what nothing beats is joined."""
     import frontier as measured
-    families = [("resident", ["resident"]), ("cache, exact", ["on-demand", "fate"]), ("importance", ["importance"]),
-                ("dynaexq", ["dynaexq"]), ("never-stall", ["never-stall"])]
-    panels = []
-    for model, mib in measured.measured():
-        points = measured.cells(model, mib)
-        lines = [plot.Line(label, [(ms, p) for ms, p, spec in points if spec.split(":")[0] in names], color=i, width=0)
-                 for i, (label, names) in enumerate(families)]
-        lines.append(plot.Line("nothing is faster and better", [(ms, p) for ms, p, _ in measured.best(points)], color=6,
-                               dash=1, markers=False))
-        fastest, lowest = points[0][0], min(p for _, p, _ in points)
-        panels.append(plot.Panel(f"{model}, {mib:g} MiB", "ms per step", "perplexity", lines,
-                                 x_range=(0.98 * fastest, 1.8 * fastest), y_range=(0.995 * lowest, 1.2 * lowest)))
-    plot.save(str(IMAGES / "frontier-time"), panels, columns=3, panel_width=320, panel_height=230)
+    import frontier_page as page
+    families = {"exact cache": measured.EXACT[1:-1], "auto, auto:loss=0.005": ("auto", "auto:loss=0.005"),
+                "resident": ("resident",), "graded, 5 %": ("graded:loss=0.05",), "importance": ("importance", "importance:alpha=0.3,max_mass=0.005"),
+                "dynaexq": ("dynaexq",), "never-stall": ("never-stall",)}
+    drawn = lambda p: max(p.loss.mean, 0.02)  # the axis is logarithmic
+    for model in page.models():
+        panels = []
+        for link in measured.LINKS:
+            for budget in measured.BUDGETS[:-1]:
+                points = page.points(model, budget, link)
+                lines = [plot.Line(label, [(p.ms, drawn(p)) for p in points if p.strategy in names], color=i, width=0)
+                         for i, (label, names) in enumerate(families.items())]
+                lines.append(plot.Line("nothing is faster and better", [(p.ms, drawn(p)) for p in page.front(points)], color=7,
+                                       dash=1, markers=False, width=1))
+                panels.append(plot.Panel(f"{budget} %, link {link}", "ms per step", "loss, %", lines, log_x=True, log_y=True,
+                                         y_range=(0.015, 60), rules=[(page.ACCEPTED, "0.5 %")]))
+        plot.save(str(IMAGES / f"frontier-time-{model}"), panels, columns=5, panel_width=210, panel_height=200)
 
 
 def strategies_h200():

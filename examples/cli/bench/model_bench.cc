@@ -4,27 +4,24 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <optional>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "cli/bench/bench.h"
+#include "cli/bench/bench_subject.h"
 #include "cli/bench/commit.h"
 #include "cli/bench/device_bench.h"
 #include "cli/bench/engine_bench.h"
 #include "cli/bench/model_options.h"
 #include "cli/bench/model_report.h"
-#include "cli/common/any_trace.h"
 #include "cli/common/budget_flag.h"
 #include "cli/common/output.h"
 #include "cli/common/plot.h"
 #include "cli/common/progress.h"
 #include "cli/common/report.h"
-#include "cli/workload/synthetic_experts.h"
 #include "moert/default_thread_pool.h"
-#include "moert/offline/cost_table.h"
 #include "util/aligned_buffer.h"
 #include "util/bytes_text.h"
 #include "util/rounding.h"
@@ -35,13 +32,10 @@ namespace {
 
 using nlohmann::json;
 
-constexpr char kTracePrefix[] = "trace:";
 // A variant that begins when the warm-up ends.
 constexpr char kInherits[] = "hot=before";
-// Records that devices copy from: more than the caches of a CPU hold.
-constexpr int64_t kPinnedBytes = int64_t{1} << 30;
 
-/// What is measured: experts, and where the steps come from.
+/// Engines of every strategy and budget on the same steps.
 class ModelBench {
  public:
   explicit ModelBench(const ModelBenchOptions& options) : o_(options) {}
@@ -50,23 +44,18 @@ class ModelBench {
   absl::StatusOr<json> Run(const std::string& command);
 
  private:
-  absl::Status OpenRecorded(const std::string& path);
   absl::StatusOr<VariantGroup> RunGroup(const std::string& budget, int64_t batch);
   absl::Status MakeEngines(const std::string& budget, int64_t rows, VariantGroup* group);
   absl::Status Inherit(const std::string& budget, int64_t rows, std::vector<Variant>* variants);
   absl::StatusOr<double> TransferMs() const;
   absl::StatusOr<std::unique_ptr<StepRunner>> MakeRunner(int64_t rows);
-  StepPlan Plan(int64_t batch) const;
-  absl::StatusOr<json> Predict(const RoutingHistory& history) const;
+  json Describe() const;
   int64_t AttentionBytes(int64_t rows) const;
   int64_t AttentionNs(int64_t rows) const;
 
   const ModelBenchOptions& o_;
-  Shape shape_;
-  std::unique_ptr<TraceReader> trace_;  // null for a made-up workload
-  std::optional<RecordedGates> gates_;  // of a trace over the experts of another shape
-  std::shared_ptr<const ExpertSource> experts_;
   std::unique_ptr<DeviceBench> device_;
+  BenchSubject subject_;
   std::unique_ptr<AttentionLoop> attention_;
   std::unique_ptr<ThreadPool> makers_;  // of hidden states
   double read_bytes_per_s_ = 0;
@@ -75,30 +64,6 @@ class ModelBench {
   std::vector<std::string> budgets_;
   bool traced_ = false;
 };
-
-/// A trace in its own shape, or its routing over experts as wide as another shape's.
-absl::Status ModelBench::OpenRecorded(const std::string& path) {
-  MOERT_ASSIGN_OR_RETURN(trace_, OpenTrace(path));
-  const MoeModelSpec& recorded = trace_->header().model;
-  if (o_.synthetic.empty()) {
-    shape_.name = "trace";
-    shape_.spec = recorded;
-    const MoeLayerSpec& layer = shape_.spec.layers.front();
-    shape_.attention_parameters = 4 * layer.hidden * layer.hidden;
-    return absl::OkStatus();
-  }
-  MOERT_ASSIGN_OR_RETURN(shape_, ParseShape(o_.synthetic));
-  const MoeLayerSpec wide = shape_.spec.layers.front();
-  shape_.spec = recorded;
-  for (MoeLayerSpec& layer : shape_.spec.layers) {
-    layer.hidden = wide.hidden;
-    layer.intermediate = wide.intermediate;
-    layer.shared_intermediate = wide.shared_intermediate;
-    layer.shared_gate = wide.shared_gate;
-  }
-  MOERT_ASSIGN_OR_RETURN(gates_, RecordedGates::Create(shape_.spec));
-  return absl::OkStatus();
-}
 
 absl::Status ModelBench::Open() {
   MOERT_ASSIGN_OR_RETURN(engine_options_, MakeEngineOptions(o_));
@@ -112,33 +77,7 @@ absl::Status ModelBench::Open() {
   for (const std::string& budget : budgets_) {
     MOERT_RETURN_IF_ERROR(ParseBudget(budget).status());
   }
-  const auto seed = static_cast<uint64_t>(o_.seed);
-  std::string workload = o_.workload;
-  if (absl::StartsWith(workload, kTracePrefix)) {
-    MOERT_RETURN_IF_ERROR(OpenRecorded(workload.substr(sizeof(kTracePrefix) - 1)));
-    workload = "uniform";  // gates only; the routing is the trace's
-  } else if (o_.synthetic.empty()) {
-    return absl::InvalidArgumentError("give --synthetic SHAPE[:layers], or --workload trace:FILE");
-  } else {
-    MOERT_ASSIGN_OR_RETURN(shape_, ParseShape(o_.synthetic));
-  }
-  MOERT_ASSIGN_OR_RETURN(const Workload process,
-                         Workload::Create(workload, shape_.spec, shape_.common_share, seed));
-  SyntheticOptions synthetic;
-  synthetic.schemes = absl::StrSplit(o_.schemes, ',');
-  synthetic.mixed = o_.mixed;
-  if (!o_.mixed_schemes.empty()) synthetic.mixed_schemes = absl::StrSplit(o_.mixed_schemes, ',');
-  synthetic.directory = o_.directory;
-  if (gates_.has_value()) synthetic.gate = [this](int layer) { return gates_->Gate(layer); };
-  if (device_ != nullptr) {
-    synthetic.memory_bytes = kPinnedBytes;
-    synthetic.pin = [this](std::byte* data, int64_t bytes) { return device_->Pin(data, bytes); };
-  }
-  {
-    Progress progress("writing experts", !o_.quiet);
-    synthetic.progress = [&](int64_t done, int64_t total) { progress.Update(done, total); };
-    MOERT_ASSIGN_OR_RETURN(experts_, MakeSyntheticExperts(shape_, process, seed, synthetic));
-  }
+  MOERT_RETURN_IF_ERROR(subject_.Open(o_, device_.get()));
   if (device_ != nullptr) {
     read_bytes_per_s_ = device_->ReadBytesPerSecond();
   } else if (o_.clock == "wall") {
@@ -148,24 +87,15 @@ absl::Status ModelBench::Open() {
   return absl::OkStatus();
 }
 
-StepPlan ModelBench::Plan(int64_t batch) const {
-  StepPlan plan;
-  plan.phase = o_.prefill() ? Phase::kPrefill : Phase::kDecode;
-  plan.batch = batch;
-  plan.prompt_tokens = o_.prompt;
-  plan.steps = o_.warm + o_.repeats * o_.steps;
-  return plan;
-}
-
 int64_t ModelBench::AttentionBytes(int64_t rows) const {
   if (device_ == nullptr || o_.bench == "layer") return 0;
   if (o_.attention_us >= 0) return static_cast<int64_t>(1e-6 * o_.attention_us * read_bytes_per_s_);
   // Weights once, until arithmetic takes longer: from some 128 rows on. The cache of each request;
   // a prompt's tokens read it together.
-  const double weights = 2 * static_cast<double>(shape_.attention_parameters) *
+  const double weights = 2 * static_cast<double>(subject_.shape().attention_parameters) *
                          std::max(1.0, static_cast<double>(rows) / 128);
   const int64_t requests = o_.prefill() ? rows / o_.prompt : rows;
-  return static_cast<int64_t>(weights) + requests * o_.context * shape_.kv_bytes;
+  return static_cast<int64_t>(weights) + requests * o_.context * subject_.shape().kv_bytes;
 }
 
 int64_t ModelBench::AttentionNs(int64_t rows) const {
@@ -177,7 +107,7 @@ int64_t ModelBench::AttentionNs(int64_t rows) const {
   if (o_.attention_us >= 0) return static_cast<int64_t>(o_.attention_us * 1e3);
   // Its projections stream their bf16 weights once for up to eight tokens, and are bound by
   // arithmetic beyond.
-  const double bytes = 2 * static_cast<double>(shape_.attention_parameters);
+  const double bytes = 2 * static_cast<double>(subject_.shape().attention_parameters);
   const double passes = std::max(1.0, static_cast<double>(rows) / 8);
   return static_cast<int64_t>(1e9 * bytes / read_bytes_per_s_ * passes);
 }
@@ -207,7 +137,7 @@ absl::Status ModelBench::MakeEngines(const std::string& budget, int64_t rows, Va
     options.max_tokens_per_forward = rows;
     MOERT_ASSIGN_OR_RETURN(options.budget,
                            ParseBudget(choice.budget.empty() ? budget : choice.budget));
-    const absl::StatusOr<MemoryPlan> plan = Engine::Plan(*experts_, options);
+    const absl::StatusOr<MemoryPlan> plan = Engine::Plan(*subject_.experts(), options);
     if (!plan.ok()) {
       if (strategies_.size() == 1) return plan.status();
       v.refused = std::string(plan.status().message());
@@ -221,13 +151,13 @@ absl::Status ModelBench::MakeEngines(const std::string& budget, int64_t rows, Va
           util::BytesText(held), util::BytesText(limit)));
     }
     if (!o_.trace.empty() && !traced_) {
-      TraceHeader header = MakeTraceHeader(*experts_, rows);
+      TraceHeader header = MakeTraceHeader(*subject_.experts(), rows);
       header.strategy = choice.spec;
       header.clock = o_.clock;
       MOERT_ASSIGN_OR_RETURN(options.trace, CreateTrace(o_.trace, header));
       traced_ = true;
     }
-    MOERT_ASSIGN_OR_RETURN(v.engine, Engine::Create(experts_, options));
+    MOERT_ASSIGN_OR_RETURN(v.engine, Engine::Create(subject_.experts(), options));
   }
   return absl::OkStatus();
 }
@@ -266,7 +196,7 @@ absl::Status ModelBench::Inherit(const std::string& budget, int64_t rows,
     options.strategy = absl::StrReplaceAll(v.strategy, {{kInherits, absl::StrCat("hot=", hot)}});
     options.max_tokens_per_forward = rows;
     MOERT_ASSIGN_OR_RETURN(options.budget, ParseBudget(v.budget.empty() ? budget : v.budget));
-    MOERT_ASSIGN_OR_RETURN(v.engine, Engine::Create(experts_, options));
+    MOERT_ASSIGN_OR_RETURN(v.engine, Engine::Create(subject_.experts(), options));
   }
   return absl::OkStatus();
 }
@@ -281,7 +211,7 @@ absl::StatusOr<std::unique_ptr<StepRunner>> ModelBench::MakeRunner(int64_t rows)
 }
 
 absl::StatusOr<double> ModelBench::TransferMs() const {
-  const int64_t bytes = experts_->layout(0, 0, 0).bytes;
+  const int64_t bytes = subject_.experts()->layout(0, 0, 0).bytes;
   if (o_.link_gbps > 0) return 1e-6 * static_cast<double>(bytes) / o_.link_gbps;
   if (device_ != nullptr) return device_->CopyMs(bytes);
   if (o_.clock == "virtual") {
@@ -290,10 +220,10 @@ absl::StatusOr<double> ModelBench::TransferMs() const {
   util::AlignedBuffer buffer;
   MOERT_RETURN_IF_ERROR(buffer.Reset(util::RoundUp(bytes, kRecordAlignment)));
   std::vector<double> ms;
-  for (int e = 0; e < std::min(9, shape_.spec.layers.front().num_experts); ++e) {
+  for (int e = 0; e < std::min(9, subject_.shape().spec.layers.front().num_experts); ++e) {
     const auto begin = std::chrono::steady_clock::now();
     MOERT_RETURN_IF_ERROR(
-        experts_->ReadRecord(0, e, 0, absl::MakeSpan(buffer.data(), buffer.size())));
+        subject_.experts()->ReadRecord(0, e, 0, absl::MakeSpan(buffer.data(), buffer.size())));
     ms.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin)
                      .count());
   }
@@ -301,25 +231,14 @@ absl::StatusOr<double> ModelBench::TransferMs() const {
 }
 
 absl::StatusOr<VariantGroup> ModelBench::RunGroup(const std::string& budget, int64_t batch) {
-  const StepPlan plan = Plan(batch);
-  const int64_t rows = trace_ != nullptr ? trace_->header().max_tokens : plan.rows();
+  const int64_t rows = subject_.Rows(batch);
   VariantGroup group;
   group.budget = budget;
-  group.batch = batch;
+  group.batch = subject_.recorded() ? rows : batch;
   MOERT_RETURN_IF_ERROR(MakeEngines(budget, rows, &group));
   MOERT_ASSIGN_OR_RETURN(group.transfer_ms, TransferMs());
-  std::unique_ptr<StepSource> steps;
-  const auto seed = static_cast<uint64_t>(o_.seed);
-  if (trace_ != nullptr) {
-    MOERT_RETURN_IF_ERROR(trace_->Rewind());
-    group.batch = rows;
-    steps = gates_.has_value() ? MakeRecordedSteps(trace_.get(), &*gates_)
-                               : MakeTraceSteps(trace_.get());
-  } else {
-    MOERT_ASSIGN_OR_RETURN(Workload process,
-                           Workload::Create(o_.workload, shape_.spec, shape_.common_share, seed));
-    steps = MakeWorkloadSteps(std::move(process), shape_.spec, plan, makers_.get());
-  }
+  MOERT_ASSIGN_OR_RETURN(const std::unique_ptr<StepSource> steps,
+                         subject_.Steps(batch, makers_.get()));
   BenchRun run;
   run.warm_steps = o_.warm;
   run.repetitions = o_.repeats;
@@ -332,77 +251,19 @@ absl::StatusOr<VariantGroup> ModelBench::RunGroup(const std::string& budget, int
   return group;
 }
 
-/// Of every version: its stored bits, and what the cost table makes of it (MxMoE's T) for as many
-/// tokens as each expert got on average.
-absl::StatusOr<json> ModelBench::Predict(const RoutingHistory& history) const {
-  MOERT_ASSIGN_OR_RETURN(const CostTable costs, LoadCostTable(o_.costs, Env::Default()));
-  std::vector<std::vector<double>> tokens;  // [layer][expert]
-  for (const MoeLayerSpec& layer : shape_.spec.layers) tokens.emplace_back(layer.num_experts, 0.0);
-  for (const RoutingHistory::Call& call : history.calls()) {
-    for (size_t i = 0; call.counted && i < call.experts.size(); ++i) {
-      tokens[call.layer][call.experts[i]] +=
-          static_cast<double>(call.tokens[i]) / static_cast<double>(history.counted_steps());
-    }
-  }
-  json versions = json::object();
-  for (int v = 0; v < experts_->num_versions(); ++v) {
-    double seconds = 0, bytes = 0, weights = 0;
-    for (int l = 0; l < shape_.spec.num_layers(); ++l) {
-      for (size_t e = 0; e < tokens[l].size(); ++e) {
-        const RecordLayout& layout = experts_->layout(l, static_cast<int>(e), v);
-        for (const MatrixLayout* m : {&layout.gate, &layout.up, &layout.down}) {
-          const int64_t stored = m->weight_bytes + m->scale_bytes;
-          MOERT_ASSIGN_OR_RETURN(const double s, costs.Seconds(m->scheme, stored, tokens[l][e]));
-          seconds += s;
-          bytes += static_cast<double>(stored);
-          weights += static_cast<double>(m->rows * m->k);
-        }
-      }
-    }
-    versions[std::string(experts_->version_name(v))] = {
-        {"stored_bits", 8 * bytes / weights},
-        {"bytes_a_layer", bytes / shape_.spec.num_layers()},
-        {"predicted_us_a_layer", 1e6 * seconds / shape_.spec.num_layers()}};
-  }
-  return versions;
-}
-
-absl::StatusOr<json> ModelBench::Run(const std::string& command) {
-  json groups = json::array();
-  for (const int batch : o_.batch) {
-    // Bounds of the same steps. Hidden states and logits of a workload give the same routing.
-    std::unique_ptr<TraceReader> made_up;
-    if (trace_ == nullptr) {
-      MOERT_ASSIGN_OR_RETURN(
-          made_up,
-          MakeWorkloadTrace(shape_, o_.workload, static_cast<uint64_t>(o_.seed), Plan(batch)));
-    }
-    MOERT_ASSIGN_OR_RETURN(const RoutingHistory history,
-                           RoutingHistory::Read(trace_ != nullptr ? trace_.get() : made_up.get(),
-                                                o_.warm, o_.warm + o_.repeats * o_.steps));
-    for (const std::string& budget : budgets_) {
-      MOERT_ASSIGN_OR_RETURN(VariantGroup group, RunGroup(budget, batch));
-      group.history = &history;
-      if (!o_.quiet) PrintGroup(group);
-      groups.push_back(ToJson(group));
-      if (!o_.costs.empty()) {
-        MOERT_ASSIGN_OR_RETURN(groups.back()["predicted"], Predict(history));
-      }
-    }
-  }
-  const StepPlan plan = Plan(o_.batch.front());
-  return json{{"command", command},
-              {"bench", o_.bench},
+json ModelBench::Describe() const {
+  const Shape& shape = subject_.shape();
+  return json{{"bench", o_.bench},
               {"commit", BuildCommit()},
               {"machine", DescribeMachine()},
               {"seed", o_.seed},
               {"shape",
-               {{"name", shape_.name},
-                {"model", shape_.model},
-                {"layers", shape_.spec.num_layers()},
-                {"experts", shape_.spec.layers.front().num_experts},
-                {"top_k", shape_.spec.layers.front().routing.top_k},
-                {"expert_bytes", experts_->layout(0, 0, 0).bytes}}},
+               {{"name", shape.name},
+                {"model", shape.model},
+                {"layers", shape.spec.num_layers()},
+                {"experts", shape.spec.layers.front().num_experts},
+                {"top_k", shape.spec.layers.front().routing.top_k},
+                {"expert_bytes", subject_.experts()->layout(0, 0, 0).bytes}}},
               {"workload", o_.workload},
               {"schemes", o_.schemes},
               {"backend", o_.backend},
@@ -415,13 +276,35 @@ absl::StatusOr<json> ModelBench::Run(const std::string& command) {
               {"io_threads", o_.io_threads},
               {"kernels", o_.kernels},
               {"link_gbps", o_.link_gbps},
-              {"attention_us", 1e-3 * static_cast<double>(AttentionNs(plan.rows()))},
+              {"attention_us",
+               1e-3 * static_cast<double>(AttentionNs(subject_.Plan(o_.batch.front()).rows()))},
               {"read_gbps", 1e-9 * read_bytes_per_s_},
               {"prompt", o_.prefill() ? json(o_.prompt) : json(nullptr)},
               {"warm_steps", o_.warm},
               {"steps", o_.steps},
-              {"repeats", o_.repeats},
-              {"groups", std::move(groups)}};
+              {"repeats", o_.repeats}};
+}
+
+absl::StatusOr<json> ModelBench::Run(const std::string& command) {
+  json groups = json::array();
+  for (const int batch : o_.batch) {
+    // Bounds of the same steps.
+    MOERT_ASSIGN_OR_RETURN(const RoutingHistory history, subject_.History(batch));
+    for (const std::string& budget : budgets_) {
+      MOERT_ASSIGN_OR_RETURN(VariantGroup group, RunGroup(budget, batch));
+      group.history = &history;
+      if (!o_.quiet) PrintGroup(group);
+      groups.push_back(ToJson(group));
+      if (!o_.costs.empty()) {
+        MOERT_ASSIGN_OR_RETURN(groups.back()["predicted"],
+                               PredictVersions(o_.costs, *subject_.experts(), history));
+      }
+    }
+  }
+  json figures = Describe();
+  figures["command"] = command;
+  figures["groups"] = std::move(groups);
+  return figures;
 }
 
 absl::Status RunModelBench(const ModelBenchOptions& options, const std::string& command) {

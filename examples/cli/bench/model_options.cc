@@ -13,8 +13,9 @@ void AddModelBenchFlags(ArgParser* parser, ModelBenchOptions* o) {
   parser->AddString(
       "synthetic", &o->synthetic,
       "a published model's shape: SHAPE[:layers]; beside a trace, only how wide its experts are");
-  parser->AddString("workload", &o->workload,
-                    "steady, mixed, shift, uniform (docs/results/workloads.md), or trace:FILE");
+  parser->AddString(
+      "workload", &o->workload,
+      "steady, mixed, shift, scattered, uniform (docs/results/workloads.md), or trace:FILE");
   parser->AddString(
       "strategy", &o->strategy,
       "SPEC[@BUDGET][;...]: compared with each other, each at its own budget if given; all: every "

@@ -274,7 +274,7 @@ int BenchRanks(int argc, const char* const* argv) {
   Options o;
   ArgParser parser("moert-bench ranks", "experts dealt out over the GPUs of a machine");
   parser.AddString("synthetic", &o.synthetic, "a published model's shape: SHAPE[:layers]");
-  parser.AddString("workload", &o.workload, "steady, mixed, shift, uniform");
+  parser.AddString("workload", &o.workload, "steady, mixed, shift, scattered, uniform");
   parser.AddChoice("backend", &o.backend, {"cuda", "cpu"},
                    "ranks are devices over NCCL, or threads in host memory");
   parser.AddIntList("ranks", &o.ranks, "ranks, comma-separated, each against one", 1);

@@ -8,8 +8,10 @@
 namespace moert::cli {
 namespace {
 
+// As roff takes it; a line may break behind any comma.
 std::string Roff(const std::string& text) {
-  return absl::StrReplaceAll(text, {{"\\", "\\e"}, {"-", "\\-"}, {"'", "\\(aq"}});
+  return absl::StrReplaceAll(
+      text, {{"\\", "\\e"}, {"-", "\\-"}, {"'", "\\(aq"}, {", ", ", "}, {",", ",\\:"}});
 }
 
 }  // namespace

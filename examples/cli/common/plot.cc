@@ -16,12 +16,11 @@ extern char** environ;
 namespace moert::cli {
 namespace {
 
-// Beside the installed tools, else in the source tree that they were built from.
+// Beside the tools, installed or not.
 std::string ScriptPath() {
   std::error_code ec;
   const auto self = std::filesystem::read_symlink("/proc/self/exe", ec);
-  const auto installed = self.parent_path().parent_path() / "share/moert/plot.py";
-  return !ec && std::filesystem::exists(installed, ec) ? installed.string() : MOERT_PLOT_SCRIPT;
+  return (self.parent_path().parent_path() / "share/moert/plot.py").string();
 }
 
 /// Removes the file when it dies.

@@ -53,8 +53,9 @@ absl::StatusOr<Opened> Open(const Arguments& args, const ArgParser& parser) {
         fmt::format("a prompt of {} tokens and --max-tokens {} do not fit the model's {} positions",
                     size, args.flags.max_tokens, positions));
   }
-  MOERT_ASSIGN_OR_RETURN(Session session, Session::Open(args.run, std::move(config),
-                                                        std::min(size, MaxPrefillRows(args.run))));
+  MOERT_ASSIGN_OR_RETURN(
+      Session session,
+      Session::Open(args.run, std::move(config), std::min(size, MaxPrefillRows(args.run)), size));
   return Opened{std::move(tokenizer), std::move(prompt), std::move(session)};
 }
 

@@ -51,15 +51,16 @@ absl::StatusOr<Opened> Open(const Arguments& args, const ArgParser& parser) {
     return absl::InvalidArgumentError(fmt::format("{}: {} tokens are fewer than one window of {}",
                                                   args.tokens, tokens.size(), args.window));
   }
-  int64_t rows = std::min(args.window, MaxPrefillRows(args.run));
+  int64_t rows = std::min(args.window, MaxPrefillRows(args.run)), prompt = args.window;
   if (args.step_tokens > 0) {
+    prompt = 0;
     rows = std::min(args.step_tokens, args.window) * std::min(args.batch, windows);
     if (rows > kMaxDecodeRows) {
       return absl::InvalidArgumentError(fmt::format(
           "--step-tokens and --batch: {} rows a step, at most {}", rows, kMaxDecodeRows));
     }
   }
-  MOERT_ASSIGN_OR_RETURN(Session session, Session::Open(args.run, std::move(config), rows));
+  MOERT_ASSIGN_OR_RETURN(Session session, Session::Open(args.run, std::move(config), rows, prompt));
   return Opened{std::move(tokens), std::move(session)};
 }
 

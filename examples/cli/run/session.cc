@@ -18,6 +18,7 @@
 #include "moert/expert_source.h"
 #include "moert/offline/checkpoint.h"
 #include "moert/offline/open_as.h"
+#include "moert/prompt_rows.h"
 #include "moert/strategy.h"
 #include "util/status_macros.h"
 
@@ -124,10 +125,22 @@ absl::Status BeginWarmStart(const RunOptions& options, Session* s) {
   return absl::OkStatus();
 }
 
+// More rows a step where a prompt would wait for experts otherwise.
+absl::Status SizeSteps(const RunOptions& options, const ExpertSource& source, int64_t prompt,
+                       EngineOptions* engine) {
+  const bool cpu = engine->backend == BackendKind::kCpu || !CudaStatus().ok();
+  if (!cpu || prompt <= engine->max_tokens_per_forward) return absl::OkStatus();
+  MOERT_ASSIGN_OR_RETURN(const PromptRows chosen, ChoosePromptRows(source, *engine, prompt));
+  if (chosen.rows == engine->max_tokens_per_forward) return absl::OkStatus();
+  engine->max_tokens_per_forward = chosen.rows;
+  if (!options.quiet) fmt::print(stderr, "note: the prompt in steps of {}\n", chosen.why);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
-absl::StatusOr<Session> Session::Open(const RunOptions& options, HfConfig config,
-                                      int64_t max_rows) {
+absl::StatusOr<Session> Session::Open(const RunOptions& options, HfConfig config, int64_t max_rows,
+                                      int64_t prompt) {
   Session s;
   s.config = std::move(config);
   MOERT_ASSIGN_OR_RETURN(EngineOptions engine_options, MakeEngineOptions(options));
@@ -135,13 +148,14 @@ absl::StatusOr<Session> Session::Open(const RunOptions& options, HfConfig config
   MOERT_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(options.model));
   MOERT_ASSIGN_OR_RETURN(auto experts, OpenExperts(options, s.config));
   MOERT_RETURN_IF_ERROR(CheckVersions(options, *experts));
+  MOERT_RETURN_IF_ERROR(SizeSteps(options, *experts, prompt, &engine_options));
   WarnOfMemory(options, engine_options, *experts, *checkpoint, s.config);
   // The host and the engine take turns: their pools are as large, but only one of them works.
   ThreadPoolOptions pool_options;
   pool_options.threads = options.threads;
   MOERT_ASSIGN_OR_RETURN(s.pool, CreateThreadPool(pool_options));
   if (!options.trace.empty()) {
-    TraceHeader header = MakeTraceHeader(*experts, max_rows);
+    TraceHeader header = MakeTraceHeader(*experts, engine_options.max_tokens_per_forward);
     header.strategy = options.strategy;
     header.clock = options.clock;
     MOERT_ASSIGN_OR_RETURN(s.trace, CreateTraceFiles(options.trace, header));
@@ -155,7 +169,7 @@ absl::StatusOr<Session> Session::Open(const RunOptions& options, HfConfig config
   }
   Progress progress("reading dense weights", !options.quiet);
   host::OpenDecoderOptions open;
-  open.max_rows = max_rows;
+  open.max_rows = engine_options.max_tokens_per_forward;
   open.device = engine_options.device;
   // A trace and a virtual clock see every step; a recorded one would pass unseen.
   open.graphs =

@@ -28,8 +28,10 @@ struct Session {
   std::unique_ptr<host::TokenModel> decoder;
 
   /// `config` is the model's. Notes and progress go to stderr, as `options` allows. `max_rows`:
-  /// tokens of the largest step; the engine's workspace is sized from it.
-  static absl::StatusOr<Session> Open(const RunOptions& options, HfConfig config, int64_t max_rows);
+  /// tokens of the largest step; the engine's workspace is sized from it. Where prompts have more
+  /// tokens (`prompt`; 0: no prompts) and wait for experts, steps get more rows on the CPU.
+  static absl::StatusOr<Session> Open(const RunOptions& options, HfConfig config, int64_t max_rows,
+                                      int64_t prompt = 0);
 
   /// Whether the fast tier is still being filled: steps until then are counted apart.
   bool filling() const { return warm != nullptr && warm->stats().filling; }

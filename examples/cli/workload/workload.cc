@@ -47,7 +47,9 @@ float Dot(const float* a, const float* b, int n) {
 
 }  // namespace
 
-std::vector<std::string> Workload::Names() { return {"steady", "mixed", "shift", "uniform"}; }
+std::vector<std::string> Workload::Names() {
+  return {"steady", "mixed", "shift", "scattered", "uniform"};
+}
 
 absl::StatusOr<Workload> Workload::Create(absl::string_view name, const MoeModelSpec& model,
                                           double common_share, uint64_t seed) {
@@ -58,8 +60,8 @@ absl::StatusOr<Workload> Workload::Create(absl::string_view name, const MoeModel
   }
   WorkloadParameters p;
   p.common = common_share;
+  if (name == "scattered" || name == "uniform") p.common = p.domain = p.request = p.recent = 0;
   if (name == "uniform") {
-    p.common = p.domain = p.request = p.recent = 0;
     p.layer_change = 1;
     p.shallow = 0;
     p.surprise = 0;

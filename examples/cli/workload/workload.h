@@ -61,8 +61,9 @@ struct WorkloadRow {
 class Workload {
  public:
   /// `name`: steady (one domain), mixed (every request a domain of its own), shift (all requests
-  /// change their domain every 256 tokens, three domains in turn), uniform (no structure at all:
-  /// the worst case of every cache and predictor). The error lists them.
+  /// change their domain every 256 tokens, three domains in turn), scattered (tokens share nothing,
+  /// the layers of a token do: the worst case of every cache), uniform (no structure at all: the
+  /// worst case of every predictor, too). The error lists them.
   static absl::StatusOr<Workload> Create(absl::string_view name, const MoeModelSpec& model,
                                          double common_share, uint64_t seed);
   static std::vector<std::string> Names();

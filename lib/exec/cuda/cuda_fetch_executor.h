@@ -47,6 +47,7 @@ class CudaFetchExecutor final : public FetchExecutor {
   absl::Status ServeFetches(const VersionedStore& store) override;
   absl::StatusOr<const int32_t*> FetchServed(const ExecutorCall& call, const GivenRouting& given,
                                              VersionedStore* store) override;
+  int64_t lent_slots(int layer) const override { return lent() ? served_->slots(layer) : 0; }
   bool lent() const override { return served_ != nullptr && served_->lent(); }
   absl::Status TakeBack(VersionedStore* store) override;
   bool TakeServed(ServedCount* added) override;

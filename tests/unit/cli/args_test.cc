@@ -140,10 +140,11 @@ TEST_CASE("help: -h, and the forms that man pages and completion are made of") {
   std::string mode = "a", path;
   ArgParser parser("tool-x do", "does - things");
   parser.AddChoice("mode", &mode, {"a", "b"}, "a mode");
-  parser.AddOutput("out", &path, "a file");
+  parser.AddOutput("out", &path, "a,b, or c");
   CHECK_THAT(parser.Help(), Catch::Contains("--mode a|b") && Catch::Contains("--force"));
   CHECK_THAT(parser.ManSection(), Catch::StartsWith(".SS tool\\-x do [flags]\n") &&
-                                      Catch::Contains(".B \\-\\-mode\\fR a|b\n"));
+                                      Catch::Contains(".B \\-\\-mode\\fR a|b\n") &&
+                                      Catch::Contains("a,\\:b, or c"));
   CHECK(parser.CompletionWords() == "--mode=a|b\n--out=FILE\n--force\n--help\n");
 }
 

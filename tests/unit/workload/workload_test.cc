@@ -171,6 +171,15 @@ TEST_CASE("uniform has no structure to exploit") {
   CHECK(f.entropy > 0.98);
 }
 
+TEST_CASE("scattered tokens share nothing, and the layers of one do") {
+  const RoutingFacts f = Facts("qwen3-30b:12", "scattered", 1, Decode(400));
+  CHECK(f.lru[1] == Approx(0.4).margin(0.02));
+  CHECK(f.reuse == Approx(8.0 / 128).margin(0.01));
+  CHECK(f.entropy > 0.98);
+  const double steady = Facts("qwen3-30b:12", "steady", 1, Decode(400)).mean_recall_topk;
+  CHECK(f.mean_recall_topk == Approx(steady).margin(0.1));
+}
+
 TEST_CASE("a domain shift changes the popular experts, and they come back") {
   const Shape shape = *ParseShape("qwen3-30b:4");
   auto trace = MakeWorkloadTrace(shape, "shift", 3, Decode(4 * 256));

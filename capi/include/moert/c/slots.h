@@ -16,8 +16,10 @@ MOERT_BEGIN_C
  * (moert_engine_graph_safe). With opaque records, strategy on-demand or fate and a
  * host_budget_bytes that keeps them all the device also brings what is missing, and nothing waits,
  * if the layer has a slot for every id: slot_of_expert is -1 then, and the fetch has to be released
- * before the next of its layer and before anything else is asked of the engine. fate prefetches for
- * one token whose `hidden` is given. */
+ * before the next of its layer and before anything else is asked of the engine. For one token it
+ * has, if the budget's slots hold min(top_k, E) experts of every layer at once and no lease pins
+ * one; other calls that find fewer slots than ids wait. fate prefetches for one token whose
+ * `hidden` is given. */
 typedef struct moert_fetch {
   uint64_t struct_size;
   moert_tensor ids;         /* [T, k] i32 in [0, E), or -1: none */

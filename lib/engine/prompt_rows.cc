@@ -1,0 +1,85 @@
+#include "moert/prompt_rows.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/bytes_text.h"
+#include "base/exception_status.h"
+#include "base/status_macros.h"
+#include "engine/blueprint.h"
+#include "fmt/format.h"
+
+namespace moert {
+namespace {
+
+// Of the budget, at most, for the workspace of steps with more rows than asked for.
+constexpr int64_t kWorkspaceShare = 8;
+
+/// What a step of a prompt is expected to take, ns.
+struct Expected {
+  double layers_ns = 0;
+  double waits_ns = 0;
+  /// Waits beyond this share of the step are worth more rows.
+  bool waits() const { return waits_ns > 0.05 * layers_ns; }
+};
+
+/// Of `rows` rows. Each expert is as likely as the others: no step uses more of them.
+Expected ExpectedStep(const ExpertSource& source, const Blueprint& b, int64_t rows) {
+  const auto count = static_cast<double>(rows);
+  const double resident =
+      b.plan.own_bytes > 0
+          ? 1  // every expert has a version that is always there
+          : static_cast<double>(b.plan.slots) / static_cast<double>(b.plan.total_experts);
+  Expected expected;
+  for (const MoeLayerSpec& layer : source.model().layers) {
+    const double experts = layer.num_experts;
+    const double used = experts * (1 - std::pow(1 - layer.routing.top_k / experts, count));
+    const auto each = static_cast<int64_t>(std::ceil(count * layer.routing.top_k / used));
+    const double busy_ns = static_cast<double>(b.profile.LayerNs(/*prefill=*/true, rows)) +
+                           used * b.profile.ExpertNs(b.plan.block_bytes, each);
+    const double link_ns = used * (1 - std::min(1.0, resident)) *
+                           static_cast<double>(b.profile.TransferNs(b.plan.block_bytes));
+    expected.layers_ns += busy_ns;
+    expected.waits_ns += std::max(0.0, link_ns - busy_ns);
+  }
+  return expected;
+}
+
+absl::StatusOr<Blueprint> Try(const ExpertSource& source, EngineOptions options, int64_t rows) {
+  options.max_tokens_per_forward = rows;
+  return MakeBlueprint(source, options);
+}
+
+std::string Why(const Blueprint& b, int64_t rows, const Expected& step) {
+  return fmt::format(
+      "{} rows a step in {} of workspace: {:.3g} ms expected, {:.3g} of them waiting", rows,
+      BytesText(b.plan.workspace_bytes), (step.layers_ns + step.waits_ns) / 1e6,
+      step.waits_ns / 1e6);
+}
+
+}  // namespace
+
+absl::StatusOr<PromptRows> ChoosePromptRows(const ExpertSource& source,
+                                            const EngineOptions& options, int64_t tokens) try {
+  if (tokens < 1) {
+    return absl::InvalidArgumentError(
+        fmt::format("a prompt of {} tokens: must be 1 or more", tokens));
+  }
+  int64_t rows = std::min(tokens, options.max_tokens_per_forward);
+  MOERT_ASSIGN_OR_RETURN(Blueprint chosen, Try(source, options, rows));
+  Expected step = ExpectedStep(source, chosen, rows);
+  while (rows < tokens && step.waits()) {
+    const int64_t more = std::min(tokens, 2 * rows);
+    absl::StatusOr<Blueprint> b = Try(source, options, more);
+    // A budget or a backend that has no room for so many rows.
+    if (!b.ok() || b->plan.workspace_bytes > b->plan.budget_bytes / kWorkspaceShare) break;
+    rows = more;
+    chosen = *std::move(b);
+    step = ExpectedStep(source, chosen, rows);
+  }
+  return PromptRows{rows, Why(chosen, rows, step)};
+} catch (...) {
+  return ExceptionStatus("choosing the rows of a prompt's steps");
+}
+
+}  // namespace moert

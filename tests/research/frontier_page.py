@@ -1,0 +1,196 @@
+"""Tables and points of docs/results/frontier.md, from docs/results/data/frontier.json."""
+import collections
+import functools
+import itertools
+import re
+
+import experiment
+import frontier as f
+import quality_lib as lib
+
+ACCEPTED = 0.5   # percent of perplexity over bf16's
+STILL = 1.01     # times what the layers take: such a step waits for nothing
+RIVALS = tuple(s for s in f.EXACT if s not in ("auto", "fate"))  # where not all fits, auto is fate
+Point = collections.namedtuple("Point", "ms loss spec strategy version")  # loss: percent, with its standard error
+
+
+@functools.cache
+def stored():
+    return lib.load(f.STORED)
+
+
+def models():
+    """Those of which something was measured."""
+    return [m for m in f.MODELS if any(k.startswith(f"{m} ") for k in stored()["cells"])]
+
+
+def parts_of(spec):
+    """(strategy, version): without the keys that name versions, and what they name."""
+    version = re.findall(r"(?:scheme|hi|lo)=([\w-]+)", spec)
+    strategy = re.sub(r"[:,](scheme|hi|lo)=[\w-]+", "", spec)
+    if ":" not in strategy and "=" in strategy:  # the first key was a version's
+        strategy = strategy.replace(",", ":", 1)
+    return strategy, "/".join(version)
+
+
+@functools.cache
+def by_cell():
+    """{cell: {spec: [ms, windows' nll]}} of what the budgets hold."""
+    found = collections.defaultdict(dict)
+    for name, result in stored()["cells"].items():
+        model, domain, budget, link, spec = name.split(" ")
+        if result:
+            nll = result[1] if len(result) > 1 else stored()["nll"][f"{model} {domain} {parts_of(spec)[1]}"]
+            found[model, domain, int(budget), link][spec] = (result[0], nll)
+    return found
+
+
+def base(model, domains):
+    return [v for d in domains for v in stored()["nll"][f"{model} {d} bf16"]]
+
+
+def points(model, budget, link, domains=tuple(lib.DOMAINS)):
+    """The strategies that ran in all the domains, fastest first: mean time, loss over all windows."""
+    cells = [by_cell()[model, d, budget, link] for d in domains]
+    made = []
+    for spec in set.intersection(*(set(c) for c in cells)):
+        nll = [v for c in cells for v in c[spec][1]]
+        made.append(Point(lib.mean([c[spec][0] for c in cells]), experiment.loss_percent(base(model, domains), nll),
+                          spec, *parts_of(spec)))
+    return sorted(made, key=lambda p: (p.ms, p.loss.mean, p.spec))
+
+
+def front(of):
+    """Those that no other is both faster and better than."""
+    best = []
+    for p in of:
+        if not best or p.loss.mean < best[-1].loss.mean - 1e-9:
+            best.append(p)
+    return best
+
+
+def percent_of(version, model):
+    return 100 * stored()["bytes"][f"{model} {version}"] / f.bf16_bytes(model)
+
+
+def tuned(model):
+    """{version: loss on the calibration texts}."""
+    tuning = stored()["tuning"]
+    bf16 = tuning[f"{model} bf16"]
+    return {v: experiment.loss_percent(bf16, tuning[f"{model} {v}"]) for v in f.VERSIONS if f"{model} {v}" in tuning}
+
+
+def tuned_version(model):
+    """Of the versions that lose at most the accepted share on the calibration texts, the one of the fewest bytes."""
+    fit = [v for v, loss in tuned(model).items() if loss.mean <= ACCEPTED]
+    return min(fit, key=lambda v: percent_of(v, model))
+
+
+def signed(mean):
+    return experiment.signed(mean)
+
+
+def versions():
+    """Bytes of each version, and its loss of perplexity by domain."""
+    rows = []
+    for model in models():
+        for version, loss in tuned(model).items():
+            if f"{model} {lib.DOMAINS[-1]} {version}" in stored()["nll"]:
+                held = [experiment.loss_percent(base(model, ds), [v for d in ds for v in stored()["nll"][f"{model} {d} {version}"]])
+                        for ds in (*((d,) for d in lib.DOMAINS), lib.DOMAINS)]
+                chosen = " (taken)" if version == tuned_version(model) else ""
+                rows.append([model, version, f"{percent_of(version, model):.1f}", *map(signed, held), signed(loss) + chosen])
+    return experiment.table(["model", "version", "bytes, % of bf16's", *lib.DOMAINS, "all", "calibration texts"], rows)
+
+
+def told(point):
+    return f"`{point.spec}`: {point.ms:.1f} ms, {signed(point.loss)} %" if point else "-"
+
+
+def best():
+    """At each budget and link, domains together: the fastest within the loss, the least loss without waiting, and auto."""
+    rows = []
+    for model in models():
+        layers = min(p.ms for p in points(model, 100, f.LINKS[0]))
+        for budget, link in itertools.product(f.BUDGETS, f.LINKS):
+            by_spec = {p.spec: p for p in points(model, budget, link)}
+            of = [p for p in by_spec.values() if not p.strategy.startswith("auto")]
+            within = [p for p in of if p.loss.mean <= ACCEPTED]
+            still = sorted((p for p in of if p.ms <= STILL * layers), key=lambda p: p.loss.mean)
+            times = [by_spec.get(f.spec_of("auto", v)) for v in ("bf16", tuned_version(model))]
+            rows.append([model, f"{budget} %", link, told(next(iter(within), None)), told(next(iter(still), None)),
+                         *(f"{p.ms:.1f}" if p else "-" for p in times)])
+    return experiment.table(["model", "budget", "link", f"fastest within {ACCEPTED} %", "least loss, no waiting",
+                             "`auto` in bf16, ms", "in the version taken, ms"], rows)
+
+
+# `auto` against the fastest other of a cell.
+
+Verdict = collections.namedtuple("Verdict", "share cell rival")
+
+
+def against(cell, spec, rivals):
+    """Time of the fastest rival over that of `spec`, or None."""
+    of = points(*cell[:1], *cell[2:], (cell[1],))
+    mine = next((p for p in of if p.spec == spec), None)
+    theirs = [p for p in of if p.spec != spec and not p.strategy.startswith("auto") and rivals(p)]
+    return Verdict(theirs[0].ms / mine.ms, cell, theirs[0]) if mine and theirs else None
+
+
+def same_version(cells):
+    """In each version that the budget does not hold whole."""
+    found = []
+    for cell in cells:
+        for version in f.VERSIONS:
+            if f.spec_of("resident", version) not in by_cell()[cell]:
+                found.append(against(cell, f.spec_of("auto", version), lambda p, v=version: p.version == v and p.strategy in RIVALS))
+    return [v for v in found if v]
+
+
+def within_loss(cells, spec_of_model, rivals=lambda p: True):
+    found = [against(c, spec_of_model(c[0]), lambda p: p.loss.mean <= ACCEPTED and rivals(p)) for c in cells]
+    return [v for v in found if v]
+
+
+def comparisons():
+    """[what it says, verdicts]."""
+    cells = f.cells(models())
+    bounded = f.spec_of(f.LOSSY[0][0], "bf16")
+    return [("exact: `auto` in each version, against that version's others but `fate`", same_version(cells)),
+            (f"within {ACCEPTED} %: `auto:loss=0.005` against all versions", within_loss(cells, lambda m: bounded)),
+            (f"within {ACCEPTED} %: `auto:loss=0.005` against bf16 and pairs with it",
+             within_loss(cells, lambda m: bounded, lambda p: p.version.startswith("bf16"))),
+            (f"within {ACCEPTED} %: `auto` in the version taken, against all versions",
+             within_loss(cells, lambda m: f.spec_of("auto", tuned_version(m))))]
+
+
+def verdicts():
+    rows = []
+    for what, found in comparisons():
+        if found:
+            shares = [v.share for v in found]
+            rows.append([what, str(len(shares)), str(sum(s >= 0.99 for s in shares)), f"{lib.mean(shares):.3f}", f"{min(shares):.3f}"])
+    return experiment.table(["time of the fastest other over that of `auto`", "cells", "within 1 %", "mean", "least"], rows)
+
+
+def behind_exact():
+    """Cells in which `auto` is more than 1 % behind in its own version, the worst first."""
+    found = sorted(v for v in same_version(f.cells(models())) if v.share < 0.99)
+    rows = [[v.cell[0], v.cell[1], f"{v.cell[2]} %", v.cell[3], f"`{v.rival.spec}`", f"{v.share:.3f}"] for v in found]
+    return experiment.table(["model", "domain", "budget", "link", "fastest", "its time over that of `auto`"], rows) if rows else "None."
+
+
+def behind_loss():
+    """The share and the fastest other of each losing cell within the accepted loss, domains side by side."""
+    rows = collections.defaultdict(dict)
+    for what, found in comparisons()[1::2]:
+        for v in found:
+            if v.share < 0.99:
+                rows[what.split("`")[1], v.cell[0], v.cell[2], v.cell[3]][v.cell[1]] = v
+    lines = []
+    for (auto, model, budget, link), of in rows.items():
+        rivals = list(dict.fromkeys(v.rival.spec for v in of.values()))
+        name = "`auto:loss=0.005`" if "loss" in auto else f"`{f.spec_of('auto', tuned_version(model))}`"
+        lines.append([name, model, f"{budget} %", link, *(f"{of[d].share:.3f}" if d in of else "not behind" for d in lib.DOMAINS),
+                      ", ".join(f"`{r}`" for r in rivals)])
+    return experiment.table(["`auto`", "model", "budget", "link", *lib.DOMAINS, "fastest"], lines) if lines else "None."
