@@ -133,7 +133,7 @@ absl::Status SizeSteps(const RunOptions& options, const ExpertSource& source, in
   MOERT_ASSIGN_OR_RETURN(const PromptRows chosen, ChoosePromptRows(source, *engine, prompt));
   if (chosen.rows == engine->max_tokens_per_forward) return absl::OkStatus();
   engine->max_tokens_per_forward = chosen.rows;
-  if (!options.quiet) fmt::print(stderr, "note: the prompt in steps of {}\n", chosen.why);
+  if (!options.quiet) Print(stderr, "note: the prompt in steps of {}\n", chosen.why);
   return absl::OkStatus();
 }
 
