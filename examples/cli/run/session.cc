@@ -202,7 +202,7 @@ absl::Status Session::Finish(RunReport report, const RunOptions& options) {
 }
 
 int SetupExitStatus(const absl::Status& status) {
-  return status.code() == absl::StatusCode::kInternal ? kExitFailure : kExitUsage;
+  return absl::IsInternal(status) || absl::IsCancelled(status) ? kExitFailure : kExitUsage;
 }
 
 }  // namespace moert::cli
