@@ -255,26 +255,34 @@ struct PrecisionSnapshot {
   PolicyContext context;  // layer unused
   // Since the last kInterval, per expert, [sum over layers of E]: tokens that selected it.
   absl::Span<const int64_t> selections;
-  absl::Span<const uint8_t> high;  // 1: the high version is resident or on its way
+  // How many versions above the one of the fewest bits is resident or on its way. Of two versions
+  // 1: the high one.
+  absl::Span<const uint8_t> high;
   // [L], experts of a layer that fit in high; TransitionOptions::shared: only the sum counts.
   absl::Span<const int32_t> high_capacity;
   PrecisionMoment moment = PrecisionMoment::kInterval;
+  // More than two versions: what all experts together may take, and what each takes in each
+  // version, [sum over layers of E][version, most bits first].
+  int64_t capacity_bytes = 0;
+  absl::Span<const int64_t> bytes;
 };
 
+/// Of more than two versions an expert is named once for every version that it goes up or down.
 struct PrecisionDecision {
   std::vector<ExpertKey> promote;  // kOpen: who is high from the start. kInterval: best first
-  std::vector<ExpertKey> demote;   // kInterval: coldest first
+  std::vector<ExpertKey> demote;   // kInterval: coldest first. More than two versions: kShrink, too
   /// kShrink: what each expert is worth in high, in any unit, [sum over layers of E]. Those of each
   /// layer that are worth least leave. Empty: their selections.
   std::vector<double> worth;
 };
 
-/// Where every expert is resident in one of two versions (Serving::kHotSet, kLowPlusCache): how
+/// Where every expert is resident in one of several versions (Serving::kHotSet, kLowPlusCache): how
 /// versions change.
 struct TransitionOptions {
   /// kHotSet: between two decisions.
   int64_t interval_ns = 200'000'000;
-  /// kHotSet: share of a layer's experts held high; negative: what the budget holds.
+  /// kHotSet: share of a layer's experts held high, or bytes for as many; negative: what the budget
+  /// holds.
   double hi_fraction = -1;
   /// kHotSet: high versions belong to no layer: one may have more of them, another fewer.
   bool shared = false;
@@ -298,10 +306,11 @@ struct TransferSnapshot {
 
 class PrecisionPolicy : public Policy {
  public:
-  /// Where every expert is resident in one of two versions: who should be high. At open, `promote`
-  /// holds at most high_capacity[l] experts of layer l, and the layer's first experts fill up the
-  /// rest. A longer list, a repeated expert or one that the model does not have refuses the
-  /// strategy, and so does an error. Later an error changes nothing and is counted.
+  /// Where every expert is resident in one of several versions: who should be high. Of two, at
+  /// open, `promote` holds at most high_capacity[l] experts of layer l, and the layer's first
+  /// experts fill up the rest. A longer list, a repeated expert or one that the model does not have
+  /// refuses the strategy, and so does an error; of more versions also what takes more than
+  /// capacity_bytes. Later an error changes nothing and is counted.
   virtual absl::StatusOr<PrecisionDecision> Decide(const PrecisionSnapshot& /*snapshot*/) {
     return PrecisionDecision();
   }

@@ -28,7 +28,8 @@ namespace moert {
 enum class Serving : int32_t {
   /// A cache: experts come and go, a miss waits (or is placed elsewhere).
   kCache = 0,
-  /// Every expert is resident in one of two versions; the precision policy decides who is high.
+  /// Every expert is resident in one of two versions, or of up to four where the backend has blocks
+  /// of several sizes (the CPU); the precision policy decides who is high.
   kHotSet = 1,
   /// Every expert is resident in the low version; what is left is a cache of high versions.
   kLowPlusCache = 2,
@@ -44,7 +45,7 @@ struct Strategy {
   /// kCache: every expert is loaded at open; a budget that cannot hold them is refused.
   bool preload = false;
   /// Names of the versions it serves, most bits first; empty: the source's first. All but
-  /// kCache serve two.
+  /// kCache serve two, kHotSet two to four.
   std::vector<std::string> versions;
   /// Decode steps without prefetch are tried now and then, and win if they are faster.
   bool prefetch_control = true;

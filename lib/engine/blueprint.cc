@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "base/bytes_text.h"
 #include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "base/thread_pool.h"
@@ -55,9 +56,10 @@ absl::StatusOr<int64_t> ConstantBytes(const MoeModelSpec& model) {
 }
 
 /// As many as transitions can fill in a decode step, which is when blocks come back, and not more
-/// than one of 64 experts.
+/// than one of 64 experts. Where versions share a pool, promotions wait for what
+/// demotions leave, and half of that will do.
 int64_t SpareBlocks(const Blueprint& b, const MoeModelSpec& model, const MemoryPlan& plan) {
-  constexpr int64_t kLeast = 4, kExpertsEach = 64;
+  const int64_t least = b.shared_pool() ? 2 : 4, experts_each = b.shared_pool() ? 128 : 64;
   if (b.strategy.transitions.spare > 0) return b.strategy.transitions.spare;
   double step_ns = 0;
   for (const MoeLayerSpec& layer : model.layers) {
@@ -66,7 +68,33 @@ int64_t SpareBlocks(const Blueprint& b, const MoeModelSpec& model, const MemoryP
   }
   const auto transfer_ns = static_cast<double>(b.profile.TransferNs(plan.block_bytes));
   const auto carried = static_cast<int64_t>(step_ns / std::max(1.0, transfer_ns));
-  return std::clamp(carried, kLeast, std::max(kLeast, plan.total_experts / kExpertsEach));
+  return std::clamp(carried, least, std::max(least, plan.total_experts / experts_each));
+}
+
+int64_t LargestBlock(const ExpertSource& source, int version) {
+  return MeasureCacheBlocks(source, {&version, 1}, /*classes=*/false).largest;
+}
+
+/// More than two versions have to differ in size, and their blocks need a pool of several sizes.
+absl::Status CheckOrder(const ExpertSource& source, const Blueprint& b) {
+  if (!b.shared_pool()) return absl::OkStatus();
+  if (!b.backend->block_classes()) {
+    return absl::InvalidArgumentError(fmt::format(
+        "strategy {} serves {} versions: blocks of several sizes in one pool are for backend cpu; "
+        "dynaexq serves two versions on any",
+        b.strategy.spec, b.versions.size()));
+  }
+  for (size_t v = 1; v < b.versions.size(); ++v) {
+    const int64_t more = LargestBlock(source, b.versions[v - 1]);
+    const int64_t fewer = LargestBlock(source, b.versions[v]);
+    if (more > fewer) continue;
+    return absl::InvalidArgumentError(fmt::format(
+        "strategy {}: its versions must be named most bits first: an expert takes {} in {} and {} "
+        "in {}",
+        b.strategy.spec, BytesText(more), b.strategy.versions[v - 1], BytesText(fewer),
+        b.strategy.versions[v]));
+  }
+  return absl::OkStatus();
 }
 
 /// Sizes of what the budget has to hold; the slots are ApplyBudget's.
@@ -75,13 +103,13 @@ absl::StatusOr<MemoryPlan> MeasureParts(const ExpertSource& source, const Engine
   const MoeModelSpec& model = source.model();
   MemoryPlan plan;
   plan.total_experts = model.total_experts();
+  MOERT_RETURN_IF_ERROR(CheckOrder(source, b));
   // All versions of a cache share the blocks.
   const CacheBlocks blocks = BlocksOf(source, b);
   plan.block_bytes = blocks.largest;
   plan.all_bytes = blocks.all_bytes;
   if (b.strategy.serving != Serving::kCache) {
-    plan.low_block_bytes =
-        MeasureCacheBlocks(source, absl::MakeConstSpan(b.versions).subspan(1, 1), false).largest;
+    plan.low_block_bytes = LargestBlock(source, b.versions.back());
   }
   for (const int64_t bytes : OwnBlocks(source, b.strategy, b.versions)) plan.own_bytes += bytes;
   if (b.strategy.serving == Serving::kHotSet) plan.spare = SpareBlocks(b, model, plan);
@@ -130,6 +158,10 @@ ServedRules Blueprint::served() const {
 
 CacheBlocks BlocksOf(const ExpertSource& source, const Blueprint& b) {
   const absl::Span<const int> versions = b.versions;
+  if (b.shared_pool()) {
+    const int64_t largest = LargestBlock(source, versions[0]);
+    return {BlocksOfVersions(source, versions), largest, largest * source.model().total_experts()};
+  }
   if (b.strategy.serving != Serving::kCache) {
     return MeasureCacheBlocks(source, versions.first(1), /*classes=*/false);
   }

@@ -48,6 +48,10 @@ struct Blueprint {
   bool partial_output() const {
     return strategy.prefetch != nullptr && strategy.prefetch->traits().resident_forward;
   }
+  /// Whether versions share a pool, in blocks of their sizes.
+  bool shared_pool() const {
+    return strategy.serving == Serving::kHotSet && strategy.versions.size() > 2;
+  }
   /// Of a device that may serve misses; else none.
   ServedRules served() const;
   /// Whether misses may be given to a CPU beside the fast tier.

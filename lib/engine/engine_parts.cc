@@ -58,13 +58,18 @@ class Builder {
       return BlockSizes(block_bytes, plan.total_experts + plan.spare);
     };
     std::vector<ServedVersion> served;
-    std::vector<std::unique_ptr<BlockPool>> pools(cache() ? 1 : 2);
-    MOERT_ASSIGN_OR_RETURN(
-        pools[0], make_pool(cache() ? BlocksOf(*source_, b_).sizes : alike(plan.block_bytes),
-                            cache() && !own.empty(), plan.slots));
-    pools[0]->SetByteLimit(plan.budget_bytes - plan.fixed_bytes());
+    const bool one = cache() || b_.shared_pool();
+    std::vector<std::unique_ptr<BlockPool>> pools(one ? 1 : 2);
+    MOERT_ASSIGN_OR_RETURN(pools[0],
+                           make_pool(one ? BlocksOf(*source_, b_).sizes : alike(plan.block_bytes),
+                                     cache() && !own.empty(), plan.slots));
+    pools[0]->SetByteLimit(cache() ? plan.budget_bytes - plan.fixed_bytes() : plan.pool_bytes());
     if (cache()) {
       for (const int version : b_.versions) served.push_back({version, 0});
+    } else if (one) {
+      for (const int version : b_.versions) {
+        served.push_back({version, 0, std::ssize(served) * plan.total_experts});
+      }
     } else {
       served = {{b_.versions[0], 0}, {b_.versions[1], 1}};
       MOERT_ASSIGN_OR_RETURN(pools[1],
@@ -82,8 +87,8 @@ class Builder {
       case Serving::kCacheOverLow:
         return nullptr;
       case Serving::kHotSet:
-        return MakeHotSet(&model_, b_.strategy.precision.get(), b_.strategy.transitions,
-                          p.store.get());
+        return (b_.shared_pool() ? MakeLadder : MakeHotSet)(&model_, b_.strategy.precision.get(),
+                                                            b_.strategy.transitions, p.store.get());
       case Serving::kLowPlusCache:
         return MakeHighCache(&model_, b_.strategy.transitions, &b_.profile, p.store.get());
     }
@@ -229,7 +234,7 @@ absl::StatusOr<std::unique_ptr<EngineParts>> MakeEngineParts(const ExpertSource*
 }
 
 void HoldPools(const Blueprint& blueprint, VersionedStore* store) {
-  const bool one_pool = blueprint.strategy.serving == Serving::kCache;
+  const bool one_pool = blueprint.strategy.serving == Serving::kCache || blueprint.shared_pool();
   if (one_pool && !blueprint.cpu_offload()) return;
   // What does not fit now is tried again when a block is taken.
   (void)store->pool(0).HoldAll();

@@ -60,6 +60,11 @@ class BlockSizes {
     return offsets_.empty() ? bytes_ : Offset(block + 1) - Offset(block);
   }
 
+  /// Of the blocks that the expert of this index may have.
+  int64_t BytesFor(int64_t index) const {
+    return classes_.empty() ? Bytes(alike() ? 0 : index) : Bytes(first(ClassFor(index)));
+  }
+
   // Of classes.
 
   int classes() const { return static_cast<int>(classes_.size()); }
@@ -90,6 +95,8 @@ class BlockPool {
   virtual ~BlockPool() = default;
 
   int64_t bytes(int32_t block) const { return sizes_.Bytes(block); }
+  /// Of the blocks that TakeFor(index) chooses from.
+  int64_t BytesFor(int64_t index) const { return sizes_.BytesFor(index); }
   int64_t limit() const { return limit_; }
   int64_t taken() const { return taken_; }
 

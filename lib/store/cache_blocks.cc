@@ -59,6 +59,19 @@ int64_t SlotsOf(int64_t bytes, int64_t all_bytes, int64_t total) {
   return std::min(slots, total);
 }
 
+BlockSizes BlocksOfVersions(const ExpertSource& source, absl::Span<const int> versions) {
+  const MoeModelSpec& model = source.model();
+  std::vector<int64_t> bytes;
+  for (const int version : versions) {
+    for (int l = 0; l < model.num_layers(); ++l) {
+      for (int e = 0; e < model.layers[static_cast<size_t>(l)].num_experts; ++e) {
+        bytes.push_back(BlockBytes(source.layout(l, e, version)));
+      }
+    }
+  }
+  return InClasses(bytes, bytes);
+}
+
 CacheBlocks MeasureCacheBlocks(const ExpertSource& source, absl::Span<const int> versions,
                                bool classes) {
   const MoeModelSpec& model = source.model();

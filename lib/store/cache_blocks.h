@@ -22,6 +22,10 @@ struct CacheBlocks {
 CacheBlocks MeasureCacheBlocks(const ExpertSource& source, absl::Span<const int> versions,
                                bool classes);
 
+/// Blocks for every expert in each of `versions`, a class a size: index i of version v is that of
+/// expert i, behind all experts of the versions before.
+BlockSizes BlocksOfVersions(const ExpertSource& source, absl::Span<const int> versions);
+
 /// Blocks of the mean size that `bytes` hold, at most all `total`.
 int64_t SlotsOf(int64_t bytes, int64_t all_bytes, int64_t total);
 

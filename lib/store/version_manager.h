@@ -1,4 +1,4 @@
-// VersionManager: moves experts between two versions behind stable handles (DynaExq Sec. 4). It
+// VersionManager: moves experts between versions behind stable handles (DynaExq Sec. 4). It
 // drives the store's version calls; who should be high is decided by policies.
 #ifndef MOERT_LIB_STORE_VERSION_MANAGER_H_
 #define MOERT_LIB_STORE_VERSION_MANAGER_H_
@@ -25,7 +25,7 @@ struct PrecisionStats {
   int64_t policy_fallbacks = 0;
 };
 
-/// Served version 0 is the high one, 1 the low one. Called under the engine's lock.
+/// Served versions are in the order of their bits, 0 the high one. Called under the engine's lock.
 class VersionManager {
  public:
   virtual ~VersionManager() = default;
@@ -60,8 +60,14 @@ class VersionManager {
   std::function<absl::Status(int layer)> watch_;
 };
 
-/// Every expert in exactly one version, the hottest high (kHotSet). Borrows all; spare >= 1.
+/// Every expert in exactly one of two versions, each with a pool, the hottest high (kHotSet).
+/// Borrows all; spare >= 1.
 std::unique_ptr<VersionManager> MakeHotSet(const MoeModelSpec* model, PrecisionPolicy* policy,
+                                           const TransitionOptions& options, VersionedStore* store);
+
+/// Every expert in exactly one of several versions, whose blocks share a pool's bytes (kHotSet).
+/// Likewise.
+std::unique_ptr<VersionManager> MakeLadder(const MoeModelSpec* model, PrecisionPolicy* policy,
                                            const TransitionOptions& options, VersionedStore* store);
 
 /// Every expert low, and a cache of high versions fed by low answers (kLowPlusCache).

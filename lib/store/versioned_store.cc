@@ -132,7 +132,7 @@ ExpertHandle VersionedStore::Standby(ExpertKey key) const {
 
 bool VersionedStore::StartVersion(ExpertKey key, int version, LoadReason reason) {
   if (At(key).versions[version].state != VersionState::kAbsent) return true;
-  const int32_t block = PoolOf(version).TakeFor(Index(key));
+  const int32_t block = PoolOf(version).TakeFor(PoolIndex(key, version));
   if (block < 0) return false;
   SubmitOrGive(key, version, block, reason);
   At(key).failure = absl::OkStatus();

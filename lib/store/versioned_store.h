@@ -52,6 +52,7 @@ inline constexpr int kMaxVersions = 4;
 struct ServedVersion {
   int source_version = 0;
   int pool = 0;
+  int64_t first_index = 0;  // of its experts in the pool
 };
 
 /// What the compute path reads of an expert.
@@ -139,7 +140,13 @@ class VersionedStore {
   /// Absent, and a version is on its way.
   bool Arriving(ExpertKey key) const;
   VersionState State(ExpertKey key, int version) const { return At(key).versions[version].state; }
+  /// Whether a switch waits for a boundary, or for the readers of the version it left.
+  bool Switching(ExpertKey key) const { return At(key).next >= 0 || At(key).previous >= 0; }
   const RecordLayout& layout(ExpertKey key, int version) const;
+  /// Of the block that it takes.
+  int64_t BlockBytes(ExpertKey key, int version) const {
+    return pools_[versions_[version].pool]->BytesFor(PoolIndex(key, version));
+  }
   int num_versions() const { return static_cast<int>(versions_.size()); }
   LayerResidency Layer(int layer) const;
   /// [E] of the layer, for a host.
@@ -314,6 +321,10 @@ class VersionedStore {
   Entry& At(ExpertKey key) { return entries_[Index(key)]; }
   const Entry& At(ExpertKey key) const { return entries_[Index(key)]; }
   BlockPool& PoolOf(int version) { return *pools_[versions_[version].pool]; }
+  /// Of an expert, among those of a version's pool.
+  int64_t PoolIndex(ExpertKey key, int version) const {
+    return versions_[version].first_index + Index(key);
+  }
   void TakeCapacity(std::vector<int> capacity, int64_t slots);
   void Submit(ExpertKey key, int version, int32_t block, LoadReason reason);
   /// As Submit, which does all or nothing; then the block is given back.

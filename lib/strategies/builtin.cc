@@ -16,6 +16,17 @@ StrategyKey MaxGbps() {
   return {"max_gbps", "limit of the bytes moved for transitions, GB/s; 0: none (0)"};
 }
 
+// Of strategies in which every expert is resident and versions move online.
+StrategyKey Interval() { return {"interval_ms", "time between two decisions, ms (200)"}; }
+StrategyKey Beta() {
+  return {"beta", "weight of the past in the exponential mean of selections (0.85)"};
+}
+StrategyKey Memory() {
+  return {"memory",
+          "a second mean remembers this many times longer; it counts while chance explains how it "
+          "differs from the first; 1: no second mean (8)"};
+}
+
 RegisteredStrategy Fate() {
   return {
       {"fate",
@@ -107,16 +118,14 @@ RegisteredStrategy DynaExq() {
        "every expert resident, the hottest of each layer in the high version",
        {High(),
         {"lo", "low version (w4a16_g128)"},
-        {"interval_ms", "time between two decisions, ms (200)"},
+        Interval(),
         {"hi_fraction", "share of each layer's experts held high (what the budget holds)"},
         {"rank",
          "what makes an expert high: being among the hottest of its layer (`hotness`), or being "
          "among those of all layers whose low versions cost the model most, as `calibration` "
          "measured (`loss`) (hotness)"},
-        {"beta", "weight of the past in the exponential mean of selections (0.85)"},
-        {"memory",
-         "a second mean remembers this many times longer; it counts while chance explains how "
-         "it differs from the first; 1: no second mean (8)"},
+        Beta(),
+        Memory(),
         {"margin",
          "a newcomer must be hotter than the coldest member by this share of the layer's mean "
          "(0.2)"},
@@ -133,6 +142,38 @@ RegisteredStrategy DynaExq() {
          "file of `moert-pack calibrate` whose most selected experts are high from the start, "
          "instead of `hot`, until what is selected here says otherwise (none)"}}},
       &BuildDynaExq};
+}
+
+RegisteredStrategy MovingPlan() {
+  return {
+      {"moving-plan",
+       "every expert resident in that one of several versions in which use and calibrated loss "
+       "want "
+       "it",
+       {{"versions",
+         "three or four versions, most bits first "
+         "(w8a16_g128/w4a16_g128/w3a16_g128_asym/w2a16_g64_asym)"},
+        {"calibration",
+         "file of `moert-pack calibrate`: what each version costs, and the use that the plan "
+         "begins "
+         "with (must be given)"},
+        Interval(),
+        {"hi_fraction",
+         "bytes for this share of the experts in the first version and the others in the last "
+         "(what "
+         "the budget holds)"},
+        Beta(),
+        Memory(),
+        {"margin",
+         "an expert stays in its version while a use that differs by this share would keep it "
+         "there "
+         "(0.1)"},
+        {"noise", "and by this many standard deviations of chance (0.5)"},
+        {"spare",
+         "blocks of the first and of the last version for copies that move (what the link carries "
+         "in a decode step: 2 at least, at most one of 128 experts)"},
+        MaxGbps()}},
+      &BuildMovingPlan};
 }
 
 }  // namespace
@@ -163,6 +204,7 @@ std::vector<RegisteredStrategy> BuiltinStrategies() {
       Importance(),
       Graded(),
       DynaExq(),
+      MovingPlan(),
       {{"never-stall",
         "a low version of every expert answers misses, high versions are cached behind it",
         {High(),

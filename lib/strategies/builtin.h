@@ -25,6 +25,7 @@ absl::StatusOr<Strategy> BuildFate(const StrategyContext& context);
 absl::StatusOr<Strategy> BuildImportance(const StrategyContext& context);
 absl::StatusOr<Strategy> BuildGraded(const StrategyContext& context);
 absl::StatusOr<Strategy> BuildDynaExq(const StrategyContext& context);
+absl::StatusOr<Strategy> BuildMovingPlan(const StrategyContext& context);
 absl::StatusOr<Strategy> BuildNeverStall(const StrategyContext& context);
 
 std::unique_ptr<ResidencyPolicy> MakeLru();

@@ -10,6 +10,7 @@
 #include "strategies/hotness.h"
 #include "strategies/initial_high.h"
 #include "strategies/routing_statistics.h"
+#include "strategies/transition_keys.h"
 
 namespace moert {
 namespace {
@@ -153,14 +154,13 @@ class HottestHigh final : public PrecisionPolicy {
   std::vector<Ranked> experts_, members_, newcomers_;
 };
 
-// Of all layers' experts, empty without statistics.
-std::vector<double> SelectionsOf(const RoutingStatistics* statistics) {
-  std::vector<double> selections;
-  if (statistics == nullptr) return selections;
-  for (const RoutingStatistics::Layer& layer : statistics->layers) {
-    selections.insert(selections.end(), layer.selections.begin(), layer.selections.end());
-  }
-  return selections;
+// What a selection saves by finding the expert high.
+absl::StatusOr<std::vector<double>> SavedPerSelection(const RoutingStatistics& statistics,
+                                                      absl::Span<const std::string> versions) {
+  MOERT_ASSIGN_OR_RETURN(const std::vector<double> lost, LossPerSelection(statistics, versions));
+  std::vector<double> saved;
+  for (size_t i = 0; i < lost.size(); i += 2) saved.push_back(std::max(0.0, lost[i + 1] - lost[i]));
+  return saved;
 }
 
 }  // namespace
@@ -170,14 +170,7 @@ absl::StatusOr<Strategy> BuildDynaExq(const StrategyContext& context) {
   Strategy s;
   s.serving = Serving::kHotSet;
   s.versions = {params.Text("hi", "bf16"), params.Text("lo", "w4a16_g128")};
-  MOERT_ASSIGN_OR_RETURN(const double interval_ms, params.Number("interval_ms", 200, 0.001, 1e7));
-  s.transitions.interval_ns = static_cast<int64_t>(interval_ms * 1e6);
-  MOERT_ASSIGN_OR_RETURN(s.transitions.hi_fraction, params.Number("hi_fraction", -1, 0, 1));
-  MOERT_ASSIGN_OR_RETURN(const int64_t spare, params.Integer("spare", 0, 1, 1 << 20));
-  s.transitions.spare = static_cast<int>(spare);
-  MOERT_ASSIGN_OR_RETURN(s.transitions.max_gbps, params.Number("max_gbps", 0, 0, 1e6));
-  MOERT_ASSIGN_OR_RETURN(const double beta, params.Number("beta", 0.85, 0, 0.999999));
-  MOERT_ASSIGN_OR_RETURN(const double memory, params.Number("memory", 8, 1, 1e6));
+  MOERT_ASSIGN_OR_RETURN(s.transitions, ReadTransitions(params));
   MOERT_ASSIGN_OR_RETURN(const double margin, params.Number("margin", 0.2, 0, 1e9));
   MOERT_ASSIGN_OR_RETURN(const double noise, params.Number("noise", 0.5, 0, 1e9));
   MOERT_ASSIGN_OR_RETURN(const int64_t slack, params.Integer("slack", 0, 0, 1 << 20));
@@ -188,13 +181,13 @@ absl::StatusOr<Strategy> BuildDynaExq(const StrategyContext& context) {
       return absl::InvalidArgumentError(
           "strategy dynaexq: rank=loss needs calibration=FILE of `moert-pack calibrate`");
     }
-    MOERT_ASSIGN_OR_RETURN(weights,
-                           LossPerSelection(*context.calibration, s.versions[0], s.versions[1]));
+    MOERT_ASSIGN_OR_RETURN(weights, SavedPerSelection(*context.calibration, s.versions));
     s.transitions.shared = true;
   }
   MOERT_ASSIGN_OR_RETURN(InitialHigh initial, InitialHigh::Make(context, weights));
+  MOERT_ASSIGN_OR_RETURN(Hotness hotness, ReadHotness(context));
   s.precision = std::make_unique<HottestHigh>(
-      Hotness(beta, memory, SelectionsOf(context.calibration)), std::move(weights),
+      std::move(hotness), std::move(weights),
       HottestHigh::Hysteresis{margin, noise, static_cast<int>(slack)}, std::move(initial));
   return s;
 }

@@ -83,31 +83,45 @@ absl::Status CheckSameModel(const RoutingStatistics& statistics, const MoeModelS
 }
 
 absl::StatusOr<std::vector<double>> LossPerSelection(const RoutingStatistics& statistics,
-                                                     const std::string& high,
-                                                     const std::string& low) {
+                                                     absl::Span<const std::string> versions) {
   constexpr double kPrior = 16;  // selections that the layer's mean counts as much as
-  MOERT_ASSIGN_OR_RETURN(const int high_scheme, SchemeOf(statistics, high));
-  MOERT_ASSIGN_OR_RETURN(const int low_scheme, SchemeOf(statistics, low));
+  std::vector<int> schemes;
+  for (const std::string& version : versions) {
+    MOERT_ASSIGN_OR_RETURN(schemes.emplace_back(), SchemeOf(statistics, version));
+  }
   std::vector<double> result;
   for (const RoutingStatistics::Layer& layer : statistics.layers) {
-    const size_t schemes = statistics.schemes.size();
-    std::vector<double> lost;
-    for (size_t e = 0; e < layer.selections.size(); ++e) {
-      const auto in = [&](int scheme) {
-        return scheme < 0 ? 0 : layer.loss[e * schemes + static_cast<size_t>(scheme)];
-      };
-      lost.push_back(std::max(0.0, in(low_scheme)-in(high_scheme)));
-    }
-    const double all = std::accumulate(lost.begin(), lost.end(), 0.0);
+    const size_t experts = layer.selections.size();
+    const auto lost = [&](size_t expert, int scheme) {
+      return scheme < 0
+                 ? 0
+                 : layer.loss[expert * statistics.schemes.size() + static_cast<size_t>(scheme)];
+    };
     const auto tokens = static_cast<double>(
         std::accumulate(layer.selections.begin(), layer.selections.end(), int64_t{0}));
-    const double mean = all / std::max(tokens, 1.0);
-    for (size_t e = 0; e < lost.size(); ++e) {
-      result.push_back((lost[e] + kPrior * mean) /
-                       (static_cast<double>(layer.selections[e]) + kPrior));
+    std::vector<double> means;
+    for (const int scheme : schemes) {
+      double all = 0;
+      for (size_t e = 0; e < experts; ++e) all += lost(e, scheme);
+      means.push_back(all / std::max(tokens, 1.0));
+    }
+    for (size_t e = 0; e < experts; ++e) {
+      for (size_t v = 0; v < schemes.size(); ++v) {
+        result.push_back((lost(e, schemes[v]) + kPrior * means[v]) /
+                         (static_cast<double>(layer.selections[e]) + kPrior));
+      }
     }
   }
   return result;
+}
+
+std::vector<double> SelectionsOf(const RoutingStatistics* statistics) {
+  std::vector<double> selections;
+  if (statistics == nullptr) return selections;
+  for (const RoutingStatistics::Layer& layer : statistics->layers) {
+    selections.insert(selections.end(), layer.selections.begin(), layer.selections.end());
+  }
+  return selections;
 }
 
 }  // namespace moert

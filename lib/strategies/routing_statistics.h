@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "moert/strategy.h"
 
 namespace moert {
@@ -17,12 +18,15 @@ absl::StatusOr<RoutingStatistics> ReadRoutingStatistics(const std::string& path)
 /// InvalidArgument when the statistics are of a model with other layers or experts.
 absl::Status CheckSameModel(const RoutingStatistics& statistics, const MoeModelSpec& model);
 
-/// What the model loses for every token that selects an expert in `low` instead of `high`, in any
-/// unit, [sum over layers of E]. An expert that few tokens selected is taken for about as sensitive
-/// as its layer. InvalidArgument where a version is no calibrated scheme; bf16 loses nothing.
+/// What the model loses for every token that selects an expert in each of `versions`, in any unit,
+/// [sum over layers of E][version]. An expert that few tokens selected is taken for about as
+/// sensitive as its layer. InvalidArgument where a version is no calibrated scheme; bf16 loses
+/// nothing.
 absl::StatusOr<std::vector<double>> LossPerSelection(const RoutingStatistics& statistics,
-                                                     const std::string& high,
-                                                     const std::string& low);
+                                                     absl::Span<const std::string> versions);
+
+/// Tokens that selected each expert, [sum over layers of E]; empty without statistics.
+std::vector<double> SelectionsOf(const RoutingStatistics* statistics);
 
 }  // namespace moert
 

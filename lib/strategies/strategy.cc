@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "fmt/format.h"
+#include "store/versioned_store.h"
 
 namespace moert {
 namespace {
@@ -44,9 +45,10 @@ absl::Status Strategy::Validate() const {
   };
   if (serving == Serving::kCache) return absl::OkStatus();
   if (preload) return invalid("preload is for serving kCache; the others load what they keep");
-  if (versions.size() != 2) {
-    return invalid(
-        fmt::format("serves {} versions; it must name two, most bits first", versions.size()));
+  const size_t most = serving == Serving::kHotSet ? kMaxVersions : 2;
+  if (versions.size() < 2 || versions.size() > most) {
+    return invalid(fmt::format("serves {} versions; it must name {}, most bits first",
+                               versions.size(), most == 2 ? "two" : "two to four"));
   }
   if (serving == Serving::kHotSet && precision == nullptr) {
     return invalid("serving kHotSet needs a precision policy, which decides who is high");

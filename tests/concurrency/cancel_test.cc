@@ -15,17 +15,9 @@ using test::SyntheticShape;
 using test::SyntheticSource;
 
 /// Reads of experts wait until they are let through.
-class GatedSource final : public ExpertSource {
+class GatedSource final : public SyntheticSource {
  public:
-  explicit GatedSource(const SyntheticShape& shape) : inner_(shape) {}
-  const MoeModelSpec& model() const override { return inner_.model(); }
-  const std::string& name() const override { return inner_.name(); }
-  int num_versions() const override { return 1; }
-  absl::string_view version_name(int v) const override { return inner_.version_name(v); }
-  const RecordLayout& layout(int l, int e, int v) const override { return inner_.layout(l, e, v); }
-  absl::StatusOr<LayerConstants> ReadConstants(int l) const override {
-    return inner_.ReadConstants(l);
-  }
+  explicit GatedSource(const SyntheticShape& shape) : SyntheticSource(shape) {}
   absl::Status ReadRecord(int l, int e, int v, absl::Span<std::byte> dst) const override {
     {
       std::unique_lock<std::mutex> lock(mu_);
@@ -33,7 +25,7 @@ class GatedSource final : public ExpertSource {
       changed_.notify_all();
       changed_.wait(lock, [&] { return open_; });
     }
-    return inner_.ReadRecord(l, e, v, dst);
+    return SyntheticSource::ReadRecord(l, e, v, dst);
   }
   void WaitForReader() const {
     std::unique_lock<std::mutex> lock(mu_);
@@ -50,7 +42,6 @@ class GatedSource final : public ExpertSource {
   }
 
  private:
-  SyntheticSource inner_;
   mutable std::mutex mu_;
   mutable std::condition_variable changed_;
   mutable bool open_ = false;

@@ -104,26 +104,15 @@ using test::SyntheticShape;
 using test::SyntheticSource;
 
 /// Every read of an expert takes its time.
-class SlowSource final : public ExpertSource {
+class SlowSource final : public SyntheticSource {
  public:
-  explicit SlowSource(const SyntheticShape& shape) : source_(shape) {}
-  const MoeModelSpec& model() const override { return source_.model(); }
-  const std::string& name() const override { return source_.name(); }
-  int num_versions() const override { return source_.num_versions(); }
-  absl::string_view version_name(int v) const override { return source_.version_name(v); }
-  const RecordLayout& layout(int l, int e, int v) const override { return source_.layout(l, e, v); }
-  absl::StatusOr<LayerConstants> ReadConstants(int layer) const override {
-    return source_.ReadConstants(layer);
-  }
+  explicit SlowSource(const SyntheticShape& shape) : SyntheticSource(shape) {}
   absl::Status ReadRecord(int layer, int expert, int version,
                           absl::Span<std::byte> dst) const override {
     if (slow) std::this_thread::sleep_for(std::chrono::microseconds(300));
-    return source_.ReadRecord(layer, expert, version, dst);
+    return SyntheticSource::ReadRecord(layer, expert, version, dst);
   }
   std::atomic<bool> slow{false};
-
- private:
-  SyntheticSource source_;
 };
 
 /// Counts the spans of the timeline's track of stalls, and of the link's.

@@ -29,25 +29,17 @@ SyntheticShape Shape() {
 }
 
 /// Two versions with the same bytes: a switch changes where an expert is and nothing else.
-class TwinSource final : public ExpertSource {
+class TwinSource final : public SyntheticSource {
  public:
-  explicit TwinSource(const SyntheticShape& shape) : one_(shape) {}
-  const MoeModelSpec& model() const override { return one_.model(); }
-  const std::string& name() const override { return one_.name(); }
+  explicit TwinSource(const SyntheticShape& shape) : SyntheticSource(shape) {}
   int num_versions() const override { return 2; }
   absl::string_view version_name(int v) const override { return v == 0 ? "high" : "low"; }
   const RecordLayout& layout(int layer, int expert, int) const override {
-    return one_.layout(layer, expert, 0);
+    return SyntheticSource::layout(layer, expert, 0);
   }
   absl::Status ReadRecord(int layer, int expert, int, absl::Span<std::byte> dst) const override {
-    return one_.ReadRecord(layer, expert, 0, dst);
+    return SyntheticSource::ReadRecord(layer, expert, 0, dst);
   }
-  absl::StatusOr<LayerConstants> ReadConstants(int layer) const override {
-    return one_.ReadConstants(layer);
-  }
-
- private:
-  SyntheticSource one_;
 };
 
 EngineOptions Options(const std::string& strategy, Budget budget) {

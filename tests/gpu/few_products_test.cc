@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "device_array.h"
-#include "exec/cuda/device_routing.h"
+#include "few_inputs.h"
 #include "kernels/cuda/group_gemm.h"
 #include "kernels/cuda/route.h"
 #include "moert/tensor.h"
@@ -17,22 +17,15 @@
 namespace moert::test {
 namespace {
 
-struct Case {
-  int experts, top_k;
+struct Case : Choice {
   int hidden, inner;
-  RoutingKind kind = RoutingKind::kSoftmaxTopK;
-  int groups = 1, top_groups = 1;
   bool shared = false;
   int formats = 2;
 };
 
 /// A matrix at `*at`, behind which the next may begin.
 cuda::DeviceMatrix Matrix(cuda::Packing packing, int rows, int k, int64_t* at) {
-  cuda::DeviceMatrix m;
-  m.packing = packing;
-  m.row_blocks = (rows + 15) / 16;
-  m.k64s = (k + 63) / 64;
-  m.k = k;
+  cuda::DeviceMatrix m = MatrixOf(packing, rows, k);
   m.group_k16s = packing == cuda::Packing::kW4 ? 8 : packing == cuda::Packing::kW2 ? 4 : 0;
   m.zero_point = packing == cuda::Packing::kW4 ? 8 : packing == cuda::Packing::kW2 ? 2 : 0;
   m.weight_offset = *at;
@@ -211,12 +204,7 @@ void Check(const Case& c, int tokens) {
   INFO(c.experts << " experts, top " << c.top_k << ", " << tokens << " tokens, shared " << c.shared
                  << ", formats " << c.formats);
   std::mt19937 rng(c.experts * 100 + tokens);
-  RoutingSpec spec;
-  spec.kind = c.kind;
-  spec.top_k = c.top_k;
-  spec.num_groups = c.groups;
-  spec.top_groups = c.top_groups;
-  const cuda::DeviceRouting routing = cuda::MakeDeviceRouting(spec, c.experts, nullptr);
+  const cuda::DeviceRouting routing = c.Routing();
   const Layer layer(c, tokens, &rng);
   cuda::DeviceRows x;
   x.data = layer.x.get();
@@ -234,27 +222,22 @@ void Check(const Case& c, int tokens) {
     CHECK(SameBits(got.weights.Get(), want.weights.Get()));
     CHECK(SameBits(got.scores.Get(), want.scores.Get()));
     CHECK(SameBits(got.out.Get(), want.out.Get()));
-    const auto mine = got.tally.Get(), theirs = want.tally.Get();
-    for (size_t e = 0; e < mine.size(); ++e) {
-      CHECK(mine[e].slots == theirs[e].slots);
-      CHECK(mine[e].calls == theirs[e].calls);
-      CHECK(mine[e].mass == Approx(theirs[e].mass).margin(1e-5));
-    }
+    CheckTallies(got.tally, want.tally);
   }
 }
 
 TEST_CASE("one launch that chooses and multiplies") {
   for (const int tokens : {1, 2, 3, 5, 8}) {
-    Check({8, 2, 256, 192}, tokens);
-    Check({60, 4, 128, 320, RoutingKind::kSoftmaxTopK, 1, 1, true, 3}, tokens);
-    Check({128, 8, 2048, 768, RoutingKind::kSoftmaxTopK, 1, 1, false, 1}, tokens);
-    Check({160, 6, 512, 64, RoutingKind::kSoftmaxTopK, 8, 3, true, 6}, tokens);
-    Check({256, 8, 384, 128, RoutingKind::kSigmoidGrouped, 8, 4, true, 9}, tokens);
-    Check({512, 10, 1024, 128, RoutingKind::kSoftmaxTopK, 1, 1, true}, tokens);
-    Check({16, 2, 192, 448, RoutingKind::kSparseMixer, 1, 1, false, 5}, tokens);
-    Check({1, 1, 64, 64}, tokens);
+    Check({{8, 2}, 256, 192}, tokens);
+    Check({{60, 4}, 128, 320, true, 3}, tokens);
+    Check({{128, 8}, 2048, 768, false, 1}, tokens);
+    Check({{160, 6, RoutingKind::kSoftmaxTopK, 8, 3}, 512, 64, true, 6}, tokens);
+    Check({{256, 8, RoutingKind::kSigmoidGrouped, 8, 4}, 384, 128, true, 9}, tokens);
+    Check({{512, 10}, 1024, 128, true}, tokens);
+    Check({{16, 2, RoutingKind::kSparseMixer}, 192, 448, false, 5}, tokens);
+    Check({{1, 1}, 64, 64}, tokens);
   }
-  Check({512, 32, 128, 64, RoutingKind::kTopKSoftmax, 1, 1, false, 4}, 2);
+  Check({{512, 32, RoutingKind::kTopKSoftmax}, 128, 64, false, 4}, 2);
 }
 
 TEST_CASE("calls that the launch does not take are refused") {

@@ -13,13 +13,13 @@
 #include "moert/engine.h"
 #include "tests/support/catch.h"
 #include "tests/support/opaque_fixture.h"
+#include "toy_fetch.h"
 #include "toy_kernel.h"
 
 namespace moert::test {
 
 inline constexpr int kE = OpaqueModel::kExperts, kK = OpaqueModel::kTopK,
                      kLayers = OpaqueModel::kLayers;
-inline constexpr double kX = 0.5;
 
 class Stream {
  public:
@@ -90,17 +90,6 @@ inline absl::StatusOr<StepId> Begin(Engine* engine, int64_t tokens, const Stream
   info.rows = tokens;
   info.stream = stream.get();
   return engine->BeginStep(info);
-}
-
-inline ToyWeights WeightsOf(const SlotView& view) {
-  ToyWeights weights{};
-  REQUIRE(view.parts.size() == 3);
-  for (int p = 0; p < 3; ++p) {
-    weights.base[p] = view.parts[p].base;
-    weights.stride[p] = view.parts[p].stride;
-    weights.bytes[p] = view.parts[p].bytes;
-  }
-  return weights;
 }
 
 /// Some experts are more popular than others, and some tokens want one only.

@@ -55,32 +55,18 @@ class Host {
     REQUIRE(first + pairs <= kMostPairs);
     ids_.insert(ids_.end(), ids.begin(), ids.end());
     layers_.resize(ids_.size(), layer);
-    int32_t* const slots = slots_.get() + first;
-    std::vector<int32_t> host_slots(pairs);
-    FetchInput input;
-    input.place = place_;
-    if (place_ == Place::kHost) {
-      input.ids = ids;
-      input.slot_ids = absl::MakeSpan(host_slots);
-    } else {
-      Upload(device_ids_.get() + first, ids, stream);
-      input.ids = {device_ids_.get() + first, pairs};
-      input.slot_ids = {slots, pairs};
-    }
+    const ToyCall at{device_ids_.get() + first, slots_.get() + first, out_.get() + first};
     SlotView view;
-    REQUIRE_OK(engine_->Fetch(step, layer, input, &view));
+    const auto call = [&](const auto& f) {
+      for (const int32_t id : ids) {  // fetched, and not released yet
+        if (view.slot_of_expert.empty() || served_ || id < 0) continue;
+        CHECK(view.slot_of_expert[static_cast<size_t>(id)] >= 0);
+      }
+      return f();
+    };
+    REQUIRE_OK(FetchAndMultiply(engine_, step, layer, place_, ids, at, stream.get(), &view, call));
     REQUIRE(view.device_slot_of_expert != nullptr);
-    for (const int32_t id : ids) REQUIRE((served_ || id < 0 || view.slot_of_expert[id] >= 0));
-    if (place_ == Place::kHost) Upload(slots, host_slots, stream);
-    REQUIRE(LaunchToy(WeightsOf(view), slots, static_cast<int>(pairs), kX, out_.get() + first,
-                      stream.get()) == cudaSuccess);
-    REQUIRE_OK(engine_->ReleaseFetched(step, layer));
-  }
-
-  static void Upload(int32_t* to, const std::vector<int32_t>& from, const Stream& stream) {
-    // Pageable: the copy has left the vector when the call returns.
-    REQUIRE(cudaMemcpyAsync(to, from.data(), from.size() * 4, cudaMemcpyHostToDevice,
-                            stream.get()) == cudaSuccess);
+    REQUIRE(view.parts.size() == ToyWeights::kParts);
   }
 
   Engine* const engine_;

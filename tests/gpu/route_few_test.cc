@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "device_array.h"
-#include "exec/cuda/device_routing.h"
+#include "few_inputs.h"
 #include "kernels/cuda/group_gemm.h"
 #include "kernels/cuda/route.h"
 #include "tests/support/catch.h"
@@ -14,15 +14,6 @@ namespace moert::test {
 namespace {
 
 constexpr int kShares = 264;
-
-cuda::DeviceMatrix Matrix(cuda::Packing packing, int rows, int k) {
-  cuda::DeviceMatrix m;
-  m.packing = packing;
-  m.row_blocks = (rows + 15) / 16;
-  m.k64s = (k + 63) / 64;
-  m.k = k;
-  return m;
-}
 
 /// What a call leaves in device memory.
 struct Made {
@@ -119,18 +110,10 @@ void CheckSame(const Made& got, const Made& want) {
   CHECK(std::all_of(ready.begin(), ready.begin() + static_cast<int64_t>(tiles.size()),
                     [](int32_t r) { return r == 0; }));
   CHECK(ticket == std::vector<int32_t>{0, 0});
-  const auto mine = got.tally.Get(), theirs = want.tally.Get();
-  for (size_t e = 0; e < mine.size(); ++e) {
-    CHECK(mine[e].slots == theirs[e].slots);
-    CHECK(mine[e].calls == theirs[e].calls);
-    CHECK(mine[e].mass == Approx(theirs[e].mass).margin(1e-5));
-  }
+  CheckTallies(got.tally, want.tally);
 }
 
-struct Case {
-  int experts, top_k;
-  RoutingKind kind = RoutingKind::kSoftmaxTopK;
-  int groups = 1, top_groups = 1;
+struct Case : Choice {
   bool shared = false;
   bool given = false;
 };
@@ -139,19 +122,14 @@ void Check(const Case& c, int tokens) {
   INFO(c.experts << " experts, top " << c.top_k << ", " << tokens << " tokens, given " << c.given
                  << ", shared " << c.shared);
   std::mt19937 rng(c.experts + tokens);
-  RoutingSpec spec;
-  spec.kind = c.kind;
-  spec.top_k = c.top_k;
-  spec.num_groups = c.groups;
-  spec.top_groups = c.top_groups;
-  const cuda::DeviceRouting routing = cuda::MakeDeviceRouting(spec, c.experts, nullptr);
+  const cuda::DeviceRouting routing = c.Routing();
   const std::vector<float> logits = RandomFloats(static_cast<size_t>(tokens) * c.experts, &rng);
   // Two formats; an expert in five is absent, one in seven is not in the wave.
   const std::vector<cuda::DeviceFormat> formats = {
-      {Matrix(cuda::Packing::kW4, 768, 2048), Matrix(cuda::Packing::kW4, 768, 2048),
-       Matrix(cuda::Packing::kW4, 2048, 768)},
-      {Matrix(cuda::Packing::kBf16, 768, 2048), Matrix(cuda::Packing::kBf16, 768, 2048),
-       Matrix(cuda::Packing::kW8, 2048, 768)}};
+      {MatrixOf(cuda::Packing::kW4, 768, 2048), MatrixOf(cuda::Packing::kW4, 768, 2048),
+       MatrixOf(cuda::Packing::kW4, 2048, 768)},
+      {MatrixOf(cuda::Packing::kBf16, 768, 2048), MatrixOf(cuda::Packing::kBf16, 768, 2048),
+       MatrixOf(cuda::Packing::kW8, 2048, 768)}};
   std::vector<cuda::ExpertHandle> handles(c.experts + 1);
   cuda::MakeTilesArgs tiles;
   for (int e = 0; e <= c.experts; ++e) {
@@ -218,16 +196,16 @@ void Check(const Case& c, int tokens) {
 }
 
 void CheckLayers(int tokens) {
-  Check({8, 2}, tokens);
-  Check({60, 4, RoutingKind::kSoftmaxTopK, 1, 1, true}, tokens);
-  Check({128, 8}, tokens);
-  Check({128, 8, RoutingKind::kSoftmaxTopK, 1, 1, false, true}, tokens);
-  Check({160, 6, RoutingKind::kSoftmaxTopK, 8, 3, true}, tokens);
-  Check({256, 8, RoutingKind::kSigmoidGrouped, 8, 4, true, true}, tokens);
-  Check({512, 10, RoutingKind::kSoftmaxTopK, 1, 1, true}, tokens);
-  Check({512, 32, RoutingKind::kTopKSoftmax}, tokens);
-  Check({16, 2, RoutingKind::kSparseMixer}, tokens);
-  Check({1, 1}, tokens);
+  Check({{8, 2}}, tokens);
+  Check({{60, 4}, true}, tokens);
+  Check({{128, 8}}, tokens);
+  Check({{128, 8}, false, true}, tokens);
+  Check({{160, 6, RoutingKind::kSoftmaxTopK, 8, 3}, true}, tokens);
+  Check({{256, 8, RoutingKind::kSigmoidGrouped, 8, 4}, true, true}, tokens);
+  Check({{512, 10}, true}, tokens);
+  Check({{512, 32, RoutingKind::kTopKSoftmax}}, tokens);
+  Check({{16, 2, RoutingKind::kSparseMixer}}, tokens);
+  Check({{1, 1}}, tokens);
 }
 
 TEST_CASE("one token and eight") {

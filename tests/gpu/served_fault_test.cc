@@ -170,24 +170,10 @@ class FetchingHost {
     return every;
   }
   absl::Status Fetch(StepId step, int layer, const std::vector<int32_t>& ids) {
-    std::vector<int32_t> host_slots(kK, -1);
-    FetchInput input;
-    input.place = place_;
-    if (place_ == Place::kHost) {
-      input.ids = ids;
-      input.slot_ids = absl::MakeSpan(host_slots);
-    } else {
-      Upload(ids_, ids);
-      input.ids = {ids_.get(), kK};
-      input.slot_ids = {slots_.get(), kK};
-    }
     SlotView view;
-    absl::Status status = InEngine([&] { return engine_->Fetch(step, layer, input, &view); });
-    if (status.ok()) {
-      if (place_ == Place::kHost) Upload(slots_, host_slots);
-      Multiply(view, slots_, kK, out_);
-    }
-    status.Update(InEngine([&] { return engine_->ReleaseFetched(step, layer); }));
+    const absl::Status status =
+        FetchAndMultiply(engine_, step, layer, place_, ids, {ids_.get(), slots_.get(), out_.get()},
+                         stream_.get(), &view, [](const auto& call) { return InEngine(call); });
     stream_.Wait();
     if (status.ok()) outcome_.Add(out_.Get());
     return status;
@@ -200,19 +186,13 @@ class FetchingHost {
     REQUIRE(cudaDeviceSynchronize() == cudaSuccess);  // the array was filled on another stream
     const absl::Status status =
         InEngine([&] { return engine_->CopyLayer(step, layer, {}, to.get(), &view); });
-    if (status.ok()) Multiply(view, every_, kE, all_);
+    if (status.ok()) {
+      REQUIRE(LaunchToy(WeightsOf(view), every_.get(), kE, kX, all_.get(), stream_.get()) ==
+              cudaSuccess);
+    }
     stream_.Wait();  // what a failed call enqueued writes here too
     if (status.ok()) outcome_.Add(all_.Get());
     return status;
-  }
-  void Upload(const DeviceArray<int32_t>& to, const std::vector<int32_t>& from) {
-    REQUIRE(cudaMemcpyAsync(to.get(), from.data(), from.size() * sizeof(int32_t),
-                            cudaMemcpyHostToDevice, stream_.get()) == cudaSuccess);
-  }
-  void Multiply(const SlotView& view, const DeviceArray<int32_t>& slots, int count,
-                const DeviceArray<double>& out) {
-    REQUIRE(LaunchToy(WeightsOf(view), slots.get(), count, kX, out.get(), stream_.get()) ==
-            cudaSuccess);
   }
 
   Engine* const engine_;

@@ -29,6 +29,7 @@ VERSIONS = (*UNIFORM, *PLANS)
 MODELS = ("tiny-moe", "small-moe")
 BUDGETS = (10, 15, 25, 40, 60, 100)
 LINKS = ("0.1/s", "0.5/s")
+LOSSY_ORDER = (25, 40, 15, 60, 10)  # budgets, what says most first
 TOKENS, WINDOW, WARM = 1024, 128, 2  # warm: windows that are not counted
 PLAN_TOKENS = 6144
 TUNING_FIRST, TUNING_TOKENS = 32768, 1024  # of each calibration text, behind what plans are made of
@@ -205,14 +206,14 @@ def step_ms(trace, warm):
 
 def exact(bench):
     for model in bench.args.only:
-        for version in VERSIONS:
+        for version in bench.args.versions:
             bench.tune(model, version)
             for domain in lib.DOMAINS:
                 bench.record(model, version, domain)
             bench.weigh(model, version)
             print(model, version, flush=True)
         for cell in cells([model]):
-            for version in VERSIONS:
+            for version in bench.args.versions:
                 bench.cell(bench.replay, cell, version, "resident")
                 for strategy in EXACT[1:]:
                     if strategy == "auto" or not bench.whole(cell, version):
@@ -222,12 +223,12 @@ def exact(bench):
 
 
 def lossy(bench):
-    for link, (strategy, version), model in itertools.product(reversed(LINKS), LOSSY, bench.args.only):
-        for cell in cells([model]):
-            if cell[3] == link and not bench.whole(cell, high_of(version)):
+    for model, link, budget, (strategy, version) in itertools.product(bench.args.only, reversed(LINKS), LOSSY_ORDER, LOSSY):
+        for cell in itertools.product([model], lib.DOMAINS, [budget], [link]):
+            if not bench.whole(cell, high_of(version)):
                 bench.cell(bench.lossy, cell, version, strategy)
                 lib.save(STORED, bench.data)
-        print(link, strategy, version, model, flush=True)
+        print(model, link, budget, strategy, version, flush=True)
 
 
 def main():
@@ -237,6 +238,7 @@ def main():
     parser.add_argument("--bin", type=pathlib.Path, default=report.ROOT / "build" / "release" / "bin")
     parser.add_argument("--work", type=pathlib.Path, default=report.ROOT / "build" / "frontier")
     parser.add_argument("--only", nargs="+", choices=MODELS, default=MODELS)
+    parser.add_argument("--versions", nargs="+", choices=VERSIONS, default=VERSIONS, help="of exact strategies")
     parser.add_argument("--commit", default="", help="of the tools, to be stored")
     args = parser.parse_args()
     bench = Bench(args)

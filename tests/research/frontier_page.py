@@ -20,8 +20,9 @@ def stored():
 
 
 def models():
-    """Those of which something was measured."""
-    return [m for m in f.MODELS if any(k.startswith(f"{m} ") for k in stored()["cells"])]
+    """Those whose exact strategies have run in every cell."""
+    last = f.spec_of("auto", f.UNIFORM[-1])
+    return [m for m in f.MODELS if all(f.name_of(c, last) in stored()["cells"] for c in f.cells([m]))]
 
 
 def parts_of(spec):
@@ -194,3 +195,19 @@ def behind_loss():
         lines.append([name, model, f"{budget} %", link, *(f"{of[d].share:.3f}" if d in of else "not behind" for d in lib.DOMAINS),
                       ", ".join(f"`{r}`" for r in rivals)])
     return experiment.table(["`auto`", "model", "budget", "link", *lib.DOMAINS, "fastest"], lines) if lines else "None."
+
+
+def missing():
+    """How many of the cells that the rule asks for were run, of each strategy over all its versions."""
+    columns = list(itertools.product(f.MODELS, f.LINKS))
+    strategies = [("all exact ones", [("resident", v) for v in f.VERSIONS])]
+    strategies += [(f"`{s}`", [x for x in f.LOSSY if x[0] == s]) for s in dict.fromkeys(s for s, _ in f.LOSSY)]
+    rows = []
+    for name, specs in strategies:
+        row = [name]
+        for model, link in columns:
+            wanted = [f.name_of(c, f.spec_of(s, v)) for s, v in specs for c in f.cells([model])
+                      if c[3] == link and (s == "resident" or f.spec_of("resident", f.high_of(v)) not in by_cell()[c])]
+            row.append(f"{sum(w in stored()['cells'] for w in wanted)} of {len(wanted)}")
+        rows.append(row)
+    return experiment.table(["cells run", *(f"{m}, {l}" for m, l in columns)], rows)

@@ -13,6 +13,7 @@ import digest
 import envelope_h200
 import frontier_page
 import proof_page
+import quality_moving_plan
 import quality_rank
 import report
 import served_h200
@@ -48,6 +49,7 @@ TABLES = {
     "hit-ratio": lambda: digest.stored("fate-replay", "hit-ratio", HITS, lambda r: r[:2] == ["small-moe", "2"] and r[3] != "arc"),
     "rho": lambda: digest.stored("fate-replay", "rho"),
     "rho-held-out": lambda: digest.stored("fate-replay", "rho-held-out"),
+    "fate-today": lambda: digest.stored("fate-replay", "today"),
     "disk": lambda: digest.fate_disk(),
     "alpha": lambda: digest.stored("importance-quality", "Loss by alpha", ALPHAS),
     "alpha-held-out": lambda: digest.stored("importance-quality", "Held out"),
@@ -60,11 +62,12 @@ TABLES = {
     "envelope-behind": digest.envelope_behind, "envelope-bounded": digest.envelope_bounded,
     "envelope-auto": digest.envelope_auto, "envelope-auto-behind": digest.envelope_auto_behind,
     "graded-loss": digest.graded_loss, "rank-by-loss": quality_rank.table,
+    "moving-plan": quality_moving_plan.table,
     "fate-served": served_h200.served_table, "fate-window": served_h200.window_table,
     "lookahead-recall": digest.lookahead_recall, "lookahead-times": digest.lookahead_times,
     "frontier-versions": frontier_page.versions, "frontier-best": frontier_page.best,
     "frontier-auto": frontier_page.verdicts, "frontier-behind-exact": frontier_page.behind_exact,
-    "frontier-behind-loss": frontier_page.behind_loss,
+    "frontier-behind-loss": frontier_page.behind_loss, "frontier-missing": frontier_page.missing,
     "uniform": digest.uniform_perplexity,
     **{f"equal-{m}": (lambda m=m: digest.equal_bytes(m)) for m in MODELS},
     "schemes": digest.scheme_losses, "plans": digest.plan_gains, "choices": digest.plan_choices,

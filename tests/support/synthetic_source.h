@@ -27,6 +27,8 @@ struct SyntheticShape {
   bool low_version = false;
   RoutingKind kind = RoutingKind::kSoftmaxTopK;
   float gate_scale = 1.0f;  // below 1: flatter router scores
+  // Versions beside the low one, each with half of the channels of the one before.
+  int lower_versions = 0;
 };
 
 class SyntheticSource : public ExpertSource {
@@ -48,9 +50,9 @@ class SyntheticSource : public ExpertSource {
     }
     layouts_.push_back(
         *MakeRecordLayout(shape.hidden, shape.intermediate, ExpertFormat::Uniform(Scheme{})));
-    if (shape.low_version) {
-      layouts_.push_back(
-          *MakeRecordLayout(shape.hidden, shape.intermediate / 2, ExpertFormat::Uniform(Scheme{})));
+    for (int v = 1; v <= shape.low_version + shape.lower_versions; ++v) {
+      layouts_.push_back(*MakeRecordLayout(shape.hidden, shape.intermediate >> v,
+                                           ExpertFormat::Uniform(Scheme{})));
     }
     std::mt19937_64 rng(seed);
     for (const RecordLayout& layout : layouts_) {
@@ -74,7 +76,10 @@ class SyntheticSource : public ExpertSource {
   const MoeModelSpec& model() const override { return model_; }
   const std::string& name() const override { return name_; }
   int num_versions() const override { return static_cast<int>(layouts_.size()); }
-  absl::string_view version_name(int v) const override { return v == 0 ? "bf16" : "low"; }
+  absl::string_view version_name(int v) const override {
+    constexpr absl::string_view kNames[] = {"bf16", "low", "lower", "lowest"};
+    return kNames[v];
+  }
   const RecordLayout& layout(int, int, int version) const override { return layouts_[version]; }
   /// What a complete record of this version begins with.
   const std::vector<std::byte>& record(int layer, int expert, int version) const {

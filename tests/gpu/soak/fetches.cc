@@ -2,7 +2,7 @@
 #include <random>
 
 #include "soak.h"
-#include "tests/gpu/toy_kernel.h"
+#include "tests/gpu/toy_fetch.h"
 
 namespace moert::soak {
 namespace {
@@ -38,27 +38,14 @@ class Host {
 
  private:
   bool Fetch(moert::Step* step, int layer, const std::vector<int32_t>& ids, Place place) {
-    std::vector<int32_t> host_slots(kK, -1);
-    FetchInput input;
-    input.place = place;
-    if (place == Place::kHost) {
-      input.ids = ids;
-      input.slot_ids = absl::MakeSpan(host_slots);
-    } else {
-      stream_.Upload(ids_.at<int32_t>(), ids.data(), kK * sizeof(int32_t));
-      input.ids = {ids_.at<int32_t>(), kK};
-      input.slot_ids = {slots_.at<int32_t>(), kK};
-    }
+    const test::ToyCall at{ids_.at<int32_t>(), slots_.at<int32_t>(), out_.at<double>()};
     SlotView view;
-    if (Failed(step->Fetch(layer, input, &view), "Fetch")) return false;
-    if (place == Place::kHost) {
-      stream_.Upload(slots_.at<int32_t>(), host_slots.data(), kK * sizeof(int32_t));
-    }
-    Multiply(view, kK);
-    const bool released = !Failed(step->ReleaseFetched(layer), "ReleaseFetched");
+    const absl::Status status =
+        test::FetchAndMultiply(engine_, step->id(), layer, place, ids, at, stream_.get(), &view);
+    if (Failed(status, "Fetch")) return false;
     Check(layer, ids);
     ++counts.fetches;
-    return released;
+    return true;
   }
   bool Copy(moert::Step* step, int layer) {
     SlotView view;
@@ -68,20 +55,11 @@ class Host {
     std::vector<int32_t> every;
     for (int e = 0; e < kE; ++e) every.push_back(e);
     stream_.Upload(slots_.at<int32_t>(), every.data(), kE * sizeof(int32_t));
-    Multiply(view, kE);
+    Own(test::LaunchToy(test::WeightsOf(view), slots_.at<int32_t>(), kE, test::kX,
+                        out_.at<double>(), stream_.get()));
     Check(layer, every);
     ++counts.copies;
     return true;
-  }
-  void Multiply(const SlotView& view, int count) {
-    test::ToyWeights weights{};
-    for (size_t p = 0; p < test::ToyWeights::kParts; ++p) {
-      weights.base[p] = view.parts[p].base;
-      weights.stride[p] = view.parts[p].stride;
-      weights.bytes[p] = view.parts[p].bytes;
-    }
-    Own(test::LaunchToy(weights, slots_.at<int32_t>(), count, 0.5, out_.at<double>(),
-                        stream_.get()));
   }
   void Check(int layer, const std::vector<int32_t>& ids) {
     std::vector<double> out(ids.size());

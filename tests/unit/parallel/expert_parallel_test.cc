@@ -11,6 +11,7 @@
 #include "support/ranks.h"
 #include "support/shards.h"
 #include "support/synthetic_source.h"
+#include "support/thread_group.h"
 
 namespace moert {
 namespace {
@@ -21,26 +22,8 @@ using test::OnRanks;
 using test::SyntheticShape;
 using test::SyntheticSource;
 
-constexpr int64_t kSecond = 1'000'000'000;
-constexpr int64_t kMostRows = 32;
-
-SyntheticShape Shape() {
-  SyntheticShape shape;
-  shape.layers = 2;
-  shape.experts = 8;
-  shape.top_k = 3;
-  shape.intermediate = 128;
-  shape.shared_intermediate = 128;
-  return shape;
-}
-
-EngineOptions Options() {
-  EngineOptions options;
-  options.threads = 1;
-  options.budget = Budget::Fraction(0.6);
-  options.max_tokens_per_forward = kMostRows;
-  return options;
-}
+SyntheticShape Shape() { return test::RankShape(); }
+EngineOptions Options() { return test::RankOptions(0.6); }
 
 /// Three ranks: two own the experts 0 to 3 by channels, one the others.
 std::vector<Shard> ThreeShards() {
@@ -50,14 +33,6 @@ std::vector<Shard> ThreeShards() {
     shards[i].num_channels = 64;
   }
   return shards;
-}
-
-std::vector<std::shared_ptr<Collectives>> Group(int size, int64_t timeout_ns = 20 * kSecond) {
-  auto made = MakeThreadCollectives(size, timeout_ns);
-  REQUIRE_OK(made.status());
-  std::vector<std::shared_ptr<Collectives>> group;
-  for (auto& rank : *made) group.push_back(std::move(rank));
-  return group;
 }
 
 void RequireAllOk(const std::vector<absl::Status>& statuses) {
@@ -119,15 +94,12 @@ std::vector<std::vector<float>> OneEngine(const std::vector<float>& x, int64_t r
   return outputs;
 }
 
-// fp32 sums of a few values in another order.
-constexpr double kBound = 2e-6;
-
 TEST_CASE("replicated tokens: every rank gets the same whole output") {
   constexpr int64_t kRows = 4;
   const std::vector<float> x = Rows(kRows, 1);
   const auto expected = OneEngine(x, kRows, nullptr);
   const std::vector<Shard> shards = ThreeShards();
-  const auto group = Group(3);
+  const auto group = test::ThreadGroup(3);
   std::vector<std::vector<std::vector<float>>> outputs(3);
   RequireAllOk(OnRanks(3, [&](int r) -> absl::Status {
     auto parallel = ExpertParallel::Create(std::make_shared<SyntheticSource>(Shape()), Options(),
@@ -150,7 +122,7 @@ TEST_CASE("replicated tokens: every rank gets the same whole output") {
                                                       : absl::InternalError("nothing was reduced");
   }));
   for (int l = 0; l < Shape().layers; ++l) {
-    CHECK(Difference(outputs[0][l], expected[l]) < kBound);
+    CHECK(Difference(outputs[0][l], expected[l]) < test::kRankBound);
     CHECK(outputs[1][l] == outputs[0][l]);
     CHECK(outputs[2][l] == outputs[0][l]);
   }
@@ -165,7 +137,7 @@ TEST_CASE("own tokens, any number a rank: each gets its rows' whole output") {
     const Routing routing = RandomRouting(total, 4);
     const RoutedInput routed = routing.input();
     const auto expected = OneEngine(x, total, &routed);
-    const auto group = Group(3);
+    const auto group = test::ThreadGroup(3);
     std::vector<int64_t> crossed(3);
     RequireAllOk(OnRanks(3, [&](int r) -> absl::Status {
       int64_t first = 0;
@@ -187,7 +159,7 @@ TEST_CASE("own tokens, any number a rank: each gets its rows' whole output") {
             (*parallel)->Forward(*step, l, In(mine, rows[r]), &own, Out(&y, rows[r]));
         if (!status.ok()) return status;
         const auto whole = absl::MakeConstSpan(expected[l]).subspan(first * hidden, y.size());
-        if (!y.empty() && !(Difference(y, whole) < kBound)) {
+        if (!y.empty() && !(Difference(y, whole) < test::kRankBound)) {
           return absl::InternalError("another output");
         }
       }
@@ -199,7 +171,7 @@ TEST_CASE("own tokens, any number a rank: each gets its rows' whole output") {
 }
 
 TEST_CASE("a rank that does not come: the others fail in time, and name it") {
-  const auto group = Group(3, kSecond / 5);
+  const auto group = test::ThreadGroup(3, test::kSecond / 5);
   const auto begin = std::chrono::steady_clock::now();
   const std::vector<absl::Status> statuses = OnRanks(3, [&](int r) -> absl::Status {
     if (r == 1) return absl::OkStatus();  // killed
@@ -220,7 +192,7 @@ TEST_CASE("a rank that does not come: the others fail in time, and name it") {
 
 TEST_CASE("a rank killed between layers: nothing hangs") {
   const std::vector<float> x = Rows(2, 1);
-  const auto group = Group(2, kSecond / 2);
+  const auto group = test::ThreadGroup(2, test::kSecond / 2);
   const std::vector<Shard> shards = {Experts(0, 4, true), Experts(4, 4, false)};
   const std::vector<absl::Status> statuses = OnRanks(2, [&](int r) -> absl::Status {
     auto parallel = ExpertParallel::Create(std::make_shared<SyntheticSource>(Shape()), Options(),
@@ -242,7 +214,7 @@ TEST_CASE("a rank killed between layers: nothing hangs") {
 
 TEST_CASE("a rank whose reads fail tells the others at once") {
   const std::vector<float> x = Rows(2, 1);
-  const auto group = Group(2);  // a timeout would take 20 s
+  const auto group = test::ThreadGroup(2);  // a timeout would take 20 s
   const std::vector<Shard> shards = {Experts(0, 4, true), Experts(4, 4, false)};
   const auto begin = std::chrono::steady_clock::now();
   const std::vector<absl::Status> statuses = OnRanks(2, [&](int r) -> absl::Status {
@@ -269,7 +241,7 @@ TEST_CASE("a rank whose reads fail tells the others at once") {
 TEST_CASE("groups of the wrong size, bad shards and disagreeing ranks are refused by name") {
   const auto source = std::make_shared<SyntheticSource>(Shape());
   const auto create = [&](int size, const std::vector<Shard>& shards) {
-    const auto group = Group(size);
+    const auto group = test::ThreadGroup(size);
     return OnRanks(size, [&](int r) {
       return ExpertParallel::Create(source, Options(), shards, group[r]).status();
     });
@@ -283,7 +255,7 @@ TEST_CASE("groups of the wrong size, bad shards and disagreeing ranks are refuse
   }
   const std::vector<Shard> shards = {Experts(0, 4, true), Experts(4, 4, false)};
   const auto begin = [&](const std::vector<int64_t>& rows, TokenPlacement placement) {
-    const auto group = Group(2);
+    const auto group = test::ThreadGroup(2);
     return OnRanks(2, [&](int r) -> absl::Status {
       auto parallel = ExpertParallel::Create(source, Options(), shards, group[r]);
       if (!parallel.ok()) return parallel.status();
@@ -293,10 +265,11 @@ TEST_CASE("groups of the wrong size, bad shards and disagreeing ranks are refuse
   for (const absl::Status& status : begin({2, 3}, TokenPlacement::kReplicated)) {
     CHECK(std::string(status.message()).find("ranks disagree about a step") != std::string::npos);
   }
-  for (const absl::Status& status : begin({kMostRows, 1}, TokenPlacement::kPerRank)) {
+  for (const absl::Status& status :
+       begin({Options().max_tokens_per_forward, 1}, TokenPlacement::kPerRank)) {
     CHECK(std::string(status.message()).find("max_tokens_per_forward") != std::string::npos);
   }
-  const auto group = Group(2);
+  const auto group = test::ThreadGroup(2);
   const std::vector<absl::Status> mixed = OnRanks(2, [&](int r) {
     std::vector<float> data(4);
     return r == 0 ? group[0]->AllReduce(data.data(), 3, nullptr)
@@ -306,7 +279,7 @@ TEST_CASE("groups of the wrong size, bad shards and disagreeing ranks are refuse
     CHECK(std::string(status.message())
               .find("rank 0 calls all_reduce of 3, rank 1 all_reduce of 4") != std::string::npos);
   }
-  CHECK_FALSE(MakeThreadCollectives(0, kSecond).ok());
+  CHECK_FALSE(MakeThreadCollectives(0, test::kSecond).ok());
   CHECK_FALSE(MakeThreadCollectives(2, 0).ok());
 }
 

@@ -9,6 +9,7 @@
 #include "support/catch.h"
 #include "support/ranks.h"
 #include "support/synthetic_source.h"
+#include "support/thread_group.h"
 
 namespace moert {
 namespace {
@@ -19,35 +20,10 @@ using test::SyntheticShape;
 using test::SyntheticSource;
 
 constexpr int kRanks = 3, kExperts = 8, kTopK = 3;
-constexpr int64_t kSecond = 1'000'000'000;
-// fp32 sums of a few values in another order.
-constexpr double kBound = 2e-6;
 
-SyntheticShape Shape() {
-  SyntheticShape shape;
-  shape.layers = 2;
-  shape.experts = kExperts;
-  shape.top_k = kTopK;
-  shape.intermediate = 128;
-  shape.shared_intermediate = 128;
-  return shape;
-}
-
-EngineOptions Options() {
-  EngineOptions options;
-  options.threads = 1;
-  options.budget = Budget::Fraction(0.5);
-  options.max_tokens_per_forward = 32;
-  return options;
-}
-
-std::vector<std::shared_ptr<Collectives>> Group() {
-  auto made = MakeThreadCollectives(kRanks, 20 * kSecond);
-  REQUIRE_OK(made.status());
-  std::vector<std::shared_ptr<Collectives>> group;
-  for (auto& rank : *made) group.push_back(std::move(rank));
-  return group;
-}
+SyntheticShape Shape() { return test::RankShape(); }
+EngineOptions Options() { return test::RankOptions(0.5); }
+std::vector<std::shared_ptr<Collectives>> Group() { return test::ThreadGroup(kRanks); }
 
 /// Rows of all ranks, and their routing: popular experts have the low numbers.
 struct Work {
@@ -117,7 +93,7 @@ absl::Status CheckedStep(ExpertParallel* parallel, int rank, const Work& work,
     if (!status.ok()) return status;
     const auto whole = absl::MakeConstSpan(expected[l]).subspan(first * hidden, y.size());
     const double difference = Difference(y, whole);
-    if (!(difference < kBound)) {
+    if (!(difference < test::kRankBound)) {
       return absl::InternalError("layer " + std::to_string(l) + (own ? ", own" : ", replicated") +
                                  ": off by " + std::to_string(difference));
     }

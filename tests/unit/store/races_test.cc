@@ -8,61 +8,24 @@
 #include <map>
 #include <random>
 
-#include "store/versioned_store.h"
 #include "store/block_pool.h"
 #include "store/budget_tracker.h"
 #include "store/version_manager.h"
+#include "store/versioned_store.h"
 #include "strategies/builtin.h"
 #include "tests/support/catch.h"
+#include "tests/support/held_queue.h"
 #include "tests/support/synthetic_source.h"
-#include "transfer/transfer_queue.h"
 
 namespace moert {
 namespace {
 
+using test::HeldQueue;
 using test::SyntheticShape;
 using test::SyntheticSource;
 
 constexpr int kHigh = 0, kLow = 1;
 constexpr int kExperts = 6;
-
-/// A link on which nothing moves until it is told to.
-class HeldQueue final : public TransferQueue {
- public:
-  explicit HeldQueue(const ExpertSource* source) : source_(source) {}
-
-  void Submit(const Transfer& transfer) override { waiting_.push_back(transfer); }
-  void Raise(ExpertKey, int, LoadReason) override {}
-  bool Cancel(ExpertKey, int) override { return false; }
-  void Poll(std::vector<TransferDone>* done) override { *done = std::move(done_), done_.clear(); }
-  bool Wait(std::vector<TransferDone>* done) override {
-    if (done_.empty() && waiting_.empty()) return false;
-    if (done_.empty()) Finish(last_first ? waiting_.size() - 1 : 0);
-    Poll(done);
-    return true;
-  }
-  /// Half the bytes of a transfer are there: whoever reads it now reads garbage.
-  void Tear(size_t i) {
-    const Transfer& t = waiting_.at(i);
-    std::memset(t.dst.data(), 0xee, t.dst.size() / 2);
-  }
-  void Finish(size_t i) {
-    const Transfer t = waiting_.at(i);
-    waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
-    done_.push_back({t.key, t.version,
-                     source_->ReadRecord(t.key.layer, t.key.expert, t.source_version, t.dst),
-                     t.bytes});
-  }
-  size_t waiting() const { return waiting_.size(); }
-  const Transfer& transfer(size_t i) const { return waiting_.at(i); }
-
-  bool last_first = false;
-
- private:
-  const ExpertSource* source_;
-  std::vector<Transfer> waiting_;
-  std::vector<TransferDone> done_;
-};
 
 /// Decides what the test wrote down, once.
 struct Script final : PrecisionPolicy {

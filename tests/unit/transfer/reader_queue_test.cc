@@ -104,18 +104,9 @@ TEST_CASE("a clock that steps back does not stop the readers") {
 }
 
 /// Its reads end when two of them have been under way at once, or after a while.
-class MetByTwo final : public ExpertSource {
+class MetByTwo final : public SyntheticSource {
  public:
-  explicit MetByTwo(const ExpertSource* source) : source_(source) {}
-  const MoeModelSpec& model() const override { return source_->model(); }
-  const std::string& name() const override { return source_->name(); }
-  int num_versions() const override { return source_->num_versions(); }
-  absl::string_view version_name(int version) const override {
-    return source_->version_name(version);
-  }
-  const RecordLayout& layout(int layer, int expert, int version) const override {
-    return source_->layout(layer, expert, version);
-  }
+  MetByTwo() : SyntheticSource(SyntheticShape{}) {}
   absl::Status ReadRecord(int, int, int, absl::Span<std::byte>) const override {
     std::unique_lock<std::mutex> lock(mu_);
     met_ |= ++reading_ == 2;
@@ -124,12 +115,8 @@ class MetByTwo final : public ExpertSource {
     --reading_;
     return met_ ? absl::OkStatus() : absl::DeadlineExceededError("nobody else came to read");
   }
-  absl::StatusOr<LayerConstants> ReadConstants(int layer) const override {
-    return source_->ReadConstants(layer);
-  }
 
  private:
-  const ExpertSource* source_;
   mutable std::mutex mu_;
   mutable std::condition_variable changed_;
   mutable int reading_ = 0;
@@ -138,8 +125,7 @@ class MetByTwo final : public ExpertSource {
 
 TEST_CASE("one wake-up is enough for readers to share what comes several at a time") {
   const LoadReason reason = GENERATE(LoadReason::kDemand, LoadReason::kBackground);
-  SyntheticSource synthetic{SyntheticShape{}};
-  MetByTwo source(&synthetic);
+  const MetByTwo source;
   WallClock clock;
   std::unique_ptr<TransferQueue> readers = *MakeReaderQueue(&source, &clock, 2, nullptr);
   std::vector<std::byte> memory(1 << 10);

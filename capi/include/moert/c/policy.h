@@ -129,7 +129,8 @@ typedef struct moert_precision_snapshot {
   uint64_t struct_size;
   const moert_policy_context *context; /* layer unused: asked once an interval, as a step ends */
   const int64_t *selections;           /* [total_experts], tokens since the last call */
-  const uint8_t *high;                 /* [total_experts], 1: high, or on its way */
+  const uint8_t *high; /* [total_experts], versions above the lowest, there or on its way; of two
+                        * versions 1: high */
   int64_t total_experts;
   const int32_t *high_capacity; /* [num_layers], experts of a layer that fit in high */
   int64_t num_layers;

@@ -1,0 +1,136 @@
+// moving-plan: a plan that moves. Every expert is resident in one of several versions. Which one,
+// is chosen as for a static plan (MxMoE Sec. 4): the least loss for the bytes, by what a
+// calibration says a use of the expert loses in each version. How often it is used, the calibration
+// says at first, and what is measured from then on (DynaExq Sec. 4.2).
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_split.h"
+#include "base/status_macros.h"
+#include "fmt/format.h"
+#include "fmt/ranges.h"
+#include "strategies/builtin.h"
+#include "strategies/hotness.h"
+#include "strategies/routing_statistics.h"
+#include "strategies/rung_choice.h"
+#include "strategies/transition_keys.h"
+
+namespace moert {
+namespace {
+
+class MovingPlan final : public PrecisionPolicy {
+ public:
+  /// How far from its estimate an expert's use may be: what keeps it where it is.
+  struct Doubt {
+    double margin;  // share of the estimate
+    double noise;   // standard deviations of chance
+  };
+
+  /// Without a calibration it is made, as every strategy is by its name, and does not open.
+  MovingPlan(std::optional<RoutingStatistics> calibration, std::vector<double> loss,
+             Hotness hotness, Doubt doubt)
+      : calibration_(std::move(calibration)),
+        loss_(std::move(loss)),
+        hotness_(std::move(hotness)),
+        doubt_(doubt) {}
+
+  absl::StatusOr<PrecisionDecision> Decide(const PrecisionSnapshot& snapshot) override {
+    if (snapshot.moment == PrecisionMoment::kOpen) {
+      if (!calibration_.has_value()) {
+        return absl::InvalidArgumentError(
+            "strategy moving-plan: needs calibration=FILE of `moert-pack calibrate`, which says what "
+            "each version costs");
+      }
+      MOERT_RETURN_IF_ERROR(CheckSameModel(*calibration_, *snapshot.context.model));
+      if (snapshot.bytes.size() != loss_.size()) {
+        return absl::InvalidArgumentError(
+            "strategy moving-plan: its precision policy chooses among its own versions, three or "
+            "four: take all of the strategy, not this seam in another that keeps two");
+      }
+      const auto versions = static_cast<int>(loss_.size() / snapshot.high.size());
+      choice_ = std::make_unique<RungChoice>(loss_, snapshot.bytes, versions);
+    }
+    const bool sure = snapshot.moment == PrecisionMoment::kOpen;
+    if (snapshot.moment == PrecisionMoment::kInterval) hotness_.Add(snapshot.selections);
+    uses_.clear();
+    for (const double use : hotness_.values()) {
+      const double doubt = sure ? 0 : doubt_.margin * use + doubt_.noise * hotness_.Scatter(use);
+      uses_.push_back({std::max(0.0, use - doubt), use + doubt});
+    }
+    return Transitions(snapshot, choice_->Choose(uses_, snapshot.high, snapshot.capacity_bytes));
+  }
+
+ private:
+  struct Move {
+    double gain;
+    ExpertKey key;
+    int by;  // rungs
+  };
+
+  /// The largest gain first, and of those that leave the smallest loss: transitions are rationed.
+  PrecisionDecision Transitions(const PrecisionSnapshot& snapshot,
+                                const std::vector<uint8_t>& rungs) {
+    moves_.clear();
+    const size_t versions = loss_.size() / rungs.size();
+    size_t i = 0;
+    for (int32_t l = 0; l < snapshot.context.model->num_layers(); ++l) {
+      for (int32_t e = 0; e < snapshot.context.model->layers[l].num_experts; ++e, ++i) {
+        if (rungs[i] == snapshot.high[i]) continue;
+        const double* lowest = &loss_[i * versions + versions - 1];
+        const double saved = *(lowest - snapshot.high[i]) - *(lowest - rungs[i]);
+        moves_.push_back({hotness_.values()[i] * saved, {l, e}, rungs[i] - snapshot.high[i]});
+      }
+    }
+    std::stable_sort(moves_.begin(), moves_.end(),
+                     [](const Move& a, const Move& b) { return a.gain > b.gain; });
+    PrecisionDecision decision;
+    for (const Move& move : moves_) {
+      std::vector<ExpertKey>& list = move.by > 0 ? decision.promote : decision.demote;
+      list.insert(list.end(), static_cast<size_t>(std::abs(move.by)), move.key);
+    }
+    return decision;
+  }
+
+  const std::optional<RoutingStatistics> calibration_;
+  const std::vector<double> loss_;  // [expert][version], of a use
+  Hotness hotness_;
+  const Doubt doubt_;
+  std::unique_ptr<RungChoice> choice_;  // since the open, which says what versions take
+  std::vector<UseBand> uses_;           // scratch, as are
+  std::vector<Move> moves_;
+};
+
+}  // namespace
+
+absl::StatusOr<Strategy> BuildMovingPlan(const StrategyContext& context) {
+  const StrategyParams& params = context.params;
+  Strategy s;
+  s.serving = Serving::kHotSet;
+  s.versions = absl::StrSplit(
+      params.Text("versions", "w8a16_g128/w4a16_g128/w3a16_g128_asym/w2a16_g64_asym"), '/');
+  if (s.versions.size() < 3 || s.versions.size() > 4) {
+    return absl::InvalidArgumentError(fmt::format(
+        "strategy moving-plan: versions={} names {}: it takes three or four, most bits first, as "
+        "in w8a16_g128/w4a16_g128/w2a16_g64_asym; of two, dynaexq",
+        fmt::join(s.versions, "/"), s.versions.size()));
+  }
+  MOERT_ASSIGN_OR_RETURN(s.transitions, ReadTransitions(params));
+  MOERT_ASSIGN_OR_RETURN(const double margin, params.Number("margin", 0.1, 0, 1));
+  MOERT_ASSIGN_OR_RETURN(const double noise, params.Number("noise", 0.5, 0, 1e9));
+  std::optional<RoutingStatistics> calibration;
+  std::vector<double> loss;
+  if (context.calibration != nullptr) {
+    calibration = *context.calibration;
+    MOERT_ASSIGN_OR_RETURN(loss, LossPerSelection(*calibration, s.versions));
+  }
+  MOERT_ASSIGN_OR_RETURN(Hotness hotness, ReadHotness(context));
+  s.precision =
+      std::make_unique<MovingPlan>(std::move(calibration), std::move(loss), std::move(hotness),
+                                   MovingPlan::Doubt{margin, noise});
+  return s;
+}
+
+}  // namespace moert

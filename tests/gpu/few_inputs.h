@@ -1,0 +1,55 @@
+// Calls of few tokens, as tests of single kernels make them: matrices, routings, counts.
+#ifndef MOERT_TESTS_GPU_FEW_INPUTS_H_
+#define MOERT_TESTS_GPU_FEW_INPUTS_H_
+
+#include <vector>
+
+#include "device_array.h"
+#include "exec/cuda/device_routing.h"
+#include "kernels/cuda/group_gemm.h"
+#include "kernels/cuda/route.h"
+#include "tests/support/catch.h"
+
+namespace moert::test {
+
+/// How a layer chooses experts.
+struct Choice {
+  int experts, top_k;
+  RoutingKind kind = RoutingKind::kSoftmaxTopK;
+  int groups = 1, top_groups = 1;
+
+  cuda::DeviceRouting Routing() const {
+    RoutingSpec spec;
+    spec.kind = kind;
+    spec.top_k = top_k;
+    spec.num_groups = groups;
+    spec.top_groups = top_groups;
+    return cuda::MakeDeviceRouting(spec, experts, nullptr);
+  }
+};
+
+/// Without its places in a record.
+inline cuda::DeviceMatrix MatrixOf(cuda::Packing packing, int rows, int k) {
+  cuda::DeviceMatrix m;
+  m.packing = packing;
+  m.row_blocks = (rows + 15) / 16;
+  m.k64s = (k + 63) / 64;
+  m.k = k;
+  return m;
+}
+
+/// The same counts; mass, which is added in any order, nearly.
+inline void CheckTallies(const DeviceArray<cuda::SelectionTally>& got,
+                         const DeviceArray<cuda::SelectionTally>& want) {
+  const auto mine = got.Get(), theirs = want.Get();
+  REQUIRE(mine.size() == theirs.size());
+  for (size_t e = 0; e < mine.size(); ++e) {
+    CHECK(mine[e].slots == theirs[e].slots);
+    CHECK(mine[e].calls == theirs[e].calls);
+    CHECK(mine[e].mass == Approx(theirs[e].mass).margin(1e-5));
+  }
+}
+
+}  // namespace moert::test
+
+#endif  // MOERT_TESTS_GPU_FEW_INPUTS_H_

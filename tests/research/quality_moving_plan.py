@@ -1,0 +1,171 @@
+#!/usr/bin/env python3
+"""A plan that moves beside a static plan and dynaexq, in pools of the same bytes: docs/results/data/moving-plan.json.
+
+    tests/research/quality_moving_plan.py --calib DIR --binaries build/release/lab tiny-moe=examples/models/tiny-moe small-moe=DIR
+
+The windows, models and bytes of quality_dynaexq.py, whose results stand beside. `moving-plan` and the static plans
+have one calibration, of other texts. A plan is allocated as large as its records in their blocks fit the pool that
+dynaexq has: records are padded to 4 KiB there, which is much of a small model's. Runs are kept in --work and not
+repeated.
+"""
+import argparse
+import json
+import os
+import subprocess
+import sys
+
+import experiment
+import quality_dynaexq as q
+import quality_dynaexq_page as page
+import quality_lib as lib
+import quality_rank as rank
+import report
+
+STORED = report.DATA / "moving-plan.json"
+TOKENS, PROBE = 6144, 2048
+SPARE = 2
+SPEC = f"moving-plan:spare={SPARE},calibration={{}}"
+SHIFT_PAIR, SHIFT_SHARE = q.PAIRS[1], 0.25
+COLUMNS = ["static mixed", "oracle", "dynaexq", "plan", "moving-plan"]
+
+
+class Experiment(rank.Experiment):
+    def losses(self, model):
+        path = os.path.join(self.args.work, f"{model}.probed")
+        if not os.path.exists(path):
+            subprocess.run([self.tool("moert-pack"), "calibrate", "--model", self.models[model], "--tokens",
+                            lib.calibration_files(self.args.calib), "--calibration-tokens", str(TOKENS), "--schemes",
+                            ",".join(q.PLAN_SCHEMES), "--method", "hqq", "--probe-tokens", str(PROBE), "--threads", "1",
+                            "--out", path, "--quiet"], check=True)
+        return path
+
+    def budget(self, model, pool):
+        """Of an engine whose experts take `pool` bytes; 100 % is the fixed parts and all experts in the first version."""
+        whole = self.get(self.job(model, self.evaluated(q.DOMAINS[0], 1), SPEC.format(self.losses(model))))
+        first = self.get(self.job(model, self.evaluated(q.DOMAINS[0], 1), "resident:scheme=w8a16_g128"))
+        return whole["budget_bytes"] - first["pool_bytes"] + pool
+
+    def moving_job(self, model, tokens, pool, window=q.WINDOW):
+        return self.job(model, tokens, SPEC.format(self.losses(model)), self.budget(model, pool), window)
+
+    def pool_plan_job(self, model, pool, streams, window=q.WINDOW):
+        """The largest plan whose records fit a pool, over token files."""
+        base = os.path.join(self.args.work, f"{model}-{pool}")
+        make = [[self.tool("moert-pack"), "allocate", "--calibration", self.losses(model), "--name", "plan", "--quiet",
+                 "--force", "--out", base + ".plan", "--budget"],
+                [self.tool("moert-pack"), "quantize", "--model", self.models[model], "--plan", base + ".plan",
+                 "--threads", "1", "--out", base + ".planned", "--quiet", "--force", "--method"]]
+        runs = [self.command(model, s, "resident", pack=base + ".planned", window=window) for s in streams]
+        return [sys.executable, os.path.abspath(__file__), "pool-plan", str(pool), json.dumps(make),
+                json.dumps(runs)], ["pool-plan", model, pool, [os.path.basename(s) for s in streams]]
+
+
+def pool_plan(pool, make, runs):
+    pool, make, runs = int(pool), json.loads(make), json.loads(runs)
+
+    def called(command):
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    def tried(capacity, method):
+        called(make[0] + [str(capacity)])
+        called(make[1] + [method])
+        return json.loads(called(runs[0] + ["--limit", "256"]))["pool_bytes"]
+
+    low, high = pool // 2, pool
+    while high - low > pool // 200:
+        at = (low + high) // 2
+        low, high = (at, high) if tried(at, "rtn") <= pool else (low, at)
+    tried(low, "hqq")
+    return [json.loads(called(run)) for run in runs]
+
+
+def measure(e, pairs, shares):
+    equal = lib.load(q.JSON)["equal"]
+    for model in e.models:
+        e.prepare(model)
+        streams = [e.evaluated(d, rank.WINDOWS) for d in q.DOMAINS]
+        for pair, share in [(p, s) for p in pairs for s in shares]:
+            name = f"{pair[0]} {pair[1]} {share}"
+            pool = equal[model][name]["dynaexq"]["bytes"]
+            moved = [e.get(e.moving_job(model, s, pool)) for s in streams]
+            plan = e.get(e.pool_plan_job(model, pool, streams))
+            new = {"moving-plan": q.entry(moved) | {"moves": q.moves(moved), "spare": SPARE}, "plan": q.entry(plan)}
+            data = lib.load(STORED)  # another process may have added its cells
+            data.setdefault("equal", {})[f"{model} {name}"] = new
+            lib.save(STORED, data)
+            print(" | ".join(row(f"{model} {name}", new)), flush=True)
+
+
+def measure_shift(e):
+    equal = lib.load(q.JSON)["equal"]
+    for model in e.models:
+        e.prepare(model)
+        pool = equal[model][f"{SHIFT_PAIR[0]} {SHIFT_PAIR[1]} {SHIFT_SHARE}"]["dynaexq"]["bytes"]
+        moved = e.get(e.moving_job(model, e.shifting(), pool, q.SHIFT_WINDOW))
+        plan = e.get(e.pool_plan_job(model, pool, [e.shifting()], q.SHIFT_WINDOW))[0]
+        data = lib.load(STORED)
+        data.setdefault("shift", {})[model] = {
+            "moving-plan": lib.rounded(moved["window_nll"]), "plan": lib.rounded(plan["window_nll"]),
+            "moves": q.moves([moved]), "bytes": [moved["pool_bytes"], plan["pool_bytes"]]}
+        lib.save(STORED, data)
+
+
+def row(name, new):
+    """model, pair, share, MiB, the share of the loss recovered by each method, and paired differences."""
+    model, high, low, share = name.split(" ")
+    cell, lo, hi = page.of_cell(lib.load(q.JSON)["equal"][model], (high, low), share)
+    nll = {m: rank.first_blocks(cell[m]["nll"]) for m in COLUMNS[:3]} | {m: new[m]["nll"] for m in COLUMNS[3:]}
+    lo, hi = rank.first_blocks(lo), rank.first_blocks(hi)
+    recovered = {m: page.recovered(lo, hi, v) for m, v in nll.items()}
+
+    def ahead(of):
+        gain = page.recovered(lo, hi, [l - d + b for l, d, b in zip(lo, nll[of], nll["moving-plan"])])
+        return f"{gain.mean:+.0f} ± {gain.error:.0f}"
+
+    return [model, page.pair_name((high, low)), f"{100 * float(share):g} %", page.mib(cell["dynaexq"]["bytes"])] + [
+        str(new["moving-plan"]["spare"])] + [f"{recovered[m].mean:.0f}" for m in COLUMNS] + [ahead("plan"), ahead("dynaexq")]
+
+
+def table():
+    columns = ["model", "hi, lo", "n_hi", "MiB", "spare", *COLUMNS[:4], "`moving-plan`", "less plan", "less `dynaexq`"]
+    equal = lib.load(STORED)["equal"]
+    return experiment.table(columns, [row(name, equal[name]) for name in equal])
+
+
+def shift_table():
+    """Perplexity over the whole stream."""
+    old, new = lib.load(q.JSON)["shift"], lib.load(STORED)["shift"]
+    names = ["static low", "static mixed, offline", "dynaexq"]
+    rows = []
+    for model in new:
+        windows = {n: old[model][n] for n in names} | {n: new[model][n] for n in ("plan", "moving-plan")}
+        windows["static high"] = old[model]["static high"]
+        mean, error = lib.difference(windows["moving-plan"], windows["plan"])
+        rows.append([model] + [f"{lib.perplexity(w):.3f}" for w in windows.values()] +
+                    [f"{100 * mean:+.2f} ± {100 * error:.2f}"])
+    return experiment.table(["", *names, "plan", "`moving-plan`", "static high", "less plan, nats x 100"], rows)
+
+
+def main():
+    if len(sys.argv) > 1 and sys.argv[1] == "pool-plan":
+        print(json.dumps(pool_plan(*sys.argv[2:])))
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="+", metavar="NAME=DIR")
+    parser.add_argument("--calib", required=True, help="folder of calibration tokens")
+    parser.add_argument("--eval", default=str(lib.ROOT / "tests" / "data" / "eval"))
+    parser.add_argument("--binaries", default=str(lib.ROOT / "build" / "release" / "lab"))
+    parser.add_argument("--work", default="build/quality-dynaexq")
+    parser.add_argument("--pairs", type=int, nargs="*", default=range(len(q.PAIRS)), help="which of the pairs")
+    parser.add_argument("--shares", type=float, nargs="*", default=q.SHARES)
+    parser.add_argument("--shift", action="store_true", help="the stream that changes its domain, and nothing else")
+    args = parser.parse_args()
+    e = Experiment(args)
+    if args.shift:
+        measure_shift(e)
+    else:
+        measure(e, [q.PAIRS[i] for i in args.pairs], args.shares)
+
+
+if __name__ == "__main__":
+    main()
