@@ -84,6 +84,10 @@ static void refuses_options(const moert_source* source) {
   CHECK_FAILS(moert_engine_create(source, &options, &engine, &error), MOERT_INVALID_ARGUMENT,
               "'0-' is no CPU or range of CPUs", "moert_engine_create");
   options.cpus = NULL;
+  options.link_gbps = 1e-300; /* the first transfer would never end */
+  CHECK_FAILS(moert_engine_create(source, &options, &engine, &error), MOERT_INVALID_ARGUMENT,
+              "link_gbps = 1e-300: must be in [1e-9, 1e6], or 0", "moert_engine_create");
+  options.link_gbps = 0;
   options.shard = &shard;
   moert_shard_init(&shard, sizeof(shard));
   shard.first_expert = 16; /* "from 16 on" is not what 0 experts mean */

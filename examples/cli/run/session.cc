@@ -133,7 +133,7 @@ absl::Status SizeSteps(const RunOptions& options, const ExpertSource& source, in
   MOERT_ASSIGN_OR_RETURN(const PromptRows chosen, ChoosePromptRows(source, *engine, prompt));
   if (chosen.rows == engine->max_tokens_per_forward) return absl::OkStatus();
   engine->max_tokens_per_forward = chosen.rows;
-  if (!options.quiet) fmt::print(stderr, "note: the prompt in steps of {}\n", chosen.why);
+  if (!options.quiet) Print(stderr, "note: the prompt in steps of {}\n", chosen.why);
   return absl::OkStatus();
 }
 
@@ -202,7 +202,7 @@ absl::Status Session::Finish(RunReport report, const RunOptions& options) {
 }
 
 int SetupExitStatus(const absl::Status& status) {
-  return status.code() == absl::StatusCode::kInternal ? kExitFailure : kExitUsage;
+  return absl::IsInternal(status) || absl::IsCancelled(status) ? kExitFailure : kExitUsage;
 }
 
 }  // namespace moert::cli
