@@ -191,7 +191,7 @@ def frontier_time():
             for budget in measured.BUDGETS[:-1]:
                 points = page.points(model, budget, link)
                 lines = [plot.Line(label, [(p.ms, drawn(p)) for p in points if p.strategy in names], color=i, width=0)
-                         for i, (label, names) in enumerate(families.items())]
+                         for i, (label, names) in enumerate(families.items()) if any(p.strategy in names for p in points)]
                 lines.append(plot.Line("nothing is faster and better", [(p.ms, drawn(p)) for p in page.front(points)], color=7,
                                        dash=1, markers=False, width=1))
                 panels.append(plot.Panel(f"{budget} %, link {link}", "ms per step", "loss, %", lines, log_x=True, log_y=True,
