@@ -137,12 +137,11 @@ def row(name, new):
         gain = page.recovered(lo, hi, [l - d + b for l, d, b in zip(lo, nll[of], nll["moving-plan"])])
         return f"{gain.mean:+.0f} ± {gain.error:.0f}"
 
-    return [model, page.pair_name((high, low)), f"{100 * float(share):g} %", page.mib(cell["dynaexq"]["bytes"])] + [
-        f"{first}, {new['moving-plan']['spare']}"] + [f"{recovered[m].mean:.0f}" for m in COLUMNS] + [ahead("plan"), ahead("dynaexq")]
+    return [model, page.pair_name((high, low)), f"{100 * float(share):g} %", page.mib(cell["dynaexq"]["bytes"])] + [first] + [f"{recovered[m].mean:.0f}" for m in COLUMNS] + [ahead("plan"), ahead("dynaexq")]
 
 
 def table():
-    columns = ["model", "hi, lo", "n_hi", "MiB", "first, spare", *COLUMNS[:4], "`moving-plan`", "less plan", "less `dynaexq`"]
+    columns = ["model", "hi, lo", "n_hi", "MiB", "first", *COLUMNS[:4], "`moving-plan`", "less plan", "less `dynaexq`"]
     equal = lib.load(STORED)["equal"]
     return experiment.table(columns, [row(name, equal[name]) for name in sorted(equal)])
 
