@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kWorkspaceShare = 8;
 
 /// What a step of a prompt is expected to take, ns.
-struct Expected {
+struct PromptStep {
   double layers_ns = 0;
   double waits_ns = 0;
   /// Waits beyond this share of the step are worth more rows.
@@ -24,13 +24,13 @@ struct Expected {
 };
 
 /// Of `rows` rows. Each expert is as likely as the others: no step uses more of them.
-Expected ExpectedStep(const ExpertSource& source, const Blueprint& b, int64_t rows) {
+PromptStep ExpectedPromptStep(const ExpertSource& source, const Blueprint& b, int64_t rows) {
   const auto count = static_cast<double>(rows);
   const double resident =
       b.plan.own_bytes > 0
           ? 1  // every expert has a version that is always there
           : static_cast<double>(b.plan.slots) / static_cast<double>(b.plan.total_experts);
-  Expected expected;
+  PromptStep expected;
   for (const MoeLayerSpec& layer : source.model().layers) {
     const double experts = layer.num_experts;
     const double used = experts * (1 - std::pow(1 - layer.routing.top_k / experts, count));
@@ -45,12 +45,13 @@ Expected ExpectedStep(const ExpertSource& source, const Blueprint& b, int64_t ro
   return expected;
 }
 
-absl::StatusOr<Blueprint> Try(const ExpertSource& source, EngineOptions options, int64_t rows) {
+absl::StatusOr<Blueprint> WithRows(const ExpertSource& source, EngineOptions options,
+                                   int64_t rows) {
   options.max_tokens_per_forward = rows;
   return MakeBlueprint(source, options);
 }
 
-std::string Why(const Blueprint& b, int64_t rows, const Expected& step) {
+std::string Why(const Blueprint& b, int64_t rows, const PromptStep& step) {
   return fmt::format(
       "{} rows a step in {} of workspace: {:.3g} ms expected, {:.3g} of them waiting", rows,
       BytesText(b.plan.workspace_bytes), (step.layers_ns + step.waits_ns) / 1e6,
@@ -66,16 +67,16 @@ absl::StatusOr<PromptRows> ChoosePromptRows(const ExpertSource& source,
         fmt::format("a prompt of {} tokens: must be 1 or more", tokens));
   }
   int64_t rows = std::min(tokens, options.max_tokens_per_forward);
-  MOERT_ASSIGN_OR_RETURN(Blueprint chosen, Try(source, options, rows));
-  Expected step = ExpectedStep(source, chosen, rows);
+  MOERT_ASSIGN_OR_RETURN(Blueprint chosen, WithRows(source, options, rows));
+  PromptStep step = ExpectedPromptStep(source, chosen, rows);
   while (rows < tokens && step.waits()) {
     const int64_t more = std::min(tokens, 2 * rows);
-    absl::StatusOr<Blueprint> b = Try(source, options, more);
+    absl::StatusOr<Blueprint> b = WithRows(source, options, more);
     // A budget or a backend that has no room for so many rows.
     if (!b.ok() || b->plan.workspace_bytes > b->plan.budget_bytes / kWorkspaceShare) break;
     rows = more;
     chosen = *std::move(b);
-    step = ExpectedStep(source, chosen, rows);
+    step = ExpectedPromptStep(source, chosen, rows);
   }
   return PromptRows{rows, Why(chosen, rows, step)};
 } catch (...) {

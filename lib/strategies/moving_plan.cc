@@ -21,7 +21,7 @@
 namespace moert {
 namespace {
 
-class MovingPlan final : public PrecisionPolicy {
+class MovingPlanPolicy final : public PrecisionPolicy {
  public:
   /// How far from its estimate an expert's use may be: what keeps it where it is.
   struct Doubt {
@@ -30,8 +30,8 @@ class MovingPlan final : public PrecisionPolicy {
   };
 
   /// Without a calibration it is made, as every strategy is by its name, and does not open.
-  MovingPlan(std::optional<RoutingStatistics> calibration, std::vector<double> loss,
-             Hotness hotness, Doubt doubt)
+  MovingPlanPolicy(std::optional<RoutingStatistics> calibration, std::vector<double> loss,
+                   Hotness hotness, Doubt doubt)
       : calibration_(std::move(calibration)),
         loss_(std::move(loss)),
         hotness_(std::move(hotness)),
@@ -41,7 +41,8 @@ class MovingPlan final : public PrecisionPolicy {
     if (snapshot.moment == PrecisionMoment::kOpen) {
       if (!calibration_.has_value()) {
         return absl::InvalidArgumentError(
-            "strategy moving-plan: needs calibration=FILE of `moert-pack calibrate`, which says what "
+            "strategy moving-plan: needs calibration=FILE of `moert-pack calibrate`, which says "
+            "what "
             "each version costs");
       }
       MOERT_RETURN_IF_ERROR(CheckSameModel(*calibration_, *snapshot.context.model));
@@ -127,9 +128,9 @@ absl::StatusOr<Strategy> BuildMovingPlan(const StrategyContext& context) {
     MOERT_ASSIGN_OR_RETURN(loss, LossPerSelection(*calibration, s.versions));
   }
   MOERT_ASSIGN_OR_RETURN(Hotness hotness, ReadHotness(context));
-  s.precision =
-      std::make_unique<MovingPlan>(std::move(calibration), std::move(loss), std::move(hotness),
-                                   MovingPlan::Doubt{margin, noise});
+  s.precision = std::make_unique<MovingPlanPolicy>(std::move(calibration), std::move(loss),
+                                                   std::move(hotness),
+                                                   MovingPlanPolicy::Doubt{margin, noise});
   return s;
 }
 
