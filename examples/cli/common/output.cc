@@ -60,7 +60,7 @@ absl::Status CheckPlace(const std::string& path) {
   std::string folder = std::filesystem::path(path).parent_path().string();
   if (folder.empty()) folder = ".";
   if (::access(folder.c_str(), W_OK | X_OK) == 0) return absl::OkStatus();
-  return absl::FailedPreconditionError(
+  return absl::InvalidArgumentError(
       fmt::format("{}: nothing can be written to {}: {}", path, folder, std::strerror(errno)));
 }
 
