@@ -75,7 +75,7 @@ absl::StatusOr<LeaseId> EngineImpl::AcquireExperts(StepId step, int layer,
   MOERT_RETURN_IF_ERROR(blueprint_->backend->CheckLease());
   const MutexLock lock(&mu_);
   MOERT_ASSIGN_OR_RETURN(const StepState* found, FindStep(step));
-  MOERT_RETURN_IF_ERROR(parts_->executor->TakeBack(parts_->store.get()));
+  MOERT_RETURN_IF_ERROR(TakeBack());
   absl::StatusOr<LeaseId> lease =
       parts_->leases->Acquire(step, found->epoch, ContextOf(*found, layer), experts, views);
   Publish();
@@ -137,7 +137,7 @@ absl::StatusOr<std::vector<Residency>> EngineImpl::ResidencyOf(int layer) try {
   MOERT_RETURN_IF_ERROR(CheckProcess());
   MOERT_RETURN_IF_ERROR(CheckLayer(layer));
   const MutexLock lock(&mu_);
-  MOERT_RETURN_IF_ERROR(parts_->executor->TakeBack(parts_->store.get()));
+  MOERT_RETURN_IF_ERROR(TakeBack());
   parts_->store->Pump();
   return parts_->store->States(layer);
 } catch (...) {
@@ -170,7 +170,7 @@ absl::Status EngineImpl::SetBudgetLocked(const Budget& budget) {
     return absl::FailedPreconditionError(fmt::format(
         "the budget of strategy {} changes between steps; {} are open", strategy(), steps_.size()));
   }
-  MOERT_RETURN_IF_ERROR(parts_->executor->TakeBack(parts_->store.get()));
+  MOERT_RETURN_IF_ERROR(TakeBack());
   // Growing: the limit first, so that blocks may be taken; shrinking: after they were given back.
   absl::Cleanup keep = [this, old_bytes]()
                            ABSL_NO_THREAD_SAFETY_ANALYSIS { parts_->budget->SetLimit(old_bytes); };

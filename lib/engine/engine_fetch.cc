@@ -71,12 +71,17 @@ absl::Status EngineImpl::CheckReleased(int layer, bool served) const {
     for (const Fetched& fetched : step.fetched) {
       if (served && fetched.layer != layer) continue;
       return absl::FailedPreconditionError(
-          fmt::format("layer {}: a fetch that the device served is not released yet, and another "
-                      "would take its slots",
+          fmt::format("layer {}: a fetch that the device served is not released yet, and this call "
+                      "could give its slots to others: release it first",
                       fetched.layer));
     }
   }
   return absl::OkStatus();
+}
+
+absl::Status EngineImpl::TakeBack() {
+  MOERT_RETURN_IF_ERROR(CheckReleased(/*layer=*/0, /*served=*/false));
+  return parts_->executor->TakeBack(parts_->store.get());
 }
 
 absl::Status EngineImpl::CopyLayer(StepId step_id, int layer, absl::Span<const int32_t> experts,
@@ -112,8 +117,7 @@ absl::Status EngineImpl::CopyLayerLocked(StepId step_id, int layer,
   view->slot_of_expert = {};
   view->device_slot_of_expert = nullptr;
   if (to == nullptr) return absl::OkStatus();
-  MOERT_RETURN_IF_ERROR(CheckReleased(layer, /*served=*/false));
-  MOERT_RETURN_IF_ERROR(parts_->executor->TakeBack(parts_->store.get()));
+  MOERT_RETURN_IF_ERROR(TakeBack());
   std::vector<int32_t> every;
   if (experts.empty()) {
     every.resize(static_cast<size_t>(all));

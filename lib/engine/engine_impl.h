@@ -112,6 +112,8 @@ class EngineImpl final : public Engine {
   /// What the device served is pinned by nobody: fetches of the layer, and all of them before a
   /// call that is not served, have to be released.
   absl::Status CheckReleased(int layer, bool served) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// Takes the blocks back that the device decides about, once what it served is released.
+  absl::Status TakeBack() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CopyLayerLocked(StepId step_id, int layer, absl::Span<const int32_t> experts,
                                std::byte* to, SlotView* view) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status FetchLocked(StepId step_id, int layer, const FetchInput& input, SlotView* view)

@@ -154,7 +154,7 @@ absl::Status EngineImpl::RunLocked(StepId step_id, int layer, const MatrixView& 
             ? "calls that bring their routing in host memory"
             : fmt::format("every layer call (graph_safe): {}", parts_->misses_served.message())));
   }
-  if (!call.exec.capturing) MOERT_RETURN_IF_ERROR(parts_->executor->TakeBack(parts_->store.get()));
+  if (!call.exec.capturing) MOERT_RETURN_IF_ERROR(TakeBack());
   ApplyHints();
   const absl::Status status = parts_->runner->Forward(call);
   step.status.Update(status);

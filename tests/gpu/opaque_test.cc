@@ -227,8 +227,13 @@ TEST_CASE("what the device served has to be released before anything else is ask
   CHECK(absl::IsFailedPrecondition(engine->Fetch(*step, 0, input, &view)));
   DeviceArray<std::byte> to(1);
   CHECK(absl::IsFailedPrecondition(engine->CopyLayer(*step, 1, {}, to.get(), &view)));
+  CHECK(absl::IsFailedPrecondition(engine->ResidencyOf(1).status()));
+  CHECK(absl::IsFailedPrecondition(engine->SetBudget(Budget::Fraction(0.7))));
+  std::vector<ExpertView> views;
+  CHECK(absl::IsFailedPrecondition(engine->AcquireExperts(*step, 1, {0}, &views).status()));
   REQUIRE_OK(engine->Fetch(*step, 1, input, &view));  // another layer's
   for (int l = 0; l < 2; ++l) REQUIRE_OK(engine->ReleaseFetched(*step, l));
+  REQUIRE_OK(engine->ResidencyOf(1).status());
   REQUIRE_OK(engine->Fetch(*step, 0, input, &view));
   REQUIRE_OK(engine->ReleaseFetched(*step, 0));
   REQUIRE_OK(engine->EndStep(*step));
