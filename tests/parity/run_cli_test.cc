@@ -194,7 +194,7 @@ TEST_CASE("statistics: a table unless quiet; --json FILE writes there") {
   const Json numbers = Json::parse(ReadWholeFile(file));
   REQUIRE_THAT(quiet.out, Catch::Contains("tokens_scored 511"));
   REQUIRE(numbers["nll"].get<double>() == std::stod(quiet.out.substr(4)));
-  REQUIRE(Run(args + "--json /no/such/folder/x.json").status == 1);
+  REQUIRE(Run(args + "--json /no/such/folder/x.json").status == 2);
 }
 
 TEST_CASE("bad arguments and input: status 2, one message on stderr, nothing on stdout") {
