@@ -193,8 +193,13 @@ def behind_loss():
         rivals = list(dict.fromkeys(v.rival.spec for v in of.values()))
         name = "`auto:loss=0.005`" if "loss" in auto else f"`{f.spec_of('auto', tuned_version(model))}`"
         lines.append([name, model, f"{budget} %", link, *(f"{of[d].share:.3f}" if d in of else "not behind" for d in lib.DOMAINS),
-                      ", ".join(f"`{r}`" for r in rivals)])
+                      ", ".join(f"`{short(r)}`" for r in rivals)])
     return experiment.table(["`auto`", "model", "budget", "link", *lib.DOMAINS, "fastest"], lines) if lines else "None."
+
+
+def short(spec):
+    """With w8 for w8a16_g128, and so on."""
+    return re.sub(r"(w\d)a16_g\d+(_asym)?", r"\1", spec)
 
 
 def missing():
