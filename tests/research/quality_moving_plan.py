@@ -8,7 +8,6 @@ have one calibration, of other texts. A plan is allocated as large as its record
 dynaexq has: records are padded to 4 KiB there, which is much of a small model's. Runs are kept in --work and not
 repeated.
 """
-import argparse
 import json
 import os
 import subprocess
@@ -22,7 +21,6 @@ import quality_rank as rank
 import report
 
 STORED = report.DATA / "moving-plan.json"
-TOKENS, PROBE = 6144, 2048
 SPARE = 2
 # By the first of them.
 VERSIONS = {"w8": ["w8a16_g128", "w4a16_g128", "w3a16_g128_asym", "w2a16_g64_asym"],
@@ -32,14 +30,7 @@ COLUMNS = ["static mixed", "oracle", "dynaexq", "plan", "moving-plan"]
 
 
 class Experiment(rank.Experiment):
-    def losses(self, model):
-        path = os.path.join(self.args.work, f"{model}.probed")
-        if not os.path.exists(path):
-            subprocess.run([self.tool("moert-pack"), "calibrate", "--model", self.models[model], "--tokens",
-                            lib.calibration_files(self.args.calib), "--calibration-tokens", str(TOKENS), "--schemes",
-                            ",".join(q.PLAN_SCHEMES), "--method", "hqq", "--probe-tokens", str(PROBE), "--threads", "1",
-                            "--out", path, "--quiet"], check=True)
-        return path
+    probed = q.PLAN_SCHEMES
 
     def versions_pack(self, model, first):
         schemes = VERSIONS[first]
@@ -132,12 +123,7 @@ def row(name, new):
     nll = {m: rank.first_blocks(cell[m]["nll"]) for m in COLUMNS[:3]} | {m: new[m]["nll"] for m in COLUMNS[3:]}
     lo, hi = rank.first_blocks(lo), rank.first_blocks(hi)
     recovered = {m: page.recovered(lo, hi, v) for m, v in nll.items()}
-
-    def ahead(of):
-        gain = page.recovered(lo, hi, [l - d + b for l, d, b in zip(lo, nll[of], nll["moving-plan"])])
-        return f"{gain.mean:+.0f} ± {gain.error:.0f}"
-
-    return [model, page.pair_name((high, low)), f"{100 * float(share):g} %", page.mib(cell["dynaexq"]["bytes"])] + [first] + [f"{recovered[m].mean:.0f}" for m in COLUMNS] + [ahead("plan"), ahead("dynaexq")]
+    return [model, page.pair_name((high, low)), f"{100 * float(share):g} %", page.mib(cell["dynaexq"]["bytes"])] + [first] + [f"{recovered[m].mean:.0f}" for m in COLUMNS] + [rank.ahead(lo, hi, nll, "moving-plan", m) for m in ("plan", "dynaexq")]
 
 
 def table():
@@ -164,14 +150,7 @@ def main():
     if len(sys.argv) > 1 and sys.argv[1] == "pool-plan":
         print(json.dumps(pool_plan(*sys.argv[2:])))
         return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+", metavar="NAME=DIR")
-    parser.add_argument("--calib", required=True, help="folder of calibration tokens")
-    parser.add_argument("--eval", default=str(lib.ROOT / "tests" / "data" / "eval"))
-    parser.add_argument("--binaries", default=str(lib.ROOT / "build" / "release" / "lab"))
-    parser.add_argument("--work", default="build/quality-dynaexq")
-    parser.add_argument("--pairs", type=int, nargs="*", default=range(len(q.PAIRS)), help="which of the pairs")
-    parser.add_argument("--shares", type=float, nargs="*", default=q.SHARES)
+    parser = rank.arguments(__doc__)
     parser.add_argument("--first", choices=list(VERSIONS), default="w8", help="of moving-plan's versions")
     parser.add_argument("--shift", action="store_true", help="the stream that changes its domain, and nothing else")
     args = parser.parse_args()

@@ -26,12 +26,14 @@ NEW = ["by loss", "two-scheme plan"]
 
 
 class Experiment(q.Experiment):
+    probed = SCHEMES  # whose losses the calibration measures
+
     def losses(self, model):
         path = os.path.join(self.args.work, f"{model}.probed")
         if not os.path.exists(path):
             subprocess.run([self.tool("moert-pack"), "calibrate", "--model", self.models[model], "--tokens",
                             lib.calibration_files(self.args.calib), "--calibration-tokens", str(TOKENS), "--schemes",
-                            ",".join(SCHEMES), "--method", "hqq", "--probe-tokens", str(PROBE), "--threads", "1",
+                            ",".join(self.probed), "--method", "hqq", "--probe-tokens", str(PROBE), "--threads", "1",
                             "--out", path, "--quiet"], check=True)
         return path
 
@@ -64,6 +66,12 @@ def first_blocks(nll):
     return [v for d in range(len(q.DOMAINS)) for v in nll[d * each:d * each + wanted]]
 
 
+def ahead(lo, hi, nll, ours, other):
+    """How much more of the loss one method recovers than another, paired."""
+    gain = page.recovered(lo, hi, [l - d + b for l, d, b in zip(lo, nll[other], nll[ours])])
+    return f"{gain.mean:+.0f} ± {gain.error:.0f}"
+
+
 def measure(e, pairs, shares):
     data = lib.load(STORED)
     for model in e.models:
@@ -88,11 +96,9 @@ def rows(data):
         nll = {m: first_blocks(cell[m]["nll"]) for m in METHODS + ["plan"]} | {m: c["nll"] for m, c in new.items()}
         lo, hi = first_blocks(lo), first_blocks(hi)
         recovered = {m: page.recovered(lo, hi, v) for m, v in nll.items()}
-        less = [l - d + b for l, d, b in zip(lo, nll["dynaexq"], nll["by loss"])]
-        gain = page.recovered(lo, hi, less)
         out.append([model, page.pair_name((high, low)), f"{100 * float(share):g} %", page.mib(new["by loss"]["bytes"])] +
                    [f"{recovered[m].mean:.0f}" if m in recovered else "-" for m in METHODS + NEW + ["plan"]] +
-                   [f"{gain.mean:+.0f} ± {gain.error:.0f}"])
+                   [ahead(lo, hi, nll, "by loss", "dynaexq")])
     return out
 
 
@@ -101,8 +107,8 @@ def table():
     return experiment.table(columns, rows(lib.load(STORED)))
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(doc):
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", metavar="NAME=DIR")
     parser.add_argument("--calib", required=True, help="folder of calibration tokens")
     parser.add_argument("--eval", default=str(lib.ROOT / "tests" / "data" / "eval"))
@@ -110,7 +116,11 @@ def main():
     parser.add_argument("--work", default="build/quality-dynaexq")
     parser.add_argument("--pairs", type=int, nargs="*", default=range(len(q.PAIRS)), help="which of the pairs")
     parser.add_argument("--shares", type=float, nargs="*", default=q.SHARES)
-    args = parser.parse_args()
+    return parser
+
+
+def main():
+    args = arguments(__doc__).parse_args()
     measure(Experiment(args), [q.PAIRS[i] for i in args.pairs], args.shares)
 
 
