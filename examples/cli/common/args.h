@@ -59,8 +59,8 @@ class ArgParser {
   void Require(absl::string_view name);
 
   /// argv without the program's (and subcommand's) name. InvalidArgument on anything unknown,
-  /// repeated, missing or out of range, AlreadyExists for an output that would be overwritten,
-  /// FailedPrecondition for one in a folder that is not there or takes no files.
+  /// repeated, missing or out of range, AlreadyExists for an output that would be overwritten;
+  /// InvalidArgument, too, for one in a folder that is not there or takes no files.
   /// After `--help` or `-h` it returns OK with help_requested() set and leaves the rest unchecked.
   absl::Status Parse(int argc, const char* const* argv);
   /// Parse as a command's main does: the exit status once an error or the help has been printed,

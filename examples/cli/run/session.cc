@@ -102,12 +102,17 @@ void WarnOfMemory(const RunOptions& options, const EngineOptions& engine,
   if (!warning.empty()) Print(stderr, "{}\n", warning);
 }
 
+bool RunsOnCpu(const EngineOptions& engine) {
+  return engine.backend == BackendKind::kCpu || !CudaStatus().ok();
+}
+
 // Counts the experts' use, where the next run is to begin with it. A sink sees every step, which
 // recorded CUDA graphs would pass by, and logical times must not depend on earlier runs.
 absl::Status PrepareWarmStart(const RunOptions& options, const ExpertSource& source,
                               EngineOptions* engine, Session* s) {
-  const bool cpu = engine->backend == BackendKind::kCpu || !CudaStatus().ok();
-  if (options.warm == "off" || options.clock == "virtual" || !cpu) return absl::OkStatus();
+  if (options.warm == "off" || options.clock == "virtual" || !RunsOnCpu(*engine)) {
+    return absl::OkStatus();
+  }
   s->uses = std::make_shared<UseCounter>(source.model(), engine->trace);
   s->uses_path = UseCountsPath(source.name(), source.name() != options.model, options.cache);
   engine->trace = s->uses;
@@ -128,8 +133,7 @@ absl::Status BeginWarmStart(const RunOptions& options, Session* s) {
 // More rows a step where a prompt would wait for experts otherwise.
 absl::Status SizeSteps(const RunOptions& options, const ExpertSource& source, int64_t prompt,
                        EngineOptions* engine) {
-  const bool cpu = engine->backend == BackendKind::kCpu || !CudaStatus().ok();
-  if (!cpu || prompt <= engine->max_tokens_per_forward) return absl::OkStatus();
+  if (!RunsOnCpu(*engine) || prompt <= engine->max_tokens_per_forward) return absl::OkStatus();
   MOERT_ASSIGN_OR_RETURN(const PromptRows chosen, ChoosePromptRows(source, *engine, prompt));
   if (chosen.rows == engine->max_tokens_per_forward) return absl::OkStatus();
   engine->max_tokens_per_forward = chosen.rows;
