@@ -35,9 +35,17 @@ struct StrategyChoice {
 /// Whether a spec leaves the choice to ChooseStrategy.
 bool IsAuto(absl::string_view spec);
 
-/// What `options`, whose strategy is `auto[:loss=X,scheme=NAME,calibration=FILE]`, come
-/// to. Any other spec comes
-/// back as it is. InvalidArgument as Engine::Plan, where nothing fits the budget. Thread-safe.
+/// The keys of a spec of `auto`.
+struct AutoKeys {
+  double loss = 0;
+  std::string scheme;       // empty: the version of the most bits
+  std::string calibration;  // a file; empty: none
+};
+/// InvalidArgument for other keys and for a loss that is not within 0 and 1.
+absl::StatusOr<AutoKeys> ParseAuto(absl::string_view spec);
+
+/// What `options`, whose strategy is `auto` with any keys, come to. Any other spec comes back as it
+/// is. InvalidArgument as Engine::Plan, where nothing fits the budget. Thread-safe.
 absl::StatusOr<StrategyChoice> ChooseStrategy(const ExpertSource& source,
                                               const EngineOptions& options);
 

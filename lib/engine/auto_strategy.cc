@@ -18,62 +18,56 @@
 namespace moert {
 namespace {
 
-/// What a spec of `auto` asks for.
-struct Wanted {
-  double loss = 0;
-  std::string scheme;                      // the version of the most bits; empty: the source's
-  std::optional<Calibration> calibration;  // what versions lose
-};
-
-absl::StatusOr<Wanted> WantedOf(absl::string_view spec) {
-  const size_t colon = spec.find(':');
-  const absl::string_view keys = colon == spec.npos ? "" : spec.substr(colon + 1);
-  MOERT_ASSIGN_OR_RETURN(
-      const StrategyParams params,
-      StrategyParams::Parse("auto", std::string(keys), {"loss", "scheme", "calibration"}));
-  Wanted wanted;
-  MOERT_ASSIGN_OR_RETURN(wanted.loss, params.Number("loss", 0, 0, 1));
-  wanted.scheme = params.Text("scheme", "");
-  if (params.Has("calibration")) {
-    MOERT_ASSIGN_OR_RETURN(wanted.calibration,
-                           ReadCalibration(params.Text("calibration", ""), Env::Default()));
-  }
-  return wanted;
-}
-
-/// A calibration that says what versions lose; null without one.
-absl::StatusOr<const Calibration*> LossesOf(const Wanted& wanted, const MoeModelSpec& model) {
-  if (!wanted.calibration) return nullptr;
-  MOERT_RETURN_IF_ERROR(CheckSameModel("the calibration", wanted.calibration->model, model));
-  return wanted.calibration->probe_tokens > 0 ? &*wanted.calibration : nullptr;
+/// A calibration of the model; null: no file is named.
+absl::StatusOr<std::optional<Calibration>> CalibrationOf(const AutoKeys& keys,
+                                                         const MoeModelSpec& model) {
+  if (keys.calibration.empty()) return std::nullopt;
+  MOERT_ASSIGN_OR_RETURN(Calibration c, ReadCalibration(keys.calibration, Env::Default()));
+  MOERT_RETURN_IF_ERROR(CheckSameModel(keys.calibration, c.model, model));
+  return c;
 }
 
 /// What would let it choose among versions.
-std::string WhatIsMissing(const Wanted& wanted) {
-  if (wanted.calibration) {
-    return "; the calibration has no end-to-end loss: make it without --probe-tokens 0 to serve "
-           "fewer bits";
+std::string WhatIsMissing(const AutoKeys& keys) {
+  if (!keys.calibration.empty()) {
+    return fmt::format(
+        "; {} has no end-to-end loss: make it without --probe-tokens 0 to be served "
+        "fewer bits",
+        keys.calibration);
   }
-  return "; to serve fewer bits give calibration=FILE of `moert-pack calibrate`";
+  return "; to be served fewer bits give calibration=FILE of `moert-pack calibrate --method hqq`";
 }
 
 }  // namespace
 
 bool IsAuto(absl::string_view spec) { return spec == "auto" || spec.substr(0, 5) == "auto:"; }
 
+absl::StatusOr<AutoKeys> ParseAuto(absl::string_view spec) {
+  const size_t colon = spec.find(':');
+  const absl::string_view text = colon == spec.npos ? "" : spec.substr(colon + 1);
+  MOERT_ASSIGN_OR_RETURN(
+      const StrategyParams params,
+      StrategyParams::Parse("auto", std::string(text), {"loss", "scheme", "calibration"}));
+  AutoKeys keys;
+  MOERT_ASSIGN_OR_RETURN(keys.loss, params.Number("loss", 0, 0, 1));
+  keys.scheme = params.Text("scheme", "");
+  keys.calibration = params.Text("calibration", "");
+  return keys;
+}
+
 absl::StatusOr<StrategyChoice> ChooseStrategy(const ExpertSource& source,
                                               const EngineOptions& options) try {
   if (!IsAuto(options.strategy)) {
     return StrategyChoice{options.strategy, "asked for by name", options.budget};
   }
-  MOERT_ASSIGN_OR_RETURN(const Wanted wanted, WantedOf(options.strategy));
-  const std::string keys = wanted.scheme.empty() ? "" : ":scheme=" + wanted.scheme;
-
+  MOERT_ASSIGN_OR_RETURN(const AutoKeys keys, ParseAuto(options.strategy));
+  const std::string scheme = keys.scheme.empty() ? "" : ":scheme=" + keys.scheme;
   // What is wrong with every strategy is better said by the one that needs least.
-  MOERT_ASSIGN_OR_RETURN(const Blueprint cache, TryStrategy(source, options, "fate" + keys));
-  MOERT_ASSIGN_OR_RETURN(const Calibration* losses, LossesOf(wanted, source.model()));
-  const auto all = TryStrategy(source, options, "resident" + keys);
-  if (all.ok() && (wanted.loss == 0 || losses == nullptr)) {
+  MOERT_ASSIGN_OR_RETURN(const Blueprint cache, TryStrategy(source, options, "fate" + scheme));
+  MOERT_ASSIGN_OR_RETURN(const auto calibration, CalibrationOf(keys, source.model()));
+  const bool known = calibration && calibration->probe_tokens > 0;
+  const auto all = TryStrategy(source, options, "resident" + scheme);
+  if (all.ok() && (keys.loss == 0 || !known)) {
     return StrategyChoice{
         all->strategy.spec,
         fmt::format("all {} experts take {} of the budget of {}", all->plan.total_experts,
@@ -82,11 +76,11 @@ absl::StatusOr<StrategyChoice> ChooseStrategy(const ExpertSource& source,
   }
   EngineOptions bytes = options;
   bytes.budget = Budget::Bytes(cache.plan.budget_bytes);
-  VersionOffers offers(source, bytes, wanted.loss, losses);
+  VersionOffers offers(source, bytes, keys.loss, known ? &*calibration : nullptr);
   offers.AddExact(all.ok() ? *all : cache);
-  if (wanted.loss > 0) offers.AddLossy(cache.versions.front());
+  if (keys.loss > 0) offers.AddLossy(cache.versions.front());
   StrategyChoice choice = offers.Take();
-  if (wanted.loss > 0 && losses == nullptr) choice.why += WhatIsMissing(wanted);
+  if (keys.loss > 0 && !known) choice.why += WhatIsMissing(keys);
   return choice;
 } catch (...) {
   return ExceptionStatus("choosing a strategy");

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "cli/common/args.h"
 #include "cli/common/budget_flag.h"
+#include "cli/common/checkpoint_choice.h"
 #include "cli/common/model_parts.h"
 #include "cli/common/output.h"
 #include "cli/common/plot.h"
@@ -17,6 +18,7 @@
 #include "moert/offline/checkpoint.h"
 #include "moert/offline/hf_config.h"
 #include "moert/offline/pack.h"
+#include "moert/profile.h"
 #include "util/bytes_text.h"
 #include "util/status_macros.h"
 
@@ -43,6 +45,9 @@ struct PlanOptions {
   std::string budget;  // empty: none
   std::string strategy = "on-demand";
   int64_t rows = 512;  // of the largest step
+  std::string profile = "reference";
+  double link_gbps = 0;     // 0: the profile's
+  HardwareProfile machine;  // of that name
 };
 
 /// The engine's own plan for a budget of the CPU backend.
@@ -52,6 +57,8 @@ EngineOptions EngineFor(const PlanOptions& options, const Budget& budget) {
   engine.budget = budget;
   engine.max_tokens_per_forward = options.rows;
   engine.backend = BackendKind::kCpu;
+  engine.profile = options.machine;
+  engine.link_gbps = options.link_gbps;
   return engine;
 }
 
@@ -209,6 +216,10 @@ void PrintPlans(const json& info, const json& versions) {
     if (v.contains("need")) PrintPlan(v["name"].get<std::string>(), v["need"], experts);
   }
   if (info.contains("need")) PrintPlan("all versions", info["need"], experts);
+  if (info.contains("choice")) {
+    Print("  {:<20} {}: {}\n", "chosen", info["choice"]["strategy"].get<std::string>(),
+          info["choice"]["why"].get<std::string>());
+  }
   if (!info.contains("host_bytes") || info["host_bytes"].is_null()) return;
   Print(
       "  beside the budget: {} of dense weights and {} tokens of KV cache, held by the host; the "
@@ -257,6 +268,25 @@ absl::StatusOr<json> PartsJson(const std::string& path) {
   return parts;
 }
 
+// What `auto` would make of a checkpoint within an accepted loss.
+absl::Status AddChoice(const std::string& path, const HfConfig& config, const PlanOptions& options,
+                       json* info) {
+  if (options.budget.empty()) return absl::OkStatus();
+  MOERT_ASSIGN_OR_RETURN(const Budget budget, ParseBudget(options.budget));
+  MOERT_ASSIGN_OR_RETURN(const auto choice,
+                         ChooseForCheckpoint(path, config, EngineFor(options, budget)));
+  if (!choice) return absl::OkStatus();
+  json versions = json::array();
+  for (const PackVersion& v : choice->versions) {
+    MOERT_ASSIGN_OR_RETURN(const VersionSize size, SizeOf(config.moe, v));
+    versions.push_back(VersionJson(v, size));
+  }
+  (*info)["choice"] = {{"strategy", choice->strategy.spec},
+                       {"why", choice->strategy.why},
+                       {"versions", std::move(versions)}};
+  return absl::OkStatus();
+}
+
 // A checkpoint whose configuration is not read: what its tensors' names tell of it.
 absl::StatusOr<json> DescribeUnknown(const std::string& path, const absl::Status& why) {
   MOERT_ASSIGN_OR_RETURN(json parts, PartsJson(path));
@@ -297,6 +327,7 @@ absl::StatusOr<json> DescribeCheckpoint(const std::string& path, const PlanOptio
                {"host_bytes", std::move(host)},
                {"schemes", std::move(schemes)}};
   AddOptions(options, &info);
+  MOERT_RETURN_IF_ERROR(AddChoice(path, config, options, &info));
   return info;
 }
 
@@ -368,9 +399,16 @@ int InfoMain(int argc, const char* const* argv) {
                    "shows what fits: 512MiB, 8GiB (everything), or 25% of the experts");
   parser.AddString("strategy", &options.strategy, "the strategy to plan for");
   parser.AddInt64("rows", &options.rows, "tokens of the largest step to plan for", 1, 65536);
+  parser.AddString("profile", &options.profile,
+                   "hardware profile that `auto` expects times by: reference, or a file of "
+                   "moert-bench");
+  parser.AddDouble("link-gbps", &options.link_gbps, "rate of transfers instead, GB/s");
   parser.AddJson(&json_path);
   parser.AddOutput("plot", &picture, "draws the figures: FILE.svg, .png or .pdf (matplotlib)");
   if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
+  const absl::StatusOr<HardwareProfile> machine = LoadProfile(options.profile);
+  if (!machine.ok()) return ReportError(kCommand, machine.status());
+  options.machine = *machine;
   const absl::StatusOr<json> info = Info(path, options);
   if (!info.ok()) return ReportError(kCommand, info.status());
   Show(*info);
