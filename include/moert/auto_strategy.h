@@ -5,10 +5,11 @@
 //
 // `auto:loss=X,calibration=FILE` accepts that the share X of perplexity is lost. Of the source's
 // versions whose loss the calibration predicts to be within it, it takes the one that is expected
-// to be fastest; of versions as fast, the one that loses least. It may also choose `graded`, which
-// answers misses that weigh little in a lower version, as many as the rest of X pays for, and at
-// most the share X of each request's routing mass. Without a calibration it keeps to the version of
-// the most bits, and that share alone is bounded.
+// to be fastest; of versions as fast, the one that loses least.
+//
+// Where no version is known to be within X, so without a calibration, it keeps to the version of
+// the most bits. It may then choose `graded`, which answers at most the share X of each request's
+// routing mass in a lower version.
 //
 // The cost model is that of the profile: a step takes its layers' time, and the transfers of the
 // misses that a cache of so many slots is expected to have and that nothing hides.

@@ -11,7 +11,7 @@ namespace moert {
 namespace {
 
 /// Times that the cost model cannot tell apart.
-constexpr double kAsFast = 1.01;
+constexpr double kAsFast = 1.001;
 
 /// Nats a token that one expert loses in `format`.
 absl::StatusOr<double> ExpertLoss(const Calibration& c, const LayerCalibration& layer, int expert,

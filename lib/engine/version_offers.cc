@@ -28,9 +28,8 @@ void VersionOffers::AddExact(const Blueprint& b) {
 void VersionOffers::AddLossy(int base) {
   const int versions = source_.num_versions();
   for (int v = base + 1; v < versions; ++v) AddVersion(v);
-  for (int high = base; high < versions; ++high) {
-    for (int low = high + 1; low < versions; ++low) AddGraded(base, high, low);
-  }
+  if (offers_.size() > 1) return;
+  for (int low = base + 1; low < versions; ++low) AddGraded(base, low);
 }
 
 StrategyChoice VersionOffers::Take() const {
@@ -59,19 +58,17 @@ void VersionOffers::AddVersion(int version) {
 }
 
 // Light misses weigh least, so to answer a share of the routing mass low costs at most that share
-// of what the low version loses more. Substitutes (alpha) have no predicted loss.
-void VersionOffers::AddGraded(int base, int high, int low) {
+// of what the low version loses. Substitutes (alpha) have no predicted loss.
+void VersionOffers::AddGraded(int high, int low) {
   double share = accepted_, loss = accepted_;
   if (calibration_ != nullptr) {
-    const std::optional<double> least = high == base ? 0 : LossOf(high), most = LossOf(low);
-    if (!least || !most || *least >= accepted_ || *most <= accepted_) return;
-    share = std::min(accepted_, (accepted_ - *least) / (*most - *least));
-    loss = *least + share * (*most - *least);
-  } else if (high != base) {
-    return;
+    const std::optional<double> most = LossOf(low);
+    if (!most) return;
+    if (*most > 1) share /= *most;
+    loss = share * *most;
   }
   const std::string spec =
-      fmt::format("graded:hi={},lo={},loss={:.3g}{}", source_.version_name(high),
+      fmt::format("graded:hi={},lo={},loss={:g}{}", source_.version_name(high),
                   source_.version_name(low), share, calibration_ != nullptr ? ",alpha=0" : "");
   const absl::StatusOr<Blueprint> b = TryStrategy(source_, options_, spec);
   if (b.ok()) Add(*b, loss, share, "light misses in fewer bits");

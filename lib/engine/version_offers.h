@@ -31,7 +31,7 @@ class VersionOffers {
 
   /// The first offer: what is served where no loss is accepted.
   void AddExact(const Blueprint& b);
-  /// Versions below `base`, and light misses answered in lower ones.
+  /// Versions below `base`; where the budget holds none that is accepted, light misses in one.
   void AddLossy(int base);
 
   /// The offer taken.
@@ -41,7 +41,7 @@ class VersionOffers {
   /// Of perplexity; nothing where it is not known.
   std::optional<double> LossOf(int version) const;
   void AddVersion(int version);
-  void AddGraded(int base, int high, int low);
+  void AddGraded(int high, int low);
   void Add(const Blueprint& b, double loss, double low_share, const std::string& what);
 
   const ExpertSource& source_;

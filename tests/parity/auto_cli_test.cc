@@ -39,7 +39,8 @@ struct Files {
   }
   Json Info(const std::string& loss) const {
     return Json::parse(
-        test::RunTool("pack", "info " + TinyModelDir() + Auto(loss), dir).out)["choice"];
+        test::RunTool("pack", "info " + TinyModelDir() + " --rows 32" + Auto(loss), dir)
+            .out)["choice"];
   }
 };
 
