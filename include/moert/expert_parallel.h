@@ -14,6 +14,13 @@
 //
 // A rank that fails makes the others' calls fail: at once where it still can say so, else by the
 // group's timeout.
+//
+// Ranks on devices may be processes, or threads of one process. Of threads the program sets
+// CUDA_MODULE_LOADING=EAGER in its environment before it uses CUDA, its own main() at the latest:
+//   setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
+// Else a kernel is loaded at its first launch, which may wait for what another rank has enqueued,
+// an all-reduce that this rank has not come to. Nobody goes on then, the timeout's thread included.
+// The library does not set it: loading all kernels at once takes the program's time and memory.
 #ifndef MOERT_EXPERT_PARALLEL_H_
 #define MOERT_EXPERT_PARALLEL_H_
 

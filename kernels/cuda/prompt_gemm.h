@@ -98,19 +98,21 @@ MOERT_HOST_DEVICE constexpr bool IsPromptFormat(const DeviceFormat& f, uint32_t 
          (packings >> down & 1) != 0;
 }
 
-/// Columns that a unit may have: `most`, and some steps less.
-MOERT_HOST_DEVICE constexpr int PromptStep(int most) {
-  return most == 256 ? 64 : most == 160 ? 32 : 16;
+/// Columns that a unit of at most `most` may have, ascending. Four kinds in a kernel are what the
+/// compiler bears: of more it waits for every single product.
+constexpr int kPromptKinds = 4;
+MOERT_HOST_DEVICE constexpr int PromptKind(int most, int i) {
+  constexpr int kFew[] = {24, 32, 40, 64};
+  constexpr int kMore[] = {64, 128, 144, 160};
+  constexpr int kMany[] = {128, 192, 256, 256};
+  return most == 64 ? kFew[i] : most == 160 ? kMore[i] : kMany[i];
 }
-MOERT_HOST_DEVICE constexpr int PromptKinds(int most) { return most == 256 ? 3 : 4; }
-MOERT_HOST_DEVICE constexpr int LeastPromptColumns(int most) {
-  return most - (PromptKinds(most) - 1) * PromptStep(most);
-}
+MOERT_HOST_DEVICE constexpr int LeastPromptColumns(int most) { return PromptKind(most, 0); }
 /// Of a unit with so many tokens, at most `most`.
 MOERT_HOST_DEVICE constexpr int PromptColumns(int most, int count) {
-  const int step = PromptStep(most), least = LeastPromptColumns(most);
-  const int columns = (count + step - 1) / step * step;
-  return columns < least ? least : columns;
+  int kind = 0;
+  while (kind + 1 < kPromptKinds && PromptKind(most, kind) < count) ++kind;
+  return PromptKind(most, kind);
 }
 /// Of the units of an expert with so many tokens, which share them evenly; the last may have less.
 MOERT_HOST_DEVICE constexpr int PromptShare(int most, int count) {

@@ -8,8 +8,13 @@ namespace moert::cuda::tuning {
 
 /// From so many tokens an expert on, by packing: bf16, w8, w4, fp8_b128, mxfp4, nvfp4, int4 with
 /// the scales and zeros of files, w8a8, w4a8, w4, w3 and w2 with zeros. Where the times of both
-/// families cross, between what was measured at 8, 16 and 32 tokens an expert.
-constexpr double kPromptFrom[] = {8, 16, 20, 12, 24, 29, 32, 8, 12, 20, 16, 18};
+/// families cross, between what was measured at 4, 6, 8, 12, 16 and 20 tokens an expert; w4 with
+/// zeros as w3.
+constexpr double kPromptFrom[] = {4, 6, 12, 11, 14.5, 14.5, 18, 4, 4, 13, 13, 18};
+
+/// At least so many in calls of up to kFewTokens tokens (route.h): family D's take fewer launches
+/// and prefetch for the next layer.
+constexpr double kPromptFromOfFewTokens = 8;
 
 /// Columns of the widest unit up to so many tokens an expert.
 struct PromptTiling {
@@ -18,7 +23,7 @@ struct PromptTiling {
 };
 /// What w4a8 has registers for.
 constexpr int kMostOfInt8Groups = 160;
-constexpr PromptTiling kPromptTilings[] = {{44, 64}, {190, 160}, {1e30, 256}};
+constexpr PromptTiling kPromptTilings[] = {{64, 64}, {150, 160}, {1e30, 256}};
 
 }  // namespace moert::cuda::tuning
 

@@ -49,8 +49,7 @@ std::string CacheName(const PackVersion& plan) {
   return fmt::format("{}-{:016x}", plan.name, HashOf(text.Take()));
 }
 
-absl::StatusOr<std::unique_ptr<ExpertSource>> Open(const std::string& model_dir,
-                                                   const OpenAsOptions& options) {
+absl::StatusOr<std::string> FindOrMake(const std::string& model_dir, const OpenAsOptions& options) {
   if (options.schemes.empty() && options.plans.empty()) {
     return absl::InvalidArgumentError("no scheme is given");
   }
@@ -82,18 +81,23 @@ absl::StatusOr<std::unique_ptr<ExpertSource>> Open(const std::string& model_dir,
     if (job.log) job.log(fmt::format("quantizing {} into {} (once)", model_dir, pack));
     MOERT_RETURN_IF_ERROR(MakePack(job));
   }
-  return OpenExpertPack(pack);
+  return pack;
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ExpertSource>> OpenModelAs(const std::string& model_dir,
-                                                          const OpenAsOptions& options) {
+absl::StatusOr<std::string> CachedPack(const std::string& model_dir, const OpenAsOptions& options) {
   try {
-    return Open(model_dir, options);
+    return FindOrMake(model_dir, options);
   } catch (...) {
     return ExceptionStatus(model_dir);
   }
+}
+
+absl::StatusOr<std::unique_ptr<ExpertSource>> OpenModelAs(const std::string& model_dir,
+                                                          const OpenAsOptions& options) {
+  MOERT_ASSIGN_OR_RETURN(const std::string pack, CachedPack(model_dir, options));
+  return OpenExpertPack(pack);
 }
 
 }  // namespace moert

@@ -6,32 +6,10 @@
 #include <random>
 
 #include "served_chain.h"
-#include "tests/support/run_engine.h"
+#include "tests/support/layer_rows.h"
 
 namespace moert::test {
 namespace {
-
-/// Records that take a while on the link.
-SyntheticShape WideShape() {
-  SyntheticShape shape = Shape();
-  shape.layers = 4;
-  shape.hidden = 256;
-  shape.intermediate = 128;
-  return shape;
-}
-
-/// Rows of every layer: mostly the same ones, so that the next layer's gate predicts what it will
-/// want, and sometimes others, so that it is wrong.
-std::vector<float> LayersOf(const SyntheticShape& shape, int64_t rows, HiddenProcess* process,
-                            std::mt19937* rng) {
-  std::vector<float> x;
-  std::vector<float> last;
-  for (int l = 0; l < shape.layers; ++l) {
-    if (l == 0 || (*rng)() % 4 == 0) last = process->Next(rows);
-    x.insert(x.end(), last.begin(), last.end());
-  }
-  return x;
-}
 
 Chain Apart(const std::string& strategy, double fraction, const SyntheticShape& shape) {
   return Chain(strategy, fraction, shape, kMostRows, int64_t{512} << 20, /*apart=*/true);
@@ -47,38 +25,45 @@ void Print(const char* what, double fraction, const EngineStats& s) {
       static_cast<long long>(s.prefetch_useful), static_cast<long long>(s.prefetch_cancelled));
 }
 
-TEST_CASE("prefetching changes no bit, at any budget and batch") {
+/// Steps of 1, 3 and 8 tokens at several budgets, whose rows are those of Rows.
+template <typename Rows>
+void CheckAtAnyBudget(const char* strategy, Chain* all) {
   const SyntheticShape shape = WideShape();
-  Chain all = Apart("resident", 1, shape);
-  for (const char* strategy : {"fate", "on-demand+fate.prefetch", "activation-path",
-                               "on-demand+importance.residency+fate.prefetch"}) {
-    for (const double fraction : {0.1, 0.25, 0.5, 0.9}) {
-      INFO(strategy << " " << fraction);
-      Chain served = Apart(strategy, fraction, shape);
-      REQUIRE(served.engine()->graph_safe());
-      std::mt19937 rng(3);
-      int64_t wrong = 0;
-      for (const int64_t rows : {1, 3, 8}) {
-        served.Capture(rows);
-        HiddenProcess process(shape.hidden, 5 + static_cast<uint64_t>(rows));
-        for (int s = 0; s < 40; ++s) {
-          const std::vector<float> x = LayersOf(shape, rows, &process, &rng);
-          wrong += !SameBits(served.Step(x, rows, true), all.Step(x, rows, false));
-        }
+  for (const double fraction : {0.1, 0.25, 0.5, 0.9}) {
+    INFO(strategy << " " << fraction);
+    Chain served = Apart(strategy, fraction, shape);
+    REQUIRE(served.engine()->graph_safe());
+    std::mt19937 rng(3);
+    int64_t wrong = 0;
+    for (const int64_t rows : {1, 3, 8}) {
+      served.Capture(rows);
+      Rows next(shape.hidden, 5 + static_cast<uint64_t>(rows));
+      for (int s = 0; s < 40; ++s) {
+        const std::vector<float> x = LayersOf(shape, rows, &next, &rng);
+        wrong += !SameBits(served.Step(x, rows, true), all->Step(x, rows, false));
       }
-      CHECK(wrong == 0);
-      const EngineStats stats = served.Stats();
-      CHECK(stats.lookups ==
-            stats.hits_resident + stats.hits_prefetched + stats.late + stats.loads);
-      CHECK(stats.loads > 0);
-      if (fraction < 0.9) CHECK(stats.prefetch_issued > 0);
-      if (fraction < 0.9) CHECK(stats.prefetch_useful > 0);
-      CHECK(stats.prefetch_useful <= stats.prefetch_issued);
-      CHECK(stats.slots == int64_t{40} * (1 + 3 + 8) * shape.layers * shape.top_k);
-      CHECK(stats.peak_bytes <= stats.budget_bytes);
-      Print(strategy, fraction, stats);
     }
+    CHECK(wrong == 0);
+    const EngineStats stats = served.Stats();
+    CHECK(stats.lookups == stats.hits_resident + stats.hits_prefetched + stats.late + stats.loads);
+    CHECK(stats.loads > 0);
+    if (fraction < 0.9) CHECK(stats.prefetch_issued > 0);
+    if (fraction < 0.9) CHECK(stats.prefetch_useful > 0);
+    CHECK(stats.prefetch_useful <= stats.prefetch_issued);
+    CHECK(stats.slots == int64_t{40} * (1 + 3 + 8) * shape.layers * shape.top_k);
+    CHECK(stats.peak_bytes <= stats.budget_bytes);
+    Print(strategy, fraction, stats);
   }
+}
+
+TEST_CASE("prefetching changes no bit, at any budget and batch") {
+  Chain all = Apart("resident", 1, WideShape());
+  for (const char* strategy :
+       {"fate", "on-demand+fate.prefetch", "on-demand+importance.residency+fate.prefetch"}) {
+    CheckAtAnyBudget<HiddenProcess>(strategy, &all);
+  }
+  // Paths of inputs that never come again say nothing: unit.store.served_paths_test.
+  CheckAtAnyBudget<RecurringRows>("activation-path", &all);
 }
 
 TEST_CASE("no call waits, and a step is one graph launch, with prefetches in it") {

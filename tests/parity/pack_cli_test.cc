@@ -127,6 +127,32 @@ TEST_CASE(
   CHECK(hqq < bf16 + 0.6);
 }
 
+TEST_CASE("cache: one pack of a checkpoint, whoever asks and in whatever order") {
+  const std::string cache = Scratch() / "cache";
+  const std::string args = "cache --model " + TinyModelDir() + " --cache " + cache + " --schemes ";
+  const Outcome first = Pack(args + "bf16,w8a16_g128");
+  INFO(first.err);
+  REQUIRE(first.status == 0);
+  REQUIRE(!first.out.empty());
+  const std::string pack = first.out.substr(0, first.out.size() - 1);
+  CHECK(Pack("verify " + pack).status == 0);
+  const auto written = std::filesystem::last_write_time(pack + "/moert.json");
+  const Outcome again = Pack(args + "w8a16_g128,bf16");
+  CHECK(again.out == first.out);
+  const Outcome run = test::RunTool("run",
+                                    "generate --model " + TinyModelDir() + " --cache " + cache +
+                                        " --as w8a16_g128,bf16 --prompt x --max-tokens 1 --quiet",
+                                    Scratch());
+  INFO(run.err);
+  CHECK(run.status == 0);
+  int packs = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(cache)) {
+    packs += std::filesystem::exists(entry.path() / "moert.json");
+  }
+  CHECK(packs == 1);
+  CHECK(std::filesystem::last_write_time(pack + "/moert.json") == written);
+}
+
 TEST_CASE("calibrate, allocate, quantize by two plans, serve both") {
   const std::string tokens = " --tokens " + EvalDir() + "/gsm8k.tokens.u16";
   const std::string calib = Scratch() / "calib";
@@ -324,6 +350,9 @@ TEST_CASE("bad arguments and input: status 2, one message on stderr, nothing on 
       {"quantize --model /no/such/model --schemes bf16" + out, "/no/such/model"},
       {"quantize" + model + " --schemes bf16 --out /no/such/folder/p", "/no/such/folder/p"},
       {"quantize" + model + out + " --plan /no/such/plan", "/no/such/plan"},
+      {"cache" + model, "--schemes"},
+      {"cache" + model + " --schemes bf16 --method gptq", "rtn"},
+      {"cache --model /no/such/model --schemes bf16", "/no/such/model"},
       {"calibrate" + model + out, "--tokens"},
       {"allocate --calibration /no/such/file --bits 3" + out, "/no/such/file"},
       {"allocate --calibration " + TinyModelDir() + "/config.json --bits 3" + out, "config.json"},

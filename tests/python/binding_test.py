@@ -11,10 +11,16 @@ import time
 import unittest
 
 import moert
+import moert.pack_cache
+import moert.tools
 from moert import _c
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HIDDEN = 64
+try:
+    TOOLS = moert.tools.path("moert-run") and moert.tools.path("moert-pack")
+except FileNotFoundError:
+    TOOLS = None
 
 
 def layers(experts=8, top_k=2):
@@ -34,6 +40,16 @@ def floats(seed, rows=1):
 
 
 class Binding(unittest.TestCase):
+    @unittest.skipUnless(TOOLS, "the tools are not built")
+    def test_a_checkpoint_is_quantized_once_for_tools_and_python(self):
+        model = ROOT / "examples/models/tiny-moe"
+        with tempfile.TemporaryDirectory() as cache:
+            moert.tools.run("moert-run", ["generate", "--model", str(model), "--cache", cache, "--as",
+                                          "w4a16_g128", "--prompt", "x", "--max-tokens", "1"])
+            source = moert.pack_cache.quantized(model, "w4a16_g128", cache)
+            self.assertEqual([name for name, _ in source.versions()], ["w4a16_g128"])
+            self.assertEqual(len(list(pathlib.Path(cache).glob("*/moert.json"))), 1)
+
     def test_structs_are_those_of_the_header(self):
         frozen = (ROOT / "tests/abi/layout.c").read_text()
         for kind, name in _c._NAMES.items():

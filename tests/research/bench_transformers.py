@@ -20,6 +20,7 @@ Weights are random: the share of hits is not that of a trained model. Per mode:
 
 Two processes may build and compile at once: with the same --turns FILE they time in turn, while
 nobody builds. A figure of fewer than 48 layers is of that model, not of Qwen3-30B-A3B.
+--device cpu rehearses a run: times and memory say nothing there.
 """
 import argparse
 import contextlib
@@ -34,6 +35,7 @@ import time
 import traceback
 
 import torch
+import torch_device
 import transformers
 import transformers_rivals as rivals
 
@@ -74,6 +76,7 @@ class Bench:
 
     def __init__(self, args):
         self.args, self.turns, self.begin = args, Turns(args.turns), time.perf_counter()
+        self.device = torch_device.Device(args.device)
         self._random = torch.Generator(args.device).manual_seed(1)
         self._static = None  # a graph is recorded for one static cache
 
@@ -82,11 +85,11 @@ class Bench:
                              generator=self._random)
 
     def _timed(self, forward, tokens, cache):
-        torch.cuda.synchronize()
+        self.device.wait()
         begin = time.perf_counter()
         for token in tokens:
             out = forward(token, past_key_values=cache).logits
-        torch.cuda.synchronize()
+        self.device.wait()
         assert torch.isfinite(out).all()
         return len(tokens) / (time.perf_counter() - begin)
 
@@ -116,10 +119,10 @@ class Bench:
         """ms of each repeat; of one alone, without a warm-up."""
         def once():
             ids = self.tokens(1, length)
-            torch.cuda.synchronize()
+            self.device.wait()
             begin = time.perf_counter()
             model(ids, logits_to_keep=1)
-            torch.cuda.synchronize()
+            self.device.wait()
             return 1e3 * (time.perf_counter() - begin)
         with self.turns.timing():
             if repeats > 1:
@@ -129,8 +132,7 @@ class Bench:
     def mode(self, name, decode=None, prompts=None, engine=None, **fields):
         """Runs and reports one mode. A mode that fails says so, and the others go on."""
         gc.collect()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+        self.device.begin_peak()
         row = {"mode": name, "layers": self.args.layers, **fields}
         try:
             with torch.no_grad():
@@ -144,7 +146,7 @@ class Bench:
         except Exception as failed:
             row["failed"] = f"{type(failed).__name__}: {str(failed)[-300:]}"
             traceback.print_exc(limit=-6)
-        row["device_gib"] = torch.cuda.max_memory_reserved() / GIB + row.pop("spared", 0)
+        row["device_gib"] = self.device.peak_bytes() / GIB + row.pop("spared", 0)
         if engine:
             row["device_gib"] += engine.memory().budget_bytes / GIB
         row["resident_gib"] = resident_gib()
@@ -201,7 +203,8 @@ def build(args, **changes):
 
 
 def compiled_call(model):
-    return torch.compile(model.__call__, mode="reduce-overhead")
+    how = {"mode": "reduce-overhead"} if model.device.type == "cuda" else {"backend": "aot_eager"}
+    return torch.compile(model.__call__, **how)
 
 
 class Records:
@@ -357,7 +360,7 @@ def main():
     if args.who == "ours":
         args.modes = args.modes or ["compiled", "eager"]
     bench = Bench(args)
-    print(f"{torch.cuda.get_device_name()}, {platform.processor() or platform.machine()}, "
+    print(f"{bench.device.name}, {platform.processor() or platform.machine()}, "
           f"{torch.get_num_threads()} threads, torch {torch.__version__}, transformers "
           f"{transformers.__version__}, moert {moert.version()}", file=sys.stderr, flush=True)
     (theirs if args.who == "theirs" else ours)(bench, args)

@@ -81,14 +81,16 @@ def accelerate(model, here):
         ahead.remove()
         del model.offloaded_ahead
     copies = _host_copy(model, pinned=False)
-    places = dict.fromkeys(("lm_head", "model.embed_tokens", "model.norm", "model.rotary_emb"), 0)
+    device = model.device.index if model.device.type == "cuda" else "cpu"
+    places = dict.fromkeys(("lm_head", "model.embed_tokens", "model.norm", "model.rotary_emb"),
+                           device)
     for l, layer in enumerate(model.model.layers):
         for part in ("self_attn", "input_layernorm", "post_attention_layernorm", "mlp.gate"):
-            places[f"model.layers.{l}.{part}"] = 0
-        places[f"model.layers.{l}.mlp.experts"] = 0 if l < here else "cpu"
+            places[f"model.layers.{l}.{part}"] = device
+        places[f"model.layers.{l}.mlp.experts"] = device if l < here else "cpu"
         if l >= here:
             for name, copy in copies.items():
                 getattr(layer.mlp.experts, name).data = copy
     torch.cuda.empty_cache()
-    package.dispatch_model(model, places, main_device=0, force_hooks=True)
+    package.dispatch_model(model, places, main_device=device, force_hooks=True)
     return _gib(copies, len(model.model.layers) - here)

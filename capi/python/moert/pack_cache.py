@@ -1,7 +1,4 @@
 """Quantized packs of checkpoints, made once and kept in the cache folder."""
-import contextlib
-import fcntl
-import hashlib
 import os
 import pathlib
 import sys
@@ -9,14 +6,6 @@ import time
 
 from . import sizes, tools
 from .source import Source
-
-
-def folder(cache_dir=None):
-    """The cache folder of the library."""
-    if cache_dir is not None:
-        return pathlib.Path(cache_dir)
-    base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    return pathlib.Path(base) / "moert"
 
 
 def checkpoint_folder(path):
@@ -27,15 +16,6 @@ def checkpoint_folder(path):
     return pathlib.Path(huggingface_hub.snapshot_download(
         str(path),
         allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]))
-
-
-def _identity(model):
-    """Of what a checkpoint holds: its config, and of its weight files names, sizes and times."""
-    digest = hashlib.sha256((model / "config.json").read_bytes())
-    for file in sorted(model.glob("*.safetensors")):
-        status = file.stat()
-        digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns}\n".encode())
-    return digest.hexdigest()[:16]
 
 
 class Line:
@@ -64,33 +44,16 @@ class Line:
 
 def quantized(model, schemes, cache_dir=None, progress=None):
     """The pack of a checkpoint's experts in these schemes ("w4a16_g128", or several with commas),
-    made by moert-pack if need be: to nearest, streaming, continued after an interruption.
-    progress(done, total) counts matrices; None shows a line."""
-    model = pathlib.Path(model)
-    out = folder(cache_dir) / f"{_identity(model)}-{schemes.replace(',', '+')}"
-    if not out.exists():
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(f"{out}.lock"):
-            if not out.exists():
-                _quantize(model, out, schemes, progress)
-    return Source.open_pack(out)
-
-
-@contextlib.contextmanager
-def _lock(path):
-    """Of several processes that want one pack, the first writes it and the others wait."""
-    with open(path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _quantize(model, out, schemes, progress):
+    made by moert-pack if need be: to nearest, streaming, continued after an interruption. It is the
+    one that moert-run --as opens. progress(done, total) counts matrices; None shows a line."""
     line = Line(f"quantizing the experts to {schemes}")
+    cache = [] if cache_dir is None else ["--cache", str(cache_dir)]
     try:
-        tools.run("moert-pack", ["quantize", "--model", str(model), "--out", str(out), "--schemes",
-                                 schemes], progress or line)
+        said = tools.run("moert-pack", ["cache", "--model", str(model), "--schemes", schemes,
+                                        *cache], progress or line)
     finally:
         line.end()
+    return Source.open_pack(said.rstrip("\n"))
 
 
 def opened(model, cache_dir=None, progress=None):

@@ -37,11 +37,11 @@ class ToolError(Exception):
 
 
 def run(name, arguments, progress=None):
-    """Runs a tool to its end; progress(done, total) hears of its progress line. ToolError when it
-    fails."""
+    """Runs a tool to its end and returns what it prints, a few lines at most; progress(done, total)
+    hears of its progress line. ToolError when it fails."""
     ours, theirs = pty.openpty()  # tools show progress on a terminal only
     try:
-        process = subprocess.Popen([path(name), *arguments], stdout=subprocess.DEVNULL,
+        process = subprocess.Popen([path(name), *arguments], stdout=subprocess.PIPE,
                                    stderr=theirs)
     finally:
         os.close(theirs)
@@ -58,9 +58,10 @@ def run(name, arguments, progress=None):
         raise
     finally:
         os.close(ours)
-        process.wait()
+        out, _ = process.communicate()
     if process.returncode != 0:
         raise ToolError(name, process.returncode, " ".join(said))
+    return out.decode()
 
 
 def _lines(terminal):

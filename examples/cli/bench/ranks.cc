@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "absl/strings/str_split.h"
 #include "cli/bench/bench.h"
@@ -276,7 +277,8 @@ int BenchRanks(int argc, const char* const* argv) {
   parser.AddString("synthetic", &o.synthetic, "a published model's shape: SHAPE[:layers]");
   parser.AddString("workload", &o.workload, "steady, mixed, shift, scattered, uniform");
   parser.AddChoice("backend", &o.backend, {"cuda", "cpu"},
-                   "ranks are devices over NCCL, or threads in host memory");
+                   "ranks are devices over NCCL, a thread each, with CUDA_MODULE_LOADING=EAGER if "
+                   "nothing else is set; or threads in host memory");
   parser.AddIntList("ranks", &o.ranks, "ranks, comma-separated, each against one", 1);
   parser.AddSwitch("copies", &o.copies,
                    "every rank has the whole model and rows of its own; with and without a peer "
@@ -307,6 +309,8 @@ int BenchRanks(int argc, const char* const* argv) {
   parser.AddJson(&o.json);
   parser.AddSwitch("quiet", &o.quiet, "no table");
   if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
+  // Before CUDA is used: see ExpertParallel.
+  if (o.backend == "cuda") setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
   RankBench bench(o);
   const absl::StatusOr<json> result = bench.Run("moert-bench ranks " + CommandLine(argc, argv));
   absl::Status status = result.status();

@@ -6,6 +6,7 @@
 namespace moert::cli {
 
 int QuantizeMain(int argc, const char* const* argv);
+int CacheMain(int argc, const char* const* argv);
 int CalibrateMain(int argc, const char* const* argv);
 int AllocateMain(int argc, const char* const* argv);
 int InfoMain(int argc, const char* const* argv);

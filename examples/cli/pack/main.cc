@@ -7,6 +7,7 @@ int main(int argc, char** argv) {
       {"moert-pack",
        "makes, describes and checks expert packs",
        {{"quantize", "writes a pack of a checkpoint's experts", moert::cli::QuantizeMain},
+        {"cache", "writes a pack into the cache folder, once", moert::cli::CacheMain},
         {"calibrate", "measures what each scheme costs each expert", moert::cli::CalibrateMain},
         {"allocate", "chooses a scheme for each matrix", moert::cli::AllocateMain},
         {"info", "describes a pack, a checkpoint or a file", moert::cli::InfoMain},

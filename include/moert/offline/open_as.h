@@ -29,11 +29,13 @@ struct OpenAsOptions {
   std::function<bool()> cancelled;                            // as QuantizeJob::cancelled
 };
 
-/// Opens an HF checkpoint through a pack of these versions in the cache folder, which is quantized
-/// on the first open, straight from the checkpoint; what an interrupted open completed is kept.
-/// Where another process or thread is writing that pack, waits for it.
-/// InvalidArgument for no version, a scheme given twice, and gptq; else as RunQuantizeJob and
-/// OpenExpertPack.
+/// The folder of a checkpoint's pack of these versions in the cache folder: the same for whoever
+/// asks. It is quantized on the first call, straight from the checkpoint; what an interrupted call
+/// completed is kept. Where another process or thread is writing that pack, waits for it.
+/// InvalidArgument for no version, a scheme given twice, and gptq; else as RunQuantizeJob.
+absl::StatusOr<std::string> CachedPack(const std::string& model_dir, const OpenAsOptions& options);
+
+/// Opens an HF checkpoint through CachedPack. Fails as that and OpenExpertPack.
 absl::StatusOr<std::unique_ptr<ExpertSource>> OpenModelAs(const std::string& model_dir,
                                                           const OpenAsOptions& options);
 

@@ -18,9 +18,14 @@ namespace moert::cuda {
 
 #ifdef MOERT_PROMPT_PRODUCTS
 
-template <Packing kPacking, bool kGateUp, int kMost, int kColumns>
+/// Columns of the products of a unit: int8 ones come in fewer kinds.
+template <Packing kPacking, int kUnitColumns>
+constexpr int kProductColumns = IsInt8(kPacking) && kUnitColumns == 40 ? 48 : kUnitColumns;
+
+template <Packing kPacking, bool kGateUp, int kMost, int kUnitColumns>
 __device__ __forceinline__ void RunTile(PromptConsumer<kPacking, kGateUp, kMost>& consumer,
                                         const PromptGemmArgs& args, const PromptSlot<kMost>& slot) {
+  constexpr int kColumns = kProductColumns<kPacking, kUnitColumns>;
   float d[PromptBlocks(kMost)][kColumns / 2];
   consumer.Forget();
   consumer.template Multiply<kColumns>(slot, d);
@@ -34,24 +39,21 @@ __device__ __forceinline__ void RunTile(PromptConsumer<kPacking, kGateUp, kMost>
   }
 }
 
-/// Calls RunTile of the columns. More than four kinds in a kernel are too much for the compiler: it
-/// then waits for every single product.
+/// Calls RunTile of the columns.
 template <Packing kPacking, bool kGateUp, int kMost>
 __device__ __forceinline__ void RunColumns(PromptConsumer<kPacking, kGateUp, kMost>& consumer,
                                            const PromptGemmArgs& args,
                                            const PromptSlot<kMost>& slot) {
-  constexpr int kStep = PromptStep(kMost);
-  switch ((kMost - slot.columns) / kStep) {
-    case 0:
-      return RunTile<kPacking, kGateUp, kMost, kMost>(consumer, args, slot);
-    case 1:
-      return RunTile<kPacking, kGateUp, kMost, kMost - kStep>(consumer, args, slot);
-    case 2:
-      return RunTile<kPacking, kGateUp, kMost, kMost - 2 * kStep>(consumer, args, slot);
-    default:
-      if constexpr (PromptKinds(kMost) == 4) {
-        return RunTile<kPacking, kGateUp, kMost, kMost - 3 * kStep>(consumer, args, slot);
-      }
+  constexpr int kKind[] = {PromptKind(kMost, 0), PromptKind(kMost, 1), PromptKind(kMost, 2),
+                           PromptKind(kMost, 3)};
+  if (slot.columns == kKind[0]) {
+    RunTile<kPacking, kGateUp, kMost, kKind[0]>(consumer, args, slot);
+  } else if (slot.columns == kKind[1]) {
+    RunTile<kPacking, kGateUp, kMost, kKind[1]>(consumer, args, slot);
+  } else if (kKind[2] < kKind[3] && slot.columns == kKind[2]) {
+    RunTile<kPacking, kGateUp, kMost, kKind[2]>(consumer, args, slot);
+  } else {
+    RunTile<kPacking, kGateUp, kMost, kKind[3]>(consumer, args, slot);
   }
 }
 
@@ -64,12 +66,14 @@ __device__ __forceinline__ void RunCta(const PromptGemmArgs& args, uint8_t* shar
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   if (threadIdx.x == 0) {
     for (int s = 0; s < Ring::kStages; ++s) {
-      InitBarrier(ring.Full(s), 1 + (kGateUp ? kGatherWarps * 32 : 0));
+      InitBarrier(ring.Full(s),
+                  1 + PromptHelpers(kGateUp, kMost) + (kGateUp ? kGatherWarps * 32 : 0));
       InitBarrier(ring.Empty(s), kPromptConsumers / 32);
     }
     for (int s = 0; s < kPromptSlots; ++s) {
       InitBarrier(ring.SlotFull(s), 1);
-      InitBarrier(ring.SlotEmpty(s), 1 + (kGateUp ? kGatherWarps : 0) + kPromptConsumers / 32);
+      InitBarrier(ring.SlotEmpty(s), 1 + PromptHelpers(kGateUp, kMost) +
+                                         (kGateUp ? kGatherWarps : 0) + kPromptConsumers / 32);
     }
     FenceBarrierInit();
   }
@@ -78,16 +82,20 @@ __device__ __forceinline__ void RunCta(const PromptGemmArgs& args, uint8_t* shar
   TriggerDependentLaunch();
   if (warp >= kPromptConsumers / 32) {
     GiveRegisters<kProducerRegisters>();
+    FenceAsyncProxy();  // h was written by ordinary stores, and weights may have been
     if (warp == kWeightWarp) {
-      FenceAsyncProxy();  // h was written by ordinary stores
       BringWeights<kPacking, kGateUp, kMost>(ring, slots);
     } else if (warp == kScheduleWarp) {
       Schedule<kPacking, kGateUp, kMost>(args, ring, slots);
-    } else if (kGateUp) {
+    } else if (kGateUp && warp < kHelperWarp) {
       GatherTokens<kPacking, kMost>(args, ring, slots, warp - kGatherWarp);
+    } else if constexpr (PromptHelpers(kGateUp, kMost) > 0) {
+      if (warp >= FirstHelper(kMost)) {
+        HelpWithWeights<kPacking, kGateUp, kMost>(ring, slots, warp - FirstHelper(kMost));
+      }
     }
   } else {
-    TakeRegisters<kConsumerRegisters>();
+    TakeRegisters<ConsumerRegisters(kMost)>();
     const int lane = __shfl_sync(~0u, static_cast<int>(threadIdx.x % 32), threadIdx.x % 32);
     PromptConsumer<kPacking, kGateUp, kMost> consumer(ring, warp / 4, warp % 4, lane);
     RingPlace<kPromptSlots> at;
@@ -105,7 +113,7 @@ __device__ __forceinline__ void RunCta(const PromptGemmArgs& args, uint8_t* shar
 #endif
 
 template <Packing kPacking, bool kGateUp, int kMost>
-__global__ void __launch_bounds__(kPromptThreads, 1)
+__global__ void __launch_bounds__(PromptThreads(kMost), 1)
     PromptGemmKernel(const __grid_constant__ PromptGemmArgs args) {
 #ifdef MOERT_PROMPT_PRODUCTS
   extern __shared__ uint8_t shared[];
@@ -120,7 +128,7 @@ int LaunchOne(const PromptGemmArgs& args, cudaStream_t stream) {
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;
-  return LaunchEarly(kernel, args.ctas, kPromptThreads, kBytes, stream, args);
+  return LaunchEarly(kernel, args.ctas, PromptThreads(kMost), kBytes, stream, args);
 }
 
 template <Packing kPacking, bool kGateUp>

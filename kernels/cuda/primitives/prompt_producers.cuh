@@ -11,17 +11,33 @@
 
 namespace moert::cuda {
 
-constexpr int kPromptConsumers = 256;
-constexpr int kPromptThreads = kPromptConsumers + 128;
+constexpr int kPromptConsumers = 256;  // threads
 constexpr int kGatherWarps = 2;
-/// Of a thread, in its role: together what a CTA is launched with, else consumers wait for ever.
+enum PromptRole : int { kWeightWarp = 8, kScheduleWarp = 9, kGatherWarp = 10, kHelperWarp = 12 };
+/// Producing warps are four. They are eight where a tile has few columns and so takes little time:
+/// four help to bring weights.
+MOERT_HOST_DEVICE constexpr int PromptProducers(int most) { return most == 64 ? 8 : 4; }
+MOERT_HOST_DEVICE constexpr int PromptThreads(int most) {
+  return kPromptConsumers + 32 * PromptProducers(most);
+}
+/// Warps that help to bring weights, the first of them, and the row blocks that each brings. The
+/// gathering ones do where there is nothing to gather.
+MOERT_HOST_DEVICE constexpr int PromptHelpers(bool gate_up, int most) {
+  return most == 64 ? 4 : gate_up ? 0 : kGatherWarps;
+}
+MOERT_HOST_DEVICE constexpr int FirstHelper(int most) {
+  return most == 64 ? kHelperWarp : kGatherWarp;
+}
+/// Registers of a thread, in its role: together what a CTA is launched with, else consumers wait
+/// for ever.
 constexpr int kProducerRegisters = 56;
-constexpr int kConsumerRegisters = 224;
-constexpr int kLaunchRegisters = 65536 / kPromptThreads / 8 * 8;
-static_assert(kProducerRegisters * (kPromptThreads - kPromptConsumers) +
-                  kConsumerRegisters * kPromptConsumers <=
-              kLaunchRegisters * kPromptThreads);
-enum PromptRole : int { kWeightWarp = 8, kScheduleWarp = 9, kGatherWarp = 10 };
+MOERT_HOST_DEVICE constexpr int ConsumerRegisters(int most) { return most == 64 ? 200 : 224; }
+MOERT_HOST_DEVICE constexpr bool RegistersFit(int most) {
+  return kProducerRegisters * 32 * PromptProducers(most) +
+             ConsumerRegisters(most) * kPromptConsumers <=
+         65536 / PromptThreads(most) / 8 * 8 * PromptThreads(most);
+}
+static_assert(RegistersFit(64) && RegistersFit(160) && RegistersFit(256));
 
 #if defined(__CUDA_ARCH__) && defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define MOERT_PROMPT_PRODUCTS 1
@@ -87,7 +103,8 @@ __device__ __forceinline__ void FillRows(const PromptGemmArgs& args, const Promp
     const int of = list[min(c + lane, count - 1)];
     if constexpr (kGateUp) {
       const int token = of < args.pairs ? of / args.top_k : of - args.pairs;
-      slot->rows[c + lane] = static_cast<uint32_t>(token * XStride<kPacking>(args));
+      slot->rows[GatherPlace(kMost, c + lane)] =
+          static_cast<uint32_t>(token * XStride<kPacking>(args));
       if constexpr (kPacking == Packing::kW8A8) {
         slot->scales_of[c + lane] = *reinterpret_cast<const float*>(
             X<kPacking>(args) + token * args.int8_x_stride + args.int8_x_scales);
@@ -140,9 +157,67 @@ __device__ __forceinline__ void Schedule(const PromptGemmArgs& args,
   }
 }
 
-/// Brings the weights of one tile after another, and h where it is the other operand. One lane does
-/// all of it, from addresses that the compiler knows to be the warp's: copies of several lanes
-/// would be told apart one by one.
+/// Brings runs of the first `there` of kCount row blocks, `step` bytes apart. By one lane, from
+/// addresses that the compiler knows to be the warp's: copies of several lanes would be told apart
+/// one by one.
+template <int kCount, int kRun>
+__device__ __forceinline__ void BringBlocks(uint32_t to, const uint8_t* from, int step, int there,
+                                            uint32_t run, uint32_t full) {
+  asm volatile("" : "+r"(step));  // else all addresses of a tile are kept
+  if (there >= kCount) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) BulkCopy(to + i * kRun, from + i * step, run, full);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (i < there) BulkCopy(to + i * kRun, from + i * step, run, full);
+    }
+  }
+}
+
+/// Row blocks of the weights of one tile after another: those of helper `helper`.
+template <Packing kPacking, bool kGateUp, int kMost>
+__device__ __forceinline__ void HelpWithWeights(const PromptRing<kPacking, kMost>& ring,
+                                                const PromptSlot<kMost>* slots, int helper) {
+  using Ring = PromptRing<kPacking, kMost>;
+  constexpr int kBlocks = Ring::kRowBlocks / (kGateUp ? 2 : 1);  // of a matrix
+  constexpr int kCount = Ring::kRowBlocks / PromptHelpers(kGateUp, kMost);
+  static_assert(kBlocks % kCount == 0);
+  if (!ElectLane()) return;
+  const int first = helper * kCount % kBlocks;
+  const bool second = helper * kCount >= kBlocks;
+  RingPlace<kPromptSlots> at;
+  RingPlace<Ring::kStages> place;
+  while (true) {
+    Await(ring.SlotFull(at.stage), at.parity);
+    const PromptSlot<kMost>& slot = slots[at.stage];
+    if (slot.columns == 0) return;
+    const int k64_bytes = slot.k64s * K64Bytes(kPacking);  // of a row block
+    const int block = slot.row_tile * kBlocks + first;
+    // Row blocks from there on; below 0 where the matrix has ended before. Not max(0, min()): ptxas
+    // 13.0 makes one instruction of it and takes a wrong predicate for the comparison with kCount.
+    const int there = slot.row_blocks - block;
+    const uint8_t* weights =
+        slot.weights + (second ? slot.second_weights : 0) + int64_t{block} * k64_bytes;
+#pragma unroll 1
+    for (int left = k64_bytes; left > 0; left -= Ring::kRun) {
+      const uint32_t run = min(Ring::kRun, left), full = ring.Full(place.stage);
+      Await(ring.Empty(place.stage), place.parity ^ 1);
+      // Who brings nothing arrives too: else the ring could leave it behind, where it waits for a
+      // phase that was long ago.
+      ArriveExpecting(full, there >= kCount ? kCount * run : there > 0 ? there * run : 0);
+      BringBlocks<kCount, Ring::kRun>(ring.Weights(place.stage) + helper * kCount * Ring::kRun,
+                                      weights, k64_bytes, there, run, full);
+      weights += Ring::kRun;
+      place.Next();
+    }
+    Arrive(ring.SlotEmpty(at.stage));
+    at.Next();
+  }
+}
+
+/// Brings the weights and scales of one tile after another, and h where it is the other operand;
+/// not what helpers bring.
 template <Packing kPacking, bool kGateUp, int kMost>
 __device__ __forceinline__ void BringWeights(const PromptRing<kPacking, kMost>& ring,
                                              const PromptSlot<kMost>* slots) {
@@ -163,7 +238,7 @@ __device__ __forceinline__ void BringWeights(const PromptRing<kPacking, kMost>& 
     const uint8_t* weights = slot.weights + int64_t{slot.row_tile} * kBlocks * k64_bytes;
     const int second = slot.second_weights;
     const uint8_t* h = slot.h;
-    const StageScaleCopies<Ring, kPacking, kGateUp> scales(slot);
+    StageScaleCopies<Ring, kPacking, kGateUp> scales(slot);
     const int pieces = (slot.k64s + PieceK64s(kPacking) - 1) / PieceK64s(kPacking);
     const int stages = (pieces + kPieces - 1) / kPieces;
 #pragma unroll 1
@@ -182,7 +257,9 @@ __device__ __forceinline__ void BringWeights(const PromptRing<kPacking, kMost>& 
           float_bytes += floats[p] < 0 ? 0 : columns * 4;
         }
       }
-      ArriveExpecting(full, kMatrices * blocks * run + tokens + float_bytes + scales.Bytes(k));
+      const uint32_t weight_bytes =
+          PromptHelpers(kGateUp, kMost) == 0 ? kMatrices * blocks * run : 0;
+      ArriveExpecting(full, weight_bytes + tokens + float_bytes + scales.Bytes(k));
       if constexpr (!kGateUp) {
         BulkCopy(ring.Tokens(place.stage), h, tokens, full);
         h += kPieces * columns * 128;
@@ -193,15 +270,15 @@ __device__ __forceinline__ void BringWeights(const PromptRing<kPacking, kMost>& 
                    columns * 4, full);
         }
       }
-      int step = k64_bytes;
-      asm volatile("" : "+r"(step));  // else all addresses of a tile are kept
+      if constexpr (PromptHelpers(kGateUp, kMost) == 0) {
 #pragma unroll
-      for (int b = 0; b < Ring::kRowBlocks; ++b) {
-        if (b % kBlocks >= blocks) continue;
-        BulkCopy(ring.Weights(place.stage) + b * Ring::kRun,
-                 weights + (b / kBlocks != 0 ? second : 0) + b % kBlocks * step, run, full);
+        for (int m = 0; m < kMatrices; ++m) {
+          BringBlocks<kBlocks, Ring::kRun>(ring.Weights(place.stage) + m * kBlocks * Ring::kRun,
+                                           weights + (m != 0 ? second : 0), k64_bytes, blocks, run,
+                                           full);
+        }
+        weights += Ring::kRun;
       }
-      weights += Ring::kRun;
       scales.Copy(k, ring.Scales(place.stage, 0), full);
       place.Next();
     }
@@ -222,34 +299,42 @@ __device__ __forceinline__ void GatherFloats(const PromptGemmArgs& args,
 #pragma unroll 1
   for (int c = warp * 32 + threadIdx.x % 32; c < slot.columns; c += kGatherWarps * 32) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(ring.Floats(stage, p) + c * 4),
-                 "l"(floats + slot.rows[c])
+                 "l"(floats + slot.rows[GatherPlace(kMost, c)])
                  : "memory");
   }
 }
 
-/// A thread's 16 bytes of every row that is its own: those at rows, rows + kGatherWarps * 4, ...
+/// A thread's 16 bytes of every column that is its own, whose rows lie at `rows`.
 template <int kMost>
 __device__ __forceinline__ void GatherRows(const uint32_t* rows, int columns, const uint8_t* x,
                                            uint32_t to) {
-  constexpr int kApart = kGatherWarps * 4;
-  constexpr int kRows = kMost / kApart;
-  constexpr int kAtOnce = kRows <= 10 ? kRows : kRows % 16 == 0 ? 16 : 10;
-  static_assert(kRows % kAtOnce == 0 && kApart % 8 == 0);
+  constexpr int kFours = kMost / 32;
+  constexpr int kAtOnce = kFours == 8 ? 4 : kFours;
+  const auto copy = [&](int column, uint32_t row) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + column * 128), "l"(x + row)
+                 : "memory");
+  };
 #pragma unroll
-  for (int first = 0; first < kRows; first += kAtOnce) {
+  for (int first = 0; first < kFours; first += kAtOnce) {
     // Where some rows begin is read before the first is copied: a copy lets nothing pass.
-    uint32_t row[kAtOnce];
+    uint4 row[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      if ((first + i) * kApart < columns) row[i] = rows[(first + i) * kApart];
+      row[i] = *reinterpret_cast<const uint4*>(rows + 4 * (first + i));
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      if ((first + i) * kApart >= columns) continue;
-      asm volatile(
-          "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + (first + i) * kApart * 128),
-          "l"(x + row[i])
-          : "memory");
+      const int column = 32 * (first + i);  // of the thread's, but for where it begins
+      const uint32_t four[] = {row[i].x, row[i].y, row[i].z, row[i].w};
+      if (column + 32 <= columns) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) copy(column + 8 * j, four[j]);
+      } else {
+#pragma unroll
+        for (int j = 0; j < 3; ++j) {
+          if (column + 8 * j < columns) copy(column + 8 * j, four[j]);
+        }
+      }
     }
   }
 }
@@ -262,7 +347,7 @@ __device__ __forceinline__ void GatherTokens(const PromptGemmArgs& args,
   using Ring = PromptRing<kPacking, kMost>;
   const int lane = threadIdx.x % 32;
   const uint32_t first = warp * 4 + lane / 8;
-  // Rows of a thread are a multiple of 8 apart: their place in the swizzle is the same.
+  static_assert(kGatherWarps * 4 == 8);  // so a thread's place in the swizzle is always the same
   const uint32_t to = first * 128 + (((lane & 7) ^ (first & 7)) * 16);
   RingPlace<kPromptSlots> at;
   RingPlace<Ring::kStages> place;
@@ -282,7 +367,7 @@ __device__ __forceinline__ void GatherTokens(const PromptGemmArgs& args,
         if constexpr (HasColumnFloats(kPacking)) {
           GatherFloats<kPacking>(args, ring, slot, k + p, p, place.stage, warp);
         }
-        GatherRows<kMost>(slot.rows + first, columns, x,
+        GatherRows<kMost>(slot.rows + GatherPlace(kMost, first), columns, x,
                           ring.Tokens(place.stage) + p * columns * 128 + to);
       }
       ArriveBehindCopies(ring.Full(place.stage));

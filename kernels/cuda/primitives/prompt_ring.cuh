@@ -32,8 +32,14 @@ struct PromptSlot {
   int64_t h_row;            // int8, gate and up: of the first column in wide_h
   const float* of_columns;  // down: of the unit, see PromptGemmArgs
   int32_t zero_distance;    // of packings with zeros
-  uint32_t rows[kMost];     // gate and up: where x's row begins; down: the slot
+  /// By column; gate and up: where x's row begins, by GatherPlace; down: the slot.
+  alignas(16) uint32_t rows[kMost];
 };
+
+/// Columns that a gathering thread has are 8 apart: it finds them one beside the other.
+MOERT_HOST_DEVICE constexpr int GatherPlace(int most, int column) {
+  return column % 8 * (most / 8) + column / 8;
+}
 
 /// A piece is what one row of 128 bytes of an activation is multiplied by: so many times 64 k.
 MOERT_HOST_DEVICE constexpr int PieceK64s(Packing p) { return IsInt8(p) ? 2 : 1; }

@@ -83,7 +83,7 @@ class ImportedStageCopies : TileBlocks<Ring, kGateUp> {
   int second_, zeros_, row_blocks_, block_, blocks_, groups_, shift_;
 };
 
-/// Of the other packings: with a piece in which a group begins, its scales and what zeros come to.
+/// Of the other packings: with a piece in which a group begins, its scales or what zeros come to.
 template <typename Ring, Packing kPacking, bool kGateUp>
 class RowStageCopies : TileBlocks<Ring, kGateUp> {
   using Tile = TileBlocks<Ring, kGateUp>;
@@ -102,40 +102,41 @@ class RowStageCopies : TileBlocks<Ring, kGateUp> {
     pieces_ = (slot.k64s + kK64s - 1) / kK64s;
     of_group_ = (slot.group_k64s + kK64s - 1) / kK64s;
   }
-  /// What comes with stage k.
-  __device__ __forceinline__ uint32_t Bytes(int k) const {
+  /// What comes with the next stage.
+  __device__ __forceinline__ uint32_t Bytes(int /*k*/) const {
     uint32_t bytes = 0;
+    int next = next_;
 #pragma unroll
     for (int p = 0; p < Ring::kPieces; ++p) {
-      if (Begins(k, p)) bytes += Tile::kMatrices * kPlanes * bytes_;
+      if (piece_ + p != next || next >= pieces_) continue;
+      bytes += Tile::kMatrices * kPlanes * bytes_;
+      next += of_group_;
     }
     return bytes;
   }
-  __device__ __forceinline__ void Copy(int k, uint32_t scales, uint32_t barrier) const {
+  /// Which it is then no longer.
+  __device__ __forceinline__ void Copy(int /*k*/, uint32_t scales, uint32_t barrier) {
 #pragma unroll
     for (int p = 0; p < Ring::kPieces; ++p) {
-      if (!Begins(k, p)) continue;
-      const uint32_t group = (k * Ring::kPieces + p) / of_group_;
-      const uint8_t* const at = at_ + int64_t{group} * stride_;
+      if (piece_ + p != next_ || next_ >= pieces_) continue;
 #pragma unroll
       for (int i = 0; i < Tile::kMatrices * kPlanes; ++i) {
         const int matrix = i % Tile::kMatrices, plane = i / Tile::kMatrices;
         const int to = plane * Ring::kRowBlocks + matrix * Tile::kBlocks;
         BulkCopy(scales + p * Ring::kPieceScales + to * kBlockBytes,
-                 at + (matrix != 0 ? second_ : 0) + (plane != 0 ? zeros_ : 0), bytes_, barrier);
+                 at_ + (matrix != 0 ? second_ : 0) + (plane != 0 ? zeros_ : 0), bytes_, barrier);
       }
+      next_ += of_group_;
+      at_ += stride_;
     }
+    piece_ += Ring::kPieces;
   }
 
  private:
-  __device__ __forceinline__ bool Begins(int k, int p) const {
-    const uint32_t piece = k * Ring::kPieces + p;
-    return piece < pieces_ && piece % of_group_ == 0;
-  }
-
-  const uint8_t* at_;  // of the first group
+  const uint8_t* at_;  // of the next group
   int second_, zeros_, bytes_, stride_;
-  uint32_t pieces_, of_group_;  // of the matrix, of a scale group
+  int pieces_, of_group_;     // of the matrix, of a scale group
+  int piece_ = 0, next_ = 0;  // of the next stage, of the next group
 };
 
 struct NoStageCopies {

@@ -94,11 +94,16 @@ struct PromptStore {
       WarpGroupBarrier(of.group);  // what lay there was read
 #pragma unroll
       for (int c = from; c < from + kAtOnce && c < kColumns; c += 16) {
-        const float* at = d + c / 8 * 4;
+        const float* v = d + c / 8 * 4;
         const uint32_t row = c - from + (lane & 7) + ((lane >> 4) * 8);
         const uint32_t of_warp = 2 * of.warp + ((lane >> 3) & 1);
-        StoreTransposed4(staging + row * 128 + ((of_warp ^ (row & 7)) * 16), PackBf16(at[0], at[1]),
-                         PackBf16(at[2], at[3]), PackBf16(at[4], at[5]), PackBf16(at[6], at[7]));
+        const uint32_t at = staging + row * 128 + ((of_warp ^ (row & 7)) * 16);
+        if (c + 8 < kColumns) {
+          StoreTransposed4(at, PackBf16(v[0], v[1]), PackBf16(v[2], v[3]), PackBf16(v[4], v[5]),
+                           PackBf16(v[6], v[7]));
+        } else {
+          StoreTransposed2(at, PackBf16(v[0], v[1]), PackBf16(v[2], v[3]));
+        }
       }
       WarpGroupBarrier(of.group);
 #pragma unroll

@@ -59,20 +59,27 @@ __device__ __forceinline__ void PinRegisters(int32_t (&d)[kInts]) {
 #define MOERT_R8TO(a, b) MOERT_R##a ", " MOERT_R##b
 #define MOERT_LIST8 MOERT_R0
 #define MOERT_LIST16 MOERT_R8TO(0, 8)
+#define MOERT_LIST12 MOERT_R0 ", %8, %9, %10, %11"
+#define MOERT_LIST20 MOERT_LIST16 ", %16, %17, %18, %19"
 #define MOERT_LIST24 MOERT_LIST16 ", " MOERT_R16
 #define MOERT_LIST32 MOERT_LIST16 ", " MOERT_R8TO(16, 24)
 #define MOERT_LIST48 MOERT_LIST32 ", " MOERT_R8TO(32, 40)
 #define MOERT_LIST64 MOERT_LIST48 ", " MOERT_R8TO(48, 56)
+#define MOERT_LIST72 MOERT_LIST64 ", " MOERT_R64
 #define MOERT_LIST80 MOERT_LIST64 ", " MOERT_R8TO(64, 72)
 #define MOERT_LIST96 MOERT_LIST80 ", " MOERT_R8TO(80, 88)
 #define MOERT_LIST128 MOERT_LIST96 ", " MOERT_R8TO(96, 104) ", " MOERT_R8TO(112, 120)
 #define MOERT_D8(C, i) \
   C(d[i]), C(d[i + 1]), C(d[i + 2]), C(d[i + 3]), C(d[i + 4]), C(d[i + 5]), C(d[i + 6]), C(d[i + 7])
+#define MOERT_D4(C, i) C(d[i]), C(d[i + 1]), C(d[i + 2]), C(d[i + 3])
+#define MOERT_D12(C, i) MOERT_D8(C, i), MOERT_D4(C, i + 8)
 #define MOERT_D16(C, i) MOERT_D8(C, i), MOERT_D8(C, i + 8)
+#define MOERT_D20(C, i) MOERT_D16(C, i), MOERT_D4(C, i + 16)
 #define MOERT_D24(C, i) MOERT_D16(C, i), MOERT_D8(C, i + 16)
 #define MOERT_D32(C, i) MOERT_D16(C, i), MOERT_D16(C, i + 16)
 #define MOERT_D48(C, i) MOERT_D32(C, i), MOERT_D16(C, i + 32)
 #define MOERT_D64(C, i) MOERT_D32(C, i), MOERT_D32(C, i + 32)
+#define MOERT_D72(C, i) MOERT_D64(C, i), MOERT_D8(C, i + 64)
 #define MOERT_D80(C, i) MOERT_D64(C, i), MOERT_D16(C, i + 64)
 #define MOERT_D96(C, i) MOERT_D64(C, i), MOERT_D32(C, i + 64)
 #define MOERT_D128(C, i) MOERT_D64(C, i), MOERT_D64(C, i + 64)
@@ -85,32 +92,40 @@ __device__ __forceinline__ void Wgmma(int32_t (&d)[kColumns / 2], const uint32_t
                                       uint64_t b);
 
 /// For N columns, M = N / 2 registers; the others' names are given.
-#define MOERT_WGMMA(N, M, a0, a1, a2, a3, b0)                                                   \
-  template <>                                                                                   \
-  __device__ __forceinline__ void Wgmma<N>(float(&d)[M], const uint32_t(&a)[4], uint64_t b) {   \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" MOERT_LIST##M     \
-                 "}, {" a0 ", " a1 ", " a2 ", " a3 "}, " b0 ", 1, 1, 1, 0;"                     \
-                 : MOERT_D##M("+f", 0)                                                          \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                         \
-  }                                                                                             \
-  template <>                                                                                   \
-  __device__ __forceinline__ void Wgmma<N>(int32_t(&d)[M], const uint32_t(&a)[4], uint64_t b) { \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k32.s32.s8.s8 {" MOERT_LIST##M         \
-                 "}, {" a0 ", " a1 ", " a2 ", " a3 "}, " b0 ", 1;"                              \
-                 : MOERT_D##M("+r", 0)                                                          \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                         \
+#define MOERT_WGMMA(N, M, type, C, kind, rest, a0, a1, a2, a3, b0)                           \
+  template <>                                                                                \
+  __device__ __forceinline__ void Wgmma<N>(type(&d)[M], const uint32_t(&a)[4], uint64_t b) { \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #N kind " {" MOERT_LIST##M              \
+                 "}, {" a0 ", " a1 ", " a2 ", " a3 "}, " b0 rest                             \
+                 : MOERT_D##M(C, 0)                                                          \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                      \
   }
+#define MOERT_WGMMA_BF16(N, M, ...) \
+  MOERT_WGMMA(N, M, float, "+f", "k16.f32.bf16.bf16", ", 1, 1, 1, 0;", __VA_ARGS__)
+#define MOERT_WGMMA_INT8(N, M, ...) \
+  MOERT_WGMMA(N, M, int32_t, "+r", "k32.s32.s8.s8", ", 1;", __VA_ARGS__)
 
-MOERT_WGMMA(16, 8, "%8", "%9", "%10", "%11", "%12")
-MOERT_WGMMA(32, 16, "%16", "%17", "%18", "%19", "%20")
-MOERT_WGMMA(48, 24, "%24", "%25", "%26", "%27", "%28")
-MOERT_WGMMA(64, 32, "%32", "%33", "%34", "%35", "%36")
-MOERT_WGMMA(96, 48, "%48", "%49", "%50", "%51", "%52")
-MOERT_WGMMA(128, 64, "%64", "%65", "%66", "%67", "%68")
-MOERT_WGMMA(160, 80, "%80", "%81", "%82", "%83", "%84")
-MOERT_WGMMA(192, 96, "%96", "%97", "%98", "%99", "%100")
-MOERT_WGMMA(256, 128, "%128", "%129", "%130", "%131", "%132")
+MOERT_WGMMA_BF16(24, 12, "%12", "%13", "%14", "%15", "%16")
+MOERT_WGMMA_BF16(32, 16, "%16", "%17", "%18", "%19", "%20")
+MOERT_WGMMA_BF16(40, 20, "%20", "%21", "%22", "%23", "%24")
+MOERT_WGMMA_BF16(64, 32, "%32", "%33", "%34", "%35", "%36")
+MOERT_WGMMA_BF16(128, 64, "%64", "%65", "%66", "%67", "%68")
+MOERT_WGMMA_BF16(144, 72, "%72", "%73", "%74", "%75", "%76")
+MOERT_WGMMA_BF16(160, 80, "%80", "%81", "%82", "%83", "%84")
+MOERT_WGMMA_BF16(192, 96, "%96", "%97", "%98", "%99", "%100")
+MOERT_WGMMA_BF16(256, 128, "%128", "%129", "%130", "%131", "%132")
+MOERT_WGMMA_INT8(24, 12, "%12", "%13", "%14", "%15", "%16")
+MOERT_WGMMA_INT8(32, 16, "%16", "%17", "%18", "%19", "%20")
+MOERT_WGMMA_INT8(48, 24, "%24", "%25", "%26", "%27", "%28")
+MOERT_WGMMA_INT8(64, 32, "%32", "%33", "%34", "%35", "%36")
+MOERT_WGMMA_INT8(128, 64, "%64", "%65", "%66", "%67", "%68")
+MOERT_WGMMA_INT8(144, 72, "%72", "%73", "%74", "%75", "%76")
+MOERT_WGMMA_INT8(160, 80, "%80", "%81", "%82", "%83", "%84")
+MOERT_WGMMA_INT8(192, 96, "%96", "%97", "%98", "%99", "%100")
+MOERT_WGMMA_INT8(256, 128, "%128", "%129", "%130", "%131", "%132")
 
+#undef MOERT_WGMMA_BF16
+#undef MOERT_WGMMA_INT8
 #undef MOERT_WGMMA
 #undef MOERT_LIST8
 #undef MOERT_LIST16
@@ -121,6 +136,13 @@ MOERT_WGMMA(256, 128, "%128", "%129", "%130", "%131", "%132")
 #undef MOERT_LIST80
 #undef MOERT_LIST96
 #undef MOERT_LIST128
+#undef MOERT_LIST12
+#undef MOERT_LIST20
+#undef MOERT_LIST72
+#undef MOERT_D4
+#undef MOERT_D12
+#undef MOERT_D20
+#undef MOERT_D72
 #undef MOERT_D8
 #undef MOERT_D16
 #undef MOERT_D24

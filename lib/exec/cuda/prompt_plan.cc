@@ -33,9 +33,10 @@ PromptPlan PlanPrompt(const PromptFormats& formats, const MoeLayerSpec& layer, i
     return plan;
   }
   const double mean = TokensAnExpert(layer, tokens, experts);
+  const double least = tokens <= kFewTokens ? tuning::kPromptFromOfFewTokens : 0;
   uint32_t packings = 0;
   for (int p = 0; p < kPromptPackings; ++p) {
-    if (mean >= tuning::kPromptFrom[p]) packings |= 1u << p;
+    if (mean >= std::max(tuning::kPromptFrom[p], least)) packings |= 1u << p;
   }
   plan.others = formats.others;
   for (int gate = 0; gate < kPromptPackings; ++gate) {

@@ -15,19 +15,19 @@
 #include "strategies/builtin.h"
 #include "strategies/worth_cache.h"
 #include "support/catch.h"
+#include "support/served_call.h"
 #include "support/synthetic_source.h"
 #include "transfer/transfer_queue.h"
 
 namespace moert {
 namespace {
 
-using cuda::AfterCall;
 using cuda::KeyOfLeaving;
 using cuda::LeavingKey;
-using cuda::MissRank;
 using cuda::ServedCounts;
 using cuda::ServedExpert;
 using cuda::VictimRank;
+using test::ServeCall;
 using test::SyntheticShape;
 using test::SyntheticSource;
 
@@ -40,43 +40,6 @@ SyntheticShape Shape() {
   shape.top_k = kTopK;
   shape.shared_intermediate = 0;
   return shape;
-}
-
-/// What the kernel does of a layer call, a thread after the other.
-ServedCounts Serve(const std::vector<int32_t>& counts, int slots, int64_t tick,
-                   std::vector<ServedExpert>* rows, const double* worth = nullptr) {
-  const std::vector<ServedExpert> before = *rows;
-  const int experts = static_cast<int>(before.size());
-  std::vector<uint8_t> held(experts, 0);
-  for (const ServedExpert& row : before) {
-    if (row.slot >= 0) held[row.slot] = 1;
-  }
-  std::vector<LeavingKey> keys(experts);
-  std::vector<int32_t> missing(experts, 0);
-  for (int e = 0; e < experts; ++e) {
-    if (before[e].slot < 0) missing[e] = counts[e];
-    if (before[e].slot >= 0 && counts[e] == 0) {
-      keys[e] = KeyOfLeaving(before[e], worth == nullptr ? 0 : worth[e]);
-    }
-  }
-  ServedCounts call;
-  std::vector<int32_t> places(experts, -1);
-  for (int s = 0; s < slots; ++s) {
-    if (held[s] == 0) places[call.free++] = s;
-  }
-  for (int e = 0; e < experts; ++e) {
-    call.misses += counts[e] > 0 && before[e].slot < 0;
-    const bool idle = counts[e] == 0 && before[e].slot >= 0;
-    if (!idle) continue;
-    ++call.idle;
-    places[call.free + VictimRank(keys.data(), experts, e)] = before[e].slot;
-  }
-  for (int e = 0; e < experts; ++e) {
-    (*rows)[e] =
-        AfterCall(before[e], counts[e], tick, call, places.data(),
-                  MissRank(missing.data(), experts, e), VictimRank(keys.data(), experts, e));
-  }
-  return call;
 }
 
 /// A store, and calls of it: by the host, as layer calls make them, or by the rule while it is
@@ -127,8 +90,8 @@ struct Cache {
       if (slot.expert >= 0) rows[slot.expert] = {slot.last_used, slot.tokens, static_cast<int>(s)};
     }
     const std::vector<double> worth = Worth(&loan, routing);
-    const ServedCounts call = Serve(routing.counts, static_cast<int>(loan.slots.size()),
-                                    ++loan.tick, &rows, worth.empty() ? nullptr : worth.data());
+    const ServedCounts call = ServeCall(routing.counts, static_cast<int>(loan.slots.size()),
+                                        ++loan.tick, &rows, worth.empty() ? nullptr : worth.data());
     for (LentSlot& slot : loan.slots) slot.expert = -1;
     for (int e = 0; e < kExperts; ++e) {
       if (rows[e].slot < 0) continue;

@@ -1,0 +1,54 @@
+// What the device does of a layer call while it has the blocks (kernels/cuda/serve_misses.cu),
+// executed here, a thread after the other.
+#ifndef MOERT_TESTS_SUPPORT_SERVED_CALL_H_
+#define MOERT_TESTS_SUPPORT_SERVED_CALL_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/cuda/serve_misses.h"
+
+namespace moert::test {
+
+/// rows: [experts], of a layer with `slots` slots. worth: [experts], or null where the one unused
+/// for longest leaves.
+inline cuda::ServedCounts ServeCall(const std::vector<int32_t>& counts, int slots, int64_t tick,
+                                    std::vector<cuda::ServedExpert>* rows,
+                                    const double* worth = nullptr) {
+  const std::vector<cuda::ServedExpert> before = *rows;
+  const int experts = static_cast<int>(before.size());
+  std::vector<uint8_t> held(experts, 0);
+  for (const cuda::ServedExpert& row : before) {
+    if (row.slot >= 0) held[row.slot] = 1;
+  }
+  std::vector<cuda::LeavingKey> keys(experts);
+  std::vector<int32_t> missing(experts, 0);
+  for (int e = 0; e < experts; ++e) {
+    if (before[e].slot < 0) missing[e] = counts[e];
+    if (before[e].slot >= 0 && counts[e] == 0) {
+      keys[e] = cuda::KeyOfLeaving(before[e], worth == nullptr ? 0 : worth[e]);
+    }
+  }
+  cuda::ServedCounts call;
+  std::vector<int32_t> places(experts, -1);
+  for (int s = 0; s < slots; ++s) {
+    if (held[s] == 0) places[call.free++] = s;
+  }
+  for (int e = 0; e < experts; ++e) {
+    call.misses += counts[e] > 0 && before[e].slot < 0;
+    const bool idle = counts[e] == 0 && before[e].slot >= 0;
+    if (!idle) continue;
+    ++call.idle;
+    places[call.free + cuda::VictimRank(keys.data(), experts, e)] = before[e].slot;
+  }
+  for (int e = 0; e < experts; ++e) {
+    (*rows)[e] = cuda::AfterCall(before[e], counts[e], tick, call, places.data(),
+                                 cuda::MissRank(missing.data(), experts, e),
+                                 cuda::VictimRank(keys.data(), experts, e));
+  }
+  return call;
+}
+
+}  // namespace moert::test
+
+#endif  // MOERT_TESTS_SUPPORT_SERVED_CALL_H_
