@@ -28,8 +28,8 @@ struct VersionSnapshot {
   absl::Span<const VersionOffer> offers;
 };
 
-/// Index of the fastest offer whose loss is accepted. Offers within 0.1 % of its time are as fast:
-/// of those the one that loses least, the first of equals. Nothing where no loss is accepted.
+/// Index of the fastest offer whose loss is accepted; of those as fast (that wait for nothing, say)
+/// the one that loses least, the first of equals. Nothing where no loss is accepted.
 std::optional<size_t> ChooseVersion(const VersionSnapshot& snapshot);
 
 /// The share of perplexity that a model is predicted to lose with all experts in a version of

@@ -10,9 +10,6 @@
 namespace moert {
 namespace {
 
-/// Times that the cost model cannot tell apart.
-constexpr double kAsFast = 1.001;
-
 /// Nats a token that one expert loses in `format`.
 absl::StatusOr<double> ExpertLoss(const Calibration& c, const LayerCalibration& layer, int expert,
                                   const ExpertFormat& format) {
@@ -40,7 +37,7 @@ std::optional<size_t> ChooseVersion(const VersionSnapshot& snapshot) {
   std::optional<size_t> best;
   for (size_t i = 0; i < snapshot.offers.size(); ++i) {
     const VersionOffer& offer = snapshot.offers[i];
-    if (!accepted(offer) || offer.step_ms > kAsFast * least_ms) continue;
+    if (!accepted(offer) || offer.step_ms > least_ms) continue;
     if (!best || offer.loss < snapshot.offers[*best].loss) best = i;
   }
   return best;

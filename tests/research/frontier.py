@@ -121,7 +121,7 @@ class Bench:
 
     def run(self, model, version, tokens, limit, *words, **refusable):
         """`version`: of the packs; None: the checkpoint, and `auto` makes what it chooses."""
-        experts = ["--experts", self.pack(model, version)] if version else ["--cache", self.cache(model)]
+        experts = ["--experts", self.pack(model, version)] if version else ["--pack", "--cache", self.cache(model)]
         return self.call("run", "ppl", "--model", self.args.models / model, *experts, "--tokens", tokens, "--limit", limit,
                          "--window", WINDOW, "--clock", "virtual", "--backend", "cpu", "--threads", 1, "--json", "-",
                          *words, **refusable)

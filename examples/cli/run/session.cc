@@ -79,7 +79,7 @@ absl::StatusOr<Source> OpenCheckpoint(const RunOptions& options) {
   return OpenModel(options.model, open);
 }
 
-// Where `auto` chooses the versions, `engine` has what it came to.
+// Where `auto` chooses versions to make, `engine` has what it came to.
 absl::StatusOr<Source> OpenExperts(const RunOptions& options, const HfConfig& config,
                                    EngineOptions* engine) {
   const int given = !options.experts.empty() + !options.as.empty() + options.pack;
@@ -91,14 +91,13 @@ absl::StatusOr<Source> OpenExperts(const RunOptions& options, const HfConfig& co
     return OpenAs(options, std::move(open));
   }
   MOERT_ASSIGN_OR_RETURN(auto choice, ChooseForCheckpoint(options.model, config, *engine));
-  if (!choice) return OpenCheckpoint(options);
+  if (!choice || choice->versions.empty()) return OpenCheckpoint(options);
   engine->strategy = choice->strategy.spec;
   engine->budget = choice->strategy.budget;
   if (!options.quiet) {
     Print(stderr, "note: {}: {}\n", choice->strategy.spec, choice->strategy.why);
   }
-  return choice->versions.empty() ? OpenCheckpoint(options)
-                                  : OpenChosen(options, *std::move(choice));
+  return OpenChosen(options, *std::move(choice));
 }
 
 // A strategy that serves versions which the source lacks: says what makes them.
