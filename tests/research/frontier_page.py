@@ -27,8 +27,8 @@ def models():
 
 def parts_of(spec):
     """(strategy, version): without the keys that name versions, and what they name."""
-    version = re.findall(r"(?:scheme|hi|lo)=([\w-]+)", spec)
-    strategy = re.sub(r"[:,](scheme|hi|lo)=[\w-]+", "", spec)
+    version = re.findall(r"(?:scheme|hi|lo)=([\w.-]+)", spec)
+    strategy = re.sub(r"[:,](scheme|hi|lo)=[\w.-]+", "", spec)
     if ":" not in strategy and "=" in strategy:  # the first key was a version's
         strategy = strategy.replace(",", ":", 1)
     return strategy, "/".join(version)
