@@ -33,10 +33,9 @@ LINKS = ("0.1/s", "0.5/s")
 LOSSY_ORDER = (25, 40, 15, 60, 10)  # budgets, what says most first
 TOKENS, WINDOW, WARM = 1024, 128, 2  # warm: windows that are not counted
 PLAN_TOKENS = 6144
-# `auto` that chooses the version: by this calibration, of the calibration texts' beginnings.
+# `auto` that chooses the version, by a calibration of the calibration texts' beginnings.
 CHOSEN = "auto:loss=0.005,calibrated"
 MEASURED = (W8, W4, "w4a16_g128_asym", W3, W2)
-MEASURED_TOKENS, PROBE_TOKENS, MEASURED_WINDOW = 3072, 1024, 256
 TUNING_FIRST, TUNING_TOKENS = 32768, 1024  # of each calibration text, behind what plans are made of
 STORED = report.DATA / "frontier.json"
 
@@ -94,8 +93,7 @@ class Bench:
         """The calibration that says what versions lose."""
         return self.make(f"{model}.measured", "pack", "calibrate", "--model", self.args.models / model, "--method", "hqq",
                          "--schemes", ",".join(MEASURED), "--tokens", lib.calibration_files(self.args.models / "calib"),
-                         "--calibration-tokens", MEASURED_TOKENS, "--probe-tokens", PROBE_TOKENS,
-                         "--window", MEASURED_WINDOW, "--threads", 1)
+                         "--threads", 1)
 
     def chosen_spec(self, model):
         return f"{CHOSEN.split(',')[0]},calibration={self.measured(model)}"
