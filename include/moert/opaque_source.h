@@ -35,7 +35,8 @@ struct OpaquePart {
   int64_t bytes = 0;      // of one expert's
   int64_t alignment = 1;  // of its address in a slot: a power of two, at most kRecordAlignment
   /// Slots are a multiple of this many bytes apart, for kernels that count strides in blocks of
-  /// their format. At most kRecordAlignment.
+  /// their format. At most kRecordAlignment; the common multiple of all parts of a layer and
+  /// kRecordAlignment is at most 2^40.
   int64_t stride_multiple = 1;
   /// Expert e's bytes begin at memory + offset + e * stride, or at offset + e * stride of a file.
   /// Memory is borrowed for the life of the source and copied straight into a slot: a mapped file

@@ -173,6 +173,7 @@ absl::StatusOr<Blueprint> MakeBlueprint(const ExpertSource& source, const Engine
   MOERT_RETURN_IF_ERROR(options.Validate());
   const MoeModelSpec& model = source.model();
   MOERT_RETURN_IF_ERROR(model.Validate());
+  MOERT_RETURN_IF_ERROR(CheckBlockBytes(source));
   if (IsAuto(options.strategy)) {
     MOERT_ASSIGN_OR_RETURN(const StrategyChoice choice, ChooseStrategy(source, options));
     EngineOptions chosen = options;

@@ -41,6 +41,7 @@ class Checker {
         return Bad(l, "{} parts, legal is 1 to {}", parts.size(), kMaxRecordParts);
       }
       for (size_t p = 0; p < parts.size(); ++p) MOERT_RETURN_IF_ERROR(CheckPart(l, p));
+      MOERT_RETURN_IF_ERROR(CheckSlots(l));
     }
     return absl::OkStatus();
   }
@@ -116,6 +117,21 @@ class Checker {
                "part {}: of {} experts from offset {} on, {} bytes apart, ends behind the last "
                "address",
                p, model_.layers[l].num_experts, part.offset, part.stride);
+  }
+
+  // Behind CheckPart: of numbers without common factors the common multiple grows fast.
+  absl::Status CheckSlots(size_t l) const {
+    constexpr int64_t kMostBytes = int64_t{1} << 40;
+    int64_t apart = kRecordAlignment;
+    for (const OpaquePart& part : weights_.layers[l]) {
+      apart = std::lcm(apart, part.stride_multiple);
+      if (apart <= kMostBytes) continue;
+      return Bad(l,
+                 "slots a multiple of every part's stride_multiple apart, and of {}, are {} bytes "
+                 "apart or more, legal is up to {}",
+                 kRecordAlignment, apart, kMostBytes);
+    }
+    return absl::OkStatus();
   }
 
   const std::string& name_;

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "base/checked_math.h"
+#include "fmt/format.h"
 #include "moert/scheme.h"
 
 namespace moert {
@@ -45,6 +47,34 @@ BlockSizes InClasses(const std::vector<int64_t>& bytes, const std::vector<int64_
 }
 
 }  // namespace
+
+absl::Status CheckBlockBytes(const ExpertSource& source) {
+  constexpr int64_t kMostBytes = int64_t{1} << 60;
+  constexpr int64_t kMostSpare = int64_t{1} << 20;
+  const MoeModelSpec& model = source.model();
+  int64_t largest = 0;
+  std::optional<int64_t> multiple = kRecordAlignment;
+  for (int v = 0; v < source.num_versions(); ++v) {
+    for (int l = 0; l < model.num_layers(); ++l) {
+      for (int e = 0; e < model.layers[static_cast<size_t>(l)].num_experts; ++e) {
+        const RecordLayout& layout = source.layout(l, e, v);
+        largest = std::max(largest, layout.bytes);
+        if (!multiple || *multiple % layout.slot_multiple == 0) continue;
+        multiple =
+            CheckedMul(*multiple / std::gcd(*multiple, layout.slot_multiple), layout.slot_multiple);
+      }
+    }
+  }
+  const auto bytes = Checked<int64_t>(largest)
+                         .RoundUp(multiple.value_or(0))
+                         .Mul(model.total_experts() + kMostSpare)
+                         .value();
+  if (bytes && *bytes <= kMostBytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      fmt::format("{}: {} experts of up to {} bytes, in blocks that are multiples of every part's "
+                  "stride_multiple, take too many bytes to count: legal is up to {}",
+                  source.name(), model.total_experts(), largest, kMostBytes));
+}
 
 int64_t BlockBytes(const RecordLayout& layout) {
   return RoundUp(layout.bytes, std::lcm(kRecordAlignment, layout.slot_multiple));

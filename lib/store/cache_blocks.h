@@ -4,11 +4,16 @@
 
 #include <cstdint>
 
+#include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "moert/expert_source.h"
 #include "store/block_pool.h"
 
 namespace moert {
+
+/// InvalidArgument where blocks for all experts of the source, each as large as the largest, have
+/// more bytes than sums of such sizes can hold. The functions below come behind it.
+absl::Status CheckBlockBytes(const ExpertSource& source);
 
 struct CacheBlocks {
   BlockSizes sizes;

@@ -47,6 +47,7 @@ absl::StatusOr<std::shared_ptr<ExpertStore::Impl>> ExpertStore::Impl::Create(
     std::shared_ptr<const ExpertSource> source, ExpertStoreOptions options) {
   auto impl = std::make_shared<Impl>();
   const int64_t total = source->model().total_experts();
+  MOERT_RETURN_IF_ERROR(CheckBlockBytes(*source));
   const CacheBlocks blocks = MeasureCacheBlocks(*source, {options.version}, /*classes=*/true);
   impl->block_bytes = blocks.largest;
   if (options.budget_bytes < impl->block_bytes) {
