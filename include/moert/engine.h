@@ -275,11 +275,12 @@ class Engine {
   /// False when the strategy is lossy: output may depend on residency.
   virtual bool exact() const = 0;
   /// True: layer calls (Forward, of any number of rows) may be recorded into a CUDA graph, and the
-  /// graph launched between BeginStep and EndStep of later steps, while residency changes
-  /// underneath. A usable version of every expert is guaranteed, or the device brings what is
-  /// missing itself, and nothing has to see a routing before it is executed. False otherwise, on
-  /// the CPU backend always; calls on a stream that is being captured then fail with
-  /// FailedPrecondition, whose message says why. Does not change over an engine's life.
+  /// graph launched between BeginStep and EndStep of later steps, on the step's stream, while
+  /// residency changes underneath. Nothing waits for a graph that is launched elsewhere. A usable
+  /// version of every expert is guaranteed, or the device brings what is missing itself, and
+  /// nothing has to see a routing before it is executed. False otherwise, on the CPU backend
+  /// always; calls on a stream that is being captured then fail with FailedPrecondition, whose
+  /// message says why. Does not change over an engine's life.
   virtual bool graph_safe() const = 0;
 };
 

@@ -4,6 +4,7 @@
 #include <random>
 
 #include "device_array.h"
+#include "other_capture.h"
 #include "served_chain.h"
 #include "tests/support/run_engine.h"
 
@@ -147,6 +148,25 @@ TEST_CASE("no call waits, and a step is one graph launch") {
     CHECK(Calls(2) == graphs + 30);
     CHECK(served.engine()->stats().host_syncs == host_syncs);
     CHECK(served.engine()->stats().graph_captured);
+  }
+}
+
+TEST_CASE("an engine with recorded layers shrinks and goes beside another thread's capture") {
+  HiddenProcess process(Shape().hidden, 3);
+  for (const char* strategy : {"on-demand", "resident"}) {
+    INFO(strategy);
+    const bool all = std::string(strategy) == "resident";
+    auto served = std::make_unique<Chain>(strategy, all ? 1 : 0.9);
+    served->Capture(4);
+    served->Step(process.Next(4), 4, true);
+    OtherCapture capture(cudaStreamCaptureModeThreadLocal);
+    served->Step(process.Next(4), 4, true);
+    const absl::Status shrunk =
+        all ? absl::OkStatus() : served->engine()->SetBudget(Budget::Fraction(0.2));
+    served.reset();
+    const bool whole = capture.Whole();
+    REQUIRE_OK(shrunk);
+    CHECK(whole);
   }
 }
 

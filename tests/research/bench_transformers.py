@@ -207,17 +207,25 @@ def compiled_call(model):
     return torch.compile(model.__call__, **how)
 
 
+def small_model(args, folder):
+    """A checkpoint of one layer with 8 experts of the model's size."""
+    small = config(args, num_hidden_layers=1, num_experts=8, vocab_size=64)
+    transformers.AutoModelForCausalLM.from_config(small, dtype=torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
 class Records:
     """Experts in one scheme, packed from a small model. A few different ones stand for all: what
     they hold does not matter to the time."""
 
     def __init__(self, args, scheme):
         with tempfile.TemporaryDirectory() as folder:
-            small = config(args, num_hidden_layers=1, num_experts=8, vocab_size=64)
-            transformers.AutoModelForCausalLM.from_config(
-                small, dtype=torch.bfloat16).save_pretrained(folder)
-            source = (moert.pack_cache.opened(folder, folder + "/cache") if scheme == "bf16" else
-                      moert.pack_cache.quantized(folder, scheme, folder + "/cache"))
+            if args.pack:
+                source = moert.Source.open_pack(args.pack)
+            else:
+                small = small_model(args, folder)
+                source = (moert.pack_cache.opened(small, folder + "/cache") if scheme == "bf16" else
+                          moert.pack_cache.quantized(small, scheme, folder + "/cache"))
             self.scheme = scheme
             with moert.Engine(source, budget=1.0).step("decode", 1) as step:
                 with step.fetch(0, torch.arange(8, dtype=torch.int32)) as slots:
@@ -343,6 +351,8 @@ def main():
     parser.add_argument("--layers", type=int, default=48)
     parser.add_argument("--scheme", default="w4a16_g128")
     parser.add_argument("--budgets", type=float, nargs="+", default=[1, 0.5, 0.25, 0.1])
+    parser.add_argument("--pack", help="ours: a pack of small_model() in that scheme, where "
+                                       "moert-pack does not run")
     parser.add_argument("--strategy", help="None: by the budget")
     parser.add_argument("--offloaded", type=float, default=0.25,
                         help="share of the layers whose experts stay on the device, offloaded")

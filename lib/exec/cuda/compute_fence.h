@@ -8,7 +8,6 @@
 #define MOERT_LIB_EXEC_CUDA_COMPUTE_FENCE_H_
 
 #include <array>
-#include <atomic>
 #include <cstdint>
 
 #include "base/mutex.h"
@@ -66,20 +65,12 @@ class ComputeFence {
     const MutexLock lock(&mu_);
     return last_;
   }
-  /// A layer was captured. The host launches the graph itself, and no ticket stands for that.
-  void LayerCaptured() { captured_.store(true, std::memory_order_relaxed); }
-  /// Waits for everything before the newest ticket.
+  /// Waits for everything before the newest ticket. Graphs that the host launches lie in steps, whose
+  /// ends pass the fence. To wait for the device instead would end captures of other threads.
   cudaError_t Await() {
     const MutexLock lock(&mu_);
     if (unpassed_) return Recover();
     return last_ > 0 ? AwaitEvent(events_[last_ % kEvents]) : cudaSuccess;
-  }
-  /// The same, and once a layer was captured waits for the whole device. That fails while a stream
-  /// of the device is captured.
-  cudaError_t AwaitAll() {
-    const cudaError_t error = Await();
-    return error == cudaSuccess && captured_.load(std::memory_order_relaxed) ? AwaitDevice()
-                                                                             : error;
   }
   /// Whether everything before the ticket is done. Does not wait.
   bool Passed(Ticket ticket) {
@@ -114,7 +105,6 @@ class ComputeFence {
   mutable Mutex mu_;
   std::array<cudaEvent_t, kEvents> events_{};  // made by Init, recorded under mu_
   Ticket last_ ABSL_GUARDED_BY(mu_) = 0;
-  std::atomic<bool> captured_{false};
   cudaStream_t stream_ ABSL_GUARDED_BY(mu_) = nullptr;  // of the last pass
   bool unpassed_ ABSL_GUARDED_BY(mu_) = false;          // a pass failed, or was missed
 };

@@ -109,8 +109,9 @@ cudaError_t AwaitEvent(cudaEvent_t event);
 
 /// A stream of the current device for what others wait for: nonblocking, of the highest priority.
 absl::Status MakeUrgentStream(cudaStream_t* stream);
-/// cudaDeviceSynchronize, likewise. Waits for other engines and the host too; fails, and leaves no
-/// last error, while a stream of the device is captured.
+/// cudaDeviceSynchronize. Waits for other engines and the host too. While a stream of the device is
+/// captured it fails, leaves no last error, and ends that capture, whoever makes it: only for what
+/// no event stands for.
 cudaError_t AwaitDevice();
 
 }  // namespace moert::cuda

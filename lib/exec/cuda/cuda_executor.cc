@@ -87,7 +87,6 @@ absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContex
   if (capturing) {
     // The handles are read at replay, from the table as OpenStep keeps it.
     captured_ = true;
-    fence_->LayerCaptured();
   } else {
     MOERT_RETURN_IF_ERROR(fence_->Enter(stream));
     MOERT_RETURN_IF_ERROR(table_.SyncLayer(store, call.layer, call.epoch, stream));

@@ -39,7 +39,7 @@ class CudaExecutor final : public Executor {
 
   ~CudaExecutor() override {
     leaving_.emplace(device_);
-    fence_->AwaitAll();  // kernels of the last calls use what goes now
+    fence_->Await();  // kernels of the last calls use what goes now
     if (rows_arrived_ != nullptr) cudaEventDestroy(rows_arrived_);
   }
 

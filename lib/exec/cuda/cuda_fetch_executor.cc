@@ -48,9 +48,7 @@ CudaFetchExecutor::CudaFetchExecutor(const ExecutorParts& parts, int device, Com
 
 CudaFetchExecutor::~CudaFetchExecutor() {
   leaving_.emplace(device_);
-  // The host's kernels read the tables that go now.
-  fence_->Await();
-  AwaitDevice();
+  fence_->Await();  // the host's kernels read the tables that go now, within steps
   if (arrived_ != nullptr) cudaEventDestroy(arrived_);
 }
 

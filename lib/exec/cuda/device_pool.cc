@@ -93,7 +93,7 @@ class DevicePool final : public BlockPool {
     budget_->Release(sizes_.Offset(charged_blocks_));
     if (base_ == 0) return;
     DeviceScope scope(device_);
-    fence_->AwaitAll();
+    fence_->Await();
     for (int64_t g = 0; g < static_cast<int64_t>(granules_.size());) g = UnmapRunAt(g);
     memory_.free(base_, static_cast<size_t>(reserved_));
   }
@@ -258,7 +258,7 @@ class DevicePool final : public BlockPool {
       if (!idle) continue;
       DeviceScope scope(device_);
       // Kernels may still read what was given back.
-      if (!synchronized && fence_->AwaitAll() != cudaSuccess) return false;
+      if (!synchronized && fence_->Await() != cudaSuccess) return false;
       synchronized = true;
       UnmapRunAt(g);
     }

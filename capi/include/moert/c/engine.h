@@ -135,7 +135,8 @@ MOERT_API const char *moert_engine_strategy(const moert_engine *engine);
 /* 1: the output is the same at any budget and thread count; 0 for NULL. Thread-safe. */
 MOERT_API int32_t moert_engine_exact(const moert_engine *engine);
 /* 1: layer calls may be recorded into a CUDA graph, and the graph launched between step_begin and
- * step_end of later steps. 0: layer calls on a stream that is being captured fail with
+ * step_end of later steps, on the step's stream; nothing waits for one that is launched
+ * elsewhere. 0: layer calls on a stream that is being captured fail with
  * FAILED_PRECONDITION; always so on the CPU backend. The same for an engine's life. Thread-safe. */
 MOERT_API int32_t moert_engine_graph_safe(const moert_engine *engine);
 /* The engine's clock, which all times in its statistics are in; 0 for NULL. Thread-safe. */
