@@ -122,7 +122,7 @@ def versions():
 
 
 def told(point):
-    return f"`{point.spec}`: {point.ms:.1f} ms, {signed(point.loss)} %" if point else "-"
+    return f"`{short(point.spec)}`: {point.ms:.1f} ms, {signed(point.loss)} %" if point else "-"
 
 
 def best():
@@ -139,7 +139,7 @@ def best():
             mine = by_spec.get(chosen_spec((model, None, budget, link)))
             rows.append([model, f"{budget} %", link, told(next(iter(within), None)), told(next(iter(still), None)),
                          f"{exact.ms:.1f}" if exact else "-",
-                         f"{mine.version}: {mine.ms:.1f} ms, {signed(mine.loss)} %" if mine else "-"])
+                         f"{short(mine.version)}: {mine.ms:.1f} ms, {signed(mine.loss)} %" if mine else "-"])
     return experiment.table(["model", "budget", "link", f"fastest within {ACCEPTED} %", "least loss, no waiting",
                              "`auto` in bf16, ms", "`auto` that chooses"], rows)
 
