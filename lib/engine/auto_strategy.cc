@@ -42,7 +42,7 @@ std::string WhatIsMissing(const AutoKeys& keys) {
 
 bool IsAuto(absl::string_view spec) { return spec == "auto" || spec.substr(0, 5) == "auto:"; }
 
-absl::StatusOr<AutoKeys> ParseAuto(absl::string_view spec) {
+absl::StatusOr<AutoKeys> ParseAuto(absl::string_view spec) try {
   const size_t colon = spec.find(':');
   const absl::string_view text = colon == spec.npos ? "" : spec.substr(colon + 1);
   MOERT_ASSIGN_OR_RETURN(
@@ -53,6 +53,8 @@ absl::StatusOr<AutoKeys> ParseAuto(absl::string_view spec) {
   keys.scheme = params.Text("scheme", "");
   keys.calibration = params.Text("calibration", "");
   return keys;
+} catch (...) {
+  return ExceptionStatus("parsing a strategy");
 }
 
 absl::StatusOr<StrategyChoice> ChooseStrategy(const ExpertSource& source,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/exception_status.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
 #include "strategies/routing_statistics.h"
@@ -44,7 +45,7 @@ std::optional<size_t> ChooseVersion(const VersionSnapshot& snapshot) {
 }
 
 absl::StatusOr<double> PredictVersionLoss(const Calibration& calibration,
-                                          const ExpertSource& source, int version) {
+                                          const ExpertSource& source, int version) try {
   const MoeModelSpec& model = source.model();
   MOERT_RETURN_IF_ERROR(CheckSameModel("the calibration", calibration.model, model));
   if (calibration.probe_tokens == 0) {
@@ -62,6 +63,8 @@ absl::StatusOr<double> PredictVersionLoss(const Calibration& calibration,
     }
   }
   return std::expm1(nats);
+} catch (...) {
+  return ExceptionStatus("predicting a loss");
 }
 
 }  // namespace moert

@@ -14,9 +14,11 @@
 #include "moert/offline/pack.h"
 #include "moert/offline/quantize.h"
 #include "moert/offline/token_file.h"
+#include "moert/offline/versions_within.h"
 #include "moert/parallel_replay.h"
 #include "moert/replay.h"
 #include "support/catch.h"
+#include "support/measured_calibration.h"
 #include "support/paths.h"
 #include "support/synthetic_source.h"
 #include "support/temp_dir.h"
@@ -164,6 +166,9 @@ TEST_CASE("allocating") {
   options.solver = AllocationSolver::kRelaxation;
   SweepAll("costs", 0, [&] { return LoadCostTable("h200", Env::Default()).status(); });
   SweepAll("allocate", 0, [&] { return Allocate(calibration, options).status(); });
+  const Calibration measured =
+      test::MeasuredCalibration(calibration.model, {"w8a16_g128", "w4a16_g128"}, 0.1);
+  SweepAll("versions within", 0.3, [&] { return VersionsWithin(measured, 0.01).status(); });
   const Allocation made = *Allocate(calibration, options);
   SweepAll("predict", 0, [&] { return Predict(calibration, options, made.version).status(); });
   SweepAll("size", 0, [&] { return SizeOf(calibration.model, made.version).status(); });

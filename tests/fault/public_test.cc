@@ -10,10 +10,13 @@
 #include "fmt/format.h"
 #include "moert/auto_strategy.h"
 #include "moert/expert_parallel.h"
+#include "moert/version_choice.h"
 #include "moert/warm_start.h"
 #include "support/catch.h"
+#include "support/measured_calibration.h"
 #include "support/opaque_fixture.h"
 #include "support/synthetic_source.h"
+#include "support/temp_dir.h"
 
 namespace moert {
 namespace {
@@ -60,6 +63,17 @@ TEST_CASE("functions that make things") {
   EngineOptions options = Options();
   options.strategy = "auto";
   Sweep("auto", FAULT_MALLOC, [&] { return ChooseStrategy(source, options).status(); });
+  const test::TempDir dir;
+  const Calibration calibration =
+      test::MeasuredCalibration(source.model(), {"w8a16_g128", "w4a16_g128"}, 0.1);
+  test::WriteFile(dir / "calibration", CalibrationToJson(calibration));
+  options.strategy = "auto:loss=0.01,calibration=" + dir / "calibration";
+  Sweep("auto within a loss", FAULT_MALLOC,
+        [&] { return ChooseStrategy(source, options).status(); });
+  Calibration unmeasured = calibration;
+  unmeasured.probe_tokens = 0;
+  Sweep("predicted loss", FAULT_MALLOC,
+        [&] { return PredictVersionLoss(unmeasured, source, 0).status(); });
 
   const test::OpaqueModel model;
   const OpaqueWeights weights = model.InMemory();
